@@ -20,8 +20,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// Metrics reads the counters; nothing is counted twice for it. Each lock that the
-// packet path takes is held for one copy.
+// Metrics renders the counters. It holds each lock of the packet path only for one copy.
 func (src *Source) Metrics(l *seats.Listener, size int) []byte {
 	p := new(page)
 	p.Text.Grow(size + size/8)
@@ -55,7 +54,7 @@ func (src *Source) Metrics(l *seats.Listener, size int) []byte {
 	return p.Text.Bytes()
 }
 
-// A page is a metrics page in the making.
+// A page is a metrics page that is being built.
 type page struct{ prometheus.Page }
 
 // durations adds a sample of a histogram.
@@ -121,7 +120,7 @@ func (p *page) connections(s *nat.Stats) {
 	p.Count(s.Deleted, "deleted")
 }
 
-// shares reports the tables that sources share, and what the shares have cost them.
+// shares reports the tables that sources share, and what was refused or replaced.
 func (p *page) shares(s *nat.Stats) {
 	p.One(prometheus.Gauge, "fragmented_datagrams", "Datagrams of which fragments are missing.", float64(s.Datagrams))
 	p.One(prometheus.Counter, "fragmented_datagrams_replaced_total", "Datagrams given up incomplete, for others.", float64(s.DatagramsReplaced))
@@ -133,8 +132,7 @@ func (p *page) shares(s *nat.Stats) {
 	p.One(prometheus.Counter, "rules_uncounted_packets_total", "Packets that rules did not count, because there were too many combinations of them.", float64(s.Uncounted))
 }
 
-// rules reports what the rules have matched: those of the configuration by name, the
-// generated ones by table.
+// rules reports the packets that rules matched: configured rules by name, generated rules by table.
 func (p *page) rules(configured []rules.FilterRule, each func(func(rules.RuleCount))) {
 	named := make(map[string]*rules.RuleCount)
 	for _, r := range configured[:min(len(configured), monitor.MaxRules)] {
@@ -256,7 +254,7 @@ func (p *page) peer(name string, s *wg.PeerStats, tunnel *wg.Stats) {
 	p.Count(tunnel.Talk.ReceivedAnswers, "answer", name, "received")
 }
 
-// stages reports how long packets take on the stages of their way.
+// stages reports how long packets take at each stage of the path.
 func (p *page) stages(tunnel *wg.Stats, of *path.Path) {
 	out, in, sent := of.Outbound().Decided(), of.Inbound().Decided(), of.SentToNodes()
 	p.Family(prometheus.Histogram, "stage_duration_seconds", "How long a batch of packets spends in a stage of its way; one in 256 packets tells.", "direction", "stage")
@@ -273,13 +271,13 @@ func (p *page) flight() {
 	p.One(prometheus.Gauge, "flight_recorder_bytes", "What Go's flight recorder may keep while somebody waits for a slow batch; 0 if nobody does.", float64(flightRecorded.Load()))
 }
 
-// build says which build this is.
+// build reports the version of this build.
 func (p *page) build(v control.Version) {
 	p.Family(prometheus.Gauge, "build_info", "Which build of culvert this is; always 1.", "version", "revision", "modified", "goversion", "platform")
 	p.Add(1, v.Version, v.Revision, strconv.FormatBool(v.Modified), v.Go, v.Platform)
 }
 
-// findings says what does not work, by the cause that the log names.
+// findings reports present findings by the cause that the log names.
 func (p *page) findings(all []health.Finding) {
 	p.Family(prometheus.Gauge, "fault", "1 for each fault that is known now, by cause and whom it concerns: a peer, node or address. The log has the sentence.", "cause", "of")
 	for _, f := range all {
@@ -304,7 +302,7 @@ func (p *page) check(peer string, found monitor.CheckStatus) {
 	p.Count(found.Asked, peer, "received")
 }
 
-// paths reports what probes have told of path MTUs.
+// paths reports the path MTUs found by probes.
 func (p *page) paths(peer string, links map[string]nat.Link, known map[nat.Link]pathmtu.Result) {
 	p.Family(prometheus.Gauge, "path_mtu_bytes", "Largest inner packet that passes to a node or the peer and back; absent while no probe has been answered.", "kind", "of")
 	if r, ok := known[nat.Tunnel]; ok {

@@ -10,7 +10,7 @@ import (
 	"culvert/nat"
 )
 
-// legFamilies are the metrics of the way to the peer or to a node, and back.
+// legFamilies are the metrics of the path to the peer or a node, and back.
 var legFamilies = []struct {
 	kind, name, help string
 	value            func(*monitor.Traffic) float64
@@ -19,7 +19,7 @@ var legFamilies = []struct {
 	{prometheus.Counter, "requests_lost_total", "Of the requests by which a way is measured, those without answer when the next one was sent.", func(t *monitor.Traffic) float64 { return float64(t.AllMissed) }},
 }
 
-// legs reports how far the peer and the nodes are, and what is lost on the way.
+// legs reports round-trip times and losses to the peer and the nodes.
 func (p *page) legs(peer string, links map[string]nat.Link, of func(nat.Link) monitor.Traffic) {
 	type leg struct {
 		kind health.Kind

@@ -6,7 +6,7 @@ import (
 	"culvert/gateway/wg"
 )
 
-// liqo reports under the names and labels of Liqo's gateway, so that dashboards and alerts for it go on.
+// liqo reports under the names and labels of Liqo's gateway, so that its dashboards and alerts still work.
 func (p *page) liqo(cluster string, s *wg.PeerStats, found *monitor.CheckStatus) {
 	const driver = "wireguard"
 	gauges := func(name, help string, value float64) {

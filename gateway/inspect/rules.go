@@ -8,7 +8,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// link names a port.
+// link returns the name of a link.
 func (v *view) link(p nat.Link) string { return v.names[p] }
 
 // Rules implements control.Source.

@@ -1,6 +1,6 @@
-// Package inspect says what a gateway does and has done to whoever asks: by the control socket (status, connections, rules, captures, traces)
-// and by HTTP (metrics, /healthz, /readyz). Nothing is counted twice for it, and the packet path does not wait for it: what takes long is done
-// in parts, between which packets have their turn.
+// Package inspect shows the state of a gateway: by the control socket (status, connections, rules, captures, traces)
+// and by HTTP (metrics, /healthz, /readyz). It reads counters that exist anyway, and the packet path does not wait
+// for it: long work is done in slices, between which packets pass.
 package inspect
 
 import (
@@ -18,25 +18,25 @@ import (
 	"culvert/gateway/prometheus"
 )
 
-// A Teacher is what a gateway learns from in place of a file.
+// A Teacher configures a gateway instead of a file.
 type Teacher interface {
-	Ready() bool                  // /readyz waits for it
-	Resources() control.Resources // what has come of them
+	Ready() bool                  // /readyz is false before
+	Resources() control.Resources // what became of each resource
 }
 
-// Life is what becomes of a gateway: another process may take over from it, and it may have taken over from one.
+// Life is the part of lifecycle.Life that inspect needs: the hand-over from and to other processes.
 type Life interface {
-	// Changeable returns why the gateway is not to be changed now, or nil.
+	// Changeable returns an error while the gateway must not be changed, otherwise nil.
 	Changeable() error
-	// HandOver is control.Source's.
+	// HandOver implements HandOver of control.Source.
 	HandOver(o control.TakeoverOptions) (func(*net.UnixConn), error)
-	// Listener returns the listener of a name at an address that the process before has left; nil = there is none.
+	// Listener returns the previous process's listener with this name at an address; nil = none.
 	Listener(name, address string) (net.Listener, error)
-	// WriteMetrics reports what is kept for the next gateway.
+	// WriteMetrics reports what is saved for the next gateway.
 	WriteMetrics(page *prometheus.Page)
 }
 
-// Options are what a Source looks at. Log, Path, Monitor, Current and Life are required.
+// Options are the parts of a gateway that a Source shows. Log, Path, Monitor, Current and Life are required.
 type Options struct {
 	Log     *logrus.Entry
 	Path    *path.Path
@@ -47,11 +47,11 @@ type Options struct {
 	Heap    int64                // aim of Go's collector in bytes
 	Memory  func() doctor.Memory // the limit of this process
 	Teacher Teacher              // nil: a file
-	// ReadAgain is what Reload does; nil = nobody can.
+	// ReadAgain implements Reload; nil = not possible.
 	ReadAgain func(ctx context.Context, dryRun bool) (*control.Reloaded, error)
 }
 
-// A Source is a gateway as control looks at it.
+// A Source is a gateway as package control sees it.
 type Source struct {
 	Options
 	lookers   lookers     // of captures and traces
@@ -61,10 +61,10 @@ type Source struct {
 	watches   atomic.Int32 // of connections
 }
 
-// New makes a Source. Nobody asks it before Teacher and ReadAgain are set.
+// New makes a Source. It must not be used before Teacher and ReadAgain are set.
 func New(o Options) *Source { return &Source{Options: o} }
 
-// Look notes what it takes two looks to know. It is called once a second.
+// Look takes the samples from which rates are computed. It is called once a second.
 func (src *Source) Look() {
 	src.tellDiscards()
 	src.dropRates.note(path.Uptime(), func() map[dropKey]uint64 {

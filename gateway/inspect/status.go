@@ -23,12 +23,10 @@ import (
 	"culvert/nat"
 )
 
-// silentTime is how long a node may not be heard before its state says so. It may have
-// nothing to say.
+// silentTime is the silence after which a node's state is "silent". The node may simply have nothing to send.
 const silentTime = time.Minute
 
-// Status implements control.Source. Each lock that the packet path takes is held for one
-// copy.
+// Status implements control.Source. It holds each lock of the packet path only for one copy.
 func (src *Source) Status() control.Status {
 	c, links := src.Current.Get()
 	stats, tunnels, tunnel := src.Path.Engine.Stats(), src.Path.Endpoint.Stats(), src.Path.WG.Stats()
@@ -64,10 +62,10 @@ func (src *Source) Status() control.Status {
 	return st
 }
 
-// seconds is d for JSON, to the millisecond.
+// seconds returns d in seconds, rounded to the millisecond.
 func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
 
-// findingStatus is what the log has said last of each fault that there is, and what works.
+// findingStatus returns the present findings as the log last reported them.
 func (src *Source) findingStatus() []control.Finding {
 	list := []control.Finding{}
 	for _, f := range src.Monitor.Findings(path.Uptime()) {
@@ -165,7 +163,7 @@ func socketStatus(s *udp.Stats) control.Socket {
 	return socket
 }
 
-// memoryStatus reads what does not stop the world, as runtime.ReadMemStats would.
+// memoryStatus reads only what does not stop the world, unlike runtime.ReadMemStats.
 func (src *Source) memoryStatus() control.Memory {
 	m := control.Memory{HeapLimit: src.Heap, Resident: resident()}
 	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
@@ -200,7 +198,7 @@ func (src *Source) drops(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats) 
 	return all
 }
 
-// dropRates remembers what was dropped a while ago.
+// dropRates keeps earlier samples of the drop counters, for rates.
 type dropRates struct {
 	mu           sync.Mutex
 	older, newer dropSample // +checklocks:mu
@@ -211,10 +209,10 @@ type dropSample struct {
 	drops map[dropKey]uint64
 }
 
-// rateInterval is what rates are taken over, at least; at most twice that.
+// rateInterval is the least interval of a rate; the longest is twice that.
 const rateInterval = 10 * time.Second
 
-// note keeps a sample each rateInterval.
+// note takes a sample every rateInterval.
 func (r *dropRates) note(now time.Duration, drops func() map[dropKey]uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -43,7 +43,7 @@ func (src *Source) Trace(ctx context.Context, o *control.TraceOptions, yield fun
 	return err
 }
 
-// sender returns where a described packet comes in.
+// sender returns the link by which a described packet arrives.
 func (v *view) sender(o *control.TraceOptions) (nat.Link, error) {
 	name := o.From
 	if name == config.Tunnel {
@@ -85,12 +85,12 @@ func (src *Source) traceConnection(v *view, id uint64, yield func(*control.Trace
 	return nil
 }
 
-// A tracer takes the steps of the engine down.
+// A tracer records the steps of the engine.
 type tracer struct {
 	names  *view
 	places config.Places
 	trace  *control.Trace
-	routed netip.Addr // where a route was looked for last
+	routed netip.Addr // destination of the last route lookup
 }
 
 // LinkName implements rules.Tracer.
@@ -123,13 +123,12 @@ func (t *tracer) Trace(s rules.Step) {
 
 func (t *tracer) add(s control.TraceStep) { t.trace.Steps = append(t.trace.Steps, s) }
 
-// Explain says what the gateway does with packet b that comes in at a link, and changes nothing but b.
+// Explain returns what the gateway would do with packet b from link in. It changes nothing but b.
 func (src *Source) Explain(b []byte, in nat.Link) *control.Trace {
 	return src.explain(src.view(), b, 0, in, path.Now())
 }
 
-// explain says what the gateway does with packet b that comes in at a link, and changes nothing but b. segment is the SegmentSize of the
-// packet.
+// explain implements Explain. segment is the SegmentSize of the packet.
 func (src *Source) explain(v *view, b []byte, segment int, in nat.Link, now nat.Time) *control.Trace {
 	t := &control.Trace{From: v.link(in), Packet: packetOf(b), Steps: []control.TraceStep{}}
 	steps := &tracer{names: v, places: v.places(), trace: t}
@@ -161,7 +160,7 @@ func (src *Source) explain(v *view, b []byte, segment int, in nat.Link, now nat.
 	return t
 }
 
-// lastRule names the rule that was met last: it is the one that refuses a packet which a rule refuses.
+// lastRule names the last rule that matched. If a rule drops the packet, it is that rule.
 func lastRule(steps []control.TraceStep) (name string) {
 	for i := range steps {
 		if s := &steps[i]; s.Kind == rules.StepRule.String() && s.Passed {
@@ -187,7 +186,7 @@ func dropped(t *control.Trace, reason, why string) {
 	t.Verdict, t.Reason, t.Why = nat.Drop.String(), reason, why
 }
 
-// traceDecode tells by what a packet of a link is known to be one, and whether there is such a tunnel.
+// traceDecode adds the step that identifies the link of a packet, and reports whether there is such a tunnel.
 func (src *Source) traceDecode(steps *tracer, in nat.Link) bool {
 	if in == nat.Tunnel {
 		steps.add(control.TraceStep{Kind: "decode", Name: "wireguard", Passed: true, Detail: "as a session with the peer brings it"})
@@ -211,7 +210,7 @@ func (src *Source) traceDecode(steps *tracer, in nat.Link) bool {
 	return ok
 }
 
-// traceForward cuts what is forwarded as the packet path does, and tells what becomes of it behind the gateway's decision.
+// traceForward cuts a forwarded packet as the packet path does, and adds what happens after the decision.
 func (src *Source) traceForward(steps *tracer, p *packet.Packet, d *nat.Verdict) {
 	t, v := steps.trace, steps.names
 	t.To, t.MTU = v.link(d.Out), d.MTU
@@ -245,7 +244,7 @@ func (src *Source) traceForward(steps *tracer, p *packet.Packet, d *nat.Verdict)
 	}
 }
 
-// tunnelEgress tells what WireGuard does with a packet for the peer.
+// tunnelEgress says what WireGuard does with a packet to the peer.
 func (src *Source) tunnelEgress() string {
 	s, err := src.Path.WG.PeerStats()
 	switch {
@@ -257,7 +256,7 @@ func (src *Source) tunnelEgress() string {
 	return fmt.Sprintf("encrypted to %s, handshake %v ago", s.Endpoint, time.Since(s.LastHandshake).Round(time.Second))
 }
 
-// traceDelivery tells what the gateway answers to a packet that is for itself. It rewrites p.
+// traceDelivery adds the gateway's answer to a packet for itself. It rewrites p.
 func (src *Source) traceDelivery(t *control.Trace, p *packet.Packet, in nat.Link) {
 	t.To = "gateway"
 	switch {
@@ -286,7 +285,7 @@ var refusalTexts = map[packet.Refusal]string{
 	packet.Prohibited: "ICMP: prohibited", packet.TooBig: "ICMP: too big", packet.TimeExceeded: "ICMP: time exceeded", packet.Reset: "TCP: reset",
 }
 
-// told is what the sender of p is told, "" if nothing.
+// told says which ICMP error the sender of p gets; "" = none.
 func told(p *packet.Packet, d *nat.Verdict) string {
 	if !p.Refusable(d.Refusal) {
 		return ""
@@ -294,7 +293,7 @@ func told(p *packet.Packet, d *nat.Verdict) string {
 	return refusalTexts[d.Refusal]
 }
 
-// traceNearest adds what leads other packets on, where tables have nothing for this one.
+// traceNearest adds the nearest entries of the tables if none fits the packet.
 func (src *Source) traceNearest(steps *tracer, r nat.Reason) {
 	switch r {
 	case nat.ReasonNoRoute:
@@ -310,7 +309,7 @@ func (src *Source) traceNearest(steps *tracer, r nat.Reason) {
 	}
 }
 
-// nearestRoute adds the route to the packet's destination that asks for least else.
+// nearestRoute adds the route to the packet's destination with the fewest other conditions.
 func (src *Source) nearestRoute(steps *tracer) {
 	var nearest rules.RouteInfo
 	var least []string

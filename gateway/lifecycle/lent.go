@@ -15,15 +15,15 @@ import (
 	"culvert/geneve/udp"
 )
 
-// lentSocket is a UDP socket by its name in metrics.
+// lentSocket is a UDP socket that another process may get, with its name in metrics.
 type lentSocket struct {
 	name   string
 	socket *udp.Socket // nil: not of the kernel
 	conn   *handover.Conn
 }
 
-// Lend makes the opener of a tunnel's sockets, which another process can have; see package
-// handover. name is that of the first, of the second it is followed by 6.
+// Lend returns o with an Open function whose sockets can be handed to another process; see package handover. The
+// first socket is called name, the second name6.
 func (life *Life) Lend(name string, o udp.Options) udp.Options {
 	plain := o
 	plain.ZeroChecksums = name == "geneve" // as package geneve asks of the sockets that it opens
@@ -35,7 +35,7 @@ func (life *Life) Lend(name string, o udp.Options) udp.Options {
 		l := lentSocket{name: own}
 		var conn udp.Conn
 		var err error
-		shared := false // with the process before
+		shared := false // shared with the previous process
 		if l.socket, err = life.taken.socket(own, at.Port(), plain); l.socket != nil {
 			shared, conn = true, l.socket
 		} else if err == nil {
@@ -55,7 +55,7 @@ func (life *Life) Lend(name string, o udp.Options) udp.Options {
 	return o
 }
 
-// tunnelSockets returns those of WireGuard.
+// tunnelSockets returns WireGuard's sockets.
 func (life *Life) tunnelSockets() (all []*handover.Conn) {
 	for _, l := range life.lent {
 		if l.name != "geneve" {
@@ -65,13 +65,13 @@ func (life *Life) tunnelSockets() (all []*handover.Conn) {
 	return all
 }
 
-// An openFile is something that another process can have.
+// An openFile is an open file that can be handed to another process.
 type openFile struct {
 	handover.Socket
-	file syscall.Conn // nil: it is of a network of the caller's, where both open it
+	file syscall.Conn // nil: it is of a test's network, where both processes open it
 }
 
-// openFiles returns all that a process which takes over needs and only one can open.
+// openFiles returns the files that a process that takes over needs and that only one process can open.
 func (life *Life) openFiles() (all []openFile) {
 	for _, l := range life.lent {
 		o := openFile{Socket: handover.Socket{Name: l.name, At: fmt.Sprint(l.conn.LocalAddr().Port())}}
@@ -89,13 +89,13 @@ func (life *Life) openFiles() (all []openFile) {
 	return all
 }
 
-// listenAt is a listener, and the field of the configuration that says where it is.
+// listenAt is a listener, and the field of the configuration with its address.
 type listenAt struct {
 	net.Listener
 	at string
 }
 
-// listeners returns those that are open, by name.
+// listeners returns the open listeners by name.
 func (life *Life) listeners() map[string]listenAt {
 	all := make(map[string]listenAt)
 	for name, l := range life.Listeners() {
@@ -115,7 +115,8 @@ func (life *Life) listeners() map[string]listenAt {
 	return all
 }
 
-// keepFiles says whether the files of Unix sockets are left to another process. If not, who connects is told that they are this one's.
+// keepFiles says whether the files of Unix sockets are left to another process. If not, clients see this process as
+// their owner.
 func (life *Life) keepFiles(leave bool) {
 	for _, l := range life.listeners() {
 		if u, ok := l.Listener.(*net.UnixListener); ok {
@@ -127,14 +128,15 @@ func (life *Life) keepFiles(leave bool) {
 	}
 }
 
-// claim has the kernel name this process to who connects: SO_PEERCRED is of the last listen(2) (unix(7)), and the other process may be gone.
+// claim makes the kernel name this process to clients, because SO_PEERCRED names the last caller of listen(2)
+// (unix(7)), which may have exited.
 func claim(l syscall.Conn) {
 	if raw, err := l.SyscallConn(); err == nil {
 		raw.Control(func(fd uintptr) { unix.Listen(int(fd), math.MaxUint16) }) // at most net.core.somaxconn, as package net has it
 	}
 }
 
-// duplicate returns another descriptor of what is open.
+// duplicate returns a new descriptor of an open file.
 func duplicate(c syscall.Conn) (fd int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

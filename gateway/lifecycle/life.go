@@ -1,6 +1,6 @@
-// Package lifecycle is what a gateway has of other processes, and leaves to them: what it keeps in a folder for the one that is started after it
-// (keep.go); and the hand-over of a running gateway to another process, of which handover.go is the old one's side, takeover.go and overlap.go
-// the new one's. Package handover is what they say to each other.
+// Package lifecycle passes a gateway's state to another process: through a folder, to the gateway that is started
+// next (keep.go), or by the hand-over of a running gateway. handover.go is the old process's side of a hand-over;
+// takeover.go and overlap.go are the new one's. Package handover has the messages between them.
 package lifecycle
 
 import (
@@ -19,7 +19,7 @@ import (
 	"culvert/nat"
 )
 
-// Options are what a Life is about.
+// Options are the parts of the gateway that a Life uses.
 type Options struct {
 	Log       *logrus.Entry
 	Current   *config.Current
@@ -28,7 +28,7 @@ type Options struct {
 	Listeners func() map[string]net.Listener // that are open: metrics, health, control and uapi
 }
 
-// A Life belongs to one gateway, from before it opens anything until it has ended.
+// A Life belongs to one gateway, from before the gateway opens anything until it has closed everything.
 type Life struct {
 	Options
 	path      *path.Path // nil until Begin, as monitor
@@ -44,22 +44,22 @@ type Life struct {
 // New makes the Life of a gateway that takes over from t; nil = from none.
 func New(o Options, t *Taking) *Life { return &Life{Options: o, taken: t, gone: make(chan struct{})} }
 
-// Open takes the folder of c's peering. It fails only if another gateway runs there.
+// Open locks the folder of c's peering. It fails only if another gateway uses the folder.
 func (life *Life) Open(c *config.Config) (err error) {
 	life.keeper, err = openKeeper(life, c)
 	return err
 }
 
-// PortKey is the key by which the engine is to choose ports.
+// PortKey is the engine's key for the choice of ports.
 func (life *Life) PortKey() [16]byte { return life.keeper.identity.PortKey }
 
-// Restore gives e the connections that are kept, once: when it first has links.
+// Restore gives e the saved connections, once, when it first has links.
 func (life *Life) Restore(e *nat.Engine, links config.Links) { life.keeper.restore(e, links) }
 
-// Peer is the peer of w, and where it was last.
+// Peer is the peer of w, and its last known address.
 func (life *Life) Peer(w *config.WireGuard) wg.Peer { return life.keeper.peer(w) }
 
-// Begin says what carries the packets. It is called before that does.
+// Begin sets the path that carries the packets. It is called before the first packet.
 func (life *Life) Begin(p *path.Path, m *monitor.Monitor) {
 	life.path, life.monitor, life.keeper.wg = p, m, p.WG
 	if life.taken != nil {
@@ -67,10 +67,10 @@ func (life *Life) Begin(p *path.Path, m *monitor.Monitor) {
 	}
 }
 
-// Keep keeps what is in the folder up to date until ctx ends.
+// Keep keeps the folder up to date until ctx ends.
 func (life *Life) Keep(ctx context.Context) { life.keeper.run(ctx) }
 
-// Overlap ends what begins with a take-over, if there was one.
+// Overlap completes the take-over, if there was one.
 func (life *Life) Overlap() { life.taken.finish(life) }
 
 // Save writes all connections to the folder now.
@@ -80,10 +80,10 @@ func (life *Life) Save() {
 	life.keeper.keepConnections(func() {})
 }
 
-// End writes everything once more and lets go of the folder. No packet moves any more.
+// End writes everything once more and unlocks the folder. No packet passes any more.
 func (life *Life) End() { life.keeper.end() }
 
-// Close lets go of the folder and leaves all there as it is.
+// Close unlocks the folder and changes nothing in it.
 func (life *Life) Close() { life.keeper.close() }
 
 // Gone is closed when another process carries the packets.
@@ -92,7 +92,7 @@ func (life *Life) Gone() <-chan struct{} { return life.gone }
 // Successor returns the process that has taken over; 0 = none has, or it is unknown.
 func (life *Life) Successor() int { return int(life.successor.Load()) }
 
-// Changeable returns an error while the gateway hands over: the other process would not have what is changed.
+// Changeable returns an error while the gateway hands over, because the other process would not get the change.
 func (life *Life) Changeable() error {
 	if life.handing.Load() {
 		return ErrHanding
@@ -100,12 +100,14 @@ func (life *Life) Changeable() error {
 	return nil
 }
 
-// Listener returns the listener of the process before of a name at an address, as it is configured; nil if it has none there.
+// Listener returns the previous process's listener with this name at the configured address; nil if it has none
+// there.
 func (life *Life) Listener(name, address string) (net.Listener, error) {
 	return life.taken.listener(name, address)
 }
 
-// WriteMetrics reports what is kept for the next gateway, and what this one could not use of what the one before has kept.
+// WriteMetrics reports what is saved for the next gateway, and which of the previous gateway's records this one could
+// not use.
 func (life *Life) WriteMetrics(p *prometheus.Page) {
 	k := life.keeper
 	k.mu.Lock()

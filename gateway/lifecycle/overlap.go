@@ -11,7 +11,7 @@ import (
 	"culvert/geneve/udp"
 )
 
-// busy reports whether finish has still to end.
+// busy reports whether finish still runs.
 func (t *Taking) busy() bool {
 	if t == nil {
 		return false
@@ -24,8 +24,8 @@ func (t *Taking) busy() bool {
 	}
 }
 
-// finish carries what the old process decrypts. It lets that one end after overlapTime and not
-// before, so that there is a gateway if this process dies meanwhile.
+// finish carries the packets that the old process decrypts. It lets that process exit only after overlapTime, so that
+// there is a gateway if this process dies before.
 func (t *Taking) finish(life *Life) {
 	if t == nil {
 		return
@@ -55,7 +55,7 @@ func (t *Taking) finish(life *Life) {
 			}
 		}
 	}()
-	// A peer that has heard of the session answers in it after one round trip.
+	// A peer that knows the session answers in it after one round trip.
 	wait := max(greetTime, 3*t.far/2)
 	over, renew := time.NewTimer(time.Until(t.forwards.Add(overlapTime))), time.NewTimer(wait)
 	defer over.Stop()
@@ -66,7 +66,7 @@ func (t *Taking) finish(life *Life) {
 			done = true
 		case <-renew.C:
 			if !t.relay.Met() && !t.relay.Quiet(quietTime) {
-				life.path.WG.Renew() // the peer has begun a session with the old process meanwhile
+				life.path.WG.Renew() // the peer has started a session with the old process since
 			}
 			wait *= 2 // WireGuard would repeat a lost handshake after five seconds
 			renew.Reset(wait)
@@ -88,7 +88,7 @@ func (t *Taking) finish(life *Life) {
 	}
 }
 
-// former returns the socket that the old process had in the place of WireGuard's l, if its port was another; else nil.
+// former returns the old process's counterpart of WireGuard's socket l if it has another port, else nil.
 func (t *Taking) former(l lentSocket) (udp.Conn, error) {
 	at := l.conn.LocalAddr()
 	i := slices.IndexFunc(t.offer.Sockets, func(s handover.Socket) bool { return s.Name == l.name })
@@ -109,7 +109,7 @@ func (t *Taking) former(l lentSocket) (udp.Conn, error) {
 	return t.open(network, netip.AddrPortFrom(at.Addr(), uint16(port)))
 }
 
-// close closes what is left of the conversation. It may be called more than once.
+// close closes the connection to the old process. It may be called more than once.
 func (t *Taking) close() {
 	t.line.Close()
 	if t.relay != nil {

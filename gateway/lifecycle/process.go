@@ -8,20 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is another one of this machine.
+// process is another process on this machine.
 type process struct {
 	id int
-	fd int // its own whatever becomes of the ID; -1: the kernel gives none
+	fd int // a pidfd, which still names the process when its ID is reused; -1: the kernel gives none
 }
 
-// processOf returns the process with an ID; nil if that is none that this one can know.
+// processOf returns the process with an ID; nil if this process cannot observe it.
 func processOf(id int) *process {
 	if id <= 0 {
 		return nil
 	}
 	fd, err := unix.PidfdOpen(id, 0)
 	if errors.Is(err, unix.ESRCH) {
-		return nil // a socket of another process's can name one that was before it: who speaks has not ended
+		return nil // the ID may be that of an earlier owner of the socket, because the process that speaks has not exited
 	}
 	if err != nil {
 		fd = -1
@@ -29,8 +29,8 @@ func processOf(id int) *process {
 	return &process{id, fd}
 }
 
-// ended waits for a time until the process has ended, and reports whether it has. One that nobody has waited for has: it runs no more,
-// although it can be sent signals. Nothing is known of nil.
+// ended waits up to a time for the process to exit, and reports whether it has. A zombie has exited, although signals
+// can be sent to it. The result for nil is false.
 func (p *process) ended(within time.Duration) bool {
 	if p == nil {
 		return false
@@ -48,7 +48,8 @@ func (p *process) ended(within time.Duration) bool {
 	}
 }
 
-// kill has a process that may hang end, if it is another one and this one may, and reports whether it will. By its ID alone another could be hit.
+// kill kills a process that may hang, if it is not this one and if this one is permitted to, and reports whether it
+// succeeded. It uses the pidfd, because the ID alone could hit another process.
 func (p *process) kill() bool {
 	return p != nil && p.fd >= 0 && p.id != os.Getpid() && unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0) == nil
 }

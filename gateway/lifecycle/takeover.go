@@ -36,32 +36,32 @@ const (
 	quietTime = 150 * time.Millisecond
 	// A process that is killed has closed its sockets before it is gone.
 	endTime = 100 * time.Millisecond
-	// stopTime is how long the old process may say nothing when it has been told to stop: it may have stopped.
+	// stopTime limits the silence of the old process after it was told to stop, because it may have exited.
 	stopTime = 1200 * time.Millisecond
 )
 
-// Taking is the new process's side of a hand-over; see package handover. Nil is a gateway
-// that takes over from none.
+// Taking is the new process's side of a hand-over; see package handover. A gateway that takes over from none has a
+// nil Taking.
 type Taking struct {
 	line     *handover.Line
 	offer    handover.Offer
 	identity state.Identity
-	files    map[string]*os.File // of Offer.Sockets, by name, until they are used
+	files    map[string]*os.File // files of Offer.Sockets, by name, until they are used
 	before   *process
 	relay    *handover.Relay
-	old      []udp.Conn    // WireGuard's of the old process that this one has no use for
-	session  chan struct{} // closed by met
-	far      time.Duration // how long the handshake took that made it; 0 = none did
-	met      func()        // there is a session with the peer
+	old      []udp.Conn    // WireGuard's sockets of the old process that this one does not use
+	session  chan struct{} // closed by met, when there is a session
+	far      time.Duration // duration of the handshake that made the session; 0 = none
+	met      func()        // called when there is a session with the peer
 	over     chan struct{} // closed by finish
-	stopping bool          // the old process has been told to stop; it says soon that it has
-	forwards time.Time     // when the old process was told that this one does
+	stopping bool          // the old process was told to stop, and will confirm it
+	forwards time.Time     // when the old process was told that this one forwards
 
-	// open opens sockets of a network of the caller's; nil: they are the kernel's.
+	// open opens sockets of a test's network; nil = of the kernel's.
 	open func(network string, at netip.AddrPort) (udp.Conn, error)
 }
 
-// Ask asks the gateway that serves a control socket to hand over to one by c.
+// Ask asks the gateway that serves a control socket to hand over to a gateway with configuration c.
 func Ask(ctx context.Context, socket string, c *config.Config) (*Taking, error) {
 	asking, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
@@ -72,7 +72,8 @@ func Ask(ctx context.Context, socket string, c *config.Config) (*Taking, error) 
 	return newTaking(conn), nil
 }
 
-// AskOver takes over from a gateway of this process that hands over by the other ends of wire and relay. Sockets that it has, both have, by open.
+// AskOver takes over from a gateway in this process that hands over through the other ends of wire and relay. Both
+// open their sockets by open.
 func AskOver(wire handover.Wire, relay net.Conn, open func(network string, at netip.AddrPort) (udp.Conn, error)) *Taking {
 	t := newTaking(wire)
 	t.relay, t.open = handover.NewRelay(relay), open
@@ -85,26 +86,26 @@ func newTaking(conn handover.Wire) *Taking {
 	return t
 }
 
-// Refuse ends the conversation: there will be no new gateway, because of err.
+// Refuse tells the old process that err prevents the new gateway.
 func (t *Taking) Refuse(err error) {
 	t.line.Refuse(err)
 	t.close()
 }
 
-// Take takes over with the gateway that begin makes for t, which end undoes if that fails. It returns true where the old process has ended
-// meanwhile, so that a gateway is to start as if there had been none.
+// Take takes over with the gateway that begin makes for t; if the take-over fails, Take calls end to undo begin.
+// alone is true if the old process has exited, so that the caller should start a gateway as if there had been none.
 func (t *Taking) Take(ctx context.Context, c *config.Config, log *logrus.Logger, begin func() (*Life, error), end func()) (alone bool, err error) {
 	if err = t.run(ctx, c, begin, end); err == nil {
 		return false, nil
 	}
-	if ctx.Err() != nil { // so that nothing was heard any more
+	if ctx.Err() != nil { // the process is being stopped
 		err = context.Cause(ctx)
 	}
 	t.line.Refuse(err)
 	within := endTime
 	if t.stopping && errors.Is(err, os.ErrDeadlineExceeded) && t.before.kill() {
 		log.WithField("process", t.before.id).Warn("the gateway before hung in the hand-over and was ended")
-		within = stopTime // its memory goes first
+		within = stopTime // its memory is freed first
 	}
 	ended := t.before.ended(within)
 	t.close()
@@ -115,7 +116,7 @@ func (t *Taking) Take(ctx context.Context, c *config.Config, log *logrus.Logger,
 	return false, fmt.Errorf("--takeover: %w; the gateway before goes on", err)
 }
 
-// ended reports whether the old process is gone for certain.
+// ended reports whether the old process has certainly exited.
 func (t *Taking) ended() bool { return t.before.ended(endTime) }
 
 func (t *Taking) run(ctx context.Context, c *config.Config, begin func() (*Life, error), end func()) (err error) {
@@ -149,7 +150,7 @@ func (t *Taking) run(ctx context.Context, c *config.Config, begin func() (*Life,
 	return t.cut(life)
 }
 
-// accept takes what the old process offers.
+// accept receives the old process's offer.
 func (t *Taking) accept(c *config.Config) error {
 	t.before = processOf(t.line.Peer())
 	body, files, err := t.line.Want(handover.KindOffer, askTime)
@@ -185,7 +186,7 @@ func (t *Taking) accept(c *config.Config) error {
 	return nil
 }
 
-// at returns what the old process has by a name, if that is at the same address.
+// at returns the old process's file with a name, if it is at the same address.
 func (t *Taking) at(name, address string) *os.File {
 	if t == nil {
 		return nil
@@ -198,8 +199,7 @@ func (t *Taking) at(name, address string) *os.File {
 	return nil
 }
 
-// socket returns the old process's UDP socket of a name; nil if it has none at the port. Port
-// 0 is any.
+// socket returns the old process's UDP socket with a name; nil if it has none at the port. Port 0 means any.
 func (t *Taking) socket(name string, port uint16, o udp.Options) (*udp.Socket, error) {
 	if t == nil {
 		return nil, nil
@@ -216,13 +216,12 @@ func (t *Taking) socket(name string, port uint16, o udp.Options) (*udp.Socket, e
 	return udp.Adopt(f, o)
 }
 
-// has reports whether the old process has a UDP socket of a name at a port.
+// has reports whether the old process has a UDP socket with a name at a port.
 func (t *Taking) has(name string, port uint16) bool {
 	return t != nil && slices.Contains(t.offer.Sockets, handover.Socket{Name: name, At: strconv.Itoa(int(port))})
 }
 
-// listener returns the old process's listener of a name at an address, as it is configured;
-// nil if it has none there.
+// listener returns the old process's listener with a name at the configured address; nil if it has none there.
 func (t *Taking) listener(name, address string) (net.Listener, error) {
 	f := t.at(name, address)
 	if f == nil {
@@ -237,7 +236,7 @@ func (t *Taking) listener(name, address string) (net.Listener, error) {
 	return l, nil
 }
 
-// ListenUAPI opens WireGuard's socket of a name, or takes the old process's.
+// ListenUAPI opens WireGuard's UAPI socket with a name, or uses the old process's.
 func (life *Life) ListenUAPI(name string) (net.Listener, error) {
 	if l, err := life.taken.listener("uapi", wg.UAPIPath(name)); l != nil || err != nil {
 		return l, err
@@ -245,7 +244,7 @@ func (life *Life) ListenUAPI(name string) (net.Listener, error) {
 	return wg.ListenUAPI(name)
 }
 
-// folder is the old process's, if c has the same.
+// folder returns the old process's state folder, if c has the same one.
 func (t *Taking) folder(c *config.Config) *state.Dir {
 	if t == nil || t.files["lock"] == nil {
 		return nil
@@ -257,8 +256,8 @@ func (t *Taking) folder(c *config.Config) *state.Dir {
 	return d
 }
 
-// hold keeps a new gateway's socket, which the old one may share, silent until the cut; it is called
-// before there is anything to send.
+// hold keeps a new gateway's socket silent until the cut, because the old one may share it. It is called before there
+// is anything to send.
 func (t *Taking) hold(l *lentSocket, shared bool) {
 	switch {
 	case t == nil:
@@ -269,7 +268,7 @@ func (t *Taking) hold(l *lentSocket, shared bool) {
 	}
 }
 
-// restore gives g the records that come before a message of a kind, and returns that.
+// restore gives the engine the records that arrive before a message of kind last, and returns that message.
 func (t *Taking) restore(life *Life, last handover.Kind) ([]byte, error) {
 	begin := func() *nat.Restore {
 		_, links := life.Current.Get()
@@ -301,8 +300,8 @@ func (t *Taking) restore(life *Life, last handover.Kind) ([]byte, error) {
 	}
 }
 
-// meetPeer makes a session with the peer. Without one there is no hand-over, if the old
-// process has one in which the peer answers.
+// meetPeer makes a session with the peer. If it cannot, but the peer answers in the old process's session, there is
+// no hand-over.
 func (t *Taking) meetPeer(ctx context.Context, life *Life) error {
 	if !t.offer.Session {
 		return nil
@@ -325,7 +324,7 @@ func (t *Taking) meetPeer(ctx context.Context, life *Life) error {
 			again.Reset(wait)
 		case <-late.C:
 			if !t.offer.Answers {
-				return nil // nor does it the old one, or it answers no pings: nothing is known against this one
+				return nil // the peer does not answer the old process either, or answers no pings: nothing speaks against this process
 			}
 			return fmt.Errorf("the peer does not answer this gateway's handshakes in %v, and has a session with the one before: compare wireguard.privateKeyFile, peerPublicKey and endpoint with what that one has", sessionPatience)
 		case <-ctx.Done():
@@ -334,7 +333,7 @@ func (t *Taking) meetPeer(ctx context.Context, life *Life) error {
 	}
 }
 
-// cut waits for the old process to stop, and goes on where it was.
+// cut waits for the old process to stop, and continues in its place.
 func (t *Taking) cut(life *Life) error {
 	body, err := t.restore(life, handover.KindCut)
 	if err != nil {

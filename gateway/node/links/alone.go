@@ -1,5 +1,5 @@
 package links
 
-// Alone has the Set make its devices also where the kernel has Geneve links, for whoever asks nobody else for them. It must be called
-// before Run.
+// Alone makes the Set carry all links itself, even if the kernel has Geneve links, for callers without another agent
+// that makes kernel links. It must be called before Run.
 func (s *Set) Alone() { s.kernel = func() bool { return false } }

@@ -15,12 +15,12 @@ import (
 // A carrier moves the packets of one device.
 type carrier struct {
 	name   string
-	link   Link   // as the endpoint has it; of Set.Run alone
+	link   Link   // as configured at the endpoint; only Set.Run uses it
 	id     uint16 // of the tunnel
 	index  int    // of the device
 	room   int    // bytes of the largest packet that can be read
 	device tun.Device
-	ended  chan struct{} // closed when the device is read no more
+	ended  chan struct{} // closed when the device is no longer read
 }
 
 // openCarrier makes or takes over the device of a link. It is persistent when openCarrier returns.
@@ -39,7 +39,7 @@ func openCarrier(l Link, id uint16) (c *carrier, err error) {
 	made, err := netlink.LinkByName(l.Name)
 	if err == nil {
 		c.index = made.Attrs().Index
-		err = netlink.LinkSetGroup(made, Group) // first, so that no persistent device is without it
+		err = netlink.LinkSetGroup(made, Group) // before the device is persistent, so that Remove always finds it
 	}
 	if err == nil {
 		err = carry.Persist(device)
@@ -54,7 +54,8 @@ func openCarrier(l Link, id uint16) (c *carrier, err error) {
 	return c, nil
 }
 
-// toGateway sends what the machine routes to the device until it is closed or gone, or somebody raises its MTU.
+// toGateway sends packets that the machine routes to the device, until the device is closed or deleted, or its MTU is
+// raised by others.
 func (c *carrier) toGateway(e *geneve.Endpoint) {
 	defer close(c.ended)
 	carry.ToGateway(c.device, e, c.id, c.room)
@@ -66,7 +67,7 @@ func (c *carrier) close() {
 	<-c.ended
 }
 
-// gone reports whether the device is read no more.
+// gone reports whether the device is no longer read.
 func (c *carrier) gone() bool {
 	select {
 	case <-c.ended:
@@ -76,7 +77,7 @@ func (c *carrier) gone() bool {
 	}
 }
 
-// fromGateways gives the kernel what gateways send, until the endpoint is closed.
+// fromGateways writes packets from gateways to the devices, until the endpoint is closed.
 func (s *Set) fromGateways(e *geneve.Endpoint) error {
 	err := carry.FromGateways(e, func(p *geneve.Packet) tun.Device {
 		if c := (*s.carrying.Load())[p.Tunnel]; c != nil {

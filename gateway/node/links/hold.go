@@ -9,14 +9,17 @@ import (
 )
 
 const (
-	// holdName is the name that whoever keeps the links of a network namespace holds: two would remove each other's.
+	// holdName is the lock of the process that keeps the links of a network namespace. Two processes would remove
+	// each other's links.
 	holdName = "culvert-links"
-	// holdPatience is how long a process that ends may still have the links, and holdPause passes between two looks.
+	// holdPatience is how long to wait for a process that is exiting to release the links, and holdPause the time
+	// between two tries.
 	holdPatience = 5 * time.Second
 	holdPause    = 50 * time.Millisecond
 )
 
-// hold makes this process the one that keeps the links, once no other does. release is nil if it fails, and also, without an error, if ctx ends first.
+// hold waits until no other process keeps the links, and locks them for this one. release is nil if it fails, and
+// also, without an error, if ctx ends first.
 func hold(ctx context.Context, patience time.Duration) (release func(), err error) {
 	late := time.After(patience)
 	for {

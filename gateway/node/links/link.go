@@ -154,7 +154,7 @@ func remove(d netlink.Link) error {
 	return nil
 }
 
-// configure gives a device the MTU, the address and the alias of l, and takes other addresses from it.
+// configure gives a device the MTU, the address and the alias of l, and removes its other addresses.
 func configure(d netlink.Link, l *Link) error {
 	a := d.Attrs()
 	if a.MTU != l.MTU {
@@ -181,7 +181,7 @@ func configure(d netlink.Link, l *Link) error {
 		mask := net.CIDRMask(l.Address.BitLen(), l.Address.BitLen())
 		wanted := &netlink.Addr{IPNet: &net.IPNet{IP: l.Address.AsSlice(), Mask: mask}, Scope: unix.RT_SCOPE_UNIVERSE}
 		if l.Address.Is6() {
-			wanted.Flags = unix.IFA_F_NODAD // the tunnel has two stations, of known addresses
+			wanted.Flags = unix.IFA_F_NODAD // the tunnel has two ends with known addresses
 		}
 		if err := netlink.AddrAdd(d, wanted); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("address: give %s to %s: %w", l.Address, l.Name, err)
@@ -203,10 +203,10 @@ func configure(d netlink.Link, l *Link) error {
 	return nil
 }
 
-// errLocal says that a gateway's outer address is this machine's.
+// errLocal means that a gateway's outer address is one of this machine.
 var errLocal = errors.New("is an address of this node")
 
-// way returns an error where l's gateway cannot be sent to, and a warning where its packets do not fit.
+// way returns an error if packets cannot be sent to l's gateway, and a warning if they do not fit the path.
 func (l *Link) way() (warning string, err error) {
 	routes, err := netlink.RouteGet(l.Remote.AsSlice())
 	if err != nil || len(routes) == 0 {

@@ -20,25 +20,25 @@ import (
 )
 
 const (
-	// checkInterval is how often the machine is compared with what is desired when nobody reports a change.
+	// checkInterval is how often the machine is compared with the desired links if no change is reported.
 	checkInterval = 5 * time.Second
-	// remakePause is how long a deleted device stays away. Whoever deletes a device because its link is no longer wanted may do so before
-	// this process is told.
+	// remakePause is how long a deleted device stays deleted, because a device may be deleted before this process
+	// learns that its link is no longer wanted.
 	remakePause = 2 * time.Second
-	probePause  = time.Minute          // between two looks for the kernel's Geneve
+	probePause  = time.Minute          // between two tests whether the kernel has Geneve
 	askInterval = time.Second          // between two ARP requests to each gateway
 	askPace     = 2 * time.Millisecond // between the requests to two gateways
 	maxLinks    = 1 << 12
 )
 
-// A State is how a desired link is.
+// A State is the state of a desired link.
 type State string
 
 // States.
 const (
 	Carried State = "carried" // by a device of this package
 	Kernel  State = "kernel"  // the kernel has Geneve links: nothing is done
-	Pending State = "pending" // the device was deleted a moment ago, or is made in a moment
+	Pending State = "pending" // the device was just deleted, or is about to be made
 	Refused State = "refused" // by Status.Err
 )
 
@@ -47,11 +47,11 @@ type Status struct {
 	Link    Link
 	State   State
 	Err     error  // of Refused
-	Warning string // packets do not pass, or not all, and why; "" where nothing is known to be wrong
+	Warning string // why some or all packets do not pass; "" = no known problem
 	Presence
 }
 
-// A Presence is what the gateway at the other end shows of itself.
+// A Presence is what is known of the gateway at the other end.
 type Presence struct {
 	Answers                      bool          // to ARP, in the last seconds
 	RTT                          time.Duration // 0: not known
@@ -63,7 +63,7 @@ type Presence struct {
 type Set struct {
 	log      logrus.FieldLogger
 	port     uint16
-	endpoint atomic.Pointer[geneve.Endpoint] // nil: there is no link to carry
+	endpoint atomic.Pointer[geneve.Endpoint] // nil: no link to carry
 	wake     chan struct{}
 	carrying atomic.Pointer[map[uint16]*carrier]
 	kernel   func() bool   // replaced by tests
@@ -94,7 +94,7 @@ func New(port uint16, log logrus.FieldLogger) *Set {
 	return s
 }
 
-// Apply makes links the desired ones. The first call ends the time in which devices of an earlier process are carried as they were.
+// Apply sets the desired links. Until the first call, the Set carries the devices of an earlier process as they were.
 func (s *Set) Apply(links []Link) {
 	s.mu.Lock()
 	s.desired, s.told = slices.Clone(links), true
@@ -145,7 +145,7 @@ func (s *Set) Run(ctx context.Context, report func([]Status)) error {
 	return err
 }
 
-// open returns the endpoint, whose socket it opens if there is none.
+// open returns the endpoint, and opens its socket if there is none.
 func (s *Set) open() (*geneve.Endpoint, error) {
 	if e := s.endpoint.Load(); e != nil {
 		return e, nil
@@ -166,7 +166,7 @@ func (s *Set) open() (*geneve.Endpoint, error) {
 	return e, nil
 }
 
-// closeSocket gives the port to others.
+// closeSocket closes the socket, so that others can use the port.
 func (s *Set) closeSocket() {
 	if e := s.endpoint.Swap(nil); e != nil {
 		e.Close()
@@ -197,7 +197,7 @@ func (s *Set) watch(ctx context.Context) {
 	}
 }
 
-// ask sends ARP requests to all gateways and looks whether trains arrive there.
+// ask sends ARP requests to all gateways and tests whether trains arrive there.
 func (s *Set) ask(ctx context.Context) {
 	tick := time.NewTicker(askInterval)
 	defer tick.Stop()
@@ -226,7 +226,7 @@ func (s *Set) ask(ctx context.Context) {
 	}
 }
 
-// reconcile makes the machine follow what is desired.
+// reconcile makes the machine match the desired links.
 func (s *Set) reconcile(now time.Time, report func([]Status)) {
 	s.mu.Lock()
 	desired, told := s.desired, s.told
@@ -291,7 +291,7 @@ func (s *Set) leftBehind() (all []Link) {
 	return all
 }
 
-// follow makes, takes over or changes the device of one link.
+// follow creates, adopts or changes the device of one link.
 func (s *Set) follow(l *Link, now time.Time) (State, string, error) {
 	if err := l.check(); err != nil {
 		return Refused, "", err
@@ -347,7 +347,7 @@ func (s *Set) follow(l *Link, now time.Time) (State, string, error) {
 		was := c.link
 		c.link = *l
 		if err := s.endpoint.Load().Apply(s.tunnels()); err != nil {
-			// Two links may exchange their tunnels. This one makes room and starts again.
+			// Two links may exchange their tunnels, so this one is dropped and starts again.
 			s.drop(c)
 			s.wakeUp()
 			return Refused, "", err
@@ -359,14 +359,14 @@ func (s *Set) follow(l *Link, now time.Time) (State, string, error) {
 	return Carried, warning, nil
 }
 
-// drop carries the packets of a device no more. The device stays.
+// drop stops carrying the packets of a device. The device stays.
 func (s *Set) drop(c *carrier) {
 	c.close()
 	delete(s.carriers, c.name)
 	s.publish()
 }
 
-// begin carries the packets of a device that is made or taken over.
+// begin creates or adopts a device and starts carrying its packets.
 func (s *Set) begin(l *Link, warning string) (State, string, error) {
 	id, ok := s.freeID()
 	if !ok {
@@ -416,7 +416,7 @@ func (s *Set) tunnels() (all []geneve.Tunnel) {
 	return all
 }
 
-// publish tells the receiver and the endpoint which links there are.
+// publish tells the receiver and the endpoint the present links.
 func (s *Set) publish() {
 	byID := make(map[uint16]*carrier, len(s.carriers))
 	for _, c := range s.carriers {
