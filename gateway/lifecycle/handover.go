@@ -230,7 +230,7 @@ func (h *handing) offer() error {
 			open = append(open, o.Socket)
 			continue
 		}
-		fd, err := duplicate(o.file)
+		fd, err := handover.Duplicate(o.file)
 		if err != nil {
 			return fmt.Errorf("%s: %w", o.Name, err)
 		}

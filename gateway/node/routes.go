@@ -123,22 +123,10 @@ func lacking(routes []netlink.Route) (lacks []lack, err error) {
 		case best == nil:
 			lacks = append(lacks, lack{route: want})
 		case best.LinkIndex != want.LinkIndex || !best.Gw.Equal(want.Gw):
-			lacks = append(lacks, lack{want, describe(best), best.LinkIndex == want.LinkIndex})
+			lacks = append(lacks, lack{want, rtnl.Describe(best), best.LinkIndex == want.LinkIndex})
 		}
 	}
 	return lacks, nil
-}
-
-// describe formats a route as ip route does.
-func describe(r *netlink.Route) string {
-	text := r.Dst.String()
-	if r.Gw != nil {
-		text += " via " + r.Gw.String()
-	}
-	if l, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
-		text += " dev " + l.Attrs().Name
-	}
-	return text
 }
 
 // CheckRoutes compares the file's routes with the kernel's. It returns how many lead through the link, and a line about each of the others. Without

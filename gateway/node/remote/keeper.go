@@ -239,21 +239,9 @@ func conflict(c netip.Prefix, table []netlink.Route) error {
 		if r.Protocol == Protocol || !other.Overlaps(c) || other.Bits() < c.Bits() && r.Scope != netlink.SCOPE_LINK {
 			continue
 		}
-		return fmt.Errorf("%s overlaps %s, to which this node has a route of its own; choose a remap that no node routes elsewhere", c, describe(&r))
+		return fmt.Errorf("%s overlaps %s, to which this node has a route of its own; choose a remap that no node routes elsewhere", c, rtnl.Describe(&r))
 	}
 	return nil
-}
-
-// describe writes a route as ip route does.
-func describe(r *netlink.Route) string {
-	text := r.Dst.String()
-	if r.Gw != nil {
-		text += " via " + r.Gw.String()
-	}
-	if l, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
-		text += " dev " + l.Attrs().Name
-	}
-	return text
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {
@@ -282,10 +270,10 @@ func Remove() (removed []string, err error) {
 			continue
 		}
 		if e := netlink.RouteDel(&r); e != nil && !errors.Is(e, unix.ESRCH) {
-			err = errors.Join(err, fmt.Errorf("remote: remove the route to %s: %w; remove it with: ip route del %s", r.Dst, e, describe(&r)))
+			err = errors.Join(err, fmt.Errorf("remote: remove the route to %s: %w; remove it with: ip route del %s", r.Dst, e, rtnl.Describe(&r)))
 			continue
 		}
-		removed = append(removed, "route "+describe(&r))
+		removed = append(removed, "route "+rtnl.Describe(&r))
 	}
 	there, e := removeTable()
 	if there {

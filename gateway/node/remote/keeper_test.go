@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/integration/need"
 )
 
@@ -127,7 +128,7 @@ func routes(t *testing.T) (all []string) {
 	must(t, err)
 	for _, r := range table {
 		if r.Protocol == Protocol {
-			all = append(all, describe(&r))
+			all = append(all, rtnl.Describe(&r))
 		}
 	}
 	slices.Sort(all)

@@ -1,4 +1,4 @@
-// Package rtnl reads lists from the kernel that change while they are read.
+// Package rtnl reads lists from the kernel that change while they are read, and formats routes.
 package rtnl
 
 import (

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"syscall"
 	"time"
@@ -180,7 +179,7 @@ func (s *Server) offer(line *handover.Line) error {
 		fds, offer.Sockets = append(fds, fd), append(offer.Sockets, handover.Socket{Name: name, At: at})
 		return nil
 	}
-	of := func(c syscall.Conn) func() (int, error) { return func() (int, error) { return duplicate(c) } }
+	of := func(c syscall.Conn) func() (int, error) { return func() (int, error) { return handover.Duplicate(c) } }
 	err := errors.Join(add(offerLock, "", of(s.keeper.dir.LockFile())), add(offerDevice, "", of(s.device)), add(offerListener, "", of(s.takeover.(*net.UnixListener))))
 	if keepalive != nil {
 		err = errors.Join(err, add(offerKeepalive, "", func() (int, error) { return unix.FcntlInt(uintptr(keepalive.descriptor), unix.F_DUPFD_CLOEXEC, 0) }))
@@ -192,18 +191,6 @@ func (s *Server) offer(line *handover.Line) error {
 		return err
 	}
 	return line.SendJSON(handover.KindOffer, &offer, talkTime, fds...)
-}
-
-// duplicate returns another descriptor of a file. Fd would make the file blocking.
-func duplicate(c syscall.Conn) (fd int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	if e := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) }); e != nil {
-		return -1, e
-	}
-	return fd, os.NewSyscallError("fcntl", err)
 }
 
 // Await waits until no process holds the state folder of c, or ctx is done: then it returns false.

@@ -125,7 +125,7 @@ func (t *taking) keepalive() (*keepaliveDevice, error) {
 		return nil, nil
 	}
 	defer f.Close()
-	fd, err := duplicate(f)
+	fd, err := handover.Duplicate(f)
 	if err != nil {
 		return nil, fmt.Errorf("services: %s of the process before: %w", keepalivePrefix, err)
 	}
