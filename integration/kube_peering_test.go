@@ -119,14 +119,20 @@ func (p *peeringLab) install() {
 	p.template("--peering=" + p.remote.name)
 	p.requireRestricted()
 	eventually(p.t, "the Peering is taken", func() error { return p.api.admin.apply(p.peering()) })
+	p.awaitRights()
+	for i := range kubeNodes {
+		p.kubeconfigs[i] = p.kubeconfig(p.agentToken(&kubeNodes[i]))
+	}
+}
+
+// awaitRights waits until the API server has read the rights of gateways and agents.
+func (p *peeringLab) awaitRights() {
+	p.t.Helper()
 	for _, right := range []struct{ user, verb, resource, namespace string }{
 		{p.gatewayUser(), "list", "/nodes", ""}, {p.gatewayUser(), "list", "culvert.io/tunnelnodes", agentNamespace}, {p.gatewayUser(), "create", "/events", peeringNamespace},
 		{agentUser, "list", "/services", ""}, {agentUser, "list", "culvert.io/peerings", peeringNamespace}, {agentUser, "create", "culvert.io/tunnelnodes", agentNamespace},
 	} {
 		p.api.awaitRight(p.t, right.user, right.verb, right.resource, right.namespace)
-	}
-	for i := range kubeNodes {
-		p.kubeconfigs[i] = p.kubeconfig(p.agentToken(&kubeNodes[i]))
 	}
 }
 
@@ -153,7 +159,7 @@ func (p *peeringLab) gatewayUser() string {
 // agentToken is what kubelet gives the agent's pod on a node: a token that is bound to that pod, and so says its node.
 func (p *peeringLab) agentToken(n *kubeNode) string {
 	p.t.Helper()
-	pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "culvert-node-" + n.name, "namespace": agentNamespace},
+	pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "culvert-node-" + n.name, "namespace": agentNamespace, "labels": object{"app": "culvert-node"}},
 		"spec": object{"nodeName": n.name, "serviceAccountName": "culvert-node", "hostNetwork": true, "containers": []object{{"name": "culvert", "image": "culvert"}}}}
 	p.apply(pod)
 	stored, err := p.api.admin.get(pod)

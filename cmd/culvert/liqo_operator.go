@@ -26,7 +26,7 @@ func kubeCommands() []*cobra.Command {
 		},
 	}
 	cmd.AddCommand(newLiqoTemplateCommand(), newLiqoCheckCommand())
-	return []*cobra.Command{cmd, newKubeCommand()}
+	return []*cobra.Command{cmd, newKubeCommand(), newJoinCommand(), newInviteCommand(), newAcceptCommand(), newLeaveCommand()}
 }
 
 // An operator reads from a cluster with the user's permissions.
@@ -37,10 +37,26 @@ func (o *operator) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.context, "context", "", "`NAME` of a context in the kubeconfig (default: the current one)")
 }
 
-func (o *operator) config() (*rest.Config, error) {
+func (o *operator) loader() clientcmd.ClientConfig {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = o.kubeconfig
-	c, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.context}).ClientConfig()
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.context})
+}
+
+// current returns the name of the context that is used without a flag.
+func (o *operator) current() (string, error) {
+	raw, err := o.loader().RawConfig()
+	if err == nil && raw.CurrentContext == "" {
+		err = errors.New("there is no current context; give --context")
+	}
+	if err != nil {
+		return "", fmt.Errorf("--kubeconfig: %w", err)
+	}
+	return raw.CurrentContext, nil
+}
+
+func (o *operator) config() (*rest.Config, error) {
+	c, err := o.loader().ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}

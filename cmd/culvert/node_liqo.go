@@ -73,6 +73,9 @@ func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus, bes
 // leaveTime is how long the API server may take to say whether the DaemonSet is still wanted.
 const leaveTime = 3 * time.Second
 
+// leavePause is how long is waited before it is asked again.
+const leavePause = 250 * time.Millisecond
+
 // leave removes by remove what this process has made, and what Services have left if it served any, if its DaemonSet is unwanted. Otherwise all
 // stays for the next process.
 func (l *nodeLiqo) leave(ctx context.Context, client dynamic.Interface, log logrus.FieldLogger, served bool, remove func() ([]string, error)) error {
@@ -93,7 +96,9 @@ func (l *nodeLiqo) leave(ctx context.Context, client dynamic.Interface, log logr
 	return nil
 }
 
-// unwanted reports whether the DaemonSet that this process belongs to is gone or being deleted. Without an answer it is not.
+// unwanted reports whether the DaemonSet that this process belongs to is gone or being deleted. Without an answer it is not. Whoever
+// uninstalls everything at once may take the right to ask first: a process that is refused for some time, by an API server that has had the
+// time to read all roles, is unwanted too.
 func (l *nodeLiqo) unwanted(ctx context.Context, client dynamic.Interface, log logrus.FieldLogger) bool {
 	if l.daemonSet == "" {
 		return false
@@ -101,17 +106,30 @@ func (l *nodeLiqo) unwanted(ctx context.Context, client dynamic.Interface, log l
 	namespace, name, _ := strings.Cut(l.daemonSet, "/")
 	ctx, cancel := context.WithTimeout(ctx, leaveTime)
 	defer cancel()
-	d, err := client.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}).Namespace(namespace).
-		Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err), err == nil && d.GetDeletionTimestamp() != nil:
-		return true
-	case err != nil:
-		log.WithError(err).Info("links stay: the API server does not say whether their DaemonSet does")
-	default:
-		log.Info("links stay for the next process")
+	refused := false
+	for {
+		d, err := client.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}).Namespace(namespace).
+			Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err), err == nil && d.GetDeletionTimestamp() != nil:
+			return true
+		case err == nil:
+			log.Info("links stay for the next process")
+			return false
+		case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+			refused = true
+		case refused && ctx.Err() != nil:
+			return true
+		default:
+			log.WithError(err).Info("links stay: the API server does not say whether their DaemonSet does")
+			return false
+		}
+		select {
+		case <-ctx.Done():
+			return true
+		case <-time.After(leavePause):
+		}
 	}
-	return false
 }
 
 // removeLinks deletes the links that earlier runs have left and prints their names.

@@ -1,0 +1,160 @@
+//go:build !nokube
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/spf13/cobra"
+
+	"culvert/cmd/internal/cli"
+	"culvert/gateway/configfile"
+	"culvert/gateway/wgkey"
+	"culvert/kube/deploy"
+	"culvert/kube/join"
+	"culvert/kube/peering"
+)
+
+// inviting is one run of culvert invite or accept, in one cluster.
+type inviting struct {
+	*joiner
+	*site
+	name string // of the cluster, by --name
+	peer join.Peer
+	spec *peering.Spec
+}
+
+func newInviteCommand() *cobra.Command {
+	x := &inviting{joiner: &joiner{}}
+	cmd := &cobra.Command{
+		Use:   "invite",
+		Short: "Invite another Kubernetes cluster, whose administrator has its kubeconfig",
+		Long: "Invite another Kubernetes cluster, whose administrator has its kubeconfig: install a gateway and agents in this one, wait until " +
+			"the gateway can be reached, and print a short text for the other administrator, which has no secret. He answers it by culvert " +
+			"accept, and so do you his answer. Both sides compare six words: whoever changes a message on its way changes them.\n\n" +
+			"Run it again for the same text. This cluster is the Server: the other one's gateway must be able to reach it.",
+		Example: "  culvert invite --context rome --peer milan --image registry.example/culvert:1.0 > rome.invite\n" +
+			"  culvert accept --context milan --image registry.example/culvert:1.0 rome.invite > milan.invite\n" +
+			"  culvert accept --context rome milan.invite",
+		Args: cobra.NoArgs,
+	}
+	x.add(cmd)
+	cmd.Flags().StringVar(&x.peer.Name, "peer", "", "`NAME` of the other cluster (required)")
+	x.addExpose(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		e := new(configfile.Errors)
+		join.CheckName(e, "--peer", x.peer.Name)
+		if err := errors.Join(e.Err(), x.check(true)); err != nil {
+			return err
+		}
+		x.peer.Role = "Server"
+		return x.invite()
+	}
+	return cmd
+}
+
+func (x *inviting) add(cmd *cobra.Command) {
+	x.addCluster(cmd, "`NAME` of the context of this cluster (default: the current one)")
+	cmd.Flags().StringVar(&x.name, "name", "", "`NAME` of this cluster (default: made of the context)")
+	x.addInstall(cmd, "")
+}
+
+// look finds what this cluster has. name is its ID, where that is known.
+func (x *inviting) look(name string) (err error) {
+	switch {
+	case len(x.contexts) > 1:
+		return errors.New("--context: one cluster invites or accepts; for two at once: culvert join")
+	case len(x.contexts) == 0:
+		context, err := (&operator{kubeconfig: x.kubeconfig}).current()
+		if err != nil {
+			return err
+		}
+		x.contexts = []string{context}
+	}
+	if x.site, err = x.joiner.site(x.Context(), x.contexts[0], deploy.InstallRights()); err == nil {
+		err = x.survey(x.Context(), x.site, name)
+	}
+	return (&site{context: x.contexts[0]}).of(err)
+}
+
+// install shows what is proposed, asks, and makes it so. nonce is that of this cluster's invitation.
+func (x *inviting) install(nonce string) error {
+	spec, lines, err := x.found.Propose(x.peer, netip.Prefix{}, nil)
+	if err != nil {
+		return x.of(err)
+	}
+	image, expose, why, err := x.wanted(x.site, x.peer.Name, spec.Role)
+	if err != nil {
+		return x.of(err)
+	}
+	if why != "" {
+		lines = append(lines, join.Line{What: "reached by", Value: expose, Source: why})
+	}
+	if err := x.show(x.site, spec.Role, append(lines, join.Line{What: "image", Value: image})); err != nil {
+		return err
+	}
+	x.spec = spec
+	if old := x.found.Old(x.peer.Name); old == nil || !same(old, spec) || x.had.Image != image || x.had.Expose != expose {
+		if err := x.confirm("Apply this?"); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := x.bounded()
+	defer cancel()
+	x.say("%s: installing", x.site.name)
+	if err := x.Install(ctx, x.peer.Name, image, expose); err != nil {
+		return cli.Failed(x.of(err))
+	}
+	if err := x.ApplyPeering(ctx, spec, nonce); err != nil {
+		return cli.Failed(x.of(err))
+	}
+	return nil
+}
+
+// invite prints an invitation.
+func (x *inviting) invite() error {
+	if err := x.look(x.name); err != nil {
+		return err
+	}
+	if role := x.found.Role(x.peer.Name); role == "Client" {
+		return x.of(fmt.Errorf("its Peering %s is a Client, and a Server invites: let %[1]s invite, or leave the peering first", x.peer.Name))
+	}
+	nonce := deploy.Nonce(x.found, x.peer.Name)
+	if err := x.install(nonce); err != nil {
+		return err
+	}
+	ctx, cancel := x.bounded()
+	defer cancel()
+	endpoint, err := x.reached(ctx, x.site, x.peer.Name)
+	if err != nil {
+		return cli.Failed(x.of(err))
+	}
+	return x.print(&join.Invitation{Endpoint: endpoint, Nonce: nonce})
+}
+
+// print completes an invitation and prints it.
+func (x *inviting) print(i *join.Invitation) error {
+	ctx, cancel := x.bounded()
+	defer cancel()
+	text, err := x.key(ctx, x.site, x.peer.Name)
+	if err == nil {
+		i.Key, err = wgkey.Parse([]byte(text))
+	}
+	if err != nil {
+		return cli.Failed(x.of(err))
+	}
+	i.From, i.To, i.Pods = x.spec.Cluster, x.spec.Peer, nil
+	for _, c := range x.spec.Local.PodCIDRs {
+		if p, err := netip.ParsePrefix(c); err == nil {
+			i.Pods = append(i.Pods, p)
+		}
+	}
+	i.External, _ = netip.ParsePrefix(x.spec.Local.ExternalCIDR)
+	if _, err := fmt.Fprint(x.OutOrStdout(), i.Text()); err != nil {
+		return err
+	}
+	x.say("words of this message, for %s to compare: %s", i.To, i.Words())
+	return nil
+}

@@ -1,0 +1,348 @@
+//go:build !nokube
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"culvert/cmd/internal/cli"
+	"culvert/kube/deploy"
+	"culvert/kube/join"
+	"culvert/kube/peering"
+)
+
+func newJoinCommand() *cobra.Command {
+	var server string
+	j := &joiner{}
+	cmd := &cobra.Command{
+		Use:   "join",
+		Short: "Join two Kubernetes clusters whose kubeconfigs are at hand",
+		Long: "Join two Kubernetes clusters: find their CIDRs, choose those under which each sees the other, show all of it and ask, install " +
+			"gateways and agents, exchange public keys, wait until packets pass, and print what each cluster sees of the other.\n\n" +
+			"Run it again to repair what was removed, or with another --image to upgrade. What stands is not changed: CIDRs and remaps are " +
+			"in the Peerings and stay. Without kubeconfigs of both clusters: culvert invite.\n\n" +
+			"Exit status 1: it was begun, and something is missing; the same command goes on. 2: nothing was changed.",
+		Example: "  culvert join --context rome --context milan --image registry.example/culvert:1.0\n" +
+			"  culvert join --context admin@rome --context admin@milan --name rome --name milan \\\n" +
+			"    --pod-cidr milan=10.0.0.0/16 --expose NodePort --yes --image registry.example/culvert:1.0",
+		Args: cobra.NoArgs,
+	}
+	j.addCluster(cmd, "`NAME` of the context of a cluster; give two")
+	cmd.Flags().StringArrayVar(&j.names, "name", nil, "`NAME` of each cluster, in the order of contexts (default: made of those)")
+	j.addInstall(cmd, "CLUSTER=")
+	cmd.Flags().StringVar(&server, "server", "", "`CONTEXT` of the cluster whose gateway is reached by the other (default: one with load balancers, or the second)")
+	j.addExpose(cmd)
+	isJSON := cli.OutputFlag(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		asJSON, err := isJSON()
+		if err == nil {
+			err = j.check(false)
+		}
+		switch {
+		case err != nil:
+			return err
+		case len(j.contexts) != 2 || j.contexts[0] == j.contexts[1]:
+			return errors.New("--context: give two, one for each cluster")
+		case len(j.names) != 0 && len(j.names) != 2:
+			return errors.New("--name: give two, in the order of contexts, or none")
+		case server != "" && !slices.Contains(j.contexts, server):
+			return fmt.Errorf("--server: %q is none of the contexts %s and %s", server, j.contexts[0], j.contexts[1])
+		}
+		return (&joining{joiner: j}).run(server, asJSON)
+	}
+	return cmd
+}
+
+// joining is one run of culvert join.
+type joining struct {
+	*joiner
+	ends          [2]*site // the client, the server
+	specs         [2]*peering.Spec
+	lines         [2][]join.Line
+	image, expose [2]string
+}
+
+func (x *joining) run(server string, asJSON bool) error {
+	ctx := x.Context()
+	if err := x.look(ctx, server); err != nil {
+		return err
+	}
+	stands, err := x.plan()
+	if err != nil {
+		return err
+	}
+	if !stands {
+		if err := x.confirm("Apply this?"); err != nil {
+			return err
+		}
+	}
+	if err := x.apply(); err != nil {
+		return cli.Failed(err)
+	}
+	return x.report(asJSON)
+}
+
+// look finds what both clusters have, and which of them is the server.
+func (x *joining) look(ctx context.Context, server string) error {
+	var ids [2]string
+	for i, name := range x.contexts {
+		s, err := x.site(ctx, name, deploy.InstallRights())
+		if err == nil {
+			ids[i], err = s.ID(ctx)
+		}
+		own := ""
+		if len(x.names) > 0 {
+			own = x.names[i]
+		}
+		if err == nil {
+			err = x.survey(ctx, s, own)
+		}
+		if x.ends[i] = s; err != nil {
+			return (&site{context: name}).of(err)
+		}
+	}
+	a, b := x.ends[0], x.ends[1]
+	switch {
+	case ids[0] == ids[1]:
+		return fmt.Errorf("--context: %s and %s lead to the same cluster", a.context, b.context)
+	case a.name == b.name:
+		return fmt.Errorf("--name: both clusters would be %s; give two names", a.name)
+	}
+	for _, named := range []map[string][]netip.Prefix{x.pods, x.services} {
+		for name := range named {
+			if name != a.name && name != b.name {
+				return fmt.Errorf("--pod-cidr: %q is the name of neither cluster; they are %s and %s", name, a.name, b.name)
+			}
+		}
+	}
+	if which, why := x.guess(server); which == a {
+		x.ends = [2]*site{b, a}
+		x.say("%s is the Server: %s", a.name, why)
+	} else {
+		x.say("%s is the Server: %s", b.name, why)
+	}
+	return nil
+}
+
+// guess says which cluster is the server, and why.
+func (x *joining) guess(server string) (s *site, why string) {
+	a, b := x.ends[0], x.ends[1]
+	role := cmp.Or(a.found.Role(b.name), map[string]string{"Server": "Client", "Client": "Server"}[b.found.Role(a.name)])
+	switch {
+	case role == "Server":
+		return a, "its Peering says so"
+	case role == "Client":
+		return b, "the Peering says so"
+	case server == a.context:
+		return a, "--server"
+	case server == b.context:
+		return b, "--server"
+	case a.found.Balanced != b.found.Balanced && a.found.Balanced:
+		return a, "its load balancers have addresses, and the other cluster has none; --server changes it"
+	case a.found.Balanced != b.found.Balanced:
+		return b, "its load balancers have addresses, and the other cluster has none; --server changes it"
+	case a.found.Public && !b.found.Public && !a.found.Balanced:
+		return a, "its nodes have external addresses, and those of the other cluster have none; --server changes it"
+	}
+	return b, "it was named last; --server changes it"
+}
+
+// plan proposes both ends and shows them. stands is whether that changes no Peering and no image.
+func (x *joining) plan() (stands bool, err error) {
+	client, server := x.ends[0], x.ends[1]
+	if x.specs, x.lines, err = join.Pair(client.found, server.found); err != nil {
+		return false, err
+	}
+	stands = true
+	for i, s := range x.ends {
+		peer := x.ends[1-i].name
+		var why string
+		if x.image[i], x.expose[i], why, err = x.wanted(s, peer, x.specs[i].Role); err != nil {
+			return false, s.of(err)
+		}
+		if why != "" {
+			x.lines[i] = append(x.lines[i], join.Line{What: "reached by", Value: x.expose[i], Source: why})
+		}
+		x.lines[i] = append(x.lines[i], join.Line{What: "image", Value: x.image[i]})
+		if err := x.show(s, x.specs[i].Role, x.lines[i]); err != nil {
+			return false, err
+		}
+		old := s.found.Old(peer)
+		stands = stands && old != nil && reflect.DeepEqual(old, x.specs[i]) && s.had.Image == x.image[i] && s.had.Expose == x.expose[i]
+	}
+	return stands, nil
+}
+
+// apply makes both clusters what was planned, and waits until packets pass.
+func (x *joining) apply() error {
+	ctx, cancel := x.bounded()
+	defer cancel()
+	client, server := x.ends[0], x.ends[1]
+	for i, s := range x.ends {
+		x.say("%s: installing", s.name)
+		if err := s.Install(ctx, x.ends[1-i].name, x.image[i], x.expose[i]); err != nil {
+			return s.of(err)
+		}
+	}
+	if err := server.ApplyPeering(ctx, x.specs[1], server.found.Nonce(client.name)); err != nil {
+		return server.of(err)
+	}
+	if x.specs[0].Endpoint == "" || x.endpoint != "" || !x.works(ctx, client, server.name) { // an administrator may have given a better one
+		var err error
+		if x.specs[0].Endpoint, err = x.reached(ctx, server, client.name); err != nil {
+			return server.of(err)
+		}
+	}
+	if err := client.ApplyPeering(ctx, x.specs[0], client.found.Nonce(server.name)); err != nil {
+		return client.of(err)
+	}
+	for i, s := range x.ends {
+		key, err := x.key(ctx, s, x.ends[1-i].name)
+		if err != nil {
+			return s.of(err)
+		}
+		x.specs[1-i].PublicKey = key
+	}
+	for i, s := range x.ends {
+		peer := x.ends[1-i].name
+		if err := s.ApplyPeering(ctx, x.specs[i], s.found.Nonce(peer)); err != nil {
+			return s.of(err)
+		}
+	}
+	for i, s := range x.ends {
+		if err := x.connected(ctx, s, x.ends[1-i].name); err != nil {
+			return s.of(err)
+		}
+	}
+	return nil
+}
+
+// reached waits until a Server's gateway has an address, and returns it.
+func (j *joiner) reached(ctx context.Context, s *site, peer string) (endpoint string, err error) {
+	if j.endpoint != "" {
+		return j.endpoint, nil
+	}
+	err = deploy.Await(ctx, j.waiting(s), func(ctx context.Context) (missing string, err error) {
+		endpoint, missing, err = s.Endpoint(ctx, peer, s.found.Address)
+		return missing, err
+	})
+	return endpoint, err
+}
+
+// key waits until a gateway has its key, and returns the public one.
+func (j *joiner) key(ctx context.Context, s *site, peer string) (key string, err error) {
+	err = deploy.Await(ctx, j.waiting(s), func(ctx context.Context) (missing string, err error) {
+		status, err := s.Status(ctx, peer)
+		if err != nil {
+			return "", err
+		}
+		if key = status.PublicKey; key != "" {
+			return "", nil
+		}
+		return "the gateway's key; " + cmp.Or(s.Trouble(ctx, peer), status.Message, "the gateway is starting"), nil
+	})
+	return key, err
+}
+
+// works reports whether packets pass.
+func (j *joiner) works(ctx context.Context, s *site, peer string) bool {
+	status, err := s.Status(ctx, peer)
+	return err == nil && slices.ContainsFunc(status.Conditions, func(c *peering.Condition) bool { return c.Type == peering.Connected && c.Status == "True" })
+}
+
+// connected waits until packets pass, through every node.
+func (j *joiner) connected(ctx context.Context, s *site, peer string) error {
+	return deploy.Await(ctx, j.waiting(s), func(ctx context.Context) (missing string, err error) {
+		status, err := s.Status(ctx, peer)
+		if err != nil {
+			return "", err
+		}
+		for _, kind := range []string{peering.Accepted, peering.NodesReady, peering.Connected} {
+			i := slices.IndexFunc(status.Conditions, func(c *peering.Condition) bool { return c.Type == kind })
+			if i < 0 || status.Conditions[i].Status != "True" {
+				return kind + ": " + cmp.Or(s.Trouble(ctx, peer), status.Message, "the gateway is starting"), nil
+			}
+		}
+		return "", nil
+	})
+}
+
+// An endReport is what became of one end.
+type endReport struct {
+	Cluster  string      `json:"cluster"`
+	Context  string      `json:"context"`
+	Role     string      `json:"role"`
+	Endpoint string      `json:"endpoint,omitempty"`
+	Nodes    string      `json:"nodes"`
+	RTT      string      `json:"rtt,omitempty"`
+	Sees     []seenAs    `json:"sees"`
+	Found    []join.Line `json:"found"`
+}
+
+// seenAs is a CIDR of the other cluster.
+type seenAs struct {
+	Cluster string `json:"cluster"`
+	What    string `json:"what"`
+	CIDR    string `json:"cidr"`
+	As      string `json:"as"`
+}
+
+// sees lists what a Peering says of the other cluster.
+func sees(spec *peering.Spec) (all []seenAs) {
+	for _, r := range spec.Remote.PodCIDRs {
+		all = append(all, seenAs{spec.Peer, "pods", r.CIDR, cmp.Or(r.Remap, r.CIDR)})
+	}
+	if r := spec.Remote.ExternalCIDR; r != nil {
+		all = append(all, seenAs{spec.Peer, "nodes and Services", r.CIDR, cmp.Or(r.Remap, r.CIDR)})
+	}
+	return all
+}
+
+// report prints what each cluster sees of the other.
+func (x *joining) report(asJSON bool) error {
+	var all []endReport
+	for i, s := range x.ends {
+		status, err := s.Status(x.Context(), x.ends[1-i].name)
+		if err != nil {
+			return cli.Failed(s.of(err))
+		}
+		all = append(all, endReport{Cluster: s.name, Context: s.context, Role: x.specs[i].Role, Endpoint: x.specs[i].Endpoint, Nodes: status.NodesReady,
+			RTT: status.RTT, Sees: sees(x.specs[i]), Found: x.lines[i]})
+	}
+	if asJSON {
+		e := json.NewEncoder(x.OutOrStdout())
+		e.SetIndent("", "  ")
+		return e.Encode(all)
+	}
+	return printEnds(x.Command, all)
+}
+
+func printEnds(cmd *cobra.Command, all []endReport) error {
+	t := cli.NewTable(cmd.OutOrStdout())
+	for _, end := range all {
+		rtt := ""
+		if end.RTT != "" {
+			rtt = ", round trip " + end.RTT
+		}
+		fmt.Fprintf(t, "%s is connected, %s nodes%s\n", end.Cluster, end.Nodes, rtt)
+		for _, x := range end.Sees {
+			example := ""
+			if from, err := netip.ParsePrefix(x.CIDR); err == nil && x.What == "pods" {
+				if to, err := netip.ParsePrefix(x.As); err == nil {
+					example = fmt.Sprintf("%s is %s in %s", join.Nth(from, 261), join.Nth(to, 261), end.Cluster)
+				}
+			}
+			fmt.Fprintf(t, "  %s of %s\t%s\tas %s\t%s\n", x.What, x.Cluster, x.CIDR, x.As, example)
+		}
+	}
+	return t.Flush()
+}

@@ -1,0 +1,237 @@
+//go:build !nokube
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"k8s.io/client-go/rest"
+
+	"culvert/cmd/internal/cli"
+	"culvert/gateway/configfile"
+	"culvert/kube/deploy"
+	"culvert/kube/join"
+	"culvert/kube/peering"
+)
+
+// A joiner is what culvert join, invite, accept and leave have in common.
+type joiner struct {
+	*cobra.Command
+	kubeconfig                      string
+	contexts, names                 []string
+	image, expose, endpoint         string
+	podCIDRs, serviceCIDRs, avoided []string
+	yes                             bool
+	timeout                         time.Duration
+	pods, services                  map[string][]netip.Prefix // by the name of a cluster
+	avoid                           []netip.Prefix
+	say                             func(format string, args ...any) // a line of progress
+}
+
+// A site is one of the clusters.
+type site struct {
+	*deploy.Cluster
+	context, version, name string
+	found                  *join.Cluster
+	had                    *deploy.Installed
+}
+
+func (j *joiner) addCluster(cmd *cobra.Command, contexts string) {
+	j.Command = cmd
+	j.say = func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
+	flags := cmd.Flags()
+	flags.StringVar(&j.kubeconfig, "kubeconfig", "", "`FILE` that leads to the clusters (default: what kubectl takes)")
+	flags.StringArrayVar(&j.contexts, "context", nil, contexts)
+	flags.BoolVarP(&j.yes, "yes", "y", false, "do not ask")
+	flags.DurationVar(&j.timeout, "timeout", 5*time.Minute, "how long to wait for what others have to do")
+	flags.SortFlags = false
+}
+
+// addInstall adds the flags of what installs. of is how a flag says of which cluster it speaks.
+func (j *joiner) addInstall(cmd *cobra.Command, of string) {
+	flags := cmd.Flags()
+	flags.StringVar(&j.image, "image", "", "`NAME` of culvert's image in a registry that all nodes reach (default: the one that is installed)")
+	flags.StringArrayVar(&j.podCIDRs, "pod-cidr", nil, "`"+of+"CIDR` of pods, if it is not found; may be repeated")
+	flags.StringArrayVar(&j.serviceCIDRs, "service-cidr", nil, "`"+of+"CIDR` of Services, if it is not found; may be repeated")
+	flags.StringArrayVar(&j.avoided, "avoid", nil, "`CIDR` that nothing that is chosen may overlap; may be repeated")
+}
+
+func (j *joiner) addExpose(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&j.expose, "expose", "", "`TYPE` of the Service by which the Server is reached: LoadBalancer or NodePort (default: LoadBalancer if that cluster has load balancers)")
+	cmd.Flags().StringVar(&j.endpoint, "endpoint", "", "`HOST:PORT` by which the Client reaches the Server, if it is not that of the Service")
+	cli.FlagValues(cmd, "expose", "LoadBalancer", "NodePort")
+}
+
+// check reads what the flags say. single is whether there is one cluster, whose name flags need not say.
+func (j *joiner) check(single bool) error {
+	e := new(configfile.Errors)
+	for _, name := range j.names {
+		join.CheckName(e, "--name", name)
+	}
+	read := func(flag string, texts []string) map[string][]netip.Prefix {
+		all := map[string][]netip.Prefix{}
+		for _, text := range texts {
+			name, list, named := strings.Cut(text, "=")
+			if !named {
+				name, list = "", text
+			}
+			if named == single && flag != "--avoid" {
+				e.Add(flag, "%q: want %s", text, map[bool]string{true: "a CIDR", false: "NAME=CIDR with the name of a cluster"}[single])
+			}
+			for one := range strings.SplitSeq(list, ",") {
+				if p := e.Prefix(flag, configfile.Scalar(one)); p.IsValid() {
+					all[name] = append(all[name], p)
+				}
+			}
+		}
+		return all
+	}
+	j.pods, j.services, j.avoid = read("--pod-cidr", j.podCIDRs), read("--service-cidr", j.serviceCIDRs), read("--avoid", j.avoided)[""]
+	if j.expose != "" {
+		e.OneOf("--expose", configfile.Scalar(j.expose), "LoadBalancer", "NodePort")
+	}
+	if j.endpoint != "" {
+		if fault := peering.CheckEndpoint(j.endpoint); fault != "" {
+			e.Add("--endpoint", "%s", fault)
+		}
+	}
+	if j.timeout <= 0 {
+		e.Add("--timeout", "want more than 0")
+	}
+	return e.Err()
+}
+
+// site connects to the cluster of a context, and looks whether the user may do what is to be done.
+func (j *joiner) site(ctx context.Context, name string, rights []deploy.Right) (*site, error) {
+	o := operator{kubeconfig: j.kubeconfig, context: name}
+	config, err := o.config()
+	if err != nil {
+		return nil, err
+	}
+	config.WarningHandler = rest.NoWarnings{}
+	s := &site{context: name}
+	if s.Cluster, err = deploy.New(config); err != nil {
+		return nil, err
+	}
+	if s.version, err = s.Version(ctx); err == nil {
+		err = s.Allowed(ctx, rights)
+	}
+	return s, err
+}
+
+// survey finds what a cluster has. name is its ID; "" makes one of the context.
+func (j *joiner) survey(ctx context.Context, s *site, name string) error {
+	survey, err := s.Survey(ctx)
+	if err != nil {
+		return err
+	}
+	if name == "" {
+		name = survey.Own()
+	}
+	if name == "" {
+		name = join.NameOf(s.context)
+	}
+	e := new(configfile.Errors)
+	if join.CheckName(e, "--name", name); e.Err() != nil {
+		return e.Err()
+	}
+	key := name
+	if len(j.contexts) == 1 {
+		key = ""
+	}
+	s.name = name
+	s.found, err = survey.Find(name, join.Hints{Pods: j.pods[key], Services: j.services[key], Avoid: j.avoid, API: s.API()})
+	return err
+}
+
+// of begins an error with the cluster that it is about.
+func (s *site) of(err error) error {
+	if err == nil {
+		return nil
+	}
+	name := s.name
+	if name == "" {
+		name = s.context
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}
+
+// waiting says what a cluster waits for.
+func (j *joiner) waiting(s *site) func(string) {
+	return func(missing string) { j.say("%s: waiting: %s", s.name, missing) }
+}
+
+// bounded gives a wait its time.
+func (j *joiner) bounded() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(j.Context(), j.timeout)
+}
+
+// confirm asks whether what was shown is to be done.
+func (j *joiner) confirm(question string) error {
+	if j.yes {
+		return nil
+	}
+	if f, ok := j.InOrStdin().(*os.File); ok {
+		if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err != nil {
+			return errors.New("nothing was changed: there is no terminal to ask at; if what is shown is right, add --yes")
+		}
+	}
+	fmt.Fprintf(j.ErrOrStderr(), "%s [y/N] ", question)
+	select {
+	case line := <-readLines(j.InOrStdin()):
+		if answer := strings.ToLower(strings.TrimSpace(line)); answer == "y" || answer == "yes" {
+			return nil
+		}
+		return errors.New("nothing was changed")
+	case <-j.Context().Done():
+		return errors.New("interrupted; nothing was changed")
+	}
+}
+
+// show prints what a cluster has and gets.
+func (j *joiner) show(s *site, role string, lines []join.Line) error {
+	out := j.ErrOrStderr()
+	nodes := "nodes"
+	if s.found.Nodes == 1 {
+		nodes = "node"
+	}
+	fmt.Fprintf(out, "%s (context %s, Kubernetes %s, %d %s), %s:\n", s.name, s.context, s.version, s.found.Nodes, nodes, role)
+	t := cli.NewTable(out)
+	for _, l := range lines {
+		fmt.Fprintf(t, "  %s\t%s\t%s\n", l.What, l.Value, l.Source)
+	}
+	return t.Flush()
+}
+
+// wanted settles image and Service of a cluster: what the user says, or what there is.
+func (j *joiner) wanted(s *site, peer, role string) (image, expose, why string, err error) {
+	if s.had, err = s.Installed(j.Context(), peer); err != nil {
+		return "", "", "", err
+	}
+	image = j.image
+	if image == "" {
+		image = s.had.Image
+	}
+	if image == "" {
+		return "", "", "", errors.New("--image: missing; name culvert's image in a registry that all nodes reach, such as registry.example/culvert:1.0")
+	}
+	switch {
+	case role == "Client":
+		return image, "ClusterIP", "", nil
+	case j.expose != "":
+		return image, j.expose, "--expose", nil
+	case s.had.Expose == "LoadBalancer" || s.had.Expose == "NodePort":
+		return image, s.had.Expose, "as it is", nil
+	case s.found.Balanced:
+		return image, "LoadBalancer", "load balancers of this cluster have addresses", nil
+	}
+	return image, "NodePort", "no load balancer of this cluster has an address", nil
+}

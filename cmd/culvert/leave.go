@@ -1,0 +1,131 @@
+//go:build !nokube
+
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"culvert/cmd/internal/cli"
+	"culvert/gateway/configfile"
+	"culvert/kube/deploy"
+	"culvert/kube/join"
+)
+
+func newLeaveCommand() *cobra.Command {
+	var peer string
+	var all bool
+	j := &joiner{}
+	cmd := &cobra.Command{
+		Use:   "leave",
+		Short: "Undo a peering of a Kubernetes cluster, or remove all of culvert from it",
+		Long: "Undo a peering of a Kubernetes cluster, or remove all of culvert from it. Agents remove links, routes and the exception from " +
+			"masquerade from all nodes first; then gateways, agents, rights, kinds and namespaces go. The other cluster keeps its end until " +
+			"culvert leave runs there.\n\n" +
+			"It can be interrupted and run again. With several clusters, one that cannot be reached does not keep the others.",
+		Example: "  culvert leave --context rome --peer milan\n  culvert leave --context rome --context milan --all --yes",
+		Args:    cobra.NoArgs,
+	}
+	j.addCluster(cmd, "`NAME` of the context of a cluster (default: the current one); may be repeated")
+	cmd.Flags().StringVar(&peer, "peer", "", "`NAME` of the cluster that is left")
+	cmd.Flags().BoolVar(&all, "all", false, "leave every cluster, and remove everything of culvert's")
+	cmd.RunE = func(*cobra.Command, []string) error {
+		switch {
+		case all == (peer != ""):
+			return errors.New("--peer: give the name of a cluster, or --all for everything")
+		case peer != "":
+			e := new(configfile.Errors)
+			if join.CheckName(e, "--peer", peer); e.Err() != nil {
+				return e.Err()
+			}
+		}
+		if len(j.contexts) == 0 {
+			context, err := (&operator{kubeconfig: j.kubeconfig}).current()
+			if err != nil {
+				return err
+			}
+			j.contexts = []string{context}
+		}
+		return j.leave(peer)
+	}
+	return cmd
+}
+
+// leaving is what is to go in one cluster.
+type leaving struct {
+	*site
+	names []string // of Peerings
+}
+
+// leave removes a peering from each cluster; "" removes all of culvert.
+func (j *joiner) leave(peer string) error {
+	var sites []leaving
+	var unreached []error
+	for _, name := range j.contexts {
+		s, err := j.site(j.Context(), name, deploy.LeaveRights())
+		var names []string
+		if err == nil {
+			s.name = name
+			names, err = s.Peerings(j.Context())
+		}
+		if err != nil {
+			unreached = append(unreached, fmt.Errorf("%s: %w; nothing was removed there: run the same command when it can be", name, err))
+			continue
+		}
+		if peer != "" {
+			if names = slices.DeleteFunc(names, func(n string) bool { return n != peer }); len(names) == 0 {
+				j.say("%s: there is no Peering %s", name, peer)
+				continue
+			}
+		}
+		sites = append(sites, leaving{s, names})
+	}
+	if len(sites) == 0 {
+		return errors.Join(unreached...)
+	}
+	for _, s := range sites {
+		what := "the peering with " + peer
+		if peer == "" {
+			what = "all of culvert, with the peerings " + cmp.Or(strings.Join(s.names, ", "), "(none)")
+		}
+		j.say("%s: will remove %s", s.name, what)
+	}
+	if err := j.confirm("Remove this?"); err != nil {
+		return err
+	}
+	errs := unreached
+	for _, s := range sites {
+		if err := j.leaveOne(s, peer); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return cli.Failed(err)
+	}
+	return nil
+}
+
+func (j *joiner) leaveOne(s leaving, peer string) (err error) {
+	ctx, cancel := j.bounded()
+	defer cancel()
+	if peer != "" {
+		err = s.Leave(ctx, peer, j.waiting(s.site))
+	} else {
+		err = s.LeaveAll(ctx, j.waiting(s.site))
+	}
+	if err != nil {
+		return s.of(err)
+	}
+	j.say("%s: done", s.name)
+	for _, name := range s.names {
+		if !slices.Contains(j.contexts, name) {
+			j.say("%s still has its end, if it was not left there: culvert leave --context %[1]s --peer NAME, with the name of this cluster", name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,430 @@
+package integration
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// joinLab is two clusters of which nothing but the API servers, the nodes and their pods is there, and a host from which users reach both.
+type joinLab struct {
+	t           *testing.T
+	rome, milan *peeringLab
+	desk        *peerHost
+	kubeconfig  string
+}
+
+func newJoinLab(t *testing.T) *joinLab {
+	t.Helper()
+	rome, milan := newPeeringLabs(t)
+	l := &joinLab{t: t, rome: rome, milan: milan, desk: rome.client}
+	var clusters, users, contexts []object
+	for i, p := range []*peeringLab{rome, milan} {
+		address := fmt.Sprintf("127.0.0.1:%d", 7001+i)
+		relayBetween(l.desk, address, p.client, fmt.Sprintf("%s:%d", p.kubeEnd.api(), kubeAPIPort))
+		p.masquerade()
+		clusters = append(clusters, object{"name": p.name, "cluster": object{"server": "https://" + address, "tls-server-name": p.kubeEnd.api(), "certificate-authority-data": p.api.roots}})
+		users = append(users, object{"name": p.name, "user": object{"token": adminToken}})
+		contexts = append(contexts, object{"name": "admin@" + p.name, "context": object{"cluster": p.name, "user": p.name}})
+	}
+	clusters = append(clusters, object{"name": "away", "cluster": object{"server": "https://127.0.0.1:7999"}})
+	contexts = append(contexts, object{"name": "again", "context": object{"cluster": "rome", "user": "rome"}}, object{"name": "away", "context": object{"cluster": "away", "user": "rome"}})
+	text, err := yaml.Marshal(object{"apiVersion": "v1", "kind": "Config", "clusters": clusters, "users": users, "contexts": contexts})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(l.kubeconfig, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// relayBetween has connections to an address of one host go to an address that another one reaches.
+func relayBetween(at *peerHost, address string, from *peerHost, to string) {
+	at.t.Helper()
+	listener, err := at.listen("tcp4", address)
+	if err != nil {
+		at.t.Fatal(err)
+	}
+	at.t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer client.Close()
+				server, err := from.dial("tcp4", to)
+				if err != nil {
+					return
+				}
+				defer server.Close()
+				go func(from net.Conn) { io.Copy(client, from); client.Close() }(server)
+				io.Copy(server, client)
+			}()
+		}
+	}()
+}
+
+// culvert runs a command at the desk to its end, and returns all that it says.
+func (l *joinLab) culvert(args ...string) (string, error) {
+	l.t.Helper()
+	p := l.start(args...)
+	<-p.ended
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		return p.output(), fmt.Errorf("exit status %d", code)
+	}
+	return p.output(), nil
+}
+
+func (l *joinLab) start(args ...string) *peerProcess {
+	return l.desk.start(nil, os.Getenv(binaryEnv), append(args, "--kubeconfig="+l.kubeconfig)...)
+}
+
+// await waits for a command's end.
+func (l *joinLab) await(p *peerProcess, want string) {
+	l.t.Helper()
+	eventuallyWithin(l.t, kubeStartTimeout, "the command ends", func() error {
+		select {
+		case <-p.ended:
+			return nil
+		default:
+			return errors.New(p.output())
+		}
+	})
+	if out := p.output(); p.cmd.ProcessState.ExitCode() != 0 || !strings.Contains(out, want) {
+		l.t.Fatalf("exit status %d, want 0 and %q: %s", p.cmd.ProcessState.ExitCode(), want, out)
+	}
+}
+
+// kubelet starts what a cluster's objects ask for, as soon as they are there: agents, the gateway, and a load balancer for a Server.
+func (p *peeringLab) kubelet(pod string) {
+	p.t.Helper()
+	has := func(apiVersion, kind, namespace, name string) {
+		eventuallyWithin(p.t, kubeStartTimeout, p.name+": "+kind+" "+name, func() error {
+			_, err := p.api.admin.get(object{"apiVersion": apiVersion, "kind": kind, "metadata": object{"namespace": namespace, "name": name}})
+			if refused := new(kubeError); err != nil && !errors.As(err, &refused) {
+				p.t.Fatal(err)
+			}
+			return err
+		})
+	}
+	has("apps/v1", "Deployment", peeringNamespace, "culvert-"+p.remote.name)
+	has("rbac.authorization.k8s.io/v1", "RoleBinding", agentNamespace, "culvert-"+p.remote.name)
+	p.awaitRights()
+	for i := range kubeNodes {
+		if p.agents[i] == nil {
+			p.kubeconfigs[i] = p.kubeconfig(p.agentToken(&kubeNodes[i]))
+			p.startAgent(i)
+		}
+	}
+	service := object{"apiVersion": "v1", "kind": "Service", "metadata": object{"namespace": peeringNamespace, "name": "culvert-" + p.remote.name}}
+	if stored := must2(p.t)(p.api.admin.get(service)); field(stored, "spec", "type") == "LoadBalancer" {
+		service["status"] = object{"loadBalancer": object{"ingress": []object{{"ip": p.kubeEnd.peering}}}}
+		if err := p.api.admin.request(http.MethodPatch, pathOf(service)+"/status"+standInManager, "application/apply-patch+yaml", service, nil); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	p.startGateway(pod)
+}
+
+// controllers ends what runs, and empties and removes namespaces, when its objects have gone.
+func (p *peeringLab) controllers() {
+	p.t.Helper()
+	daemonSet := object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": "culvert-node", "namespace": agentNamespace}}
+	eventuallyWithin(p.t, kubeStartTimeout, p.name+": the DaemonSet goes", func() error {
+		if _, err := p.api.admin.get(daemonSet); err == nil {
+			return errNotYet
+		}
+		return nil
+	})
+	for i := range kubeNodes {
+		p.endAgent(i, syscall.SIGTERM)
+		p.agents[i] = nil
+	}
+	for _, namespace := range []string{agentNamespace, peeringNamespace} {
+		for _, kind := range []string{"Pod", "Event"} {
+			if err := p.api.admin.request(http.MethodDelete, kubePath("v1", kind, namespace, "")+"?gracePeriodSeconds=0", "application/json", nil, nil); err != nil {
+				p.t.Fatal(err)
+			}
+		}
+		eventuallyWithin(p.t, kubeStartTimeout, p.name+": namespace "+namespace, func() error {
+			o := object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": namespace}}
+			stored, err := p.api.admin.get(o)
+			if refused := new(kubeError); errors.As(err, &refused) && refused.Code == http.StatusNotFound {
+				return nil
+			}
+			if err != nil || field(stored, "metadata", "deletionTimestamp") == nil {
+				return fmt.Errorf("is there: %v", err)
+			}
+			stored["spec"] = object{"finalizers": []string{}}
+			p.api.admin.request(http.MethodPut, pathOf(o)+"/finalize", "application/json", stored, nil)
+			return errNotYet
+		})
+	}
+}
+
+// everything lists what a cluster has: objects, and links, addresses, routes, rules and nftables of its nodes.
+func (p *peeringLab) everything(t *testing.T) (all []string) {
+	t.Helper()
+	var groups struct {
+		Groups []struct{ PreferredVersion struct{ GroupVersion string } }
+	}
+	get := func(path string, answer any) {
+		if err := p.api.admin.request(http.MethodGet, path, "", nil, answer); err != nil {
+			t.Fatal(err)
+		}
+	}
+	get("/apis", &groups)
+	paths := []string{"/api/v1"}
+	for _, g := range groups.Groups {
+		paths = append(paths, "/apis/"+g.PreferredVersion.GroupVersion)
+	}
+	for _, path := range paths {
+		var list struct {
+			Resources []struct {
+				Name  string
+				Verbs []string
+			}
+		}
+		get(path, &list)
+		for _, r := range list.Resources {
+			if !slices.Contains(r.Verbs, "list") || r.Name == "events" || r.Name == "leases" {
+				continue
+			}
+			var objects struct{ Items []object }
+			get(path+"/"+r.Name, &objects)
+			for _, o := range objects.Items {
+				all = append(all, fmt.Sprint(path, " ", r.Name, " ", field(o, "metadata", "namespace"), "/", field(o, "metadata", "name")))
+			}
+		}
+	}
+	for _, node := range p.nodes {
+		for _, command := range []string{"ip -o link", "ip -o address", "ip route show table all", "ip rule", "nft list ruleset"} {
+			words := strings.Fields(command)
+			all = append(all, node.name+" "+command+":\n"+node.run(words[0], words[1:]...))
+		}
+	}
+	return all
+}
+
+// requireSame fails unless a cluster has what it had.
+func requireSame(t *testing.T, p *peeringLab, before []string) {
+	t.Helper()
+	after := p.everything(t)
+	for _, x := range after {
+		if !slices.Contains(before, x) {
+			t.Errorf("%s has more: %s", p.name, x)
+		}
+	}
+	for _, x := range before {
+		if !slices.Contains(after, x) {
+			t.Errorf("%s has no longer: %s", p.name, x)
+		}
+	}
+}
+
+// versions are the resource versions of what is installed, but for what follows the gateways.
+func (p *peeringLab) versions(t *testing.T) (all []string) {
+	t.Helper()
+	out := p.client.run(os.Getenv(binaryEnv), "kube", "template", "--image=any", "--peering="+p.remote.name)
+	for document := range strings.SplitSeq(out, "\n---\n") {
+		var o object
+		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
+			t.Fatal(err)
+		}
+		stored := must2(t)(p.api.admin.get(o))
+		all = append(all, fmt.Sprint(o["kind"], " ", field(o, "metadata", "name"), " ", field(stored, "metadata", "generation"), " ", field(stored, "spec")))
+	}
+	stored := must2(t)(p.api.admin.get(p.peering()))
+	return append(all, fmt.Sprint("Peering ", field(stored, "metadata", "generation"), " ", field(stored, "spec")))
+}
+
+// ping has a pod of one cluster reach one of the other, under the CIDR that a Peering says.
+func (p *peeringLab) ping(to *peeringLab) {
+	p.t.Helper()
+	all, _ := field(must2(p.t)(p.api.admin.get(p.peering())), "spec", "remote", "podCIDRs").([]any)
+	if len(all) == 0 {
+		p.t.Fatalf("%s sees no pods", p.name)
+	}
+	remap, _ := all[0].(object)["remap"].(string)
+	at, own := strings.Split(remap, "."), strings.Split(to.pod(&kubeNodes[1], 5), ".")
+	if len(at) != 4 {
+		p.t.Fatalf("%s sees pods as %q", p.name, remap)
+	}
+	address := strings.Join([]string{at[0], at[1], own[2], own[3]}, ".")
+	for i, pod := range p.pods {
+		eventually(p.t, fmt.Sprintf("%s: pod of node%d reaches %s", p.name, i+1, address), func() error {
+			out, err := pod.try("", "ping", "-c", "1", "-W", "1", address)
+			if err != nil {
+				return errors.New(out)
+			}
+			return nil
+		})
+	}
+}
+
+// TestKubeJoin: two clusters with the same CIDRs are joined, by one command and by messages, and left; what is there before is there after.
+func TestKubeJoin(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		l := newJoinLab(t)
+		rome, milan := l.rome, l.milan
+		before := [2][]string{rome.everything(t), milan.everything(t)}
+		both := []string{"--context=admin@rome", "--context=admin@milan"}
+		t.Run("refused", func(t *testing.T) { testJoinRefused(t, l) })
+		t.Run("join", func(t *testing.T) {
+			join := l.start(append([]string{"join", "--image=registry.example/culvert:test", "--expose=LoadBalancer", "--yes"}, both...)...)
+			milan.kubelet("gateway-1")
+			rome.kubelet("gateway-1")
+			l.await(join, "rome is connected, 2/2 nodes")
+			rome.ping(milan)
+			milan.ping(rome)
+		})
+		t.Run("again", func(t *testing.T) {
+			had := [2][]string{rome.versions(t), milan.versions(t)}
+			out, err := l.culvert(append([]string{"join"}, both...)...) // nothing changes, and so nobody is asked
+			if err != nil || !strings.Contains(out, "milan is connected, 2/2 nodes") {
+				t.Fatalf("%v: %s", err, out)
+			}
+			for i, p := range []*peeringLab{rome, milan} {
+				if now := p.versions(t); !slices.Equal(now, had[i]) {
+					t.Errorf("%s has changed:\n%q\nbefore\n%q", p.name, now, had[i])
+				}
+			}
+			if err := rome.api.admin.delete(object{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": object{"name": "culvert-milan", "namespace": peeringNamespace}}); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := l.culvert(append([]string{"join"}, both...)...); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			if now := rome.versions(t); !slices.Equal(now, had[0]) {
+				t.Errorf("rome is not repaired:\n%q\nbefore\n%q", now, had[0])
+			}
+		})
+		t.Run("leave", func(t *testing.T) { testJoinLeave(t, l, before) })
+		t.Run("messages", func(t *testing.T) { testJoinMessages(t, l) })
+		t.Run("leave again", func(t *testing.T) { testJoinLeave(t, l, before) })
+		for _, p := range []*peeringLab{rome, milan} {
+			for _, e := range p.api.audit(t, "admin") {
+				if e.ResponseStatus.Code == http.StatusForbidden {
+					t.Errorf("%s: %s %s was forbidden", p.name, e.Verb, e.RequestURI)
+				}
+			}
+		}
+	}, kubernetes)
+}
+
+// testJoinRefused: what cannot be done is said before anything is changed.
+func testJoinRefused(t *testing.T, l *joinLab) {
+	for want, args := range map[string]string{
+		"lead to the same cluster":                                "join --context=admin@rome --context=again --image=x --yes",
+		"away: cannot be reached":                                 "join --context=admin@rome --context=away --image=x --yes",
+		"--image: missing":                                        "join --context=admin@rome --context=admin@milan --yes",
+		"no terminal to ask at":                                   "join --context=admin@rome --context=admin@milan --image=x",
+		"is the name of neither cluster":                          "join --context=admin@rome --context=admin@milan --image=x --pod-cidr turin=10.0.0.0/16",
+		"remap of 10.0.0.0/8, pods of rome: no private /8":        "join --context=admin@rome --context=admin@milan --image=x --pod-cidr rome=10.0.0.0/8 --pod-cidr milan=10.0.0.0/8 --avoid 172.16.0.0/12",
+		"there is no Peering turin":                               "leave --context=admin@rome --peer turin --yes",
+		"nothing was removed there: run the same command when it": "leave --context=away --all --yes",
+	} {
+		out, err := l.culvert(strings.Fields(args)...)
+		if !strings.Contains(out, want) || (err == nil) != strings.HasPrefix(want, "there is no") {
+			t.Errorf("%s: %v: %s, want %q", args, err, out, want)
+		}
+	}
+}
+
+// testJoinLeave: everything goes, although the command is killed once, and one cluster is away at first.
+func testJoinLeave(t *testing.T, l *joinLab, before [2][]string) {
+	rome, milan := l.rome, l.milan
+	first := l.start("leave", "--context=admin@rome", "--all", "--yes")
+	eventually(t, "the Peering goes", func() error {
+		if _, err := rome.api.admin.get(rome.peering()); err == nil {
+			return errNotYet
+		}
+		return nil
+	})
+	first.cmd.Process.Kill()
+	<-first.ended
+	again := l.start("leave", "--context=admin@rome", "--context=admin@milan", "--all", "--yes")
+	rome.controllers()
+	milan.controllers()
+	l.await(again, "admin@milan: done")
+	for i, p := range []*peeringLab{rome, milan} {
+		if err := p.gateway.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		<-p.gateway.ended
+		requireSame(t, p, before[i])
+	}
+	if out, err := l.culvert("leave", "--context=admin@rome", "--context=away", "--all", "--yes"); err == nil || !strings.Contains(out, "admin@rome: done") || !strings.Contains(out, "away: cannot be reached") {
+		t.Errorf("one is away: %v: %s", err, out)
+	}
+}
+
+// testJoinMessages: by an invitation and its answer.
+func testJoinMessages(t *testing.T, l *joinLab) {
+	rome, milan := l.rome, l.milan
+	file := func(name string, p *peerProcess) string {
+		name = filepath.Join(t.TempDir(), name)
+		text := p.output()
+		if i := strings.Index(text, "culvert invitation"); i >= 0 { // what is said beside it is on the same pipe here
+			text = text[i:]
+		}
+		text, _, _ = strings.Cut(text, "words of")
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	words := func(out string) string {
+		_, after, _ := strings.Cut(out, "words of this message, ")
+		_, after, _ = strings.Cut(after, ": ")
+		line, _, _ := strings.Cut(after, "\n")
+		return line
+	}
+	invite := l.start("invite", "--context=admin@milan", "--peer=rome", "--image=registry.example/culvert:test", "--expose=LoadBalancer", "--yes")
+	milan.kubelet("gateway-1")
+	l.await(invite, "checksum")
+	invitation := file("milan.invite", invite)
+	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", invitation); err == nil || !strings.Contains(out, "culvert: admin@milan: ") {
+		t.Errorf("its own: %v: %s", err, out)
+	}
+	accept := l.start("accept", "--context=admin@rome", "--image=registry.example/culvert:test", "--yes", invitation)
+	rome.kubelet("gateway-1")
+	l.await(accept, "answers ")
+	if a, b := words(invite.output()), words(accept.output()); a == "" || a != b {
+		t.Errorf("words %q and %q", a, b)
+	}
+	answer := file("rome.invite", accept)
+	altered := filepath.Join(t.TempDir(), "altered")
+	text, err := os.ReadFile(answer)
+	if err == nil {
+		err = os.WriteFile(altered, bytes.Replace(text, []byte("pods 10.244"), []byte("pods 10.245"), 1), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", altered); err == nil || !strings.Contains(out, "altered on its way") {
+		t.Errorf("%v: %s", err, out)
+	}
+	for range 2 { // the second time nothing changes, and nobody is asked
+		if out, err := l.culvert("accept", "--context=admin@milan", "--yes", answer); err != nil || !strings.Contains(out, "milan is connected, 2/2 nodes") {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	rome.ping(milan)
+	milan.ping(rome)
+}

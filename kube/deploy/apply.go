@@ -1,0 +1,260 @@
+package deploy
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"culvert/kube/join"
+	"culvert/kube/manifests"
+	"culvert/kube/peering"
+)
+
+// Survey reads what a cluster says about its addresses.
+func (c *Cluster) Survey(ctx context.Context) (*join.Survey, error) {
+	s := &join.Survey{}
+	if err := c.each(ctx, nodes, "", "", s.Node); err != nil {
+		return nil, err
+	}
+	if err := c.each(ctx, pods, "", "", s.Pod); err != nil {
+		return nil, err
+	}
+	if err := c.each(ctx, services, "", "", s.Service); err != nil {
+		return nil, err
+	}
+	if err := c.each(ctx, cidrs, "", "", s.ServiceCIDR); err != nil {
+		return nil, err
+	}
+	if err := c.each(ctx, pools, "", "", s.IPPool); err != nil {
+		return nil, err
+	}
+	if err := c.each(ctx, peerings, peering.GatewayNamespace, "", s.Peering); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Installed is what a cluster has of culvert.
+type Installed struct {
+	Image  string // "": nothing
+	Expose string // of a Peering's gateway
+}
+
+// Installed returns what a cluster has.
+func (c *Cluster) Installed(ctx context.Context, name string) (*Installed, error) {
+	i := &Installed{}
+	u, err := c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node", metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("get DaemonSet culvert-node: %w", err)
+	}
+	if err == nil {
+		if all, _, _ := unstructured.NestedSlice(u.Object, "spec", "template", "spec", "containers"); len(all) > 0 {
+			first, _ := all[0].(map[string]any)
+			i.Image, _ = first["image"].(string)
+		}
+	}
+	s, err := c.client.Resource(services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name, metav1.GetOptions{})
+	if err == nil {
+		i.Expose, _, _ = unstructured.NestedString(s.Object, "spec", "type")
+	} else if !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("get Service culvert-%s: %w", name, err)
+	}
+	return i, nil
+}
+
+// Parts are the objects of one Peering's end, and of what every peering needs.
+func Parts(name, image, expose string) ([]*unstructured.Unstructured, error) {
+	return Objects(manifests.Common(image) + "\n---\n" + manifests.GatewayOf(name, image, expose))
+}
+
+// InstallRights are what Install and ApplyPeering need.
+func InstallRights() []Right {
+	all, err := Parts("any", manifests.Image, "NodePort")
+	if err != nil {
+		panic(err) // the manifests are our own
+	}
+	rights := append(rightsFor(all, "create", "patch"), rightsFor([]*unstructured.Unstructured{newPeering("any", nil, "")}, "get", "list", "create", "patch")...)
+	for _, r := range []string{"nodes", "pods", "services"} {
+		rights = append(rights, Right{"list", "", r, ""})
+	}
+	return rights
+}
+
+// Install makes what runs for a Peering as it should be. What is so already stays.
+func (c *Cluster) Install(ctx context.Context, name, image, expose string) error {
+	all, err := Parts(name, image, expose)
+	if err != nil {
+		return err
+	}
+	for _, u := range all {
+		if err := c.apply(ctx, u); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// applyPause is how long is waited before another attempt, when a kind or a namespace has just been made.
+const applyPause = 200 * time.Millisecond
+
+// apply makes an object what it should be. A kind that has just been defined takes some time.
+func (c *Cluster) apply(ctx context.Context, u *unstructured.Unstructured) error {
+	for {
+		_, err := c.of(u).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: manager, Force: true})
+		if err == nil {
+			return nil
+		}
+		if !apierrors.IsNotFound(err) && !apierrors.IsServiceUnavailable(err) && !apierrors.IsTooManyRequests(err) {
+			return fmt.Errorf("apply %s: %w", nameOf(u), err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("apply %s: %w", nameOf(u), err)
+		case <-time.After(applyPause):
+		}
+	}
+}
+
+// newPeering returns a Peering; nonce is that of our invitation, if there is one.
+func newPeering(name string, spec *peering.Spec, nonce string) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": peering.Group + "/" + peering.Version, "kind": peering.KindPeering,
+		"metadata": map[string]any{"name": name, "namespace": peering.GatewayNamespace},
+	}}
+	if nonce != "" {
+		u.SetAnnotations(map[string]string{join.Annotation: nonce})
+	}
+	if spec != nil {
+		if part, err := runtime.DefaultUnstructuredConverter.ToUnstructured(spec); err == nil {
+			u.Object["spec"] = part
+		}
+	}
+	return u
+}
+
+// ApplyPeering makes a Peering as it should be.
+func (c *Cluster) ApplyPeering(ctx context.Context, spec *peering.Spec, nonce string) error {
+	return c.apply(ctx, newPeering(spec.Peer, spec, nonce))
+}
+
+// Status returns the status of a Peering.
+func (c *Cluster) Status(ctx context.Context, name string) (*peering.Status, error) {
+	u, err := c.client.Resource(peerings).Namespace(peering.GatewayNamespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("get Peering %s: %w", name, err)
+	}
+	return &peering.PeeringOf(u).Status, nil
+}
+
+// Endpoint returns where a Peering's gateway is reached: by the load balancer of its Service, or by a node's address and its node port.
+// While there is no endpoint, missing says what is.
+func (c *Cluster) Endpoint(ctx context.Context, name string, node netip.Addr) (endpoint, missing string, err error) {
+	u, err := c.client.Resource(services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name, metav1.GetOptions{})
+	if err != nil {
+		return "", "", fmt.Errorf("get Service culvert-%s: %w", name, err)
+	}
+	var s struct {
+		Spec struct {
+			Type  string
+			Ports []struct{ Port, NodePort int }
+		}
+		Status struct {
+			LoadBalancer struct {
+				Ingress []struct{ IP, Hostname string }
+			}
+		}
+	}
+	if err := read(u, &s); err != nil {
+		return "", "", fmt.Errorf("Service culvert-%s: %w", name, err)
+	}
+	if len(s.Spec.Ports) == 0 {
+		return "", "a port of Service culvert-" + name, nil
+	}
+	port := s.Spec.Ports[0]
+	switch {
+	case s.Spec.Type == "LoadBalancer" && len(s.Status.LoadBalancer.Ingress) > 0:
+		in := s.Status.LoadBalancer.Ingress[0]
+		return net.JoinHostPort(cmp.Or(in.IP, in.Hostname), fmt.Sprint(port.Port)), "", nil
+	case s.Spec.Type == "LoadBalancer":
+		return "", fmt.Sprintf("an address of a load balancer for Service culvert/culvert-%s; without a load balancer that carries UDP: --expose NodePort", name), nil
+	case s.Spec.Type == "NodePort" && port.NodePort != 0 && node.IsValid():
+		return net.JoinHostPort(node.String(), fmt.Sprint(port.NodePort)), "", nil
+	case s.Spec.Type == "NodePort":
+		return "", "a node port of Service culvert-" + name + ", or a Node with an address", nil
+	}
+	return "", fmt.Sprintf("an address: Service culvert-%s is a %s; give --endpoint", name, s.Spec.Type), nil
+}
+
+// Trouble returns why the pods of a Peering's gateway or of agents do not run, by what the cluster says of them; "" if they do.
+func (c *Cluster) Trouble(ctx context.Context, name string) string {
+	why := ""
+	for _, of := range []struct{ namespace, labels string }{
+		{peering.GatewayNamespace, "app=culvert-gateway,culvert.io/peering=" + name}, {peering.NodeNamespace, "app=culvert-node"},
+	} {
+		none := true
+		c.each(ctx, pods, of.namespace, of.labels, func(u *unstructured.Unstructured) {
+			none = false
+			if text := podTrouble(u); text != "" && why == "" {
+				why = fmt.Sprintf("pod %s/%s: %s", of.namespace, u.GetName(), text)
+			}
+		})
+		if none && why == "" {
+			why = "there is no pod in " + of.namespace + " yet"
+		}
+	}
+	return why
+}
+
+// podTrouble returns why a pod is not ready; "" if it is.
+func podTrouble(u *unstructured.Unstructured) string {
+	var s struct {
+		Status struct {
+			Phase      string
+			Conditions []struct{ Type, Status, Reason, Message string }
+			Containers []struct {
+				State struct {
+					Waiting *struct{ Reason, Message string }
+				}
+			} `json:"containerStatuses"`
+		}
+	}
+	if read(u, &s) != nil {
+		return ""
+	}
+	for _, c := range s.Status.Containers {
+		if w := c.State.Waiting; w != nil {
+			return sentence(w.Reason, w.Message)
+		}
+	}
+	for _, c := range s.Status.Conditions {
+		if c.Status != "True" && (c.Type == "PodScheduled" || c.Type == "Ready") && c.Message != "" {
+			return sentence(c.Reason, c.Message)
+		}
+	}
+	return ""
+}
+
+// read reads an object into a struct.
+func read(u *unstructured.Unstructured, to any) error {
+	text, err := json.Marshal(u.Object)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, to)
+}
+
+func sentence(reason, message string) string {
+	if message == "" {
+		return reason
+	}
+	return reason + ": " + message
+}

@@ -1,0 +1,231 @@
+package deploy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+)
+
+// manager is the field manager of what is applied.
+const manager = "culvert"
+
+// minMinor is the oldest Kubernetes 1 whose API servers take the kinds and tell the node of an agent's token.
+const minMinor = 31
+
+// A Cluster is one by its API server, and with a user's rights.
+type Cluster struct {
+	client dynamic.Interface
+	http   *http.Client
+	host   string
+}
+
+// New returns a Cluster. It asks nothing yet.
+func New(c *rest.Config) (*Cluster, error) {
+	client, err := dynamic.NewForConfig(c)
+	if err != nil {
+		return nil, err
+	}
+	h, err := rest.HTTPClientFor(c)
+	if err != nil {
+		return nil, err
+	}
+	host := c.Host
+	if !strings.Contains(host, "://") {
+		host = "https://" + host
+	}
+	return &Cluster{client: client, http: h, host: strings.TrimSuffix(host, "/")}, nil
+}
+
+// API returns the address of the API server; invalid if it has a name.
+func (c *Cluster) API() netip.Addr {
+	u, err := url.Parse(c.host)
+	if err != nil {
+		return netip.Addr{}
+	}
+	a, _ := netip.ParseAddr(u.Hostname())
+	return a
+}
+
+// Version returns the version of the API server, or that it is too old.
+func (c *Cluster) Version(ctx context.Context) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.host+"/version", nil)
+	if err != nil {
+		return "", err
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		return "", fmt.Errorf("cannot be reached: %w", err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, 1<<16))
+	if err != nil {
+		return "", fmt.Errorf("cannot be reached: %w", err)
+	}
+	var v struct{ Major, Minor, GitVersion string }
+	if response.StatusCode != http.StatusOK || json.Unmarshal(text, &v) != nil {
+		return "", fmt.Errorf("/version: the API server answers %s", response.Status)
+	}
+	minor, err := strconv.Atoi(strings.TrimRight(v.Minor, "+"))
+	if v.Major == "1" && err == nil && minor < minMinor {
+		return "", fmt.Errorf("Kubernetes %s is too old: its API server does not say from which node an agent is; want 1.%d or newer", v.GitVersion, minMinor)
+	}
+	return strings.TrimPrefix(v.GitVersion, "v"), nil
+}
+
+// ID returns what no other cluster has.
+func (c *Cluster) ID(ctx context.Context) (string, error) {
+	u, err := c.client.Resource(namespaces).Get(ctx, "kube-system", metav1.GetOptions{})
+	if err != nil {
+		return "", fmt.Errorf("get namespace kube-system: %w", err)
+	}
+	return string(u.GetUID()), nil
+}
+
+// What is read without an object in hand.
+var (
+	namespaces  = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+	nodes       = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	pods        = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	services    = schema.GroupVersionResource{Version: "v1", Resource: "services"}
+	cidrs       = schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "servicecidrs"}
+	pools       = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "ippools"}
+	peerings    = schema.GroupVersionResource{Group: "culvert.io", Version: "v1alpha1", Resource: "peerings"}
+	tunnelNodes = schema.GroupVersionResource{Group: "culvert.io", Version: "v1alpha1", Resource: "tunnelnodes"}
+	daemonSets  = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}
+	deployments = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
+	bindings    = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterrolebindings"}
+	reviews     = schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews"}
+)
+
+// Objects reads manifests.
+func Objects(text string) (all []*unstructured.Unstructured, err error) {
+	for document := range strings.SplitSeq(text, "\n---\n") {
+		u := &unstructured.Unstructured{}
+		raw, err := yaml.YAMLToJSON([]byte(document))
+		if err == nil {
+			err = u.UnmarshalJSON(raw)
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, u)
+	}
+	return all, nil
+}
+
+// resourceOf is where objects of a kind are.
+func resourceOf(u *unstructured.Unstructured) schema.GroupVersionResource {
+	kind := u.GroupVersionKind()
+	plural := strings.ToLower(kind.Kind) + "s"
+	if stem, ok := strings.CutSuffix(plural, "ys"); ok {
+		plural = stem + "ies"
+	}
+	return kind.GroupVersion().WithResource(plural)
+}
+
+func (c *Cluster) of(u *unstructured.Unstructured) dynamic.ResourceInterface {
+	return c.client.Resource(resourceOf(u)).Namespace(u.GetNamespace())
+}
+
+// nameOf is an object in a message.
+func nameOf(u *unstructured.Unstructured) string {
+	name := u.GetName()
+	if u.GetNamespace() != "" {
+		name = u.GetNamespace() + "/" + name
+	}
+	return u.GetKind() + " " + name
+}
+
+// perPage is how many objects are asked for at once.
+const perPage = 500
+
+// each visits all objects of a resource; none if the cluster does not have that.
+func (c *Cluster) each(ctx context.Context, r schema.GroupVersionResource, namespace, labels string, visit func(*unstructured.Unstructured)) error {
+	o := metav1.ListOptions{LabelSelector: labels, Limit: perPage}
+	for {
+		l, err := c.client.Resource(r).Namespace(namespace).List(ctx, o)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("list %s: %w", r.Resource, err)
+		}
+		for i := range l.Items {
+			visit(&l.Items[i])
+		}
+		if o.Continue = l.GetContinue(); o.Continue == "" {
+			return nil
+		}
+	}
+}
+
+// A Right is something that a user needs to be allowed.
+type Right struct{ Verb, Group, Resource, Namespace string }
+
+func (r Right) String() string {
+	text := r.Verb + " " + r.Resource
+	if r.Group != "" {
+		text += "." + r.Group
+	}
+	if r.Namespace != "" {
+		text += " in " + r.Namespace
+	}
+	return text
+}
+
+// rightsFor are verbs on all that some objects are of.
+func rightsFor(all []*unstructured.Unstructured, verbs ...string) (rights []Right) {
+	seen := map[Right]bool{}
+	for _, u := range all {
+		r := resourceOf(u)
+		for _, verb := range verbs {
+			if right := (Right{verb, r.Group, r.Resource, u.GetNamespace()}); !seen[right] {
+				seen[right] = true
+				rights = append(rights, right)
+			}
+		}
+	}
+	return rights
+}
+
+// Allowed asks whether the user has all of some rights. The error names those that are missing.
+func (c *Cluster) Allowed(ctx context.Context, rights []Right) error {
+	var missing []string
+	for _, r := range rights {
+		review := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+			"spec": map[string]any{"resourceAttributes": map[string]any{"verb": r.Verb, "group": r.Group, "resource": r.Resource, "namespace": r.Namespace}},
+		}}
+		answer, err := c.client.Resource(reviews).Create(ctx, review, metav1.CreateOptions{})
+		if err != nil {
+			return fmt.Errorf("ask for your rights: %w", err)
+		}
+		if ok, _, _ := unstructured.NestedBool(answer.Object, "status", "allowed"); !ok {
+			missing = append(missing, r.String())
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	const most = 5
+	text := strings.Join(missing[:min(len(missing), most)], ", ")
+	if n := len(missing) - most; n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return errors.New("you are not allowed to " + text + "; ask an administrator of the cluster, or apply what culvert kube template prints")
+}

@@ -1,0 +1,107 @@
+package deploy
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"culvert/integration/need"
+	"culvert/kube/manifests"
+	"culvert/kube/peering"
+)
+
+// TestParts: all of the manifests has a resource, and is within the rights that are asked for first.
+func TestParts(t *testing.T) {
+	all, err := Parts("milan", "registry.example/another:2.0", "NodePort")
+	if err != nil || len(all) < 20 {
+		t.Fatalf("%d objects, %v", len(all), err)
+	}
+	resources := map[string]bool{}
+	for _, u := range all {
+		resources[resourceOf(u).Resource] = true
+		if strings.Contains(u.GetName(), manifests.Peering) || u.GetAPIVersion() == "" {
+			t.Errorf("%s", nameOf(u))
+		}
+	}
+	for _, r := range []string{"customresourcedefinitions", "namespaces", "daemonsets", "validatingadmissionpolicies", "validatingadmissionpolicybindings", "deployments", "secrets"} {
+		if !resources[r] {
+			t.Errorf("no %s", r)
+		}
+	}
+	for _, rights := range [][]Right{InstallRights(), LeaveRights()} {
+		for _, u := range append(all, newPeering("milan", nil, "")) {
+			r := resourceOf(u)
+			if !slices.ContainsFunc(rights, func(x Right) bool {
+				return x.Group == r.Group && x.Resource == r.Resource && x.Namespace == u.GetNamespace()
+			}) {
+				t.Errorf("no right is asked for %s", nameOf(u))
+			}
+		}
+	}
+}
+
+// TestNewPeering: what a Peering does not say is not there, so that applying it takes nothing from others.
+func TestNewPeering(t *testing.T) {
+	u := newPeering("milan", &peering.Spec{Cluster: "rome", Peer: "milan", Role: "Server", InternalCIDR: "10.80.0.0/22", Local: peering.SpecLocal{PodCIDRs: []string{"10.0.0.0/16"}}}, "abc")
+	spec := u.Object["spec"].(map[string]any)
+	for _, field := range []string{"publicKey", "endpoint", "mtu", "remote"} {
+		if _, ok := spec[field]; ok {
+			t.Errorf("spec.%s is there: %v", field, spec)
+		}
+	}
+	if spec["cluster"] != "rome" || u.GetAnnotations()["culvert.io/invitation"] != "abc" || u.GetNamespace() != "culvert" {
+		t.Error(u.Object)
+	}
+}
+
+func TestPodTrouble(t *testing.T) {
+	for want, status := range map[string]map[string]any{
+		"":                                {"phase": "Running"},
+		"ImagePullBackOff: no such image": {"containerStatuses": []any{map[string]any{"state": map[string]any{"waiting": map[string]any{"reason": "ImagePullBackOff", "message": "no such image"}}}}},
+		"ContainerCreating":               {"containerStatuses": []any{map[string]any{"state": map[string]any{"waiting": map[string]any{"reason": "ContainerCreating"}}}}},
+		"Unschedulable: 0/2 nodes":        {"conditions": []any{map[string]any{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}}},
+	} {
+		if got := podTrouble(&unstructured.Unstructured{Object: map[string]any{"status": status}}); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestAwait: each thing that is missing is said once, an error is such a thing, and the last one is the error at the end.
+func TestAwait(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
+		var said []string
+		say := func(text string) { said = append(said, text) }
+		looks := []string{"a", "a", "!away", "b"}
+		look := func(context.Context) (string, error) {
+			if len(looks) == 0 {
+				return "", nil
+			}
+			next := looks[0]
+			looks = looks[1:]
+			if text, ok := strings.CutPrefix(next, "!"); ok {
+				return "", errors.New(text)
+			}
+			return next, nil
+		}
+		if err := Await(t.Context(), say, look); err != nil || !slices.Equal(said, []string{"a", "away", "b"}) {
+			t.Errorf("%v, %q", err, said)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		never := func(context.Context) (string, error) { return "an address", nil }
+		if err := Await(ctx, say, never); err == nil || err.Error() != "still missing: an address" {
+			t.Error(err)
+		}
+		ctx, cancel = context.WithCancel(t.Context())
+		cancel()
+		if err := Await(ctx, say, never); err == nil || !strings.HasPrefix(err.Error(), "interrupted") {
+			t.Error(err)
+		}
+	})
+}

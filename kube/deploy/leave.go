@@ -1,0 +1,171 @@
+package deploy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"culvert/kube/join"
+	"culvert/kube/manifests"
+	"culvert/kube/peering"
+)
+
+// awaitPause is how long is waited between two looks.
+const awaitPause = 500 * time.Millisecond
+
+// Await looks until nothing is missing. say is called with what is missing, whenever that changes. An error of look counts as missing,
+// because an API server may be away for a moment. When ctx ends, the error is what was missing last.
+func Await(ctx context.Context, say func(missing string), look func(context.Context) (missing string, err error)) error {
+	last := ""
+	for {
+		missing, err := look(ctx)
+		if err == nil && missing == "" {
+			return nil
+		}
+		if ctx.Err() == nil || last == "" {
+			if err != nil {
+				missing = err.Error()
+			}
+			if missing != last {
+				last = missing
+				say(missing)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return errors.New("interrupted; the same command goes on")
+			}
+			return fmt.Errorf("still missing: %s", last)
+		case <-time.After(awaitPause):
+		}
+	}
+}
+
+// LeaveRights are what Leave and LeaveAll need.
+func LeaveRights() []Right {
+	all, err := Parts("any", manifests.Image, "NodePort")
+	if err != nil {
+		panic(err) // the manifests are our own
+	}
+	rights := rightsFor(append(all, newPeering("any", nil, "")), "get", "delete")
+	return append(rights, Right{"list", peering.Group, "peerings", peering.GatewayNamespace}, Right{"list", peering.Group, "tunnelnodes", peering.NodeNamespace},
+		Right{"list", "", "pods", peering.NodeNamespace}, Right{"list", "rbac.authorization.k8s.io", "clusterrolebindings", ""})
+}
+
+// Peerings returns the names of Peerings that a cluster has, or of which it has parts.
+func (c *Cluster) Peerings(ctx context.Context) ([]string, error) {
+	names := map[string]bool{}
+	err := c.each(ctx, peerings, peering.GatewayNamespace, "", func(u *unstructured.Unstructured) { names[u.GetName()] = true })
+	if err == nil {
+		err = c.each(ctx, bindings, "", "", func(u *unstructured.Unstructured) {
+			role, _, _ := unstructured.NestedString(u.Object, "roleRef", "name")
+			if name, ok := strings.CutPrefix(u.GetName(), "culvert-"); ok && role == "culvert-gateway" {
+				names[name] = true
+			}
+		})
+	}
+	return slices.Sorted(maps.Keys(names)), err
+}
+
+// remove deletes objects in the opposite order of that in which they are applied, and waits until they are gone.
+func (c *Cluster) remove(ctx context.Context, all []*unstructured.Unstructured, say func(string)) error {
+	all = slices.Clone(all)
+	slices.Reverse(all)
+	policy := metav1.DeletePropagationBackground
+	for _, u := range all {
+		err := c.of(u).Delete(ctx, u.GetName(), metav1.DeleteOptions{PropagationPolicy: &policy})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete %s: %w", nameOf(u), err)
+		}
+	}
+	return Await(ctx, say, func(ctx context.Context) (string, error) {
+		for _, u := range all {
+			_, err := c.of(u).Get(ctx, u.GetName(), metav1.GetOptions{})
+			if err == nil {
+				return nameOf(u) + " is being deleted", nil
+			}
+			if !apierrors.IsNotFound(err) {
+				return "", fmt.Errorf("get %s: %w", nameOf(u), err)
+			}
+		}
+		return "", nil
+	})
+}
+
+// Leave removes a Peering, waits until no node has anything of it, and removes its gateway.
+func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) error {
+	if err := c.remove(ctx, []*unstructured.Unstructured{newPeering(name, nil, "")}, say); err != nil {
+		return err
+	}
+	err := Await(ctx, say, func(ctx context.Context) (missing string, err error) {
+		err = c.each(ctx, tunnelNodes, peering.NodeNamespace, "", func(u *unstructured.Unstructured) {
+			if missing == "" && nodeHas(u, name) {
+				missing = fmt.Sprintf("the agent of node %s has not removed link, routes and exception yet; if the node is gone for good, delete its Node", u.GetName())
+			}
+		})
+		return missing, err
+	})
+	if err != nil {
+		return err
+	}
+	all, err := Objects(manifests.GatewayOf(name, manifests.Image, "ClusterIP"))
+	if err != nil {
+		return err
+	}
+	return c.remove(ctx, all, say)
+}
+
+// nodeHas reports whether a TunnelNode tells of a Peering.
+func nodeHas(u *unstructured.Unstructured, name string) bool {
+	var t struct{ Status peering.NodeStatus }
+	if read(u, &t) != nil {
+		return false
+	}
+	return slices.ContainsFunc(t.Status.Peerings, func(p peering.NodePeering) bool { return p.Name == name })
+}
+
+// LeaveAll removes everything of culvert's: Peerings first, agents when no node has anything of them, and then the rest.
+func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
+	names, err := c.Peerings(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := c.Leave(ctx, name, say); err != nil {
+			return fmt.Errorf("peering %s: %w", name, err)
+		}
+	}
+	all, err := Objects(manifests.Common(manifests.Image))
+	if err != nil {
+		return err
+	}
+	agents := slices.DeleteFunc(slices.Clone(all), func(u *unstructured.Unstructured) bool { return u.GetKind() != "DaemonSet" })
+	if err := c.remove(ctx, agents, say); err != nil {
+		return err
+	}
+	err = Await(ctx, say, func(ctx context.Context) (missing string, err error) { // they ask for their DaemonSet when they end
+		err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(u *unstructured.Unstructured) { missing = nameOf(u) + " is ending" })
+		return missing, err
+	})
+	if err != nil {
+		return err
+	}
+	return c.remove(ctx, all, say)
+}
+
+// Nonce returns what ApplyPeering is to keep as the nonce of an invitation: the one that there is, or a new one.
+func Nonce(c *join.Cluster, peer string) string {
+	if n := c.Nonce(peer); n != "" {
+		return n
+	}
+	return join.NewNonce()
+}
