@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"culvert/gateway/config"
 	"culvert/gateway/node/links"
 	"culvert/gateway/node/remote"
 	"culvert/gateway/wgkey"
@@ -196,10 +197,14 @@ func (n *Node) peer(p *Peering) (peer NodePeer, missing string) {
 		return peer, fmt.Sprintf("status.active.addresses[0]: %s is an address of the other cluster", gateway)
 	}
 	l := links.Link{Name: linkName(p.Metadata.Name), VNI: geneve.VNI(a.VNI), MTU: p.MTU, Remote: gateway, Address: address, Gateway: p.GatewayAddress()}
-	return NodePeer{
+	peer = NodePeer{
 		Peering: p.Metadata.Name, Here: active.Node == n.name, Link: l,
 		Routes: remote.Peer{Name: p.Metadata.Name, Link: l.Name, Gateway: l.Gateway, Local: p.Pods, Remote: p.Seen()},
-	}, ""
+	}
+	if peer.Here {
+		peer.Routes.Pod, peer.Routes.Port = gateway, config.DefaultGenevePort
+	}
+	return peer, ""
 }
 
 // linkName is the name of a Peering's device on nodes.

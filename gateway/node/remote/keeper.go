@@ -32,6 +32,9 @@ type Peer struct {
 	Link          string         // device that leads to the gateway
 	Gateway       netip.Addr     // the gateway's address on the link
 	Local, Remote []netip.Prefix // this cluster's pods, the other cluster's addresses as this one sees them
+	// Pod is the gateway's own address, if its pod is on this node: what it sends to Port of other nodes by UDP keeps this source.
+	Pod  netip.Addr
+	Port uint16
 }
 
 // A Status is what became of a Peer.
@@ -167,8 +170,11 @@ func (k *Keeper) route(desired []Peer) (all []Status, pairs []pair, err error) {
 		if err == nil {
 			for _, l := range p.Local {
 				for _, r := range p.Remote {
-					pairs = append(pairs, pair{l, r}, pair{r, l})
+					pairs = append(pairs, pair{from: l, to: r}, pair{from: r, to: l})
 				}
+			}
+			if p.Pod.IsValid() {
+				pairs = append(pairs, pair{netip.PrefixFrom(p.Pod, p.Pod.BitLen()), netip.PrefixFrom(netip.IPv4Unspecified(), 0), p.Port})
 			}
 		}
 	}

@@ -171,7 +171,7 @@ var (
 func needNAT(t *testing.T) {
 	t.Helper()
 	need.Namespace(t)
-	need.Kernel(t, "nft", keepTable([]pair{{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("198.51.100.0/24")}}))
+	need.Kernel(t, "nft", keepTable([]pair{{from: netip.MustParsePrefix("192.0.2.0/24"), to: netip.MustParsePrefix("198.51.100.0/24")}}))
 	must(t, keepTable(nil))
 }
 
@@ -208,6 +208,24 @@ func TestKeeper(t *testing.T) {
 	k.Apply(nil)
 	wantRoutes(t)
 	wantRules(t)
+}
+
+// TestGatewaysPod: what a gateway's pod sends to nodes through the tunnel keeps its source, and nothing else of it does.
+func TestGatewaysPod(t *testing.T) {
+	needNAT(t)
+	need.Programs(t, "nft", "nft")
+	k := run(t)
+	link(t, "cv-milan", "10.80.0.2/32")
+	here := milan
+	here.Pod, here.Port = netip.MustParseAddr("10.244.1.9"), 6091
+	k.Apply([]Peer{here})
+	k.says(t, "")
+	wantRules(t, append(slices.Clone(milanRules), "10.244.1.9/32 to 0.0.0.0/0 UDP 6091")...)
+	if got := list(t); !strings.Contains(got, "ip protocol 17 udp dport 6091 ip saddr 10.244.1.9 ") && !strings.Contains(got, "udp dport 6091 ip saddr 10.244.1.9 ") {
+		t.Error(got)
+	}
+	k.Apply([]Peer{milan}) // it has moved
+	wantRules(t, milanRules...)
 }
 
 // list is the table as nft prints it, with the numbers of rules.

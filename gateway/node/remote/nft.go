@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,10 +22,18 @@ const (
 )
 
 // A pair is a direction in which packets keep their source.
-type pair struct{ from, to netip.Prefix }
+type pair struct {
+	from, to netip.Prefix
+	udp      uint16 // destination port; 0: every packet
+}
 
 // label is what a rule carries as its user data, by which it is known again.
-func (p pair) label() string { return fmt.Sprintf("%s to %s", p.from, p.to) }
+func (p pair) label() string {
+	if p.udp != 0 {
+		return fmt.Sprintf("%s to %s UDP %d", p.from, p.to, p.udp)
+	}
+	return fmt.Sprintf("%s to %s", p.from, p.to)
+}
 
 // keepTable makes the table what pairs say, in one transaction, unless it is so.
 func keepTable(pairs []pair) error {
@@ -60,7 +69,24 @@ func keepTable(pairs []pair) error {
 			nested(unix.NFTA_RULE_EXPRESSIONS, p.expressions()), attribute(unix.NFTA_RULE_USERDATA, []byte(p.label())))
 	}
 	b.end()
-	return conn.commit(b.bytes)
+	if err := conn.commit(b.bytes); err != nil {
+		return err
+	}
+	for _, p := range pairs {
+		if p.udp != 0 {
+			forget(p)
+		}
+	}
+	return nil
+}
+
+// forget has the kernel forget translations that were made before the rule was there: a UDP connection in use never ends by itself. Where that
+// is refused, what is in use stays as it is.
+func forget(p pair) {
+	f := &netlink.ConntrackFilter{}
+	if errors.Join(f.AddIPNet(netlink.ConntrackOrigSrcIP, ipNet(p.from)), f.AddProtocol(unix.IPPROTO_UDP), f.AddPort(netlink.ConntrackOrigDstPort, p.udp)) == nil {
+		netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, f)
+	}
 }
 
 // removeTable deletes the table, and reports whether it was there.
@@ -83,20 +109,39 @@ const (
 	offsetSource  = 12 // in an IPv4 header (RFC 791, Section 3.1)
 	offsetDest    = 16
 	addressLength = 4
+
+	offsetProtocol = 9
+	offsetPort     = 2 // of the destination, in a UDP header (RFC 768)
 )
 
 // expressions match packets of a pair and give them the source that they have.
 func (p pair) expressions() []byte {
+	var only []byte
+	if p.udp != 0 {
+		only = slices.Concat(load(unix.NFT_PAYLOAD_NETWORK_HEADER, offsetProtocol, 1), equals([]byte{unix.IPPROTO_UDP}),
+			load(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offsetPort, 2), equals(binary.BigEndian.AppendUint16(nil, p.udp)))
+	}
 	return slices.Concat(
-		loadAddress(offsetSource), within(p.from), loadAddress(offsetDest), within(p.to), loadAddress(offsetSource),
+		only, loadAddress(offsetSource), within(p.from), loadAddress(offsetDest), within(p.to), loadAddress(offsetSource),
 		expression("nat", number(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT), number(unix.NFTA_NAT_FAMILY, unix.NFPROTO_IPV4),
 			number(unix.NFTA_NAT_REG_ADDR_MIN, register)))
 }
 
 // loadAddress puts an address of the IPv4 header into the register.
 func loadAddress(offset uint32) []byte {
-	return expression("payload", number(unix.NFTA_PAYLOAD_DREG, register), number(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER),
-		number(unix.NFTA_PAYLOAD_OFFSET, offset), number(unix.NFTA_PAYLOAD_LEN, addressLength))
+	return load(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, addressLength)
+}
+
+// load puts bytes of a header into the register.
+func load(header, offset, length uint32) []byte {
+	return expression("payload", number(unix.NFTA_PAYLOAD_DREG, register), number(unix.NFTA_PAYLOAD_BASE, header),
+		number(unix.NFTA_PAYLOAD_OFFSET, offset), number(unix.NFTA_PAYLOAD_LEN, length))
+}
+
+// equals goes on if the register has a value.
+func equals(value []byte) []byte {
+	return expression("cmp", number(unix.NFTA_CMP_SREG, register), number(unix.NFTA_CMP_OP, unix.NFT_CMP_EQ),
+		nested(unix.NFTA_CMP_DATA, attribute(unix.NFTA_DATA_VALUE, value)))
 }
 
 // within goes on if the address in the register is of a prefix.
@@ -108,8 +153,7 @@ func within(p netip.Prefix) []byte {
 			number(unix.NFTA_BITWISE_SREG, register), number(unix.NFTA_BITWISE_DREG, register), number(unix.NFTA_BITWISE_LEN, addressLength),
 			nested(unix.NFTA_BITWISE_MASK, attribute(unix.NFTA_DATA_VALUE, mask)),
 			nested(unix.NFTA_BITWISE_XOR, attribute(unix.NFTA_DATA_VALUE, make([]byte, addressLength)))),
-		expression("cmp", number(unix.NFTA_CMP_SREG, register), number(unix.NFTA_CMP_OP, unix.NFT_CMP_EQ),
-			nested(unix.NFTA_CMP_DATA, attribute(unix.NFTA_DATA_VALUE, p.Masked().Addr().AsSlice()))))
+		equals(p.Masked().Addr().AsSlice()))
 }
 
 func expression(name string, parts ...[]byte) []byte {
