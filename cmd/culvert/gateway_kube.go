@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,6 +29,21 @@ func (g peeringGateway) Trouble() string {
 		}
 	}
 	return ""
+}
+
+// closed are causes with which nothing passes. Others may be one-way traffic or a full link.
+var closed = []*health.Cause{health.NeverThere, health.NodeRefuses, health.NodeNobody, health.NodeUnroutable, health.NodeSilent, health.NodeDeaf,
+	health.WrongUnderlay, health.WrongVNI, health.WrongEncap, health.WrongInner, health.WrongAddress, health.WrongGateway}
+
+// NodeTroubles returns what the gateway's log has said last about each node through which nothing passes.
+func (g peeringGateway) NodeTroubles() map[string]string {
+	all := map[string]string{}
+	for _, f := range g.Findings() {
+		if slices.Contains(closed, f.Cause) {
+			all[f.Of] = f.Problem
+		}
+	}
+	return all
 }
 
 // peeringSource is the source of a Peering as a gateway tells of it.

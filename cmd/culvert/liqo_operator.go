@@ -26,7 +26,8 @@ func kubeCommands() []*cobra.Command {
 		},
 	}
 	cmd.AddCommand(newLiqoTemplateCommand(), newLiqoCheckCommand())
-	return []*cobra.Command{cmd, newKubeCommand(), newJoinCommand(), newInviteCommand(), newAcceptCommand(), newLeaveCommand()}
+	return []*cobra.Command{cmd, newKubeCommand(), newJoinCommand(), newInviteCommand(), newAcceptCommand(), newLeaveCommand(),
+		newVerifyCommand(), newProbeCommand()}
 }
 
 // An operator reads from a cluster with the user's permissions.

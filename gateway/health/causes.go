@@ -208,7 +208,10 @@ type Finding struct {
 	Kind  Kind
 	Of    string // name or address
 	Text  string // one line: the problem and its remedy
-	liqo  string // the same under Liqo
+
+	Problem string // the same without the remedy
+
+	liqo string // the same under Liqo
 }
 
 // WithoutFile returns the finding in the words for a process that no file configures.
@@ -219,5 +222,5 @@ func (f Finding) WithoutFile() Finding {
 
 func find(c *Cause, kind Kind, of string, blanks ...string) Finding {
 	fill := strings.NewReplacer(blanks...)
-	return Finding{c, kind, of, fill.Replace(c.Sentence()), fill.Replace(c.Liqo().Sentence())}
+	return Finding{c, kind, of, fill.Replace(c.Sentence()), fill.Replace(c.Says), fill.Replace(c.Liqo().Sentence())}
 }

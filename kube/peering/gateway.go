@@ -62,7 +62,8 @@ type Plan struct {
 	Status  Status
 	Faults  []string // each begins with the path of a field, and before it with the kind and name of an object that is not the Peering
 	Waiting []string
-	Unready []string // nodes through which no packets pass yet, each with the reason
+	Unready []string // nodes through which no packets pass, each with the reason
+	nodes   int
 
 	Services     []config.Service // exported, of all ports
 	Exports      []exports.Export // what the peer is told of them
@@ -90,8 +91,26 @@ func (g *Gateway) Plan() *Plan {
 	d.Status.Nodes = g.assign(d)
 	g.connect(d)
 	g.exportTo(d)
-	d.Status.NodesReady = fmt.Sprintf("%d/%d", len(g.nodes)-len(d.Unready), len(g.nodes))
+	d.nodes = len(g.nodes)
+	d.count()
 	return d
+}
+
+// count says how many of the nodes are ready.
+func (d *Plan) count() { d.Status.NodesReady = fmt.Sprintf("%d/%d", d.nodes-len(d.Unready), d.nodes) }
+
+// troubles adds what the gateway itself has met on the way to nodes that are ready otherwise.
+func (d *Plan) troubles(all map[string]string) {
+	for _, n := range d.Nodes {
+		known := slices.ContainsFunc(d.Unready, func(why string) bool { return strings.HasPrefix(why, "node "+n.Name+": ") })
+		if why := all[n.Name]; why != "" && !known {
+			d.Unready = append(d.Unready, fmt.Sprintf("node %s: %s", n.Name, why))
+		}
+	}
+	slices.Sort(d.Unready)
+	if d.Peering != nil {
+		d.count()
+	}
 }
 
 // fault notes what is wrong with an object; "" is the Peering.

@@ -280,3 +280,20 @@ func TestInvited(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestTroubles: what the gateway meets on the way to a node is said of the node, unless that says something itself.
+func TestTroubles(t *testing.T) {
+	g := rome(t)
+	g.tunnels["node1"] = tunnelObject(t, 1, "ready: true", "ready: false, message: no route")
+	d := g.Plan()
+	d.troubles(map[string]string{"node1": "silent", "node2": "node2 (172.18.0.2) sends VNI 9, configured 2", "node3": "nobody"})
+	if want := []string{"node node1: no route", "node node2: node2 (172.18.0.2) sends VNI 9, configured 2"}; !slices.Equal(d.Unready, want) || d.Status.NodesReady != "0/2" {
+		t.Errorf("%s: %q", d.Status.NodesReady, d.Unready)
+	}
+	g.put(nil)
+	if d := g.Plan(); d.Status.NodesReady != "" {
+		t.Errorf("without a Peering: %q", d.Status.NodesReady)
+	} else if d.troubles(map[string]string{"node1": "silent"}); d.Status.NodesReady != "" || d.Unready != nil {
+		t.Errorf("without a Peering: %+v", d)
+	}
+}

@@ -39,6 +39,8 @@ type Running interface {
 	// Exchange and Tell are those of gateway.Gateway.
 	Exchange(take func(datagram []byte) (answer []byte, ok bool))
 	Tell(datagram []byte)
+	// NodeTroubles returns in a sentence each why nothing passes between the gateway and a node, by the node's name.
+	NodeTroubles() map[string]string
 }
 
 // A GatewaySource keeps a gateway as its Peering, the Nodes and their agents say, and writes the Peering's status. Nothing is applied
@@ -227,6 +229,7 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	if u == nil {
 		return nil
 	}
+	plan.troubles(g.NodeTroubles())
 	plan.Status.PublicKey = s.base.WireGuard.PrivateKey.Public().Base64()
 	plan.Status.RTT = s.roundTrip(&check)
 	plan.Status.Conditions = s.conditions(plan, check, g.Trouble())

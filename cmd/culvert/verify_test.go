@@ -1,0 +1,69 @@
+//go:build !nokube
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"culvert/kube/verify"
+	"culvert/kube/verify/probe"
+)
+
+// TestVerifyFlags: what is missing or wrong is said before any cluster is asked.
+func TestVerifyFlags(t *testing.T) {
+	none := filepath.Join(t.TempDir(), "none")
+	for args, want := range map[string]string{
+		"":                                "--context: want two, one of each cluster",
+		"--context a":                     "--context: want two",
+		"--context a --context a":         "--context: want two",
+		"--context a --context b -o yaml": "--output: want text or json",
+		"--context a --context b --kubeconfig " + none: none,
+	} {
+		out, diag, status := run(t, append([]string{"verify"}, strings.Fields(args)...)...)
+		if status != 2 || out != "" || !strings.Contains(diag, want) {
+			t.Errorf("verify %s: status %d: %s%s", args, status, out, diag)
+		}
+	}
+}
+
+// TestVerifyPrints: a line for each path, what is wrong, and the verdict.
+func TestVerifyPrints(t *testing.T) {
+	r := &verify.Report{Clusters: []verify.Joined{{Cluster: "rome", Peering: "milan", Gateway: "rome-1", Asked: 10, Nodes: 12}, {Cluster: "milan", Peering: "rome", Asked: 1, Nodes: 1}},
+		Paths:    []verify.Path{{Kind: verify.KindPods, From: "rome/rome-1", To: "milan/milan-1", Answer: probe.Answer{Error: "no answer"}, Faults: []string{"no answer"}}},
+		Findings: []verify.Finding{{Cluster: "milan", Wrong: true, Text: "the gateway is down"}, {Text: "slow"}}}
+	var out strings.Builder
+	err := printVerified(&out, r)
+	const want = `rome: Peering milan, gateway on node rome-1, 10 of 12 nodes are asked (--all-nodes asks all)
+milan: Peering rome, gateway on node none, 1 nodes
+
+       FROM         TO             ANSWER     UDP  LARGEST  TCP  SEEN AS
+wrong  rome/rome-1  milan/milan-1  no answer  –    –        –    –
+
+wrong: milan: the gateway is down
+note: slow
+`
+	if out.String() != want || err == nil || err.Error() != "verify: 1 of 1 paths have faults; correct what is wrong above" {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
+// TestProbe: the pods' commands ask each other as they do in pods.
+func TestProbe(t *testing.T) {
+	result := filepath.Join(t.TempDir(), "result")
+	_, diag, status := run(t, "probe", "ask", "--result", result, `{"token": "0123456789abcdef", "targets": [{"name": "0", "address": "127.0.0.1:1"}]}`)
+	var answers []probe.Answer
+	text, err := os.ReadFile(result)
+	if err == nil {
+		err = json.Unmarshal(text, &answers)
+	}
+	if status != 0 || err != nil || len(answers) != 1 || answers[0].Error != "connection refused" {
+		t.Errorf("status %d: %v %s %s", status, err, text, diag)
+	}
+	if _, diag, status := run(t, "probe", "serve", "--token", "short"); status != 2 || !strings.Contains(diag, "token: 5 bytes; want 16") {
+		t.Errorf("status %d: %s", status, diag)
+	}
+}

@@ -1,0 +1,299 @@
+#!/usr/bin/env bash
+# Two real Kubernetes clusters, rome and milan, in network namespaces of this machine: etcd, API server, controller manager, scheduler, and
+# nodes with kubelet, containerd and kube-proxy. Both have the pod CIDR 10.244.0.0/16 and the service CIDR 10.96.0.0/16; node N of cluster C is
+# 172.30.0.CN in the namespace cv-NAME-N. All that leaves a pod for another cluster is masqueraded, as CNIs do.
+#
+#   clusters.sh up DIR              two nodes in each; kubeconfigs are DIR/NAME/kubeconfig, and both in DIR/kubeconfig
+#   clusters.sh join DIR IMAGE      installs culvert in both, and joins them
+#   clusters.sh node DIR NAME N     one more node
+#   clusters.sh leave DIR NAME N    ends a node
+#   clusters.sh load DIR IMAGE PROGRAM    makes an image of a static program and gives it to all nodes
+#   clusters.sh in NODE CMD...      in the network of a node such as rome-1
+#   clusters.sh down DIR            ends exactly what was started, and removes it
+#
+# Needs root; etcd and kube-apiserver (make kube-assets), kube-controller-manager, kube-scheduler, kubelet and kube-proxy of the same release
+# in $KUBEBUILDER_ASSETS; culvert in bin or $CULVERT; and Debian's containerd, runc, containernetworking-plugins, kubernetes-client, nftables, iproute2, openssl and busybox-static.
+set -euo pipefail
+usage='usage: clusters.sh up|join|node|leave|load|in|down ...'
+assets=${KUBEBUILDER_ASSETS:-}
+pods=10.244.0.0/16
+
+number() { case $1 in rome) echo 1 ;; milan) echo 2 ;; *) echo "clusters.sh: no cluster $1" >&2; exit 2 ;; esac; }
+address() { echo "172.30.0.$(number "$1")$2"; }            # NAME N
+within() { local n=$1; shift; nsenter --net="/run/netns/$n" "$@"; } # not ip netns exec, which hides cgroups
+of() { local name=$1; shift; within cv-lan kubectl --kubeconfig "$dir/kubeconfig" --context "$name" "$@"; }
+
+# start NAMESPACE NAME PROGRAM... runs in the background until stop DIR/NAME.
+start() {
+	local n=$1 at=$2
+	shift 2
+	mkdir -p "$(dirname "$at")"
+	setsid nsenter --net="/run/netns/$n" "$@" >"$at.log" 2>&1 </dev/null &
+	echo $! >"$at.pid"
+}
+
+# stop FILE... ends processes by their pid, all at once.
+stop() {
+	local at pid tries
+	for at in "$@"; do [ ! -s "$at" ] || kill "$(<"$at")" 2>/dev/null || true; done
+	for at in "$@"; do
+		[ -s "$at" ] || continue
+		pid=$(<"$at")
+		for ((tries = 0; tries < 100; tries++)); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
+		kill -9 "$pid" 2>/dev/null || true
+		rm -f "$at"
+	done
+}
+
+# await SECONDS COMMAND... until it succeeds.
+await() {
+	local until=$((SECONDS + $1))
+	shift
+	until "$@" >/dev/null 2>&1; do
+		((SECONDS < until)) || { echo "clusters.sh: in vain: $*" >&2; return 1; }
+		sleep 0.2
+	done
+}
+
+# namespace NODE ADDRESS makes one on the bridge.
+namespace() {
+	ip netns add "$1"
+	ip -n "$1" link set lo up
+	ip link add "${1#cv-}" netns cv-lan type veth peer name eth0 netns "$1"
+	ip -n cv-lan link set "${1#cv-}" master lan up
+	ip -n "$1" address add "$2/24" dev eth0
+	ip -n "$1" link set eth0 up
+	within "$1" sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
+}
+
+# control NAME runs what a cluster has once, in the namespace of its first node.
+control() {
+	local name=$1 d=$dir/$1 at
+	at=$(address "$name" 1)
+	mkdir -p "$d"
+	openssl genrsa -out "$d/accounts.key" 2048 2>/dev/null
+	echo 'admin,admin,admin,system:masters' >"$d/tokens"
+	cat >"$d/audit.yaml" <<-Y
+		apiVersion: audit.k8s.io/v1
+		kind: Policy
+		omitStages: [RequestReceived]
+		rules: [{level: Metadata, userGroups: ["system:serviceaccounts:culvert", "system:serviceaccounts:culvert-nodes"]}, {level: None}]
+	Y
+	start "cv-$name-1" "$d/etcd" "$assets/etcd" --data-dir="$d/etcd.data" --unsafe-no-fsync --log-level=error \
+		--listen-client-urls=http://127.0.0.1:2379 --advertise-client-urls=http://127.0.0.1:2379 \
+		--listen-peer-urls=http://127.0.0.1:2380 --initial-advertise-peer-urls=http://127.0.0.1:2380 --initial-cluster=default=http://127.0.0.1:2380
+	start "cv-$name-1" "$d/apiserver" "$assets/kube-apiserver" --etcd-servers=http://127.0.0.1:2379 --bind-address="$at" --advertise-address="$at" \
+		--secure-port=6443 --cert-dir="$d/certificates" --service-cluster-ip-range=10.96.0.0/16 --authorization-mode=Node,RBAC \
+		--service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$d/accounts.key" \
+		--service-account-signing-key-file="$d/accounts.key" --token-auth-file="$d/tokens" --allow-privileged \
+		--audit-policy-file="$d/audit.yaml" --audit-log-path="$d/audit.log" --kubelet-preferred-address-types=InternalIP
+	await 60 test -s "$d/certificates/apiserver.crt"
+	cat >"$d/kubeconfig" <<-Y
+		apiVersion: v1
+		kind: Config
+		clusters: [{name: $name, cluster: {server: "https://$at:6443", certificate-authority-data: $(base64 -w0 "$d/certificates/apiserver.crt")}}]
+		users: [{name: $name, user: {token: admin}}]
+		contexts: [{name: $name, context: {cluster: $name, user: $name}}]
+		current-context: $name
+	Y
+	await 60 within "cv-$name-1" kubectl --kubeconfig "$d/kubeconfig" get --raw /readyz
+	start "cv-$name-1" "$d/controllers" "$assets/kube-controller-manager" --kubeconfig="$d/kubeconfig" --bind-address=127.0.0.1 --leader-elect=false \
+		--service-account-private-key-file="$d/accounts.key" --root-ca-file="$d/certificates/apiserver.crt" --use-service-account-credentials \
+		--allocate-node-cidrs --cluster-cidr=$pods --service-cluster-ip-range=10.96.0.0/16
+	start "cv-$name-1" "$d/scheduler" "$assets/kube-scheduler" --kubeconfig="$d/kubeconfig" --bind-address=127.0.0.1 --leader-elect=false
+}
+
+# node NAME N runs one: the kubelet asks for its pod CIDR before the CNI is told.
+node() {
+	local name=$1 n=$2 id=$1-$2 d=$dir/$1/$2 at cidr hierarchy
+	at=$(address "$name" "$n")
+	[ -e "/run/netns/cv-$id" ] || namespace "cv-$id" "$at"
+	within "cv-$id" ip route replace default via 172.30.0.1
+	mkdir -p "$d"/{cni,opt,plugins,kubelet,logs}
+	while read -r _ hierarchy type _; do # each kubelet has its own root in every hierarchy of version 1
+		[ "$type" = cgroup ] || [ "$type $hierarchy" = "cgroup2 /sys/fs/cgroup" ] || continue
+		mkdir -p "$hierarchy/cv-$id"
+		[ ! -e "$hierarchy/cpuset.cpus" ] || { cat "$hierarchy/cpuset.cpus" >"$hierarchy/cv-$id/cpuset.cpus"; cat "$hierarchy/cpuset.mems" >"$hierarchy/cv-$id/cpuset.mems"; }
+	done </proc/mounts
+	cat >"$d/containerd.toml" <<-T
+		version = 2
+		root = "$d/containerd.root"
+		state = "$d/containerd.state"
+		disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper"]
+		[grpc]
+		address = "$d/containerd.sock"
+		[plugins."io.containerd.internal.v1.opt"]
+		path = "$d/opt"
+		[plugins."io.containerd.grpc.v1.cri"]
+		sandbox_image = "localhost/pause:1"
+		restrict_oom_score_adj = true # root without CAP_SYS_RESOURCE may not lower it
+		netns_mounts_under_state_dir = true
+		[plugins."io.containerd.grpc.v1.cri".cni]
+		bin_dir = "/usr/lib/cni"
+		conf_dir = "$d/cni"
+		[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+		runtime_type = "io.containerd.runc.v2"
+	T
+	cat >"$d/kubelet.yaml" <<-Y
+		apiVersion: kubelet.config.k8s.io/v1beta1
+		kind: KubeletConfiguration
+		failCgroupV1: false
+		containerRuntimeEndpoint: unix://$d/containerd.sock
+		cgroupDriver: cgroupfs
+		cgroupRoot: /cv-$id
+		authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+		authorization: {mode: AlwaysAllow}
+		address: $at
+		healthzBindAddress: 127.0.0.1
+		resolvConf: ""
+		failSwapOn: false
+		maxPods: 250
+		imageGCHighThresholdPercent: 100
+		evictionHard: {memory.available: 50Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%}
+		podLogsDir: $d/logs
+		volumePluginDir: $d/plugins
+	Y
+	start "cv-$id" "$d/containerd" unshare --uts sh -c "hostname $id; exec containerd -c $d/containerd.toml"
+	start "cv-$id" "$d/kubelet" "$assets/kubelet" --kubeconfig="$dir/$name/kubeconfig" --config="$d/kubelet.yaml" --hostname-override="$id" --node-ip="$at" \
+		--root-dir="$d/kubelet" --cert-dir="$d/kubelet/pki"
+	start "cv-$id" "$d/kube-proxy" "$assets/kube-proxy" --kubeconfig="$dir/$name/kubeconfig" --proxy-mode=nftables --hostname-override="$id" --cluster-cidr=$pods \
+		--healthz-bind-address=127.0.0.1:10256 --metrics-bind-address=127.0.0.1:10249 --conntrack-max-per-core=0
+	await 60 test -S "$d/containerd.sock"
+	[ ! -d "$dir/images" ] || for image in "$dir"/images/*.tar; do await 30 ctr -a "$d/containerd.sock" -n k8s.io images import "$image"; done
+	cidr() { cidr=$(of "$name" get node "$id" -o 'jsonpath={.spec.podCIDR}') && [ -n "$cidr" ]; }
+	await 60 cidr
+	cat >"$d/cni/10.conflist" <<-J
+		{"cniVersion": "1.0.0", "name": "$id", "plugins": [{"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
+		"ipam": {"type": "host-local", "ranges": [[{"subnet": "$cidr"}]], "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "$d/cni.data"}}]}
+	J
+	# What a CNI does besides: routes to the pods of the other nodes, and the masquerade.
+	within "cv-$id" nft "add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }; add rule ip cni post ip saddr $pods ip daddr != $pods masquerade"
+	routes "$name"
+	await 60 of "$name" wait --for=condition=Ready "node/$id" --timeout=1s
+}
+
+# routes NAME leads each node of a cluster to the pods of the others.
+routes() {
+	local name=$1 id at cidr netns
+	of "$name" get nodes -o 'jsonpath={range .items[*]}{.metadata.name} {.status.addresses[0].address} {.spec.podCIDR}{"\n"}{end}' | while read -r id at cidr; do
+		[ -n "$cidr" ] || continue
+		for netns in /run/netns/cv-"$name"-*; do
+			[ "${netns##*/}" = "cv-$id" ] || within "${netns##*/}" ip route replace "$cidr" via "$at"
+		done
+	done
+}
+
+# image NAME PROGRAM ENTRYPOINT... writes a container image with one static program.
+image() {
+	local work name=$1 file entry
+	file=$dir/images/$(basename "${1%:*}").tar
+	work=$(mktemp -d)
+	mkdir -p "$work/root/usr/bin" "$dir/images"
+	cp "$2" "$work/root/usr/bin/"
+	shift 2
+	entry=$(printf '"%s",' "$@")
+	tar -C "$work/root" --owner=0 --group=0 -cf "$work/layer.tar" usr
+	printf '{"architecture":"%s","os":"linux","config":{"User":"65532:65532","Env":["PATH=/usr/bin"],"Entrypoint":[%s]},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
+		"$(go env GOHOSTARCH)" "${entry%,}" "$(sha256sum <"$work/layer.tar" | cut -d' ' -f1)" >"$work/config.json"
+	printf '[{"Config":"config.json","RepoTags":["%s"],"Layers":["layer.tar"]}]' "$name" >"$work/manifest.json"
+	tar -C "$work" -cf "$file" config.json manifest.json layer.tar
+	rm -r "$work"
+	echo "$file"
+}
+
+# end N-DIR ends a node with all of its containers.
+end() {
+	local d=$1 sock=$1/containerd.sock c
+	stop "$d/kubelet.pid" "$d/kube-proxy.pid"
+	if [ -S "$sock" ]; then
+		for c in $(ctr -a "$sock" -n k8s.io tasks ls -q 2>/dev/null); do ctr -a "$sock" -n k8s.io tasks kill -s KILL "$c" >/dev/null 2>&1 || true; done
+		for c in $(ctr -a "$sock" -n k8s.io tasks ls -q 2>/dev/null); do await 5 ctr -a "$sock" -n k8s.io tasks rm -f "$c" || true; done
+	fi
+	stop "$d/containerd.pid"
+	awk -v d="$d/" 'index($2, d) == 1 { print $2 }' /proc/mounts | sort -r | while read -r m; do umount "$m" 2>/dev/null || umount -l "$m" || true; done
+}
+
+# peering NAME PEER SEEN ROLE KEY is NAME's end.
+peering() {
+	cat <<-Y
+		apiVersion: culvert.io/v1alpha1
+		kind: Peering
+		metadata: {name: $2, namespace: culvert}
+		spec:
+		  cluster: $1
+		  peer: $2
+		  role: $4
+		  $([ -z "$5" ] || echo "publicKey: $5")
+		  internalCIDR: 10.80.0.0/22
+		  local: {podCIDRs: [$pods], externalCIDR: 10.70.0.0/24}
+		  remote: {podCIDRs: [{cidr: $pods, remap: 10.$3.0.0/16}], externalCIDR: {cidr: 10.70.0.0/24, remap: 10.$(($3 + 10)).0.0/24}}
+	Y
+}
+
+# join IMAGE installs culvert in both clusters and joins them; milan is the server, at a node port.
+join() {
+	local name peer port key client
+	for name in rome milan; do
+		peer=milan
+		[ $name = rome ] || peer=rome
+		"${CULVERT:-bin/culvert}" kube template --image "$1" --peering $peer --expose NodePort | of $name apply -f - >/dev/null
+		await 30 of $name wait --for=condition=Established crd/peerings.culvert.io --timeout=1s
+	done
+	port=$(of milan -n culvert get service culvert-rome -o 'jsonpath={.spec.ports[0].nodePort}')
+	client="Client
+  endpoint: $(address milan 1):$port"
+	peering rome milan 61 "$client" "" | of rome apply -f - >/dev/null
+	peering milan rome 62 Server "" | of milan apply -f - >/dev/null
+	key() { key=$(of "$1" -n culvert get peering "$2" -o 'jsonpath={.status.publicKey}') && [ -n "$key" ]; }
+	await 60 key milan rome
+	peering rome milan 61 "$client" "$key" | of rome apply -f - >/dev/null
+	await 60 key rome milan
+	peering milan rome 62 Server "$key" | of milan apply -f - >/dev/null
+	for name in rome milan; do await 60 of $name -n culvert wait peering --all --for=condition=Connected --timeout=1s; done
+	for name in rome milan; do of $name -n culvert get peerings; done
+}
+
+do=${1:?$usage}
+shift
+[ "$do" != in ] || { id=$1; shift; within "cv-$id" "$@"; exit; }
+mkdir -p "${1:?$usage}"
+dir=$(cd "$1" && pwd)
+shift
+case $do in
+up)
+	ip netns add cv-lan
+	ip -n cv-lan link set lo up
+	ip -n cv-lan link add lan type bridge
+	ip -n cv-lan address add 172.30.0.1/24 dev lan
+	ip -n cv-lan link set lan up
+	for name in rome milan; do namespace "cv-$name-1" "$(address $name 1)"; done
+	image localhost/pause:1 "$(command -v busybox)" /usr/bin/busybox sleep inf
+	control rome & pid=$!
+	control milan
+	wait $pid
+	KUBECONFIG=$dir/rome/kubeconfig:$dir/milan/kubeconfig kubectl config view --flatten >"$dir/kubeconfig"
+	for name in rome milan; do node $name 1; node $name 2; done
+	;;
+join) join "$1" ;;
+node) node "$1" "$2" ;;
+leave)
+	of "$1" delete node "$1-$2"
+	end "$dir/$1/$2"
+	ip netns del "cv-$1-$2"
+	rm -rf "${dir:?}/$1/$2"
+	;;
+load)
+	file=$(image "$1" "$2" "/usr/bin/$(basename "$2")")
+	for sock in "$dir"/*/*/containerd.sock; do ctr -a "$sock" -n k8s.io images import "$file" >/dev/null; done
+	;;
+down)
+	for d in "$dir"/*/[0-9]*; do [ ! -d "$d" ] || end "$d"; done
+	stop "$dir"/*/*.pid
+	for netns in /run/netns/cv-{lan,rome-*,milan-*}; do [ ! -e "$netns" ] || ip netns del "${netns##*/}"; done
+	find /sys/fs/cgroup -maxdepth 2 -type d \( -name 'cv-rome-*' -o -name 'cv-milan-*' \) 2>/dev/null | while read -r g; do
+		find "$g" -depth -type d -exec rmdir {} + 2>/dev/null || true
+	done
+	rm -rf "$dir"
+	;;
+*) echo "$usage" >&2; exit 2 ;;
+esac

@@ -1,0 +1,148 @@
+package verify
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"culvert/kube/verify/probe"
+)
+
+// paths returns what is to be asked. The last two are by NodePorts of the second and of the first cluster.
+func (r *run) paths() (all []Path) {
+	for i := range r.sides {
+		for n := range r.chosen[i] {
+			all = append(all, r.path(KindInside, i, n, i, (n+1)%len(r.chosen[i])))
+		}
+	}
+	hops := ring(len(r.chosen[0]), len(r.chosen[1]))
+	if r.o.AllNodes {
+		hops = everyPair(len(r.chosen[0]), len(r.chosen[1]))
+	}
+	for _, h := range hops {
+		from := 0
+		if h.away {
+			from = 1
+		}
+		all = append(all, r.path(KindPods, from, h.from, 1-from, h.to))
+	}
+	return append(all, r.path(KindNodePort, 1, 0, 0, len(r.chosen[0])-1), r.path(KindNodePort, 0, 0, 1, len(r.chosen[1])-1))
+}
+
+// path is one from a node to another, by the cluster's place and the node's.
+func (r *run) path(kind string, i, from, j, to int) Path {
+	a, b := r.sides[i], r.sides[j]
+	p := Path{Kind: kind, from: a, to: b, fromNode: r.chosen[i][from], toNode: r.chosen[j][to], mtu: a.Peering.MTU}
+	p.From, p.To = a.of(p.fromNode), b.of(p.toNode)
+	p.unknown = unknownAs(b, a)
+	p.target = r.servers[j][to].Address
+	switch kind {
+	case KindPods:
+		p.target = seenAs(a.Peering, p.target, false)
+	case KindNodePort:
+		p.via = r.chosen[i][(from+1)%len(r.chosen[i])] // the asker's own node may lead its pods there without any translation
+	}
+	return p
+}
+
+func text(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}
+
+// nodePort makes the Service of a path by a NodePort.
+func (r *run) nodePort(ctx context.Context, i int, p *Path) error {
+	node := r.sides[i].node(p.via)
+	far := seenAs(r.sides[i].Peering, p.target, false)
+	p.target = netip.Addr{}
+	if node == nil || !node.Address.IsValid() || !far.IsValid() {
+		return nil
+	}
+	made, err := r.clusters[i].Create(ctx, r.namespace, nodePortObjects("node-port", far.String())...)
+	if err != nil {
+		return err
+	}
+	p.target = node.Address
+	p.port, err = nodePort(made[0])
+	return err
+}
+
+// askers runs the pods that ask on one cluster's nodes, and puts their answers into the paths.
+func (r *run) askers(ctx context.Context, i int, paths []Path) error {
+	d := r.sides[i].deployment(r.sides[i].Peering.Metadata.Name)
+	var objects []map[string]any
+	var asked [][]*Path // by asker
+	for _, node := range r.chosen[i] {
+		var own []*Path
+		for n := range paths {
+			p := &paths[n]
+			if p.from != r.sides[i] || p.fromNode != node {
+				continue
+			}
+			if !p.target.IsValid() {
+				p.Error = "the Peering has no address for the far end"
+				continue
+			}
+			own = append(own, p)
+		}
+		for part := range slices.Chunk(own, perPod) {
+			t := &probe.Task{Token: r.token, Patience: patience}
+			for n, p := range part {
+				t.Targets = append(t.Targets, p.asTarget(n))
+			}
+			text, err := json.Marshal(t)
+			if err != nil {
+				return err
+			}
+			objects = append(objects, podObject(d, fmt.Sprint("asker-", len(asked)), node, "ask", string(text)))
+			asked = append(asked, part)
+		}
+	}
+	if _, err := r.clusters[i].Create(ctx, r.namespace, objects...); err != nil {
+		return err
+	}
+	pods, err := r.await(ctx, i, askTime, len(objects), "asker-", func(p *Pod) bool { return p.Phase == "Succeeded" })
+	if err != nil {
+		return err
+	}
+	for n, pod := range pods {
+		var answers []probe.Answer
+		if err := json.Unmarshal([]byte(pod.Message), &answers); err != nil || len(answers) != len(asked[n]) {
+			return fmt.Errorf("pod %s on node %s has said %q: is its image as new as this culvert?", pod.Name, pod.Node, pod.Message)
+		}
+		for k, a := range answers {
+			p := asked[n][k]
+			p.Answer = a
+			switch p.Kind {
+			case KindPods:
+				p.Want = text(seenAs(p.to.Peering, pod.Address, false))
+			case KindInside:
+				p.Want = text(pod.Address)
+			case KindNodePort: // some leave a pod its address
+				if own := text(seenAs(p.to.Peering, pod.Address, false)); a.Seen == own {
+					p.Want = own
+				} else {
+					p.Want = text(p.unknown)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// asTarget is the path as an asker is told it.
+func (p *Path) asTarget(n int) probe.Target {
+	port := probe.Port
+	if p.port != 0 {
+		port = p.port
+	}
+	t := probe.Target{Name: fmt.Sprint(n), Address: netip.AddrPortFrom(p.target, uint16(port)).String()}
+	if p.Kind == KindPods {
+		t.MTU, t.Bytes = p.mtu, bulkBytes
+	}
+	return t
+}

@@ -1,0 +1,245 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"culvert/kube/peering"
+)
+
+// A Cluster is where Run looks and where it runs its pods.
+type Cluster interface {
+	// Missing returns what the user may not do there and has to, with namespace as that of the pods.
+	Missing(ctx context.Context, namespace string) ([]string, error)
+	// Read returns what the cluster says of itself.
+	Read(ctx context.Context) (*Snapshot, error)
+	// Begin makes the namespace of the pods, and removes those that runs have left behind which have ended without removing theirs.
+	Begin(ctx context.Context, namespace string) (removed []string, err error)
+	// Create makes objects in the namespace, and returns them as they are then.
+	Create(ctx context.Context, namespace string, objects ...map[string]any) ([]map[string]any, error)
+	// Pods returns the pods of the namespace.
+	Pods(ctx context.Context, namespace string) ([]Pod, error)
+	// End removes the namespace with all that is in it, and returns when it is gone.
+	End(ctx context.Context, namespace string) error
+}
+
+const (
+	// maxRun is how long a run takes at most. A namespace that is older is what another run has left behind.
+	maxRun = 10 * time.Minute
+	// maxEnd is how long the removal takes at most.
+	maxEnd = time.Minute
+	// look is how often Run looks at what it waits for.
+	look = 200 * time.Millisecond
+	// runLabel is at each namespace that a run makes.
+	runLabel = "culvert.io/verify"
+)
+
+// A right is what the user has to be allowed to.
+type right struct{ group, resource, verb, namespace string }
+
+// own is in the place of the namespace of the pods.
+const own = "*"
+
+var rights = []right{
+	{"", "nodes", "list", ""},
+	{"", "namespaces", "list", ""}, {"", "namespaces", "create", ""}, {"", "namespaces", "delete", ""},
+	{peering.Group, "peerings", "list", peering.GatewayNamespace},
+	{"apps", "deployments", "list", peering.GatewayNamespace},
+	{"", "pods", "list", peering.GatewayNamespace},
+	{"networking.k8s.io", "networkpolicies", "list", peering.GatewayNamespace},
+	{"", "events", "list", peering.GatewayNamespace},
+	{peering.Group, "tunnelnodes", "list", peering.NodeNamespace},
+	{"", "pods", "list", peering.NodeNamespace},
+	{"", "events", "list", peering.NodeNamespace},
+	{"", "pods", "list", own}, {"", "pods", "create", own},
+	{"", "services", "create", own},
+	{"discovery.k8s.io", "endpointslices", "create", own},
+}
+
+var resources = map[string]schema.GroupVersionResource{
+	"Peering":       {Group: peering.Group, Version: peering.Version, Resource: "peerings"},
+	"TunnelNode":    {Group: peering.Group, Version: peering.Version, Resource: "tunnelnodes"},
+	"Node":          {Version: "v1", Resource: "nodes"},
+	"Namespace":     {Version: "v1", Resource: "namespaces"},
+	"Pod":           {Version: "v1", Resource: "pods"},
+	"Service":       {Version: "v1", Resource: "services"},
+	"Event":         {Version: "v1", Resource: "events"},
+	"Deployment":    {Group: "apps", Version: "v1", Resource: "deployments"},
+	"NetworkPolicy": {Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"},
+	"EndpointSlice": {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"},
+	"Review":        {Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews"},
+}
+
+// api is a Cluster behind an API server.
+type api struct{ client dynamic.Interface }
+
+// NewCluster returns the Cluster that a client leads to.
+func NewCluster(client dynamic.Interface) Cluster { return api{client} }
+
+func (c api) Missing(ctx context.Context, namespace string) (all []string, err error) {
+	for _, r := range rights {
+		if r.namespace == own {
+			r.namespace = namespace
+		}
+		review, err := c.client.Resource(resources["Review"]).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+			"spec": map[string]any{"resourceAttributes": map[string]any{"group": r.group, "resource": r.resource, "verb": r.verb, "namespace": r.namespace}},
+		}}, metav1.CreateOptions{})
+		if err != nil {
+			return nil, fmt.Errorf("ask for your rights: %w", err)
+		}
+		if may, _, _ := unstructured.NestedBool(review.Object, "status", "allowed"); !may {
+			all = append(all, r.text(namespace))
+		}
+	}
+	return all, nil
+}
+
+func (r right) text(own string) string {
+	resource := r.resource
+	if r.group != "" {
+		resource += "." + r.group
+	}
+	switch r.namespace {
+	case "":
+		return r.verb + " " + resource
+	case own:
+		return fmt.Sprintf("%s %s in namespaces that it makes", r.verb, resource)
+	}
+	return fmt.Sprintf("%s %s in namespace %s", r.verb, resource, r.namespace)
+}
+
+// perPage is how many objects are asked for at once.
+const perPage = 500
+
+// list calls each with the objects of a kind. What does not exist as a kind has no objects.
+func (c api) list(ctx context.Context, kind, namespace string, o metav1.ListOptions, each func(map[string]any) error) error {
+	for o.Limit = perPage; ; {
+		l, err := c.client.Resource(resources[kind]).Namespace(namespace).List(ctx, o)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("list %s: %w", resources[kind].Resource, err)
+		}
+		for i := range l.Items {
+			if err := each(l.Items[i].Object); err != nil {
+				return fmt.Errorf("%s %s: %w", kind, l.Items[i].GetName(), err)
+			}
+		}
+		if o.Continue = l.GetContinue(); o.Continue == "" {
+			return nil
+		}
+	}
+}
+
+// into returns a function that reads objects and appends them to a list.
+func into[V any](all *[]V, read func(map[string]any) (V, error)) func(map[string]any) error {
+	return func(o map[string]any) error {
+		v, err := read(o)
+		*all = append(*all, v)
+		return err
+	}
+}
+
+func (c api) Read(ctx context.Context) (*Snapshot, error) {
+	s := &Snapshot{}
+	gateways, nodes := peering.GatewayNamespace, peering.NodeNamespace
+	everything, warnings := metav1.ListOptions{}, metav1.ListOptions{FieldSelector: "type=Warning"}
+	return s, errors.Join(
+		c.list(ctx, "Peering", gateways, everything, into(&s.Peerings, readPeering)),
+		c.list(ctx, "Node", "", everything, into(&s.Nodes, readNode)),
+		c.list(ctx, "TunnelNode", nodes, everything, into(&s.Tunnels, readTunnel)),
+		c.list(ctx, "Deployment", gateways, everything, into(&s.Deployments, readDeployment)),
+		c.list(ctx, "Pod", gateways, metav1.ListOptions{LabelSelector: peeringLabel}, into(&s.Gateways, readPod)),
+		c.list(ctx, "Pod", nodes, metav1.ListOptions{LabelSelector: "app=culvert-node"}, into(&s.Agents, readPod)),
+		c.list(ctx, "NetworkPolicy", gateways, everything, into(&s.Policies, readPolicy)),
+		c.list(ctx, "Event", gateways, warnings, into(&s.Warnings, readWarning)),
+		c.list(ctx, "Event", nodes, warnings, into(&s.Warnings, readWarning)),
+	)
+}
+
+func (c api) Begin(ctx context.Context, namespace string) (removed []string, err error) {
+	spaces := c.client.Resource(resources["Namespace"])
+	made, err := spaces.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Namespace",
+		"metadata": map[string]any{"name": namespace, "labels": map[string]any{runLabel: "run", "pod-security.kubernetes.io/enforce": "restricted"}},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	now := made.GetCreationTimestamp().Time // by the API server's clock, as those of the others
+	err = c.list(ctx, "Namespace", "", metav1.ListOptions{LabelSelector: runLabel}, func(o map[string]any) error {
+		u := unstructured.Unstructured{Object: o}
+		if u.GetName() == namespace || u.GetDeletionTimestamp() != nil || now.Sub(u.GetCreationTimestamp().Time) < maxRun {
+			return nil
+		}
+		removed = append(removed, u.GetName())
+		err := spaces.Delete(ctx, u.GetName(), metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	})
+	return removed, err
+}
+
+func (c api) Create(ctx context.Context, namespace string, objects ...map[string]any) (all []map[string]any, err error) {
+	for _, o := range objects {
+		kind, _ := o["kind"].(string)
+		for {
+			u, err := c.client.Resource(resources[kind]).Namespace(namespace).Create(ctx, &unstructured.Unstructured{Object: o}, metav1.CreateOptions{})
+			if err == nil {
+				all = append(all, u.Object)
+				break
+			}
+			// The namespace's ServiceAccount comes some time after it.
+			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "serviceaccount") {
+				return all, err
+			}
+			select {
+			case <-ctx.Done():
+				return all, err
+			case <-time.After(look):
+			}
+		}
+	}
+	return all, nil
+}
+
+func (c api) Pods(ctx context.Context, namespace string) (all []Pod, err error) {
+	return all, c.list(ctx, "Pod", namespace, metav1.ListOptions{}, into(&all, readPod))
+}
+
+func (c api) End(ctx context.Context, namespace string) error {
+	err := c.client.Resource(resources["Namespace"]).Delete(ctx, namespace, metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	for err == nil {
+		var left []string
+		err = c.list(ctx, "Namespace", "", metav1.ListOptions{LabelSelector: runLabel}, func(o map[string]any) error {
+			left = append(left, (&unstructured.Unstructured{Object: o}).GetName())
+			return nil
+		})
+		if err == nil && !slices.Contains(left, namespace) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("namespace %s is still being removed", namespace)
+		case <-time.After(look):
+		}
+	}
+	return err
+}

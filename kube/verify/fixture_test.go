@@ -1,0 +1,229 @@
+package verify
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"culvert/kube/peering"
+	"culvert/kube/verify/probe"
+)
+
+const (
+	romeKey  = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
+	milanKey = "TrMvSoP4jYQlY6RIzBgbssQqY3vxI2Pi+y71lOWWXX0="
+)
+
+// object reads YAML.
+func object(t testing.TB, text string) (o map[string]any) {
+	t.Helper()
+	if err := yaml.Unmarshal([]byte(text), &o); err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	return o
+}
+
+// snapshot is a cluster of two nodes in which nothing is wrong. Pods of node n have 10.244.n.x.
+func snapshot(t testing.TB, name string) *Snapshot {
+	t.Helper()
+	peer, role, key, own, seen := "milan", "role: Client, endpoint: 'milan.example:51840'", milanKey, romeKey, 61
+	if name == "milan" {
+		peer, role, key, own, seen = "rome", "role: Server", romeKey, milanKey, 62
+	}
+	p, err := readPeering(object(t, fmt.Sprintf(`
+metadata: {name: %[2]s, namespace: culvert, uid: u}
+spec: {cluster: %[1]s, peer: %[2]s, %[3]s, publicKey: %[4]s, mtu: 1340, internalCIDR: 10.80.0.0/24,
+  local: {podCIDRs: [10.244.0.0/16], externalCIDR: 10.70.0.0/24},
+  remote: {podCIDRs: [{cidr: 10.244.0.0/16, remap: 10.%[6]d.0.0/16}], externalCIDR: {cidr: 10.70.0.0/24, remap: 10.%[7]d.0.0/24}}}
+status: {publicKey: %[5]s, active: {pod: gateway-1, node: %[1]s-1, addresses: [10.244.1.5], term: 1},
+  nodes: [{name: %[1]s-1, vni: 1, address: 10.80.0.2}, {name: %[1]s-2, vni: 2, address: 10.80.0.3}],
+  conditions: [{type: Accepted, status: "True"}, {type: NodesReady, status: "True"}, {type: Connected, status: "True"}]}
+`, name, peer, role, key, own, seen, seen+10)))
+	if err != nil || len(p.Faults) > 0 {
+		t.Fatal(err, p.Faults)
+	}
+	s := &Snapshot{
+		Peerings:    []*peering.Peering{p},
+		Deployments: []Deployment{{"culvert-" + peer, "registry.example/culvert:1.0", "", 1}},
+		Gateways: []Pod{{Name: "culvert-" + peer + "-x", Node: name + "-1", Phase: "Running", Ready: true,
+			Labels: map[string]string{"app": "culvert-gateway", peeringLabel: peer}}},
+	}
+	for n := 1; n <= 2; n++ {
+		node := fmt.Sprintf("%s-%d", name, n)
+		s.Nodes = append(s.Nodes, Node{node, true, netip.AddrFrom4([4]byte{192, 0, 2, byte(n)})})
+		s.Tunnels = append(s.Tunnels, Tunnel{node, fmt.Sprintf("10.244.%d.1", n), fmt.Sprintf("192.0.2.%d", n), []peering.NodePeering{{Name: peer, Ready: true}}})
+		s.Agents = append(s.Agents, Pod{Name: "culvert-node-" + node, Node: node, Phase: "Running", Ready: true})
+	}
+	return s
+}
+
+// set replaces a condition of the only Peering.
+func (s *Snapshot) set(kind, reason, message string) {
+	for _, c := range s.Peerings[0].Status.Conditions {
+		if c.Type == kind {
+			c.Status, c.Reason, c.Message = "False", reason, message
+		}
+	}
+}
+
+// A world is two clusters that are played.
+type world struct {
+	t           *testing.T
+	rome, milan *played
+	// spoil changes what is found on a path.
+	spoil func(p *Path)
+}
+
+// played is one of its clusters.
+type played struct {
+	*world
+	name string
+	*Snapshot
+
+	mu      sync.Mutex
+	missing []string
+	spaces  map[string]bool
+	left    []string // of earlier runs
+	pods    []Pod
+	stuck   func(p *Pod) // changes pods
+	refuse  error        // of Create
+	created []map[string]any
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{t: t, spoil: func(*Path) {}}
+	w.rome = &played{world: w, name: "rome", Snapshot: snapshot(t, "rome"), spaces: map[string]bool{}, stuck: func(*Pod) {}}
+	w.milan = &played{world: w, name: "milan", Snapshot: snapshot(t, "milan"), spaces: map[string]bool{}, stuck: func(*Pod) {}}
+	return w
+}
+
+func (w *world) run(ctx context.Context, o Options) (*Report, error) {
+	o.Contexts = [2]string{"rome", "milan"}
+	return Run(ctx, w.rome, w.milan, o)
+}
+
+func (c *played) Missing(context.Context, string) ([]string, error) { return c.missing, nil }
+
+func (c *played) Read(context.Context) (*Snapshot, error) { return c.Snapshot, nil }
+
+func (c *played) Begin(_ context.Context, namespace string) ([]string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.spaces[namespace] = true
+	return c.left, nil
+}
+
+func (c *played) End(ctx context.Context, namespace string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.spaces, namespace)
+	return ctx.Err()
+}
+
+func (c *played) Pods(context.Context, string) ([]Pod, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := slices.Clone(c.pods)
+	for i := range all {
+		c.stuck(&all[i])
+	}
+	return all, nil
+}
+
+func (c *played) Create(_ context.Context, namespace string, objects ...map[string]any) ([]map[string]any, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.refuse != nil {
+		return nil, c.refuse
+	}
+	if !c.spaces[namespace] {
+		return nil, errors.New("no such namespace")
+	}
+	c.created = append(c.created, objects...)
+	for _, o := range objects {
+		switch o["kind"] {
+		case "Service":
+			o["spec"].(map[string]any)["ports"].([]any)[0].(map[string]any)["nodePort"] = int64(30999)
+		case "Pod":
+			c.start(o)
+		}
+	}
+	return objects, nil
+}
+
+// start has a pod run at once.
+func (c *played) start(o map[string]any) {
+	spec := o["spec"].(map[string]any)
+	node := spec["nodeName"].(string)
+	n := node[len(node)-1] - '0'
+	p := Pod{Name: o["metadata"].(map[string]any)["name"].(string), Node: node, Phase: "Running", Ready: true, Address: netip.AddrFrom4([4]byte{10, 244, n, 50})}
+	args := spec["containers"].([]any)[0].(map[string]any)["args"].([]any)
+	if args[1] == "ask" {
+		p.Phase, p.Ready, p.Address = "Succeeded", false, netip.AddrFrom4([4]byte{10, 244, n, 60})
+		var task probe.Task
+		if err := json.Unmarshal([]byte(args[2].(string)), &task); err != nil {
+			c.t.Error(err)
+		}
+		var answers []probe.Answer
+		for _, target := range task.Targets {
+			answers = append(answers, c.answer(node, p.Address, target))
+		}
+		text, err := json.Marshal(answers)
+		if err != nil {
+			c.t.Error(err)
+		}
+		p.Message = string(text)
+	}
+	c.pods = append(c.pods, p)
+}
+
+// answer is what an asker finds, as two clusters with gateways would have it.
+func (c *played) answer(node string, own netip.Addr, to probe.Target) probe.Answer {
+	at := netip.MustParseAddrPort(to.Address)
+	b := at.Addr().As4()
+	far, seen, pods := "milan", byte(61), byte(62)
+	if c.name == "milan" {
+		far, seen, pods = "rome", 62, 61
+	}
+	p := Path{From: c.name + "/" + node, fromNode: node, Answer: probe.Answer{Name: to.Name, RTT: 900 * time.Microsecond}}
+	switch {
+	case at.Port() == 30999:
+		p.Kind, p.To, p.Seen = KindNodePort, far, netip.AddrFrom4([4]byte{10, pods + 10, 0, 0}).String()
+	case b[1] == 244:
+		p.Kind, p.To, p.Seen = KindInside, c.name, own.String()
+	case b[1] == seen:
+		x := own.As4()
+		x[1] = pods
+		p.Kind, p.Seen = KindPods, netip.AddrFrom4(x).String()
+		p.To = fmt.Sprintf("%s/%s-%d", far, far, b[2])
+	default:
+		p.Error = "no answer"
+	}
+	if to.MTU > 0 {
+		p.UDP, p.Size = &probe.UDP{Sent: 20, Answered: 20}, &probe.Size{Own: 1500, Largest: to.MTU, Told: to.MTU, Above: probe.Refused}
+		p.Bulk = &probe.Bulk{Bytes: to.Bytes, Took: 100 * time.Millisecond}
+	}
+	if c.spoil(&p); p.Error != "" {
+		return probe.Answer{Name: to.Name, Error: p.Error}
+	}
+	return p.Answer
+}
+
+// wrongs are the sentences of a report about what is wrong.
+func wrongs(r *Report) (all []string) {
+	for _, f := range r.Findings {
+		if f.Wrong {
+			all = append(all, strings.TrimPrefix(f.Cluster+": ", ": ")+f.Text)
+		}
+	}
+	return all
+}

@@ -1,0 +1,219 @@
+package verify
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"culvert/gateway/config"
+	"culvert/kube/peering"
+	"culvert/kube/verify/probe"
+)
+
+// inside judges paths that do not leave their cluster.
+func (j *judge) inside() {
+	said := map[string]bool{}
+	for _, p := range j.paths {
+		if p.Kind == KindInside && p.Error != "" && !said[p.from.name()] {
+			said[p.from.name()] = true
+			j.wrong(p.from.name(), "a pod on node %s does not reach one on node %s of its own cluster (%s): see what the CNI says, or which "+
+				"policy for the whole cluster keeps pods apart; culvert has no part in it", p.fromNode, p.toNode, p.Error)
+		}
+	}
+}
+
+// answers judges paths between the clusters on which nothing came back.
+func (j *judge) answers(a, b *Side) {
+	failed, tried := map[string]int{}, map[string]int{}
+	all, none := 0, 0
+	for _, p := range j.paths {
+		if p.Kind != KindPods {
+			continue
+		}
+		all++
+		for _, end := range []string{p.From, p.To} {
+			tried[end]++
+			if p.Error != "" {
+				failed[end]++
+			}
+		}
+		if p.Error != "" {
+			none++
+		}
+	}
+	if none == 0 || j.apart {
+		return
+	}
+	for _, s := range []*Side{a, b} {
+		for _, n := range s.Peering.Status.Nodes {
+			at := s.of(n.Name)
+			if tried[at] > 0 && failed[at] == tried[at] && !j.blamed[at] && (none < all || !j.elsewhere(s, failed, tried)) && j.closed(s, n, none == all) {
+				j.blamed[at] = true
+			}
+		}
+	}
+	explained := func(p *Path) bool { return j.blamed[p.From] || j.blamed[p.To] }
+	if none == all && !slices.ContainsFunc(j.paths, func(p Path) bool { return p.Kind == KindPods && explained(&p) }) {
+		j.wrong("", "no pod reaches one of the other cluster, although the gateways reach each other: see what they drop, and why: %s, and the same in %s",
+			a.kubectl("-n %s exec deploy/culvert-%s -- culvert status", peering.GatewayNamespace, a.Peering.Metadata.Name), b.name())
+		j.apart = true
+		return
+	}
+	for i := range j.paths {
+		if p := &j.paths[i]; p.Kind == KindPods && p.Error != "" && !explained(p) {
+			j.wrong("", "no answer on the way from %s (%s)", p.name(), p.Error)
+		}
+	}
+}
+
+// elsewhere reports whether nothing works on the nodes of the other cluster either, so that one of this one's is not to blame alone.
+func (j *judge) elsewhere(s *Side, failed, tried map[string]int) bool {
+	other := 0
+	for at := range tried {
+		if failed[at] == tried[at] && j.of(at) == s {
+			other++
+		}
+	}
+	return other > 1
+}
+
+// of returns the side that a place is of.
+func (j *judge) of(place string) *Side {
+	for _, p := range j.paths {
+		switch place {
+		case p.From:
+			return p.from
+		case p.To:
+			return p.to
+		}
+	}
+	return nil
+}
+
+// closed says what closes the way between a node and its gateway, through which nothing passes. unsure: it may be another node's as well, so
+// that only what is certain is said.
+func (j *judge) closed(s *Side, n peering.Assigned, unsure bool) bool {
+	t, _ := s.tunnel(n.Name, s.Peering.Metadata.Name)
+	address := ""
+	if t != nil {
+		if address = t.Remote; s.gatewayNode() == n.Name {
+			address = cmp.Or(t.Local, t.Remote)
+		}
+	}
+	at, _ := netip.ParseAddr(address)
+	for _, pod := range s.gateways(s.Peering.Metadata.Name) {
+		for _, inbound := range []bool{true, false} {
+			if names := refusing(s.Policies, pod.Labels, inbound, config.DefaultGenevePort, genevePort, at); len(names) > 0 {
+				j.policy(s, names, inbound, config.DefaultGenevePort, fmt.Sprintf("node %s (%s)", n.Name, address))
+				return true
+			}
+		}
+	}
+	if unsure {
+		return false
+	}
+	j.wrong(s.name(), "nothing passes between node %s and the gateway on node %s: is UDP %d open both ways between %s and the gateway's pod? VNI %d has to be "+
+		"the one at both ends", n.Name, cmp.Or(s.gatewayNode(), "?"), config.DefaultGenevePort, cmp.Or(address, "the node"), n.VNI)
+	return true
+}
+
+// sources judges under which addresses senders are seen.
+func (j *judge) sources() {
+	masqueraded := map[*Side]map[string]string{} // node: as what it is seen
+	for i := range j.paths {
+		p := &j.paths[i]
+		if p.Error != "" || p.Want == "" || p.Seen == p.Want {
+			continue
+		}
+		switch {
+		case p.Kind == KindPods && p.Seen == p.unknown.String():
+			if masqueraded[p.from] == nil {
+				masqueraded[p.from] = map[string]string{}
+			}
+			masqueraded[p.from][p.fromNode] = p.Seen
+		case p.Kind == KindNodePort:
+			j.wrong(p.to.name(), "a pod on node %s sees %s where %s uses a NodePort of %s; it should see %s, which stands for what is no pod", p.toNode, p.Seen, p.from.name(), p.via, p.Want)
+		default:
+			j.wrong(p.to.name(), "a pod on node %s sees %s as %s; it should see %s: do spec.local and spec.remote of both Peerings name the same CIDRs?", p.toNode, p.from.of(p.fromNode), p.Seen, p.Want)
+		}
+	}
+	for _, s := range slices.SortedFunc(maps.Keys(masqueraded), func(x, y *Side) int { return cmp.Compare(x.name(), y.name()) }) {
+		nodes := slices.Sorted(maps.Keys(masqueraded[s]))
+		why := "the exception from the CNI's masquerade is missing or without effect"
+		for _, n := range nodes {
+			if _, p := s.tunnel(n, s.Peering.Metadata.Name); p != nil && p.Message != "" {
+				why = p.Message
+			}
+		}
+		j.wrong(s.name(), "packets of pods on node %s leave with the node's address: %s sees %s, which stands for what is no pod. %s; see nft list table ip culvert there, "+
+			"and under CNIs in docs/kubernetes.md what yours needs", firstOf(nodes), s.Peering.Peer, masqueraded[s][nodes[0]], upper(why))
+	}
+}
+
+func upper(text string) string {
+	if text == "" || text[0] < 'a' || text[0] > 'z' {
+		return text
+	}
+	return string(text[0]-'a'+'A') + text[1:]
+}
+
+// sizes judges how large packets may be.
+func (j *judge) sizes(a, b *Side) {
+	least, small, all := 0, []string{}, 0
+	mute := []*Path{}
+	for i := range j.paths {
+		p := &j.paths[i]
+		if p.Kind != KindPods || p.Size == nil {
+			continue
+		}
+		all++
+		switch {
+		case p.Size.Largest < p.most():
+			small = append(small, p.name())
+			if least == 0 || p.Size.Largest < least {
+				least = p.Size.Largest
+			}
+		case p.Size.Above == probe.Vanished:
+			mute = append(mute, p)
+		}
+	}
+	where := firstOf(small)
+	if len(small) == all {
+		where = "on every way: look between the gateways"
+	}
+	mtu := max(a.Peering.MTU, b.Peering.MTU)
+	switch {
+	case len(small) > 0 && least == 0:
+		j.wrong("", "not even small packets with DF pass, though TCP does (%s): does a firewall drop UDP?", where)
+	case len(small) > 0:
+		j.wrong("", "packets of more than %d bytes do not pass (%s), and the Peerings say %d: repair the network there, or set spec.mtu of both to %d or less",
+			least, where, mtu, least)
+	case len(mute) > 0:
+		j.wrong("", "a sender of %d bytes is not told that this is too much (%s): something drops ICMP \"fragmentation needed\" (type 3, code 4), and large transfers hang",
+			mute[0].Size.Largest+1, mute[0].name())
+	}
+	if a.Peering.MTU != b.Peering.MTU {
+		j.wrong("", "spec.mtu is %d in %s and %d in %s; make them the same", a.Peering.MTU, a.name(), b.Peering.MTU, b.name())
+	}
+}
+
+// rest says of each path what nothing else has.
+func (j *judge) rest() {
+	for i := range j.paths {
+		p := &j.paths[i]
+		if p.Error != "" {
+			if (p.Kind == KindNodePort || p.Kind == KindService) && !j.apart && !j.blamed[p.From] && !j.blamed[p.To] {
+				j.wrong(p.from.name(), "%s: %s, although pods reach each other: see what kube-proxy, or what stands for it, says on node %s", p.name(), p.Error, cmp.Or(p.via, p.fromNode))
+			}
+			continue
+		}
+		if u := p.UDP; u != nil && u.Answered < u.Sent-fewDatagrams {
+			j.wrong("", "%s: %d of %d datagrams were lost twice: look for a full or faulty link", p.name(), u.Sent-u.Answered, u.Sent)
+		}
+		if p.Bulk != nil && p.Bulk.Error != "" && (p.Size == nil || p.Size.Largest >= p.most()) {
+			j.wrong("", "%s: many bytes do not arrive: %s", p.name(), p.Bulk.Error)
+		}
+	}
+}

@@ -1,0 +1,152 @@
+package verify
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"culvert/kube/peering"
+)
+
+// ringNodes is how many nodes of each cluster are asked unless all are.
+const ringNodes = 10
+
+// A Side is one cluster of the two.
+type Side struct {
+	Context string // as the user calls it
+	*Snapshot
+	Peering *peering.Peering // its end
+}
+
+// name is the cluster's ID.
+func (s *Side) name() string { return s.Peering.Cluster }
+
+// of returns a place of the cluster's.
+func (s *Side) of(node string) string { return s.name() + "/" + node }
+
+// pair finds the Peerings by which two clusters are joined.
+func pair(a, b *Snapshot) (p, q *peering.Peering, err error) {
+	for _, x := range a.Peerings {
+		for _, y := range b.Peerings {
+			if x.Cluster == "" || x.Cluster != y.Peer || x.Peer != y.Cluster {
+				continue
+			}
+			known := x.PublicKey.Base64() == y.Status.PublicKey && y.PublicKey.Base64() == x.Status.PublicKey
+			if p == nil || known {
+				p, q = x, y
+			}
+		}
+	}
+	if p == nil {
+		return nil, nil, fmt.Errorf("no Peering joins them: the first has %s, the second has %s", list(a.Peerings), list(b.Peerings))
+	}
+	return p, q, nil
+}
+
+func list(all []*peering.Peering) string {
+	var names []string
+	for _, p := range all {
+		names = append(names, fmt.Sprintf("%s (cluster %s, peer %s)", p.Metadata.Name, p.Cluster, p.Peer))
+	}
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+// chosen returns the nodes that are asked: those that are ready and have a tunnel, with the gateway's before the others.
+func (s *Side) chosen(all bool) (names []string, of int) {
+	for _, a := range s.Peering.Status.Nodes {
+		if n := s.node(a.Name); n != nil && n.Ready {
+			names = append(names, a.Name)
+		}
+	}
+	slices.SortFunc(names, func(x, y string) int {
+		if here := s.gatewayNode(); x == here && y != here {
+			return -1
+		} else if y == here && x != here {
+			return 1
+		}
+		return strings.Compare(x, y)
+	})
+	of = len(names)
+	if !all && of > ringNodes {
+		names = names[:ringNodes]
+	}
+	return names, of
+}
+
+func (s *Side) gatewayNode() string {
+	if s.Peering.Status.Active == nil {
+		return ""
+	}
+	return s.Peering.Status.Active.Node
+}
+
+// A hop is one direction between two nodes, by their places in the lists of chosen nodes. away: from the second cluster to the first.
+type hop struct {
+	from, to int
+	away     bool
+}
+
+// ring goes from node to node of two clusters in turn until each was left and entered.
+func ring(a, b int) (all []hop) {
+	if a == 0 || b == 0 {
+		return nil
+	}
+	for i := range max(a, b) {
+		all = append(all, hop{i % a, i % b, false}, hop{i % b, (i + 1) % a, true})
+	}
+	return all
+}
+
+// everyPair has each node of one cluster ask each of the other.
+func everyPair(a, b int) (all []hop) {
+	for i := range a {
+		for j := range b {
+			all = append(all, hop{i, j, false}, hop{j, i, true})
+		}
+	}
+	return all
+}
+
+// Kinds of paths.
+const (
+	KindPods     = "pods"
+	KindInside   = "inside" // both ends are in one cluster: what fails there is none of culvert's business
+	KindNodePort = "nodePort"
+	KindService  = "service"
+)
+
+// seenAs returns the address under which a cluster sees one of its peer's; invalid if it sees it under none.
+func seenAs(p *peering.Peering, a netip.Addr, external bool) netip.Addr {
+	for _, r := range p.Remote {
+		if r.External == external && r.Real.IsValid() && r.Real.Contains(a) {
+			return remapped(r.Real, r.Remapped, a)
+		}
+	}
+	return netip.Addr{}
+}
+
+// remapped moves an IPv4 address from one prefix to another of the same length.
+func remapped(from, to netip.Prefix, a netip.Addr) netip.Addr {
+	x, y := a.As4(), to.Addr().As4()
+	for i := range x {
+		for bit := range 8 {
+			if mask := byte(0x80) >> bit; i*8+bit >= from.Bits() {
+				y[i] = y[i]&^mask | x[i]&mask
+			}
+		}
+	}
+	return netip.AddrFrom4(y)
+}
+
+// unknownAs is under which address a cluster sees what is no pod of its peer's; invalid: under none.
+func unknownAs(at *Side, from *Side) netip.Addr {
+	u := from.Peering.UnknownSource()
+	if !from.Peering.External.IsValid() {
+		return netip.Addr{}
+	}
+	return seenAs(at.Peering, u, true)
+}

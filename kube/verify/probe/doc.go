@@ -1,0 +1,77 @@
+// Package probe is both ends of the checks of culvert verify: Serve answers, Ask asks. They run in pods without any privilege, and know
+// nothing of Kubernetes.
+//
+// Over TCP, an asker sends a line with the token of its run. The server answers with a line that has the address it sees and its own name,
+// and then returns every byte. Over UDP, a question is the token, '?', and a number; the answer is the same with '!', and as long. A server
+// answers no answer and nobody without the token, so that two servers cannot keep each other busy.
+package probe
+
+import "time"
+
+// Port is where servers listen, TCP and UDP.
+const Port = 9199
+
+// tokenBytes is the length of a token, which is text.
+const tokenBytes = 16
+
+// A Task is what one asker does.
+type Task struct {
+	Token   string   `json:"token"`
+	Targets []Target `json:"targets"`
+	// Patience is how many seconds a target may take to answer for the first time: routes and policies come some time after a pod.
+	Patience int `json:"patience"`
+}
+
+// A Target is a server, or what leads to one.
+type Target struct {
+	Name    string `json:"name"`
+	Address string `json:"address"` // host:port
+	// MTU is the largest IP packet that should pass, in bytes. 0: only the first answer is wanted.
+	MTU int `json:"mtu,omitempty"`
+	// Bytes is how much is sent there and back over TCP.
+	Bytes int64 `json:"bytes,omitempty"`
+}
+
+// An Answer is what became of one Target.
+type Answer struct {
+	Name   string        `json:"name"`
+	Error  string        `json:"error,omitempty"` // why there was no answer at all
+	Server string        `json:"server,omitempty"`
+	Seen   string        `json:"seen,omitempty"` // this asker's address, as the server sees it
+	RTT    time.Duration `json:"rtt,omitempty"`  // of the TCP handshake
+	UDP    *UDP          `json:"udp,omitempty"`
+	Size   *Size         `json:"size,omitempty"`
+	Bulk   *Bulk         `json:"bulk,omitempty"`
+}
+
+// UDP is what became of some datagrams.
+type UDP struct {
+	Sent     int `json:"sent"`
+	Answered int `json:"answered"`
+}
+
+// Size is how large packets may be, in bytes of IP.
+type Size struct {
+	Own     int `json:"own"`            // MTU of the asker's own interface
+	Largest int `json:"largest"`        // that passed; 0: none
+	Told    int `json:"told,omitempty"` // MTU that the network told when a packet was too large; 0: it told nothing
+	// Above says what became of a packet that was one byte larger than the largest.
+	Above Above `json:"above,omitempty"`
+}
+
+// Above is what became of a packet that is too large.
+type Above string
+
+// What may become of it: ICMP told the sender (RFC 1191, Section 4), nothing came back, or it passed.
+const (
+	Refused  Above = "refused"
+	Vanished Above = "vanished"
+	Passed   Above = "passed"
+)
+
+// Bulk is what became of many bytes that went there and back.
+type Bulk struct {
+	Bytes int64         `json:"bytes"`
+	Took  time.Duration `json:"took"`
+	Error string        `json:"error,omitempty"`
+}

@@ -1,0 +1,172 @@
+package probe
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+)
+
+const token = "0123456789abcdef"
+
+// serve starts a server on loopback until the test ends.
+func serve(t *testing.T) (address string) {
+	t.Helper()
+	tcp, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	udp, err := net.ListenPacket("udp4", tcp.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- Serve(ctx, tcp, udp, token, "server-1") }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return tcp.Addr().String()
+}
+
+// TestAsk: all that an asker finds out where everything works.
+func TestAsk(t *testing.T) {
+	address := serve(t)
+	task := &Task{Token: token, Patience: 5, Targets: []Target{{"a", address, 1340, 3 << 20}, {"b", address, 0, 0}}}
+	all := Ask(t.Context(), task)
+	a := all[0]
+	if a.Name != "a" || a.Error != "" || a.Seen != "127.0.0.1" || a.Server != "server-1" || a.RTT <= 0 {
+		t.Errorf("first answer: %+v", a)
+	}
+	if a.UDP == nil || *a.UDP != (UDP{datagrams, datagrams}) {
+		t.Errorf("datagrams: %+v", a.UDP)
+	}
+	if a.Size == nil || a.Size.Largest != 1340 || a.Size.Above != Passed || a.Size.Own < 1340 { // loopback carries more
+		t.Errorf("size: %+v", a.Size)
+	}
+	if a.Bulk == nil || a.Bulk.Error != "" || a.Bulk.Bytes != 3<<20 || a.Bulk.Took <= 0 {
+		t.Errorf("bulk: %+v", a.Bulk)
+	}
+	if b := all[1]; b.Error != "" || b.UDP != nil || b.Size != nil || b.Bulk != nil {
+		t.Errorf("first answer alone: %+v", b)
+	}
+}
+
+// TestAskNobody: what is not there is said in few words.
+func TestAskNobody(t *testing.T) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	all := Ask(t.Context(), &Task{Token: token, Targets: []Target{{"a", address, 1340, 1}, {"b", "no-such-name.invalid:1", 0, 0}}})
+	if got := all[0]; got.Error != "connection refused" || got.UDP != nil || got.Bulk != nil {
+		t.Errorf("nobody listens: %+v", got)
+	}
+	if got := all[1]; got.Error == "" {
+		t.Errorf("no such name: %+v", got)
+	}
+}
+
+// TestServeStrangers: without the token there is no answer, and answers are not answered.
+func TestServeStrangers(t *testing.T) {
+	address := serve(t)
+	conn, err := net.Dial("tcp4", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	io.WriteString(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+	if text, _ := io.ReadAll(conn); len(text) > 0 {
+		t.Errorf("a stranger is told %q", text)
+	}
+	udp, err := net.Dial("udp4", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	task := &Task{Token: token}
+	answer := task.datagram(1, 100)
+	answer[tokenBytes] = '!'
+	other := (&Task{Token: strings.ToUpper(token)}).datagram(2, 100)
+	for _, b := range [][]byte{answer, other, {}, []byte(token), task.datagram(3, 100)} {
+		if _, err := udp.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	udp.SetReadDeadline(time.Now().Add(5 * time.Second))
+	b := make([]byte, 200)
+	if n, err := udp.Read(b); err != nil || b[tokenBytes+4] != 3 || n != 100 {
+		t.Errorf("the first answer: %v % x", err, b[:n])
+	}
+}
+
+// wire is a path that carries so many bytes, and tells of it or not.
+type wire struct {
+	carries int
+	silent  bool
+	asked   int
+}
+
+func (w *wire) try(size int) Above {
+	w.asked++
+	switch {
+	case size <= w.carries:
+		return Passed
+	case w.silent:
+		return Vanished
+	}
+	return Refused
+}
+
+func (w *wire) told() int { return w.carries }
+
+func TestFind(t *testing.T) {
+	for _, tt := range []struct {
+		carries int
+		silent  bool
+		own     int
+		want    Size
+		asked   int
+	}{
+		{1340, false, 1500, Size{1500, 1340, 1340, Refused}, 2},
+		{1340, true, 1500, Size{1500, 1340, 0, Vanished}, 2},
+		{1400, false, 1500, Size{1500, 1340, 0, Passed}, 2},
+		{1280, false, 1280, Size{1280, 1280, 1280, Refused}, 2}, // the pod's own interface
+		{1212, false, 1500, Size{1500, 1212, 1212, Refused}, 3}, // the network says so
+		{1212, true, 1500, Size{1500, 1212, 0, Vanished}, 13},   // a hole
+		{0, true, 1500, Size{1500, 0, 0, ""}, 12},               // nothing passes
+		{1340, false, 0, Size{0, 1340, 1340, Refused}, 2},       // nobody knows the interface
+		{68, true, 1500, Size{1500, 68, 0, Vanished}, 13},       // the least
+		{9000, false, 9000, Size{9000, 1340, 0, Passed}, 2},     // more than asked for
+	} {
+		w, s := &wire{carries: tt.carries, silent: tt.silent}, &Size{Own: tt.own}
+		find(w, s, 1340)
+		if *s != tt.want || w.asked > tt.asked {
+			t.Errorf("%+v: %+v after %d packets, want %+v after at most %d", tt, *s, w.asked, tt.want, tt.asked)
+		}
+	}
+}
+
+// FuzzGreeting: whatever a server says first, there is a verdict.
+func FuzzGreeting(f *testing.F) {
+	f.Add("10.0.0.1 server-1\n")
+	f.Add("\n")
+	f.Add("HTTP/1.1 400 Bad Request\r\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		seen, server, err := readGreeting(newReader(text))
+		if err == nil && (seen == "" || server == "" || !strings.Contains(text, fmt.Sprint(seen))) {
+			t.Errorf("%q: %q %q", text, seen, server)
+		}
+	})
+}
+
+func newReader(text string) *bufio.Reader { return bufio.NewReader(strings.NewReader(text)) }

@@ -1,0 +1,150 @@
+package probe
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	headers   = 20 + 8 // IPv4 without options, and UDP
+	minSize   = 68     // that every link carries (RFC 791, Section 3.2)
+	sizeTries = 3
+	sizeWait  = 300 * time.Millisecond // for an answer, or ICMP
+)
+
+// size finds the largest packet that passes unfragmented, which should be of mtu bytes, and what becomes of a larger one.
+func (t *Task) size(ctx context.Context, address string, mtu int) *Size {
+	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		control := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
+		})
+		return errors.Join(control, err)
+	}}
+	conn, err := dialer.DialContext(ctx, "udp4", address)
+	if err != nil {
+		return &Size{}
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	p := &sizer{t, conn.(*net.UDPConn)}
+	s := &Size{Own: p.own()}
+	find(p, s, mtu)
+	return s
+}
+
+// A prober says what becomes of one packet, and the path's MTU as far as the network has told it.
+type prober interface {
+	try(size int) Above
+	told() int
+}
+
+type sizer struct {
+	*Task
+	conn *net.UDPConn
+}
+
+// find asks with few packets where all is well, and halves otherwise.
+func find(p prober, s *Size, mtu int) {
+	most := mtu
+	if s.Own > 0 {
+		most = min(mtu, s.Own)
+	}
+	first := p.try(most)
+	if first == Refused { // the path is smaller, and says so
+		s.Told = p.told()
+		if s.Told >= minSize && s.Told < most {
+			most = s.Told
+			first = p.try(most)
+		}
+	}
+	if first != Passed {
+		low, high := minSize-1, most // passes or was not tried, does not pass
+		for high-low > 1 {
+			middle := (low + high) / 2
+			if p.try(middle) == Passed {
+				low = middle
+			} else {
+				high = middle
+			}
+		}
+		if low < minSize {
+			return
+		}
+		most = low
+	}
+	s.Largest = most
+	s.Above = p.try(most + 1)
+	if s.Above == Refused {
+		s.Told = p.told()
+	}
+}
+
+// own returns the MTU of the interface with the socket's address; 0: unknown.
+func (p *sizer) own() int {
+	local, ok := p.conn.LocalAddr().(*net.UDPAddr)
+	if !ok {
+		return 0
+	}
+	all, err := net.Interfaces()
+	if err != nil {
+		return 0
+	}
+	for _, i := range all {
+		addresses, err := i.Addrs()
+		if err != nil {
+			continue
+		}
+		for _, a := range addresses {
+			if n, ok := a.(*net.IPNet); ok && n.IP.Equal(local.IP) {
+				return i.MTU
+			}
+		}
+	}
+	return 0
+}
+
+// told is the path's MTU as the kernel knows it.
+func (p *sizer) told() (mtu int) {
+	c, err := p.conn.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	c.Control(func(fd uintptr) {
+		if mtu, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU); err != nil {
+			mtu = 0
+		}
+	})
+	return mtu
+}
+
+// try sends a packet of a size until it is answered or refused, a few times.
+func (p *sizer) try(size int) Above {
+	b := make([]byte, 1<<16)
+	for range sizeTries {
+		number := rand.Uint32()
+		if _, err := p.conn.Write(p.datagram(number, size-headers)); errors.Is(err, unix.EMSGSIZE) {
+			return Refused
+		}
+		p.conn.SetReadDeadline(time.Now().Add(sizeWait))
+		for {
+			n, err := p.conn.Read(b)
+			if errors.Is(err, unix.EMSGSIZE) {
+				return Refused
+			}
+			if err != nil {
+				break
+			}
+			if isDatagram(b[:n], p.Token, '!') && n == max(size-headers, minDatagram) && binary.BigEndian.Uint32(b[tokenBytes+1:]) == number {
+				return Passed
+			}
+		}
+	}
+	return Vanished
+}

@@ -1,0 +1,286 @@
+package verify
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"culvert/kube"
+	"culvert/kube/peering"
+)
+
+// A Snapshot is what a cluster says of itself.
+type Snapshot struct {
+	Peerings    []*peering.Peering
+	Nodes       []Node
+	Tunnels     []Tunnel
+	Deployments []Deployment // of gateways
+	Gateways    []Pod
+	Agents      []Pod
+	Policies    []Policy // NetworkPolicies of the gateways' namespace
+	Warnings    []Warning
+}
+
+// A Node is a node of the cluster.
+type Node struct {
+	Name    string
+	Ready   bool
+	Address netip.Addr // its InternalIP; invalid: none of IPv4
+}
+
+// A Tunnel is what a TunnelNode says.
+type Tunnel struct {
+	Node     string
+	Local    string
+	Remote   string
+	Peerings []peering.NodePeering
+}
+
+// A Deployment is that of a gateway.
+type Deployment struct {
+	Name       string
+	Image      string
+	PullPolicy string
+	Replicas   int64
+}
+
+// A Pod is a pod as its status is.
+type Pod struct {
+	Name    string
+	Node    string
+	Labels  map[string]string
+	Phase   string
+	Ready   bool
+	Address netip.Addr // IPv4; invalid: none yet
+	Trouble string     // why it does not run; "" = nothing is said
+	Message string     // that its container left at its end
+}
+
+// A Warning is a warning that an Event has.
+type Warning struct {
+	Kind, Name string // of the object
+	Message    string
+	At         time.Time
+}
+
+// convert reads an object into a type of its own.
+func convert(from, to any) error {
+	text, err := json.Marshal(from)
+	if err == nil {
+		err = json.Unmarshal(text, to)
+	}
+	return err
+}
+
+// metadata is what is used of an object's metadata.
+type metadata struct {
+	Name, Namespace, UID string
+	Labels               map[string]string
+	Generation           int64
+	Created              time.Time  `json:"creationTimestamp"`
+	Deleted              *time.Time `json:"deletionTimestamp"`
+}
+
+func readPeering(o map[string]any) (*peering.Peering, error) {
+	var x struct {
+		Metadata     metadata
+		Spec, Status json.RawMessage
+	}
+	if err := convert(o, &x); err != nil {
+		return nil, err
+	}
+	m := kube.Metadata{Name: x.Metadata.Name, Namespace: x.Metadata.Namespace, UID: x.Metadata.UID, Labels: x.Metadata.Labels, Created: x.Metadata.Created}
+	return peering.ReadPeering(&kube.Object{Kind: peering.KindPeering, Metadata: m, Spec: x.Spec, Status: x.Status}, x.Metadata.Generation,
+		x.Metadata.Deleted != nil), nil
+}
+
+func readNode(o map[string]any) (n Node, err error) {
+	var x struct {
+		Metadata metadata
+		Status   struct {
+			Addresses  []struct{ Type, Address string }
+			Conditions []struct{ Type, Status string }
+		}
+	}
+	if err := convert(o, &x); err != nil {
+		return n, err
+	}
+	n.Name = x.Metadata.Name
+	for _, c := range x.Status.Conditions {
+		n.Ready = n.Ready || c.Type == "Ready" && c.Status == "True"
+	}
+	for _, a := range x.Status.Addresses {
+		if ip, err := netip.ParseAddr(a.Address); err == nil && ip.Is4() && a.Type == "InternalIP" && !n.Address.IsValid() {
+			n.Address = ip
+		}
+	}
+	return n, nil
+}
+
+func readTunnel(o map[string]any) (Tunnel, error) {
+	var x struct {
+		Metadata metadata
+		Spec     peering.NodeSpec
+		Status   peering.NodeStatus
+	}
+	err := convert(o, &x)
+	return Tunnel{x.Metadata.Name, x.Spec.Local, x.Spec.Remote, x.Status.Peerings}, err
+}
+
+func readDeployment(o map[string]any) (d Deployment, err error) {
+	var x struct {
+		Metadata metadata
+		Spec     struct {
+			Replicas *int64
+			Template struct {
+				Spec struct {
+					Containers []struct{ Image, ImagePullPolicy string }
+				}
+			}
+		}
+	}
+	if err := convert(o, &x); err != nil {
+		return d, err
+	}
+	d.Name, d.Replicas = x.Metadata.Name, 1
+	if x.Spec.Replicas != nil {
+		d.Replicas = *x.Spec.Replicas
+	}
+	if all := x.Spec.Template.Spec.Containers; len(all) > 0 {
+		d.Image, d.PullPolicy = all[0].Image, all[0].ImagePullPolicy
+	}
+	return d, nil
+}
+
+func readPod(o map[string]any) (p Pod, err error) {
+	type reason struct {
+		Reason, Message string
+		ExitCode        int
+	}
+	var x struct {
+		Metadata metadata
+		Spec     struct{ NodeName string }
+		Status   struct {
+			Phase, Reason, Message string
+			PodIP                  string
+			PodIPs                 []struct{ IP string }
+			Conditions             []struct{ Type, Status, Reason, Message string }
+			ContainerStatuses      []struct {
+				State struct{ Waiting, Terminated *reason }
+			}
+		}
+	}
+	if err := convert(o, &x); err != nil {
+		return p, err
+	}
+	p = Pod{Name: x.Metadata.Name, Node: x.Spec.NodeName, Labels: x.Metadata.Labels, Phase: x.Status.Phase}
+	for _, c := range x.Status.Conditions {
+		switch {
+		case c.Type == "Ready":
+			p.Ready = c.Status == "True" && x.Metadata.Deleted == nil
+		case c.Type == "PodScheduled" && c.Status == "False":
+			p.Trouble = sentence(c.Reason, c.Message)
+		}
+	}
+	for _, ip := range append(x.Status.PodIPs, struct{ IP string }{x.Status.PodIP}) {
+		if a, err := netip.ParseAddr(ip.IP); err == nil && a.Is4() && !p.Address.IsValid() {
+			p.Address = a
+		}
+	}
+	if x.Status.Reason != "" {
+		p.Trouble = sentence(x.Status.Reason, x.Status.Message)
+	}
+	for _, c := range x.Status.ContainerStatuses {
+		if w := c.State.Waiting; w != nil && w.Reason != "ContainerCreating" && w.Reason != "PodInitializing" {
+			p.Trouble = sentence(w.Reason, w.Message)
+		}
+		if e := c.State.Terminated; e != nil {
+			if p.Message = e.Message; e.ExitCode != 0 {
+				p.Trouble = sentence(fmt.Sprintf("%s, exit status %d", e.Reason, e.ExitCode), e.Message)
+			}
+		}
+	}
+	return p, nil
+}
+
+func sentence(reason, message string) string {
+	if reason == "" || message == "" {
+		return reason + message
+	}
+	return reason + ": " + message
+}
+
+func readWarning(o map[string]any) (w Warning, err error) {
+	var x struct {
+		InvolvedObject struct{ Kind, Name string }
+		Message        string
+		LastTimestamp  *time.Time
+		EventTime      *time.Time
+		Metadata       metadata
+	}
+	if err := convert(o, &x); err != nil {
+		return w, err
+	}
+	w = Warning{x.InvolvedObject.Kind, x.InvolvedObject.Name, x.Message, x.Metadata.Created}
+	for _, at := range []*time.Time{x.EventTime, x.LastTimestamp} {
+		if at != nil && at.After(w.At) {
+			w.At = *at
+		}
+	}
+	return w, nil
+}
+
+// gateways returns the pods of the gateway of a Peering.
+func (s *Snapshot) gateways(of string) (all []Pod) {
+	for _, p := range s.Gateways {
+		if p.Labels[peeringLabel] == of {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// peeringLabel is at the pods of a gateway.
+const peeringLabel = "culvert.io/peering"
+
+func (s *Snapshot) deployment(of string) *Deployment {
+	i := slices.IndexFunc(s.Deployments, func(d Deployment) bool { return d.Name == "culvert-"+of })
+	if i < 0 {
+		return nil
+	}
+	return &s.Deployments[i]
+}
+
+func (s *Snapshot) node(name string) *Node {
+	i := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &s.Nodes[i]
+}
+
+// tunnel returns what the TunnelNode of a node says, and of one Peering.
+func (s *Snapshot) tunnel(node, of string) (t *Tunnel, p *peering.NodePeering) {
+	i := slices.IndexFunc(s.Tunnels, func(t Tunnel) bool { return t.Node == node })
+	if i < 0 {
+		return nil, nil
+	}
+	t = &s.Tunnels[i]
+	if i = slices.IndexFunc(t.Peerings, func(p peering.NodePeering) bool { return p.Name == of }); i < 0 {
+		return t, nil
+	}
+	return t, &t.Peerings[i]
+}
+
+// lastWarning returns the latest of those about objects whose name begins with a text; "" = none.
+func (s *Snapshot) lastWarning(beginning string, kinds ...string) string {
+	var last Warning
+	for _, w := range s.Warnings {
+		if slices.Contains(kinds, w.Kind) && len(w.Name) >= len(beginning) && w.Name[:len(beginning)] == beginning && !w.At.Before(last.At) {
+			last = w
+		}
+	}
+	return last.Message
+}
