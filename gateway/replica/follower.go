@@ -42,23 +42,23 @@ type following struct {
 	refused    int
 }
 
-// Follow follows the source at an address from now on, in the place of another one; the zero AddrPort is none.
+// Follow follows the source at an address from now on, in the place of another one; the zero AddrPort is none. It does nothing after Lead.
 func (r *Replica) Follow(at netip.AddrPort) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if !r.leads {
+		r.aim(at)
+	}
+}
+
+// +checklocks:r.mu
+func (r *Replica) aim(at netip.AddrPort) {
 	if r.target == at {
 		return
 	}
 	r.target = at
 	close(r.retarget)
 	r.retarget = make(chan struct{})
-}
-
-// Stop follows nobody, and returns when nothing is restored any more. Options.Heard must not call it.
-func (r *Replica) Stop() {
-	r.Follow(netip.AddrPort{})
-	r.restoring.Lock() // whoever had it has ended, and whoever gets it sees that there is no source to follow
-	defer r.restoring.Unlock()
 }
 
 // Whole waits until a full copy of the source that is followed is whole.
@@ -230,7 +230,12 @@ func (f *following) acknowledge(mark uint64) error {
 	if f.is.NoFullCopy && state.Whole {
 		whole := time.Now()
 		f.is.LastCopy = &whole
-		f.once.Do(func() { close(f.whole) })
+		f.once.Do(func() {
+			f.r.mu.Lock()
+			f.r.complete = true
+			f.r.mu.Unlock()
+			close(f.whole)
+		})
 	}
 	f.is.NoFullCopy, f.is.Entries, f.is.NotTaken = !state.Whole, a.Entries, a.NotTaken
 	f.mu.Unlock()

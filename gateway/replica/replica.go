@@ -46,6 +46,8 @@ type Replica struct {
 	work      sync.WaitGroup
 
 	mu       sync.Mutex
+	leads    bool              // +checklocks:mu
+	complete bool              // its table was whole at some time; +checklocks:mu
 	links    []*link           // followers; +checklocks:mu
 	refused  map[string]uint64 // +checklocks:mu
 	copies   map[string]uint64 // full copies that followers were sent, by why; +checklocks:mu
@@ -71,6 +73,26 @@ func New(o Options) *Replica {
 func dialTCP(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{Timeout: greetTime}
 	return d.DialContext(ctx, "tcp", at.String())
+}
+
+// Lead says that this replica's table is the gateway's from now on: it forwards. It follows nobody until Rest, and when Lead returns, nothing of a source
+// is restored any more. Options.Heard must not call it.
+//
+// A replica that has neither led nor had a whole copy serves no follower, which would lose what it has; nor does one that follows.
+func (r *Replica) Lead() {
+	r.mu.Lock()
+	r.leads, r.complete = true, true
+	r.aim(netip.AddrPort{})
+	r.mu.Unlock()
+	r.restoring.Lock() // whoever had it has ended, and whoever gets it sees that there is no source to follow
+	defer r.restoring.Unlock()
+}
+
+// Rest says that this replica forwards no more.
+func (r *Replica) Rest() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leads = false
 }
 
 // Close ends all streams.

@@ -180,6 +180,7 @@ func equal(t testing.TB, got, want *nat.Engine) {
 func TestStream(t *testing.T) {
 	key := wgkey.NewPrivate()
 	active, standby := newPod(t, "a", key, 10_000), newPod(t, "b", key, 10_000)
+	active.Lead()
 	standby.e.Freeze()
 	talk(t, active.e, 0, 1000)
 	standby.Follow(active.at)
@@ -226,6 +227,7 @@ func TestStream(t *testing.T) {
 	}
 	// Another source, whose table takes the place of what the first one's copy left.
 	third := newPod(t, "c", key, 10_000)
+	third.Lead()
 	talk(t, third.e, 5000, 10)
 	standby.Follow(third.at)
 	eventually(t, func() string {
@@ -235,7 +237,7 @@ func TestStream(t *testing.T) {
 		return ""
 	})
 	equal(t, standby.e, third.e)
-	standby.Stop()
+	standby.Lead()
 	if standby.Status().Source != nil {
 		t.Error("it still follows")
 	}
@@ -246,6 +248,7 @@ func TestStream(t *testing.T) {
 func TestStrangers(t *testing.T) {
 	key := wgkey.NewPrivate()
 	active, standby := newPod(t, "a", key, 1000), newPod(t, "b", key, 1000)
+	active.Lead()
 	standby.Follow(active.at)
 	if err := standby.Whole(within(t)); err != nil {
 		t.Fatal(err)
@@ -319,9 +322,35 @@ func TestStrangers(t *testing.T) {
 	equal(t, standby.e, active.e)
 }
 
+// A replica without a table, or one that follows, serves nobody: its follower would lose what it has.
+func TestNoTable(t *testing.T) {
+	key := wgkey.NewPrivate()
+	active, standby, fresh, other := newPod(t, "a", key, 1000), newPod(t, "b", key, 1000), newPod(t, "c", key, 1000), newPod(t, "d", key, 1000)
+	active.Lead()
+	active.Follow(standby.at)
+	standby.Follow(active.at)
+	if err := standby.Whole(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	talk(t, other.e, 0, 5)
+	for _, source := range []*pod{standby, fresh} {
+		other.Follow(source.at)
+		eventually(t, func() string {
+			if source.Status().Refused["no-table"] == 0 {
+				return fmt.Sprint(source.Status().Refused)
+			}
+			return ""
+		})
+	}
+	if n := len(table(other.e)); n != 5 || active.Status().Source != nil {
+		t.Errorf("%d connections, want 5; the active one follows %v", n, active.Status().Source)
+	}
+}
+
 // A replica with another key, or one that speaks with an impostor, copies nothing.
 func TestOtherKey(t *testing.T) {
 	active, standby := newPod(t, "a", wgkey.NewPrivate(), 1000), newPod(t, "b", wgkey.NewPrivate(), 1000)
+	active.Lead()
 	talk(t, active.e, 0, 5)
 	standby.Follow(active.at)
 	eventually(t, func() string {
@@ -340,6 +369,7 @@ func TestStoppedFollower(t *testing.T) {
 	key := wgkey.NewPrivate()
 	stop := make(chan struct{})
 	active := newPod(t, "a", key, 1<<17)
+	active.Lead()
 	standby := newPod(t, "b", key, 1<<17, func(o *Options) {
 		o.Took = func([]byte) { <-stop }
 	})
@@ -372,6 +402,7 @@ func TestStoppedFollower(t *testing.T) {
 func TestOtherVersion(t *testing.T) {
 	key := wgkey.NewPrivate()
 	active := newPod(t, "a", key, 1000, func(o *Options) { o.LinkName = func(nat.Link) string { return "rome-9" } })
+	active.Lead()
 	standby := newPod(t, "b", key, 1000, func(o *Options) {
 		o.Version, o.Config = "v2", func() string { return "another" }
 	})

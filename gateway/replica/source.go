@@ -97,8 +97,8 @@ func (r *Replica) serve(c net.Conn, config *tls.Config) {
 	l := &link{r: r, wire: w, other: other, wake: make(chan struct{}, 1), acked: make(chan struct{}), gone: make(chan struct{})}
 	l.is = control.Stream{Pod: other.Name, Address: c.RemoteAddr().String(), Since: time.Now(), NoFullCopy: true, CopyReason: copyFirst,
 		ClockAhead: time.Until(other.Clock).Seconds()}
-	if !r.join(l) {
-		r.refuse("seats")
+	if why := r.join(l); why != "" {
+		r.refuse(why)
 		return
 	}
 	defer close(l.gone)
@@ -124,10 +124,13 @@ func reasonOf(err error) string {
 	return "gone"
 }
 
-// join makes l one of the followers, in the place of another of the same name. It returns false if there are too many.
-func (r *Replica) join(l *link) bool {
+// join makes l one of the followers, in the place of another of the same name, or returns why not.
+func (r *Replica) join(l *link) (why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if !r.complete || r.source != nil {
+		return "no-table"
+	}
 	r.links = slices.DeleteFunc(r.links, func(o *link) bool {
 		if o.other.Name != l.other.Name {
 			return false
@@ -136,10 +139,10 @@ func (r *Replica) join(l *link) bool {
 		return true
 	})
 	if len(r.links) >= maxFollowers {
-		return false
+		return "too-many"
 	}
 	r.links = append(r.links, l)
-	return true
+	return ""
 }
 
 func (r *Replica) leave(l *link) {
