@@ -77,7 +77,12 @@ func TestFaults(t *testing.T) {
 		}, []string{"milan: packets of pods on node milan-1 and milan-2 leave with the node's address: rome sees 10.71.0.0*. The kernel refuses nftables*"}},
 		{"wrong VNI", func(w *world) {
 			w.rome.set("NodesReady", "NodesMissing", "node rome-2: rome-2 (192.0.2.2) sends VNI 9, configured 2")
-			w.spoil = silence("rome/rome-2")
+			w.spoil = func(p *Path) {
+				silence("rome/rome-2")(p)
+				if p.Kind == KindNodePort && strings.HasPrefix(p.From, "rome/") { // of rome-2
+					p.Error = "no answer"
+				}
+			}
 		}, []string{"rome: node rome-2: rome-2 (192.0.2.2) sends VNI 9, configured 2"}},
 		{"closed UDP port of Geneve", func(w *world) { w.spoil = silence("rome/rome-2") },
 			[]string{"rome: nothing passes between node rome-2 and the gateway on node rome-1: is UDP 6091 open both ways between 192.0.2.2 and the gateway's pod? VNI 2*"}},
