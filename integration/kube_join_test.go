@@ -335,7 +335,7 @@ func testJoinRefused(t *testing.T, l *joinLab) {
 		"--image: missing":                                        "join --context=admin@rome --context=admin@milan --yes",
 		"no terminal to ask at":                                   "join --context=admin@rome --context=admin@milan --image=x",
 		"is the name of neither cluster":                          "join --context=admin@rome --context=admin@milan --image=x --pod-cidr turin=10.0.0.0/16",
-		"remap of 10.0.0.0/8, pods of rome: no private /8":        "join --context=admin@rome --context=admin@milan --image=x --pod-cidr rome=10.0.0.0/8 --pod-cidr milan=10.0.0.0/8 --avoid 172.16.0.0/12",
+		"remap of 10.0.0.0/8, pods of milan: no private /8":       "join --context=admin@rome --context=admin@milan --image=x --pod-cidr rome=10.0.0.0/8 --pod-cidr milan=10.0.0.0/8 --avoid 172.16.0.0/12",
 		"there is no Peering turin":                               "leave --context=admin@rome --peer turin --yes",
 		"nothing was removed there: run the same command when it": "leave --context=away --all --yes",
 	} {
@@ -399,7 +399,7 @@ func testJoinMessages(t *testing.T, l *joinLab) {
 	milan.kubelet("gateway-1")
 	l.await(invite, "checksum")
 	invitation := file("milan.invite", invite)
-	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", invitation); err == nil || !strings.Contains(out, "culvert: admin@milan: ") {
+	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", invitation); err == nil || !strings.Contains(out, "culvert: admin@milan: the message is this cluster's own") {
 		t.Errorf("its own: %v: %s", err, out)
 	}
 	accept := l.start("accept", "--context=admin@rome", "--image=registry.example/culvert:test", "--yes", invitation)

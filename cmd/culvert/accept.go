@@ -74,7 +74,7 @@ func (x *inviting) accept(i *join.Invitation) error {
 		return err
 	}
 	if err := x.found.Acceptable(i); err != nil {
-		return x.of(err)
+		return (&site{context: x.context}).of(err) // whoever is named in the message may be another cluster
 	}
 	x.say("words of this message, which %s has printed too: %s", i.From, i.Words())
 	x.peer = join.Peer{Name: i.From, Pods: i.Pods, External: i.External, Key: i.Key, Role: "Client", Endpoint: i.Endpoint}

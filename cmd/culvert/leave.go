@@ -123,8 +123,8 @@ func (j *joiner) leaveOne(s leaving, peer string) (err error) {
 	}
 	j.say("%s: done", s.name)
 	for _, name := range s.names {
-		if !slices.Contains(j.contexts, name) {
-			j.say("%s still has its end, if it was not left there: culvert leave --context %[1]s --peer NAME, with the name of this cluster", name)
+		if !slices.ContainsFunc(j.contexts, func(context string) bool { return join.NameOf(context) == name }) {
+			j.say("%s keeps its end until culvert leave --peer runs there, with the name of this cluster", name)
 		}
 	}
 	return nil
