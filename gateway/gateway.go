@@ -19,6 +19,7 @@ import (
 	"culvert/gateway/lifecycle"
 	"culvert/gateway/monitor"
 	"culvert/gateway/path"
+	"culvert/gateway/role"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
@@ -44,6 +45,7 @@ type Gateway struct {
 	health   *inspect.Server
 	control  *inspect.Control
 	ready    atomic.Bool
+	role     atomic.Int32 // a role.Role
 
 	current  config.Current
 	applying sync.Mutex // changes of current, and of what follows from it
@@ -83,6 +85,9 @@ func newGatewayFrom(t *lifecycle.Taking, c *config.Config, budget Budget, log *l
 	if c.Cluster != "" {
 		g.log = g.log.WithField("cluster", c.Cluster)
 	}
+	if c.Elected {
+		g.role.Store(int32(role.Standby))
+	}
 	g.life = lifecycle.New(lifecycle.Options{Log: g.log, Current: &g.current, Applying: &g.applying, Ready: g.ready.Load, Listeners: g.listeners}, t)
 	g.udp, internal.UDP = g.life.Lend("wireguard", internal.UDP), g.life.Lend("geneve", internal.UDP)
 	if err := g.open(c, internal); err != nil {
@@ -97,6 +102,10 @@ func newGatewayFrom(t *lifecycle.Taking, c *config.Config, budget Budget, log *l
 func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 	if err := g.life.Open(c); err != nil {
 		return err
+	}
+	if g.Role() == role.Standby { // before there are sockets
+		g.life.Mute("geneve", true)
+		g.life.Mute("wireguard", true)
 	}
 	links := config.Links{}.Assign(c.Geneve.Nodes)
 	g.current.Set(c, links)
@@ -149,6 +158,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 	g.path = path.New(g.engine, g.endpoint, g.wg, int(c.MTU))
 	g.monitor = monitor.New(g.path, &g.current, g.log, g.deaf)
 	g.path.Local = g.monitor
+	g.monitor.SetReach(reaches[g.Role()])
 	g.life.Begin(g.path, g.monitor)
 	g.inspect = inspect.New(inspect.Options{
 		Log: g.log, Path: g.path, Monitor: g.monitor, Current: &g.current, Life: g.life, Ready: g.ready.Load, Heap: g.budget.Heap, Memory: g.budget.memory,
@@ -156,7 +166,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 }
 
 func (g *Gateway) openWireGuard(c *config.Config) error {
-	if err := g.path.Open(g.life.Peer(&c.WireGuard)); err != nil {
+	if err := g.path.Open(g.peer(c)); err != nil {
 		return err
 	}
 	if err := g.wg.Up(); err != nil {
@@ -344,7 +354,7 @@ func (g *Gateway) commit(p *prepared) {
 	g.engine.Commit(p.rules)
 	g.life.Restore(g.engine, p.links) // before packets come by them
 	g.endpoint.Commit(p.tunnels)
-	if err := g.wg.SetPeer(g.life.Peer(&p.config.WireGuard)); err != nil {
+	if err := g.wg.SetPeer(g.peer(p.config)); err != nil {
 		g.log.WithError(err).Warn("the WireGuard device is closed")
 	}
 	old, _ := g.current.Get()
@@ -428,6 +438,9 @@ func (g *Gateway) Exchange(take func(datagram []byte) (answer []byte, ok bool)) 
 
 // Tell sends the peer a datagram about exports, as package exports makes them.
 func (g *Gateway) Tell(datagram []byte) { g.monitor.Tell(datagram) }
+
+// ElectedBy makes the gateway tell of the election that it takes part in. It must be called before Run.
+func (g *Gateway) ElectedBy(e inspect.Elector) { g.inspect.Elector = e }
 
 // Put makes r the resource of key in the rules that the next CommitRules publishes. An error
 // belongs to the key, which keeps what it had.

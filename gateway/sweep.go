@@ -18,7 +18,9 @@ func (g *Gateway) sweep(ctx context.Context) {
 		g.monitor.ProbeTrains(path.Uptime())
 		g.monitor.LogEncaps()
 		g.wg.Settle()
-		g.endpoint.AskAll(func() { time.Sleep(askPace) })
+		if g.Role().Forwards() {
+			g.endpoint.AskAll(func() { time.Sleep(askPace) })
+		}
 		g.monitor.Look(path.Uptime())
 		g.monitor.LookAtProgress(path.Uptime())
 		g.inspect.Look()

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"encoding/base64"
+	"fmt"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -25,6 +26,7 @@ type liqo struct {
 	here   *kubeEnd
 	remote *kubeEnd
 	nodes  []kubeNode
+	pod    int // which replica of the gateway
 }
 
 // tenant is the namespace of the peering.
@@ -161,27 +163,34 @@ func (l *liqo) remap(what, seen, real string) object {
 // one, and follows it when it has another.
 func (l *liqo) gatewayRuns() {
 	l.t.Helper()
-	pod := object{
-		"apiVersion": "v1", "kind": "Pod", "metadata": object{
-			"name": l.podName(), "namespace": l.tenant(), "labels": pairs(
-				"app.kubernetes.io/name", l.account(), liqoLabel+"component", "gateway", liqoLabel+"active", "true",
-				liqoLabel+"gateway-name", l.account(), liqoLabel+"gateway-namespace", l.tenant())},
-		"spec": object{"nodeName": kubeNodes[l.here.on].name, "serviceAccountName": l.account(),
-			"containers": []object{{"name": "gateway", "image": "culvert"}}},
-		"status": object{"phase": "Running", "podIP": l.here.gateway(), "podIPs": []object{{"ip": l.here.gateway()}}},
-	}
-	l.apply(pod,
-		resource("InternalFabric", l.tenant(), l.remote.name, object{
-			"mtu": kubeMTU, "remoteCIDRs": []string{l.remote.seenPods, l.remote.seenExt}, "gatewayIP": l.here.gateway(),
-			"interface": object{"gateway": object{"ip": l.here.internal}, "node": object{"name": "liqo." + l.remote.name}},
-		}, "liqo.io/remote-cluster-id", l.remote.name))
+	l.apply(l.gatewayPod(liqoLabel+"active", "true"), l.fabric(l.here.gateway()))
 	for i := range l.nodes {
 		l.apply(l.tunnel(&l.nodes[i]))
 	}
 	l.externalTraffic()
 }
 
-func (l *liqo) podName() string { return "gw-" + l.account() + "-0" }
+// gatewayPod is the gateway's pod, with more labels than all gateways have.
+func (l *liqo) gatewayPod(more ...string) object {
+	labels := append(more, "app.kubernetes.io/name", l.account(), liqoLabel+"component", "gateway",
+		liqoLabel+"gateway-name", l.account(), liqoLabel+"gateway-namespace", l.tenant())
+	return object{
+		"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": l.podName(), "namespace": l.tenant(), "labels": pairs(labels...)},
+		"spec": object{"nodeName": kubeNodes[l.here.on].name, "serviceAccountName": l.account(),
+			"containers": []object{{"name": "gateway", "image": "culvert"}}},
+		"status": object{"phase": "Running", "podIP": l.here.gateway(), "podIPs": []object{{"ip": l.here.gateway()}}},
+	}
+}
+
+// fabric is what all nodes follow to the gateway at an address.
+func (l *liqo) fabric(gateway string) object {
+	return resource("InternalFabric", l.tenant(), l.remote.name, object{
+		"mtu": kubeMTU, "remoteCIDRs": []string{l.remote.seenPods, l.remote.seenExt}, "gatewayIP": gateway,
+		"interface": object{"gateway": object{"ip": l.here.internal}, "node": object{"name": "liqo." + l.remote.name}},
+	}, "liqo.io/remote-cluster-id", l.remote.name)
+}
+
+func (l *liqo) podName() string { return fmt.Sprintf("gw-%s-%d", l.account(), l.pod) }
 
 // tunnel is that between the gateway and a node.
 func (l *liqo) tunnel(n *kubeNode) object {

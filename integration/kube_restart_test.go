@@ -20,7 +20,7 @@ const kubeState = "/var/lib/culvert"
 // container; nor do two pods have one address.
 func keepsState(t *testing.T, server bool) (flag string) {
 	t.Helper()
-	made, _, err := template.From(template.Default(server, "liqo", liqoNamespace), "registry.invalid/culvert:1")
+	made, _, err := template.From(template.Default(server, "liqo", liqoNamespace), "registry.invalid/culvert:1", 1)
 	if err != nil {
 		t.Fatal(err)
 	}

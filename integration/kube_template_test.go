@@ -181,7 +181,7 @@ func testKubeRestricted(t *testing.T, o *kubeOperator, templates map[string]obje
 // testKubeSwitch: the Deployment of each captured gateway becomes ours and Liqo's again, as Liqo's controller would do it. With another
 // release's selector it cannot.
 func testKubeSwitch(t *testing.T, o *kubeOperator, templates map[string]object) {
-	other, _, err := template.From(template.Default(true, "another", liqoNamespace), "registry.invalid/culvert:1")
+	other, _, err := template.From(template.Default(true, "another", liqoNamespace), "registry.invalid/culvert:1", 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -139,6 +139,8 @@ func (g *benchGateway) CommitRules() {
 
 func (g *benchGateway) Check() Check { return Check{} }
 
+func (g *benchGateway) Speaks() bool { return true }
+
 // stored returns resources as the API server has them, with this gateway's condition and who manages what.
 func stored(b *testing.B, objects ...*Object) (all []map[string]any) {
 	for _, o := range objects {

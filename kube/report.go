@@ -85,11 +85,12 @@ func setCondition(all []any, host string, good bool, now string) []any {
 	return append(next, mine)
 }
 
-// An Event tells users why an object has no effect.
+// An Event tells users why an object has no effect, or what has changed.
 type Event struct {
 	APIVersion string // "": Liqo's
 	Kind       string
 	Metadata   Metadata
+	Reason     string // "": NotApplied, a warning; all others are news
 	Message    string
 }
 

@@ -23,6 +23,8 @@ type Gateway interface {
 	CommitRules()
 	// Check returns the result of the connection check.
 	Check() Check
+	// Speaks reports whether this gateway, of several, says what has become of resources.
+	Speaks() bool
 }
 
 // A Source configures a Gateway by a cluster's resources, and reports back. Nothing is applied before every list is complete, so a restart cuts no
@@ -124,7 +126,7 @@ func (s *Source) Run(ctx context.Context, g Gateway) {
 			case <-ctx.Done():
 				return
 			case <-writing:
-				s.write(ctx)
+				s.write(ctx, g.Speaks())
 			}
 			select {
 			case <-ctx.Done():

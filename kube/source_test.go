@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,6 +43,8 @@ type cluster struct {
 	api    *fake.FakeDynamicClient
 	source *Source
 	log    bytes.Buffer
+
+	standby atomic.Bool
 
 	mu sync.Mutex
 	fakeGateway
@@ -92,6 +95,8 @@ func (c *cluster) CommitRules() {
 	defer c.mu.Unlock()
 	c.commits++
 }
+
+func (c *cluster) Speaks() bool { return !c.standby.Load() }
 
 func (c *cluster) Check() Check {
 	c.mu.Lock()

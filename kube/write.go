@@ -23,11 +23,14 @@ import (
 const writePatience = 10 * time.Second
 
 // write makes the pending writes. Failed ones are retried: apply records them again until the resources have them.
-func (s *Source) write(ctx context.Context) {
+func (s *Source) write(ctx context.Context, speaks bool) {
 	s.mu.Lock()
 	t, have := s.writes, s.connection
 	s.writes.events = nil
 	s.mu.Unlock()
+	if !speaks { // the gateway that does has the same to say
+		return
+	}
 	try := func(f func(context.Context) error) bool {
 		ctx, cancel := context.WithTimeout(ctx, writePatience)
 		defer cancel()
@@ -130,7 +133,10 @@ func (r *Reporter) WriteAll(ctx context.Context, all []Event, at time.Time) (lef
 
 // Write creates an Event. Its name is derived from its content, so that a restarted process does not repeat it. After an error it may be retried.
 func (r *Reporter) Write(ctx context.Context, e *Event, at time.Time) error {
-	now := at.UTC().Format(time.RFC3339)
+	now, kind := at.UTC().Format(time.RFC3339), "Warning"
+	if e.Reason != "" {
+		kind = "Normal"
+	}
 	message := e.Message
 	if len(message) > maxMessage {
 		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
@@ -149,7 +155,7 @@ func (r *Reporter) Write(ctx context.Context, e *Event, at time.Time) error {
 		"apiVersion": "v1", "kind": "Event",
 		"metadata":       map[string]any{"name": name, "namespace": namespace},
 		"involvedObject": involved,
-		"type":           "Warning", "reason": "NotApplied", "message": message,
+		"type":           kind, "reason": cmp.Or(e.Reason, "NotApplied"), "message": message,
 		"source":         map[string]any{"component": "culvert", "host": r.Node},
 		"firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
 		"reportingComponent": "culvert", "reportingInstance": r.Instance,

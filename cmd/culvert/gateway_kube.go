@@ -9,12 +9,16 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/klog/v2"
 
 	"culvert/cmd/internal/cli"
 	"culvert/gateway"
 	"culvert/gateway/control"
 	"culvert/gateway/health"
+	"culvert/kube"
+	"culvert/kube/election"
 	"culvert/kube/peering"
 )
 
@@ -85,9 +89,14 @@ func runKube(ctx context.Context, flags *kubeFlags) error {
 		case <-time.After(keyPause):
 		}
 	}
-	source := peering.NewGatewaySource(client,
-		peering.Self{Name: k.name, Namespace: k.namespace, Node: k.node, Pod: k.pod, Addresses: k.addresses}, k.nodeNamespace, entry)
-	base, err := source.Await(ctx, k.base)
+	source := peering.NewGatewaySource(client, peering.Self{Name: k.name, Namespace: k.namespace, Node: k.node, Pod: k.pod, Addresses: k.addresses,
+		Elected: k.base.Elected}, k.nodeNamespace, entry)
+	e := k.elect(client, source, entry)
+	if e != nil {
+		e.begin()
+	}
+	defer e.end()
+	base, err := source.Await(ctx, k.base, e.speaks)
 	if errors.Is(err, context.Canceled) {
 		return nil
 	}
@@ -99,19 +108,33 @@ func runKube(ctx context.Context, flags *kubeFlags) error {
 		return err
 	}
 	g.LearnFrom(peeringSource{source, name})
+	if e != nil {
+		g.ElectedBy(e)
+	}
 	running, stop := context.WithCancel(ctx)
 	defer stop()
+	sourcing, stopSource := context.WithCancel(context.WithoutCancel(ctx)) // a gateway that leaves has the objects until it has left
+	defer stopSource()
 	var tasks sync.WaitGroup
 	var anew error
 	tasks.Go(func() {
-		anew = source.Run(running, peeringGateway{liqoGateway{g, true}})
+		anew = source.Run(sourcing, peeringGateway{liqoGateway{g, true}})
 		stop()
 	})
-	err = g.Run(running)
-	stop()
+	err = runElected(running, g, e)
+	stopSource()
 	tasks.Wait()
 	if err := errors.Join(err, anew); err != nil {
 		return cli.Failed(err)
 	}
 	return nil
+}
+
+// elect returns the election among the replicas of a Peering's gateway; nil if it has none.
+func (k *kubeGateway) elect(client dynamic.Interface, source *peering.GatewaySource, log *logrus.Entry) *electing {
+	return elect(client, k.base, k.election, election.Options{
+		Namespace: k.namespace, Name: "culvert-" + k.name, Pod: k.pod, Changed: source.Wake,
+		Label: election.Label{Name: "culvert.io/active", Selector: "app=culvert-gateway,culvert.io/peering=" + k.name},
+	}, kube.Event{APIVersion: peering.Group + "/" + peering.Version, Kind: peering.KindPeering, Metadata: kube.Metadata{Name: k.name, Namespace: k.namespace}},
+		&kube.Reporter{Client: client, Causes: kube.NewCauses(log), Self: k.namespace + "/" + k.name, Node: k.node, Instance: k.pod}, log)
 }

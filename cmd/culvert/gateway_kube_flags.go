@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -32,7 +33,7 @@ func addKubeFlags(set *pflag.FlagSet, shared *liqoFlags) *kubeFlags {
 
 // withKube are the flags of --liqo that --kube has too.
 var withKube = []string{"name", "namespace", "node-name", "pod-name", "listen-port", "geneve-port", "metrics-address", "health-probe-bind-address",
-	"state", "kubeconfig"}
+	"state", "kubeconfig", "leader-election", "leader-election-lease-duration", "leader-election-renew-deadline", "leader-election-retry-period"}
 
 // check returns what is wrong with the flags that were given.
 func (k *kubeFlags) check() error {
@@ -54,6 +55,7 @@ type kubeGateway struct {
 	base                                                  *config.Config
 	name, namespace, node, pod, kubeconfig, nodeNamespace string
 	addresses                                             []netip.Addr
+	election                                              electionTimes
 }
 
 // read reads the flags, or says everything that is wrong or missing.
@@ -88,6 +90,7 @@ func (k *kubeFlags) read() (*kubeGateway, error) {
 	if c.WireGuard.ListenPort == c.Geneve.ListenPort && !e.Bad("--listen-port") && !e.Bad("--geneve-port") {
 		e.Add("--geneve-port", "%d is --listen-port too; both are UDP", c.Geneve.ListenPort)
 	}
+	g.election = k.shared.election(e, c, electionTimes{lease: 5 * time.Second, deadline: 3 * time.Second, retry: time.Second})
 	c.Metrics = listenAddress(e, "--metrics-address", get("metrics-address"))
 	c.Health = listenAddress(e, "--health-probe-bind-address", get("health-probe-bind-address"))
 	if c.Health == c.Metrics {

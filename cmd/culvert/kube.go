@@ -32,6 +32,7 @@ const maxPeering = 40
 
 func newKubeTemplateCommand() *cobra.Command {
 	var image, expose, imports string
+	var replicas int
 	var peerings []string
 	cmd := &cobra.Command{
 		Use:   "template",
@@ -56,28 +57,39 @@ func newKubeTemplateCommand() *cobra.Command {
 				}
 			}
 			e.OneOf("--expose", configfile.Scalar(expose), "LoadBalancer", "NodePort", "ClusterIP")
+			checkReplicas(e, replicas)
 			if err := e.Err(); err != nil {
 				return err
 			}
-			return printKube(cmd.OutOrStdout(), image, expose, imports, peerings)
+			return printKube(cmd.OutOrStdout(), manifests.Gateway{Image: image, Expose: expose, Replicas: replicas}, imports, peerings)
 		},
 	}
 	cmd.Flags().StringVar(&image, "image", "", "`NAME` of culvert's image in your registry (required)")
 	cmd.Flags().StringArrayVar(&peerings, "peering", nil, "`NAME` of a Peering whose gateway is printed too; may be repeated")
 	cmd.Flags().StringVar(&expose, "expose", "LoadBalancer", "with --peering: `TYPE` of the Service by which a peer reaches the gateway")
 	cmd.Flags().StringVar(&imports, "imports", "", "with --peering: `NAMESPACE` for Services that the peer exports, which has to be there")
+	cmd.Flags().IntVar(&replicas, "replicas", 1, "with --peering: `NUMBER` of pods of each gateway, of which one forwards")
 	cli.FlagValues(cmd, "expose", "LoadBalancer", "NodePort", "ClusterIP")
 	return cmd
 }
 
-func printKube(w io.Writer, image, expose, imports string, peerings []string) error {
-	text := manifests.Common(image)
-	for _, p := range peerings {
-		text += "---\n" + manifests.GatewayOf(p, image, expose)
+func printKube(w io.Writer, g manifests.Gateway, imports string, peerings []string) error {
+	text := manifests.Common(g.Image)
+	for _, g.Peering = range peerings {
+		text += "---\n" + g.YAML()
 		if imports != "" {
-			text += "---\n" + manifests.ImportsOf(p, imports)
+			text += "---\n" + manifests.ImportsOf(g.Peering, imports)
 		}
 	}
 	_, err := fmt.Fprint(w, text)
 	return err
+}
+
+// maxReplicas is the most pods of one gateway. One forwards, and each of the others holds all of its connections.
+const maxReplicas = 3
+
+func checkReplicas(e *configfile.Errors, n int) {
+	if n < 1 || n > maxReplicas {
+		e.Add("--replicas", "%d is not between 1 and %d; 2 is enough, because one of them forwards", n, maxReplicas)
+	}
 }

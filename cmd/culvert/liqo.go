@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -21,6 +22,7 @@ import (
 	"culvert/gateway/control"
 	"culvert/gateway/monitor"
 	"culvert/kube"
+	"culvert/kube/election"
 	"culvert/nat/rules"
 )
 
@@ -39,6 +41,9 @@ func (g liqoGateway) Check() kube.Check {
 	states := map[monitor.CheckState]kube.CheckState{monitor.CheckConnected: kube.CheckConnected, monitor.CheckError: kube.CheckLost}
 	return kube.Check{State: states[s.State], Latency: s.RTT, At: s.Measured}
 }
+
+// Speaks reports whether this gateway, of several, says what has become of resources.
+func (g liqoGateway) Speaks() bool { return g.Role().Speaks() }
 
 // liqoSource is a source of resources as a gateway reports it.
 type liqoSource struct {
@@ -84,15 +89,36 @@ func runLiqo(ctx context.Context, flags *liqoFlags) error {
 		source.Note(note)
 	}
 	g.LearnFrom(liqoSource{source, name})
-	ctx, stop := context.WithCancel(ctx)
+	e := l.elect(client, log.WithField("gateway", name))
+	if e != nil {
+		g.ElectedBy(e)
+		e.begin()
+	}
+	defer e.end()
+	sourcing, stop := context.WithCancel(context.WithoutCancel(ctx)) // a gateway that leaves has the resources until it has left
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
-	tasks.Go(func() { source.Run(ctx, liqoGateway{g, l.pings}) })
-	if err := g.Run(ctx); err != nil {
+	tasks.Go(func() { source.Run(sourcing, liqoGateway{g, l.pings}) })
+	if err := runElected(ctx, g, e); err != nil {
 		return cli.Failed(err)
 	}
 	return nil
+}
+
+// elect returns the election among the replicas of a gateway under Liqo; nil if it has none.
+func (l *liqo) elect(client dynamic.Interface, log *logrus.Entry) *electing {
+	mode, kind := "client", "GatewayClient"
+	if l.server() {
+		mode, kind = "server", "GatewayServer"
+	}
+	causes := kube.NewCauses(log)
+	return elect(client, l.base, l.election, election.Options{
+		Namespace: l.namespace, Name: l.name + "." + l.namespace + "." + mode + ".connections.liqo.io", Pod: l.pod,
+		Label: election.Label{Name: "networking.liqo.io/active",
+			Selector: "networking.liqo.io/component=gateway,networking.liqo.io/gateway-name=" + l.name + ",networking.liqo.io/gateway-namespace=" + l.namespace},
+	}, kube.Event{Kind: kind, Metadata: kube.Metadata{Name: l.name, Namespace: l.namespace, UID: l.uid}},
+		&kube.Reporter{Client: client, Causes: causes, Self: l.namespace + "/" + l.name, Node: l.node, Instance: l.pod}, log)
 }
 
 // The client makes few requests in steady state; at the start, each resource gets a condition.

@@ -48,6 +48,10 @@ var liqoFlagList = []liqoFlag{
 	{"ping-update-status-interval", "10s", "`TIME` after which the Connection's latency is written anew"},
 	{"metrics-address", "0", "listen `ADDRESS` of /metrics, /healthz and /readyz; 0 turns it off"},
 	{"health-probe-bind-address", "0", "listen `ADDRESS` of /healthz and /readyz alone; 0 turns it off"},
+	{"leader-election", "false", "be one of several replicas, of which one forwards"},
+	{"leader-election-lease-duration", "", "`TIME` after which a standby takes over from a gateway that does not renew its Lease (15s; with --kube 5s)"},
+	{"leader-election-renew-deadline", "", "`TIME` after which a gateway says that it cannot renew its Lease (10s; with --kube 3s)"},
+	{"leader-election-retry-period", "", "`TIME` between two attempts to have the Lease (2s; with --kube 1s)"},
 	{"unknown-source", "auto", "source of packets from nodes to which no route leads back: auto gives them Liqo's, keep leaves theirs"},
 	{"state", "", "`FOLDER` of what outlives the container, such as connections; empty: nothing does"},
 	{"kubeconfig", "", "`FILE` that leads to the API server, outside of a pod"},
@@ -60,6 +64,7 @@ func addLiqoFlags(set *pflag.FlagSet) *liqoFlags {
 		l.text[f.name] = set.String(f.name, f.def, f.help)
 	}
 	set.Lookup("ping-enabled").NoOptDefVal = "true"
+	set.Lookup("leader-election").NoOptDefVal = "true"
 	return l
 }
 
@@ -69,6 +74,7 @@ type liqo struct {
 	name, namespace, uid, node, pod string
 	keepUnknown, pings              bool
 	refresh                         time.Duration
+	election                        electionTimes
 	kubeconfig                      string
 	notes                           []string // differences from what the flags say
 }
@@ -144,6 +150,10 @@ func (l *liqoFlags) read() (*liqo, error) {
 			Port: uint16(number("ping-port", 0, 1, 65535)), Interval: duration("ping-interval", 10*time.Millisecond),
 			Threshold: number("ping-loss-threshold", 0, 1, 1000),
 		}
+	}
+	out.election = l.election(e, c, electionTimes{lease: 15 * time.Second, deadline: 10 * time.Second, retry: 2 * time.Second})
+	if c.Elected {
+		e.Name("--pod-name", out.pod, configfile.MaxDomain) // it is the identity
 	}
 	out.refresh = duration("ping-update-status-interval", time.Second)
 	c.Metrics, c.Health = listenAddress(e, "--metrics-address", get("metrics-address")), listenAddress(e, "--health-probe-bind-address", get("health-probe-bind-address"))

@@ -67,6 +67,13 @@ func TestLiqoFlags(t *testing.T) {
 		}},
 		{"--metrics-address=:8084 --health-probe-bind-address=:8085", func(l *liqo) bool { return l.base.Metrics == ":8084" && l.base.Health == ":8085" }},
 		{"--metrics-address=:8084 --health-probe-bind-address=:8084", func(l *liqo) bool { return l.base.Metrics == ":8084" && l.base.Health == "" }},
+		{"", func(l *liqo) bool {
+			return !l.base.Elected && l.election == electionTimes{15 * time.Second, 10 * time.Second, 2 * time.Second}
+		}},
+		{"--leader-election --pod-name=gw-0 --leader-election-lease-duration=5s --leader-election-renew-deadline=3s --leader-election-retry-period=500ms",
+			func(l *liqo) bool {
+				return l.base.Elected && l.election == electionTimes{5 * time.Second, 3 * time.Second, time.Second / 2}
+			}},
 		{"--unknown-source=keep", func(l *liqo) bool { return l.keepUnknown }},
 	} {
 		l, err := readLiqo(t, strings.Fields(tt.flags)...)
@@ -93,6 +100,12 @@ func TestWrongLiqoFlags(t *testing.T) {
 		{"--ping-enabled=maybe", "--ping-enabled: "},
 		{"--ping-update-status-interval=1ms", "--ping-update-status-interval: "},
 		{"--metrics-address=8084 --health-probe-bind-address=:99999", "--metrics-address: |--health-probe-bind-address: "},
+		{"--leader-election", "--pod-name: "},
+		{"--leader-election=perhaps", "--leader-election: "},
+		{"--leader-election-lease-duration=10s", "--leader-election-lease-duration: 10s is not longer than --leader-election-renew-deadline"},
+		{"--leader-election-lease-duration=10500ms", "--leader-election-lease-duration: 10.5s: a Lease counts in whole seconds"},
+		{"--leader-election-retry-period=9s", "--leader-election-renew-deadline: 10s is not longer than 1.2 times"},
+		{"--leader-election-retry-period=1ms", "--leader-election-retry-period: "},
 		{"--unknown-source=off", "--unknown-source: off drops"},
 		{"--unknown-source=x", "--unknown-source: \"x\" is neither"},
 		{"--keys-dir=/nowhere", "--keys-dir: /nowhere/privateKey: "},

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"culvert/cmd/internal/cli"
+	"culvert/gateway/configfile"
 	"culvert/kube/manifests"
 	"culvert/kube/template"
 )
@@ -23,6 +25,7 @@ type templateFlags struct {
 	operator
 	namespace, server, client string
 	image                     string
+	replicas                  int
 	offline, nodes            bool
 	release, services         string
 }
@@ -36,6 +39,8 @@ func newLiqoTemplateCommand() *cobra.Command {
 			"for kubectl apply. They are made of Liqo's own, which are read from the cluster: names, labels, selectors,\n" +
 			"the Service, scheduling, pull secrets and the values of flags are the same, so that a gateway that is there\n" +
 			"can be switched. Standard error has a line for each thing that is left out.\n\n" +
+			"With --replicas 2, gateways elect which of their pods forwards, and each gateway that there is gets a\n" +
+			"PodDisruptionBudget: a template has no room for one. Print again when there is a new gateway.\n\n" +
 			"With --nodes, print the DaemonSet for nodes whose kernel has no Geneve, and its rights. With --services as\n" +
 			"well, the same DaemonSet serves Services on the nodes, those with culvert's label or, with =all, all.",
 		Example: "  culvert liqo template --image registry.example/culvert:1.0 | kubectl apply -f -\n" +
@@ -53,6 +58,10 @@ func newLiqoTemplateCommand() *cobra.Command {
 				_, err := io.WriteString(cmd.OutOrStdout(), manifests.LiqoNodesOf(f.image, f.namespace, f.services))
 				return err
 			}
+			e := new(configfile.Errors)
+			if checkReplicas(e, f.replicas); e.Err() != nil {
+				return e.Err()
+			}
 			if cmd.Flags().Changed("release") && !f.offline {
 				return errors.New("--release: only with --offline; the templates in the cluster have it")
 			}
@@ -60,7 +69,10 @@ func newLiqoTemplateCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printTemplates(cmd.OutOrStdout(), cmd.ErrOrStderr(), f.image, stocks)
+			if err := printTemplates(cmd.OutOrStdout(), cmd.ErrOrStderr(), f.image, f.replicas, stocks); err != nil || f.replicas == 1 {
+				return err
+			}
+			return f.printBudgets(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f.add(cmd)
@@ -68,6 +80,7 @@ func newLiqoTemplateCommand() *cobra.Command {
 	cmd.Flags().StringVar(&f.server, "server-template", "wireguard-server", "`NAME` of Liqo's "+template.ServerKind)
 	cmd.Flags().StringVar(&f.client, "client-template", "wireguard-client", "`NAME` of Liqo's "+template.ClientKind)
 	cmd.Flags().StringVar(&f.image, "image", "", "`NAME` of culvert's image in your registry (required)")
+	cmd.Flags().IntVar(&f.replicas, "replicas", 1, "`NUMBER` of pods of each gateway, of which one forwards")
 	cmd.Flags().BoolVar(&f.offline, "offline", false, "read no cluster: take what Liqo's chart has by default")
 	cmd.Flags().BoolVar(&f.nodes, "nodes", false, "print the DaemonSet for nodes without Geneve instead; reads no cluster")
 	cmd.Flags().StringVar(&f.services, "services", "", "with --nodes: have the DaemonSet serve Services too: `WHICH` is labelled or all")
@@ -119,12 +132,12 @@ func (f *templateFlags) stock(ctx context.Context) ([]map[string]any, error) {
 
 const templatesHeader = "# Templates by which Liqo starts culvert's gateways: culvert liqo template. Then: culvert liqo check.\n"
 
-func printTemplates(out, diag io.Writer, image string, stocks []map[string]any) error {
+func printTemplates(out, diag io.Writer, image string, replicas int, stocks []map[string]any) error {
 	text := []byte(templatesHeader)
 	var told []string
 	var errs []error
 	for i, stock := range stocks {
-		made, notes, err := template.From(stock, image)
+		made, notes, err := template.From(stock, image, replicas)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%v %v: %w", stock["kind"], template.Field(stock, "metadata", "name"), err))
 			continue
@@ -148,5 +161,29 @@ func printTemplates(out, diag io.Writer, image string, stocks []map[string]any) 
 		return errors.Join(errs...)
 	}
 	_, err := out.Write(text)
+	return err
+}
+
+// printBudgets prints a PodDisruptionBudget for each gateway in the cluster.
+func (f *templateFlags) printBudgets(ctx context.Context, out, diag io.Writer) error {
+	if f.offline {
+		fmt.Fprintln(diag, "culvert: note: no PodDisruptionBudgets are printed with --offline; without it, each gateway of the cluster gets one")
+		return nil
+	}
+	client, err := f.operator.client()
+	if err != nil {
+		return err
+	}
+	var text strings.Builder
+	for _, resource := range []string{"gatewayservers", "gatewayclients"} {
+		all, err := client.Resource(liqoResource(resource)).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("--replicas: %s, of which each gets a PodDisruptionBudget: %w", resource, err)
+		}
+		for i := range all.Items {
+			text.WriteString(manifests.Budget(all.Items[i].GetName(), all.Items[i].GetNamespace()))
+		}
+	}
+	_, err = io.WriteString(out, text.String())
 	return err
 }

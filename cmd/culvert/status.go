@@ -78,6 +78,10 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 		fmt.Fprintln(w)
 	}
 	t := cli.NewTable(w)
+	if s.Replica != nil {
+		fmt.Fprintf(t, "role\t%s: %s\n", s.Replica.Role, s.Replica.Why)
+		fmt.Fprintf(t, "lease\t%s\n", leaseText(s.Replica))
+	}
 	fmt.Fprintf(t, "tunnel\t%s\n", tunnelText(&s.Tunnel))
 	fmt.Fprintf(t, "mtu\t%d; %s to the peer and back\n", s.MTU, pathText(&s.Tunnel.Path))
 	fmt.Fprintf(t, "peer\t%s\n", peerText(&s.Tunnel))
@@ -128,6 +132,18 @@ func printLeftOut(w io.Writer, r *control.Resources) int {
 		fmt.Fprintf(w, "%s\n", cli.Wrap("left out: "+left.Resource+": "+left.Reason, cli.Width(w)))
 	}
 	return len(r.LeftOut)
+}
+
+// leaseText tells who has the Lease.
+func leaseText(r *control.Replica) string {
+	text := "nobody is known to have it"
+	if r.LeaseSeconds != nil {
+		text = fmt.Sprintf("%s has it, term %d, renewed %s ago", r.Holder, r.Term, ageText(*r.LeaseSeconds))
+	}
+	if r.FailingSeconds != nil {
+		text += fmt.Sprintf("; out of reach for %s: is the API server away?", ageText(*r.FailingSeconds))
+	}
+	return text
 }
 
 func tunnelText(t *control.Tunnel) string {

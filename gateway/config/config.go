@@ -48,6 +48,9 @@ type Config struct {
 
 	File File // the file it was read from
 
+	// Elected says that the gateway has replicas: it starts as a standby, and forwards when an election says so.
+	Elected bool
+
 	Liqo bool // Liqo's resources configure the gateway; metrics also have the names of Liqo's gateway
 
 	// Warnings name what is valid but probably not meant, one line each.

@@ -17,6 +17,7 @@ type Status struct {
 	MTU           int               `json:"mtu"` // of inner packets
 	Findings      []Finding         `json:"findings"`
 	Resources     *Resources        `json:"resources,omitempty"` // of a gateway configured by a cluster's resources
+	Replica       *Replica          `json:"replica,omitempty"`   // of a gateway with replicas
 	Tunnel        Tunnel            `json:"tunnel"`
 	Nodes         []Node            `json:"nodes"`
 	Table         Table             `json:"table"`
@@ -47,6 +48,19 @@ type Finding struct {
 	Kind  string `json:"kind"`  // the kind of thing that Of names: peer, node, …
 	Of    string `json:"of"`
 	Text  string `json:"text"`
+}
+
+// Replica is what a gateway with replicas knows of the election of the one that forwards.
+type Replica struct {
+	Pod            string   `json:"pod"`
+	Role           string   `json:"role"`                     // standby, active, static or silent; see docs/standby.md
+	Why            string   `json:"why"`                      // it has that role, in words
+	Changes        uint64   `json:"changes"`                  // of its role since it started
+	Lease          string   `json:"lease"`                    // namespace/name
+	Holder         string   `json:"holder"`                   // of the Lease; "" is nobody, or unknown
+	Term           int64    `json:"term"`                     // of the Lease: how often its holder has changed
+	LeaseSeconds   *float64 `json:"leaseSeconds,omitempty"`   // since the Lease was seen to be renewed
+	FailingSeconds *float64 `json:"failingSeconds,omitempty"` // for how long the Lease could not be read or renewed; absent while it can
 }
 
 // Resources summarises the resources that configure a gateway.

@@ -30,7 +30,8 @@ type way struct {
 	reads  bool   // from the socket; messages for the other process are passed on
 	lends  bool   // messages that may be for the other process are passed on as well
 	sends  bool
-	greets func() // not nil: sends only what starts a session, and calls it once there is one
+	greets func()              // not nil: sends only what starts a session, and calls it once there is one
+	mute   func(datagrams int) // not nil: reads the socket, and discards what comes
 	parked chan struct{}
 	park   sync.Once
 	ended  chan struct{} // closed when another way replaces this one
@@ -85,6 +86,10 @@ func (c *Conn) Drain(socket udp.Conn, r *Relay) {
 	}
 }
 
+// Mute makes the Conn send nothing, and discard what comes to the socket; heard is told how much that is. One batch that has already been received
+// may still be handed over.
+func (c *Conn) Mute(heard func(datagrams int)) { c.set(&way{mute: heard}) }
+
 // Own makes the Conn plain again: it is the only user of the socket.
 func (c *Conn) Own() { c.set(nil) }
 
@@ -110,6 +115,18 @@ func (c *Conn) Receive(messages []udp.Message) (int, error) {
 	w := c.way.Load()
 	if w == nil {
 		return c.Conn.Receive(messages)
+	}
+	if w.mute != nil {
+		n, err := c.Conn.Receive(messages)
+		if n == 0 || c.way.Load() != w { // what comes right after the end of a Mute is the answer to a first handshake
+			return n, err
+		}
+		heard := 0
+		for i := range n {
+			each(&messages[i], func([]byte) { heard++ })
+		}
+		w.mute(heard)
+		return 0, udp.ErrWoken
 	}
 	if w.reads {
 		select {

@@ -48,6 +48,7 @@ var reasons = map[string]reason{
 	"bad-exports":      {"It is about Services that the peer exports, and of no use.", "upgrade the older gateway; status.conditions of the Peering says more"},
 	"local-queue-full": {"The gateway's own answers came faster than they could be sent.", findSender},
 	"output":           {"A rule does not let the gateway's own packet out.", "culvert rules shows which; change it if that is not meant"},
+	"standby":          {"It came to a gateway that does not forward, because another one of its peering does.", "nothing if it ends within seconds of a switch; else see whom the node or the peer takes for the gateway: culvert status at both pods"},
 
 	// Datagrams of nodes.
 	"truncated":           {"A datagram is shorter than its headers, or longer than the receive buffer.", spoilt},

@@ -12,6 +12,7 @@ import (
 	"culvert/gateway/path"
 	"culvert/gateway/pathmtu"
 	"culvert/gateway/prometheus"
+	"culvert/gateway/role"
 	"culvert/gateway/seats"
 	"culvert/gateway/wg"
 	"culvert/geneve"
@@ -49,6 +50,9 @@ func (src *Source) Metrics(l *seats.Listener, size int) []byte {
 	p.listener(l)
 	p.flight()
 	src.Life.WriteMetrics(&p.Page)
+	if src.Elector != nil {
+		p.replica(src.Elector.Replica())
+	}
 	p.build(control.ReadVersion())
 	p.findings(src.Monitor.Findings(path.Uptime()))
 	return p.Text.Bytes()
@@ -64,6 +68,28 @@ func (p *page) durations(c *latency.Counts, labels ...string) {
 		bounds[i] = b.Seconds()
 	}
 	p.Buckets(bounds, c.Buckets[:], c.Sum.Seconds(), labels...)
+}
+
+// replica reports the election of the gateway that forwards.
+func (p *page) replica(r control.Replica) {
+	p.Family(prometheus.Gauge, "role", "1 for the role that the gateway has among its replicas.", "role")
+	for _, name := range []role.Role{role.Standby, role.Active, role.Static, role.Silent} {
+		p.Add(prometheus.Bit[r.Role == name.String()], name.String())
+	}
+	p.One(prometheus.Counter, "role_changes_total", "Changes of the role.", float64(r.Changes))
+	p.Family(prometheus.Gauge, "lease_holder", "1 for the pod that has the Lease, as this gateway has read it last; absent if none has.", "pod")
+	if r.Holder != "" {
+		p.Add(1, r.Holder)
+	}
+	p.One(prometheus.Gauge, "lease_term", "How often the holder of the Lease has changed.", float64(r.Term))
+	if r.LeaseSeconds != nil {
+		p.One(prometheus.Gauge, "lease_age_seconds", "Since the Lease was seen to be renewed.", *r.LeaseSeconds)
+	}
+	failing := 0.0
+	if r.FailingSeconds != nil {
+		failing = *r.FailingSeconds
+	}
+	p.One(prometheus.Gauge, "lease_failing_seconds", "For how long the Lease could not be read or renewed; 0 = it can.", failing)
 }
 
 // packets reports the ledger of each direction.

@@ -24,6 +24,11 @@ type Teacher interface {
 	Resources() control.Resources // what became of each resource
 }
 
+// An Elector knows of the election that a gateway takes part in.
+type Elector interface {
+	Replica() control.Replica
+}
+
 // Life is the part of lifecycle.Life that inspect needs: the hand-over from and to other processes.
 type Life interface {
 	// Changeable returns an error while the gateway must not be changed, otherwise nil.
@@ -47,6 +52,7 @@ type Options struct {
 	Heap    int64                // aim of Go's collector in bytes
 	Memory  func() doctor.Memory // the limit of this process
 	Teacher Teacher              // nil: a file
+	Elector Elector              // nil: the gateway has no replicas
 	// ReadAgain implements Reload; nil = not possible.
 	ReadAgain func(ctx context.Context, dryRun bool) (*control.Reloaded, error)
 }

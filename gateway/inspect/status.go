@@ -54,6 +54,10 @@ func (src *Source) Status() control.Status {
 		r := src.Teacher.Resources()
 		st.Resources = &r
 	}
+	if src.Elector != nil {
+		r := src.Elector.Replica()
+		st.Replica = &r
+	}
 	drops := src.drops(&stats, &tunnels, &tunnel)
 	st.Outbound.Drops, st.Inbound.Drops = src.dropRates.of(drops, path.Uptime(), c.Liqo)
 	for name, socket := range src.Path.Sockets(&tunnel) {

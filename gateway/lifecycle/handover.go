@@ -63,6 +63,8 @@ func (life *Life) HandOver(o control.TakeoverOptions) (func(*net.UnixConn), erro
 		return nil, fmt.Errorf("this gateway hands over by version %d of the conversation, not %d: restart it", handover.Version, o.Protocol)
 	case o.Cluster != c.Cluster || o.Peer != c.Peer:
 		return nil, fmt.Errorf("this is the gateway of cluster %s towards %s, not of %s towards %s; name the right socket by --takeover", c.Cluster, c.Peer, o.Cluster, o.Peer)
+	case c.Elected:
+		return nil, errors.New("this gateway has replicas, of which another one takes over: end this one")
 	case !life.Ready():
 		return nil, errors.New("this gateway is starting or stopping")
 	case life.taken.busy():

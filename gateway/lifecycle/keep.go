@@ -215,10 +215,15 @@ func (k *keeper) look() {
 		return
 	}
 	if at, err := netip.ParseAddrPort(s.Endpoint); err == nil {
-		k.peerMu.Lock()
-		defer k.peerMu.Unlock()
-		k.identity.Peer = state.Peer{PublicKey: w.PeerPublicKey.Base64(), Configured: w.Endpoint, Endpoint: at}
+		k.found(w, at)
 	}
+}
+
+// found notes where the peer of w is.
+func (k *keeper) found(w *config.WireGuard, at netip.AddrPort) {
+	k.peerMu.Lock()
+	defer k.peerMu.Unlock()
+	k.identity.Peer = state.Peer{PublicKey: w.PeerPublicKey.Base64(), Configured: w.Endpoint, Endpoint: at}
 }
 
 // end writes everything once more and unlocks the folder. No packet passes any more.

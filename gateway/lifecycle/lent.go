@@ -5,6 +5,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,34 @@ type lentSocket struct {
 	name   string
 	socket *udp.Socket // nil: not of the kernel
 	conn   *handover.Conn
+}
+
+// Mute has the sockets of a tunnel, geneve or wireguard, send nothing and discard what comes, which is counted as path.DropStandby; or ends that. It
+// counts for sockets that are opened later too.
+func (life *Life) Mute(tunnel string, on bool) {
+	if life.muted == nil {
+		life.muted = make(map[string]bool)
+	}
+	life.muted[tunnel] = on
+	for _, l := range life.lent {
+		if strings.TrimSuffix(l.name, "6") == tunnel {
+			life.applyMute(tunnel, l.conn)
+		}
+	}
+}
+
+func (life *Life) applyMute(tunnel string, conn *handover.Conn) {
+	if !life.muted[tunnel] {
+		conn.Own()
+		return
+	}
+	conn.Mute(func(datagrams int) {
+		of := life.path.Inbound()
+		if tunnel == "geneve" {
+			of = life.path.Outbound()
+		}
+		of.Discard(datagrams)
+	})
 }
 
 // Lend returns o with an Open function whose sockets can be handed to another process; see package handover. The
@@ -49,6 +78,9 @@ func (life *Life) Lend(name string, o udp.Options) udp.Options {
 		l.conn = handover.NewConn(conn)
 		life.taken.hold(&l, shared)
 		life.lent = append(life.lent, l)
+		if life.muted[name] {
+			life.applyMute(name, l.conn)
+		}
 		return l.conn, nil
 	}
 	return o

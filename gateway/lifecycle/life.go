@@ -6,6 +6,7 @@ package lifecycle
 import (
 	"context"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 
@@ -36,9 +37,10 @@ type Life struct {
 	keeper    *keeper // nil until Open
 	taken     *Taking // what it takes over from; nil = from none
 	lent      []lentSocket
-	handing   atomic.Bool   // it hands over
-	gone      chan struct{} // closed when another process carries the packets,
-	successor atomic.Int64  // which has this ID
+	muted     map[string]bool // tunnels whose sockets are to be muted
+	handing   atomic.Bool     // it hands over
+	gone      chan struct{}   // closed when another process carries the packets,
+	successor atomic.Int64    // which has this ID
 }
 
 // New makes the Life of a gateway that takes over from t; nil = from none.
@@ -58,6 +60,9 @@ func (life *Life) Restore(e *nat.Engine, links config.Links) { life.keeper.resto
 
 // Peer is the peer of w, and its last known address.
 func (life *Life) Peer(w *config.WireGuard) wg.Peer { return life.keeper.peer(w) }
+
+// Found notes where the peer of w is, as another gateway or an earlier session has found.
+func (life *Life) Found(w *config.WireGuard, at netip.AddrPort) { life.keeper.found(w, at) }
 
 // Begin sets the path that carries the packets. It is called before the first packet.
 func (life *Life) Begin(p *path.Path, m *monitor.Monitor) {

@@ -95,6 +95,8 @@ type check struct {
 	cluster string                 // +checklocks:mu
 	// when pings without an answer were sent, oldest first; Threshold at most
 	waiting []time.Time // +checklocks:mu
+	// nobody is asked, and nothing is found
+	held bool // +checklocks:mu
 	// time of the last answer, or of the start
 	heard time.Time // +checklocks:mu
 	// when the next ping is due
@@ -129,6 +131,21 @@ func (c *check) begin(with *config.Config, now time.Time) {
 	}
 }
 
+// hold stops the check where it is, or lets it go on.
+func (c *check) hold(on bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held == on {
+		return
+	}
+	now := time.Now()
+	c.held, c.waiting, c.heard, c.due = on, nil, now, now
+	select {
+	case c.begun <- struct{}{}:
+	default:
+	}
+}
+
 // found returns the results so far.
 func (c *check) found() CheckStatus {
 	c.mu.Lock()
@@ -147,7 +164,7 @@ func (c *check) found() CheckStatus {
 func (c *check) tick(now time.Time, reachable bool) (ping []byte, next time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.status.State == CheckOff {
+	if c.status.State == CheckOff || c.held {
 		return nil, time.Time{}
 	}
 	lost := c.heard.Add(time.Duration(c.config.Threshold) * c.config.Interval)

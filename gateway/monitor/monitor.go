@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -33,6 +34,7 @@ type Monitor struct {
 	paths   *paths
 
 	exchange *exchange
+	reach    atomic.Int32 // a Reach
 
 	mu    sync.Mutex
 	judge *health.Judge // +checklocks:mu
@@ -95,6 +97,10 @@ func (m *Monitor) BeginCheck(c *config.Config) { m.check.begin(c, time.Now()) }
 
 // Look observes everything and logs what has changed. One goroutine calls it once a second.
 func (m *Monitor) Look(now time.Duration) {
+	if nodes, _ := m.reaches(); !nodes {
+		m.knocker.close()
+		return
+	}
 	o := m.observe(now)
 	m.mu.Lock()
 	changes := m.judge.Look(now, o)
@@ -114,8 +120,13 @@ func (m *Monitor) Fault(now time.Duration) string { return m.progress.fault(now)
 
 // ProbeTrains tests whether trains arrive. Look reports the result.
 func (m *Monitor) ProbeTrains(now time.Duration) {
-	m.path.Endpoint.ProbeTrains()
-	m.path.WG.ProbeTrains(now)
+	nodes, peer := m.reaches()
+	if nodes {
+		m.path.Endpoint.ProbeTrains()
+	}
+	if peer {
+		m.path.WG.ProbeTrains(now)
+	}
 }
 
 // maxLines limits the lines logged in a second for one cause, because thousands of nodes may come or go at once.
@@ -174,11 +185,12 @@ func (m *Monitor) observe(now time.Duration) *health.Observation {
 			Overflows: s.Overflows, Waits: s.Waits && !s.OverflowsKnown})
 	}
 	o.CPU = health.CPU{Used: procs.Used(), Procs: procs.Count(), CPUs: m.allowed.CPUs, Quota: m.allowed.Quota}
-	if o.Peer.Handshake != m.made {
+	_, reachesPeer := m.reaches()
+	if o.Peer.Handshake != m.made && reachesPeer {
 		m.made = o.Peer.Handshake
 		m.path.WG.Hello()
 	}
-	if doubtPeer && o.Peer.Endpoint.IsValid() {
+	if doubtPeer && reachesPeer && o.Peer.Endpoint.IsValid() {
 		o.Peer.Knock = m.knocker.knock(o.Peer.Endpoint, now, peerKnocks)
 	}
 	for _, name := range doubtful {

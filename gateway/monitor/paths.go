@@ -90,7 +90,13 @@ func (m *Monitor) ProbePaths(ctx context.Context) {
 }
 
 // LookAtPaths sends the probes that are due. It returns the links whose paths have become narrower. One goroutine may call it.
-func (m *Monitor) LookAtPaths(now time.Duration) (narrower []nat.Link) { return m.paths.look(now) }
+func (m *Monitor) LookAtPaths(now time.Duration) (narrower []nat.Link) {
+	nodes, peer := m.reaches()
+	if !nodes {
+		return nil
+	}
+	return m.paths.look(now, peer)
+}
 
 // KnownPaths returns the results of all legs that were probed.
 func (m *Monitor) KnownPaths() map[nat.Link]pathmtu.Result { return m.paths.known() }
@@ -104,11 +110,14 @@ func (m *Monitor) ExpectPath(link nat.Link, r pathmtu.Result) { m.paths.expect(l
 // Probes returns how many path MTU probes were sent to a link, and how many answers came.
 func (m *Monitor) Probes(link nat.Link) (sent, answered uint64) { return m.paths.counts(link) }
 
-// look sends the probes that are due. It returns the links whose path MTUs have fallen.
-func (p *paths) look(now time.Duration) (narrower []nat.Link) {
+// look sends the probes that are due, without peer none to that. It returns the links whose path MTUs have fallen.
+func (p *paths) look(now time.Duration, peer bool) (narrower []nat.Link) {
 	p.mu.Lock()
 	p.follow(now)
 	due, longest := p.due(), 0
+	if !peer {
+		due = slices.DeleteFunc(due, func(l nat.Link) bool { return l == nat.Tunnel })
+	}
 	for _, link := range due {
 		leg := p.legs[link]
 		size := leg.search.Size

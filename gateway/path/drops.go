@@ -31,6 +31,9 @@ const (
 	DropLocalQueueFull
 	// DropOutput: a packet made by the gateway itself that a rule or policy at output or postrouting drops.
 	DropOutput
+	// DropStandby: came to a gateway that does not forward, because another one does. These are datagrams, of which nothing was read: they are outside of the
+	// ledger below.
+	DropStandby
 
 	numDropReasons
 )
@@ -41,6 +44,7 @@ var dropReasonNames = [numDropReasons]string{
 	DropBadExports:     "bad-exports",
 	DropLocalQueueFull: "local-queue-full",
 	DropOutput:         "output",
+	DropStandby:        "standby",
 }
 
 func (r DropReason) String() string { return dropReasonNames[r] }
@@ -72,6 +76,9 @@ func (c *Counters) Generated() uint64 { return c.generated.Load() }
 
 // Dropped returns how many packets the gateway itself has dropped for a reason.
 func (c *Counters) Dropped(r DropReason) uint64 { return c.drops[r].Load() }
+
+// Discard counts datagrams as DropStandby.
+func (c *Counters) Discard(datagrams int) { c.drops[DropStandby].Add(uint64(datagrams)) }
 
 // Decided returns how long it took to decide about batches.
 func (c *Counters) Decided() latency.Counts { return c.decided.Counts() }

@@ -30,6 +30,8 @@ type bind struct {
 	receiveStops atomic.Uint64 // pauses after receive errors
 	trains       peerTrains    // whether trains may be sent
 	tap          atomic.Pointer[func(*Message)]
+	voice        voice
+	carried      atomic.Uint64 // packets from the peer
 
 	sockets udp.Options // of each leg
 }
@@ -64,7 +66,9 @@ const (
 	receiveBackoff   = 100 * time.Millisecond
 )
 
-func newBind(out, in *window, a *admission) *bind { return &bind{out: out, in: in, admission: a} }
+func newBind(out, in *window, a *admission) *bind {
+	return &bind{out: out, in: in, admission: a, voice: voice{born: time.Now()}}
+}
 
 // Open implements conn.Bind. On a machine without IPv6 there is one leg.
 func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
@@ -158,6 +162,11 @@ func (b *bind) ParseEndpoint(s string) (conn.Endpoint, error) {
 // Send implements conn.Bind. wireguard-go calls it from its sender goroutine and, for handshakes, from others. The socket counts what it cannot send;
 // that is not returned as an error, which wireguard-go could only log once per batch.
 func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
+	if is := Voice(b.voice.is.Load()); is != Speaking {
+		if bufs = b.withhold(is, bufs); len(bufs) == 0 {
+			return nil
+		}
+	}
 	b.admission.sent(bufs, ep.(*endpoint))
 	to := ep.(*endpoint).addr
 	legs := b.current.Load()

@@ -81,7 +81,7 @@ func New(o Options) *Device {
 // Open connects the device with its Path. It opens no socket; Up does.
 func (d *Device) Open(path Path, peer Peer) error {
 	d.probe.send = path.Send
-	d.device = device.NewDevice(newTunDevice(path, d.bind.out, d.bind.in, &d.bind.passed, d.options.MTU), d.bind,
+	d.device = device.NewDevice(newTunDevice(path, d.bind, d.options.MTU), d.bind,
 		newDeviceLogger(d.options.Log))
 	err := d.set(
 		"private_key="+hexKey(d.options.PrivateKey),

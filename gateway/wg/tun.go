@@ -22,14 +22,15 @@ type tunDevice struct {
 	out    *window // packets that wireguard-go has not sent yet
 	in     *window // packets that it has not decrypted yet
 	passed *stageTimers
+	bind   *bind
 	sample latency.Sampler // of Read
 	mtu    int
 	events chan tun.Event
 	once   sync.Once
 }
 
-func newTunDevice(path Path, out, in *window, passed *stageTimers, mtu int) *tunDevice {
-	return &tunDevice{path: path, out: out, in: in, passed: passed, mtu: mtu, events: make(chan tun.Event)}
+func newTunDevice(path Path, b *bind, mtu int) *tunDevice {
+	return &tunDevice{path: path, out: b.out, in: b.in, passed: &b.passed, bind: b, mtu: mtu, events: make(chan tun.Event)}
 }
 
 // File returns nil: there is no kernel device.
@@ -45,6 +46,7 @@ func (d *tunDevice) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	n, err := d.path.Read(bufs, sizes, offset)
 	d.out.give(n)
 	if n > 0 {
+		d.bind.voice.read()
 		d.passed.encrypt.enter(n, func(i int) uintptr { return bufferOf(bufs[i]) }, d.sample.Picks(n))
 	}
 	return n, err
@@ -54,6 +56,7 @@ func (d *tunDevice) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 //
 // borrowed: bufs belong to wireguard-go again when Write returns.
 func (d *tunDevice) Write(bufs [][]byte, offset int) (int, error) {
+	d.bind.carried.Add(uint64(len(bufs)))
 	d.passed.decrypt.leave(bufs)
 	d.path.Write(bufs, offset)
 	d.in.take(len(bufs))

@@ -13,7 +13,7 @@ func TestTunWindows(t *testing.T) {
 		path := idlePath()
 		path.Read = func(bufs [][]byte, sizes []int, offset int) (int, error) { return len(bufs), nil }
 		out, in := newWindow(), newWindow()
-		d := newTunDevice(path, out, in, new(stageTimers), 1340)
+		d := newTunDevice(path, newBind(out, in, nil), 1340)
 		bufs, sizes := make([][]byte, BatchSize), make([]int, BatchSize)
 		read := func(want int) {
 			if n, err := d.Read(bufs, sizes, 0); n != want || err != nil {

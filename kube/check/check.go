@@ -221,11 +221,12 @@ func (k *checker) deployment() {
 		k.remark("no Deployment gw-%s runs; there is nothing to compare with", k.self.Name)
 		return
 	}
-	if n := fmt.Sprint(template.Field(k.Deployment, "spec", "replicas")); n != "1" && n != "<nil>" {
-		k.remark("1 replica instead of %s", n)
-	}
 	if k.made == nil {
 		return
+	}
+	wants := fmt.Sprint(template.Field(k.made, "spec", "deployment", "spec", "replicas"))
+	if n := fmt.Sprint(template.Field(k.Deployment, "spec", "replicas")); n != wants && n != "<nil>" {
+		k.remark("replicas: %s instead of %s", wants, n)
 	}
 	was, _ := template.Field(k.Deployment, "spec", "selector", "matchLabels").(map[string]any)
 	is, _ := template.Field(k.made, "spec", "deployment", "spec", "selector", "matchLabels").(map[string]any)

@@ -49,7 +49,7 @@ func captured(t *testing.T, server bool) *Cluster {
 	}
 	c.Deployment, _ = template.Field(object(t, readFile(t, "testdata", capture, made+".yaml")), "spec", "deployment").(map[string]any)
 	var err error
-	if c.Template, _, err = template.From(template.Default(server, "liqo", "liqo"), "registry.invalid/culvert:1"); err != nil {
+	if c.Template, _, err = template.From(template.Default(server, "liqo", "liqo"), "registry.invalid/culvert:1", 1); err != nil {
 		t.Fatal(err)
 	}
 	for _, kind := range []string{"firewallconfigurations", "routeconfigurations", "internalnodes", "internalfabrics", "genevetunnels"} {
@@ -132,7 +132,7 @@ func switched(t *testing.T) *Cluster {
 func TestAGatewayThatIsCulverts(t *testing.T) {
 	newImage := func(t *testing.T, c *Cluster) {
 		var err error
-		if c.Template, _, err = template.From(c.Stock, "registry.invalid/culvert:2"); err != nil {
+		if c.Template, _, err = template.From(c.Stock, "registry.invalid/culvert:2", 1); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -215,7 +215,7 @@ func withMetrics(policy string) func(*testing.T, *Cluster) {
 		one := containers(podOf(template.Field(stock, templatePath...)))[1]
 		one["args"] = append(one["args"].([]any), "--metrics-address=:8084")
 		var err error
-		if c.Template, _, err = template.From(stock, "registry.invalid/culvert:1"); err != nil {
+		if c.Template, _, err = template.From(stock, "registry.invalid/culvert:1", 1); err != nil {
 			t.Fatal(err)
 		}
 		withPolicy(policy)(t, c)
@@ -241,7 +241,7 @@ func TestWhatIsSaidBeforeTheSwitch(t *testing.T) {
 	}{
 		{"no template", func(_ *testing.T, c *Cluster) { c.Template = nil }, true, "WgGatewayServerTemplate culvert-server: not in namespace liqo; make it"},
 		{"another release", func(t *testing.T, c *Cluster) {
-			c.Template, _, _ = template.From(template.Default(true, "liqo-2", "liqo"), "registry.invalid/culvert:1")
+			c.Template, _, _ = template.From(template.Default(true, "liqo-2", "liqo"), "registry.invalid/culvert:1", 1)
 		}, true, "label app.kubernetes.io/instance is liqo-cluster-b there and would be liqo-2-cluster-b"},
 		{"a selector with more labels", func(t *testing.T, c *Cluster) { set(c.Deployment, "here", "spec", "selector", "matchLabels", "edge") }, true,
 			"label edge is here there and would be missing"},
@@ -262,9 +262,9 @@ func TestWhatIsSaidBeforeTheSwitch(t *testing.T) {
 			}
 		}, true, "--geneve-port: nodes send to 6081, and the gateway would listen at 6091"},
 		{"an image without a registry", func(t *testing.T, c *Cluster) {
-			c.Template, _, _ = template.From(template.Default(true, "liqo", "liqo"), "culvert:latest")
+			c.Template, _, _ = template.From(template.Default(true, "liqo", "liqo"), "culvert:latest", 1)
 		}, false, "image culvert:latest names no registry, so that each node must have it already"},
-		{"two replicas", func(t *testing.T, c *Cluster) { set(c.Deployment, 2, "spec", "replicas") }, false, "1 replica instead of 2"},
+		{"two replicas", func(t *testing.T, c *Cluster) { set(c.Deployment, 2, "spec", "replicas") }, false, "replicas: 1 instead of 2"},
 		{"no Deployment", func(t *testing.T, c *Cluster) { c.Deployment = nil }, false, "no Deployment gw-cluster-b runs"},
 		{"no pod", func(_ *testing.T, c *Cluster) { c.Pods = nil }, true, "no pod of Deployment gw-cluster-b is Running: until one is, Liqo applies neither"},
 		{"a pod that no node takes", withPod(`{metadata: {name: gw-1}, status: {phase: Pending, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable, message: too little memory}]}}`),

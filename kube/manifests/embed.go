@@ -27,14 +27,14 @@ var (
 	//go:embed kube-nodes.yaml
 	Nodes string
 	//go:embed kube-gateway.yaml
-	Gateway string
+	GatewayYAML string
 	// Imports is what the gateway may do in the namespace Importing.
 	//
 	//go:embed kube-imports.yaml
 	Imports string
 )
 
-// Peering stands in Gateway and Imports for the name of a Peering, Importing for the namespace of its imports.
+// Peering stands in GatewayYAML and Imports for the name of a Peering, Importing for the namespace of its imports.
 const (
 	Peering   = "PEERING"
 	Importing = "IMPORTS"

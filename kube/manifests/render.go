@@ -1,6 +1,9 @@
 package manifests
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+)
 
 // Common returns what a cluster has once for all its peerings, with an image.
 func Common(image string) string {
@@ -51,9 +54,72 @@ func servicesObjects() (text string) {
 	return text
 }
 
-// GatewayOf returns the gateway of the Peering of a name, which is a DNS label, with an image. expose is the type of its Service.
+// A Gateway is what a manifest for the gateway of a Peering says.
+type Gateway struct {
+	Peering  string // a DNS label
+	Image    string
+	Expose   string // type of its Service
+	Replicas int
+}
+
+// GatewayOf returns the gateway of one pod of the Peering of a name, which is a DNS label, with an image. expose is the type of its Service.
 func GatewayOf(peering, image, expose string) string {
-	return strings.NewReplacer(Peering, peering, Image, image, "type: LoadBalancer", "type: "+expose).Replace(Gateway)
+	return (&Gateway{Peering: peering, Image: image, Expose: expose, Replicas: 1}).YAML()
+}
+
+// YAML returns the manifest.
+func (g *Gateway) YAML() string {
+	text := strings.NewReplacer(Peering, g.Peering, Image, g.Image, "type: LoadBalancer", "type: "+g.Expose).Replace(GatewayYAML)
+	if g.Replicas == 1 {
+		return text
+	}
+	return strings.NewReplacer(
+		"replicas: 1\n", "replicas: "+strconv.Itoa(g.Replicas)+"\n",
+		"strategy: {type: Recreate} # one gateway at a time", "strategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 0, maxSurge: 1}}",
+		"      labels: {app: culvert-gateway, culvert.io/peering: "+g.Peering+", culvert.io/active: \"true\"}", "      labels: {app: culvert-gateway, culvert.io/peering: "+g.Peering+"}",
+		"terminationGracePeriodSeconds: 5\n", "terminationGracePeriodSeconds: 15\n"+affinity(g.Peering),
+		"args: [gateway, --kube, ", "args: [gateway, --kube, --leader-election, ",
+		"resources: [events], verbs: [create]}\n", "resources: [events], verbs: [create]}\n"+electionRules(g.Peering),
+	).Replace(text) + budget("culvert-"+g.Peering, "culvert", "app: culvert-gateway, culvert.io/peering: "+g.Peering)
+}
+
+// affinity prefers another node for each replica.
+func affinity(peering string) string {
+	return `      affinity:
+        podAntiAffinity:
+          preferredDuringSchedulingIgnoredDuringExecution:
+          - weight: 100
+            podAffinityTerm:
+              topologyKey: kubernetes.io/hostname
+              labelSelector: {matchLabels: {app: culvert-gateway, culvert.io/peering: ` + peering + `}}
+`
+}
+
+// electionRules are the rights of a gateway that has replicas: its Lease, and the label of the pods of all gateways.
+func electionRules(peering string) string {
+	return `- {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [culvert-` + peering + `], verbs: [get, update]}
+- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
+- {apiGroups: [""], resources: [pods], verbs: [list, patch]}
+`
+}
+
+// Budget returns the PodDisruptionBudget of the gateway of a name in a tenant namespace of Liqo, which keeps one of its replicas when nodes are drained.
+func Budget(gateway, namespace string) string {
+	return budget("gw-"+gateway, namespace, "networking.liqo.io/component: gateway, networking.liqo.io/gateway-name: "+strconv.Quote(gateway))
+}
+
+func budget(name, namespace, labels string) string {
+	return `---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: ` + name + `
+  namespace: ` + namespace + `
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels: {` + labels + `}
+`
 }
 
 // ImportsOf returns what the gateway of a Peering may do in the namespace for what its peer exports.

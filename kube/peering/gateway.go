@@ -21,6 +21,7 @@ type Self struct {
 	Name, Namespace string // of its Peering
 	Node, Pod       string
 	Addresses       []netip.Addr // of the pod
+	Elected         bool         // it has replicas, and an election says which one is active
 }
 
 // A Gateway is what all objects together say to one gateway. It belongs to one goroutine.

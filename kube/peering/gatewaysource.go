@@ -34,6 +34,8 @@ const (
 type Running interface {
 	Apply(*config.Config) error
 	Check() kube.Check
+	// Speaks reports whether this gateway, of several, is the active one, which says so and the rest in the Peering's status.
+	Speaks() bool
 	// Trouble returns in a sentence why nothing passes; "" if the gateway knows no reason.
 	Trouble() string
 	// Exchange and Tell are those of gateway.Gateway.
@@ -84,8 +86,8 @@ func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string,
 }
 
 // Await follows the Peering until it is there and good, and returns the configuration that a gateway starts with: base, and what cannot
-// change while the gateway runs.
-func (s *GatewaySource) Await(ctx context.Context, base *config.Config) (*config.Config, error) {
+// change while the gateway runs. speaks reports whether this gateway, of several, is the one that writes the Peering's status.
+func (s *GatewaySource) Await(ctx context.Context, base *config.Config, speaks func() bool) (*config.Config, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
@@ -108,6 +110,10 @@ func (s *GatewaySource) Await(ctx context.Context, base *config.Config) (*config
 			return s.base, nil
 		}
 		s.tell(plan)
+		if !speaks() {
+			s.unsaid = nil
+			continue
+		}
 		s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, s.now())
 		if plan.Current != nil {
 			plan.Status.Conditions = s.conditions(plan, kube.Check{}, "")
@@ -116,6 +122,9 @@ func (s *GatewaySource) Await(ctx context.Context, base *config.Config) (*config
 		}
 	}
 }
+
+// Wake has Run look at once whether the gateway's role has changed.
+func (s *GatewaySource) Wake() { s.signal() }
 
 // ownPeering follows the one Peering.
 //
@@ -192,7 +201,11 @@ func byName[V comparable](w followed, all map[string]V, read func(*unstructured.
 
 // round applies and writes what has changed. more is called with what is to be followed from now on.
 func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *followed, g Running) error {
+	speaks := g.Speaks()
 	s.mu.Lock()
+	if !speaks || s.self.Elected {
+		s.state.term = 0 // the election says who is active, and Plan takes the next term
+	}
 	want, begin := s.services.needs()
 	want = append(want, KindPeering, kindNode, KindTunnelNode)
 	if p := s.state.good; p != nil && p.FollowPods {
@@ -221,6 +234,11 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	}
 	if err := s.apply(plan, g); err != nil {
 		return err
+	}
+	if !speaks { // the active one has the same to say
+		s.tell(plan)
+		s.unsaid = nil
+		return nil
 	}
 	check := g.Check()
 	s.services.follow(plan, check)
@@ -352,7 +370,7 @@ func (s *GatewaySource) last(ctx context.Context) {
 	s.mu.Lock()
 	plan, u, ready := s.state.Plan(), s.u, s.ready
 	s.mu.Unlock()
-	if !ready || u == nil || plan.Current == nil || plan.Ousted || plan.Current.Status.Active == nil || plan.Current.Status.Active.Pod != s.self.Pod {
+	if !ready || u == nil || plan.Current == nil || plan.Ousted || s.self.Elected || plan.Current.Status.Active == nil || plan.Current.Status.Active.Pod != s.self.Pod {
 		return // another one is active
 	}
 	plan.Status.Conditions = s.set(plan, plan.Status.Conditions,

@@ -35,12 +35,13 @@ var taken = []string{
 	"ping-enabled", "ping-port", "ping-interval", "ping-loss-threshold", "ping-update-status-interval", metricsFlag, healthFlag,
 }
 
-// known are Liqo's other flags: the gateway's identity, which our template sets itself, and those for a kernel, several containers or several
-// replicas.
+// elected are the flags that our gateway takes over where it has replicas.
+var elected = []string{"leader-election-lease-duration", "leader-election-renew-deadline", "leader-election-retry-period"}
+
+// known are Liqo's other flags: the gateway's identity and its replicas, which our template sets itself, and those for a kernel or several containers.
 var known = []string{
 	"name", "namespace", "remote-cluster-id", "gateway-uid", "mode", "node-name", "pod-name",
-	"container-name", "concurrent-containers-names", "reconcile-timeout", "leader-election", "leader-election-lease-duration",
-	"leader-election-renew-deadline", "leader-election-retry-period", "enable-nft-monitor", "enable-route-monitor",
+	"container-name", "concurrent-containers-names", "reconcile-timeout", "leader-election", "enable-nft-monitor", "enable-route-monitor",
 	"disable-kernel-version-check", "minimum-kernel-version", "enable-multipath-hash-policy", "global-labels", "global-annotations",
 	"enable-connection-controller", "ping-buffer-size", "dns-check-interval", "implementation", "preserve-client-endpoint",
 	"geneve-cleanup-interval", "disable-arp",
@@ -58,9 +59,9 @@ func (t *taker) readFlags(containers []map[string]any) map[string]string {
 		ours := false
 		for _, f := range Flags(c) {
 			ours = ours || f.Name == "gateway-uid"
-			if _, have := values[f.Name]; slices.Contains(taken, f.Name) && !have {
+			if _, have := values[f.Name]; slices.Contains(t.flags(), f.Name) && !have {
 				values[f.Name] = f.Value
-			} else if !have && !slices.Contains(known, f.Name) {
+			} else if !have && !slices.Contains(known, f.Name) && !slices.Contains(elected, f.Name) {
 				t.warn("--%s of container %v is left out; culvert has no such flag", f.Name, c["name"])
 			}
 		}
@@ -69,6 +70,14 @@ func (t *taker) readFlags(containers []map[string]any) map[string]string {
 		}
 	}
 	return values
+}
+
+// flags are those that are taken over.
+func (t *taker) flags() []string {
+	if t.replicas > 1 {
+		return slices.Concat(taken, elected)
+	}
+	return taken
 }
 
 // A Flag is one argument of a container.
@@ -107,7 +116,10 @@ func (t *taker) container(flags map[string]string, pullPolicy any) map[string]an
 	if flags[healthFlag] == "" || flags[healthFlag] == "0" {
 		flags[healthFlag] = defaultHealth // needed by the probes
 	}
-	for _, name := range taken {
+	if t.replicas > 1 {
+		args = append(args, "--leader-election=true")
+	}
+	for _, name := range t.flags() {
 		if value, ok := flags[name]; ok {
 			if value == "" {
 				value = "true"

@@ -32,9 +32,9 @@ var podFields = []string{
 }
 
 // From returns the template that starts culvert where stock starts Liqo's gateway, with notes on what it omits of stock. It keeps names, labels,
-// selectors, the Service and the values of common flags.
-func From(stock map[string]any, image string) (made map[string]any, notes []string, err error) {
-	t := &taker{made: clean(stock).(map[string]any), image: image}
+// selectors, the Service and the values of common flags. Of several replicas one is elected to forward, and carries the label of the active pod.
+func From(stock map[string]any, image string, replicas int) (made map[string]any, notes []string, err error) {
+	t := &taker{made: clean(stock).(map[string]any), image: image, replicas: int64(replicas)}
 	t.take()
 	if len(t.errs) > 0 {
 		return nil, nil, errors.Join(t.errs...)
@@ -44,11 +44,12 @@ func From(stock map[string]any, image string) (made map[string]any, notes []stri
 
 // A taker changes a copy of a stock template.
 type taker struct {
-	made   map[string]any
-	image  string
-	server bool
-	notes  []string
-	errs   []error
+	made     map[string]any
+	image    string
+	replicas int64
+	server   bool
+	notes    []string
+	errs     []error
 }
 
 func (t *taker) warn(format string, args ...any) {
@@ -94,12 +95,18 @@ func (t *taker) take() {
 	if len(t.errs) > 0 {
 		return
 	}
-	if n := deployment["replicas"]; n != nil && fmt.Sprint(n) != "1" {
-		t.warn("replicas: 1 instead of %v; nothing elects one of several, and a new pod takes over what needs no state", n)
+	if n := deployment["replicas"]; n != nil && t.replicas == 1 && fmt.Sprint(n) != "1" {
+		t.warn("replicas: 1 instead of %v; give --replicas if others are to stand by", n)
 	}
-	deployment["replicas"], deployment["strategy"] = int64(1), map[string]any{"type": "Recreate"}
-
-	labels[labelActive] = isActive
+	deployment["replicas"] = t.replicas
+	if t.replicas == 1 {
+		deployment["strategy"] = map[string]any{"type": "Recreate"}
+		labels[labelActive] = isActive
+	} else {
+		// A new standby is there before an old pod goes.
+		deployment["strategy"] = map[string]any{"type": "RollingUpdate", "rollingUpdate": map[string]any{"maxUnavailable": int64(0), "maxSurge": int64(1)}}
+		delete(labels, labelActive) // the elected one takes it
+	}
 	for _, name := range podLabels {
 		if labels[name] == nil {
 			t.fail("%s.metadata.labels: no %s, by which Liqo finds the gateway's pod; add it", podPath, name)
@@ -134,7 +141,24 @@ func (t *taker) pod(stock map[string]any) map[string]any {
 			t.warn("%s of the pod is left out", name)
 		}
 	}
+	if t.replicas > 1 && pod["affinity"] == nil {
+		pod["affinity"] = apart()
+	}
 	return pod
+}
+
+// apart prefers another node for each replica. It requires none: with one node left, two pods there are better than one.
+func apart() any {
+	labels := map[string]any{}
+	for i, value := range []string{"gateway", "{{ .Name }}", "{{ .Namespace }}"} {
+		labels[podLabels[i]] = value
+	}
+	return map[string]any{"podAntiAffinity": map[string]any{"preferredDuringSchedulingIgnoredDuringExecution": []any{map[string]any{
+		"weight": int64(100),
+		"podAffinityTerm": map[string]any{
+			"topologyKey": "kubernetes.io/hostname", "labelSelector": map[string]any{"matchLabels": labels},
+		},
+	}}}}
 }
 
 func emptyDir(name, size string) any {

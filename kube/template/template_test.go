@@ -53,7 +53,7 @@ func TestRenderAsLiqosOperator(t *testing.T) {
 func TestADeploymentCanBeSwitched(t *testing.T) {
 	forEach(t, func(t *testing.T, capture string, server bool) {
 		g, was := gatewayOf(t, capture, server), captured(t, capture, server)
-		made, notes, err := From(stockOf(t, capture, server), "registry.invalid/culvert:1")
+		made, notes, err := From(stockOf(t, capture, server), "registry.invalid/culvert:1", 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -108,11 +108,11 @@ func TestADeploymentCanBeSwitched(t *testing.T) {
 func TestDefaultsAreThoseOfTheChart(t *testing.T) {
 	for _, end := range ends {
 		g, was := gatewayOf(t, "v1.2.0", end.server), captured(t, "v1.2.0", end.server)
-		made, notes, err := From(Default(end.server, "liqo", "liqo"), image)
+		made, notes, err := From(Default(end.server, "liqo", "liqo"), image, 1)
 		if err != nil || notes != nil {
 			t.Fatal(notes, err)
 		}
-		fromStock, _, err := From(stockOf(t, "v1.2.0", end.server), image)
+		fromStock, _, err := From(stockOf(t, "v1.2.0", end.server), image, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +131,7 @@ func TestDefaultsAreThoseOfTheChart(t *testing.T) {
 // One container that asks for nothing: neither rights nor a user of its own.
 func TestThePodAsksForNothing(t *testing.T) {
 	for _, end := range ends {
-		made, _, err := From(stockOf(t, "main-557c199cf", end.server), image)
+		made, _, err := From(stockOf(t, "main-557c199cf", end.server), image, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -207,7 +207,7 @@ func TestWhatOperatorsHaveChanged(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			stock := stockOf(t, "main-557c199cf", true)
 			tt.change(stock)
-			made, notes, err := From(stock, image)
+			made, notes, err := From(stock, image, 1)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -248,7 +248,7 @@ func TestWhatCannotBeTakenOver(t *testing.T) {
 	} {
 		stock := stockOf(t, "v1.2.0", true)
 		tt.change(stock)
-		if made, _, err := From(stock, image); err == nil || made != nil || !strings.Contains(err.Error(), tt.want) {
+		if made, _, err := From(stock, image, 1); err == nil || made != nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
 		}
 	}
@@ -259,7 +259,7 @@ func TestArgumentsStayStrings(t *testing.T) {
 	for _, end := range ends {
 		g := gatewayOf(t, "v1.2.0", end.server)
 		g.ClusterID, g.GatewayUID = "12345", "67890"
-		made, _, err := From(Default(end.server, "liqo", "liqo"), image)
+		made, _, err := From(Default(end.server, "liqo", "liqo"), image, 1)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,137 @@
+//go:build !nokube
+
+package main
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/dynamic"
+
+	"culvert/gateway"
+	"culvert/gateway/config"
+	"culvert/gateway/control"
+	"culvert/gateway/role"
+	"culvert/kube"
+	"culvert/kube/election"
+)
+
+// An electing is a gateway that takes part in an election.
+type electing struct {
+	*election.Elector
+	reporter *kube.Reporter
+	about    kube.Event // the object that Events are about
+	tasks    sync.WaitGroup
+	stop     context.CancelFunc // of tasks
+
+	mu     sync.Mutex
+	unsaid []kube.Event // +checklocks:mu
+}
+
+// elect returns the election of the gateway of base; nil if it has no replicas.
+func elect(client dynamic.Interface, base *config.Config, t electionTimes, o election.Options, about kube.Event, reporter *kube.Reporter, log *logrus.Entry) *electing {
+	if !base.Elected {
+		return nil
+	}
+	patience := time.Duration(base.ConnectionCheck.Threshold) * base.ConnectionCheck.Interval
+	if patience == 0 {
+		patience = time.Duration(config.LiqoConnectionCheck.Threshold) * config.LiqoConnectionCheck.Interval
+	}
+	e := &electing{reporter: reporter, about: about}
+	e.about.Reason = "RoleChanged"
+	o.Client, o.Log, o.Causes, o.Told = client, log, reporter.Causes, e.told
+	o.Times, o.Retry, o.Deadline = role.Times{Lease: t.lease, Patience: patience}, t.retry, t.deadline
+	e.Elector = election.New(o)
+	return e
+}
+
+// maxUnsaid caps the Events that wait for the API server; all are in the log.
+const maxUnsaid = 64
+
+func (e *electing) told(message string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	event := e.about
+	event.Message = message
+	if e.unsaid = append(e.unsaid, event); len(e.unsaid) > maxUnsaid {
+		e.unsaid = e.unsaid[1:]
+	}
+}
+
+// begin takes part until end.
+func (e *electing) begin() {
+	ctx, stop := context.WithCancel(context.Background())
+	e.stop = stop
+	e.tasks.Go(func() { e.Run(ctx) })
+	e.tasks.Go(func() { e.tell(ctx) })
+}
+
+// end ends what begin has begun. An electing that is nil has begun nothing.
+func (e *electing) end() {
+	if e != nil {
+		e.stop()
+		e.tasks.Wait()
+	}
+}
+
+// speaks reports whether this gateway writes what has become of objects.
+func (e *electing) speaks() bool { return e == nil || e.Role().Speaks() }
+
+// tell writes Events until ctx ends.
+func (e *electing) tell(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		e.mu.Lock()
+		all := e.unsaid
+		e.unsaid = nil
+		e.mu.Unlock()
+		left := e.reporter.WriteAll(ctx, all, time.Now())
+		e.mu.Lock()
+		e.unsaid = append(left, e.unsaid...)
+		e.mu.Unlock()
+	}
+}
+
+// Replica implements inspect.Elector.
+func (e *electing) Replica() control.Replica {
+	s := e.State()
+	r := control.Replica{Role: s.Role.String(), Why: s.Why, Pod: e.Pod, Holder: s.Holder, Lease: e.Namespace + "/" + e.Name, Term: s.Term, Changes: s.Changes}
+	if s.Holder != "" {
+		age := s.Age.Seconds()
+		r.LeaseSeconds = &age
+	}
+	if s.Failing > 0 {
+		failing := s.Failing.Seconds()
+		r.FailingSeconds = &failing
+	}
+	return r
+}
+
+// runElected runs g until ctx ends, and then leaves it to another replica, if there is one. e is nil without an election.
+func runElected(ctx context.Context, g *gateway.Gateway, e *electing) error {
+	if e == nil {
+		return g.Run(ctx)
+	}
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer stop()
+	e.Drive(g)
+	tasks.Go(func() {
+		select {
+		case <-ctx.Done():
+			e.Leave(running)
+			stop()
+		case <-running.Done():
+		}
+	})
+	return g.Run(running)
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"time"
+
+	"culvert/gateway/config"
+	"culvert/gateway/configfile"
+)
+
+// electionTimes are those of Liqo's flags.
+type electionTimes struct{ lease, deadline, retry time.Duration }
+
+// jitter is by how much, at most, standbys stretch the time between two attempts; as client-go's elector has it.
+const jitter = 1.2
+
+// election reads the flags of an election into c, and returns its times; what is not given is as in def.
+func (l *liqoFlags) election(e *configfile.Errors, c *config.Config, def electionTimes) electionTimes {
+	t := def
+	const prefix = "leader-election-"
+	for _, f := range []struct {
+		name string
+		to   *time.Duration
+	}{{"lease-duration", &t.lease}, {"renew-deadline", &t.deadline}, {"retry-period", &t.retry}} {
+		path, text := "--"+prefix+f.name, *l.text[prefix+f.name]
+		if text == "" {
+			continue
+		}
+		const least = 100 * time.Millisecond
+		*f.to = e.Duration(path, configfile.Scalar(text), least, time.Hour)
+		if *f.to < least {
+			e.Add(path, "%v is less than %v", *f.to, least)
+		}
+	}
+	if !e.Bad("--"+prefix+"lease-duration") && t.lease%time.Second != 0 {
+		e.Add("--"+prefix+"lease-duration", "%v: a Lease counts in whole seconds", t.lease)
+	}
+	if t.lease <= t.deadline {
+		e.Add("--"+prefix+"lease-duration", "%v is not longer than --leader-election-renew-deadline, %v", t.lease, t.deadline)
+	}
+	if float64(t.deadline) <= jitter*float64(t.retry) {
+		e.Add("--"+prefix+"renew-deadline", "%v is not longer than 1.2 times --leader-election-retry-period, %v", t.deadline, t.retry)
+	}
+	c.Elected = e.Bool("--leader-election", configfile.Scalar(*l.text["leader-election"]), false)
+	return t
+}

@@ -1,0 +1,234 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The times of the election in these tests: Liqo's 15, 10 and 2 s, divided by five.
+const (
+	standbyLease = 3 * time.Second
+	standbyRetry = 400 * time.Millisecond
+	// A Lease runs out, and a standby attempts twice.
+	standbyKilled = standbyLease + 2*22*standbyRetry/10 + 2*time.Second
+)
+
+// A kubeReplica is one of the pods of a gateway.
+type kubeReplica struct {
+	*kubeLab
+	flags []string
+}
+
+// kubeReplicas makes rome's gateway two pods, each with a link of its own to milan's.
+func kubeReplicas(t *testing.T, rome, milan *kubeLab) []*kubeReplica {
+	t.Helper()
+	second := *rome
+	here, own := *rome.kubeEnd, *rome.liqo
+	here.gatewayN = 19
+	own.here, own.pod = &here, 1
+	second.kubeEnd, second.liqo = &here, &own
+	second.gatewayHost = rome.join("gw2", here.gateway())
+	second.gatewayHost.confined = true
+	join(second.gatewayHost, milan.gatewayHost, "192.0.4.1/24", "192.0.4.7/24", 1500)
+	flags := []string{"--leader-election", "--leader-election-lease-duration=" + standbyLease.String(), "--leader-election-renew-deadline=2s",
+		"--leader-election-retry-period=" + standbyRetry.String(), "--ping-interval=400ms"}
+	return []*kubeReplica{{rome, flags}, {&second, append(flags, "--endpoint-address=192.0.4.7")}}
+}
+
+func (r *kubeReplica) start() {
+	r.t.Helper()
+	r.ready(r.startLiqoGateway(unprivilegedUID, unprivilegedUID, r.flags...))
+}
+
+// role is what the gateway says that it does.
+func (r *kubeReplica) role() string {
+	page, err := r.gatewayHost.getFrom(metricsAddress, "/metrics")
+	if err != nil {
+		return err.Error()
+	}
+	for line := range strings.Lines(page) {
+		if rest, ok := strings.CutPrefix(line, `culvert_role{role="`); ok && strings.HasSuffix(line, " 1\n") {
+			role, _, _ := strings.Cut(rest, `"`)
+			return role
+		}
+	}
+	return "none"
+}
+
+func (r *kubeReplica) await(t *testing.T, role string, limit time.Duration) {
+	t.Helper()
+	eventuallyWithin(t, limit, r.liqo.podName()+" is "+role, func() error {
+		if is := r.role(); is != role {
+			return fmt.Errorf("it is %s", is)
+		}
+		return nil
+	})
+}
+
+// A labelWatch does what Liqo's controllers do: it leads nodes to the one pod that carries the label of the active one, and stops while there are two.
+type labelWatch struct {
+	switches, none, many atomic.Int32
+	stop                 func()
+}
+
+func watchLabel(t *testing.T, all []*kubeReplica) *labelWatch {
+	ctx, cancel := context.WithCancel(t.Context())
+	w := &labelWatch{}
+	done := make(chan struct{})
+	w.stop = func() { cancel(); <-done }
+	admin, l := all[0].api.admin, all[0].liqo
+	go func() {
+		defer close(done)
+		led := all[0].gateway()
+		for ctx.Err() == nil {
+			pods, err := admin.list("v1", "Pod", l.tenant())
+			if err != nil {
+				continue // it is away
+			}
+			var labelled []string
+			for _, p := range pods {
+				if field(p, "metadata", "labels", liqoLabel+"active") == "true" {
+					labelled = append(labelled, field(p, "status", "podIP").(string))
+				}
+			}
+			switch {
+			case len(labelled) == 0:
+				w.none.Add(1)
+			case len(labelled) > 1:
+				w.many.Add(1)
+			case labelled[0] != led:
+				if admin.apply(l.fabric(labelled[0])) == nil {
+					led = labelled[0]
+					w.switches.Add(1)
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}()
+	t.Cleanup(w.stop)
+	return w
+}
+
+// TestKubeStandby: two pods of one gateway under the rights of Liqo's role, of which one forwards, whatever ends and whoever is cut off.
+func TestKubeStandby(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		rome, milan := newKubeLabs(t)
+		all := kubeReplicas(t, rome, milan)
+		milan.ready(milan.startLiqoGateway(unprivilegedUID, unprivilegedUID))
+		rome.startLinks()
+		rome.liqoSteps()
+		rome.liqo.apply(all[1].liqo.gatewayPod())
+		milan.liqoSteps()
+		// A standby says nothing, to nobody: no handshake, no ARP in a tunnel, no knock.
+		for _, r := range all {
+			r.gatewayHost.feed("table inet said { chain output { type filter hook output priority 0; meta l4proto udp counter; }; }\n", "nft", "-f", "-")
+		}
+		all[0].start()
+		all[0].await(t, "active", startTimeout)
+		all[1].start()
+		all[1].await(t, "standby", startTimeout)
+		rome.startNodes()
+		milan.startNodes()
+		milan.liqo.keysExchanged(rome.key.PublicKey().Bytes())
+		rome.liqo.keysExchanged(milan.key.PublicKey().Bytes())
+		rome.connected()
+		milan.connected()
+		labels := watchLabel(t, all)
+		testKubePods(t, rome, milan)
+		testKubeHosts(t, milan, rome)
+		if said := all[1].gatewayHost.run("nft", "list", "table", "inet", "said"); !strings.Contains(said, "packets 0 ") {
+			t.Errorf("the standby has said something: %s", said)
+		}
+		streams := linkStreams(t, rome, milan, 20)
+		active, standby := all[0], all[1]
+		pause := func(what string, bound time.Duration) {
+			t.Helper()
+			longest := requireAlive(t, what, streams)
+			t.Logf("%-45s longest pause %8v, bound %v; %d switches, label nowhere %d times, twice %d times", what, longest.Round(time.Millisecond), bound,
+				labels.switches.Load(), labels.none.Load(), labels.many.Load())
+			if longest > bound {
+				t.Errorf("%s: a pause of %v, bound %v", what, longest, bound)
+			}
+		}
+		turn := func() { active, standby = standby, active }
+
+		pause("before", time.Second)
+		active.culvert.stop()
+		standby.await(t, "active", startTimeout)
+		pause("SIGTERM", standbyTold)
+		active.start()
+		active.await(t, "standby", startTimeout)
+		turn()
+
+		active.culvert.cmd.Process.Kill()
+		<-active.culvert.ended
+		standby.await(t, "active", standbyKilled)
+		pause("SIGKILL", standbyKilled)
+		active.start()
+		active.await(t, "standby", startTimeout)
+		turn()
+
+		// A container that is killed in a living pod has its Lease back.
+		active.culvert.cmd.Process.Kill()
+		<-active.culvert.ended
+		active.start()
+		active.await(t, "active", startTimeout)
+		pause("container killed", standbyKilled)
+
+		switches := labels.switches.Load()
+		rome.api.relay.cut(true)
+		for away := time.Now(); time.Since(away) < 4*standbyLease; {
+			pause("API server away", time.Second)
+		}
+		active.await(t, "static", startTimeout)
+		rome.api.relay.open()
+		active.await(t, "active", startTimeout)
+		pause("API server back", time.Second)
+		if n := labels.switches.Load() - switches; n != 0 {
+			t.Errorf("%d switches while the API server was away", n)
+		}
+
+		// The active one alone is cut off from the API server.
+		active.gatewayHost.feed(fmt.Sprintf("table inet cut { chain output { type filter hook output priority 0; ip daddr %s drop; }; }\n", rome.kubeEnd.api()), "nft", "-f", "-")
+		standby.await(t, "active", standbyKilled)
+		pause("active cut off from the API server", standbyKilled)
+		active.await(t, "silent", standbyKilled+5*400*time.Millisecond+2*time.Second)
+		if n := labels.switches.Load() - switches; n > 1 {
+			t.Errorf("%d switches", n)
+		}
+		active.gatewayHost.run("nft", "delete", "table", "inet", "cut")
+		active.await(t, "standby", startTimeout)
+		pause("it is back", time.Second)
+		turn()
+
+		if n := labels.many.Load(); n != 0 {
+			t.Errorf("two pods carried the label %d times", n)
+		}
+		rome.requireWithinRole(t)
+		events, err := rome.api.admin.list("v1", "Event", rome.liqo.tenant())
+		if err != nil {
+			t.Fatal(err)
+		}
+		changes := 0
+		for _, e := range events {
+			if e["reason"] == "RoleChanged" && e["type"] == "Normal" {
+				changes++
+			}
+		}
+		if changes < 5 {
+			t.Errorf("%d Events about changes of a role", changes)
+		}
+		active.culvert.cmd.Process.Signal(syscall.SIGTERM)
+	}, kubernetes, liqoMode)
+}
+
+// standbyTold is how long a planned change may take where a standby learns from the Lease alone that it is free.
+const standbyTold = 22*standbyRetry/10 + time.Second

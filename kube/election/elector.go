@@ -1,0 +1,379 @@
+package election
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+
+	"culvert/gateway/role"
+	"culvert/kube"
+)
+
+// Gateway is what an Elector drives.
+type Gateway interface {
+	Become(role.Role)
+	Signs() role.Signs
+	// Call tries a handshake with the peer.
+	Call()
+}
+
+// Options are those of an election. All are required but Told and Before.
+type Options struct {
+	Client          dynamic.Interface
+	Namespace, Name string // of the Lease
+	Pod             string // the identity
+	Times           role.Times
+	Retry           time.Duration // between two attempts; between those of a standby up to 2.2 times as long
+	Deadline        time.Duration // after which it is said that the Lease cannot be renewed
+	Label           Label
+	Log             *logrus.Entry
+	Causes          *kube.Causes
+	Told            func(message string) // is given what an operator should know, for an Event
+	Changed         func()               // is called when the gateway has another role; nil = nobody is
+}
+
+// Label is how others find the pod that forwards: one pod of the selected ones carries it.
+type Label struct{ Selector, Name string }
+
+// An Elector takes part in an election for one gateway.
+type Elector struct {
+	Options
+	started  time.Time
+	poke     chan struct{} // attempt at once
+	changed  chan struct{} // the role may be another one
+	relabels chan struct{} // the role is another one
+
+	mu      sync.Mutex
+	machine *role.Machine // +checklocks:mu
+	gateway Gateway       // nil before Drive; +checklocks:mu
+	role    role.Role     // that was announced last; +checklocks:mu
+	failing time.Time     // since when the Lease cannot be renewed; zero: it can; +checklocks:mu
+	ending  bool          // no attempt any more; +checklocks:mu
+	changes uint64        // of the role; +checklocks:mu
+}
+
+// New returns an Elector, which does nothing before Run.
+func New(o Options) *Elector {
+	return &Elector{Options: o, started: time.Now(), machine: role.New(o.Pod, o.Times), role: role.Standby,
+		poke: make(chan struct{}, 1), changed: make(chan struct{}, 1), relabels: make(chan struct{}, 1)}
+}
+
+// jitter is that of client-go's elector: standbys do not attempt all at once.
+const jitter = 1.2
+
+// look is how often a role is decided anew while nothing happens.
+const look = 200 * time.Millisecond
+
+// now is the Machine's clock.
+func (e *Elector) now() time.Duration { return time.Since(e.started) }
+
+// Run takes part until ctx ends. It does not give back the Lease: Leave does.
+func (e *Elector) Run(ctx context.Context) {
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	tasks.Go(func() { e.attempts(ctx) })
+	tasks.Go(func() { e.label(ctx) })
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.changed:
+		case <-tick.C:
+		}
+		e.look()
+	}
+}
+
+// Drive has the Elector drive g from now on.
+func (e *Elector) Drive(g Gateway) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.gateway = g
+	g.Become(e.role)
+}
+
+// Poke has the Elector attempt to have the Lease at once.
+func (e *Elector) Poke() { signal(e.poke) }
+
+// ToldOf takes what the other gateway says: that it has the Lease of a term.
+func (e *Elector) ToldOf(holder string, term int64) {
+	e.mu.Lock()
+	e.machine.Told(holder, term, e.now())
+	e.mu.Unlock()
+	signal(e.changed)
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// look decides the role, and has the gateway take it.
+func (e *Elector) look() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.ending {
+		return
+	}
+	var signs role.Signs
+	if e.gateway != nil {
+		signs = e.gateway.Signs()
+	}
+	if e.machine.Look(signs, e.now()) && e.gateway != nil {
+		e.gateway.Call()
+	}
+	e.announce()
+}
+
+// announce has the gateway take a role that is another than before.
+//
+// +checklocks:e.mu
+func (e *Elector) announce() {
+	now, why := e.machine.Role()
+	was := e.role
+	if now == was {
+		return
+	}
+	e.role = now
+	e.changes++
+	if e.gateway != nil {
+		e.gateway.Become(now)
+	}
+	signal(e.relabels)
+	if e.Changed != nil {
+		e.Changed()
+	}
+	lease, _, _ := e.machine.Lease(e.now())
+	entry := e.Log.WithFields(logrus.Fields{"role": now, "was": was, "term": lease.Term, "cause": why})
+	if now == role.Silent || now == role.Static {
+		entry.Warn("the gateway has another role")
+	} else {
+		entry.Info("the gateway has another role")
+	}
+	if e.Told != nil {
+		e.Told("pod " + e.Pod + " was " + was.String() + " and is " + now.String() + ": " + why + " (at " + time.Now().UTC().Format(time.RFC3339) + ")")
+	}
+}
+
+// attempts tries to have the Lease until ctx ends.
+func (e *Elector) attempts(ctx context.Context) {
+	for {
+		e.attempt(ctx)
+		e.mu.Lock()
+		r := e.role
+		e.mu.Unlock()
+		wait := e.Retry
+		if !r.Forwards() {
+			wait += time.Duration(rand.Float64() * jitter * float64(e.Retry))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.poke:
+		case <-time.After(wait):
+		}
+	}
+}
+
+// attempt reads the Lease, and writes it if it is to be had.
+func (e *Elector) attempt(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, max(e.Deadline/2, e.Retry))
+	defer cancel()
+	client := e.Client.Resource(leases).Namespace(e.Namespace)
+	u, err := client.Get(ctx, e.Name, metav1.GetOptions{})
+	e.Causes.Log(ctx, "get", leases.Resource, ignoreAbsent(err))
+	var have *role.Lease
+	switch {
+	case apierrors.IsNotFound(err):
+		u = nil
+	case err != nil:
+		e.failed()
+		return
+	default:
+		if have, err = readLease(u); err != nil {
+			// A spec that no API server would take: the Lease is as one that nobody has renewed.
+			have = &role.Lease{Holder: "?"}
+		}
+	}
+	e.mu.Lock()
+	if e.ending {
+		e.mu.Unlock()
+		return
+	}
+	want := e.machine.Read(have, e.now())
+	e.announce()
+	e.mu.Unlock()
+	if want == nil {
+		e.succeeded()
+		return
+	}
+	next, err := writeLease(u, e.Namespace, e.Name, want, time.Now())
+	if err != nil {
+		e.Causes.Log(ctx, "update", leases.Resource, err)
+		return
+	}
+	asked := e.now()
+	if u == nil {
+		_, err = client.Create(ctx, next, metav1.CreateOptions{})
+	} else {
+		_, err = client.Update(ctx, next, metav1.UpdateOptions{})
+	}
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) { // another one was faster
+		e.Poke()
+		return
+	}
+	e.Causes.Log(ctx, "update", leases.Resource, err)
+	if err != nil {
+		e.failed()
+		return
+	}
+	e.succeeded()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.ending {
+		e.machine.Wrote(want, asked, e.now())
+		e.announce()
+	}
+}
+
+func ignoreAbsent(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// failed notes that an attempt has failed.
+func (e *Elector) failed() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.failing.IsZero() {
+		e.failing = time.Now()
+	}
+}
+
+func (e *Elector) succeeded() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.failing = time.Time{}
+}
+
+// releaseTimeout is how long giving back a Lease may take. Without it another gateway has it when it runs out.
+const releaseTimeout = 2 * time.Second
+
+// release gives back the Lease if this gateway has it, for another one to take at once.
+func (e *Elector) release(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	client := e.Client.Resource(leases).Namespace(e.Namespace)
+	for {
+		u, err := client.Get(ctx, e.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		have, err := readLease(u)
+		if err != nil || have.Holder != e.Pod {
+			return err // another one has it
+		}
+		next, err := writeLease(u, e.Namespace, e.Name, &role.Lease{Term: have.Term, Duration: time.Second}, time.Now())
+		if err != nil {
+			return err
+		}
+		if _, err = client.Update(ctx, next, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+}
+
+// leavePatience is more than a standby takes to see that the Lease is free, where nobody tells it.
+func (e *Elector) leavePatience() time.Duration {
+	return time.Duration((1+jitter)*float64(e.Retry)) + time.Second/2
+}
+
+// leavePoll is how often a gateway that leaves looks whether another one has the Lease.
+const leavePoll = 100 * time.Millisecond
+
+// Leave gives back the Lease and returns when another gateway has it, or none has taken it for so long that there is none. The gateway carries
+// packets until then, and starts nothing towards the peer; after that it is a standby.
+func (e *Elector) Leave(ctx context.Context) {
+	e.mu.Lock()
+	had, g := e.role == role.Active, e.gateway
+	e.ending = true
+	e.mu.Unlock()
+	if g == nil {
+		return
+	}
+	if had {
+		g.Become(role.Static)
+		if err := e.release(ctx); err != nil {
+			e.Log.WithError(err).Warn("the Lease is not given back: another gateway has it when it has run out")
+		} else {
+			e.awaitSuccessor(ctx)
+		}
+	}
+	g.Become(role.Standby)
+}
+
+// awaitSuccessor waits until another gateway has the Lease.
+func (e *Elector) awaitSuccessor(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, e.leavePatience())
+	defer cancel()
+	for {
+		if u, err := e.Client.Resource(leases).Namespace(e.Namespace).Get(ctx, e.Name, metav1.GetOptions{}); err == nil {
+			if l, err := readLease(u); err == nil && l.Holder != "" {
+				e.Log.WithField("pod", l.Holder).Info("another gateway has the Lease; this one carries packets no more")
+				return
+			}
+		}
+		select {
+		case <-ctx.Done():
+			e.Log.Info("no other gateway has taken the Lease")
+			return
+		case <-time.After(leavePoll):
+		}
+	}
+}
+
+// State is what an operator sees of an election.
+type State struct {
+	Role    role.Role
+	Why     string        // it has the role
+	Holder  string        // of the Lease; "": nobody, or it is unknown
+	Term    int64         // of the Lease
+	Age     time.Duration // since the Lease was seen to be renewed
+	Failing time.Duration // for how long attempts have failed; 0: they have not, for longer than the deadline
+	Changes uint64        // of the role
+}
+
+// State returns what there is to see.
+func (e *Elector) State() State {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := State{Changes: e.changes}
+	s.Role, s.Why = e.machine.Role()
+	l, age, known := e.machine.Lease(e.now())
+	if known {
+		s.Holder, s.Term, s.Age = l.Holder, l.Term, age
+	}
+	if since := time.Since(e.failing); !e.failing.IsZero() && since >= e.Deadline {
+		s.Failing = since
+	}
+	return s
+}
+
+// Role returns the role.
+func (e *Elector) Role() role.Role {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.role
+}

@@ -1,0 +1,297 @@
+package election
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"culvert/gateway/role"
+	"culvert/kube"
+)
+
+const namespace, leaseName = "liqo-tenant-milan", "milan.liqo-tenant-milan.client.connections.liqo.io"
+
+// driven is a gateway that remembers its roles.
+type driven struct {
+	mu    sync.Mutex
+	roles []role.Role
+	signs role.Signs
+	calls int
+}
+
+func (g *driven) Become(r role.Role) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.roles = append(g.roles, r)
+}
+
+func (g *driven) Signs() role.Signs {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.signs
+}
+
+func (g *driven) Call() { g.calls++ }
+
+func (g *driven) is() role.Role {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.roles[len(g.roles)-1]
+}
+
+func newAPI(objects ...runtime.Object) *fake.FakeDynamicClient {
+	return fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
+		map[schema.GroupVersionResource]string{leases: "LeaseList", pods: "PodList"}, objects...)
+}
+
+func newElector(api *fake.FakeDynamicClient, pod string) (*Elector, *driven) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	entry := logrus.NewEntry(log)
+	e := New(Options{
+		Client: api, Namespace: namespace, Name: leaseName, Pod: pod, Retry: 20 * time.Millisecond, Deadline: time.Second,
+		Times: role.Times{Lease: time.Second, Patience: 300 * time.Millisecond}, Log: entry, Causes: kube.NewCauses(entry),
+		Label: Label{Selector: "component=gateway,gateway-name=milan", Name: "active"},
+	})
+	g := &driven{}
+	e.Drive(g)
+	return e, g
+}
+
+func pod(name string, labels map[string]any) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": name, "namespace": namespace, "labels": labels},
+	}}
+}
+
+func storedLease(t *testing.T, api *fake.FakeDynamicClient) *role.Lease {
+	t.Helper()
+	u, err := api.Resource(leases).Namespace(namespace).Get(t.Context(), leaseName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := readLease(u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// TestAttempts: the first has the Lease, the second stands by until that is given back, and takes it with the next term.
+func TestAttempts(t *testing.T) {
+	api := newAPI()
+	a, gatewayA := newElector(api, "a")
+	b, gatewayB := newElector(api, "b")
+	a.attempt(t.Context())
+	b.attempt(t.Context())
+	if gatewayA.is() != role.Active || gatewayB.is() != role.Standby {
+		t.Fatalf("a is %v, b %v", gatewayA.is(), gatewayB.is())
+	}
+	before := storedLease(t, api)
+	if before.Holder != "a" || before.Duration != time.Second || before.Renewed == "" {
+		t.Errorf("%+v", before)
+	}
+	if s := b.State(); s.Holder != "a" || s.Role != role.Standby || !strings.Contains(s.Why, "a has the Lease") {
+		t.Errorf("b says %+v", s)
+	}
+	if err := a.release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.attempt(t.Context())
+	if l := storedLease(t, api); l.Holder != "b" || l.Term != before.Term+1 || gatewayB.is() != role.Active {
+		t.Errorf("%+v, b is %v", l, gatewayB.is())
+	}
+	if err := a.release(t.Context()); err != nil || storedLease(t, api).Holder != "b" {
+		t.Errorf("a gives back the Lease of b: %v", err)
+	}
+	a.attempt(t.Context())
+	if gatewayA.is() != role.Standby {
+		t.Errorf("a is %v beside b", gatewayA.is())
+	}
+}
+
+// TestForeignFields: what others have written into a Lease stays.
+func TestForeignFields(t *testing.T) {
+	u := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+		"metadata": map[string]any{"name": leaseName, "namespace": namespace, "annotations": map[string]any{"note": "x"}},
+		"spec": map[string]any{"holderIdentity": "gw-milan-5d_6f1c", "leaseDurationSeconds": int64(15), "leaseTransitions": int64(3),
+			"acquireTime": "2026-11-26T20:00:00.000000Z", "renewTime": "2026-11-26T20:00:00.000000Z", "strategy": "OldestEmulationVersion"},
+	}}
+	api := newAPI(u)
+	e, g := newElector(api, "a")
+	e.attempt(t.Context())
+	if g.is() != role.Standby {
+		t.Fatalf("%v beside a kernel-based gateway", g.is())
+	}
+	l, err := readLease(u)
+	if err != nil || l.Holder != "gw-milan-5d_6f1c" || l.Term != 3 || l.Duration != 15*time.Second {
+		t.Fatalf("%+v, %v", l, err)
+	}
+	next, err := writeLease(u, namespace, leaseName, &role.Lease{Holder: "a", Term: 4, Duration: 15 * time.Second}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := next.Object["spec"].(map[string]any)
+	if spec["strategy"] != "OldestEmulationVersion" || spec["acquireTime"] != spec["renewTime"] || next.GetAnnotations()["note"] != "x" {
+		t.Errorf("%v", next.Object)
+	}
+	if was := u.Object["spec"].(map[string]any); was["holderIdentity"] != "gw-milan-5d_6f1c" {
+		t.Error("the object that was read has changed")
+	}
+}
+
+// TestAway: without an API server the gateway goes on, and is silent only where the peer is, too.
+func TestAway(t *testing.T) {
+	api := newAPI()
+	e, g := newElector(api, "a")
+	e.attempt(t.Context())
+	api.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("away") })
+	e.attempt(t.Context())
+	for until := time.Now().Add(5 * time.Second); g.is() != role.Silent && time.Now().Before(until); {
+		if g.is() == role.Active { // the peer speaks until the Lease has run out
+			g.signs.Heard++
+		}
+		e.look()
+	}
+	if want := []role.Role{role.Standby, role.Active, role.Static, role.Silent}; !slices.Equal(g.roles, want) {
+		t.Errorf("roles %v, want %v", g.roles, want)
+	}
+	if s := e.State(); s.Failing < time.Second {
+		t.Errorf("it has failed for %v", s.Failing)
+	}
+	g.signs.Data++
+	e.look()
+	if g.is() != role.Static {
+		t.Errorf("%v although the peer sends", g.is())
+	}
+	api.ReactionChain = api.ReactionChain[1:]
+	e.attempt(t.Context())
+	if g.is() != role.Active || e.State().Failing != 0 {
+		t.Errorf("%v, %v when the API server is back", g.is(), e.State())
+	}
+}
+
+// TestUnreadable: a Lease that makes no sense is somebody's, for as long as one of ours would be.
+func TestUnreadable(t *testing.T) {
+	for _, spec := range []any{"", map[string]any{"holderIdentity": int64(7)}, []any{}} {
+		u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+			"metadata": map[string]any{"name": leaseName, "namespace": namespace}, "spec": spec}}
+		e, g := newElector(newAPI(u), "a")
+		e.attempt(t.Context())
+		if g.is() != role.Standby {
+			t.Errorf("spec %v: %v", spec, g.is())
+		}
+	}
+}
+
+// TestLabel: the winner takes the label from the other pods of its gateway before it has it, and touches no other pod.
+func TestLabel(t *testing.T) {
+	labels := func(more ...string) map[string]any {
+		l := map[string]any{"component": "gateway", "gateway-name": "milan"}
+		for _, name := range more {
+			l[name] = "true"
+		}
+		return l
+	}
+	other := labels("active")
+	other["gateway-name"] = "turin"
+	api := newAPI(pod("a", labels()), pod("b", labels("active")), pod("gone", labels("active")), pod("of-turin", other),
+		pod("stranger", map[string]any{"active": "true"}))
+	e, _ := newElector(api, "a")
+	if err := e.relabel(t.Context()); err != nil || len(api.Actions()) != 0 {
+		t.Fatalf("a standby asks for %v, %v", api.Actions(), err)
+	}
+	e.attempt(t.Context())
+	api.ClearActions()
+	if err := e.relabel(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var patched []string
+	for _, a := range api.Actions() {
+		if p, ok := a.(clienttesting.PatchAction); ok {
+			var body struct {
+				Metadata struct{ Labels map[string]any }
+			}
+			if err := json.Unmarshal(p.GetPatch(), &body); err != nil {
+				t.Fatal(err)
+			}
+			patched = append(patched, p.GetName())
+		}
+	}
+	if want := []string{"b", "gone", "a"}; !slices.Equal(patched, want) {
+		t.Errorf("patched %v, want %v", patched, want)
+	}
+	for name, want := range map[string]string{"a": "true", "b": "", "gone": "", "of-turin": "true", "stranger": "true"} {
+		u, err := api.Resource(pods).Namespace(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if is := u.GetLabels()["active"]; is != want {
+			t.Errorf("pod %s: active %q, want %q", name, is, want)
+		}
+	}
+}
+
+// TestLeave: a gateway that ends carries packets until another one has the Lease, and then no more.
+func TestLeave(t *testing.T) {
+	api := newAPI()
+	a, gatewayA := newElector(api, "a")
+	b, gatewayB := newElector(api, "b")
+	a.attempt(t.Context())
+	b.attempt(t.Context())
+	left := make(chan struct{})
+	go func() { a.Leave(t.Context()); close(left) }()
+	for gatewayB.is() != role.Active {
+		b.attempt(t.Context())
+	}
+	<-left
+	if want := []role.Role{role.Standby, role.Active, role.Static, role.Standby}; !slices.Equal(gatewayA.roles, want) {
+		t.Errorf("roles %v, want %v", gatewayA.roles, want)
+	}
+	a.attempt(t.Context())
+	a.look()
+	if gatewayA.is() != role.Standby || storedLease(t, api).Holder != "b" {
+		t.Errorf("a is %v after it has left", gatewayA.is())
+	}
+	b.Leave(t.Context())
+	if gatewayB.is() != role.Standby || storedLease(t, api).Holder != "" {
+		t.Errorf("b is %v, and nobody was there", gatewayB.is())
+	}
+}
+
+// TestConflict: who is slower stands by.
+func TestConflict(t *testing.T) {
+	api := newAPI()
+	e, g := newElector(api, "a")
+	api.PrependReactor("create", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, &conflict
+	})
+	e.attempt(t.Context())
+	if g.is() != role.Standby || len(e.poke) != 1 {
+		t.Errorf("%v, and %d attempts at once", g.is(), len(e.poke))
+	}
+}
+
+var conflict = statusError{}
+
+// statusError is a conflict as client-go returns it.
+type statusError struct{}
+
+func (*statusError) Error() string { return "conflict" }
+func (*statusError) Status() metav1.Status {
+	return metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonConflict, Code: 409}
+}

@@ -1,0 +1,87 @@
+package election
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"culvert/gateway/role"
+)
+
+var pods = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+
+// label keeps the label at this pod alone while it is active, until ctx ends. It looks again each time a Lease would have run out: a gateway that was
+// late, or a stranger, may have put the label elsewhere.
+func (e *Elector) label(ctx context.Context) {
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	var due time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.relabels:
+		case <-tick.C:
+		}
+		switch now := time.Now(); {
+		case e.Role() != role.Active:
+			due = now
+		case now.Before(due):
+		case e.relabel(ctx) == nil:
+			due = now.Add(e.Times.Lease)
+		default:
+			due = now.Add(e.Retry)
+		}
+	}
+}
+
+// relabel takes the label from all selected pods but this one, and then gives it to this one. So at no moment two pods carry it, and none does for the
+// time of one request.
+func (e *Elector) relabel(ctx context.Context) error {
+	if e.Role() != role.Active {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, max(e.Deadline/2, e.Retry))
+	defer cancel()
+	client := e.Client.Resource(pods).Namespace(e.Namespace)
+	all, err := client.List(ctx, metav1.ListOptions{LabelSelector: e.Label.Selector + "," + e.Label.Name})
+	e.Causes.Log(ctx, "list", pods.Resource, err)
+	if err != nil {
+		return err
+	}
+	mine := false
+	for i := range all.Items {
+		name := all.Items[i].GetName()
+		if name == e.Pod {
+			mine = all.Items[i].GetLabels()[e.Label.Name] == active
+			continue
+		}
+		if err := e.patch(ctx, name, nil); err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		e.Log.WithField("pod", name).Info("another pod was labelled as the active gateway, and is no more")
+	}
+	if mine || e.Role() != role.Active {
+		return nil
+	}
+	return e.patch(ctx, e.Pod, active)
+}
+
+// active is the label's value.
+const active = "true"
+
+// patch sets the label of a pod; nil removes it.
+func (e *Elector) patch(ctx context.Context, pod string, value any) error {
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{e.Label.Name: value}}})
+	if err != nil {
+		return err
+	}
+	_, err = e.Client.Resource(pods).Namespace(e.Namespace).Patch(ctx, pod, types.MergePatchType, body, metav1.PatchOptions{})
+	e.Causes.Log(ctx, "patch", pods.Resource, err)
+	return err
+}

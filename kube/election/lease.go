@@ -1,0 +1,89 @@
+// Package election has replicas of a gateway elect the one that forwards, by a Lease, and tells Kubernetes which one it is.
+//
+// The protocol is that of client-go's tools/leaderelection, so that gateways by other software can take part. That package is not used: with its
+// resource locks come the clients of all of Kubernetes' kinds, 16 MB of program; and its elector ends when it cannot renew, where a gateway must not.
+// Who forwards is decided by package role. A Lease is read and written by get, create and update: Liqo's role has no watch.
+package election
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"culvert/gateway/role"
+	"culvert/kube"
+)
+
+var leases = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+
+// spec is a Lease's spec as this package needs it.
+type spec struct {
+	Holder      *string `json:"holderIdentity"`
+	Seconds     *int32  `json:"leaseDurationSeconds"`
+	Renewed     *string `json:"renewTime"`
+	Transitions *int64  `json:"leaseTransitions"`
+}
+
+// readLease reads a Lease. What is missing is zero.
+func readLease(u *unstructured.Unstructured) (*role.Lease, error) {
+	part, err := kube.PartOf(u, "spec")
+	if err != nil {
+		return nil, err
+	}
+	var s spec
+	if len(part) > 0 {
+		if err := json.Unmarshal(part, &s); err != nil {
+			return nil, fmt.Errorf("spec: %w", err)
+		}
+	}
+	l := new(role.Lease)
+	if s.Holder != nil {
+		l.Holder = *s.Holder
+	}
+	if s.Seconds != nil {
+		l.Duration = time.Duration(*s.Seconds) * time.Second
+	}
+	if s.Renewed != nil {
+		l.Renewed = *s.Renewed
+	}
+	if s.Transitions != nil {
+		l.Term = *s.Transitions
+	}
+	return l, nil
+}
+
+// writeLease returns the Lease u, nil if there is none, with l at now. Other fields stay.
+func writeLease(u *unstructured.Unstructured, namespace, name string, l *role.Lease, now time.Time) (*unstructured.Unstructured, error) {
+	l.Renewed = now.UTC().Format(metav1.RFC3339Micro)
+	fields := map[string]any{}
+	if u == nil {
+		u = &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": leases.GroupVersion().String(), "kind": "Lease", "metadata": map[string]any{"name": name, "namespace": namespace},
+		}}
+	} else if part, err := kube.PartOf(u, "spec"); err != nil {
+		return nil, err
+	} else if len(part) > 0 {
+		if err := json.Unmarshal(part, &fields); err != nil {
+			return nil, fmt.Errorf("spec: %w", err)
+		}
+	}
+	if fields == nil {
+		fields = map[string]any{}
+	}
+	if was, _ := fields["holderIdentity"].(string); was != l.Holder {
+		fields["acquireTime"] = l.Renewed
+	}
+	fields["holderIdentity"], fields["renewTime"] = l.Holder, l.Renewed
+	fields["leaseDurationSeconds"] = int64(max(l.Duration/time.Second, 1))
+	fields["leaseTransitions"] = l.Term
+	next := &unstructured.Unstructured{Object: map[string]any{}}
+	for name, v := range u.Object {
+		next.Object[name] = v
+	}
+	next.Object["spec"] = fields
+	return next, nil
+}
