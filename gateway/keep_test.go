@@ -118,9 +118,7 @@ func TestRestartKeepsConnections(t *testing.T) {
 func TestKilledKeepsPorts(t *testing.T) {
 	k := newKeepingPair(t)
 	folder := t.TempDir()
-	if err := os.CopyFS(folder, os.DirFS(k.rc.State)); err != nil { // as a kill would leave it
-		t.Fatal(err)
-	}
+	copyState(t, k.rc.State, folder) // as a kill would leave it
 	k.rc.State = folder
 	k.restart(&k.rome, k.rc, 10)
 	if first, second := k.ask(0), k.ask(1); first != k.first || second != k.second {

@@ -368,11 +368,13 @@ func TestOtherKey(t *testing.T) {
 func TestStoppedFollower(t *testing.T) {
 	key := wgkey.NewPrivate()
 	stop := make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(stop) })
 	active := newPod(t, "a", key, 1<<17)
 	active.Lead()
 	standby := newPod(t, "b", key, 1<<17, func(o *Options) {
 		o.Took = func([]byte) { <-stop }
 	})
+	t.Cleanup(goOn) // a pod that waits cannot be closed
 	standby.e.Freeze()
 	standby.Follow(active.at)
 	eventually(t, func() string {
@@ -388,7 +390,7 @@ func TestStoppedFollower(t *testing.T) {
 		}
 	}
 	talk(t, active.e, 1<<17, 100)
-	close(stop)
+	goOn()
 	eventually(t, func() string {
 		if s := standby.Status().Source; s == nil || s.NoFullCopy || len(table(standby.e)) != 100 {
 			return fmt.Sprintf("%+v", standby.Status().Source)
