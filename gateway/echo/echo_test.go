@@ -42,7 +42,7 @@ func TestRequest(t *testing.T) {
 				}
 			} else {
 				ip := header.IPv6(b)
-				if !ip.IsValid(size) || ip.HopLimit() != ttl || ip.TransportProtocol() != header.ICMPv6ProtocolNumber ||
+				if !ip.IsValid(size) || ip.HopLimit() != ttl || ip.NextHeader() != uint8(header.ICMPv6ProtocolNumber) ||
 					ip.SourceAddress() != tcpip.AddrFrom16(pair[0].As16()) || ip.DestinationAddress() != tcpip.AddrFrom16(pair[1].As16()) {
 					t.Errorf("%s, %d bytes: header % x", name, size, b[:40])
 				}

@@ -39,7 +39,7 @@ func newPair(t *testing.T) *pair {
 func (p *pair) pass(until time.Time, lose func(to string, b []byte) bool) {
 	p.t.Helper()
 	for !p.now.After(until) {
-		datagrams, next := p.rome.Due(p.now)
+		datagrams, _ := p.rome.Due(p.now)
 		for _, b := range datagrams {
 			p.told++
 			if len(b) > MaxDatagram {
@@ -52,7 +52,8 @@ func (p *pair) pass(until time.Time, lose func(to string, b []byte) bool) {
 				p.rome.Receive(answer)
 			}
 		}
-		if _, next = p.rome.Due(p.now); next.IsZero() {
+		_, next := p.rome.Due(p.now)
+		if next.IsZero() {
 			return
 		}
 		p.now = next

@@ -174,7 +174,7 @@ func (c *Cluster) Endpoint(ctx context.Context, name string, node netip.Addr) (e
 		}
 	}
 	if err := read(u, &s); err != nil {
-		return "", "", fmt.Errorf("Service culvert-%s: %w", name, err)
+		return "", "", fmt.Errorf("read Service culvert-%s: %w", name, err)
 	}
 	if len(s.Spec.Ports) == 0 {
 		return "", "a port of Service culvert-" + name, nil

@@ -82,7 +82,7 @@ func (c *Cluster) Version(ctx context.Context) (string, error) {
 	}
 	minor, err := strconv.Atoi(strings.TrimRight(v.Minor, "+"))
 	if v.Major == "1" && err == nil && minor < minMinor {
-		return "", fmt.Errorf("Kubernetes %s is too old: its API server does not say from which node an agent is; want 1.%d or newer", v.GitVersion, minMinor)
+		return "", fmt.Errorf("version %s of Kubernetes is too old: its API server does not say from which node an agent is; want 1.%d or newer", v.GitVersion, minMinor)
 	}
 	return strings.TrimPrefix(v.GitVersion, "v"), nil
 }
@@ -107,7 +107,6 @@ var (
 	peerings    = schema.GroupVersionResource{Group: "culvert.io", Version: "v1alpha1", Resource: "peerings"}
 	tunnelNodes = schema.GroupVersionResource{Group: "culvert.io", Version: "v1alpha1", Resource: "tunnelnodes"}
 	daemonSets  = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}
-	deployments = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
 	bindings    = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterrolebindings"}
 	reviews     = schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews"}
 )

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -273,5 +272,3 @@ func (x *serviceExchange) faults(plan *Plan, said map[string]bool) (all []string
 
 // ours returns the keys of what was imported, in order.
 func ours(all map[string]*unstructured.Unstructured) []string { return slices.Sorted(maps.Keys(all)) }
-
-func namespaceOf(key string) string { return key[:strings.IndexByte(key, '/')] }
