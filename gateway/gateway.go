@@ -46,6 +46,8 @@ type Gateway struct {
 	control  *inspect.Control
 	ready    atomic.Bool
 	role     atomic.Int32 // a role.Role
+	// nil: its table is not copied
+	replicating *replicating
 
 	current  config.Current
 	applying sync.Mutex // changes of current, and of what follows from it
@@ -111,6 +113,9 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 	g.current.Set(c, links)
 	if g.engine, err = nat.New(g.life.PortKey(), c.NAT(links, g.budget.Connections)); err != nil {
 		return err
+	}
+	if g.Role() == role.Standby {
+		g.engine.Freeze()
 	}
 	g.life.Restore(g.engine, links)
 	if g.endpoint, err = geneve.Listen(internal); err != nil {
@@ -211,6 +216,10 @@ func (g *Gateway) Run(ctx context.Context) error {
 	tasks.Go(func() { g.monitor.CheckConnection(ctx) })
 	tasks.Go(func() { g.monitor.ProbePaths(ctx) })
 	tasks.Go(func() { g.life.Overlap() })
+	if r := g.replicating; r != nil {
+		tasks.Go(func() { r.Serve(r.listener) })
+		defer r.Close()
+	}
 	g.metrics.Serve()
 	g.health.Serve()
 	g.control.Serve()
@@ -375,6 +384,10 @@ func (g *Gateway) commit(p *prepared) {
 func (g *Gateway) close() {
 	if g.uapi != nil {
 		g.uapi.Close()
+	}
+	if r := g.replicating; r != nil {
+		r.listener.Close()
+		r.Close()
 	}
 	if g.endpoint != nil {
 		g.endpoint.Close()

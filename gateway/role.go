@@ -53,12 +53,6 @@ func (g *Gateway) Become(to role.Role) {
 	}
 }
 
-// adopt takes what another gateway has left, before the sockets are open.
-func (g *Gateway) adopt() {}
-
-// rested is called when nothing is sent any more.
-func (g *Gateway) rested() {}
-
 // peer is the peer of c, or none while another gateway talks to it.
 func (g *Gateway) peer(c *config.Config) wg.Peer {
 	if g.Role() == role.Standby {

@@ -18,6 +18,7 @@ type Status struct {
 	Findings      []Finding         `json:"findings"`
 	Resources     *Resources        `json:"resources,omitempty"` // of a gateway configured by a cluster's resources
 	Replica       *Replica          `json:"replica,omitempty"`   // of a gateway with replicas
+	Replication   *Replication      `json:"replication,omitempty"`
 	Tunnel        Tunnel            `json:"tunnel"`
 	Nodes         []Node            `json:"nodes"`
 	Table         Table             `json:"table"`

@@ -53,6 +53,9 @@ func (src *Source) Metrics(l *seats.Listener, size int) []byte {
 	if src.Elector != nil {
 		p.replica(src.Elector.Replica())
 	}
+	if src.Replication != nil {
+		p.replication(src.Replication())
+	}
 	p.build(control.ReadVersion())
 	p.findings(src.Monitor.Findings(path.Uptime()))
 	return p.Text.Bytes()
@@ -90,6 +93,41 @@ func (p *page) replica(r control.Replica) {
 		failing = *r.FailingSeconds
 	}
 	p.One(prometheus.Gauge, "lease_failing_seconds", "For how long the Lease could not be read or renewed; 0 = it can.", failing)
+}
+
+// replication reports how complete and how old the copies of the table are.
+func (p *page) replication(r control.Replication) {
+	p.Family(prometheus.Gauge, "replica_entries", "Connections at a replica that copies this gateway's table.", "pod")
+	for _, f := range r.Followers {
+		p.Add(float64(f.Entries), f.Pod)
+	}
+	p.Family(prometheus.Gauge, "replica_lag_seconds", "The greatest age of what a replica may lack of this gateway's table.", "pod")
+	for _, f := range r.Followers {
+		p.Add(f.LagSeconds, f.Pod)
+	}
+	p.Family(prometheus.Gauge, "replica_full_copy", "1 if a replica has a full copy of this gateway's table.", "pod")
+	for _, f := range r.Followers {
+		p.Add(prometheus.Bit[!f.NoFullCopy], f.Pod)
+	}
+	p.Family(prometheus.Gauge, "replica_not_taken", "What a replica could not use of this gateway's table, since it connected, by reason.", "pod", "reason")
+	for _, f := range r.Followers {
+		for _, reason := range slices.Sorted(maps.Keys(f.NotTaken)) {
+			p.Add(float64(f.NotTaken[reason]), f.Pod, reason)
+		}
+	}
+	followed := 0.0
+	if r.Source != nil && !r.Source.NoFullCopy {
+		followed = 1
+	}
+	p.One(prometheus.Gauge, "replica_follows", "1 if this gateway has a full copy of another replica's table, and follows its changes.", followed)
+	p.Family(prometheus.Counter, "replica_copies_total", "Full copies of this gateway's table that have begun, by why.", "reason")
+	for _, reason := range slices.Sorted(maps.Keys(r.Copies)) {
+		p.Add(float64(r.Copies[reason]), reason)
+	}
+	p.Family(prometheus.Counter, "replica_refused_total", "Connections to the port for replicas that were closed, by reason.", "reason")
+	for _, reason := range slices.Sorted(maps.Keys(r.Refused)) {
+		p.Add(float64(r.Refused[reason]), reason)
+	}
 }
 
 // packets reports the ledger of each direction.

@@ -53,6 +53,8 @@ type Options struct {
 	Memory  func() doctor.Memory // the limit of this process
 	Teacher Teacher              // nil: a file
 	Elector Elector              // nil: the gateway has no replicas
+	// Replication says how complete the copies of the gateway's table are; nil: it has none.
+	Replication func() control.Replication
 	// ReadAgain implements Reload; nil = not possible.
 	ReadAgain func(ctx context.Context, dryRun bool) (*control.Reloaded, error)
 }

@@ -58,6 +58,10 @@ func (src *Source) Status() control.Status {
 		r := src.Elector.Replica()
 		st.Replica = &r
 	}
+	if src.Replication != nil {
+		r := src.Replication()
+		st.Replication = &r
+	}
 	drops := src.drops(&stats, &tunnels, &tunnel)
 	st.Outbound.Drops, st.Inbound.Drops = src.dropRates.of(drops, path.Uptime(), c.Liqo)
 	for name, socket := range src.Path.Sockets(&tunnel) {

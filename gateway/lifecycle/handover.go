@@ -17,7 +17,6 @@ import (
 	"culvert/gateway/state"
 	"culvert/gateway/sweep"
 	"culvert/gateway/wg"
-	"culvert/geneve"
 	"culvert/nat"
 )
 
@@ -272,16 +271,7 @@ func (h *handing) cut(began nat.Time) error {
 	if err := h.records(began.Add(-batchTime), 0, cutTime); err != nil {
 		return err
 	}
-	end := handover.Cut{Stopped: stopped, Nodes: h.stations()}
-	for link, r := range life.monitor.NarrowPaths() {
-		path := handover.Path{Size: r.Size, Way: uint8(r.Way), OneWay: r.OneWay}
-		if link != nat.Tunnel {
-			if path.Node = life.Current.NodeName(link); path.Node == "" {
-				continue // it has gone meanwhile, and "" is the tunnel
-			}
-		}
-		end.Paths = append(end.Paths, path)
-	}
+	end := handover.Cut{Stopped: stopped, Nodes: life.stations(), Paths: life.narrowPaths()}
 	life.keepFiles(true) // from here on this process may be told to end while the other one carries packets
 	if err := h.line.SendJSON(handover.KindCut, &end, cutTime); err != nil {
 		return err
@@ -382,11 +372,4 @@ func (life *Life) renew() {
 			again, wait = again.Add(wait), 2*wait
 		}
 	}
-}
-
-func (h *handing) stations() (all []handover.Station) {
-	for _, s := range h.life.path.Endpoint.Stations() {
-		all = append(all, handover.Station{Node: h.life.Current.NodeName(nat.Link(s.ID)), MAC: s.MAC.String(), VXLAN: s.Encap == geneve.VXLAN, Local: s.Local})
-	}
-	return all
 }

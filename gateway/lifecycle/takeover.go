@@ -18,10 +18,8 @@ import (
 	"culvert/gateway/control"
 	"culvert/gateway/handover"
 	"culvert/gateway/path"
-	"culvert/gateway/pathmtu"
 	"culvert/gateway/state"
 	"culvert/gateway/wg"
-	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
 )
@@ -343,25 +341,8 @@ func (t *Taking) cut(life *Life) error {
 	if err := handover.Decode(body, &end); err != nil {
 		return err
 	}
-	_, links := life.Current.Get()
-	for _, s := range end.Nodes {
-		link, ok := links.ByName[s.Node]
-		mac, err := net.ParseMAC(s.MAC)
-		if !ok || err != nil {
-			continue
-		}
-		encap := geneve.Geneve
-		if s.VXLAN {
-			encap = geneve.VXLAN
-		}
-		life.path.Endpoint.Meet(geneve.Station{ID: uint16(link), MAC: mac, Encap: encap, Local: s.Local})
-	}
-	for _, p := range end.Paths {
-		link, ok := links.ByName[p.Node]
-		if ok || p.Node == "" { // the zero link is the tunnel
-			life.monitor.ExpectPath(link, pathmtu.Result{Size: p.Size, Known: true, Way: pathmtu.Way(p.Way), OneWay: p.OneWay})
-		}
-	}
+	life.meet(end.Nodes)
+	life.expect(end.Paths)
 	var mu sync.Mutex
 	take := func(bufs [][]byte, offset int) {
 		mu.Lock()

@@ -1,0 +1,124 @@
+package gateway
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+
+	"culvert/gateway/config"
+	"culvert/gateway/control"
+	"culvert/gateway/path"
+	"culvert/gateway/replica"
+	"culvert/gateway/role"
+	"culvert/nat"
+)
+
+// ReplicaPort is the TCP port at which replicas of a gateway copy its table.
+const ReplicaPort = 51841
+
+// ReplicateOptions are how a gateway is copied to its other replicas.
+type ReplicateOptions struct {
+	Name   string               // of this replica: its pod's
+	Listen string               // address and port
+	Heard  func(message []byte) // takes what another replica tells; must not block
+}
+
+// replicating is a gateway's part in the copies of its table.
+type replicating struct {
+	*replica.Replica
+	listener net.Listener
+
+	mu   sync.Mutex
+	took []byte // what the gateway that is followed has said last; nil = nothing since this one forwarded; +checklocks:mu
+}
+
+// Replicate opens the listener at which other replicas of the gateway copy its table, and returns what copies theirs. It must be called once, before Run,
+// which serves and closes both. The gateway's configuration must be Elected.
+func (g *Gateway) Replicate(o ReplicateOptions) (*replica.Replica, error) {
+	l, err := net.Listen("tcp", o.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listener for the other replicas: %w; free the port", err)
+	}
+	return g.ReplicateOver(o, l, nil), nil
+}
+
+// ReplicateOver is Replicate on a network of the caller's.
+func (g *Gateway) ReplicateOver(o ReplicateOptions, l net.Listener, dial replica.Dial) *replica.Replica {
+	c, _ := g.current.Get()
+	r := &replicating{listener: l}
+	r.Replica = replica.New(replica.Options{
+		Log: g.log, Key: c.WireGuard.PrivateKey, Name: o.Name, Version: control.ReadVersion().String(), Engine: g.engine, Now: path.Now,
+		LinkName: func(link nat.Link) string {
+			_, links := g.current.Get()
+			return links.Name(link)
+		},
+		Link: func(name string) (nat.Link, bool) {
+			_, links := g.current.Get()
+			return links.Find(name)
+		},
+		Config: g.identity, Facts: r.facts(g), Took: func(facts []byte) { g.take(r, facts) }, Heard: o.Heard, Dial: dial,
+	})
+	g.replicating = r
+	g.inspect.Replication = r.Status
+	return r.Replica
+}
+
+// facts returns what a successor has to know: of a standby, what the active gateway has told it.
+func (r *replicating) facts(g *Gateway) func() []byte {
+	return func() []byte {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.took != nil && g.Role() == role.Standby {
+			return r.took
+		}
+		return g.life.Facts()
+	}
+}
+
+// take takes what the gateway that is followed knows besides connections.
+func (g *Gateway) take(r *replicating, facts []byte) {
+	if err := g.life.Adopt(facts); err != nil {
+		g.log.WithError(err).Warn("not all is known of what the active gateway knows")
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.took = facts
+}
+
+// adopt takes what another gateway has left, before the sockets are open.
+func (g *Gateway) adopt() {
+	if g.replicating != nil {
+		g.replicating.Stop()
+	}
+	g.engine.Thaw(path.Now())
+}
+
+// rested is called when nothing is sent any more.
+func (g *Gateway) rested() {
+	if r := g.replicating; r != nil {
+		r.mu.Lock()
+		r.took = nil
+		r.mu.Unlock()
+	}
+	g.engine.Freeze()
+}
+
+// identity identifies the configuration: replicas whose configurations have the same identity admit the same connections.
+func (g *Gateway) identity() string {
+	c, _ := g.current.Get()
+	same := *c
+	same.File, same.Log = config.File{}, config.Log{}
+	same.Geneve.Nodes = slices.SortedFunc(slices.Values(c.Geneve.Nodes), func(a, b config.Node) int { return strings.Compare(a.Name, b.Name) })
+	text, err := json.Marshal(&same)
+	if err != nil {
+		panic(err) // unreachable: the configuration is read from such text
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
+}
