@@ -94,7 +94,7 @@ func (g *Gateway) take(r *replicating, facts []byte) {
 // adopt takes what another gateway has left, before the sockets are open.
 func (g *Gateway) adopt() {
 	if g.replicating != nil {
-		g.replicating.Stop()
+		g.replicating.Lead()
 	}
 	g.engine.Thaw(path.Now())
 }
@@ -105,6 +105,7 @@ func (g *Gateway) rested() {
 		r.mu.Lock()
 		r.took = nil
 		r.mu.Unlock()
+		r.Rest()
 	}
 	g.engine.Freeze()
 }

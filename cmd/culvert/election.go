@@ -22,7 +22,8 @@ import (
 type electing struct {
 	*election.Elector
 	reporter *kube.Reporter
-	about    kube.Event // the object that Events are about
+	about    kube.Event  // the object that Events are about
+	learned  func() bool // the gateway has its rules
 	tasks    sync.WaitGroup
 	stop     context.CancelFunc // of tasks
 
@@ -124,6 +125,9 @@ func runElected(ctx context.Context, g *gateway.Gateway, e *electing) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
+	if err := e.replicate(running, g); err != nil {
+		return err
+	}
 	e.Drive(g)
 	tasks.Go(func() {
 		select {

@@ -110,6 +110,7 @@ func runKube(ctx context.Context, flags *kubeFlags) error {
 	g.LearnFrom(peeringSource{source, name})
 	if e != nil {
 		g.ElectedBy(e)
+		e.learned = source.Ready
 	}
 	running, stop := context.WithCancel(ctx)
 	defer stop()

@@ -92,6 +92,7 @@ func runLiqo(ctx context.Context, flags *liqoFlags) error {
 	e := l.elect(client, log.WithField("gateway", name))
 	if e != nil {
 		g.ElectedBy(e)
+		e.learned = source.Ready
 		e.begin()
 	}
 	defer e.end()

@@ -82,6 +82,9 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 		fmt.Fprintf(t, "role\t%s: %s\n", s.Replica.Role, s.Replica.Why)
 		fmt.Fprintf(t, "lease\t%s\n", leaseText(s.Replica))
 	}
+	if s.Replication != nil {
+		printCopies(t, s.Replication)
+	}
 	fmt.Fprintf(t, "tunnel\t%s\n", tunnelText(&s.Tunnel))
 	fmt.Fprintf(t, "mtu\t%d; %s to the peer and back\n", s.MTU, pathText(&s.Tunnel.Path))
 	fmt.Fprintf(t, "peer\t%s\n", peerText(&s.Tunnel))
@@ -132,6 +135,30 @@ func printLeftOut(w io.Writer, r *control.Resources) int {
 		fmt.Fprintf(w, "%s\n", cli.Wrap("left out: "+left.Resource+": "+left.Reason, cli.Width(w)))
 	}
 	return len(r.LeftOut)
+}
+
+// printCopies tells how complete and how old copies of the table are.
+func printCopies(w io.Writer, r *control.Replication) {
+	text := func(s *control.Stream) string {
+		text := fmt.Sprintf("%d connections", s.Entries)
+		if s.NoFullCopy {
+			text += ", NoFullCopy"
+		}
+		for _, why := range slices.Sorted(maps.Keys(s.NotTaken)) {
+			text += fmt.Sprintf(", %d not taken: %s", s.NotTaken[why], why)
+		}
+		if s.Differs != "" {
+			text += "; another " + s.Differs
+		}
+		return text
+	}
+	for i := range r.Followers {
+		s := &r.Followers[i]
+		fmt.Fprintf(w, "standby\t%s at %s: %s, at most %.0f ms behind\n", s.Pod, s.Address, text(s), 1000*s.LagSeconds)
+	}
+	if s := r.Source; s != nil {
+		fmt.Fprintf(w, "copy of\t%s at %s: %s, heard %.1f s ago\n", s.Pod, s.Address, text(s), s.LagSeconds)
+	}
 }
 
 // leaseText tells who has the Lease.

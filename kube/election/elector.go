@@ -34,8 +34,9 @@ type Options struct {
 	Label           Label
 	Log             *logrus.Entry
 	Causes          *kube.Causes
-	Told            func(message string) // is given what an operator should know, for an Event
-	Changed         func()               // is called when the gateway has another role; nil = nobody is
+	Told            func(message string)  // is given what an operator should know, for an Event
+	Flush           func(context.Context) // has the other gateways get the rest of the table, before the Lease is given back; nil = there is none
+	Changed         func()                // is called when the gateway has another role; nil = nobody is
 }
 
 // Label is how others find the pod that forwards: one pod of the selected ones carries it.
@@ -315,6 +316,9 @@ func (e *Elector) Leave(ctx context.Context) {
 	}
 	if had {
 		g.Become(role.Static)
+		if e.Flush != nil {
+			e.Flush(ctx)
+		}
 		if err := e.release(ctx); err != nil {
 			e.Log.WithError(err).Warn("the Lease is not given back: another gateway has it when it has run out")
 		} else {

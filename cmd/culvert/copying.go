@@ -1,0 +1,108 @@
+//go:build !nokube
+
+package main
+
+import (
+	"context"
+	"net/netip"
+	"strconv"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"culvert/gateway"
+	"culvert/gateway/replica"
+	"culvert/gateway/role"
+)
+
+const (
+	// copyLook is how often a standby looks where the pod is that it copies.
+	copyLook = time.Second
+	// catchUpTime is how long a gateway that has just started may take to copy the table of another pod before it may forward: it may have the Lease
+	// already, as the container of a pod that was killed.
+	catchUpTime = 3 * time.Second
+	// flushTime is how long a gateway that leaves waits until the others have all of its table.
+	flushTime = time.Second
+)
+
+var podResource = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+
+// replicate has the table of g copied to the other pods, and theirs to g, until ctx ends.
+func (e *electing) replicate(ctx context.Context, g *gateway.Gateway) error {
+	r, err := g.Replicate(gateway.ReplicateOptions{Name: e.Pod, Listen: ":" + strconv.Itoa(gateway.ReplicaPort)})
+	if err != nil {
+		return err
+	}
+	e.Flush = func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, flushTime)
+		defer cancel()
+		if err := r.Flush(ctx); err != nil {
+			e.Log.WithError(err).Warn("the standby may lack the newest connections")
+		}
+	}
+	e.catchUp(ctx, r)
+	e.tasks.Go(func() { e.follow(ctx, r) })
+	return nil
+}
+
+// catchUp copies the table of another pod, if there is one that has it.
+func (e *electing) catchUp(ctx context.Context, r *replica.Replica) {
+	ctx, cancel := context.WithTimeout(ctx, catchUpTime)
+	defer cancel()
+	for tick := time.NewTicker(copyLook / 20); !e.learned(); {
+		select {
+		case <-ctx.Done():
+			tick.Stop()
+			return // without rules nothing can be restored
+		case <-tick.C:
+		}
+	}
+	if at := e.source(ctx); at.IsValid() {
+		r.Follow(at)
+		r.Whole(ctx)
+	}
+}
+
+// follow has a standby copy the pod that has the Lease.
+func (e *electing) follow(ctx context.Context, r *replica.Replica) {
+	tick := time.NewTicker(copyLook)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if e.Role() == role.Standby && e.learned() {
+			if at := e.source(ctx); at.IsValid() {
+				r.Follow(at)
+			}
+		}
+	}
+}
+
+// source returns where the pod is whose table is to be copied: the one that has the Lease or, where that is this one or nobody, any other. The zero AddrPort
+// is none.
+func (e *electing) source(ctx context.Context) (at netip.AddrPort) {
+	ctx, cancel := context.WithTimeout(ctx, copyLook)
+	defer cancel()
+	all, err := e.Client.Resource(podResource).Namespace(e.Namespace).List(ctx, metav1.ListOptions{LabelSelector: e.Label.Selector})
+	if err != nil {
+		return at // the election says that the API server is away
+	}
+	holder := e.State().Holder
+	for i := range all.Items {
+		pod := &all.Items[i]
+		ip, _, _ := unstructured.NestedString(pod.Object, "status", "podIP")
+		address, err := netip.ParseAddr(ip)
+		if err != nil || pod.GetName() == e.Pod {
+			continue
+		}
+		if at = netip.AddrPortFrom(address, gateway.ReplicaPort); pod.GetName() == holder {
+			break
+		}
+	}
+	return at
+}
