@@ -70,7 +70,20 @@ func (r *replicas) begin(i int, like *config.Config) {
 	r.listen[i] = netip.MustParseAddrPort(cl.replicating.listener.Addr().String())
 }
 
-// send sends datagrams from a node of one cluster until one arrives at a node of the other.
+// lead makes a replica the active one, and waits until it and milan have a session: before, milan would send in one that nobody has.
+func (r *replicas) lead(cl *cluster) {
+	r.t.Helper()
+	began := time.Now()
+	cl.Become(role.Active)
+	for _, end := range []*cluster{cl, r.milan} {
+		waitFor(r.t, "a session", func() bool {
+			s, err := end.wg.PeerStats()
+			return err == nil && s.LastHandshake.After(began)
+		})
+	}
+}
+
+// send sends a packet from a node of one cluster and returns what arrives at a node of the other.
 func (r *replicas) send(from, to *cluster, node, at int, p nattest.IP, source, destination string) nattest.View {
 	r.t.Helper()
 	from.nodes[node].Send(p.Bytes())
@@ -119,11 +132,7 @@ func TestStandbyTakesOver(t *testing.T) {
 	}
 
 	active.stop()
-	standby.Become(role.Active)
-	waitFor(t, "a session of the successor", func() bool {
-		s, err := standby.wg.PeerStats()
-		return err == nil && !s.LastHandshake.IsZero()
-	})
+	r.lead(standby)
 	for _, answer := range []struct {
 		node int
 		port uint16
@@ -179,11 +188,7 @@ func TestStandbyGivesBack(t *testing.T) {
 	if err := again.replicating.Whole(ctx); err != nil {
 		t.Fatal(err)
 	}
-	again.Become(role.Active)
-	waitFor(t, "a session", func() bool {
-		s, err := again.wg.PeerStats()
-		return err == nil && !s.LastHandshake.IsZero()
-	})
+	r.lead(again)
 	v := r.send(r.milan, again, 0, 0, nattest.IP{Source: "10.0.1.5", Destination: "10.72.0.0", Body: nattest.UDP{SourcePort: 53, DestinationPort: port}}, "10.61.1.5", "172.18.0.10")
 	if v.DestinationPort != 4000 || again.life.PortKey() != key {
 		t.Errorf("port %d, same key %t", v.DestinationPort, again.life.PortKey() == key)
