@@ -97,10 +97,14 @@ func (p *peeringLab) awaitImport(namespace, name string, there bool) (clusterIP,
 		if refused := new(kubeError); !there && errors.As(err, &refused) && refused.Code == 404 {
 			return nil
 		}
-		if (err == nil) != there {
-			return fmt.Errorf("%v; %s; gateway: %s", err, p.condition("Imported"), p.gateway.output())
+		switch {
+		case (err == nil) == there:
+			return nil
+		case there:
+			return fmt.Errorf("%w; %s; gateway: %s", err, p.condition("Imported"), p.gateway.output())
+		default: // the Peering may be gone
+			return fmt.Errorf("it is; gateway: %s", p.gateway.output())
 		}
-		return nil
 	})
 	return clusterIP, address
 }

@@ -141,7 +141,13 @@ const streamPace = 500 * time.Microsecond
 // linkStreams opens connections from a pod of one cluster to a pod of the other.
 func linkStreams(t *testing.T, from, to *kubeLab, n int) []*linkStream {
 	t.Helper()
-	listener, err := to.pods[0].listen("tcp4", to.pod(&kubeNodes[0], 5)+":5300")
+	return streamsFrom(t, from.pods[0], to, "5300", n)
+}
+
+// streamsFrom opens connections from a host to a port of a pod of the other cluster.
+func streamsFrom(t *testing.T, from *peerHost, to *kubeLab, port string, n int) []*linkStream {
+	t.Helper()
+	listener, err := to.pods[0].listen("tcp4", net.JoinHostPort(to.pod(&kubeNodes[0], 5), port))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +173,7 @@ func linkStreams(t *testing.T, from, to *kubeLab, n int) []*linkStream {
 	}()
 	var all []*linkStream
 	for range n {
-		conn, err := from.pods[0].dial("tcp4", to.seen(to.pod(&kubeNodes[0], 5))+":5300")
+		conn, err := from.dial("tcp4", net.JoinHostPort(to.seen(to.pod(&kubeNodes[0], 5)), port))
 		if err != nil {
 			t.Fatal(err)
 		}
