@@ -141,11 +141,11 @@ const streamPace = 500 * time.Microsecond
 // linkStreams opens connections from a pod of one cluster to a pod of the other.
 func linkStreams(t *testing.T, from, to *kubeLab, n int) []*linkStream {
 	t.Helper()
-	return streamsFrom(t, from.pods[0], to, "5300", n)
+	return streamsFrom(t, from.pods[:1], to, "5300", 0, n)
 }
 
-// streamsFrom opens connections from a host to a port of a pod of the other cluster.
-func streamsFrom(t *testing.T, from *peerHost, to *kubeLab, port string, n int) []*linkStream {
+// streamsFrom opens connections from each of some hosts to a port of a pod of the other cluster. They have the source ports from first on; 0 = any.
+func streamsFrom(t *testing.T, from []*peerHost, to *kubeLab, port string, first, n int) []*linkStream {
 	t.Helper()
 	listener, err := to.pods[0].listen("tcp4", net.JoinHostPort(to.pod(&kubeNodes[0], 5), port))
 	if err != nil {
@@ -172,12 +172,18 @@ func streamsFrom(t *testing.T, from *peerHost, to *kubeLab, port string, n int) 
 		}
 	}()
 	var all []*linkStream
-	for range n {
-		conn, err := from.dial("tcp4", net.JoinHostPort(to.seen(to.pod(&kubeNodes[0], 5)), port))
-		if err != nil {
-			t.Fatal(err)
+	for _, host := range from {
+		for i := range n {
+			d := net.Dialer{Timeout: startTimeout, LocalAddr: &net.TCPAddr{Port: min(first, 1) * (first + i)}}
+			var conn net.Conn
+			if err := host.do(func() (err error) {
+				conn, err = d.Dial("tcp4", net.JoinHostPort(to.seen(to.pod(&kubeNodes[0], 5)), port))
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, startStream(conn, max(50*time.Millisecond, time.Duration(n)*streamPace)))
 		}
-		all = append(all, startStream(conn, max(50*time.Millisecond, time.Duration(n)*streamPace)))
 	}
 	return all
 }
