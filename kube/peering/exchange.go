@@ -90,7 +90,8 @@ func (x *serviceExchange) watches() []followed {
 // needs returns the sets without which there is no plan, and what is to be followed from now on: EndpointSlices, once a Service is exported. What is
 // exported is not known without them; who may not list them has a gateway that exports nothing, after a while.
 //
-// +checklocks:x.of.mu
+// Preconditions: x.of.mu is held.
+// +checklocksignore: its caller holds the lock by another name
 func (x *serviceExchange) needs() (sets []string, begin *followed) {
 	sets = []string{setExported}
 	if x.began.IsZero() {

@@ -112,9 +112,7 @@ func (s *NodeSource) Run(ctx context.Context, m Machine) {
 		s.mu.Unlock()
 		s.apply(plan, m)
 		s.tell(status)
-		s.mu.Lock()
 		s.addRemoved(status)
-		s.mu.Unlock()
 		s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, s.now())
 		if own != nil {
 			s.writeTunnelNode(ctx, own, s.sources(plan, m), status)
@@ -210,20 +208,21 @@ func (d *NodePlan) status(all []links.Status, routes []remote.Status) *NodeStatu
 }
 
 // addRemoved adds the Peerings that are gone or refused and of which the node still has links or routes: whoever uninstalls waits for it.
-//
-// +checklocks:s.mu
 func (s *NodeSource) addRemoved(status *NodeStatus) {
+	s.mu.Lock()
+	allLinks, allRoutes := s.linkStatuses, s.routeStatuses // replaced as a whole
+	s.mu.Unlock()
 	add := func(name string) {
 		if !slices.ContainsFunc(status.Peerings, func(p NodePeering) bool { return p.Name == name }) {
 			status.Peerings = append(status.Peerings, NodePeering{Name: name, Message: "link, routes and exception are being removed"})
 		}
 	}
-	for _, l := range s.linkStatuses {
+	for _, l := range allLinks {
 		if name, ok := s.had[l.Link.Name]; ok {
 			add(name)
 		}
 	}
-	for _, r := range s.routeStatuses {
+	for _, r := range allRoutes {
 		add(r.Name)
 	}
 	slices.SortFunc(status.Peerings, func(a, b NodePeering) int { return strings.Compare(a.Name, b.Name) })

@@ -50,6 +50,13 @@ func (c *connLimiter) take(a netip.Addr) nat.Reason {
 	return nat.ReasonNone
 }
 
+// size returns how many connections there may be.
+func (c *connLimiter) size() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.shares.Size()
+}
+
 // give undoes take.
 func (c *connLimiter) give(a netip.Addr) {
 	c.mu.Lock()

@@ -63,7 +63,7 @@ func (s *Server) metrics() string {
 	one(prometheus.Gauge, "sockets", "Sockets that listen for clients of Services.", uint64(listening))
 	one(prometheus.Gauge, "sockets_missing", "Places where a socket should listen and cannot.", uint64(closed))
 	each(prometheus.Gauge, "connections", "Connections that are carried.", uint64(s.tcpLimit.count()), uint64(s.all.count()))
-	each(prometheus.Gauge, "connections_max", "How many there may be.", uint64(s.tcpLimit.shares.Size()), uint64(s.all.max))
+	each(prometheus.Gauge, "connections_max", "How many there may be.", uint64(s.tcpLimit.size()), uint64(s.all.max))
 	each(prometheus.Counter, "connections_created_total", "Connections that were given to an endpoint.", s.stats.createdOf(unix.IPPROTO_TCP).Load(), s.stats.createdOf(unix.IPPROTO_UDP).Load())
 	m.Family(prometheus.Counter, "connections_refused_total", "Connections that were reset, and packets of UDP that began none, by reason.", "protocol", "reason")
 	for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {

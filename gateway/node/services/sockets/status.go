@@ -14,7 +14,7 @@ func (s *Server) Status() control.NodeStatus {
 	status := s.config.Status()
 	s.mu.Unlock()
 	status.Fault = s.fault()
-	status.Table = control.Table{Connections: s.tcpLimit.count() + s.all.count(), Max: s.tcpLimit.shares.Size() + s.all.max}
+	status.Table = control.Table{Connections: s.tcpLimit.count() + s.all.count(), Max: s.tcpLimit.size() + s.all.max}
 	for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 		status.Table.Created += s.stats.created[protocol].Load()
 		for _, reason := range refusals {
