@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
+	"strings"
 	"sync"
 	"time"
 )
@@ -29,14 +31,16 @@ func Serve(ctx context.Context, tcp net.Listener, udp net.PacketConn, token, nam
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer cancel()
-	var failed error
 	tasks.Go(func() { <-ctx.Done(); tcp.Close(); udp.Close() })
-	tasks.Go(func() { failed = answerUDP(udp, token); cancel() })
+	tasks.Go(func() { answerUDP(udp, token) })
 	places := make(chan struct{}, maxConnections)
 	for {
 		conn, err := tcp.Accept()
 		if err != nil {
-			break
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
 		}
 		select {
 		case places <- struct{}{}:
@@ -51,19 +55,15 @@ func Serve(ctx context.Context, tcp net.Listener, udp net.PacketConn, token, nam
 			echo(conn, token, name)
 		})
 	}
-	if ctx.Err() != nil && (failed == nil || errors.Is(failed, net.ErrClosed)) {
-		return nil
-	}
-	return failed
 }
 
 // answerUDP returns questions as answers until the socket is closed.
-func answerUDP(udp net.PacketConn, token string) error {
+func answerUDP(udp net.PacketConn, token string) {
 	b := make([]byte, 1<<16)
 	for {
 		n, from, err := udp.ReadFrom(b)
 		if errors.Is(err, net.ErrClosed) {
-			return err
+			return
 		}
 		if err != nil || !isDatagram(b[:n], token, '?') {
 			continue
@@ -117,8 +117,9 @@ func readGreeting(r *bufio.Reader) (seen, server string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	if n, err := fmt.Sscanf(string(line), "%s %s\n", &seen, &server); n != 2 {
-		return "", "", fmt.Errorf("not a server of this run: %w", err)
+	seen, server, ok := strings.Cut(strings.TrimSuffix(string(line), "\n"), " ")
+	if _, err := netip.ParseAddr(seen); err != nil || !ok || server == "" {
+		return "", "", errors.New("not a server of this run")
 	}
 	return seen, server, nil
 }
