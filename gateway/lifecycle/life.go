@@ -1,6 +1,6 @@
 // Package lifecycle passes a gateway's state to another process: through a folder, to the gateway that is started
-// next (keep.go), or by the hand-over of a running gateway. handover.go is the old process's side of a hand-over;
-// takeover.go and overlap.go are the new one's. Package handover has the messages between them.
+// next (keep.go), or by the hand-over of a running gateway. handover.go and handing.go are the old process's side of a
+// hand-over; takeover.go, offered.go and overlap.go are the new one's. Package handover has the messages between them.
 package lifecycle
 
 import (

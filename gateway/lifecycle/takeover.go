@@ -7,8 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -19,7 +17,6 @@ import (
 	"culvert/gateway/handover"
 	"culvert/gateway/path"
 	"culvert/gateway/state"
-	"culvert/gateway/wg"
 	"culvert/geneve/udp"
 	"culvert/nat"
 )
@@ -146,124 +143,6 @@ func (t *Taking) run(ctx context.Context, c *config.Config, begin func() (*Life,
 	}
 	t.stopping = true
 	return t.cut(life)
-}
-
-// accept receives the old process's offer.
-func (t *Taking) accept(c *config.Config) error {
-	t.before = processOf(t.line.Peer())
-	body, files, err := t.line.Want(handover.KindOffer, askTime)
-	if err != nil {
-		return err
-	}
-	err = handover.Decode(body, &t.offer)
-	t.files = make(map[string]*os.File)
-	for i, f := range files {
-		if i >= len(t.offer.Sockets) || t.files[t.offer.Sockets[i].Name] != nil {
-			f.Close()
-			continue
-		}
-		t.files[t.offer.Sockets[i].Name] = f
-	}
-	if err != nil {
-		return err
-	}
-	if t.identity, err = state.DecodeIdentity(t.offer.Identity); err != nil {
-		return fmt.Errorf("what it says of itself is %w", err)
-	}
-	if t.relay != nil {
-		return nil
-	}
-	if t.files["relay"] == nil {
-		return fmt.Errorf("%w: no relay", handover.ErrStrange)
-	}
-	conn, err := net.FileConn(t.files["relay"])
-	if err != nil {
-		return fmt.Errorf("relay: %w", err)
-	}
-	t.relay = handover.NewRelay(conn)
-	return nil
-}
-
-// at returns the old process's file with a name, if it is at the same address.
-func (t *Taking) at(name, address string) *os.File {
-	if t == nil {
-		return nil
-	}
-	for _, s := range t.offer.Sockets {
-		if s.Name == name && s.At == address {
-			return t.files[name]
-		}
-	}
-	return nil
-}
-
-// socket returns the old process's UDP socket with a name; nil if it has none at the port. Port 0 means any.
-func (t *Taking) socket(name string, port uint16, o udp.Options) (*udp.Socket, error) {
-	if t == nil {
-		return nil, nil
-	}
-	f := t.at(name, strconv.Itoa(int(port)))
-	if port == 0 {
-		f = t.files[name]
-	}
-	if f == nil {
-		return nil, nil
-	}
-	delete(t.files, name)
-	defer f.Close()
-	return udp.Adopt(f, o)
-}
-
-// has reports whether the old process has a UDP socket with a name at a port.
-func (t *Taking) has(name string, port uint16) bool {
-	return t != nil && slices.Contains(t.offer.Sockets, handover.Socket{Name: name, At: strconv.Itoa(int(port))})
-}
-
-// listener returns the old process's listener with a name at the configured address; nil if it has none there.
-func (t *Taking) listener(name, address string) (net.Listener, error) {
-	f := t.at(name, address)
-	if f == nil {
-		return nil, nil
-	}
-	delete(t.files, name)
-	defer f.Close()
-	l, err := net.FileListener(f)
-	if err != nil {
-		return nil, fmt.Errorf("%s: of the gateway before: %w", name, err)
-	}
-	return l, nil
-}
-
-// ListenUAPI opens WireGuard's UAPI socket with a name, or uses the old process's.
-func (life *Life) ListenUAPI(name string) (net.Listener, error) {
-	if l, err := life.taken.listener("uapi", wg.UAPIPath(name)); l != nil || err != nil {
-		return l, err
-	}
-	return wg.ListenUAPI(name)
-}
-
-// folder returns the old process's state folder, if c has the same one.
-func (t *Taking) folder(c *config.Config) *state.Dir {
-	if t == nil || t.files["lock"] == nil {
-		return nil
-	}
-	d := state.Adopt(c.State, c.Peer, t.files["lock"])
-	if d != nil {
-		delete(t.files, "lock")
-	}
-	return d
-}
-
-// hold keeps a new gateway's socket silent until the cut, because the old one may share it. It is called before there
-// is anything to send.
-func (t *Taking) hold(l *lentSocket, shared bool) {
-	switch {
-	case t == nil:
-	case l.name == "geneve":
-		l.conn.Silence(nil)
-	default:
-		l.conn.Greet(t.relay, !shared, t.met)
-	}
 }
 
 // restore gives the engine the records that arrive before a message of kind last, and returns that message.

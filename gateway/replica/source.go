@@ -3,7 +3,6 @@ package replica
 import (
 	"context"
 	"crypto/tls"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"net"
@@ -14,27 +13,7 @@ import (
 
 	"culvert/gateway/control"
 	"culvert/gateway/seats"
-	"culvert/gateway/sweep"
 	"culvert/nat"
-)
-
-const (
-	// passTime lies between the beginnings of two passes.
-	passTime = 50 * time.Millisecond
-	// idleTime is how often a follower is sent a mark although nothing has changed, and how often facts are looked at.
-	idleTime = time.Second
-	// maxMarks are not acknowledged; more passes wait.
-	maxMarks = 16
-	// A copy that follows another begins after copyWait, which doubles up to maxCopyWait while copies are not whole.
-	copyWait, maxCopyWait = time.Second, 30 * time.Second
-)
-
-// Why a full copy begins.
-const (
-	copyFirst         = "first"
-	copyOverflow      = "overflow"
-	copyConfiguration = "configuration" // the follower's has changed
-	copyAsked         = "asked"         // the follower has another reason
 )
 
 // A link is a follower's stream, at the source.
@@ -220,132 +199,6 @@ func (l *link) describe(now nat.Time) control.Stream {
 		is.LagSeconds = max(is.LagSeconds, time.Duration(now-l.marks[0].older).Seconds())
 	}
 	return is
-}
-
-// A sender is the sending goroutine of a link.
-type sender struct {
-	*link
-	blocks []byte
-	facts  string    // sent last
-	looked time.Time // at facts
-	marked time.Time // a mark was sent
-	older  nat.Time  // when the pass before began
-
-	copies   uint64        // full copies that have begun
-	wait     time.Duration // until the next may begin, from the beginning of the last one
-	lastCopy time.Time
-}
-
-// send sends passes until an error.
-func (l *link) send(heard <-chan error) error {
-	s := &sender{link: l, blocks: make([]byte, 0, maxBody), older: l.r.Now(), wait: copyWait}
-	tick := time.NewTicker(passTime)
-	defer tick.Stop()
-	for flush := false; ; {
-		if err := s.sendFacts(); err != nil {
-			return err
-		}
-		if s.ready() {
-			if err := s.pass(flush); err != nil {
-				return err
-			}
-			flush = false
-		}
-		select {
-		case err := <-heard:
-			return err
-		case <-l.r.done.Done():
-			return l.r.done.Err()
-		case <-l.wake:
-			flush = true
-		case <-tick.C:
-		}
-	}
-}
-
-// sendFacts sends what has changed of Options.Facts.
-func (s *sender) sendFacts() error {
-	if time.Since(s.looked) < idleTime {
-		return nil
-	}
-	s.looked = time.Now()
-	is := s.r.Facts()
-	if string(is) == s.facts {
-		return nil
-	}
-	s.facts = string(is)
-	return s.wire.send(kindFacts, is)
-}
-
-// ready reports whether a pass may begin. A follower that is too slow for changes is not to be kept busy by full copies.
-func (s *sender) ready() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.marks) >= maxMarks {
-		return false
-	}
-	state := s.feed.State()
-	early := state.Copies > 0 && time.Since(s.lastCopy) < s.wait
-	if s.asked != "" && !early && !state.Lost {
-		s.feed.Copy()
-		s.is.CopyReason, s.asked = s.asked, ""
-		return true
-	}
-	if state.Lost && state.Copies > 0 && !early {
-		s.is.CopyReason = copyOverflow
-	}
-	return !state.Lost || !early
-}
-
-// pass sends all that has changed, and a mark behind it. With flush, it sends the mark although nothing has changed.
-func (s *sender) pass(flush bool) error {
-	began, sent := s.r.Now(), false
-	pause := func() { time.Sleep(sweep.Pause) }
-	for more := true; more; {
-		b := s.blocks[:0]
-		for more && len(b) < cap(s.blocks) {
-			b, more = s.feed.Next(b, s.r.Now(), pause)
-		}
-		s.noteCopy()
-		if len(b) == 0 {
-			break
-		}
-		if err := s.wire.send(kindBlocks, b); err != nil {
-			return err
-		}
-		if sent = true; more {
-			pause()
-		}
-	}
-	older := s.older
-	s.older = began
-	if !sent && !flush && time.Since(s.marked) < idleTime {
-		return nil
-	}
-	s.marked = time.Now()
-	s.mu.Lock()
-	s.marks = append(s.marks, marked{began, older})
-	s.mu.Unlock()
-	return s.wire.send(kindMark, binary.BigEndian.AppendUint64(nil, uint64(began)))
-}
-
-// noteCopy notes that a full copy has begun.
-func (s *sender) noteCopy() {
-	copies := s.feed.State().Copies
-	if copies == s.copies {
-		return
-	}
-	if s.wait = min(2*s.wait, maxCopyWait); time.Since(s.lastCopy) > 2*maxCopyWait {
-		s.wait = copyWait
-	}
-	s.copies, s.lastCopy = copies, time.Now()
-	s.mu.Lock()
-	s.is.NoFullCopy = true
-	reason := s.is.CopyReason
-	s.mu.Unlock()
-	s.r.mu.Lock()
-	defer s.r.mu.Unlock()
-	s.r.copies[reason]++
 }
 
 // Flush waits until every follower has acknowledged all that had changed before the call, or is gone.

@@ -1,0 +1,244 @@
+package lifecycle
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/control"
+	"culvert/gateway/handover"
+	"culvert/gateway/path"
+	"culvert/gateway/state"
+	"culvert/gateway/sweep"
+	"culvert/gateway/wg"
+	"culvert/nat"
+)
+
+// handing is the old process's side of a hand-over.
+type handing struct {
+	life  *Life
+	line  *handover.Line
+	next  int             // ID of the new process; 0 = unknown
+	relay *handover.Relay // nil until it is made
+	taken bool            // the new process has had the packets, and a session with the peer
+
+	process *process // next; nil = unknown
+}
+
+// run returns nil if the other process carries the packets, and an error if this one does.
+func (h *handing) run() (err error) {
+	h.life.keeper.leave()
+	defer func() {
+		if err != nil {
+			h.goOn()
+		}
+		if h.relay != nil {
+			h.relay.Close()
+		}
+	}()
+	if err := h.offer(); err != nil {
+		return err
+	}
+	for _, l := range h.life.tunnelSockets() {
+		l.Lend(h.relay)
+	}
+	began := path.Now()
+	if err := h.records(0, sweep.Pause, talkTime); err != nil {
+		return err
+	}
+	if err := h.line.Send(handover.KindStanding, nil, talkTime); err != nil {
+		return err
+	}
+	if _, _, err := h.line.Want(handover.KindReady, talkTime); err != nil {
+		return err
+	}
+	for range maxRounds {
+		again := path.Now()
+		if err := h.records(began.Add(-batchTime), sweep.Pause, talkTime); err != nil {
+			return err
+		}
+		if began = again; path.Now() < again.Add(roundTime) {
+			break
+		}
+	}
+	return h.cut(began)
+}
+
+// offer sends the sockets, and what the other process needs before it opens anything.
+func (h *handing) offer() error {
+	life := h.life
+	c, _ := life.Current.Get()
+	w := c.WireGuard
+	identity := state.Identity{Cluster: life.keeper.identity.Cluster, PortKey: life.keeper.identity.PortKey,
+		Peer: state.Peer{PublicKey: w.PeerPublicKey.Base64(), Configured: w.Endpoint, Endpoint: life.path.WG.Endpoint()}}
+	offer := handover.Offer{Version: control.ReadVersion().String(), Identity: identity.Encode(), Local: life.path.WG.Local()}
+	if s, err := life.path.WG.PeerStats(); err == nil {
+		offer.Session = !s.LastHandshake.IsZero() && time.Since(s.LastHandshake) < wg.SessionLifetime
+		offer.Answers = offer.Session && life.path.WG.Pings().RTT != 0
+	}
+	var fds []int
+	defer func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}()
+	if h.relay == nil {
+		ours, theirs, err := handover.RelayPair()
+		if err != nil {
+			return err
+		}
+		h.relay = handover.NewRelay(ours)
+		fds, offer.Sockets = append(fds, theirs), append(offer.Sockets, handover.Socket{Name: "relay"})
+	}
+	var open []handover.Socket // by the other process, too
+	for _, o := range life.openFiles() {
+		if o.file == nil {
+			open = append(open, o.Socket)
+			continue
+		}
+		fd, err := handover.Duplicate(o.file)
+		if err != nil {
+			return fmt.Errorf("%s: %w", o.Name, err)
+		}
+		fds = append(fds, fd)
+		offer.Sockets = append(offer.Sockets, o.Socket)
+	}
+	offer.Sockets = append(offer.Sockets, open...)
+	return h.line.SendJSON(handover.KindOffer, &offer, talkTime, fds...)
+}
+
+// records sends the records of connections that had a packet since, with a limit of within for each message, and
+// sleeps for pause between slices.
+func (h *handing) records(since nat.Time, pause, within time.Duration) error {
+	life := h.life
+	_, links := life.Current.Get()
+	return life.path.Engine.Records(since, path.Now(), links.Name).Write(recordSender{h.line, within}, func() { time.Sleep(pause) })
+}
+
+// A recordSender sends each Write as one message.
+type recordSender struct {
+	line   *handover.Line
+	within time.Duration
+}
+
+func (s recordSender) Write(b []byte) (int, error) {
+	return len(b), s.line.Send(handover.KindRecords, b, s.within)
+}
+
+// cut stops the packets, sends the rest, and lets the other process carry them. It returns an error if the other
+// process does not.
+func (h *handing) cut(began nat.Time) error {
+	life := h.life
+	stopped := handover.Monotonic()
+	if err := h.stop(); err != nil {
+		return err
+	}
+	if err := h.records(began.Add(-batchTime), 0, cutTime); err != nil {
+		return err
+	}
+	end := handover.Cut{Stopped: stopped, Nodes: life.stations(), Paths: life.narrowPaths()}
+	life.keepFiles(true) // from here on this process may be told to end while the other one carries packets
+	if err := h.line.SendJSON(handover.KindCut, &end, cutTime); err != nil {
+		return err
+	}
+	if k, err := h.line.Last(cutTime); err != nil || k != handover.KindForwarding {
+		return errors.Join(err, fmt.Errorf("the new process does not forward in %v", cutTime))
+	}
+	h.taken = true
+	switch _, _, err := h.line.Want(handover.KindDone, doneTime); {
+	case err == nil, h.line.Shut():
+	case !errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("the new process is gone: %w", err)
+	case h.process.kill(): // it may carry packets, or hang: only one that has ended certainly does not
+		return fmt.Errorf("the new process hung and was ended: %w", err)
+	default:
+		life.Log.Warn("the new process has not said that it carries packets, and cannot be ended from here")
+	}
+	h.drain()
+	returned, lost := h.relay.Totals()
+	life.Log.WithFields(logrus.Fields{"process": h.next, "decrypted": returned, "lost": lost}).Info("handed over")
+	return nil
+}
+
+// stop sends out everything that was received, and then no longer uses the sockets.
+func (h *handing) stop() error {
+	life := h.life
+	var parked []<-chan struct{}
+	for _, l := range life.lent {
+		parked = append(parked, l.conn.Stop(h.relayOf(l)))
+	}
+	late := time.NewTimer(parkTime)
+	defer late.Stop()
+	for _, p := range parked {
+		select {
+		case <-p:
+		case <-late.C:
+			return fmt.Errorf("what was received has not left in %v", parkTime)
+		}
+	}
+	h.drain()
+	back := func(bufs [][]byte, offset int) {
+		for _, b := range bufs {
+			h.relay.Return(b[offset:])
+		}
+	}
+	life.path.Divert(back)
+	for _, l := range life.lent {
+		l.conn.Silence(h.relayOf(l))
+	}
+	return nil
+}
+
+// drain waits until wireguard-go holds no packets and nothing is left to decrypt.
+func (h *handing) drain() {
+	began := time.Now()
+	before, moved := h.life.path.WG.Inside(), began
+	for now := began; before > 0 || !h.relay.Empty(); now = time.Now() {
+		if now.Sub(began) >= drainTime || h.relay.Empty() && now.Sub(moved) >= drainQuiet {
+			return
+		}
+		time.Sleep(drainPoll)
+		if n := h.life.path.WG.Inside(); n != before {
+			before, moved = n, time.Now()
+		}
+	}
+}
+
+// relayOf returns the relay for a socket of WireGuard, nil for another one.
+func (h *handing) relayOf(l lentSocket) *handover.Relay {
+	if l.name == "geneve" {
+		return nil
+	}
+	return h.relay
+}
+
+// goOn resumes carrying packets.
+func (h *handing) goOn() {
+	h.life.path.Divert(nil)
+	h.life.keepFiles(false)
+	h.life.keeper.stay()
+	for _, l := range h.life.lent {
+		l.conn.Own()
+	}
+	h.life.path.WG.Confirm() // if the new process used another port and the peer heard it, the peer sends there
+}
+
+// renew starts a new session with the peer. WireGuard would repeat a lost handshake only after five seconds
+// (WireGuard paper, Section 6.1: Rekey-Timeout), and the peer ignores one that comes too soon after the other
+// process's.
+func (life *Life) renew() {
+	began, wait := time.Now(), greetTime
+	for again := began; time.Since(began) < sessionPatience; time.Sleep(renewPoll) {
+		if s, err := life.path.WG.PeerStats(); err != nil || s.LastHandshake.After(began) {
+			return
+		}
+		if !time.Now().Before(again) {
+			life.path.WG.Renew()
+			again, wait = again.Add(wait), 2*wait
+		}
+	}
+}
