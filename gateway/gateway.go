@@ -233,7 +233,11 @@ func (g *Gateway) Run(ctx context.Context) error {
 			return nil
 		}
 		g.applying.Lock() // what is being applied ends first: the log has its level
-		g.log.Info("stopping")
+		log := g.log
+		if g.replicating != nil && g.Role() == role.Standby {
+			log = log.WithField("dropped", g.unheard()-g.replicating.unheard)
+		}
+		log.Info("stopping")
 		g.applying.Unlock()
 		return nil
 	case <-g.life.Gone():
@@ -449,7 +453,7 @@ func (g *Gateway) Exchange(take func(datagram []byte) (answer []byte, ok bool)) 
 	g.monitor.Exchange(take)
 }
 
-// Tell sends the peer a datagram about exports, as package exports makes them.
+// Tell sends the peer a datagram about exports, as package exports makes them. In a role that does not speak it does nothing.
 func (g *Gateway) Tell(datagram []byte) { g.monitor.Tell(datagram) }
 
 // ElectedBy makes the gateway tell of the election that it takes part in. It must be called before Run.

@@ -65,7 +65,7 @@ func alone6(c *config.Config) *config.Config {
 }
 
 // waitFor calls condition until it holds.
-func waitFor(t *testing.T, what string, condition func() bool) {
+func waitFor(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	deadline := time.After(genevetest.Timeout)
 	for !condition() {

@@ -32,6 +32,7 @@ type ReplicateOptions struct {
 type replicating struct {
 	*replica.Replica
 	listener net.Listener
+	unheard  uint64 // by this gateway when it forwarded last; guarded by Gateway.applying
 
 	mu   sync.Mutex
 	took []byte // what the gateway that is followed has said last; nil = nothing since this one forwarded; +checklocks:mu
@@ -66,6 +67,14 @@ func (g *Gateway) ReplicateOver(o ReplicateOptions, l net.Listener, dial replica
 	g.replicating = r
 	g.inspect.Replication = r.Status
 	return r.Replica
+}
+
+// Followers returns the replicas that copy the gateway's table.
+func (g *Gateway) Followers() []control.Stream {
+	if g.replicating == nil {
+		return nil
+	}
+	return g.replicating.Status().Followers
 }
 
 // facts returns what a successor has to know: of a standby, what the active gateway has told it.
@@ -106,8 +115,14 @@ func (g *Gateway) rested() {
 		r.took = nil
 		r.mu.Unlock()
 		r.Rest()
+		r.unheard = g.unheard()
 	}
 	g.engine.Freeze()
+}
+
+// unheard returns how many packets were dropped because another replica forwards.
+func (g *Gateway) unheard() uint64 {
+	return g.path.Inbound().Dropped(path.DropStandby) + g.path.Outbound().Dropped(path.DropStandby)
 }
 
 // identity identifies the configuration: replicas whose configurations have the same identity admit the same connections.

@@ -20,19 +20,23 @@ import (
 
 // replicas are two gateways of rome, of which one forwards, and milan.
 type replicas struct {
-	t      *testing.T
+	t      testing.TB
 	milan  *cluster
 	pods   [2]*cluster
 	listen [2]netip.AddrPort // for the other replica
 }
 
-func newReplicas(t *testing.T) *replicas {
+func newReplicas(t testing.TB, edit ...func(*config.Config)) *replicas {
 	r := &replicas{t: t}
 	rc := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 	mc := configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
 	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(), rc.WireGuard.PrivateKey.Public()
 	rc.Elected = true
 	rc.Addresses = []config.AddressMapping{{External: rules.PairOf(netip.MustParseAddr("10.70.0.9")), Internal: rules.PairOf(netip.MustParseAddr("192.0.2.10")), Via: "rome-1"}}
+	for _, f := range edit {
+		f(rc)
+		f(mc)
+	}
 	r.milan = start(t, mc, 20)
 	rc.WireGuard.Endpoint = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), r.milan.wg.Port()).String()
 	for i := range r.pods {

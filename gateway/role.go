@@ -48,8 +48,11 @@ func (g *Gateway) Become(to role.Role) {
 			g.log.WithError(err).Warn("the WireGuard device is closed")
 		}
 	}
-	if to == role.Standby {
+	switch {
+	case to == role.Standby:
 		g.rested()
+	case from == role.Standby:
+		g.wg.Hurry()
 	}
 }
 
@@ -64,8 +67,8 @@ func (g *Gateway) peer(c *config.Config) wg.Peer {
 // Call has a Silent gateway try one handshake.
 func (g *Gateway) Call() { g.wg.Call() }
 
-// Signs returns what the gateway has had from its peer.
+// Signs returns what the gateway has had from its peer, and whether another replica copies its table.
 func (g *Gateway) Signs() role.Signs {
 	s, _ := g.wg.PeerStats()
-	return role.Signs{Heard: s.Received, Data: g.wg.Carried()}
+	return role.Signs{Heard: s.Received, Data: g.wg.Carried(), Stream: g.replicating != nil && g.replicating.Followed()}
 }

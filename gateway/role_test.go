@@ -2,10 +2,13 @@ package gateway
 
 import (
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
 	"culvert/gateway/config"
+	"culvert/gateway/config/configtest"
+	"culvert/gateway/path"
 	"culvert/gateway/role"
 	"culvert/nat/nattest"
 )
@@ -61,8 +64,15 @@ func TestBecome(t *testing.T) {
 	}
 	rome.Become(role.Active)
 	passes("active")
+	told := func() uint64 { return milan.path.Inbound().Dropped(path.DropNoService) } // nobody takes exports there
+	rome.Tell([]byte("exports"))
+	waitFor(t, "an active gateway tells of exports", func() bool { return told() == 1 })
 	rome.Become(role.Static)
+	rome.Tell([]byte("exports"))
 	passes("static")
+	if n := told(); n != 1 {
+		t.Errorf("a static gateway has told of exports %d times", n-1)
+	}
 
 	rome.Become(role.Silent)
 	refused("silent", "outbound", toRome)
@@ -88,7 +98,28 @@ func TestBecome(t *testing.T) {
 	began := time.Now()
 	rome.Become(role.Active)
 	passes("active again")
-	if took := time.Since(began); took > 7*time.Second { // a handshake is lost where the same process takes over again: WireGuard repeats it after 5 s
+	if took := time.Since(began); took > 4*time.Second { // WireGuard would repeat a lost handshake after 5 s
 		t.Errorf("packets passed after %v", took)
+	}
+}
+
+// TestLostHandshake: a gateway that takes over repeats a first handshake that is lost before WireGuard would, and the packet that waits for the session
+// is not lost.
+func TestLostHandshake(t *testing.T) {
+	rc := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	mc := configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
+	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(), rc.WireGuard.PrivateKey.Public()
+	rc.Elected = true
+	milan := start(t, mc, 20)
+	between := newRelay(t, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), milan.wg.Port()))
+	rc.WireGuard.Endpoint = between.socket.LocalAddr().String()
+	rome := start(t, rc, 10)
+	between.drop.Store(2)
+	rome.Become(role.Active)
+	began := time.Now()
+	rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.5", nattest.Payload(64, 1)))
+	expect(t, milan.nodes[0], "10.62.1.5", "10.0.1.5")
+	if took := time.Since(began); took > 4*time.Second || between.drop.Load() >= 0 {
+		t.Errorf("a packet passed after %v; %d initiations were still to be lost", took, between.drop.Load())
 	}
 }

@@ -29,6 +29,7 @@ type relay struct {
 	socket *udp.Socket
 	server netip.AddrPort
 	lossy  atomic.Bool
+	drop   atomic.Int64  // initiations of the first that are still to be lost
 	trains atomic.Uint64 // that came from the first
 	wg     sync.WaitGroup
 }
@@ -61,6 +62,9 @@ func (r *relay) run(t *testing.T) {
 			train.Destination = client
 		} else {
 			client = m[0].Source
+			if m[0].Data[0] == 1 && r.drop.Add(-1) >= 0 {
+				continue
+			}
 			if m[0].SegmentSize > 0 && len(m[0].Data) > m[0].SegmentSize {
 				r.trains.Add(1)
 				if r.lossy.Load() {

@@ -26,8 +26,11 @@ type Take func(datagram []byte) (answer []byte, ok bool)
 // Exchange has take given what the peer says about exports, and the peer given the answers.
 func (m *Monitor) Exchange(take Take) { m.exchange.take.Store(&take) }
 
-// Tell sends the peer a datagram about exports.
+// Tell sends the peer a datagram about exports, unless this gateway may not speak to the peer on its own account.
 func (m *Monitor) Tell(datagram []byte) {
+	if _, peer := m.reaches(); !peer {
+		return
+	}
 	m.path.Send(m.exchange.packet(exports.UDPPort, exports.UDPPort, datagram))
 }
 

@@ -101,6 +101,13 @@ func (r *Replica) Close() {
 	r.work.Wait()
 }
 
+// Followed reports whether another replica copies the table.
+func (r *Replica) Followed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.links) > 0
+}
+
 // Tell sends a notice of at most MaxNotice bytes to every replica that is connected, behind what Flush has flushed, and returns to how many.
 func (r *Replica) Tell(message []byte) (n int) {
 	if len(message) > MaxNotice {
