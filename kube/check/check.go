@@ -257,6 +257,7 @@ func shown(v any) any {
 const (
 	genevePort    = "6091"
 	wireguardPort = "51840"
+	replicaPort   = "51841" // of TCP, gateway.ReplicaPort
 )
 
 func (k *checker) geneve() string { return cmp.Or(flag(k.pod(), "geneve-port"), genevePort) }

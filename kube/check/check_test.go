@@ -326,6 +326,32 @@ func TestWhatIsSaidBeforeTheSwitch(t *testing.T) {
 	}
 }
 
+// TestPolicyForAStandby: of two pods, one copies connections from the other.
+func TestPolicyForAStandby(t *testing.T) {
+	for policy, want := range map[string]string{
+		"{podSelector: {}, ingress: [{ports: [{protocol: UDP}]}]}": "NetworkPolicy deny lets no TCP 51841, by which a standby copies connections, in; add one",
+		"{podSelector: {}}": "NetworkPolicy deny lets no UDP 6091 and 51840 and no TCP 51841, by which a standby copies connections, in; add one",
+		"{podSelector: {}, ingress: [{ports: [{protocol: UDP}, {port: 51841}]}]}": "",
+	} {
+		c := captured(t, true)
+		var err error
+		if c.Template, _, err = template.From(template.Default(true, "liqo", "liqo"), "registry.invalid/culvert:1", 2); err != nil {
+			t.Fatal(err)
+		}
+		withPolicy(policy)(t, c)
+		r := checked(t, c)
+		wrong := ""
+		for _, f := range r.Findings {
+			if f.Wrong {
+				wrong += f.Text
+			}
+		}
+		if r.Works() != (want == "") || !strings.HasPrefix(wrong, want) {
+			t.Errorf("%s: %q, want %q", policy, wrong, want)
+		}
+	}
+}
+
 // The policy among the manifests lets in what a gateway needs, beside one that lets in nothing.
 func TestTheExamplePolicyIsEnough(t *testing.T) {
 	for _, server := range []bool{true, false} {

@@ -2,6 +2,7 @@ package check
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -72,9 +73,15 @@ func (k *checker) networkPolicies() {
 	shut := slices.DeleteFunc(needed, func(port string) bool {
 		return letsIn(rules, "UDP", port, "")
 	})
+	var lacks []string
 	if len(shut) > 0 {
-		k.wrong("NetworkPolicy %s lets no UDP %s in; add one that does, such as kube/manifests/networkpolicy.yaml",
-			strings.Join(names, ", "), strings.Join(shut, " and "))
+		lacks = append(lacks, "no UDP "+strings.Join(shut, " and "))
+	}
+	if replicas, err := strconv.Atoi(fmt.Sprint(template.Field(of, "spec", "replicas"))); err == nil && replicas > 1 && !letsIn(rules, "TCP", replicaPort, "") {
+		lacks = append(lacks, "no TCP "+replicaPort+", by which a standby copies connections,")
+	}
+	if len(lacks) > 0 {
+		k.wrong("NetworkPolicy %s lets %s in; add one that does, such as kube/manifests/networkpolicy.yaml", strings.Join(names, ", "), strings.Join(lacks, " and "))
 		return
 	}
 	but := ""
