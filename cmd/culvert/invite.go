@@ -85,18 +85,14 @@ func (x *inviting) install(nonce string) error {
 	if err != nil {
 		return x.of(err)
 	}
-	image, expose, why, err := x.wanted(x.site, x.peer.Name, spec.Role)
-	if err != nil {
+	if err := x.wanted(x.site, x.peer.Name, spec.Role, &lines); err != nil {
 		return x.of(err)
 	}
-	if why != "" {
-		lines = append(lines, join.Line{What: "reached by", Value: expose, Source: why})
-	}
-	if err := x.show(x.site, spec.Role, append(lines, join.Line{What: "image", Value: image})); err != nil {
+	if err := x.show(x.site, spec.Role, lines); err != nil {
 		return err
 	}
 	x.spec = spec
-	if old := x.found.Old(x.peer.Name); old == nil || !same(old, spec) || x.had.Image != image || x.had.Expose != expose {
+	if old := x.found.Old(x.peer.Name); old == nil || !same(old, spec) || *x.had != *x.wants {
 		if err := x.confirm("Apply this?"); err != nil {
 			return err
 		}
@@ -104,7 +100,7 @@ func (x *inviting) install(nonce string) error {
 	ctx, cancel := x.bounded()
 	defer cancel()
 	x.say("%s: installing", x.site.name)
-	if err := x.Install(ctx, x.peer.Name, image, expose); err != nil {
+	if err := x.Install(ctx, x.wants); err != nil {
 		return cli.Failed(x.of(err))
 	}
 	if err := x.ApplyPeering(ctx, spec, nonce); err != nil {

@@ -65,10 +65,9 @@ func newJoinCommand() *cobra.Command {
 // joining is one run of culvert join.
 type joining struct {
 	*joiner
-	ends          [2]*site // the client, the server
-	specs         [2]*peering.Spec
-	lines         [2][]join.Line
-	image, expose [2]string
+	ends  [2]*site // the client, the server
+	specs [2]*peering.Spec
+	lines [2][]join.Line
 }
 
 func (x *joining) run(server string, asJSON bool) error {
@@ -165,19 +164,14 @@ func (x *joining) plan() (stands bool, err error) {
 	stands = true
 	for i, s := range x.ends {
 		peer := x.ends[1-i].name
-		var why string
-		if x.image[i], x.expose[i], why, err = x.wanted(s, peer, x.specs[i].Role); err != nil {
+		if err := x.wanted(s, peer, x.specs[i].Role, &x.lines[i]); err != nil {
 			return false, s.of(err)
 		}
-		if why != "" {
-			x.lines[i] = append(x.lines[i], join.Line{What: "reached by", Value: x.expose[i], Source: why})
-		}
-		x.lines[i] = append(x.lines[i], join.Line{What: "image", Value: x.image[i]})
 		if err := x.show(s, x.specs[i].Role, x.lines[i]); err != nil {
 			return false, err
 		}
 		old := s.found.Old(peer)
-		stands = stands && old != nil && reflect.DeepEqual(old, x.specs[i]) && s.had.Image == x.image[i] && s.had.Expose == x.expose[i]
+		stands = stands && old != nil && reflect.DeepEqual(old, x.specs[i]) && *s.had == *s.wants
 	}
 	return stands, nil
 }
@@ -187,9 +181,9 @@ func (x *joining) apply() error {
 	ctx, cancel := x.bounded()
 	defer cancel()
 	client, server := x.ends[0], x.ends[1]
-	for i, s := range x.ends {
+	for _, s := range x.ends {
 		x.say("%s: installing", s.name)
-		if err := s.Install(ctx, x.ends[1-i].name, x.image[i], x.expose[i]); err != nil {
+		if err := s.Install(ctx, s.wants); err != nil {
 			return s.of(err)
 		}
 	}

@@ -3,11 +3,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,6 +21,7 @@ import (
 	"culvert/gateway/configfile"
 	"culvert/kube/deploy"
 	"culvert/kube/join"
+	"culvert/kube/manifests"
 	"culvert/kube/peering"
 )
 
@@ -29,6 +32,7 @@ type joiner struct {
 	contexts, names                 []string
 	image, expose, endpoint         string
 	podCIDRs, serviceCIDRs, avoided []string
+	replicas                        int
 	yes                             bool
 	timeout                         time.Duration
 	pods, services                  map[string][]netip.Prefix // by the name of a cluster
@@ -41,7 +45,7 @@ type site struct {
 	*deploy.Cluster
 	context, version, name string
 	found                  *join.Cluster
-	had                    *deploy.Installed
+	had, wants             *manifests.Gateway // what there is, and what is to be
 }
 
 func (j *joiner) addCluster(cmd *cobra.Command, contexts string) {
@@ -59,6 +63,7 @@ func (j *joiner) addCluster(cmd *cobra.Command, contexts string) {
 func (j *joiner) addInstall(cmd *cobra.Command, of string) {
 	flags := cmd.Flags()
 	flags.StringVar(&j.image, "image", "", "`NAME` of culvert's image in a registry that all nodes reach (default: the one that is installed)")
+	flags.IntVar(&j.replicas, "replicas", 0, "`NUMBER` of pods of the gateway, of which one forwards (default: as it is, or 1)")
 	flags.StringArrayVar(&j.podCIDRs, "pod-cidr", nil, "`"+of+"CIDR` of pods, if it is not found; may be repeated")
 	flags.StringArrayVar(&j.serviceCIDRs, "service-cidr", nil, "`"+of+"CIDR` of Services, if it is not found; may be repeated")
 	flags.StringArrayVar(&j.avoided, "avoid", nil, "`CIDR` that nothing that is chosen may overlap; may be repeated")
@@ -102,6 +107,9 @@ func (j *joiner) check(single bool) error {
 		if fault := peering.CheckEndpoint(j.endpoint); fault != "" {
 			e.Add("--endpoint", "%s", fault)
 		}
+	}
+	if j.replicas != 0 {
+		checkReplicas(e, j.replicas)
 	}
 	if j.timeout <= 0 {
 		e.Add("--timeout", "want more than 0")
@@ -211,27 +219,33 @@ func (j *joiner) show(s *site, role string, lines []join.Line) error {
 	return t.Flush()
 }
 
-// wanted settles image and Service of a cluster: what the user says, or what there is.
-func (j *joiner) wanted(s *site, peer, role string) (image, expose, why string, err error) {
+// wanted settles what of a cluster's gateway the user or what there is decides: image, Service and number of pods. It adds that to what is shown.
+func (j *joiner) wanted(s *site, peer, role string, lines *[]join.Line) (err error) {
 	if s.had, err = s.Installed(j.Context(), peer); err != nil {
-		return "", "", "", err
+		return err
 	}
-	image = j.image
-	if image == "" {
-		image = s.had.Image
+	s.wants = &manifests.Gateway{Peering: peer, Image: cmp.Or(j.image, s.had.Image), Expose: j.expose, Replicas: cmp.Or(j.replicas, s.had.Replicas, 1)}
+	if s.wants.Image == "" {
+		return errors.New("--image: missing; name culvert's image in a registry that all nodes reach, such as registry.example/culvert:1.0")
 	}
-	if image == "" {
-		return "", "", "", errors.New("--image: missing; name culvert's image in a registry that all nodes reach, such as registry.example/culvert:1.0")
-	}
+	why := "--expose"
 	switch {
 	case role == "Client":
-		return image, "ClusterIP", "", nil
+		s.wants.Expose, why = "ClusterIP", ""
 	case j.expose != "":
-		return image, j.expose, "--expose", nil
 	case s.had.Expose == "LoadBalancer" || s.had.Expose == "NodePort":
-		return image, s.had.Expose, "as it is", nil
+		s.wants.Expose, why = s.had.Expose, "as it is"
 	case s.found.Balanced:
-		return image, "LoadBalancer", "load balancers of this cluster have addresses", nil
+		s.wants.Expose, why = "LoadBalancer", "load balancers of this cluster have addresses"
+	default:
+		s.wants.Expose, why = "NodePort", "no load balancer of this cluster has an address"
 	}
-	return image, "NodePort", "no load balancer of this cluster has an address", nil
+	if why != "" {
+		*lines = append(*lines, join.Line{What: "reached by", Value: s.wants.Expose, Source: why})
+	}
+	if s.wants.Replicas > 1 {
+		*lines = append(*lines, join.Line{What: "pods", Value: strconv.Itoa(s.wants.Replicas), Source: "one forwards"})
+	}
+	*lines = append(*lines, join.Line{What: "image", Value: s.wants.Image})
+	return nil
 }

@@ -43,15 +43,10 @@ func (c *Cluster) Survey(ctx context.Context) (*join.Survey, error) {
 	return s, nil
 }
 
-// Installed is what a cluster has of culvert.
-type Installed struct {
-	Image  string // "": nothing
-	Expose string // of a Peering's gateway
-}
-
-// Installed returns what a cluster has.
-func (c *Cluster) Installed(ctx context.Context, name string) (*Installed, error) {
-	i := &Installed{}
+// Installed returns what a cluster has: the image of its agents, "" if there are none, and of the gateway of a Peering the type of the Service and how
+// many pods it has, 0 if there is none.
+func (c *Cluster) Installed(ctx context.Context, name string) (*manifests.Gateway, error) {
+	i := &manifests.Gateway{Peering: name}
 	u, err := c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node", metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("get DaemonSet culvert-node: %w", err)
@@ -68,17 +63,29 @@ func (c *Cluster) Installed(ctx context.Context, name string) (*Installed, error
 	} else if !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("get Service culvert-%s: %w", name, err)
 	}
+	d, err := c.client.Resource(deployments).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name, metav1.GetOptions{})
+	if err == nil {
+		n, _, _ := unstructured.NestedInt64(d.Object, "spec", "replicas")
+		i.Replicas = int(n)
+	} else if !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("get Deployment culvert-%s: %w", name, err)
+	}
 	return i, nil
 }
 
 // Parts are the objects of one Peering's end, and of what every peering needs.
-func Parts(name, image, expose string) ([]*unstructured.Unstructured, error) {
-	return Objects(manifests.Common(image) + "\n---\n" + manifests.GatewayOf(name, image, expose))
+func Parts(g *manifests.Gateway) ([]*unstructured.Unstructured, error) {
+	return Objects(manifests.Common(g.Image) + "\n---\n" + g.YAML())
+}
+
+// anyGateway has all objects that a gateway can have.
+func anyGateway(name string) *manifests.Gateway {
+	return &manifests.Gateway{Peering: name, Image: manifests.Image, Expose: "NodePort", Replicas: 2}
 }
 
 // InstallRights are what Install and ApplyPeering need.
 func InstallRights() []Right {
-	all, err := Parts("any", manifests.Image, "NodePort")
+	all, err := Parts(anyGateway("any"))
 	if err != nil {
 		panic(err) // the manifests are our own
 	}
@@ -90,8 +97,8 @@ func InstallRights() []Right {
 }
 
 // Install makes what runs for a Peering as it should be. What is so already stays.
-func (c *Cluster) Install(ctx context.Context, name, image, expose string) error {
-	all, err := Parts(name, image, expose)
+func (c *Cluster) Install(ctx context.Context, g *manifests.Gateway) error {
+	all, err := Parts(g)
 	if err != nil {
 		return err
 	}

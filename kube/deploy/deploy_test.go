@@ -17,7 +17,7 @@ import (
 
 // TestParts: all of the manifests has a resource, and is within the rights that are asked for first.
 func TestParts(t *testing.T) {
-	all, err := Parts("milan", "registry.example/another:2.0", "NodePort")
+	all, err := Parts(&manifests.Gateway{Peering: "milan", Image: "registry.example/another:2.0", Expose: "NodePort", Replicas: 2})
 	if err != nil || len(all) < 20 {
 		t.Fatalf("%d objects, %v", len(all), err)
 	}
@@ -28,7 +28,7 @@ func TestParts(t *testing.T) {
 			t.Errorf("%s", nameOf(u))
 		}
 	}
-	for _, r := range []string{"customresourcedefinitions", "namespaces", "daemonsets", "validatingadmissionpolicies", "validatingadmissionpolicybindings", "deployments", "secrets"} {
+	for _, r := range []string{"customresourcedefinitions", "namespaces", "daemonsets", "validatingadmissionpolicies", "validatingadmissionpolicybindings", "deployments", "secrets", "poddisruptionbudgets"} {
 		if !resources[r] {
 			t.Errorf("no %s", r)
 		}

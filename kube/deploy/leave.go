@@ -52,7 +52,7 @@ func Await(ctx context.Context, say func(missing string), look func(context.Cont
 
 // LeaveRights are what Leave and LeaveAll need.
 func LeaveRights() []Right {
-	all, err := Parts("any", manifests.Image, "NodePort")
+	all, err := Parts(anyGateway("any"))
 	if err != nil {
 		panic(err) // the manifests are our own
 	}
@@ -117,7 +117,7 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	if err != nil {
 		return err
 	}
-	all, err := Objects(manifests.GatewayOf(name, manifests.Image, "ClusterIP"))
+	all, err := Objects(anyGateway(name).YAML())
 	if err != nil {
 		return err
 	}
