@@ -50,6 +50,14 @@ func (g peeringGateway) NodeTroubles() map[string]string {
 	return all
 }
 
+// Standbys implements peering.Running.
+func (g peeringGateway) Standbys() (all []peering.Standby) {
+	for _, f := range g.Followers() {
+		all = append(all, peering.Standby{Pod: f.Pod, Whole: !f.NoFullCopy})
+	}
+	return all
+}
+
 // peeringSource is the source of a Peering as a gateway tells of it.
 type peeringSource struct {
 	*peering.GatewaySource

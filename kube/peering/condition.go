@@ -15,7 +15,28 @@ const (
 	Accepted   = "Accepted"
 	NodesReady = "NodesReady"
 	Connected  = "Connected"
+	// StandbyReady is there if the gateway has several pods. It is true while one that does not forward has a copy of all connections.
+	StandbyReady = "StandbyReady"
 )
+
+// A Standby is a pod that copies the connections of the one that forwards.
+type Standby struct {
+	Pod   string
+	Whole bool // it has all of them
+}
+
+// standbyReady returns the condition of that type.
+func standbyReady(all []Standby) *Condition {
+	c := &Condition{Type: StandbyReady, Status: "False", Reason: "NoStandby",
+		Message: "no other pod of the gateway copies its connections; where one runs, look whether a NetworkPolicy keeps TCP 51841 between the pods away"}
+	for _, s := range all {
+		if s.Whole {
+			return &Condition{Type: StandbyReady, Status: "True", Reason: "FullCopy", Message: "pod " + s.Pod + " has a copy of all connections"}
+		}
+		c.Reason, c.Message = "NoFullCopy", "pod "+s.Pod+" has not yet a copy of all connections"
+	}
+	return c
+}
 
 // conditions returns what a Peering's status says, after what it said.
 func (s *GatewaySource) conditions(plan *Plan, check kube.Check, trouble string) []*Condition {
@@ -70,7 +91,7 @@ func (s *GatewaySource) set(plan *Plan, all []*Condition, c *Condition) []*Condi
 
 // message is what is wrong, in the order in which it is to be mended.
 func message(s *Status) string {
-	for _, kind := range []string{Accepted, Connected, NodesReady, Exported, Imported} {
+	for _, kind := range []string{Accepted, Connected, NodesReady, StandbyReady, Exported, Imported} {
 		for _, c := range s.Conditions {
 			if c.Type == kind && c.Status != "True" && c.Message != "" && c.Reason != notWanted {
 				return c.Message

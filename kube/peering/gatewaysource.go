@@ -43,6 +43,8 @@ type Running interface {
 	Tell(datagram []byte)
 	// NodeTroubles returns in a sentence each why nothing passes between the gateway and a node, by the node's name.
 	NodeTroubles() map[string]string
+	// Standbys returns the pods that copy the gateway's connections.
+	Standbys() []Standby
 }
 
 // A GatewaySource keeps a gateway as its Peering, the Nodes and their agents say, and writes the Peering's status. Nothing is applied
@@ -251,6 +253,9 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	plan.Status.PublicKey = s.base.WireGuard.PrivateKey.Public().Base64()
 	plan.Status.RTT = s.roundTrip(&check)
 	plan.Status.Conditions = s.conditions(plan, check, g.Trouble())
+	if s.self.Elected {
+		plan.Status.Conditions = s.set(plan, plan.Status.Conditions, standbyReady(g.Standbys()))
+	}
 	plan.Status.Message = message(&plan.Status)
 	s.writeStatus(ctx, u, plan)
 	return nil
