@@ -23,28 +23,19 @@ const (
 	// catchUpTime is how long a gateway that has just started may take to copy the table of another pod before it may forward: it may have the Lease
 	// already, as the container of a pod that was killed.
 	catchUpTime = 3 * time.Second
-	// flushTime is how long a gateway that leaves waits until the others have all of its table.
-	flushTime = time.Second
 )
 
 var podResource = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 
-// replicate has the table of g copied to the other pods, and theirs to g, until ctx ends.
-func (e *electing) replicate(ctx context.Context, g *gateway.Gateway) error {
-	r, err := g.Replicate(gateway.ReplicateOptions{Name: e.Pod, Listen: ":" + strconv.Itoa(gateway.ReplicaPort)})
+// replicate has the table of g copied to the other pods, and theirs to g, until ctx ends. It returns when g has the table of another pod, if there is one.
+func (e *electing) replicate(ctx context.Context, g *gateway.Gateway) (*replica.Replica, error) {
+	r, err := g.Replicate(gateway.ReplicateOptions{Name: e.Pod, Listen: ":" + strconv.Itoa(gateway.ReplicaPort), Heard: e.Heard})
 	if err != nil {
-		return err
-	}
-	e.Flush = func(ctx context.Context) {
-		ctx, cancel := context.WithTimeout(ctx, flushTime)
-		defer cancel()
-		if err := r.Flush(ctx); err != nil {
-			e.Log.WithError(err).Warn("the standby may lack the newest connections")
-		}
+		return nil, err
 	}
 	e.catchUp(ctx, r)
 	e.tasks.Go(func() { e.follow(ctx, r) })
-	return nil
+	return r, nil
 }
 
 // catchUp copies the table of another pod, if there is one that has it.

@@ -80,21 +80,26 @@ func (e *electing) end() {
 // speaks reports whether this gateway writes what has become of objects.
 func (e *electing) speaks() bool { return e == nil || e.Role().Speaks() }
 
-// tell writes Events until ctx ends.
+// eventTimeout is how long a round of Events may take. What is left waits for the next one.
+const eventTimeout = 2 * time.Second
+
+// tell writes Events until ctx ends, and then once more: a gateway that leaves has just had its last role.
 func (e *electing) tell(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	for {
+	for last := false; !last; {
 		select {
 		case <-ctx.Done():
-			return
+			last = true
 		case <-tick.C:
 		}
 		e.mu.Lock()
 		all := e.unsaid
 		e.unsaid = nil
 		e.mu.Unlock()
-		left := e.reporter.WriteAll(ctx, all, time.Now())
+		writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), eventTimeout)
+		left := e.reporter.WriteAll(writing, all, time.Now())
+		cancel()
 		e.mu.Lock()
 		e.unsaid = append(left, e.unsaid...)
 		e.mu.Unlock()
@@ -125,10 +130,11 @@ func runElected(ctx context.Context, g *gateway.Gateway, e *electing) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
-	if err := e.replicate(running, g); err != nil {
+	r, err := e.replicate(running, g)
+	if err != nil {
 		return err
 	}
-	e.Drive(g)
+	e.Drive(g, r)
 	tasks.Go(func() {
 		select {
 		case <-ctx.Done():

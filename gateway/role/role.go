@@ -148,6 +148,7 @@ func (m *Machine) Released(now time.Duration) {
 func (m *Machine) Told(holder string, term int64, now time.Duration) {
 	m.tick(now)
 	if m.role != Standby && term > m.term {
+		m.lease, m.known, m.since = Lease{Holder: holder, Term: term, Duration: m.times.Lease}, true, m.now
 		m.become(Standby, fmt.Sprintf("%s says that it has the Lease", holder))
 	}
 }

@@ -23,7 +23,7 @@ type Gateway interface {
 	Call()
 }
 
-// Options are those of an election. All are required but Told and Before.
+// Options are those of an election. All are required but Told and Changed.
 type Options struct {
 	Client          dynamic.Interface
 	Namespace, Name string // of the Lease
@@ -34,9 +34,8 @@ type Options struct {
 	Label           Label
 	Log             *logrus.Entry
 	Causes          *kube.Causes
-	Told            func(message string)  // is given what an operator should know, for an Event
-	Flush           func(context.Context) // has the other gateways get the rest of the table, before the Lease is given back; nil = there is none
-	Changed         func()                // is called when the gateway has another role; nil = nobody is
+	Told            func(message string) // is given what an operator should know, for an Event
+	Changed         func()               // is called when the gateway has another role; nil = nobody is
 }
 
 // Label is how others find the pod that forwards: one pod of the selected ones carries it.
@@ -47,22 +46,27 @@ type Elector struct {
 	Options
 	started  time.Time
 	poke     chan struct{} // attempt at once
-	changed  chan struct{} // the role may be another one
 	relabels chan struct{} // the role is another one
+	said     chan notice   // what the other gateways say
+	taken    chan struct{} // another one has the Lease that this one has given back
+	yielded  chan struct{} // yieldedTo has changed
 
-	mu      sync.Mutex
-	machine *role.Machine // +checklocks:mu
-	gateway Gateway       // nil before Drive; +checklocks:mu
-	role    role.Role     // that was announced last; +checklocks:mu
-	failing time.Time     // since when the Lease cannot be renewed; zero: it can; +checklocks:mu
-	ending  bool          // no attempt any more; +checklocks:mu
-	changes uint64        // of the role; +checklocks:mu
+	mu        sync.Mutex
+	machine   *role.Machine // +checklocks:mu
+	gateway   Gateway       // nil before Drive; +checklocks:mu
+	table     Table         // nil: it is not copied; +checklocks:mu
+	yieldedTo int64         // the latest term for which another gateway has left the table to this one; +checklocks:mu
+	role      role.Role     // that was announced last; +checklocks:mu
+	failing   time.Time     // since when the Lease cannot be renewed; zero: it can; +checklocks:mu
+	ending    bool          // no attempt any more; +checklocks:mu
+	changes   uint64        // of the role; +checklocks:mu
 }
 
 // New returns an Elector, which does nothing before Run.
 func New(o Options) *Elector {
 	return &Elector{Options: o, started: time.Now(), machine: role.New(o.Pod, o.Times), role: role.Standby,
-		poke: make(chan struct{}, 1), changed: make(chan struct{}, 1), relabels: make(chan struct{}, 1)}
+		poke: make(chan struct{}, 1), relabels: make(chan struct{}, 1),
+		said: make(chan notice, maxSaid), taken: make(chan struct{}, 1), yielded: make(chan struct{}, 1)}
 }
 
 // jitter is that of client-go's elector: standbys do not attempt all at once.
@@ -80,36 +84,27 @@ func (e *Elector) Run(ctx context.Context) {
 	defer tasks.Wait()
 	tasks.Go(func() { e.attempts(ctx) })
 	tasks.Go(func() { e.label(ctx) })
+	tasks.Go(func() { e.listen(ctx) })
 	tick := time.NewTicker(look)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-e.changed:
 		case <-tick.C:
 		}
 		e.look()
 	}
 }
 
-// Drive has the Elector drive g from now on.
-func (e *Elector) Drive(g Gateway) {
+// Drive has the Elector drive g from now on, whose connections the other gateways copy by t; nil: they do not. Before that, the Elector leaves a Lease
+// that has just become free to other gateways, which may have a copy of the table.
+func (e *Elector) Drive(g Gateway, t Table) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.gateway = g
+	e.gateway, e.table = g, t
 	g.Become(e.role)
-}
-
-// Poke has the Elector attempt to have the Lease at once.
-func (e *Elector) Poke() { signal(e.poke) }
-
-// ToldOf takes what the other gateway says: that it has the Lease of a term.
-func (e *Elector) ToldOf(holder string, term int64) {
-	e.mu.Lock()
-	e.machine.Told(holder, term, e.now())
-	e.mu.Unlock()
-	signal(e.changed)
+	signal(e.poke)
 }
 
 func signal(c chan struct{}) {
@@ -213,6 +208,10 @@ func (e *Elector) attempt(ctx context.Context) {
 	}
 	want := e.machine.Read(have, e.now())
 	e.announce()
+	if _, age, _ := e.machine.Lease(e.now()); e.gateway == nil && have != nil && have.Holder != e.Pod && age < e.Times.Lease {
+		want = nil
+	}
+	takes := e.gateway != nil && !e.role.Forwards()
 	e.mu.Unlock()
 	if want == nil {
 		e.succeeded()
@@ -230,7 +229,7 @@ func (e *Elector) attempt(ctx context.Context) {
 		_, err = client.Update(ctx, next, metav1.UpdateOptions{})
 	}
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) { // another one was faster
-		e.Poke()
+		signal(e.poke)
 		return
 	}
 	e.Causes.Log(ctx, "update", leases.Resource, err)
@@ -239,6 +238,9 @@ func (e *Elector) attempt(ctx context.Context) {
 		return
 	}
 	e.succeeded()
+	if takes {
+		e.take(ctx, want.Term)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.ending {
@@ -267,85 +269,6 @@ func (e *Elector) succeeded() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.failing = time.Time{}
-}
-
-// releaseTimeout is how long giving back a Lease may take. Without it another gateway has it when it runs out.
-const releaseTimeout = 2 * time.Second
-
-// release gives back the Lease if this gateway has it, for another one to take at once.
-func (e *Elector) release(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
-	defer cancel()
-	client := e.Client.Resource(leases).Namespace(e.Namespace)
-	for {
-		u, err := client.Get(ctx, e.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		have, err := readLease(u)
-		if err != nil || have.Holder != e.Pod {
-			return err // another one has it
-		}
-		next, err := writeLease(u, e.Namespace, e.Name, &role.Lease{Term: have.Term, Duration: time.Second}, time.Now())
-		if err != nil {
-			return err
-		}
-		if _, err = client.Update(ctx, next, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
-			return err
-		}
-	}
-}
-
-// leavePatience is more than a standby takes to see that the Lease is free, where nobody tells it.
-func (e *Elector) leavePatience() time.Duration {
-	return time.Duration((1+jitter)*float64(e.Retry)) + time.Second/2
-}
-
-// leavePoll is how often a gateway that leaves looks whether another one has the Lease.
-const leavePoll = 100 * time.Millisecond
-
-// Leave gives back the Lease and returns when another gateway has it, or none has taken it for so long that there is none. The gateway carries
-// packets until then, and starts nothing towards the peer; after that it is a standby.
-func (e *Elector) Leave(ctx context.Context) {
-	e.mu.Lock()
-	had, g := e.role == role.Active, e.gateway
-	e.ending = true
-	e.mu.Unlock()
-	if g == nil {
-		return
-	}
-	if had {
-		g.Become(role.Static)
-		if e.Flush != nil {
-			e.Flush(ctx)
-		}
-		if err := e.release(ctx); err != nil {
-			e.Log.WithError(err).Warn("the Lease is not given back: another gateway has it when it has run out")
-		} else {
-			e.awaitSuccessor(ctx)
-		}
-	}
-	g.Become(role.Standby)
-}
-
-// awaitSuccessor waits until another gateway has the Lease.
-func (e *Elector) awaitSuccessor(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, e.leavePatience())
-	defer cancel()
-	for {
-		if u, err := e.Client.Resource(leases).Namespace(e.Namespace).Get(ctx, e.Name, metav1.GetOptions{}); err == nil {
-			if l, err := readLease(u); err == nil && l.Holder != "" {
-				e.Log.WithField("pod", l.Holder).Info("another gateway has the Lease; this one carries packets no more")
-				return
-			}
-		}
-		select {
-		case <-ctx.Done():
-			e.Log.Info("no other gateway has taken the Lease")
-			return
-		case <-time.After(leavePoll):
-		}
-	}
 }
 
 // State is what an operator sees of an election.

@@ -67,7 +67,8 @@ func newElector(api *fake.FakeDynamicClient, pod string) (*Elector, *driven) {
 		Label: Label{Selector: "component=gateway,gateway-name=milan", Name: "active"},
 	})
 	g := &driven{}
-	e.Drive(g)
+	e.Drive(g, nil)
+	<-e.poke
 	return e, g
 }
 
@@ -107,15 +108,15 @@ func TestAttempts(t *testing.T) {
 	if s := b.State(); s.Holder != "a" || s.Role != role.Standby || !strings.Contains(s.Why, "a has the Lease") {
 		t.Errorf("b says %+v", s)
 	}
-	if err := a.release(t.Context()); err != nil {
+	if _, err := a.release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	b.attempt(t.Context())
 	if l := storedLease(t, api); l.Holder != "b" || l.Term != before.Term+1 || gatewayB.is() != role.Active {
 		t.Errorf("%+v, b is %v", l, gatewayB.is())
 	}
-	if err := a.release(t.Context()); err != nil || storedLease(t, api).Holder != "b" {
-		t.Errorf("a gives back the Lease of b: %v", err)
+	if l, err := a.release(t.Context()); err != nil || l == nil || l.Holder != "b" || storedLease(t, api).Holder != "b" {
+		t.Errorf("a gives back the Lease of b: %+v, %v", l, err)
 	}
 	a.attempt(t.Context())
 	if gatewayA.is() != role.Standby {

@@ -29,7 +29,7 @@ func (e *Elector) label(ctx context.Context) {
 		case <-tick.C:
 		}
 		switch now := time.Now(); {
-		case e.Role() != role.Active:
+		case !e.labels():
 			due = now
 		case now.Before(due):
 		case e.relabel(ctx) == nil:
@@ -40,10 +40,17 @@ func (e *Elector) label(ctx context.Context) {
 	}
 }
 
+// labels reports whether the label is to be this pod's. One that leaves does not take it back from its successor.
+func (e *Elector) labels() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.role == role.Active && !e.ending
+}
+
 // relabel takes the label from all selected pods but this one, and then gives it to this one. So at no moment two pods carry it, and none does for the
 // time of one request.
 func (e *Elector) relabel(ctx context.Context) error {
-	if e.Role() != role.Active {
+	if !e.labels() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(e.Deadline/2, e.Retry))
@@ -66,7 +73,7 @@ func (e *Elector) relabel(ctx context.Context) error {
 		}
 		e.Log.WithField("pod", name).Info("another pod was labelled as the active gateway, and is no more")
 	}
-	if mine || e.Role() != role.Active {
+	if mine || !e.labels() {
 		return nil
 	}
 	return e.patch(ctx, e.Pod, active)

@@ -1,0 +1,251 @@
+package election
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"culvert/gateway/role"
+)
+
+// A Table is a gateway's connections, of which the other gateways have copies by a stream.
+type Table interface {
+	// Flush waits until the others have all that had changed before the call.
+	Flush(context.Context) error
+	// Tell sends the others a notice behind what Flush has flushed, and returns to how many.
+	Tell(notice []byte) int
+}
+
+// What a gateway says to another one by the stream. When one has the Lease that another one forwards with, the table changes hands:
+//
+//	has the table                              follows it
+//	                    free ──────────────►   attempts to have the Lease at once
+//	                ◄────────────── mine       has it
+//	sends nothing any more, flushes
+//	                   yours ──────────────►   forwards
+//
+// "free" is of a gateway that leaves; the rest is also said when a Lease has run out, as that of a gateway that is cut off from the API server alone.
+// So no connection that began before the change is missing after it. Where nothing is heard, yieldTime later the other one forwards nevertheless.
+type notice struct {
+	Says string `json:"says"`
+	Pod  string `json:"pod"`  // who says it
+	Term int64  `json:"term"` // of the Lease that its speaker, with yours its hearer, has
+}
+
+const (
+	saysFree  = "free"
+	saysMine  = "mine"
+	saysYours = "yours"
+)
+
+const (
+	// maxSaid notices wait; others are forgotten. There are three of a change of roles.
+	maxSaid = 16
+	// flushTime is how long a gateway that leaves goes on until the others have its table, as far as there is one of which they still get a full copy.
+	flushTime = 5 * time.Second
+	// yieldTime is how long a gateway that has the Lease lets another one send it the rest of the table.
+	yieldTime = 500 * time.Millisecond
+	// releaseTimeout is how long giving back a Lease may take. Without it another gateway has it when it runs out.
+	releaseTimeout = 2 * time.Second
+	// leavePoll is how often a gateway that leaves looks whether another one has the Lease, as one without a stream has it.
+	leavePoll = 100 * time.Millisecond
+)
+
+// Heard takes a notice of another gateway. It does not block.
+func (e *Elector) Heard(message []byte) {
+	var n notice
+	if json.Unmarshal(message, &n) != nil {
+		return // of a newer version
+	}
+	select {
+	case e.said <- n:
+	default:
+	}
+}
+
+// tell says something to the other gateways, and reports whether there are any.
+func (e *Elector) tell(says string, term int64) bool {
+	e.mu.Lock()
+	t := e.table
+	e.mu.Unlock()
+	if t == nil {
+		return false
+	}
+	message, err := json.Marshal(notice{says, e.Pod, term})
+	return err == nil && t.Tell(message) > 0
+}
+
+// listen does what the other gateways say, until ctx ends.
+func (e *Elector) listen(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case n := <-e.said:
+			e.hear(ctx, &n)
+		}
+	}
+}
+
+func (e *Elector) hear(ctx context.Context, n *notice) {
+	switch n.Says {
+	case saysFree:
+		signal(e.poke)
+	case saysMine:
+		e.mu.Lock()
+		ending := e.ending
+		if !ending {
+			e.machine.Told(n.Pod, n.Term, e.now())
+			e.announce()
+		}
+		forwards := e.role.Forwards()
+		e.mu.Unlock()
+		switch {
+		case ending:
+			signal(e.taken) // Leave yields
+		case !forwards:
+			e.yield(ctx, n.Term)
+		}
+	case saysYours:
+		e.mu.Lock()
+		e.yieldedTo = max(e.yieldedTo, n.Term)
+		e.mu.Unlock()
+		signal(e.yielded)
+	}
+}
+
+// yield leaves the table to the gateway that has the Lease of a term. This one sends nothing any more.
+func (e *Elector) yield(ctx context.Context, term int64) {
+	if e.flush(ctx, yieldTime) {
+		e.tell(saysYours, term)
+	}
+}
+
+// flush has the others get what has changed, and reports whether they have it.
+func (e *Elector) flush(ctx context.Context, patience time.Duration) bool {
+	e.mu.Lock()
+	t := e.table
+	e.mu.Unlock()
+	if t == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := t.Flush(ctx); err != nil {
+		e.Log.WithError(err).Warn("the standby may lack the newest connections")
+		return false
+	}
+	return true
+}
+
+// take has whoever forwarded before stop, and waits until all of the table is here. This gateway has the Lease of a term.
+func (e *Elector) take(ctx context.Context, term int64) {
+	if !e.tell(saysMine, term) {
+		return
+	}
+	patience := time.NewTimer(yieldTime)
+	defer patience.Stop()
+	for {
+		e.mu.Lock()
+		to := e.yieldedTo
+		e.mu.Unlock()
+		if to >= term {
+			return
+		}
+		select {
+		case <-e.yielded:
+		case <-patience.C:
+			e.Log.Warn("the gateway that had the Lease before does not say that it has stopped; its newest connections may be missing")
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Leave gives back the Lease and returns when another gateway has it and all connections, or none has taken it for so long that there is none. The
+// gateway carries packets until then, and starts nothing towards the peer; after that it is a standby.
+func (e *Elector) Leave(ctx context.Context) {
+	e.mu.Lock()
+	had, g := e.role, e.gateway
+	e.ending = true
+	e.mu.Unlock()
+	if g == nil || !had.Forwards() {
+		return
+	}
+	g.Become(role.Static)
+	e.flush(ctx, flushTime)
+	successor, err := e.release(ctx)
+	switch {
+	case err != nil:
+		e.Log.WithError(err).Warn("the Lease is not given back: another gateway has it when it has run out")
+	case successor == nil:
+		e.tell(saysFree, 0)
+		successor = e.awaitSuccessor(ctx)
+	}
+	e.mu.Lock()
+	e.machine.Released(e.now())
+	e.announce()
+	e.mu.Unlock()
+	if successor != nil {
+		e.yield(ctx, successor.Term)
+	} else {
+		e.flush(ctx, yieldTime)
+	}
+}
+
+// release gives back the Lease if this gateway has it, for another one to take at once. It returns the Lease if another one has it already.
+func (e *Elector) release(ctx context.Context) (other *role.Lease, err error) {
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	client := e.Client.Resource(leases).Namespace(e.Namespace)
+	for {
+		u, err := client.Get(ctx, e.Name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		have, err := readLease(u)
+		if err != nil || have.Holder == "" {
+			return nil, err
+		}
+		if have.Holder != e.Pod {
+			return have, nil
+		}
+		next, err := writeLease(u, e.Namespace, e.Name, &role.Lease{Term: have.Term, Duration: time.Second}, time.Now())
+		if err != nil {
+			return nil, err
+		}
+		if _, err = client.Update(ctx, next, metav1.UpdateOptions{}); !errors.IsConflict(err) {
+			return nil, err
+		}
+	}
+}
+
+// leavePatience is more than a standby takes to see that the Lease is free, where nobody tells it.
+func (e *Elector) leavePatience() time.Duration {
+	return time.Duration((1+jitter)*float64(e.Retry)) + time.Second/2
+}
+
+// awaitSuccessor waits until another gateway has the Lease, and returns it; nil: none has taken it.
+func (e *Elector) awaitSuccessor(ctx context.Context) *role.Lease {
+	ctx, cancel := context.WithTimeout(ctx, e.leavePatience())
+	defer cancel()
+	for {
+		if u, err := e.Client.Resource(leases).Namespace(e.Namespace).Get(ctx, e.Name, metav1.GetOptions{}); err == nil {
+			if l, err := readLease(u); err == nil && l.Holder != "" {
+				e.Log.WithField("pod", l.Holder).Info("another gateway has the Lease; this one carries packets no more")
+				return l
+			}
+		}
+		select {
+		case <-ctx.Done():
+			e.Log.Info("no other gateway has taken the Lease")
+			return nil
+		case <-e.taken:
+		case <-time.After(leavePoll):
+		}
+	}
+}

@@ -1,0 +1,166 @@
+package election
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"culvert/gateway/role"
+)
+
+// A diary has what two gateways do, in order.
+type diary struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (d *diary) write(line string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lines = append(d.lines, line)
+}
+
+// noted is a gateway, and a table whose stream leads to another Elector.
+type noted struct {
+	*diary
+	name  string
+	other *Elector
+	deaf  bool // what it says does not arrive
+}
+
+func (n *noted) Become(r role.Role)          { n.write(n.name + " is " + r.String()) }
+func (n *noted) Signs() role.Signs           { return role.Signs{Stream: true} }
+func (n *noted) Call()                       {}
+func (n *noted) Flush(context.Context) error { n.write(n.name + " flushes"); return nil }
+
+func (n *noted) Tell(message []byte) int {
+	n.write(n.name + " says " + string(message))
+	if !n.deaf {
+		n.other.Heard(message)
+	}
+	return 1
+}
+
+// newTalking returns two gateways that take part. a is active.
+func newTalking(t *testing.T) (a, b *Elector, tables [2]*noted) {
+	api := newAPI()
+	a, _ = newElector(api, "a")
+	b, _ = newElector(api, "b")
+	d := &diary{}
+	tables = [2]*noted{{diary: d, name: "a", other: b}, {diary: d, name: "b", other: a}}
+	a.attempt(t.Context())
+	for i, e := range []*Elector{a, b} {
+		e.Retry = time.Minute // only what is said makes them attempt
+		e.Drive(tables[i], tables[i])
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	var tasks sync.WaitGroup
+	t.Cleanup(func() { stop(); tasks.Wait() })
+	for _, e := range []*Elector{a, b} {
+		tasks.Go(func() { e.Run(ctx) })
+	}
+	return a, b, tables
+}
+
+func await(t *testing.T, e *Elector, r role.Role) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); e.Role() != r; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s is %v, want %v", e.Pod, e.Role(), r)
+		}
+	}
+}
+
+// TestHandingOn: the order in which a gateway that leaves hands on the Lease, and the table.
+func TestHandingOn(t *testing.T) {
+	a, b, tables := newTalking(t)
+	began := time.Now()
+	a.Leave(t.Context())
+	await(t, b, role.Active)
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	want := []string{"a is active", "b is standby", "a is static", "a flushes", `a says {"says":"free","pod":"a","term":0}`,
+		"a is standby", "a flushes", `a says {"says":"yours","pod":"a","term":1}`, "b is active"}
+	mine := `b says {"says":"mine","pod":"b","term":1}`
+	got := tables[0].lines
+	if i := slices.Index(got, mine); i < 5 || i == len(got)-1 { // a may have read the Lease before
+		t.Errorf("b says that it has the Lease at %d of %q", i, got)
+	}
+	if got = slices.DeleteFunc(got, func(line string) bool { return line == mine }); !slices.Equal(got, want) {
+		t.Errorf("got:\n%q\nwant:\n%q", got, want)
+	}
+}
+
+// TestCutOff: a gateway whose Lease has run out stops when it is told of another one's, which forwards after that.
+func TestCutOff(t *testing.T) {
+	a, b, tables := newTalking(t)
+	await(t, a, role.Static)
+	for b.Role() == role.Standby {
+		signal(b.poke) // the Lease is believed until it has run out
+		time.Sleep(time.Millisecond)
+	}
+	await(t, b, role.Active)
+	got := tables[0].lines
+	want := []string{`b says {"says":"mine","pod":"b","term":1}`, "a is standby", "a flushes", `a says {"says":"yours","pod":"a","term":1}`, "b is active"}
+	if len(got) < len(want) || !slices.Equal(got[len(got)-len(want):], want) {
+		t.Errorf("got:\n%q\nwant at the end:\n%q", got, want)
+	}
+	if s := a.State(); s.Holder != "b" || s.Term != 1 || s.Role != role.Standby {
+		t.Errorf("a says %+v", s)
+	}
+	b.Heard([]byte(`{"says":"mine","pod":"a","term":1}`)) // of a Lease that it has had itself
+	b.Heard([]byte(`[`))
+	b.Heard([]byte(`{"says":"of a newer version"}`))
+	for len(b.said) > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if b.Role() != role.Active {
+		t.Errorf("b is %v because of an old Lease", b.Role())
+	}
+}
+
+// TestNoAnswer: a gateway that hangs keeps nobody from forwarding.
+func TestNoAnswer(t *testing.T) {
+	a, b, tables := newTalking(t)
+	tables[0].deaf, tables[1].deaf = true, true
+	a.mu.Lock()
+	a.ending = true // it hangs
+	a.mu.Unlock()
+	if _, err := a.release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	signal(b.poke)
+	await(t, b, role.Active)
+	if took := time.Since(began); took < yieldTime || took > yieldTime+5*time.Second {
+		t.Errorf("b forwards after %v, want %v", took, yieldTime)
+	}
+}
+
+// TestNewPod: a gateway that has not got its table yet leaves a free Lease to those that have one, but not for ever.
+func TestNewPod(t *testing.T) {
+	api := newAPI()
+	a, _ := newElector(api, "a")
+	a.attempt(t.Context())
+	fresh, _ := newElector(api, "fresh")
+	fresh.gateway = nil
+	if _, err := a.release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fresh.attempt(t.Context())
+	if l := storedLease(t, api); l.Holder != "" {
+		t.Fatalf("%s has the Lease", l.Holder)
+	}
+	for fresh.Role() != role.Active {
+		if fresh.attempt(t.Context()); t.Context().Err() != nil {
+			t.Fatal("it never takes part")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if fresh.now() < fresh.Times.Lease {
+		t.Errorf("it has the Lease after %v", fresh.now())
+	}
+}
