@@ -245,8 +245,13 @@ func TestKubeStandby(t *testing.T) {
 		turn := func() { active, standby = standby, active }
 
 		pause("before", time.Second)
+		begun := beginPairs(t, rome, milan, "5303")
+		active.culvert.cmd.Process.Signal(syscall.SIGTERM)
+		late := begun()
 		active.culvert.stop()
 		standby.await(t, "active", startTimeout)
+		t.Logf("%d connections of nodes were begun until SIGTERM", len(late))
+		streams = append(streams, late...)
 		pause("SIGTERM", standbyTold)
 		active.start()
 		active.await(t, "standby", startTimeout)
@@ -281,18 +286,60 @@ func TestKubeStandby(t *testing.T) {
 			t.Errorf("%d switches while the API server was away", n)
 		}
 
-		// The active one alone is cut off from the API server.
-		active.gatewayHost.feed(fmt.Sprintf("table inet cut { chain output { type filter hook output priority 0; ip daddr %s drop; }; }\n", rome.kubeEnd.api()), "nft", "-f", "-")
+		// The active one alone is cut off from the API server: the standby tells it who has the Lease.
+		cut := func(from ...string) {
+			active.gatewayHost.feed(fmt.Sprintf("table inet cut { chain output { type filter hook output priority 0; ip daddr { %s } drop; }; }\n",
+				strings.Join(from, ", ")), "nft", "-f", "-")
+		}
+		heal := func() { active.gatewayHost.run("nft", "delete", "table", "inet", "cut") }
+		cut(rome.kubeEnd.api())
 		standby.await(t, "active", standbyKilled)
-		pause("active cut off from the API server", standbyKilled)
-		active.await(t, "silent", standbyKilled+5*400*time.Millisecond+2*time.Second)
+		active.await(t, "standby", startTimeout)
+		pause("active cut off from the API server", standbyTold)
 		if n := labels.switches.Load() - switches; n > 1 {
 			t.Errorf("%d switches", n)
 		}
-		active.gatewayHost.run("nft", "delete", "table", "inet", "cut")
+		heal()
+		turn()
+		active.await(t, "active", 0)
+
+		// It is cut off from both: the peer follows the other one, and so it is silent.
+		standby.copies(t)
+		cut(rome.kubeEnd.api(), standby.gateway())
+		standby.await(t, "active", standbyKilled)
+		active.await(t, "silent", startTimeout)
+		pause("cut off from the standby, too", standbyKilled)
+		heal()
 		active.await(t, "standby", startTimeout)
 		pause("it is back", time.Second)
 		turn()
+
+		// Where the pods cannot reach each other, nothing is copied: what that costs.
+		standby.copies(t)
+		for _, r := range all {
+			r.gatewayHost.feed("table inet cut { chain output { type filter hook output priority 0; tcp dport 51841 drop; tcp sport 51841 drop; }; }\n", "nft", "-f", "-")
+		}
+		standby.culvert.stop()
+		standby.start() // it has nothing
+		standby.await(t, "standby", startTimeout)
+		active.culvert.stop()
+		standby.await(t, "active", startTimeout)
+		datagrams.pause(t, "SIGTERM without a copy")
+		lost := 0
+		for _, s := range streams {
+			s.longest.Store(0)
+		}
+		tries := time.NewTimer(10 * time.Second) // TCP repeats what it has sent meanwhile
+		<-tries.C
+		for _, s := range streams {
+			if s.longest.Load() == 0 {
+				lost++
+			}
+		}
+		t.Logf("without a copy %d of %d connections end, of which 20 are between pods", lost, len(streams))
+		if lost == 0 {
+			t.Error("no connection needs the copy, so that the test shows nothing")
+		}
 
 		if n := labels.many.Load(); n != 0 {
 			t.Errorf("two pods carried the label %d times", n)
@@ -311,9 +358,59 @@ func TestKubeStandby(t *testing.T) {
 		if changes < 5 {
 			t.Errorf("%d Events about changes of a role", changes)
 		}
-		active.culvert.cmd.Process.Signal(syscall.SIGTERM)
 	}, kubernetes, liqoMode)
 }
 
-// standbyTold is how long a planned change may take where a standby learns from the Lease alone that it is free.
-const standbyTold = 22*standbyRetry/10 + time.Second
+// standbyTold is how long a change may take of which the standby is told, with the time that nodes take to follow.
+const standbyTold = time.Second
+
+// copies waits until a standby has a copy of the whole table.
+func (r *kubeReplica) copies(t *testing.T) {
+	t.Helper()
+	eventually(t, r.liqo.podName()+" has a copy", func() error {
+		page, err := r.gatewayHost.getFrom(metricsAddress, "/metrics")
+		if err == nil && !strings.Contains(page, "culvert_replica_follows 1\n") {
+			return errNotYet
+		}
+		return err
+	})
+}
+
+// beginPairs begins connections of both nodes with the same source ports, one after the other: one of two has another port behind U, which only a copy
+// knows. There are some when it returns; stop ends it and returns all.
+func beginPairs(t *testing.T, from, to *kubeLab, port string) (stop func() []*linkStream) {
+	t.Helper()
+	streamsFrom(t, from.nodes[:1], to, port, 0, 1) // listens there
+	ctx, cancel := context.WithCancel(t.Context())
+	done, some := make(chan []*linkStream, 1), make(chan struct{})
+	go func() {
+		var all []*linkStream
+		for local := 45000; ctx.Err() == nil && local < 60000; local++ {
+			for _, host := range from.nodes {
+				d := net.Dialer{LocalAddr: &net.TCPAddr{Port: local}}
+				var conn net.Conn
+				if host.do(func() (err error) {
+					conn, err = d.DialContext(ctx, "tcp4", net.JoinHostPort(to.seen(to.pod(&kubeNodes[0], 5)), port))
+					return err
+				}) == nil {
+					all = append(all, startStream(conn, 200*time.Millisecond))
+				}
+			}
+			if len(all) == 40 {
+				close(some)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+		done <- all
+	}()
+	select {
+	case <-some:
+	case <-time.After(startTimeout):
+		cancel()
+		t.Fatalf("only %d connections", len(<-done))
+	}
+	return func() []*linkStream { cancel(); return <-done }
+}

@@ -183,6 +183,9 @@ func (n *Node) Receive() []byte {
 	}
 }
 
+// Packets are those that Receive would return.
+func (n *Node) Packets() <-chan []byte { return n.packets }
+
 // Drain discards the packets that wait for Receive.
 func (n *Node) Drain() {
 	for {
