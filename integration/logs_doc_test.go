@@ -82,7 +82,7 @@ func TestLogsAreDocumented(t *testing.T) {
 // logCalls returns the messages that are logged, with their level, and the keys.
 func logCalls(t *testing.T) (messages, keys []string) {
 	levels := map[string]string{"Info": "info", "Warn": "warning", "Error": "error"}
-	for _, folder := range []string{"../gateway", "../cmd/culvert", "../kube/fabric"} {
+	for _, folder := range []string{"../gateway", "../cmd/culvert", "../kube/election", "../kube/fabric"} {
 		err := filepath.WalkDir(folder, func(name string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
 				return err
