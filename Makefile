@@ -23,10 +23,10 @@ PACKAGES ?= ./integration ./...
 test: export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-gvisor test-kube kube-assets race fuzz sim bench lint image images release reproducible size clean go-version
+.PHONY: help build demo clusters clusters-down test test-gvisor test-kube kube-assets kube-nodes race fuzz sim bench lint image images release reproducible size clean go-version
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 go-version:
 	@command -v $(GO) >/dev/null || { echo "make: no go command; install Go $(GO_NEEDED) or newer" >&2; exit 1; }
@@ -44,6 +44,19 @@ build: go-version ## build bin/culvert, one static binary, and bin/culvert-lab
 demo: build ## two clusters in network namespaces, checked: a line a lab with its figures (V=1: a line a check)
 	bin/culvert-lab check --brief$(if $(V), --verbose)
 
+# Where make clusters keeps what they need.
+CLUSTERS ?= /var/lib/culvert-clusters
+
+clusters: ## two real Kubernetes clusters on this machine, joined and open to play with (root; builds Kubernetes, six minutes, once)
+	@integration/clusters.sh check
+	@$(MAKE) -s build kube-nodes
+	@export KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)'; integration/clusters.sh up '$(CLUSTERS)'; \
+	integration/clusters.sh load '$(CLUSTERS)' localhost/culvert:1 bin/culvert; \
+	integration/clusters.sh join '$(CLUSTERS)' localhost/culvert:1
+
+clusters-down: ## end what make clusters has started
+	@integration/clusters.sh down '$(CLUSTERS)'
+
 test: go-version ## all tests; as root, or as a user who may make user namespaces
 	@$(GO) build -v -trimpath ./... 2>&1 | $(PROGRESS)
 	@# integration takes longest: the other packages run beside it.
@@ -54,26 +67,30 @@ test-gvisor: go-version ## the checks of two clusters with both gateways in gVis
 	RUNSC=$$runsc $(GO) test -v -count=1 -timeout 20m -run GVisor ./integration 2>&1 | $(RESULTS)
 
 test-kube: kube-assets ## gateways and nodes under Kubernetes API servers (root; builds kube-apiserver and etcd, four minutes, once)
+	@! integration/clusters.sh check 2>/dev/null || $(MAKE) -s kube-nodes # for TestKubeClusters
 	@export KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)'; echo "KUBEBUILDER_ASSETS=$$KUBEBUILDER_ASSETS $(GO) test -run Kube ./integration"; \
 	$(GO) test -v -count=1 -timeout 20m -run Kube ./integration 2>&1 | $(RESULTS)
 
-# A server that is not told its version at build time knows none.
-kube-assets: go-version
+kube-assets: PROGRAMS = kube-apiserver
+kube-nodes: PROGRAMS = kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy
+
+# A program of Kubernetes that is not told its version at build time knows none.
+kube-assets kube-nodes: go-version
 	@cd integration/kubernetes; export CGO_ENABLED=0; version=$$($(GO) list -m -f '{{.Version}}' k8s.io/kubernetes); \
 	minor=$${version#v1.}; v=k8s.io/component-base/version; \
-	$(GO) build -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/etcd' go.etcd.io/etcd/server/v3; \
-	$(GO) build -trimpath -ldflags="-s -w -X $$v.gitVersion=$$version -X $$v.gitMajor=1 -X $$v.gitMinor=$${minor%%.*}" \
-		-o '$(KUBEBUILDER_ASSETS)/kube-apiserver' k8s.io/kubernetes/cmd/kube-apiserver; \
-	$(GO) build -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/' ./endpoints ./kubeproxy
+	{ $(GO) build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/etcd' go.etcd.io/etcd/server/v3; \
+	$(GO) build -v -trimpath -ldflags="-s -w -X $$v.gitVersion=$$version -X $$v.gitMajor=1 -X $$v.gitMinor=$${minor%%.*}" \
+		-o '$(KUBEBUILDER_ASSETS)/' $(PROGRAMS:%=k8s.io/kubernetes/cmd/%); \
+	$(GO) build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/' ./endpoints ./kubeproxy; } 2>&1 | ../../$(PROGRESS)
 
-long: go-version kube-assets ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
+long: go-version kube-nodes ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
 	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestCPU|TestInnocentThroughput|TestHoleRate|TestMillionConnections|TestWatchedThroughput|TestChangesBesideStreams|TestLabFaults|TestLongLab|AgainstKernel|TestLabRestart|TestServicesCrash|ProxyProtocol' ./integration
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestTraceIsPath|TestLongCapture' ./gateway
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run TestRandomEdits ./gateway/node/links
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
-	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 30m -run 'TestKubeGateways|TestKubeScale|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany|TestKubeLinks|TestServicesShortConnections' ./integration
+	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 30m -run 'TestKubeGateways|TestKubeClusters|TestKubeScale|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany|TestKubeLinks|TestServicesShortConnections' ./integration
 
 # What one goroutine tries at random cannot race: -short tries less of it.
 race: go-version ## the unit tests under the race detector (needs a C compiler)

@@ -3,25 +3,45 @@
 # nodes with kubelet, containerd and kube-proxy. Both have the pod CIDR 10.244.0.0/16 and the service CIDR 10.96.0.0/16; node N of cluster C is
 # 172.30.0.CN in the namespace cv-NAME-N. All that leaves a pod for another cluster is masqueraded, as CNIs do.
 #
+#   clusters.sh check               whether this machine has what they need
 #   clusters.sh up DIR              two nodes in each; kubeconfigs are DIR/NAME/kubeconfig, and both in DIR/kubeconfig
-#   clusters.sh join DIR IMAGE      installs culvert in both, and joins them
+#   clusters.sh load DIR IMAGE PROGRAM    makes an image of a static program and gives it to all nodes
+#   clusters.sh hello DIR NAME      a pod hello-N on each node N, which serves HTTP at port 8080
+#   clusters.sh join DIR IMAGE      culvert join, how long it took until those pods reached each other, and culvert verify
+#   clusters.sh shell DIR [CMD...]  a shell, or a command, with kubectl and culvert and in a network that reaches both clusters
 #   clusters.sh node DIR NAME N     one more node
 #   clusters.sh leave DIR NAME N    ends a node
-#   clusters.sh load DIR IMAGE PROGRAM    makes an image of a static program and gives it to all nodes
 #   clusters.sh in NODE CMD...      in the network of a node such as rome-1
+#   clusters.sh process DIR NAME NAMESPACE/POD    the ID of a pod's process, for nsenter
 #   clusters.sh down DIR            ends exactly what was started, and removes it
 #
-# Needs root; etcd and kube-apiserver (make kube-assets), kube-controller-manager, kube-scheduler, kubelet and kube-proxy of the same release
-# in $KUBEBUILDER_ASSETS; culvert in bin or $CULVERT; and Debian's containerd, runc, containernetworking-plugins, kubernetes-client, nftables, iproute2, openssl and busybox-static.
+# make clusters does it all. Needs root; the programs of make kube-nodes in $KUBEBUILDER_ASSETS; culvert in bin or $CULVERT; and what check names.
 set -euo pipefail
-usage='usage: clusters.sh up|join|node|leave|load|in|down ...'
+usage='usage: clusters.sh check|up|load|hello|join|shell|node|leave|in|process|down ...'
+culvert=$(realpath -m "${CULVERT:-bin/culvert}")
 assets=${KUBEBUILDER_ASSETS:-}
 pods=10.244.0.0/16
+group() { echo "cv${dir//\//-}-$1"; } # the control group of a node, whose name is of this set of clusters alone
 
-number() { case $1 in rome) echo 1 ;; milan) echo 2 ;; *) echo "clusters.sh: no cluster $1" >&2; exit 2 ;; esac; }
-address() { echo "172.30.0.$(number "$1")$2"; }            # NAME N
+address() { case $1 in rome) echo "172.30.0.1$2" ;; milan) echo "172.30.0.2$2" ;; esac; } # NAME N
 within() { local n=$1; shift; nsenter --net="/run/netns/$n" "$@"; } # not ip netns exec, which hides cgroups
-of() { local name=$1; shift; within cv-lan kubectl --kubeconfig "$dir/kubeconfig" --context "$name" "$@"; }
+of() { local name=$1; shift; within cv-lan kubectl --kubeconfig "$dir/$name/kubeconfig" "$@"; }
+say() { echo "clusters: $*"; }
+
+# check names what this machine lacks.
+check() {
+	local p missing=()
+	[ "$(id -u)" = 0 ] || missing+=("root's rights")
+	[ -c /dev/net/tun ] || missing+=(/dev/net/tun)
+	for p in containerd ctr runc kubectl nft ip nsenter unshare setsid sysctl openssl busybox; do command -v "$p" >/dev/null || missing+=("$p"); done
+	[ -x /usr/lib/cni/bridge ] || missing+=(/usr/lib/cni/bridge)
+	! ldd "$(command -v busybox)" >/dev/null 2>&1 || missing+=("a static busybox")
+	[ ${#missing[@]} = 0 ] || {
+		printf 'clusters.sh: this machine lacks %s\n' "$(printf ', %s' "${missing[@]}" | cut -c3-)" >&2
+		echo 'Debian has the programs in containerd, runc, containernetworking-plugins, kubernetes-client, nftables, iproute2, procps, openssl, busybox-static' >&2
+		return 1
+	}
+}
 
 # start NAMESPACE NAME PROGRAM... runs in the background until stop DIR/NAME.
 start() {
@@ -96,7 +116,8 @@ control() {
 		contexts: [{name: $name, context: {cluster: $name, user: $name}}]
 		current-context: $name
 	Y
-	await 60 within "cv-$name-1" kubectl --kubeconfig "$d/kubeconfig" get --raw /readyz
+	await 60 of "$name" get --raw /readyz
+	say "$name: the API server is ready"
 	start "cv-$name-1" "$d/controllers" "$assets/kube-controller-manager" --kubeconfig="$d/kubeconfig" --bind-address=127.0.0.1 --leader-elect=false \
 		--service-account-private-key-file="$d/accounts.key" --root-ca-file="$d/certificates/apiserver.crt" --use-service-account-credentials \
 		--allocate-node-cidrs --cluster-cidr=$pods --service-cluster-ip-range=10.96.0.0/16
@@ -105,15 +126,16 @@ control() {
 
 # node NAME N runs one: the kubelet asks for its pod CIDR before the CNI is told.
 node() {
-	local name=$1 n=$2 id=$1-$2 d=$dir/$1/$2 at cidr hierarchy
+	local name=$1 n=$2 id=$1-$2 d=$dir/$1/$2 at cidr hierarchy g
 	at=$(address "$name" "$n")
 	[ -e "/run/netns/cv-$id" ] || namespace "cv-$id" "$at"
 	within "cv-$id" ip route replace default via 172.30.0.1
 	mkdir -p "$d"/{cni,opt,plugins,kubelet,logs}
 	while read -r _ hierarchy type _; do # each kubelet has its own root in every hierarchy of version 1
 		[ "$type" = cgroup ] || [ "$type $hierarchy" = "cgroup2 /sys/fs/cgroup" ] || continue
-		mkdir -p "$hierarchy/cv-$id"
-		[ ! -e "$hierarchy/cpuset.cpus" ] || { cat "$hierarchy/cpuset.cpus" >"$hierarchy/cv-$id/cpuset.cpus"; cat "$hierarchy/cpuset.mems" >"$hierarchy/cv-$id/cpuset.mems"; }
+		g=$hierarchy/$(group "$id")
+		mkdir -p "$g"
+		[ ! -e "$hierarchy/cpuset.cpus" ] || { cat "$hierarchy/cpuset.cpus" >"$g/cpuset.cpus"; cat "$hierarchy/cpuset.mems" >"$g/cpuset.mems"; }
 	done </proc/mounts
 	cat >"$d/containerd.toml" <<-T
 		version = 2
@@ -140,7 +162,7 @@ node() {
 		failCgroupV1: false
 		containerRuntimeEndpoint: unix://$d/containerd.sock
 		cgroupDriver: cgroupfs
-		cgroupRoot: /cv-$id
+		cgroupRoot: /$(group "$id")
 		authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 		authorization: {mode: AlwaysAllow}
 		address: $at
@@ -170,6 +192,7 @@ node() {
 	within "cv-$id" nft "add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }; add rule ip cni post ip saddr $pods ip daddr != $pods masquerade"
 	routes "$name"
 	await 60 of "$name" wait --for=condition=Ready "node/$id" --timeout=1s
+	say "$id is ready"
 }
 
 # routes NAME leads each node of a cluster to the pods of the others.
@@ -186,7 +209,7 @@ routes() {
 # image NAME PROGRAM ENTRYPOINT... writes a container image with one static program.
 image() {
 	local work name=$1 file entry
-	file=$dir/images/$(basename "${1%:*}").tar
+	file=$dir/images/${1//[\/:]/_}.tar
 	work=$(mktemp -d)
 	mkdir -p "$work/root/usr/bin" "$dir/images"
 	cp "$2" "$work/root/usr/bin/"
@@ -203,78 +226,151 @@ image() {
 
 # end N-DIR ends a node with all of its containers.
 end() {
-	local d=$1 sock=$1/containerd.sock c
+	local d=$1 sock=$1/containerd.sock m
 	stop "$d/kubelet.pid" "$d/kube-proxy.pid"
-	if [ -S "$sock" ]; then
-		for c in $(ctr -a "$sock" -n k8s.io tasks ls -q 2>/dev/null); do ctr -a "$sock" -n k8s.io tasks kill -s KILL "$c" >/dev/null 2>&1 || true; done
-		for c in $(ctr -a "$sock" -n k8s.io tasks ls -q 2>/dev/null); do await 5 ctr -a "$sock" -n k8s.io tasks rm -f "$c" || true; done
-	fi
+	[ ! -S "$sock" ] || await 10 emptied "$sock" || true
 	stop "$d/containerd.pid"
 	awk -v d="$d/" 'index($2, d) == 1 { print $2 }' /proc/mounts | sort -r | while read -r m; do umount "$m" 2>/dev/null || umount -l "$m" || true; done
 }
 
-# peering NAME PEER SEEN ROLE KEY is NAME's end.
-peering() {
-	cat <<-Y
-		apiVersion: culvert.io/v1alpha1
-		kind: Peering
-		metadata: {name: $2, namespace: culvert}
-		spec:
-		  cluster: $1
-		  peer: $2
-		  role: $4
-		  $([ -z "$5" ] || echo "publicKey: $5")
-		  internalCIDR: 10.80.0.0/22
-		  local: {podCIDRs: [$pods], externalCIDR: 10.70.0.0/24}
-		  remote: {podCIDRs: [{cidr: $pods, remap: 10.$3.0.0/16}], externalCIDR: {cidr: 10.70.0.0/24, remap: 10.$(($3 + 10)).0.0/24}}
-	Y
+# emptied SOCKET ends what containerd runs, and reports whether nothing runs any more.
+emptied() {
+	local c
+	for c in $(ctr -a "$1" -n k8s.io tasks ls -q); do ctr -a "$1" -n k8s.io tasks kill -s KILL "$c" || true; done
+	for c in $(ctr -a "$1" -n k8s.io tasks ls -q); do ctr -a "$1" -n k8s.io tasks rm -f "$c" || true; done # with the exit status of the container
+	[ -z "$(ctr -a "$1" -n k8s.io tasks ls -q)" ]
 }
 
-# join IMAGE installs culvert in both clusters and joins them; milan is the server, at a node port.
-join() {
-	local name peer port key client
-	for name in rome milan; do
-		peer=milan
-		[ $name = rome ] || peer=rome
-		"${CULVERT:-bin/culvert}" kube template --image "$1" --peering $peer --expose NodePort | of $name apply -f - >/dev/null
-		await 30 of $name wait --for=condition=Established crd/peerings.culvert.io --timeout=1s
+# down ends everything and removes it.
+down() {
+	local d netns g
+	for d in "$dir"/*/[0-9]*; do [ ! -d "$d" ] || end "$d" & done
+	wait
+	stop "$dir"/*/*.pid
+	for netns in /run/netns/cv-{lan,rome-*,milan-*}; do [ ! -e "$netns" ] || ip netns del "${netns##*/}"; done
+	find /sys/fs/cgroup -maxdepth 2 -type d \( -name "$(group rome)-*" -o -name "$(group milan)-*" \) 2>/dev/null | while read -r g; do
+		find "$g" -depth -type d -exec rmdir {} + 2>/dev/null || true
 	done
-	port=$(of milan -n culvert get service culvert-rome -o 'jsonpath={.spec.ports[0].nodePort}')
-	client="Client
-  endpoint: $(address milan 1):$port"
-	peering rome milan 61 "$client" "" | of rome apply -f - >/dev/null
-	peering milan rome 62 Server "" | of milan apply -f - >/dev/null
-	key() { key=$(of "$1" -n culvert get peering "$2" -o 'jsonpath={.status.publicKey}') && [ -n "$key" ]; }
-	await 60 key milan rome
-	peering rome milan 61 "$client" "$key" | of rome apply -f - >/dev/null
-	await 60 key rome milan
-	peering milan rome 62 Server "$key" | of milan apply -f - >/dev/null
-	for name in rome milan; do await 60 of $name -n culvert wait peering --all --for=condition=Connected --timeout=1s; done
-	for name in rome milan; do of $name -n culvert get peerings; done
+	rm -rf "$dir"
 }
 
-do=${1:?$usage}
-shift
-[ "$do" != in ] || { id=$1; shift; within "cv-$id" "$@"; exit; }
-mkdir -p "${1:?$usage}"
-dir=$(cd "$1" && pwd)
-shift
-case $do in
-up)
+# up makes two clusters. Whoever interrupts it finds nothing of them.
+up() {
+	local name running=()
+	trap 'status=$?; [ $status = 0 ] || { say "removing what was started"; kill $(jobs -p) 2>/dev/null || true; wait; down; }' EXIT
+	trap 'exit 130' INT TERM
 	ip netns add cv-lan
 	ip -n cv-lan link set lo up
 	ip -n cv-lan link add lan type bridge
 	ip -n cv-lan address add 172.30.0.1/24 dev lan
 	ip -n cv-lan link set lan up
-	for name in rome milan; do namespace "cv-$name-1" "$(address $name 1)"; done
-	image localhost/pause:1 "$(command -v busybox)" /usr/bin/busybox sleep inf
-	control rome & pid=$!
-	control milan
-	wait $pid
+	image localhost/pause:1 "$(command -v busybox)" /usr/bin/busybox sleep inf >/dev/null
+	for name in rome milan; do
+		namespace "cv-$name-1" "$(address $name 1)"
+		{ control $name; node $name 1; node $name 2; } &
+		running+=($!)
+	done
+	for name in "${running[@]}"; do wait "$name"; done
 	KUBECONFIG=$dir/rome/kubeconfig:$dir/milan/kubeconfig kubectl config view --flatten >"$dir/kubeconfig"
-	for name in rome milan; do node $name 1; node $name 2; done
+}
+
+# both runs a command of culvert for both clusters.
+both() { within cv-lan "$culvert" "$1" --kubeconfig "$dir/kubeconfig" --context rome --context milan "${@:2}"; }
+
+# process NAME NAMESPACE/POD prints the ID of a pod's process.
+process() {
+	local node id
+	read -r node id < <(of "$1" -n "${2%/*}" get pod "${2#*/}" -o 'jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}{"\n"}')
+	ctr -a "$dir/$1/${node##*-}/containerd.sock" -n k8s.io tasks ls | awk -v id="${id#containerd://}" '$1 == id { print $2 }'
+}
+
+# hello NAME makes a pod on each node.
+hello() {
+	local name=$1 id
+	for id in $(of "$name" get nodes -o 'jsonpath={.items[*].metadata.name}'); do
+		cat <<-Y
+			---
+			apiVersion: v1
+			kind: Pod
+			metadata: {name: hello-${id##*-}, labels: {app: hello}}
+			spec: {nodeName: $id, terminationGracePeriodSeconds: 0, containers: [
+			    {name: hello, image: "localhost/pause:1", securityContext: {runAsUser: 0},
+			     command: [/usr/bin/busybox, sh, -c, "echo hello from $id >/hello; exec /usr/bin/busybox httpd -f -p 8080 -h /"]}]}
+		Y
+	done >"$dir/$name/hello.yaml"
+	await 30 of "$name" apply -f "$dir/$name/hello.yaml" # the namespace's account comes some time after it
+	await 60 of "$name" wait pod -l app=hello --for=condition=Ready --timeout=1s
+}
+
+# seen prints the address under which rome's pods reach hello-1 of milan, once there is one.
+seen() {
+	local own remap
+	own=$(of milan get pod hello-1 -o 'jsonpath={.status.podIP}')
+	remap=$(of rome -n culvert get peering milan -o 'jsonpath={.spec.remote.podCIDRs[0].remap}' 2>/dev/null)
+	[ -n "$remap" ] && echo "${remap%.*.*}.${own#*.*.}" # both are /16
+}
+
+# first says how long after now the first answer comes from a pod of milan to one of rome.
+first() {
+	local began=$EPOCHREALTIME
+	until at=$(seen); do sleep 0.2; done
+	nsenter --net="/proc/$(process rome default/hello-1)/ns/net" timeout 120 busybox sh -c "until busybox ping -c 1 -W 1 $at >/dev/null 2>&1; do :; done"
+	say "a pod of rome had its first answer from $at, a pod of milan, $(((${EPOCHREALTIME/./} - ${began/./}) / 1000)) ms after culvert join began"
+}
+
+# join IMAGE joins the clusters, checks every path, and says what one can do with them.
+join() {
+	local name asks
+	trap '[ $? = 0 ] || say "the clusters stay; $0 down $dir (make clusters-down) ends them"' EXIT
+	for name in rome milan; do hello $name; done
+	first &
+	asks=$!
+	both join --image "$1" --yes || { kill $asks; return 1; }
+	wait $asks
+	both verify
+	cat <<-T
+
+		rome and milan are joined. They have two nodes each, and the same addresses of pods.
+
+		  $0 shell $dir
+		      a shell in a network that reaches both, with kubectl and culvert; there, for example:
+		  kubectl --context rome -n culvert get peerings
+		  kubectl --context rome exec hello-1 -- busybox wget -O- $(seen):8080/hello
+		  culvert verify --context rome --context milan
+		  $0 node $dir rome 3
+		      a third node of rome
+		  $0 down $dir    (make clusters-down)
+		      ends all of it
+	T
+}
+
+do=${1:?$usage}
+shift
+case $do in
+check) check; exit ;;
+in) id=$1; shift; within "cv-$id" "$@"; exit ;;
+up)
+	check
+	[ ! -e /run/netns/cv-lan ] || { echo 'clusters.sh: there are clusters; end them first: clusters.sh down DIR' >&2; exit 1; }
+	mkdir -p "${1:?$usage}"
+	[ -z "$(ls -A "$1")" ] || { echo "clusters.sh: $1 is not empty" >&2; exit 1; }
+	touch "$1/of-clusters.sh" # what may be removed
 	;;
-join) join "$1" ;;
+*) [ -e "${1:?$usage}/of-clusters.sh" ] || { echo "clusters.sh: $1 has no clusters; clusters.sh up DIR makes some" >&2; exit 1; } ;;
+esac
+dir=$(realpath "$1")
+shift
+case $do in
+node | leave | process | hello) [[ ${1:?$usage} =~ ^(rome|milan)$ ]] || { echo "clusters.sh: there is no cluster $1, but rome and milan" >&2; exit 2; } ;;&
+node | leave) [[ ${2:?$usage} =~ ^[1-9]$ ]] || { echo "clusters.sh: the number of a node is 1 to 9, not $2" >&2; exit 2; } ;;&
+up) up ;;
+hello) hello "$1" ;;
+join) join "${1:?$usage}" ;;
+shell)
+	export KUBECONFIG=$dir/kubeconfig PATH=${culvert%/*}:$PATH
+	[ $# -gt 0 ] || set -- "${SHELL:-/bin/bash}"
+	within cv-lan "$@"
+	;;
 node) node "$1" "$2" ;;
 leave)
 	of "$1" delete node "$1-$2"
@@ -286,14 +382,7 @@ load)
 	file=$(image "$1" "$2" "/usr/bin/$(basename "$2")")
 	for sock in "$dir"/*/*/containerd.sock; do ctr -a "$sock" -n k8s.io images import "$file" >/dev/null; done
 	;;
-down)
-	for d in "$dir"/*/[0-9]*; do [ ! -d "$d" ] || end "$d"; done
-	stop "$dir"/*/*.pid
-	for netns in /run/netns/cv-{lan,rome-*,milan-*}; do [ ! -e "$netns" ] || ip netns del "${netns##*/}"; done
-	find /sys/fs/cgroup -maxdepth 2 -type d \( -name 'cv-rome-*' -o -name 'cv-milan-*' \) 2>/dev/null | while read -r g; do
-		find "$g" -depth -type d -exec rmdir {} + 2>/dev/null || true
-	done
-	rm -rf "$dir"
-	;;
+process) process "$1" "$2" ;;
+down) down ;;
 *) echo "$usage" >&2; exit 2 ;;
 esac
