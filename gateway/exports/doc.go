@@ -14,7 +14,8 @@
 // Numbers are big-endian. The receiver acknowledges a list that is whole, that has this hash and that it can read, by a datagram of the other kind
 // with the same hash. The sender sends all parts each second until then, and every 30 s from then on, which tells a peer that has begun anew. If
 // nothing is acknowledged for a minute, the peer does not know the protocol, and every 30 s is enough. An acknowledgement of another list means that
-// the peer has one that is out of date. So a late datagram does no lasting harm, and no order of lists is needed.
+// the peer has one that is out of date. So a late datagram does no lasting harm, and no order of lists is needed. A gateway that knows no list yet
+// acknowledges the hash of zeros, which no list has, as often as it would tell one: so it need not wait until the peer reminds it.
 //
 // What a peer says may be a lie, and costs little: the receiver keeps the parts of one list, of at most maxList bytes. A part of another list makes it
 // begin again. A list that breaks a limit is refused as a whole, with a sentence that says why, and the list before it stays. Whether a name or an

@@ -49,6 +49,7 @@ type Exchange struct {
 	mu      sync.Mutex
 	telling telling // +checklocks:mu
 	hearing hearing // +checklocks:mu
+	asking  asking  // +checklocks:mu
 }
 
 // telling is what the peer is told.
@@ -71,6 +72,12 @@ type hearing struct {
 	pieces  [][]byte // nil: of none
 	missing int
 	size    int // of all pieces, in bytes
+}
+
+// asking is when a peer that can be reached is asked for its list, as long as none is known.
+type asking struct {
+	reached    bool
+	since, due time.Time
 }
 
 // New returns the end of a gateway from which datagrams of at most size bytes go through the tunnel.
@@ -106,24 +113,40 @@ func head(kind byte, index, count int, h hash) []byte {
 func (x *Exchange) Due(now time.Time) (datagrams [][]byte, next time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	t := &x.telling
-	if t.parts == nil || now.Before(t.due) {
-		return nil, t.due
+	t, a := &x.telling, &x.asking
+	if t.parts != nil && !now.Before(t.due) {
+		datagrams = t.parts
+		if t.since.IsZero() {
+			t.since = now
+		}
+		if t.due = now.Add(again); t.acknowledged || now.Sub(t.since) >= patience {
+			t.due = now.Add(remind)
+		}
 	}
-	if t.since.IsZero() {
-		t.since = now
+	if x.hearing.known || !a.reached {
+		return datagrams, t.due
 	}
-	if t.due = now.Add(again); t.acknowledged || now.Sub(t.since) >= patience {
-		t.due = now.Add(remind)
+	if !now.Before(a.due) {
+		datagrams = append(slices.Clip(datagrams), head(kindAcknowledged, 0, 0, hash{}))
+		if a.since.IsZero() {
+			a.since = now
+		}
+		if a.due = now.Add(again); now.Sub(a.since) >= patience {
+			a.due = now.Add(remind)
+		}
 	}
-	return t.parts, t.due
+	if t.parts != nil && t.due.Before(a.due) {
+		return datagrams, t.due
+	}
+	return datagrams, a.due
 }
 
-// Reached says that packets pass again: the peer may have begun anew, and is told at once.
+// Reached says that packets pass again: the peer may have begun anew, and is told at once; and a gateway that has begun anew asks it.
 func (x *Exchange) Reached() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.telling.acknowledged, x.telling.since, x.telling.due = false, time.Time{}, time.Time{}
+	x.asking = asking{reached: true}
 }
 
 // Unanswered returns for how long the list has been told without an acknowledgement; 0 if it has not been told, or the peer has it.

@@ -312,3 +312,50 @@ func FuzzReceive(f *testing.F) {
 		}
 	})
 }
+
+// TestAsks: a gateway that begins anew asks for the list, and has it at once, although the peer knows that it had it; it asks no more often than lists
+// are told, and not at all once it knows one.
+func TestAsks(t *testing.T) {
+	p := newPair(t)
+	p.rome.Tell(shops(3))
+	p.pass(start, nil)
+	p.requireHeard(shops(3))
+	p.milan = New(MaxDatagram)
+	if asks, next := p.milan.Due(p.now); asks != nil || !next.IsZero() {
+		t.Errorf("%d datagrams before the peer can be reached", len(asks))
+	}
+	p.milan.Reached()
+	asks, next := p.milan.Due(p.now)
+	if len(asks) != 1 || next.Sub(p.now) != again {
+		t.Fatalf("%d datagrams, and again in %v", len(asks), next.Sub(p.now))
+	}
+	if again, _ := p.milan.Due(next.Add(-time.Millisecond)); again != nil {
+		t.Error("it asks again before it is time")
+	}
+	if answer, ok := p.rome.Receive(asks[0]); answer != nil || !ok {
+		t.Errorf("%x, %t", answer, ok)
+	}
+	p.pass(p.now, nil)
+	p.requireHeard(shops(3))
+	p.milan.Reached()
+	if asks, next := p.milan.Due(p.now); asks != nil || !next.IsZero() {
+		t.Errorf("%d datagrams with a list", len(asks))
+	}
+
+	lonely, asked, told := New(MaxDatagram), 0, 0
+	lonely.Tell(shops(1))
+	lonely.Reached()
+	for now := start; now.Before(start.Add(5 * time.Minute)); _, now = lonely.Due(now) {
+		datagrams, _ := lonely.Due(now)
+		for _, b := range datagrams {
+			if b[len(magic)+1] == kindAcknowledged {
+				asked++
+			} else {
+				told++
+			}
+		}
+	}
+	if asked != told || asked != 61+7 {
+		t.Errorf("a peer that is silent is asked %d times and told %d times", asked, told)
+	}
+}
