@@ -300,6 +300,23 @@ func (g *Gateway) Apply(c *config.Config) error {
 	return nil
 }
 
+// MovePods is Apply for a configuration that differs from the running one only in the PodCIDRs of some nodes. It reports false, and does nothing, for
+// any other. Its cost depends on these nodes, and it logs nothing: pods come and go all the time.
+func (g *Gateway) MovePods(c *config.Config) bool {
+	if g.life.Changeable() != nil { // Apply says why
+		return false
+	}
+	g.applying.Lock()
+	defer g.applying.Unlock()
+	now, links := g.current.Get()
+	routes, alone := c.Moved(now, links)
+	if !alone || len(routes) == 0 || !g.engine.Reroute(routes) {
+		return false
+	}
+	g.current.Set(c, links)
+	return true
+}
+
 // Check reports everything for which Apply would refuse c, and changes nothing.
 func (g *Gateway) Check(c *config.Config) error {
 	if err := c.Validate(); err != nil {

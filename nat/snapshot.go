@@ -1,6 +1,7 @@
 package nat
 
 import (
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -44,9 +45,9 @@ type site struct {
 // surroundings are the nodes and routes of a Config.
 type surroundings struct {
 	nodes         []rules.Node
-	routes        []rules.Route
-	homes         bart.Table[Link] // sources that only one node may send from
-	nodeAddresses bart.Lite
+	routes        map[Link][]netip.Prefix
+	homes         *bart.Table[Link] // sources that only one node may send from
+	nodeAddresses *bart.Lite
 }
 
 // compile turns a Config into the snapshot that follows previous, without rules. It shares what has not changed. all: the change affects all
@@ -69,7 +70,7 @@ func compile(c *Config, previous *snapshot) (s *snapshot, all bool) {
 		all = true
 		s.site = newSite(is)
 	}
-	routes := all || !slices.Equal(s.routes, c.Routes)
+	routes := all || !maps.EqualFunc(s.routes, c.RoutesByLink(), slices.Equal)
 	if routes {
 		// Nodes and their routes are resources, unless rules or routing are configured.
 		all = all || c.Firewall != nil || c.Routing != nil
@@ -105,7 +106,7 @@ func newSite(is siteConfig) *site {
 }
 
 func newSurroundings(c *Config) *surroundings {
-	s := &surroundings{nodes: slices.Clone(c.Nodes), routes: slices.Clone(c.Routes)}
+	s := &surroundings{nodes: slices.Clone(c.Nodes), routes: c.RoutesByLink(), homes: new(bart.Table[Link]), nodeAddresses: new(bart.Lite)}
 	for i := range c.Nodes {
 		for a := range c.Nodes[i].Address.All() {
 			s.nodeAddresses.Insert(netip.PrefixFrom(a, a.BitLen()))

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
+	"reflect"
+	"slices"
 
 	"culvert/geneve"
 	"culvert/nat"
@@ -116,14 +118,49 @@ func (c *Config) NAT(links Links, maxConnections int) *nat.Config {
 	for _, n := range c.Geneve.Nodes {
 		link := links.ByName[n.Name]
 		nc.Nodes = append(nc.Nodes, rules.Node{Link: link, Name: n.Name, Device: n.Device, Address: n.Address})
-		for a := range n.Address.All() {
-			nc.Routes = append(nc.Routes, rules.Route{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: link})
-		}
-		for _, cidr := range n.PodCIDRs {
-			nc.Routes = append(nc.Routes, rules.Route{Prefix: cidr, Link: link})
+		for _, p := range n.routes() {
+			nc.Routes = append(nc.Routes, rules.Route{Prefix: p, Link: link})
 		}
 	}
 	return nc
+}
+
+// routes returns where packets are for a node: its internal address and its pods.
+func (n *Node) routes() (all []netip.Prefix) {
+	for a := range n.Address.All() {
+		all = append(all, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return append(all, n.PodCIDRs...)
+}
+
+// Moved returns the argument for nat.Engine.Reroute if c differs from old, whose links are given, only in the PodCIDRs of some nodes. It returns false if
+// more differs, or if Validate is to say what is wrong.
+func (c *Config) Moved(old *Config, links Links) (routes map[nat.Link][]netip.Prefix, alone bool) {
+	a, b := *c, *old
+	a.Geneve.Nodes, b.Geneve.Nodes = nil, nil
+	if len(c.Geneve.Nodes) != len(old.Geneve.Nodes) || !reflect.DeepEqual(&a, &b) {
+		return nil, false
+	}
+	routes = map[nat.Link][]netip.Prefix{}
+	for i := range c.Geneve.Nodes {
+		n, was := c.Geneve.Nodes[i], old.Geneve.Nodes[i]
+		if !slices.Equal(n.PodCIDRs, was.PodCIDRs) {
+			if slices.ContainsFunc(n.PodCIDRs, func(p netip.Prefix) bool { return !c.Local.hasPods(p) }) {
+				return nil, false
+			}
+			routes[links.ByName[n.Name]] = n.routes()
+		}
+		n.PodCIDRs, was.PodCIDRs = nil, nil
+		if !reflect.DeepEqual(&n, &was) {
+			return nil, false
+		}
+	}
+	return routes, true
+}
+
+// hasPods reports whether a prefix lies within one of the pod CIDRs.
+func (n *LocalNetwork) hasPods(p netip.Prefix) bool {
+	return slices.ContainsFunc(n.PodCIDRs, func(o netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Contains(p.Addr()) })
 }
 
 // notNil keeps an empty list distinct from nil.

@@ -3,6 +3,7 @@ package rules
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 )
 
@@ -296,4 +297,25 @@ func (s *Set) Amend(services []Service) (*Draft, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// Reroute returns a Draft in which nodes of the previous Config have other prefixes; false if a link is none of them, or if tables of the Config say
+// where packets go. Its cost depends on these nodes alone.
+func (s *Set) Reroute(prefixes map[Link][]netip.Prefix) (*Draft, bool) {
+	d := s.Draft()
+	for link, list := range prefixes {
+		key := s.claims[link]
+		p := s.pieces[key]
+		if p == nil || key.Kind != kindNode || p.resource.Node == nil {
+			d.Discard()
+			return nil, false
+		}
+		r, node := p.resource, *p.resource.Node
+		node.Prefixes = list
+		if r.Node = &node; d.put(key, r) != nil {
+			d.Discard()
+			return nil, false
+		}
+	}
+	return d, true
 }

@@ -64,7 +64,7 @@ func (c *Config) resources() []namedResource {
 	all := make([]namedResource, 0, 8+len(c.Nodes)+len(c.Addresses)+len(c.Services))
 	add := func(kind, name string, r Resource) { all = append(all, namedResource{Key{Kind: kind, Name: name}, r}) }
 	add(kindNetwork, "tunnel", Resource{Device: c.tunnel()})
-	routes, devices := c.nodeRoutes(), c.devices()
+	routes, devices := c.RoutesByLink(), c.devices()
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
 		r := Resource{Order: orderReturn, Device: &Device{Link: n.Link, Name: n.device(), Address: n.Address}}
@@ -161,7 +161,7 @@ func (c *Config) PolicyTables() []PolicyTable {
 		return c.Routing
 	}
 	all := []PolicyTable{c.outboundRoutes()}
-	routes, hosts := c.nodeRoutes(), map[Link][]PolicyRoute{}
+	routes, hosts := c.RoutesByLink(), map[Link][]PolicyRoute{}
 	add := func(h netip.Addr, via Link) {
 		if via == 0 && (len(c.Nodes) == 0 || contains(c.LocalPodCIDRs, h)) {
 			return
@@ -206,8 +206,8 @@ func (c *Config) outboundRoutes() PolicyTable {
 	return PolicyTable{Name: "gw-ext", Rules: []PolicyRule{outbound}}
 }
 
-// nodeRoutes returns the prefixes of Routes by node.
-func (c *Config) nodeRoutes() map[Link][]netip.Prefix {
+// RoutesByLink returns the prefixes of Routes by link.
+func (c *Config) RoutesByLink() map[Link][]netip.Prefix {
 	all := map[Link][]netip.Prefix{}
 	for _, r := range c.Routes {
 		all[r.Link] = append(all[r.Link], r.Prefix)

@@ -1,0 +1,58 @@
+package nat
+
+import (
+	"maps"
+	"net/netip"
+)
+
+// Reroute gives links of nodes other Routes than the Config has for them, and changes nothing else. Its cost depends on these links alone. It
+// reports false, and changes nothing, where only Prepare can tell: if a prefix is not valid or another link's, if a link is no node's, if tables of
+// the Config say where packets go, or if its check of sources is not SourceCheckNode. An earlier Prepared that was not committed becomes invalid.
+func (e *Engine) Reroute(routes map[Link][]netip.Prefix) bool {
+	e.apply.Lock()
+	defer e.apply.Unlock()
+	next := *e.current()
+	if next.surroundings = next.rerouted(routes); next.surroundings == nil || next.check != SourceCheckNode {
+		return false
+	}
+	e.unprepare()
+	draft, ok := e.set.Reroute(routes)
+	if ok {
+		e.publish(&next, draft, false)
+	}
+	return ok
+}
+
+// rerouted returns s with other routes of some links; nil if a prefix is not valid or another link's. Preconditions: homes has all routes.
+func (s *surroundings) rerouted(routes map[Link][]netip.Prefix) *surroundings {
+	next := &surroundings{s.nodes, maps.Clone(s.routes), s.homes, s.nodeAddresses}
+	for link, prefixes := range routes { // first, because a prefix may move from one of the links to another
+		for _, p := range missing(s.routes[link], prefixes) {
+			next.homes = next.homes.DeletePersist(p)
+		}
+	}
+	for link, prefixes := range routes {
+		next.routes[link] = append([]netip.Prefix(nil), prefixes...)
+		for _, p := range missing(prefixes, s.routes[link]) {
+			if _, taken := next.homes.Get(p); taken || !p.IsValid() || p != p.Masked() || p.Addr().Is4In6() {
+				return nil
+			}
+			next.homes = next.homes.InsertPersist(p, link)
+		}
+	}
+	return next
+}
+
+// missing returns what of a list is not in another.
+func missing(list, of []netip.Prefix) (all []netip.Prefix) {
+	there := make(map[netip.Prefix]bool, len(of))
+	for _, p := range of {
+		there[p] = true
+	}
+	for _, p := range list {
+		if !there[p] {
+			all = append(all, p)
+		}
+	}
+	return all
+}
