@@ -2,14 +2,18 @@ package kube
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"slices"
+	"sync"
 	"testing"
 
+	"github.com/sirupsen/logrus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -168,4 +172,73 @@ func TestRequestsDoNotNestDecoders(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A list that is trimmed comes in parts, each of which keeps only what Into uses; what is trimmed of nothing comes from the API server's cache.
+func TestListsInParts(t *testing.T) {
+	type request struct{ limit, at, version string }
+	for _, trims := range []bool{true, false} {
+		var mu sync.Mutex
+		var asked []request
+		api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			q := r.URL.Query()
+			w.Header().Set("Content-Type", "application/json")
+			if q.Get("watch") != "" {
+				<-r.Context().Done()
+				return
+			}
+			mu.Lock()
+			asked = append(asked, request{q.Get("limit"), q.Get("continue"), q.Get("resourceVersion")})
+			mu.Unlock()
+			more := map[string]string{"": `, "continue": "1"`, "1": ""}[q.Get("continue")]
+			fmt.Fprintf(w, `{"kind": "List", "metadata": {"resourceVersion": "7"%s}, "items": [{"metadata": {"name": "r%s"}, "spec": {"large": true}}]}`, more, q.Get("continue"))
+		}))
+		defer api.Close()
+		client, err := NewClient(&rest.Config{Host: api.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		into := lists{make(chan []any, 1)}
+		f := &Followed{Client: client.Resource(gvr(KindRoute)), Resource: "routes", Into: into}
+		if trims {
+			f.Trim = func(u *unstructured.Unstructured) { delete(u.Object, "spec") }
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		log := logrus.New()
+		log.SetOutput(io.Discard)
+		go func() { defer close(ended); f.Follow(ctx, NewCauses(logrus.NewEntry(log))) }()
+		got := <-into.all
+		cancel()
+		<-ended
+		if len(got) != 2 {
+			t.Fatalf("trims %t: %d objects", trims, len(got))
+		}
+		for i, name := range []string{"r", "r1"} {
+			u := got[i].(*unstructured.Unstructured)
+			if u.GetName() != name || (u.Object["spec"] == nil) != trims {
+				t.Errorf("trims %t: %v", trims, u)
+			}
+		}
+		version := map[bool]string{true: "", false: "0"}[trims]
+		if want := []request{{"500", "", version}, {"500", "1", ""}}; !slices.Equal(asked, want) {
+			t.Errorf("trims %t: asked %v, want %v", trims, asked, want)
+		}
+	}
+}
+
+// lists are what a reflector has listed.
+type lists struct{ all chan []any }
+
+func (lists) Add(any) error    { return nil }
+func (lists) Update(any) error { return nil }
+func (lists) Delete(any) error { return nil }
+func (lists) Resync() error    { return nil }
+
+func (l lists) Replace(all []any, _ string) error {
+	select {
+	case l.all <- all:
+	default:
+	}
+	return nil
 }

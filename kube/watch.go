@@ -70,7 +70,7 @@ func (s *Source) follow(ctx context.Context, w watched) {
 	if w.own {
 		client = s.resource(w.kind).Namespace(s.identity.Namespace)
 	}
-	(&Followed{client, resources[w.kind], w.labels, w.fields, sink{s, w.kind}}).Follow(ctx, s.causes)
+	(&Followed{Client: client, Resource: resources[w.kind], Labels: w.labels, Fields: w.fields, Into: sink{s, w.kind}}).Follow(ctx, s.causes)
 }
 
 // brokenWatch is what client-go returns, without an error, for a connection that ended before the API server answered.
@@ -82,6 +82,9 @@ type Followed struct {
 	Resource       string // name in the API
 	Labels, Fields string // selectors
 	Into           cache.ReflectorStore
+	// Trim, if not nil, takes from an object of a list what Into does not use: a list of all Pods of a large cluster has hundreds of megabytes, and comes
+	// in parts.
+	Trim func(*unstructured.Unstructured)
 }
 
 // Follow updates f.Into from the API server until ctx ends. It reports failures to causes.
@@ -90,9 +93,20 @@ func (f *Followed) Follow(ctx context.Context, causes *Causes) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			choose(&o)
+			if f.Trim != nil && o.ResourceVersion == "0" {
+				o.ResourceVersion = "" // for "0", the API server sends all objects at once, whatever the limit
+			}
 			l, err := f.Client.List(ctx, o)
 			causes.Log(ctx, "list", f.Resource, err)
-			return l, err
+			if err != nil {
+				return nil, err
+			}
+			for i := range l.Items {
+				if f.Trim != nil {
+					f.Trim(&l.Items[i])
+				}
+			}
+			return l, nil
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			choose(&o)
