@@ -120,7 +120,7 @@ var importRules = []importRule{
 		"which links a node has is a value: no devices, no packets"},
 	{"kube/election", []string{"culvert/gateway/role", "culvert/kube", "k8s.io/apimachinery", "k8s.io/client-go/dynamic", "github.com/sirupsen/logrus"},
 		"whom pods elect is independent of what a gateway carries"},
-	{"kube/peering", []string{"culvert/gateway/config", "culvert/gateway/configfile", "culvert/gateway/exports", "culvert/gateway/node/links",
+	{"kube/peering", []string{"culvert/gateway/config", "culvert/gateway/configfile", "culvert/gateway/control", "culvert/gateway/exports", "culvert/gateway/node/links",
 		"culvert/gateway/node/remote", "culvert/gateway/node/services", "culvert/gateway/wgkey", "golang.org/x/time/rate", "culvert/kube/service",
 		"culvert/geneve", "culvert/kube", "culvert/nat", "culvert/nat/packet", "culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic", "github.com/sirupsen/logrus"},
 		"what a gateway and a node have is a value: no devices, no packets"},

@@ -44,11 +44,23 @@ const (
 
 // crowdNode is a node of the crowd; its number is not that of another node.
 func crowdNode(number int) kubeNode {
-	return kubeNode{fmt.Sprintf("crowd%d", number), number, fmt.Sprintf("10.80.1.%d", number), fmt.Sprintf("liqo.crowd%05d", number)}
+	return kubeNode{fmt.Sprintf("crowd%03d", number), number, fmt.Sprintf("10.80.1.%d", number), fmt.Sprintf("liqo.crowd%05d", number)}
 }
 
-// addCrowd makes the cluster one of so many nodes. What asks for their pods does so in far.
+// addCrowd makes a cluster under Liqo one of so many nodes. What asks for their pods does so in far.
 func (k *kubeLab) addCrowd(nodes int, far *peerHost) *kubeCrowd {
+	k.t.Helper()
+	c := k.newCrowd(nodes, far)
+	k.liqo.nodes = append(slices.Clone(kubeNodes), c.nodes...)
+	k.liqoSteps()
+	for i := range c.nodes {
+		k.liqo.podsRun(&c.nodes[i], c.podsOf(&c.nodes[i], 0)...)
+	}
+	return c
+}
+
+// newCrowd makes the host of a crowd, of which no API server knows yet.
+func (k *kubeLab) newCrowd(nodes int, far *peerHost) *kubeCrowd {
 	k.t.Helper()
 	c := &kubeCrowd{lab: k, waiting: make(map[netip.Addr]chan<- geneve.VNI), told: make(map[string]time.Time)}
 	h := k.join("crowd", k.address(kubeCrowdHost))
@@ -69,11 +81,6 @@ func (k *kubeLab) addCrowd(nodes int, far *peerHost) *kubeCrowd {
 	go c.receive()
 	for number := len(kubeNodes) + 1; number <= nodes; number++ {
 		c.nodes = append(c.nodes, crowdNode(number))
-	}
-	k.liqo.nodes = append(slices.Clone(kubeNodes), c.nodes...)
-	k.liqoSteps()
-	for i := range c.nodes {
-		k.liqo.podsRun(&c.nodes[i], c.podsOf(&c.nodes[i], 0)...)
 	}
 	return c
 }

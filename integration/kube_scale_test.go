@@ -289,11 +289,14 @@ func (p *peerProcess) cpu(t *testing.T) time.Duration {
 	return time.Duration(ticks) * time.Second / 100 // USER_HZ
 }
 
-// resident is how many bytes of the process are in memory.
-func (p *peerProcess) resident(t *testing.T) int {
+// resident is how many bytes of the process are in memory, and peak how many were at most.
+func (p *peerProcess) resident(t *testing.T) int { return p.memory(t, "VmRSS") }
+func (p *peerProcess) peak(t *testing.T) int     { return p.memory(t, "VmHWM") }
+
+func (p *peerProcess) memory(t *testing.T, field string) int {
 	t.Helper()
 	for name, value := range p.lines(t, "status", ":") {
-		if name == "VmRSS" {
+		if name == field {
 			kib, err := strconv.Atoi(strings.Fields(value)[0])
 			if err != nil {
 				t.Fatal(err)
@@ -301,6 +304,6 @@ func (p *peerProcess) resident(t *testing.T) int {
 			return kib << 10
 		}
 	}
-	t.Fatal("no VmRSS")
+	t.Fatal("no " + field)
 	return 0
 }

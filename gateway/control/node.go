@@ -30,10 +30,10 @@ type NodeStatus struct {
 	Table         Table         `json:"table"`
 	Traffic       Traffic       `json:"traffic"` // all that comes for Services, and answers; of mode sockets, Drops alone: refused connections
 
-	Links     []NodeLink `json:"links,omitempty"`     // that Liqo's resources ask for
+	Links     []NodeLink `json:"links,omitempty"`     // that Liqo's resources or Peerings ask for
 	LinkDrops []Drop     `json:"linkDrops,omitempty"` // of what came for all links or was to leave by them, by reason
 	Waiting   []string   `json:"waiting,omitempty"`   // what links wait for
-	LeftOut   []LeftOut  `json:"leftOut,omitempty"`   // Liqo's resources that are not obeyed
+	LeftOut   []LeftOut  `json:"leftOut,omitempty"`   // Liqo's resources, or Peerings, that are not obeyed
 }
 
 // A NodeLink is a link of a node to a gateway.

@@ -76,12 +76,12 @@ const (
 //
 // +checklocksignore: what it returns is called with mu held
 func (x *serviceExchange) watches() []followed {
-	exported := into(setExported, "", x.of.state.exported, readExported)
+	exported := into(setExported, "", table[*exported](x.of.state.exported), readExported)
 	exported.labels = LabelExport
 	all := []followed{exported}
 	for set, objects := range map[string]map[string]*unstructured.Unstructured{setImported: x.services, setImportedSlices: x.slices} {
-		w := into(set, "", objects, func(u *unstructured.Unstructured) *unstructured.Unstructured { return u })
-		w.labels = labelImported + "=" + x.of.self.Name
+		w := into(set, "", table[*unstructured.Unstructured](objects), func(u *unstructured.Unstructured) *unstructured.Unstructured { return u })
+		w.labels, w.trim = LabelImported+"="+x.of.self.Name, nil
 		all = append(all, w)
 	}
 	return all

@@ -89,9 +89,8 @@ func (g *Gateway) exportTo(d *Plan) {
 		}
 	}
 	d.Status.Exports = nil
-	fronts, slicesOf := g.chosenExports(d, held), g.slicesByService()
 	d.Exports = []exports.Export{}
-	for _, e := range fronts {
+	for _, e := range g.chosenExports(d, held) {
 		key := e.Meta.Namespace + "/" + e.Meta.Name
 		a, ok := held[key]
 		if !ok {
@@ -104,7 +103,7 @@ func (g *Gateway) exportTo(d *Plan) {
 		}
 		d.Status.Exports = append(d.Status.Exports, ExportStatus{e.Meta.Namespace, e.Meta.Name, a.String()})
 		if stored[key] == a.String() {
-			g.serveExport(d, e, a, slicesOf[service.Name{Namespace: e.Meta.Namespace, Name: e.Meta.Name}])
+			g.serveExport(d, e, a, g.slices.of(service.Name{Namespace: e.Meta.Namespace, Name: e.Meta.Name}))
 		}
 	}
 	slices.SortFunc(d.Status.Exports, func(a, b ExportStatus) int { return strings.Compare(a.key(), b.key()) })
@@ -177,10 +176,34 @@ func freeAddress(external netip.Prefix, key string, taken map[netip.Addr]bool) (
 	return netip.Addr{}, false
 }
 
-func (g *Gateway) slicesByService() map[service.Name][]*service.Slice {
-	all := map[service.Name][]*service.Slice{}
-	for _, s := range g.slices {
-		all[s.Of] = append(all[s.Of], s)
+// A sliceIndex has EndpointSlices by namespace/name, and by their Services: a cluster has many, of which few are of a Service that is exported.
+type sliceIndex struct {
+	table[*service.Slice]
+	services map[service.Name]table[*service.Slice]
+}
+
+func newSliceIndex() *sliceIndex {
+	return &sliceIndex{table[*service.Slice]{}, map[service.Name]table[*service.Slice]{}}
+}
+
+func (x *sliceIndex) set(key string, s *service.Slice) {
+	if was := x.table[key]; was != nil {
+		if x.services[was.Of].set(key, nil); len(x.services[was.Of]) == 0 {
+			delete(x.services, was.Of)
+		}
+	}
+	if x.table.set(key, s); s == nil {
+		return
+	}
+	if x.services[s.Of] == nil {
+		x.services[s.Of] = table[*service.Slice]{}
+	}
+	x.services[s.Of].set(key, s)
+}
+
+func (x *sliceIndex) of(name service.Name) (all []*service.Slice) {
+	for _, s := range x.services[name] {
+		all = append(all, s)
 	}
 	return all
 }

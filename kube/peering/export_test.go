@@ -24,7 +24,7 @@ metadata: {name: %s, namespace: shop, uid: u-%[1]s, creationTimestamp: "2026-11-
 spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: http, port: 80, protocol: TCP, targetPort: web}]}
 `, name), replace...)
 	g.exportsKnown = true
-	into(setExported, "", g.exported, readExported).put(u)
+	into(setExported, "", table[*exported](g.exported), readExported).put(u)
 }
 
 // endpointsOf adds an EndpointSlice of a Service, ready or not by address.
@@ -43,7 +43,7 @@ addressType: IPv4
 ports: [{name: http, port: 8080, protocol: TCP}]
 endpoints: [%s]
 `, name, strings.Join(all, ", ")))
-	g.slices[keyOf(u)] = readSlice(u)
+	g.slices.set(keyOf(u), readSlice(u))
 }
 
 // addresses are those of exports by name, as the status says.

@@ -2,6 +2,7 @@ package peering
 
 import (
 	"context"
+	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -39,6 +40,7 @@ type followed struct {
 	put                     func(u *unstructured.Unstructured)
 	drop                    func(key string)
 	keys                    func() []string
+	trim                    func(u *unstructured.Unstructured) // of an object of a list; nil: all of it is used
 }
 
 // paths are where the API server has the kinds.
@@ -62,7 +64,7 @@ func (f *follower) follow(ctx context.Context, w followed) {
 	if w.namespace != "" {
 		client = f.client.Resource(paths[w.kind]).Namespace(w.namespace)
 	}
-	(&kube.Followed{Client: client, Resource: paths[w.kind].Resource, Labels: w.labels, Fields: w.fields, Into: sink{f, w}}).Follow(ctx, f.causes)
+	(&kube.Followed{Client: client, Resource: paths[w.kind].Resource, Labels: w.labels, Fields: w.fields, Into: sink{f, w}, Trim: w.trim}).Follow(ctx, f.causes)
 }
 
 // keyOf names an object among those of its kind.
@@ -128,23 +130,63 @@ func (k sink) Replace(all []any, _ string) error {
 
 func (k sink) Resync() error { return nil }
 
-// into makes objects of a kind follow into a map of pointers. Those of which read makes nil are not there.
-func into[V comparable](kind, namespace string, all map[string]V, read func(*unstructured.Unstructured) V) followed {
+// Objects have what is used of objects, by key. A zero V is none.
+type objects[V any] interface {
+	set(key string, v V)
+	keys() []string
+}
+
+// A table has objects of which nothing else follows.
+type table[V comparable] map[string]V
+
+func (t table[V]) set(key string, v V) {
+	var none V
+	if t[key] = v; v == none {
+		delete(t, key)
+	}
+}
+
+func (t table[V]) keys() (all []string) {
+	for key := range t {
+		all = append(all, key)
+	}
+	return all
+}
+
+// named are the objects of one namespace, whose keys are names alone.
+type named[V any] struct {
+	objects[V]
+	namespace string
+}
+
+func (n named[V]) set(key string, v V) { n.objects.set(key[strings.LastIndexByte(key, '/')+1:], v) }
+
+func (n named[V]) keys() (all []string) {
+	for _, name := range n.objects.keys() {
+		all = append(all, n.namespace+"/"+name)
+	}
+	return all
+}
+
+// parsed is the field of a trimmed object that has what was read of it.
+const parsed = "parsed"
+
+// into keeps what read makes of the objects of a kind. All that it needs of an object is its name and what is read.
+func into[V any](kind, namespace string, all objects[V], read func(*unstructured.Unstructured) V) followed {
+	var none V
 	return followed{kind: kind, namespace: namespace,
 		put: func(u *unstructured.Unstructured) {
-			var none V
-			if v := read(u); v != none {
-				all[keyOf(u)] = v
-			} else {
-				delete(all, keyOf(u))
+			v, ok := u.Object[parsed].(V)
+			if !ok {
+				v = read(u)
 			}
+			all.set(keyOf(u), v)
 		},
-		drop: func(key string) { delete(all, key) },
-		keys: func() (keys []string) {
-			for key := range all {
-				keys = append(keys, key)
-			}
-			return keys
+		drop: func(key string) { all.set(key, none) },
+		keys: all.keys,
+		trim: func(u *unstructured.Unstructured) {
+			v, name := read(u), map[string]any{"name": u.GetName(), "namespace": u.GetNamespace()}
+			u.Object = map[string]any{"metadata": name, parsed: v}
 		},
 	}
 }

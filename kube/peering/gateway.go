@@ -11,7 +11,6 @@ import (
 	"culvert/gateway/exports"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
-	"culvert/kube/service"
 	"culvert/nat"
 	"culvert/nat/rules"
 )
@@ -31,18 +30,18 @@ type Gateway struct {
 	good    *Peering // as it was last without faults; nil if it never was
 	nodes   map[string]*node
 	tunnels map[string]*tunnelNode
-	pods    map[string]*pod // by namespace/name
+	pods    *podIndex
 	// Services with LabelExport, and all EndpointSlices, by namespace/name.
 	exported     map[string]*exported
-	slices       map[string]*service.Slice
+	slices       *sliceIndex
 	exportsKnown bool  // all of them
 	term         int64 // that this gateway has written; 0: none yet
 }
 
 // NewGateway returns the Gateway of a cluster without objects.
 func NewGateway(self Self) *Gateway {
-	return &Gateway{self: self, nodes: map[string]*node{}, tunnels: map[string]*tunnelNode{}, pods: map[string]*pod{},
-		exported: map[string]*exported{}, slices: map[string]*service.Slice{}}
+	return &Gateway{self: self, nodes: map[string]*node{}, tunnels: map[string]*tunnelNode{}, pods: newPodIndex(),
+		exported: map[string]*exported{}, slices: newSliceIndex()}
 }
 
 // put takes the Peering as it is now; nil if it has gone.
@@ -282,40 +281,32 @@ func (g *Gateway) otherOwner(of string, owners map[netip.Addr]string, a netip.Ad
 	if g.good.FollowPods || has(of) { // elsewhere Nodes do not tell where pods are
 		return ""
 	}
+	other := ""
 	for name := range g.nodes {
-		if has(name) {
-			return name
+		if has(name) && (other == "" || name < other) { // of two that have it, it is always the same one that is named
+			other = name
 		}
 	}
-	return ""
+	return other
 }
 
 // podsOf returns where the pods of each node are.
 func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
 	p, all := g.good, map[string][]netip.Prefix{}
-	within := func(c netip.Prefix) bool {
-		return slices.ContainsFunc(p.Pods, func(o netip.Prefix) bool { return o.Bits() <= c.Bits() && o.Contains(c.Addr()) })
-	}
 	if p.FollowPods {
-		seen := map[netip.Addr]string{}
-		for _, key := range slices.Sorted(maps.Keys(g.pods)) {
-			pod := g.pods[key]
-			for _, a := range pod.addresses {
-				if c := netip.PrefixFrom(a, a.BitLen()); within(c) && seen[a] == "" { // one that ends and one that has its address
-					seen[a] = key
-					all[pod.node] = append(all[pod.node], c)
-				}
-			}
+		for name := range g.nodes {
+			all[name] = g.pods.of(name, p.Pods)
 		}
 		return all
 	}
 	owner := map[netip.Prefix]string{}
 	for _, name := range slices.Sorted(maps.Keys(g.nodes)) {
-		n := g.nodes[name]
+		n, six := g.nodes[name], 0
 		for i, c := range n.pods {
 			switch {
 			case !c.Addr().Is4():
-			case !within(c):
+				six++
+			case !within(p.Pods, c):
 				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s is outside spec.local.podCIDRs of Peering %s; add a CIDR there that contains it",
 					i, c, g.self.Name)
 			case owner[c] != "":
@@ -324,6 +315,9 @@ func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
 				owner[c] = name
 				all[name] = append(all[name], c)
 			}
+		}
+		if six > 0 && six == len(n.pods) {
+			d.fault(kindNode+" "+name, "spec.podCIDRs: of IPv6 alone, which Peerings do not carry so far")
 		}
 		if len(n.pods) == 0 {
 			d.fault(kindNode+" "+name, "spec.podCIDRs: missing; set spec.podsFrom of Peering %s to Pods", g.self.Name)

@@ -10,6 +10,9 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/wgkey"
+	"culvert/nat"
+	"culvert/nat/nattest"
+	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
 
@@ -178,6 +181,12 @@ func TestNodesThatAreNotReady(t *testing.T) {
 			g.nodes["node2"].pods = []netip.Prefix{netip.MustParsePrefix("10.245.2.0/24")}
 		}, 2},
 		{"no pod CIDR", "", "Node node2: spec.podCIDRs: missing; set spec.podsFrom of Peering milan to Pods", func(g *Gateway) { g.nodes["node2"].pods = nil }, 2},
+		{"IPv6 alone", "", "Node node2: spec.podCIDRs: of IPv6 alone, which Peerings do not carry so far", func(g *Gateway) {
+			g.nodes["node2"].pods = []netip.Prefix{netip.MustParsePrefix("fd00:244:2::/64")}
+		}, 2},
+		{"two families", "", "", func(g *Gateway) {
+			g.nodes["node2"].pods = append(g.nodes["node2"].pods, netip.MustParsePrefix("fd00:244:2::/64"))
+		}, 2},
 		{"a pod CIDR of two", "", "Node node2: spec.podCIDRs[0]: 10.244.1.0/24 is of node node1 too", func(g *Gateway) { g.nodes["node2"].pods = g.nodes["node1"].pods }, 2},
 	} {
 		g := rome(t)
@@ -213,9 +222,7 @@ func TestPodsFrom(t *testing.T) {
 		`{spec: {}, status: {phase: Pending}}`,
 		`{spec: {nodeName: node1}, status: {phase: Running, podIPs: [{ip: 10.244.9.1}]}}`, // a second one with an address
 	} {
-		if p := readPod(object(t, spec)); p != nil {
-			g.pods[fmt.Sprint("default/pod", i)] = p
-		}
+		g.pods.set(fmt.Sprint("default/pod", i), readPod(object(t, spec)))
 	}
 	d := g.Plan()
 	got := map[string]string{}
@@ -295,5 +302,46 @@ func TestTroubles(t *testing.T) {
 		t.Errorf("without a Peering: %q", d.Status.NodesReady)
 	} else if d.troubles(map[string]string{"node1": "silent"}); d.Status.NodesReady != "" || d.Unready != nil {
 		t.Errorf("without a Peering: %+v", d)
+	}
+}
+
+// TestPeerThatLies: a peer may send from what the Peering says that it has, and to what is this cluster's. Whatever else it sends is dropped, with a
+// reason: it gains nothing by other CIDRs than it has told, and nothing by those of others.
+func TestPeerThatLies(t *testing.T) {
+	g := rome(t)
+	d := g.Plan()
+	c := d.Config(d.Peering.Base(base()))
+	links := config.Links{}.Assign(c.Geneve.Nodes)
+	e, err := nat.New([16]byte{1}, c.NAT(links, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []struct {
+		source, destination string
+		want                nat.Reason
+		out                 string
+	}{
+		{"10.244.7.7", "10.244.2.9", nat.ReasonNone, "node2"},           // a pod of its own, although pods here have such addresses too
+		{"10.70.0.0", "10.244.2.9", nat.ReasonNone, "node2"},            // one of its hosts
+		{"10.61.7.7", "10.244.2.9", nat.ReasonBadSource, ""},            // as this cluster calls its pods
+		{"192.0.2.9", "10.244.2.9", nat.ReasonBadSource, ""},            // anybody
+		{"172.18.0.1", "10.244.2.9", nat.ReasonBadSource, ""},           // a node here
+		{"10.80.0.1", "10.244.2.9", nat.ReasonBadSource, ""},            // the gateway here
+		{"10.244.7.7", "10.80.0.3", nat.ReasonToNode, ""},               // a node, by its internal address
+		{"10.244.7.7", "172.18.0.2", nat.ReasonNoRoute, ""},             // a node
+		{"10.244.7.7", "10.96.0.1", nat.ReasonNoRoute, ""},              // the API server's Service
+		{"10.244.7.7", "10.244.99.1", nat.ReasonNoRoute, ""},            // a pod of no node
+		{"10.244.7.7", "203.0.113.9", nat.ReasonNoRoute, ""},            // the Internet
+		{"10.244.7.7", "10.61.1.1", nat.ReasonNoRoute, ""},              // itself
+		{"10.244.7.7", "10.70.0.9", nat.ReasonNoMapping, ""},            // a Service that is not exported
+		{"10.244.7.7", "255.255.255.255", nat.ReasonBadDestination, ""}, // everybody
+	} {
+		b := nattest.IP{Source: p.source, Destination: p.destination, TTL: 9, Body: nattest.UDP{SourcePort: 9, DestinationPort: 53}}.Bytes()
+		var in packet.Packet
+		in.Parse(b)
+		v := e.Process(&in, nat.Tunnel, 1)
+		if v.Reason != p.want || p.want == nat.ReasonNone && v.Out != links.ByName[p.out] {
+			t.Errorf("from %s to %s: %v to %d, want %v to %q", p.source, p.destination, v.Reason, v.Out, p.want, p.out)
+		}
 	}
 }

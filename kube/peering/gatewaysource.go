@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -33,6 +32,8 @@ const (
 // Running is the gateway that a GatewaySource drives.
 type Running interface {
 	Apply(*config.Config) error
+	// MovePods is that of gateway.Gateway.
+	MovePods(*config.Config) bool
 	Check() kube.Check
 	// Speaks reports whether this gateway, of several, is the active one, which says so and the rest in the Peering's status.
 	Speaks() bool
@@ -182,23 +183,9 @@ func (s *GatewaySource) Run(ctx context.Context, g Running) error {
 func (s *GatewaySource) watches() (all []followed, pods followed) {
 	return []followed{
 		s.ownPeering(),
-		into(kindNode, "", s.state.nodes, readNode),
-		byName(into(KindTunnelNode, s.nodes, s.state.tunnels, readTunnelNode), s.state.tunnels, readTunnelNode),
+		into(kindNode, "", table[*node](s.state.nodes), readNode),
+		into(KindTunnelNode, s.nodes, named[*tunnelNode]{table[*tunnelNode](s.state.tunnels), s.nodes}, readTunnelNode),
 	}, into(kindPod, "", s.state.pods, readPod)
-}
-
-// byName has a namespaced kind keyed by names alone.
-func byName[V comparable](w followed, all map[string]V, read func(*unstructured.Unstructured) V) followed {
-	w.put = func(u *unstructured.Unstructured) { all[u.GetName()] = read(u) }
-	w.drop = func(key string) { delete(all, key[strings.LastIndexByte(key, '/')+1:]) }
-	namespace := w.namespace
-	w.keys = func() (keys []string) {
-		for name := range maps.Keys(all) {
-			keys = append(keys, namespace+"/"+name)
-		}
-		return keys
-	}
-	return w
 }
 
 // round applies and writes what has changed. more is called with what is to be followed from now on.
@@ -277,7 +264,10 @@ func (s *GatewaySource) apply(plan *Plan, g Running) error {
 	if s.applied != nil && reflect.DeepEqual(s.applied, next) {
 		return nil
 	}
-	err := g.Apply(next)
+	var err error
+	if !g.MovePods(next) {
+		err = g.Apply(next)
+	}
 	if err == nil {
 		s.applied, s.refused = next, ""
 		return nil

@@ -15,12 +15,15 @@ import (
 	"culvert/nat/packet"
 )
 
-// Labels and annotations of Services and EndpointSlices that stand for those of a peer. What has not the first is not culvert's, and stays as it is.
+// LabelImported is the label of Services and EndpointSlices that stand for those of a peer, with the name of the Peering. What has it not is not
+// culvert's, and stays as it is.
+const LabelImported = "culvert.io/imported-by"
+
+// Their other labels and annotations.
 const (
-	labelImported = "culvert.io/imported-by" // Peering
-	labelService  = "kubernetes.io/service-name"
-	labelManager  = "endpointslice.kubernetes.io/managed-by"
-	annotationOf  = "culvert.io/exported-as" // NAMESPACE/NAME in the other cluster
+	labelService = "kubernetes.io/service-name"
+	labelManager = "endpointslice.kubernetes.io/managed-by"
+	annotationOf = "culvert.io/exported-as" // NAMESPACE/NAME in the other cluster
 )
 
 // An imported is what this cluster has for one Service of the peer's.
@@ -152,7 +155,7 @@ func (x *imported) service(peering, namespace string) *unstructured.Unstructured
 		"apiVersion": "v1", "kind": kindService,
 		"metadata": map[string]any{
 			"name": x.name, "namespace": namespace,
-			"labels":      map[string]any{labelImported: peering},
+			"labels":      map[string]any{LabelImported: peering},
 			"annotations": map[string]any{annotationOf: x.of},
 		},
 	}}, "spec", map[string]any{"type": "ClusterIP", "ipFamilies": []string{"IPv4"}, "ipFamilyPolicy": "SingleStack", "ports": x.servicePorts()})
@@ -164,7 +167,7 @@ func (x *imported) slice(peering string, of *unstructured.Unstructured) *unstruc
 		"apiVersion": "discovery.k8s.io/v1", "kind": kindSlice,
 		"metadata": map[string]any{
 			"name": x.name, "namespace": of.GetNamespace(),
-			"labels": map[string]any{labelImported: peering, labelService: x.name, labelManager: Group},
+			"labels": map[string]any{LabelImported: peering, labelService: x.name, labelManager: Group},
 			"ownerReferences": []any{map[string]any{
 				"apiVersion": "v1", "kind": kindService, "name": of.GetName(), "uid": string(of.GetUID())}},
 		},

@@ -24,7 +24,7 @@ const (
 	importWritesFirst = 2*exports.MaxPorts + 100
 )
 
-// An importer makes Services and EndpointSlices in one namespace what the peer exports. It touches nothing without labelImported.
+// An importer makes Services and EndpointSlices in one namespace what the peer exports. It touches nothing without LabelImported.
 type importer struct {
 	of     *GatewaySource
 	writes *rate.Limiter

@@ -36,7 +36,7 @@ func TestNodePlan(t *testing.T) {
 	if want := (links.Link{Name: "cv-milan", VNI: 2, MTU: 1400, Remote: addr("10.244.1.9"), Address: addr("10.80.0.3"), Gateway: addr("10.80.0.1")}); p.Link != want || p.Here {
 		t.Errorf("%+v, want %+v", p.Link, want)
 	}
-	if got := fmt.Sprint(p.Routes); got != "{milan cv-milan 10.80.0.1 [10.244.0.0/16] [10.61.0.0/16 10.71.0.0/24] invalid IP 0}" {
+	if got := fmt.Sprint(p.Routes); got != "{milan cv-milan 10.80.0.1 [10.244.0.0/16] [10.61.0.0/16 10.71.0.0/24] [] invalid IP 0}" {
 		t.Error(got)
 	}
 	n := node2(t)

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
 
+	"culvert/gateway/control"
 	"culvert/gateway/node/links"
 	"culvert/gateway/node/remote"
 	"culvert/kube"
@@ -48,6 +49,8 @@ type NodeSource struct {
 	state             *Node                      // +checklocks:mu
 	linkStatuses      []links.Status             // +checklocks:mu
 	routeStatuses     []remote.Status            // +checklocks:mu
+	shown             []NodePeering              // +checklocks:mu
+	refused           map[string]string          // Peerings; replaced as a whole; +checklocks:mu
 	tunnelNode        *unstructured.Unstructured // as the API server had it last; nil if it has to be asked; of Run alone, as are the rest
 	asked             time.Time
 	appliedLinks      []links.Link
@@ -113,6 +116,9 @@ func (s *NodeSource) Run(ctx context.Context, m Machine) {
 		s.apply(plan, m)
 		s.tell(status)
 		s.addRemoved(status)
+		s.mu.Lock()
+		s.shown, s.refused = status.Peerings, plan.Refused
+		s.mu.Unlock()
 		s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, s.now())
 		if own != nil {
 			s.writeTunnelNode(ctx, own, s.sources(plan, m), status)
@@ -125,9 +131,28 @@ func (s *NodeSource) Run(ctx context.Context, m Machine) {
 // +checklocksignore: what it returns is called with mu held
 func (s *NodeSource) watches() []followed {
 	return []followed{
-		byName(into(KindPeering, s.peeringsNamespace, s.state.peerings, readPeering), s.state.peerings, readPeering),
-		into(kindNode, "", s.state.nodes, readNode),
-		into(kindService, "", s.state.services, readService),
+		into(KindPeering, s.peeringsNamespace, named[*Peering]{table[*Peering](s.state.peerings), s.peeringsNamespace}, readPeering),
+		into(kindNode, "", table[*node](s.state.nodes), readNode),
+		into(kindService, "", table[*clusterIPs](s.state.services), readService),
+	}
+}
+
+// Show says in n which Peerings are refused, what others wait for, and what is wrong with those that are ready.
+func (s *NodeSource) Show(n *control.NodeStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shown == nil {
+		n.Waiting = append(n.Waiting, "the API server's lists of Peerings, Nodes and Services")
+	}
+	for _, p := range s.shown {
+		switch {
+		case s.refused[p.Name] != "":
+			n.LeftOut = append(n.LeftOut, control.LeftOut{Resource: KindPeering + "/" + s.peeringsNamespace + "/" + p.Name, Reason: p.Message})
+		case !p.Ready:
+			n.Waiting = append(n.Waiting, KindPeering+" "+p.Name+": "+p.Message)
+		case p.Message != "":
+			n.Findings = append(n.Findings, control.Finding{Level: "warning", Kind: KindPeering, Of: p.Name, Text: KindPeering + " " + p.Name + ": " + p.Message})
+		}
 	}
 }
 

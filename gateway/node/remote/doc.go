@@ -17,7 +17,8 @@
 // CNIs give packets that leave the cluster the node's source. For the gateway that would be one unknown source for all pods. A chain at
 // priority 99, before the 100 of iptables' and nftables' own source NAT, translates the source of a connection to what it is already: a
 // connection that has a translation gets no second one. It does so from local pods to remote addresses, and back, where some CNIs
-// masquerade what comes from outside of the cluster.
+// masquerade what comes from outside of the cluster. Where the node serves Services itself, a packet leaves for their device before it leaves for the
+// other cluster: there too its source stays.
 //
 // The same chain keeps the source of what the gateway's own pod sends to nodes through their tunnels. Otherwise it would be the node's
 // whenever the gateway speaks first, and no agent knows the gateway by that.

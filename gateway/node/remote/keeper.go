@@ -32,6 +32,8 @@ type Peer struct {
 	Link          string         // device that leads to the gateway
 	Gateway       netip.Addr     // the gateway's address on the link
 	Local, Remote []netip.Prefix // this cluster's pods, the other cluster's addresses as this one sees them
+	// Services are the cluster addresses of Services that this node serves by a device of its own, into which packets for the other cluster leave first.
+	Services []netip.Prefix
 	// Pod is the gateway's own address, if its pod is on this node: what it sends to Port of other nodes by UDP keeps this source.
 	Pod  netip.Addr
 	Port uint16
@@ -171,6 +173,11 @@ func (k *Keeper) route(desired []Peer) (all []Status, pairs []pair, err error) {
 			for _, l := range p.Local {
 				for _, r := range p.Remote {
 					pairs = append(pairs, pair{from: l, to: r}, pair{from: r, to: l})
+				}
+				for _, s := range p.Services {
+					if x := (pair{from: l, to: s}); !slices.Contains(pairs, x) {
+						pairs = append(pairs, x)
+					}
 				}
 			}
 			if p.Pod.IsValid() {

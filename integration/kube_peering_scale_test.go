@@ -1,0 +1,158 @@
+package integration
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+const (
+	peeringPods   = 100                   // of each node
+	peeringMoves  = 60                    // pods that get another address
+	peeringMemory = 128 << 20             // that a gateway may have resident, also at its start
+	peeringSoon   = time.Second           // in which a change of a pod is obeyed
+	peeringCPU    = 20 * time.Millisecond // that it may cost
+	podWriters    = 16
+)
+
+// TestKubePeeringScale: where Pods tell where pods are, a gateway of a large cluster starts within its memory, and obeys a change of one pod at once
+// and for little: what it does not need of Pods it never has, and what has not changed it does not look at.
+func TestKubePeeringScale(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		nodes := 20
+		if os.Getenv(longEnv) != "" {
+			nodes = 200
+		}
+		end := kubeRome
+		end.firstVNI = 1 - len(kubeNodes) // VNIs follow names, and those of the crowd come first
+		rome, milan := newPeeringLab(t, &end, &kubeMilan), newKubeHosts(t, &kubeMilan)
+		milan.liqo = &liqo{t: t, here: &kubeMilan, remote: &end}
+		rome.connect(milan)
+		rome.install()
+		crowd := rome.newCrowd(len(kubeNodes)+nodes, milan.pods[0])
+		began := time.Now()
+		size := rome.populate(crowd)
+		t.Logf("%d nodes and %d Pods of %d bytes each are there after %v", nodes, nodes*peeringPods, size, time.Since(began).Round(time.Second))
+		with := rome.peering()
+		with["spec"].(object)["podsFrom"] = "Pods"
+		with["spec"].(object)["publicKey"] = base64.StdEncoding.EncodeToString(milan.key.PublicKey().Bytes())
+		rome.apply(with)
+		began = time.Now()
+		rome.startGateway("gateway-1")
+		milan.startFileGateway(rome.publicKey())
+		milan.startTunnels()
+		rome.awaitCondition("Connected", "True")
+		for i := range crowd.nodes {
+			n := &crowd.nodes[i]
+			crowd.await(t, crowd.pod(n, peeringPods-1), n, kubeBack)
+		}
+		t.Logf("all pods are reached after %v; %d MiB resident, %d at most", time.Since(began).Round(time.Millisecond), rome.gateway.resident(t)>>20, rome.gateway.peak(t)>>20)
+		spent, slowest := rome.gateway.cpu(t), time.Duration(0)
+		for i := range peeringMoves {
+			n, from, to := &crowd.nodes[i%len(crowd.nodes)], i/len(crowd.nodes), peeringPods+i/len(crowd.nodes)
+			changed := object{"status": object{"podIP": crowd.pod(n, to), "podIPs": []object{{"ip": crowd.pod(n, to)}}}}
+			path := kubePath("v1", "Pod", "default", crowdPodName(n, from)) + "/status"
+			if err := rome.api.admin.request(http.MethodPatch, path, "application/merge-patch+json", changed, nil); err != nil {
+				t.Fatal(err)
+			}
+			took := max(crowd.await(t, crowd.pod(n, to), n, peeringSoon), crowd.await(t, crowd.pod(n, from), nil, peeringSoon))
+			slowest = max(slowest, took)
+		}
+		each := (rome.gateway.cpu(t) - spent) / peeringMoves
+		t.Logf("%d changes: obeyed within %v, %v of CPU each; %d MiB resident, %d at most", peeringMoves, slowest.Round(time.Millisecond), each,
+			rome.gateway.resident(t)>>20, rome.gateway.peak(t)>>20)
+		if slowest > peeringSoon || each > peeringCPU {
+			t.Errorf("a change is obeyed within %v and costs %v, want %v and %v", slowest, each, peeringSoon, peeringCPU)
+		}
+		if got := rome.gateway.peak(t); got > peeringMemory {
+			t.Errorf("%d bytes resident, want %d", got, peeringMemory)
+		}
+	}, kubernetes)
+}
+
+// populate makes the Nodes, TunnelNodes and Pods of a crowd, and returns how large a Pod is.
+func (p *peeringLab) populate(c *kubeCrowd) (size int) {
+	p.t.Helper()
+	var writing sync.WaitGroup
+	jobs := make(chan object)
+	for range podWriters {
+		writing.Go(func() {
+			for o := range jobs {
+				if err := p.create(o); err != nil {
+					p.t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range c.nodes {
+		n := &c.nodes[i]
+		at, _ := p.outer(n)
+		node := p.node(n)
+		node["status"].(object)["addresses"] = []object{{"type": "InternalIP", "address": at}}
+		jobs <- node
+		jobs <- object{"apiVersion": peeringVersion, "kind": "TunnelNode", "metadata": object{"name": n.name, "namespace": agentNamespace},
+			"spec":   object{"local": at, "remote": at},
+			"status": object{"message": "", "peerings": []object{{"name": p.remote.name, "ready": true}}}}
+		for i := range peeringPods {
+			jobs <- crowdPod(n, i, c.pod(n, i))
+		}
+	}
+	close(jobs)
+	writing.Wait()
+	stored := must2(p.t)(p.api.admin.get(crowdPod(&c.nodes[0], 0, "")))
+	return len(fmt.Sprint(stored))
+}
+
+// create makes an object with its status.
+func (p *peeringLab) create(o object) error {
+	meta := o["metadata"].(object)
+	namespace, _ := meta["namespace"].(string)
+	var stored object
+	err := p.api.admin.request(http.MethodPost, kubePath(o["apiVersion"].(string), o["kind"].(string), namespace, ""), "application/json", o, &stored)
+	if err != nil {
+		return err
+	}
+	stored["status"] = o["status"]
+	return p.api.admin.replaceStatus(stored)
+}
+
+func crowdPodName(n *kubeNode, i int) string { return fmt.Sprintf("shop-%s-%03d", n.name, i) }
+
+// crowdPod is a Pod of a common size: a template with probes, volumes and environment, and what kubelet says of it.
+func crowdPod(n *kubeNode, i int, address string) object {
+	name := crowdPodName(n, i)
+	var env, mounts, volumes []object
+	for k := range 25 {
+		env = append(env, object{"name": fmt.Sprintf("SHOP_SETTING_%02d", k), "value": strings.Repeat("value ", 8)})
+	}
+	for k := range 4 {
+		volume := fmt.Sprintf("volume-%d", k)
+		mounts = append(mounts, object{"name": volume, "mountPath": "/var/lib/shop/" + volume, "readOnly": true})
+		volumes = append(volumes, object{"name": volume, "configMap": object{"name": "shop-" + volume, "defaultMode": 420}})
+	}
+	probe := object{"httpGet": object{"path": "/healthz", "port": 8080, "scheme": "HTTP"}, "periodSeconds": 10, "timeoutSeconds": 1, "failureThreshold": 3}
+	var containers, statuses []object
+	for _, c := range []string{"shop", "proxy"} {
+		containers = append(containers, object{"name": c, "image": "registry.example/shop/" + c + ":1.2.3", "env": env, "volumeMounts": mounts,
+			"ports": []object{{"containerPort": 8080, "name": "http-" + c}}, "readinessProbe": probe, "livenessProbe": probe,
+			"resources": object{"requests": object{"cpu": "10m", "memory": "32Mi"}, "limits": object{"memory": "64Mi"}}})
+		statuses = append(statuses, object{"name": c, "ready": true, "started": true, "restartCount": 0, "image": "registry.example/shop/" + c + ":1.2.3",
+			"imageID":     "registry.example/shop/" + c + "@sha256:" + strings.Repeat("0123456789abcdef", 4),
+			"containerID": "containerd://" + strings.Repeat("0123456789abcdef", 4), "state": object{"running": object{"startedAt": "2026-11-26T12:00:00Z"}}})
+	}
+	var conditions []object
+	for _, c := range []string{"Initialized", "Ready", "ContainersReady", "PodScheduled"} {
+		conditions = append(conditions, object{"type": c, "status": "True", "lastTransitionTime": "2026-11-26T12:00:00Z"})
+	}
+	return object{"apiVersion": "v1", "kind": "Pod",
+		"metadata": object{"name": name, "namespace": "default", "labels": object{"app.kubernetes.io/name": "shop", "app.kubernetes.io/instance": name, "pod-template-hash": "5d4f8c7b9"},
+			"annotations": object{"shop.example/checksum": strings.Repeat("0123456789abcdef", 4)}},
+		"spec": object{"nodeName": n.name, "containers": containers, "volumes": volumes},
+		"status": object{"phase": "Running", "podIP": address, "podIPs": []object{{"ip": address}}, "conditions": conditions, "containerStatuses": statuses,
+			"startTime": "2026-11-26T12:00:00Z", "qosClass": "Burstable"}}
+}

@@ -1,0 +1,129 @@
+package peering
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// A podIndex says where pods are. What one pod changes costs what the other pods of its node do: a cluster has too many to look at all of them
+// each time.
+type podIndex struct {
+	pods table[*pod] // by namespace/name
+	// claims are the pods that say that they have an address, in the order of their keys. The first has it: while one ends, another one may have got
+	// its address.
+	claims map[netip.Addr][]string
+	nodes  map[string]*nodePods
+	within []netip.Prefix // where pods are that nodes' lists have
+}
+
+// nodePods are the addresses of the pods of a node.
+type nodePods struct {
+	all  []netip.Addr   // sorted
+	list []netip.Prefix // those within the CIDRs of pods; configurations share it, so it is never changed
+	old  bool           // list is not what follows from all
+}
+
+func newPodIndex() *podIndex {
+	return &podIndex{pods: table[*pod]{}, claims: map[netip.Addr][]string{}, nodes: map[string]*nodePods{}}
+}
+
+func (x *podIndex) keys() []string { return x.pods.keys() }
+
+// set says where a pod is; nil: nowhere.
+func (x *podIndex) set(key string, p *pod) {
+	var before, after []netip.Addr
+	was := x.pods[key]
+	if was != nil {
+		before = was.addresses
+	}
+	if p != nil {
+		after = p.addresses
+	}
+	if was != nil && p != nil && was.node == p.node && slices.Equal(before, after) {
+		return // most changes of a Pod are about something else
+	}
+	x.each(before, after, (*nodePods).remove)
+	for _, a := range before {
+		x.claim(a, key, false)
+	}
+	for _, a := range after {
+		x.claim(a, key, true)
+	}
+	x.pods.set(key, p)
+	x.each(before, after, (*nodePods).add)
+}
+
+// each calls do with addresses and their nodes, as claims and pods are now.
+func (x *podIndex) each(before, after []netip.Addr, do func(*nodePods, netip.Addr)) {
+	for _, list := range [][]netip.Addr{before, after} {
+		for _, a := range list {
+			if len(x.claims[a]) == 0 {
+				continue
+			}
+			name := x.pods[x.claims[a][0]].node
+			n := x.nodes[name]
+			if n == nil {
+				n = new(nodePods)
+				x.nodes[name] = n
+			}
+			if do(n, a); len(n.all) == 0 {
+				delete(x.nodes, name)
+			}
+		}
+	}
+}
+
+// claim notes whether a pod says that it has an address.
+func (x *podIndex) claim(a netip.Addr, key string, claims bool) {
+	keys := x.claims[a]
+	i, there := slices.BinarySearch(keys, key)
+	switch {
+	case claims == there:
+	case claims:
+		x.claims[a] = slices.Insert(keys, i, key)
+	case len(keys) == 1:
+		delete(x.claims, a)
+	default:
+		x.claims[a] = slices.Delete(keys, i, i+1)
+	}
+}
+
+func (n *nodePods) add(a netip.Addr) {
+	if i, there := slices.BinarySearchFunc(n.all, a, netip.Addr.Compare); !there {
+		n.all, n.old = slices.Insert(n.all, i, a), true
+	}
+}
+
+func (n *nodePods) remove(a netip.Addr) {
+	if i, there := slices.BinarySearchFunc(n.all, a, netip.Addr.Compare); there {
+		n.all, n.old = slices.Delete(n.all, i, i+1), true
+	}
+}
+
+// of returns the addresses of a node's pods that lie in CIDRs. As long as these and those stay, the list is the same slice.
+func (x *podIndex) of(node string, pods []netip.Prefix) []netip.Prefix {
+	if !slices.Equal(x.within, pods) {
+		x.within = pods
+		for _, n := range x.nodes {
+			n.old = true
+		}
+	}
+	n := x.nodes[node]
+	if n == nil {
+		return nil
+	}
+	if n.old {
+		n.list, n.old = nil, false
+		for _, a := range n.all {
+			if p := netip.PrefixFrom(a, a.BitLen()); within(pods, p) {
+				n.list = append(n.list, p)
+			}
+		}
+	}
+	return n.list
+}
+
+// within reports whether a prefix lies in one of several CIDRs.
+func within(all []netip.Prefix, p netip.Prefix) bool {
+	return slices.ContainsFunc(all, func(o netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Contains(p.Addr()) })
+}

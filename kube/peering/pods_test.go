@@ -1,0 +1,204 @@
+package peering
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// A model has the objects of a cluster as the API server has them.
+type model struct {
+	t       *testing.T
+	r       *rand.Rand
+	objects map[string]map[string]*unstructured.Unstructured // by kind and key
+	peering *Peering
+}
+
+// watched is a GatewaySource without an API server, with the sinks of its watches.
+func (m *model) watched() (*GatewaySource, map[string]sink) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	s := NewGatewaySource(nil, rome(m.t).self, NodeNamespace, logrus.NewEntry(log))
+	s.state.exportsKnown = true
+	all, pods := s.watches()
+	all = append(all[1:], pods, s.services.watches()[0], into(kindSlice, "", s.state.slices, readSlice))
+	sinks := map[string]sink{}
+	for _, w := range all {
+		sinks[w.kind] = sink{s.follower, w}
+	}
+	return s, sinks
+}
+
+// one returns the key of an object at random, and the object as it may be.
+func (m *model) one(kind string) (key string, u *unstructured.Unstructured) {
+	n, yes := 1+m.r.IntN(4), m.r.IntN(4) > 0
+	name := map[bool]string{true: "node" + fmt.Sprint(n), false: "none"}
+	var text string
+	switch kind {
+	case kindNode:
+		key, text = name[true], fmt.Sprintf(`{metadata: {name: node%d}, spec: {podCIDRs: [10.244.%d.0/24]}, status: {addresses: [{address: 172.18.0.%[1]d}]}}`, n, m.r.IntN(5))
+	case KindTunnelNode:
+		key, text = NodeNamespace+"/"+name[true], fmt.Sprintf(`{metadata: {name: node%[1]d, namespace: %[2]s}, spec: {local: 10.244.%[1]d.1, remote: 172.18.0.%[3]d},
+			status: {peerings: [{name: milan, ready: %[4]t, message: no room}]}}`, n, NodeNamespace, 1+m.r.IntN(5), yes)
+	case kindPod:
+		n := m.r.IntN(12)
+		key = fmt.Sprint("shop/pod", n)
+		phase := []string{"Pending", "Running", "Running", "Succeeded"}[m.r.IntN(4)]
+		text = fmt.Sprintf(`{metadata: {name: pod%d, namespace: shop}, spec: {nodeName: %s, hostNetwork: %t}, status: {phase: %s, podIPs: [{ip: 10.244.9.%d}, {ip: "fd00::1"}, {ip: 10.%d.9.1}]}}`,
+			n, name[yes], m.r.IntN(6) == 0, phase, m.r.IntN(8), 243+m.r.IntN(2))
+	case setExported:
+		key = fmt.Sprint("shop/web", n)
+		text = fmt.Sprintf(`{metadata: {name: web%d, namespace: shop, labels: {culvert/export: "%t"}}, spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80, protocol: TCP}]}}`, n, yes)
+	case kindSlice:
+		key = fmt.Sprint("shop/web-", n)
+		text = fmt.Sprintf(`{metadata: {name: web-%d, namespace: shop, labels: {kubernetes.io/service-name: web%d}}, addressType: IPv4, ports: [{name: "", port: 8080, protocol: TCP}],
+			endpoints: [{addresses: [10.244.9.%d], conditions: {ready: %t}}]}`, n, 1+m.r.IntN(4), m.r.IntN(8), yes)
+	}
+	return key, object(m.t, text)
+}
+
+// afresh is what a gateway that starts now makes of all objects.
+func (m *model) afresh() *Plan {
+	s, sinks := m.watched()
+	for kind, w := range sinks {
+		var list []any
+		for _, key := range slices.Sorted(maps.Keys(m.objects[kind])) {
+			u := m.objects[kind][key].DeepCopy()
+			w.trim(u)
+			list = append(list, u)
+		}
+		w.Replace(list, "")
+	}
+	s.state.put(m.peering)
+	return s.state.Plan()
+}
+
+// pods are where the pods are, by looking at all of them.
+func (m *model) pods() map[string][]netip.Prefix {
+	all, seen := map[string][]netip.Prefix{}, map[netip.Addr]bool{}
+	for _, key := range slices.Sorted(maps.Keys(m.objects[kindPod])) {
+		p := readPod(m.objects[kindPod][key])
+		if p == nil {
+			continue
+		}
+		for _, a := range p.addresses {
+			inside := slices.ContainsFunc(m.peering.Pods, func(c netip.Prefix) bool { return c.Contains(a) })
+			if inside && !seen[a] {
+				all[p.node] = append(all[p.node], netip.PrefixFrom(a, 32))
+			}
+			seen[a] = true
+		}
+	}
+	for _, list := range all {
+		slices.SortFunc(list, netip.Prefix.Compare)
+	}
+	return all
+}
+
+// TestEventsAreLists: whatever comes, changes and goes, in whatever order, what follows is what a gateway would make of all objects afresh.
+func TestEventsAreLists(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), objects: map[string]map[string]*unstructured.Unstructured{}, peering: readIn(t, "mtu: 1400", "podsFrom: Pods")}
+	s, sinks := m.watched()
+	kinds := slices.Sorted(maps.Keys(sinks))
+	for _, kind := range kinds {
+		m.objects[kind] = map[string]*unstructured.Unstructured{}
+	}
+	connected, exported, two := 0, 0, 0
+	for round := range 3000 {
+		kind := kinds[m.r.IntN(len(kinds))]
+		if m.r.IntN(3) == 0 {
+			kind = kindPod
+		}
+		key, u := m.one(kind)
+		switch m.r.IntN(12) {
+		case 0, 1, 2:
+			if was := m.objects[kind][key]; was != nil {
+				delete(m.objects[kind], key)
+				sinks[kind].Delete(was.DeepCopy())
+			}
+		case 3: // the watch has ended, and what is there is listed
+			for range 3 {
+				delete(m.objects[kind], key)
+				key, u = m.one(kind)
+				m.objects[kind][key] = u
+			}
+			var list []any
+			for _, o := range m.objects[kind] {
+				c := o.DeepCopy()
+				if m.r.IntN(2) == 0 {
+					sinks[kind].trim(c)
+				}
+				list = append(list, c)
+			}
+			sinks[kind].Replace(list, "")
+		case 4: // other pod CIDRs, or who says where pods are
+			change := [][]string{{"mtu: 1400", "podsFrom: Pods"}, {"mtu: 1400", "podsFrom: Nodes"}, {"mtu: 1400", "podsFrom: Pods", "[10.244.0.0/16]", "[10.244.0.0/16, 10.243.0.0/16]"}}
+			p := readIn(t, change[m.r.IntN(len(change))]...)
+			p.Status, m.peering = m.peering.Status, p
+		default:
+			m.objects[kind][key] = u
+			sinks[kind].Add(u.DeepCopy())
+		}
+		s.state.put(m.peering)
+		got, want := s.state.Plan(), m.afresh()
+		for _, d := range []*Plan{got, want} { // whose order follows from no name
+			slices.Sort(d.Faults)
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Fatalf("round %d, %s %s:\n%s\nwant\n%s", round, kind, key, text(t, got), text(t, want))
+		}
+		if m.peering.FollowPods {
+			pods := m.pods()
+			for _, n := range got.Nodes {
+				if !slices.Equal(n.PodCIDRs, pods[n.Name]) {
+					t.Fatalf("round %d, %s %s: %s has %v, want %v", round, kind, key, n.Name, n.PodCIDRs, pods[n.Name])
+				}
+				two = max(two, len(n.PodCIDRs))
+			}
+		}
+		connected, exported = max(connected, len(got.Nodes)), max(exported, len(got.Services))
+		if m.r.IntN(2) == 0 {
+			p := *m.peering
+			p.Status, m.peering = got.Status, &p
+		}
+	}
+	if connected < 3 || exported < 3 || two < 2 {
+		t.Errorf("at most %d nodes with %d pods, %d Services: too few to compare", connected, two, exported)
+	}
+	left := slices.ContainsFunc(slices.Collect(maps.Keys(s.state.pods.claims)), func(a netip.Addr) bool { return len(s.state.pods.claims[a]) == 0 })
+	for _, kind := range kinds {
+		sinks[kind].Replace(nil, "")
+	}
+	if x := s.state.pods; left || len(x.claims)+len(x.nodes)+len(x.pods)+len(s.state.slices.services) > 0 {
+		t.Errorf("without objects: %v", x)
+	}
+}
+
+// TestPodsShare: what a pod changes is the list of its own node; all others are the same slices, which costs nothing to compare.
+func TestPodsShare(t *testing.T) {
+	x, cidrs := newPodIndex(), []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
+	at := func(node string, a string) *pod {
+		return &pod{node: node, addresses: []netip.Addr{netip.MustParseAddr(a)}}
+	}
+	x.set("a", at("node1", "10.244.1.1"))
+	x.set("b", at("node2", "10.244.2.1"))
+	one, two := x.of("node1", cidrs), x.of("node2", cidrs)
+	x.set("c", at("node2", "10.244.2.2"))
+	if again := x.of("node1", cidrs); &again[0] != &one[0] {
+		t.Error("node1 has another list")
+	}
+	if len(two) != 1 || strings.Join(strings.Fields(fmt.Sprint(x.of("node2", cidrs))), "") != "[10.244.2.1/3210.244.2.2/32]" {
+		t.Errorf("%v, then %v", two, x.of("node2", cidrs))
+	}
+}
