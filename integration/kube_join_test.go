@@ -282,6 +282,8 @@ func TestKubeJoin(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newJoinLab(t)
 		rome, milan := l.rome, l.milan
+		rome.apply(namespace("milan"))
+		milan.apply(namespace("shop"), shop("web", nil, nil))
 		before := [2][]string{rome.everything(t), milan.everything(t)}
 		both := []string{"--context=admin@rome", "--context=admin@milan"}
 		t.Run("refused", func(t *testing.T) { testJoinRefused(t, l) })
@@ -314,8 +316,14 @@ func TestKubeJoin(t *testing.T) {
 				t.Errorf("rome is not repaired:\n%q\nbefore\n%q", now, had[0])
 			}
 		})
+		testJoinImports(t, rome, milan)
 		t.Run("leave", func(t *testing.T) { testJoinLeave(t, l, before) })
 		t.Run("messages", func(t *testing.T) { testJoinMessages(t, l) })
+		testJoinImports(t, rome, milan)
+		if err := rome.gateway.cmd.Process.Kill(); err != nil { // which then removes nothing
+			t.Fatal(err)
+		}
+		<-rome.gateway.ended
 		t.Run("leave again", func(t *testing.T) { testJoinLeave(t, l, before) })
 		for _, p := range []*peeringLab{rome, milan} {
 			for _, e := range p.api.audit(t, "admin") {
@@ -346,6 +354,28 @@ func testJoinRefused(t *testing.T, l *joinLab) {
 	}
 }
 
+// testJoinImports has rome import a Service of milan's, with the rights that the manifests have for it.
+func testJoinImports(t *testing.T, rome, milan *peeringLab) {
+	t.Helper()
+	out := rome.client.run(os.Getenv(binaryEnv), "kube", "template", "--image=any", "--peering=milan", "--imports=milan")
+	for document := range strings.SplitSeq(out, "\n---\n") {
+		var o object
+		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
+			t.Fatal(err)
+		}
+		if field(o, "metadata", "name") == "culvert-imports-milan" {
+			rome.apply(o)
+		}
+	}
+	rome.api.awaitRight(t, rome.gatewayUser(), "create", "discovery.k8s.io/endpointslices", "milan")
+	imports := object{"spec": object{"imports": "milan"}}
+	if err := rome.api.admin.request(http.MethodPatch, pathOf(rome.peering()), "application/merge-patch+json", imports, nil); err != nil {
+		t.Fatal(err)
+	}
+	milan.apply(shop("web", object{"culvert/export": "true"}, nil))
+	rome.awaitImport("milan", "web-shop", true)
+}
+
 // testJoinLeave: everything goes, although the command is killed once, and one cluster is away at first.
 func testJoinLeave(t *testing.T, l *joinLab, before [2][]string) {
 	rome, milan := l.rome, l.milan
@@ -363,7 +393,7 @@ func testJoinLeave(t *testing.T, l *joinLab, before [2][]string) {
 	milan.controllers()
 	l.await(again, "admin@milan: done")
 	for i, p := range []*peeringLab{rome, milan} {
-		if err := p.gateway.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		if err := p.gateway.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			t.Fatal(err)
 		}
 		<-p.gateway.ended

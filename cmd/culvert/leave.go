@@ -25,7 +25,8 @@ func newLeaveCommand() *cobra.Command {
 		Use:   "leave",
 		Short: "Undo a peering of a Kubernetes cluster, or remove all of culvert from it",
 		Long: "Undo a peering of a Kubernetes cluster, or remove all of culvert from it. Agents remove links, routes and the exception from " +
-			"masquerade from all nodes first; then gateways, agents, rights, kinds and namespaces go. The other cluster keeps its end until " +
+			"masquerade from all nodes first; then gateways, agents, rights, kinds and namespaces go, and what stands for Services of the " +
+			"peer, in whatever namespace. The other cluster keeps its end until " +
 			"culvert leave runs there.\n\n" +
 			"It can be interrupted and run again. With several clusters, one that cannot be reached does not keep the others.",
 		Example: "  culvert leave --context rome --peer milan\n  culvert leave --context rome --context milan --all --yes",

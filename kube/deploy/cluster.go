@@ -98,18 +98,21 @@ func (c *Cluster) ID(ctx context.Context) (string, error) {
 
 // What is read without an object in hand.
 var (
-	namespaces  = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
-	nodes       = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
-	pods        = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-	services    = schema.GroupVersionResource{Version: "v1", Resource: "services"}
-	cidrs       = schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "servicecidrs"}
-	pools       = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "ippools"}
-	peerings    = schema.GroupVersionResource{Group: "culvert.io", Version: "v1alpha1", Resource: "peerings"}
-	tunnelNodes = schema.GroupVersionResource{Group: "culvert.io", Version: "v1alpha1", Resource: "tunnelnodes"}
-	daemonSets  = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}
-	deployments = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
-	bindings    = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterrolebindings"}
-	reviews     = schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews"}
+	namespaces     = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+	nodes          = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	pods           = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	roles          = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles"}
+	roleBindings   = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings"}
+	endpointSlices = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
+	services       = schema.GroupVersionResource{Version: "v1", Resource: "services"}
+	cidrs          = schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "servicecidrs"}
+	pools          = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "ippools"}
+	peerings       = schema.GroupVersionResource{Group: "culvert.io", Version: "v1alpha1", Resource: "peerings"}
+	tunnelNodes    = schema.GroupVersionResource{Group: "culvert.io", Version: "v1alpha1", Resource: "tunnelnodes"}
+	daemonSets     = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}
+	deployments    = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
+	bindings       = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterrolebindings"}
+	reviews        = schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews"}
 )
 
 // Objects reads manifests.

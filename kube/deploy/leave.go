@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"culvert/kube/join"
 	"culvert/kube/manifests"
@@ -57,6 +58,11 @@ func LeaveRights() []Right {
 		panic(err) // the manifests are our own
 	}
 	rights := rightsFor(append(all, newPeering("any", nil, "")), "get", "delete")
+	for _, r := range []schema.GroupVersionResource{services, endpointSlices, roles, roleBindings} { // of imports, in whatever namespace
+		for _, verb := range []string{"list", "get", "delete"} {
+			rights = append(rights, Right{verb, r.Group, r.Resource, ""})
+		}
+	}
 	return append(rights, Right{"list", peering.Group, "peerings", peering.GatewayNamespace}, Right{"list", peering.Group, "tunnelnodes", peering.NodeNamespace},
 		Right{"list", "", "pods", peering.NodeNamespace}, Right{"list", "rbac.authorization.k8s.io", "clusterrolebindings", ""})
 }
@@ -121,6 +127,34 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	if err != nil {
 		return err
 	}
+	if err := c.remove(ctx, all, say); err != nil {
+		return err
+	}
+	return c.removeImports(ctx, name, say)
+}
+
+// removeImports removes what stands for Services of a peer, and the rights to it; "" is of all peers. A gateway that runs has removed the former when its
+// Peering went, and one whose rights have gone makes it no more.
+func (c *Cluster) removeImports(ctx context.Context, name string, say func(string)) error {
+	label, right := peering.LabelImported, "culvert-imports-"+name
+	if name != "" {
+		label += "=" + name
+	}
+	var all []*unstructured.Unstructured
+	for _, r := range []schema.GroupVersionResource{services, endpointSlices, roles, roleBindings} {
+		labels := label
+		if r.Group == roles.Group {
+			labels = ""
+		}
+		err := c.each(ctx, r, "", labels, func(u *unstructured.Unstructured) {
+			if labels != "" || u.GetName() == right || name == "" && strings.HasPrefix(u.GetName(), right) {
+				all = append(all, u)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
 	return c.remove(ctx, all, say)
 }
 
@@ -146,6 +180,9 @@ func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 	}
 	all, err := Objects(manifests.Common(manifests.Image))
 	if err != nil {
+		return err
+	}
+	if err := c.removeImports(ctx, "", say); err != nil {
 		return err
 	}
 	agents := slices.DeleteFunc(slices.Clone(all), func(u *unstructured.Unstructured) bool { return u.GetKind() != "DaemonSet" })
