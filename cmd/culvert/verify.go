@@ -26,8 +26,9 @@ func newVerifyCommand() *cobra.Command {
 		Short: "Prove that the pods of two Kubernetes clusters reach each other, or say what is wrong",
 		Long: "Prove that the pods of two Kubernetes clusters reach each other, or say what is wrong and what to do.\n" +
 			"Pods of culvert's own image ask each other from node to node around a ring of at most ten nodes of each cluster,\n" +
-			"with the image of the gateway: TCP, UDP, the largest packet, 10 MiB there and back, a NodePort, and under which address\n" +
-			"the far end sees them. They need no privilege, and are in a temporary namespace that is removed in any case.\n\n" +
+			"with the image of the gateway: TCP, UDP, the largest packet, 10 MiB there and back, a NodePort, an exported\n" +
+			"Service by its name where spec.imports of a Peering names a namespace for it, and under which address the far end\n" +
+			"sees them. They need no privilege, and are in a temporary namespace that is removed in any case.\n\n" +
 			"It asks with your rights in both clusters, and says which are missing.\n\n" +
 			"Exit status 0: all is well; 1: something is wrong, which lines that begin with \"wrong\" say; 2: it cannot look.",
 		Example: "  culvert verify --context rome --context milan\n  culvert verify --context rome --context milan --all-nodes -o json",

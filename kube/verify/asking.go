@@ -1,9 +1,11 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -62,7 +64,7 @@ func (r *run) nodePort(ctx context.Context, i int, p *Path) error {
 	if node == nil || !node.Address.IsValid() || !far.IsValid() {
 		return nil
 	}
-	made, err := r.clusters[i].Create(ctx, r.namespace, nodePortObjects("node-port", far.String())...)
+	made, err := r.clusters[i].Create(ctx, r.namespace, serviceObjects("node-port", "NodePort", far.String(), nil)...)
 	if err != nil {
 		return err
 	}
@@ -84,7 +86,7 @@ func (r *run) askers(ctx context.Context, i int, paths []Path) error {
 				continue
 			}
 			if !p.target.IsValid() {
-				p.Error = "the Peering has no address for the far end"
+				p.Error = cmp.Or(p.Error, "the Peering has no address for the far end")
 				continue
 			}
 			own = append(own, p)
@@ -118,7 +120,7 @@ func (r *run) askers(ctx context.Context, i int, paths []Path) error {
 			p := asked[n][k]
 			p.Answer = a
 			switch p.Kind {
-			case KindPods:
+			case KindPods, KindService: // a Service is the gateway's, which leaves clients their addresses
 				p.Want = text(seenAs(p.to.Peering, pod.Address, false))
 			case KindInside:
 				p.Want = text(pod.Address)
@@ -140,7 +142,7 @@ func (p *Path) asTarget(n int) probe.Target {
 	if p.port != 0 {
 		port = p.port
 	}
-	t := probe.Target{Name: fmt.Sprint(n), Address: netip.AddrPortFrom(p.target, uint16(port)).String()}
+	t := probe.Target{Name: fmt.Sprint(n), Address: net.JoinHostPort(cmp.Or(p.host, p.target.String()), fmt.Sprint(port))}
 	if p.Kind == KindPods {
 		t.MTU, t.Bytes = p.mtu, bulkBytes
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -29,6 +30,8 @@ type Cluster interface {
 	Create(ctx context.Context, namespace string, objects ...map[string]any) ([]map[string]any, error)
 	// Pods returns the pods of the namespace.
 	Pods(ctx context.Context, namespace string) ([]Pod, error)
+	// ClusterIP returns the address of a Service; invalid: there is no such Service.
+	ClusterIP(ctx context.Context, namespace, name string) (netip.Addr, error)
 	// End removes the namespace with all that is in it, and returns when it is gone.
 	End(ctx context.Context, namespace string) error
 }
@@ -219,6 +222,19 @@ func (c api) Create(ctx context.Context, namespace string, objects ...map[string
 
 func (c api) Pods(ctx context.Context, namespace string) (all []Pod, err error) {
 	return all, c.list(ctx, "Pod", namespace, metav1.ListOptions{}, into(&all, readPod))
+}
+
+func (c api) ClusterIP(ctx context.Context, namespace, name string) (netip.Addr, error) {
+	u, err := c.client.Resource(resources["Service"]).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return netip.Addr{}, nil
+	}
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	text, _, _ := unstructured.NestedString(u.Object, "spec", "clusterIP")
+	a, _ := netip.ParseAddr(text)
+	return a, nil
 }
 
 func (c api) End(ctx context.Context, namespace string) error {

@@ -97,6 +97,9 @@ type played struct {
 	stuck   func(p *Pod) // changes pods
 	refuse  error        // of Create
 	created []map[string]any
+	// What becomes of Services that the other cluster exports.
+	importError error
+	deaf, keeps bool // none comes, none goes
 }
 
 func newWorld(t *testing.T) *world {
@@ -127,6 +130,33 @@ func (c *played) End(ctx context.Context, namespace string) error {
 	defer c.mu.Unlock()
 	delete(c.spaces, namespace)
 	return ctx.Err()
+}
+
+// other is the other cluster.
+func (c *played) other() *played {
+	if c == c.world.rome {
+		return c.world.milan
+	}
+	return c.world.rome
+}
+
+// ClusterIP is that of what the other cluster exports, as long as the namespace of it is there.
+func (c *played) ClusterIP(_ context.Context, namespace, name string) (netip.Addr, error) {
+	if c.importError != nil {
+		return netip.Addr{}, c.importError
+	}
+	o := c.other()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, x := range o.created {
+		meta := x["metadata"].(map[string]any)
+		if labels, _ := meta["labels"].(map[string]any); labels["culvert/export"] == "true" && namespace == c.Peerings[0].Imports && !c.deaf {
+			if space, ok := strings.CutPrefix(name, "probe-"); ok && (o.spaces[space] || c.keeps) {
+				return netip.MustParseAddr("10.96.0.99"), nil
+			}
+		}
+	}
+	return netip.Addr{}, nil
 }
 
 func (c *played) Pods(context.Context, string) ([]Pod, error) {
@@ -188,7 +218,11 @@ func (c *played) start(o map[string]any) {
 
 // answer is what an asker finds, as two clusters with gateways would have it.
 func (c *played) answer(node string, own netip.Addr, to probe.Target) probe.Answer {
-	at := netip.MustParseAddrPort(to.Address)
+	at, err := netip.ParseAddrPort(to.Address)
+	named := err != nil
+	if named {
+		at = netip.MustParseAddrPort("10.96.0.99:9199")
+	}
 	b := at.Addr().As4()
 	far, seen, pods := "milan", byte(61), byte(62)
 	if c.name == "milan" {
@@ -198,6 +232,13 @@ func (c *played) answer(node string, own netip.Addr, to probe.Target) probe.Answ
 	switch {
 	case at.Port() == 30999:
 		p.Kind, p.To, p.Seen = KindNodePort, far, netip.AddrFrom4([4]byte{10, pods + 10, 0, 0}).String()
+	case at.Addr().String() == "10.96.0.99":
+		x := own.As4()
+		x[1] = pods
+		p.Kind, p.To, p.Seen = KindService, fmt.Sprintf("%s/%[1]s-1", far), netip.AddrFrom4(x).String()
+		if named {
+			p.host, _, _ = strings.Cut(to.Address, ":")
+		}
 	case b[1] == 244:
 		p.Kind, p.To, p.Seen = KindInside, c.name, own.String()
 	case b[1] == seen:

@@ -39,6 +39,7 @@ func Judge(a, b *Side, paths []Path) []Finding {
 	j.inside()
 	j.answers(a, b)
 	j.sources()
+	j.services(a, b)
 	j.sizes(a, b)
 	j.rest()
 	return j.all

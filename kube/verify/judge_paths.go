@@ -128,7 +128,7 @@ func (j *judge) sources() {
 			continue
 		}
 		switch {
-		case p.Kind == KindPods && p.Seen == p.unknown.String():
+		case (p.Kind == KindPods || p.Kind == KindService) && p.Seen == p.unknown.String():
 			if masqueraded[p.from] == nil {
 				masqueraded[p.from] = map[string]string{}
 			}
@@ -204,7 +204,7 @@ func (j *judge) rest() {
 	for i := range j.paths {
 		p := &j.paths[i]
 		if p.Error != "" {
-			if (p.Kind == KindNodePort || p.Kind == KindService) && !j.apart && !j.blamed[p.From] && !j.blamed[p.To] && !j.blamed[p.from.of(p.via)] {
+			if p.Kind == KindNodePort && !j.apart && !j.blamed[p.From] && !j.blamed[p.To] && !j.blamed[p.from.of(p.via)] {
 				j.wrong(p.from.name(), "%s: %s, although pods reach each other: see what kube-proxy, or what stands for it, says on node %s", p.name(), p.Error, cmp.Or(p.via, p.fromNode))
 			}
 			continue

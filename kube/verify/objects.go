@@ -45,13 +45,13 @@ func texts(all []string) (list []any) {
 	return list
 }
 
-// nodePortObjects are a Service whose only endpoint is an address of the other cluster.
-func nodePortObjects(name, address string) []map[string]any {
+// serviceObjects are a Service of a type, with labels, whose only endpoint is an address.
+func serviceObjects(name, kind, address string, labels map[string]any) []map[string]any {
 	port := map[string]any{"name": "probe", "protocol": "TCP", "port": int64(probe.Port)}
 	return []map[string]any{
 		{
-			"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": name},
-			"spec": map[string]any{"type": "NodePort", "ports": []any{port}},
+			"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": name, "labels": labels},
+			"spec": map[string]any{"type": kind, "ports": []any{port}},
 		},
 		{
 			"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",

@@ -43,6 +43,7 @@ type Path struct {
 	unknown          netip.Addr // under which the far end sees what is no pod
 	target           netip.Addr // that the asker asks; invalid: there is none
 	port             int        // of it; 0: that of servers
+	host             string     // by which name it is asked; "": by its address
 }
 
 // A Finding is what is wrong, or worth to know, in one sentence with its remedy.
@@ -61,6 +62,9 @@ const (
 func (p *Path) judge() {
 	fault := func(format string, args ...any) { p.Faults = append(p.Faults, fmt.Sprintf(format, args...)) }
 	a := &p.Answer
+	if a.Error == probe.NoDNS { // which is nothing of culvert's
+		return
+	}
 	if a.Error != "" {
 		fault("%s", a.Error)
 		return
@@ -95,10 +99,13 @@ func (p *Path) most() int {
 // Figures returns the cells of the path's line: whether it is well, both ends, the answer, datagrams, size, rate, and who is seen.
 func (p *Path) Figures() []string {
 	state, cells := "ok", []string{"–", "–", "–", "–", "–"}
-	if len(p.Faults) > 0 {
-		state = "wrong"
-	}
 	a := &p.Answer
+	switch {
+	case len(p.Faults) > 0:
+		state = "wrong"
+	case a.Error != "":
+		state = "–"
+	}
 	if a.Error != "" {
 		cells[0] = a.Error
 	} else {
@@ -121,7 +128,7 @@ func (p *Path) Figures() []string {
 	case KindNodePort:
 		from += " NodePort"
 	case KindService:
-		to += " Service"
+		to += p.service()
 	}
 	return append([]string{state, from, to}, cells...)
 }
@@ -141,7 +148,18 @@ func (p *Path) name() string {
 	if p.Kind == KindNodePort {
 		return fmt.Sprintf("%s by a NodePort to %s", p.From, p.To)
 	}
+	if p.Kind == KindService {
+		return p.From + " to " + p.To + p.service()
+	}
 	return p.From + " to " + p.To
+}
+
+// service is what stands behind the far end on a path to an exported Service.
+func (p *Path) service() string {
+	if p.host != "" {
+		return " Service by name"
+	}
+	return " Service"
 }
 
 // firstOf returns the first of several names, and how many more there are.

@@ -37,6 +37,7 @@ type run struct {
 	namespace string
 	token     string
 	report    *Report
+	imported  [2]string // namespace in which a cluster has a Service of the run's; "" = none
 }
 
 // Run asks two clusters and returns what it has found. An error means that it could not look; a removal that failed is one, too. All that it
@@ -150,9 +151,14 @@ func (r *run) ask(ctx context.Context) ([]Path, error) {
 		return nil, err
 	}
 	paths := r.paths()
+	exported, err := r.exports(ctx)
+	if err != nil {
+		return nil, err
+	}
 	if err := errors.Join(r.both(func(i int) error { return r.nodePort(ctx, i, &paths[len(paths)-1-i]) })...); err != nil {
 		return nil, err
 	}
+	paths = append(paths, exported...)
 	r.o.Progress(fmt.Sprintf("asking on %d paths", len(paths)))
 	return paths, errors.Join(r.both(func(i int) error { return r.askers(ctx, i, paths) })...)
 }
@@ -218,5 +224,6 @@ func (r *run) end(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, maxEnd)
 	defer cancel()
 	r.o.Progress("removing what this run has made")
-	return errors.Join(r.both(func(i int) error { return r.clusters[i].End(ctx, r.namespace) })...)
+	err := errors.Join(r.both(func(i int) error { return r.clusters[i].End(ctx, r.namespace) })...)
+	return errors.Join(err, errors.Join(r.both(func(i int) error { return r.awaitGone(ctx, i) })...))
 }

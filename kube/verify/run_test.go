@@ -5,10 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"culvert/integration/need"
 	"culvert/kube/peering"
+	"culvert/kube/verify/probe"
 )
 
 func address(text string) netip.Addr {
@@ -55,7 +61,86 @@ ok rome/rome-1 NodePort milan/milan-2 900 µs – – – 10.72.0.0`
 	if !strings.Contains(strings.Join(progress, "\n"), "milan: removed namespace culvert-verify-old, which an earlier run has left") {
 		t.Errorf("%q", progress)
 	}
+	for i, f := range r.Findings {
+		if want := []string{"rome", "milan"}[i]; f.Wrong || f.Cluster != want || !strings.HasPrefix(f.Text, "spec.imports of Peering ") || !strings.HasSuffix(f.Text, " was not tried") {
+			t.Errorf("%+v", f)
+		}
+	}
 	requireClean(t, w)
+}
+
+// TestRunExports: a Service of the run's is used by its address and by its name where a namespace is named for it, and has gone from there at the end.
+func TestRunExports(t *testing.T) {
+	const ok = `ok rome/rome-2 milan/milan-1 Service 900 µs – – – 10.62.2.60
+ok rome/rome-2 milan/milan-1 Service by name 900 µs – – – 10.62.2.60`
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "services"}, "probe", nil)
+	for _, tt := range []struct {
+		name, lines, wrong, note, err string
+		seed                          func(w *world)
+	}{
+		{"", ok, "", "milan: spec.imports of Peering rome names no namespace: an exported Service of rome was not tried", "", func(*world) {}},
+		{"no rights", "", "", "rome: you may not get services in namespace imports: an exported Service of milan was not tried", "", func(w *world) { w.rome.importError = forbidden }},
+		{"no external CIDR", "", "", "rome: milan's Peering has no spec.local.externalCIDR*", "", func(w *world) { w.milan.Peerings[0].External = netip.Prefix{} }},
+		{"no DNS", strings.ReplaceAll(ok, "ok rome/rome-2 milan/milan-1 Service by name 900 µs – – – 10.62.2.60", "– rome/rome-2 milan/milan-1 Service by name the cluster has no DNS – – – –"), "",
+			"rome: pods find no names at all*", "", func(w *world) {
+				w.spoil = func(p *Path) {
+					if p.host != "" {
+						p.Error = probe.NoDNS
+					}
+				}
+			}},
+		{"no name", "wrong rome/rome-2 milan/milan-1 Service by name the cluster's DNS finds no x", "rome: rome/rome-2 to milan/milan-1 Service by name: the cluster's DNS finds no x, although its address answers*", "", "", func(w *world) {
+			w.spoil = func(p *Path) {
+				if p.host != "" {
+					p.Error = "the cluster's DNS finds no x"
+				}
+			}
+		}},
+		{"no kube-proxy", "wrong rome/rome-2 milan/milan-1 Service no answer", "rome: rome/rome-2 to milan/milan-1 Service: no answer, although pods reach each other: see what kube-proxy*", "", "", func(w *world) {
+			w.spoil = func(p *Path) {
+				if p.Kind == KindService {
+					p.Error = "no answer"
+				}
+			}
+		}},
+		{"not imported", "wrong rome/rome-2 milan/milan-1 Service not imported within 20s", "rome: a Service that milan exports is not in namespace imports after 20s; milan says: the peer is silent; rome's gateway says nothing of it*", "", "", func(w *world) {
+			w.rome.deaf = true
+			w.milan.Peerings[0].Status.Conditions = append(w.milan.Peerings[0].Status.Conditions, &peering.Condition{Type: peering.Exported, Status: "False", Message: "the peer is silent"})
+		}},
+		{"stays", ok, "", "", "rome: Service imports/probe-culvert-verify-*is still there: the gateway removes it when milan's tells it so*", func(w *world) { w.rome.keeps = true }},
+	} {
+		need.Bubble(t, func(t *testing.T) {
+			w := newWorld(t)
+			w.rome.Peerings[0].Imports = "imports"
+			tt.seed(w)
+			r, err := w.run(t.Context(), Options{})
+			if r == nil || (err == nil) != (tt.err == "") || err != nil && !like(err.Error(), tt.err) {
+				t.Fatalf("%s: %v, want %q", tt.name, err, tt.err)
+			}
+			var lines, notes []string
+			for i := range r.Paths {
+				lines = append(lines, strings.Join(r.Paths[i].Figures(), " "))
+			}
+			for _, f := range r.Findings {
+				if !f.Wrong {
+					notes = append(notes, f.Cluster+": "+f.Text)
+				}
+			}
+			found := func(all []string, want string) bool {
+				return slices.ContainsFunc(all, func(x string) bool { return like(x, want) })
+			}
+			if !strings.Contains(strings.Join(lines, "\n"), tt.lines) || r.OK != (tt.wrong == "") {
+				t.Errorf("%s: ok %t\n%s", tt.name, r.OK, strings.Join(lines, "\n"))
+			}
+			if got := wrongs(r); tt.wrong == "" && len(got) > 0 || tt.wrong != "" && (len(got) != 1 || !like(got[0], tt.wrong)) {
+				t.Errorf("%s: %q, want %q", tt.name, got, tt.wrong)
+			}
+			if tt.note != "" && !found(notes, tt.note) {
+				t.Errorf("%s: %q, want %q", tt.name, notes, tt.note)
+			}
+			requireClean(t, w)
+		})
+	}
 }
 
 // TestRunRights: what is not allowed is said before anything is made.

@@ -58,6 +58,11 @@ func (t *Task) meet(ctx context.Context, to *Target) Answer {
 			return a
 		}
 		a.Error = short(err)
+		if unknown := new(net.DNSError); errors.As(err, &unknown) {
+			if a.Error = "the cluster's DNS finds no " + unknown.Name; !hasDNS(ctx) {
+				a.Error = NoDNS
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return a
@@ -94,6 +99,12 @@ func (t *Task) dial(ctx context.Context, address string) (*connection, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// hasDNS reports whether pods find the name that every cluster with DNS has.
+func hasDNS(ctx context.Context) bool {
+	_, err := net.DefaultResolver.LookupHost(ctx, "kubernetes.default.svc")
+	return err == nil
 }
 
 // short is what an error is about, without the addresses, which are known.

@@ -22,6 +22,9 @@ type Task struct {
 	Patience int `json:"patience"`
 }
 
+// NoDNS is the error of a Target with a name, in a cluster whose pods find no name at all.
+const NoDNS = "the cluster has no DNS"
+
 // A Target is a server, or what leads to one.
 type Target struct {
 	Name    string `json:"name"`
