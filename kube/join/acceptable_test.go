@@ -15,6 +15,9 @@ func TestAcceptable(t *testing.T) {
 	const other = "HIgo9xNzJMWLKASShiTqIybxZ0U3wGLiUeJ1PKf8ykw="
 	from := func(i *Invitation) *Invitation { i.From, i.To = "milan", "rome"; return i }
 	peering := func(key, own string) string { return strings.NewReplacer("KEY", key, "OWN", own).Replace(invited) }
+	client := func(key string) string { // rome has accepted milan's invitation
+		return strings.Replace(peering(", endpoint: '192.0.2.7:51840', remote: {podCIDRs: [{cidr: 10.244.0.0/16, remap: 10.61.0.0/16}]}, publicKey: "+key, other), "role: Server", "role: Client", 1)
+	}
 	another := func(i *Invitation) *Invitation { i.Answers = strings.Repeat("e", 32); return i }
 	for _, c := range []struct {
 		name, peering string
@@ -22,6 +25,8 @@ func TestAcceptable(t *testing.T) {
 		want          string
 	}{
 		{"first", serviceCIDR, from(invitation()), ""},
+		{"used twice", client(invitation().Key.Base64()), from(invitation()), ""}, // nothing changes
+		{"used by another", client(other), from(invitation()), "Peering milan has another key of it already: what is used once is used up"},
 		{"answer", peering("", other), answer(), ""},
 		{"answer again", peering(", publicKey: "+answer().Key.Base64(), other), answer(), ""},
 		{"its own", peering("", invitation().Key.Base64()), from(invitation()), "the message is this cluster's own"},

@@ -35,6 +35,7 @@ type Cluster struct {
 	Balanced bool
 	Address  netip.Addr
 	Public   bool // Address is an ExternalIP
+	Six      bool // pods have addresses of IPv6, which no Peering carries
 
 	taken    []ipam.Taken   // what is used
 	wide     []netip.Prefix // where more of it may come
@@ -48,7 +49,7 @@ const maxCIDRs = 16
 
 // Find says what a cluster has. The error names the flag by which the user says what cannot be found.
 func (s *Survey) Find(name string, h Hints) (*Cluster, error) {
-	c := &Cluster{Name: name, Nodes: len(s.nodes), Balanced: s.balanced, peerings: s.peerings, specs: s.specs, nonces: s.nonces}
+	c := &Cluster{Name: name, Nodes: len(s.nodes), Balanced: s.balanced, Six: s.six, peerings: s.peerings, specs: s.specs, nonces: s.nonces}
 	if len(s.nodes) == 0 {
 		return nil, errors.New("there is no Node")
 	}
@@ -185,6 +186,9 @@ func (s *Survey) ofPods(others []netip.Addr) (all []Found, err error) {
 	var addresses []netip.Addr
 	for _, p := range s.pods {
 		addresses = append(addresses, p.address)
+	}
+	if len(addresses) == 0 && s.six {
+		return nil, errors.New("pods have addresses of IPv6 alone; Peerings carry IPv4 alone so far, so that there is nothing to join")
 	}
 	if len(addresses) == 0 {
 		return nil, errors.New("--pod-cidr: missing; neither Nodes nor Pods tell where pods are")

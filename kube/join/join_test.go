@@ -91,6 +91,7 @@ func TestFind(t *testing.T) {
 		{name: "pods among nodes, said", objects: []string{bare, serviceCIDR, pod(1, 1, "10.0.1.9")}, hints: Hints{Pods: parse(t, "10.0.1.0/24")},
 			pods: "10.0.1.0/24 (--pod-cidr)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
 		{name: "nothing tells", objects: []string{bare, serviceCIDR}, err: "--pod-cidr: missing; neither"},
+		{name: "IPv6 alone", objects: []string{node(1, "172.18.0.1", "fd00:244:1::/64")}, err: "pods have addresses of IPv6 alone; Peerings carry IPv4 alone so far"},
 		{name: "Services said", objects: []string{nodes, serviceCIDR}, hints: Hints{Services: parse(t, "10.9.0.0/16")},
 			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes", services: "10.9.0.0/16 (--service-cidr)"},
 		{name: "a pod on another Node's CIDR", objects: []string{nodes, serviceCIDR, pod(1, 1, "10.244.2.9")},
@@ -266,6 +267,30 @@ func TestNameOf(t *testing.T) {
 	} {
 		if got := NameOf(context); got != want {
 			t.Errorf("%s: %q, want %q", context, got, want)
+		}
+	}
+}
+
+// TestDualStack: of two families IPv4 is found and proposed, and it is said that IPv6 stays behind.
+func TestDualStack(t *testing.T) {
+	two := func(n int) string {
+		return fmt.Sprintf(`{kind: Node, metadata: {name: n%[1]d}, spec: {podCIDRs: ["fd00:244:%[1]d::/64", 10.244.%[1]d.0/24]}, status: {addresses: [{type: InternalIP, address: "2001:db8::%[1]d"}, {type: InternalIP, address: 172.18.0.%[1]d}]}}`, n)
+	}
+	for name, c := range map[string]struct {
+		objects []string
+		six     bool
+	}{"dual": {[]string{two(1), two(2), serviceCIDR}, true}, "IPv4": {[]string{node(1, "172.18.0.1", "10.244.1.0/24"), serviceCIDR}, false}} {
+		found, err := survey(t, c.objects...).Find("rome", Hints{})
+		if err != nil || !strings.HasPrefix(describe(found.Pods), "10.244.0.0/16 (guessed: ") || found.PodsFrom != "Nodes" || found.Address.String() != "172.18.0.1" {
+			t.Fatalf("%s: %+v, %v", name, found, err)
+		}
+		spec, lines, err := found.Propose(Peer{Name: "milan", Role: "Server"}, netip.Prefix{}, nil)
+		if err != nil || strings.Join(spec.Local.PodCIDRs, " ") != "10.244.0.0/16" {
+			t.Errorf("%s: %+v, %v", name, spec, err)
+		}
+		said := slices.ContainsFunc(lines, func(l Line) bool { return l.What == "IPv6" && l.Value == "is not carried" })
+		if said != c.six {
+			t.Errorf("%s: %+v", name, lines)
 		}
 	}
 }

@@ -223,6 +223,9 @@ func (c *Cluster) lines() (all []Line) {
 	if c.PodsFrom == "Pods" {
 		all = append(all, Line{"pods are where", "Pods say", "Nodes do not tell where all pods are"})
 	}
+	if c.Six {
+		all = append(all, Line{"IPv6", "is not carried", "pods have addresses of it too; Peerings carry IPv4 alone so far"})
+	}
 	for _, f := range c.Services {
 		all = append(all, Line{"Services", f.CIDR.String(), f.Source + "; no peer gets it"})
 	}

@@ -22,6 +22,7 @@ type Survey struct {
 	balanced bool              // a load balancer has an address
 	ranges   []Found           // ServiceCIDRs
 	pools    []Found           // IPPools of Calico
+	six      bool              // pods have addresses of IPv6
 	peerings []*peering.Peering
 	specs    map[string]*peering.Spec
 	nonces   map[string]string
@@ -52,6 +53,7 @@ func part(u *unstructured.Unstructured, name string, to any) {
 func (s *Survey) Node(u *unstructured.Unstructured) {
 	var n surveyedNode
 	n.pods, n.addresses = peering.NodeOf(u)
+	s.six = s.six || slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return p.Addr().Is6() })
 	n.pods = slices.DeleteFunc(n.pods, func(p netip.Prefix) bool { return !p.Addr().Is4() })
 	var status struct {
 		Addresses  []struct{ Type, Address string }
