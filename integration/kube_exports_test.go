@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -160,6 +161,7 @@ func TestKubeExports(t *testing.T) {
 		clusterIP, address := rome.awaitImport("milan", "web-shop", true)
 		t.Logf("Service milan/web-shop has %s, and stands for %s", clusterIP, address)
 		testExportUsed(t, rome, milan, clusterIP, address)
+		t.Run("Services of a node", func(t *testing.T) { testExportByServices(t, rome, milan, clusterIP) })
 		t.Run("endpoints change", func(t *testing.T) { testExportEndpoints(t, rome, milan, address) })
 		t.Run("gateway begins anew", func(t *testing.T) { testExportRestart(t, rome, milan, clusterIP, address) })
 		t.Run("refused", func(t *testing.T) { testExportRefused(t, rome, milan, exportLabel) })
@@ -221,6 +223,34 @@ func testExportUsed(t *testing.T, rome, milan *peeringLab, clusterIP, address st
 	if err != nil || string(b[:n]) != "name" || from.(*net.UDPAddr).IP.String() != rome.seen(client) {
 		t.Errorf("%q from %v, %v", b[:n], from, err)
 	}
+}
+
+// testExportByServices: a node that serves Services itself, in the process that has its links, leaves pods their addresses on the way to the peer.
+func testExportByServices(t *testing.T, rome, milan *peeringLab, clusterIP string) {
+	const rbac = "rbac.authorization.k8s.io/v1"
+	rome.apply(object{"apiVersion": rbac, "kind": "ClusterRole", "metadata": object{"name": "services"}, "rules": []object{
+		{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{"endpointslices"}, "verbs": []string{"list", "watch"}}}},
+		object{"apiVersion": rbac, "kind": "ClusterRoleBinding", "metadata": object{"name": "services"},
+			"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "services"},
+			"subjects": []object{{"kind": "ServiceAccount", "name": "culvert-node", "namespace": agentNamespace}}})
+	rome.api.awaitRight(t, agentUser, "list", "discovery.k8s.io/endpointslices", "")
+	file := filepath.Join(t.TempDir(), "node.yaml")
+	writeReadable(t, file, fmt.Sprintf("services: {addresses: [%s], pods: [%s], serviceCIDRs: [%s]}\n", rome.address(1), rome.podCIDR(), kubeServices))
+	rome.endAgent(0, syscall.SIGTERM)
+	rome.startAgent(0, "--services=all", "--config", file)
+	client, server := rome.pod(&kubeNodes[0], 5), milan.pod(&kubeNodes[0], 5)
+	want := server + " sees " + rome.seen(client)
+	eventually(t, want, func() error {
+		said, err := visitShop(rome.pods[0], clusterIP)
+		if err == nil && said != want {
+			err = errors.New(said)
+		}
+		return err
+	})
+	rome.awaitAgentStatus(0, "cv-milan", "milan/web-shop")
+	rome.endAgent(0, syscall.SIGTERM)
+	rome.startAgent(0)
+	rome.awaitAgentStatus(0, "gateway answers")
 }
 
 // testExportEndpoints: new clients get the new endpoints within a second, and none when there are none.

@@ -2,7 +2,6 @@ package integration
 
 import (
 	"bytes"
-	"crypto/ecdh"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // testPeeringPutBack: what others remove comes back.
@@ -33,6 +33,59 @@ func testPeeringPutBack(t *testing.T, p *peeringLab) {
 	has(exception, true, "nft", "list", "table", "ip", "culvert")
 	node.run("nft", "delete", "table", "ip", "culvert")
 	has(exception, true, "nft", "list", "table", "ip", "culvert")
+}
+
+// testPeeringWider: a Peering changes while it carries traffic. What it adds is there at once, and what it had has lost nothing.
+func testPeeringWider(t *testing.T, p, other *peeringLab) {
+	stored := must2(t)(p.api.admin.get(p.peering()))
+	with := p.peering()
+	with["spec"].(object)["publicKey"] = field(stored, "spec", "publicKey")
+	more := object{"cidr": "10.201.0.0/16", "remap": "10.99.0.0/16"}
+	with["spec"].(object)["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}, more}
+	p.apply(with)
+	eventually(t, "a route to what the peer has now", func() error {
+		if out := p.nodes[0].run("ip", "route", "show", "10.99.0.0/16"); !strings.Contains(out, "cv-"+p.remote.name) {
+			return errNotYet
+		}
+		return nil
+	})
+	with["spec"].(object)["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}}
+	p.apply(with)
+	eventually(t, "the route has gone", func() error {
+		if out := p.nodes[0].run("ip", "route", "show", "10.99.0.0/16"); out != "" {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
+// peeringAway is how long the API server is away, in full.
+const peeringAway = time.Minute
+
+// testPeeringAway: while the API server is away, which it is already, all goes on as it was; what has changed meanwhile is obeyed when it is back.
+func testPeeringAway(t *testing.T, p *peeringLab, streams []*linkStream) {
+	t.Helper()
+	if os.Getenv(longEnv) != "" {
+		time.Sleep(peeringAway)
+	}
+	requireAlive(t, "the API server is away", streams)
+	stored := must2(t)(p.api.admin.get(p.peering()))
+	with := p.peering()
+	with["spec"].(object)["publicKey"] = field(stored, "spec", "publicKey")
+	with["spec"].(object)["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}, {"cidr": "10.201.0.0/16", "remap": "10.99.0.0/16"}}
+	p.apply(with)
+	p.api.relay.hold(false)
+	eventuallyWithin(t, kubeBack, "what has changed meanwhile is obeyed", func() error {
+		for _, node := range p.nodes {
+			if out := node.run("ip", "route", "show", "10.99.0.0/16"); !strings.Contains(out, "cv-"+p.remote.name) {
+				return errNotYet
+			}
+		}
+		return nil
+	})
+	with["spec"].(object)["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}}
+	p.apply(with)
+	requireAlive(t, "the API server is back", streams)
 }
 
 // testPeeringChanged: the other cluster is at its new addresses at once, and no more at the old ones.
@@ -80,16 +133,7 @@ func testPeeringAnother(t *testing.T, rome *peeringLab, streams []*linkStream) {
 	p.apply(with)
 	p.api.awaitRight(t, p.gatewayUser(), "list", "culvert.io/tunnelnodes", agentNamespace)
 	p.startGateway("gateway-turin")
-	var key *ecdh.PublicKey
-	eventually(t, "its key", func() error {
-		text, _ := p.status("publicKey").(string)
-		raw, err := base64.StdEncoding.DecodeString(text)
-		if err == nil {
-			key, err = ecdh.X25519().NewPublicKey(raw)
-		}
-		return err
-	})
-	turin.startFileGateway(key)
+	turin.startFileGateway(p.publicKey())
 	turin.startTunnels()
 	p.awaitCondition("NodesReady", "True")
 	p.awaitCondition("Connected", "True")
@@ -340,6 +384,9 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 			}
 			return fmt.Errorf("%v", all)
 		})
+		if c.name == "services" {
+			p.awaitAgentStatus(1, "left out: Peering/culvert/bad-services: spec.remote.podCIDRs[0].remap")
+		}
 		if err := p.api.admin.delete(o); err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,8 @@
 package integration
 
 import (
+	"crypto/ecdh"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/http"
@@ -24,7 +26,8 @@ const (
 type peeringLab struct {
 	*kubeLab
 	remote      *kubeEnd
-	kubeconfigs []string // of the agents, by node
+	kubeconfigs []string  // of the agents, by node
+	runtime     [2]string // folders of the agents' sockets
 	agents      []*peerProcess
 	gateway     *peerProcess
 	imports     string // namespace for what the peer exports
@@ -201,9 +204,26 @@ func (p *peeringLab) startGateway(pod string) {
 		"--health-probe-bind-address="+healthAddress, "--kubeconfig="+p.kubeconfig(token))
 }
 
-func (p *peeringLab) startAgent(i int) {
-	p.agents[i] = p.nodes[i].start(nil, os.Getenv(binaryEnv), "node", "--kube", "--node-name", kubeNodes[i].name, "--kubeconfig", p.kubeconfigs[i],
-		"--daemonset", agentNamespace+"/culvert-node")
+func (p *peeringLab) startAgent(i int, more ...string) {
+	if p.runtime[i] == "" {
+		p.runtime[i] = p.t.TempDir()
+	}
+	p.agents[i] = p.nodes[i].start(nil, "env", append([]string{"XDG_RUNTIME_DIR=" + p.runtime[i], os.Getenv(binaryEnv), "node", "--kube", "--node-name", kubeNodes[i].name,
+		"--kubeconfig", p.kubeconfigs[i], "--daemonset", agentNamespace + "/culvert-node"}, more...)...)
+}
+
+// awaitAgentStatus waits until culvert status says something on a node.
+func (p *peeringLab) awaitAgentStatus(i int, what ...string) {
+	p.t.Helper()
+	eventually(p.t, fmt.Sprint("culvert status on node ", i+1), func() error {
+		out, err := p.nodes[i].try("", "env", "XDG_RUNTIME_DIR="+p.runtime[i], os.Getenv(binaryEnv), "status")
+		for _, want := range what {
+			if !strings.Contains(out, want) {
+				return fmt.Errorf("no %q: %v: %s", want, err, out)
+			}
+		}
+		return err
+	})
 }
 
 func (p *peeringLab) endAgent(i int, signal syscall.Signal) {
@@ -270,6 +290,20 @@ func (p *peeringLab) meet(other *peeringLab) {
 	p.apply(with)
 }
 
+// publicKey waits for the gateway's key.
+func (p *peeringLab) publicKey() (key *ecdh.PublicKey) {
+	p.t.Helper()
+	eventually(p.t, p.name+": its key", func() error {
+		text, _ := p.status("publicKey").(string)
+		raw, err := base64.StdEncoding.DecodeString(text)
+		if err == nil {
+			key, err = ecdh.X25519().NewPublicKey(raw)
+		}
+		return err
+	})
+	return key
+}
+
 // masquerade makes the nodes do what CNIs do: packets to others leave with the node's source, and so do those from others to pods.
 func (p *peeringLab) masquerade() {
 	p.t.Helper()
@@ -297,6 +331,7 @@ func TestKubePeering(t *testing.T) {
 			}
 		}
 		rome.awaitCondition("Connected", "False NoPeerKey")
+		rome.awaitAgentStatus(0, "node node1, up ")
 		rome.meet(milan)
 		milan.meet(rome)
 		for _, p := range labs {
@@ -304,6 +339,9 @@ func TestKubePeering(t *testing.T) {
 			p.awaitCondition("NodesReady", "True")
 			p.awaitCondition("Connected", "True")
 			p.gateway.requireConfined(t, unprivilegedUID, unprivilegedUID)
+			for i := range kubeNodes {
+				p.awaitAgentStatus(i, "node "+kubeNodes[i].name+", up ", "cv-"+p.remote.name, "gateway answers")
+			}
 		}
 		for _, way := range [][2]*peeringLab{{rome, milan}, {milan, rome}} {
 			testKubePods(t, way[0].kubeLab, way[1].kubeLab)
@@ -320,6 +358,8 @@ func TestKubePeering(t *testing.T) {
 			}
 			requireAlive(t, signal.String()+" and start of agents", streams)
 		}
+		t.Run("another CIDR", func(t *testing.T) { testPeeringWider(t, rome, milan) })
+		requireAlive(t, "another CIDR of the peer", streams)
 		t.Run("another peering", func(t *testing.T) { testPeeringAnother(t, rome, streams) })
 		t.Run("bad objects", func(t *testing.T) { testPeeringBad(t, rome) })
 		requireAlive(t, "bad objects", streams)
@@ -327,7 +367,7 @@ func TestKubePeering(t *testing.T) {
 		rome.endAgent(0, syscall.SIGKILL)
 		rome.startAgent(0)
 		requireAlive(t, "an agent starts without the API server", streams)
-		rome.api.relay.hold(false)
+		testPeeringAway(t, rome, streams)
 		t.Run("gateway ends", func(t *testing.T) { testPeeringGatewayEnds(t, rome, milan) })
 		t.Run("changed remap", func(t *testing.T) { testPeeringChanged(t, milan, rome) })
 		t.Run("Pods", func(t *testing.T) { testPeeringPods(t, milan, rome) })

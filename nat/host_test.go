@@ -253,6 +253,37 @@ func TestHostEndpointLeaves(t *testing.T) {
 	}
 }
 
+// A backend that is no pod of the cluster, as of an imported Service, sees the node unless its answers are routed here; then it sees the pod that
+// asks, and still no other client.
+func TestHostRouted(t *testing.T) {
+	for _, test := range []struct {
+		from   string
+		routed bool
+		sees   string
+	}{
+		{"10.244.2.9", false, "172.18.0.2"}, {"10.244.2.9", true, "10.244.2.9"}, {"198.51.100.9", true, "172.18.0.2"}, {"172.18.0.2", true, "172.18.0.2"},
+	} {
+		e := host(t, func(c *nat.Config) {
+			for i := range c.Services {
+				if s := &c.Services[i]; len(s.Backends) > 0 {
+					s.Backends = []rules.Backend{{Address: address("10.71.0.9"), Port: 80}}
+				}
+			}
+			if test.routed {
+				c.Host.Routed = []netip.Prefix{prefix("10.71.0.0/24")}
+			}
+		})
+		_, got, out := forwarded(t, e, rules.HostLink, tcp(test.from, "10.96.0.10", 40000, 80, nattest.SYN, "").Bytes(), start)
+		if got.Source.String() != test.sees || got.Destination.String() != "10.71.0.9" || got.SourcePort < 61000 {
+			t.Errorf("%s, routed %t: %s:%d to %s, want %s", test.from, test.routed, got.Source, got.SourcePort, got.Destination, test.sees)
+		}
+		answer := tcp("10.71.0.9", got.Source.String(), 80, got.SourcePort, nattest.SYN|nattest.ACK, "")
+		if _, back, _ := forwarded(t, e, rules.HostLink, answer.Bytes(), start); back.Destination.String() != test.from || back.Source.String() != "10.96.0.10" || len(out) == 0 {
+			t.Errorf("%s, routed %t: the answer goes from %s to %s", test.from, test.routed, back.Source, back.Destination)
+		}
+	}
+}
+
 // What is amended is one service alone; what is wrong with it, or that there is none of its kind, is said, and nothing changes.
 func TestHostAmend(t *testing.T) {
 	e := host(t, only(0))

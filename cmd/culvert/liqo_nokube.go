@@ -21,7 +21,7 @@ var errNoPeerings = errors.New("--kube: this culvert was built with the tag noku
 
 func runKube(context.Context, *kubeFlags) error { return errNoPeerings }
 
-func (p *nodePeerings) run(context.Context, *nodeKube, func(context.Context) error) error {
+func (p *nodePeerings) run(context.Context, *nodeKube, *linkStatus, func(context.Context) error) error {
 	return errNoPeerings
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/signal"
 	"slices"
@@ -69,7 +70,7 @@ func newNodeCommand() *cobra.Command {
 			case p.on && takeOver:
 				return fmt.Errorf("--takeover: %w", errLinksStay)
 			case p.on && file == "" && !k.on():
-				return p.start(cmd.Context(), k, nil)
+				return p.start(cmd.Context(), k, new(linkStatus), nil)
 			}
 			read, err := k.loader(file)
 			if err != nil {
@@ -94,7 +95,11 @@ func newNodeCommand() *cobra.Command {
 				return l.start(cmd.Context(), k, status, func(ctx context.Context) error { return runNode(ctx, load, c, k, status) })
 			}
 			if p.on {
-				return p.start(cmd.Context(), k, func(ctx context.Context) error { return runNode(ctx, load, c, k, nil) })
+				status := new(linkStatus)
+				if c.Services != nil {
+					k.remotes.services = c.Services.ServiceCIDRs
+				}
+				return p.start(cmd.Context(), k, status, func(ctx context.Context) error { return runNode(ctx, load, c, k, status) })
 			}
 			return runNode(cmd.Context(), load, c, k, nil)
 		},
@@ -159,7 +164,35 @@ func mayTakeOver(c *node.Config) error {
 }
 
 // nodeKube says whether and how Services come from Kubernetes.
-type nodeKube struct{ mode, name, namespace, kubeconfig string }
+type nodeKube struct {
+	mode, name, namespace, kubeconfig string
+	remotes                           remotes
+}
+
+// remotes are the CIDRs of other clusters to which links of this process lead, for whoever serves Services beside them.
+type remotes struct {
+	services []netip.Prefix // the addresses of Services that this process serves; set before links are made
+
+	mu   sync.Mutex
+	all  []netip.Prefix
+	tell func([]netip.Prefix) // nil: nobody
+}
+
+func (r *remotes) set(all []netip.Prefix) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all = all; r.tell != nil {
+		r.tell(all)
+	}
+}
+
+// follow has tell called with the CIDRs now, and when they change.
+func (r *remotes) follow(tell func([]netip.Prefix)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tell = tell
+	tell(r.all)
+}
 
 func (k *nodeKube) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&k.mode, "services", "off", "serve Services of Kubernetes: `WHICH` is labelled, all or off")

@@ -23,6 +23,7 @@ func (k *nodeKube) serve(base *services.Config, show shower, log *logrus.Logger)
 	klog.SetLogger(klog.Logger{}) // the source logs what matters
 	base.Which = k.mode
 	source := service.NewSource(client, service.Mode(k.mode), k.name, k.namespace, base, log.WithField("node", k.name))
+	k.remotes.follow(source.Route)
 	serve = func(ctx context.Context) (failed error) {
 		ctx, stop := context.WithCancel(ctx)
 		defer stop()

@@ -41,10 +41,10 @@ func (p *nodePeerings) check(cmd *cobra.Command, l *nodeLiqo) error {
 }
 
 // start gives the node its links and routes until ctx ends, and runs beside, which may be nil, meanwhile.
-func (p *nodePeerings) start(ctx context.Context, k *nodeKube, beside func(context.Context) error) error {
+func (p *nodePeerings) start(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
 	e := new(configfile.Errors)
 	if e.Name("--node-name", k.name, configfile.MaxDomain); e.Err() != nil {
 		return e.Err()
 	}
-	return p.run(ctx, k, beside)
+	return p.run(ctx, k, status, beside)
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/netip"
 	"net/url"
+	"slices"
 	"sync"
 
 	"k8s.io/client-go/tools/clientcmd"
@@ -24,21 +25,29 @@ import (
 
 // nodeMachine is this node as the source of its Peerings sees it.
 type nodeMachine struct {
-	links  *links.Set
-	routes *remote.Keeper
+	links   *links.Set
+	routes  *remote.Keeper
+	remotes *remotes
 }
 
 // Apply makes links and routes the desired ones.
 func (m nodeMachine) Apply(all []links.Link, peers []remote.Peer) {
 	m.links.Apply(all)
+	peers = slices.Clone(peers)
+	var led []netip.Prefix
+	for i := range peers {
+		peers[i].Services = m.remotes.services
+		led = append(led, peers[i].Remote...)
+	}
 	m.routes.Apply(peers)
+	m.remotes.set(led)
 }
 
 // SourceTo returns the address from which this node sends to another.
 func (m nodeMachine) SourceTo(to netip.Addr) (netip.Addr, error) { return remote.SourceTo(to) }
 
 // run gives the node the links and routes that Peerings ask for until ctx ends, and runs beside, which serves Services and may be nil, meanwhile.
-func (p *nodePeerings) run(ctx context.Context, k *nodeKube, beside func(context.Context) error) error {
+func (p *nodePeerings) run(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
 	chooseCollection()
 	client, err := newClient(k.kubeconfig)
 	if err != nil {
@@ -61,7 +70,7 @@ func (p *nodePeerings) run(ctx context.Context, k *nodeKube, beside func(context
 		entry.WithField("version", control.ReadVersion()).Info("node starting")
 	}
 	source := peering.NewNodeSource(client, k.name, p.gateways, p.own, p.apiServer(k.kubeconfig), entry)
-	m := nodeMachine{set, remote.New(entry)}
+	m := nodeMachine{set, remote.New(entry), &k.remotes}
 	nodeLoad.Devices(set.Devices)
 	nodeLoad.Socket("gateways", set.Socket)
 	err = both(ctx, beside, func(ctx context.Context) error {
@@ -70,6 +79,7 @@ func (p *nodePeerings) run(ctx context.Context, k *nodeKube, beside func(context
 		tasks.Go(seen.Serve)
 		tasks.Go(func() { nodeLoad.Run(running, k.name, true, entry) })
 		tasks.Go(func() { source.Run(running, m) })
+		tasks.Go(func() { status.show(running, k.name, entry, set.Show, source.Show) })
 		tasks.Go(func() { m.routes.Run(running, source.ReportRoutes) })
 		err := set.Run(running, func(all []links.Status) {
 			m.routes.Look() // a link may have come

@@ -31,7 +31,7 @@ func showServices(ctx context.Context, name string, status func() control.NodeSt
 	began := time.Now()
 	server := control.NewNodeServer(func() control.NodeStatus {
 		n := status()
-		n.Findings = nodeLoad.Findings()
+		n.Findings = append(n.Findings, nodeLoad.Findings()...)
 		n.Version, n.PID, n.Started, n.UptimeSeconds = control.ReadVersion(), os.Getpid(), began, time.Since(began).Seconds()
 		return n
 	}, stdlog.New(io.Discard, "", 0))

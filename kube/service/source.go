@@ -48,6 +48,7 @@ type Source struct {
 	state    *State          // +checklocks:mu
 	complete map[string]bool // +checklocks:mu
 	changed  bool            // +checklocks:mu
+	routed   []netip.Prefix  // of Route; +checklocks:mu
 	events   []kube.Event    // +checklocks:mu
 	tracker  *leaseTracker   // +checklocks:mu
 	// unable lists the addresses that this node cannot announce, as in its Lease.
@@ -150,6 +151,16 @@ func (s *Source) Rebase(_ context.Context, base *services.Config) error {
 	return nil
 }
 
+// Route says which hosts of other clusters answer through this node: they see the pods that ask them by a Service.
+func (s *Source) Route(hosts []netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Equal(s.routed, hosts) {
+		s.routed, s.changed = hosts, true
+		signal(s.wake)
+	}
+}
+
 // apply serves the latest state.
 func (s *Source) apply(serve func(*services.Config) error) {
 	for {
@@ -168,6 +179,7 @@ func (s *Source) apply(serve func(*services.Config) error) {
 			return
 		}
 		c := s.state.Config()
+		c.Routed = s.routed
 		checks := s.state.Checks()
 		s.changed = false
 		s.mu.Unlock()

@@ -29,6 +29,8 @@ type Host struct {
 	ServiceCIDRs []netip.Prefix
 	// Bridged are CIDRs whose hosts reach each other without being routed by this node.
 	Bridged []netip.Prefix
+	// Routed are CIDRs of hosts that are no pods of the cluster and whose answers the kernel routes here all the same.
+	Routed []netip.Prefix
 }
 
 // A Frontend says how a node serves a Service: like kube-proxy, by the Service's traffic policies and by client. A Service with a Frontend may have
@@ -48,6 +50,7 @@ type hostFacts struct {
 	Host
 	podCIDRs            []netip.Prefix
 	own, pods, services bart.Lite
+	answering           bart.Lite // whose answers the kernel routes here
 }
 
 func newHost(c *Config) *hostFacts {
@@ -56,11 +59,15 @@ func newHost(c *Config) *hostFacts {
 	}
 	h := &hostFacts{Host: *c.Host, podCIDRs: slices.Clone(c.LocalPodCIDRs)}
 	h.Addresses, h.ServiceCIDRs, h.Bridged = slices.Clone(h.Addresses), slices.Clone(h.ServiceCIDRs), slices.Clone(h.Bridged)
+	h.Routed = slices.Clone(h.Routed)
 	for _, a := range h.Addresses {
 		h.own.Insert(netip.PrefixFrom(a, a.BitLen()))
 	}
 	for _, p := range h.podCIDRs {
 		h.pods.Insert(p)
+	}
+	for _, p := range slices.Concat(h.podCIDRs, h.Routed) {
+		h.answering.Insert(p)
 	}
 	for _, p := range h.ServiceCIDRs {
 		h.services.Insert(p)
@@ -134,9 +141,9 @@ func (h *hostFacts) unserved(v *view) bool {
 }
 
 // unanswerable reports whether a backend's answers to a client would not return through the node: for a backend that calls itself, for hosts on one
-// bridge, and for backends that are not pods, whose packets the kernel does not route here.
+// bridge, and for backends that are neither pods nor Routed, whose packets the kernel does not route here.
 func (h *hostFacts) unanswerable(client, backend netip.Addr) bool {
-	if client == backend || !h.pods.Contains(backend) {
+	if client == backend || !h.answering.Contains(backend) {
 		return true
 	}
 	return slices.ContainsFunc(h.Bridged, func(p netip.Prefix) bool { return p.Contains(client) && p.Contains(backend) })
@@ -194,7 +201,7 @@ func (c *Config) validateHost(k *checker) {
 	if h.Ports.First < 1024 || h.Ports.Last < h.Ports.First+portsLeast-1 {
 		k.fault("Host.Ports", "%d to %d are not %d ports above 1023", h.Ports.First, h.Ports.Last, portsLeast)
 	}
-	for path, list := range map[string][]netip.Prefix{"LocalPodCIDRs": c.LocalPodCIDRs, "Host.ServiceCIDRs": h.ServiceCIDRs, "Host.Bridged": h.Bridged} {
+	for path, list := range map[string][]netip.Prefix{"LocalPodCIDRs": c.LocalPodCIDRs, "Host.ServiceCIDRs": h.ServiceCIDRs, "Host.Bridged": h.Bridged, "Host.Routed": h.Routed} {
 		for i, p := range list {
 			k.prefix(at(path, i), p)
 		}

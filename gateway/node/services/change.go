@@ -8,7 +8,7 @@ import (
 
 // SameBut reports whether o equals c except for endpoints.
 func (c *Config) SameBut(o *Config) bool {
-	return slices.Equal(c.Addresses, o.Addresses) && slices.Equal(c.Pods, o.Pods) && slices.Equal(c.Bridged, o.Bridged) &&
+	return slices.Equal(c.Addresses, o.Addresses) && slices.Equal(c.Pods, o.Pods) && slices.Equal(c.Bridged, o.Bridged) && slices.Equal(c.Routed, o.Routed) &&
 		slices.Equal(c.ServiceCIDRs, o.ServiceCIDRs) &&
 		slices.EqualFunc(c.Services, o.Services, func(a, b Service) bool { return a.sameBut(&b) })
 }

@@ -51,6 +51,7 @@ type Config struct {
 	Addresses    []netip.Addr // of this node, for node ports; the first of each family is used for masquerading
 	Pods         []netip.Prefix
 	Bridged      []netip.Prefix
+	Routed       []netip.Prefix // hosts of other clusters that see the pods that ask them, because their answers come through this node too
 	ServiceCIDRs []netip.Prefix
 	Ports        rules.PortRange // for masquerading
 	MTU          int

@@ -54,6 +54,7 @@ func (c *Config) plan(own []netip.Addr, left ...netip.AddrPort) *plan {
 			MSSClamp:      rules.MSSClamp(c.MTU - 40),
 			Host: &rules.Host{
 				Addresses: own, Masquerade: c.masquerade(), Ports: c.Ports, ServiceCIDRs: c.ServiceCIDRs, Bridged: c.Bridged,
+				Routed: c.Routed,
 			},
 		},
 	}}
@@ -125,8 +126,8 @@ func (c *Config) plan(own []netip.Addr, left ...netip.AddrPort) *plan {
 		for a := range c.masquerade().All() {
 			p.front = append(p.front, steer{host(a), false, protocol, c.Ports})
 		}
-		for _, pods := range c.Pods {
-			p.behind = append(p.behind, steer{pods, true, protocol, c.Ports})
+		for _, hosts := range slices.Concat(c.Pods, c.Routed) {
+			p.behind = append(p.behind, steer{hosts, true, protocol, c.Ports})
 		}
 	}
 	return p
