@@ -52,6 +52,9 @@ start() {
 	echo $! >"$at.pid"
 }
 
+# runs PID reports whether it does: one that has ended may wait for a parent that does not ask.
+runs() { [ -e "/proc/$1" ] && ! grep -qs '^State:.Z' "/proc/$1/status"; }
+
 # stop FILE... ends processes by their pid, all at once.
 stop() {
 	local at pid tries
@@ -59,7 +62,7 @@ stop() {
 	for at in "$@"; do
 		[ -s "$at" ] || continue
 		pid=$(<"$at")
-		for ((tries = 0; tries < 100; tries++)); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
+		for ((tries = 0; tries < 100; tries++)); do runs "$pid" || break; sleep 0.1; done
 		kill -9 "$pid" 2>/dev/null || true
 		rm -f "$at"
 	done

@@ -144,6 +144,27 @@ func linkStreams(t *testing.T, from, to *kubeLab, n int) []*linkStream {
 	return streamsFrom(t, from.pods[:1], to, "5300", 0, n)
 }
 
+// echoBytes answers each byte of each connection with the same byte, until the listener is closed.
+func echoBytes(listener net.Listener) {
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer conn.Close()
+			for b := make([]byte, 1); ; {
+				if _, err := conn.Read(b); err != nil {
+					return
+				}
+				if _, err := conn.Write(b); err != nil {
+					return
+				}
+			}
+		}()
+	}
+}
+
 // streamsFrom opens connections from each of some hosts to a port of a pod of the other cluster. They have the source ports from first on; 0 = any.
 func streamsFrom(t *testing.T, from []*peerHost, to *kubeLab, port string, first, n int) []*linkStream {
 	t.Helper()
@@ -152,25 +173,7 @@ func streamsFrom(t *testing.T, from []*peerHost, to *kubeLab, port string, first
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				for b := make([]byte, 1); ; {
-					if _, err := conn.Read(b); err != nil {
-						return
-					}
-					if _, err := conn.Write(b); err != nil {
-						return
-					}
-				}
-			}()
-		}
-	}()
+	go echoBytes(listener)
 	var all []*linkStream
 	for _, host := range from {
 		for i := range n {

@@ -1,0 +1,237 @@
+package integration
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert/integration/need"
+)
+
+const (
+	realPort    = "5300"
+	realPerKind = 25 // streams
+)
+
+// The kinds of streams between the clusters.
+const (
+	podToPod   = "pod to pod"
+	byNodePort = "NodePort"
+	fromNode   = "from a node"
+	byExport   = "exported Service"
+)
+
+// realStreams are streams between the clusters of a lab, by kind.
+type realStreams struct {
+	*realLab
+	open map[string]func() (*linkStream, error)
+	all  map[string][]*linkStream
+}
+
+// newRealStreams makes what is served on each pod, and by which the other cluster reaches it, and opens streams of each kind.
+func newRealStreams(l *realLab) *realStreams {
+	l.t.Helper()
+	for _, cluster := range realNames {
+		for _, pod := range []string{"hello-1", "hello-2"} {
+			listener, err := l.pod(cluster, "default/"+pod).listen("tcp4", ":"+realPort)
+			if err != nil {
+				l.t.Fatal(err)
+			}
+			l.t.Cleanup(func() { listener.Close() })
+			go echoBytes(listener)
+		}
+	}
+	l.apply("milan", fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: hello, namespace: default, labels: {culvert/export: 'true'}}
+spec: {selector: {app: hello}, ports: [{port: 80, targetPort: %[1]s}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: far, namespace: default}
+spec: {type: NodePort, ports: [{port: 80, targetPort: %[1]s}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: far, namespace: default, labels: {kubernetes.io/service-name: far}}
+addressType: IPv4
+ports: [{port: %[1]s}]
+endpoints: [{addresses: [%[2]s]}]
+`, realPort, l.seen("milan", "rome", "hello-2")))
+	l.kubectl("rome", "create", "namespace", "milan")
+	l.apply("rome", l.must("kube", "template", "--image="+realImage, "--peering=milan", "--expose=ClusterIP", "--imports=milan"))
+	l.kubectl("rome", "-n", "culvert", "patch", "peering", "milan", "--type=merge", "-p", `{"spec":{"imports":"milan"}}`)
+	imported := ""
+	eventuallyWithin(l.t, kubeStartTimeout, "rome imports the Service", func() error {
+		out, err := l.command("shell", "kubectl", "--context", "rome", "-n", "milan", "get", "service", "hello-default", "-o", "jsonpath={.spec.clusterIP}").Output()
+		imported = string(out)
+		return err
+	})
+	nodePort := l.kubectl("milan", "get", "service", "far", "-o", "jsonpath={.spec.ports[0].nodePort}")
+	by := func(from *peerHost, address string) func() (*linkStream, error) {
+		return func() (*linkStream, error) {
+			conn, err := from.dialWithin(5*time.Second, "tcp4", address)
+			if err != nil {
+				return nil, err
+			}
+			return startStream(conn, 50*time.Millisecond), nil
+		}
+	}
+	s := &realStreams{l, map[string]func() (*linkStream, error){
+		podToPod:   by(l.pod("rome", "default/hello-1"), l.seen("rome", "milan", "hello-2")+":"+realPort),
+		byNodePort: by(l.host("lan", "/run/netns/cv-lan"), "172.30.0.22:"+nodePort),
+		fromNode:   by(l.node("rome-2"), l.seen("rome", "milan", "hello-1")+":"+realPort),
+		byExport:   by(l.pod("rome", "default/hello-2"), imported+":80"),
+	}, map[string][]*linkStream{}}
+	for kind := range s.open {
+		s.fill(kind)
+	}
+	return s
+}
+
+// fill opens the streams of a kind that are missing.
+func (s *realStreams) fill(kind string) {
+	s.t.Helper()
+	eventuallyWithin(s.t, kubeStartTimeout, kind+": streams", func() error {
+		for len(s.all[kind]) < realPerKind {
+			one, err := s.open[kind]()
+			if err != nil {
+				return err
+			}
+			s.all[kind] = append(s.all[kind], one)
+		}
+		return nil
+	})
+}
+
+// beside makes a change, and prints what became of the streams meanwhile. Those of the kinds that may end may be lost.
+func (s *realStreams) beside(what string, change func(), mayEnd ...string) {
+	s.t.Helper()
+	for _, all := range s.all {
+		for _, one := range all {
+			one.longest.Store(0)
+		}
+	}
+	began := time.Now()
+	change()
+	took := time.Since(began)
+	for _, kind := range slices.Sorted(maps.Keys(s.all)) {
+		lost, longest, why := 0, time.Duration(0), error(nil)
+		var live []*linkStream
+		for _, one := range s.all[kind] {
+			longest = max(longest, time.Duration(one.longest.Swap(0)))
+			deadline := time.After(startTimeout)
+			for ended := false; !ended && one.longest.Load() == 0; { // until its next answer
+				select {
+				case why = <-one.ended:
+					ended = true
+				case <-deadline:
+					why, ended = errNotYet, true
+				case <-time.After(10 * time.Millisecond):
+				}
+				if ended {
+					lost++
+				}
+			}
+			if one.longest.Load() > 0 {
+				longest = max(longest, time.Duration(one.longest.Load()))
+				live = append(live, one)
+			}
+		}
+		s.t.Logf("%-34s %6.1f s  %-17s longest pause %8v, %d of %d lost %v", what, took.Seconds(), kind, longest.Round(time.Millisecond), lost, len(s.all[kind]), why)
+		if lost > 0 && !slices.Contains(mayEnd, kind) {
+			s.t.Errorf("%s: %d streams of the kind %q were lost: %v", what, lost, kind, why)
+		}
+		s.all[kind] = live
+		s.fill(kind)
+	}
+}
+
+// TestKubeClustersStreams: streams between two clusters of real nodes go on while much changes there.
+func TestKubeClustersStreams(t *testing.T) {
+	need.Long(t, "100 streams beside changes")
+	isolated(t, func(t *testing.T) {
+		l := newRealLab(t)
+		l.must("join", "--image="+realImage, "--yes", inBoth[0], inBoth[1])
+		s := newRealStreams(l)
+		s.beside("nothing", func() { l.meet() })
+		s.beside("agents restarted", func() {
+			for _, cluster := range realNames {
+				l.kubectl(cluster, "-n", "culvert-nodes", "rollout", "restart", "daemonset", "culvert-node")
+				l.kubectl(cluster, "-n", "culvert-nodes", "rollout", "status", "daemonset", "culvert-node", "--timeout=120s")
+			}
+		})
+		s.beside("a node added", func() { l.script("node", "rome", "3"); l.script("hello", "rome") })
+		s.beside("that node drained", func() {
+			l.kubectl("rome", "drain", "rome-3", "--ignore-daemonsets", "--force", "--timeout=120s")
+		})
+		s.beside("that node removed", func() { l.script("leave", "rome", "3") })
+		s.beside("two more peerings joined", func() {
+			for i, peer := range []string{"turin", "oslo"} {
+				l.apply("rome", l.must("kube", "template", "--image="+realImage, "--peering="+peer, "--expose=NodePort"))
+				l.apply("rome", silentPeering(peer, 90+i))
+				l.kubectl("rome", "-n", "culvert", "wait", "--for=condition=Accepted", "peering/"+peer, "--timeout=120s")
+				l.kubectl("rome", "-n", "culvert", "rollout", "status", "deployment", "culvert-"+peer, "--timeout=120s")
+			}
+		})
+		s.beside("and left", func() {
+			for _, peer := range []string{"turin", "oslo"} {
+				l.must("leave", "--context=rome", "--peer="+peer, "--yes")
+			}
+		})
+		s.beside("200 pods made", func() { l.many(200) })
+		s.beside("and removed", func() { l.many(0) })
+		s.beside("image upgraded", func() {
+			l.script("load", "localhost/culvert:2", os.Getenv(binaryEnv))
+			l.must("join", "--image=localhost/culvert:2", "--yes", inBoth[0], inBoth[1])
+			for _, cluster := range realNames {
+				l.kubectl(cluster, "-n", "culvert-nodes", "rollout", "status", "daemonset", "culvert-node", "--timeout=120s")
+			}
+		}, byNodePort, fromNode, byExport) // what a gateway translates ends with it, unless it has a standby
+	}, kubernetes, realClusters)
+}
+
+// many makes or removes pods of rome.
+func (l *realLab) many(n int) {
+	l.t.Helper()
+	l.apply("rome", fmt.Sprintf(`
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: many, namespace: default}
+spec:
+  replicas: %d
+  selector: {matchLabels: {app: many}}
+  template:
+    metadata: {labels: {app: many}}
+    spec: {terminationGracePeriodSeconds: 0, containers: [{name: many, image: "localhost/pause:1"}]}
+`, n))
+	if n > 0 {
+		l.kubectl("rome", "rollout", "status", "deployment", "many", "--timeout=480s")
+	} else {
+		l.kubectl("rome", "wait", "--for=delete", "pod", "-l", "app=many", "--timeout=480s")
+	}
+}
+
+// silentPeering is rome's end of a peering whose other end never answers, with ranges of its own.
+func silentPeering(peer string, n int) string {
+	return strings.NewReplacer("PEER", peer, "N", fmt.Sprint(n)).Replace(`
+apiVersion: culvert.io/v1alpha1
+kind: Peering
+metadata: {name: PEER, namespace: culvert}
+spec:
+  cluster: rome
+  peer: PEER
+  role: Server
+  publicKey: TrMvSoP4jYQlY6RIzBgbssQqY3vxI2Pi+y71lOWWXX0=
+  internalCIDR: 10.N.0.0/22
+  local: {podCIDRs: [10.244.0.0/16], externalCIDR: 10.N.4.0/24}
+  remote:
+    podCIDRs: [{cidr: 10.244.0.0/16, remap: 11.N.0.0/16}]
+    externalCIDR: {cidr: 10.N.5.0/24}
+`)
+}

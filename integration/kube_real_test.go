@@ -1,0 +1,278 @@
+package integration
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
+
+	"culvert/integration/need"
+)
+
+// nodePrograms are what make kube-nodes builds beside etcd and kube-apiserver.
+var nodePrograms = []string{"kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy"}
+
+// realClusters probes for what clusters.sh needs.
+var realClusters = probe{"clusters", func(t testing.TB) error {
+	for _, name := range nodePrograms {
+		if _, err := os.Stat(filepath.Join(os.Getenv(kubeAssetsEnv), name)); err != nil {
+			return fmt.Errorf("%w; see make kube-nodes", err)
+		}
+	}
+	if err := need.Find(t, "bash"); err != nil {
+		return err
+	}
+	if out, err := need.Command(t, "bash", "clusters.sh", "check").CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}}
+
+// realLab is two clusters with kubelet, containerd and kube-proxy, two nodes each, that clusters.sh has made.
+type realLab struct {
+	t   *testing.T
+	dir string
+}
+
+const realImage = "localhost/culvert:1"
+
+var (
+	realNames = []string{"rome", "milan"}
+	inBoth    = []string{"--context=rome", "--context=milan"}
+)
+
+// newRealLab makes them, with a pod on each node, and culvert's image.
+func newRealLab(t *testing.T) *realLab {
+	t.Helper()
+	l := &realLab{t, filepath.Join(t.TempDir(), "c")}
+	t.Cleanup(func() {
+		if _, err := os.Stat(l.dir); err == nil {
+			l.script("down")
+		}
+	})
+	l.script("up")
+	l.script("load", realImage, os.Getenv(binaryEnv))
+	for _, name := range realNames {
+		l.script("hello", name)
+	}
+	return l
+}
+
+func (l *realLab) command(verb string, args ...string) *exec.Cmd {
+	cmd := need.Command(l.t, "bash", append([]string{"clusters.sh", verb, l.dir}, args...)...)
+	cmd.Env = append(os.Environ(), "CULVERT="+os.Getenv(binaryEnv))
+	return cmd
+}
+
+// script runs a verb of clusters.sh, and returns what it prints.
+func (l *realLab) script(verb string, args ...string) string {
+	l.t.Helper()
+	began := time.Now()
+	cmd := l.command(verb, args...)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		l.t.Fatalf("clusters.sh %s %q: %v\n%s%s", verb, args, err, out, &said)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		l.t.Logf("clusters.sh %s: %.1f s", verb, took.Seconds())
+	}
+	return string(out)
+}
+
+// culvert runs a command of culvert.
+func (l *realLab) culvert(args ...string) (string, error) {
+	l.t.Helper()
+	began := time.Now()
+	out, err := l.command("shell", append([]string{os.Getenv(binaryEnv)}, args...)...).CombinedOutput()
+	l.t.Logf("culvert %s: %.1f s", args[0], time.Since(began).Seconds())
+	return string(out), err
+}
+
+// must is culvert, which has to succeed.
+func (l *realLab) must(args ...string) string {
+	l.t.Helper()
+	out, err := l.culvert(args...)
+	if err != nil {
+		l.t.Fatalf("culvert %q: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+func (l *realLab) kubectl(cluster string, args ...string) string {
+	l.t.Helper()
+	return l.script("shell", append([]string{"kubectl", "--context", cluster}, args...)...)
+}
+
+// apply has a cluster take objects; it retries while a kind that was just defined is not known yet.
+func (l *realLab) apply(cluster, text string) {
+	l.t.Helper()
+	file := filepath.Join(l.t.TempDir(), "objects.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		l.t.Fatal(err)
+	}
+	eventuallyWithin(l.t, kubeStartTimeout, cluster+" takes objects", func() error {
+		out, err := l.command("shell", "kubectl", "--context", cluster, "apply", "--server-side", "--force-conflicts", "-f", file).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+}
+
+// pod is the network of a pod.
+func (l *realLab) pod(cluster, name string) *peerHost {
+	l.t.Helper()
+	return l.host(cluster+"/"+name, "/proc/"+strings.TrimSpace(l.script("process", cluster, name))+"/ns/net")
+}
+
+// node is the network of a node such as rome-1.
+func (l *realLab) node(name string) *peerHost {
+	l.t.Helper()
+	return l.host(name, "/run/netns/cv-"+name)
+}
+
+func (l *realLab) host(name, path string) *peerHost {
+	l.t.Helper()
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		l.t.Fatalf("%s: %v", name, err)
+	}
+	l.t.Cleanup(func() { ns.Close() })
+	return &peerHost{t: l.t, name: name, ns: ns}
+}
+
+// seen is the address under which pods of one cluster reach a pod of the other.
+func (l *realLab) seen(from, to, pod string) string {
+	l.t.Helper()
+	remap := l.kubectl(from, "-n", "culvert", "get", "peering", to, "-o", "jsonpath={.spec.remote.podCIDRs[0].remap}")
+	own := l.kubectl(to, "get", "pod", pod, "-o", "jsonpath={.status.podIP}")
+	r, o := strings.Split(remap, "."), strings.Split(own, ".")
+	if len(r) != 4 || len(o) != 4 {
+		l.t.Fatalf("%s: remap %q, pod %q", from, remap, own)
+	}
+	return strings.Join([]string{r[0], r[1], o[2], o[3]}, ".") // both CIDRs are /16
+}
+
+// meet has a pod on each node of both clusters reach one of the other cluster.
+func (l *realLab) meet() {
+	l.t.Helper()
+	for i, from := range realNames {
+		to := realNames[1-i]
+		for _, pod := range []string{"hello-1", "hello-2"} {
+			host, address := l.pod(from, "default/"+pod), l.seen(from, to, pod)
+			eventuallyWithin(l.t, kubeStartTimeout, host.name+" reaches "+address, func() error {
+				_, err := host.try("", "ping", "-c", "1", "-W", "1", address)
+				return err
+			})
+		}
+	}
+}
+
+// everything lists what a cluster has, but for what comes and goes by itself: objects, and links, addresses, routes, rules and nftables of its nodes.
+func (l *realLab) everything(cluster string) (all []string) {
+	l.t.Helper()
+	kinds := strings.Fields(l.kubectl(cluster, "api-resources", "--verbs=list", "-o", "name"))
+	kinds = slices.DeleteFunc(kinds, func(k string) bool {
+		return slices.Contains([]string{"events", "events.events.k8s.io", "leases.coordination.k8s.io"}, k)
+	})
+	out := l.kubectl(cluster, "get", strings.Join(kinds, ","), "-A", "--ignore-not-found", "-o",
+		`jsonpath={range .items[*]}{.kind} {.metadata.namespace}/{.metadata.name}{"\n"}{end}`)
+	all = strings.Split(out, "\n")
+	for _, n := range []string{"1", "2"} {
+		host := l.node(cluster + "-" + n)
+		for _, command := range []string{"ip -o link", "ip -o -4 address", "ip route show table all", "ip rule", "nft list tables", "nft list table ip cni"} {
+			words := strings.Fields(command)
+			for line := range strings.Lines(host.run(words[0], words[1:]...)) {
+				if strings.Contains(line, "veth") { // of pods, which have other names and numbers when they come again
+					continue
+				}
+				all = append(all, host.name+" "+command+": "+strings.TrimSpace(line))
+			}
+		}
+	}
+	return all
+}
+
+// requireAsBefore fails unless clusters have what they had. What controllers clear up takes some time.
+func (l *realLab) requireAsBefore(t *testing.T, before map[string][]string) {
+	t.Helper()
+	eventuallyWithin(t, kubeStartTimeout, "the clusters are as before", func() error {
+		var errs []error
+		for _, cluster := range realNames {
+			after := l.everything(cluster)
+			for _, x := range after {
+				if !slices.Contains(before[cluster], x) {
+					errs = append(errs, fmt.Errorf("%s has more: %s", cluster, x))
+				}
+			}
+			for _, x := range before[cluster] {
+				if !slices.Contains(after, x) {
+					errs = append(errs, fmt.Errorf("%s has no longer: %s", cluster, x))
+				}
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// TestKubeClusters: culvert join, verify and leave on two clusters of real nodes with the same CIDRs, whose CNI masquerades.
+func TestKubeClusters(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		l := newRealLab(t)
+		before := map[string][]string{}
+		for _, cluster := range realNames {
+			before[cluster] = l.everything(cluster)
+		}
+		long := os.Getenv("CULVERT_LONG") != ""
+		began := time.Now()
+		l.must("join", "--image="+realImage, "--yes", inBoth[0], inBoth[1])
+		l.meet()
+		if took := time.Since(began); took > time.Minute {
+			t.Errorf("from culvert join until pods reached each other on all ways: %v", took)
+		} else {
+			t.Logf("from culvert join until pods reached each other on all ways: %.1f s", took.Seconds())
+		}
+		if out := l.must("verify", inBoth[0], inBoth[1]); !strings.Contains(out, "All is well") {
+			t.Error(out)
+		}
+		t.Run("no exception", func(t *testing.T) { testRealNoException(t, l) })
+		l.leave(t, before)
+		if long {
+			t.Run("messages", func(t *testing.T) { testRealMessages(t, l, before) })
+			t.Run("template", func(t *testing.T) { testRealTemplate(t, l, before) })
+			t.Run("chart", func(t *testing.T) { testRealChart(t, l, before) })
+		}
+		l.requireRights(t, long)
+	}, kubernetes, realClusters)
+}
+
+// testRealNoException: a masquerade that comes before the exception is named.
+func testRealNoException(t *testing.T, l *realLab) {
+	node := l.node("rome-1")
+	node.run("nft", "add table ip early; add chain ip early post { type nat hook postrouting priority 98; }; add rule ip early post ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade")
+	out, err := l.culvert("verify", inBoth[0], inBoth[1])
+	if err == nil || !strings.Contains(out, "wrong: rome: packets of pods on node rome-1 leave with the node's address") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	node.run("nft", "delete table ip early")
+	if out, err := l.culvert("verify", inBoth[0], inBoth[1]); err != nil {
+		t.Errorf("after the repair: %v\n%s", err, out)
+	}
+}
+
+// leave removes everything.
+func (l *realLab) leave(t *testing.T, before map[string][]string) {
+	t.Helper()
+	l.must("leave", "--all", "--yes", inBoth[0], inBoth[1])
+	l.requireAsBefore(t, before)
+}

@@ -1,0 +1,213 @@
+package integration
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"text/template"
+
+	"sigs.k8s.io/yaml"
+
+	"culvert/integration/lab"
+	"culvert/kube/manifests"
+)
+
+// testRealMessages: by an invitation and its answer.
+func testRealMessages(t *testing.T, l *realLab, before map[string][]string) {
+	message := func(args ...string) string {
+		cmd := l.command("shell", append([]string{os.Getenv(binaryEnv)}, args...)...)
+		out, err := cmd.Output()
+		if exit := new(exec.ExitError); errors.As(err, &exit) {
+			t.Fatalf("culvert %q: %v\n%s", args, err, exit.Stderr)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "message")
+		if err := os.WriteFile(file, out, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	invitation := message("invite", "--context", "milan", "--peer", "rome", "--image="+realImage, "--yes")
+	answer := message("accept", "--context", "rome", "--image="+realImage, "--yes", invitation)
+	l.must("accept", "--context", "milan", "--yes", answer)
+	l.meet()
+	l.leave(t, before)
+}
+
+// peerings are both ends as an administrator writes them; rome takes pods' addresses from Pods, and imports what milan exports.
+func (l *realLab) peerings() (rome, milan string) {
+	const text = `
+apiVersion: culvert.io/v1alpha1
+kind: Peering
+metadata: {name: PEER, namespace: culvert}
+spec:
+  cluster: OWN
+  peer: PEER
+  internalCIDR: 10.80.0.0/22
+  local: {podCIDRs: [10.244.0.0/16], externalCIDR: 10.70.0.0/24}
+  remote:
+    podCIDRs: [{cidr: 10.244.0.0/16, remap: 10.61.0.0/16}]
+    externalCIDR: {cidr: 10.70.0.0/24, remap: 10.71.0.0/24}
+`
+	port := l.kubectl("milan", "-n", "culvert", "get", "service", "culvert-rome", "-o", "jsonpath={.spec.ports[0].nodePort}")
+	return strings.NewReplacer("OWN", "rome", "PEER", "milan").Replace(text) + "  role: Client\n  podsFrom: Pods\n  imports: milan\n  endpoint: 172.30.0.21:" + port + "\n",
+		strings.NewReplacer("OWN", "milan", "PEER", "rome").Replace(text) + "  role: Server\n"
+}
+
+// exchange makes Peerings and gives each gateway the key of the other.
+func (l *realLab) exchange(t *testing.T) {
+	t.Helper()
+	rome, milan := l.peerings()
+	specs := map[string]string{"rome": rome, "milan": milan}
+	keys := map[string]string{}
+	for i, cluster := range realNames {
+		l.apply(cluster, specs[cluster])
+		eventuallyWithin(t, kubeStartTimeout, cluster+" has a key", func() error {
+			if keys[cluster] = l.kubectl(cluster, "-n", "culvert", "get", "peering", realNames[1-i], "-o", "jsonpath={.status.publicKey}"); keys[cluster] == "" {
+				return errNotYet
+			}
+			return nil
+		})
+	}
+	for i, cluster := range realNames {
+		l.apply(cluster, specs[cluster]+"  publicKey: "+keys[realNames[1-i]]+"\n")
+	}
+}
+
+// testRealTemplate: by what culvert kube template prints, with pods' addresses from Pods in one cluster, and a Service of the other by name.
+func testRealTemplate(t *testing.T, l *realLab, before map[string][]string) {
+	l.kubectl("rome", "create", "namespace", "milan")
+	l.apply("rome", l.must("kube", "template", "--image="+realImage, "--peering=milan", "--expose=ClusterIP", "--imports=milan"))
+	l.apply("milan", l.must("kube", "template", "--image="+realImage, "--peering=rome", "--expose=NodePort"))
+	l.exchange(t)
+	l.meet()
+	l.apply("milan", "apiVersion: v1\nkind: Service\nmetadata: {name: hello, namespace: default, labels: {culvert/export: 'true'}}\nspec: {selector: {app: hello}, ports: [{port: 80, targetPort: 8080}]}\n")
+	address := ""
+	eventuallyWithin(t, kubeStartTimeout, "rome imports the Service", func() error {
+		out, err := l.command("shell", "kubectl", "--context", "rome", "-n", "milan", "get", "service", "hello-default", "-o", "jsonpath={.spec.clusterIP}").Output()
+		address = string(out)
+		return err
+	})
+	pod := l.pod("rome", "default/hello-2")
+	eventuallyWithin(t, kubeStartTimeout, "a pod of rome uses it", func() error {
+		conn, err := pod.dial("tcp4", address+":80")
+		if err == nil {
+			err = conn.Close()
+		}
+		return err
+	})
+	l.must("leave", "--all", "--yes", inBoth[0], inBoth[1])
+	l.kubectl("milan", "delete", "service", "hello")
+	l.kubectl("rome", "delete", "namespace", "milan")
+	l.requireAsBefore(t, before)
+}
+
+// testRealChart: by the Helm chart, and its removal alone.
+func testRealChart(t *testing.T, l *realLab, before map[string][]string) {
+	chart := func(peer, expose string) string {
+		var b strings.Builder
+		values := map[string]any{"image": realImage, "peerings": []any{map[string]any{"name": peer, "expose": expose}}}
+		for _, name := range slices.Sorted(maps.Keys(manifests.Chart())) {
+			text, err := os.ReadFile(filepath.Join("..", "kube", "chart", "templates", name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.WriteString("---\n")
+			if err := template.Must(template.New(name).Parse(string(text))).Execute(&b, map[string]any{"Values": values}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return b.String()
+	}
+	texts := map[string]string{"rome": chart("milan", "ClusterIP"), "milan": chart("rome", "NodePort")}
+	for cluster, text := range texts {
+		l.apply(cluster, text)
+	}
+	l.exchange(t)
+	l.meet()
+	for cluster, text := range texts {
+		file := filepath.Join(t.TempDir(), cluster)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l.kubectl(cluster, "delete", "--wait", "--timeout=90s", "-f", file)
+	}
+	l.requireAsBefore(t, before)
+}
+
+// requireRights: no request of culvert's own accounts was refused, and each right that they have was used by one of them.
+func (l *realLab) requireRights(t *testing.T, all bool) {
+	t.Helper()
+	used := map[string]bool{} // by account, without the name of its Peering
+	for _, cluster := range realNames {
+		log, err := lab.ReadLines(filepath.Join(l.dir, cluster, "audit.log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(log) {
+			var e auditEvent
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				t.Fatalf("%v in %s", err, line)
+			}
+			if e.ResponseStatus.Code == 403 {
+				t.Errorf("%s: %s: %s %s was refused", cluster, e.User.Username, e.Verb, e.RequestURI)
+			}
+			account := "culvert-gateway"
+			if e.User.Username == agentUser {
+				account = "culvert-node"
+			}
+			used[account+" "+e.right()] = true
+		}
+	}
+	for _, right := range grantedRights(t) {
+		if !used[right] {
+			if all {
+				t.Errorf("nobody used: %s", right)
+			} else {
+				t.Logf("nobody used here: %s", right)
+			}
+		}
+	}
+}
+
+// grantedRights are those of the manifests, by account.
+func grantedRights(t *testing.T) (all []string) {
+	t.Helper()
+	text := manifests.Common(manifests.Image) + "\n---\n" + manifests.GatewayOf("milan", manifests.Image, "NodePort") + "\n---\n" + manifests.ImportsOf("milan", "milan")
+	for document := range strings.SplitSeq(text, "\n---\n") {
+		var role struct {
+			Kind     string
+			Metadata struct{ Name string }
+			Rules    []struct{ APIGroups, Resources, Verbs []string }
+		}
+		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
+			t.Fatal(err)
+		}
+		account := "culvert-gateway"
+		if role.Metadata.Name == "culvert-node" {
+			account = "culvert-node"
+		}
+		for _, rule := range role.Rules {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					for _, verb := range rule.Verbs {
+						all = append(all, fmt.Sprintf("%s %s %s/%s", account, verb, group, resource))
+					}
+				}
+			}
+		}
+	}
+	if len(all) < 25 {
+		t.Fatalf("the manifests have %d rights", len(all))
+	}
+	return all
+}
