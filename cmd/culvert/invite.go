@@ -76,7 +76,7 @@ func (x *inviting) look(name string) (err error) {
 	if x.site, err = x.joiner.site(x.Context(), x.contexts[0], deploy.InstallRights()); err == nil {
 		err = x.survey(x.Context(), x.site, name)
 	}
-	return (&site{context: x.contexts[0]}).of(err)
+	return x.unchanged((&site{context: x.contexts[0]}).of(err))
 }
 
 // install shows what is proposed, asks, and makes it so. nonce is that of this cluster's invitation.

@@ -73,7 +73,7 @@ type joining struct {
 func (x *joining) run(server string, asJSON bool) error {
 	ctx := x.Context()
 	if err := x.look(ctx, server); err != nil {
-		return err
+		return x.unchanged(err)
 	}
 	stands, err := x.plan()
 	if err != nil {

@@ -204,6 +204,14 @@ func (j *joiner) confirm(question string) error {
 	}
 }
 
+// unchanged is the error of what came before any change: whoever interrupts it need not know which request that was.
+func (j *joiner) unchanged(err error) error {
+	if err != nil && errors.Is(j.Context().Err(), context.Canceled) {
+		return errors.New("interrupted; nothing was changed")
+	}
+	return err
+}
+
 // show prints what a cluster has and gets.
 func (j *joiner) show(s *site, role string, lines []join.Line) error {
 	out := j.ErrOrStderr()

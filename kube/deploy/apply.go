@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -117,8 +118,11 @@ const applyPause = 200 * time.Millisecond
 func (c *Cluster) apply(ctx context.Context, u *unstructured.Unstructured) error {
 	for {
 		_, err := c.of(u).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: manager, Force: true})
-		if err == nil {
+		switch {
+		case err == nil:
 			return nil
+		case errors.Is(ctx.Err(), context.Canceled):
+			return errInterrupted
 		}
 		if !apierrors.IsNotFound(err) && !apierrors.IsServiceUnavailable(err) && !apierrors.IsTooManyRequests(err) {
 			return fmt.Errorf("apply %s: %w", nameOf(u), err)

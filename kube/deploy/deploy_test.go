@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
 
 	"culvert/integration/need"
 	"culvert/kube/manifests"
@@ -41,6 +42,21 @@ func TestParts(t *testing.T) {
 			}) {
 				t.Errorf("no right is asked for %s", nameOf(u))
 			}
+		}
+	}
+}
+
+// TestInterrupted: whoever interrupts a change is told so, and not which request that was.
+func TestInterrupted(t *testing.T) {
+	c, err := New(&rest.Config{Host: "http://127.0.0.1:9"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, err := range []error{c.apply(ctx, newLease("milan")), c.remove(ctx, []*unstructured.Unstructured{newLease("milan")}, func(string) {})} {
+		if !errors.Is(err, errInterrupted) {
+			t.Error(err)
 		}
 	}
 }

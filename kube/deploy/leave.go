@@ -22,6 +22,9 @@ import (
 // awaitPause is how long is waited between two looks.
 const awaitPause = 500 * time.Millisecond
 
+// errInterrupted is what a user is told who has interrupted a change.
+var errInterrupted = errors.New("interrupted; the same command goes on")
+
 // Await looks until nothing is missing. say is called with what is missing, whenever that changes. An error of look counts as missing,
 // because an API server may be away for a moment. When ctx ends, the error is what was missing last.
 func Await(ctx context.Context, say func(missing string), look func(context.Context) (missing string, err error)) error {
@@ -43,7 +46,7 @@ func Await(ctx context.Context, say func(missing string), look func(context.Cont
 		select {
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.Canceled) {
-				return errors.New("interrupted; the same command goes on")
+				return errInterrupted
 			}
 			return fmt.Errorf("still missing: %s", last)
 		case <-time.After(awaitPause):
@@ -57,7 +60,7 @@ func LeaveRights() []Right {
 	if err != nil {
 		panic(err) // the manifests are our own
 	}
-	rights := rightsFor(append(all, newPeering("any", nil, "")), "get", "delete")
+	rights := rightsFor(append(all, newPeering("any", nil, ""), newLease("any")), "get", "delete")
 	for _, r := range []schema.GroupVersionResource{services, endpointSlices, roles, roleBindings} { // of imports, in whatever namespace
 		for _, verb := range []string{"list", "get", "delete"} {
 			rights = append(rights, Right{verb, r.Group, r.Resource, ""})
@@ -89,6 +92,9 @@ func (c *Cluster) remove(ctx context.Context, all []*unstructured.Unstructured, 
 	policy := metav1.DeletePropagationBackground
 	for _, u := range all {
 		err := c.of(u).Delete(ctx, u.GetName(), metav1.DeleteOptions{PropagationPolicy: &policy})
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return errInterrupted
+		}
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete %s: %w", nameOf(u), err)
 		}
@@ -127,10 +133,18 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	if err != nil {
 		return err
 	}
-	if err := c.remove(ctx, all, say); err != nil {
+	if err := c.remove(ctx, append(all, newLease(name)), say); err != nil {
 		return err
 	}
 	return c.removeImports(ctx, name, say)
+}
+
+// newLease returns the Lease that a gateway of several pods has made.
+func newLease(name string) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+		"metadata": map[string]any{"name": "culvert-" + name, "namespace": peering.GatewayNamespace},
+	}}
 }
 
 // removeImports removes what stands for Services of a peer, and the rights to it; "" is of all peers. A gateway that runs has removed the former when its
