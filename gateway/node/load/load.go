@@ -109,6 +109,16 @@ func (w *Watch) intakes() (all []health.Socket) {
 		s := stats()
 		all = append(all, health.Socket{Name: "socket of " + from, From: from, Bytes: s.ReceivedBytes, Overflows: s.Overflows, Waits: s.Waits && !s.OverflowsKnown})
 	}
+	w.eachDevice(func(name string, i intake) {
+		all = append(all, health.Socket{Name: name, From: "this node by " + name, Bytes: i.bytes, Overflows: i.lost})
+	})
+	return all
+}
+
+// eachDevice calls do for every device that is there.
+//
+// +checklocks:w.mu
+func (w *Watch) eachDevice(do func(name string, i intake)) {
 	read := w.read
 	if read == nil {
 		read = readDevice
@@ -116,11 +126,10 @@ func (w *Watch) intakes() (all []health.Socket) {
 	for _, names := range w.devices {
 		for _, name := range names() {
 			if i, err := read(name); err == nil { // otherwise it is gone
-				all = append(all, health.Socket{Name: name, From: "this node by " + name, Bytes: i.bytes, Overflows: i.lost})
+				do(name, i)
 			}
 		}
 	}
-	return all
 }
 
 // readDevice asks the kernel, for which what a TUN device sends is what its process reads.
@@ -145,7 +154,7 @@ func (w *Watch) Findings() []control.Finding {
 	return []control.Finding{{Level: f.Cause.Level.String(), Cause: f.Cause.Name, Kind: string(f.Kind), Of: f.Of, Text: f.Text}}
 }
 
-// Metrics returns what is the case in Prometheus' text format, under the name that gateways have for it.
+// Metrics returns what is the case, and what devices have lost, in Prometheus' text format. Names are those that gateways have.
 func (w *Watch) Metrics() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -154,5 +163,7 @@ func (w *Watch) Metrics() string {
 	if f := w.load.Finding(); f.Cause != nil {
 		b.Add(1, f.Cause.Name, f.Of)
 	}
+	b.Family(prometheus.Counter, "device_overflows_total", "Packets that the kernel dropped because culvert had not read those before, by TUN device.", "device")
+	w.eachDevice(func(name string, i intake) { b.Count(i.lost, name) })
 	return b.Text.String()
 }

@@ -2,6 +2,7 @@ package load
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -47,6 +48,9 @@ func TestNode(t *testing.T) {
 				const metric = `culvert_fault{cause="cpu-procs",of="rome-1"} 1`
 				if now := len(said) == 1; now != (len(w.Findings()) == 1) || now != strings.Contains(w.Metrics(), metric) {
 					t.Errorf("second %d: said %q, findings %v, metrics\n%s", second, said, w.Findings(), w.Metrics())
+				}
+				if lost := fmt.Sprintf("\nculvert_device_overflows_total{device=\"culvert0\"} %d\n", second*test.device); !strings.Contains(w.Metrics(), lost) {
+					t.Errorf("second %d: no%sin\n%s", second, lost, w.Metrics())
 				}
 				if f := w.Findings(); len(f) > 0 && (f[0].Level != "warning" || !strings.HasSuffix(said[0], f[0].Text)) {
 					t.Errorf("status says %v", f)
