@@ -75,6 +75,17 @@ func (f *flow) take(end int, b []byte) {
 	f.came[end], f.late = now, max(f.late, late)
 }
 
+const leastRTO = 200 * time.Millisecond // TCP_RTO_MIN (include/net/tcp.h)
+
+// mostPause returns how long f pauses at most if its path carries nothing for outage. TCP sends again after leastRTO, and then waits twice as long each
+// time (RFC 6298, Section 5.5): the first repetition after the outage arrives at most 2 * outage + leastRTO after the message was first sent.
+func (f *flow) mostPause(outage time.Duration) time.Duration {
+	if f.udp || outage < leastRTO { // in so short a time, the check allows no loss
+		return outage
+	}
+	return 2*outage + leastRTO
+}
+
 func (f *flow) fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

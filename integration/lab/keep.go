@@ -102,7 +102,7 @@ func (c *flowSet) measureCalm() error {
 	return nil
 }
 
-// eachGateway does something to the gateways in turn and judges c after each; bound is how long a connection may pause.
+// eachGateway does something to the gateways in turn and judges c after each; bound is how long a path may carry nothing.
 func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) error, after func() error) (string, error) {
 	var pauses []string
 	longest, receive, most := time.Duration(0), 0, 0
@@ -125,8 +125,8 @@ func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) err
 			}
 			most = max(most, n)
 		}
-		if s.pause > bound {
-			return "", fmt.Errorf("%s: a connection (%s) paused for %v, want at most %v", p.Host.Name, s.longest, s.pause.Round(time.Millisecond), bound)
+		if err := c.tooLong(bound); err != nil {
+			return "", fmt.Errorf("%s: %w", p.Host.Name, err)
 		}
 		if err := after(); err != nil {
 			return "", fmt.Errorf("%s: %w", p.Host.Name, err)

@@ -9,10 +9,9 @@ import (
 
 // survived is the outcome for a flow set.
 type survived struct {
-	pause   time.Duration
-	longest string         // the flow with the longest pause
-	lost    map[string]int // flows by kind
-	first   error          // of one of them
+	pause time.Duration  // the longest
+	lost  map[string]int // flows by kind
+	first error          // of one of them
 }
 
 // begin resets the recorded lateness of messages.
@@ -42,9 +41,7 @@ func (c *flowSet) judge(since time.Time) survived {
 				s.first = fmt.Errorf("%v: %w", f, err)
 				return nil
 			}
-			if f.late > s.pause {
-				s.pause, s.longest = f.late, f.String()
-			}
+			s.pause = max(s.pause, f.late)
 			return nil
 		})
 	}
@@ -72,6 +69,19 @@ func (c *flowSet) alive(f *flow, since time.Time) error {
 			return fmt.Errorf("no message at end %d for %v", to, time.Since(came).Round(time.Millisecond))
 		}
 	}
+}
+
+// tooLong returns an error if a flow paused for longer than a path explains that carries nothing for outage.
+func (c *flowSet) tooLong(outage time.Duration) error {
+	for _, f := range c.flows {
+		f.mu.Lock()
+		late, most := f.late, f.mostPause(outage)
+		f.mu.Unlock()
+		if late > most {
+			return fmt.Errorf("a connection (%v) paused for %v, want at most %v", f, late.Round(time.Millisecond), most)
+		}
+	}
+	return nil
 }
 
 func (s *survived) all() int {
