@@ -10,8 +10,8 @@ import (
 
 // FaultReference is the page of all faults, with what culvert status says about each.
 func FaultReference() string {
-	var b strings.Builder
-	named := 0
+	var b, others strings.Builder
+	named, made := 0, make(map[string]bool)
 	for i := range faults {
 		f := &faults[i]
 		fmt.Fprintf(&b, "- `%s`: %s\n", f.Name, f.Does)
@@ -20,10 +20,16 @@ func FaultReference() string {
 		} else {
 			named++
 			for n := f.Named; n != nil; n = n.Or {
+				made[n.Cause] = true
 				fmt.Fprintf(&b, "  - `%s` of %s: %s\n", n.Cause, n.Cluster, n.sentence())
 			}
 		}
 		fmt.Fprintf(&b, "  - mended by: %s\n", f.Remedy)
+	}
+	for _, c := range health.Causes() {
+		if c.Level == health.Warning && !made[c.Name] {
+			fmt.Fprintf(&others, "- `%s`: %s\n", c.Name, blank.ReplaceAllString(c.Sentence(), "…"))
+		}
 	}
 	return fmt.Sprintf(`# Faults
 
@@ -32,7 +38,12 @@ or somebody tries to send them, and the gateway's log in at most %d: %d of %d ar
 `+"`culvert-lab check --named all --mode vxlan --offloads on`"+` makes each fault, reads the status and the log, and mends it, `+"`culvert-lab break FAULT`"+` makes
 it in a lab that is up, to learn from.
 
-%s`, int(namedWithin.Seconds()), int(loggedWithin.Seconds()), named, len(faults), b.String())
+%s
+## Other warnings
+
+`+"`culvert status`"+` and the log also warn of what none of these faults brings about, such as too little CPU time:
+
+%s`, int(namedWithin.Seconds()), int(loggedWithin.Seconds()), named, len(faults), b.String(), others.String())
 }
 
 var blank = regexp.MustCompile(`\{\w+\}`)
