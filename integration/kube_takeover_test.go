@@ -26,6 +26,7 @@ func TestKubeTakeOver(t *testing.T) {
 		l.shop("pa")
 		l.join(l.n1)
 		file, flags := l.given(l.n1, "services: {pods: [10.244.0.0/16], serviceCIDRs: [10.96.0.0/16], announce: [172.18.0.77/32], state: "+filepath.Join(l.states, "n1")+"}\n")
+		flags = append(flags, "--daemonset", "kube-system/culvert-node")
 		start := func(more ...string) {
 			l.nodes["n1"] = l.n1.start(nil, os.Getenv(binaryEnv), append(append([]string{"node", "--config", file}, flags...), more...)...)
 		}
@@ -106,5 +107,26 @@ func TestKubeTakeOver(t *testing.T) {
 			}
 			return nil
 		})
+
+		ends := func() (output, rules string) {
+			p := l.nodes["n1"]
+			p.cmd.Process.Signal(unix.SIGTERM)
+			<-p.ended
+			if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+				t.Errorf("it ended with %d:\n%s", code, p.output())
+			}
+			return p.output(), l.n1.run("ip", "rule") + l.n1.run("ip", "-br", "link")
+		}
+		if said, rules := ends(); !strings.Contains(said, "all stays for the next process") || !strings.Contains(rules, "culvert1") {
+			t.Errorf("after a restart of its pod,\n%s\nis left, and it said\n%s", rules, said)
+		}
+		start()
+		l.says(l.n1, "this node answers for an address", 1)
+		if err := l.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"namespace": "kube-system", "name": "culvert-node"}}); err != nil {
+			t.Fatal(err)
+		}
+		if said, rules := ends(); !strings.Contains(said, "removed with the DaemonSet") || strings.Contains(rules, "culvert") {
+			t.Errorf("after its DaemonSet has gone,\n%s\nis left, and it said\n%s", rules, said)
+		}
 	}, kubernetes)
 }

@@ -40,6 +40,8 @@ func (l *nodeLiqo) run(context.Context, *nodeKube, *linkStatus, func(context.Con
 	return errNoLiqo
 }
 
+func (l *nodeLiqo) leaveServices(context.Context, *nodeKube) error { return nil }
+
 func removeLinks(io.Writer) error { return errNoLiqo }
 
 // errNoSockets: this build is for the packet path of a gateway.

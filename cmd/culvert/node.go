@@ -101,7 +101,10 @@ func newNodeCommand() *cobra.Command {
 				}
 				return p.start(cmd.Context(), k, status, func(ctx context.Context) error { return runNode(ctx, load, c, k, status) })
 			}
-			return runNode(cmd.Context(), load, c, k, nil)
+			if err := runNode(cmd.Context(), load, c, k, nil); err != nil || !k.on() || l.daemonSet == "" {
+				return err
+			}
+			return l.leaveServices(context.WithoutCancel(cmd.Context()), k)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` (YAML)")

@@ -22,7 +22,7 @@ type nodeLiqo struct {
 func (l *nodeLiqo) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&l.on, "liqo", false, "make the links that Liqo's resources ask for")
 	cmd.Flags().IntVar(&l.port, "geneve-port", 6091, "with --liqo or --kube: UDP `PORT` of the tunnels, Liqo's networking.genevePort")
-	cmd.Flags().StringVar(&l.daemonSet, "daemonset", "", "with --liqo or --kube: `NAMESPACE/NAME` of this pod's DaemonSet; links go with it")
+	cmd.Flags().StringVar(&l.daemonSet, "daemonset", "", "`NAMESPACE/NAME` of this pod's DaemonSet; links and what serves Services go with it")
 	cmd.Flags().StringVar(&l.metrics, "links-metrics", "", "with --liqo or --kube: listen `ADDRESS` of the links' /metrics and /healthz, host:port")
 }
 

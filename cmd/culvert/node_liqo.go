@@ -96,6 +96,20 @@ func (l *nodeLiqo) leave(ctx context.Context, client dynamic.Interface, log logr
 	return nil
 }
 
+// leaveServices removes what Services have left if the DaemonSet of this process is unwanted. Where another pod of it still serves, as after a
+// hand-over, that one removes it.
+func (l *nodeLiqo) leaveServices(ctx context.Context, k *nodeKube) error {
+	client, err := newClient(k.kubeconfig)
+	if err != nil {
+		return err
+	}
+	log, err := newLogger("info", "text")
+	if err != nil {
+		return err
+	}
+	return l.leave(ctx, client, log.WithField("node", k.name), true, func() ([]string, error) { return nil, nil })
+}
+
 // unwanted reports whether the DaemonSet that this process belongs to is gone or being deleted. Without an answer it is not. Whoever
 // uninstalls everything at once may take the right to ask first: a process that is refused for some time, by an API server that has had the
 // time to read all roles, is unwanted too.
@@ -114,14 +128,14 @@ func (l *nodeLiqo) unwanted(ctx context.Context, client dynamic.Interface, log l
 		case apierrors.IsNotFound(err), err == nil && d.GetDeletionTimestamp() != nil:
 			return true
 		case err == nil:
-			log.Info("links stay for the next process")
+			log.Info("all stays for the next process")
 			return false
 		case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 			refused = true
 		case refused && ctx.Err() != nil:
 			return true
 		default:
-			log.WithError(err).Info("links stay: the API server does not say whether their DaemonSet does")
+			log.WithError(err).Info("all stays for the next process: the API server does not say whether the DaemonSet does")
 			return false
 		}
 		select {

@@ -38,10 +38,11 @@ const (
 		"        hostPath: {path: /run/culvert-node, type: DirectoryOrCreate}\n"
 )
 
-// servicesObjects returns what Services has beside its DaemonSet and its account, for the account of LiqoNodes.
+// servicesObjects returns what Services has beside its DaemonSet, its account and the right to ask for the DaemonSet, for the account of LiqoNodes.
 func servicesObjects() (text string) {
 	for _, o := range strings.Split(Services, "\n---\n") {
-		if strings.Contains(o, "kind: DaemonSet\n") || strings.Contains(o, "kind: ServiceAccount\nmetadata:") {
+		if strings.Contains(o, "kind: DaemonSet\n") || strings.Contains(o, "kind: ServiceAccount\nmetadata:") ||
+			strings.Contains(o, "kind: Role") && strings.Contains(o, "\n  namespace: kube-system\n") {
 			continue
 		}
 		text += "---\n" + strings.NewReplacer(
