@@ -76,6 +76,8 @@ type Machine struct {
 	known bool          // there was one
 	term  int64         // of our last Lease
 	ends  time.Duration // when our Lease runs out
+	blind bool          // the Lease could not be read since it was read last
+	trust time.Duration // until when the Lease is believed after that
 
 	signs  Signs
 	heard  time.Duration // when the peer was last heard
@@ -106,11 +108,15 @@ func (m *Machine) Read(l *Lease, now time.Duration) (write *Lease) {
 		m.lease, m.known, m.since = *l, true, m.now
 	}
 	next := &Lease{Holder: m.self, Term: l.Term, Duration: m.times.Lease}
+	lasts := m.foreign(l.Duration)
+	if m.blind {
+		m.blind, m.trust = false, m.now+lasts/2
+	}
 	switch {
 	case l.Holder == m.self:
 		return next
 	case l.Holder == "":
-	case m.now-m.since < m.foreign(l.Duration):
+	case m.now-m.since < lasts || m.now < m.trust:
 		m.become(Standby, fmt.Sprintf("%s has the Lease", l.Holder))
 		return nil
 	default:
@@ -119,6 +125,10 @@ func (m *Machine) Read(l *Lease, now time.Duration) (write *Lease) {
 	next.Term = min(max(l.Term, m.term)+1, maxTerm)
 	return next
 }
+
+// Failed tells that the Lease could not be read. Its holder may not have been able to renew it either: once it can be read again, it is believed for half
+// of its duration at least, so that an API server that was away for all changes no roles.
+func (m *Machine) Failed() { m.blind = true }
 
 // foreign is how long a Lease of another holder is believed after it was seen to be renewed.
 func (m *Machine) foreign(d time.Duration) time.Duration {

@@ -162,6 +162,21 @@ func TestStories(t *testing.T) {
 			s.look(time.Hour + 3*second)
 			s.want(Standby, "data for a standby")
 		}},
+		{"the API server was away for all, and is back", func(s *stage) {
+			s.other("b", 4, 15*second)
+			s.attempt(0)
+			s.m.Failed()
+			s.attempt(60 * second)
+			s.want(Standby, "b has not had the time to renew its Lease")
+			s.attempt(67 * second)
+			s.want(Standby, "7 s later")
+			s.m.Failed()
+			s.attempt(67400 * time.Millisecond)
+			s.attempt(74 * second)
+			s.want(Standby, "it was away once more")
+			s.attempt(75 * second)
+			s.want(Active, "b has had 7.5 s")
+		}},
 		{"a Lease that runs out while it is written", func(s *stage) {
 			w := s.m.Read(nil, 0)
 			s.m.Wrote(w, 0, 15*second)
@@ -308,6 +323,9 @@ func (m *model) pass() {
 		}
 		if m.now >= r.due {
 			r.due = m.now + retry + time.Duration(m.rng.Float64()*1.2*float64(retry))
+			if r.cut {
+				r.m.Failed()
+			}
 			if !r.cut && len(r.pending) == 0 {
 				if w := r.m.Read(m.lease, m.now); w != nil {
 					r.pending = append(r.pending, write{lease: w, version: m.version, asked: m.now, arrives: m.now + time.Duration(m.rng.Int64N(int64(second)))})
@@ -393,7 +411,9 @@ func FuzzMachine(f *testing.F) {
 		var write *Lease
 		for i, b := range events {
 			now += time.Duration(int8(b)) * second / 4
-			switch b % 7 {
+			switch b % 8 {
+			case 7:
+				m.Failed()
 			case 0:
 				write = m.Read(nil, now)
 			case 1:

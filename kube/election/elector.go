@@ -260,6 +260,7 @@ func ignoreAbsent(err error) error {
 func (e *Elector) failed() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.machine.Failed()
 	if e.failing.IsZero() {
 		e.failing = time.Now()
 	}
