@@ -119,6 +119,8 @@ func BenchmarkBesideStandby(b *testing.B) {
 	connection := func() {
 		work := slices.Clone(template)
 		binary.BigEndian.PutUint32(work[12:], 11<<24|next)
+		work[19] = byte(next) // U has 64,512 ports towards each address and port
+		binary.BigEndian.PutUint16(work[22:], uint16(1024+next>>8&0x3fff))
 		nattest.Fix(work)
 		binary.BigEndian.PutUint16(work[26:], 0) // no checksum
 		next++

@@ -146,15 +146,8 @@ func (n *Node) tunnel(frame []byte) []byte {
 // GatewayMAC returns the gateway's MAC address, found by ARP or else by neighbour discovery.
 func (n *Node) GatewayMAC() [6]byte {
 	n.tb.Helper()
-	select {
-	case <-n.resolved:
-	default:
-		if n.GatewayAddress.IsValid() {
-			n.SendRaw(n.tunnel(Frame(broadcast, n.MAC, ARP, n.arp(1, [6]byte{}, n.GatewayAddress))))
-		} else {
-			question := Solicit(n.Address6, n.GatewayAddress6, n.MAC, true)
-			n.SendRaw(n.tunnel(Frame(GroupMAC(netip.AddrFrom16([16]byte(question[24:]))), n.MAC, IPv6, question)))
-		}
+	if !n.knowsGateway() {
+		n.askGateway()
 		select {
 		case <-n.resolved:
 		case <-time.After(Timeout):
@@ -164,6 +157,25 @@ func (n *Node) GatewayMAC() [6]byte {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.gatewayMAC
+}
+
+func (n *Node) knowsGateway() bool {
+	select {
+	case <-n.resolved:
+		return true
+	default:
+		return false
+	}
+}
+
+// askGateway asks for the gateway's MAC address.
+func (n *Node) askGateway() {
+	if n.GatewayAddress.IsValid() {
+		n.SendRaw(n.tunnel(Frame(broadcast, n.MAC, ARP, n.arp(1, [6]byte{}, n.GatewayAddress))))
+		return
+	}
+	question := Solicit(n.Address6, n.GatewayAddress6, n.MAC, true)
+	n.SendRaw(n.tunnel(Frame(GroupMAC(netip.AddrFrom16([16]byte(question[24:]))), n.MAC, IPv6, question)))
 }
 
 // arp returns an ARP message from the node.
@@ -234,9 +246,13 @@ func (n *Node) echo(ip []byte) bool {
 	sum := uint32(^binary.BigEndian.Uint16(icmp[2:])) + uint32(^(uint16(request) << 8)) + uint32(reply)<<8
 	sum = sum>>16 + sum&0xffff
 	binary.BigEndian.PutUint16(icmp[2:], ^uint16(sum>>16+sum))
-	if back := n.back.Load(); back == 0 || int64(len(ip)) <= back {
+	switch back := n.back.Load(); {
+	case back != 0 && int64(len(ip)) > back:
+	case n.IP || n.knowsGateway():
 		n.Send(ip)
 		n.replied.Add(1)
+	default: // the answer would come to this goroutine, which cannot wait for it
+		n.askGateway()
 	}
 	n.asked.Add(1)
 	return true
