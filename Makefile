@@ -88,6 +88,7 @@ long: go-version kube-nodes ## in full what the tests do in small: sieges, milli
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestTraceIsPath|TestLongCapture' ./gateway
+	CULVERT_LONG=1 $(GO) test -v -race -count=1 -timeout 30m -run TestSwitches ./gateway
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run TestRandomEdits ./gateway/node/links
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
 	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 40m -run 'TestKubeGateways|TestKubeClusters|TestKubeScale|TestKubePeeringScale|TestKubePeering$$|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany|TestKubeLinks|TestServicesShortConnections' ./integration

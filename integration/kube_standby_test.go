@@ -288,8 +288,8 @@ func TestKubeStandby(t *testing.T) {
 
 		// The active one alone is cut off from the API server: the standby tells it who has the Lease.
 		cut := func(from ...string) {
-			active.gatewayHost.feed(fmt.Sprintf("table inet cut { chain output { type filter hook output priority 0; ip daddr { %s } drop; }; }\n",
-				strings.Join(from, ", ")), "nft", "-f", "-")
+			active.gatewayHost.feed(fmt.Sprintf("table inet cut { chain output { type filter hook output priority 0; ip daddr { %[1]s } drop; }; "+
+				"chain input { type filter hook input priority 0; ip saddr { %[1]s } drop; }; }\n", strings.Join(from, ", ")), "nft", "-f", "-")
 		}
 		heal := func() { active.gatewayHost.run("nft", "delete", "table", "inet", "cut") }
 		cut(rome.kubeEnd.api())
