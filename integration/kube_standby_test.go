@@ -336,7 +336,7 @@ func TestKubeStandby(t *testing.T) {
 				lost++
 			}
 		}
-		t.Logf("without a copy %d of %d connections end, of which 20 are between pods", lost, len(streams))
+		t.Logf("without a copy %d of %d connections end; the 20 between pods need none", lost, len(streams))
 		if lost == 0 {
 			t.Error("no connection needs the copy, so that the test shows nothing")
 		}
