@@ -19,10 +19,18 @@ const (
 	patience = 8 * time.Second
 )
 
+// recovery is how long all may take to work again.
+func (w *world) recovery() time.Duration {
+	if w.sides[0].elects() || w.sides[1].elects() {
+		return recovery + nobodyTime + followTime
+	}
+	return recovery
+}
+
 // judgeRecovery has each connection go on, and new ones of each kind begin.
 func (w *world) judgeRecovery(calm time.Duration) {
 	w.traffic.slow = 5 * time.Second // less than patience
-	w.run(calm + recovery)
+	w.run(calm + w.recovery())
 	var waiting []*conn
 	before := make(map[*conn]int)
 	for _, c := range w.traffic.conns {
@@ -49,9 +57,9 @@ func (w *world) judgeRecovery(calm time.Duration) {
 
 // table says how full the tables of connections are.
 func (w *world) table() (text string) {
-	for _, s := range w.sides {
-		stats := s.engine().Stats()
-		text += fmt.Sprintf("%s has %d of %d connections, %d of them unanswered. ", s.config.Cluster, stats.Connections, s.config.MaxConnections, stats.Unreplied)
+	for _, p := range w.pods() {
+		stats := p.engine().Stats()
+		text += fmt.Sprintf("%s has %d of %d connections, %d of them unanswered. ", p.name, stats.Connections, p.config.MaxConnections, stats.Unreplied)
 		for i, d := range []*nat.Direction{&stats.Outbound, &stats.Inbound} {
 			for _, r := range nat.Reasons() {
 				if n := d.Dropped[r]; n > 0 {
@@ -71,64 +79,67 @@ func (w *world) judgeLedgers() {
 	}
 	w.run(w.now() + 3*time.Second)
 	synctest.Wait()
-	for _, s := range w.sides {
-		s.judgeLedger()
+	for _, p := range w.pods() {
+		p.judgeLedger()
 	}
 }
 
-func (s *side) judgeLedger() {
+func (p *pod) judgeLedger() {
 	balance := func(what string, in, out uint64) {
 		if in != out {
-			s.w.fail("%s: the ledger is not balanced: %s: %d came, and there are reasons for %d", s.config.Cluster, what, in, out)
+			p.w.fail("%s: the ledger is not balanced: %s: %d came, and there are reasons for %d", p.config.Cluster, what, in, out)
 		}
 	}
-	stats, tunnels := s.engine().Stats(), s.endpoint().Stats()
+	stats, tunnels := p.engine().Stats(), p.endpoint().Stats()
 	for name, d := range map[string]*nat.Direction{"outbound": &stats.Outbound, "inbound": &stats.Inbound} {
 		balance(name+" in nat", d.Received, d.Forwarded+d.Delivered+d.Held+sum(d.Dropped[:]))
 	}
 	var received, sent uint64
-	for _, link := range s.links().ByName {
-		if t, ok := s.endpoint().TunnelStats(uint16(link)); ok {
+	for _, link := range p.links().ByName {
+		if t, ok := p.endpoint().TunnelStats(uint16(link)); ok {
 			received += t.ReceivedPackets
 			sent += t.SentPackets
 		}
 	}
-	taken, _ := s.own.nodes.counts()
-	balance("datagrams of nodes", taken, received+tunnels.ARPReceived+tunnels.NDReceived+sum(tunnels.Drops[1:geneve.UnknownTunnel]))
-	if s.w.traffic.cutting { // nat counts the pieces
+	taken, _ := p.own.nodes.counts()
+	outbound, inbound := p.path().Outbound(), p.path().Inbound()
+	balance("datagrams of nodes", taken, outbound.Dropped(path.DropStandby)+received+tunnels.ARPReceived+tunnels.NDReceived+sum(tunnels.Drops[1:geneve.UnknownTunnel]))
+	if p.w.traffic.cutting { // nat counts the pieces
 		received = max(received, stats.Outbound.Received)
 	}
 	balance("packets of nodes", received, stats.Outbound.Received)
 
-	outbound, inbound := s.path().Outbound(), s.path().Inbound()
+	if p.vote != nil { // a role takes away what is in WireGuard
+		return
+	}
 	lost := func(way *path.Counters) uint64 { // what path.DropReason counts, but what is dropped before it is to be sent
 		return way.Dropped(path.DropLocalQueueFull) + way.Dropped(path.DropOutput)
 	}
 	through := func(way string) (given, back uint64) {
-		window := func(name string) int64 { return privateAt[atomic.Int64](s.wg(), "bind", way, name).Load() }
-		late := *privateAt[int64](s.wg(), "bind", way, "late")
+		window := func(name string) int64 { return privateAt[atomic.Int64](p.wg(), "bind", way, name).Load() }
+		late := *privateAt[int64](p.wg(), "bind", way, "late")
 		return uint64(window("handed") + window("gone") - late), uint64(window("done"))
 	}
 	given, back := through("out")
 	toPeer, between := stats.Outbound.Forwarded+outbound.Generated(), uint64(0)
-	if s.w.traffic.garbled { // the destination of IPv6 has no checksum that a gateway looks at: it may be a pod at another node
+	if p.w.traffic.garbled { // the destination of IPv6 has no checksum that a gateway looks at: it may be a pod at another node
 		between = toPeer - min(given+lost(outbound), toPeer)
 	}
 	balance("packets for the peer", toPeer, given+lost(outbound)+between)
-	_, data := s.own.peer.counts()
+	_, data := p.own.peer.counts()
 	balance("messages to the peer", data, back)
-	if _, back = through("in"); s.own.relay != nil { // what the gateway before has decrypted for this one
-		back += s.own.relay.packetsArrived.Load()
+	if _, back = through("in"); p.own.relay != nil { // what the gateway before has decrypted for this one
+		back += p.own.relay.packetsArrived.Load()
 	}
-	back -= s.own.lent
-	if s.w.traffic.cutting {
+	back -= p.own.lent
+	if p.w.traffic.cutting {
 		back = max(back, stats.Inbound.Received)
 	}
 	balance("packets of the peer", back, stats.Inbound.Received)
 	balance("packets for nodes", between+stats.Inbound.Forwarded+inbound.Generated(), sent+uint64(tunnels.Held)+sum(tunnels.Drops[geneve.UnknownTunnel:])+lost(inbound))
 
-	if stats.Connections > s.config.MaxConnections || tunnels.Held > 256 {
-		s.w.fail("%s: %d connections, %d packets held", s.config.Cluster, stats.Connections, tunnels.Held)
+	if stats.Connections > p.config.MaxConnections || tunnels.Held > 256 {
+		p.w.fail("%s: %d connections, %d packets held", p.config.Cluster, stats.Connections, tunnels.Held)
 	}
 }
 

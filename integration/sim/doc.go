@@ -29,5 +29,26 @@
 // (wire_test.go), and have the same ports there. A hand-over loses no translation; and when both have said what became of it, one of them carries
 // packets, whatever fails meanwhile and whenever the new one is killed. Where nothing else fails, all packets arrive (TestHandOver).
 //
+// # Replicas
+//
+// By default each gateway has one pod. With -replicas=some half of the schedules, and with -replicas=all each of them, give the gateway of one side, or
+// those of both, two pods (replicas_test.go). Such schedules still fail, so that neither make test nor the fuzzing of schedules has them:
+//
+//   - When both sides switch within a second, no traffic may come for longer than 30 s. Each new pod begins handshakes towards the address of the pod that
+//     the other side had before, which is mute. Real Services may hide this: here, what a pod answers through its Service has its own address.
+//   - When the API server comes back, a standby may read the Lease, which has run out meanwhile, before the active pod has renewed it: a switch for nothing.
+//
+// TestSwitches has the other switches, one of each side a second apart. The pods elect the one that forwards by package
+// kube/election, over an API server in memory with one Lease and the pods' labels (api_test.go), and copy the table by package gateway/replica, over
+// lines in memory (lines_test.go); vote_test.go starts both as cmd/culvert does. The nodes, and a Service in front of a server's pods, follow the label,
+// each within a second. Pods are killed, with their machine or without, also after so many steps that others can see: what is written to a line, and
+// what is asked of the API server, before that has its effect and after; they leave; the way of each to the API server, to the peer and to the other pod
+// fails in each direction; the API server is slow, or away; the Lease is deleted (failures_test.go). The Lease lasts 3 s, so that a schedule has room for
+// many switches.
+//
+// A pod that begins to forward has to know all connections that were there when the copy was acknowledged that it has, of whichever other pod it could
+// have had one: these keep their translation. Only one pod at a time takes the Lease for its own. For how long nobody forwards although a pod could, and
+// for how long two do although the peer has a good way to the one that has the label, is bounded as docs/standby.md says.
+//
 // mutants_test.go has faults of the product that the simulation finds, found_test.go the seeds of what it has found.
 package sim

@@ -10,9 +10,9 @@ import (
 	"culvert/gateway/config"
 )
 
-// move is a hand-over from a side's gateway to another one in this process: the product's conversation, over a wire of the world.
+// move is a hand-over from a pod's gateway to another one in this process: the product's conversation, over a wire of the world.
 type move struct {
-	side   *side
+	pod    *pod
 	config *config.Config // of the new gateway
 	own    *sockets       // likewise
 	oldOwn *sockets
@@ -38,18 +38,18 @@ type taken struct {
 }
 
 // upgrade has another gateway take over, unless one does already. It returns what kills that one before it is done, or nil.
-func (s *side) upgrade(how byte) (end func()) {
-	if s.stop == nil || s.moving != nil {
+func (p *pod) upgrade(how byte) (end func()) {
+	if p.stop == nil || p.moving != nil {
 		return nil
 	}
-	m := &move{side: s, config: s.config, taken: make(chan taken, 1), handed: make(chan error, 1), over: make(chan struct{})}
+	m := &move{pod: p, config: p.config, taken: make(chan taken, 1), handed: make(chan error, 1), over: make(chan struct{})}
 	if how&2 != 0 {
-		m.config = s.successor(how)
+		m.config = p.successor(how)
 	}
-	s.moving = m
-	own, open := s.opener(true)
-	old := s.gateway
-	m.old, m.oldOwn = old, s.own
+	p.moving = m
+	own, open := p.opener(true)
+	old := p.gateway
+	m.old, m.oldOwn = old, p.own
 	oldWire, newWire := newWires()
 	oldRelay, newRelay := newRelays()
 	own.relay, m.own, m.wire = newRelay, own, newWire
@@ -58,12 +58,12 @@ func (s *side) upgrade(how byte) (end func()) {
 	go func() {
 		err := old.HandOverOver(oldWire, oldRelay)
 		m.handed <- err
-		s.w.after(0, m.hand)
+		p.w.after(0, m.hand)
 	}()
 	go func() {
 		g, err := gateway.TakeOverOver(ctx, gateway.Over{Wire: newWire, Relay: newRelay, Open: open, Made: m.made}, m.config, gateway.Budget{}, silent())
 		m.taken <- taken{g, err}
-		s.w.after(0, m.take)
+		p.w.after(0, m.take)
 	}()
 	go m.keepPeers()
 	if how&12 != 12 {
@@ -77,8 +77,8 @@ func (s *side) upgrade(how byte) (end func()) {
 }
 
 // endHandover ends a hand-over that is under way: the new gateway is killed, unless it has taken over.
-func (s *side) endHandover() {
-	m := s.moving
+func (p *pod) endHandover() {
+	m := p.moving
 	if m == nil {
 		return
 	}
@@ -129,7 +129,7 @@ func (m *move) take() {
 	if m.newSaid {
 		return
 	}
-	x, s := <-m.taken, m.side
+	x, p := <-m.taken, m.pod
 	m.newSaid, m.newError = true, x.err
 	switch {
 	case x.err != nil:
@@ -144,26 +144,26 @@ func (m *move) take() {
 		m.keep()
 		x.gateway.Run(ctx)
 		takeBuffers(x.gateway)
-	case s.w.dies > 0:
+	case p.w.dies > 0:
 		m.newSaid = false
 		m.outlive(x.gateway)
 		return
 	default:
-		s.recordSaved()
-		s.config, m.stopOld = m.config, s.stop
-		s.run(x.gateway, m.own)
+		p.recordSaved()
+		p.config, m.stopOld = m.config, p.stop
+		p.run(x.gateway, m.own)
 	}
 	m.end()
 }
 
 // outlive has the new gateway run, and kills it after a while: the old one is to be there then.
 func (m *move) outlive(next *gateway.Gateway) {
-	s := m.side
-	old, own, stop := s.gateway, s.own, s.stop
-	s.run(next, m.own)
-	end := s.stop
-	s.gateway, s.own, s.stop = old, own, stop
-	s.w.after(s.w.dies, func() {
+	p := m.pod
+	old, own, stop := p.gateway, p.own, p.stop
+	p.run(next, m.own)
+	end := p.stop
+	p.gateway, p.own, p.stop = old, own, stop
+	p.w.after(p.w.dies, func() {
 		m.kill()
 		m.own.close()
 		go func() { // it is gone for everybody, but its goroutines
@@ -172,7 +172,7 @@ func (m *move) outlive(next *gateway.Gateway) {
 			}
 		}()
 		own.lent += m.own.relay.packetsArrived.Load()
-		s.w.survived++
+		p.w.survived++
 		m.newSaid, m.newError = true, errors.New("killed after it had taken over")
 		m.end()
 	})
@@ -192,20 +192,20 @@ func (m *move) end() {
 	if !m.newSaid || !m.oldSaid {
 		return
 	}
-	s := m.side
-	s.moving = nil
+	p := m.pod
+	p.moving = nil
 	close(m.over)
-	s.own.keepPeer()
-	s.w.logEvent("%s hands over: %v; the new gateway: %v", s.config.Cluster, m.oldFate, m.newError)
+	p.own.keepPeer()
+	p.w.logEvent("%s hands over: %v; the new gateway: %v", p.config.Cluster, m.oldFate, m.newError)
 	if (m.oldFate == nil) != (m.newError == nil) {
-		s.w.fail("%s hands over: the old gateway says %v, and the new one %v", s.config.Cluster, m.oldFate, m.newError)
+		p.w.fail("%s hands over: the old gateway says %v, and the new one %v", p.config.Cluster, m.oldFate, m.newError)
 	}
 	if m.stopOld == nil {
 		return
 	}
-	s.w.moved++
+	p.w.moved++
 	if err := m.stopOld(); err != nil {
-		s.w.fail("%s stops after it has handed over: %v", s.config.Cluster, err)
+		p.w.fail("%s stops after it has handed over: %v", p.config.Cluster, err)
 	}
 	takeBuffers(m.old)
 }

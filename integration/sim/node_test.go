@@ -17,6 +17,7 @@ import (
 // node is one node as a kernel would be: it answers ARP and neighbour solicitations for its addresses, asks for the gateway's, and has pods.
 type node struct {
 	side       *side
+	towards    *pod // where it finds the gateway
 	config     *config.Node
 	underlay   netip.AddrPort
 	up, down   *leg
@@ -38,7 +39,7 @@ var broadcast = [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
 func newNode(s *side, index int) *node {
 	c := &s.config.Geneve.Nodes[index]
-	n := &node{side: s, config: c, underlay: netip.AddrPortFrom(c.Underlay, config.DefaultGenevePort), mac: [6]byte{2, 'n', 0, 0, byte(s.index), byte(index)}}
+	n := &node{side: s, towards: s.pod, config: c, underlay: netip.AddrPortFrom(c.Underlay, config.DefaultGenevePort), mac: [6]byte{2, 'n', 0, 0, byte(s.index), byte(index)}}
 	n.up = s.w.newLeg(c.Name, s.config.Cluster, nodeLatency)
 	n.down = s.w.newLeg(s.config.Cluster, c.Name, nodeLatency)
 	n.header = genevetest.Geneve(uint32(c.VNI), 0x6558, nil)
@@ -124,7 +125,7 @@ func (n *node) frame(to [6]byte, ip []byte) {
 }
 
 func (n *node) ether(to [6]byte, etherType uint16, payload []byte) {
-	n.side.w.carry(n.up, n.underlay, n.side.underlay(), slices.Concat(n.header, genevetest.Frame(to, n.mac, etherType, payload)))
+	n.side.w.carry(n.up, n.underlay, n.towards.underlay(), slices.Concat(n.header, genevetest.Frame(to, n.mac, etherType, payload)))
 }
 
 // ask asks for the gateway's MAC address until that is known.

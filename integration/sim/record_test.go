@@ -154,3 +154,13 @@ func TestReport(t *testing.T) {
 		t.Errorf("%d datagrams, then %v", datagrams, err)
 	}
 }
+
+// happened lists the events.
+func (w *world) happened() (text string) {
+	for _, x := range w.records() {
+		if x.leg == nil {
+			text += fmt.Sprintf("%v %s\n", x.at, x.fate)
+		}
+	}
+	return text
+}

@@ -2,11 +2,12 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
 // A schedule is a string of bytes. The first two say how much traffic there is and from what chance begins; each three after that are a
-// fault: which, where or how much, and when.
+// fault: which, where or how much, and when. One or two bytes that are left over say of which sides the gateway has two pods.
 type schedule []byte
 
 const (
@@ -22,7 +23,7 @@ type fault struct {
 	begin func(w *world, how byte) (end func())
 }
 
-// faults are all of them, by the first byte.
+// faults are all of them, by the first byte; allFaults are those where there are two pods.
 var faults = []fault{
 	{"delay", func(w *world, how byte) func() {
 		return w.spoil(how, func(l *leg, on bool) { l.delay = when(on, time.Duration(how)*2*time.Millisecond) })
@@ -44,7 +45,12 @@ var faults = []fault{
 		return w.spoil(how, func(l *leg, on bool) { l.down = on })
 	}},
 	{"partition", func(w *world, how byte) func() {
-		all := []*leg{w.sides[0].toPeer, w.sides[1].toPeer}
+		var all []*leg
+		for _, s := range w.sides {
+			for _, p := range s.pods {
+				all = append(all, p.toPeer)
+			}
+		}
 		if how%2 == 1 {
 			n := w.sides[how/2%2].nodes[how/4%2]
 			all = []*leg{n.up, n.down}
@@ -55,30 +61,39 @@ var faults = []fault{
 		return w.spoil(how, func(l *leg, on bool) { l.mtu = when(on, 1500-int(how)) })
 	}},
 	{"restart", func(w *world, how byte) func() {
-		w.sides[how%2].restart()
+		p := w.sides[how%2].pick(how)
+		p.quit()
+		p.resume()
 		return nil
 	}},
 	{"stop and start", func(w *world, how byte) func() {
-		s := w.sides[how%2]
-		s.halt()
-		return func() { s.resume() }
+		p := w.sides[how%2].pick(how)
+		p.quit()
+		return p.resume
 	}},
 	{"kill and start", func(w *world, how byte) func() {
-		s := w.sides[how%2]
-		s.kill()
-		return func() { s.resume() }
+		p := w.sides[how%2].pick(how)
+		p.kill(false)
+		return p.resume
 	}},
 	{"upgrade", func(w *world, how byte) func() {
-		return w.sides[how%2].upgrade(how)
+		if s := w.sides[how%2]; !s.elects() {
+			return s.upgrade(how)
+		}
+		return nil
 	}},
 	{"reload", func(w *world, how byte) func() {
-		if s := w.sides[how%2]; s.stop != nil {
-			s.reload(how)
+		for i, p := range w.sides[how%2].pods {
+			w.after(time.Duration(i)*time.Duration(how)*time.Millisecond, func() {
+				if p.stop != nil {
+					p.reload(how)
+				}
+			})
 		}
 		return nil
 	}},
 	{"roam", func(w *world, how byte) func() {
-		w.sides[0].moveTo(how % 8)
+		w.sides[0].pick(how >> 2).moveTo(how % 8)
 		return nil
 	}},
 	{"crowd", func(w *world, how byte) func() {
@@ -110,7 +125,7 @@ func (w *world) spoil(how byte, change func(l *leg, on bool)) (end func()) {
 	// Half of it happens between the gateways.
 	l := w.legs[int(how/2)%len(w.legs)]
 	if how%2 == 0 {
-		l = w.sides[how/2%2].toPeer
+		l = w.sides[how/2%2].pick(how >> 1).toPeer
 	}
 	return spoilAll([]*leg{l}, change)
 }
@@ -135,6 +150,27 @@ func times(b byte) (lasts, next time.Duration) {
 	return lasts, time.Duration(b/16) * 100 * time.Millisecond
 }
 
+// replicas says of which sides the gateway has two pods, by bits.
+func (s schedule) replicas() byte {
+	if n := len(s) - scheduleHead; n > 0 && n%faultBytes > 0 {
+		return s[len(s)-1] & 3
+	}
+	return 0
+}
+
+// fault is the fault that a byte stands for, and how long it lasts with another byte.
+func (s schedule) fault(which, when byte) (f *fault, lasts, next time.Duration) {
+	lasts, next = times(when)
+	of := faults
+	if s.replicas() != 0 {
+		of = allFaults
+	}
+	if f = &of[int(which)%len(of)]; slices.Contains(longFaults, f.name) {
+		lasts = min(4*lasts, 20*time.Second)
+	}
+	return f, lasts, next
+}
+
 // play lets the faults of s happen, and returns when the last one is over.
 func (s schedule) play(w *world) (calm time.Duration) {
 	if len(s) < scheduleHead {
@@ -142,8 +178,8 @@ func (s schedule) play(w *world) (calm time.Duration) {
 	}
 	at := time.Second
 	for rest := s[scheduleHead:]; len(rest) >= faultBytes && w.faults < maxFaults; rest = rest[faultBytes:] {
-		f, how := &faults[int(rest[0])%len(faults)], rest[1]
-		lasts, next := times(rest[2])
+		how := rest[1]
+		f, lasts, next := s.fault(rest[0], rest[2])
 		w.faults++
 		w.after(at, func() {
 			w.logEvent("%s (%d) begins", f.name, how)
@@ -165,8 +201,8 @@ func (s schedule) String() string {
 	text := fmt.Sprintf("%x:", []byte(s))
 	at := time.Second
 	for rest := s[min(len(s), scheduleHead):]; len(rest) >= faultBytes; rest = rest[faultBytes:] {
-		lasts, next := times(rest[2])
-		text += fmt.Sprintf(" %s(%d)@%v+%v", faults[int(rest[0])%len(faults)].name, rest[1], at, lasts)
+		f, lasts, next := s.fault(rest[0], rest[2])
+		text += fmt.Sprintf(" %s(%d)@%v+%v", f.name, rest[1], at, lasts)
 		at += next
 	}
 	return text

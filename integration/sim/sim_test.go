@@ -43,6 +43,7 @@ type result struct {
 	carried   int // datagrams on all legs
 	faults    int
 	moved     int // gateways that another one has taken over from
+	switches  int // how often one of two pods began to forward
 	lasted    time.Duration
 	world     *world
 }
@@ -68,22 +69,23 @@ func play(t *testing.T, s schedule, edit ...func(*world)) (r result) {
 			most = fewConnections
 		}
 		for i := range w.sides {
-			w.sides[i] = newSide(w, i, most)
-			if s.head()&32 != 0 {
-				w.sides[i].folder = memoryDir(t)
-				w.sides[i].config.State = w.sides[i].folder
+			if w.sides[i] = newSide(w, i, most); s.replicas()>>i&1 != 0 {
+				w.sides[i].replicate()
 			}
 		}
-		a, b := w.sides[0], w.sides[1]
-		a.peer, b.peer = b, a
-		a.toPeer, b.toPeer = w.newLeg(names[0], names[1], wanLatency), w.newLeg(names[1], names[0], wanLatency)
-		a.config.WireGuard.PeerPublicKey, b.config.WireGuard.PeerPublicKey = b.config.WireGuard.PrivateKey.Public(), a.config.WireGuard.PrivateKey.Public()
-		a.config.WireGuard.Endpoint = b.wan.Load().String()
-		for _, s := range w.sides {
-			if err := s.start(); err != nil {
-				t.Fatal(err)
+		w.connect()
+		for _, side := range w.sides {
+			for _, p := range side.pods {
+				if s.head()&32 != 0 {
+					p.folder = memoryDir(t)
+					p.config.State = p.folder
+				}
+				if err := p.start(); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
+		w.watch()
 		for range 1 + int(s.head()/2%8) {
 			w.traffic.beginAny()
 		}
@@ -93,12 +95,10 @@ func play(t *testing.T, s schedule, edit ...func(*world)) (r result) {
 		if w.failure == "" {
 			w.judgeLedgers()
 		}
-		for _, s := range w.sides {
-			if s.stop != nil {
-				s.halt()
-			}
+		for _, p := range w.pods() {
+			p.halt()
 		}
-		r = result{schedules: 1, failure: w.failure, packets: w.packets, faults: w.faults, moved: w.moved, lasted: w.now(), world: w}
+		r = result{schedules: 1, failure: w.failure, packets: w.packets, faults: w.faults, moved: w.moved, switches: w.switches, lasted: w.now(), world: w}
 		w.mu.Lock()
 		r.carried = w.carried
 		w.mu.Unlock()
@@ -121,6 +121,11 @@ func (s schedule) head() byte {
 		return 0
 	}
 	return s[0]
+}
+
+// withReplicas makes the schedule of a seed with some faults, in which gateways of a side or of both have two pods.
+func withReplicas(seed uint64, faults int) schedule {
+	return append(random(seed, faults), byte(1+seed/2%3))
 }
 
 // random makes the schedule of a seed with some faults.
@@ -198,6 +203,7 @@ var (
 	countFlag    = flag.Int("schedules", 0, "of TestSchedules: how many; 0: as many as there is time for")
 	timeFlag     = flag.Duration("time", 20*time.Second, "of TestSchedules: for how long, if it is not told how many")
 	packetsFlag  = flag.Int("packets", 0, "of TestSchedules: after how many that reach a pod it ends; 0: any number")
+	replicasFlag = flag.String("replicas", "none", "of TestSchedules: which schedules have gateways with two pods: none, some or all")
 	workersFlag  = flag.Int("workers", 1, "of TestSchedules: how many processes share the schedules")
 )
 
@@ -230,8 +236,11 @@ func TestSchedules(t *testing.T) {
 	for *countFlag == 0 && time.Now().Before(end) || sum.schedules < *countFlag {
 		seed := *seedFlag + uint64(sum.schedules)
 		s := random(seed, faultsEach)
-		if len(only) > 0 {
+		switch {
+		case len(only) > 0:
 			s = only
+		case *replicasFlag == "all", *replicasFlag == "some" && seed%2 == 0:
+			s = withReplicas(seed, faultsEach)
 		}
 		r := play(t, s)
 		if sum.add(r); r.failure != "" {
@@ -255,16 +264,16 @@ func TestSchedules(t *testing.T) {
 func (r *result) add(more result) {
 	r.schedules += more.schedules
 	r.packets, r.carried = r.packets+more.packets, r.carried+more.carried
-	r.faults, r.moved, r.lasted = r.faults+more.faults, r.moved+more.moved, r.lasted+more.lasted
+	r.faults, r.moved, r.switches, r.lasted = r.faults+more.faults, r.moved+more.moved, r.switches+more.switches, r.lasted+more.lasted
 }
 
 const (
-	totals = "%d schedules, %d faults, %d hand-overs, %s of virtual time, %d datagrams, %d packets reached pods"
+	totals = "%d schedules, %d faults, %d hand-overs, %d switches, %s of virtual time, %d datagrams, %d packets reached pods"
 	atEnd  = "seeds from %d on: " + totals
 )
 
 func (r *result) String() string {
-	return fmt.Sprintf(totals, r.schedules, r.faults, r.moved, r.lasted.Round(time.Second), r.carried, r.packets)
+	return fmt.Sprintf(totals, r.schedules, r.faults, r.moved, r.switches, r.lasted.Round(time.Second), r.carried, r.packets)
 }
 
 // spread has several processes run TestSchedules, each with a part of the schedules.
@@ -276,7 +285,7 @@ func spread(t *testing.T) {
 	)
 	each := (*countFlag + *workersFlag - 1) / *workersFlag
 	for i := range *workersFlag {
-		run := need.Self("-test.v", "-test.timeout=6h", "-test.run=^TestSchedules$", fmt.Sprintf("-replays=%d", *replaysFlag),
+		run := need.Self("-test.v", "-test.timeout=6h", "-test.run=^TestSchedules$", fmt.Sprintf("-replays=%d", *replaysFlag), "-replicas="+*replicasFlag,
 			fmt.Sprintf("-time=%v", *timeFlag), fmt.Sprintf("-schedules=%d", each), fmt.Sprintf("-seed=%d", *seedFlag+uint64(i*each)))
 		wait.Go(func() {
 			out, err := run.CombinedOutput()
@@ -289,7 +298,7 @@ func spread(t *testing.T) {
 			var r result
 			var from uint64
 			var lasted string
-			if _, err := fmt.Sscanf("seeds from "+line, atEnd, &from, &r.schedules, &r.faults, &r.moved, &lasted, &r.carried, &r.packets); err != nil {
+			if _, err := fmt.Sscanf("seeds from "+line, atEnd, &from, &r.schedules, &r.faults, &r.moved, &r.switches, &lasted, &r.carried, &r.packets); err != nil {
 				t.Errorf("%v: %s", err, out)
 			}
 			r.lasted, _ = time.ParseDuration(lasted)
@@ -297,7 +306,7 @@ func spread(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	t.Logf(atEnd, *seedFlag, sum.schedules, sum.faults, sum.moved, sum.lasted, sum.carried, sum.packets)
+	t.Logf(atEnd, *seedFlag, sum.schedules, sum.faults, sum.moved, sum.switches, sum.lasted, sum.carried, sum.packets)
 }
 
 // report tells of a failure all that is known.
@@ -333,11 +342,14 @@ func replay(t *testing.T, s schedule) {
 	t.Logf("%d of %d replays fail", failed, *replaysFlag)
 }
 
-// FuzzSchedule lets go test -fuzz make schedules.
+// FuzzSchedule lets go test -fuzz make schedules, without replicas unless -replicas says otherwise.
 func FuzzSchedule(f *testing.F) {
 	f.Add([]byte(random(1, faultsEach)))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, s []byte) {
+		if *replicasFlag == "none" && len(s) > scheduleHead {
+			s = s[:len(s)-(len(s)-scheduleHead)%faultBytes]
+		}
 		if r := play(t, s); r.failure != "" {
 			report(t, s, r)
 		}

@@ -350,6 +350,7 @@ func (c *conn) arriveAtServer(n *node, from, to netip.AddrPort) {
 type loss struct {
 	from, to time.Duration
 	side     *side
+	copied   bool // another gateway has what was before
 }
 
 // underWay is how old a packet may be that arrives.
@@ -364,7 +365,7 @@ func (w *world) steady(since time.Duration) bool {
 // forgotten reports whether the gateway that has chosen the server may know nothing of that: what the server says then is taken for the
 // beginning of another connection, as in Linux.
 func (c *conn) forgotten() bool {
-	return c.kind == toService && slices.ContainsFunc(c.t.w.losses, func(l loss) bool { return l.side == c.to })
+	return c.kind == toService && slices.ContainsFunc(c.t.w.losses, func(l loss) bool { return l.side == c.to && (!l.copied || c.since >= l.from) })
 }
 
 // arriveAtClient judges what a server has sent.

@@ -28,6 +28,7 @@ type world struct {
 	moved    int           // hand-overs to a gateway that took over
 	dies     time.Duration // how long after that it is killed; 0: it is not
 	survived int           // how often it was, with the gateway before in its place
+	switches int           // how often a pod began to forward, where there are two
 
 	losses []loss // of what gateways know
 
