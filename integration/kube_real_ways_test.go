@@ -90,7 +90,9 @@ func testRealTemplate(t *testing.T, l *realLab, before map[string][]string) {
 	l.apply("milan", l.must("kube", "template", "--image="+realImage, "--peering=rome", "--expose=NodePort"))
 	l.exchange(t)
 	l.meet()
-	l.apply("milan", "apiVersion: v1\nkind: Service\nmetadata: {name: hello, namespace: default, labels: {culvert/export: 'true'}}\nspec: {selector: {app: hello}, ports: [{port: 80, targetPort: 8080}]}\n")
+	const exported = "apiVersion: v1\nkind: Service\nmetadata: {name: hello, namespace: default, labels: {culvert/export: 'true'}}\n" +
+		"spec: {selector: {app: hello}, ports: [{port: %d, targetPort: 8080}]}\n"
+	l.apply("milan", fmt.Sprintf(exported, 80))
 	address := ""
 	eventuallyWithin(t, kubeStartTimeout, "rome imports the Service", func() error {
 		out, err := l.command("shell", "kubectl", "--context", "rome", "-n", "milan", "get", "service", "hello-default", "-o", "jsonpath={.spec.clusterIP}").Output()
@@ -105,8 +107,22 @@ func testRealTemplate(t *testing.T, l *realLab, before map[string][]string) {
 		}
 		return err
 	})
+	l.apply("milan", fmt.Sprintf(exported, 81))
+	eventuallyWithin(t, kubeStartTimeout, "rome follows", func() error {
+		if port := l.kubectl("rome", "-n", "milan", "get", "service", "hello-default", "-o", "jsonpath={.spec.ports[0].port}"); port != "81" {
+			return fmt.Errorf("port %s", port)
+		}
+		return nil
+	})
+	l.apply("milan", "apiVersion: v1\nkind: Service\nmetadata: {name: headless, namespace: default, labels: {culvert/export: 'true'}}\nspec: {clusterIP: None, selector: {app: hello}, ports: [{port: 80}]}\n")
+	eventuallyWithin(t, kubeStartTimeout, "milan says why a Service is refused", func() error {
+		if events := l.kubectl("milan", "-n", "culvert", "get", "events", "-o", "jsonpath={.items[*].message}"); !strings.Contains(events, "headless") {
+			return errors.New(events)
+		}
+		return nil
+	})
 	l.must("leave", "--all", "--yes", inBoth[0], inBoth[1])
-	l.kubectl("milan", "delete", "service", "hello")
+	l.kubectl("milan", "delete", "service", "hello", "headless")
 	l.kubectl("rome", "delete", "namespace", "milan")
 	l.requireAsBefore(t, before)
 }
