@@ -34,9 +34,9 @@
 // By default each gateway has one pod. With -replicas=some half of the schedules, and with -replicas=all each of them, give the gateway of one side, or
 // those of both, two pods (replicas_test.go). Such schedules still fail, so that neither make test nor the fuzzing of schedules has them:
 //
-//   - When both sides switch within a second, no traffic may come for longer than 30 s. Each new pod begins handshakes towards the address of the pod that
-//     the other side had before, which is mute. Real Services may hide this: here, what a pod answers through its Service has its own address.
-//   - When the API server comes back, a standby may read the Lease, which has run out meanwhile, before the active pod has renewed it: a switch for nothing.
+//   - When both sides switch within a second, no traffic may come for longer than 30 s. It is not known whether the product is wrong, or this network:
+//     here, what a pod answers through its Service has its own address.
+//   - Nobody may forward for a little longer than the bound although a pod could.
 //
 // TestSwitches has the other switches, one of each side a second apart. The pods elect the one that forwards by package
 // kube/election, over an API server in memory with one Lease and the pods' labels (api_test.go), and copy the table by package gateway/replica, over

@@ -6,7 +6,7 @@ import (
 )
 
 // TestSwitches: each way in which the pod that forwards becomes another one, or does not, with connections of all kinds on both sides. With -replicas it
-// has also those that fail at times (doc.go).
+// has also one that fails at times (doc.go).
 func TestSwitches(t *testing.T) {
 	const at, long = 8 * time.Second, 22 * time.Second
 	type test struct {
@@ -20,6 +20,10 @@ func TestSwitches(t *testing.T) {
 		{"SIGKILL", 1, func(_ *world, p *pod) { p.kill(false) }},
 		{"SIGKILL of a container that starts again", 1, func(_ *world, p *pod) { p.kill(false); p.resume() }},
 		{"its machine vanishes", 1, func(_ *world, p *pod) { p.kill(true) }},
+		{"the API server is away", 0, func(w *world, p *pod) {
+			p.side.api.refuse(true)
+			w.after(long, func() { p.side.api.refuse(false) })
+		}},
 		{"cut off from the API server, the peer and the standby", 1, func(w *world, p *pod) {
 			p.side.api.set(p.name, func(w *apiWay) { w.lost = true })
 			p.deaf.Store(true)
@@ -30,10 +34,6 @@ func TestSwitches(t *testing.T) {
 	}
 	if *replicasFlag != "none" {
 		tests = append(tests, []test{
-			{"the API server is away", 0, func(w *world, p *pod) {
-				p.side.api.refuse(true)
-				w.after(long, func() { p.side.api.refuse(false) })
-			}},
 			{"cut off from the API server", 1, func(w *world, p *pod) {
 				p.side.api.set(p.name, func(w *apiWay) { w.lost = true })
 				w.after(long, func() { p.side.api.set(p.name, func(w *apiWay) { w.lost = false }) })
