@@ -94,7 +94,7 @@ func (r *run) awaitGone(ctx context.Context, i int) error {
 	}
 	at, err := r.awaitImport(ctx, i, false)
 	if err == nil && at.IsValid() {
-		err = fmt.Errorf("Service %s/%s is still there: the gateway removes it when %s's tells it so, which takes a tunnel between them", r.imported[i], r.importedName(), r.sides[1-i].name())
+		err = fmt.Errorf("the Service %s/%s is still there: the gateway removes it when %s's tells it so, which takes a tunnel between them", r.imported[i], r.importedName(), r.sides[1-i].name())
 	}
 	return err
 }
