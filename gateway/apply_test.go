@@ -10,16 +10,16 @@ import (
 	"culvert/nat/rules"
 )
 
-// TestPrepareRefusal: a layer that refuses what validation accepted leaves nothing
-// behind, in the layers before it neither.
+// TestPrepareRefusal: when a layer refuses what validation accepted, no layer has changed, not even
+// those prepared before it.
 func TestPrepareRefusal(t *testing.T) {
 	p := newPair(t, nil)
 	p.rome.nodes[1].Send(udpPacket("10.0.2.5", "10.61.1.7", []byte("before")))
 	expect(t, p.milan.nodes[0], "10.62.2.5", "10.0.1.7")
 	before, links := p.rome.engine.Stats(), p.rome.links()
 
-	// A Config that no file makes: without its second node, and with one that has no
-	// underlay address, which matters to the tunnels alone.
+	// A Config that no file makes: without its second node, and with a node without underlay
+	// address, which only the tunnels refuse.
 	next := *p.rome.config()
 	next.Geneve.Nodes = []config.Node{next.Geneve.Nodes[0], {Name: "third", VNI: 99, Address: rules.PairOf(netip.MustParseAddr("10.80.0.9"))}}
 	if err := next.Validate(); err != nil {
@@ -43,7 +43,7 @@ func TestPrepareRefusal(t *testing.T) {
 	expect(t, p.rome.nodes[1], "10.61.1.7", "10.0.2.5")
 }
 
-// TestApplyPeer: another peer takes the place of the one before at once.
+// TestApplyPeer: a new peer replaces the old one at once.
 func TestApplyPeer(t *testing.T) {
 	p := newPair(t, nil)
 	if s, err := p.rome.wg.PeerStats(); err != nil || s.Endpoint == "" {

@@ -9,11 +9,10 @@ import (
 	"culvert/geneve/udp"
 )
 
-// A Budget is how much memory this process gives to what. Each part of it that is 0 is
-// left to the default of whoever asks.
+// A Budget divides this process's memory. Where a part is 0, its user's own default applies.
 type Budget struct {
-	Heap          int64 // aim of Go's collector in bytes
-	Connections   int   // cap of the connection table where the configuration gives none
+	Heap          int64 // target of Go's collector in bytes
+	Connections   int   // cap of the connection table unless the configuration sets one
 	ReceiveBuffer int   // bytes of each of the three sockets' receive buffers
 }
 
@@ -22,12 +21,12 @@ const (
 	bytesPerConnection = 256 // index included; nat.BenchmarkMemory
 )
 
-// ReadBudget divides the memory limit of this process: that of its control group or,
-// where there is none or none to see, what GOMEMLIMIT implies.
+// ReadBudget divides the memory limit of this process: that of its control group, or else the one
+// that GOMEMLIMIT implies.
 func ReadBudget() Budget {
 	group, err := memlimit.FromCgroup()
 	if err != nil {
-		group = 0 // no limit, or no way to know one
+		group = 0 // no limit, or it cannot be read
 	}
 	heap := debug.SetMemoryLimit(-1)
 	if heap == math.MaxInt64 {
@@ -36,13 +35,12 @@ func ReadBudget() Budget {
 	return divide(int64(min(group, math.MaxInt64)), heap)
 }
 
-// divide makes the Budget of a control group with a limit and of a heap with one; 0 is
-// none.
+// divide returns the Budget for the limits of a control group and of the heap; 0 is none.
 //
-// Go gets 7/10 of the group's limit, unless GOMEMLIMIT has given it another share. The
-// rest is the kernel's: socket buffers above all. The connection table may hold what
-// fits a quarter. A flood fills the receive buffers, and control groups of version 2
-// count them: each has a 32nd, for which the kernel books up to twice as much.
+// Go gets 7/10 of the group's limit, unless GOMEMLIMIT says otherwise. The rest is for the kernel,
+// above all for socket buffers. The connection table may use a quarter. A flood fills the receive
+// buffers, which count in control groups of version 2: each gets 1/32, for which the kernel books
+// up to twice as much.
 func divide(group, heap int64) Budget {
 	b := Budget{Connections: maxAutoConnections, ReceiveBuffer: udp.DefaultSocketBuffer}
 	limit := group

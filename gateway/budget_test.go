@@ -7,12 +7,11 @@ import (
 	"culvert/geneve/udp"
 )
 
-// TestBudget: every part follows the limit of the control group or, where none is seen,
-// GOMEMLIMIT; the smaller one counts.
+// TestBudget: every part follows the smaller of the control group's limit and GOMEMLIMIT.
 func TestBudget(t *testing.T) {
 	const (
 		mib  = 1 << 20
-		goAt = 64 * mib / 10 * 7 // what a group of 64 MiB leaves to Go
+		goAt = 64 * mib / 10 * 7 // Go's part of a group of 64 MiB
 	)
 	for _, tt := range []struct {
 		name        string
@@ -37,7 +36,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestReadBudget: GOMEMLIMIT limits the table also where a control group shows nothing.
+// TestReadBudget: GOMEMLIMIT limits the table even without a control group.
 func TestReadBudget(t *testing.T) {
 	const heap = 32 << 20
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(heap))

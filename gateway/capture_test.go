@@ -28,7 +28,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// recorded runs traffic while a capture with the given options is under way, and returns its file.
+// recorded runs traffic during a capture with the given options, and returns its file.
 func recorded(t *testing.T, p *pair, client *control.Client, o control.CaptureOptions, traffic func()) *bytes.Buffer {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -58,8 +58,8 @@ func recorded(t *testing.T, p *pair, client *control.Client, o control.CaptureOp
 	return &file
 }
 
-// captured returns what each packet of a capture of traffic says: its stage, the addresses if it
-// is an inner packet, the comment.
+// captured describes each packet of a capture of traffic: its stage, the addresses of an inner
+// packet, the comment.
 func captured(t *testing.T, p *pair, client *control.Client, o control.CaptureOptions, traffic func()) (lines []string) {
 	t.Helper()
 	r, err := pcapgo.NewNgReader(recorded(t, p, client, o, traffic), pcapgo.DefaultNgReaderOptions)
@@ -87,8 +87,8 @@ func captured(t *testing.T, p *pair, client *control.Client, o control.CaptureOp
 	}
 }
 
-// TestCapture: each stage shows the packet as it is there, drops of every layer have their
-// reason, and filters are for both sides of a translation.
+// TestCapture: each stage shows the packet as it is at that point, drops of every layer have their
+// reason, and filters match both sides of a translation.
 func TestCapture(t *testing.T) {
 	p, client := newControlled(t, func(rome, _ *config.Config) {
 		rome.WireGuard.Keepalive = 0
@@ -107,7 +107,7 @@ func TestCapture(t *testing.T) {
 		before := p.rome.wg.Stats().Inbound[wg.NotWireGuard]
 		stranger.Write([]byte("noise"))
 		for p.rome.wg.Stats().Inbound[wg.NotWireGuard] == before && t.Context().Err() == nil {
-			continue // until the noise has been refused
+			continue // wait until the noise has been refused
 		}
 		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", []byte("there")))
 		expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
@@ -134,7 +134,7 @@ func TestCapture(t *testing.T) {
 		name    string
 		options control.CaptureOptions
 		want    []string // among the lines
-		not     []string // parts of lines that are not
+		not     []string // parts of lines that must not appear
 	}{
 		{"before and after", control.CaptureOptions{At: []string{"pre", "post"}}, []string{
 			"pre 10.0.1.5>10.61.1.7 forward from rome-1 to tunnel" + connection,
@@ -179,7 +179,7 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// TestOneCapture: a second capture is refused, and bad options are.
+// TestOneCapture: a second capture is refused, and so are bad options.
 func TestOneCapture(t *testing.T) {
 	p, client := newControlled(t, nil)
 	captured(t, p, client, control.CaptureOptions{}, func() {
@@ -200,14 +200,15 @@ func TestOneCapture(t *testing.T) {
 	captured(t, p, client, control.CaptureOptions{}, func() {})
 }
 
-// TestCaptureOfWaitingFragments: a fragment whose first one never comes shows twice, as it comes and as it is dropped.
+// TestCaptureOfWaitingFragments: a fragment whose first fragment never comes appears twice, when it
+// arrives and when it is dropped.
 func TestCaptureOfWaitingFragments(t *testing.T) {
 	p, client := newControlled(t, nil)
 	later := nattest.IP{Source: "203.0.113.9", Destination: "10.61.1.7", ID: 7, Offset: 800, Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(80, 1)}}
 	traffic := func() {
 		p.rome.nodes[0].Send(later.Bytes())
 		awaits(t, func() bool { return p.rome.engine.Stats().Outbound.Held == 1 }, "a fragment that waits")
-		// The capture has it when a packet behind it has been answered.
+		// Once a later packet has been answered, the capture has the fragment.
 		p.rome.nodes[0].Send(echo("10.0.1.5", "10.80.0.4", 64, 8))
 		expect(t, p.rome.nodes[0], "10.80.0.4", "10.0.1.5")
 		p.rome.engine.Sweep(path.Now().Add(31 * time.Second))
@@ -233,7 +234,8 @@ func TestCaptureOfWaitingFragments(t *testing.T) {
 	}
 }
 
-// TestCaptureOfReleasedFragments: a fragment that has waited meets the rules that the first one of its datagram meets.
+// TestCaptureOfReleasedFragments: a fragment that has waited is subject to the same rules as its
+// datagram's first fragment.
 func TestCaptureOfReleasedFragments(t *testing.T) {
 	p, client := newControlled(t, nil)
 	id := uint16(7)
@@ -255,7 +257,8 @@ func TestCaptureOfReleasedFragments(t *testing.T) {
 	}
 }
 
-// TestCaptureOfOwnPackets: what the gateway makes and rules at output keep is filtered by its addresses and its node.
+// TestCaptureOfOwnPackets: packets that the gateway makes and rules at output drop are filtered by
+// the gateway's addresses and node.
 func TestCaptureOfOwnPackets(t *testing.T) {
 	p, client := newControlled(t, nil)
 	drop := rules.Rule{Name: "no", Action: rules.ActionDrop, Match: []rules.Match{{IP: rules.Operand{Value: "10.0.1.5", Position: rules.PositionDestination}}}}
@@ -286,7 +289,8 @@ func TestCaptureOfOwnPackets(t *testing.T) {
 	}
 }
 
-// TestLongCapture: tshark finds no error in a capture of many packets, forwarded and dropped ones, at all stages.
+// TestLongCapture: tshark finds no error in a capture of many packets at all stages, forwarded and
+// dropped.
 func TestLongCapture(t *testing.T) {
 	want := 2_000
 	if os.Getenv("CULVERT_LONG") != "" {
@@ -297,7 +301,7 @@ func TestLongCapture(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan struct{})
-	go func() { // as many packets as the nodes take, until the capture has enough
+	go func() { // as many packets as the nodes accept, until the capture has enough
 		defer close(done)
 		w := &wanderer{Rand: rand.New(rand.NewPCG(1, 2))}
 		for ctx.Err() == nil {
@@ -320,8 +324,8 @@ func TestLongCapture(t *testing.T) {
 	if err := errors.Join(err, file.Close()); err != nil || packets != uint64(want) {
 		t.Fatalf("%d packets, %d lost, %v", packets, lost, err)
 	}
-	// What hosts have spoilt on purpose is not the capture's fault: of inner packets, only those count that the gateway sends on. Payloads
-	// are random: they are data, whatever port they go to. The last packet shows that all were read.
+	// Hosts send bad packets on purpose, so only inner packets that the gateway forwards count.
+	// Payloads are random data, whatever their port. The last packet shows that all were read.
 	args := []string{"-r", name, "-d", "udp.port==1-65535,data", "-d", "tcp.port==1-65535,data", "-T", "fields", "-e", "frame.number",
 		"-Y", fmt.Sprintf("frame.number == %d or (frame.interface_name == \"post\" or frame.interface_name == \"wireguard\") and "+
 			"(_ws.malformed or _ws.expert.severity == error)", want)}

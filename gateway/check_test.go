@@ -11,8 +11,8 @@ import (
 	"culvert/nat/nattest"
 )
 
-// TestCheckBetweenGateways: two gateways ask each other; one that only answers is
-// enough. A peer that ends is noticed, and every packet is counted.
+// TestCheckBetweenGateways: two gateways check each other; it is enough that one of them only
+// answers. The end of a peer is noticed, and every packet is counted.
 func TestCheckBetweenGateways(t *testing.T) {
 	fast := config.ConnectionCheck{Interval: 100 * time.Millisecond, Threshold: 5}
 	p := newPair(t, func(rome, _ *config.Config) { rome.ConnectionCheck = fast })
@@ -46,8 +46,8 @@ func TestCheckBetweenGateways(t *testing.T) {
 	p.milan.stop()
 	await(p.rome, monitor.CheckError)
 	s := p.rome.Connection()
-	// A slow machine may answer too late, and after a second the gateways ping each other: an answer here is to a ping of rome's, and rome has
-	// answered each of milan's.
+	// A slow machine may answer too late, and after a second the gateways ping each other: a pong
+	// here answers one of rome's pings, and rome has answered each of milan's.
 	in, bad := p.rome.engine.Stats().Inbound, p.rome.path.Inbound().Dropped(path.DropBadCheck)
 	checks, pings := s.Answered+s.Asked+bad, p.rome.path.Outbound().Generated()-s.Sent-s.Asked
 	if in.Delivered < checks || in.Delivered > checks+pings {
@@ -55,14 +55,14 @@ func TestCheckBetweenGateways(t *testing.T) {
 	}
 }
 
-// fromPeer is a datagram from the peer's gateway to the connection check.
+// fromPeer returns a datagram from the peer's gateway to the connection check.
 func fromPeer(port int, text string) []byte {
 	return nattest.IP{Source: "169.254.18.1", Destination: "169.254.18.2", TTL: 64,
 		Body: nattest.UDP{SourcePort: uint16(port), DestinationPort: 12345, Payload: []byte(text)}}.Bytes()
 }
 
-// TestCheckJunk: what comes to the check's port from the peer's gateway and is none of
-// its messages is counted by name; a ping is answered.
+// TestCheckJunk: a packet from the peer's gateway to the check's port that is not a message of the
+// check is counted by name; a ping is answered.
 func TestCheckJunk(t *testing.T) {
 	const headroom = 16
 	g := unopened(t)

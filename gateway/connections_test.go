@@ -16,7 +16,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// listed returns what the gateway lists for a query.
+// listed returns the connections that the gateway lists for a query.
 func listed(t *testing.T, client *control.Client, query string) (all []*control.Connection) {
 	t.Helper()
 	values, err := url.ParseQuery(query)
@@ -32,7 +32,8 @@ func listed(t *testing.T, client *control.Client, query string) (all []*control.
 	return all
 }
 
-// TestConnectionsSayWhatTranslates: what is listed names nodes, and what each connection uses.
+// TestConnectionsSayWhatTranslates: a listed connection names its nodes, and the rules that
+// translate it.
 func TestConnectionsSayWhatTranslates(t *testing.T) {
 	p, client := newControlled(t, func(rome, _ *config.Config) {
 		rome.Addresses = []config.AddressMapping{{External: rules.PairOf(netip.MustParseAddr("10.70.0.9")), Internal: rules.PairOf(netip.MustParseAddr("192.0.2.10")), Via: "rome-1"}}
@@ -84,13 +85,14 @@ func TestConnectionsSayWhatTranslates(t *testing.T) {
 	}
 }
 
-// TestEventsAndDelete: who watches sees each begin and end, and nobody deletes all by mistake.
+// TestEventsAndDelete: a watcher sees each connection begin and end, and nobody deletes all
+// connections by mistake.
 func TestEventsAndDelete(t *testing.T) {
 	p, client := newControlled(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	response, err := client.Open(ctx, http.MethodGet, "/v1/connections/events", url.Values{"protocol": {"udp"}}, nil)
-	if err != nil { // the head of the answer has come, so that the watch has begun
+	if err != nil { // once the header of the response has come, the watch has begun
 		t.Fatal(err)
 	}
 	defer response.Body.Close()

@@ -36,7 +36,7 @@ func newControlled(t testing.TB, edit func(rome, milan *config.Config)) (*pair, 
 	return p, control.NewClient(path)
 }
 
-// TestStatus: what a status says is what has happened, and the socket is the owner's alone.
+// TestStatus: a status reports what has happened, and only the owner may use the socket.
 func TestStatus(t *testing.T) {
 	p, client := newControlled(t, nil)
 	p.rome.nodes[0].GatewayMAC()
@@ -85,7 +85,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestStatusShowsNoSecret: nothing that the socket serves has the private key.
+// TestStatusShowsNoSecret: nothing that the socket serves contains the private key.
 func TestStatusShowsNoSecret(t *testing.T) {
 	p, client := newControlled(t, nil)
 	key := p.rome.config().WireGuard.PrivateKey
@@ -103,8 +103,8 @@ func TestStatusShowsNoSecret(t *testing.T) {
 	}
 }
 
-// TestControlPlace: a socket that is asked for is a condition of starting, the usual one is
-// not, and a refused start leaves another gateway's socket alone.
+// TestControlPlace: a gateway does not start without a socket that the file names, but does without
+// the default one. A refused start leaves another gateway's socket alone.
 func TestControlPlace(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("XDG_RUNTIME_DIR", dir)
@@ -151,8 +151,8 @@ func TestControlPlace(t *testing.T) {
 	off.close()
 }
 
-// TestControlIsBounded: idle connections take the seats and no more, the next is told, and
-// when the idle ones have been thrown out there is room again.
+// TestControlIsBounded: idle connections take all seats, the next connection is refused with a
+// reason, and there is room again when the idle ones have been closed.
 func TestControlIsBounded(t *testing.T) {
 	_, client := newControlled(t, nil)
 	var idle net.Conn
@@ -166,10 +166,10 @@ func TestControlIsBounded(t *testing.T) {
 		idle = conn
 	}
 	_, err := client.Status(t.Context())
-	if late := err == nil && time.Since(began) > requestTime; !late && (err == nil || !strings.Contains(err.Error(), "too many")) { // late: some have been thrown out
+	if late := err == nil && time.Since(began) > requestTime; !late && (err == nil || !strings.Contains(err.Error(), "too many")) { // late: some idle connections have been closed
 		t.Errorf("one more: %v", err)
 	}
-	io.Copy(io.Discard, idle) // until it is thrown out
+	io.Copy(io.Discard, idle) // until the gateway closes it
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	for err := errors.New(""); err != nil; _, err = client.Status(ctx) {

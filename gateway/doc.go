@@ -3,19 +3,20 @@
 //
 // # Words
 //
-// Outbound is what leaves the local cluster by the WireGuard tunnel, inbound what
-// enters it. The internal network is one Geneve (or VXLAN) tunnel per node, the
-// external network one WireGuard tunnel per peering.
+// Outbound is traffic that leaves the local cluster through the WireGuard tunnel, inbound
+// traffic that enters through it. The internal network is one Geneve (or VXLAN) tunnel per
+// node, the external network one WireGuard tunnel per peering.
 //
 // # Packages
 //
-// To read what becomes of a packet, begin with package path; package wg keeps wireguard-go fed and in bounds. Three others stand beside the
-// path, which imports none of them: monitor says what is the case, inspect tells whoever asks, lifecycle has to do with the process before and
-// after this one. This package opens them, joins them, applies configurations to them (package config), and closes them in order: gateway.go.
-// What is due each second: sweep.go.
+// To follow a packet, start with package path; package wg feeds wireguard-go and keeps it in
+// bounds. Three packages stand beside the path, which imports none of them: monitor finds
+// faults, inspect answers questions, lifecycle passes state between the processes before and
+// after this one. This package opens them, joins them, runs and closes them (gateway.go), and
+// applies configurations to them (apply.go). sweep.go does what is due each second.
 //
 // # Memory
 //
-// budget.go divides what the process may have. What wireguard-go cannot take yet (package
-// wg says what bounds it) stays in the sockets' receive buffers, and overflows there.
+// budget.go divides the process's memory. Packets that wireguard-go cannot take yet stay in
+// the sockets' receive buffers, and overflow there (see package wg).
 package gateway

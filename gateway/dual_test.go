@@ -18,7 +18,7 @@ func dual(rome, milan *config.Config) {
 	prefix, address := netip.MustParsePrefix, netip.MustParseAddr
 	for _, side := range []struct {
 		c              *config.Config
-		pods, external string // as what it sees those of the other
+		pods, external string // as this cluster sees those of the other
 	}{{rome, "fd00:61::/48", "fd00:71::/48"}, {milan, "fd00:62::/48", "fd00:72::/48"}} {
 		c := side.c
 		c.Geneve.GatewayAddress.V6 = address("fd80::4")
@@ -37,8 +37,8 @@ func dual(rome, milan *config.Config) {
 	}
 }
 
-// TestDualStack: pods of each family reach each other at once, through the same gateways,
-// whose own addresses answer and tell of what does not pass.
+// TestDualStack: pods reach each other over both families through the same gateways, whose own
+// addresses answer and send ICMP errors.
 func TestDualStack(t *testing.T) {
 	p := newPair(t, dual)
 	rome, milan := p.rome.nodes[0], p.milan.nodes[1]
@@ -95,8 +95,8 @@ func TestDualStack(t *testing.T) {
 	}
 }
 
-// TestPeerWithoutIPv6: a dual-stack cluster tells its pods that a peer of IPv4 alone has
-// no route, and that peer takes nothing else.
+// TestPeerWithoutIPv6: a dual-stack cluster with an IPv4-only peer tells its pods that there is no
+// IPv6 route, and the peer accepts nothing else.
 func TestPeerWithoutIPv6(t *testing.T) {
 	p := newPair(t, func(rome, milan *config.Config) {
 		bare := *milan
@@ -113,8 +113,8 @@ func TestPeerWithoutIPv6(t *testing.T) {
 	}
 }
 
-// TestTunnelAddressIPv6: the ends of the tunnel reach each other by their link-local
-// addresses, which nobody else may use.
+// TestTunnelAddressIPv6: the ends of the tunnel reach each other by their link-local addresses,
+// which nobody else can use.
 func TestTunnelAddressIPv6(t *testing.T) {
 	p := newPair(t, dual)
 	own, peer := p.rome.config().WireGuard.Role.TunnelAddresses()
@@ -138,8 +138,8 @@ func TestTunnelAddressIPv6(t *testing.T) {
 	}
 }
 
-// TestLargePingIPv6: a gateway of IPv4 alone outlives a ping of its IPv6 tunnel address
-// that is larger than the tunnel's MTU, and does not answer it.
+// TestLargePingIPv6: an IPv4-only gateway survives a ping of its IPv6 tunnel address that is larger
+// than the tunnel's MTU, and does not answer it.
 func TestLargePingIPv6(t *testing.T) {
 	p := newPair(t, nil)
 	own, peer := p.rome.config().WireGuard.Role.TunnelAddresses()

@@ -17,8 +17,8 @@ import (
 	"culvert/geneve/genevetest"
 )
 
-// TestEncapByItself: nodes whose encap is auto are answered in kind, and what was found
-// is told once, in the log and in the metrics.
+// TestEncapByItself: nodes with encap auto are answered in their own encapsulation, which appears
+// once in the log and in the metrics.
 func TestEncapByItself(t *testing.T) {
 	var clock atomic.Int64
 	log, said := test.NewNullLogger()

@@ -13,8 +13,8 @@ import (
 	"culvert/gateway/doctor"
 )
 
-// Examine says what this machine would give a gateway that c describes, or one with the
-// default ports. running are the gateways that may have these ports, by process.
+// Examine reports what this machine offers to a gateway with configuration c, or to one with the
+// default ports if c is nil. running are the gateways that may use these ports, by process.
 func Examine(c *config.Config, running map[int]string) []control.Condition {
 	if c == nil {
 		c = &config.Config{Metrics: config.DefaultMetrics, WireGuard: config.WireGuard{ListenPort: config.DefaultWireGuardPort}, Geneve: config.Geneve{ListenPort: config.DefaultGenevePort}}
@@ -24,7 +24,7 @@ func Examine(c *config.Config, running map[int]string) []control.Condition {
 		{Field: "geneve.listenPort", Network: "udp", Address: fmt.Sprintf(":%d", c.Geneve.ListenPort)},
 		{Field: "metrics", Network: "tcp", Address: c.Metrics},
 		{Field: "health", Network: "tcp", Address: c.Health},
-	}, func(p doctor.Port) bool { return p.Address == "" || p.Address == ":0" }) // off, and any that is free
+	}, func(p doctor.Port) bool { return p.Address == "" || p.Address == ":0" }) // switched off, or any free port
 	for i := range ports {
 		ports[i].Gateways = running
 	}
@@ -32,14 +32,14 @@ func Examine(c *config.Config, running map[int]string) []control.Condition {
 	return doctor.Examine(&doctor.Subject{Memory: b.memory(), Ports: ports})
 }
 
-// memory returns the limit that b follows, and who sets it.
+// memory returns the limit that b follows, and where it comes from.
 func (b *Budget) memory() doctor.Memory {
 	m := doctor.Memory{Connections: b.Connections}
 	group, err := memlimit.FromCgroup()
 	if err != nil || group > math.MaxInt64 {
 		group = 0
 	}
-	heap := debug.SetMemoryLimit(-1) // what divide made of the group's, unless GOMEMLIMIT says so
+	heap := debug.SetMemoryLimit(-1) // derived from the group's by divide, unless GOMEMLIMIT is set
 	switch {
 	case heap != math.MaxInt64 && heap != b.Heap && (group == 0 || heap/7*10 < int64(group)):
 		m.Limit, m.By = heap, "GOMEMLIMIT"

@@ -12,8 +12,9 @@ import (
 	"culvert/nat/nattest"
 )
 
-// TestExportsBetweenGateways: a list of 300 exports goes through the tunnel, and its acknowledgement comes back; a gateway that nobody has told of
-// exports says that nobody is there, as for any other port.
+// TestExportsBetweenGateways: a list of 300 exports passes through the tunnel, and its
+// acknowledgement comes back. A gateway without a receiver of exports answers as on any closed
+// port.
 func TestExportsBetweenGateways(t *testing.T) {
 	p := newPair(t, nil)
 	var list []exports.Export
@@ -52,8 +53,8 @@ func TestExportsBetweenGateways(t *testing.T) {
 	}
 }
 
-// TestExportsJunk: what is of no use is counted by name, and so is what exceeds the rate that a peer needs. Others than the peer's gateway are not
-// heard.
+// TestExportsJunk: useless datagrams are counted by name, and so are those above the rate that a
+// peer needs. Only the peer's gateway is heard.
 func TestExportsJunk(t *testing.T) {
 	const headroom, many = 16, 1000
 	g := unopened(t)

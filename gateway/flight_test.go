@@ -11,7 +11,8 @@ import (
 	"culvert/gateway/seats"
 )
 
-// TestFlight: who waits for a slow batch gets the trace of it, alone and with how long it took; before and after it, nothing is recorded.
+// TestFlight: a client that waits for a slow batch gets a trace of that batch and its duration;
+// nothing is recorded before or after.
 func TestFlight(t *testing.T) {
 	p, client := newControlled(t, nil)
 	records := func() bool {
@@ -55,7 +56,7 @@ func TestFlight(t *testing.T) {
 	var a answer
 	for a == (answer{}) {
 		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nil))
-		p.milan.nodes[0].Receive() // no faster than they are carried: the answer may take seconds
+		p.milan.nodes[0].Receive() // send no faster than packets are carried; an answer may take seconds
 		select {
 		case a = <-done:
 		default:

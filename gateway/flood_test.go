@@ -19,7 +19,7 @@ import (
 	"culvert/nat/nattest"
 )
 
-// peerFlood makes handshake initiations that only who has the peer's private key can make.
+// A peerFlood makes handshake initiations that only the owner of the peer's private key can make.
 func peerFlood(t *testing.T, own, peer wgkey.Key, count int) (messages [][]byte) {
 	t.Helper()
 	d := device.NewDevice(tuntest.NewChannelTUN().TUN(), conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
@@ -44,9 +44,8 @@ func peerFlood(t *testing.T, own, peer wgkey.Key, count int) (messages [][]byte)
 	return messages
 }
 
-// TestPeerFloods: the peer itself floods a gateway with handshakes that are right, new and
-// repeated, and with repetitions of what it has sent in its session. That costs little
-// memory, and no packet of anybody.
+// TestPeerFloods: the peer itself floods a gateway with valid handshakes, new and repeated, and
+// replays messages of its session. That costs little memory, and nobody loses a packet.
 func TestPeerFloods(t *testing.T) {
 	const (
 		handshakes = 1500
@@ -54,8 +53,7 @@ func TestPeerFloods(t *testing.T) {
 		replays    = 200 // of each message of the session
 		messages   = 4   // of the session, in each round; the gateways ping each other too
 		window     = 2 * wg.BatchSize
-		// What the windows of both gateways hold, and a quarter of what handshakes without
-		// a bound would.
+		// The windows of both gateways, and a quarter of what unlimited handshakes would take.
 		mostMemory = 2*2*window*device.MaxMessageSize + device.QueueHandshakeSize*device.MaxMessageSize/4
 	)
 	mc := configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
@@ -63,7 +61,7 @@ func TestPeerFloods(t *testing.T) {
 	rc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public()
 	mc.WireGuard.PeerPublicKey = rc.WireGuard.PrivateKey.Public()
 	milan := start(t, mc, 20)
-	// What rome sends goes through the test, which can send it again from rome's address.
+	// Messages from rome pass through the test, which can repeat them from rome's address.
 	relay, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +106,7 @@ func TestPeerFloods(t *testing.T) {
 	flood := peerFlood(t, rc.WireGuard.PrivateKey, mc.WireGuard.PrivateKey.Public(), handshakes)
 	memory := func() uint64 {
 		var m runtime.MemStats
-		runtime.GC() // what is left is held
+		runtime.GC() // so that only live memory counts
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
@@ -119,7 +117,8 @@ func TestPeerFloods(t *testing.T) {
 		}
 		most = max(most, memory())
 		ping(1 + 2*mark)
-		// All that is repeated at a time has room in milan's socket, however late it is read: else a ping could be lost there.
+		// All repetitions of a round fit into milan's socket, however late it is read; otherwise a
+		// ping could be lost there.
 		for n, m := 0, <-session; ; n, m = n+1, <-session {
 			for range replays {
 				if n < messages {

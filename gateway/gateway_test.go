@@ -37,7 +37,7 @@ type cluster struct {
 	stop  func() // stops the gateway before the end of the test
 }
 
-// start runs a gateway by c. Its nodes get underlay addresses 127.0.<net>.2 and on.
+// start runs a gateway with configuration c. Its nodes get underlay addresses 127.0.<net>.2 and up.
 func start(t testing.TB, c *config.Config, net byte) *cluster {
 	t.Helper()
 	log := logrus.New()
@@ -61,8 +61,8 @@ func start(t testing.TB, c *config.Config, net byte) *cluster {
 	return cl
 }
 
-// open makes a gateway that carries packets, by a clock (nil: the system's), and its
-// nodes. Run, or close, is the caller's.
+// open makes a gateway that carries packets, by a clock (nil: the system's), and its nodes. The
+// caller must Run or close it.
 func open(t testing.TB, c *config.Config, net byte, log *logrus.Logger, now func() time.Duration) *cluster {
 	t.Helper()
 	cl := new(cluster)
@@ -132,8 +132,8 @@ func newPair(t testing.TB, edit func(rome, milan *config.Config)) *pair {
 	return p
 }
 
-// deaf has a node, which may know the gateway before, take nothing that the gateway asks it each second, nor any packet: what is counted of it
-// is what the test sends, however long that takes.
+// deaf makes a node, which may have spoken to the gateway before, ignore the gateway's probes and
+// packets. Then only the test's own packets are counted, however long it takes.
 func deaf(n *genevetest.Node) { n.LoseLarge(1, 1) }
 
 func udpPacket(source, destination string, payload []byte) []byte {
@@ -141,8 +141,7 @@ func udpPacket(source, destination string, payload []byte) []byte {
 		Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: payload}}.Bytes()
 }
 
-// expect returns the next packet that n receives, checked in full, and requires its
-// addresses.
+// expect returns the next packet that n receives. It checks the whole packet and its addresses.
 func expect(t testing.TB, n *genevetest.Node, source, destination string) nattest.View {
 	t.Helper()
 	v, err := nattest.Check(n.Receive())
@@ -162,7 +161,7 @@ func TestEveryNodePair(t *testing.T) {
 	podOf := []string{"1.5", "3.9"} // behind node 1 and 2
 	for _, way := range []struct {
 		from, to           *cluster
-		seenThere, seenRet string // prefixes: the remote pods as the sender sees them, the sender's as the receiver does
+		seenThere, seenRet string // prefixes: the remote pods as the sender sees them, the sender's pods as the receiver does
 	}{{p.rome, p.milan, "10.61.", "10.62."}, {p.milan, p.rome, "10.62.", "10.61."}} {
 		for i, from := range way.from.nodes {
 			for k, to := range way.to.nodes {
@@ -179,8 +178,8 @@ func TestEveryNodePair(t *testing.T) {
 	}
 }
 
-// TestSuperFrame: a TCP super-frame with an unfinished checksum arrives as MTU-sized
-// segments that add up to it.
+// TestSuperFrame: a TCP super-frame with an unfinished checksum arrives as MTU-sized segments with
+// the same content.
 func TestSuperFrame(t *testing.T) {
 	p := newPair(t, nil)
 	payload := nattest.Payload(60000, 1)
@@ -202,8 +201,8 @@ func TestSuperFrame(t *testing.T) {
 	}
 }
 
-// TestFragmentsWithoutDF: what is too long and may be fragmented is, on the way out
-// and, by the far gateway with its smaller MTU, on the way in.
+// TestFragmentsWithoutDF: packets without DF that are too long are fragmented, on the way out and,
+// by a far gateway with a smaller MTU, on the way in.
 func TestFragmentsWithoutDF(t *testing.T) {
 	for _, far := range []config.TunnelMTU{config.DefaultMTU, 1280} {
 		t.Run(fmt.Sprint(far), func(t *testing.T) {
@@ -229,9 +228,9 @@ func TestFragmentsWithoutDF(t *testing.T) {
 	}
 }
 
-// TestTooBig: the near gateway answers from its internal address; the far one through
-// the tunnel, and the sender is told of the packet that it sent, by an address that
-// it can reach.
+// TestTooBig: the near gateway sends the error from its internal address, the far one through the
+// tunnel. Either error quotes the packet as the sender sent it, and comes from an address that the
+// sender can reach.
 func TestTooBig(t *testing.T) {
 	p := newPair(t, func(_, milan *config.Config) { milan.MTU = 1280 })
 	for _, tt := range []struct {
@@ -268,9 +267,9 @@ func echo(source, destination string, ttl uint8, payload int) []byte {
 		Body: nattest.ICMP{Type: 8, Rest: 0x1234_0001, Payload: nattest.Payload(payload, 4)}}.Bytes()
 }
 
-// TestOwnAddress: the gateway answers echo on its internal address, to the node that
-// asked, also in fragments and for sources that no route finds; it expires what
-// passes it with TTL 1; everything else it refuses.
+// TestOwnAddress: the gateway answers pings of its internal address to the node that asked, also in
+// fragments and for sources without a route. It sends "time exceeded" for packets with TTL 1, and
+// refuses everything else.
 func TestOwnAddress(t *testing.T) {
 	p := newPair(t, nil)
 	for i, n := range p.rome.nodes {
@@ -312,8 +311,8 @@ func TestOwnAddress(t *testing.T) {
 	}
 }
 
-// TestApply: a configuration takes effect at once; a bad one, or one that takes a
-// restart, changes nothing.
+// TestApply: a configuration takes effect at once; one that is invalid or needs a restart changes
+// nothing.
 func TestApply(t *testing.T) {
 	p := newPair(t, nil)
 	p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", []byte("before")))
@@ -344,8 +343,8 @@ func TestApply(t *testing.T) {
 	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
 }
 
-// TestHostilePackets: random and bent packets from nodes never stop the gateway, and
-// each is counted once.
+// TestHostilePackets: random and corrupted packets from nodes never stop the gateway, and each is
+// counted once.
 func TestHostilePackets(t *testing.T) {
 	p := newPair(t, nil)
 	seed := rand.Uint64()
@@ -362,7 +361,7 @@ func TestHostilePackets(t *testing.T) {
 		datagram := genevetest.Geneve(node.VNI, 0x6558, genevetest.Frame(node.GatewayMAC(), node.MAC, genevetest.IPv4, b))
 		node.SendRaw(datagram[:r.IntN(len(datagram)+1)])
 	}
-	last := nattest.Payload(64, 2) // which no bent one has
+	last := nattest.Payload(64, 2) // no corrupted packet has this payload
 	node.Send(udpPacket("10.0.1.5", "10.61.1.7", last))
 	for {
 		v, err := nattest.Check(p.milan.nodes[0].Receive())
@@ -380,15 +379,15 @@ func TestHostilePackets(t *testing.T) {
 	}
 }
 
-// TestNoSession: what WireGuard discards because there is no session is counted, and
-// the gateway goes on answering its nodes meanwhile.
+// TestNoSession: packets that WireGuard discards for lack of a session are counted, and the gateway
+// continues to answer its nodes.
 func TestNoSession(t *testing.T) {
 	p := newPair(t, func(rome, _ *config.Config) { rome.WireGuard.PeerPublicKey = wgkey.NewPrivate().Public() })
 	const sent = 500
 	for i := range sent {
 		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nattest.Payload(100, uint32(i))))
 	}
-	for range 2 { // the second is answered after the batch of the first was handed over
+	for range 2 { // the second is answered after the batch of the first was passed on
 		p.rome.nodes[0].Send(echo("10.0.1.5", "10.80.0.4", 64, 56))
 		if v := expect(t, p.rome.nodes[0], "10.80.0.4", "10.0.1.5"); v.Body[0] != 0 {
 			t.Errorf("ICMP %d", v.Body[0])
@@ -396,7 +395,7 @@ func TestNoSession(t *testing.T) {
 	}
 	p.rome.wg.Settle()
 	p.rome.wg.Settle()
-	n, own := p.rome.wg.Stats().Outbound[wg.TunnelDiscard], p.rome.path.Outbound().Generated() // the gateway asks each second
+	n, own := p.rome.wg.Stats().Outbound[wg.TunnelDiscard], p.rome.path.Outbound().Generated() // the gateway sends probes each second
 	if n < sent || n > sent+own {
 		t.Errorf("%d counted as discarded, want %d and some of %d", n, sent, own)
 	}

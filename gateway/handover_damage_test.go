@@ -17,7 +17,7 @@ import (
 	"culvert/geneve/genevetest"
 )
 
-// A fakeNext is a new process that does what it must not.
+// A fakeNext is a new process that misbehaves.
 type fakeNext struct {
 	*handover.Line
 	t *testing.T
@@ -41,7 +41,8 @@ func (f *fakeNext) want(kinds ...handover.Kind) {
 	}
 }
 
-// talkSteps are the conversation as a new process sees it: what it waits for, and what it says then.
+// talkSteps are the steps of the conversation for the new process: the message that it waits for,
+// and its answer.
 var talkSteps = []struct {
 	name  string
 	await []handover.Kind
@@ -55,8 +56,8 @@ var talkSteps = []struct {
 	{"after it forwards", nil, handover.KindForwarding},
 }
 
-// TestNewProcessFailsAtEachStep: a new process that dies, lies or hangs at any step leaves the old one in place, which does not stop for
-// more than two seconds. Before the cut it does not stop at all.
+// TestNewProcessFailsAtEachStep: a new process that dies, lies or hangs at any step leaves the old
+// one in charge, which stops forwarding for two seconds at most, and not at all before the cut.
 func TestNewProcessFailsAtEachStep(t *testing.T) {
 	p, socket := newHandPair(t)
 	number := uint32(0)
@@ -76,7 +77,7 @@ func TestNewProcessFailsAtEachStep(t *testing.T) {
 			"hangs": func(*fakeNext) {},
 		} {
 			if name == "hangs" && step.say == handover.KindForwarding {
-				continue // the old process ends it: TestSuccessorHangs of the command
+				continue // the old process kills it: TestSuccessorHangs of the command
 			}
 			t.Run(step.name+" it "+name, func(t *testing.T) {
 				conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
@@ -93,7 +94,7 @@ func TestNewProcessFailsAtEachStep(t *testing.T) {
 				}
 				began := time.Now()
 				fail(f)
-				if name == "hangs" && last < 3 { // the old one is patient, for it carries packets all the while
+				if name == "hangs" && last < 3 { // the old process waits longer, because it still forwards
 					passes(t)
 					if p.rome.life.Changeable() == nil {
 						t.Error("the hand-over has ended")
@@ -108,7 +109,7 @@ func TestNewProcessFailsAtEachStep(t *testing.T) {
 			})
 		}
 	}
-	g, err := p.nextRome(t, socket, nil) // and then in earnest
+	g, err := p.nextRome(t, socket, nil) // a proper hand-over afterwards
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +117,7 @@ func TestNewProcessFailsAtEachStep(t *testing.T) {
 	passes(t)
 }
 
-// TestFaultyNewProcess: the old process says what the new one did that it must not.
+// TestFaultyNewProcess: the old process says what the new one did wrong.
 func TestFaultyNewProcess(t *testing.T) {
 	p, socket := newHandPair(t)
 	const offer, standing, ready, cut, forwarding = handover.KindOffer, handover.KindStanding, handover.KindReady, handover.KindCut, handover.KindForwarding
@@ -171,7 +172,7 @@ func TestFaultyNewProcess(t *testing.T) {
 	}
 }
 
-// fakeOld serves a control socket as a gateway that does what it must not.
+// fakeOld serves a control socket like a gateway, and misbehaves.
 func fakeOld(t *testing.T, talk func(*handover.Line)) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "old.sock")
@@ -203,7 +204,7 @@ func fakeOldAt(t *testing.T, socket string, talk func(*handover.Line)) {
 
 // TestFaultyOldProcess: the new one gives up, says why, and leaves nothing open.
 func TestFaultyOldProcess(t *testing.T) {
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close what was left
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close leaked descriptors
 	p, _ := newHandPair(t)
 	file, err := os.Open("/dev/null")
 	if err != nil {
@@ -253,11 +254,12 @@ func openFDs(t *testing.T) int {
 	return len(all)
 }
 
-// TestOldProcessHangs: the new one gives up in its time, says why, and leaves the sockets to the old one.
+// TestOldProcessHangs: the new one gives up in time, says why, and leaves the sockets to the old
+// one.
 func TestOldProcessHangs(t *testing.T) {
 	p, _ := newHandPair(t)
 	good := state.Identity{Cluster: "rome"}
-	hang := func(l *handover.Line) { l.Receive(time.Minute) } // until the new one has gone
+	hang := func(l *handover.Line) { l.Receive(time.Minute) } // until the new one has given up
 	for name, tt := range map[string]struct {
 		talk func(*handover.Line)
 		want string

@@ -13,7 +13,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// strangers makes n connections in rome's table, each of another unknown source, and returns what sends a packet of one.
+// strangers makes n connections in rome's table, each from a different unknown source, and returns
+// a function that sends a packet of one.
 func (p *pair) strangers(t testing.TB, n int) (send func(i int)) {
 	t.Helper()
 	link, ok := p.rome.links().ByName[p.rome.config().Geneve.Nodes[0].Name]
@@ -57,8 +58,9 @@ func TestHandOverOfLargeTable(t *testing.T) {
 	p.back(t)
 }
 
-// BenchmarkHandOver hands over a table of 300,000 connections of strangers, of which a part has packets all the while, 50,000 a second. It
-// prints how long nobody carries packets, and how long all takes.
+// BenchmarkHandOver hands over a table of 300,000 connections of unknown sources, some of which
+// carry packets meanwhile, 50,000 a second. It prints how long nobody forwards, and the whole
+// duration.
 func BenchmarkHandOver(b *testing.B) {
 	const n = 300_000
 	for name, active := range map[string]int{"idle": 1, "active": n} {

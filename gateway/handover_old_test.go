@@ -20,7 +20,8 @@ import (
 	"culvert/integration/need"
 )
 
-// oldSteps are the conversation as an old process sees it: what it says, and what it waits for then.
+// oldSteps are the steps of the conversation for the old process: the message that it sends, and
+// the answer that it waits for.
 var oldSteps = []struct {
 	name  string
 	say   func(l *handover.Line, relay int) error
@@ -38,7 +39,7 @@ var oldSteps = []struct {
 	}, handover.KindForwarding},
 }
 
-// sayUpTo says and awaits what comes in the first steps.
+// sayUpTo performs the first steps.
 func sayUpTo(t *testing.T, l *handover.Line, relay, steps int) {
 	for i := range steps {
 		sayStep(t, l, relay, i)
@@ -62,10 +63,11 @@ func sayStep(t *testing.T, l *handover.Line, relay, i int) {
 // askTime is how long package lifecycle waits for an answer before the cut.
 const askTime = 5 * time.Second
 
-// hungEnv makes this a process that hangs in a hand-over, which is asked at the socket of that name.
+// hungEnv makes this a process that hangs in a hand-over, on the socket of that name.
 const hungEnv = "CULVERT_HUNG_OLD"
 
-// TestHungOldProcessIsEnded: one that says nothing when it has been told to stop may have stopped. It is ended, and packets pass within two seconds.
+// TestHungOldProcessIsEnded: an old process that does not answer the order to stop may have stopped
+// forwarding. It is killed, and packets pass within two seconds.
 func TestHungOldProcessIsEnded(t *testing.T) {
 	if socket := os.Getenv(hungEnv); socket != "" {
 		fakeOldAt(t, socket, func(l *handover.Line) {
@@ -120,7 +122,7 @@ func TestHungOldProcessIsEnded(t *testing.T) {
 	}
 }
 
-// oldFaults are what an old process may do, and what the new one says of it before the cut.
+// oldFaults are faults of an old process, and what the new one says about each before the cut.
 var oldFaults = []struct {
 	name string
 	do   func(l *handover.Line)
@@ -134,15 +136,16 @@ var oldFaults = []struct {
 	{"hangs", func(*handover.Line) {}, "i/o timeout"},
 }
 
-// TestOldProcessFailsAtEachStep: of an old process that dies, lies or hangs before the cut, the new one says so, and leaves the packets to it. After the
-// cut the new one carries them, within two seconds, whatever the old one does.
+// TestOldProcessFailsAtEachStep: if the old process dies, lies or hangs before the cut, the new one
+// says so and leaves forwarding to it. After the cut the new one forwards within two seconds,
+// whatever the old one does.
 func TestOldProcessFailsAtEachStep(t *testing.T) {
 	for last, step := range oldSteps {
 		for _, fault := range oldFaults {
 			t.Run(step.name+" it "+fault.name, func(t *testing.T) {
 				t.Parallel() // some wait for long
 				p, _ := newHandPair(t)
-				p.rome.stop() // its ports are free: what it is replaced by has none
+				p.rome.stop() // its ports are free, and its replacement has none
 				ours, theirs, err := handover.RelayPair()
 				if err != nil {
 					t.Fatal(err)
@@ -158,7 +161,7 @@ func TestOldProcessFailsAtEachStep(t *testing.T) {
 					sayStep(t, l, theirs, last)
 					fault.do(l)
 					if fault.name == "hangs" {
-						l.Want(handover.KindRefusal, time.Minute) // until the new one has gone
+						l.Want(handover.KindRefusal, time.Minute) // until the new one has given up
 					}
 				})
 				began := time.Now()

@@ -21,15 +21,15 @@ import (
 	"culvert/geneve"
 )
 
-// TestHandOverWhileTakingOver: a gateway that still gets packets from the one before hands nothing over. When it had done with that one, it
-// would read the sockets again, beside the next one.
+// TestHandOverWhileTakingOver: a gateway that still gets packets from its predecessor refuses to
+// hand over. Once the predecessor was done, it would read the sockets again, beside its successor.
 func TestHandOverWhileTakingOver(t *testing.T) {
 	p, socket := newHandPair(t)
 	g, err := p.nextRome(t, socket, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.ready.Store(true) // as Run does before the one before has ended
+	g.ready.Store(true) // as Run does before the predecessor has ended
 	ask := control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"}
 	if _, err := g.inspect.HandOver(ask); !errors.Is(err, lifecycle.ErrTaking) {
 		t.Errorf("%v, want %v", err, lifecycle.ErrTaking)
@@ -43,7 +43,8 @@ func TestHandOverWhileTakingOver(t *testing.T) {
 	talk(nil)
 }
 
-// TestNothingIsAppliedMeanwhile: the new process would not have it.
+// TestNothingIsAppliedMeanwhile: a configuration applied during a hand-over would not reach the new
+// process.
 func TestNothingIsAppliedMeanwhile(t *testing.T) {
 	p := newPair(t, nil)
 	c := *p.rome.config()
@@ -61,7 +62,8 @@ func TestNothingIsAppliedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestEndAfterTheCut: a gateway that is told to end between Cut and Done leaves the control socket to the process that carries packets.
+// TestEndAfterTheCut: a gateway that is stopped between Cut and Done leaves the control socket to
+// the process that forwards.
 func TestEndAfterTheCut(t *testing.T) {
 	p, socket := newHandPair(t)
 	conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
@@ -82,10 +84,10 @@ func TestEndAfterTheCut(t *testing.T) {
 	<-p.rome.life.Gone()
 }
 
-// TestPeerIsLookedAtMeanwhile: where the peer is, is noted while configurations are applied.
+// TestPeerIsLookedAtMeanwhile: the peer's address is recorded while configurations are applied.
 func TestPeerIsLookedAtMeanwhile(t *testing.T) {
 	p, socket := newHandPair(t)
-	g, err := p.nextRome(t, socket, nil) // it has a session, and nothing runs that looks
+	g, err := p.nextRome(t, socket, nil) // it has a session, and nothing runs that records the address
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +113,8 @@ func TestPeerIsLookedAtMeanwhile(t *testing.T) {
 	serve(t, g)
 }
 
-// TestHandOverKeepsAddressAsked: the peer goes on to hear the gateway at the address that it asks, not at the one that the kernel prefers.
+// TestHandOverKeepsAddressAsked: after a hand-over the peer still hears the gateway from the
+// address that it sends to, not from the one that the kernel prefers.
 func TestHandOverKeepsAddressAsked(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "milan.sock")
 	rc := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")

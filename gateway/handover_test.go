@@ -24,7 +24,7 @@ import (
 	"culvert/nat/nattest"
 )
 
-// newHandPair is a pair whose rome can be asked to hand over, and has a session with milan.
+// newHandPair is a pair whose rome can hand over, and has a session with milan.
 func newHandPair(t testing.TB, edit ...func(rome *config.Config)) (p *pair, socket string) {
 	t.Helper()
 	folder := t.TempDir()
@@ -39,7 +39,8 @@ func newHandPair(t testing.TB, edit ...func(rome *config.Config)) (p *pair, sock
 	return p, socket
 }
 
-// there sends datagrams from rome until one has come to milan, and requires that U is as before.
+// there sends datagrams from rome until one has come to milan, and requires that its source U is
+// unchanged.
 func (p *pair) there(t testing.TB, number uint32) {
 	t.Helper()
 	p.rome.nodes[0].Send(nattest.IP{Source: "192.0.2.77", Destination: "10.61.1.7",
@@ -47,7 +48,7 @@ func (p *pair) there(t testing.TB, number uint32) {
 	expect(t, p.milan.nodes[0], "10.72.0.0", "10.0.1.7")
 }
 
-// nextRome begins to take over from rome in this process, by another Gateway.
+// nextRome begins a take-over from rome in this process, with another Gateway.
 func (p *pair) nextRome(t testing.TB, socket string, edit func(*config.Config)) (*Gateway, error) {
 	t.Helper()
 	log := logrus.New()
@@ -64,7 +65,7 @@ func (p *pair) nextRomeLogging(t testing.TB, socket string, edit func(*config.Co
 	return takeOver(t.Context(), socket, &c, Budget{}, log, geneve.Options{Listen: p.rome.endpoint.LocalAddr()})
 }
 
-// overlapped waits until a gateway that has taken over from another one would hand over itself.
+// overlapped waits until a gateway that has taken over is itself ready to hand over.
 func overlapped(t *testing.T, g *Gateway) {
 	t.Helper()
 	c := g.config()
@@ -77,7 +78,7 @@ func overlapped(t *testing.T, g *Gateway) {
 	})
 }
 
-// serve runs a gateway that has taken over, until the end of the test.
+// serve runs a gateway that has taken over until the end of the test.
 func serve(t testing.TB, g *Gateway) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -91,8 +92,9 @@ func serve(t testing.TB, g *Gateway) {
 	})
 }
 
-// TestHandOverLosesNothing has clusters send all the while: each packet arrives, with the ports that it would have had.
-// To a peer that only sends, nothing but the hand-over tells where rome is.
+// TestHandOverLosesNothing sends all the time in both directions: each packet must arrive, with its
+// usual ports. With a peer that only sends, only the hand-over tells the new process where the peer
+// is.
 func TestHandOverLosesNothing(t *testing.T) {
 	elsewhere := func(t *testing.T) func(*config.Config) {
 		port := freePort(t)
@@ -101,7 +103,7 @@ func TestHandOverLosesNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		edit func(*testing.T) func(*config.Config)
-		one  bool // milan alone sends
+		one  bool // only milan sends
 	}{
 		{"the same configuration", func(*testing.T) func(*config.Config) { return nil }, false},
 		{"another port", elsewhere, false},
@@ -172,14 +174,14 @@ func testHandOverLosesNothing(t *testing.T, edit func(*config.Config), one bool)
 	if n := g.engine.Stats().Restored; n == 0 {
 		t.Error("no connection was handed over")
 	}
-	// The process that ends may have accepted a connection of the last moment.
+	// The process that ends may have accepted a connection at the last moment.
 	awaits(t, func() bool {
 		s, err := control.NewClient(socket).Status(t.Context())
 		return err == nil && s.Peer == "milan"
 	}, "the control socket")
 }
 
-// TestHandOverToAnotherConfiguration has the new gateway listen elsewhere.
+// TestHandOverToAnotherConfiguration hands over to a gateway that listens elsewhere.
 func TestHandOverToAnotherConfiguration(t *testing.T) {
 	p, socket := newHandPair(t)
 	other := filepath.Join(t.TempDir(), "other.sock")
@@ -205,13 +207,14 @@ func TestHandOverToAnotherConfiguration(t *testing.T) {
 	}
 }
 
-// ports are from where on freePort looks.
+// freePort looks from ports on.
 var ports atomic.Uint32
 
 func init() { ports.Store(rand.Uint32()) }
 
-// freePort returns a UDP port that nobody has and that nobody gets who asks for any, the kernel (net.ipv4.ip_local_port_range) or a test, here
-// or of package main: who gives it up for a moment finds it free again.
+// freePort returns a UDP port that nobody uses, and that nobody gets who asks for any port, neither
+// from the kernel (net.ipv4.ip_local_port_range) nor in another test of this package or of package
+// main. So a test that gives the port up for a moment finds it free again.
 func freePort(t testing.TB) uint16 {
 	t.Helper()
 	const first, count = 8 << 10, 8 << 10
@@ -246,14 +249,14 @@ func TestHandOverIsRefused(t *testing.T) {
 			}
 		})
 	}
-	// A configuration that cannot start changes nothing, and one whose peer knows it not neither.
+	// A configuration that cannot start changes nothing, nor does one whose peer does not know it.
 	if _, err := p.nextRome(t, socket, func(c *config.Config) { c.Health = "192.0.2.1:1" }); err == nil || !strings.Contains(err.Error(), "health") {
 		t.Error(err)
 	}
 	p.there(t, 1)
 }
 
-// back is an answer to there.
+// back is there in the opposite direction.
 func (p *pair) back(t testing.TB) {
 	t.Helper()
 	p.milan.nodes[0].Send(nattest.IP{Source: "10.0.1.7", Destination: "10.72.0.0",

@@ -14,8 +14,8 @@ import (
 	"culvert/nat/nattest"
 )
 
-// marked sends a packet from a node of rome and waits for it at milan. What the node has
-// sent before has been decided by then.
+// marked sends a packet from a node of rome and waits for it at milan. Everything that the node has
+// sent before is then processed.
 func (p *pair) marked(t *testing.T, from *genevetest.Node, source, seen string, mark int) {
 	t.Helper()
 	from.Send(udpPacket(source, "10.61.1.7", fmt.Appendf(nil, "mark %d", mark)))
@@ -24,7 +24,7 @@ func (p *pair) marked(t *testing.T, from *genevetest.Node, source, seen string, 
 	}
 }
 
-// dropped checks what a gateway's endpoint has dropped since.
+// dropped checks what a gateway's endpoint has dropped since then.
 func (c *cluster) dropped(t *testing.T, before [geneve.NumReasons]uint64, want map[geneve.Reason]uint64) {
 	t.Helper()
 	for r, n := range c.endpoint.Drops() {
@@ -34,16 +34,16 @@ func (c *cluster) dropped(t *testing.T, before [geneve.NumReasons]uint64, want m
 	}
 }
 
-// TestHostileGeneve sends a running gateway Geneve headers as RFC 8926 does not allow
-// them, or as it cannot understand them: each is dropped under its name, and what is only
-// unknown is skipped. The node's own packets, and those of the other node, pass.
+// TestHostileGeneve sends Geneve headers that RFC 8926 forbids, or that a gateway cannot
+// understand: each such packet is dropped under its reason; what is merely unknown is skipped.
+// Other packets of the node and of the other node pass.
 func TestHostileGeneve(t *testing.T) {
 	p := newPair(t, nil)
 	node, other := p.rome.nodes[0], p.rome.nodes[1]
 	mark := 0
 	p.marked(t, node, "10.0.1.5", "10.62.1.5", mark)
 	p.marked(t, other, "10.0.2.5", "10.62.2.5", mark)
-	// datagram has the given first two bytes and options, and would be forwarded without.
+	// datagram has the given first two bytes and options; without them it would be forwarded.
 	datagram := func(first, flags byte, options ...byte) []byte {
 		d := node.Encap(udpPacket("10.0.1.5", "10.61.1.7", []byte("hostile")))
 		d[0], d[1] = first, flags
@@ -101,16 +101,16 @@ func TestHostileGeneve(t *testing.T) {
 	}
 }
 
-// TestHostileTrains sends a running gateway trains that its kernel hands over merged: with
-// frames where they do not belong, of several tunnels, of wrong lengths, cut short. None
-// passes in part, each datagram counts, and the next packet passes.
+// TestHostileTrains sends trains that the kernel delivers merged: with frames in wrong places, of
+// several tunnels, of wrong lengths, cut short. None passes in part, each datagram is counted, and
+// the next packet passes.
 func TestHostileTrains(t *testing.T) {
 	p := newPair(t, nil)
 	node := p.rome.nodes[0]
 	p.marked(t, node, "10.0.1.5", "10.62.1.5", 0)
 	s := p.rome.endpoint.Stats().Socket
 	need.Offloads(t, s.GRO && s.GSO)
-	// The node's socket is another's: the port that a node sends from does not matter.
+	// The node's socket belongs to somebody else: the source port of a node does not matter.
 	socket, err := udp.Listen("udp4", netip.AddrPortFrom(node.Underlay().Addr(), 0), udp.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestHostileTrains(t *testing.T) {
 		copy(b[at:], value)
 		return b
 	}
-	// An inner UDP train, in which forged frames stand at each cut.
+	// An inner UDP train with forged frames at each cut.
 	inner := frame("10.0.1.5", 8*size-22-28)
 	for cut := size; cut < len(inner); cut += size {
 		copy(inner[cut:], forged)
@@ -137,7 +137,7 @@ func TestHostileTrains(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		train []byte
-		want  geneve.Reason // of all its datagrams; Accepted = it is no hostile one
+		want  geneve.Reason // of all its datagrams; Accepted = a valid train
 		count int           // of packets that pass
 	}{
 		{"honest", slices.Concat(good, good, good), geneve.Accepted, 3},

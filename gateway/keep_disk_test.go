@@ -24,7 +24,7 @@ import (
 	"culvert/ipam"
 )
 
-// A disk is a file system of memory that has no place among the others: who has its path reaches it while the process runs.
+// A disk is a file system in memory that is mounted nowhere; its path works while the process runs.
 type disk struct {
 	t    *testing.T
 	fd   int
@@ -52,7 +52,7 @@ func newDisk(t *testing.T) *disk {
 
 const filler = "filler"
 
-// fill leaves no room.
+// fill uses up all space.
 func (d *disk) fill() {
 	d.t.Helper()
 	f, err := os.Create(filepath.Join(d.path, filler))
@@ -68,7 +68,7 @@ func (d *disk) fill() {
 	}
 }
 
-// setReadOnly lets nobody write there, or again.
+// setReadOnly makes it read-only, or writable again.
 func (d *disk) setReadOnly(is bool) {
 	d.t.Helper()
 	attr := unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}
@@ -80,7 +80,8 @@ func (d *disk) setReadOnly(is bool) {
 	}
 }
 
-// copyState copies a state folder. It leaves out files that are not whole yet: the gateway renames them at any time.
+// copyState copies a state folder. It omits incomplete files, which the gateway may rename at any
+// time.
 func copyState(t *testing.T, from, to string) {
 	t.Helper()
 	err := filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
@@ -102,11 +103,11 @@ func copyState(t *testing.T, from, to string) {
 	}
 }
 
-// keepNow writes the connections of g, as it does itself now and then while it runs.
+// keepNow writes the connections of g, as g itself does from time to time.
 func keepNow(g *Gateway) { g.life.Save() }
 
-// TestDiskThatTakesNothing: a gateway whose folder can only be read starts from it and carries packets, counts what cannot be
-// written, leaves what is there whole, and writes again when it can.
+// TestDiskThatTakesNothing: with a read-only folder, a gateway starts from the folder's content and
+// carries packets, counts failed writes, leaves the content intact, and writes again when it can.
 func TestDiskThatTakesNothing(t *testing.T) {
 	for name, tt := range map[string]struct {
 		spoil, mend func(*disk)
@@ -151,7 +152,7 @@ func TestDiskThatTakesNothing(t *testing.T) {
 	}
 }
 
-// TestEmptyDiskThatTakesNothing: nor does a gateway need anything there.
+// TestEmptyDiskThatTakesNothing: a gateway does not need any content there either.
 func TestEmptyDiskThatTakesNothing(t *testing.T) {
 	for name, spoil := range map[string]func(*disk){"full": (*disk).fill, "read-only": func(d *disk) { d.setReadOnly(true) }} {
 		t.Run(name, func(t *testing.T) {
@@ -164,7 +165,8 @@ func TestEmptyDiskThatTakesNothing(t *testing.T) {
 	}
 }
 
-// TestClaimWithoutWriting: what is remembered there stays claimed, and a gateway that leaves nothing to that memory starts without it.
+// TestClaimWithoutWriting: addresses that are remembered there stay in use, and a gateway that does
+// not use that memory starts without it.
 func TestClaimWithoutWriting(t *testing.T) {
 	c := configtest.Cluster("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
 	d := newDisk(t)
@@ -201,7 +203,8 @@ func TestClaimWithoutWriting(t *testing.T) {
 	}
 }
 
-// TestHugeConnections: of a file that is larger than any table fills, the beginning is read, in bounded time.
+// TestHugeConnections: of a file larger than any table, only the beginning is read, in bounded
+// time.
 func TestHugeConnections(t *testing.T) {
 	k := newKeepingPair(t)
 	k.rome.stop()
@@ -221,7 +224,8 @@ func TestHugeConnections(t *testing.T) {
 	}
 }
 
-// TestFolderIsAdopted: a gateway that takes over writes nothing that is there already, which would hold up packets.
+// TestFolderIsAdopted: a gateway that takes over does not rewrite existing files, which would delay
+// packets.
 func TestFolderIsAdopted(t *testing.T) {
 	p, socket := newHandPair(t)
 	path := filepath.Join(p.rome.config().State, "milan", "identity")

@@ -24,13 +24,13 @@ import (
 	"culvert/nat/nattest"
 )
 
-// keepingPair is two gateways with folders, and clients of rome that no CIDR knows: behind both nodes one with one source port, so that
-// one of them keeps it.
+// A keepingPair is two gateways with state folders, and clients of rome outside all CIDRs: one
+// behind each node, with the same source port, so that only one of them keeps its port.
 type keepingPair struct {
 	*pair
 	t             *testing.T
 	rc, mc        *config.Config
-	first, second uint16 // ports of U at milan
+	first, second uint16 // source ports that milan sees
 }
 
 const (
@@ -43,7 +43,7 @@ func newKeepingPair(t *testing.T) *keepingPair {
 	k.pair = newPair(t, func(rc, mc *config.Config) {
 		rc.State, mc.State = t.TempDir(), t.TempDir()
 		k.rc, k.mc = rc, mc
-		mc.WireGuard.ListenPort = freePort(t) // rome knows no other
+		mc.WireGuard.ListenPort = freePort(t) // rome expects milan at this port
 	})
 	k.first, k.second = k.ask(0), k.ask(1)
 	if k.first != keptPort || k.second == keptPort {
@@ -52,7 +52,8 @@ func newKeepingPair(t *testing.T) *keepingPair {
 	return k
 }
 
-// ask sends a datagram of the client behind a node of rome and returns the port that it has at milan.
+// ask sends a datagram of the client behind one of rome's nodes and returns the source port that
+// milan sees.
 func (k *keepingPair) ask(node int) uint16 {
 	k.t.Helper()
 	k.rome.nodes[node].Send(udpPacket(keptClient, "10.61.1.5", []byte("question")))
@@ -60,7 +61,7 @@ func (k *keepingPair) ask(node int) uint16 {
 	return v.SourcePort
 }
 
-// answer sends one from milan to a port of U and wants it at a node of rome.
+// answer sends a datagram from milan to a port of U and expects it at one of rome's nodes.
 func (k *keepingPair) answer(port uint16, node int) {
 	k.t.Helper()
 	k.milan.nodes[0].Send(nattest.IP{Source: "10.0.1.5", Destination: "10.72.0.0",
@@ -70,11 +71,12 @@ func (k *keepingPair) answer(port uint16, node int) {
 	}
 }
 
-// restart starts the gateway of c anew, and waits until both have a session, without a packet for the other.
+// restart restarts the gateway with configuration c, and waits until both have a session, without
+// sending a packet.
 func (k *keepingPair) restart(at **cluster, c *config.Config, net byte) {
 	k.t.Helper()
 	(*at).stop()
-	time.Sleep(2 * device.HandshakeInitationRate) // after the last one, the peer takes no other for so long
+	time.Sleep(2 * device.HandshakeInitationRate) // within this time after a handshake, the peer accepts no other
 	began := time.Now()
 	*at = start(k.t, c, net)
 	deadline := began.Add(10 * time.Second) // a peer notices after 15 s that its session is dead
@@ -93,18 +95,19 @@ func (k *keepingPair) restart(at **cluster, c *config.Config, net byte) {
 	}
 }
 
-// TestRestartKeepsConnections: the far end of a translated connection may speak first after a restart, and two clients that use one port
-// keep theirs. Without its folder, a gateway knows neither, and a server waits until its peer notices.
+// TestRestartKeepsConnections: after a restart, the far end of a translated connection may speak
+// first, and two clients with the same port keep their translated ports. Without its folder a
+// gateway knows neither, and a server waits until its peer notices.
 func TestRestartKeepsConnections(t *testing.T) {
 	k := newKeepingPair(t)
-	for range 2 { // what was restored is kept again
+	for range 2 { // restored connections are saved again
 		k.restart(&k.rome, k.rc, 10)
 		k.answer(k.second, 1)
 		k.answer(k.first, 0)
 	}
 	k.restart(&k.milan, k.mc, 20)
 	k.answer(k.first, 0)
-	// The second one first: without the records, the port would be its own.
+	// The second one first: without the records, it would keep its own port.
 	if second, first := k.ask(1), k.ask(0); first != k.first || second != k.second {
 		t.Errorf("ports of U %d and %d, before %d and %d", first, second, k.first, k.second)
 	}
@@ -113,12 +116,12 @@ func TestRestartKeepsConnections(t *testing.T) {
 	}
 }
 
-// TestKilledKeepsPorts: of a gateway that is killed before it has written connections, the next one has the key, and gives a client that
-// goes on in mid-stream the port that it had.
+// TestKilledKeepsPorts: if a gateway is killed before it has written its connections, the next one
+// still has the key, and chooses the same port for a client in mid-stream.
 func TestKilledKeepsPorts(t *testing.T) {
 	k := newKeepingPair(t)
 	folder := t.TempDir()
-	copyState(t, k.rc.State, folder) // as a kill would leave it
+	copyState(t, k.rc.State, folder) // the state that a kill would leave
 	k.rc.State = folder
 	k.restart(&k.rome, k.rc, 10)
 	if first, second := k.ask(0), k.ask(1); first != k.first || second != k.second {
@@ -126,7 +129,8 @@ func TestKilledKeepsPorts(t *testing.T) {
 	}
 }
 
-// TestRestoreWaitsForNodes: a gateway that is told its nodes later, as under Liqo, has nothing to restore before, and writes nothing over it.
+// TestRestoreWaitsForNodes: a gateway that learns its nodes later, as under Liqo, restores nothing
+// before that, and does not overwrite the records.
 func TestRestoreWaitsForNodes(t *testing.T) {
 	k := newKeepingPair(t)
 	k.rome.stop()
@@ -143,7 +147,7 @@ func TestRestoreWaitsForNodes(t *testing.T) {
 	if n := g.engine.Stats().Restored; n != 0 {
 		t.Errorf("%d connections restored without a node", n)
 	}
-	for range 2 { // once
+	for range 2 { // restored only once
 		if err := g.Apply(k.rc); err != nil {
 			t.Fatal(err)
 		}
@@ -173,8 +177,8 @@ func listeningLog() (*logrus.Logger, *bytes.Buffer) {
 	return log, text
 }
 
-// TestWhatIsKeptMayBeAnything: no folder, and nothing in it, keeps a gateway from starting. What can be used is used; the rest is said in
-// a line and a metric.
+// TestWhatIsKeptMayBeAnything: neither the absence of the folder nor any content keeps a gateway
+// from starting. It uses what it can, and reports the rest in a log line and a metric.
 func TestWhatIsKeptMayBeAnything(t *testing.T) {
 	k := newKeepingPair(t)
 	k.rome.stop()
@@ -238,7 +242,8 @@ func TestWhatIsKeptMayBeAnything(t *testing.T) {
 	}
 }
 
-// TestWithoutFolder: where nothing can be kept, or no longer, a gateway says so once and goes on.
+// TestWithoutFolder: if nothing can be saved, from the start or later, a gateway says so once and
+// continues.
 func TestWithoutFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

@@ -16,9 +16,8 @@ import (
 	"culvert/nat/nattest"
 )
 
-// TestLearn: a gateway starts with nothing but its own key, learns the rest piece by
-// piece in any order, and forgets it likewise. It carries packets whenever it knows all,
-// and no socket is opened anew.
+// TestLearn: a gateway starts with only its own key, learns the rest piece by piece in any order,
+// and forgets it likewise. It carries packets whenever it knows everything, and reopens no socket.
 func TestLearn(t *testing.T) {
 	full := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 	mc := configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
@@ -61,7 +60,7 @@ func TestLearn(t *testing.T) {
 		if c.Local.PodCIDRs == nil {
 			c.Geneve.Nodes = slices.Clone(c.Geneve.Nodes)
 			for i := range c.Geneve.Nodes {
-				c.Geneve.Nodes[i].PodCIDRs = nil // they are part of those
+				c.Geneve.Nodes[i].PodCIDRs = nil // node CIDRs must lie inside those
 			}
 		}
 		if err := rome.Apply(&c); err != nil {
@@ -74,7 +73,7 @@ func TestLearn(t *testing.T) {
 	for range len(pieces) {
 		for _, p := range pieces {
 			if now.Geneve.GatewayAddress.IsValid() && now.Geneve.Nodes != nil {
-				// What comes before all is known is dropped, and no reason to end.
+				// A packet that comes too early is dropped, and stops nothing.
 				rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", []byte("too early")))
 			}
 			p.put(&now, full)
@@ -87,8 +86,8 @@ func TestLearn(t *testing.T) {
 		if s := rome.Connection(); s.State != monitor.CheckOff {
 			t.Errorf("%+v", s)
 		}
-		// WireGuard takes no two handshakes of one peer within 50 ms, and a new peer
-		// begins with one.
+		// WireGuard accepts only one handshake of a peer within 50 ms, and a new peer begins with
+		// one.
 		for {
 			s, err := milan.wg.PeerStats()
 			if err != nil {
@@ -110,8 +109,8 @@ func TestLearn(t *testing.T) {
 	}
 }
 
-// arrives waits for a datagram with a payload, behind others and ICMP errors, and
-// requires its source.
+// arrives waits for a datagram with a payload, ignoring other packets before it, and checks its
+// source.
 func arrives(t *testing.T, n *genevetest.Node, payload, source string) {
 	t.Helper()
 	for {
@@ -129,8 +128,8 @@ func arrives(t *testing.T, n *genevetest.Node, payload, source string) {
 	}
 }
 
-// TestNodeReturns: connections of a node's pods outlive its leaving, with the source port
-// that they have.
+// TestNodeReturns: the connections of a node's pods survive while the node is absent, with their
+// source ports.
 func TestNodeReturns(t *testing.T) {
 	p := newPair(t, nil)
 	full := *p.rome.config()
@@ -152,11 +151,11 @@ func TestNodeReturns(t *testing.T) {
 	}
 }
 
-// TestLearnAddress: the internal address may change; the nodes then find the gateway at
-// the new one.
+// TestLearnAddress: the gateway's internal address may change; the nodes then find it at the new
+// one.
 func TestLearnAddress(t *testing.T) {
 	moved := netip.MustParseAddr("10.80.0.99")
-	p := newPair(t, func(rome, _ *config.Config) { rome.Geneve.GatewayAddress.V4 = moved }) // the nodes look for this one
+	p := newPair(t, func(rome, _ *config.Config) { rome.Geneve.GatewayAddress.V4 = moved }) // the nodes ask for this one
 	for _, a := range []netip.Addr{netip.MustParseAddr("10.80.0.4"), moved} {
 		next := *p.rome.config()
 		next.Geneve.GatewayAddress.V4 = a

@@ -14,9 +14,7 @@ import (
 	"culvert/gateway/config"
 )
 
-// TestPrinter: of all who ask at one time one prints, nobody gets a page from before the
-
-// Of package inspect: the time to send a request, and the longest header of one, in bytes.
+// The limits of package inspect: the time to send a request, and the bytes of its header.
 const (
 	requestTime = 2 * time.Second
 	maxHeader   = 4 << 10
@@ -52,9 +50,9 @@ func getFrom(t *testing.T, source string, address net.Addr, path string) (status
 	return r.StatusCode, string(b)
 }
 
-// TestPipelinedRequests: one address opens many connections and sends many requests on
-// each, reading nothing. Each connection gets one answer at most, and another address
-// is served meanwhile.
+// TestPipelinedRequests opens many connections from one address and sends many requests on each,
+// reading nothing. Each connection gets one response at most, and another address is served
+// meanwhile.
 func TestPipelinedRequests(t *testing.T) {
 	p := newPair(t, func(rome, _ *config.Config) { rome.Metrics = "127.0.0.1:0" })
 	address := p.rome.metrics.Listener.Addr()
@@ -62,7 +60,7 @@ func TestPipelinedRequests(t *testing.T) {
 	crowd := make([]net.Conn, connections)
 	for i := range crowd {
 		crowd[i] = dialFrom(t, fmt.Sprintf("127.%d.%d.1", 1+i%100, i/100), address)
-		io.WriteString(crowd[i], strings.Repeat("GET /metrics HTTP/1.1\r\nHost: culvert\r\n\r\n", requests)) // may be closed already
+		io.WriteString(crowd[i], strings.Repeat("GET /metrics HTTP/1.1\r\nHost: culvert\r\n\r\n", requests)) // may have been closed already
 	}
 	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
 		if status, _ := getFrom(t, "127.0.1.1", address, path); status != http.StatusOK {
@@ -71,7 +69,7 @@ func TestPipelinedRequests(t *testing.T) {
 	}
 	served := 0
 	for _, c := range crowd {
-		text, _ := io.ReadAll(c) // what came before it was closed
+		text, _ := io.ReadAll(c) // what came before the gateway closed it
 		answers := bytes.Count(text, []byte("HTTP/1.1 200"))
 		if answers > 1 {
 			t.Fatalf("%d answers on one connection", answers)
@@ -84,8 +82,9 @@ func TestPipelinedRequests(t *testing.T) {
 	}
 }
 
-// TestSilentConnections: connections of this machine that send nothing, from whatever loopback addresses, take the seats of one source,
-// lose them to who asks, though he is of that source, and to time.
+// TestSilentConnections: silent connections from this machine's loopback addresses get the seats of
+// one source. They lose them to clients that send requests, even of the same source, and after a
+// while.
 func TestSilentConnections(t *testing.T) {
 	p := newPair(t, func(rome, _ *config.Config) { rome.Metrics = "127.0.0.1:0" })
 	address := p.rome.metrics.Listener.Addr()
@@ -94,7 +93,8 @@ func TestSilentConnections(t *testing.T) {
 		crowd[i] = dialFrom(t, fmt.Sprintf("127.%d.%d.1", 1+i%100, i/100), address)
 	}
 	took := time.Since(began)
-	// The listener has looked at all of the crowd before it answers. A silent one loses its seat after its time to ask.
+	// The listener has accepted all of the crowd before it answers. A silent connection loses its
+	// seat after requestTime.
 	_, _ = getFrom(t, "127.0.1.1", address, "/healthz")
 	if n, most, least := p.rome.metrics.Listener.Refused(), 301-11, 301-11*(1+int(took/requestTime)); int(n) > most || int(n) < least {
 		t.Errorf("%d connections refused, want %d, and %d at least", n, most, least)
@@ -116,7 +116,7 @@ func TestSilentConnections(t *testing.T) {
 	}
 }
 
-// TestLongHeader: a request whose header has no end is refused.
+// TestLongHeader: a request with an endless header is refused.
 func TestLongHeader(t *testing.T) {
 	p := newPair(t, func(rome, _ *config.Config) { rome.Metrics = "127.0.0.1:0" })
 	c := dialFrom(t, "127.0.0.1", p.rome.metrics.Listener.Addr())

@@ -20,7 +20,7 @@ import (
 	"culvert/geneve/genevetest"
 )
 
-// logLines are a logger's output, line by line.
+// logLines collects a logger's output line by line.
 func logLines(t *testing.T, formatter logrus.Formatter) (*logrus.Logger, <-chan string) {
 	r, w := io.Pipe()
 	t.Cleanup(func() { w.Close() })
@@ -38,8 +38,8 @@ func logLines(t *testing.T, formatter logrus.Formatter) (*logrus.Logger, <-chan 
 	return log, lines
 }
 
-// TestLogInjection runs gateways whose names and endpoint hold line breaks and control
-// characters, and has strangers send what they like. Each entry of the log stays one line.
+// TestLogInjection runs gateways with names and endpoints that contain line breaks and control
+// characters, and sends arbitrary data from unknown senders. Each log entry must stay one line.
 func TestLogInjection(t *testing.T) {
 	const forged = "\nlevel=error msg=forged time=\"now\"\r\x1b[31m\x00\u2028\x85"
 	for name, formatter := range map[string]logrus.Formatter{"text": new(logrus.TextFormatter), "json": new(logrus.JSONFormatter)} {
@@ -94,7 +94,7 @@ func TestLogInjection(t *testing.T) {
 	}
 }
 
-// An endAtApply ends a gateway as soon as it says that it has applied a configuration.
+// An endAtApply stops a gateway as soon as it logs that it has applied a configuration.
 type endAtApply struct{ end func() }
 
 func (endAtApply) Levels() []logrus.Level { return logrus.AllLevels }
@@ -106,7 +106,8 @@ func (h endAtApply) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// TestLogLevel: the log has the level that a configuration gives it before anything else is logged, though the gateway ends at once.
+// TestLogLevel: a new log level is in force before anything else is logged, although the gateway
+// stops at once.
 func TestLogLevel(t *testing.T) {
 	log, lines := logLines(t, new(logrus.TextFormatter))
 	c := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
@@ -140,14 +141,14 @@ func TestLogLevel(t *testing.T) {
 	}
 }
 
-// bareMessage returns a message of WireGuard, of a type and size, that is nobody's.
+// bareMessage returns a WireGuard message of a type and size that belongs to no session.
 func bareMessage(kind byte, size int) []byte {
 	m := make([]byte, size)
 	m[0] = kind
 	return m
 }
 
-// checkLogLine wants one whole entry, without a control character.
+// checkLogLine fails unless a line is one whole entry without control characters.
 func checkLogLine(t *testing.T, format, line string) {
 	t.Helper()
 	var entry struct{ Time, Level, Msg string }

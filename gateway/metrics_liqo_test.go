@@ -12,7 +12,8 @@ import (
 	"culvert/gateway/seats"
 )
 
-// TestLiqoMetrics: a gateway under Liqo has the names, labels and bounds of Liqo's own; another has none of them.
+// TestLiqoMetrics: a gateway under Liqo has the names, labels and bounds of Liqo's own metrics; any
+// other has none of them.
 func TestLiqoMetrics(t *testing.T) {
 	const peer = `{driver="wireguard",cluster_id="milan"}`
 	p := newPair(t, func(rome, _ *config.Config) {
@@ -39,7 +40,7 @@ func TestLiqoMetrics(t *testing.T) {
 			t.Errorf("no line %s", want)
 		}
 	}
-	if _, err := promlint.New(strings.NewReader(page)).Lint(); err != nil { // its units are not Prometheus'
+	if _, err := promlint.New(strings.NewReader(page)).Lint(); err != nil { // its units do not follow Prometheus' rules
 		t.Errorf("Prometheus does not take it: %v", err)
 	}
 	if text := string(p.milan.inspect.Metrics(seats.New(nil), 0)); strings.Contains(text, "liqo_") {

@@ -14,8 +14,8 @@ import (
 	"culvert/nat"
 )
 
-// TestMetrics: the three pages answer, every drop reason is a label from the start,
-// and a dropped packet shows.
+// TestMetrics: the three pages answer, every drop reason is a label from the start, and a dropped
+// packet is counted.
 func TestMetrics(t *testing.T) {
 	p := newPair(t, func(rome, _ *config.Config) { rome.Metrics = "127.0.0.1:0" })
 	get := func(path string) (int, string) {

@@ -8,7 +8,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// TestOutputRules: rules at output keep what the gateway itself makes for a node or the peer, which is counted, and nothing else.
+// TestOutputRules: rules at output drop, and count, only packets that the gateway itself makes for
+// a node or the peer.
 func TestOutputRules(t *testing.T) {
 	p := newPair(t, nil)
 	drop := func(to string) rules.Rule {

@@ -23,7 +23,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// pathTest is a gateway whose legs are looked at by a clock of the test's own.
+// A pathTest is a gateway that measures its paths by the test's clock.
 type pathTest struct {
 	*cluster
 	t    *testing.T
@@ -32,7 +32,7 @@ type pathTest struct {
 	pods [2]string
 }
 
-// newPathTest is of IPv4, or of IPv6 alone.
+// newPathTest uses IPv4, or only IPv6.
 func newPathTest(t *testing.T, net byte, six bool) *pathTest {
 	log, said := logtest.NewNullLogger()
 	c, pods := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16"), [2]string{"10.0.1.5", "10.0.2.5"}
@@ -77,8 +77,8 @@ func waitFor(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// look lets the legs be looked at for a while in which a pod of the first node talks to one of the second, and waits for the answers of
-// each round.
+// look lets the gateway measure its paths for a while, during which a pod of the first node talks
+// to one of the second, and waits for the answers of each round.
 func (p *pathTest) look(lasts time.Duration) {
 	p.t.Helper()
 	const link nat.Link = 1
@@ -95,8 +95,8 @@ func (p *pathTest) look(lasts time.Duration) {
 	}
 }
 
-// TestPathOfNode: a path to a node that swallows large packets is found within 10 s, by its
-// direction; the gateway keeps to it, says so, and says so again when it is whole.
+// TestPathOfNode: a path to a node that drops large packets is found within 10 s, with its
+// direction. The gateway stays below its limit, logs it, and logs when the path is whole again.
 func TestPathOfNode(t *testing.T) {
 	for i, tt := range []struct {
 		name        string
@@ -149,7 +149,7 @@ func TestPathOfNode(t *testing.T) {
 	}
 }
 
-// count returns how often the log says something.
+// count returns how often the log has a message.
 func (p *pathTest) count(message string, level logrus.Level) (n int) {
 	for _, e := range p.said.AllEntries() {
 		if e.Level == level && strings.HasPrefix(e.Message, message) {
@@ -159,7 +159,7 @@ func (p *pathTest) count(message string, level logrus.Level) (n int) {
 	return n
 }
 
-// tooBig has a pod of the second node send one of the first a packet that does not fit.
+// tooBig sends a packet that does not fit from a pod of the second node to one of the first.
 func (p *pathTest) tooBig(size int) {
 	p.t.Helper()
 	overhead, protocol, kind, code := 28, byte(1), byte(3), byte(4)

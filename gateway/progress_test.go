@@ -11,7 +11,8 @@ import (
 	"culvert/geneve"
 )
 
-// TestHealthOfAStoppedPath: a path that is stopped while packets wait is a fault after a while, and none any more when it goes on.
+// TestHealthOfAStoppedPath: a path that has stopped while packets wait becomes a fault after a
+// while, which ends when the path continues.
 func TestHealthOfAStoppedPath(t *testing.T) {
 	p := newPair(t, func(rome, _ *config.Config) { rome.Metrics = "127.0.0.1:0" })
 	node := p.rome.nodes[0]

@@ -60,10 +60,10 @@ func newLosingPair(t *testing.T, edit func(rome *config.Config)) *losingPair {
 	return p
 }
 
-// inner has the node send a packet.
+// inner sends a packet from the node.
 func (p *losingPair) inner(ip nattest.IP) { p.node.Send(ip.Bytes()) }
 
-// tunnel has the peer send a packet as it stands.
+// tunnel sends a packet from the peer, unchanged.
 func (p *losingPair) tunnel(ip nattest.IP) { p.milan.path.Send(ip.Bytes()) }
 
 // outer sends datagrams from the node's address.
@@ -74,7 +74,7 @@ func (p *losingPair) outer(train udp.Train) {
 	}
 }
 
-// port sends WireGuard's port messages of a stranger.
+// port sends messages of an unknown sender to WireGuard's port.
 func (p *losingPair) port(n int, message []byte) {
 	dialer := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.IPv4(127, 0, 0, 77)}} // which is not the peer's
 	conn, err := dialer.Dial("udp4", fmt.Sprintf("127.0.0.1:%d", p.rome.wg.Port()))
@@ -103,7 +103,8 @@ func (p *losingPair) apply(change func(*config.Config)) {
 	}
 }
 
-// provoke drops a packet for each reason that this pair is for, in the order of their names, but begins with the one that takes longest.
+// provoke drops a packet for each reason of this pair, in the order of their names, but the slowest
+// first.
 func (p *losingPair) provoke(ways map[string]func()) {
 	const slow = "unresolved"
 	if begin := ways[slow]; begin != nil {
@@ -119,12 +120,12 @@ func (p *losingPair) provoke(ways map[string]func()) {
 	}
 }
 
-// shown returns the reasons that a capture of drops, status and metrics all have.
+// shown returns the reasons that a capture of drops, status and metrics all contain.
 func (p *losingPair) shown(ways map[string]func()) map[string]bool {
 	t := p.t
 	file := recorded(t, p.pair, p.client, control.CaptureOptions{Drops: true}, func() {
 		p.provoke(ways)
-		p.rome.inspect.Look() // else it waits for the next second
+		p.rome.inspect.Look() // status would otherwise be up to a second old
 	})
 	all := map[string]bool{}
 	for reason := range ways {
@@ -172,12 +173,13 @@ func (p *losingPair) shown(ways map[string]func()) map[string]bool {
 	return all
 }
 
-// TestEveryReasonShows: a packet dropped for each reason that there is shows under its name in status, metrics and a capture of drops.
+// TestEveryReasonShows: for every reason, a dropped packet appears under its name in status,
+// metrics and a capture of drops.
 func TestEveryReasonShows(t *testing.T) {
 	done := map[string]bool{
-		"bad-packet": true, // the sender is given packets of the engine, which are IP
+		"bad-packet": true, // the sender only gets packets of the engine, which are IP
 		"too-long":   true, // they are no longer than the MTU
-		"standby":    true, // TestBecome: nothing of what is dropped then is read
+		"standby":    true, // TestBecome covers it: a standby does not parse what it drops
 	}
 	pod := nattest.IP{Source: "10.0.1.5", Destination: "10.61.1.7", Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53}}
 	with := func(change func(*nattest.IP)) nattest.IP {
@@ -235,7 +237,7 @@ func TestEveryReasonShows(t *testing.T) {
 	}
 }
 
-// ofPackets are the ways to lose packets for what they say.
+// ofPackets lose packets because of their content.
 func (p *losingPair) ofPackets(with func(func(*nattest.IP)) nattest.IP) map[string]func() {
 	datagram := func(port uint16) nattest.Body { return nattest.UDP{SourcePort: 4000, DestinationPort: port} }
 	quoted := nattest.IP{Source: "10.61.1.7", Destination: "10.9.9.9", Body: datagram(1)}.Bytes()
@@ -269,7 +271,7 @@ func (p *losingPair) ofPackets(with func(func(*nattest.IP)) nattest.IP) map[stri
 		},
 		"filtered": func() { p.inner(with(func(ip *nattest.IP) { ip.Body = datagram(7) })) },
 		"rejected": func() { p.inner(with(func(ip *nattest.IP) { ip.Body = datagram(9) })) },
-		"port-exhausted": func() { // two of those who share an address, and no port to tell them apart
+		"port-exhausted": func() { // two clients with one address, and no port to tell them apart
 			for _, source := range []string{"203.0.113.1", "203.0.113.2"} {
 				p.inner(with(func(ip *nattest.IP) { ip.Source, ip.Body = source, nattest.Raw{Protocol: 47, Payload: make([]byte, 8)} }))
 			}
@@ -281,7 +283,7 @@ func (p *losingPair) ofPackets(with func(func(*nattest.IP)) nattest.IP) map[stri
 				}))
 			}
 		},
-		"fragment": func() { // its port is changed, and the checksum is elsewhere
+		"fragment": func() { // its port must change, but the checksum is in another fragment
 			for _, source := range []string{"203.0.113.1", "203.0.113.2"} {
 				p.inner(with(func(ip *nattest.IP) {
 					ip.Source, ip.MF, ip.Body = source, true, nattest.SCTP{SourcePort: 700, DestinationPort: 53, Tag: 7, Chunks: make([]byte, 12)}
@@ -317,7 +319,7 @@ func (p *losingPair) ofPackets(with func(func(*nattest.IP)) nattest.IP) map[stri
 	}
 }
 
-// ofTunnels are the ways to lose datagrams of the tunnels.
+// ofTunnels lose datagrams of the tunnels.
 func (p *losingPair) ofTunnels() map[string]func() {
 	good := p.node.Encap(udpPacket("10.0.1.5", "10.61.1.7", make([]byte, 100)))
 	us := p.node.GatewayMAC()
@@ -356,7 +358,7 @@ func (p *losingPair) ofTunnels() map[string]func() {
 	message := func(n, size int, kind byte) func() {
 		return func() { p.port(n, append([]byte{kind}, make([]byte, size-1)...)) }
 	}
-	ghost := func(name string, n byte, packets int) { // packets for a node that never answers
+	ghost := func(name string, n byte, packets int) { // packets to a node that never answers
 		p.apply(func(c *config.Config) {
 			c.Geneve.Nodes = append(c.Geneve.Nodes, config.Node{Name: name, VNI: geneve.VNI(n), Underlay: netip.AddrFrom4([4]byte{127, 0, 10, n}),
 				Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, 0, n}), netip.AddrFrom16([16]byte{0xfd, 0x80, 15: n})), PodCIDRs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, n, 0}), 24)}})
@@ -401,7 +403,7 @@ func (p *losingPair) ofTunnels() map[string]func() {
 		"bad-mac1":       message(1, device.MessageInitiationSize, device.MessageInitiationType),
 		"handshake-rate": message(20, device.MessageKeepaliveSize, device.MessageTransportType),
 		"stranger-data":  message(40, device.MessageKeepaliveSize+16, device.MessageTransportType),
-		"tunnel-discard": func() {}, // of those, some that have passed
+		"tunnel-discard": func() {}, // some of the others have caused it
 		"hold-full":      func() { ghost("ghost", 99, 70) },
 		"unknown-tunnel": func() {
 			ghost("brief", 96, 1)
@@ -422,11 +424,11 @@ func (p *losingPair) ofTunnels() map[string]func() {
 	}
 }
 
-// fillTable makes connections that are answered, until no more can be made.
+// fillTable opens connections with answers until no more can be made.
 func (p *losingPair) fillTable() {
 	for i := range uint16(9) {
 		body := nattest.UDP{SourcePort: 5000 + i, DestinationPort: 53}
-		for range 2 { // four packets both ways are a stream, which makes no room
+		for range 2 { // four packets in both directions make a stream, which is not evicted
 			p.inner(nattest.IP{Source: fmt.Sprintf("203.0.113.%d", 100+i), Destination: "10.61.1.7", Body: body})
 			awaits(p.t, func() bool { return p.lost("connection-share") || p.rome.engine.Stats().Created >= uint64(i)+2 })
 			if p.lost("connection-share") {
@@ -439,8 +441,7 @@ func (p *losingPair) fillTable() {
 	}
 }
 
-// TestEachReasonIsExplained: of each reason for which a packet can be dropped, a status says what
-// it means.
+// TestEachReasonIsExplained: a status explains every reason.
 func TestEachReasonIsExplained(t *testing.T) {
 	p := newPair(t, nil)
 	p.rome.path.EachDrop(&nat.Stats{}, &geneve.Stats{}, &wg.Stats{}, func(_, reason string, _ uint64) {

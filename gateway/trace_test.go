@@ -38,13 +38,13 @@ func newTraced(t testing.TB) (*pair, *control.Client) {
 	})
 }
 
-// A wanderer makes packets that meet what gateways can do to them.
+// A wanderer makes random packets that go through all features of gateways.
 type wanderer struct {
 	*rand.Rand
 	seen []answerable
 }
 
-// An answerable is a packet that has arrived.
+// An answerable is a packet that has arrived and can be answered.
 type answerable struct {
 	cluster, node int
 	nattest.View
@@ -52,7 +52,7 @@ type answerable struct {
 
 func choose[T any](r *rand.Rand, all ...T) T { return all[r.IntN(len(all))] }
 
-// next returns a packet, and by which node of which cluster it is sent.
+// next returns a packet, with the cluster and node that send it.
 func (w *wanderer) next() (cluster, node int, p []byte) {
 	cluster, node = w.IntN(2), w.IntN(2)
 	far, farExternal := []string{"10.61.", "10.62."}[cluster], []string{"10.71.", "10.72."}[cluster]
@@ -115,7 +115,7 @@ func (w *wanderer) next() (cluster, node int, p []byte) {
 			ip.Body = nattest.Raw{Protocol: 17, Payload: []byte{1}}
 		}
 		if w.IntN(2) == 0 {
-			ip.Source = "203.0.113.7" // waits for its first one
+			ip.Source = "203.0.113.7" // waits for its first fragment
 		}
 	case 20, 21, 22:
 		if len(w.seen) > 0 {
@@ -128,15 +128,15 @@ func (w *wanderer) next() (cluster, node int, p []byte) {
 	return cluster, node, ip.Bytes()
 }
 
-// A passage is a packet on its way through both gateways, as they explain it.
+// A passage is a packet's way through both gateways, as they explain it.
 type passage struct {
 	last   *control.Trace
-	at     int // cluster where its way ends
+	at     int // cluster where it ends
 	node   int // that receives it
 	packet []byte
 }
 
-// foresee returns what the gateways say of a packet that comes in at a link of the first one.
+// foresee returns what the gateways say about a packet that enters at a link of the first one.
 func foresee(clusters [2]*cluster, at int, in nat.Link, b []byte) (all []passage) {
 	g := clusters[at].Gateway
 	t := g.inspect.Explain(bytes.Clone(b), in)
@@ -165,7 +165,8 @@ func dropsOf(g *Gateway) map[dropKey]uint64 {
 	return all
 }
 
-// What both gateways say of a packet is what the far node's socket receives, byte for byte, or the reason that is counted.
+// Explanation and reality agree: the far node's socket receives the packet that both gateways
+// predict, byte for byte, or the predicted reason is counted.
 func TestTraceIsPath(t *testing.T) {
 	n := 600
 	if os.Getenv("CULVERT_LONG") != "" {
@@ -173,7 +174,7 @@ func TestTraceIsPath(t *testing.T) {
 	}
 	p, _ := newTraced(t)
 	clusters := [2]*cluster{p.rome, p.milan}
-	for _, c := range clusters { // every node has spoken, so that the gateways know its MAC
+	for _, c := range clusters { // every node has sent something, so that the gateways know its MAC address
 		for k := range c.nodes {
 			c.nodes[k].Send(udpPacket([]string{"10.0.1.5", "10.0.2.5"}[k], "10.80.0.4", nil))
 			want := uint64(k + 1)
@@ -248,7 +249,7 @@ func TestTraceIsPath(t *testing.T) {
 	}
 }
 
-// awaits waits for what packets under way bring about.
+// awaits waits until a condition holds that packets under way bring about.
 func awaits(t testing.TB, done func() bool, what ...any) {
 	t.Helper()
 	for deadline := time.Now().Add(genevetest.Timeout); !done(); {
@@ -258,7 +259,8 @@ func awaits(t testing.TB, done func() bool, what ...any) {
 	}
 }
 
-// receive waits for a packet at a node, nil for an echo reply of the gateway. Others, which may be errors about packets before, are passed over.
+// receive waits for a packet at a node; nil expects the gateway's echo reply. It ignores others,
+// such as errors about earlier packets.
 func receive(t testing.TB, n *genevetest.Node, want []byte, what string) {
 	t.Helper()
 	for {
@@ -272,7 +274,7 @@ func receive(t testing.TB, n *genevetest.Node, want []byte, what string) {
 	}
 }
 
-// traced returns what the gateway says to a query.
+// traced returns the gateway's answer to a query.
 func traced(t testing.TB, client *control.Client, o control.TraceOptions) (all []*control.Trace) {
 	t.Helper()
 	if err := control.Each(t.Context(), client, "/v1/trace", o.Values(), func(x *control.Trace) bool {
@@ -294,10 +296,10 @@ func udpTrace(from, source, destination string) control.TraceOptions {
 	return o
 }
 
-// TestTraceTells: which tunnel, rule, route and remedy it is, by name and field.
+// TestTraceTells: a trace gives tunnel, rule, route and remedy by name and field.
 func TestTraceTells(t *testing.T) {
 	p, client := newTraced(t)
-	deaf(p.rome.nodes[1]) // of which a row wants that it has not answered
+	deaf(p.rome.nodes[1]) // one row expects that it has not answered
 	p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nil))
 	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
 	for _, tt := range []struct {
@@ -355,7 +357,7 @@ func TestTraceTells(t *testing.T) {
 	}
 }
 
-// TestTraceConnection: of a connection, the next packet of each end is explained.
+// TestTraceConnection: for a connection, a trace explains the next packet of each end.
 func TestTraceConnection(t *testing.T) {
 	p, client := newTraced(t)
 	p.rome.nodes[1].Send(udpPacket("203.0.113.9", "10.61.1.7", nil))
@@ -376,7 +378,8 @@ func TestTraceConnection(t *testing.T) {
 	}
 }
 
-// TestTraceNext: the next packet that the filter selects is explained as it comes, others are not; a second one who waits is refused.
+// TestTraceNext: the next packet that matches the filter is explained when it comes; others are
+// not. A second waiting client is refused.
 func TestTraceNext(t *testing.T) {
 	p, client := newTraced(t)
 	o := control.TraceOptions{Next: true, Filter: control.Filter{Protocol: "udp", Ports: []uint16{7}}}
@@ -406,7 +409,8 @@ func TestTraceNext(t *testing.T) {
 	awaits(t, func() bool { return !p.rome.path.Tapped() })
 }
 
-// TestTraceNextPassesOverTheGateways: what is for the gateway itself, such as answers to its probes, is explained only to who names an address of it.
+// TestTraceNextPassesOverTheGateways: packets to the gateway itself, such as answers to its probes,
+// are explained only if the filter names one of its addresses.
 func TestTraceNextPassesOverTheGateways(t *testing.T) {
 	p, client := newTraced(t)
 	for _, tt := range []struct {
@@ -437,7 +441,7 @@ func TestTraceNextPassesOverTheGateways(t *testing.T) {
 	}
 }
 
-// TestTraceRefuses: what cannot be explained is said by the name of what is wrong.
+// TestTraceRefuses: a packet that cannot be explained is refused by the name of the bad field.
 func TestTraceRefuses(t *testing.T) {
 	_, client := newTraced(t)
 	small := tcpTrace("rome-1", "10.0.1.5:1", "10.61.1.7:80")
@@ -456,7 +460,8 @@ func TestTraceRefuses(t *testing.T) {
 	}
 }
 
-// TestTraceOfAnswers: what may answer a probe of the gateway's is said to, wherever it comes from; other ICMP is dropped.
+// TestTraceOfAnswers: a trace says that a packet may answer a probe of the gateway, wherever it
+// comes from; other ICMP is dropped.
 func TestTraceOfAnswers(t *testing.T) {
 	p, _ := newTraced(t)
 	for icmpType, want := range map[uint8]string{0: "deliver an answer, if the gateway has asked", 13: "drop "} {

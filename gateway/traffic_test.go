@@ -9,9 +9,9 @@ import (
 	"culvert/geneve/genevetest"
 )
 
-// TestStatusMeasures: while packets pass, a status says how far nodes and the peer are, what is
-// lost on the way and when the last packet passed; for the peer by pings, or by the connection
-// check where there is one.
+// TestStatusMeasures: while packets pass, a status shows the round trip to nodes and peer, losses
+// on the way and when the last packet passed; for the peer by pings, or by the connection check if
+// that is on.
 func TestStatusMeasures(t *testing.T) {
 	for _, check := range []bool{false, true} {
 		p, client := newControlled(t, func(rome, _ *config.Config) {

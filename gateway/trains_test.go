@@ -23,8 +23,7 @@ import (
 	"culvert/nat/nattest"
 )
 
-// relay stands between two gateways for WireGuard. It can lose the trains that come
-// from the first of them.
+// A relay forwards WireGuard between two gateways. It can drop the trains of the first one.
 type relay struct {
 	socket *udp.Socket
 	server netip.AddrPort
@@ -78,8 +77,8 @@ func (r *relay) run(t *testing.T) {
 	}
 }
 
-// lossyPair is a pair whose time stands still, with a relay in between. rome's clock
-// and log are the test's.
+// A lossyPair is a pair whose time stands still, with a relay in between. The test sets rome's
+// clock and reads its log.
 type lossyPair struct {
 	pair
 	t     *testing.T
@@ -108,8 +107,8 @@ func newLossyPair(t *testing.T) *lossyPair {
 	return p
 }
 
-// meet sends a packet to and fro, several times: what a gateway had queued before has
-// been answered afterwards. The packets are too long for a train with a probe.
+// meet exchanges packets several times, so that everything queued before has been answered. The
+// packets are too long for a train with a probe.
 func (p *lossyPair) meet() {
 	p.t.Helper()
 	for range 3 {
@@ -120,7 +119,7 @@ func (p *lossyPair) meet() {
 	}
 }
 
-// until passes over what is left of lost trains, up to a packet from the given port.
+// until ignores what is left of lost trains, up to a packet from the given port.
 func until(t *testing.T, n *genevetest.Node, port uint16) nattest.View {
 	t.Helper()
 	for {
@@ -134,7 +133,7 @@ func until(t *testing.T, n *genevetest.Node, port uint16) nattest.View {
 	}
 }
 
-// second lets rome look a second later.
+// second lets a second pass for rome.
 func (p *lossyPair) second() {
 	p.t.Helper()
 	p.now.Add(int64(time.Second))
@@ -143,7 +142,7 @@ func (p *lossyPair) second() {
 	p.meet()
 }
 
-// bulk sends a super-frame from one cluster to the other and requires it to arrive.
+// bulk sends a super-frame from one cluster to the other, which must arrive.
 func bulk(t *testing.T, from, to *genevetest.Node, port uint16, source, destination string) {
 	t.Helper()
 	payload := nattest.Payload(50000, uint32(port))
@@ -162,7 +161,7 @@ func bulkPacket(port uint16, source, destination string, payload []byte) []byte 
 		SourcePort: port, DestinationPort: 2, Seq: 1000, Ack: 1, Flags: nattest.ACK, Payload: payload, Partial: true}}.Bytes()
 }
 
-// said counts how often rome has logged a cause of somebody.
+// said counts how often rome has logged a cause for a peer or node.
 func (p *lossyPair) said(cause *health.Cause, of string) (n int) {
 	for _, e := range p.log.AllEntries() {
 		if e.Data["cause"] == cause.Name && (e.Data["peer"] == of || e.Data["node"] == of) && e.Level == logrus.WarnLevel {
@@ -172,8 +171,8 @@ func (p *lossyPair) said(cause *health.Cause, of string) (n int) {
 	return n
 }
 
-// TestPeerLosesTrains: bulk traffic that the way to the peer loses flows after a few
-// seconds, and in trains again once the way is repaired.
+// TestPeerLosesTrains: if the path to the peer loses trains, bulk traffic flows after a few
+// seconds, and in trains again once the path is repaired.
 func TestPeerLosesTrains(t *testing.T) {
 	p := newLossyPair(t)
 	p.meet()
@@ -189,7 +188,7 @@ func TestPeerLosesTrains(t *testing.T) {
 
 	p.relay.lossy.Store(true)
 	for seconds := 0; p.rome.wg.Stats().Trains; seconds++ {
-		if seconds == 30 { // 6, unless a probe leaves in two: then all seems well, up to the next train
+		if seconds == 30 { // normally 6; a probe that is sent in two parts arrives, and then all seems well until the next train
 			t.Fatal("the loss is not noticed")
 		}
 		before := p.relay.trains.Load()
@@ -233,7 +232,7 @@ func TestPeerLosesTrains(t *testing.T) {
 	}
 }
 
-// TestNodeLosesTrains: the same for a node, and what the log and the statistics say.
+// TestNodeLosesTrains is the same for a node, with its log lines and statistics.
 func TestNodeLosesTrains(t *testing.T) {
 	p := newLossyPair(t)
 	p.meet()
@@ -247,7 +246,7 @@ func TestNodeLosesTrains(t *testing.T) {
 		if seconds == 6 {
 			t.Fatal("the loss is not noticed")
 		}
-		// One train for the node, most of which does not arrive.
+		// A train to the node, most of which is lost.
 		p.milan.nodes[0].Send(bulkPacket(1, "10.0.1.7", "10.62.1.5", nattest.Payload(50000, 2)))
 		p.second()
 	}

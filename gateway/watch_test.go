@@ -17,8 +17,7 @@ import (
 	"culvert/geneve/genevetest"
 )
 
-// TestWatch: what the parts of a gateway count becomes sentences in its log and faults in
-// its metrics.
+// TestWatch: what a gateway counts becomes sentences in its log and faults in its metrics.
 func TestWatch(t *testing.T) {
 	log, said := logtest.NewNullLogger()
 	c := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")

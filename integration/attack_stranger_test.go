@@ -19,8 +19,9 @@ const (
 	strangerCount = 150_000 // at each socket
 )
 
-// TestStrangersFlood: strangers who flood both sockets of a gateway at a steady pace, with whatever
-// looks like a message, harm nobody: pings of a pod come back during the flood and after it.
+// TestStrangersFlood floods both sockets of a gateway from unknown senders, at a steady rate, with
+// datagrams that look like messages. Pings between pods must be answered during the flood and after
+// it.
 func TestStrangersFlood(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		c := newVXLANClusters(t)
@@ -66,7 +67,7 @@ func TestStrangersFlood(t *testing.T) {
 		if int(counted) < strangerCount-int(overflows()-before+backlogDrops(t)-lostBefore) {
 			t.Errorf("%v frames of nobody counted of %d", counted, strangerCount)
 		}
-		// Strangers get five lines at once, and one in 10 s.
+		// The log may have five lines about strangers at once, and one more each 10 s.
 		most := 6 + int(time.Since(began)/(10*time.Second))
 		if log := c.romeCulvert.output(); strings.Count(log, "cause=stranger-") > most || strings.Count(log, "\n") > most+5 {
 			t.Errorf("the flood writes the log:\n%s", log)
@@ -74,7 +75,8 @@ func TestStrangersFlood(t *testing.T) {
 	}, programs("ping", "ping"))
 }
 
-// pings sends so many from a pod of rome to one of milan, and wants all of them back but one in lossOf; 0 = all.
+// pings sends count pings from a pod of rome to one of milan, and fails unless all are answered, or
+// all but one in lossOf if that is not 0.
 func (c *clusters) pings(t *testing.T, interval time.Duration, count, lossOf int) {
 	t.Helper()
 	out, err := c.romePod.try("", "ping", "-q", "-W", "1", "-i", fmt.Sprint(interval.Seconds()), "-c", fmt.Sprint(count), milanPodAtRome)
@@ -94,7 +96,7 @@ func (c *clusters) pings(t *testing.T, interval time.Duration, count, lossOf int
 	}
 }
 
-// inTurn fills datagrams with each of fills in turn.
+// inTurn returns a function that fills datagrams with each of fills in turn.
 func inTurn(fills ...func([]byte)) func([]byte) {
 	next := 0
 	return func(b []byte) {
@@ -103,7 +105,7 @@ func inTurn(fills ...func([]byte)) func([]byte) {
 	}
 }
 
-// steady sends so many datagrams, evenly, at a rate.
+// steady sends count datagrams, evenly, at rate a second.
 func (f *flood) steady(count, rate int) (took time.Duration, err error) {
 	var conn net.Conn
 	err = f.from.do(func() (err error) {

@@ -30,7 +30,7 @@ type browser struct {
 
 const browserTime = 2 * time.Minute // for all of a test
 
-// newBrowser starts Chromium; it ends with the test.
+// newBrowser starts Chromium, which is stopped at the end of the test.
 func newBrowser(t *testing.T) *browser {
 	t.Helper()
 	in, toChild, err := os.Pipe()
@@ -41,7 +41,7 @@ func newBrowser(t *testing.T) *browser {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Without the last four flags it asks for hosts of its maker's.
+	// Without the last four flags it contacts hosts of its vendor.
 	cmd := need.Command(t, "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "--no-first-run",
 		"--user-data-dir="+t.TempDir(), "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync", "about:blank")
 	cmd.ExtraFiles = []*os.File{in, out} // its descriptors 3 and 4
@@ -50,16 +50,16 @@ func newBrowser(t *testing.T) *browser {
 	}
 	in.Close()
 	out.Close()
-	// An answer that does not come ends the test by the end of the pipe.
+	// If an answer does not come, killing Chromium ends the pipe, and so the test.
 	stop := time.AfterFunc(browserTime, func() { cmd.Process.Kill() })
 	t.Cleanup(func() {
 		stop.Stop()
-		toChild.Close() // it ends
+		toChild.Close() // Chromium ends when this does
 		cmd.Wait()
 		fromChild.Close()
 	})
 	b := &browser{t: t, to: toChild, from: bufio.NewReader(fromChild)}
-	for b.session == "" { // it answers before its page is there
+	for b.session == "" { // Chromium answers before its page exists
 		var targets struct {
 			TargetInfos []struct{ TargetID, Type string }
 		}
@@ -188,12 +188,12 @@ func (b *browser) wait(expression string) {
 	}
 }
 
-// size makes the window as large as that of some device.
+// size gives the window the size of some device.
 func (b *browser) size(width, height int) {
 	b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false}, nil)
 }
 
-// prefers sets what the user prefers, such as prefers-color-scheme: dark.
+// prefers sets a preference of the user, such as prefers-color-scheme: dark.
 func (b *browser) prefers(feature, value string) {
 	b.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": feature, "value": value}}}, nil)
 }
@@ -209,7 +209,8 @@ func (b *browser) key(name string, code int) {
 	}
 }
 
-// picture writes the whole page as a PNG into the folder that CULVERT_PICTURES names, if it does.
+// picture writes the whole page as a PNG into the folder that CULVERT_PICTURES names, if that is
+// set.
 func (b *browser) picture(name string) {
 	b.t.Helper()
 	dir := os.Getenv("CULVERT_PICTURES")

@@ -38,21 +38,21 @@ const (
 	changesPace   = 50 * time.Millisecond // between two changes
 	changesRounds = 12
 	changesWindow = 5 * time.Second // of a round, once with changes and once without
-	changesSettle = 2 * time.Second // in which the gateway ends its way around the table
-	changesKeeps  = 0.95            // of its rate a stream keeps beside changes
+	changesSettle = 2 * time.Second // in which the gateway completes a sweep of the table
+	changesKeeps  = 0.95            // part of its rate that a stream keeps beside changes
 
 	changesEnv = "CULVERT_CHANGING_GATEWAY" // the configuration of the gateway that this process is
 )
 
-// What a mapping that does not change leads to, in rome's pod.
+// The host behind the mappings that do not change: rome's pod.
 const (
 	mappedExternal = "10.70.3.1"
 	mappedAtMilan  = "10.72.3.1"
 	mappedInternal = "192.168.77.7"
 )
 
-// TestChangesBesideStreams changes one mapping of many twenty times a second, a minute in all. A stream keeps its rate, and no connection
-// ends.
+// TestChangesBesideStreams changes one of many mappings twenty times a second, for a minute in all.
+// A stream must keep its rate, and no connection may end.
 func TestChangesBesideStreams(t *testing.T) {
 	if file := os.Getenv(changesEnv); file != "" {
 		runChangingGateway(t, file)
@@ -97,7 +97,7 @@ func TestChangesBesideStreams(t *testing.T) {
 			changed := window(true)
 			quiet = append(quiet, window(false))
 			shares = append(shares, 2*changed/(quiet[i]+quiet[i+1]))
-			if i%4 == 3 { // connections that are not answered live two minutes
+			if i%4 == 3 { // connections without an answer live two minutes
 				c.fillTable(t, g.client, changesConnections)
 			}
 		}
@@ -125,7 +125,8 @@ func TestChangesBesideStreams(t *testing.T) {
 	}, programs("ping", "ping"))
 }
 
-// newChangingClusters makes two clusters. What is large about rome's gateway is not there, but for a node and a mapping.
+// newChangingClusters makes two clusters. Of the many mappings, only one is in the file of rome's
+// gateway, with one node.
 func newChangingClusters(t *testing.T) (*clusters, *changingGateway) {
 	t.Helper()
 	c := newMilan(t)
@@ -175,7 +176,8 @@ func newChangingClusters(t *testing.T) (*clusters, *changingGateway) {
 	return c, g
 }
 
-// changesFlows makes streams that go on and connections that are idle, half of them from rome and half to a mapped address there.
+// changesFlows opens streams that carry data all the time, and idle connections; half of the latter
+// go from rome, half to a mapped address in rome.
 func (c *clusters) changesFlows(t *testing.T) (streams []*echoFlow, idle []net.Conn) {
 	t.Helper()
 	for _, way := range []struct {
@@ -209,7 +211,7 @@ func (c *clusters) changesFlows(t *testing.T) (streams []*echoFlow, idle []net.C
 	return streams, idle
 }
 
-// echoed sends a word, and wants it back.
+// echoed sends a word and checks that it comes back.
 func echoed(conn net.Conn) error {
 	const word = "there"
 	conn.SetDeadline(time.Now().Add(startTimeout))
@@ -226,15 +228,15 @@ func echoed(conn net.Conn) error {
 	return nil
 }
 
-// A changingGateway is a gateway process whose mappings come piece by piece, as they do under Liqo.
+// A changingGateway is a gateway process whose mappings arrive one by one, as they do under Liqo.
 type changingGateway struct {
 	*peerProcess
 	client  *control.Client
-	rests   int // so far
+	rests   int // how often rest has been called
 	changes int
 }
 
-// change has it change a mapping every changesPace.
+// change makes the gateway change a mapping every changesPace.
 func (g *changingGateway) change(t *testing.T) {
 	t.Helper()
 	if err := g.cmd.Process.Signal(unix.SIGUSR1); err != nil {
@@ -242,7 +244,7 @@ func (g *changingGateway) change(t *testing.T) {
 	}
 }
 
-// rest ends that, and adds up how many it has changed.
+// rest stops the changes, and adds up how many there were.
 func (g *changingGateway) rest(t *testing.T) {
 	t.Helper()
 	if err := g.cmd.Process.Signal(unix.SIGUSR2); err != nil {
@@ -263,10 +265,10 @@ func (g *changingGateway) rest(t *testing.T) {
 
 const changedSaid = "mappings changed: "
 
-// runChangingGateway is the gateway of file and of changesMappings more mappings until it is told to end. From one SIGUSR1 to the next
-// SIGUSR2 it changes them.
+// runChangingGateway runs the gateway of file, with changesMappings more mappings, until it is told
+// to stop. It changes mappings between a SIGUSR1 and the next SIGUSR2.
 func runChangingGateway(t *testing.T, file string) {
-	// These are the command's.
+	// The command sets the same.
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(50)
 	ctx, stop := signal.NotifyContext(t.Context(), unix.SIGTERM)
@@ -305,7 +307,7 @@ func runChangingGateway(t *testing.T, file string) {
 	}
 }
 
-// changeMappings calls change with one number after the other, while it is told so.
+// changeMappings calls change with consecutive numbers while told says so.
 func changeMappings(ctx context.Context, told <-chan os.Signal, from int, change func(i int)) {
 	tick := time.NewTicker(changesPace)
 	defer tick.Stop()

@@ -23,8 +23,8 @@ type controlGroup struct {
 	unified bool // cgroup v2
 }
 
-// remove removes the group when the last of its processes has ended, which the kernel
-// may note after their parents do.
+// remove removes the group once its last process has ended. The kernel may notice that later than
+// the processes' parents.
 func (g *controlGroup) remove() error {
 	deadline := time.Now().Add(startTimeout)
 	for {
@@ -38,7 +38,7 @@ func (g *controlGroup) remove() error {
 
 // start starts cmd inside the group.
 func (g *controlGroup) start(cmd *exec.Cmd) error {
-	if !g.unified { // v1 moves single threads, and what they start is where they are
+	if !g.unified { // v1 moves single threads; a child starts in its parent's group
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		if err := moveThread(g.dir); err != nil {
@@ -63,8 +63,8 @@ func moveThread(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "tasks"), []byte(strconv.Itoa(unix.Gettid())), 0)
 }
 
-// groupController returns the folder below which this process may make groups of a
-// controller, and whether they are of cgroup v2.
+// groupController returns the folder in which this process may make groups of a controller, and
+// whether they are of cgroup v2.
 func groupController(controller string) (dir string, unified bool, err error) {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -88,8 +88,7 @@ func groupController(controller string) (dir string, unified bool, err error) {
 	if !slices.Contains(strings.Fields(string(controllers)), controller) {
 		return "", true, fmt.Errorf("%s has no %s controller: %w", at.point, controller, errors.ErrUnsupported)
 	}
-	// A group that has processes of its own cannot have groups with controllers
-	// below it: look for one further up.
+	// A group with processes of its own cannot have subgroups with controllers, so look further up.
 	for dir := at.folder(string(own), ""); strings.HasPrefix(dir, at.point); dir = filepath.Dir(dir) {
 		below, err := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
 		if err == nil && slices.Contains(strings.Fields(string(below)), controller) {
@@ -99,7 +98,7 @@ func groupController(controller string) (dir string, unified bool, err error) {
 	return "", true, fmt.Errorf("no group of this process in %s hands its %s controller down", at.point, controller)
 }
 
-// groupMount is where control groups are mounted.
+// A groupMount says where control groups are mounted.
 type groupMount struct{ root, point string }
 
 // controllerMount finds the mount of a file system type with an option.

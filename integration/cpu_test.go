@@ -18,12 +18,13 @@ import (
 )
 
 const (
-	cpuSaid     = 15 * time.Second // in which a finding appears, and in which it ends
+	cpuSaid     = 15 * time.Second // how soon a finding must appear, and how soon it must end
 	cpuGroupEnv = "CULVERT_PEER_CPU_GROUP"
 	cpuPeriod   = 100 * time.Millisecond
 )
 
-// needQuota makes a group that may use so many CPUs, until the test ends, and skips the test where that is not possible.
+// needQuota makes a group with a CPU quota, which exists until the end of the test. It skips the
+// test where that is impossible.
 func needQuota(t *testing.T, cpus float64) *controlGroup {
 	t.Helper()
 	g, err := newQuota(fmt.Sprintf("culvert-%s-%d", t.Name(), os.Getpid()), cpus)
@@ -61,13 +62,14 @@ func newQuota(name string, cpus float64) (*controlGroup, error) {
 	return g, nil
 }
 
-// openQuota is the group that needQuota has made, in the process inside the namespaces.
+// openQuota opens the group that needQuota made, in the process inside the namespaces.
 func openQuota(dir string) *controlGroup {
 	_, err := os.Stat(filepath.Join(dir, "cpu.max"))
 	return &controlGroup{dir: dir, unified: err == nil}
 }
 
-// loadOfNode is a flood of trains from rome's node to its gateway, as of a fast network card.
+// loadOfNode returns a flood of trains from rome's node to its gateway, as a fast network card
+// would send it.
 func (c *clusters) loadOfNode(rate int) *flood {
 	pod, peer := always(10, 0, 1, 5), always(10, 61, 1, 5)
 	fill := vxlanFrames(romeVNI, nodeMAC(c.romeNode), unix.IPPROTO_UDP, pod, peer)
@@ -84,10 +86,10 @@ func (c *clusters) loadOfNode(rate int) *flood {
 	}}
 }
 
-// tooFast is a rate that no gateway carries on one CPU.
+// tooFast is a rate that no gateway can carry on one CPU.
 const tooFast = 20_000_000
 
-// during runs a flood until do returns, with precedence over what else the machine does.
+// during runs the flood until do returns, with precedence over everything else on the machine.
 func (f *flood) during(t *testing.T, do func()) {
 	t.Helper()
 	end, ended := make(chan struct{}), make(chan error, 1)
@@ -118,7 +120,7 @@ func (f *flood) during(t *testing.T, do func()) {
 	}
 }
 
-// saysOf waits for a line of a log about a cause and returns it.
+// saysOf waits for a log line with a cause and returns it.
 func saysOf(t *testing.T, p *peerProcess, cause string) (line string) {
 	t.Helper()
 	eventuallyWithin(t, cpuSaid, cause, func() error {
@@ -143,7 +145,8 @@ func (c *clusters) faultMetric(t *testing.T, cause string) bool {
 	return strings.Contains(page, fmt.Sprintf("\nculvert_fault{cause=%q,of=\"milan\"} 1\n", cause))
 }
 
-// expectCause floods rome's gateway until it has said a cause, and waits until it has said that this is over.
+// expectCause floods rome's gateway until it has reported a cause, and waits until it has reported
+// the end of it.
 func (c *clusters) expectCause(t *testing.T, cause string, words ...string) {
 	t.Helper()
 	began := time.Now()
@@ -166,17 +169,19 @@ func (c *clusters) expectCause(t *testing.T, cause string, words ...string) {
 	}
 }
 
-// quietPeer stops milan's gateway: it would use a CPU, and who reads what rome's sends does not matter.
+// quietPeer stops milan's gateway, which would use a CPU. It does not matter that nobody reads what
+// rome's gateway sends.
 func (c *clusters) quietPeer(t *testing.T) {
 	t.Helper()
 	pingThrough(c.romePod, milanPodAtRome)
 	if err := c.milanCulvert.cmd.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.milanCulvert.cmd.Process.Signal(unix.SIGCONT) }) // before it is asked to end
+	t.Cleanup(func() { c.milanCulvert.cmd.Process.Signal(unix.SIGCONT) }) // a stopped process could not obey SIGTERM
 }
 
-// TestCPUQuota: a gateway that may use half a CPU, and gets more than that carries, names the quota within 15 s, and says within 15 s that it is over.
+// TestCPUQuota gives a gateway half a CPU and more packets than that can carry. Within 15 s the
+// gateway must name the quota, and within 15 s of the end of the load say that it is over.
 func TestCPUQuota(t *testing.T) {
 	need.Long(t, "a flood that half a CPU does not carry needs a CPU of its own")
 	if os.Getenv(isolatedEnv) != t.Name() {
@@ -191,7 +196,8 @@ func TestCPUQuota(t *testing.T) {
 	}, programs("ping", "ping"))
 }
 
-// TestCPUProcs: a gateway on one P says nothing at 90 % of the load that it carries, and with more, within 15 s, that a second one may help.
+// TestCPUProcs: at 90 % of the load that it can carry, a gateway on one P says nothing. With more,
+// it says within 15 s that a second P may help.
 func TestCPUProcs(t *testing.T) {
 	need.Long(t, "a gateway at 90 % of its load for 25 s")
 	isolated(t, func(t *testing.T) {
@@ -204,9 +210,9 @@ func TestCPUProcs(t *testing.T) {
 		const forwarded = `culvert_forwarded_packets_total{direction="outbound"}`
 		var packets, used float64
 		c.loadOfNode(tooFast).during(t, func() {
-			time.Sleep(time.Second) // of the load
+			time.Sleep(time.Second) // the load lasts a second
 			packets, used = c.romeGateway.metric(forwarded), cpuTime(t, c.romeCulvert.cmd.Process.Pid).Seconds()
-			time.Sleep(3 * time.Second) // likewise
+			time.Sleep(3 * time.Second) // the load lasts three seconds
 			packets, used = c.romeGateway.metric(forwarded)-packets, cpuTime(t, c.romeCulvert.cmd.Process.Pid).Seconds()-used
 		})
 		carries := packets / used
@@ -214,7 +220,7 @@ func TestCPUProcs(t *testing.T) {
 		c.loadOfNode(int(0.9*carries)).during(t, func() {
 			const while = 25 * time.Second
 			before := cpuTime(t, c.romeCulvert.cmd.Process.Pid)
-			for began := time.Now(); time.Since(began) < while; time.Sleep(time.Second) { // of the load
+			for began := time.Now(); time.Since(began) < while; time.Sleep(time.Second) { // the load goes on meanwhile
 				if said := c.romeCulvert.output(); strings.Contains(said, "cause=cpu-") {
 					t.Fatalf("after %v at 90 %%: %s", time.Since(began).Round(100*time.Millisecond), said)
 				}
@@ -225,7 +231,7 @@ func TestCPUProcs(t *testing.T) {
 	}, programs("ping", "ping"))
 }
 
-// first gives all threads of a process precedence over others, whatever else the machine does.
+// first gives all threads of a process precedence over other processes.
 func first(t *testing.T, pid int) {
 	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
@@ -258,8 +264,8 @@ services:
   serve: [{name: far, protocol: udp, clusterIP: 10.96.0.10, port: 9, endpoints: [{address: 10.61.1.5, port: 9}]}]
 `
 
-// TestCPUNode: a node that may use a tenth of a CPU, and whose pod sends more than that carries, names the quota in its log, metrics and status, and says
-// that it is over.
+// TestCPUNode gives a node a tenth of a CPU while its pod sends more than that can carry. The node
+// must name the quota in its log, metrics and status, and say when it is over.
 func TestCPUNode(t *testing.T) {
 	need.Long(t, "as of TestCPUQuota")
 	if os.Getenv(isolatedEnv) != t.Name() {

@@ -16,8 +16,8 @@ import (
 	"culvert/integration/need"
 )
 
-// importRule says what the packages below a folder may import besides the
-// standard library and themselves, and why not more.
+// An importRule lists what the packages below a folder may import, besides the standard library and
+// themselves, and the reason for the limit.
 type importRule struct {
 	folder string
 	allow  []string // import paths, with everything below them
@@ -29,7 +29,7 @@ const (
 	wireguard = "golang.zx2c4.com/wireguard"
 )
 
-// importRules are examples-to-follow's, most specific folder first.
+// importRules has the most specific folder first, because the first match counts.
 var importRules = []importRule{
 	{"gateway/configfile", []string{"sigs.k8s.io/json", "sigs.k8s.io/yaml", "go.yaml.in/yaml/v2", "go.yaml.in/yaml/v3"},
 		"it reads files for every command and knows none of them"},
@@ -134,7 +134,7 @@ var importRules = []importRule{
 		"Kubernetes stops here; Liqo is no dependency"},
 }
 
-// exact lists import paths of which the packages below are not allowed with them.
+// exact lists import paths that are allowed without the packages below them.
 var exact = []string{gvisor + "tcpip", gvisor + "tcpip/header", "culvert/geneve"}
 
 type goPackage struct {
@@ -225,7 +225,7 @@ func allowed(rule *importRule, imported string) bool {
 	return false
 }
 
-// TestTestPackagesOnlyInTests: doubles are for tests.
+// TestTestPackagesOnlyInTests: only tests import test doubles.
 func TestTestPackagesOnlyInTests(t *testing.T) {
 	for _, p := range packages(t) {
 		if isDouble(p.ImportPath) {
@@ -245,13 +245,13 @@ func TestTestPackagesOnlyInTests(t *testing.T) {
 	}
 }
 
-// TestProductWithoutLab: nothing that culvert is made of is the lab's, which attacks gateways.
+// TestProductWithoutLab: culvert contains nothing of the lab, which attacks gateways.
 func TestProductWithoutLab(t *testing.T) {
 	all := make(map[string]goPackage)
 	for _, p := range packages(t) {
 		all[p.ImportPath] = p
 	}
-	ways := map[string]string{"culvert/cmd/culvert": "culvert/cmd/culvert"} // by which a package comes in
+	ways := map[string]string{"culvert/cmd/culvert": "culvert/cmd/culvert"} // the chain of imports that leads to each package
 	for queue := []string{"culvert/cmd/culvert"}; len(queue) > 0; queue = queue[1:] {
 		for _, imported := range all[queue[0]].Imports {
 			if _, known := ways[imported]; known || !strings.HasPrefix(imported, "culvert/") {
@@ -300,7 +300,7 @@ func TestPackageDocs(t *testing.T) {
 	}
 }
 
-// TestTree: the root holds the agreed folders and files, nothing else.
+// TestTree: the root holds only the agreed folders and files.
 func TestTree(t *testing.T) {
 	want := []string{"cmd", "gateway", "nat", "geneve", "ipam", "kube", "integration", "go.mod", "go.sum", "Makefile", "Dockerfile",
 		"docs", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "bin"}

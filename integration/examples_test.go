@@ -16,8 +16,8 @@ import (
 	"culvert/integration/need"
 )
 
-// asRoot runs a command line of an example inside a host, where this process is root:
-// one that ends with & until the test ends.
+// asRoot runs a command line of an example inside a host, where this process is root. A command
+// that ends with & runs until the end of the test.
 func (h *peerHost) asRoot(line string) {
 	h.t.Helper()
 	command, background := strings.CutSuffix(strings.ReplaceAll(line, "sudo ", ""), " &")
@@ -34,8 +34,8 @@ func (h *peerHost) asRoot(line string) {
 	})
 }
 
-// TestInitHere: the commands that culvert init --here prints, as they stand, make two
-// clusters whose pods reach each other, and remove them.
+// TestInitHere runs the commands that culvert init --here prints, unchanged. They must make two
+// clusters whose pods reach each other, and remove them again.
 func TestInitHere(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		h := newPeerHost(t, "machine")
@@ -59,7 +59,7 @@ func TestInitHere(t *testing.T) {
 	}, programs("ping", "ping"))
 }
 
-// TestInit: what culvert init writes for machines of one's own works unedited there.
+// TestInit: the files that culvert init writes for real machines work there unedited.
 func TestInit(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		binary, dir := os.Getenv(binaryEnv), filepath.Join(t.TempDir(), "d")
@@ -89,8 +89,8 @@ func TestInit(t *testing.T) {
 
 const exampleFolder = "../docs/examples"
 
-// newExamples copies the examples to where an ordinary user may read them, with the keys
-// that are not in the repository.
+// newExamples copies the examples to a folder that an ordinary user may read, and adds the keys,
+// which are not in the repository.
 func newExamples(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -110,8 +110,8 @@ func newExamples(t *testing.T) (dir string) {
 	return dir
 }
 
-// fakeDocker is a docker that runs a container's command outside of it, and finds the
-// volume at its source.
+// fakeDocker stands in for docker. It runs a container's command on the host, with the volume's
+// source path in place of its target.
 const fakeDocker = `#!/bin/sh
 while [ "$1" != culvert:latest ]; do
 	if [ "$1" = --volume ]; then volume=${2%%:*}; fi
@@ -121,8 +121,8 @@ shift
 exec $CULVERT_PEER_BINARY $(echo "$@" | sed "s|/etc/culvert|$volume|")
 `
 
-// TestExamples: the files of docs/examples make two clusters. The nodes of rome are made
-// in as many ways as there are, and the pods of each reach milan's and are reached.
+// TestExamples: the files of docs/examples make two clusters. Rome gets a node of each kind, whose
+// pods must reach milan's and be reached.
 func TestExamples(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		dir, binary := newExamples(t), os.Getenv(binaryEnv)
@@ -173,8 +173,8 @@ func TestExamples(t *testing.T) {
 			node := x.node(t, 3, "")
 			x.romeGateway.run("ethtool", "-K", node.name, "tx", "off")
 			o := startOVS(node)
-			// The user-space datapath has the address of the underlay itself, and reads by
-			// AF_PACKET, which copies: the kernel must not answer too.
+			// The user-space datapath has the underlay's address itself, and AF_PACKET gives it a
+			// copy of each packet: the kernel must not answer too.
 			o.vsctl("add-br br-phy -- set bridge br-phy datapath_type=netdev -- add-port br-phy rome-gw")
 			node.feed("add table netdev ovs\n"+
 				"add chain netdev ovs ingress { type filter hook ingress device rome-gw priority 0; policy drop; }\n", "nft", "-f", "-")
@@ -195,14 +195,14 @@ func TestExamples(t *testing.T) {
 	}, programs("ping", "ping"), programs("setpriv", "setpriv"))
 }
 
-// examples is what the examples make.
+// examples are the two clusters that the example files make.
 type examples struct {
 	t                  *testing.T
 	dir                string
 	romeGateway, milan *peerHost
 }
 
-// node makes a host beside rome's gateway, with the address of a pod.
+// node makes a host beside rome's gateway that has the address of a pod.
 func (x *examples) node(t *testing.T, number int, underlay string) *peerHost {
 	t.Helper()
 	h := newPeerHost(t, fmt.Sprintf("rome-%d", number))
@@ -218,7 +218,7 @@ func (x *examples) pod(h *peerHost, number int) {
 	h.router()
 }
 
-// check has --check accept a file without a warning.
+// check fails unless --check accepts a file without a warning.
 func (x *examples) check(h *peerHost, kind, name string) {
 	h.t.Helper()
 	if said := h.run(os.Getenv(binaryEnv), kind, "--check", "--config", filepath.Join(x.dir, name)); !strings.Contains(said, "good") || strings.Contains(said, "warning") {
@@ -226,7 +226,7 @@ func (x *examples) check(h *peerHost, kind, name string) {
 	}
 }
 
-// reaches has a pod of a node of rome and milan's pod reach each other.
+// reaches fails unless a pod of one of rome's nodes and milan's pod reach each other.
 func (x *examples) reaches(t *testing.T, node *peerHost, number int) {
 	t.Helper()
 	pod, seen := fmt.Sprintf("10.0.%d.5", number), fmt.Sprintf("10.62.%d.5", number)
@@ -241,7 +241,7 @@ func (x *examples) reaches(t *testing.T, node *peerHost, number int) {
 	}
 }
 
-// alerts: each metric in alerts.yaml is one that a gateway serves.
+// alerts fails unless gateways serve each metric that alerts.yaml uses.
 func (x *examples) alerts(t *testing.T) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(x.dir, "alerts.yaml"))
@@ -284,8 +284,8 @@ func (x *examples) alerts(t *testing.T) {
 	}
 }
 
-// differsInLink: what makes a node with Geneve is, but for the kind of link and the
-// node's own numbers, what makes one with VXLAN.
+// differsInLink: the Geneve and the VXLAN example of a node differ only in the kind of link and in
+// the node's own numbers.
 func (x *examples) differsInLink(t *testing.T) {
 	t.Helper()
 	read := func(name string) string {
@@ -302,7 +302,7 @@ func (x *examples) differsInLink(t *testing.T) {
 	}
 }
 
-// TestExampleUnits: systemd understands both units.
+// TestExampleUnits: systemd accepts both units.
 func TestExampleUnits(t *testing.T) {
 	needPrograms(t, []probe{programs("systemd", "systemd-analyze")})
 	binary, err := culvertBinary()
@@ -318,7 +318,7 @@ func TestExampleUnits(t *testing.T) {
 			t.Fatal(err)
 		}
 		unit := filepath.Join(dir, instance)
-		// verify looks for the program.
+		// systemd-analyze verify checks that the program exists.
 		edited := strings.ReplaceAll(string(text), "/usr/local/bin/culvert", binary)
 		if err := os.WriteFile(unit, []byte(edited), 0o644); err != nil {
 			t.Fatal(err)
@@ -329,7 +329,7 @@ func TestExampleUnits(t *testing.T) {
 	}
 }
 
-// TestExamplesAreListed: README.md has each file, and each file that it has is there.
+// TestExamplesAreListed: the examples' README lists each file, and each listed file exists.
 func TestExamplesAreListed(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(exampleFolder, "README.md"))
 	if err != nil {

@@ -19,31 +19,31 @@ type faultLab struct {
 	t                                        *testing.T
 	pod, node, gateway, milanGateway, milan1 *peerHost
 	rome, milan                              string // configurations
-	script                                   string // that makes rome-1 a node
+	script                                   string // makes rome-1 a node
 	romeKey, milanKey                        keyPair
 	romePeer, milanPeer                      string // public keys, as each is configured
 	peerOff                                  bool   // milan's gateway does not start
 	processes                                map[string]*peerProcess
 }
 
-// fault is a mistake that no file shows, and what a gateway's log says of it.
+// A fault is a mistake that cannot be seen in the files, and what a gateway's log says about it.
 type fault struct {
 	name   string
 	make   func(l *faultLab) // before the gateways start
-	later  func(l *faultLab) // when the tunnel is there
-	inLog  string            // of whose gateway
+	later  func(l *faultLab) // when the tunnel is up
+	inLog  string            // the gateway whose log is searched
 	cause  string
 	says   string   // part of the sentence
-	others []string // causes that are said besides, and are true
+	others []string // causes that are also reported, rightly
 }
 
-// healthyCauses are said when all is well.
+// healthyCauses are reported when all is well.
 const healthyCauses = "handshake-made node-heard"
 
 // logTime is how soon after a user's first ping a fault is in the log.
 const logTime = 20 * time.Second
 
-// faultsAtOnce is how many labs are there at once: they mostly wait.
+// faultsAtOnce is how many labs run at once. They spend most of their time waiting.
 const faultsAtOnce = 12
 
 // TestHoles: of paths that swallow large packets the log of a gateway names the cause with its
@@ -157,7 +157,7 @@ func (l *faultLab) gatewayIn(h *peerHost, config string, own keyPair, peer strin
 	return h.start(nil, os.Getenv(binaryEnv), "gateway", "--config", filepath.Join(dir, "gateway.yaml"))
 }
 
-// ping pings from both sides, as a user does, and reports whether all is answered.
+// ping pings from both sides, as a user would, and reports whether all pings are answered.
 func (l *faultLab) ping() (answered bool) {
 	type end struct {
 		from    *peerHost
@@ -193,7 +193,7 @@ func (l *faultLab) said(cluster string) map[string]string {
 	return said
 }
 
-// finds has a user ping and waits for the fault to be named.
+// finds pings as a user would, and waits until the log names the fault.
 func (l *faultLab) finds(f *fault) bool {
 	began := time.Now()
 	pinged := make(chan bool, 1)
@@ -229,8 +229,8 @@ func (l *faultLab) finds(f *fault) bool {
 	return true
 }
 
-// healthy has pings answered, and waits for what a log could say for longer than a fault
-// takes to get there.
+// healthy sends pings, which are answered, for longer than a fault takes to reach the log, and
+// fails if the log reports anything.
 func (l *faultLab) healthy() {
 	over := time.After(logTime)
 	eventually(l.t, "pings", func() error {

@@ -18,8 +18,8 @@ import (
 	"culvert/integration/need"
 )
 
-// gvisorGaps are the checks that fail with the gateways in gVisor, each for what
-// gVisor does not have. All others pass.
+// gvisorGaps are the checks that fail with the gateways in gVisor, each because of something gVisor
+// lacks. All others pass.
 var gvisorGaps = map[string]struct{ says, reason string }{
 	"outer ecn":       {"outer TOS 0x0 around 0xb9, want 0x1", "its UDP sockets take IP_TOS with a datagram and do not send it"},
 	"socket offloads": {" is 0, the kernel has 1", "its UDP sockets have neither UDP_GRO nor UDP_SEGMENT"},
@@ -28,8 +28,8 @@ var gvisorGaps = map[string]struct{ says, reason string }{
 // runscEnv names the runsc to test with; make test-gvisor builds one.
 const runscEnv = "RUNSC"
 
-// needGVisor skips the test where gVisor cannot run, and returns what makes lab
-// check use it, with the gateways' groups.
+// needGVisor skips the test where gVisor cannot run. It returns the flags with which lab check uses
+// gVisor, and the gateways' groups.
 func needGVisor(t *testing.T) (flags []string, groups *gatewayGroups) {
 	t.Helper()
 	needPrograms(t, []probe{{"gvisor", func(testing.TB) error {
@@ -60,15 +60,15 @@ func needGatewayGroups(t *testing.T) *gatewayGroups {
 	g := &gatewayGroups{memory: make(map[string]*memoryGroup)}
 	for _, cluster := range []string{"rome", "milan"} {
 		m := needMemoryGroupNamed(t, name+"-"+cluster, lab.SandboxMemory)
-		// runsc takes a path for one below this process's group, in each hierarchy
-		// of version 1; that of version 2 is absolute.
+		// runsc takes the path as relative to this process's group in each version 1 hierarchy, and
+		// as absolute in version 2.
 		g.path = strings.TrimSuffix(filepath.Base(m.dir), "-"+cluster)
 		if m.unified {
 			g.path = strings.TrimPrefix(filepath.Join(filepath.Dir(m.dir), g.path), "/sys/fs/cgroup")
 		}
 		g.memory[cluster] = m
 	}
-	t.Cleanup(func() { // of what runsc made, if it could not remove it
+	t.Cleanup(func() { // removes groups that runsc made and could not remove
 		for _, dir := range g.others(t) {
 			if err := (&controlGroup{dir: dir}).remove(); err != nil {
 				t.Error(err)
@@ -78,8 +78,8 @@ func needGatewayGroups(t *testing.T) *gatewayGroups {
 	return g
 }
 
-// others returns the groups that runsc has made beside those of memory: of version
-// 1 there is a hierarchy for each controller.
+// others returns the groups that runsc made beside those of memory: in version 1 there is a
+// hierarchy for each controller.
 func (g *gatewayGroups) others(t *testing.T) (dirs []string) {
 	own, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -156,9 +156,9 @@ func TestGVisor(t *testing.T) {
 	u.requireNothingLeft()
 }
 
-// TestGVisorKilled kills a process of a lab in gVisor, with no chance to clean up:
-// nothing of it runs on. needGatewayGroups removes groups, which works only for
-// those without processes.
+// TestGVisorKilled kills a process of a lab in gVisor, which then cannot clean up. None of its
+// processes may survive: needGatewayGroups removes the groups, which works only once they are
+// empty.
 func TestGVisorKilled(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -166,7 +166,7 @@ func TestGVisorKilled(t *testing.T) {
 	}{
 		{"the holder", func(u *labUser, _ *gatewayGroups) int { return u.holder() }},
 		{"runsc", func(u *labUser, _ *gatewayGroups) int { return u.find(" run --bundle=") }},
-		{"the sandbox", func(u *labUser, g *gatewayGroups) int { return g.sandbox(u.t) }}, // as for want of memory
+		{"the sandbox", func(u *labUser, g *gatewayGroups) int { return g.sandbox(u.t) }}, // as the kernel does when memory runs out
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			u := newLabUser(t)
@@ -185,7 +185,7 @@ func TestGVisorKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 			for lines.Scan() {
-				if strings.HasPrefix(lines.Text(), "FAIL") { // of a gateway; there are more labs
+				if strings.HasPrefix(lines.Text(), "FAIL") { // because of the kill; more labs would follow
 					cmd.Process.Signal(os.Interrupt)
 				}
 			}

@@ -19,13 +19,14 @@ import (
 )
 
 const (
-	// holeShare is what a stream has of its rate after a hole has opened: its packets are smaller by a twelfth.
+	// holeShare is the part of its rate that a stream keeps after a hole has opened: its packets
+	// are smaller by a twelfth.
 	holeShare = 0.8
 	holeRuns  = 5 // seconds of which the median is taken
 )
 
-// TestHoleRate: a stream that fills the path does so again soon after a hole has opened. Through the reference gateway, which is shown
-// beside it, it stands still.
+// TestHoleRate: a stream that fills a path fills it again soon after a hole has opened. The same
+// stream through the reference gateway, logged beside it, stalls.
 func TestHoleRate(t *testing.T) {
 	need.Long(t, "a measurement of four minutes, which needs a quiet machine")
 	isolated(t, func(t *testing.T) {
@@ -61,8 +62,9 @@ func TestHoleRate(t *testing.T) {
 	}, programs("ping", "ping"), programs("nft", "nft"))
 }
 
-// control has both ends use a congestion control. BBR, which some machines prefer, takes the round trip of a path that was empty for that of
-// a full one, and sends less than passes after every pause, a hole or another.
+// control sets the congestion control of both ends. BBR, the default of some machines, mistakes the
+// round trip of an empty path for that of a full one, and sends too little after every pause,
+// whatever its cause.
 func (c *tcpFlow) control(name string) {
 	c.l.t.Helper()
 	for _, end := range c.ends {
@@ -77,7 +79,7 @@ func (c *tcpFlow) control(name string) {
 	}
 }
 
-// rate returns what comes to an end in Mbit/s.
+// rate returns how fast data arrive at an end, in Mbit/s.
 func (c *tcpFlow) rate(end int) float64 {
 	rates := make([]float64, holeRuns)
 	for i := range rates {
@@ -124,7 +126,7 @@ func (l *faultLab) startReference() {
 	}
 	l.node.ip(l.script)
 	eventually(l.t, "a ping through the reference gateway", func() error {
-		_, err := l.pod.try("", "ping", "-c", "1", "-W", "1", "10.61.1.5") // the reference translates no source that is no pod
+		_, err := l.pod.try("", "ping", "-c", "1", "-W", "1", "10.61.1.5") // the reference does not translate sources that are not pods
 		return err
 	})
 }

@@ -26,7 +26,7 @@ func TestImage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The release is what make has built before.
+		// make release normally builds these first.
 		files := map[string][]byte{
 			"dist/culvert-linux-amd64": binary, "dist/culvert-linux-arm64": []byte("another"), "dist/SHA256SUMS": []byte("not for the image"),
 			"storage.conf": fmt.Appendf(nil, "[storage]\ndriver = \"vfs\"\nrunroot = %q\ngraphroot = %q\n", dir+"/run", dir+"/graph"),

@@ -20,7 +20,7 @@ import (
 type kubeAnnounceLab struct {
 	*announceLab
 	api    *kubeAPI
-	states string // the folder of what nodes leave to their next runs
+	states string // where nodes keep their state for the next run
 }
 
 const (
@@ -61,7 +61,7 @@ func (l *kubeAnnounceLab) apply(o object) {
 	}
 }
 
-// join starts a node under the rights of the manifest.
+// join starts a node with the rights of the manifest.
 func (l *kubeAnnounceLab) join(h *peerHost) {
 	l.Helper()
 	file, flags := l.given(h, "services: {pods: [10.244.0.0/16], serviceCIDRs: [10.96.0.0/16], announce: [172.18.0.77/32], state: "+filepath.Join(l.states, h.name)+"}\n")
@@ -69,7 +69,8 @@ func (l *kubeAnnounceLab) join(h *peerHost) {
 	l.says(h, "services are served", 1)
 }
 
-// given returns a node's file, which any user may read, and its flags, by which it has the rights of the manifest.
+// given writes a node's file, which any user may read, and returns it with the flags that give the
+// node the rights of the manifest.
 func (l *kubeAnnounceLab) given(h *peerHost, text string) (file string, flags []string) {
 	l.Helper()
 	token, err := l.api.token("kube-system", "culvert-node")
@@ -106,9 +107,10 @@ func (l *kubeAnnounceLab) leaseEnd(h *peerHost) (end time.Time, held bool) {
 
 const takesOver = "this node answers for an address"
 
-// TestKubeAnnounce: two nodes under a real API server, with the rights of their manifest: the one that MetalLB would choose answers for an
-// address; after a kill the other one does within a second of the end of its Lease, after SIGTERM within a second. While nobody reaches the
-// API server, nothing moves.
+// TestKubeAnnounce has two nodes under a real API server, with the rights of their manifest. The
+// one that MetalLB would choose answers for an address. After a kill the other takes over within a
+// second of the end of the Lease, after SIGTERM within a second. While nobody reaches the API
+// server, nothing moves.
 func TestKubeAnnounce(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newKubeAnnounceLab(t)
@@ -190,7 +192,8 @@ func TestKubeAnnounce(t *testing.T) {
 	}, kubernetes)
 }
 
-// requireRights fails unless the nodes have asked for what the manifest grants but for some, and for nothing else.
+// requireRights fails unless the nodes have used every right of the manifest except but, and
+// nothing else.
 func (l *kubeAnnounceLab) requireRights(but ...string) {
 	l.Helper()
 	granted, asked := map[string]bool{}, map[string]bool{}

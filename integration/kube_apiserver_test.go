@@ -25,7 +25,7 @@ import (
 // them do; make test-kube builds them.
 const kubeAssetsEnv = "KUBEBUILDER_ASSETS"
 
-// kubernetes probes for etcd, kube-apiserver and what the clusters are looked at with.
+// kubernetes probes for etcd, kube-apiserver and the programs that look at clusters.
 var kubernetes = probe{"kubernetes", func(t testing.TB) error {
 	dir := os.Getenv(kubeAssetsEnv)
 	if dir == "" {
@@ -51,23 +51,23 @@ type kubeAPI struct {
 	host  *peerHost
 	dir   string
 	base  string // URL
-	roots []byte // PEM certificates of whom clients trust
+	roots []byte // PEM certificates that clients trust
 	admin *kubeClient
-	relay *kubeRelay // by which gateways reach it
+	relay *kubeRelay // through which gateways reach it
 
 	etcd, server *peerProcess
 	serverArgs   []string
 	starts       []kubeStart
 }
 
-// kubeStart is the time in which a server answers and does not know the roles yet.
+// kubeStart is the time during which a server answers but has not read the roles yet.
 type kubeStart struct{ began, ready time.Time }
 
-// kubeStartTimeout is how long they may take to start, which is work for several cores.
+// kubeStartTimeout limits their start, which takes much CPU time.
 const kubeStartTimeout = time.Minute
 
-// startKubeAPI starts them at an address of the host, and returns when the server is
-// ready.
+// startKubeAPI starts etcd and the API server at an address of the host, and returns when the
+// server is ready.
 func startKubeAPI(h *peerHost, address string) *kubeAPI {
 	h.t.Helper()
 	k := &kubeAPI{host: h, dir: h.t.TempDir(), base: fmt.Sprintf("https://%s:%d", address, kubeAPIPort)}
@@ -98,8 +98,8 @@ func startKubeAPI(h *peerHost, address string) *kubeAPI {
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + k.path("accounts.key"),
 		"--service-account-signing-key-file=" + k.path("accounts.key"), "--token-auth-file=" + k.path("tokens.csv"),
 		"--authorization-mode=RBAC", "--audit-policy-file=" + k.path("audit.yaml"), "--audit-log-path=" + k.path("audit.log"),
-		"--allow-privileged=true", // as every cluster with Liqo has it
-		// There is no controller that makes the account of each namespace.
+		"--allow-privileged=true", // as in every cluster with Liqo
+		// No controller runs that makes the default account of each namespace.
 		"--disable-admission-plugins=ServiceAccount",
 	}
 	k.relay = startKubeRelay(h, address)
@@ -128,8 +128,8 @@ func (k *kubeAPI) startServer() {
 	k.starts = append(k.starts, kubeStart{began, time.Now()})
 }
 
-// starting reports whether the server was not ready then: it forbids what it has not read
-// the role of.
+// starting reports whether the server was starting at that time. It then forbids everything whose
+// role it has not read yet.
 func (k *kubeAPI) starting(at time.Time) bool {
 	return slices.ContainsFunc(k.starts, func(s kubeStart) bool { return at.After(s.began) && at.Before(s.ready) })
 }
@@ -151,7 +151,7 @@ func (k *kubeAPI) token(namespace, account string) (string, error) {
 	return answer.Status.Token, err
 }
 
-// kubeconfig is what a client outside a pod needs to be that ServiceAccount.
+// kubeconfig returns the file with which a client outside a pod acts as that ServiceAccount.
 func (k *kubeAPI) kubeconfig(token string) ([]byte, error) {
 	return yaml.Marshal(object{
 		"apiVersion": "v1", "kind": "Config", "current-context": "lab",
@@ -170,7 +170,7 @@ type auditEvent struct {
 	Received         time.Time `json:"requestReceivedTimestamp"`
 }
 
-// audit returns what a user has asked of the API server, and has been answered.
+// audit returns what a user has requested from the API server, with the answers.
 func (k *kubeAPI) audit(t *testing.T, user string) (events []auditEvent) {
 	t.Helper()
 	log, err := lab.ReadLines(k.path("audit.log"))
@@ -189,7 +189,7 @@ func (k *kubeAPI) audit(t *testing.T, user string) (events []auditEvent) {
 	return events
 }
 
-// withinRole are the rights of the role as verb group/resource.
+// withinRole returns the rights of the gateway's role as "verb group/resource".
 func withinRole(t *testing.T) map[string]bool {
 	t.Helper()
 	rights := make(map[string]bool)
@@ -205,7 +205,7 @@ func withinRole(t *testing.T) map[string]bool {
 	return rights
 }
 
-// right is what an event asked for, in the same words.
+// right returns what an event asked for, in the same form.
 func (e *auditEvent) right() string {
 	return strings.TrimSuffix(fmt.Sprintf("%s %s/%s/%s", e.Verb, e.ObjectRef.APIGroup, e.ObjectRef.Resource, e.ObjectRef.Subresource), "/")
 }

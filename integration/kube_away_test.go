@@ -23,8 +23,8 @@ func kubeAwayFor() time.Duration {
 // kubeMapped2 is another external address that stands for the client of the cluster.
 const kubeMapped2 = "10.70.0.6"
 
-// testKubeAway kills the API server of rome, and has etcd forget what it was: traffic
-// goes on, and what has changed where the gateway could not see it is obeyed soon after.
+// testKubeAway kills the API server of rome and makes etcd forget old versions. Traffic continues,
+// and soon afterwards the gateway obeys what has changed while it could not watch.
 func testKubeAway(t *testing.T, rome, milan *kubeLab) {
 	p := newKubeProbes(t, rome, milan)
 	pod1 := &kubeNodes[0]
@@ -115,15 +115,15 @@ func testKubeCut(t *testing.T, rome, milan *kubeLab) {
 	t.Logf("%d cuts; caught up %v after the last", cuts+1, time.Since(last).Round(time.Millisecond))
 }
 
-// The writers that share a resource with gateways, and how often each writes.
+// The other writers of a resource that gateways share, and how often each writes.
 const (
 	kubeWriters = 20
 	kubeWrites  = 3
 )
 
-// testKubeWriters has others write to the status of a resource that all gateways share,
-// while somebody takes the gateways' conditions away, so that they write too. Nobody's
-// is lost.
+// testKubeWriters lets others write the status of a resource that all gateways share, while
+// somebody else removes the gateways' conditions, so that gateways write too. No condition may be
+// lost.
 func testKubeWriters(t *testing.T, rome *kubeLab, gateways ...*kubeLab) {
 	shared := rome.liqo.mssClamping()
 	writing, stop := sync.WaitGroup{}, make(chan struct{})
@@ -164,7 +164,7 @@ func testKubeWriters(t *testing.T, rome *kubeLab, gateways ...*kubeLab) {
 			select {
 			case <-stop:
 				return
-			case <-time.After(50 * time.Millisecond): // gateways write when they have seen it
+			case <-time.After(50 * time.Millisecond): // gateways write once they have seen it
 			}
 		}
 	})
@@ -197,7 +197,7 @@ func testKubeWriters(t *testing.T, rome *kubeLab, gateways ...*kubeLab) {
 
 func kubeWriteTime(n int) string { return time.Unix(int64(n), 0).UTC().Format(time.RFC3339) }
 
-// others parts the conditions of a host from those of others.
+// others separates the conditions of a host from all others.
 func others(conditions []any, host string) (rest, own []any) {
 	for _, c := range conditions {
 		if field(c.(object), "host") == host {
@@ -209,8 +209,8 @@ func others(conditions []any, host string) (rest, own []any) {
 	return rest, own
 }
 
-// rewrite changes the conditions of a resource, as often as it needs until nobody else
-// has in between.
+// rewrite changes the conditions of a resource, and tries again while others change them in
+// between.
 func (k *kubeLab) rewrite(o object, change func([]any) ([]any, error)) error {
 	for {
 		stored, err := k.api.admin.get(o)
@@ -228,8 +228,7 @@ func (k *kubeLab) rewrite(o object, change func([]any) ([]any, error)) error {
 	}
 }
 
-// requireApplied waits for what the gateway says of a firewall or route resource: one
-// condition of its own.
+// requireApplied waits until a firewall or route resource has one condition of the gateway.
 func (k *kubeLab) requireApplied(t *testing.T, what string, o object, limit time.Duration) {
 	t.Helper()
 	if kind := o["kind"]; kind != "FirewallConfiguration" && kind != "RouteConfiguration" {

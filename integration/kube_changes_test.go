@@ -10,7 +10,7 @@ import (
 // kubeSoon is how long a gateway may take to obey a change.
 const kubeSoon = time.Second
 
-// kubeProbe asks something from inside a host; each time as a new connection.
+// A kubeProbe sends a request from a host, each time over a new connection.
 type kubeProbe struct {
 	from *peerHost
 	to   string
@@ -19,8 +19,8 @@ type kubeProbe struct {
 
 const kubeProbePort = "5300"
 
-// answerProbes answers them at an address of a host until the test ends, each with the
-// address that it comes from.
+// answerProbes answers them at an address of a host until the end of the test. Each answer is the
+// address that the probe came from.
 func answerProbes(t *testing.T, h *peerHost, address string) {
 	t.Helper()
 	var server net.PacketConn
@@ -46,7 +46,7 @@ func answerProbes(t *testing.T, h *peerHost, address string) {
 	}()
 }
 
-// ask returns the address that it is answered as.
+// ask sends the probe, and returns the source address that the far end saw.
 func (p kubeProbe) ask() (source string, err error) {
 	if p.ping {
 		_, err := p.from.try("", "ping", "-c", "1", "-W", "0.1", p.to)
@@ -66,7 +66,7 @@ func (p kubeProbe) ask() (source string, err error) {
 	return string(b[:n]), err
 }
 
-// await asks until it works, or does not, and returns how long that took.
+// await sends the probe until it works, or until it fails, and returns how long that took.
 func (p kubeProbe) await(t *testing.T, what string, works bool, limit time.Duration) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -83,7 +83,7 @@ func (p kubeProbe) await(t *testing.T, what string, works bool, limit time.Durat
 	}
 }
 
-// awaitAll awaits the same of several at once, and returns how long the slowest took.
+// awaitAll is await for several probes at once. It returns the time of the slowest.
 func awaitAll(t *testing.T, what string, works bool, probes []kubeProbe) (slowest time.Duration) {
 	t.Helper()
 	took := make(chan time.Duration, len(probes))
@@ -105,10 +105,10 @@ type kubeProbes struct {
 	gateway kubeProbe // a node of rome to its gateway
 }
 
-// all are those that pass the tunnel.
+// all returns those that pass through the tunnel.
 func (p *kubeProbes) all() []kubeProbe { return []kubeProbe{p.out, p.in, p.host, p.mapping, p.theirs} }
 
-// newKubeProbes answers all probes until the test ends; each works.
+// newKubeProbes answers all probes until the end of the test, and waits until each works.
 func newKubeProbes(t *testing.T, rome, milan *kubeLab) *kubeProbes {
 	t.Helper()
 	pod2 := &kubeNodes[1]
@@ -130,8 +130,8 @@ func newKubeProbes(t *testing.T, rome, milan *kubeLab) *kubeProbes {
 	return p
 }
 
-// testKubeChanges deletes and makes again, one after another, what rome's gateway obeys.
-// What depends on a resource goes and comes with it; other connections stay.
+// testKubeChanges deletes and recreates, one after another, the resources that rome's gateway
+// obeys. Traffic that depends on a resource stops and returns with it; other connections stay.
 func testKubeChanges(t *testing.T, rome, milan *kubeLab) {
 	p := newKubeProbes(t, rome, milan)
 	pod1 := &kubeNodes[0]

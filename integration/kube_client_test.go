@@ -12,11 +12,11 @@ import (
 	"testing"
 )
 
-// object is a Kubernetes resource as it is written.
+// An object is a Kubernetes resource as JSON.
 type object = map[string]any
 
-// kubeClient speaks to one API server as one user. Its requests are those of the HTTP
-// API as documented, so that no client library stands between a test and what it means.
+// A kubeClient speaks to one API server as one user. It uses the documented HTTP API directly, so
+// that no client library hides what a test does.
 type kubeClient struct {
 	t     *testing.T
 	base  string
@@ -76,7 +76,7 @@ func (k *kubeClient) request(method, path, contentType string, body, answer any)
 	return json.Unmarshal(text, answer)
 }
 
-// kubePlurals are the kinds of the tests by their name in paths.
+// kubePlurals maps kinds to their names in paths.
 var kubePlurals = map[string]string{
 	"Namespace": "namespaces", "ServiceAccount": "serviceaccounts", "Pod": "pods", "Event": "events",
 	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings", "Role": "roles", "RoleBinding": "rolebindings",
@@ -91,7 +91,7 @@ var kubePlurals = map[string]string{
 	"WgGatewayServerTemplate": "wggatewayservertemplates", "WgGatewayClientTemplate": "wggatewayclienttemplates",
 }
 
-// kubePath is where a resource is.
+// kubePath returns the path of a resource.
 func kubePath(apiVersion, kind, namespace, name string) string {
 	path := "/apis/" + apiVersion
 	if apiVersion == "v1" {
@@ -115,7 +115,7 @@ func pathOf(o object) string {
 
 const standInManager = "?force=true&fieldManager=stand-in"
 
-// apply makes a resource what o says, or makes it.
+// apply creates a resource, or changes it to what o says.
 func (k *kubeClient) apply(o object) error {
 	err := k.request(http.MethodPatch, pathOf(o)+standInManager+"&fieldValidation=Strict", "application/apply-patch+yaml", o, nil)
 	if _, ok := o["status"]; err != nil || !ok {
@@ -124,7 +124,7 @@ func (k *kubeClient) apply(o object) error {
 	return k.request(http.MethodPatch, pathOf(o)+"/status"+standInManager, "application/apply-patch+yaml", o, nil)
 }
 
-// dryRun asks what apply would say.
+// dryRun returns what apply would return, and changes nothing.
 func (k *kubeClient) dryRun(o object) error {
 	return k.request(http.MethodPatch, pathOf(o)+standInManager+"&fieldValidation=Strict&dryRun=All", "application/apply-patch+yaml", o, nil)
 }
@@ -134,7 +134,8 @@ func (k *kubeClient) delete(o object) error {
 	return k.request(http.MethodDelete, pathOf(o), "application/json", nil, nil)
 }
 
-// replaceStatus stores the status of a resource if it is still the one that was read.
+// replaceStatus stores the status of a resource unless somebody has changed the resource since it
+// was read.
 func (k *kubeClient) replaceStatus(o object) error {
 	return k.request(http.MethodPut, pathOf(o)+"/status", "application/json", o, nil)
 }
@@ -155,7 +156,7 @@ func (k *kubeClient) list(apiVersion, kind, namespace string) ([]object, error) 
 	return list.Items, k.request(http.MethodGet, kubePath(apiVersion, kind, namespace, ""), "application/json", nil, &list)
 }
 
-// field reads a field of a resource by the names on its way; nil if it is not there.
+// field returns the field of a resource at a path of names; nil if it does not exist.
 func field(o object, names ...string) any {
 	var value any = o
 	for _, name := range names {

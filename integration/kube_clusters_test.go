@@ -12,14 +12,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// kubeLab is one cluster that runs: its hosts, its API server, and what stands in for
-// Liqo's controllers there.
+// A kubeLab is a running cluster: its hosts, its API server, and a stand-in for Liqo's controllers.
 type kubeLab struct {
 	*kubeEnd
 	t                            *testing.T
 	network, gatewayHost, client *peerHost
 	nodes, pods                  []*peerHost
-	links                        *kubeLinks     // what makes the nodes' links, if not startTunnels
+	links                        *kubeLinks     // makes the nodes' links in place of startTunnels
 	culvert                      *peerProcess   // its gateway under Liqo
 	nodeProcesses                []*peerProcess // of this peering
 	api                          *kubeAPI
@@ -27,7 +26,7 @@ type kubeLab struct {
 	key                          *ecdh.PrivateKey // of its gateway
 }
 
-// newKubeLabs builds rome and milan, with no gateway yet.
+// newKubeLabs builds rome and milan, without gateways.
 func newKubeLabs(t *testing.T) (rome, milan *kubeLab) {
 	t.Helper()
 	rome, milan = newKubeLab(t, &kubeRome, &kubeMilan), newKubeLab(t, &kubeMilan, &kubeRome)
@@ -78,8 +77,8 @@ func (k *kubeLab) connect(other *kubeLab) {
 	join(k.gatewayHost, other.gatewayHost, k.peering+"/24", other.peering+"/24", 1500)
 }
 
-// peerAgain makes a cluster that is there the end of another peering, with a gateway of
-// its own.
+// peerAgain returns another end of an existing cluster, for a second peering with a gateway of its
+// own.
 func (k *kubeLab) peerAgain(here, remote *kubeEnd) *kubeLab {
 	k.t.Helper()
 	again := *k
@@ -118,7 +117,7 @@ func (k *kubeLab) addNode(n *kubeNode) {
 	k.nodes, k.pods = append(k.nodes, node), append(k.pods, pod)
 }
 
-// liqoSteps are those of Liqo's controllers, in their order, until the peer's key.
+// liqoSteps runs the steps of Liqo's controllers in their order, up to the peer's key.
 func (k *kubeLab) liqoSteps() {
 	k.t.Helper()
 	k.liqo.nodesJoin()
@@ -134,7 +133,7 @@ func (k *kubeLab) liqoSteps() {
 // remote is the other end of the peering.
 func (k *kubeLab) remote() *kubeEnd { return k.liqo.remote }
 
-// tunnelAddress is where a node's tunnel is.
+// tunnelAddress returns the address of a node's end of the tunnel.
 func (e *kubeEnd) tunnelAddress(n *kubeNode) string {
 	local, remote := e.outer(n)
 	if n == &kubeNodes[e.on] {
@@ -143,8 +142,8 @@ func (e *kubeEnd) tunnelAddress(n *kubeNode) string {
 	return remote
 }
 
-// startNodes does what Liqo's agents do on the nodes: a tunnel to the gateway, with
-// routes, and its translations in the nodes' kernels.
+// startNodes does the work of Liqo's agents on the nodes: a tunnel to the gateway, with routes, and
+// translations in the nodes' kernels.
 func (k *kubeLab) startNodes() {
 	k.t.Helper()
 	if k.links != nil {
@@ -166,7 +165,7 @@ func (k *kubeLab) startNodes() {
 	}
 }
 
-// startTunnels starts those of the nodes to the gateway where it is.
+// startTunnels makes the nodes' tunnels to the gateway at its present address.
 func (k *kubeLab) startTunnels() {
 	k.t.Helper()
 	remote := k.remote()
@@ -189,7 +188,7 @@ func (k *kubeLab) startTunnels() {
 	}
 }
 
-// nodePort makes each node send what comes to a port of its own to a remote pod.
+// nodePort makes each node forward what arrives at one of its ports to a remote pod.
 func (k *kubeLab) nodePort(port int, to string) {
 	k.t.Helper()
 	for _, h := range k.nodes {
@@ -198,8 +197,8 @@ func (k *kubeLab) nodePort(port int, to string) {
 	}
 }
 
-// startLiqoGateway starts the gateway's pod: a user of a number of its own, without any
-// capability, on a read-only root.
+// startLiqoGateway starts the gateway's pod: a user with an ID of its own, without any capability,
+// on a read-only root.
 func (k *kubeLab) startLiqoGateway(uid, gid uint32, more ...string) *peerProcess {
 	k.t.Helper()
 	token, err := k.api.token(k.liqo.tenant(), k.liqo.account())
@@ -214,7 +213,7 @@ func (k *kubeLab) startLiqoGateway(uid, gid uint32, more ...string) *peerProcess
 	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
 		k.t.Fatal(err)
 	}
-	// A Secret's files are readable by all of the pod.
+	// All processes of a pod may read a Secret's files.
 	for name, text := range map[string][]byte{
 		"kubeconfig": kubeconfig, "privateKey": k.key.Bytes(), "publicKey": k.key.PublicKey().Bytes(),
 	} {
@@ -235,7 +234,7 @@ func (k *kubeLab) startLiqoGateway(uid, gid uint32, more ...string) *peerProcess
 	return k.culvert
 }
 
-// startFileGateway starts a gateway by a file, of a cluster without Kubernetes.
+// startFileGateway starts a gateway with a file, in a cluster without Kubernetes.
 func (k *kubeLab) startFileGateway(peer *ecdh.PublicKey) *peerProcess {
 	k.t.Helper()
 	remote := k.remote()

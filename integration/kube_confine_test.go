@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scratch is the one folder that a confined program may write to, as a pod's emptyDir
-// with a limit.
+// scratch is the only folder that a confined program may write to, like a pod's emptyDir with a
+// limit.
 const scratch = "/run/culvert"
 
-// confine takes from this thread, and so from what it starts, all that a pod of the
-// level restricted with a read-only root does not have. Nothing gives it back: the
-// thread must end. What it starts finds a folder at kubeState, if that is not "".
+// confine takes away from this thread, and from everything that it starts, whatever a pod of the
+// level "restricted" with a read-only root lacks. That cannot be undone: the thread must end.
+// Programs find volume at kubeState unless it is "".
 func confine(volume string) error {
 	if err := os.MkdirAll(scratch, 0o755); err != nil {
 		return err
@@ -53,7 +53,7 @@ func confine(volume string) error {
 		return fmt.Errorf("mount %s: %w", scratch, err)
 	}
 	for c := uintptr(0); ; c++ {
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); errors.Is(err, unix.EINVAL) { // past the last one
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); errors.Is(err, unix.EINVAL) { // past the last capability
 			break
 		} else if err != nil {
 			return fmt.Errorf("drop capability %d: %w", c, err)
@@ -65,13 +65,13 @@ func confine(volume string) error {
 	return restrict()
 }
 
-// startAs starts a program as a user with a group and no others.
+// startAs starts a program as a user who belongs to one group only.
 func (h *peerHost) startAs(uid, gid uint32, program string, args ...string) *peerProcess {
 	h.t.Helper()
 	return h.start(&syscall.Credential{Uid: uid, Gid: gid}, program, args...)
 }
 
-// requireConfined looks at what the kernel grants to a process: nothing.
+// requireConfined fails if the kernel grants the process any privilege.
 func (p *peerProcess) requireConfined(t *testing.T, uid, gid uint32) {
 	t.Helper()
 	status := make(map[string]string)
@@ -80,7 +80,7 @@ func (p *peerProcess) requireConfined(t *testing.T, uid, gid uint32) {
 	}
 	const none = "0000000000000000"
 	for name, want := range map[string]string{
-		"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none, "NoNewPrivs": "1", "Seccomp": "2", // by a filter
+		"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none, "NoNewPrivs": "1", "Seccomp": "2", // 2 = a filter
 		"Uid": fmt.Sprintf("%d\t%[1]d\t%[1]d\t%[1]d", uid), "Gid": fmt.Sprintf("%d\t%[1]d\t%[1]d\t%[1]d", gid),
 	} {
 		if status[name] != want {

@@ -15,12 +15,12 @@ import (
 type kubeEdit struct {
 	what string
 	edit func(object)
-	ends []kubeProbe // what no longer works
+	ends []kubeProbe // what stops working
 }
 
-// testKubeEdits changes field after field of what rome's gateway obeys, in place, and
-// changes it back. What depends on it follows; what does not stays, and no connection of
-// other pods is cut.
+// testKubeEdits changes, one after another, the fields that rome's gateway obeys, and changes them
+// back. Traffic that depends on a field follows; other traffic stays, and no connection of other
+// pods is cut.
 func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 	p := newKubeProbes(t, rome, milan)
 	pod1 := &kubeNodes[0]
@@ -67,7 +67,7 @@ func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 		}},
 		{firewall, liqoNamespace, "service-nodeport-routing", []kubeEdit{
 			{"another mark", put("9", filterRule(0, 1, "value")...), []kubeProbe{p.host}},
-			{"another action", put("accept", filterRule(0, 1, "action")...), nil}, // ours leads back without it
+			{"another action", put("accept", filterRule(0, 1, "action")...), nil}, // culvert leads replies back without this rule
 		}},
 		{firewall, liqoNamespace, "gw-mss-clamping", []kubeEdit{
 			{"drop of a pod", putFilter("drop", ofPod), fromNode2},
@@ -79,7 +79,8 @@ func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 		}},
 		{firewall, liqoNamespace, "gw-mss-clamping", matchEdits(rome, p)},
 		{route, tenant, "milan-gw-ext", []kubeEdit{
-			// One rule's alone would leave the route of the other, which the table has for both.
+			// The table has the route for both rules: changing only one rule would leave the
+			// other's.
 			{"another router", all(put("169.254.18.9", rule(0, "routes", 0, "gw")...), put("169.254.18.9", rule(2, "routes", 0, "gw")...)), fromNode2},
 			{"from another device", put("liqo.nobody", rule(2, "iif")...), fromNode2},
 			{"another destination", put(gone, rule(2, "dst")...), fromNode2},
@@ -182,8 +183,8 @@ func testKubeKeys(t *testing.T, rome, milan *kubeLab) {
 	awaitAll(t, "the Connection was deleted", true, p.all())
 }
 
-// testKubeMove moves the gateway of rome to another address, as a pod that is made again,
-// and gives milan's another key.
+// testKubeMove moves the gateway of rome to another address, as when its pod is recreated, and
+// gives milan's another key.
 func testKubeMove(t *testing.T, rome, milan *kubeLab) {
 	p := newKubeProbes(t, rome, milan)
 	pod1 := &kubeNodes[0]
@@ -224,7 +225,7 @@ func testKubeMove(t *testing.T, rome, milan *kubeLab) {
 	milan.connected()
 }
 
-// asApplied returns a resource as what stands in for Liqo's controllers would write it.
+// asApplied returns a resource as the stand-in for Liqo's controllers would write it.
 func (k *kubeLab) asApplied(t *testing.T, kind, namespace, name string) object {
 	t.Helper()
 	stored, err := k.api.admin.get(resource(kind, namespace, name, nil))
@@ -239,7 +240,7 @@ func (k *kubeLab) asApplied(t *testing.T, kind, namespace, name string) object {
 	return o
 }
 
-// requireEvent waits for an Event on a resource that says something.
+// requireEvent waits for an Event on a resource whose message contains what.
 func (k *kubeLab) requireEvent(t *testing.T, o object, what string) {
 	t.Helper()
 	meta := o["metadata"].(object)
@@ -258,7 +259,7 @@ func (k *kubeLab) requireEvent(t *testing.T, o object, what string) {
 	})
 }
 
-// newPublicKey is one of nobody.
+// newPublicKey returns a public key that belongs to no gateway.
 func newPublicKey(t *testing.T) string {
 	t.Helper()
 	return newKeyPair(t).public
@@ -276,7 +277,7 @@ func cloneObject(t *testing.T, o object) (clone object) {
 	return clone
 }
 
-// put returns what sets a field, which is at a path of names and indices.
+// put returns an edit that sets the field at a path of names and indices.
 func put(value any, path ...any) func(object) {
 	return func(o object) {
 		var at any = o
@@ -291,7 +292,7 @@ func put(value any, path ...any) func(object) {
 	}
 }
 
-// all makes several edits one.
+// all joins several edits into one.
 func all(edits ...func(object)) func(object) {
 	return func(o object) {
 		for _, edit := range edits {
@@ -300,7 +301,7 @@ func all(edits ...func(object)) func(object) {
 	}
 }
 
-// putFilter returns what makes a rule the first one of a table.
+// putFilter returns an edit that puts a rule before the others of a table.
 func putFilter(action string, match ...object) func(object) {
 	return func(o object) {
 		rules := o["spec"].(object)["table"].(object)["chains"].([]any)[0].(object)["rules"].(object)

@@ -21,14 +21,15 @@ import (
 	"culvert/nat/rules"
 )
 
-// A kubeCase is what a node is told: a Service and its EndpointSlices.
+// A kubeCase is the input of a node: a Service and its EndpointSlices.
 type kubeCase struct {
 	Node, Zone string
 	Service    object
 	Slices     []object
 }
 
-// A kubePort is what becomes of one port of a Service in one family, as the program endpoints of integration/kubernetes writes it.
+// A kubePort is the result for one port of a Service in one family, in the format of the program
+// endpoints of integration/kubernetes.
 type kubePort struct {
 	Name, Protocol         string
 	Port, NodePort         int
@@ -50,8 +51,8 @@ const (
 	kubeSlicesLong  = 1_000_000
 )
 
-// TestKubeEndpoints has kube-proxy's own functions judge random Services and slices: which endpoints a node uses, and by which addresses,
-// ports and policies.
+// TestKubeEndpoints compares culvert with kube-proxy's own functions for random Services and
+// slices: which endpoints a node uses, and at which addresses and ports, under which policies.
 func TestKubeEndpoints(t *testing.T) {
 	binary := filepath.Join(os.Getenv(kubeAssetsEnv), "endpoints")
 	needPrograms(t, []probe{{"kubernetes", func(testing.TB) error {
@@ -95,7 +96,7 @@ func TestKubeEndpoints(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// What no policy asks for is not said.
+		// The judge says nothing about endpoints that no policy needs.
 		for i := range want {
 			if i < len(got) {
 				got[i].UsesCluster, got[i].UsesLocal = want[i].UsesCluster, want[i].UsesLocal
@@ -138,7 +139,7 @@ func TestKubeEndpoints(t *testing.T) {
 	}
 }
 
-// sendCases writes cases of so many slices for the judge, and for the test.
+// sendCases writes cases with many slices in all, each for the judge and for the test.
 func sendCases(judge io.WriteCloser, test chan<- *kubeCase, many int, seed uint64) error {
 	g := &kubeGenerator{rand.New(rand.NewPCG(seed, 0))}
 	lines := json.NewEncoder(judge)
@@ -153,7 +154,7 @@ func sendCases(judge io.WriteCloser, test chan<- *kubeCase, many int, seed uint6
 	return judge.Close()
 }
 
-// ports is what culvert makes of the case, in the judge's words and order.
+// ports returns culvert's result for the case, in the judge's format and order.
 func (c *kubeCase) ports() ([]kubePort, error) {
 	s := service.NewState(service.All, c.Node, &services.Config{Ports: rules.PortRange{First: 61000, Last: 65534}})
 	for _, o := range append([]object{c.Service, {
@@ -221,10 +222,10 @@ func texts[T fmt.Stringer](all []T) []string {
 	return list
 }
 
-// A kubeGenerator makes Services and slices that an API server would take.
+// A kubeGenerator makes Services and slices that an API server would accept.
 type kubeGenerator struct{ *rand.Rand }
 
-// one reports true once in n times.
+// one returns true once in n times, on average.
 func (g *kubeGenerator) one(n int) bool { return g.IntN(n) == 0 }
 
 func (g *kubeGenerator) of(list ...string) string { return list[g.IntN(len(list))] }
@@ -275,7 +276,7 @@ func (g *kubeGenerator) aCase() *kubeCase {
 	}
 	spec["ports"] = ports
 	c.Service = object{"kind": "Service", "metadata": object{"namespace": "shop", "name": "web"}, "spec": spec, "status": status}
-	manner := g.IntN(6) // of hints
+	manner := g.IntN(6) // kind of hints
 	for i := range g.IntN(4) {
 		c.Slices = append(c.Slices, g.aSlice(i, manner))
 	}
@@ -294,7 +295,8 @@ func (g *kubeGenerator) aSlice(i, manner int) object {
 	g.Shuffle(len(ports), func(i, j int) { ports[i], ports[j] = ports[j], ports[i] })
 	var endpoints []object
 	for _, n := range g.Perm(8)[:g.IntN(5)] {
-		// An endpoint that several slices have is the same in each: of others, kube-proxy takes any.
+		// An endpoint in several slices must be the same in each; otherwise kube-proxy may take any
+		// of them.
 		if n += 10*i + 1; n == 10*i+8 {
 			n = 99
 		}

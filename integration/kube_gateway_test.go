@@ -12,13 +12,13 @@ import (
 	"culvert/integration/need"
 )
 
-// TestKubeGateways carries pods' traffic between two clusters with the same CIDRs, by
-// gateways that know nothing but what the API servers tell them.
+// TestKubeGateways carries pods' traffic between two clusters with the same CIDRs, through gateways
+// that know only what the API servers tell them.
 func TestKubeGateways(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		rome, milan := newKubeLabs(t)
 		labs := []*kubeLab{rome, milan}
-		// One as the image's user, one as OpenShift's restricted-v2 makes it.
+		// One runs as the image's user, one as a user of OpenShift's restricted-v2.
 		for _, g := range []struct {
 			*kubeLab
 			uid, gid uint32
@@ -33,8 +33,8 @@ func TestKubeGateways(t *testing.T) {
 			k.startNodes()
 		}
 		began := time.Now()
-		// The server's first: a client whose handshake finds no peer tries again after
-		// five seconds.
+		// The server gets its key first: a client whose handshake finds no peer tries again only
+		// after five seconds.
 		milan.liqo.keysExchanged(rome.key.PublicKey().Bytes())
 		rome.liqo.keysExchanged(milan.key.PublicKey().Bytes())
 		for _, k := range labs {
@@ -51,7 +51,7 @@ func TestKubeGateways(t *testing.T) {
 			}
 		}
 
-		// A second peering, of another gateway, with a cluster that is not under Liqo.
+		// A second peering, with a gateway of its own, to a cluster without Liqo.
 		again, turin := rome.peerAgain(&kubeRomeTurin, &kubeTurin), newKubeHosts(t, &kubeTurin)
 		turin.liqo = &liqo{t: t, here: &kubeTurin, remote: &kubeRomeTurin}
 		again.connect(turin)
@@ -81,7 +81,7 @@ func TestKubeGateways(t *testing.T) {
 	}, kubernetes, liqoMode)
 }
 
-// kubeTraffic is what must pass from each cluster to the other.
+// kubeTraffic lists the traffic that must pass from each cluster to the other.
 var kubeTraffic = []struct {
 	name string
 	run  func(t *testing.T, from, to *kubeLab)
@@ -115,13 +115,13 @@ func (k *kubeLab) ready(p *peerProcess) {
 	})
 }
 
-// connected waits until the gateway says so in its Connection.
+// connected waits until the gateway reports in its Connection that it is connected.
 func (k *kubeLab) connected() {
 	k.t.Helper()
 	eventually(k.t, k.name+": Connection", k.isConnected)
 }
 
-// isConnected reads what the Connection says.
+// isConnected returns an error unless the Connection says that the gateway is connected.
 func (k *kubeLab) isConnected() error {
 	stored, err := k.api.admin.get(resource("Connection", k.liqo.tenant(), "gw-"+k.liqo.account(), nil))
 	if err != nil {
@@ -133,8 +133,8 @@ func (k *kubeLab) isConnected() error {
 	return nil
 }
 
-// requireWithinRole looks into the audit log: the gateway asked for nothing that it
-// may not have.
+// requireWithinRole reads the audit log: the gateway must not have requested anything outside its
+// role.
 func (k *kubeLab) requireWithinRole(t *testing.T) {
 	t.Helper()
 	events := k.api.audit(t, k.liqo.user())
@@ -165,7 +165,8 @@ func testKubePods(t *testing.T, from, to *kubeLab) {
 	}
 }
 
-// testKubeNodePort: what comes to a node for a remote pod returns by that node.
+// testKubeNodePort: replies to traffic that reached a remote pod through a node come back through
+// that node.
 func testKubeNodePort(t *testing.T, from, to *kubeLab) {
 	from.nodePort(5201, to.seen(to.pod(&kubeNodes[1], 5)))
 	for _, n := range kubeNodes {
@@ -175,8 +176,8 @@ func testKubeNodePort(t *testing.T, from, to *kubeLab) {
 	}
 }
 
-// testKubeHosts: what the nodes themselves send comes from the address that stands for
-// unknown sources.
+// testKubeHosts: the remote pod sees the nodes' own packets come from the address for unknown
+// sources.
 func testKubeHosts(t *testing.T, from, to *kubeLab) {
 	for _, node := range from.nodes {
 		e := exchange{from: node, to: to.pods[0], listen: to.pod(&kubeNodes[0], 5), dial: to.seen(to.pod(&kubeNodes[0], 5)),
@@ -185,16 +186,16 @@ func testKubeHosts(t *testing.T, from, to *kubeLab) {
 	}
 }
 
-// testKubeMapping: an external address leads to a host outside the cluster, by the node
-// that the gateway runs on.
+// testKubeMapping: an external address leads to a host outside the cluster, through the gateway's
+// node.
 func testKubeMapping(t *testing.T, from, to *kubeLab) {
 	e := exchange{from: from.pods[1], to: to.client, listen: to.kubeEnd.client(), dial: to.seen(kubeMapped),
 		source: to.address(kubeNodes[to.on].number), bytes: kubeBytes}
 	e.run(t)
 }
 
-// testKubeMSS: no segment that arrives is larger than the tunnels carry, although the
-// pods believe so.
+// testKubeMSS: no arriving segment is larger than the tunnels can carry, although the pods assume
+// larger ones.
 func testKubeMSS(t *testing.T, from, to *kubeLab) {
 	l, err := to.pods[0].listen("tcp4", to.pod(&kubeNodes[0], 5)+":5202")
 	if err != nil {
@@ -224,7 +225,7 @@ func testKubeMSS(t *testing.T, from, to *kubeLab) {
 	}
 }
 
-// testKubeErrors: the ICMP error of a remote pod arrives, and quotes what was sent.
+// testKubeErrors: the ICMP error of a remote pod arrives, and quotes the packet that was sent.
 func testKubeErrors(t *testing.T, from, to *kubeLab) {
 	conn, err := from.pods[0].dial("udp4", to.seen(to.pod(&kubeNodes[1], 5))+":5203")
 	if err != nil {
@@ -237,7 +238,7 @@ func testKubeErrors(t *testing.T, from, to *kubeLab) {
 		}
 		return errNotYet
 	})
-	// A node asks for three seconds who has the address, if it is asked at all.
+	// A node sends ARP requests for three seconds, if it tries at all.
 	if out, err := from.pods[0].try("", "ping", "-c", "1", "-W", "5", to.seen(to.pod(&kubeNodes[0], 99))); err == nil || !strings.Contains(err.Error(), "Unreachable") {
 		t.Errorf("ping of nobody: %s%v", out, err)
 	}

@@ -11,15 +11,14 @@ import (
 const (
 	liqoVersion   = "networking.liqo.io/v1beta1"
 	liqoNamespace = "liqo"
-	liqoTunnel    = "liqo-tunnel" // its name of the WireGuard tunnel
-	liqoHost      = "eth0"        // its name of the gateway pod's own link
+	liqoTunnel    = "liqo-tunnel" // Liqo's name of the WireGuard tunnel
+	liqoHost      = "eth0"        // Liqo's name of the gateway pod's own link
 	liqoLabel     = "networking.liqo.io/"
 )
 
-// liqo stands in for Liqo's controllers in one cluster with one peering. Its steps
-// write what theirs write, in their order: nodesJoin, configure, gatewayRuns,
-// nodesMeasured, mapHost, podsRun, keysExchanged. Each may be repeated when
-// something has changed.
+// liqo stands in for Liqo's controllers in one cluster with one peering. Its steps write the same
+// resources in the same order: nodesJoin, configure, gatewayRuns, nodesMeasured, mapHost, podsRun,
+// keysExchanged. Each may be repeated after a change.
 type liqo struct {
 	t      *testing.T
 	api    *kubeAPI
@@ -49,8 +48,8 @@ func (l *liqo) apply(objects ...object) {
 	}
 }
 
-// install makes what Liqo's chart brings: resource definitions, its namespace, and the
-// role of a gateway.
+// install makes what Liqo's chart contains: resource definitions, its namespace, and the role of a
+// gateway.
 func (l *liqo) install() {
 	l.t.Helper()
 	files, err := filepath.Glob("testdata/liqo-crds/networking.liqo.io_*.yaml")
@@ -79,8 +78,8 @@ func (l *liqo) install() {
 
 const rbac = "rbac.authorization.k8s.io"
 
-// admit makes what the operator makes for a gateway first: its namespace, and an account
-// with the role. Nothing else is granted.
+// admit makes what Liqo's operator makes first for a gateway: its namespace, and an account with
+// the role. Nothing else is granted.
 func (l *liqo) admit() {
 	l.t.Helper()
 	l.apply(
@@ -94,14 +93,14 @@ func (l *liqo) admit() {
 	l.api.awaitRight(l.t, l.user(), "list", "networking.liqo.io/firewallconfigurations", l.tenant())
 }
 
-// account is the name of the gateway's ServiceAccount, which is the gateway's.
+// account is the name of the gateway's ServiceAccount; it is also the gateway's name.
 func (l *liqo) account() string { return l.remote.name }
 
-// user is how the API server names it.
+// user is the API server's name for that account.
 func (l *liqo) user() string { return "system:serviceaccount:" + l.tenant() + ":" + l.account() }
 
-// nodesJoin writes what follows from the nodes alone. Where a node sends from is not
-// known yet.
+// nodesJoin writes what depends only on the nodes. The addresses that they send from are not known
+// yet.
 func (l *liqo) nodesJoin() {
 	l.t.Helper()
 	var marks []object
@@ -128,7 +127,7 @@ func (l *liqo) nodesJoin() {
 	)
 }
 
-// mssClamping is the chart's.
+// mssClamping returns the resource of Liqo's chart.
 func (l *liqo) mssClamping() object {
 	toTunnel := matchDevice("eq", "out", liqoTunnel)
 	toTunnel["proto"] = object{"value": "tcp"}
@@ -136,7 +135,7 @@ func (l *liqo) mssClamping() object {
 		chain("mss-clamping", "filter", "forward", 0, filterRule("mss-clamping-out", "tcpmssclamp", "0", true, toTunnel)))
 }
 
-// configure writes what follows from the CIDRs of both clusters.
+// configure writes what depends on the CIDRs of both clusters.
 func (l *liqo) configure() {
 	l.t.Helper()
 	l.apply(
@@ -145,8 +144,8 @@ func (l *liqo) configure() {
 	)
 }
 
-// remap is how the remote cluster's CIDR is seen here, and what it is there. Where that
-// is the same, the chains are there and empty.
+// remap returns the translation between a remote CIDR and its remapped form. Where both are the
+// same, the chains exist but are empty.
 func (l *liqo) remap(what, seen, real string) object {
 	table := "remap-" + what
 	outgoing, incoming := chain("outgoing", "nat", "prerouting", -100), chain("incoming", "nat", "postrouting", 100)
@@ -159,8 +158,8 @@ func (l *liqo) remap(what, seen, real string) object {
 	return firewall(l.tenant(), l.remote.name+"-"+table, table, l.unique("firewall"), outgoing, incoming)
 }
 
-// gatewayRuns writes what follows from the address of the gateway's pod, once it has
-// one, and follows it when it has another.
+// gatewayRuns writes what depends on the address of the gateway's pod. It is repeated when the
+// address changes.
 func (l *liqo) gatewayRuns() {
 	l.t.Helper()
 	l.apply(l.gatewayPod(liqoLabel+"active", "true"), l.fabric(l.here.gateway()))
@@ -170,7 +169,7 @@ func (l *liqo) gatewayRuns() {
 	l.externalTraffic()
 }
 
-// gatewayPod is the gateway's pod, with more labels than all gateways have.
+// gatewayPod returns the gateway's pod, with more labels than those of all gateways.
 func (l *liqo) gatewayPod(more ...string) object {
 	labels := append(more, "app.kubernetes.io/name", l.account(), liqoLabel+"component", "gateway",
 		liqoLabel+"gateway-name", l.account(), liqoLabel+"gateway-namespace", l.tenant())
@@ -182,7 +181,7 @@ func (l *liqo) gatewayPod(more ...string) object {
 	}
 }
 
-// fabric is what all nodes follow to the gateway at an address.
+// fabric returns the InternalFabric that leads all nodes to the gateway at an address.
 func (l *liqo) fabric(gateway string) object {
 	return resource("InternalFabric", l.tenant(), l.remote.name, object{
 		"mtu": kubeMTU, "remoteCIDRs": []string{l.remote.seenPods, l.remote.seenExt}, "gatewayIP": gateway,
@@ -192,7 +191,7 @@ func (l *liqo) fabric(gateway string) object {
 
 func (l *liqo) podName() string { return fmt.Sprintf("gw-%s-%d", l.account(), l.pod) }
 
-// tunnel is that between the gateway and a node.
+// tunnel returns the resource of the tunnel between the gateway and a node.
 func (l *liqo) tunnel(n *kubeNode) object {
 	return resource("GeneveTunnel", l.tenant(), l.remote.name+"-"+n.name, object{
 		"id":                l.here.vni(n),
@@ -200,20 +199,19 @@ func (l *liqo) tunnel(n *kubeNode) object {
 	}, liqoLabel+"internal-fabric-name", l.remote.name, liqoLabel+"internal-node-name", n.name)
 }
 
-// externalTraffic writes what leads into the tunnel.
+// externalTraffic writes the resources that lead traffic into the tunnel.
 func (l *liqo) externalTraffic() {
 	l.t.Helper()
 	var rules []object
 	for _, n := range l.nodes {
-		for _, cidr := range []string{l.remote.pods, l.remote.external} { // of the remote cluster, as it names them
+		for _, cidr := range []string{l.remote.pods, l.remote.external} { // as the remote cluster names them
 			rules = append(rules, object{"iif": n.device, "dst": cidr, "routes": []object{{"dst": cidr, "gw": l.peerTunnel()}}})
 		}
 	}
 	l.apply(resource("RouteConfiguration", l.tenant(), l.remote.name+"-gw-ext", routeTable(l.remote.name, rules...), l.unique("route")...))
 }
 
-// nodesMeasured writes where each node sends from, which the agents on the nodes
-// find out.
+// nodesMeasured writes the address that each node sends from. Agents on the nodes find it out.
 func (l *liqo) nodesMeasured() {
 	l.t.Helper()
 	for i := range l.nodes {
@@ -232,7 +230,7 @@ func (l *liqo) mapHost() {
 	l.apply(l.mapping("external-host", kubeMapped, l.here.client()))
 }
 
-// mapping is that of one address to one host, which all gateways of a cluster have.
+// mapping returns the mapping of one address to one host, which all gateways of a cluster share.
 func (l *liqo) mapping(name, external, host string) object {
 	const suffix = "-remap-ipmapping-gw"
 	return firewall("default", name+suffix, name+suffix+"-default", subcategory("ip-mapping"),
@@ -240,8 +238,8 @@ func (l *liqo) mapping(name, external, host string) object {
 		chain("postrouting", "nat", "postrouting", 100, natRule(name, "snat", host, matchIP("eq", "src", external))))
 }
 
-// externalRoutes leads what comes from the tunnel for mapped hosts, and for other
-// clusters, to a node. Only a gateway on that node obeys it.
+// externalRoutes leads traffic from the tunnel to mapped hosts, and to other clusters, to a node.
+// Only a gateway on that node obeys it.
 func (l *liqo) externalRoutes(n *kubeNode) {
 	l.t.Helper()
 	via := func(cidr string) object { return object{"dst": cidr, "gw": n.internal, "dev": n.device} }
@@ -251,7 +249,7 @@ func (l *liqo) externalRoutes(n *kubeNode) {
 		object{"iif": liqoTunnel, "routes": []object{via(l.here.client() + "/32")}})
 }
 
-// podsRun leads what comes from the tunnel for a node's pods to the node.
+// podsRun leads traffic from the tunnel to a node's pods to the node.
 func (l *liqo) podsRun(n *kubeNode, pods ...string) {
 	l.t.Helper()
 	l.apply(l.podRoutes(n, pods...))
@@ -269,7 +267,7 @@ func (l *liqo) podRoutes(n *kubeNode, pods ...string) object {
 	return resource("RouteConfiguration", liqoNamespace, n.name+"-gw-node", routeTable(n.name, rules...), fabricRoutes...)
 }
 
-// keysExchanged gives the gateway the key of the other, which is what comes last.
+// keysExchanged gives the gateway the key of the other one: the last step.
 func (l *liqo) keysExchanged(public []byte) {
 	l.t.Helper()
 	l.apply(l.publicKey(l.remote.name, public))
@@ -280,7 +278,7 @@ func (l *liqo) publicKey(name string, public []byte) object {
 		"liqo.io/remote-cluster-id", l.remote.name, liqoLabel+"gateway-resource", "true")
 }
 
-// unique are the labels of what only the gateway to one cluster obeys.
+// unique returns the labels of resources that only the gateway to one cluster obeys.
 func (l *liqo) unique(what string) []string {
 	return []string{liqoLabel + what + "-category", "gateway", liqoLabel + what + "-unique", l.remote.name}
 }

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// matchEdits drop what a rule of a FirewallConfiguration can tell apart: everything that
-// a match may look at, alone and negated. Rules are met where packets are forwarded, with
-// the addresses that pods have themselves. Connections of the first pods are over TCP.
+// matchEdits add rules that drop packets by each property that a match of a FirewallConfiguration
+// can test, plain and negated. Rules apply where packets are forwarded, and see the pods' own
+// addresses. The connections of the first pods use TCP.
 func matchEdits(rome *kubeLab, p *kubeProbes) []kubeEdit {
 	const (
 		pods     = "10.244.0.0/16"
@@ -45,8 +45,8 @@ func matchEdits(rome *kubeLab, p *kubeProbes) []kubeEdit {
 	}
 }
 
-// testKubeUnknown changes the address that stands for unknown sources. Until a node
-// translates to it, the gateway does.
+// testKubeUnknown changes the address for unknown sources. Until a node translates to the new
+// address, the gateway does.
 func (k *kubeLab) testKubeUnknown(t *testing.T, p *kubeProbes, other *kubeLab) {
 	was := k.asApplied(t, "FirewallConfiguration", liqoNamespace, "service-nodeport-routing")
 	text, err := json.Marshal(was)
@@ -72,7 +72,7 @@ func (k *kubeLab) testKubeUnknown(t *testing.T, p *kubeProbes, other *kubeLab) {
 	}
 }
 
-// testKubeClamp changes what segments are clamped to.
+// testKubeClamp changes the size to which segments are clamped.
 func (k *kubeLab) testKubeClamp(t *testing.T, other *kubeLab) {
 	n := &kubeNodes[1]
 	l, err := other.pods[1].listen("tcp4", net.JoinHostPort(other.pod(n, 5), "5204"))

@@ -13,7 +13,8 @@ import (
 	"culvert/nat/nattest"
 )
 
-// A proxyNode is a node of one link, a TUN device of the test's: what comes out of it the node has sent.
+// A proxyNode is a node with one link, a TUN device of the test: the test reads there what the node
+// sends.
 type proxyNode struct {
 	*peerHost
 	file int
@@ -55,7 +56,7 @@ func newProxyNode(t *testing.T, name string, f *proxyFamily) *proxyNode {
 	return n
 }
 
-// A proxyProbe asks for a Service.
+// A proxyProbe is a request to a Service.
 type proxyProbe struct {
 	id       uint32
 	from, to string
@@ -76,12 +77,13 @@ func (p *proxyProbe) bytes() []byte {
 	return ip.Bytes()
 }
 
-// A proxyFate is what becomes of a probe: where it goes and whether its source is the node's, refused, or "" for nothing.
+// A proxyFate is what happens to a probe: its destination and whether its source is the node's, or
+// refused, or "" for nothing.
 type proxyFate string
 
 const fateRefused proxyFate = "refused"
 
-// next returns the next packet that the node sends; nil: there is none until deadline.
+// next returns the next packet that the node sends; nil if none comes before deadline.
 func (n *proxyNode) next(deadline time.Time) (*nattest.View, error) {
 	for {
 		size, err := unix.Read(n.file, n.seen)
@@ -103,8 +105,9 @@ func (n *proxyNode) next(deadline time.Time) (*nattest.View, error) {
 	}
 }
 
-// ask gives the node probes and then marker, which is known to go on, and returns what becomes of the probes by the time that the marker
-// has: a node decides in order. settled is false if nothing is heard of the marker.
+// ask sends probes to the node, then marker, which the node is known to forward. As a node decides
+// in order, the fates of all probes are known when the marker has passed. settled is false if the
+// marker does not come.
 func (n *proxyNode) ask(probes []*proxyProbe, marker *proxyProbe, patience time.Duration) (fates map[uint32]proxyFate, settled bool, err error) {
 	by := map[uint16]*proxyProbe{marker.source(): marker}
 	for _, p := range append(probes, marker) {
@@ -130,7 +133,7 @@ func (n *proxyNode) ask(probes []*proxyProbe, marker *proxyProbe, patience time.
 	}
 }
 
-// fateOf tells of which probe a packet is, and what it means for that.
+// fateOf returns the probe that a packet belongs to, and the fate that it shows.
 func fateOf(v *nattest.View, by map[uint16]*proxyProbe) (id uint32, fate proxyFate, ok bool) {
 	var p *proxyProbe
 	of := func(id uint32) bool {
@@ -148,7 +151,7 @@ func fateOf(v *nattest.View, by map[uint16]*proxyProbe) (id uint32, fate proxyFa
 	return 0, "", false
 }
 
-// went is the fate of a probe that the node has sent on as v.
+// went returns the fate of a probe that the node has forwarded as v.
 func (p *proxyProbe) went(v *nattest.View) proxyFate {
 	seen := "the client"
 	if v.Source.String() != p.from {
@@ -179,7 +182,8 @@ func quotedProbe(v *nattest.View, by map[uint16]*proxyProbe) uint32 {
 	return 0
 }
 
-// process has a process of the node ask, and returns what becomes of that by the time that the marker has gone on.
+// process sends a request from a process of the node. It returns the fate as known when the marker
+// has passed.
 func (n *proxyNode) process(p, marker *proxyProbe) (fate proxyFate, err error) {
 	err = n.do(func() error {
 		to := netip.MustParseAddr(p.to)
@@ -202,7 +206,7 @@ func (n *proxyNode) process(p, marker *proxyProbe) (fate proxyFate, err error) {
 			_, err = unix.Write(fd, binary.BigEndian.AppendUint32(nil, p.id))
 		}
 		switch err {
-		case nil, unix.EINPROGRESS, unix.EPERM: // which a filter at output says that drops, and one that refuses
+		case nil, unix.EINPROGRESS, unix.EPERM: // EPERM: a filter at output drops or refuses it
 		case unix.ECONNREFUSED:
 			fate = fateRefused
 			return nil
@@ -236,5 +240,5 @@ func (n *proxyNode) process(p, marker *proxyProbe) (fate proxyFate, err error) {
 	return fate, err
 }
 
-// proxyPatience is how long a node may take with a packet.
+// proxyPatience limits how long a node may take to process a packet.
 const proxyPatience = 5 * time.Second

@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// proxyFamily is what a node has of a family.
+// A proxyFamily has the addresses of a node for one family.
 type proxyFamily struct {
 	node, other, pods, services string
-	ranges                      string                        // some of outside
+	ranges                      string                        // some addresses of outside
 	pod                         func(node, number int) string // address of a pod
 	outside                     func(number int) string
 	cluster                     func(number int) string // address of a Service
@@ -35,10 +35,10 @@ var proxyFamilies = map[string]proxyFamily{
 // kubePart is a Kubernetes object or a part of one.
 type kubePart = map[string]any
 
-// A proxySet is a line of what kube-proxy is told.
+// A proxySet is a line of kube-proxy's input.
 type proxySet struct{ Services, Slices []kubePart }
 
-// objects returns the Services and EndpointSlices of an API server.
+// objects returns the Services and EndpointSlices as an API server would.
 func (f *proxyFamily) objects(services []*proxyService) (all proxySet) {
 	family := "IPv4"
 	if strings.Contains(f.node, ":") {
@@ -91,7 +91,7 @@ func (s *proxyService) protocol() string {
 	return "tcp"
 }
 
-// yaml returns the file of a node that serves the same.
+// yaml returns the file of a culvert node that serves the same Services.
 func (f *proxyFamily) yaml(services []*proxyService) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "name: n1\nservices:\n  addresses: [%q]\n  pods: [%q]\n  serviceCIDRs: [%q]\n  metrics: 127.0.0.1:8083\n  serve:\n", f.node, f.pods, f.services)

@@ -22,7 +22,7 @@ import (
 	"culvert/integration/need"
 )
 
-// kubeProxy probes for the program that has kube-proxy's nftables mode.
+// kubeProxy probes for the program that contains kube-proxy's nftables mode.
 var kubeProxy = probe{"kubernetes", func(testing.TB) error {
 	dir := os.Getenv(kubeAssetsEnv)
 	if dir == "" {
@@ -32,7 +32,7 @@ var kubeProxy = probe{"kubernetes", func(testing.TB) error {
 	return err
 }}
 
-// A proxyService is a Service with one port, as both sides are told.
+// A proxyService is a Service with one port, from which both sides' input is made.
 type proxyService struct {
 	name                         string
 	udp, affinity                bool
@@ -45,13 +45,13 @@ type proxyService struct {
 
 type proxyEndpoint struct{ address, node string }
 
-// A proxyComparison has the same Services served by kube-proxy on one node and by culvert on another.
+// A proxyComparison serves the same Services by kube-proxy on one node and by culvert on another.
 type proxyComparison struct {
 	*testing.T
 	*rand.Rand
 	f             proxyFamily
 	kube, culvert *proxyNode
-	sets          io.Writer // to kube-proxy
+	sets          io.Writer // input of kube-proxy
 	file          string    // of culvert
 	process       *peerProcess
 	number        uint32 // of the last probe
@@ -60,12 +60,13 @@ type proxyComparison struct {
 	counts        map[string]int
 }
 
-// proxySeedEnv gives the seed to the process that does the work.
+// proxySeedEnv passes the seed to the process inside the namespaces.
 const proxySeedEnv = "CULVERT_PROXY_SEED"
 
-// TestKubeProxyAgrees asks nodes for random Services, of which one is served by kube-proxy in nftables mode and the other by culvert: from
-// pods, from an endpoint itself, from another node, from hosts outside and from a process of the node, at all kinds of addresses. Both send
-// the same to the same endpoints, which see the same address, and refuse and drop the same.
+// TestKubeProxyAgrees compares a node of kube-proxy in nftables mode with a node of culvert, for
+// random Services: from pods, an endpoint itself, another node, hosts outside and a process of the
+// node, at all kinds of addresses. Both must choose the same endpoints, show them the same source,
+// and refuse and drop the same packets.
 func TestKubeProxyAgrees(t *testing.T) {
 	if os.Getenv(proxySeedEnv) == "" {
 		seed := *oracleSeed
@@ -176,7 +177,7 @@ func (c *proxyComparison) services() (all []*proxyService) {
 	return all
 }
 
-// next has both serve the same, and compares what they make of packets.
+// next gives both nodes the same Services, and compares their fates of packets.
 func (c *proxyComparison) next(services []*proxyService) {
 	c.Helper()
 	c.marker = proxyService{name: "marker", cluster: c.f.cluster(20*c.set%3000 + 19), port: 9, targetPort: uint16(20000 + c.set),
@@ -215,7 +216,8 @@ func (c *proxyComparison) next(services []*proxyService) {
 			return err
 		})
 	}
-	// kube-proxy removes UDP entries of endpoints that have gone some time after the rules for them: what is compared is new connections.
+	// kube-proxy removes UDP entries of deleted endpoints some time after their rules, but this
+	// test compares new connections.
 	if err := c.kube.do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
 		c.Fatal(err)
 	}
@@ -231,7 +233,7 @@ func (c *proxyComparison) probe(from, to string, port uint16, udp bool) *proxyPr
 	return &proxyProbe{id: c.number, from: netip.MustParseAddr(from).String(), to: to, port: port, udp: udp}
 }
 
-// mark is from a pod, which the endpoint sees: it takes no port of the node's.
+// mark comes from a pod, whose address the endpoint sees, so that it uses no port of the node.
 func (c *proxyComparison) mark() *proxyProbe {
 	return c.probe(c.f.pod(3, c.IntN(250)), c.marker.cluster, c.marker.port, false)
 }
@@ -282,7 +284,7 @@ func (c *proxyComparison) groups(s *proxyService) (all []proxyGroup) {
 		c.Shuffle(len(clients), func(i, j int) { clients[i], clients[j] = clients[j], clients[i] })
 		for _, g := range clients[:2] {
 			if s.affinity && g.fixed {
-				continue // has one endpoint, and each side may choose another
+				continue // has one endpoint, of which each side may choose another
 			}
 			g.service, g.to, g.port = s, p.to, p.port
 			all = append(all, g)
@@ -291,17 +293,17 @@ func (c *proxyComparison) groups(s *proxyService) (all []proxyGroup) {
 	return all
 }
 
-// groupSize is how many packets of a group are sent: enough that each of four endpoints gets one, but once in six million where ranges of
-// sources let through one half.
+// groupSize is how many packets of a group are sent: enough for each of four endpoints to get one,
+// with one exception in six million if source ranges admit only half.
 const groupSize = 128
 
-// compare sends a group to both.
+// compare sends a group to both nodes.
 func (c *proxyComparison) compare(g proxyGroup) {
 	c.Helper()
 	want := c.outcome(c.kube, &g, groupSize)
 	n := groupSize
 	if len(want) == 1 && want[fateRefused] > 0 {
-		n = 8 // errors are limited, by culvert to so many a second
+		n = 8 // culvert limits errors to some a second
 	}
 	began, tick := time.Now(), time.NewTicker(20*time.Millisecond)
 	defer tick.Stop()
@@ -334,7 +336,7 @@ func (c *proxyComparison) compare(g proxyGroup) {
 	}
 }
 
-// outcome is how often which fate was met.
+// outcome counts the fates of a group.
 func (c *proxyComparison) outcome(n *proxyNode, g *proxyGroup, size int) map[proxyFate]int {
 	c.Helper()
 	all := map[proxyFate]int{}

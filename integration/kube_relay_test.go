@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// kubeRelay is the way by which gateways reach the API server, which a test may cut or
-// hold. It sees no more than bytes.
+// A kubeRelay stands between gateways and the API server, so that a test may cut or hold their
+// connections. It copies bytes, and knows nothing of what they say.
 type kubeRelay struct {
 	listener net.Listener
 	moves    *sync.Cond // of mu: no longer held
@@ -53,7 +53,7 @@ func startKubeRelay(h *peerHost, address string) *kubeRelay {
 	return r
 }
 
-// carry joins a connection with one to the API server.
+// carry connects a client's connection with one to the API server.
 func (r *kubeRelay) carry(h *peerHost, client net.Conn, to string) {
 	defer r.drop(client)
 	server, err := h.dial("tcp4", to)
@@ -68,7 +68,7 @@ func (r *kubeRelay) carry(h *peerHost, client net.Conn, to string) {
 	io.Copy(server, client)
 }
 
-// A heldReader reads what the API server says, when it is let through.
+// A heldReader reads from the API server, but waits while the relay is held.
 type heldReader struct {
 	from  io.Reader
 	relay *kubeRelay
@@ -84,7 +84,7 @@ func (h heldReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// hold keeps what the API server says from the gateways, or lets it through.
+// hold holds back whatever the API server says to gateways, or lets it through again.
 func (r *kubeRelay) hold(held bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,12 +92,12 @@ func (r *kubeRelay) hold(held bool) {
 	r.moves.Broadcast()
 }
 
-// add returns false where nothing is relayed.
+// add returns false if the relay is closed.
 func (r *kubeRelay) add(conn net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := conn.(*net.TCPConn)
-	c.SetLinger(0) // it ends with a reset, as that of a process that is killed
+	c.SetLinger(0) // it closes with a reset, like that of a killed process
 	if r.closed {
 		c.Close()
 		return false
@@ -113,7 +113,7 @@ func (r *kubeRelay) drop(conn net.Conn) {
 	delete(r.conns, conn.(*net.TCPConn))
 }
 
-// cut ends all connections, and those that come until open, if closed.
+// cut ends all connections; if closed is true, new ones too until open.
 func (r *kubeRelay) cut(closed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -125,19 +125,19 @@ func (r *kubeRelay) cut(closed bool) {
 	clear(r.conns)
 }
 
-// open relays again.
+// open accepts connections again.
 func (r *kubeRelay) open() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closed = false
 }
 
-// askEtcd speaks to the API server's etcd.
+// askEtcd returns a client of the API server's etcd.
 func (k *kubeAPI) askEtcd(t *testing.T) *kubeClient {
 	return &kubeClient{t: t, base: "http://127.0.0.1:2379", http: http.Client{Transport: &http.Transport{DialContext: k.host.dialContext}}}
 }
 
-// store writes what the API server itself would refuse.
+// store writes an object that the API server itself would refuse.
 func (k *kubeAPI) store(t *testing.T, key string, o object) {
 	t.Helper()
 	text, err := json.Marshal(o)
@@ -149,7 +149,7 @@ func (k *kubeAPI) store(t *testing.T, key string, o object) {
 	}
 }
 
-// compact makes etcd forget all but what is stored at present.
+// compact makes etcd forget everything but the present objects.
 func (k *kubeAPI) compact(t *testing.T) {
 	t.Helper()
 	etcd := k.askEtcd(t)
@@ -163,8 +163,7 @@ func (k *kubeAPI) compact(t *testing.T) {
 	}
 }
 
-// requireExpired fails unless the API server refuses to watch from a version on, as too
-// old.
+// requireExpired fails unless the API server refuses to watch from a version because it is too old.
 func (k *kubeAPI) requireExpired(t *testing.T, kind, resourceVersion string) {
 	t.Helper()
 	path := kubePath(liqoVersion, kind, "", "") + "?watch=1&timeoutSeconds=1&resourceVersion=" + resourceVersion

@@ -8,7 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// resource is one of Liqo's, with labels in pairs.
+// resource returns a Liqo resource; labels are key, value, key, value…
 func resource(kind, namespace, name string, spec object, labels ...string) object {
 	meta := object{"name": name, "labels": pairs(labels...)}
 	if namespace != "" {
@@ -48,7 +48,7 @@ func readResources(t *testing.T, file string) (all []object) {
 	return parseResources(t, file, text)
 }
 
-// parseResources returns the objects of a text of a name.
+// parseResources returns the objects in a text. name is for errors.
 func parseResources(t *testing.T, name string, text []byte) (all []object) {
 	t.Helper()
 	for _, document := range bytes.Split(text, []byte("\n---\n")) {

@@ -13,11 +13,11 @@ import (
 	"culvert/kube/template"
 )
 
-// kubeState is where the template's volume for what outlives a container is mounted.
+// kubeState is where the template mounts the volume for data that outlive a container.
 const kubeState = "/var/lib/culvert"
 
-// keepsState returns the flag by which the template has a gateway keep what it knows, on a volume that goes with the pod and not with the
-// container; nor do two pods have one address.
+// keepsState returns the flag with which the template makes a gateway keep its state, on a volume
+// that lives as long as the pod, not the container. The Deployment must never run two pods at once.
 func keepsState(t *testing.T, server bool) (flag string) {
 	t.Helper()
 	made, _, err := template.From(template.Default(server, "liqo", liqoNamespace), "registry.invalid/culvert:1", 1)
@@ -44,8 +44,9 @@ func keepsState(t *testing.T, server bool) (flag string) {
 	return ""
 }
 
-// testKubeRestart ends the container of rome's gateway, and starts another in the same pod. Of two connections of nodes, which come from one
-// address and one port, one has another port: the far end can speak first on both all the same.
+// testKubeRestart ends the container of rome's gateway, and starts another in the same pod. Two
+// connections of nodes come from one address and one port, so the gateway changes the port of one:
+// the far end can still speak first on both.
 func testKubeRestart(t *testing.T, rome, milan *kubeLab) {
 	const source = 20404 // the kernel gives it to nobody else
 	flag := keepsState(t, rome.mode == "server")

@@ -10,10 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// refused are the calls of the kernel that RuntimeDefault does not have for a process
-// without capabilities, where that is containerd's profile of 2020: later ones allow
-// more. What came into the kernel with rseq or later it does not have either, but for
-// newCalls.
+// refused are the system calls that RuntimeDefault refuses to a process without capabilities, by
+// containerd's profile of 2020; later profiles allow more. Calls from rseq on, which are newer, are
+// refused too, except newCalls.
 var refused = []uint32{
 	unix.SYS_ACCT, unix.SYS_ADD_KEY, unix.SYS_ADJTIMEX, unix.SYS_BPF, unix.SYS_CHROOT, unix.SYS_CLOCK_ADJTIME, unix.SYS_CLOCK_SETTIME,
 	unix.SYS_DELETE_MODULE, unix.SYS_FANOTIFY_INIT, unix.SYS_FINIT_MODULE, unix.SYS_GET_MEMPOLICY, unix.SYS_INIT_MODULE, unix.SYS_KCMP,
@@ -26,25 +25,25 @@ var refused = []uint32{
 	unix.SYS_USERFAULTFD, unix.SYS_VHANGUP,
 }
 
-// oldCalls are refused too: those that only this kind of machine has.
+// oldCalls are refused too; they exist only on that kind of machine.
 var oldCalls = map[string][]uint32{
 	"amd64": {134, 136, 139, 156, 172, 173, 174, 177, 178, 181, 182, 183, 184, 185, 236}, // uselib to vserver
 }
 
 var newCalls = []uint32{unix.SYS_OPENAT2, unix.SYS_FACCESSAT2}
 
-// machines are what seccomp calls the kinds of machines.
+// machines maps GOARCH to seccomp's names.
 var machines = map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}
 
-// Where a filter finds what about a call: struct seccomp_data of linux/seccomp.h.
+// Offsets in struct seccomp_data of linux/seccomp.h, the input of a filter.
 const (
 	seccompCall     = 0
 	seccompMachine  = 4
 	seccompArgument = 16 // the lower half of the first
 )
 
-// restrict puts a filter like RuntimeDefault's before every call of this thread and of
-// what it starts, which must not gain privileges.
+// restrict puts a filter like RuntimeDefault's before all system calls of this thread and its
+// children, which then cannot gain privileges.
 func restrict() error {
 	machine, ok := machines[runtime.GOARCH]
 	if !ok {
@@ -74,7 +73,7 @@ func restrict() error {
 	return filterCalls(program)
 }
 
-// filterCalls puts a program before every call of this thread and of what it starts.
+// filterCalls puts a program before all system calls of this thread and its children.
 func filterCalls(program []bpf.Instruction) error {
 	raw, err := bpf.Assemble(program)
 	if err != nil {

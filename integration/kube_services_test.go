@@ -11,13 +11,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A kubeMalformed is a Service, or its EndpointSlice, that is not what it should be, and the field that an Event and the log name.
+// A kubeMalformed is a malformed Service or EndpointSlice, and the field that an Event and the log
+// must name.
 type kubeMalformed struct{ service, slice, field string }
 
-// 10.96.0.20 stands for an address of each Service's own.
+// 10.96.0.20 is replaced by an address of each Service's own.
 const kubeWeb = "spec: {clusterIP: 10.96.0.20, ports: [{port: 80}]"
 
-// What has other types than the API server has is not among them: that it reads nobody can store.
+// Objects with wrong types are not among them: the API server could not read them, so nobody can
+// store one.
 var kubeMalformedAll = []kubeMalformed{
 	{service: "spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
 	{service: "spec: {clusterIP: 127.0.0.1, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
@@ -26,7 +28,7 @@ var kubeMalformedAll = []kubeMalformed{
 	{service: "spec: {clusterIP: 'fe80::1%eth0', ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
 	{service: "spec: {clusterIP: 172.18.0.2, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
 	{service: "spec: {clusterIP: 10.244.0.7, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
-	{service: "spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"}, // that of shop
+	{service: "spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"}, // the Service shop has it
 	{service: "spec: {clusterIP: 10.96.0.20, ports: [{name: a, port: 0}, {name: b, port: 81}]}", field: "spec.ports[0].port"},
 	{service: "spec: {clusterIP: 10.96.0.20, ports: [{port: 65536}]}", field: "spec.ports[0].port"},
 	{service: "spec: {clusterIP: 10.96.0.20, ports: [{port: -1}]}", field: "spec.ports[0].port"},
@@ -36,10 +38,10 @@ var kubeMalformedAll = []kubeMalformed{
 	{service: "spec: {type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: 61000}]}", field: "spec.ports[0].nodePort"},
 	{service: "spec: {type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: 65535}]}", field: "spec.ports[0].nodePort"},
 	{service: "spec: {type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: -5}]}", field: "spec.ports[0].nodePort"},
-	{service: "spec: {type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: 30011}]}", field: "spec.ports[0].nodePort"}, // that of shop
+	{service: "spec: {type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: 30011}]}", field: "spec.ports[0].nodePort"}, // the Service shop has it
 	{service: kubeWeb + ", externalIPs: [198.51.100, 198.51.100.9]}", field: "spec.externalIPs[0]"},
 	{service: kubeWeb + ", externalIPs: ['::1']}", field: "spec.externalIPs[0]"},
-	{service: kubeWeb + ", externalIPs: [198.51.100.7]}", field: "spec.externalIPs[0]"}, // that of shop
+	{service: kubeWeb + ", externalIPs: [198.51.100.7]}", field: "spec.externalIPs[0]"}, // the Service shop has it
 	{service: kubeWeb + ", externalIPs: [10.244.0.1]}", field: "spec.externalIPs[0]"},
 	{service: "spec: {clusterIP: 10.96.0.20, externalIPs: [198.51.100.10], ports: [{port: 65535}]}", field: "spec.ports[0].port"},
 	{service: kubeWeb + ", loadBalancerSourceRanges: [192.0.2.0/33]}, status: {loadBalancer: {ingress: [{ip: 203.0.113.9}]}}", field: "spec.loadBalancerSourceRanges[0]"},
@@ -58,7 +60,8 @@ var kubeMalformedAll = []kubeMalformed{
 	{slice: "addressType: IPv4, endpoints: [], ports: [{name: a, port: 80, protocol: ICMP}]", field: "ports[0].protocol"},
 }
 
-// store puts the malformed object where the API server has those that it has accepted, under a name of its own.
+// store puts the malformed object, under a name of its own, where the API server keeps accepted
+// objects.
 func (m *kubeMalformed) store(l *kubeAnnounceLab, i int) (kind, name string) {
 	l.Helper()
 	put := func(kind, apiVersion, at, text string) {
@@ -69,7 +72,7 @@ func (m *kubeMalformed) store(l *kubeAnnounceLab, i int) (kind, name string) {
 		o["apiVersion"], o["kind"] = apiVersion, kind
 		o["metadata"] = object{"namespace": "default", "name": name, "uid": fmt.Sprintf("%s-%s", strings.ToLower(kind), name),
 			"labels":            object{"kubernetes.io/service-name": name},
-			"creationTimestamp": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)} // younger than all that is good
+			"creationTimestamp": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)} // younger than all well-formed ones
 		l.api.store(l.T, "/registry/"+at+"/default/"+name, o)
 	}
 	name = fmt.Sprintf("bad-%d", i)
@@ -82,7 +85,7 @@ func (m *kubeMalformed) store(l *kubeAnnounceLab, i int) (kind, name string) {
 	return "EndpointSlice", name
 }
 
-// shop has the API server know a Service at all kinds of addresses, with an endpoint.
+// shop creates a Service at all kinds of addresses, with an endpoint.
 func (l *kubeAnnounceLab) shop(host string) {
 	l.Helper()
 	l.apply(object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "shop", "namespace": "default"},
@@ -91,7 +94,7 @@ func (l *kubeAnnounceLab) shop(host string) {
 	l.shopAt(host)
 }
 
-// shopAt makes a host of the first node the Service's endpoint.
+// shopAt makes a host of the first node the Service's only endpoint.
 func (l *kubeAnnounceLab) shopAt(host string) {
 	l.Helper()
 	l.apply(object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
@@ -107,8 +110,9 @@ const (
 	kubeChangeAtMost = 200 * time.Millisecond
 )
 
-// TestKubeServicesMany: among thousands of Services of ten endpoints each, a changed endpoint gets new connections soon after the API server has
-// answered who changed it: the median of some changes is within the bound.
+// TestKubeServicesMany: among thousands of Services with ten endpoints each, new connections reach
+// a changed endpoint soon after the API server has acknowledged the change. The median of several
+// changes must be within the bound.
 func TestKubeServicesMany(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newKubeAnnounceLab(t)
@@ -156,7 +160,8 @@ func TestKubeServicesMany(t *testing.T) {
 	}, kubernetes)
 }
 
-// TestKubeNodeLacksAddress: a node begins without an address that its machine lacks, says so, and serves by it when it is there.
+// TestKubeNodeLacksAddress: a node starts although its machine lacks one of its addresses, says so,
+// and serves at the address once it is there.
 func TestKubeNodeLacksAddress(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newKubeAnnounceLab(t)
@@ -177,9 +182,10 @@ func TestKubeNodeLacksAddress(t *testing.T) {
 	}, kubernetes)
 }
 
-// TestKubeServices: nodes under a real API server and the rights of their manifest serve a Service, one by a device and another by sockets
-// without any capability, and follow its endpoints. Of malformed Services and slices, an Event and a line of the log name the field of each,
-// and no other is affected.
+// TestKubeServices has two nodes, one with a device and one with sockets and without any
+// capability, serve a Service under a real API server and the rights of their manifest, and follow
+// its endpoints. For each malformed Service or slice, an Event and a log line must name the field,
+// and no other Service may be affected.
 func TestKubeServices(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newKubeAnnounceLab(t)

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// requireStatus asks the gateway as kubectl exec would: with what the pod has, by the name of the program alone.
+// requireStatus asks the gateway as kubectl exec would: inside the pod, by the name of the program
+// alone.
 func (k *kubeLab) requireStatus(t *testing.T, p *peerProcess, uid, gid uint32) {
 	t.Helper()
 	exec := func(args ...string) string {

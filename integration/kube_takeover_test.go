@@ -13,12 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// servesWithin is how soon after its start a node serves without the API server. The pauses of a busy machine are no part of it: the best of
-// several starts counts.
+// servesWithin is how soon after its start a node serves without the API server. The best of
+// several starts counts, so that the pauses of a busy machine do not.
 const servesWithin = 100 * time.Millisecond
 
-// TestKubeTakeOver has one node under Kubernetes take over from another: no connection is lost or waits, and its Lease is held all the while. Then
-// it is killed while the API server is away: the next process serves the Services of the one before, at once, and what has changed when the API
+// TestKubeTakeOver lets one node process under Kubernetes take over from another: no connection is
+// lost or waits, and its Lease is held all the while. Then the process is killed while the API
+// server is away: the next one serves its Services at once, and follows their changes when the API
 // server is back.
 func TestKubeTakeOver(t *testing.T) {
 	isolated(t, func(t *testing.T) {

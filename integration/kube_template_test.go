@@ -17,7 +17,8 @@ import (
 	"culvert/kube/template"
 )
 
-// TestKubeTemplates puts culvert's templates in the place of Liqo's, before an API server that judges what they make.
+// TestKubeTemplates replaces Liqo's templates by culvert's, before an API server that judges the
+// result.
 func TestKubeTemplates(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		k := newKubeLab(t, &kubeRome, &kubeMilan)
@@ -39,7 +40,7 @@ func TestKubeTemplates(t *testing.T) {
 	}, kubernetes, liqoMode)
 }
 
-// A kubeOperator runs culvert as a user who may read everything, and nothing else.
+// A kubeOperator runs culvert as a user who may read everything and change nothing.
 type kubeOperator struct {
 	*kubeLab
 	file string // kubeconfig
@@ -47,7 +48,7 @@ type kubeOperator struct {
 
 const kubeReader = "reader"
 
-// kubeConnects is how long a gateway may take to be connected when all that it needs is there.
+// kubeConnects is how long a gateway may take to connect once everything it needs exists.
 const kubeConnects = 3 * time.Second
 
 func newKubeOperator(k *kubeLab) *kubeOperator {
@@ -81,7 +82,7 @@ func (o *kubeOperator) culvert(args ...string) (string, error) {
 	return o.gatewayHost.try("", os.Getenv(binaryEnv), append(append([]string{"liqo"}, args...), "--kubeconfig", o.file)...)
 }
 
-// printTemplates makes what is printed, as kubectl apply does, and returns it by kind.
+// printTemplates applies what the command prints, as kubectl apply does, and returns it by kind.
 func (o *kubeOperator) printTemplates(t *testing.T) map[string]object {
 	t.Helper()
 	printed, err := o.culvert("template", "--image", "registry.invalid/culvert:1")
@@ -95,7 +96,8 @@ func (o *kubeOperator) printTemplates(t *testing.T) map[string]object {
 			t.Fatal(err)
 		}
 		o.liqo.apply(one)
-		// The schema of a template takes anything: what counts is what is stored.
+		// A template's schema accepts anything and drops what it does not know, so look at the
+		// stored object.
 		stored, err := o.api.admin.get(one)
 		if err != nil {
 			t.Fatal(err)
@@ -105,12 +107,13 @@ func (o *kubeOperator) printTemplates(t *testing.T) map[string]object {
 	return templates
 }
 
-// kubeGateways are the captured gateways.
+// kubeGateways are the gateways of the captures.
 var kubeGateways = []struct{ template, gateway, made string }{
 	{template.ServerKind, "gatewayservers", "wggatewayservers"}, {template.ClientKind, "gatewayclients", "wggatewayclients"},
 }
 
-// deployments returns that of a captured gateway, and what ours would be, as Liqo's controller makes them.
+// deployments returns the Deployment of a captured gateway, and the one that Liqo's controller
+// would make from our templates.
 func deployments(t *testing.T, capture, kind string, templates map[string]object) (stock, ours object) {
 	t.Helper()
 	for _, g := range kubeGateways {
@@ -141,7 +144,8 @@ func deployments(t *testing.T, capture, kind string, templates map[string]object
 	return nil, nil
 }
 
-// deployment is what Liqo's controller makes: it names the Deployment, and says which Secret has the keys.
+// deployment completes it as Liqo's controller does: with a name, and the name of the Secret with
+// the keys.
 func deployment(made object, namespace, name string) object {
 	spec := field(made, "spec", "deployment", "spec").(object)
 	for _, v := range field(spec, "template", "spec", "volumes").([]any) {
@@ -153,13 +157,14 @@ func deployment(made object, namespace, name string) object {
 		"metadata": object{"name": "gw-" + name, "namespace": namespace, "labels": field(made, "spec", "deployment", "metadata", "labels")}}
 }
 
-// podFrom is the pod that a Deployment would start.
+// podFrom returns the pod that a Deployment would start.
 func podFrom(deployment object, namespace string) object {
 	return object{"apiVersion": "v1", "kind": "Pod", "spec": field(deployment, "spec", "template", "spec"),
 		"metadata": object{"name": "gw", "namespace": namespace, "labels": field(deployment, "spec", "template", "metadata", "labels")}}
 }
 
-// testKubeRestricted: where pods may do nothing that needs a right, Liqo's is refused and ours starts.
+// testKubeRestricted: in a namespace that enforces "restricted", Liqo's pod is refused and ours
+// starts.
 func testKubeRestricted(t *testing.T, o *kubeOperator, templates map[string]object) {
 	o.liqo.apply(object{"apiVersion": "v1", "kind": "Namespace",
 		"metadata": object{"name": "restricted", "labels": object{"pod-security.kubernetes.io/enforce": "restricted"}}})
@@ -178,8 +183,8 @@ func testKubeRestricted(t *testing.T, o *kubeOperator, templates map[string]obje
 	}
 }
 
-// testKubeSwitch: the Deployment of each captured gateway becomes ours and Liqo's again, as Liqo's controller would do it. With another
-// release's selector it cannot.
+// testKubeSwitch changes the Deployment of each captured gateway to ours and back, as Liqo's
+// controller would. It cannot where another release's selector differs.
 func testKubeSwitch(t *testing.T, o *kubeOperator, templates map[string]object) {
 	other, _, err := template.From(template.Default(true, "another", liqoNamespace), "registry.invalid/culvert:1", 1)
 	if err != nil {
@@ -215,7 +220,8 @@ func testKubeSwitch(t *testing.T, o *kubeOperator, templates map[string]object) 
 	}
 }
 
-// testKubeCheck: with the rights to read and no others, check says what would happen, and what stands in the way before and after the switch.
+// testKubeCheck: with read rights only, check says what would happen and what prevents it, before
+// and after the switch.
 func testKubeCheck(t *testing.T, o *kubeOperator, templates map[string]object) {
 	const name = "cluster-b"
 	stock, ours := deployments(t, "v1.2.0", template.ServerKind, templates)
@@ -246,7 +252,8 @@ func testKubeCheck(t *testing.T, o *kubeOperator, templates map[string]object) {
 	o.liqo.apply(object{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": object{"name": kubeReader, "namespace": namespace}}, pod)
 	says(true, "culvert would work here.\nTo switch:\n")
 
-	// After the switch: what an API server fills into a Deployment is no difference to the template.
+	// After the switch: defaults that the API server adds to a Deployment are no difference from
+	// the template.
 	field(gateway, "spec", "serverTemplateRef").(object)["name"] = template.ServerName
 	o.liqo.apply(gateway)
 	stored, err := o.api.admin.get(gateway)
@@ -255,7 +262,7 @@ func testKubeCheck(t *testing.T, o *kubeOperator, templates map[string]object) {
 	}
 	container := field(ours, "spec", "template", "spec", "containers").([]any)[0].(object)
 	for i, arg := range container["args"].([]any) {
-		if strings.HasPrefix(arg.(string), "--gateway-uid=") { // this API server has given another
+		if strings.HasPrefix(arg.(string), "--gateway-uid=") { // this API server has assigned another
 			container["args"].([]any)[i] = "--gateway-uid=" + field(stored, "metadata", "uid").(string)
 		}
 	}
@@ -292,8 +299,9 @@ func testKubeCheck(t *testing.T, o *kubeOperator, templates map[string]object) {
 	}
 }
 
-// testKubeStart: with the arguments of the rendered container, as a user of OpenShift's choice, a gateway becomes ready before anything
-// but its account is there, and stays within its role.
+// testKubeStart runs a gateway with the arguments of the rendered container, as a user that
+// OpenShift would choose. It becomes ready when nothing but its account exists, and uses only the
+// rights of its role.
 func testKubeStart(t *testing.T, o *kubeOperator, templates map[string]object) {
 	g := template.Gateway{Name: o.liqo.account(), Namespace: o.liqo.tenant(), ClusterID: o.remote().name, GatewayUID: kubeGatewayUID}
 	g.Spec.MTU, g.Spec.Endpoint.Port, g.Spec.Endpoint.Addresses = kubeMTU, 51840, []string{o.remote().peering}
@@ -322,7 +330,7 @@ func testKubeStart(t *testing.T, o *kubeOperator, templates map[string]object) {
 	o.requireWithinRole(t)
 }
 
-// testKubePolicy: the API server takes the example of a NetworkPolicy.
+// testKubePolicy: the API server accepts the example of a NetworkPolicy.
 func testKubePolicy(t *testing.T, o *kubeOperator, _ map[string]object) {
 	policy := readYAML(t, "../kube/manifests/networkpolicy.yaml")
 	policy["metadata"].(object)["namespace"] = o.liqo.tenant()
@@ -331,7 +339,8 @@ func testKubePolicy(t *testing.T, o *kubeOperator, _ map[string]object) {
 	}
 }
 
-// testKubePeer: the gateway of testKubeStart finds a peer that speaks nothing but the connection check, and heeds nothing else from it.
+// testKubePeer: the gateway of testKubeStart connects to a peer that only speaks the connection
+// check, and ignores everything else from it.
 func testKubePeer(t *testing.T, o *kubeOperator, _ map[string]object) {
 	milan := newPeerHost(t, "milan-gw")
 	join(o.gatewayHost, milan, o.peering+"/24", o.remote().peering+"/24", 1500)
@@ -347,7 +356,7 @@ func testKubePeer(t *testing.T, o *kubeOperator, _ map[string]object) {
 	peer.converse(t, o.gatewayHost, o.isConnected)
 	t.Logf("found and questioned within %v of its key", time.Since(began).Round(time.Millisecond))
 
-	// All is there when the pod is made again.
+	// Everything exists when the pod is recreated.
 	o.kubeLab.culvert.stop()
 	connection := resource("Connection", o.liqo.tenant(), "gw-"+o.liqo.account(), nil)
 	if err := o.api.admin.delete(connection); err != nil {

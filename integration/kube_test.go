@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// TestKubeControlPlane looks at what the other tests of this kind stand on: a real API
-// server with the resource definitions of Liqo, the rights that its role of a gateway
-// has, and what stands in for its controllers.
+// TestKubeControlPlane checks the foundation of the other Kubernetes tests: a real API server with
+// Liqo's resource definitions, the rights of a gateway's role, and the stand-in for Liqo's
+// controllers.
 func TestKubeControlPlane(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		k := newKubeLab(t, &kubeRome, &kubeMilan)
@@ -29,11 +29,11 @@ func TestKubeControlPlane(t *testing.T) {
 	}, kubernetes)
 }
 
-// captures are what Liqo's own controllers have made, in three versions and settings.
+// captures are resources that Liqo's own controllers made, in three versions and settings.
 var captures = []string{"main-557c199cf", "v1.2.0", "main-557c199cf-options"}
 
-// testKubeCaptures: the API server takes whatever Liqo's controllers have made, and
-// refuses what the schema does not have.
+// testKubeCaptures: the API server accepts everything that Liqo's controllers made, and refuses
+// fields that the schema lacks.
 func testKubeCaptures(t *testing.T, k *kubeLab) {
 	tried := 0
 	for _, capture := range captures {
@@ -63,8 +63,8 @@ func testKubeCaptures(t *testing.T, k *kubeLab) {
 
 var kubeVerbs = []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
 
-// testKubeAccount: the gateway's account may do all that the role says, and nothing
-// else that an account without a role may not.
+// testKubeAccount: the gateway's account has the rights of the role, and besides them only those of
+// an account without a role.
 func testKubeAccount(t *testing.T, k *kubeLab) {
 	want := withinRole(t)
 	resources := k.api.resources(t)
@@ -141,7 +141,7 @@ func (k *kubeAPI) resources(t *testing.T) (names []string) {
 	return names
 }
 
-// may asks whether an account may do something.
+// may reports whether an account has a right.
 func (k *kubeAPI) may(t *testing.T, user, verb, resource, namespace string) bool {
 	t.Helper()
 	group, resource, _ := strings.Cut(resource, "/")
@@ -157,7 +157,8 @@ func (k *kubeAPI) may(t *testing.T, user, verb, resource, namespace string) bool
 	return answer.Status.Allowed
 }
 
-// awaitRight waits until the API server has read that an account may do something: until then it forbids what has been granted.
+// awaitRight waits until the API server has read that an account has a right; until then it
+// refuses.
 func (k *kubeAPI) awaitRight(t *testing.T, user, verb, resource, namespace string) {
 	t.Helper()
 	eventually(t, user+" may "+verb+" "+resource, func() error {
@@ -168,8 +169,8 @@ func (k *kubeAPI) awaitRight(t *testing.T, user, verb, resource, namespace strin
 	})
 }
 
-// testKubeOrder: what stands in for Liqo's controllers writes all that a gateway reads,
-// in the order in which a real control plane does, and follows the gateway's pod.
+// testKubeOrder: the stand-in for Liqo's controllers writes everything that a gateway reads, in the
+// order of a real control plane, and follows the gateway's pod.
 func testKubeOrder(t *testing.T, k *kubeLab) {
 	k.liqoSteps()
 	k.liqo.keysExchanged(k.key.PublicKey().Bytes())

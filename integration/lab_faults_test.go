@@ -9,7 +9,7 @@ import (
 	"culvert/integration/lab"
 )
 
-// TestLabFaults makes each fault in a lab, looks for its symptom, and mends it.
+// TestLabFaults makes each fault in a lab, checks its symptom, and mends it.
 func TestLabFaults(t *testing.T) {
 	t.Parallel()
 	labs := [][2]string{{"vxlan", "ipv4"}, {"vxlan", "v6-outside"}, {"geneve", "ipv4"}}
@@ -35,7 +35,7 @@ func TestLabFaults(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			if least := len(lab.Faults()) - 2; count < least { // in tun mode there is no ARP to break
+			if least := len(lab.Faults()) - 2; count < least { // without ARP in tun mode, two faults are missing
 				t.Errorf("%d faults and other checks, want %d or more", count, least)
 			}
 			u.requireNothingLeft()
@@ -43,11 +43,11 @@ func TestLabFaults(t *testing.T) {
 	}
 }
 
-// quicklyNamed are faults of each kind that take no patience.
+// quicklyNamed are faults of each kind that are named quickly.
 const quicklyNamed = "both-clients,peer-off,rule-drops,wrong-remap-rome,wrong-vni,overlapping-cidrs"
 
-// TestLabFaultsNamed: while somebody tries to use a path that a fault has broken, culvert status
-// names the cause, in the words of docs/faults.md, and what it says besides is true.
+// TestLabFaultsNamed: while traffic tries to use a path that a fault has broken, culvert status
+// names the cause in the words of docs/faults.md, and everything else it says is true.
 func TestLabFaultsNamed(t *testing.T) {
 	t.Parallel()
 	names, want := quicklyNamed, strings.Count(quicklyNamed, ",")+1
@@ -67,7 +67,7 @@ func TestLabFaultsNamed(t *testing.T) {
 	u.requireNothingLeft()
 }
 
-// TestLabBreakMendRestart goes the way of somebody who learns.
+// TestLabBreakMendRestart does what a user does who learns with the lab.
 func TestLabBreakMendRestart(t *testing.T) {
 	u := newLabUser(t).ordinary()
 	u.need("vxlan")

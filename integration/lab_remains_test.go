@@ -13,9 +13,9 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// requireNothingLeft fails if the user's labs have left a process, a namespace,
-// a link, a route, a socket or a file. Links, routes and sockets are in network
-// namespaces; those end with their processes, unless they are mounted somewhere.
+// requireNothingLeft fails if the user's labs have left a process, namespace, link, route, socket
+// or file. Links, routes and sockets are in network namespaces, which end with their processes
+// unless they are mounted.
 func (u *labUser) requireNothingLeft() {
 	u.t.Helper()
 	deadline := time.Now().Add(startTimeout)
@@ -46,8 +46,8 @@ func (u *labUser) requireNothingLeft() {
 	}
 }
 
-// processes returns the processes of this user's labs: what runs from the
-// binary with the user's runtime directory in its environment.
+// processes returns the processes of this user's labs: those that run the binary with the user's
+// runtime directory in their environment.
 func (u *labUser) processes() map[int]string {
 	found := make(map[int]string)
 	dirs, err := filepath.Glob("/proc/[0-9]*")
@@ -56,7 +56,7 @@ func (u *labUser) processes() map[int]string {
 	}
 	for _, dir := range dirs {
 		environment, err := os.ReadFile(dir + "/environ")
-		here := "XDG_RUNTIME_DIR=" + u.runtime // itself or what is in it
+		here := "XDG_RUNTIME_DIR=" + u.runtime // this folder or one below it
 		if err != nil || !strings.Contains(string(environment), here+"\x00") && !strings.Contains(string(environment), here+"/") {
 			continue // ended, or another user's
 		}
@@ -65,7 +65,7 @@ func (u *labUser) processes() map[int]string {
 			continue
 		}
 		line, err := os.ReadFile(dir + "/cmdline")
-		if err != nil || len(line) == 0 { // ended, or waited for by its parent
+		if err != nil || len(line) == 0 { // ended, or not reaped yet
 			continue
 		}
 		found[pid] = strings.ReplaceAll(strings.TrimRight(string(line), "\x00"), "\x00", " ")
@@ -110,12 +110,12 @@ func (u *labUser) holder() int {
 	return state.Holder.PID
 }
 
-// hostLinks returns the links and routes of the namespace that the tests run in.
+// hostLinks returns the links and routes of the namespace in which the tests run.
 func hostLinks(t *testing.T) []string {
 	t.Helper()
 	var links []netlink.Link
 	var routes []netlink.Route
-	// What changes while the kernel answers, by whoever else is on this machine, is asked again.
+	// Ask again if anybody changes something while the kernel answers.
 	eventually(t, "the links and routes of this machine", func() (err error) {
 		if links, err = netlink.LinkList(); err == nil {
 			routes, err = netlink.RouteList(nil, netlink.FAMILY_ALL)

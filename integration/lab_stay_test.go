@@ -20,7 +20,7 @@ import (
 	"culvert/integration/need"
 )
 
-// up starts a lab, which ends with the test at the latest.
+// up starts a lab, which is stopped at the end of the test at the latest.
 func (u *labUser) up() {
 	u.t.Helper()
 	need.Programs(u.t, "shell", shell...)
@@ -29,8 +29,8 @@ func (u *labUser) up() {
 	u.expect(0, "milan/pod2", "up", "--mode", "vxlan")
 }
 
-// TestLabNames asks hosts who they and the others are. This machine keeps its own
-// name, and its own names of others.
+// TestLabNames: hosts of the lab know their own names and each other's. This machine keeps its
+// name, and its own names of other hosts.
 func TestLabNames(t *testing.T) {
 	u := newLabUser(t).ordinary()
 	about := func() string {
@@ -55,8 +55,8 @@ func TestLabNames(t *testing.T) {
 	u.requireNothingLeft()
 }
 
-// TestLabTerminal has a shell in a host that is master of its terminal: it prompts,
-// and Ctrl-C ends what runs in it, not the shell.
+// TestLabTerminal: a shell in a host controls its terminal: it prompts, and Ctrl-C stops the
+// command in it, not the shell.
 func TestLabTerminal(t *testing.T) {
 	u := newLabUser(t).ordinary()
 	u.up()
@@ -107,7 +107,7 @@ func TestLabTerminal(t *testing.T) {
 	for _, step := range []struct{ typed, want string }{
 		{"", "rome/pod1# "},
 		{"tty\n", "/dev/pts/"}, {"", "rome/pod1# "},
-		{"sh -c 'echo be\"\"gin; exec sleep 1000'\n", "\nbegin"}, // what is typed shows too, with its quotes
+		{"sh -c 'echo be\"\"gin; exec sleep 1000'\n", "\nbegin"}, // the typed text is echoed too, but with its quotes
 		{"\x03", "rome/pod1# "},
 		{"echo st'ill' $?\n", "\nstill 130"}, {"", "rome/pod1# "},
 		{"exit 7\n", "exit 7"},
@@ -129,20 +129,21 @@ func TestLabTerminal(t *testing.T) {
 	u.requireNothingLeft()
 }
 
-// TestLabAnswersAfterKill kills processes of a lab that is up, one kind after the
-// other, and wants each command to say so and to go on from there.
+// TestLabAnswersAfterKill kills processes of a running lab, one kind after the other. Each command
+// must report that and continue to work.
 func TestLabAnswersAfterKill(t *testing.T) {
 	u := newLabUser(t).ordinary()
 	u.up()
 	kill := func(pid int) {
 		t.Helper()
 		proc := fmt.Sprintf("/proc/%d", pid)
-		// The parent of a holder may be one that waits for nobody: then the holder has ended, with its sockets, when it is a zombie without threads.
+		// A holder's parent may never reap it: a zombie without threads has ended, with its
+		// sockets.
 		holder := pid == u.holder()
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		// What has ended is there until its parent, which answers for it, has waited for it.
+		// A process that has ended exists until its parent has reaped it.
 		for deadline := time.Now().Add(startTimeout); ; time.Sleep(time.Millisecond) {
 			stat, err := os.ReadFile(proc + "/stat")
 			if threads, _ := os.ReadDir(proc + "/task"); err != nil || holder && len(threads) == 1 && bytes.Contains(stat, []byte(") Z ")) {
@@ -176,7 +177,7 @@ func TestLabAnswersAfterKill(t *testing.T) {
 	u.requireNothingLeft()
 }
 
-// TestLabUpOnce starts labs at the same time: one is up, whoever started it.
+// TestLabUpOnce starts several labs at the same time: exactly one is up.
 func TestLabUpOnce(t *testing.T) {
 	u := newLabUser(t).ordinary()
 	u.need("vxlan")
@@ -210,7 +211,7 @@ func TestLabUpOnce(t *testing.T) {
 	u.requireNothingLeft()
 }
 
-// TestLabInterruptedAnyTime ends commands as Ctrl-C does, at several moments.
+// TestLabInterruptedAnyTime interrupts commands at several moments, as Ctrl-C does.
 func TestLabInterruptedAnyTime(t *testing.T) {
 	t.Parallel()
 	folder := func(u *labUser, _ io.Reader) {
@@ -253,7 +254,7 @@ func TestLabInterruptedAnyTime(t *testing.T) {
 			}
 			err = cmd.Wait()
 			if exit := new(exec.ExitError); err == nil && test.args[0] == "up" {
-				u.expect(0, "up: gone", "down") // it was faster
+				u.expect(0, "up: gone", "down") // up was faster
 			} else if !errors.As(err, &exit) || exit.ExitCode() != 1 || stderr.String() != "culvert-lab: interrupted; nothing of the lab is left\n" {
 				t.Errorf("%v: %q, want a clean word and exit status 1", err, stderr)
 			}

@@ -22,8 +22,8 @@ import (
 	"culvert/integration/need"
 )
 
-// culvertBinary builds the culvert under test and the culvert-lab beside it, once:
-// static, so that a guest takes them too. Each checkout has its own.
+// culvertBinary builds the culvert under test, and culvert-lab beside it, once. They are static, so
+// that they run in a guest too. Each checkout has its own.
 var culvertBinary = sync.OnceValues(func() (string, error) {
 	here, err := os.Getwd()
 	if err != nil {
@@ -44,7 +44,7 @@ var culvertBinary = sync.OnceValues(func() (string, error) {
 	return filepath.Join(dir, "culvert"), nil
 })
 
-// labUser is a user who runs labs, with a runtime directory that is empty.
+// A labUser is a user who runs labs, with a runtime directory of its own.
 type labUser struct {
 	t          *testing.T
 	binary     string
@@ -52,7 +52,7 @@ type labUser struct {
 	credential *syscall.Credential
 }
 
-// shell is what tests start in hosts, besides what they name.
+// shell are the programs that tests start in hosts besides those that they name.
 var shell = []string{"sh", "cat", "env", "true"}
 
 // newLabUser returns the user of this process.
@@ -62,7 +62,7 @@ func newLabUser(t *testing.T) *labUser {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Short: it holds sockets, and their paths have at most 107 bytes.
+	// The path must be short: sockets are in it, whose paths have at most 107 bytes.
 	runtime, err := os.MkdirTemp("", "lab")
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +71,7 @@ func newLabUser(t *testing.T) *labUser {
 	return &labUser{t: t, binary: binary, runtime: runtime}
 }
 
-// ordinary returns a user who is not root; for one who is not, the same.
+// ordinary returns a user who is not root; u itself if that is not root.
 func (u *labUser) ordinary() *labUser {
 	u.t.Helper()
 	if os.Getuid() != 0 {
@@ -93,12 +93,13 @@ func (u *labUser) command(args ...string) *exec.Cmd {
 		if program == "--" {
 			program = args[3]
 		}
-		need.Command(u.t, program) // what a host of the lab executes is asked for like any other
+		need.Command(u.t, program) // a program that a lab's host executes must be requested like any other
 	}
 	return u.program(labBinary(u.binary), args...)
 }
 
-// start starts culvert-lab with the given arguments, and returns what it prints and what it complains about.
+// start starts culvert-lab with the given arguments, and returns its standard output and standard
+// error.
 func (u *labUser) start(args ...string) (cmd *exec.Cmd, out io.Reader, diag *bytes.Buffer) {
 	cmd, diag = u.command(args...), &bytes.Buffer{}
 	cmd.Stderr = diag
@@ -124,7 +125,7 @@ func (u *labUser) program(file string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs it to its end and returns all that it printed and its exit status.
+// run runs culvert-lab and returns everything it printed and its exit status.
 func (u *labUser) run(args ...string) (output string, status int) {
 	u.t.Helper()
 	out, err := u.command(args...).CombinedOutput()
@@ -136,7 +137,7 @@ func (u *labUser) run(args ...string) (output string, status int) {
 	return string(out), 0
 }
 
-// expect runs it and wants an exit status and a text among what it prints.
+// expect runs culvert-lab and checks its exit status and that its output contains want.
 func (u *labUser) expect(wantStatus int, want string, args ...string) {
 	u.t.Helper()
 	out, status := u.run(args...)
@@ -145,18 +146,18 @@ func (u *labUser) expect(wantStatus int, want string, args ...string) {
 	}
 }
 
-// probe answers, as culvert-lab probe does for this user.
+// A probeAnswer is what culvert-lab probe says for this user.
 type probeAnswer struct {
 	Name, Answer, Reason string
 }
 
-// need skips the test where a lab of this user lacks what is named.
+// need skips the test if a lab of this user lacks one of the named things.
 func (u *labUser) need(names ...string) {
 	u.t.Helper()
 	out, status := u.run("probe", "-o", "json")
 	var answers []probeAnswer
 	if err := json.Unmarshal([]byte(out), &answers); err != nil {
-		// Not even the namespaces that the probes run in.
+		// Even the namespaces in which the probes run cannot be made.
 		for _, name := range names {
 			answers = append(answers, probeAnswer{name, "refused here", fmt.Sprintf("status %d: %s", status, strings.TrimSpace(out))})
 		}
@@ -173,7 +174,7 @@ func (u *labUser) need(names ...string) {
 	}
 }
 
-// check runs culvert-lab check and wants each of its checks to pass.
+// check runs culvert-lab check; each of its checks must pass.
 func (u *labUser) check(atLeast int, args ...string) {
 	count, err := u.results(func(t *testing.T, r *lab.Result) {
 		if !r.OK {
@@ -191,8 +192,8 @@ func (u *labUser) check(atLeast int, args ...string) {
 	}
 }
 
-// results runs culvert-lab check and judges each of its checks in a subtest. The error is
-// what became of the command.
+// results runs culvert-lab check and judges each of its checks in a subtest. The error is that of
+// the command.
 func (u *labUser) results(judge func(*testing.T, *lab.Result), args ...string) (count int, err error) {
 	t := u.t
 	cmd, out, stderr := u.start(append([]string{"check", "-o", "json"}, args...)...)
@@ -212,7 +213,7 @@ func (u *labUser) results(judge func(*testing.T, *lab.Result), args ...string) (
 	return count, nil
 }
 
-// logs shows what the processes of failed labs said.
+// logs shows the logs of processes of failed labs.
 func (u *labUser) logs() {
 	files, _ := filepath.Glob(filepath.Join(u.runtime, "culvert/lab/*/lab*/logs/*.log"))
 	for _, f := range files {
@@ -221,7 +222,7 @@ func (u *labUser) logs() {
 	}
 }
 
-// TestLab checks labs with IPv4 in each mode of nodes. In VXLAN mode it also sends invalid files.
+// TestLab checks labs with IPv4 in each mode of nodes, in VXLAN mode also with invalid files.
 func TestLab(t *testing.T) {
 	t.Parallel()
 	for mode, offloads := range map[string]string{"vxlan": "on", "tun": "off", "geneve": "on"} {
@@ -235,7 +236,7 @@ func TestLab(t *testing.T) {
 	}
 }
 
-// TestLabIPv6: all that is promised for IPv4 is tried over IPv6, between pods that have it and over tunnels that use it.
+// TestLabIPv6 runs the checks over IPv6, between pods that use it and through tunnels over it.
 func TestLabIPv6(t *testing.T) {
 	t.Parallel()
 	u := newLabUser(t)
@@ -245,7 +246,7 @@ func TestLabIPv6(t *testing.T) {
 	u.requireNothingLeft()
 }
 
-// TestLabRestart restarts gateways beside connections; in full it kills them too.
+// TestLabRestart restarts gateways beside connections; under CULVERT_LONG it also kills them.
 func TestLabRestart(t *testing.T) {
 	t.Parallel()
 	u := newLabUser(t)
@@ -260,7 +261,8 @@ func TestLabRestart(t *testing.T) {
 	u.requireNothingLeft()
 }
 
-// TestLongLab is TestLab and TestLabIPv6 in all modes and in full, with attacks and bad files, with root and without.
+// TestLongLab is TestLab and TestLabIPv6 in all modes, without shortcuts, with attacks and bad
+// files, as root and as an ordinary user.
 func TestLongLab(t *testing.T) {
 	need.Long(t, "every lab in every mode")
 	for _, u := range []*labUser{newLabUser(t), newLabUser(t).ordinary()} {
@@ -278,7 +280,8 @@ func TestLongLab(t *testing.T) {
 	}
 }
 
-// TestLabOrdinaryUser and TestLabAttacks are what make demo runs, without root, where /dev/net/tun may be closed.
+// TestLabOrdinaryUser and TestLabAttacks run what make demo runs, as a user who is not root, where
+// /dev/net/tun may be closed.
 func TestLabOrdinaryUser(t *testing.T) { checkShort(t, 120, "ipv4", "dual", "restart") }
 
 func TestLabAttacks(t *testing.T) { checkShort(t, 20, "attacks") }
@@ -307,7 +310,7 @@ func TestLabUpExecDown(t *testing.T) {
 	expect(7, "", "exec", "rome/pod1", "sh", "-c", "exit 7")
 	expect(2, `no host "rome/pod3"`, "exec", "rome/pod3", "--", "true")
 	expect(2, "executable file not found", "exec", "rome/pod1", "--", "no-such-program")
-	// Only the pod's own link is there: one line for it, two of heading, one for lo.
+	// The pod has only its own link: one line for that, one for lo, two of heading.
 	expect(0, "4\n", "exec", "milan/pod1", "--", "sh", "-c", "wc -l </proc/net/dev")
 	expect(128+int(syscall.SIGKILL), "", "exec", "rome/client", "--", "sh", "-c", "kill -9 $$")
 	expect(0, "up: gone", "down")
@@ -318,8 +321,8 @@ func TestLabUpExecDown(t *testing.T) {
 	u.requireNothingLeft()
 }
 
-// TestLabKilled kills a process in the middle of a check, with no chance to
-// clean up, and wants lab down to leave nothing.
+// TestLabKilled kills a process in the middle of a check, which then cannot clean up. lab down must
+// leave nothing.
 func TestLabKilled(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -345,7 +348,7 @@ func TestLabKilled(t *testing.T) {
 				t.Fatalf("kill process %d: %v", victim, err)
 			}
 			for lines.Scan() {
-				if strings.HasPrefix(lines.Text(), "FAIL") { // there are more labs, which lack nothing
+				if strings.HasPrefix(lines.Text(), "FAIL") { // more labs would follow
 					cmd.Process.Signal(os.Interrupt)
 				}
 			}
@@ -363,7 +366,7 @@ func TestLabKilled(t *testing.T) {
 	}
 }
 
-// TestLabInterrupted ends a check as Ctrl-C does.
+// TestLabInterrupted interrupts a check as Ctrl-C does.
 func TestLabInterrupted(t *testing.T) {
 	t.Parallel()
 	u := newLabUser(t).ordinary()

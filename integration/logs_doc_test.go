@@ -20,8 +20,8 @@ import (
 
 var logsUpdate = flag.Bool("logs.update", false, "write the findings of docs/logs.md anew")
 
-// TestLogsAreDocumented: docs/logs.md has each message and each key that gateways and
-// nodes log, and nothing else.
+// TestLogsAreDocumented: docs/logs.md has exactly the messages and keys that gateways and nodes
+// log.
 func TestLogsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../docs/logs.md")
 	if err != nil {
@@ -74,12 +74,12 @@ func TestLogsAreDocumented(t *testing.T) {
 		}
 	}
 	compare("message", "Other messages", "(?m)^- (`.*?` \\(\\w+\\))", messages)
-	// Their names are no literals: logrus' own, and a finding's.
+	// Keys that are not literals: those of logrus, and that of a finding.
 	keys = append(keys, "time", "level", "msg", "error", string(health.OfPeer), string(health.OfNode), string(health.OfAddress))
 	compare("key", "Keys", "(?m)^- `(\\w+)`", keys)
 }
 
-// logCalls returns the messages that are logged, with their level, and the keys.
+// logCalls returns the logged messages with their level, and the keys.
 func logCalls(t *testing.T) (messages, keys []string) {
 	levels := map[string]string{"Info": "info", "Warn": "warning", "Error": "error"}
 	for _, folder := range []string{"../gateway", "../cmd/culvert", "../kube/election", "../kube/fabric"} {
@@ -129,7 +129,7 @@ func logCalls(t *testing.T) (messages, keys []string) {
 	return messages, keys
 }
 
-// literal returns the string that an expression is or begins with, or "".
+// literal returns the string literal that an expression is or begins with, or "".
 func literal(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.BinaryExpr:

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestDocsMap: the map of ARCHITECTURE.md has each package, and nothing else.
+// TestDocsMap: the map of ARCHITECTURE.md has exactly the packages of the tree.
 func TestDocsMap(t *testing.T) {
 	text, err := os.ReadFile("../ARCHITECTURE.md")
 	if err != nil {

@@ -14,12 +14,11 @@ import (
 	"culvert/nat"
 )
 
-// counts are the metrics of a gateway by series, and what the kernel counts beside
-// them.
+// counts are a gateway's metrics by series, and the kernel's counters of lost datagrams.
 type counts struct {
 	metrics   map[string]float64
 	overflows float64 // datagrams lost at full UDP sockets of the gateway's namespace
-	lost      float64 // packets that the kernel of this machine lost on the way to any socket
+	lost      float64 // packets that the kernel of this machine lost before they reached any socket
 }
 
 func readCounts(h *peerHost) *counts {
@@ -93,7 +92,7 @@ func (c *counts) overflow(socket string) float64 {
 	return c.metrics[fmt.Sprintf("culvert_socket_overflows_total{socket=%q}", socket)]
 }
 
-// minus returns what has been counted since.
+// minus returns what has been counted since before.
 func (c *counts) minus(before *counts) *counts {
 	d := &counts{maps.Clone(c.metrics), c.overflows - before.overflows, c.lost - before.lost}
 	for series, value := range before.metrics {
@@ -102,11 +101,11 @@ func (c *counts) minus(before *counts) *counts {
 	return d
 }
 
-// strangerDrops are the reasons for which strangers' datagrams are dropped.
+// strangerDrops are the reasons for which datagrams of unknown senders are dropped.
 var strangerDrops = []string{"not-wireguard", "bad-mac1", "handshake-rate", "stranger-data", "tunnel-discard"}
 
-// account returns an error unless each datagram of the floods, which began at the counts
-// of before and took so long, is in one of the gateway's counters.
+// account returns an error unless each datagram of the floods is in one of the gateway's counters.
+// before are the counts at the start of the floods, which lasted took.
 func (c *counts) account(before *counts, floods []*flood, took time.Duration) error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
@@ -134,7 +133,7 @@ func (c *counts) account(before *counts, floods []*flood, took time.Duration) er
 
 	sent := make(map[*peerHost]float64)
 	for _, f := range floods {
-		if !f.train { // trains overflow as one, and go the way of packets that are counted above
+		if !f.train { // a train overflows as one datagram, or is counted above
 			sent[f.from] += float64(f.sent)
 		}
 	}
@@ -158,14 +157,14 @@ func (c *counts) account(before *counts, floods []*flood, took time.Duration) er
 	return errors.Join(errs...)
 }
 
-// mostAdmitted is how many handshake messages, cookies and keepalives may have passed
-// the gate to wireguard-go, which does not tell what became of them.
+// mostAdmitted limits the handshake messages, cookies and keepalives that may have reached
+// wireguard-go, which does not count what it does with them.
 func mostAdmitted(took time.Duration) float64 {
 	const kinds, burst, perSecond = 3, 8, 100
 	return kinds * (burst + perSecond*took.Seconds())
 }
 
-// drops returns the lines of what was dropped.
+// drops returns the lines of the drop counters.
 func (c *counts) drops() string {
 	var lines []string
 	for series, value := range c.metrics {

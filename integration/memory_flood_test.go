@@ -20,15 +20,15 @@ import (
 	"culvert/geneve"
 )
 
-// flood is one kind of traffic that nobody asked for.
+// A flood is one kind of unwanted traffic.
 type flood struct {
 	name  string
 	from  *peerHost
 	local string // address to send from; "" = any
 	to    string // address and port
 	size  int    // bytes of each datagram
-	train bool   // in trains, of which nodes make super-frames
-	rate  int    // datagrams a second; 0 = bursts as fast as can be
+	train bool   // in trains, which nodes make of super-frames
+	rate  int    // datagrams a second; 0 = bursts as fast as possible
 	fill  func(datagram []byte)
 
 	sent int // datagrams, once run has returned
@@ -37,19 +37,20 @@ type flood struct {
 const (
 	floodBatch = 40 // datagrams of one system call
 	floodLag   = 5 * time.Millisecond
-	// Bursts fill the gateway's sockets over and over. What else comes in them is lost;
-	// the pauses show whether it gets through again.
+	// Each burst fills the gateway's sockets, so that other traffic is lost; in the pauses it must
+	// get through again.
 	floodPeriod = 200 * time.Millisecond
 	floodBurst  = 120 * time.Millisecond
 )
 
-// A pace is that of batches which come evenly. Who was held up does not catch up by more than floodLag: that would fill buffers.
+// A pace spaces batches evenly. A delayed sender catches up by floodLag at most, because more would
+// fill buffers.
 type pace struct {
 	due   time.Time
 	every time.Duration
 }
 
-// newPace is that of so many datagrams a second.
+// newPace returns the pace of rate datagrams a second.
 func newPace(began time.Time, rate int) *pace {
 	return &pace{began, floodBatch * time.Second / time.Duration(rate)}
 }
@@ -59,7 +60,7 @@ func (p *pace) wait() {
 	if late := time.Since(p.due); late > floodLag {
 		p.due = p.due.Add(late - floodLag)
 	} else {
-		time.Sleep(-late) // the pace is what is meant
+		time.Sleep(-late) // not synchronisation: this is the pace
 	}
 	p.due = p.due.Add(p.every)
 }
@@ -90,14 +91,14 @@ func (f *flood) run(began, end time.Time) error {
 		if f.rate > 0 {
 			pace.wait()
 		} else if rest := floodBurst - now.Sub(began)%floodPeriod; rest <= 0 {
-			time.Sleep(floodPeriod - floodBurst + rest) // the pause is what is meant, not what happens in it
+			time.Sleep(floodPeriod - floodBurst + rest) // not synchronisation: this is the pause between bursts
 			continue
 		}
 		for i := range floodBatch {
 			f.fill(payload[i*f.size : (i+1)*f.size])
 		}
 		n, err := socket.WriteBatch(messages, 0)
-		// Port unreachable, an answer of the far pod; or its gateway is too busy.
+		// The far pod answers "port unreachable", or its gateway is too busy.
 		if err != nil && !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ENOBUFS) {
 			return fmt.Errorf("flood of %s: %w", f.name, err)
 		}
@@ -106,7 +107,7 @@ func (f *flood) run(began, end time.Time) error {
 	return nil
 }
 
-// segmentOption is the control message that makes a train of one payload.
+// segmentOption is the control message that sends one payload as a train.
 func segmentOption(size int) []byte {
 	b := make([]byte, unix.CmsgSpace(2))
 	header := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
@@ -124,13 +125,13 @@ func garbage(prefix ...byte) func([]byte) {
 	}
 }
 
-// message fills datagrams with WireGuard messages of a type, and else as garbage does.
+// message fills datagrams with WireGuard messages of a type; the rest is as in garbage.
 func message(kind uint32, rest ...byte) func([]byte) {
 	return garbage(append(binary.LittleEndian.AppendUint32(nil, kind), rest...)...)
 }
 
-// initiations fills datagrams with handshake initiations from strangers who know the
-// public key that they are for.
+// initiations fills datagrams with handshake initiations of strangers who know the receiver's
+// public key.
 func initiations(t *testing.T, public string) func([]byte) {
 	key, err := base64.StdEncoding.DecodeString(public)
 	if err != nil {
@@ -145,8 +146,8 @@ func initiations(t *testing.T, public string) func([]byte) {
 	}
 }
 
-// vxlanFrames fills datagrams with frames of a node that carry IPv4 packets of random
-// content; protocol and addresses are the packet's.
+// vxlanFrames fills datagrams with a node's frames, which carry random IPv4 packets of a protocol,
+// from source to destination.
 func vxlanFrames(vni geneve.VNI, node net.HardwareAddr, protocol byte, source, destination func() [4]byte) func([]byte) {
 	header := append([]byte{0x08, 0, 0, 0}, binary.BigEndian.AppendUint32(nil, uint32(vni)<<8)...)
 	gateway := geneve.MAC(vni, geneve.Gateway)
@@ -179,7 +180,7 @@ func internetChecksum(b []byte) uint16 {
 	return ^uint16(sum + sum>>16)
 }
 
-// always is an address, and within one of the addresses of a /24 or /16 in turn.
+// always returns one address each time; within goes through those of a /16.
 func always(a, b, c, d byte) func() [4]byte { return func() [4]byte { return [4]byte{a, b, c, d} } }
 
 func within(a, b byte) func() [4]byte {
@@ -190,7 +191,7 @@ func within(a, b byte) func() [4]byte {
 	}
 }
 
-// nodeMAC returns the address that the node's tunnel link sends from.
+// nodeMAC returns the MAC address of the node's tunnel link.
 func nodeMAC(node *peerHost) net.HardwareAddr {
 	fields := strings.Fields(node.run("ip", "-br", "link", "show", "dev", "tunnel"))
 	mac, err := net.ParseMAC(fields[2])
@@ -200,8 +201,8 @@ func nodeMAC(node *peerHost) net.HardwareAddr {
 	return mac
 }
 
-// overhearSession waits for a data message from the peer to the gateway in h, and
-// returns where it went and the receiver index of the session.
+// overhearSession waits for a data message from the peer to the gateway in h, and returns its
+// destination and the receiver index of the session.
 func overhearSession(h *peerHost, peer string) (to string, index []byte) {
 	h.t.Helper()
 	fd := -1

@@ -15,7 +15,7 @@ import (
 // memoryGroup is a control group with a limit of memory and no swap.
 type memoryGroup struct{ controlGroup }
 
-// memoryFiles are what the two versions call the same.
+// memoryFiles are the names of the same files in both versions.
 type memoryFiles struct{ limit, swap, peak string }
 
 // openMemoryGroup returns a group that another process has made.
@@ -31,8 +31,8 @@ func (g *memoryGroup) files() memoryFiles {
 	return memoryFiles{"memory.limit_in_bytes", "memory.swappiness", "memory.max_usage_in_bytes"}
 }
 
-// newMemoryGroup makes a group below that of this process. The error is an
-// errors.ErrUnsupported if this kernel has no memory controller.
+// newMemoryGroup makes a group below that of this process. The error is errors.ErrUnsupported if
+// this kernel has no memory controller.
 func newMemoryGroup(name string, limit int) (*memoryGroup, error) {
 	parent, unified, err := groupController("memory")
 	if err != nil {
@@ -65,10 +65,10 @@ func (g *memoryGroup) set(limit int) error {
 	return err
 }
 
-// memoryUse is what a group has needed.
+// memoryUse is how much memory a group has needed.
 type memoryUse struct {
 	peak    int // bytes, with page cache and kernel memory
-	atLimit int // how often there was no room below the limit
+	atLimit int // how often the limit left no room
 	killed  int // processes killed for it
 }
 
@@ -108,8 +108,8 @@ func (g *memoryGroup) use(t *testing.T) memoryUse {
 	return u
 }
 
-// residentPeak returns the line of a process's status that tells its largest resident
-// set. The pages of its program are in it.
+// residentPeak returns the line of a process's status with its largest resident set, which includes
+// the pages of its program.
 func residentPeak(t *testing.T, pid int) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -125,8 +125,8 @@ func residentPeak(t *testing.T, pid int) string {
 	return ""
 }
 
-// needMemoryGroup makes a group until the test ends, and skips the test where that
-// is not possible.
+// needMemoryGroup makes a group that exists until the end of the test. It skips the test where that
+// is impossible.
 func needMemoryGroup(t *testing.T, limit int) *memoryGroup {
 	t.Helper()
 	return needMemoryGroupNamed(t, fmt.Sprintf("culvert-%s-%d", t.Name(), os.Getpid()), limit)
@@ -144,7 +144,7 @@ func needMemoryGroupNamed(t *testing.T, name string, limit int) *memoryGroup {
 	return g
 }
 
-// TestMemoryGroup: what is started in a group is bounded by it, and it tells.
+// TestMemoryGroup: a group limits what is started in it, and reports how much that needed.
 func TestMemoryGroup(t *testing.T) {
 	need.Programs(t, "shell", "sh")
 	const limit = 16 << 20

@@ -24,24 +24,23 @@ const (
 	siegeTime = 10 * time.Second
 	longSiege = time.Minute
 
-	siegeRate     = 20_000 // datagrams a second that come to each socket
+	siegeRate     = 20_000 // datagrams a second to each socket
 	siegeServices = 300
 	siegeSYNs     = 100_000
 	siegeScrapers = 1000
 	siegePings    = 50 // a second
 )
 
-// TestMemorySiege attacks a gateway that may use 64 MiB in every way at once: services
-// that remember their clients, the connection table, fragments, the metrics page and
-// both sockets. It must not be killed, and an innocent ping loses one answer of a hundred
-// at most.
+// TestMemorySiege attacks a gateway with a limit of 64 MiB in every way at once: services that
+// remember their clients, the connection table, fragments, the metrics page and both sockets. The
+// gateway must not be killed, and other traffic may lose one ping of a hundred.
 func TestMemorySiege(t *testing.T) {
 	if os.Getenv(isolatedEnv) != t.Name() {
 		t.Setenv(memoryGroupEnv, needMemoryGroup(t, memoryCeiling).dir)
 	}
 	isolated(t, func(t *testing.T) {
 		group := openMemoryGroup(os.Getenv(memoryGroupEnv))
-		// Its pages are now ours, and not the group's.
+		// The kernel now counts its pages as ours, not as the group's.
 		if _, err := os.ReadFile(os.Getenv(binaryEnv)); err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +115,8 @@ func TestMemorySiege(t *testing.T) {
 		for line := range strings.Lines(out) {
 			fmt.Sscanf(line, "%d packets transmitted, %d received", &sent, &received)
 		}
-		// The kernel's receive buffers cannot be shared out. On a quiet machine they do not overflow.
+		// The kernel's receive buffers cannot be divided up. On a quiet machine they do not
+		// overflow.
 		lost, most := float64(sent-received), float64(sent)/100
 		if lasting != longSiege {
 			for socket, datagrams := range arrived {
@@ -135,14 +135,14 @@ func TestMemorySiege(t *testing.T) {
 	}, programs("ping", "ping"))
 }
 
-// cpuTime is what a process has used since it started.
+// cpuTime returns the CPU time that a process has used since it started.
 func cpuTime(t *testing.T, pid int) (used time.Duration) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
-	const ticksPerSecond, userTime = 100, 11 // place behind the name, which may hold spaces
+	const ticksPerSecond, userTime = 100, 11 // index behind the name, which may contain spaces
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	for _, field := range fields[userTime : userTime+2] { // and system time
 		ticks, err := strconv.Atoi(field)
@@ -165,8 +165,8 @@ func stickyServices() string {
 	return b.String()
 }
 
-// siege is what comes at once: siegeRate to each socket, in equal parts, and besides
-// that siegeSYNs through the tunnel.
+// siege returns the floods: siegeRate to each socket, in equal parts, and siegeSYNs through the
+// tunnel.
 func (c *clusters) siege(t *testing.T, lasting time.Duration) []*flood {
 	const node = "172.18.0.9:6091"
 	wireGuard, index := overhearSession(c.romeGateway, "192.0.2.7")
@@ -194,7 +194,7 @@ func (c *clusters) siege(t *testing.T, lasting time.Duration) []*flood {
 		rate: int(siegeSYNs / lasting.Seconds()), fill: serviceSYNs(vxlanFrames(milanVNI, nodeMAC(c.milanNode), unix.IPPROTO_TCP, pods(), always(10, 72, 1, 0)))})
 }
 
-// pods are addresses of a node's pods.
+// pods goes through the addresses of a node's pods.
 func pods() func() [4]byte {
 	n := 0
 	return func() [4]byte {
@@ -203,7 +203,7 @@ func pods() func() [4]byte {
 	}
 }
 
-// sources are that many addresses of the pod CIDR.
+// sources goes through count addresses of the pod CIDR.
 func sources(count int) func() [4]byte {
 	n := 0
 	return func() [4]byte {
@@ -213,11 +213,11 @@ func sources(count int) func() [4]byte {
 	}
 }
 
-// vxlanLen is what is before the packet in a VXLAN datagram.
+// vxlanLen is the length of the headers before the packet in a VXLAN datagram.
 const vxlanLen = 8 + 14
 
-// inFragments makes the packets fragments, in turn the first of a datagram and a later one,
-// that never meet the others.
+// inFragments turns packets into fragments, alternately first and later ones, that never complete a
+// datagram.
 func inFragments(fill func([]byte)) func([]byte) {
 	n := 0
 	return func(b []byte) {
@@ -231,14 +231,14 @@ func inFragments(fill func([]byte)) func([]byte) {
 	}
 }
 
-// sumHeader writes the checksum of a header without options.
+// sumHeader writes the checksum of an IPv4 header without options.
 func sumHeader(ip []byte) {
 	ip[10], ip[11] = 0, 0
 	binary.BigEndian.PutUint16(ip[10:], internetChecksum(ip[:20]))
 }
 
-// serviceSYNs makes the packets SYNs to one of the sticky services after the other, by
-// 240 clients each.
+// serviceSYNs turns packets into SYNs to each of the sticky services in turn, from 240 clients
+// each.
 func serviceSYNs(fill func([]byte)) func([]byte) {
 	n := 0
 	return func(b []byte) {
@@ -254,8 +254,8 @@ func serviceSYNs(fill func([]byte)) func([]byte) {
 	}
 }
 
-// serveDatagrams answers every datagram to any port of the pod, until the test ends: the kernel
-// sends its own answers to some, but not to a thousand a second.
+// serveDatagrams answers every datagram to any port of the pod until the end of the test. The
+// kernel's own errors are too few: it limits their rate.
 func serveDatagrams(h *peerHost) {
 	h.t.Helper()
 	fd := -1
@@ -277,7 +277,7 @@ func serveDatagrams(h *peerHost) {
 			if err != nil || n == 0 {
 				return
 			}
-			udp := buffer[20:n] // a raw socket gives the header too
+			udp := buffer[20:n] // a raw socket also delivers the IP header
 			if len(udp) < 8 {
 				continue
 			}
@@ -287,7 +287,7 @@ func serveDatagrams(h *peerHost) {
 	}()
 }
 
-// scrapers read a page byte by byte, each again when its connection ends.
+// scrapers read a page byte by byte, and connect again when the connection ends.
 type scrapers struct {
 	stop          chan struct{}
 	wait          sync.WaitGroup
@@ -295,7 +295,7 @@ type scrapers struct {
 }
 
 const (
-	scrapePace  = 200 * time.Millisecond // for a byte
+	scrapePace  = 200 * time.Millisecond // between two bytes
 	scrapePause = 2 * time.Second        // between connections
 )
 

@@ -13,22 +13,22 @@ import (
 
 const (
 	memoryCeiling  = 64 << 20
-	memoryAim      = memoryCeiling / 4 * 3 // above it there is no room for what the test has not thought of
+	memoryAim      = memoryCeiling / 4 * 3 // the rest is for what this test does not cover
 	memoryGroupEnv = "CULVERT_PEER_GROUP"  // folder of the group, in the process inside the namespaces
 	floodTime      = 5 * time.Second
 	stranger       = "192.0.2.66" // an address of the link between the gateways
 )
 
-// TestMemoryCeiling floods both sockets of a gateway that may use 64 MiB: with what
-// its node sends, what its peer sends and what strangers send. It must not be killed,
-// keep the connections that there were, and count what it drops.
+// TestMemoryCeiling floods both sockets of a gateway with a limit of 64 MiB, from its node, its
+// peer and unknown senders. The gateway must not be killed, must keep its connections, and must
+// count what it drops.
 func TestMemoryCeiling(t *testing.T) {
 	if os.Getenv(isolatedEnv) != t.Name() {
 		t.Setenv(memoryGroupEnv, needMemoryGroup(t, memoryCeiling).dir)
 	}
 	isolated(t, func(t *testing.T) {
 		group := openMemoryGroup(os.Getenv(memoryGroupEnv))
-		// Its pages are now ours, and not the group's.
+		// The kernel now counts its pages as ours, not as the group's.
 		if _, err := os.ReadFile(os.Getenv(binaryEnv)); err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +59,8 @@ func TestMemoryCeiling(t *testing.T) {
 		if err := c.romeCulvert.running(); err != nil {
 			t.Fatalf("%v; %v", err, group.use(t))
 		}
-		// One flow alone may wait: where the flood takes half of its segments, TCP waits twice as long after each (RFC 6298, Section 5.5).
+		// One flow may stall: where the flood takes half of its segments, TCP doubles its pause
+		// after each loss (RFC 6298, Section 5.5).
 		passed := map[*peerHost]int64{}
 		for i, f := range flows {
 			n := f.rounds.Load() - progress[i]
@@ -90,7 +91,7 @@ func TestMemoryCeiling(t *testing.T) {
 	}, programs("ping", "ping"))
 }
 
-// floods are those of both sockets of rome's gateway.
+// floods returns the floods of both sockets of rome's gateway.
 func (c *clusters) floods(t *testing.T) []*flood {
 	const node = "172.18.0.9:6091"
 	wireGuard, index := overhearSession(c.romeGateway, "192.0.2.7")

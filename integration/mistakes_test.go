@@ -16,18 +16,18 @@ import (
 	"culvert/integration/need"
 )
 
-// mistake is one edit of a good file, and what --check says of it.
+// A mistake is one edit of a valid file, and what --check says about it.
 type mistake struct {
 	File       string `json:"file"`
 	Old        string `json:"old"`
 	New        string `json:"new"`
-	Path       string `json:"path"` // "" = the file is no YAML, so it has no paths
-	Says       string `json:"says"` // regular expression; it has the remedy
+	Path       string `json:"path"` // "" = the file is not YAML, so it has no paths
+	Says       string `json:"says"` // regular expression; includes the remedy
 	Unknowable string `json:"unknowable"`
 }
 
-// TestMistakes: of the typical mistakes in testdata/mistakes.yaml, --check names each by
-// file, line, column and path, and says what to do. What it accepts no machine could know.
+// TestMistakes: --check names each typical mistake of testdata/mistakes.yaml by file, line, column
+// and path, and says what to do. It accepts only mistakes that no machine could detect.
 func TestMistakes(t *testing.T) {
 	binary, err := culvertBinary()
 	if err != nil {

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// narrowTime is how soon TCP goes on after a router has become narrow.
+// narrowTime is how soon TCP recovers after a router has become narrow.
 const narrowTime = 10 * time.Second
 
-// narrowMTU is the size of the largest IP packet that a narrow router forwards. Through a tunnel over IPv6 it must leave pods that speak IPv6
-// 1280 bytes (RFC 8200, Section 5).
+// narrowMTU is the size of the largest IP packet that a narrow router forwards. Through a tunnel
+// over IPv6 that must leave 1280 bytes to pods that use IPv6 (RFC 8200, Section 5).
 func narrowMTU(f peerFamily) int {
 	if f.inside {
 		return 1280 + 80
@@ -46,7 +46,8 @@ func newRoutedLab(t *testing.T, f peerFamily, id string) *routedLab {
 	return l
 }
 
-// startNode starts culvert node in TUN mode. Links of the kernel fragment what they send, or not, as they please.
+// startNode starts culvert node in TUN mode. Kernel links are not tested: whether they fragment
+// depends on the kernel.
 func (l *routedLab) startNode() {
 	l.t.Helper()
 	file := filepath.Join(l.t.TempDir(), "node.yaml")
@@ -65,7 +66,8 @@ routes: [10.61.0.0/16, 10.71.0.0/16]
 	l.script = ""
 }
 
-// narrow has a router forward packets of at most narrowMTU bytes, between networks of either side of it.
+// narrow makes a router forward only packets of at most narrowMTU bytes between the networks on
+// both sides.
 func (l *routedLab) narrow(router *peerHost, tellsNobody bool) {
 	l.t.Helper()
 	if tellsNobody {
@@ -78,11 +80,11 @@ func (l *routedLab) narrow(router *peerHost, tellsNobody bool) {
 }
 `, "nft", "-f", "-")
 	}
-	metric := 0 // of the routes that the kernel makes with addresses
+	metric := 0 // of the routes that the kernel makes for addresses
 	if router.family.outside {
 		metric = 256
 	}
-	// An MTU of the link would also drop what arrives through it, without a word.
+	// An MTU of the link would also drop arriving packets, silently.
 	for _, route := range map[*peerHost][]string{
 		l.near: {"172.18.0.0/24 dev " + l.node.name, "198.51.100.0/24 dev " + l.gateway.name},
 		l.far:  {"192.0.2.0/24 dev " + l.gateway.name, "203.0.113.0/24 dev " + l.milanGateway.name},
@@ -103,7 +105,7 @@ func (h *peerHost) fragments() (n int) {
 		if err != nil {
 			return err
 		}
-		lines := strings.Split(string(four), "\n") // names, and values below them
+		lines := strings.Split(string(four), "\n") // lines of names, each followed by one of values
 		names, values := strings.Fields(lines[0]), strings.Fields(lines[1])
 		found := 0
 		add := func(name, value string) {
@@ -131,8 +133,9 @@ func (h *peerHost) fragments() (n int) {
 	return n
 }
 
-// TestNarrowRouter: a router on the way to the node or to the peer begins to forward less than the tunnels send, and says so by ICMP or not.
-// TCP connections go on soon, and nobody makes fragments of the tunnels' datagrams.
+// TestNarrowRouter: a router on the path to the node or the peer starts to forward less than the
+// tunnels send, with or without ICMP errors. TCP connections recover soon, and nobody fragments the
+// tunnels' datagrams.
 func TestNarrowRouter(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		for i, f := range []peerFamily{{}, {outside: true}, onlyIPv6Peers} {
@@ -163,7 +166,8 @@ func TestNarrowRouter(t *testing.T) {
 						if t.Logf("known after %.1f s", known.Seconds()); known > narrowTime {
 							t.Errorf("that took %v, want at most %v", known, narrowTime)
 						}
-						// TCP repeats what is lost after pauses that double: where a busy machine knows late, one more pause passes.
+						// TCP retransmits after pauses that double: if a busy machine learns the
+						// path MTU late, one more pause passes.
 						flow.moves(256<<10, max(narrowTime, 3*known)-known)
 						for i, h := range hosts {
 							if n := h.fragments() - before[i]; n != 0 {

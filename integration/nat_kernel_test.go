@@ -27,26 +27,30 @@ var (
 	oraclePackets = flag.Int("oracle.packets", 100000, "packets that the kernel oracle compares")
 )
 
-// What differs between the kernel and the engine on purpose. Each packet that is compared is equal, or counts under one of these.
+// Differences between the kernel and the engine that are intended. Each compared packet is equal,
+// or counts under one of these.
 var oracleDifferences = map[nat.Reason]string{
 	nat.ReasonBadSource:      "the kernel, with rp_filter 0, checks no sources",
 	nat.ReasonBadDestination: "nor destinations",
 	nat.ReasonICMPUnrelated:  "the kernel forwards an ICMP error about no connection as it is",
 }
 
-// TestNATAgainstKernel takes generated packets through nftables and through nat.Engine, by generated rules, and compares what comes
-// out byte for byte. Save: the outer source of ICMP errors that are translated with the checksum over it, the identification of IPv6
-// fragments, messages that the kernel itself sends, and what counts as a difference below.
+// TestNATAgainstKernel sends generated packets through nftables and through nat.Engine, with
+// generated rules, and compares the results byte for byte. Not compared are the outer source of
+// translated ICMP errors with its checksum, the identification of IPv6 fragments, messages of the
+// kernel itself, and the differences listed above.
 func TestNATAgainstKernel(t *testing.T) {
 	compareWithKernel(t, *oraclePackets, (*maker).random)
 }
 
-// TestGeneratedRulesAgainstKernel does the same with the tables that configurations without tables stand for.
+// TestGeneratedRulesAgainstKernel does the same with the tables that are generated for
+// configurations without tables.
 func TestGeneratedRulesAgainstKernel(t *testing.T) {
 	compareWithKernel(t, *oraclePackets/4, (*maker).generated)
 }
 
-// TestLiqoRulesAgainstKernel does the same with the tables that Liqo's controllers made, in three versions and settings.
+// TestLiqoRulesAgainstKernel does the same with tables that Liqo's controllers made, in three
+// versions and settings.
 func TestLiqoRulesAgainstKernel(t *testing.T) {
 	needKernel(t)
 	configs := capturedConfigs(t)
@@ -93,7 +97,7 @@ func compareWithKernel(t *testing.T, packets int, config func(*maker) *nat.Confi
 	c.report()
 }
 
-// report logs the counts, and fails if they say that too little was compared.
+// report logs the counts, and fails if too little was compared.
 func (c *comparison) report() {
 	var lines []string
 	different := 0
@@ -106,7 +110,7 @@ func (c *comparison) report() {
 	sort.Sort(sort.Reverse(sort.StringSlice(lines)))
 	c.t.Logf("%d packets, %d rule sets:\n%s", c.packets, c.rounds, strings.Join(lines, "\n"))
 	if c.packets < 20000 {
-		return // a few rule sets may well drop most
+		return // a few rule sets may drop almost everything
 	}
 	if 50*different > c.packets {
 		c.t.Errorf("%d of %d packets differ, if for a known reason", different, c.packets)
@@ -116,7 +120,7 @@ func (c *comparison) report() {
 	}
 }
 
-// ownMessages is what counts those of the kernel itself.
+// ownMessages is the name under which messages of the kernel itself are counted.
 const ownMessages = "the kernel's own messages"
 
 type comparison struct {
@@ -127,7 +131,7 @@ type comparison struct {
 	tables          []rules.Table
 	routing         []rules.PolicyTable
 	limit           int // packets of a round
-	// record, if not nil, is told about each packet that fares equally to the last byte.
+	// record, if not nil, gets each packet whose results are equal to the last byte.
 	record func(now nat.Time, in nat.Link, b []byte, sent []output)
 }
 
@@ -136,12 +140,12 @@ const (
 	flowsAtOnce     = 12
 )
 
-// round compares limit packets by the rules of config.
+// round compares limit packets under the rules of config.
 func (c *comparison) round(m *maker, config *nat.Config) {
 	c.rounds++
 	c.tables, c.routing = config.Tables(), config.PolicyTables()
 	checked := *config
-	checked.SourceCheck = nat.SourceCheckCluster // as a kernel that filters no reverse path
+	checked.SourceCheck = nat.SourceCheckCluster // like a kernel without a reverse path filter
 	engine, err := nat.New([16]byte{1}, &checked)
 	if err != nil {
 		c.t.Fatalf("engine: %v", err)
@@ -171,7 +175,7 @@ func (c *comparison) round(m *maker, config *nat.Config) {
 	}
 }
 
-// one compares what becomes of one packet, which may come in fragments.
+// one compares the results for one packet, which may come in fragments.
 func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Link, parts [][]byte) {
 	c.now = c.now.Add(time.Millisecond)
 	own := c.counts[ownMessages]
@@ -272,7 +276,8 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Lin
 	f.learn(in, want[0].link, want[0].bytes)
 }
 
-// process runs a packet through the engine. The verdict is that of its first fragment, or of one that differs for a known reason.
+// process passes a packet through the engine. The verdict is that of the first fragment, or of one
+// that differs for a known reason.
 func (c *comparison) process(engine *nat.Engine, in nat.Link, parts [][]byte) (verdict nat.Verdict, sent []output) {
 	var p packet.Packet
 	take := func(v nat.Verdict) {
@@ -306,13 +311,14 @@ func (c *comparison) process(engine *nat.Engine, in nat.Link, parts [][]byte) (v
 	return verdict, sent
 }
 
-// offset returns where in its datagram a fragment begins.
+// offset returns the position of a fragment in its datagram.
 func offset(b []byte) int {
 	v, _ := nattest.Check(b)
 	return v.Offset
 }
 
-// wait returns the kernel's packets that are the injected one's, waiting for those that the engine has sent too.
+// wait returns the kernel's output for the injected packet. It waits for as many packets as the
+// engine has sent.
 func (c *comparison) wait(kernel *oracle, b []byte, sent []output, want int, limit time.Duration) []output {
 	var got []output
 	for deadline := time.Now().Add(limit); ; {
@@ -336,8 +342,9 @@ func (c *comparison) wait(kernel *oracle, b []byte, sent []output, want int, lim
 	}
 }
 
-// kernelMade reports whether a packet is a message of the kernel itself: ICMP errors have the precedence "internetwork control", which
-// no generated packet has; over IPv6, what has no flow label.
+// kernelMade reports whether the kernel itself made a packet. ICMP errors have the precedence
+// "internetwork control", which no generated packet has; over IPv6 the kernel's packets have no
+// flow label.
 func kernelMade(b []byte) bool {
 	if b[0]>>4 == 4 {
 		return b[1]&0xfc == 0xc0
@@ -345,8 +352,8 @@ func kernelMade(b []byte) bool {
 	return idOf(b) == 0
 }
 
-// equalPackets compares all bytes but the outer source of ICMP errors, and the identification of IPv6 fragments: the kernel puts a datagram
-// together and cuts it again, with another one.
+// equalPackets compares all bytes except the outer source of ICMP errors, and the identification of
+// IPv6 fragments: the kernel reassembles a datagram and cuts it again, with another one.
 func equalPackets(got, want []byte) bool {
 	if len(got) != len(want) {
 		return false
@@ -369,14 +376,14 @@ func equalPackets(got, want []byte) bool {
 			clear(b[10:16]) // header checksum and source
 		} else {
 			clear(b[8:24])
-			clear(b[42:44]) // the ICMPv6 checksum covers the source; it was checked
+			clear(b[42:44]) // the ICMPv6 checksum covers the source, and was checked before
 		}
 	}
 	return bytes.Equal(got, want)
 }
 
-// oddMSS reports whether a segment has an MSS option that begins at an odd offset. The kernel (6.18, nft_exthdr) then updates the
-// checksum as if it began at an even one.
+// oddMSS reports whether a segment has an MSS option at an odd offset. The kernel (6.18,
+// nft_exthdr) then updates the checksum as if the offset were even.
 func oddMSS(b []byte) bool {
 	v, err := nattest.Check(b)
 	return err == nil && v.Protocol == protoTCP && len(v.Options) > 1 && v.Options[0] == 1 && v.Options[1] == 2
@@ -401,7 +408,7 @@ func viewOf(b []byte) string {
 		v.Protocol, v.TTL, v.Flags, len(b), err)
 }
 
-// routingText writes policy tables as ip-rule(8) and ip-route(8) would show them.
+// routingText writes policy tables in the format of ip-rule(8) and ip-route(8).
 func routingText(tables []rules.PolicyTable) string {
 	var b strings.Builder
 	for _, t := range tables {

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Socket options of netfilter, the first of each.
+// Socket options of netfilter, the first of each range.
 const (
 	iptablesControl = 64   // IPT_BASE_CTL, also that of IPv6
 	ipvsControl     = 1152 // IP_VS_BASE_CTL
 )
 
-// refuseNetfilter has the kernel refuse sockets of nftables, of generic netlink, by which IPVS is told, and of packets, and what iptables
-// and IPVS ask of any socket.
+// refuseNetfilter makes the kernel refuse this thread's nftables, generic netlink (which configures
+// IPVS) and packet sockets, and the socket options of iptables and IPVS.
 func refuseNetfilter() error {
 	const second, third = seccompArgument + 8, seccompArgument + 16
 	no, yes := bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)}, bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
@@ -44,7 +44,8 @@ func refuseNetfilter() error {
 	})
 }
 
-// requireNetfilterRefused: behind the filter none of netfilter's calls succeeds, and without it some do.
+// requireNetfilterRefused: behind the filter none of netfilter's calls succeeds; without it some
+// do.
 func requireNetfilterRefused(t *testing.T) {
 	t.Helper()
 	try := func() map[string]error {
@@ -92,7 +93,7 @@ func requireNetfilterRefused(t *testing.T) {
 	}
 }
 
-// requireFiltered: the kernel asks a filter before each call of a process.
+// requireFiltered fails unless a filter stands before the system calls of a process.
 func requireFiltered(t *testing.T, p *peerProcess) {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))

@@ -13,7 +13,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// generated returns a random configuration without tables, and plans for it: every field that generates rules comes and goes.
+// generated returns a random configuration without tables, and makes its plan. Every field from
+// which rules are generated comes and goes.
 func (m *maker) generated() *nat.Config {
 	c := oracleConfig(m.families)
 	maybe := func() bool { return m.IntN(3) > 0 }
@@ -84,7 +85,7 @@ func (m *maker) generated() *nat.Config {
 	return c
 }
 
-// planOf returns the addresses that a configuration knows, and some that it does not.
+// planOf returns addresses that a configuration knows, and some that it does not.
 func (m *maker) planOf(c *nat.Config) plan {
 	var p plan
 	host := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
@@ -96,14 +97,15 @@ func (m *maker) planOf(c *nat.Config) plan {
 	}
 	for _, r := range c.Routes {
 		p.nodeSources = append(p.nodeSources, r.Prefix)
-		// A generated route to a node's own address is for replies: the engine drops the tunnel's first packets to it, a kernel forwards them.
+		// A generated route to a node's own address is meant for replies: the engine drops first
+		// packets from the tunnel to it, a kernel forwards them.
 		if c.Routing != nil || !slices.ContainsFunc(c.Nodes, func(n rules.Node) bool { return n.Address.Has(r.Prefix.Addr()) }) {
 			p.tunnelDestinations = append(p.tunnelDestinations, r.Prefix)
 		}
 	}
 	for _, cidr := range c.LocalPodCIDRs {
 		p.nodeSources = append(p.nodeSources, cidr)
-		p.tunnelDestinations = append(p.tunnelDestinations, cidr) // also pods on no node
+		p.tunnelDestinations = append(p.tunnelDestinations, cidr) // also pods without a node
 	}
 	for _, r := range c.Remote {
 		p.nodeDestinations = append(p.nodeDestinations, r.Seen(), r.Seen())
@@ -121,7 +123,8 @@ func (m *maker) planOf(c *nat.Config) plan {
 	return p
 }
 
-// capturedConfigs returns the configurations of gateways as Liqo's own controllers made them; kube's tests write these files.
+// capturedConfigs returns the configurations of gateways that Liqo's own controllers made; kube's
+// tests write these files.
 func capturedConfigs(t *testing.T) []*nat.Config {
 	t.Helper()
 	files, err := filepath.Glob("../nat/testdata/liqo-crs/*/*.json")
@@ -143,7 +146,8 @@ func capturedConfigs(t *testing.T) []*nat.Config {
 	return all
 }
 
-// liqo plans for a captured configuration: also the pods and mapped addresses that only the tables know. Liqo knows IPv4 alone.
+// liqo makes the plan for a captured configuration, with the pods and mapped addresses that only
+// the tables contain. Liqo uses IPv4 only.
 func (m *maker) liqo(c *nat.Config) *nat.Config {
 	m.families = onlyIPv4
 	p := m.planOf(c)

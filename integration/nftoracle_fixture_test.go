@@ -23,8 +23,9 @@ var oracleUpdate = flag.Bool("oracle.update", false, "write the kernel's answers
 
 const fixturePackets = 250
 
-// TestKernelFixtures writes down what the kernel makes of packets, as captures with an interface "device:in" and one "device:out" for
-// each device, and compares them with those that are checked in. nat's own tests replay them where there is no kernel to ask.
+// TestKernelFixtures records what the kernel makes of packets, as captures with an interface
+// "device:in" and "device:out" for each device, and compares them with the checked-in ones. nat's
+// own tests replay them where there is no kernel to ask.
 func TestKernelFixtures(t *testing.T) {
 	needKernel(t)
 	captured := capturedConfigs(t)
@@ -43,7 +44,8 @@ func TestKernelFixtures(t *testing.T) {
 		{"liqo-cluster-b", onlyIPv4, liqo(0)}, {"liqo-cluster-c", onlyIPv4, liqo(1)},
 	} {
 		t.Run(f.name, func(t *testing.T) {
-			// The kernel lets an ICMP error pass in one run of twenty that it drops in the others: one run of three must be as written.
+			// In one run of twenty the kernel forwards an ICMP error that it drops in the others,
+			// so one of three runs must equal the file.
 			for run := 1; ; run++ {
 				m := &maker{Rand: rand.New(rand.NewPCG(2027, uint64(i))), families: f.families, fixture: true}
 				config := f.config(m)
@@ -94,7 +96,7 @@ func newRecorder(t *testing.T, c *nat.Config) *recorder {
 	return r
 }
 
-// write records a packet and what the kernel made of it.
+// write records a packet and the kernel's output for it.
 func (r *recorder) write(now nat.Time, in nat.Link, b []byte, sent []output) {
 	packet := func(link nat.Link, side int, b []byte) {
 		at := slices.IndexFunc(r.devices, func(d oracleDevice) bool { return d.link == link })
@@ -111,7 +113,8 @@ func (r *recorder) write(now nat.Time, in nat.Link, b []byte, sent []output) {
 	}
 }
 
-// sameAs compares the capture and its configuration with the files of that name, or writes them.
+// sameAs compares the capture and its configuration with the files of that name, or writes the
+// files.
 func (r *recorder) sameAs(name string, config []byte) error {
 	if err := r.writer.Flush(); err != nil {
 		return err

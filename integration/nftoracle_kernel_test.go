@@ -21,16 +21,16 @@ import (
 	"culvert/nat/rules"
 )
 
-// oracleDevice is a TUN device of the oracle, which stands for a port of the engine.
+// An oracleDevice is a TUN device of the oracle that stands for a port of the engine.
 type oracleDevice struct {
 	name      string
 	link      nat.Link
-	addresses rules.Pair // what masquerade and the kernel's own messages use
+	addresses rules.Pair // for masquerade and for the kernel's own messages
 }
 
 const oracleMTU = 1340
 
-// oracleNodes are three nodes; rules also name devices that do not exist.
+// oracleNodes are three nodes; some rules name devices that do not exist.
 var oracleNodes = []struct {
 	name string
 	link nat.Link
@@ -54,12 +54,12 @@ type oracle struct {
 	t       testing.TB
 	devices []oracleDevice
 	files   []int                 // of the devices
-	via     map[netip.Addr]string // devices by the addresses of neighbours
+	via     map[netip.Addr]string // devices by their neighbours' addresses
 	calls   chan func()
 }
 
-// newOracle makes the namespace for a configuration and loads its rules. All of it happens on one thread, with which the namespace
-// ends.
+// newOracle makes the namespace for a configuration and loads its rules. Everything happens on one
+// thread, with which the namespace ends.
 func newOracle(t testing.TB, c *nat.Config) (*oracle, error) {
 	o := &oracle{t: t, devices: oracleDevicesOf(c), via: map[netip.Addr]string{}, calls: make(chan func())}
 	for a := range c.PeerTunnelAddress.All() {
@@ -108,10 +108,11 @@ var oracleSysctls = map[string]string{
 	"net/ipv4/ip_forward":                  "1",
 	"net/ipv4/conf/all/send_redirects":     "0",
 	"net/ipv4/conf/default/send_redirects": "0",
-	"net/ipv6/conf/default/addr_gen_mode":  "1", // no link-local address: the kernel says nothing of its own
+	"net/ipv6/conf/default/addr_gen_mode":  "1", // no link-local address, so that the kernel sends nothing by itself
 	"net/ipv6/conf/all/forwarding":         "1",
-	"net/ipv6/auto_flowlabels":             "0", // the kernel's own messages have none, and so are told from others
-	// Masquerade gives the address of the device, as for IPv4, not one of a wider scope (RFC 6724, Section 5, Rule 2).
+	"net/ipv6/auto_flowlabels":             "0", // so that the kernel's own messages can be recognised: they have none
+	// Masquerade then uses the device's address, as for IPv4, not one of a wider scope (RFC 6724,
+	// Section 5, Rule 2).
 	"net/ipv6/conf/default/use_oif_addrs_only": "1",
 }
 
@@ -159,7 +160,7 @@ func (o *oracle) device(d oracleDevice) error {
 	for a := range d.addresses.All() {
 		address := &netlink.Addr{IPNet: netOf(netip.PrefixFrom(a, a.BitLen()))}
 		if a.Is6() {
-			address.Flags = unix.IFA_F_NODAD // it can be used at once
+			address.Flags = unix.IFA_F_NODAD // usable at once
 		}
 		if err := netlink.AddrAdd(link, address); err != nil {
 			return fmt.Errorf("%v: %w", a, err)
@@ -168,20 +169,21 @@ func (o *oracle) device(d oracleDevice) error {
 	return netlink.LinkSetUp(link)
 }
 
-// load installs tables and policy tables, written by the rules of this file and not by nat's.
+// load installs tables and policy tables. This file writes them itself and uses nothing of nat.
 func (o *oracle) load(tables []rules.Table, routing []rules.PolicyTable) error {
 	return o.do(func() error {
 		cmd := need.Command(o.t, "nft", "-f", "-")
-		// Of chains with equal priority the kernel runs the one that came last first.
+		// Of chains with equal priority the kernel runs the one that was added last first.
 		tables := slices.Clone(tables)
 		slices.Reverse(tables)
-		// A kernel whose rules need no connections keeps none, and then puts no fragments together either.
+		// If no rule needs connections, the kernel tracks none, and then does not reassemble
+		// fragments either.
 		text := nftText(tables) + "table inet conntrack {\n\tchain c {\n\t\ttype filter hook prerouting priority 400;\n\t\tct state invalid counter\n\t}\n}\n"
 		cmd.Stdin = strings.NewReader(text)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("nft: %w: %s\n%s", err, out, text)
 		}
-		for _, name := range []string{"tcp_be_liberal", "checksum"} { // there only now that conntrack is
+		for _, name := range []string{"tcp_be_liberal", "checksum"} { // these files exist once connection tracking is loaded
 			value := map[string]string{"tcp_be_liberal": "1", "checksum": "0"}[name]
 			err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_"+name, []byte(value), 0)
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -204,7 +206,8 @@ func netOf(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// loadRouting adds rules in their order, so that the kernel chooses the priorities that are not given, and the routes.
+// loadRouting adds rules in their order, so that the kernel chooses missing priorities, and the
+// routes.
 func (o *oracle) loadRouting(t *rules.PolicyTable, table int) error {
 	for i := range t.Rules {
 		r := &t.Rules[i]
@@ -249,8 +252,8 @@ type output struct {
 	bytes []byte
 }
 
-// inject gives the kernel a packet, perhaps in fragments, that comes in at link, and returns what the kernel has sent by the time that it
-// has taken it.
+// inject sends a packet, perhaps in fragments, into the kernel through link, and returns what the
+// kernel has sent by the time that the write returns.
 func (o *oracle) inject(link nat.Link, parts [][]byte) ([]output, error) {
 	at := slices.IndexFunc(o.devices, func(d oracleDevice) bool { return d.link == link })
 	for _, b := range parts {
@@ -261,7 +264,7 @@ func (o *oracle) inject(link nat.Link, parts [][]byte) ([]output, error) {
 	return o.drain()
 }
 
-// drain reads what waits at all devices.
+// drain reads what is waiting at all devices.
 func (o *oracle) drain() ([]output, error) {
 	var all []output
 	buf := make([]byte, 65536)
@@ -280,6 +283,6 @@ func (o *oracle) drain() ([]output, error) {
 	return all, nil
 }
 
-// settle is how long the kernel may take with a packet that it has not dealt with when write returns, as it nearly always has; a
-// hundred times as long where that would be a difference without a reason.
+// settle is how long to wait for a packet that the kernel has not processed when write returns,
+// which is rare. Before a difference counts, the test waits a hundred times as long.
 const settle = 20 * time.Millisecond

@@ -9,14 +9,14 @@ import (
 	"culvert/nat/rules"
 )
 
-// The address plan of the oracle. No two prefixes are of one size with the same neighbours, and the remapped ones do not begin where
-// the real ones do.
+// The address plan of the oracle. Prefixes of equal size have different neighbours, and remapped
+// ones begin elsewhere than the real ones.
 var (
 	oraclePods     = prefixes("10.1.0.0/16", "fd00:1::/48")
-	oracleRemote   = prefixes("10.2.0.0/16", "fd00:2::/48") // seen as:
+	oracleRemote   = prefixes("10.2.0.0/16", "fd00:2::/48") // remapped to:
 	oracleSeen     = prefixes("10.3.0.0/16", "fd00:3::/48")
 	oracleFlat     = prefixes("10.4.64.0/18", "fd00:4::/56") // remote, not remapped
-	oracleExternal = prefixes("10.5.0.0/17", "fd00:5::/52")  // remote, seen as:
+	oracleExternal = prefixes("10.5.0.0/17", "fd00:5::/52")  // remote, remapped to:
 	oracleAlias    = prefixes("10.6.128.0/17", "fd00:6:0:1000::/52")
 	oracleOwn      = prefixes("10.7.0.0/16", "fd00:7::/48") // local external
 	oracleOutside  = prefixes("172.20.0.0/14", "fd00:8::/40")
@@ -27,8 +27,8 @@ func prefixes(v4, v6 string) [2]netip.Prefix {
 	return [2]netip.Prefix{netip.MustParsePrefix(v4), netip.MustParsePrefix(v6)}
 }
 
-// families are those that both clusters have.
-type families []bool // of each one, whether it is IPv6
+// families are the address families that both clusters use.
+type families []bool // true = IPv6
 
 var (
 	onlyIPv4  = families{false}
@@ -46,7 +46,7 @@ func (f families) String() string {
 	return "IPv4"
 }
 
-// of returns those of some prefixes that are of the families.
+// of returns the prefixes of these families.
 func (f families) of(pools ...[2]netip.Prefix) []netip.Prefix {
 	var all []netip.Prefix
 	for _, p := range pools {
@@ -57,7 +57,7 @@ func (f families) of(pools ...[2]netip.Prefix) []netip.Prefix {
 	return all
 }
 
-// pair returns those of two addresses that are of the families.
+// pair returns the addresses of these families.
 func (f families) pair(v4, v6 string) rules.Pair {
 	var p rules.Pair
 	for _, six := range f {
@@ -66,7 +66,7 @@ func (f families) pair(v4, v6 string) rules.Pair {
 	return p
 }
 
-// oracleConfig is the engine's configuration but for the rules.
+// oracleConfig is the engine's configuration without the rules.
 func oracleConfig(f families) *nat.Config {
 	c := &nat.Config{MTU: oracleMTU, MaxConnections: 1 << 16, Config: rules.Config{
 		LocalPodCIDRs:      f.of(oraclePods),
@@ -89,24 +89,25 @@ func oracleConfig(f families) *nat.Config {
 	return c
 }
 
-// A maker makes rules and traffic that meet.
+// A maker makes rules, and traffic that matches them.
 type maker struct {
 	*rand.Rand
 	families
-	notrack bool // a rule of the tables says so
-	ports   bool // one has ports
-	fixture bool // small packets, and none that the kernel spoils
+	notrack bool // a rule of the tables has notrack
+	ports   bool // a rule has ports
+	fixture bool // small packets, and none that the kernel damages
 	plan    plan
 }
 
-// A plan says which addresses packets have; a prefix that is there twice comes twice as often.
+// A plan lists prefixes of packets' addresses. A prefix that is listed twice is used twice as
+// often.
 type plan struct {
 	nodes                             []nat.Link
 	nodeSources, nodeDestinations     []netip.Prefix
 	tunnelSources, tunnelDestinations []netip.Prefix
 }
 
-// oraclePlan is that of oracleConfig.
+// oraclePlan is the plan of oracleConfig.
 func oraclePlan(f families) plan {
 	p := plan{
 		nodeSources:        f.of(oraclePods, oraclePods, oraclePods, oracleOwn, oracleOutside),
@@ -120,7 +121,7 @@ func oraclePlan(f families) plan {
 	return p
 }
 
-// random returns the configuration of a random rule set, and plans for it.
+// random returns a configuration with random rules, and makes its plan.
 func (m *maker) random() *nat.Config {
 	c := oracleConfig(m.families)
 	c.Firewall, c.Routing = m.tables(), m.routing()
@@ -140,7 +141,7 @@ func family(v6 bool) int {
 // v6 chooses one of the families.
 func (m *maker) v6() bool { return m.families[m.IntN(len(m.families))] }
 
-// in returns an address of p: mostly one of few, so that rules about single addresses find packets.
+// in returns an address of p, mostly one of few, so that rules for single addresses match packets.
 func (m *maker) in(p netip.Prefix) netip.Addr {
 	a := p.Addr().As16()
 	first := p.Bits()
@@ -205,7 +206,7 @@ func (m *maker) match(v6 bool) rules.Match {
 		if m.IntN(8) == 0 {
 			m.ports = true
 			x.Port = rules.Operand{Value: pick(m, "80", "443", "80-443", "20000-40000"), Position: rules.PositionSource}
-			if m.IntN(2) == 0 { // of an ICMP message that is the checksum, which differs from packet to packet
+			if m.IntN(2) == 0 { // in an ICMP message this is the checksum, which differs from packet to packet
 				x.Port.Position, x.Proto = rules.PositionDestination, pick(m, "tcp", "udp", "253")
 			}
 		}
@@ -213,8 +214,8 @@ func (m *maker) match(v6 bool) rules.Match {
 	return x
 }
 
-// tables returns random tables. No two chains of a hook have the same priority, and no filter chain one of conntrack's or nat's: what
-// the kernel does then depends on which came first.
+// tables returns random tables. No two chains of a hook have the same priority, and no filter chain
+// has one of conntrack's or nat's, because the kernel's result would depend on which came first.
 func (m *maker) tables() []rules.Table {
 	used := map[string]bool{}
 	priority := func(h rules.Hook, t rules.ChainType) int32 {
@@ -306,9 +307,9 @@ func (m *maker) rule(name string, t *rules.Table, c *rules.Chain) rules.Rule {
 		r.Match = append(r.Match, rules.Match{Proto: "tcp"})
 		r.Value = pick(m, uint32(0), 536, 1300, 65535)
 		if c.Hook == rules.HookPrerouting {
-			r.Value = max(r.Value, 1200) // no route is known there
+			r.Value = max(r.Value, 1200) // no route is known at this hook
 		}
-	case rules.ActionDrop, rules.ActionReject: // of little only, or else nothing passes
+	case rules.ActionDrop, rules.ActionReject: // match little, so that some packets pass
 		r.Match = append(r.Match, rules.Match{IP: rules.Operand{Value: m.in(m.pool(v6)).String(), Position: pick(m, rules.PositionSource, rules.PositionDestination)}})
 	}
 	return r
@@ -324,7 +325,7 @@ func (m *maker) target(v6 bool) string {
 	return m.prefix(v6).Masked().String()
 }
 
-// routing returns random policy tables on top of one that knows the way to every pool.
+// routing returns random policy tables in addition to one with a route to every pool.
 func (m *maker) routing() []rules.PolicyTable {
 	device := func() string { return pick(m, oracleNames[:4]...) }
 	var base rules.PolicyRule
@@ -336,7 +337,8 @@ func (m *maker) routing() []rules.PolicyTable {
 		}
 	}
 	all := []rules.PolicyTable{{Name: "base", Rules: []rules.PolicyRule{base}}}
-	// The kernel chooses priorities for each family by itself, nat for both; without priority there is only one here.
+	// The kernel chooses priorities for each family separately, nat for both together; without
+	// priorities there is only one family here.
 	chosen, only := m.IntN(2) == 0, m.v6()
 	for i := range m.IntN(5) {
 		t := rules.PolicyTable{Name: fmt.Sprint("t", i)}
@@ -347,8 +349,8 @@ func (m *maker) routing() []rules.PolicyTable {
 			}
 			r := rules.PolicyRule{Mark: pick(m, uint32(0), 0, 0, 1, 2, 3)}
 			if !chosen {
-				// Equal in several tables, never in one: the kernel takes a rule for one that exists if what it names is equal,
-				// and what it leaves open is not looked at.
+				// Priorities are equal in several tables but never in one: the kernel treats a rule
+				// as existing if the fields that it names are equal, and ignores the others.
 				r.Priority = pick(m, 100, 150, 200) + j
 			}
 			if m.IntN(2) == 0 {

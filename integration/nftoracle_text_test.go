@@ -8,8 +8,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// nftText writes tables in nft's language, with the expressions that Liqo emits for each match and action. Tables and chains get
-// other names, as nft does not take all of ours.
+// nftText writes tables in nft's language, with the expressions that Liqo uses for each match and
+// action. Tables and chains get other names, because nft does not accept all of ours.
 func nftText(tables []rules.Table) string {
 	var b strings.Builder
 	for i, t := range tables {
@@ -91,7 +91,7 @@ func nftAction(r *rules.Rule, f rules.Family) string {
 	switch r.Action {
 	case rules.ActionDNAT, rules.ActionSNAT:
 		if strings.Contains(r.To, "-") {
-			return "" // Liqo emits nothing for a range
+			return "" // Liqo writes nothing for a range
 		}
 		family := ""
 		if f == rules.FamilyINET {

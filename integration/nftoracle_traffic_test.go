@@ -10,23 +10,24 @@ import (
 	"culvert/nat/rules"
 )
 
-// An end is where the packets of one direction of a flow start, as that side sees the flow.
+// An end is one side of a flow, with the addresses that this side uses.
 type end struct {
-	link         nat.Link // of the device that they come in at
+	link         nat.Link // where the side's packets enter
 	src, dst     netip.Addr
 	sport, dport uint16
-	last         []byte // what last came out at this side, as ICMP errors quote it
-	open         bool   // the side has seen a packet, and can answer
+	last         []byte // the last packet that came out at this side, which ICMP errors quote
+	open         bool   // the side has received a packet, and can answer
 }
 
-// A flow is a conversation through the gateway. The second end is learnt from what the engine makes of the first's packets.
+// A flow is a conversation through the gateway. Its second end is learned from what the engine
+// makes of the first end's packets.
 type flow struct {
 	v6       bool
 	protocol uint8
 	ends     [2]end
 	step     int
 	answered bool // a packet of the second end has come through
-	told     bool // the kernel has said something about it
+	told     bool // the kernel has sent a message about it
 	seq      [2]uint32
 	script   []flowStep
 }
@@ -47,8 +48,8 @@ const (
 	protoOther  = 253 // RFC 3692: for experiments
 )
 
-// newFlow makes a flow with a source port that no other flow of this rule set has: on a clash both sides choose another port, and
-// not the same one.
+// newFlow makes a flow whose source port no other flow of this rule set has: at a clash, the kernel
+// and the engine choose different ports.
 func (m *maker) newFlow(number int) *flow {
 	f := &flow{v6: m.v6()}
 	f.protocol = pick(m, uint8(protoTCP), protoTCP, protoUDP, protoUDP, protoICMP, protoOther)
@@ -65,9 +66,9 @@ func (m *maker) newFlow(number int) *flow {
 		e.src, e.dst = m.from(m.plan.nodeSources, f.v6), m.from(m.plan.nodeDestinations, f.v6)
 	}
 	e.sport, e.dport = uint16(1024+number), pick(m, uint16(80), 443, 53, 8080)
-	if f.protocol == protoOther { // no port keeps two of them apart
+	if f.protocol == protoOther { // without ports, two flows cannot be told apart
 		e.src, e.dst = spread(e.src, number), spread(e.dst, number)
-		if e.src == e.dst { // nor a packet from its answer
+		if e.src == e.dst { // nor can a packet and its answer
 			e.dst = spread(e.dst, number+1024)
 		}
 	}
@@ -95,7 +96,7 @@ func (m *maker) from(of []netip.Prefix, v6 bool) netip.Addr {
 
 func isICMPQuery(p uint8) bool { return p == protoICMP || p == protoICMPv6 }
 
-// spread puts number into the low bits of an address, far from where maker.in puts most.
+// spread puts number into the low bits of an address, far from those that maker.in mostly uses.
 func spread(a netip.Addr, number int) netip.Addr {
 	b := a.AsSlice()
 	n := len(b)
@@ -105,13 +106,13 @@ func spread(a netip.Addr, number int) netip.Addr {
 	return r
 }
 
-// script returns what a flow of a protocol sends.
+// script returns the packets of a flow of a protocol.
 func (m *maker) script(protocol uint8) []flowStep {
 	var s []flowStep
 	switch protocol {
 	case protoTCP:
 		s = []flowStep{{0, nattest.SYN, 0, false}, {1, nattest.SYN | nattest.ACK, 0, false}, {0, nattest.ACK, 0, false}}
-		if m.IntN(6) == 0 { // in mid-stream
+		if m.IntN(6) == 0 { // begins in mid-stream
 			s = []flowStep{{0, nattest.ACK, 100, false}, {1, nattest.ACK, 200, false}}
 		}
 		for range m.IntN(4) {
@@ -131,8 +132,8 @@ func (m *maker) script(protocol uint8) []flowStep {
 		}
 	}
 	if m.notrack {
-		// Where one direction is tracked and the other is not, the kernel calls segments invalid and passes them untranslated, and
-		// quotations are of packets that no connection has sent.
+		// Where only one direction is tracked, the kernel considers segments invalid and forwards
+		// them untranslated, and ICMP errors quote packets that belong to no connection.
 		if protocol == protoTCP {
 			s = []flowStep{{flags: nattest.SYN}, {flags: nattest.SYN}}
 		}
@@ -141,7 +142,7 @@ func (m *maker) script(protocol uint8) []flowStep {
 		}
 		return s
 	}
-	// Not behind a RST, at which the kernel forgets a connection without an answer.
+	// Not after a RST, at which the kernel forgets a connection without an answer.
 	end := slices.IndexFunc(s, func(x flowStep) bool { return x.flags&nattest.RST != 0 })
 	if end < 0 {
 		end = len(s)
@@ -155,7 +156,8 @@ func (m *maker) script(protocol uint8) []flowStep {
 	return s
 }
 
-// next returns the flow's next packet, perhaps in fragments, with where it comes in, or nil when the flow is over.
+// next returns the flow's next packet, perhaps in fragments, and where it enters; nil when the flow
+// is over.
 func (m *maker) next(f *flow, id uint16) (nat.Link, [][]byte) {
 	for ; f.step < len(f.script); f.step++ {
 		s := f.script[f.step]
@@ -163,7 +165,8 @@ func (m *maker) next(f *flow, id uint16) (nat.Link, [][]byte) {
 		if !e.open || s.icmpErr && e.last == nil {
 			continue
 		}
-		// What has no place in a connection the kernel calls invalid and passes untranslated.
+		// The kernel considers segments that fit no connection invalid, and forwards them
+		// untranslated.
 		if s.flags&(nattest.FIN|nattest.RST) != 0 && !f.ends[1].open || f.protocol == protoTCP && f.script[0].flags == nattest.SYN && s.flags&nattest.SYN == 0 && !s.icmpErr && !f.answered {
 			continue
 		}
@@ -193,7 +196,7 @@ func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) [][]byte {
 				[]byte{2, 4, 5, 180},
 				[]byte{2, 4, 4, 176},
 				[]byte{1, 1, 4, 2, 2, 4, 35, 40},
-				[]byte{1, 2, 4, 5, 180, 1, 0, 0}, // at an odd offset
+				[]byte{1, 2, 4, 5, 180, 1, 0, 0}, // an MSS option at an odd offset
 				nil)
 			if m.fixture && len(t.Options) == 8 && t.Options[1] == 2 {
 				t.Options = nil
@@ -215,12 +218,14 @@ func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) [][]byte {
 	case protoICMPv6:
 		p.Body = nattest.ICMP{Type: map[int]uint8{0: 128, 1: 129}[s.from], Rest: uint32(e.sport)<<16 | uint32(f.step), Payload: payload}
 	default:
-		// Rules with ports look at the first bytes. The engine keeps their verdict for the direction.
+		// Rules with ports look at the first bytes. The engine keeps their verdict for the whole
+		// direction.
 		binary.BigEndian.PutUint16(payload, e.sport)
 		binary.BigEndian.PutUint16(payload[2:], e.dport)
 		p.Body = nattest.Raw{Protocol: f.protocol, Payload: payload}
 	}
-	// Of what has no ports, rules with ports look at the first bytes, which later fragments do not have.
+	// For protocols without ports, rules with ports look at the first bytes, which later fragments
+	// lack.
 	fragments := !m.ports || f.protocol == protoTCP || f.protocol == protoUDP
 	if fragments && s.size > 100 && !m.fixture && m.IntN(6) == 0 {
 		return m.fragments(p, id)
@@ -235,12 +240,13 @@ func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) [][]byte {
 	return [][]byte{label(p.Bytes(), id)}
 }
 
-// fragments returns p in two or more fragments, mostly in their order.
+// fragments cuts p into two or more fragments, mostly in order.
 func (m *maker) fragments(p nattest.IP, id uint16) [][]byte {
 	p.DF = false
 	whole, _ := nattest.Check(p.Bytes())
 	body := len(whole.Body)
-	// Where the last one has less than the header of a fragment, the whole is no longer than the first one, and the kernel sends it whole.
+	// If the last fragment is shorter than a fragment header, the whole is no longer than the first
+	// one, and the kernel sends it whole.
 	size := 0
 	for size == 0 || body%size > 0 && body%size < 16 {
 		size = 8 * (5 + m.IntN(min(body, 1200)/8-9))
@@ -255,7 +261,8 @@ func (m *maker) fragments(p nattest.IP, id uint16) [][]byte {
 	return all
 }
 
-// label puts id where both sides leave it alone: IPv4 packets have it already, IPv6 packets get it as flow label.
+// label puts id where both sides leave it alone: IPv4 packets already have it, IPv6 packets get it
+// as flow label.
 func label(b []byte, id uint16) []byte {
 	if b[0]>>4 == 6 {
 		binary.BigEndian.PutUint16(b[2:], id)
@@ -270,9 +277,10 @@ func idOf(b []byte) uint16 {
 	return binary.BigEndian.Uint16(b[4:])
 }
 
-// icmpError is a message from a router beyond e, or from the destination itself, about what came out there.
+// icmpError returns an error about the last packet that came out at e, from a router beyond e or
+// from the destination itself.
 func (m *maker) icmpError(f *flow, e *end, id uint16) []byte {
-	router := e.src // as the answers of this end have it
+	router := e.src // as answers of this end show it
 	if m.IntN(3) > 0 {
 		sources := m.plan.nodeSources
 		if e.link == nat.Tunnel {
@@ -298,7 +306,7 @@ func (m *maker) icmpError(f *flow, e *end, id uint16) []byte {
 	return label(p.Bytes(), id)
 }
 
-// learn takes what came out of the gateway into the flow: the other end can answer.
+// learn records what came out of the gateway, so that the other end can answer.
 func (f *flow) learn(in, out nat.Link, sent []byte) {
 	v, err := nattest.Check(sent)
 	if err != nil || isError(v) {
@@ -318,7 +326,7 @@ func (f *flow) learn(in, out nat.Link, sent []byte) {
 	}
 }
 
-// moved reports whether the flow's packets went out elsewhere before, while a rule masquerades.
+// moved reports whether the flow's packets left elsewhere before, while a rule masquerades.
 func (f *flow) moved(tables []rules.Table, out nat.Link) bool {
 	return f.ends[1].open && f.ends[1].link != out && have(tables, rules.ActionMasquerade)
 }

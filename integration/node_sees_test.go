@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestNodeSees: culvert node, which has one capability and a link of the kernel, says
-// whether the gateway answers, and why not.
+// TestNodeSees: culvert node, with one capability and a kernel link, says whether the gateway
+// answers, and if not, why.
 func TestNodeSees(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		gateway, node := newPeerHost(t, "rome-gw"), newPeerHost(t, "rome-1")

@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// lasting reports whether a command goes on until it is interrupted, or until a packet comes.
+// lasting reports whether a command runs until it is interrupted, or until a packet comes.
 func lasting(args []string) bool {
 	return args[0] == "capture" || args[0] == "page" || slices.Contains(args, "--watch") || slices.Contains(args, "--next")
 }
 
-// interrupted runs a lasting command beside packets of all kinds that examples ask for, and interrupts it when it has printed something, or
-// written to the file that it is given.
+// interrupted runs a lasting command beside packets of all kinds that the examples wait for, and
+// interrupts it once it has written something to its output or file.
 func (u *labUser) interrupted(args ...string) {
 	u.t.Helper()
 	cmd := u.program(u.binary, args...)
@@ -56,13 +56,13 @@ func (u *labUser) interrupted(args ...string) {
 	}
 }
 
-// A shownCommand is a command of README, and what that shows of its output.
+// A shownCommand is a command of README, with the output that README shows.
 type shownCommand struct {
 	args  []string
 	shows []string
 }
 
-// readmeCommands returns those of README that ask a gateway.
+// readmeCommands returns README's commands that ask a gateway.
 func readmeCommands(t *testing.T) (all []shownCommand) {
 	t.Helper()
 	for _, block := range blocks(t, "../README.md") {
@@ -86,17 +86,18 @@ func readmeCommands(t *testing.T) (all []shownCommand) {
 	return all
 }
 
-// beginOf is the part of a line of output that does not depend on what has happened.
+// beginOf matches the part of an output line that is the same on every machine.
 var beginOf = regexp.MustCompile(`^(?:[A-Z]{2}.*|[^\d ]\S*(?: \S+)*?(?:  |$| ?\d)|)`)
 
-// missing returns the beginnings of lines that README shows and the output does not have. README shows a lab with a fault.
+// missing returns beginnings of lines that README shows and the output lacks. README shows a lab
+// with a fault.
 func (c *shownCommand) missing(output string) (missing []string) {
 	for _, line := range c.shows {
 		begin := strings.TrimRight(beginOf.FindString(line), "0123456789")
 		if begin == "" || line == "…" || strings.HasPrefix(line, "warning: ") {
 			continue
 		}
-		if strings.ToUpper(begin) == begin { // the head of a table
+		if strings.ToUpper(begin) == begin { // a table's heading
 			begin = strings.Join(strings.Fields(begin), " ")
 		}
 		found := false

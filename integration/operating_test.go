@@ -31,7 +31,7 @@ func (u *labUser) culvert(args ...string) (stdout, stderr string, status int) {
 	return out.String(), diag.String(), cmd.ProcessState.ExitCode()
 }
 
-// examplesOf returns the arguments of the commands that a help text gives as examples, up to a pipe.
+// examplesOf returns the arguments of the example commands in a help text, up to a pipe.
 func examplesOf(help string) (all [][]string) {
 	_, rest, _ := strings.Cut(help, "Examples:\n")
 	examples, _, _ := strings.Cut(rest, "\n\n")
@@ -42,8 +42,8 @@ func examplesOf(help string) (all [][]string) {
 	return all
 }
 
-// TestOperating runs each command that asks a gateway as its user would, beside the gateways
-// of a lab.
+// TestOperating runs each command that asks a gateway as a user would, beside the gateways of a
+// lab.
 func TestOperating(t *testing.T) {
 	needPrograms(t, []probe{probeTshark, programs("bash", "bash"), programs("ping", "ping")})
 	u := newLabUser(t).ordinary()
@@ -56,7 +56,7 @@ func TestOperating(t *testing.T) {
 		}
 		return out
 	}
-	want(2, "--socket", "status") // none runs
+	want(2, "--socket", "status") // no gateway runs
 	u.up()
 	want(2, "2 gateways run here", "status")
 	want(2, "--socket", "status", "--socket", "paris")
@@ -71,7 +71,7 @@ func TestOperating(t *testing.T) {
 	if err := capture.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(startTimeout); ; { // its file has its head when the capture has begun
+	for deadline := time.Now().Add(startTimeout); ; { // the file has its header once the capture runs
 		if info, err := os.Stat(file); err == nil && info.Size() > 0 {
 			break
 		} else if time.Now().After(deadline) {
@@ -156,7 +156,7 @@ func TestOperating(t *testing.T) {
 
 	if os.Getuid() == 0 {
 		other := *u
-		other.runtime = "/" // the first user's is closed to this one
+		other.runtime = "/" // another user may not open the first one's sockets
 		other.credential = &syscall.Credential{Uid: 65533, Gid: 65533}
 		path := filepath.Join(u.runtime, "culvert/lab/up/culvert/rome-milan.sock")
 		if _, diag, status := other.culvert("status", "--socket", path); status != 2 || !strings.Contains(diag, "permission denied; run this as ") || strings.Count(diag, "\n") != 1 {

@@ -22,8 +22,8 @@ import (
 	"culvert/gateway/webpage"
 )
 
-// shownGateway is a gateway that only has a status. Each time somebody looks, a second has
-// passed for it, and its traffic has gone on.
+// A shownGateway is a gateway that only has a status. Each request finds it a second later, with
+// more traffic.
 type shownGateway struct {
 	control.Source // nothing else is asked for
 	looks          atomic.Int64
@@ -59,7 +59,7 @@ func (g *shownGateway) Status() control.Status {
 	return s
 }
 
-// serve makes g answer at a socket until the function is called that it returns.
+// serve makes g answer at a socket until stop is called.
 func (g *shownGateway) serve(t *testing.T, path string) (stop func()) {
 	t.Helper()
 	l, err := net.Listen("unix", path)
@@ -72,7 +72,7 @@ func (g *shownGateway) serve(t *testing.T, path string) (stop func()) {
 	return s.Close
 }
 
-// milanOf makes rome's status one of milan's, where something is wrong.
+// milanOf turns rome's status into one of milan's, with faults.
 func milanOf(s *control.Status) {
 	s.Cluster, s.Peer, s.Role, s.PID = "milan", "rome", "server", 4712
 	s.Tunnel.State, s.Tunnel.HandshakeSeconds, s.Tunnel.Endpoint = "down", nil, ""
@@ -86,10 +86,10 @@ func milanOf(s *control.Status) {
 	}
 }
 
-// faster lets a page look at its gateway without waiting for the second to pass.
+// faster makes a page ask its gateway without waiting a second.
 const faster = `{ const later = setTimeout; window.setTimeout = (f, ms) => later(f, ms / 50); }`
 
-// lowContrast lists the texts whose contrast is below what WCAG 2.2, Success Criterion 1.4.3, asks for (AA).
+// lowContrast lists texts with less contrast than WCAG 2.2, Success Criterion 1.4.3 (AA), requires.
 const lowContrast = `[...document.querySelectorAll("body *")].filter(e => e.checkVisibility() && !e.closest(".away") &&
 	[...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())).flatMap(e => {
 		const channels = c => c.match(/[\d.]+/g).map(Number);
@@ -102,8 +102,9 @@ const lowContrast = `[...document.querySelectorAll("body *")].filter(e => e.chec
 		return ratio < 4.5 ? [e.textContent.slice(0, 30) + " " + ratio.toFixed(2)] : [];
 	})`
 
-// TestPage shows culvert page to a browser: what it says of two gateways, in the light and in the
-// dark, in a wide window and in a narrow one, by mouse and by keyboard, and when it loses one.
+// TestPage opens culvert page in a browser and checks what it shows of two gateways: in light and
+// dark colours, in a wide and a narrow window, by mouse and keyboard, and when a gateway
+// disappears.
 func TestPage(t *testing.T) {
 	needPrograms(t, []probe{programs("chromium", "chromium")})
 	t.Parallel()
@@ -149,7 +150,7 @@ func TestPage(t *testing.T) {
 	}
 	const fits = `document.documentElement.scrollWidth <= document.documentElement.clientWidth`
 	check(fits, true)
-	check(`document.querySelectorAll("#path .flow:not(.l0)").length`, 8.0) // three nodes and the peer, both ways
+	check(`document.querySelectorAll("#path .flow:not(.l0)").length`, 8.0) // three nodes and the peer, in both directions
 	check(`getComputedStyle(document.querySelector(".flow.l5")).animationName`, "flow")
 	contrast("light")
 	b.picture("light")
@@ -170,7 +171,7 @@ func TestPage(t *testing.T) {
 	b.picture("narrow")
 	b.size(1240, 900)
 
-	// By the keyboard: Pause, then the other gateway.
+	// By keyboard: Pause, then the other gateway.
 	b.key("Tab", 9)
 	check(`document.activeElement.id`, "pause")
 	b.key("Enter", 13)
@@ -190,11 +191,11 @@ func TestPage(t *testing.T) {
 	check(`document.querySelectorAll("#all tbody tr").length`, 20.0)
 	b.eval(`document.querySelector("#more").click()`, nil)
 	check(`document.querySelectorAll("#all tbody tr").length`, 30.0)
-	check(`document.querySelector("#all tbody tr td").textContent.startsWith("rome-2")`, true) // what is wrong comes first
+	check(`document.querySelector("#all tbody tr td").textContent.startsWith("rome-2")`, true) // faults come first
 	contrast("warnings")
 	b.picture("warnings")
 
-	// A gateway that goes, and comes back.
+	// A gateway disappears and comes back.
 	b.eval(`location.hash = "rome-milan"`, nil)
 	b.wait(`document.querySelector("#cluster").textContent === "rome"`)
 	stop()
@@ -218,7 +219,8 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// readPage runs culvert page as this user until it has said how the gateways of some clusters do.
+// readPage runs culvert page as this user until it has reported the states of the gateways of some
+// clusters.
 func (u *labUser) readPage(clusters ...string) {
 	u.t.Helper()
 	cmd := u.program(u.binary, "page")

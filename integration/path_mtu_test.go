@@ -10,19 +10,19 @@ import (
 	"culvert/gateway/node"
 )
 
-// holeMTU is the size of the largest IP packet that passes a hole.
+// holeMTU is the size of the largest IP packet that passes through a hole.
 const holeMTU = 1296
 
-// pathTime is how soon a gateway knows a hole that has opened.
+// pathTime is how soon a gateway knows that a hole has opened.
 const pathTime = 15 * time.Second
 
-// A hole is a path that swallows large packets in one direction, without a word.
+// A hole drops large packets in one direction, silently.
 type hole struct {
 	way   string
 	cause string
 	says  string
 	ends  func(*faultLab) (from, to *peerHost)
-	into  int // the end of a tcpFlow that data come to through it
+	into  int // end of a tcpFlow whose incoming data pass through it
 }
 
 var holes = []hole{
@@ -32,7 +32,7 @@ var holes = []hole{
 	{"from the peer", "peer-path-mtu", "on the way from the peer (192.0.2.7), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.milanGateway, l.gateway }, 0},
 }
 
-// holeFaults open holes while a TCP connection goes on.
+// holeFaults returns faults that open a hole during a TCP connection.
 func holeFaults() (all []fault) {
 	for _, h := range holes {
 		all = append(all, fault{name: "large packets vanish on the way " + h.way, make: answering, inLog: "rome", cause: h.cause, says: h.says, later: func(l *faultLab) {
@@ -47,7 +47,7 @@ func holeFaults() (all []fault) {
 			if l.t.Logf("known after %.1f s", known.Seconds()); known > pathTime {
 				l.t.Errorf("that took %v, want at most %v", known, pathTime)
 			}
-			c.moves(1<<20, pathTime+3*known) // TCP repeats what is lost after pauses that double, and may need two of them
+			c.moves(1<<20, pathTime+3*known) // TCP retransmits after pauses that double, and may need two of them
 			d := l.newFlow(flowPace, 0, 1)
 			defer d.close()
 			d.moves(1<<20, pathTime)
@@ -56,10 +56,11 @@ func holeFaults() (all []fault) {
 	return all
 }
 
-// answering has the node answer pings of its gateway, to whose address it has no route otherwise.
+// answering makes the node answer its gateway's pings; otherwise it has no route to the gateway's
+// address.
 func answering(l *faultLab) { l.script += "route add 10.80.0.4 dev tunnel\n" }
 
-// cutTrains has the link of a hole carry no super-frames, which pass whatever their size.
+// cutTrains stops the link of a hole from carrying super-frames, which pass whatever their size.
 func (l *faultLab) cutTrains(h *hole) {
 	l.t.Helper()
 	from, to := h.ends(l)
@@ -74,8 +75,9 @@ func (l *faultLab) cutTrains(h *hole) {
 	}
 }
 
-// swallow makes packets larger than holeMTU vanish where they arrive. The MTU of a link would not do: the gateway keeps to that of its own
-// device, whatever routes claim, and so its packets would vanish, too.
+// swallow drops packets larger than holeMTU where they arrive. A smaller MTU of a link would drop
+// too much: the gateway obeys its own device's MTU, whatever routes say, so its packets would be
+// dropped too.
 func (l *faultLab) swallow(h *hole) {
 	l.t.Helper()
 	from, to := h.ends(l)
@@ -91,14 +93,15 @@ func (l *faultLab) swallow(h *hole) {
 // flowPace lies between two chunks of 64 KiB: 50 Mbit/s.
 const flowPace = 10 * time.Millisecond
 
-// tcpFlow is a TCP connection between the pods, of which ends[0] is in rome.
+// A tcpFlow is a TCP connection between the pods; ends[0] is in rome.
 type tcpFlow struct {
 	l         *faultLab
 	ends      [2]net.Conn
 	delivered [2]atomic.Int64 // bytes
 }
 
-// newFlow makes a connection whose named ends write, pace between two chunks, or as much as they can.
+// newFlow opens a connection whose named ends write, with pace between two chunks, or as fast as
+// possible if pace is 0.
 func (l *faultLab) newFlow(pace time.Duration, writers ...int) *tcpFlow {
 	l.t.Helper()
 	listener, err := l.milan1.listen("tcp", "10.0.1.5:0")

@@ -23,9 +23,8 @@ type liqoCheck struct {
 	TimeStamp time.Time `json:"timeStamp"`
 }
 
-// TestPeerCheck has a peer that speaks Liqo's connection check and nothing else. It is
-// found connected and has answers; what is no message of the check is counted and changes
-// nothing.
+// TestPeerCheck has a peer that only speaks Liqo's connection check. The gateway finds it connected
+// and gets answers; packets that are not messages of the check are counted and change nothing.
 func TestPeerCheck(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		rome, milan := newPeerHost(t, "rome-gw"), newPeerHost(t, "milan-gw")
@@ -43,14 +42,14 @@ func TestPeerCheck(t *testing.T) {
 	})
 }
 
-// A checkPeer answers pings by a clock of another time zone, and sends what it is told.
+// A checkPeer answers checks by a clock in another time zone, and sends what the test wants.
 type checkPeer struct {
 	socket net.PacketConn
 	zone   *time.Location
 	pongs  chan liqoCheck
 }
 
-// startCheckPeer answers at the tunnel address of a server until the test ends.
+// startCheckPeer answers at the tunnel address of a server until the end of the test.
 func startCheckPeer(t *testing.T, h *peerHost) *checkPeer {
 	t.Helper()
 	p := &checkPeer{zone: time.FixedZone("", 5*60*60+30*60), pongs: make(chan liqoCheck, 10)}
@@ -85,8 +84,8 @@ func startCheckPeer(t *testing.T, h *peerHost) *checkPeer {
 	return p
 }
 
-// converse has the peer found connected, asks the gateway of a host, and sends it what it
-// must not heed.
+// converse waits until the gateway finds the peer connected, sends checks to it, and then packets
+// that it must ignore.
 func (p *checkPeer) converse(t *testing.T, rome *peerHost, connected func() error) {
 	t.Helper()
 	eventually(t, "the peer is connected", connected)
@@ -133,8 +132,8 @@ func (p *checkPeer) converse(t *testing.T, rome *peerHost, connected func() erro
 	}
 }
 
-// A bindOf opens its sockets in a host, whichever goroutine asks: a device closes them and opens them again, in one of its own, when its
-// link goes down and up.
+// A bindOf opens its sockets in a host, whichever goroutine asks. A device closes and reopens them
+// in a goroutine of its own when its link goes down and up.
 type bindOf struct {
 	conn.Bind
 	h *peerHost
@@ -149,7 +148,7 @@ func (b bindOf) Open(port uint16) (receive []conn.ReceiveFunc, actual uint16, er
 	return receive, actual, err
 }
 
-// startWireGuard makes a host the server of a tunnel, by wireguard-go and nothing else.
+// startWireGuard makes a host the server of a tunnel, with nothing but wireguard-go.
 func startWireGuard(t *testing.T, h *peerHost, own keyPair, peer string) {
 	t.Helper()
 	key := func(text string) string {

@@ -156,7 +156,7 @@ func (h *peerHost) getFrom(address, path string) (string, error) {
 	return string(body), err
 }
 
-// metric returns the value of one series, written as on the metrics page.
+// metric returns the value of one series, named as on the metrics page.
 func (h *peerHost) metric(series string) float64 {
 	h.t.Helper()
 	page, err := h.get("/metrics")
@@ -177,15 +177,15 @@ func (h *peerHost) metric(series string) float64 {
 	return 0
 }
 
-// clusters are the hosts of both clusters. The node of rome is left to the test:
-// its end of the underlay is rome.node's link "rome-gw".
+// clusters are the hosts of both clusters. The test makes rome's node, whose link to the gateway's
+// underlay is "rome-gw".
 type clusters struct {
 	romePod, romeNode, romeGateway, milanGateway, milanNode, milanPod *peerHost
 	romeKey, milanKey                                                 keyPair
 	romeCulvert, milanCulvert                                         *peerProcess
 }
 
-// newMilan makes the WireGuard leg and everything behind it: milan's node is the
+// newMilan makes the WireGuard leg and everything behind milan's gateway. Milan's node is the
 // kernel's own VXLAN link, set up by hand.
 func newMilan(t *testing.T) *clusters {
 	t.Helper()
@@ -200,7 +200,7 @@ func newMilanOf(t *testing.T, f peerFamily) *clusters {
 	})
 }
 
-// newMilanAcross is newMilan with another way between the gateways.
+// newMilanAcross is newMilan with another path between the gateways.
 func newMilanAcross(t *testing.T, f peerFamily, connect func(rome, milan *peerHost)) *clusters {
 	t.Helper()
 	c := &clusters{
@@ -239,8 +239,8 @@ func vxlanLink(vni int, local, remote string) []string {
 	}
 }
 
-// internalAddress gives a node its internal address, on the link named tunnel,
-// and routes to what is behind the gateway.
+// internalAddress gives a node its internal address, on the link named tunnel, with routes through
+// the gateway.
 func internalAddress(address, gateway string, routes ...string) []string {
 	commands := []string{"address add " + address + "/24 dev tunnel"}
 	for _, r := range routes {
@@ -258,8 +258,8 @@ func newVXLANClusters(t *testing.T) *clusters {
 	return c
 }
 
-// addRome makes what is behind rome's gateway, with the kernel's VXLAN link as
-// node, and starts the gateway.
+// addRome makes everything behind rome's gateway, with the kernel's VXLAN link as node, and starts
+// the gateway.
 func (c *clusters) addRome() {
 	c.romeGateway.t.Helper()
 	c.addRomeWith("")
@@ -272,14 +272,14 @@ func (c *clusters) newRomeNode() {
 	c.romeNode, c.romePod = newPeerHostOf(g.t, g.family, "rome-node"), newPeerHostOf(g.t, g.family, "rome-pod")
 }
 
-// addRomeWith starts the gateway with more in its configuration.
+// addRomeWith is addRome with more lines in the gateway's configuration.
 func (c *clusters) addRomeWith(more string) {
 	c.romeGateway.t.Helper()
 	c.joinRome()
 	c.startRomeWith(more)
 }
 
-// joinRome makes what is behind rome's gateway, which it does not start.
+// joinRome makes everything behind rome's gateway, but does not start the gateway.
 func (c *clusters) joinRome() {
 	c.romeGateway.t.Helper()
 	c.newRomeNode()
@@ -289,7 +289,7 @@ func (c *clusters) joinRome() {
 	c.romeNode.ip(internalAddress("10.80.0.2", romeInternal, "10.61.0.0/16", "10.71.0.0/16")...)
 }
 
-// startRome starts the gateway of rome, which finds out that its node speaks VXLAN.
+// startRome starts the gateway of rome and waits until it has noticed that its node uses VXLAN.
 func (c *clusters) startRome() {
 	c.romeGateway.t.Helper()
 	c.startRomeWith("")

@@ -7,14 +7,14 @@ import (
 	"culvert/integration/lab"
 )
 
-// peerFamily says which addresses of a peer test are of IPv6. The tests write all of them as of IPv4; hosts of another family replace them
-// in what they are told. The zero value replaces none.
+// peerFamily says which addresses of a peer test are IPv6. Tests write all addresses as IPv4; hosts
+// of another family translate them in everything they are told. The zero value translates none.
 type peerFamily struct {
-	inside  bool // those of pods and of the ends of tunnels
-	outside bool // those that tunnels run over
+	inside  bool // those of pods and of tunnels' ends
+	outside bool // those between which tunnels run
 }
 
-// onlyIPv6Peers have no address of IPv4.
+// onlyIPv6Peers have no IPv4 addresses.
 var onlyIPv6Peers = peerFamily{inside: true, outside: true}
 
 func (f peerFamily) String() string {
@@ -22,10 +22,11 @@ func (f peerFamily) String() string {
 	return names[f.inside] + " over " + names[f.outside]
 }
 
-// of returns a text with the addresses of the family.
+// of translates the addresses in a text to the family.
 func (f peerFamily) of(text string) string { return lab.AsIPv6(text, f.inside, f.outside) }
 
-// amount is n bytes, or a part of them where a guest carries what it carries over IPv4 too, unless there is time.
+// amount returns n bytes, or less for a guest that carries the same over IPv4 too, except under
+// CULVERT_LONG.
 func (f peerFamily) amount(n int) int {
 	if f.inside && os.Getenv(longEnv) == "" {
 		return n / 4
@@ -33,7 +34,7 @@ func (f peerFamily) amount(n int) int {
 	return n
 }
 
-// all is of for each of several texts.
+// all is of for several texts.
 func (f peerFamily) all(texts []string) []string {
 	replaced := make([]string, len(texts))
 	for i, text := range texts {
@@ -42,7 +43,7 @@ func (f peerFamily) all(texts []string) []string {
 	return replaced
 }
 
-// besideFamilies is beside for a test that is the same over IPv4 and over IPv6.
+// besideFamilies is beside for a test that runs over IPv4 and over IPv6.
 func besideFamilies(t *testing.T, body func(*testing.T, peerFamily), probes ...probe) {
 	for _, f := range []peerFamily{{}, onlyIPv6Peers} {
 		t.Run(f.String(), func(t *testing.T) {

@@ -18,15 +18,14 @@ import (
 	"culvert/integration/need"
 )
 
-// The scripts that build and run a guest with a kernel of its own lie beside
-// the repository.
+// The scripts that build and run a guest with its own kernel are in a folder beside the repository.
 const (
 	guestScripts = "../../shared/peers"
 	buildGuest   = "build-kernel-guest.sh"
 	driveGuest   = "kernel-guest.sh"
 )
 
-// probeGuest builds the guest, unless that was done before.
+// probeGuest builds the guest unless that has been done.
 var probeGuest = probe{"guest", func(t testing.TB) error {
 	err := programs("guest", "sh", "bash", "qemu-system-x86_64", "socat", "busybox", "cpio", "wg", "nft", "ping", "tc").try(t)
 	if err != nil {
@@ -66,16 +65,16 @@ var probeGuest = probe{"guest", func(t testing.TB) error {
 	return os.Setenv(guestEnv, dir)
 }}
 
-// guest is a virtual machine whose kernel is another one than the host's. Its
-// data link is eth0 inside and "guest" outside.
+// A guest is a virtual machine with another kernel than the host's. Its data link is eth0 inside
+// and "guest" outside.
 type guest struct {
 	t    *testing.T
-	host *peerHost // on the other end of its links
+	host *peerHost // at the other end of its links
 	dir  string    // of its files
 }
 
-// startGuest boots a guest whose eth0 has the given address. Its other end is in
-// host, with hostAddress if that is not empty. It has culvert in its PATH.
+// startGuest boots a guest whose eth0 has the given address. The other end of that link is in host,
+// with hostAddress if that is not empty. The guest has culvert in its PATH.
 func startGuest(host *peerHost, address, hostAddress string) *guest {
 	t := host.t
 	t.Helper()
@@ -107,7 +106,7 @@ func startGuest(host *peerHost, address, hostAddress string) *guest {
 			t.Logf("guest after %v: %s", time.Since(began).Round(time.Millisecond), out)
 			return g
 		}
-		// Emulated timers make a boot fail now and then; that is none of our business.
+		// An emulated timer sometimes makes a boot fail; that is not culvert's fault.
 		console, _ := os.ReadFile("/run/kernel-guest/guest/console")
 		t.Logf("guest: attempt %d: %v\n%s", attempt, err, console)
 		g.drive("stop", "guest")
@@ -126,8 +125,7 @@ func (g *guest) drive(args ...string) (string, error) {
 	return string(out), nil
 }
 
-// sh runs a shell text inside the guest, each command of which must succeed, and
-// returns what it said.
+// sh runs shell commands inside the guest, each of which must succeed, and returns their output.
 func (g *guest) sh(lines ...string) string {
 	g.t.Helper()
 	out, err := g.trySh(lines...)
@@ -137,12 +135,11 @@ func (g *guest) sh(lines ...string) string {
 	return out
 }
 
-// guestTimeout is how long a shell text may take. An emulated machine is slow.
+// guestTimeout limits the time of sh. An emulated machine is slow.
 const guestTimeout = 3 * time.Minute
 
-// trySh is sh for what may fail. It talks to the guest's shell itself: the
-// script's exec waits for the guest's socat to end, which that sometimes does
-// not when the shell has.
+// trySh is sh for commands that may fail. It talks to the guest's shell directly: the script's exec
+// waits for the guest's socat, which sometimes does not end when the shell does.
 func (g *guest) trySh(lines ...string) (string, error) {
 	port, err := os.ReadFile("/run/kernel-guest/guest/port")
 	if err != nil {
@@ -181,8 +178,8 @@ func (g *guest) write(name, text string) {
 	g.sh("cat >"+name+" <<'END-OF-FILE'", text, "END-OF-FILE")
 }
 
-// pod makes a network namespace inside the guest that is a pod behind its
-// kernel, with an echo server.
+// pod makes a network namespace inside the guest: a pod behind the guest's kernel, with an echo
+// server.
 func (g *guest) pod(mtu int) {
 	g.t.Helper()
 	g.sh(
@@ -206,8 +203,8 @@ func (g *guest) ping(to string) {
 	)
 }
 
-// exchange is a TCP connection from the guest's pod with random bytes both ways,
-// one way after the other; both ends compare SHA-256 sums.
+// exchange sends random bytes over TCP from the guest's pod, and then back; both ends compare
+// SHA-256 sums.
 func (g *guest) exchange(server *peerHost, dial, source string, size int) {
 	t := g.t
 	t.Helper()
@@ -248,7 +245,7 @@ func (g *guest) exchange(server *peerHost, dial, source string, size int) {
 		if r.err = conn.(*net.TCPConn).CloseWrite(); r.err != nil {
 			return
 		}
-		_, r.err = conn.Read(make([]byte, 1)) // all is acknowledged when the other end closes
+		_, r.err = conn.Read(make([]byte, 1)) // everything is acknowledged when the other end closes
 		if errors.Is(r.err, io.EOF) {
 			r.err = nil
 		}
@@ -276,7 +273,7 @@ func (g *guest) exchange(server *peerHost, dial, source string, size int) {
 	}
 }
 
-// echo has a host send random bytes to the guest's pod, which sends them back.
+// echo sends random bytes from a host to the guest's pod, which sends them back.
 func (g *guest) echo(from *peerHost, dial string, size int) {
 	t := g.t
 	t.Helper()

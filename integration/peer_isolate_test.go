@@ -28,17 +28,17 @@ import (
 // Environment of the process inside the namespaces.
 const (
 	isolatedEnv = "CULVERT_PEER_TEST"   // its test's name
-	binaryEnv   = "CULVERT_PEER_BINARY" // a static culvert
+	binaryEnv   = "CULVERT_PEER_BINARY" // path of a static culvert
 	guestEnv    = "CULVERT_PEER_GUEST"  // folder of the kernel guest, if probed for
 )
 
-// probe is a program, or several, that this machine may lack.
+// A probe tests for a program, or several, that this machine may lack.
 type probe struct {
-	name string // as LAB=require=... lists it
+	name string // as LAB=require=... names it
 	try  func(testing.TB) error
 }
 
-// programs probes for executables, under one name, which the test may start then.
+// programs probes for executables under one name. The test may then start them.
 func programs(name string, names ...string) probe {
 	return probe{name, func(t testing.TB) error { return need.Find(t, names...) }}
 }
@@ -51,8 +51,8 @@ func needPrograms(t *testing.T, probes []probe) {
 	}
 }
 
-// beside is isolated for a test that mostly waits: all of these run beside each other,
-// after the others.
+// beside is isolated for a test that mostly waits. All such tests run in parallel, after the
+// others.
 func beside(t *testing.T, body func(*testing.T), probes ...probe) {
 	if os.Getenv(isolatedEnv) != t.Name() {
 		t.Parallel()
@@ -60,7 +60,7 @@ func beside(t *testing.T, body func(*testing.T), probes ...probe) {
 	isolated(t, body, probes...)
 }
 
-// isolated runs body in new namespaces if the probes succeed.
+// isolated runs body in new namespaces if all probes succeed.
 func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 	if os.Getenv(isolatedEnv) == t.Name() {
 		if err := enterIsolation(); err != nil {
@@ -75,7 +75,7 @@ func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 	// The kernel kills the new process when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	limit := "8m" // of what hangs
+	limit := "8m" // in case it hangs
 	if os.Getenv(longEnv) != "" {
 		limit = "15m"
 	}
@@ -92,7 +92,7 @@ func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 	}
 }
 
-// enterIsolation makes the namespaces this process is in fit for use.
+// enterIsolation prepares the namespaces of this process.
 func enterIsolation() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -100,7 +100,7 @@ func enterIsolation() error {
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
-	// Programs that look for /run/netns and /var/run/wireguard find only ours.
+	// Programs that use /run/netns and /var/run/wireguard then find only ours.
 	if err := unix.Mount("run", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
 		return fmt.Errorf("mount /run: %w", err)
 	}
@@ -109,8 +109,8 @@ func enterIsolation() error {
 		os.Mkdir(uapi, 0o700), os.Chown(uapi, unprivilegedUID, unprivilegedUID))
 }
 
-// cacheDir returns a folder in the system's folder for temporary files that
-// belongs to this user and outlives the tests.
+// cacheDir returns a folder among the system's temporary files that belongs to this user and
+// survives the tests.
 func cacheDir(name string) (string, error) {
 	dir := filepath.Join(os.TempDir(), fmt.Sprintf("%s-%d", name, os.Getuid()))
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {

@@ -18,13 +18,13 @@ mode: geneve
 routes: [10.61.0.0/16, 10.71.0.0/16]
 `
 
-// romeIPNode is a second node of rome, on the same machine as the first, whose
-// frames hold IP and no Ethernet.
+// romeIPNode is a second node of rome, on the same machine as the first, whose tunnel carries IP
+// packets without Ethernet.
 const romeIPNode = `    - {name: rome-2, vni: 66051, underlay: 172.18.0.2, address: 10.80.0.6, podCIDRs: [10.0.8.0/21], inner: ip}
 `
 
-// TestPeerKernelGeneve has a kernel with Geneve as the node of rome: first with a
-// link made by hand, as other software makes it, then with culvert node.
+// TestPeerKernelGeneve uses a kernel with Geneve as rome's node: first with a link made by hand, as
+// other software makes it, then with culvert node.
 func TestPeerKernelGeneve(t *testing.T) {
 	besideFamilies(t, func(t *testing.T, f peerFamily) {
 		c := newMilanOf(t, f)
@@ -71,7 +71,7 @@ func TestPeerKernelGeneve(t *testing.T) {
 		g.sh(start...)
 		t.Log(g.sh("ip -d link show culvert0; ip route show dev culvert0; ip -6 route show dev culvert0"))
 		traffic(f.amount(10_240_001))
-		g.sh("kill -9 $(cat /tmp/node.pid)") // its link stays, for the next to replace
+		g.sh("kill -9 $(cat /tmp/node.pid)") // its link stays, for the next run to replace
 		g.write("/tmp/node.yaml", strings.Replace(romeNodeConfig, "mode: geneve", "mode: auto", 1))
 		g.sh(start...)
 		g.sh("ip -d link show culvert0 | grep 'geneve id'")
@@ -89,8 +89,8 @@ func TestPeerKernelGeneve(t *testing.T) {
 	}, probeGuest)
 }
 
-// testDiscovery has the kernel say what it has found out by RFC 4861, and ask for the address of the gateway as RFC 4862 has it: that one
-// is taken.
+// testDiscovery checks the kernel's neighbour table (RFC 4861), and tries to take the gateway's
+// address, which duplicate address detection must prevent (RFC 4862).
 func testDiscovery(t *testing.T, g *guest) {
 	neighbours := g.sh("ip -6 neigh show " + romeInternal + " dev tunnel")
 	if !strings.Contains(neighbours, " lladdr ") || strings.Contains(neighbours, "PERMANENT") {
@@ -109,14 +109,14 @@ func (g *guest) ip(commands ...string) {
 	g.sh("ip " + strings.Join(commands, "\nip "))
 }
 
-// state is what of the guest's network must not change.
+// state returns the part of the guest's network that must not change.
 func (g *guest) state() string {
 	g.t.Helper()
 	return g.sh("ip -br link | awk '{print $1}'; ip -br addr | awk '{print $1, $3}'; ip route; ip rule; ip -6 route | grep -v ^fe80 || true; ip -6 rule")
 }
 
-// TestPeerKernelWireGuard has a kernel as all of milan: its WireGuard, its
-// nftables translate the prefixes as culvert would, and a pod behind it.
+// TestPeerKernelWireGuard uses a kernel as all of milan: its WireGuard, nftables that translate
+// prefixes as culvert would, and a pod behind it.
 func TestPeerKernelWireGuard(t *testing.T) {
 	besideFamilies(t, func(t *testing.T, f peerFamily) {
 		c := &clusters{romeGateway: newPeerHostOf(t, f, "rome-gw"), romeKey: newKeyPair(t), milanKey: newKeyPair(t)}
@@ -140,19 +140,20 @@ func TestPeerKernelWireGuard(t *testing.T) {
 	}, probeGuest)
 }
 
-// kernelMTU is that of the kernel's tunnel: more than culvert's.
+// kernelMTU is the MTU of the kernel's tunnel, which is larger than culvert's.
 const kernelMTU = 1400
 
-// testTooBig has each end answer a packet of the other that is too big for what
-// lies behind it. By then both have been translated twice, and the answers are
-// from the address that the sender had contacted, as Linux NAT has it.
+// testTooBig sends packets from each end that are too big for the network behind the other end. By
+// then they have been translated twice; the errors come from the address that the sender had
+// contacted, as with NAT in Linux.
 func testTooBig(t *testing.T, c *clusters, g *guest) {
 	headers, words, router := 28, "From %s icmp_seq=1 Frag needed and DF set (mtu = %d)", milanPodAtRome
 	if g.host.family.inside {
-		// The tunnel of the kernel has a link-local address alone there, so that it answers from that on the pod's link (RFC 6724, Section 5,
-		// Rule 2), which is translated as a pod's is.
+		// The kernel's tunnel then has only a link-local address, so that the kernel answers from
+		// its address on the pod's link (RFC 6724, Section 5, Rule 2), which is translated like a
+		// pod's.
 		headers, words, router = 48, "From %s icmp_seq=1 Packet too big: mtu=%d", "10.61.1.1"
-		g.sh("ip -n pod -6 route flush cache") // of what pings of all sizes have taught
+		g.sh("ip -n pod -6 route flush cache") // forget path MTUs from the pings
 	}
 	ping := func(packet int, to string) string {
 		return fmt.Sprintf("ping -c 1 -W 10 -M do -s %d %s || true", packet-headers, to)
@@ -171,7 +172,7 @@ func testTooBig(t *testing.T, c *clusters, g *guest) {
 		t.Fatal(err)
 	}
 	tooBig(out, router, 1300)
-	// The pod forgets; the connection's super-frames must shrink on the way.
+	// The pod forgets the path MTU, so the gateway must shrink the connection's super-frames.
 	c.romePod.ip("route flush cache")
 	c.romePod.run("ip", "-6", "route", "flush", "cache")
 	g.echo(c.romePod, milanPodAtRome, 1_500_001)
@@ -187,10 +188,10 @@ func (g *guest) wireGuard(c *clusters) {
 		"ip addr add 169.254.18.1/30 dev wg0",
 		"ip addr add fe80::a9fe:1201/64 dev wg0",
 		"ip link set wg0 up",
-		// What the pods send to the remapped CIDR goes to the tunnel, although the
-		// translated destination is in a CIDR that this cluster has too.
+		// The pods' packets to the remapped CIDR go to the tunnel, although this cluster also uses
+		// the translated destination.
 		"for f in -4 -6; do ip $f route add default dev wg0 table 100; ip $f rule add fwmark 1 lookup 100; done",
-		// So do the kernel's own errors about what came from the tunnel.
+		// So do the kernel's own errors about packets from the tunnel.
 		"echo 1 >/proc/sys/net/ipv4/fwmark_reflect; echo 1 >/proc/sys/net/ipv6/fwmark_reflect",
 		"for f in -4 -6; do ip $f rule add fwmark 2 iif lo lookup 100; done",
 	)
@@ -207,12 +208,12 @@ table ip nat {
 	g.sh("nft -f /tmp/nat")
 }
 
-// testRoaming moves the kernel to another port, which the gateway follows, and
-// restarts the gateway, which the kernel follows.
+// testRoaming moves the kernel to another port, and the gateway must follow; then restarts the
+// gateway, and the kernel must follow.
 func testRoaming(t *testing.T, c *clusters, g *guest) {
 	const port = "51999"
 	g.sh("wg set wg0 listen-port " + port)
-	g.ping(romePodAtMilan) // the first packet from there tells the gateway
+	g.ping(romePodAtMilan) // the first packet from there informs the gateway
 	pingThrough(c.romePod, milanPodAtRome)
 	if got, want := c.romeGateway.run("wg", "show", uapiLink, "endpoints"), c.milanKey.public+g.host.family.of("\t192.0.2.7:")+port+"\n"; got != want {
 		t.Errorf("wg show endpoints: %q, want %q", got, want)
@@ -230,6 +231,6 @@ func testRoaming(t *testing.T, c *clusters, g *guest) {
 	}
 }
 
-// deadSession is when a WireGuard peer gives up a session that no longer answers:
+// deadSession is how long a WireGuard peer keeps a session that no longer answers:
 // KEEPALIVE_TIMEOUT + REKEY_TIMEOUT.
 const deadSession = 15 * time.Second

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestPeerNetem has a kernel with netem as the only router between the gateways:
-// it delays, loses and reorders what they send each other.
+// TestPeerNetem puts a kernel with netem between the gateways: it delays, loses and reorders what
+// they send each other.
 func TestPeerNetem(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		var g *guest

@@ -12,7 +12,7 @@ const ovsSchema = "/usr/share/openvswitch/vswitch.ovsschema"
 
 var probeOVS = programs("ovs", "ovs-vswitchd", "ovsdb-server", "ovsdb-tool", "ovs-vsctl", "ovs-appctl", "ovs-ofctl", "nft", "ethtool", "ping")
 
-// openVSwitch is an Open vSwitch of our own with its user-space datapath.
+// An openVSwitch is an Open vSwitch that the test starts, with its user-space datapath.
 type openVSwitch struct {
 	host *peerHost
 	dir  string // its sockets, database and logs
@@ -35,7 +35,7 @@ func startOVS(h *peerHost) *openVSwitch {
 	return o
 }
 
-// vsctl changes the configuration and waits until it is in force.
+// vsctl changes the configuration and waits until it is in effect.
 func (o *openVSwitch) vsctl(command string) string {
 	o.host.t.Helper()
 	args := strings.Fields("--db=unix:" + filepath.Join(o.dir, "db.sock") + " --timeout=20 " + command)
@@ -48,13 +48,13 @@ func (o *openVSwitch) appctl(command string) string {
 	return o.host.run("ovs-appctl", strings.Fields("--target="+filepath.Join(o.dir, "vswitchd.ctl")+" "+command)...)
 }
 
-// ofctl changes or shows flows of a bridge.
+// ofctl changes or shows a bridge's flows.
 func (o *openVSwitch) ofctl(command, bridge string, args ...string) string {
 	o.host.t.Helper()
 	return o.host.run("ovs-ofctl", append([]string{"-O", "OpenFlow15", command, filepath.Join(o.dir, bridge+".mgmt")}, args...)...)
 }
 
-// addFlow adds a flow to br-int and waits until no packet meets an older one.
+// addFlow adds a flow to br-int and waits until no packet uses an older one.
 func (o *openVSwitch) addFlow(flow string) {
 	o.host.t.Helper()
 	o.ofctl("add-flow", "br-int", flow)
@@ -71,14 +71,14 @@ func newOVSClusters(t *testing.T, f peerFamily, tunnelOptions string) (*clusters
 	c.newRomeNode()
 	join(c.romeGateway, c.romeNode, "172.18.0.9/24", "", 1500)
 	connectPod(c.romeNode, c.romePod)
-	// Open vSwitch reads what arrives on the veth from AF_PACKET: a frame whose
-	// checksum was left to a network card that is not there would be dropped.
+	// Open vSwitch reads from the veth by AF_PACKET: it would drop a frame whose checksum was left
+	// to a network card.
 	c.romeGateway.run("ethtool", "-K", c.romeNode.name, "tx", "off")
 	o := startOVS(c.romeNode)
 	o.vsctl("add-br br-phy -- set bridge br-phy datapath_type=netdev -- add-port br-phy rome-gw")
 	o.vsctl("add-br br-int -- set bridge br-int datapath_type=netdev -- add-port br-int tunnel" +
 		fmt.Sprintf(" -- set interface tunnel type=geneve options:remote_ip=172.18.0.9 options:key=%d options:dst_port=6091 ", romeVNI) + tunnelOptions)
-	// AF_PACKET copies, so the kernel would answer the same frames too.
+	// AF_PACKET copies, so the kernel would answer the same frames.
 	c.romeNode.feed("add table netdev ovs\n"+
 		"add chain netdev ovs ingress { type filter hook ingress device rome-gw priority 0; policy drop; }\n", "nft", "-f", "-")
 	c.romeNode.ip(
@@ -106,20 +106,20 @@ func TestPeerOpenVSwitch(t *testing.T) {
 				t.Errorf("no flow of the datapath has %s:\n%s", want, flows)
 			}
 		}
-		if !f.inside { // options are in a header that has no family
+		if !f.inside { // options are in the Geneve header, which has no family
 			t.Run("options", func(t *testing.T) { testOptions(t, c, o) })
 		}
 	}, probeOVS)
 }
 
-// testOptions has Open vSwitch send TLV options: one that may be ignored is, one
-// that must be understood is not.
+// testOptions sends Geneve options through Open vSwitch: a critical option makes the gateway drop
+// the packet, another one is ignored.
 func testOptions(t *testing.T, c *clusters, o *openVSwitch) {
 	o.ofctl("add-tlv-map", "br-int", "{class=0xfff0,type=0x01,len=8}->tun_metadata0,{class=0xfff0,type=0x81,len=4}->tun_metadata1")
 	const dropped = `culvert_dropped_packets_total{direction="outbound",reason="critical-option"}`
 	ping := []string{"-c", "3", "-i", "0.05", "-W", "1", milanPodAtRome}
 
-	const pings = "icmp,in_port=LOCAL,nw_dst=" + milanPodAtRome // what answers the gateway's probes has no option
+	const pings = "icmp,in_port=LOCAL,nw_dst=" + milanPodAtRome // answers to the gateway's probes have no option
 	o.addFlow(pings + " actions=set_field:0x1122334455667788->tun_metadata0,NORMAL")
 	c.romePod.run("ping", ping...)
 	if n := c.romeGateway.metric(dropped); n != 0 {

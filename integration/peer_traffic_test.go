@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// pingThrough pings until the first answer, which handshakes and ARP delay, and
-// then demands an answer to each of a few requests of several sizes.
+// pingThrough pings until the first answer, which handshakes and ARP delay, and then requires an
+// answer to each of a few requests of several sizes.
 func pingThrough(from *peerHost, to string) {
 	from.t.Helper()
 	eventually(from.t, from.name+": ping "+to, func() error {
@@ -25,15 +25,15 @@ func pingThrough(from *peerHost, to string) {
 	}
 }
 
-// pingSizes fill the MTU over IPv6 and over IPv4, or need fragments.
+// pingSizes fill the MTU over IPv6, over IPv4, or need fragments.
 var pingSizes = []int{0, 56, 1292, 1312, 4001}
 
-// exchange is a TCP connection with random bytes both ways at once; both ends
-// compare what they got by its SHA-256.
+// An exchange is a TCP connection with random bytes in both directions at once; both ends compare
+// SHA-256 sums.
 type exchange struct {
 	from, to             *peerHost
 	listen, dial, source string // source is the client's address as the server sees it
-	bytes                int    // each way
+	bytes                int    // in each direction
 }
 
 const (

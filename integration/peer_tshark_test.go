@@ -11,7 +11,7 @@ import (
 
 var probeTshark = programs("tshark", "tshark", "dumpcap")
 
-// capture is what tshark writes of the Geneve frames at a host's link.
+// A capture is tshark's capture of the Geneve frames on a host's link.
 type capture struct {
 	host    *peerHost
 	file    string
@@ -21,7 +21,7 @@ type capture struct {
 func startCapture(h *peerHost, link string) *capture {
 	h.t.Helper()
 	c := &capture{host: h, file: filepath.Join(h.t.TempDir(), "geneve.pcapng")}
-	// Room in MiB for all that comes: what tshark is too late for is lost.
+	// Buffer in MiB, large enough for everything: tshark may be slow.
 	c.process = h.start(nil, "tshark", "-q", "-B", "16", "-i", link, "-f", "udp port 6091", "-w", c.file)
 	eventually(h.t, "capture on "+link, func() error {
 		if err := c.process.running(); err != nil {
@@ -36,8 +36,8 @@ func startCapture(h *peerHost, link string) *capture {
 	return c
 }
 
-// dissected is what tshark says of one frame. A field of several layers has their
-// values from the outermost to the innermost.
+// dissected is tshark's view of one frame. A field of several layers has their values from the
+// outermost to the innermost.
 type dissected struct {
 	line                             string
 	ours, outer6                     bool // from the gateway, over IPv6
@@ -51,14 +51,15 @@ type dissected struct {
 const (
 	checksumGood   = "1"
 	checksumAbsent = "3"
-	groupSequence  = 0x02000000 // what TCP made of losses, not of a packet's form
+	groupSequence  = 0x02000000 // about TCP's losses, not about a packet's format
 	severityWarn   = 0x00600000
 )
 
-// dissect returns what tshark says of each frame captured up to this moment.
+// dissect returns tshark's view of each frame captured so far.
 func (c *capture) dissect() ([]dissected, error) {
 	args := []string{"-r", c.file, "-d", "udp.port==6091,geneve", "-T", "fields",
-		// Else it guesses that random bytes are of some application, and finds them wrong.
+		// Otherwise tshark takes random bytes for some application protocol, and finds errors in
+		// it.
 		"-d", "udp.port==" + exchangePort + ",data", "-d", "tcp.port==" + exchangePort + ",data"}
 	for _, protocol := range []string{"ip", "udp", "tcp"} {
 		args = append(args, "-o", protocol+".check_checksum:TRUE")
@@ -89,7 +90,7 @@ func (c *capture) dissect() ([]dissected, error) {
 	return frames, nil
 }
 
-// Layers around what is inside Geneve.
+// The layers around what Geneve carries.
 const (
 	outer4Layers = "eth:ethertype:ip:udp:geneve:"
 	outer6Layers = "eth:ethertype:ipv6:udp:geneve:"
@@ -101,7 +102,7 @@ const (
 	fromGateway = "from the gateway: "
 )
 
-// kind is a frame's direction and the layers inside Geneve.
+// kind returns a frame's direction and the layers inside Geneve.
 func (f *dissected) kind() string {
 	direction := toGateway
 	if f.ours {
@@ -117,7 +118,7 @@ func (f *dissected) kind() string {
 	return direction + strings.TrimSuffix(inner, ":data")
 }
 
-// complaint returns what tshark dislikes about a frame, or nothing.
+// complaint returns what tshark reports as wrong with a frame, or "".
 func (f *dissected) complaint() string {
 	if want := fmt.Sprintf("%#x", romeVNI); f.vni != want {
 		return "VNI, want " + want
@@ -139,7 +140,8 @@ func (f *dissected) complaint() string {
 		}
 	}
 	for i, status := range f.udpStatus {
-		// RFC 8926, Section 3.3: the outer checksum may be 0 over IPv4. Open vSwitch leaves it so, we do not.
+		// RFC 8926, Section 3.3: over IPv4 the outer checksum may be 0. Open vSwitch sends 0,
+		// culvert does not.
 		if i == 0 && !f.ours && !f.outer6 && status == checksumAbsent {
 			continue
 		}
@@ -186,12 +188,11 @@ func TestPeerComplaint(t *testing.T) {
 	}
 }
 
-// TestPeerTshark has tshark dissect both what we send to Open vSwitch and what it
-// sends to us.
+// TestPeerTshark has tshark dissect what culvert sends to Open vSwitch, and the reverse.
 func TestPeerTshark(t *testing.T) {
 	body := func(t *testing.T, f peerFamily) {
 		c, _ := newOVSClusters(t, f, "")
-		pingThrough(c.romeNode, romeInternal) // a node that was not heard yet is asked in VXLAN too
+		pingThrough(c.romeNode, romeInternal) // until the gateway hears a node, it also asks it in VXLAN
 		capture := startCapture(c.romeGateway, c.romeNode.name)
 		pingThrough(c.romePod, milanPodAtRome)
 		pingThrough(c.milanPod, romePodAtMilan)
@@ -202,7 +203,7 @@ func TestPeerTshark(t *testing.T) {
 		least := map[string]int{
 			"eth:ethertype:arp":     1,
 			"eth:ethertype:ip:icmp": 24,
-			"eth:ethertype:ip":      12, // fragments but the first
+			"eth:ethertype:ip":      12, // all fragments except the first
 			"eth:ethertype:ip:udp":  4,
 			"eth:ethertype:ip:tcp":  e.bytes / 1288,
 		}
@@ -218,7 +219,7 @@ func TestPeerTshark(t *testing.T) {
 		}
 		var frames []dissected
 		seen := map[string]int{}
-		eventually(t, "frames in the capture", func() (err error) { // which lags behind the traffic
+		eventually(t, "frames in the capture", func() (err error) { // the capture lags behind the traffic
 			if frames, err = capture.dissect(); err != nil {
 				return err
 			}

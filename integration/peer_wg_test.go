@@ -17,7 +17,7 @@ const (
 	uapiSocket = "/var/run/wireguard/" + uapiLink + ".sock"
 )
 
-// TestPeerWgShow has wg(8) look at the gateway's tunnel, and try to change it.
+// TestPeerWgShow: wg(8) shows the gateway's tunnel, and cannot change it.
 func TestPeerWgShow(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		began := time.Now().Truncate(time.Second)
@@ -42,7 +42,8 @@ func TestPeerWgShow(t *testing.T) {
 			t.Fatalf("wg show dump: %q, want a line for the tunnel and one for its peer", lines)
 		}
 		own, peer := strings.Split(lines[0], "\t"), strings.Split(lines[1], "\t")
-		// The public key too: wg(8) derives it from the private key, which it is not told.
+		// Not even the public key: wg(8) derives it from the private key, which the gateway does
+		// not tell.
 		for i, want := range []string{"(none)", "(none)"} {
 			if own[i] != want {
 				t.Errorf("wg show dump: field %d of the tunnel is %q, want %q", i, own[i], want)
@@ -79,7 +80,7 @@ func TestPeerWgShow(t *testing.T) {
 	}, programs("wg", "wg", "ping"))
 }
 
-// testUAPI checks that the socket tells no secret and takes no order.
+// testUAPI: the socket reveals no secret and obeys no command.
 func testUAPI(t *testing.T, c *clusters) {
 	info, err := os.Stat(uapiSocket)
 	if err != nil {

@@ -10,12 +10,12 @@ import (
 	"testing"
 )
 
-// startsPrograms are the files, but those of tests, that may start programs: integration/need is the way of the tests, and the others are parts
-// of commands, which tell their users themselves what is missing.
+// startsPrograms are the files, besides tests, that may start programs: integration/need does it
+// for tests, and the others belong to commands, which tell their users what is missing.
 var startsPrograms = []string{"integration/need/", "integration/lab/", "cmd/"}
 
-// TestTestsAskForPrograms: a test starts a program by integration/need alone, so that it skips where the program is missing and fails everywhere
-// if it has not asked for it.
+// TestTestsAskForPrograms: tests start programs only by integration/need. So a test skips where a
+// program is missing, and fails everywhere if it has not requested it.
 func TestTestsAskForPrograms(t *testing.T) {
 	eachFile(t, func(name string, fset *token.FileSet, f *ast.File) {
 		may := slices.ContainsFunc(startsPrograms, func(folder string) bool { return strings.HasPrefix(name, folder) })
@@ -29,12 +29,13 @@ func TestTestsAskForPrograms(t *testing.T) {
 	})
 }
 
-// notStarts is what os/exec has that neither starts nor finds a program; Cmd is another matter, see starts.
+// notStarts are the names of os/exec that neither start nor find a program, except Cmd, for which
+// see starts.
 var notStarts = []string{"ExitError", "Error", "ErrDot", "ErrNotFound", "ErrWaitDelay"}
 
-// starts returns where a file names what starts or finds a program.
+// starts returns the places in a file that name something that starts or finds a program.
 func starts(f *ast.File) (at []token.Pos) {
-	packages := map[string]string{} // paths by the names they have in this file
+	packages := map[string]string{} // import paths by their names in this file
 	for _, i := range f.Imports {
 		path, _ := strconv.Unquote(i.Path.Value)
 		if !slices.Contains([]string{"os", "os/exec", "syscall", "golang.org/x/sys/unix"}, path) {
@@ -49,7 +50,7 @@ func starts(f *ast.File) (at []token.Pos) {
 		}
 		packages[name] = path
 	}
-	pointers := map[ast.Expr]bool{} // what a * stands before
+	pointers := map[ast.Expr]bool{} // operands of a *
 	ast.Inspect(f, func(n ast.Node) bool {
 		if star, ok := n.(*ast.StarExpr); ok {
 			pointers[star.X] = true
@@ -64,7 +65,7 @@ func starts(f *ast.File) (at []token.Pos) {
 		}
 		switch name := s.Sel.Name; packages[in.Name] {
 		case "os/exec":
-			// *exec.Cmd is what need returns; exec.Cmd alone would be a new one.
+			// *exec.Cmd is the type of what need returns; exec.Cmd alone would make a new command.
 			if name == "Cmd" && !pointers[s] || name != "Cmd" && !slices.Contains(notStarts, name) {
 				at = append(at, s.Pos())
 			}
@@ -78,7 +79,7 @@ func starts(f *ast.File) (at []token.Pos) {
 	return at
 }
 
-// TestStarts: what starts a program is found under any name.
+// TestStarts: starts finds whatever starts a program, also under another import name.
 func TestStarts(t *testing.T) {
 	for _, tt := range []struct {
 		imports, body string
@@ -110,7 +111,8 @@ func TestStarts(t *testing.T) {
 	}
 }
 
-// TestNamespacesAreFresh: a file that makes network namespaces has integration/fresh set them, so that a test does not depend on its machine's.
+// TestNamespacesAreFresh: a file that makes network namespaces sets them up by integration/fresh,
+// so that tests do not depend on the machine's settings.
 func TestNamespacesAreFresh(t *testing.T) {
 	notUsed := map[string]string{
 		"integration/lab/holder.go":        "each host of the lab has its own",

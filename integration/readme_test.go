@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// blocks returns the fenced blocks of a page of the documentation: those of commands by the
-// word behind sh, files by the name with which their first line begins, or by their number.
+// blocks returns the fenced blocks of a documentation page: commands by the word after "sh", files
+// by the name at the beginning of their first line, others by their number.
 func blocks(t *testing.T, page string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(page)
@@ -50,7 +50,8 @@ func lines(t *testing.T, blocks map[string]string, name string) []string {
 const firstNetwork = "../docs/first-network.md"
 
 // readmeHere returns the commands with which README makes two clusters on one machine, and the
-// last one, a ping. kind is what rome's node is: culvert, or by docs/first-network.md vxlan or geneve.
+// final ping. kind is the kind of rome's node: culvert, or vxlan or geneve as in
+// docs/first-network.md.
 func readmeHere(t *testing.T, kind string) (commands []string, ping string) {
 	t.Helper()
 	readme, more := blocks(t, "../README.md"), blocks(t, firstNetwork)
@@ -72,14 +73,14 @@ func readmeHere(t *testing.T, kind string) (commands []string, ping string) {
 	return commands, ping
 }
 
-// nodeAnswers is what culvert node says when its gateway is there.
+// nodeAnswers is in culvert node's log once its gateway answers.
 const nodeAnswers = `msg="the gateway answers"`
 
-// asWritten runs the commands of a page in a folder of an ordinary user: those with sudo as root.
+// asWritten runs the commands of a page in a folder of an ordinary user; those with sudo as root.
 type asWritten struct {
 	*peerHost
 	dir  string
-	path string // where culvert is
+	path string // folder of culvert
 }
 
 func newAsWritten(h *peerHost, dir string) *asWritten {
@@ -93,7 +94,7 @@ func newAsWritten(h *peerHost, dir string) *asWritten {
 	return &asWritten{h, dir, bin}
 }
 
-// command runs one; it returns what ends with & while it runs, else nil.
+// command runs one command. It returns the process of a command that ends with &, else nil.
 func (w *asWritten) command(line string) *peerProcess {
 	w.t.Helper()
 	line, background := strings.CutSuffix(line, " &")
@@ -115,7 +116,7 @@ func (w *asWritten) command(line string) *peerProcess {
 	return nil
 }
 
-// answered waits until a process has said that its gateway answers.
+// answered waits until a node's process has logged that its gateway answers.
 func answered(t *testing.T, p *peerProcess) {
 	t.Helper()
 	eventually(t, nodeAnswers, func() error {
@@ -126,7 +127,7 @@ func answered(t *testing.T, p *peerProcess) {
 	})
 }
 
-// TestReadmeHere: who pastes README's commands has pods that talk.
+// TestReadmeHere pastes README's commands; afterwards pods of both clusters reach each other.
 func TestReadmeHere(t *testing.T) {
 	for _, kind := range []string{"culvert", "vxlan"} {
 		t.Run(kind, func(t *testing.T) {
@@ -177,8 +178,8 @@ func TestReadmeGeneve(t *testing.T) {
 	}, probeGuest)
 }
 
-// TestFirstNetworkFiles: the four files of docs/first-network.md, each where its first line says and
-// started as it says, make two clusters.
+// TestFirstNetworkFiles: the four files of docs/first-network.md, each saved and started as its
+// first line says, make two clusters.
 func TestFirstNetworkFiles(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		page := blocks(t, firstNetwork)
@@ -232,8 +233,9 @@ func TestFirstNetworkFiles(t *testing.T) {
 	}, programs("ping", "ping"))
 }
 
-// TestReadmeIPv6: the files of docs/gateway.md with both families, and milan's, which are the same with its own names and addresses, make two
-// clusters whose pods reach each other over both, through tunnels over IPv6.
+// TestReadmeIPv6: the files of docs/gateway.md with both families, and the same for milan with its
+// own names and addresses, make two clusters whose pods reach each other over both families,
+// through tunnels over IPv6.
 func TestReadmeIPv6(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		files := blocks(t, "../docs/gateway.md")

@@ -7,7 +7,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestResults: of what failed the reason is said last, after all else that a failed package and others print.
+// TestResults: the reasons for failures come last, after everything else that a failed package and
+// others print.
 func TestResults(t *testing.T) {
 	need.Programs(t, "awk", "awk")
 	for _, tt := range []struct{ name, says, want string }{

@@ -21,7 +21,8 @@ import (
 	"culvert/integration/need"
 )
 
-// newSeen makes two clusters, and a client of the control socket of rome's gateway, which has room for four million connections.
+// newSeen makes two clusters, and a client of the control socket of rome's gateway, which has room
+// for four million connections.
 func newSeen(t *testing.T) (*clusters, *control.Client) {
 	t.Helper()
 	dir := t.TempDir()
@@ -41,14 +42,15 @@ func newSeen(t *testing.T) (*clusters, *control.Client) {
 }
 
 const (
-	statusTime = 50 * time.Millisecond // that a status may take
-	beatTime   = time.Millisecond      // that a listing may hold a packet up
+	statusTime = 50 * time.Millisecond // limit for a status
+	beatTime   = time.Millisecond      // limit for how long a listing may delay a packet
 	beatPause  = 300 * time.Microsecond
 	beatPort   = 9
-	listings   = 4 // and as many turns without: connections without an answer last two minutes
+	listings   = 4 // and as many rounds without one; connections without an answer last two minutes
 )
 
-// TestMillionConnections: beside a million connections a status comes at once, and packets pass while all of them are listed.
+// TestMillionConnections: with a million connections, a status comes at once, and packets pass
+// while all connections are listed.
 func TestMillionConnections(t *testing.T) {
 	need.Long(t, "a measurement of two minutes, which needs a quiet machine")
 	isolated(t, func(t *testing.T) {
@@ -56,7 +58,7 @@ func TestMillionConnections(t *testing.T) {
 		c, client := newSeen(t)
 		c.fillTable(t, client, want)
 		c.milanPod.answerBeats()
-		// What comes first shows what a gateway does, and not what else this machine does.
+		// With precedence over other processes, times depend on the gateway alone.
 		c.romeCulvert.comesFirst(t)
 		c.milanCulvert.comesFirst(t)
 
@@ -72,8 +74,8 @@ func TestMillionConnections(t *testing.T) {
 			t.Errorf("a status takes %v, want %v", took[10], statusTime)
 		}
 
-		// What this machine does beside it makes answers late, too, whether anybody lists or not: the best of many turns of each kind, as
-		// long as one another, show what a listing does.
+		// Other processes delay answers too, with or without a listing. The best of many rounds of
+		// each kind, equally long, show the effect of a listing.
 		var listed, quiet []time.Duration
 		for range listings {
 			lines, began := 0, time.Now()
@@ -96,7 +98,8 @@ func TestMillionConnections(t *testing.T) {
 	}, programs("ping", "ping"))
 }
 
-// fillTable has a pod of rome send datagrams that the far kernel drops for their checksum, from and to as many ports as it takes.
+// fillTable sends datagrams from a pod of rome, from and to as many ports as needed. The far kernel
+// drops them for their checksum.
 func (c *clusters) fillTable(t *testing.T, client *control.Client, connections int) {
 	t.Helper()
 	fill := vxlanFrames(romeVNI, nodeMAC(c.romeNode), unix.IPPROTO_UDP, always(10, 0, 1, 7), always(10, 61, 1, 5))
@@ -140,12 +143,13 @@ func list(t *testing.T, client *control.Client) (lines int) {
 	}
 }
 
-// comeFirst gives a thread, and those that it will start, the machine before all that are not of real time; 0 is this one.
+// comeFirst gives a thread, and those that it will start, precedence over all threads that are not
+// real-time; 0 is this thread.
 func comeFirst(thread int) error {
 	return unix.SchedSetAttr(thread, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0)
 }
 
-// comesFirst does that to a process.
+// comesFirst does the same for a process.
 func (p *peerProcess) comesFirst(t *testing.T) {
 	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.cmd.Process.Pid))
@@ -158,7 +162,7 @@ func (p *peerProcess) comesFirst(t *testing.T) {
 	}
 }
 
-// datagrams opens a UDP socket that blocks inside the host.
+// datagrams opens a blocking UDP socket inside the host.
 func (h *peerHost) datagrams() (fd int) {
 	h.t.Helper()
 	err := h.do(func() (err error) {
@@ -171,7 +175,7 @@ func (h *peerHost) datagrams() (fd int) {
 	return fd
 }
 
-// answerBeats answers each datagram at beatPort with an empty one until the test ends.
+// answerBeats answers each datagram at beatPort with an empty one until the end of the test.
 func (h *peerHost) answerBeats() {
 	h.t.Helper()
 	fd := h.datagrams()
@@ -204,7 +208,8 @@ func (h *peerHost) answerBeats() {
 	})
 }
 
-// beats has a pod ask a pod of the other cluster, time after time until during returns, and returns how long answers took, the quickest first.
+// beats sends requests from a pod to a pod of the other cluster, one after another, until during
+// returns. It returns the times of the answers, the quickest first.
 func (c *clusters) beats(t *testing.T, during func()) (took pulses) {
 	t.Helper()
 	limit := unix.NsecToTimeval(startTimeout.Nanoseconds())
@@ -253,7 +258,7 @@ func (c *clusters) beats(t *testing.T, during func()) (took pulses) {
 	return took
 }
 
-// pulses are how long answers took, the quickest first.
+// pulses are times of answers, the quickest first.
 type pulses []time.Duration
 
 func (p pulses) at(share float64) time.Duration { return p[int(share*float64(len(p)-1))] }

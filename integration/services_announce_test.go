@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An announceLab is a serviceLab in which both nodes serve the same address of a load balancer, each with its own file.
+// An announceLab is a serviceLab in which both nodes serve the same load balancer address, each
+// with its own file.
 type announceLab struct {
 	*serviceLab
 	vip   [2]netip.Addr
@@ -32,7 +33,7 @@ func newAnnounceLab(t *testing.T) *announceLab {
 	}
 }
 
-// write writes a node's file, which announces the address or does not.
+// write writes a node's file, with or without the announcement of the address.
 func (l *announceLab) write(h *peerHost, announce string) {
 	l.Helper()
 	own := serviceAddresses[h.name]
@@ -60,7 +61,7 @@ func (l *announceLab) run(h *peerHost, announce string) {
 	l.says(h, "services are served", 1)
 }
 
-// reload has a node announce something else.
+// reload changes what a node announces.
 func (l *announceLab) reload(h *peerHost, announce string) {
 	l.Helper()
 	done := strings.Count(l.nodes[h.name].output(), "configuration applied")
@@ -69,7 +70,7 @@ func (l *announceLab) reload(h *peerHost, announce string) {
 	l.says(h, "configuration applied", done+1)
 }
 
-// says waits until a node has said something so often.
+// says waits until a node has logged something as often as times.
 func (l *announceLab) says(h *peerHost, what string, times int) {
 	l.Helper()
 	p := l.nodes[h.name]
@@ -90,7 +91,7 @@ func (l *announceLab) end(h *peerHost, how unix.Signal) {
 	<-l.nodes[h.name].ended
 }
 
-// mac returns that of a host at the network.
+// mac returns a host's MAC address on the network.
 func (l *announceLab) mac(h *peerHost) (mac string) {
 	l.Helper()
 	err := h.do(func() error {
@@ -106,10 +107,11 @@ func (l *announceLab) mac(h *peerHost) (mac string) {
 	return mac
 }
 
-// A kernel's proxies answer at a random time within 0.8 s (proxy_delay).
+// A kernel that answers for others does so at a random time within 0.8 s (proxy_delay).
 const answerPatience = 1200 * time.Millisecond
 
-// answers has the host outside forget who has an address and ask anew, and returns who answers: their names, in order.
+// answers makes the outside host forget the address's neighbour entry and ask again. It returns the
+// names of the hosts that answer, in order.
 func (l *announceLab) answers(to netip.Addr) (names []string) {
 	l.Helper()
 	macs := map[string]string{l.mac(l.n1): "n1", l.mac(l.n2): "n2"}
@@ -171,7 +173,8 @@ func nextFrame(socket int, deadline time.Time) []byte {
 	}
 }
 
-// layer2Answer reads an ARP packet or a neighbour advertisement that says where an address is, and whether somebody had asked.
+// layer2Answer reads an ARP packet or neighbour advertisement that says where an address is.
+// unasked: nobody had asked.
 func layer2Answer(b []byte) (mac string, a netip.Addr, unasked bool) {
 	if len(b) < 14 {
 		return "", a, false
@@ -197,7 +200,8 @@ func (l *announceLab) require(when string, nodes ...string) {
 	}
 }
 
-// requireServed asks the address from outside, and sees by whose address the endpoint sees that it went through a node.
+// requireServed uses the address from outside. The source that the endpoint sees shows which node
+// the request went through.
 func (l *announceLab) requireServed(when string, from *peerHost, through string) {
 	l.Helper()
 	for family, a := range l.vip {
@@ -208,8 +212,9 @@ func (l *announceLab) requireServed(when string, from *peerHost, through string)
 	}
 }
 
-// requireKept has the host outside ask the node that it knows whether it has the address still, as hosts do every half minute (RFC 4861, Section
-// 7.3.3): without an answer they stop, and ask everybody anew.
+// requireKept makes the outside host ask the node that it knows whether it still has the address,
+// as hosts do every half minute (RFC 4861, Section 7.3.3). Without an answer it would ask everybody
+// again.
 func (l *announceLab) requireKept(when string, by *peerHost) {
 	l.Helper()
 	for _, a := range l.vip {
@@ -223,7 +228,7 @@ func (l *announceLab) requireKept(when string, by *peerHost) {
 	}
 }
 
-// requireNothingLeft fails if a node's kernel would answer for an address of others.
+// requireNothingLeft fails if a node's kernel would answer for an address that is not its own.
 func (l *announceLab) requireNothingLeft(when string, h *peerHost) {
 	l.Helper()
 	left := h.run("ip", "neigh", "show", "proxy") + h.run("ip", "-6", "neigh", "show", "proxy")
@@ -239,8 +244,9 @@ func (l *announceLab) requireNothingLeft(when string, h *peerHost) {
 
 const announceBoth = `announce: [172.18.0.77/32, "fd18::77/128"]`
 
-// TestServicesAnnounce: the node that is to answer at layer 2 for a load balancer's address does, and no other, over both families; it
-// leaves the address at SIGHUP, SIGTERM and SIGKILL, and keeps nothing. One node may open packet sockets, and tells neighbours.
+// TestServicesAnnounce: only the node that announces a load balancer's address at layer 2 answers
+// for it, over both families. It stops at SIGHUP, SIGTERM and SIGKILL, and leaves nothing behind.
+// One node may open packet sockets, and notifies neighbours.
 func TestServicesAnnounce(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newAnnounceLab(t)
@@ -257,7 +263,7 @@ func TestServicesAnnounce(t *testing.T) {
 		l.requireServed("the first is to: short cut", l.b, "n2")
 		l.requireServed("the first is to: short cut", l.n2, "n2")
 
-		// The second takes over, and tells so the host outside, which does not ask.
+		// The second takes over, and notifies the outside host, which does not ask.
 		l.reload(l.n1, "")
 		l.requireNothingLeft("after SIGHUP", l.n1)
 		socket, err := l.listenPackets(l.out, "lan")
@@ -288,7 +294,7 @@ func TestServicesAnnounce(t *testing.T) {
 		l.end(l.n2, unix.SIGTERM)
 		l.requireNothingLeft("after SIGTERM", l.n2)
 
-		// What somebody else has made stays.
+		// Proxy entries that somebody else has made stay.
 		l.n1.ip("neigh add proxy 172.18.0.77 dev lan", "neigh add proxy 172.18.0.78 dev lan")
 		l.reload(l.n1, announceBoth)
 		l.require("the first is to, as somebody else has it", "n1")
@@ -299,7 +305,8 @@ func TestServicesAnnounce(t *testing.T) {
 	}, programs("ip", "ip"))
 }
 
-// requireNoneTaken: the device by which the first node answers is given no packet of IPv4 from that node, of whatever protocol.
+// requireNoneTaken: the first node routes no IPv4 packet of its own to the device that answers,
+// whatever the protocol.
 func (l *announceLab) requireNoneTaken() {
 	l.Helper()
 	const experimental = 253 // RFC 3692, Section 2.1
@@ -320,7 +327,7 @@ func (l *announceLab) requireNoneTaken() {
 		if err != nil {
 			l.Fatal(err)
 		}
-		for b := make([]byte, 100); ; { // what was sent is there when the call returns
+		for b := make([]byte, 100); ; { // a packet is there as soon as the sending call returns
 			if n, err := unix.Read(watch, b); err != nil || n == 0 {
 				break
 			}
@@ -331,13 +338,14 @@ func (l *announceLab) requireNoneTaken() {
 	}
 }
 
-// TestServicesAnnounceKilled: a node that keeps its device for the next run and is killed answers for nothing from then on. Who asks anew hears
-// nobody, and then the node that takes over; who knows the dead one asks it in vain, and finds the other without being told. Connections go on
-// in the next run.
+// TestServicesAnnounceKilled kills a node that keeps its device for the next run: from then on it
+// answers for nothing. Hosts that ask again get no answer, and then that of the node that takes
+// over. Hosts that know the dead node ask it in vain, and find the other one without a
+// notification. Connections continue in the next run.
 func TestServicesAnnounceKilled(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newAnnounceLab(t)
-		l.n2.refused = refuseNetfilter // so that it tells no neighbour over IPv4
+		l.n2.refused = refuseNetfilter // so that it notifies no neighbour over IPv4
 		l.out.ip("route del default", "route del ::/0")
 		state := "\n  state: " + t.TempDir()
 		before := l.kernelState()
@@ -401,7 +409,8 @@ func TestServicesAnnounceKilled(t *testing.T) {
 	}, programs("ip", "ip"))
 }
 
-// requireHeralded sees what the second node tells unasked: as often as MetalLB, of IPv4 in both forms.
+// requireHeralded checks the unasked notifications of the second node: as many as MetalLB sends,
+// for IPv4 in both forms.
 func (l *announceLab) requireHeralded(socket int) {
 	l.Helper()
 	const often, pause = 5, 2 * time.Second
@@ -424,7 +433,7 @@ func (l *announceLab) requireHeralded(socket int) {
 		}
 		told[kind]++
 		if told["ARP 1"] == often && told["ARP 2"] == often && told["advertisement"] == often {
-			deadline = time.Now().Add(pause) // for one too many
+			deadline = time.Now().Add(pause) // enough for one too many
 		}
 	}
 	for _, kind := range []string{"ARP 1", "ARP 2", "advertisement"} {

@@ -5,9 +5,11 @@ import (
 	"testing"
 )
 
-// TestServicesDeleted deletes Services under TCP connections from the node, a pod and outside, to cluster addresses and node ports, over both
-// families: they go on with their endpoint, also after another Service has taken address and ports, of which new connections get the endpoint,
-// and after a take-over and a restart. When they are over, nothing leads the node port to the device any more.
+// TestServicesDeleted deletes Services under TCP connections from the node, a pod and outside, to
+// cluster addresses and node ports, over both families. They continue with their endpoint, also
+// after another Service has taken address and port (whose endpoint gets the new connections), after
+// a take-over and after a restart. When they have ended, no route leads the node port to the device
+// any more.
 func TestServicesDeleted(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// sctpServices are what the node of the guest serves: one that speaks and one that listens, of each family.
+// sctpServices are the Services of the guest's node, in each family: in speaks the server sends
+// data, in listens the client does.
 const sctpServices = `name: node-1
 services:
   addresses: [203.0.113.1, "fd03::1"]
@@ -24,15 +25,17 @@ services:
      endpoints: [{address: "fd00:10:0:1::5", port: 8082, node: node-1}, {address: "fd00:10:0:2::5", port: 8082, node: node-1}]}
 `
 
-// A guestHost is a namespace of the guest, behind its kernel; node is the kernel itself. It has an address of each family.
+// A guestHost is a namespace of the guest, behind its kernel; node is the kernel itself. It has an
+// address of each family.
 type guestHost struct {
 	name      string
 	addresses [2]string
 }
 
-// TestServicesSCTP has a kernel's own SCTP talk through a node's Services, inside a guest whose kernel has it: over both families, from
-// endpoints themselves, from the node and from a host outside, at cluster addresses, node ports and external addresses. Either end sends 100,000
-// bytes, which arrive whole, to endpoints that see whom they are to see.
+// TestServicesSCTP uses a node's Services over SCTP, inside a guest whose kernel supports it: over
+// both families, from endpoints themselves, the node and a host outside, at cluster addresses, node
+// ports and external addresses. Either end sends 100,000 bytes, which must arrive intact, and
+// endpoints must see the right source.
 func TestServicesSCTP(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		g := startGuest(newPeerHost(t, "beside"), "172.18.0.2/24", "")
@@ -57,7 +60,7 @@ func TestServicesSCTP(t *testing.T) {
 		}
 		for _, h := range hosts[:2] {
 			for family, a := range h.addresses {
-				// Bound to one address, so that neither end tells the other of more.
+				// Bound to one address, so that neither end announces others.
 				listen := fmt.Sprintf("SCTP%d-LISTEN:808%%d,bind=%s,fork,reuseaddr", []int{4, 6}[family], []string{a, "[" + a + "]"}[family])
 				lines = append(lines,
 					fmt.Sprintf("ip netns exec %s socat -U "+listen+" SYSTEM:'echo %[1]s $SOCAT_PEERADDR; cat /tmp/sent' >/dev/null 2>&1 &", h.name, 1),
@@ -104,7 +107,10 @@ func TestServicesSCTP(t *testing.T) {
 						who, sees := said[0], strings.Trim(said[1], "[]")
 						asked++
 						answered[who]++
-						// As with kube-proxy: pods are known, but to themselves, and to a Service for everybody that they ask as anybody does.
+						// As with kube-proxy, endpoints see the node. Only pods at a cluster
+						// address, and pods and the host outside at a Service with
+						// externalTrafficPolicy Local, keep their address; a pod that reaches
+						// itself never does.
 						want := node
 						if pod := from.name == "one" || from.name == "two"; pod && who != from.name && (to == cluster || listens) || from.name == "outside" && listens {
 							want = from.addresses[family]
@@ -124,8 +130,8 @@ func TestServicesSCTP(t *testing.T) {
 	}, probeGuest)
 }
 
-// TestServicesAnnounceGuest has an older kernel answer ARP for an address as long as its node lives, and no longer when that was killed and has left
-// its device for the next run.
+// TestServicesAnnounceGuest: an older kernel answers ARP for an address while its node lives, and
+// stops when the node is killed, although the device stays for the next run.
 func TestServicesAnnounceGuest(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		g := startGuest(newPeerHost(t, "beside"), "172.18.0.2/24", "")

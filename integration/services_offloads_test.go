@@ -12,9 +12,10 @@ import (
 	"culvert/gateway/node"
 )
 
-// TestServicesOffloads: streams and trains of datagrams, of which their senders have left segmentation and checksums to network cards, are right
-// where the kernel does that work behind culvert node, by what culvert node has handed on: the links to those who get them do none of it, so
-// that receivers verify each checksum. Over both families, for clients that are masqueraded or not.
+// TestServicesOffloads: senders leave segmentation and checksums of streams and trains to network
+// cards, and the kernel does that work behind culvert node, from what culvert node tells it. The
+// links to the receivers do none of it, so that receivers verify each checksum. Over both families,
+// with and without masquerading.
 func TestServicesOffloads(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
@@ -37,7 +38,7 @@ func TestServicesOffloads(t *testing.T) {
 	}, programs("ip", "ip"))
 }
 
-// echoes sends a stream, and wants it back.
+// echoes sends a stream and checks that it comes back.
 func echoes(to string) error {
 	conn, err := net.DialTimeout("tcp", to, askPatience)
 	if err != nil {
@@ -61,7 +62,7 @@ func echoes(to string) error {
 	return err
 }
 
-// answersTrain sends a train of datagrams, and wants an answer to each.
+// answersTrain sends a train of datagrams and checks that each is answered.
 func answersTrain(to string) error {
 	const size, datagrams = 1000, 20
 	conn, err := net.DialTimeout("udp", to, askPatience)

@@ -20,11 +20,11 @@ type serviceStream struct {
 	net.Conn
 	network, to string
 	from        *peerHost
-	who         string // answers
+	who         string // the server that answers
 	sent        int
 }
 
-// stream opens a connection and hears who answers.
+// stream opens a connection and reads which server answers.
 func (l *serviceLab) stream(from *peerHost, network, to string) *serviceStream {
 	l.Helper()
 	conn, err := from.dial(network, to)
@@ -39,7 +39,8 @@ func (l *serviceLab) stream(from *peerHost, network, to string) *serviceStream {
 	return s
 }
 
-// hear reads who answers: over TCP as the first thing, over UDP as the answer to anything, of which some may be lost.
+// hear reads which server answers: it says so first over TCP, and in every answer over UDP, of
+// which some may be lost.
 func (s *serviceStream) hear() (who string, err error) {
 	patience := startTimeout
 	if s.network == "udp" {
@@ -62,7 +63,7 @@ func (s *serviceStream) hear() (who string, err error) {
 	}
 }
 
-// send sends what a TCP connection is to echo.
+// send sends something that a TCP connection must echo.
 func (s *serviceStream) send() error {
 	s.sent++
 	s.SetDeadline(time.Now().Add(startTimeout))
@@ -70,7 +71,7 @@ func (s *serviceStream) send() error {
 	return err
 }
 
-// heard reads what send has sent last.
+// heard reads the echo of the last send.
 func (s *serviceStream) heard() error {
 	s.SetDeadline(time.Now().Add(startTimeout))
 	b := make([]byte, 6)
@@ -85,7 +86,7 @@ func (s *serviceStream) heard() error {
 
 func (s *serviceStream) echo() error { return errors.Join(s.send(), s.heard()) }
 
-// alive reports whether a connection goes on, with whom it began.
+// alive returns an error unless a connection continues with the server with which it began.
 func (s *serviceStream) alive() error {
 	if s.network == "tcp" {
 		return s.echo()
@@ -97,13 +98,13 @@ func (s *serviceStream) alive() error {
 	return err
 }
 
-// kept waits until the node has written all connections that there are: it does for a new one. What it writes first it may have begun to
-// before.
+// kept waits until the node has written all present connections, which it does after each new one.
+// The first write may have begun earlier, so it waits for a second.
 func (l *serviceLab) kept() {
 	l.Helper()
 	written := func() (at time.Time) {
 		if info, err := os.Stat(filepath.Join(l.state, "culvert1", "connections")); err == nil {
-			at = info.ModTime() // which may be some milliseconds before another clock's time
+			at = info.ModTime() // may be some milliseconds before the time of another clock
 		}
 		return at
 	}
@@ -121,7 +122,7 @@ func (l *serviceLab) kept() {
 	}
 }
 
-// all has do done to all streams at once, and returns how many it has failed for.
+// all calls do for all streams at once, and returns for how many it has failed.
 func (l *serviceLab) all(streams []*serviceStream, when string, do func(*serviceStream) error) (failed int) {
 	l.Helper()
 	results := make([]error, len(streams))
@@ -143,9 +144,10 @@ func (l *serviceLab) all(streams []*serviceStream, when string, do func(*service
 	return failed
 }
 
-// TestServicesRestart ends culvert node by SIGTERM and by SIGKILL and starts it again, has an endpoint leave and reads the file again:
-// 500 connections go on, of all kinds of clients, over both families. What is sent while it is down arrives. New ones fail only while it
-// is down, and the node answers for itself all the while.
+// TestServicesRestart stops culvert node by SIGTERM and SIGKILL and starts it again, removes an
+// endpoint and reloads the file. 500 connections of all kinds of clients must survive, over both
+// families, and data sent while the node is down must arrive. New connections may fail only while
+// it is down, and the node's own address always answers.
 func TestServicesRestart(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
@@ -179,7 +181,7 @@ func TestServicesRestart(t *testing.T) {
 		l.down("SIGKILL", unix.SIGKILL, tcp, serve)
 		l.all(streams, "after SIGKILL", (*serviceStream).alive)
 
-		// An endpoint leaves: TCP goes on, UDP finds the other.
+		// An endpoint is removed: TCP stays with it, UDP moves to the other.
 		l.write(served("web", "tcp", 10, "", "pb"), served("dns", "udp", 10, "", "pb"), serve[2])
 		l.reload("configuration applied", 1)
 		l.all(tcp, "after an endpoint has left", (*serviceStream).echo)
@@ -192,7 +194,7 @@ func TestServicesRestart(t *testing.T) {
 		l.reload("configuration applied", 2)
 		l.all(streams, "after a reload", (*serviceStream).alive)
 
-		// It leaves while nobody serves, too.
+		// It is also removed while no process serves.
 		l.node.stop()
 		l.start(served("web", "tcp", 10, "", "pa"), served("dns", "udp", 10, "", "pb"), serve[2])
 		l.all(streams, "after a restart with another file", (*serviceStream).alive)
@@ -214,7 +216,7 @@ func TestServicesRestart(t *testing.T) {
 	}, programs("ip", "ip"))
 }
 
-// down ends the node, sends to all streams and starts it again: what was sent is echoed.
+// down ends the node, sends on all streams and starts the node again: everything must be echoed.
 func (l *serviceLab) down(how string, signal unix.Signal, tcp []*serviceStream, serve []string) {
 	l.Helper()
 	l.node.cmd.Process.Signal(signal)
@@ -243,7 +245,7 @@ func (l *serviceLab) down(how string, signal unix.Signal, tcp []*serviceStream, 
 	}
 }
 
-// reload sends SIGHUP and waits until the log has a message that often.
+// reload sends SIGHUP and waits until a message has been logged as often as times.
 func (l *serviceLab) reload(message string, times int) {
 	l.Helper()
 	l.node.cmd.Process.Signal(unix.SIGHUP)
@@ -255,8 +257,8 @@ func (l *serviceLab) reload(message string, times int) {
 	})
 }
 
-// TestServicesRemovedByOthers has somebody remove what leads to the device, with the rule for the local table, and bring the device down:
-// all is back within a second or two.
+// TestServicesRemovedByOthers removes the routes and rules that lead to the device, and the rule
+// for the local table, and brings the device down: everything is restored within a second or two.
 func TestServicesRemovedByOthers(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
@@ -299,8 +301,9 @@ func TestServicesRemovedByOthers(t *testing.T) {
 	}, programs("ip", "ip"))
 }
 
-// TestServicesLostAddress has the node lose one of its addresses while Services change: the other family follows them, what others remove
-// of it comes back, the page says what is missing, and all is served when the address is there again.
+// TestServicesLostAddress takes one of its addresses from the node while Services change. The other
+// family follows the changes and is restored when others remove its routes, the metrics page says
+// what is missing, and everything is served once the address is back.
 func TestServicesLostAddress(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		for family, gone := range serviceAddresses["n1"] {
@@ -325,7 +328,7 @@ func TestServicesLostAddress(t *testing.T) {
 				}
 				requireWho(other+"30010", "pa")
 				for i, services := range [][]string{
-					{served("web", "tcp", 10, "", "pc")}, // another endpoint alone
+					{served("web", "tcp", 10, "", "pc")}, // only an endpoint changes
 					{served("web", "tcp", 10, "", "pa"), served("more", "tcp", 15, "", "pc")},
 				} {
 					l.write(services...)
@@ -357,7 +360,7 @@ func TestServicesLostAddress(t *testing.T) {
 				})
 				l.write(served("web", "tcp", 10, "", "pa"))
 				l.n1.ip("address add " + gone + length[family] + " dev lan" + []string{"", " nodad"}[family])
-				if family == 0 { // what goes with an address of IPv4
+				if family == 0 { // routes and rules that depend on an IPv4 address
 					l.n1.ip("route add default via 172.18.0.4", "route add 10.244.2.0/24 via 172.18.0.3",
 						"route add 10.244.1.5 dev pa src "+gone, "route add 10.244.1.6 dev pc src "+gone)
 				}
@@ -374,8 +377,9 @@ func TestServicesLostAddress(t *testing.T) {
 	}, programs("ip", "ip"))
 }
 
-// TestServicesDuplicateAddress has another host take the node's address of IPv6 while that is away: IPv4 follows Services all the same, the log
-// says what is the matter, and routes have their source when the address is the node's again, also after a moment.
+// TestServicesDuplicateAddress gives the node's IPv6 address to another host while the node lacks
+// it. IPv4 must still follow Services, the log must name the cause, and routes must have their
+// source when the address is the node's again, also after a moment.
 func TestServicesDuplicateAddress(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)

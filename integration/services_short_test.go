@@ -17,9 +17,11 @@ import (
 	"culvert/integration/need"
 )
 
-// TestServicesShortConnections opens short connections to one endpoint, one after the other, from the node, from a pod and from outside, until
-// each source has had its share of the ports several times. None fails, and culvert drops no SYN for want of a port. In make long they are
-// 100,000 from each, with the ports that a node has by default, and kube-proxy does the same beside culvert: then no SYN is repeated either.
+// TestServicesShortConnections opens short connections to one endpoint, one after another, from the
+// node, a pod and outside, until each source has used its share of the ports several times. None
+// may fail, and culvert may drop no SYN for lack of a port. In make long there are 100,000 from
+// each source, with a node's default ports, beside the same with kube-proxy; then no SYN may be
+// repeated either.
 func TestServicesShortConnections(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
@@ -55,7 +57,8 @@ func TestServicesShortConnections(t *testing.T) {
 	}, programs("ip", "ip"))
 }
 
-// TestServicesShortConnectionsOfKubeProxy is the reference of make long: the same with kube-proxy in culvert's place.
+// TestServicesShortConnectionsOfKubeProxy is the reference for make long: the same with kube-proxy
+// in place of culvert.
 func TestServicesShortConnectionsOfKubeProxy(t *testing.T) {
 	need.Long(t, "the reference of 300,000 connections by kube-proxy")
 	isolated(t, func(t *testing.T) {
@@ -96,8 +99,9 @@ func TestServicesShortConnectionsOfKubeProxy(t *testing.T) {
 	}, kubeProxy, programs("nft", "nft"))
 }
 
-// shortConnections opens connections to Services from 10 on, at a rate in connections a second, hears each one's endpoint and closes it. It
-// returns how many failed and how many SYNs the client has sent more than once.
+// shortConnections opens connections to the Services from number 10 on, rate a second. It reads
+// from each which endpoint answers and closes it. It returns how many failed, and how many SYNs the
+// client has repeated.
 func (l *serviceLab) shortConnections(from *peerHost, total, rate, services int) (failed, repeated int) {
 	l.Helper()
 	before := l.repeatedSYNs(from)
@@ -109,7 +113,7 @@ func (l *serviceLab) shortConnections(from *peerHost, total, rate, services int)
 			err := from.do(func() error {
 				dialer, b := net.Dialer{Timeout: askPatience}, make([]byte, 100)
 				for i := next.Add(1) - 1; i < int64(total); i = next.Add(1) - 1 {
-					time.Sleep(time.Until(begin.Add(time.Duration(i) * time.Second / time.Duration(rate)))) // the rate
+					time.Sleep(time.Until(begin.Add(time.Duration(i) * time.Second / time.Duration(rate)))) // not synchronisation: this is the rate
 					to := fmt.Sprintf("10.96.0.%d:80", 10+i%int64(services))
 					if from == l.out {
 						to = fmt.Sprintf("172.18.0.2:%d", 30010+i%int64(services))
@@ -143,7 +147,7 @@ func (l *serviceLab) shortConnections(from *peerHost, total, rate, services int)
 	return failed, repeated
 }
 
-// repeatedSYNs returns how many SYNs a host has sent more than once.
+// repeatedSYNs returns how many SYNs a host has repeated.
 func (l *serviceLab) repeatedSYNs(h *peerHost) (n int) {
 	l.Helper()
 	err := h.do(func() error {

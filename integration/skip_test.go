@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// TestSkipsHaveProbes: a test skips by a probe of integration/need alone, so that LAB makes each skip a failure.
+// TestSkipsHaveProbes: tests skip only by a probe of integration/need, so that LAB turns each skip
+// into a failure.
 func TestSkipsHaveProbes(t *testing.T) {
 	eachFile(t, func(name string, fset *token.FileSet, f *ast.File) {
 		if strings.HasPrefix(name, "integration/need/") {
@@ -29,7 +30,7 @@ func TestSkipsHaveProbes(t *testing.T) {
 	})
 }
 
-// eachFile parses each Go file of the repository, and gives it to judge with its path.
+// eachFile parses each Go file of the repository, and passes it to judge with its path.
 func eachFile(t *testing.T, judge func(name string, fset *token.FileSet, f *ast.File)) {
 	t.Helper()
 	judged := 0
@@ -57,7 +58,7 @@ func eachFile(t *testing.T, judge func(name string, fset *token.FileSet, f *ast.
 	}
 }
 
-// skips returns where in a declaration the methods of a test that skip it are named.
+// skips returns the places in a declaration that name a method of a test that skips it.
 func skips(in ast.Node) (at []token.Pos) {
 	ast.Inspect(in, func(n ast.Node) bool {
 		if s, ok := n.(*ast.SelectorExpr); ok && slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, s.Sel.Name) {

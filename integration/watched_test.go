@@ -21,13 +21,14 @@ const (
 	watchedWarm   = 150 * time.Millisecond
 	watchedTime   = 500 * time.Millisecond
 
-	watchedShare  = 0.98 // of its rate a stream keeps while its gateway is looked at
+	watchedShare  = 0.98 // part of its rate that a stream keeps while its gateway is watched
 	capturedShare = 0.5  // and while all packets are captured
 )
 
-// TestWatchedThroughput: a stream is as fast while somebody asks for the status and the metrics twice a second, watches connections and
-// waits for a packet that does not come, and half as fast at least while all packets are captured. Each is compared with the moments
-// beside it in which nobody looks.
+// TestWatchedThroughput: a stream is as fast while somebody requests status and metrics twice a
+// second, watches connections and waits for a packet that does not come, and at least half as fast
+// while all packets are captured. Each rate is compared with those right before and after, without
+// a watcher.
 func TestWatchedThroughput(t *testing.T) {
 	need.Long(t, "a measurement of four minutes, which needs a quiet machine")
 	isolated(t, func(t *testing.T) {
@@ -66,7 +67,7 @@ func TestWatchedThroughput(t *testing.T) {
 	}, programs("ping", "ping"))
 }
 
-// ask asks for the status and the metrics.
+// ask requests the status and the metrics.
 func (c *clusters) ask(t *testing.T, client *control.Client) {
 	if _, err := client.Status(t.Context()); err != nil {
 		t.Error(err)
@@ -76,7 +77,7 @@ func (c *clusters) ask(t *testing.T, client *control.Client) {
 	}
 }
 
-// watch watches connections, and waits for a packet from an address that nobody has, until stop.
+// watch watches connections, and waits for a packet from an unused address, until stop.
 func (c *clusters) watch(t *testing.T, client *control.Client) (stop func()) {
 	nobody := control.TraceOptions{Next: true, Filter: control.Filter{Addresses: []netip.Prefix{netip.MustParsePrefix("203.0.113.9/32")}}}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -118,7 +119,7 @@ func captureAll(t *testing.T, client *control.Client, packets, lost *uint64) (st
 	}
 }
 
-// quarters says between what the middle half of the values lies.
+// quarters formats the bounds of the middle half of the values.
 func quarters(values []float64) string {
 	sorted := slices.Sorted(slices.Values(values))
 	return fmt.Sprintf("half of the runs %.4g to %.4g", sorted[len(sorted)/4], sorted[3*len(sorted)/4])

@@ -23,8 +23,8 @@ func send(e *Engine, in Link, source, destination netip.Addr, sourcePort, destin
 	return e.Process(&p, in, 1), b
 }
 
-// Of many connections, a changed mapping concerns its own: they alone are looked at again, by their next packet or by the sweep, and
-// they alone are cut.
+// A changed mapping affects only its own connections: only they are looked at again, by their next
+// packet or by the sweep, and only they are cut.
 func TestChangeConcernsFew(t *testing.T) {
 	const n, changed = 300, 100
 	for _, sweep := range []bool{false, true} {
@@ -106,7 +106,8 @@ func TestHistoryEnds(t *testing.T) {
 	}
 }
 
-// Of several commits that connections have missed since a sweep saw them all, one concerns one of them, wherever it stands among the others.
+// Connections have missed several commits since a sweep last saw them all. One of these commits
+// affects one connection, wherever it stands among the others.
 func TestOneOfSeveralCommits(t *testing.T) {
 	const n = 6
 	for which := range n - 1 {
@@ -148,7 +149,8 @@ func TestOneOfSeveralCommits(t *testing.T) {
 	}
 }
 
-// When most numbers for lists of counters are taken, a commit begins anew, and connections count on.
+// When most numbers for lists of counters are in use, a commit starts again, and connections
+// continue to count.
 func TestHitsBeginAnew(t *testing.T) {
 	e, tables := counting(t, 1)
 	e.arrive(64)
@@ -171,7 +173,8 @@ func TestHitsBeginAnew(t *testing.T) {
 	}
 }
 
-// alter changes something about c. Where rules mark connections, the node that answers come from is not kept exactly, and not checked.
+// alter changes something in c. Where rules mark connections, the node to which answers go is
+// neither kept exactly nor checked.
 func alter(r *rand.Rand, c *Config, marks bool) string {
 	host := func() netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(10 + r.IntN(6))}) }
 	switch r.IntN(12) {
@@ -239,13 +242,13 @@ func alter(r *rand.Rand, c *Config, marks bool) string {
 	return "nothing"
 }
 
-// clampTable lowers the MSS of what goes to the tunnel.
+// clampTable lowers the MSS of packets to the tunnel.
 var clampTable = rules.Table{Name: "mss", Family: rules.FamilyIPv4, Chains: []rules.Chain{{Name: "c", Type: rules.ChainFilter, Hook: rules.HookForward, Rules: []rules.Rule{{
 	Name:  "out",
 	Match: []rules.Match{{Proto: "tcp"}, {Dev: rules.Operand{Value: "liqo-tunnel", Position: rules.PositionOut}}}, Action: rules.ActionClampMSS, Value: 1000,
 }}}}}
 
-// markTable marks packets and connections, both directions alike.
+// markTable marks packets and connections, in both directions.
 func markTable(r *rand.Rand) rules.Table {
 	prefix, action := one(r, "10.70.0.9", "10.99.64.0/18", "10.200.1.0/24"), one(r, rules.ActionSetMark, rules.ActionCTMark)
 	first, second := uint32(1+r.IntN(3)), uint32(1+r.IntN(3))
@@ -259,7 +262,8 @@ func markTable(r *rand.Rand) rules.Table {
 	return rules.Table{Name: "marks", Family: rules.FamilyIPv4, Chains: []rules.Chain{chain}}
 }
 
-// Whatever changes, a connection that the change is said not to concern fares as one that is looked at.
+// Whatever changes, a connection that a change is said not to affect fares as if it had been looked
+// at.
 func TestAffectedIsAllThatIsConcerned(t *testing.T) {
 	seed := randomSeed(t)
 	runs := 60

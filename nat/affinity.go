@@ -16,7 +16,7 @@ const (
 )
 
 // An affinityTable remembers the backends of the clients of all services with affinity. It is independent of the configuration: services are known by
-// name, port and protocol, backends by address and port. It grows with use. Shares limit it, with services in the place of links.
+// name, port and protocol, backends by address and port. It grows with use, and each service has a share of it. It belongs to an Engine, under that one's mutex.
 type affinityTable struct {
 	directory directory // of entries, as references of direction original
 	lists     map[serviceIdentity]*clientList

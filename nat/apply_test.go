@@ -9,7 +9,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// No. 4: what no podCIDRs route can find is pinned to its node; pods follow the current routes.
+// No. 4: a source that no podCIDRs route covers is pinned to its node; pods follow the current
+// routes.
 func TestReturnPath(t *testing.T) {
 	e := engine(t)
 	pod, client := udp("10.200.1.5", "10.71.3.9", 7, 8), udp("203.0.113.9", "10.71.3.9", 7, 8)
@@ -25,7 +26,8 @@ func TestReturnPath(t *testing.T) {
 	returned(t, e, client, node1, clientOut, nat.Tunnel, start)
 }
 
-// Connections survive a change of the configuration, unless what they need has gone.
+// Connections survive a change of the configuration unless something that they need has
+// disappeared.
 func TestEviction(t *testing.T) {
 	mapping := rules.AddressMapping{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}
 	base := func(c *nat.Config) { c.Addresses = []rules.AddressMapping{mapping} }
@@ -34,7 +36,7 @@ func TestEviction(t *testing.T) {
 	tests := []struct {
 		name   string
 		change func(*nat.Config)
-		left   int // of 4 connections
+		left   int // remaining of 4 connections
 	}{
 		{"nothing", func(*nat.Config) {}, 4},
 		{"a filter", func(c *nat.Config) { c.Rules = []rules.FilterRule{{Name: "none", Action: rules.FilterDrop}} }, 4},
@@ -71,7 +73,8 @@ func TestEviction(t *testing.T) {
 	}
 }
 
-// The YAML's rules apply to packets of connections that exist, both ways, from the next packet on.
+// The file's rules apply to packets of existing connections, in both directions, from the next
+// packet on.
 func TestFilterChange(t *testing.T) {
 	e := engine(t)
 	p := tcp("10.200.1.5", "10.71.3.9", 40000, 22, nattest.SYN, "")

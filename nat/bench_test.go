@@ -12,7 +12,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// A meter compares the processor time of a benchmark's loop with that of a seal, measured right before and after.
+// A meter compares the processor time of a benchmark's loop with that of a seal, measured right
+// before and after.
 type meter struct {
 	seal  float64
 	begin time.Duration
@@ -37,8 +38,8 @@ func (m meter) report(b *testing.B) {
 	b.ReportMetric(yard, "ns/seal")
 }
 
-// A stream makes packets of distinct connections in one buffer, as they would lie in a receiver's: a table of packets would cost
-// cache misses of its own.
+// A stream makes packets of distinct connections in one buffer, as in a receiver's: a table of
+// packets would cause cache misses of its own.
 type stream struct {
 	b  []byte
 	v6 bool
@@ -59,7 +60,8 @@ func newStream(v6 bool, in nat.Link) stream {
 	return stream{p.Bytes(), v6}
 }
 
-// packet writes packet i to work: the low 16 bits of i are the pod's port, the others count the remote pods.
+// packet writes packet i to work: the low 16 bits of i select the pod's port, the others the remote
+// pod.
 func (s *stream) packet(work []byte, i int, in nat.Link) []byte {
 	b := work[:copy(work, s.b)]
 	host, port := 18, 20 // of the remote pod, of the local port
@@ -87,7 +89,7 @@ func (s *stream) packet(work []byte, i int, in nat.Link) []byte {
 	return b
 }
 
-// load fills e with n connections that have seen packets both ways.
+// load fills e with n connections that have seen packets in both directions.
 func load(b testing.TB, e *nat.Engine, n int, v6 bool) {
 	b.Helper()
 	loadMore(b, e, 0, n, v6)
@@ -114,7 +116,8 @@ func loadMore(b testing.TB, e *nat.Engine, first, n int, v6 bool) {
 	}
 }
 
-// benchmarkEstablished measures packets of n connections in batches, each of which is loaded, as the gateway does.
+// benchmarkEstablished measures packets of n connections in batches, each of which is loaded first,
+// as in the gateway.
 func benchmarkEstablished(b *testing.B, n int, v6 bool, in nat.Link, batch int, pick func() int) {
 	e := engine(b, func(c *nat.Config) { c.MaxConnections = 4 * n })
 	load(b, e, n, v6)
@@ -135,7 +138,7 @@ func benchmarkEstablished(b *testing.B, n int, v6 bool, in nat.Link, batch int, 
 	m.report(b)
 }
 
-// forward has e load and process a batch, as the gateway does. It must forward all of it.
+// forward loads and processes a batch, as the gateway does. All of it must be forwarded.
 func forward(b *testing.B, e *nat.Engine, packets []packet.Packet, in nat.Link) {
 	e.Load(packets, in)
 	for i := range packets {
@@ -145,7 +148,7 @@ func forward(b *testing.B, e *nat.Engine, packets []packet.Packet, in nat.Link) 
 	}
 }
 
-// BenchmarkBuild is what the other benchmarks spend on making their packets.
+// BenchmarkBuild measures what the other benchmarks spend on making their packets.
 func BenchmarkBuild(b *testing.B) {
 	s := newStream(false, node1)
 	work := make([]byte, 2048)
@@ -179,8 +182,9 @@ func BenchmarkEstablished(b *testing.B) {
 	}
 }
 
-// BenchmarkMemory prints bytes per connection with a million of them, and what they add to a garbage collection: of one pod, and, which
-// costs most, of strangers who each have an address and a destination of their own.
+// BenchmarkMemory prints bytes per connection with a million of them, and what they add to a
+// garbage collection: connections of one pod, and, most costly, of unknown senders each with an
+// address and a destination of its own.
 func BenchmarkMemory(b *testing.B) {
 	b.Run("pod", func(b *testing.B) { benchmarkMemory(b, func([]byte, int) {}) })
 	b.Run("strangers", func(b *testing.B) {
@@ -227,8 +231,9 @@ func benchmarkMemory(b *testing.B, change func(packet []byte, i int)) {
 	}
 }
 
-// BenchmarkFlood prints how much slower 1,000 established connections are served while half-open ones are thrown at the table, packet
-// by packet: their own processor time only, against the same without the flood.
+// BenchmarkFlood prints how much slower 1,000 established connections are served while half-open
+// ones arrive, packet by packet: only their own processor time, compared with the same without the
+// flood.
 func BenchmarkFlood(b *testing.B) {
 	const established, batch = 1000, 2000
 	measure := func(flood bool) float64 {

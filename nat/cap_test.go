@@ -9,8 +9,9 @@ import (
 	"culvert/nat/packet"
 )
 
-// A table with connections of every rank is filled up. What is unanswered goes first, then what is closing; what is settled stays,
-// with its fragments too, and what finds no room is dropped and says so.
+// A table is filled with connections of every rank. Unanswered ones are evicted first, then closing
+// ones. Settled ones stay, also their fragments, and a packet that finds no room is dropped with a
+// reason.
 func TestCapRanks(t *testing.T) {
 	const settled, closing, most = 30, 15, 100
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = most })
@@ -59,7 +60,7 @@ func TestCapRanks(t *testing.T) {
 		t.Fatalf("%d settled and %d closing connections outlive the unanswered ones, want %d and %d", n, m, settled, closing)
 	}
 
-	// Settled ones take the place of what may go, and then there is none.
+	// Settled connections replace those that may be evicted, until there are none.
 	var reason nat.Reason
 	for reason == nat.ReasonNone && len(later) < most {
 		next++
@@ -81,7 +82,8 @@ func TestCapRanks(t *testing.T) {
 		t.Errorf("%d and %d settled connections are left of %d and %d", n, m, settled, len(later))
 	}
 
-	// A connection that is there goes on in fragments; a datagram in fragments that would need a new one does not.
+	// An existing connection continues in fragments; a fragmented datagram that would need a new
+	// one does not pass.
 	body := nattest.TCP{SourcePort: 2000, DestinationPort: 80, Seq: 1001, Ack: 5001, Flags: nattest.ACK, Window: 1000, Payload: nattest.Payload(600, 1)}
 	for _, b := range nattest.Pieces(nattest.IP{Source: first, Destination: "10.71.3.9", Body: body}, 304, 99) {
 		forwarded(t, e, node1, b, start)

@@ -11,7 +11,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// No way, source checks, and what a router never forwards.
+// Missing routes, source checks, and packets that a router never forwards.
 func TestChecks(t *testing.T) {
 	multicast := nattest.IP{Source: "10.200.1.5", Destination: "224.0.0.251", Body: nattest.UDP{}}
 	tests := []struct {
@@ -109,7 +109,7 @@ func TestTTL(t *testing.T) {
 	}
 }
 
-// Messages of one link stay on it: RFC 4861, RFC 3810, RFC 1256, RFC 6633.
+// Messages that stay on one link: RFC 4861, RFC 3810, RFC 1256, RFC 6633.
 func TestICMPTypes(t *testing.T) {
 	e := engine(t)
 	for kind := range 256 {

@@ -11,7 +11,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// Choose says of a connection what Process makes of its first packet: who may ask, and which backend answers.
+// Choose predicts for a connection what Process does with its first packet: which clients are
+// admitted, and which backend answers.
 func TestChooseIsProcess(t *testing.T) {
 	for name, change := range map[string]func(*nat.Config){
 		"two backends": func(*nat.Config) {}, "none": none, "none here": only(1),
@@ -48,8 +49,8 @@ func TestChooseIsProcess(t *testing.T) {
 	}
 }
 
-// A backend that has failed is not chosen again while there are others, whose weights still count. The one that is remembered of a client is
-// the one it got at last.
+// A backend that has failed is not chosen again while there are others, whose weights still count.
+// The backend remembered for a client is the one that it got last.
 func TestChooseAnother(t *testing.T) {
 	at := func(n byte) netip.AddrPort { return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 2, n}), 8080) }
 	weights := []int{1000, 1, 3}
@@ -90,7 +91,8 @@ func TestChooseAnother(t *testing.T) {
 	}
 }
 
-// Connections of TCP outlive their backend's place in the Service and the Service, those of UDP neither; none outlives a rule against its client.
+// TCP connections survive the removal of their backend and of their Service; UDP connections
+// survive neither. None survives a rule against its client.
 func TestKeeps(t *testing.T) {
 	service, backend := netip.MustParseAddrPort("203.0.113.7:80"), netip.MustParseAddrPort(local+":8080")
 	client := netip.MustParseAddrPort("198.51.100.9:4000")

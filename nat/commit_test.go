@@ -9,7 +9,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// The rules of the input hook count what is delivered, also where no chain runs before connection tracking.
+// Rules of the input hook count delivered packets, even if no chain runs before connection
+// tracking.
 func TestInputRulesCount(t *testing.T) {
 	c := milan()
 	e, err := New([16]byte{}, c)
@@ -38,8 +39,8 @@ func TestInputRulesCount(t *testing.T) {
 	}
 }
 
-// A flow whose connection has expired takes its place again in a full table, and a new one that of any that has expired, though no packet
-// has come since to clear them away.
+// In a full table, a flow whose connection has expired takes its own place again, and a new one
+// that of any expired connection, even if no packet has come since to clear those away.
 func TestExpiredMakeRoom(t *testing.T) {
 	for name, source := range map[string]string{"the same flow": "10.200.1.1", "another flow": "10.200.1.77"} {
 		c := milan()

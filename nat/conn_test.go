@@ -9,7 +9,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// returned sends the answer to what came out of e, and expects it at the port and address that the first packet came from.
+// returned sends the answer to a packet that came out of e, and expects it at the port and address
+// from which the first packet came.
 func returned(t *testing.T, e *nat.Engine, sent nattest.IP, in nat.Link, out nattest.View, outLink nat.Link, now nat.Time) nattest.View {
 	t.Helper()
 	answer := nattest.IP{Source: out.Destination.String(), Destination: out.Source.String()}
@@ -41,7 +42,8 @@ func returned(t *testing.T, e *nat.Engine, sent nattest.IP, in nat.Link, out nat
 	return back
 }
 
-// Who gets U, for every protocol, and back through the node that it came from.
+// Sources that get U, for every protocol; answers go back through the node from which the packet
+// came.
 func TestUnknownSource(t *testing.T) {
 	tests := []struct {
 		name, source string
@@ -109,7 +111,7 @@ func TestCollision(t *testing.T) {
 				if got := e.Stats().Connections; got != 2 {
 					t.Fatalf("%d connections", got)
 				}
-				// A restart in mid-stream: the key makes the same choice again.
+				// A restart in mid-stream: the same key makes the same choice again.
 				e = engine(t)
 				forwarded(t, e, node1, p.Bytes(), start)
 				if _, again, _ := forwarded(t, e, node2, p.Bytes(), start); again.SourcePort != second.SourcePort {
@@ -153,7 +155,7 @@ func TestPortRange(t *testing.T) {
 		}
 		seen[view.SourcePort] = true
 	}
-	// 480 of 512 are given out. The first 7 are not counted for anybody; then each node has what is free.
+	// 480 of 512 are given out. The first 7 count for nobody; then each node gets what is free.
 	if ok != 323 {
 		t.Fatalf("%d connections", ok)
 	}

@@ -19,7 +19,8 @@ func connections(e *nat.Engine, f nat.ConnFilter, now nat.Time) (all []nat.ConnI
 	return all
 }
 
-// Connections of several kinds are found by what they have before and after translation, and not by what they have not.
+// Connections of several kinds are found by their addresses and ports before and after translation,
+// and by no others.
 func TestConnectionFilters(t *testing.T) {
 	e := engine(t)
 	handshake(t, e, node1, "203.0.113.9", 2000, start)                                                        // gets U
@@ -71,7 +72,7 @@ func TestConnectionFilters(t *testing.T) {
 	}
 }
 
-// While others come and go, each connection that stays is listed once.
+// While others come and go, each connection that stays is listed exactly once.
 func TestConnectionsWhileTheyChange(t *testing.T) {
 	e := engine(t)
 	const stay = 1000
@@ -107,7 +108,7 @@ func TestConnectionsWhileTheyChange(t *testing.T) {
 	ledger(t, e)
 }
 
-// What is deleted is gone and counted, and its next packet begins anew. Others stay.
+// A deleted connection is gone and counted, and its next packet creates another. Others stay.
 func TestDeleteConnections(t *testing.T) {
 	e := engine(t)
 	handshake(t, e, node1, "203.0.113.9", 2000, start)
@@ -126,8 +127,8 @@ func TestDeleteConnections(t *testing.T) {
 	ledger(t, e)
 }
 
-// A watch has each begin and end that its filter selects, in order and with the reason, loses what it has no room for and says how
-// much; the table is the same with and without it.
+// A watch reports each begin and end that its filter selects, in order and with the reason. It
+// loses what it has no room for and says how much; the table is the same with and without it.
 func TestWatch(t *testing.T) {
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = 100 })
 	w := e.Watch(nat.ConnFilter{Protocol: 17}, 3)
@@ -170,8 +171,8 @@ func TestWatch(t *testing.T) {
 	ledger(t, e)
 }
 
-// No two connections have one ID, however often their places in the table are taken again; the ID leads to the connection as long as it
-// lives, and to none later.
+// No two connections have one ID, however often their places in the table are reused. An ID leads
+// to its connection while that lives, and to none later.
 func TestConnectionIDs(t *testing.T) {
 	e := engine(t)
 	w := e.Watch(nat.ConnFilter{}, 1000)

@@ -10,8 +10,9 @@ import (
 	"culvert/nat/rules"
 )
 
-// TestRuleCounters: a rule is yielded once, however many combinations it stands for, under its own name, whatever is in that;
-// mappings, of which there are many, are yielded under one table; uncounted rules are not yielded.
+// TestRuleCounters: a rule is yielded once, however many combinations it stands for, under its own
+// name, whatever that contains. Mappings, of which there are many, are yielded under one table;
+// uncounted rules are not yielded.
 func TestRuleCounters(t *testing.T) {
 	e := engine(t, func(c *nat.Config) {
 		c.Addresses = []rules.AddressMapping{

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A directory agrees with a map over random insertions and removals, also where a few leading bits are far more frequent than others, so
-// that segments of many depths lie side by side.
+// A directory agrees with a map over random insertions and removals, even if a few leading bits are
+// much more frequent than others, so that segments of many depths are neighbours.
 func TestDirectoryModel(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -67,7 +67,7 @@ func TestDirectoryModel(t *testing.T) {
 	}
 }
 
-// has reports whether a search for hash meets r.
+// has reports whether a search for hash finds r.
 func (dir *directory) has(hash uint32, r reference) bool {
 	s := dir.segment(hash)
 	for i := hash % segmentSlots; s[i] != 0; i = (i + 1) % segmentSlots {

@@ -18,7 +18,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// A recorder takes steps down.
+// A recorder records steps.
 type recorder struct{ steps []rules.Step }
 
 func (r *recorder) Trace(s rules.Step) { r.steps = append(r.steps, s) }
@@ -34,11 +34,13 @@ func (r *recorder) String() string {
 	return b.String()
 }
 
-// fingerprint hashes all that an Engine keeps, byte for byte: its own memory, and what that leads to and packets may change.
+// fingerprint hashes everything that an Engine keeps, byte for byte: its own memory, and what it
+// points to as far as packets may change that.
 func fingerprint(e *Engine, seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
-	// From the snapshot on, to the end: counters, lists, the wheel, path MTUs, and what the last packet left in scratch.
+	// From the snapshot to the end: counters, lists, the wheel, path MTUs, and what the last packet
+	// left in scratch.
 	h.Write(unsafe.Slice((*byte)(unsafe.Pointer(&e.snapshot)), unsafe.Sizeof(*e)-unsafe.Offsetof(e.snapshot)))
 	raw(&h, e.table.chunks)
 	for _, c := range e.table.chunks {
@@ -101,7 +103,7 @@ func entries[K, V comparable](seed maphash.Seed, m map[K]V) (sum uint64) {
 	return sum
 }
 
-// A trafficMaker makes packets that meet every kind of rule, and get every verdict and reason.
+// A trafficMaker makes packets that reach every kind of rule, verdict and reason.
 type trafficMaker struct {
 	*rand.Rand
 	sent []sentPacket // some that were forwarded, as they went out
@@ -131,12 +133,12 @@ func (m *trafficMaker) body(source, destination uint16, n int) nattest.Body {
 	return s
 }
 
-// flood returns a packet of a client that takes all the ports that it can get.
+// flood returns a packet of a client that takes all the ports it can get.
 func (m *trafficMaker) flood() []byte {
 	return nattest.IP{Source: "11.11.11.250", Destination: "10.71.2.77", Body: nattest.UDP{SourcePort: uint16(512 + m.IntN(512)), DestinationPort: 53}}.Bytes()
 }
 
-// next returns a packet and where it comes in.
+// next returns a packet and where it enters.
 func (m *trafficMaker) next() (in Link, b []byte) {
 	node := one(m.Rand, Link(4), 9)
 	p := nattest.IP{TTL: uint8(one(m.Rand, 1, 64, 64, 64, 64, 64, 64, 64)), ID: uint16(m.IntN(60)), Body: m.body(uint16(1000+m.IntN(40)), uint16(one(m.Rand, 53, 80, 443, 6091)), 60)}
@@ -162,7 +164,7 @@ func (m *trafficMaker) next() (in Link, b []byte) {
 		p.Body, p.DF = nattest.UDP{SourcePort: 5000, DestinationPort: 80, Payload: make([]byte, 1400)}, m.IntN(2) == 0
 	case 8:
 		p.Options = []byte{131, 3, 4, 0}
-	case 9: // what has no ports to choose from
+	case 9: // protocols without ports
 		p.Source, p.Body, in = m.host("11.11.11.", 200), nattest.Raw{Protocol: 47, Payload: make([]byte, 8)}, node
 	case 10:
 		p.Body = nattest.ICMP{Type: one(m.Rand, uint8(5), 8, 9, 0, 3), Rest: uint32(m.IntN(4)) << 16, Payload: make([]byte, 28)}
@@ -192,7 +194,7 @@ func (m *trafficMaker) next() (in Link, b []byte) {
 				}
 			}
 		}
-	case 18, 19: // errors about what was sent
+	case 18, 19: // errors about sent packets
 		if len(m.sent) > 0 {
 			s := &m.sent[m.IntN(len(m.sent))]
 			router := one(m.Rand, s.tuple.Destination().String(), m.host("10.200.1.", 250))
@@ -208,7 +210,7 @@ func (m *trafficMaker) next() (in Link, b []byte) {
 				p.Destination = m.host("10.200.1.", 20)
 			}
 		}
-	case 20: // whose checksum is elsewhere
+	case 20: // the checksum is in another fragment
 		p.Source, p.MF, in = m.host("11.11.11.", 200), true, node
 		p.Body = nattest.SCTP{SourcePort: 700, DestinationPort: 53, Tag: 7, Chunks: make([]byte, 12)}
 	case 21: // met by the rules of the test
@@ -262,14 +264,14 @@ func explained(t *testing.T) (*Engine, *Config) {
 	return e, c
 }
 
-// What Explain says of a packet is what Process then does with it, and Explain changes nothing that the Engine keeps.
+// Explain predicts what Process then does with a packet, and changes nothing that the Engine keeps.
 func TestExplainIsProcess(t *testing.T) {
 	n := 18_000
 	switch {
 	case os.Getenv(longEnv) != "":
 		n = 200_000
 	case testing.Short():
-		n = 1500 // too few to ask that each case is among them
+		n = 1500 // too few for all cases to occur
 	}
 	e, c := explained(t)
 	m := &trafficMaker{Rand: rand.New(rand.NewPCG(randomSeed(t), 7))}
@@ -363,7 +365,8 @@ func TestExplainIsProcess(t *testing.T) {
 	t.Logf("%v\n%v\n%v", actions, reasons, actionsOfRules)
 }
 
-// Explain names rules, routes and services with their origin, and the rule that was nearest to let a packet through.
+// Explain names rules, routes and services with their origin, and the rule that came nearest to
+// letting a packet through.
 func TestExplainSteps(t *testing.T) {
 	e, _ := explained(t)
 	extra := rules.Key{Kind: "firewall-of-others", Namespace: "liqo", Name: "extra"}
@@ -372,7 +375,7 @@ func TestExplainSteps(t *testing.T) {
 		in   Link
 		p    nattest.IP
 		want Verdict
-		step rules.Step // of which Source and Destination are not compared
+		step rules.Step // without Source and Destination
 	}{
 		{"a chain's policy", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
 			drop(ReasonFiltered), rules.Step{Kind: rules.StepRule, Name: "extra/guard", Origin: rules.Origin{Key: extra, Field: "tables[0].chains[2].policy"}, Passed: true, Detail: "drop"}},
@@ -406,7 +409,7 @@ func TestExplainSteps(t *testing.T) {
 	}
 }
 
-// A connection is explained by the rules that its direction's first packet met.
+// A connection is explained by the rules that the first packet of its direction matched.
 func TestExplainConnection(t *testing.T) {
 	e, _ := explained(t)
 	b := nattest.IP{Source: "10.200.1.5", Destination: "10.71.2.6", Body: nattest.UDP{SourcePort: 7, DestinationPort: 53}}.Bytes()
@@ -425,7 +428,7 @@ func TestExplainConnection(t *testing.T) {
 	}
 }
 
-// What becomes of the numbers of a stream is told.
+// The explanation includes changes of a stream's sequence numbers.
 func TestExplainProxyProtocol(t *testing.T) {
 	c := milan()
 	c.Services[0].ProxyProtocol, c.Services[0].Backends = true, c.Services[0].Backends[:1]

@@ -12,9 +12,10 @@ import (
 // firstTurn is how many connections, at least, BenchmarkFirst makes between two seals.
 const firstTurn = 1 << 11
 
-// BenchmarkFirst is a new connection per packet, each of which there never was before: in tables between 1,000 and 1,000,000 connections
-// whose directories are as full as they get, of which it prints how full, in batches; and in one where each makes room for the next. It
-// measures in turns with seals, as BenchmarkSizes does, and prints ratios of medians.
+// BenchmarkFirst measures a new connection per packet: in tables of 1,000 to 1,000,000 connections,
+// in batches, with directories as full as they get (it prints how full); and in a full table, where
+// each replaces another. Like BenchmarkSizes it takes turns with seals, and prints ratios of
+// medians.
 func BenchmarkFirst(b *testing.B) {
 	for _, v6 := range []bool{false, true} {
 		family := map[bool]string{false: "IPv4", true: "IPv6"}[v6]
@@ -32,7 +33,7 @@ func BenchmarkFirst(b *testing.B) {
 		}
 		b.Run(family+"/making room", func(b *testing.B) {
 			const most = 1 << 17
-			e := engine(b, func(c *nat.Config) { c.MaxConnections = 3 * most }) // a source has a third
+			e := engine(b, func(c *nat.Config) { c.MaxConnections = 3 * most }) // a source may have a third
 			open := openers(b, e, v6)
 			for i := 0; i < most; i += nat.MaxLoad {
 				open(i)
@@ -42,8 +43,8 @@ func BenchmarkFirst(b *testing.B) {
 	}
 }
 
-// benchmarkFirst makes connections in a table that holds n of them. After some it removes those that the table has more, outside of the
-// measurement.
+// benchmarkFirst makes connections in a table that holds n of them. From time to time it removes
+// the additional ones, which is not measured.
 func benchmarkFirst(b *testing.B, e *nat.Engine, v6 bool, n, some int) {
 	open := openers(b, e, v6)
 	var seals, costs []float64
@@ -60,7 +61,7 @@ func benchmarkFirst(b *testing.B, e *nat.Engine, v6 bool, n, some int) {
 					open(next)
 				}
 				own += float64(nattest.ProcessorTime(b) - begin)
-				if next >= 1<<24 { // there are no more different packets
+				if next >= 1<<24 { // there are no more distinct packets
 					next = n
 				}
 				for at, more := nat.Cursor(n), true; more; { // the n have the first places
@@ -74,7 +75,7 @@ func benchmarkFirst(b *testing.B, e *nat.Engine, v6 bool, n, some int) {
 	b.ReportMetric(middle(costs)/middle(seals), "seals/first")
 }
 
-// openers returns what opens connections, those of a batch of packets, the first of which is packet i of a stream.
+// openers returns packets that open connections, for a batch beginning with packet i of a stream.
 func openers(b *testing.B, e *nat.Engine, v6 bool) (open func(i int)) {
 	s := newStream(v6, node1)
 	var work [nat.MaxLoad][128]byte

@@ -20,8 +20,8 @@ const (
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 func address(s string) netip.Addr  { return netip.MustParseAddr(s) }
 
-// rome is the configuration of the tests: both clusters use 10.200.0.0/16 and 10.70.0.0/16; other CIDRs are of other sizes, one is
-// not remapped, and IPv6 prefixes do not end on a byte.
+// rome is the configuration of the tests: both clusters use 10.200.0.0/16 and 10.70.0.0/16; other
+// CIDRs have other sizes, one is not remapped, and IPv6 prefixes end within a byte.
 func rome() *nat.Config {
 	return &nat.Config{MTU: 1340, Config: rules.Config{
 		Nodes: []rules.Node{
@@ -63,11 +63,12 @@ func engine(t testing.TB, change ...func(*nat.Config)) *nat.Engine {
 	return e
 }
 
-// speakForAll lets every node send from the pods of all.
+// speakForAll lets every node send from all pods' addresses.
 func speakForAll(c *nat.Config) { c.SourceCheck = nat.SourceCheckCluster }
 
-// process runs one packet through e and the Cutter and returns the verdict and what goes on the wire, every packet of which is
-// checked in full. It fails if bytes change without a Forward, or if Verdict.Packets is wrong.
+// process passes one packet through e and the Cutter. It returns the verdict and the packets for
+// the wire, each checked in full. It fails if bytes change without a Forward, or if Verdict.Packets
+// is wrong.
 func process(t testing.TB, e *nat.Engine, in nat.Link, b []byte, now nat.Time) (nat.Verdict, [][]byte) {
 	t.Helper()
 	return processTrain(t, e, in, b, 0, now)

@@ -12,22 +12,23 @@ import (
 	"culvert/nat/rules"
 )
 
-// A forgery is what a pod sends from addresses of its node's network that are not its own, and what comes back.
+// A forgery is a packet that a pod sends from addresses of its node's network that are not its own,
+// and the answer.
 type forgery struct {
 	name, network, to string
 	body              func(i int) nattest.Body
 	answer            func(i int) nattest.Body // nil: nothing answers
 }
 
-// A bystander reaches a service, of the cluster that is attacked or of the forger's.
+// A bystander uses a service of the attacked cluster or of the forger's.
 type bystander struct {
 	name     string
 	in       nat.Link
 	from, to string
 }
 
-// forgerSides are the two gateways that a forger's packets pass: that of the cluster where his packets go, which tells the nodes of his own
-// apart by their addresses alone, and his own.
+// forgerSides are the two gateways that a forger's packets pass: that of the destination's cluster,
+// which distinguishes the forger's nodes only by their addresses, and his own.
 var forgerSides = []struct {
 	name                   string
 	in                     nat.Link
@@ -49,7 +50,7 @@ var forgerSides = []struct {
 	}},
 }
 
-// A forger has 250 addresses of a /24, and so many connections of each.
+// A forger has 250 addresses of a /24, and each opens this many connections.
 func forgeries(of64, of24, to64, to24 string) []forgery {
 	port := func(i int) uint16 { return uint16(1024 + i/250%60_000) }
 	echo := func(kind uint8) func(int) nattest.Body {
@@ -86,8 +87,9 @@ func servicesOfBoth(c *nat.Config) {
 	}
 }
 
-// TestForgedSources: a pod that has 50,000 addresses of its node's network answered, and goes on with 730 a second, keeps nobody from what
-// needs a connection, be it of his own network. The table is that of a gateway in a group of 64 MiB.
+// TestForgedSources: a pod gets answers at 50,000 addresses of its node's network, and continues
+// with 730 a second. Nobody else may be denied a connection, not even in the same network. The
+// table has the size of a gateway with 64 MiB.
 func TestForgedSources(t *testing.T) {
 	const burst, rate, tries = 50_000, 730, 10
 	for _, side := range forgerSides {
@@ -148,7 +150,8 @@ func TestForgedSources(t *testing.T) {
 	}
 }
 
-// connects reports whether a bystander gets a connection that carries data. later is called before each packet, and says when it comes.
+// connects reports whether a bystander gets a connection that carries data. later is called before
+// each packet and returns its time.
 func connects(t *testing.T, e *nat.Engine, b bystander, port uint16, later func() nat.Time) bool {
 	t.Helper()
 	send := func(in nat.Link, source, destination string, body nattest.TCP) (v nat.Verdict, view nattest.View, ok bool) {
@@ -181,8 +184,9 @@ func connects(t *testing.T, e *nat.Engine, b bystander, port uint16, later func(
 	return true
 }
 
-// TestAnswersOpenNothing: what can only answer makes no connection where it needs none, and goes on; where a translation is in the way, all
-// is as it was. What follows picks the connection up.
+// TestAnswersOpenNothing: a packet that can only be an answer passes without making a connection if
+// it needs none. If it would need translation, nothing has changed. Later packets create the
+// connection.
 func TestAnswersOpenNothing(t *testing.T) {
 	tcp := func(flags uint8) nattest.Body {
 		return nattest.TCP{SourcePort: 80, DestinationPort: 4000, Seq: 5000, Ack: 1001, Flags: flags, Window: 1000}
@@ -225,7 +229,8 @@ func TestAnswersOpenNothing(t *testing.T) {
 	}
 }
 
-// TestRestartInAHandshake: a gateway that knows nothing of a SYN passes its answer, and has the connection from the next segment on.
+// TestRestartInAHandshake: a gateway that has not seen a SYN forwards the answer, and has the
+// connection from the next segment on.
 func TestRestartInAHandshake(t *testing.T) {
 	e := engine(t)
 	forwarded(t, e, nat.Tunnel, tcp("10.200.3.9", "10.200.1.5", 80, 4000, nattest.SYN|nattest.ACK, "").Bytes(), start)
@@ -238,8 +243,9 @@ func TestRestartInAHandshake(t *testing.T) {
 	ledger(t, e)
 }
 
-// TestAnswersCountForNobody: datagrams that have passed without a connection, since their senders' network has its share, are answered, and
-// the answers do not count for who answers.
+// TestAnswersCountForNobody: datagrams that have passed without a connection, because their
+// senders' network is at its share, are answered, and the answers do not count against the
+// answering host.
 func TestAnswersCountForNobody(t *testing.T) {
 	const most = 3000
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = most })

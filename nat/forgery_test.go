@@ -35,7 +35,7 @@ func (c call) begin(t testing.TB, now nat.Time) call {
 	return c
 }
 
-// segment sends a super-frame of 20,000 bytes and returns the size of the segments that it is cut into.
+// segment sends a super-frame of 20,000 bytes and returns the size of the segments that result.
 func (c call) segment(t testing.TB, now nat.Time) int {
 	t.Helper()
 	v, _ := process(t, c.e, c.node, c.outbound(nattest.ACK, 1001, 1001, nattest.Payload(20000, 3)), now)
@@ -45,12 +45,12 @@ func (c call) segment(t testing.TB, now nat.Time) int {
 	return v.SegmentSize
 }
 
-// sent is a segment of the call as a router beyond the tunnel has it.
+// sent is a segment of the call as a router beyond the tunnel sees it.
 func (c call) sent(seq uint32) nattest.IP {
 	return nattest.IP{Source: c.local, Destination: c.real, Body: nattest.TCP{SourcePort: c.port, DestinationPort: 80, Seq: seq, Flags: nattest.ACK}}
 }
 
-// tooBig is what a router says that cannot pass on a packet.
+// tooBig is the error of a router that cannot forward a packet.
 func tooBig(mtu uint32, quoted nattest.IP) []byte {
 	if address(quoted.Source).Is6() {
 		return nattest.IP{Source: "2001:db8::1", Destination: quoted.Source, Body: nattest.ICMP{Type: 2, Rest: mtu, Payload: quoted.Bytes()}}.Bytes()
@@ -58,7 +58,8 @@ func tooBig(mtu uint32, quoted nattest.IP) []byte {
 	return nattest.IP{Source: "192.0.2.1", Destination: quoted.Source, Body: nattest.ICMP{Type: 3, Code: 4, Rest: mtu, Payload: quoted.Bytes()}}.Bytes()
 }
 
-// Who does not see a connection's packets cannot slow them down, although what he says is passed on to the sender, who judges himself.
+// A host that does not see a connection's packets cannot slow the connection down, although its
+// errors are forwarded to the sender, which judges them itself.
 func TestForgedPathMTU(t *testing.T) {
 	other := call{local: "10.200.1.5", real: "10.200.3.9", port: 4001}
 	tests := []struct {
@@ -86,7 +87,7 @@ func TestForgedPathMTU(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			c := call{engine(t), node1, "10.200.1.5", "10.71.3.9", "10.200.3.9", 4000}.begin(t, start)
-			c.segment(t, start) // is in flight
+			c.segment(t, start) // now in flight
 			b := tooBig(68, test.quoted(c))
 			forwarded(t, c.e, nat.Tunnel, b, start)
 			if got := c.segment(t, start); got != 1300 {
@@ -96,8 +97,9 @@ func TestForgedPathMTU(t *testing.T) {
 	}
 }
 
-// Who may send as a server but does not see its numbers cannot end its connections, nor make them forgotten sooner: with windows of
-// 8 MiB, 1,024 FINs meet the window twice, but not the acknowledgements.
+// A host that can send with the server's address, but does not see its sequence numbers, can
+// neither end its connections nor make them expire sooner: with windows of 8 MiB, 1,024 FINs hit
+// the window twice, but not the acknowledgements.
 func TestForgedFIN(t *testing.T) {
 	e := engine(t)
 	const first = 0x21234567

@@ -13,7 +13,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// A super-frame is cut into segments that a receiver puts together again.
+// A super-frame is cut into segments that a receiver can reassemble.
 func TestSuperFrame(t *testing.T) {
 	timestamps := []byte{1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8}
 	for _, v6 := range []bool{false, true} {
@@ -69,7 +69,8 @@ func TestSuperFrame(t *testing.T) {
 	}
 }
 
-// What is too big and no super-frame: refused with the MTU, or fragmented if the sender allows it.
+// Packets that are too big and not super-frames are refused with the MTU, or fragmented if the
+// sender allows it.
 func TestTooBig(t *testing.T) {
 	body := func(n int) nattest.Body {
 		return nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: nattest.Payload(n, 4)}
@@ -229,7 +230,7 @@ func TestTrain(t *testing.T) {
 	}
 }
 
-// A train that is not one: no UDP, or a length that says otherwise.
+// What is no train: another protocol than UDP, or a contradictory length.
 func TestBadTrain(t *testing.T) {
 	e := engine(t)
 	b := udp("10.200.1.5", "10.71.3.9", 1, 2).Bytes()
@@ -244,7 +245,7 @@ func TestBadTrain(t *testing.T) {
 	}
 }
 
-// UDP checksums whose translation computes to zero are sent as all ones; absent ones stay absent.
+// A translated UDP checksum of zero is sent as all ones; an absent one stays absent.
 func TestUDPZero(t *testing.T) {
 	e := engine(t)
 	found := 0
@@ -317,7 +318,7 @@ func TestMSS(t *testing.T) {
 	}
 }
 
-// The packet path allocates nothing: remap, ICMP error, super-frame, error of our own.
+// The packet path allocates nothing: remap, ICMP error, super-frame, the engine's own error.
 func TestAllocations(t *testing.T) {
 	e := engine(t)
 	quoted := tcp("10.200.1.5", "10.200.3.9", 1, 2, nattest.ACK, "")
@@ -359,7 +360,8 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// New connections allocate a chunk or a segment for a thousand of them; packets of those that exist, fragments too, nothing.
+// A thousand new connections allocate one chunk or segment; packets of existing ones, fragments
+// too, allocate nothing.
 func TestConnectionAllocations(t *testing.T) {
 	for _, source := range []string{"203.0.113.9", "fd00:200:0:1::5"} {
 		e := engine(t, func(c *nat.Config) { c.MaxConnections = 1 << 20 })
@@ -383,7 +385,7 @@ func TestConnectionAllocations(t *testing.T) {
 		}
 		there := p.Bytes()
 		if n := testing.AllocsPerRun(500, func() {
-			now = now.Add(31 * time.Second) // the last datagram is forgotten
+			now = now.Add(31 * time.Second) // the last datagram has expired
 			run(node1, there)
 			run(nat.Tunnel, answer)
 			run(node1, parts[0])

@@ -13,7 +13,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// deliver processes packets in their order, releases what was held, and returns what went out.
+// deliver processes packets in their order, releases those that were held, and returns the output.
 func deliver(t *testing.T, e *nat.Engine, in nat.Link, packets [][]byte, now nat.Time) [][]byte {
 	t.Helper()
 	var all [][]byte
@@ -53,7 +53,7 @@ func TestFragmentOrders(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				e := engine(t)
 				whole := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: body}
-				// Another node has the ports already, so that this one's are translated.
+				// Another node already uses the ports, so this one's are translated.
 				forwarded(t, e, node1, udp("10.70.0.0", "10.71.3.9", 9, 10).Bytes(), start)
 				forwarded(t, e, node1, nattest.IP{Source: "10.70.0.0", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 8, Rest: 9 << 16}}.Bytes(), start)
 				forwarded(t, e, node1, tcp("10.70.0.0", "10.71.3.9", 9, 10, nattest.SYN, "").Bytes(), start)
@@ -113,7 +113,8 @@ func TestFragmentsIPv6(t *testing.T) {
 	dropped(t, e, node1, parts[1], start, nat.ReasonFragmentOverlap)
 }
 
-// A later fragment that comes first fares as its first one: rules and connections tell by what only that one shows.
+// A later fragment that comes first gets the same treatment as its first fragment, which alone
+// shows its connection and rules.
 func TestEarlyFragments(t *testing.T) {
 	const client, client6 = "10.200.3.9", remoteReal6
 	mapped := func(c *nat.Config) {
@@ -173,7 +174,8 @@ func TestEarlyFragments(t *testing.T) {
 	}
 }
 
-// What overlaps ends its datagram, and of the same bytes twice only the second ones are dropped: RFC 1858, RFC 8200, Section 4.5.
+// An overlap ends its datagram; of repeated bytes only the second ones are dropped: RFC 1858, RFC
+// 8200, Section 4.5.
 func TestFragmentOverlap(t *testing.T) {
 	parts := map[string]func(at, n int, more bool) []byte{
 		"IPv4": func(at, n int, more bool) []byte {
@@ -213,7 +215,8 @@ func TestFragmentOverlap(t *testing.T) {
 				if len(lost) != 1 || lost[0] != nat.ReasonFragmentOverlap {
 					t.Errorf("fragments lost while they waited: %v", lost)
 				}
-				// It takes nobody's place, and after its time another one may have its identification.
+				// It takes nobody's place, and after it has expired another datagram may use its
+				// identification.
 				if n := e.Stats().Datagrams; n != 0 {
 					t.Errorf("%d datagrams in parts", n)
 				}
@@ -247,7 +250,7 @@ func TestFragmentFiltered(t *testing.T) {
 	}
 }
 
-// Held fragments whose first one never comes are dropped when their time is over, and counted.
+// Held fragments whose first fragment never comes are dropped after their time, and counted.
 func TestFragmentsHeld(t *testing.T) {
 	e := engine(t)
 	told := map[nat.Reason]uint64{}
@@ -264,7 +267,7 @@ func TestFragmentsHeld(t *testing.T) {
 			t.Fatal(v.Action, v.Reason)
 		}
 	}
-	// One node has the half of 256 places; there, the newest replace the oldest.
+	// One node gets half of 256 places; among its fragments, the newest replace the oldest.
 	d := e.Stats().Outbound
 	held := d.Held
 	if held < 100 || held > 128 || d.Dropped[nat.ReasonFragmentLimit] != 300-held {
@@ -284,7 +287,7 @@ func TestFragmentsHeld(t *testing.T) {
 	dropped(t, e, node1, big.Bytes(), start.Add(time.Minute), nat.ReasonFragmentLimit)
 }
 
-// ledger asserts that what came in is accounted for.
+// ledger fails unless every packet that came in is accounted for.
 func ledger(t testing.TB, e *nat.Engine) {
 	t.Helper()
 	s := e.Stats()
@@ -302,8 +305,8 @@ func ledger(t testing.TB, e *nat.Engine) {
 	}
 }
 
-// TestFragmentsComplete: datagrams that are through make room for others at once,
-// however many follow; those that are not keep theirs.
+// TestFragmentsComplete: complete datagrams make room for others at once, however many follow;
+// incomplete ones keep theirs.
 func TestFragmentsComplete(t *testing.T) {
 	e := engine(t)
 	send := func(id uint32, drop int) (sent, out int) {
@@ -319,7 +322,8 @@ func TestFragmentsComplete(t *testing.T) {
 			t.Fatalf("datagram %d: %d of %d fragments", id, out, sent)
 		}
 	}
-	// Without their last fragments, the newest replace the oldest. The whole ones between them, of the same source, get through.
+	// Without their last fragments, the newest replace the oldest. Complete ones between them, of
+	// the same source, pass.
 	for id := range uint32(2000) {
 		send(10000+2*id, 3)
 		if sent, out := send(10001+2*id, -1); out != sent {
@@ -332,8 +336,8 @@ func TestFragmentsComplete(t *testing.T) {
 	ledger(t, e)
 }
 
-// An ICMP error in fragments is translated as a whole one is, wherever its router is and in whatever order they come, and makes no
-// connection: RFC 5508, Section 4.2 and 4.3.
+// A fragmented ICMP error is translated like a whole one, wherever its router is and in whatever
+// order the fragments come, and creates no connection: RFC 5508, Section 4.2 and 4.3.
 func TestFragmentedICMPErrors(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -409,8 +413,8 @@ func withRaw(action rules.Action, m rules.Match) func(*nat.Config) {
 	}
 }
 
-// Fragments meet the rules before connection tracking in whatever order they come: before the first one is known, on release, and when
-// there is no place for their datagram.
+// Rules before connection tracking apply to fragments in whatever order they come: before the first
+// one is known, on release, and when there is no room for their datagram.
 func TestFragmentsMeetRawRules(t *testing.T) {
 	from := func(source string) rules.Match {
 		return rules.Match{IP: rules.Operand{Value: source, Position: rules.PositionSource}}
@@ -458,13 +462,13 @@ func TestFragmentsMeetRawRules(t *testing.T) {
 		e := engine(t, withRaw(rules.ActionNoTrack, from("10.200.1.5")))
 		parts := nattest.Pieces(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{Payload: make([]byte, 2000)}}, 800, 3)
 		out := deliver(t, e, node1, [][]byte{parts[2], parts[0], parts[1]}, start)
-		if n := e.Stats().Outbound.Dropped[nat.ReasonNoRoute]; len(out) != 0 || n != 3 { // it leads to the real address
+		if n := e.Stats().Outbound.Dropped[nat.ReasonNoRoute]; len(out) != 0 || n != 3 { // the real address has no route
 			t.Fatalf("%d forwarded, %d without a route", len(out), n)
 		}
 	})
 	t.Run("no place", func(t *testing.T) {
 		e := engine(t, withRaw(rules.ActionDrop, from("10.200.1.5")))
-		for i := range 64 { // nobody's share is less than theirs
+		for i := range 64 { // no source's share is smaller
 			process(t, e, node1, loneFragment(fmt.Sprintf("203.0.113.%d", i), "10.71.3.9", 1), start)
 		}
 		first := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", MF: true, Body: nattest.UDP{Payload: make([]byte, 8)}}

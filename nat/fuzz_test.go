@@ -11,7 +11,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// busy returns an engine with connections of every kind, so that fuzzed packets meet some.
+// busy returns an engine with connections of every kind, which fuzzed packets may match.
 func busy(t testing.TB) *nat.Engine {
 	e := engine(t, func(c *nat.Config) {
 		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
@@ -59,7 +59,8 @@ func examples() [][]byte {
 	)
 }
 
-// sound reports whether a packet is one that a correct sender makes, so that what becomes of it must be correct too.
+// sound reports whether a correct sender could make a packet, so that the result must be correct
+// too.
 func sound(b []byte) bool {
 	v, err := nattest.Check(b)
 	if err != nil {
@@ -67,12 +68,13 @@ func sound(b []byte) bool {
 			return false
 		}
 	}
-	// nattest does not sum these.
+	// nattest does not check their sums.
 	return v.Protocol != 33 && v.Protocol != 136
 }
 
-// FuzzPacket sends any bytes through Parse, Process, AppendError and the Cutter. Nothing may panic; what is not forwarded stays as it
-// was; what comes of sound packets, their fragments aside, is sound; the ledger is balanced.
+// FuzzPacket sends any bytes through Parse, Process, AppendError and the Cutter. Nothing may panic;
+// packets that are not forwarded stay unchanged; the result of a sound packet, except its
+// fragments, is sound; the ledger balances.
 func FuzzPacket(f *testing.F) {
 	for i, b := range examples() {
 		f.Add(b, uint8(i), uint16(i*100))
@@ -164,8 +166,8 @@ func FuzzQuoted(f *testing.F) {
 	})
 }
 
-// FuzzSequence reads its input as packets of both sides in virtual time. Every packet that leaves for the tunnel is answered at once, and
-// the answer must come back to where it came from.
+// FuzzSequence reads its input as packets of both sides in virtual time. Every packet that leaves
+// for the tunnel is answered at once, and the answer must come back to the packet's source.
 func FuzzSequence(f *testing.F) {
 	f.Add([]byte("0123456789abcdefghijklmnopqrstuvwxyz"))
 	f.Add(bytes.Repeat([]byte{0, 1, 2, 3, 4, 5, 255, 254}, 40))
@@ -268,7 +270,7 @@ func answerTo(t *testing.T, e *nat.Engine, p nattest.IP, view nattest.View, now 
 	}
 	expect(t, got, p.Destination, p.Source)
 	if want, _ := nattest.Check(p.Bytes()); got.DestinationPort != want.SourcePort || got.SourcePort != want.DestinationPort {
-		// A super-frame has no finished checksum to check, but ports.
+		// A super-frame has ports, but no finished checksum.
 		t.Fatalf("the answer has ports %d > %d, want %d > %d", got.SourcePort, got.DestinationPort, want.DestinationPort, want.SourcePort)
 	}
 }

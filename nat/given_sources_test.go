@@ -8,7 +8,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// given lets prefixes that are given decide about sources, and a rule about those without a route back.
+// given makes given prefixes, and a rule for sources without a route back, decide about sources.
 func given(c *nat.Config) {
 	c.FromTunnel = []netip.Prefix{prefix("192.0.2.0/24")}
 	c.NotFromNodes = []netip.Prefix{prefix("198.51.100.0/24")}

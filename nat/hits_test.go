@@ -8,7 +8,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// counting returns an engine whose rules count what comes from the tunnel: n in prerouting, a translation and one in forward.
+// counting returns an engine whose rules count packets from the tunnel: n in prerouting, a
+// translation, and one in forward.
 func counting(t *testing.T, n int) (*Engine, []rules.Table) {
 	t.Helper()
 	early := rules.Chain{Name: "early", Type: rules.ChainFilter, Hook: rules.HookPrerouting, Priority: rules.PriorityMangle}
@@ -44,7 +45,8 @@ func (e *Engine) arrive(ttl uint8) Verdict {
 	return e.Process(&p, Tunnel, 0)
 }
 
-// A kernel drops what is too old or too large between routing and the forward hook. The rules before have counted it.
+// A kernel drops packets that are too old or too large between routing and the forward hook, after
+// the rules before have counted them.
 func TestRefusedPacketsAreCounted(t *testing.T) {
 	e, _ := counting(t, 1)
 	steps := []struct {
@@ -67,8 +69,8 @@ func TestRefusedPacketsAreCounted(t *testing.T) {
 	}
 }
 
-// However many rules count, and however many lists of them there are, an established packet does not meet the rules again. What is
-// not counted shows.
+// However many rules and lists of rules count, an established packet is not matched against the
+// rules again. Packets that are not counted are reported.
 func TestHitsAreBounded(t *testing.T) {
 	const listed = 8 // in rules.Hits
 	tests := []struct {

@@ -10,8 +10,9 @@ import (
 	"culvert/nat/rules"
 )
 
-// When a Service, one of its ports or its node port is deleted, TCP goes on with its endpoint, and UDP ends; so it is when another Service takes
-// address and port: new connections get its endpoints. After a restart that still holds.
+// When a Service, one of its ports or its node port is deleted, TCP stays with its endpoint and UDP
+// ends. The same happens if another Service takes the address and port, whose endpoints get new
+// connections. All of this holds after a restart too.
 func TestHostServiceRemoved(t *testing.T) {
 	const client = "198.51.100.9" // masqueraded
 	without := func(gone string) func(*nat.Config) {
@@ -25,7 +26,7 @@ func TestHostServiceRemoved(t *testing.T) {
 			c.Services = kept
 		}
 	}
-	// another has the other backend, at the same address and port, and shows it the client's address.
+	// another has the other backend, at the same address and port, which sees the client's address.
 	another := func(c *nat.Config) {
 		only(1)(c)
 		for i := range c.Services {
@@ -39,7 +40,7 @@ func TestHostServiceRemoved(t *testing.T) {
 		to     string
 		port   uint16
 		change func(*nat.Config)
-		next   string // endpoint of the next connection; "": it finds no Service
+		next   string // endpoint of the next connection; "": no Service matches
 	}{
 		"cluster address":            {"10.96.0.10", 80, without("10.96.0.10"), ""},
 		"node port":                  {"172.18.0.2", 30080, without("0.0.0.0"), ""},

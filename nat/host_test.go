@@ -13,7 +13,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// vienna is a node with pods of 10.244.0.0/16, its own behind a bridge, and a service that is at all kinds of addresses.
+// vienna is a node with pods of 10.244.0.0/16, its own behind a bridge, and a service at all kinds
+// of addresses.
 func vienna(change ...func(*nat.Config)) *nat.Config {
 	backends := []rules.Backend{{Address: address("10.244.1.5"), Port: 8080, Local: true}, {Address: address("10.244.2.5"), Port: 8080}}
 	frontend := func(a string, port uint16, f rules.Frontend) rules.Service {
@@ -52,7 +53,7 @@ func host(t testing.TB, change ...func(*nat.Config)) *nat.Engine {
 	return e
 }
 
-// only leaves one of the two backends.
+// only keeps one of the two backends.
 func only(place int) func(*nat.Config) {
 	return func(c *nat.Config) {
 		for i := range c.Services {
@@ -71,14 +72,14 @@ func none(c *nat.Config) {
 
 const local, remote = "10.244.1.5", "10.244.2.5"
 
-// Who asks decides which backends there are and what they see, as kube-proxy has it (pkg/proxy/nftables: the chains service, external and
-// their masquerade marks).
+// The client decides which backends there are and which source they see, as with kube-proxy
+// (pkg/proxy/nftables: the chains service, external and their masquerade marks).
 func TestHostWhoAsks(t *testing.T) {
 	const outside, pod, podThere, process = "198.51.100.9", "10.244.1.9", "10.244.2.9", "172.18.0.2"
 	for _, test := range []struct {
 		name, from, to string
 		port           uint16
-		backends       []string // that are seen in 64 tries
+		backends       []string // seen in 64 tries
 		masqueraded    bool
 	}{
 		{"pod to a cluster address", podThere, "10.96.0.10", 80, []string{local, remote}, false},
@@ -128,13 +129,13 @@ func TestHostWhoAsks(t *testing.T) {
 	}
 }
 
-// What nobody serves is refused, dropped or passed on as it came.
+// Packets to no service are refused, dropped or forwarded unchanged.
 func TestHostUnserved(t *testing.T) {
 	for _, test := range []struct {
 		name, from, to string
 		port           uint16
 		change         func(*nat.Config)
-		want           nat.Reason // ReasonNone: it passes
+		want           nat.Reason // ReasonNone: it is forwarded
 		told           packet.Refusal
 	}{
 		{"no endpoint at all", "10.244.2.9", "10.96.0.10", 80, none, nat.ReasonNoBackend, packet.Reset},
@@ -171,7 +172,8 @@ func TestHostUnserved(t *testing.T) {
 	}
 }
 
-// A refusal comes from what was asked, as there is no other address by which the kernel would take it from the device.
+// A refusal comes from the address that was asked: from no other would the kernel accept it on the
+// device.
 func TestHostRefusesInTheNameOfTheService(t *testing.T) {
 	e := host(t, none)
 	b := udp("10.244.2.9", "10.96.0.10", 5000, 80).Bytes()
@@ -186,7 +188,7 @@ func TestHostRefusesInTheNameOfTheService(t *testing.T) {
 // A range of 100 ports serves 93 connections to each backend's port, and the next is dropped.
 func TestHostPortsRunOut(t *testing.T) {
 	e := host(t, only(1), func(c *nat.Config) { c.Host.Ports.Last = 61099 })
-	for i := range uint16(31) { // a client alone gets a third
+	for i := range uint16(31) { // one client gets a third
 		forwarded(t, e, rules.HostLink, tcp("198.51.100.9", "172.18.0.2", 1000+i, 30080, nattest.SYN, "").Bytes(), start)
 	}
 	seen := 0
@@ -203,7 +205,8 @@ func TestHostPortsRunOut(t *testing.T) {
 	}
 }
 
-// When an endpoint goes, UDP finds another with its next packet, and TCP goes on, whether all is applied or what has changed is amended.
+// When an endpoint is removed, UDP finds another with its next packet, and TCP stays, whether the
+// whole configuration is applied or only the change.
 func TestHostEndpointLeaves(t *testing.T) {
 	for _, protocol := range []uint8{packet.TCP, packet.UDP} {
 		both := func(c *nat.Config) {
@@ -331,7 +334,7 @@ func TestHostAmend(t *testing.T) {
 	}
 }
 
-// All addresses of a service remember its clients together.
+// All addresses of a service share the memory of clients.
 func TestHostAffinity(t *testing.T) {
 	for i := range 16 {
 		client := fmt.Sprintf("198.51.100.%d", i+1)

@@ -11,7 +11,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// A router beyond the tunnel, or one before the pod, complains about a packet of ours. It may have any address.
+// A router beyond the tunnel, or one before the pod, reports an error about one of our packets. It
+// may have any address.
 func TestICMPErrors(t *testing.T) {
 	tests := []struct {
 		name                           string
@@ -213,13 +214,14 @@ func TestTrackedICMPErrors(t *testing.T) {
 				if quoted.SourcePort != want.SourcePort || quoted.DestinationPort != want.DestinationPort {
 					t.Fatalf("quotes ports %d > %d", quoted.SourcePort, quoted.DestinationPort)
 				}
-				if name != "sctp" { // the error's own sums are right; SCTP's CRC cannot be mended in a quotation
+				if name != "sctp" { // the error's own sums are right; SCTP's CRC cannot be corrected in a quotation
 					if _, err := nattest.CheckQuoted(out); err != nil {
 						t.Fatal(err)
 					}
 				}
 			}
-			// And about the answer, from node 1 towards the tunnel: U is the source that the remote cluster knows.
+			// The same for the answer, from node 1 towards the tunnel: U is the source that the
+			// remote cluster knows.
 			answer := nattest.IP{Source: "10.200.3.9", Destination: "10.200.1.5", Body: nattest.UDP{SourcePort: 9, DestinationPort: 10}}
 			_, _, arrived := forwarded(t, e, nat.Tunnel, answer.Bytes(), start)
 			m := nattest.IP{Source: "10.80.0.2", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 3, Code: 3, Payload: arrived}}.Bytes()

@@ -15,8 +15,9 @@ import (
 	"culvert/nat/nattest"
 )
 
-// TestKernelCaptures replays what the kernel's nftables and policy routing made of packets by random rules, by generated ones and by
-// those of Liqo's controllers. The captures are written, and compared with the running kernel, by TestKernelFixtures in integration.
+// TestKernelCaptures replays what the kernel's nftables and policy routing made of packets, by
+// random rules, by generated ones and by those of Liqo's controllers. TestKernelFixtures of package
+// integration writes the captures, and compares them with the running kernel.
 func TestKernelCaptures(t *testing.T) {
 	names, err := filepath.Glob("testdata/kernel/*.pcapng")
 	if err != nil || len(names) == 0 {
@@ -46,7 +47,7 @@ type captured struct {
 }
 
 func replay(t *testing.T, name string, c *nat.Config) {
-	c.SourceCheck = nat.SourceCheckCluster // as a kernel that filters no reverse path
+	c.SourceCheck = nat.SourceCheckCluster // like a kernel without a reverse path filter
 	e, err := nat.New([16]byte{9}, c)
 	if err != nil {
 		t.Fatal(err)

@@ -7,8 +7,8 @@ import (
 	"culvert/nat"
 )
 
-// BenchmarkListing lists a million connections, and counts them. Packets wait at most for one call, of which it prints the longest of the
-// best round.
+// BenchmarkListing lists a million connections, and counts them. A packet waits for one call at
+// most; it prints the longest call of the best round.
 func BenchmarkListing(b *testing.B) {
 	const n = 1_000_000
 	e := engine(b, func(c *nat.Config) { c.MaxConnections = 4 * n })

@@ -10,8 +10,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// Rules are listed in the order in which a packet meets them, whatever resource they come from, with what they match, and what has
-// matched; routes in the order of their rules.
+// Rules are listed in the order in which a packet meets them, whatever resource they come from,
+// with what they match and how often they have; routes are listed in the order of their rules.
 func TestListRulesAndRoutes(t *testing.T) {
 	e := engine(t, func(c *nat.Config) {
 		c.Rules = []rules.FilterRule{{Name: "no-dns", From: rules.FromLocal, Protocol: 17, Ports: []rules.PortRange{{First: 53, Last: 53}, {First: 5353, Last: 5355}}, Action: rules.FilterDrop}}

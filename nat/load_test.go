@@ -8,7 +8,7 @@ import (
 	"culvert/nat/packet"
 )
 
-// Load finds the connections of a batch in both directions and families, and those alone.
+// Load finds exactly the connections of a batch, in both directions and families.
 func TestLoad(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		const n = 5000
@@ -46,10 +46,10 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// What Load has found may be over, or somebody else's, when its packet has its turn. Then the packet is the first of a connection, as
-// without Load.
+// A connection that Load has found may have ended, or its place may be another's, when the packet
+// is processed. Then the packet is the first of a connection, as without Load.
 func TestLoadedThenGone(t *testing.T) {
-	const n = 5000 // so many that Load looks
+	const n = 5000 // enough for Load to search
 	all := &nat.ConnFilter{}
 	endAll := func(e *nat.Engine) {
 		for at, more := nat.Cursor(0), true; more; {
@@ -104,7 +104,7 @@ func TestLoadedThenGone(t *testing.T) {
 		}
 	}
 
-	// One engine's packet at another, which has no such entry.
+	// A packet loaded by one engine and processed by another, which lacks the entry.
 	e, other := engine(t), engine(t)
 	load(t, e, n, false)
 	packets := make([]packet.Packet, 2)

@@ -9,7 +9,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// nat.addresses: an address of the local external CIDR stands for a host outside, both ways.
+// nat.addresses: an address of the local external CIDR stands for a host outside, in both
+// directions.
 func TestAddressMapping(t *testing.T) {
 	change := func(c *nat.Config) {
 		c.Addresses = []rules.AddressMapping{
@@ -32,7 +33,8 @@ func TestAddressMapping(t *testing.T) {
 			}
 			expect(t, out, "10.71.3.9", test.internal)
 			returned(t, e, p, nat.Tunnel, out, test.via, start)
-			// Another node brings the answer: forwarded, and counted, if the host may be anywhere.
+			// The answer comes through another node: it is forwarded and counted if the host may be
+			// anywhere.
 			answer := tcp(test.internal, "10.71.3.9", 80, 40000, nattest.ACK, "")
 			if test.internal == "10.200.2.44" {
 				dropped(t, e, node1, answer.Bytes(), start, nat.ReasonBadSource)
@@ -108,7 +110,7 @@ func TestService(t *testing.T) {
 	dropped(t, empty, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", 5, 80, nattest.SYN, "").Bytes(), start, nat.ReasonNoBackend)
 }
 
-// onRemoval: the connections of a backend that leaves go on, or are reset.
+// onRemoval: connections of a removed backend continue, or are reset.
 func TestBackendLeaves(t *testing.T) {
 	leaving, staying := rules.Backend{Address: address("10.200.1.5"), Port: 8080}, rules.Backend{Address: address("10.200.1.6"), Port: 8080}
 	for _, on := range []rules.OnRemoval{rules.RemovalKeep, rules.RemovalReset} {

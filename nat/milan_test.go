@@ -50,7 +50,8 @@ func milan() *Config {
 	}}
 }
 
-// sized returns a configuration with n mapped addresses, n pod routes and n/10 nodes, at most 5,000.
+// sized returns a configuration with n mapped addresses, n pod routes and n/10 nodes, at most
+// 5,000.
 func sized(n int) *Config {
 	c := milan()
 	c.Nodes, c.Routes, c.Addresses, c.Services = nil, nil, nil, nil
@@ -76,7 +77,7 @@ func mapped(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 65 + byte(i>>16), byte(i >> 8), byte(i)})
 }
 
-// CULVERT_LONG has tests try as many packets as `make long` says.
+// CULVERT_LONG makes tests try as many packets as `make long` says.
 const longEnv = "CULVERT_LONG"
 
 var seedFlag = flag.Uint64("nat.seed", 0, "seed of random traffic and changes; 0: from the clock")

@@ -38,12 +38,12 @@ type modelConn struct {
 	packets  int // of both directions
 }
 
-// pass notes a packet of the connection.
+// pass counts a packet of the connection.
 func (c *modelConn) pass(now nat.Time, reply bool) {
 	c.lastSeen, c.replied, c.packets = now, c.replied || reply, c.packets+1
 }
 
-// settled reports whether the connection makes room for no other.
+// settled reports whether the connection is never evicted.
 func (c *modelConn) settled() bool { return c.replied && !c.icmp && c.packets >= 4 }
 
 func (m *model) lifetime(c *modelConn) time.Duration {
@@ -71,7 +71,7 @@ func (m *model) remove(c *modelConn) {
 	}
 }
 
-// expire removes what is over.
+// expire removes expired connections.
 func (m *model) expire(now nat.Time) {
 	var left []*modelConn
 	for _, c := range m.connections {
@@ -110,7 +110,8 @@ func (c *modelConn) source() (nat.Link, netip.Addr) {
 	return c.node, c.local.addr
 }
 
-// modelHeld is what a link holds, a network of it and an address of that.
+// modelHeld counts the entries of a link, of a network of the link, and of an address of the
+// network.
 type modelHeld struct{ link, network, address int }
 
 func (m *model) held(link nat.Link, addr netip.Addr) (h modelHeld) {
@@ -192,10 +193,10 @@ func (m *model) room(link nat.Link, addr netip.Addr, now nat.Time) bool {
 	return false
 }
 
-// full reports whether r is that of a connection for which there is no room.
+// full reports whether r means that there was no room for a connection.
 func full(r nat.Reason) bool { return r == nat.ReasonTableFull || r == nat.ReasonConnectionShare }
 
-// An ether is one engine and its model under the same packets.
+// An ether gives one engine and its model the same packets.
 type ether struct {
 	t     *testing.T
 	r     *rand.Rand
@@ -277,7 +278,7 @@ func pod(a netip.Addr) bool {
 	return prefix("10.200.0.0/16").Contains(a) || prefix("fd00:200::/50").Contains(a)
 }
 
-// routed reports whether a route leads to a, which then is to node 1.
+// routed reports whether a has a route, which then leads to node 1.
 func routed(a netip.Addr) bool { return pod(a) || a == address("10.80.0.2") }
 
 // step does one random thing to both.
@@ -294,7 +295,7 @@ func (x *ether) step() {
 		if x.m.most < 1000 {
 			return
 		}
-		// The wheel turns in seconds: what is over at a time is gone two seconds later.
+		// The wheel has a resolution of seconds: an expired connection is gone two seconds later.
 		alive := len(x.m.connections)
 		x.now = x.now.Add(2 * time.Second)
 		for !x.e.Sweep(x.now) {
@@ -318,7 +319,7 @@ func (x *ether) step() {
 }
 
 func (x *ether) fromNode(in nat.Link, icmp bool, local, seen, real modelEnd) {
-	real.port = seen.port // that of a translated identifier is for its own connection only
+	real.port = seen.port // a translated identifier's port belongs to its own connection only
 	c := x.m.outbound(in, icmp, local, seen)
 	request := c == nil || !c.inbound
 	v, got := x.send(in, icmp, request, local, seen)
@@ -348,7 +349,7 @@ func (x *ether) fromNode(in nat.Link, icmp bool, local, seen, real modelEnd) {
 		c.mapped.addr = address("10.70.0.0")
 	}
 	if x.m.fromTunnel(icmp, c.real, c.mapped) != nil {
-		// Taken: any other port will do that is free.
+		// The port is taken: any free one will do.
 		if got == nil {
 			if !full(v.Reason) || !stateful || x.m.room(in, local.addr, x.now) {
 				x.fail("%v %v, want another port", v.Action, v.Reason)
@@ -461,8 +462,8 @@ func (m *model) answering(icmp bool, local, seen modelEnd) bool {
 	return m.outbound(node1, icmp, local, seen) != nil || m.outbound(node2, icmp, local, seen) != nil
 }
 
-// TestModel compares the table with the model over random packets: in virtual time with room for all, and at once with room for a few.
-// NAT_SEED replays a run.
+// TestModel compares the table with the model over random packets: in virtual time with room for
+// all connections, and at one moment with room for a few. NAT_SEED replays a run.
 func TestModel(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if s, err := strconv.ParseUint(os.Getenv("NAT_SEED"), 10, 64); err == nil {

@@ -18,8 +18,8 @@ func tooBigOf(v nattest.View) int {
 	return 0
 }
 
-// A path that carries less than is configured bounds what goes that way: what may not be fragmented is refused with its MTU, what may is, and
-// super-frames are cut. Other ways are as before.
+// The MTU of a narrow path limits packets on it: those that must not be fragmented are refused with
+// the MTU, others are fragmented, and super-frames are cut. Other paths are unaffected.
 func TestNarrowPath(t *testing.T) {
 	const narrow = 1246
 	udp := func(source, destination string, size int, df bool) []byte {
@@ -84,8 +84,8 @@ func TestNarrowPath(t *testing.T) {
 	}
 }
 
-// SYNs of both directions are clamped to the narrower of the two paths that a connection takes, whatever rules say: segments that are too big for
-// the way to the gateway never get here.
+// SYNs of both directions are clamped to the narrower of a connection's two paths, whatever rules
+// say: segments that are too big for the path to the gateway would never arrive here.
 func TestNarrowMSS(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -143,7 +143,8 @@ func TestNarrowSuperFrame(t *testing.T) {
 	}
 }
 
-// TellNarrow makes for each connection whose packets come by a narrow path a message that its sender believes, and none for others.
+// TellNarrow makes, for each connection whose packets arrive on a narrow path, a message that its
+// sender accepts, and none for others.
 func TestTellNarrow(t *testing.T) {
 	e := engine(t)
 	c := call{e, node1, "10.200.1.5", "10.71.3.9", "10.200.3.9", 4000}.begin(t, start)
@@ -198,7 +199,7 @@ func TestTellNarrow(t *testing.T) {
 	if len(told) != 1 || told["10.200.3.9"].Source.String() != "10.70.0.0" {
 		t.Errorf("told %v, want the remote TCP end alone, by U: nobody else has answered", told)
 	}
-	// It is about no packet that passed, so it makes, refreshes and ends no connection.
+	// The message is about no real packet, so it creates, refreshes and ends no connection.
 	if s := e.Stats(); s.Connections != 4 || s.Created != 4 {
 		t.Errorf("%d connections of %d made", s.Connections, s.Created)
 	}

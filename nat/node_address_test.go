@@ -11,7 +11,8 @@ import (
 
 const nodeV4, nodeV6 = "10.80.0.2", "fd80::2"
 
-// dualNodes gives the first node an address of each family, and 10.70.0.30, fd00:70::30 and their port 80 of .31 stand for it.
+// dualNodes gives the first node an address of each family, which 10.70.0.30 and fd00:70::30, and
+// port 80 of .31, stand for.
 func dualNodes(c *nat.Config) {
 	dual(c)
 	c.Nodes[0].Address.V6 = address(nodeV6)
@@ -25,8 +26,8 @@ func dualNodes(c *nat.Config) {
 	}
 }
 
-// TestNodesAreClosed: nothing that the peer sends to a node's own address reaches the node, whole or in fragments, and whether or not there
-// is room in the tables.
+// TestNodesAreClosed: no packet of the peer to a node's own address reaches the node, whole or in
+// fragments, whether or not the tables have room.
 func TestNodesAreClosed(t *testing.T) {
 	large := nattest.Payload(3000, 1)
 	for _, family := range []struct{ name, remote, node string }{{"IPv4", "10.200.3.9", nodeV4}, {"IPv6", remoteReal6, nodeV6}} {
@@ -50,7 +51,7 @@ func TestNodesAreClosed(t *testing.T) {
 					"room": func(*nat.Config) {}, "no room": func(c *nat.Config) { c.MaxConnections = 1 }, "sourceCheck: cluster": speakForAll,
 				} {
 					e := engine(t, dualNodes, change)
-					for port := range uint16(3) { // of one of which there is room
+					for port := range uint16(3) { // there is room for one
 						forwarded(t, e, nat.Tunnel, udp("10.200.3.9", "10.200.1.5", port+1, 9).Bytes(), start)
 					}
 					made := e.Stats().Created
@@ -84,15 +85,15 @@ func TestNodesAreClosed(t *testing.T) {
 	}
 }
 
-// TestNodesAreAnswered: what nodes ask, they are answered, by errors and in fragments too; what stands for a node leads there; and nodes
-// reach each other and their pods.
+// TestNodesAreAnswered: nodes get answers, errors and fragments too; mapped addresses of a node
+// lead there; and nodes reach each other and their pods.
 func TestNodesAreAnswered(t *testing.T) {
 	for _, family := range []struct{ name, remote, seen, node, u, mapped, service, pod string }{
 		{"IPv4", "10.200.3.9", "10.71.3.9", nodeV4, "10.70.0.0", "10.70.0.30", "10.70.0.31", "10.200.1.5"},
 		{"IPv6", remoteReal6, remote6, nodeV6, "fd00:70::", "fd00:70::30", "fd00:70::31", pod6},
 	} {
 		t.Run(family.name, func(t *testing.T) {
-			// Nothing stands for this node, so that it becomes U.
+			// Nothing stands for this node, so its source becomes U.
 			e := engine(t, dualNodes, func(c *nat.Config) { c.Addresses = nil })
 			asked := udp(family.node, family.seen, 7, 53)
 			_, got, sent := forwarded(t, e, node1, asked.Bytes(), start)
@@ -128,7 +129,7 @@ func TestNodesAreAnswered(t *testing.T) {
 	}
 }
 
-// TestGivenRulesOpenNodes: where rules are given, as under Liqo, they alone decide.
+// TestGivenRulesOpenNodes: if rules are given, as under Liqo, only they decide.
 func TestGivenRulesOpenNodes(t *testing.T) {
 	e := engine(t, func(c *nat.Config) { c.Firewall, c.Routing = c.Tables(), c.PolicyTables() })
 	v, _, _ := forwarded(t, e, nat.Tunnel, tcp("10.200.3.9", nodeV4, 4321, 10250, nattest.SYN, "").Bytes(), start)

@@ -8,8 +8,9 @@ import (
 	"culvert/nat/rules"
 )
 
-// What is for the gateway's own addresses and what it makes itself meets the filters that a kernel's own traffic does, each is counted by
-// what it met, and what is forwarded meets none of them.
+// Packets for the gateway's own addresses, and packets that it makes itself, pass the filters that
+// a kernel's own traffic does. Each is counted by the rules it matched, and forwarded packets pass
+// none of them.
 func TestOwnTraffic(t *testing.T) {
 	const here, pod, gateway = Link(9), "10.200.1.5", "10.80.0.4"
 	ping := nattest.IP{Source: pod, Destination: gateway, Body: nattest.ICMP{Type: 8}}
@@ -19,7 +20,7 @@ func TestOwnTraffic(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		chain     rules.Chain
-		in, out   bool // a ping and its answer pass
+		in, out   bool // a ping passes, its answer passes
 		reason    Reason
 		counted   uint64 // packets of the rule
 		forwarded bool

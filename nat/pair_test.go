@@ -17,7 +17,7 @@ func dual(c *nat.Config) {
 
 const pod6, remote6, remoteReal6 = "fd00:200:0:1::5", "fd00:71:0:4000::9", "fd00:200::9"
 
-// The gateway speaks to each family by its address of that family.
+// The gateway uses its address of a family for that family.
 func TestErrorsOfBothFamilies(t *testing.T) {
 	withoutU := func(c *nat.Config) { dual(c); c.UnknownSource = rules.Pair{} }
 	for _, test := range []struct {
@@ -92,7 +92,7 @@ func TestSourcesOfIPv6(t *testing.T) {
 	}
 }
 
-// A later fragment that comes first is no way around it.
+// Sending a later fragment first does not circumvent it.
 func TestFragmentFromThePeerItself(t *testing.T) {
 	e := engine(t, dual)
 	b := nattest.IP{Source: "fe80::a9fe:1201", Destination: pod6, First: 44, Extensions: [][]byte{{0, 0, 0, 80, 0, 0, 0, 9}},
@@ -101,8 +101,9 @@ func TestFragmentFromThePeerItself(t *testing.T) {
 	ledger(t, e)
 }
 
-// Fragments belong together by addresses and identification (RFC 8200, Section 4.5), and what is in front of the ports counts as bytes of the
-// datagram: nobody writes over ports that a filter has seen.
+// Fragments belong together by addresses and identification (RFC 8200, Section 4.5), and headers
+// before the ports count as bytes of the datagram: nobody can overwrite ports that a filter has
+// seen.
 func TestFragmentsBehindDestinationOptions(t *testing.T) {
 	const client = "2001:db8::7"
 	fragment := func(offset, more byte, options []byte, body nattest.Body) []byte {
@@ -134,7 +135,7 @@ func TestFragmentsBehindDestinationOptions(t *testing.T) {
 	}
 }
 
-// Clients of no pod share U of their family, and answers find them.
+// Clients that are no pods share U of their family, and answers find them.
 func TestUnknownSourceIPv6(t *testing.T) {
 	e := engine(t, dual)
 	for i, client := range []string{"2001:db8::7", "2001:db8::8", "fd80::2"} {
@@ -153,7 +154,8 @@ func TestUnknownSourceIPv6(t *testing.T) {
 	forwarded(t, e, node1, udp("203.0.113.7", "10.71.3.9", 4000, 53).Bytes(), start)
 }
 
-// An error that the peer's gateway tells from its link-local address comes from where the client sent its packet.
+// An error that the peer's gateway sends from its link-local address arrives from the address that
+// the client contacted.
 func TestErrorOfThePeersGateway(t *testing.T) {
 	e := engine(t, dual)
 	_, _, sent := forwarded(t, e, node1, udp(pod6, remote6, 4000, 53).Bytes(), start)
@@ -164,7 +166,7 @@ func TestErrorOfThePeersGateway(t *testing.T) {
 	}
 }
 
-// A host with a /64 gets no more errors than one with an address.
+// A host with a /64 gets no more errors than one with a single address.
 func TestErrorRateOfA64(t *testing.T) {
 	e := engine(t, dual)
 	told := func(format string) (n int) {

@@ -9,8 +9,9 @@ import (
 	"culvert/nat/packet"
 )
 
-// BenchmarkBothDirections is what the lock that both directions share costs: established packets by one goroutine that does both
-// directions in turn, and by two at once. "speedup" is packets per second of the second over the first; 2 would be perfect.
+// BenchmarkBothDirections measures the cost of the lock that both directions share: established
+// packets by one goroutine that handles both directions in turn, and by two at once. "speedup" is
+// the packets per second of the second over the first; 2 would be perfect.
 func BenchmarkBothDirections(b *testing.B) {
 	const connections = 1000
 	e := engine(b)

@@ -9,7 +9,7 @@ import (
 	"culvert/nat/nattest"
 )
 
-// A too-big message lowers the size of the segments of super-frames towards its destination, for 10 minutes.
+// A too-big message limits the size of segments of super-frames to its destination for 10 minutes.
 func TestPathMTU(t *testing.T) {
 	e := engine(t)
 	c := call{e, node1, "10.200.1.5", "10.71.3.9", "10.200.3.9", 4000}.begin(t, start)
@@ -50,7 +50,8 @@ func TestPathMTU(t *testing.T) {
 	}
 }
 
-// RFC 8201, Section 4: what claims less than the IPv6 minimum link MTU is discarded, and so reaches no sender.
+// RFC 8201, Section 4: a message that claims less than the IPv6 minimum link MTU is discarded, and
+// reaches no sender.
 func TestPathMTU6(t *testing.T) {
 	c := call{engine(t), node1, "fd00:200:0:1::5", "fd00:71:0:4000::9", "fd00:200::9", 4000}.begin(t, start)
 	for _, step := range []struct {
@@ -70,8 +71,8 @@ func TestPathMTU6(t *testing.T) {
 	}
 }
 
-// A pod with connections to many narrow destinations, or a node with many such pods, does not make the gateway forget what it has
-// learnt for others.
+// A pod with connections to many narrow destinations, or a node with many such pods, does not make
+// the gateway forget what it has learned for others.
 func TestPathMTUShares(t *testing.T) {
 	tests := []struct {
 		name     string
@@ -107,8 +108,8 @@ func TestPathMTUShares(t *testing.T) {
 	}
 }
 
-// FuzzTooBig compares what the engine learns from a too-big message with what it may: whatever is quoted, only an unacknowledged
-// segment of the connection counts.
+// FuzzTooBig compares what the engine learns from a too-big message with what it may learn:
+// whatever is quoted, only an unacknowledged segment of the connection counts.
 func FuzzTooBig(f *testing.F) {
 	for _, v6 := range []bool{false, true} {
 		f.Add(v6, uint32(1001), uint16(1000), uint16(4000), uint16(80), uint16(0))

@@ -9,12 +9,13 @@ import (
 	"culvert/nat/rules"
 )
 
-// clientPorts are as many as `culvert node` has by default.
+// clientPorts are as many as the default of `culvert node`.
 func clientPorts(c *nat.Config) { c.Host.Ports.Last = c.Host.Ports.First + 4534 }
 
-// Clients open connections to one endpoint for as long as they like, at a rate that leaves no port free, and close each of them. None loses a
-// SYN: at its share, a source takes a port of a connection that it has closed itself, whatever part of the ports its share is, and
-// although half of those that it tries have a sequence number that forbids it.
+// Clients open connections to one endpoint for any length of time, at a rate that leaves no port
+// free, and close each. None loses a SYN: at its share, a source takes a port of a connection that
+// it has closed itself, whatever its share of the ports, although half of those that it tries have
+// a sequence number that forbids it.
 func TestShortConnectionsLoseNoSYN(t *testing.T) {
 	const node, pod, outside = "172.18.0.2", "10.244.2.9", "198.51.100.9"
 	for name, test := range map[string]struct {
@@ -47,14 +48,15 @@ func TestShortConnectionsLoseNoSYN(t *testing.T) {
 	}
 }
 
-// A SYN that finds no port because all connections that it tries have higher sequence numbers meets other ones when it is sent again.
+// A SYN finds no port if all connections that it tries have higher sequence numbers; when it is
+// sent again, it tries others.
 func TestSYNsSentAgainTryOthers(t *testing.T) {
 	const client = "198.51.100.9"
 	e := host(t, only(1), clientPorts)
 	opened := 0
 	for port := uint16(1024); ; port, opened = port+1, opened+1 {
 		seq := uint32(1 << 20)
-		if opened == 1000 { // the one that leaves its port
+		if opened == 1000 { // the one that gives up its port
 			seq = 1000
 		}
 		if got, why := connect(t, e, client, port, seq, true, start); got == 0 {
@@ -76,7 +78,7 @@ func TestSYNsSentAgainTryOthers(t *testing.T) {
 	}
 }
 
-// Connections that were restored leave their ports as those that were closed here.
+// Restored connections give up their ports like those that were closed here.
 func TestRestoredConnectionsLeaveTheirPorts(t *testing.T) {
 	random := rand.New(rand.NewPCG(23, 5))
 	e := host(t, only(1), clientPorts)

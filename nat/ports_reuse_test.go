@@ -10,13 +10,15 @@ import (
 	"culvert/nat/rules"
 )
 
-// A fewPorts is a node with 100 ports for its clients, and one endpoint, so that 93 connections are the most.
+// A fewPorts is a node with 100 ports for its clients and one endpoint, which allows 93
+// connections.
 func fewPorts(t *testing.T) *nat.Engine {
 	return host(t, only(1), func(c *nat.Config) { c.Host.Ports.Last = 61099 })
 }
 
-// connect has a client connect to the node port with a SYN of a sequence number, and returns the port that the endpoint sees, or 0 and why
-// the SYN was dropped. With closed, both ends close the connection at once.
+// connect sends a client's SYN with a sequence number to the node port. It returns the port that
+// the endpoint sees, or 0 and why the SYN was dropped. With closed, both ends close the connection
+// at once.
 func connect(t *testing.T, e *nat.Engine, client string, port uint16, seq uint32, closed bool, now nat.Time) (uint16, nat.Reason) {
 	t.Helper()
 	segment := func(from, to string, sport, dport uint16, seq, ack uint32, flags uint8) []byte {
@@ -54,8 +56,8 @@ func connect(t *testing.T, e *nat.Engine, client string, port uint16, seq uint32
 	return syn.SourcePort, nat.ReasonNone
 }
 
-// A client that closes its connections opens as many as it likes to one endpoint: a port of a closed one serves the next, whose sequence
-// number is behind those of the one before.
+// A client that closes its connections opens any number to one endpoint: the port of a closed one
+// serves the next, whose sequence number is higher than those of the closed one.
 func TestClosedConnectionsLeaveTheirPorts(t *testing.T) {
 	e := fewPorts(t)
 	for i := range 3000 {
@@ -68,7 +70,8 @@ func TestClosedConnectionsLeaveTheirPorts(t *testing.T) {
 	}
 }
 
-// The endpoint's side of a closed connection would take a SYN with an older number for a packet of that one: its port is not given out.
+// The endpoint's side of a closed connection would take a SYN with a lower number for a packet of
+// that connection, so the port is not given out.
 func TestClosedConnectionsKeepTheirPorts(t *testing.T) {
 	for name, test := range map[string]struct {
 		closed bool
@@ -90,7 +93,8 @@ func TestClosedConnectionsKeepTheirPorts(t *testing.T) {
 			if port, why := connect(t, e, "198.51.100.9", 9000, test.seq, false, start); port != 0 || why != nat.ReasonPortShare {
 				t.Errorf("after %d connections: port %d, %v", opened, port, why)
 			}
-			// Two minutes after the last packet all are free again, but for what is open.
+			// Two minutes after the last packet all ports are free again, except those of open
+			// connections.
 			later := start.Add(3 * time.Minute)
 			for !e.Sweep(later) {
 			}
@@ -101,7 +105,8 @@ func TestClosedConnectionsKeepTheirPorts(t *testing.T) {
 	}
 }
 
-// Who has his share of the ports takes over none of others' closed connections, and where all ports are given out, who has none gets one.
+// A source at its share of the ports takes over no port of others' closed connections; a source
+// without any gets one even if all ports are given out.
 func TestClosedConnectionsOfOthers(t *testing.T) {
 	e := fewPorts(t)
 	fill := func(client string, closed bool) (opened int) {

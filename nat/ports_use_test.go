@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// The ports in use are counted, and the remote address and port that has most of them is known, while connections come and go.
+// While connections come and go, the ports in use are counted, and the remote address and port with
+// most of them is known.
 func TestPortUse(t *testing.T) {
 	e := engine(t)
 	use := func(ports, busiest int) {

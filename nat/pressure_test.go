@@ -25,7 +25,7 @@ func handshake(t testing.TB, e *nat.Engine, in nat.Link, source string, port uin
 	return out
 }
 
-// A flood of half-open connections makes room for itself, and evicts nothing that is established.
+// A flood of half-open connections replaces itself, and evicts no established connection.
 func TestFlood(t *testing.T) {
 	const established, most = 1000, 8000
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = most })
@@ -45,7 +45,7 @@ func TestFlood(t *testing.T) {
 		}
 	}
 	st := e.Stats()
-	// The last few of the half are not for networks that have 13 each.
+	// The last few of the half are not available to networks that have 13 each.
 	if limit := (most-established)/2 - 3; st.Connections != established+limit || st.EarlyDropped != 100_000-uint64(limit) {
 		t.Fatalf("%+v", st)
 	}
@@ -59,8 +59,9 @@ func TestFlood(t *testing.T) {
 	ledger(t, e)
 }
 
-// A host with one connection is served at once where its network is at its share: a neighbour has most of that, and what another
-// network of the link holds, which is less, is older. A host of a small network keeps what it has, whoever asks.
+// A host with one connection is served at once although its network is at its share: a neighbour
+// has most of that. Another network of the link holds less, but older connections. A host of a
+// small network keeps its connection, whoever asks for one.
 func TestFloodOfTwoNetworks(t *testing.T) {
 	const most = 256
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = most })
@@ -68,7 +69,7 @@ func TestFloodOfTwoNetworks(t *testing.T) {
 	flood(t, e, node1, udp("198.51.100.66", "10.71.3.9", 1, 53), 40, start)
 	handshake(t, e, node1, "203.0.113.10", 2000, start)
 	flood(t, e, node1, udp("203.0.113.66", "10.71.3.9", 1, 54), 57, start)
-	for i := range 40 { // another node takes what is free
+	for i := range 40 { // another node takes the free places
 		handshake(t, e, node2, "192.0.2.200", uint16(2000+i), start)
 	}
 	if st := e.Stats(); st.Connections != 1+40+1+57+40 {
@@ -87,7 +88,8 @@ func TestFloodOfTwoNetworks(t *testing.T) {
 	ledger(t, e)
 }
 
-// At the cap with nothing to drop: what needs no state goes on, what does is dropped.
+// A full table without evictable connections: packets that need no state are forwarded, others are
+// dropped.
 func TestCap(t *testing.T) {
 	const most = 50
 	config := func(c *nat.Config) {
@@ -165,14 +167,14 @@ func TestPressure(t *testing.T) {
 	for i := range 5 {
 		forwarded(t, e, node1, udp(fmt.Sprintf("198.51.%d.9", i), "10.71.3.9", 3000, 80).Bytes(), now)
 	}
-	// Two for each new one while the pressure lasts, down to 75.
+	// Each new one makes two expire while the pressure lasts, down to 75.
 	if st := e.Stats(); st.Expired < 5 || st.Connections > 80 {
 		t.Fatalf("%+v", st)
 	}
 	ledger(t, e)
 }
 
-// Growth to a million tuples, each of which stays in reach, and back.
+// The table grows to a million tuples and shrinks again; each tuple stays findable.
 func TestGrowth(t *testing.T) {
 	const n = 200_000
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = 3*n + 3 })

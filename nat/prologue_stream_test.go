@@ -13,36 +13,37 @@ import (
 	"culvert/nat/nattest"
 )
 
-// A streamEnd is one end of a TCP connection that sends data and a FIN, and takes what the other sends. Numbers are offsets: 0 is the first
-// byte behind the SYN.
+// A streamEnd is one end of a TCP connection. It sends data and a FIN, and receives what the other
+// end sends. Numbers are offsets: 0 is the first byte after the SYN.
 type streamEnd struct {
 	isn  uint32
 	data []byte
 	una  int // acknowledged
 	next int // sent
-	edge int // up to which the other has room
+	edge int // up to which the other end has room
 
 	peer     uint32 // its ISN
-	open     bool   // its SYN has come
+	open     bool   // the other end's SYN has arrived
 	got      []byte // in order
-	finished bool   // so is its FIN
-	apart    []span // of what came out of order
-	twice    span   // what came again, to be told by the next D-SACK
+	finished bool   // its FIN has arrived, in order
+	apart    []span // received out of order
+	twice    span   // received twice, to be reported in the next D-SACK
 	window   int
-	most     int // the end of the widest window that was announced
+	most     int // end of the widest window announced
 }
 
 // A span is bytes from to until another, of a stream.
 type span struct{ from, to int }
 
-// A streamNet is a path between two ends that loses, repeats and reorders, before and behind an Engine that restarts.
+// A streamNet is a path between two ends that loses, repeats and reorders, before and behind an
+// Engine that restarts.
 type streamNet struct {
 	*path
 	r       *rand.Rand
 	change  func(*nat.Config)
 	ends    [2]*streamEnd // client, server
 	queues  [2][2][][]byte
-	expect  [2][]byte // what each end is to get
+	expect  [2][]byte // what each end must receive
 	options []byte    // of segments with neither SYN nor SACK
 	partial bool
 	largest int
@@ -50,10 +51,10 @@ type streamNet struct {
 	moved   bool
 }
 
-// total is what an end has to send, with its FIN.
+// total is the number of bytes that an end sends, including its FIN.
 func (s *streamEnd) total() int { return len(s.data) + 1 }
 
-// segment makes that from one offset up to another.
+// segment returns the segment from one offset to another.
 func (s *streamEnd) segment(from, to int) nattest.TCP {
 	t := nattest.TCP{Seq: s.isn + 1 + uint32(from), Ack: s.peer + 1 + uint32(s.received()), Flags: ack, Window: uint16(s.window)}
 	t.Payload = s.data[min(max(from, 0), len(s.data)):min(to, len(s.data))]
@@ -77,7 +78,8 @@ func (s *streamEnd) synAck() nattest.TCP {
 	return nattest.TCP{Seq: s.isn, Ack: s.peer + 1, Flags: nattest.SYN | ack, Window: uint16(s.window)}
 }
 
-// blocks returns SACK blocks: what came twice first (RFC 2883, Section 4), then what came out of order.
+// blocks returns SACK blocks: first what was received twice (RFC 2883, Section 4), then what was
+// received out of order.
 func (s *streamEnd) blocks() (numbers []uint32) {
 	all := s.apart
 	if s.twice.to > s.twice.from {
@@ -90,7 +92,7 @@ func (s *streamEnd) blocks() (numbers []uint32) {
 	return numbers
 }
 
-// say queues a segment of an end.
+// say queues a segment from an end.
 func (n *streamNet) say(of int, t nattest.TCP) {
 	from, to := n.from, n.to
 	if of == reply {
@@ -111,7 +113,7 @@ func (n *streamNet) say(of int, t nattest.TCP) {
 
 const original, reply = 0, 1
 
-// put queues a packet before the engine or behind it, unless it is lost.
+// put queues a packet before or behind the engine, unless it is lost.
 func (n *streamNet) put(of, at int, b []byte) {
 	for range 2 {
 		if n.r.Float64() >= n.loss {
@@ -158,7 +160,7 @@ func (n *streamNet) step() {
 			n.t.Fatal(err)
 		}
 		n.hear(1-of, v)
-	case kind == 6 && n.r.IntN(100) == 0: // another process
+	case kind == 6 && n.r.IntN(100) == 0: // another process takes over
 		other := engine(n.t, n.change)
 		if got := restore(other, n.now, records(n.e, 0, n.now)); !got.Whole || got.Connections+got.Unbound != n.e.Stats().Connections {
 			n.t.Fatalf("%+v of %d", got, n.e.Stats().Connections)
@@ -169,7 +171,7 @@ func (n *streamNet) step() {
 	}
 }
 
-// speak has an end say what it may.
+// speak makes an end send something that it may send.
 func (n *streamNet) speak(of int) {
 	s := n.ends[of]
 	switch {
@@ -185,7 +187,7 @@ func (n *streamNet) speak(of int) {
 	case n.r.IntN(10) == 0: // a keepalive
 		n.say(of, nattest.TCP{Seq: s.isn + uint32(s.una), Ack: s.peer + 1 + uint32(s.received()), Flags: ack, Window: uint16(s.window)})
 		s.most = max(s.most, s.received()+s.window)
-	case s.una < s.next && n.r.IntN(4) == 0: // once more, in other pieces
+	case s.una < s.next && n.r.IntN(4) == 0: // repeats, in other pieces
 		n.say(of, s.segment(s.una, min(s.una+1+n.r.IntN(n.largest), s.next)))
 	default:
 		end := min(s.next+1+n.r.IntN(n.largest), s.edge, s.total())
@@ -197,7 +199,7 @@ func (n *streamNet) speak(of int) {
 	}
 }
 
-// hear has an end take a segment in.
+// hear gives a segment to an end.
 func (n *streamNet) hear(at int, v nattest.View) {
 	s, t := n.ends[at], n.t
 	if v.Flags&nattest.SYN != 0 {
@@ -215,7 +217,7 @@ func (n *streamNet) hear(at int, v nattest.View) {
 		if at == original {
 			s.edge = max(s.edge, int(binary.BigEndian.Uint16(v.Body[14:])))
 		}
-		n.say(at, s.segment(s.next, s.next)) // of a server that has data: RFC 5961, Section 4.2
+		n.say(at, s.segment(s.next, s.next)) // the challenge of a server that has data: RFC 5961, Section 4.2
 		return
 	}
 	if !s.open {
@@ -262,8 +264,9 @@ func (n *streamNet) hear(at int, v nattest.View) {
 	}
 }
 
-// oldest is the lowest number that an end may hear: once a connection has moved, what is under way of the begin of the client's stream counts
-// back like the rest, to numbers that tell a client nothing (RFC 9293, Section 3.10.7.4: they are ignored).
+// oldest returns the lowest number that an end may receive. Once a connection has moved, segments
+// under way from the beginning of the client's stream are mapped like the rest, to numbers that
+// mean nothing to a client (RFC 9293, Section 3.10.7.4: they are ignored).
 func (n *streamNet) oldest(at int) int {
 	if at == original && n.moved {
 		return -len(n.header)
@@ -271,7 +274,7 @@ func (n *streamNet) oldest(at int) int {
 	return 0
 }
 
-// acknowledged has an end hear how far the other is. It believes nothing about what it has not sent.
+// acknowledged handles an acknowledgement. The end believes none of bytes that it has not sent.
 func (n *streamNet) acknowledged(at int, v nattest.View) {
 	s := n.ends[at]
 	upTo := int(int32(v.Ack - s.isn - 1))
@@ -310,7 +313,7 @@ func newStreamNet(t testing.TB, seed uint64, change func(*nat.Config)) *streamNe
 	for i := range n.ends {
 		s := &streamEnd{isn: r.Uint32(), data: nattest.Payload(r.IntN(3*n.largest), uint32(seed)), window: 100 + r.IntN(65_000)}
 		if r.IntN(3) == 0 {
-			s.isn = -uint32(r.IntN(100)) // numbers come round soon
+			s.isn = -uint32(r.IntN(100)) // numbers wrap soon
 		}
 		if r.IntN(4) == 0 {
 			s.data = nil
@@ -330,8 +333,9 @@ func (n *streamNet) done() bool {
 	return true
 }
 
-// Whatever is lost, repeated or comes late, the server gets the header and then what its client sends, in the room that it has, and each end
-// hears of its own numbers only. A connection moves to another Engine again and again.
+// Whatever is lost, repeated or late, the server receives the header and then its client's bytes,
+// within its window, and each end sees only its own numbers. A connection moves to another Engine
+// again and again.
 func TestProxyProtocolStreams(t *testing.T) {
 	streams := 150
 	if testing.Short() {

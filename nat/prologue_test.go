@@ -25,18 +25,18 @@ func proxied(c *nat.Config) {
 	c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2, ProxyProtocol: true}}
 }
 
-// A path is one connection of a client with a server behind an Engine.
+// A path is one connection between a client and a server, through an Engine.
 type path struct {
 	t              testing.TB
 	e              *nat.Engine
 	now            nat.Time
 	client, server nat.Link
-	// The connection as the client has it, and as the server has it.
+	// The connection as the client sees it, and as the server sees it.
 	from, to, as, at netip.AddrPort
 	header           []byte
 }
 
-// told returns the header that a server should get, put together by hand.
+// told returns the header that a server must get, built by hand.
 func told(client, server string) []byte {
 	c, s := netip.MustParseAddrPort(client), netip.MustParseAddrPort(server)
 	b := []byte("\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c")
@@ -47,12 +47,13 @@ func told(client, server string) []byte {
 	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(b, c.Port()), s.Port())
 }
 
-// pathTo returns one from a pod of the remote cluster to a service, or from a local pod to the mapped host.
+// pathTo returns a connection from a pod of the remote cluster to a service, or from a local pod to
+// the mapped host.
 func pathTo(t testing.TB, e *nat.Engine, to string) *path {
 	p := &path{t: t, e: e, now: start, client: nat.Tunnel, server: node1}
 	addresses := map[string][5]string{
-		// The client as it came, and what it asks for; as whom the server sees it; the server; the client that the header tells: that of the
-		// server's cluster.
+		// The client's real address and the address that it contacts; the source that the server
+		// sees; the server; the client's address in the header, as the server's cluster knows it.
 		"service":   {"10.200.3.9:40000", "10.70.0.20:80", "10.71.3.9:40000", "10.200.1.5:8080", "10.71.3.9:40000"},
 		"service 6": {"[fd00:200::9]:40000", "[fd00:70::14]:80", "[fd00:71:0:4000::9]:40000", "[fd00:200:0:1::5]:8080", "[fd00:71:0:4000::9]:40000"},
 		"mapping":   {"10.200.1.9:40000", "10.70.0.9:443", "10.80.0.4:40000", "192.0.2.10:443", "10.200.1.9:40000"},
@@ -75,14 +76,15 @@ func segmentOf(from, to netip.AddrPort, s nattest.TCP) []byte {
 	return nattest.IP{Source: from.Addr().String(), Destination: to.Addr().String(), DF: true, Body: s}.Bytes()
 }
 
-// fromClient sends a segment of the client and returns what the server gets, segment by segment.
+// fromClient sends a segment of the client and returns what the server receives, segment by
+// segment.
 func (p *path) fromClient(s nattest.TCP) []nattest.View {
 	p.t.Helper()
 	v, out := process(p.t, p.e, p.client, segmentOf(p.from, p.to, s), p.now)
 	return p.views(v, out, p.server, p.as, p.at)
 }
 
-// fromServer sends a segment of the server and returns what the client gets.
+// fromServer sends a segment of the server and returns what the client receives.
 func (p *path) fromServer(s nattest.TCP) nattest.View {
 	p.t.Helper()
 	v, out := process(p.t, p.e, p.server, segmentOf(p.at, p.as, s), p.now)
@@ -107,7 +109,7 @@ func (p *path) views(v nat.Verdict, out [][]byte, link nat.Link, from, to netip.
 	return all
 }
 
-// open shakes hands but for the last segment.
+// open does the handshake without its last segment.
 func (p *path) open() {
 	p.t.Helper()
 	if v := p.fromClient(nattest.TCP{Seq: 1000, Flags: nattest.SYN}); v[0].Seq != 1000 || len(v[0].Payload) > 0 {
@@ -126,7 +128,7 @@ func (p *path) openWide() {
 	p.fromServer(nattest.TCP{Seq: 9000, Ack: 1001, Flags: nattest.SYN | nattest.ACK, Options: scale})
 }
 
-// leads fails unless a segment is the header and then payload, from the begin of the stream on.
+// leads fails unless a segment is the header followed by payload, at the beginning of the stream.
 func (p *path) leads(v []nattest.View, payload string) {
 	p.t.Helper()
 	if len(v) != 1 || v[0].Seq != 1001 || !bytes.Equal(v[0].Payload, append(bytes.Clone(p.header), payload...)) {
@@ -136,7 +138,7 @@ func (p *path) leads(v []nattest.View, payload string) {
 
 var pathNames = []string{"service", "service 6", "mapping"}
 
-// eachPath runs a test for connections by services of both families and by a mapping.
+// eachPath runs a test for connections through services of both families and through a mapping.
 func eachPath(t *testing.T, test func(*testing.T, *path)) {
 	for _, to := range pathNames {
 		t.Run(to, func(t *testing.T) {
@@ -149,18 +151,19 @@ func eachPath(t *testing.T, test func(*testing.T, *path)) {
 
 const ack = nattest.ACK
 
-// The client speaks first, with its third segment or after it.
+// The client sends first, in its third segment or after it.
 func TestProxyProtocolPayloadFirst(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		n := uint32(len(p.header))
 		p.open()
 		p.leads(p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack}), "")
-		// Until the server has said that it has it, all that begins there brings it once more: nobody knows what was lost.
+		// Until the server has acknowledged the header, every segment at the beginning repeats it:
+		// nobody knows what was lost.
 		p.leads(p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack | nattest.PSH, Payload: []byte("GET /")}), "GET /")
 		if v := p.fromClient(nattest.TCP{Seq: 1006, Ack: 9001, Flags: ack, Payload: []byte("index")})[0]; v.Seq != 1006+n || string(v.Payload) != "index" {
 			t.Fatalf("%d %q", v.Seq, v.Payload)
 		}
-		// The server has the first segment but for its end; then all of it.
+		// The server has the first segment without its end; then all of it.
 		if v := p.fromServer(nattest.TCP{Seq: 9001, Ack: 1001 + n + 2, Flags: ack}); v.Ack != 1003 {
 			t.Fatalf("acknowledgement %d, want 1003", v.Ack)
 		}
@@ -193,12 +196,13 @@ func (p *path) connection() nat.ConnInfo {
 	return list[0]
 }
 
-// The server speaks first, as with SMTP: it may not before it has the header, so that the acknowledgement of its SYN brings it.
+// The server sends first, as with SMTP, but not before it has the header; so the acknowledgement of
+// its SYN carries the header.
 func TestProxyProtocolServerFirst(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		n := uint32(len(p.header))
 		p.open()
-		p.leads(p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack}), "") // is lost
+		p.leads(p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack}), "") // this one is lost
 		p.fromServer(nattest.TCP{Seq: 9000, Ack: 1001, Flags: nattest.SYN | ack})
 		p.leads(p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack}), "")
 		if v := p.fromServer(nattest.TCP{Seq: 9001, Ack: 1001 + n, Flags: ack, Payload: []byte("220 hello")}); v.Ack != 1001 {
@@ -214,7 +218,8 @@ func TestProxyProtocolServerFirst(t *testing.T) {
 	})
 }
 
-// A header that was lost after the handshake comes with the next keepalive, where neither end has anything to send.
+// A header lost after the handshake is repeated by the next keepalive, if neither end has anything
+// to send.
 func TestProxyProtocolKeepalive(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		p.open()
@@ -225,7 +230,7 @@ func TestProxyProtocolKeepalive(t *testing.T) {
 	})
 }
 
-// A client that has nothing to say closes at once.
+// A client that has nothing to send closes at once.
 func TestProxyProtocolFIN(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		n := uint32(len(p.header))
@@ -234,7 +239,7 @@ func TestProxyProtocolFIN(t *testing.T) {
 		if p.leads(v, ""); v[0].Flags&nattest.FIN == 0 {
 			t.Fatalf("flags %#x", v[0].Flags)
 		}
-		// What is behind the header counts as the client's FIN.
+		// Bytes behind the header count as the client's FIN.
 		if v := p.fromServer(nattest.TCP{Seq: 9001, Ack: 1002 + n, Flags: ack | nattest.FIN}); v.Ack != 1002 {
 			t.Fatalf("acknowledgement %d", v.Ack)
 		}
@@ -245,7 +250,8 @@ func TestProxyProtocolFIN(t *testing.T) {
 	})
 }
 
-// A RST is where the server waits (RFC 5961, Section 3.2), whether or not it has the header.
+// A RST has the number that the server expects (RFC 5961, Section 3.2), whether or not the server
+// has the header.
 func TestProxyProtocolReset(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		n := uint32(len(p.header))
@@ -266,7 +272,7 @@ func TestProxyProtocolReset(t *testing.T) {
 		if got := explained(); got != 1001+n {
 			t.Errorf("behind the header: %d, want %d", got, 1001+n)
 		}
-		// The header was lost: the server says in its challenge where it waits.
+		// The header was lost: the server's challenge shows the number that it expects.
 		if v := p.fromServer(nattest.TCP{Seq: 9001, Ack: 1001, Flags: ack}); v.Ack != 1001 {
 			t.Fatalf("acknowledgement %d", v.Ack)
 		}
@@ -298,7 +304,7 @@ func TestProxyProtocolServerReset(t *testing.T) {
 	})
 }
 
-// Data of a SYN would be in front of the header; the client sends it again (RFC 7413, Section 4.2).
+// Data in a SYN would come before the header; the client sends it again (RFC 7413, Section 4.2).
 func TestProxyProtocolFastOpen(t *testing.T) {
 	cookie := []byte{34, 10, 1, 2, 3, 4, 5, 6, 7, 8, 1, 1}
 	eachPath(t, func(t *testing.T, p *path) {
@@ -313,7 +319,8 @@ func TestProxyProtocolFastOpen(t *testing.T) {
 	})
 }
 
-// The subflows of Multipath TCP map numbers of the stream. The server takes the connection for a plain one.
+// The subflows of Multipath TCP map numbers of the stream. The server takes the connection for an
+// ordinary one.
 func TestProxyProtocolMultipath(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		v := p.fromClient(nattest.TCP{Seq: 1000, Flags: nattest.SYN, Options: []byte{2, 4, 5, 0, 30, 4, 1, 1}})[0]
@@ -323,8 +330,9 @@ func TestProxyProtocolMultipath(t *testing.T) {
 	})
 }
 
-// The first bytes of a client may come in a super-frame, whose checksum nobody has finished, or fill a segment to the last byte: then
-// they take one segment more, none of which is larger than the MTU or the server's MSS. Options and their absence make no difference.
+// The first bytes of a client may come in a super-frame with an unfinished checksum, or fill a
+// segment completely: then they take one more segment, none of which exceeds the MTU or the
+// server's MSS. TCP options make no difference.
 func TestProxyProtocolLongStarts(t *testing.T) {
 	timestamps := []byte{1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8}
 	for _, options := range [][]byte{nil, timestamps} {
@@ -349,7 +357,7 @@ func TestProxyProtocolLongStarts(t *testing.T) {
 						if p.from.Addr().Is6() {
 							most = min(most, 1340-60-len(options))
 						}
-						if !partial && size > most { // its sender would have made it smaller
+						if !partial && size > most { // its sender would have kept it smaller
 							return
 						}
 						for _, v := range p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack | nattest.PSH, Options: options, Payload: data, Partial: partial}) {
@@ -361,7 +369,7 @@ func TestProxyProtocolLongStarts(t *testing.T) {
 						if !bytes.Equal(got, append(bytes.Clone(p.header), data...)) {
 							t.Fatalf("%d bytes, want the header and %d", len(got), size)
 						}
-						// Further ones only count on.
+						// Later ones are only renumbered.
 						if v := p.fromClient(nattest.TCP{Seq: 1001 + uint32(size), Ack: 9001, Flags: ack, Options: options, Payload: []byte("x"), Partial: partial})[0]; v.Seq != 1001+uint32(size+len(p.header)) {
 							t.Fatalf("%d", v.Seq)
 						}
@@ -372,7 +380,7 @@ func TestProxyProtocolLongStarts(t *testing.T) {
 	}
 }
 
-// What is known of the path decides how long the segments with the header are.
+// The known path MTU limits the segments with the header.
 func TestProxyProtocolPathMTU(t *testing.T) {
 	p := pathTo(t, engine(t, proxied), "service")
 	p.open()
@@ -387,7 +395,8 @@ func TestProxyProtocolPathMTU(t *testing.T) {
 	}
 }
 
-// A server gets no more than it has room for: the window is lower by what it does not know of yet.
+// A server never gets more than it has room for: the client sees a window that is smaller by the
+// bytes that it does not know about.
 func TestProxyProtocolWindow(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		n := len(p.header)
@@ -409,7 +418,8 @@ func TestProxyProtocolWindow(t *testing.T) {
 	})
 }
 
-// Who sent what a router could not carry finds his own number in the quotation (RFC 5927, Section 4.1), however short that is.
+// The sender of a packet that a router could not forward finds its own number in the quotation (RFC
+// 5927, Section 4.1), however short that is.
 func TestProxyProtocolICMPErrors(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		n := uint32(len(p.header))
@@ -439,7 +449,7 @@ func TestProxyProtocolICMPErrors(t *testing.T) {
 				}
 			}
 		}
-		// What the server sent has no other numbers.
+		// The numbers of what the server sent are unchanged.
 		sent := segmentOf(p.to, p.from, nattest.TCP{Seq: 9001, Ack: 1001, Flags: ack})
 		m := nattest.ICMP{Type: 11, Payload: sent}
 		if p.from.Addr().Is6() {
@@ -452,7 +462,7 @@ func TestProxyProtocolICMPErrors(t *testing.T) {
 	})
 }
 
-// In mid-stream, nobody knows what the server's numbers are. Its client is told, and so is the mapped host.
+// In mid-stream the server's numbers are unknown. The client is told, and so is the mapped host.
 func TestProxyProtocolMidStream(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		for _, flags := range []uint8{ack, ack | nattest.PSH, nattest.SYN | ack, nattest.FIN | ack} {
@@ -470,7 +480,7 @@ func TestProxyProtocolMidStream(t *testing.T) {
 	})
 	e := engine(t, proxied)
 	dropped(t, e, node2, tcp("192.0.2.10", "10.71.3.9", 443, 40000, nattest.ACK, "tail").Bytes(), start, nat.ReasonMidStream)
-	// The host may be a client as well; what it sends is its own, and UDP has no stream.
+	// The host may also be a client, whose own stream gets no header; UDP has no stream.
 	_, v, _ := forwarded(t, e, node2, tcp("192.0.2.10", "10.71.3.9", 50000, 80, nattest.SYN, "").Bytes(), start)
 	expect(t, v, "10.70.0.9", "10.200.3.9")
 	if _, v, _ = forwarded(t, e, node2, tcp("192.0.2.10", "10.71.3.9", 50000, 80, nattest.ACK, "mine").Bytes(), start); v.Seq != 1000 || string(v.Payload) != "mine" {
@@ -480,7 +490,8 @@ func TestProxyProtocolMidStream(t *testing.T) {
 	ledger(t, e)
 }
 
-// A client that uses its port again begins another stream: after the old connection is over, and when its server has forgotten it.
+// A client that reuses its port begins another stream: after the old connection has ended, and when
+// its server has forgotten it.
 func TestProxyProtocolPortsAgain(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		n := uint32(len(p.header))
@@ -499,10 +510,10 @@ func TestProxyProtocolPortsAgain(t *testing.T) {
 			}
 		}
 		begin(1000)
-		begin(500_000) // while the first is established here: the server was started anew
+		begin(500_000) // while the first one is established here: the server has restarted
 		p.fromClient(nattest.TCP{Seq: 500_006, Ack: 70001, Flags: nattest.RST})
 		begin(0xfffffffe)
-		// A SYN that a server does not accept changes nothing.
+		// A SYN that the server does not accept changes nothing.
 		p.fromClient(nattest.TCP{Seq: 7777, Flags: nattest.SYN})
 		if v := p.fromServer(nattest.TCP{Seq: 70001, Ack: 4 + n, Flags: ack}); v.Ack != 4 {
 			t.Fatalf("challenge: acknowledgement %d, want 4", v.Ack)
@@ -513,7 +524,8 @@ func TestProxyProtocolPortsAgain(t *testing.T) {
 	})
 }
 
-// A change is for new connections: those that exist keep what they have, and so do their ports, until they are over.
+// A change affects new connections: existing ones keep their header or its absence, and so do their
+// ports, until they end.
 func TestProxyProtocolChanges(t *testing.T) {
 	plain := func(c *nat.Config) {
 		proxied(c)
@@ -536,7 +548,7 @@ func TestProxyProtocolChanges(t *testing.T) {
 			t.Fatalf("%d", v.Ack)
 		}
 		p.fromServer(nattest.TCP{Seq: 9001, Ack: 1004 + n, Flags: ack | nattest.RST})
-		// The port again, now without.
+		// The same port again, now without a header.
 		p.open()
 		if v := p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack, Payload: []byte("two")})[0]; string(v.Payload) != "two" {
 			t.Fatalf("%q", v.Payload)
@@ -551,7 +563,7 @@ func TestProxyProtocolChanges(t *testing.T) {
 	})
 }
 
-// A service whose backend is a mapped host that gets headers as well: one header.
+// A service whose backend is a mapped host that also gets headers: one header.
 func TestProxyProtocolOnce(t *testing.T) {
 	e := engine(t, proxied, func(c *nat.Config) {
 		c.Services[0].Backends = []rules.Backend{{Address: address("192.0.2.10"), Port: 8080, Via: node2}}
@@ -562,7 +574,8 @@ func TestProxyProtocolOnce(t *testing.T) {
 	p.leads(p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack, Payload: []byte("GET /")}), "GET /")
 }
 
-// The header has a checksum of its own making: what comes broken goes nowhere, and neither does what is in fragments.
+// The header makes a new checksum, so packets that arrive damaged are dropped, and so are
+// fragments.
 func TestProxyProtocolBrokenStart(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		p.open()
@@ -578,8 +591,8 @@ func TestProxyProtocolBrokenStart(t *testing.T) {
 	}
 }
 
-// A client cannot put a header of its own in the place of the true one: not by numbers before those of its stream, nor by SYNs of which the
-// server takes another than the first or the last.
+// A client cannot put a header of its own in place of the true one: neither with numbers before
+// those of its stream, nor with several SYNs, whichever of them the server accepts.
 func TestProxyProtocolForgedHeader(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		n := uint32(len(p.header))
@@ -613,7 +626,7 @@ func TestProxyProtocolForgedHeader(t *testing.T) {
 	})
 }
 
-// What a segment leaves behind takes no packets: those that the verdict counts are those that there are.
+// The verdict counts exactly the packets that leave.
 func TestProxyProtocolLongPayloadDropped(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		for _, partial := range []bool{true, false} {
@@ -635,7 +648,7 @@ func TestProxyProtocolLongPayloadDropped(t *testing.T) {
 	})
 }
 
-// Records keep by how much the numbers of a stream differ, at each stage of it.
+// Records keep the difference between a stream's numbers, at each stage of it.
 func TestProxyProtocolRecords(t *testing.T) {
 	for stage, name := range []string{"SYN", "header", "part of it acknowledged", "acknowledged", "1 GiB later"} {
 		eachPath(t, func(t *testing.T, p *path) {
@@ -675,7 +688,7 @@ func TestProxyProtocolRecords(t *testing.T) {
 	}
 }
 
-// Numbers come round after 4 GiB: what means the header then means data.
+// Numbers wrap after 4 GiB: those of the header then belong to data.
 func TestProxyProtocolFarStreams(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
 		n := uint32(len(p.header))

@@ -22,7 +22,8 @@ func in(device string) rules.Match {
 	return rules.Match{Dev: rules.Operand{Value: device, Position: rules.PositionIn}}
 }
 
-// What is put is published by CommitRules alone, and neither a Config nor what it stands for gets in its way.
+// Only CommitRules publishes what was put, and neither a Config nor the rules generated from it
+// interfere.
 func TestPutBesideConfig(t *testing.T) {
 	c := milan()
 	e, err := New([16]byte{}, c)
@@ -74,7 +75,7 @@ func TestPutBesideConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put(rules.Key{Kind: "Node", Name: "z"}, device) // what is prepared no longer has it
+	put(rules.Key{Kind: "Node", Name: "z"}, device) // the prepared configuration no longer has it
 	e.CommitRules()
 	expect("the deletion committed", ReasonNone)
 	put(firewallX, dropping(in("milan-1")))
@@ -93,7 +94,8 @@ func TestPutBesideConfig(t *testing.T) {
 	}
 }
 
-// The error says what is wrong with which field, and the key keeps what it had. What is refused takes nothing from others.
+// The error names the field and the fault, and the key keeps its earlier resource. A refused
+// resource takes nothing from others.
 func TestPutRefuses(t *testing.T) {
 	e, err := New([16]byte{}, milan())
 	if err != nil {
@@ -123,7 +125,8 @@ func TestPutRefuses(t *testing.T) {
 			t.Errorf("%s: %v, want %q", tt.key, err, tt.want)
 		}
 	}
-	// A Config cannot take what a resource has either, nor does it know a resource by its own keys.
+	// A Config cannot take what a resource already has, nor does it know a resource by its own
+	// keys.
 	e.CommitRules()
 	c := milan()
 	c.Nodes = append(c.Nodes, rules.Node{Link: 51, Name: "a", Address: rules.PairOf(addr("10.80.0.51"))})
@@ -183,7 +186,8 @@ func TestDevicesComeAndGo(t *testing.T) {
 	}
 }
 
-// An answer may come by another node than its connection's. A rule about that node's device concerns it all the same.
+// An answer may come through another node than its connection's. A rule about that node's device
+// applies all the same.
 func TestRuleConcernsAsymmetricAnswer(t *testing.T) {
 	c := milan()
 	c.SourceCheck = SourceCheckCluster
@@ -217,7 +221,7 @@ func TestRuleConcernsAsymmetricAnswer(t *testing.T) {
 	}
 }
 
-// A gateway can begin with nothing: no packet passes, and none gets an address that is not there.
+// A gateway can start with nothing: no packet passes, and no address is assigned.
 func TestConfigOfNothing(t *testing.T) {
 	nothing := Config{MTU: 1340}
 	hairpin := Config{MTU: 1340, Config: rules.Config{

@@ -11,8 +11,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// One goroutine for each direction, while the configuration changes and counters are read: for the race detector, and the ledger
-// afterwards.
+// One goroutine for each direction, while the configuration changes and counters are read: for the
+// race detector; then the ledger must balance.
 func TestConcurrency(t *testing.T) {
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = 200 })
 	var work, watch sync.WaitGroup

@@ -8,7 +8,7 @@ import (
 	"culvert/nat/packet"
 )
 
-// reasonOf says why Process drops what Parse finds fault with.
+// reasonOf returns the reason for which Process drops a packet that Parse rejects.
 var reasonOf = map[packet.Fault]nat.Reason{packet.Malformed: nat.ReasonMalformed, packet.SourceRoute: nat.ReasonSourceRoute}
 
 func TestFaultsAreReasons(t *testing.T) {

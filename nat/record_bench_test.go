@@ -15,8 +15,9 @@ import (
 	"culvert/nat/packet"
 )
 
-// BenchmarkRecords writes down a million connections that all need it, or none, and restores them. It prints for how long packets wait at
-// most, and what a second round costs after a thousand packets.
+// BenchmarkRecords writes a million connections, all or none of which need a record, and restores
+// them. It prints the longest wait of packets, and the cost of a second round after a thousand
+// packets.
 func BenchmarkRecords(b *testing.B) {
 	const n = 1_000_000
 	for _, kind := range []struct {
@@ -65,7 +66,7 @@ func BenchmarkRecords(b *testing.B) {
 	}
 }
 
-// strangers is the first of the addresses that no CIDR knows.
+// strangers is the first of the addresses that no CIDR contains.
 const strangers = 11 << 24
 
 // from returns packet i, from an address that is step further than that of the packet before.
@@ -78,8 +79,9 @@ func (s *stream) from(work []byte, i int, source, step uint32) []byte {
 	return nattest.Fix(packet)
 }
 
-// BenchmarkRecordsFirst measures first packets of strangers after as much of records of all connections, or of those of changes, as lies
-// between two pauses, each time beside as many without; and those of connections that were restored. It prints medians of the ratios.
+// BenchmarkRecordsFirst measures first packets of unknown senders after as much of the records as
+// is written between two pauses, of all connections or only of changed ones, each time beside as
+// many without; and those of restored connections. It prints medians of the ratios.
 func BenchmarkRecordsFirst(b *testing.B) {
 	const n = 1 << 18
 	change := func(c *nat.Config) { c.MaxConnections = 12 * n }
@@ -101,7 +103,7 @@ func BenchmarkRecordsFirst(b *testing.B) {
 		}
 		return float64(threadTime(b)-begin) / firstTurn
 	}
-	runtime.LockOSThread() // whose time it is
+	runtime.LockOSThread() // its CPU time is measured
 	defer runtime.UnlockOSThread()
 	e := engine(b, change)
 	for i := 0; i < n; i += firstTurn {
@@ -115,7 +117,7 @@ func BenchmarkRecordsFirst(b *testing.B) {
 	}
 	next := n
 	anew := func() float64 {
-		if next += firstTurn; next >= 1<<23 { // there are no more different packets
+		if next += firstTurn; next >= 1<<23 { // there are no more distinct packets
 			next = n
 		}
 		cost := first(e, next, later)
@@ -154,8 +156,9 @@ func BenchmarkRecordsFirst(b *testing.B) {
 	b.ReportMetric(middle(restored), "restored/alone")
 }
 
-// timedRecords is records, with what it took, and how much processor time lies between two of its pauses at most: on one P, a packet that
-// comes meanwhile waits so long. The longest wait in time is that of a machine that does other things too.
+// timedRecords is records. It also returns the time, and the most processor time between two
+// pauses: that is how long a packet waits that comes meanwhile, on one P. The longest wait in real
+// time would include other processes.
 func timedRecords(b *testing.B, e *nat.Engine, since, now nat.Time) (saved []byte, took, burst time.Duration) {
 	runtime.LockOSThread() // whose time it is: a collection of garbage beside it is not
 	defer runtime.UnlockOSThread()

@@ -21,13 +21,13 @@ func told4(t testing.TB) *nat.Engine {
 	return p.e
 }
 
-// FuzzRestore restores items of whatever is written in blocks that are right. The table is sound afterwards: packets meet it, its counters
-// add up, and another engine gets all of it.
+// FuzzRestore restores any items in blocks with a valid checksum. Afterwards the table is sound:
+// packets can use it, its counters add up, and another engine gets all of it.
 func FuzzRestore(f *testing.F) {
 	f.Add(items(records(kept(f), 0, start)), false)
 	f.Add(items(records(kept(f), 0, start))[:300], true)
 	f.Add(items(records(told4(f), 0, start)), false)
-	f.Add(append([]byte{3, 1, 'w', 80, 0, 6, 4, 1}, make([]byte, 25)...), false) // a client whose time is over
+	f.Add(append([]byte{3, 1, 'w', 80, 0, 6, 4, 1}, make([]byte, 25)...), false) // an expired client
 	f.Fuzz(func(t *testing.T, items []byte, few bool) {
 		most := 1000
 		if few {

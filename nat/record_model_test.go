@@ -13,8 +13,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// A smallTable is an engine with room for three connections, which two clients make from two ports each through U, and its model. The
-// engine that it restarts with is other.
+// A smallTable is an engine with room for three connections, which two clients open from two ports
+// each through U, and its model. After a restart, other takes its place.
 type smallTable struct {
 	t        *testing.T
 	e, other *nat.Engine
@@ -39,7 +39,8 @@ var (
 	smallReal    = modelEnd{address("10.200.3.9"), 53}
 )
 
-// smallEvents are: a packet of each client and port, an answer to the port of U that each had last, time, and a restart.
+// smallEvents are a packet from each client and port, an answer to the port of U that each had
+// last, the passing of time, and a restart.
 const smallEvents = 10
 
 func newSmallTable(t *testing.T) *smallTable {
@@ -60,7 +61,7 @@ func (s *smallTable) fail(format string, args ...any) {
 	s.t.Fatalf("after %v: %s", s.events, fmt.Sprintf(format, args...))
 }
 
-// process returns the verdict on a packet, and where it comes from and goes to afterwards.
+// process returns the verdict on a packet, and its source and destination afterwards.
 func (s *smallTable) process(in nat.Link, b []byte) (v nat.Verdict, from, to modelEnd) {
 	var work [64]byte
 	var p packet.Packet
@@ -71,7 +72,7 @@ func (s *smallTable) process(in nat.Link, b []byte) (v nat.Verdict, from, to mod
 	return v, modelEnd{t.Source(), t.SourcePort()}, modelEnd{t.Destination(), t.DestinationPort()}
 }
 
-// run has the events of a sequence happen, and compares what becomes of each.
+// run executes a sequence of events, and compares the results of each.
 func (s *smallTable) run() {
 	s.m.connections, s.known = s.m.connections[:0], [4]uint16{2000, 2001, 2000, 2001}
 	for _, event := range s.events {
@@ -143,8 +144,8 @@ func (s *smallTable) reply(i int) {
 	}
 }
 
-// restart goes on with another engine that gets the records of the first one. Its connections make room for others in the order of their
-// last packets.
+// restart continues with another engine that gets the first one's records. Connections are evicted
+// in the order of their last packets.
 func (s *smallTable) restart() {
 	saved := records(s.e, 0, s.now)
 	s.e.DeleteConnections(0, &nat.ConnFilter{}, s.now)
@@ -155,7 +156,8 @@ func (s *smallTable) restart() {
 	slices.SortStableFunc(s.m.connections, func(a, b *modelConn) int { return int(a.lastSeen - b.lastSeen) })
 }
 
-// TestRestoreModel compares a small table with its model over all sequences of events up to a length, restarts among them.
+// TestRestoreModel compares a small table with its model over all sequences of events up to a
+// length, including restarts.
 func TestRestoreModel(t *testing.T) {
 	length := 4
 	if os.Getenv(nat.LongEnv) != "" {

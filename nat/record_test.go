@@ -41,7 +41,7 @@ func read(r *nat.Restore, b []byte) nat.Restored {
 	return r.End()
 }
 
-// records returns what e writes down.
+// records returns what e writes.
 func records(e *nat.Engine, since, now nat.Time) []byte {
 	return write(e.Records(since, now, recordName))
 }
@@ -50,7 +50,7 @@ func restore(e *nat.Engine, now nat.Time, b []byte) nat.Restored {
 	return read(e.Restore(recordLink, now), b)
 }
 
-// keeping is rome with what makes connections that need records.
+// keeping is rome with everything that makes connections need records.
 func keeping(c *nat.Config) {
 	dual(c)
 	c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
@@ -59,11 +59,11 @@ func keeping(c *nat.Config) {
 	c.Services = []rules.Service{s}
 }
 
-// kept has connections that need records, and one between pods that does not.
+// kept has connections that need records, and one between pods that needs none.
 func kept(t testing.TB) *nat.Engine {
 	e := engine(t, keeping)
 	handshake(t, e, node1, "203.0.113.9", 2000, start)
-	handshake(t, e, node2, "203.0.113.10", 2000, start) // U's port 2000 is taken
+	handshake(t, e, node2, "203.0.113.10", 2000, start) // U's port 2000 is in use
 	for _, body := range nattest.Bodies(false) {
 		process(t, e, node1, nattest.IP{Source: "203.0.113.11", Destination: "10.71.3.9", Body: body}.Bytes(), start)
 	}
@@ -78,7 +78,7 @@ func kept(t testing.TB) *nat.Engine {
 	return e
 }
 
-// listed returns the connections of e, as far as records know them, in the order of their tuples.
+// listed returns the connections of e, as far as records describe them, ordered by their tuples.
 func listed(e *nat.Engine, now nat.Time) (all []string) {
 	var list []nat.ConnInfo
 	for at, more := nat.Cursor(0), true; more; {
@@ -92,14 +92,14 @@ func listed(e *nat.Engine, now nat.Time) (all []string) {
 	return all
 }
 
-// An Engine that gets the records of another has its connections, but for those that the next packet makes again; its own records are
-// the same.
+// An Engine that gets the records of another has its connections, except those that the next packet
+// would recreate; its own records are the same.
 func TestRecords(t *testing.T) {
 	e := kept(t)
 	now := start.Add(7 * time.Second)
 	saved := records(e, 0, now)
 	other := engine(t, keeping)
-	const later = 99 * nat.Time(time.Hour) // on another clock
+	const later = 99 * nat.Time(time.Hour) // by another clock
 	got := restore(other, later, saved)
 	want := slices.DeleteFunc(listed(e, now), func(s string) bool { return strings.HasPrefix(s, "17 10.200.1.5:5000>") })
 	if got != (nat.Restored{Connections: len(want), Clients: 1, Whole: true}) {
@@ -115,7 +115,7 @@ func TestRecords(t *testing.T) {
 		t.Error("the records of what was restored are others")
 	}
 	ledger(t, other)
-	// Packets of either direction meet their connections.
+	// Packets of either direction find their connections.
 	_, v, _ := forwarded(t, other, nat.Tunnel, udp("10.200.3.9", "10.70.0.0", 53, 5000).Bytes(), later)
 	expect(t, v, "10.71.3.9", "203.0.113.9")
 	_, old, _ := forwarded(t, e, node2, tcp("203.0.113.10", "10.71.3.9", 2000, 80, nattest.ACK, "").Bytes(), now)
@@ -129,7 +129,7 @@ func TestRecords(t *testing.T) {
 	ledger(t, other)
 }
 
-// Packets have their turn while records are written, however little there is to be written of a large table.
+// While records are written, packets get their turn, even if a large table has little to write.
 func TestRecordsPause(t *testing.T) {
 	const n = 8 << 10
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = 4 * n })
@@ -151,7 +151,8 @@ func TestRecordsPause(t *testing.T) {
 	}
 }
 
-// What given rules would say to the next packet is not known, and a mark of theirs may decide about filters too.
+// It is unknown what given rules would decide about the next packet, and their marks may affect
+// filters too.
 func TestRecordsOfMarks(t *testing.T) {
 	for mark := range uint32(2) {
 		change := func(c *nat.Config) {
@@ -171,7 +172,7 @@ func TestRecordsOfMarks(t *testing.T) {
 	}
 }
 
-// What a restart of another configuration makes of records.
+// Records restored into another configuration.
 func TestRestoreElsewhere(t *testing.T) {
 	saved := records(kept(t), 0, start.Add(2*time.Second))
 	all := restore(engine(t, keeping), start, saved).Connections
@@ -203,7 +204,7 @@ func TestRestoreElsewhere(t *testing.T) {
 	}
 }
 
-// Those who have had answers stay when a smaller table cannot hold all.
+// Connections with an answer stay when a smaller table cannot hold all.
 func TestRestoreLessRoom(t *testing.T) {
 	e := engine(t)
 	for i := range 20 {
@@ -222,7 +223,7 @@ func TestRestoreLessRoom(t *testing.T) {
 	ledger(t, other)
 }
 
-// A flood that a larger table held leaves room in a smaller one for who did not take part.
+// A flood that filled a larger table leaves room in a smaller one for others.
 func TestRestoredFlood(t *testing.T) {
 	e := engine(t)
 	for port := range uint16(100) {
@@ -236,7 +237,8 @@ func TestRestoredFlood(t *testing.T) {
 	ledger(t, other)
 }
 
-// Records of connections that are there count once, whoever has made them, and those that find no room again count as dropped.
+// Records of existing connections count once, whoever has created those, and records that find no
+// room again count as dropped.
 func TestRestoreCounts(t *testing.T) {
 	e := engine(t)
 	const n = 20
@@ -267,7 +269,7 @@ func TestRestoreCounts(t *testing.T) {
 	ledger(t, other)
 }
 
-// The connection that was longest without a packet makes room first, wherever its record stood.
+// The connection with the oldest last packet is evicted first, wherever its record was.
 func TestRestoredOrder(t *testing.T) {
 	small := func(c *nat.Config) { c.MaxConnections = 10 }
 	e, other, now := engine(t, small), engine(t, small), start
@@ -293,7 +295,7 @@ func TestRestoredOrder(t *testing.T) {
 	}
 }
 
-// many has nodes enough to fill a block of records with their names.
+// many has enough nodes to fill a block of records with their names.
 func many(c *nat.Config) {
 	for l := nat.Link(20); l < 30; l++ {
 		c.Nodes = append(c.Nodes, rules.Node{Link: l, Name: fmt.Sprint("n", l), Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, 1, byte(l)}))})
@@ -307,7 +309,7 @@ func longLink(name string) (nat.Link, bool) {
 	return nat.Link(l), err == nil
 }
 
-// small returns two blocks of records and how many connections are in each.
+// small returns two blocks of records and the number of connections in each.
 func small(t testing.TB) (saved []byte, in [2]int) {
 	e := engine(t, many)
 	for l := nat.Link(20); l < 30; l++ {
@@ -324,7 +326,7 @@ func small(t testing.TB) (saved []byte, in [2]int) {
 	return saved, in
 }
 
-// A byte that is wrong costs the block that it is in, and the rest says so.
+// A wrong byte costs its block, and the result reports it.
 func TestRestoreDamaged(t *testing.T) {
 	saved, in := small(t)
 	e := engine(t, many)
@@ -351,7 +353,7 @@ func TestRestoreDamaged(t *testing.T) {
 	ledger(t, e)
 }
 
-// What is cut off is missing, and the rest says so.
+// A truncated part is missing, and the result reports it.
 func TestRestoreTruncated(t *testing.T) {
 	saved, in := small(t)
 	e := engine(t, many)
@@ -368,7 +370,7 @@ func TestRestoreTruncated(t *testing.T) {
 		}
 		empty(t, e)
 	}
-	// In pieces of any size it is the same.
+	// Pieces of any size give the same result.
 	r := e.Restore(longLink, start)
 	for piece := range slices.Chunk(saved, 1000) {
 		r.Write(piece)
@@ -397,7 +399,8 @@ func TestRestoreCopies(t *testing.T) {
 	ledger(t, e)
 }
 
-// What is of a link without a name is left out, and harms nothing of another link of the same connection.
+// Records of a link without a name are skipped, without harm to another link of the same
+// connection.
 func TestRecordsOfNamelessLinks(t *testing.T) {
 	e := engine(t, given)
 	forwarded(t, e, node1, udp("203.0.113.9", "192.0.2.9", 1, 2).Bytes(), start)
@@ -444,7 +447,7 @@ func empty(t testing.TB, e *nat.Engine) {
 	}
 }
 
-// A second round brings what has changed since the first one.
+// A second round writes what has changed since the first.
 func TestRecordsOfChanges(t *testing.T) {
 	e, other, now := kept(t), engine(t, keeping), start.Add(time.Second)
 	var first []byte
@@ -452,7 +455,7 @@ func TestRecordsOfChanges(t *testing.T) {
 		in     nat.Link
 		source string
 	}{{node2, "203.0.113.8"}, {node1, "203.0.113.7"}} {
-		if c.in == node1 { // the ports of a connection that is no more
+		if c.in == node1 { // the ports of a connection that has ended
 			e.DeleteConnections(0, &nat.ConnFilter{Ports: []uint16{6000}}, now)
 		}
 		_, v, _ := forwarded(t, e, c.in, udp(c.source, "10.71.3.9", 6000, 53).Bytes(), now)
@@ -480,12 +483,12 @@ func TestRecordsOfChanges(t *testing.T) {
 	ledger(t, other)
 }
 
-// No connection gets the ID of another one, however often the gateway restarts.
+// No connection gets the ID of another, however often the gateway restarts.
 func TestRestoredIDs(t *testing.T) {
 	e, seen := kept(t), map[uint64]bool{}
 	for round := range 6 {
 		saved := records(e, 0, start)
-		if round%2 == 1 { // one that makes no connection comes between
+		if round%2 == 1 { // sometimes with a gateway in between that creates no connection
 			idle := engine(t, keeping)
 			restore(idle, start, records(e, start.Add(1), start))
 			saved = records(idle, 0, start)
@@ -510,7 +513,7 @@ func TestRestoredIDs(t *testing.T) {
 	}
 }
 
-// A connection lives as long after it was restored as it had left.
+// A restored connection lives as long as it had left.
 func TestRestoredTimes(t *testing.T) {
 	e := engine(t)
 	forwarded(t, e, node1, udp("203.0.113.9", "10.71.3.9", 2000, 53).Bytes(), start)
@@ -519,7 +522,7 @@ func TestRestoredTimes(t *testing.T) {
 		after time.Duration
 		want  int
 	}{{19 * time.Second, 1}, {23 * time.Second, 0}} {
-		e, now := engine(t), nat.Time(time.Second) // its clock has just begun
+		e, now := engine(t), nat.Time(time.Second) // its clock has just started
 		restore(e, now, saved)
 		for !e.Sweep(now.Add(test.after)) {
 		}
@@ -527,7 +530,8 @@ func TestRestoredTimes(t *testing.T) {
 			t.Errorf("%d connections after %v, want %d", n, test.after, test.want)
 		}
 	}
-	// What restarts twice has not lived longer than the gateway, and was idle before.
+	// Even after two restarts, a connection is not older than the gateway, and its idle time before
+	// counts.
 	young, younger := engine(t), engine(t)
 	restore(young, 0, saved)
 	restore(younger, 0, records(young, 0, nat.Time(time.Second)))
@@ -539,7 +543,8 @@ func TestRestoredTimes(t *testing.T) {
 	}
 }
 
-// While a gateway was away, a connection has moved on by more than any window. It is followed from its next segments on, and its end seen.
+// While the gateway was down, a connection has advanced by more than any window. It is followed
+// from its next segments on, and its end is noticed.
 func TestRestoredTCP(t *testing.T) {
 	for _, test := range []struct {
 		name        string
@@ -590,7 +595,8 @@ func TestRestoredTCP(t *testing.T) {
 	}
 }
 
-// A client of a service keeps its backend, though its connections are over and the choice for new ones would be another.
+// A client of a service keeps its backend, although its connections have ended and a new choice
+// would be another backend.
 func TestRestoredAffinity(t *testing.T) {
 	e, other := engine(t, keeping), engine(t, keeping)
 	syn := func(source string, port uint16) []byte {

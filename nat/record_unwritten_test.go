@@ -11,8 +11,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// A connection that is not written down is made again by its next packet, whichever end sends it: the packet gets what it got before, and goes
-// where it went.
+// A connection without a record is recreated by its next packet, from whichever end: the packet is
+// translated and routed as before.
 func TestUnwrittenConnections(t *testing.T) {
 	outbound := []string{"10.200.1.5", "10.200.1.77", "10.200.2.5", "10.64.32.9", "10.80.0.2", "10.80.0.3", "10.70.0.0", "192.0.2.10", "203.0.113.9", "fd00:200:0:1::5", "fd80::2"}
 	seen := []string{"10.71.3.9", "10.72.49.9", "10.99.64.9", "10.74.0.5", "192.0.2.9", "fd00:71:0:4000::9"}

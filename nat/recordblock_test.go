@@ -39,8 +39,9 @@ func TestRecordSize(t *testing.T) {
 	}
 }
 
-// Needed returns what Records would save of connections and clients, as far as it does not change with each packet, in the order of the text.
-// With expired, it returns the tuples of those too whose time is over and that are still in the table.
+// Needed returns what Records would save of connections and clients, as far as it does not change
+// with each packet, in the order of the text. With expired, it also returns the tuples of expired
+// connections that are still in the table.
 func Needed(e *Engine, now Time, expired bool) (all []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -66,5 +67,5 @@ func Needed(e *Engine, now Time, expired bool) (all []string) {
 	return all
 }
 
-// Room makes a Feed's room for what has ended smaller. It must be called before anything has ended.
+// Room makes a Feed's room for ended connections smaller. It must be called before any has ended.
 func (f *Feed) Room(n int) { f.gone = make([]gone, n) }

@@ -12,7 +12,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// TestAppendError follows the errors that we originate.
+// TestAppendError checks the errors that the engine originates.
 func TestAppendError(t *testing.T) {
 	long := udp("10.200.1.5", "10.71.3.9", 5, 6)
 	long.DF = true
@@ -63,7 +63,8 @@ func TestAppendError(t *testing.T) {
 	}
 }
 
-// RFC 1122, Section 3.2.2: no error about errors, later fragments, or what was not sent by one host to one host.
+// RFC 1122, Section 3.2.2: no error about errors, later fragments, or packets that are not from one
+// host to one host.
 func TestNoAppendError(t *testing.T) {
 	e := engine(t)
 	about := func(p nattest.IP) []byte { p.TTL = 1; return p.Bytes() }
@@ -119,7 +120,7 @@ func TestErrorRate(t *testing.T) {
 			t.Fatalf("%d errors at once, want %d", n, want)
 		}
 	}
-	// What was refused has cost nobody his own tokens.
+	// Refused packets have cost nobody else's tokens.
 	for range 20 {
 		if !send(node1, 249, start.Add(time.Second/5)) {
 			t.Fatal("the limit for all has cost a destination its tokens")
@@ -130,8 +131,8 @@ func TestErrorRate(t *testing.T) {
 	}
 }
 
-// The pods of a node of either cluster have one /64, as Kubernetes gives them by default, and are told apart; a host elsewhere has a /64 to
-// itself.
+// The pods of a node of either cluster share a /64, Kubernetes' default, and are distinguished; a
+// host elsewhere has a /64 to itself.
 func TestErrorRateOfIPv6(t *testing.T) {
 	for _, test := range []struct {
 		name           string
@@ -168,7 +169,8 @@ func TestErrorRateOfIPv6(t *testing.T) {
 	}
 }
 
-// A node whose packets all deserve errors leaves a hundred pings of another one theirs, whatever the addresses.
+// A node whose packets all cause errors leaves another node's hundred pings their errors, whatever
+// the addresses.
 func TestErrorFlood(t *testing.T) {
 	e := engine(t)
 	for i := range 1000 {
@@ -193,7 +195,8 @@ func TestErrorFlood(t *testing.T) {
 	}
 }
 
-// A RST for a service whose backend has left is not answered (RFC 9293, Section 3.10.7.1): that costs no error and counts none.
+// A RST for a service without backends is not answered (RFC 9293, Section 3.10.7.1): it costs and
+// counts no error.
 func TestUnansweredResetsCostNothing(t *testing.T) {
 	e := engine(t)
 	v := nat.Verdict{Action: nat.Drop, Reason: nat.ReasonNoBackend, Refusal: packet.Reset}

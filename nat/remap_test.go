@@ -54,7 +54,7 @@ func TestRemap(t *testing.T) {
 					if got.TTL != p.TTL-1 || got.TOS != p.TOS || got.DF != p.DF || got.ID != p.ID && !v6 {
 						t.Fatalf("header changed: %+v", got)
 					}
-					// The body keeps everything but its checksum.
+					// Only the checksum of the body changes.
 					p.Source, p.Destination = test.source2, test.destinaton2
 					want := p.Bytes()
 					at := map[uint8]int{6: 16, 17: 6}[got.Protocol]
@@ -70,7 +70,8 @@ func TestRemap(t *testing.T) {
 	}
 }
 
-// The two gateways of a pair undo each other's work: what the remote pod answers comes back from the address that was contacted.
+// The two gateways of a pair reverse each other's translation: the remote pod's answer comes back
+// from the address that was contacted.
 func TestRemapInverse(t *testing.T) {
 	e := engine(t)
 	for i := range 2000 {

@@ -11,7 +11,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// A sweep looks at few connections at a time, and gets around the table however often the configuration changes meanwhile.
+// A sweep looks at few connections at a time, and completes its way around the table however often
+// the configuration changes meanwhile.
 func TestSweepGetsAround(t *testing.T) {
 	const lasting, doomed = 20_000, 1_000
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = 4 * (lasting + doomed) })
@@ -45,7 +46,8 @@ func TestSweepGetsAround(t *testing.T) {
 		}
 		evicted = now
 	}
-	// Without further changes it ends when all were seen since the last one, also while the table grows.
+	// Without further changes, the sweep ends once it has seen all connections since the last
+	// change, also while the table grows.
 	calls = 0
 	for !e.Sweep(start) {
 		forwarded(t, e, node1, udp("10.200.1.6", "10.71.3.9", uint16(1+calls), 53).Bytes(), start)
@@ -56,7 +58,8 @@ func TestSweepGetsAround(t *testing.T) {
 	}
 }
 
-// While the table grows, a sweep still sees the connections that were there when the configuration changed.
+// While the table grows, a sweep still sees all connections that existed when the configuration
+// changed.
 func TestSweepBesideNewConnections(t *testing.T) {
 	e := engine(t)
 	flow := func(i int, to string) { forwarded(t, e, node1, udp("10.200.1.5", to, uint16(1+i), 53).Bytes(), start) }
@@ -71,7 +74,7 @@ func TestSweepBesideNewConnections(t *testing.T) {
 		flow(i, "10.99.64.9")
 	}
 	apply("10.99.64.0/18")
-	e.Sweep(start) // stands somewhere in the table
+	e.Sweep(start) // the sweep is now somewhere in the table
 	apply("10.98.64.0/18")
 	for i := 0; !e.Sweep(start); i++ {
 		for j := range 200 {
@@ -83,7 +86,7 @@ func TestSweepBesideNewConnections(t *testing.T) {
 	}
 }
 
-// Services beyond the 32,767th are services like the others: their connections end with their backend.
+// Services beyond number 32,767 are ordinary: their connections end with their backend.
 func TestManyServices(t *testing.T) {
 	const n = 32_770
 	backend := rules.Backend{Address: address("10.200.1.5"), Port: 8080}
@@ -113,8 +116,8 @@ func TestManyServices(t *testing.T) {
 	}
 }
 
-// Outside links, and the numbers that rules use for "no device", "a device that nobody has", "any device" and "the first node", are no
-// node's. Neither is 0.
+// No node has the number of an outside link, nor those that rules use for "no device", "a device
+// that nobody has", "any device" and "the first node", nor 0.
 func TestReservedLinks(t *testing.T) {
 	for _, link := range []nat.Link{0, nat.Tunnel, 0xfeff, 0xffef, 0xfff0, 0xfffb, 0xfffc, 0xfffd, 0xfffe, 0xffff} {
 		c := rome()

@@ -8,7 +8,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// TestSCTPBroken: a packet of SCTP that has arrived broken leaves broken, also where the client's port becomes another.
+// TestSCTPBroken: an SCTP packet that arrives damaged leaves damaged, also if the client's port
+// changes.
 func TestSCTPBroken(t *testing.T) {
 	e := engine(t)
 	send := func(from string, chunks []byte, spoil bool) (uint16, error) {

@@ -67,7 +67,7 @@ func TestServiceWeights(t *testing.T) {
 	}
 }
 
-// The choice is a function of key and client, and another key makes another one.
+// The choice is a function of key and client; another key gives another choice.
 func TestServiceDeterminism(t *testing.T) {
 	for _, balance := range []rules.Balance{rules.BalanceRandom, rules.BalanceHash} {
 		a, b := serviceOf(balance, rules.AffinityNone, 1, 1, 1, 1, 1), serviceOf(balance, rules.AffinityNone, 1, 1, 1, 1, 1)
@@ -90,7 +90,8 @@ func TestServiceDeterminism(t *testing.T) {
 	}
 }
 
-// Of a consistent hash, a backend that leaves moves its own clients only, and one that comes takes its share and moves no others.
+// With a consistent hash, a removed backend moves only its own clients, and a new one takes its
+// share and moves no others.
 func TestServiceConsistency(t *testing.T) {
 	before, after := serviceOf(rules.BalanceHash, rules.AffinityNone, 2, 1, 3, 1), serviceOf(rules.BalanceHash, rules.AffinityNone, 2, 1, 3)
 	e, r := picker(key), rand.New(rand.NewPCG(5, 6))
@@ -125,7 +126,7 @@ func TestServiceAffinity(t *testing.T) {
 	if got := pickIndex(e, s, netip.AddrPortFrom(addr("10.71.2.7"), 1), now); got == first {
 		t.Errorf("another client has the same backend; choose other addresses for this test")
 	}
-	// Without affinity the port decides, as it does again once the time is over.
+	// Without affinity the port decides, and again after the affinity has expired.
 	free := serviceOf(rules.BalanceRandom, rules.AffinityNone, 1, 1, 1, 1, 1, 1, 1)
 	late := uint16(0)
 	for pickIndex(e, free, netip.AddrPortFrom(host, late), 0) == first {
@@ -140,7 +141,8 @@ func TestServiceAffinity(t *testing.T) {
 	}
 }
 
-// Affinity survives a new configuration, for the backends that are still there; a client of another goes to a new one.
+// Affinity survives a new configuration for backends that still exist; a client of another backend
+// gets a new one.
 func TestServiceAffinityAcrossApply(t *testing.T) {
 	c := milan()
 	c.Services[0].Affinity, c.Services[0].Backends = rules.AffinityClientIP, nil
@@ -155,7 +157,7 @@ func TestServiceAffinityAcrossApply(t *testing.T) {
 		x := client(r)
 		before[x] = pickIndex(e, first, x, 5)
 	}
-	// Another backend in place of the first, and the others in another order.
+	// Another backend replaces the first, and the others change their order.
 	c.Services[0].Backends = append(slices.Clone(backends[2:6]), backends[1], rules.Backend{Address: addr("10.200.9.5"), Port: 8080})
 	second, gone := rules.NewBalancer(c.Services[0]), 0
 	for x, old := range before {
@@ -176,8 +178,8 @@ func TestServiceAffinityAcrossApply(t *testing.T) {
 	}
 }
 
-// More clients than the table holds cost no more memory, and a new one always gets a backend; it replaces the one that was longest away.
-// The clients of other services are remembered.
+// More clients than the table holds cost no more memory, and a new one always gets a backend; it
+// replaces the client that was absent longest. Clients of other services are remembered.
 func TestServiceAffinityFlood(t *testing.T) {
 	e, r := picker(key), rand.New(rand.NewPCG(9, 10))
 	flooded, other := serviceOf(rules.BalanceRandom, rules.AffinityClientIP, 1, 1, 1), serviceOf(rules.BalanceRandom, rules.AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
@@ -196,7 +198,7 @@ func TestServiceAffinityFlood(t *testing.T) {
 	}); n != 0 {
 		t.Errorf("%v allocations per connection", n)
 	}
-	// A service has as many places as are free.
+	// A service may use all free places.
 	if got, want := e.clients.used, 50+(1024-50)/2; got != want || e.stats.ClientsReplaced < 19_000 {
 		t.Errorf("%d clients, want %d; %d replaced", got, want, e.stats.ClientsReplaced)
 	}
@@ -215,7 +217,7 @@ func TestServiceAffinityFlood(t *testing.T) {
 	recount(t, e)
 }
 
-// The hosts of one IPv6 /64 replace nobody else's.
+// The hosts of one IPv6 /64 replace only each other.
 func TestServiceAffinityFloodIPv6(t *testing.T) {
 	e, r := picker(key), rand.New(rand.NewPCG(11, 12))
 	s := serviceOf(rules.BalanceRandom, rules.AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
@@ -239,7 +241,7 @@ func TestServiceAffinityFloodIPv6(t *testing.T) {
 			t.Fatalf("client %d moved to %d from %d", i, got, want)
 		}
 	}
-	for range 1000 { // those whose time is over make room for others of the /64
+	for range 1000 { // expired ones make room for others of the /64
 		a := [16]byte{0xfd, 1: 1}
 		binary.BigEndian.PutUint64(a[8:], r.Uint64())
 		pickIndex(e, s, netip.AddrPortFrom(netip.AddrFrom16(a), 1), Time(defaultAffinityTimeout)+2)
@@ -247,7 +249,8 @@ func TestServiceAffinityFloodIPv6(t *testing.T) {
 	recount(t, e)
 }
 
-// A client whose hash is that of more others than the directory takes is not remembered, and costs no place.
+// A client whose hash equals that of more others than the directory accepts is not remembered, and
+// costs no place.
 func TestServiceAffinityEqualHashes(t *testing.T) {
 	e, r := picker(key), rand.New(rand.NewPCG(15, 16))
 	s := serviceOf(rules.BalanceRandom, rules.AffinityClientIP, 1, 1, 1)
@@ -265,7 +268,7 @@ func TestServiceAffinityEqualHashes(t *testing.T) {
 	}
 }
 
-// What was too long away gives its place back, also of services that are gone.
+// An expired client gives its place back, also if its service is gone.
 func TestServiceAffinityExpires(t *testing.T) {
 	e, r := picker(key), rand.New(rand.NewPCG(13, 14))
 	for i := range 300 {
@@ -341,7 +344,7 @@ func BenchmarkServicePick(b *testing.B) {
 	}
 }
 
-// What is written down of clients costs no copy of the services that have some, for which packets would wait.
+// Writing clients does not copy their services, for which packets would wait.
 func TestRecordsCopyNoServices(t *testing.T) {
 	e := picker(key)
 	const n = 20_000

@@ -13,9 +13,10 @@ import (
 	"culvert/nat/rules"
 )
 
-// BenchmarkFirstToService is what the SYN of a new client costs that goes to one of 300 services, without affinity and with, and to a pod: in
-// tables that grow from nothing, and in those where the sender has its share of connections and of clients, so that each makes room for the
-// next. The three take turns, packets are made outside of the measurement, and what it prints are medians.
+// BenchmarkFirstToService measures the SYN of a new client to one of 300 services, with and without
+// affinity, and to a pod: in tables that grow from empty, and in those where the sender is at its
+// share of connections and clients, so that each SYN replaces something. The three take turns,
+// packets are made outside the measurement, and it prints medians.
 func BenchmarkFirstToService(b *testing.B) {
 	for _, v6 := range []bool{false, true} {
 		family := map[bool]string{false: "IPv4", true: "IPv6"}[v6]
@@ -63,10 +64,10 @@ func floodedServices(v6 bool, affinity rules.Affinity) (all []rules.Service) {
 	return all
 }
 
-// synsTurn is how many packets are made at a time: they stay in a processor's own cache.
+// synsTurn is how many packets are made at a time: they fit into a processor's own cache.
 const synsTurn = 1 << 9
 
-// syns are SYNs from the peer, each of another client or to another service than those before.
+// syns are SYNs from the peer, each from a new client or to another service.
 type syns struct {
 	v6, toPod bool
 	like      []byte
@@ -105,7 +106,7 @@ func (s *syns) next(work []byte) []byte {
 	return p
 }
 
-// send has e process the next n, and returns the processor time of that in nanoseconds.
+// send processes the next n, and returns the processor time in nanoseconds.
 func (s *syns) send(b *testing.B, e *nat.Engine, n int) (used float64) {
 	packets := make([]packet.Packet, nat.MaxLoad)
 	var made [synsTurn][]byte

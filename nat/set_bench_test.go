@@ -32,8 +32,9 @@ func goalSize() (*Config, func(i int, internal netip.Addr) (rules.Key, rules.Res
 	}
 }
 
-// BenchmarkChange changes one of 50,000 mappings, beside 500 services, 5,000 nodes and 300,000 connections. The goals are 2 ms of
-// processor time and 256 KiB of garbage for a change, 1 s for all in the beginning, and 100 MiB for the rules that live.
+// BenchmarkChange changes one of 50,000 mappings, beside 500 services, 5,000 nodes and 300,000
+// connections. The goals are 2 ms of processor time and 256 KiB of garbage for a change, 1 s for
+// loading everything, and 100 MiB for the rules in memory.
 func BenchmarkChange(b *testing.B) {
 	c, mapping := goalSize()
 	put := func(e *Engine, key rules.Key, r rules.Resource) {
@@ -79,7 +80,8 @@ func BenchmarkChange(b *testing.B) {
 	}
 }
 
-// BenchmarkSweepAfterChanges goes around 100,000 connections, as a gateway does each second, after 20 of 1,000 mappings have changed.
+// BenchmarkSweepAfterChanges sweeps 100,000 connections, as a gateway does each second, after 20 of
+// 1,000 mappings have changed.
 func BenchmarkSweepAfterChanges(b *testing.B) {
 	const connections, changes = 100_000, 20
 	c := sized(1000)
@@ -123,7 +125,7 @@ func BenchmarkSweepAfterChanges(b *testing.B) {
 	}
 }
 
-// BenchmarkApplyChange has an engine find and commit one changed mapping of 50,000 in a whole configuration.
+// BenchmarkApplyChange applies a whole configuration in which one mapping of 50,000 has changed.
 func BenchmarkApplyChange(b *testing.B) {
 	c := sized(50_000)
 	e, err := New([16]byte{}, c)

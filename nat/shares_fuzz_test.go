@@ -12,7 +12,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// recount compares every share counter of e with what is in its tables.
+// recount compares every share counter of e with the content of its tables.
 func recount(t testing.TB, e *Engine) {
 	t.Helper()
 	s := &e.table.shares
@@ -79,8 +79,8 @@ func recount(t testing.TB, e *Engine) {
 	}
 }
 
-// recountClients returns how many clients of services are remembered, and adds what they hold to want. It fails if their lists, their directory
-// and what is counted of them differ.
+// recountClients returns the number of remembered clients of services, and adds what they hold to
+// want. It fails if their lists, their directory and their counters differ.
 func recountClients(t testing.TB, e *Engine, want map[uint64]uint32) (clients int) {
 	t.Helper()
 	c, s := &e.clients, &e.table.shares
@@ -121,7 +121,7 @@ func recountClients(t testing.TB, e *Engine, want map[uint64]uint32) (clients in
 	return clients
 }
 
-// ipv6 makes a packet of UDP, or a fragment of one, of pods and others at a link.
+// ipv6 makes a UDP packet, or a fragment of one, from pods and others at a link.
 func ipv6(in Link, a, b, x uint8, fragment bool, y uint8) []byte {
 	p := nattest.IP{Source: fmt.Sprintf("fd00:200:0:1::%x", 1+b%8), Destination: "fd00:71:0:4000::9"}
 	switch {
@@ -137,7 +137,7 @@ func ipv6(in Link, a, b, x uint8, fragment bool, y uint8) []byte {
 	return p.Bytes()
 }
 
-// sharesConfig has room for little, so that every share is met.
+// sharesConfig has little room, so that every share is reached.
 func sharesConfig() *Config {
 	c := milan()
 	c.MaxConnections, c.GatewayAddress.V6, c.UnknownSource.V6 = 40, addr("fd80::4"), addr("fd00:70::")
@@ -169,8 +169,9 @@ func ipv4(source, destination [4]byte, sport, dport, id uint16, offset int, more
 	return b
 }
 
-// FuzzShares reads its input as packets and fragments of several links and sources, answers, new configurations and time. The counters
-// of all shares equal a recount of what is there, and are gone when nothing is left.
+// FuzzShares reads its input as packets and fragments of several links and sources, answers, new
+// configurations and time. All share counters must equal a recount, and be gone when nothing is
+// left.
 func FuzzShares(f *testing.F) {
 	f.Add([]byte("0123456789abcdefghijklmnopqrstuvwxyz0123456789"))
 	many := make([]byte, 3000)
@@ -252,7 +253,7 @@ func playShares(t *testing.T, ops []byte) {
 			if b%4 == 0 {
 				next.Services = nil
 			}
-			if b%8 > 3 { // hosts of IPv6 that were pods are none
+			if b%8 > 3 { // IPv6 hosts that were pods are pods no longer
 				next.LocalPodCIDRs[2], next.Routes = pfx("fd00:300::/50"), slices.DeleteFunc(next.Routes, func(r rules.Route) bool { return r.Prefix.Addr().Is6() })
 			}
 			if err := e.Apply(next); err != nil {
@@ -284,7 +285,8 @@ func playShares(t *testing.T, ops []byte) {
 	}
 }
 
-// Who counts with whom differs between processes, and no pattern of addresses makes two sources count together or crowds a shard.
+// Which sources share a counter differs between processes; no pattern of addresses makes two
+// sources share one, or crowds a shard.
 func TestShareIdentities(t *testing.T) {
 	var a, b shares
 	a.init()
@@ -308,7 +310,7 @@ func TestShareIdentities(t *testing.T) {
 				}
 			}
 		}
-		// Of 16 times 65,536 addresses, each step has half in common with the one before.
+		// Of 16 times 65,536 addresses, each step shares half with the one before.
 		if want := n + 15*n/2; len(seen) != want {
 			t.Errorf("%d identities of %d sources, %s", len(seen), want, name)
 		}

@@ -11,8 +11,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// flood sends n packets, one from each of the ports from 1024 on and then again, and returns how many were forwarded, and the reason
-// for which the last one was not.
+// flood sends n packets, from each of the ports from 1024 on in turn. It returns how many were
+// forwarded, and why the last one was not.
 func flood(t testing.TB, e *nat.Engine, in nat.Link, p nattest.IP, n int, now nat.Time) (passed int, last nat.Reason) {
 	t.Helper()
 	b := p.Bytes()
@@ -31,12 +31,12 @@ func flood(t testing.TB, e *nat.Engine, in nat.Link, p nattest.IP, n int, now na
 	return passed, last
 }
 
-// One source that asks for all ports of U towards a destination gets a third of them. The next one, behind another node or the same,
-// misses nothing.
+// One source that asks for all ports of U towards a destination gets a third of them. The next one,
+// behind another node or the same, lacks nothing.
 func TestPortFlood(t *testing.T) {
 	e := engine(t)
 	taken, reason := flood(t, e, node1, udp("203.0.113.9", "10.71.3.9", 1, 9000), 65536-1024, start)
-	// The first 64th is not counted for anybody.
+	// The first 64th counts for nobody.
 	if want := (65536 - 1024) * 15 / 16 * (1 + 2.0/64) / 3; taken != int(want) || reason != nat.ReasonPortShare {
 		t.Fatalf("%d ports, want %v; %v", taken, want, reason)
 	}
@@ -44,10 +44,10 @@ func TestPortFlood(t *testing.T) {
 		now := start.Add(time.Duration(i) * 500 * time.Millisecond)
 		forwarded(t, e, node2, udp("198.51.100.7", "10.71.3.9", uint16(2000+i), 9000).Bytes(), now)
 		forwarded(t, e, node1, udp("198.51.100.7", "10.71.3.9", uint16(3000+i), 9000).Bytes(), now)
-		// The one at its share reaches every other port.
+		// The source at its share reaches every other port.
 		forwarded(t, e, node1, udp("203.0.113.9", "10.71.3.9", uint16(2000+i), 9001).Bytes(), now)
 	}
-	// Its time gives all of it back.
+	// When they expire, it gets all of it back.
 	later := start.Add(10 * time.Minute)
 	for !e.Sweep(later) {
 	}
@@ -57,7 +57,8 @@ func TestPortFlood(t *testing.T) {
 	ledger(t, e)
 }
 
-// Near exhaustion, when many nodes have taken their shares, the tries of the next one still find a port.
+// When many nodes have used up their shares, the next one still finds a port among the few that are
+// free.
 func TestPortsNearExhaustion(t *testing.T) {
 	e := engine(t, func(c *nat.Config) {
 		for i := range 20 {
@@ -80,8 +81,9 @@ func TestPortsNearExhaustion(t *testing.T) {
 	}
 }
 
-// One source gets a third of the table, however its far end answers, one network two fifths and one node a half; each replaces what it has
-// itself, or goes on untracked, while others get in and stay.
+// One source gets a third of the table, however its far end answers, one network two fifths and one
+// node a half. Each then replaces its own connections, or continues untracked, while others get in
+// and stay.
 func TestConnectionShares(t *testing.T) {
 	const most = 3000
 	colluding := func(t *testing.T, e *nat.Engine, source string, n int) nat.Reason {
@@ -160,7 +162,8 @@ func TestConnectionShares(t *testing.T) {
 			if got := e.Stats().Connections; got < test.want-3 || got > test.want+3 {
 				t.Fatalf("%d connections, want %d", got, test.want)
 			}
-			// Others are served as if nothing were: 100 of another node, each answered, and what was there before.
+			// Others are served as if there were no flood: 100 of another node, each answered, and
+			// the earlier ones.
 			for i := range 100 {
 				handshake(t, e, node2, "198.51.100.7", uint16(3000+i), start.Add(time.Second))
 			}
@@ -179,8 +182,8 @@ func TestConnectionShares(t *testing.T) {
 	}
 }
 
-// A pod at its share takes nothing from one beside it, be it of the same node and so, with IPv6, of the same /64. Hosts of IPv6 elsewhere
-// have a /64 each.
+// A pod at its share takes nothing from a neighbour, even on the same node and so, with IPv6, in
+// the same /64. IPv6 hosts elsewhere have a /64 each.
 func TestSharesOfPods(t *testing.T) {
 	const most = 3000
 	for _, test := range []struct {
@@ -188,7 +191,7 @@ func TestSharesOfPods(t *testing.T) {
 		in              nat.Link
 		greedy, another string // sources
 		to              string
-		told            bool // apart
+		told            bool // apart from each other
 	}{
 		{"pods of a node", node1, "10.200.1.5", "10.200.1.6", "10.71.3.9", true},
 		{"pods of a node over IPv6", node1, pod6, "fd00:200:0:1::6", remote6, true},
@@ -199,7 +202,8 @@ func TestSharesOfPods(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			e := engine(t, dual, func(c *nat.Config) { c.MaxConnections = most })
-			// open reports whether a connection was made, with an answer that keeps it from making room for others.
+			// open reports whether a connection was created, with an answer that protects it from
+			// eviction.
 			open := func(source string, port uint16) bool {
 				v, out := process(t, e, test.in, udp(source, test.to, port, 53).Bytes(), start)
 				if v.Action != nat.Forward || v.Untracked {
@@ -230,7 +234,7 @@ func TestSharesOfPods(t *testing.T) {
 			if told := made == 100; told != test.told {
 				t.Errorf("another has %d connections of 100", made)
 			}
-			// The same of fragments that wait for their first one.
+			// The same for fragments that wait for their first fragment.
 			pieces := func(source string, id uint32) [][]byte {
 				p := nattest.IP{Source: source, Destination: test.to, Body: nattest.UDP{SourcePort: 9, DestinationPort: 53, Payload: make([]byte, 1000)}}
 				return nattest.Pieces(p, 800, id)
@@ -255,7 +259,8 @@ func TestSharesOfPods(t *testing.T) {
 	}
 }
 
-// Sources are told apart however many there are: beside one at its share, none of ten thousand others pays for it.
+// Sources are distinguished however many there are: beside one at its share, none of ten thousand
+// others suffers.
 func TestSharesAreExact(t *testing.T) {
 	const most = 120_000
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = most })
@@ -268,21 +273,21 @@ func TestSharesAreExact(t *testing.T) {
 	}
 }
 
-// fragmented reports whether a datagram in three fragments, the first one last, comes through whole.
+// fragmented reports whether a datagram in three fragments, the first one last, passes as a whole.
 func fragmented(t *testing.T, e *nat.Engine, in nat.Link, p nattest.IP, id uint32, now nat.Time) bool {
 	t.Helper()
 	parts := nattest.Pieces(p, 800, id)
 	return nattest.Reassemble(deliver(t, e, in, [][]byte{parts[2], parts[1], parts[0]}, now)) != nil
 }
 
-// loneFragment is one that never becomes a datagram.
+// loneFragment is a fragment whose datagram never becomes complete.
 func loneFragment(source, destination string, id int) []byte {
 	return nattest.IP{Source: source, Destination: destination, ID: uint16(id), Offset: 800, MF: true,
 		Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 64)}}.Bytes()
 }
 
-// Whoever sends fragments of which no datagram comes, of one source or many, at once or nine a second, the fragmented traffic of others
-// passes: of other nodes, of U, mappings and services, and of the tunnel.
+// Incomplete fragments, of one source or many, at once or nine a second, do not stop others'
+// fragmented traffic: of other nodes, of U, mappings and services, and of the tunnel.
 func TestFragmentFlood(t *testing.T) {
 	big := func(source, destination string, sport, dport uint16) nattest.IP {
 		return nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: sport, DestinationPort: dport, Payload: make([]byte, 2000)}}
@@ -334,8 +339,9 @@ func TestFragmentFlood(t *testing.T) {
 	}
 }
 
-// No choice of addresses and identifiers makes datagrams contend for places before there are too many: those of one source, a third of
-// all, with identifiers at any distance, each keep theirs.
+// No choice of addresses and identifiers makes datagrams compete for places before there are too
+// many: those of one source, a third of all, with any distance between identifiers, each keep
+// theirs.
 func TestFragmentPlaces(t *testing.T) {
 	for _, distance := range []int{1, 2, 16, 64, 128} {
 		e := engine(t)

@@ -33,7 +33,8 @@ func twoTunnels(t *testing.T, tables ...rules.Table) *nat.Engine {
 	return e
 }
 
-// One engine serves two tunnels: each leads to its own cluster, which speaks for itself alone.
+// One engine serves two tunnels: each leads to its own cluster, which may send only its own
+// addresses.
 func TestTwoTunnels(t *testing.T) {
 	e := twoTunnels(t)
 	if v, view, _ := forwarded(t, e, node1, udp("10.200.1.5", "10.98.0.7", 4000, 53).Bytes(), start); v.Out != paris || view.Source != address("10.200.1.5") {
@@ -45,7 +46,7 @@ func TestTwoTunnels(t *testing.T) {
 	if v, _, _ := forwarded(t, e, paris, udp("10.98.0.7", "10.200.1.5", 53, 4000).Bytes(), start); v.Out != node1 {
 		t.Fatalf("the answer: %+v", v)
 	}
-	// What is an answer from paris is none from elsewhere.
+	// Only paris may send its answer.
 	dropped(t, e, nat.Tunnel, udp("10.98.0.7", "10.200.1.5", 53, 4000).Bytes(), start, nat.ReasonBadSource)
 	dropped(t, e, paris, udp("10.99.64.9", "10.200.1.5", 53, 4000).Bytes(), start, nat.ReasonBadSource)
 	dropped(t, e, nat.Tunnel+2, udp("10.98.0.7", "10.200.1.5", 53, 4000).Bytes(), start, nat.ReasonBadSource)
@@ -64,7 +65,8 @@ func TestTwoTunnels(t *testing.T) {
 	}
 }
 
-// The gateway has an address of its own on each tunnel: it masquerades as that, and answers to no other's.
+// The gateway has an address of its own on each tunnel: it masquerades as that, and answers only to
+// it.
 func TestTunnelsHaveAddresses(t *testing.T) {
 	e := twoTunnels(t, rules.Table{Name: "own", Family: rules.FamilyIPv4, Chains: []rules.Chain{{
 		Name: "c", Type: rules.ChainNAT, Hook: rules.HookPostrouting, Priority: rules.PrioritySNAT - 1, Rules: []rules.Rule{
@@ -98,7 +100,7 @@ func TestTunnelsHaveAddresses(t *testing.T) {
 	ledger(t, e)
 }
 
-// A tunnel that goes takes its connections along. What may send from one can change.
+// A removed tunnel ends its connections. The sources allowed from a tunnel can change.
 func TestTunnelsComeAndGo(t *testing.T) {
 	e := twoTunnels(t)
 	inbound := udp("10.98.0.7", "10.200.1.5", 53, 4000).Bytes()

@@ -10,9 +10,10 @@ import (
 	"culvert/nat/packet"
 )
 
-// BenchmarkSizes compares what one packet costs in turns of some milliseconds, so that whatever else the machine does meets all alike: a
-// seal, an established packet among 1,000 connections of either family, and one among 1,000,000, by Zipf's law and at random. What making
-// the packets costs is taken off. It prints ratios of medians.
+// BenchmarkSizes compares the cost of one packet in turns of some milliseconds, so that other
+// processes affect all alike: a seal, an established packet among 1,000 connections of either
+// family, and one among 1,000,000, by Zipf's law and at random. The cost of making packets is
+// subtracted. It prints ratios of medians.
 func BenchmarkSizes(b *testing.B) {
 	const turns, perTurn = 60, 1 << 15
 	r := rand.New(rand.NewPCG(1, 2))

@@ -7,8 +7,9 @@ import (
 	"culvert/nat/nattest"
 )
 
-// TestNodesSpeakForThemselves: node 1 sends as a pod of node 2 whatever it likes, and nothing of it reaches the remote cluster: first
-// packets, what fits a connection of that pod, fragments and ICMP errors. With the check for the whole cluster all of it does.
+// TestNodesSpeakForThemselves: whatever node 1 sends as a pod of node 2, nothing reaches the remote
+// cluster: first packets, packets that match a connection of that pod, fragments and ICMP errors.
+// With the check for the whole cluster, everything does.
 func TestNodesSpeakForThemselves(t *testing.T) {
 	const pod, remote, remoteSeen = "10.200.2.5", "10.200.3.9", "10.71.3.9"
 	forged := udp(pod, remoteSeen, 80, 7)
@@ -51,7 +52,7 @@ func TestNodesSpeakForThemselves(t *testing.T) {
 			open(e)
 			dropped(t, e, node1, test.sent, start, nat.ReasonBadSource)
 			ledger(t, e)
-			open(e) // goes on
+			open(e) // the connection continues
 
 			e = engine(t, speakForAll)
 			open(e)
@@ -62,8 +63,9 @@ func TestNodesSpeakForThemselves(t *testing.T) {
 	}
 }
 
-// TestSourceFollowsRoutes: a pod CIDR moves to another node. From then on the old node is refused, also on connections that are open and
-// see no packet from the other side in between; back again, it is the other way round.
+// TestSourceFollowsRoutes: a pod CIDR moves to another node. From then on the old node is refused,
+// also on open connections without traffic from the other side; when the CIDR moves back, the other
+// node is.
 func TestSourceFollowsRoutes(t *testing.T) {
 	e := engine(t)
 	call, answer := udp("10.200.3.9", "10.200.2.5", 7, 80), udp("10.200.2.5", "10.71.3.9", 80, 7)
@@ -94,7 +96,7 @@ func TestSourceFollowsRoutes(t *testing.T) {
 	}
 }
 
-// TestPrepareLeavesNoTrace: what is prepared and not committed shows nowhere.
+// TestPrepareLeavesNoTrace: what is prepared but not committed has no effect.
 func TestPrepareLeavesNoTrace(t *testing.T) {
 	e := engine(t)
 	p := udp("10.200.1.5", "10.71.3.9", 1, 2)

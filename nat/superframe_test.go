@@ -10,11 +10,12 @@ import (
 	"culvert/nat/nattest"
 )
 
-// leastSegment is the least payload of a segment, as in Linux (net.ipv4.tcp_min_snd_mss), unless it is the last.
+// leastSegment is the smallest payload of a segment, as in Linux (net.ipv4.tcp_min_snd_mss), except
+// the last one.
 const leastSegment = 48
 
-// Whatever MSS a hostile server announces, and however large the super-frames are, the number of segments is bounded as it is in
-// Linux, and they hold what the sender sent.
+// Whatever MSS a hostile server announces, and however large the super-frames, the number of
+// segments is limited as in Linux, and they contain what the sender sent.
 func TestSuperFrameHostileMSS(t *testing.T) {
 	for _, mss := range []uint16{0, 1, leastSegment - 1, leastSegment, 536, 1300, 1301, 0xffff} {
 		for _, options := range []int{0, 12, 40} {
@@ -61,7 +62,8 @@ func superFrame(from, to string, change func(ip []byte)) []byte {
 	return nattest.Fix(b)
 }
 
-// Crafted super-frames, of a node and of the peer, are refused by name or become segments that are valid each.
+// Crafted super-frames, of a node and of the peer, are refused under a reason or become valid
+// segments.
 func TestSuperFrameCrafted(t *testing.T) {
 	// partial puts the sum into the checksum that says that somebody else is to finish it, for a length of the TCP segment.
 	partial := func(ip []byte) {

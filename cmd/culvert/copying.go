@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// copyLook is how often a standby looks where the pod is that it copies.
+	// copyLook is how often a standby looks up the address of the pod that it copies.
 	copyLook = time.Second
-	// catchUpTime is how long a gateway that has just started may take to copy the table of another pod before it may forward: it may have the Lease
-	// already, as the container of a pod that was killed.
+	// catchUpTime limits how long a gateway that has just started copies another pod's table before it may forward. A container that was killed and
+	// restarted in its pod may still have the Lease.
 	catchUpTime = 3 * time.Second
 )
 
@@ -56,7 +56,7 @@ func (e *electing) catchUp(ctx context.Context, r *replica.Replica) {
 	}
 }
 
-// follow has a standby copy the pod that has the Lease.
+// follow makes a standby copy the pod that has the Lease.
 func (e *electing) follow(ctx context.Context, r *replica.Replica) {
 	tick := time.NewTicker(copyLook)
 	defer tick.Stop()

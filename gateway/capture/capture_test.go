@@ -11,7 +11,7 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 )
 
-// written is a packet of a file.
+// A written is a packet in a file.
 type written struct {
 	stage, comment string
 	data           []byte
@@ -19,7 +19,7 @@ type written struct {
 	outbound       bool
 }
 
-// read returns the packets of a file, and what its interfaces say they lost.
+// read returns the packets of a file, and the losses that its interfaces report.
 func read(t *testing.T, file []byte) (all []written, lost map[string]uint64) {
 	t.Helper()
 	r, err := pcapgo.NewNgReader(bytes.NewReader(file), pcapgo.NgReaderOptions{WantMixedLinkType: true})
@@ -95,7 +95,8 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// TestWants: a session wants its stages, and where it is for what is dropped, that alone.
+// TestWants: a session takes the stages that were asked for; with drops only, just the dropped
+// packets.
 func TestWants(t *testing.T) {
 	for _, tt := range []struct {
 		stages []Stage
@@ -113,7 +114,7 @@ func TestWants(t *testing.T) {
 	}
 }
 
-// TestLoss: what finds no room is lost, at its stage, and counted; memory stays what it was.
+// TestLoss: packets that do not fit are lost and counted at their stage; memory does not grow.
 func TestLoss(t *testing.T) {
 	packet := make([]byte, 60_000)
 	s := NewSession(nil, false, 0)

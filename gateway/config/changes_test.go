@@ -9,7 +9,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// TestChanges: what a reload has changed is said in words.
+// TestChanges: a reload logs in words what it has changed.
 func TestChanges(t *testing.T) {
 	base := func() *Config {
 		c := &Config{}
@@ -56,8 +56,8 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// TestChangesMissNothing: each field of a configuration either cannot change live, or its
-// change is said.
+// TestChangesMissNothing: each field of a configuration either cannot change live, or its change is
+// reported.
 func TestChangesMissNothing(t *testing.T) {
 	silent := map[string]bool{"Warnings": true, "File.Path": true, "File.Sum": true, "IPAM.Pools": true, "IPAM.Reserved": true} // what they change is a remap
 	var each func(v reflect.Value, path string, c *Config)

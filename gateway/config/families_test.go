@@ -50,7 +50,7 @@ func TestParseDual(t *testing.T) {
 	}
 }
 
-// TestParseIPv6: a file without an IPv4 address inside is a gateway of IPv6 alone.
+// TestParseIPv6: a file without inner IPv4 addresses describes a gateway that uses IPv6 only.
 func TestParseIPv6(t *testing.T) {
 	const file = `
 cluster: rome
@@ -81,7 +81,7 @@ nat: {unknownSource: "fd00:70::1"}
 	}
 }
 
-// hasRemedy: what is to be written instead, or done.
+// hasRemedy matches the part of an error that says what to write or do instead.
 var hasRemedy = regexp.MustCompile(`[;,] (write|give|choose|add|leave|keep|say|want) |need a CIDR of their own|such as 192`)
 
 // TestParseDualErrors: as TestParseErrors, for edits of dualFile; each error says what to do.
@@ -145,7 +145,7 @@ func TestParseDualErrors(t *testing.T) {
 	}
 }
 
-// TestFamilyWithoutGateway: what is of a family asks for an address of the gateway in it.
+// TestFamilyWithoutGateway: anything of a family requires an address of the gateway in that family.
 func TestFamilyWithoutGateway(t *testing.T) {
 	text := strings.NewReplacer(`[10.80.0.4, "fd80::4"]`, "10.80.0.4", `[10.80.0.2, "fd80::2"]`, "10.80.0.2", `["fd80::3", 10.80.0.3]`, "10.80.0.3").Replace(dualFile)
 	_, err := parseText([]byte(text), keyFolder(t))
@@ -160,7 +160,8 @@ func TestFamilyWithoutGateway(t *testing.T) {
 	}
 }
 
-// TestAutoOfAFamily: what auto chooses for a mapped host or a service is of its family.
+// TestAutoOfAFamily: an address that auto chooses for a mapped host or a service has the family of
+// that host or service.
 func TestAutoOfAFamily(t *testing.T) {
 	edit := strings.NewReplacer(`external: [10.70.0.10, "fd00:70::9"]`, "external: auto", `address: [10.70.0.21, "fd00:70::20"]`, "address: auto", "mssClamp: 1200", "state: s")
 	if _, err := parseText([]byte(edit.Replace(dualFile)), keyFolder(t)); err != nil {

@@ -12,8 +12,8 @@ import (
 	"culvert/gateway/wgkey"
 )
 
-// TestFieldsAreTheTypes: the reference has each field of the file, in the order of the
-// types, and no other.
+// TestFieldsAreTheTypes: the reference has exactly the fields of the file, in the order of the
+// types.
 func TestFieldsAreTheTypes(t *testing.T) {
 	want, got := configfile.Leaves(new(file)), []string{}
 	for _, f := range fields {
@@ -26,8 +26,8 @@ func TestFieldsAreTheTypes(t *testing.T) {
 	}
 }
 
-// TestDefaults: writing a default into the file changes nothing, and no field that is
-// required may be left out.
+// TestDefaults: writing a default into the file changes nothing, and a required field cannot be
+// omitted.
 func TestDefaults(t *testing.T) {
 	dir := keyFolder(t)
 	load := func(path, value string) (*Config, error) {
@@ -47,7 +47,7 @@ func TestDefaults(t *testing.T) {
 		}
 		return c, err
 	}
-	// What goodFile needs because of its other fields.
+	// goodFile needs these because of its other fields.
 	needed := []string{"wireguard.peerPublicKeyFile", "wireguard.endpoint", "network.local.externalCIDRs[]",
 		"network.remote.podCIDRs[].remap", "network.remote.externalCIDRs[].remap", "rules[].protocol"}
 	for _, f := range fields {
@@ -94,7 +94,7 @@ func set(tree map[string]any, path []string, value string) {
 	}
 }
 
-// TestLive: a field can change while the gateway runs if, and only if, the reference says so.
+// TestLive: a field can change while the gateway runs if and only if the reference says so.
 func TestLive(t *testing.T) {
 	old, err := parseText([]byte(goodFile), keyFolder(t))
 	if err != nil {

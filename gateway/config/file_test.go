@@ -96,7 +96,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestProxyProtocol: who gets headers is told to nat.
+// TestProxyProtocol: nat learns which backends get headers.
 func TestProxyProtocol(t *testing.T) {
 	text := strings.NewReplacer("via: rome-2}]", "via: rome-2, proxyProtocol: v2}, {external: 10.70.0.10, internal: 192.0.2.11}]",
 		"- {name: web,", "- {name: told, address: 10.70.0.21, port: 80, proxyProtocol: v2, backends: [{address: 10.0.1.6, port: 80}]}\n    - {name: web,").Replace(goodFile)
@@ -110,8 +110,8 @@ func TestProxyProtocol(t *testing.T) {
 	}
 }
 
-// TestParseErrors: each edit of goodFile is refused, by the path of the
-// field and with a word of the cause, and by nothing else.
+// TestParseErrors: each edit of goodFile is refused with exactly one error, which has the path of
+// the field and names the cause.
 func TestParseErrors(t *testing.T) {
 	for _, tt := range []struct{ name, old, new, want string }{
 		{"not YAML", "cluster: rome", "cluster: [rome", "not YAML"},
@@ -248,8 +248,8 @@ func TestEmptyFile(t *testing.T) {
 	}
 }
 
-// TestValueMayLack: a Config that is no file may lack what a source learns while the
-// gateway runs, each alone and all together. A file may lack none of it.
+// TestValueMayLack: a Config without a file may lack what a source learns while the gateway runs,
+// each part alone and all together. A file may lack none of it.
 func TestValueMayLack(t *testing.T) {
 	full, err := parseText([]byte(goodFile), keyFolder(t))
 	if err != nil {
@@ -289,7 +289,7 @@ func TestValueMayLack(t *testing.T) {
 	}
 }
 
-// TestConnectionCheckValue: what the check remembers is bounded.
+// TestConnectionCheckValue: the memory of the check is bounded.
 func TestConnectionCheckValue(t *testing.T) {
 	c, err := parseText([]byte(goodFile), keyFolder(t))
 	if err != nil {
@@ -329,8 +329,8 @@ func TestOff(t *testing.T) {
 	}
 }
 
-// TestLeadingMarker: one document may say where it begins, and text may hold lines that
-// look like markers.
+// TestLeadingMarker: a document may begin with its marker, and text may contain lines that look
+// like markers.
 func TestLeadingMarker(t *testing.T) {
 	dir := keyFolder(t)
 	for _, text := range []string{"---" + goodFile, "# rome\n---" + goodFile, "%YAML 1.1\n---" + goodFile, goodFile + "...\n", goodFile + "...\n# end\n"} {
@@ -340,8 +340,8 @@ func TestLeadingMarker(t *testing.T) {
 	}
 }
 
-// TestMillionNodes: a file with a million nodes is refused before each of them costs
-// something, whether the file is large or its nodes are small.
+// TestMillionNodes: a file with a million nodes is refused before it costs much, whether the file
+// is large or its nodes are small.
 func TestMillionNodes(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "gateway.yaml")
 	node := "    - {name: rome-1, vni: 1, underlay: 172.18.0.2, address: 10.80.0.2, podCIDRs: [10.0.1.0/24]}\n"
@@ -362,7 +362,7 @@ func TestMillionNodes(t *testing.T) {
 	}
 }
 
-// TestManyErrors: a file with very many errors is told of the first ones.
+// TestManyErrors: of very many errors in a file, the first ones are reported.
 func TestManyErrors(t *testing.T) {
 	bad := strings.Replace(goodFile, "rules:\n", "rules:\n"+strings.Repeat("  - {}\n", 5000), 1)
 	_, err := parseText([]byte(bad), keyFolder(t))
@@ -396,7 +396,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestCredentials: a key comes from what the service manager has given, before the folder of the file.
+// TestCredentials: a credential of the service manager takes precedence over a file beside the
+// configuration.
 func TestCredentials(t *testing.T) {
 	dir, given := t.TempDir(), t.TempDir()
 	t.Setenv("CREDENTIALS_DIRECTORY", given)

@@ -7,7 +7,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// Where rules come from elsewhere, none are made, and no source is admitted unless it is said so.
+// If rules come from elsewhere, the configuration makes none, and admits only the sources that it
+// names.
 func TestGivenRules(t *testing.T) {
 	node := Node{Name: "rome-1", Device: "liqo.x", VNI: 1, Underlay: netip.MustParseAddr("192.0.2.1"), Address: rules.PairOf(netip.MustParseAddr("10.80.0.2"))}
 	c := &Config{Peer: "milan", MTU: DefaultMTU, WireGuard: WireGuard{Role: Server, ListenPort: 1}, Given: Given{Rules: true}}

@@ -7,8 +7,8 @@ import (
 	"culvert/nat"
 )
 
-// TestPorts: each node has a port of its own, keeps it, and has it again when it comes
-// back. When all ports have been given away, new nodes get those of nodes that left.
+// TestPorts: each node has a port of its own, keeps it, and gets it back when it returns. When all
+// ports have been used, new nodes get those of nodes that left.
 func TestPorts(t *testing.T) {
 	named := func(from, to int) (nodes []Node) {
 		for i := from; i < to; i++ {

@@ -14,7 +14,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// autoConfig is goodFile with a memory and something auto of each kind.
+// autoConfig is goodFile with an ipam file and one "auto" of each kind.
 func autoConfig(t *testing.T) *Config {
 	t.Helper()
 	text := strings.NewReplacer("remap: 10.61.0.0/16", "remap: auto", "external: 10.70.0.9", "external: auto", "address: 10.70.0.20", "address: auto",
@@ -26,7 +26,7 @@ func autoConfig(t *testing.T) *Config {
 	return c
 }
 
-// TestTaken: everything that a configuration has a use for is named as the file does.
+// TestTaken: every address that a configuration uses is listed under its path in the file.
 func TestTaken(t *testing.T) {
 	c := autoConfig(t)
 	c.Addresses = append(c.Addresses, AddressMapping{External: rules.PairOf(netip.MustParseAddr("10.70.0.5")), Internal: rules.PairOf(netip.MustParseAddr("192.0.2.11"))})
@@ -50,7 +50,8 @@ func TestTaken(t *testing.T) {
 	}
 }
 
-// TestServiceOfBothFamilies: it gets an address of each, which no other service can have got by its name.
+// TestServiceOfBothFamilies: a service gets an address of each family, which no other service can
+// get by its name.
 func TestServiceOfBothFamilies(t *testing.T) {
 	c := autoConfig(t)
 	c.Local.ExternalCIDRs = append(c.Local.ExternalCIDRs, netip.MustParsePrefix("fd00:70::/64"))
@@ -69,14 +70,14 @@ func TestServiceOfBothFamilies(t *testing.T) {
 	}
 }
 
-// TestConnectedNetworks: a network of this machine keeps new choices away, and only warns
-// of what was chosen before.
+// TestConnectedNetworks: new choices avoid the networks of this machine; an earlier choice inside
+// one only causes a warning.
 func TestConnectedNetworks(t *testing.T) {
 	connected := ipam.Taken{Name: "the network of eth1", Prefix: netip.MustParsePrefix("10.1.7.0/24"), Connected: true}
 	choose := func(l *ipam.Ledger, taken ...ipam.Taken) *Remapped {
 		t.Helper()
 		c := autoConfig(t)
-		c.Warnings = nil // of the file, on this machine
+		c.Warnings = nil // those of the file on this machine
 		r, err := c.Preview(l, append(slices.DeleteFunc(c.Taken(), func(t ipam.Taken) bool { return t.Connected }), taken...), time.Unix(0, 0))
 		if err != nil {
 			t.Fatal(err)
@@ -100,8 +101,8 @@ func TestConnectedNetworks(t *testing.T) {
 	}
 }
 
-// TestRemapRefused: what is not accepted is not written; what is, stands in the
-// configuration, which is valid then and was not before.
+// TestRemapRefused: a refused choice is not written. An accepted one is in the configuration, which
+// was not valid before and is now.
 func TestRemapRefused(t *testing.T) {
 	c := autoConfig(t)
 	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "network.remote.podCIDRs[0].remap: auto, and nothing was chosen") {

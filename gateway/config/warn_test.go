@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestWarnings: what is valid and probably not meant is told, one line each. What depends
-// on the machine is tested where the tests choose it.
+// TestWarnings: what is valid but probably unintended is reported, one line each. Tests choose the
+// properties of the machine where warnings depend on them.
 func TestWarnings(t *testing.T) {
 	for _, tt := range []struct{ name, old, new, want string }{
 		{"nothing", "", "", ""},
@@ -33,7 +33,7 @@ func TestWarnings(t *testing.T) {
 			}
 			var got []string
 			for _, w := range c.Warnings {
-				if !strings.HasPrefix(w, "mtu: ") { // of this machine's way to there
+				if !strings.HasPrefix(w, "mtu: ") { // depends on this machine's route
 					got = append(got, w)
 				}
 			}

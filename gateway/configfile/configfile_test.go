@@ -28,7 +28,7 @@ deep:
   listenPort: &port 7
 `
 
-// TestPositions: an error says where its field stands, or what is around it.
+// TestPositions: an error has the position of its field, or of what surrounds it.
 func TestPositions(t *testing.T) {
 	for path, want := range map[string]string{
 		"mtu":                        "f:1:6: ",
@@ -57,7 +57,7 @@ func TestPositions(t *testing.T) {
 	}
 }
 
-// TestPositionsOfBrokenText: text that is no YAML is known by the parser's line.
+// TestPositionsOfBrokenText: an error in text that is not YAML has the parser's line.
 func TestPositionsOfBrokenText(t *testing.T) {
 	for text, want := range map[string]string{
 		"mtu: 1\n deep: 2":            "f:2:1: not YAML: ",

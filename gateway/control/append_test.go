@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestConnectionsAsJSON: a listed connection is what encoding/json makes of it, whatever its fields are, and leaves no garbage.
+// TestConnectionsAsJSON: a connection's text equals that of encoding/json, whatever its fields, and
+// costs no allocation.
 func TestConnectionsAsJSON(t *testing.T) {
 	const seed = 1
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -74,7 +75,7 @@ func TestConnectionsAsJSON(t *testing.T) {
 	}
 }
 
-// nowhere takes an answer.
+// nowhere is a ResponseWriter that discards everything.
 type nowhere struct{}
 
 func (nowhere) Header() http.Header         { return make(http.Header) }

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestTooManyConnections: a gateway that closes a connection at once is understood, also where it has done so before the request is sent.
+// TestTooManyConnections: the client recognises a gateway that closes a connection at once, even
+// before it has sent the request.
 func TestTooManyConnections(t *testing.T) {
 	c := NewClient(filepath.Join(t.TempDir(), "socket"))
 	l, err := net.Listen("unix", c.Path)

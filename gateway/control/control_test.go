@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// TestParametersRoundTrip: what a client writes, a server reads.
+// TestParametersRoundTrip: a server reads what a client writes.
 func TestParametersRoundTrip(t *testing.T) {
 	for _, o := range []CaptureOptions{
 		{},
@@ -35,7 +35,7 @@ func TestParametersRoundTrip(t *testing.T) {
 	}
 }
 
-// TestBadParameters: each is named, and all at once.
+// TestBadParameters: all bad parameters are named at once.
 func TestBadParameters(t *testing.T) {
 	for query, want := range map[string][]string{
 		"port=x&address=10.0.0":     {`port: "x"`, `address: "10.0.0"`},
@@ -60,7 +60,7 @@ func TestBadParameters(t *testing.T) {
 	}
 }
 
-// TestBadTraceParameters: the name of one stands in the error as it was given.
+// TestBadTraceParameters: an error quotes the parameter's name as it was given.
 func TestBadTraceParameters(t *testing.T) {
 	for name, want := range map[string]string{"50%size": "50%size: unknown parameter", "size": `size: "0" is no number of bytes from 1 to 65535`, "df": `df: "0" is neither true nor false`} {
 		if _, err := ParseTrace(url.Values{name: {"0"}}); err == nil || err.Error() != want {
@@ -77,7 +77,8 @@ func TestAddressesOfHosts(t *testing.T) {
 	}
 }
 
-// TestDefaultPath: a gateway has its socket where programs of its user have theirs, under the names that it knows.
+// TestDefaultPath: a gateway's socket is in its user's runtime directory, under the names of both
+// clusters.
 func TestDefaultPath(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", "/somewhere")
 	for _, tt := range []struct{ cluster, peer, want string }{
@@ -94,7 +95,7 @@ func TestDefaultPath(t *testing.T) {
 	}
 }
 
-// TestPathsOfServices: who asks finds the sockets of services, which have a folder each.
+// TestPathsOfServices: a client finds the sockets of systemd services, each in a folder of its own.
 func TestPathsOfServices(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("XDG_RUNTIME_DIR", dir)
@@ -109,7 +110,7 @@ func TestPathsOfServices(t *testing.T) {
 	if got := Paths(); !slices.Contains(got, want) {
 		t.Errorf("%q; want %s among them", got, want)
 	}
-	node := NodePath("n1") // is in such a folder too, and knows little of what a gateway is asked
+	node := NodePath("n1") // a node's socket is in such a folder too, but is no gateway
 	if err := os.MkdirAll(filepath.Dir(node), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +122,8 @@ func TestPathsOfServices(t *testing.T) {
 	}
 }
 
-// TestReloadParameters: nothing but dryRun=true and dryRun=false says what a reload is to do, in whatever words it is asked.
+// TestReloadParameters: only dryRun=true and dryRun=false are accepted, however the request is
+// written.
 func TestReloadParameters(t *testing.T) {
 	for query, want := range map[string]string{
 		"":                         "applied",
@@ -149,7 +151,7 @@ func TestReloadParameters(t *testing.T) {
 	}
 }
 
-// reloads is a Source that notes what it was asked.
+// reloads is a Source that records what it was asked.
 type reloads struct {
 	Source
 	did *string

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestProfiles: go tool pprof and go tool trace find what net/http/pprof would serve them.
+// TestProfiles: go tool pprof and go tool trace get the same as from net/http/pprof.
 func TestProfiles(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/{name...}", serveProfile)
@@ -40,7 +40,7 @@ func TestProfiles(t *testing.T) {
 		}
 	}
 	gone, cancel := context.WithCancel(t.Context())
-	cancel() // who asks for half a minute has gone already
+	cancel() // a client that asked for half a minute has left
 	if w := ask(httptest.NewRequest(http.MethodGet, "/debug/pprof/profile", nil).WithContext(gone)); w.Code != http.StatusOK {
 		t.Errorf("%d", w.Code)
 	}

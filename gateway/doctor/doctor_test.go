@@ -11,7 +11,7 @@ import (
 	"culvert/geneve/udp"
 )
 
-// whole are sockets with everything.
+// whole are sockets with every feature.
 func whole(change func(*udp.Stats)) map[string]udp.Stats {
 	s := udp.Stats{ReceiveBuffer: 4 << 20, SendBuffer: 4 << 20, GRO: true, GSO: true, OverflowsKnown: true}
 	all := map[string]udp.Stats{"geneve": s}
@@ -22,13 +22,13 @@ func whole(change func(*udp.Stats)) map[string]udp.Stats {
 	return all
 }
 
-// TestConditions: what a machine does not give is poor, with what that costs and what to do,
-// whichever of the sockets lacks it.
+// TestConditions: a missing feature of the machine is rated poor, with its cost and remedy,
+// whichever socket lacks it.
 func TestConditions(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		subject Subject
-		poor    string // which one
+		poor    string // the condition that must be poor
 		found   string
 	}{
 		{"a machine with everything", Subject{Sockets: whole(nil)}, "", "4 MiB of 4 MiB"},
@@ -44,7 +44,7 @@ func TestConditions(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			all := Examine(&tt.subject)
 			var told bool
-			for _, c := range all[:7] { // the rest is about this machine
+			for _, c := range all[:7] { // the other conditions depend on this machine
 				told = told || strings.Contains(c.Found, tt.found)
 				if want := c.Name == tt.poor; (c.State == poor) != want || (c.State == good) == want || (c.Costs != "") != want || (c.Remedy != "") != want {
 					t.Errorf("%+v", c)
@@ -57,7 +57,7 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// TestHere: without a gateway a socket is opened to see.
+// TestHere: without a gateway, doctor opens a socket to find out.
 func TestHere(t *testing.T) {
 	seen := make(map[string]control.Condition)
 	for _, c := range Examine(new(Subject)) {
@@ -76,7 +76,7 @@ func TestHere(t *testing.T) {
 	}
 }
 
-// TestCipherThatIsWrong: one bit of the vector is enough.
+// TestCipherThatIsWrong: one wrong bit of the test vector is noticed.
 func TestCipherThatIsWrong(t *testing.T) {
 	for _, b := range [][]byte{vector.nonce, vector.data, vector.plain, vector.sealed} {
 		b[3] ^= 1
@@ -87,7 +87,7 @@ func TestCipherThatIsWrong(t *testing.T) {
 	}
 }
 
-// TestPorts: a port is free, or the one who has it is named.
+// TestPorts: a port is free, or its owner is named.
 func TestPorts(t *testing.T) {
 	u, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {

@@ -15,9 +15,9 @@ var pairs = map[string][2]netip.Addr{
 	"IPv6": {netip.MustParseAddr("fd80::2"), netip.MustParseAddr("fd80::4")},
 }
 
-// request makes a packet of some size with a payload that counts.
+// request makes a packet of a size with a recognisable payload.
 func request(pair [2]netip.Addr, size int) []byte {
-	b := bytes.Repeat([]byte{0xff}, size) // what was there before does not matter
+	b := bytes.Repeat([]byte{0xff}, size) // the old content must not matter
 	for i, payload := 0, b[HeaderLen(pair[0]):]; i < len(payload); i++ {
 		payload[i] = byte(i)
 	}
@@ -25,7 +25,7 @@ func request(pair [2]netip.Addr, size int) []byte {
 	return b
 }
 
-// TestRequest: another implementation finds a good packet.
+// TestRequest: another implementation can parse the packet.
 func TestRequest(t *testing.T) {
 	for name, pair := range pairs {
 		for _, size := range []int{HeaderLen(pair[0]), 64, 1341} {
@@ -59,7 +59,7 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// reply makes the answer of a request, but for its checksums.
+// reply turns a request into its answer, without updating checksums.
 func reply(request []byte) []byte {
 	b := bytes.Clone(request)
 	at, size, kind := 12, 4, byte(reply4)
@@ -72,7 +72,7 @@ func reply(request []byte) []byte {
 	return b
 }
 
-// fragment makes of a reply the fragment at an offset of 8-byte units.
+// fragment turns a reply into its fragment at an offset of 8-byte units.
 func fragment(b []byte, offset uint16, more bool) []byte {
 	b = bytes.Clone(b)
 	field := offset
@@ -91,7 +91,8 @@ func fragment(b []byte, offset uint16, more bool) []byte {
 	return append(append(b[:40:40], extension...), b[40:]...)
 }
 
-// TestParse: an answer is known, whole or by its first fragment, and nothing else is one, however it is cut.
+// TestParse: exactly echo replies are recognised, whole or by their first fragment, wherever they
+// are cut.
 func TestParse(t *testing.T) {
 	for name, pair := range pairs {
 		b := request(pair, HeaderLen(pair[0])+16)

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeSocket gives out the messages that it is given and keeps what is sent.
+// A fakeSocket delivers the messages that it is given and keeps those that are sent.
 type fakeSocket struct {
 	udp.Conn
 	come chan udp.Message
@@ -86,8 +86,8 @@ var peer = netip.MustParseAddrPort("192.0.2.7:51840")
 
 func buffers() []udp.Message { return []udp.Message{{Buffer: make([]byte, udp.BufferSize)}} }
 
-// TestLeadSortsTrains: of a train that the kernel has merged, each message goes to the process
-// whose session it is of.
+// TestLeadSortsTrains: of a train that the kernel has merged, each message goes to the process that
+// has its session.
 func TestLeadSortsTrains(t *testing.T) {
 	ours, theirs := relays(t)
 	socket := newFake()
@@ -115,7 +115,7 @@ func TestLeadSortsTrains(t *testing.T) {
 		t.Error("nothing says that the peer knows of the session")
 	}
 
-	// A train of the other process alone leaves nothing.
+	// A train that belongs entirely to the other process leaves nothing here.
 	socket.come <- udp.Message{Data: wireguard(data, 9, 100), Source: peer}
 	if n, err := c.Receive(messages); n != 0 || !errors.Is(err, udp.ErrWoken) {
 		t.Errorf("%d messages, %v", n, err)
@@ -123,7 +123,7 @@ func TestLeadSortsTrains(t *testing.T) {
 	if passed := <-theirs.inbox; indexOf(passed.data) != 9 {
 		t.Errorf("passed on: % x", passed.data)
 	}
-	// Answers are the receiver's own business, and so is what is nothing.
+	// Answers, and packets that are no messages, stay with the receiver.
 	for _, b := range [][]byte{wireguard(answer, 9, 92), {1, 2, 3}} {
 		socket.come <- udp.Message{Data: b, Source: peer}
 		if n, err := c.Receive(messages); n != 1 || err != nil || len(messages[0].Data) != len(b) {
@@ -132,7 +132,7 @@ func TestLeadSortsTrains(t *testing.T) {
 	}
 }
 
-// comes receives until a message comes, past who is only woken.
+// comes receives until a message comes, ignoring wake-ups without one.
 func comes(t *testing.T, c *Conn) udp.Message {
 	t.Helper()
 	messages := buffers()
@@ -146,8 +146,8 @@ func comes(t *testing.T, c *Conn) udp.Message {
 	}
 }
 
-// TestAnotherPort: what the peer sends to the port of the new process before the cut, or to that of the old one after it, goes to the
-// process whose session it is of, which may be waiting at its socket.
+// TestAnotherPort: a message to the port of the new process before the cut, or of the old one after
+// it, goes to the process that has its session, even if that is waiting at its socket.
 func TestAnotherPort(t *testing.T) {
 	ours, theirs := relays(t)
 	old, next := NewConn(newFake()), newFake()
@@ -184,8 +184,8 @@ func TestAnotherPort(t *testing.T) {
 	<-ended
 }
 
-// TestGreetSendsNoData: before the cut, nothing leaves that the peer would take for a new
-// session, and the first attempt says that there is one.
+// TestGreetSendsNoData: before the cut, nothing is sent that the peer would take for a new session,
+// and the first attempt shows that there is one.
 func TestGreetSendsNoData(t *testing.T) {
 	ours, theirs := relays(t)
 	socket := newFake()
@@ -203,7 +203,8 @@ func TestGreetSendsNoData(t *testing.T) {
 	}
 }
 
-// TestStopWaitsForWhoReceives: what was received before is done with when a Conn is parked.
+// TestStopWaitsForWhoReceives: a Conn is parked only when everything received before has been
+// processed.
 func TestStopWaitsForWhoReceives(t *testing.T) {
 	socket := newFake()
 	c := NewConn(socket)
@@ -235,8 +236,8 @@ func TestStopWaitsForWhoReceives(t *testing.T) {
 	}
 }
 
-// TestLastDecides: a message that has come in time counts, also when nobody had read it; a
-// later one fails at who sends it.
+// TestLastDecides: a message that arrives in time counts even if nobody has read it yet; sending a
+// later one fails.
 func TestLastDecides(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -281,7 +282,8 @@ func lines(t *testing.T) (a, b *Line) {
 	return ends[0], ends[1]
 }
 
-// TestNewestSessionsAreKnown: however many handshakes were begun, the data of the newest sessions is this process's.
+// TestNewestSessionsAreKnown: however many handshakes were begun, this process gets the data of the
+// newest sessions.
 func TestNewestSessionsAreKnown(t *testing.T) {
 	ours, theirs := relays(t)
 	socket := newFake()

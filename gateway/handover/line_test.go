@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// TestOneWrite sends messages without a body over sockets that keep writes apart: each is one write. A second one, of nothing, could fail
-// after the other end has the message and has shut the Line, so that both would think that the other one forwards.
+// TestOneWrite sends messages without a body over sockets that keep writes apart: each must be one
+// write. A second, empty one could fail after the other end has the message and has closed the
+// Line, and then each end would believe that the other forwards.
 func TestOneWrite(t *testing.T) {
 	lines := newLines(t)
 	for _, k := range []Kind{KindForwarding, KindDone} {
@@ -44,9 +45,10 @@ func newLines(t *testing.T) (lines [2]*Line) {
 	return lines
 }
 
-// TestStrangeDescriptors: those of messages that are to have none, as a second Offer, are closed at once.
+// TestStrangeDescriptors: descriptors with a message that must have none, such as a second Offer,
+// are closed at once.
 func TestStrangeDescriptors(t *testing.T) {
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close what was left
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close leaked descriptors
 	lines := newLines(t)
 	for i, k := range []Kind{KindOffer, KindRecords, KindStanding, KindReady, KindCut, KindForwarding, KindDone, KindRefusal, KindOffer} {
 		out, in, err := os.Pipe()

@@ -16,7 +16,7 @@ var (
 	gateway = netip.MustParseAddr("10.80.0.4")
 )
 
-// healthy is a client with two nodes before anything has happened.
+// healthy is a client with two nodes at its start.
 func healthy() *Observation {
 	node := func(name string, vni uint32, underlay, address string) Node {
 		return Node{Name: name, VNI: vni, Underlay: netip.MustParseAddr(underlay), Address: netip.MustParseAddr(address),
@@ -30,8 +30,8 @@ func healthy() *Observation {
 	}
 }
 
-// play shows a Judge one observation a second, after change has made it what it is at
-// that second, and returns what the Judge says, with the second, and for what causes.
+// play shows a Judge one observation a second, each prepared by change, and returns what the Judge
+// says with its second, and the causes.
 func play(seconds int, change func(second int, o *Observation)) (said []string, causes []*Cause) {
 	j, o := NewJudge(), healthy()
 	for second := range seconds {
@@ -45,7 +45,7 @@ func play(seconds int, change func(second int, o *Observation)) (said []string, 
 	return said, causes
 }
 
-// TestStories: what happens is said once, with its reason and remedy.
+// TestStories: each event is reported once, with its reason and remedy.
 func TestStories(t *testing.T) {
 	unsaid := map[*Cause]bool{}
 	for _, c := range Causes() {
@@ -75,7 +75,7 @@ func TestStories(t *testing.T) {
 	}
 }
 
-// TestStrangersAreFewLines: whoever has many addresses fills neither the log nor memory.
+// TestStrangersAreFewLines: a sender with many addresses fills neither the log nor memory.
 func TestStrangersAreFewLines(t *testing.T) {
 	j, o := NewJudge(), healthy()
 	lines := 0
@@ -95,7 +95,7 @@ func TestStrangersAreFewLines(t *testing.T) {
 	}
 }
 
-// TestFindings: what is the case is the peer's state, each node's, and what goes on.
+// TestFindings: findings are the peer's state, each node's, and faults that last.
 func TestFindings(t *testing.T) {
 	j, o := NewJudge(), healthy()
 	o.Peer.Handshake = 1
@@ -123,7 +123,7 @@ func TestFindings(t *testing.T) {
 	}
 }
 
-// TestFindingsEnd: a finding ends with the event that disproves it, not some time later.
+// TestFindingsEnd: a finding ends at the event that disproves it, not some time later.
 func TestFindingsEnd(t *testing.T) {
 	found := func(j *Judge, second int, c *Cause) bool {
 		return slices.ContainsFunc(j.Findings(time.Duration(second)*time.Second), func(f Finding) bool { return f.Cause == c })
@@ -181,7 +181,7 @@ func TestFindingsEnd(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a handshake from elsewhere", func(t *testing.T) { // shows nothing of a stranger
+	t.Run("a handshake from elsewhere", func(t *testing.T) { // it proves nothing about an unknown sender
 		j, o := NewJudge(), healthy()
 		o.Strangers = []Stranger{{StrangerWithoutKey, netip.MustParseAddr("203.0.113.5")}}
 		j.Look(0, o)
@@ -193,7 +193,7 @@ func TestFindingsEnd(t *testing.T) {
 	})
 }
 
-// BenchmarkLook looks at 5,000 nodes of which all is well.
+// BenchmarkLook looks at 5,000 healthy nodes.
 func BenchmarkLook(b *testing.B) {
 	j, o := NewJudge(), healthy()
 	for i := range 5000 {

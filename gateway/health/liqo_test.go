@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestLiqoWords: under Liqo no sentence names a field of the file, or a command that makes no sense there.
+// TestLiqoWords: under Liqo no sentence names a field of the file, or a command that does not apply
+// there.
 func TestLiqoWords(t *testing.T) {
 	file := regexp.MustCompile(`network\.(local|remote)|geneve\.[a-z]|wireguard\.[a-z]|\bnat\.|culvert (node|keygen|init)|podCIDRs|connectionCheck|` +
 		`[^.{]\bmtu\b|mssClamp|change rules|unknownSource|gatewayAddress|maxConnections|sourceCheck|\(state\)|the file`)
@@ -32,7 +33,7 @@ func TestLiqoWords(t *testing.T) {
 		}
 		for _, blank := range regexp.MustCompile(`\{\w+\}`).FindAllString(c.Liqo().Sentence(), -1) {
 			known := strings.Contains(c.Sentence(), blank)
-			if c.Name[:4] == "node" { // nodeHistory fills these in of each cause
+			if c.Name[:4] == "node" { // nodeHistory fills in the words of these causes
 				known = known || blank == "{port}" || blank == "{gateway}"
 			}
 			if !known {
@@ -42,7 +43,8 @@ func TestLiqoWords(t *testing.T) {
 	}
 }
 
-// TestLiqoSettles: a warning about a node or a packet is said when it has lasted settles, in words for Liqo, and not if it ends before.
+// TestLiqoSettles: a warning about a node or a packet is reported, in words for Liqo, once it has
+// lasted settles, and not if it ends earlier.
 func TestLiqoSettles(t *testing.T) {
 	const second = time.Second
 	for _, liqo := range []bool{false, true} {

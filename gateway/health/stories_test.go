@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// calls has the peer called every 5 seconds.
+// calls makes the peer start a handshake every 5 seconds.
 func calls(second int, o *Observation) { o.Peer.SentHandshakes = uint64(second/5 + 1) }
 
 // server makes the gateway the server.
@@ -16,13 +16,13 @@ func server(o *Observation) {
 	}
 }
 
-// passing has packets and pings pass through the tunnel.
+// passing lets packets and pings pass through the tunnel.
 func passing(second int, o *Observation) {
 	o.Peer.Handshake, o.Peer.ReceivedBytes, o.Peer.ReceivedPackets = 1, uint64(second)*100, uint64(second)
 	o.Peer.Pings = Pings{RTT: time.Millisecond, Requests: 32, Sent: uint64(second)}
 }
 
-// drops has packets dropped at these seconds.
+// drops drops packets at these seconds.
 func drops(d Drop, seconds ...int) func(int, *Observation) {
 	return func(second int, o *Observation) {
 		for i, s := range seconds {
@@ -34,12 +34,12 @@ func drops(d Drop, seconds ...int) func(int, *Observation) {
 	}
 }
 
-// signs has a sign come each second.
+// signs makes a sign come each second.
 func signs(s Sign) func(int, *Observation) {
 	return func(second int, o *Observation) { o.Signs = []Sign{s} }
 }
 
-// flood has the first node send more than the gateway takes, until a second.
+// flood makes the first node send more than the gateway takes, until a second.
 func flood(second, until int, o *Observation) {
 	n := uint64(min(second, until)) * 2000
 	o.Nodes[0].Received = n
@@ -56,7 +56,7 @@ func arp(kind SignKind, a string) Sign {
 	return Sign{Kind: kind, Node: "rome-1", VNI: 1, Address: netip.MustParseAddr(a)}
 }
 
-// full has all of one P used from second 5 until a second, and datagrams lost.
+// full uses all of one P from second 5 until a second, and loses datagrams.
 func full(c CPU, s, until int, o *Observation) {
 	at := min(max(s-5, 0), until-5)
 	o.CPU = c
@@ -65,7 +65,7 @@ func full(c CPU, s, until int, o *Observation) {
 	o.Sockets = []Socket{{Name: "geneve", From: "nodes", Port: 6091, Received: n, Bytes: n * 125_000, Overflows: uint64(at) * 10}, {Name: "wireguard", From: "the peer", Port: 51840, Received: n}}
 }
 
-// stories are all that a Judge can say, each with how it comes to that.
+// stories contain everything that a Judge can say, each with the events that lead to it.
 var stories = []struct {
 	name    string
 	seconds int
@@ -190,7 +190,7 @@ var stories = []struct {
 		server(o)
 		o.Peer.Unknown = s < 30 || s >= 60
 	}, []string{"42 warning peer milan: no handshake from the peer for 12 s (0 received"}},
-	{"the peer calls a client whose name for it has no address", 60, func(s int, o *Observation) { // WireGuard does not know it yet
+	{"the peer calls a client whose name for it has no address", 60, func(s int, o *Observation) { // WireGuard does not know the peer yet
 		o.Peer.Endpoint, o.Peer.NameError = netip.AddrPort{}, "no such host"
 		o.Peer.ReceivedHandshakes, o.Peer.Initiator = uint64(s/5), milan.Addr()
 	}, []string{"0 warning peer milan: wireguard.endpoint 192.0.2.7:51840 has no address (no such host)"}},
@@ -299,7 +299,7 @@ var stories = []struct {
 	{"a node that ceases to send, while others cease to send to it", 700, func(s int, o *Observation) {
 		n := &o.Nodes[0]
 		n.Answered, n.Known, n.Received, n.Sent = true, true, uint64(min(s, 20)), uint64(min(s, 45))
-		if s >= 200 { // told of a moment ago
+		if s >= 200 { // too soon for another warning
 			n.Sent += uint64(min(s, 220) - 200)
 		}
 		if s >= 640 {

@@ -22,8 +22,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// families returns the labels of each metric of ours on a page that has a sample of it, nil of
-// one that has none.
+// families returns the labels of each culvert metric on a page; nil for one without a sample.
 func families(text string) map[string][]string {
 	all := make(map[string][]string)
 	kinds := make(map[string]string)
@@ -83,7 +82,7 @@ func fullPage(t *testing.T) string {
 	return text
 }
 
-// notShown are the metrics that the dashboard leaves out, and why.
+// notShown are the metrics that the dashboard omits, with the reason.
 var notShown = map[string]string{
 	"culvert_socket_waiting":                     "what /healthz looks at; an overflow is what it comes to",
 	"culvert_flight_recorder_bytes":              "for a minute, while somebody looks into how a gateway runs",
@@ -91,8 +90,8 @@ var notShown = map[string]string{
 	"culvert_listener_refused_connections_total": "about whoever reads the metrics",
 }
 
-// TestDashboard: docs/examples/grafana.json shows each metric, and names no metric and no label
-// that a gateway has not.
+// TestDashboard: docs/examples/grafana.json shows each metric, and names only metrics and labels
+// that a gateway has.
 func TestDashboard(t *testing.T) {
 	text, err := os.ReadFile("../../docs/examples/grafana.json")
 	if err != nil {
@@ -154,10 +153,11 @@ var (
 	legendPattern   = regexp.MustCompile(`\{\{(\w+)\}\}`)
 )
 
-// readExpression returns the metrics of an expression, and what is wrong with it and with its legend.
+// readExpression returns the metrics of an expression, and what is wrong with the expression and
+// its legend.
 func readExpression(expr, legend string, known map[string][]string) (metrics, faults []string) {
 	fault := func(text string) { faults = append(faults, text) }
-	var common []string // labels that all metrics have
+	var common []string // labels of all metrics in the expression
 	selectors := selectorPattern.FindAllStringSubmatch(expr, -1)
 	for i, m := range selectors {
 		name := m[1]
@@ -208,7 +208,8 @@ func readExpression(expr, legend string, known map[string][]string) (metrics, fa
 	return metrics, faults
 }
 
-// TestExpressionsAreRead: what TestDashboard is to find, it finds.
+// TestExpressionsAreRead: readExpression finds the mistakes that TestDashboard relies on it to
+// find.
 func TestExpressionsAreRead(t *testing.T) {
 	known := map[string][]string{"culvert_a": {"peer"}, "culvert_b_seconds": {"stage", "le"}}
 	for expr, want := range map[string]string{

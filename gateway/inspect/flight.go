@@ -36,7 +36,7 @@ func (src *Source) Flight(ctx context.Context, over time.Duration, w io.Writer, 
 		return 0, fmt.Errorf("flight recorder: %w", err)
 	}
 	defer recorder.Stop()
-	slow, stop, ok := latency.AwaitSlow(over) // whose mark is to be recorded
+	slow, stop, ok := latency.AwaitSlow(over) // a slow batch leaves a mark, which must be recorded
 	if !ok {
 		return 0, errFlights
 	}

@@ -35,8 +35,8 @@ func TestOKUnless(t *testing.T) {
 	}
 }
 
-// TestPrinter: of all who ask at one time one prints, nobody gets a page from before the
-// question, and prints keep their distance.
+// TestPrinter: of simultaneous requests one prints the page, nobody gets a page that is older than
+// the request, and prints keep their distance.
 func TestPrinter(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		const took = 20 * time.Millisecond
@@ -71,13 +71,13 @@ func TestPrinter(t *testing.T) {
 		at(took, began)
 		time.Sleep(time.Nanosecond)
 
-		// A crowd asks while the printer rests.
+		// Many requests come while the printer rests.
 		began = time.Now()
 		ask(1000, "2")
 		at(printRest*took-time.Nanosecond+took, began)
 		time.Sleep(time.Hour)
 
-		// Some ask while it prints what others have asked for: too late for them.
+		// Some come while it prints for others: too late for that page.
 		began = time.Now()
 		var early sync.WaitGroup
 		early.Go(func() { ask(10, "3") })
@@ -86,7 +86,7 @@ func TestPrinter(t *testing.T) {
 		early.Wait()
 		at(took+printRest*took+took, began)
 
-		// Who goes away while waiting holds up nobody.
+		// A client that leaves while it waits delays nobody.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		if _, err := p.page(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -96,7 +96,7 @@ func TestPrinter(t *testing.T) {
 	})
 }
 
-// TestPrinterDistance: the rest after a print is what its duration asks for, within limits.
+// TestPrinterDistance: the pause after a print follows from its duration, within limits.
 func TestPrinterDistance(t *testing.T) {
 	for took, rest := range map[time.Duration]time.Duration{
 		0: minRest, time.Millisecond: minRest, 50 * time.Millisecond: 950 * time.Millisecond, time.Second: maxRest,
@@ -130,8 +130,8 @@ func (r *reader) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestPrinterSlowClients: slow clients wait for nobody and hold up nobody; when they hold
-// too many bytes, others get the last page that there is.
+// TestPrinterSlowClients: slow clients neither wait for others nor delay them. When they hold too
+// many bytes, others get the last page.
 func TestPrinterSlowClients(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		prints := 0
@@ -158,7 +158,7 @@ func TestPrinterSlowClients(t *testing.T) {
 	})
 }
 
-// exhausted is a listener of a process that has no descriptors left.
+// exhausted is a listener in a process without free descriptors.
 type exhausted struct {
 	net.Listener
 	calls atomic.Int64
@@ -173,7 +173,7 @@ func (e *exhausted) Accept() (net.Conn, error) {
 
 func (e *exhausted) Close() error { return nil }
 
-// TestListenerErrors: what net/http has to say is in our log's format, and rarely.
+// TestListenerErrors: errors of net/http are logged in our format, and rarely.
 func TestListenerErrors(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		var text bytes.Buffer
@@ -193,7 +193,7 @@ func TestListenerErrors(t *testing.T) {
 		if lines[0] != line {
 			t.Errorf("log %q, want %q", lines[0], line)
 		}
-		// net/http tries again each second in the end.
+		// After a while net/http tries again once a second.
 		if n, want := len(lines)-1, 1+int(time.Since(began)/(10*time.Second)); outside.calls.Load() != 41 || n > want || n < 2 {
 			t.Errorf("%d lines in %v, want %d at most", n, time.Since(began), want)
 		}

@@ -10,7 +10,7 @@ import (
 	"culvert/nat/packet"
 )
 
-// TestListingAllocations: connections that are listed leave no garbage each.
+// TestListingAllocations: listing a connection does not allocate.
 func TestListingAllocations(t *testing.T) {
 	src := newSource(t)
 	const connections = 2000

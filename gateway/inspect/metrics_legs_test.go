@@ -8,7 +8,8 @@ import (
 	"culvert/nat"
 )
 
-// TestLegMetrics: the ways to the peer and to each node are told apart, and one that nobody answers on has no round trip.
+// TestLegMetrics: the paths to the peer and to each node have metrics of their own; one without
+// answers has no round trip time.
 func TestLegMetrics(t *testing.T) {
 	p := new(page)
 	p.legs("milan", map[string]nat.Link{"rome-1": 1, "rome-2": 2}, func(l nat.Link) monitor.Traffic {

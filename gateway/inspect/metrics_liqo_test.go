@@ -9,7 +9,7 @@ import (
 	"culvert/gateway/wg"
 )
 
-// TestLatencyHistogram: each bucket counts the answers that are within it, and the sum is that of all.
+// TestLatencyHistogram: each bucket counts the answers within its bound, and the sum covers all.
 func TestLatencyHistogram(t *testing.T) {
 	found, page := monitor.CheckStatus{State: monitor.CheckConnected, RTTSum: 1022 * time.Millisecond}, new(page)
 	found.RTT = time.Second

@@ -18,13 +18,13 @@ import (
 	"culvert/nat/rules"
 )
 
-// TestEachCounterHasAReader sets each number of each type of statistics, and looks
-// whether the page is another one.
+// TestEachCounterHasAReader changes each number of each type of statistics, and checks that the
+// page changes.
 func TestEachCounterHasAReader(t *testing.T) {
-	of := newSource(t).Path // which counts nothing meanwhile
+	of := newSource(t).Path // it counts nothing meanwhile
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	for _, tt := range []struct {
-		stats any // pointer; as it is, it changes nothing
+		stats any // pointer; unchanged, it leaves the page unchanged
 		write func(*page, any)
 	}{
 		{&nat.Stats{}, func(page *page, s any) {
@@ -77,8 +77,8 @@ func TestEachCounterHasAReader(t *testing.T) {
 	}
 }
 
-// eachNumber calls f for each number and each bool in v, but not for those about packets
-// that were not dropped.
+// eachNumber calls f for each number and each bool in v, except those about packets that were not
+// dropped.
 func eachNumber(v reflect.Value, path string, f func(string, reflect.Value)) {
 	switch v.Kind() {
 	case reflect.Struct:
@@ -97,7 +97,8 @@ func eachNumber(v reflect.Value, path string, f func(string, reflect.Value)) {
 	}
 }
 
-// TestOverflowsThatNobodyCounts: a socket whose kernel does not count has no such metric.
+// TestOverflowsThatNobodyCounts: the metric of overflows is missing for a socket whose kernel does
+// not count them.
 func TestOverflowsThatNobodyCounts(t *testing.T) {
 	p := new(page)
 	p.sockets(map[string]udp.Stats{"geneve": {}, "wireguard": {OverflowsKnown: true, Overflows: 5}})
@@ -107,7 +108,7 @@ func TestOverflowsThatNobodyCounts(t *testing.T) {
 	}
 }
 
-// TestRuleMetrics: rules have metrics by their name, up to a number; tables count all.
+// TestRuleMetrics: rules have metrics by name, up to a limit; tables count all of them.
 func TestRuleMetrics(t *testing.T) {
 	var filters []rules.FilterRule
 	for i := range 2 * monitor.MaxRules {

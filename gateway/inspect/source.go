@@ -18,13 +18,13 @@ import (
 	"culvert/gateway/prometheus"
 )
 
-// A Teacher configures a gateway instead of a file.
+// A Teacher configures a gateway, in place of a file.
 type Teacher interface {
 	Ready() bool                  // /readyz is false before
-	Resources() control.Resources // what became of each resource
+	Resources() control.Resources // the state of each resource
 }
 
-// An Elector knows of the election that a gateway takes part in.
+// An Elector runs the election in which a gateway takes part.
 type Elector interface {
 	Replica() control.Replica
 }

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// newSource returns that of a gateway with two nodes from which nothing comes, and of a peer that is nowhere.
+// newSource returns the Source of a gateway with two silent nodes, and a peer without an address.
 func newSource(t *testing.T) *Source {
 	t.Helper()
 	c := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestDropRates: a rate is that of the last 10 to 20 s, whatever was before.
+// TestDropRates: a rate covers the last 10 to 20 s, whatever happened before.
 func TestDropRates(t *testing.T) {
 	var r dropRates
 	key := dropKey{"inbound", "no-route"}

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestHistogram: a bound belongs to the bucket below it, and nothing is left out.
+// TestHistogram: a bound belongs to the bucket below it, and every duration is counted.
 func TestHistogram(t *testing.T) {
 	var h Histogram
 	for _, d := range []time.Duration{-1, 0, Bounds[0], Bounds[0] + 1, Bounds[len(Bounds)-1], Bounds[len(Bounds)-1] + 1, time.Hour} {
@@ -27,7 +27,7 @@ func TestHistogram(t *testing.T) {
 	}
 }
 
-// TestSampler: of batches of any size, the first and one in 256 packets is picked.
+// TestSampler: for batches of any size, the first packet and one in 256 are sampled.
 func TestSampler(t *testing.T) {
 	for _, tt := range []struct{ batch, batches, want int }{{1, 2560, 11}, {64, 40, 11}, {100, 64, 26}, {300, 10, 10}} {
 		var s Sampler
@@ -45,7 +45,8 @@ func TestSampler(t *testing.T) {
 	}
 }
 
-// TestAwaitSlow: who waits is told of the first duration above the bound, of whichever histogram, and one waits at a time.
+// TestAwaitSlow: a waiter learns of the first duration above its bound, in any histogram; only one
+// may wait at a time.
 func TestAwaitSlow(t *testing.T) {
 	var a, b Histogram
 	found, stop, ok := AwaitSlow(time.Millisecond)
@@ -60,7 +61,7 @@ func TestAwaitSlow(t *testing.T) {
 		t.Error("told of what is not longer than the bound")
 	}
 	b.Observe(2 * time.Millisecond)
-	a.Observe(3 * time.Millisecond) // nobody may wait for room
+	a.Observe(3 * time.Millisecond) // must not block
 	if d := <-found; d != 2*time.Millisecond || len(found) > 0 {
 		t.Errorf("told of %v, want the first alone, 2ms", d)
 	}

@@ -13,14 +13,15 @@ import (
 	"culvert/nat"
 )
 
-// Facts are what a gateway that takes the place of another has to know besides connections.
+// Facts are what a gateway that replaces another must know besides connections. They travel in the
+// stream of package replica, from the gateway that forwards to its standby.
 type Facts struct {
 	Identity []byte             `json:"identity"` // see package state
 	Nodes    []handover.Station `json:"nodes"`
-	Paths    []handover.Path    `json:"paths"` // that carry less than configured
+	Paths    []handover.Path    `json:"paths"` // whose MTU is below the configured one
 }
 
-// Facts returns what a successor of this gateway has to know.
+// Facts returns what a successor of this gateway must know.
 func (life *Life) Facts() []byte {
 	k := life.keeper
 	c, _ := life.Current.Get()
@@ -33,7 +34,7 @@ func (life *Life) Facts() []byte {
 	}
 	nodes := life.stations()
 	for i := range nodes {
-		nodes[i].Local = netip.Addr{} // an address of this pod, not of the successor's
+		nodes[i].Local = netip.Addr{} // an address of this pod, which the successor lacks
 	}
 	b, err := json.Marshal(Facts{identity.Encode(), nodes, life.narrowPaths()})
 	if err != nil {
@@ -42,7 +43,7 @@ func (life *Life) Facts() []byte {
 	return b
 }
 
-// Adopt takes the Facts of the gateway whose place this one may take. No packet may pass meanwhile.
+// Adopt uses the Facts of the gateway that this one may replace. No packets may pass meanwhile.
 func (life *Life) Adopt(facts []byte) error {
 	var f Facts
 	if err := json.Unmarshal(facts, &f); err != nil {
@@ -59,7 +60,7 @@ func (life *Life) Adopt(facts []byte) error {
 	return nil
 }
 
-// adopt takes the key of port choice, and the place of the peer, of another gateway.
+// adopt uses another gateway's port-selection key and the peer's address.
 func (k *keeper) adopt(other state.Identity) {
 	k.writing.Lock()
 	defer k.writing.Unlock()
@@ -71,7 +72,7 @@ func (k *keeper) adopt(other state.Identity) {
 	}
 }
 
-// stations returns what is known of nodes.
+// stations returns what is known about nodes.
 func (life *Life) stations() (all []handover.Station) {
 	for _, s := range life.path.Endpoint.Stations() {
 		all = append(all, handover.Station{Node: life.Current.NodeName(nat.Link(s.ID)), MAC: s.MAC.String(), VXLAN: s.Encap == geneve.VXLAN, Local: s.Local})
@@ -79,7 +80,7 @@ func (life *Life) stations() (all []handover.Station) {
 	return all
 }
 
-// meet takes what another gateway knows of nodes.
+// meet uses what another gateway knows about nodes.
 func (life *Life) meet(nodes []handover.Station) {
 	_, links := life.Current.Get()
 	for _, s := range nodes {
@@ -96,13 +97,13 @@ func (life *Life) meet(nodes []handover.Station) {
 	}
 }
 
-// narrowPaths returns the paths that carry less than configured.
+// narrowPaths returns the paths whose MTU is below the configured one.
 func (life *Life) narrowPaths() (all []handover.Path) {
 	for link, r := range life.monitor.NarrowPaths() {
 		p := handover.Path{Size: r.Size, Way: uint8(r.Way), OneWay: r.OneWay}
 		if link != nat.Tunnel {
 			if p.Node = life.Current.NodeName(link); p.Node == "" {
-				continue // it has gone meanwhile, and "" is the tunnel
+				continue // the node has been removed, and "" would be the tunnel
 			}
 		}
 		all = append(all, p)
@@ -110,12 +111,12 @@ func (life *Life) narrowPaths() (all []handover.Path) {
 	return all
 }
 
-// expect takes what another gateway has found of paths.
+// expect uses the path MTUs that another gateway has found.
 func (life *Life) expect(paths []handover.Path) {
 	_, links := life.Current.Get()
 	for _, p := range paths {
 		link, ok := links.ByName[p.Node]
-		if ok || p.Node == "" { // the zero link is the tunnel
+		if ok || p.Node == "" { // the zero link is the tunnel to the peer
 			life.monitor.ExpectPath(link, pathmtu.Result{Size: p.Size, Known: true, Way: pathmtu.Way(p.Way), OneWay: p.OneWay})
 		}
 	}

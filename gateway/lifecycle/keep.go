@@ -53,7 +53,8 @@ const (
 	keepInterval = 30 * time.Second // between two writes of connections
 	lookInterval = time.Second      // between two looks at the peer's address
 
-	// The file may be of a gateway with a larger table, or damaged: no more is read than fills the table.
+	// The file may belong to a gateway with a larger table, or be damaged, so no more is read than
+	// fits into the table.
 	maxRecord     = 160     // bytes, of TCP over IPv6 with large counters
 	maxRecordRest = 8 << 20 // for clients of services, and for what blocks leave unused
 )
@@ -150,7 +151,7 @@ func (k *keeper) tell(err error) {
 	entry.Info("state: connections of the gateway before are restored")
 }
 
-// lastOf is the last known address of w's peer, if w itself gives none.
+// lastOf returns the address of w's peer, or else the last known one.
 func (k *keeper) lastOf(w *config.WireGuard) netip.AddrPort {
 	k.peerMu.Lock()
 	defer k.peerMu.Unlock()
@@ -160,7 +161,7 @@ func (k *keeper) lastOf(w *config.WireGuard) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// restored counts what became of the previous gateway's connections.
+// restored counts the previous gateway's connections by what happened to them.
 type restored struct{ nat.Restored }
 
 // missing returns why connections, or blocks of them, were not restored.
@@ -219,7 +220,7 @@ func (k *keeper) look() {
 	}
 }
 
-// found notes where the peer of w is.
+// found records the address of w's peer.
 func (k *keeper) found(w *config.WireGuard, at netip.AddrPort) {
 	k.peerMu.Lock()
 	defer k.peerMu.Unlock()

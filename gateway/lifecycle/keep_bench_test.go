@@ -19,8 +19,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// BenchmarkKeep keeps a million translated connections in a folder, once with pauses, as while packets come, and once without, as at the
-// end, and has another keeper restore them.
+// BenchmarkKeep writes a million translated connections to a folder, once with pauses, as while
+// packets come, and once without, as at the end, and restores them with another keeper.
 func BenchmarkKeep(b *testing.B) {
 	const n = 1_000_000
 	c := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
@@ -42,13 +42,13 @@ func BenchmarkKeep(b *testing.B) {
 		return k, engine
 	}
 	k, engine := open()
-	k.restore(engine, links) // there is nothing
+	k.restore(engine, links) // the folder is empty
 	first := nattest.IP{Source: "11.0.0.0", Destination: "10.61.1.5", Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: make([]byte, 10)}}.Bytes()
 	var p packet.Packet
 	for i := range n {
 		bytes := append([]byte(nil), first...)
 		binary.BigEndian.PutUint32(bytes[12:], 11<<24+uint32(i))
-		binary.BigEndian.PutUint16(bytes[22:], uint16(i>>4)) // the ports of U are shared out by where they lead to
+		binary.BigEndian.PutUint16(bytes[22:], uint16(i>>4)) // connections to different destinations can share a port of U
 		p.Parse(nattest.Fix(bytes))
 		if v := engine.Process(&p, links.ByName[c.Geneve.Nodes[0].Name], path.Now()); v.Action != nat.Forward || v.Untracked {
 			b.Fatal(v.Reason)

@@ -22,8 +22,8 @@ type lentSocket struct {
 	conn   *handover.Conn
 }
 
-// Mute has the sockets of a tunnel, geneve or wireguard, send nothing and discard what comes, which is counted as path.DropStandby; or ends that. It
-// counts for sockets that are opened later too.
+// Mute makes the sockets of a tunnel, geneve or wireguard, send nothing and discard what arrives,
+// counted as path.DropStandby; or ends that. It also applies to sockets that are opened later.
 func (life *Life) Mute(tunnel string, on bool) {
 	if life.muted == nil {
 		life.muted = make(map[string]bool)

@@ -12,8 +12,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestLentZeroChecksums: the socket for nodes that can be handed over takes datagrams over IPv6
-// without checksums, as package geneve asks; that of WireGuard does not.
+// TestLentZeroChecksums: the nodes' socket, which can be handed over, accepts datagrams without
+// checksums over IPv6, as package geneve asks; that of WireGuard does not.
 func TestLentZeroChecksums(t *testing.T) {
 	life := New(Options{}, nil)
 	endpoint, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(netip.IPv6Loopback(), 0), UDP: life.Lend("geneve", udp.Options{})})

@@ -61,7 +61,7 @@ func (life *Life) Restore(e *nat.Engine, links config.Links) { life.keeper.resto
 // Peer is the peer of w, and its last known address.
 func (life *Life) Peer(w *config.WireGuard) wg.Peer { return life.keeper.peer(w) }
 
-// Found notes where the peer of w is, as another gateway or an earlier session has found.
+// Found records the address of w's peer that another gateway or an earlier session has found.
 func (life *Life) Found(w *config.WireGuard, at netip.AddrPort) { life.keeper.found(w, at) }
 
 // Begin sets the path that carries the packets. It is called before the first packet.

@@ -11,7 +11,7 @@ import (
 	"culvert/integration/need"
 )
 
-// TestProcessEnds: one that has ended has, although nobody has waited for it and it still takes signals.
+// TestProcessEnds: a zombie counts as ended, although it still accepts signals.
 func TestProcessEnds(t *testing.T) {
 	need.Programs(t, "shell", "sh")
 	hold, holdEnd, err := os.Pipe()
@@ -50,7 +50,8 @@ func TestProcessEnds(t *testing.T) {
 	}
 }
 
-// TestKillHitsNobodyElse: when the other process of a hand-over has ended and another one has its ID, that one is not killed.
+// TestKillHitsNobodyElse: if the other process of a hand-over has ended and its ID belongs to a new
+// process, that one is not killed.
 func TestKillHitsNobodyElse(t *testing.T) {
 	need.Programs(t, "shell", "sh")
 	ended := need.Command(t, "sh", "-c", "read line")
@@ -74,7 +75,7 @@ func TestKillHitsNobodyElse(t *testing.T) {
 	defer h.process.close()
 	waitEnd.Close()
 	ended.Wait()
-	h.next, h.process.id = innocent.Process.Pid, innocent.Process.Pid // as the kernel may give it
+	h.next, h.process.id = innocent.Process.Pid, innocent.Process.Pid // the kernel may reuse the ID
 	if h.process.kill() {
 		t.Error("a process was killed")
 	}

@@ -38,8 +38,8 @@ func fromPeer(port int, text string) []byte {
 		Body: nattest.UDP{SourcePort: uint16(port), DestinationPort: 12345, Payload: []byte(text)}}.Bytes()
 }
 
-// toPeer is what a packet of the check says, and to which port; the packet must be
-// right.
+// toPeer returns the content of a packet of the check and its destination port. It fails if the
+// packet is malformed.
 func toPeer(t *testing.T, packet []byte) (port uint16, text string) {
 	t.Helper()
 	v, err := nattest.Check(packet)
@@ -52,8 +52,8 @@ func toPeer(t *testing.T, packet []byte) (port uint16, text string) {
 	return v.DestinationPort, string(v.Body[8:])
 }
 
-// pong answers a ping as Liqo's gateway does: it decodes it and encodes it again, which
-// may change the time zone.
+// pong answers a ping as Liqo's gateway does: it decodes the ping and encodes it again, which may
+// change the time zone.
 func pong(t *testing.T, packet []byte, zone *time.Location) []byte {
 	t.Helper()
 	var m struct {
@@ -73,8 +73,8 @@ func pong(t *testing.T, packet []byte, zone *time.Location) []byte {
 	return fromPeer(12345, string(b))
 }
 
-// TestCheckAnswersPings: a ping comes back as it was, from the port it was sent to, with
-// another type, whatever clock and zone the peer has.
+// TestCheckAnswersPings: a ping comes back unchanged except for its type, from the port it was sent
+// to, whatever the peer's clock and zone.
 func TestCheckAnswersPings(t *testing.T) {
 	for _, stamp := range []string{
 		"2026-11-20T12:00:00.123456789+02:00", "2026-11-20T12:00:00Z", "1999-01-01T00:00:00.5-09:30", "2026-11-20T12:00:00.100000000+00:00",
@@ -100,8 +100,8 @@ func TestCheckAnswersPings(t *testing.T) {
 	}
 }
 
-// TestCheckConnects: the first answer connects, silence for Threshold intervals is an
-// error, and the next answer connects again. The peer answers from another time zone.
+// TestCheckConnects: the first answer connects, silence for Threshold intervals is an error, and
+// the next answer connects again. The peer is in another time zone.
 func TestCheckConnects(t *testing.T) {
 	c := newTestCheck()
 	now := checkStart
@@ -159,8 +159,8 @@ func TestCheckConnects(t *testing.T) {
 	}
 }
 
-// TestCheckOfUnreachablePeer: where no endpoint is known, nothing is sent, and time
-// passes as if it were.
+// TestCheckOfUnreachablePeer: while no endpoint is known, nothing is sent, but timeouts pass as if
+// it were.
 func TestCheckOfUnreachablePeer(t *testing.T) {
 	c := newTestCheck()
 	for now := checkStart; now.Sub(checkStart) < 20*time.Second; {
@@ -174,8 +174,7 @@ func TestCheckOfUnreachablePeer(t *testing.T) {
 	}
 }
 
-// TestCheckRefuses: nothing but the answer to a ping that waits for one changes what the
-// check knows.
+// TestCheckRefuses: only the answer to a pending ping changes the state of the check.
 func TestCheckRefuses(t *testing.T) {
 	c := newTestCheck()
 	var pings [][]byte
@@ -239,7 +238,7 @@ func TestCheckRefuses(t *testing.T) {
 	}
 }
 
-// TestCheckRate: who sends many messages a second is not listened to for long.
+// TestCheckRate: if a peer sends many messages a second, most are ignored.
 func TestCheckRate(t *testing.T) {
 	c := newTestCheck()
 	ping := fromPeer(12345, `{"clusterID":"rome","msgType":"PING","timeStamp":"2026-11-20T12:00:00Z"}`)
@@ -254,7 +253,7 @@ func TestCheckRate(t *testing.T) {
 	}
 }
 
-// TestCheckMine: the check is for the peer's gateway alone, and reassembles nothing.
+// TestCheckMine: the check takes packets of the peer's gateway only, and reassembles no fragments.
 func TestCheckMine(t *testing.T) {
 	build := func(edit func(*nattest.IP, *nattest.UDP)) []byte {
 		ip := nattest.IP{Source: checkPeer.String(), Destination: checkOwn.String(), TTL: 64}
@@ -290,8 +289,8 @@ func TestCheckMine(t *testing.T) {
 	}
 }
 
-// FuzzCheck gives the check whatever the peer may send: it answers with a right packet
-// or not at all.
+// FuzzCheck gives the check any packet of the peer: the answer must be well-formed, or there must
+// be none.
 func FuzzCheck(f *testing.F) {
 	f.Add([]byte(`{"clusterID":"rome","msgType":"PING","timeStamp":"2026-11-20T12:00:00.123456789+02:00"}`))
 	f.Add([]byte(`{"CLUSTERID":"\ud800","msgType":"PING","timeStamp":"0001-01-01T00:00:00.0Z"}`))
@@ -313,7 +312,8 @@ func FuzzCheck(f *testing.F) {
 	})
 }
 
-// TestCheckRoundTrips: each answer counts in the narrowest bound that it is within, and the sum is that of all.
+// TestCheckRoundTrips: each answer is counted under the smallest bound that it meets, and the sum
+// covers all.
 func TestCheckRoundTrips(t *testing.T) {
 	c := newTestCheck()
 	now := checkStart

@@ -10,13 +10,15 @@ import (
 	"culvert/gateway/path"
 )
 
-// ends are the two tunnel addresses, between which gateways talk in UDP. The gateway has no network stack; it makes and reads the packets itself.
+// ends are the two tunnel addresses, between which gateways exchange UDP datagrams. The gateway has
+// no network stack, so it makes and reads these packets itself.
 type ends struct{ own, peer netip.Addr }
 
-// headersOfUDP is the size of those of IPv4 and UDP.
+// headersOfUDP is the size of the IPv4 and UDP headers.
 const headersOfUDP = header.IPv4MinimumSize + header.UDPMinimumSize
 
-// datagram returns the datagram in a packet to the tunnel address; false unless it is a whole one from the peer's gateway itself.
+// datagram returns the UDP datagram in a packet to the tunnel address; false unless it is
+// unfragmented and comes from the peer's gateway itself.
 func (e *ends) datagram(packet []byte) (header.UDP, bool) {
 	ip := header.IPv4(packet)
 	if header.IPVersion(packet) != header.IPv4Version || ip.TransportProtocol() != header.UDPProtocolNumber || ip.More() || ip.FragmentOffset() != 0 ||
@@ -27,7 +29,7 @@ func (e *ends) datagram(packet []byte) (header.UDP, bool) {
 	return udp, len(udp) >= header.UDPMinimumSize
 }
 
-// payload returns what a datagram carries; false if its length or its checksum is wrong.
+// payload returns the payload of a datagram; false if its length or checksum is wrong.
 func (e *ends) payload(udp header.UDP) ([]byte, bool) {
 	if int(udp.Length()) < header.UDPMinimumSize || int(udp.Length()) > len(udp) {
 		return nil, false
@@ -40,14 +42,14 @@ func (e *ends) payload(udp header.UDP) ([]byte, bool) {
 	return udp.Payload(), true
 }
 
-// packet makes a packet from a port of ours to one of the peer's gateway.
+// packet makes a packet from one of our ports to one of the peer's gateway.
 func (e *ends) packet(from, to uint16, payload []byte) []byte {
 	b := make([]byte, headersOfUDP+len(payload))
 	own, peer := tcpip.AddrFrom4(e.own.As4()), tcpip.AddrFrom4(e.peer.As4())
 	ip := header.IPv4(b)
 	ip.Encode(&header.IPv4Fields{
 		TotalLength: uint16(len(b)), TTL: path.TTL, Protocol: uint8(header.UDPProtocolNumber), SrcAddr: own, DstAddr: peer,
-		Flags: header.IPv4FlagDontFragment, // RFC 6864, Section 4.1: its ID means nothing
+		Flags: header.IPv4FlagDontFragment, // RFC 6864, Section 4.1: the ID is then meaningless
 	})
 	ip.SetChecksum(^ip.CalculateChecksum())
 	udp := header.UDP(ip.Payload())
@@ -56,7 +58,7 @@ func (e *ends) packet(from, to uint16, payload []byte) []byte {
 	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, own, peer, uint16(len(udp)))
 	sum = ^udp.CalculateChecksum(checksum.Combine(sum, checksum.Checksum(payload, 0)))
 	if sum == 0 {
-		sum = 0xffff // RFC 768: 0 says that there is none
+		sum = 0xffff // RFC 768: 0 means no checksum
 	}
 	udp.SetChecksum(sum)
 	return b

@@ -10,7 +10,8 @@ import (
 	"culvert/gateway/exports"
 )
 
-// exportsRate is how many datagrams about exports a second are looked at: more than the longest list has parts, and too few to keep a gateway busy.
+// exportsRate limits the datagrams about exports that are handled in a second: more than the parts
+// of the longest list, and too few to keep a gateway busy.
 const exportsRate = 400
 
 // exchange carries the datagrams of an exports.Exchange.
@@ -20,10 +21,11 @@ type exchange struct {
 	take  atomic.Pointer[Take]
 }
 
-// Take takes a datagram of the peer about exports. It returns the datagram that answers it, or nil, and false for what is of no use. It must not block.
+// Take handles a datagram of the peer about exports. It returns the datagram that answers it, or
+// nil, and false if the datagram is useless. It must not block.
 type Take func(datagram []byte) (answer []byte, ok bool)
 
-// Exchange has take given what the peer says about exports, and the peer given the answers.
+// Exchange passes the peer's datagrams about exports to take, and its answers to the peer.
 func (m *Monitor) Exchange(take Take) { m.exchange.take.Store(&take) }
 
 // Tell sends the peer a datagram about exports, unless this gateway may not speak to the peer on its own account.

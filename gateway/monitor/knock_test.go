@@ -13,8 +13,8 @@ import (
 	"culvert/geneve/genevetest"
 )
 
-// TestKnock: a port at which nobody listens is told from one at which somebody is silent,
-// who gets one empty datagram in peerKnocks.
+// TestKnock distinguishes a closed port from a silent one, which gets one empty datagram each
+// peerKnocks.
 func TestKnock(t *testing.T) {
 	silent, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -56,8 +56,8 @@ func TestKnock(t *testing.T) {
 	}
 }
 
-// closedPort returns a UDP port at which nobody listens until the test ends: the kernel gives it to nobody else, for who has it listens to
-// another one alone.
+// closedPort returns a UDP port that is closed until the end of the test: a socket that is
+// connected elsewhere occupies it, so the kernel gives it to nobody else.
 func closedPort(t *testing.T) netip.AddrPort {
 	t.Helper()
 	conn, err := net.Dial("udp4", "127.0.0.1:9")

@@ -22,8 +22,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// monitored returns a Monitor, which nobody has look, of a path that carries packets between its nodes. Nobody is at the other end of its
-// tunnel.
+// monitored returns a Monitor whose look is never called, of a path that carries packets between
+// its nodes. Nobody is at the other end of its tunnel.
 func monitored(t *testing.T) (*Monitor, []*genevetest.Node) {
 	t.Helper()
 	c := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")

@@ -7,7 +7,7 @@ import (
 	"culvert/nat"
 )
 
-// LogEncaps logs what nodes were found to speak whose encapsulation is auto.
+// LogEncaps logs the encapsulation of nodes whose encap is auto, when it is found.
 func (m *Monitor) LogEncaps() {
 	for _, change := range m.path.Endpoint.EncapChanges() {
 		entry := m.log.WithFields(logrus.Fields{"node": m.current.NodeName(nat.Link(change.Tunnel)), "encap": change.Is.String()})

@@ -10,24 +10,24 @@ import (
 	"culvert/geneve/udp"
 )
 
-// progress finds out whether the packet path takes what comes to its sockets. A gateway
-// without packets is well, and one that drops them all is, too; one in which datagrams
-// wait and nobody fetches them is to be started anew.
+// progress checks whether the packet path takes what arrives at its sockets. A gateway without
+// packets is healthy, and so is one that drops them all. A gateway that leaves datagrams waiting
+// must be restarted.
 type progress struct {
 	mu sync.Mutex
-	// when somebody looked last
+	// time of the last look
 	looked time.Duration      // +checklocks:mu
 	stuck  map[string]*intake // +checklocks:mu
 }
 
-// intake is one socket at which something waits.
+// An intake is a socket with waiting datagrams.
 type intake struct {
-	received uint64        // messages, when it began to wait
-	since    time.Duration // when that was
+	received uint64        // messages received before they began to wait
+	since    time.Duration // when they began to wait
 }
 
-// stuckTime is for how long nothing may be taken of what waits, and for how long nobody may
-// look: a long while for one P, and less than the 30 s in which Kubernetes restarts.
+// stuckTime limits how long waiting datagrams may not be taken, and how long nobody may look: long
+// for one P, and less than the 30 s after which Kubernetes restarts.
 const stuckTime = 10 * time.Second
 
 // look is called once a second with all sockets by name.
@@ -49,7 +49,7 @@ func (p *progress) look(now time.Duration, sockets map[string]udp.Stats) {
 	}
 }
 
-// fault says what does not go on, "" if all does.
+// fault names what has stopped; "" if nothing has.
 func (p *progress) fault(now time.Duration) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"culvert/geneve/udp"
 )
 
-// TestProgress: a path is well that takes what comes, or has nothing to take.
+// TestProgress: a path is healthy if it takes what arrives, or if nothing arrives.
 func TestProgress(t *testing.T) {
 	type second struct {
 		received uint64

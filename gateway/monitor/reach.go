@@ -2,17 +2,18 @@ package monitor
 
 import "culvert/gateway/health"
 
-// Reach says whom a Monitor may send something on its own account: probes, pings, and knocks.
+// A Reach says to whom a Monitor may send packets of its own: probes, pings and knocks.
 type Reach int32
 
 // Reaches.
 const (
 	Everybody Reach = iota
-	NodesOnly       // not the peer
-	Nobody          // and it judges nothing: nothing comes either
+	NodesOnly       // not to the peer
+	Nobody          // and it judges nothing, because nothing arrives either
 )
 
-// SetReach says whom the Monitor may send something from now on. From Nobody on, it begins anew.
+// SetReach sets to whom the Monitor may send from now on. After Nobody it starts afresh. Package
+// gateway calls it when the gateway's role in an election changes, from any goroutine.
 func (m *Monitor) SetReach(r Reach) {
 	m.reach.Store(int32(r))
 	m.check.hold(r != Everybody)

@@ -17,14 +17,14 @@ import (
 // maxRefusals is how many kinds of refused packets are remembered.
 const maxRefusals = 32
 
-// refusals remembers which packets were refused last, of each kind one a second at most.
+// refusals remembers the packets that were refused last: at most one of each kind a second.
 type refusals struct {
 	mu sync.Mutex
 	// newest first
 	list []control.Refusal // +checklocks:mu
 }
 
-// note remembers x, and adds it to what was alike.
+// note adds x, and counts it with an earlier one of its kind.
 func (r *refusals) note(x control.Refusal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -43,7 +43,7 @@ func (r *refusals) note(x control.Refusal) {
 	r.list = slices.Insert(r.list, 0, x)
 }
 
-// Refused returns the packets that were refused last, newest first.
+// Refused returns the last refused packets, newest first.
 func (m *Monitor) Refused() []control.Refusal { return m.refusals.all() }
 
 func (r *refusals) all() []control.Refusal {
@@ -52,7 +52,7 @@ func (r *refusals) all() []control.Refusal {
 	return append([]control.Refusal{}, r.list...)
 }
 
-// refused remembers packets that were dropped for a reason of nat.
+// refused adds packets that were dropped for a reason of nat.
 func (m *Monitor) refused(x *path.Witness, r nat.Reason, inbound bool, packets uint64) {
 	m.refusals.note(control.Refusal{
 		Time: time.Now(), Direction: directionName(inbound), Reason: r.String(), From: m.current.LinkName(x.In), Packets: packets,
@@ -67,10 +67,10 @@ func protocolOf(x *path.Witness) string {
 	return control.ProtocolName(x.Protocol)
 }
 
-// refusedSign remembers a datagram that is no node's, or none as that node is to send. What
-// needs no remedy, such as how IPv6 looks for neighbours, is not remembered.
+// refusedSign adds a datagram from no known node, or of a kind that the node must not send.
+// Datagrams that need no remedy, such as IPv6's neighbour discovery, are not added.
 func (m *Monitor) refusedSign(s *geneve.Sign) {
-	if _, remedy := health.Explain(s.Reason.String(), false); remedy == "" { // under Liqo alike
+	if _, remedy := health.Explain(s.Reason.String(), false); remedy == "" { // the same under Liqo
 		return
 	}
 	x := control.Refusal{Time: time.Now(), Direction: directionName(false), Reason: s.Reason.String(), Packets: 1}
@@ -82,7 +82,7 @@ func (m *Monitor) refusedSign(s *geneve.Sign) {
 	m.refusals.note(x)
 }
 
-// refusedStranger remembers a message to WireGuard's port that is not wanted there.
+// refusedStranger adds an unwanted message to WireGuard's port.
 func (m *Monitor) refusedStranger(r wg.Reason, from netip.Addr) {
 	m.refusals.note(control.Refusal{Time: time.Now(), Direction: directionName(true), Reason: r.String(), Protocol: "udp", Source: from.String(), Packets: 1})
 }
@@ -94,7 +94,7 @@ func directionName(inbound bool) string {
 	return "outbound"
 }
 
-// EndText is an address, with its port if it has one.
+// EndText formats an address, with its port if it has one.
 func EndText(a netip.Addr, port uint16) string {
 	if port == 0 {
 		return a.String()

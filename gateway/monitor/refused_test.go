@@ -9,8 +9,7 @@ import (
 	"culvert/geneve"
 )
 
-// TestLastRefused: a status has the packets that were refused last, newest first, those that are
-// alike once.
+// TestLastRefused: a status lists the last refused packets, newest first, similar ones once.
 func TestLastRefused(t *testing.T) {
 	m, nodes := monitored(t)
 	node := nodes[0]
@@ -52,7 +51,7 @@ func TestLastRefused(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreFew: a flood of different packets is remembered by the last of them.
+// TestRefusalsAreFew: of a flood of different packets, only the last ones are remembered.
 func TestRefusalsAreFew(t *testing.T) {
 	var r refusals
 	for i := range 10 * maxRefusals {

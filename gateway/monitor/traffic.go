@@ -9,8 +9,8 @@ import (
 	"culvert/nat"
 )
 
-// grown is a counter of packets, and when it was last seen to grow. The packet path
-// counts anyway; the time is taken here, once a second.
+// grown is a packet counter, and the last time at which it was seen to grow. The packet path counts
+// anyway; the time is taken here, once a second.
 type grown struct {
 	count uint64
 	at    time.Duration
@@ -22,7 +22,7 @@ func (g *grown) look(count uint64, now time.Duration) {
 	}
 }
 
-// since returns for how long the counter has not grown; nil if it never has.
+// since returns how long ago the counter last grew; nil if it never has.
 func (g *grown) since(now time.Duration) *float64 {
 	if g.count == 0 {
 		return nil
@@ -31,15 +31,15 @@ func (g *grown) since(now time.Duration) *float64 {
 	return &s
 }
 
-// Traffic is what passes on the way to a node or the peer.
+// Traffic describes the packets on the path to a node or the peer.
 type Traffic struct {
 	received, sent grown
-	RTT            time.Duration // 0 = nothing tells
-	requests, lost int           // the last of those by which rtt is measured
-	All, AllMissed uint64        // of those since the start; see udp.Recent.Totals
+	RTT            time.Duration // 0 = unknown
+	requests, lost int           // the last requests that measure RTT
+	All, AllMissed uint64        // all of them since the start; see udp.Recent.Totals
 }
 
-// Traffic returns what has passed at a link; nothing if there has been no look since it was made.
+// Traffic returns what has passed at a link; nothing if the link is newer than the last look.
 func (m *Monitor) Traffic(link nat.Link) Traffic {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -52,7 +52,7 @@ func (m *Monitor) Traffic(link nat.Link) Traffic {
 	return Traffic{}
 }
 
-// Leg is Traffic for a status.
+// Leg converts Traffic for a status.
 func (m *Monitor) Leg(link nat.Link, now time.Duration) control.Leg {
 	t := m.Traffic(link)
 	l := control.Leg{LastReceivedSeconds: t.received.since(now), LastSentSeconds: t.sent.since(now), Requests: t.requests, RequestsLost: t.lost}
@@ -63,12 +63,12 @@ func (m *Monitor) Leg(link nat.Link, now time.Duration) control.Leg {
 	return l
 }
 
-// pingTime is for how long after the last packet the peer is pinged. A tunnel without
-// traffic stays as silent as WireGuard leaves it.
+// pingTime is how long after the last packet the peer is still pinged. Later the tunnel is as
+// silent as WireGuard leaves it.
 const pingTime = 10 * time.Second
 
-// pings is what is known of requests to the peer: those of the connection check, or else
-// those of WireGuard's end.
+// pings returns the counts of requests to the peer: those of the connection check, or else
+// WireGuard pings.
 func (m *Monitor) pings() wg.Pings {
 	if c := m.check.found(); c.State != CheckOff {
 		return c.Pings
@@ -76,8 +76,7 @@ func (m *Monitor) pings() wg.Pings {
 	return m.path.WG.Pings()
 }
 
-// passes takes note of what has passed since the last look, and of the answers to what is
-// sent to find that out.
+// passes updates the traffic since the last look, and the answers to the requests that measure it.
 func (m *Monitor) passes(stats *nat.Stats, shown []geneve.Presence, pings wg.Pings, now time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -96,8 +95,8 @@ func (m *Monitor) passes(stats *nat.Stats, shown []geneve.Presence, pings wg.Pin
 	t.RTT, t.requests, t.lost, t.All, t.AllMissed = pings.RTT, pings.Requests, pings.Lost, pings.Sent, pings.AllMissed
 }
 
-// pingDue reports whether the peer is to be pinged: it has made a handshake lately, packets
-// pass, and the connection check does not ping it.
+// pingDue reports whether to ping the peer: it has made a handshake lately, packets pass, and the
+// connection check does not ping it already.
 func (m *Monitor) pingDue(now time.Duration, handshake int64) bool {
 	if m.check.found().State != CheckOff || time.Since(time.Unix(0, handshake)) >= wg.SessionLifetime {
 		return false

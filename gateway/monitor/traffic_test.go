@@ -7,7 +7,8 @@ import (
 	"culvert/nat"
 )
 
-// TestGrown: what a counter grew last at is said to the second, and nothing of one that never grew.
+// TestGrown: the time at which a counter last grew is known to the second; for one that never grew
+// there is none.
 func TestGrown(t *testing.T) {
 	w := new(Monitor)
 	stats := new(nat.Stats)
@@ -23,7 +24,7 @@ func TestGrown(t *testing.T) {
 	if age := w.peer.received.since(29 * time.Second); age != nil {
 		t.Errorf("%v of what never came", *age)
 	}
-	w.peer.sent.look(0, 30*time.Second) // another node has the link
+	w.peer.sent.look(0, 30*time.Second) // another node uses the link
 	if age := w.peer.sent.since(31 * time.Second); age != nil {
 		t.Errorf("%v of another node", *age)
 	}

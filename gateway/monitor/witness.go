@@ -10,7 +10,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// drops returns why packets of one direction were dropped since the last look.
+// drops returns the reasons for which packets of one direction were dropped since the last look.
 func (m *Monitor) drops(c *config.Config, d *nat.Direction, own *path.Counters, inbound bool) (drops []health.Drop) {
 	for _, r := range nat.Reasons() {
 		x := own.Witness(r)
@@ -29,7 +29,7 @@ func (m *Monitor) drops(c *config.Config, d *nat.Direction, own *path.Counters, 
 	return drops
 }
 
-// DropOf is what is known of a packet that was dropped.
+// DropOf describes a dropped packet.
 func DropOf(c *config.Config, r nat.Reason, inbound bool, node string, source, destination netip.Addr) health.Drop {
 	tunnel, peer := c.WireGuard.Role.TunnelAddresses()
 	return health.Drop{
@@ -39,11 +39,11 @@ func DropOf(c *config.Config, r nat.Reason, inbound bool, node string, source, d
 	}
 }
 
-// MaxRules is how many of the configuration's rules are looked at one by one.
+// MaxRules is the number of configured rules up to which each is examined.
 const MaxRules = 1000
 
-// rule returns the rule that has refused most packets since it was called last, "" if
-// they are too many to look.
+// rule returns the rule that has refused most packets since the last call; "" if there are too many
+// rules to examine.
 func (m *Monitor) rule(filters []rules.FilterRule) (name string) {
 	if len(filters) > MaxRules {
 		return ""
@@ -65,7 +65,7 @@ func (m *Monitor) rule(filters []rules.FilterRule) (name string) {
 	return name
 }
 
-// Owner returns the node whose pods a belongs to, "" if there is none.
+// Owner returns the node that has the pod with address a, "" if none has.
 func Owner(c *config.Config, a netip.Addr) (name string) {
 	bits := -1
 	for i := range c.Geneve.Nodes {
@@ -78,7 +78,7 @@ func Owner(c *config.Config, a netip.Addr) (name string) {
 	return name
 }
 
-// remote reports whether a is of the remote cluster, as it is seen here.
+// remote reports whether a belongs to the remote cluster, as seen from here.
 func remote(c *config.Config, a netip.Addr) bool {
 	for i := range c.Remote {
 		if r := &c.Remote[i]; r.Seen().Contains(a) {

@@ -57,7 +57,7 @@ type Config struct {
 	Tunnel   bool
 	Services *services.Config // nil: none are served
 
-	// Warnings name what is valid but probably not meant, one line each.
+	// Warnings name what is valid but probably unintended, one line each.
 	Warnings []string
 }
 
@@ -146,7 +146,7 @@ func parse(e *configfile.Errors, text []byte, under string) (*Config, error) {
 	return c, nil
 }
 
-// SameTunnel reports whether o is the same but for Services and CPUs.
+// SameTunnel reports whether o equals c except for Services and CPUs.
 func (c *Config) SameTunnel(o *Config) bool {
 	a, b := *c, *o
 	a.Services, b.Services, a.Warnings, b.Warnings, a.CPUs, b.CPUs = nil, nil, nil, nil, 0, 0

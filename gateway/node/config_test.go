@@ -47,12 +47,12 @@ func TestLoadConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got.Warnings = nil // they are this machine's
+	got.Warnings = nil // warnings depend on this machine
 	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
 		t.Error("full file (-want +got):\n", diff)
 	}
 
-	// What is left out has the default, except what has none.
+	// Omitted fields have their default, except those without one.
 	short := strings.NewReplacer("mtu: 1340\n", "", "port: 6091\n", "", "mode: auto\n", "", "interface: culvert0\n", "").Replace(goodFile)
 	got, err = parseConfig([]byte(short))
 	if err != nil {
@@ -100,7 +100,7 @@ func TestConfigRefuses(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name, file string
-		want       []string // substrings of the lines, in order
+		want       []string // parts of the lines, in order
 	}{
 		{"empty", "", []string{"name: missing", "underlay: missing", "gateway.underlay: missing",
 			"gateway.address: missing", "vni: missing", "address: missing"}},
@@ -163,7 +163,7 @@ func TestConfigRefuses(t *testing.T) {
 	}
 }
 
-// A file with services needs nothing about a tunnel; one that says anything about it must say all.
+// A file with services needs no tunnel; one that names any part of a tunnel must name all parts.
 func TestServicesAlone(t *testing.T) {
 	const alone = "name: n1\nservices: {addresses: [172.18.0.2]}\n"
 	c, err := parseConfig([]byte(alone))

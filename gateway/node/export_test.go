@@ -2,7 +2,7 @@ package node
 
 import "culvert/gateway/configfile"
 
-// parseConfig reads a file that has no name: its errors say no lines.
+// parseConfig reads a file without a name: errors have no line numbers.
 func parseConfig(text []byte) (*Config, error) {
 	return parse(&configfile.Errors{Fields: fields}, text, "")
 }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// losses tells of every link and route that the kernel removes, until the test ends.
+// losses records every link and route that the kernel removes, until the end of the test.
 type losses struct {
 	links  chan netlink.LinkUpdate
 	routes chan netlink.RouteUpdate
@@ -28,8 +28,9 @@ func watchLosses(t *testing.T) *losses {
 	return w
 }
 
-// of returns the link, if it was removed, and the prefixes of removed routes through it. It
-// has the kernel remove a link and a route of its own to know that it has heard of all before.
+// of returns the link, if it was removed, and the prefixes of removed routes through it. It removes
+// a link and a route of its own: once the kernel has reported those, it has reported everything
+// before.
 func (w *losses) of(t *testing.T, index int) (lost []string) {
 	t.Helper()
 	mark := netlink.NewVeth(netlink.NewLinkAttrs())
@@ -156,7 +157,7 @@ func TestKeptLinkOutlivesItsNode(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			// One that it cannot go on with makes another.
+			// A configuration that cannot use the link makes another.
 			c.VNI++
 			stop = start(t, c)
 			if now := indexOf(t, c.Interface); now == index && mode != TUN {
@@ -166,7 +167,7 @@ func TestKeptLinkOutlivesItsNode(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			// And one that keeps nothing removes all.
+			// One without keepLinks removes everything.
 			c.KeepLinks = false
 			stop = start(t, c)
 			if err := stop(); err != nil {
@@ -177,7 +178,7 @@ func TestKeptLinkOutlivesItsNode(t *testing.T) {
 	}
 }
 
-// TestKeptTUNCarriesPackets has the next process read what the node routes into the device.
+// TestKeptTUNCarriesPackets: the next process reads what the node routes into the kept device.
 func TestKeptTUNCarriesPackets(t *testing.T) {
 	needTUN(t)
 	c := testConfig(t, TUN)
@@ -196,7 +197,7 @@ func TestKeptTUNCarriesPackets(t *testing.T) {
 	requireNothingLeft(t, c)
 }
 
-// TestRefusalSparesKeptLink is for a node that cannot start: what carries packets goes on.
+// TestRefusalSparesKeptLink: a node that cannot start leaves a kept link and its routes alone.
 func TestRefusalSparesKeptLink(t *testing.T) {
 	needKind(t, VXLAN)
 	c := testConfig(t, VXLAN)
@@ -223,7 +224,8 @@ func TestRefusalSparesKeptLink(t *testing.T) {
 	requireNothingLeft(t, c)
 }
 
-// TestKeptLinkOfOtherUnderlay moves a node to an underlay of the other family: the kernel's links stay with the one that they are made with.
+// TestKeptLinkOfOtherUnderlay moves a node to an underlay of the other family. A kernel link keeps
+// the family with which it was made, so it must be replaced.
 func TestKeptLinkOfOtherUnderlay(t *testing.T) {
 	for _, mode := range []Mode{VXLAN, Geneve} {
 		t.Run(string(mode), func(t *testing.T) {

@@ -258,7 +258,7 @@ func TestSecondNodeIsRefused(t *testing.T) {
 	}
 }
 
-// TestRefusalsLeaveNothing has the causes a user can remove: one line each that
+// TestRefusalsLeaveNothing tries causes of failure that a user can remove: each gets one line that
 // names it.
 func TestRefusalsLeaveNothing(t *testing.T) {
 	needKind(t, VXLAN)

@@ -32,7 +32,8 @@ func awaitRoutes(t *testing.T, c *Config) {
 	}
 }
 
-// TestRoutesComeBack: a node puts back what somebody else removes of its routes, says so, and leaves alone what leads elsewhere.
+// TestRoutesComeBack: a node restores its routes when another program removes them, says so, and
+// leaves other routes alone.
 func TestRoutesComeBack(t *testing.T) {
 	needKind(t, VXLAN)
 	c := testConfigOf(t, VXLAN, dual.Replace(goodFile))
@@ -76,7 +77,7 @@ func TestRoutesComeBack(t *testing.T) {
 	awaitRoutes(t, c)
 	says("routes of this node were removed by somebody else: they are back", "")
 
-	// IPv6 takes the address along, too.
+	// With IPv6 the address disappears too.
 	if err := netlink.LinkSetDown(l); err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +102,7 @@ func TestRoutesComeBack(t *testing.T) {
 	awaitRoutes(t, c)
 	without := *other
 	without.Gw, without.LinkIndex, without.Scope = nil, l.Attrs().Index, netlink.SCOPE_LINK
-	if err := netlink.RouteReplace(&without); err != nil { // asks for each pod in the tunnel
+	if err := netlink.RouteReplace(&without); err != nil { // the kernel then sends ARP requests for each pod into the tunnel
 		t.Fatal(err)
 	}
 	awaitRoutes(t, c)
@@ -115,7 +116,7 @@ func describeAddresses(all []netlink.Addr) string {
 	return s.String()
 }
 
-// TestCheckRoutes: --check compares the file with the kernel, beside a node that runs and without one.
+// TestCheckRoutes: --check compares the file with the kernel, with and without a running node.
 func TestCheckRoutes(t *testing.T) {
 	needKind(t, VXLAN)
 	c := testConfig(t, VXLAN)
@@ -159,7 +160,7 @@ func TestCheckRoutes(t *testing.T) {
 	}
 }
 
-// TestRunning: the device of a running node in tun mode is no stranger's.
+// TestRunning: the device of a running node in tun mode is recognised as culvert's.
 func TestRunning(t *testing.T) {
 	needTUN(t)
 	c := testConfig(t, TUN)
@@ -178,7 +179,8 @@ func TestRunning(t *testing.T) {
 	}
 }
 
-// TestRepairTells: who removes routes again and again gets a line a minute, and a fault its line when it is another one.
+// TestRepairTells: a program that keeps removing routes causes one line a minute, and each new
+// fault another.
 func TestRepairTells(t *testing.T) {
 	log, said := test.NewNullLogger()
 	var r repair

@@ -20,7 +20,7 @@ import (
 	"culvert/integration/need"
 )
 
-// gatewayUnderlay makes an underlay address local until the test ends.
+// gatewayUnderlay makes an underlay address local until the end of the test.
 func gatewayUnderlay(t *testing.T, underlay string) netip.Addr {
 	t.Helper()
 	address := netip.MustParseAddr(underlay)
@@ -37,7 +37,7 @@ func gatewayUnderlay(t *testing.T, underlay string) netip.Addr {
 	return address
 }
 
-// gatewayEnd is an endpoint that answers for a gateway at an underlay address.
+// gatewayEnd is an endpoint that answers in place of a gateway at an underlay address.
 func gatewayEnd(t *testing.T, c *Config, underlay string) *geneve.Endpoint {
 	t.Helper()
 	return listenAt(t, c, gatewayUnderlay(t, underlay))
@@ -58,8 +58,8 @@ func listenAt(t *testing.T, c *Config, underlay netip.Addr) *geneve.Endpoint {
 	return e
 }
 
-// sendBack sends every UDP packet back to its sender: with the addresses
-// swapped all checksums stay right. The sources it sees go to seen while there is room.
+// sendBack returns every UDP packet to its sender: with swapped addresses all checksums stay right.
+// It sends the sources to seen while there is room.
 func sendBack(e *geneve.Endpoint, seen chan<- netip.Addr) {
 	receiver, sender := e.NewReceiver(), e.NewSender()
 	for receiver.Fill() == nil {
@@ -85,8 +85,8 @@ func sendBack(e *geneve.Endpoint, seen chan<- netip.Addr) {
 	}
 }
 
-// talk sends datagrams to an address behind the gateway from the port they are
-// sent to, so that a reflected one arrives here.
+// talk sends datagrams to an address behind the gateway, with equal source and destination ports,
+// so that a returned one arrives here.
 func talk(t *testing.T, to string) {
 	t.Helper()
 	network := "udp4"
@@ -135,8 +135,8 @@ func TestTUNCarriesPackets(t *testing.T) {
 	requireNothingLeft(t, c)
 }
 
-// TestTUNCarriesFamilies: both ends find each other by neighbour discovery where there is no IPv4, and packets of each family that the
-// configuration has pass.
+// TestTUNCarriesFamilies: without IPv4, both ends find each other by neighbour discovery, and
+// packets of each configured family pass.
 func TestTUNCarriesFamilies(t *testing.T) {
 	needTUN(t)
 	for _, tt := range []struct {
@@ -171,7 +171,8 @@ func TestTUNCarriesFamilies(t *testing.T) {
 	}
 }
 
-// untilLocal waits until the kernel takes packets to an IPv6 address that it was given: it makes the route later.
+// untilLocal waits until the kernel accepts packets to a new IPv6 address, whose route it makes
+// later.
 func untilLocal(t *testing.T, a netip.Addr) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) { // polling for the kernel
@@ -185,8 +186,8 @@ func untilLocal(t *testing.T, a netip.Addr) {
 	}
 }
 
-// TestTUNLosesTrains: where trains to the gateway are lost, the node notices, says so
-// once, and sends single datagrams.
+// TestTUNLosesTrains: if trains to the gateway are lost, the node notices, logs it once, and sends
+// single datagrams.
 func TestTUNLosesTrains(t *testing.T) {
 	needTUN(t)
 	c := testConfig(t, TUN)

@@ -13,7 +13,7 @@ import (
 	"culvert/integration/need"
 )
 
-// TestWarnings: a file that is valid is compared with this machine.
+// TestWarnings compares valid files with this machine.
 func TestWarnings(t *testing.T) {
 	needNamespace(t)
 	underlay := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "under0", MTU: 1390}, PeerName: "under1"}
@@ -67,8 +67,8 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestWarningsOfName: a gateway that has a name is compared with this machine once the name
-// is looked up.
+// TestWarningsOfName: a gateway given by name is compared with this machine once the name is
+// resolved.
 func TestWarningsOfName(t *testing.T) {
 	needTUN(t)
 	c := testConfig(t, TUN)

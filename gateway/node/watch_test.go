@@ -14,8 +14,8 @@ import (
 	"culvert/geneve"
 )
 
-// TestSight: what is said after each look. A look is two letters, for anything and for a
-// packet of mtu bytes: y, n, or - for not told.
+// TestSight: what is logged after each round of probes. A round is two letters, for any answer and
+// for one of a packet of mtu bytes: y, n, or - for unknown.
 func TestSight(t *testing.T) {
 	letters := map[byte]answer{'-': untold, 'n': no, 'y': yes}
 	for _, tt := range []struct{ name, looks, said string }{
@@ -46,7 +46,7 @@ func TestSight(t *testing.T) {
 	}
 }
 
-// TestEchoes: requests are whole and right, and nobody else's answer counts.
+// TestEchoes: requests are whole and correct, and only the gateway's answers count.
 func TestEchoes(t *testing.T) {
 	t.Run("IPv4", func(t *testing.T) { testEchoes(t, "10.80.0.2", "10.80.0.4", 20) })
 	t.Run("IPv6", func(t *testing.T) { testEchoes(t, "fd80::2", "fd80::4", 40) })
@@ -64,7 +64,7 @@ func testEchoes(t *testing.T, own, gateway string, header int) {
 	}
 	e.next()
 	other.next()
-	whole := e.request(1341) // odd
+	whole := e.request(1341) // an odd length
 	late := reply(e.request(e.least()))
 	fromAnother := reply(whole)
 	fromAnother[header-len(both.own.AsSlice())-1]++
@@ -91,7 +91,7 @@ func testEchoes(t *testing.T, own, gateway string, header int) {
 	}
 }
 
-// reply makes the answer of an echo request, but for its checksum.
+// reply turns an echo request into its answer, without updating the checksum.
 func reply(request []byte) []byte {
 	b := bytes.Clone(request)
 	at, size, kind := 12, 4, byte(0)
@@ -104,7 +104,7 @@ func reply(request []byte) []byte {
 	return b
 }
 
-// sees runs a node and returns what waits until it says something.
+// sees runs a node and returns a function that waits for a log line.
 func sees(t *testing.T, c *Config) (says func(what, why, remedy string)) {
 	t.Helper()
 	log, said := test.NewNullLogger()
@@ -112,7 +112,8 @@ func sees(t *testing.T, c *Config) (says func(what, why, remedy string)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An answer that takes longer than until the next look counts as none, and three of these make another line.
+	// An answer that comes after the next request counts as none, and three of these cause another
+	// line.
 	n.pace = pace{look: 200 * time.Millisecond, settled: 200 * time.Millisecond, cause: 50 * time.Millisecond}
 	stop := run(t, n)
 	t.Cleanup(func() {
@@ -144,7 +145,7 @@ func sees(t *testing.T, c *Config) (says func(what, why, remedy string)) {
 	}
 }
 
-// echoServer answers the echo requests that come to an endpoint, up to a size.
+// echoServer answers echo requests to an endpoint, up to a size.
 func echoServer(e *geneve.Endpoint, size *atomic.Int64) {
 	receiver, sender := e.NewReceiver(), e.NewSender()
 	for receiver.Fill() == nil {
@@ -159,8 +160,7 @@ func echoServer(e *geneve.Endpoint, size *atomic.Int64) {
 	}
 }
 
-// TestTUNSees: the node says why no gateway answers, as far as it can be told apart, and
-// that one does.
+// TestTUNSees: the node says that the gateway answers, or why it does not, as far as it can tell.
 func TestTUNSees(t *testing.T) {
 	needTUN(t)
 	c := testConfig(t, TUN)
@@ -182,7 +182,7 @@ func TestTUNSees(t *testing.T) {
 	says(lost, closed, "start culvert gateway there")
 }
 
-// TestTUNSeesIPv6: without IPv4, the gateway is asked over IPv6.
+// TestTUNSeesIPv6: without IPv4, the gateway is probed over IPv6.
 func TestTUNSeesIPv6(t *testing.T) {
 	needTUN(t)
 	c := testConfigOf(t, TUN, v6only.Replace(goodFile))

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// pipeline is a packet path without WireGuard: its tests stand where wireguard-go does.
+// A pipeline is a packet path without WireGuard: its tests take the place of wireguard-go.
 type pipeline struct {
 	*Path
 	node  *net.UDPConn // a node's underlay socket; nobody reads it
@@ -30,7 +30,7 @@ type pipeline struct {
 	sizes []int
 }
 
-// nobody takes nothing that is for the gateway itself.
+// nobody is a Local that takes nothing.
 type nobody struct{}
 
 func (nobody) Answered(nat.Link, []byte) bool                { return false }
@@ -109,7 +109,7 @@ func inboundPacket(payload int) []byte {
 		SourcePort: 80, DestinationPort: 4001, Seq: 1, Ack: 1, Flags: nattest.ACK, Payload: nattest.Payload(payload, 1)}}.Bytes()
 }
 
-// TestOutboundAllocations: a small packet, a super-frame and one that is dropped.
+// TestOutboundAllocations: a small packet, a super-frame and a dropped packet.
 func TestOutboundAllocations(t *testing.T) {
 	p := newPipeline(t)
 	super := tcpPacket(50000, true)
@@ -131,8 +131,7 @@ func TestOutboundAllocations(t *testing.T) {
 	}
 }
 
-// TestInboundAllocations: packets that go on and packets that are refused with an
-// ICMP error.
+// TestInboundAllocations: forwarded packets, and packets refused with an ICMP error.
 func TestInboundAllocations(t *testing.T) {
 	p := newPipeline(t)
 	p.send(t, tcpPacket(10, false)) // teaches the node's MAC
@@ -145,7 +144,7 @@ func TestInboundAllocations(t *testing.T) {
 		p.in.write(bufs, headroom)
 		p.out.queue.drain(p.bufs, p.sizes, headroom)
 	}
-	for range 300 { // fills what grows once
+	for range 300 { // lets buffers grow that grow once
 		cycle()
 	}
 	if n := testing.AllocsPerRun(100, cycle); n != 0 {
@@ -153,8 +152,8 @@ func TestInboundAllocations(t *testing.T) {
 	}
 }
 
-// reportSeal reports the time per packet as a ratio to a ChaCha20-Poly1305 seal of
-// 1400 bytes measured now.
+// reportSeal reports the time per packet relative to a ChaCha20-Poly1305 seal of 1400 bytes,
+// measured now.
 func reportSeal(b *testing.B, packets int) {
 	perPacket := float64(b.Elapsed().Nanoseconds()) / float64(packets)
 	b.ReportMetric(perPacket, "ns/packet")
@@ -172,8 +171,8 @@ func reportSeal(b *testing.B, packets int) {
 	b.ReportMetric(perPacket*seals/float64(time.Since(start)), "seals/packet")
 }
 
-// BenchmarkOutbound is the way of a super-frame from the Geneve socket into
-// wireguard-go's buffers, the sender's system call included.
+// BenchmarkOutbound takes a super-frame from the Geneve socket into wireguard-go's buffers,
+// including the sender's system call.
 func BenchmarkOutbound(b *testing.B) {
 	p := newPipeline(b)
 	super := p.encap(tcpPacket(61100, true)) // 47 segments
@@ -189,8 +188,7 @@ func BenchmarkOutbound(b *testing.B) {
 	reportSeal(b, packets)
 }
 
-// BenchmarkInbound is the way of a batch from wireguard-go's buffers onto the Geneve
-// socket.
+// BenchmarkInbound takes a batch from wireguard-go's buffers to the Geneve socket.
 func BenchmarkInbound(b *testing.B) {
 	p := newPipeline(b)
 	p.send(b, tcpPacket(10, false))

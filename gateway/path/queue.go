@@ -8,11 +8,13 @@ import (
 	"culvert/geneve/share"
 )
 
-// queueLength bounds what the gateway itself has to say to the tunnel at one time: errors are rate limited, and there are never more echo replies than
-// requests.
+// queueLength limits the packets that the gateway itself may have waiting for the tunnel: errors are
+// rate limited, and there are never more echo replies than requests.
 const queueLength = 256
 
-// queue holds packets made by the gateway itself until read takes them. Sources that cause such packets share it in equal parts.
+// A queue holds packets that the gateway itself sends to the peer (ICMP errors, echo replies and
+// probes) until the outbound goroutine, which alone calls drain, passes them to wireguard-go. Any
+// goroutine may call push. The sources that cause such packets share the queue in equal parts.
 type queue struct {
 	wake func() // wakes a blocked Fill
 
@@ -31,8 +33,8 @@ func newQueue(wake func()) *queue {
 	return &queue{wake: wake, shares: share.New[netip.Prefix](queueLength)}
 }
 
-// push copies packet into the queue. It returns false if a packet is lost for it, this one or one of another source. The zero Addr stands for the
-// gateway itself.
+// push copies packet into the queue. It returns false if a packet is lost for it: this one, or one
+// of another source. The zero Addr stands for the gateway itself.
 func (q *queue) push(from netip.Addr, packet []byte) bool {
 	source := share.Source(from)
 	q.mu.Lock()

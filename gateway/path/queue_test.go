@@ -11,8 +11,8 @@ func host(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-// TestQueue: first in, first out, across drains that take less than all; full at
-// its cap; one wake-up for each time it stops being empty.
+// TestQueue: first in, first out, also when a drain takes only part; full at its cap; one wake-up
+// each time it stops being empty.
 func TestQueue(t *testing.T) {
 	woken := 0
 	q := newQueue(func() { woken++ })
@@ -50,13 +50,13 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// TestQueueShares: one alone gets the whole queue; many who have filled it keep nothing
-// from one more, or from the gateway itself, and each loss is reported.
+// TestQueueShares: one sender alone gets the whole queue. Many who have filled it make room for
+// another sender, and for the gateway itself, and each loss is reported.
 func TestQueueShares(t *testing.T) {
 	for _, test := range []struct {
 		floods int
 		from   func(i int) netip.Addr
-		who    netip.Addr // comes last
+		who    netip.Addr // the last sender
 		want   int        // of its packets that stay
 	}{
 		{0, host, host(999), queueLength},

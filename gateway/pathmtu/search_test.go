@@ -7,22 +7,22 @@ import (
 	"time"
 )
 
-// wire is a path and what is at its end.
+// A wire is a path and its end.
 type wire struct {
-	there, back int           // what each way carries; 0 = everything
-	short       bool          // the end gives short answers
-	deaf        bool          // the end answers ARP alone
-	own         int           // MTU of the end, which sends larger answers in fragments; 0 = none
+	there, back int           // MTU of each direction; 0 = no limit
+	short       bool          // the end gives shortened answers
+	deaf        bool          // the end answers ARP only
+	own         int           // MTU of the end, which fragments larger answers; 0 = none
 	answers     bool          // the end answers
-	limit       int           // answers a second that it gives; 0 = any number
+	limit       int           // answers a second that the end gives; 0 = any number
 	loss        float64       // of each packet
-	lossGrows   bool          // with its size: loss is that of one of 1340 bytes
+	lossGrows   bool          // with its size: loss then applies to 1340 bytes
 	delay       time.Duration // of each answer
 	unused      bool
-	returned    bool // the end has answered something else, for the first time after a while
+	returned    bool // something else has come from the end, for the first time after a while
 }
 
-// sight is what a test saw of a Search.
+// A sight is what a Search showed to a test.
 type sight struct {
 	at time.Duration
 	Result
@@ -30,7 +30,8 @@ type sight struct {
 
 const tick = 1050 * time.Millisecond
 
-// drive runs a Search for a while over a wire that changes, and returns each change of what is known and how many probes were sent.
+// drive runs a Search for a while over a wire that changes. It returns each change of the Search's
+// result, and the number of probes.
 func drive(ceiling int, arp bool, lasts time.Duration, seed uint64, change func(now time.Duration, w *wire)) (seen []sight, s *Search, probes, bytes int) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	w := &wire{answers: true}
@@ -112,13 +113,13 @@ func drive(ceiling int, arp bool, lasts time.Duration, seed uint64, change func(
 
 const hole = 1246
 
-// TestHoleIsFound: a path that begins to swallow large packets is found out within 10 s, as exactly as it pays, and by its direction where
-// the other end lets that be told.
+// TestHoleIsFound: a path that begins to drop large packets is found within 10 s, as exactly as is
+// worthwhile, with its direction if the other end shows it.
 func TestHoleIsFound(t *testing.T) {
 	ends := []struct {
 		name        string
 		short, arp  bool
-		there, back Way // what is found of a hole there, and back
+		there, back Way // results for a hole on the way there, and for one on the way back
 	}{{"pings", false, false, Either, Either}, {"culvert", true, false, There, Back}, {"ARP", false, true, There, Back}}
 	for _, end := range ends {
 		for _, tt := range []struct {
@@ -150,7 +151,7 @@ func TestHoleIsFound(t *testing.T) {
 	}
 }
 
-// TestARPAlone: of an end that answers no echo requests the way there is found, and what it answers later counts.
+// TestARPAlone: if an end answers no echo requests, the way there is measured; later answers count.
 func TestARPAlone(t *testing.T) {
 	_, s, _, _ := drive(1340, true, time.Hour, 1, func(_ time.Duration, w *wire) { w.deaf, w.back = true, 800 })
 	if want := (Result{Size: 1340, Known: true, OneWay: true}); s.Result != want {
@@ -170,7 +171,7 @@ func TestARPAlone(t *testing.T) {
 	}
 }
 
-// TestHoleOfAnySize: whatever passes, that is found.
+// TestHoleOfAnySize: the largest size that passes is found, whatever it is.
 func TestHoleOfAnySize(t *testing.T) {
 	for limit := Floor; limit < 1340; limit++ {
 		_, s, _, _ := drive(1340, false, 10*time.Second, 1, func(_ time.Duration, w *wire) { w.back = limit })
@@ -186,7 +187,7 @@ func TestHoleOfAnySize(t *testing.T) {
 	}
 }
 
-// TestNoHole: what is no black hole lowers nothing.
+// TestNoHole: other faults than a black hole lower nothing.
 func TestNoHole(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -214,8 +215,8 @@ func TestNoHole(t *testing.T) {
 	}
 }
 
-// TestLossIsNoHole: a path that loses packets of any size, few or nearly all as in a flood, keeps its own. A queue of bytes that is full
-// takes small ones rather than large ones.
+// TestLossIsNoHole: loss of packets of any size, slight or nearly total as in a flood, does not
+// lower a path's MTU. A full queue of bytes accepts small packets more often than large ones.
 func TestLossIsNoHole(t *testing.T) {
 	for _, loss := range []float64{0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9} {
 		for _, arp := range []bool{false, true} {
@@ -248,7 +249,7 @@ func TestHoleWithLoss(t *testing.T) {
 	}
 }
 
-// TestHoleWidthChanges: a path that becomes narrower still while it is being measured is measured anew.
+// TestHoleWidthChanges: a path that becomes even narrower while it is measured is measured again.
 func TestHoleWidthChanges(t *testing.T) {
 	for changes := range 10 * time.Second / tick {
 		_, s, _, _ := drive(1340, false, 30*time.Second, 1, func(now time.Duration, w *wire) {
@@ -262,7 +263,8 @@ func TestHoleWidthChanges(t *testing.T) {
 	}
 }
 
-// TestPathRises: a path that carries all again is found within a few seconds, one that carries more within raiseInterval; one that keeps falling is asked less often.
+// TestPathRises: a path that carries everything again is found within seconds, one that carries
+// more within raiseInterval. One that keeps falling is probed less often.
 func TestPathRises(t *testing.T) {
 	at := func(seen []sight, size int, from time.Duration) time.Duration {
 		for _, x := range seen {
@@ -291,7 +293,7 @@ func TestPathRises(t *testing.T) {
 	if s.Size > 1290 || s.Size < 1290-step {
 		t.Errorf("a path that rises in part: %+v", s.Result)
 	}
-	seen, _, _, _ = drive(1340, true, 5*time.Minute, 1, func(now time.Duration, w *wire) { // whose end answers ARP alone
+	seen, _, _, _ = drive(1340, true, 5*time.Minute, 1, func(now time.Duration, w *wire) { // its end answers ARP only
 		if w.deaf, w.there = true, 0; now < 2*time.Minute {
 			w.there = hole
 		}
@@ -309,12 +311,12 @@ func TestPathRises(t *testing.T) {
 	}
 }
 
-// TestProbesAreFew bounds what probing costs.
+// TestProbesAreFew limits the cost of probing.
 func TestProbesAreFew(t *testing.T) {
 	for _, tt := range []struct {
 		name         string
 		change       func(time.Duration, *wire)
-		probes, size int // a second, at most
+		probes, size int // limits a second
 	}{
 		{"a path that carries all", func(time.Duration, *wire) {}, 1, 750},
 		{"a narrow path", func(_ time.Duration, w *wire) { w.there = hole }, 2, 1500},
@@ -335,7 +337,8 @@ func TestProbesAreFew(t *testing.T) {
 	}
 }
 
-// TestForgedAnswers: who has not seen a probe cannot answer it, and no answer makes a path larger than configured or smaller than Floor.
+// TestForgedAnswers: a sender that has not seen a probe cannot answer it, and no answer makes a
+// path larger than configured or smaller than Floor.
 func TestForgedAnswers(t *testing.T) {
 	s := New(1340, false)
 	if s.Answered(0, 0, 1340, false) {
@@ -366,7 +369,8 @@ func TestForgedAnswers(t *testing.T) {
 	}
 }
 
-// TestHoleAfterOutage: of an end that comes back after however long, by another way it may be, a hole is found as soon as of any.
+// TestHoleAfterOutage: when an end comes back after any time, perhaps by another path, a hole is
+// found as fast as ever.
 func TestHoleAfterOutage(t *testing.T) {
 	for away := 1; away < 40; away++ {
 		back := 20*time.Second + time.Duration(away)*tick

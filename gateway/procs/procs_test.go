@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// use has the test end with as many Ps as there were, and with what was asked for forgotten.
+// use restores the present number of Ps, and forgets the requested one, at the end of the test.
 func use(t *testing.T, n int) {
 	before := runtime.GOMAXPROCS(0)
 	t.Cleanup(func() {
@@ -18,8 +18,8 @@ func use(t *testing.T, n int) {
 	Use(n)
 }
 
-// TestApart: while a disk is waited for, also for several files at once, Go code has a second P. Afterwards it has as many as were asked for,
-// also meanwhile.
+// TestApart: while the disk is waited for, also for several files at once, Go code has a second P.
+// Afterwards it has the requested number, even if that changed meanwhile.
 func TestApart(t *testing.T) {
 	for _, n := range []int{1, 2, 3} {
 		use(t, n)
@@ -53,7 +53,7 @@ func TestApart(t *testing.T) {
 	}
 }
 
-// TestEnvironmentWins: GOMAXPROCS in the environment, which the runtime has obeyed, stays.
+// TestEnvironmentWins: GOMAXPROCS in the environment, which the runtime obeys, takes precedence.
 func TestEnvironmentWins(t *testing.T) {
 	use(t, 1)
 	runtime.GOMAXPROCS(3)
@@ -63,7 +63,8 @@ func TestEnvironmentWins(t *testing.T) {
 	}
 }
 
-// TestQuota: the smallest quota of a process's group and those above it, of either version of control groups, counts.
+// TestQuota: the smallest quota of a process's group and the groups above it counts, in both
+// versions of control groups.
 func TestQuota(t *testing.T) {
 	for _, test := range []struct {
 		name, list string
@@ -115,7 +116,7 @@ func TestQuota(t *testing.T) {
 	}
 }
 
-// TestUsed: what computes uses CPU time.
+// TestUsed: computing uses CPU time.
 func TestUsed(t *testing.T) {
 	before := Used()
 	for Used() == before { // until a tick of the clock at the latest

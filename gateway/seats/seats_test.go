@@ -13,13 +13,13 @@ import (
 	"culvert/integration/need"
 )
 
-// TestSeats fills a listener from some addresses, as many connections from each as it
-// takes, one address after the other. Whoever comes last must find a seat.
+// TestSeats fills a listener from some addresses, one after another, with as many connections as
+// each gets. The last address must still get seats.
 func TestSeats(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		addresses []string
-		want      []int // seats of each, when it comes
+		want      []int // of each address, after it has connected
 	}{
 		{"one alone", []string{"10.0.1.1"}, []int{11}},
 		{"two networks", []string{"10.0.1.1", "10.0.2.1"}, []int{11, 7}},
@@ -55,7 +55,8 @@ func TestSeats(t *testing.T) {
 	}
 }
 
-// from returns a connection from an address to 192.0.2.1, without a seat. Whatever addresses the machine has of a test's, they are elsewhere.
+// from returns a connection without a seat from an address to 192.0.2.1, which none of the
+// machine's addresses is.
 func (s *Listener) from(a string) *seated {
 	at := netip.MustParseAddr(a)
 	c := &caller{from: net.TCPAddrFromAddrPort(netip.AddrPortFrom(at, 9)), closed: make(chan net.Addr, 9)}
@@ -66,8 +67,9 @@ func (s *Listener) from(a string) *seated {
 	return seat
 }
 
-// TestSeatsMakeRoom: at its share, an address loses its oldest connection that waits, or else the oldest; one without any takes that of
-// another of its network, and nobody takes one elsewhere.
+// TestSeatsMakeRoom: at its share, an address loses its oldest connection that waits for a request,
+// or else the oldest. An address without a connection takes the seat of another address in its
+// network, and never one elsewhere.
 func TestSeatsMakeRoom(t *testing.T) {
 	s := New(nil)
 	take := func(a string) (c, victim *seated, ok bool) {
@@ -76,7 +78,7 @@ func TestSeatsMakeRoom(t *testing.T) {
 		return c, victim, ok
 	}
 	var held []*seated
-	for range 11 { // at the beginning of time: their answers are long ago
+	for range 11 { // long before: their answers are old
 		c, _, _ := take("10.0.1.1")
 		held = append(held, c)
 	}
@@ -97,7 +99,7 @@ func TestSeatsMakeRoom(t *testing.T) {
 	if _, victim, ok := take("10.0.1.1"); !ok || victim != held[0] {
 		t.Errorf("where none waits, connection %d makes room, want 0", slices.Index(held, victim))
 	}
-	for i := range 6 { // of which four find a free seat, and one more another one
+	for i := range 6 { // four find a free seat, one takes another's
 		_, victim, ok := take(fmt.Sprintf("10.0.1.%d", 2+i/4))
 		if free := i < 5; !ok || free != (victim == nil) || victim != nil && victim.address != s.from("10.0.1.3").address {
 			t.Errorf("connection %d of the same network: %v, %t", i, victim, ok)
@@ -107,7 +109,7 @@ func TestSeatsMakeRoom(t *testing.T) {
 		t.Errorf("an address of the same network without a seat: %v, %t", victim, ok)
 	}
 	n := s.InUse()
-	for i := range 40 { // networks, until nothing is left
+	for i := range 40 { // networks, until no seat is left
 		take(fmt.Sprintf("10.0.%d.1", 2+i))
 	}
 	if _, _, ok := take("10.9.9.9"); ok || s.InUse() != Max || n != 16 {
@@ -115,8 +117,9 @@ func TestSeatsMakeRoom(t *testing.T) {
 	}
 }
 
-// TestSeatsOfThisMachine: connections over real sockets from loopback addresses are of one source, those from the machine's own addresses of
-// another, be it the one that they go to or not.
+// TestSeatsOfThisMachine: over real sockets, connections from loopback addresses belong to one
+// source, and those from the machine's other addresses to another, whether or not they go to that
+// same address.
 func TestSeatsOfThisMachine(t *testing.T) {
 	l, err := net.Listen("tcp", ":0")
 	if err != nil {
@@ -165,7 +168,7 @@ func TestSeatsOfThisMachine(t *testing.T) {
 	}
 }
 
-// TestSeatsWithoutAddresses: who comes by a Unix socket finds each seat, and leaves it.
+// TestSeatsWithoutAddresses: a client of a Unix socket may use every seat, and gives it back.
 func TestSeatsWithoutAddresses(t *testing.T) {
 	s := New(nil)
 	for range 2 {
@@ -232,8 +235,9 @@ func (c *caller) Close() error {
 	return nil
 }
 
-// TestSeatsAccept: who has his share loses the oldest connection to the next, which is counted, and the next is served; a seat
-// that is given back after an answer stays taken for its time, and no longer.
+// TestSeatsAccept: a source at its share loses its oldest connection to its next one, which is
+// counted and served. A seat that is given back after an answer stays reserved for a while, and no
+// longer.
 func TestSeatsAccept(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		outside := &callers{make(chan net.Addr, 100), make(chan net.Addr, 100)}
@@ -258,7 +262,7 @@ func TestSeatsAccept(t *testing.T) {
 			t.Errorf("%d refused, %d closed, %d seats in use; want 39, 39, 12", s.Refused(), len(outside.closed), s.InUse())
 		}
 		crowded = crowded[39:]
-		crowded[0].Write(nil) // at once: its seat stays taken
+		crowded[0].Write(nil) // closed at once, so its seat stays reserved
 		crowded[0].Close()
 		crowded[0].Close()
 		if synctest.Wait(); s.InUse() != 12 {
@@ -276,7 +280,7 @@ func TestSeatsAccept(t *testing.T) {
 			c.Close()
 		}
 
-		// Who asks again and again waits for his own seats, and is not refused.
+		// A client that asks again and again waits for its own seats, and is not refused.
 		refused, began := s.Refused(), time.Now()
 		for range 30 {
 			c := accept(crowd)
@@ -294,7 +298,8 @@ func TestSeatsAccept(t *testing.T) {
 	})
 }
 
-// TestSeatsAreWaitedFor: who comes by a Unix socket when all seats are taken, but some of them left, gets the first that is free.
+// TestSeatsAreWaitedFor: if all seats are occupied or reserved, a client of a Unix socket gets the
+// first reserved one that becomes free.
 func TestSeatsAreWaitedFor(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		outside := &callers{make(chan net.Addr, 1), make(chan net.Addr, 20*Max)}
@@ -317,7 +322,7 @@ func TestSeatsAreWaitedFor(t *testing.T) {
 			t.Errorf("%v, %d refused; want %v, 0", took, s.Refused(), 9*seatTime)
 		}
 		time.Sleep(seatTime)
-		for range Max { // and stay
+		for range Max { // these stay
 			accept()
 		}
 		outside.from <- &net.UnixAddr{}

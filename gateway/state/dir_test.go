@@ -97,7 +97,8 @@ func TestDamage(t *testing.T) {
 		for flip := 1; flip < 256; flip++ {
 			changed := bytes.Clone(text)
 			changed[at] ^= byte(flip)
-			// A version may be another one, and a checksum may be written otherwise: what is taken is what was written.
+			// A change may give another valid version, or write the checksum differently: then the
+			// content must be what was written.
 			if i, err := DecodeIdentity(changed); err == nil && i != someone || err != nil && !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewer) {
 				t.Errorf("byte %d is %q: %v, %v", at, changed[at], i, err)
 			}
@@ -109,7 +110,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// TestEndpointOfManyLines: WireGuard is told where the peer is in a line, and a zone that is more than one would tell it of another peer.
+// TestEndpointOfManyLines: WireGuard reads the peer's endpoint as a line, so a zone with a line
+// break could describe another peer.
 func TestEndpointOfManyLines(t *testing.T) {
 	bent := someone
 	at, err := netip.ParseAddrPort("[fe80::1%x]:1\npublic_key=00\nendpoint=[fe80::1%x]:1")
@@ -122,7 +124,8 @@ func TestEndpointOfManyLines(t *testing.T) {
 	}
 }
 
-// TestWhatIsThere puts all kinds of things where an identity should be: none keeps a gateway from its folder, and each makes room.
+// TestWhatIsThere puts all kinds of files and folders in the place of an identity: none keeps a
+// gateway from its folder, and each is replaced.
 func TestWhatIsThere(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
 		"an empty file": func(path string) error { return os.WriteFile(path, nil, 0o600) },
@@ -151,7 +154,7 @@ func TestWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestWaits: who writes a file waits for the disk in Wait, once.
+// TestWaits: a file is written with one call of Wait, which waits for the disk.
 func TestWaits(t *testing.T) {
 	defer func(before func(func() error) error) { Wait = before }(Wait)
 	d := open(t, t.TempDir(), "milan")
@@ -199,7 +202,7 @@ func TestFolderThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestStrangeLock: a lock that is a link is neither followed nor waited for.
+// TestStrangeLock: a lock that is a symbolic link is neither followed nor waited for.
 func TestStrangeLock(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"a file": func(path string) error { return os.WriteFile(path, nil, 0o600) },

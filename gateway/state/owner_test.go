@@ -13,12 +13,13 @@ import (
 	"culvert/integration/need"
 )
 
-// TestWhoCouldHaveWritten: this process's user, root, and this process's groups may write where state is; nobody else may.
+// TestWhoCouldHaveWritten: only this process's user, root and this process's groups may have write
+// access to the state.
 func TestWhoCouldHaveWritten(t *testing.T) {
 	const uid, group = 65532, 2000 // fsGroup
 	for _, tt := range []struct {
 		uid, gid, mode uint32
-		want           string // "" = it is believed
+		want           string // "" = the state is trusted
 	}{
 		{uid, uid, 0o700, ""},
 		{uid, 1, 0o755, ""},      // StateDirectory of systemd
@@ -39,7 +40,8 @@ func TestWhoCouldHaveWritten(t *testing.T) {
 	}
 }
 
-// TestFolderOfOthers: what others could have written is not used, and the error says whose it is and what to do.
+// TestFolderOfOthers: state that others could have written is not used; the error names the owner
+// and the remedy.
 func TestFolderOfOthers(t *testing.T) {
 	root := t.TempDir()
 	d := open(t, root, "milan")

@@ -9,7 +9,8 @@ import (
 	"culvert/integration/need"
 )
 
-// A table that is never swept clean, as when reloads follow one another, keeps neither the duties of each second nor packets waiting.
+// A table that is never completely swept, as during a series of reloads, delays neither the duties
+// of each second nor packets.
 func TestSweepBesideDuties(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -28,7 +29,7 @@ func TestSweepBesideDuties(t *testing.T) {
 	})
 }
 
-// A clean table is looked at once a second.
+// A clean table is swept once a second.
 func TestSweepRests(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

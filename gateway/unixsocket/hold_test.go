@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestHold: a name has one holder, and another one when that has released it.
+// TestHold: a name has one holder, and another one once that has released it.
 func TestHold(t *testing.T) {
 	name := fmt.Sprintf("culvert-test-%d", os.Getpid())
 	release, err := Hold(name)

@@ -16,14 +16,13 @@ import (
 	"culvert/integration/need"
 )
 
-// TestAnotherUser: nobody but the owner can connect, whatever the umask,
-// and the owner can.
+// TestAnotherUser: only the owner can connect, whatever the umask.
 func TestAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		need.Kernel(t, "root", errors.New("cannot become another user"))
 	}
 	dir := t.TempDir()
-	for p := dir; p != "/"; p = filepath.Dir(p) { // let the other user come this far
+	for p := dir; p != "/"; p = filepath.Dir(p) { // the other user may reach the folder
 		if info, err := os.Stat(p); err != nil || info.Mode().Perm()&1 == 0 {
 			if err := os.Chmod(p, info.Mode().Perm()|0o111); err != nil {
 				t.Fatal(err)
@@ -45,7 +44,7 @@ func TestAnotherUser(t *testing.T) {
 	}
 }
 
-// connectAs connects to path as a user, on a thread that ends with it.
+// connectAs connects to path as a user, on a thread of its own.
 func connectAs(uid int, path string) error {
 	result := make(chan error)
 	go func() {
@@ -56,7 +55,7 @@ func connectAs(uid int, path string) error {
 			return
 		}
 		defer unix.Close(fd)
-		// x/sys sets the user of all threads.
+		// x/sys would change the user of all threads.
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
 			result <- errno
 			return
@@ -66,8 +65,7 @@ func connectAs(uid int, path string) error {
 	return <-result
 }
 
-// TestUmask: files that other goroutines make meanwhile get the mode
-// that they ask for.
+// TestUmask: files that other goroutines create meanwhile get the mode that they ask for.
 func TestUmask(t *testing.T) {
 	defer unix.Umask(unix.Umask(0o022))
 	dir := t.TempDir()
@@ -97,8 +95,8 @@ func TestUmask(t *testing.T) {
 	}
 }
 
-// TestPlace: the socket of a killed process is replaced, that of a living one and other
-// files are left alone, and so is that of one that is too busy to answer.
+// TestPlace: the socket of a killed process is replaced; other files, and the sockets of a living
+// process, even one too busy to answer, are left alone.
 func TestPlace(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "wireguard") // made on the way
 	killed, err := Listen(filepath.Join(dir, "killed"))

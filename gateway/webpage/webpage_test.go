@@ -17,8 +17,8 @@ import (
 	"culvert/gateway/control"
 )
 
-// fake is a gateway that says nothing but its cluster's name. The methods that it lacks are
-// not for reading: who calls one ends the test.
+// A fake is a gateway that only knows its cluster's name. It implements only methods that read; a
+// call of any other panics.
 type fake struct {
 	control.Source
 	cluster string
@@ -51,7 +51,8 @@ func get(p *Page, method, host, path string) *httptest.ResponseRecorder {
 	return w
 }
 
-// TestWhoMayRead: who knows the token, from this machine, by GET; nobody else learns anything.
+// TestWhoMayRead: only GET requests with the token, to this machine's own name, are served; any
+// other learns nothing.
 func TestWhoMayRead(t *testing.T) {
 	client, _ := newFake(t, &fake{cluster: "rome-milan"})
 	p := New([]*control.Client{client})
@@ -98,7 +99,8 @@ func TestWhoMayRead(t *testing.T) {
 	}
 }
 
-// TestOneFile: the page asks nobody but its own server, and its policy knows its script and style.
+// TestOneFile: the page loads nothing from other servers, and its policy allows its script and
+// style.
 func TestOneFile(t *testing.T) {
 	for _, bad := range []string{`(?i)\b(src|href)\s*=\s*["']?(https?:)?//`, `@import`, `\burl\(`, `innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(`, `(?i)\son\w+\s*=\s*"`, ` style="`} {
 		if found := regexp.MustCompile(bad).Find(text); found != nil {
@@ -115,8 +117,8 @@ func TestOneFile(t *testing.T) {
 	}
 }
 
-// TestStatusIsShared: however many windows ask, the gateway is asked twice a second, and one
-// that has gone, and has come back, is told as it is.
+// TestStatusIsShared: however many windows ask, the gateway is asked twice a second. A gateway that
+// disappears, or comes back, is shown as such.
 func TestStatusIsShared(t *testing.T) {
 	f := &fake{cluster: "rome-milan"}
 	client, server := newFake(t, f)

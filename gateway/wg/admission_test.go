@@ -12,7 +12,7 @@ import (
 	"culvert/integration/need"
 )
 
-// message returns a message of a type and size; a handshake is for the owner of key.
+// message returns a message of a type and size; a handshake is addressed to the owner of key.
 func message(kind uint32, size int, key wgkey.Key) []byte {
 	m := make([]byte, size)
 	binary.LittleEndian.PutUint32(m, kind)
@@ -24,7 +24,7 @@ func message(kind uint32, size int, key wgkey.Key) []byte {
 	return m
 }
 
-// TestAdmission: each datagram passes or is counted under one reason.
+// TestAdmission: each datagram passes, or is counted under one reason.
 func TestAdmission(t *testing.T) {
 	own, other := wgkey.Key{1}, wgkey.Key{2}
 	const passes = NumReasons
@@ -66,7 +66,7 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// paced are messages of the kinds that have a pace.
+// paced are messages of the kinds whose rate is limited.
 func paced() [][]byte {
 	return [][]byte{
 		message(device.MessageInitiationType, device.MessageInitiationSize, wgkey.Key{1}),
@@ -75,7 +75,7 @@ func paced() [][]byte {
 	}
 }
 
-// floodSize is more than any burst.
+// floodSize is larger than any burst.
 const floodSize = 20
 
 // flood offers floodSize messages from an address and returns how many pass.
@@ -88,8 +88,8 @@ func (a *admission) flood(from netip.Addr, m []byte) (passed int) {
 	return passed
 }
 
-// TestAdmissionPace: of what wireguard-go would queue, only so much passes, and strangers
-// take nothing away from the peer.
+// TestAdmissionPace: only a limited rate of messages that wireguard-go would queue passes, and
+// unknown senders take nothing from the peer's share.
 func TestAdmissionPace(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		a := newAdmission(wgkey.Key{1})
@@ -108,7 +108,7 @@ func TestAdmissionPace(t *testing.T) {
 		}
 		check("at once", stranger, sharePace.burst)
 		check("at once", peer, allPace.burst)
-		time.Sleep(allPace.interval) // of the bubble's clock
+		time.Sleep(allPace.interval) // by the bubble's clock
 		check("soon after", peer, 1)
 		check("soon after", stranger, 0)
 		time.Sleep(sharePace.interval)
@@ -125,9 +125,8 @@ func TestAdmissionPace(t *testing.T) {
 	})
 }
 
-// TestAdmissionShares: whoever floods, a peer that comes from another address than before
-// gets in, as long as the flood does not come from addresses in plenty. These are
-// bounded all together, and so is what is known of them.
+// TestAdmissionShares: during a flood, a peer gets in from a new address, unless the flood comes
+// from very many addresses. Those have a common limit, and so does the memory about them.
 func TestAdmissionShares(t *testing.T) {
 	var hosts, subnet []netip.Addr
 	for i := range 20 {
@@ -138,7 +137,7 @@ func TestAdmissionShares(t *testing.T) {
 		name   string
 		flood  []netip.Addr
 		roamed string
-		passes int // of the flood, in ten seconds
+		passes int // messages of the flood in ten seconds
 	}{
 		{"nobody", nil, "198.51.100.7", 0},
 		{"one address", hosts[:1], "198.51.100.7", 4 + 9},
@@ -150,7 +149,7 @@ func TestAdmissionShares(t *testing.T) {
 				a := newAdmission(wgkey.Key{1})
 				m, roamed, passed := paced()[0], netip.MustParseAddr(test.roamed), 0
 				for second := range 10 {
-					for range 100 { // 10 ms each: the flood is always there first
+					for range 100 { // rounds of 10 ms; the flood comes first in each
 						for _, from := range test.flood {
 							passed += a.flood(from, m)
 						}
@@ -197,8 +196,9 @@ func TestAdmissionShares(t *testing.T) {
 	})
 }
 
-// Who has overheard the index of a session can send what only a cipher tells from the peer's messages. It gets few of them to
-// wireguard-go, whatever addresses it uses; the peer's go on, and a peer that moves gets enough through to be found.
+// A sender that has overheard the session's index can forge messages that only decryption detects.
+// Few of them reach wireguard-go, from whatever addresses; the peer's pass, and enough of those of
+// a peer that moves for it to be found.
 func TestAdmissionBoundsDataOfStrangers(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		a := newAdmission(wgkey.Key{1})

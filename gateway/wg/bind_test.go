@@ -19,8 +19,8 @@ func newTestBind() *bind {
 	return newBind(newWindow(), newWindow(), newAdmission(wgkey.Key{1}))
 }
 
-// bindPair returns two open binds, the IPv4 receive function of the second and its
-// endpoint as the first sees it.
+// bindPair returns two open binds, the IPv4 receive function of the second, and its endpoint as the
+// first sees it.
 func bindPair(t testing.TB) (a, b *bind, receive conn.ReceiveFunc, to conn.Endpoint) {
 	t.Helper()
 	a, b = newTestBind(), newTestBind()
@@ -62,8 +62,8 @@ func newBatch(n int) *batch {
 	return b
 }
 
-// TestBindKeepsOrderAndSizes sends batches of mixed sizes, which the bind groups
-// into trains, and reads them in batches of other sizes.
+// TestBindKeepsOrderAndSizes sends batches of mixed sizes, which the bind groups into trains, and
+// reads them in batches of other sizes.
 func TestBindKeepsOrderAndSizes(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -160,8 +160,8 @@ func TestBindClose(t *testing.T) {
 	b.Close()
 }
 
-// TestBindUntaken: data messages that wireguard-go leaves in their buffers have been
-// discarded, others have not, and it shows with the next call.
+// TestBindUntaken: data messages that wireguard-go leaves in their buffers have been discarded,
+// others have not. The next call shows it.
 func TestBindUntaken(t *testing.T) {
 	a, b, receive, to := bindPair(t)
 	got := newBatch(4)
@@ -191,7 +191,7 @@ func TestBindUntaken(t *testing.T) {
 	}
 }
 
-// TestBindAllocations: neither way allocates per batch once it is warm.
+// TestBindAllocations: neither direction allocates per batch once its buffers have grown.
 func TestBindAllocations(t *testing.T) {
 	a, _, receive, to := bindPair(t)
 	got := newBatch(BatchSize)
@@ -226,8 +226,8 @@ func TestDataMessages(t *testing.T) {
 	}
 }
 
-// TestAnswersFromTheAddressAsked: what goes to an endpoint comes from the address of ours that it was heard at, until wireguard-go gives
-// that up or the kernel refuses it.
+// TestAnswersFromTheAddressAsked: messages to an endpoint leave from the address of ours at which
+// it was heard, until wireguard-go or the kernel refuses that.
 func TestAnswersFromTheAddressAsked(t *testing.T) {
 	a, b, receive, to := bindPair(t)
 	asked := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), b.port())
@@ -274,7 +274,8 @@ func TestAnswersFromTheAddressAsked(t *testing.T) {
 	}
 }
 
-// TestAddressAskedIsKept: a peer that is made anew, and one of which another process passes messages on, is answered as before.
+// TestAddressAskedIsKept: a recreated peer, and one whose messages another process passes on, are
+// answered from the same address as before.
 func TestAddressAskedIsKept(t *testing.T) {
 	a, b, receive, to := bindPair(t)
 	d := &Device{bind: b}
@@ -299,7 +300,7 @@ func TestAddressAskedIsKept(t *testing.T) {
 	}
 }
 
-// untold does not say where messages came to.
+// untold is a socket that does not say to which address messages came.
 type untold struct{ udp.Conn }
 
 func (u untold) Receive(messages []udp.Message) (int, error) {

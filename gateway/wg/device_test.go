@@ -32,8 +32,8 @@ func idlePath() Path {
 	}
 }
 
-// TestNoPeer: a device without a peer is up, takes one, gives it up and takes another,
-// wherever that is. DNS is not asked for a peer that is not there.
+// TestNoPeer: a device without a peer is up, accepts one, gives it up and accepts another, wherever
+// that is. DNS is not asked for a peer that does not exist.
 func TestNoPeer(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -60,7 +60,7 @@ func TestNoPeer(t *testing.T) {
 		if err := d.SetPeer(step.peer); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.setEndpoint(&Peer{}, netip.MustParseAddrPort("127.0.0.1:11")); err != nil { // late, of no peer
+		if err := d.setEndpoint(&Peer{}, netip.MustParseAddrPort("127.0.0.1:11")); err != nil { // too late: the peer does not exist any more
 			t.Fatal(err)
 		}
 		text, err := d.device.IpcGet()
@@ -80,11 +80,11 @@ func TestNoPeer(t *testing.T) {
 	}
 }
 
-// TestPeerEndpoint: the endpoint of the peer outlives a change of the keepalive, also
-// where it has roamed, and is not given to another peer.
+// TestPeerEndpoint: the peer's endpoint survives a change of the keepalive, even if it has roamed,
+// and is not given to another peer.
 func TestPeerEndpoint(t *testing.T) {
 	const roamed = "127.0.0.1:9"
-	// A peer that nobody is: no message of it moves the endpoint.
+	// A peer that does not exist, so that no message of it moves the endpoint.
 	peer := Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "127.0.0.1:8", Keepalive: 25 * time.Second}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -116,7 +116,7 @@ func TestPeerEndpoint(t *testing.T) {
 	asked := peer
 	other := wgkey.NewPrivate().Public()
 	apply(func(p *Peer) { p.PublicKey, p.Endpoint = other, "milan.invalid:1" })
-	if err := d.setEndpoint(&asked, netip.MustParseAddrPort("127.0.0.1:10")); err != nil { // what DNS says now of the peer before
+	if err := d.setEndpoint(&asked, netip.MustParseAddrPort("127.0.0.1:10")); err != nil { // a late answer of DNS about the previous peer
 		t.Fatal(err)
 	}
 	if got := device(); strings.Contains(got, "endpoint=") || strings.Contains(got, hexKey(asked.PublicKey)) {

@@ -9,8 +9,8 @@ import (
 	"culvert/gateway/wgkey"
 )
 
-// TestTalk: who begins handshakes and who answers them is counted both ways, and who has
-// sent what was not wanted is told once.
+// TestTalk: handshakes are counted by who begins and who answers, in both directions, and an
+// unwanted message of a sender is reported once.
 func TestTalk(t *testing.T) {
 	own := wgkey.Key{1}
 	a, b := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("::ffff:192.0.2.8")
@@ -60,7 +60,7 @@ func TestTalk(t *testing.T) {
 	}
 }
 
-// TestWitnessesCostNothing: a flood of what is not wanted makes no garbage.
+// TestWitnessesCostNothing: a flood of unwanted messages does not allocate.
 func TestWitnessesCostNothing(t *testing.T) {
 	a, from := newAdmission(wgkey.Key{1}), netip.MustParseAddr("192.0.2.7")
 	if n := testing.AllocsPerRun(100, func() { a.admit(nil, from) }); n != 0 {
@@ -68,7 +68,8 @@ func TestWitnessesCostNothing(t *testing.T) {
 	}
 }
 
-// TestTalkAllocatesNothing: of what wireguard-go gets to see, only the initiator of a handshake is kept.
+// TestTalkAllocatesNothing: of messages that reach wireguard-go, only the initiator of a handshake
+// is kept.
 func TestTalkAllocatesNothing(t *testing.T) {
 	var k handshakeStats
 	from, m := netip.MustParseAddr("2001:db8::7"), message(device.MessageResponseType, device.MessageResponseSize, wgkey.Key{1})

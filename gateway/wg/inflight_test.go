@@ -10,8 +10,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestWindow: a full window opens at once for what comes back, and after
-// windowPatience for what does not.
+// TestWindow: a full window opens at once for packets that come back, and after windowPatience for
+// those that do not.
 func TestWindow(t *testing.T) {
 	const patience = windowPatience * windowTick
 	need.Bubble(t, func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestWindow(t *testing.T) {
 		if d := time.Since(start); d < patience || d > patience+windowTick {
 			t.Errorf("gave up after %v", d)
 		}
-		// It has been patient once: as long as nothing comes back, it need not be again.
+		// It has waited once; while nothing comes back, it does not wait again.
 		start = time.Now()
 		w.give(int(windowPackets()))
 		if w.wait() || time.Since(start) != windowTick {
@@ -43,7 +43,7 @@ func TestWindow(t *testing.T) {
 		if w.wait() {
 			t.Error("nothing has come back yet, and wait does not say so")
 		}
-		// What was given up comes back all the same: the window is not wider for it.
+		// Packets that were given up come back after all: that does not widen the window.
 		w.take(int(windowPackets()))
 		if !w.wait() {
 			t.Error("stalled although something has come back")
@@ -60,8 +60,8 @@ func TestWindow(t *testing.T) {
 	})
 }
 
-// TestWindowLate: what comes back late, as where there is little CPU, has not been discarded. Of what comes back later still the same
-// number that is gone for good is known already.
+// TestWindowLate: packets that come back late, as with little CPU time, were not discarded. Of
+// those that come back even later, the number that is really lost is known already.
 func TestWindowLate(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		w := newWindow()
@@ -97,8 +97,8 @@ func TestWindowLate(t *testing.T) {
 	})
 }
 
-// TestWindowDiscard: what is seen to be discarded makes room at once and is counted
-// once, whether or not it has counted as gone before.
+// TestWindowDiscard: a packet that is seen to be discarded makes room at once and is counted once,
+// whether or not it was counted as lost before.
 func TestWindowDiscard(t *testing.T) {
 	w := newWindow()
 	w.give(int(windowPackets()))
@@ -107,7 +107,7 @@ func TestWindowDiscard(t *testing.T) {
 		t.Errorf("full %v, %d gone, want %d", w.full(), n, windowPackets()-1)
 	}
 	w.countLost()
-	w.countLost() // nothing has moved: the last one is gone
+	w.countLost() // nothing has moved, so the last one is lost
 	w.discard(1)
 	if n := w.gone.Load(); n != windowPackets() {
 		t.Errorf("%d gone, want %d", n, windowPackets())
@@ -118,8 +118,8 @@ func TestWindowDiscard(t *testing.T) {
 	}
 }
 
-// TestFullWindowHoldsUpNobody: who waits for room keeps nobody from counting what is lost, which is done for the whole gateway once a
-// second.
+// TestFullWindowHoldsUpNobody: a reader that waits for room does not delay the count of lost
+// packets, which the gateway makes once a second.
 func TestFullWindowHoldsUpNobody(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		w := newWindow()
@@ -135,7 +135,8 @@ func TestFullWindowHoldsUpNobody(t *testing.T) {
 	})
 }
 
-// TestWindowFollowsPs: each P has a batch in the cipher, and one more is read or sent; the number is bounded, because each pins memory.
+// TestWindowFollowsPs: each P has a batch in the cipher, and one more is being read or sent. The
+// number is limited, because each pins memory.
 func TestWindowFollowsPs(t *testing.T) {
 	before := runtime.GOMAXPROCS(0)
 	t.Cleanup(func() { procs.Use(before) })

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestPings: each answer is known for its own, and what is not answered is lost when the next
-// ping goes.
+// TestPings: each answer is matched to its ping, and a ping without an answer is lost when the next
+// one is sent.
 func TestPings(t *testing.T) {
 	d := new(Device)
 	now := time.Hour

@@ -15,7 +15,7 @@ import (
 	"culvert/gateway/wgkey"
 )
 
-// TestCallsInVain: a call is in vain when another follows it and no handshake was made.
+// TestCallsInVain: a call was in vain if another follows it without a handshake.
 func TestCallsInVain(t *testing.T) {
 	one, two := time.Unix(100, 0), time.Unix(220, 0)
 	var c calls
@@ -45,8 +45,8 @@ func TestCallsInVain(t *testing.T) {
 	}
 }
 
-// TestComeHome: the endpoint of a peer that has roamed is looked up anew when its session has
-// ended, that of one that is where its name says is kept.
+// TestComeHome: the name of a peer that has roamed is resolved again when its session has ended;
+// that of a peer still at its address is not.
 func TestComeHome(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -77,8 +77,8 @@ func TestComeHome(t *testing.T) {
 	}
 }
 
-// TestTurns: a name whose addresses are called in vain, one after the other, is logged once; a
-// session that has roamed stays where it is, though a call was lost.
+// TestTurns: a name whose addresses are all called in vain, one after another, is logged once. A
+// session that has roamed stays where it is, even after a lost call.
 func TestTurns(t *testing.T) {
 	real := lookup
 	t.Cleanup(func() { lookup = real })
@@ -120,7 +120,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestInterleave: addresses of the two families take turns.
+// TestInterleave: addresses of the two families alternate.
 func TestInterleave(t *testing.T) {
 	for _, tt := range []struct{ name, addresses, want string }{
 		{"one", "192.0.2.1", "192.0.2.1"},
@@ -141,7 +141,8 @@ func TestInterleave(t *testing.T) {
 	}
 }
 
-// TestFallBack: an address of the endpoint that is called in vain gives way to one of the other family; one that answers stays.
+// TestFallBack: after a call in vain, an address gives way to one of the other family; one that
+// answers stays.
 func TestFallBack(t *testing.T) {
 	six, four, other := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	all := interleave([]netip.Addr{six, four, other})

@@ -14,8 +14,8 @@ func passed(p *stageTimer) (n uint64) {
 	return n
 }
 
-// TestPassage: the packet that is timed is counted when it comes out, once, and not if its
-// buffer comes in again before.
+// TestPassage: a timed packet is counted once, when it comes out, and not if its buffer is reused
+// before.
 func TestPassage(t *testing.T) {
 	var buffers [6][8]byte
 	packets := func(which ...int) (all [][]byte) {
@@ -54,7 +54,7 @@ func TestPassage(t *testing.T) {
 	}
 }
 
-// TestPassageAllocatesNothing, with the costly branch taken each time.
+// TestPassageAllocatesNothing takes the costly branch each time.
 func TestPassageAllocatesNothing(t *testing.T) {
 	in := [][]byte{make([]byte, 8), make([]byte, 8)}
 	var p stageTimer

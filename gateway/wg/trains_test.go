@@ -12,8 +12,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestPeerTrains: where trains are lost the bind sends single datagrams, except one
-// probe that is due, and only to that endpoint.
+// TestPeerTrains: while trains are lost, the bind sends single datagrams, except one probe when it
+// is due, and only to that endpoint.
 func TestPeerTrains(t *testing.T) {
 	a, b, receive, to := bindPair(t)
 	need.Offloads(t, a.offload() && b.stats()[0].GRO)
@@ -75,7 +75,7 @@ func TestPeerTrains(t *testing.T) {
 	}
 }
 
-// TestPeerRoams: of another endpoint nothing is known.
+// TestPeerRoams: nothing is known about another endpoint.
 func TestPeerRoams(t *testing.T) {
 	b, _, _, _ := bindPair(t)
 	need.Offloads(t, b.offload())

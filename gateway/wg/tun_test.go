@@ -6,8 +6,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestTunWindows: packets on their way through wireguard-go count, each way, and while
-// nothing comes back batches are small. Neither way allocates.
+// TestTunWindows: packets inside wireguard-go count in each direction, and while none comes back
+// batches are small. Neither direction allocates.
 func TestTunWindows(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		path := idlePath()

@@ -7,7 +7,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// TestVoice: what each Voice lets out.
+// TestVoice: which messages each Voice lets out.
 func TestVoice(t *testing.T) {
 	message := func(kind uint32, size int) []byte {
 		m := make([]byte, size)

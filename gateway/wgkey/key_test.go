@@ -48,7 +48,7 @@ func TestPublicKey(t *testing.T) {
 	}
 }
 
-// TestKeyHides: no common way of printing shows a key.
+// TestKeyHides: no common way of printing reveals a key.
 func TestKeyHides(t *testing.T) {
 	k := NewPrivate()
 	j, err := json.Marshal(struct{ K Key }{k})

@@ -1,4 +1,5 @@
-// Package check predicts what would happen if a Liqo gateway were switched to culvert. It judges what was read from a cluster, and talks to none.
+// Package check predicts what would happen if a Liqo gateway were switched to culvert. It judges
+// objects that others have read from a cluster, and contacts none itself.
 package check
 
 import (

@@ -74,7 +74,7 @@ func podFaults(pod map[string]any, level string) (faults []string) {
 	for _, c := range containers(pod) {
 		where := fmt.Sprintf("container %v", c["name"])
 		own, _ := c["securityContext"].(map[string]any)
-		// setting returns the container's own, or the pod's.
+		// setting returns the container's setting, or else the pod's.
 		setting := func(path ...string) any {
 			if v := template.Field(own, path...); v != nil {
 				return v

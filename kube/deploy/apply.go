@@ -20,7 +20,7 @@ import (
 	"culvert/kube/peering"
 )
 
-// Survey reads what a cluster says about its addresses.
+// Survey reads what a cluster's objects say about its addresses.
 func (c *Cluster) Survey(ctx context.Context) (*join.Survey, error) {
 	s := &join.Survey{}
 	if err := c.each(ctx, nodes, "", "", s.Node); err != nil {
@@ -84,7 +84,7 @@ func anyGateway(name string) *manifests.Gateway {
 	return &manifests.Gateway{Peering: name, Image: manifests.Image, Expose: "NodePort", Replicas: 2}
 }
 
-// InstallRights are what Install and ApplyPeering need.
+// InstallRights returns the rights that Install and ApplyPeering need.
 func InstallRights() []Right {
 	all, err := Parts(anyGateway("any"))
 	if err != nil {
@@ -111,10 +111,10 @@ func (c *Cluster) Install(ctx context.Context, g *manifests.Gateway) error {
 	return nil
 }
 
-// applyPause is how long is waited before another attempt, when a kind or a namespace has just been made.
+// applyPause is the wait before another attempt, after a kind or a namespace was created.
 const applyPause = 200 * time.Millisecond
 
-// apply makes an object what it should be. A kind that has just been defined takes some time.
+// apply creates or changes an object. A new kind takes some time to become usable.
 func (c *Cluster) apply(ctx context.Context, u *unstructured.Unstructured) error {
 	for {
 		_, err := c.of(u).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: manager, Force: true})
@@ -135,7 +135,7 @@ func (c *Cluster) apply(ctx context.Context, u *unstructured.Unstructured) error
 	}
 }
 
-// newPeering returns a Peering; nonce is that of our invitation, if there is one.
+// newPeering returns a Peering; nonce is that of our invitation, if any.
 func newPeering(name string, spec *peering.Spec, nonce string) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": peering.Group + "/" + peering.Version, "kind": peering.KindPeering,
@@ -152,7 +152,7 @@ func newPeering(name string, spec *peering.Spec, nonce string) *unstructured.Uns
 	return u
 }
 
-// ApplyPeering makes a Peering as it should be.
+// ApplyPeering creates or changes a Peering.
 func (c *Cluster) ApplyPeering(ctx context.Context, spec *peering.Spec, nonce string) error {
 	return c.apply(ctx, newPeering(spec.Peer, spec, nonce))
 }
@@ -166,8 +166,8 @@ func (c *Cluster) Status(ctx context.Context, name string) (*peering.Status, err
 	return &peering.PeeringOf(u).Status, nil
 }
 
-// Endpoint returns where a Peering's gateway is reached: by the load balancer of its Service, or by a node's address and its node port.
-// While there is no endpoint, missing says what is.
+// Endpoint returns the address of a Peering's gateway: that of its Service's load balancer, or a
+// node's address and the node port. Until there is one, missing says what is not there yet.
 func (c *Cluster) Endpoint(ctx context.Context, name string, node netip.Addr) (endpoint, missing string, err error) {
 	u, err := c.client.Resource(services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name, metav1.GetOptions{})
 	if err != nil {
@@ -205,7 +205,8 @@ func (c *Cluster) Endpoint(ctx context.Context, name string, node netip.Addr) (e
 	return "", fmt.Sprintf("an address: Service culvert-%s is a %s; give --endpoint", name, s.Spec.Type), nil
 }
 
-// Trouble returns why the pods of a Peering's gateway or of agents do not run, by what the cluster says of them; "" if they do.
+// Trouble says, from the cluster's objects, why pods of a Peering's gateway or of agents do not
+// run; "" if they do.
 func (c *Cluster) Trouble(ctx context.Context, name string) string {
 	why := ""
 	for _, of := range []struct{ namespace, labels string }{

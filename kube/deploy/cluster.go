@@ -21,20 +21,21 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// manager is the field manager of what is applied.
+// manager is the field manager of applied objects.
 const manager = "culvert"
 
-// minMinor is the oldest Kubernetes 1 whose API servers take the kinds and tell the node of an agent's token.
+// minMinor is the oldest Kubernetes 1.x whose API servers accept the kinds, and put the node into
+// an agent's token.
 const minMinor = 31
 
-// A Cluster is one by its API server, and with a user's rights.
+// A Cluster is a client of a cluster's API server, with a user's rights.
 type Cluster struct {
 	client dynamic.Interface
 	http   *http.Client
 	host   string
 }
 
-// New returns a Cluster. It asks nothing yet.
+// New returns a Cluster. It sends no request yet.
 func New(c *rest.Config) (*Cluster, error) {
 	client, err := dynamic.NewForConfig(c)
 	if err != nil {
@@ -51,7 +52,7 @@ func New(c *rest.Config) (*Cluster, error) {
 	return &Cluster{client: client, http: h, host: strings.TrimSuffix(host, "/")}, nil
 }
 
-// API returns the address of the API server; invalid if it has a name.
+// API returns the IP address of the API server; invalid if the server is known by a name.
 func (c *Cluster) API() netip.Addr {
 	u, err := url.Parse(c.host)
 	if err != nil {
@@ -61,7 +62,7 @@ func (c *Cluster) API() netip.Addr {
 	return a
 }
 
-// Version returns the version of the API server, or that it is too old.
+// Version returns the version of the API server, or an error if that is too old.
 func (c *Cluster) Version(ctx context.Context) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.host+"/version", nil)
 	if err != nil {
@@ -87,7 +88,7 @@ func (c *Cluster) Version(ctx context.Context) (string, error) {
 	return strings.TrimPrefix(v.GitVersion, "v"), nil
 }
 
-// ID returns what no other cluster has.
+// ID returns an identifier that no other cluster has.
 func (c *Cluster) ID(ctx context.Context) (string, error) {
 	u, err := c.client.Resource(namespaces).Get(ctx, "kube-system", metav1.GetOptions{})
 	if err != nil {
@@ -96,7 +97,7 @@ func (c *Cluster) ID(ctx context.Context) (string, error) {
 	return string(u.GetUID()), nil
 }
 
-// What is read without an object in hand.
+// Resources that are read without a manifest.
 var (
 	namespaces     = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 	nodes          = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
@@ -115,7 +116,7 @@ var (
 	reviews        = schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews"}
 )
 
-// Objects reads manifests.
+// Objects parses manifests.
 func Objects(text string) (all []*unstructured.Unstructured, err error) {
 	for document := range strings.SplitSeq(text, "\n---\n") {
 		u := &unstructured.Unstructured{}
@@ -131,7 +132,7 @@ func Objects(text string) (all []*unstructured.Unstructured, err error) {
 	return all, nil
 }
 
-// resourceOf is where objects of a kind are.
+// resourceOf returns the API resource of an object.
 func resourceOf(u *unstructured.Unstructured) schema.GroupVersionResource {
 	kind := u.GroupVersionKind()
 	plural := strings.ToLower(kind.Kind) + "s"
@@ -145,7 +146,7 @@ func (c *Cluster) of(u *unstructured.Unstructured) dynamic.ResourceInterface {
 	return c.client.Resource(resourceOf(u)).Namespace(u.GetNamespace())
 }
 
-// nameOf is an object in a message.
+// nameOf names an object in a message.
 func nameOf(u *unstructured.Unstructured) string {
 	name := u.GetName()
 	if u.GetNamespace() != "" {
@@ -154,10 +155,10 @@ func nameOf(u *unstructured.Unstructured) string {
 	return u.GetKind() + " " + name
 }
 
-// perPage is how many objects are asked for at once.
+// perPage is how many objects one request lists.
 const perPage = 500
 
-// each visits all objects of a resource; none if the cluster does not have that.
+// each calls a function for all objects of a resource; for none if the cluster lacks the resource.
 func (c *Cluster) each(ctx context.Context, r schema.GroupVersionResource, namespace, labels string, visit func(*unstructured.Unstructured)) error {
 	o := metav1.ListOptions{LabelSelector: labels, Limit: perPage}
 	for {
@@ -177,7 +178,7 @@ func (c *Cluster) each(ctx context.Context, r schema.GroupVersionResource, names
 	}
 }
 
-// A Right is something that a user needs to be allowed.
+// A Right is a permission that a user needs.
 type Right struct{ Verb, Group, Resource, Namespace string }
 
 func (r Right) String() string {
@@ -191,7 +192,7 @@ func (r Right) String() string {
 	return text
 }
 
-// rightsFor are verbs on all that some objects are of.
+// rightsFor returns the rights for verbs on the resources of some objects.
 func rightsFor(all []*unstructured.Unstructured, verbs ...string) (rights []Right) {
 	seen := map[Right]bool{}
 	for _, u := range all {
@@ -206,7 +207,8 @@ func rightsFor(all []*unstructured.Unstructured, verbs ...string) (rights []Righ
 	return rights
 }
 
-// Allowed asks whether the user has all of some rights. The error names those that are missing.
+// Allowed asks the API server whether the user has all of some rights. The error names the missing
+// ones.
 func (c *Cluster) Allowed(ctx context.Context, rights []Right) error {
 	var missing []string
 	for _, r := range rights {

@@ -1,3 +1,4 @@
-// Package deploy puts culvert into a cluster, follows what becomes of it, and takes it out again: by the API, and with the rights of
-// the user, whom it tells what is missing. Everything can be done again after an interruption, and changes nothing that stands.
+// Package deploy installs culvert in a cluster, waits until it works, and removes it again. It uses
+// the API with the user's rights, and names those that are missing. After an interruption,
+// everything can be repeated; objects that are as they should be are not changed.
 package deploy

@@ -19,7 +19,7 @@ import (
 	"culvert/kube/peering"
 )
 
-// awaitPause is how long is waited between two looks.
+// awaitPause is the time between two looks.
 const awaitPause = 500 * time.Millisecond
 
 // errInterrupted is what a user is told who has interrupted a change.
@@ -54,7 +54,7 @@ func Await(ctx context.Context, say func(missing string), look func(context.Cont
 	}
 }
 
-// LeaveRights are what Leave and LeaveAll need.
+// LeaveRights returns the rights that Leave and LeaveAll need.
 func LeaveRights() []Right {
 	all, err := Parts(anyGateway("any"))
 	if err != nil {
@@ -70,7 +70,7 @@ func LeaveRights() []Right {
 		Right{"list", "", "pods", peering.NodeNamespace}, Right{"list", "rbac.authorization.k8s.io", "clusterrolebindings", ""})
 }
 
-// Peerings returns the names of Peerings that a cluster has, or of which it has parts.
+// Peerings returns the names of the cluster's Peerings, including those of which only parts exist.
 func (c *Cluster) Peerings(ctx context.Context) ([]string, error) {
 	names := map[string]bool{}
 	err := c.each(ctx, peerings, peering.GatewayNamespace, "", func(u *unstructured.Unstructured) { names[u.GetName()] = true })
@@ -85,7 +85,7 @@ func (c *Cluster) Peerings(ctx context.Context) ([]string, error) {
 	return slices.Sorted(maps.Keys(names)), err
 }
 
-// remove deletes objects in the opposite order of that in which they are applied, and waits until they are gone.
+// remove deletes objects in the reverse order of apply, and waits until they are gone.
 func (c *Cluster) remove(ctx context.Context, all []*unstructured.Unstructured, say func(string)) error {
 	all = slices.Clone(all)
 	slices.Reverse(all)
@@ -113,7 +113,7 @@ func (c *Cluster) remove(ctx context.Context, all []*unstructured.Unstructured, 
 	})
 }
 
-// Leave removes a Peering, waits until no node has anything of it, and removes its gateway.
+// Leave removes a Peering, waits until nothing of it is left on any node, and removes its gateway.
 func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) error {
 	if err := c.remove(ctx, []*unstructured.Unstructured{newPeering(name, nil, "")}, say); err != nil {
 		return err
@@ -172,7 +172,7 @@ func (c *Cluster) removeImports(ctx context.Context, name string, say func(strin
 	return c.remove(ctx, all, say)
 }
 
-// nodeHas reports whether a TunnelNode tells of a Peering.
+// nodeHas reports whether a TunnelNode mentions a Peering.
 func nodeHas(u *unstructured.Unstructured, name string) bool {
 	var t struct{ Status peering.NodeStatus }
 	if read(u, &t) != nil {
@@ -181,7 +181,8 @@ func nodeHas(u *unstructured.Unstructured, name string) bool {
 	return slices.ContainsFunc(t.Status.Peerings, func(p peering.NodePeering) bool { return p.Name == name })
 }
 
-// LeaveAll removes everything of culvert's: Peerings first, agents when no node has anything of them, and then the rest.
+// LeaveAll removes all of culvert: first Peerings, then agents once nothing is left on their nodes,
+// and then the rest.
 func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 	names, err := c.Peerings(ctx)
 	if err != nil {
@@ -203,7 +204,7 @@ func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 	if err := c.remove(ctx, agents, say); err != nil {
 		return err
 	}
-	err = Await(ctx, say, func(ctx context.Context) (missing string, err error) { // they ask for their DaemonSet when they end
+	err = Await(ctx, say, func(ctx context.Context) (missing string, err error) { // agents ask for their DaemonSet when they end
 		err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(u *unstructured.Unstructured) { missing = nameOf(u) + " is ending" })
 		return missing, err
 	})
@@ -213,7 +214,8 @@ func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 	return c.remove(ctx, all, say)
 }
 
-// Nonce returns what ApplyPeering is to keep as the nonce of an invitation: the one that there is, or a new one.
+// Nonce returns the nonce of an invitation that ApplyPeering must keep: the existing one, or a new
+// one.
 func Nonce(c *join.Cluster, peer string) string {
 	if n := c.Nonce(peer); n != "" {
 		return n

@@ -1,9 +1,12 @@
-// Package fabric has a node's tunnel links follow Liqo's resources, where the node's kernel has no Geneve.
+// Package fabric derives a node's tunnel links from Liqo's resources, for nodes whose kernel has no
+// Geneve.
 //
 //	API server ─ watches ─► State ─► []links.Link ─► gateway/node/links
 //
-// A State is pure: resources in, links and faults out. A Source follows the resources, hands links on, and
-// writes an Event for each fault. Routes and rules through the links are Liqo's own agent's.
+// A State is pure: resources in, links and faults out. A Source follows the resources, passes the
+// links on, and writes an Event for each fault. Liqo's own agent makes the routes and rules through
+// the links.
 //
-// Each watch has a goroutine, which changes the State under a mutex; Source.Run does the rest in one.
+// Each watch has a goroutine, which changes the State under a mutex. Everything else happens in
+// Source.Run.
 package fabric

@@ -18,10 +18,11 @@ import (
 	"culvert/nat/rules"
 )
 
-// lookInterval is how often the source looks at what time alone changes, and tries Events again.
+// lookInterval is how often the source checks for changes that are only due to time, and retries
+// Events.
 const lookInterval = time.Second
 
-// A Source has the links of a node follow Liqo's resources.
+// A Source makes the links of a node follow Liqo's resources.
 type Source struct {
 	client   dynamic.Interface
 	log      *logrus.Entry
@@ -37,7 +38,7 @@ type Source struct {
 	faults   []Fault         // +checklocks:mu
 	waiting  string          // +checklocks:mu
 
-	// Of Run alone.
+	// For Run only.
 	applied []links.Link
 	begun   bool
 	told    map[string]bool // faults that were logged
@@ -45,7 +46,7 @@ type Source struct {
 	unsaid  []kube.Event
 }
 
-// NewSource returns the Source of the node of a name. Run makes it work.
+// NewSource returns the Source of the node called name. It is inactive until Run.
 func NewSource(client dynamic.Interface, node string, log *logrus.Entry) *Source {
 	causes := kube.NewCauses(log)
 	return &Source{
@@ -55,11 +56,12 @@ func NewSource(client dynamic.Interface, node string, log *logrus.Entry) *Source
 	}
 }
 
-// watched are the kinds that a Source follows, by their names at the API server.
+// watched are the kinds that a Source follows, with their names in the API.
 var watched = map[string]string{kube.KindFabric: "internalfabrics", kube.KindTunnel: "genevetunnels", kube.KindNode: "internalnodes"}
 
-// Run hands the links that the resources ask for to apply, whenever they change, until ctx ends. It hands on nothing before every list
-// is complete; while the API server is away, all stays as it is.
+// Run calls apply with the links that the resources ask for, whenever they change, until ctx ends.
+// It does not call apply before every list is complete. While the API server is away, nothing
+// changes.
 func (s *Source) Run(ctx context.Context, apply func([]links.Link)) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
@@ -84,7 +86,7 @@ func (s *Source) Run(ctx context.Context, apply func([]links.Link)) {
 	}
 }
 
-// Report takes what became of the links.
+// Report records the states of the links.
 func (s *Source) Report(all []links.Status) {
 	s.mu.Lock()
 	s.statuses = slices.Clone(all)
@@ -138,7 +140,7 @@ func (s *Source) follow(ctx context.Context, apply func([]links.Link)) {
 	s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, time.Now())
 }
 
-// Show says in n what the links wait for and which resources are not obeyed.
+// Show adds to n what the links wait for, and which resources are left out.
 func (s *Source) Show(n *control.NodeStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +152,7 @@ func (s *Source) Show(n *control.NodeStatus) {
 	}
 }
 
-// tell logs faults that are new, and has Events written.
+// tell logs new faults, and queues their Events.
 func (s *Source) tell(faults []Fault) {
 	now := map[string]bool{}
 	for _, f := range faults {
@@ -165,7 +167,7 @@ func (s *Source) tell(faults []Fault) {
 	s.told = now
 }
 
-// A sink takes what a reflector reads of one kind.
+// A sink receives what a reflector reads of one kind.
 type sink struct {
 	*Source
 	kind string

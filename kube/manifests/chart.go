@@ -1,6 +1,7 @@
 package manifests
 
-// Chart returns the templates of the Helm chart by their names: the same text, with values in the place of what differs among clusters.
+// Chart returns the templates of the Helm chart by name: the same text as the manifests, with Helm
+// values where clusters differ.
 func Chart() map[string]string {
 	const note = "# Generated from kube/manifests: go test ./kube/manifests -update\n"
 	return map[string]string{

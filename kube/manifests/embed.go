@@ -1,4 +1,4 @@
-// Package manifests has what kubectl applies on nodes.
+// Package manifests has the Kubernetes manifests of culvert.
 package manifests
 
 import _ "embed"
@@ -13,14 +13,15 @@ var LiqoNodes string
 //go:embed services.yaml
 var Services string
 
-// What LiqoNodes has in the place of values of a cluster.
+// Placeholders in LiqoNodes for values of a cluster.
 const (
 	Image     = "registry.example/culvert:1.0"
 	Namespace = "liqo"
 )
 
-// What culvert consists of under Kubernetes without Liqo: its kinds, what a cluster has once, and the gateway of one peering, which has the
-// word Peering in the place of the peering's name. They have the value Image for the image.
+// The parts of culvert under Kubernetes without Liqo: its kinds, the objects that a cluster has
+// once, and those of one peering's gateway, in which the word Peering stands for the peering's
+// name. The image is Image.
 var (
 	//go:embed kube-kinds.yaml
 	Kinds string
@@ -34,7 +35,8 @@ var (
 	Imports string
 )
 
-// Peering stands in GatewayYAML and Imports for the name of a Peering, Importing for the namespace of its imports.
+// Peering stands for a Peering's name in GatewayYAML and Imports, Importing for the namespace of
+// its imports.
 const (
 	Peering   = "PEERING"
 	Importing = "IMPORTS"

@@ -5,13 +5,14 @@ import (
 	"strings"
 )
 
-// Common returns what a cluster has once for all its peerings, with an image.
+// Common returns the objects that a cluster has once for all its peerings, with an image.
 func Common(image string) string {
 	return strings.TrimSuffix(Kinds, "\n") + "\n---\n" + strings.ReplaceAll(Nodes, Image, image)
 }
 
-// LiqoNodesOf returns LiqoNodes with an image and Liqo's namespace. If serve is labelled or all, the DaemonSet serves these Services too, with the
-// settings and the rights of Services.
+// LiqoNodesOf returns LiqoNodes with an image and Liqo's namespace. If serve is "labelled" or
+// "all", the DaemonSet also serves these Services, with the settings and rights of the manifest
+// Services.
 func LiqoNodesOf(image, namespace, serve string) string {
 	text := LiqoNodes
 	if serve != "" {
@@ -55,7 +56,7 @@ func servicesObjects() (text string) {
 	return text
 }
 
-// A Gateway is what a manifest for the gateway of a Peering says.
+// A Gateway has the values of the manifest for a Peering's gateway.
 type Gateway struct {
 	Peering  string // a DNS label
 	Image    string
@@ -63,7 +64,8 @@ type Gateway struct {
 	Replicas int
 }
 
-// GatewayOf returns the gateway of one pod of the Peering of a name, which is a DNS label, with an image. expose is the type of its Service.
+// GatewayOf returns the manifest for the gateway of a Peering, with one pod. peering is a DNS
+// label; expose is the type of the gateway's Service.
 func GatewayOf(peering, image, expose string) string {
 	return (&Gateway{Peering: peering, Image: image, Expose: expose, Replicas: 1}).YAML()
 }
@@ -96,7 +98,8 @@ func affinity(peering string) string {
 `
 }
 
-// electionRules are the rights of a gateway that has replicas: its Lease, and the label of the pods of all gateways.
+// electionRules are the rights of a gateway with replicas: on its Lease, and on the labels of all
+// gateways' pods.
 func electionRules(peering string) string {
 	return `- {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [culvert-` + peering + `], verbs: [get, update]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
@@ -104,7 +107,8 @@ func electionRules(peering string) string {
 `
 }
 
-// Budget returns the PodDisruptionBudget of the gateway of a name in a tenant namespace of Liqo, which keeps one of its replicas when nodes are drained.
+// Budget returns the PodDisruptionBudget of a gateway in one of Liqo's tenant namespaces, which
+// keeps one of its replicas when nodes are drained.
 func Budget(gateway, namespace string) string {
 	return budget("gw-"+gateway, namespace, "networking.liqo.io/component: gateway, networking.liqo.io/gateway-name: "+strconv.Quote(gateway))
 }
@@ -123,7 +127,7 @@ spec:
 `
 }
 
-// ImportsOf returns what the gateway of a Peering may do in the namespace for what its peer exports.
+// ImportsOf returns the rights of a Peering's gateway in the namespace for the peer's exports.
 func ImportsOf(peering, namespace string) string {
 	return strings.NewReplacer(Peering, peering, Importing, namespace).Replace(Imports)
 }

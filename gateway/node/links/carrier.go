@@ -12,7 +12,8 @@ import (
 	"culvert/geneve"
 )
 
-// A carrier moves the packets of one device.
+// A carrier moves the packets of one device. Set.Run makes, owns and closes it. One goroutine runs
+// its toGateway; the one that receives for all links writes to its device.
 type carrier struct {
 	name   string
 	link   Link   // as configured at the endpoint; only Set.Run uses it

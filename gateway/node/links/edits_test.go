@@ -36,7 +36,7 @@ const (
 	editsNode     = "n1"
 	editsPatience = 20 * time.Second
 	namespace     = "tenant"
-	takenPeer     = "peer" // the other end of a link whose name somebody has had first
+	takenPeer     = "peer" // the other end of a link whose name is taken
 )
 
 func must(t testing.TB, err error) {
@@ -50,15 +50,16 @@ func resourceOf(name string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: "networking.liqo.io", Version: "v1beta1", Resource: name}
 }
 
-// A peering is an InternalFabric and the GeneveTunnel of this node to it. Its fields are what the resources say.
+// A peering is an InternalFabric and the GeneveTunnel between it and this node. The fields are
+// those of the resources.
 type peering struct {
 	name, link, gatewayIP, gateway string
 	mtu, id                        int
-	fabric, tunnel, deleting       bool // there is the one, there is the other, the first one is being deleted
-	made                           int  // when
+	fabric, tunnel, deleting       bool // the one exists, the other exists, the first is being deleted
+	made                           int  // order of creation
 }
 
-// A world is an API server that is played, and a network namespace with a node's agent in it.
+// A world is a simulated API server, and a network namespace with a node's agent.
 type world struct {
 	t        *testing.T
 	r        *rand.Rand
@@ -66,11 +67,12 @@ type world struct {
 	watches  atomic.Int32
 	peerings []*peering
 	address  string // of this node
-	taken    string // the name of a link of somebody else
+	taken    string // name of a link of another program
 	clock    int
-	stop     func() // of the agent; nil: it is down
-	moved    bool   // the node has got another address in this step
-	// What is in last is written last: when the machine has it, the agent has seen everything.
+	stop     func() // of the agent; nil: it does not run
+	moved    bool   // the node got another address in this step
+	// The resource in last is written last: once the machine shows it, the agent has seen
+	// everything.
 	last peering
 }
 
@@ -92,7 +94,7 @@ func (w *world) put(resource, namespace, kind, name string, made int, deleting b
 	must(w.t, tracker.Create(at, u, namespace))
 }
 
-// write makes the API server have a peering as it is.
+// write stores a peering's present state in the API server.
 func (w *world) write(p *peering) {
 	w.t.Helper()
 	for _, x := range []struct {
@@ -159,13 +161,13 @@ func eventually(t testing.TB, what string, check func() error) {
 	}
 }
 
-// good reports whether a peering asks for a link by itself.
+// good reports whether a peering, considered alone, asks for a link.
 func (p *peering) good() bool {
 	_, err := netip.ParseAddr(p.gatewayIP)
 	return p.fabric && p.tunnel && !p.deleting && err == nil && p.mtu >= 576 && len(p.link) <= 15 && p.id < 1<<24
 }
 
-// wanted is what the resources ask for: by name, what ip shows of the link.
+// wanted returns the links that the resources ask for, by name, as ip shows them.
 func (w *world) wanted() map[string]string {
 	all := slices.SortedFunc(slices.Values(append(slices.Clone(w.peerings), &w.last)), func(a, b *peering) int { return cmp.Or(a.made-b.made, strings.Compare(a.name, b.name)) })
 	want := map[string]string{}
@@ -177,7 +179,8 @@ func (w *world) wanted() map[string]string {
 	return want
 }
 
-// machine returns the links of the agent, by name, with their index, and everything else: links, addresses, routes and rules.
+// machine returns the agent's links by name, with their index, and everything else: links,
+// addresses, routes and rules.
 func (w *world) machine() (own map[string]string, index map[string]int, others []string) {
 	w.t.Helper()
 	eventually(w.t, "the kernel's lists", func() (err error) {
@@ -234,7 +237,7 @@ func (w *world) lists() (own map[string]string, index map[string]int, others []s
 	return own, index, others, nil
 }
 
-// prefix is what Liqo's agent leads to a link.
+// prefix returns the prefix that Liqo's agent routes through a link.
 func prefix(link string) *net.IPNet {
 	return &net.IPNet{IP: net.IPv4(10, 100, link[len(link)-1], 0), Mask: net.CIDRMask(24, 32)}
 }
@@ -250,7 +253,7 @@ func (w *world) routed(link string, index int) bool {
 	return there
 }
 
-// remove deletes a device by its name, as Liqo's agent or an operator does; false: there is none.
+// remove deletes a device by name, as Liqo's agent or an operator would; false: it does not exist.
 func (w *world) remove(link string) bool {
 	if link == w.taken {
 		w.taken = ""
@@ -261,11 +264,11 @@ func (w *world) remove(link string) bool {
 
 func pick[T any](r *rand.Rand, all ...T) T { return all[r.IntN(len(all))] }
 
-// edit changes something, and returns what, and which devices it took away.
+// edit makes a random change. It returns a description, and the devices that it removed.
 func (w *world) edit() (what string, lost []string) {
 	w.clock++
 	p := pick(w.r, w.peerings...)
-	renew := func() { // as Liqo's controllers would make it
+	renew := func() { // as Liqo's controllers would recreate it
 		p.link, p.gatewayIP, p.mtu, p.id = fmt.Sprint("liqo.", string(rune('a'+w.r.IntN(8)))), fmt.Sprint("172.18.0.", 10+w.r.IntN(4)), 1340, w.clock
 		p.fabric, p.tunnel, p.deleting, p.made = true, true, false, w.clock
 		w.write(p)
@@ -279,12 +282,12 @@ func (w *world) edit() (what string, lost []string) {
 	case n == 2:
 		p.mtu = 1200 + w.r.IntN(200)
 	case n == 3:
-		p.link = fmt.Sprint("liqo.", string(rune('a'+w.r.IntN(8)))) // maybe another's
-	case n == 4: // in two writes, between which there is one id twice
+		p.link = fmt.Sprint("liqo.", string(rune('a'+w.r.IntN(8)))) // maybe another peering's name
+	case n == 4: // in two writes, between which an id exists twice
 		q := pick(w.r, w.peerings...)
 		p.id, q.id = q.id, p.id
 		w.write(q)
-	case n == 5 && !w.moved: // whether the agent has seen one of several, nothing would tell
+	case n == 5 && !w.moved: // once a step: nothing would show whether the agent has seen each of several changes
 		w.moved = true
 		w.address = pick(w.r, "10.80.0.2", "10.80.0.3")
 		w.writeNode()
@@ -300,14 +303,14 @@ func (w *world) edit() (what string, lost []string) {
 		case 3:
 			p.id = 1 << 24
 		}
-	case n == 7: // a peering ends as Liqo ends it
+	case n == 7: // a peering ends as under Liqo
 		p.deleting = true
 		w.write(p)
 		if w.wanted()[p.link] == "" && w.remove(p.link) {
 			lost = append(lost, p.link)
 		}
 		p.fabric, p.tunnel, p.deleting = false, false, false
-	case n == 8: // somebody deletes a device that is wanted: it comes back
+	case n == 8: // a wanted device is deleted: it must come back
 		if w.remove(p.link) {
 			lost = append(lost, p.link)
 		}
@@ -316,7 +319,7 @@ func (w *world) edit() (what string, lost []string) {
 		p.fabric = !p.fabric
 	case n == 10:
 		p.tunnel = !p.tunnel
-	case n == 11 && w.taken == "": // a name that somebody else has had first
+	case n == 11 && w.taken == "": // a name that another program has taken first
 		name := fmt.Sprint("liqo.", string(rune('a'+w.r.IntN(8))))
 		if _, err := netlink.LinkByName(name); err == nil {
 			return "nothing", nil
@@ -336,8 +339,9 @@ func (w *world) edit() (what string, lost []string) {
 	return fmt.Sprintf("%+v", *p), lost
 }
 
-// TestRandomEdits: whatever happens to the resources and to the agent, its links are those that the resources ask for, routes of others through
-// them stay, and nothing else changes.
+// TestRandomEdits: after any changes of the resources and restarts of the agent, its links are
+// exactly those that the resources ask for, routes of others through them stay, and nothing else
+// changes.
 func TestRandomEdits(t *testing.T) {
 	need.Namespace(t)
 	f, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0)
@@ -404,7 +408,8 @@ func TestRandomEdits(t *testing.T) {
 				t.Fatalf("step %d: %s: %s has lost its route", step, did, name)
 			}
 		}
-		// A link that was wanted all the time is the same device, unless somebody removed it.
+		// A link that was wanted all the time must still be the same device, unless somebody
+		// removed it.
 		for name, i := range index {
 			if !w.routed(name, i) {
 				must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: i, Dst: prefix(name)}))
@@ -427,7 +432,7 @@ func TestRandomEdits(t *testing.T) {
 	}
 }
 
-// replaced reports whether one of several edits took a link away that another one gave back.
+// replaced reports whether one of several edits removed a link that another one restored.
 func (w *world) replaced(did []string) bool { return len(did) > 1 }
 
 func lines(m map[string]string) (text string) {
@@ -437,7 +442,7 @@ func lines(m map[string]string) (text string) {
 	return text
 }
 
-// addVeth makes a link of a name, and brings both its ends up.
+// addVeth makes a veth link and brings both ends up.
 func addVeth(name, far string) error {
 	v := netlink.NewVeth(netlink.NewLinkAttrs())
 	v.Name, v.PeerName = name, far
@@ -451,10 +456,11 @@ func addVeth(name, far string) error {
 	return errors.Join(err, netlink.LinkSetUp(v))
 }
 
-// machineOfOthers gives the node what others have there: the network of the gateways, a link with a name like Liqo's, routes and a rule.
+// machineOfOthers adds what others have on a node: the gateways' network, a link with a name like
+// Liqo's, routes and a rule.
 func (w *world) machineOfOthers() {
 	w.t.Helper()
-	// IPv6 gives each new link an address and routes when it pleases.
+	// The kernel gives each new link IPv6 addresses and routes at unpredictable times.
 	const ipv6 = "/proc/sys/net/ipv6/conf/default/disable_ipv6" // of this namespace
 	if was, err := os.ReadFile(ipv6); err == nil {
 		must(w.t, os.WriteFile(ipv6, []byte("1"), 0))

@@ -1,4 +1,4 @@
 package links
 
-// WithoutKernel has s take the kernel for one without Geneve links.
+// WithoutKernel makes s treat the kernel as one without Geneve links.
 func (s *Set) WithoutKernel() { s.kernel = func() bool { return false } }

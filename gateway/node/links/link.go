@@ -39,7 +39,7 @@ func (l *Link) tunnel(id uint16) geneve.Tunnel {
 		Local: pair(l.Address), Peer: pair(l.Gateway), Role: geneve.Node}
 }
 
-// check returns what is wrong with l, by the name of its field.
+// check returns what is wrong with l, naming the field.
 func (l *Link) check() error {
 	for _, a := range []struct {
 		field string
@@ -97,7 +97,7 @@ func isOurs(d netlink.Link) bool {
 	return tun && d.Attrs().Group == Group
 }
 
-// find returns the device of a name; nil if there is none.
+// find returns the device with a name; nil if there is none.
 func find(name string) (netlink.Link, error) {
 	d, err := netlink.LinkByName(name)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -203,21 +203,21 @@ func configure(d netlink.Link, l *Link) error {
 	return nil
 }
 
-// errLocal means that a gateway's outer address is one of this machine.
+// errLocal means that a gateway's outer address is one of this machine's.
 var errLocal = errors.New("is an address of this node")
 
 // way returns an error if packets cannot be sent to l's gateway, and a warning if they do not fit the path.
 func (l *Link) way() (warning string, err error) {
 	routes, err := netlink.RouteGet(l.Remote.AsSlice())
 	if err != nil || len(routes) == 0 {
-		return fmt.Sprintf("this node has no route to %s (%v)", l.Remote, err), nil // it may come
+		return fmt.Sprintf("this node has no route to %s (%v)", l.Remote, err), nil // a route may be added later
 	}
 	if routes[0].Type == unix.RTN_LOCAL {
 		return "", fmt.Errorf("%s %w", l.Remote, errLocal)
 	}
 	d, err := netlink.LinkByIndex(routes[0].LinkIndex)
 	if err != nil {
-		return "", nil // it has just gone
+		return "", nil // the device has just disappeared
 	}
 	if mtu := d.Attrs().MTU; mtu < l.MTU+l.overhead() {
 		return fmt.Sprintf("MTU %d needs %d bytes on the way to %s, where %s carries %d: larger packets are lost; %d fits",
@@ -232,7 +232,7 @@ func kernelHasGeneve() bool {
 	attrs.Name = "culvert-probe"
 	probe := &netlink.Geneve{LinkAttrs: attrs, ID: 1<<24 - 1, Remote: net.IPv4(192, 0, 2, 1), Dport: 1}
 	if err := netlink.LinkAdd(probe); err != nil {
-		return errors.Is(err, unix.EEXIST) // a process that was killed left its probe
+		return errors.Is(err, unix.EEXIST) // a killed process has left its probe
 	}
 	netlink.LinkDel(probe)
 	return true

@@ -16,11 +16,11 @@ import (
 
 var (
 	milan = Link{Name: "liqo.milan", VNI: 1, MTU: 1340, Remote: addr("172.18.0.7"), Address: addr("10.80.0.2"), Gateway: addr("10.80.0.3")}
-	// vienna has its gateway at milan's address.
+	// vienna has a gateway at the same address as milan's.
 	vienna = Link{Name: "liqo.vienna", VNI: 3, MTU: 1300, Remote: addr("172.18.0.7"), Address: addr("10.80.0.2"), Gateway: addr("10.80.0.4")}
 )
 
-// device returns one that must be there.
+// device returns a device that must exist.
 func device(t *testing.T, name string) netlink.Link {
 	t.Helper()
 	d, err := netlink.LinkByName(name)
@@ -43,7 +43,8 @@ func routed(t *testing.T, r *netlink.Route) bool {
 	return len(found) == 1
 }
 
-// TestTwoGatewaysAtOneAddress: links to two gateways at one address carry what is routed to them.
+// TestTwoGatewaysAtOneAddress: two links to gateways at one address each carry what is routed
+// through them.
 func TestTwoGatewaysAtOneAddress(t *testing.T) {
 	x := newFar(t, "172.18.0.7")
 	x.gateway("172.18.0.7", milan, vienna)
@@ -67,7 +68,8 @@ func TestTwoGatewaysAtOneAddress(t *testing.T) {
 	})
 }
 
-// TestGatewayMoves: a new outer address changes neither the device nor routes and addresses of others on it.
+// TestGatewayMoves: a new outer address leaves the device and other programs' routes and addresses
+// on it unchanged.
 func TestGatewayMoves(t *testing.T) {
 	x := newFar(t, "172.18.0.7", "172.18.0.8")
 	moved := milan
@@ -96,7 +98,8 @@ func TestGatewayMoves(t *testing.T) {
 	}
 }
 
-// TestMTUGrows: by the resources, and by somebody else, whose packets do not fit then. The device and what others have put on it stay.
+// TestMTUGrows: the MTU grows, by the resources, and by another program, whose packets then do not
+// fit. The device and other programs' routes on it stay.
 func TestMTUGrows(t *testing.T) {
 	x := newFar(t, "172.18.0.7")
 	x.gateway("172.18.0.7", milan)
@@ -119,7 +122,7 @@ func TestMTUGrows(t *testing.T) {
 	defer conn.Close()
 	must(t, netlink.LinkSetMTU(device(t, milan.Name), 9000))
 	eventually(t, "the MTU is put back", func() error {
-		conn.Write(make([]byte, 8000)) // is refused once it is back
+		conn.Write(make([]byte, 8000)) // refused once the old MTU is back
 		if mtu := device(t, milan.Name).Attrs().MTU; mtu != grown.MTU {
 			return fmt.Errorf("MTU %d", mtu)
 		}
@@ -131,8 +134,8 @@ func TestMTUGrows(t *testing.T) {
 	}
 }
 
-// TestNextProcess: it carries what an earlier one left before anybody tells it what is desired, keeps routes, and removes what is no longer
-// desired when it is told.
+// TestNextProcess: a new process carries the links of an earlier one before it knows the desired
+// links, keeps routes, and removes undesired links once it knows.
 func TestNextProcess(t *testing.T) {
 	x := newFar(t, "172.18.0.7")
 	x.gateway("172.18.0.7", milan, vienna)
@@ -158,7 +161,8 @@ func TestNextProcess(t *testing.T) {
 	eventually(t, "no device", func() error { return gone(milan.Name) })
 }
 
-// TestTwoSets: while one keeps the links of a network namespace, another one fails and changes nothing, and so does Remove.
+// TestTwoSets: while one Set keeps the links of a network namespace, another one fails and changes
+// nothing, and so does Remove.
 func TestTwoSets(t *testing.T) {
 	x := newFar(t, "172.18.0.7")
 	x.gateway("172.18.0.7", milan)
@@ -191,7 +195,8 @@ func TestTwoSets(t *testing.T) {
 	}
 }
 
-// TestDeviceIsDeleted: by somebody else. The link comes back if it is still desired, and other links go on.
+// TestDeviceIsDeleted: if another program deletes a device, it comes back if it is still desired,
+// and other links are unaffected.
 func TestDeviceIsDeleted(t *testing.T) {
 	x := newFar(t, "172.18.0.7")
 	x.gateway("172.18.0.7", milan, vienna)
@@ -209,14 +214,14 @@ func TestDeviceIsDeleted(t *testing.T) {
 	}
 	route(t, "10.61.0.0/16", milan.Name)
 	talk(t, "10.61.0.5")
-	// When its peering is deleted, the device may go first.
+	// When a peering is deleted, its device may disappear first.
 	must(t, netlink.LinkDel(device(t, milan.Name)))
 	s.Apply([]Link{vienna})
 	s.is(t, Carried)
 	must(t, gone(milan.Name))
 }
 
-// TestNameIsTaken: a device that somebody else made is left alone, and named.
+// TestNameIsTaken: a device of another program is left alone, and named.
 func TestNameIsTaken(t *testing.T) {
 	newFar(t, "172.18.0.7")
 	foreign := netlink.NewVeth(netlink.NewLinkAttrs())
@@ -236,7 +241,7 @@ func TestNameIsTaken(t *testing.T) {
 	device(t, milan.Name)
 }
 
-// TestRefused: what is wrong with one link is said of that link alone.
+// TestRefused: a fault of one link is reported for that link only.
 func TestRefused(t *testing.T) {
 	x := newFar(t, "172.18.0.7")
 	x.gateway("172.18.0.7", milan)
@@ -265,7 +270,7 @@ func TestRefused(t *testing.T) {
 	talk(t, "10.61.0.5")
 }
 
-// TestExchangedTunnels: two links that take each other's tunnel end up with it.
+// TestExchangedTunnels: two links that exchange their tunnels end up with the new ones.
 func TestExchangedTunnels(t *testing.T) {
 	x := newFar(t, "172.18.0.7")
 	x.gateway("172.18.0.7", milan, vienna)
@@ -289,7 +294,8 @@ func TestExchangedTunnels(t *testing.T) {
 	}
 }
 
-// TestKernelHasGeneve: where it has, no device is made, and one that is there stays.
+// TestKernelHasGeneve: if the kernel has Geneve links, no device is made, and an existing one
+// stays.
 func TestKernelHasGeneve(t *testing.T) {
 	x := newFar(t, "172.18.0.7")
 	x.gateway("172.18.0.7", milan)
@@ -309,8 +315,8 @@ func TestKernelHasGeneve(t *testing.T) {
 	talk(t, "10.61.0.5")
 }
 
-// TestProbe: whether the kernel has Geneve links is what it says of one that is asked for, and nothing is left of the question. Where it has, a
-// Set asks it and leaves links to Liqo's agent.
+// TestProbe: the probe asks the kernel for a Geneve link, and leaves nothing behind. If the kernel
+// has them, a Set leaves links to Liqo's agent.
 func TestProbe(t *testing.T) {
 	newFar(t, "172.18.0.7")
 	liqos := &netlink.Geneve{LinkAttrs: netlink.LinkAttrs{Name: vienna.Name}, ID: uint32(vienna.VNI), Remote: vienna.Remote.AsSlice(), Dport: port}
@@ -335,11 +341,12 @@ func TestProbe(t *testing.T) {
 	if d := device(t, vienna.Name); d.Type() != "geneve" || d.Attrs().MTU == vienna.MTU {
 		t.Errorf("%+v", d)
 	}
-	must(t, netlink.LinkSetUp(liqos)) // it has the port, where culvert carries nothing
+	must(t, netlink.LinkSetUp(liqos)) // it gets the port, because culvert carries nothing
 	must(t, netlink.LinkDel(liqos))
 }
 
-// TestPortIsFree: where there is nothing to carry, others may have the port, and a link waits until they leave it.
+// TestPortIsFree: without a link to carry, others may use the port, and a new link waits until they
+// leave it.
 func TestPortIsFree(t *testing.T) {
 	x := newFar(t, "172.18.0.7")
 	x.gateway("172.18.0.7", milan)
@@ -365,7 +372,8 @@ func TestPortIsFree(t *testing.T) {
 	})
 }
 
-// TestAlias: a device says what a Link says, and no alias of another program is taken for one.
+// TestAlias: a device's alias describes its Link, and aliases of other programs are not mistaken
+// for one.
 func TestAlias(t *testing.T) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.Alias = milan.Name, milan.MTU, milan.alias()

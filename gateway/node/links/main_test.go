@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { need.TestsInNamespace(m) }
 
 const (
 	port     = 6091
-	patience = 20 * time.Second // for what must come
+	patience = 20 * time.Second // for changes that must happen
 )
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
@@ -56,7 +56,7 @@ func eventually(t testing.TB, what string, check func() error) {
 	}
 }
 
-// far is a network namespace behind a veth link, where gateways are.
+// A far is a network namespace behind a veth link, with the gateways.
 type far struct {
 	t  *testing.T
 	do chan func()
@@ -73,7 +73,7 @@ func newFar(t *testing.T, gateways ...string) *far {
 	ready := make(chan error)
 	var tid int
 	go func() {
-		runtime.LockOSThread() // and ends with the goroutine, as its namespace does
+		runtime.LockOSThread() // never unlocked: the thread and its namespace end with the goroutine
 		tid = unix.Gettid()
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
@@ -129,7 +129,7 @@ func (x *far) run(fn func() error) {
 	must(x.t, <-done)
 }
 
-// gateway is the far end of tunnels at one underlay address. It sends every UDP datagram back.
+// A gateway is the far end of the tunnels to one underlay address. It returns every UDP datagram.
 func (x *far) gateway(underlay string, links ...Link) *geneve.Endpoint {
 	x.t.Helper()
 	var e *geneve.Endpoint
@@ -162,7 +162,8 @@ func (x *far) gateway(underlay string, links ...Link) *geneve.Endpoint {
 	return e
 }
 
-// talk sends a datagram to an address behind a gateway, from the port that it is sent to, until it comes back.
+// talk sends a datagram to an address behind a gateway, with equal source and destination ports,
+// until it comes back.
 func talk(t *testing.T, to string) {
 	t.Helper()
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{})
@@ -183,7 +184,7 @@ func talk(t *testing.T, to string) {
 	})
 }
 
-// route is what an agent does: it leads a prefix to a device by its name.
+// route does the agent's work: it routes a prefix through a device, by name.
 func route(t *testing.T, prefix, device string) *netlink.Route {
 	t.Helper()
 	d, err := netlink.LinkByName(device)
@@ -193,13 +194,13 @@ func route(t *testing.T, prefix, device string) *netlink.Route {
 	return r
 }
 
-// running is a Set that runs until stop is called.
+// A running is a Set that runs until stop is called.
 type running struct {
 	*Set
 	stop func()
 }
 
-// start runs a Set that takes the kernel for one that has, or has not, Geneve links.
+// start runs a Set as if the kernel had, or had no, Geneve links.
 func start(t *testing.T, kernel bool) *running {
 	t.Helper()
 	return startAsIs(t, func(s *Set) { s.kernel = func() bool { return kernel } })

@@ -10,10 +10,11 @@ import (
 	"culvert/geneve/udp"
 )
 
-// overflow is a reason for which packets are lost before this process sees them: the socket's receive buffer was full.
+// overflow is the reason for packets lost before this process could read them: the socket's receive
+// buffer was full.
 const overflow = "overflow"
 
-// Show says in n how the links do.
+// Show adds the state of each link to n.
 func (s *Set) Show(n *control.NodeStatus) {
 	n.Links = []control.NodeLink{}
 	for _, st := range s.Statuses() {
@@ -58,7 +59,7 @@ func (s *Set) Devices() (names []string) {
 	return names
 }
 
-// Socket returns the counters of the socket that hears gateways; none where there is no link to carry.
+// Socket returns the counters of the socket to gateways; all zero while there is no link to carry.
 func (s *Set) Socket() udp.Stats {
 	if e := s.endpoint.Load(); e != nil {
 		return e.Stats().Socket
@@ -66,7 +67,7 @@ func (s *Set) Socket() udp.Stats {
 	return udp.Stats{}
 }
 
-// Fault says which link is asked for and is not there, and why; "": none.
+// Fault names a desired link that does not exist, and why; "" if all exist.
 func (s *Set) Fault() string {
 	for _, st := range s.Statuses() {
 		if st.State == Refused {
@@ -94,7 +95,7 @@ var linkFamilies = []struct {
 	{prometheus.Counter, "sent_bytes_total", "Bytes of inner packets sent to the link's gateway.", func(st *Status) float64 { return float64(st.SentBytes) }},
 }
 
-// Metrics returns the counters in Prometheus' text format, under the names that gateways have for the same.
+// Metrics returns the counters in Prometheus' text format, under the names that gateways use.
 func (s *Set) Metrics() string {
 	var b prometheus.Page
 	all := s.Statuses()

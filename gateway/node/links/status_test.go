@@ -10,7 +10,8 @@ import (
 	"culvert/gateway/control"
 )
 
-// TestSeen: status, metrics and health say how each link does, and what is wrong with one that is not there.
+// TestSeen: status, metrics and health describe each link, and the fault of one that does not
+// exist.
 func TestSeen(t *testing.T) {
 	x := newFar(t, "172.18.0.7", "172.18.0.8")
 	x.gateway("172.18.0.7", milan)
@@ -55,7 +56,7 @@ func TestSeen(t *testing.T) {
 		t.Error(fault)
 	}
 
-	// What has no place is counted.
+	// A packet for no link is counted.
 	stranger := milan
 	stranger.Name, stranger.VNI, stranger.Gateway = "liqo.none", 99, addr("10.80.0.9")
 	e := x.gateway("172.18.0.8", stranger)

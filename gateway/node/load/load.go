@@ -1,4 +1,5 @@
-// Package load says when a node's process has no CPU time to spare: the finding that a gateway has, about the packets that a node carries.
+// Package load reports when a node's process has no CPU time to spare, as a gateway does, with the
+// packets that are lost.
 package load
 
 import (
@@ -25,22 +26,23 @@ type Watch struct {
 	running  bool                              // +checklocks:mu
 	fileless bool                              // +checklocks:mu
 	devices  []func() []string                 // +checklocks:mu
-	sockets  map[string]func() udp.Stats       // by whom they hear; +checklocks:mu
+	sockets  map[string]func() udp.Stats       // by the kind of senders; +checklocks:mu
 	load     health.Load                       // +checklocks:mu
 	read     func(name string) (intake, error) // of a device; replaced by tests
 }
 
-// An intake is what the kernel has put into a TUN device since it was made.
+// An intake counts the packets that the kernel has passed to a TUN device since it was made.
 type intake struct{ bytes, lost uint64 }
 
-// Devices has the Watch look at TUN devices that this process reads, by name. They may change.
+// Devices makes the Watch look at the TUN devices that names returns and this process reads. They
+// may change.
 func (w *Watch) Devices(names func() []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.devices = append(w.devices, names)
 }
 
-// Socket has the Watch look at the socket that hears whom from names, such as "gateways".
+// Socket makes the Watch look at the socket that receives from names, such as "gateways".
 func (w *Watch) Socket(from string, stats func() udp.Stats) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -50,8 +52,9 @@ func (w *Watch) Socket(from string, stats func() udp.Stats) {
 	w.sockets[from] = stats
 }
 
-// Run looks, and logs what changes, until ctx is done. It returns at once if it is running already. node is the node's name; fileless says that
-// there is no file in which cpus can be written.
+// Run looks once a second, and logs changes, until ctx is done. It returns at once if it is already
+// running. node is the node's name; fileless says that there is no file in which cpus can be
+// written.
 func (w *Watch) Run(ctx context.Context, node string, fileless bool, log logrus.FieldLogger) {
 	w.mu.Lock()
 	if w.running {
@@ -91,7 +94,7 @@ func (w *Watch) look(now time.Duration, cpu *health.CPU, node string) []health.F
 	return changes
 }
 
-// inWords gives a finding the wording for what configures the node.
+// inWords changes a finding's remedy to fit the way in which the node is configured.
 //
 // +checklocks:w.mu
 func (w *Watch) inWords(f health.Finding) health.Finding {
@@ -101,7 +104,7 @@ func (w *Watch) inWords(f health.Finding) health.Finding {
 	return f
 }
 
-// intakes reads what has come to everything that is looked at.
+// intakes reads the counters of all devices and sockets.
 //
 // +checklocks:w.mu
 func (w *Watch) intakes() (all []health.Socket) {
@@ -132,7 +135,7 @@ func (w *Watch) eachDevice(do func(name string, i intake)) {
 	}
 }
 
-// readDevice asks the kernel, for which what a TUN device sends is what its process reads.
+// readDevice asks the kernel, which counts as sent by a TUN device what its process reads.
 func readDevice(name string) (intake, error) {
 	d, err := netlink.LinkByName(name)
 	if err != nil || d.Attrs().Statistics == nil {
@@ -142,7 +145,7 @@ func readDevice(name string) (intake, error) {
 	return intake{bytes: s.TxBytes, lost: s.TxDropped}, nil
 }
 
-// Findings returns what is the case.
+// Findings returns the present findings.
 func (w *Watch) Findings() []control.Finding {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -11,7 +11,8 @@ import (
 	"culvert/geneve/udp"
 )
 
-// TestNode: a node says what it loses while it has no CPU time to spare, of which device or socket, with a remedy that it has, and that it is over.
+// TestNode: a node that runs out of CPU time reports what it loses, at which device or socket, with
+// a remedy that fits, and reports the end of it.
 func TestNode(t *testing.T) {
 	for _, test := range []struct {
 		name     string

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Who opens connections to the page and says nothing keeps nobody waiting who comes from elsewhere, and is counted.
+// Clients that open connections and send nothing delay nobody from elsewhere, and are counted.
 func TestPageBesideSilence(t *testing.T) {
 	page, err := New("metrics", "127.0.0.1:0", nil, func() string { return "" }, func() string { return "" })
 	if err != nil {
@@ -27,7 +27,7 @@ func TestPageBesideSilence(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(requestTime * 4 / 5)) // before any place is free by itself
+		c.SetDeadline(time.Now().Add(requestTime * 4 / 5)) // before a silent connection times out
 		return c
 	}
 	get := func(path string) string {
@@ -44,17 +44,17 @@ func TestPageBesideSilence(t *testing.T) {
 		}
 		return string(text)
 	}
-	const crowd, share, asked = 10_000, 11, 11 // those who ask are of this machine too
+	const crowd, share, asked = 10_000, 11, 11 // the clients that send requests are on this machine too
 	began := time.Now()
 	for n := range crowd {
 		dial("127.0.0.1")
-		if n%(crowd/10) == crowd/10-1 { // the answer comes after all that were there
+		if n%(crowd/10) == crowd/10-1 { // the response comes after all earlier connections were accepted
 			get("/healthz")
 		}
 	}
 	_, count, _ := strings.Cut(get("/metrics"), "\nculvert_listener_refused_connections_total ")
 	refused, err := strconv.Atoi(strings.TrimSpace(count))
-	// A silent one loses its place after its time to ask.
+	// A silent connection loses its place after requestTime.
 	if least := crowd - share*(1+int(time.Since(began)/requestTime)); err != nil || refused < least || refused > crowd-share+asked {
 		t.Errorf("%d of %d were refused, at least %d should be: %v", refused, crowd, least, err)
 	}

@@ -1,25 +1,29 @@
-// Package remote leads the addresses of other clusters through links of a node, and keeps the node from giving such packets another
-// source.
+// Package remote routes the addresses of other clusters through links of a node, and keeps the
+// source of the packets that go there.
 //
 //	pod ─► route to 10.61.0.0/16 ─► link to the gateway
 //	       └ nftables: source stays the pod's
 //
-// A Keeper is told the desired Peers (Apply) and makes the kernel follow (Run): routes in the main table, and one nftables table, Table. It
-// makes no link. What others remove it puts back. What it cannot do for one Peer it says in that Peer's Status.
+// Apply sets the desired Peers of a Keeper, and Run makes the kernel match them: by routes in the
+// main table, and by one nftables table, Table. It makes no link. It restores what others remove.
+// If it fails for one Peer, that Peer's Status says why.
 //
 // # Routes
 //
-// Routes carry the protocol number Protocol, by which the next process knows them. They go with their link. No route of others is
-// replaced: a Peer whose addresses this node reaches in another way is refused.
+// Routes carry the protocol number Protocol, by which the next process recognises them. They
+// disappear with their link. Routes of other programs are not replaced: a Peer whose addresses
+// this node reaches in another way is refused.
 //
 // # The exception from masquerade
 //
-// CNIs give packets that leave the cluster the node's source. For the gateway that would be one unknown source for all pods. A chain at
-// priority 99, before the 100 of iptables' and nftables' own source NAT, translates the source of a connection to what it is already: a
-// connection that has a translation gets no second one. It does so from local pods to remote addresses, and back, where some CNIs
-// masquerade what comes from outside of the cluster. Where the node serves Services itself, a packet leaves for their device before it leaves for the
-// other cluster: there too its source stays.
+// CNIs give packets that leave the cluster the node's source. To the gateway, all pods would then
+// be one unknown source. So a chain at priority 99, before the 100 of iptables' and nftables' own
+// source NAT, translates the source of a connection to itself: a connection that has a translation
+// gets no second one. It does so for packets from local pods to remote addresses, and in the
+// opposite direction, because some CNIs masquerade packets from outside the cluster. If the node
+// serves Services itself, a packet first leaves for their device: there too its source stays.
 //
-// The same chain keeps the source of what the gateway's own pod sends to nodes through their tunnels. Otherwise it would be the node's
-// whenever the gateway speaks first, and no agent knows the gateway by that.
+// The same chain keeps the source of packets from the gateway's own pod to nodes through their
+// tunnels. Otherwise they would have the node's source whenever the gateway speaks first, and
+// agents do not know the gateway by that address.
 package remote

@@ -22,8 +22,8 @@ const (
 	// Protocol is the number of the routes of this package (rtnetlink's rtm_protocol).
 	Protocol = 0x63
 
-	checkInterval = 5 * time.Second        // between two looks at the kernel when it tells of no change
-	settleTime    = 100 * time.Millisecond // after a change, for more of them
+	checkInterval = 5 * time.Second        // between two looks at the kernel if it reports no change
+	settleTime    = 100 * time.Millisecond // how long to wait for more changes after one
 )
 
 // A Peer is another cluster as this node sees it.
@@ -39,11 +39,11 @@ type Peer struct {
 	Port uint16
 }
 
-// A Status is what became of a Peer.
+// A Status is the state of a Peer.
 type Status struct {
 	Name    string
-	Err     error  // its addresses do not lead to the gateway
-	Warning string // they do, but for what this says
+	Err     error  // why its addresses do not lead to the gateway
+	Warning string // what is wrong although they do
 }
 
 // A Keeper keeps a node's routes to other clusters.
@@ -55,17 +55,17 @@ type Keeper struct {
 	desired []Peer // +checklocks:mu
 	told    bool   // +checklocks:mu
 
-	// Of Run alone.
+	// For Run only.
 	statuses []Status
 	table    func([]pair) error // keeps the exception; replaced by tests
 }
 
-// New returns a Keeper. Run makes it work.
+// New returns a Keeper, which is inactive until Run.
 func New(log logrus.FieldLogger) *Keeper {
 	return &Keeper{log: log, wake: make(chan struct{}, 1), table: keepTable}
 }
 
-// Apply makes peers the desired ones. Before the first call nothing is changed.
+// Apply sets the desired peers. Nothing changes before the first call.
 func (k *Keeper) Apply(peers []Peer) {
 	k.mu.Lock()
 	k.desired, k.told = slices.Clone(peers), true
@@ -73,7 +73,7 @@ func (k *Keeper) Apply(peers []Peer) {
 	k.Look()
 }
 
-// Look has Run compare the kernel with what is desired, such as when a link has come.
+// Look makes Run compare the kernel with the desired state, for example when a link has appeared.
 func (k *Keeper) Look() {
 	select {
 	case k.wake <- struct{}{}:
@@ -81,12 +81,13 @@ func (k *Keeper) Look() {
 	}
 }
 
-// Run follows what is desired until ctx is done. Routes and the exception stay. report is called whenever a Status changes.
+// Run makes the kernel follow the desired state until ctx is done. Routes and the exception stay.
+// It calls report whenever a Status changes.
 func (k *Keeper) Run(ctx context.Context, report func([]Status)) {
 	var beside sync.WaitGroup
 	defer beside.Wait()
 	if socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_LINK); err == nil {
-		defer socket.Close() // which ends the wait for messages
+		defer socket.Close() // ends the wait for messages
 		beside.Go(func() { k.hear(ctx, socket) })
 	} else {
 		k.log.WithError(err).Debug("no notice of changed routes; they are compared every few seconds")
@@ -119,7 +120,7 @@ func (k *Keeper) hear(ctx context.Context, socket *nl.NetlinkSocket) {
 	}
 }
 
-// reconcile makes the kernel follow what is desired.
+// reconcile makes the kernel match the desired state.
 func (k *Keeper) reconcile(report func([]Status)) {
 	k.mu.Lock()
 	desired, told := k.desired, k.told
@@ -149,8 +150,8 @@ func (k *Keeper) reconcile(report func([]Status)) {
 	}
 }
 
-// route makes the routes of desired, and removes those of this package that are not desired. It returns a Status for each, and what is to
-// be excepted from masquerade.
+// route makes the routes of desired, and removes this package's other routes. It returns a Status
+// for each Peer, and the packets to except from masquerade.
 func (k *Keeper) route(desired []Peer) (all []Status, pairs []pair, err error) {
 	table, err := mainTable()
 	if err != nil {
@@ -195,10 +196,10 @@ func (k *Keeper) route(desired []Peer) (all []Status, pairs []pair, err error) {
 	return all, pairs, nil
 }
 
-// key says which routes are the same.
+// key returns equal values for equal routes.
 func key(r *netlink.Route) string { return fmt.Sprint(r.Dst, " ", r.Gw, " ", r.LinkIndex) }
 
-// mainTable returns the kernel's IPv4 routes of the main table, but for the default ones.
+// mainTable returns the kernel's IPv4 routes of the main table, without default routes.
 func mainTable() (all []netlink.Route, err error) {
 	table, err := rtnl.List(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
@@ -242,8 +243,8 @@ func (p *Peer) routes(table []netlink.Route) (all []netlink.Route, err error) {
 	return all, nil
 }
 
-// conflict returns why a prefix of another cluster may not be routed: this node has a route of somebody else to addresses in it, or it
-// lies in a network that this node is in itself.
+// conflict returns why a prefix of another cluster may not be routed: this node has another
+// program's route to addresses in it, or is itself in a network that overlaps it.
 func conflict(c netip.Prefix, table []netlink.Route) error {
 	for _, r := range table {
 		to, _ := netip.AddrFromSlice(r.Dst.IP.To4())
@@ -275,7 +276,7 @@ func SourceTo(to netip.Addr) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("the kernel says no source address towards %s", to)
 }
 
-// Remove removes the routes and the table of this package, and returns what there was.
+// Remove removes the routes and the table of this package, and returns what it has removed.
 func Remove() (removed []string, err error) {
 	table, err := mainTable()
 	for _, r := range table {

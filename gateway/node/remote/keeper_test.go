@@ -68,7 +68,7 @@ func link(t *testing.T, name, address string) netlink.Link {
 	return veth
 }
 
-// following is a Keeper that runs.
+// A following is a running Keeper.
 type following struct {
 	*Keeper
 	mu   sync.Mutex
@@ -99,7 +99,7 @@ func run(t *testing.T) *following {
 	return f
 }
 
-// says waits until the Status of each Peer contains a word; "" is none at all.
+// says waits until the Status of each Peer contains a word; "" expects none at all.
 func (f *following) says(t *testing.T, words ...string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("statuses %q", words), func() error {
@@ -121,7 +121,7 @@ func (f *following) says(t *testing.T, words ...string) {
 	})
 }
 
-// routes are those of this package, as ip route writes them.
+// routes returns the routes of this package, in ip route's format.
 func routes(t *testing.T) (all []string) {
 	t.Helper()
 	table, err := mainTable()
@@ -175,7 +175,8 @@ func needNAT(t *testing.T) {
 	must(t, keepTable(nil))
 }
 
-// TestKeeper: routes and the exception come when their link does, are put back, follow changes and go.
+// TestKeeper: routes and the exception appear with their link, are restored, follow changes and
+// disappear.
 func TestKeeper(t *testing.T) {
 	needNAT(t)
 	k := run(t)
@@ -210,7 +211,8 @@ func TestKeeper(t *testing.T) {
 	wantRules(t)
 }
 
-// TestGatewaysPod: what a gateway's pod sends to nodes through the tunnel keeps its source, and nothing else of it does.
+// TestGatewaysPod: packets of a gateway's pod to nodes through the tunnel keep their source; its
+// other packets do not.
 func TestGatewaysPod(t *testing.T) {
 	needNAT(t)
 	need.Programs(t, "nft", "nft")
@@ -224,11 +226,11 @@ func TestGatewaysPod(t *testing.T) {
 	if got := list(t); !strings.Contains(got, "ip protocol 17 udp dport 6091 ip saddr 10.244.1.9 ") && !strings.Contains(got, "udp dport 6091 ip saddr 10.244.1.9 ") {
 		t.Error(got)
 	}
-	k.Apply([]Peer{milan}) // it has moved
+	k.Apply([]Peer{milan}) // the pod has moved
 	wantRules(t, milanRules...)
 }
 
-// list is the table as nft prints it, with the numbers of rules.
+// list returns the table as nft prints it, with rule numbers.
 func list(t *testing.T) string {
 	t.Helper()
 	out, err := need.Command(t, "nft", "-a", "list", "table", "ip", Table).CombinedOutput()
@@ -238,7 +240,8 @@ func list(t *testing.T) string {
 	return string(out)
 }
 
-// TestRestart: what an earlier process has made stays until this one is told, and is not made anew.
+// TestRestart: what an earlier process has made stays until the new one knows its peers, and is not
+// made again.
 func TestRestart(t *testing.T) {
 	needNAT(t)
 	need.Programs(t, "nft", "nft")
@@ -270,7 +273,8 @@ func TestRestart(t *testing.T) {
 	wantRules(t)
 }
 
-// TestOthersRoutes: addresses that this node reaches in another way are refused by name, and the routes of others stay.
+// TestOthersRoutes: addresses that this node already reaches in another way are refused by name,
+// and the routes of others stay.
 func TestOthersRoutes(t *testing.T) {
 	needNAT(t)
 	link(t, "cv-milan", "10.80.0.2/32")
@@ -284,7 +288,7 @@ func TestOthersRoutes(t *testing.T) {
 		{"10.61.0.0/16", "10.61.0.0/16 overlaps 10.61.7.0/24 dev eth0"},
 		{"10.61.7.128/25", "10.61.7.128/25 overlaps 10.61.7.0/24 dev eth0"},
 		{"10.99.0.0/16", "10.99.0.0/16 overlaps 10.99.0.0/16 via 10.61.7.1 dev eth0"},
-		{"10.97.0.0/16", ""}, // more specific than what somebody routes
+		{"10.97.0.0/16", ""}, // more specific than another program's route
 	} {
 		bad := milan
 		bad.Remote = prefixes(c.remote)
@@ -299,7 +303,8 @@ func TestOthersRoutes(t *testing.T) {
 	}
 }
 
-// TestNoNftables: where the kernel refuses the exception, routes are there and the remedy is said.
+// TestNoNftables: if the kernel refuses the exception, the routes exist and the status names the
+// remedy.
 func TestNoNftables(t *testing.T) {
 	need.Namespace(t)
 	link(t, "cv-milan", "10.80.0.2/32")

@@ -27,7 +27,7 @@ type pair struct {
 	udp      uint16 // destination port; 0: every packet
 }
 
-// label is what a rule carries as its user data, by which it is known again.
+// label is the user data of a rule, by which it is recognised.
 func (p pair) label() string {
 	if p.udp != 0 {
 		return fmt.Sprintf("%s to %s UDP %d", p.from, p.to, p.udp)
@@ -35,7 +35,7 @@ func (p pair) label() string {
 	return fmt.Sprintf("%s to %s", p.from, p.to)
 }
 
-// keepTable makes the table what pairs say, in one transaction, unless it is so.
+// keepTable makes the table match pairs, in one transaction, unless it does already.
 func keepTable(pairs []pair) error {
 	conn, err := dialNetfilter()
 	if err != nil {
@@ -55,7 +55,7 @@ func keepTable(pairs []pair) error {
 	}
 	var b batch
 	b.begin()
-	// Adding a table that is there is no error, and so it can be deleted in any case.
+	// Adding an existing table is no error, so that the table can be deleted in any case.
 	b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, text(unix.NFTA_TABLE_NAME, Table))
 	b.message(unix.NFT_MSG_DELTABLE, 0, text(unix.NFTA_TABLE_NAME, Table))
 	if len(pairs) > 0 {
@@ -80,8 +80,8 @@ func keepTable(pairs []pair) error {
 	return nil
 }
 
-// forget has the kernel forget translations that were made before the rule was there: a UDP connection in use never ends by itself. Where that
-// is refused, what is in use stays as it is.
+// forget makes the kernel forget translations that are older than the rule: a UDP connection in use
+// never ends by itself. If the kernel refuses, connections in use keep their translation.
 func forget(p pair) {
 	f := &netlink.ConntrackFilter{}
 	if errors.Join(f.AddIPNet(netlink.ConntrackOrigSrcIP, ipNet(p.from)), f.AddProtocol(unix.IPPROTO_UDP), f.AddPort(netlink.ConntrackOrigDstPort, p.udp)) == nil {
@@ -89,7 +89,7 @@ func forget(p pair) {
 	}
 }
 
-// removeTable deletes the table, and reports whether it was there.
+// removeTable deletes the table, and reports whether it existed.
 func removeTable() (there bool, err error) {
 	conn, err := dialNetfilter()
 	if err != nil {
@@ -102,7 +102,7 @@ func removeTable() (there bool, err error) {
 	return true, keepTable(nil)
 }
 
-// Of linux/netfilter and linux/netfilter/nf_tables.h.
+// From linux/netfilter and linux/netfilter/nf_tables.h.
 const (
 	accept        = 1 // NF_ACCEPT
 	register      = unix.NFT_REG_1
@@ -114,7 +114,7 @@ const (
 	offsetPort     = 2 // of the destination, in a UDP header (RFC 768)
 )
 
-// expressions match packets of a pair and give them the source that they have.
+// expressions match the packets of a pair and keep their source.
 func (p pair) expressions() []byte {
 	var only []byte
 	if p.udp != 0 {
@@ -127,24 +127,24 @@ func (p pair) expressions() []byte {
 			number(unix.NFTA_NAT_REG_ADDR_MIN, register)))
 }
 
-// loadAddress puts an address of the IPv4 header into the register.
+// loadAddress loads an address of the IPv4 header into the register.
 func loadAddress(offset uint32) []byte {
 	return load(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, addressLength)
 }
 
-// load puts bytes of a header into the register.
+// load loads bytes of a header into the register.
 func load(header, offset, length uint32) []byte {
 	return expression("payload", number(unix.NFTA_PAYLOAD_DREG, register), number(unix.NFTA_PAYLOAD_BASE, header),
 		number(unix.NFTA_PAYLOAD_OFFSET, offset), number(unix.NFTA_PAYLOAD_LEN, length))
 }
 
-// equals goes on if the register has a value.
+// equals continues the rule if the register has a value.
 func equals(value []byte) []byte {
 	return expression("cmp", number(unix.NFTA_CMP_SREG, register), number(unix.NFTA_CMP_OP, unix.NFT_CMP_EQ),
 		nested(unix.NFTA_CMP_DATA, attribute(unix.NFTA_DATA_VALUE, value)))
 }
 
-// within goes on if the address in the register is of a prefix.
+// within continues the rule if the address in the register lies in a prefix.
 func within(p netip.Prefix) []byte {
 	mask := make([]byte, addressLength)
 	binary.BigEndian.PutUint32(mask, ^uint32(0)<<(32-p.Bits()))
@@ -171,12 +171,12 @@ func nested(kind uint16, value []byte) []byte { return attribute(kind|unix.NLA_F
 
 func text(kind uint16, value string) []byte { return attribute(kind, append([]byte(value), 0)) }
 
-// number is one of 32 bits, which nf_tables has in network byte order.
+// number encodes 32 bits, in network byte order as nf_tables has them.
 func number(kind uint16, value uint32) []byte {
 	return attribute(kind, binary.BigEndian.AppendUint32(nil, value))
 }
 
-// A batch is a transaction of nf_tables: all of it is done, or nothing.
+// A batch is a transaction of nf_tables: all of it takes effect, or nothing.
 type batch struct {
 	bytes    []byte
 	sequence uint32
@@ -185,7 +185,8 @@ type batch struct {
 func (b *batch) begin() { b.control(unix.NFNL_MSG_BATCH_BEGIN) }
 func (b *batch) end()   { b.control(unix.NFNL_MSG_BATCH_END) }
 
-// control begins or ends a batch. The number of the subsystem takes the place of a resource's.
+// control begins or ends a batch. The message has the number of the subsystem in place of a
+// resource's.
 func (b *batch) control(kind uint16) {
 	b.add(kind, 0, []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES})
 }
@@ -202,10 +203,10 @@ func (b *batch) add(kind, flags uint16, body []byte) {
 	h = binary.NativeEndian.AppendUint16(h, unix.NLM_F_REQUEST|flags)
 	h = binary.NativeEndian.AppendUint32(h, b.sequence)
 	h = binary.NativeEndian.AppendUint32(h, 0)
-	b.bytes = append(append(b.bytes, h...), body...) // bodies are padded, as all their attributes are
+	b.bytes = append(append(b.bytes, h...), body...) // bodies are padded, because all their attributes are
 }
 
-// A netfilterConn is a netlink socket of netfilter.
+// A netfilterConn is a netlink socket for netfilter.
 type netfilterConn struct{ fd int }
 
 // answerTime is how long the kernel may take to answer, in seconds.
@@ -231,7 +232,7 @@ func (c *netfilterConn) send(b []byte) error {
 	return os.NewSyscallError("send to netfilter", unix.Sendto(c.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
 }
 
-// answers calls with each message of the kernel until that returns true.
+// answers calls with for each message of the kernel until with returns true.
 func (c *netfilterConn) answers(with func(h *unix.NlMsghdr, body []byte) (done bool, err error)) error {
 	b := make([]byte, 1<<16)
 	for {
@@ -253,7 +254,7 @@ func (c *netfilterConn) answers(with func(h *unix.NlMsghdr, body []byte) (done b
 	}
 }
 
-// refusal is the error in the body of an NLMSG_ERROR; nil if it acknowledges.
+// refusal returns the error in the body of an NLMSG_ERROR; nil for an acknowledgement.
 func refusal(body []byte) error {
 	if len(body) < 4 {
 		return errors.New("netfilter: an answer of the kernel is cut short")
@@ -269,7 +270,7 @@ func (c *netfilterConn) commit(b []byte) error {
 	if err := c.send(b); err != nil {
 		return err
 	}
-	last := uint32(0) // that asks for an answer
+	last := uint32(0) // the last message that asks for an answer
 	for rest := b; len(rest) > 0; rest = rest[binary.NativeEndian.Uint32(rest):] {
 		if binary.NativeEndian.Uint16(rest[6:])&unix.NLM_F_ACK != 0 {
 			last = binary.NativeEndian.Uint32(rest[8:])
@@ -284,7 +285,7 @@ func (c *netfilterConn) commit(b []byte) error {
 	})
 }
 
-// rules returns the labels of the rules in the table, and whether that is there.
+// rules returns the labels of the rules in the table, and whether the table exists.
 func (c *netfilterConn) rules() (labels []string, there bool, err error) {
 	_, err = c.dump(unix.NFT_MSG_GETTABLE, false, text(unix.NFTA_TABLE_NAME, Table))
 	if errors.Is(err, unix.ENOENT) {
@@ -297,7 +298,7 @@ func (c *netfilterConn) rules() (labels []string, there bool, err error) {
 	return labels, true, err
 }
 
-// dump asks for one object, or all. It returns the user data of rules.
+// dump requests one object, or all. It returns the user data of rules.
 func (c *netfilterConn) dump(kind uint16, all bool, parts ...[]byte) (labels []string, err error) {
 	var b batch
 	flags := uint16(0)
@@ -322,9 +323,9 @@ func (c *netfilterConn) dump(kind uint16, all bool, parts ...[]byte) (labels []s
 	return labels, err
 }
 
-// userData finds the user data among the attributes of a rule; "" if it has none.
+// userData returns the user data among a rule's attributes; "" if there is none.
 func userData(body []byte) string {
-	const header = 4 // of nfnetlink
+	const header = 4 // bytes of nfnetlink's header
 	for rest := body[min(header, len(body)):]; len(rest) >= unix.SizeofNlAttr; {
 		n, kind := int(binary.NativeEndian.Uint16(rest)), binary.NativeEndian.Uint16(rest[2:])
 		if n < unix.SizeofNlAttr || n > len(rest) {

@@ -6,7 +6,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// TestInterruptedList has the kernel's answer change under way.
+// TestInterruptedList changes the kernel's answer while it is read.
 func TestInterruptedList(t *testing.T) {
 	asked := 0
 	all, err := List(func() ([]int, error) {

@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// A file says which addresses its node answers for: of those of load balancers alone, and never of the node's own.
+// A file lists the addresses for which its node answers: only load balancer addresses, and never
+// the node's own.
 func TestAnnounceFile(t *testing.T) {
 	c, err := parse(t, "203.0.113.7", `203.0.113.7, 203.0.113.8, 203.0.113.9, "fd99::7"`, "serve:", "announce: [203.0.113.8/31, \"fd99::/64\"]\nannounceOn: [eth0]\nserve:")
 	if err != nil {
@@ -22,7 +23,8 @@ func TestAnnounceFile(t *testing.T) {
 	if !slices.Equal(c.AnnounceOn, []string{"eth0"}) {
 		t.Errorf("at %v", c.AnnounceOn)
 	}
-	// The node has the address of IPv6 too: in front of the local table all of it is led to the device.
+	// The node also has the IPv6 address: before the local table, everything to it is routed to the
+	// device.
 	front := 0
 	for _, s := range c.plan(c.Addresses).front {
 		if s.protocol == 0 {
@@ -35,7 +37,7 @@ func TestAnnounceFile(t *testing.T) {
 	if front != 1 {
 		t.Errorf("%d rules for all protocols", front)
 	}
-	// Of IPv4 it has a route that ends with the process, where the device does not.
+	// For IPv4 it has a route that ends with the process, although the device does not.
 	if p := c.plan(c.Addresses); p.answers || p.answered != nil || !slices.Contains(p.routes, netip.MustParsePrefix("203.0.113.8/32")) {
 		t.Errorf("without a state folder it plans %v apart from %v", p.answered, p.routes)
 	}

@@ -12,7 +12,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// Each field of a Service but its endpoints makes it another one.
+// Two Services that differ in any field except endpoints are different.
 func TestSameBut(t *testing.T) {
 	for i := range reflect.TypeFor[Service]().NumField() {
 		var changed Service
@@ -38,7 +38,8 @@ func TestSameBut(t *testing.T) {
 	}
 }
 
-// Each field of a Config is one that Amended or Replaceable looks at, but for Announce, which Answers come from, and what the command line says.
+// Amended or Replaceable look at each field of a Config, except Announce, from which Answers come,
+// and options of the command line.
 func TestAmendedLooksAtAll(t *testing.T) {
 	for i := range reflect.TypeFor[Config]().NumField() {
 		var before, next Config
@@ -62,7 +63,8 @@ func TestAmendedLooksAtAll(t *testing.T) {
 	}
 }
 
-// What is amended where endpoints alone change is what all of the configuration says of their Services, and nothing else.
+// If only endpoints change, the amendment equals what the whole configuration says about their
+// Services, and contains nothing else.
 func TestAmended(t *testing.T) {
 	c, err := parse(t)
 	if err != nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 )
 
-// TestChanges: the first change is logged at once, and ten a second for two minutes in one line a minute, which counts them all.
+// TestChanges: the first change is logged at once. Of ten changes a second for two minutes, there
+// is one line a minute, which counts them all.
 func TestChanges(t *testing.T) {
 	log, hook := test.NewNullLogger()
 	var c Changes

@@ -49,7 +49,7 @@ func TestConfig(t *testing.T) {
 	if _, err := parse(t); err != nil {
 		t.Fatal(err)
 	}
-	for _, test := range [][3]string{ // what becomes what, and the path of the fault
+	for _, test := range [][3]string{ // old text, new text, and the path of the fault
 		{`addresses: [172.18.0.2, "fd18::2"]`, "", "services.addresses"},
 		{"172.18.0.2", "127.0.0.1", "services.addresses[0]"},
 		{"172.18.0.2", "10.96.0.1", "services.serviceCIDRs[0]"},
@@ -94,7 +94,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// What is led to the device, and what the engine is told, follow from the file and the node's addresses.
+// The routes to the device and the engine's configuration follow from the file and the node's
+// addresses.
 func TestPlan(t *testing.T) {
 	c, err := parse(t, "203.0.113.7", "203.0.113.7, 172.18.0.9", "port: 80,", "port: 80, proxyProtocol: v2,")
 	if err != nil {
@@ -109,7 +110,7 @@ func TestPlan(t *testing.T) {
 		return steer{netip.MustParsePrefix(prefix), from, protocol, rules.PortRange{First: first, Last: last}}
 	}
 	front := []steer{
-		lead("172.18.0.9/32", false, 17, 80, 80), // an address of the node's own needs a rule
+		lead("172.18.0.9/32", false, 17, 80, 80), // one of the node's own addresses needs a rule
 		lead("172.18.0.2/32", false, 6, 30080, 30080), lead("fd18::2/128", false, 6, 30080, 30080),
 		lead("172.18.0.2/32", false, 17, 30080, 30080), lead("fd18::2/128", false, 17, 30080, 30080),
 		lead("172.18.0.2/32", false, 6, 61000, 65534), lead("fd18::2/128", false, 6, 61000, 65534),
@@ -148,7 +149,8 @@ func TestRanges(t *testing.T) {
 	}
 }
 
-// Of more node ports than the kernel should walk rules for, the closest become one range; none is left out, and no protocol joins another.
+// If there are more node ports than the kernel should check rules for, neighbouring ones become one
+// range. None is omitted, and no range spans protocols.
 func TestFewerRanges(t *testing.T) {
 	of := func(protocol uint8, first, last uint16) portsOf {
 		return portsOf{protocol, rules.PortRange{First: first, Last: last}}
@@ -179,7 +181,7 @@ func TestFewerRanges(t *testing.T) {
 			t.Errorf("node port %d is left out", s.NodePort)
 		}
 	}
-	for i := range c.Services { // whoever may write a Service has it be at the node's own address
+	for i := range c.Services { // whoever may write a Service may give it the node's own address
 		s := &c.Services[i]
 		s.Port, s.NodePort, s.ExternalIPs = s.NodePort, 0, c.Addresses
 	}
@@ -194,7 +196,7 @@ func TestFewerRanges(t *testing.T) {
 	}
 }
 
-// A node port is of the families of the cluster addresses.
+// A node port has the families of the cluster addresses.
 func TestNodePortFamilies(t *testing.T) {
 	for _, test := range []struct {
 		addresses string
@@ -215,7 +217,7 @@ func TestNodePortFamilies(t *testing.T) {
 	}
 }
 
-// Sockets serve at node ports, and at what addresses are the machine's.
+// Sockets serve node ports, and those addresses that belong to the machine.
 func TestSocketsConfig(t *testing.T) {
 	bare := []string{"serviceCIDRs: [10.96.0.0/12]\n", "mode: sockets\n", "clusterIP: 10.96.0.10, ", "", "clusterIP: 10.96.0.10, ", ""}
 	c, err := parse(t, bare...)
@@ -255,7 +257,7 @@ func TestSocketsConfig(t *testing.T) {
 	}
 }
 
-// A weight of the file is that of the engine's backend.
+// The weight in the file is the weight of the engine's backend.
 func TestWeights(t *testing.T) {
 	c, err := parse(t, "node: n1}]", "node: n1, weight: 3}, {address: 10.244.2.5, port: 8080}]")
 	if err != nil {

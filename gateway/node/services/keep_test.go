@@ -16,7 +16,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// keeping returns a server without a device that keeps what is in a folder, and what it logs.
+// keeping returns a server without a device that keeps its state in a folder, and its log.
 func keeping(t *testing.T, folder string) (*Server, *test.Hook) {
 	t.Helper()
 	c, err := parse(t)
@@ -52,7 +52,8 @@ func connect(t *testing.T, s *Server, from uint16, flags uint8) uint16 {
 	return v.SourcePort
 }
 
-// A run goes on with what the one before has written, with its key, and without what it has not.
+// A run continues with the connections that the previous one has written, with its key, and without
+// the others.
 func TestKeeper(t *testing.T) {
 	folder := t.TempDir()
 	s, hook := keeping(t, folder)
@@ -68,7 +69,7 @@ func TestKeeper(t *testing.T) {
 	if _, err := openKeeper(s.config, logrus.New()); err == nil || !strings.Contains(err.Error(), "services.state") {
 		t.Errorf("a second process is told %v", err)
 	}
-	s.keeper.close() // as a kill does
+	s.keeper.close() // like a kill
 	if n := len(hook.AllEntries()); n != 0 {
 		t.Errorf("%d messages: %v", n, hook.LastEntry())
 	}
@@ -88,7 +89,7 @@ func TestKeeper(t *testing.T) {
 	}
 }
 
-// What is there may be anything: it costs connections, and is said.
+// The file may contain anything: that costs connections, and is logged.
 func TestKeeperFindsDamage(t *testing.T) {
 	for name, damage := range map[string]func(folder string) error{
 		"connections": func(folder string) error {
@@ -122,7 +123,7 @@ func TestKeeperFindsDamage(t *testing.T) {
 	}
 }
 
-// A folder that cannot be used costs nothing but what it is for.
+// A folder that cannot be used costs only what it is for.
 func TestKeeperWithoutFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

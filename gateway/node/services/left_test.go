@@ -10,8 +10,9 @@ import (
 	"culvert/nat/rules"
 )
 
-// What TCP connections go on at leads to the device as a Service there did: a port of the node's own by a rule, another address by a route, which
-// another route there does not keep from starting; with it the answers of endpoints.
+// An address at which TCP connections continue is routed to the device as the Service there was: a
+// port of the node's own address by a rule, another address by a route. Another program's route
+// there does not prevent a start. Answers of the endpoints are routed too.
 func TestPlanOfWhatIsLeft(t *testing.T) {
 	own := netip.MustParseAddr("172.18.0.2")
 	c := &Config{Addresses: []netip.Addr{own}, Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, MTU: 1500,
@@ -42,7 +43,7 @@ func TestPlanOfWhatIsLeft(t *testing.T) {
 	}
 }
 
-// The addresses that go are those at which the next configuration has nothing.
+// gone returns addresses at which the next configuration has nothing.
 func TestAddressesThatGo(t *testing.T) {
 	service := func(cluster, lb string) Service {
 		return Service{Protocol: unix.IPPROTO_TCP, Port: 80, NodePort: 30080, ClusterIPs: []netip.Addr{netip.MustParseAddr(cluster)}, LoadBalancerIPs: []netip.Addr{netip.MustParseAddr(lb)}}

@@ -15,7 +15,8 @@ import (
 	"culvert/nat/nattest"
 )
 
-// The page counts what has happened, under names that Prometheus' rules allow, and health says what is the matter.
+// The page counts what has happened, under valid Prometheus names, and the health check names the
+// fault.
 func TestMetrics(t *testing.T) {
 	s, _ := keeping(t, "")
 	s.mu.Lock()

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// A process that listens in vain is named when it is found, and not at each change of Services.
+// A process that listens in vain is named when it is found, and not again at each change of
+// Services.
 func TestNameListeners(t *testing.T) {
 	s, hook := keeping(t, "")
 	at, err := net.Listen("tcp", ":0")

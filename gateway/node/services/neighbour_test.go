@@ -18,7 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// announcing returns an announcer in a namespace of its own that forwards, beside the link culvert1, and what it logs.
+// announcing returns an announcer in a forwarding namespace of its own, beside the link culvert1,
+// and its log.
 func announcing(t *testing.T) (*announcer, *test.Hook) {
 	t.Helper()
 	device := inNamespace(t)
@@ -60,7 +61,7 @@ func addNetwork(t *testing.T, name string, addresses ...string) netlink.Link {
 	return link
 }
 
-// ownProxies returns the proxies that are marked as this package's, by link.
+// ownProxies returns the proxy entries that are marked as this package's, by link.
 func ownProxies(t *testing.T) (all []string) {
 	t.Helper()
 	proxies, err := proxyNeighbours()
@@ -97,7 +98,7 @@ func anycast(t *testing.T) (all []string) {
 	return all
 }
 
-// Links at which there are neighbours that ask are those where addresses are announced, or those that are named.
+// Addresses are announced at links with neighbours, or at those that are named.
 func TestAnnounceLinks(t *testing.T) {
 	a, hook := announcing(t)
 	both := addNetwork(t, "both", "198.51.100.2/24", "fd98::2/64")
@@ -143,7 +144,8 @@ func TestAnnounceLinks(t *testing.T) {
 	}
 }
 
-// Where the kernel does not forward, nothing is announced: over IPv6 it would answer, and lose what comes.
+// If the kernel does not forward, nothing is announced: over IPv6 it would answer, and then drop
+// the packets.
 func TestAnnounceForwards(t *testing.T) {
 	a, hook := announcing(t)
 	addNetwork(t, "lan.7", "198.51.100.2/24", "fd98::2/64")
@@ -170,7 +172,7 @@ func TestAnnounceForwards(t *testing.T) {
 	requireEqual(t, anycast(t), []string{"lan.7"})
 }
 
-// What a run that was killed has left is taken over or removed, and what is somebody else's stays.
+// What a killed run has left is taken over or removed; what belongs to others stays.
 func TestAnnounceAdopts(t *testing.T) {
 	a, _ := announcing(t)
 	link := addNetwork(t, "lan", "198.51.100.2/24")
@@ -192,7 +194,7 @@ func TestAnnounceAdopts(t *testing.T) {
 	}
 }
 
-// What neighbours are told, as RFC 826 and RFC 4861 have it.
+// The notifications to neighbours, as RFC 826 and RFC 4861 define them.
 func TestHeraldPackets(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	if got, want := gratuitous(arpReply, netip.MustParseAddr("198.51.100.77"), mac), []byte{0, 1, 8, 0, 6, 4, 0, 2,
@@ -206,7 +208,8 @@ func TestHeraldPackets(t *testing.T) {
 	}
 }
 
-// What fails is told once, whatever the number of addresses, and a capability is the remedy only where one is missing.
+// A failure is logged once, whatever the number of addresses, and the remedy names a capability
+// only where one is missing.
 func TestHeraldFails(t *testing.T) {
 	a, hook := announcing(t)
 	h := a.garp
@@ -231,7 +234,7 @@ func TestHeraldFails(t *testing.T) {
 	}
 }
 
-// Each announcement is told of five times, and of none that has ended.
+// Neighbours are notified five times of each announcement, and never of one that has ended.
 func TestHeraldCalls(t *testing.T) {
 	a, _ := announcing(t)
 	addNetwork(t, "lan", "198.51.100.2/24", "fd98::2/64")

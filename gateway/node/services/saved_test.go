@@ -9,7 +9,7 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 )
 
-// savedConfig returns a configuration that says something in each field, of Services of Kubernetes.
+// savedConfig returns a configuration of Kubernetes' Services with a value in each field.
 func savedConfig(t *testing.T, folder string) *Config {
 	t.Helper()
 	c, err := parse(t)
@@ -21,8 +21,8 @@ func savedConfig(t *testing.T, folder string) *Config {
 	return c
 }
 
-// TestSaved: a run finds the Services of the one before with every field, but not by another file, for another choice of Services, while
-// that run serves, or after any damage.
+// TestSaved: a run finds the Services of the previous one with every field, but not with another
+// file, for another choice of Services, while the previous run still serves, or after any damage.
 func TestSaved(t *testing.T) {
 	folder := t.TempDir()
 	c := savedConfig(t, folder)

@@ -10,7 +10,7 @@ import (
 	"culvert/nat/nattest"
 )
 
-// A source is a device of which each read takes the next function, and the last one again and again.
+// A source is a device whose reads are the given functions in turn; the last one repeats.
 type source []func(b []byte) (int, error)
 
 func (d *source) Read(b []byte) (int, error) {
@@ -21,8 +21,8 @@ func (d *source) Read(b []byte) (int, error) {
 	return next(b)
 }
 
-// A device that is empty for a moment is looked at again, and one that stays empty is slept at. One that is never empty is left once it is to
-// be closed: closing waits for it.
+// A device that is empty for a moment is polled; one that stays empty makes the reader sleep.
+// Closing waits for the reader, so it leaves even a device that is never empty.
 func TestPass(t *testing.T) {
 	c, err := parse(t)
 	if err != nil {

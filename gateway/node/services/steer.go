@@ -38,7 +38,8 @@ const (
 	priorityEnd       = 119
 )
 
-// A steering is the kernel's current routes and rules to the device.
+// A steering knows the routes and rules to the device that are in the kernel. It belongs to a Server,
+// under that one's mutex.
 type steering struct {
 	device    string
 	index     int

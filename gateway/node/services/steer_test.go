@@ -18,13 +18,15 @@ import (
 	"culvert/integration/need"
 )
 
-// The main thread, whose network /proc/net shows, runs no test, which could leave it in another namespace.
+// /proc/net shows the main thread's network, so no test runs on that thread: it could leave it in
+// another namespace.
 func init() { runtime.LockOSThread() }
 
-// inNamespace moves the test to a network namespace of its own, which ends with its thread, and returns the index of a link there.
+// inNamespace moves the test to a network namespace of its own, which ends with the test's thread.
+// It returns the index of a link there.
 func inNamespace(t *testing.T) int {
 	t.Helper()
-	runtime.LockOSThread() // and never unlock
+	runtime.LockOSThread() // never unlocked
 	need.Kernel(t, "namespace", unix.Unshare(unix.CLONE_NEWNET))
 	if err := fresh.Network(); err != nil {
 		t.Fatal(err)
@@ -70,7 +72,7 @@ func kernelRules(t *testing.T) (all []string) {
 
 var both = []int{unix.AF_INET, unix.AF_INET6}
 
-// source4 has the node's processes use an IPv4 address.
+// source4 gives the node's processes an IPv4 source address.
 func source4(a string) func(int) net.IP {
 	return func(family int) net.IP {
 		if family == unix.AF_INET {
@@ -80,7 +82,7 @@ func source4(a string) func(int) net.IP {
 	}
 }
 
-// steered has the rules and routes made that the example asks for, to the link with an index.
+// steered makes the rules and routes of the example, to the link with an index.
 func steered(t *testing.T, index int, families []int) (*steering, *plan) {
 	t.Helper()
 	c, err := parse(t)
@@ -110,9 +112,9 @@ func requireEqual(t *testing.T, got, want []string) {
 	}
 }
 
-// TestOthersMovedTheLocalTable is for nodes where somebody else has put a rule for the local table at 100, in the place of the first or
-// beside it, and others at the priorities of this package: what the device gives back jumps over the rules that lead to it all the same,
-// and at the end all is as it was.
+// TestOthersMovedTheLocalTable: another program has put a rule for the local table at 100, in place
+// of the first or beside it, and other rules at the priorities of this package. What the device
+// returns must still skip the rules that lead to it, and in the end everything must be as before.
 func TestOthersMovedTheLocalTable(t *testing.T) {
 	for name, instead := range map[string]bool{"instead": true, "beside": false} {
 		t.Run(name, func(t *testing.T) {
@@ -163,7 +165,7 @@ func TestOthersMovedTheLocalTable(t *testing.T) {
 	}
 }
 
-// TestLeftoverOfOtherFamily has a run that was killed serve both families, and the next one serve IPv4.
+// TestLeftoverOfOtherFamily: a killed run has served both families, and the next one serves IPv4.
 func TestLeftoverOfOtherFamily(t *testing.T) {
 	index := inNamespace(t)
 	before := kernelRules(t)
@@ -181,7 +183,7 @@ func TestLeftoverOfOtherFamily(t *testing.T) {
 	requireRules(t, before)
 }
 
-// TestSecondServer has another process want to serve: the one that runs keeps its rules.
+// TestSecondServer: while one process serves, another one fails, and the first keeps its rules.
 func TestSecondServer(t *testing.T) {
 	index := inNamespace(t)
 	steered(t, index, both)
@@ -192,7 +194,8 @@ func TestSecondServer(t *testing.T) {
 	requireRules(t, before)
 }
 
-// TestSourceChanges gives the node's processes another source: services.addresses changes while a node runs.
+// TestSourceChanges changes the source of the node's processes: services.addresses changes while a
+// node runs.
 func TestSourceChanges(t *testing.T) {
 	index := inNamespace(t)
 	s, p := steered(t, index, both[:1])
@@ -204,7 +207,7 @@ func TestSourceChanges(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		list = slices.DeleteFunc(list, func(r netlink.Route) bool { return r.Dst.String() == "172.18.0.0/24" }) // the link's own
+		list = slices.DeleteFunc(list, func(r netlink.Route) bool { return r.Dst.String() == "172.18.0.0/24" }) // the link's own route
 		if len(list) != 2 {
 			t.Errorf("%d routes, want 2: %v", len(list), list)
 		}
@@ -216,7 +219,8 @@ func TestSourceChanges(t *testing.T) {
 	}
 }
 
-// TestRemovedByOthers has somebody remove rules, and an address and with it the routes whose source it is: SIGHUP brings them back.
+// TestRemovedByOthers removes rules, and an address with the routes whose source it is: SIGHUP
+// restores them.
 func TestRemovedByOthers(t *testing.T) {
 	index := inNamespace(t)
 	s, p := steered(t, index, both[:1])
@@ -252,7 +256,7 @@ func TestRemovedByOthers(t *testing.T) {
 	requireEqual(t, apply(), before)
 }
 
-// TestLentPorts has node ports among those that the kernel gives to connections of its own.
+// TestLentPorts has node ports in the range from which the kernel chooses source ports.
 func TestLentPorts(t *testing.T) {
 	inNamespace(t)
 	c, err := parse(t, "nodePort: 30080", "nodePort: 40000", "nodePort: 30080", "nodePort: 40001")
@@ -281,8 +285,9 @@ func TestLentPorts(t *testing.T) {
 	}
 }
 
-// TestRouter has an external address be that of the node's router: with a route to it through the device, a node with a strict rp_filter
-// answers no ARP of it. It is left out, and named.
+// TestRouter: an external address is that of the node's router. Routed to the device, it would keep
+// a node with a strict rp_filter from answering the router's ARP requests. So it is left out, and
+// named.
 func TestRouter(t *testing.T) {
 	index := inNamespace(t)
 	for _, r := range []netlink.Route{
@@ -309,8 +314,8 @@ func TestRouter(t *testing.T) {
 	}
 }
 
-// TestTakeOver has a run go on with the rules and routes that another has left: none of them goes for a moment, and what the configuration
-// no longer has goes with the next apply.
+// TestTakeOver: a run continues with the rules and routes of another: none of them disappears for a
+// moment, and those that the configuration no longer needs go with the next apply.
 func TestTakeOver(t *testing.T) {
 	index := inNamespace(t)
 	before := kernelRules(t)
@@ -341,7 +346,7 @@ func TestTakeOver(t *testing.T) {
 	if after := kernelRules(t); !slices.Equal(after, left) {
 		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
 	}
-	socket.SetReceiveTimeout(&unix.Timeval{Usec: 1}) // what was done is in the socket
+	socket.SetReceiveTimeout(&unix.Timeval{Usec: 1}) // everything done so far is in the socket's buffer
 	for {
 		messages, _, err := socket.Receive()
 		if err != nil {
@@ -353,7 +358,7 @@ func TestTakeOver(t *testing.T) {
 			}
 		}
 	}
-	c.Services = c.Services[:1] // nothing is at UDP
+	c.Services = c.Services[:1] // without the UDP Service
 	p := c.plan(c.Addresses)
 	if err := next.apply(p, source4("172.18.0.2")); err != nil {
 		t.Fatal(err)
@@ -369,7 +374,8 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// TestRemains: what a killed run has left goes, also without another one that serves by a device; what a process has that runs stays.
+// TestRemains: what a killed run has left can be removed without a new run; what a running process
+// uses stays.
 func TestRemains(t *testing.T) {
 	index := inNamespace(t)
 	before := kernelRules(t)
@@ -391,7 +397,8 @@ func TestRemains(t *testing.T) {
 	}
 }
 
-// TestRemainsOfKeptDevice: a device that waits for the next run goes when that is asked for, with its rules, unless a process has it.
+// TestRemainsOfKeptDevice: a device that waits for the next run can be removed, with its rules,
+// unless a process uses it.
 func TestRemainsOfKeptDevice(t *testing.T) {
 	inNamespace(t)
 	before := kernelRules(t)
@@ -432,8 +439,8 @@ func TestRemainsOfKeptDevice(t *testing.T) {
 	}
 }
 
-// An address that has another route, or is a router, is known before anything changes: neither a route nor a rule comes or goes, however often it is
-// tried.
+// An address that has another route, or is a router, is detected before anything changes: no route
+// or rule comes or goes, however often it is tried.
 func TestTakenChangesNothing(t *testing.T) {
 	index := inNamespace(t)
 	s, p := steered(t, index, both[:1])

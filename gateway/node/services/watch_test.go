@@ -17,7 +17,7 @@ import (
 	"culvert/integration/need"
 )
 
-// A failingNews is a socket that fails after some messages.
+// A failingNews is a netlink socket that fails after some messages.
 type failingNews struct {
 	messages int
 	closed   chan struct{}
@@ -27,7 +27,7 @@ func (f *failingNews) Receive() ([]syscall.NetlinkMessage, *unix.SockaddrNetlink
 	if f.messages--; f.messages >= 0 {
 		return []syscall.NetlinkMessage{{Header: syscall.NlMsghdr{Type: unix.RTM_DELRULE}}}, nil, nil
 	}
-	if f.messages < -100 { // for good
+	if f.messages < -100 { // permanently
 		<-f.closed
 	}
 	return nil, nil, errors.New("short netlink message")
@@ -35,7 +35,8 @@ func (f *failingNews) Receive() ([]syscall.NetlinkMessage, *unix.SockaddrNetlink
 
 func (f *failingNews) Close() { close(f.closed) }
 
-// Whatever ends the kernel's news of rules and routes, they are asked for again, and the health check fails until there are some.
+// Whatever ends the subscription to changes of rules and routes, it is renewed, and the health
+// check fails until then.
 func TestWatchAsksAgain(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		defer func(before func() (newsSocket, error)) { subscribe = before }(subscribe)

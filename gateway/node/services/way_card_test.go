@@ -16,7 +16,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// card returns what a network card makes of a packet with its header, once it has found that there is nothing wrong with either.
+// card returns the packets that a network card makes of a packet with its header, after it has
+// checked both.
 func card(b []byte) (all [][]byte, err error) {
 	h, b := virtio(b[:virtioLen]), b[virtioLen:]
 	if h[0]&unix.VIRTIO_NET_HDR_F_NEEDS_CSUM == 0 {
@@ -84,7 +85,7 @@ serve:
    endpoints: [{address: 10.244.1.5, port: 8080, node: n1}, {address: "fd44::5", port: 8080, node: n1}]}
 `
 
-// cardWay returns a way by cardServices, and what it writes.
+// cardWay returns a way with cardServices, and its output.
 func cardWay(t *testing.T, proxy string) (*way, *written) {
 	t.Helper()
 	c, err := parseText(t, strings.Replace(cardServices, "PROXY", proxy, 1))
@@ -94,7 +95,7 @@ func cardWay(t *testing.T, proxy string) (*way, *written) {
 	return newWay(t, c)
 }
 
-// offer gives w a packet, and returns what a network card makes of what comes out.
+// offer gives a packet to w, and returns what a network card makes of the output.
 func (d *written) offer(w *way, h virtio, b []byte) (all [][]byte, err error) {
 	buffer := slices.Concat(make([]byte, headroom-virtioLen), h, b)
 	d.all = nil
@@ -109,8 +110,9 @@ func (d *written) offer(w *way, h virtio, b []byte) (all [][]byte, err error) {
 	return all, nil
 }
 
-// What a network card makes of what comes out for a super-frame is what comes out for what it makes of the super-frame: over both families,
-// for clients that are masqueraded or not, their answers and what no Service has. Where a header goes in front, the stream is the same.
+// Cutting a super-frame after the way or before it gives the same packets: over both families, for
+// clients that are masqueraded or not, their answers, and packets of no Service. With a PROXY
+// protocol header the stream is the same.
 func TestLikeACard(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -188,7 +190,7 @@ func TestLikeACard(t *testing.T) {
 			return h
 		}
 		what := fmt.Sprintf("seed %d, round %d: tcp %t, %s > %s, segment %d of %d", seed, round, tcp, client, to, segment, size)
-		// both gives the same to both, in super-frames and in what a card makes of them.
+		// both gives one way super-frames, and the other what a card makes of them.
 		both := func(flags uint8, seq uint32, payload []byte, partial bool) (got, want [][]byte) {
 			ip.Body = body(flags, seq, payload, partial)
 			b := ip.Bytes()

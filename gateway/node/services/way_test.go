@@ -12,7 +12,7 @@ import (
 	"culvert/nat/packet"
 )
 
-// A written is a device that keeps what is written to it, with the header of each packet.
+// A written is a device that records what is written to it, with each packet's header.
 type written struct{ all [][]byte }
 
 func (d *written) Write(b []byte) (int, error) {
@@ -20,7 +20,7 @@ func (d *written) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// newWay returns a way by c, and what it writes.
+// newWay returns a way with configuration c, and its output.
 func newWay(t *testing.T, c *Config) (*way, *written) {
 	t.Helper()
 	engine, err := nat.New([16]byte{1}, c.NAT(c.Addresses))
@@ -31,8 +31,9 @@ func newWay(t *testing.T, c *Config) (*way, *written) {
 	return &way{engine: engine, device: d}, d
 }
 
-// One finished checksum in 65,536 is the sum of its pseudo-header, which is how an unfinished one looks. It leaves as right as it came, and
-// so does a segment that a header makes longer.
+// One finished checksum in 65,536 equals the sum of its pseudo-header, and so looks like an
+// unfinished one. It must still be right in the output, and so must that of a segment that a header
+// makes longer.
 func TestChecksums(t *testing.T) {
 	for _, protocol := range []string{"", "proxyProtocol: v2, "} {
 		c, err := parse(t, "name: web,", "name: web, "+protocol)
@@ -88,8 +89,9 @@ func TestChecksums(t *testing.T) {
 	}
 }
 
-// A super-frame whose segmentation and checksum are left to a network card goes on as one, with what says so; only where a PROXY protocol
-// header makes it longer it leaves in segments of the sender's size. So does a train of datagrams.
+// A super-frame that leaves segmentation and checksum to a network card goes on as one, and so does
+// a train of datagrams. Only if a PROXY protocol header makes it longer is it cut into segments of
+// the sender's size.
 func TestSuperFrames(t *testing.T) {
 	const segment, payloadLen = 1300, 20_000
 	payload := nattest.Payload(payloadLen, 1)
@@ -103,7 +105,7 @@ func TestSuperFrames(t *testing.T) {
 		first  *nattest.IP
 		packet nattest.IP
 		cut    bool
-		own    bool // nothing is left to a network card but segmentation
+		own    bool // only segmentation is left to a network card
 	}{
 		"TCP": {kind: unix.VIRTIO_NET_HDR_GSO_TCPV4, first: new(tcp("10.96.0.10", nattest.SYN, 1000, nil)),
 			packet: tcp("10.96.0.10", nattest.ACK, 1001, payload)},

@@ -18,10 +18,10 @@ import (
 	"culvert/nat"
 )
 
-// forged is a datagram that nobody answers, of a source that it does not come from.
+// forged returns a datagram from a forged source, which nobody answers.
 func forged(n uint32, to netip.AddrPort) []byte {
 	const text = "flood"
-	b := make([]byte, 28, 28+len(text)) // checksums: of IPv4 the kernel's (raw(7)), of UDP none (RFC 768)
+	b := make([]byte, 28, 28+len(text)) // checksums: the kernel fills in IPv4's (raw(7)), UDP's is absent (RFC 768)
 	b[0], b[8], b[9] = 0x45, 64, unix.IPPROTO_UDP
 	binary.BigEndian.PutUint32(b[12:], 100<<24|64<<16+n%(1<<22)) // 100.64.0.0/10
 	copy(b[16:], to.Addr().AsSlice())
@@ -31,17 +31,18 @@ func forged(n uint32, to netip.AddrPort) []byte {
 	return append(b, text...)
 }
 
-// A flooder sends forged datagrams to the node port of s, at a rate, or as fast as s takes them: of no more than inFlight it is not known
-// yet what became of them, so that the socket's buffer has room for what others send.
+// A flooder sends forged datagrams to the node port of s, at a rate or as fast as s takes them. At
+// most inFlight of them are unaccounted for, so that the socket's buffer has room for those of
+// others.
 type flooder struct {
 	s      *Server
 	sent   atomic.Int64
-	others atomic.Int64 // flows that are not of forged datagrams
+	others atomic.Int64 // flows of other clients
 }
 
 const inFlight = 128
 
-// taken is how many s has taken, of anybody, as first datagrams.
+// taken returns how many first datagrams s has taken, of all clients.
 func (f *flooder) taken() int64 {
 	n := f.s.stats.createdOf(unix.IPPROTO_UDP).Load()
 	for _, reason := range refusals {
@@ -50,7 +51,7 @@ func (f *flooder) taken() int64 {
 	return int64(n)
 }
 
-// run returns when it is told to stop.
+// run floods until it is told to stop.
 func (f *flooder) run(t *testing.T, rate int, stop <-chan struct{}) {
 	to := netip.AddrPortFrom(netip.MustParseAddr(nodeAt[0]), 30080)
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -78,7 +79,7 @@ func (f *flooder) run(t *testing.T, rate int, stop <-chan struct{}) {
 	}
 }
 
-// insist asks, and again where the node may have had no place for who asks, as resolvers do.
+// insist asks repeatedly if the node may have had no room for the client, as resolvers do.
 func insist(c net.Conn, text string) (who string, err error) {
 	for range 4 {
 		c.SetDeadline(time.Now().Add(patience / 4))
@@ -89,15 +90,15 @@ func insist(c net.Conn, text string) (who string, err error) {
 	return who, err
 }
 
-// Beside a flood of forged clients, which nobody answers, streams keep their flows, and who comes meanwhile is served and goes on, from an
-// address of its own as from one that has streams.
+// Beside a flood of forged clients, which nobody answers, streams keep their flows, and new clients
+// are served and keep theirs, from an address of their own or from one that has streams.
 func TestForgedUDP(t *testing.T) {
 	needHosts(t)
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)
 	}
-	clients := netip.MustParsePrefix("198.18.0.1/16") // all of it is this host's
+	clients := netip.MustParsePrefix("198.18.0.1/16") // all these addresses are local
 	at := &netlink.Addr{IPNet: &net.IPNet{IP: clients.Addr().AsSlice(), Mask: net.CIDRMask(16, 32)}}
 	if err := netlink.AddrReplace(lo, at); err != nil {
 		t.Fatal(err)
@@ -108,7 +109,7 @@ func TestForgedUDP(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer endpoint.Close()
-	go func() { // tells clients whom it sees
+	go func() { // tells clients which source it sees
 		for b := make([]byte, maxDatagram); ; {
 			n, from, err := endpoint.ReadFromUDPAddrPort(b)
 			if err != nil {
@@ -119,7 +120,7 @@ func TestForgedUDP(t *testing.T) {
 			}
 		}
 	}()
-	const rate, places, streams, each = 5000, 2048, 100, 50 // forged for a newcomer
+	const rate, places, streams, each = 5000, 2048, 100, 50 // forged datagrams for each new client
 	newcomers := 300
 	if testing.Short() {
 		newcomers /= 5

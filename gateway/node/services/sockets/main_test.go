@@ -16,7 +16,8 @@ import (
 	"culvert/integration/need"
 )
 
-// The tests run in a network namespace of their own, where one link has the addresses of all hosts.
+// The tests run in a network namespace of their own, in which one link has the addresses of all
+// hosts.
 func TestMain(m *testing.M) { need.TestsInNamespace(m) }
 
 // Hosts, by family. Endpoints a and b are on this node, c is elsewhere.
@@ -50,7 +51,8 @@ func needHosts(t *testing.T) {
 			}
 		}
 	}
-	// A kernel delivers to an IPv6 address some time after it is there. Who connects before has an attempt that fails a second later.
+	// A kernel delivers to a new IPv6 address only after a moment. A connection before that fails,
+	// and is retried a second later.
 	for _, host := range hosts {
 		for _, address := range host {
 			for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
@@ -71,7 +73,7 @@ func quiet() *logrus.Logger {
 	return log
 }
 
-// config serves a Service at node port 30080 of both families.
+// config returns a Service at node port 30080 of both families.
 func config(protocol uint8, change func(*services.Service), endpoints ...[2]string) *services.Config {
 	s := services.Service{Name: "web", Protocol: protocol, Port: 80, NodePort: 30080}
 	for _, e := range endpoints {
@@ -96,7 +98,7 @@ func config(protocol uint8, change func(*services.Service), endpoints ...[2]stri
 	return c
 }
 
-// serving serves c until the test ends.
+// serving serves c until the end of the test.
 func serving(t *testing.T, c *services.Config, change ...func(*idleTimes, *int)) *Server {
 	t.Helper()
 	idle, most := defaultIdle, 64
@@ -125,7 +127,7 @@ func serving(t *testing.T, c *services.Config, change ...func(*idleTimes, *int))
 	return s
 }
 
-// tolerating is serving by a tolerant server, which ends when end is called.
+// tolerating is serving with a tolerant server, which ends when end is called.
 func tolerating(t *testing.T, c *services.Config) (s *Server, end func()) {
 	t.Helper()
 	s, err := New(c, true, quiet())
@@ -155,7 +157,7 @@ func lose(t *testing.T, address string) {
 	t.Cleanup(func() { needHosts(t) })
 }
 
-// listening has serve answer connections of TCP at an endpoint.
+// listening passes TCP connections at an endpoint to serve.
 func listening(t *testing.T, at string, serve func(*net.TCPConn)) {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(at, "8080"))
@@ -177,7 +179,7 @@ func listening(t *testing.T, at string, serve func(*net.TCPConn)) {
 	}()
 }
 
-// naming has endpoints tell their addresses over TCP, and echo from there on.
+// naming makes endpoints send their addresses over TCP, and then echo.
 func naming(t *testing.T, endpoints ...[2]string) {
 	t.Helper()
 	for _, e := range endpoints {
@@ -198,7 +200,8 @@ func dial(t *testing.T, network, from string) (net.Conn, error) {
 	return dialPort(t, network, from, "30080")
 }
 
-// dialPort is dial for another node port: tests that mostly wait have one each, and run beside each other.
+// dialPort is dial for another node port: tests that mostly wait have one each, and run in
+// parallel.
 func dialPort(t *testing.T, network, from, port string) (net.Conn, error) {
 	t.Helper()
 	a := netip.MustParseAddr(from)

@@ -19,7 +19,7 @@ import (
 	"culvert/nat"
 )
 
-// A source gets no more than are free; who comes later finds room, down to the last place.
+// A source gets only free places, and later sources find room, down to the last place.
 func TestCrowd(t *testing.T) {
 	c := newConnLimiter(16)
 	many := func(a string) (n int, last nat.Reason) {
@@ -51,7 +51,7 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// Each thing that can keep a socket from listening is said by its field, with what to do.
+// Each cause that can keep a socket from listening is reported under its field, with a remedy.
 func TestWhatStandsInTheWay(t *testing.T) {
 	needHosts(t)
 	taken, err := net.Listen("tcp", "172.18.0.2:30080")
@@ -90,7 +90,7 @@ func TestWhatStandsInTheWay(t *testing.T) {
 	}
 }
 
-// A limit of descriptors that leaves none is said as such.
+// A limit of descriptors that leaves none is reported as such.
 func TestNoDescriptorLeft(t *testing.T) {
 	var was unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
@@ -108,7 +108,7 @@ func TestNoDescriptorLeft(t *testing.T) {
 	}
 }
 
-// A tolerant server serves the rest, says what is missing, and has it as soon as it can.
+// A tolerant server serves the rest, reports what is missing, and serves that as soon as it can.
 func TestTolerant(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA)
@@ -144,7 +144,8 @@ func TestTolerant(t *testing.T) {
 	}
 }
 
-// The search for the process that has a port reads the descriptors of the whole machine: a tolerant server begins it once, and nobody waits for it.
+// To find the process that occupies a port, all descriptors of the machine are read: a tolerant
+// server starts that once, and does not wait for it.
 func TestWhoHasThePortIsAskedOnce(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA)
@@ -180,8 +181,8 @@ func TestWhoHasThePortIsAskedOnce(t *testing.T) {
 	end()
 }
 
-// A tolerant server whose machine loses an address goes on at the other one, follows its endpoints there, and says what is missing until it is
-// back.
+// If the machine loses an address, a tolerant server continues at the other one, follows changes of
+// its endpoints there, and reports what is missing until it is back.
 func TestLostAddress(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA, endpointC)
@@ -223,7 +224,8 @@ func TestLostAddress(t *testing.T) {
 	end()
 }
 
-// A tolerant server begins without an address that its machine lacks, and serves it when it is there.
+// A tolerant server starts without an address that its machine lacks, and serves it once it is
+// there.
 func TestBeginWithoutAddress(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA)
@@ -246,7 +248,7 @@ func TestBeginWithoutAddress(t *testing.T) {
 	end()
 }
 
-// A configuration that cannot be had changes nothing.
+// A configuration that cannot be applied changes nothing.
 func TestRefusedApply(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA)
@@ -278,7 +280,7 @@ func TestRefusedApply(t *testing.T) {
 	}
 }
 
-// The page counts what has happened, under names that Prometheus' rules allow.
+// The page counts what has happened, under valid Prometheus names.
 func TestMetrics(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA)

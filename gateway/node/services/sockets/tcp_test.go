@@ -25,7 +25,7 @@ import (
 
 var defaultPorts = rules.PortRange{First: 61000, Last: 65534}
 
-// who asks the service and returns who answers.
+// who connects to the Service and returns the name of the endpoint that answers.
 func who(t *testing.T, from string) (string, error) {
 	t.Helper()
 	c, err := dial(t, "tcp", from)
@@ -42,7 +42,7 @@ func heard(c net.Conn) (string, error) {
 	return strings.TrimSpace(string(b[:])), err
 }
 
-// Each way carries its bytes to the last, and ends by itself.
+// Each direction carries its bytes to the last one, and ends independently.
 func TestStream(t *testing.T) {
 	needHosts(t)
 	const size = 16 << 20
@@ -82,7 +82,7 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// An endpoint that has said all goes on to take what the client sends.
+// An endpoint that has finished sending continues to receive.
 func TestEndpointEndsFirst(t *testing.T) {
 	needHosts(t)
 	const size = 4 << 20
@@ -112,7 +112,7 @@ func TestEndpointEndsFirst(t *testing.T) {
 	}
 }
 
-// accepting returns the connections that an endpoint gets, which nobody serves.
+// accepting returns an endpoint's connections, which nobody serves.
 func accepting(t *testing.T, at string) <-chan *net.TCPConn {
 	t.Helper()
 	accepted, done := make(chan *net.TCPConn, 1), make(chan struct{})
@@ -124,7 +124,8 @@ func accepting(t *testing.T, at string) <-chan *net.TCPConn {
 	return accepted
 }
 
-// halfClosed returns both ends of a connection of which one way has ended: that of the client, or that of the endpoint.
+// halfClosed returns both ends of a connection of which one end, the client or the endpoint, has
+// finished sending.
 func halfClosed(t *testing.T, port string, accepted <-chan *net.TCPConn, byClient bool) (client, endpoint *net.TCPConn) {
 	t.Helper()
 	c, err := dialPort(t, "tcp", outside[0], port)
@@ -146,7 +147,8 @@ func halfClosed(t *testing.T, port string, accepted <-chan *net.TCPConn, byClien
 	return client, endpoint
 }
 
-// Who has ended its way and goes is missed at once: the other one is reset, although it says nothing.
+// If an end that has finished sending disappears, the other is reset at once, although it sends
+// nothing.
 func TestHalfClosedReset(t *testing.T) {
 	needHosts(t)
 	accepted := accepting(t, endpointA[0])
@@ -172,7 +174,7 @@ func TestHalfClosedReset(t *testing.T) {
 	}
 }
 
-// A half-closed connection on which nothing passes ends before others do, and one on which something does goes on.
+// An idle half-closed connection ends before others do; one with traffic continues.
 func TestHalfClosedIdle(t *testing.T) {
 	needHosts(t)
 	t.Parallel()
@@ -230,7 +232,7 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// A client whose endpoint refuses gets another one, as long as there is one that answers.
+// A client whose endpoint refuses gets another one, as long as one answers.
 func TestAnotherEndpoint(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointB)
@@ -283,8 +285,8 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// Who asks decides, as with the engine. All addresses of the tests are this machine's: that hosts outside get local endpoints alone is for the
-// tests of whole processes.
+// The client decides about policies, as with the engine. All addresses of these tests belong to
+// this machine: tests of whole processes check that outside hosts get local endpoints only.
 func TestWhoAsks(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA, endpointC)
@@ -335,7 +337,8 @@ func TestWhoAsks(t *testing.T) {
 	}
 }
 
-// The PROXY protocol tells an endpoint its client's address, whoever speaks first, from the moment when the Service says so.
+// The PROXY protocol tells an endpoint its client's address, whichever side sends first, once the
+// Service asks for it.
 func TestProxyProtocol(t *testing.T) {
 	needHosts(t)
 	for _, e := range endpointA {
@@ -373,7 +376,8 @@ func TestProxyProtocol(t *testing.T) {
 	}
 }
 
-// A connection goes on when its endpoint leaves the Service, and when the Service is deleted. A Service without endpoints refuses.
+// A connection survives the removal of its endpoint and of its Service. A Service without endpoints
+// refuses.
 func TestRemovedTCP(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA, endpointC)
@@ -416,7 +420,7 @@ func TestRemovedTCP(t *testing.T) {
 	}
 }
 
-// An idle connection ends, and one on which bytes pass one way does not.
+// An idle connection ends; one with traffic in one direction does not.
 func TestIdleTCP(t *testing.T) {
 	needHosts(t)
 	t.Parallel()
@@ -464,8 +468,8 @@ func TestIdleTCP(t *testing.T) {
 	}
 }
 
-// A connection on which a byte passes before its time is over goes on, whenever that is looked at: here both ways look when the first byte was
-// seen that long ago, and the second one has passed since.
+// A connection on which a byte passes in time continues, whenever the idle time is checked: here
+// both directions check when the first byte is that old and the second one has passed since.
 func TestBeat(t *testing.T) {
 	needHosts(t)
 	t.Parallel()
@@ -493,7 +497,7 @@ func TestBeat(t *testing.T) {
 			if n, err := io.ReadFull(c, make([]byte, len(beats))); err != nil {
 				t.Errorf("connection %d: %d beats, %v", i, n, err)
 			}
-			c.SetReadDeadline(time.Now().Add(idle / 4)) // by then both ways have looked
+			c.SetReadDeadline(time.Now().Add(idle / 4)) // by then both directions have checked
 			if n, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("connection %d: %d bytes after the last beat, %v", i, n, err)
 			}

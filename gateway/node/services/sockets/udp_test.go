@@ -20,7 +20,7 @@ import (
 	"culvert/nat"
 )
 
-// telling has endpoints answer each datagram with their address and what they got.
+// telling makes endpoints answer each datagram with their address and the datagram's text.
 func telling(t *testing.T, endpoints ...[2]string) {
 	t.Helper()
 	for _, e := range endpoints {
@@ -43,7 +43,7 @@ func telling(t *testing.T, endpoints ...[2]string) {
 	}
 }
 
-// ask sends a datagram and returns who answers it, and what.
+// ask sends a datagram and returns the endpoint that answers, and the text that it got.
 func ask(c net.Conn, text string) (who, what string, err error) {
 	if _, err := c.Write([]byte(text)); err != nil {
 		return "", "", err
@@ -54,7 +54,7 @@ func ask(c net.Conn, text string) (who, what string, err error) {
 	return who, what, err
 }
 
-// Datagrams of all sizes pass both ways, and a client keeps its endpoint.
+// Datagrams of all sizes pass in both directions, and a client keeps its endpoint.
 func TestDatagrams(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA, endpointC)
@@ -84,7 +84,8 @@ func TestDatagrams(t *testing.T) {
 	}
 }
 
-// The next packet after an endpoint has left goes to another one. Without any, clients are refused.
+// After an endpoint is removed, the next packet goes to another one. Without any, clients are
+// refused.
 func TestRemovedUDP(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA, endpointC)
@@ -109,7 +110,7 @@ func TestRemovedUDP(t *testing.T) {
 	}
 }
 
-// An endpoint that is away for a while costs the packets of that while.
+// An endpoint that is away for a while costs only the packets sent meanwhile.
 func TestEndpointComesBack(t *testing.T) {
 	needHosts(t)
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA))
@@ -117,7 +118,7 @@ func TestEndpointComesBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for s.stats.failures.Load() == 0 { // until the kernel has said that nobody is there
+	for s.stats.failures.Load() == 0 { // until the kernel has reported the closed port
 		if _, err := c.Write([]byte("?")); err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +156,7 @@ func TestIdleUDP(t *testing.T) {
 	}
 }
 
-// streaming makes streams of the flows of a client's address.
+// streaming turns the flows of a client's address into streams.
 func streaming(s *Server, from string) int {
 	s.all.mu.Lock()
 	var own []*flow
@@ -175,7 +176,8 @@ func streaming(s *Server, from string) int {
 	return n
 }
 
-// A client that makes streams of all it can has its share of them, and leaves room for another; what finds no room is counted.
+// A client that opens as many streams as it can gets its share, which leaves room for another
+// client; what finds no room is counted.
 func TestCapUDP(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA)
@@ -221,7 +223,8 @@ func TestCapUDP(t *testing.T) {
 	}
 }
 
-// More clients ask once than there are places, of one source and of several, beside a stream: each is answered, and the stream keeps its flow.
+// More clients ask once than there are places, from one source and from several, beside a stream:
+// each is answered, and the stream keeps its flow.
 func TestBusyUDP(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA)
@@ -236,7 +239,7 @@ func TestBusyUDP(t *testing.T) {
 	const each = 100
 	sources := []string{outside[0], outside[1], stranger[0], stranger[1]}
 	for i := range each * len(sources) {
-		from := sources[i%len(sources)] // all at a time, and then the first alone
+		from := sources[i%len(sources)] // all sources in turn, and then only the first
 		if i >= each*len(sources)/2 {
 			from = sources[0]
 		}
@@ -247,7 +250,7 @@ func TestBusyUDP(t *testing.T) {
 		if _, got, err := ask(c, fmt.Sprint(i)); err != nil || got != fmt.Sprint(i) {
 			t.Fatalf("client %d, from %s: %q comes back: %v", i, from, got, err)
 		}
-		// Its port stays taken: another client that got it would have its flow.
+		// Its port stays occupied: another client with it would get its flow.
 	}
 	if _, _, err := ask(stream, "?"); err != nil {
 		t.Errorf("the stream: %v", err)
@@ -263,8 +266,8 @@ func TestBusyUDP(t *testing.T) {
 	}
 }
 
-// A Service whose endpoint is the Service itself: a packet goes round until there is no place left, and no further, for nobody who has just asked
-// makes room.
+// A Service whose endpoint is the Service itself: a packet loops until no place is left, and no
+// further, because new flows are not evicted.
 func TestLoopUDP(t *testing.T) {
 	needHosts(t)
 	s := serving(t, config(unix.IPPROTO_UDP, func(s *services.Service) {
@@ -292,7 +295,8 @@ func TestLoopUDP(t *testing.T) {
 	}
 }
 
-// What the network says about one packet costs no other: the client keeps its flow, and so the port that its endpoint knows it by.
+// An ICMP error about one packet costs no other: the client keeps its flow, and so the source port
+// that its endpoint sees.
 func TestErrorsOfTheWay(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA)
@@ -335,7 +339,7 @@ func TestErrorsOfTheWay(t *testing.T) {
 	}
 }
 
-// complaint returns the ICMP error of a kind about a datagram (RFC 792; the next hop's MTU: RFC 1191, Section 4).
+// complaint returns an ICMP error about a datagram (RFC 792; next-hop MTU: RFC 1191, Section 4).
 func complaint(kind [2]byte, source, destination netip.AddrPort) []byte {
 	b := []byte{kind[0], kind[1], 0, 0, 0, 0, 1400 >> 8, 1400 & 0xff, 0x45, 0, 5, 0xdc, 0, 1, 0x40, 0, 64, unix.IPPROTO_UDP, 0, 0}
 	b = append(append(b, source.Addr().AsSlice()...), destination.Addr().AsSlice()...)
@@ -352,8 +356,8 @@ func complaint(kind [2]byte, source, destination netip.AddrPort) []byte {
 	return b
 }
 
-// A flow whose packets cannot leave any more, as without its route or its own address, ends however much the client sends: its next packet
-// may find another way.
+// If a flow's packets can no longer leave, for lack of a route or of its own address, it ends
+// although the client keeps sending: its next packet may find another way.
 func TestLostWay(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA)

@@ -13,13 +13,13 @@ import (
 	"culvert/nat"
 )
 
-// A step is what passes of a flow, and when.
+// A step is a packet of a flow and its time.
 type step struct {
 	at     time.Duration
 	answer bool
 }
 
-// TestStanding: what a flow is after its packets.
+// TestStanding: the standing of a flow after its packets.
 func TestStanding(t *testing.T) {
 	ask, answer := func(at time.Duration) step { return step{at, false} }, func(at time.Duration) step { return step{at, true} }
 	for _, r := range []struct {
@@ -61,12 +61,13 @@ func TestStanding(t *testing.T) {
 	}
 }
 
-// TestYielding: who makes room for whom in a full table.
+// TestYielding: which flow makes room for which in a full table.
 func TestYielding(t *testing.T) {
 	const now = time.Hour
 	a := newFlows(64)
 	names := map[string]*flow{}
-	// add adds flows of a host, named after it and their standing, the last one the oldest.
+	// add adds flows of a host, named after the host and their standing; the last one is the
+	// oldest.
 	add := func(host int, of flowState, n int, youngest time.Duration) {
 		before := 0
 		for name := range names {
