@@ -107,7 +107,7 @@ ok rome/rome-2 milan/milan-1 Service by name 900 µs – – – 10.62.2.60`
 			w.rome.deaf = true
 			w.milan.Peerings[0].Status.Conditions = append(w.milan.Peerings[0].Status.Conditions, &peering.Condition{Type: peering.Exported, Status: "False", Message: "the peer is silent"})
 		}},
-		{"stays", ok, "", "", "rome: Service imports/probe-culvert-verify-*is still there: the gateway removes it when milan's tells it so*", func(w *world) { w.rome.keeps = true }},
+		{"stays", ok, "", "", "rome: the Service imports/probe-culvert-verify-*is still there: the gateway removes it when milan's tells it so*", func(w *world) { w.rome.keeps = true }},
 	} {
 		need.Bubble(t, func(t *testing.T) {
 			w := newWorld(t)
