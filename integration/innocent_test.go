@@ -18,14 +18,16 @@ const (
 	innocentRuns = 25
 	innocentWarm = 300 * time.Millisecond
 	innocentTime = time.Second
-	// innocentShare is what a stream keeps beside an attack of what it has beside as many
-	// harmless packets of the same sizes: receive buffers and CPUs cannot be shared out.
+	// innocentShare is the part of its throughput that a stream keeps beside an attack, compared
+	// with as many harmless packets of the same sizes: receive buffers and CPUs cannot be divided
+	// up.
 	innocentShare = 0.9
 )
 
-// TestInnocentThroughput sends each attack at siegeRate beside a stream, and as many harmless packets right before or after it, each time
-// past gateways that have just started: connections of an attack stay for two minutes in both, and would slow the next ones. It judges the median of what these pairs say: from one pair to the next, a virtual machine's
-// host may take half of its time away.
+// TestInnocentThroughput measures a stream beside each attack, at siegeRate, and right before or
+// after it beside as many harmless packets. Gateways start anew each time, because connections of
+// an attack stay in the table for two minutes and would slow the next one. The median of the pairs
+// counts: from one pair to the next, a virtual machine may lose half of its CPU time to its host.
 func TestInnocentThroughput(t *testing.T) {
 	need.Long(t, "a measurement of sixteen minutes, which needs a quiet machine")
 	for _, pair := range innocentPairs {
@@ -40,7 +42,7 @@ func TestInnocentThroughput(t *testing.T) {
 				for run := range innocentRuns {
 					var pairRates [2]float64
 					for j := range 2 {
-						i := (run + j) % 2 // who is first takes turns
+						i := (run + j) % 2 // attack and harmless packets take turns in coming first
 						c.romeCulvert.stop()
 						c.milanCulvert.stop()
 						c.startMilan()
@@ -68,8 +70,8 @@ func TestInnocentThroughput(t *testing.T) {
 	}
 }
 
-// innocentPairs are attacks, and what looks like them and does no harm: packets of one
-// connection, whose far end does not answer.
+// innocentPairs are attacks, each with harmless packets that look alike: packets of one connection
+// whose far end does not answer.
 var innocentPairs = []struct {
 	name             string
 	harmless, attack func(*clusters, *session) *flood
@@ -122,8 +124,8 @@ func toRomePod(mac net.HardwareAddr) func([]byte) {
 	return samePorts(vxlanFrames(milanVNI, mac, unix.IPPROTO_UDP, always(10, 0, 1, 7), always(10, 62, 1, 5)))
 }
 
-// samePorts makes the datagrams those of one connection, with a checksum for which the
-// far kernel drops them.
+// samePorts puts all datagrams into one connection, with a bad checksum, so that the far kernel
+// drops them.
 func samePorts(fill func([]byte)) func([]byte) {
 	return func(b []byte) {
 		fill(b)
@@ -132,7 +134,7 @@ func samePorts(fill func([]byte)) func([]byte) {
 	}
 }
 
-// lastHop gives packets a TTL that ends at the gateway.
+// lastHop gives packets a TTL that expires at the gateway.
 func lastHop(fill func([]byte)) func([]byte) {
 	return func(b []byte) {
 		fill(b)
@@ -146,35 +148,20 @@ const sinkPort = "5203"
 // sunk counts the bytes that the sink has taken.
 var sunk atomic.Int64
 
-// sink takes streams in milan's pod until the test ends.
+// sink reads streams in milan's pod until the end of the test.
 func (c *clusters) sink() {
-	h := c.milanPod
-	l, err := h.listen("tcp4", net.JoinHostPort(podAddress, sinkPort))
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	h.t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
+	c.milanPod.accept(c.milanPod.t, "tcp4", net.JoinHostPort(podAddress, sinkPort), func(conn net.Conn) {
+		for buffer := make([]byte, 1<<17); ; {
+			n, err := conn.Read(buffer)
+			sunk.Add(int64(n))
 			if err != nil {
 				return
 			}
-			go func() {
-				defer conn.Close()
-				for buffer := make([]byte, 1<<17); ; {
-					n, err := conn.Read(buffer)
-					sunk.Add(int64(n))
-					if err != nil {
-						return
-					}
-				}
-			}()
 		}
-	}()
+	})
 }
 
-// stream fills the path from rome's pod to the sink until it is closed.
+// stream sends as much as it can from rome's pod to the sink until it is closed.
 func (c *clusters) stream(t *testing.T) net.Conn {
 	t.Helper()
 	conn, err := c.romePod.dial("tcp4", net.JoinHostPort(milanPodAtRome, sinkPort))
@@ -191,7 +178,8 @@ func (c *clusters) stream(t *testing.T) net.Conn {
 	return conn
 }
 
-// sinkRate returns what reaches the sink in Mbit/s for a while, in which meanwhile runs, after a while that does not count.
+// sinkRate waits for warm, and then measures the rate at the sink in Mbit/s for lasts. It calls
+// meanwhile when the measurement begins.
 func sinkRate(warm, lasts time.Duration, meanwhile func()) float64 {
 	time.Sleep(warm)
 	from, had := time.Now(), sunk.Load()
@@ -200,7 +188,7 @@ func sinkRate(warm, lasts time.Duration, meanwhile func()) float64 {
 	return float64(sunk.Load()-had) * 8 / 1e6 / time.Since(from).Seconds()
 }
 
-// innocentRun returns what a stream reaches beside a flood, in Mbit/s.
+// innocentRun returns the throughput of a stream beside a flood, in Mbit/s.
 func (c *clusters) innocentRun(t *testing.T, f *flood) float64 {
 	t.Helper()
 	defer c.stream(t).Close()
@@ -214,13 +202,13 @@ func (c *clusters) innocentRun(t *testing.T, f *flood) float64 {
 	return rate
 }
 
-// session is where the peer sends its data messages to, and the receiver index in them.
+// A session is the address to which the peer sends its data messages, and their receiver index.
 type session struct {
 	to    string
 	index []byte
 }
 
-// overhear lets the peer say something, and listens.
+// overhear makes the peer send something, and reads the session from it.
 func (c *clusters) overhear() *session {
 	said := make(chan struct{})
 	go func() {

@@ -90,8 +90,8 @@ func (g *ipamGateway) reload(remotePods string) {
 	})
 }
 
-// remaps returns by what the cluster sees each of the peer's CIDRs, as --check has it; all
-// must be remembered.
+// remaps returns the remapped CIDR of each of the peer's CIDRs, as --check prints them. All must be
+// remembered.
 func (g *ipamGateway) remaps() map[string]string {
 	t := g.host.t
 	t.Helper()
@@ -115,15 +115,15 @@ func (g *ipamGateway) remaps() map[string]string {
 	return remaps
 }
 
-// podAt is the peer's pod as the cluster of a gateway sees it.
+// podAt returns the peer's pod as a gateway's cluster sees it.
 func podAt(remaps map[string]string) string {
 	pod, seen := netip.MustParseAddr(podAddress).As4(), netip.MustParsePrefix(remaps["10.0.0.0/16"]).Addr().As4()
 	return netip.AddrFrom4([4]byte{seen[0], seen[1], pod[2], pod[3]}).String()
 }
 
-// TestIPAMPeerings: five restarts of everything in random order, and one peer that is
-// removed and added again, leave all remaps as they were. The pods talk each time, and 100
-// connections of the other peering do not notice.
+// TestIPAMPeerings restarts everything five times in random order, and removes and adds one peer.
+// All remaps must stay, the pods must reach each other each time, and 100 connections of the other
+// peering must survive.
 func TestIPAMPeerings(t *testing.T) { beside(t, ipamPeerings, programs("ping", "ping")) }
 
 func ipamPeerings(t *testing.T) {
@@ -206,7 +206,7 @@ func ipamPeerings(t *testing.T) {
 	refuseRelease(t, toMilan)
 }
 
-// stateFolder returns a folder that gateways may write.
+// stateFolder returns a folder that gateways may write to.
 func stateFolder(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -230,25 +230,13 @@ func (g *ipamGateway) connectNode() {
 	g.node.ip(fmt.Sprintf("address add 10.80.%d.2/24 dev %s", g.number, tunnel))
 }
 
-// holdConnections opens connections whose check wants an answer of each.
+// holdConnections opens n connections. check sends on each and fails unless it is answered.
 func holdConnections(t *testing.T, server, client *peerHost, listen, target string, n int) (check func(when string)) {
 	t.Helper()
-	l, err := server.listen("tcp4", net.JoinHostPort(listen, exchangePort))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go io.Copy(conn, conn)
-		}
-	}()
+	server.accept(t, "tcp4", net.JoinHostPort(listen, exchangePort), echo)
 	conns := make([]net.Conn, n)
 	for i := range conns {
+		var err error
 		if conns[i], err = client.dial("tcp4", net.JoinHostPort(target, exchangePort)); err != nil {
 			t.Fatal(err)
 		}
@@ -272,8 +260,8 @@ func holdConnections(t *testing.T, server, client *peerHost, listen, target stri
 	return check
 }
 
-// refuseRelease wants culvert ipam to keep what a running gateway uses, and to give back
-// what one used that was killed.
+// refuseRelease: culvert ipam refuses to release the remaps of a running gateway, and releases
+// those of a gateway that was killed.
 func refuseRelease(t *testing.T, g *ipamGateway) {
 	t.Helper()
 	release := []string{"ipam", "release", "--config", g.file, g.peer}
@@ -287,8 +275,8 @@ func refuseRelease(t *testing.T, g *ipamGateway) {
 	}
 }
 
-// TestIPAMFullDisk: on a file system that is full, nothing is given out and the file stays
-// as it is; with room again, all goes on.
+// TestIPAMFullDisk: on a full file system, no remap is given out and the file stays as it is. Once
+// there is room, remaps are given out again.
 func TestIPAMFullDisk(t *testing.T) { beside(t, ipamFullDisk) }
 
 func ipamFullDisk(t *testing.T) {

@@ -42,22 +42,10 @@ func shopSlice(name string, addresses ...string) object {
 // keepShop serves a pod's port until the test ends.
 func keepShop(t *testing.T, pod *peerHost, address string) {
 	t.Helper()
-	l, err := pod.listen("tcp4", net.JoinHostPort(address, shopTarget))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			client, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
-			fmt.Fprintf(conn, "%s sees %s", address, client)
-			conn.Close()
-		}
-	}()
+	pod.accept(t, "tcp4", net.JoinHostPort(address, shopTarget), func(conn net.Conn) {
+		client, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+		fmt.Fprintf(conn, "%s sees %s", address, client)
+	})
 }
 
 // visitShop asks who serves at an address.

@@ -54,29 +54,15 @@ func newJoinLab(t *testing.T) *joinLab {
 // relayBetween has connections to an address of one host go to an address that another one reaches.
 func relayBetween(at *peerHost, address string, from *peerHost, to string) {
 	at.t.Helper()
-	listener, err := at.listen("tcp4", address)
-	if err != nil {
-		at.t.Fatal(err)
-	}
-	at.t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			client, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer client.Close()
-				server, err := from.dial("tcp4", to)
-				if err != nil {
-					return
-				}
-				defer server.Close()
-				go func(from net.Conn) { io.Copy(client, from); client.Close() }(server)
-				io.Copy(server, client)
-			}()
+	at.accept(at.t, "tcp4", address, func(client net.Conn) {
+		server, err := from.dial("tcp4", to)
+		if err != nil {
+			return
 		}
-	}()
+		defer server.Close()
+		go func() { io.Copy(client, server); client.Close() }()
+		io.Copy(server, client)
+	})
 }
 
 // culvert runs a command at the desk to its end, and returns all that it says.

@@ -168,12 +168,7 @@ func echoBytes(listener net.Listener) {
 // streamsFrom opens connections from each of some hosts to a port of a pod of the other cluster. They have the source ports from first on; 0 = any.
 func streamsFrom(t *testing.T, from []*peerHost, to *kubeLab, port string, first, n int) []*linkStream {
 	t.Helper()
-	listener, err := to.pods[0].listen("tcp4", net.JoinHostPort(to.pod(&kubeNodes[0], 5), port))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	go echoBytes(listener)
+	to.pods[0].accept(t, "tcp4", net.JoinHostPort(to.pod(&kubeNodes[0], 5), port), echo)
 	var all []*linkStream
 	for _, host := range from {
 		for i := range n {

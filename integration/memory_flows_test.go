@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// echoFlow is a TCP connection whose client sends random blocks, each of which must come
-// back before the next.
+// An echoFlow is a TCP connection whose client sends random blocks; each must come back before it
+// sends the next.
 type echoFlow struct {
 	name   string
 	from   *peerHost
@@ -25,12 +25,12 @@ type echoFlow struct {
 const (
 	echoPort  = "5202"
 	echoBlock = 4 << 10
-	// echoTimeout is how long a block may be under way. The longest pause of a sender
-	// that has lost everything for the time of the flood is as long again.
+	// echoTimeout limits the time of a block: a sender that has lost everything during the flood
+	// waits as long again.
 	echoTimeout = 30 * time.Second
 )
 
-// echoFlows makes connections both ways between the pods, each of which works.
+// echoFlows opens connections between the pods in both directions, and checks that each works.
 func (c *clusters) echoFlows(t *testing.T, eachWay int) (flows []*echoFlow) {
 	t.Helper()
 	for _, way := range []struct {
@@ -53,28 +53,12 @@ func (c *clusters) echoFlows(t *testing.T, eachWay int) (flows []*echoFlow) {
 	return flows
 }
 
-// serveEcho sends back what comes, until the test ends.
+// serveEcho echoes connections until the end of the test.
 func serveEcho(h *peerHost) {
-	l, err := h.listen("tcp4", ":"+echoPort)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	h.t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				io.Copy(conn, conn)
-			}()
-		}
-	}()
+	h.accept(h.t, "tcp4", ":"+echoPort, echo)
 }
 
-// run goes on until stop, and then wants the end of the stream and no byte more.
+// run sends blocks until stop, and then expects the end of the stream with nothing before it.
 func (f *echoFlow) run(seed uint64) error {
 	defer f.conn.Close()
 	random := randomBytes(seed)
@@ -121,7 +105,7 @@ func (f *echoFlow) wait(t *testing.T, n int64) {
 	})
 }
 
-// finish wants the flow to be as good as new, and ends it.
+// finish checks that the flow still works, and ends it.
 func (f *echoFlow) finish(t *testing.T) {
 	t.Helper()
 	const blocks = 200

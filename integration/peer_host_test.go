@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pires/go-proxyproto"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
@@ -23,20 +25,20 @@ import (
 	"culvert/integration/need"
 )
 
-// startTimeout is how long a program may take until it does what it is for, on a machine as busy as may be.
+// startTimeout is how long a program may take to become useful, on a very busy machine.
 const startTimeout = time.Minute
 
-// peerHost is a network namespace that ip(8) finds by its name.
+// A peerHost is a network namespace, known by its name to ip(8).
 type peerHost struct {
 	t    *testing.T
 	name string
 	ns   netns.NsHandle
 
-	family   peerFamily    // of the addresses in what it is told
-	group    *controlGroup // that programs are started in; nil = this process's
+	family   peerFamily    // into which addresses in its commands are translated
+	group    *controlGroup // in which programs are started; nil = this process's
 	confined bool          // programs have a read-only root and cannot gain a capability
-	volume   string        // what confined programs find at kubeState; "" = nothing
-	refused  func() error  // puts a filter before the calls of programs; nil = none
+	volume   string        // what confined programs see at kubeState; "" = nothing
+	refused  func() error  // puts a filter before the programs' system calls; nil = none
 }
 
 func newPeerHost(t *testing.T, name string) *peerHost { return newPeerHostOf(t, peerFamily{}, name) }
@@ -65,7 +67,7 @@ func newPeerHostOf(t *testing.T, f peerFamily, name string) *peerHost {
 	return h
 }
 
-// acceptAddresses makes the host use IPv6 addresses as soon as it has them.
+// acceptAddresses makes IPv6 addresses of the host usable at once.
 func (h *peerHost) acceptAddresses() {
 	h.t.Helper()
 	for _, links := range []string{"all", "default"} {
@@ -73,17 +75,17 @@ func (h *peerHost) acceptAddresses() {
 	}
 }
 
-// onPeerThread calls fn on a thread that ends with it, in whatever namespace.
+// onPeerThread calls fn on a thread of its own, which may change its namespaces and then ends.
 func onPeerThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlock
+		runtime.LockOSThread() // never unlocked, so that the thread ends
 		done <- fn()
 	}()
 	return <-done
 }
 
-// do calls fn on a thread inside the host. What fn opens and starts stays there.
+// do calls fn on a thread inside the host. Everything that fn opens and starts stays there.
 func (h *peerHost) do(fn func() error) error {
 	return onPeerThread(func() error {
 		if err := netns.Set(h.ns); err != nil {
@@ -93,7 +95,7 @@ func (h *peerHost) do(fn func() error) error {
 	})
 }
 
-// ip runs ip(8) commands, one a line, inside the host.
+// ip runs ip(8) commands inside the host, one a line.
 func (h *peerHost) ip(commands ...string) {
 	h.t.Helper()
 	h.feed(strings.Join(commands, "\n"), "ip", "-batch", "-")
@@ -142,11 +144,11 @@ func (h *peerHost) try(input, program string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// peerProcess is a program that runs inside a host until the test ends.
+// A peerProcess is a program that runs inside a host until the end of the test.
 type peerProcess struct {
 	cmd   *exec.Cmd
 	log   string        // file with its standard output and error
-	ended chan struct{} // closed when it has ended
+	ended chan struct{} // closed once it has ended
 }
 
 // start starts a program inside the host; credential is nil for root. Its log is
@@ -195,7 +197,7 @@ func (h *peerHost) start(credential *syscall.Credential, program string, args ..
 	return p
 }
 
-// stop asks the process to end, and makes it if it hangs.
+// stop sends SIGTERM to the process, and kills it if it hangs.
 func (p *peerProcess) stop() {
 	p.cmd.Process.Signal(unix.SIGTERM)
 	select {
@@ -206,7 +208,7 @@ func (p *peerProcess) stop() {
 	}
 }
 
-// output is what the process has said: of one that runs, whole lines.
+// output returns what the process has written; whole lines only while it runs.
 func (p *peerProcess) output() string {
 	var text []byte
 	lines, err := lab.ReadLines(p.log)
@@ -300,5 +302,46 @@ func (h *peerHost) listen(network, address string) (l net.Listener, err error) {
 	})
 	return l, err
 }
+
+// accept listens at an address inside the host until the end of the test. It calls handle in a
+// goroutine for each connection, and then closes the connection.
+func (h *peerHost) accept(t testing.TB, network, address string, handle func(net.Conn)) {
+	t.Helper()
+	h.acceptBehind(t, network, address, func(l net.Listener) net.Listener { return l }, handle)
+}
+
+// acceptHeaded is accept over TCP for connections that must begin with a PROXY protocol header.
+func (h *peerHost) acceptHeaded(t testing.TB, address string, handle func(net.Conn)) {
+	t.Helper()
+	h.acceptBehind(t, "tcp", address, func(l net.Listener) net.Listener {
+		return &proxyproto.Listener{Listener: l, ReadHeaderTimeout: startTimeout,
+			ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
+	}, handle)
+}
+
+// acceptBehind is accept on what wrap makes of the listener.
+func (h *peerHost) acceptBehind(t testing.TB, network, address string, wrap func(net.Listener) net.Listener, handle func(net.Conn)) {
+	t.Helper()
+	l, err := h.listen(network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func(l net.Listener) {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				handle(conn)
+			}()
+		}
+	}(wrap(l))
+}
+
+// echo returns everything that a connection sends.
+func echo(conn net.Conn) { io.Copy(conn, conn) }
 
 var errNotYet = errors.New("not yet")

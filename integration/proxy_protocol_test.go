@@ -16,23 +16,21 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/pires/go-proxyproto"
 )
 
-// Servers that want a PROXY protocol header and tell what it says. Their ports are 8081 and so on; those of their services' addresses and
-// node ports end in the same number.
+// Servers that expect a PROXY protocol header and answer with its content. Their ports are 8081 and
+// up; the addresses and node ports of their Services end in the same number.
 const (
 	proxyHAProxy = iota + 1
 	proxyNginx
 	proxyGo          // answers HTTP
 	proxyGoFirst     // speaks first
-	proxyGoHash      // answers the SHA-256 of what it gets
-	proxyNothingHash // the same, of a Service without the header
+	proxyGoHash      // answers with the SHA-256 of what it receives
+	proxyNothingHash // the same, for a Service without the header
 	proxyServers
 )
 
-// proxied is one of them, at pa, in the file of a node.
+// proxied returns the Service of one of them, at pa, for a node's file.
 func proxied(server int, protocol string) string {
 	return fmt.Sprintf(`  - {name: proxied-%d, clusterIP: [10.96.0.3%[1]d, "fd96::3%[1]d"], port: 80, nodePort: 3003%[1]d, proxyProtocol: %[2]s, `+
 		"endpoints: [{address: 10.244.1.5, port: 808%[1]d, node: n1}, {address: \"fd24:1::5\", port: 808%[1]d, node: n1}]}\n", server, protocol)
@@ -81,27 +79,11 @@ http {
 		proxyGoHash:      answerHash,
 		proxyNothingHash: answerHash,
 	} {
-		listener, err := h.listen("tcp", fmt.Sprintf("[::]:808%d", server))
-		if err != nil {
-			t.Fatal(err)
+		if address := fmt.Sprintf("[::]:808%d", server); server == proxyNothingHash {
+			h.accept(t, "tcp", address, serve)
+		} else {
+			h.acceptHeaded(t, address, serve)
 		}
-		t.Cleanup(func() { listener.Close() })
-		if server != proxyNothingHash {
-			listener = &proxyproto.Listener{Listener: listener, ReadHeaderTimeout: 20 * time.Second,
-				ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
-		}
-		go func() {
-			for {
-				c, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					defer c.Close()
-					serve(c)
-				}()
-			}
-		}()
 	}
 	for _, port := range []string{"8081", "8082"} {
 		eventually(t, "port "+port, func() error {
@@ -114,7 +96,7 @@ http {
 	}
 }
 
-// toldOf is what the header of a connection says, as HAProxy's log format above has it.
+// toldOf returns the content of a connection's header, in the format of HAProxy's log above.
 func toldOf(c net.Conn) string {
 	client, server := c.RemoteAddr().(*net.TCPAddr), c.LocalAddr().(*net.TCPAddr)
 	return fmt.Sprintf("%s %d %s %d", client.IP, client.Port, server.IP, server.Port)
@@ -127,8 +109,8 @@ func answerHash(c net.Conn) {
 	}
 }
 
-// askProxied asks one of the servers, and returns what it was told and what it should have been told, if the client is known by its own
-// address and the server by the one that it asks for.
+// askProxied asks one of the servers. It returns the header's content as the server saw it, and as
+// it should be: the client's own address, and the address that the client asked.
 func (h *peerHost) askProxied(server int, to netip.AddrPort) (told, want string, err error) {
 	const patience = time.Minute // a SYN is repeated after 1, 3, 7, 15 and 31 s
 	c, err := h.dialWithin(patience, "tcp", to.String())
@@ -158,7 +140,7 @@ func (h *peerHost) askProxied(server int, to netip.AddrPort) (told, want string,
 	return strings.TrimSpace(string(body)), want, err
 }
 
-// proxiedAt returns where one of the servers is served, by cluster address and node port of each family.
+// proxiedAt returns the cluster addresses and node ports of one of the servers, in both families.
 func proxiedAt(server int) (all []netip.AddrPort) {
 	for family, cluster := range []string{"10.96.0.3", "fd96::3"} {
 		all = append(all, netip.AddrPortFrom(netip.MustParseAddr(cluster+strconv.Itoa(server)), 80),
@@ -234,8 +216,8 @@ func TestServicesProxyProtocol(t *testing.T) {
 	}, programs("ip", "ip"), programs("haproxy", "haproxy"), programs("nginx", "nginx"), programs("nft", "nft"))
 }
 
-// compareRates sends streams with and without a header in turns. They arrive as they were sent, and those with a header as fast, by the
-// median of the pairs' ratios.
+// compareRates sends streams with and without a header, alternately. Each must arrive intact, and
+// those with a header as fast as the others, by the median of the pairs' ratios.
 func compareRates(t *testing.T, from *peerHost, plain, proxied netip.AddrPort) {
 	size := int64(64 << 20)
 	if os.Getenv(longEnv) != "" {
@@ -264,7 +246,8 @@ func compareRates(t *testing.T, from *peerHost, plain, proxied netip.AddrPort) {
 	}
 }
 
-// hash sends random bytes, and returns at how many bytes a second. The server must have got the same.
+// hash sends random bytes, checks that the server received the same, and returns the rate in bytes
+// a second.
 func (h *peerHost) hash(to netip.AddrPort, size int64) (rate float64, err error) {
 	c, err := h.dialWithin(time.Minute, "tcp", to.String())
 	if err != nil {
@@ -278,7 +261,8 @@ func (h *peerHost) hash(to netip.AddrPort, size int64) (rate float64, err error)
 	return rate, err
 }
 
-// hashOver sends random bytes on a connection, and returns what is answered at the end and their hash.
+// hashOver sends random bytes on a connection, and returns the rate, the final answer and the hash
+// of the bytes.
 func hashOver(c net.Conn, size int64) (rate float64, got, want string, err error) {
 	c.SetDeadline(time.Now().Add(2 * time.Minute))
 	sum, begin := sha256.New(), time.Now()
@@ -292,7 +276,8 @@ func hashOver(c net.Conn, size int64) (rate float64, got, want string, err error
 	return float64(size) / time.Since(begin).Seconds(), string(answer), hex.EncodeToString(sum.Sum(nil)), err
 }
 
-// romeProxied is what rome's gateway has its pod stand for: services for milan, and mapped addresses for its own node.
+// romeProxied is the part of rome's configuration about its pod: services for milan, and mapped
+// addresses for its own node.
 func romeProxied() string {
 	s := "nat:\n  addresses:\n  - {external: 10.70.0.9, internal: 10.0.1.5, proxyProtocol: v2}\n  services:\n"
 	for server := proxyHAProxy; server < proxyServers; server++ {
@@ -305,8 +290,9 @@ func romeProxied() string {
 	return s
 }
 
-// TestGatewayProxyProtocol has the same servers behind a gateway: pods of the other cluster ask its services, and its own node, whose kernel
-// leaves segmentation and checksums to the gateway, an address that is mapped to the servers' pod.
+// TestGatewayProxyProtocol puts the same servers behind a gateway. Pods of the other cluster use
+// its services; its own node, whose kernel leaves segmentation and checksums to the gateway, uses a
+// mapped address.
 func TestGatewayProxyProtocol(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		c := newMilan(t)
@@ -321,7 +307,7 @@ func TestGatewayProxyProtocol(t *testing.T) {
 		}
 		for server := proxyHAProxy; server <= proxyGoFirst; server++ {
 			told, want, err := c.milanPod.askProxied(server, service(server))
-			// Both ends are told as rome calls them.
+			// The header has both ends' addresses as rome sees them.
 			want = strings.Replace(strings.Replace(want, podAddress+" ", milanPodAtRome+" ", 1), " 10.72.", " 10.70.", 1)
 			if err != nil || told != want {
 				t.Errorf("milan's pod asks server %d: %v; it was told %q, want %q", server, err, told, want)

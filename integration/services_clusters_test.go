@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pires/go-proxyproto"
 	"golang.org/x/sys/unix"
 
 	"culvert/integration/lab"
@@ -24,11 +23,12 @@ type servingCluster struct {
 	name              string
 	node, pod, client *peerHost
 	second            *peerHost // a node without a pod, or nil
-	address           string    // of the node, which clients have in common with it
+	address           string    // of the node; clients whose source is translated share it
 	farPod, seenAs    string    // the other cluster's pod as this one sees it; what that pod sees of this cluster
 }
 
-// The Services of each cluster, as the node SELF serves them, which has ADDRESSES. NODE is the node with the pod, FAR the other cluster's pod.
+// The Services of each cluster, in the file of the node SELF with ADDRESSES. NODE is the node with
+// the pod, FAR the other cluster's pod.
 const clusterServices = `name: SELF
 services:
   addresses: [ADDRESSES]
@@ -51,18 +51,20 @@ services:
      endpoints: [{address: 10.0.1.5, port: 8085, node: NODE}, {address: FAR, port: 8085}]}
 `
 
-// Rome's second node, which has no pod, and what its gateway is told of it.
+// Rome's second node, which has no pod, and its entry in the gateway's file.
 const (
 	secondAddress = "172.18.0.3"
 	secondVNI     = 259
 	secondNode    = "\n    - {name: rome-2, vni: 259, underlay: 172.18.0.3, address: 10.80.0.6, podCIDRs: [10.0.2.0/24]}"
 )
 
-// TestServicesOfTwoClusters has the nodes of two clusters serve Services with endpoints in both, through two gateways, at cluster addresses, node
-// ports under both policies, an external address and one that is answered for at layer 2, with affinity and with PROXY protocol headers, to
-// clients outside, pods and the nodes, over IPv4 and over IPv6. One cluster has a second node, without endpoints. To no process of culvert's
-// the kernel gives a socket of nftables, iptables or IPVS. In the end the far gateway is one of kernel parts, which knows nothing of headers
-// nor of IPv6: its pod is told the client all the same.
+// TestServicesOfTwoClusters serves Services with endpoints in two clusters, through two gateways,
+// on the nodes of both: at cluster addresses, node ports under both policies, an external address
+// and one announced at layer 2, with affinity and with PROXY protocol headers, to clients outside,
+// pods and the nodes, over IPv4 and IPv6. One cluster has a second node, without endpoints. The
+// kernel refuses culvert's processes the sockets of nftables, iptables and IPVS. In the end a
+// kernel-based gateway, without IPv6 and without knowledge of the headers, replaces the far one;
+// its pod must still learn the client's address.
 func TestServicesOfTwoClusters(t *testing.T) {
 	besideFamilies(t, func(t *testing.T, f peerFamily) {
 		requireNetfilterRefused(t)
@@ -133,14 +135,14 @@ func (c *clusters) joinSecond() *peerHost {
 	return second
 }
 
-// startRomeOfTwo starts the gateway of rome, which has two nodes.
+// startRomeOfTwo starts the gateway of rome with two nodes.
 func (c *clusters) startRomeOfTwo(t *testing.T) {
 	t.Helper()
 	config := strings.Replace(romeConfig, "\n  nodes:", "\n  nodes:"+secondNode, 1)
 	c.romeCulvert = startGateway(c.romeGateway, config, c.romeKey, c.milanKey.public)
 }
 
-// start starts culvert node on a node of the cluster, which serves.
+// start starts culvert node with Services on a node of the cluster.
 func (s *servingCluster) start(t *testing.T, node *peerHost, name, addresses, announced string) *peerProcess {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "node.yaml")
@@ -159,40 +161,24 @@ func (s *servingCluster) start(t *testing.T, node *peerHost, name, addresses, an
 	return process
 }
 
-// serveTold answers at port 8085, behind a PROXY protocol header, with the host's name and what the header says.
+// serveTold answers at port 8085, which expects a PROXY protocol header, with the host's name and
+// the header's content.
 func serveTold(t *testing.T, h *peerHost) {
 	t.Helper()
-	listener, err := h.listen("tcp", ":8085")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	told := &proxyproto.Listener{Listener: listener, ReadHeaderTimeout: startTimeout,
-		ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
-	go func() {
-		for {
-			conn, err := told.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				fmt.Fprintf(conn, "%s %s", h.name, toldOf(conn))
-			}()
-		}
-	}()
+	h.acceptHeaded(t, ":8085", func(conn net.Conn) { fmt.Fprintf(conn, "%s %s", h.name, toldOf(conn)) })
 }
 
-// questions is how often a Service is asked at most until each of two endpoints has answered: that all go to one by chance happens once in 2^23.
+// questions limits how often a Service is asked until each of two endpoints has answered: all
+// answers come from one endpoint by chance once in 2^23 times.
 const questions = 24
 
-// check asks for all of the cluster's Services.
+// check uses all of the cluster's Services.
 func (s *servingCluster) check(t *testing.T, far *servingCluster) {
 	l := &serviceLab{T: t}
 	type row struct {
 		from      *peerHost
 		to        string
-		near, far string // what the pods see; "": they are not to answer
+		near, far string // the sources that the pods see; "" if a pod must not answer
 		udp       bool
 	}
 	rows := []row{
@@ -209,7 +195,7 @@ func (s *servingCluster) check(t *testing.T, far *servingCluster) {
 		{s.node, "203.0.113.1:30082", s.address, s.seenAs, false},
 		{s.pod, "10.96.0.12:80", s.address, "", false},
 	}
-	if s.second != nil { // which carries all to the node with the pod
+	if s.second != nil { // it forwards everything to the node with the pod
 		rows = append(rows,
 			row{s.client, secondAddress + ":30080", secondAddress, s.seenAs, true},
 			row{s.pod, secondAddress + ":30080", secondAddress, s.seenAs, true},
@@ -247,7 +233,8 @@ func (s *servingCluster) check(t *testing.T, far *servingCluster) {
 	s.checkTold(t, far)
 }
 
-// ask asks until those have answered that are to, and wants each to see what it is to. One that is not to answer gets each chance.
+// ask asks until each endpoint that must answer has done so, and checks the source that each sees.
+// An endpoint that must not answer is given every chance to.
 func (s *servingCluster) ask(t *testing.T, far *servingCluster, from *peerHost, network, to, nearSees, farSees string) {
 	t.Helper()
 	want := map[string]string{}
@@ -271,7 +258,7 @@ func (s *servingCluster) ask(t *testing.T, far *servingCluster, from *peerHost, 
 	}
 }
 
-// checkUnserved asks where nobody is to answer: it is refused, or dropped.
+// checkUnserved asks at addresses where nobody may answer: the request is refused or dropped.
 func (s *servingCluster) checkUnserved(t *testing.T, from *peerHost, to string, refused bool) {
 	t.Helper()
 	patience := startTimeout
@@ -288,7 +275,8 @@ func (s *servingCluster) checkUnserved(t *testing.T, from *peerHost, to string, 
 	}
 }
 
-// checkTold has the pods of both clusters be told of a client outside, and of this cluster's own pod.
+// checkTold checks the clients that PROXY protocol headers name to the pods of both clusters: a
+// host outside, and this cluster's own pod.
 func (s *servingCluster) checkTold(t *testing.T, far *servingCluster) {
 	t.Helper()
 	for from, to := range map[*peerHost]string{s.client: "203.0.113.1:30085", s.pod: "10.96.0.15:80"} {
@@ -316,7 +304,7 @@ func (s *servingCluster) checkTold(t *testing.T, far *servingCluster) {
 	}
 }
 
-// startMilanReference puts a gateway of kernel parts in the place of milan's.
+// startMilanReference replaces milan's gateway by a kernel-based one.
 func (c *clusters) startMilanReference(t *testing.T) {
 	t.Helper()
 	address, prefix := netip.MustParseAddr, netip.MustParsePrefix

@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pires/go-proxyproto"
 	"golang.org/x/sys/unix"
 )
 
-// bySocket is one port of a Service in the file of a node with mode: sockets. Places of its endpoints are hosts.
+// bySocket returns one port of a Service for the file of a node with mode: sockets. places are the
+// hosts of its endpoints.
 func bySocket(name, protocol string, nodePort, port int, more string, places ...string) string {
 	s := fmt.Sprintf("  - {name: %s, protocol: %s, port: 80, nodePort: %d, %s endpoints: [", name, protocol, nodePort, more)
 	for _, place := range places {
@@ -45,7 +45,8 @@ func writeReadable(t *testing.T, file, text string) {
 	}
 }
 
-// startUnprivileged starts culvert node as a user without any capability, and returns when it serves.
+// startUnprivileged starts culvert node as a user without any capability, and returns once it
+// serves.
 func startUnprivileged(h *peerHost, file string, flags ...string) *peerProcess {
 	h.t.Helper()
 	p := h.start(&syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID}, os.Getenv(binaryEnv), append([]string{"node", "--config", file}, flags...)...)
@@ -65,32 +66,17 @@ func startUnprivileged(h *peerHost, file string, flags ...string) *peerProcess {
 	return p
 }
 
-// TestServicesBySockets has a user without any capability serve node ports, over TCP and UDP and both families: to a host outside, to pods and
-// to the node itself, by policies and PROXY protocol headers as with a device, and large streams. Nothing of the kernel changes.
+// TestServicesBySockets serves node ports as a user without any capability, over TCP, UDP and both
+// families: to a host outside, to pods and to the node itself, with the policies and PROXY protocol
+// headers of a device, and large streams. Nothing in the kernel changes.
 func TestServicesBySockets(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
 		for _, h := range []*peerHost{l.a, l.b} {
-			listener, err := h.listen("tcp", "[::]:8085")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer listener.Close()
-			told := &proxyproto.Listener{Listener: listener, ReadHeaderTimeout: startTimeout,
-				ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
-			go func() {
-				for {
-					c, err := told.Accept()
-					if err != nil {
-						return
-					}
-					go func() {
-						defer c.Close()
-						answerHash(c)
-						fmt.Fprintf(c, " %s", toldOf(c))
-					}()
-				}
-			}()
+			h.acceptHeaded(t, "[::]:8085", func(conn net.Conn) {
+				answerHash(conn)
+				fmt.Fprintf(conn, " %s", toldOf(conn))
+			})
 		}
 		const local = "externalTrafficPolicy: Local,"
 		services := func(web ...string) string {
@@ -109,7 +95,7 @@ func TestServicesBySockets(t *testing.T) {
 		for _, r := range []struct {
 			from *peerHost
 			port int
-			want string // who answers
+			want string // the server that answers
 		}{
 			{l.out, 30010, "pa pb"}, {l.c, 30010, "pa pb"}, {l.a, 30010, "pa pb"}, {l.n1, 30010, "pa pb"},
 			{l.out, 30011, "pa"}, {l.c, 30011, "pa pb"}, {l.n1, 30011, "pa pb"},
@@ -138,7 +124,7 @@ func TestServicesBySockets(t *testing.T) {
 			}
 		}
 		for family := range 2 {
-			for i := range 4 { // by either endpoint
+			for i := range 4 { // either endpoint may answer
 				size := int64(1 << 20)
 				if i == 0 {
 					size = 100 << 20
@@ -187,7 +173,7 @@ func TestServicesBySockets(t *testing.T) {
 	}, programs("ip", "ip"))
 }
 
-// hashTold is hash for a server that also tells whom its header names.
+// hashTold is hash for a server that also returns the client that its header names.
 func (h *peerHost) hashTold(to netip.AddrPort, size int64) (rate float64, err error) {
 	c, err := h.dial("tcp", to.String())
 	if err != nil {
@@ -205,8 +191,9 @@ func (h *peerHost) hashTold(to netip.AddrPort, size int64) (rate float64, err er
 	return rate, err
 }
 
-// TestServicesAcrossClusters has a node of rome serve endpoints of both clusters at one node port, by a device and by sockets: each gets its share
-// of clients, who are told to it, and its answers come back through the node that was asked.
+// TestServicesAcrossClusters serves endpoints of both clusters at one node port of rome, with a
+// device and with sockets. Each endpoint gets its share of clients, whose addresses it is told, and
+// answers come back through the node that was asked.
 func TestServicesAcrossClusters(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		c := newMilan(t)
@@ -214,32 +201,9 @@ func TestServicesAcrossClusters(t *testing.T) {
 		client := newPeerHost(t, "client")
 		join(c.romeNode, client, "203.0.113.1/24", "203.0.113.5/24", 1500)
 		for name, pod := range map[string]*peerHost{"rome": c.romePod, "milan": c.milanPod} {
-			plain, err := pod.listen("tcp", ":8080")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer plain.Close()
-			headed, err := pod.listen("tcp", ":8085")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer headed.Close()
-			told := &proxyproto.Listener{Listener: headed, ReadHeaderTimeout: startTimeout,
-				ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
-			for _, listener := range []net.Listener{plain, told} {
-				go func() {
-					for {
-						conn, err := listener.Accept()
-						if err != nil {
-							return
-						}
-						go func() {
-							defer conn.Close()
-							fmt.Fprintf(conn, "%s %s", name, conn.RemoteAddr().(*net.TCPAddr).IP)
-						}()
-					}
-				}()
-			}
+			tell := func(conn net.Conn) { fmt.Fprintf(conn, "%s %s", name, conn.RemoteAddr().(*net.TCPAddr).IP) }
+			pod.accept(t, "tcp", ":8080", tell)
+			pod.acceptHeaded(t, ":8085", tell)
 		}
 		file := filepath.Join(t.TempDir(), "node.yaml")
 		for _, mode := range []string{"tun", "sockets"} {

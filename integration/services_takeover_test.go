@@ -15,17 +15,18 @@ import (
 	"culvert/gateway/handover"
 )
 
-// A serviceTraffic is what clients of a serviceLab ask all the while: connections, one after the other, and datagrams.
+// A serviceTraffic is the constant traffic of a serviceLab's clients: connections, one after
+// another, and datagrams.
 type serviceTraffic struct {
 	l        *serviceLab
 	stop     chan struct{}
 	running  sync.WaitGroup
 	connects atomic.Int64
 	mu       sync.Mutex
-	failed   []error       // connections, and those that waited for a second SYN
+	failed   []error       // failed connections, and those that needed a second SYN
 	pauses   time.Duration // the longest between two answers to datagrams
-	sent     int64
-	answered int64
+	sent     atomic.Int64  // datagrams
+	answered atomic.Int64
 }
 
 const (
@@ -33,7 +34,7 @@ const (
 	datagramPace = time.Millisecond
 )
 
-// traffic has clients ask until end is called.
+// traffic makes clients send requests until end is called.
 func (l *serviceLab) traffic() *serviceTraffic {
 	l.Helper()
 	x := &serviceTraffic{l: l, stop: make(chan struct{})}
@@ -65,9 +66,12 @@ func (l *serviceLab) traffic() *serviceTraffic {
 		defer conn.Close()
 		for tick := time.NewTicker(datagramPace); !x.stopped(); <-tick.C {
 			conn.Write([]byte("?"))
-			x.sent++
+			x.sent.Add(1)
 		}
-		time.Sleep(silence) // the last answers
+		const lastAnswers = 5 * time.Second // on a busy machine
+		for deadline := time.Now().Add(lastAnswers); x.answered.Load() < x.sent.Load() && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
 	})
 	x.running.Go(func() {
 		var last time.Time
@@ -82,7 +86,7 @@ func (l *serviceLab) traffic() *serviceTraffic {
 				x.pauses = max(x.pauses, now.Sub(last))
 			}
 			last = now
-			x.answered++
+			x.answered.Add(1)
 		}
 	})
 	return x
@@ -97,7 +101,7 @@ func (x *serviceTraffic) stopped() bool {
 	}
 }
 
-// more waits until clients have connected some times more.
+// more waits until clients have connected some more times.
 func (x *serviceTraffic) more(connects int64) {
 	x.l.Helper()
 	from := x.connects.Load()
@@ -109,7 +113,8 @@ func (x *serviceTraffic) more(connects int64) {
 	})
 }
 
-// end returns the longest pause between two answers to datagrams. No connection may have failed, nor a datagram been lost.
+// end returns the longest pause between two answers to datagrams. It fails the test if a connection
+// has failed or a datagram was lost.
 func (x *serviceTraffic) end(what string) time.Duration {
 	x.l.Helper()
 	close(x.stop)
@@ -119,15 +124,18 @@ func (x *serviceTraffic) end(what string) time.Duration {
 			x.l.Errorf("%s: %v", what, err)
 		}
 	}
-	if x.answered < x.sent {
-		x.l.Errorf("%s: %d of %d datagrams were lost", what, x.sent-x.answered, x.sent)
+	sent := x.sent.Load()
+	lost := sent - x.answered.Load()
+	if lost > 0 {
+		x.l.Errorf("%s: %d of %d datagrams were lost", what, lost, sent)
 	}
 	x.l.Logf("%s: %d connections, %d failed or waited; %d datagrams, %d lost, longest pause %v",
-		what, x.connects.Load(), len(x.failed), x.sent, x.sent-x.answered, x.pauses.Round(100*time.Microsecond))
+		what, x.connects.Load(), len(x.failed), sent, lost, x.pauses.Round(100*time.Microsecond))
 	return x.pauses
 }
 
-// takeOver starts another node with the same file, which takes over, and waits until the one before has ended well.
+// takeOver starts another node process with the same file, which takes over, and waits until the
+// previous one has ended without an error.
 func (l *serviceLab) takeOver() {
 	l.Helper()
 	before := l.node
@@ -148,11 +156,12 @@ func (l *serviceLab) takeOver() {
 	}
 }
 
-// handOverPause is how long nobody may serve in a hand-over. The pauses of a busy machine are no part of it: the best of several counts.
+// handOverPause is how long nobody may serve during a hand-over. The best of several counts, so
+// that the pauses of a busy machine do not.
 const handOverPause = 100 * time.Millisecond
 
-// TestServicesTakeOver has one process after the other take over from the one before: connections of all kinds go on, no new one waits, no
-// datagram is lost, and nothing is left behind at the end.
+// TestServicesTakeOver lets processes take over one from another: connections of all kinds
+// continue, no new one waits, no datagram is lost, and nothing is left behind at the end.
 func TestServicesTakeOver(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
@@ -203,8 +212,8 @@ func TestServicesTakeOver(t *testing.T) {
 	}, programs("ip", "ip"))
 }
 
-// TestServicesTakeOverFails has processes ask for a hand-over that cannot serve, or that end in the middle of it: the one that runs goes on
-// without a gap, and hands over to the next one.
+// TestServicesTakeOverFails starts processes that ask for a hand-over and cannot serve, or end in
+// the middle of it. The running process continues without a gap, and hands over to the next one.
 func TestServicesTakeOverFails(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
@@ -232,7 +241,7 @@ func TestServicesTakeOverFails(t *testing.T) {
 				t.Errorf("ended with %d and %q, want %q", next.cmd.ProcessState.ExitCode(), out, r.want)
 			}
 		}
-		// What the new process hears before it ends.
+		// The last message that the new process reads before it ends.
 		for i, last := range []handover.Kind{handover.KindOffer, handover.KindStanding, handover.KindCut} {
 			conn, err := net.Dial("unix", filepath.Join(l.state, "culvert1", "takeover-1.sock"))
 			if err != nil {

@@ -24,19 +24,19 @@ import (
 	"culvert/integration/need"
 )
 
-// A serviceLab is two nodes on a network with a host outside. Their pods are routed: pa and pc on the first, pb on the second. The first
-// one serves Services by culvert.
+// A serviceLab is two nodes on a network with a host outside. Their pods are routed: pa and pc on
+// the first node, pb on the second. culvert serves Services on the first.
 type serviceLab struct {
 	*testing.T
 	n1, n2, out, a, b, c *peerHost
 	lan                  *peerHost
 	file                 string
-	state                string // folder; "": nothing outlives a run
+	state                string // "": nothing survives a run
 	more                 string // lines of the file below services
 	node                 *peerProcess
 }
 
-// serviceAddresses are those of each host, and of the node that serves.
+// serviceAddresses are the addresses of each host, and of the node that serves.
 var serviceAddresses = map[string][2]string{
 	"n1": {"172.18.0.2", "fd18::2"}, "n2": {"172.18.0.3", "fd18::3"}, "out": {"172.18.0.4", "fd18::4"},
 	"pa": {"10.244.1.5", "fd24:1::5"}, "pc": {"10.244.1.6", "fd24:1::6"}, "pb": {"10.244.2.5", "fd24:2::5"},
@@ -50,7 +50,7 @@ services:
   serve:
 `
 
-// served is one port of a Service in the file. Places of its endpoints are hosts.
+// served returns one port of a Service for the file. places are the hosts of its endpoints.
 func served(name, protocol string, number int, policies string, places ...string) string {
 	s := fmt.Sprintf("  - {name: %s, protocol: %s, clusterIP: [10.96.0.%d, \"fd96::%[3]d\"], port: 80, nodePort: %d, %s endpoints: [",
 		name, protocol, number, 30000+number, policies)
@@ -113,40 +113,27 @@ func newServiceLab(t *testing.T) *serviceLab {
 	return l
 }
 
-// newServiceHost makes a host that uses IPv6 addresses as soon as it has them.
+// newServiceHost makes a host whose IPv6 addresses are usable at once.
 func newServiceHost(t *testing.T, name string) *peerHost {
 	h := newPeerHost(t, name)
 	h.acceptAddresses()
 	return h
 }
 
-// serve answers at TCP and UDP port 8080 with the host's name and the address that it sees. Over TCP it echoes from there on.
+// serve answers at TCP and UDP port 8080 with the host's name and the source that it sees. Over TCP
+// it then echoes.
 func (l *serviceLab) serve(h *peerHost) {
 	l.Helper()
 	say := func(a net.Addr) []byte {
 		return []byte(h.name + " " + netip.MustParseAddrPort(a.String()).Addr().Unmap().String() + "\n")
 	}
-	listener, err := h.listen("tcp", "[::]:8080")
-	if err != nil {
-		l.Fatal(err)
-	}
-	l.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				if _, err := conn.Write(say(conn.RemoteAddr())); err == nil {
-					io.Copy(conn, conn)
-				}
-			}()
+	h.accept(l.T, "tcp", "[::]:8080", func(conn net.Conn) {
+		if _, err := conn.Write(say(conn.RemoteAddr())); err == nil {
+			echo(conn)
 		}
-	}()
+	})
 	var socket net.PacketConn
-	err = h.do(func() (err error) {
+	err := h.do(func() (err error) {
 		socket, err = net.ListenPacket("udp", "[::]:8080")
 		return err
 	})
@@ -165,7 +152,8 @@ func (l *serviceLab) serve(h *peerHost) {
 	}()
 }
 
-// start starts culvert node on the first node with what it is to serve. It may use neither nftables nor iptables nor packet sockets.
+// start starts culvert node on the first node with the given Services. It may use neither nftables
+// nor iptables nor packet sockets.
 func (l *serviceLab) start(serve ...string) {
 	l.Helper()
 	l.write(serve...)
@@ -195,10 +183,10 @@ func (l *serviceLab) write(serve ...string) {
 
 const (
 	askPatience = 20 * time.Second
-	silence     = 150 * time.Millisecond // of a place that is not to answer
+	silence     = 150 * time.Millisecond // how long to wait where nobody may answer
 )
 
-// ask asks a service and returns who has answered and which address he sees.
+// ask asks a Service. It returns which server has answered and which source it sees.
 func (l *serviceLab) ask(h *peerHost, network, to string) (who, sees string, err error) {
 	err = h.do(func() error {
 		conn, err := net.DialTimeout(network, h.family.of(to), askPatience)
@@ -220,8 +208,9 @@ func (l *serviceLab) ask(h *peerHost, network, to string) (who, sees string, err
 	return who, sees, err
 }
 
-// TestServices has real clients ask for Services: through cluster addresses and node ports, over TCP and UDP, from the node, its pods and
-// a host outside, under both policies, over both families, with each kind of reverse path filter on all of the node's links.
+// TestServices uses Services with real clients: at cluster addresses and node ports, over TCP and
+// UDP, from the node, its pods and a host outside, under both policies, over both families, with
+// each kind of reverse path filter on all of the node's links.
 func TestServices(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
@@ -235,7 +224,7 @@ func TestServices(t *testing.T) {
 		)
 		rows := []struct {
 			from  *peerHost
-			to    int // number of the service; + 30000 is its node port
+			to    int // number of the Service; its node port is 30000 more
 			seen  map[string]string
 			found map[string]bool
 		}{
@@ -303,7 +292,7 @@ func TestServices(t *testing.T) {
 	}, programs("ip", "ip"))
 }
 
-// neighbours sees that what is no service's goes where it went, and sees what it saw.
+// neighbours checks that traffic to addresses that are no Service's is unaffected.
 func (l *serviceLab) neighbours(filter string) {
 	l.Helper()
 	for _, r := range []struct {
@@ -322,7 +311,7 @@ func (l *serviceLab) neighbours(filter string) {
 	}
 }
 
-// unserved asks for what nobody serves.
+// unserved asks at addresses that nobody serves.
 func (l *serviceLab) unserved() {
 	l.Helper()
 	for _, r := range []struct {
@@ -352,7 +341,8 @@ func (l *serviceLab) unserved() {
 	}
 }
 
-// refusedUDP asks where there is no endpoint, over UDP: the error that tells so is from the address that was asked.
+// refusedUDP asks over UDP where there is no endpoint: the ICMP error must come from the address
+// that was asked.
 func (l *serviceLab) refusedUDP(filter string) {
 	l.Helper()
 	for _, from := range []*peerHost{l.out, l.c, l.n1} {
@@ -364,7 +354,8 @@ func (l *serviceLab) refusedUDP(filter string) {
 	}
 }
 
-// TestServicesChange has endpoints come and go, by SIGHUP: UDP moves with its next packet, TCP goes on.
+// TestServicesChange adds and removes endpoints by SIGHUP: UDP moves with its next packet, TCP
+// stays.
 func TestServicesChange(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
@@ -431,11 +422,13 @@ func TestServicesChange(t *testing.T) {
 	}, programs("ip", "ip"))
 }
 
-// TestServicesCrash kills culvert node at random moments. All the while the node answers for itself, and at no moment is there no rule for
-// its local table. The next run finds what the one before has left, and the last leaves nothing.
+// TestServicesCrash kills culvert node at random moments. The node's own address always answers,
+// and there is always a rule for its local table. The next run finds what the previous one has
+// left, and the last leaves nothing.
 func TestServicesCrash(t *testing.T) { crashServices(t, false) }
 
-// TestServicesCrashKept is TestServicesCrash with a state folder: a connection goes on over all the kills.
+// TestServicesCrashKept is TestServicesCrash with a state folder: a connection survives all the
+// kills.
 func TestServicesCrashKept(t *testing.T) { crashServices(t, true) }
 
 func crashServices(t *testing.T, kept bool) {
@@ -513,7 +506,8 @@ func crashServices(t *testing.T, kept bool) {
 			if err := stream.echo(); err != nil {
 				t.Errorf("the connection from before the kills: %v", err)
 			}
-			// What was not written is known again by the client's next packet: the key that chooses ports and endpoints is the same.
+			// A connection that was not written is restored by the client's next packet, because
+			// the key that chooses ports and endpoints is the same.
 			l.node.cmd.Process.Kill()
 			<-l.node.ended
 			if err := os.Remove(filepath.Join(l.state, "culvert1", "connections")); err != nil {
@@ -543,7 +537,8 @@ func crashServices(t *testing.T, kept bool) {
 	}, programs("ip", "ip"))
 }
 
-// keepsLocal follows what ip monitor says about rules, and looks that one leads to the local table at any moment.
+// keepsLocal reads the output of ip monitor about rules, and returns an error if there was a moment
+// without a rule to the local table.
 func keepsLocal(events string) error {
 	local := map[string]bool{"0": true}
 	changes := 0
@@ -567,8 +562,8 @@ func keepsLocal(events string) error {
 	return nil
 }
 
-// kernelState returns the rules, routes and links of the first node, but for link-local addresses, and whether links carry, both of which
-// the kernel finds out later.
+// kernelState returns the rules, routes and links of the first node, without link-local addresses
+// and carrier states, which the kernel determines later.
 func (l *serviceLab) kernelState() string {
 	l.Helper()
 	var all bytes.Buffer
@@ -584,10 +579,10 @@ func (l *serviceLab) kernelState() string {
 	return all.String()
 }
 
-// operationalState is what stands behind a link's name.
+// operationalState matches the state behind a link's name.
 var operationalState = regexp.MustCompile(`(?m)^(\S+\s+)\S+\s+`)
 
-// TestServicesWarnOfListeners has a process listen on a node port: it is named.
+// TestServicesWarnOfListeners: a process that listens on a node port is named in the log.
 func TestServicesWarnOfListeners(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)

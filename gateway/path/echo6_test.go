@@ -1,14 +1,13 @@
 package path
 
 import (
-	"bytes"
 	"testing"
 
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 )
 
-// TestAnswerEchoIPv6: as TestAnswerEcho.
+// TestAnswerEchoIPv6 is TestAnswerEcho for IPv6.
 func TestAnswerEchoIPv6(t *testing.T) {
 	request := func(edit func(*nattest.IP, *nattest.ICMP)) []byte {
 		ip := nattest.IP{Source: "fd00:10:0:1::5", Destination: "fd80::4", TTL: 3}
@@ -55,40 +54,6 @@ func TestAnswerEchoIPv6(t *testing.T) {
 			ip.Body = nattest.Raw{Protocol: 47, Payload: []byte{128, 0, 0, 0, 0, 0, 0, 0}}
 		}), 0},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			var p packet.Packet
-			if r := p.Parse(bytes.Clone(tt.request)); r != packet.NoFault {
-				t.Fatal(r)
-			}
-			if ok := AnswerEcho(&p, echoMTU); ok != (tt.hops != 0) {
-				t.Fatalf("answered: %v", ok)
-			} else if !ok {
-				if !bytes.Equal(p.Bytes(), tt.request) {
-					t.Error("not answered, and changed")
-				}
-				return
-			}
-			before, err := nattest.Check(tt.request)
-			if err != nil {
-				t.Fatal(err)
-			}
-			after, err := nattest.Check(p.Bytes())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if after.Source != before.Destination || after.Destination != before.Source || after.TTL != tt.hops || after.TOS&ecnMask != 0 {
-				t.Errorf("%v > %v with hop limit %d, traffic class %#x", after.Source, after.Destination, after.TTL, after.TOS)
-			}
-			if !bytes.Equal(after.Header[40:], before.Header[40:]) {
-				t.Errorf("extension headers % x", after.Header[40:])
-			}
-			body := bytes.Clone(before.Body)
-			if before.Offset == 0 {
-				copy(body, []byte{129, 0, after.Body[2], after.Body[3]})
-			}
-			if !bytes.Equal(after.Body, body) {
-				t.Errorf("body % x, want % x", after.Body, body)
-			}
-		})
+		t.Run(tt.name, func(t *testing.T) { requireAnswer(t, tt.request, tt.hops) })
 	}
 }

@@ -21,8 +21,8 @@ func echo(source, destination string, ttl uint8, payload int) []byte {
 		Body: nattest.ICMP{Type: 8, Rest: 0x1234_0001, Payload: nattest.Payload(payload, 4)}}.Bytes()
 }
 
-// TestAnswerEcho: an echo request, and each fragment of one, becomes its reply; nothing
-// else is answered.
+// TestAnswerEcho: an echo request, and each fragment of one, becomes its reply; nothing else is
+// answered.
 func TestAnswerEcho(t *testing.T) {
 	request := func(edit func(*nattest.IP, *nattest.ICMP)) []byte {
 		ip := nattest.IP{Source: "10.0.1.5", Destination: "10.80.0.4", ID: 9, TTL: 3}
@@ -60,50 +60,55 @@ func TestAnswerEcho(t *testing.T) {
 		{"first fragment of a timestamp request", request(func(ip *nattest.IP, icmp *nattest.ICMP) { ip.MF, icmp.Type = true, 13 }), 0},
 		{"UDP", nattest.IP{Source: "10.0.1.5", Destination: "10.80.0.4", Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53}}.Bytes(), 0},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			var p packet.Packet
-			if r := p.Parse(bytes.Clone(tt.request)); r != packet.NoFault {
-				t.Fatal(r)
-			}
-			if ok := AnswerEcho(&p, echoMTU); ok != (tt.ttl != 0) {
-				t.Fatalf("answered: %v", ok)
-			} else if !ok {
-				if !bytes.Equal(p.Bytes(), tt.request) {
-					t.Error("not answered, and changed")
-				}
-				return
-			}
-			before, err := nattest.Check(tt.request)
-			if err != nil {
-				t.Fatal(err)
-			}
-			after, err := nattest.Check(p.Bytes())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if after.Source != before.Destination || after.Destination != before.Source || after.TTL != tt.ttl {
-				t.Errorf("%v > %v with TTL %d", after.Source, after.Destination, after.TTL)
-			}
-			if was, is := header.IPv4(tt.request), header.IPv4(p.Bytes()); is.Flags() != was.Flags() || is.FragmentOffset() != was.FragmentOffset() || is.ID() != was.ID() {
-				t.Errorf("flags %x, offset %d, ID %d", is.Flags(), is.FragmentOffset(), is.ID())
-			}
-			if tos, _ := header.IPv4(p.Bytes()).TOS(); tos&ecnMask != 0 {
-				t.Errorf("type of service %#x", tos)
-			}
-			body := bytes.Clone(before.Body)
-			if header.IPv4(tt.request).FragmentOffset() == 0 {
-				copy(body, []byte{0, 0, after.Body[2], after.Body[3]})
-			}
-			if !bytes.Equal(after.Body, body) {
-				t.Errorf("body % x, want % x", after.Body, body)
-			}
-		})
+		t.Run(tt.name, func(t *testing.T) { requireAnswer(t, tt.request, tt.ttl) })
 	}
 }
 
-// FuzzAnswerEcho gives AnswerEcho whatever parses. A reply parses as well, has the
-// checksums of its request, right or wrong, and two gateways that answer
-// each other come to an end.
+// requireAnswer fails unless AnswerEcho makes the reply to a request, with this TTL or hop limit; 0 =
+// none, and the packet stays as it is.
+func requireAnswer(t *testing.T, request []byte, ttl uint8) {
+	t.Helper()
+	var p packet.Packet
+	if r := p.Parse(bytes.Clone(request)); r != packet.NoFault {
+		t.Fatal(r)
+	}
+	if ok := AnswerEcho(&p, echoMTU); ok != (ttl != 0) {
+		t.Fatalf("answered: %v", ok)
+	} else if !ok {
+		if !bytes.Equal(p.Bytes(), request) {
+			t.Error("not answered, and changed")
+		}
+		return
+	}
+	before, err := nattest.Check(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := nattest.Check(p.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after.Source != before.Destination || after.Destination != before.Source || after.TTL != ttl || after.TOS&ecnMask != 0 {
+		t.Errorf("%v > %v with TTL %d, type of service %#x", after.Source, after.Destination, after.TTL, after.TOS)
+	}
+	reply, first, last := byte(0), 4, 8 // identification, flags and offset
+	if request[0]>>4 == 6 {
+		reply, first, last = 129, 40, len(before.Header) // extension headers
+	}
+	if is, want := after.Header[first:last], before.Header[first:last]; !bytes.Equal(is, want) {
+		t.Errorf("header: % x, want % x", is, want)
+	}
+	body := bytes.Clone(before.Body)
+	if before.Offset == 0 {
+		copy(body, []byte{reply, 0, after.Body[2], after.Body[3]})
+	}
+	if !bytes.Equal(after.Body, body) {
+		t.Errorf("body % x, want % x", after.Body, body)
+	}
+}
+
+// FuzzAnswerEcho gives AnswerEcho anything that parses. A reply parses too, has the request's
+// checksums, right or wrong, and two gateways that answer each other stop at some time.
 func FuzzAnswerEcho(f *testing.F) {
 	whole := echo("10.0.1.5", "10.80.0.4", 64, 100)
 	f.Add(whole)
@@ -136,7 +141,8 @@ func FuzzAnswerEcho(f *testing.F) {
 	})
 }
 
-// echoSumValid reports whether the checksum of ICMP or ICMPv6 is right, of a fragment as if it were whole.
+// echoSumValid reports whether the checksum of ICMP or ICMPv6 is right; a fragment is taken as a
+// whole packet.
 func echoSumValid(p *packet.Packet) bool {
 	b := p.Bytes()
 	if !p.IsIPv6() {
@@ -147,8 +153,8 @@ func echoSumValid(p *packet.Packet) bool {
 	return nattest.Checksum(append(binary.BigEndian.AppendUint32(pseudo, uint32(p.Protocol())), body...)) == 0
 }
 
-// TestOwnAddressIsNotFilled: fragments of datagrams that never become whole do not keep
-// a ping in fragments, of another pod, from being answered.
+// TestOwnAddressIsNotFilled: incomplete fragments of one pod do not keep another pod's fragmented
+// ping from being answered.
 func TestOwnAddressIsNotFilled(t *testing.T) {
 	p := newPipeline(t)
 	p.send(t, tcpPacket(10, false)) // teaches the node's MAC
@@ -165,7 +171,8 @@ func TestOwnAddressIsNotFilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	var answer [][]byte // of the ping
-	// collect takes what has come, and waits until whole says that it is enough: on a busy CPU the kernel may deliver later.
+	// collect takes what has arrived, and waits until whole returns true: on a busy CPU the kernel
+	// may deliver later.
 	collect := func(whole func() bool) {
 		p.out.replies.Flush()
 		b := make([]byte, 65536)
