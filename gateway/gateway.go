@@ -24,14 +24,13 @@ import (
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
-	"culvert/nat/rules"
 )
 
 // Gateway joins the nodes of one cluster with one remote cluster.
 type Gateway struct {
 	log      *logrus.Entry
 	budget   Budget
-	udp      udp.Options // of the sockets of both tunnels
+	udp      udp.Options // for the sockets of both tunnels
 	deaf     bool        // its network is not the kernel's
 	engine   *nat.Engine
 	endpoint *geneve.Endpoint
@@ -46,11 +45,11 @@ type Gateway struct {
 	control  *inspect.Control
 	ready    atomic.Bool
 	role     atomic.Int32 // a role.Role
-	// nil: its table is not copied
+	// nil: the table is not replicated
 	replicating *replicating
 
 	current  config.Current
-	applying sync.Mutex // changes of current, and of what follows from it
+	applying sync.Mutex // held while current, or anything derived from it, changes
 }
 
 // New opens every socket of the gateway that c describes and starts its tunnel.
@@ -60,8 +59,7 @@ func New(c *config.Config, budget Budget, log *logrus.Logger) (*Gateway, error) 
 	return NewOver(c, budget, log, nil)
 }
 
-// NewOver is New on a network of the caller's, on which open opens sockets. The kernel is
-// asked nothing.
+// NewOver is New on a network of the caller, whose sockets open opens. It asks the kernel nothing.
 func NewOver(c *config.Config, budget Budget, log *logrus.Logger, open func(network string, at netip.AddrPort) (udp.Conn, error)) (*Gateway, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -100,7 +98,7 @@ func newGatewayFrom(t *lifecycle.Taking, c *config.Config, budget Budget, log *l
 	return g, nil
 }
 
-// open opens everything. Nobody else knows g yet.
+// open opens everything. No other goroutine uses g yet.
 func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 	if err := g.life.Open(c); err != nil {
 		return err
@@ -147,8 +145,8 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 	return err
 }
 
-// connectPath builds the packet path between the Geneve endpoint and the WireGuard
-// device, and what stands beside it.
+// connectPath builds the packet path between the Geneve endpoint and the WireGuard device, and the
+// parts beside it.
 func (g *Gateway) connectPath(c *config.Config) {
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	g.wg = wg.New(wg.Options{
@@ -197,7 +195,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	defer g.life.End()
 	defer g.close()
 	stop := ctx.Done()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // tasks go on until this returns
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // tasks run until this function returns
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer cancel()
@@ -272,134 +270,6 @@ func (g *Gateway) logStart(c *config.Config) {
 // to 64 KiB, which the kernel books as about twice that.
 const minReceiveBuffer = 1 << 20
 
-// prepared is a configuration that every layer has accepted.
-type prepared struct {
-	config  *config.Config
-	links   config.Links
-	rules   *nat.Prepared
-	tunnels *geneve.Prepared
-}
-
-// Apply replaces the desired state. A configuration that is not valid, or that
-// changes what cannot change while the gateway runs, is refused whole and leaves no
-// trace. So is any while another process takes over.
-func (g *Gateway) Apply(c *config.Config) error {
-	if err := c.Validate(); err != nil {
-		return err
-	}
-	if err := g.life.Changeable(); err != nil {
-		return err
-	}
-	g.applying.Lock()
-	defer g.applying.Unlock()
-	p, err := g.prepare(c)
-	if err != nil {
-		return err
-	}
-	g.commit(p)
-	return nil
-}
-
-// MovePods is Apply for a configuration that differs from the running one only in the PodCIDRs of some nodes. It reports false, and does nothing, for
-// any other. Its cost depends on these nodes, and it logs nothing: pods come and go all the time.
-func (g *Gateway) MovePods(c *config.Config) bool {
-	if g.life.Changeable() != nil { // Apply says why
-		return false
-	}
-	g.applying.Lock()
-	defer g.applying.Unlock()
-	now, links := g.current.Get()
-	routes, alone := c.Moved(now, links)
-	if !alone || len(routes) == 0 || !g.engine.Reroute(routes) {
-		return false
-	}
-	g.current.Set(c, links)
-	return true
-}
-
-// Check reports everything for which Apply would refuse c, and changes nothing.
-func (g *Gateway) Check(c *config.Config) error {
-	if err := c.Validate(); err != nil {
-		return err
-	}
-	g.applying.Lock()
-	defer g.applying.Unlock()
-	_, err := g.prepare(c)
-	return err
-}
-
-// Changes says in words what differs between c and the running configuration.
-func (g *Gateway) Changes(c *config.Config) string {
-	now, _ := g.current.Get()
-	return c.Changes(now)
-}
-
-// SetReload says how the configuration is read again when the control socket asks for that.
-// It is to be called before Run.
-func (g *Gateway) SetReload(reload func(ctx context.Context, dryRun bool) (*control.Reloaded, error)) {
-	g.inspect.ReadAgain = reload
-}
-
-// prepare does all of Apply that can fail, and changes nothing.
-//
-// Preconditions: g.applying is held.
-// +checklocks:g.applying
-func (g *Gateway) prepare(c *config.Config) (*prepared, error) {
-	now, links := g.current.Get()
-	if err := c.ChangesLive(now); err != nil {
-		return nil, err
-	}
-	p := &prepared{config: c, links: links.Assign(c.Geneve.Nodes)}
-	err := g.reaches(c)
-	if err != nil {
-		return nil, err
-	}
-	if p.rules, err = g.engine.Prepare(c.NAT(p.links, g.budget.Connections)); err != nil {
-		return nil, err
-	}
-	if p.tunnels, err = g.endpoint.Prepare(c.Tunnels(p.links)); err != nil {
-		return nil, err
-	}
-	return p, nil
-}
-
-// reaches finds nodes that no socket of this machine sends to.
-func (g *Gateway) reaches(c *config.Config) error {
-	var errs []error
-	for i := range c.Geneve.Nodes {
-		at := c.Geneve.Nodes[i].Underlay
-		if !g.endpoint.Reaches(at) {
-			errs = append(errs, fmt.Errorf("geneve.nodes[%d].underlay: %s is of IPv6, which the kernel of this machine has not; boot it without ipv6.disable=1, "+
-				"or write an IPv4 address", i, at))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// commit does the rest, which cannot fail.
-//
-// Preconditions: g.applying is held.
-// +checklocks:g.applying
-func (g *Gateway) commit(p *prepared) {
-	g.engine.Commit(p.rules)
-	g.life.Restore(g.engine, p.links) // before packets come by them
-	g.endpoint.Commit(p.tunnels)
-	if err := g.wg.SetPeer(g.peer(p.config)); err != nil {
-		g.log.WithError(err).Warn("the WireGuard device is closed")
-	}
-	old, _ := g.current.Get()
-	if p.config.ConnectionCheck != old.ConnectionCheck || p.config.WireGuard.PeerPublicKey != old.WireGuard.PeerPublicKey {
-		g.monitor.BeginCheck(p.config)
-	}
-	changes, level, before := p.config.Changes(old), p.config.Log.Level, old.Log.Level
-	g.current.Set(p.config, p.links)
-	g.log.Info("configuration applied: " + changes)
-	if level != before {
-		level, _ := logrus.ParseLevel(level) // who read it has checked it
-		g.log.Logger.SetLevel(level)
-	}
-}
-
 // close closes what open opened, in the order that lets each part end: the
 // WireGuard device ends read through the tun device.
 func (g *Gateway) close() {
@@ -430,10 +300,11 @@ func (g *Gateway) close() {
 // Connection returns what the connection check has found.
 func (g *Gateway) Connection() monitor.CheckStatus { return g.monitor.Connection() }
 
-// Findings returns what the log has said last of each fault that there is, and of what works again.
+// Findings returns what the log last said about each present fault, and about each that has just
+// ended.
 func (g *Gateway) Findings() []health.Finding { return g.monitor.Findings(path.Uptime()) }
 
-// listeners returns those that are open, by name.
+// listeners returns the open listeners by name.
 func (g *Gateway) listeners() map[string]net.Listener {
 	all := make(map[string]net.Listener)
 	if g.metrics.Listener != nil {
@@ -451,7 +322,7 @@ func (g *Gateway) listeners() map[string]net.Listener {
 	return all
 }
 
-// ControlSocket returns where the gateway is asked; "" = nowhere.
+// ControlSocket returns the path of the control socket; "" = none.
 func (g *Gateway) ControlSocket() string {
 	if g.control.Listener == nil {
 		return ""
@@ -462,10 +333,12 @@ func (g *Gateway) ControlSocket() string {
 // Successor returns the process that has taken over; 0 = none has, or it is unknown.
 func (g *Gateway) Successor() int { return g.life.Successor() }
 
-// LearnFrom makes the gateway tell how it stands with t, in place of a file. It must be called before Run.
+// LearnFrom makes the gateway report to t, which configures it in place of a file. It must be
+// called before Run.
 func (g *Gateway) LearnFrom(t inspect.Teacher) { g.inspect.Teacher = t }
 
-// Exchange has take given what the peer says about the Services that it exports, and the peer given the answers.
+// Exchange passes the peer's datagrams about the Services that it exports to take, and take's
+// answers to the peer.
 func (g *Gateway) Exchange(take func(datagram []byte) (answer []byte, ok bool)) {
 	g.monitor.Exchange(take)
 }
@@ -473,15 +346,5 @@ func (g *Gateway) Exchange(take func(datagram []byte) (answer []byte, ok bool)) 
 // Tell sends the peer a datagram about exports, as package exports makes them. In a role that does not speak it does nothing.
 func (g *Gateway) Tell(datagram []byte) { g.monitor.Tell(datagram) }
 
-// ElectedBy makes the gateway tell of the election that it takes part in. It must be called before Run.
+// ElectedBy makes the gateway's status show the election of e. It must be called before Run.
 func (g *Gateway) ElectedBy(e inspect.Elector) { g.inspect.Elector = e }
-
-// Put makes r the resource of key in the rules that the next CommitRules publishes. An error
-// belongs to the key, which keeps what it had.
-func (g *Gateway) Put(key rules.Key, r rules.Resource) error { return g.engine.Put(key, r) }
-
-// Delete removes the resource of key from them.
-func (g *Gateway) Delete(key rules.Key) { g.engine.Delete(key) }
-
-// CommitRules publishes what was put and deleted.
-func (g *Gateway) CommitRules() { g.engine.CommitRules() }

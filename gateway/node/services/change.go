@@ -1,7 +1,11 @@
 package services
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"slices"
+	"time"
 
 	"culvert/nat/rules"
 )
@@ -42,4 +46,80 @@ func (c *Config) Amended(next *Config) (all []rules.Service, alone bool) {
 // sameEndpoints avoids comparing each element: a caller that knows of no change passes the same slice again.
 func sameEndpoints(a, b []Endpoint) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
+}
+
+// ErrRestart means that a node accepts another configuration only at a restart.
+var ErrRestart = errors.New("only at a restart")
+
+// Replaceable returns, as an error, the changes in next that a node which serves c can only make at a restart.
+func (c *Config) Replaceable(next *Config) error {
+	if c.Mode != next.Mode {
+		return fmt.Errorf("services.mode: changes %w", ErrRestart)
+	}
+	if c.Interface != next.Interface || c.MTU != next.MTU || c.Ports != next.Ports || c.State != next.State || c.Metrics != next.Metrics {
+		return fmt.Errorf("services: interface, mtu, clientPorts, state and metrics change %w", ErrRestart)
+	}
+	if !slices.Equal(familiesOf(c.Addresses), familiesOf(next.Addresses)) {
+		return fmt.Errorf("services.addresses: IPv4 or IPv6 comes and goes %w", ErrRestart)
+	}
+	return nil
+}
+
+// Apply serves another configuration from now on. Connections continue as far as their services do. After an error the previous configuration is
+// still served. Endpoints change all the time: if nothing else has changed, the cost depends on them alone.
+func (s *Server) Apply(ctx context.Context, c *Config) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing.Load() || ctx.Err() != nil {
+		return errors.New("services: no longer served")
+	}
+	own, err := OwnAddresses(c)
+	if err != nil && (own == nil || !slices.Equal(c.Addresses, s.config.Addresses)) {
+		return err // a missing address may come back
+	}
+	if err := s.config.Replaceable(c); err != nil {
+		return err
+	}
+	if slices.Equal(own, s.own) {
+		if amended, alone := s.config.Amended(c); alone && len(amended) > 0 {
+			if err := s.engine.Amend(amended); err != nil {
+				return err
+			}
+			s.config = c
+			return nil
+		}
+	}
+	left := s.leftBehind(c)
+	p := c.plan(own, left...)
+	if err := s.steering.taken(p); err != nil {
+		return err
+	}
+	// The engine knows what is new before packets for it arrive, and keeps what is removed until none do: for a removed address it keeps an entry
+	// that refuses all ports, until the next change.
+	prepared, err := s.engine.Prepare(&c.plan(own, append(left, s.config.gone(c)...)...).nat)
+	if err != nil {
+		return err
+	}
+	if err := s.announcer.withdraw(c.Answers); err != nil {
+		return err
+	}
+	s.engine.Commit(prepared)
+	if err := s.steering.apply(p, c.sources(own)); err != nil {
+		before := s.config.plan(own, s.left...)
+		err = errors.Join(err, s.steering.apply(before, s.config.sources(own)))
+		if prepared, prepareErr := s.engine.Prepare(&before.nat); prepareErr == nil {
+			s.engine.Commit(prepared)
+		}
+		s.announcer.apply(s.config.Answers, s.config.AnnounceOn)
+		s.own = nil // makes the next call check everything
+		return err
+	}
+	s.announcer.apply(c.Answers, c.AnnounceOn)
+	before := s.config
+	if s.config, s.own, s.left = c, own, left; before.SameBut(c) {
+		return nil
+	}
+	s.changes.Add(s.log, len(c.Services), time.Now())
+	s.nameListeners()
+	return nil
 }

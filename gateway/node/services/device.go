@@ -3,6 +3,7 @@ package services
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 
@@ -142,4 +143,20 @@ func (s *Server) makeDevice() (err error) {
 		return deviceError(name, err)
 	}
 	return nil
+}
+
+func deviceError(name string, err error) error {
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return inUse(name)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("services: this machine has no TUN devices (%w); load the module tun", err)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("services: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
+	}
+	return fmt.Errorf("services: make TUN device %s: %w", name, err)
+}
+
+func inUse(name string) error {
+	return fmt.Errorf("services.interface: %s exists; stop the culvert node that it belongs to, or choose another name", name)
 }

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"culvert/nat/rules"
@@ -178,4 +179,34 @@ func ListenerAt(protocol uint8, at netip.AddrPort) string {
 		}
 	}
 	return ""
+}
+
+// nameListeners warns about sockets on this machine whose packets go to the device, and about ports where such sockets could appear: once each,
+// however often Services change.
+//
+// +checklocks:s.mu
+func (s *Server) nameListeners() {
+	before, now := s.named, map[string]bool{}
+	for _, l := range s.config.listeners() {
+		at, remedy := "node port of "+l.service, "stop it, or give the service another node port"
+		if l.service == "" {
+			at, remedy = "one of services.clientPorts", "stop it, or choose other ports"
+		}
+		if fields := (logrus.Fields{"port": l.port, "process": l.process, "remedy": remedy}); isNews(fields, before, now) {
+			s.log.WithFields(fields).Warn("a process listens in vain: its port is " + at)
+		}
+	}
+	for _, p := range s.config.lentPorts() {
+		if fields := (logrus.Fields{"port": p.First, "last": p.Last, "remedy": "reserve it: net.ipv4.ip_local_reserved_ports"}); isNews(fields, before, now) {
+			s.log.WithFields(fields).Warn("this node may give a node port to connections of its own, whose answers the service gets")
+		}
+	}
+	s.named = now
+}
+
+// isNews adds what to now, and reports whether before lacks it.
+func isNews(what logrus.Fields, before, now map[string]bool) bool {
+	key := fmt.Sprint(what)
+	now[key] = true
+	return !before[key]
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -154,36 +153,6 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 	return s, nil
 }
 
-// nameListeners warns about sockets on this machine whose packets go to the device, and about ports where such sockets could appear: once each,
-// however often Services change.
-//
-// +checklocks:s.mu
-func (s *Server) nameListeners() {
-	before, now := s.named, map[string]bool{}
-	for _, l := range s.config.listeners() {
-		at, remedy := "node port of "+l.service, "stop it, or give the service another node port"
-		if l.service == "" {
-			at, remedy = "one of services.clientPorts", "stop it, or choose other ports"
-		}
-		if fields := (logrus.Fields{"port": l.port, "process": l.process, "remedy": remedy}); isNews(fields, before, now) {
-			s.log.WithFields(fields).Warn("a process listens in vain: its port is " + at)
-		}
-	}
-	for _, p := range s.config.lentPorts() {
-		if fields := (logrus.Fields{"port": p.First, "last": p.Last, "remedy": "reserve it: net.ipv4.ip_local_reserved_ports"}); isNews(fields, before, now) {
-			s.log.WithFields(fields).Warn("this node may give a node port to connections of its own, whose answers the service gets")
-		}
-	}
-	s.named = now
-}
-
-// isNews adds what to now, and reports whether before lacks it.
-func isNews(what logrus.Fields, before, now map[string]bool) bool {
-	key := fmt.Sprint(what)
-	now[key] = true
-	return !before[key]
-}
-
 // open opens the device, and makes the kernel lead to it what p says. If a process that takes over gets a TakenError, everything except the named
 // destinations is in place.
 //
@@ -244,98 +213,6 @@ func (c *Config) sources(own []netip.Addr) func(family int) net.IP {
 		}
 		return nil
 	}
-}
-
-func deviceError(name string, err error) error {
-	switch {
-	case errors.Is(err, unix.EBUSY):
-		return inUse(name)
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
-		return fmt.Errorf("services: this machine has no TUN devices (%w); load the module tun", err)
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("services: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
-	}
-	return fmt.Errorf("services: make TUN device %s: %w", name, err)
-}
-
-func inUse(name string) error {
-	return fmt.Errorf("services.interface: %s exists; stop the culvert node that it belongs to, or choose another name", name)
-}
-
-// ErrRestart means that a node accepts another configuration only at a restart.
-var ErrRestart = errors.New("only at a restart")
-
-// Replaceable returns, as an error, the changes in next that a node which serves c can only make at a restart.
-func (c *Config) Replaceable(next *Config) error {
-	if c.Mode != next.Mode {
-		return fmt.Errorf("services.mode: changes %w", ErrRestart)
-	}
-	if c.Interface != next.Interface || c.MTU != next.MTU || c.Ports != next.Ports || c.State != next.State || c.Metrics != next.Metrics {
-		return fmt.Errorf("services: interface, mtu, clientPorts, state and metrics change %w", ErrRestart)
-	}
-	if !slices.Equal(familiesOf(c.Addresses), familiesOf(next.Addresses)) {
-		return fmt.Errorf("services.addresses: IPv4 or IPv6 comes and goes %w", ErrRestart)
-	}
-	return nil
-}
-
-// Apply serves another configuration from now on. Connections continue as far as their services do. After an error the previous configuration is
-// still served. Endpoints change all the time: if nothing else has changed, the cost depends on them alone.
-func (s *Server) Apply(ctx context.Context, c *Config) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closing.Load() || ctx.Err() != nil {
-		return errors.New("services: no longer served")
-	}
-	own, err := OwnAddresses(c)
-	if err != nil && (own == nil || !slices.Equal(c.Addresses, s.config.Addresses)) {
-		return err // a missing address may come back
-	}
-	if err := s.config.Replaceable(c); err != nil {
-		return err
-	}
-	if slices.Equal(own, s.own) {
-		if amended, alone := s.config.Amended(c); alone && len(amended) > 0 {
-			if err := s.engine.Amend(amended); err != nil {
-				return err
-			}
-			s.config = c
-			return nil
-		}
-	}
-	left := s.leftBehind(c)
-	p := c.plan(own, left...)
-	if err := s.steering.taken(p); err != nil {
-		return err
-	}
-	// The engine knows what is new before packets for it arrive, and keeps what is removed until none do: for a removed address it keeps an entry
-	// that refuses all ports, until the next change.
-	prepared, err := s.engine.Prepare(&c.plan(own, append(left, s.config.gone(c)...)...).nat)
-	if err != nil {
-		return err
-	}
-	if err := s.announcer.withdraw(c.Answers); err != nil {
-		return err
-	}
-	s.engine.Commit(prepared)
-	if err := s.steering.apply(p, c.sources(own)); err != nil {
-		before := s.config.plan(own, s.left...)
-		err = errors.Join(err, s.steering.apply(before, s.config.sources(own)))
-		if prepared, prepareErr := s.engine.Prepare(&before.nat); prepareErr == nil {
-			s.engine.Commit(prepared)
-		}
-		s.announcer.apply(s.config.Answers, s.config.AnnounceOn)
-		s.own = nil // makes the next call check everything
-		return err
-	}
-	s.announcer.apply(c.Answers, c.AnnounceOn)
-	before := s.config
-	if s.config, s.own, s.left = c, own, left; before.SameBut(c) {
-		return nil
-	}
-	s.changes.Add(s.log, len(c.Services), time.Now())
-	s.nameListeners()
-	return nil
 }
 
 // Run serves until ctx is done, and removes what New made, unless it is kept. The error is a HandedOver if another process has taken over. It is
