@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strings"
+	"sort"
 	"sync"
 
 	"culvert/gateway/config"
@@ -130,7 +130,9 @@ func (g *Gateway) identity() string {
 	c, _ := g.current.Get()
 	same := *c
 	same.File, same.Log = config.File{}, config.Log{}
-	same.Geneve.Nodes = slices.SortedFunc(slices.Values(c.Geneve.Nodes), func(a, b config.Node) int { return strings.Compare(a.Name, b.Name) })
+	nodes := slices.Clone(c.Geneve.Nodes)
+	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Name < nodes[j].Name })
+	same.Geneve.Nodes = nodes
 	text, err := json.Marshal(&same)
 	if err != nil {
 		panic(err) // unreachable: the configuration is read from such text

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 )
@@ -78,7 +79,7 @@ func decode(text string) (*Ledger, error) {
 	case l.given == nil || l.last == nil:
 		r.fail("given or last: missing")
 	}
-	slices.SortFunc(l.given, func(a, b Entry) int { return order(a.Remapped, b.Remapped) })
+	sort.Slice(l.given, func(i, j int) bool { return order(l.given[i].Remapped, l.given[j].Remapped) < 0 })
 	owners := make(map[Owner]int, len(l.given))
 	for i := range l.given {
 		e := &l.given[i]

@@ -1,12 +1,12 @@
 package kube
 
 import (
-	"cmp"
 	"encoding/base64"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"sort"
 
 	"culvert/nat/packet"
 	"culvert/nat/rules"
@@ -307,7 +307,8 @@ func (d *derivation) nodes(fabric string) {
 			})
 		}
 	}
-	slices.SortFunc(d.site.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+	nodes := d.site.Nodes
+	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Name < nodes[j].Name })
 }
 
 // claim records that a node has something of which there can be only one.

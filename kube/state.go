@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"sort"
 	"strings"
 
 	"culvert/nat/packet"
@@ -297,7 +298,7 @@ func (s *State) Changes() Changes {
 	}
 	clear(s.dirty)
 	slices.SortFunc(c.Delete, compareKeys)
-	slices.SortFunc(c.Put, func(a, b Put) int { return compareKeys(a.Key, b.Key) })
+	sort.Slice(c.Put, func(i, j int) bool { return compareKeys(c.Put[i].Key, c.Put[j].Key) < 0 })
 	return c
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"slices"
+	"sort"
 	"time"
 
 	"culvert/nat/packet"
@@ -89,7 +90,7 @@ func (r *Restore) End() Restored {
 	if r.order {
 		r.e.order()
 	}
-	slices.SortStableFunc(r.clients, func(a, b clientRecord) int { return cmp.Compare(a.left, b.left) })
+	sort.SliceStable(r.clients, func(i, j int) bool { return r.clients[i].left < r.clients[j].left })
 	for some := range slices.Chunk(r.clients, listBudget) {
 		r.remember(some)
 	}

@@ -2,7 +2,7 @@ package health
 
 import (
 	"slices"
-	"strings"
+	"sort"
 	"time"
 )
 
@@ -85,7 +85,8 @@ func (j *Judge) Findings(now time.Duration) (all []Finding) {
 			all = append(all, h.now)
 		}
 	}
-	slices.SortFunc(all[first:], func(a, b Finding) int { return strings.Compare(a.Of, b.Of) })
+	nodes := all[first:]
+	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Of < nodes[j].Of })
 	all = append(all, j.paths.findings()...)
 	all = append(all, j.trains.findings()...)
 	if f := j.load.Finding(); f.Cause != nil {

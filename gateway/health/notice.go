@@ -1,10 +1,9 @@
 package health
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
+	"sort"
 	"time"
 )
 
@@ -247,8 +246,9 @@ func (n *notices) live(now time.Duration) (all []Finding) {
 			all = append(all, x.finding)
 		}
 	}
-	slices.SortFunc(all, func(a, b Finding) int {
-		return cmp.Or(cmp.Compare(a.Cause.Name, b.Cause.Name), cmp.Compare(a.Text, b.Text))
+	sort.Slice(all, func(i, j int) bool {
+		a, b := &all[i], &all[j]
+		return a.Cause.Name < b.Cause.Name || a.Cause.Name == b.Cause.Name && a.Text < b.Text
 	})
 	return all
 }

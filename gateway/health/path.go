@@ -5,7 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
+	"sort"
 )
 
 // About paths.
@@ -75,5 +75,7 @@ func (x *Path) finding() Finding {
 
 // findings returns the current findings.
 func (p paths) findings() []Finding {
-	return slices.SortedFunc(maps.Values(p), func(a, b Finding) int { return strings.Compare(a.Text, b.Text) })
+	all := slices.Collect(maps.Values(p))
+	sort.Slice(all, func(i, j int) bool { return all[i].Text < all[j].Text })
+	return all
 }

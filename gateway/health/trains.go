@@ -1,11 +1,10 @@
 package health
 
 import (
-	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
+	"sort"
 )
 
 // About trains, batches of datagrams in one call of the kernel. Some kernel versions lose them.
@@ -52,7 +51,10 @@ func (t trains) judge(o *Observation) (changes []Finding) {
 
 // findings returns the current findings.
 func (t trains) findings() []Finding {
-	return slices.SortedFunc(maps.Values(t), func(a, b Finding) int {
-		return cmp.Or(strings.Compare(string(a.Kind), string(b.Kind)), strings.Compare(a.Of, b.Of))
+	all := slices.Collect(maps.Values(t))
+	sort.Slice(all, func(i, j int) bool {
+		a, b := &all[i], &all[j]
+		return a.Kind < b.Kind || a.Kind == b.Kind && a.Of < b.Of
 	})
+	return all
 }

@@ -2,11 +2,10 @@ package inspect
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/hex"
 	"os"
 	"runtime/metrics"
-	"slices"
+	"sort"
 	"strconv"
 	"sync"
 	"time"
@@ -252,8 +251,9 @@ func (r *dropRates) of(drops map[dropKey]uint64, now time.Duration, liqo bool) (
 		}
 	}
 	for _, list := range [][]control.Drop{outbound, inbound} {
-		slices.SortFunc(list, func(a, b control.Drop) int {
-			return cmp.Or(cmp.Compare(b.Packets, a.Packets), cmp.Compare(a.Reason, b.Reason))
+		sort.Slice(list, func(i, j int) bool {
+			a, b := &list[i], &list[j]
+			return a.Packets > b.Packets || a.Packets == b.Packets && a.Reason < b.Reason
 		})
 	}
 	return outbound, inbound

@@ -1,19 +1,19 @@
 package check
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 )
 
-// Nodes is what was read about the links of nodes. Objects are as JSON has them.
+// Nodes are the objects that say something about the links of nodes, as in JSON.
 type Nodes struct {
 	Nodes, Fabrics, Tunnels []map[string]any // InternalNodes, InternalFabrics, GeneveTunnels
-	Agents, Ours            []Pod            // of Liqo's agent and of culvert node --liqo
+	Agents, Ours            []Pod            // pods of Liqo's agent and of culvert node --liqo
 }
 
-// A Pod runs on a node, and says in its log what it does.
+// A Pod is a pod on a node, with its log.
 type Pod struct {
 	Namespace, Name, Node string
 	Phase                 string
@@ -26,7 +26,7 @@ func PodOf(o map[string]any) Pod {
 	return Pod{Namespace: text(o, "metadata", "namespace"), Name: text(o, "metadata", "name"), Node: text(o, "spec", "nodeName"), Phase: text(o, "status", "phase")}
 }
 
-// Whose a link is.
+// Who makes a link.
 const (
 	Ours    = "culvert's"
 	Liqos   = "Liqo's"
@@ -34,24 +34,26 @@ const (
 	Unknown = "unknown"
 )
 
-// A NodeLink is what is known of the link that a node needs for a gateway.
+// A NodeLink is what is known about the link that a node needs for a gateway.
 type NodeLink struct {
 	Node, Interface string
 	Fabric          string // NAMESPACE/NAME of the InternalFabric
 	Whose           string
-	Remedy          string // why there is none or nothing is known, and what to do
+	Remedy          string // why there is no link, or nothing is known about it, and what to do
 }
 
-// Wrong reports whether the link is not there.
+// Wrong reports whether the link is missing.
 func (l *NodeLink) Wrong() bool { return l.Whose == NoLink }
 
-// Links says for each node and gateway whose link there is. What a node has, only its pods know: they say it in their logs.
+// Links says for each node and gateway who makes the link. That is known only from the logs of the
+// node's pods.
 func (c *Nodes) Links() (all []NodeLink) {
-	byName := func(a, b map[string]any) int {
-		return cmp.Or(strings.Compare(text(a, "metadata", "namespace"), text(b, "metadata", "namespace")), strings.Compare(text(a, "metadata", "name"), text(b, "metadata", "name")))
+	for _, list := range [][]map[string]any{c.Nodes, c.Fabrics} {
+		sort.Slice(list, func(i, j int) bool {
+			a, b := text(list[i], "metadata", "namespace"), text(list[j], "metadata", "namespace")
+			return a < b || a == b && text(list[i], "metadata", "name") < text(list[j], "metadata", "name")
+		})
 	}
-	slices.SortFunc(c.Nodes, byName)
-	slices.SortFunc(c.Fabrics, byName)
 	for _, n := range c.Nodes {
 		for _, f := range c.Fabrics {
 			l := NodeLink{Node: text(n, "metadata", "name"), Interface: text(f, "spec", "interface", "node", "name"),
@@ -101,7 +103,7 @@ func (c *Nodes) link(l *NodeLink) (whose, remedy string) {
 	return Unknown, fmt.Sprintf("no pod of this node says anything of it; look there: ip link show %s", l.Interface)
 }
 
-// on returns the pod of a node; nil: there is none.
+// on returns the pod on a node; nil if there is none.
 func on(pods []Pod, node string) *Pod {
 	i := slices.IndexFunc(pods, func(p Pod) bool { return p.Node == node })
 	if i < 0 {
@@ -110,7 +112,8 @@ func on(pods []Pod, node string) *Pod {
 	return &pods[i]
 }
 
-// says returns what the last line of the pod's log that is about a link says, and its trouble.
+// says evaluates the last line of the pod's log about a link. It returns who makes the link, and
+// what is wrong with it.
 func (p *Pod) says(link, tunnel, fabric string) (whose, trouble string) {
 	if p == nil || p.Phase != "Running" {
 		return Unknown, ""
@@ -121,18 +124,18 @@ func (p *Pod) says(link, tunnel, fabric string) (whose, trouble string) {
 			return strings.Contains(line+" ", key+value+" ") || strings.HasSuffix(strings.TrimSpace(line), key+value)
 		}
 		switch {
-		// culvert's: docs/logs.md.
+		// culvert's messages: docs/logs.md.
 		case strings.Contains(line, `msg="link is up"`) && about("interface=", link):
 			whose, trouble = Ours, ""
 		case (strings.Contains(line, `msg="link is removed"`) || strings.Contains(line, `msg="link is no longer wanted"`) || strings.Contains(line, `msg="device was removed`)) && about("interface=", link):
 			whose, trouble = NoLink, "its link was removed; culvert's pod makes it anew if the resources ask for it"
 		case strings.Contains(line, `msg="a resource cannot be obeyed"`) && (about("resource=", "InternalFabric/"+fabric) || about("resource=", "GeneveTunnel/"+tunnel)):
-			if whose != Ours { // else it is a warning about one that is there
+			if whose != Ours { // otherwise it is a warning about an existing link
 				_, cause, _ := strings.Cut(line, "cause=")
 				cause, _, _ = strings.Cut(strings.TrimPrefix(cause, `"`), `" `)
 				whose, trouble = NoLink, strings.TrimSpace(cause)
 			}
-		// Liqo's, v1.2.0.
+		// Liqo's messages, v1.2.0.
 		case strings.Contains(line, "Enforced interface "+link+" "):
 			whose, trouble = Liqos, ""
 		case strings.Contains(line, `"Reconciler error"`) && strings.Contains(line, `"`+tunnel+`"`):

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -14,13 +15,14 @@ import (
 	"culvert/nat/rules"
 )
 
-// maxVNI is the largest number that a Geneve header has room for (RFC 8926, Section 3.4).
+// maxVNI is the largest VNI of a Geneve header (RFC 8926, Section 3.4).
 const maxVNI = 1<<24 - 1
 
-// patience is how long one of two resources that belong together may be missing. Liqo makes them one after the other.
+// patience is how long one of two resources that belong together may be missing: Liqo creates one
+// after the other.
 const patience = 15 * time.Second
 
-// A Fault is what is wrong with a resource.
+// A Fault is a fault of a resource.
 type Fault struct {
 	Kind     string
 	Metadata kube.Metadata
@@ -31,12 +33,12 @@ func (f *Fault) event() *kube.Event {
 	return &kube.Event{Kind: f.Kind, Metadata: f.Metadata, Message: f.Message}
 }
 
-// A resource is one object and what is wrong with it by itself.
+// A resource is one object, with the fault that it has by itself.
 type resource struct {
 	meta     kube.Metadata
 	deleting bool
 	faults   []string
-	seen     time.Time // when it came
+	seen     time.Time // when it was first read
 }
 
 type internalFabric struct {
@@ -56,7 +58,8 @@ type internalNode struct {
 	address netip.Addr
 }
 
-// A State is what Liqo's resources say about the links of one node. It is used by one goroutine at a time.
+// A State derives the links of one node from Liqo's resources. It belongs to one goroutine at a
+// time.
 type State struct {
 	node    string
 	fabrics map[rules.Key]*internalFabric
@@ -64,12 +67,12 @@ type State struct {
 	nodes   map[rules.Key]*internalNode
 }
 
-// NewState returns the State of the node of a name.
+// NewState returns the State of the node called name.
 func NewState(node string) *State {
 	return &State{node: node, fabrics: map[rules.Key]*internalFabric{}, tunnels: map[rules.Key]*tunnel{}, nodes: map[rules.Key]*internalNode{}}
 }
 
-// Put takes a resource that was created or changed.
+// Put adds or replaces a resource.
 func (s *State) Put(o *kube.Object, deleting bool, now time.Time) {
 	key := o.Key()
 	r := resource{meta: o.Metadata, deleting: deleting, seen: now}
@@ -89,7 +92,7 @@ func (s *State) Put(o *kube.Object, deleting bool, now time.Time) {
 	}
 }
 
-// Delete forgets a resource that is gone.
+// Delete forgets a deleted resource.
 func (s *State) Delete(key rules.Key) {
 	switch key.Kind {
 	case kube.KindFabric:
@@ -122,7 +125,7 @@ func (r *resource) add(field, format string, args ...any) {
 	r.faults = append(r.faults, field+": "+fmt.Sprintf(format, args...))
 }
 
-// host reads the address of a host.
+// host parses a host's address.
 func (r *resource) host(field, value string) netip.Addr {
 	if value == "" {
 		r.add(field, "missing")
@@ -211,18 +214,18 @@ func readNode(o *kube.Object, r resource) *internalNode {
 	return n
 }
 
-// A Desired is what a State asks for.
+// A Desired is the result of a State.
 type Desired struct {
 	Links []links.Link // by name
 	// Origin is the InternalFabric of each link, by the link's name.
 	Origin map[string]kube.Metadata
 	Faults []Fault
-	// Waiting is for what, where nothing can be said yet; "" = for nothing.
+	// Waiting says what is missing before anything is known; "" if nothing.
 	Waiting string
 }
 
-// Desired returns the links that the resources ask for at a time. A resource that is being deleted asks for none: Liqo's agent
-// deletes its device.
+// Desired returns the links that the resources ask for at a time. A resource that is being deleted
+// asks for none, because Liqo's agent deletes its device.
 func (s *State) Desired(now time.Time) Desired {
 	d := Desired{Origin: map[string]kube.Metadata{}}
 	fault := func(kind string, r *resource, format string, args ...any) {
@@ -282,11 +285,11 @@ func (s *State) Desired(now time.Time) Desired {
 			fault(kube.KindFabric, &f.resource, "there is no GeneveTunnel from node %s to it", s.node)
 		}
 	}
-	slices.SortFunc(d.Links, func(a, b links.Link) int { return strings.Compare(a.Name, b.Name) })
+	sort.Slice(d.Links, func(i, j int) bool { return d.Links[i].Name < d.Links[j].Name })
 	return d
 }
 
-// leads reports whether a GeneveTunnel of this node, good or bad, refers to a fabric.
+// leads reports whether a GeneveTunnel of this node, valid or not, refers to a fabric.
 func (s *State) leads(fabric rules.Key) bool {
 	for _, t := range s.tunnels {
 		if t.of == fabric && (t.node == s.node || len(t.faults) > 0) {
@@ -296,7 +299,7 @@ func (s *State) leads(fabric rules.Key) bool {
 	return false
 }
 
-// sorted returns keys by the age of their resources, the oldest first.
+// sorted returns keys by the age of their resources, oldest first.
 func sorted[R any](all map[rules.Key]R, of func(R) *resource) []rules.Key {
 	return slices.SortedFunc(maps.Keys(all), func(a, b rules.Key) int {
 		x, y := of(all[a]).meta, of(all[b]).meta

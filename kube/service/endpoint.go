@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sort"
 	"unique"
 
 	"culvert/gateway/node/services"
@@ -162,7 +163,11 @@ func candidates(all map[string]*slice, name string, protocol uint8, v4 bool) (li
 			}
 		}
 	}
-	slices.SortFunc(list, func(a, b candidate) int { return cmp.Or(a.address.Compare(b.address), cmp.Compare(a.port, b.port)) })
+	sort.Slice(list, func(i, j int) bool {
+		a, b := &list[i], &list[j]
+		c := a.address.Compare(b.address)
+		return c < 0 || c == 0 && a.port < b.port
+	})
 	return list
 }
 

@@ -1,20 +1,21 @@
 package service
 
 import (
-	"cmp"
 	"slices"
+	"sort"
 
 	"culvert/gateway/node/services"
 	"culvert/kube"
 	"culvert/nat/rules"
 )
 
-// A Front is a Service as one serves it who is on no node, at an address of its own: by its ports and endpoints alone.
+// A Front is a Service that is served away from the cluster's nodes, at an address of its own. Only
+// its ports and endpoints matter.
 type Front struct {
 	Meta kube.Metadata
-	// Wrong is what is wrong with the Service, each with the path of its field.
+	// Wrong has the faults of the Service, each with the path of its field.
 	Wrong []string
-	// Refused says why it cannot be served at all, likewise; "" if it can.
+	// Refused says why it cannot be served at all, with the path of the field; "" if it can.
 	Refused string
 
 	of *service
@@ -55,7 +56,8 @@ type Slice struct {
 	of *slice
 }
 
-// ReadSlice returns nil for an EndpointSlice of no Service, or with names instead of addresses.
+// ReadSlice parses an EndpointSlice. It returns nil for one without a Service, or with names
+// instead of addresses.
 func ReadSlice(o *Object) *Slice {
 	s := readSlice(o, "")
 	if s == nil {
@@ -70,7 +72,8 @@ type FrontPort struct {
 	Label string // the port's name
 }
 
-// Ports returns the ports of a Front for IPv4. Clients are on no node: neither hints nor the policy Local keep an endpoint from them.
+// Ports returns the ports of a Front for IPv4. As its clients are on no node, neither hints nor the
+// policy Local keep an endpoint from them.
 func (f *Front) Ports(all []*Slice) (ports []FrontPort) {
 	own := map[string]*slice{}
 	for _, s := range all {
@@ -89,8 +92,9 @@ func (f *Front) Ports(all []*Slice) (ports []FrontPort) {
 			func(e services.Endpoint) bool { return e.Eligibility != rules.EligibleAll })
 		ports = append(ports, x)
 	}
-	slices.SortFunc(ports, func(a, b FrontPort) int {
-		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	sort.Slice(ports, func(i, j int) bool {
+		a, b := &ports[i], &ports[j]
+		return a.Protocol < b.Protocol || a.Protocol == b.Protocol && a.Port < b.Port
 	})
 	return slices.CompactFunc(ports, func(a, b FrontPort) bool { return a.Protocol == b.Protocol && a.Port == b.Port })
 }

@@ -3,6 +3,7 @@ package template
 import (
 	"fmt"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 )
@@ -51,8 +52,8 @@ var known = []string{
 // port is the one scraped for a tunnel.
 func (t *taker) readFlags(containers []map[string]any) map[string]string {
 	containers = slices.Clone(containers)
-	slices.SortStableFunc(containers, func(a, b map[string]any) int {
-		return strings.Compare(fmt.Sprint(b["name"] == "wireguard"), fmt.Sprint(a["name"] == "wireguard"))
+	sort.SliceStable(containers, func(i, j int) bool {
+		return containers[i]["name"] == "wireguard" && containers[j]["name"] != "wireguard"
 	})
 	values := map[string]string{}
 	for _, c := range containers {

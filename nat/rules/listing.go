@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 )
 
@@ -197,11 +198,12 @@ func (s *Set) Routes() RouteList {
 // Each calls yield for each route, in the order of rules, until it returns false. link names a Link.
 func (l RouteList) Each(link func(Link) string, yield func(*RouteInfo) bool) {
 	rules := slices.Clone(l.rules)
-	slices.SortStableFunc(rules, func(a, b policyRoutes) int {
+	sort.SliceStable(rules, func(i, j int) bool {
+		a, b := &rules[i], &rules[j]
 		if a.priority != b.priority {
-			return a.priority - b.priority
+			return a.priority < b.priority
 		}
-		return compareWritten(a.policyRule, b.policyRule)
+		return compareWritten(a.policyRule, b.policyRule) < 0
 	})
 	for i := range rules {
 		r := &rules[i]

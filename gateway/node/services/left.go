@@ -2,7 +2,7 @@ package services
 
 import (
 	"net/netip"
-	"slices"
+	"sort"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -51,7 +51,7 @@ func (s *Server) leftBehind(c *Config) []netip.AddrPort {
 	for to := range left {
 		all = append(all, to)
 	}
-	slices.SortFunc(all, netip.AddrPort.Compare)
+	sort.Slice(all, func(i, j int) bool { return all[i].Compare(all[j]) < 0 })
 	return all
 }
 

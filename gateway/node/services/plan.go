@@ -1,9 +1,9 @@
 package services
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
+	"sort"
 
 	"golang.org/x/sys/unix"
 
@@ -289,8 +289,9 @@ func fewer(all []portsOf, most int) []portsOf {
 
 // ranges joins adjacent ports.
 func ranges(ports []portOf) (all []portsOf) {
-	slices.SortFunc(ports, func(a, b portOf) int {
-		return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.port, b.port))
+	sort.Slice(ports, func(i, j int) bool {
+		a, b := ports[i], ports[j]
+		return a.protocol < b.protocol || a.protocol == b.protocol && a.port < b.port
 	})
 	for _, p := range slices.Compact(ports) {
 		if n := len(all); n > 0 && all[n-1].protocol == p.protocol && all[n-1].ports.Last == p.port-1 {
