@@ -85,7 +85,7 @@ func (l *kubeAnnounceLab) given(h *peerHost, text string) (file string, flags []
 	file = filepath.Join(dir, "node.yaml")
 	writeReadable(l.T, file, text)
 	writeReadable(l.T, filepath.Join(dir, "kubeconfig"), string(kubeconfig))
-	return file, []string{"--services=all", "--node-name", h.name, "--lease-namespace", announceNamespace, "--kubeconfig", filepath.Join(dir, "kubeconfig")}
+	return file, []string{"--services=all", "--node-name", h.name, "--lease-namespace", announceNamespace, "--daemonset", "kube-system/culvert-node", "--kubeconfig", filepath.Join(dir, "kubeconfig")}
 }
 
 // leaseEnd returns when a node's Lease ends, and whether somebody holds it.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -249,6 +250,7 @@ func TestKubeServices(t *testing.T) {
 		}
 		t.Logf("%d malformed Services and slices, each named in the log and by an Event", len(kubeMalformedAll))
 		served("beside all that is malformed", "pc")
+		l.end(l.n1, syscall.SIGTERM) // it asks for its DaemonSet
 		l.requireRights()
 	}, kubernetes)
 }

@@ -27,7 +27,6 @@ func TestKubeTakeOver(t *testing.T) {
 		l.shop("pa")
 		l.join(l.n1)
 		file, flags := l.given(l.n1, "services: {pods: [10.244.0.0/16], serviceCIDRs: [10.96.0.0/16], announce: [172.18.0.77/32], state: "+filepath.Join(l.states, "n1")+"}\n")
-		flags = append(flags, "--daemonset", "kube-system/culvert-node")
 		start := func(more ...string) {
 			l.nodes["n1"] = l.n1.start(nil, os.Getenv(binaryEnv), append(append([]string{"node", "--config", file}, flags...), more...)...)
 		}
