@@ -3,6 +3,8 @@ package gateway
 import (
 	"net"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -121,5 +123,96 @@ func TestLostHandshake(t *testing.T) {
 	expect(t, milan.nodes[0], "10.62.1.5", "10.0.1.5")
 	if took := time.Since(began); took > 4*time.Second || between.drop.Load() >= 0 {
 		t.Errorf("a packet passed after %v; %d initiations were still to be lost", took, between.drop.Load())
+	}
+}
+
+// A nodePort forwards between clients and a gateway as the NodePort of a Service does: nobody reaches a client but in answer to it.
+type nodePort struct {
+	front *net.UDPConn
+	to    netip.AddrPort
+	back  atomic.Pointer[net.UDPConn]
+	from  atomic.Pointer[netip.AddrPort]
+	tasks sync.WaitGroup
+}
+
+func newNodePort(t *testing.T, to netip.AddrPort) *nodePort {
+	t.Helper()
+	n := &nodePort{to: to}
+	var err error
+	if n.front, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0"))); err != nil {
+		t.Fatal(err)
+	}
+	n.flush(t)
+	n.tasks.Go(func() {
+		for b := make([]byte, 1<<16); ; {
+			size, from, err := n.front.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			n.from.Store(&from)
+			n.back.Load().Write(b[:size])
+		}
+	})
+	t.Cleanup(func() {
+		n.front.Close()
+		n.back.Load().Close()
+		n.tasks.Wait()
+	})
+	return n
+}
+
+// flush forgets the clients, as a node does whose Service has another endpoint: their next packets come from another address.
+func (n *nodePort) flush(t *testing.T) {
+	back, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(n.to))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if old := n.back.Swap(back); old != nil {
+		old.Close()
+	}
+	n.tasks.Go(func() {
+		for b := make([]byte, 1<<16); ; {
+			size, err := back.Read(b)
+			if err != nil {
+				return
+			}
+			if from := n.from.Load(); from != nil {
+				n.front.WriteToUDPAddrPort(b[:size], *from)
+			}
+		}
+	})
+}
+
+// TestBecomeBehindNodePort: a gateway that takes over has a session as soon as packets of the peer come to it, where nothing that it sends by itself
+// reaches the peer. WireGuard's own timers would take 15 s.
+func TestBecomeBehindNodePort(t *testing.T) {
+	rc := configtest.Cluster("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
+	mc := configtest.Cluster("milan", "rome", config.Client, "10.62.0.0/16", "10.72.0.0/16")
+	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(), rc.WireGuard.PrivateKey.Public()
+	rc.Elected = true
+	rome := start(t, rc, 10)
+	door := newNodePort(t, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), rome.wg.Port()))
+	mc.WireGuard.Endpoint = door.front.LocalAddr().String()
+	rome.Become(role.Active)
+	milan := start(t, mc, 20)
+	out := udpPacket("10.0.1.5", "10.62.1.5", nattest.Payload(64, 1))
+	milan.nodes[0].Send(out)
+	expect(t, rome.nodes[0], "10.61.1.5", "10.0.1.5")
+
+	rome.Become(role.Standby)
+	door.flush(t)
+	began := time.Now()
+	rome.Become(role.Active)
+	waitFor(t, "a packet arrives", func() bool {
+		milan.nodes[0].Send(out)
+		select {
+		case <-rome.nodes[0].Packets():
+			return true
+		default:
+			return false
+		}
+	})
+	if took := time.Since(began); took > 4*time.Second {
+		t.Errorf("a packet passed after %v", took)
 	}
 }

@@ -31,7 +31,8 @@ type bind struct {
 	trains       peerTrains    // whether trains may be sent
 	tap          atomic.Pointer[func(*Message)]
 	voice        voice
-	carried      atomic.Uint64 // packets from the peer
+	hurry        atomic.Pointer[hurry] // nil = none
+	carried      atomic.Uint64         // packets from the peer
 
 	sockets udp.Options // of each leg
 }
@@ -167,8 +168,17 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 			return nil
 		}
 	}
+	if h := b.hurry.Load(); h != nil {
+		if also := h.also(bufs, ep.(*endpoint)); also != nil {
+			b.sendTo(bufs, also)
+		}
+	}
 	b.admission.sent(bufs, ep.(*endpoint))
-	to := ep.(*endpoint).addr
+	return b.sendTo(bufs, ep.(*endpoint))
+}
+
+func (b *bind) sendTo(bufs [][]byte, ep *endpoint) error {
+	to := ep.addr
 	legs := b.current.Load()
 	if legs == nil {
 		return net.ErrClosed
@@ -184,7 +194,7 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 			if timed {
 				begun = time.Now()
 			}
-			err := l.send(bufs, ep.(*endpoint), &b.trains)
+			err := l.send(bufs, ep, &b.trains)
 			if timed {
 				b.passed.send.Observe(time.Since(begun))
 			}
@@ -273,6 +283,9 @@ func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoin
 	}
 	n, data := l.take(b.admission, b.tap.Load(), packets, sizes, eps)
 	b.in.give(data)
+	if h := b.hurry.Load(); h != nil && data > 0 {
+		h.heard(eps[:n], l.handed)
+	}
 	if n > 0 {
 		b.passed.decrypt.enter(n, func(i int) uintptr { return l.handed[i] }, l.sample.Picks(n))
 	}

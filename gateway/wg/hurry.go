@@ -1,37 +1,109 @@
 package wg
 
 import (
+	"sync"
 	"time"
 
+	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 )
 
 // hurryTime is how long a hurried handshake is waited for, the first time: longer than most round trips.
 const hurryTime = 250 * time.Millisecond
 
-// Hurry has a new peer's first handshake repeated after hurryTime, and again after pauses that double, until there is a session. WireGuard repeats one
-// after device.RekeyTimeout (WireGuard paper, Section 6.4), which is too long for a gateway that takes the place of another one: beside a message that is
-// lost, the peer discards an initiation within 20 ms of another gateway's, and one whose timestamp is not newer, which wireguard-go rounds to 16.8 ms.
+// A hurry is the time until a gateway that takes the place of another one has a session with the peer.
+//
+// The peer may be behind a translation that admits answers alone, such as a node's masquerade, and have reached the other gateway by a third address,
+// such as a NodePort. Then no message to where it was last seen arrives. But its packets do arrive here, in the session of the other gateway, and an
+// answer to where they came from arrives there. So an initiation goes to both. Anybody can forge such packets: they cost two initiations each hurryTime.
+type hurry struct {
+	d *Device
+	p *device.Peer
+
+	mu    sync.Mutex
+	from  *endpoint     // where the last data message came from; nil = none came; +checklocks:mu
+	last  time.Time     // when an initiation was sent; +checklocks:mu
+	after time.Duration // until the next one; +checklocks:mu
+	timer *time.Timer   // +checklocks:mu
+}
+
+// Hurry has a new peer's first handshake repeated after hurryTime, and again after pauses that double or when the peer sends from a new address,
+// until there is a session. WireGuard repeats one after device.RekeyTimeout (WireGuard paper, Section 6.4), which is too long for a gateway that takes the place of
+// another one: beside a message that is lost, the peer discards an initiation within 20 ms of another gateway's, and one whose timestamp is not newer,
+// which wireguard-go rounds to 16.8 ms.
 func (d *Device) Hurry() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.hurry(d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey)), hurryTime)
-}
-
-// hurry looks after a while whether p has a session.
-func (d *Device) hurry(p *device.Peer, after time.Duration) {
-	if p == nil || after >= device.RekeyTimeout {
+	p := d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey))
+	if p == nil {
 		return
 	}
-	time.AfterFunc(after, func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		s, err := d.PeerStats()
-		if err != nil || !s.LastHandshake.IsZero() || !d.endpoint.IsValid() || d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey)) != p {
-			return
+	h := &hurry{d: d, p: p, last: time.Now(), after: hurryTime}
+	h.timer = time.AfterFunc(hurryTime, h.again)
+	d.bind.hurry.Store(h)
+}
+
+// again starts another handshake, unless there is a session.
+func (h *hurry) again() {
+	d := h.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s, err := d.PeerStats()
+	if err != nil || !s.LastHandshake.IsZero() || d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey)) != h.p {
+		d.bind.hurry.CompareAndSwap(h, nil)
+		return
+	}
+	h.mu.Lock()
+	if early := hurryTime - time.Since(h.last); early > 0 {
+		h.timer.Reset(early)
+		h.mu.Unlock()
+		return
+	}
+	h.last = time.Now()
+	if 2*h.after < device.RekeyTimeout {
+		h.after *= 2
+		h.timer.Reset(h.after)
+	}
+	from := h.from
+	h.mu.Unlock()
+	switch {
+	case d.endpoint.IsValid():
+	case from != nil:
+		h.p.SetEndpointFromPacket(from)
+	default:
+		return
+	}
+	h.p.ExpireCurrentKeypairs() // without this, another initiation is not sent before device.RekeyTimeout; packets that wait stay
+	h.p.SendHandshakeInitiation(false)
+}
+
+// heard notes where a data message has come from. For another address than before, the next handshake starts as soon as it may: not for each message,
+// because a new initiation makes the answer to the last one void.
+func (h *hurry) heard(eps []conn.Endpoint, handed []uintptr) {
+	for i := range eps {
+		if handed[i] == 0 {
+			continue
 		}
-		p.ExpireCurrentKeypairs() // without this, another initiation is not sent before device.RekeyTimeout; packets that wait stay
-		p.SendHandshakeInitiation(false)
-		d.hurry(p, 2*after)
-	})
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		from := eps[i].(*endpoint)
+		if h.from == nil || h.from.addr != from.addr {
+			h.from, h.after = from, hurryTime
+			h.timer.Reset(max(0, hurryTime-time.Since(h.last)))
+		}
+		return
+	}
+}
+
+// also returns where messages to ep should go as well; nil = nowhere.
+func (h *hurry) also(bufs [][]byte, ep *endpoint) *endpoint {
+	if kindOf(bufs[0]) != handshakeMessage || bufs[0][0] != device.MessageInitiationType {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.from == nil || h.from.addr == ep.addr {
+		return nil
+	}
+	return h.from
 }
