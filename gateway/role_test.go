@@ -1,8 +1,12 @@
 package gateway
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,7 +21,8 @@ import (
 
 // TestBecome: in each role a gateway carries and says what that role may.
 func TestBecome(t *testing.T) {
-	p := newPair(t, func(rome, _ *config.Config) { rome.Elected = true })
+	folder := t.TempDir()
+	p := newPair(t, func(rome, _ *config.Config) { rome.Elected, rome.State = true, folder })
 	rome, milan := p.rome, p.milan
 	payload := nattest.Payload(64, 1)
 	out := udpPacket("10.0.1.5", "10.61.1.5", payload)
@@ -91,6 +96,10 @@ func TestBecome(t *testing.T) {
 	if rome.Role() != role.Standby {
 		t.Fatal("no standby")
 	}
+	waitFor(t, "where the peer was is in the folder", func() bool {
+		identity, err := os.ReadFile(filepath.Join(folder, "milan/identity"))
+		return err == nil && strings.Contains(string(identity), fmt.Sprintf("127.0.0.1:%d", milan.wg.Port()))
+	})
 	was := sent()
 	refused("a standby again", "outbound", toRome)
 	refused("a standby again", "inbound", func() { milan.nodes[0].Send(back) })

@@ -23,11 +23,8 @@ type Facts struct {
 
 // Facts returns what a successor of this gateway must know.
 func (life *Life) Facts() []byte {
-	k := life.keeper
 	c, _ := life.Current.Get()
-	k.peerMu.Lock()
-	identity := k.identity
-	k.peerMu.Unlock()
+	identity := life.keeper.known()
 	if at := life.path.WG.Endpoint(); at.IsValid() {
 		w := &c.WireGuard
 		identity.Peer = state.Peer{PublicKey: w.PeerPublicKey.Base64(), Configured: w.Endpoint, Endpoint: at}
@@ -64,8 +61,8 @@ func (life *Life) Adopt(facts []byte) error {
 func (k *keeper) adopt(other state.Identity) {
 	k.writing.Lock()
 	defer k.writing.Unlock()
-	k.peerMu.Lock()
-	defer k.peerMu.Unlock()
+	k.identityMu.Lock()
+	defer k.identityMu.Unlock()
 	k.identity.PortKey = other.PortKey
 	if other.Peer.Endpoint.IsValid() {
 		k.identity.Peer = other.Peer

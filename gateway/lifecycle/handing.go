@@ -73,8 +73,8 @@ func (h *handing) offer() error {
 	life := h.life
 	c, _ := life.Current.Get()
 	w := c.WireGuard
-	identity := state.Identity{Cluster: life.keeper.identity.Cluster, PortKey: life.keeper.identity.PortKey,
-		Peer: state.Peer{PublicKey: w.PeerPublicKey.Base64(), Configured: w.Endpoint, Endpoint: life.path.WG.Endpoint()}}
+	identity := life.keeper.known()
+	identity.Peer = state.Peer{PublicKey: w.PeerPublicKey.Base64(), Configured: w.Endpoint, Endpoint: life.path.WG.Endpoint()}
 	offer := handover.Offer{Version: control.ReadVersion().String(), Identity: identity.Encode(), Local: life.path.WG.Local()}
 	if s, err := life.path.WG.PeerStats(); err == nil {
 		offer.Session = !s.LastHandshake.IsZero() && time.Since(s.LastHandshake) < wg.SessionLifetime

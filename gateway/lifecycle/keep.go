@@ -27,18 +27,19 @@ import (
 // keeper saves for the next gateway what the configuration does not say: the key of the port choice, the peer's
 // address, and connections.
 type keeper struct {
-	log      *logrus.Entry
-	current  *config.Current
-	engine   *nat.Engine // nil until restore
-	wg       *wg.Device  // nil until Begin
-	gone     <-chan struct{}
-	dir      *state.Dir // nil = nothing is kept
-	identity state.Identity
-	peerMu   sync.Mutex     // guards identity.Peer, which look changes
-	written  state.Identity // what the folder holds
-	broken   bool           // the last write failed
-	writing  sync.Mutex     // held while something is written
-	left     atomic.Bool    // another process may own the folder
+	log     *logrus.Entry
+	current *config.Current
+	engine  *nat.Engine // nil until restore
+	wg      *wg.Device  // nil until Begin
+	gone    <-chan struct{}
+	dir     *state.Dir     // nil = nothing is kept
+	written state.Identity // what the folder holds
+	broken  bool           // the last write failed
+	writing sync.Mutex     // held while something is written
+	left    atomic.Bool    // another process may own the folder
+
+	identityMu sync.Mutex // guards identity, which look, found and adopt change
+	identity   state.Identity
 
 	mu       sync.Mutex
 	pending  bool     // +checklocks:mu
@@ -151,10 +152,17 @@ func (k *keeper) tell(err error) {
 	entry.Info("state: connections of the gateway before are restored")
 }
 
+// known returns the identity as it is now.
+func (k *keeper) known() state.Identity {
+	k.identityMu.Lock()
+	defer k.identityMu.Unlock()
+	return k.identity
+}
+
 // lastOf returns the address of w's peer, or else the last known one.
 func (k *keeper) lastOf(w *config.WireGuard) netip.AddrPort {
-	k.peerMu.Lock()
-	defer k.peerMu.Unlock()
+	k.identityMu.Lock()
+	defer k.identityMu.Unlock()
 	if p := &k.identity.Peer; p.PublicKey == w.PeerPublicKey.Base64() && p.Configured == w.Endpoint {
 		return p.Endpoint
 	}
@@ -190,7 +198,7 @@ func (k *keeper) run(ctx context.Context) {
 		k.writing.Lock()
 		if k.left.Load() {
 			round = false
-		} else if k.identity != k.written && (round || !k.broken) {
+		} else if k.known() != k.written && (round || !k.broken) {
 			k.keepIdentity()
 		}
 		if round {
@@ -222,8 +230,8 @@ func (k *keeper) look() {
 
 // found records the address of w's peer.
 func (k *keeper) found(w *config.WireGuard, at netip.AddrPort) {
-	k.peerMu.Lock()
-	defer k.peerMu.Unlock()
+	k.identityMu.Lock()
+	defer k.identityMu.Unlock()
 	k.identity.Peer = state.Peer{PublicKey: w.PeerPublicKey.Base64(), Configured: w.Endpoint, Endpoint: at}
 }
 
@@ -238,7 +246,7 @@ func (k *keeper) end() {
 		return
 	default:
 	}
-	if k.identity != k.written {
+	if k.known() != k.written {
 		k.keepIdentity()
 	}
 	k.keepConnections(func() {})
@@ -281,9 +289,10 @@ func (k *keeper) close() {
 }
 
 func (k *keeper) keepIdentity() {
-	err := k.dir.KeepIdentity(&k.identity)
+	identity := k.known()
+	err := k.dir.KeepIdentity(&identity)
 	if err == nil {
-		k.written = k.identity
+		k.written = identity
 	}
 	k.note(err)
 }

@@ -53,7 +53,7 @@ func (life *Life) Open(c *config.Config) (err error) {
 }
 
 // PortKey is the engine's key for the choice of ports.
-func (life *Life) PortKey() [16]byte { return life.keeper.identity.PortKey }
+func (life *Life) PortKey() [16]byte { return life.keeper.known().PortKey }
 
 // Restore gives e the saved connections, once, when it first has links.
 func (life *Life) Restore(e *nat.Engine, links config.Links) { life.keeper.restore(e, links) }
@@ -68,7 +68,7 @@ func (life *Life) Found(w *config.WireGuard, at netip.AddrPort) { life.keeper.fo
 func (life *Life) Begin(p *path.Path, m *monitor.Monitor) {
 	life.path, life.monitor, life.keeper.wg = p, m, p.WG
 	if life.taken != nil {
-		p.WG.Expect(life.keeper.identity.Peer.Endpoint, life.taken.offer.Local)
+		p.WG.Expect(life.keeper.known().Peer.Endpoint, life.taken.offer.Local)
 	}
 }
 
