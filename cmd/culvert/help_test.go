@@ -85,6 +85,15 @@ func TestUsageErrors(t *testing.T) {
 		{"keygen", "see culvert keygen --help"},
 		{"gateway -o json --config nowhere", "add --check"},
 		{"gateway --output=text --config nowhere", "add --check"},
+		{"node --config nowhere --daemonset=a/b", "--daemonset: only with --services, --liqo or --kube; add that"},
+		{"node --config nowhere --node-name=n1", "--node-name: only with --services, --liqo or --kube"},
+		{"node --config nowhere --kubeconfig=x", "--kubeconfig: only with --services, --liqo or --kube"},
+		{"node --config nowhere --services=off --daemonset=a/b", "--daemonset: only with"},
+		{"node --services --node-name=n1 --geneve-port=6091", "--geneve-port: only with --liqo or --kube"},
+		{"node --services --node-name=n1 --links-metrics=:9000", "--links-metrics: only with --liqo or --kube"},
+		{"node --services --node-name=n1 --node-namespace=x", "--node-namespace: only with --kube"},
+		{"node --services --node-name=n1 --peering-namespace=x", "--peering-namespace: only with --kube"},
+		{"node --kube --node-name=n1 --lease-namespace=x", "--lease-namespace: only with --services"},
 	} {
 		out, diag, status := run(t, strings.Fields(tt.args)...)
 		if status != cli.ExitBadInput || out != "" || strings.Count(diag, "\n") != 1 || !strings.Contains(diag, tt.want) {

@@ -51,7 +51,7 @@ func newNodeCommand() *cobra.Command {
 			"deleted; --kube --remove deletes them.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(l.check(), p.check(cmd, l)); err != nil {
+			if err := errors.Join(strayNodeFlags(cmd, k, l, p), l.check(), p.check(l)); err != nil {
 				return err
 			}
 			switch {

@@ -25,12 +25,7 @@ func (p *nodePeerings) add(cmd *cobra.Command) {
 }
 
 // check returns what is wrong with the flags.
-func (p *nodePeerings) check(cmd *cobra.Command, l *nodeLiqo) error {
-	for _, name := range []string{"peering-namespace", "node-namespace"} {
-		if cmd.Flags().Changed(name) && !p.on {
-			return errors.New("--" + name + ": only with --kube; add it")
-		}
-	}
+func (p *nodePeerings) check(l *nodeLiqo) error {
 	if p.on && l.on {
 		return errors.New("--kube: not with --liqo; a node has links of one kind")
 	}
