@@ -11,7 +11,7 @@ func newBenchCommand() *cobra.Command {
 	var o lab.BenchOptions
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure the path between two pods against a gateway of kernel parts",
+		Short: "Measure the path between two pods against a kernel-based gateway",
 		Long: "Measure the path between two pods through culvert's gateways, and through reference gateways in\n" +
 			"their place: kernel VXLAN, nftables and the same wireguard-go on a TUN device. Prints medians and\n" +
 			"ranges of alternating runs, ratios and budgets; progress goes to standard error. The reference\n" +

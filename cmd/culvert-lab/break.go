@@ -15,8 +15,8 @@ import (
 func newBreakCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "break [FAULT…]",
-		Short: "Make faults in the lab that is up, to learn from; without arguments, list them",
-		Long: "Make faults in the lab that is up, beside those that it has, and take them back with mend.\n" +
+		Short: "Make faults in the running lab, to learn from them; without arguments, list all",
+		Long: "Make faults in the running lab, in addition to those that it has. mend removes them.\n" +
 			"Without arguments, list all faults.",
 		Example:           "  culvert-lab break\n  culvert-lab break missing-route\n  culvert-lab mend",
 		ValidArgsFunction: completeFaults(false),
@@ -47,8 +47,8 @@ func newBreakCommand() *cobra.Command {
 				}
 			}
 		}
-		fmt.Fprintln(out, "look: culvert-lab exec rome/pod1 ping milan/pod1; logs are in", s.Dir+"/logs")
-		fmt.Fprintln(out, "take it back: culvert-lab mend")
+		fmt.Fprintln(out, "try: culvert-lab exec rome/pod1 ping milan/pod1; logs are in", s.Dir+"/logs")
+		fmt.Fprintln(out, "to remove it: culvert-lab mend")
 		return nil
 	}
 	return cmd
@@ -65,7 +65,7 @@ func printFaults(out io.Writer) error {
 func newMendCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "mend [FAULT…]",
-		Short:             "Take back faults that break has made; without arguments, all",
+		Short:             "Remove the named faults that break made, or all of them",
 		Example:           "  culvert-lab mend\n  culvert-lab mend missing-route",
 		ValidArgsFunction: completeFaults(true),
 		RunE: func(cmd *cobra.Command, names []string) error {
@@ -86,8 +86,8 @@ func newMendCommand() *cobra.Command {
 func newRestartCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "restart CLUSTER/HOST",
-		Short:             "Start a gateway or node of the lab that is up anew",
-		Long:              "Start a gateway or node of the lab that is up anew, with what its file says; also one that was killed.",
+		Short:             "Restart a gateway or node of the running lab",
+		Long:              "Restart a gateway or node of the running lab with what its file says now, or start it if it was killed.",
 		Example:           "  culvert-lab restart rome/gateway",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeFirst(culvertHosts()...),

@@ -112,7 +112,7 @@ func newCheckCommand() *cobra.Command {
 		instead := faults || len(named) > 0
 		for _, name := range names {
 			if instead && name != "ipv4" && !(faults && strings.HasPrefix(name, "v6-")) {
-				return fmt.Errorf("%s: no faults are made there; name ipv4, and for --faults v6-inside or v6-outside too", name)
+				return fmt.Errorf("%s: this lab makes no faults; name ipv4 instead or, with --faults, v6-inside or v6-outside", name)
 			}
 		}
 		if len(names) == 0 && instead {
@@ -123,7 +123,7 @@ func newCheckCommand() *cobra.Command {
 				names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, "v6-") })
 			}
 			if err := lab.Probe("ipv6"); err != nil {
-				fmt.Fprintln(cmd.ErrOrStderr(), "left out: the labs with IPv6, which this kernel has not:", err)
+				fmt.Fprintln(cmd.ErrOrStderr(), "left out: the labs with IPv6, which this kernel lacks:", err)
 				names = slices.DeleteFunc(names, func(name string) bool { return name == "dual" || strings.HasPrefix(name, "v6-") })
 			}
 		}
@@ -229,7 +229,7 @@ func reportTo(out io.Writer) func(format string, args ...any) {
 func newDownCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "down",
-		Short: "End the lab that is up and remove what any lab left behind",
+		Short: "Stop the running lab, and remove whatever any lab left behind",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := lab.Down(reportTo(cmd.OutOrStdout())); err != nil {
@@ -243,8 +243,8 @@ func newDownCommand() *cobra.Command {
 func newExecCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec CLUSTER/HOST [--] COMMAND [ARGUMENT…]",
-		Short: "Run a command inside a host of the lab that is up",
-		Long: "Run a command inside a host of the lab that is up. Flags after the host are the command's. Inside,\n" +
+		Short: "Run a command inside a host of the running lab",
+		Long: "Run a command inside a host of the running lab. Flags after the host are the command's. Inside,\n" +
 			"milan/pod1 (and milan-pod1, for what takes no slash) is the address by which that host is seen from there.",
 		Example: "  culvert-lab exec rome/pod1 ping -c 3 milan/pod1\n  culvert-lab exec milan/node1 bash",
 		Args: func(_ *cobra.Command, args []string) error {
@@ -281,7 +281,7 @@ func splitExec(args []string) (host string, command []string, err error) {
 }
 
 func newStatusCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "status", Short: "Show the lab that is up", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "status", Short: "Show the running lab", Args: cobra.NoArgs}
 	isJSON := cli.OutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		asJSON, err := isJSON()

@@ -13,7 +13,7 @@ import (
 
 // newProbeCommand tells the tests what they may skip.
 func newProbeCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "probe", Short: "Tell what labs can use on this machine", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "probe", Short: "Show what labs can use on this machine", Args: cobra.NoArgs}
 	isJSON := cli.OutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		asJSON, err := isJSON()

@@ -81,7 +81,7 @@ func (c *clientCommand) record(name string, over time.Duration) (err error) {
 	}
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return fmt.Errorf("--trace: %w; choose a file that is not there yet", err)
+		return fmt.Errorf("--trace: %w; choose a file that does not exist yet", err)
 	}
 	took, err := g.Flight(c.Context(), over, f, func() {
 		fmt.Fprintf(c.ErrOrStderr(), "recording, until a batch of packets takes longer than %v\n", over)

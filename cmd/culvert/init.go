@@ -154,7 +154,7 @@ func (x *initRun) run() error {
 	if keeping := x.keep(); keeping != nil {
 		return errors.Join(err, keeping)
 	}
-	return fmt.Errorf("%w\nthe answers are kept in %s; go on with: culvert init %s", err, filepath.Join(x.dir, answersName), x.dir)
+	return fmt.Errorf("%w\nyour answers are kept in %s; continue with: culvert init %s", err, filepath.Join(x.dir, answersName), x.dir)
 }
 
 // exchange tells the other side what it needs of this one, and learns what that says. done without
@@ -237,6 +237,6 @@ func readAnswers(dir string, flags *pflag.FlagSet) error {
 }
 
 var (
-	errTwoServers = errors.New("--endpoint: the other side is a server too; make one of them with --side client, and its folder anew")
-	errTwoClients = errors.New("--endpoint: missing; a server prints it: if the other side is a client too, make one of them with --side server")
+	errTwoServers = errors.New("--endpoint: the other side is a server too; remove the folder of one side, and make it again, with --side client")
+	errTwoClients = errors.New("--endpoint: missing; a server prints it. If the other side is a client too, make one of them again, with --side server")
 )

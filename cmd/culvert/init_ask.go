@@ -125,7 +125,7 @@ func readLines(in io.Reader) <-chan string {
 // hear asks for the line of the other side until it can be read. ok is false where there is none yet.
 func (x *initRun) hear(others []question) (ok bool, err error) {
 	for {
-		line, err := x.prompt("the line that culvert init has printed at the other side; nothing if it has not yet")
+		line, err := x.prompt("the line that culvert init printed at the other side; leave it empty if you do not have it yet")
 		if err == io.EOF || line == "" {
 			return false, nil
 		}
@@ -167,7 +167,7 @@ func (x *initRun) answered(questions []question) error {
 		case q.flag == askEndpoint.flag:
 			errs = append(errs, errTwoClients)
 		default:
-			errs = append(errs, fmt.Errorf("--%s: missing; it is in the line that culvert init has printed at the other side", q.flag))
+			errs = append(errs, fmt.Errorf("--%s: missing; it is in the line that culvert init printed at the other side", q.flag))
 		}
 	}
 	return errors.Join(errs...)

@@ -136,7 +136,7 @@ func (p *initPlan) check(dir string) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%w\n%s: no file is left; change the answer that the lines above name", err, strings.TrimSuffix(dir, "/"))
+		return fmt.Errorf("%w\n%s: no file was written; change the answers that the lines above name", err, strings.TrimSuffix(dir, "/"))
 	}
 	return nil
 }

@@ -264,7 +264,7 @@ func (c *chooser) pick(owner *initSide, want netip.Prefix) netip.Prefix {
 		if owner != owner.Plan.Own {
 			flag = askPeerPods.flag
 		}
-		c.e.Add("--"+flag, "no private /%d is left to see it as; choose smaller CIDRs", want.Bits())
+		c.e.Add("--"+flag, "no private /%d is free to remap it to; choose smaller CIDRs", want.Bits())
 		return want
 	}
 	return c.take(found)

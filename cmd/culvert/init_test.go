@@ -190,7 +190,7 @@ func TestInitAsks(t *testing.T) {
 func TestInitKeeps(t *testing.T) {
 	dir, byFlags := filepath.Join(t.TempDir(), "d"), filepath.Join(t.TempDir(), "d")
 	_, diag, status := answer(t, "rome\n10.0.0.0/16\n172.18.0.9\n", dir)
-	if status != cli.ExitBadInput || !strings.Contains(diag, "--nodes: missing; rome's nodes") || !strings.Contains(diag, "go on with: culvert init "+dir) {
+	if status != cli.ExitBadInput || !strings.Contains(diag, "--nodes: missing; rome's nodes") || !strings.Contains(diag, "continue with: culvert init "+dir) {
 		t.Fatalf("status %d: %s", status, diag)
 	}
 	typed := ""
@@ -326,7 +326,7 @@ func TestInitSideRefuses(t *testing.T) {
 			"no key":        {line + "x" + own, "--peer-key: not a WireGuard key"},
 			"half a line":   {"--peer milan" + own, "--peer-pods: missing; it is in the line"},
 			"families":      {strings.Replace(line, "10.71.0.0/16", "fd00:71::/48", 1) + other + own, "--peer-external: \"fd00:71::/48\" has other families than milan's pods"},
-			"the same role": {line + other + map[string]string{"client": "", "server": " --endpoint 192.0.2.1:51840"}[side], "one of them with --side"},
+			"the same role": {line + other + map[string]string{"client": "", "server": " --endpoint 192.0.2.1:51840"}[side], "again, with --side"},
 		} {
 			_, diag, status := run(t, append([]string{"init", dir}, strings.Fields(tt.line)...)...)
 			if status != cli.ExitBadInput || !strings.Contains(diag, tt.want) {
@@ -365,7 +365,7 @@ func TestInitRefuses(t *testing.T) {
 		{"one address twice", "\"b=172.18.0.2,10.0.2.0/24\" has the name or the address of a", changed("--nodes", "a=172.18.0.2,10.0.1.0/24 b=172.18.0.2,10.0.2.0/24")},
 		{"no such side", "--side: want client or server", append([]string{"--side", "rome"}, romeMilan...)},
 		{"both and a side", "--side: --here makes both", []string{"--side", "client", "--here"}},
-		{"too large", "--peer-pods: no private /8 is left", append(changed("--pods", "10.0.0.0/8"), "--peer-pods", "10.0.0.0/8")},
+		{"too large", "--peer-pods: no private /8 is free", append(changed("--pods", "10.0.0.0/8"), "--peer-pods", "10.0.0.0/8")},
 		{"nobody answers", "--cluster: missing", nil},
 		{"here and more", "--pods: --here answers it", []string{"--here", "--pods", "10.0.0.0/16"}},
 	} {

@@ -45,7 +45,7 @@ func readThere(dir, cluster string) (*initThere, error) {
 			continue
 		}
 		if err := t.read(file); err != nil {
-			return nil, fmt.Errorf("%s is another peering of %s, and cannot be read: %w; mend it, or make the new folder elsewhere", file, cluster, err)
+			return nil, fmt.Errorf("%s is another peering of %s, and cannot be read: %w; fix it, or choose a folder elsewhere", file, cluster, err)
 		}
 		t.folders = append(t.folders, f.Name())
 	}

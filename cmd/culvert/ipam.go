@@ -58,7 +58,7 @@ func (f *memoryFlags) open() (*ipam.Store, *config.Config, error) {
 	}
 	c, err := config.Load(f.config)
 	if err == nil && c.IPAM.File == "" {
-		err = fmt.Errorf("%s: neither state nor ipam.file: it remembers nothing", f.config)
+		err = fmt.Errorf("%s: it has neither state nor ipam.file, so nothing is remembered; add one of them", f.config)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -163,7 +163,7 @@ func newIPAMAcquireCommand() *cobra.Command {
 		case len(args) == 3:
 			entries, err = acquireOne(ctx, store, c, ipam.Owner{Peer: args[0], Kind: ipam.Kind(args[1]), Real: args[2]}, want, network)
 		case c == nil:
-			err = errors.New("without --config, say for whom: PEER KIND REAL")
+			err = errors.New("without --config, name an owner: PEER KIND REAL")
 		default:
 			var r *config.Remapped
 			if r, err = config.Remap(ctx, c, time.Now(), false, config.Check); err == nil {

@@ -94,7 +94,7 @@ func checkPeering(files []string) ([]checkedSide, error) {
 	}
 	there := configs[1]
 	if here.Cluster == there.Cluster {
-		return nil, fmt.Errorf("%s: cluster: %q is the cluster of %s too", files[1], there.Cluster, files[0])
+		return nil, fmt.Errorf("%s: cluster: %q is also the cluster of %s; give the files of two clusters", files[1], there.Cluster, files[0])
 	}
 	return []checkedSide{
 		checkSide(files[0], *here, remoteOf(there), there.Cluster, true),

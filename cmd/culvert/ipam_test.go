@@ -229,7 +229,7 @@ func TestIPAMCommands(t *testing.T) {
 		{"acquire --file FILE oslo node x", 2, `kind: "node" is not one of pod`},
 		{"acquire --file FILE ../oslo pod 10.9.0.0/16", 2, `peer: "../oslo" is no name`},
 		{"acquire --file FILE oslo pod", 2, "2 arguments"},
-		{"acquire --file FILE", 2, "without --config, say for whom"},
+		{"acquire --file FILE", 2, "without --config, name an owner"},
 		{"release --file FILE oslo pod 10.8.0.0/16", 2, "never given: oslo pod 10.8.0.0/16; culvert ipam list shows"},
 		{"release --file FILE bonn", 2, "never given: anything to peer bonn"},
 		{"release --file FILE ../bonn", 2, `"../bonn" is no name`},
@@ -402,7 +402,7 @@ ipam: {reserved: [10.96.0.0/12]}
 		{"internal addresses", rome, strings.Replace(disjoint, "10.8.0.0/16", "10.80.0.0/16", 1), 1, []string{"overlap: pod 10.80.0.0/16 with geneve.gatewayAddress, 10.80.0.4/32"}},
 		{"node networks", rome, strings.Replace(disjoint, "10.8.0.0/16", "172.18.0.0/16", 1), 1, []string{"overlap: pod 172.18.0.0/16 with geneve.nodes[0].underlay, 172.18.0.2/32"}},
 		{"no room", strings.Replace(rome, "reserved: [10.96.0.0/12]", "pools: [10.0.0.0/16]", 1), milan, 2, []string{"no space: milan pod 10.0.0.0/16 needs a free /16 in 10.0.0.0/16; nothing is free"}},
-		{"one cluster twice", rome, rome, 2, []string{`milan.yaml: cluster: "rome" is the cluster of rome.yaml too`}},
+		{"one cluster twice", rome, rome, 2, []string{`milan.yaml: cluster: "rome" is also the cluster of rome.yaml`}},
 		{"nothing known of the peer", rome, "", 2, []string{"rome.yaml: network.remote.podCIDRs: missing"}},
 		{"bad file", strings.Replace(rome, "10.0.0.0/16", "10.0.0.0", 1), "", 2, []string{`rome.yaml:5:22: network.local.podCIDRs[0]: "10.0.0.0" is not a CIDR`}},
 	} {

@@ -53,7 +53,7 @@ func newKubeTemplateCommand() *cobra.Command {
 			if imports != "" {
 				e.Name("--imports", imports, configfile.MaxLabel)
 				if len(peerings) != 1 {
-					e.Add("--imports", "it is of one Peering; give --peering once")
+					e.Add("--imports", "belongs to one Peering; give --peering exactly once")
 				}
 			}
 			e.OneOf("--expose", configfile.Scalar(expose), "LoadBalancer", "NodePort", "ClusterIP")

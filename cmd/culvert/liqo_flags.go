@@ -45,7 +45,7 @@ var liqoFlagList = []liqoFlag{
 	{"ping-port", "12345", "`PORT` of the connection check"},
 	{"ping-interval", "2s", "`TIME` between two pings"},
 	{"ping-loss-threshold", "5", "`NUMBER` of intervals without an answer that are an error"},
-	{"ping-update-status-interval", "10s", "`TIME` after which the Connection's latency is written anew"},
+	{"ping-update-status-interval", "10s", "`TIME` between two updates of the Connection's latency"},
 	{"metrics-address", "0", "listen `ADDRESS` of /metrics, /healthz and /readyz; 0 turns it off"},
 	{"health-probe-bind-address", "0", "listen `ADDRESS` of /healthz and /readyz alone; 0 turns it off"},
 	{"leader-election", "false", "be one of several replicas, of which one forwards"},
@@ -187,7 +187,7 @@ func (out *liqo) server() bool { return out.base.WireGuard.Role == config.Server
 func (out *liqo) port(e *configfile.Errors, l *liqoFlags, one, many string, def int) int {
 	text, list := *l.text[one], *l.text[many]
 	if text != "" && list != "" {
-		e.Add("--"+many, "beside --%s; give one of them", one)
+		e.Add("--"+many, "not together with --%s; give only one of them", one)
 		return def
 	}
 	path := "--" + one

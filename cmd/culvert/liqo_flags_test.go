@@ -91,7 +91,7 @@ func TestWrongLiqoFlags(t *testing.T) {
 		{"--mode=both", "--mode: \"both\" is neither server nor client"},
 		{"--mtu=100 --geneve-port=0 --listen-port=70000", "--mtu: |--geneve-port: |--listen-port: "},
 		{"--geneve-port=51840", "--geneve-port: 51840 is --listen-port too"},
-		{"--listen-port=1 --listen-ports=1,2", "--listen-ports: beside --listen-port"},
+		{"--listen-port=1 --listen-ports=1,2", "--listen-ports: not together with --listen-port"},
 		{"--listen-ports=x,2", "--listen-ports: \"x\" is not a number"},
 		{"--endpoint-address=192.0.2.7", "--endpoint-address: is for --mode=client"},
 		{"--mode=client", "--endpoint-address: missing"},

@@ -178,7 +178,7 @@ func (f *templateFlags) printBudgets(ctx context.Context, out, diag io.Writer) e
 	for _, resource := range []string{"gatewayservers", "gatewayclients"} {
 		all, err := client.Resource(liqoResource(resource)).List(ctx, metav1.ListOptions{})
 		if err != nil {
-			return fmt.Errorf("--replicas: %s, of which each gets a PodDisruptionBudget: %w", resource, err)
+			return fmt.Errorf("--replicas: list the %s, each of which gets a PodDisruptionBudget: %w", resource, err)
 		}
 		for i := range all.Items {
 			text.WriteString(manifests.Budget(all.Items[i].GetName(), all.Items[i].GetNamespace()))

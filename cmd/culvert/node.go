@@ -161,7 +161,7 @@ func mayTakeOver(c *node.Config) error {
 	case c.Tunnel:
 		return errors.New("the file has a tunnel, which only a restart changes; run a node of its own for services")
 	case c.Services.State == "":
-		return errors.New("services.state is not in the file; add it, for both nodes the same")
+		return errors.New("the file has no services.state; add it, with the same value for both nodes")
 	}
 	return nil
 }
@@ -201,7 +201,7 @@ func (k *nodeKube) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&k.mode, "services", "off", "serve Services of Kubernetes: `WHICH` is labelled, all or off")
 	cmd.Flags().Lookup("services").NoOptDefVal = "labelled"
 	cmd.Flags().StringVar(&k.name, "node-name", os.Getenv("NODE_NAME"), "`NAME` of the Node under Kubernetes (default: $NODE_NAME)")
-	cmd.Flags().StringVar(&k.namespace, "lease-namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "kube-system"), "`NAMESPACE` of the Leases of nodes that announce addresses; the same on all nodes (default: $POD_NAMESPACE)")
+	cmd.Flags().StringVar(&k.namespace, "lease-namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "kube-system"), "`NAMESPACE` of the Leases of nodes that announce addresses; the same on all nodes; $POD_NAMESPACE if that is set")
 	cmd.Flags().StringVar(&k.kubeconfig, "kubeconfig", "", "kubeconfig `FILE`, outside of a pod")
 	cmd.RegisterFlagCompletionFunc("services", cobra.FixedCompletions([]string{"labelled", "all", "off"}, cobra.ShellCompDirectiveNoFileComp))
 }

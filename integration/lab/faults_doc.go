@@ -24,7 +24,7 @@ func FaultReference() string {
 				fmt.Fprintf(&b, "  - `%s` of %s: %s\n", n.Cause, n.Cluster, n.sentence())
 			}
 		}
-		fmt.Fprintf(&b, "  - mended by: %s\n", f.Remedy)
+		fmt.Fprintf(&b, "  - fix: %s\n", f.Remedy)
 	}
 	for _, c := range health.Causes() {
 		if c.Level == health.Warning && !made[c.Name] {
@@ -33,15 +33,15 @@ func FaultReference() string {
 	}
 	return fmt.Sprintf(`# Faults
 
-Ways to break the path between pods of two clusters, and what `+"`culvert status`"+` says of each in at most %d seconds while packets flow in both directions
-or somebody tries to send them, and the gateway's log in at most %d: %d of %d are named. … stands for counts, times and what else may differ. This page is generated;
-`+"`culvert-lab check --named all --mode vxlan --offloads on`"+` makes each fault, reads the status and the log, and mends it, `+"`culvert-lab break FAULT`"+` makes
-it in a lab that is up, to learn from.
+This page lists ways to break the path between pods of two clusters, and how culvert names them. While packets flow in both directions, or somebody
+tries to send them, `+"`culvert status`"+` names a fault within %d seconds and the gateway's log within %d: %d of %d are named. … stands for counts, times and
+other values that vary. This page is generated. `+"`culvert-lab check --named all --mode vxlan --offloads on`"+` makes each fault, reads the status and
+the log, and fixes it. `+"`culvert-lab break FAULT`"+` makes it in a running lab, to learn from.
 
 %s
 ## Other warnings
 
-`+"`culvert status`"+` and the log also warn of what none of these faults brings about, such as too little CPU time:
+`+"`culvert status`"+` and the log also warn of conditions that none of these faults causes, such as too little CPU time:
 
 %s`, int(namedWithin.Seconds()), int(loggedWithin.Seconds()), named, len(faults), b.String(), others.String())
 }
