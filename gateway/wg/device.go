@@ -31,6 +31,8 @@ type Device struct {
 	peer Peer // +checklocks:mu
 	// peer.Endpoint, resolved; zero before
 	endpoint netip.AddrPort // +checklocks:mu
+	// where the peer was last found elsewhere
+	roamed roaming // +checklocks:mu
 
 	retarget   chan struct{}         // signals that peer.Endpoint has changed
 	unresolved atomic.Pointer[error] // why peer.Endpoint has no address; nil = it has one

@@ -39,7 +39,7 @@ func TestNoPeer(t *testing.T) {
 	log.SetOutput(io.Discard)
 	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
-	if err := errors.Join(d.Open(idlePath(), Peer{Endpoint: "milan.invalid:1"}), d.Up(), d.updateEndpoint(t.Context(), false)); err != nil {
+	if err := errors.Join(d.Open(idlePath(), Peer{Endpoint: "milan.invalid:1"}), d.Up(), d.updateEndpoint(t.Context(), false, false)); err != nil {
 		t.Fatal(err)
 	}
 	port := d.Port()
@@ -60,7 +60,7 @@ func TestNoPeer(t *testing.T) {
 		if err := d.SetPeer(step.peer); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.setEndpoint(&Peer{}, netip.MustParseAddrPort("127.0.0.1:11")); err != nil { // too late: the peer does not exist any more
+		if err := d.setEndpoint(&Peer{}, netip.MustParseAddrPort("127.0.0.1:11"), true); err != nil { // too late: the peer does not exist any more
 			t.Fatal(err)
 		}
 		text, err := d.device.IpcGet()
@@ -116,7 +116,7 @@ func TestPeerEndpoint(t *testing.T) {
 	asked := peer
 	other := wgkey.NewPrivate().Public()
 	apply(func(p *Peer) { p.PublicKey, p.Endpoint = other, "milan.invalid:1" })
-	if err := d.setEndpoint(&asked, netip.MustParseAddrPort("127.0.0.1:10")); err != nil { // a late answer of DNS about the previous peer
+	if err := d.setEndpoint(&asked, netip.MustParseAddrPort("127.0.0.1:10"), true); err != nil { // a late answer of DNS about the previous peer
 		t.Fatal(err)
 	}
 	if got := device(); strings.Contains(got, "endpoint=") || strings.Contains(got, hexKey(asked.PublicKey)) {
@@ -124,7 +124,7 @@ func TestPeerEndpoint(t *testing.T) {
 	}
 
 	apply(func(p *Peer) { p.Endpoint = roamed })
-	if err := d.updateEndpoint(t.Context(), false); err != nil {
+	if err := d.updateEndpoint(t.Context(), false, false); err != nil {
 		t.Fatal(err)
 	}
 	if got := device(); !strings.Contains(got, "public_key="+hexKey(other)+"\n") || !strings.Contains(got, "endpoint="+roamed) {

@@ -21,10 +21,13 @@ const (
 	resolveInterval = time.Minute
 	// SessionLifetime is how long keys serve after their handshake (WireGuard paper, Section 6.5: Reject-After-Time).
 	SessionLifetime = device.RejectAfterTime
+	// lostTime is how long after the last message a peer that owes an answer is taken for lost (WireGuard paper, Section 6.5).
+	lostTime = device.KeepaliveTimeout + device.RekeyTimeout
 )
 
 // FollowEndpoint resolves the configured endpoint and updates the device when it changes. It keeps an address that is still among the answers as long
-// as the peer answers there, and the endpoint of a working session, which may have roamed.
+// as the peer answers there, and the endpoint of a working session, which may have roamed. Where a peer that has roamed is lost, it calls the name's
+// addresses and the last one in turns: behind the name may be another gateway that has taken the peer's place.
 func (d *Device) FollowEndpoint(ctx context.Context) {
 	again := true // resolve even if there is a session
 	var calls calls
@@ -33,13 +36,14 @@ func (d *Device) FollowEndpoint(ctx context.Context) {
 		s, _ := d.PeerStats()
 		now := time.Now()
 		vain := calls.vain(s.LastHandshake, d.bind.admission.handshakes.sentInitiations.Load())
+		lost := calls.lost(s.Received, now)
 		dead := now.Sub(s.LastHandshake) > SessionLifetime
 		if again || vain || dead && now.Sub(resolved) >= resolveInterval {
 			again, resolved = false, now
 			if dead && !s.LastHandshake.IsZero() {
 				d.comeHome(s.Endpoint)
 			}
-			err := d.updateEndpoint(ctx, vain)
+			err := d.updateEndpoint(ctx, vain, lost)
 			if ctx.Err() != nil {
 				return
 			}
@@ -59,10 +63,12 @@ func (d *Device) FollowEndpoint(ctx context.Context) {
 	}
 }
 
-// calls are the started handshakes.
+// calls are the started handshakes, and what the peer has sent.
 type calls struct {
 	made         time.Time // time of the last completed handshake
 	before, last uint64    // how many were started before it, and until the last check
+	received     uint64    // bytes until the last check
+	heard        time.Time // when there were first so many
 }
 
 // vain reports whether a handshake was started since the last check that is not the first since the last completed one: WireGuard starts another only
@@ -76,32 +82,65 @@ func (c *calls) vain(made time.Time, begun uint64) bool {
 	return grown && begun-c.before > 1
 }
 
+// lost reports whether the peer, which has sent so many bytes until now, has sent none for lostTime.
+func (c *calls) lost(received uint64, now time.Time) bool {
+	if received != c.received {
+		c.received, c.heard = received, now
+	}
+	return now.Sub(c.heard) >= lostTime
+}
+
 // comeHome forgets the resolved endpoint if the device uses another one: a peer that roamed, and whose session has ended, may be back at its name's
 // address.
 func (d *Device) comeHome(at string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.roamed = roaming{}
 	if at != d.endpoint.String() {
 		d.endpoint = netip.AddrPort{}
 	}
 }
 
-// updateEndpoint gives the device an address of the endpoint. vain: the current one does not answer.
-func (d *Device) updateEndpoint(ctx context.Context, vain bool) error {
+// roaming is where a peer was that had left its name's addresses, and the session that it had there.
+type roaming struct {
+	at   netip.AddrPort
+	made time.Time
+}
+
+// updateEndpoint gives the device an address of the endpoint. vain: the current one does not answer. lost: nothing has come from the peer either.
+func (d *Device) updateEndpoint(ctx context.Context, vain, lost bool) error {
+	s, err := d.PeerStats()
+	if err != nil {
+		return nil // the device is closed
+	}
+	at, _ := netip.ParseAddrPort(s.Endpoint)
 	d.mu.Lock()
 	p, current := d.peer, d.endpoint
+	if at.IsValid() && current.IsValid() && at != current {
+		d.roamed = roaming{at, s.LastHandshake}
+		vain = vain && lost // a working session stays where it is
+	}
+	roamed := d.roamed
 	d.mu.Unlock()
 	if p.PublicKey == (wgkey.Key{}) {
 		return nil // SetPeer requests another check
 	}
-	if s, err := d.PeerStats(); err == nil && s.Endpoint != current.String() {
-		vain = false // it has roamed, and is called at an address that is not the name's
-	}
-	next, err := resolve(ctx, p.Endpoint, current, vain)
-	if err != nil || next == current {
+	all, err := resolve(ctx, p.Endpoint)
+	if err != nil {
 		return err
 	}
-	if err := d.setEndpoint(&p, next); err != nil {
+	names := len(all)
+	if vain {
+		current = at
+		if roamed.at.IsValid() && roamed.made.Equal(s.LastHandshake) {
+			all = append(all, roamed.at)
+		}
+	}
+	next := choose(all, current, vain)
+	if next == current {
+		return nil
+	}
+	if err := d.setEndpoint(&p, next, slices.Index(all, next) < names); err != nil {
 		return err
 	}
 	if !vain { // otherwise addresses may alternate as long as the peer is away
@@ -110,15 +149,21 @@ func (d *Device) updateEndpoint(ctx context.Context, vain bool) error {
 	return nil
 }
 
-// setEndpoint sets p's address in the device and starts a handshake, unless there is a session. It does nothing if p is no longer the peer.
-func (d *Device) setEndpoint(p *Peer, ep netip.AddrPort) error {
+// setEndpoint sets p's address in the device and starts a handshake, unless there is a session. It does nothing if p is no longer the peer. named: the
+// address is one of the endpoint's.
+func (d *Device) setEndpoint(p *Peer, ep netip.AddrPort, named bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if p.PublicKey != d.peer.PublicKey || p.Endpoint != d.peer.Endpoint {
 		return nil // SetPeer requests another lookup
 	}
+	was := d.endpoint
 	d.endpoint = ep
-	if err := d.addPeer(); err != nil {
+	err := d.addPeer()
+	if !named {
+		d.endpoint = was
+	}
+	if err != nil {
 		return err
 	}
 	d.greet()
@@ -128,33 +173,36 @@ func (d *Device) setEndpoint(p *Peer, ep netip.AddrPort) error {
 // tests replace lookup
 var lookup = net.DefaultResolver.LookupNetIP
 
-// resolve returns an address of endpoint (host:port).
-func resolve(ctx context.Context, endpoint string, current netip.AddrPort, vain bool) (netip.AddrPort, error) {
+// resolve returns the addresses of endpoint (host:port), in the order in which they are to be called.
+func resolve(ctx context.Context, endpoint string) (all []netip.AddrPort, err error) {
 	host, service, err := net.SplitHostPort(endpoint)
 	if err != nil {
-		return netip.AddrPort{}, err
+		return nil, err
 	}
 	port, err := strconv.ParseUint(service, 10, 16)
 	if err != nil {
-		return netip.AddrPort{}, err
+		return nil, err
 	}
 	addrs, err := lookup(ctx, "ip", host)
 	if err != nil {
-		return netip.AddrPort{}, err
+		return nil, err
 	}
 	if len(addrs) == 0 {
-		return netip.AddrPort{}, fmt.Errorf("%s has no address", host)
+		return nil, fmt.Errorf("%s has no address", host)
 	}
-	return netip.AddrPortFrom(choose(interleave(addrs), current.Addr(), vain), uint16(port)), nil
+	for _, a := range interleave(addrs) {
+		all = append(all, netip.AddrPortFrom(a, uint16(port)))
+	}
+	return all, nil
 }
 
-// choose returns current if it is among addrs, or the one after it if a handshake to it was in vain; otherwise the first.
-func choose(addrs []netip.Addr, current netip.Addr, vain bool) netip.Addr {
-	switch at := slices.Index(addrs, current); {
+// choose returns current if it is among all, or the one after it if a handshake to it was in vain; otherwise the first.
+func choose(all []netip.AddrPort, current netip.AddrPort, vain bool) netip.AddrPort {
+	switch at := slices.Index(all, current); {
 	case at < 0:
-		return addrs[0]
+		return all[0]
 	case vain:
-		return addrs[(at+1)%len(addrs)]
+		return all[(at+1)%len(all)]
 	}
 	return current
 }

@@ -45,6 +45,28 @@ func TestCallsInVain(t *testing.T) {
 	}
 }
 
+// TestLost: a peer is lost when it has sent nothing for lostTime.
+func TestLost(t *testing.T) {
+	begin := time.Unix(100, 0)
+	c := calls{received: 7, heard: begin}
+	for i, step := range []struct {
+		received uint64
+		after    time.Duration
+		lost     bool
+	}{
+		{7, lostTime - 1, false},
+		{8, lostTime, false},
+		{8, 2*lostTime - 1, false},
+		{8, 2 * lostTime, true},
+		{9, 2*lostTime + 1, false},
+		{0, 4 * lostTime, false}, // another peer
+	} {
+		if got := c.lost(step.received, begin.Add(step.after)); got != step.lost {
+			t.Errorf("step %d: %v", i, got)
+		}
+	}
+}
+
 // TestComeHome: the name of a peer that has roamed is resolved again when its session has ended;
 // that of a peer still at its address is not.
 func TestComeHome(t *testing.T) {
@@ -62,14 +84,14 @@ func TestComeHome(t *testing.T) {
 	if err := d.set("public_key="+hexKey(d.peer.PublicKey), "endpoint=127.0.0.1:9"); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.updateEndpoint(t.Context(), false); err != nil {
+	if err := d.updateEndpoint(t.Context(), false, true); err != nil {
 		t.Fatal(err)
 	}
 	if s, _ := d.PeerStats(); s.Endpoint != "127.0.0.1:9" {
 		t.Fatalf("a session has roamed, and is called at %s", s.Endpoint)
 	}
 	d.comeHome("127.0.0.1:9")
-	if err := d.updateEndpoint(t.Context(), false); err != nil {
+	if err := d.updateEndpoint(t.Context(), false, true); err != nil {
 		t.Fatal(err)
 	}
 	if s, _ := d.PeerStats(); s.Endpoint != "127.0.0.1:8" {
@@ -78,7 +100,7 @@ func TestComeHome(t *testing.T) {
 }
 
 // TestTurns: a name whose addresses are all called in vain, one after another, is logged once. A
-// session that has roamed stays where it is, even after a lost call.
+// session that has roamed stays where it is, even after a lost call, unless nothing comes from the peer any more.
 func TestTurns(t *testing.T) {
 	real := lookup
 	t.Cleanup(func() { lookup = real })
@@ -91,9 +113,10 @@ func TestTurns(t *testing.T) {
 	if err := errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "gw.milan.example:8"}), d.Up()); err != nil {
 		t.Fatal(err)
 	}
+	lost := false
 	turn := func(vain bool, want string) {
 		t.Helper()
-		if err := d.updateEndpoint(t.Context(), vain); err != nil {
+		if err := d.updateEndpoint(t.Context(), vain, lost); err != nil {
 			t.Fatal(err)
 		}
 		if s, _ := d.PeerStats(); s.Endpoint != want {
@@ -109,6 +132,13 @@ func TestTurns(t *testing.T) {
 		t.Fatal(err)
 	}
 	turn(true, "127.0.0.1:9")
+	lost = true // now by turns, for another peer may be at the name's addresses
+	for range 2 {
+		turn(true, "127.0.0.1:8")
+		turn(true, "[::1]:8")
+		turn(true, "127.0.0.1:9")
+	}
+	turn(false, "127.0.0.1:9")
 	n := 0
 	for _, e := range said.AllEntries() {
 		if e.Message == "peer endpoint set" {
@@ -144,21 +174,21 @@ func TestInterleave(t *testing.T) {
 // TestFallBack: after a call in vain, an address gives way to one of the other family; one that
 // answers stays.
 func TestFallBack(t *testing.T) {
-	six, four, other := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
-	all := interleave([]netip.Addr{six, four, other})
-	current := netip.Addr{}
+	six, four, other := netip.MustParseAddrPort("[2001:db8::1]:8"), netip.MustParseAddrPort("192.0.2.1:8"), netip.MustParseAddrPort("192.0.2.2:8")
+	all := []netip.AddrPort{six, four, other}
+	current := netip.AddrPort{}
 	for step, tt := range []struct {
 		vain bool
-		want netip.Addr
+		want netip.AddrPort
 	}{{false, six}, {false, six}, {true, four}, {false, four}, {true, other}, {true, six}} {
 		if current = choose(all, current, tt.vain); current != tt.want {
 			t.Fatalf("step %d: called at %v, want %v", step, current, tt.want)
 		}
 	}
-	if got := choose([]netip.Addr{four}, four, true); got != four {
+	if got := choose([]netip.AddrPort{four}, four, true); got != four {
 		t.Errorf("the only address gave way to %v", got)
 	}
-	if got := choose(all, netip.MustParseAddr("192.0.2.9"), false); got != six {
+	if got := choose(all, netip.MustParseAddrPort("192.0.2.9:8"), false); got != six {
 		t.Errorf("an address that is gone gave way to %v, want the first", got)
 	}
 }
