@@ -190,6 +190,7 @@ func (c *apiClient) Create(ctx context.Context, u *unstructured.Unstructured, _ 
 			return apierrors.NewAlreadyExists(schema.GroupResource{Resource: c.kind}, u.GetName())
 		}
 		a.put(c.kind, u)
+		c.wrote(nil)
 		return nil
 	})
 }
@@ -203,9 +204,22 @@ func (c *apiClient) Update(ctx context.Context, u *unstructured.Unstructured, _ 
 		case o.GetResourceVersion() != u.GetResourceVersion():
 			return apierrors.NewConflict(schema.GroupResource{Resource: c.kind}, u.GetName(), errors.New("it has changed"))
 		}
+		c.wrote(a.objects[c.kind+"/"+u.GetName()])
 		a.put(c.kind, u)
 		return nil
 	})
+}
+
+// wrote notes when the pod has last written the Lease, in the place of one. A gateway that has only started has no right to renew the one that the
+// gateway before it in this pod had.
+func (c *apiClient) wrote(before *unstructured.Unstructured) {
+	holder := ""
+	if before != nil {
+		holder, _, _ = unstructured.NestedString(before.Object, "spec", "holderIdentity")
+	}
+	if v := c.vote; c.kind == "leases" && (holder != v.pod.name || v.driven.Load()) {
+		v.renewed.Store(int64(v.pod.w.now()))
+	}
 }
 
 // put stores an object as its next version.

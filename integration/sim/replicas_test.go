@@ -25,6 +25,7 @@ type replicas struct {
 	apart     time.Duration // when they were last seen not to forward both, or to have an excuse
 	of        [2]*pod       // who had the label then, and at the peer's
 	double    int           // the first of the world's losses since both forward, from 1 on
+	barred    time.Duration // when a gateway that has died since, or is cut off, last wrote the Lease
 	holders   time.Duration // when not both were seen to have the Lease
 	deleted   time.Duration // when the Lease was
 	alone     time.Duration // when something was last in the way of a copy
@@ -32,7 +33,7 @@ type replicas struct {
 
 // The bounds of docs/standby.md, with the times of this election.
 const (
-	// nobodyTime is how long nobody forwards although a pod could.
+	// nobodyTime is how long nobody forwards although a pod could, and after a pod that cannot forward any more has last renewed the Lease.
 	nobodyTime = leaseTime + 2*22*retryTime/10 + 2*time.Second
 	// bothTime is how long two pods forward: nodes follow, a handshake that is lost once, the patience, and a look at it.
 	bothTime = followTime + handshakeTime + peerPatience + 200*time.Millisecond
@@ -123,8 +124,13 @@ func (v *vote) left() {
 	if v.pod.folder == "" {
 		v.pod.knows = 0
 	}
+	s, now := v.pod.side, v.pod.w.now()
+	v.pod.able, s.alone, s.barred = now, now, max(s.barred, v.renewal())
 	v.role = role.Standby
 }
+
+// renewal returns when the gateway last wrote the Lease.
+func (v *vote) renewal() time.Duration { return time.Duration(v.renewed.Load()) }
 
 // known returns until when a gateway that does not forward knows what its side has done.
 func (v *vote) known() time.Duration { return max(v.rested, v.copied) }
@@ -214,7 +220,7 @@ func (s *side) watch() {
 	for _, p := range s.pods {
 		v := p.vote
 		if !p.there() || s.api.fails(p.name) {
-			p.able = now
+			p.able, s.barred = now, max(s.barred, v.renewal())
 		}
 		v.hindered = v.hindered || s.api.fails(p.name) || s.lines.fail() || !p.other().there()
 		v.full = v.full || v.copied > 0 || v.role.Forwards()
@@ -224,7 +230,7 @@ func (s *side) watch() {
 	if n > 0 {
 		s.forwarded = now
 	}
-	if since := max(able, s.forwarded); n == 0 && now-since > nobodyTime+watchTime {
+	if since := max(able, s.forwarded, s.barred); n == 0 && now-since > nobodyTime+watchTime {
 		s.w.fail("%s: nobody forwards for %v although a pod could: %s", s.config.Cluster, now-since, s.roles())
 	}
 	if of := [2]*pod{s.leader(), s.peer.leader()}; n < 2 || of != s.of || s.excused() {
@@ -247,7 +253,7 @@ func (s *side) watchCopy() {
 	for i, p := range s.pods {
 		if o := s.pods[1-i]; p.there() && p.forwards() && o.there() && o.vote.role == role.Standby && !s.api.fails(o.name) && !s.lines.fail() {
 			if now-s.alone > copyTime && now-o.vote.copied > copyLag {
-				s.w.fail("%s: its copy is %v old", o.name, now-o.vote.copied)
+				s.w.fail("%s: its copy is %v old: %+v; %s: %+v", o.name, now-o.vote.copied, o.vote.replica.Status(), p.name, p.vote.replica.Status())
 			}
 			return
 		}

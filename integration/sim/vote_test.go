@@ -40,7 +40,9 @@ type vote struct {
 	replica *replica.Replica
 	tasks   sync.WaitGroup
 	ctx     context.Context
-	dead    atomic.Bool // it was killed: nothing that it still does has an effect
+	dead    atomic.Bool  // it was killed: nothing that it still does has an effect
+	driven  atomic.Bool  // it may forward
+	renewed atomic.Int64 // when it last wrote the Lease, by the world's clock
 
 	// For the goroutine that calls run of the world.
 	role     role.Role
@@ -83,6 +85,7 @@ func (v *vote) run(ctx context.Context) error {
 	defer cancel()
 	v.tasks.Go(func() { v.elector.Run(ctx) })
 	v.catchUp(ctx)
+	v.driven.Store(true)
 	v.elector.Drive(v, v.replica)
 	v.tasks.Go(func() { v.follow(ctx) })
 	return v.gateway.Run(ctx)

@@ -140,6 +140,25 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
+// TestDiesAtStart: a gateway that has only started does not renew the Lease that the one before it in its pod had. It has it at once when it is driven.
+func TestDiesAtStart(t *testing.T) {
+	api := newAPI()
+	a, _ := newElector(api, "a")
+	a.attempt(t.Context())
+	before := storedLease(t, api).Renewed
+	again, gateway := newElector(api, "a")
+	again.gateway = nil
+	again.attempt(t.Context())
+	if l := storedLease(t, api); l.Renewed != before || again.Role() != role.Standby {
+		t.Fatalf("%+v is renewed, and the gateway is %v", l, again.Role())
+	}
+	again.Drive(gateway, nil)
+	again.attempt(t.Context())
+	if l := storedLease(t, api); l.Renewed == before || l.Holder != "a" || gateway.is() != role.Active {
+		t.Errorf("%+v, and the gateway is %v", l, gateway.is())
+	}
+}
+
 // TestNewPod: a gateway that has not got its table yet leaves a free Lease to those that have one, but not for ever.
 func TestNewPod(t *testing.T) {
 	api := newAPI()
