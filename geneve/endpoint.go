@@ -147,7 +147,9 @@ func (e *Endpoint) Prepare(tunnels []Tunnel) (*Prepared, error) {
 			t = newTunnel(c, e.remotePort, &tunnelState{})
 		case t.Tunnel != c:
 			was := t
-			if t = newTunnel(c, e.remotePort, was.tunnelState); t.Remote == was.Remote {
+			t = newTunnel(c, e.remotePort, was.tunnelState)
+			// Another gateway knows a node by the address by which the one before knew it, and accepts nothing from another.
+			if t.Remote == was.Remote || t.Role == Node && t.Remote.BitLen() == was.Remote.BitLen() {
 				t.local.Store(was.local.Load())
 			}
 		}

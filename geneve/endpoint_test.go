@@ -284,7 +284,7 @@ func TestMAC(t *testing.T) {
 	}
 }
 
-// TestLocalAddress: the address of ours that a node sends to is kept while the node is where it was, and goes with where it is found.
+// TestLocalAddress: the address of ours that a node sends to is kept while the node is where it was. A node keeps its own wherever its gateway is.
 func TestLocalAddress(t *testing.T) {
 	f, next := newFixture(t), newFixture(t)
 	local := func(f *fixture) netip.Addr { return f.e.table.Load().byID(toNode).train(nil).Source }
@@ -306,7 +306,15 @@ func TestLocalAddress(t *testing.T) {
 	if err := f.e.Apply(tunnels); err != nil || local(f) != asked {
 		t.Errorf("%v; sent from %v after a change, want %v", err, local(f), asked)
 	}
+	tunnels[0].Role = Node
+	if err := f.e.Apply(tunnels); err != nil {
+		t.Fatal(err)
+	}
 	tunnels[0].Remote = node2Outer
+	if err := f.e.Apply(tunnels); err != nil || local(f) != asked {
+		t.Errorf("%v; a node sends from %v to a gateway elsewhere, want %v", err, local(f), asked)
+	}
+	tunnels[0].Role, tunnels[0].Remote = Gateway, nodeOuter
 	if err := f.e.Apply(tunnels); err != nil || local(f).IsValid() {
 		t.Errorf("%v; sent from %v to a node elsewhere, want what the kernel chooses", err, local(f))
 	}
