@@ -228,13 +228,19 @@ func (g *Gateway) connect(d *Plan) {
 			unready("TunnelNode: %s", t.fault)
 			continue
 		}
-		underlay, field := t.remote, "spec.remote"
+		underlay, other, field := t.remote, t.local, "spec.remote"
 		if a.Name == g.self.Node {
-			underlay, field = t.local, "spec.local"
+			underlay, other, field = t.local, t.remote, "spec.local"
 		}
-		if !underlay.IsValid() {
+		missing := !underlay.IsValid()
+		if missing {
 			unready("TunnelNode: no %s yet", field)
-			continue
+			if !other.IsValid() {
+				continue
+			}
+			// An agent tells what the active gateway needs, which may be at another node than this one. Without the node, a standby would refuse the
+			// connections that it is to take over.
+			underlay = other
 		}
 		if other := g.otherOwner(a.Name, owners, underlay); other != "" {
 			d.fault(KindTunnelNode+" "+a.Name, "%s: %s is of node %s", field, underlay, other)
@@ -248,7 +254,7 @@ func (g *Gateway) connect(d *Plan) {
 		d.Nodes = append(d.Nodes, config.Node{
 			Name: a.Name, VNI: geneve.VNI(a.VNI), Underlay: underlay, Address: rules.PairOf(address), PodCIDRs: pods[a.Name],
 		})
-		if !t.ready[g.self.Name] {
+		if !missing && !t.ready[g.self.Name] {
 			why := t.messages[g.self.Name]
 			if why == "" {
 				why = "its agent has not connected it yet"

@@ -159,11 +159,14 @@ func TestNodesThatAreNotReady(t *testing.T) {
 	}{
 		{"no agent", "node node2: its agent has not told its address", "", func(g *Gateway) { delete(g.tunnels, "node2") }, 1},
 		{"no address", "node node2: TunnelNode: no spec.remote yet", "", func(g *Gateway) {
-			g.tunnels["node2"] = tunnelObject(t, 2, ", remote: 172.18.0.2", "")
+			g.tunnels["node2"] = tunnelObject(t, 2, "{local: 10.244.2.1, remote: 172.18.0.2}", "{}")
 		}, 1},
+		{"no remote address", "node node2: TunnelNode: no spec.remote yet", "", func(g *Gateway) {
+			g.tunnels["node2"] = tunnelObject(t, 2, ", remote: 172.18.0.2", "")
+		}, 2},
 		{"no local address", "node node1: TunnelNode: no spec.local yet", "", func(g *Gateway) {
 			g.tunnels["node1"] = tunnelObject(t, 1, "local: 10.244.1.1, ", "")
-		}, 1},
+		}, 2},
 		{"another node's address", "node node2: TunnelNode: 172.18.0.1 is of node node1", "TunnelNode node2: spec.remote: 172.18.0.1 is of node node1", func(g *Gateway) {
 			g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "172.18.0.1")
 		}, 1},
