@@ -56,7 +56,8 @@ func (e *electing) catchUp(ctx context.Context, r *replica.Replica) {
 	}
 }
 
-// follow makes a standby copy the pod that has the Lease.
+// follow makes a standby copy the pod that has the Lease. An active gateway that nobody copies tells another pod that it has the Lease: that one may
+// forward too, and have been cut off when this one took it.
 func (e *electing) follow(ctx context.Context, r *replica.Replica) {
 	tick := time.NewTicker(copyLook)
 	defer tick.Stop()
@@ -66,10 +67,16 @@ func (e *electing) follow(ctx context.Context, r *replica.Replica) {
 			return
 		case <-tick.C:
 		}
-		if e.Role() == role.Standby && e.learned() {
-			if at := e.source(ctx); at.IsValid() {
-				r.Follow(at)
-			}
+		is := e.Role()
+		if !e.learned() || is != role.Standby && (is != role.Active || r.Followed()) {
+			continue
+		}
+		switch at, claim := e.source(ctx), e.Claim(); {
+		case !at.IsValid():
+		case is == role.Standby:
+			r.Follow(at)
+		case claim != nil:
+			r.Visit(ctx, at, claim) // one that does not answer forwards nothing, as far as can be told from here
 		}
 	}
 }

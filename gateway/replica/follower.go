@@ -122,27 +122,13 @@ func (r *Replica) follow() {
 
 // followAt follows one source until the stream or ctx ends, and returns how long that took.
 func (r *Replica) followAt(ctx context.Context, at netip.AddrPort) (lasted time.Duration, err error) {
-	greeting, cancel := context.WithTimeout(ctx, greetTime)
-	defer cancel()
-	c, err := r.Dial(greeting, at)
+	w, other, err := r.greet(ctx, at, r.hello())
 	if err != nil {
 		return 0, err
 	}
+	c := w.conn.(*tls.Conn).NetConn() // which closes without a last message
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	conn := tls.Client(c, r.keys.client())
-	if err := conn.HandshakeContext(greeting); err != nil {
-		r.refuse(reasonOf(err))
-		return 0, err
-	}
-	w := &wire{conn: conn}
-	if err := w.sendJSON(kindHello, r.hello()); err != nil {
-		return 0, err
-	}
-	other, err := w.receiveHello()
-	if err != nil {
-		return 0, fmt.Errorf("no hello: %w", err)
-	}
 	r.restoring.Lock()
 	defer r.restoring.Unlock()
 	if !r.follows(at) {
@@ -158,6 +144,47 @@ func (r *Replica) followAt(ctx context.Context, at netip.AddrPort) (lasted time.
 	begin := time.Now()
 	err = f.receive()
 	return time.Since(begin), err
+}
+
+// greet connects to the replica at an address, and returns its hello. The caller closes the connection.
+func (r *Replica) greet(ctx context.Context, at netip.AddrPort, own hello) (w *wire, other hello, err error) {
+	ctx, cancel := context.WithTimeout(ctx, greetTime)
+	defer cancel()
+	c, err := r.Dial(ctx, at)
+	if err != nil {
+		return nil, other, err
+	}
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer func() {
+		if stop(); err != nil {
+			c.Close()
+		}
+	}()
+	conn := tls.Client(c, r.keys.client())
+	if err := conn.HandshakeContext(ctx); err != nil {
+		r.refuse(reasonOf(err))
+		return nil, other, err
+	}
+	w = &wire{conn: conn}
+	if err := w.sendJSON(kindHello, own); err != nil {
+		return nil, other, err
+	}
+	if other, err = w.receiveHello(); err != nil {
+		return nil, other, fmt.Errorf("no hello: %w", err)
+	}
+	return w, other, nil
+}
+
+// Visit tells the replica at an address a notice of at most MaxNotice bytes, as Tell tells those that are connected.
+func (r *Replica) Visit(ctx context.Context, at netip.AddrPort, message []byte) error {
+	own := r.hello()
+	own.Visit = true
+	w, _, err := r.greet(ctx, at, own)
+	if err != nil {
+		return err
+	}
+	defer w.conn.Close()
+	return w.send(kindNotice, message)
 }
 
 func (r *Replica) follows(at netip.AddrPort) bool {

@@ -347,6 +347,29 @@ func TestNoTable(t *testing.T) {
 	}
 }
 
+// A replica that visits another one is heard, and copies nothing.
+func TestVisit(t *testing.T) {
+	key := wgkey.NewPrivate()
+	heard := make(chan string, 1)
+	host := newPod(t, "a", key, 1000, func(o *Options) { o.Heard = func(message []byte) { heard <- string(message) } })
+	guest := newPod(t, "b", key, 1000)
+	for _, p := range []*pod{host, guest} { // both forward
+		p.Lead()
+	}
+	if err := guest.Visit(within(t), host.at, []byte("mine")); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-heard; got != "mine" {
+		t.Errorf("%q is heard", got)
+	}
+	if s := host.Status(); len(s.Followers) > 0 || len(s.Refused) > 0 {
+		t.Errorf("the visitor is more than that: %+v", s)
+	}
+	if err := newPod(t, "c", wgkey.NewPrivate(), 1000).Visit(within(t), host.at, nil); err == nil {
+		t.Error("a stranger is let in")
+	}
+}
+
 // A replica with another key, or one that speaks with an impostor, copies nothing.
 func TestOtherKey(t *testing.T) {
 	active, standby := newPod(t, "a", wgkey.NewPrivate(), 1000), newPod(t, "b", wgkey.NewPrivate(), 1000)

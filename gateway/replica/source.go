@@ -73,6 +73,12 @@ func (r *Replica) serve(c net.Conn, config *tls.Config) {
 		r.refuse(reasonOf(err))
 		return
 	}
+	if other.Visit {
+		if k, body, err := w.receive(greetTime); err == nil && k == kindNotice && r.Heard != nil {
+			r.Heard(slices.Clone(body))
+		}
+		return
+	}
 	l := &link{r: r, wire: w, other: other, wake: make(chan struct{}, 1), acked: make(chan struct{}), gone: make(chan struct{})}
 	l.is = control.Stream{Pod: other.Name, Address: c.RemoteAddr().String(), Since: time.Now(), NoFullCopy: true, CopyReason: copyFirst,
 		ClockAhead: time.Until(other.Clock).Seconds()}

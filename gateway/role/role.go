@@ -154,10 +154,11 @@ func (m *Machine) Released(now time.Duration) {
 	m.become(Standby, "it has given back its Lease")
 }
 
-// Told takes what the other gateway says over the stream: that it has the Lease of a term.
+// Told takes what the other gateway says over the stream: that it has the Lease of a term. A gateway whose own Lease has run out believes any term: that of
+// a Lease that was deleted begins anew.
 func (m *Machine) Told(holder string, term int64, now time.Duration) {
 	m.tick(now)
-	if m.role != Standby && term > m.term {
+	if m.role != Standby && (term > m.term || m.now >= m.ends) {
 		m.lease, m.known, m.since = Lease{Holder: holder, Term: term, Duration: m.times.Lease}, true, m.now
 		m.become(Standby, fmt.Sprintf("%s says that it has the Lease", holder))
 	}

@@ -131,6 +131,15 @@ func TestStories(t *testing.T) {
 			s.m.Told("b", 9, 3*second)
 			s.want(Standby, "told of a newer one")
 		}},
+		{"terms that begin anew over the stream, because the Lease was deleted", func(s *stage) {
+			s.other("b", 7, second)
+			s.attempt(0)
+			s.attempt(2 * second)
+			s.m.Told("b", 0, 16*second)
+			s.want(Active, "its own Lease is valid")
+			s.m.Told("b", 0, 17*second)
+			s.want(Standby, "its own Lease has run out")
+		}},
 		{"cut off from all but the peer, which follows another one", func(s *stage) {
 			s.attempt(0)
 			s.signs.Heard++

@@ -32,8 +32,7 @@
 // # Replicas
 //
 // By default each gateway has one pod. With -replicas=some half of the schedules, and with -replicas=all each of them, give the gateway of one side, or
-// those of both, two pods (replicas_test.go). About one in 2,000 of such schedules still fails, so that neither make test nor the fuzzing of schedules
-// has them: two pods forward for too long, where the old one is cut off from the API server and no stream connects it with the new one.
+// those of both, two pods (replicas_test.go).
 //
 // TestSwitches has each kind of switch of both sides. The pods elect the one that forwards by package
 // kube/election, over an API server in memory with one Lease and the pods' labels (api_test.go), and copy the table by package gateway/replica, over

@@ -285,10 +285,12 @@ func (s *side) leader() *pod {
 	return nil
 }
 
-// excused reports whether two pods may forward: the peer has no good way to the one that has the label.
+// excused reports whether two pods may forward: the peer has no good way to the one that has the label, or that one has only started, does not know
+// where the peer is, and cannot tell the other one that it has the Lease.
 func (s *side) excused() bool {
 	own, other := s.leader(), s.peer.leader()
-	return own == nil || other == nil || other.stop == nil || s.peer.forwards() > 1 || own.cut() || other.cut()
+	return own == nil || other == nil || other.stop == nil || s.peer.forwards() > 1 || own.cut() || other.cut() ||
+		s.lines.fail() && !own.wg().Endpoint().IsValid()
 }
 
 // cut reports whether a pod's way to the peer fails in whatever manner.

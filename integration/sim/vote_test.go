@@ -106,7 +106,7 @@ func (v *vote) catchUp(ctx context.Context) {
 	}
 }
 
-// follow has a standby copy the pod that has the Lease.
+// follow has a standby copy the pod that has the Lease, and an active one that nobody copies tell the other one that it has it.
 func (v *vote) follow(ctx context.Context) {
 	tick := time.NewTicker(followLook)
 	defer tick.Stop()
@@ -116,10 +116,16 @@ func (v *vote) follow(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if v.elector.Role() == role.Standby {
-			if at := v.source(ctx); at.IsValid() {
-				v.replica.Follow(at)
-			}
+		is := v.elector.Role()
+		if is != role.Standby && (is != role.Active || v.replica.Followed()) {
+			continue
+		}
+		switch at, claim := v.source(ctx), v.elector.Claim(); {
+		case !at.IsValid():
+		case is == role.Standby:
+			v.replica.Follow(at)
+		case claim != nil:
+			v.replica.Visit(ctx, at, claim)
 		}
 	}
 }

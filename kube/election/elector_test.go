@@ -108,6 +108,9 @@ func TestAttempts(t *testing.T) {
 	if s := b.State(); s.Holder != "a" || s.Role != role.Standby || !strings.Contains(s.Why, "a has the Lease") {
 		t.Errorf("b says %+v", s)
 	}
+	if claim := string(a.Claim()); claim != `{"says":"mine","pod":"a","term":0}` || b.Claim() != nil {
+		t.Errorf("a claims %s, b %s", claim, b.Claim())
+	}
 	if _, err := a.release(t.Context()); err != nil {
 		t.Fatal(err)
 	}

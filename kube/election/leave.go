@@ -66,6 +66,22 @@ func (e *Elector) Heard(message []byte) {
 	}
 }
 
+// Claim returns the notice by which a gateway that forwards learns that this one has the Lease; nil: it has not. A gateway whose Lease has run out, and
+// that was cut off when this one took it, has not heard it.
+func (e *Elector) Claim() []byte {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	l, _, _ := e.machine.Lease(e.now())
+	if e.role != role.Active || l.Holder != e.Pod {
+		return nil
+	}
+	message, err := json.Marshal(notice{saysMine, e.Pod, l.Term})
+	if err != nil {
+		panic(err) // unreachable: strings and a number
+	}
+	return message
+}
+
 // tell says something to the other gateways, and reports whether there are any.
 func (e *Elector) tell(says string, term int64) bool {
 	e.mu.Lock()
