@@ -48,11 +48,8 @@ func (g *Gateway) Become(to role.Role) {
 			g.log.WithError(err).Warn("the WireGuard device is closed")
 		}
 	}
-	switch {
-	case to == role.Standby:
+	if to == role.Standby {
 		g.rested()
-	case from == role.Standby:
-		g.wg.Hurry()
 	}
 }
 

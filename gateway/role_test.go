@@ -225,3 +225,34 @@ func TestBecomeBehindNodePort(t *testing.T) {
 		t.Errorf("a packet passed after %v", took)
 	}
 }
+
+// TestServerBeginsAnew: a Server that knows nothing of the process before it has a session as soon as packets of the peer come, in the old session.
+// WireGuard's own timers would take 15 s.
+func TestServerBeginsAnew(t *testing.T) {
+	rc := configtest.Cluster("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
+	mc := configtest.Cluster("milan", "rome", config.Client, "10.62.0.0/16", "10.72.0.0/16")
+	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(), rc.WireGuard.PrivateKey.Public()
+	rome := start(t, rc, 10)
+	rc.WireGuard.ListenPort = rome.wg.Port() // of the next one too
+	mc.WireGuard.Endpoint = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), rome.wg.Port()).String()
+	milan := start(t, mc, 20)
+	out := udpPacket("10.0.1.5", "10.62.1.5", nattest.Payload(64, 1))
+	milan.nodes[0].Send(out)
+	expect(t, rome.nodes[0], "10.61.1.5", "10.0.1.5")
+
+	rome.stop()
+	rome = start(t, rc, 30)
+	began := time.Now()
+	waitFor(t, "a packet arrives", func() bool {
+		milan.nodes[0].Send(out)
+		select {
+		case <-rome.nodes[0].Packets():
+			return true
+		default:
+			return false
+		}
+	})
+	if took := time.Since(began); took > 4*time.Second {
+		t.Errorf("a packet passed after %v", took)
+	}
+}

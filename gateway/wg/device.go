@@ -153,6 +153,7 @@ func (d *Device) SetPeer(p Peer) error {
 			return err
 		}
 		d.greet()
+		d.hurry()
 	case p.PublicKey != (wgkey.Key{}) && p.Keepalive != old.Keepalive:
 		return d.set("public_key="+hexKey(p.PublicKey), "update_only=true", p.keepalive())
 	}

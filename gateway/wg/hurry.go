@@ -11,11 +11,12 @@ import (
 // hurryTime is how long a hurried handshake is waited for, the first time: longer than most round trips.
 const hurryTime = 250 * time.Millisecond
 
-// A hurry is the time until a gateway that takes the place of another one has a session with the peer.
+// A hurry is the time until a gateway has a first session with its peer. The gateway may take the place of another one, on whose session the peer relies.
 //
 // The peer may be behind a translation that admits answers alone, such as a node's masquerade, and have reached the other gateway by a third address,
 // such as a NodePort. Then no message to where it was last seen arrives. But its packets do arrive here, in the session of the other gateway, and an
-// answer to where they came from arrives there. So an initiation goes to both. Anybody can forge such packets: they cost two initiations each hurryTime.
+// answer to where they came from arrives there. So an initiation goes to both, and a Server that begins anew need not wait until the peer, after 15 s, starts
+// a handshake itself. Anybody can forge such packets: they cost two initiations each hurryTime.
 type hurry struct {
 	d *Device
 	p *device.Peer
@@ -27,13 +28,14 @@ type hurry struct {
 	timer *time.Timer   // +checklocks:mu
 }
 
-// Hurry has a new peer's first handshake repeated after hurryTime, and again after pauses that double or when the peer sends from a new address,
+// hurry has a new peer's first handshake repeated after hurryTime, and again after pauses that double or when the peer sends from a new address,
 // until there is a session. WireGuard repeats one after device.RekeyTimeout (WireGuard paper, Section 6.4), which is too long for a gateway that takes the place of
 // another one: beside a message that is lost, the peer discards an initiation within 20 ms of another gateway's, and one whose timestamp is not newer,
 // which wireguard-go rounds to 16.8 ms.
-func (d *Device) Hurry() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+//
+// Preconditions: d.mu is held.
+// +checklocks:d.mu
+func (d *Device) hurry() {
 	p := d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey))
 	if p == nil {
 		return
