@@ -85,7 +85,7 @@ var kubePlurals = map[string]string{
 	"PublicKey":                "publickeies", "Connection": "connections", "GeneveTunnel": "genevetunnels",
 	"InternalFabric": "internalfabrics", "InternalNode": "internalnodes",
 	"FirewallConfiguration": "firewallconfigurations", "RouteConfiguration": "routeconfigurations",
-	"NetworkPolicy": "networkpolicies", "Deployment": "deployments", "GatewayServer": "gatewayservers", "GatewayClient": "gatewayclients",
+	"NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets", "Deployment": "deployments", "GatewayServer": "gatewayservers", "GatewayClient": "gatewayclients",
 	"Peering": "peerings", "TunnelNode": "tunnelnodes", "Secret": "secrets",
 	"ValidatingAdmissionPolicy": "validatingadmissionpolicies", "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
 	"WgGatewayServerTemplate": "wggatewayservertemplates", "WgGatewayClientTemplate": "wggatewayclienttemplates",

@@ -71,6 +71,9 @@ func (p *peeringLab) imported(namespace, name string) (clusterIP, address string
 		return "", "", err
 	}
 	clusterIP, _ = field(service, "spec", "clusterIP").(string)
+	if owners, _ := field(service, "metadata", "ownerReferences").([]any); len(owners) != 1 || field(owners[0].(object), "name") != "culvert-imports-milan" {
+		return "", "", fmt.Errorf("the Service belongs to %v, and not to the Role by which it is written", owners)
+	}
 	endpoints, _ := slice["endpoints"].([]any)
 	if len(endpoints) != 1 || field(slice, "metadata", "labels", "kubernetes.io/service-name") != name {
 		return "", "", fmt.Errorf("%v", slice)
@@ -396,6 +399,7 @@ func requireWithinExportRights(t *testing.T, rome, milan *peeringLab) {
 		if p == milan {
 			rights = append(rights, "list endpointslices", "watch endpointslices")
 		} else {
+			rights = append(rights, "get roles")
 			for _, verb := range []string{"create", "update", "delete"} {
 				rights = append(rights, verb+" services", verb+" endpointslices")
 			}

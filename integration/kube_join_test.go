@@ -302,10 +302,11 @@ func TestKubeJoin(t *testing.T) {
 				t.Errorf("rome is not repaired:\n%q\nbefore\n%q", now, had[0])
 			}
 		})
-		testJoinImports(t, rome, milan)
+		t.Run("others apply the same", func(t *testing.T) { testJoinManagers(t, l) })
+		testJoinImports(t, l)
 		t.Run("leave", func(t *testing.T) { testJoinLeave(t, l, before) })
 		t.Run("messages", func(t *testing.T) { testJoinMessages(t, l) })
-		testJoinImports(t, rome, milan)
+		testJoinImports(t, l)
 		if err := rome.gateway.cmd.Process.Kill(); err != nil { // which then removes nothing
 			t.Fatal(err)
 		}
@@ -324,14 +325,16 @@ func TestKubeJoin(t *testing.T) {
 // testJoinRefused: what cannot be done is said before anything is changed.
 func testJoinRefused(t *testing.T, l *joinLab) {
 	for want, args := range map[string]string{
-		"lead to the same cluster":                                "join --context=admin@rome --context=again --image=x --yes",
-		"away: cannot be reached":                                 "join --context=admin@rome --context=away --image=x --yes",
-		"--image: missing":                                        "join --context=admin@rome --context=admin@milan --yes",
-		"no terminal to ask at":                                   "join --context=admin@rome --context=admin@milan --image=x",
-		"is the name of neither cluster":                          "join --context=admin@rome --context=admin@milan --image=x --pod-cidr turin=10.0.0.0/16",
-		"remap of 10.0.0.0/8, pods of milan: no private /8":       "join --context=admin@rome --context=admin@milan --image=x --pod-cidr rome=10.0.0.0/8 --pod-cidr milan=10.0.0.0/8 --avoid 172.16.0.0/12",
-		"there is no Peering turin":                               "leave --context=admin@rome --peer turin --yes",
-		"nothing was removed there: run the same command when it": "leave --context=away --all --yes",
+		"lead to the same cluster":                                         "join --context=admin@rome --context=again --image=x --yes",
+		"away: cannot be reached":                                          "join --context=admin@rome --context=away --image=x --yes",
+		"--image: missing":                                                 "join --context=admin@rome --context=admin@milan --yes",
+		"no terminal to ask at":                                            "join --context=admin@rome --context=admin@milan --image=x",
+		"is the name of neither cluster":                                   "join --context=admin@rome --context=admin@milan --image=x --pod-cidr turin=10.0.0.0/16",
+		"remap of 10.0.0.0/8, pods of milan: no private /8":                "join --context=admin@rome --context=admin@milan --image=x --pod-cidr rome=10.0.0.0/8 --pod-cidr milan=10.0.0.0/8 --avoid 172.16.0.0/12",
+		"culvert: rome: --imports: there is no namespace nowhere; make it": "join --context=admin@rome --context=admin@milan --image=x --imports=rome=nowhere",
+		"--imports: \"turin\" is the name of neither cluster":              "join --context=admin@rome --context=admin@milan --image=x --imports=turin=milan",
+		"there is no Peering turin":                                        "leave --context=admin@rome --peer turin --yes",
+		"nothing was removed there: run the same command when it":          "leave --context=away --all --yes",
 	} {
 		out, err := l.culvert(strings.Fields(args)...)
 		if !strings.Contains(out, want) || (err == nil) != strings.HasPrefix(want, "there is no") {
@@ -340,26 +343,63 @@ func testJoinRefused(t *testing.T, l *joinLab) {
 	}
 }
 
-// testJoinImports has rome import a Service of milan's, with the rights that the manifests have for it.
-func testJoinImports(t *testing.T, rome, milan *peeringLab) {
-	t.Helper()
-	out := rome.client.run(os.Getenv(binaryEnv), "kube", "template", "--image=any", "--peering=milan", "--imports=milan")
+// testJoinManagers: who applies what culvert kube template prints, after culvert join, has no conflict and changes nothing; a pod more and less leaves
+// everything as it was, whoever has applied it first.
+func testJoinManagers(t *testing.T, l *joinLab) {
+	milan := l.milan
+	had := milan.versions(t)
+	milan.applyTemplate("registry.example/culvert:test", "", "--expose=LoadBalancer")
+	if now := milan.versions(t); !slices.Equal(now, had) {
+		t.Errorf("culvert kube template changes what culvert join has applied:\n%q\nbefore\n%q", now, had)
+	}
+	join := []string{"join", "--context=admin@rome", "--context=admin@milan", "--yes"}
+	budget := object{"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": object{"name": "culvert-rome", "namespace": peeringNamespace}}
+	if out, err := l.culvert(append(join, "--replicas=2")...); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	must2(t)(milan.api.admin.get(budget))
+	deployment := object{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object{"name": "culvert-rome", "namespace": peeringNamespace}}
+	stored := must2(t)(milan.api.admin.get(deployment))
+	if label := field(stored, "spec", "template", "metadata", "labels", "culvert.io/active"); label != "false" {
+		t.Errorf("each of two pods is born with the label culvert.io/active %v", label)
+	}
+	milan.applyTemplate("registry.example/culvert:test", "&force=true", "--expose=LoadBalancer", "--replicas=2")
+	if out, err := l.culvert(append(join, "--replicas=1")...); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	refused := new(kubeError)
+	if _, err := milan.api.admin.get(budget); !errors.As(err, &refused) || refused.Code != http.StatusNotFound {
+		t.Errorf("the PodDisruptionBudget of two pods stays: %v", err)
+	}
+	stored = must2(t)(milan.api.admin.get(deployment))
+	if n, label := field(stored, "spec", "replicas"), field(stored, "spec", "template", "metadata", "labels", "culvert.io/active"); n != 1.0 || label != "true" {
+		t.Errorf("%v pods, the label culvert.io/active %v", n, label)
+	}
+}
+
+// applyTemplate applies what culvert kube template prints, as kubectl apply --server-side does: with another field manager's conflicts, or with force.
+func (p *peeringLab) applyTemplate(image, force string, args ...string) {
+	p.t.Helper()
+	out := p.client.run(os.Getenv(binaryEnv), append([]string{"kube", "template", "--image=" + image, "--peering=" + p.remote.name}, args...)...)
 	for document := range strings.SplitSeq(out, "\n---\n") {
 		var o object
 		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
-			t.Fatal(err)
+			p.t.Fatal(err)
 		}
-		if field(o, "metadata", "name") == "culvert-imports-milan" {
-			rome.apply(o)
+		if err := p.api.admin.request(http.MethodPatch, pathOf(o)+"?fieldManager=kubectl"+force, "application/apply-patch+yaml", o, nil); err != nil {
+			p.t.Errorf("apply %v %v: %v", o["kind"], field(o, "metadata", "name"), err)
 		}
 	}
-	rome.api.awaitRight(t, rome.gatewayUser(), "create", "discovery.k8s.io/endpointslices", "milan")
-	imports := object{"spec": object{"imports": "milan"}}
-	if err := rome.api.admin.request(http.MethodPatch, pathOf(rome.peering()), "application/merge-patch+json", imports, nil); err != nil {
-		t.Fatal(err)
+}
+
+// testJoinImports has rome import a Service of milan's.
+func testJoinImports(t *testing.T, l *joinLab) {
+	t.Helper()
+	if out, err := l.culvert("join", "--context=admin@rome", "--context=admin@milan", "--imports=rome=milan", "--yes"); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
-	milan.apply(shop("web", object{"culvert/export": "true"}, nil))
-	rome.awaitImport("milan", "web-shop", true)
+	l.milan.apply(shop("web", object{"culvert/export": "true"}, nil))
+	l.rome.awaitImport("milan", "web-shop", true)
 }
 
 // testJoinLeave: everything goes, although the command is killed once, and one cluster is away at first.

@@ -129,27 +129,32 @@ func testRealTemplate(t *testing.T, l *realLab, before map[string][]string) {
 
 // testRealChart: by the Helm chart, and its removal alone.
 func testRealChart(t *testing.T, l *realLab, before map[string][]string) {
-	chart := func(peer, expose string) string {
+	chart := func(peer, expose, imports string) string {
 		var b strings.Builder
-		values := map[string]any{"image": realImage, "peerings": []any{map[string]any{"name": peer, "expose": expose}}}
+		values := map[string]any{"image": realImage, "peerings": []any{map[string]any{"name": peer, "expose": expose, "imports": imports}}}
 		for _, name := range slices.Sorted(maps.Keys(manifests.Chart())) {
 			text, err := os.ReadFile(filepath.Join("..", "kube", "chart", "templates", name))
 			if err != nil {
 				t.Fatal(err)
 			}
 			b.WriteString("---\n")
-			if err := template.Must(template.New(name).Parse(string(text))).Execute(&b, map[string]any{"Values": values}); err != nil {
+			if err := template.Must(template.New(name).Funcs(template.FuncMap{"int": func(any) int { return 1 }}).Parse(string(text))).Execute(&b, map[string]any{"Values": values}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		return b.String()
 	}
-	texts := map[string]string{"rome": chart("milan", "ClusterIP"), "milan": chart("rome", "NodePort")}
+	texts := map[string]string{"rome": chart("milan", "ClusterIP", "milan"), "milan": chart("rome", "NodePort", "")}
+	l.kubectl("rome", "create", "namespace", "milan")
 	for cluster, text := range texts {
 		l.apply(cluster, text)
 	}
 	l.exchange(t)
 	l.meet()
+	l.kubectl("milan", "expose", "pod", "hello-1", "--port=8080", "--labels=culvert/export=true")
+	eventuallyWithin(t, kubeStartTimeout, "rome imports the Service", func() error {
+		return l.command("shell", "kubectl", "--context", "rome", "-n", "milan", "get", "service", "hello-1-default").Run()
+	})
 	for cluster, text := range texts {
 		file := filepath.Join(t.TempDir(), cluster)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -157,6 +162,14 @@ func testRealChart(t *testing.T, l *realLab, before map[string][]string) {
 		}
 		l.kubectl(cluster, "delete", "--wait", "--timeout=90s", "-f", file)
 	}
+	eventuallyWithin(t, kubeStartTimeout, "the import goes with the right to it", func() error {
+		if left := l.kubectl("rome", "-n", "milan", "get", "services,endpointslices", "-o", "name"); left != "" {
+			return errors.New(left)
+		}
+		return nil
+	})
+	l.kubectl("milan", "delete", "service", "hello-1")
+	l.kubectl("rome", "delete", "namespace", "milan")
 	l.requireAsBefore(t, before)
 }
 
@@ -198,7 +211,7 @@ func (l *realLab) requireRights(t *testing.T, all bool) {
 // grantedRights are those of the manifests, by account.
 func grantedRights(t *testing.T) (all []string) {
 	t.Helper()
-	text := manifests.Common(manifests.Image) + "\n---\n" + manifests.GatewayOf("milan", manifests.Image, "NodePort") + "\n---\n" + manifests.ImportsOf("milan", "milan")
+	text := manifests.Common(manifests.Image) + "\n---\n" + (&manifests.Gateway{Peering: "milan", Image: manifests.Image, Expose: "NodePort", Imports: "milan", Replicas: 1}).YAML()
 	for document := range strings.SplitSeq(text, "\n---\n") {
 		var role struct {
 			Kind     string

@@ -85,7 +85,7 @@ func (x *inviting) install(nonce string) error {
 	if err != nil {
 		return x.of(err)
 	}
-	if err := x.wanted(x.site, x.peer.Name, spec.Role, &lines); err != nil {
+	if err := x.wanted(x.site, spec, &lines); err != nil {
 		return x.of(err)
 	}
 	if err := x.show(x.site, spec.Role, lines); err != nil {

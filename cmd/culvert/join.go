@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -116,10 +118,10 @@ func (x *joining) look(ctx context.Context, server string) error {
 	case a.name == b.name:
 		return fmt.Errorf("--name: both clusters would be %s; give two names", a.name)
 	}
-	for _, named := range []map[string][]netip.Prefix{x.pods, x.services} {
-		for name := range named {
+	for flag, names := range map[string]iter.Seq[string]{"--pod-cidr": maps.Keys(x.pods), "--service-cidr": maps.Keys(x.services), "--imports": maps.Keys(x.imports)} {
+		for name := range names {
 			if name != a.name && name != b.name {
-				return fmt.Errorf("--pod-cidr: %q is the name of neither cluster; they are %s and %s", name, a.name, b.name)
+				return fmt.Errorf("%s: %q is the name of neither cluster; they are %s and %s", flag, name, a.name, b.name)
 			}
 		}
 	}
@@ -164,7 +166,7 @@ func (x *joining) plan() (stands bool, err error) {
 	stands = true
 	for i, s := range x.ends {
 		peer := x.ends[1-i].name
-		if err := x.wanted(s, peer, x.specs[i].Role, &x.lines[i]); err != nil {
+		if err := x.wanted(s, x.specs[i], &x.lines[i]); err != nil {
 			return false, s.of(err)
 		}
 		if err := x.show(s, x.specs[i].Role, x.lines[i]); err != nil {

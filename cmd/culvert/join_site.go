@@ -32,10 +32,12 @@ type joiner struct {
 	contexts, names                 []string
 	image, expose, endpoint         string
 	podCIDRs, serviceCIDRs, avoided []string
+	importing                       []string
 	replicas                        int
 	yes                             bool
 	timeout                         time.Duration
 	pods, services                  map[string][]netip.Prefix // by the name of a cluster
+	imports                         map[string]string         // namespaces, likewise
 	avoid                           []netip.Prefix
 	say                             func(format string, args ...any) // a line of progress
 }
@@ -44,6 +46,7 @@ type joiner struct {
 type site struct {
 	*deploy.Cluster
 	context, version, name string
+	imports                string // namespace that the user gives
 	found                  *join.Cluster
 	had, wants             *manifests.Gateway // what there is, and what is to be
 }
@@ -64,6 +67,7 @@ func (j *joiner) addInstall(cmd *cobra.Command, of string) {
 	flags := cmd.Flags()
 	flags.StringVar(&j.image, "image", "", "`NAME` of culvert's image in a registry that all nodes reach (default: the one that is installed)")
 	flags.IntVar(&j.replicas, "replicas", 0, "`NUMBER` of pods of the gateway, of which one forwards (default: as it is, or 1)")
+	flags.StringArrayVar(&j.importing, "imports", nil, "`"+of+"NAMESPACE` for Services that the other cluster exports, which has to be there (default: as it is, or none)")
 	flags.StringArrayVar(&j.podCIDRs, "pod-cidr", nil, "`"+of+"CIDR` of pods, if it is not found; may be repeated")
 	flags.StringArrayVar(&j.serviceCIDRs, "service-cidr", nil, "`"+of+"CIDR` of Services, if it is not found; may be repeated")
 	flags.StringArrayVar(&j.avoided, "avoid", nil, "`CIDR` that nothing that is chosen may overlap; may be repeated")
@@ -81,16 +85,20 @@ func (j *joiner) check(single bool) error {
 	for _, name := range j.names {
 		join.CheckName(e, "--name", name)
 	}
+	of := func(flag, what, text string) (name, value string) {
+		name, value, named := strings.Cut(text, "=")
+		if !named {
+			name, value = "", text
+		}
+		if named == single && flag != "--avoid" {
+			e.Add(flag, "%q: want %s", text, map[bool]string{true: "a " + what, false: "NAME=" + strings.ToUpper(what) + " with the name of a cluster"}[single])
+		}
+		return name, value
+	}
 	read := func(flag string, texts []string) map[string][]netip.Prefix {
 		all := map[string][]netip.Prefix{}
 		for _, text := range texts {
-			name, list, named := strings.Cut(text, "=")
-			if !named {
-				name, list = "", text
-			}
-			if named == single && flag != "--avoid" {
-				e.Add(flag, "%q: want %s", text, map[bool]string{true: "a CIDR", false: "NAME=CIDR with the name of a cluster"}[single])
-			}
+			name, list := of(flag, "CIDR", text)
 			for one := range strings.SplitSeq(list, ",") {
 				if p := e.Prefix(flag, configfile.Scalar(one)); p.IsValid() {
 					all[name] = append(all[name], p)
@@ -100,6 +108,12 @@ func (j *joiner) check(single bool) error {
 		return all
 	}
 	j.pods, j.services, j.avoid = read("--pod-cidr", j.podCIDRs), read("--service-cidr", j.serviceCIDRs), read("--avoid", j.avoided)[""]
+	j.imports = map[string]string{}
+	for _, text := range j.importing {
+		name, namespace := of("--imports", "namespace", text)
+		e.Name("--imports", namespace, configfile.MaxLabel)
+		j.imports[name] = namespace
+	}
 	if j.expose != "" {
 		e.OneOf("--expose", configfile.Scalar(j.expose), "LoadBalancer", "NodePort")
 	}
@@ -155,7 +169,7 @@ func (j *joiner) survey(ctx context.Context, s *site, name string) error {
 	if len(j.contexts) == 1 {
 		key = ""
 	}
-	s.name = name
+	s.name, s.imports = name, j.imports[key]
 	s.found, err = survey.Find(name, join.Hints{Pods: j.pods[key], Services: j.services[key], Avoid: j.avoid, API: s.API()})
 	return err
 }
@@ -227,12 +241,20 @@ func (j *joiner) show(s *site, role string, lines []join.Line) error {
 	return t.Flush()
 }
 
-// wanted settles what of a cluster's gateway the user or what there is decides: image, Service and number of pods. It adds that to what is shown.
-func (j *joiner) wanted(s *site, peer, role string, lines *[]join.Line) (err error) {
-	if s.had, err = s.Installed(j.Context(), peer); err != nil {
+// wanted settles what of a Peering and its gateway the user or what there is decides: image, Service, number of pods, and the namespace for imports. It
+// adds that to what is shown.
+func (j *joiner) wanted(s *site, spec *peering.Spec, lines *[]join.Line) (err error) {
+	peer, role := spec.Peer, spec.Role
+	if s.had, err = s.Installed(j.Context(), peer, spec.Imports); err != nil {
 		return err
 	}
-	s.wants = &manifests.Gateway{Peering: peer, Image: cmp.Or(j.image, s.had.Image), Expose: j.expose, Replicas: cmp.Or(j.replicas, s.had.Replicas, 1)}
+	spec.Imports = cmp.Or(s.imports, spec.Imports)
+	s.wants = &manifests.Gateway{Peering: peer, Image: cmp.Or(j.image, s.had.Image), Expose: j.expose, Imports: spec.Imports, Replicas: cmp.Or(j.replicas, s.had.Replicas, 1)}
+	if *s.had != *s.wants && spec.Imports != "" {
+		if err := s.CanImport(j.Context(), s.wants); err != nil {
+			return err
+		}
+	}
 	if s.wants.Image == "" {
 		return errors.New("--image: missing; name culvert's image in a registry that all nodes reach, such as registry.example/culvert:1.0")
 	}
@@ -253,6 +275,13 @@ func (j *joiner) wanted(s *site, peer, role string, lines *[]join.Line) (err err
 	}
 	if s.wants.Replicas > 1 {
 		*lines = append(*lines, join.Line{What: "pods", Value: strconv.Itoa(s.wants.Replicas), Source: "one forwards"})
+	}
+	if spec.Imports != "" {
+		source := "as it is"
+		if s.imports != "" {
+			source = "--imports"
+		}
+		*lines = append(*lines, join.Line{What: "exports of " + peer, Value: "in namespace " + spec.Imports, Source: source})
 	}
 	*lines = append(*lines, join.Line{What: "image", Value: s.wants.Image})
 	return nil

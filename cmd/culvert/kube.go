@@ -61,7 +61,7 @@ func newKubeTemplateCommand() *cobra.Command {
 			if err := e.Err(); err != nil {
 				return err
 			}
-			return printKube(cmd.OutOrStdout(), manifests.Gateway{Image: image, Expose: expose, Replicas: replicas}, imports, peerings)
+			return printKube(cmd.OutOrStdout(), manifests.Gateway{Image: image, Expose: expose, Imports: imports, Replicas: replicas}, peerings)
 		},
 	}
 	cmd.Flags().StringVar(&image, "image", "", "`NAME` of culvert's image in your registry (required)")
@@ -73,13 +73,10 @@ func newKubeTemplateCommand() *cobra.Command {
 	return cmd
 }
 
-func printKube(w io.Writer, g manifests.Gateway, imports string, peerings []string) error {
+func printKube(w io.Writer, g manifests.Gateway, peerings []string) error {
 	text := manifests.Common(g.Image)
 	for _, g.Peering = range peerings {
 		text += "---\n" + g.YAML()
-		if imports != "" {
-			text += "---\n" + manifests.ImportsOf(g.Peering, imports)
-		}
 	}
 	_, err := fmt.Fprint(w, text)
 	return err

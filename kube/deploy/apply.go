@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -44,9 +45,9 @@ func (c *Cluster) Survey(ctx context.Context) (*join.Survey, error) {
 	return s, nil
 }
 
-// Installed returns what a cluster has: the image of its agents, "" if there are none, and of the gateway of a Peering the type of the Service and how
-// many pods it has, 0 if there is none.
-func (c *Cluster) Installed(ctx context.Context, name string) (*manifests.Gateway, error) {
+// Installed returns what a cluster has: the image of its agents, "" if there are none, and of the gateway of a Peering the type of the Service, how many
+// pods it has, 0 if there is none, and whether it has rights in imports, the namespace for what its peer exports.
+func (c *Cluster) Installed(ctx context.Context, name, imports string) (*manifests.Gateway, error) {
 	i := &manifests.Gateway{Peering: name}
 	u, err := c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node", metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -71,7 +72,33 @@ func (c *Cluster) Installed(ctx context.Context, name string) (*manifests.Gatewa
 	} else if !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("get Deployment culvert-%s: %w", name, err)
 	}
+	if imports == "" {
+		return i, nil
+	}
+	if _, err = c.client.Resource(roles).Namespace(imports).Get(ctx, peering.ImportRole(name), metav1.GetOptions{}); err == nil {
+		i.Imports = imports
+	} else if !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("get Role %s in %s: %w", peering.ImportRole(name), imports, err)
+	}
 	return i, nil
+}
+
+// CanImport returns why a gateway cannot be given rights in the namespace for what its peer exports.
+func (c *Cluster) CanImport(ctx context.Context, g *manifests.Gateway) error {
+	all, err := Parts(g)
+	if err != nil {
+		return err
+	}
+	all = slices.DeleteFunc(all, func(u *unstructured.Unstructured) bool { return u.GetNamespace() != g.Imports })
+	if err := c.Allowed(ctx, rightsFor(all, "create", "patch")); err != nil {
+		return err
+	}
+	if _, err := c.client.Resource(namespaces).Get(ctx, g.Imports, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+		return fmt.Errorf("--imports: there is no namespace %s; make it: kubectl create namespace %[1]s", g.Imports)
+	} else if err != nil {
+		return fmt.Errorf("get Namespace %s: %w", g.Imports, err)
+	}
+	return nil
 }
 
 // Parts are the objects of one Peering's end, and of what every peering needs.
@@ -94,7 +121,7 @@ func InstallRights() []Right {
 	for _, r := range []string{"nodes", "pods", "services"} {
 		rights = append(rights, Right{"list", "", r, ""})
 	}
-	return rights
+	return append(rights, Right{"delete", "policy", "poddisruptionbudgets", peering.GatewayNamespace})
 }
 
 // Install makes what runs for a Peering as it should be. What is so already stays.
@@ -107,6 +134,13 @@ func (c *Cluster) Install(ctx context.Context, g *manifests.Gateway) error {
 		if err := c.apply(ctx, u); err != nil {
 			return err
 		}
+	}
+	if g.Replicas > 1 {
+		return nil
+	}
+	err = c.client.Resource(budgets).Namespace(peering.GatewayNamespace).Delete(ctx, "culvert-"+g.Peering, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) { // it is there after several pods
+		return fmt.Errorf("delete PodDisruptionBudget culvert-%s: %w", g.Peering, err)
 	}
 	return nil
 }

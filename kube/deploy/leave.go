@@ -150,7 +150,7 @@ func newLease(name string) *unstructured.Unstructured {
 // removeImports removes what stands for Services of a peer, and the rights to it; "" is of all peers. A gateway that runs has removed the former when its
 // Peering went, and one whose rights have gone makes it no more.
 func (c *Cluster) removeImports(ctx context.Context, name string, say func(string)) error {
-	label, right := peering.LabelImported, "culvert-imports-"+name
+	label, right := peering.LabelImported, peering.ImportRole(name)
 	if name != "" {
 		label += "=" + name
 	}

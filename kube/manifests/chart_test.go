@@ -66,10 +66,16 @@ func objects(t *testing.T, text string) map[string]any {
 	return all
 }
 
+// integer stands for Helm's int.
+func integer(v any) int {
+	n, _ := v.(int)
+	return n
+}
+
 // TestChartIsTemplate: the chart, rendered as Helm does, is what culvert kube template prints and culvert join applies.
 func TestChartIsTemplate(t *testing.T) {
 	const image = "registry.example/another:2.0"
-	for _, peerings := range [][]string{nil, {"milan"}, {"milan", "turin-2"}} {
+	for _, peerings := range [][]Gateway{nil, {{Peering: "milan"}}, {{Peering: "milan", Replicas: 2, Imports: "milan"}, {Peering: "turin-2", Replicas: 1}, {Peering: "oslo", Replicas: 3}}} {
 		want := Common(image)
 		values := map[string]any{}
 		text, err := os.ReadFile(filepath.Join(chart, "values.yaml"))
@@ -84,9 +90,17 @@ func TestChartIsTemplate(t *testing.T) {
 		}
 		values["image"] = image
 		var list []any
-		for _, name := range peerings {
-			want += "\n---\n" + GatewayOf(name, image, "NodePort")
-			list = append(list, map[string]any{"name": name, "expose": "NodePort"})
+		for _, g := range peerings {
+			one := map[string]any{"name": g.Peering, "expose": "NodePort"}
+			if g.Imports != "" {
+				one["imports"] = g.Imports
+			}
+			if g.Replicas != 0 {
+				one["replicas"] = g.Replicas
+			}
+			list = append(list, one)
+			g.Image, g.Expose, g.Replicas = image, "NodePort", max(g.Replicas, 1)
+			want += "\n---\n" + g.YAML()
 		}
 		values["peerings"] = list
 		var b strings.Builder
@@ -95,7 +109,7 @@ func TestChartIsTemplate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			rendered, err := template.New(name).Option("missingkey=error").Parse(string(text))
+			rendered, err := template.New(name).Funcs(template.FuncMap{"int": integer}).Parse(string(text))
 			if err == nil {
 				b.WriteString("\n---\n")
 				err = rendered.Execute(&b, map[string]any{"Values": values})
@@ -105,7 +119,7 @@ func TestChartIsTemplate(t *testing.T) {
 			}
 		}
 		if got, want := objects(t, b.String()), objects(t, want); !reflect.DeepEqual(got, want) || len(got) < 15+8*len(peerings) {
-			t.Errorf("%q: the chart has %d objects, the manifests %d:\n%q\n%q", peerings, len(got), len(want), slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+			t.Errorf("%v: the chart has %d objects, the manifests %d:\n%q\n%q", peerings, len(got), len(want), slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
 		}
 	}
 }

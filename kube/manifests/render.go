@@ -61,6 +61,7 @@ type Gateway struct {
 	Peering  string // a DNS label
 	Image    string
 	Expose   string // type of its Service
+	Imports  string // namespace for what the peer exports, where the gateway gets rights; "" for none
 	Replicas int
 }
 
@@ -73,28 +74,38 @@ func GatewayOf(peering, image, expose string) string {
 // YAML returns the manifest.
 func (g *Gateway) YAML() string {
 	text := strings.NewReplacer(Peering, g.Peering, Image, g.Image, "type: LoadBalancer", "type: "+g.Expose).Replace(GatewayYAML)
-	if g.Replicas == 1 {
-		return text
+	if g.Replicas > 1 {
+		text = g.replicated(text)
 	}
+	if g.Imports != "" {
+		text += "---\n" + strings.NewReplacer(Peering, g.Peering, Importing, g.Imports).Replace(Imports)
+	}
+	return text
+}
+
+// replicated returns the manifest for several pods, of which an election labels the active one.
+func (g *Gateway) replicated(text string) string {
+	labels := "app: culvert-gateway, culvert.io/peering: \"" + g.Peering + "\""
 	return strings.NewReplacer(
 		"replicas: 1\n", "replicas: "+strconv.Itoa(g.Replicas)+"\n",
-		"strategy: {type: Recreate} # one gateway at a time", "strategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 0, maxSurge: 1}}",
-		"      labels: {app: culvert-gateway, culvert.io/peering: "+g.Peering+", culvert.io/active: \"true\"}", "      labels: {app: culvert-gateway, culvert.io/peering: "+g.Peering+"}",
-		"terminationGracePeriodSeconds: 5\n", "terminationGracePeriodSeconds: 15\n"+affinity(g.Peering),
+		"rollingUpdate: {maxUnavailable: 1, maxSurge: 0}} # one gateway at a time; the next one does not wait until its pod has gone", "rollingUpdate: {maxUnavailable: 0, maxSurge: 1}}",
+		// Not without the label: who has applied this for one pod may have it there still.
+		"      labels: {"+labels+", culvert.io/active: \"true\"}", "      labels: {"+labels+", culvert.io/active: \"false\"}",
+		"terminationGracePeriodSeconds: 5\n", "terminationGracePeriodSeconds: 15\n"+affinity(labels),
 		"args: [gateway, --kube, ", "args: [gateway, --kube, --leader-election, ",
 		"resources: [events], verbs: [create]}\n", "resources: [events], verbs: [create]}\n"+electionRules(g.Peering),
-	).Replace(text) + budget("culvert-"+g.Peering, "culvert", "app: culvert-gateway, culvert.io/peering: "+g.Peering)
+	).Replace(text) + budget("culvert-"+g.Peering, "culvert", labels)
 }
 
 // affinity prefers another node for each replica.
-func affinity(peering string) string {
+func affinity(labels string) string {
 	return `      affinity:
         podAntiAffinity:
           preferredDuringSchedulingIgnoredDuringExecution:
           - weight: 100
             podAffinityTerm:
               topologyKey: kubernetes.io/hostname
-              labelSelector: {matchLabels: {app: culvert-gateway, culvert.io/peering: ` + peering + `}}
+              labelSelector: {matchLabels: {` + labels + `}}
 `
 }
 
@@ -125,9 +136,4 @@ spec:
   selector:
     matchLabels: {` + labels + `}
 `
-}
-
-// ImportsOf returns the rights of a Peering's gateway in the namespace for the peer's exports.
-func ImportsOf(peering, namespace string) string {
-	return strings.NewReplacer(Peering, peering, Importing, namespace).Replace(Imports)
 }

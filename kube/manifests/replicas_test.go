@@ -40,15 +40,15 @@ func at(o any, path ...string) any {
 // TestGatewayReplicas: one pod is labelled as the active one from its birth; of several nobody is, they may hold a Lease, and drains leave one.
 func TestGatewayReplicas(t *testing.T) {
 	for replicas, want := range map[int]struct {
-		strategy string
-		active   any
-		flag     bool
-		rules    int
-	}{1: {"Recreate", "true", false, 4}, 2: {"RollingUpdate", nil, true, 7}} {
+		unavailable float64
+		active      any
+		flag        bool
+		rules       int
+	}{1: {1, "true", false, 4}, 2: {0, "false", true, 7}} {
 		g := Gateway{Peering: "milan", Image: "registry.invalid/culvert:1", Expose: "NodePort", Replicas: replicas}
 		all := documents(t, g.YAML())
 		d := all["Deployment culvert"]
-		if at(d, "spec", "replicas") != float64(replicas) || at(d, "spec", "strategy", "type") != want.strategy {
+		if at(d, "spec", "replicas") != float64(replicas) || at(d, "spec", "strategy", "rollingUpdate", "maxUnavailable") != want.unavailable {
 			t.Errorf("%v replicas, strategy %v", at(d, "spec", "replicas"), at(d, "spec", "strategy"))
 		}
 		pod := at(d, "spec", "template")

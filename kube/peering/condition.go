@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"fmt"
 	"cmp"
 	"slices"
 	"strings"
@@ -99,4 +100,12 @@ func message(s *Status) string {
 		}
 	}
 	return ""
+}
+
+// summary returns the first of several sentences, and how many more there are.
+func summary(all []string) string {
+	if len(all) <= 1 {
+		return strings.Join(all, "")
+	}
+	return fmt.Sprintf("%s; and %d more", all[0], len(all)-1)
 }

@@ -1,6 +1,11 @@
 package peering
 
-import "testing"
+import (
+	"testing"
+	"time"
+
+	"culvert/kube"
+)
 
 // TestStandbyReady: one whole copy is enough, whoever else copies.
 func TestStandbyReady(t *testing.T) {
@@ -14,6 +19,26 @@ func TestStandbyReady(t *testing.T) {
 	} {
 		if c := standbyReady(tt.all); c.Type != StandbyReady || c.Status != tt.status || c.Reason != tt.reason || c.Message != tt.message {
 			t.Errorf("%v: %+v", tt.all, c)
+		}
+	}
+}
+
+// TestRoundTrip: a round-trip time is not written anew all the time, but at once when the one before was that of a ping that waited for the handshake.
+func TestRoundTrip(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	s := &GatewaySource{now: func() time.Time { return now }}
+	for _, step := range []struct {
+		after, latency time.Duration
+		want           string
+	}{
+		{0, 1147 * time.Millisecond, "1147.0ms"},
+		{time.Second, 900 * time.Microsecond, "900µs"},
+		{time.Second, 2 * time.Millisecond, "900µs"},
+		{rttInterval, 2 * time.Millisecond, "2.0ms"},
+	} {
+		now = now.Add(step.after)
+		if got := s.roundTrip(&kube.Check{State: kube.CheckConnected, Latency: step.latency}); got != step.want {
+			t.Errorf("after %v, %v: %s, want %s", step.after, step.latency, got, step.want)
 		}
 	}
 }

@@ -56,6 +56,7 @@ var paths = map[string]schema.GroupVersionResource{
 	setImported:       {Version: "v1", Resource: "services"},
 	setImportedSlices: {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"},
 	"Secret":          {Version: "v1", Resource: "secrets"},
+	kindRole:          {Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles"},
 }
 
 // follow keeps a set until ctx ends.

@@ -355,11 +355,3 @@ func (p *Peering) Base(base *config.Config) *config.Config {
 	c.Cluster, c.Peer, c.MTU, c.WireGuard.Role = p.Cluster, p.Peer, config.TunnelMTU(p.MTU), p.Role
 	return &c
 }
-
-// summary returns the first of several sentences, and how many more there are.
-func summary(all []string) string {
-	if len(all) <= 1 {
-		return strings.Join(all, "")
-	}
-	return fmt.Sprintf("%s; and %d more", all[0], len(all)-1)
-}

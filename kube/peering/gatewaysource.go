@@ -2,7 +2,6 @@ package peering
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"reflect"
 	"slices"
@@ -11,13 +10,10 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
 
 	"culvert/gateway/config"
-	"culvert/gateway/wgkey"
 	"culvert/kube"
 )
 
@@ -315,103 +311,3 @@ func (s *GatewaySource) tell(plan *Plan, more ...string) {
 	}
 	s.said = now
 }
-
-// roundTrip is a round-trip time that does not change all the time.
-func (s *GatewaySource) roundTrip(c *kube.Check) string {
-	if c.State != kube.CheckConnected || c.Latency == 0 {
-		s.rtt = 0
-		return ""
-	}
-	if s.rtt == 0 || s.now().Sub(s.rttAt) >= rttInterval && (c.Latency > s.rtt*5/4 || c.Latency < s.rtt*3/4) {
-		s.rtt, s.rttAt = c.Latency, s.now()
-	}
-	if s.rtt < time.Millisecond {
-		return fmt.Sprintf("%dµs", s.rtt.Microseconds())
-	}
-	return fmt.Sprintf("%.1fms", float64(s.rtt.Microseconds())/1000)
-}
-
-// writeStatus writes the Peering's status if it is another than it has. What has changed meanwhile comes by the watch, and is tried again.
-func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstructured, plan *Plan) error {
-	part, err := kube.PartOf(u, "status")
-	if err != nil {
-		return err
-	}
-	var have Status
-	if json.Unmarshal(part, &have) == nil && same(&have, &plan.Status) {
-		return nil
-	}
-	next := with(u, "status", &plan.Status)
-	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-	defer cancel()
-	_, err = s.client.Resource(paths[KindPeering]).Namespace(s.self.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
-	if !apierrors.IsNotFound(err) {
-		s.causes.Log(ctx, "update", "peerings/status", err)
-	}
-	return err
-}
-
-// same reports whether two statuses say the same. The API server may leave out what is empty.
-func same(a, b *Status) bool {
-	x, errX := json.Marshal(a)
-	y, errY := json.Marshal(b)
-	return errX == nil && errY == nil && string(x) == string(y)
-}
-
-// last says that the gateway ends.
-func (s *GatewaySource) last(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, lastTimeout)
-	defer cancel()
-	s.mu.Lock()
-	plan, u, ready := s.state.Plan(), s.u, s.ready
-	s.mu.Unlock()
-	if !ready || u == nil || plan.Current == nil || plan.Ousted || s.self.Elected || plan.Current.Status.Active == nil || plan.Current.Status.Active.Pod != s.self.Pod {
-		return // another one is active
-	}
-	plan.Status.Conditions = s.set(plan, plan.Status.Conditions,
-		&Condition{Type: Connected, Status: "False", Reason: "GatewayStopped", Message: "the gateway's pod has ended"})
-	plan.Status.Message, plan.Status.RTT = message(&plan.Status), ""
-	s.writeStatus(ctx, u, plan)
-}
-
-// Key returns the gateway's WireGuard key, which its Secret has. An empty Secret gets a new one.
-func Key(ctx context.Context, client dynamic.Interface, namespace, name string) (wgkey.Key, error) {
-	secrets := client.Resource(paths["Secret"]).Namespace(namespace)
-	of := fmt.Sprintf("Secret %s/%s", namespace, name)
-	for {
-		u, err := secrets.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return wgkey.Key{}, fmt.Errorf("%s: %w; culvert kube template --peering prints it", of, err)
-		}
-		text, found, err := unstructured.NestedString(u.Object, "data", keyField)
-		if err != nil {
-			return wgkey.Key{}, fmt.Errorf("%s: data: %w", of, err)
-		}
-		if found && text != "" {
-			var raw []byte
-			if json.Unmarshal([]byte(`"`+text+`"`), &raw) != nil {
-				return wgkey.Key{}, fmt.Errorf("%s: data.%s: not base64", of, keyField)
-			}
-			key, err := wgkey.Parse(raw)
-			if err != nil {
-				return wgkey.Key{}, fmt.Errorf("%s: data.%s: %w; empty it, and the gateway makes a new one", of, keyField, err)
-			}
-			return key, nil
-		}
-		key := wgkey.NewPrivate()
-		encoded, err := json.Marshal([]byte(key.Base64()))
-		if err != nil {
-			return wgkey.Key{}, err
-		}
-		u.Object["data"] = map[string]any{keyField: strings.Trim(string(encoded), `"`)}
-		switch _, err := secrets.Update(ctx, u, metav1.UpdateOptions{}); {
-		case err == nil:
-			return key, nil
-		case !apierrors.IsConflict(err):
-			return wgkey.Key{}, fmt.Errorf("%s: %w", of, err)
-		}
-	}
-}
-
-// keyField is the field of the Secret.
-const keyField = "privateKey"

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/gateway/exports"
@@ -25,6 +26,12 @@ const (
 	labelManager = "endpointslice.kubernetes.io/managed-by"
 	annotationOf = "culvert.io/exported-as" // NAMESPACE/NAME in the other cluster
 )
+
+// ImportRole returns the name of the Role by which a Peering's gateway writes imports. It owns them, so that whoever takes the right away, as helm
+// uninstall does, leaves none behind.
+func ImportRole(peering string) string { return "culvert-imports-" + peering }
+
+const kindRole = "Role"
 
 // An imported is what this cluster has for one Service of the peer's.
 type imported struct {
@@ -149,14 +156,15 @@ func (x *imported) slicePorts() (all []slicePort) {
 	return all
 }
 
-// service returns the Service that stands for x in a namespace. It has no selector: its endpoint is what slice says.
-func (x *imported) service(peering, namespace string) *unstructured.Unstructured {
+// service returns the Service that stands for x, of the namespace of its owner. It has no selector: its endpoint is what slice says.
+func (x *imported) service(peering string, owner *unstructured.Unstructured) *unstructured.Unstructured {
 	return with(&unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": kindService,
 		"metadata": map[string]any{
-			"name": x.name, "namespace": namespace,
-			"labels":      map[string]any{LabelImported: peering},
-			"annotations": map[string]any{annotationOf: x.of},
+			"name": x.name, "namespace": owner.GetNamespace(),
+			"labels":          map[string]any{LabelImported: peering},
+			"annotations":     map[string]any{annotationOf: x.of},
+			"ownerReferences": owners("rbac.authorization.k8s.io/v1", kindRole, owner),
 		},
 	}}, "spec", map[string]any{"type": "ClusterIP", "ipFamilies": []string{"IPv4"}, "ipFamilyPolicy": "SingleStack", "ports": x.servicePorts()})
 }
@@ -167,13 +175,17 @@ func (x *imported) slice(peering string, of *unstructured.Unstructured) *unstruc
 		"apiVersion": "discovery.k8s.io/v1", "kind": kindSlice,
 		"metadata": map[string]any{
 			"name": x.name, "namespace": of.GetNamespace(),
-			"labels": map[string]any{LabelImported: peering, labelService: x.name, labelManager: Group},
-			"ownerReferences": []any{map[string]any{
-				"apiVersion": "v1", "kind": kindService, "name": of.GetName(), "uid": string(of.GetUID())}},
+			"labels":          map[string]any{LabelImported: peering, labelService: x.name, labelManager: Group},
+			"ownerReferences": owners("v1", kindService, of),
 		},
 		"addressType": "IPv4",
 	}}
 	return x.fill(u)
+}
+
+// owners are references to the one owner of an object.
+func owners(version, kind string, u *unstructured.Unstructured) []any {
+	return []any{map[string]any{"apiVersion": version, "kind": kind, "name": u.GetName(), "uid": string(u.GetUID())}}
 }
 
 // fill returns a slice with x's endpoint and ports.
@@ -192,7 +204,12 @@ func (x *imported) sameService(u *unstructured.Unstructured) bool {
 	if readPart(u, "spec", &spec) {
 		have = encoded(spec.Ports)
 	}
-	return have == want && len(spec.Selector) == 0 && u.GetAnnotations()[annotationOf] == x.of
+	return have == want && len(spec.Selector) == 0 && u.GetAnnotations()[annotationOf] == x.of && owned(u)
+}
+
+// owned reports whether a Service goes with a Role. Which one that is, the API server's garbage collector sees to.
+func owned(u *unstructured.Unstructured) bool {
+	return slices.ContainsFunc(u.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.Kind == kindRole })
 }
 
 // sameSlice reports whether an EndpointSlice says what x says.
@@ -227,7 +244,7 @@ func readPart(u *unstructured.Unstructured, name string, into any) bool {
 }
 
 // updated returns a Service that says what x says. What the API server has chosen for it stays.
-func (x *imported) updated(u *unstructured.Unstructured) *unstructured.Unstructured {
+func (x *imported) updated(u, owner *unstructured.Unstructured) *unstructured.Unstructured {
 	spec := map[string]json.RawMessage{}
 	readPart(u, "spec", &spec)
 	delete(spec, "selector")
@@ -235,6 +252,7 @@ func (x *imported) updated(u *unstructured.Unstructured) *unstructured.Unstructu
 	next := with(u, "spec", spec)
 	metadata := maps.Clone(next.Object["metadata"].(map[string]any)) // every object has it
 	metadata["annotations"] = map[string]any{annotationOf: x.of}
+	metadata["ownerReferences"] = owners("rbac.authorization.k8s.io/v1", kindRole, owner)
 	next.Object["metadata"] = metadata
 	return next
 }

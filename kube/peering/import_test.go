@@ -19,6 +19,12 @@ func told(namespace, name, address string, ports ...exports.Port) exports.Export
 	return exports.Export{Namespace: namespace, Name: name, Address: netip.MustParseAddr(address), Ports: ports}
 }
 
+// importRole is the Role by which rome's gateway writes imports.
+func importRole(t *testing.T) *unstructured.Unstructured {
+	t.Helper()
+	return object(t, `{metadata: {name: culvert-imports-milan, namespace: milan, uid: "5"}}`)
+}
+
 // TestImport: what the peer tells has a name in one namespace, and the address by which this cluster sees it.
 func TestImport(t *testing.T) {
 	p := readIn(t, "peer: milan", "peer: milan\n  imports: milan")
@@ -34,7 +40,7 @@ func TestImport(t *testing.T) {
 		t.Errorf("%+v", x)
 	}
 	x := all["dns-kube-system"]
-	service := x.service("milan", "milan")
+	service := x.service("milan", importRole(t))
 	slice := x.slice("milan", service)
 	want := `{"ipFamilies":["IPv4"],"ipFamilyPolicy":"SingleStack","ports":[{"name":"dns","protocol":"UDP","port":53,"targetPort":53},{"name":"dns-tcp","protocol":"TCP","port":53,"targetPort":53},{"name":"s","protocol":"SCTP","port":9,"targetPort":9}],"type":"ClusterIP"}`
 	if got := text(t, service.Object["spec"]); got != want {
@@ -46,7 +52,7 @@ func TestImport(t *testing.T) {
 	if service.GetName() != "dns-kube-system" || service.GetNamespace() != "milan" || slice.GetNamespace() != "milan" || slice.GetLabels()[labelService] != "dns-kube-system" {
 		t.Errorf("%v %v", service, slice)
 	}
-	if !x.sameService(service) || !x.sameSlice(slice) || !x.sameService(x.updated(service)) || all["web-shop"].sameService(service) || all["web-shop"].sameSlice(slice) {
+	if !x.sameService(service) || !x.sameSlice(slice) || !x.sameService(x.updated(service, importRole(t))) || all["web-shop"].sameService(service) || all["web-shop"].sameSlice(slice) {
 		t.Error("what was made is not taken for what it is")
 	}
 }
@@ -56,22 +62,28 @@ func TestImportPutRight(t *testing.T) {
 	p := readIn(t)
 	all, _ := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")})
 	x := all["web-shop"]
-	stored := object(t, `{apiVersion: v1, kind: Service, metadata: {name: web-shop, namespace: milan, resourceVersion: "7", annotations: {culvert.io/exported-as: shop/web}},
+	stored := object(t, `{apiVersion: v1, kind: Service, metadata: {name: web-shop, namespace: milan, resourceVersion: "7", annotations: {culvert.io/exported-as: shop/web},
+		ownerReferences: [{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, name: culvert-imports-milan, uid: "5"}]},
 		spec: {clusterIP: 10.96.0.7, clusterIPs: [10.96.0.7], ports: [{name: http, protocol: TCP, port: 80, targetPort: 80}]}}`)
 	if !x.sameService(stored) {
 		t.Fatal("as it was made")
 	}
-	for _, change := range []func(spec map[string]any){
-		func(spec map[string]any) { spec["selector"] = map[string]any{"app": "other"} },
-		func(spec map[string]any) { spec["ports"] = []any{} },
-		func(spec map[string]any) { spec["ports"].([]any)[0].(map[string]any)["targetPort"] = "http" },
+	for _, change := range []func(u *unstructured.Unstructured, spec map[string]any){
+		func(_ *unstructured.Unstructured, spec map[string]any) {
+			spec["selector"] = map[string]any{"app": "other"}
+		},
+		func(_ *unstructured.Unstructured, spec map[string]any) { spec["ports"] = []any{} },
+		func(_ *unstructured.Unstructured, spec map[string]any) {
+			spec["ports"].([]any)[0].(map[string]any)["targetPort"] = "http"
+		},
+		func(u *unstructured.Unstructured, _ map[string]any) { u.SetOwnerReferences(nil) },
 	} {
 		u := &unstructured.Unstructured{Object: object(t, text(t, stored.Object)).Object}
-		change(u.Object["spec"].(map[string]any))
+		change(u, u.Object["spec"].(map[string]any))
 		if x.sameService(u) {
-			t.Errorf("%v is taken for right", u.Object["spec"])
+			t.Errorf("%v is taken for right", u.Object)
 		}
-		next := x.updated(u)
+		next := x.updated(u, importRole(t))
 		if got := text(t, next.Object["spec"]); !x.sameService(next) || !strings.Contains(got, `"clusterIP":"10.96.0.7"`) || next.GetResourceVersion() != "7" {
 			t.Errorf("put right: %s", got)
 		}

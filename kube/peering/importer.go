@@ -51,6 +51,7 @@ type job struct {
 	fault string // that ends the pass
 	// As they were when the pass began.
 	services, slices map[string]*unstructured.Unstructured
+	owner            *unstructured.Unstructured // of Services; nil: not asked for yet
 }
 
 // round writes what differs.
@@ -135,18 +136,34 @@ func (j *job) have(namespace string, x *imported) {
 	}
 	key := namespace + "/" + x.name
 	of := j.services[key]
-	switch {
-	case of == nil:
-		of = j.put("create", setImported, x, x.service(j.of.self.Name, namespace))
-	case !x.sameService(of):
-		of = j.put("update", setImported, x, x.updated(of))
-	}
-	if of == nil {
-		return
+	if of == nil || !x.sameService(of) {
+		owner := j.ownerIn(namespace)
+		switch {
+		case owner == nil:
+		case of == nil:
+			of = j.put("create", setImported, x, x.service(j.of.self.Name, owner))
+		default:
+			of = j.put("update", setImported, x, x.updated(of, owner))
+		}
+		if owner == nil || of == nil {
+			return
+		}
 	}
 	if of = j.slice(of, x, key); of != nil {
 		delete(j.stuck, x.name)
 	}
+}
+
+// ownerIn returns the Role by which the gateway writes to a namespace, and which owns what it writes there; nil if there is none.
+func (j *job) ownerIn(namespace string) *unstructured.Unstructured {
+	if j.owner != nil {
+		return j.owner
+	}
+	j.do("get", kindRole, namespace, func(ctx context.Context) (err error) {
+		j.owner, err = j.of.client.Resource(paths[kindRole]).Namespace(namespace).Get(ctx, ImportRole(j.of.self.Name), metav1.GetOptions{})
+		return err
+	})
+	return j.owner
 }
 
 func (j *job) slice(of *unstructured.Unstructured, x *imported, key string) *unstructured.Unstructured {
@@ -215,7 +232,7 @@ func (j *job) do(verb, set, namespace string, request func(context.Context) erro
 	switch {
 	case err == nil:
 		return true
-	case apierrors.IsForbidden(err):
+	case apierrors.IsForbidden(err), apierrors.IsNotFound(err) && set == kindRole:
 		j.fault = fmt.Sprintf("spec.imports: the gateway may not write to namespace %s; culvert kube template --peering %s --imports NAMESPACE prints the rights", namespace, j.of.self.Name)
 	case apierrors.IsNotFound(err):
 		j.fault = fmt.Sprintf("spec.imports: namespace %s is not there; make it", namespace)

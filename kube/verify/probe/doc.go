@@ -23,7 +23,7 @@ type Task struct {
 }
 
 // NoDNS is the error of a Target with a name, in a cluster whose pods find no name at all.
-const NoDNS = "the cluster has no DNS"
+const NoDNS = "no DNS"
 
 // A Target is a server, or what leads to one.
 type Target struct {

@@ -1,0 +1,73 @@
+package peering
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"culvert/kube"
+)
+
+// roundTrip is a round-trip time that does not change all the time.
+func (s *GatewaySource) roundTrip(c *kube.Check) string {
+	if c.State != kube.CheckConnected || c.Latency == 0 {
+		s.rtt = 0
+		return ""
+	}
+	waited := c.Latency < s.rtt/10 // the first ping has waited for the handshake
+	if s.rtt == 0 || waited || s.now().Sub(s.rttAt) >= rttInterval && (c.Latency > s.rtt*5/4 || c.Latency < s.rtt*3/4) {
+		s.rtt, s.rttAt = c.Latency, s.now()
+	}
+	if s.rtt < time.Millisecond {
+		return fmt.Sprintf("%dµs", s.rtt.Microseconds())
+	}
+	return fmt.Sprintf("%.1fms", float64(s.rtt.Microseconds())/1000)
+}
+
+// writeStatus writes the Peering's status if it is another than it has. What has changed meanwhile comes by the watch, and is tried again.
+func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstructured, plan *Plan) error {
+	part, err := kube.PartOf(u, "status")
+	if err != nil {
+		return err
+	}
+	var have Status
+	if json.Unmarshal(part, &have) == nil && same(&have, &plan.Status) {
+		return nil
+	}
+	next := with(u, "status", &plan.Status)
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	_, err = s.client.Resource(paths[KindPeering]).Namespace(s.self.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	if !apierrors.IsNotFound(err) {
+		s.causes.Log(ctx, "update", "peerings/status", err)
+	}
+	return err
+}
+
+// same reports whether two statuses say the same. The API server may leave out what is empty.
+func same(a, b *Status) bool {
+	x, errX := json.Marshal(a)
+	y, errY := json.Marshal(b)
+	return errX == nil && errY == nil && string(x) == string(y)
+}
+
+// last says that the gateway ends.
+func (s *GatewaySource) last(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, lastTimeout)
+	defer cancel()
+	s.mu.Lock()
+	plan, u, ready := s.state.Plan(), s.u, s.ready
+	s.mu.Unlock()
+	if !ready || u == nil || plan.Current == nil || plan.Ousted || s.self.Elected || plan.Current.Status.Active == nil || plan.Current.Status.Active.Pod != s.self.Pod {
+		return // another one is active
+	}
+	plan.Status.Conditions = s.set(plan, plan.Status.Conditions,
+		&Condition{Type: Connected, Status: "False", Reason: "GatewayStopped", Message: "the gateway's pod has ended"})
+	plan.Status.Message, plan.Status.RTT = message(&plan.Status), ""
+	s.writeStatus(ctx, u, plan)
+}
