@@ -23,7 +23,7 @@ PACKAGES ?= ./integration ./...
 test: export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo clusters clusters-down test test-gvisor test-kube kube-assets kube-nodes race fuzz sim bench lint image images release reproducible size clean go-version
+.PHONY: help build demo clusters clusters-down test test-gvisor test-kube kube-assets kube-nodes kube-dns race fuzz sim bench lint image images release reproducible size clean go-version
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -49,8 +49,9 @@ CLUSTERS ?= /var/lib/culvert-clusters
 
 clusters: ## two real Kubernetes clusters on this machine, joined and open to play with (root; builds Kubernetes, six minutes, once)
 	@integration/clusters.sh check
-	@$(MAKE) -s build kube-nodes
+	@$(MAKE) -s build kube-nodes kube-dns
 	@export KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)'; integration/clusters.sh up '$(CLUSTERS)'; \
+	integration/clusters.sh dns '$(CLUSTERS)'; \
 	integration/clusters.sh load '$(CLUSTERS)' localhost/culvert:1 bin/culvert; \
 	integration/clusters.sh join '$(CLUSTERS)' localhost/culvert:1
 
@@ -83,7 +84,11 @@ kube-assets kube-nodes: go-version
 		-o '$(KUBEBUILDER_ASSETS)/' $(PROGRAMS:%=k8s.io/kubernetes/cmd/%); \
 	$(GO) build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/' ./endpoints ./kubeproxy; } 2>&1 | ../../$(PROGRESS)
 
-long: go-version kube-nodes ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
+# CoreDNS, for make clusters and make long.
+kube-dns: go-version
+	@cd integration/coredns; CGO_ENABLED=0 $(GO) build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/coredns' . 2>&1 | ../../$(PROGRESS)
+
+long: go-version kube-nodes kube-dns ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
 	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestCPU|TestInnocentThroughput|TestHoleRate|TestMillionConnections|TestWatchedThroughput|TestChangesBesideStreams|TestLabFaults|TestLongLab|AgainstKernel|TestLabRestart|TestServicesCrash|ProxyProtocol' ./integration
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...

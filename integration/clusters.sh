@@ -6,6 +6,7 @@
 #   clusters.sh check               whether this machine has what they need
 #   clusters.sh up DIR              two nodes in each; kubeconfigs are DIR/NAME/kubeconfig, and both in DIR/kubeconfig
 #   clusters.sh load DIR IMAGE PROGRAM    makes an image of a static program and gives it to all nodes
+#   clusters.sh dns DIR             CoreDNS in both, if make kube-dns has built it
 #   clusters.sh hello DIR NAME      a pod hello-N on each node N, which serves HTTP at port 8080
 #   clusters.sh join DIR IMAGE      culvert join, how long it took until those pods reached each other, and culvert verify
 #   clusters.sh shell DIR [CMD...]  a shell, or a command, with kubectl and culvert and in a network that reaches both clusters
@@ -17,7 +18,7 @@
 #
 # make clusters does it all. Needs root; the programs of make kube-nodes in $KUBEBUILDER_ASSETS; culvert in bin or $CULVERT; and what check names.
 set -euo pipefail
-usage='usage: clusters.sh check|up|load|hello|join|shell|node|leave|in|process|down ...'
+usage='usage: clusters.sh check|up|load|dns|hello|join|shell|node|leave|in|process|down ...'
 culvert=$(realpath -m "${CULVERT:-bin/culvert}")
 assets=${KUBEBUILDER_ASSETS:-}
 pods=10.244.0.0/16
@@ -171,6 +172,8 @@ node() {
 		address: $at
 		healthzBindAddress: 127.0.0.1
 		resolvConf: ""
+		clusterDNS: [10.96.0.10]
+		clusterDomain: cluster.local
 		failSwapOn: false
 		maxPods: 250
 		imageGCHighThresholdPercent: 100
@@ -277,6 +280,29 @@ up() {
 	KUBECONFIG=$dir/rome/kubeconfig:$dir/milan/kubeconfig kubectl config view --flatten >"$dir/kubeconfig"
 }
 
+# dns runs CoreDNS on the first node of each cluster.
+dns() {
+	local name at
+	for name in rome milan; do
+		at=$(address $name 1)
+		printf '.:53 {\n errors\n cache 5\n kubernetes cluster.local {\n  kubeconfig %s\n  ttl 5\n }\n}\n' "$dir/$name/kubeconfig" >"$dir/$name/Corefile"
+		start "cv-$name-1" "$dir/$name/dns" "$assets/coredns" -conf "$dir/$name/Corefile"
+		of $name apply -f - <<-Y >/dev/null
+			apiVersion: v1
+			kind: Service
+			metadata: {name: kube-dns, namespace: kube-system}
+			spec: {clusterIP: 10.96.0.10, ports: [{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53, protocol: TCP}]}
+			---
+			apiVersion: discovery.k8s.io/v1
+			kind: EndpointSlice
+			metadata: {name: kube-dns, namespace: kube-system, labels: {kubernetes.io/service-name: kube-dns}}
+			addressType: IPv4
+			ports: [{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53, protocol: TCP}]
+			endpoints: [{addresses: [$at]}]
+		Y
+	done
+}
+
 # both runs a command of culvert for both clusters.
 both() { within cv-lan "$culvert" "$1" --kubeconfig "$dir/kubeconfig" --context rome --context milan "${@:2}"; }
 
@@ -367,6 +393,7 @@ case $do in
 node | leave | process | hello) [[ ${1:?$usage} =~ ^(rome|milan)$ ]] || { echo "clusters.sh: there is no cluster $1, but rome and milan" >&2; exit 2; } ;;&
 node | leave) [[ ${2:?$usage} =~ ^[1-9]$ ]] || { echo "clusters.sh: the number of a node is 1 to 9, not $2" >&2; exit 2; } ;;&
 up) up ;;
+dns) dns ;;
 hello) hello "$1" ;;
 join) join "${1:?$usage}" ;;
 shell)
