@@ -77,7 +77,7 @@ func (f *fixture) solicited() {
 	}
 }
 
-// TestNDAnswers: whoever asks for our address gets it, as RFC 4861, Section 7.2.4, says; the peer is learnt by it.
+// TestNDAnswers: a solicitation for our address is answered as RFC 4861, Section 7.2.4, says, and the peer's MAC address is learnt from it.
 func TestNDAnswers(t *testing.T) {
 	none := [6]byte{}
 	ours := genevetest.GroupMAC(gatewayGroup)
@@ -125,7 +125,7 @@ func TestNDAnswers(t *testing.T) {
 	}
 }
 
-// TestNDRefuses names what is dropped, and for what. Nothing of it is answered, and nobody is learnt.
+// TestNDRefuses lists the messages that are dropped, each with its reason. None is answered, and no MAC address is learnt from them.
 func TestNDRefuses(t *testing.T) {
 	none, ours := [6]byte{}, genevetest.GroupMAC(gatewayGroup)
 	group := func(a string) [6]byte { return genevetest.GroupMAC(netip.MustParseAddr(a)) }
@@ -208,7 +208,7 @@ func TestNDRateLimit(t *testing.T) {
 	}
 }
 
-// TestNDLearning tells which messages set and change the neighbour's address.
+// TestNDLearning lists the messages that set and change the neighbour's address.
 func TestNDLearning(t *testing.T) {
 	allNodes := netip.MustParseAddr("ff02::1")
 	toAll := genevetest.GroupMAC(allNodes)
@@ -301,8 +301,8 @@ func TestNDResolves(t *testing.T) {
 	})
 }
 
-// TestNDProbes: where there is no IPv4, neighbour solicitations tell whether trains arrive and how large packets may be. Nobody takes their senders
-// for us.
+// TestNDProbes: without IPv4, neighbour solicitations probe whether trains arrive and how large packets may be. Their senders' addresses are not taken
+// for ours.
 func TestNDProbes(t *testing.T) {
 	f := newFixture6(t, false)
 	needOffloads(t, f.node)

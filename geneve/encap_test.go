@@ -113,7 +113,7 @@ func TestEncapOf(t *testing.T) {
 	}
 }
 
-// TestEncapFound: any first valid frame tells what the node speaks, and all that goes to it from there on is in kind.
+// TestEncapFound: the first valid frame of a node decides the encapsulation, and everything to the node uses it from then on.
 func TestEncapFound(t *testing.T) {
 	packet := genevetest.UDP(pod, remotePod, []byte("x"))
 	request := arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner)
@@ -152,7 +152,7 @@ func TestEncapFound(t *testing.T) {
 	}
 }
 
-// TestEncapAnswersOthers: a node may ask from another of its addresses. It is answered in kind, and nothing is concluded.
+// TestEncapAnswersOthers: a node may ask from another of its addresses. The answer has the encapsulation of the request, which decides nothing else.
 func TestEncapAnswersOthers(t *testing.T) {
 	for _, e := range []Encap{Geneve, VXLAN} {
 		f := newOpen(t, Auto)
@@ -208,7 +208,7 @@ func TestEncapStands(t *testing.T) {
 	}
 }
 
-// TestEncapPinned: what the configuration says stands, however long the node is silent.
+// TestEncapPinned: a configured encapsulation is kept, however long the node is silent.
 func TestEncapPinned(t *testing.T) {
 	packet := genevetest.UDP(pod, remotePod, []byte("x"))
 	for _, tt := range []struct{ is, other Encap }{{Geneve, VXLAN}, {VXLAN, Geneve}} {
@@ -224,7 +224,7 @@ func TestEncapPinned(t *testing.T) {
 	}
 }
 
-// TestEncapOfIP: a tunnel without Ethernet is Geneve, said or not.
+// TestEncapOfIP: a tunnel without Ethernet uses Geneve, configured or not.
 func TestEncapOfIP(t *testing.T) {
 	f := newFixture(t)
 	before := f.e.Drops()
@@ -235,7 +235,7 @@ func TestEncapOfIP(t *testing.T) {
 	}
 }
 
-// TestEncapForgeries: what is not a valid frame of the node tells nothing about it, at first or after a minute of silence.
+// TestEncapForgeries: an invalid frame, or one that is not the node's, does not decide the encapsulation, neither at first nor after a minute of silence.
 func TestEncapForgeries(t *testing.T) {
 	packet := genevetest.UDP(pod, remotePod, payload(1, 100))
 	us := MAC(openTunnel.VNI, Gateway)
@@ -316,7 +316,7 @@ func TestEncapDoubted(t *testing.T) {
 	f.speaks(VXLAN, VXLAN)
 }
 
-// TestEncapReconfigured: a tunnel that changes is one of which nothing is known; its counters stay.
+// TestEncapReconfigured: a changed tunnel forgets what it has learnt; its counters stay.
 func TestEncapReconfigured(t *testing.T) {
 	f := newOpen(t, Auto)
 	vxlan := openEncap(VXLAN)(genevetest.IPv4, genevetest.UDP(pod, remotePod, []byte("x")))

@@ -189,8 +189,8 @@ func TestKernelInnerTrain(t *testing.T) {
 	}
 }
 
-// TestKernelDeadNodes: nodes that are gone, for whose underlay addresses the kernel keeps what it is to send, do not keep the
-// others from being sent to. The send buffer is as large as most machines grant.
+// TestKernelDeadNodes: nodes that are gone do not block sending to the others, although the kernel queues packets for their underlay
+// addresses. The send buffer is as large as most machines grant.
 func TestKernelDeadNodes(t *testing.T) {
 	const wmemMax, dead, want = 212992, 4, 20000
 	_, e := kernelNode(t, udp.Options{SendBuffer: wmemMax})
@@ -228,7 +228,7 @@ func TestKernelDeadNodes(t *testing.T) {
 	}
 }
 
-// TestKernelTrains sends trains to the kernel's link: they arrive as the datagrams that they are made of.
+// TestKernelTrains sends trains to the kernel's link: they arrive as separate datagrams.
 func TestKernelTrains(t *testing.T) {
 	node, e := kernelNode(t, udp.Options{})
 	run(t, e, make(chan Packet, 256))

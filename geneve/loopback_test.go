@@ -135,7 +135,7 @@ func TestGatewayAndNode(t *testing.T) {
 	}
 }
 
-// TestFakeNode runs the endpoint against genevetest.Node, which other packages' tests stand on.
+// TestFakeNode runs the endpoint against genevetest.Node, on which other packages' tests rely.
 func TestFakeNode(t *testing.T) {
 	for _, c := range []genevetest.NodeConfig{{VNI: 5}, {VNI: 0xfedcba, VXLAN: true}, {VNI: 0, IP: true}} {
 		e, err := Listen(Options{Listen: netip.AddrPortFrom(gatewayOuter, 0)})

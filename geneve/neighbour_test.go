@@ -114,7 +114,7 @@ func TestARPRateLimit(t *testing.T) {
 	}
 }
 
-// TestLearning tells which frames set and change the neighbour's address.
+// TestLearning lists the frames that set and change the neighbour's address.
 func TestLearning(t *testing.T) {
 	t.Run("the last frame counts while ARP has told nothing", func(t *testing.T) {
 		f := newFixture(t)
@@ -337,8 +337,8 @@ func TestHoldCaps(t *testing.T) {
 	}
 }
 
-// TestHoldShares: one tunnel alone gets all that one may; many whose neighbours never answer keep nothing from one more, whatever
-// the order and the sizes of their packets.
+// TestHoldShares: one tunnel alone may use all room that one tunnel may have. Many tunnels whose neighbours never answer do not keep room
+// from one more, whatever the order and the sizes of their packets.
 func TestHoldShares(t *testing.T) {
 	small := genevetest.UDP(pod, remotePod, []byte("x"))
 	large := genevetest.IP(pod.Addr(), remotePod.Addr(), 17, 0, make([]byte, 60000))
@@ -419,7 +419,7 @@ func TestRefresh(t *testing.T) {
 	f.silent(f.node)
 }
 
-// TestDoubt: when a flush has been held up, silent neighbours must answer before they are sent more, others need not.
+// TestDoubt: after a flush was delayed, silent neighbours must answer before more is sent to them; others need not.
 func TestDoubt(t *testing.T) {
 	f := newFixture(t)
 	f.know()

@@ -62,7 +62,7 @@ func TestPresences(t *testing.T) {
 		AllRequests: 5, AllMissed: 3})
 }
 
-// TestLostRequests: what a node does not answer now and then is lost on the way.
+// TestLostRequests: requests that a node leaves unanswered now and then count as lost on the way.
 func TestLostRequests(t *testing.T) {
 	f := newFixture(t)
 	for second := range 60 {
@@ -108,8 +108,8 @@ func TestEachNodeHasItsOwnRTT(t *testing.T) {
 	}
 }
 
-// TestAskAll: all are asked, each second at first and then, where nobody answers, less often;
-// many are asked in turn.
+// TestAskAll: every node is asked once a second, and less often if it does not answer; if there
+// are many nodes, they are asked in turn.
 func TestAskAll(t *testing.T) {
 	f := newFixture(t)
 	sent := func() uint64 { return f.e.Stats().ARPSent }

@@ -130,7 +130,7 @@ func TestProbeTrains(t *testing.T) {
 	f.neighbour(nodeMAC) // an answer is the node's own word
 }
 
-// TestProbeTrainsNot lists when nothing is asked, or the answers tell nothing.
+// TestProbeTrainsNot lists the cases in which no probe is sent, or answers prove nothing.
 func TestProbeTrainsNot(t *testing.T) {
 	single := func(f *fixture) { // a packet alone is no train
 		f.s.Send(toNode, ipPacket(1, 500))

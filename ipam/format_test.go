@@ -20,8 +20,8 @@ const goodFile = `{
 }
 `
 
-// TestGoodFile: what was read is written as it was, and a file that a hand has changed in
-// form only is read.
+// TestGoodFile: a file that was read is written unchanged, and a file whose layout somebody has
+// edited is still read.
 func TestGoodFile(t *testing.T) {
 	for name, text := range map[string]string{
 		"as written": goodFile,
@@ -100,7 +100,7 @@ func TestBadFiles(t *testing.T) {
 	}
 }
 
-// TestTruncatedFile: no part of a file is a file.
+// TestTruncatedFile: a file that is cut short anywhere is refused.
 func TestTruncatedFile(t *testing.T) {
 	whole := strings.TrimSuffix(goodFile, "\n")
 	for n := range len(whole) {

@@ -30,8 +30,8 @@ func newPlan(t *testing.T, pools string, taken ...string) *Plan {
 	return plan
 }
 
-// TestLiqosRemaps: the networks that a Liqo control plane (main at 557c199cf, and v1.2.0)
-// gave to two remote clusters, out of the same wishes in the same order.
+// TestLiqosRemaps: the same requests in the same order get the networks that a Liqo control plane
+// (main at 557c199cf, and v1.2.0) gave to two remote clusters.
 func TestLiqosRemaps(t *testing.T) {
 	local := newPlan(t, "",
 		"10.244.0.0/16", // pod-cidr
@@ -142,8 +142,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestIPv6WithoutPool: a wish that overlaps nothing stays, and another gets a unique local block;
-// one pool of IPv6 leaves the default pools of IPv4.
+// TestIPv6WithoutPool: a requested CIDR that overlaps nothing is given as it is, and another gets a
+// unique local block; a pool of IPv6 does not replace the default pools of IPv4.
 func TestIPv6WithoutPool(t *testing.T) {
 	var l Ledger
 	for _, tt := range []struct{ pools, wish, want string }{
@@ -183,8 +183,8 @@ func TestBadPools(t *testing.T) {
 	}
 }
 
-// TestConflicts: the configuration may not say what contradicts what was given; networks
-// that this machine is connected to only warn.
+// TestConflicts: a configuration that contradicts what was given is refused; an overlap with a
+// network of this machine is only a warning.
 func TestConflicts(t *testing.T) {
 	milan := Owner{"milan", Pod, "10.0.0.0/16"}
 	web := Owner{"milan", Service, "web"}

@@ -238,8 +238,8 @@ func acquire(s *Store, first, n int) error {
 	})
 }
 
-// TestWriteFaults: whichever step of a write fails, there is an error and the file holds
-// what it did; only once it is renamed it may hold the new. The next try succeeds.
+// TestWriteFaults: whichever step of a write fails, there is an error, and the file has its old
+// content or, from the rename on, may have the new one. The next try succeeds.
 func TestWriteFaults(t *testing.T) {
 	steps := []string{"create", "write", "sync", "rename", "sync the folder"}
 	for _, failing := range steps {
@@ -274,7 +274,7 @@ func TestWriteFaults(t *testing.T) {
 	}
 }
 
-// TestTornWrites: the kernel ends a write at each size that the file grows through.
+// TestTornWrites: a write that the kernel cuts off at any size of the file loses nothing.
 func TestTornWrites(t *testing.T) {
 	s := Open(filepath.Join(t.TempDir(), "ipam.json"))
 	if err := acquire(s, 0, 3); err != nil {
@@ -292,7 +292,7 @@ func TestTornWrites(t *testing.T) {
 	}
 }
 
-// TestFileMode: the file and its locks are their owner's alone; a link to it stays one.
+// TestFileMode: only the owner may read the file and its locks; a symbolic link to the file stays a link.
 func TestFileMode(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	s := Open(filepath.Join(dir, "ipam.json"))
@@ -331,7 +331,7 @@ func TestFileMode(t *testing.T) {
 	}
 }
 
-// TestNoFile: what is no ordinary file is refused, and nothing waits for it.
+// TestNoFile: anything but an ordinary file is refused without waiting.
 func TestNoFile(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
@@ -357,8 +357,8 @@ func TestNoFile(t *testing.T) {
 	}
 }
 
-// TestLocks: an Update waits for another no longer than its context; a gateway that runs
-// keeps its things; both locks go with their holder.
+// TestLocks: an Update waits for another no longer than its context allows; what a running gateway
+// uses is not released; both locks end with their holder.
 func TestLocks(t *testing.T) {
 	s := Open(filepath.Join(t.TempDir(), "ipam.json"))
 	ctx, cancel := context.WithCancelCause(context.Background())

@@ -104,7 +104,7 @@ func TestShellsComplete(t *testing.T) {
 	}
 }
 
-// TestProgram: a lab runs the culvert that it is told, if that has its own version.
+// TestProgram: a lab runs the culvert that --culvert names, if its version is that of the lab.
 func TestProgram(t *testing.T) {
 	own, err := json.Marshal(control.ReadVersion())
 	if err != nil {

@@ -29,8 +29,8 @@ func TestTexts(t *testing.T) {
 	}
 }
 
-// TestClientErrors: what cannot be asked is said in one line, with exit status 2, and nothing
-// on standard output.
+// TestClientErrors: a request that cannot be made gets one line, exit status 2, and nothing on
+// standard output.
 func TestClientErrors(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	for _, tt := range []struct{ args, want string }{
@@ -68,7 +68,7 @@ func TestClientErrors(t *testing.T) {
 	}
 }
 
-// TestExamplesOfClients: what --help shows of each command that asks a gateway has only to find one.
+// TestExamplesOfClients: the examples of each command that asks a gateway fail only because no gateway runs.
 func TestExamplesOfClients(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	n := 0

@@ -44,7 +44,7 @@ func TestShellsComplete(t *testing.T) {
 	}
 }
 
-// TestBashTakesTheScript lets bash parse what it is to source.
+// TestBashTakesTheScript lets bash parse the completion script.
 func TestBashTakesTheScript(t *testing.T) {
 	need.Programs(t, "bash", "bash")
 	script, _, _ := run(t, "completion", "bash")

@@ -58,7 +58,7 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// TestDoctorBesideGateway: the ports of the gateway that runs by a file are no fault of it, and are one for another file.
+// TestDoctorBesideGateway: ports that a running gateway has are good for the file of that gateway, and bad for another file.
 func TestDoctorBesideGateway(t *testing.T) {
 	r := newReplaceable(t)
 	r.hears("READY=1")

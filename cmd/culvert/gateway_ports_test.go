@@ -12,7 +12,7 @@ import (
 	"culvert/gateway/config"
 )
 
-// TestPortsInUse: a port that something else has is named by its field; not if that is the gateway itself, which runs.
+// TestPortsInUse: a port that another program has is reported under its field; a port that the gateway itself has is not.
 func TestPortsInUse(t *testing.T) {
 	udp, err := net.ListenPacket("udp", ":0")
 	if err != nil {

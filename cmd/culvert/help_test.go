@@ -19,8 +19,8 @@ import (
 
 var update = flag.Bool("update", false, "write the generated files of docs/")
 
-// TestGeneratedDocs: the pages of docs/ that are made from the types are what the types
-// make; go test ./cmd/culvert -run TestGeneratedDocs -update writes them.
+// TestGeneratedDocs: the pages of docs/ that are generated from the types are up to date;
+// go test ./cmd/culvert -run TestGeneratedDocs -update writes them.
 func TestGeneratedDocs(t *testing.T) {
 	for name, want := range map[string]string{
 		"config.md":                  configReference(),
@@ -102,7 +102,7 @@ func TestUsageErrors(t *testing.T) {
 	}
 }
 
-// TestWarnings: --check tells them, good or not, and is content.
+// TestWarnings: --check prints warnings, and they do not change its exit status.
 func TestWarnings(t *testing.T) {
 	dir, _ := folder(t)
 	edit(t, dir, "podCIDRs: [10.0.1.0/24]", "podCIDRs: []")

@@ -152,8 +152,8 @@ func sameFiles(t *testing.T, one, other string, names ...string) {
 	}
 }
 
-// TestInitAsks: what no flag says is asked for, with names and an example; a bad answer is asked for
-// again; and the answers are the flags.
+// TestInitAsks: init asks for what no flag gives, with names and an example, and again after a bad
+// answer; answers have the same effect as flags.
 func TestInitAsks(t *testing.T) {
 	bad := map[string]string{"--pods": "10.0.0.1/16", "--nodes": "rome-1", "--peer": "rome", "--peer-pods": "fd00::/48", "--endpoint": "a b"}
 	typed, asked := "", 0
@@ -186,7 +186,7 @@ func TestInitAsks(t *testing.T) {
 	sameFiles(t, byFlags, byAnswers, "rome/gateway.yaml", "milan/gateway.yaml", "rome/nodes/rome-2.yaml", "milan/nodes/milan-1.yaml")
 }
 
-// TestInitKeeps: answers of an init that ends too early are not asked for again.
+// TestInitKeeps: after an init that ended too early, the next one does not ask for the same answers again.
 func TestInitKeeps(t *testing.T) {
 	dir, byFlags := filepath.Join(t.TempDir(), "d"), filepath.Join(t.TempDir(), "d")
 	_, diag, status := answer(t, "rome\n10.0.0.0/16\n172.18.0.9\n", dir)
@@ -238,8 +238,8 @@ func introduction(t *testing.T, out string) []string {
 	return nil
 }
 
-// TestInitSide: two sides that tell each other one line make what one init makes of both, and no
-// private key is on the other side.
+// TestInitSide: two sides that exchange one line each get what one init makes for both, and no side
+// has the other's private key.
 func TestInitSide(t *testing.T) {
 	for name, flags := range map[string][]string{"IPv4": romeMilan, "both families": romeMilan6, "IPv6 alone": alone6} {
 		t.Run(name, func(t *testing.T) {
@@ -281,7 +281,7 @@ func TestInitSide(t *testing.T) {
 	}
 }
 
-// TestInitSideMoves: what the peer has and overlaps this side is seen elsewhere, external CIDRs too.
+// TestInitSideMoves: CIDRs of the peer that overlap this side are remapped, external CIDRs too.
 func TestInitSideMoves(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "d")
 	args := append([]string{"init", dir, "--side", "server", "--endpoint", "192.0.2.7"}, romeMilan[:8]...)
@@ -296,7 +296,7 @@ func TestInitSideMoves(t *testing.T) {
 	}
 }
 
-// TestInitSideRefuses: what cannot be right says why, and the key stays.
+// TestInitSideRefuses: a line that cannot be right is refused with the reason, and the key stays.
 func TestInitSideRefuses(t *testing.T) {
 	for _, side := range []string{"client", "server"} {
 		dir := filepath.Join(t.TempDir(), "d")

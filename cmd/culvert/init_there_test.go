@@ -65,7 +65,8 @@ func requireApart(t *testing.T, one, other string) {
 	}
 }
 
-// TestInitFurther: further peerings of a cluster collide with none of those beside them, by one init and by two; another cluster's change nothing.
+// TestInitFurther: a further peering of a cluster collides with none in the folders beside it, whether made by one init or by two; folders of another
+// cluster change nothing.
 func TestInitFurther(t *testing.T) {
 	for name, flags := range map[string]func(string) []string{
 		"IPv4": romeAnd,

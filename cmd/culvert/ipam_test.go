@@ -70,8 +70,8 @@ func refuses(t *testing.T, want string, args ...string) {
 	}
 }
 
-// TestBadMemory: a memory that is damaged in any way is refused by everything that uses
-// it, by file, line and field, and stays as it is.
+// TestBadMemory: every command that uses a damaged file of remaps refuses it, names file, line
+// and field, and leaves the file as it is.
 func TestBadMemory(t *testing.T) {
 	for _, tt := range []struct{ name, old, new, want string }{
 		{"empty", knownFile, "", "1: not JSON"},

@@ -59,7 +59,7 @@ func templates(t *testing.T, text string) (all []map[string]any) {
 	return all
 }
 
-// TestLiqoFlagsAreOurs: the gateway knows every flag that a template gives it, and lacks only what the pod brings.
+// TestLiqoFlagsAreOurs: the gateway knows every flag in a template, and those flags together lack only what the pod itself provides.
 func TestLiqoFlagsAreOurs(t *testing.T) {
 	out, _, _ := run(t, "liqo", "template", "--offline", "--image", exampleImage)
 	for _, o := range templates(t, out) {
@@ -159,7 +159,7 @@ func newFakeCluster(t *testing.T) *fakeCluster {
 	}}
 }
 
-// TestLiqoCommandsRead: from nothing to a gateway that can be switched, and nothing is written on the way.
+// TestLiqoCommandsRead: template and check lead from nothing to a gateway that can be switched, and write nothing to the cluster.
 func TestLiqoCommandsRead(t *testing.T) {
 	c := newFakeCluster(t)
 	kubeconfig := c.start(t)

@@ -18,7 +18,7 @@ import (
 	"culvert/cmd/internal/cli"
 )
 
-// TestLiqoBadInput: what is wrong about flags and about the way to the API server comes at once.
+// TestLiqoBadInput: all faults of flags and of the kubeconfig are reported at once.
 func TestLiqoBadInput(t *testing.T) {
 	for _, tt := range []struct {
 		args  string
@@ -69,8 +69,8 @@ func emptyAPI(t *testing.T, forbid *atomic.Bool) (kubeconfig string) {
 	return kubeconfig
 }
 
-// TestLiqoReadiness: a gateway that may not list is alive, not ready, and says why once. When it may, it is ready, though there is no
-// resource at all.
+// TestLiqoReadiness: a gateway without the right to list is alive but not ready, and logs the reason once. When it gets the right, it is ready, even if
+// there is no resource at all.
 func TestLiqoReadiness(t *testing.T) {
 	var forbid atomic.Bool
 	forbid.Store(true)

@@ -7,7 +7,7 @@ import (
 )
 
 // TestOperatingIsDocumented: docs/operating.md has a section for each command that asks a
-// gateway, and what it and README call with culvert is a command, with flags that it has.
+// gateway. Every command line in it and in README uses commands and flags that exist.
 func TestOperatingIsDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/operating.md")
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"culvert/gateway/control"
 )
 
-// TestReloadTakesOver: culvert reload applies what it can in place, and with --takeover by another process what takes one; a file that is bad
-// starts none.
+// TestReloadTakesOver: culvert reload applies a change in place if it can. With --takeover, another process applies a change that needs a restart. A bad
+// file starts no process.
 func TestReloadTakesOver(t *testing.T) {
 	r := newReplaceable(t)
 	r.hears("READY=1")
@@ -44,7 +44,7 @@ func TestReloadTakesOver(t *testing.T) {
 	}
 }
 
-// TestNeedsTakeover: only a file of which nothing else is wrong has another process started.
+// TestNeedsTakeover: another process starts only if the file has no other fault.
 func TestNeedsTakeover(t *testing.T) {
 	for _, tt := range []struct {
 		err  error

@@ -31,7 +31,7 @@ func TestStatusOfLinks(t *testing.T) {
 	}
 }
 
-// TestStatusOfLinksAndServices: a node that serves Services says what it has no link for, and a node without links says nothing of links.
+// TestStatusOfLinksAndServices: the status of a node that serves Services also lists missing links; without links it does not mention them.
 func TestStatusOfLinksAndServices(t *testing.T) {
 	for _, c := range []struct {
 		waiting     []string

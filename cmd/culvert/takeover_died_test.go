@@ -67,8 +67,8 @@ func (r *replaceable) answered(pid int) uint64 {
 	return s.Tunnel.Check.Answered
 }
 
-// TestSuccessorDies: whenever the new process is killed within the first second in which it carries packets, the one before goes on, in a
-// session with the peer.
+// TestSuccessorDies: if the new process is killed at any time in its first second of carrying packets, the old one continues, in a session with the
+// peer.
 func TestSuccessorDies(t *testing.T) {
 	r := newReplaceableAfter(t, func(dir string) { startPeer(t, dir) })
 	r.hears("READY=1")

@@ -38,7 +38,7 @@ func TestReplacedBySignal(t *testing.T) {
 	}, r.log)
 }
 
-// TestBadSuccessors: whatever is at the path, and whatever its configuration, the gateway goes on and says why.
+// TestBadSuccessors: whatever file is at the program's path, and whatever its configuration, the gateway continues and logs why it could not hand over.
 func TestBadSuccessors(t *testing.T) {
 	r := newReplaceable(t)
 	r.hears("READY=1")
@@ -85,7 +85,7 @@ func TestBadSuccessors(t *testing.T) {
 	r.replaced()
 }
 
-// TestSignalledTwice: two hand-overs are not begun at once, and one is enough.
+// TestSignalledTwice: two signals start only one hand-over.
 func TestSignalledTwice(t *testing.T) {
 	r := newReplaceable(t)
 	r.hears("READY=1")
@@ -144,7 +144,7 @@ func TestSignalledBeforeItRuns(t *testing.T) {
 	}
 }
 
-// TestEndedMeanwhile: who ends a gateway that is handing over a large table leaves the one that takes over, with all connections.
+// TestEndedMeanwhile: SIGTERM to a gateway that is handing over a large table ends that gateway, and the one that takes over has all connections.
 func TestEndedMeanwhile(t *testing.T) {
 	const n = manyStrangers
 	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, n) })
@@ -163,7 +163,7 @@ func TestEndedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestBothEndedMeanwhile: when both processes of a hand-over are told to end, as a service manager does that stops the gateway, none remains.
+// TestBothEndedMeanwhile: if both processes of a hand-over get SIGTERM, as when a service manager stops the gateway, neither remains.
 func TestBothEndedMeanwhile(t *testing.T) {
 	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, manyStrangers) })
 	r.hears("READY=1")
@@ -183,7 +183,7 @@ func TestBothEndedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestKilledMeanwhile: a gateway that is killed while it hands over leaves the other one, which starts from the folder, within two seconds.
+// TestKilledMeanwhile: if a gateway is killed while it hands over, the other one starts from the state folder within two seconds.
 func TestKilledMeanwhile(t *testing.T) {
 	const n = 20_000
 	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, n) })
@@ -250,7 +250,7 @@ func keepStrangers(t *testing.T, dir string, n int) {
 	}
 }
 
-// TestSuccessorHangs: one that has said that it carries packets, and then does nothing, is ended, and the gateway goes on.
+// TestSuccessorHangs: a new process that says that it carries packets, and then hangs, is killed, and the old gateway continues.
 func TestSuccessorHangs(t *testing.T) {
 	r := newReplaceable(t)
 	r.hears("READY=1")
@@ -270,7 +270,7 @@ func TestSuccessorHangs(t *testing.T) {
 	r.refuted()
 }
 
-// TestFailedAfterHandOver: a process that cannot take over leaves a gateway that has itself taken over from one that is gone.
+// TestFailedAfterHandOver: a gateway that has taken over continues when the next process fails to take over from it.
 func TestFailedAfterHandOver(t *testing.T) {
 	r := newReplaceable(t)
 	r.hears("READY=1")

@@ -13,7 +13,7 @@ import (
 	"culvert/kube/verify/probe"
 )
 
-// TestVerifyFlags: what is missing or wrong is said before any cluster is asked.
+// TestVerifyFlags: faults of flags are reported before any cluster is asked.
 func TestVerifyFlags(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
 	for args, want := range map[string]string{

@@ -47,7 +47,7 @@ func TestBothFamilies(t *testing.T) {
 	}
 }
 
-// TestZeroChecksums sends a datagram over IPv6 without a checksum: who has not asked for such never sees it.
+// TestZeroChecksums sends a datagram over IPv6 without a checksum: a socket that has not asked for such datagrams never receives it.
 func TestZeroChecksums(t *testing.T) {
 	loopback := families[1].loopback
 	from, err := Listen("udp6", netip.AddrPortFrom(loopback, 0), Options{NoGSO: true})
@@ -72,8 +72,8 @@ func TestZeroChecksums(t *testing.T) {
 	}
 }
 
-// TestAnswersFromTheAddressAsked: who was asked at one of several addresses answers from that one, in trains and alone; an address that
-// the kernel refuses to send from is left to the kernel.
+// TestAnswersFromTheAddressAsked: a host with several addresses answers from the one that was asked, in trains and single datagrams. If the
+// kernel refuses to send from it, the kernel chooses the address.
 func TestAnswersFromTheAddressAsked(t *testing.T) {
 	asked, asker := netip.MustParseAddr("127.0.0.2"), families[0].loopback
 	for _, network := range []string{"udp4", "udp"} {
@@ -137,7 +137,7 @@ func TestOffloadOfOneFamily(t *testing.T) {
 	}
 }
 
-// TestOffloadEndsWhilePlanned: a sender that is told that there is no GSO leaves another one's messages whole.
+// TestOffloadEndsWhilePlanned: when one sender learns that there is no GSO, messages that another one has prepared still leave whole.
 func TestOffloadEndsWhilePlanned(t *testing.T) {
 	loopback := families[0].loopback
 	socket := listen(t, "udp4", loopback, Options{})

@@ -63,7 +63,7 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// TestFillFails: what was there stays, and nothing beside it.
+// TestFillFails: if the content cannot be made, the old file stays, and no temporary file is left.
 func TestFillFails(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	if err := replace(new(Disk), path, "old"); err != nil {
