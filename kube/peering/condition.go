@@ -1,8 +1,8 @@
 package peering
 
 import (
-	"fmt"
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
