@@ -96,7 +96,7 @@ long: go-version kube-nodes kube-dns ## in full what the tests do in small: sieg
 	CULVERT_LONG=1 $(GO) test -v -race -count=1 -timeout 30m -run TestSwitches ./gateway
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run TestRandomEdits ./gateway/node/links
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
-	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 40m -run 'TestKubeGateways|TestKubeClusters|TestKubeScale|TestKubePeeringScale|TestKubePeering$$|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany|TestKubeLinks|TestServicesShortConnections' ./integration
+	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 80m -run 'TestKubeGateways|TestKubeClusters|TestKubeStandbyCost|TestKubeScale|TestKubePeeringScale|TestKubePeering$$|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany|TestKubeLinks|TestServicesShortConnections' ./integration
 
 # What one goroutine tries at random cannot race: -short tries less of it.
 race: go-version ## the unit tests under the race detector (needs a C compiler)

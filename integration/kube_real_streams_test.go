@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -32,6 +33,42 @@ type realStreams struct {
 	all  map[string][]*linkStream
 }
 
+// exported exports a Service hello, whose port 80 is realPort of each pod hello, and returns its address in the other cluster.
+func (l *realLab) exported(from, to, expose string, replicas int) string {
+	l.t.Helper()
+	l.apply(from, fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: hello, namespace: default, labels: {culvert/export: 'true'}}\n"+
+		"spec: {selector: {app: hello}, ports: [{port: 80, targetPort: %s}]}\n", realPort))
+	l.kubectl(to, "create", "namespace", from)
+	l.apply(to, l.must("kube", "template", "--image="+realImage, "--peering="+from, "--expose="+expose, "--imports="+from, "--replicas="+strconv.Itoa(replicas)))
+	l.kubectl(to, "-n", "culvert", "patch", "peering", from, "--type=merge", "-p", `{"spec":{"imports":"`+from+`"}}`)
+	address := ""
+	eventuallyWithin(l.t, kubeStartTimeout, to+" imports the Service", func() error {
+		out, err := l.command("shell", "kubectl", "--context", to, "-n", from, "get", "service", "hello-default", "-o", "jsonpath={.spec.clusterIP}").Output()
+		address = string(out)
+		return err
+	})
+	return address + ":80"
+}
+
+// nodePort makes a NodePort Service of a cluster, which leads to a pod of the other one, and returns its port.
+func (l *realLab) nodePort(cluster, address string) string {
+	l.t.Helper()
+	l.apply(cluster, fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: far, namespace: default}
+spec: {type: NodePort, ports: [{port: 80, targetPort: %[1]s}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: far, namespace: default, labels: {kubernetes.io/service-name: far}}
+addressType: IPv4
+ports: [{port: %[1]s}]
+endpoints: [{addresses: [%[2]s]}]
+`, realPort, address))
+	return l.kubectl(cluster, "get", "service", "far", "-o", "jsonpath={.spec.ports[0].nodePort}")
+}
+
 // newRealStreams makes what is served on each pod, and by which the other cluster reaches it, and opens streams of each kind.
 func newRealStreams(l *realLab) *realStreams {
 	l.t.Helper()
@@ -45,34 +82,8 @@ func newRealStreams(l *realLab) *realStreams {
 			go echoBytes(listener)
 		}
 	}
-	l.apply("milan", fmt.Sprintf(`
-apiVersion: v1
-kind: Service
-metadata: {name: hello, namespace: default, labels: {culvert/export: 'true'}}
-spec: {selector: {app: hello}, ports: [{port: 80, targetPort: %[1]s}]}
----
-apiVersion: v1
-kind: Service
-metadata: {name: far, namespace: default}
-spec: {type: NodePort, ports: [{port: 80, targetPort: %[1]s}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: far, namespace: default, labels: {kubernetes.io/service-name: far}}
-addressType: IPv4
-ports: [{port: %[1]s}]
-endpoints: [{addresses: [%[2]s]}]
-`, realPort, l.seen("milan", "rome", "hello-2")))
-	l.kubectl("rome", "create", "namespace", "milan")
-	l.apply("rome", l.must("kube", "template", "--image="+realImage, "--peering=milan", "--expose=ClusterIP", "--imports=milan"))
-	l.kubectl("rome", "-n", "culvert", "patch", "peering", "milan", "--type=merge", "-p", `{"spec":{"imports":"milan"}}`)
-	imported := ""
-	eventuallyWithin(l.t, kubeStartTimeout, "rome imports the Service", func() error {
-		out, err := l.command("shell", "kubectl", "--context", "rome", "-n", "milan", "get", "service", "hello-default", "-o", "jsonpath={.spec.clusterIP}").Output()
-		imported = string(out)
-		return err
-	})
-	nodePort := l.kubectl("milan", "get", "service", "far", "-o", "jsonpath={.spec.ports[0].nodePort}")
+	imported := l.exported("milan", "rome", "ClusterIP", 1)
+	nodePort := l.nodePort("milan", l.seen("milan", "rome", "hello-2"))
 	by := func(from *peerHost, address string) func() (*linkStream, error) {
 		return func() (*linkStream, error) {
 			conn, err := from.dialWithin(5*time.Second, "tcp4", address)
@@ -86,7 +97,7 @@ endpoints: [{addresses: [%[2]s]}]
 		podToPod:   by(l.pod("rome", "default/hello-1"), l.seen("rome", "milan", "hello-2")+":"+realPort),
 		byNodePort: by(l.host("lan", "/run/netns/cv-lan"), "172.30.0.22:"+nodePort),
 		fromNode:   by(l.node("rome-2"), l.seen("rome", "milan", "hello-1")+":"+realPort),
-		byExport:   by(l.pod("rome", "default/hello-2"), imported+":80"),
+		byExport:   by(l.pod("rome", "default/hello-2"), imported),
 	}, map[string][]*linkStream{}}
 	for kind := range s.open {
 		s.fill(kind)

@@ -6,7 +6,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -46,6 +45,33 @@ func kubeReplicas(t *testing.T, rome, milan *kubeLab) []*kubeReplica {
 func (r *kubeReplica) start() {
 	r.t.Helper()
 	r.ready(r.startLiqoGateway(unprivilegedUID, unprivilegedUID, r.flags...))
+}
+
+// newStandbyLab builds rome and milan, connected. Of rome's gateways the first is active.
+func newStandbyLab(t *testing.T) (rome, milan *kubeLab, all []*kubeReplica) {
+	t.Helper()
+	rome, milan = newKubeLabs(t)
+	all = kubeReplicas(t, rome, milan)
+	milan.ready(milan.startLiqoGateway(unprivilegedUID, unprivilegedUID))
+	rome.startLinks()
+	rome.liqoSteps()
+	rome.liqo.apply(all[1].liqo.gatewayPod())
+	milan.liqoSteps()
+	// A standby says nothing, to nobody: no handshake, no ARP in a tunnel, no knock.
+	for _, r := range all {
+		r.gatewayHost.feed("table inet said { chain output { type filter hook output priority 0; meta l4proto udp counter; }; }\n", "nft", "-f", "-")
+	}
+	all[0].start()
+	all[0].await(t, "active", startTimeout)
+	all[1].start()
+	all[1].await(t, "standby", startTimeout)
+	rome.startNodes()
+	milan.startNodes()
+	milan.liqo.keysExchanged(rome.key.PublicKey().Bytes())
+	rome.liqo.keysExchanged(milan.key.PublicKey().Bytes())
+	rome.connected()
+	milan.connected()
+	return rome, milan, all
 }
 
 // role is what the gateway says that it does.
@@ -120,107 +146,10 @@ func watchLabel(t *testing.T, all []*kubeReplica) *labelWatch {
 	return w
 }
 
-// A pathWatch sends datagrams from a pod of one cluster to a pod of the other, and notes how long no answer came. The streams beside it cannot tell:
-// TCP repeats what was lost after pauses that double (RFC 6298, Section 5.5), so that its own pause may be twice that of the path.
-type pathWatch struct {
-	longest, last atomic.Int64 // between two answers, in nanoseconds; when the last answer came
-}
-
-// watchPace is between two datagrams.
-const watchPace = 10 * time.Millisecond
-
-func watchPath(t *testing.T, from, to *kubeLab) *pathWatch {
-	t.Helper()
-	var server net.PacketConn
-	if err := to.pods[0].do(func() (err error) {
-		server, err = net.ListenPacket("udp4", to.pod(&kubeNodes[0], 5)+":5301")
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	client, err := from.pods[0].dial("udp4", to.seen(to.pod(&kubeNodes[0], 5))+":5301")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var tasks sync.WaitGroup
-	ctx, cancel := context.WithCancel(t.Context())
-	t.Cleanup(func() {
-		cancel()
-		server.Close()
-		client.Close()
-		tasks.Wait()
-	})
-	tasks.Go(func() {
-		for b := make([]byte, 1); ; {
-			n, peer, err := server.ReadFrom(b)
-			if err != nil {
-				return
-			}
-			server.WriteTo(b[:n], peer)
-		}
-	})
-	tasks.Go(func() {
-		for tick := time.NewTicker(watchPace); ; {
-			select {
-			case <-ctx.Done():
-				tick.Stop()
-				return
-			case <-tick.C:
-				client.Write([]byte{0}) // an ICMP error is a lost datagram
-			}
-		}
-	})
-	w := &pathWatch{}
-	begun := time.Now()
-	tasks.Go(func() {
-		for b := make([]byte, 1); ctx.Err() == nil; {
-			if _, err := client.Read(b); err != nil {
-				continue
-			}
-			now := int64(time.Since(begun))
-			w.longest.Store(max(w.longest.Load(), now-w.last.Swap(now)))
-		}
-	})
-	return w
-}
-
-// pause waits for the next answer, and returns the longest pause since it was called last.
-func (w *pathWatch) pause(t *testing.T, when string) time.Duration {
-	t.Helper()
-	before := w.last.Load()
-	eventually(t, when+": datagrams pass", func() error {
-		if w.last.Load() == before {
-			return errNotYet
-		}
-		return nil
-	})
-	return time.Duration(w.longest.Swap(0))
-}
-
 // TestKubeStandby: two pods of one gateway under the rights of Liqo's role, of which one forwards, whatever ends and whoever is cut off.
 func TestKubeStandby(t *testing.T) {
 	isolated(t, func(t *testing.T) {
-		rome, milan := newKubeLabs(t)
-		all := kubeReplicas(t, rome, milan)
-		milan.ready(milan.startLiqoGateway(unprivilegedUID, unprivilegedUID))
-		rome.startLinks()
-		rome.liqoSteps()
-		rome.liqo.apply(all[1].liqo.gatewayPod())
-		milan.liqoSteps()
-		// A standby says nothing, to nobody: no handshake, no ARP in a tunnel, no knock.
-		for _, r := range all {
-			r.gatewayHost.feed("table inet said { chain output { type filter hook output priority 0; meta l4proto udp counter; }; }\n", "nft", "-f", "-")
-		}
-		all[0].start()
-		all[0].await(t, "active", startTimeout)
-		all[1].start()
-		all[1].await(t, "standby", startTimeout)
-		rome.startNodes()
-		milan.startNodes()
-		milan.liqo.keysExchanged(rome.key.PublicKey().Bytes())
-		rome.liqo.keysExchanged(milan.key.PublicKey().Bytes())
-		rome.connected()
-		milan.connected()
+		rome, milan, all := newStandbyLab(t)
 		labels := watchLabel(t, all)
 		testKubePods(t, rome, milan)
 		testKubeHosts(t, milan, rome)
@@ -230,7 +159,8 @@ func TestKubeStandby(t *testing.T) {
 		// Those of nodes all have U as their source. Two nodes use the same ports, of which the gateway translates one: such a connection survives only
 		// if the standby has a copy.
 		streams := slices.Concat(linkStreams(t, rome, milan, 20), streamsFrom(t, rome.nodes, milan, "5302", 40000, 20))
-		datagrams := watchPath(t, rome, milan)
+		pod := milan.pod(&kubeNodes[0], 5)
+		datagrams := watchPath(t, milan.pods[0], pod+":5301", rome.pods[0], milan.seen(pod)+":5301")
 		active, standby := all[0], all[1]
 		pause := func(what string, bound time.Duration) {
 			t.Helper()

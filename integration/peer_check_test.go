@@ -148,8 +148,8 @@ func (b bindOf) Open(port uint16) (receive []conn.ReceiveFunc, actual uint16, er
 	return receive, actual, err
 }
 
-// startWireGuard makes a host the server of a tunnel, with nothing but wireguard-go.
-func startWireGuard(t *testing.T, h *peerHost, own keyPair, peer string) {
+// startWireGuard makes a host the server of a tunnel, with nothing but wireguard-go; more are settings of its peer.
+func startWireGuard(t *testing.T, h *peerHost, own keyPair, peer string, more ...string) {
 	t.Helper()
 	key := func(text string) string {
 		b, err := base64.StdEncoding.DecodeString(text)
@@ -165,7 +165,7 @@ func startWireGuard(t *testing.T, h *peerHost, own keyPair, peer string) {
 		}
 		d := device.NewDevice(link, bindOf{conn.NewDefaultBind(), h}, device.NewLogger(device.LogLevelSilent, ""))
 		t.Cleanup(d.Close)
-		if err := d.IpcSet(fmt.Sprintf("private_key=%s\nlisten_port=51840\npublic_key=%s\nallowed_ip=0.0.0.0/0\n", key(own.private), key(peer))); err != nil {
+		if err := d.IpcSet(fmt.Sprintf("private_key=%s\nlisten_port=51840\npublic_key=%s\nallowed_ip=0.0.0.0/0\n%s\n", key(own.private), key(peer), strings.Join(more, "\n"))); err != nil {
 			return err
 		}
 		return d.Up()

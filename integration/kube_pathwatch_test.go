@@ -1,0 +1,88 @@
+package integration
+
+import (
+	"context"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// A pathWatch sends datagrams to a host that returns them, and notes how long no answer came. The streams beside it cannot tell:
+// TCP repeats what was lost after pauses that double (RFC 6298, Section 5.5), so that its own pause may be twice that of the path.
+type pathWatch struct {
+	longest, last atomic.Int64 // between two answers, in nanoseconds; when the last answer came
+}
+
+// watchPace is between two datagrams.
+const watchPace = 10 * time.Millisecond
+
+// watchPath has a client send datagrams to at, which are those that come to a server at its own address.
+func watchPath(t *testing.T, server *peerHost, own string, client *peerHost, at string) *pathWatch {
+	t.Helper()
+	var listener net.PacketConn
+	if err := server.do(func() (err error) {
+		listener, err = net.ListenPacket("udp4", own)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := client.dial("udp4", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tasks sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(func() {
+		cancel()
+		listener.Close()
+		conn.Close()
+		tasks.Wait()
+	})
+	tasks.Go(func() {
+		for b := make([]byte, 1); ; {
+			n, peer, err := listener.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			listener.WriteTo(b[:n], peer)
+		}
+	})
+	tasks.Go(func() {
+		for tick := time.NewTicker(watchPace); ; {
+			select {
+			case <-ctx.Done():
+				tick.Stop()
+				return
+			case <-tick.C:
+				conn.Write([]byte{0}) // an ICMP error is a lost datagram
+			}
+		}
+	})
+	w := &pathWatch{}
+	begun := time.Now()
+	tasks.Go(func() {
+		for b := make([]byte, 1); ctx.Err() == nil; {
+			if _, err := conn.Read(b); err != nil {
+				continue
+			}
+			now := int64(time.Since(begun))
+			w.longest.Store(max(w.longest.Load(), now-w.last.Swap(now)))
+		}
+	})
+	return w
+}
+
+// pause waits for the next answer, and returns the longest pause since it was called last.
+func (w *pathWatch) pause(t *testing.T, when string) time.Duration {
+	t.Helper()
+	before := w.last.Load()
+	eventually(t, when+": datagrams pass", func() error {
+		if w.last.Load() == before {
+			return errNotYet
+		}
+		return nil
+	})
+	return time.Duration(w.longest.Swap(0))
+}

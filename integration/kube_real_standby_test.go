@@ -1,0 +1,326 @@
+package integration
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"culvert/integration/need"
+)
+
+const (
+	realTalks = 500 // of each kind, half of them in each direction
+	// The bounds of docs/standby.md, with the times of an election without Liqo: 5, 3 and 1 s.
+	realTold   = 2 * time.Second // 1 s, and 1 s until nodes follow: kube-proxy's minSyncPeriod
+	realKilled = 5*time.Second + 2*22*time.Second/10 + 2*time.Second
+)
+
+// A realGateway is the gateway of a Peering in a cluster.
+type realGateway struct {
+	*realLab
+	cluster, peer string
+	standIn       bool // the peer does not answer checks
+}
+
+func (g *realGateway) peering(path string) string {
+	g.t.Helper()
+	return g.kubectl(g.cluster, "-n", "culvert", "get", "peering", g.peer, "-o", "jsonpath={"+path+"}")
+}
+
+func (g *realGateway) active() string { g.t.Helper(); return g.peering(".status.active.pod") }
+
+// pods are the names of its pods that are not about to end.
+func (g *realGateway) pods() []string {
+	g.t.Helper()
+	return strings.Fields(g.kubectl(g.cluster, "-n", "culvert", "get", "pods", "-l", "culvert.io/peering="+g.peer,
+		"-o", `go-template={{range .items}}{{if not .metadata.deletionTimestamp}}{{.metadata.name}} {{end}}{{end}}`))
+}
+
+// settle waits until n pods are ready, and all but the active one have a copy.
+func (g *realGateway) settle(n int) {
+	g.t.Helper()
+	eventuallyWithin(g.t, 3*time.Minute, g.cluster+" has its gateways", func() error {
+		ready := g.kubectl(g.cluster, "-n", "culvert", "get", "deployment", "culvert-"+g.peer, "-o", "jsonpath={.status.readyReplicas} {.status.replicas}")
+		if want := fmt.Sprintf("%d %d", n, n); ready != want {
+			return fmt.Errorf("%s of %s", ready, want)
+		}
+		if reason := g.peering(`.status.conditions[?(@.type=="StandbyReady")].reason`); n > 1 && reason != "FullCopy" {
+			return fmt.Errorf("standby: %s", reason)
+		}
+		if status := g.peering(`.status.conditions[?(@.type=="Connected")].status`); status != "True" && !g.standIn {
+			return fmt.Errorf("connected: %s", status)
+		}
+		return nil
+	})
+}
+
+// copied says how many connections each pod holds, the active one first.
+func (g *realGateway) copied() (all string) {
+	g.t.Helper()
+	active := g.active()
+	for _, pod := range g.pods() {
+		page, err := g.pod(g.cluster, "culvert/"+pod).getFrom("127.0.0.1:8082", "/metrics")
+		if err != nil {
+			g.t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(page, "\nculvert_connections ")
+		n, _, _ := strings.Cut(rest, "\n")
+		if pod == active {
+			all = n + " connections" + all
+		} else {
+			all += ", " + n + " at a standby"
+		}
+	}
+	return all
+}
+
+// signal sends a signal to the process of the active pod, which ends.
+func (g *realGateway) signal(s syscall.Signal) {
+	g.t.Helper()
+	pid, err := strconv.Atoi(strings.TrimSpace(g.script("process", g.cluster, "culvert/"+g.active())))
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, s); err != nil {
+		g.t.Fatal(err)
+	}
+	eventually(g.t, "the process ends", func() error {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err == nil && !strings.Contains(string(status), ") Z ") {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+// awaitTerm waits until another pod has the Lease than in a term.
+func (g *realGateway) awaitTerm(term int) {
+	g.t.Helper()
+	eventually(g.t, "another pod has the Lease", func() error {
+		if g.term() == term {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+// moveTo has the active pod on a node: it is the only one for the next standby, which then is the only one left.
+func (g *realGateway) moveTo(node string, n int) {
+	g.t.Helper()
+	k := func(args ...string) string { g.t.Helper(); return g.kubectl(g.cluster, args...) }
+	k("cordon", g.cluster+"-1", g.cluster+"-2")
+	active := g.active()
+	for _, pod := range g.pods() {
+		if pod != active {
+			k("-n", "culvert", "delete", "pod", pod)
+		}
+	}
+	g.settle(n)
+	k("uncordon", g.cluster+"-1", g.cluster+"-2")
+	k("-n", "culvert", "delete", "pod", active)
+	eventuallyWithin(g.t, kubeStartTimeout, "the gateway is at "+node, func() error {
+		if at := g.peering(".status.active.node"); at != node {
+			return fmt.Errorf("it is at %s", at)
+		}
+		return nil
+	})
+	g.settle(n)
+}
+
+// cut keeps the active pod from the API server and from the other pods; heal ends that.
+func (g *realGateway) cut() (heal func()) {
+	g.t.Helper()
+	active := g.active()
+	from := g.kubectl(g.cluster, "-n", "default", "get", "endpoints", "kubernetes", "-o", "jsonpath={.subsets[0].addresses[0].ip}") + ", 10.96.0.1"
+	for _, pod := range g.pods() {
+		if pod != active {
+			from += ", " + g.kubectl(g.cluster, "-n", "culvert", "get", "pod", pod, "-o", "jsonpath={.status.podIP}")
+		}
+	}
+	host := g.pod(g.cluster, "culvert/"+active)
+	host.feed(fmt.Sprintf("table ip cut { chain output { type filter hook output priority 0; meta l4proto tcp ip daddr { %[1]s } drop; }; "+
+		"chain input { type filter hook input priority 0; meta l4proto tcp ip saddr { %[1]s } drop; }; }\n", from), "nft", "-f", "-")
+	return func() { host.run("nft", "delete", "table", "ip", "cut") }
+}
+
+// away stops a cluster's API server for a while, in which the role of no pod changes.
+func (g *realGateway) away(long time.Duration) {
+	g.t.Helper()
+	text, err := os.ReadFile(filepath.Join(g.dir, g.cluster, "apiserver.pid"))
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	syscall.Kill(pid, syscall.SIGSTOP)
+	gone := time.NewTimer(long)
+	<-gone.C
+	syscall.Kill(pid, syscall.SIGCONT)
+	eventuallyWithin(g.t, kubeStartTimeout, "the API server is back", func() error {
+		_, err := g.command("shell", "kubectl", "--context", g.cluster, "get", "--raw", "/readyz").Output()
+		return err
+	})
+}
+
+// A realEvent is what happens to the active pod of a gateway.
+type realEvent struct {
+	name     string
+	bound    time.Duration // of a pause, with a standby
+	make     func(g *realGateway) (undo func())
+	most     int  // switches
+	replicas bool // it means something with a standby alone
+}
+
+var realEvents = []realEvent{
+	{"SIGTERM", realTold, func(g *realGateway) func() { g.signal(syscall.SIGTERM); return nil }, 2, false},
+	{"deleted pod", realTold, func(g *realGateway) func() {
+		g.kubectl(g.cluster, "-n", "culvert", "delete", "pod", g.active())
+		return nil
+	}, 1, false},
+	{"rolling update", realTold, func(g *realGateway) func() {
+		before := g.pods()
+		g.kubectl(g.cluster, "-n", "culvert", "rollout", "restart", "deployment", "culvert-"+g.peer)
+		g.kubectl(g.cluster, append([]string{"-n", "culvert", "wait", "--for=delete", "--timeout=120s", "pod"}, before...)...)
+		return nil
+	}, 2, false},
+	{"SIGKILL", realKilled, func(g *realGateway) func() { g.signal(syscall.SIGKILL); return nil }, 1, false},
+	{"API server away for 60 s", time.Second / 2, func(g *realGateway) func() { g.away(time.Minute); return nil }, 0, false},
+	{"cut off, but for the peer", realKilled, func(g *realGateway) func() {
+		term := g.term()
+		heal := g.cut()
+		g.awaitTerm(term)
+		return heal
+	}, 1, true},
+	{"the node vanishes", realKilled, func(g *realGateway) func() {
+		lan, port := g.host("lan", "/run/netns/cv-lan"), g.cluster+"-3"
+		lan.run("ip", "link", "set", port, "down")
+		return func() { lan.run("ip", "link", "set", port, "up") }
+	}, 1, true},
+}
+
+// talks opens connections of each kind between both clusters, in both directions. Those of nodes have the same source ports on both, so that the gateway has
+// to translate one of each two.
+func (l *realLab) talks(replicas int) *talks {
+	l.t.Helper()
+	f := newTalks(l.t)
+	imported := map[string]string{"rome": l.exported("milan", "rome", "ClusterIP", replicas), "milan": l.exported("rome", "milan", "NodePort", replicas)}
+	for _, cluster := range realNames {
+		for _, pod := range []string{"hello-1", "hello-2"} {
+			listener, err := l.pod(cluster, "default/"+pod).listen("tcp4", ":"+realPort)
+			if err != nil {
+				l.t.Fatal(err)
+			}
+			l.t.Cleanup(func() { listener.Close() })
+			go f.accept(listener)
+		}
+	}
+	for i, from := range realNames {
+		to := realNames[1-i]
+		door := "172.30.0." + map[string]string{"rome": "12", "milan": "22"}[from] + ":" + l.nodePort(from, l.seen(from, to, "hello-2"))
+		nodes := []*peerHost{l.node(from + "-1"), l.node(from + "-2")}
+		first, second, lan := l.pod(from, "default/hello-1"), l.pod(from, "default/hello-2"), l.host("lan", "/run/netns/cv-lan")
+		pod1, pod2 := l.seen(from, to, "hello-1")+":"+realPort, l.seen(from, to, "hello-2")+":"+realPort
+		const n = realTalks / 2
+		f.add(talkWay{podToPod, n, func(int) (net.Conn, error) { return first.dialWithin(5*time.Second, "tcp4", pod2) }})
+		f.add(talkWay{byNodePort, n, func(int) (net.Conn, error) { return lan.dialWithin(5*time.Second, "tcp4", door) }})
+		f.add(talkWay{byExport, n, func(int) (net.Conn, error) { return second.dialWithin(5*time.Second, "tcp4", imported[from]) }})
+		again := map[int]int{} // another port for another attempt
+		f.add(talkWay{fromNode, n, func(i int) (conn net.Conn, err error) {
+			d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{Port: 20000 + again[i]*n + i/2}}
+			again[i]++
+			err = nodes[i%2].do(func() error { conn, err = d.Dial("tcp4", pod1); return err })
+			return conn, err
+		}})
+	}
+	return f
+}
+
+// term says how often a pod of a gateway has become the active one.
+func (g *realGateway) term() int {
+	g.t.Helper()
+	text := g.peering(".status.active.term")
+	n, err := strconv.Atoi(text)
+	if err != nil && text != "" { // without an election
+		g.t.Fatal(err)
+	}
+	return n
+}
+
+// suffer makes every event to the active one of n pods of a gateway, beside talks and datagrams.
+func (g *realGateway) suffer(n int, f *talks, watches []*pathWatch) {
+	t := g.t
+	pause := func(what string) (longest time.Duration) {
+		for _, w := range watches {
+			longest = max(longest, w.pause(t, what))
+		}
+		return longest
+	}
+	g.settle(n)
+	f.said("undisturbed", f.count())
+	t.Logf("undisturbed: the path pauses for %v", pause("nothing"))
+	for _, e := range realEvents {
+		if e.replicas && n == 1 {
+			continue
+		}
+		if e.name == "the node vanishes" {
+			g.moveTo(g.cluster+"-3", n)
+			f.count()
+			pause(e.name)
+		}
+		t.Logf("before %s: %s", e.name, g.copied())
+		term := g.term()
+		undo := e.make(g)
+		by := f.count()
+		dark := pause(e.name)
+		lost := f.said(e.name, by)
+		if undo != nil {
+			undo()
+		}
+		g.settle(n)
+		switches := g.term() - term
+		t.Logf("%-28s the path pauses for %v, bound %v; %d switches", e.name, dark.Round(10*time.Millisecond), e.bound, switches)
+		if n > 1 && (lost > 0 || dark > e.bound || switches > e.most) {
+			t.Errorf("%s: %d connections lost, a pause of %v, bound %v; %d switches, at most %d", e.name, lost, dark, e.bound, switches, e.most)
+		}
+		again := f.count()
+		if lost := f.said(e.name+", after", again); n > 1 && lost > 0 {
+			t.Errorf("after %s: %d connections lost", e.name, lost)
+		}
+		pause(e.name + ", after")
+	}
+}
+
+// testRealStandby joins two clusters, and makes every event to the active pod of the gateway of one of them.
+func testRealStandby(t *testing.T, cluster string, replicas int) {
+	need.Long(t, "2,000 connections beside switches")
+	isolated(t, func(t *testing.T) {
+		l := newRealLab(t)
+		l.must("join", "--image="+realImage, "--yes", "--replicas="+strconv.Itoa(replicas), inBoth[0], inBoth[1])
+		l.script("node", cluster, "3")
+		peer := map[string]string{"rome": "milan", "milan": "rome"}[cluster]
+		f := l.talks(replicas)
+		(&realGateway{realLab: l, cluster: peer, peer: cluster}).settle(replicas)
+		(&realGateway{realLab: l, cluster: cluster, peer: peer}).suffer(replicas, f, []*pathWatch{
+			watchPath(t, l.pod("milan", "default/hello-2"), ":5301", l.pod("rome", "default/hello-1"), l.seen("rome", "milan", "hello-2")+":5301"),
+			watchPath(t, l.pod("rome", "default/hello-2"), ":5301", l.pod("milan", "default/hello-1"), l.seen("milan", "rome", "hello-2")+":5301"),
+		})
+	}, kubernetes, realClusters)
+}
+
+// TestKubeClustersStandby: what happens to the active one of two pods of a gateway that is a Client.
+func TestKubeClustersStandby(t *testing.T) { testRealStandby(t, "rome", 2) }
+
+// TestKubeClustersStandbyServer: and to that of a Server, which is reached by a NodePort.
+func TestKubeClustersStandbyServer(t *testing.T) { testRealStandby(t, "milan", 2) }
+
+// TestKubeClustersAlone and TestKubeClustersAloneServer: what the same costs without a standby.
+func TestKubeClustersAlone(t *testing.T)       { testRealStandby(t, "rome", 1) }
+func TestKubeClustersAloneServer(t *testing.T) { testRealStandby(t, "milan", 1) }
