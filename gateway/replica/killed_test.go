@@ -88,17 +88,24 @@ func requireCopied(t *testing.T, e *nat.Engine, original []string) {
 	}
 }
 
-// TestStandbyKilledInCopy: when the standby dies in a full copy, nothing happens to the active replica, and another standby has all.
-func TestStandbyKilledInCopy(t *testing.T) {
-	key := wgkey.NewPrivate()
-	active := newPod(t, "a", key, 4*many)
+// cutInCopy returns two replicas with a key, whose stream was cut within a full copy.
+func cutInCopy(t *testing.T) (active, standby *pod, key wgkey.Key) {
+	t.Helper()
+	key = wgkey.NewPrivate()
+	active = newPod(t, "a", key, 4*many)
 	active.Lead()
 	talk(t, active.e, 0, many)
 	death := dyingAfter(diesAfter)
-	standby := newPod(t, "b", key, 4*many, func(o *Options) { o.Dial = death.dial })
+	standby = newPod(t, "b", key, 4*many, func(o *Options) { o.Dial = death.dial })
 	standby.e.Freeze()
 	standby.Follow(active.at)
 	<-death.dead
+	return active, standby, key
+}
+
+// TestStandbyKilledInCopy: when the standby dies in a full copy, nothing happens to the active replica, and another standby has all.
+func TestStandbyKilledInCopy(t *testing.T) {
+	active, standby, key := cutInCopy(t)
 	standby.Close()
 	if n := len(table(standby.e)); n == 0 || n == many {
 		t.Fatalf("it died with %d connections, which is not within a copy", n)
@@ -125,15 +132,7 @@ func TestStandbyKilledInCopy(t *testing.T) {
 // TestActiveKilledInCopy: when the active replica dies in a full copy, each connection that was copied survives, with its ports, and it is known that
 // the copy is not whole.
 func TestActiveKilledInCopy(t *testing.T) {
-	key := wgkey.NewPrivate()
-	active := newPod(t, "a", key, 4*many)
-	active.Lead()
-	talk(t, active.e, 0, many)
-	death := dyingAfter(diesAfter)
-	standby := newPod(t, "b", key, 4*many, func(o *Options) { o.Dial = death.dial })
-	standby.e.Freeze()
-	standby.Follow(active.at)
-	<-death.dead
+	active, standby, _ := cutInCopy(t)
 	active.Close()
 	if s := standby.Status().Source; s != nil && !s.NoFullCopy {
 		t.Errorf("it says that the copy is whole: %+v", s)
