@@ -31,8 +31,8 @@
 //
 // # Replicas
 //
-// By default each gateway has one pod. With -replicas=some half of the schedules, and with -replicas=all each of them, give the gateway of one side, or
-// those of both, two pods (replicas_test.go).
+// Half of the schedules, with -replicas=all each of them and with -replicas=none none, give the gateway of one side, or those of both, two pods
+// (replicas_test.go).
 //
 // TestSwitches has each kind of switch of both sides. The pods elect the one that forwards by package
 // kube/election, over an API server in memory with one Lease and the pods' labels (api_test.go), and copy the table by package gateway/replica, over

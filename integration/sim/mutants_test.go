@@ -91,7 +91,7 @@ func find(t *testing.T, file, text string) string {
 	if out, err := need.Go("test", "-c", "-vet=off", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	run := need.Command(t, binary, "-test.v", "-test.timeout=30m", "-test.run=^TestSchedules$", "-replays=10", "-time=25m",
+	run := need.Command(t, binary, "-test.v", "-test.timeout=30m", "-test.run=^TestSchedules$", "-replays=10", "-time=25m", "-replicas=none",
 		fmt.Sprintf("-packets=%d", mutantPackets))
 	run.Env = append(os.Environ(), "CULVERT_LONG=1")
 	out, err := run.CombinedOutput()

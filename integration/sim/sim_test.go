@@ -203,7 +203,7 @@ var (
 	countFlag    = flag.Int("schedules", 0, "of TestSchedules: how many; 0: as many as there is time for")
 	timeFlag     = flag.Duration("time", 20*time.Second, "of TestSchedules: for how long, if it is not told how many")
 	packetsFlag  = flag.Int("packets", 0, "of TestSchedules: after how many that reach a pod it ends; 0: any number")
-	replicasFlag = flag.String("replicas", "none", "of TestSchedules: which schedules have gateways with two pods: none, some or all")
+	replicasFlag = flag.String("replicas", "some", "of TestSchedules: which schedules have gateways with two pods: none, some or all")
 	workersFlag  = flag.Int("workers", 1, "of TestSchedules: how many processes share the schedules")
 )
 
@@ -342,9 +342,10 @@ func replay(t *testing.T, s schedule) {
 	t.Logf("%d of %d replays fail", failed, *replaysFlag)
 }
 
-// FuzzSchedule lets go test -fuzz make schedules, without replicas unless -replicas says otherwise.
+// FuzzSchedule lets go test -fuzz make schedules.
 func FuzzSchedule(f *testing.F) {
 	f.Add([]byte(random(1, faultsEach)))
+	f.Add([]byte(withReplicas(2, faultsEach)))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, s []byte) {
 		if *replicasFlag == "none" && len(s) > scheduleHead {
