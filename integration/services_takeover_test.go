@@ -229,7 +229,7 @@ func TestServicesTakeOverFails(t *testing.T) {
 		for _, r := range []struct{ from, to, want string }{
 			{"name: n1", "name: n7", "of node n1, and this one of n7"},
 			{"172.18.0.2, ", "172.18.0.99, ", "172.18.0.99 is not an address of this machine"},
-			{"  state:", "  #", "services.state is not in the file"},
+			{"  state:", "  #", "the file has no services.state"},
 		} {
 			other := l.file + ".other"
 			if err := os.WriteFile(other, []byte(strings.Replace(string(text), r.from, r.to, 1)), 0o600); err != nil {
