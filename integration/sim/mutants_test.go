@@ -6,18 +6,22 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"culvert/integration/need"
 )
 
-// mutants are faults of the product, each made by one replacement, that the simulation has to find.
-var mutants = []struct {
+// A mutant is a fault of the product, made by one replacement, that the simulation has to find.
+type mutant struct {
 	fault    string
 	file     string
 	old, new string
-}{
+}
+
+// mutants are those that schedules with one pod a side find.
+var mutants = []mutant{
 	{"the checksum of an answer keeps the port's difference", "nat/conn.go",
 		"packet.Negate(c.addresses), packet.Negate(c.ports)", "packet.Negate(c.addresses), c.ports"},
 	{"two connections get one port", "nat/ports.go",
@@ -42,6 +46,20 @@ var mutants = []struct {
 		"\tp.DecrementHops()", "\tif p.DecrementHops(); pl.ports != 0 && p.Protocol() == packet.SCTP {\n\t\tp.SumSCTP()\n\t}"},
 }
 
+// replicaMutants are faults of what two pods of a gateway do, found by schedules with two pods.
+var replicaMutants = []mutant{
+	{"what has changed since the full copy is not copied", "nat/feedmarks.go",
+		"\t\t*word |= bit\n\t\tm.waiting++\n", "\t\tm.waiting += 0\n"},
+	{"a full copy lacks connections", "nat/feedmarks.go",
+		"\t\tm.changed[i] = ^uint64(0)\n", "\t\tm.changed[i] = 0xf\n"},
+	{"a pod whose Lease has run out takes it for its own", "gateway/role/role.go",
+		"m.role == Active && m.now >= m.ends", "m.role == Active && m.now < m.since"},
+	{"a pod that has only started renews the Lease", "kube/election/elector.go",
+		"have != nil && !e.role.Forwards() && age", "have != nil && have.Holder != e.Pod && age"},
+	{"a lost peer is called where it was last", "gateway/wg/resolve.go",
+		"vain = vain && lost // a", "vain = false // a"},
+}
+
 // mutantPackets is within how many packets each is found.
 const mutantPackets = 1_000_000
 
@@ -51,7 +69,11 @@ func TestMutants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range mutants {
+	for i, m := range slices.Concat(mutants, replicaMutants) {
+		replicas := "none"
+		if i >= len(mutants) {
+			replicas = "all"
+		}
 		t.Run(strings.ReplaceAll(m.fault, " ", "-"), func(t *testing.T) {
 			file := filepath.Join(root, m.file)
 			text, err := os.ReadFile(file)
@@ -62,7 +84,7 @@ func TestMutants(t *testing.T) {
 				t.Fatalf("%s has %q %d times, want once", m.file, m.old, n)
 			}
 			if os.Getenv("CULVERT_LONG") != "" {
-				t.Log(find(t, file, strings.Replace(string(text), m.old, m.new, 1)))
+				t.Log(find(t, file, strings.Replace(string(text), m.old, m.new, 1), replicas))
 			}
 		})
 	}
@@ -74,8 +96,8 @@ var (
 	standsAt   = regexp.MustCompile(`sim: time stands still: .*`)
 )
 
-// find runs schedules with another text in place of a file's until one fails, and returns how that was found.
-func find(t *testing.T, file, text string) string {
+// find runs schedules, all or none with two pods, with another text in place of a file's until one fails, and returns how that was found.
+func find(t *testing.T, file, text, replicas string) string {
 	t.Helper()
 	dir := t.TempDir()
 	mutant, overlay, binary := filepath.Join(dir, filepath.Base(file)), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "sim.test")
@@ -91,7 +113,7 @@ func find(t *testing.T, file, text string) string {
 	if out, err := need.Go("test", "-c", "-vet=off", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	run := need.Command(t, binary, "-test.v", "-test.timeout=30m", "-test.run=^TestSchedules$", "-replays=10", "-time=25m", "-replicas=none",
+	run := need.Command(t, binary, "-test.v", "-test.timeout=30m", "-test.run=^TestSchedules$", "-replays=10", "-time=25m", "-replicas="+replicas,
 		fmt.Sprintf("-packets=%d", mutantPackets))
 	run.Env = append(os.Environ(), "CULVERT_LONG=1")
 	out, err := run.CombinedOutput()

@@ -105,6 +105,7 @@ func (v *vote) became(to role.Role) {
 	w.logEvent("%s is %v", v.pod.name, to)
 	s.alone = w.now()
 	if v.role = to; to.Forwards() && !was.Forwards() {
+		v.judgeTable()
 		w.losses = append(w.losses, loss{from: v.due(), to: w.now(), side: s, copied: true})
 		w.logEvent("%s is to know all until %v", v.pod.name, v.due())
 		if w.switches++; s.forwards() == 2 {
@@ -181,7 +182,9 @@ func (s *side) sample() {
 		if !source.role.Forwards() {
 			at = min(at, source.known())
 		}
-		follower.copied = max(follower.copied, at)
+		if at >= follower.began { // otherwise it is of the gateway before, whose end the source has not seen
+			follower.copied = max(follower.copied, at)
+		}
 	}
 }
 

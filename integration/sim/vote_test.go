@@ -46,6 +46,7 @@ type vote struct {
 
 	// For the goroutine that calls run of the world.
 	role     role.Role
+	began    time.Duration
 	rested   time.Duration // until when it knows what its side has done, as one that has forwarded
 	copied   time.Duration // likewise, as one that has a copy
 	leaving  bool
@@ -61,7 +62,7 @@ type vote struct {
 // campaign returns what runs a gateway that takes part in an election.
 func (p *pod) campaign(ctx context.Context, own *sockets) (run func(context.Context) error) {
 	e, at := p.side.replicas, p.line()
-	v := &vote{pod: p, gateway: p.gateway, own: own, role: role.Standby, rested: p.knows, hindered: e.lines.deserted(at)}
+	v := &vote{pod: p, gateway: p.gateway, own: own, role: role.Standby, began: p.w.now(), rested: p.knows, hindered: e.lines.deserted(at)}
 	v.ctx, p.vote = ctx, v
 	log := logrus.NewEntry(silent())
 	v.elector = election.New(election.Options{
