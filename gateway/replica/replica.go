@@ -97,8 +97,21 @@ func (r *Replica) Rest() {
 
 // Close ends all streams.
 func (r *Replica) Close() {
-	r.quit()
+	r.mu.Lock()
+	r.quit() // from here on Serve begins nothing that Wait could miss
+	r.mu.Unlock()
 	r.work.Wait()
+}
+
+// begin runs work, for whose end Close waits, unless Close has been called.
+func (r *Replica) begin(work func()) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.done.Err() != nil {
+		return false
+	}
+	r.work.Go(work)
+	return true
 }
 
 // Followed reports whether another replica copies the table.

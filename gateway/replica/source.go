@@ -50,7 +50,9 @@ func (r *Replica) Serve(l net.Listener) {
 		if err != nil {
 			return
 		}
-		r.work.Go(func() { r.serve(c, config) })
+		if !r.begin(func() { r.serve(c, config) }) {
+			c.Close()
+		}
 	}
 }
 
