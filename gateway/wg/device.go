@@ -109,9 +109,13 @@ func newDeviceLogger(log *logrus.Entry) *device.Logger {
 
 // Close ends the device. It may be called before Open, and more than once.
 func (d *Device) Close() {
-	if d.device != nil {
-		d.device.Close()
+	if d.device == nil {
+		return
 	}
+	d.mu.Lock()
+	d.unhurried()
+	d.mu.Unlock()
+	d.device.Close()
 }
 
 // Wait returns a channel that is closed when the device has ended.
@@ -153,7 +157,6 @@ func (d *Device) SetPeer(p Peer) error {
 			return err
 		}
 		d.greet()
-		d.hurry()
 	case p.PublicKey != (wgkey.Key{}) && p.Keepalive != old.Keepalive:
 		return d.set("public_key="+hexKey(p.PublicKey), "update_only=true", p.keepalive())
 	}
@@ -206,7 +209,12 @@ func (d *Device) addPeer() error {
 	if d.endpoint.IsValid() {
 		lines = append(lines, "endpoint="+d.endpoint.String())
 	}
-	return d.set(append(lines, "replace_allowed_ips=true", "allowed_ip=0.0.0.0/0", "allowed_ip=::/0")...)
+	fresh := d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey)) == nil
+	err := d.set(append(lines, "replace_allowed_ips=true", "allowed_ip=0.0.0.0/0", "allowed_ip=::/0")...)
+	if err == nil && fresh {
+		d.hurry()
+	}
+	return err
 }
 
 func (d *Device) set(lines ...string) error {

@@ -26,20 +26,19 @@ type hurry struct {
 	last  time.Time     // when an initiation was sent; +checklocks:mu
 	after time.Duration // until the next one; +checklocks:mu
 	timer *time.Timer   // +checklocks:mu
+	ended bool          // +checklocks:mu
 }
 
-// hurry has a new peer's first handshake repeated after hurryTime, and again after pauses that double or when the peer sends from a new address,
-// until there is a session. WireGuard repeats one after device.RekeyTimeout (WireGuard paper, Section 6.4), which is too long for a gateway that takes the place of
+// hurry has a new peer's first handshake repeated after hurryTime, again after pauses that double up to device.RekeyTimeout, and when the peer sends from a
+// new address, until there is a session. WireGuard repeats one after device.RekeyTimeout (WireGuard paper, Section 6.4), which is too long for a gateway that takes the place of
 // another one: beside a message that is lost, the peer discards an initiation within 20 ms of another gateway's, and one whose timestamp is not newer,
 // which wireguard-go rounds to 16.8 ms.
 //
 // Preconditions: d.mu is held.
 // +checklocks:d.mu
 func (d *Device) hurry() {
+	d.unhurried()
 	p := d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey))
-	if p == nil {
-		return
-	}
 	h := &hurry{d: d, p: p, last: time.Now(), after: hurryTime}
 	h.timer = time.AfterFunc(hurryTime, h.again)
 	d.bind.hurry.Store(h)
@@ -52,7 +51,7 @@ func (h *hurry) again() {
 	defer d.mu.Unlock()
 	s, err := d.PeerStats()
 	if err != nil || !s.LastHandshake.IsZero() || d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey)) != h.p {
-		d.bind.hurry.CompareAndSwap(h, nil)
+		h.end()
 		return
 	}
 	h.mu.Lock()
@@ -61,11 +60,13 @@ func (h *hurry) again() {
 		h.mu.Unlock()
 		return
 	}
-	h.last = time.Now()
-	if 2*h.after < device.RekeyTimeout {
-		h.after *= 2
-		h.timer.Reset(h.after)
+	h.after = min(2*h.after, device.RekeyTimeout)
+	h.timer.Reset(h.after)
+	if h.after == device.RekeyTimeout { // wireguard-go repeats it as fast
+		h.mu.Unlock()
+		return
 	}
+	h.last = time.Now()
 	from := h.from
 	h.mu.Unlock()
 	switch {
@@ -79,6 +80,25 @@ func (h *hurry) again() {
 	h.p.SendHandshakeInitiation(false)
 }
 
+// unhurried ends the current hurry, if there is one.
+//
+// Preconditions: d.mu is held.
+// +checklocks:d.mu
+func (d *Device) unhurried() {
+	if h := d.bind.hurry.Load(); h != nil {
+		h.end()
+	}
+}
+
+// end has no further handshake started.
+func (h *hurry) end() {
+	h.d.bind.hurry.CompareAndSwap(h, nil)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ended = true
+	h.timer.Stop()
+}
+
 // heard notes where a data message has come from. For another address than before, the next handshake starts as soon as it may: not for each message,
 // because a new initiation makes the answer to the last one void.
 func (h *hurry) heard(eps []conn.Endpoint, handed []uintptr) {
@@ -89,7 +109,7 @@ func (h *hurry) heard(eps []conn.Endpoint, handed []uintptr) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		from := eps[i].(*endpoint)
-		if h.from == nil || h.from.addr != from.addr {
+		if !h.ended && (h.from == nil || h.from.addr != from.addr) {
 			h.from, h.after = from, hurryTime
 			h.timer.Reset(max(0, hurryTime-time.Since(h.last)))
 		}
