@@ -7,9 +7,11 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -192,6 +194,47 @@ func TestTwoSets(t *testing.T) {
 	first.stop()
 	if names, err := Remove(); err != nil || !slices.Equal(names, []string{milan.Name}) {
 		t.Errorf("Remove after its end: %q, %v", names, err)
+	}
+}
+
+// TestDeviceStays: a device that cannot be removed is logged once, however often that is tried.
+func TestDeviceStays(t *testing.T) {
+	newFar(t, "172.18.0.7")
+	log, hook := test.NewNullLogger()
+	var tries atomic.Int32
+	var allowed atomic.Bool
+	s := startAsIs(t, func(s *Set) {
+		s.log, s.kernel = log, func() bool { return false }
+		s.remove = func(d netlink.Link) error {
+			if tries.Add(1); !allowed.Load() {
+				return fmt.Errorf("remove %s: %w", d.Attrs().Name, unix.EBUSY)
+			}
+			return remove(d)
+		}
+	})
+	s.Apply([]Link{milan})
+	s.is(t, Carried)
+	s.Apply(nil)
+	eventually(t, "three tries", func() error {
+		s.wakeUp()
+		if n := tries.Load(); n < 3 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	allowed.Store(true)
+	s.wakeUp()
+	eventually(t, "no device", func() error { return gone(milan.Name) })
+	s.stop()
+	var logged []string
+	for _, e := range hook.AllEntries() {
+		if e.Level == logrus.WarnLevel {
+			logged = append(logged, fmt.Sprint(e.Message, ": ", e.Data["error"]))
+		}
+	}
+	want := []string{"devices that are no longer wanted stay; trying again: remove " + milan.Name + ": device or resource busy"}
+	if !slices.Equal(logged, want) {
+		t.Errorf("%q, want %q", logged, want)
 	}
 }
 

@@ -67,7 +67,7 @@ func (s *Set) reconcile(now time.Time, report func([]Status)) {
 // leftBehind returns the links of an earlier process's devices.
 func (s *Set) leftBehind() (all []Link) {
 	devices, err := own()
-	if err != nil {
+	if s.unread.Changed(err) && err != nil {
 		s.log.WithError(err).Warn("devices of an earlier run are not looked for")
 	}
 	for _, d := range devices {
@@ -180,17 +180,17 @@ func (s *Set) drop(c *carrier) {
 // prune removes devices of this package that are not desired.
 func (s *Set) prune(names map[string]bool) {
 	devices, err := own()
-	if err != nil {
-		s.log.WithError(err).Warn("devices that are no longer wanted stay")
-	}
 	for _, d := range devices {
 		if name := d.Attrs().Name; !names[name] {
-			if err := remove(d); err != nil {
-				s.log.WithError(err).Warn("a device that is no longer wanted stays")
+			if e := s.remove(d); e != nil {
+				err = errors.Join(err, e)
 				continue
 			}
 			s.log.WithField("interface", name).Info("link is removed")
 		}
+	}
+	if s.staying.Changed(err) && err != nil {
+		s.log.WithError(err).Warn("devices that are no longer wanted stay; trying again")
 	}
 	maps.DeleteFunc(s.away, func(name string, _ time.Time) bool { return !names[name] })
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/geneve"
 )
 
@@ -64,8 +65,11 @@ type Set struct {
 	endpoint atomic.Pointer[geneve.Endpoint] // nil: no link to carry
 	wake     chan struct{}
 	carrying atomic.Pointer[map[uint16]*carrier]
-	kernel   func() bool   // replaced by tests
 	patience time.Duration // with another Set
+
+	// Replaced by tests.
+	kernel func() bool
+	remove func(netlink.Link) error
 
 	failed chan error
 
@@ -77,6 +81,8 @@ type Set struct {
 	probed    time.Time
 	nextID    uint16
 	loaded    bool // it was logged that the kernel has Geneve links beside ours
+	unread    rtnl.Failure
+	staying   rtnl.Failure
 
 	mu       sync.Mutex
 	desired  []Link   // +checklocks:mu
@@ -88,7 +94,10 @@ type Set struct {
 // there is a link to carry, because a kernel's Geneve link with the same port could not go up
 // beside it.
 func New(port uint16, log logrus.FieldLogger) *Set {
-	s := &Set{log: log, port: port, patience: holdPatience, wake: make(chan struct{}, 1), failed: make(chan error, 1), kernel: kernelHasGeneve, carriers: map[string]*carrier{}, away: map[string]time.Time{}}
+	s := &Set{
+		log: log, port: port, patience: holdPatience, kernel: kernelHasGeneve, remove: remove,
+		wake: make(chan struct{}, 1), failed: make(chan error, 1), carriers: map[string]*carrier{}, away: map[string]time.Time{},
+	}
 	s.carrying.Store(&map[uint16]*carrier{})
 	return s
 }

@@ -57,12 +57,17 @@ type Keeper struct {
 
 	// For Run only.
 	statuses []Status
-	table    func([]pair) error // keeps the exception; replaced by tests
+	failure  rtnl.Failure
+
+	// Replaced by tests.
+	table  func([]pair) error // keeps the exception
+	list   func() ([]netlink.Route, error)
+	remove func(*netlink.Route) error
 }
 
 // New returns a Keeper, which is inactive until Run.
 func New(log logrus.FieldLogger) *Keeper {
-	return &Keeper{log: log, wake: make(chan struct{}, 1), table: keepTable}
+	return &Keeper{log: log, wake: make(chan struct{}, 1), table: keepTable, list: mainTable, remove: netlink.RouteDel}
 }
 
 // Apply sets the desired peers. Nothing changes before the first call.
@@ -128,11 +133,13 @@ func (k *Keeper) reconcile(report func([]Status)) {
 	if !told {
 		return
 	}
-	all, pairs, err := k.route(desired)
+	table, err := k.list()
 	if err != nil {
-		k.log.WithError(err).Warn("routes to other clusters are not kept")
+		k.logFailure(err)
 		return
 	}
+	all, pairs, err := k.route(desired, table)
+	k.logFailure(err)
 	if err := k.table(pairs); err != nil {
 		for i := range all {
 			if all[i].Err == nil {
@@ -150,13 +157,21 @@ func (k *Keeper) reconcile(report func([]Status)) {
 	}
 }
 
-// route makes the routes of desired, and removes this package's other routes. It returns a Status
-// for each Peer, and the packets to except from masquerade.
-func (k *Keeper) route(desired []Peer) (all []Status, pairs []pair, err error) {
-	table, err := mainTable()
-	if err != nil {
-		return nil, nil, err
+// logFailure logs what becomes of the routes of no Peer.
+func (k *Keeper) logFailure(err error) {
+	switch {
+	case !k.failure.Changed(err):
+	case err == nil:
+		k.log.Info("the kernel's routes to other clusters are as they should be again")
+	default:
+		k.log.WithError(err).Warn("the kernel's routes to other clusters cannot be kept; trying again")
 	}
+}
+
+// route makes the routes of desired, and removes this package's other routes from the table. It
+// returns a Status for each Peer, and the packets to except from masquerade. The error is about
+// routes of no Peer.
+func (k *Keeper) route(desired []Peer, table []netlink.Route) (all []Status, pairs []pair, err error) {
 	keep := map[string]bool{}
 	for i := range desired {
 		p := &desired[i]
@@ -188,12 +203,12 @@ func (k *Keeper) route(desired []Peer) (all []Status, pairs []pair, err error) {
 	}
 	for _, r := range table {
 		if r.Protocol == Protocol && !keep[key(&r)] {
-			if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
-				k.log.WithError(err).WithField("route", r.Dst).Warn("a route to another cluster that is no longer wanted stays")
+			if e := k.remove(&r); e != nil && !errors.Is(e, unix.ESRCH) {
+				err = errors.Join(err, fmt.Errorf("remove the route to %s, which is no longer wanted: %w", r.Dst, e))
 			}
 		}
 	}
-	return all, pairs, nil
+	return all, pairs, err
 }
 
 // key returns equal values for equal routes.

@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node/rtnl"
 	"culvert/integration/need"
@@ -299,6 +301,75 @@ func TestOthersRoutes(t *testing.T) {
 		} else {
 			wantRoutes(t)
 			wantRules(t)
+		}
+	}
+}
+
+// TestLargeTable: a table of thousands of rules is set in one transaction, however small the socket's buffers are. The kernel's reason for a refusal
+// arrives as well.
+func TestLargeTable(t *testing.T) {
+	needNAT(t)
+	t.Cleanup(func() { must(t, keepTable(nil)) })
+	var pairs []pair
+	var want []string
+	for i := range 4000 {
+		to := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)}), 32)
+		pairs = append(pairs, pair{from: netip.MustParsePrefix("10.244.0.0/16"), to: to})
+		want = append(want, pairs[i].label())
+	}
+	must(t, keepTable(pairs))
+	wantRules(t, want...)
+
+	conn, err := dialNetfilter()
+	must(t, err)
+	defer conn.close()
+	var b batch
+	b.begin()
+	for range pairs {
+		b.message(unix.NFT_MSG_DELTABLE, 0, text(unix.NFTA_TABLE_NAME, "nobodys"))
+	}
+	b.ask()
+	b.end()
+	if err := conn.commit(&b); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("%v, want %v", err, unix.ENOENT)
+	}
+}
+
+// TestFailuresAreLogged: a failure is logged when it begins, when its cause changes and when it ends, however often the routes are compared.
+func TestFailuresAreLogged(t *testing.T) {
+	log, hook := test.NewNullLogger()
+	k := New(log)
+	k.table = func([]pair) error { return nil }
+	stale := netlink.Route{Dst: ipNet(netip.MustParsePrefix("10.61.0.0/16")), Protocol: Protocol}
+	var list, remove error
+	k.list = func() ([]netlink.Route, error) { return []netlink.Route{stale}, list }
+	k.remove = func(*netlink.Route) error { return remove }
+	k.Apply(nil)
+	const failed, ended = "the kernel's routes to other clusters cannot be kept; trying again: ", "the kernel's routes to other clusters are as they should be again"
+	for _, step := range []struct {
+		list, remove error
+		want         string
+	}{
+		{nil, nil, ""},
+		{unix.EPERM, nil, failed + "operation not permitted"},
+		{unix.EPERM, nil, ""},
+		{unix.ENOMEM, nil, failed + "cannot allocate memory"},
+		{nil, unix.EPERM, failed + "remove the route to 10.61.0.0/16, which is no longer wanted: operation not permitted"},
+		{nil, unix.EPERM, ""},
+		{nil, unix.ESRCH, ended}, // somebody else has removed it
+		{nil, nil, ""},
+	} {
+		list, remove = step.list, step.remove
+		hook.Reset()
+		k.reconcile(func([]Status) {})
+		got := ""
+		for _, e := range hook.AllEntries() {
+			if got += e.Message; e.Data["error"] != nil {
+				got += fmt.Sprint(": ", e.Data["error"])
+			}
+		}
+		if got != step.want {
+			t.Errorf("list %v, remove %v: %q, want %q", step.list, step.remove, got, step.want)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// Package rtnl reads lists from the kernel that change while they are read, and formats routes.
+// Package rtnl reads lists from the kernel that change while they are read, formats routes, and tells new failures from repeated ones.
 package rtnl
 
 import (

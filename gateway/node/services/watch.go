@@ -15,6 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/rtnl"
 )
 
 const (
@@ -34,7 +36,8 @@ func (s *Server) watch(ctx context.Context) {
 	defer poll.Stop()
 	timer := time.NewTimer(quietTime) // for changes since New
 	defer timer.Stop()
-	settling, failing := true, false
+	settling := true
+	var failure rtnl.Failure
 	var mended, told time.Time
 	changes := 0 // not logged yet
 	for {
@@ -58,10 +61,10 @@ func (s *Server) watch(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		if failure.Changed(err) {
+			s.logMend(err)
+		}
 		if err != nil {
-			if !failing {
-				s.log.WithError(err).Warn("addresses, rules or routes that services need are gone, and do not come back")
-			}
 			timer.Reset(retryTime)
 		}
 		if back > 0 {
@@ -71,9 +74,17 @@ func (s *Server) watch(ctx context.Context) {
 				told, changes = mended, 0
 			}
 		}
-		failing = err != nil
 		s.fault.Store(text(err))
 	}
+}
+
+// logMend logs a new outcome of mend.
+func (s *Server) logMend(err error) {
+	if err == nil {
+		s.log.Info("the addresses, rules and routes that services need are there again")
+		return
+	}
+	s.log.WithError(err).Warn("addresses, rules or routes that services need are gone and cannot be restored; trying again")
 }
 
 func text(err error) *string {
