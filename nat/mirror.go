@@ -21,7 +21,7 @@ type Mirror struct {
 
 // A MirrorState says how complete the table is.
 type MirrorState struct {
-	Restored        // all that ever came
+	Restored        // what came with the last copy and since
 	Copies   uint64 // copies that were whole
 	Copying  bool   // a copy has begun and is not yet whole
 	Ended    uint64 // connections that the other process has ended
@@ -68,6 +68,7 @@ func (m *Mirror) begins() {
 	m.r.since = [2]int{}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	m.r.result = Restored{}
 	e.table.fresh, e.clients.fresh, m.stale = &freshEntries{}, &freshEntries{}, 1
 	m.state.Copying, m.state.Whole = true, false
 }

@@ -53,7 +53,7 @@ func (g peeringGateway) NodeTroubles() map[string]string {
 // Standbys implements peering.Running.
 func (g peeringGateway) Standbys() (all []peering.Standby) {
 	for _, f := range g.Followers() {
-		all = append(all, peering.Standby{Pod: f.Pod, Whole: !f.NoFullCopy})
+		all = append(all, peering.Standby{Pod: f.Pod, Whole: !f.NoFullCopy, Lacks: f.Lacks()})
 	}
 	return all
 }

@@ -144,20 +144,24 @@ func printCopies(w io.Writer, r *control.Replication) {
 		if s.NoFullCopy {
 			text += ", NoFullCopy"
 		}
-		for _, why := range slices.Sorted(maps.Keys(s.NotTaken)) {
-			text += fmt.Sprintf(", %d not taken: %s", s.NotTaken[why], why)
-		}
 		if s.Differs != "" {
 			text += "; another " + s.Differs
 		}
 		return text
 	}
+	lacks := func(s *control.Stream) {
+		for _, lack := range s.Lacks() {
+			fmt.Fprintf(w, "\t%s\n", lack)
+		}
+	}
 	for i := range r.Followers {
 		s := &r.Followers[i]
 		fmt.Fprintf(w, "standby\t%s at %s: %s, at most %.0f ms behind\n", s.Pod, s.Address, text(s), 1000*s.LagSeconds)
+		lacks(s)
 	}
 	if s := r.Source; s != nil {
 		fmt.Fprintf(w, "copy of\t%s at %s: %s, heard %.1f s ago\n", s.Pod, s.Address, text(s), s.LagSeconds)
+		lacks(s)
 	}
 }
 

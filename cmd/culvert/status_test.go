@@ -68,3 +68,34 @@ func TestStatusUnderLiqo(t *testing.T) {
 		t.Errorf("%s\nwant\n%s", above, want)
 	}
 }
+
+// TestStatusOfCopies: what a standby has not taken stands below its line, by reason, with what to do; docs/standby.md shows it.
+func TestStatusOfCopies(t *testing.T) {
+	s := control.Stream{Pod: "gw-milan-6c5f9-k8q2m", Address: "10.244.2.9:38114", Entries: 1650, LagSeconds: 0.06,
+		NotTaken: map[string]uint64{"unknown-link": 350, "of-the-future": 1}}
+	var b strings.Builder
+	if err := printGatewayStatus(&b, &control.Status{Peer: "milan", Role: "server", Replication: &control.Replication{Followers: []control.Stream{s}}}); err != nil {
+		t.Fatal(err)
+	}
+	doc, err := os.ReadFile("../../docs/standby.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := 0
+	for line := range strings.Lines(b.String()) {
+		if strings.HasPrefix(line, "standby ") || strings.Contains(line, "not taken") {
+			if shown++; len(line) > 101 || !strings.Contains(line, "of-the-future") && !strings.Contains(string(doc), "    "+line) {
+				t.Errorf("docs/standby.md has not, or it is too long: %q", line)
+			}
+		}
+	}
+	if shown != 3 || !strings.Contains(b.String(), "  1 not taken, of-the-future\n") {
+		t.Errorf("%s", b.String())
+	}
+	for why, want := range map[string]string{"no-room": "memory", "unbound": "configuration", "foreign-block": "one version"} {
+		s.NotTaken = map[string]uint64{why: 7}
+		if all := s.Lacks(); len(all) != 1 || !strings.HasPrefix(all[0], "7 not taken, "+why+": ") || !strings.Contains(all[0], want) {
+			t.Errorf("%s: %q", why, all)
+		}
+	}
+}

@@ -1,6 +1,11 @@
 package control
 
-import "time"
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
 
 // Replication says how complete and how old the copies of a gateway's table are.
 type Replication struct {
@@ -20,7 +25,29 @@ type Stream struct {
 	NoFullCopy bool              `json:"noFullCopy"`         // until a copy is whole
 	LastCopy   *time.Time        `json:"lastCopy,omitempty"` // when a copy became whole
 	CopyReason string            `json:"copyReason"`         // why the last copy began: first, overflow, configuration
-	NotTaken   map[string]uint64 `json:"notTaken"`           // what the follower could not use, by reason
+	NotTaken   map[string]uint64 `json:"notTaken"`           // what the follower could not use of the last copy and since, by reason
 	Differs    string            `json:"differs,omitempty"`  // what is another one there: version, configuration
 	ClockAhead float64           `json:"clockAheadSeconds"`  // of the other replica
+}
+
+// remedies say what each reason of Stream.NotTaken means, and what to do.
+var remedies = map[string]string{
+	"unknown-link":  "the standby lacks their node: see its `culvert status`",
+	"unbound":       "the standby's configuration excludes them: give both pods the same",
+	"no-room":       "the standby's table is full: give it more memory",
+	"damaged-block": "they came broken: another copy follows in minutes",
+	"foreign-block": "they are of another version: run one version in both pods",
+	"message":       "they are of another version: run one version in both pods",
+}
+
+// Lacks says for each reason, in a sentence without a period, how much the follower has not taken and what to do; nil if it has taken all.
+func (s *Stream) Lacks() (all []string) {
+	for _, why := range slices.Sorted(maps.Keys(s.NotTaken)) {
+		text := fmt.Sprintf("%d not taken, %s", s.NotTaken[why], why)
+		if remedy := remedies[why]; remedy != "" {
+			text += ": " + remedy
+		}
+		all = append(all, text)
+	}
+	return all
 }

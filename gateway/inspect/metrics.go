@@ -109,7 +109,7 @@ func (p *page) replication(r control.Replication) {
 	for _, f := range r.Followers {
 		p.Add(prometheus.Bit[!f.NoFullCopy], f.Pod)
 	}
-	p.Family(prometheus.Gauge, "replica_not_taken", "What a replica could not use of this gateway's table, since it connected, by reason.", "pod", "reason")
+	p.Family(prometheus.Gauge, "replica_not_taken", "What a replica could not use of this gateway's table, of the last full copy and since, by reason.", "pod", "reason")
 	for _, f := range r.Followers {
 		for _, reason := range slices.Sorted(maps.Keys(f.NotTaken)) {
 			p.Add(float64(f.NotTaken[reason]), f.Pod, reason)

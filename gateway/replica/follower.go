@@ -20,6 +20,8 @@ const (
 	redialTime, maxRedialTime = 100 * time.Millisecond, time.Second
 	// askTime lies between two requests for another copy.
 	askTime = 5 * time.Second
+	// staleTime is how old a count of what was not taken may become. Its connections may have ended since, or there may be room for them.
+	staleTime = 5 * time.Minute
 )
 
 // A following is a stream from a source, at the follower.
@@ -36,10 +38,9 @@ type following struct {
 	heard   time.Time         // +checklocks:mu
 	unknown map[string]uint64 // messages that were not understood; +checklocks:mu
 
-	// Of the receiving goroutine: what was asked for last, and when the answer may help.
+	// Of the receiving goroutine: what was asked for last, and the configuration then.
 	asked      time.Time
 	generation uint32
-	refused    int
 }
 
 // Follow follows the source at an address from now on, in the place of another one; the zero AddrPort is none. It does nothing after Lead.
@@ -272,14 +273,23 @@ func (f *following) acknowledge(mark uint64) error {
 	return f.ask(&state)
 }
 
-// ask asks for another copy after the configuration has changed, if records were refused by the one before.
+// ask asks for another copy if something of the last one was not taken, and the configuration has changed or the count is old.
 func (f *following) ask(state *nat.MirrorState) error {
-	refused, generation := state.UnknownLink+state.Unbound+state.Damaged, f.r.Engine.Generation()
-	if refused == f.refused || generation == f.generation || time.Since(f.asked) < askTime {
+	refused, generation := state.UnknownLink+state.Unbound+state.NoRoom+state.Damaged+state.Foreign, f.r.Engine.Generation()
+	if refused == 0 || time.Since(f.asked) < askTime {
 		return nil
 	}
-	f.refused, f.generation, f.asked = refused, generation, time.Now()
-	return f.wire.send(kindCopy, []byte(copyConfiguration))
+	why := copyConfiguration
+	if generation == f.generation {
+		f.mu.Lock()
+		stale := state.Whole && time.Since(*f.is.LastCopy) >= staleTime
+		f.mu.Unlock()
+		if why = copyAsked; !stale {
+			return nil
+		}
+	}
+	f.generation, f.asked = generation, time.Now()
+	return f.wire.send(kindCopy, []byte(why))
 }
 
 // describe returns the state of the stream.

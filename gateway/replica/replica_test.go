@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -447,6 +448,48 @@ func TestOtherVersion(t *testing.T) {
 		}
 		return ""
 	})
+}
+
+// What was not taken counts until the next full copy. The standby asks for one when its configuration changes, and when the count is old.
+func TestNotTakenAgain(t *testing.T) {
+	key := wgkey.NewPrivate()
+	var known atomic.Bool
+	active := newPod(t, "a", key, 1000)
+	active.Lead()
+	standby := newPod(t, "b", key, 1000, func(o *Options) {
+		o.Link = func(name string) (nat.Link, bool) {
+			l, ok := link1(name)
+			return l, ok && known.Load()
+		}
+	})
+	standby.e.Freeze()
+	talk(t, active.e, 0, 7)
+	standby.Follow(active.at)
+	refuses := func(want uint64) {
+		t.Helper()
+		eventually(t, func() string {
+			if all := active.Status().Followers; len(all) != 1 || all[0].NoFullCopy || all[0].NotTaken["unknown-link"] != want {
+				return fmt.Sprintf("%+v", all)
+			}
+			return ""
+		})
+	}
+	refuses(7)
+	talk(t, active.e, 100, 2)
+	refuses(9) // of the copy and since
+	known.Store(true)
+	standby.Replica.mu.Lock()
+	f := standby.source
+	standby.Replica.mu.Unlock()
+	f.mu.Lock()
+	old := time.Now().Add(-staleTime)
+	f.is.LastCopy = &old
+	f.mu.Unlock()
+	refuses(0)
+	equal(t, standby.e, active.e)
+	if n := active.Status().Copies["asked"]; n != 1 {
+		t.Errorf("%d copies were asked for", n)
+	}
 }
 
 // FuzzMessages has both ends read anything. Neither panics, nor takes more memory than a message has.

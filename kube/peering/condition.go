@@ -16,14 +16,16 @@ const (
 	Accepted   = "Accepted"
 	NodesReady = "NodesReady"
 	Connected  = "Connected"
-	// StandbyReady is there if the gateway has several pods. It is true while one that does not forward has a copy of all connections.
+	// StandbyReady is there if the gateway has several pods. It is true while one that does not forward has a copy of all connections, and could use all of it.
 	StandbyReady = "StandbyReady"
 )
 
 // A Standby is a pod that copies the connections of the one that forwards.
 type Standby struct {
 	Pod   string
-	Whole bool // it has all of them
+	Whole bool // a full copy has come, and changes since
+	// Lacks says what it has not taken of them and what to do; nil if it has all.
+	Lacks []string
 }
 
 // standbyReady returns the condition of that type.
@@ -31,10 +33,14 @@ func standbyReady(all []Standby) *Condition {
 	c := &Condition{Type: StandbyReady, Status: "False", Reason: "NoStandby",
 		Message: "no other pod of the gateway copies its connections; where one runs, look whether a NetworkPolicy keeps TCP 51841 between the pods away"}
 	for _, s := range all {
-		if s.Whole {
+		switch {
+		case s.Whole && len(s.Lacks) == 0:
 			return &Condition{Type: StandbyReady, Status: "True", Reason: "FullCopy", Message: "pod " + s.Pod + " has a copy of all connections"}
+		case s.Whole:
+			c.Reason, c.Message = "NotTaken", "the copy of pod "+s.Pod+" lacks something: "+strings.Join(s.Lacks, "; ")
+		case c.Reason != "NotTaken":
+			c.Reason, c.Message = "NoFullCopy", "pod "+s.Pod+" has not yet a copy of all connections"
 		}
-		c.Reason, c.Message = "NoFullCopy", "pod "+s.Pod+" has not yet a copy of all connections"
 	}
 	return c
 }

@@ -16,6 +16,9 @@ func TestStandbyReady(t *testing.T) {
 		{nil, "False", "NoStandby", "no other pod of the gateway copies its connections; where one runs, look whether a NetworkPolicy keeps TCP 51841 between the pods away"},
 		{[]Standby{{Pod: "b"}}, "False", "NoFullCopy", "pod b has not yet a copy of all connections"},
 		{[]Standby{{Pod: "b"}, {Pod: "c", Whole: true}}, "True", "FullCopy", "pod c has a copy of all connections"},
+		{[]Standby{{Pod: "b", Whole: true, Lacks: []string{"3 not taken, no-room: x", "1 not taken, unbound: y"}}, {Pod: "c"}}, "False", "NotTaken",
+			"the copy of pod b lacks something: 3 not taken, no-room: x; 1 not taken, unbound: y"},
+		{[]Standby{{Pod: "b", Whole: true, Lacks: []string{"3 not taken, no-room: x"}}, {Pod: "c", Whole: true}}, "True", "FullCopy", "pod c has a copy of all connections"},
 	} {
 		if c := standbyReady(tt.all); c.Type != StandbyReady || c.Status != tt.status || c.Reason != tt.reason || c.Message != tt.message {
 			t.Errorf("%v: %+v", tt.all, c)
