@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"strconv"
 	"sync"
 	"time"
 
@@ -43,6 +44,7 @@ func elect(client dynamic.Interface, base *config.Config, t electionTimes, o ele
 	e := &electing{reporter: reporter, about: about}
 	e.about.Reason = "RoleChanged"
 	o.Client, o.Log, o.Causes, o.Told = client, log, reporter.Causes, e.told
+	o.ReplicaPort = gateway.ReplicaPort
 	o.Times, o.Retry, o.Deadline = role.Times{Lease: t.lease, Patience: patience}, t.retry, t.deadline
 	e.Elector = election.New(o)
 	return e
@@ -130,11 +132,13 @@ func runElected(ctx context.Context, g *gateway.Gateway, e *electing) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
-	r, err := e.replicate(running, g)
+	r, err := g.Replicate(gateway.ReplicateOptions{Name: e.Pod, Listen: ":" + strconv.Itoa(gateway.ReplicaPort), Heard: e.Heard})
 	if err != nil {
 		return err
 	}
+	e.CatchUp(running, r, e.learned)
 	e.Drive(g, r)
+	tasks.Go(func() { e.Copy(running, r, e.learned) })
 	tasks.Go(func() {
 		select {
 		case <-ctx.Done():

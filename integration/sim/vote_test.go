@@ -11,9 +11,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"culvert/gateway"
 	"culvert/gateway/replica"
@@ -29,9 +26,7 @@ const (
 	peerPatience = 3 * time.Second
 )
 
-var podResource = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-
-// vote is a pod's part in an election and in copies of the table, as cmd/culvert has it: it starts and ends with the gateway.
+// vote is a pod's part in an election and in copies of the table: it starts and ends with the gateway.
 type vote struct {
 	pod     *pod
 	gateway *gateway.Gateway
@@ -68,7 +63,7 @@ func (p *pod) campaign(ctx context.Context, own *sockets) (run func(context.Cont
 	v.elector = election.New(election.Options{
 		Client: &apiClient{server: e.api, vote: v}, Namespace: "sim", Name: leaseName, Pod: p.name, Retry: retryTime, Deadline: 2 * time.Second,
 		Times: role.Times{Lease: leaseTime, Patience: peerPatience}, Label: election.Label{Selector: "app=gateway", Name: labelName},
-		Log: log, Causes: kube.NewCauses(log),
+		ReplicaPort: gateway.ReplicaPort, Log: log, Causes: kube.NewCauses(log),
 	})
 	dial := func(ctx context.Context, to netip.AddrPort) (net.Conn, error) { return e.lines.dial(ctx, v, at, to) }
 	v.replica = p.gateway.ReplicateOver(gateway.ReplicateOptions{Name: p.name, Heard: v.elector.Heard}, e.lines.listen(v, at), dial)
@@ -85,67 +80,12 @@ func (v *vote) run(ctx context.Context) error {
 	defer v.tasks.Wait()
 	defer cancel()
 	v.tasks.Go(func() { v.elector.Run(ctx) })
-	v.catchUp(ctx)
+	learned := func() bool { return true }
+	v.elector.CatchUp(ctx, v.replica, learned)
 	v.driven.Store(true)
 	v.elector.Drive(v, v.replica)
-	v.tasks.Go(func() { v.follow(ctx) })
+	v.tasks.Go(func() { v.elector.Copy(ctx, v.replica, learned) })
 	return v.gateway.Run(ctx)
-}
-
-const (
-	followLook  = time.Second
-	catchUpTime = 3 * time.Second
-)
-
-// catchUp copies the table of another pod, if there is one that has it.
-func (v *vote) catchUp(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, catchUpTime)
-	defer cancel()
-	if at := v.source(ctx); at.IsValid() {
-		v.replica.Follow(at)
-		v.replica.Whole(ctx)
-	}
-}
-
-// follow has a standby copy the pod that has the Lease, and an active one that nobody copies tell the other one that it has it.
-func (v *vote) follow(ctx context.Context) {
-	tick := time.NewTicker(followLook)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		is := v.elector.Role()
-		if is != role.Standby && (is != role.Active || v.replica.Followed()) {
-			continue
-		}
-		switch at, claim := v.source(ctx), v.elector.Claim(); {
-		case !at.IsValid():
-		case is == role.Standby:
-			v.replica.Follow(at)
-		case claim != nil:
-			v.replica.Visit(ctx, at, claim)
-		}
-	}
-}
-
-// source returns where the pod is whose table is to be copied.
-func (v *vote) source(ctx context.Context) (at netip.AddrPort) {
-	ctx, cancel := context.WithTimeout(ctx, followLook)
-	defer cancel()
-	all, err := v.elector.Client.Resource(podResource).Namespace("sim").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return at
-	}
-	for i := range all.Items { // there are two
-		if x := &all.Items[i]; x.GetName() != v.pod.name {
-			ip, _, _ := unstructured.NestedString(x.Object, "status", "podIP")
-			at = netip.AddrPortFrom(addr(ip), gateway.ReplicaPort)
-		}
-	}
-	return at
 }
 
 // Become implements election.Gateway.

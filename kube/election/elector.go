@@ -32,6 +32,7 @@ type Options struct {
 	Retry           time.Duration // between two attempts; between those of a standby up to 2.2 times as long
 	Deadline        time.Duration // after which it is said that the Lease cannot be renewed
 	Label           Label
+	ReplicaPort     uint16 // at which each pod has its table copied
 	Log             *logrus.Entry
 	Causes          *kube.Causes
 	Told            func(message string) // is given what an operator should know, for an Event

@@ -1,21 +1,28 @@
-//go:build !nokube
-
-package main
+package election
 
 import (
 	"context"
 	"net/netip"
-	"strconv"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"culvert/gateway"
-	"culvert/gateway/replica"
 	"culvert/gateway/role"
 )
+
+// A Replica copies the table of one gateway at a time, and has its own copied.
+type Replica interface {
+	Table
+	// Follow copies the table of the gateway at an address from now on.
+	Follow(at netip.AddrPort)
+	// Whole waits until a full copy of the gateway that is followed is whole.
+	Whole(context.Context) error
+	// Followed reports whether another gateway copies the table.
+	Followed() bool
+	// Visit tells the gateway at an address a notice.
+	Visit(ctx context.Context, at netip.AddrPort, notice []byte) error
+}
 
 const (
 	// copyLook is how often a standby looks up the address of the pod that it copies.
@@ -25,28 +32,16 @@ const (
 	catchUpTime = 3 * time.Second
 )
 
-var podResource = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-
-// replicate has the table of g copied to the other pods, and theirs to g, until ctx ends. It returns when g has the table of another pod, if there is one.
-func (e *electing) replicate(ctx context.Context, g *gateway.Gateway) (*replica.Replica, error) {
-	r, err := g.Replicate(gateway.ReplicateOptions{Name: e.Pod, Listen: ":" + strconv.Itoa(gateway.ReplicaPort), Heard: e.Heard})
-	if err != nil {
-		return nil, err
-	}
-	e.catchUp(ctx, r)
-	e.tasks.Go(func() { e.follow(ctx, r) })
-	return r, nil
-}
-
-// catchUp copies the table of another pod, if there is one that has it.
-func (e *electing) catchUp(ctx context.Context, r *replica.Replica) {
+// CatchUp has r copy the table of another pod, if there is one that has it. It belongs before Drive. learned reports whether the gateway has its rules:
+// without them nothing can be restored.
+func (e *Elector) CatchUp(ctx context.Context, r Replica, learned func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, catchUpTime)
 	defer cancel()
-	for tick := time.NewTicker(copyLook / 20); !e.learned(); {
+	for tick := time.NewTicker(copyLook / 20); !learned(); {
 		select {
 		case <-ctx.Done():
 			tick.Stop()
-			return // without rules nothing can be restored
+			return
 		case <-tick.C:
 		}
 	}
@@ -56,9 +51,9 @@ func (e *electing) catchUp(ctx context.Context, r *replica.Replica) {
 	}
 }
 
-// follow makes a standby copy the pod that has the Lease. An active gateway that nobody copies tells another pod that it has the Lease: that one may
-// forward too, and have been cut off when this one took it.
-func (e *electing) follow(ctx context.Context, r *replica.Replica) {
+// Copy has r copy the pod that has the Lease while this one is a standby, until ctx ends. An active gateway that nobody copies tells another pod that it
+// has the Lease: that one may forward too, and have been cut off when this one took it.
+func (e *Elector) Copy(ctx context.Context, r Replica, learned func() bool) {
 	tick := time.NewTicker(copyLook)
 	defer tick.Stop()
 	for {
@@ -68,7 +63,7 @@ func (e *electing) follow(ctx context.Context, r *replica.Replica) {
 		case <-tick.C:
 		}
 		is := e.Role()
-		if !e.learned() || is != role.Standby && (is != role.Active || r.Followed()) {
+		if !learned() || is != role.Standby && (is != role.Active || r.Followed()) {
 			continue
 		}
 		switch at, claim := e.source(ctx), e.Claim(); {
@@ -83,12 +78,12 @@ func (e *electing) follow(ctx context.Context, r *replica.Replica) {
 
 // source returns where the pod is whose table is to be copied: the one that has the Lease or, where that is this one or nobody, any other. The zero AddrPort
 // is none.
-func (e *electing) source(ctx context.Context) (at netip.AddrPort) {
+func (e *Elector) source(ctx context.Context) (at netip.AddrPort) {
 	ctx, cancel := context.WithTimeout(ctx, copyLook)
 	defer cancel()
-	all, err := e.Client.Resource(podResource).Namespace(e.Namespace).List(ctx, metav1.ListOptions{LabelSelector: e.Label.Selector})
+	all, err := e.Client.Resource(pods).Namespace(e.Namespace).List(ctx, metav1.ListOptions{LabelSelector: e.Label.Selector})
 	if err != nil {
-		return at // the election says that the API server is away
+		return at // attempts say that the API server is away
 	}
 	holder := e.State().Holder
 	for i := range all.Items {
@@ -98,7 +93,7 @@ func (e *electing) source(ctx context.Context) (at netip.AddrPort) {
 		if err != nil || pod.GetName() == e.Pod {
 			continue
 		}
-		if at = netip.AddrPortFrom(address, gateway.ReplicaPort); pod.GetName() == holder {
+		if at = netip.AddrPortFrom(address, e.ReplicaPort); pod.GetName() == holder {
 			break
 		}
 	}

@@ -1,0 +1,82 @@
+package election
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"culvert/gateway/role"
+	"culvert/integration/need"
+)
+
+// copier is a Replica that notes what it is asked for.
+type copier struct {
+	did      []string
+	followed bool
+}
+
+func (c *copier) Flush(context.Context) error { return nil }
+func (c *copier) Tell([]byte) int             { return 0 }
+func (c *copier) Follow(at netip.AddrPort)    { c.did = append(c.did, "follow "+at.String()) }
+func (c *copier) Followed() bool              { return c.followed }
+func (c *copier) Whole(ctx context.Context) error {
+	c.did = append(c.did, "whole")
+	<-ctx.Done()
+	return ctx.Err()
+}
+func (c *copier) Visit(_ context.Context, at netip.AddrPort, notice []byte) error {
+	c.did = append(c.did, fmt.Sprintf("visit %v %s", at, notice))
+	return nil
+}
+
+// TestCopy: a standby copies the pod that has the Lease, whoever else is there, and an active gateway that nobody copies visits another one.
+func TestCopy(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
+		api := newAPI()
+		for name, ip := range map[string]string{"a": "10.1.0.1", "b": "10.1.0.2", "c": "10.1.0.3", "d": "", "e": "10.1.0.5"} {
+			p := pod(name, map[string]any{"component": "gateway", "gateway-name": "milan"})
+			if p.Object["status"] = map[string]any{"podIP": ip}; name == "e" {
+				p.SetLabels(map[string]string{"component": "gateway", "gateway-name": "rome"})
+			}
+			if _, err := api.Resource(pods).Namespace(namespace).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a, _ := newElector(api, "a")
+		c, gatewayC := newElector(api, "c")
+		a.ReplicaPort, c.ReplicaPort = 51841, 51841
+		c.attempt(t.Context())
+		a.attempt(t.Context())
+		if gatewayC.is() != role.Active {
+			t.Fatalf("c is %v", gatewayC.is())
+		}
+		begin, knows := time.Now(), false
+		learned := func() bool { return knows }
+		one := &copier{}
+		if a.CatchUp(t.Context(), one, learned); len(one.did) > 0 || time.Since(begin) != catchUpTime {
+			t.Errorf("without rules, %v after %v", one.did, time.Since(begin))
+		}
+		copies := func(e *Elector, one *copier, want ...string) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), copyLook*3/2)
+			defer cancel()
+			if e.Copy(ctx, one, learned); !slices.Equal(one.did, want) {
+				t.Errorf("%q, want %q", one.did, want)
+			}
+		}
+		copies(a, &copier{})
+		knows = true
+		copies(a, &copier{}, "follow 10.1.0.3:51841")
+		copies(c, &copier{followed: true})
+		copies(c, &copier{}, `visit 10.1.0.2:51841 {"says":"mine","pod":"c","term":0}`)
+		begin, one = time.Now(), &copier{}
+		if a.CatchUp(t.Context(), one, learned); !slices.Equal(one.did, []string{"follow 10.1.0.3:51841", "whole"}) || time.Since(begin) != catchUpTime {
+			t.Errorf("%q after %v", one.did, time.Since(begin))
+		}
+	})
+}
