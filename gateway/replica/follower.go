@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -28,6 +29,8 @@ const (
 type following struct {
 	r      *Replica
 	wire   *wire
+	conn   net.Conn // below wire's TLS: its Close sends no last message
+	from   string   // the source's name
 	mirror *nat.Mirror
 	whole  chan struct{} // closed by once when a copy is whole
 	once   sync.Once
@@ -127,7 +130,7 @@ func (r *Replica) followAt(ctx context.Context, at netip.AddrPort) (lasted time.
 	if err != nil {
 		return 0, err
 	}
-	c := w.conn.(*tls.Conn).NetConn() // which closes without a last message
+	c := w.conn.(*tls.Conn).NetConn()
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	r.restoring.Lock()
@@ -135,7 +138,7 @@ func (r *Replica) followAt(ctx context.Context, at netip.AddrPort) (lasted time.
 	if !r.follows(at) {
 		return 0, ctx.Err()
 	}
-	f := &following{r: r, wire: w, mirror: r.Engine.Mirror(r.Link), whole: make(chan struct{}), other: other, heard: time.Now(),
+	f := &following{r: r, wire: w, conn: c, from: other.Name, mirror: r.Engine.Mirror(r.Link), whole: make(chan struct{}), other: other, heard: time.Now(),
 		unknown: map[string]uint64{}, generation: r.Engine.Generation()}
 	f.is = control.Stream{Pod: other.Name, Address: at.String(), Since: time.Now(), NoFullCopy: true, ClockAhead: time.Until(other.Clock).Seconds()}
 	defer f.mirror.Close()

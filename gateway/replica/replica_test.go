@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -346,6 +347,33 @@ func TestNoTable(t *testing.T) {
 	if n := len(table(other.e)); n != 5 || active.Status().Source != nil {
 		t.Errorf("%d connections, want 5; the active one follows %v", n, active.Status().Source)
 	}
+}
+
+// TestSourceStartsAgain: a replica gives its table to the pod that it has copied, which has started again on a machine that did not close the stream.
+func TestSourceStartsAgain(t *testing.T) {
+	key := wgkey.NewPrivate()
+	dials := 0
+	standby := newPod(t, "b", key, 1000, func(o *Options) {
+		o.Dial = func(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
+			if dials++; dials > 1 {
+				return nil, errors.New("the machine is gone")
+			}
+			return dialTCP(ctx, at)
+		}
+	})
+	active := newPod(t, "a", key, 1000)
+	active.Lead()
+	talk(t, active.e, 0, 5)
+	standby.Follow(active.at)
+	if err := standby.Whole(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	again := newPod(t, "a", key, 1000)
+	again.Follow(standby.at)
+	if err := again.Whole(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, again.e, standby.e)
 }
 
 // A replica that visits another one is heard, and copies nothing.

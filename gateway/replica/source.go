@@ -115,6 +115,9 @@ func reasonOf(err error) string {
 func (r *Replica) join(l *link) (why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if s := r.source; s != nil && s.from == l.other.Name {
+		s.conn.Close() // a source follows nobody: this stream is one of a process that has ended, and at the next attempt it is gone
+	}
 	if !r.complete || r.source != nil {
 		return "no-table"
 	}

@@ -19,9 +19,10 @@ import (
 
 // apiServer is the part of an API server that an election needs: one Lease, and the pods of a gateway with their labels.
 type apiServer struct {
-	labelled func(pod string) // is called when another pod has the label
+	labelled func(pod string) // is called when another pod alone has the label
 
 	mu      sync.Mutex
+	sole    string                                // the last pod that had the label alone; +checklocks:mu
 	objects map[string]*unstructured.Unstructured // by kind and name; +checklocks:mu
 	version int                                   // +checklocks:mu
 	away    bool                                  // it refuses everybody; +checklocks:mu
@@ -83,9 +84,14 @@ func (a *apiServer) forget() {
 }
 
 // labels returns the pods with the label.
-func (a *apiServer) labels() (all []string) {
+func (a *apiServer) labels() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.haveLabel()
+}
+
+// +checklocks:a.mu
+func (a *apiServer) haveLabel() (all []string) {
 	for key, o := range a.objects {
 		if o.GetLabels()[labelName] != "" {
 			all = append(all, strings.TrimPrefix(key, "pods/"))
@@ -252,9 +258,12 @@ func (c *apiClient) Patch(ctx context.Context, name string, _ types.PatchType, d
 		delete(labels, labelName)
 		if value := patch.Metadata.Labels[labelName]; value != nil {
 			labels[labelName] = *value
-			a.labelled(name)
 		}
 		o.SetLabels(labels)
+		if all := a.haveLabel(); len(all) == 1 && all[0] != a.sole {
+			a.sole = all[0]
+			a.labelled(a.sole)
+		}
 		return nil
 	})
 }

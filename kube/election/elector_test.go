@@ -1,6 +1,7 @@
 package election
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -248,6 +250,41 @@ func TestLabel(t *testing.T) {
 			t.Errorf("pod %s: active %q, want %q", name, is, want)
 		}
 	}
+}
+
+// TestLateLabel: a gateway that labels itself after its successor has, because its request was slow, loses the label long before the Lease would run out.
+func TestLateLabel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		labels := map[string]any{"component": "gateway", "gateway-name": "milan"}
+		api := newAPI(pod("a", labels), pod("late", labels))
+		e, _ := newElector(api, "a")
+		e.Times.Lease = time.Hour
+		e.attempt(t.Context())
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			e.label(ctx)
+		}()
+		signal(e.relabels)
+		synctest.Wait()
+		if err := e.patch(ctx, "late", active); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(e.Retry + look)
+		synctest.Wait()
+		cancel()
+		<-done
+		for name, want := range map[string]string{"a": active, "late": ""} {
+			u, err := api.Resource(pods).Namespace(namespace).Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if is := u.GetLabels()["active"]; is != want {
+				t.Errorf("pod %s: active %q, want %q", name, is, want)
+			}
+		}
+	})
 }
 
 // TestLeave: a gateway that ends carries packets until another one has the Lease, and then no more.

@@ -15,12 +15,13 @@ import (
 
 var pods = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 
-// label keeps the label at this pod alone while it is active, until ctx ends. It looks again each time a Lease would have run out: a gateway that was
-// late, or a stranger, may have put the label elsewhere.
+// label keeps the label at this pod alone while it is active, until ctx ends. It looks again soon, because the gateway before may have been late and have
+// labelled itself, and then each time a Lease would have run out, because a stranger may move the label.
 func (e *Elector) label(ctx context.Context) {
 	tick := time.NewTicker(look)
 	defer tick.Stop()
 	var due time.Time
+	again := false // it has looked since the pod became active
 	for {
 		select {
 		case <-ctx.Done():
@@ -30,12 +31,14 @@ func (e *Elector) label(ctx context.Context) {
 		}
 		switch now := time.Now(); {
 		case !e.labels():
-			due = now
+			due, again = now, false
 		case now.Before(due):
-		case e.relabel(ctx) == nil:
-			due = now.Add(e.Times.Lease)
-		default:
+		case e.relabel(ctx) != nil:
 			due = now.Add(e.Retry)
+		case !again:
+			due, again = now.Add(e.Retry), true
+		default:
+			due = now.Add(e.Times.Lease)
 		}
 	}
 }
