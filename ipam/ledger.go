@@ -136,7 +136,7 @@ func (e *Entry) check() error {
 type Ledger struct {
 	given   []Entry                     // in order of Remapped; no two overlap
 	last    map[netip.Prefix]netip.Addr // by network, the last address given
-	release string                      // the command that releases an owner, for messages
+	release string                      // the command that releases an owner, which follows it
 	changed bool
 }
 
@@ -286,6 +286,9 @@ func (l *Ledger) drop(goes func(Entry) bool) bool {
 	return len(l.given) < before
 }
 
+// Releasing returns the command that releases what was given to o, for messages.
+func (l *Ledger) Releasing(o Owner) string { return l.release + " " + o.String() }
+
 // Conflicts compares the entries with p. The error, ErrConflict, joins all overlaps, each with both names and the command that resolves it. Overlaps
 // with connected networks are returned as warnings.
 func (l *Ledger) Conflicts(p *Plan) (warnings []string, err error) {
@@ -308,8 +311,8 @@ func (l *Ledger) Conflicts(p *Plan) (warnings []string, err error) {
 			case t.Connected:
 				warnings = append(warnings, fmt.Sprintf("%s (%s) overlaps %s, the remap of %s, which stays", t.Name, t.Prefix, e.Remapped, e.Owner))
 			default:
-				errs = append(errs, fmt.Errorf("%s: %w of %s with %s, the remap of %s; change it, or give another remap: %s %s",
-					t.Name, ErrConflict, t.Prefix, e.RemappedText(), e.Owner, l.release, e.Owner))
+				errs = append(errs, fmt.Errorf("%s: %w of %s with %s, the remap of %s; change it, or give another remap: %s",
+					t.Name, ErrConflict, t.Prefix, e.RemappedText(), e.Owner, l.Releasing(e.Owner)))
 			}
 		}
 	}

@@ -114,13 +114,15 @@ func TestRefusals(t *testing.T) {
 		want  []string
 	}{
 		{"no room", newPlan(t, "10.9.0.0/18", "10.9.48.0/22"), Owner{"milan", Pod, "10.0.0.0/19"}, "10.0.0.0/19",
-			[]string{"milan pod 10.0.0.0/19 needs a free /19 in 10.9.0.0/18", "the largest free block is a /21", "peer paris holds most, 75.0 %", "add to ipam.pools"}},
+			[]string{"milan pod 10.0.0.0/19 needs a free /19 in 10.9.0.0/18", "the largest free block is a /21", "peer paris holds most, 75.0 %", "add a pool to ipam.pools"}},
 		{"longer than the pool", newPlan(t, "10.9.0.0/18"), Owner{"milan", Pod, "10.0.0.0/8"}, "10.0.0.0/8",
 			[]string{"needs a free /8", "largest free block is a /20"}},
+		{"empty pool that is too small", newPlan(t, "10.200.0.0/24"), Owner{"milan", Pod, "10.0.0.0/16"}, "10.0.0.0/16",
+			[]string{"the largest free block is a /24; nothing in it is in use; add a pool"}},
 		{"all taken", newPlan(t, "10.9.0.0/18", "10.0.0.0/8"), Owner{"milan", Pod, "10.0.0.0/24"}, "10.0.0.0/24",
 			[]string{"nothing is free", "taken 10.0.0.0/8 (10.0.0.0/8) holds most, 100.0 %"}},
 		{"IPv6 beyond the default pool", newPlan(t, "", "fd00::/16"), Owner{"milan", Pod, "fd00::/24"}, "fd00::/24",
-			[]string{"milan pod fd00::/24 needs a free /24 in fd63:756c::/32", "the largest free block is a /32", "add to ipam.pools"}},
+			[]string{"milan pod fd00::/24 needs a free /24 in fd63:756c::/32", "the largest free block is a /32", "add a pool to ipam.pools"}},
 		{"unequal length", newPlan(t, ""), Owner{"milan", Pod, "10.0.0.0/16"}, "10.0.0.0/17", []string{"differ in length"}},
 		{"other family", newPlan(t, ""), Owner{"milan", Pod, "10.0.0.0/16"}, "fd00::/16", []string{"1:1"}},
 		{"host bits", newPlan(t, ""), Owner{"milan", Pod, "10.0.0.0/16"}, "10.0.0.1/16", []string{"host bits"}},

@@ -116,11 +116,11 @@ func (p *Plan) exhausted(used spans, given []Entry, o Owner, want netip.Prefix) 
 	if found {
 		largest = fmt.Sprintf("the largest free block is a /%d", free)
 	}
-	return fmt.Errorf("%w: %s needs a free /%d in %s; %s; %s; add to ipam.pools or release what is not used",
+	return fmt.Errorf("%w: %s needs a free /%d in %s; %s; %s; add a pool to ipam.pools, or release what is not used",
 		ErrExhausted, o, want.Bits(), list(pools), largest, p.most(given, pools))
 }
 
-// most names the owner that holds most of pools.
+// most names the owner that holds most of pools, if anything is held.
 func (p *Plan) most(given []Entry, pools []netip.Prefix) string {
 	size := func(p netip.Prefix) float64 { return math.Ldexp(1, -p.Bits()) }
 	held := map[string]float64{}
@@ -144,6 +144,9 @@ func (p *Plan) most(given []Entry, pools []netip.Prefix) string {
 		if holder == "" || n > held[holder] || n == held[holder] && name < holder {
 			holder = name
 		}
+	}
+	if holder == "" {
+		return "nothing in it is in use"
 	}
 	return fmt.Sprintf("%s holds most, %.1f %%", holder, min(100, 100*held[holder]/total))
 }

@@ -130,7 +130,7 @@ func readHost(field, value string, f *faults) netip.Addr {
 	}
 	a := readAddress(field, value, f)
 	if a.IsValid() && !packet.Forwardable(a) {
-		f.add(field, "%s is no address of a host behind a router", a)
+		f.add(field, "routers do not forward packets to %s", a)
 	}
 	return a
 }

@@ -88,7 +88,7 @@ func (k *kubeFlags) read() (*kubeGateway, error) {
 	c.WireGuard.ListenPort = uint16(e.Int("--listen-port", configfile.Scalar(get("listen-port")), config.DefaultWireGuardPort, 1, 65535))
 	c.Geneve.ListenPort = uint16(e.Int("--geneve-port", configfile.Scalar(get("geneve-port")), config.DefaultGenevePort, 1, 65535))
 	if c.WireGuard.ListenPort == c.Geneve.ListenPort && !e.Bad("--listen-port") && !e.Bad("--geneve-port") {
-		e.Add("--geneve-port", "%d is --listen-port too; both are UDP", c.Geneve.ListenPort)
+		e.Add("--geneve-port", "%d is --listen-port too, and both are UDP; choose another port", c.Geneve.ListenPort)
 	}
 	g.election = k.shared.election(e, c, electionTimes{lease: 5 * time.Second, deadline: 3 * time.Second, retry: time.Second})
 	c.Metrics = listenAddress(e, "--metrics-address", get("metrics-address"))

@@ -177,7 +177,7 @@ func TestInitAsks(t *testing.T) {
 		"CIDR of rome's pods, or one of IPv4 and one of IPv6 with a comma between, such as 10.0.0.0/16: ",
 		"address of milan's gateway, by which its nodes reach it, such as 172.19.0.9: ",
 		"such as milan-1=172.19.0.2,10.0.1.0/24: ", "address or name of milan's gateway, by which rome's reaches it, with :PORT unless 51840, such as 192.0.2.7: ",
-		"--pods: 10.0.0.1/16 has bits set", "--endpoint: \"a b\" is neither",
+		"--pods: 10.0.0.1/16 has host bits set", "--endpoint: \"a b\" is neither",
 	} {
 		if !strings.Contains(diag, want) {
 			t.Errorf("%q is not in %s", want, diag)
@@ -350,7 +350,7 @@ func TestInitRefuses(t *testing.T) {
 		name, want string
 		args       []string
 	}{
-		{"CIDR", "--pods: 10.0.0.1/16 has bits set", changed("--pods", "10.0.0.1/16")},
+		{"CIDR", "--pods: 10.0.0.1/16 has host bits set", changed("--pods", "10.0.0.1/16")},
 		{"name", "--cluster: \"a/b\" is no name", changed("--cluster", "a/b")},
 		{"same names", "--peer: \"rome\" is the other cluster's name too", changed("--peer", "rome")},
 		{"two of a family", "--pods: \"10.0.0.0/16,10.1.0.0/16\" has more than one CIDR of a family", changed("--pods", "10.0.0.0/16,10.1.0.0/16")},

@@ -130,7 +130,7 @@ func (l *liqoFlags) read() (*liqo, error) {
 	}
 	c.WireGuard.ListenPort = uint16(out.port(e, l, "listen-port", "listen-ports", listen))
 	if c.WireGuard.ListenPort == c.Geneve.ListenPort && !e.Bad("--listen-port") && !e.Bad("--geneve-port") {
-		e.Add("--geneve-port", "%d is --listen-port too; both are UDP", c.Geneve.ListenPort)
+		e.Add("--geneve-port", "%d is --listen-port too, and both are UDP; choose another port", c.Geneve.ListenPort)
 	}
 	endpoint := out.port(e, l, "endpoint-port", "endpoint-ports", config.DefaultWireGuardPort)
 	switch address := get("endpoint-address"); {

@@ -73,25 +73,33 @@ func names(rules []rules.FilterRule) (list []string) {
 
 type difference struct{ parts []string }
 
-// of adds the entries added to, removed from and changed in a list.
+// of adds the entries added to, removed from and changed in a list. Several services may have one name.
 func (d *difference) of(kind string, old, list []named) {
-	was := make(map[string]any, len(old))
+	was := make(map[string][]any, len(old))
 	for _, x := range old {
-		was[x.name] = x.value
+		was[x.name] = append(was[x.name], x.value)
 	}
-	var added, changed, removed []string
+	var others []string // the names of entries that were not there as they are
 	for _, x := range list {
-		before, ok := was[x.name]
-		delete(was, x.name)
-		switch {
-		case !ok:
-			added = append(added, x.name)
-		case !reflect.DeepEqual(before, x.value):
-			changed = append(changed, x.name)
+		same := func(before any) bool { return reflect.DeepEqual(before, x.value) }
+		if i := slices.IndexFunc(was[x.name], same); i >= 0 {
+			was[x.name] = slices.Delete(was[x.name], i, i+1)
+		} else {
+			others = append(others, x.name)
 		}
 	}
-	for name := range was {
-		removed = append(removed, name)
+	var added, changed, removed []string
+	for _, name := range others {
+		if len(was[name]) == 0 {
+			added = append(added, name)
+			continue
+		}
+		changed, was[name] = append(changed, name), was[name][1:]
+	}
+	for name, rest := range was {
+		for range rest {
+			removed = append(removed, name)
+		}
 	}
 	slices.Sort(removed)
 	var parts []string

@@ -19,7 +19,7 @@ func TestChanges(t *testing.T) {
 		c.Rules = []rules.FilterRule{{Name: "a"}, {Name: "b"}}
 		c.Remote = []rules.RemoteCIDR{{Real: netip.MustParsePrefix("10.0.0.0/16"), Remapped: netip.MustParsePrefix("10.61.0.0/16")}}
 		c.Addresses = []AddressMapping{{External: rules.PairOf(netip.MustParseAddr("10.70.0.9"))}}
-		c.Services = []Service{{Name: "web"}}
+		c.Services = []Service{{Name: "web"}, {Name: "dns", Port: 53, Protocol: 6}, {Name: "dns", Port: 53, Protocol: 17}}
 		return c
 	}
 	for _, tt := range []struct {
@@ -43,7 +43,11 @@ func TestChanges(t *testing.T) {
 		{"the order of rules", func(c *Config) { slices.Reverse(c.Rules) }, "rules: reordered"},
 		{"a remap", func(c *Config) { c.Remote[0].Remapped = netip.MustParsePrefix("10.63.0.0/16") }, "remote CIDRs: 1 changed (10.0.0.0/16)"},
 		{"a mapping", func(c *Config) { c.Addresses[0].Via = "rome-1" }, "address mappings: 1 changed (10.70.0.9)"},
-		{"a service and a field", func(c *Config) { c.Services, c.MaxConnections = nil, 5 }, "services: 1 removed (web); nat.maxConnections changed"},
+		{"a service and a field", func(c *Config) { c.Services, c.MaxConnections = c.Services[1:], 5 }, "services: 1 removed (web); nat.maxConnections changed"},
+		{"services of one name, reordered", func(c *Config) {
+			c.Services = []Service{{Name: "dns", Port: 53, Protocol: 17}, {Name: "dns", Port: 53, Protocol: 6}, {Name: "web"}}
+		}, "nothing changed"},
+		{"one of several services of one name", func(c *Config) { c.Services[1].Port = 54 }, "services: 1 changed (dns)"},
 		{"the log's level", func(c *Config) { c.Log.Level = "debug" }, "log.level changed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

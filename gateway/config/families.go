@@ -11,11 +11,14 @@ import (
 // minMTU6 is what every link of IPv6 carries (RFC 8200, Section 5).
 const minMTU6 TunnelMTU = 1280
 
-// reserved lists where no CIDR may lie, besides the IPv4 tunnel addresses.
+// reserved lists what no CIDR may overlap, besides the IPv4 tunnel addresses: routers forward nothing to it.
 var reserved = []struct {
 	name   string
 	prefix netip.Prefix
 }{
+	{"the addresses of \"this network\"", netip.MustParsePrefix("0.0.0.0/8")}, // RFC 1122, Section 3.2.1.3
+	{"the loopback addresses", netip.MustParsePrefix("127.0.0.0/8")},
+	{"the multicast and reserved addresses", netip.MustParsePrefix("224.0.0.0/3")},
 	{"the link-local addresses, of which the tunnel has some", netip.MustParsePrefix("fe80::/10")},
 	{"the multicast addresses", netip.MustParsePrefix("ff00::/8")},
 }
@@ -33,7 +36,7 @@ func (c *Config) validateFamilies(e *configfile.Errors) {
 			six = path
 		}
 		if gateway.IsValid() && !gateway.Of(a.Is6()).IsValid() {
-			e.Add(path, "%s is of %s, and geneve.gatewayAddress is not; write a list of one address of each family there, and for each node", a, familyOf(a))
+			e.Add(path, "%s is %s, and geneve.gatewayAddress has no address of this family; add one there and to each node", a, familyOf(a))
 		}
 	}
 	for a := range gateway.All() {
@@ -44,7 +47,7 @@ func (c *Config) validateFamilies(e *configfile.Errors) {
 		for _, v6 := range []bool{false, true} {
 			a := gateway.Of(v6)
 			if n.Address.IsValid() && a.IsValid() && !n.Address.Of(v6).IsValid() {
-				e.Add(at+"address", "%s alone, and geneve.gatewayAddress has %s too; add an %s address here, or leave that out", n.Address, a, familyOf(a))
+				e.Add(at+"address", "only %s, and geneve.gatewayAddress has %s too; add an %s address here, or remove that one", n.Address, a, familyOf(a))
 			}
 		}
 		for a := range n.Address.All() {
@@ -61,7 +64,7 @@ func (c *Config) validateFamilies(e *configfile.Errors) {
 		uses(path+".cidr", c.Remote[i].Real.Addr())
 	}
 	if six != "" && c.MTU < minMTU6 {
-		e.Add("mtu", "%d, and %s is of IPv6, which needs 1280; write 1280 or more, or leave IPv6 out", c.MTU, six)
+		e.Add("mtu", "%d, and %s is IPv6, which needs 1280; write 1280 or more, or remove the IPv6 addresses", c.MTU, six)
 	}
 }
 
@@ -78,7 +81,7 @@ func sameFamily(e *configfile.Errors, path string, a, b netip.Addr) bool {
 	if !a.IsValid() || !b.IsValid() || a.Is4() == b.Is4() {
 		return true
 	}
-	e.Add(path, "%s is of %s and %s is not; nothing translates between them, write two of one family", a, familyOf(a), b)
+	e.Add(path, "%s is %s, and %s is not; nothing translates between IPv4 and IPv6, give both one family", a, familyOf(a), b)
 	return false
 }
 
@@ -87,7 +90,7 @@ func sameFamilies(e *configfile.Errors, path string, a, b rules.Pair) {
 	for _, v6 := range []bool{false, true} {
 		x, y := a.Of(v6), b.Of(v6)
 		if a.IsValid() && b.IsValid() && x.IsValid() != y.IsValid() {
-			e.Add(path, "%s does not go with %s; write addresses of the same families", a, b)
+			e.Add(path, "%s and %s are not of the same families; write an address of each family of the other", a, b)
 		}
 	}
 }
@@ -96,11 +99,11 @@ func sameFamilies(e *configfile.Errors, path string, a, b rules.Pair) {
 func validateRuleFamilies(e *configfile.Errors, path string, r *rules.FilterRule) {
 	src, dst := familiesOf(r.Source), familiesOf(r.Destination)
 	if src&dst == 0 {
-		e.Add(path+".dst", "of other families than src, so that no packet matches; write two rules")
+		e.Add(path+".dst", "src and dst have no family in common, so no packet matches; write a rule for each family")
 		return
 	}
 	if family, ok := icmpFamily[r.Protocol]; ok && src&dst&family.bit == 0 {
-		e.Add(path+".protocol", "%s, and src or dst are of the other family, so that no packet matches; write %s", family.name, family.other)
+		e.Add(path+".protocol", "%s, but the addresses in src or dst are of the other family, so no packet matches; write %s", family.name, family.other)
 	}
 }
 

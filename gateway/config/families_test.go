@@ -87,11 +87,11 @@ var hasRemedy = regexp.MustCompile(`[;,] (write|give|choose|add|leave|keep|say|w
 // TestParseDualErrors: as TestParseErrors, for edits of dualFile; each error says what to do.
 func TestParseDualErrors(t *testing.T) {
 	for _, tt := range []struct{ name, old, new, want string }{
-		{"link-local underlay", "underlay: 172.18.0.3", "underlay: \"fe80::3\"", "geneve.nodes[1].underlay: fe80::3 is an address of one link, and tunnels do not say of which; write another one of that machine"},
+		{"link-local underlay", "underlay: 172.18.0.3", "underlay: \"fe80::3\"", "geneve.nodes[1].underlay: fe80::3 is link-local, and a tunnel cannot say on which link; write another address of that machine"},
 		{"underlay with a zone", "underlay: 172.18.0.3", "underlay: \"fe80::3%eth0\"", "geneve.nodes[1].underlay: fe80::3 has a zone, which tunnels do not have; leave it out"},
 		{"mapped underlay", "underlay: 172.18.0.3", "underlay: \"::ffff:172.18.0.3\"", "geneve.nodes[1].underlay: ::ffff:172.18.0.3 is IPv4 mapped into IPv6; write 172.18.0.3"},
-		{"multicast underlay", "underlay: 172.18.0.3", "underlay: \"ff02::1\"", "geneve.nodes[1].underlay: ff02::1 is no host's address; write the one by which"},
-		{"link-local endpoint", `"192.0.2.7:51840"`, `"[fe80::7]:51840"`, "wireguard.endpoint: fe80::7 is an address of one link; say by which it is reached, such as [fe80::7%eth0]:51840"},
+		{"multicast underlay", "underlay: 172.18.0.3", "underlay: \"ff02::1\"", "geneve.nodes[1].underlay: ff02::1 is not the address of a host; write the one by which"},
+		{"link-local endpoint", `"192.0.2.7:51840"`, `"[fe80::7]:51840"`, "wireguard.endpoint: fe80::7 is link-local; add the interface that leads to it, such as [fe80::7%eth0]:51840"},
 		{"endpoint without brackets", `"192.0.2.7:51840"`, `"2001:db8::7:51840"`, "wireguard.endpoint: \"2001:db8::7:51840\" is not host:port; write an IPv6 address in brackets, such as [2001:db8::7]:51840"},
 		{"mapped endpoint", `"192.0.2.7:51840"`, `"[::ffff:192.0.2.7]:51840"`, "wireguard.endpoint: ::ffff:192.0.2.7 is IPv4 mapped into IPv6; write 192.0.2.7"},
 		{"metrics without brackets", `metrics: ""`, `metrics: "::1:8082"`, "metrics: \"::1:8082\" is not host:port; write an IPv6 address in brackets"},
@@ -102,31 +102,31 @@ func TestParseDualErrors(t *testing.T) {
 		{"mapping in place of a list", `[10.80.0.4, "fd80::4"]`, `{ipv4: 10.80.0.4}`, "geneve.gatewayAddress: "},
 		{"IPv4 mapped into IPv6", `"fd80::4"`, `"::ffff:10.80.0.5"`, "geneve.gatewayAddress[1]: ::ffff:10.80.0.5 is IPv4 mapped into IPv6; write 10.80.0.5"},
 		{"zone", `"fd80::4"`, `"fe80::4%eth0"`, "geneve.gatewayAddress[1]: fe80::4 has a zone, which tunnels do not have; leave it out"},
-		{"link-local gateway", `"fd80::4"`, `"fe80::4"`, "geneve.gatewayAddress: fe80::4 is no address of a host behind a router; write one that routers forward to"},
-		{"multicast gateway", `"fd80::4"`, `"ff02::4"`, "geneve.gatewayAddress: ff02::4 is no address of a host behind a router"},
-		{"gateway of no host", `"fd80::4"`, `"::"`, "geneve.gatewayAddress: :: is no address of a host behind a router"},
-		{"node of one family", `[10.80.0.2, "fd80::2"]`, `10.80.0.2`, "geneve.nodes[0].address: 10.80.0.2 alone, and geneve.gatewayAddress has fd80::4 too; add an IPv6 address here, or leave that out"},
-		{"node of the other family", `[10.80.0.2, "fd80::2"]`, `"fd80::2"`, "geneve.nodes[0].address: fd80::2 alone, and geneve.gatewayAddress has 10.80.0.4 too; add an IPv4 address here, or leave that out"},
+		{"link-local gateway", `"fd80::4"`, `"fe80::4"`, "geneve.gatewayAddress: routers do not forward packets to fe80::4"},
+		{"multicast gateway", `"fd80::4"`, `"ff02::4"`, "geneve.gatewayAddress: routers do not forward packets to ff02::4"},
+		{"gateway of no host", `"fd80::4"`, `"::"`, "geneve.gatewayAddress: routers do not forward packets to ::"},
+		{"node of one family", `[10.80.0.2, "fd80::2"]`, `10.80.0.2`, "geneve.nodes[0].address: only 10.80.0.2, and geneve.gatewayAddress has fd80::4 too; add an IPv6 address here, or remove that one"},
+		{"node of the other family", `[10.80.0.2, "fd80::2"]`, `"fd80::2"`, "geneve.nodes[0].address: only fd80::2, and geneve.gatewayAddress has 10.80.0.4 too; add an IPv4 address here, or remove that one"},
 		{"node is the gateway", `"fd80::2"`, `"fd80::4"`, "geneve.nodes[0].address: fd80::4 is geneve.gatewayAddress too; give each its own"},
 		{"nodes of one address", `"fd80::3"`, `"fd80::2"`, "geneve.nodes[1].address: fd80::2 is geneve.nodes[0].address too"},
 		{"node among pods", `"fd80::3"`, `"fd00:10:0:2::1"`, "geneve.nodes[1].address: fd00:10:0:2::1 lies in network.local.podCIDRs[1] (fd00:10::/48); internal addresses need a CIDR of their own"},
-		{"remap into the other family", `remap: "fd00:61::/48"`, `remap: 10.99.0.0/16`, "network.remote.podCIDRs[2].remap: 10.99.0.0 is of IPv4 and fd00:10:: is not; nothing translates between them, write two of one family"},
+		{"remap into the other family", `remap: "fd00:61::/48"`, `remap: 10.99.0.0/16`, "network.remote.podCIDRs[2].remap: 10.99.0.0 is IPv4, and fd00:10:: is not; nothing translates between IPv4 and IPv6, give both one family"},
 		{"remap of another length", `remap: "fd00:61::/48"`, `remap: "fd00:61::/56"`, "network.remote.podCIDRs[2].remap: fd00:61::/56 and fd00:10::/48 differ in length; a remap is 1:1, write a /48"},
-		{"remap with host bits", `remap: "fd00:61::/48"`, `remap: "fd00:61::1/48"`, "network.remote.podCIDRs[2].remap: fd00:61::1/48 has bits set behind its prefix length; write fd00:61::/48"},
+		{"remap with host bits", `remap: "fd00:61::/48"`, `remap: "fd00:61::1/48"`, "network.remote.podCIDRs[2].remap: fd00:61::1/48 has host bits set; write fd00:61::/48"},
 		{"remap onto local", `remap: "fd00:61::/48"`, `remap: "fd00:70::/48"`, "network.remote.podCIDRs[2].remap: fd00:70::/48 overlaps network.local.externalCIDRs[1] (fd00:70::/48); choose an unused CIDR"},
 		{"overlap without remap", `{cidr: "fd00:10::/48", remap: "fd00:61::/48"}`, `{cidr: "fd00:10::/48"}`, "network.remote.podCIDRs[2].cidr: fd00:10::/48 overlaps network.local.podCIDRs[1] (fd00:10::/48); give it a remap to an unused CIDR of the same length"},
 		{"remap among link-local", `remap: "fd00:61::/48"`, `remap: "fe80::/48"`, "network.remote.podCIDRs[2].remap: fe80::/48 overlaps the link-local addresses, of which the tunnel has some (fe80::/10)"},
 		{"external CIDR of multicast", `10.70.0.0/16, "fd00:70::/48"]}`, `10.70.0.0/16, "fd00:70::/48", "ff00::/16"]}`, "network.local.externalCIDRs[2]: ff00::/16 overlaps the multicast addresses (ff00::/8); choose another CIDR"},
 		{"CIDR mapped into IPv6", `10.70.0.0/16, "fd00:70::/48"]}`, `10.70.0.0/16, "fd00:70::/48", "::ffff:10.1.0.0/112"]}`, "network.local.externalCIDRs[2]: ::ffff:10.1.0.0/112 is IPv4 mapped into IPv6; write it as IPv4"},
-		{"no MTU for IPv6", "mtu: 1400", "mtu: 1279", "mtu: 1279, and geneve.gatewayAddress is of IPv6, which needs 1280; write 1280 or more, or leave IPv6 out"},
-		{"unequal pairs of a mapping", `internal: ["2001:db8::10", 192.0.2.11]`, "internal: 192.0.2.11", "nat.addresses[1].internal: 192.0.2.11 does not go with 10.70.0.10, fd00:70::9; write addresses of the same families"},
-		{"mapping into the other family", `external: [10.70.0.10, "fd00:70::9"], internal: ["2001:db8::10", 192.0.2.11]`, `external: 10.70.0.10, internal: "2001:db8::10"`, "nat.addresses[1].internal: 2001:db8::10 does not go with 10.70.0.10; write addresses of the same families"},
+		{"no MTU for IPv6", "mtu: 1400", "mtu: 1279", "mtu: 1279, and geneve.gatewayAddress is IPv6, which needs 1280; write 1280 or more, or remove the IPv6 addresses"},
+		{"unequal pairs of a mapping", `internal: ["2001:db8::10", 192.0.2.11]`, "internal: 192.0.2.11", "nat.addresses[1].internal: 192.0.2.11 and 10.70.0.10, fd00:70::9 are not of the same families; write an address of each family of the other"},
+		{"mapping into the other family", `external: [10.70.0.10, "fd00:70::9"], internal: ["2001:db8::10", 192.0.2.11]`, `external: 10.70.0.10, internal: "2001:db8::10"`, "nat.addresses[1].internal: 2001:db8::10 and 10.70.0.10 are not of the same families; write an address of each family of the other"},
 		{"mapping onto the unknown source", `"fd00:70::9"`, `"fd00:70::"`, "nat.addresses[1].external: fd00:70:: is the unknown-source address; choose another"},
-		{"service without backend of a family", `{address: "fd00:10:0:1::5", port: 8080}`, "{address: 10.0.1.5, port: 8080}", "nat.services[1].address: fd00:70::20 has no backend of IPv6; add one, or leave the address out"},
-		{"backend of the other family", `[10.70.0.21, "fd00:70::20"]`, "10.70.0.21", "nat.services[1].backends[1].address: fd00:10:0:1::5 is of IPv6, and the service's address 10.70.0.21 is not; add one of IPv6 there"},
+		{"service without backend of a family", `{address: "fd00:10:0:1::5", port: 8080}`, "{address: 10.0.1.5, port: 8080}", "nat.services[1].address: fd00:70::20 has no IPv6 backend; add one, or remove the address"},
+		{"backend of the other family", `[10.70.0.21, "fd00:70::20"]`, "10.70.0.21", "nat.services[1].backends[1].address: fd00:10:0:1::5 is IPv6, and the service has only 10.70.0.21; add an IPv6 address to it"},
 		{"unknown source elsewhere", "nat:\n", "nat:\n  unknownSource: [10.70.0.1, \"fd00:99::1\"]\n", "nat.unknownSource: fd00:99::1 is in no CIDR of network.local.externalCIDRs; choose an address of one"},
-		{"rule between families", `protocol: icmpv6, src: ["fd00:10::/48"]`, `src: ["fd00:10::/48"], dst: [10.0.0.0/8]`, "rules[1].dst: of other families than src, so that no packet matches; write two rules"},
-		{"ICMP of the other family", "protocol: icmpv6", "protocol: icmp", "rules[1].protocol: icmp, and src or dst are of the other family, so that no packet matches; write icmpv6"},
+		{"rule between families", `protocol: icmpv6, src: ["fd00:10::/48"]`, `src: ["fd00:10::/48"], dst: [10.0.0.0/8]`, "rules[1].dst: src and dst have no family in common, so no packet matches; write a rule for each family"},
+		{"ICMP of the other family", "protocol: icmpv6", "protocol: icmp", "rules[1].protocol: icmp, but the addresses in src or dst are of the other family, so no packet matches; write icmpv6"},
 		{"ports of ICMPv6", "protocol: icmpv6", "protocol: icmpv6, ports: 22", "rules[1].ports: ports need protocol: tcp, udp or sctp; add one, or leave ports out"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -152,7 +152,7 @@ func TestFamilyWithoutGateway(t *testing.T) {
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	const words = " is of IPv6, and geneve.gatewayAddress is not; write a list of one address of each family there, and for each node"
+	const words = " is IPv6, and geneve.gatewayAddress has no address of this family; add one there and to each node"
 	want := []string{"network.local.podCIDRs[1]: fd00:10::" + words, "network.local.externalCIDRs[1]: fd00:70::" + words,
 		"network.remote.podCIDRs[2].cidr: fd00:10::" + words, "network.remote.externalCIDRs[1].cidr: fd00:70::" + words}
 	if got := strings.Split(err.Error(), "\n"); !slices.Equal(got, want) {
@@ -169,8 +169,8 @@ func TestAutoOfAFamily(t *testing.T) {
 	}
 	without := strings.Replace(edit.Replace(dualFile), `, "fd00:70::/48"]}`, "]}", 1)
 	_, err := parseText([]byte(without), keyFolder(t))
-	want := []string{"nat.addresses[1].external: auto needs a CIDR to choose from in network.local.externalCIDRs, of IPv6",
-		"nat.services[1].address: auto needs a CIDR to choose from in network.local.externalCIDRs, of IPv6"}
+	want := []string{"nat.addresses[1].external: auto needs an IPv6 CIDR in network.local.externalCIDRs to choose from",
+		"nat.services[1].address: auto needs an IPv6 CIDR in network.local.externalCIDRs to choose from"}
 	if err == nil || !slices.Equal(strings.Split(err.Error(), "\n"), want) {
 		t.Errorf("got %v, want %q", err, want)
 	}

@@ -228,7 +228,7 @@ func (f *file) networks(e *configfile.Errors, dir string, c *Config) {
 func pathOf(e *configfile.Errors, path, dir string, s scalar) string {
 	name := e.Text(path, s)
 	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		e.Add(path, "%q holds what cannot be printed", name)
+		e.Add(path, "%q has characters that cannot be printed", name)
 	}
 	if name == "" || e.Bad(path) || filepath.IsAbs(name) {
 		return name
@@ -294,9 +294,12 @@ func (f *fileWireGuard) config(e *configfile.Errors, dir string, c *WireGuard) {
 // maxKeyFile is more than a key needs in any format, in bytes.
 const maxKeyFile = 4096
 
-// credential returns the path of a key whose name has no folder: among the credentials that the service manager has given this process
-// (systemd.exec(5), LoadCredential), else beside the configuration in dir.
-func credential(dir, name string) string {
+// keyPath returns the path of a key. A name without a folder is that of a credential that the service manager has given this process (systemd.exec(5),
+// LoadCredential). Any other relative path, and a name without a credential, begins at dir, the configuration's folder.
+func keyPath(dir, name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
 	if given := os.Getenv("CREDENTIALS_DIRECTORY"); given != "" && filepath.Base(name) == name {
 		if p := filepath.Join(given, name); exists(p) {
 			return p
@@ -311,13 +314,14 @@ func exists(path string) bool {
 }
 
 func readKey(e *configfile.Errors, path, dir string, name scalar) wgkey.Key {
-	p := string(name)
-	if !filepath.IsAbs(p) {
-		p = credential(dir, p)
+	if _, err := wgkey.Parse([]byte(name)); err == nil {
+		e.Add(path, "this is a key; write it into a file of mode 0600, and the name of that file here")
+		return wgkey.Key{}
 	}
+	p := keyPath(dir, string(name))
 	text, err := configfile.Read(p, maxKeyFile)
 	if err != nil {
-		remedy := "make it readable for this process"
+		remedy := "name a file with a key, which this process can read"
 		if errors.Is(err, fs.ErrNotExist) {
 			remedy = "make a key with culvert keygen"
 		}
@@ -332,8 +336,8 @@ func readKey(e *configfile.Errors, path, dir string, name scalar) wgkey.Key {
 }
 
 // notHostPort reports a text without a port, or with a port that is ambiguous for lack of brackets.
-func notHostPort(e *configfile.Errors, path, s string) {
-	remedy := "add a port, such as 192.0.2.7:51840"
+func notHostPort(e *configfile.Errors, path, s, example string) {
+	remedy := "add a port, such as " + example
 	if strings.Count(s, ":") > 1 {
 		remedy = "write an IPv6 address in brackets, such as [2001:db8::7]:51840"
 	}
@@ -343,14 +347,17 @@ func notHostPort(e *configfile.Errors, path, s string) {
 func hostPort(e *configfile.Errors, path string, s scalar) string {
 	host, port, err := net.SplitHostPort(string(s))
 	if err != nil || host == "" {
-		notHostPort(e, path, string(s))
+		notHostPort(e, path, string(s), "192.0.2.7:51840")
 		return ""
 	}
 	isHost := configfile.IsHostName(host)
 	if a, err := netip.ParseAddr(host); err == nil {
+		if noHost(a.Unmap()) {
+			e.Add(path, "%s is not the address of a host; give the peer's", a)
+		}
 		isHost = a.Zone() == "" || configfile.IsHostName(a.Zone())
 		if a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" {
-			e.Add(path, "%s is an address of one link; say by which it is reached, such as [%s%%eth0]:%s", a, a, port)
+			e.Add(path, "%s is link-local; add the interface that leads to it, such as [%s%%eth0]:%s", a, a, port)
 		}
 		if a.Is4In6() {
 			e.Add(path, "%s is IPv4 mapped into IPv6; write %s", a.WithZone(""), a.Unmap().WithZone(""))

@@ -96,6 +96,34 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// TestKeysAreNotPrinted: a key in the wrong field is refused, and not shown.
+func TestKeysAreNotPrinted(t *testing.T) {
+	dir := keyFolder(t)
+	b, err := os.ReadFile(filepath.Join(dir, "rome.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := wgkey.Parse(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := private.Base64()
+	for _, tt := range []struct{ old, new, want string }{
+		{"privateKeyFile: rome.key", "privateKeyFile: " + key, "wireguard.privateKeyFile: this is a key; write it into a file"},
+		{"peerPublicKeyFile: milan.pub", "peerPublicKeyFile: " + key, "wireguard.peerPublicKeyFile: this is a key; write it into a file"},
+		{"peerPublicKeyFile: milan.pub", "peerPublicKeyFile: rome.key", "wireguard.peerPublicKey: this is this gateway's private key"},
+		{"peerPublicKeyFile: milan.pub", "peerPublicKey: " + key, "wireguard.peerPublicKey: this is this gateway's private key"},
+	} {
+		_, err := parseText([]byte(strings.Replace(goodFile, tt.old, tt.new, 1)), dir)
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: got %v, want %q", tt.want, err, tt.want)
+		}
+		if err != nil && strings.Contains(err.Error(), key) {
+			t.Errorf("%s: the key is printed", tt.want)
+		}
+	}
+}
+
 // TestProxyProtocol: nat learns which backends get headers.
 func TestProxyProtocol(t *testing.T) {
 	text := strings.NewReplacer("via: rome-2}]", "via: rome-2, proxyProtocol: v2}, {external: 10.70.0.10, internal: 192.0.2.11}]",
@@ -126,6 +154,13 @@ func TestParseErrors(t *testing.T) {
 		{"short key", "rome.key", "short.key", "wireguard.privateKeyFile: "},
 		{"two peer keys", "peerPublicKeyFile: milan.pub", "peerPublicKeyFile: milan.pub\n  peerPublicKey: x", "wireguard.peerPublicKeyFile: "},
 		{"endpoint", `"192.0.2.7:51840"`, "192.0.2.7", "wireguard.endpoint: \"192.0.2.7\" is not host:port"},
+		{"endpoint of no host", `"192.0.2.7:51840"`, "0.0.0.0:51840", "wireguard.endpoint: 0.0.0.0 is not the address of a host; give the peer's"},
+		{"multicast endpoint", `"192.0.2.7:51840"`, "224.0.0.1:51840", "wireguard.endpoint: 224.0.0.1 is not the address of a host"},
+		{"broadcast endpoint", `"192.0.2.7:51840"`, "255.255.255.255:51840", "wireguard.endpoint: 255.255.255.255 is not the address of a host"},
+		{"broadcast underlay", "underlay: 172.18.0.3", "underlay: 255.255.255.255", "geneve.nodes[1].underlay: 255.255.255.255 is not the address of a host"},
+		{"loopback pods", "externalCIDRs: [10.70.0.0/16]", "externalCIDRs: [10.70.0.0/16, 127.0.0.0/16]", "network.local.externalCIDRs[1]: 127.0.0.0/16 overlaps the loopback addresses (127.0.0.0/8)"},
+		{"multicast remap", "remap: 10.61.0.0/16", "remap: 239.1.0.0/16", "network.remote.podCIDRs[0].remap: 239.1.0.0/16 overlaps the multicast and reserved addresses (224.0.0.0/3)"},
+		{"folder as a key", "rome.key", ".", "is a directory; name a file with a key"},
 		{"server with endpoint", "role: client", "role: server", "wireguard.endpoint: a server learns"},
 		{"keepalive", "keepalive: 10s", "keepalive: 10", "wireguard.keepalive: "},
 		{"same ports", "keepalive: 10s", "listenPort: 6091", "geneve.listenPort: 6091 is wireguard.listenPort too"},
@@ -136,18 +171,18 @@ func TestParseErrors(t *testing.T) {
 		{"node address in a pod CIDR", "address: 10.80.0.3", "address: 10.0.7.7", "geneve.nodes[1].address: "},
 		{"node is the gateway", "address: 10.80.0.3", "address: 10.80.0.4", "geneve.nodes[1].address: "},
 		{"foreign pod CIDR", "10.0.64.0/18", "10.9.64.0/18", "geneve.nodes[1].podCIDRs[1]: "},
-		{"host bits", "podCIDRs: [10.0.0.0/16]", "podCIDRs: [10.0.0.5/16]", "network.local.podCIDRs[0]: 10.0.0.5/16 has bits set behind its prefix length; write 10.0.0.0/16"},
+		{"host bits", "podCIDRs: [10.0.0.0/16]", "podCIDRs: [10.0.0.5/16]", "network.local.podCIDRs[0]: 10.0.0.5/16 has host bits set; write 10.0.0.0/16"},
 		{"unequal prefixes", "remap: 10.61.0.0/16", "remap: 10.61.0.0/17", "network.remote.podCIDRs[0].remap: "},
 		{"overlap without remap", "externalCIDRs: [10.70.0.0/16]", "externalCIDRs: [10.70.0.0/16, 10.200.0.0/24]", "network.remote.podCIDRs[1].cidr: "},
 		{"remap onto local", "remap: 10.61.0.0/16", "remap: 10.70.0.0/16", "network.remote.podCIDRs[0].remap: "},
 		{"remaps overlap", "remap: 10.71.0.0/16", "remap: 10.61.0.0/16", "network.remote.externalCIDRs[0].remap: "},
-		{"remap auto", "remap: 10.71.0.0/16", "remap: auto", "network.remote.externalCIDRs[0].remap: auto needs a memory"},
+		{"remap auto", "remap: 10.71.0.0/16", "remap: auto", "network.remote.externalCIDRs[0].remap: auto needs a file that remembers"},
 		{"pools overlap", "mssClamp: 1200", "ipam: {pools: [10.0.0.0/8, 10.1.0.0/16]}", "ipam.pools[1]: 10.1.0.0/16 overlaps ipam.pools[0]"},
 		{"pool with host bits", "mssClamp: 1200", "ipam: {pools: [10.0.0.1/8]}", "ipam.pools[0]: "},
 		{"empty state", "mssClamp: 1200", "state: ''", "state: missing"},
 		{"control in ipam.file", "mssClamp: 1200", `ipam: {file: "a\nb"}`, "ipam.file: "},
-		{"external auto without memory", "external: 10.70.0.9", "external: auto", "nat.addresses[0].external: auto needs a memory"},
-		{"address auto without memory", "address: 10.70.0.20", "address: auto", "nat.services[0].address: auto needs a memory"},
+		{"external auto without memory", "external: 10.70.0.9", "external: auto", "nat.addresses[0].external: auto needs a file that remembers"},
+		{"address auto without memory", "address: 10.70.0.20", "address: auto", "nat.services[0].address: auto needs a file that remembers"},
 		{"control characters in control", "mssClamp: 1200", `control: "a\nb"`, "control: "},
 		{"control too long", "mssClamp: 1200", "control: /" + strings.Repeat("x", 107), "control: "},
 		{"connection check", "mssClamp: 1200", "connectionCheck: 2s", "connectionCheck: "},
@@ -163,9 +198,9 @@ func TestParseErrors(t *testing.T) {
 		{"action", "action: drop", "action: explode", "rules[0].action: "},
 		{"log level", "level: debug", "level: loud", "log.level: "},
 		{"two internal addresses", "via: rome-2}", "via: rome-2}, {external: 10.70.0.8, internal: 192.0.2.10}", "nat.addresses[1].internal: 192.0.2.10 is nat.addresses[0].internal too"},
-		{"internal multicast", "internal: 192.0.2.10", "internal: 224.0.0.1", "nat.addresses[0].internal: 224.0.0.1 is no address"},
+		{"internal multicast", "internal: 192.0.2.10", "internal: 224.0.0.1", "nat.addresses[0].internal: routers do not forward packets to 224.0.0.1"},
 		{"backend loopback", "{address: 10.0.1.5,", "{address: 127.0.0.1,", "nat.services[0].backends[0].address: "},
-		{"gateway address unspecified", "gatewayAddress: 10.80.0.4", "gatewayAddress: 0.0.0.0", "geneve.gatewayAddress: 0.0.0.0 is no address"},
+		{"gateway address unspecified", "gatewayAddress: 10.80.0.4", "gatewayAddress: 0.0.0.0", "geneve.gatewayAddress: routers do not forward packets to 0.0.0.0"},
 		{"node address broadcast", "address: 10.80.0.3", "address: 255.255.255.255", "geneve.nodes[1].address: "},
 		{"IP in VXLAN", "encap: vxlan", "encap: vxlan, inner: ip", "geneve.nodes[1].inner: VXLAN carries Ethernet only"},
 		{"source check", "gatewayAddress: 10.80.0.4", "gatewayAddress: 10.80.0.4\n  sourceCheck: pod", "geneve.sourceCheck: \"pod\" is not one of node, cluster"},
@@ -367,7 +402,7 @@ func TestManyErrors(t *testing.T) {
 	bad := strings.Replace(goodFile, "rules:\n", "rules:\n"+strings.Repeat("  - {}\n", 5000), 1)
 	_, err := parseText([]byte(bad), keyFolder(t))
 	lines := strings.Split(err.Error(), "\n")
-	if len(lines) != 1000 || lines[999] != "and more; mend these first" {
+	if len(lines) != 1000 || lines[999] != "and more; fix these first" {
 		t.Errorf("%d lines, the last %q", len(lines), lines[len(lines)-1])
 	}
 }
@@ -397,7 +432,7 @@ func FuzzParse(f *testing.F) {
 }
 
 // TestCredentials: a credential of the service manager takes precedence over a file beside the
-// configuration.
+// configuration, about which there is then no warning.
 func TestCredentials(t *testing.T) {
 	dir, given := t.TempDir(), t.TempDir()
 	t.Setenv("CREDENTIALS_DIRECTORY", given)
@@ -407,8 +442,24 @@ func TestCredentials(t *testing.T) {
 	for name, want := range map[string]string{
 		"gateway.key": filepath.Join(given, "gateway.key"), "peer.pub": filepath.Join(dir, "peer.pub"), "keys/gateway.key": filepath.Join(dir, "keys/gateway.key"),
 	} {
-		if got := credential(dir, name); got != want {
+		if got := keyPath(dir, name); got != want {
 			t.Errorf("%s: %s, want %s", name, got, want)
 		}
+	}
+
+	dir = keyFolder(t)
+	key, err := os.ReadFile(filepath.Join(dir, "rome.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(given, "rome.key"), key, 0o400); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(dir, "rome.key"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c, err := parseText([]byte(goodFile), dir)
+	if err != nil || slices.ContainsFunc(c.Warnings, func(w string) bool { return strings.Contains(w, "wireguard.privateKeyFile") }) {
+		t.Errorf("%v, %q", err, c.Warnings)
 	}
 }

@@ -144,6 +144,9 @@ func (c *Config) Taken() []ipam.Taken {
 		}
 	}
 	add("the tunnel addresses", tunnelBlock, nobody)
+	for _, r := range reserved {
+		add(r.name, r.prefix, nobody)
+	}
 	for _, list := range []struct {
 		path     string
 		prefixes []netip.Prefix
@@ -207,9 +210,9 @@ func (c *Config) validateIPAM(e *configfile.Errors) {
 	for _, a := range c.automatics() {
 		switch {
 		case c.IPAM.File == "":
-			e.Add(a.path, "auto needs a memory: set state to a folder that outlives this process, or ipam.file")
+			e.Add(a.path, "auto needs a file that remembers the choice: set state to a folder that outlives this process, or set ipam.file")
 		case a.owner.Kind.OneAddress() && !c.externalOf(a.family).IsValid():
-			e.Add(a.path, "auto needs a CIDR to choose from in network.local.externalCIDRs, of %s", familyOf(a.family))
+			e.Add(a.path, "auto needs an %s CIDR in network.local.externalCIDRs to choose from", familyOf(a.family))
 		}
 	}
 }
@@ -271,6 +274,11 @@ func (c *Config) Preview(l *ipam.Ledger, taken []ipam.Taken, now time.Time) (*Re
 	var errs []error
 	for _, a := range next.automatics() {
 		entry, known := l.Find(a.owner)
+		if known && entry.Network.IsValid() && !slices.ContainsFunc(c.Local.ExternalCIDRs, func(p netip.Prefix) bool { return p.Contains(entry.Remapped.Addr()) }) {
+			errs = append(errs, fmt.Errorf("%s: auto chose %s, which is in no CIDR of network.local.externalCIDRs any more; add one with it there, or choose again after: %s",
+				a.path, entry.RemappedText(), l.Releasing(a.owner)))
+			continue
+		}
 		if !known {
 			isNew[a.owner] = true
 			if a.owner.Kind == ipam.Pod || a.owner.Kind == ipam.External {

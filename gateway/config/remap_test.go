@@ -38,7 +38,9 @@ func TestTaken(t *testing.T) {
 		}
 	}
 	want := []string{
-		"the tunnel addresses 169.254.18.0/24", "network.local.podCIDRs[0] 10.0.0.0/16", "network.local.externalCIDRs[0] 10.70.0.0/16",
+		"the tunnel addresses 169.254.18.0/24",
+		`the addresses of "this network" 0.0.0.0/8`, "the loopback addresses 127.0.0.0/8", "the multicast and reserved addresses 224.0.0.0/3",
+		"the link-local addresses, of which the tunnel has some fe80::/10", "the multicast addresses ff00::/8", "network.local.podCIDRs[0] 10.0.0.0/16", "network.local.externalCIDRs[0] 10.70.0.0/16",
 		"ipam.reserved[0] 10.96.0.0/16", "network.remote.podCIDRs[1] 10.200.0.0/20", "network.remote.externalCIDRs[0] 10.71.0.0/16",
 		"geneve.gatewayAddress 10.80.0.4/32",
 		"geneve.nodes[0].address 10.80.0.2/32", "geneve.nodes[0].underlay 172.18.0.2/32",

@@ -59,8 +59,13 @@ func (c *Config) validate(e *configfile.Errors) {
 	if c.Cluster != "" && c.Cluster == c.Peer {
 		e.Add("peer", "%q is this cluster's own ID", c.Peer)
 	}
-	if c.WireGuard.PrivateKey != (wgkey.Key{}) && c.WireGuard.PrivateKey.Public() == c.WireGuard.PeerPublicKey {
-		e.Add("wireguard.peerPublicKey", "is the public key of wireguard.privateKeyFile; give the peer's")
+	if private := c.WireGuard.PrivateKey; private != (wgkey.Key{}) {
+		switch c.WireGuard.PeerPublicKey {
+		case private:
+			e.Add("wireguard.peerPublicKey", "this is this gateway's private key; give the public key that culvert keygen printed for the peer")
+		case private.Public():
+			e.Add("wireguard.peerPublicKey", "this is this gateway's own public key; give the peer's")
+		}
 	}
 	if k := c.WireGuard.Keepalive; k < 0 || k > maxKeepalive {
 		e.Add("wireguard.keepalive", "%v is not a duration from 0s to %v", k, maxKeepalive)
@@ -69,10 +74,10 @@ func (c *Config) validate(e *configfile.Errors) {
 		e.Add("connectionCheck", "an interval of %v and a threshold of %d; want 0 or at least %v, and 1 to %d", k.Interval, k.Threshold, minInterval, maxThreshold)
 	}
 	if c.WireGuard.ListenPort == c.Geneve.ListenPort {
-		e.Add("geneve.listenPort", "%d is wireguard.listenPort too; both are UDP", c.Geneve.ListenPort)
+		e.Add("geneve.listenPort", "%d is wireguard.listenPort too, and both are UDP; choose another port", c.Geneve.ListenPort)
 	}
 	if n := len(c.Control); n > maxSocketPath {
-		e.Add("control", "%d bytes; the path of a socket has at most %d", n, maxSocketPath)
+		e.Add("control", "%d bytes; the path of a socket has at most %d, choose a shorter one", n, maxSocketPath)
 	}
 	validateMetrics(e, c.Metrics)
 	// The caps come first: the following checks take time for each element.
@@ -123,7 +128,7 @@ func validateMetrics(e *configfile.Errors, address string) {
 	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		notHostPort(e, "metrics", address)
+		notHostPort(e, "metrics", address, DefaultMetrics)
 		return
 	}
 	if a, err := netip.ParseAddr(host); host != "" && !configfile.IsHostName(host) && (err != nil || a.Zone() != "") {
@@ -222,9 +227,14 @@ const (
 // isHost reports whether packets can be forwarded to a. If a is invalid, that was reported before.
 func isHost(e *configfile.Errors, path string, a netip.Addr) bool {
 	if a.IsValid() && !packet.Forwardable(a) {
-		e.Add(path, "%s is no address of a host behind a router; write one that routers forward to, such as 10.80.0.4 or fd80::4", a)
+		e.Add(path, "routers do not forward packets to %s; write an address to which they do, such as 10.80.0.4 or fd80::4", a)
 	}
 	return a.IsValid() && packet.Forwardable(a)
+}
+
+// noHost reports whether no single host receives packets to a.
+func noHost(a netip.Addr) bool {
+	return a.IsUnspecified() || a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
 func (c *Config) validateNodes(e *configfile.Errors) {
@@ -241,7 +251,7 @@ func (c *Config) validateNodes(e *configfile.Errors) {
 			e.Add(at+"name", "%q is a name of the gateway's own; choose another", n.Name)
 		}
 		if j, ok := names[n.Name]; ok && n.Name != "" {
-			e.Add(at+"name", "%q is geneve.nodes[%d] too", n.Name, j)
+			e.Add(at+"name", "%q is the name of geneve.nodes[%d] too; each node needs its own", n.Name, j)
 		}
 		names[n.Name] = i
 		if !e.Bad(at + "vni") {
@@ -251,8 +261,8 @@ func (c *Config) validateNodes(e *configfile.Errors) {
 				vnis[uint32(n.VNI)] = i
 			}
 		}
-		if n.Underlay.IsValid() && (n.Underlay.IsUnspecified() || n.Underlay.IsMulticast()) {
-			e.Add(at+"underlay", "%s is no host's address; write the one by which the gateway reaches the node's machine", n.Underlay)
+		if n.Underlay.IsValid() && noHost(n.Underlay) {
+			e.Add(at+"underlay", "%s is not the address of a host; write the one by which the gateway reaches the node's machine", n.Underlay)
 		}
 		if n.Encap == geneve.VXLAN && n.Inner == geneve.IP {
 			e.Add(at+"inner", "VXLAN carries Ethernet only; leave the field out, or use encap: geneve")
@@ -263,7 +273,7 @@ func (c *Config) validateNodes(e *configfile.Errors) {
 				e.Add(path, "%s is outside network.local.podCIDRs; add a CIDR there that contains it, or correct one of them", p)
 			}
 			if other, ok := podCIDRs[p]; ok {
-				e.Add(path, "%s is %s too", p, other)
+				e.Add(path, "%s is %s too; give each node its own", p, other)
 			}
 			podCIDRs[p] = path
 		}
@@ -334,14 +344,14 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 			ours(at+"address", a)
 			t := target{a, s.Protocol, s.Port}
 			if other, ok := claimed[t]; ok {
-				e.Add(at+"port", "%s port %d is %s too", a, s.Port, other)
+				e.Add(at+"port", "%s port %d is %s too; choose another port or address", a, s.Port, other)
 			}
 			claimed[t] = at + "port"
 			if other, ok := mapped[a]; ok {
-				e.Add(at+"address", "%s is %s too", a, other)
+				e.Add(at+"address", "%s is %s too; choose another", a, other)
 			}
 			if len(s.Backends) > 0 && !s.families().Of(a.Is6()).IsValid() {
-				e.Add(at+"address", "%s has no backend of %s; add one, or leave the address out", a, familyOf(a))
+				e.Add(at+"address", "%s has no %s backend; add one, or remove the address", a, familyOf(a))
 			}
 		}
 		for k, b := range s.Backends {
@@ -349,7 +359,7 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 			path := fmt.Sprintf("%sbackends[%d].address", at, k)
 			isHost(e, path, b.Address)
 			if b.Address.IsValid() && s.Address.IsValid() && !s.Address.Of(b.Address.Is6()).IsValid() {
-				e.Add(path, "%s is of %s, and the service's address %s is not; add one of %[2]s there", b.Address, familyOf(b.Address), s.Address)
+				e.Add(path, "%s is %s, and the service has only %s; add an %[2]s address to it", b.Address, familyOf(b.Address), s.Address)
 			}
 		}
 	}
@@ -362,7 +372,7 @@ func (c *Config) validateRules(e *configfile.Errors) {
 		path := fmt.Sprintf("rules[%d].name", i)
 		e.Name(path, r.Name, configfile.MaxLabel)
 		if j, ok := names[r.Name]; ok && r.Name != "" {
-			e.Add(path, "%q is rules[%d] too", r.Name, j)
+			e.Add(path, "%q is the name of rules[%d] too; each rule needs its own", r.Name, j)
 		}
 		names[r.Name] = i
 		validateRuleFamilies(e, fmt.Sprintf("rules[%d]", i), &c.Rules[i])

@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 
 	"github.com/gaissmai/bart"
 
@@ -87,7 +86,7 @@ func (c *Config) warnNAT(e *configfile.Errors) {
 		for k, b := range s.Backends {
 			if b.Via == "" && !pods.Contains(b.Address) {
 				e.Warn(fmt.Sprintf("nat.services[%d].backends[%d].address", i, k),
-					"%s is in no CIDR of network.local.podCIDRs; say by via which node leads to it, or the first one does", b.Address)
+					"%s is in no CIDR of network.local.podCIDRs; name the node that leads to it in via, or the first node is used", b.Address)
 			}
 		}
 	}
@@ -96,7 +95,7 @@ func (c *Config) warnNAT(e *configfile.Errors) {
 			for k, p := range list {
 				if remapped.LookupPrefix(p) {
 					e.Warn(fmt.Sprintf("rules[%d].%s[%d]", i, name, k),
-						"%s is a remap, which no rule ever sees; write the CIDR by which the peer calls itself", p)
+						"%s is a remapped CIDR, which rules never see; write the CIDR that the peer itself uses", p)
 				}
 			}
 		}
@@ -105,13 +104,13 @@ func (c *Config) warnNAT(e *configfile.Errors) {
 		if c.externalOf(a).IsValid() {
 			continue
 		}
-		which, such := "none", "10.70.0.0/16"
+		which, such := "no CIDR", "10.70.0.0/16"
 		if a.Is6() {
-			which, such = "none of IPv6", "fd00:70::/48"
+			which, such = "no IPv6 CIDR", "fd00:70::/48"
 		} else if c.Geneve.GatewayAddress.V6.IsValid() {
-			which = "none of IPv4"
+			which = "no IPv4 CIDR"
 		}
-		e.Warn("network.local.externalCIDRs", "%s, so packets of nodes and of all that is no pod are dropped; choose an unused CIDR such as %s", which, such)
+		e.Warn("network.local.externalCIDRs", "%s, so packets from nodes and everything else that is not a pod are dropped; choose an unused one such as %s", which, such)
 	}
 }
 
@@ -176,10 +175,7 @@ func (devices deviceCache) to(a netip.Addr) *net.Interface {
 
 // warn reports a private key that others can read.
 func (f *fileWireGuard) warn(e *configfile.Errors, dir string) {
-	name := string(f.PrivateKeyFile)
-	if !filepath.IsAbs(name) {
-		name = filepath.Join(dir, name)
-	}
+	name := keyPath(dir, string(f.PrivateKeyFile))
 	if info, err := os.Stat(name); err == nil && info.Mode().Perm()&0o007 != 0 {
 		e.Warn("wireguard.privateKeyFile", "%q is open to every user of this machine (mode %04o); chmod 600 it, or make a new key",
 			name, info.Mode().Perm())

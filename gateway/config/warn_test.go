@@ -19,7 +19,7 @@ func TestWarnings(t *testing.T) {
 		{"remote over the endpoint", "{cidr: 10.200.0.0/20}", "{cidr: 192.0.0.0/20}", "network.remote.podCIDRs[1].cidr: 192.0.0.0/20 contains wireguard.endpoint 192.0.2.7"},
 		{"backend outside", "address: 10.0.1.5", "address: 10.9.1.5", "nat.services[0].backends[0].address: 10.9.1.5 is in no CIDR"},
 		{"backend outside, by a node", "address: 10.0.1.5", "via: rome-1, address: 10.9.1.5", ""},
-		{"rule about a remap", "from: remote,", "src: [10.61.3.0/24],", "rules[0].src[0]: 10.61.3.0/24 is a remap"},
+		{"rule about a remap", "from: remote,", "src: [10.61.3.0/24],", "rules[0].src[0]: 10.61.3.0/24 is a remapped CIDR, which rules never see; write the CIDR that the peer itself uses"},
 		{"rule about the peer", "from: remote,", "src: [10.0.3.0/24],", ""},
 		{"loopback endpoint", "192.0.2.7:51840", "127.0.0.1:51840", ""},
 	} {

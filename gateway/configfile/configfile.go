@@ -99,7 +99,7 @@ func capped(list []problem, p problem, most int) []problem {
 	case most:
 		return list
 	case most - 1:
-		return append(list, problem{text: "and more; mend these first"})
+		return append(list, problem{text: "and more; fix these first"})
 	}
 	return append(list, p)
 }
@@ -255,7 +255,7 @@ func (e *Errors) Underlay(path string, s Scalar) netip.Addr {
 	a := e.IP(path, s)
 	if a.Is6() && a.IsLinkLocalUnicast() {
 		// Linux refuses it too, for Geneve: a tunnel has no zone.
-		e.Add(path, "%s is an address of one link, and tunnels do not say of which; write another one of that machine, such as a unique local one (fd00::/8)", a)
+		e.Add(path, "%s is link-local, and a tunnel cannot say on which link; write another address of that machine, such as a unique local one (fd00::/8)", a)
 		return netip.Addr{}
 	}
 	return a
@@ -273,7 +273,7 @@ func (e *Errors) Prefix(path string, s Scalar) netip.Prefix {
 	case p.Addr().Is4In6():
 		e.Add(path, "%s is IPv4 mapped into IPv6; write it as IPv4", p)
 	case p.Masked() != p:
-		e.Add(path, "%s has bits set behind its prefix length; write %s", s, p.Masked())
+		e.Add(path, "%s has host bits set; write %s", s, p.Masked())
 		return p.Masked() // the intended prefix, so that later checks report no false errors
 	default:
 		return p
