@@ -239,7 +239,16 @@ func TestStream(t *testing.T) {
 		return ""
 	})
 	equal(t, standby.e, third.e)
-	standby.Lead()
+	led := make(chan struct{})
+	go func() {
+		defer close(led)
+		standby.Lead()
+	}()
+	select {
+	case <-led:
+	case <-within(t).Done():
+		t.Fatal("it leads, and goes on copying")
+	}
 	if standby.Status().Source != nil {
 		t.Error("it still follows")
 	}

@@ -45,7 +45,7 @@
 // A pod that begins to forward has to know all connections that were there when the copy was acknowledged that it has, of whichever other pod it could
 // have had one: these keep their translation, and are in its table where no packet of the other end tells it (table_test.go). Only one pod at a time
 // takes the Lease for its own. For how long nobody forwards although a pod could, and for how long two do although the peer has a good way to the one
-// that has the label, is bounded as docs/standby.md says.
+// that has the label, or although the one without the Lease could know who has it, is bounded as docs/standby.md says.
 //
 // mutants_test.go has faults of the product that the simulation finds, found_test.go the seeds of what it has found.
 package sim

@@ -24,6 +24,7 @@ type replicas struct {
 	forwarded time.Duration // when a pod was last seen to forward
 	apart     time.Duration // when they were last seen not to forward both, or to have an excuse
 	of        [2]*pod       // who had the label then, and at the peer's
+	told      time.Duration // when not both forwarded, or the one without the Lease could not be told who has it
 	double    int           // the first of the world's losses since both forward, from 1 on
 	barred    time.Duration // when a gateway that has died since, or is cut off, last wrote the Lease
 	holders   time.Duration // when not both were seen to have the Lease
@@ -38,8 +39,12 @@ const (
 	// bothTime is how long two pods forward: nodes follow, a handshake that is lost once, the patience, and a look at it.
 	bothTime = followTime + handshakeTime + peerPatience + 200*time.Millisecond
 
+	// toldTime is how long two pods forward where the one without the Lease can read who has it, or can be told: a request without an answer, and the
+	// time until the next one.
+	toldTime = 2 * time.Second
+
 	// copyTime is how long a standby takes to follow a source that it had lost, and copyLag how old its copy may be then.
-	copyTime, copyLag = 15 * time.Second, 2 * time.Second
+	copyTime, copyLag = 8 * time.Second, 2 * time.Second
 
 	followTime    = time.Second
 	handshakeTime = 5 * time.Second
@@ -103,7 +108,9 @@ func (v *vote) became(to role.Role) {
 	}
 	s.sample()
 	w.logEvent("%s is %v", v.pod.name, to)
-	s.alone = w.now()
+	if to.Forwards() != was.Forwards() {
+		s.alone = w.now()
+	}
 	if v.role = to; to.Forwards() && !was.Forwards() {
 		v.judgeTable()
 		w.losses = append(w.losses, loss{from: v.due(), to: w.now(), side: s, copied: true})
@@ -241,6 +248,11 @@ func (s *side) watch() {
 	} else if now-s.apart > bothTime+watchTime {
 		s.w.fail("%s: two pods forward for %v: %s", s.config.Cluster, now-s.apart, s.roles())
 	}
+	if n < 2 || s.untold() {
+		s.told = now
+	} else if now-s.told > toldTime+watchTime {
+		s.w.fail("%s: two pods forward for %v, and the one without the Lease could know: %s", s.config.Cluster, now-s.told, s.roles())
+	}
 	if s.active() < 2 || now-s.deleted < leaseTime {
 		s.holders = now
 	} else if now-s.holders > watchTime+200*time.Millisecond { // a gateway looks each 200 ms whether its Lease has run out
@@ -289,11 +301,25 @@ func (s *side) leader() *pod {
 }
 
 // excused reports whether two pods may forward: the peer has no good way to the one that has the label, or that one has only started, does not know
-// where the peer is, and cannot tell the other one that it has the Lease.
+// where the peer is, and cannot tell the other one, which does not reach the API server, that it has the Lease.
 func (s *side) excused() bool {
 	own, other := s.leader(), s.peer.leader()
 	return own == nil || other == nil || other.stop == nil || s.peer.forwards() > 1 || own.cut() || other.cut() ||
-		s.lines.fail() && !own.wg().Endpoint().IsValid()
+		s.lines.fail() && s.api.fails(own.other().name) && !own.wg().Endpoint().IsValid()
+}
+
+// untold reports whether a pod that has no Lease does not get to know who has it: it cannot read that, nor can the other one, which looks up where to call,
+// tell it. One that leaves has to be waited for.
+func (s *side) untold() bool {
+	if s.active() != 1 {
+		return true
+	}
+	for _, p := range s.pods {
+		if !p.there() || p.vote.role != role.Active && s.api.fails(p.name) && (s.lines.fail() || s.api.fails(p.other().name)) {
+			return true
+		}
+	}
+	return false
 }
 
 // cut reports whether a pod's way to the peer fails in whatever manner.
@@ -301,7 +327,7 @@ func (p *pod) cut() bool {
 	l := p.toPeer
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return p.deaf.Load() || l.down || l.loss > 0 || l.garbled > 0 || l.delay > 0 || l.jitter > 0
+	return p.deaf.Load() || l.down || l.loss > 0 || l.garbled > 0
 }
 
 // roles says what each pod is.
