@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Two real Kubernetes clusters, rome and milan, in network namespaces of this machine: etcd, API server, controller manager, scheduler, and
+# Two real Kubernetes clusters, rome and milan, and turin if it is wanted, in network namespaces of this machine: etcd, API server, controller manager, scheduler, and
 # nodes with kubelet, containerd and kube-proxy. Both have the pod CIDR 10.244.0.0/16 and the service CIDR 10.96.0.0/16; node N of cluster C is
 # 172.30.0.CN in the namespace cv-NAME-N. All that leaves a pod for another cluster is masqueraded, as CNIs do.
 #
 #   clusters.sh check               whether this machine has what they need
-#   clusters.sh up DIR              two nodes in each; kubeconfigs are DIR/NAME/kubeconfig, and both in DIR/kubeconfig
+#   clusters.sh up DIR [turin]      two nodes in each; kubeconfigs are DIR/NAME/kubeconfig, and all in DIR/kubeconfig
 #   clusters.sh load DIR IMAGE PROGRAM    makes an image of a static program and gives it to all nodes
-#   clusters.sh dns DIR             CoreDNS in both, if make kube-dns has built it
+#   clusters.sh dns DIR             CoreDNS in each, if make kube-dns has built it
 #   clusters.sh hello DIR NAME      a pod hello-N on each node N, which serves HTTP at port 8080
 #   clusters.sh join DIR IMAGE      culvert join, how long it took until those pods reached each other, and culvert verify
-#   clusters.sh shell DIR [CMD...]  a shell, or a command, with kubectl and culvert and in a network that reaches both clusters
+#   clusters.sh shell DIR [CMD...]  a shell, or a command, with kubectl and culvert and in a network that reaches all clusters
 #   clusters.sh node DIR NAME N     one more node
 #   clusters.sh leave DIR NAME N    ends a node
 #   clusters.sh in NODE CMD...      in the network of a node such as rome-1
@@ -24,9 +24,10 @@ assets=${KUBEBUILDER_ASSETS:-}
 pods=10.244.0.0/16
 group() { echo "cv${dir//\//-}-$1"; } # the control group of a node, whose name is of this set of clusters alone
 
-address() { case $1 in rome) echo "172.30.0.1$2" ;; milan) echo "172.30.0.2$2" ;; esac; } # NAME N
+address() { case $1 in rome) echo "172.30.0.1$2" ;; milan) echo "172.30.0.2$2" ;; turin) echo "172.30.0.3$2" ;; esac; } # NAME N
 within() { local n=$1; shift; nsenter --net="/run/netns/$n" "$@"; } # not ip netns exec, which hides cgroups
 of() { local name=$1; shift; within cv-lan kubectl --kubeconfig "$dir/$name/kubeconfig" "$@"; }
+names() { (cd "$dir" && for name in rome milan turin; do [ ! -e "$name" ] || echo "$name"; done); }
 say() { echo "clusters: $*"; }
 
 # check names what this machine lacks.
@@ -44,13 +45,29 @@ check() {
 	}
 }
 
-# start NAMESPACE NAME PROGRAM... runs in the background until stop DIR/NAME.
+# start NAMESPACE NAME PROGRAM... runs in the background until stop DIR/NAME.pid. The process writes its ID before it leaves its process group, so
+# that whoever ends the group ends it too, or finds its ID.
 start() {
 	local n=$1 at=$2
 	shift 2
 	mkdir -p "$(dirname "$at")"
-	setsid nsenter --net="/run/netns/$n" "$@" >"$at.log" 2>&1 </dev/null &
-	echo $! >"$at.pid"
+	{ echo "$BASHPID" >"$at.pid"; exec setsid nsenter --net="/run/netns/$n" "$@"; } >"$at.log" 2>&1 </dev/null &
+}
+
+# beside COMMAND... runs in the background in a process group of its own, whose ID is $!, and which quit ends.
+beside() {
+	set -m
+	"$@" &
+	set +m
+	groups+=($!)
+}
+groups=()
+quit() { [ ${#groups[@]} = 0 ] || kill -- "${groups[@]/#/-}" 2>/dev/null; wait; }
+
+# interrupted COMMAND... is what happens if this ends before its end. A second Ctrl-C does not disturb it.
+interrupted() {
+	trap '[ $? = 0 ] || { trap "" INT TERM HUP; set +e; quit; '"$*; }" EXIT
+	trap 'exit 130' INT TERM HUP
 }
 
 # runs PID reports whether it does: one that has ended may wait for a parent that does not ask.
@@ -59,7 +76,7 @@ runs() { [ -e "/proc/$1" ] && ! grep -qs '^State:.Z' "/proc/$1/status"; }
 # stop FILE... ends processes by their pid, all at once.
 stop() {
 	local at pid tries
-	for at in "$@"; do [ ! -s "$at" ] || kill "$(<"$at")" 2>/dev/null || true; done
+	for at in "$@"; do [ ! -s "$at" ] || kill -"${signal:-TERM}" "$(<"$at")" 2>/dev/null || true; done
 	for at in "$@"; do
 		[ -s "$at" ] || continue
 		pid=$(<"$at")
@@ -214,9 +231,9 @@ routes() {
 
 # image NAME PROGRAM ENTRYPOINT... writes a container image with one static program.
 image() {
-	local work name=$1 file entry
+	local work=$dir/image name=$1 file entry
 	file=$dir/images/${1//[\/:]/_}.tar
-	work=$(mktemp -d)
+	rm -rf "$work" # of one that was interrupted
 	mkdir -p "$work/root/usr/bin" "$dir/images"
 	cp "$2" "$work/root/usr/bin/"
 	shift 2
@@ -252,42 +269,49 @@ down() {
 	local d netns g
 	for d in "$dir"/*/[0-9]*; do [ ! -d "$d" ] || end "$d" & done
 	wait
-	stop "$dir"/*/*.pid
-	for netns in /run/netns/cv-{lan,rome-*,milan-*}; do [ ! -e "$netns" ] || ip netns del "${netns##*/}"; done
-	find /sys/fs/cgroup -maxdepth 2 -type d \( -name "$(group rome)-*" -o -name "$(group milan)-*" \) 2>/dev/null | while read -r g; do
+	signal=KILL stop "$dir"/*/*.pid # an API server without etcd takes 10 s to end
+	for netns in /run/netns/cv-{lan,rome-*,milan-*,turin-*}; do [ ! -e "$netns" ] || ip netns del "${netns##*/}"; done
+	find /sys/fs/cgroup -maxdepth 2 -type d -name "$(group '*')-[0-9]" 2>/dev/null | while read -r g; do
 		find "$g" -depth -type d -exec rmdir {} + 2>/dev/null || true
 	done
 	rm -rf "$dir"
 }
 
-# up makes two clusters. Whoever interrupts it finds nothing of them.
+# up NAME... makes clusters. When it is interrupted, nothing of them stays.
 up() {
-	local name running=()
-	trap 'status=$?; [ $status = 0 ] || { say "removing what was started"; kill $(jobs -p) 2>/dev/null || true; wait; down; }' EXIT
-	trap 'exit 130' INT TERM
+	local name running kubeconfigs=
+	interrupted unmade
 	ip netns add cv-lan
 	ip -n cv-lan link set lo up
 	ip -n cv-lan link add lan type bridge
 	ip -n cv-lan address add 172.30.0.1/24 dev lan
 	ip -n cv-lan link set lan up
 	image localhost/pause:1 "$(command -v busybox)" /usr/bin/busybox sleep inf >/dev/null
-	for name in rome milan; do
-		namespace "cv-$name-1" "$(address $name 1)"
-		{ control $name; node $name 1; node $name 2; } &
-		running+=($!)
+	for name in "$@"; do
+		namespace "cv-$name-1" "$(address "$name" 1)"
+		beside cluster "$name"
+		kubeconfigs+=:$dir/$name/kubeconfig
 	done
-	for name in "${running[@]}"; do wait "$name"; done
-	KUBECONFIG=$dir/rome/kubeconfig:$dir/milan/kubeconfig kubectl config view --flatten >"$dir/kubeconfig"
+	for running in "${groups[@]}"; do wait "$running"; done
+	KUBECONFIG=$kubeconfigs kubectl config view --flatten >"$dir/kubeconfig"
+}
+
+cluster() { control "$1"; node "$1" 1; node "$1" 2; }
+
+unmade() {
+	say 'removing what was started'
+	down
+	say 'nothing of it is left'
 }
 
 # dns runs CoreDNS on the first node of each cluster.
 dns() {
 	local name at
-	for name in rome milan; do
-		at=$(address $name 1)
+	for name in $(names); do
+		at=$(address "$name" 1)
 		printf '.:53 {\n errors\n cache 5\n kubernetes cluster.local {\n  kubeconfig %s\n  ttl 5\n }\n}\n' "$dir/$name/kubeconfig" >"$dir/$name/Corefile"
 		start "cv-$name-1" "$dir/$name/dns" "$assets/coredns" -conf "$dir/$name/Corefile"
-		of $name apply -f - <<-Y >/dev/null
+		of "$name" apply -f - <<-Y >/dev/null
 			apiVersion: v1
 			kind: Service
 			metadata: {name: kube-dns, namespace: kube-system}
@@ -349,13 +373,11 @@ first() {
 
 # join IMAGE joins the clusters, checks every path, and says what one can do with them.
 join() {
-	local name asks
-	trap '[ $? = 0 ] || say "the clusters stay; $0 down $dir (make clusters-down) ends them"' EXIT
+	local name
 	for name in rome milan; do hello $name; done
-	first &
-	asks=$!
-	both join --image "$1" --yes || { kill $asks; return 1; }
-	wait $asks
+	beside first
+	both join --image "$1" --yes
+	wait $!
 	both verify
 	cat <<-T
 
@@ -380,19 +402,21 @@ check) check; exit ;;
 in) id=$1; shift; within "cv-$id" "$@"; exit ;;
 up)
 	check
-	[ ! -e /run/netns/cv-lan ] || { echo 'clusters.sh: there are clusters; end them first: clusters.sh down DIR' >&2; exit 1; }
+	[ ! -e /run/netns/cv-lan ] || { echo "clusters.sh: there are clusters; end them first: $0 down ${1:?$usage} (make clusters-down)" >&2; exit 1; }
 	mkdir -p "${1:?$usage}"
 	[ -z "$(ls -A "$1")" ] || { echo "clusters.sh: $1 is not empty" >&2; exit 1; }
 	touch "$1/of-clusters.sh" # what may be removed
 	;;
+down) [ -e "${1:?$usage}" ] || [ -e /run/netns/cv-lan ] || { say "there are no clusters in $1"; exit; } ;;&
 *) [ -e "${1:?$usage}/of-clusters.sh" ] || { echo "clusters.sh: $1 has no clusters; clusters.sh up DIR makes some" >&2; exit 1; } ;;
 esac
 dir=$(realpath "$1")
 shift
 case $do in
-node | leave | process | hello) [[ ${1:?$usage} =~ ^(rome|milan)$ ]] || { echo "clusters.sh: there is no cluster $1, but rome and milan" >&2; exit 2; } ;;&
+dns | load | join) interrupted say "'the clusters stay; $0 down $dir (make clusters-down) ends them'" ;;&
+node | leave | process | hello) names | grep -qx "${1:?$usage}" || { echo "clusters.sh: there is no cluster $1, but" $(names) >&2; exit 2; } ;;&
 node | leave) [[ ${2:?$usage} =~ ^[1-9]$ ]] || { echo "clusters.sh: the number of a node is 1 to 9, not $2" >&2; exit 2; } ;;&
-up) up ;;
+up) [ "${*:-turin}" = turin ] || { echo "clusters.sh: the third cluster is turin, not $*" >&2; exit 2; }; up rome milan "$@" ;;
 dns) dns ;;
 hello) hello "$1" ;;
 join) join "${1:?$usage}" ;;
