@@ -212,16 +212,7 @@ func (l *realLab) talks(replicas int) *talks {
 	l.t.Helper()
 	f := newTalks(l.t)
 	imported := map[string]string{"rome": l.exported("milan", "rome", "ClusterIP", replicas), "milan": l.exported("rome", "milan", "NodePort", replicas)}
-	for _, cluster := range realNames {
-		for _, pod := range []string{"hello-1", "hello-2"} {
-			listener, err := l.pod(cluster, "default/"+pod).listen("tcp4", ":"+realPort)
-			if err != nil {
-				l.t.Fatal(err)
-			}
-			l.t.Cleanup(func() { listener.Close() })
-			go f.accept(listener)
-		}
-	}
+	l.listen(f.accept)
 	for i, from := range realNames {
 		to := realNames[1-i]
 		door := "172.30.0." + map[string]string{"rome": "12", "milan": "22"}[from] + ":" + l.nodePort(from, l.seen(from, to, "hello-2"))

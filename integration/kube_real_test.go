@@ -49,8 +49,8 @@ var (
 	inBoth    = []string{"--context=rome", "--context=milan"}
 )
 
-// newRealLab makes them, with a pod on each node, and culvert's image.
-func newRealLab(t *testing.T) *realLab {
+// newRealLab makes them, with a pod on each node, and culvert's image; also a third cluster, if it is named.
+func newRealLab(t *testing.T, third ...string) *realLab {
 	t.Helper()
 	l := &realLab{t, filepath.Join(t.TempDir(), "c")}
 	t.Cleanup(func() {
@@ -58,7 +58,7 @@ func newRealLab(t *testing.T) *realLab {
 			l.script("down")
 		}
 	})
-	l.script("up")
+	l.script("up", third...)
 	l.script("load", realImage, os.Getenv(binaryEnv))
 	for _, name := range realNames {
 		l.script("hello", name)
