@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+	"unicode/utf8"
 
 	"culvert/kube/verify"
 	"culvert/kube/verify/probe"
@@ -40,14 +42,36 @@ func TestVerifyPrints(t *testing.T) {
 	const want = `rome: Peering milan, gateway on node rome-1, 10 of 12 nodes are asked (--all-nodes asks all)
 milan: Peering rome, gateway on node none, 1 nodes
 
-       FROM         TO             ANSWER     UDP  LARGEST  TCP  SEEN AS
-wrong  rome/rome-1  milan/milan-1  no answer  –    –        –    –
+       FROM         TO             ANSWER     UDP  MTU  TCP  SEEN AS
+wrong  rome/rome-1  milan/milan-1  no answer  –    –    –    –
 
 wrong: milan: the gateway is down
 note: slow
 `
 	if out.String() != want || err == nil || err.Error() != "verify: 1 of 1 paths have faults; correct what is wrong above" {
 		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
+// TestVerifyFits: with names as those of make clusters, and what takes most room in each column, a line has at most 100 columns.
+func TestVerifyFits(t *testing.T) {
+	a := probe.Answer{RTT: 123456 * time.Microsecond, Seen: "10.244.123.123", UDP: &probe.UDP{Sent: 20, Answered: 20}, Size: &probe.Size{Largest: 1340},
+		Bulk: &probe.Bulk{Bytes: 10 << 20, Took: 100 * time.Millisecond}}
+	r := &verify.Report{OK: true, Paths: []verify.Path{
+		{Kind: verify.KindNodePort, From: "milan/milan-1", To: "rome/rome-2", Answer: a},
+		{Kind: verify.KindService, From: "rome/rome-1", To: "milan/milan-1", Answer: a},
+	}}
+	var out strings.Builder
+	if err := printVerified(&out, r); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(out.String(), "10.244.123.123\n"); n != len(r.Paths) { // a wider table has its cells wrapped
+		t.Errorf("%d lines end with who is seen:\n%s", n, out.String())
+	}
+	for line := range strings.Lines(out.String()) {
+		if n := utf8.RuneCountInString(line) - 1; n > 100 {
+			t.Errorf("%d columns: %s", n, line)
+		}
 	}
 }
 

@@ -134,7 +134,7 @@ func (p *Path) Figures() []string {
 }
 
 // Columns are the heads of Figures.
-const Columns = "\tFROM\tTO\tANSWER\tUDP\tLARGEST\tTCP\tSEEN AS"
+const Columns = "\tFROM\tTO\tANSWER\tUDP\tMTU\tTCP\tSEEN AS"
 
 func round(d time.Duration) string {
 	if d < time.Millisecond {
@@ -157,7 +157,7 @@ func (p *Path) name() string {
 // service is what stands behind the far end on a path to an exported Service.
 func (p *Path) service() string {
 	if p.host != "" {
-		return " Service by name"
+		return " by name"
 	}
 	return " Service"
 }

@@ -72,7 +72,7 @@ ok rome/rome-1 NodePort milan/milan-2 900 µs – – – 10.72.0.0`
 // TestRunExports: a Service of the run's is used by its address and by its name where a namespace is named for it, and has gone from there at the end.
 func TestRunExports(t *testing.T) {
 	const ok = `ok rome/rome-2 milan/milan-1 Service 900 µs – – – 10.62.2.60
-ok rome/rome-2 milan/milan-1 Service by name 900 µs – – – 10.62.2.60`
+ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60`
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "services"}, "probe", nil)
 	for _, tt := range []struct {
 		name, lines, wrong, note, err string
@@ -81,7 +81,7 @@ ok rome/rome-2 milan/milan-1 Service by name 900 µs – – – 10.62.2.60`
 		{"", ok, "", "milan: spec.imports of Peering rome names no namespace: an exported Service of rome was not tried", "", func(*world) {}},
 		{"no rights", "", "", "rome: you may not get services in namespace imports: an exported Service of milan was not tried", "", func(w *world) { w.rome.importError = forbidden }},
 		{"no external CIDR", "", "", "rome: milan's Peering has no spec.local.externalCIDR*", "", func(w *world) { w.milan.Peerings[0].External = netip.Prefix{} }},
-		{"no DNS", strings.ReplaceAll(ok, "ok rome/rome-2 milan/milan-1 Service by name 900 µs – – – 10.62.2.60", "– rome/rome-2 milan/milan-1 Service by name no DNS – – – –"), "",
+		{"no DNS", strings.ReplaceAll(ok, "ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60", "– rome/rome-2 milan/milan-1 by name no DNS – – – –"), "",
 			"rome: pods find no names at all*", "", func(w *world) {
 				w.spoil = func(p *Path) {
 					if p.host != "" {
@@ -89,7 +89,7 @@ ok rome/rome-2 milan/milan-1 Service by name 900 µs – – – 10.62.2.60`
 					}
 				}
 			}},
-		{"no name", "wrong rome/rome-2 milan/milan-1 Service by name the cluster's DNS finds no x", "rome: rome/rome-2 to milan/milan-1 Service by name: the cluster's DNS finds no x, although its address answers*", "", "", func(w *world) {
+		{"no name", "wrong rome/rome-2 milan/milan-1 by name the cluster's DNS finds no x", "rome: rome/rome-2 to milan/milan-1 by name: the cluster's DNS finds no x, although its address answers*", "", "", func(w *world) {
 			w.spoil = func(p *Path) {
 				if p.host != "" {
 					p.Error = "the cluster's DNS finds no x"
