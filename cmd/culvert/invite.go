@@ -152,5 +152,6 @@ func (x *inviting) print(i *join.Invitation) error {
 		return err
 	}
 	x.say("words of this message, for %s to compare: %s", i.To, i.Words())
+	x.say("next, in %s: culvert accept, with this message", i.To)
 	return nil
 }

@@ -323,13 +323,14 @@ func (x *joining) report(asJSON bool) error {
 }
 
 func printEnds(cmd *cobra.Command, all []endReport) error {
-	t := cli.NewTable(cmd.OutOrStdout())
+	out := cmd.OutOrStdout()
 	for _, end := range all {
 		rtt := ""
 		if end.RTT != "" {
 			rtt = ", round trip " + end.RTT
 		}
-		fmt.Fprintf(t, "%s is connected, %s nodes%s\n", end.Cluster, end.Nodes, rtt)
+		fmt.Fprintf(out, "%s is connected, %s nodes%s\n", end.Cluster, end.Nodes, rtt)
+		t := cli.NewTable(out)
 		for _, x := range end.Sees {
 			example := ""
 			if from, err := netip.ParsePrefix(x.CIDR); err == nil && x.What == "pods" {
@@ -339,6 +340,9 @@ func printEnds(cmd *cobra.Command, all []endReport) error {
 			}
 			fmt.Fprintf(t, "  %s of %s\t%s\tas %s\t%s\n", x.What, x.Cluster, x.CIDR, x.As, example)
 		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
 	}
-	return t.Flush()
+	return nil
 }

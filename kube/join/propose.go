@@ -104,7 +104,7 @@ func (x *chooser) pick(what string, want netip.Prefix, within netip.Prefix) (net
 		for _, pools := range [][]netip.Prefix{{within}, nil} {
 			var found netip.Prefix
 			if found, err = plan(pools, more...); err == nil {
-				x.take(what, found)
+				x.take("the "+what, found)
 				return found, nil
 			}
 			if !errors.Is(err, ipam.ErrExhausted) {
@@ -188,7 +188,7 @@ func (c *Cluster) Propose(peer Peer, external netip.Prefix, beside []netip.Prefi
 			return nil, nil, err
 		}
 	}
-	x.take("external CIDR", external)
+	x.take("the external CIDR", external)
 	lines = append(lines, Line{"external", external.String(), c.why(old.Local.ExternalCIDR, "for nodes and exported Services")})
 	spec.Local = peering.SpecLocal{ExternalCIDR: external.String()}
 	for _, f := range c.Pods {
