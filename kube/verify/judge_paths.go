@@ -147,8 +147,12 @@ func (j *judge) sources() {
 				why = p.Message
 			}
 		}
-		j.wrong(s.name(), "packets of pods on node %s leave with the node's address: %s sees %s, which stands for what is no pod. %s; see nft list table ip culvert there, "+
-			"and under CNIs in docs/kubernetes.md what yours needs", firstOf(nodes), s.Peering.Peer, masqueraded[s][nodes[0]], upper(why))
+		on := "node "
+		if len(nodes) > 1 {
+			on = "nodes "
+		}
+		j.wrong(s.name(), "packets of pods on %s leave with the node's address: %s sees %s, which stands for what is no pod. %s; see nft list table ip culvert there, "+
+			"and under CNIs in docs/kubernetes.md what yours needs", on+firstOf(nodes), s.Peering.Peer, masqueraded[s][nodes[0]], upper(why))
 	}
 }
 

@@ -74,7 +74,7 @@ func TestFaults(t *testing.T) {
 			for i := range w.milan.Tunnels {
 				w.milan.Tunnels[i].Peerings[0].Message = "the kernel refuses nftables: set it in the CNI"
 			}
-		}, []string{"milan: packets of pods on node milan-1 and milan-2 leave with the node's address: rome sees 10.71.0.0*. The kernel refuses nftables*"}},
+		}, []string{"milan: packets of pods on nodes milan-1 and milan-2 leave with the node's address: rome sees 10.71.0.0*. The kernel refuses nftables*"}},
 		{"wrong VNI", func(w *world) {
 			w.rome.set("NodesReady", "NodesMissing", "node rome-2: rome-2 (192.0.2.2) sends VNI 9, configured 2")
 			w.spoil = func(p *Path) {
