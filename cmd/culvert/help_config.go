@@ -53,12 +53,14 @@ Geneve and VXLAN are neither encrypted nor authenticated. Let UDP 6091 in from t
 ## Networks
 
 - Pod CIDRs: each cluster's own. Both clusters may have the same.
-- External CIDRs: addresses that each cluster sets aside, for what is no pod of it.
-- Remaps: by which addresses a cluster sees the other one. Each side chooses its own, unused there.
+- External CIDRs: addresses that each cluster sets aside for everything in it that is not a pod.
+- Remaps: the addresses under which a cluster sees the other one. Each side chooses ranges that are
+  unused there.
 - Internal addresses, such as 10.80.0.4 for a gateway and 10.80.0.2 for a node, are the ends of the
-  tunnels between nodes and gateway. They never leave their cluster, so that both clusters may use the
-  same ones. Any unused addresses do; 10.80.0.0/24 is a custom, not a setting.
-- 169.254.18.0/24 is the WireGuard tunnel's own; no other CIDR may overlap it.
+  tunnels between nodes and gateway. They never leave their cluster, so both clusters may use the
+  same ones. Any unused addresses will do; 10.80.0.0/24 is only a habit.
+- 169.254.18.0/24 is the WireGuard tunnel's own; no other CIDR may overlap it,
+  nor 0.0.0.0/8, 127.0.0.0/8, 224.0.0.0/3, fe80::/10 or ff00::/8.
 
 ## Sizes
 
