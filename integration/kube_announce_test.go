@@ -124,7 +124,7 @@ func TestKubeAnnounce(t *testing.T) {
 		first, second := hosts[0], hosts[1]
 		require := func(when string, names ...string) {
 			t.Helper()
-			if got := l.answers(vip); !slices.Equal(got, names) {
+			if got := l.answers(vip, names); !slices.Equal(got, names) {
 				t.Errorf("%s: %v answer for %s, want %v", when, got, vip, names)
 			}
 		}

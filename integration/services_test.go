@@ -34,6 +34,7 @@ type serviceLab struct {
 	state                string // "": nothing survives a run
 	more                 string // lines of the file below services
 	node                 *peerProcess
+	repeated             atomic.Int64 // connections for which a server had to repeat its SYN-ACK
 }
 
 // serviceAddresses are the addresses of each host, and of the node that serves.
@@ -128,6 +129,9 @@ func (l *serviceLab) serve(h *peerHost) {
 		return []byte(h.name + " " + netip.MustParseAddrPort(a.String()).Addr().Unmap().String() + "\n")
 	}
 	h.accept(l.T, "tcp", "[::]:8080", func(conn net.Conn) {
+		if n, err := repeats(conn); err != nil || n > 0 {
+			l.repeated.Add(1)
+		}
 		if _, err := conn.Write(say(conn.RemoteAddr())); err == nil {
 			echo(conn)
 		}
@@ -188,6 +192,36 @@ const (
 
 // ask asks a Service. It returns which server has answered and which source it sees.
 func (l *serviceLab) ask(h *peerHost, network, to string) (who, sees string, err error) {
+	return l.askThen(h, network, to, func(net.Conn) error { return nil })
+}
+
+// connect asks a Service over TCP, and fails also if the client had to repeat its SYN.
+func (l *serviceLab) connect(h *peerHost, to string) error {
+	_, _, err := l.askThen(h, "tcp", to, func(conn net.Conn) error {
+		n, err := repeats(conn)
+		if n > 0 {
+			err = fmt.Errorf("%d segments repeated", n)
+		}
+		return err
+	})
+	return err
+}
+
+// repeats returns how many segments a TCP connection has repeated, its SYN or SYN-ACK among them.
+func repeats(conn net.Conn) (n uint32, err error) {
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var info *unix.TCPInfo
+	if e := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }); e != nil || err != nil {
+		return 0, errors.Join(e, err)
+	}
+	return info.Total_retrans, nil
+}
+
+// askThen is ask, with a check of the connection after the answer.
+func (l *serviceLab) askThen(h *peerHost, network, to string, check func(net.Conn) error) (who, sees string, err error) {
 	err = h.do(func() error {
 		conn, err := net.DialTimeout(network, h.family.of(to), askPatience)
 		if err != nil {
@@ -203,7 +237,10 @@ func (l *serviceLab) ask(h *peerHost, network, to string) (who, sees string, err
 		b := make([]byte, 100)
 		n, err := conn.Read(b)
 		who, sees, _ = strings.Cut(strings.TrimSpace(string(b[:n])), " ")
-		return err
+		if err != nil {
+			return err
+		}
+		return check(conn)
 	})
 	return who, sees, err
 }
