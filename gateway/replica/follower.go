@@ -60,19 +60,25 @@ func (r *Replica) aim(at netip.AddrPort) {
 	if r.target == at {
 		return
 	}
-	r.target = at
+	r.target, r.bare = at, false
 	close(r.retarget)
 	r.retarget = make(chan struct{})
 }
 
-// Whole waits until a full copy of the source that is followed is whole.
+// ErrNoTable means that the replica that is followed has neither led nor had a whole copy.
+var ErrNoTable = errors.New("the other pod has no table of connections")
+
+// Whole waits until a full copy of the source that is followed is whole. It returns ErrNoTable as soon as that one says that there is nothing to copy.
 func (r *Replica) Whole(ctx context.Context) error {
 	tick := time.NewTicker(passTime)
 	defer tick.Stop()
 	for {
 		r.mu.Lock()
-		f := r.source
+		f, bare := r.source, r.bare
 		r.mu.Unlock()
+		if bare {
+			return ErrNoTable
+		}
 		var whole chan struct{}
 		if f != nil {
 			whole = f.whole
@@ -133,6 +139,9 @@ func (r *Replica) followAt(ctx context.Context, at netip.AddrPort) (lasted time.
 	c := w.conn.(*tls.Conn).NetConn()
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
+	if r.noteTable(at, !other.NoTable); other.NoTable {
+		return 0, ErrNoTable
+	}
 	r.restoring.Lock()
 	defer r.restoring.Unlock()
 	if !r.follows(at) {
@@ -195,6 +204,15 @@ func (r *Replica) follows(at netip.AddrPort) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.target == at
+}
+
+// noteTable notes whether the replica at an address has a table, if that is still the one to follow.
+func (r *Replica) noteTable(at netip.AddrPort, has bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.target == at {
+		r.bare = !has
+	}
 }
 
 func (r *Replica) setSource(f *following) {

@@ -53,6 +53,7 @@ type Replica struct {
 	copies   map[string]uint64 // full copies that followers were sent, by why; +checklocks:mu
 	source   *following        // nil = none; +checklocks:mu
 	target   netip.AddrPort    // +checklocks:mu
+	bare     bool              // the target has said that it has no table; +checklocks:mu
 	retarget chan struct{}     // closed when target changes; +checklocks:mu
 }
 
@@ -165,7 +166,11 @@ func (r *Replica) refuse(reason string) {
 }
 
 func (r *Replica) hello() hello {
-	return hello{Version: r.Version, Config: r.Config(), Name: r.Name, Clock: time.Now()}
+	h := hello{Version: r.Version, Config: r.Config(), Name: r.Name, Clock: time.Now()}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h.NoTable = !r.complete
+	return h
 }
 
 // differs says what is another one at the other end.

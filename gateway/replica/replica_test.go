@@ -353,6 +353,9 @@ func TestNoTable(t *testing.T) {
 			return ""
 		})
 	}
+	if err := other.Whole(within(t)); !errors.Is(err, ErrNoTable) {
+		t.Errorf("a copy of a replica without a table: %v", err)
+	}
 	if n := len(table(other.e)); n != 5 || active.Status().Source != nil {
 		t.Errorf("%d connections, want 5; the active one follows %v", n, active.Status().Source)
 	}

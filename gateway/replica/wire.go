@@ -48,7 +48,8 @@ type hello struct {
 	Config  string    `json:"config"`  // identity of its configuration
 	Name    string    `json:"name"`    // of the replica; another connection of the same name replaces this one
 	Clock   time.Time `json:"clock"`
-	Visit   bool      `json:"visit,omitempty"` // it wants no copy: it has something to tell
+	Visit   bool      `json:"visit,omitempty"`   // it wants no copy: it has something to tell
+	NoTable bool      `json:"noTable,omitempty"` // it has neither led nor had a whole copy
 }
 
 // An ack is the follower's answer to a mark.

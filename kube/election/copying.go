@@ -16,7 +16,7 @@ type Replica interface {
 	Table
 	// Follow copies the table of the gateway at an address from now on.
 	Follow(at netip.AddrPort)
-	// Whole waits until a full copy of the gateway that is followed is whole.
+	// Whole waits until a full copy of the gateway that is followed is whole. It fails early if that one has nothing to copy.
 	Whole(context.Context) error
 	// Followed reports whether another gateway copies the table.
 	Followed() bool
@@ -37,17 +37,24 @@ const (
 func (e *Elector) CatchUp(ctx context.Context, r Replica, learned func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, catchUpTime)
 	defer cancel()
-	for tick := time.NewTicker(copyLook / 20); !learned(); {
+	tick := time.NewTicker(copyLook / 20)
+	defer tick.Stop()
+	for {
+		if learned() {
+			at, err := e.source(ctx)
+			if at.IsValid() {
+				r.Follow(at)
+				r.Whole(ctx)
+			}
+			if err == nil {
+				return
+			}
+		}
 		select {
 		case <-ctx.Done():
-			tick.Stop()
 			return
 		case <-tick.C:
 		}
-	}
-	if at := e.source(ctx); at.IsValid() {
-		r.Follow(at)
-		r.Whole(ctx)
 	}
 }
 
@@ -66,7 +73,8 @@ func (e *Elector) Copy(ctx context.Context, r Replica, learned func() bool) {
 		if !learned() || is != role.Standby && (is != role.Active || r.Followed()) {
 			continue
 		}
-		switch at, claim := e.source(ctx), e.Claim(); {
+		at, _ := e.source(ctx)
+		switch claim := e.Claim(); {
 		case !at.IsValid():
 		case is == role.Standby:
 			r.Follow(at)
@@ -77,13 +85,13 @@ func (e *Elector) Copy(ctx context.Context, r Replica, learned func() bool) {
 }
 
 // source returns where the pod is whose table is to be copied: the one that has the Lease or, where that is this one or nobody, any other. The zero AddrPort
-// is none.
-func (e *Elector) source(ctx context.Context) (at netip.AddrPort) {
+// is none. It fails if the API server does not answer within copyLook.
+func (e *Elector) source(ctx context.Context) (at netip.AddrPort, err error) {
 	ctx, cancel := context.WithTimeout(ctx, copyLook)
 	defer cancel()
 	all, err := e.Client.Resource(pods).Namespace(e.Namespace).List(ctx, metav1.ListOptions{LabelSelector: e.Label.Selector})
 	if err != nil {
-		return at // attempts say that the API server is away
+		return at, err // attempts log that the API server is away
 	}
 	holder := e.State().Holder
 	for i := range all.Items {
@@ -97,5 +105,5 @@ func (e *Elector) source(ctx context.Context) (at netip.AddrPort) {
 			break
 		}
 	}
-	return at
+	return at, nil
 }

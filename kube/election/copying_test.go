@@ -2,6 +2,7 @@ package election
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -9,6 +10,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 
 	"culvert/gateway/role"
 	"culvert/integration/need"
@@ -74,6 +77,9 @@ func TestCopy(t *testing.T) {
 		copies(a, &copier{}, "follow 10.1.0.3:51841")
 		copies(c, &copier{followed: true})
 		copies(c, &copier{}, `visit 10.1.0.2:51841 {"says":"mine","pod":"c","term":0}`)
+		away := true
+		api.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return away, nil, errors.New("away") })
+		time.AfterFunc(time.Second, func() { away = false })
 		begin, one = time.Now(), &copier{}
 		if a.CatchUp(t.Context(), one, learned); !slices.Equal(one.did, []string{"follow 10.1.0.3:51841", "whole"}) || time.Since(begin) != catchUpTime {
 			t.Errorf("%q after %v", one.did, time.Since(begin))
