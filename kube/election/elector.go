@@ -98,9 +98,9 @@ func (e *Elector) Run(ctx context.Context) {
 	}
 }
 
-// Drive has the Elector drive g from now on, whose connections the other gateways copy by t; nil: they do not. Before that, the Elector leaves a Lease
-// that has just become free to other gateways, which may have a copy of the table, and does not renew the one of a process that had its identity: a
-// container that dies whenever it starts would keep the others from forwarding.
+// Drive has the Elector drive g from now on, whose connections the other gateways copy by t; nil: they do not. Before that, the Elector leaves the Lease
+// to other gateways, which may have a copy of the table, and does not renew the one of a process that had its identity: a container that dies whenever
+// it starts would keep the others from forwarding.
 func (e *Elector) Drive(g Gateway, t Table) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -210,10 +210,10 @@ func (e *Elector) attempt(ctx context.Context) {
 	}
 	want := e.machine.Read(have, e.now())
 	e.announce()
-	if _, age, _ := e.machine.Lease(e.now()); e.gateway == nil && have != nil && !e.role.Forwards() && age < e.Times.Lease {
+	if e.gateway == nil {
 		want = nil
 	}
-	takes := e.gateway != nil && !e.role.Forwards()
+	takes := !e.role.Forwards()
 	e.mu.Unlock()
 	if want == nil {
 		e.succeeded()
