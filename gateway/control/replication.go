@@ -2,8 +2,6 @@ package control
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 )
 
@@ -31,23 +29,29 @@ type Stream struct {
 }
 
 // remedies say what each reason of Stream.NotTaken means, and what to do.
-var remedies = map[string]string{
-	"unknown-link":  "the standby lacks their node: see its `culvert status`",
-	"unbound":       "the standby's configuration excludes them: give both pods the same",
-	"no-room":       "the standby's table is full: give it more memory",
-	"damaged-block": "they came broken: another copy follows in minutes",
-	"foreign-block": "they are of another version: run one version in both pods",
-	"message":       "they are of another version: run one version in both pods",
+var remedies = []struct{ why, remedy string }{
+	{"damaged-block", "they came broken: another copy follows in minutes"},
+	{"foreign-block", "they are of another version: run one version in both pods"},
+	{"message", "they are of another version: run one version in both pods"},
+	{"no-room", "the standby's table is full: give it more memory"},
+	{"unbound", "the standby's configuration excludes them: give both pods the same"},
+	{"unknown-link", "the standby lacks their node: see its `culvert status`"},
 }
 
 // Lacks says for each reason, in a sentence without a period, how much the follower has not taken and what to do; nil if it has taken all.
 func (s *Stream) Lacks() (all []string) {
-	for _, why := range slices.Sorted(maps.Keys(s.NotTaken)) {
-		text := fmt.Sprintf("%d not taken, %s", s.NotTaken[why], why)
-		if remedy := remedies[why]; remedy != "" {
-			text += ": " + remedy
+	unknown := len(s.NotTaken)
+	for _, r := range remedies {
+		n, known := s.NotTaken[r.why]
+		if known {
+			unknown--
 		}
-		all = append(all, text)
+		if n > 0 {
+			all = append(all, fmt.Sprintf("%d not taken, %s: %s", n, r.why, r.remedy))
+		}
+	}
+	if unknown > 0 {
+		all = append(all, "more not taken, for reasons of a newer version: run one version in both pods")
 	}
 	return all
 }

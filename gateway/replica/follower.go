@@ -139,7 +139,10 @@ func (r *Replica) followAt(ctx context.Context, at netip.AddrPort) (lasted time.
 	c := w.conn.(*tls.Conn).NetConn()
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	if r.noteTable(at, !other.NoTable); other.NoTable {
+	if other.NoTable {
+		r.mu.Lock()
+		r.bare = r.target == at
+		r.mu.Unlock()
 		return 0, ErrNoTable
 	}
 	r.restoring.Lock()
@@ -206,19 +209,10 @@ func (r *Replica) follows(at netip.AddrPort) bool {
 	return r.target == at
 }
 
-// noteTable notes whether the replica at an address has a table, if that is still the one to follow.
-func (r *Replica) noteTable(at netip.AddrPort, has bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.target == at {
-		r.bare = !has
-	}
-}
-
 func (r *Replica) setSource(f *following) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.source = f
+	r.source, r.bare = f, false
 }
 
 // receive takes what the source says until the stream ends.
