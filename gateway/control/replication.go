@@ -2,6 +2,7 @@ package control
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -40,18 +41,15 @@ var remedies = []struct{ why, remedy string }{
 
 // Lacks says for each reason, in a sentence without a period, how much the follower has not taken and what to do; nil if it has taken all.
 func (s *Stream) Lacks() (all []string) {
-	unknown := len(s.NotTaken)
-	for _, r := range remedies {
-		n, known := s.NotTaken[r.why]
-		if known {
-			unknown--
+	for why, n := range s.NotTaken {
+		text := fmt.Sprintf("%d not taken, %s", n, why)
+		for _, r := range remedies {
+			if r.why == why {
+				text += ": " + r.remedy
+			}
 		}
-		if n > 0 {
-			all = append(all, fmt.Sprintf("%d not taken, %s: %s", n, r.why, r.remedy))
-		}
+		all = append(all, text)
 	}
-	if unknown > 0 {
-		all = append(all, "more not taken, for reasons of a newer version: run one version in both pods")
-	}
+	slices.Sort(all)
 	return all
 }
