@@ -157,6 +157,7 @@ func (d *Device) SetPeer(p Peer) error {
 			return err
 		}
 		d.greet()
+		d.hurry()
 	case p.PublicKey != (wgkey.Key{}) && p.Keepalive != old.Keepalive:
 		return d.set("public_key="+hexKey(p.PublicKey), "update_only=true", p.keepalive())
 	}
@@ -209,12 +210,7 @@ func (d *Device) addPeer() error {
 	if d.endpoint.IsValid() {
 		lines = append(lines, "endpoint="+d.endpoint.String())
 	}
-	fresh := d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey)) == nil
-	err := d.set(append(lines, "replace_allowed_ips=true", "allowed_ip=0.0.0.0/0", "allowed_ip=::/0")...)
-	if err == nil && fresh {
-		d.hurry()
-	}
-	return err
+	return d.set(append(lines, "replace_allowed_ips=true", "allowed_ip=0.0.0.0/0", "allowed_ip=::/0")...)
 }
 
 func (d *Device) set(lines ...string) error {

@@ -39,6 +39,9 @@ type hurry struct {
 func (d *Device) hurry() {
 	d.unhurried()
 	p := d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey))
+	if p == nil {
+		return
+	}
 	h := &hurry{d: d, p: p, last: time.Now(), after: hurryTime}
 	h.timer = time.AfterFunc(hurryTime, h.again)
 	d.bind.hurry.Store(h)

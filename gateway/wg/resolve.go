@@ -159,6 +159,7 @@ func (d *Device) setEndpoint(p *Peer, ep netip.AddrPort, named bool) error {
 	}
 	was := d.endpoint
 	d.endpoint = ep
+	fresh := d.device.LookupPeer(device.NoisePublicKey(p.PublicKey)) == nil
 	err := d.addPeer()
 	if !named {
 		d.endpoint = was
@@ -167,6 +168,9 @@ func (d *Device) setEndpoint(p *Peer, ep netip.AddrPort, named bool) error {
 		return err
 	}
 	d.greet()
+	if fresh {
+		d.hurry()
+	}
 	return nil
 }
 

@@ -55,7 +55,7 @@ var replicaMutants = []mutant{
 	{"a pod whose Lease has run out takes it for its own", "gateway/role/role.go",
 		"m.role == Active && m.now >= m.ends", "m.role == Active && m.now < m.since"},
 	{"a pod that has only started renews the Lease", "kube/election/elector.go",
-		"have != nil && !e.role.Forwards() && age", "have != nil && have.Holder != e.Pod && age"},
+		"e.gateway == nil {", "e.gateway == nil && (have == nil || have.Holder != e.Pod) {"},
 	{"told of a newer Lease it goes on", "kube/election/leave.go",
 		"e.machine.Told(n.Pod, n.Term, e.now())", "_ = n.Term"},
 	{"a lost peer is called where it was last", "gateway/wg/resolve.go",

@@ -77,9 +77,10 @@ func TestCopy(t *testing.T) {
 		copies(a, &copier{}, "follow 10.1.0.3:51841")
 		copies(c, &copier{followed: true})
 		copies(c, &copier{}, `visit 10.1.0.2:51841 {"says":"mine","pod":"c","term":0}`)
-		away := true
-		api.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return away, nil, errors.New("away") })
-		time.AfterFunc(time.Second, func() { away = false })
+		back := time.Now().Add(time.Second)
+		api.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return time.Now().Before(back), nil, errors.New("away")
+		})
 		begin, one = time.Now(), &copier{}
 		if a.CatchUp(t.Context(), one, learned); !slices.Equal(one.did, []string{"follow 10.1.0.3:51841", "whole"}) || time.Since(begin) != catchUpTime {
 			t.Errorf("%q after %v", one.did, time.Since(begin))
