@@ -29,10 +29,10 @@ type hurry struct {
 	ended bool          // +checklocks:mu
 }
 
-// hurry has a new peer's first handshake repeated after hurryTime, again after pauses that double up to device.RekeyTimeout, and when the peer sends from a
-// new address, until there is a session. WireGuard repeats one after device.RekeyTimeout (WireGuard paper, Section 6.4), which is too long for a gateway that takes the place of
-// another one: beside a message that is lost, the peer discards an initiation within 20 ms of another gateway's, and one whose timestamp is not newer,
-// which wireguard-go rounds to 16.8 ms.
+// hurry repeats a new peer's first handshake until there is a session: after hurryTime, after pauses that double up to device.RekeyTimeout, and when the
+// peer sends from a new address. WireGuard repeats one after device.RekeyTimeout (WireGuard paper, Section 6.4), which is too long for a gateway that takes
+// the place of another one: beside a message that is lost, the peer discards an initiation within 20 ms of another gateway's, and one whose timestamp is
+// not newer, which wireguard-go rounds to 16.8 ms.
 //
 // Preconditions: d.mu is held.
 // +checklocks:d.mu
@@ -93,7 +93,7 @@ func (d *Device) unhurried() {
 	}
 }
 
-// end has no further handshake started.
+// end stops the hurry: it starts no further handshake.
 func (h *hurry) end() {
 	h.d.bind.hurry.CompareAndSwap(h, nil)
 	h.mu.Lock()
