@@ -192,6 +192,7 @@ func (r *Replica) greet(ctx context.Context, at netip.AddrPort, own hello) (w *w
 }
 
 // Visit tells the replica at an address a notice of at most MaxNotice bytes, as Tell tells those that are connected.
+// If that one neither leads nor has a source, it follows this one from then on.
 func (r *Replica) Visit(ctx context.Context, at netip.AddrPort, message []byte) error {
 	own := r.hello()
 	own.Visit = true

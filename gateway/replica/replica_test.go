@@ -116,6 +116,11 @@ type pod struct {
 
 func newPod(t testing.TB, name string, key wgkey.Key, most int, change ...func(*Options)) *pod {
 	t.Helper()
+	return newPodAt(t, name, key, most, netip.MustParseAddrPort("127.0.0.1:0"), change...)
+}
+
+func newPodAt(t testing.TB, name string, key wgkey.Key, most int, at netip.AddrPort, change ...func(*Options)) *pod {
+	t.Helper()
 	p := &pod{e: newEngine(t, most)}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -137,7 +142,7 @@ func newPod(t testing.TB, name string, key wgkey.Key, most int, change ...func(*
 		f(&o)
 	}
 	p.Replica = New(o)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", at.String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -388,12 +393,13 @@ func TestSourceStartsAgain(t *testing.T) {
 	equal(t, again.e, standby.e)
 }
 
-// A replica that visits another one is heard, and copies nothing.
+// A replica that visits another one is heard, and copies nothing. It is followed by one that does not forward any more.
 func TestVisit(t *testing.T) {
 	key := wgkey.NewPrivate()
 	heard := make(chan string, 1)
-	host := newPod(t, "a", key, 1000, func(o *Options) { o.Heard = func(message []byte) { heard <- string(message) } })
 	guest := newPod(t, "b", key, 1000)
+	host := newPodAt(t, "a", key, 1000, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), guest.at.Port()),
+		func(o *Options) { o.Heard = func(message []byte) { heard <- string(message) } })
 	for _, p := range []*pod{host, guest} { // both forward
 		p.Lead()
 	}
@@ -409,6 +415,17 @@ func TestVisit(t *testing.T) {
 	if err := newPod(t, "c", wgkey.NewPrivate(), 1000).Visit(within(t), host.at, nil); err == nil {
 		t.Error("a stranger is let in")
 	}
+	host.Rest()
+	if err := guest.Visit(within(t), host.at, []byte("mine")); err != nil {
+		t.Fatal(err)
+	}
+	talk(t, guest.e, 0, 5)
+	eventually(t, func() string {
+		if n := len(table(host.e)); n != 5 {
+			return fmt.Sprintf("%d connections of the visitor's are copied", n)
+		}
+		return ""
+	})
 }
 
 // A replica with another key, or one that speaks with an impostor, copies nothing.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -78,6 +79,7 @@ func (r *Replica) serve(c net.Conn, config *tls.Config) {
 	if other.Visit {
 		if k, body, err := w.receive(greetTime); err == nil && k == kindNotice && r.Heard != nil {
 			r.Heard(slices.Clone(body))
+			r.followVisitor(c)
 		}
 		return
 	}
@@ -93,6 +95,17 @@ func (r *Replica) serve(c net.Conn, config *tls.Config) {
 	seats.Release(c) // it is none of those who may come and go
 	r.Log.WithField("replica", other.Name).WithField("address", l.is.Address).Info("a standby copies connections")
 	l.run()
+}
+
+// followVisitor follows the replica that has called to say that it forwards and that nobody copies it. Its port is the one that it has called.
+func (r *Replica) followVisitor(c net.Conn) {
+	from, _ := netip.ParseAddrPort(c.RemoteAddr().String())
+	own, _ := netip.ParseAddrPort(c.LocalAddr().String())
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.leads && r.source == nil {
+		r.aim(netip.AddrPortFrom(from.Addr().Unmap(), own.Port()))
+	}
 }
 
 // reasonOf is the label of why a connection was closed before it was a follower's.

@@ -300,12 +300,18 @@ func (s *side) leader() *pod {
 	return nil
 }
 
-// excused reports whether two pods may forward: the peer has no good way to the one that has the label, or that one has only started, does not know
-// where the peer is, and cannot tell the other one, which does not reach the API server, that it has the Lease.
+// excused reports whether two pods may forward: the peer has no good way to the one that has the label, or that one does not know where the peer is, and
+// cannot tell the other one, which does not reach the API server, that it has the Lease.
 func (s *side) excused() bool {
 	own, other := s.leader(), s.peer.leader()
 	return own == nil || other == nil || other.stop == nil || s.peer.forwards() > 1 || own.cut() || other.cut() ||
-		s.lines.fail() && s.api.fails(own.other().name) && !own.wg().Endpoint().IsValid()
+		s.lines.fail() && s.api.fails(own.other().name) && !own.reaches(other)
+}
+
+// reaches reports whether what the pod sends to the peer gets to another pod.
+func (p *pod) reaches(peer *pod) bool {
+	at := p.wg().Endpoint()
+	return at == *peer.wan.Load() || peer.side.elects() && at == peer.side.service && peer.side.ahead == peer
 }
 
 // untold reports whether a pod that has no Lease does not get to know who has it: it cannot read that, nor can the other one, which looks up where to call,

@@ -20,7 +20,7 @@ type Replica interface {
 	Whole(context.Context) error
 	// Followed reports whether another gateway copies the table.
 	Followed() bool
-	// Visit tells the gateway at an address a notice.
+	// Visit tells the gateway at an address a notice. If that one does not forward, it copies this one's table from then on.
 	Visit(ctx context.Context, at netip.AddrPort, notice []byte) error
 }
 
@@ -59,7 +59,7 @@ func (e *Elector) CatchUp(ctx context.Context, r Replica, learned func() bool) {
 }
 
 // Copy has r copy the pod that has the Lease while this one is a standby, until ctx ends. An active gateway that nobody copies tells another pod that it
-// has the Lease: that one may forward too, and have been cut off when this one took it.
+// has the Lease. That one may forward too, because it was cut off when this one took the Lease, or may be unable to look up this one's address.
 func (e *Elector) Copy(ctx context.Context, r Replica, learned func() bool) {
 	tick := time.NewTicker(copyLook)
 	defer tick.Stop()

@@ -88,8 +88,8 @@ func (g *Gateway) exportTo(d *Plan) {
 			held[s.key()], taken[a] = a, true
 		}
 	}
-	d.Status.Exports = nil
 	d.Exports = []exports.Export{}
+	assigned := map[string]netip.Addr{}
 	for _, e := range g.chosenExports(d, held) {
 		key := e.Meta.Namespace + "/" + e.Meta.Name
 		a, ok := held[key]
@@ -101,12 +101,16 @@ func (g *Gateway) exportTo(d *Plan) {
 			}
 			taken[a] = true
 		}
-		d.Status.Exports = append(d.Status.Exports, ExportStatus{e.Meta.Namespace, e.Meta.Name, a.String()})
+		assigned[key] = a
 		if stored[key] == a.String() {
 			g.serveExport(d, e, a, g.slices.of(service.Name{Namespace: e.Meta.Namespace, Name: e.Meta.Name}))
 		}
 	}
-	slices.SortFunc(d.Status.Exports, func(a, b ExportStatus) int { return strings.Compare(a.key(), b.key()) })
+	d.Status.Exports = nil
+	for _, key := range slices.Sorted(maps.Keys(assigned)) {
+		m := &g.exported[key].Meta
+		d.Status.Exports = append(d.Status.Exports, ExportStatus{m.Namespace, m.Name, assigned[key].String()})
+	}
 }
 
 func externalFull(external netip.Prefix) string {
