@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/spf13/cobra"
 
 	"culvert/cmd/internal/cli"
@@ -22,12 +24,16 @@ func newBenchCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&o.Growth, "growth", false, "also measure culvert with many connections, nodes and pod routes")
 	cmd.Flags().BoolVar(&o.CPUs, "cpus", false, "instead, compare gateways on 1, 2, 4 … CPUs of this machine")
 	cmd.Flags().IntVar(&o.Runs, "runs", 0, "alternating `runs` of each gateway (default 5, quick 2)")
+	cmd.MarkFlagsMutuallyExclusive("growth", "cpus")
 	var culvert program
 	culvert.add(cmd)
 	isJSON := cli.OutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if o.JSON, err = isJSON(); err != nil {
 			return err
+		}
+		if cmd.Flags().Changed("runs") && o.Runs < 1 {
+			return errors.New("--runs: want at least 1")
 		}
 		if o.Culvert, err = culvert.find(cmd); err != nil {
 			return err

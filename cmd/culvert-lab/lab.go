@@ -97,18 +97,25 @@ func newCheckCommand() *cobra.Command {
 	var culvert program
 	culvert.add(cmd)
 	var sandbox lab.Sandbox
-	cmd.Flags().StringVar(&sandbox.Runsc, "runsc", "", "run the gateways in gVisor, by this runsc; needs root and a static busybox")
+	cmd.Flags().StringVar(&sandbox.Runsc, "runsc", "", "run the gateways in gVisor, with this runsc; needs root and a static busybox")
 	cmd.Flags().StringVar(&sandbox.Groups, "runsc-groups", "", "control groups of these gateways, without -rome and -milan")
 	cmd.Flags().MarkHidden("runsc-groups") // for the tests, which read gateways' memory use
 	var faults bool
-	cmd.Flags().BoolVar(&faults, "faults", false, "instead, make each fault of break, look for its symptom, and mend it; over IPv6 alone in v6-inside and v6-outside")
+	cmd.Flags().BoolVar(&faults, "faults", false, "instead, make each fault of break, check its symptom, and mend it; in v6-inside and v6-outside, over IPv6")
 	var named []string
 	cmd.Flags().StringSliceVar(&named, "named", nil, "instead, make these `FAULTS` of break, or all, and wait until culvert status names each")
 	var brief, verbose bool
-	cmd.Flags().BoolVar(&brief, "brief", false, "in short: a line for each lab, super-frames only, services in one mode; without a name, no v6-inside and v6-outside")
+	cmd.Flags().BoolVar(&brief, "brief", false, "a line for each lab, super-frames only, services in one mode; without a name, no v6-inside and v6-outside")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "with --brief: a line for each check too")
+	cmd.MarkFlagsMutuallyExclusive("faults", "named")
 	isJSON := cli.OutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		if err := lab.ValidNames(named); err != nil {
+			return fmt.Errorf("--named: %w", err)
+		}
+		if verbose && !brief {
+			return errors.New("--verbose: works only with --brief; without it, every check has a line")
+		}
 		instead := faults || len(named) > 0
 		for _, name := range names {
 			if instead && name != "ipv4" && !(faults && strings.HasPrefix(name, "v6-")) {
@@ -244,8 +251,8 @@ func newExecCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec CLUSTER/HOST [--] COMMAND [ARGUMENT…]",
 		Short: "Run a command inside a host of the running lab",
-		Long: "Run a command inside a host of the running lab. Flags after the host are the command's. Inside,\n" +
-			"milan/pod1 (and milan-pod1, for what takes no slash) is the address by which that host is seen from there.",
+		Long: "Run a command inside a host of the running lab. Flags after the host belong to the command. There,\n" +
+			"milan/pod1 (or milan-pod1, for programs that accept no slash) resolves to the address of that host as seen from there.",
 		Example: "  culvert-lab exec rome/pod1 ping -c 3 milan/pod1\n  culvert-lab exec milan/node1 bash",
 		Args: func(_ *cobra.Command, args []string) error {
 			_, _, err := splitExec(args)

@@ -114,7 +114,7 @@ func TestProgram(t *testing.T) {
 	for _, tt := range []struct{ name, script, want string }{
 		{"same", fmt.Sprintf("echo '%s'", own), ""},
 		{"other", `echo '{"version": "v0.0.1", "revision": "0123456789abcdef"}'`, "other is culvert v0.0.1, commit 0123456789ab of "},
-		{"no-culvert", "echo hello", "does not say its version"},
+		{"no-culvert", "echo hello", "does not print its version"},
 		{"fails", "exit 3", "exit status 3"},
 	} {
 		file := filepath.Join(dir, tt.name)
@@ -135,6 +135,24 @@ func TestProgram(t *testing.T) {
 		root.SetArgs(args)
 		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "--culvert: ") || !strings.Contains(err.Error(), "no such file") {
 			t.Errorf("culvert-lab %s: %v", strings.Join(args, " "), err)
+		}
+	}
+}
+
+// TestBadOptions: options that do not make sense are refused before anything starts.
+func TestBadOptions(t *testing.T) {
+	for _, tt := range []struct{ args, want string }{
+		{"check --named wrong-vin", `--named: no fault "wrong-vin"; did you mean wrong-vni?`},
+		{"check --named all --faults", "[faults named] were all set"},
+		{"check --verbose", "--verbose: works only with --brief"},
+		{"bench --runs 0", "--runs: want at least 1"},
+		{"bench --runs=-1", "--runs: want at least 1"},
+		{"bench --growth --cpus", "[cpus growth] were all set"},
+	} {
+		root := newRootCommand()
+		root.SetArgs(strings.Fields(tt.args))
+		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("culvert-lab %s: %v, want %q", tt.args, err, tt.want)
 		}
 	}
 }

@@ -223,8 +223,9 @@ func Exec(host string, args []string) (code int, err error) {
 		_, err = conn.Write(text[n:])
 	}
 	if err == nil && t != nil {
-		err = t.connect()
-		defer t.close()
+		if err = t.connect(); err == nil {
+			defer t.close() // it waits for what connect starts
+		}
 	}
 	if err != nil {
 		return 0, fmt.Errorf("exec: %w", err)

@@ -18,8 +18,8 @@ import (
 type Named struct {
 	Cluster string   `json:"cluster"` // whose gateway says it
 	Cause   string   `json:"cause"`
-	Says    string   `json:"says"`              // the sentence up to its remedy; … replaces counts and times
-	Besides []string `json:"besides,omitempty"` // other causes that are found too, and are true
+	Says    string   `json:"says"`              // the sentence without its remedy; … replaces counts and times
+	Besides []string `json:"besides,omitempty"` // other causes that the gateways rightly report too
 	Or      *Named   `json:"or,omitempty"`      // an alternative; chance decides which one
 }
 
@@ -37,6 +37,18 @@ const (
 	namedWithin  = 15 * time.Second
 	loggedWithin = 20 * time.Second
 )
+
+// ValidNames returns an error for a name that is neither a fault's nor "all".
+func ValidNames(names []string) error {
+	for _, name := range names {
+		if name != "all" {
+			if _, err := findFault(name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
 
 // namedChecks make faults, wait until a gateway's status names them, and mend them.
 func namedChecks(names []string) func(*Lab) []Check {
@@ -90,10 +102,8 @@ func (l *Lab) waitMeasured(ctx context.Context) error {
 			if err == nil && s.Tunnel.RTTSeconds != nil && !slices.ContainsFunc(s.Nodes, func(n gatewaycontrol.Node) bool { return n.RTTSeconds == nil }) {
 				break
 			}
-			select {
-			case <-ctx.Done():
-				return fmt.Errorf("the gateway of %s has not measured its ways: %+v, %w", clusters[i].Name, s, context.Cause(ctx))
-			case <-time.After(100 * time.Millisecond):
+			if err := sleep(ctx, 100*time.Millisecond); err != nil {
+				return fmt.Errorf("the gateway of %s has not measured its paths: %+v, %w", clusters[i].Name, s, err)
 			}
 		}
 	}
@@ -130,7 +140,7 @@ func (l *Lab) findings(ctx context.Context) (all []finding) {
 	return all
 }
 
-// waitNamed waits until the status names the fault, and requires the wording of the list, and no other fault.
+// waitNamed waits until the status names the fault in the words of the list. No other fault may be named.
 func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding, began time.Time) (text string, err error) {
 	if f.Named == nil {
 		return f.Untold, nil
@@ -147,16 +157,14 @@ func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding, began t
 		}
 		switch {
 		case text != "" && len(others) > 0:
-			return "", fmt.Errorf("%s: besides %s there is\n%s", f.Does, f.Named.Cause, strings.Join(others, "\n"))
+			return "", fmt.Errorf("%s: the status names not only %s but also\n%s", f.Does, f.Named.Cause, strings.Join(others, "\n"))
 		case text != "":
 			return text, nil
 		case time.Since(began) > namedWithin:
-			return "", fmt.Errorf("%s: the status of %s does not say in %v: %s: %s; but\n%s", f.Does, f.Named.Cluster, namedWithin, f.Named.Cause, f.Named.Says, strings.Join(others, "\n"))
+			return "", fmt.Errorf("%s: the status of %s does not say within %v: %s: %s; it says\n%s", f.Does, f.Named.Cluster, namedWithin, f.Named.Cause, f.Named.Says, strings.Join(others, "\n"))
 		}
-		select {
-		case <-ctx.Done():
-			return "", context.Cause(ctx)
-		case <-time.After(100 * time.Millisecond):
+		if err := sleep(ctx, 100*time.Millisecond); err != nil {
+			return "", err
 		}
 	}
 }
@@ -178,10 +186,7 @@ func (l *Lab) useAll(ctx context.Context) {
 			users.Go(func() {
 				for ctx.Err() == nil {
 					e.ping(84)
-					select {
-					case <-ctx.Done():
-					case <-time.After(usePace):
-					}
+					sleep(ctx, usePace)
 				}
 			})
 		}
