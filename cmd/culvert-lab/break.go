@@ -16,7 +16,7 @@ func newBreakCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "break [FAULT…]",
 		Short: "Make faults in the running lab, to learn from them; without arguments, list all",
-		Long: "Make faults in the running lab, in addition to those that it has. mend removes them.\n" +
+		Long: "Make faults in the running lab, in addition to those that it has. culvert-lab mend removes them.\n" +
 			"Without arguments, list all faults.",
 		Example:           "  culvert-lab break\n  culvert-lab break missing-route\n  culvert-lab mend",
 		ValidArgsFunction: completeFaults(false),
@@ -87,7 +87,7 @@ func newRestartCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "restart CLUSTER/HOST",
 		Short:             "Restart a gateway or node of the running lab",
-		Long:              "Restart a gateway or node of the running lab with what its file says now, or start it if it was killed.",
+		Long:              "Restart a gateway or node of the running lab with the current contents of its file, or start it if it was killed.",
 		Example:           "  culvert-lab restart rome/gateway",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeFirst(culvertHosts()...),

@@ -17,7 +17,7 @@ import (
 type program struct{ file string }
 
 func (p *program) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&p.file, "culvert", "", "the culvert to run, a `FILE` of the same version; without it, the one that lies beside culvert-lab")
+	cmd.Flags().StringVar(&p.file, "culvert", "", "the culvert to run, a `FILE` of the same version; without it, the one in the folder of culvert-lab")
 }
 
 // find returns the path of culvert. It refuses another version, whose configuration and output may differ from what this lab expects.
@@ -43,10 +43,10 @@ func (p *program) find(cmd *cobra.Command) (string, error) {
 	}
 	var theirs control.Version
 	if err := json.Unmarshal(text, &theirs); err != nil {
-		return "", fmt.Errorf("--culvert: %s does not say its version as culvert does: %w", file, err)
+		return "", fmt.Errorf("--culvert: %s does not print its version as culvert does: %w", file, err)
 	}
 	if own := control.ReadVersion(); theirs != own {
-		return "", fmt.Errorf("--culvert: %s is %s; this lab is for %s; build both with make build", file, theirs, own)
+		return "", fmt.Errorf("--culvert: %s is %s, but this lab needs %s; build both with make build", file, theirs, own)
 	}
 	return file, nil
 }

@@ -44,8 +44,8 @@ func (l *Lab) against(name, path string, change func(i int, config object), atta
 			return "", err
 		}
 		figure, err = attack(ctx)
-		if err = errors.Join(err, l.buryGateways()); err != nil {
-			err = fmt.Errorf("%w\ndropped meanwhile:%s", err, l.dropped(ctx))
+		if err = errors.Join(err, l.removeEnded()); err != nil {
+			err = fmt.Errorf("%w\ndropped meanwhile:\n%s", err, l.dropped(ctx))
 		}
 		return figure, err
 	}}
@@ -73,8 +73,8 @@ func (l *Lab) freshGateways(ctx context.Context, change func(i int, config objec
 	return l.useGateways(ctx, &culvertGateway)
 }
 
-// buryGateways fails if gateways have ended, and forgets them.
-func (l *Lab) buryGateways() error {
+// removeEnded removes processes that have ended from the list, and returns an error if there are any.
+func (l *Lab) removeEnded() error {
 	var errs []error
 	l.processes = slices.DeleteFunc(l.processes, func(p *Process) bool {
 		if p.Running() {
@@ -86,18 +86,17 @@ func (l *Lab) buryGateways() error {
 	return errors.Join(errs...)
 }
 
-// dropped lists what the gateways have dropped since they started.
+// dropped lists what the gateways have dropped since they started, and why.
 func (l *Lab) dropped(ctx context.Context) string {
 	var all strings.Builder
 	for _, p := range l.gateways() {
 		page, err := gatewayGet(ctx, p.Host, "/metrics")
 		if err != nil {
-			fmt.Fprintf(&all, "\n%s: %v", p.Host.Name, err)
+			fmt.Fprintf(&all, "  %s: %v\n", p.Host.Name, err)
 		}
 		for line := range strings.Lines(page) {
-			labels, ok := strings.CutPrefix(line, "culvert_dropped_packets_total")
-			if ok && !strings.HasSuffix(line, " 0\n") {
-				fmt.Fprintf(&all, "\n%s: %s", p.Host.Name, strings.TrimSpace(labels))
+			if labels, ok := strings.CutPrefix(line, "culvert_dropped_packets_total"); ok && !strings.HasSuffix(line, " 0\n") {
+				fmt.Fprintf(&all, "  %s: %s", p.Host.Name, labels)
 			}
 		}
 	}

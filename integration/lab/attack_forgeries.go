@@ -32,7 +32,7 @@ func (l *Lab) forgeries() []Check {
 // sourceCheckOff lets nodes send from each other's pods' addresses.
 func sourceCheckOff(_ int, config object) { config["geneve"].(object)["sourceCheck"] = "cluster" }
 
-// attackReload gives the gateway a file that lacks the second node, and that it must refuse for a fault in a third one.
+// attackReload gives the gateway a file without the second node, which it must refuse because of a fault in a third one.
 func (l *Lab) attackReload(ctx context.Context) (string, error) {
 	config := l.gatewayConfig(0)
 	nodes, third := config["geneve"].(object)["nodes"].([]object), l.thirdNode(0)
@@ -41,21 +41,11 @@ func (l *Lab) attackReload(ctx context.Context) (string, error) {
 	if err := l.writeYAML(clusters[0].Name, "gateway.yaml", config); err != nil {
 		return "", err
 	}
-	if err := l.hangUp(ctx, 0, refusedText); err != nil {
+	if err := l.sendHangup(ctx, 0, refusedText); err != nil {
 		return "", err
 	}
 	e := l.pair("rome/pod2", "milan/pod2")
-	there, err := newPinger(e.from)
-	if err != nil {
-		return "", err
-	}
-	defer there.close()
-	back, err := newPinger(e.to)
-	if err != nil {
-		return "", err
-	}
-	defer back.close()
-	return l.beside(ctx, nil, echoRequests("pings", 20, there, e.target, 84), echoRequests("pings back", 20, back, e.wantSource, 84))
+	return l.beside(ctx, nil, echoRequests("pings", 20, e.from, e.target, 84), echoRequests("pings back", 20, e.to, e.wantSource, 84))
 }
 
 // attackPathMTU sends too-big messages about packets that nobody sent: of no connection, or with a sequence number that is not in flight.
@@ -149,8 +139,8 @@ func (s *socket) local() (netip.AddrPort, error) {
 	return addrPort(a), err
 }
 
-// attackFIN ends a connection, as somebody who can send from the far end's address but does not know sequence numbers, and then fills the table:
-// ended connections would be evicted.
+// attackFIN tries to end a connection without knowing its sequence numbers, from the far end's address, and then fills the table: an ended connection
+// would be evicted.
 func (l *Lab) attackFIN(ctx context.Context) (string, error) {
 	victim, err := newIdle(l.pair("rome/node2", "milan/pod1"))
 	if err != nil {
@@ -209,13 +199,13 @@ func (s sourceServer) expect(want string, from netip.AddrPort) error {
 		return err
 	}
 	if string(buffer[:n]) != want || source != from {
-		return fmt.Errorf("heard %q from %s, want %q from %s", buffer[:n], source, want, from)
+		return fmt.Errorf("received %q from %s, want %q from %s", buffer[:n], source, want, from)
 	}
 	return nil
 }
 
-// speakFor sends datagrams of count connections from the first node of rome, with the source of pod e.from. The first is of a connection that this
-// pod could open.
+// speakFor sends datagrams of count connections from the first node of rome, with pod e.from as their source. The first has the ports of a connection
+// that this pod opens later.
 func (l *Lab) speakFor(e *ends, count int) *flood {
 	return &flood{l.at("rome/node1"), count, func(i int) []byte {
 		return rawUDP(netip.AddrPortFrom(e.from.Address, forgedPort+uint16(i)), netip.AddrPortFrom(e.target, attackPort), []byte("forged")...)
@@ -248,10 +238,10 @@ func (l *Lab) attackSource(ctx context.Context) (string, error) {
 	if _, err := client.Write([]byte("own")); err != nil {
 		return "", err
 	}
-	return figure + " forged, none heard", server.expect("own", netip.AddrPortFrom(e.wantSource, forgedPort))
+	return figure + " forged, none received", server.expect("own", netip.AddrPortFrom(e.wantSource, forgedPort))
 }
 
-// checkSourceAllowed does the same where a node may send from all pods' addresses: the packets pass.
+// checkSourceAllowed requires that such packets pass where a node may send from the addresses of all pods.
 func (l *Lab) checkSourceAllowed(ctx context.Context) (string, error) {
 	e := l.pair("rome/pod2", "milan/pod1")
 	server, err := newSourceServer(e.to)
@@ -262,5 +252,5 @@ func (l *Lab) checkSourceAllowed(ctx context.Context) (string, error) {
 	if _, err := l.beside(ctx, []*flood{l.speakFor(e, 1)}); err != nil {
 		return "", err
 	}
-	return "heard", server.expect("forged", netip.AddrPortFrom(e.wantSource, forgedPort))
+	return "received", server.expect("forged", netip.AddrPortFrom(e.wantSource, forgedPort))
 }

@@ -12,6 +12,8 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -22,7 +24,7 @@ type innocent struct {
 	what string // requests, in the plural
 	n    int    // how many after the flood; during it, as many as there is time for
 	ask  func(ctx context.Context) error
-	late func() int // how many answers arrived after ask had stopped waiting; nil: none can
+	end  func() int // closes what ask has opened, and returns how many answers arrived after ask had stopped waiting; nil: nothing to close
 
 	every time.Duration // pause before each request
 	most  int           // maximum number of requests during the flood, or 0
@@ -37,14 +39,14 @@ const (
 	maxLost    = 2                // stop asking after this many losses
 )
 
-// toll is the outcome of an innocent's requests.
-type toll struct {
+// tally is the outcome of an innocent's requests.
+type tally struct {
 	asked, again, lost int
 	late               int   // of those asked again
 	err                error // of the first one lost
 }
 
-func (in *innocent) once(ctx context.Context, t *toll) {
+func (in *innocent) once(ctx context.Context, t *tally) {
 	t.asked++
 	for attempt := range attempts {
 		if attempt > 0 {
@@ -83,10 +85,10 @@ func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocen
 		running.Wait()
 		close(ended)
 	}()
-	tolls := make([]toll, len(innocents))
+	tallies := make([]tally, len(innocents))
 	for i, in := range innocents {
 		asking.Go(func() {
-			t := &tolls[i]
+			t := &tallies[i]
 			for during := len(floods) > 0; during && t.lost < maxLost && ctx.Err() == nil; {
 				in.once(ctx, t)
 				select {
@@ -108,8 +110,8 @@ func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocen
 	asking.Wait()
 	<-ended
 	for i, in := range innocents {
-		if in.late != nil {
-			tolls[i].late = in.late()
+		if in.end != nil {
+			tallies[i].late = in.end()
 		}
 	}
 	if err := errors.Join(append(errs, ctx.Err())...); err != nil {
@@ -119,14 +121,14 @@ func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocen
 	if err != nil {
 		return "", err
 	}
-	return judgeTolls(figures, innocents, tolls, after-before)
+	return judgeTallies(figures, innocents, tallies, after-before)
 }
 
-// judgeTolls requires that nothing is lost, and no more is repeated than the kernel has lost.
-func judgeTolls(figures []string, innocents []*innocent, tolls []toll, kernel int) (string, error) {
+// judgeTallies requires that nothing is lost, and no more is repeated than the kernel has lost.
+func judgeTallies(figures []string, innocents []*innocent, tallies []tally, kernel int) (string, error) {
 	var errs []error
 	again := 0
-	for i, t := range tolls {
+	for i, t := range tallies {
 		t.again = max(0, t.again-t.late)
 		again += t.again
 		if t.lost > 0 {
@@ -147,38 +149,12 @@ func judgeTolls(figures []string, innocents []*innocent, tolls []toll, kernel in
 func (l *Lab) kernelLosses() (n int, err error) {
 	for _, h := range l.hosts {
 		err := h.Do(func() error {
-			text, err := os.ReadFile("/proc/thread-self/net/snmp")
-			if err != nil {
-				return err
-			}
-			six, err := os.ReadFile("/proc/thread-self/net/snmp6")
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
-			for line := range strings.Lines(string(six)) {
-				var value int
-				fmt.Sscanf(line, "Udp6RcvbufErrors %d", &value)
-				n += value
-			}
-			var names []string
-			for line := range strings.Lines(string(text)) {
-				fields := strings.Fields(line)
-				if fields[0] != "Udp:" {
-					continue
-				}
-				for i, name := range names {
-					var value int
-					if name == "RcvbufErrors" {
-						fmt.Sscan(fields[i], &value)
-						n += value
-					}
-				}
-				names = fields
-			}
-			return nil
+			overflows, err := snmpCounter("Udp", "RcvbufErrors")
+			n += overflows
+			return err
 		})
 		if err != nil {
-			return 0, err
+			return 0, fmt.Errorf("%s: %w", h.Name, err)
 		}
 	}
 	text, err := os.ReadFile("/proc/net/softnet_stat")
@@ -195,10 +171,39 @@ func (l *Lab) kernelLosses() (n int, err error) {
 	return n, nil
 }
 
+// snmpCounter returns a counter of a protocol in this thread's network namespace, of both families: such as RcvbufErrors of Udp and of Udp6.
+func snmpCounter(protocol, name string) (n int, err error) {
+	six, err := os.ReadFile("/proc/thread-self/net/snmp6")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, err
+	}
+	for line := range strings.Lines(string(six)) {
+		var value int
+		fmt.Sscanf(line, protocol+"6"+name+" %d", &value)
+		n += value
+	}
+	four, err := os.ReadFile("/proc/thread-self/net/snmp")
+	if err != nil {
+		return 0, err
+	}
+	var names []string
+	for line := range strings.Lines(string(four)) {
+		fields := strings.Fields(line)
+		if at := slices.Index(names, name); at >= 0 && fields[0] == protocol+":" {
+			value, err := strconv.Atoi(fields[at])
+			return n + value, err
+		}
+		if names = nil; fields[0] == protocol+":" {
+			names = fields
+		}
+	}
+	return 0, fmt.Errorf("/proc/net/snmp: no %s of %s", name, protocol)
+}
+
 // datagrams asks an echo server, from a separate port for each question.
 func datagrams(what string, n int, e *ends, port int) *innocent {
 	q := &questioner{timeout: askTimeout}
-	return &innocent{what: what, n: n, late: q.late, ask: func(ctx context.Context) error {
+	return &innocent{what: what, n: n, end: q.late, ask: func(ctx context.Context) error {
 		conn, err := e.dialUDP(ctx, port)
 		if err != nil {
 			return err
@@ -207,15 +212,37 @@ func datagrams(what string, n int, e *ends, port int) *innocent {
 	}}
 }
 
+// withPinger is an innocent that asks by ICMP.
+func withPinger(what string, n int, from *Host, ask func(*pinger) error) *innocent {
+	var p *pinger
+	return &innocent{what: what, n: n,
+		ask: func(context.Context) (err error) {
+			if p == nil {
+				if p, err = newPinger(from); err != nil {
+					return err
+				}
+			}
+			return ask(p)
+		},
+		end: func() int {
+			if p != nil {
+				p.close()
+				p = nil
+			}
+			return 0
+		},
+	}
+}
+
 // echoRequests pings with packets of size bytes.
-func echoRequests(what string, n int, p *pinger, to netip.Addr, size int) *innocent {
-	return &innocent{what: what, n: n, ask: func(context.Context) error {
+func echoRequests(what string, n int, from *Host, to netip.Addr, size int) *innocent {
+	return withPinger(what, n, from, func(p *pinger) error {
 		a, err := p.echo(to, size, maxTTL)
 		if err == nil && a.message.Type != p.types().reply {
 			err = fmt.Errorf("%v (code %d) from %s, want an echo reply", a.message.Type, a.message.Code, a.from)
 		}
 		return err
-	}}
+	})
 }
 
 // scrapes reads a gateway's metrics from another host.
@@ -269,7 +296,7 @@ func questions(n int, c *call, want string) *innocent {
 // callers make connections to a nameServer and keep them.
 type callers struct{ conns []net.Conn }
 
-// newCalls must be answered by the host want, "" for any. They are fewer than the attacker's.
+// newCalls are connections that the host want must answer, or any host if want is "". They are fewer than the attacker's.
 func (k *callers) newCalls(n int, from *Host, to netip.AddrPort, want string) *innocent {
 	const every, most = 20 * time.Millisecond, 30
 	return &innocent{what: "new connections", n: n, every: every, most: most, ask: func(ctx context.Context) error {
@@ -319,7 +346,7 @@ func (i *idle) speak(from, to *socket) error {
 		return err
 	}
 	if _, err := to.read(heard); err != nil {
-		return fmt.Errorf("what was said on an idle connection: %w", err)
+		return fmt.Errorf("data on an idle connection did not arrive: %w", err)
 	}
 	if binary.BigEndian.Uint16(heard) != word {
 		return fmt.Errorf("%x arrived, want %x", heard, said)
@@ -327,7 +354,7 @@ func (i *idle) speak(from, to *socket) error {
 	return nil
 }
 
-// serverSpeaks is what a gateway that has forgotten the connection cannot carry.
+// serverSpeaks sends from the far end, which a gateway that has forgotten the connection cannot carry.
 func (i *idle) serverSpeaks() error { return i.speak(i.far, i.near) }
 
 func (i *idle) close() {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// questioner asks over connections, one question each. It keeps unanswered ones: an answer after its timeout, as with little CPU, is not lost.
+// questioner asks one question over each connection. It keeps those without an answer, because an answer after the timeout is late but not lost.
 type questioner struct {
 	timeout    time.Duration
 	unanswered []net.Conn

@@ -32,7 +32,7 @@ func (l *Lab) listenerAttacks() []Check {
 			return l.attackHandshakes(ctx, l.outer()[0].Peering.Addr())
 		}),
 		l.against("new session", "stranger × both gateways", nil, l.attackSession),
-		l.against("waiting room", "milan/pod1 × rome/pod2", nil, l.attackWaitingRoom),
+		l.against("neighbour queue", "milan/pod1 × rome/pod2", nil, l.attackNeighbourQueue),
 	}
 }
 
@@ -49,11 +49,6 @@ func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 		slow             = 1000
 	)
 	gateway, e := l.Host("rome/gateway"), l.pair("rome/pod2", "milan/pod2")
-	innocent, err := newPinger(e.from)
-	if err != nil {
-		return "", err
-	}
-	defer innocent.close()
 	own := netip.AddrPortFrom(l.plan()[0].Gateway, metricsPort)
 	request := []byte("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
 	half := request[:len(request)-4]
@@ -84,7 +79,7 @@ func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("hostile scraper %d: %w", i, err)
 		}
 	}
-	figure, err := l.beside(ctx, nil, echoRequests("pings", 100, innocent, e.target, 84), scrapes(5, l.Host("rome/node2"), own),
+	figure, err := l.beside(ctx, nil, echoRequests("pings", 100, e.from, e.target, 84), scrapes(5, l.Host("rome/node2"), own),
 		healthChecks("health checks of the machine's own", 20, gateway, own), healthChecks("health checks of another", 20, l.Host("rome/node2"), own))
 	return fmt.Sprintf("%d × %d unread, %d slow; %s", greedy, requests, slow, figure), err
 }
@@ -93,11 +88,6 @@ func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (string, error) {
 	const count = 50_000
 	e := l.pair("rome/pod2", "milan/pod2")
-	innocent, err := newPinger(e.from)
-	if err != nil {
-		return "", err
-	}
-	defer innocent.close()
 	p, ttl := l.plan(), byte(1)
 	if from == "rome/pod1" {
 		ttl = 2 // its node uses up one
@@ -108,7 +98,7 @@ func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (strin
 		setTTL(b, ttl)
 		return b
 	}}
-	return l.beside(ctx, []*flood{f}, traces(15, innocent, e.target, p[0].Internal))
+	return l.beside(ctx, []*flood{f}, traces(15, e.from, e.target, p[0].Internal))
 }
 
 // stranger is an unused address: on the link between the gateways or, for IPv6, where a /64 counts as one sender, elsewhere.
@@ -123,19 +113,14 @@ func (l *Lab) stranger() netip.Addr {
 func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (string, error) {
 	const count = 50_000
 	e := l.pair("rome/pod2", "milan/pod2")
-	innocent, err := newPinger(e.from)
-	if err != nil {
-		return "", err
-	}
-	defer innocent.close()
 	f, err := l.handshakes(count, from)
 	if err != nil {
 		return "", err
 	}
-	return l.beside(ctx, []*flood{f}, echoRequests("pings", 100, innocent, e.target, 84))
+	return l.beside(ctx, []*flood{f}, echoRequests("pings", 100, e.from, e.target, 84))
 }
 
-// attackSession does so while the gateways start and do not know each other's address yet.
+// attackSession starts such handshakes while the gateways start and do not know each other's address yet.
 func (l *Lab) attackSession(ctx context.Context) (string, error) {
 	f, err := l.handshakes(0, l.stranger())
 	if err != nil {
@@ -191,11 +176,11 @@ func (l *Lab) handshakes(count int, from netip.Addr) (*flood, error) {
 	return &flood{l.host(l.outer(), "rome/gateway"), count, func(i int) []byte { return packets[i%kinds] }}, nil
 }
 
-// attackWaitingRoom sends to nodes that do not answer, while a node comes back whose MAC address must be resolved: its first packet waits for that.
-func (l *Lab) attackWaitingRoom(ctx context.Context) (string, error) {
+// attackNeighbourQueue sends to nodes that do not answer, while a node comes back whose MAC address must be resolved: its first packet waits for that.
+func (l *Lab) attackNeighbourQueue(ctx context.Context) (string, error) {
 	const absent, each = 32, 128
 	rome, outer := &l.plan()[0], &l.outer()[0]
-	// What is behind an absent node, and its own addresses.
+	// The pod CIDR of an absent node.
 	pods := func(i int) netip.Prefix {
 		at, bits := netip.AddrFrom4([4]byte{10, 0, byte(150 + i), 0}), 24
 		if rome.PodCIDR.Addr().Is6() {
@@ -228,11 +213,6 @@ func (l *Lab) attackWaitingRoom(ctx context.Context) (string, error) {
 		pod := rome.Seen(behind(pods(i%absent).Addr(), 5))
 		return silentUDP(netip.AddrPortFrom(attacker.Address, uint16(1024+i)), netip.AddrPortFrom(pod, attackPort))
 	}}
-	p, err := newPinger(e.from)
-	if err != nil {
-		return "", err
-	}
-	defer p.close()
 	filled, err := l.beside(ctx, []*flood{f})
 	if err != nil {
 		return "", err
@@ -240,17 +220,19 @@ func (l *Lab) attackWaitingRoom(ctx context.Context) (string, error) {
 	if err := l.reload(ctx, 0, with(true)); err != nil {
 		return "", err
 	}
-	more, err := l.beside(ctx, nil, echoRequests("pings", 20, p, e.target, 84))
+	more, err := l.beside(ctx, nil, echoRequests("pings", 20, e.from, e.target, 84))
 	return filled + "; " + more, err
 }
 
 // traces sends packets that expire at the gateway, which must report it. Their rate stays within a pod's share of errors.
-func traces(n int, p *pinger, to, gateway netip.Addr) *innocent {
-	return &innocent{what: "traces", n: n, every: time.Second / 15, ask: func(context.Context) error {
+func traces(n int, from *Host, to, gateway netip.Addr) *innocent {
+	in := withPinger("traces", n, from, func(p *pinger) error {
 		a, err := p.echo(to, 84, 2)
 		if err == nil && (a.message.Type != p.types().timeExceeded || a.from != gateway) {
 			err = fmt.Errorf("%v from %s, want time exceeded from %s", a.message.Type, a.from, gateway)
 		}
 		return err
-	}}
+	})
+	in.every = time.Second / 15
+	return in
 }

@@ -91,7 +91,7 @@ func rawEcho(from, to netip.Addr, id uint16) []byte {
 	binary.BigEndian.PutUint16(icmp[4:], id)
 	sum := ^onesSum(0, icmp)
 	if from.Is6() {
-		sum = sum6(protocol, from, to, icmp)
+		sum = checksum(protocol, from, to, icmp)
 	}
 	binary.BigEndian.PutUint16(icmp[2:], sum)
 	return b

@@ -8,8 +8,8 @@ import (
 	"net/netip"
 )
 
-// hostilePeer makes milan's gateway route to the addresses of rome's nodes too: the owner of a peer's key can send anything. In rome, an external
-// address stands for the second node.
+// hostilePeer makes milan's gateway route to the addresses of rome's nodes too, because the owner of a peer's key can send anything. In rome, an
+// external address stands for the second node.
 func (l *Lab) hostilePeer(i int, config object) {
 	rome := &l.plan()[0]
 	if i == 0 {
@@ -59,11 +59,6 @@ func (l *Lab) attackNodes(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer server.close()
-	pings, err := newPinger(l.at("milan/pod2"))
-	if err != nil {
-		return "", err
-	}
-	defer pings.close()
 	const count = 20_000
 	f := &flood{attacker, count, func(i int) []byte {
 		from, to := netip.AddrPortFrom(attacker.Address, uint16(1024+i)), netip.AddrPortFrom(seen, attackPort)
@@ -87,7 +82,7 @@ func (l *Lab) attackNodes(ctx context.Context) (string, error) {
 	defer m.close()
 	figure, err := l.beside(ctx, []*flood{f}, k.newCalls(20, asked.from, netip.AddrPortFrom(asked.target, backendPort), asked.to.Name),
 		m.newCalls(20, attacker, netip.AddrPortFrom(p[0].Seen(mappedNode(&p[0])), backendPort), "rome/node2"),
-		echoRequests("pings of a pod", 20, pings, p[0].Seen(p[0].Nodes[1].Pod), 84))
+		echoRequests("pings of a pod", 20, l.at("milan/pod2"), p[0].Seen(p[0].Nodes[1].Pod), 84))
 	if err != nil {
 		return "", err
 	}
@@ -105,7 +100,7 @@ func (l *Lab) attackNodes(ctx context.Context) (string, error) {
 	if a, err := knock.echo(seen, 84, maxTTL); !errors.Is(err, errUnanswered) {
 		return "", fmt.Errorf("%s, pinging %s: %+v, %w; want no answer", attacker.Name, node.Name, a, err)
 	}
-	// The node's own question arrives last, and nothing before it.
+	// The node's own datagram arrives last, and nothing before it.
 	if _, err := heard.WriteToUDPAddrPort([]byte("own"), netip.AddrPortFrom(node.Address, attackPort)); err != nil {
 		return "", err
 	}

@@ -4,12 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"os"
-	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -28,11 +23,6 @@ func (l *Lab) strangerMTU() int {
 func (l *Lab) attackOuterMTU(ctx context.Context) (string, error) {
 	e, o := l.pair("milan/pod1", "rome/pod1"), l.outer()
 	gateway := l.Host("milan/gateway")
-	pings, err := newPinger(l.at("milan/pod2"))
-	if err != nil {
-		return "", err
-	}
-	defer pings.close()
 	if err := e.reach(ctx); err != nil {
 		return "", err
 	}
@@ -52,7 +42,7 @@ func (l *Lab) attackOuterMTU(ctx context.Context) (string, error) {
 		if _, err := l.beside(ctx, []*flood{f}); err != nil {
 			return "", err
 		}
-		if err := gateway.Do(func() error { return believes(lie.far, l.strangerMTU()) }); err != nil {
+		if err := gateway.Do(func() error { return awaitPathMTU(lie.far, l.strangerMTU()) }); err != nil {
 			return "", err
 		}
 	}
@@ -64,13 +54,13 @@ func (l *Lab) attackOuterMTU(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	told, err := l.beside(ctx, nil, echoRequests("large pings of another pod", 20, pings, l.plan()[0].Seen(l.plan()[0].Nodes[1].Pod), largeMTU))
+	told, err := l.beside(ctx, nil, echoRequests("large pings of another pod", 20, l.at("milan/pod2"), l.plan()[0].Seen(l.plan()[0].Nodes[1].Pod), largeMTU))
 	if err != nil {
 		return "", err
 	}
 	after, err := outerCounts(ctx, gateway)
 	if err == nil && after != before {
-		err = fmt.Errorf("%s: %+v before a stream, %+v behind it; want no more", gateway.Name, before, after)
+		err = fmt.Errorf("%s: %+v before a stream, %+v after it; want no more", gateway.Name, before, after)
 	}
 	return fmt.Sprintf("mtu %d believed by the kernel alone; segments %d; %s", l.strangerMTU(), figure.lastMSS, told), err
 }
@@ -87,40 +77,13 @@ func outerCounts(ctx context.Context, gateway *Host) (c outerCount, err error) {
 		c.refusedTrains += int(metrics[fmt.Sprintf("culvert_socket_refused_trains_total{socket=%q}", socket)])
 	}
 	return c, gateway.Do(func() (err error) {
-		c.fragments, err = fragmentsMade()
+		c.fragments, err = snmpCounter("Ip", "FragCreates")
 		return err
 	})
 }
 
-// fragmentsMade counts the fragments of either family made in this thread's namespace.
-func fragmentsMade() (n int, err error) {
-	six, err := os.ReadFile("/proc/thread-self/net/snmp6")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return 0, err
-	}
-	for line := range strings.Lines(string(six)) {
-		var value int
-		fmt.Sscanf(line, "Ip6FragCreates %d", &value)
-		n += value
-	}
-	four, err := os.ReadFile("/proc/thread-self/net/snmp")
-	if err != nil {
-		return 0, err
-	}
-	var names []string
-	for line := range strings.Lines(string(four)) {
-		fields := strings.Fields(line)
-		if at := slices.Index(names, "FragCreates"); at >= 0 && fields[0] == "Ip:" {
-			value, err := strconv.Atoi(fields[at])
-			return n + value, err
-		}
-		names = fields
-	}
-	return 0, errors.New("/proc/net/snmp has no FragCreates")
-}
-
-// believes waits until the kernel of this thread's namespace has learnt a path MTU.
-func believes(to netip.Addr, mtu int) error {
+// awaitPathMTU waits until the kernel of this thread's namespace has learnt a path MTU.
+func awaitPathMTU(to netip.Addr, mtu int) error {
 	for began := time.Now(); ; time.Sleep(faultPace) {
 		routes, err := netlink.RouteGet(to.AsSlice())
 		if err == nil && len(routes) > 0 && routes[0].MTU == mtu {

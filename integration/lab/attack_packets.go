@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rawSocket sends packets with any source.
+// rawSocket sends packets with any source: IPPROTO_RAW implies that their headers are given, see raw(7).
 type rawSocket struct{ *socket }
 
 func newRaw(h *Host) (rawSocket, error) {
-	s, err := newRawSocket(h, h.Address.Is6())
+	s, err := newSocket(h, unix.SOCK_RAW, unix.IPPROTO_RAW)
 	return rawSocket{s}, err
 }
 
@@ -63,26 +63,24 @@ func setTTL(packet []byte, ttl byte) {
 	}
 }
 
-// sum6 returns the checksum for the payload of an IPv6 packet; IPv4 UDP needs none.
-func sum6(protocol byte, from, to netip.Addr, body []byte) uint16 {
-	pseudo := append(append(from.AsSlice(), to.AsSlice()...), 0, protocol, byte(len(body)>>8), byte(len(body))) // same sum
+// checksum returns the checksum of a UDP datagram of either family, or of an ICMPv6 message.
+func checksum(protocol byte, from, to netip.Addr, body []byte) uint16 {
+	pseudo := append(append(from.AsSlice(), to.AsSlice()...), 0, protocol, byte(len(body)>>8), byte(len(body))) // the pseudo-header of IPv6 has the same sum
 	return ^onesSum(onesSum(0, pseudo), body)
 }
 
-// rawUDP makes a datagram, without a checksum over IPv4.
+// rawUDP makes a datagram.
 func rawUDP(from, to netip.AddrPort, payload ...byte) []byte {
 	b, udp := rawPacket(unix.IPPROTO_UDP, from.Addr(), to.Addr(), 8+len(payload))
 	binary.BigEndian.PutUint16(udp, from.Port())
 	binary.BigEndian.PutUint16(udp[2:], to.Port())
 	binary.BigEndian.PutUint16(udp[4:], uint16(len(udp)))
 	copy(udp[8:], payload)
-	if from.Addr().Is6() {
-		sum := sum6(unix.IPPROTO_UDP, from.Addr(), to.Addr(), udp)
-		if sum == 0 {
-			sum = 0xffff // RFC 8200, Section 8.1
-		}
-		binary.BigEndian.PutUint16(udp[6:], sum)
+	sum := checksum(unix.IPPROTO_UDP, from.Addr(), to.Addr(), udp)
+	if sum == 0 {
+		sum = 0xffff // RFC 768; RFC 8200, Section 8.1
 	}
+	binary.BigEndian.PutUint16(udp[6:], sum)
 	return b
 }
 
@@ -122,7 +120,7 @@ func tooBigAbout(from netip.Addr, quoted []byte, mtu uint16) []byte {
 		icmp[0] = 2
 		binary.BigEndian.PutUint32(icmp[4:], uint32(mtu))
 		copy(icmp[8:], quoted)
-		binary.BigEndian.PutUint16(icmp[2:], sum6(unix.IPPROTO_ICMPV6, from, to, icmp))
+		binary.BigEndian.PutUint16(icmp[2:], checksum(unix.IPPROTO_ICMPV6, from, to, icmp))
 		return b
 	}
 	b, icmp := rawPacket(unix.IPPROTO_ICMP, from, to, 8+len(quoted))
@@ -135,24 +133,12 @@ func tooBigAbout(from netip.Addr, quoted []byte, mtu uint16) []byte {
 
 // laterFragment makes a later fragment of a datagram without a first fragment.
 func laterFragment(from, to netip.Addr, id uint16) []byte {
-	if from.Is6() {
-		return fragment6(from, to, id, fragmentBytes, true, make([]byte, 64))
-	}
-	b, _ := rawPacket(unix.IPPROTO_UDP, from, to, 64)
-	binary.BigEndian.PutUint16(b[4:], id)
-	binary.BigEndian.PutUint16(b[6:], moreFragments|fragmentBytes/8)
-	return b
+	return fragment(from, to, id, fragmentBytes, true, make([]byte, 64))
 }
 
 // firstFragment makes a first fragment of a datagram that never becomes complete.
 func firstFragment(from, to netip.AddrPort, id uint16) []byte {
-	b := rawUDP(from, to, make([]byte, 64)...)
-	header := ipHeader(from.Addr())
-	binary.BigEndian.PutUint16(b[header+4:], fragmentBytes)
-	if from.Addr().Is6() {
-		return fragment6(from.Addr(), to.Addr(), id, 0, true, b[header:])
-	}
-	binary.BigEndian.PutUint16(b[4:], id)
-	binary.BigEndian.PutUint16(b[6:], moreFragments)
-	return b
+	udp := rawUDP(from, to, make([]byte, 64)...)[ipHeader(from.Addr()):]
+	binary.BigEndian.PutUint16(udp[4:], fragmentBytes)
+	return fragment(from.Addr(), to.Addr(), id, 0, true, udp)
 }

@@ -2,12 +2,9 @@ package lab
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"strings"
 	"time"
 )
 
@@ -66,11 +63,6 @@ func (l *Lab) attackPorts(ctx context.Context) (string, error) {
 // attackFragments sends later fragments without a first one, as many as nine incomplete datagrams a second accumulate in their lifetime of 30 s.
 func (l *Lab) attackFragments(ctx context.Context) (string, error) {
 	const lone, incomplete = 4000, 270
-	innocent, err := newPinger(l.at("rome/node2"))
-	if err != nil {
-		return "", err
-	}
-	defer innocent.close()
 	p, e := l.plan(), l.pair("rome/node2", "milan/pod2")
 	pod := p[0].Nodes[0].Pod
 	from, to := netip.AddrPortFrom(pod, attackPort), netip.AddrPortFrom(p[1].Seen(p[1].Nodes[0].Pod), attackPort)
@@ -80,7 +72,7 @@ func (l *Lab) attackFragments(ctx context.Context) (string, error) {
 		}
 		return firstFragment(from, to, uint16(i+1))
 	}}
-	return l.beside(ctx, []*flood{f}, echoRequests("fragmented pings", 50, innocent, e.target, 4001))
+	return l.beside(ctx, []*flood{f}, echoRequests("fragmented pings", 50, e.from, e.target, 4001))
 }
 
 // manyServices gives rome as many additional services with affinity as the attack has clients.
@@ -139,29 +131,16 @@ func (l *Lab) attackAffinity(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		memory, err := l.gateway(0).anonymous()
-		if err == nil && memory > attackedRSS {
-			err = fmt.Errorf("the gateway has %d MiB that no file backs, want at most %d", memory>>20, attackedRSS>>20)
+		memory, err := l.gateway(0).memory()
+		const mib = 1 << 20
+		if err == nil && memory.anonymous > attackedRSS {
+			err = fmt.Errorf("the gateway has %.0f MiB that no file backs, want at most %d", memory.anonymous/mib, attackedRSS/mib)
 		}
-		return fmt.Sprintf("%s; %d MiB", figure, memory>>20), err
+		return fmt.Sprintf("%s; %.0f MiB", figure, memory.anonymous/mib), err
 	})
 }
 
-// anonymous returns a process's memory without a file behind it, in bytes.
-func (p *Process) anonymous() (bytes int, err error) {
-	if p == nil {
-		return 0, errors.New("no gateway")
-	}
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, "RssAnon:"); ok {
-			_, err = fmt.Sscan(value, &bytes)
-		}
-	}
-	return bytes << 10, err
-}
-
-// attackHalfOpen opens connections from many addresses behind one node. Meanwhile earlier requests by the other node wait for answers.
+// attackHalfOpen opens connections from many addresses behind one node. Meanwhile requests that the other node sent before wait for their answers.
 func (l *Lab) attackHalfOpen(ctx context.Context) (string, error) {
 	e := l.pair("rome/node2", "milan/pod1")
 	waiting, err := newWaiting(ctx, e, 50)
@@ -317,16 +296,12 @@ func (l *Lab) fillTable(ctx context.Context, innocents ...*innocent) (figure str
 
 // connections returns how full a gateway's table is.
 func (l *Lab) connections(ctx context.Context, gateway string) (n, most int, err error) {
-	page, err := gatewayGet(ctx, l.Host(gateway), "/metrics")
-	for line := range strings.Lines(page) {
-		fmt.Sscanf(line, "culvert_connections %d", &n)
-		fmt.Sscanf(line, "culvert_connections_max %d", &most)
-	}
-	return n, most, err
+	metrics, err := gatewayMetrics(ctx, l.Host(gateway))
+	return int(metrics["culvert_connections"]), int(metrics["culvert_connections_max"]), err
 }
 
-// collusion fills the table of rome's gateway: the first pod of milan answers what the first pod of rome sends. Each packet is sent several times,
-// because a few are lost, or their answers come too late.
+// collusion fills the table of rome's gateway: the first pod of milan answers what the first pod of rome sends. Each packet is sent more than once,
+// because some are lost and some answers come too late.
 func (l *Lab) collusion() []*flood {
 	const flows, rounds = smallTable * 5 / 4, 2
 	one := func(from, to string) *flood {

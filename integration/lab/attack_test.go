@@ -17,24 +17,24 @@ import (
 	"culvert/nat/nattest"
 )
 
-// TestTolls: a request lost is a failure, and so is one repeated that the kernel has not
+// TestTallies: a request lost is a failure, and so is one repeated that the kernel has not
 // lost.
-func TestTolls(t *testing.T) {
+func TestTallies(t *testing.T) {
 	innocents := []*innocent{{what: "pings"}, {what: "scrapes"}}
 	for _, test := range []struct {
-		name   string
-		tolls  []toll
-		kernel int
-		want   string // figure
-		err    string
+		name    string
+		tallies []tally
+		kernel  int
+		want    string // figure
+		err     string
 	}{
-		{"all answered", []toll{{asked: 10}, {asked: 5}}, 0, "9 at 1 k/s; 10 pings; 5 scrapes", ""},
-		{"the kernel lost some", []toll{{asked: 10, again: 2}, {asked: 5}}, 2, "9 at 1 k/s; 10 pings; 5 scrapes; 2 lost by the kernel", ""},
-		{"somebody else did", []toll{{asked: 10, again: 3}, {asked: 5}}, 2, "", "3 of 10 pings lost, of which the kernel lost no more than 2"},
-		{"the kernel lost some, and some were late", []toll{{asked: 10, again: 3, late: 1}, {asked: 5}}, 2, "9 at 1 k/s; 10 pings; 5 scrapes; 2 lost by the kernel", ""},
-		{"never answered", []toll{{asked: 10}, {asked: 5, again: 2, lost: 1}}, 100, "", "1 of 5 scrapes lost, 3 attempts each"},
+		{"all answered", []tally{{asked: 10}, {asked: 5}}, 0, "9 at 1 k/s; 10 pings; 5 scrapes", ""},
+		{"the kernel lost some", []tally{{asked: 10, again: 2}, {asked: 5}}, 2, "9 at 1 k/s; 10 pings; 5 scrapes; 2 lost by the kernel", ""},
+		{"somebody else did", []tally{{asked: 10, again: 3}, {asked: 5}}, 2, "", "3 of 10 pings lost, of which the kernel lost no more than 2"},
+		{"the kernel lost some, and some were late", []tally{{asked: 10, again: 3, late: 1}, {asked: 5}}, 2, "9 at 1 k/s; 10 pings; 5 scrapes; 2 lost by the kernel", ""},
+		{"never answered", []tally{{asked: 10}, {asked: 5, again: 2, lost: 1}}, 100, "", "1 of 5 scrapes lost, 3 attempts each"},
 	} {
-		figure, err := judgeTolls([]string{"9 at 1 k/s"}, innocents, test.tolls, test.kernel)
+		figure, err := judgeTallies([]string{"9 at 1 k/s"}, innocents, test.tallies, test.kernel)
 		if test.err == "" && (err != nil || figure != test.want) {
 			t.Errorf("%s: %q, %v; want %q", test.name, figure, err, test.want)
 		}
@@ -53,11 +53,11 @@ func TestInnocentGivesUp(t *testing.T) {
 		err, answers = answers[0], answers[1:]
 		return err
 	}}
-	var got toll
+	var got tally
 	for range 3 {
 		in.once(t.Context(), &got)
 	}
-	if want := (toll{asked: 3, again: 3, lost: 1, err: failure}); got != want || len(answers) != 0 {
+	if want := (tally{asked: 3, again: 3, lost: 1, err: failure}); got != want || len(answers) != 0 {
 		t.Errorf("%+v, want %+v; %d answers left", got, want, len(answers))
 	}
 }

@@ -64,9 +64,8 @@ type bench struct {
 	totals map[string]*totals // of the current run, by gateway
 }
 
-// RunBench builds a lab below dir, measures the path between two pods through
-// culvert's gateways and through reference gateways in the same namespaces, and
-// prints the result to out. Progress goes to progress, line by line.
+// RunBench builds a lab below dir, measures the path between two pods through culvert's gateways and through reference gateways in the same namespaces,
+// and prints the result to out. Progress goes to progress, line by line.
 func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.Writer) (err error) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(benchProcs))
 	b := &bench{times: fullTimes, progress: progress, began: time.Now(), rows: newRows()}
@@ -92,7 +91,7 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 	standard.Culvert = o.Culvert
 	b.lab, err = Start(ctx, dir, standard)
 	if err == nil {
-		err = b.lab.quietBridges()
+		err = b.lab.bypassBridgeFilters()
 	}
 	if err == nil {
 		b.path = b.lab.pair("rome/pod1", "milan/pod1")
@@ -138,8 +137,7 @@ func (b *bench) end(err error, dir string, print func() error) error {
 	return err
 }
 
-// alternate measures one thing with one gateway after the other, then the next,
-// and all again.
+// alternate takes each measurement with every gateway in turn, and repeats that for each run.
 func (b *bench) alternate(ctx context.Context, all []measurement, variants []*variant) error {
 	for run := range b.times.runs {
 		b.totals = make(map[string]*totals)

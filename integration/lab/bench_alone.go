@@ -49,7 +49,7 @@ func (b *bench) alone(ctx context.Context, v *variant, size int) (packets, secon
 		machine       sample
 		at            time.Time
 	}
-	look := func() (m moment, err error) {
+	measure := func() (m moment, err error) {
 		sums, err := counters(ctx, []*Process{rome}, metricForwarded)
 		if err != nil {
 			return m, err
@@ -63,14 +63,14 @@ func (b *bench) alone(ctx context.Context, v *variant, size int) (packets, secon
 	if err := sleep(ctx, b.times.warmUp); err != nil {
 		return 0, 0, 0, err
 	}
-	before, err := look()
+	before, err := measure()
 	if err == nil {
 		err = sleep(ctx, b.times.bulk)
 	}
 	if err != nil {
 		return 0, 0, 0, err
 	}
-	after, err := look()
+	after, err := measure()
 	t := &b.totals[v.Name].streams
 	t.used = t.used.plus(after.machine.minus(before.machine))
 	return after.packets - before.packets, after.at.Sub(before.at).Seconds(), after.used - before.used, err
@@ -126,7 +126,7 @@ func (f *nodeFlood) stop() error {
 	return <-f.ended
 }
 
-// trainOfNode returns equal tunnel datagrams one behind the other, and the size of one.
+// trainOfNode returns equal tunnel datagrams one after the other, and the size of one.
 func (l *Lab) trainOfNode(size int) (train []byte, datagram int, err error) {
 	c, n := &clusters[0], &clusters[0].Nodes[0]
 	vni := geneve.VNI(n.VNI)

@@ -2,7 +2,6 @@ package lab
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"runtime"
@@ -65,10 +64,7 @@ func (b *bench) takeCPUs(ctx context.Context, reference bool) error {
 	for id, plan := range cpusPlans {
 		b.rows[id] = row{plan, make(map[string][]float64)}
 	}
-	streams := func(name string, id rowID, up, down int) measurement {
-		return measurement{name: name, take: func(ctx context.Context, v *variant) error { return b.takeStreams(ctx, v, id, up, down) }}
-	}
-	// bits and bytes are of what rate and cost count.
+	// bits and bytes are of each packet, in the units that rate and cost count.
 	alone := func(name string, size int, rate, cost rowID, bits, bytes float64) measurement {
 		return measurement{name: name, take: func(ctx context.Context, v *variant) error {
 			if v.reference { // it does not count what it has encrypted
@@ -84,16 +80,10 @@ func (b *bench) takeCPUs(ctx context.Context, reference bool) error {
 	}
 	_, variants := cpusVariants(reference)
 	return b.alternate(ctx, []measurement{
-		streams("one stream", cpusTCP1, 1, 0),
-		streams("eight streams", cpusTCP8, 8, 0),
-		streams("eight streams each way", cpusBoth, 8, 8),
-		{name: "datagrams of 64 bytes", take: func(ctx context.Context, v *variant) error {
-			rate, err := b.path.measureUDP(ctx, 64, b.times.bisections, b.times.udpStep)
-			if err == nil {
-				b.record(v, cpusUDP64, rate)
-			}
-			return err
-		}},
+		b.streams("one stream", cpusTCP1, 1, 0),
+		b.streams("eight streams", cpusTCP8, 8, 0),
+		b.streams("eight streams each way", cpusBoth, 8, 8),
+		b.datagrams("datagrams of 64 bytes", cpusUDP64, 64),
 		alone("one gateway alone, 1312 bytes", aloneSize, cpusAlone, cpusAloneCost, 8*aloneSize, aloneSize),
 		alone("one gateway alone, 64 bytes", aloneSmall, cpusAloneSmall, cpusAloneSmallCost, 1, 1),
 	}, variants)
@@ -138,9 +128,7 @@ func (b *bench) printCPUs(out io.Writer, mode node.Mode, o BenchOptions) error {
 		r.Rows = append(r.Rows, x)
 	}
 	if o.JSON {
-		encoder := json.NewEncoder(out)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(r)
+		return printJSON(out, r)
 	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s, %d CPUs, %s; nodes %s; median (range) of %d alternating runs; %.0f s\n",

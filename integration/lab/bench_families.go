@@ -13,7 +13,7 @@ func (b *bench) takeFamilies(ctx context.Context, dir string, o Options) (err er
 	l, err := Start(ctx, dir, o)
 	defer func() { err = errors.Join(err, l.Stop()) }()
 	if err == nil {
-		err = l.quietBridges()
+		err = l.bypassBridgeFilters()
 	}
 	if err != nil {
 		return err

@@ -1,15 +1,12 @@
 package lab
 
 import (
-	"bufio"
 	"context"
 	"crypto/ecdh"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"slices"
 	"strconv"
@@ -66,7 +63,7 @@ func (l *Lab) stopGateways() error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	l.processes = slices.DeleteFunc(l.processes, func(p *Process) bool {
-		if !strings.HasSuffix(p.Host.Name, "/gateway") {
+		if !isGateway(p.Host.Name) {
 			return false
 		}
 		if p.Running() {
@@ -130,12 +127,7 @@ func (l *Lab) writeReference(c *Cluster, procs int) error {
 	return l.write(c.Name, "reference.json", text)
 }
 
-func otherCluster(c *Cluster) *Cluster {
-	if c.Name == clusters[0].Name {
-		return &clusters[1]
-	}
-	return &clusters[0]
-}
+func otherCluster(c *Cluster) *Cluster { return &clusters[1-clusters.index(c.Name+"/")] }
 
 // referenceReady checks for what the reference makes last.
 func referenceReady(_ context.Context, h *Host) error {
@@ -183,74 +175,52 @@ func (l *Lab) readKey(c *Cluster) (*ecdh.PrivateKey, error) {
 // gateways returns the two gateway processes.
 func (l *Lab) gateways() (both []*Process) {
 	for _, p := range l.processes {
-		if strings.HasSuffix(p.Host.Name, "/gateway") {
+		if isGateway(p.Host.Name) {
 			both = append(both, p)
 		}
 	}
 	return both
 }
 
-// memory returns a process's resident set now and at its largest, in bytes.
-func (p *Process) memory() (resident, peak float64, err error) {
+// memory is how much memory a process uses, in bytes.
+type memory struct {
+	resident, peak float64 // the resident set now, and at its largest
+	anonymous      float64 // the part without a file behind it
+}
+
+func (p *Process) memory() (m memory, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil {
-		return 0, 0, err
+		return m, err
 	}
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(line, ":")
 		kib, _ := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
 		switch name {
 		case "VmRSS":
-			resident = kib * 1024
+			m.resident = kib * 1024
 		case "VmHWM":
-			peak = kib * 1024
+			m.peak = kib * 1024
+		case "RssAnon":
+			m.anonymous = kib * 1024
 		}
 	}
-	return resident, peak, nil
+	return m, nil
 }
 
 // counters sums culvert's metrics of one name over all labels and processes.
 func counters(ctx context.Context, processes []*Process, names ...string) (map[string]float64, error) {
 	sums := make(map[string]float64)
 	for _, p := range processes {
-		err := get(ctx, p.Host, "/metrics", func(body io.Reader) error {
-			lines := bufio.NewScanner(body)
-			for lines.Scan() {
-				name, _, _ := strings.Cut(lines.Text(), "{")
-				name, _, _ = strings.Cut(name, " ")
-				if !slices.Contains(names, name) {
-					continue
-				}
-				text := lines.Text()
-				value, err := strconv.ParseFloat(text[strings.LastIndexByte(text, ' ')+1:], 64)
-				if err != nil {
-					return fmt.Errorf("%s: %w", text, err)
-				}
+		metrics, err := gatewayMetrics(ctx, p.Host)
+		if err != nil {
+			return nil, err
+		}
+		for labelled, value := range metrics {
+			if name, _, _ := strings.Cut(labelled, "{"); slices.Contains(names, name) {
 				sums[name] += value
 			}
-			return lines.Err()
-		})
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", p.Host.Name, err)
 		}
 	}
 	return sums, nil
-}
-
-// get reads a page of a gateway's metrics server.
-func get(ctx context.Context, h *Host, path string, read func(io.Reader) error) error {
-	client := http.Client{Transport: &http.Transport{DialContext: h.Dial, DisableKeepAlives: true}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metricsAddress+path, nil)
-	if err != nil {
-		return err
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", path, response.Status)
-	}
-	return read(response.Body)
 }

@@ -88,11 +88,9 @@ func (b *bench) takeGrown(ctx context.Context, i int) error {
 		}
 		b.say("  %d connections are there", n)
 	}
-	rate, err := b.path.measureUDP(ctx, 64, b.times.bisections, b.times.udpStep)
-	if err != nil {
+	if err := b.takeDatagrams(ctx, &v, rowUDP64, 64); err != nil {
 		return err
 	}
-	b.record(&v, rowUDP64, rate)
 	if err := errors.Join(b.takeStreams(ctx, &v, rowTCP1, 1, 0), b.takeDials(ctx, &v), b.takeIdle(ctx, &v), b.recordMemory(&v)); err != nil {
 		return err
 	}
@@ -125,8 +123,7 @@ func (l *Lab) writeGrown(i int) error {
 	return nil
 }
 
-// grownNodes adds nodes that do not answer, and routes to single pods in turn to
-// all nodes. The routes of pods that exist stay as they are.
+// grownNodes adds nodes that do not answer, and gives all nodes in turn routes to single pods. The routes to pods that exist stay as they are.
 func grownNodes(c *Cluster, nodes []any, total, routes int) []any {
 	underlay, internal := netip.MustParseAddr("172.24.0.1"), netip.MustParseAddr("10.81.0.1")
 	for i := len(nodes); i < total; i++ {
@@ -152,9 +149,8 @@ func grownNodes(c *Cluster, nodes []any, total, routes int) []any {
 	return nodes
 }
 
-// quietBridges keeps frames on the routers' bridges away from packet filters, as
-// on a cable.
-func (l *Lab) quietBridges() error {
+// bypassBridgeFilters keeps packet filters from seeing frames on the routers' bridges, which stand for cables.
+func (l *Lab) bypassBridgeFilters() error {
 	for i := range clusters {
 		err := l.Host(clusters[i].Name + "/router").Do(func() error {
 			const name, name6 = "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"

@@ -86,23 +86,37 @@ func (s *socket) echo(request, reply []byte, sequence uint16) (time.Duration, er
 
 // reach returns when the far pod answers.
 func (e *ends) reach(ctx context.Context) error {
+	if err := e.answered(ctx, ipHeader(e.target)+pingBytes, 100*time.Millisecond); err != nil {
+		return fmt.Errorf("%s does not reach %s: %w", e.from.Name, e.to.Name, err)
+	}
+	return nil
+}
+
+// answered pings with packets of size bytes until there is an answer, which may take wait, or ctx is done.
+func (e *ends) answered(ctx context.Context, size int, wait time.Duration) error {
 	s, err := newPing(e.from)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	err = errors.Join(s.setTimeout(100*time.Millisecond), s.connect(netip.AddrPortFrom(e.target, 0)))
-	if err != nil {
+	if err := s.setTimeout(wait); err != nil {
 		return err
 	}
-	request, reply := make([]byte, pingBytes), make([]byte, 2*pingBytes)
+	pace := time.NewTicker(faultPace)
+	defer pace.Stop()
+	request, reply := make([]byte, size-ipHeader(e.target)), make([]byte, size)
 	for sequence := uint16(0); ; sequence++ {
-		rtt, err := s.echo(request, reply, sequence)
-		if err == nil && rtt < pingTimeout {
-			return nil
+		err := s.connect(netip.AddrPortFrom(e.target, 0)) // there may be no route yet
+		if err == nil {
+			var rtt time.Duration
+			if rtt, err = s.echo(request, reply, sequence); err == nil && rtt < pingTimeout {
+				return nil
+			}
 		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("%s does not reach %s: %w", e.from.Name, e.to.Name, errors.Join(err, ctx.Err()))
+		select {
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		case <-pace.C:
 		}
 	}
 }

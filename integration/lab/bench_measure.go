@@ -12,29 +12,35 @@ type measurement struct {
 	take    func(context.Context, *variant) error
 }
 
+// streams measures TCP connections that send as fast as they can, in one or both directions.
+func (b *bench) streams(name string, id rowID, up, down int) measurement {
+	return measurement{name: name, take: func(ctx context.Context, v *variant) error { return b.takeStreams(ctx, v, id, up, down) }}
+}
+
+// datagrams measures the highest rate of datagrams with size bytes of payload.
+func (b *bench) datagrams(name string, id rowID, size int) measurement {
+	return measurement{name: name, take: func(ctx context.Context, v *variant) error { return b.takeDatagrams(ctx, v, id, size) }}
+}
+
+func (b *bench) takeDatagrams(ctx context.Context, v *variant, id rowID, size int) error {
+	rate, err := b.path.measureUDP(ctx, size, b.times.bisections, b.times.udpStep)
+	if err == nil {
+		b.record(v, id, rate)
+	}
+	return err
+}
+
 // measurements are the measurements of a run, in the order of the table.
 func (b *bench) measurements() []measurement {
-	streams := func(name string, id rowID, up, down int) measurement {
-		return measurement{name: name, take: func(ctx context.Context, v *variant) error { return b.takeStreams(ctx, v, id, up, down) }}
-	}
-	datagrams := func(name string, id rowID, size int) measurement {
-		return measurement{name: name, take: func(ctx context.Context, v *variant) error {
-			rate, err := b.path.measureUDP(ctx, size, b.times.bisections, b.times.udpStep)
-			if err == nil {
-				b.record(v, id, rate)
-			}
-			return err
-		}}
-	}
 	return []measurement{
-		streams("one stream", rowTCP1, 1, 0),
-		streams("one stream, reverse", rowTCP1Reverse, 0, 1),
-		streams("four streams", rowTCP4, 4, 0),
-		streams("four streams, reverse", rowTCP4Reverse, 0, 4),
-		streams("both ways", rowTCPBoth, 1, 1),
+		b.streams("one stream", rowTCP1, 1, 0),
+		b.streams("one stream, reverse", rowTCP1Reverse, 0, 1),
+		b.streams("four streams", rowTCP4, 4, 0),
+		b.streams("four streams, reverse", rowTCP4Reverse, 0, 4),
+		b.streams("both ways", rowTCPBoth, 1, 1),
 		{name: "connections", take: b.takeDials},
-		datagrams("datagrams of 64 bytes", rowUDP64, 64),
-		datagrams("datagrams of 1200 bytes", rowUDP1200, 1200),
+		b.datagrams("datagrams of 64 bytes", rowUDP64, 64),
+		b.datagrams("datagrams of 1200 bytes", rowUDP1200, 1200),
 		{name: "ping", take: b.takeIdle},
 		{name: "ping beside a stream", take: b.takeLoaded},
 		{name: "one stream", refused: true, take: b.takeRefused},
@@ -74,8 +80,8 @@ func (b *bench) takeIdle(ctx context.Context, v *variant) error {
 	cost := func() (seconds, resident float64, err error) {
 		for _, p := range b.lab.gateways() {
 			s, runErr := p.running()
-			r, _, memoryErr := p.memory()
-			seconds, resident = seconds+s, max(resident, r)
+			m, memoryErr := p.memory()
+			seconds, resident = seconds+s, max(resident, m.resident)
 			err = errors.Join(err, runErr, memoryErr)
 		}
 		return seconds, resident, err
@@ -141,11 +147,11 @@ func (b *bench) takeRefused(ctx context.Context, v *variant) error {
 func (b *bench) recordMemory(v *variant) error {
 	t := b.totals[v.Name]
 	for _, p := range b.lab.gateways() {
-		resident, peak, err := p.memory()
+		m, err := p.memory()
 		if err != nil {
 			return err
 		}
-		t.resident, t.peak = max(t.resident, resident), max(t.peak, peak)
+		t.resident, t.peak = max(t.resident, m.resident), max(t.peak, m.peak)
 	}
 	return nil
 }

@@ -47,9 +47,7 @@ const (
 
 func (r *report) print(out io.Writer, asJSON bool) error {
 	if asJSON {
-		encoder := json.NewEncoder(out)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(r)
+		return printJSON(out, r)
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %d CPUs, %s; nodes %s; median (range) of %d alternating runs; %.0f s\n",
@@ -84,6 +82,12 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+func printJSON(out io.Writer, report any) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(report)
 }
 
 // othersLimit is the percentage of CPU time used by others, including interrupts, above which a report warns.

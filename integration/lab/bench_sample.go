@@ -71,6 +71,7 @@ const (
 	statMajorFaults = 12 - 3
 	statUser        = 14 - 3
 	statSystem      = 15 - 3
+	statStart       = 22 - 3 // in clock ticks since boot
 )
 
 // processStat returns a process's numbers from the third field on.
@@ -81,10 +82,10 @@ func processStat(pid string) ([]float64, error) {
 	}
 	// The second field is a name in parentheses, which may contain anything.
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	if len(fields) <= statSystem {
+	if len(fields) <= statStart {
 		return nil, fmt.Errorf("/proc/%s/stat: %d fields", pid, len(fields))
 	}
-	numbers := make([]float64, statSystem+1)
+	numbers := make([]float64, statStart+1)
 	for i := range numbers {
 		numbers[i], _ = strconv.ParseFloat(fields[i], 64) // the state is a letter
 	}

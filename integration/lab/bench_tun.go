@@ -16,7 +16,7 @@ func (b *bench) takeTUN(ctx context.Context, dir, culvert string) (err error) {
 	l, err := Start(ctx, dir, o)
 	defer func() { err = errors.Join(err, l.Stop()) }()
 	if err == nil {
-		err = l.quietBridges()
+		err = l.bypassBridgeFilters()
 	}
 	if err != nil {
 		return err

@@ -114,7 +114,7 @@ func (l *Lab) nodeConfig(i, j int) object {
 	c, n, outer := &clusters[i], &clusters[i].Nodes[j], &l.outer()[i]
 	var address, gateway []netip.Addr
 	var routes []netip.Prefix
-	for _, p := range slices.Backward(l.plans()) { // the first family's route last: nodeReady waits for it
+	for _, p := range slices.Backward(l.plans()) { // nodeReady waits for the last route, which must be of the first family
 		address, gateway = append(address, p[i].Nodes[j].Internal), append(gateway, p[i].Internal)
 		routes = append(routes, p[1-i].SeenPods, p[1-i].SeenExt)
 	}

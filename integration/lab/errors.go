@@ -75,7 +75,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (string, error) 
 			return "", fmt.Errorf("%s, from %s: %v, want %v", e.from.Name, e.local, err, unix.ECONNREFUSED)
 		}
 	}
-	// All have their own errors, so any excess has arrived as well.
+	// Every sender has had its own error, so any extra one has arrived too.
 	heard := make(map[netip.Addr]int)
 	for host, p := range watchers {
 		for n := 0; ; {
@@ -103,7 +103,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (string, error) 
 	}
 	for _, e := range senders {
 		if heard[e.local] != 1 {
-			return "", fmt.Errorf("%s heard %d errors that quote %s, want 1 (of all: %v)", e.from.Name, heard[e.local], e.local, heard)
+			return "", fmt.Errorf("%s received %d errors that quote %s, want 1 (all: %v)", e.from.Name, heard[e.local], e.local, heard)
 		}
 	}
 	return fmt.Sprintf("%d senders of one port, 1 error each", len(senders)), nil

@@ -21,11 +21,11 @@ import (
 type Fault struct {
 	Name    string  `json:"name"`    // what culvert-lab break takes
 	Does    string  `json:"does"`    // what it does
-	Cause   string  `json:"cause"`   // what is wrong, in the words of somebody who searches for it
-	Remedy  string  `json:"remedy"`  // what fixes it, in the words of somebody who does so by hand
+	Cause   string  `json:"cause"`   // what is wrong, as somebody would search for it
+	Remedy  string  `json:"remedy"`  // how to fix it by hand
 	Symptom Symptom `json:"symptom"` // what users notice
 	Named   *Named  `json:"named,omitempty"`
-	Untold  string  `json:"untold,omitempty"` // what no gateway can know, if it is not named
+	Untold  string  `json:"untold,omitempty"` // why no gateway can name it, or ""
 
 	files  map[string]change // by host, changes of the host's configuration
 	off    string            // host whose gateway or node is stopped
@@ -34,7 +34,7 @@ type Fault struct {
 	not    node.Mode // mode without this fault
 }
 
-// change changes the configuration of a gateway, or of a node, of a lab of a mode.
+// change changes the configuration of a gateway or node, in a lab whose nodes use a mode.
 type change func(config object, mode node.Mode)
 
 // Symptom is what users notice of a fault.
@@ -44,16 +44,16 @@ type Symptom string
 const (
 	AllCut     Symptom = "no pod reaches the other cluster"
 	FirstCut   Symptom = "rome/pod1 and milan do not reach each other; rome/pod2 and milan do"
-	FirstDeaf  Symptom = "milan does not reach rome/pod1, which reaches milan: answers take the way back of their requests"
+	FirstDeaf  Symptom = "rome/pod1 reaches milan, milan does not reach rome/pod1: only answers find the way to it"
 	AllLarge   Symptom = "small packets pass, large ones vanish"
 	FirstLarge Symptom = "rome/pod1's small packets pass, its large ones vanish; rome/pod2's all pass"
 	SlowTCP    Symptom = "everything passes, TCP in tiny segments"
-	Harmless   Symptom = "everything passes, as a node is found by what it sends"
+	Harmless   Symptom = "everything passes: the gateway learns the node from its packets"
 	Unmeasured Symptom = "everything passes, and no gateway can ping the other"
 	SlowBulk   Symptom = "everything passes, streams from rome more slowly"
-	NewCut     Symptom = "pods reach each other; who needs a place in rome's table, as rome/node1 does, does not reach milan"
-	PortCut    Symptom = "pods reach each other; nobody behind rome's unknown source reaches UDP 9 of milan/pod1"
-	HalfCut    Symptom = "some of rome/pod1's connections pass, the others do not begin; rome/pod2's all pass"
+	NewCut     Symptom = "pods reach each other; senders that need an entry in rome's table, such as rome/node1, do not reach milan"
+	PortCut    Symptom = "pods reach each other; nobody behind rome's unknown source reaches UDP port 9 of milan/pod1"
+	HalfCut    Symptom = "some of rome/pod1's connections work, others cannot be opened; rome/pod2's all work"
 )
 
 // kernelFault is a change of a host's kernel. Both functions run inside the host;
@@ -121,7 +121,7 @@ func (l *Lab) Mend(ctx context.Context, names ...string) error {
 		}
 		i := slices.Index(broken, f)
 		if i < 0 {
-			return fmt.Errorf("%s: the lab does not have this fault; culvert-lab status tells those it has", name)
+			return fmt.Errorf("%s: the lab does not have this fault; culvert-lab status lists those it has", name)
 		}
 		broken = slices.Delete(broken, i, i+1)
 	}

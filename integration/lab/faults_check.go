@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -97,7 +96,7 @@ func (l *Lab) kernels() (lines []string, err error) {
 						return err
 					}
 					for _, r := range routes {
-						if r.Dst == nil || !r.Dst.IP.IsLinkLocalUnicast() { // these appear when a link has been up for a while
+						if r.Dst == nil || !r.Dst.IP.IsLinkLocalUnicast() { // these appear some time after a link is up
 							add("route %s via %s dev %s, %s, mtu %d", r.Dst, r.Gw, a.Name, r.Scope, r.MTU)
 						}
 					}
@@ -134,7 +133,7 @@ func without(a, b []string) []string {
 // healthy is the symptom of a lab without faults.
 const healthy Symptom = "everything passes"
 
-// passes says which sizes still pass with a symptom, from where.
+// passes reports whether packets from a host still pass, large or small ones.
 func (s Symptom) passes(from string, large bool) bool {
 	first := strings.HasSuffix(from, "/pod1")
 	switch s {
@@ -152,7 +151,7 @@ func (s Symptom) passes(from string, large bool) bool {
 	return true
 }
 
-// observe fails unless the lab shows the symptom: what should pass passes soon, and nothing else does.
+// observe requires the symptom: what should pass passes soon, and nothing else does.
 func (l *Lab) observe(ctx context.Context, want Symptom) error {
 	var errs []error
 	var mu sync.Mutex
@@ -205,7 +204,7 @@ func (l *Lab) observeMore(ctx context.Context, want Symptom) error {
 	return nil
 }
 
-// awaitDrop waits until rome's gateway drops its nodes' packets for one of these reasons.
+// awaitDrop waits until rome's gateway has dropped packets of its nodes for one of these reasons.
 func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
@@ -214,15 +213,13 @@ func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
 		if err == nil && slices.ContainsFunc(s.Outbound.Drops, func(d gatewaycontrol.Drop) bool { return slices.Contains(reasons, d.Reason) }) {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("rome's gateway drops nothing as %s: %w", strings.Join(reasons, " or "), errors.Join(context.Cause(ctx), err))
-		case <-time.After(faultPace):
+		if e := sleep(ctx, faultPace); e != nil {
+			return fmt.Errorf("rome's gateway drops nothing as %s: %w", strings.Join(reasons, " or "), errors.Join(e, err))
 		}
 	}
 }
 
-// halfPasses fails unless some of many connections pass and some do not.
+// halfPasses requires that some of many connections work and some do not.
 func (e *ends) halfPasses(ctx context.Context) error {
 	server, err := newEchoServer(e.to)
 	if err != nil {
@@ -259,7 +256,7 @@ func (e *ends) halfPasses(ctx context.Context) error {
 	return nil
 }
 
-// observe pings until there is an answer, which must come soon, or must not.
+// observe requires an answer to a ping soon, or none for a while.
 func (e *ends) observe(ctx context.Context, size int, answers bool) error {
 	limit := faultPatience
 	if answers {
@@ -267,7 +264,7 @@ func (e *ends) observe(ctx context.Context, size int, answers bool) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err := e.answered(ctx, size)
+	err := e.answered(ctx, size, faultPace)
 	if err == nil && !answers {
 		return fmt.Errorf("%s: packets of %d bytes pass", e.path(), size)
 	}
@@ -275,34 +272,4 @@ func (e *ends) observe(ctx context.Context, size int, answers bool) error {
 		return fmt.Errorf("%s: packets of %d bytes do not pass: %w", e.path(), size, err)
 	}
 	return nil
-}
-
-// answered pings with packets of size bytes until there is an answer, or ctx is done.
-func (e *ends) answered(ctx context.Context, size int) error {
-	s, err := newPing(e.from)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	if err := s.setTimeout(faultPace); err != nil {
-		return err
-	}
-	pace := time.NewTicker(faultPace)
-	defer pace.Stop()
-	request, reply := make([]byte, size-ipHeader(e.target)), make([]byte, size)
-	for sequence := uint16(0); ; sequence++ {
-		// Without a route there is nothing to connect to, yet.
-		err := s.connect(netip.AddrPortFrom(e.target, 0))
-		if err == nil {
-			var rtt time.Duration
-			if rtt, err = s.echo(request, reply, sequence); err == nil && rtt < pingTimeout {
-				return nil
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(context.Cause(ctx), err)
-		case <-pace.C:
-		}
-	}
 }

@@ -33,15 +33,19 @@ func FaultReference() string {
 	}
 	return fmt.Sprintf(`# Faults
 
-This page lists ways to break the path between pods of two clusters, and how culvert names them. While packets flow in both directions, or somebody
-tries to send them, `+"`culvert status`"+` names a fault within %d seconds and the gateway's log within %d: %d of %d are named. … stands for counts, times and
-other values that vary. This page is generated. `+"`culvert-lab check --named all --mode vxlan --offloads on`"+` makes each fault, reads the status and
-the log, and fixes it. `+"`culvert-lab break FAULT`"+` makes it in a running lab, to learn from.
+This page lists ways to break the path between pods of two clusters, and how culvert names them.
+While packets flow in both directions, or somebody tries to send them, `+"`culvert status`"+` names a fault
+within %d seconds and the gateway's log within %d: %d of %d are named. … stands for counts, times and
+other values that vary. This page is generated.
+
+`+"`culvert-lab check --named all --mode vxlan --offloads on`"+` makes each fault, reads the status and the
+log, and fixes it. `+"`culvert-lab break FAULT`"+` makes it in a running lab, to learn from.
 
 %s
 ## Other warnings
 
-`+"`culvert status`"+` and the log also warn of conditions that none of these faults causes, such as too little CPU time:
+`+"`culvert status`"+` and the log also warn of conditions that none of these faults causes, such as too
+little CPU time:
 
 %s`, int(namedWithin.Seconds()), int(loggedWithin.Seconds()), named, len(faults), b.String(), others.String())
 }

@@ -13,7 +13,7 @@ import (
 	gatewaycontrol "culvert/gateway/control"
 )
 
-// load is traffic from when a fault is made until ctx ends.
+// load is the traffic of a fault, from its start until ctx ends.
 type load func(ctx context.Context, l *Lab) error
 
 // loading is the running load of a fault.
@@ -81,7 +81,7 @@ func openStreams(ctx context.Context, l *Lab) error {
 	}
 	defer server.close()
 	return repeat(ctx, func() error {
-		e.openStream(ctx, server.port()) // whether or not it is answered
+		e.openStream(ctx, server.port()) // an answer is not required
 		return nil
 	})
 }
@@ -117,7 +117,7 @@ func streams(ctx context.Context, l *Lab) error {
 // discardPort is the port of the discard protocol (RFC 863), which nobody serves.
 const discardPort = 9
 
-// takePorts uses all source ports of rome's unknown source that one client gets towards milan/pod1, and then asks for more.
+// takePorts uses all source ports that rome's unknown source gives one client towards milan/pod1, and then asks for more.
 func takePorts(ctx context.Context, l *Lab) error {
 	to := netip.AddrPortFrom(l.pair("rome/node1", "milan/pod1").target, discardPort)
 	datagram := func(i int) []byte { return silentUDP(netip.AddrPortFrom(l.plan()[0].Nodes[0].Underlay, uint16(i)), to) }

@@ -44,9 +44,9 @@ func both(pairs ...any) map[string]change {
 	return map[string]change{"rome/gateway": edit, "milan/gateway": edit}
 }
 
-// unmet makes changes of gateways that do not know where the other one is, as when they are set up. A
-// server that remembers it calls its peer there, and seconds later they have a tunnel in spite of the fault.
-func unmet(changes map[string]change) map[string]change {
+// withoutState adds to the changes that gateways have no state, as when they are set up. A server that remembered the address of its peer would call
+// it there, and the fault would have no effect.
+func withoutState(changes map[string]change) map[string]change {
 	all := make(map[string]change)
 	for _, host := range []string{"rome/gateway", "milan/gateway"} {
 		all[host] = func(config object, mode node.Mode) {
@@ -113,7 +113,7 @@ func halfFlows() []kernelFault {
 	})}
 }
 
-// blackhole makes a host apply a rule before it looks for its own addresses.
+// blackhole makes a host apply a rule before it looks up its own addresses.
 func blackhole(host string, block func(*Lab) *netlink.Rule) kernelFault {
 	own := func(l *Lab, priority int) *netlink.Rule {
 		r := l.rule(priority)
@@ -166,7 +166,7 @@ func nodeHole() []kernelFault {
 		{"rome/router", setMTU("node1", holeLink), setMTU("node1", underlayMTU)}}
 }
 
-// peerHole makes both ends of the link too small, while their routes claim the opposite.
+// peerHole gives both ends of the link a small MTU, and the routes over it the usual one.
 func peerHole() []kernelFault {
 	var all []kernelFault
 	for i := range clusters {
@@ -209,7 +209,7 @@ func routeMTU(link string, i, mtu int) func(*Lab) error {
 // connected6 is the metric of the kernel's own routes of IPv6 (IP6_RT_PRIO_ADDRCONF).
 const connected6 = 256
 
-// onLink calls change with a link of the host. A node's tunnel may be missing: its process makes it.
+// onLink calls change with a link of the host. A node's tunnel may be missing, because its process makes it.
 func onLink(link string, change func(netlink.Link) error) func(*Lab) error {
 	return func(*Lab) error {
 		l, err := netlink.LinkByName(link)
@@ -223,7 +223,7 @@ func onLink(link string, change func(netlink.Link) error) func(*Lab) error {
 	}
 }
 
-// withoutVia makes the first node look for remote pods themselves through the tunnel. Its file has no route to them, which the node would restore.
+// withoutVia replaces the first node's route to remote pods by one without a gateway. The node's file must not have the route, or it would be restored.
 func withoutVia() []kernelFault {
 	route := func(change func(*netlink.Route) error) func(*Lab) error {
 		return func(l *Lab) error {

@@ -21,7 +21,7 @@ const (
 
 // flow is one connection. Its two ends send messages of messageSize bytes: the numbers of the flow and the flow set, and the time of sending.
 type flow struct {
-	crowd  int // number of its flowSet
+	set    int // number of its flowSet
 	kind   string
 	number int // in the flowSet
 	does   doing
@@ -58,13 +58,13 @@ var flowEpoch = time.Now()
 func (f *flow) message() []byte {
 	b := make([]byte, messageSize)
 	binary.BigEndian.PutUint32(b, uint32(f.number))
-	binary.BigEndian.PutUint32(b[4:], uint32(f.crowd))
+	binary.BigEndian.PutUint32(b[4:], uint32(f.set))
 	binary.BigEndian.PutUint64(b[8:], uint64(time.Since(flowEpoch)))
 	return b
 }
 
-// take records that a message has arrived at an end.
-func (f *flow) take(end int, b []byte) {
+// arrived records that a message has arrived at an end.
+func (f *flow) arrived(end int, b []byte) {
 	now := time.Now()
 	late := now.Sub(flowEpoch) - time.Duration(binary.BigEndian.Uint64(b[8:]))
 	f.mu.Lock()
@@ -117,9 +117,9 @@ func (c *flowSet) deliver(f *flow, from int) error {
 	}
 }
 
-// talk sends messages from one end of f until the flow set must be silent. Flows start at different times: if all spoke at once, they would wait for
+// send sends messages from one end of f until the flow set must be silent. Flows start at different times: if all spoke at once, they would wait for
 // each other.
-func (c *flowSet) talk(f *flow) {
+func (c *flowSet) send(f *flow) {
 	from := 0
 	if f.does == receives {
 		from = 1

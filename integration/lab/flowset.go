@@ -16,12 +16,12 @@ import (
 // nodes with equal ports, to a mapped host, to a service. In a third of each kind nobody sends, in a third the near end sends and in a third the far
 // end does.
 type flowSet struct {
-	lab    *Lab
-	number int // of the lab's flow sets
-	flows  []*flow
-	close  []func() error
-	calm   time.Duration // the longest pause in normal operation
-	wait   time.Duration // for a message of an idle flow
+	lab         *Lab
+	number      int // of the lab's flow sets
+	flows       []*flow
+	close       []func() error
+	undisturbed time.Duration // the longest pause in normal operation
+	wait        time.Duration // for a message of an idle flow
 
 	mayLose bool // losses are a figure, not a failure
 
@@ -34,25 +34,25 @@ const (
 	messageSize = 16
 	flowPause   = 200 * time.Millisecond // between two messages of a flow
 	flowsPort   = 9000                   // of its listeners
-	crowdClient = 20000                  // the first of the equal client ports
+	flowClient  = 20000                  // the first of the equal client ports
 	udpPart     = 5                      // one of this many flows is UDP, except for services
 	idleWait    = 5 * time.Second
 	flowDials   = 16  // at once
-	flowMeets   = 256 // at once
-	crowdJudged = 32  // at once
+	flowsOpened = 256 // at once
+	flowsJudged = 32  // at once
 )
 
 // newFlowSet opens n connections of each kind, or only those between pods, for gateways that support no others.
 func newFlowSet(ctx context.Context, l *Lab, n int, podsAlone bool) (c *flowSet, err error) {
-	c = &flowSet{lab: l, number: l.crowds, wait: idleWait, done: make(chan struct{})}
-	l.crowds++
+	c = &flowSet{lab: l, number: l.flowSets, wait: idleWait, done: make(chan struct{})}
+	l.flowSets++
 	p := &clusters
 	rome, milan := &p[0], &p[1]
 	client, far := l.Host("rome/client"), l.Host("milan/pod1")
-	port := crowdClient + c.number*flowsOf // unused ones, which nobody remembers
+	port := flowClient + c.number*flowsOf // unused ones, which nobody remembers
 	var opens []func() error
 	add := func(kind string, i int, udp bool, open func(f *flow) error) {
-		f := &flow{crowd: c.number, kind: kind, number: len(c.flows), does: doing(i) % doings, first: i / int(doings) % 2, udp: udp}
+		f := &flow{set: c.number, kind: kind, number: len(c.flows), does: doing(i) % doings, first: i / int(doings) % 2, udp: udp}
 		c.flows = append(c.flows, f)
 		opens = append(opens, func() error { return open(f) })
 	}
@@ -89,16 +89,16 @@ func newFlowSet(ctx context.Context, l *Lab, n int, podsAlone bool) (c *flowSet,
 	if err := atOnce(flowDials, opens); err != nil {
 		return c, err
 	}
-	var meets []func() error
+	var exchanges []func() error
 	for _, f := range c.flows {
-		meets = append(meets, func() error { return c.meet(f) })
+		exchanges = append(exchanges, func() error { return c.exchangeFirst(f) })
 	}
-	if err := atOnce(flowMeets, meets); err != nil {
+	if err := atOnce(flowsOpened, exchanges); err != nil {
 		return c, err
 	}
 	for _, f := range c.flows {
 		if f.does != idles {
-			c.running.Go(func() { c.talk(f) })
+			c.running.Go(func() { c.send(f) })
 		}
 	}
 	return c, nil
@@ -204,7 +204,7 @@ func (c *flowSet) accept(conn net.Conn) {
 	f.mu.Lock()
 	f.ends[1] = flowEnd{conn: conn, send: func(b []byte) error { _, err := conn.Write(b); return err }}
 	f.mu.Unlock()
-	f.take(1, b)
+	f.arrived(1, b)
 	c.read(f, 1)
 }
 
@@ -224,7 +224,7 @@ func (c *flowSet) read(f *flow, end int) {
 			f.fail(fmt.Errorf("bytes of another connection at end %d", end))
 			return
 		}
-		f.take(end, b)
+		f.arrived(end, b)
 	}
 }
 
@@ -256,14 +256,14 @@ func (c *flowSet) listenUDP(h *Host) error {
 			}
 			f.ends[1] = flowEnd{from: from, send: func(b []byte) error { _, err := conn.WriteToUDPAddrPort(b, from); return err }}
 			f.mu.Unlock()
-			f.take(1, b[:n])
+			f.arrived(1, b[:n])
 		}
 	})
 	return nil
 }
 
-// meet sends the first messages of f, one in each direction.
-func (c *flowSet) meet(f *flow) error {
+// exchangeFirst sends the first messages of f, one in each direction.
+func (c *flowSet) exchangeFirst(f *flow) error {
 	c.running.Go(func() { c.read(f, 0) })
 	for end := range 2 {
 		if err := c.deliver(f, end); err != nil {

@@ -19,57 +19,39 @@ const (
 	moreFragments   = 0x2000
 )
 
-// fragmentedUDP makes the fragments of a datagram with a full checksum.
+// fragmentedUDP makes the fragments of a datagram.
 func fragmentedUDP(from, to netip.AddrPort, id uint16, payload []byte) (packets [][]byte) {
-	length := 8 + len(payload)
-	udp := make([]byte, 8, length)
-	binary.BigEndian.PutUint16(udp, from.Port())
-	binary.BigEndian.PutUint16(udp[2:], to.Port())
-	binary.BigEndian.PutUint16(udp[4:], uint16(length))
-	udp = append(udp, payload...)
-	pseudo := append(append(from.Addr().AsSlice(), to.Addr().AsSlice()...), 0, unix.IPPROTO_UDP, byte(length>>8), byte(length)) // that of IPv6 adds up to the same
-	sum := ^onesSum(onesSum(0, pseudo), udp)
-	if sum == 0 {
-		sum = 0xffff // RFC 768
-	}
-	binary.BigEndian.PutUint16(udp[6:], sum)
-	for at := 0; at < length; at += fragmentBytes {
-		part := udp[at:min(at+fragmentBytes, length)]
-		if from.Addr().Is6() {
-			packets = append(packets, fragment6(from.Addr(), to.Addr(), id, at, at+len(part) < length, part))
-			continue
-		}
-		b := make([]byte, 20, 20+len(part))
-		b[0], b[8], b[9] = 0x45, maxTTL, unix.IPPROTO_UDP
-		binary.BigEndian.PutUint16(b[2:], uint16(20+len(part)))
-		binary.BigEndian.PutUint16(b[4:], id)
-		offset := uint16(at / 8)
-		if at+len(part) < length {
-			offset |= moreFragments
-		}
-		binary.BigEndian.PutUint16(b[6:], offset)
-		copy(b[12:], from.Addr().AsSlice())
-		copy(b[16:], to.Addr().AsSlice())
-		packets = append(packets, append(b, part...)) // the kernel fills in the header's checksum
+	udp := rawUDP(from, to, payload...)[ipHeader(from.Addr()):]
+	for at := 0; at < len(udp); at += fragmentBytes {
+		end := min(at+fragmentBytes, len(udp))
+		packets = append(packets, fragment(from.Addr(), to.Addr(), id, at, end < len(udp), udp[at:end]))
 	}
 	return packets
 }
 
-// fragment6 makes an IPv6 fragment (RFC 8200, Section 4.5) of a UDP datagram.
-func fragment6(from, to netip.Addr, id uint16, at int, more bool, part []byte) []byte {
-	b := make([]byte, 48, 48+len(part))
-	b[0], b[6], b[7] = 6<<4, unix.IPPROTO_FRAGMENT, maxTTL
-	binary.BigEndian.PutUint16(b[4:], uint16(8+len(part)))
-	copy(b[8:], from.AsSlice())
-	copy(b[24:], to.AsSlice())
-	b[40] = unix.IPPROTO_UDP
+// fragment makes a fragment of a UDP datagram that starts at byte at of it, for IPv4 (RFC 791, Section 3.1) or IPv6 (RFC 8200, Section 4.5).
+func fragment(from, to netip.Addr, id uint16, at int, more bool, part []byte) []byte {
+	if !from.Is6() {
+		b, body := rawPacket(unix.IPPROTO_UDP, from, to, len(part))
+		copy(body, part)
+		offset := uint16(at / 8)
+		if more {
+			offset |= moreFragments
+		}
+		binary.BigEndian.PutUint16(b[4:], id)
+		binary.BigEndian.PutUint16(b[6:], offset)
+		return b
+	}
+	b, body := rawPacket(unix.IPPROTO_FRAGMENT, from, to, 8+len(part))
+	copy(body[8:], part)
 	offset := uint16(at) // in units of 8 bytes, above 3 other bits
 	if more {
 		offset |= 1
 	}
-	binary.BigEndian.PutUint16(b[42:], offset)
-	binary.BigEndian.PutUint32(b[44:], uint32(id))
-	return append(b, part...)
+	body[0] = unix.IPPROTO_UDP
+	binary.BigEndian.PutUint16(body[2:], offset)
+	binary.BigEndian.PutUint32(body[4:], uint32(id))
+	return b
 }
 
 // onesSum adds b, which starts at an even offset, to a one's complement sum.
@@ -132,13 +114,13 @@ func (e *ends) checkFragmentOrders(ctx context.Context) (string, error) {
 // fragmentEnd sends handmade fragments and receives whole datagrams.
 type fragmentEnd struct {
 	host  *Host
-	raw   *socket
+	raw   rawSocket
 	conn  *net.UDPConn
 	local netip.AddrPort
 }
 
 func newFragmentEnd(h *Host, local netip.Addr) (*fragmentEnd, error) {
-	raw, err := newRawSocket(h, local.Is6())
+	raw, err := newRaw(h)
 	if err != nil {
 		return nil, err
 	}
@@ -148,22 +130,6 @@ func newFragmentEnd(h *Host, local netip.Addr) (*fragmentEnd, error) {
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
 	}
 	return &fragmentEnd{h, raw, conn.(*net.UDPConn), conn.LocalAddr().(*net.UDPAddr).AddrPort()}, nil
-}
-
-// newRawSocket opens a socket that sends handmade packets.
-func newRawSocket(h *Host, six bool) (*socket, error) {
-	if !six {
-		return newSocket(h, unix.SOCK_RAW, unix.IPPROTO_RAW) // implies IP_HDRINCL
-	}
-	s := &socket{fd: -1}
-	err := h.Do(func() (err error) {
-		s.fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("%s: raw IPv6 socket: %w", h.Name, err)
-	}
-	return s, nil
 }
 
 func (f *fragmentEnd) close() {
@@ -178,7 +144,7 @@ func (f *fragmentEnd) send(to netip.AddrPort, id uint16, order []int) error {
 		return fmt.Errorf("%d fragments, want %d", len(packets), len(order))
 	}
 	for _, n := range order {
-		if err := unix.Sendto(f.raw.fd, packets[n], 0, sockaddrOf(netip.AddrPortFrom(to.Addr(), 0))); err != nil {
+		if err := f.raw.send(packets[n]); err != nil {
 			return fmt.Errorf("%s: send fragment %d: %w", f.host.Name, n, err)
 		}
 	}

@@ -43,7 +43,7 @@ func (l *Lab) handOver(ctx context.Context, p *Process) (*Process, error) {
 	return next, next.waitReady(ctx)
 }
 
-// lastCut is how long nobody carried packets in the last hand-over, as logged by the process that has taken over.
+// lastCut returns how long neither process carried packets in the last hand-over, as the process that has taken over logged it.
 func (p *Process) lastCut() (time.Duration, error) {
 	log, err := ReadLines(p.Log)
 	if err != nil {
@@ -69,12 +69,12 @@ func (l *Lab) checkHandOver(ctx context.Context, n, row int, pause time.Duration
 		return err
 	}
 	l.cut = 0
-	return l.besideFlows(ctx, n, func(c *flowSet, talk func() error) (string, error) {
-		once, err := l.eachGateway(c, pause, hand, talk)
+	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (string, error) {
+		once, err := l.eachGateway(c, pause, hand, exchange)
 		if err != nil {
 			return "", err
 		}
-		changed, err := l.eachGateway(c, pause, func(p *Process) error { return l.handOverChanged(ctx, p) }, talk)
+		changed, err := l.eachGateway(c, pause, func(p *Process) error { return l.handOverChanged(ctx, p) }, exchange)
 		if err != nil {
 			return "", fmt.Errorf("another configuration: %w", err)
 		}
@@ -86,7 +86,7 @@ func (l *Lab) checkHandOver(ctx context.Context, n, row int, pause time.Duration
 				}
 			}
 			return nil
-		}, talk)
+		}, exchange)
 		if err != nil {
 			return "", fmt.Errorf("%d in a row: %w", row, err)
 		}
@@ -95,9 +95,9 @@ func (l *Lab) checkHandOver(ctx context.Context, n, row int, pause time.Duration
 	})
 }
 
-// handOverChanged hands over to a gateway with rules (for the client also with another port), and then to one whose nodes are in another order.
+// handOverChanged hands over to a gateway with rules (for the client also with another port), and then to one with its nodes in another order.
 func (l *Lab) handOverChanged(ctx context.Context, p *Process) error {
-	i := slices.IndexFunc(clusters[:], func(c Cluster) bool { return c.Name == clusterOf(p.Host.Name).Name })
+	i := clusters.index(p.Host.Name)
 	for _, k := range []int{0, 3} {
 		config := l.gatewayConfig(i)
 		l.change(i, k)(config)

@@ -243,21 +243,13 @@ func percentiles(rtts []time.Duration) string {
 	return fmt.Sprintf("p50 %.2f ms, p99 %.2f ms", at(50), at(99))
 }
 
-// firstContact pings until there is an answer: handshakes and ARP take a moment.
-func (l *Lab) firstContact(ctx context.Context, from *Host, to netip.Addr) (string, error) {
-	p, err := newPinger(from)
-	if err != nil {
-		return "", err
-	}
-	defer p.close()
-	began := time.Now()
-	for {
-		_, err := p.echo(to, 84, maxTTL)
-		if err == nil {
-			return fmt.Sprintf("first answer after %d ms", time.Since(began).Milliseconds()), nil
-		}
-		if ctx.Err() != nil || time.Since(began) > startTimeout {
-			return "", fmt.Errorf("no answer from %s since %v: %w", to, startTimeout, err)
-		}
-	}
+// firstContact is a check that pings until there is an answer: handshakes and ARP take a moment.
+func (e *ends) firstContact() Check {
+	return Check{"first contact", e.path(), func(ctx context.Context) (string, error) {
+		ctx, cancel := context.WithTimeout(ctx, startTimeout)
+		defer cancel()
+		began := time.Now()
+		err := e.reach(ctx)
+		return fmt.Sprintf("first answer after %d ms", time.Since(began).Milliseconds()), err
+	}}
 }

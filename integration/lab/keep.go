@@ -38,7 +38,7 @@ func keepChecks(short bool) func(*Lab) []Check {
 		path := fmt.Sprintf("%d connections of each of 4 kinds", n)
 		e := l.pair("rome/pod1", "milan/pod1")
 		checks := []Check{
-			{"first contact", e.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, e.from, e.target) }},
+			e.firstContact(),
 			{"restart", path, func(ctx context.Context) (string, error) { return l.checkRestart(ctx, n) }},
 		}
 		row, pause := handRow, handPause
@@ -58,7 +58,7 @@ func keepChecks(short bool) func(*Lab) []Check {
 		return append(checks,
 			Check{"kill -9", path, func(ctx context.Context) (string, error) { return l.checkKilled(ctx, n) }},
 			l.logCheck(moved),
-			// These lose connections, which is a known fault.
+			// These lose connections, and the log rightly names faults.
 			Check{"kill -9, young", fmt.Sprintf("%d of each kind, not saved", youngOf), l.checkYoung},
 			Check{"restart, no folder", fmt.Sprintf("%d of each kind", youngOf), l.checkForgotten},
 			Check{"restart, kernel parts", between, func(ctx context.Context) (string, error) { return l.checkKernelParts(ctx, n, l.stop) }},
@@ -66,19 +66,19 @@ func keepChecks(short bool) func(*Lab) []Check {
 	}
 }
 
-// besideFlows opens n connections of each kind and an SCTP association, and calls do. talk sends over the association, the far end first.
-func (l *Lab) besideFlows(ctx context.Context, n int, do func(c *flowSet, talk func() error) (string, error)) (figure string, err error) {
+// besideFlows opens n connections of each kind and an SCTP association, and calls do. exchange sends over the association, the far end first.
+func (l *Lab) besideFlows(ctx context.Context, n int, do func(c *flowSet, exchange func() error) (string, error)) (figure string, err error) {
 	c, err := newFlowSet(ctx, l, n, false)
 	if err == nil {
-		err = c.measureCalm()
+		err = c.measureUndisturbed()
 	}
 	if err == nil {
-		figure, err = l.besideSCTP(func(talk func() error) (string, error) { return do(c, talk) })
+		figure, err = l.besideSCTP(func(exchange func() error) (string, error) { return do(c, exchange) })
 	}
 	return figure, errors.Join(err, c.end())
 }
 
-func (l *Lab) besideSCTP(do func(talk func() error) (string, error)) (string, error) {
+func (l *Lab) besideSCTP(do func(exchange func() error) (string, error)) (string, error) {
 	sctp, err := l.newSCTPPair(&clusters)
 	if err != nil {
 		return "", err
@@ -90,14 +90,14 @@ func (l *Lab) besideSCTP(do func(talk func() error) (string, error)) (string, er
 	return do(func() error { return errors.Join(sctp.step(sctpSack), sctp.step(sctpData)) })
 }
 
-// measureCalm measures how long connections pause in normal operation.
-func (c *flowSet) measureCalm() error {
+// measureUndisturbed measures how long connections pause in normal operation.
+func (c *flowSet) measureUndisturbed() error {
 	time.Sleep(2 * flowPause)
-	c.begin()
+	c.resetLateness()
 	s := c.judge(time.Now())
-	c.calm = s.pause
+	c.undisturbed = s.pause
 	if s.all() > 0 {
-		return fmt.Errorf("before anything happens: %v", &s)
+		return fmt.Errorf("before the gateways are touched: %v", &s)
 	}
 	return nil
 }
@@ -114,7 +114,7 @@ func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) err
 	for i := range clusters {
 		p := l.process(clusters[i].Name + "/gateway")
 		time.Sleep(2 * flowPause)
-		c.begin()
+		c.resetLateness()
 		if err := do(p); err != nil {
 			return "", err
 		}
@@ -139,12 +139,12 @@ func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) err
 		lost = fmt.Sprintf("≤ %d", most)
 	}
 	return fmt.Sprintf("≤ %d ms, %s of %d connections lost, %d only receive; %s, undisturbed %d ms",
-		longest.Milliseconds(), lost, len(c.flows), receive, strings.Join(pauses, ", "), c.calm.Milliseconds()), nil
+		longest.Milliseconds(), lost, len(c.flows), receive, strings.Join(pauses, ", "), c.undisturbed.Milliseconds()), nil
 }
 
 func (l *Lab) checkRestart(ctx context.Context, n int) (string, error) {
-	return l.besideFlows(ctx, n, func(c *flowSet, talk func() error) (string, error) {
-		return l.eachGateway(c, restartPause, func(p *Process) error { return l.Restart(ctx, p.Host.Name) }, talk)
+	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (string, error) {
+		return l.eachGateway(c, restartPause, func(p *Process) error { return l.Restart(ctx, p.Host.Name) }, exchange)
 	})
 }
 
@@ -167,30 +167,24 @@ func (p *Process) kill() error {
 }
 
 func (l *Lab) checkKilled(ctx context.Context, n int) (string, error) {
-	return l.besideFlows(ctx, n, func(c *flowSet, talk func() error) (string, error) {
+	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (string, error) {
 		for i := range clusters {
 			if err := l.awaitSaved(ctx, l.gateway(i), time.Now()); err != nil {
 				return "", err
 			}
 		}
-		return l.eachGateway(c, killPause, func(p *Process) error { return l.kill(ctx, p) }, talk)
+		return l.eachGateway(c, killPause, func(p *Process) error { return l.kill(ctx, p) }, exchange)
 	})
 }
 
 // awaitSaved waits until a gateway has saved its connections after a time.
 func (l *Lab) awaitSaved(ctx context.Context, p *Process, after time.Time) error {
-	const metric = "\nculvert_state_saved_timestamp_seconds "
 	for deadline := time.Now().Add(savedWithin); ; time.Sleep(10 * pollInterval) {
-		page, err := gatewayGet(ctx, p.Host, "/metrics")
+		metrics, err := gatewayMetrics(ctx, p.Host)
 		if err != nil {
 			return err
 		}
-		_, value, _ := strings.Cut(page, metric)
-		var saved float64
-		if _, err := fmt.Sscan(value, &saved); err != nil {
-			return fmt.Errorf("%s:%s: %w", p.Name(), metric, err)
-		}
-		if saved > float64(after.UnixMilli())/1000 {
+		if metrics["culvert_state_saved_timestamp_seconds"] > float64(after.UnixMilli())/1000 {
 			return nil
 		}
 		if time.Now().After(deadline) {
@@ -199,9 +193,9 @@ func (l *Lab) awaitSaved(ctx context.Context, p *Process, after time.Time) error
 	}
 }
 
-// checkYoung kills gateways whose connections have not been saved yet. It returns how many are lost; those between pods need no saving.
+// checkYoung kills gateways that have not saved their connections yet, and counts how many are lost. Connections between pods need no saving.
 func (l *Lab) checkYoung(ctx context.Context) (string, error) {
-	for _, c := range clusters { // each counts down to its next write
+	for _, c := range clusters { // afterwards, the next write is half a minute away
 		if err := l.Restart(ctx, c.Name+"/gateway"); err != nil {
 			return "", err
 		}

@@ -37,7 +37,7 @@ func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) er
 	c, err := newFlowSet(ctx, l, n, true)
 	if err == nil {
 		c.wait, c.mayLose = kernelPause, true
-		err = c.measureCalm()
+		err = c.measureUndisturbed()
 	}
 	if err == nil {
 		figure, err = l.eachGateway(c, kernelPause, func(p *Process) error {

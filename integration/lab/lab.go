@@ -94,7 +94,7 @@ type Lab struct {
 	processes []*Process
 	broken    []*Fault
 	loads     map[*Fault]*loading
-	crowds    int           // number of flow sets made
+	flowSets  int           // number of flow sets made
 	cut       time.Duration // the longest cut of hand-overs
 
 	turn sync.Mutex // Serve changes and describes the lab for one client at a time

@@ -16,8 +16,8 @@ var healthyCauses = map[string]bool{"handshake-made": true, "node-heard": true}
 
 var causeOf = regexp.MustCompile(` cause=([\w-]+)`)
 
-// gVisor tells a process that it used CPU time also while the sandbox waited for a processor of the machine (the ticks of a task's CPU clock in
-// pkg/sentry/kernel/task_sched.go), so a gateway there may lack CPU time on any machine that others use.
+// sandboxFaults are possible in gVisor on any machine that is not idle: it counts the time in which the sandbox waits for a processor as CPU time of
+// the process (the ticks of a task's CPU clock in pkg/sentry/kernel/task_sched.go).
 var sandboxFaults = []string{"cpu-procs", "cpu-machine", "cpu-restored"}
 
 // logCheck requires that the logs of both gateways name no fault except those made by earlier checks.
@@ -28,10 +28,7 @@ func (l *Lab) logCheck(made ...string) Check {
 	return Check{"logs", "both gateways", func(context.Context) (string, error) {
 		lines := 0
 		var faults []string
-		for _, p := range l.processes {
-			if p.Args[0] != "gateway" {
-				continue
-			}
+		for _, p := range l.gateways() {
 			text, err := ReadLines(p.Log)
 			if err != nil {
 				return "", err
@@ -49,9 +46,9 @@ func (l *Lab) logCheck(made ...string) Check {
 			}
 		}
 		if len(faults) > 0 {
-			return "", fmt.Errorf("faults are named:\n%s", strings.Join(faults, "\n"))
+			return "", fmt.Errorf("the logs name faults:\n%s", strings.Join(faults, "\n"))
 		}
-		return fmt.Sprintf("no fault named in %d lines", lines), nil
+		return fmt.Sprintf("no fault in %d lines", lines), nil
 	}}
 }
 
@@ -91,12 +88,10 @@ func (l *Lab) waitLogged(ctx context.Context, f *Fault, sizes map[string]int, be
 			}
 		}
 		if time.Since(began) > loggedWithin {
-			return fmt.Errorf("%s: no line of the log of %s, of %d, says in %v: %s", f.Does, f.Named.Cluster, lines, loggedWithin, f.Named.sentence())
+			return fmt.Errorf("%s: of %[3]d lines, none of the log of %[2]s says within %[4]v: %[5]s", f.Does, f.Named.Cluster, lines, loggedWithin, f.Named.sentence())
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(100 * time.Millisecond):
+		if err := sleep(ctx, 100*time.Millisecond); err != nil {
+			return err
 		}
 	}
 }

@@ -59,7 +59,7 @@ func (l *Lab) sizeChecks(p *plan) []Check {
 		return func(ctx context.Context) (string, error) { return e.checkTooBig(ctx, from) }
 	}
 	fragments := []Check{{"fragments", far.path(), far.checkFragments}, {"fragments", own.path(), own.checkFragments}}
-	checks := []Check{{"first contact", far.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, far.from, far.target) }}}
+	checks := []Check{far.firstContact()}
 	if !p.is6() {
 		checks = append(checks, fragments...)
 	}

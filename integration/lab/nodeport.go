@@ -35,7 +35,7 @@ type nodePortCheck struct {
 	nodeSource netip.Addr // of what the node sends, unless keepClient
 }
 
-// nodePort enters by one node of a host's cluster.
+// nodePort is a check that enters the cluster of a client by one of its nodes.
 func (l *Lab) nodePort(p *plan, client, node, pod string) *nodePortCheck {
 	c, far := p.of(client), p.of(pod)
 	n := &nodePortCheck{client: l.host(p, client), nodes: []*Host{l.host(p, node)}, pod: l.host(p, pod)}

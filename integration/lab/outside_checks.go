@@ -18,18 +18,8 @@ func outsideChecks(l *Lab) []Check {
 // sourcesChecks are the checks of one family.
 func (l *Lab) sourcesChecks(p *plan) []Check {
 	first := l.pairOf(p, "rome/pod1", "milan/pod1")
-	checks := []Check{
-		{"first contact", first.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, first.from, first.target) }},
-	}
-	checks = append(checks, l.nodePortChecks(p)...)
-	checks = append(checks, l.sourceChecks(p)...)
-	checks = append(checks, l.mappingChecks(p)...)
-	checks = append(checks, l.serviceChecks(p)...)
-	checks = append(checks, l.servedChecks(p)...)
-	checks = append(checks, l.sctpChecks(p)...)
-	checks = append(checks, l.fragmentChecks(p)...)
-	checks = append(checks, l.errorChecks(p)...)
-	return append(checks, l.reloadChecks(p)...)
+	return slices.Concat([]Check{first.firstContact()}, l.nodePortChecks(p), l.sourceChecks(p), l.mappingChecks(p), l.serviceChecks(p), l.servedChecks(p),
+		l.sctpChecks(p), l.fragmentChecks(p), l.errorChecks(p), l.reloadChecks(p))
 }
 
 // refusedChecks are outsideChecks, and the effect of refused files on everything.

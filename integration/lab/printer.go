@@ -151,21 +151,7 @@ func (p *printer) drops(ctx context.Context, l *Lab) {
 	if p.o.Style == JSON {
 		return
 	}
-	for _, process := range l.processes {
-		if process.Args[0] != "gateway" {
-			continue
-		}
-		text, err := gatewayGet(ctx, process.Host, "/metrics")
-		if err != nil {
-			fmt.Fprintf(p.out, "  %s: %v\n", process.Name(), err)
-			continue
-		}
-		for line := range strings.Lines(text) {
-			if strings.HasPrefix(line, "culvert_dropped_packets_total") && !strings.HasSuffix(line, " 0\n") {
-				fmt.Fprintf(p.out, "  %s: %s", process.Host.Name, line)
-			}
-		}
-	}
+	fmt.Fprint(p.out, "dropped meanwhile:\n", l.dropped(ctx))
 }
 
 // logs shows the end of every process's log.

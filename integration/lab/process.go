@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -157,17 +156,11 @@ func gatewayGet(ctx context.Context, h *Host, path string) (string, error) {
 	if h.sandbox != nil {
 		return h.sandbox.get(ctx, "http://"+metricsAddress+path)
 	}
-	transport := &http.Transport{
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return h.Dial(ctx, network, address)
-		},
-		DisableKeepAlives: true,
-	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metricsAddress+path, nil)
 	if err != nil {
 		return "", err
 	}
-	response, err := (&http.Client{Transport: transport}).Do(request)
+	response, err := (&http.Transport{DialContext: h.Dial, DisableKeepAlives: true}).RoundTrip(request)
 	if err != nil {
 		return "", err
 	}
@@ -176,7 +169,7 @@ func gatewayGet(ctx context.Context, h *Host, path string) (string, error) {
 		body, _ := io.ReadAll(io.LimitReader(response.Body, 200))
 		return "", fmt.Errorf("%s says %s: %s", path, response.Status, strings.TrimSpace(string(body)))
 	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+	body, err := io.ReadAll(response.Body)
 	return string(body), err
 }
 

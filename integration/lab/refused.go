@@ -128,7 +128,7 @@ func (l *Lab) checkRefused(ctx context.Context) (string, error) {
 		}
 		files += n
 	}
-	return fmt.Sprintf("%d files refused, no trace", files), nil
+	return fmt.Sprintf("%d files refused, nothing changed", files), nil
 }
 
 func (l *Lab) checkRefusedBy(ctx context.Context, i int) (int, error) {
@@ -175,7 +175,7 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (int, error) {
 			err = l.writeYAML(name, "gateway.yaml", config)
 		}
 		if err == nil {
-			err = l.noTrace(ctx, i, r.want)
+			err = l.nothingChanges(ctx, i, r.want)
 		}
 		for k := range calls {
 			if err == nil {
@@ -212,36 +212,35 @@ func rejected(ctx context.Context, e *ends) error {
 	return nil
 }
 
-// noTracePatience is how long something unrelated to the file, such as a keepalive or a path MTU probe, may change something between every two
-// observations.
-const noTracePatience = 20 * time.Second
+// viewPatience is how long a keepalive, a path MTU probe or the like may make every two observations differ.
+const viewPatience = 20 * time.Second
 
-// noTrace sends SIGHUP, requires a refusal for the given reason, and compares the gateway's configuration, rules, routes, connections, counters and
-// sockets before and after. Only a reload changes the first three, so a difference there is an effect at once.
-func (l *Lab) noTrace(ctx context.Context, i int, want string) error {
+// nothingChanges sends SIGHUP, requires a refusal for the given reason, and compares the gateway's configuration, rules, routes, connections, counters
+// and sockets before and after. Only a reload changes the first three, so any difference there is an effect of the file.
+func (l *Lab) nothingChanges(ctx context.Context, i int, want string) error {
 	p := l.gateway(i)
-	stands, err := l.configured(ctx, i)
+	configured, err := l.configured(ctx, i)
 	if err != nil {
 		return err
 	}
 	var difference string
-	for began := time.Now(); time.Since(began) < noTracePatience; {
+	for began := time.Now(); time.Since(began) < viewPatience; {
 		before, err := l.stableView(ctx, i)
 		if err != nil {
 			return err
 		}
-		if err := l.hangUp(ctx, i, refusedText); err != nil {
+		if err := l.sendHangup(ctx, i, refusedText); err != nil {
 			return err
 		}
 		if line, err := p.lastSaid(refusedText); err != nil || !strings.Contains(line, want) {
-			return errors.Join(fmt.Errorf("the log says: %s", line), err)
+			return errors.Join(fmt.Errorf("the log gives another reason: %s", line), err)
 		}
 		still, err := l.configured(ctx, i)
 		if err != nil {
 			return err
 		}
-		if !slices.Equal(stands, still) {
-			return fmt.Errorf("a trace: %s", differences(stands, still))
+		if !slices.Equal(configured, still) {
+			return fmt.Errorf("the refused file has changed the configuration: %s", differences(configured, still))
 		}
 		after, err := l.view(ctx, i)
 		if err != nil {
@@ -252,5 +251,5 @@ func (l *Lab) noTrace(ctx context.Context, i int, want string) error {
 		}
 		difference = differences(before, after)
 	}
-	return fmt.Errorf("a trace: %s", difference)
+	return fmt.Errorf("the refused file has changed the gateway: %s", difference)
 }

@@ -23,8 +23,8 @@ func (l *Lab) stableView(ctx context.Context, i int) ([]string, error) {
 		if next, err = l.view(ctx, i); slices.Equal(last, next) {
 			break
 		}
-		if time.Since(began) > noTracePatience {
-			return nil, fmt.Errorf("%s: its counters move without traffic: %s", l.gateway(i).Name(), differences(last, next))
+		if time.Since(began) > viewPatience {
+			return nil, fmt.Errorf("%s: its counters change without traffic: %s", l.gateway(i).Name(), differences(last, next))
 		}
 		last = next
 	}

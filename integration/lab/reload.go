@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
@@ -29,11 +28,11 @@ func (l *Lab) reload(ctx context.Context, i int, change func(config object)) err
 	if err := l.writeYAML(clusters[i].Name, "gateway.yaml", config); err != nil {
 		return err
 	}
-	return l.hangUp(ctx, i, appliedText)
+	return l.sendHangup(ctx, i, appliedText)
 }
 
-// hangUp sends SIGHUP to a gateway and waits for its log line.
-func (l *Lab) hangUp(ctx context.Context, i int, want string) error {
+// sendHangup sends SIGHUP to a gateway and waits for its log line.
+func (l *Lab) sendHangup(ctx context.Context, i int, want string) error {
 	p := l.gateway(i)
 	before, err := p.said(want)
 	if err != nil {
@@ -59,24 +58,17 @@ func (l *Lab) hangUp(ctx context.Context, i int, want string) error {
 			return nil
 		}
 		if w, err := p.said(other); err != nil || w > wrong {
-			return errors.Join(fmt.Errorf("%s: want %q, log: %s", p.Name(), want, tail(p.Log, 1)), err)
+			return errors.Join(fmt.Errorf("%s: want %q, its log says: %s", p.Name(), want, tail(p.Log, 1)), err)
 		}
 		if ctx.Err() != nil || time.Since(began) > startTimeout {
-			return fmt.Errorf("%s: not %q %v after SIGHUP", p.Name(), want, time.Since(began).Round(time.Millisecond))
+			return fmt.Errorf("%s: no %q in its log %v after SIGHUP", p.Name(), want, time.Since(began).Round(time.Millisecond))
 		}
 		time.Sleep(pollInterval)
 	}
 }
 
 // gateway returns the gateway process of clusters[i].
-func (l *Lab) gateway(i int) *Process {
-	for _, p := range l.processes {
-		if p.Args[0] == "gateway" && p.Host == l.Host(clusters[i].Name+"/gateway") {
-			return p
-		}
-	}
-	return nil
-}
+func (l *Lab) gateway(i int) *Process { return l.process(clusters[i].Name + "/gateway") }
 
 // said counts a text in the process's log.
 func (p *Process) said(text string) (int, error) {
@@ -153,7 +145,7 @@ func (l *Lab) checkRules(ctx context.Context, p *plan) (string, error) {
 	if _, _, err := old.ask(); err != nil {
 		return "", fmt.Errorf("the connection from before: %w", err)
 	}
-	return "reject, drop and none obeyed", nil
+	return "reject, drop and no rule take effect", nil
 }
 
 const (
@@ -287,27 +279,27 @@ const cpusStreams = 8
 
 // checkCPUs gives both gateways a second P beside connections and streams at full rate, and takes it back.
 func (l *Lab) checkCPUs(ctx context.Context, n int, pause time.Duration) (string, error) {
-	return l.besideFlows(ctx, n, func(c *flowSet, talk func() error) (figure string, err error) {
+	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (figure string, err error) {
 		streams, err := l.pair("rome/pod2", "milan/pod2").startBulk(cpusStreams, 0)
 		if err != nil {
 			return "", err
 		}
 		defer func() { err = errors.Join(err, streams.stop()) }()
-		if err := c.measureCalm(); err != nil {
+		if err := c.measureUndisturbed(); err != nil {
 			return "", err
 		}
-		calm := time.Duration(streams.pause.Swap(0))
+		undisturbed := time.Duration(streams.pause.Swap(0))
 		figure, err = l.eachGateway(c, pause, func(p *Process) error {
-			i := slices.IndexFunc(clusters[:], func(c Cluster) bool { return c.Name+"/gateway" == p.Host.Name })
+			i := clusters.index(p.Host.Name)
 			if err := l.reload(ctx, i, func(config object) { config["cpus"] = 2 }); err != nil {
 				return err
 			}
 			return l.reload(ctx, i, nil)
-		}, talk)
+		}, exchange)
 		longest := time.Duration(streams.pause.Load())
 		if err == nil && longest > pause {
 			err = fmt.Errorf("a stream paused for %v, want at most %v", longest.Round(time.Millisecond), pause)
 		}
-		return fmt.Sprintf("%s; %d streams at full rate ≤ %d ms, undisturbed %d ms", figure, cpusStreams, longest.Milliseconds(), calm.Milliseconds()), err
+		return fmt.Sprintf("%s; %d streams at full rate ≤ %d ms, undisturbed %d ms", figure, cpusStreams, longest.Milliseconds(), undisturbed.Milliseconds()), err
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"culvert/gateway/configfile"
 )
@@ -33,7 +32,7 @@ func (l *Lab) Restart(ctx context.Context, host string) error {
 // restart ends the gateways and nodes of hosts, and starts those again that no fault stops. Gateways are restarted together, the server first: a
 // client notices only after a while that its server has forgotten their session.
 func (l *Lab) restart(ctx context.Context, hosts []string) error {
-	if slices.ContainsFunc(hosts, func(name string) bool { return strings.HasSuffix(name, "/gateway") }) {
+	if slices.ContainsFunc(hosts, isGateway) {
 		both := []string{clusters[1].Name + "/gateway", clusters[0].Name + "/gateway"}
 		hosts = append(both, slices.DeleteFunc(hosts, func(name string) bool { return slices.Contains(both, name) })...)
 	}

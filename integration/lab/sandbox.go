@@ -125,10 +125,7 @@ func (s *sandbox) hold(ctx context.Context, d time.Duration) error {
 	if out, err := s.command(ctx, "pause", s.id).CombinedOutput(); err != nil {
 		return fmt.Errorf("runsc pause: %w: %s", err, out)
 	}
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
+	sleep(ctx, d)
 	if out, err := s.command(context.Background(), "resume", s.id).CombinedOutput(); err != nil {
 		return fmt.Errorf("runsc resume: %w: %s", err, out)
 	}

@@ -21,8 +21,8 @@ const (
 	holdTime  = time.Second     // pause of each gateway during it: packets fill its socket, as when the sandbox waits for a processor
 )
 
-// floodFaults are the findings that a gateway may report in floods: so much is lost, including its own requests to nodes and the peer. A narrow path
-// is not among them.
+// floodFaults are the findings that a gateway may report in floods, which also lose its own requests to nodes and the peer. A path MTU that is too
+// small is not among them.
 var floodFaults = []string{"node-deaf", "node-silent", "node-loss", "node-one-way", "node-restored", "peer-loss", "peer-mute", "data-lost", "tunnel-restored"}
 
 // sandboxChecks concern what gVisor tells a gateway about the machine.

@@ -27,7 +27,7 @@ type servedCheck struct {
 	endpoints []*Host
 }
 
-// servedChecks are what a node that serves Services promises to pods, to itself and to clients outside.
+// servedChecks call the Services that a node serves, from pods, from the node and from a client outside.
 func (l *Lab) servedChecks(p *plan) []Check {
 	rome, s := &p[0], &servedCheck{lab: l, plan: p}
 	for _, name := range []string{"rome/pod1", "rome/pod2", "milan/pod1"} {
@@ -118,7 +118,8 @@ func (l *Lab) serveOn(ctx context.Context, c *Cluster, serve []object, do func()
 	return do()
 }
 
-// answers calls until all expected endpoints have answered, and requires each to see the expected source. Others get every chance to answer.
+// answers calls until all expected endpoints have answered, and requires each to see the expected source. If an endpoint must not answer, it makes
+// all mostCalls calls.
 func (s *servedCheck) answers(ctx context.Context, from *Host, to netip.AddrPort, sees []netip.Addr) (string, error) {
 	if sees == nil {
 		return refuses(ctx, from, to)

@@ -50,10 +50,7 @@ func (l *Lab) pairOf(p *plan, from, to string) *ends {
 }
 
 // clusterOf returns the cluster of a host's name.
-func clusterOf(host string) *Cluster {
-	i := slices.IndexFunc(clusters[:], func(c Cluster) bool { return strings.HasPrefix(host, c.Name+"/") })
-	return &clusters[i]
-}
+func clusterOf(host string) *Cluster { return clusters.of(host) }
 
 // standardChecks are the promises of a lab with consistent MTUs.
 func standardChecks(l *Lab) []Check {
@@ -75,7 +72,7 @@ func (l *Lab) ofFamilies(list func(*plan) []Check) (checks []Check) {
 		if l.options.Inside == IPv4AndIPv6 && !p.is6() {
 			e := l.pairOf(p, "rome/pod2", "milan/pod2")
 			e.size = min(l.options.Rome.MTU, l.options.Milan.MTU)
-			checks = append(checks, Check{"first contact", e.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, e.from, e.target) }},
+			checks = append(checks, e.firstContact(),
 				Check{"ping", e.path(), e.checkPing}, Check{"tcp both ways", e.path(), func(ctx context.Context) (string, error) { return e.checkStream(ctx, smallStream, smallStream+1) }})
 			continue
 		}
@@ -93,9 +90,7 @@ func (l *Lab) ofFamilies(list func(*plan) []Check) (checks []Check) {
 func (l *Lab) trafficChecks(p *plan) []Check {
 	first := l.pairOf(p, "rome/pod1", "milan/pod1")
 	bulk := l.amount(streamBytes)
-	checks := []Check{
-		{"first contact", first.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, first.from, first.target) }},
-	}
+	checks := []Check{first.firstContact()}
 	for _, from := range []string{"pod1", "pod2"} {
 		for _, to := range []string{"pod1", "pod2"} {
 			for _, e := range []*ends{l.pairOf(p, "rome/"+from, "milan/"+to), l.pairOf(p, "milan/"+to, "rome/"+from)} {
@@ -135,10 +130,7 @@ func (l *Lab) trafficChecks(p *plan) []Check {
 
 // checkCapabilities fails for a gateway that has any capability.
 func (l *Lab) checkCapabilities(ctx context.Context) (string, error) {
-	for _, p := range l.processes {
-		if p.Args[0] != "gateway" {
-			continue
-		}
+	for _, p := range l.gateways() {
 		effective, err := p.capabilities(ctx)
 		if err != nil {
 			return "", fmt.Errorf("%s: capabilities: %w", p.Name(), err)

@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -174,18 +172,13 @@ func (s state) write(dir string) error {
 	return os.Rename(next, filepath.Join(dir, stateFile))
 }
 
-// startTime is field 22 of proc_pid_stat(5), in clock ticks since boot.
+// startTime is when a process started, in clock ticks since boot.
 func startTime(pid int) (uint64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	fields, err := processStat(strconv.Itoa(pid))
 	if err != nil {
 		return 0, err
 	}
-	// The second field is a name in parentheses, which may contain anything.
-	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	if len(fields) < 20 {
-		return 0, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields)+2)
-	}
-	return strconv.ParseUint(fields[19], 10, 64)
+	return uint64(fields[statStart]), nil
 }
 
 // open returns a pidfd of the process, or -1 if it has ended.

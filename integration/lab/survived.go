@@ -14,8 +14,8 @@ type survived struct {
 	first error          // of one of them
 }
 
-// begin resets the recorded lateness of messages.
-func (c *flowSet) begin() {
+// resetLateness resets the recorded lateness of messages.
+func (c *flowSet) resetLateness() {
 	for _, f := range c.flows {
 		f.mu.Lock()
 		f.late = 0
@@ -45,7 +45,7 @@ func (c *flowSet) judge(since time.Time) survived {
 			return nil
 		})
 	}
-	atOnce(crowdJudged, checks)
+	atOnce(flowsJudged, checks)
 	return s
 }
 
@@ -71,7 +71,7 @@ func (c *flowSet) alive(f *flow, since time.Time) error {
 	}
 }
 
-// tooLong returns an error if a flow paused for longer than a path explains that carries nothing for outage.
+// tooLong returns an error if a flow paused for longer than an outage of its path explains.
 func (c *flowSet) tooLong(outage time.Duration) error {
 	for _, f := range c.flows {
 		f.mu.Lock()

@@ -15,7 +15,7 @@ type terminal struct {
 	master, slave *os.File
 	before        *unix.Termios // of this process's terminal
 	resized       chan os.Signal
-	printed       chan struct{} // closed when all that the command printed is printed
+	printed       chan struct{} // closed when the output of the command has been copied
 }
 
 // isTerminal reports whether a file of this process is a terminal.

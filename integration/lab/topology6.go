@@ -1,50 +1,29 @@
 package lab
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// clusters6 is clusters over IPv6: pods with equal addresses in both clusters, from unique local ones (RFC 4193).
-var clusters6 = plan{{
-	Name: "rome", Role: "client",
-	Underlay: netip.MustParsePrefix("fd18:1::1/64"),
-	Outside:  netip.MustParsePrefix("2001:db8:1::1/64"), Client: netip.MustParseAddr("2001:db8:1::10"),
-	Mapped: netip.MustParseAddr("2001:db8:1::20"), MappedAs: netip.MustParseAddr("fd00:70::9"), VIP: netip.MustParseAddr("fd18:1::100"),
-	Gateway: netip.MustParseAddr("fd18:1::9"), Internal: netip.MustParseAddr("fd80::4"),
-	Peering: netip.MustParsePrefix("2001:db8:c::1/64"),
-	PodCIDR: netip.MustParsePrefix("fd00:10::/48"), External: netip.MustParsePrefix("fd00:70::/48"),
-	SeenPods: netip.MustParsePrefix("fd00:62::/48"), SeenExt: netip.MustParsePrefix("fd00:72::/48"),
-	Nodes: []ClusterNode{
-		{"node1", 1, netip.MustParseAddr("fd18:1::2"), netip.MustParseAddr("fd80::2"),
-			netip.MustParsePrefix("fd00:10:0:1::1/64"), "pod1", netip.MustParseAddr("fd00:10:0:1::5")},
-		{"node2", 2, netip.MustParseAddr("fd18:1::3"), netip.MustParseAddr("fd80::3"),
-			netip.MustParsePrefix("fd00:10:0:2::1/64"), "pod2", netip.MustParseAddr("fd00:10:0:2::6")},
-	},
-	Behind: netip.MustParsePrefix("2001:db8:b::/64"), BehindFirst: netip.MustParseAddr("2001:db8:b::7"), BehindOther: netip.MustParseAddr("2001:db8:b::8"),
-	Balanced: netip.MustParseAddr("fd00:70::20"), Sticky: netip.MustParseAddr("fd00:70::21"), Strict: netip.MustParseAddr("fd00:70::22"),
-	Services: netip.MustParsePrefix("fd00:96::/112"), Served: netip.MustParseAddr("fd00:96::10"),
-}, {
-	Name: "milan", Role: "server",
-	Underlay: netip.MustParsePrefix("fd18:2::1/64"),
-	Outside:  netip.MustParsePrefix("2001:db8:2::1/64"), Client: netip.MustParseAddr("2001:db8:2::10"),
-	Mapped: netip.MustParseAddr("2001:db8:2::20"), MappedAs: netip.MustParseAddr("fd00:70:0:3::9"), VIP: netip.MustParseAddr("fd18:2::100"),
-	Gateway: netip.MustParseAddr("fd18:2::9"), Internal: netip.MustParseAddr("fd80::4"),
-	Peering: netip.MustParsePrefix("2001:db8:c::7/64"),
-	PodCIDR: netip.MustParsePrefix("fd00:10::/48"), External: netip.MustParsePrefix("fd00:70::/48"),
-	SeenPods: netip.MustParsePrefix("fd00:61::/48"), SeenExt: netip.MustParsePrefix("fd00:71::/48"),
-	Nodes: []ClusterNode{
-		{"node1", 101, netip.MustParseAddr("fd18:2::2"), netip.MustParseAddr("fd80::2"),
-			netip.MustParsePrefix("fd00:10:0:1::1/64"), "pod1", netip.MustParseAddr("fd00:10:0:1::5")},
-		{"node2", 102, netip.MustParseAddr("fd18:2::3"), netip.MustParseAddr("fd80::3"),
-			netip.MustParsePrefix("fd00:10:0:8000::1/49"), "pod2", netip.MustParseAddr("fd00:10:0:8002::7")},
-	},
-	Behind: netip.MustParsePrefix("2001:db8:b::/64"), BehindFirst: netip.MustParseAddr("2001:db8:b::7"), BehindOther: netip.MustParseAddr("2001:db8:b::8"),
-	Balanced: netip.MustParseAddr("fd00:70::20"), Sticky: netip.MustParseAddr("fd00:70::21"), Strict: netip.MustParseAddr("fd00:70::22"),
-	Services: netip.MustParsePrefix("fd00:96::/112"), Served: netip.MustParseAddr("fd00:96::10"),
-}}
+// clusters6 is clusters over IPv6, as AsIPv6 translates it: pods with equal addresses in both clusters, from unique local ones (RFC 4193).
+var clusters6 = func() (p plan) {
+	text, err := json.Marshal(clusters)
+	if err == nil {
+		err = json.Unmarshal([]byte(AsIPv6(string(text), true, true)), &p)
+	}
+	if err != nil {
+		panic(err) // of constants: every test would see it
+	}
+	// The attack on affinity has more clients than a translated /17 has networks of a /64.
+	second := &p[1].Nodes[1]
+	second.PodCIDR, second.Pod = netip.MustParsePrefix("fd00:10:0:8000::1/49"), netip.MustParseAddr("fd00:10:0:8002::7")
+	return p
+}()
 
 // is6 reports whether p is of IPv6.
 func (p *plan) is6() bool { return p[0].Internal.Is6() }
@@ -65,13 +44,13 @@ func (p *plan) forwarding() string {
 	return "ipv4/ip_forward"
 }
 
-// of returns the cluster of a host's name.
-func (p *plan) of(host string) *Cluster {
-	if clusterOf(host).Name == p[0].Name {
-		return &p[0]
-	}
-	return &p[1]
+// index returns the position of the cluster of a host's name.
+func (p *plan) index(host string) int {
+	return slices.IndexFunc(p[:], func(c Cluster) bool { return strings.HasPrefix(host, c.Name+"/") })
 }
+
+// of returns the cluster of a host's name.
+func (p *plan) of(host string) *Cluster { return &p[p.index(host)] }
 
 // anywhere is the default route of p's family.
 func (c *Cluster) anywhere() netip.Prefix {

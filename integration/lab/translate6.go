@@ -20,6 +20,8 @@ func AsIPv6(text string, inside, outside bool) string {
 		switch {
 		case a == "10" && b == "80":
 			six = "fd80::" + d
+		case a == "11":
+			six = "2001:db8:b::" + d
 		case a == "10" && b == "0":
 			six = "fd00:10:0:" + c + "::" + d
 		case a == "10":
