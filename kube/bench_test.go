@@ -48,7 +48,7 @@ func BenchmarkPodChange(b *testing.B) {
 	}
 }
 
-// The same from the bytes of a watch on.
+// The same, starting from the bytes of a watch.
 func BenchmarkWatchedPodChange(b *testing.B) {
 	all, events := map[string][]*Object{}, make(chan []byte)
 	for _, o := range crowd(b) {

@@ -57,9 +57,9 @@ func (g *liveGateway) passes(f flow) error {
 	return nil
 }
 
-// Each resource is deleted and comes again while 500 connections pass. Those that do not need it notice nothing, and those that do pass
-// again when it is back.
-func TestEachResourceGoesAndComes(t *testing.T) {
+// Each resource is deleted and created again while 500 connections pass packets. Connections that do not need it are not affected, and the others
+// work again when it is back.
+func TestResourcesDeletedAndRestored(t *testing.T) {
 	self := gatewayOf("cluster-b")
 	objects := loadCapture(t, captures[0])
 	e, err := nat.New([16]byte{1}, new(Site).Config(baseOf(self.Remote)).NAT(config.Links{}, 0))
@@ -76,7 +76,7 @@ func TestEachResourceGoesAndComes(t *testing.T) {
 	for i := range uint16(250) {
 		flows = append(flows, flow{"n1", podN1, 1000 + i}, flow{"n2", podN2, 1000 + i})
 	}
-	// What connections of each node's pods cannot do without.
+	// The resources that connections of each node's pods need.
 	needs := map[string][]string{
 		"n1": {"cluster-b-remap-podcidr", "cluster-b-gw-ext", "n1-gw-node", "cluster-b-n1", "n1", "cluster-b"},
 		"n2": {"cluster-b-remap-podcidr", "cluster-b-gw-ext", "n2-gw-node", "cluster-b-n2", "n2", "cluster-b"},

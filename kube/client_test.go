@@ -49,8 +49,8 @@ func clientOf(t *testing.T, answer func(method, path string, body []byte) (int, 
 	return client.Resource(gvr(KindRoute)).Namespace("liqo")
 }
 
-// What is written back differs from what was read in what was changed, and in nothing else.
-func TestWhatIsReadIsWrittenBack(t *testing.T) {
+// An object that is written back differs from the one that was read only where it was changed.
+func TestObjectsAreWrittenBackWhole(t *testing.T) {
 	var path string
 	var written []byte
 	client := clientOf(t, func(method, at string, body []byte) (int, string) {
@@ -93,8 +93,8 @@ func TestWhatIsReadIsWrittenBack(t *testing.T) {
 	}
 }
 
-// Lists and watches give each object its spec as it came.
-func TestSpecsComeAsTheyAre(t *testing.T) {
+// Lists and watches keep the text of each object's spec.
+func TestSpecsKeepTheirText(t *testing.T) {
 	watched := fmt.Sprintf(`{"type": "ADDED", "object": %s}
 {"type": "BOOKMARK", "object": {"apiVersion": "networking.liqo.io/v1beta1", "kind": "RouteConfiguration", "metadata": {"resourceVersion": "9"}}}
 {"type": "ERROR", "object": {"apiVersion": "v1", "kind": "Status", "code": 410, "reason": "Expired"}}
@@ -138,7 +138,7 @@ func TestSpecsComeAsTheyAre(t *testing.T) {
 	}
 }
 
-// What the API server says instead of an object is understood.
+// Errors that the API server sends instead of an object are understood.
 func TestRefusalsAreUnderstood(t *testing.T) {
 	for _, tt := range []struct {
 		code   int
@@ -160,7 +160,7 @@ func TestRefusalsAreUnderstood(t *testing.T) {
 	}
 }
 
-// However many requests there are, what reads them is not one around the other.
+// However many requests there are, no decoder is wrapped around another.
 func TestRequestsDoNotNestDecoders(t *testing.T) {
 	s := rawSpecs{dynamic.ConfigFor(&rest.Config{}).NegotiatedSerializer}
 	for range 2 {
@@ -174,7 +174,7 @@ func TestRequestsDoNotNestDecoders(t *testing.T) {
 	}
 }
 
-// A list that is trimmed comes in parts, each of which keeps only what Into uses; what is trimmed of nothing comes from the API server's cache.
+// A trimmed list is read in parts, each of which keeps only what Into uses. A list that is not trimmed is read from the API server's cache.
 func TestListsInParts(t *testing.T) {
 	type request struct{ limit, at, version string }
 	for _, trims := range []bool{true, false} {

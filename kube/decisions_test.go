@@ -17,7 +17,7 @@ const start = nat.Time(time.Hour)
 // The nodes of every capture.
 const linkN1, linkN2 = nat.Link(1), nat.Link(2)
 
-// engine returns one that works as g was told, and is told the rules piece by piece.
+// engine returns an engine with the configuration of g, and with its rules, which it gets piece by piece.
 func (g *fakeGateway) engine(t testing.TB, self Self) *nat.Engine {
 	t.Helper()
 	base := baseOf(self.Remote)
@@ -100,7 +100,7 @@ func TestSourceWithoutRouteBackGetsUAndIsPinned(t *testing.T) {
 	e := capturedEngine(t, gatewayOf("cluster-b"))
 	expectSent(t, e, linkN2, udp(nodeOfItsOwn, remotePodHere, 4000, 80), unknownAddress, remotePod, nat.Tunnel)
 	expectSent(t, e, nat.Tunnel, udp(remotePod, unknownAddress, 80, 4000), remotePodHere, nodeOfItsOwn, linkN2)
-	// A client of another node has the same address, as seen from there: its answers go there.
+	// A client behind another node has the same address there: its answers go to that node.
 	expectSent(t, e, linkN1, udp(nodeOfItsOwn, remotePodHere, 4001, 80), unknownAddress, remotePod, nat.Tunnel)
 	expectSent(t, e, nat.Tunnel, udp(remotePod, unknownAddress, 80, 4001), remotePodHere, nodeOfItsOwn, linkN1)
 }
@@ -158,7 +158,7 @@ const dropText = `{kind: FirewallConfiguration, metadata: {name: no-PORT, namesp
 	spec: {table: {name: user, family: IPV4, chains: [{name: c, type: filter, hook: forward, policy: accept, priority: 0, rules: {filterRules: [
 	{name: r, action: drop, counter: true, match: [{op: eq, proto: {value: udp}, dev: {value: "liqo-tunnel*", position: in}}, {op: eq, port: {value: "PORT", position: dst}}]}]}}]}}}`
 
-// Two resources whose tables have one name are two tables, and every tunnel of a gateway is the one that it has.
+// Two resources whose tables have the same name are two tables, and every tunnel that rules name is the gateway's only one.
 func TestTablesOfOneName(t *testing.T) {
 	var drops []*Object
 	for _, port := range []string{"80", "81"} {
@@ -176,7 +176,7 @@ const routeText = `{kind: RouteConfiguration, metadata: {name: user, namespace: 
 	spec: {table: {name: user, rules: [{iif: liqo.klqsmd2krc, routes: [{dst: 172.16.0.0/12, nextHops: [
 	{gw: 169.254.18.6, dev: liqo-tunnel1, weight: 1}, {gw: 169.254.18.2, dev: liqo-tunnel, weight: 1}]}]}]}}}`
 
-// Of several next hops, the one that leads to the tunnel is taken, and what it leads to may send.
+// Of several next hops, the one through the tunnel is used, and its destinations are accepted as sources.
 func TestNextHops(t *testing.T) {
 	e := capturedEngine(t, gatewayOf("cluster-b"), object(t, routeText))
 	expectSent(t, e, linkN1, udp(podN1, "172.16.0.9", 7, 80), podN1, "172.16.0.9", nat.Tunnel)

@@ -74,7 +74,7 @@ type fakeGateway struct {
 
 func newFakeGateway() *fakeGateway { return &fakeGateway{pieces: map[rules.Key]rules.Resource{}} }
 
-// take does what s wants.
+// take applies the changes of s.
 func (g *fakeGateway) take(s *State) {
 	c := s.Changes()
 	if c.Site != nil {

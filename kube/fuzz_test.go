@@ -2,7 +2,7 @@ package kube
 
 import "testing"
 
-// What is found good here, nat takes: a condition never says True of rules that are not there.
+// nat accepts every spec that is found valid here, so no condition is True for rules that do not exist.
 func FuzzSpec(f *testing.F) {
 	for _, capture := range captures {
 		for _, o := range loadCapture(f, capture) {

@@ -13,7 +13,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// A spoilt resource is a copy of a captured one with one value put in place of what is at path. A value of nil takes it away.
+// A spoilt resource is a copy of a captured one with another value at path; nil removes what is there.
 type spoilt struct {
 	kind, name string
 	path       string
@@ -210,7 +210,7 @@ func put(t *testing.T, m map[string]any, path string, value any) {
 	}
 }
 
-// An outcome is all that follows from resources.
+// An outcome is everything that follows from resources.
 type outcome struct {
 	site     Site
 	pieces   map[rules.Key]rules.Resource
@@ -287,8 +287,8 @@ func TestMalformedResourceIsLeftOutAlone(t *testing.T) {
 	})
 }
 
-// What is good, is spoilt and is good again comes back, and each cause is told once.
-func TestResourceThatIsSpoiltForAWhile(t *testing.T) {
+// The rules of a resource that is malformed for a while come back, and each cause is reported once.
+func TestResourceMalformedForAWhile(t *testing.T) {
 	objects := loadCapture(t, captures[0])
 	s, g := NewState(gatewayOf("cluster-b")), newFakeGateway()
 	for _, o := range objects {
@@ -313,7 +313,7 @@ func TestResourceThatIsSpoiltForAWhile(t *testing.T) {
 	s.Put(objects[i])
 	g.take(s)
 	if got := outcomeOf(s, g); !reflect.DeepEqual(before, got) || len(s.Events()) > 0 {
-		t.Errorf("after it was mended:\n%+v\n%+v", before, got)
+		t.Errorf("after it was fixed:\n%+v\n%+v", before, got)
 	}
 }
 

@@ -16,7 +16,7 @@ const schemaText = `{kind: FirewallConfiguration, metadata: {name: user, namespa
 // The InternalFabric and the tunnel address of the captures' gateway towards cluster-b.
 const ownAddress, ownTunnelAddress = "10.80.0.3", "169.254.18.1"
 
-// What the captures alone make of packets.
+// The fates of packets with nothing but the captures.
 const (
 	outwardGoes = podN1 + " > " + remotePod
 	inwardGoes  = remotePodHere + " > " + podN1
@@ -42,8 +42,8 @@ func fate(t *testing.T, e *nat.Engine, in nat.Link, p nattest.IP) string {
 	return text
 }
 
-// Everything that a FirewallConfiguration can say and a gateway can do is taken, and packets fare as a kernel's would.
-func TestWhatFirewallsCanSay(t *testing.T) {
+// Everything that a FirewallConfiguration can express and a gateway can do is accepted, and packets are treated as a kernel would.
+func TestFirewallConfigurations(t *testing.T) {
 	outward, inward := udp(podN1, remotePodHere, 7, 80), udp(remotePod, podN1, 7, 80)
 	ping := nattest.IP{Source: podN1, Destination: ownAddress, Body: nattest.ICMP{Type: 8}}
 	pong := nattest.IP{Source: ownAddress, Destination: podN1, Body: nattest.ICMP{}}
@@ -176,7 +176,7 @@ func TestWhatFirewallsCanSay(t *testing.T) {
 				t.Fatalf("%v", got.faults)
 			}
 			if got := capturedEngine(t, gatewayOf("cluster-b"), o).LetsOut(pong.Bytes(), linkN1); got != tt.goes {
-				t.Errorf("it goes: %v", got)
+				t.Errorf("the packet passes: %v", got)
 			}
 		})
 	}

@@ -37,7 +37,7 @@ func init() {
 	utilruntime.ErrorHandlers = nil // one of them counts on time that is no bubble's
 }
 
-// A cluster is an API server that is played, with a Source that follows it.
+// A cluster is a simulated API server, with a Source that follows it.
 type cluster struct {
 	t      *testing.T
 	api    *fake.FakeDynamicClient
@@ -173,7 +173,7 @@ func inCluster(t *testing.T, objects []*Object, prepare func(*cluster), f func(*
 	})
 }
 
-// awaitQuiet lets everything that is due happen.
+// awaitQuiet waits until everything that is due has happened.
 func (c *cluster) awaitQuiet() {
 	time.Sleep(5 * time.Second)
 	synctest.Wait()
@@ -222,7 +222,7 @@ func (c *cluster) conditions(kind, namespace, name string) []string {
 	return texts
 }
 
-// writes returns what was written since it was called last, as "verb resource".
+// writes returns what was written since its last call, as "verb resource".
 func (c *cluster) writes() []string {
 	var all []string
 	for _, a := range c.api.Actions() {
@@ -430,7 +430,7 @@ func TestMalformedResourceGetsConditionAndOneEvent(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if w := c.writes(); len(w) > 0 {
-			t.Errorf("told again: %q", w)
+			t.Errorf("reported again: %q", w)
 		}
 		mended := *bad
 		for _, o := range objects {
@@ -440,7 +440,7 @@ func TestMalformedResourceGetsConditionAndOneEvent(t *testing.T) {
 		}
 		c.update(&mended)
 		if got := c.conditions(bad.Kind, bad.Metadata.Namespace, bad.Metadata.Name); !slices.Equal(got, []string{"cluster-b Applied True"}) {
-			t.Errorf("mended: conditions %q", got)
+			t.Errorf("after it was fixed: conditions %q", got)
 		}
 	})
 }
@@ -497,7 +497,7 @@ func TestConnection(t *testing.T) {
 		stamp := at.UTC().Format(time.RFC3339)
 		c.expectConnection(`{"latency":{"timestamp":"` + stamp + `","value":"12ms"},"value":"Connected"}`)
 
-		// The latency is refreshed no more often than it is told to be.
+		// The latency is refreshed no more often than configured.
 		c.writes()
 		for i := range 60 {
 			c.setCheck(Check{CheckConnected, 850 * time.Microsecond, at.Add(time.Duration(i) * time.Second)})
@@ -538,7 +538,7 @@ func TestConnectionNeedsAKey(t *testing.T) {
 	})
 }
 
-// A gateway that begins anew leaves what it said before, until it knows.
+// A gateway that restarts leaves the status of its Connection as it was until it knows the state of the tunnel.
 func TestConnectionSurvivesARestart(t *testing.T) {
 	old := object(t, `{kind: Connection, metadata: {name: gw-cluster-b, namespace: liqo-tenant-cluster-b}, status: {value: Connected, latency: {value: 3ms, timestamp: "1999-01-01T00:00:00Z"}}}`)
 	inCluster(t, append(loadCapture(t, captures[0]), old), nil, func(c *cluster) {
@@ -546,7 +546,7 @@ func TestConnectionSurvivesARestart(t *testing.T) {
 	})
 }
 
-// What a gateway refuses as a whole is said once, in the log, in an Event and to who asks, and tried again though no resource changes.
+// A configuration that a gateway refuses is reported once in the log and in an Event, and in the status, and tried again even if no resource changes.
 func TestRefusedSiteIsTriedAgain(t *testing.T) {
 	refuse := func(c *cluster, err error) {
 		c.mu.Lock()
@@ -584,7 +584,7 @@ func TestRefusedSiteIsTriedAgain(t *testing.T) {
 	})
 }
 
-// Rules that the gateway refuses are put again whenever rules change, for there may be room then. That is logged once.
+// Rules that the gateway refuses are put again whenever rules change, because there may be room by then. The refusal is logged once.
 func TestRefusedRulesAreLoggedOnce(t *testing.T) {
 	objects := loadCapture(t, captures[0])
 	full := (&spoilt{kind: KindFirewall, name: mssTable, path: "spec.table.name", value: "good"}).object(t, objects, 5)
@@ -606,7 +606,7 @@ func TestRefusedRulesAreLoggedOnce(t *testing.T) {
 	})
 }
 
-// A busyGateway takes long for rules: meanwhile, something else goes on.
+// A busyGateway takes long to apply rules, and calls a function meanwhile.
 type busyGateway struct {
 	*cluster
 	meanwhile func()
@@ -617,8 +617,8 @@ func (g busyGateway) Put(key rules.Key, r rules.Resource) error {
 	return g.cluster.Put(key, r)
 }
 
-// While a gateway works, who asks is answered and watches go on; what comes then is not said to be applied before it is.
-func TestAskedWhileTheGatewayWorks(t *testing.T) {
+// While a gateway applies rules, requests for the status are answered and watches go on. Rules are not reported as applied before they are.
+func TestStatusWhileTheGatewayWorks(t *testing.T) {
 	objects := loadCapture(t, captures[0])
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -644,22 +644,22 @@ func TestAskedWhileTheGatewayWorks(t *testing.T) {
 		select {
 		case <-done:
 		case <-time.After(10 * time.Second):
-			t.Error("nobody is answered while the gateway takes rules")
+			t.Error("requests for the status wait while the gateway applies rules")
 		}
 	}}
 	if !s.apply(g) || !asked {
 		t.Fatal("nothing was put")
 	}
 	if applied, ok := s.writes.verdicts[late.Key()]; ok {
-		t.Errorf("of rules that the gateway does not have it is said that they are applied: %t", applied)
+		t.Errorf("rules that the gateway does not have are reported as applied: %t", applied)
 	}
 	if s.apply(g); !s.writes.verdicts[late.Key()] {
-		t.Error("of rules that it has, that is not said")
+		t.Error("rules that the gateway has are not reported as applied")
 	}
 }
 
-// Who asks is told what is missing and why a resource is left out.
-func TestResourcesForWhoAsks(t *testing.T) {
+// The status says what is missing, and why a resource is left out.
+func TestResourcesInStatus(t *testing.T) {
 	objects := loadCapture(t, captures[0])
 	bad := allSpoilt[4].object(t, objects, 4)
 	objects = slices.DeleteFunc(objects, func(o *Object) bool { return o.Kind == KindPublicKey })

@@ -78,7 +78,7 @@ func checked(t *testing.T, c *Cluster) *Report {
 	return r
 }
 
-// A gateway that Liqo has made of its chart's defaults can be switched, and the commands say how.
+// A gateway that Liqo has made with the defaults of its chart can be switched, and the commands say how.
 func TestACapturedGatewayCanBeSwitched(t *testing.T) {
 	for _, tt := range []struct {
 		server              bool
@@ -128,8 +128,8 @@ func switched(t *testing.T) *Cluster {
 	return c
 }
 
-// TestAGatewayThatIsCulverts: what is said of a gateway after the switch, beside that it has culvert's template.
-func TestAGatewayThatIsCulverts(t *testing.T) {
+// TestGatewayAfterSwitch: the findings about a gateway after the switch, besides the one that it has culvert's template.
+func TestGatewayAfterSwitch(t *testing.T) {
 	newImage := func(t *testing.T, c *Cluster) {
 		var err error
 		if c.Template, _, err = template.From(c.Stock, "registry.invalid/culvert:2", 1); err != nil {
@@ -208,7 +208,7 @@ func withPolicy(spec string) func(*testing.T, *Cluster) {
 	}
 }
 
-// withMetrics turns them on before a policy comes.
+// withMetrics turns metrics on and adds a policy.
 func withMetrics(policy string) func(*testing.T, *Cluster) {
 	return func(t *testing.T, c *Cluster) {
 		stock := template.Default(true, "liqo", "liqo")
@@ -232,7 +232,7 @@ var (
 	templatePath = []string{"spec", "template", "spec", "deployment"}
 )
 
-func TestWhatIsSaidBeforeTheSwitch(t *testing.T) {
+func TestFindingsBeforeSwitch(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change func(*testing.T, *Cluster)
@@ -367,7 +367,7 @@ func TestTheExamplePolicyIsEnough(t *testing.T) {
 	}
 }
 
-func TestAGatewayThatLiqoDoesNotMake(t *testing.T) {
+func TestGatewayNotMadeByLiqo(t *testing.T) {
 	for _, tt := range []struct {
 		value any
 		path  []string

@@ -16,7 +16,7 @@ import (
 	"culvert/kube/peering"
 )
 
-// TestParts: all of the manifests has a resource, and is within the rights that are asked for first.
+// TestParts: every object of the manifests has a resource, and needs no rights but those that are checked first.
 func TestParts(t *testing.T) {
 	all, err := Parts(&manifests.Gateway{Peering: "milan", Image: "registry.example/another:2.0", Expose: "NodePort", Replicas: 2})
 	if err != nil || len(all) < 20 {
@@ -40,13 +40,13 @@ func TestParts(t *testing.T) {
 			if !slices.ContainsFunc(rights, func(x Right) bool {
 				return x.Group == r.Group && x.Resource == r.Resource && x.Namespace == u.GetNamespace()
 			}) {
-				t.Errorf("no right is asked for %s", nameOf(u))
+				t.Errorf("no right is checked for %s", nameOf(u))
 			}
 		}
 	}
 }
 
-// TestInterrupted: whoever interrupts a change is told so, and not which request that was.
+// TestInterrupted: a change that is interrupted says so, and not which request failed.
 func TestInterrupted(t *testing.T) {
 	c, err := New(&rest.Config{Host: "http://127.0.0.1:9"})
 	if err != nil {
@@ -61,7 +61,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestNewPeering: what a Peering does not say is not there, so that applying it takes nothing from others.
+// TestNewPeering: fields that a Peering does not set are absent, so that applying it takes over no fields of others.
 func TestNewPeering(t *testing.T) {
 	u := newPeering("milan", &peering.Spec{Cluster: "rome", Peer: "milan", Role: "Server", InternalCIDR: "10.80.0.0/22", Local: peering.SpecLocal{PodCIDRs: []string{"10.0.0.0/16"}}}, "abc")
 	spec := u.Object["spec"].(map[string]any)
@@ -88,7 +88,7 @@ func TestPodTrouble(t *testing.T) {
 	}
 }
 
-// TestAwait: each thing that is missing is said once, an error is such a thing, and the last one is the error at the end.
+// TestAwait: each missing thing is reported once, and so is each error. The last one is the error at the end.
 func TestAwait(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		var said []string

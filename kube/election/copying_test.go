@@ -17,7 +17,7 @@ import (
 	"culvert/integration/need"
 )
 
-// copier is a Replica that notes what it is asked for.
+// copier is a Replica that records its calls.
 type copier struct {
 	did      []string
 	followed bool

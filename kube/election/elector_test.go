@@ -93,7 +93,7 @@ func storedLease(t *testing.T, api *fake.FakeDynamicClient) *role.Lease {
 	return l
 }
 
-// TestAttempts: the first has the Lease, the second stands by until that is given back, and takes it with the next term.
+// TestAttempts: the first gateway gets the Lease. The second stands by until the Lease is released, and takes it with the next term.
 func TestAttempts(t *testing.T) {
 	api := newAPI()
 	a, gatewayA := newElector(api, "a")
@@ -129,7 +129,7 @@ func TestAttempts(t *testing.T) {
 	}
 }
 
-// TestForeignFields: what others have written into a Lease stays.
+// TestForeignFields: fields that others have written into a Lease stay.
 func TestForeignFields(t *testing.T) {
 	u := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -160,7 +160,7 @@ func TestForeignFields(t *testing.T) {
 	}
 }
 
-// TestAway: without an API server the gateway goes on, and is silent only where the peer is, too.
+// TestAway: without an API server a gateway goes on forwarding, unless the peer is silent too.
 func TestAway(t *testing.T) {
 	api := newAPI()
 	e, g := newElector(api, "a")
@@ -191,7 +191,7 @@ func TestAway(t *testing.T) {
 	}
 }
 
-// TestUnreadable: a Lease that makes no sense is somebody's, for as long as one of ours would be.
+// TestUnreadable: a Lease that cannot be understood counts as held, for as long as one of ours would.
 func TestUnreadable(t *testing.T) {
 	for _, spec := range []any{"", map[string]any{"holderIdentity": int64(7)}, []any{}} {
 		u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -204,7 +204,7 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestLabel: the winner takes the label from the other pods of its gateway before it has it, and touches no other pod.
+// TestLabel: the winner removes the label from the other pods of its gateway before it labels its own, and changes no other pod.
 func TestLabel(t *testing.T) {
 	labels := func(more ...string) map[string]any {
 		l := map[string]any{"component": "gateway", "gateway-name": "milan"}
@@ -287,7 +287,7 @@ func TestLateLabel(t *testing.T) {
 	})
 }
 
-// TestLeave: a gateway that ends carries packets until another one has the Lease, and then no more.
+// TestLeave: a gateway that ends carries packets until another one has the Lease, and none after that.
 func TestLeave(t *testing.T) {
 	api := newAPI()
 	a, gatewayA := newElector(api, "a")
@@ -314,7 +314,7 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// TestConflict: who is slower stands by.
+// TestConflict: of two gateways that write the Lease, the slower one stands by.
 func TestConflict(t *testing.T) {
 	api := newAPI()
 	e, g := newElector(api, "a")

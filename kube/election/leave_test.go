@@ -10,7 +10,7 @@ import (
 	"culvert/gateway/role"
 )
 
-// A diary has what two gateways do, in order.
+// A diary records what two gateways do, in order.
 type diary struct {
 	mu    sync.Mutex
 	lines []string
@@ -22,7 +22,7 @@ func (d *diary) write(line string) {
 	d.lines = append(d.lines, line)
 }
 
-// noted is a gateway, and a table whose stream leads to another Elector.
+// noted is a gateway that writes a diary, with a table whose stream leads to another Elector.
 type noted struct {
 	*diary
 	name  string
@@ -122,7 +122,7 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// TestNoAnswer: a gateway that hangs keeps nobody from forwarding.
+// TestNoAnswer: a gateway that hangs does not keep another one from forwarding.
 func TestNoAnswer(t *testing.T) {
 	a, b, tables := newTalking(t)
 	tables[0].deaf, tables[1].deaf = true, true
@@ -140,7 +140,8 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
-// TestDiesAtStart: a gateway that has only started does not renew the Lease that the one before it in its pod had. It has it at once when it is driven.
+// TestDiesAtStart: while a gateway starts, it does not renew the Lease of the process before it in its pod. As soon as it can forward, it has that
+// Lease.
 func TestDiesAtStart(t *testing.T) {
 	api := newAPI()
 	a, _ := newElector(api, "a")
@@ -159,7 +160,7 @@ func TestDiesAtStart(t *testing.T) {
 	}
 }
 
-// TestNewPod: a gateway that cannot forward yet leaves a free Lease, and one that does not exist, to those that can.
+// TestNewPod: a gateway that cannot forward yet takes neither a free Lease nor one that does not exist.
 func TestNewPod(t *testing.T) {
 	api := newAPI()
 	fresh, gateway := newElector(api, "fresh")

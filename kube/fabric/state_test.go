@@ -21,7 +21,7 @@ import (
 
 var start = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
-// late is when everything that may still come would have come.
+// late is a time by which every resource that could still arrive has arrived.
 var late = start.Add(patience)
 
 func object(t *testing.T, text string) *kube.Object {
@@ -90,7 +90,7 @@ func TestCapturedResources(t *testing.T) {
 	}
 }
 
-// TestDeletion: a resource that is being deleted asks for no link from then on.
+// TestDeletion: a resource that is being deleted asks for no link any more.
 func TestDeletion(t *testing.T) {
 	for _, kind := range []string{kube.KindFabric, kube.KindTunnel} {
 		s := NewState("n1")
@@ -193,7 +193,7 @@ func TestBadResources(t *testing.T) {
 				t.Errorf("links %+v", d.Links)
 			}
 			if strings.HasPrefix(c.name, "no ") && c.name != "no gatewayIP" && len(s.Desired(late.Add(-1)).Faults) > 0 {
-				t.Error("said before it could come")
+				t.Error("a fault is reported while the missing resource may still arrive")
 			}
 		})
 	}
@@ -216,7 +216,7 @@ func TestTwoTunnels(t *testing.T) {
 	}
 }
 
-// TestRandomEdits: whatever the order of edits and deletions, what is asked for follows from the resources that are there.
+// TestRandomEdits: after edits and deletions in any order, the links follow from the resources that exist.
 func TestRandomEdits(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 1))

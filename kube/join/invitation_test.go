@@ -35,7 +35,7 @@ func TestInvitation(t *testing.T) {
 		}
 		mailed := "\r\n" + strings.ReplaceAll(i.Text(), "\n", "  \r\n\r\n") + "\n"
 		if got, err := ParseInvitation([]byte(mailed)); err != nil || got.Words() != i.Words() {
-			t.Errorf("as a mail has it: %v", err)
+			t.Errorf("with the line ends and spaces of a mail: %v", err)
 		}
 	}
 	if w := invitation().Words(); !regexp.MustCompile(`^([a-z]{5} ){5}[a-z]{5}$`).MatchString(w) || w == answer().Words() {
@@ -53,14 +53,14 @@ func TestInvitationRefused(t *testing.T) {
 	text, body := invitation().Text(), invitation().body()
 	for n := range len(text) - 1 {
 		if _, err := ParseInvitation([]byte(text[:n])); err == nil {
-			t.Errorf("the first %d of %d bytes are taken", n, len(text))
+			t.Errorf("the first %d of %d bytes are accepted", n, len(text))
 		}
 	}
 	for n := range len(text) {
 		altered := []byte(text)
 		altered[n] ^= 1
 		if got, err := ParseInvitation(altered); err == nil && got.Text() != text {
-			t.Errorf("byte %d altered: taken", n)
+			t.Errorf("byte %d altered: accepted", n)
 		}
 	}
 	change := func(old, new string) string {
@@ -119,7 +119,7 @@ func TestInvitationRefused(t *testing.T) {
 	}
 }
 
-// FuzzInvitation: whatever is taken is what culvert would write for it, and can be proposed from or is refused.
+// FuzzInvitation: an accepted invitation is one that culvert could have written, and a proposal from it is valid or refused.
 func FuzzInvitation(f *testing.F) {
 	for _, i := range []*Invitation{invitation(), answer()} {
 		f.Add([]byte(i.Text()))

@@ -131,7 +131,7 @@ func cluster(t testing.TB, name, underlay string, more ...string) *Cluster {
 	return c
 }
 
-// good fails unless a spec is what a Peering can be, and overlaps nothing of its cluster.
+// good requires a spec that is valid in a Peering and overlaps nothing in its cluster.
 func good(t *testing.T, c *Cluster, s *peering.Spec) {
 	t.Helper()
 	u := &unstructured.Unstructured{Object: map[string]any{"kind": "Peering", "metadata": map[string]any{"name": s.Peer}, "spec": s}}
@@ -171,7 +171,7 @@ func TestPair(t *testing.T) {
 	}
 }
 
-// TestPairAgain: what Peerings have stands, also what would be chosen otherwise, and another Peering gets ranges beside it.
+// TestPairAgain: Peerings keep their ranges, even where others would be chosen today, and another Peering gets different ones.
 func TestPairAgain(t *testing.T) {
 	first := peeringObject("milan", "10.81.0.0/24", "10.79.0.0/24", "10.99.0.0/16", "10.244.0.0/16")
 	rome, milan := cluster(t, "rome", "172.18.0", first), cluster(t, "milan", "172.19.0")
@@ -194,7 +194,7 @@ func TestPairAgain(t *testing.T) {
 	}
 }
 
-// TestProposeAvoids: nothing is chosen over nodes, what is around them, Services of load balancers, other Peerings or what the user says.
+// TestProposeAvoids: no proposed range overlaps nodes, the networks around them, addresses of load balancers, other Peerings, or what the user names.
 func TestProposeAvoids(t *testing.T) {
 	objects := []string{node(1, "10.61.3.1", "10.0.1.0/24"), serviceCIDR,
 		`{kind: Service, metadata: {name: shop}, spec: {clusterIPs: [10.100.0.1], externalIPs: [10.63.0.9]}, status: {loadBalancer: {ingress: [{ip: 10.62.0.7}]}}}`}
@@ -213,7 +213,7 @@ func TestProposeAvoids(t *testing.T) {
 	}
 }
 
-// TestProposeFull: what no remap fits is said, with the CIDR.
+// TestProposeFull: if no remap is free, the error names the CIDR.
 func TestProposeFull(t *testing.T) {
 	c := cluster(t, "rome", "172.18.0")
 	_, _, err := c.Propose(Peer{Name: "milan", Pods: parse(t, "10.0.0.0/8"), Role: "Server"}, netip.Prefix{}, nil)
@@ -222,7 +222,7 @@ func TestProposeFull(t *testing.T) {
 	}
 }
 
-// TestProposeAddsPods: a cluster that has got a second pod CIDR keeps the remap of the first.
+// TestProposeAddsPods: a cluster that gets a second pod CIDR keeps the remap of the first.
 func TestProposeAddsPods(t *testing.T) {
 	rome := cluster(t, "rome", "172.18.0", peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.59.0.0/16", "10.244.0.0/16"))
 	spec, lines, err := rome.Propose(Peer{Name: "milan", Pods: parse(t, "10.244.0.0/16", "10.96.0.0/16"), Role: "Server"}, netip.Prefix{}, nil)
@@ -245,7 +245,7 @@ func TestProposeAnotherPair(t *testing.T) {
 	}
 }
 
-// TestAddress: a NodePort is reached by a node that is ready, and from outside if there is such an address.
+// TestAddress: the address of a NodePort is that of a ready node, the external one if there is one.
 func TestAddress(t *testing.T) {
 	external := `{kind: Node, metadata: {name: node0}, spec: {podCIDRs: [10.244.9.0/24]}, status: {addresses: [{type: InternalIP, address: 10.9.0.1}, {type: ExternalIP, address: 203.0.113.7}]}}`
 	unready := `{kind: Node, metadata: {name: node0}, spec: {podCIDRs: [10.244.9.0/24]}, status: {addresses: [{type: InternalIP, address: 10.9.0.1}]}}`
@@ -271,7 +271,7 @@ func TestNameOf(t *testing.T) {
 	}
 }
 
-// TestDualStack: of two families IPv4 is found and proposed, and it is said that IPv6 stays behind.
+// TestDualStack: for a dual-stack cluster IPv4 is proposed, with a line that IPv6 is left out.
 func TestDualStack(t *testing.T) {
 	two := func(n int) string {
 		return fmt.Sprintf(`{kind: Node, metadata: {name: n%[1]d}, spec: {podCIDRs: ["fd00:244:%[1]d::/64", 10.244.%[1]d.0/24]}, status: {addresses: [{type: InternalIP, address: "2001:db8::%[1]d"}, {type: InternalIP, address: 172.18.0.%[1]d}]}}`, n)

@@ -37,7 +37,7 @@ func at(o any, path ...string) any {
 	return o
 }
 
-// TestGatewayReplicas: one pod is labelled as the active one from its birth; of several nobody is, they may hold a Lease, and drains leave one.
+// TestGatewayReplicas: a single pod is labelled as active from the start. Of several, none is; they may hold a Lease, and a drain leaves one of them.
 func TestGatewayReplicas(t *testing.T) {
 	for replicas, want := range map[int]struct {
 		unavailable float64
@@ -75,7 +75,7 @@ func TestGatewayReplicas(t *testing.T) {
 	}
 }
 
-// TestBudget: the budget of a gateway under Liqo selects its pods, also where its name is a number.
+// TestBudget: the disruption budget of a gateway under Liqo selects its pods, even if the gateway's name is a number.
 func TestBudget(t *testing.T) {
 	b := documents(t, strings.TrimPrefix(Budget("7", "liqo-tenant-7"), "---\n"))["PodDisruptionBudget liqo-tenant-7"]
 	if at(b, "metadata", "name") != "gw-7" || at(b, "spec", "selector", "matchLabels", "networking.liqo.io/gateway-name") != "7" || at(b, "spec", "maxUnavailable") != float64(1) {

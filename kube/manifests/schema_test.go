@@ -77,7 +77,7 @@ func faults(schema map[string]any, value any, at string) (all []string) {
 	return all
 }
 
-// TestChartSchema: Helm refuses values that the templates would print as something else, and takes the others.
+// TestChartSchema: Helm refuses values that the templates would print as something else, and accepts all others.
 func TestChartSchema(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(chart, "values.schema.json"))
 	var schema map[string]any

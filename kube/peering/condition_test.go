@@ -7,7 +7,7 @@ import (
 	"culvert/kube"
 )
 
-// TestStandbyReady: one whole copy is enough, whoever else copies.
+// TestStandbyReady: one complete copy is enough, however many pods copy.
 func TestStandbyReady(t *testing.T) {
 	for _, tt := range []struct {
 		all                     []Standby
@@ -26,7 +26,7 @@ func TestStandbyReady(t *testing.T) {
 	}
 }
 
-// TestRoundTrip: a round-trip time is not written anew all the time, but at once when the one before was that of a ping that waited for the handshake.
+// TestRoundTrip: a new round-trip time is written only now and then, but at once if the one before included the wait for a handshake.
 func TestRoundTrip(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	s := &GatewaySource{now: func() time.Time { return now }}

@@ -101,7 +101,7 @@ func TestExport(t *testing.T) {
 	}
 }
 
-// TestExportAddresses: an address stays whatever comes and goes, and most come back after the status is lost.
+// TestExportAddresses: a Service keeps its address whatever others come and go, and most get theirs back after the status is lost.
 func TestExportAddresses(t *testing.T) {
 	g := rome(t)
 	for i := range 100 {
@@ -148,7 +148,7 @@ func TestExportAddresses(t *testing.T) {
 	}
 }
 
-// TestExportRefused: what cannot be exported is named with its field, and everything else is exported. Nothing of it keeps a gateway from its nodes.
+// TestExportRefused: a Service that cannot be exported is reported with its field, and all others are exported. The gateway serves its nodes in any case.
 func TestExportRefused(t *testing.T) {
 	long := strings.Repeat("x", 60)
 	for _, c := range []struct {
@@ -186,7 +186,7 @@ func TestExportRefused(t *testing.T) {
 	}
 }
 
-// TestExportFull: without an address that is left, Services wait, and those that have one keep it.
+// TestExportFull: when no address is free, new Services wait, and the others keep their addresses.
 func TestExportFull(t *testing.T) {
 	g := rome(t)
 	g.put(readIn(t, "externalCIDR: 10.70.0.0/24}", "externalCIDR: 10.70.0.0/30}"))
@@ -209,7 +209,7 @@ func TestExportFull(t *testing.T) {
 	}
 }
 
-// TestExportTooMany: a list has at most exports.MaxPorts ports; those that are exported stay.
+// TestExportTooMany: a list has at most exports.MaxPorts ports; Services that are exported already stay.
 func TestExportTooMany(t *testing.T) {
 	g := rome(t)
 	g.put(readIn(t, "10.70.0.0/24}\n  remote", "10.70.0.0/22}\n  remote", "cidr: 10.70.0.0/24, remap: 10.71.0.0/24", "cidr: 10.90.0.0/24, remap: 10.71.0.0/24"))
@@ -234,7 +234,7 @@ func TestExportTooMany(t *testing.T) {
 	}
 }
 
-// TestExportUnknown: before all lists are read, nothing is told and no address is forgotten.
+// TestExportUnknown: before all lists are read, the peer is told nothing and no address is released.
 func TestExportUnknown(t *testing.T) {
 	g := rome(t)
 	exportWith(t, g, "web")

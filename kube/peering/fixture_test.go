@@ -86,7 +86,7 @@ func rome(t testing.TB) *Gateway {
 	return g
 }
 
-// store has the API server take the status that a plan asks for.
+// store writes the status that a plan asks for to the API server.
 func store(g *Gateway, d *Plan) {
 	p := *g.peering
 	p.Status = d.Status

@@ -23,7 +23,7 @@ func base() *config.Config {
 	return c
 }
 
-// TestConfig: what the objects say is a configuration that every layer of a gateway takes.
+// TestConfig: the objects make a configuration that every layer of a gateway accepts.
 func TestConfig(t *testing.T) {
 	g := rome(t)
 	d := g.Plan()
@@ -54,7 +54,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestBadPeering: each fault names its field, and what ran before stays.
+// TestBadPeering: each fault names its field, and the configuration from before stays.
 func TestBadPeering(t *testing.T) {
 	for _, c := range []struct{ old, new, want string }{
 		{"cluster: rome", "cluster: ro/me", `spec.cluster: "ro/me"`},
@@ -87,7 +87,7 @@ func TestBadPeering(t *testing.T) {
 			t.Errorf("%q for %q: %q, want %q", c.new, c.old, d.Faults, c.want)
 		}
 		if d.Peering != before.Peering {
-			t.Errorf("%q for %q: what ran is gone", c.new, c.old)
+			t.Errorf("%q for %q: the configuration from before is gone", c.new, c.old)
 		}
 	}
 	own := readIn(t)
@@ -99,7 +99,7 @@ func TestBadPeering(t *testing.T) {
 	}
 }
 
-// TestAssignment: what is assigned stays while its Node does, whatever comes and goes.
+// TestAssignment: a Node keeps what is assigned to it, whatever other Nodes come and go.
 func TestAssignment(t *testing.T) {
 	g := rome(t)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -150,7 +150,7 @@ func TestAssignmentFull(t *testing.T) {
 	}
 }
 
-// TestNodesThatAreNotReady: each says what is missing; one that lies is left out alone.
+// TestNodesThatAreNotReady: each is reported with what is missing; a node with false claims is left out, and no other.
 func TestNodesThatAreNotReady(t *testing.T) {
 	for _, c := range []struct {
 		name, unready, fault string
@@ -210,7 +210,7 @@ func TestNodesThatAreNotReady(t *testing.T) {
 	}
 }
 
-// TestPodsFrom: where Nodes do not tell, each pod is where it is; those of the node's own network, and those that have ended, are nowhere.
+// TestPodsFrom: without pod CIDRs of Nodes, each pod's address leads to its node, except for pods of the host's network and pods that have ended.
 func TestPodsFrom(t *testing.T) {
 	g := rome(t)
 	p := readIn(t, "mtu: 1400", "podsFrom: Pods")
@@ -240,7 +240,7 @@ func TestPodsFrom(t *testing.T) {
 	}
 }
 
-// TestActive: each gateway that begins takes the next term, and one that was active gives way to a later one.
+// TestActive: each gateway that starts takes the next term, and gives way to one with a later term.
 func TestActive(t *testing.T) {
 	g := rome(t)
 	if d := g.Plan(); d.Ousted || d.Status.Active.Term != 1 {
@@ -262,7 +262,7 @@ func TestActive(t *testing.T) {
 	}
 }
 
-// TestNoPeering: without it nobody is peer, and the next one begins afresh.
+// TestNoPeering: without a Peering there is no peer, and the next Peering starts afresh.
 func TestNoPeering(t *testing.T) {
 	g := rome(t)
 	g.put(nil)
@@ -291,7 +291,7 @@ func TestInvited(t *testing.T) {
 	}
 }
 
-// TestTroubles: what the gateway meets on the way to a node is said of the node, unless that says something itself.
+// TestTroubles: a problem on the path to a node is reported as the node's, unless the node reports one itself.
 func TestTroubles(t *testing.T) {
 	g := rome(t)
 	g.tunnels["node1"] = tunnelObject(t, 1, "ready: true", "ready: false, message: no route")
@@ -308,8 +308,8 @@ func TestTroubles(t *testing.T) {
 	}
 }
 
-// TestPeerThatLies: a peer may send from what the Peering says that it has, and to what is this cluster's. Whatever else it sends is dropped, with a
-// reason: it gains nothing by other CIDRs than it has told, and nothing by those of others.
+// TestPeerThatLies: a peer may send from the CIDRs that the Peering gives it, to those of this cluster. Everything else is dropped with a reason, so
+// false CIDRs gain it nothing.
 func TestPeerThatLies(t *testing.T) {
 	g := rome(t)
 	d := g.Plan()

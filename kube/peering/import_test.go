@@ -25,7 +25,7 @@ func importRole(t *testing.T) *unstructured.Unstructured {
 	return object(t, `{metadata: {name: culvert-imports-milan, namespace: milan, uid: "5"}}`)
 }
 
-// TestImport: what the peer tells has a name in one namespace, and the address by which this cluster sees it.
+// TestImport: a Service that the peer exports has a name in one namespace, and the address under which this cluster sees it.
 func TestImport(t *testing.T) {
 	p := readIn(t, "peer: milan", "peer: milan\n  imports: milan")
 	if p.Imports != "milan" || len(p.Faults) > 0 {
@@ -53,11 +53,11 @@ func TestImport(t *testing.T) {
 		t.Errorf("%v %v", service, slice)
 	}
 	if !x.sameService(service) || !x.sameSlice(slice) || !x.sameService(x.updated(service, importRole(t))) || all["web-shop"].sameService(service) || all["web-shop"].sameSlice(slice) {
-		t.Error("what was made is not taken for what it is")
+		t.Error("the objects of an import are not recognised")
 	}
 }
 
-// TestImportPutRight: what others change of an import is noticed, and the address that the API server has given the Service stays.
+// TestImportPutRight: changes that others make to an import are noticed, and the address that the API server has given the Service stays.
 func TestImportPutRight(t *testing.T) {
 	p := readIn(t)
 	all, _ := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")})
@@ -99,7 +99,7 @@ func TestImportPutRight(t *testing.T) {
 	}
 }
 
-// TestLyingPeer: what a peer must not say costs it that Service alone, and the reason names it.
+// TestLyingPeer: a Service with something that a peer may not claim is left out, with the reason, and no other is.
 func TestLyingPeer(t *testing.T) {
 	port := func(name string, protocol uint8, number uint16) exports.Port {
 		return exports.Port{Name: name, Protocol: protocol, Port: number}

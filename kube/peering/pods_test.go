@@ -66,7 +66,7 @@ func (m *model) one(kind string) (key string, u *unstructured.Unstructured) {
 	return key, object(m.t, text)
 }
 
-// afresh is what a gateway that starts now makes of all objects.
+// afresh is the plan that a gateway which starts now makes of all objects.
 func (m *model) afresh() *Plan {
 	s, sinks := m.watched()
 	for kind, w := range sinks {
@@ -104,7 +104,7 @@ func (m *model) pods() map[string][]netip.Prefix {
 	return all
 }
 
-// TestEventsAreLists: whatever comes, changes and goes, in whatever order, what follows is what a gateway would make of all objects afresh.
+// TestEventsAreLists: after any sequence of events, the plan is the one that a gateway would make from lists of all objects.
 func TestEventsAreLists(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -185,7 +185,7 @@ func TestEventsAreLists(t *testing.T) {
 	}
 }
 
-// TestPodsShare: what a pod changes is the list of its own node; all others are the same slices, which costs nothing to compare.
+// TestPodsShare: a change of a pod replaces the list of its own node. All other lists stay the same slices, which cost nothing to compare.
 func TestPodsShare(t *testing.T) {
 	x, cidrs := newPodIndex(), []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
 	at := func(node string, a string) *pod {

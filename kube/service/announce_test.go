@@ -26,7 +26,7 @@ func anAnnouncer(t testing.TB, self string, alive []string, objects ...*Object) 
 	return s
 }
 
-// namedNode is a Node with fields of its metadata and status besides.
+// namedNode is a Node with more fields of metadata and status.
 func namedNode(t testing.TB, i int, meta, status string) *Object {
 	return object(t, fmt.Sprintf("{kind: Node, metadata: {name: n%d, uid: u-n%[1]d%s}, status: {addresses: [{type: InternalIP, address: 172.18.0.%[1]d}, {type: InternalIP, address: 'fd18::%[1]d'}]%[3]s}}", i, meta, status))
 }
@@ -42,7 +42,7 @@ func balanced(t testing.TB, name, more string, port int, addresses ...string) *O
 	return o
 }
 
-// A metalLB states again how MetalLB's layer 2 mode chooses, by what users write.
+// A metalLB is a second implementation of how MetalLB's layer 2 mode chooses, from the text that users write.
 type metalLB struct {
 	speakers, unavailable, excluded []string
 }
@@ -157,7 +157,7 @@ func TestAnnouncing(t *testing.T) {
 	}
 }
 
-// Services that share an address are announced by one node, which may for all of them; where none may for all, for the oldest.
+// Services that share an address are announced by a node that may announce all of them or, if there is none, by one that may announce the oldest.
 func TestAnnouncingShared(t *testing.T) {
 	nodes := []*Object{namedNode(t, 1, "", ""), namedNode(t, 2, "", ""), namedNode(t, 3, "", "")}
 	alive := []string{"n1", "n2", "n3"}
@@ -194,7 +194,7 @@ func TestAnnouncingShared(t *testing.T) {
 	}
 }
 
-// What this node does not serve it does not announce, nor what is in none of the CIDRs, nor anything without them.
+// A node announces nothing that it does not serve, nothing outside the CIDRs, and nothing at all without CIDRs.
 func TestAnnouncingServed(t *testing.T) {
 	objects := []*Object{namedNode(t, 1, "", ""), balanced(t, "web", "", 80, "203.0.113.7", "198.51.100.7"), aSlice(t, "web", "web", webPort, "{addresses: [10.244.0.1]}")}
 	s := anAnnouncer(t, selfName, []string{selfName}, objects...)
@@ -203,11 +203,11 @@ func TestAnnouncingServed(t *testing.T) {
 	}
 	s.Refuse(addr("203.0.113.7"))
 	if got := s.Config().Answers; got != nil {
-		t.Errorf("what the kernel leads elsewhere: %v", got)
+		t.Errorf("with an address that the kernel routes elsewhere: %v", got)
 	}
 	s.Forgive()
 	if s.SetAlive([]string{selfName}) || !s.SetAlive(nil) {
-		t.Error("it does not tell what has changed")
+		t.Error("the change is not reported")
 	}
 	if got := s.Config().Answers; got != nil {
 		t.Errorf("without a Lease: %v", got)
@@ -219,7 +219,7 @@ func TestAnnouncingServed(t *testing.T) {
 	}
 }
 
-// A node that cannot answer for an address leaves it to the next one, however it comes that it cannot, and says so in few words.
+// A node that cannot answer for an address, for whatever reason, leaves it to the next one, and says so in its Lease in few words.
 func TestAnnouncingUnable(t *testing.T) {
 	nodes := []*Object{namedNode(t, 1, "", ""), namedNode(t, 2, "", "")}
 	objects := append(nodes, balanced(t, "web", "", 80, "203.0.113.7", "fd99::7"), aSlice(t, "web-4", "web", webPort, "{addresses: [10.244.0.1]}"))
@@ -253,7 +253,7 @@ func TestAnnouncingUnable(t *testing.T) {
 	require("refused", a, "fd99::7")
 	said(a, "203.0.113.7/32")
 	if !b.SetUnable(first, a.Unable()) || b.SetUnable(first, a.Unable()) {
-		t.Error("it does not tell what has changed")
+		t.Error("the change is not reported")
 	}
 	require("refused", b, "203.0.113.7")
 	a.Forgive()
@@ -295,7 +295,7 @@ func TestAnnouncingUnable(t *testing.T) {
 	said(a, "0.0.0.0/0")
 	b.SetUnable(first, a.Unable())
 	require("too many are refused", b, "203.0.113.7")
-	// Where all say so, the first one answers for what it serves.
+	// If all nodes say so, the first one answers for what it serves.
 	a.SetUnable(second, a.Unable())
 	require("too many are refused by both", a, "203.0.113.7", "fd99::7")
 	a.keepUnable(map[string]bool{"n7": true})
@@ -313,7 +313,7 @@ func manyBalanced(t testing.TB, i int, addresses ...string) *Object {
 	return o
 }
 
-// A node answers for so many addresses and no more; whose is left out is told, until there is room.
+// A node answers for a limited number of addresses. Services that are left out get an Event, until there is room.
 func TestAnnouncingTooMany(t *testing.T) {
 	objects := []*Object{namedNode(t, 1, "", "")}
 	for i := range services.MaxAnnounced + 1 {
@@ -331,7 +331,7 @@ func TestAnnouncingTooMany(t *testing.T) {
 		t.Errorf("%q, want %q", told, want)
 	}
 	if s.Config(); texts(s) != nil {
-		t.Error("it is told twice")
+		t.Error("it is reported twice")
 	}
 	s.Delete(KindService, Name{"shop", "s0"})
 	if n := len(s.Config().Answers); n != services.MaxAnnounced || texts(s) != nil {

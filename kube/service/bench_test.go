@@ -53,8 +53,8 @@ func manyEndpointsOf(i, changes int) *Object {
 	}
 }
 
-// TestMemoryOfManyServices compiles as many Services as a large cluster has, within the memory that a node has for them. BenchmarkCompile
-// has the time.
+// TestMemoryOfManyServices compiles as many Services as a large cluster has, within the memory that a node has for them. BenchmarkCompile measures
+// the time.
 func TestMemoryOfManyServices(t *testing.T) {
 	before := heap()
 	s := aCluster(t)

@@ -92,7 +92,7 @@ func served(t testing.TB, c *services.Config, name string, v4 bool) *services.Se
 
 var standings = map[rules.Eligibility]string{rules.EligibleAll: "", rules.EligibleLocal: " local only", rules.EligibleNone: " leaving"}
 
-// endpoints tells those of a service in words, and which are on this node.
+// endpoints describes the endpoints of a service, and says which are on this node.
 func endpoints(s *services.Service) string {
 	var all []string
 	for _, e := range s.Endpoints {

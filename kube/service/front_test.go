@@ -9,7 +9,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// TestFront: the ports of a Service have the endpoints that kube-proxy gives to clients of no node in particular.
+// TestFront: the ports of a Service have the endpoints that kube-proxy would use for a client that is on no node.
 func TestFront(t *testing.T) {
 	f := ReadFront(aService(t, "web", `clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10, "fd00::1"], sessionAffinity: ClientIP, internalTrafficPolicy: Local,
 		sessionAffinityConfig: {clientIP: {timeoutSeconds: 60}}, ports: [{name: http, port: 80, targetPort: named}, {name: dns, port: 53, protocol: UDP}, {name: sctp, port: 5000, protocol: SCTP}]`))
@@ -53,7 +53,7 @@ func TestFront(t *testing.T) {
 	}
 }
 
-// TestFrontRefused: what no single address can stand for is refused by its field.
+// TestFrontRefused: a Service for which no single address can stand is refused, with the field.
 func TestFrontRefused(t *testing.T) {
 	for spec, want := range map[string]string{
 		"type: ExternalName, externalName: example.org":                         "spec.type: ExternalName is a name without endpoints",

@@ -20,7 +20,7 @@ func freePort(t *testing.T) uint16 {
 	return netip.MustParseAddrPort(l.Addr().String()).Port()
 }
 
-// TestHealthChecks are answered word for word as kube-proxy does.
+// TestHealthChecks: they are answered word for word as kube-proxy answers them.
 func TestHealthChecks(t *testing.T) {
 	port := freePort(t)
 	c := checks{answering: map[asked]*answering{}}
@@ -63,11 +63,11 @@ func TestHealthChecks(t *testing.T) {
 	c.set(at, nil)
 	if conn, err := net.Dial("tcp", netip.AddrPortFrom(at[0], port).String()); err == nil {
 		conn.Close()
-		t.Error("somebody answers for a Service that has gone")
+		t.Error("there is an answer for a Service that was deleted")
 	}
 }
 
-// TestHealthCheckPortTaken: a port that another process has is told, and costs no other Service its answer.
+// TestHealthCheckPortTaken: a port that another process has is reported, and the checks of other Services are answered.
 func TestHealthCheckPortTaken(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -92,7 +92,7 @@ func TestHealthCheckPortTaken(t *testing.T) {
 	}
 }
 
-// TestHealthCheckBesideSilence: who connects and says nothing keeps no load balancer elsewhere waiting.
+// TestHealthCheckBesideSilence: clients that connect and say nothing do not delay load balancers at other addresses.
 func TestHealthCheckBesideSilence(t *testing.T) {
 	at := netip.AddrPortFrom(addr("127.0.0.1")[0], freePort(t))
 	c := checks{answering: map[asked]*answering{}}
@@ -118,7 +118,7 @@ func TestHealthCheckBesideSilence(t *testing.T) {
 	r.Body.Close()
 }
 
-// TestHealthCheckBodyMissing: who announces a body and sends none loses the connection, as who asks nothing.
+// TestHealthCheckBodyMissing: a client that announces a body and sends none loses its connection, like one that requests nothing.
 func TestHealthCheckBodyMissing(t *testing.T) {
 	at := netip.AddrPortFrom(addr("127.0.0.1")[0], freePort(t))
 	c := checks{answering: map[asked]*answering{}}

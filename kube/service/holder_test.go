@@ -38,7 +38,7 @@ type member struct {
 
 const announcedAddress = "203.0.113.7"
 
-// inElectorate has so many nodes serve a Service, and f see them.
+// inElectorate calls f with n nodes that serve a Service.
 func inElectorate(t *testing.T, nodes int, f func(*electorate)) {
 	t.Helper()
 	e := &electorate{deaf: map[string]bool{}, members: map[string]*member{}}
@@ -117,7 +117,7 @@ func (e *electorate) setDeaf(name string, deaf bool) {
 	e.deaf[name] = deaf
 }
 
-// setBroken has a node, or none, refuse what it is to serve.
+// setBroken makes one node, or none, refuse its Services.
 func (e *electorate) setBroken(name string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -138,7 +138,7 @@ func (e *electorate) owners() (all []string) {
 	return all
 }
 
-// stays fails unless the owners are these for so long.
+// stays requires these owners for some time.
 func (e *electorate) stays(when string, d time.Duration, owners ...string) {
 	e.t.Helper()
 	for range d / (50 * time.Millisecond) {
@@ -149,7 +149,7 @@ func (e *electorate) stays(when string, d time.Duration, owners ...string) {
 	}
 }
 
-// until returns after which time the owners are these.
+// until returns how long it takes until these are the owners.
 func (e *electorate) until(when string, owners ...string) time.Duration {
 	e.t.Helper()
 	began := time.Now()
@@ -254,13 +254,13 @@ func TestLeasesUnable(t *testing.T) {
 		says(announcedAddress + "/32")
 		e.stays("the first cannot", 5*forgive, all[1])
 		says(announcedAddress + "/32")
-		// While nothing new can be served, what is served stays, and what is said of it.
+		// While the node can serve nothing new, its Services and its Lease stay as they are.
 		e.setBroken(all[0])
 		e.stays("the first cannot serve anything new", 2*forgive, all[1])
 		says(announcedAddress + "/32")
 		e.setBroken("")
 		e.stays("the first cannot, as before", 2*forgive, all[1])
-		// A Lease that somebody deletes says nothing of what its node can.
+		// A Lease that somebody deletes says nothing about what its node can serve.
 		if err := e.api.Tracker().Delete(leases, leaseNamespace, leasePrefix+all[0]); err != nil {
 			t.Fatal(err)
 		}
@@ -277,7 +277,7 @@ func TestLeasesUnable(t *testing.T) {
 	})
 }
 
-// TestLeasesAway: while the API server is away, addresses stay where they are, and for long enough after that all nodes are heard again.
+// TestLeasesAway: while the API server is away, addresses stay where they are, and after that until all nodes have had time to renew their Leases.
 func TestLeasesAway(t *testing.T) {
 	all := order("n1", "n2", "n3")
 	inElectorate(t, 3, func(e *electorate) {
@@ -288,7 +288,7 @@ func TestLeasesAway(t *testing.T) {
 			e.setDeaf("", false)
 			e.stays("back", 20*time.Second, all[0])
 		}
-		// A node that the API server alone does not hear stays as it was, beside the next one.
+		// A node that only the API server cannot hear keeps the address, beside the next one.
 		e.setDeaf(all[0], true)
 		both := slices.Sorted(slices.Values(all[:2]))
 		e.until("the first is not heard", both...)
@@ -298,7 +298,7 @@ func TestLeasesAway(t *testing.T) {
 	})
 }
 
-// TestLeaseWaits: a node that cannot serve holds no Lease, and so others answer in its place.
+// TestLeaseWaits: a node that cannot serve yet holds no Lease, so others answer in its place.
 func TestLeaseWaits(t *testing.T) {
 	all := order("n1", "n2")
 	inElectorate(t, 2, func(e *electorate) {
@@ -315,8 +315,8 @@ func TestLeaseWaits(t *testing.T) {
 	})
 }
 
-// TestLeaseRights: what is asked for with announce is what the manifest grants, in the namespace alone where Leases are, and those of nobody
-// else; without, nobody asks for Leases. The Lease goes with its Node.
+// TestLeaseRights: with announce, a node uses the rights that the manifest grants, in the namespace of the Leases alone, and writes only its own Lease;
+// without, it asks for no Lease. A Lease is deleted with its Node.
 func TestLeaseRights(t *testing.T) {
 	inElectorate(t, 1, func(e *electorate) {
 		e.until("at the start", "n1")

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestTenure: a Lease ends when this node's own, renewed later, is seen.
-func TestTenure(t *testing.T) {
+// TestLeaseTracker: a Lease has ended when this node's own, renewed later, is seen.
+func TestLeaseTracker(t *testing.T) {
 	start := time.Now()
 	at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
 	type step func(*leaseTracker) (news bool)

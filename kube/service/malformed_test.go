@@ -12,8 +12,7 @@ import (
 	"culvert/nat"
 )
 
-// A malformed object, and the fields that its Event names. left is how many of its ports are still served, of a slice how many of its
-// endpoints.
+// A malformed object, and the fields that its Event names. left is how many of its ports, or of the endpoints of a slice, are still served.
 type malformed struct {
 	spec   string // of a Service, behind its name
 	slice  string // or of a slice: ports, addressType and endpoints
@@ -90,7 +89,7 @@ func (m *malformed) objects(t *testing.T, i int) []*Object {
 	return []*Object{s, object(t, text+"}")}
 }
 
-// goodObjects are beside the malformed ones.
+// goodObjects exist beside the malformed ones.
 func goodObjects(t *testing.T) []*Object {
 	return []*Object{
 		aService(t, "web", web+", externalIPs: [198.51.100.7]"), aSlice(t, "web-1", "web", webPort, "{addresses: [10.244.0.1], nodeName: n1}"),
@@ -115,8 +114,7 @@ func (m *malformed) remains(c *services.Config, i int) (n int) {
 	return n
 }
 
-// TestMalformed: one malformed object after the other, and all at once, concern no other. An Event names the field, once. What has been
-// mended is served.
+// TestMalformed: malformed objects, one by one and all at once, do not affect others. An Event names the field, once. An object that is fixed is served.
 func TestMalformed(t *testing.T) {
 	want := goodOnes(aState(t, All, goodObjects(t)...).Config())
 	together := aState(t, All, goodObjects(t)...)
@@ -148,7 +146,7 @@ func TestMalformed(t *testing.T) {
 		}
 		names(what, m, told)
 		if again := texts(s); again != nil {
-			t.Errorf("%s: said again: %q", what, again)
+			t.Errorf("%s: reported again: %q", what, again)
 		}
 		mended := aService(t, fmt.Sprintf("bad-%d", i), "clusterIP: 10.96.0.30, ports: [{name: http, port: 80}]")
 		s.Put(mended)
@@ -157,7 +155,7 @@ func TestMalformed(t *testing.T) {
 		}
 		served(t, s.Config(), mended.Metadata.Namespace+"/"+mended.Metadata.Name+":http", true)
 		if told := texts(s); told != nil {
-			t.Errorf("%s: said when it is mended: %q", what, told)
+			t.Errorf("%s: reported when it is fixed: %q", what, told)
 		}
 	}
 	c := together.Config()
@@ -176,8 +174,8 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// TestMalformedAlone: each malformed object is the only one of a cluster whose API server has it: an Event and a line of the log name it and
-// its field, once, and all else is served. When it has gone, nothing of it is left.
+// TestMalformedAlone: when an API server has one malformed object, an Event and a line of the log name it and its field, once, and everything else is
+// served. When it is deleted, nothing of it is left.
 func TestMalformedAlone(t *testing.T) {
 	for i := range allMalformed {
 		m := &allMalformed[i]
@@ -220,7 +218,7 @@ func TestMalformedAlone(t *testing.T) {
 	}
 }
 
-// FuzzState: whatever objects there are, what is made of them is good for a node.
+// FuzzState: any objects make a configuration that is valid for a node.
 func FuzzState(f *testing.F) {
 	for i := range allMalformed {
 		m := &allMalformed[i]

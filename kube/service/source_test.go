@@ -35,7 +35,7 @@ func init() {
 	utilruntime.ErrorHandlers = nil // one of them counts on time that is no bubble's
 }
 
-// A cluster is an API server that is played, with a Source of the node n1 that follows it.
+// A cluster is a simulated API server, with a Source of the node n1 that follows it.
 type cluster struct {
 	t      *testing.T
 	api    *fake.FakeDynamicClient
@@ -63,7 +63,7 @@ func (c *cluster) serve(wanted *services.Config) error {
 	return nil
 }
 
-// last returns what was applied last, and how often something was since the last call.
+// last returns what was applied last, and how often something was applied since the last call.
 func (c *cluster) last() (*services.Config, int) {
 	time.Sleep(100 * time.Millisecond)
 	synctest.Wait()
@@ -129,7 +129,7 @@ func inCluster(t *testing.T, prepare, f func(*cluster), objects ...*Object) {
 	})
 }
 
-// TestSource follows a cluster: what changes is applied at once, what does not is not, and what is malformed is told in an Event.
+// TestSource: changes of a cluster are applied at once, nothing is applied without a change, and a malformed object gets an Event.
 func TestSource(t *testing.T) {
 	inCluster(t, nil, func(c *cluster) {
 		got, n := c.last()
@@ -166,8 +166,7 @@ func TestSource(t *testing.T) {
 	}, aNode(t), aService(t, "web", web), aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.1], nodeName: n1}"))
 }
 
-// requireRights fails unless the API server was asked for all that the manifest grants, and for nothing else. Leases are asked for where
-// addresses are announced.
+// requireRights fails unless every right that the manifest grants was used, and no other. Leases are used only to announce addresses.
 func (c *cluster) requireRights() {
 	c.t.Helper()
 	text, err := os.ReadFile("../manifests/services.yaml")
@@ -215,7 +214,7 @@ func (c *cluster) told() (all []string) {
 	return all
 }
 
-// TestSourceWaits: before every list is complete and the Node has an address, nothing is applied.
+// TestSourceWaits: nothing is applied before every list is complete and the Node has an address.
 func TestSourceWaits(t *testing.T) {
 	for _, kind := range []string{KindService, KindSlice, KindNode} {
 		var mu sync.Mutex
@@ -254,7 +253,7 @@ func TestSourceWaits(t *testing.T) {
 	}, aService(t, "web", web))
 }
 
-// TestSourceRefused tries again what the node refuses, and leaves out an address that the kernel leads elsewhere.
+// TestSourceRefused: a configuration that the node refuses is tried again, and an address that the kernel routes elsewhere is left out.
 func TestSourceRefused(t *testing.T) {
 	refusal := errors.New("the address is gone")
 	inCluster(t, func(c *cluster) {
@@ -285,7 +284,7 @@ func TestSourceRefused(t *testing.T) {
 		}
 		time.Sleep(5 * forgive)
 		if n := strings.Count(c.log.String(), "another route"); n != 1 {
-			t.Errorf("said %d times that an address is led elsewhere", n)
+			t.Errorf("said %d times that an address is routed elsewhere", n)
 		}
 		c.mutex.Lock()
 		c.refusal = nil
@@ -321,13 +320,13 @@ func TestBrokenWatch(t *testing.T) {
 		}
 		for line := range strings.Lines(log) {
 			if strings.Contains(line, "answers again") && strings.Contains(line, "resource=nodes verb=watch") {
-				t.Errorf("it takes for an answer what is none: %s", line)
+				t.Errorf("a broken connection counts as an answer: %s", line)
 			}
 		}
 	}, aNode(t))
 }
 
-// TestEventThatAlwaysFails keeps no other from being written.
+// TestEventThatAlwaysFails: it does not keep others from being written.
 func TestEventThatAlwaysFails(t *testing.T) {
 	inCluster(t, func(c *cluster) {
 		c.api.PrependReactor("create", "events", func(a kubetesting.Action) (bool, runtime.Object, error) {
@@ -342,7 +341,7 @@ func TestEventThatAlwaysFails(t *testing.T) {
 	}, aNode(t), aService(t, "a", "clusterIP: 10.96.0.20, ports: 80"), aService(t, "b", "clusterIP: 10.96.0.21, ports: 80"))
 }
 
-// TestSourceRebase serves by another file.
+// TestSourceRebase: another configuration file is applied.
 func TestSourceRebase(t *testing.T) {
 	inCluster(t, nil, func(c *cluster) {
 		c.last()
@@ -357,7 +356,7 @@ func TestSourceRebase(t *testing.T) {
 		other := aBase()
 		other.MTU = 1400
 		if err := c.Rebase(t.Context(), other); err == nil {
-			t.Error("an MTU is taken, which changes at a restart only")
+			t.Error("another MTU is accepted, which can change only at a restart")
 		}
 		c.put(aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.2]}"))
 		if got, _ := c.last(); got.MTU != 1500 || endpoints(served(t, got, "shop/web:http", true)) != "10.244.0.2:8080" {

@@ -12,7 +12,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// TestChoose says which endpoints a node uses, by readiness, place and hints.
+// TestChoose: which endpoints a node uses depends on readiness, place and hints.
 func TestChoose(t *testing.T) {
 	end := func(n, more string) string { return "{addresses: [10.244.0." + n + "], " + more + "}" }
 	for _, test := range []struct {
@@ -58,7 +58,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestSlices merges the slices of a Service by port, protocol and family.
+// TestSlices: the slices of a Service are merged by port, protocol and family.
 func TestSlices(t *testing.T) {
 	dual := "clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10, 'fd96::10'], ports: [{name: http, port: 80}, {name: dns, port: 53, protocol: UDP}, {name: dns, port: 53, protocol: TCP}]"
 	s := aState(t, All, aService(t, "web", dual),
@@ -102,7 +102,7 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// TestSpec reads what a Service says about itself.
+// TestSpec: the fields of a Service are read.
 func TestSpec(t *testing.T) {
 	s := aState(t, All, object(t, `
 kind: Service
@@ -152,7 +152,7 @@ func requireService(t *testing.T, got *services.Service, want services.Service, 
 	}
 }
 
-// TestServed chooses Services by label, type and address.
+// TestServed: which Services are served depends on label, type and address.
 func TestServed(t *testing.T) {
 	labelled := func(name, labels, spec string) *Object {
 		o := aService(t, name, spec)
@@ -189,7 +189,7 @@ func TestServed(t *testing.T) {
 	}
 }
 
-// TestOrderDoesNotMatter puts the same objects in many orders, some twice and some deleted again.
+// TestOrderDoesNotMatter: the same objects give the same result in any order, with some put twice and some deleted again.
 func TestOrderDoesNotMatter(t *testing.T) {
 	objects := []*Object{
 		aNode(t), aService(t, "web", web), aService(t, "web2", web+", externalIPs: [198.51.100.7]"),
@@ -223,7 +223,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	}
 }
 
-// TestPutSaysWhatChanges keeps what concerns nothing from being applied.
+// TestPutSaysWhatChanges: changes that affect nothing are not applied.
 func TestPutSaysWhatChanges(t *testing.T) {
 	s := aState(t, All, aService(t, "web", web), aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.1]}"))
 	s.Config()
@@ -246,7 +246,7 @@ func TestPutSaysWhatChanges(t *testing.T) {
 	}
 }
 
-// TestChecks counts the addresses on this node that are ready.
+// TestChecks: health checks count the ready addresses on this node.
 func TestChecks(t *testing.T) {
 	balanced := "type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 32000, clusterIP: 10.96.0.10, ports: [{name: http, port: 80}, {name: tls, port: 443}]"
 	s := aState(t, All, aService(t, "web", balanced), aService(t, "cluster", strings.ReplaceAll(strings.Replace(balanced, "Local", "Cluster", 1), "0.10", "0.11")),
@@ -258,7 +258,7 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// TestNode takes what is served from the Node, and addresses from the file where it has some.
+// TestNode: name and addresses come from the Node, unless the file has addresses.
 func TestNode(t *testing.T) {
 	s := NewState(All, selfName, aBase())
 	if w := s.Waiting(); w != "the Node n1" {
@@ -281,7 +281,7 @@ func TestNode(t *testing.T) {
 	}
 }
 
-// TestRefuse leaves out the addresses that the kernel leads elsewhere, and nothing else.
+// TestRefuse: addresses that the kernel routes elsewhere are left out, and nothing else is.
 func TestRefuse(t *testing.T) {
 	s := aState(t, All, aService(t, "web", web+", externalIPs: [198.51.100.7, 198.51.100.8]"))
 	s.Config()
@@ -300,8 +300,8 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-// TestFamiliesStay: a node that serves goes on with the families that it began with, whatever its Node or its file says; what is refused
-// changes nothing, so that endpoints go on changing.
+// TestFamiliesStay: a running node keeps the families that it started with, whatever its Node or its file says. A refused change has no effect, so
+// endpoints still change.
 func TestFamiliesStay(t *testing.T) {
 	node := func(addresses string) *Object {
 		return object(t, "{kind: Node, metadata: {name: n1}, status: {addresses: ["+addresses+"]}}")
@@ -332,7 +332,7 @@ func TestFamiliesStay(t *testing.T) {
 	}
 }
 
-// TestForeignAddresses: an address of another Node or of the API server is not led away from it.
+// TestForeignAddresses: packets to an address of another Node or of the API server are not taken from it.
 func TestForeignAddresses(t *testing.T) {
 	balanced := aService(t, "web", "type: LoadBalancer, "+web+", externalIPs: [172.18.0.3, 198.51.100.9, 172.18.0.2]")
 	balanced.Status = object(t, "{status: {loadBalancer: {ingress: [{ip: 172.18.0.3}, {ip: 203.0.113.9}]}}}").Status
@@ -357,7 +357,7 @@ func TestForeignAddresses(t *testing.T) {
 		t.Errorf("%q", told)
 	}
 	if !s.Delete(KindNode, Name{"", "n2"}) || !s.Delete(KindSlice, Name{"default", "kubernetes"}) {
-		t.Error("what has gone changes nothing")
+		t.Error("a deletion is no change")
 	}
 	requireOutside(addr("198.51.100.9", "172.18.0.2"), addr("172.18.0.3", "203.0.113.9"))
 }
@@ -400,7 +400,7 @@ func TestAnnotations(t *testing.T) {
 		{"milan,=3,n1=1001", "", []int{0, 0, 0}, false, `"=3" is not`},
 	} {
 		if s.Put(said(test.weights, test.proxy)) != (test.weights != "" || test.proxy != "") {
-			t.Errorf("%q, %q: what is a change is none, or what is none is one", test.weights, test.proxy)
+			t.Errorf("%q, %q: a change is not reported, or one is reported without a change", test.weights, test.proxy)
 		}
 		x := served(t, s.Config(), "shop/web:http", true)
 		var got []int

@@ -6,7 +6,7 @@ import (
 	"text/template"
 )
 
-// Whatever a template says, it becomes what Go's own package makes of it, and what that refuses is refused.
+// Every template expands as with Go's own package, and is refused if that refuses it.
 func TestExpandAsTextTemplate(t *testing.T) {
 	g := Gateway{Name: "milan", Namespace: "liqo-tenant-milan", ClusterID: "milan", GatewayUID: "7f6e"}
 	g.Spec.MTU, g.Spec.Endpoint.Port = 1340, 51840
@@ -53,8 +53,8 @@ func TestExpandAsTextTemplate(t *testing.T) {
 	}
 }
 
-// What culvert does not know is refused by name.
-func TestExpandWhatIsNotKnown(t *testing.T) {
+// Names that culvert does not know are refused, and named.
+func TestExpandUnknown(t *testing.T) {
 	for text, want := range map[string]string{
 		"{{ lt 1 2 }}": "the function lt", "{{ range 3 }}x{{ end }}": "a int has no elements", "{{ 1.5 }}": "1.5: culvert does not know this",
 		"{{ range $, $ = .Spec.Endpoint.Ports }}x{{ end }}": "culvert does not know this", "{{ $x := 1 }}{{ range $x = .Spec.Endpoint.Ports }}x{{ end }}": "culvert does not know this",

@@ -59,7 +59,7 @@ func object(t *testing.T, text string) map[string]any {
 	}).(map[string]any)
 }
 
-// mend returns a copy with every leaf as f makes it.
+// mend returns a copy in which f has replaced every leaf.
 func mend(v any, f func(any) any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -101,7 +101,7 @@ func gatewayOf(t *testing.T, capture string, server bool) Gateway {
 // allPorts is how the main branch writes a list of ports.
 const allPorts = "{{ range $i, $p := .Spec.Endpoint.Ports }}{{ if $i }},{{ end }}{{ $p }}{{ else }}{{ .Spec.Endpoint.Port }}{{ end }}"
 
-// stockOf returns the template that a capture was rendered from: what the operator has filled in is a variable again.
+// stockOf returns the template from which a capture was rendered: values that the operator has filled in are variables again.
 func stockOf(t *testing.T, capture string, server bool) map[string]any {
 	t.Helper()
 	g := gatewayOf(t, capture, server)

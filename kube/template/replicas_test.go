@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestReplicas: with two replicas nobody is labelled as active before the election, a new pod comes before an old one goes, and Liqo's times are kept.
+// TestReplicas: with two replicas no pod is labelled as active before the election, a new pod starts before an old one ends, and Liqo's times are kept.
 func TestReplicas(t *testing.T) {
 	for _, server := range []bool{true, false} {
 		stock := Default(server, "liqo", "liqo")
@@ -59,7 +59,7 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// TestOwnAffinity: whoever has said where gateways run knows better.
+// TestOwnAffinity: an affinity that the operator has set is kept.
 func TestOwnAffinity(t *testing.T) {
 	stock := Default(true, "liqo", "liqo")
 	own := map[string]any{"nodeAffinity": map[string]any{}}

@@ -36,7 +36,7 @@ func rendered(t *testing.T, template map[string]any, g Gateway) map[string]any {
 	return o
 }
 
-// Liqo's operator has rendered the stock templates so.
+// The stock templates are rendered as Liqo's operator has rendered them.
 func TestRenderAsLiqosOperator(t *testing.T) {
 	forEach(t, func(t *testing.T, capture string, server bool) {
 		got, want := rendered(t, stockOf(t, capture, server), gatewayOf(t, capture, server)), captured(t, capture, server)
@@ -49,7 +49,7 @@ func TestRenderAsLiqosOperator(t *testing.T) {
 	})
 }
 
-// What the captured gateway has besides its containers stays: so its Deployment takes the change, and its Service leads to our pod.
+// Everything of the captured gateway except its containers stays, so its Deployment accepts the change and its Service selects our pod.
 func TestADeploymentCanBeSwitched(t *testing.T) {
 	forEach(t, func(t *testing.T, capture string, server bool) {
 		g, was := gatewayOf(t, capture, server), captured(t, capture, server)
@@ -104,7 +104,7 @@ func TestADeploymentCanBeSwitched(t *testing.T) {
 	})
 }
 
-// The defaults take over what the chart installs with its own settings.
+// The built-in defaults give the same as the templates of Liqo's chart with its own settings.
 func TestDefaultsAreThoseOfTheChart(t *testing.T) {
 	for _, end := range ends {
 		g, was := gatewayOf(t, "v1.2.0", end.server), captured(t, "v1.2.0", end.server)
@@ -128,7 +128,7 @@ func TestDefaultsAreThoseOfTheChart(t *testing.T) {
 	}
 }
 
-// One container that asks for nothing: neither rights nor a user of its own.
+// The pod has one container, which asks for no rights and no user of its own.
 func TestThePodAsksForNothing(t *testing.T) {
 	for _, end := range ends {
 		made, _, err := From(stockOf(t, "main-557c199cf", end.server), image, 1)
@@ -165,8 +165,8 @@ ready: {httpGet: {path: /readyz, port: healthz}, periodSeconds: 2}
 	}
 }
 
-// What operators have changed in their stock templates is taken over, or noted.
-func TestWhatOperatorsHaveChanged(t *testing.T) {
+// Changes of operators to their stock templates are taken over, or reported in a note.
+func TestChangedTemplates(t *testing.T) {
 	pod := []string{"spec", "template", "spec", "deployment", "spec", "template", "spec"}
 	container := func(stock map[string]any, i int) map[string]any {
 		return list(Field(stock, append(pod, "containers")...))[i].(map[string]any)
@@ -222,7 +222,7 @@ func TestWhatOperatorsHaveChanged(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeTakenOver(t *testing.T) {
+func TestRefusedTemplates(t *testing.T) {
 	remove := func(path ...string) func(map[string]any) {
 		return func(stock map[string]any) {
 			last := len(path) - 1
@@ -254,7 +254,7 @@ func TestWhatCannotBeTakenOver(t *testing.T) {
 	}
 }
 
-// A cluster whose ID is digits alone leaves every argument a string.
+// With a cluster ID of digits alone, every argument is still a string.
 func TestArgumentsStayStrings(t *testing.T) {
 	for _, end := range ends {
 		g := gatewayOf(t, "v1.2.0", end.server)

@@ -75,7 +75,7 @@ func (s *Snapshot) set(kind, reason, message string) {
 	}
 }
 
-// A world is two clusters that are played.
+// A world is two simulated clusters.
 type world struct {
 	t           *testing.T
 	rome, milan *played
@@ -83,7 +83,7 @@ type world struct {
 	spoil func(p *Path)
 }
 
-// played is one of its clusters.
+// played is one of them.
 type played struct {
 	*world
 	name string
@@ -97,7 +97,7 @@ type played struct {
 	stuck   func(p *Pod) // changes pods
 	refuse  error        // of Create
 	created []map[string]any
-	// What becomes of Services that the other cluster exports.
+	// The fate of Services that the other cluster exports.
 	importError error
 	deaf, keeps bool // none comes, none goes
 }
@@ -140,7 +140,7 @@ func (c *played) other() *played {
 	return c.world.rome
 }
 
-// ClusterIP is that of what the other cluster exports, as long as the namespace of it is there.
+// ClusterIP returns the address of the Service that the other cluster exports, as long as its namespace exists.
 func (c *played) ClusterIP(_ context.Context, namespace, name string) (netip.Addr, error) {
 	if c.importError != nil {
 		return netip.Addr{}, c.importError
@@ -190,7 +190,7 @@ func (c *played) Create(_ context.Context, namespace string, objects ...map[stri
 	return objects, nil
 }
 
-// start has a pod run at once.
+// start makes a pod run at once.
 func (c *played) start(o map[string]any) {
 	spec := o["spec"].(map[string]any)
 	node := spec["nodeName"].(string)
@@ -216,7 +216,7 @@ func (c *played) start(o map[string]any) {
 	c.pods = append(c.pods, p)
 }
 
-// answer is what an asker finds, as two clusters with gateways would have it.
+// answer is what an asker finds between two clusters with gateways.
 func (c *played) answer(node string, own netip.Addr, to probe.Target) probe.Answer {
 	at, err := netip.ParseAddrPort(to.Address)
 	named := err != nil

@@ -9,7 +9,7 @@ import (
 	"culvert/kube/verify/probe"
 )
 
-// silence has no answer come on paths that touch a place.
+// silence removes the answers on all paths that touch a place.
 func silence(places ...string) func(*Path) {
 	return func(p *Path) {
 		if p.Kind == KindPods && slices.ContainsFunc(places, func(x string) bool { return x == p.From || x == p.To || x == "all" }) {
@@ -30,7 +30,7 @@ func policy(t *testing.T, name, text string) Policy {
 	return p
 }
 
-// TestFaults: each is red, and named by sentences that begin so, and by no others.
+// TestFaults: each fault makes the report red, with these sentences and no others.
 func TestFaults(t *testing.T) {
 	disconnected := func(w *world) {
 		w.rome.set("Connected", "PeerSilent", "no handshake answer from 198.51.100.2:51840 for 15 s (4 sent, 0 received)")
@@ -262,7 +262,7 @@ func TestRefusing(t *testing.T) {
 	}
 }
 
-// TestRing: every node is left and entered, and the ring is closed.
+// TestRing: the ring leaves and enters every node, and is closed.
 func TestRing(t *testing.T) {
 	for _, n := range [][2]int{{1, 1}, {2, 2}, {1, 3}, {5, 2}, {10, 10}} {
 		left, entered := map[string]int{}, map[string]int{}

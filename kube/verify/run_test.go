@@ -69,7 +69,7 @@ ok rome/rome-1 NodePort milan/milan-2 900 µs – – – 10.72.0.0`
 	requireClean(t, w)
 }
 
-// TestRunExports: a Service of the run's is used by its address and by its name where a namespace is named for it, and has gone from there at the end.
+// TestRunExports: a Service of the run is reached by its address and, if imports have a namespace, by its name. It is removed at the end.
 func TestRunExports(t *testing.T) {
 	const ok = `ok rome/rome-2 milan/milan-1 Service 900 µs – – – 10.62.2.60
 ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60`
@@ -143,7 +143,7 @@ ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60`
 	}
 }
 
-// TestRunRights: what is not allowed is said before anything is made.
+// TestRunRights: missing rights are reported before anything is made.
 func TestRunRights(t *testing.T) {
 	w := newWorld(t)
 	w.rome.missing, w.milan.missing = []string{"create pods", "list nodes"}, []string{"list namespaces"}
@@ -188,7 +188,7 @@ func TestRunInterrupted(t *testing.T) {
 	}
 }
 
-// TestRunUnpaired: clusters that nothing joins are told so, and a gateway that is not there keeps no run from saying it.
+// TestRunUnpaired: two clusters without a common Peering are reported as such, even if a gateway is missing.
 func TestRunUnpaired(t *testing.T) {
 	w := newWorld(t)
 	w.milan.Peerings = nil
@@ -206,7 +206,7 @@ func TestRunUnpaired(t *testing.T) {
 	}
 }
 
-// TestRunLarge: a ring has at most ten nodes of each cluster, the gateway's among them, and all nodes are asked on demand.
+// TestRunLarge: a ring has at most ten nodes of each cluster, among them the gateway's. All nodes are checked on demand.
 func TestRunLarge(t *testing.T) {
 	for _, all := range []bool{false, true} {
 		w := newWorld(t)

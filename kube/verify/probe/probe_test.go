@@ -36,7 +36,7 @@ func serve(t *testing.T) (address string) {
 	return tcp.Addr().String()
 }
 
-// TestAsk: all that an asker finds out where everything works.
+// TestAsk: the findings of an asker if everything works.
 func TestAsk(t *testing.T) {
 	address := serve(t)
 	task := &Task{Token: token, Patience: 5, Targets: []Target{{"a", address, 1340, 3 << 20}, {"b", address, 0, 0}}}
@@ -59,7 +59,7 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestAskNobody: what is not there is said in few words.
+// TestAskNobody: a server or a name that does not exist is reported in few words.
 func TestAskNobody(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -109,7 +109,7 @@ func TestServeStrangers(t *testing.T) {
 	}
 }
 
-// wire is a path that carries so many bytes, and tells of it or not.
+// wire is a path with a largest packet, which reports packets that are too big, or drops them silently.
 type wire struct {
 	carries int
 	silent  bool
