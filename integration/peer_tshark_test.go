@@ -135,7 +135,8 @@ func (f *dissected) complaint() string {
 		if err != nil {
 			return err.Error()
 		}
-		if severity >= severityWarn && group != groupSequence {
+		// The kernel of a pod sends a checksum of 0xffff where RFC 1624 wants 0, and is not judged here.
+		if severity >= severityWarn && group != groupSequence && f.ours {
 			return "expert information"
 		}
 	}
@@ -177,7 +178,8 @@ func TestPeerComplaint(t *testing.T) {
 		{"TCP checksum unverified", func(f *dissected) { f.otherStatus = []string{"2"} }, "IP, TCP or ICMP checksum"},
 		{"other VNI", func(f *dissected) { f.vni = "0x1" }, fmt.Sprintf("VNI, want %#x", romeVNI)},
 		{"malformed", func(f *dissected) { f.malformed = "1" }, "malformed"},
-		{"warning of a protocol", func(f *dissected) { f.groups = []string{"150994944"} }, "expert information"},
+		{"warning of a protocol", func(f *dissected) { f.ours, f.udpStatus, f.groups = true, []string{"1"}, []string{"150994944"} }, "expert information"},
+		{"warning about a pod", func(f *dissected) { f.groups = []string{"150994944"} }, ""},
 		{"chat of a protocol", func(f *dissected) { f.groups, f.severities = []string{"150994944"}, []string{"2097152"} }, ""},
 	} {
 		f := good

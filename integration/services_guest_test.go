@@ -143,18 +143,20 @@ services:
   serve:
   - {name: web, port: 80, loadBalancerIPs: [203.0.113.77], endpoints: [{address: 203.0.113.5, port: 8080}]}
 `)
-		ask := "ip -n outside neigh flush all; ip netns exec outside socat -u TCP:203.0.113.77:80,connect-timeout=3 - 2>/dev/null || true; ip -n outside neigh show to 203.0.113.77"
+		ask := func(patience int) string {
+			return fmt.Sprintf("ip -n outside neigh flush all; ip netns exec outside socat -u TCP:203.0.113.77:80,connect-timeout=%d - 2>/dev/null || true; ip -n outside neigh show to 203.0.113.77", patience)
+		}
 		alive := g.sh("modprobe tun; echo 1 >/proc/sys/net/ipv4/ip_forward; mkdir /tmp/state",
 			"ip netns add outside; ip link add outside type veth peer name eth0 netns outside; ip link set outside up; ip addr add 203.0.113.1/24 dev outside",
 			"ip -n outside link set lo up; ip -n outside link set eth0 up; ip -n outside addr add 203.0.113.5/24 dev eth0",
 			"ip netns exec outside socat TCP-LISTEN:8080,fork,reuseaddr SYSTEM:'echo web' >/dev/null 2>&1 &",
 			"culvert node --config /tmp/node.yaml >/tmp/node.log 2>&1 & echo $! >/tmp/node.pid",
-			"n=0; until grep -q 'services are served' /tmp/node.log; do n=$((n+1)); [ $n -lt 200 ] || { cat /tmp/node.log; exit 1; }; sleep 0.05; done", ask)
+			"n=0; until grep -q 'services are served' /tmp/node.log; do n=$((n+1)); [ $n -lt 200 ] || { cat /tmp/node.log; exit 1; }; sleep 0.05; done", ask(30))
 		if !strings.Contains(alive, "web") || !strings.Contains(alive, "lladdr") {
 			t.Errorf("while the node lives: %s", alive)
 		}
 		g.sh("kill -9 $(cat /tmp/node.pid); n=0; while ip link show culvert-vip0 2>/dev/null; do n=$((n+1)); [ $n -lt 200 ]; sleep 0.05; done", "ip link show culvert1")
-		if dead := g.sh(ask); strings.Contains(dead, "web") || strings.Contains(dead, "lladdr") || !strings.Contains(dead, "203.0.113.77") {
+		if dead := g.sh(ask(3)); strings.Contains(dead, "web") || strings.Contains(dead, "lladdr") || !strings.Contains(dead, "203.0.113.77") {
 			t.Errorf("when it was killed: %s", dead)
 		}
 	}, probeGuest)

@@ -99,21 +99,30 @@ func TestServicesShortConnectionsOfKubeProxy(t *testing.T) {
 	}, kubeProxy, programs("nft", "nft"))
 }
 
-// shortConnections opens connections to the Services from number 10 on, rate a second. It reads
-// from each which endpoint answers and closes it. It returns how many failed, and how many SYNs the
+// shortConnections opens connections to the Services from number 10 on, at most rate a second: time
+// that is lost is not made up for by a burst, which needs more ports. It reads from each which
+// endpoint answers and closes it. It returns how many failed, and how many SYNs the
 // client has repeated.
 func (l *serviceLab) shortConnections(from *peerHost, total, rate, services int) (failed, repeated int) {
 	l.Helper()
 	before := l.repeatedSYNs(from)
 	var next, bad, slow atomic.Int64
 	begin := time.Now()
+	var pace sync.Mutex
+	due := begin
 	var wait sync.WaitGroup
 	for range 64 {
 		wait.Go(func() {
 			err := from.do(func() error {
 				dialer, b := net.Dialer{Timeout: askPatience}, make([]byte, 100)
 				for i := next.Add(1) - 1; i < int64(total); i = next.Add(1) - 1 {
-					time.Sleep(time.Until(begin.Add(time.Duration(i) * time.Second / time.Duration(rate)))) // not synchronisation: this is the rate
+					pace.Lock()
+					if due = due.Add(time.Second / time.Duration(rate)); time.Until(due) < 0 {
+						due = time.Now()
+					}
+					turn := due
+					pace.Unlock()
+					time.Sleep(time.Until(turn)) // not synchronisation: this is the rate
 					to := fmt.Sprintf("10.96.0.%d:80", 10+i%int64(services))
 					if from == l.out {
 						to = fmt.Sprintf("172.18.0.2:%d", 30010+i%int64(services))

@@ -44,6 +44,7 @@ type pod struct {
 	stop    func() error
 	folder  string        // of what outlives the gateway; "": nothing does
 	saved   time.Duration // when it was written last
+	stored  time.Duration // until when that knows what the side has done
 	own     *sockets      // of gateway
 	moving  *move         // nil: no other gateway takes over
 	vote    *vote         // of gateway; nil: it has no replica
@@ -237,7 +238,7 @@ func (p *pod) kill(machine bool) {
 		return
 	}
 	p.recordSaved()
-	saved, before := p.saved, p.kept()
+	saved, stored, before := p.saved, p.stored, p.kept()
 	p.halt()
 	for name := range p.kept() {
 		os.Remove(name)
@@ -248,8 +249,8 @@ func (p *pod) kill(machine bool) {
 		}
 	}
 	const underWay = time.Second // what was there, and had not reached its server
-	if p.saved = saved; p.vote != nil {
-		p.knows = min(p.knows, max(0, saved-underWay))
+	if p.saved, p.stored = saved, stored; p.vote != nil {
+		p.knows = min(stored, max(0, saved-underWay))
 		return
 	}
 	p.w.losses = append(p.w.losses, loss{from: max(0, saved-underWay), to: p.w.now(), side: p.side})
@@ -257,8 +258,12 @@ func (p *pod) kill(machine bool) {
 
 // recordSaved notes when the gateway has last written what outlives it, if it has.
 func (p *pod) recordSaved() {
-	if at := private[time.Time](p.gateway, "life", "keeper", "saved"); !at.IsZero() {
-		p.saved = at.Sub(p.w.start)
+	at := private[time.Time](p.gateway, "life", "keeper", "saved")
+	if at.IsZero() || p.saved == at.Sub(p.w.start) {
+		return
+	}
+	if p.saved = at.Sub(p.w.start); p.vote != nil {
+		p.stored = p.vote.before
 	}
 }
 

@@ -132,6 +132,7 @@ func (v *vote) left() {
 	if v.pod.folder == "" {
 		v.pod.knows = 0
 	}
+	v.pod.stored = v.pod.knows
 	s, now := v.pod.side, v.pod.w.now()
 	v.pod.able, s.alone, s.barred = now, now, max(s.barred, v.renewal())
 	v.role = role.Standby
@@ -235,6 +236,12 @@ func (s *side) watch() {
 		v.hindered = v.hindered || s.api.fails(p.name) || s.lines.fail() || !p.other().there()
 		v.full = v.full || v.copied > 0 || v.role.Forwards()
 		able = min(able, p.able)
+		if p.stop != nil {
+			p.recordSaved()
+		}
+		if v.before = v.known(); p.forwards() {
+			v.before = now
+		}
 	}
 	n := s.forwards()
 	if n > 0 {

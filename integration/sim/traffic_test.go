@@ -124,6 +124,9 @@ const servedAt = 80
 // maxPayload leaves room for the headers of any packet with the MTU of the tunnel.
 const maxPayload = 1240
 
+// wideMTU is the MTU of pods that do not know the tunnel's, and have to be told.
+const wideMTU = 1500
+
 // begin begins a connection of a kind from a side.
 func (t *traffic) begin(k kind, from *side) *conn {
 	s := speeches[t.chance.IntN(len(speeches))]
@@ -133,11 +136,14 @@ func (t *traffic) begin(k kind, from *side) *conn {
 	family := t.chance.IntN(2)
 	p := plans[family]
 	c := &conn{t: t, id: len(t.conns), kind: k, protocol: s.protocol, manner: s.manner, plan: p, to: from.peer, mtu: int(config.DefaultMTU), size: 40 + t.chance.IntN(200)}
+	if c.id%8 == 7 && c.manner != trains {
+		c.mtu = wideMTU
+	}
 	switch {
 	case c.manner == large:
 		c.size = 1500 + t.chance.IntN(2000)
 	case t.chance.IntN(4) == 0:
-		c.size = 40 + t.chance.IntN(maxPayload-40)
+		c.size = 40 + t.chance.IntN(maxPayload+c.mtu-int(config.DefaultMTU)-40)
 	}
 	which, far, pod := t.chance.IntN(2), t.chance.IntN(2), t.chance.IntN(2)
 	port := uint16(20000 + c.id)

@@ -44,6 +44,7 @@ type vote struct {
 	began    time.Duration
 	rested   time.Duration // until when it knows what its side has done, as one that has forwarded
 	copied   time.Duration // likewise, as one that has a copy
+	before   time.Duration // until when it knew that when it was last looked at
 	leaving  bool
 	full     bool // it has had a whole table
 	hindered bool // at some time it could not have copied the other one's table
