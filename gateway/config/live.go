@@ -34,7 +34,7 @@ func (c *Config) ChangesLive(old *Config) error {
 	fixed("ipam.file", c.IPAM.File == old.IPAM.File || c.State != old.State)
 	fixed("control", c.Control == old.Control)
 	fixed("metrics", c.Metrics == old.Metrics && c.Health == old.Health && c.Liqo == old.Liqo)
-	fixed("election", c.Elected == old.Elected)
+	fixed("--leader-election", c.Elected == old.Elected)
 	fixed("log.format", c.Log.Format == old.Log.Format)
 	return errors.Join(errs...)
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
+	"sort"
 
 	"culvert/gateway/control"
 	"culvert/gateway/node/links"
@@ -88,7 +88,8 @@ func (s *NodeSource) addRemoved(status *NodeStatus) {
 	for _, r := range allRoutes {
 		add(r.Name)
 	}
-	slices.SortFunc(status.Peerings, func(a, b NodePeering) int { return strings.Compare(a.Name, b.Name) })
+	all := status.Peerings
+	sort.Slice(all, func(i, j int) bool { return all[i].Name < all[j].Name })
 }
 
 func errorText(err error) string {

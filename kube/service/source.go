@@ -201,11 +201,14 @@ func (s *Source) apply(serve func(*services.Config) error) {
 		s.answer(c, checks)
 		switch {
 		case err == nil:
+			if s.refused != "" {
+				s.log.Info("the configuration from the cluster is accepted again")
+			}
 			s.refused = ""
 			s.began.Do(func() { close(s.serving) })
 		case err.Error() != s.refused:
 			s.refused = err.Error()
-			s.log.WithError(err).Error("what the cluster says is refused, and what is served stays; trying again")
+			s.log.WithError(err).Error("the configuration from the cluster is refused, and the one before stays; trying again")
 		}
 		return
 	}

@@ -263,7 +263,9 @@ func TestSourceRefused(t *testing.T) {
 		if _, n := c.last(); n < 5 || n > 12 {
 			t.Errorf("tried %d times in ten seconds", n)
 		}
-		if n := strings.Count(c.log.String(), "the address is gone"); n != 1 {
+		said := func(text string) int { return strings.Count(c.log.String(), text) }
+		const end = "accepted again"
+		if n := said("the address is gone"); n != 1 || said(end) > 0 {
 			t.Errorf("said %d times: %s", n, &c.log)
 		}
 		taken := addr("198.51.100.7")
@@ -283,7 +285,7 @@ func TestSourceRefused(t *testing.T) {
 			t.Errorf("Events %q", told)
 		}
 		time.Sleep(5 * forgive)
-		if n := strings.Count(c.log.String(), "another route"); n != 1 {
+		if n := said("another route"); n != 1 {
 			t.Errorf("said %d times that an address is routed elsewhere", n)
 		}
 		c.mutex.Lock()
@@ -292,6 +294,9 @@ func TestSourceRefused(t *testing.T) {
 		time.Sleep(2 * forgive)
 		if got, _ := c.last(); len(got.Services[0].ExternalIPs) != 2 {
 			t.Errorf("when the other route has gone: %s", show(got))
+		}
+		if n := said(end); n != 1 {
+			t.Errorf("said %d times that it is accepted again: %s", n, &c.log)
 		}
 	}, aNode(t), aService(t, "web", web+", externalIPs: [198.51.100.7, 198.51.100.8]"))
 }

@@ -212,7 +212,7 @@ func (s *Set) publish() {
 	s.carrying.Store(&byID)
 	if e := s.endpoint.Load(); e == nil {
 		return
-	} else if err := e.Apply(s.tunnels()); err != nil {
+	} else if err := e.Apply(s.tunnels()); s.unapplied.Changed(err) && err != nil {
 		s.log.WithError(err).Error("tunnels cannot be applied")
 	}
 }

@@ -83,6 +83,7 @@ type Set struct {
 	loaded    bool // it was logged that the kernel has Geneve links beside ours
 	unread    rtnl.Failure
 	staying   rtnl.Failure
+	unapplied rtnl.Failure
 
 	mu       sync.Mutex
 	desired  []Link   // +checklocks:mu

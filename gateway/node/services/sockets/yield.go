@@ -1,9 +1,9 @@
 package sockets
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
+	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -224,7 +224,7 @@ func (a *flows) yielding(source netip.Addr, now time.Duration) ([]*flow, flowSta
 
 // oldest returns the n oldest of all, at least one.
 func oldest(all []candidate, n int) (first []*flow) {
-	slices.SortFunc(all, func(a, b candidate) int { return cmp.Compare(a.since, b.since) })
+	sort.Slice(all, func(i, j int) bool { return all[i].since < all[j].since })
 	for _, c := range all[:min(len(all), max(n, 1))] {
 		first = append(first, c.flow)
 	}
