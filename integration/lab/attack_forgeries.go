@@ -183,11 +183,8 @@ func (l *Lab) attackFIN(ctx context.Context) (string, error) {
 type sourceServer struct{ *net.UDPConn }
 
 func newSourceServer(h *Host) (sourceServer, error) {
-	conn, err := h.ListenPacket(over("udp", h.Address), netip.AddrPortFrom(h.Address, attackPort).String())
-	if err != nil {
-		return sourceServer{}, err
-	}
-	return sourceServer{conn.(*net.UDPConn)}, nil
+	conn, err := h.listenUDP(h.Address, attackPort)
+	return sourceServer{conn}, err
 }
 
 // expect requires this datagram next, from this source.

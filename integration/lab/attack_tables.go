@@ -175,11 +175,11 @@ type waiting struct {
 
 // newWaiting sends n requests and verifies that they arrive.
 func newWaiting(ctx context.Context, e *ends, n int) (_ *waiting, err error) {
-	conn, err := e.to.ListenPacket(over("udp", e.to.Address), net.JoinHostPort(e.to.Address.String(), "0"))
+	conn, err := e.to.listenUDP(e.to.Address, 0)
 	if err != nil {
 		return nil, err
 	}
-	w := &waiting{server: conn.(*net.UDPConn)}
+	w := &waiting{server: conn}
 	defer func() {
 		if err != nil {
 			w.close()

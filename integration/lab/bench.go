@@ -120,8 +120,7 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 		err = b.takeFamilies(ctx, filepath.Join(dir, "6"), standard)
 	}
 	return b.end(err, dir, func() error {
-		r := report{Machine: describeMachine(), Nodes: string(mode), Runs: b.times.runs, Quick: o.Quick,
-			Seconds: time.Since(b.began).Seconds(), Rows: b.rows.judge(), Growth: growth}
+		r := report{b.conditions(mode, o), b.rows.judge(), growth}
 		return r.print(out, o.JSON)
 	})
 }

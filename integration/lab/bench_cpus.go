@@ -6,7 +6,6 @@ import (
 	"io"
 	"runtime"
 	"strings"
-	"time"
 
 	"culvert/gateway/node"
 )
@@ -91,11 +90,8 @@ func (b *bench) takeCPUs(ctx context.Context, reference bool) error {
 
 // cpusReport is the result of a bench by CPUs.
 type cpusReport struct {
-	Machine Machine   `json:"machine"`
-	Nodes   string    `json:"nodes"` // their mode
-	Runs    int       `json:"runs"`
-	Seconds float64   `json:"seconds"`
-	Rows    []cpusRow `json:"rows"`
+	conditions
+	Rows []cpusRow `json:"rows"`
 }
 
 type cpusRow struct {
@@ -112,7 +108,7 @@ type cpusCell struct {
 }
 
 func (b *bench) printCPUs(out io.Writer, mode node.Mode, o BenchOptions) error {
-	r := cpusReport{Machine: describeMachine(), Nodes: string(mode), Runs: b.times.runs, Seconds: time.Since(b.began).Seconds()}
+	r := cpusReport{conditions: b.conditions(mode, o)}
 	counts, _ := cpusVariants(false)
 	for _, row := range b.rows {
 		x := cpusRow{Name: row.Name, Unit: row.Unit}
@@ -131,9 +127,7 @@ func (b *bench) printCPUs(out io.Writer, mode node.Mode, o BenchOptions) error {
 		return printJSON(out, r)
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s, %d CPUs, %s; nodes %s; median (range) of %d alternating runs; %.0f s\n",
-		r.Machine.Kernel, r.Machine.CPUs, r.Machine.Go, r.Nodes, r.Runs, r.Seconds)
-	fmt.Fprint(&text, "alone = one gateway gets trains of a node and encrypts them for nobody, beside the sender on another CPU\n"+
+	fmt.Fprint(&text, r.conditions.String(), "alone = one gateway gets trains of a node and encrypts them for nobody, beside the sender on another CPU\n"+
 		"reference = kernel VXLAN + nftables + wireguard-go on a TUN device\n")
 	widths := []int{benchNameWidth, 5, benchFigureWidth, benchFigureWidth, benchRatioWidth}
 	writeLine(&text, widths, []string{"", "CPUs", "culvert", "reference", "ratio"})

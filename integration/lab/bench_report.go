@@ -6,19 +6,36 @@ import (
 	"io"
 	"runtime"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node"
 )
+
+// conditions are those under which a bench has measured.
+type conditions struct {
+	Machine Machine `json:"machine"`
+	Nodes   string  `json:"nodes"` // their mode
+	Runs    int     `json:"runs"`
+	Quick   bool    `json:"quick"`
+	Seconds float64 `json:"seconds"`
+}
+
+func (b *bench) conditions(mode node.Mode, o BenchOptions) conditions {
+	return conditions{describeMachine(), string(mode), b.times.runs, o.Quick, time.Since(b.began).Seconds()}
+}
+
+func (c *conditions) String() string {
+	return fmt.Sprintf("%s, %d CPUs, %s; nodes %s; median (range) of %d alternating runs; %.0f s\n",
+		c.Machine.Kernel, c.Machine.CPUs, c.Machine.Go, c.Nodes, c.Runs, c.Seconds)
+}
 
 // report is the result of a bench.
 type report struct {
-	Machine Machine     `json:"machine"`
-	Nodes   string      `json:"nodes"` // their mode
-	Runs    int         `json:"runs"`
-	Quick   bool        `json:"quick"`
-	Seconds float64     `json:"seconds"`
-	Rows    []Row       `json:"rows"`
-	Growth  []GrowthRow `json:"growth,omitempty"`
+	conditions
+	Rows   []Row       `json:"rows"`
+	Growth []GrowthRow `json:"growth,omitempty"`
 }
 
 // Machine is where a bench ran.
@@ -50,9 +67,7 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 		return printJSON(out, r)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, %d CPUs, %s; nodes %s; median (range) of %d alternating runs; %.0f s\n",
-		r.Machine.Kernel, r.Machine.CPUs, r.Machine.Go, r.Nodes, r.Runs, r.Seconds)
-	fmt.Fprintf(&b, "reference = kernel VXLAN + nftables + wireguard-go on a TUN device; 1 P = with GOMAXPROCS=1\n"+
+	fmt.Fprint(&b, r.conditions.String(), "reference = kernel VXLAN + nftables + wireguard-go on a TUN device; 1 P = with GOMAXPROCS=1\n"+
 		"ClusterIP: one node to another without gateways; reference = kube-proxy's rules, nftables mode\n")
 	line := func(cells ...string) {
 		writeLine(&b, []int{benchNameWidth, benchFigureWidth, benchFigureWidth, benchRatioWidth, benchFigureWidth, benchRatioWidth}, cells)

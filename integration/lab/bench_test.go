@@ -137,7 +137,7 @@ func TestReportWidth(t *testing.T) {
 				r.add(rowID(id), name, 14.5/plan.scale)
 			}
 		}
-		result := report{Machine: describeMachine(), Nodes: "vxlan", Runs: 5, Rows: r.judge()}
+		result := report{conditions: conditions{Machine: describeMachine(), Nodes: "vxlan", Runs: 5}, Rows: r.judge()}
 		for _, s := range growthSettings {
 			g := GrowthRow{Setting: s.name, Figures: make(map[string]Figure)}
 			for _, column := range growthRows {

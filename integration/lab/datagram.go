@@ -29,18 +29,18 @@ type echoServer struct {
 }
 
 func newEchoServer(h *Host) (*echoServer, error) {
-	conn, err := h.ListenPacket(over("udp", h.Address), net.JoinHostPort(h.Address.String(), "0"))
+	conn, err := h.listenUDP(h.Address, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", h.Name, err)
+		return nil, err
 	}
 	// Echoes may be fragmented on the path, whatever their size. With IPv6 only this host fragments them, for the known path MTU.
 	if !h.Address.Is6() {
-		if err := setMTUDiscovery(conn.(*net.UDPConn), unix.IP_PMTUDISC_DONT); err != nil {
+		if err := setMTUDiscovery(conn, unix.IP_PMTUDISC_DONT); err != nil {
 			conn.Close()
 			return nil, err
 		}
 	}
-	s := &echoServer{conn: conn.(*net.UDPConn), done: make(chan struct{}), sources: make(map[netip.Addr]int)}
+	s := &echoServer{conn: conn, done: make(chan struct{}), sources: make(map[netip.Addr]int)}
 	go func() {
 		defer close(s.done)
 		buffer := make([]byte, 65536)
@@ -79,17 +79,26 @@ func (e *ends) dialUDP(ctx context.Context, port int) (*net.UDPConn, error) {
 	return conn.(*net.UDPConn), nil
 }
 
+// dialEcho starts an echo server at the far pod and connects to it.
+func (e *ends) dialEcho(ctx context.Context) (*echoServer, *net.UDPConn, error) {
+	server, err := newEchoServer(e.to)
+	if err != nil {
+		return nil, nil, err
+	}
+	conn, err := e.dialUDP(ctx, server.port())
+	if err != nil {
+		server.close()
+	}
+	return server, conn, err
+}
+
 // checkUDP echoes datagrams of all sizes, which tests both directions.
 func (e *ends) checkUDP(ctx context.Context) (string, error) {
-	server, err := newEchoServer(e.to)
+	server, conn, err := e.dialEcho(ctx)
 	if err != nil {
 		return "", err
 	}
 	defer server.close()
-	conn, err := e.dialUDP(ctx, server.port())
-	if err != nil {
-		return "", err
-	}
 	defer conn.Close()
 	var sent int
 	for round := range 5 {
@@ -141,11 +150,10 @@ const (
 // checkTrains sends UDP_SEGMENT trains in both directions; every datagram must arrive, in order and with its size. The receiver answers each train
 // before the next.
 func (e *ends) checkTrains(ctx context.Context) (string, error) {
-	packetConn, err := e.to.ListenPacket(over("udp", e.to.Address), net.JoinHostPort(e.to.Address.String(), "0"))
+	server, err := e.to.listenUDP(e.to.Address, 0)
 	if err != nil {
-		return "", fmt.Errorf("%s: %w", e.to.Name, err)
+		return "", err
 	}
-	server := packetConn.(*net.UDPConn)
 	defer server.Close()
 	client, err := e.dialUDP(ctx, server.LocalAddr().(*net.UDPAddr).Port)
 	if err != nil {

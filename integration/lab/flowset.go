@@ -173,9 +173,9 @@ func (c *flowSet) flow(b []byte) *flow {
 
 // listen accepts TCP connections at h, whose first message identifies the flow.
 func (c *flowSet) listen(h *Host, port uint16) error {
-	listener, err := h.Listen(over("tcp", h.Address), netip.AddrPortFrom(h.Address, port).String())
+	listener, err := h.listenTCP(port)
 	if err != nil {
-		return fmt.Errorf("%s: %w", h.Name, err)
+		return err
 	}
 	c.close = append(c.close, listener.Close)
 	c.running.Go(func() {
@@ -230,11 +230,10 @@ func (c *flowSet) read(f *flow, end int) {
 
 // listenUDP receives datagrams at h, which identify their flow.
 func (c *flowSet) listenUDP(h *Host) error {
-	packets, err := h.ListenPacket(over("udp", h.Address), netip.AddrPortFrom(h.Address, flowsPort).String())
+	conn, err := h.listenUDP(h.Address, flowsPort)
 	if err != nil {
-		return fmt.Errorf("%s: %w", h.Name, err)
+		return err
 	}
-	conn := packets.(*net.UDPConn)
 	c.close = append(c.close, conn.Close)
 	c.running.Go(func() {
 		b := make([]byte, 1500)

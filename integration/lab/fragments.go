@@ -124,12 +124,12 @@ func newFragmentEnd(h *Host, local netip.Addr) (*fragmentEnd, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := h.ListenPacket(over("udp", local), net.JoinHostPort(local.String(), "0"))
+	conn, err := h.listenUDP(local, 0)
 	if err != nil {
 		raw.close()
-		return nil, fmt.Errorf("%s: %w", h.Name, err)
+		return nil, err
 	}
-	return &fragmentEnd{h, raw, conn.(*net.UDPConn), conn.LocalAddr().(*net.UDPAddr).AddrPort()}, nil
+	return &fragmentEnd{h, raw, conn, conn.LocalAddr().(*net.UDPAddr).AddrPort()}, nil
 }
 
 func (f *fragmentEnd) close() {

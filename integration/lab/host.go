@@ -138,6 +138,24 @@ func (h *Host) ListenPacket(network, address string) (conn net.PacketConn, err e
 	return conn, err
 }
 
+// listenUDP opens a UDP socket at an address of the host; port 0 is the kernel's choice.
+func (h *Host) listenUDP(at netip.Addr, port uint16) (*net.UDPConn, error) {
+	conn, err := h.ListenPacket(over("udp", at), netip.AddrPortFrom(at, port).String())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", h.Name, err)
+	}
+	return conn.(*net.UDPConn), nil
+}
+
+// listenTCP listens at the host's address; port 0 is the kernel's choice.
+func (h *Host) listenTCP(port uint16) (net.Listener, error) {
+	l, err := h.Listen(over("tcp", h.Address), netip.AddrPortFrom(h.Address, port).String())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", h.Name, err)
+	}
+	return l, nil
+}
+
 // sysctl sets values below /proc/sys/net of this thread's network namespace.
 func sysctl(settings map[string]string) error {
 	for name, value := range settings {

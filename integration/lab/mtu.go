@@ -77,15 +77,11 @@ func (l *Lab) sizeChecks(p *plan) []Check {
 
 // checkFragments echoes datagrams that may and must be fragmented.
 func (e *ends) checkFragments(ctx context.Context) (string, error) {
-	server, err := newEchoServer(e.to)
+	server, conn, err := e.dialEcho(ctx)
 	if err != nil {
 		return "", err
 	}
 	defer server.close()
-	conn, err := e.dialUDP(ctx, server.port())
-	if err != nil {
-		return "", err
-	}
 	defer conn.Close()
 	if !e.target.Is6() { // with routers that fragment
 		if err := setMTUDiscovery(conn, unix.IP_PMTUDISC_DONT); err != nil {
@@ -113,21 +109,17 @@ func (e *ends) checkFragments(ctx context.Context) (string, error) {
 // checkTooBig sends a datagram that is too big and must not be fragmented, and requires the ICMP error from the right sender, with the right MTU and
 // quotation. The pod's kernel must accept it, and a datagram of that size must then pass.
 func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (string, error) {
-	server, err := newEchoServer(e.to)
+	server, conn, err := e.dialEcho(ctx)
 	if err != nil {
 		return "", err
 	}
 	defer server.close()
+	defer conn.Close()
 	p, err := newPinger(e.from)
 	if err != nil {
 		return "", err
 	}
 	defer p.close()
-	conn, err := e.dialUDP(ctx, server.port())
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close()
 	if err := setMTUDiscovery(conn, unix.IP_PMTUDISC_DO); err != nil {
 		return "", err
 	}

@@ -53,9 +53,9 @@ func (n *nodePortCheck) path() string { return n.client.Name + " → " + n.pod.N
 
 // listen opens the pod's service and reports each connection, after it has read the required header.
 func (n *nodePortCheck) listen(ctx context.Context) (port uint16, seen chan *transfer, stop func(), err error) {
-	listener, err := n.pod.Listen(over("tcp", n.pod.Address), net.JoinHostPort(n.pod.Address.String(), "0"))
+	listener, err := n.pod.listenTCP(0)
 	if err != nil {
-		return 0, nil, nil, fmt.Errorf("%s: %w", n.pod.Name, err)
+		return 0, nil, nil, err
 	}
 	seen = make(chan *transfer, len(n.nodes)*collisions)
 	cancel := context.AfterFunc(ctx, func() { listener.Close() })

@@ -88,15 +88,11 @@ func kernelOffloads(h *Host) (map[string]float64, error) {
 // checkECN sends datagrams with a DSCP and every ECN code point, and checks the outer headers from the far gateway to the far pod's node: they must
 // have the code point, but not the DSCP (RFC 6040, Section 4.1).
 func (e *ends) checkECN(ctx context.Context, node *Host, gateway netip.Addr) (string, error) {
-	server, err := newEchoServer(e.to)
+	server, conn, err := e.dialEcho(ctx)
 	if err != nil {
 		return "", err
 	}
 	defer server.close()
-	conn, err := e.dialUDP(ctx, server.port())
-	if err != nil {
-		return "", err
-	}
 	defer conn.Close()
 	outer, err := newOuterSocket(node)
 	if err != nil {

@@ -26,9 +26,9 @@ type nameServer struct {
 }
 
 func newNameServer(h *Host, port uint16) (*nameServer, error) {
-	listener, err := h.Listen(over("tcp", h.Address), netip.AddrPortFrom(h.Address, port).String())
+	listener, err := h.listenTCP(port)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", h.Name, err)
+		return nil, err
 	}
 	s := &nameServer{listener: listener}
 	go func() {

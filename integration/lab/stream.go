@@ -63,9 +63,9 @@ const dialTimeout = 5 * time.Second
 
 // stream compares SHA-256 sums and the addresses that the pods saw, and returns the near end.
 func (e *ends) stream(ctx context.Context, up, down int64) (*transfer, error) {
-	listener, err := e.to.Listen(over("tcp", e.to.Address), net.JoinHostPort(e.to.Address.String(), "0"))
+	listener, err := e.to.listenTCP(0)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", e.to.Name, err)
+		return nil, err
 	}
 	defer listener.Close()
 	stop := context.AfterFunc(ctx, func() { listener.Close() })

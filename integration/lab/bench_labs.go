@@ -1,0 +1,72 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"culvert/gateway/node"
+)
+
+// takeFamilies measures one stream over IPv6 beside one over IPv4, between the same pods of a dual-stack lab below dir. The order of the families
+// alternates from run to run.
+func (b *bench) takeFamilies(ctx context.Context, dir string, o Options) error {
+	o.Inside = IPv4AndIPv6
+	return b.inLab(ctx, dir, o, "one stream over each family", func(l *Lab, run int) error {
+		plans := l.plans()
+		rates := make([]float64, len(plans))
+		for i := range plans {
+			which := (run + i) % len(plans)
+			rate, err := l.pairOf(plans[which], "rome/pod1", "milan/pod1").streamRate(ctx, &b.times)
+			if err != nil {
+				return err
+			}
+			rates[which] = rate
+		}
+		b.record(&culvertGateway, rowTCP6, rates[1])
+		b.record(&culvertGateway, rowFamilies, rates[1]/rates[0])
+		return nil
+	})
+}
+
+// takeTUN measures one stream in a lab below dir whose nodes have TUN devices, as on nodes whose kernel has no link for tunnels, and
+// compares it with the row of kernel links, of the same run.
+func (b *bench) takeTUN(ctx context.Context, dir, culvert string) error {
+	o := Standard(node.TUN, true)
+	o.Culvert = culvert
+	return b.inLab(ctx, dir, o, "one stream by TUN nodes", func(l *Lab, run int) error {
+		rate, err := l.pair("rome/pod1", "milan/pod1").streamRate(ctx, &b.times)
+		if err == nil {
+			b.record(&culvertGateway, rowTUN, rate)
+			b.record(&culvertGateway, rowTUNToKernel, rate/b.rows[rowTCP1].figures[culvertGateway.Name][run])
+		}
+		return err
+	})
+}
+
+// inLab measures in another lab below dir, once for each run.
+func (b *bench) inLab(ctx context.Context, dir string, o Options, what string, measure func(l *Lab, run int) error) (err error) {
+	l, err := Start(ctx, dir, o)
+	defer func() { err = errors.Join(err, l.Stop()) }()
+	if err == nil {
+		err = l.bypassBridgeFilters()
+	}
+	for run := 0; err == nil && run < b.times.runs; run++ {
+		b.say("run %d of %d, %s: %s", run+1, b.times.runs, what, culvertGateway.Name)
+		if err = measure(l, run); err != nil {
+			err = fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	return err
+}
+
+// streamRate returns what one stream reaches, in bits a second.
+func (e *ends) streamRate(ctx context.Context, t *benchTimes) (float64, error) {
+	reaching, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	if err := e.reach(reaching); err != nil {
+		return 0, err
+	}
+	f, err := e.measureBulk(ctx, 1, 0, t, func() (sample, error) { return sample{}, nil })
+	return f.bytes * 8 / f.seconds, err
+}
