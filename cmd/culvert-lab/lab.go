@@ -308,8 +308,8 @@ func newStatusCommand() *cobra.Command {
 }
 
 func printStatus(out io.Writer, s *lab.Status) error {
+	fmt.Fprintf(out, "%s; files in %s\n", s.Description, s.Dir)
 	w := cli.NewTable(out)
-	fmt.Fprintf(w, "%s; files in %s\n", s.Description, s.Dir)
 	fmt.Fprintln(w, "HOST\tADDRESS\tSEEN BY THE OTHER CLUSTER AS")
 	for _, h := range s.Hosts {
 		fmt.Fprintf(w, "%s\t%s\t%s\n", h.Name, h.Address, h.Seen)
@@ -325,11 +325,9 @@ func printStatus(out io.Writer, s *lab.Status) error {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\n", p.Name, strings.TrimPrefix(p.Log, s.Dir+"/"), state)
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
+	err := w.Flush()
 	if len(s.Broken) > 0 {
-		fmt.Fprintf(w, "FAULTS  %s; culvert-lab mend\n", strings.Join(s.Broken, ", "))
+		fmt.Fprintf(out, "FAULTS  %s; culvert-lab mend\n", strings.Join(s.Broken, ", "))
 	}
-	return w.Flush()
+	return err
 }

@@ -139,6 +139,27 @@ func TestProgram(t *testing.T) {
 	}
 }
 
+// TestStatusFits: a long folder does not widen the tables of the status.
+func TestStatusFits(t *testing.T) {
+	s := &lab.Status{Description: "nodes vxlan, offloads on (super-frames)", Dir: "/" + strings.Repeat("d", 100), Broken: []string{"wrong-vni"},
+		Hosts:     []lab.HostStatus{{Name: "milan/pod2", Address: "10.0.130.7", Seen: "10.61.130.7"}},
+		Processes: []lab.ProcessStatus{{Name: "culvert gateway in rome/gateway", Log: "logs/rome-gateway.log", Running: true}}}
+	var text strings.Builder
+	if err := printStatus(&text, s); err != nil {
+		t.Fatal(err)
+	}
+	want := s.Description + "; files in " + s.Dir + `
+HOST        ADDRESS     SEEN BY THE OTHER CLUSTER AS
+milan/pod2  10.0.130.7  10.61.130.7
+PROCESS                          LOG                    STATE
+culvert gateway in rome/gateway  logs/rome-gateway.log  running
+FAULTS  wrong-vni; culvert-lab mend
+`
+	if text.String() != want {
+		t.Errorf("%s\nwant:\n%s", text.String(), want)
+	}
+}
+
 // TestBadOptions: options that do not make sense are refused before anything starts.
 func TestBadOptions(t *testing.T) {
 	for _, tt := range []struct{ args, want string }{
