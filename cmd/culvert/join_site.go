@@ -53,7 +53,10 @@ type site struct {
 
 func (j *joiner) addCluster(cmd *cobra.Command, contexts string) {
 	j.Command = cmd
-	j.say = func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
+	j.say = func(format string, args ...any) {
+		w := cmd.ErrOrStderr()
+		fmt.Fprintln(w, cli.Wrap(fmt.Sprintf(format, args...), cli.Width(w)))
+	}
 	flags := cmd.Flags()
 	flags.StringVar(&j.kubeconfig, "kubeconfig", "", "`FILE` that leads to the clusters (default: what kubectl takes)")
 	flags.StringArrayVar(&j.contexts, "context", nil, contexts)

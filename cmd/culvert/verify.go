@@ -46,7 +46,7 @@ func newVerifyCommand() *cobra.Command {
 		if len(contexts) != 2 || contexts[0] == contexts[1] {
 			return errors.New("--context: want two, one of each cluster; see kubectl config get-contexts")
 		}
-		o.Progress = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
+		o.Progress = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), cli.Wrap(text, cli.Width(cmd.ErrOrStderr()))) }
 		o.Contexts = [2]string(contexts)
 		var clusters [2]verify.Cluster
 		for i, name := range contexts {
@@ -87,8 +87,8 @@ func printVerified(w io.Writer, r *verify.Report) error {
 	if len(r.Paths) > 0 {
 		t := cli.NewTable(w)
 		fmt.Fprintf(t, "\n%s\n", verify.Columns)
-		for i := range r.Paths {
-			fmt.Fprintln(t, strings.Join(r.Paths[i].Figures(), "\t"))
+		for _, row := range r.Rows() {
+			fmt.Fprintln(t, strings.Join(row, "\t"))
 		}
 		if err := t.Flush(); err != nil {
 			return err

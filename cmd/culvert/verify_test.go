@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"culvert/cmd/internal/cli"
 	"culvert/kube/verify"
 	"culvert/kube/verify/probe"
 )
@@ -53,24 +54,50 @@ note: slow
 	}
 }
 
-// TestVerifyFits: with names as those of make clusters, and what takes most room in each column, a line has at most 100 columns.
+// TestVerifyFits: with names as those of make clusters, and what takes most room in each column, a line has at most 100 columns. With names as clouds give
+// them, none has on a terminal of 100, and what is cut still tells nodes apart.
 func TestVerifyFits(t *testing.T) {
 	a := probe.Answer{RTT: 123456 * time.Microsecond, Seen: "10.244.123.123", UDP: &probe.UDP{Sent: 20, Answered: 20}, Size: &probe.Size{Largest: 1340},
 		Bulk: &probe.Bulk{Bytes: 10 << 20, Took: 100 * time.Millisecond}}
-	r := &verify.Report{OK: true, Paths: []verify.Path{
-		{Kind: verify.KindNodePort, From: "milan/milan-1", To: "rome/rome-2", Answer: a},
-		{Kind: verify.KindService, From: "rome/rome-1", To: "milan/milan-1", Answer: a},
-	}}
-	var out strings.Builder
-	if err := printVerified(&out, r); err != nil {
-		t.Fatal(err)
+	table := func(rome, milan [2]string) *verify.Report {
+		return &verify.Report{OK: true, Paths: []verify.Path{
+			{Kind: verify.KindNodePort, From: milan[0], To: rome[1], Answer: a},
+			{Kind: verify.KindService, From: rome[0], To: milan[0], Answer: a},
+			{Kind: verify.KindPods, From: rome[1], To: milan[1], Answer: a},
+		}}
 	}
-	if n := strings.Count(out.String(), "10.244.123.123\n"); n != len(r.Paths) { // a wider table has its cells wrapped
-		t.Errorf("%d lines end with who is seen:\n%s", n, out.String())
-	}
-	for line := range strings.Lines(out.String()) {
-		if n := utf8.RuneCountInString(line) - 1; n > 100 {
-			t.Errorf("%d columns: %s", n, line)
+	plain := [2][2]string{{"rome/rome-1", "rome/rome-2"}, {"milan/milan-1", "milan/milan-2"}}
+	for _, tt := range []struct {
+		columns int
+		places  [2][2]string
+		want    [2][2]string
+	}{
+		{0, plain, plain},
+		{100, [2][2]string{{"rome/ip-10-244-123-101.eu-central-1.compute.internal", "rome/ip-10-244-123-102.eu-central-1.compute.internal"},
+			{"milan/gke-production-default-pool-1a2b3c4d-x5z7", "milan/gke-production-default-pool-1a2b3c4d-abcd"}},
+			[2][2]string{{"rome/…10-244-123-101", "rome/…10-244-123-102"}, {"milan/…1a2b3c4d-x5z7", "milan/…1a2b3c4d-abcd"}}},
+		{100, [2][2]string{{"rome/aks-nodepool1-12345678-vmss000001", "rome/aks-nodepool1-12345678-vmss000002"}, {"production-frankfurt/worker-0001", "production-frankfurt/worker-0002"}},
+			[2][2]string{{"rome/…678-vmss000001", "rome/…678-vmss000002"}, {"production-frankfurt/…er-0001", "production-frankfurt/…er-0002"}}},
+	} {
+		page := &cli.Page{Columns: tt.columns}
+		if err := printVerified(page, table(tt.places[0], tt.places[1])); err != nil {
+			t.Fatal(err)
+		}
+		out := page.String()
+		for _, side := range tt.want {
+			for _, place := range side {
+				if broken := strings.Split(place, "/"); !strings.Contains(out, place) && (!strings.Contains(out, broken[0]+"/") || !strings.Contains(out, broken[1])) {
+					t.Errorf("no %s in\n%s", place, out)
+				}
+			}
+		}
+		if n := strings.Count(out, "10.244.123.123\n"); tt.columns == 0 && n != 3 { // a wider table has its cells wrapped
+			t.Errorf("%d lines end with who is seen:\n%s", n, out)
+		}
+		for line := range strings.Lines(out) {
+			if n := utf8.RuneCountInString(line) - 1; n > 100 {
+				t.Errorf("%d columns: %s", n, line)
+			}
 		}
 	}
 }

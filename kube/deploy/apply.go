@@ -230,7 +230,7 @@ func (c *Cluster) Endpoint(ctx context.Context, name string, node netip.Addr) (e
 		in := s.Status.LoadBalancer.Ingress[0]
 		return net.JoinHostPort(cmp.Or(in.IP, in.Hostname), fmt.Sprint(port.Port)), "", nil
 	case s.Spec.Type == "LoadBalancer":
-		return "", fmt.Sprintf("an address of a load balancer for Service culvert/culvert-%s; without a load balancer that carries UDP: --expose NodePort", name), nil
+		return "", fmt.Sprintf("a load balancer's address for Service culvert-%s; or give --expose NodePort", name), nil
 	case s.Spec.Type == "NodePort" && port.NodePort != 0 && node.IsValid():
 		return net.JoinHostPort(node.String(), fmt.Sprint(port.NodePort)), "", nil
 	case s.Spec.Type == "NodePort":

@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -37,19 +38,23 @@ func at(o any, path ...string) any {
 	return o
 }
 
-// TestGatewayReplicas: a single pod is labelled as active from the start. Of several, none is; they may hold a Lease, and a drain leaves one of them.
+// TestGatewayReplicas: a single pod is labelled as active from the start, and its successor starts when it ends. Of several, none is labelled, a new one starts
+// before an old one ends, they may hold a Lease, and a drain leaves one of them.
 func TestGatewayReplicas(t *testing.T) {
 	for replicas, want := range map[int]struct {
-		unavailable float64
-		active      any
-		flag        bool
-		rules       int
-	}{1: {1, "true", false, 4}, 2: {0, "false", true, 7}} {
+		strategy object
+		active   any
+		flag     bool
+		rules    int
+	}{
+		1: {object{"maxUnavailable": 1., "maxSurge": 0.}, "true", false, 4},
+		2: {object{"maxUnavailable": 0., "maxSurge": 1.}, "false", true, 7},
+	} {
 		g := Gateway{Peering: "milan", Image: "registry.invalid/culvert:1", Expose: "NodePort", Replicas: replicas}
 		all := documents(t, g.YAML())
 		d := all["Deployment culvert"]
-		if at(d, "spec", "replicas") != float64(replicas) || at(d, "spec", "strategy", "rollingUpdate", "maxUnavailable") != want.unavailable {
-			t.Errorf("%v replicas, strategy %v", at(d, "spec", "replicas"), at(d, "spec", "strategy"))
+		if is := at(d, "spec", "strategy"); at(d, "spec", "replicas") != float64(replicas) || !reflect.DeepEqual(is, object{"type": "RollingUpdate", "rollingUpdate": want.strategy}) {
+			t.Errorf("%v replicas, strategy %v", at(d, "spec", "replicas"), is)
 		}
 		pod := at(d, "spec", "template")
 		if is := at(pod, "metadata", "labels", "culvert.io/active"); is != want.active {
@@ -69,8 +74,21 @@ func TestGatewayReplicas(t *testing.T) {
 		if rules := at(all["Role culvert"], "rules").([]any); len(rules) != want.rules {
 			t.Errorf("%d: %d rules", replicas, len(rules))
 		}
-		if budget := all["PodDisruptionBudget culvert"]; (budget != nil) != want.flag {
+		budget := all["PodDisruptionBudget culvert"]
+		if (budget != nil) != want.flag {
 			t.Errorf("%d: budget %v", replicas, budget)
+		}
+		if !want.flag {
+			continue
+		}
+		pods := at(d, "spec", "selector")
+		if !reflect.DeepEqual(at(budget, "spec"), object{"maxUnavailable": 1., "selector": pods}) {
+			t.Errorf("the budget is %v, of pods %v", at(budget, "spec"), pods)
+		}
+		apart := object{"podAntiAffinity": object{"preferredDuringSchedulingIgnoredDuringExecution": []any{object{"weight": 100.,
+			"podAffinityTerm": object{"topologyKey": "kubernetes.io/hostname", "labelSelector": pods}}}}}
+		if is := at(pod, "spec", "affinity"); !reflect.DeepEqual(is, apart) {
+			t.Errorf("affinity %v, want %v", is, apart)
 		}
 	}
 }

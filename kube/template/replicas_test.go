@@ -49,8 +49,15 @@ func TestReplicas(t *testing.T) {
 					t.Errorf("%s: in %q", flag, args)
 				}
 			}
-			if is := Field(d, "template", "spec", "affinity"); (is != nil) != tt.affinity {
-				t.Errorf("affinity %v", is)
+			// Preferred alone: with one node left, both run there.
+			affinity := "<nil>"
+			if tt.affinity {
+				affinity = "map[podAntiAffinity:map[preferredDuringSchedulingIgnoredDuringExecution:[map[podAffinityTerm:map[labelSelector:map[matchLabels:" +
+					"map[networking.liqo.io/component:gateway networking.liqo.io/gateway-name:{{ .Name }} networking.liqo.io/gateway-namespace:{{ .Namespace }}]] " +
+					"topologyKey:kubernetes.io/hostname] weight:100]]]]"
+			}
+			if is := fmt.Sprint(Field(d, "template", "spec", "affinity")); is != affinity {
+				t.Errorf("affinity %s, want %s", is, affinity)
 			}
 			if selector := Field(tt.made, "spec", "template", "spec", "service", "spec", "selector"); server && Field(selector, labelActive) != "true" {
 				t.Errorf("the Service selects %v", selector)

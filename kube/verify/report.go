@@ -136,6 +136,70 @@ func (p *Path) Figures() []string {
 // Columns are the heads of Figures.
 const Columns = "\tFROM\tTO\tANSWER\tUDP\tMTU\tTCP\tSEEN AS"
 
+// Rows are the Figures of all paths. Where names of nodes would make the table wider than a page, they are cut; the report has them whole.
+func (r *Report) Rows() (rows [][]string) {
+	cut := r.cutPlaces()
+	for i := range r.Paths {
+		p := r.Paths[i]
+		p.From, p.To = cut[p.From], cut[p.To]
+		rows = append(rows, p.Figures())
+	}
+	return rows
+}
+
+const (
+	placeWidth = 20 // of two places and the widest figures a page has room
+	nodeWidth  = 8  // that names of nodes have whatever the cluster's is
+)
+
+// cutPlaces returns what stands for each place, a cluster and a node, in a table.
+func (r *Report) cutPlaces() map[string]string {
+	nodes, cut := map[string][]string{}, map[string]string{} // by cluster
+	for i := range r.Paths {
+		for _, place := range []string{r.Paths[i].From, r.Paths[i].To} {
+			if _, twice := cut[place]; !twice {
+				cluster, node, _ := strings.Cut(place, "/")
+				nodes[cluster], cut[place] = append(nodes[cluster], node), place
+			}
+		}
+	}
+	for cluster, all := range nodes {
+		for i, name := range cutNames(all, max(placeWidth-len(cluster)-1, nodeWidth)) {
+			cut[cluster+"/"+all[i]] = cluster + "/" + name
+		}
+	}
+	return cut
+}
+
+// cutNames shortens names to at most so many characters, if they still differ then: first by the domain, where all have the same, and then by their
+// beginnings, which the nodes of a pool have in common.
+func cutNames(all []string, most int) []string {
+	_, domain, _ := strings.Cut(all[0], ".")
+	names, short, seen := make([]string, len(all)), make([]string, len(all)), map[string]bool{}
+	long, common := false, domain != ""
+	for i, name := range all {
+		names[i] = strings.TrimSuffix(name, "."+domain)
+		long = long || len(name) > most
+		common = common && names[i] != name
+	}
+	switch {
+	case !long:
+		return all
+	case !common:
+		copy(names, all)
+	}
+	for i, name := range names {
+		if len(name) > most {
+			name = "…" + name[len(name)-most+1:]
+		}
+		if short[i] = name; seen[name] {
+			return names
+		}
+		seen[name] = true
+	}
+	return short
+}
+
 func round(d time.Duration) string {
 	if d < time.Millisecond {
 		return fmt.Sprintf("%d µs", d.Microseconds())

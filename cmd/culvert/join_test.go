@@ -1,0 +1,33 @@
+//go:build !nokube
+
+package main
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"culvert/cmd/internal/cli"
+)
+
+// TestWaitingFits: what a command waits for is broken where a terminal is too narrow, with all of its words.
+func TestWaitingFits(t *testing.T) {
+	page := &cli.Page{Columns: 100}
+	cmd := &cobra.Command{}
+	cmd.SetErr(page)
+	j := &joiner{}
+	j.addCluster(cmd, "`NAME`")
+	const missing = "Accepted: spec.remote.podCIDRs[0].remap: 172.18.0.0/16 contains 172.18.0.60, an address of the API server; " +
+		"TunnelNode rome-2: spec.local: 172.18.0.2 is of node rome-1"
+	j.waiting(&site{name: "rome"})(missing)
+	for line := range strings.Lines(page.String()) {
+		if n := utf8.RuneCountInString(line) - 1; n > page.Columns {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+	if said := strings.Join(strings.Fields(page.String()), " "); said != "rome: waiting: "+missing {
+		t.Error(said)
+	}
+}
