@@ -42,17 +42,23 @@ func (g *Gateway) Apply(c *config.Config) error {
 	return nil
 }
 
-// MovePods is Apply for a configuration that differs from the running one only in the PodCIDRs of some nodes. It reports false, and does nothing, for
-// any other. Its cost depends on these nodes, and it logs nothing: pods come and go all the time.
-func (g *Gateway) MovePods(c *config.Config) bool {
+// Amend is Apply for a configuration that differs from the running one only in the PodCIDRs of some nodes and in the backends, all of them pods, of some
+// services. It reports false for any other, which Apply then takes or refuses. Its cost depends on these nodes and services, and it logs nothing: pods come
+// and go all the time.
+func (g *Gateway) Amend(c *config.Config) bool {
 	if g.life.Changeable() != nil { // Apply says why
 		return false
 	}
 	g.applying.Lock()
 	defer g.applying.Unlock()
 	now, links := g.current.Get()
-	routes, alone := c.Moved(now, links)
-	if !alone || len(routes) == 0 || !g.engine.Reroute(routes) {
+	routes, services, alone := c.Amended(now, links)
+	switch {
+	case !alone || len(routes)+len(services) == 0:
+		return false
+	case len(routes) > 0 && !g.engine.Reroute(routes):
+		return false
+	case len(services) > 0 && g.engine.Amend(services) != nil: // Apply does both again
 		return false
 	}
 	g.current.Set(c, links)

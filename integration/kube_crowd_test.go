@@ -183,9 +183,9 @@ func (c *kubeCrowd) send(vni geneve.VNI, datagram []byte, to net.Addr) error {
 	return err
 }
 
-// ask sends something to a pod from the other cluster, and returns the tunnel that it
+// ask sends something from the other cluster to an address there that is to lead to a pod, and returns the tunnel that it
 // comes out of, if it does.
-func (c *kubeCrowd) ask(pod string, patience time.Duration) (vni geneve.VNI, ok bool) {
+func (c *kubeCrowd) ask(at, pod string, patience time.Duration) (vni geneve.VNI, ok bool) {
 	to, arrived := netip.MustParseAddr(pod), make(chan geneve.VNI, 1)
 	c.mu.Lock()
 	c.waiting[to] = arrived
@@ -197,7 +197,7 @@ func (c *kubeCrowd) ask(pod string, patience time.Duration) (vni geneve.VNI, ok 
 			delete(c.waiting, to)
 		}
 	}()
-	c.far.WriteTo([]byte("?"), &net.UDPAddr{IP: net.ParseIP(c.lab.seen(pod)), Port: kubeDiscard})
+	c.far.WriteTo([]byte("?"), &net.UDPAddr{IP: net.ParseIP(at), Port: kubeDiscard})
 	select {
 	case vni = <-arrived:
 		return vni, true
@@ -210,13 +210,19 @@ func (c *kubeCrowd) ask(pod string, patience time.Duration) (vni geneve.VNI, ok 
 // long that took.
 func (c *kubeCrowd) await(t *testing.T, pod string, n *kubeNode, limit time.Duration) time.Duration {
 	t.Helper()
+	return c.awaitAt(t, c.lab.seen(pod), pod, n, limit)
+}
+
+// awaitAt is await for an address that stands for a pod in the other cluster.
+func (c *kubeCrowd) awaitAt(t *testing.T, at, pod string, n *kubeNode, limit time.Duration) time.Duration {
+	t.Helper()
 	patience := 20 * time.Millisecond
 	if n == nil {
 		patience = 100 * time.Millisecond
 	}
 	for began := time.Now(); ; {
 		asked := time.Since(began)
-		vni, ok := c.ask(pod, patience)
+		vni, ok := c.ask(at, pod, patience)
 		if ok == (n != nil) && (n == nil || int(vni) == c.lab.vni(n)) {
 			return asked
 		}

@@ -13,7 +13,8 @@ import (
 
 const (
 	peeringPods   = 100                   // of each node
-	peeringMoves  = 60                    // pods that get another address
+	peeringMoves  = 60                    // pods that get another address, and changes of an EndpointSlice
+	peeringShops  = 20                    // exported Services of as many endpoints as a node has pods
 	peeringMemory = 128 << 20             // that a gateway may have resident, also at its start
 	peeringSoon   = time.Second           // in which a change of a pod is obeyed
 	peeringCPU    = 20 * time.Millisecond // that it may cost
@@ -63,16 +64,80 @@ func TestKubePeeringScale(t *testing.T) {
 			took := max(crowd.await(t, crowd.pod(n, to), n, peeringSoon), crowd.await(t, crowd.pod(n, from), nil, peeringSoon))
 			slowest = max(slowest, took)
 		}
-		each := (rome.gateway.cpu(t) - spent) / peeringMoves
-		t.Logf("%d changes: obeyed within %v, %v of CPU each; %d MiB resident, %d at most", peeringMoves, slowest.Round(time.Millisecond), each,
-			rome.gateway.resident(t)>>20, rome.gateway.peak(t)>>20)
-		if slowest > peeringSoon || each > peeringCPU {
-			t.Errorf("a change is obeyed within %v and costs %v, want %v and %v", slowest, each, peeringSoon, peeringCPU)
-		}
+		rome.requireCheap("Pod", slowest, rome.gateway.cpu(t)-spent)
+		testScaleExport(t, rome, crowd)
 		if got := rome.gateway.peak(t); got > peeringMemory {
 			t.Errorf("%d bytes resident, want %d", got, peeringMemory)
 		}
 	}, kubernetes)
+}
+
+// requireCheap fails if changes of objects of a kind are obeyed late, or cost the gateway too much CPU time together.
+func (p *peeringLab) requireCheap(kind string, slowest, spent time.Duration) {
+	p.t.Helper()
+	each := spent / peeringMoves
+	p.t.Logf("%d changes of a %s: obeyed within %v, %v of CPU each; %d MiB resident, %d at most", peeringMoves, kind, slowest.Round(time.Millisecond), each,
+		p.gateway.resident(p.t)>>20, p.gateway.peak(p.t)>>20)
+	if slowest > peeringSoon || each > peeringCPU {
+		p.t.Errorf("a change of a %s is obeyed within %v and costs %v, want %v and %v", kind, slowest, each, peeringSoon, peeringCPU)
+	}
+}
+
+// testScaleExport: in a cluster with a Service for the pods of each node, some of which are exported, a gateway obeys a change of an exported Service's
+// endpoints as soon and for as little as one of a Pod; what is not exported costs no more.
+func testScaleExport(t *testing.T, p *peeringLab, crowd *kubeCrowd) {
+	exportLabel := object{"culvert/export": "true"}
+	service := func(name string, labels object) object {
+		return object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name, "namespace": "default", "labels": labels},
+			"spec": object{"ports": []object{{"name": "discard", "protocol": "UDP", "port": kubeDiscard}}}}
+	}
+	// slice has all pods of a node as endpoints, of which one is ready, or all.
+	slice := func(name string, n *kubeNode, ready string) object {
+		endpoints := []object{}
+		for i := range peeringPods {
+			at := crowd.pod(n, i)
+			endpoints = append(endpoints, object{"addresses": []string{at}, "conditions": object{"ready": ready == "" || ready == at}, "nodeName": n.name,
+				"targetRef": object{"kind": "Pod", "namespace": "default", "name": crowdPodName(n, i)}})
+		}
+		return object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": endpoints,
+			"metadata": object{"name": name + "-1", "namespace": "default", "labels": object{"kubernetes.io/service-name": name}},
+			"ports":    []object{{"name": "discard", "protocol": "UDP", "port": kubeDiscard}}}
+	}
+	for i := range crowd.nodes {
+		n, labels := &crowd.nodes[i], object{}
+		if i < peeringShops {
+			labels = exportLabel
+		}
+		p.apply(service("shop-"+n.name, labels), slice("shop-"+n.name, n, ""))
+	}
+	last := &crowd.nodes[len(crowd.nodes)-1]
+	p.apply(service("web", exportLabel), slice("web", last, crowd.pod(last, 90)))
+	address := ""
+	eventuallyWithin(t, kubeBack, "the Service is exported", func() error {
+		all, _ := p.status("exports").([]any)
+		for _, x := range all {
+			if x := x.(object); x["name"] == "web" {
+				address, _ = x["address"].(string)
+				return nil
+			}
+		}
+		return fmt.Errorf("%v: %s", all, p.condition("Exported"))
+	})
+	crowd.awaitAt(t, crowd.lab.seen(address), crowd.pod(last, 90), last, kubeBack)
+	spent, slowest := p.gateway.cpu(t), time.Duration(0)
+	for i := range peeringMoves {
+		pod := crowd.pod(last, 20+i)
+		p.apply(slice("web", last, pod))
+		slowest = max(slowest, crowd.awaitAt(t, crowd.lab.seen(address), pod, last, peeringSoon))
+	}
+	p.requireCheap("EndpointSlice", slowest, p.gateway.cpu(t)-spent)
+	spent = p.gateway.cpu(t)
+	other := &crowd.nodes[len(crowd.nodes)-2]
+	for i := range peeringMoves {
+		p.apply(slice("shop-"+other.name, other, crowd.pod(other, 20+i)))
+	}
+	p.apply(slice("web", last, crowd.pod(last, 10)))
+	p.requireCheap("EndpointSlice that is not exported", crowd.awaitAt(t, crowd.lab.seen(address), crowd.pod(last, 10), last, peeringSoon), p.gateway.cpu(t)-spent)
 }
 
 // populate makes the Nodes, TunnelNodes and Pods of a crowd, and returns how large a Pod is.

@@ -3,6 +3,7 @@ package nat
 import (
 	"errors"
 	"math"
+	"net/netip"
 	"sync"
 
 	"culvert/nat/packet"
@@ -190,17 +191,21 @@ func (e *Engine) Apply(c *Config) error {
 	return nil
 }
 
-// Amend replaces services of a Host's Config that have the same name, address, port and protocol, or returns all faults and changes nothing. An
-// earlier Prepared that was not committed becomes invalid.
+// Amend replaces services of the Config that have the same name, address, port and protocol, or returns all faults and changes nothing. Where the Config
+// is not a Host's, their backends have to be pods of the local cluster. An earlier Prepared that was not committed becomes invalid.
 func (e *Engine) Amend(services []rules.Service) error {
 	e.apply.Lock()
 	defer e.apply.Unlock()
 	e.unprepare()
-	draft, err := e.set.Amend(services)
+	next := *e.current()
+	var pod func(netip.Addr) bool
+	if !next.rules.IsHost() {
+		pod = next.pods.Contains
+	}
+	draft, err := e.set.Amend(services, pod)
 	if err != nil {
 		return err
 	}
-	next := *e.current()
 	e.publish(&next, draft, false)
 	return nil
 }

@@ -100,20 +100,8 @@ func (c *Config) NAT(links Links, maxConnections int) *nat.Config {
 			nc.Addresses = append(nc.Addresses, rules.AddressMapping{External: a, Internal: m.Internal.Of(a.Is6()), Via: links.ByName[m.Via], ProxyProtocol: m.ProxyProtocol})
 		}
 	}
-	for _, s := range c.Services {
-		for a := range s.Address.All() {
-			ns := rules.Service{
-				Name: s.Name, Address: a, Port: s.Port, Protocol: s.Protocol,
-				Balance: s.Balance, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout, OnRemoval: s.OnRemoval,
-				ProxyProtocol: s.ProxyProtocol,
-			}
-			for _, b := range s.Backends {
-				if b.Address.Is4() == a.Is4() {
-					ns.Backends = append(ns.Backends, rules.Backend{Address: b.Address, Port: b.Port, Weight: b.Weight, Via: links.ByName[b.Via]})
-				}
-			}
-			nc.Services = append(nc.Services, ns)
-		}
+	for i := range c.Services {
+		nc.Services = append(nc.Services, c.Services[i].nat(links)...)
 	}
 	for _, n := range c.Geneve.Nodes {
 		link := links.ByName[n.Name]
@@ -133,29 +121,73 @@ func (n *Node) routes() (all []netip.Prefix) {
 	return append(all, n.PodCIDRs...)
 }
 
-// Moved returns the argument for nat.Engine.Reroute if c differs from old, whose links are given, only in the PodCIDRs of some nodes. It returns false if
-// more differs, or if Validate is to say what is wrong.
-func (c *Config) Moved(old *Config, links Links) (routes map[nat.Link][]netip.Prefix, alone bool) {
+// nat returns a service for each family.
+func (s *Service) nat(links Links) (all []rules.Service) {
+	for a := range s.Address.All() {
+		one := rules.Service{
+			Name: s.Name, Address: a, Port: s.Port, Protocol: s.Protocol,
+			Balance: s.Balance, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout, OnRemoval: s.OnRemoval,
+			ProxyProtocol: s.ProxyProtocol,
+		}
+		for _, b := range s.Backends {
+			if b.Address.Is4() == a.Is4() {
+				one.Backends = append(one.Backends, rules.Backend{Address: b.Address, Port: b.Port, Weight: b.Weight, Via: links.ByName[b.Via]})
+			}
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// Amended returns the arguments for Reroute and Amend of a nat.Engine if c differs from old, whose links are given, only in the PodCIDRs of some nodes and in
+// the backends, all of them pods, of some services. It returns false if more differs, or if Validate is to say what is wrong.
+func (c *Config) Amended(old *Config, links Links) (routes map[nat.Link][]netip.Prefix, services []rules.Service, alone bool) {
 	a, b := *c, *old
-	a.Geneve.Nodes, b.Geneve.Nodes = nil, nil
-	if len(c.Geneve.Nodes) != len(old.Geneve.Nodes) || !reflect.DeepEqual(&a, &b) {
-		return nil, false
+	a.Geneve.Nodes, b.Geneve.Nodes, a.Services, b.Services = nil, nil, nil, nil
+	if len(c.Geneve.Nodes) != len(old.Geneve.Nodes) || len(c.Services) != len(old.Services) || !reflect.DeepEqual(&a, &b) {
+		return nil, nil, false
 	}
 	routes = map[nat.Link][]netip.Prefix{}
 	for i := range c.Geneve.Nodes {
 		n, was := c.Geneve.Nodes[i], old.Geneve.Nodes[i]
 		if !slices.Equal(n.PodCIDRs, was.PodCIDRs) {
 			if slices.ContainsFunc(n.PodCIDRs, func(p netip.Prefix) bool { return !c.Local.hasPods(p) }) {
-				return nil, false
+				return nil, nil, false
 			}
 			routes[links.ByName[n.Name]] = n.routes()
 		}
 		n.PodCIDRs, was.PodCIDRs = nil, nil
 		if !reflect.DeepEqual(&n, &was) {
-			return nil, false
+			return nil, nil, false
 		}
 	}
-	return routes, true
+	for i := range c.Services {
+		s, was := c.Services[i], old.Services[i]
+		if !slices.Equal(s.Backends, was.Backends) {
+			if !c.ofPods(&s) {
+				return nil, nil, false
+			}
+			services = append(services, s.nat(links)...)
+		}
+		s.Backends, was.Backends = nil, nil
+		if !reflect.DeepEqual(&s, &was) {
+			return nil, nil, false
+		}
+	}
+	return routes, services, true
+}
+
+// ofPods reports whether the backends of a service are pods, of each family that it has an address of, or there are none.
+func (c *Config) ofPods(s *Service) bool {
+	has := s.families()
+	for a := range s.Address.All() {
+		if len(s.Backends) > 0 && !has.Of(a.Is6()).IsValid() {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(s.Backends, func(b Backend) bool {
+		return b.Via != "" || !b.Address.IsValid() || !s.Address.Of(b.Address.Is6()).IsValid() || !c.Local.hasPods(netip.PrefixFrom(b.Address, b.Address.BitLen()))
+	})
 }
 
 // hasPods reports whether a prefix lies within one of the pod CIDRs.

@@ -28,8 +28,8 @@ const (
 // Running is the gateway that a GatewaySource drives.
 type Running interface {
 	Apply(*config.Config) error
-	// MovePods is that of gateway.Gateway.
-	MovePods(*config.Config) bool
+	// Amend is that of gateway.Gateway.
+	Amend(*config.Config) bool
 	Check() kube.Check
 	// Speaks reports whether this gateway, of several, is the active one, which says so and the rest in the Peering's status.
 	Speaks() bool
@@ -261,7 +261,7 @@ func (s *GatewaySource) apply(plan *Plan, g Running) error {
 		return nil
 	}
 	var err error
-	if !g.MovePods(next) {
+	if !g.Amend(next) {
 		err = g.Apply(next)
 	}
 	if err == nil {

@@ -278,19 +278,30 @@ func (s *Set) Replace(c *Config) (*Draft, error) {
 	return d, nil
 }
 
-// Amend returns a Draft in which services replace those of the same name, address, port and protocol in a Host's previous Config, or all faults. Its
-// cost depends on the changes alone.
-func (s *Set) Amend(services []Service) (*Draft, error) {
+// Amend returns a Draft in which services replace those of the same name, address, port and protocol in the previous Config, or all faults. A gateway's
+// services can only have backends to which routes lead, which pod reports; nil if the Config is a Host's. The cost depends on the changes alone.
+func (s *Set) Amend(services []Service, pod func(netip.Addr) bool) (*Draft, error) {
 	d, k := s.Draft(), &checker{of: "config"}
 	faults := make([]error, 0, len(services))
 	for i := range services {
-		services[i].validateFrontend(k, at("Services", i))
-		key := Key{Kind: kindService, Name: services[i].key()}
-		if s.committed.host == nil || s.pieces[key] == nil {
+		x, path := &services[i], at("Services", i)
+		key := Key{Kind: kindService, Name: x.key()}
+		switch old := s.pieces[key]; {
+		case old == nil || old.resource.Routing != nil || (s.committed.host == nil) != (pod != nil):
 			faults = append(faults, fmt.Errorf("rules: %s: there is none to amend; replace the configuration", key))
 			continue
+		case pod == nil:
+			x.validateFrontend(k, path)
+		default:
+			k.service(path, x)
+			k.frontless(path, x)
+			for j := range x.Backends {
+				if b := &x.Backends[j]; b.Via != 0 || !pod(b.Address) {
+					k.fault(fmt.Sprintf("%s.Backends[%d].Address", path, j), "no route leads to %s yet; replace the configuration", b.Address)
+				}
+			}
 		}
-		faults = append(faults, d.put(key, Resource{Order: orderMapping, Service: &services[i]}))
+		faults = append(faults, d.put(key, Resource{Order: orderMapping, Service: x}))
 	}
 	if err := errors.Join(append(k.faults, faults...)...); err != nil {
 		d.Discard()
