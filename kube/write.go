@@ -131,16 +131,21 @@ func (r *Reporter) WriteAll(ctx context.Context, all []Event, at time.Time) (lef
 	return nil
 }
 
+// Cut shortens a text to at most so many bytes.
+func Cut(text string, most int) string {
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most-3], "") + "..."
+	}
+	return text
+}
+
 // Write creates an Event. Its name is derived from its content, so that a restarted process does not repeat it. After an error it may be retried.
 func (r *Reporter) Write(ctx context.Context, e *Event, at time.Time) error {
 	now, kind := at.UTC().Format(time.RFC3339), "Warning"
 	if e.Reason != "" {
 		kind = "Normal"
 	}
-	message := e.Message
-	if len(message) > maxMessage {
-		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
-	}
+	message := Cut(e.Message, maxMessage)
 	namespace := cmp.Or(e.Metadata.Namespace, metav1.NamespaceDefault)
 	sum := sha256.Sum256([]byte(r.Self + "/" + e.Metadata.UID + "/" + message))
 	name := e.Metadata.Name

@@ -21,7 +21,7 @@ func TestTexts(t *testing.T) {
 		{rttText(&control.Leg{}), "-"}, {rttText(leg(0.000412)), "0.41 ms"}, {rttText(leg(0.01234)), "12.3 ms"}, {rttText(leg(1.234)), "1234 ms"},
 		{rttText(&control.Leg{Requests: 32, RequestsLost: 4}), "-, 4/32 lost"}, {agoText(nil), "never"},
 		{cli.Wrap("a short one", 20), "a short one"}, {cli.Wrap("words that do not fit in one", 12), "words that\n  do not fit\n  in one"},
-		{cli.Wrap("unbreakablewordislong x", 5), "unbreakablewordislong\n  x"},
+		{cli.Wrap("unbreakablewordislong x", 5), "unbreakablewordislong\n  x"}, {cli.Wrap("a\x1b[2J b\rc", 0), "a�[2J b�c"},
 	} {
 		if tt.got != tt.want {
 			t.Errorf("%q, want %q", tt.got, tt.want)

@@ -78,8 +78,12 @@ func (s *GatewaySource) conditions(plan *Plan, check kube.Check, trouble string)
 	return s.services.setConditions(plan, all)
 }
 
+// maxMessage is how long a message in a status may be, in bytes: an API server takes no object of more than 1.5 MiB.
+const maxMessage = 1024
+
 // set returns conditions with c in the place of that of its type. The time of the last transition stays while the status does.
 func (s *GatewaySource) set(plan *Plan, all []*Condition, c *Condition) []*Condition {
+	c.Message = kube.Cut(c.Message, maxMessage)
 	if plan.Current != nil {
 		c.Observed = plan.Current.Generation
 	}

@@ -23,6 +23,11 @@ type Self struct {
 	Elected         bool         // it has replicas, and an election says which one is active
 }
 
+// sends reports whether the pod has an address of the family of a.
+func (s *Self) sends(a netip.Addr) bool {
+	return slices.ContainsFunc(s.Addresses, func(own netip.Addr) bool { return own.Is4() == a.Is4() })
+}
+
 // A Gateway is what all objects together say to one gateway. It belongs to one goroutine.
 type Gateway struct {
 	self    Self
@@ -202,7 +207,9 @@ func (g *Gateway) connect(d *Plan) {
 	owners := map[netip.Addr]string{}
 	for name, n := range g.nodes {
 		for _, a := range n.addresses {
-			owners[a] = name
+			if first := g.nodes[owners[a]]; first == nil || n.older(first) {
+				owners[a] = name
+			}
 		}
 	}
 	for _, a := range d.Status.Nodes {
@@ -245,6 +252,11 @@ func (g *Gateway) connect(d *Plan) {
 		if other := g.otherOwner(a.Name, owners, underlay); other != "" {
 			d.fault(KindTunnelNode+" "+a.Name, "%s: %s is of node %s", field, underlay, other)
 			unready("TunnelNode: %s is of node %s", underlay, other)
+			continue
+		}
+		if !g.self.sends(underlay) { // a configuration with it would be refused as a whole
+			d.fault(KindTunnelNode+" "+a.Name, "%s: the gateway's pod has no address of the family of %s", field, underlay)
+			unready("TunnelNode: the gateway's pod has no address of the family of %s", underlay)
 			continue
 		}
 		address, err := netip.ParseAddr(a.Address)
@@ -294,42 +306,6 @@ func (g *Gateway) otherOwner(of string, owners map[netip.Addr]string, a netip.Ad
 		}
 	}
 	return other
-}
-
-// podsOf returns where the pods of each node are.
-func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
-	p, all := g.good, map[string][]netip.Prefix{}
-	if p.FollowPods {
-		for name := range g.nodes {
-			all[name] = g.pods.of(name, p.Pods)
-		}
-		return all
-	}
-	owner := map[netip.Prefix]string{}
-	for _, name := range slices.Sorted(maps.Keys(g.nodes)) {
-		n, six := g.nodes[name], 0
-		for i, c := range n.pods {
-			switch {
-			case !c.Addr().Is4():
-				six++
-			case !within(p.Pods, c):
-				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s is outside spec.local.podCIDRs of Peering %s; add a CIDR there that contains it",
-					i, c, g.self.Name)
-			case owner[c] != "":
-				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s is of node %s too", i, c, owner[c])
-			default:
-				owner[c] = name
-				all[name] = append(all[name], c)
-			}
-		}
-		if six > 0 && six == len(n.pods) {
-			d.fault(kindNode+" "+name, "spec.podCIDRs: of IPv6 alone, which Peerings do not carry so far")
-		}
-		if len(n.pods) == 0 {
-			d.fault(kindNode+" "+name, "spec.podCIDRs: missing; set spec.podsFrom of Peering %s to Pods", g.self.Name)
-		}
-	}
-	return all
 }
 
 // Config returns base with what the plan says.

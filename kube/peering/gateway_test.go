@@ -7,12 +7,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"culvert/gateway/config"
 	"culvert/gateway/wgkey"
-	"culvert/nat"
-	"culvert/nat/nattest"
-	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
 
@@ -176,6 +174,14 @@ func TestNodesThatAreNotReady(t *testing.T) {
 		{"multicast", `node node2: TunnelNode: spec.remote: "224.0.0.1"`, "TunnelNode node2: spec.remote", func(g *Gateway) {
 			g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "224.0.0.1")
 		}, 1},
+		{"another family", "node node2: TunnelNode: the gateway's pod has no address of the family of 2001:db8::2", "TunnelNode node2: spec.remote: the gateway's pod has no", func(g *Gateway) {
+			g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", `"2001:db8::2"`)
+		}, 1},
+		{"an older node's address", "node node1: TunnelNode: 172.18.0.2 is of node node2", "TunnelNode node1: spec.local: 172.18.0.2 is of node node2", func(g *Gateway) {
+			g.nodes["node1"].addresses = append(g.nodes["node1"].addresses, g.nodes["node2"].addresses...)
+			g.nodes["node2"].meta.Created, g.nodes["node1"].meta.Created = start, start.Add(time.Hour)
+			g.tunnels["node1"] = tunnelObject(t, 1, "10.244.1.1", "172.18.0.2")
+		}, 1},
 		{"not told", "node node2: its assignment is being written", "", func(g *Gateway) { g.peering.Status.Nodes = g.peering.Status.Nodes[:1] }, 1},
 		{"refused", "node node2: no room", "", func(g *Gateway) {
 			g.tunnels["node2"] = tunnelObject(t, 2, "ready: true", "ready: false, message: no room")
@@ -305,46 +311,5 @@ func TestTroubles(t *testing.T) {
 		t.Errorf("without a Peering: %q", d.Status.NodesReady)
 	} else if d.troubles(map[string]string{"node1": "silent"}); d.Status.NodesReady != "" || d.Unready != nil {
 		t.Errorf("without a Peering: %+v", d)
-	}
-}
-
-// TestPeerThatLies: a peer may send from the CIDRs that the Peering gives it, to those of this cluster. Everything else is dropped with a reason, so
-// false CIDRs gain it nothing.
-func TestPeerThatLies(t *testing.T) {
-	g := rome(t)
-	d := g.Plan()
-	c := d.Config(d.Peering.Base(base()))
-	links := config.Links{}.Assign(c.Geneve.Nodes)
-	e, err := nat.New([16]byte{1}, c.NAT(links, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range []struct {
-		source, destination string
-		want                nat.Reason
-		out                 string
-	}{
-		{"10.244.7.7", "10.244.2.9", nat.ReasonNone, "node2"},           // a pod of its own, although pods here have such addresses too
-		{"10.70.0.0", "10.244.2.9", nat.ReasonNone, "node2"},            // one of its hosts
-		{"10.61.7.7", "10.244.2.9", nat.ReasonBadSource, ""},            // as this cluster calls its pods
-		{"192.0.2.9", "10.244.2.9", nat.ReasonBadSource, ""},            // anybody
-		{"172.18.0.1", "10.244.2.9", nat.ReasonBadSource, ""},           // a node here
-		{"10.80.0.1", "10.244.2.9", nat.ReasonBadSource, ""},            // the gateway here
-		{"10.244.7.7", "10.80.0.3", nat.ReasonToNode, ""},               // a node, by its internal address
-		{"10.244.7.7", "172.18.0.2", nat.ReasonNoRoute, ""},             // a node
-		{"10.244.7.7", "10.96.0.1", nat.ReasonNoRoute, ""},              // the API server's Service
-		{"10.244.7.7", "10.244.99.1", nat.ReasonNoRoute, ""},            // a pod of no node
-		{"10.244.7.7", "203.0.113.9", nat.ReasonNoRoute, ""},            // the Internet
-		{"10.244.7.7", "10.61.1.1", nat.ReasonNoRoute, ""},              // itself
-		{"10.244.7.7", "10.70.0.9", nat.ReasonNoMapping, ""},            // a Service that is not exported
-		{"10.244.7.7", "255.255.255.255", nat.ReasonBadDestination, ""}, // everybody
-	} {
-		b := nattest.IP{Source: p.source, Destination: p.destination, TTL: 9, Body: nattest.UDP{SourcePort: 9, DestinationPort: 53}}.Bytes()
-		var in packet.Packet
-		in.Parse(b)
-		v := e.Process(&in, nat.Tunnel, 1)
-		if v.Reason != p.want || p.want == nat.ReasonNone && v.Out != links.ByName[p.out] {
-			t.Errorf("from %s to %s: %v to %d, want %v to %q", p.source, p.destination, v.Reason, v.Out, p.want, p.out)
-		}
 	}
 }

@@ -146,10 +146,14 @@ func TestNodeStatus(t *testing.T) {
 		{[]links.Status{{Link: link.Link, State: links.Refused, Err: errors.New("exists")}}, []remote.Status{route}, false, "exists"},
 		{[]links.Status{{Link: link.Link, State: links.Kernel}}, []remote.Status{route}, false, "ip link del cv-milan"},
 		{[]links.Status{{Link: links.Link{Name: "cv-milan"}, State: links.Carried}}, []remote.Status{route}, false, "the link is being made"}, // of before
+		{[]links.Status{link}, []remote.Status{{Name: "milan", Err: errors.New(strings.Repeat("long ", 1000))}}, false, "long long"},          // as the schema takes it
 	} {
 		s := d.status(c.links, c.routes)
 		if len(s.Peerings) != 1 || s.Peerings[0].Ready != c.ready || !strings.Contains(s.Peerings[0].Message, c.want) || (c.want == "") != (s.Message == "") {
 			t.Errorf("%+v, want %t %q", s, c.ready, c.want)
+		}
+		if len(s.Peerings) == 1 && len(s.Peerings[0].Message) > maxMessage {
+			t.Errorf("a message of %d bytes", len(s.Peerings[0].Message))
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"culvert/gateway/control"
 	"culvert/gateway/node/links"
 	"culvert/gateway/node/remote"
+	"culvert/kube"
 )
 
 // Show says in n which Peerings are refused, what others wait for, and what is wrong with those that are ready.
@@ -59,7 +60,9 @@ func (d *NodePlan) status(all []links.Status, routes []remote.Status) *NodeStatu
 	}
 	st := &NodeStatus{Peerings: []NodePeering{}}
 	for _, name := range slices.Sorted(maps.Keys(found)) {
-		st.Peerings = append(st.Peerings, found[name])
+		n := found[name]
+		n.Message = kube.Cut(n.Message, maxMessage)
+		st.Peerings = append(st.Peerings, n)
 	}
 	for _, p := range st.Peerings {
 		if p.Message != "" {

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"strings"
+	"unicode"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -62,6 +64,14 @@ func readNode(u *unstructured.Unstructured) *node {
 		}
 	}
 	return n
+}
+
+// older reports whether a Node was there before another one, of which both say the same address: a node writes its own.
+func (n *node) older(than *node) bool {
+	if c := n.meta.Created.Compare(than.meta.Created); c != 0 {
+		return c < 0
+	}
+	return n.meta.Name < than.meta.Name
 }
 
 // NodeOf returns the CIDRs of a Node's pods and the Node's own addresses.
@@ -144,6 +154,19 @@ type NodePeering struct {
 	Message string `json:"message,omitempty"`
 }
 
+// maxSaid is how much of what a node says stands in a Peering's status, in bytes.
+const maxSaid = 300
+
+// said makes what a node says fit to be repeated: a node may be in bad hands.
+func said(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, kube.Cut(text, maxSaid))
+}
+
 func readTunnelNode(u *unstructured.Unstructured) *tunnelNode {
 	o := objectOf(KindTunnelNode, u)
 	t := &tunnelNode{meta: o.Metadata, ready: map[string]bool{}, messages: map[string]string{}}
@@ -168,7 +191,7 @@ func readTunnelNode(u *unstructured.Unstructured) *tunnelNode {
 	var status NodeStatus
 	if json.Unmarshal(o.Status, &status) == nil {
 		for _, p := range status.Peerings {
-			t.ready[p.Name], t.messages[p.Name] = p.Ready, p.Message
+			t.ready[p.Name], t.messages[p.Name] = p.Ready, said(p.Message)
 		}
 	}
 	return t

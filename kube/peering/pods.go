@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 )
@@ -126,4 +127,40 @@ func (x *podIndex) of(node string, pods []netip.Prefix) []netip.Prefix {
 // within reports whether a prefix lies in one of several CIDRs.
 func within(all []netip.Prefix, p netip.Prefix) bool {
 	return slices.ContainsFunc(all, func(o netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Contains(p.Addr()) })
+}
+
+// podsOf returns where the pods of each node are.
+func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
+	p, all := g.good, map[string][]netip.Prefix{}
+	if p.FollowPods {
+		for name := range g.nodes {
+			all[name] = g.pods.of(name, p.Pods)
+		}
+		return all
+	}
+	owner := map[netip.Prefix]string{}
+	for _, name := range slices.Sorted(maps.Keys(g.nodes)) {
+		n, six := g.nodes[name], 0
+		for i, c := range n.pods {
+			switch {
+			case !c.Addr().Is4():
+				six++
+			case !within(p.Pods, c):
+				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s is outside spec.local.podCIDRs of Peering %s; add a CIDR there that contains it",
+					i, c, g.self.Name)
+			case owner[c] != "":
+				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s is of node %s too", i, c, owner[c])
+			default:
+				owner[c] = name
+				all[name] = append(all[name], c)
+			}
+		}
+		if six > 0 && six == len(n.pods) {
+			d.fault(kindNode+" "+name, "spec.podCIDRs: of IPv6 alone, which Peerings do not carry so far")
+		}
+		if len(n.pods) == 0 {
+			d.fault(kindNode+" "+name, "spec.podCIDRs: missing; set spec.podsFrom of Peering %s to Pods", g.self.Name)
+		}
+	}
+	return all
 }

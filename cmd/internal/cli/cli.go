@@ -37,7 +37,7 @@ func Run(root *cobra.Command) {
 	}
 	err = usageError(cmd, err)
 	for line := range strings.Lines(err.Error()) {
-		fmt.Fprintf(os.Stderr, "%s: %s\n", root.Name(), strings.TrimSuffix(line, "\n"))
+		fmt.Fprintf(os.Stderr, "%s: %s\n", root.Name(), Printable(strings.TrimSuffix(line, "\n")))
 	}
 	if errors.As(err, new(failure)) {
 		os.Exit(ExitFailed)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -35,9 +36,19 @@ type Page struct {
 func (p *Page) Width() int { return p.Columns }
 
 // Wrap breaks a sentence at blanks into lines of at most width columns, those after the first with an
-// indent of two; a width of 0 leaves it whole.
+// indent of two; a width of 0 leaves it whole. What a terminal would obey is replaced.
 func Wrap(text string, width int) string {
-	return strings.Join(split(text, width, "  "), "\n")
+	return strings.Join(split(Printable(text), width, "  "), "\n")
+}
+
+// Printable replaces what is no character and no blank: others have written parts of the text, and a terminal obeys control characters.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) || unicode.IsSpace(r) && r != '\r' {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, text)
 }
 
 // longWord is the length from which on a word may be broken behind each slash: names of rules, paths.

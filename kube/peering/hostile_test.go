@@ -1,0 +1,76 @@
+package peering
+
+import (
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"culvert/gateway/config"
+	"culvert/nat"
+	"culvert/nat/nattest"
+	"culvert/nat/packet"
+)
+
+// TestLoudNode: whatever an agent says of itself stands in the Peering's status in little room and in one line, so that no node keeps the gateway from writing
+// that for all.
+func TestLoudNode(t *testing.T) {
+	g := rome(t)
+	loud := "no room\n\x1b[2J" + strings.Repeat("€", 1<<19)
+	u := object(t, "metadata: {name: node2}\nspec: {local: 10.244.2.1, remote: 172.18.0.2}")
+	u.Object["status"] = map[string]any{"message": loud, "peerings": []any{map[string]any{"name": "milan", "ready": false, "message": loud}}}
+	g.tunnels["node2"] = readTunnelNode(u)
+	d := g.Plan()
+	if len(d.Unready) != 1 || !strings.HasPrefix(d.Unready[0], "node node2: no room  [2J€€") || len(d.Unready[0]) > 400 || strings.ContainsFunc(d.Unready[0], unicode.IsControl) {
+		t.Errorf("%d nodes are not ready: %.500q", len(d.Unready), d.Unready)
+	}
+	s := &GatewaySource{now: time.Now}
+	for range 10_000 { // as of many nodes
+		d.Faults = append(d.Faults, "TunnelNode node2: spec.remote: 172.18.0.1 is of node node1")
+	}
+	all := s.set(d, nil, &Condition{Type: Accepted, Status: "False", Message: strings.Join(d.Faults, "; ")})
+	if n := len(all[0].Message); n > maxMessage || n < maxMessage/2 {
+		t.Errorf("a message of %d bytes", n)
+	}
+}
+
+// TestPeerThatLies: a peer may send from the CIDRs that the Peering gives it, to those of this cluster. Everything else is dropped with a reason, so
+// false CIDRs gain it nothing.
+func TestPeerThatLies(t *testing.T) {
+	g := rome(t)
+	d := g.Plan()
+	c := d.Config(d.Peering.Base(base()))
+	links := config.Links{}.Assign(c.Geneve.Nodes)
+	e, err := nat.New([16]byte{1}, c.NAT(links, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []struct {
+		source, destination string
+		want                nat.Reason
+		out                 string
+	}{
+		{"10.244.7.7", "10.244.2.9", nat.ReasonNone, "node2"},           // a pod of its own, although pods here have such addresses too
+		{"10.70.0.0", "10.244.2.9", nat.ReasonNone, "node2"},            // one of its hosts
+		{"10.61.7.7", "10.244.2.9", nat.ReasonBadSource, ""},            // as this cluster calls its pods
+		{"192.0.2.9", "10.244.2.9", nat.ReasonBadSource, ""},            // anybody
+		{"172.18.0.1", "10.244.2.9", nat.ReasonBadSource, ""},           // a node here
+		{"10.80.0.1", "10.244.2.9", nat.ReasonBadSource, ""},            // the gateway here
+		{"10.244.7.7", "10.80.0.3", nat.ReasonToNode, ""},               // a node, by its internal address
+		{"10.244.7.7", "172.18.0.2", nat.ReasonNoRoute, ""},             // a node
+		{"10.244.7.7", "10.96.0.1", nat.ReasonNoRoute, ""},              // the API server's Service
+		{"10.244.7.7", "10.244.99.1", nat.ReasonNoRoute, ""},            // a pod of no node
+		{"10.244.7.7", "203.0.113.9", nat.ReasonNoRoute, ""},            // the Internet
+		{"10.244.7.7", "10.61.1.1", nat.ReasonNoRoute, ""},              // itself
+		{"10.244.7.7", "10.70.0.9", nat.ReasonNoMapping, ""},            // a Service that is not exported
+		{"10.244.7.7", "255.255.255.255", nat.ReasonBadDestination, ""}, // everybody
+	} {
+		b := nattest.IP{Source: p.source, Destination: p.destination, TTL: 9, Body: nattest.UDP{SourcePort: 9, DestinationPort: 53}}.Bytes()
+		var in packet.Packet
+		in.Parse(b)
+		v := e.Process(&in, nat.Tunnel, 1)
+		if v.Reason != p.want || p.want == nat.ReasonNone && v.Out != links.ByName[p.out] {
+			t.Errorf("from %s to %s: %v to %d, want %v to %q", p.source, p.destination, v.Reason, v.Out, p.want, p.out)
+		}
+	}
+}
