@@ -414,7 +414,8 @@ dir=$(realpath "$1")
 shift
 case $do in
 dns | load | join) interrupted say "'the clusters stay; $0 down $dir (make clusters-down) ends them'" ;;&
-node | leave | process | hello) names | grep -qx "${1:?$usage}" || { echo "clusters.sh: there is no cluster $1, but" $(names) >&2; exit 2; } ;;&
+node | leave | process | hello) names | grep -x "${1:?$usage}" >/dev/null || # with -q, names may write to nobody, and fail
+   { echo "clusters.sh: there is no cluster $1, but" $(names) >&2; exit 2; } ;;&
 node | leave) [[ ${2:?$usage} =~ ^[1-9]$ ]] || { echo "clusters.sh: the number of a node is 1 to 9, not $2" >&2; exit 2; } ;;&
 up) [ "${*:-turin}" = turin ] || { echo "clusters.sh: the third cluster is turin, not $*" >&2; exit 2; }; up rome milan "$@" ;;
 dns) dns ;;
