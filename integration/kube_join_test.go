@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -428,59 +427,4 @@ func testJoinLeave(t *testing.T, l *joinLab, before [2][]string) {
 	if out, err := l.culvert("leave", "--context=admin@rome", "--context=away", "--all", "--yes"); err == nil || !strings.Contains(out, "admin@rome: done") || !strings.Contains(out, "away: cannot be reached") {
 		t.Errorf("one is away: %v: %s", err, out)
 	}
-}
-
-// testJoinMessages: by an invitation and its answer.
-func testJoinMessages(t *testing.T, l *joinLab) {
-	rome, milan := l.rome, l.milan
-	file := func(name string, p *peerProcess) string {
-		name = filepath.Join(t.TempDir(), name)
-		text := p.output()
-		if i := strings.Index(text, "culvert invitation"); i >= 0 { // what is said beside it is on the same pipe here
-			text = text[i:]
-		}
-		text, _, _ = strings.Cut(text, "words of")
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return name
-	}
-	words := func(out string) string {
-		_, after, _ := strings.Cut(out, "words of this message, ")
-		_, after, _ = strings.Cut(after, ": ")
-		line, _, _ := strings.Cut(after, "\n")
-		return line
-	}
-	invite := l.start("invite", "--context=admin@milan", "--peer=rome", "--image=registry.example/culvert:test", "--expose=LoadBalancer", "--yes")
-	milan.kubelet("gateway-1")
-	l.await(invite, "checksum")
-	invitation := file("milan.invite", invite)
-	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", invitation); err == nil || !strings.Contains(out, "culvert: admin@milan: the message is this cluster's own") {
-		t.Errorf("its own: %v: %s", err, out)
-	}
-	accept := l.start("accept", "--context=admin@rome", "--image=registry.example/culvert:test", "--yes", invitation)
-	rome.kubelet("gateway-1")
-	l.await(accept, "answers ")
-	if a, b := words(invite.output()), words(accept.output()); a == "" || a != b {
-		t.Errorf("words %q and %q", a, b)
-	}
-	answer := file("rome.invite", accept)
-	altered := filepath.Join(t.TempDir(), "altered")
-	text, err := os.ReadFile(answer)
-	if err == nil {
-		err = os.WriteFile(altered, bytes.Replace(text, []byte("pods 10.244"), []byte("pods 10.245"), 1), 0o600)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", altered); err == nil || !strings.Contains(out, "altered on its way") {
-		t.Errorf("%v: %s", err, out)
-	}
-	for range 2 { // the second time nothing changes, and nobody is asked
-		if out, err := l.culvert("accept", "--context=admin@milan", "--yes", answer); err != nil || !strings.Contains(out, "milan is connected, 2/2 nodes") {
-			t.Fatalf("%v: %s", err, out)
-		}
-	}
-	rome.ping(milan)
-	milan.ping(rome)
 }

@@ -64,7 +64,7 @@ func TestKubePeeringScale(t *testing.T) {
 			took := max(crowd.await(t, crowd.pod(n, to), n, peeringSoon), crowd.await(t, crowd.pod(n, from), nil, peeringSoon))
 			slowest = max(slowest, took)
 		}
-		rome.requireCheap("Pod", slowest, rome.gateway.cpu(t)-spent)
+		rome.requireCheap("a Pod", slowest, rome.gateway.cpu(t)-spent)
 		testScaleExport(t, rome, crowd)
 		if got := rome.gateway.peak(t); got > peeringMemory {
 			t.Errorf("%d bytes resident, want %d", got, peeringMemory)
@@ -72,14 +72,14 @@ func TestKubePeeringScale(t *testing.T) {
 	}, kubernetes)
 }
 
-// requireCheap fails if changes of objects of a kind are obeyed late, or cost the gateway too much CPU time together.
-func (p *peeringLab) requireCheap(kind string, slowest, spent time.Duration) {
+// requireCheap fails if changes of an object are obeyed late, or cost the gateway too much CPU time together.
+func (p *peeringLab) requireCheap(what string, slowest, spent time.Duration) {
 	p.t.Helper()
 	each := spent / peeringMoves
-	p.t.Logf("%d changes of a %s: obeyed within %v, %v of CPU each; %d MiB resident, %d at most", peeringMoves, kind, slowest.Round(time.Millisecond), each,
+	p.t.Logf("%d changes of %s: obeyed within %v, %v of CPU each; %d MiB resident, %d at most", peeringMoves, what, slowest.Round(time.Millisecond), each,
 		p.gateway.resident(p.t)>>20, p.gateway.peak(p.t)>>20)
 	if slowest > peeringSoon || each > peeringCPU {
-		p.t.Errorf("a change of a %s is obeyed within %v and costs %v, want %v and %v", kind, slowest, each, peeringSoon, peeringCPU)
+		p.t.Errorf("a change of %s is obeyed within %v and costs %v, want %v and %v", what, slowest, each, peeringSoon, peeringCPU)
 	}
 }
 
@@ -130,14 +130,14 @@ func testScaleExport(t *testing.T, p *peeringLab, crowd *kubeCrowd) {
 		p.apply(slice("web", last, pod))
 		slowest = max(slowest, crowd.awaitAt(t, crowd.lab.seen(address), pod, last, peeringSoon))
 	}
-	p.requireCheap("EndpointSlice", slowest, p.gateway.cpu(t)-spent)
+	p.requireCheap("an exported EndpointSlice", slowest, p.gateway.cpu(t)-spent)
 	spent = p.gateway.cpu(t)
 	other := &crowd.nodes[len(crowd.nodes)-2]
 	for i := range peeringMoves {
 		p.apply(slice("shop-"+other.name, other, crowd.pod(other, 20+i)))
 	}
 	p.apply(slice("web", last, crowd.pod(last, 10)))
-	p.requireCheap("EndpointSlice that is not exported", crowd.awaitAt(t, crowd.lab.seen(address), crowd.pod(last, 10), last, peeringSoon), p.gateway.cpu(t)-spent)
+	p.requireCheap("another EndpointSlice", crowd.awaitAt(t, crowd.lab.seen(address), crowd.pod(last, 10), last, peeringSoon), p.gateway.cpu(t)-spent)
 }
 
 // populate makes the Nodes, TunnelNodes and Pods of a crowd, and returns how large a Pod is.

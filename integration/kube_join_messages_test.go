@@ -1,0 +1,93 @@
+package integration
+
+import (
+	"bytes"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	invitations "culvert/kube/join"
+)
+
+// testJoinMessages: by an invitation and its answer.
+func testJoinMessages(t *testing.T, l *joinLab) {
+	rome, milan := l.rome, l.milan
+	file := func(name string, p *peerProcess) string {
+		name = filepath.Join(t.TempDir(), name)
+		text := p.output()
+		if i := strings.Index(text, "culvert invitation"); i >= 0 { // what is said beside it is on the same pipe here
+			text = text[i:]
+		}
+		text, _, _ = strings.Cut(text, "words of")
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	words := func(out string) string {
+		_, after, _ := strings.Cut(out, "words of this message, ")
+		_, after, _ = strings.Cut(after, ": ")
+		line, _, _ := strings.Cut(after, "\n")
+		return line
+	}
+	invite := l.start("invite", "--context=admin@milan", "--peer=rome", "--image=registry.example/culvert:test", "--expose=LoadBalancer", "--yes")
+	milan.kubelet("gateway-1")
+	l.await(invite, "checksum")
+	invitation := file("milan.invite", invite)
+	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", invitation); err == nil || !strings.Contains(out, "culvert: admin@milan: the message is this cluster's own") {
+		t.Errorf("its own: %v: %s", err, out)
+	}
+	if out, err := l.culvert("accept", "--context=admin@rome", "--image=registry.example/culvert:test", "--yes", unfit(t, invitation)); err == nil ||
+		!strings.Contains(out, "remap of 10.0.0.0/8, pods of milan: no private /8 is free in rome") {
+		t.Errorf("CIDRs that no remap fits: %v: %s", err, out)
+	}
+	if _, err := rome.api.admin.get(namespace(peeringNamespace)); err == nil {
+		t.Error("what was refused has installed something")
+	}
+	accept := l.start("accept", "--context=admin@rome", "--image=registry.example/culvert:test", "--yes", invitation)
+	rome.kubelet("gateway-1")
+	l.await(accept, "answers ")
+	if a, b := words(invite.output()), words(accept.output()); a == "" || a != b {
+		t.Errorf("words %q and %q", a, b)
+	}
+	answer := file("rome.invite", accept)
+	altered := filepath.Join(t.TempDir(), "altered")
+	text, err := os.ReadFile(answer)
+	if err == nil {
+		err = os.WriteFile(altered, bytes.Replace(text, []byte("pods 10.244"), []byte("pods 10.245"), 1), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", altered); err == nil || !strings.Contains(out, "altered on its way") {
+		t.Errorf("%v: %s", err, out)
+	}
+	for range 2 { // the second time nothing changes, and nobody is asked
+		if out, err := l.culvert("accept", "--context=admin@milan", "--yes", answer); err != nil || !strings.Contains(out, "milan is connected, 2/2 nodes") {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	rome.ping(milan)
+	milan.ping(rome)
+}
+
+// unfit makes an invitation, of a cluster whose pods could be anywhere in 10.0.0.0/8, out of another one.
+func unfit(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i, err := invitations.ParseInvitation(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i.Pods, i.External = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, netip.MustParsePrefix("172.31.0.0/24")
+	file = filepath.Join(t.TempDir(), "unfit")
+	if err := os.WriteFile(file, []byte(i.Text()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
