@@ -346,6 +346,20 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 	if got := p.condition("Accepted"); !strings.Contains(got, p.address(2)+" is of node node2") {
 		t.Error(got)
 	}
+	if err := put(tunnelNode(&kubeNodes[0], "2001:db8::9")); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "an address to which the gateway cannot send is refused", func() error {
+		if got := p.condition("Accepted"); !strings.Contains(got, "the gateway's pod has no address of the family of 2001:db8::9") {
+			return errors.New(got)
+		}
+		return nil
+	})
+	stored := must2(t)(p.api.admin.get(tunnelNode(&kubeNodes[0], "")))
+	stored["status"] = object{"message": strings.Repeat("x", 1<<20), "peerings": []object{}}
+	if err := agent.replaceStatus(stored); err == nil || !strings.Contains(err.Error(), "Too long") {
+		t.Errorf("an agent writes a message of a megabyte: %v", err)
+	}
 	if err := put(tunnelNode(&kubeNodes[0], p.address(1))); err != nil {
 		t.Error(err)
 	}
