@@ -137,12 +137,7 @@ func (l *faultLab) start(later func(*faultLab)) {
 // until waits for a part of a gateway's log.
 func (l *faultLab) until(cluster, part string) {
 	l.t.Helper()
-	eventually(l.t, cluster+": "+part, func() error {
-		if !strings.Contains(l.processes[cluster].output(), part) {
-			return errNotYet
-		}
-		return nil
-	})
+	await(l.t, cluster+": "+part, func() bool { return strings.Contains(l.processes[cluster].output(), part) })
 }
 
 // gatewayIn starts a gateway, and does not wait for it.
@@ -198,12 +193,7 @@ func (l *faultLab) finds(f *fault) bool {
 	began := time.Now()
 	pinged := make(chan bool, 1)
 	go func() { pinged <- l.ping() }()
-	eventually(l.t, f.cause, func() error {
-		if l.said(f.inLog)[f.cause] == "" {
-			return errNotYet
-		}
-		return nil
-	})
+	await(l.t, f.cause, func() bool { return l.said(f.inLog)[f.cause] != "" })
 	took := time.Since(began)
 	<-pinged
 	if sentence := l.said(f.inLog)[f.cause]; !strings.Contains(sentence, f.says) {
@@ -233,12 +223,7 @@ func (l *faultLab) finds(f *fault) bool {
 // fails if the log reports anything.
 func (l *faultLab) healthy() {
 	over := time.After(logTime)
-	eventually(l.t, "pings", func() error {
-		if !l.ping() {
-			return errNotYet
-		}
-		return nil
-	})
+	await(l.t, "pings", func() bool { return l.ping() })
 	<-over
 	for cluster, p := range l.processes {
 		for cause, sentence := range l.said(cluster) {

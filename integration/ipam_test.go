@@ -82,12 +82,7 @@ func (g *ipamGateway) reload(remotePods string) {
 	const applied = "configuration applied"
 	before := strings.Count(g.process.output(), applied)
 	g.process.cmd.Process.Signal(syscall.SIGHUP)
-	eventually(t, g.host.name+": "+applied, func() error {
-		if strings.Count(g.process.output(), applied) == before {
-			return errNotYet
-		}
-		return nil
-	})
+	await(t, g.host.name+": "+applied, func() bool { return strings.Count(g.process.output(), applied) != before })
 }
 
 // remaps returns the remapped CIDR of each of the peer's CIDRs, as --check prints them. All must be

@@ -456,12 +456,7 @@ func testKubeLinksGone(t *testing.T, k *kubeLab) {
 		k.has(k.nodes[i], k.linkName(), true)
 	}
 	k.links.start(0)
-	eventually(t, "the first node's link is up", func() error {
-		if !strings.Contains(k.links.processes[0].output(), "link is up") {
-			return errNotYet
-		}
-		return nil
-	})
+	await(t, "the first node's link is up", func() bool { return strings.Contains(k.links.processes[0].output(), "link is up") })
 	k.links.uninstalled(0)
 	if out := k.nodes[1].run(os.Getenv(binaryEnv), "node", "--liqo", "--remove"); out != "removed "+k.linkName()+"\n" {
 		t.Error(out)

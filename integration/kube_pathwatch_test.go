@@ -78,11 +78,6 @@ func watchPath(t *testing.T, server *peerHost, own string, client *peerHost, at 
 func (w *pathWatch) pause(t *testing.T, when string) time.Duration {
 	t.Helper()
 	before := w.last.Load()
-	eventually(t, when+": datagrams pass", func() error {
-		if w.last.Load() == before {
-			return errNotYet
-		}
-		return nil
-	})
+	await(t, when+": datagrams pass", func() bool { return w.last.Load() != before })
 	return time.Duration(w.longest.Swap(0))
 }

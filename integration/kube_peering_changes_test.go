@@ -237,12 +237,7 @@ func testPeeringGone(t *testing.T, p *peeringLab) {
 		p.nodes[i].run("nft", "list", "table", "ip", "culvert")
 	}
 	p.startAgent(0)
-	eventually(t, "the first node's link is up", func() error {
-		if !strings.Contains(p.agents[0].output(), "link is up") {
-			return errNotYet
-		}
-		return nil
-	})
+	await(t, "the first node's link is up", func() bool { return strings.Contains(p.agents[0].output(), "link is up") })
 	if err := p.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": "culvert-node", "namespace": agentNamespace}}); err != nil {
 		t.Fatal(err)
 	}

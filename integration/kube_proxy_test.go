@@ -196,12 +196,7 @@ func (c *proxyComparison) next(services []*proxyService) {
 	if c.process == nil {
 		c.culvert.refused = refuseNetfilter
 		c.process = c.culvert.start(nil, os.Getenv(binaryEnv), "node", "--config", c.file)
-		eventually(c.T, "services", func() error {
-			if !strings.Contains(c.process.output(), "services are served") {
-				return errNotYet
-			}
-			return c.process.running()
-		})
+		c.process.awaitOutput(c.T, "services are served")
 	} else {
 		c.process.cmd.Process.Signal(unix.SIGHUP)
 	}

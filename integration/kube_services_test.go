@@ -174,11 +174,8 @@ func TestKubeNodeLacksAddress(t *testing.T) {
 			t.Errorf("%q answers: %v", who, err)
 		}
 		l.n1.ip("address add fd18::99/64 dev lan nodad")
-		eventually(t, "routes by the address", func() error {
-			if !strings.Contains(l.n1.run("ip", "-6", "route", "show", "table", "7091"), "src fd18::99") {
-				return errNotYet
-			}
-			return nil
+		await(t, "routes by the address", func() bool {
+			return strings.Contains(l.n1.run("ip", "-6", "route", "show", "table", "7091"), "src fd18::99")
 		})
 	}, kubernetes)
 }

@@ -161,12 +161,7 @@ func (k *kubeAPI) may(t *testing.T, user, verb, resource, namespace string) bool
 // refuses.
 func (k *kubeAPI) awaitRight(t *testing.T, user, verb, resource, namespace string) {
 	t.Helper()
-	eventually(t, user+" may "+verb+" "+resource, func() error {
-		if !k.may(t, user, verb, resource, namespace) {
-			return errNotYet
-		}
-		return nil
-	})
+	await(t, user+" may "+verb+" "+resource, func() bool { return k.may(t, user, verb, resource, namespace) })
 }
 
 // testKubeOrder: the stand-in for Liqo's controllers writes everything that a gateway reads, in the

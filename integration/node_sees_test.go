@@ -25,12 +25,7 @@ func TestNodeSees(t *testing.T) {
 				"--ambient-caps=-all,+net_admin", "--bounding-set=-all,+net_admin", os.Getenv(binaryEnv), "node", "--config", file)
 			return p, func(line string) {
 				t.Helper()
-				eventually(t, line, func() error {
-					if !strings.Contains(p.output(), line) {
-						return errNotYet
-					}
-					return nil
-				})
+				p.awaitOutput(t, line)
 			}
 		}
 		const well = `msg="the gateway answers"`

@@ -258,6 +258,28 @@ func eventuallyWithin(t *testing.T, limit time.Duration, what string, condition 
 	}
 }
 
+// await waits until a condition holds.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	eventually(t, what, func() error {
+		if holds() {
+			return nil
+		}
+		return errNotYet
+	})
+}
+
+// awaitOutput waits until a process has printed a text. It must not end before.
+func (p *peerProcess) awaitOutput(t *testing.T, text string) {
+	t.Helper()
+	eventually(t, "output of "+strings.Join(p.cmd.Args, " "), func() error {
+		if out := p.output(); !strings.Contains(out, text) {
+			return errors.Join(fmt.Errorf("no %q in\n%s", text, out), p.running())
+		}
+		return nil
+	})
+}
+
 // join connects two hosts by a veth pair named after the host at the other end.
 func join(a, b *peerHost, addressA, addressB string, mtu int) {
 	a.t.Helper()

@@ -152,12 +152,7 @@ func (s *servingCluster) start(t *testing.T, node *peerHost, name, addresses, an
 	}
 	node.refused = refuseNetfilter
 	process := node.start(nil, os.Getenv(binaryEnv), "node", "--config", file)
-	eventually(t, name+"'s services", func() error {
-		if !strings.Contains(process.output(), "services are served") {
-			return errNotYet
-		}
-		return process.running()
-	})
+	process.awaitOutput(t, "services are served")
 	return process
 }
 

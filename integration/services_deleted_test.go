@@ -57,11 +57,6 @@ func TestServicesDeleted(t *testing.T) {
 		for _, s := range streams {
 			s.Close()
 		}
-		eventually(t, "the rule of a node port without Service or connections to go", func() error {
-			if led() {
-				return errNotYet
-			}
-			return nil
-		})
+		await(t, "the rule of a node port without Service or connections to go", func() bool { return !led() })
 	}, programs("ip", "ip"))
 }

@@ -113,12 +113,7 @@ func (l *serviceLab) kept() {
 		if _, _, err := l.ask(l.out, "tcp", "172.18.0.2:30010"); err != nil {
 			l.Errorf("a new connection: %v", err)
 		}
-		eventually(l.T, "connections on disk", func() error {
-			if written().Equal(before) {
-				return errNotYet
-			}
-			return nil
-		})
+		await(l.T, "connections on disk", func() bool { return !written().Equal(before) })
 	}
 }
 
@@ -249,12 +244,7 @@ func (l *serviceLab) down(how string, signal unix.Signal, tcp []*serviceStream, 
 func (l *serviceLab) reload(message string, times int) {
 	l.Helper()
 	l.node.cmd.Process.Signal(unix.SIGHUP)
-	eventually(l.T, message, func() error {
-		if strings.Count(l.node.output(), message) < times {
-			return errNotYet
-		}
-		return nil
-	})
+	await(l.T, message, func() bool { return strings.Count(l.node.output(), message) >= times })
 }
 
 // TestServicesRemovedByOthers removes the routes and rules that lead to the device, and the rule
@@ -313,12 +303,7 @@ func TestServicesLostAddress(t *testing.T) {
 				before := l.kernelState()
 				length := []string{"/24", "/64"}
 				l.n1.ip("address del " + gone + length[family] + " dev lan")
-				eventually(t, "words for the address", func() error {
-					if !strings.Contains(l.node.output(), fmt.Sprintf("services.addresses[%d]: %s is not an address of this machine", family, gone)) {
-						return errNotYet
-					}
-					return nil
-				})
+				l.node.awaitOutput(t, fmt.Sprintf("services.addresses[%d]: %s is not an address of this machine", family, gone))
 				other := []string{"[fd18::2]:", "172.18.0.2:"}[family]
 				requireWho := func(to, want string) {
 					t.Helper()
@@ -334,30 +319,15 @@ func TestServicesLostAddress(t *testing.T) {
 					l.write(services...)
 					changed := strings.Count(l.node.output(), "configuration applied")
 					l.node.cmd.Process.Signal(unix.SIGHUP)
-					eventually(t, "the other services", func() error {
-						if strings.Count(l.node.output(), "configuration applied") == changed {
-							return errNotYet
-						}
-						return nil
-					})
+					await(t, "the other services", func() bool { return strings.Count(l.node.output(), "configuration applied") != changed })
 					requireWho(other+"30010", []string{"pc", "pa"}[i])
 				}
 				requireWho(other+"30015", "pc")
 				family6 := []string{"-6", "-4"}[family]
 				l.n1.run("ip", family6, "route", "flush", "table", "7091")
-				eventually(t, "the routes of the other family", func() error {
-					if l.n1.run("ip", family6, "route", "show", "table", "7091") == "" {
-						return errNotYet
-					}
-					return nil
-				})
+				await(t, "the routes of the other family", func() bool { return l.n1.run("ip", family6, "route", "show", "table", "7091") != "" })
 				requireWho(other+"30015", "pc")
-				eventually(t, "words for the routes", func() error {
-					if !strings.Contains(l.node.output(), "somebody else has changed rules or routes") {
-						return errNotYet
-					}
-					return nil
-				})
+				l.node.awaitOutput(t, "somebody else has changed rules or routes")
 				l.write(served("web", "tcp", 10, "", "pa"))
 				l.n1.ip("address add " + gone + length[family] + " dev lan" + []string{"", " nodad"}[family])
 				if family == 0 { // routes and rules that depend on an IPv4 address
@@ -365,12 +335,7 @@ func TestServicesLostAddress(t *testing.T) {
 						"route add 10.244.1.5 dev pa src "+gone, "route add 10.244.1.6 dev pc src "+gone)
 				}
 				l.node.cmd.Process.Signal(unix.SIGHUP)
-				eventually(t, "what there was before", func() error {
-					if l.kernelState() != before {
-						return errNotYet
-					}
-					return nil
-				})
+				await(t, "what there was before", func() bool { return l.kernelState() == before })
 				requireWho([]string{"172.18.0.2:", "[fd18::2]:"}[family]+"30010", "pa")
 			})
 		}

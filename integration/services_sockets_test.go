@@ -50,15 +50,7 @@ func writeReadable(t *testing.T, file, text string) {
 func startUnprivileged(h *peerHost, file string, flags ...string) *peerProcess {
 	h.t.Helper()
 	p := h.start(&syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID}, os.Getenv(binaryEnv), append([]string{"node", "--config", file}, flags...)...)
-	eventually(h.t, "services", func() error {
-		if err := p.running(); err != nil {
-			h.t.Fatal(err, p.output())
-		}
-		if !strings.Contains(p.output(), "services are served by sockets") {
-			return errNotYet
-		}
-		return nil
-	})
+	p.awaitOutput(h.t, "services are served by sockets")
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil || !bytes.Contains(status, []byte("CapEff:\t0000000000000000\n")) || !bytes.Contains(status, []byte("CapPrm:\t0000000000000000\n")) {
 		h.t.Fatalf("it has capabilities (%v):\n%s", err, status)
@@ -143,12 +135,7 @@ func TestServicesBySockets(t *testing.T) {
 			applied := strings.Count(node.output(), "configuration applied")
 			writeReadable(t, l.file, services(only))
 			node.cmd.Process.Signal(unix.SIGHUP)
-			eventually(t, "the other endpoint", func() error {
-				if strings.Count(node.output(), "configuration applied") == applied {
-					return errNotYet
-				}
-				return nil
-			})
+			await(t, "the other endpoint", func() bool { return strings.Count(node.output(), "configuration applied") != applied })
 			if err := stream.echo(); err != nil {
 				t.Errorf("with %s alone, the connection to %s: %v", only, stream.who, err)
 			}
@@ -217,12 +204,7 @@ func TestServicesAcrossClusters(t *testing.T) {
 					node = startUnprivileged(c.romeNode, file)
 				} else {
 					node = c.romeNode.start(nil, os.Getenv(binaryEnv), "node", "--config", file)
-					eventually(t, "services", func() error {
-						if !strings.Contains(node.output(), "services are served") {
-							return errNotYet
-						}
-						return node.running()
-					})
+					node.awaitOutput(t, "services are served")
 				}
 				defer node.stop()
 				const n, share = 400, 0.75

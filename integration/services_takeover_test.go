@@ -99,12 +99,7 @@ func (x *serviceTraffic) stopped() bool {
 func (x *serviceTraffic) more(connects int64) {
 	x.l.Helper()
 	from := x.connects.Load()
-	eventually(x.l.T, "connections", func() error {
-		if x.connects.Load() < from+connects {
-			return errNotYet
-		}
-		return nil
-	})
+	await(x.l.T, "connections", func() bool { return x.connects.Load() >= from+connects })
 }
 
 // end returns the longest pause between two answers to datagrams. It fails the test if a connection
@@ -261,12 +256,7 @@ func TestServicesTakeOverFails(t *testing.T) {
 				}
 			}
 			line.Close()
-			eventually(t, "words for the hand-over", func() error {
-				if strings.Count(l.node.output(), "hand-over failed: this process goes on") <= i {
-					return errNotYet
-				}
-				return nil
-			})
+			await(t, "words for the hand-over", func() bool { return strings.Count(l.node.output(), "hand-over failed: this process goes on") > i })
 			if err := stream.alive(); err != nil {
 				t.Errorf("after message %d: %v", last, err)
 			}

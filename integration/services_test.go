@@ -163,15 +163,7 @@ func (l *serviceLab) start(serve ...string) {
 	l.write(serve...)
 	l.n1.refused = refuseNetfilter
 	l.node = l.n1.start(nil, os.Getenv(binaryEnv), "node", "--config", l.file)
-	eventually(l.T, "services", func() error {
-		if err := l.node.running(); err != nil {
-			l.Fatal(err, l.node.output())
-		}
-		if !strings.Contains(l.node.output(), "services are served") {
-			return errNotYet
-		}
-		return nil
-	})
+	l.node.awaitOutput(l.T, "services are served")
 }
 
 func (l *serviceLab) write(serve ...string) {
@@ -428,12 +420,7 @@ func TestServicesChange(t *testing.T) {
 		}
 		l.write(served("web", "tcp", 10, "", "pb"), served("dns", "udp", 10, "", "pb"), served("more", "tcp", 15, "", "pb"))
 		l.node.cmd.Process.Signal(unix.SIGHUP)
-		eventually(t, "the other services", func() error {
-			if !strings.Contains(l.node.output(), "services have changed") {
-				return errNotYet
-			}
-			return nil
-		})
+		l.node.awaitOutput(t, "services have changed")
 		if who := say(question, "?"); who != "pb" {
 			t.Errorf("UDP is still answered by %s", who)
 		}
@@ -447,12 +434,7 @@ func TestServicesChange(t *testing.T) {
 		}
 		l.write("  - {name: broken, port: 80, nodePort: 61005}\n")
 		l.node.cmd.Process.Signal(unix.SIGHUP)
-		eventually(t, "the refusal of a bad file", func() error {
-			if !strings.Contains(l.node.output(), "services.serve[0].nodePort") {
-				return errNotYet
-			}
-			return nil
-		})
+		l.node.awaitOutput(t, "services.serve[0].nodePort")
 		if who, _, err := l.ask(l.out, "tcp", "172.18.0.2:30015"); err != nil || who != "pb" {
 			t.Errorf("after a bad file %s answers: %v", who, err)
 		}
