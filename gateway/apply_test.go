@@ -7,6 +7,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 	"culvert/nat/rules"
 )
 
@@ -22,9 +23,7 @@ func TestPrepareRefusal(t *testing.T) {
 	// address, which only the tunnels refuse.
 	next := *p.rome.config()
 	next.Geneve.Nodes = []config.Node{next.Geneve.Nodes[0], {Name: "third", VNI: 99, Address: rules.PairOf(netip.MustParseAddr("10.80.0.9"))}}
-	if err := next.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, next.Validate())
 	if config.Check(&next) == nil {
 		t.Error("Check accepts what no layer does")
 	}
@@ -51,9 +50,7 @@ func TestApplyPeer(t *testing.T) {
 	}
 	next := *p.rome.config()
 	next.WireGuard.PeerPublicKey, next.WireGuard.Endpoint = wgkey.NewPrivate().Public(), "milan.invalid:1"
-	if err := p.rome.Apply(&next); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, p.rome.Apply(&next))
 	if s, err := p.rome.wg.PeerStats(); err != nil || s.Endpoint != "" {
 		t.Errorf("another peer, and no answer of DNS: %+v, %v", s, err)
 	}

@@ -51,9 +51,7 @@ func recorded(t *testing.T, p *pair, client *control.Client, o control.CaptureOp
 	}
 	traffic()
 	cancel()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, <-done)
 	awaits(t, func() bool { return !p.rome.path.Tapped() }, "the end of a capture")
 	return &file
 }
@@ -63,17 +61,13 @@ func recorded(t *testing.T, p *pair, client *control.Client, o control.CaptureOp
 func captured(t *testing.T, p *pair, client *control.Client, o control.CaptureOptions, traffic func()) (lines []string) {
 	t.Helper()
 	r, err := pcapgo.NewNgReader(recorded(t, p, client, o, traffic), pcapgo.DefaultNgReaderOptions)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for {
 		data, ci, options, err := r.ReadPacketDataWithOptions()
 		if errors.Is(err, io.EOF) {
 			return lines
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		i, _ := r.Interface(ci.InterfaceIndex)
 		line := i.Name
 		view, err := nattest.Check(data)
@@ -96,9 +90,7 @@ func TestCapture(t *testing.T) {
 	})
 	const connection = "; connection 1, udp 10.0.1.5:4000 > 10.61.1.7:53, translated by remap to 10.0.1.5:4000 > 10.0.1.7:53"
 	stranger, err := net.Dial("udp4", fmt.Sprintf("127.0.0.1:%d", p.rome.wg.Port()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer stranger.Close()
 	traffic := func() {
 		p.rome.nodes[0].Send(udpPacket("127.0.0.1", "10.61.1.7", nil))
@@ -121,13 +113,9 @@ func TestCapture(t *testing.T) {
 	traffic()
 	filter := func(query string) control.Filter {
 		v, err := url.ParseQuery(query)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		f, err := control.ParseFilter(v)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		return f
 	}
 	for _, tt := range []struct {
@@ -315,9 +303,7 @@ func TestLongCapture(t *testing.T) {
 	}()
 	name := filepath.Join(t.TempDir(), "long.pcapng")
 	file, err := os.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	packets, lost, err := client.Capture(t.Context(), &control.CaptureOptions{Count: uint64(want)}, file)
 	cancel()
 	<-done

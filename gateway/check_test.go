@@ -8,6 +8,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/monitor"
 	"culvert/gateway/path"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -39,9 +40,7 @@ func TestCheckBetweenGateways(t *testing.T) {
 	}
 	next := *p.milan.config()
 	next.ConnectionCheck = fast
-	if err := p.milan.Apply(&next); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, p.milan.Apply(&next))
 	await(p.milan, monitor.CheckConnected)
 	p.milan.stop()
 	await(p.rome, monitor.CheckError)

@@ -12,6 +12,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/control"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
 )
@@ -20,9 +21,7 @@ import (
 func listed(t *testing.T, client *control.Client, query string) (all []*control.Connection) {
 	t.Helper()
 	values, err := url.ParseQuery(query)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if err := control.Each(t.Context(), client, "/v1/connections", values, func(c *control.Connection) bool {
 		all = append(all, c)
 		return true
@@ -114,9 +113,7 @@ func TestEventsAndDelete(t *testing.T) {
 	}
 	for i, want := range []string{"new", "ended"} {
 		var e control.Event
-		if err := events.Decode(&e); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, events.Decode(&e))
 		if e.Kind != want || e.Connection == nil || e.Connection.Protocol != "udp" || e.Connection.Original.Source.String() != "10.0.1.5" ||
 			i == 1 && (e.Reason != "deleted" || e.Connection.Sent.Packets != 1) {
 			t.Errorf("%+v", e)

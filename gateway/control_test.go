@@ -21,6 +21,7 @@ import (
 	"culvert/gateway/control"
 	"culvert/gateway/seats"
 	"culvert/geneve"
+	"culvert/integration/need"
 )
 
 // newControlled returns a pair of clusters, and a client of rome's control socket.
@@ -48,9 +49,7 @@ func TestStatus(t *testing.T) {
 	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
 
 	s, err := client.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if s.Cluster != "rome" || s.Peer != "milan" || s.Role != "client" || s.PID != os.Getpid() || s.MTU != int(config.DefaultMTU) {
 		t.Errorf("%+v", s)
 	}
@@ -92,9 +91,7 @@ func TestStatusShowsNoSecret(t *testing.T) {
 	for _, path := range []string{"/v1/status", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline"} {
 		path, query, _ := strings.Cut(path, "?")
 		response, err := client.Open(t.Context(), http.MethodGet, path, map[string][]string{"debug": {strings.TrimPrefix(query, "debug=")}}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		text, err := io.ReadAll(response.Body)
 		response.Body.Close()
 		if err != nil || len(text) == 0 || bytes.Contains(text, []byte(key.Base64())) || bytes.Contains(text, key[:]) {
@@ -159,9 +156,7 @@ func TestControlIsBounded(t *testing.T) {
 	began := time.Now()
 	for range seats.Max {
 		conn, err := net.Dial("unix", client.Path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer conn.Close()
 		idle = conn
 	}

@@ -15,6 +15,7 @@ import (
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 )
 
 // TestEncapByItself: nodes with encap auto are answered in their own encapsulation, which appears
@@ -32,9 +33,7 @@ func TestEncapByItself(t *testing.T) {
 	for i := range open.Geneve.Nodes {
 		open.Geneve.Nodes[i].Encap = geneve.Auto
 	}
-	if err := cl.Apply(&open); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, cl.Apply(&open))
 	answers := func(i int) {
 		t.Helper()
 		address := c.Geneve.Nodes[i].Address.String()

@@ -16,6 +16,7 @@ import (
 	"culvert/gateway/config/configtest"
 	"culvert/gateway/wg"
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -24,20 +25,14 @@ func peerFlood(t *testing.T, own, peer wgkey.Key, count int) (messages [][]byte)
 	t.Helper()
 	d := device.NewDevice(tuntest.NewChannelTUN().TUN(), conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
 	defer d.Close()
-	if err := d.IpcSet(fmt.Sprintf("private_key=%x\npublic_key=%x\n", own[:], peer[:])); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%x\npublic_key=%x\n", own[:], peer[:])))
 	var macs device.CookieGenerator
 	macs.Init(device.NoisePublicKey(peer))
 	for range count {
 		m, err := d.CreateMessageInitiation(d.LookupPeer(device.NoisePublicKey(peer)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		var b bytes.Buffer
-		if err := binary.Write(&b, binary.LittleEndian, m); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, binary.Write(&b, binary.LittleEndian, m))
 		macs.AddMacs(b.Bytes())
 		messages = append(messages, b.Bytes())
 	}
@@ -63,9 +58,7 @@ func TestPeerFloods(t *testing.T) {
 	milan := start(t, mc, 20)
 	// Messages from rome pass through the test, which can repeat them from rome's address.
 	relay, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	toMilan := net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(milan.wg.Port())}
 	rc.WireGuard.Endpoint = relay.LocalAddr().String()
 	session := make(chan []byte, 1000)

@@ -23,6 +23,7 @@ import (
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
@@ -145,9 +146,7 @@ func udpPacket(source, destination string, payload []byte) []byte {
 func expect(t testing.TB, n *genevetest.Node, source, destination string) nattest.View {
 	t.Helper()
 	v, err := nattest.Check(n.Receive())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if v.Source.String() != source || v.Destination.String() != destination {
 		t.Fatalf("got %v > %v, want %s > %s", v.Source, v.Destination, source, destination)
 	}
@@ -243,9 +242,7 @@ func TestTooBig(t *testing.T) {
 		p.rome.nodes[0].Send(sent)
 		b := p.rome.nodes[0].Receive()
 		v, err := nattest.Check(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if v.Source.String() != tt.from || v.Destination.String() != "10.0.1.5" || v.Body[0] != 3 || v.Body[1] != 4 {
 			t.Errorf("got ICMP %d/%d from %v", v.Body[0], v.Body[1], v.Source)
 		}
@@ -253,9 +250,7 @@ func TestTooBig(t *testing.T) {
 			t.Errorf("MTU %d, want %d", mtu, tt.mtu)
 		}
 		quoted, err := nattest.Quoted(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if quoted.Source.String() != "10.0.1.5" || quoted.Destination.String() != "10.61.1.7" || quoted.SourcePort != 4000 {
 			t.Errorf("quoted %v > %v", quoted.Source, quoted.Destination)
 		}
@@ -321,9 +316,7 @@ func TestApply(t *testing.T) {
 	next := *p.rome.config()
 	next.Remote = append([]rules.RemoteCIDR(nil), next.Remote...)
 	next.Remote[0].Remapped = netip.MustParsePrefix("10.99.0.0/16")
-	if err := p.rome.Apply(&next); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, p.rome.Apply(&next))
 	p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.99.1.7", []byte("after")))
 	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
 

@@ -15,6 +15,7 @@ import (
 	"culvert/gateway/handover"
 	"culvert/gateway/state"
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 )
 
 // A fakeNext is a new process that misbehaves.
@@ -81,9 +82,7 @@ func TestNewProcessFailsAtEachStep(t *testing.T) {
 			}
 			t.Run(step.name+" it "+name, func(t *testing.T) {
 				conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				f := &fakeNext{handover.NewLine(conn), t}
 				defer f.Close()
 				for _, s := range talkSteps[:last+1] {
@@ -110,9 +109,7 @@ func TestNewProcessFailsAtEachStep(t *testing.T) {
 		}
 	}
 	g, err := p.nextRome(t, socket, nil) // a proper hand-over afterwards
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	serve(t, g)
 	passes(t)
 }
@@ -143,9 +140,7 @@ func TestFaultyNewProcess(t *testing.T) {
 			said := new(lockedText)
 			p.rome.log.Logger.SetOutput(said)
 			conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			f := &fakeNext{handover.NewLine(conn), t}
 			defer f.Close()
 			acted := make(chan struct{})
@@ -183,9 +178,7 @@ func fakeOld(t *testing.T, talk func(*handover.Line)) (socket string) {
 func fakeOldAt(t *testing.T, socket string, talk func(*handover.Line)) {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -207,9 +200,7 @@ func TestFaultyOldProcess(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close leaked descriptors
 	p, _ := newHandPair(t)
 	file, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer file.Close()
 	good := state.Identity{Cluster: "rome"}
 	for _, tt := range []struct {
@@ -248,9 +239,7 @@ func TestFaultyOldProcess(t *testing.T) {
 func openFDs(t *testing.T) int {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return len(all)
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/path"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -47,9 +48,7 @@ func TestHandOverOfLargeTable(t *testing.T) {
 	p, socket := newHandPair(t, func(c *config.Config) { c.MaxConnections = 4 * n })
 	p.strangers(t, n)
 	g, err := p.nextRome(t, socket, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	serve(t, g)
 	if have := g.engine.Stats().Connections; have < n {
 		t.Errorf("%d connections, want %d", have, n)
@@ -90,9 +89,7 @@ func BenchmarkHandOver(b *testing.B) {
 				began := time.Now()
 				log, text := listeningLog()
 				g, err := p.nextRomeLogging(b, socket, nil, log)
-				if err != nil {
-					b.Fatal(err)
-				}
+				need.NoError(b, err)
 				all += time.Since(began)
 				close(stop)
 				<-stopped
@@ -104,9 +101,7 @@ func BenchmarkHandOver(b *testing.B) {
 					b.Fatalf("no pause in %s", text)
 				}
 				took, err := time.ParseDuration(string(found[1]))
-				if err != nil {
-					b.Fatal(err)
-				}
+				need.NoError(b, err)
 				pause = max(pause, took)
 				serve(b, g)
 				<-p.rome.life.Gone()

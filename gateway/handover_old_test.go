@@ -72,9 +72,7 @@ func TestHungOldProcessIsEnded(t *testing.T) {
 	if socket := os.Getenv(hungEnv); socket != "" {
 		fakeOldAt(t, socket, func(l *handover.Line) {
 			_, theirs, err := handover.RelayPair()
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			sayUpTo(t, l, theirs, len(oldSteps)-1)
 			fmt.Println("told to stop")
 			select {}
@@ -88,12 +86,8 @@ func TestHungOldProcessIsEnded(t *testing.T) {
 	cmd := need.Self("-test.run=^" + t.Name() + "$")
 	cmd.Env = append(os.Environ(), hungEnv+"="+socket)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, cmd.Start())
 	defer cmd.Process.Kill()
 	lines := bufio.NewScanner(out)
 	said := func(want string) {
@@ -108,9 +102,7 @@ func TestHungOldProcessIsEnded(t *testing.T) {
 		io.Copy(io.Discard, out)
 	}()
 	g, err := p.nextRome(t, socket, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	serve(t, g)
 	p.there(t, 1)
 	if took := time.Since(<-stopped); took > 2*time.Second {
@@ -147,9 +139,7 @@ func TestOldProcessFailsAtEachStep(t *testing.T) {
 				p, _ := newHandPair(t)
 				p.rome.stop() // its ports are free, and its replacement has none
 				ours, theirs, err := handover.RelayPair()
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				defer ours.Close()
 				defer unix.Close(theirs)
 				cut := make(chan time.Time, 1)
@@ -175,9 +165,7 @@ func TestOldProcessFailsAtEachStep(t *testing.T) {
 					}
 					return
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				serve(t, g)
 				p.there(t, 1)
 				p.back(t)

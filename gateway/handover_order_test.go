@@ -19,6 +19,7 @@ import (
 	"culvert/gateway/handover"
 	"culvert/gateway/lifecycle"
 	"culvert/geneve"
+	"culvert/integration/need"
 )
 
 // TestHandOverWhileTakingOver: a gateway that still gets packets from its predecessor refuses to
@@ -26,9 +27,7 @@ import (
 func TestHandOverWhileTakingOver(t *testing.T) {
 	p, socket := newHandPair(t)
 	g, err := p.nextRome(t, socket, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	g.ready.Store(true) // as Run does before the predecessor has ended
 	ask := control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"}
 	if _, err := g.inspect.HandOver(ask); !errors.Is(err, lifecycle.ErrTaking) {
@@ -50,9 +49,7 @@ func TestNothingIsAppliedMeanwhile(t *testing.T) {
 	c := *p.rome.config()
 	waitFor(t, "a gateway that runs", p.rome.ready.Load)
 	talk, err := p.rome.inspect.HandOver(control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if err := p.rome.Apply(&c); !errors.Is(err, lifecycle.ErrHanding) {
 		t.Errorf("during a hand-over: %v, want %v", err, lifecycle.ErrHanding)
 	}
@@ -67,9 +64,7 @@ func TestNothingIsAppliedMeanwhile(t *testing.T) {
 func TestEndAfterTheCut(t *testing.T) {
 	p, socket := newHandPair(t)
 	conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	f := &fakeNext{handover.NewLine(conn), t}
 	defer f.Close()
 	f.want(handover.KindOffer, handover.KindStanding)
@@ -88,9 +83,7 @@ func TestEndAfterTheCut(t *testing.T) {
 func TestPeerIsLookedAtMeanwhile(t *testing.T) {
 	p, socket := newHandPair(t)
 	g, err := p.nextRome(t, socket, nil) // it has a session, and nothing runs that records the address
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	c := *g.config()
 	var tasks sync.WaitGroup
 	const times = 20
@@ -131,9 +124,7 @@ func TestHandOverKeepsAddressAsked(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	g, err := takeOver(t.Context(), socket, &next, Budget{}, log, geneve.Options{Listen: p.milan.endpoint.LocalAddr()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	serve(t, g)
 	p.back(t)
 	p.there(t, 1)

@@ -21,6 +21,7 @@ import (
 	"culvert/gateway/control"
 	"culvert/gateway/handover"
 	"culvert/geneve"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -164,9 +165,7 @@ func testHandOverLosesNothing(t *testing.T, edit func(*config.Config), one bool)
 		<-begin
 	}
 	g, err := p.nextRome(t, socket, edit)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	serve(t, g)
 	senders.Wait()
 	receivers.Wait()
@@ -189,9 +188,7 @@ func TestHandOverToAnotherConfiguration(t *testing.T) {
 		c.Control, c.Metrics, c.State = other, "", ""
 		c.WireGuard.ListenPort = freePort(t)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	serve(t, g)
 	p.there(t, 1)
 	if was := p.rome.wg.Port(); g.wg.Port() == was {

@@ -112,9 +112,7 @@ func TestHostileTrains(t *testing.T) {
 	need.Offloads(t, s.GRO && s.GSO)
 	// The node's socket belongs to somebody else: the source port of a node does not matter.
 	socket, err := udp.Listen("udp4", netip.AddrPortFrom(node.Underlay().Addr(), 0), udp.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { socket.Close() })
 	sender := socket.NewSender()
 

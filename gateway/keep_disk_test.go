@@ -39,13 +39,9 @@ func newDisk(t *testing.T) *disk {
 	need.Kernel(t, "root", err)
 	defer unix.Close(fs)
 	err = errors.Join(unix.FsconfigSetString(fs, "size", fmt.Sprint(diskSize)), unix.FsconfigCreate(fs))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
 	return &disk{t, fd, fmt.Sprintf("/proc/self/fd/%d", fd)}
 }
@@ -98,9 +94,7 @@ func copyState(t *testing.T, from, to string) {
 		}
 		return os.WriteFile(place, content, 0o600)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 }
 
 // keepNow writes the connections of g, as g itself does from time to time.
@@ -123,9 +117,7 @@ func TestDiskThatTakesNothing(t *testing.T) {
 			copyState(t, k.rc.State, d.path)
 			tt.spoil(d)
 			before, err := os.ReadFile(filepath.Join(d.path, "milan/connections"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			k.rc.State = d.path
 			k.restart(&k.rome, k.rc, 10)
 			k.answer(k.second, 1)
@@ -172,18 +164,14 @@ func TestClaimWithoutWriting(t *testing.T) {
 	d := newDisk(t)
 	c.IPAM.File = filepath.Join(d.path, "ipam.json")
 	before, err := c.Claim(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	before.Close()
 	d.setReadOnly(true)
 	chosen := *c
 	chosen.Remote = slices.Clone(c.Remote)
 	chosen.Remote[0].Remapped = netip.Prefix{} // auto
 	claim, err := chosen.Claim(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer claim.Close()
 	if _, err := ipam.Open(c.IPAM.File).Exclude(t.Context(), "milan"); !errors.Is(err, ipam.ErrRunning) {
 		t.Errorf("exclude a gateway that runs: %v", err)
@@ -208,9 +196,7 @@ func TestClaimWithoutWriting(t *testing.T) {
 func TestHugeConnections(t *testing.T) {
 	k := newKeepingPair(t)
 	k.rome.stop()
-	if err := os.Truncate(filepath.Join(k.rc.State, "milan/connections"), 1<<40); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.Truncate(filepath.Join(k.rc.State, "milan/connections"), 1<<40))
 	log, text := listeningLog()
 	began := time.Now()
 	cl := open(t, k.rc, 30, log, nil)
@@ -235,13 +221,9 @@ func TestFolderIsAdopted(t *testing.T) {
 		return err == nil && bytes.Contains(text, peer)
 	})
 	before, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	g, err := p.nextRome(t, socket, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	serve(t, g)
 	overlapped(t, g)
 	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) {

@@ -21,6 +21,7 @@ import (
 	"culvert/gateway/seats"
 	"culvert/gateway/state"
 	"culvert/geneve"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -138,9 +139,7 @@ func TestRestoreWaitsForNodes(t *testing.T) {
 	c.Geneve.Nodes = nil
 	log, _ := listeningLog()
 	g, err := newGateway(&c, Budget{}, log, geneve.Options{Listen: netip.MustParseAddrPort("127.0.0.1:0")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer g.life.Close()
 	defer g.close()
 	g.life.Save()
@@ -148,9 +147,7 @@ func TestRestoreWaitsForNodes(t *testing.T) {
 		t.Errorf("%d connections restored without a node", n)
 	}
 	for range 2 { // restored only once
-		if err := g.Apply(k.rc); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, g.Apply(k.rc))
 		if n := g.engine.Stats().Restored; n != 2 {
 			t.Errorf("%d connections restored, want 2", n)
 		}
@@ -184,9 +181,7 @@ func TestWhatIsKeptMayBeAnything(t *testing.T) {
 	k.rome.stop()
 	kept := os.DirFS(k.rc.State)
 	connections, err := fs.ReadFile(kept, "milan/connections")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	damaged := slices.Clone(connections)
 	damaged[len(damaged)/2] ^= 1
 	newer := slices.Clone(connections)
@@ -210,20 +205,14 @@ func TestWhatIsKeptMayBeAnything(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := *k.rc
 			c.State = t.TempDir()
-			if err := os.CopyFS(c.State, kept); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, os.CopyFS(c.State, kept))
 			for file, text := range test.files {
 				path := filepath.Join(c.State, "milan", file)
-				if err := os.Remove(path); err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, os.Remove(path))
 				if text == nil {
 					continue
 				}
-				if err := os.WriteFile(path, text, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, os.WriteFile(path, text, 0o600))
 			}
 			log, text := listeningLog()
 			cl := open(t, &c, 30, log, nil)
@@ -246,9 +235,7 @@ func TestWhatIsKeptMayBeAnything(t *testing.T) {
 // continues.
 func TestWithoutFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(file, nil, 0o600))
 	c := configtest.Cluster("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
 	c.WireGuard.PeerPublicKey, c.State = c.WireGuard.PrivateKey.Public(), file
 	log, text := listeningLog()
@@ -264,9 +251,7 @@ func TestWithoutFolder(t *testing.T) {
 	cl = open(t, c, 11, log, nil)
 	defer cl.close()
 	cl.life.Save()
-	if err := os.RemoveAll(c.State); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.RemoveAll(c.State))
 	cl.life.Save()
 	cl.life.Save()
 	if n := strings.Count(text.String(), "state: cannot be written"); n != 1 {
@@ -275,9 +260,7 @@ func TestWithoutFolder(t *testing.T) {
 	if page := string(cl.inspect.Metrics(seats.New(nil), 0)); !strings.Contains(page, "culvert_state_save_failures_total 2\n") {
 		t.Error("the metric does not count 2 failures")
 	}
-	if err := os.MkdirAll(filepath.Join(c.State, "milan"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.MkdirAll(filepath.Join(c.State, "milan"), 0o700))
 	cl.life.End()
 	if !strings.Contains(text.String(), "state: is written again") {
 		t.Errorf("then %s", text)

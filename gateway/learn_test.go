@@ -13,6 +13,7 @@ import (
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -90,9 +91,7 @@ func TestLearn(t *testing.T) {
 		// one.
 		for {
 			s, err := milan.wg.PeerStats()
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			if time.Since(s.LastHandshake) > 60*time.Millisecond {
 				break
 			}
@@ -115,9 +114,7 @@ func arrives(t *testing.T, n *genevetest.Node, payload, source string) {
 	t.Helper()
 	for {
 		v, err := nattest.Check(n.Receive())
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if string(v.Payload) != payload {
 			continue
 		}
@@ -137,9 +134,7 @@ func TestNodeReturns(t *testing.T) {
 	without.Geneve.Nodes = full.Geneve.Nodes[1:]
 	for _, c := range []*config.Config{nil, &without, &full} {
 		if c != nil {
-			if err := p.rome.Apply(c); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, p.rome.Apply(c))
 		}
 		if c == &without {
 			continue
@@ -159,9 +154,7 @@ func TestLearnAddress(t *testing.T) {
 	for _, a := range []netip.Addr{netip.MustParseAddr("10.80.0.4"), moved} {
 		next := *p.rome.config()
 		next.Geneve.GatewayAddress.V4 = a
-		if err := p.rome.Apply(&next); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, p.rome.Apply(&next))
 	}
 	p.rome.nodes[0].Send(echo("10.0.1.5", "10.80.0.99", 64, 8))
 	expect(t, p.rome.nodes[0], "10.80.0.99", "10.0.1.5")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"culvert/gateway/config"
+	"culvert/integration/need"
 )
 
 // The limits of package inspect: the time to send a request, and the bytes of its header.
@@ -25,9 +26,7 @@ func dialFrom(t *testing.T, source string, address net.Addr) net.Conn {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}, Timeout: 5 * time.Second}
 	c, err := d.Dial("tcp", address.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(30 * time.Second))
 	return c

@@ -18,6 +18,7 @@ import (
 	"culvert/gateway/config/configtest"
 	"culvert/gateway/wgkey"
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 )
 
 // logLines collects a logger's output line by line.
@@ -57,9 +58,7 @@ func TestLogInjection(t *testing.T) {
 			go func() { done <- cl.Run(ctx) }()
 
 			stranger, err := net.Dial("udp4", fmt.Sprintf("127.0.0.1:%d", cl.wg.Port()))
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			defer stranger.Close()
 			known := bareMessage(device.MessageInitiationType, device.MessageInitiationSize)
 			var macs device.CookieGenerator
@@ -124,12 +123,8 @@ func TestLogLevel(t *testing.T) {
 	}
 	changed := *c
 	changed.Log.Level = "error"
-	if err := cl.Apply(&changed); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, cl.Apply(&changed))
+	need.NoError(t, <-done)
 	log.SetOutput(io.Discard)
 	for len(lines) > 0 {
 		if line := <-lines; strings.Contains(line, "stopping") {

@@ -22,6 +22,7 @@ import (
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
@@ -50,9 +51,7 @@ func newLosingPair(t *testing.T, edit func(rome *config.Config)) *losingPair {
 	})
 	p.node = p.rome.nodes[0]
 	socket, err := udp.Listen("udp4", netip.AddrPortFrom(p.node.Underlay().Addr(), 0), udp.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { socket.Close() })
 	p.sender = socket.NewSender()
 	p.node.Send(udpPacket("10.0.1.5", "10.61.1.7", nil)) // there is a session
@@ -78,9 +77,7 @@ func (p *losingPair) outer(train udp.Train) {
 func (p *losingPair) port(n int, message []byte) {
 	dialer := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.IPv4(127, 0, 0, 77)}} // which is not the peer's
 	conn, err := dialer.Dial("udp4", fmt.Sprintf("127.0.0.1:%d", p.rome.wg.Port()))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	need.NoError(p.t, err)
 	defer conn.Close()
 	for range n {
 		conn.Write(message)
@@ -98,9 +95,7 @@ func (p *losingPair) apply(change func(*config.Config)) {
 	c := *p.rome.config()
 	c.Geneve.Nodes = slices.Clone(c.Geneve.Nodes)
 	change(&c)
-	if err := p.rome.Apply(&c); err != nil {
-		p.t.Fatal(err)
-	}
+	need.NoError(p.t, p.rome.Apply(&c))
 }
 
 // provoke drops a packet for each reason of this pair, in the order of their names, but the slowest
@@ -133,17 +128,13 @@ func (p *losingPair) shown(ways map[string]func()) map[string]bool {
 	}
 	comments := map[string]bool{}
 	r, err := pcapgo.NewNgReader(file, pcapgo.DefaultNgReaderOptions)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for {
 		_, _, options, err := r.ReadPacketDataWithOptions()
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		comment, ok := strings.CutPrefix(strings.Join(options.Comments, ""), "drop: ")
 		if !ok {
 			t.Errorf("in a capture of drops: %q", options.Comments)
@@ -153,9 +144,7 @@ func (p *losingPair) shown(ways map[string]func()) map[string]bool {
 		comments[comment] = true
 	}
 	status, err := p.client.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	stated := map[string]bool{}
 	for _, d := range slices.Concat(status.Outbound.Drops, status.Inbound.Drops) {
 		stated[d.Reason] = d.Packets > 0
@@ -203,9 +192,7 @@ func TestEveryReasonShows(t *testing.T) {
 			{Name: "keep", Action: rules.ActionDrop, Match: []rules.Match{{IP: rules.Operand{Value: "10.0.1.6", Position: rules.PositionDestination}}}},
 		}}
 		table := rules.Table{Name: "own", Family: rules.FamilyIPv4, Chains: []rules.Chain{keep}}
-		if err := p.rome.Put(rules.Key{Kind: "user", Name: "output"}, rules.Resource{Tables: []rules.Table{table}}); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, p.rome.Put(rules.Key{Kind: "user", Name: "output"}, rules.Resource{Tables: []rules.Table{table}}))
 		p.rome.CommitRules()
 		p.inner(nattest.IP{Source: "10.0.1.6", Destination: "10.80.0.4", Body: nattest.ICMP{Type: 8, Rest: 7}})
 	}

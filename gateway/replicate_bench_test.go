@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"culvert/gateway/config"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -77,9 +78,7 @@ func BenchmarkCopy(b *testing.B) {
 		before := sent[0].Load() + sent[1].Load()
 		standby.replicating.Follow(r.listen[0])
 		whole, cancel := context.WithTimeout(ctx, time.Minute)
-		if err := standby.replicating.Whole(whole); err != nil {
-			b.Fatal(err)
-		}
+		need.NoError(b, standby.replicating.Whole(whole))
 		cancel()
 		took := time.Since(begun)
 		meanwhile := sent[0].Load() + sent[1].Load() - before
@@ -133,9 +132,7 @@ func BenchmarkBesideStandby(b *testing.B) {
 	for b.Loop() {
 		standby.replicating.Follow(r.listen[0])
 		whole, cancel := context.WithTimeout(ctx, time.Minute)
-		if err := standby.replicating.Whole(whole); err != nil {
-			b.Fatal(err)
-		}
+		need.NoError(b, standby.replicating.Whole(whole))
 		cancel()
 		with = append(with, rate())
 		standby.replicating.Follow(netip.AddrPort{})

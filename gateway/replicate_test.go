@@ -13,6 +13,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/config/configtest"
 	"culvert/gateway/role"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
@@ -111,17 +112,13 @@ func TestStandbyTakesOver(t *testing.T) {
 	standby.replicating.Follow(r.listen[0])
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	if err := standby.replicating.Whole(ctx); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, standby.replicating.Whole(ctx))
 	// After the copy: the second one, one over TCP, and one from milan to the mapped host.
 	second := r.send(active, r.milan, 1, 0, datagram("172.18.0.10", "10.61.1.5", 4000, 53), "10.72.0.0", "10.0.1.5").SourcePort
 	third := r.send(active, r.milan, 0, 0, segment("172.18.0.10", "10.61.1.5", 4000, 80, nattest.SYN), "10.72.0.0", "10.0.1.5").SourcePort
 	r.send(r.milan, active, 0, 0, datagram("10.0.1.5", "10.72.0.9", 5000, 69), "10.61.1.5", "192.0.2.10")
 	r.send(active, r.milan, 0, 0, datagram("10.0.1.5", "10.61.1.5", 1, 2), "10.62.1.5", "10.0.1.5") // between pods: needs no record
-	if err := active.replicating.Flush(ctx); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, active.replicating.Flush(ctx))
 	if first == second {
 		t.Fatalf("both have port %d", first)
 	}
@@ -181,17 +178,13 @@ func TestStandbyGivesBack(t *testing.T) {
 	standby.replicating.Follow(r.listen[0])
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	if err := standby.replicating.Whole(ctx); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, standby.replicating.Whole(ctx))
 	key := active.life.PortKey()
 	active.stop()
 	r.begin(0, like)
 	again := r.pods[0]
 	again.replicating.Follow(r.listen[1])
-	if err := again.replicating.Whole(ctx); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, again.replicating.Whole(ctx))
 	r.lead(again)
 	v := r.send(r.milan, again, 0, 0, nattest.IP{Source: "10.0.1.5", Destination: "10.72.0.0", Body: nattest.UDP{SourcePort: 53, DestinationPort: port}}, "10.61.1.5", "172.18.0.10")
 	if v.DestinationPort != 4000 || again.life.PortKey() != key {

@@ -16,6 +16,7 @@ import (
 	"culvert/gateway/config/configtest"
 	"culvert/gateway/path"
 	"culvert/gateway/role"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -61,9 +62,7 @@ func TestBecome(t *testing.T) {
 	toRome := func() { rome.nodes[0].Send(out) }
 
 	stranger, err := net.Dial("udp4", rome.endpoint.LocalAddr().String()) // a node would first ask for the gateway, in vain
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer stranger.Close()
 	refused("a standby", "outbound", func() { stranger.Write(payload) })
 	if n := sent(); n != 0 || rome.Role() != role.Standby || rome.Signs() != (role.Signs{}) {
@@ -173,9 +172,7 @@ func newNodePort(t *testing.T, to netip.AddrPort) *nodePort {
 // flush forgets the clients, as a node does whose Service has another endpoint: their next packets come from another address.
 func (n *nodePort) flush(t *testing.T) {
 	back, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(n.to))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if old := n.back.Swap(back); old != nil {
 		old.Close()
 	}

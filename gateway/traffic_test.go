@@ -7,6 +7,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/control"
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 )
 
 // TestStatusMeasures: while packets pass, a status shows the round trip to nodes and peer, losses
@@ -26,9 +27,7 @@ func TestStatusMeasures(t *testing.T) {
 		}
 		for deadline := time.Now().Add(genevetest.Timeout); ; time.Sleep(20 * time.Millisecond) {
 			s, err := client.Status(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			node := &s.Nodes[0]
 			if measured(&s.Tunnel.Leg) && measured(&node.Leg) {
 				if s.Tunnel.LastSentSeconds == nil || s.Tunnel.LastReceivedSeconds != nil || node.LastReceivedSeconds == nil { // the gateway itself may send to a node

@@ -36,9 +36,7 @@ type relay struct {
 func newRelay(t *testing.T, server netip.AddrPort) *relay {
 	t.Helper()
 	s, err := udp.Listen("udp4", netip.MustParseAddrPort("127.0.0.1:0"), udp.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	r := &relay{socket: s, server: server}
 	r.wg.Go(func() { r.run(t) })
 	t.Cleanup(func() {
@@ -124,9 +122,7 @@ func until(t *testing.T, n *genevetest.Node, port uint16) nattest.View {
 	t.Helper()
 	for {
 		v, err := nattest.Check(n.Receive())
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if v.SourcePort == port {
 			return v
 		}

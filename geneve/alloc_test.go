@@ -8,6 +8,7 @@ import (
 
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 )
 
 // receivable is one message of a kind for allocation tests and benchmarks, with the packets that it holds.
@@ -113,13 +114,9 @@ func TestSendAllocs(t *testing.T) {
 // BenchmarkDecap measures what a packet costs between the socket and the caller.
 func BenchmarkDecap(b *testing.B) {
 	e, err := Listen(Options{Listen: netip.AddrPortFrom(gatewayOuter, 0), RemotePort: 9})
-	if err != nil {
-		b.Fatal(err)
-	}
+	need.NoError(b, err)
 	defer e.Close()
-	if err := e.Apply(fixtureTunnels()); err != nil {
-		b.Fatal(err)
-	}
+	need.NoError(b, e.Apply(fixtureTunnels()))
 	r := e.NewReceiver()
 	for _, rx := range receivables() {
 		b.Run(rx.name, func(b *testing.B) {
@@ -140,17 +137,13 @@ func BenchmarkEncap(b *testing.B) {
 		for _, size := range []int{60, 1340} {
 			b.Run(fmt.Sprintf("tunnels=%d/size=%d", tunnels, size), func(b *testing.B) {
 				e, err := Listen(Options{Listen: netip.AddrPortFrom(gatewayOuter, 0), RemotePort: 9})
-				if err != nil {
-					b.Fatal(err)
-				}
+				need.NoError(b, err)
 				defer e.Close()
 				var set []Tunnel
 				for i := range tunnels {
 					set = append(set, Tunnel{ID: uint16(i), VNI: VNI(i), Remote: nodeOuter, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}})
 				}
-				if err := e.Apply(set); err != nil {
-					b.Fatal(err)
-				}
+				need.NoError(b, e.Apply(set))
 				for _, t := range e.table.Load().ids {
 					t.neighbour.store(newSpeaker(Geneve, 1))
 					t.neighbour.lastHeard.Store(int64(e.now()))
@@ -177,21 +170,13 @@ func BenchmarkLoopback(b *testing.B) {
 	for _, o := range []udp.Options{{}, {NoGSO: true, NoGRO: true}} {
 		b.Run(fmt.Sprintf("offloads=%v", !o.NoGSO), func(b *testing.B) {
 			node, err := Listen(Options{Listen: netip.AddrPortFrom(nodeOuter, 0), UDP: o})
-			if err != nil {
-				b.Fatal(err)
-			}
+			need.NoError(b, err)
 			defer node.Close()
 			gateway, err := Listen(Options{Listen: netip.AddrPortFrom(gatewayOuter, 0), RemotePort: node.LocalAddr().Port(), UDP: o})
-			if err != nil {
-				b.Fatal(err)
-			}
+			need.NoError(b, err)
 			defer gateway.Close()
-			if err := gateway.Apply([]Tunnel{{Remote: nodeOuter, Inner: IP}}); err != nil {
-				b.Fatal(err)
-			}
-			if err := node.Apply([]Tunnel{{Remote: gatewayOuter, Inner: IP, Role: Node}}); err != nil {
-				b.Fatal(err)
-			}
+			need.NoError(b, gateway.Apply([]Tunnel{{Remote: nodeOuter, Inner: IP}}))
+			need.NoError(b, node.Apply([]Tunnel{{Remote: gatewayOuter, Inner: IP, Role: Node}}))
 			s, r, packet := gateway.NewSender(), node.NewReceiver(), ipPacket(1, 1340)
 			b.ReportAllocs()
 			b.SetBytes(1340)

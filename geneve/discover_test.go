@@ -10,6 +10,7 @@ import (
 
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 )
 
 var (
@@ -43,9 +44,7 @@ func tunnel6(dual bool) Tunnel {
 func newFixture6(t *testing.T, dual bool) *fixture {
 	t.Helper()
 	f := newFixture(t)
-	if err := f.e.Apply([]Tunnel{tunnel6(dual)}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, f.e.Apply([]Tunnel{tunnel6(dual)}))
 	return f
 }
 
@@ -280,9 +279,7 @@ func TestNDResolves(t *testing.T) {
 		f := newFixture(t)
 		tunnel := tunnel6(false)
 		tunnel.Encap = Auto
-		if err := f.e.Apply([]Tunnel{tunnel}); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, f.e.Apply([]Tunnel{tunnel}))
 		f.s.Send(toNode, packet)
 		f.solicited()
 		frame := genevetest.Frame(genevetest.GroupMAC(nodeGroup), us, genevetest.IPv6, genevetest.Solicit(gatewayInner6, nodeInner6, us, true))

@@ -9,6 +9,7 @@ import (
 
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 )
 
 // openTunnel is a tunnel to nodeOuter whose encapsulation is open.
@@ -34,9 +35,7 @@ func newOpen(t *testing.T, configured Encap) *fixture {
 	f := newFixture(t)
 	tunnel := openTunnel
 	tunnel.Encap = configured
-	if err := f.e.Apply([]Tunnel{tunnel}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, f.e.Apply([]Tunnel{tunnel}))
 	return f
 }
 
@@ -328,9 +327,7 @@ func TestEncapReconfigured(t *testing.T) {
 	}{{Geneve, WrongEncap}, {VXLAN, Accepted}, {Auto, Accepted}} {
 		tunnel, before := openTunnel, f.e.Drops()
 		tunnel.Encap = tt.configured
-		if err := f.e.Apply([]Tunnel{tunnel}); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, f.e.Apply([]Tunnel{tunnel}))
 		f.deliver(message(bytes.Clone(vxlan)))
 		want := map[Reason]uint64{}
 		if tt.want != Accepted {

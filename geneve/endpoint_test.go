@@ -8,6 +8,7 @@ import (
 
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 )
 
 // Addresses of the tests: a gateway and two nodes on loopback, and what is inside.
@@ -73,17 +74,13 @@ func newFixture(t *testing.T) *fixture {
 		Listen: netip.AddrPortFrom(gatewayOuter, 0), RemotePort: f.node.LocalAddr().Port(),
 		Now: func() time.Duration { return time.Duration(f.clock.Load()) },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() {
 		f.e.Close()
 		f.node.Close()
 		f.node2.Close()
 	})
-	if err := f.e.Apply(fixtureTunnels()); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, f.e.Apply(fixtureTunnels()))
 	f.r, f.s = f.e.NewReceiver(), f.e.NewSender()
 	f.m = make([]udp.Message, 1)
 	f.m[0].Buffer = make([]byte, udp.BufferSize)
@@ -307,9 +304,7 @@ func TestLocalAddress(t *testing.T) {
 		t.Errorf("%v; sent from %v after a change, want %v", err, local(f), asked)
 	}
 	tunnels[0].Role = Node
-	if err := f.e.Apply(tunnels); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, f.e.Apply(tunnels))
 	tunnels[0].Remote = node2Outer
 	if err := f.e.Apply(tunnels); err != nil || local(f) != asked {
 		t.Errorf("%v; a node sends from %v to a gateway elsewhere, want %v", err, local(f), asked)

@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // join makes one byte slice of annotated fragments.
@@ -216,9 +218,7 @@ func FuzzVXLAN(f *testing.F) {
 			return
 		}
 		again, err := AppendVXLAN(nil, vni)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		want := append([]byte{0x08, 0, 0, 0}, b[4], b[5], b[6], 0)
 		if !bytes.Equal(again, want) || len(payload) != len(b)-headerLen {
 			t.Errorf("parsed %x, encoded %x, payload of %d bytes", want, again, len(payload))

@@ -21,20 +21,14 @@ func TestKernelDiscovery(t *testing.T) {
 	node, e := kernelNode(t, udp.Options{})
 	tunnel := e.table.Load().byID(1).Tunnel
 	tunnel.Local, tunnel.Peer = Pair{V6: gatewayInner6}, Pair{V6: nodeInner6}
-	if err := e.Apply([]Tunnel{tunnel}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Apply([]Tunnel{tunnel}))
 	at := make(chan Packet, 256)
 	run(t, e, at)
 	links, err := netlink.NewHandleAt(node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer links.Close()
 	link, err := links.LinkByName("cvx0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	index := link.Attrs().Index
 	host := func(a netip.Addr) *net.IPNet { return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(128, 128)} }
 	_, remote, _ := net.ParseCIDR("fd00:61::/48")
@@ -79,9 +73,7 @@ func TestKernelDiscovery(t *testing.T) {
 		}
 	})
 	neighbours, err := links.NeighList(index, unix.AF_INET6)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	reachable := false
 	self := MAC(tunnel.VNI, Gateway)
 	for _, n := range neighbours {

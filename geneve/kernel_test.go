@@ -40,13 +40,9 @@ func inside(t *testing.T, ns netns.NsHandle, f func()) {
 	t.Helper()
 	runtime.LockOSThread() // stays locked if the way back fails, so that the thread dies with its goroutine
 	home, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer home.Close()
-	if err := netns.Set(ns); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netns.Set(ns))
 	defer func() {
 		if netns.Set(home) == nil {
 			runtime.UnlockOSThread()
@@ -60,21 +56,15 @@ func newNamespace(t *testing.T) netns.NsHandle {
 	t.Helper()
 	runtime.LockOSThread()
 	home, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer home.Close()
 	ns, err := netns.New()
 	if err != nil {
 		runtime.UnlockOSThread()
 		need.Kernel(t, "root", err)
 	}
-	if err := fresh.Network(); err != nil {
-		t.Fatal(err)
-	}
-	if err := netns.Set(home); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, fresh.Network())
+	need.NoError(t, netns.Set(home))
 	runtime.UnlockOSThread()
 	t.Cleanup(func() { ns.Close() })
 	return ns
@@ -86,9 +76,7 @@ func kernelNode(t *testing.T, o udp.Options) (node netns.NsHandle, e *Endpoint) 
 	node, gateway := newNamespace(t), newNamespace(t)
 	check := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 	}
 	nodeLinks, err := netlink.NewHandleAt(node)
 	check(err)
@@ -145,14 +133,10 @@ func TestKernelInnerTrain(t *testing.T) {
 		}
 		inside(t, node, func() {
 			c, err := net.Dial("udp4", remotePod.String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			defer c.Close()
 			raw, err := c.(*net.UDPConn).SyscallConn()
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, segment) })
 			if err != nil {
 				need.Kernel(t, "udp-offloads", err)
@@ -201,9 +185,7 @@ func TestKernelDeadNodes(t *testing.T) {
 		gone.Remote = netip.AddrFrom4([4]byte{192, 0, 2, byte(100 + i)})
 		tunnels = append(tunnels, gone)
 	}
-	if err := e.Apply(tunnels); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Apply(tunnels))
 	for _, tunnel := range tunnels { // all were there a moment ago
 		n := &e.table.Load().byID(tunnel.ID).neighbour
 		n.store(newSpeaker(VXLAN, parseMAC(nodeMAC[:])))
@@ -236,9 +218,7 @@ func TestKernelTrains(t *testing.T) {
 	inside(t, node, func() {
 		var err error
 		conn, err = net.ListenUDP("udp4", &net.UDPAddr{IP: nodeInner.AsSlice(), Port: 5353})
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 	})
 	defer conn.Close()
 	conn.SetReadBuffer(4 << 20)
@@ -310,18 +290,12 @@ func TestKernelProbe(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 	links, err := netlink.NewHandleAt(node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer links.Close()
 	link, err := links.LinkByName("cvx0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	neighbours, err := links.NeighList(link.Attrs().Index, netlink.FAMILY_V4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, n := range neighbours {
 		if us := toGateway(vxlanVNI); n.IP.IsUnspecified() || len(n.HardwareAddr) > 0 && !bytes.Equal(n.HardwareAddr, us[:]) {
 			t.Errorf("the kernel has learnt %v is at %v", n.IP, n.HardwareAddr)
@@ -346,9 +320,7 @@ func TestKernelSuperFrames(t *testing.T) {
 	})
 	inside(t, node, func() {
 		c, err := net.DialTimeout("tcp4", remotePod.String(), genevetest.Timeout)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer c.Close()
 		if _, err := c.Write(want); err != nil {
 			t.Fatal(err)
@@ -457,23 +429,17 @@ func TestKernelSourceOfAnswers(t *testing.T) {
 			asked, node := netip.MustParseAddr(family.asked), netip.MustParseAddr(family.node)
 			ns := newNamespace(t)
 			links, err := netlink.NewHandleAt(ns)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			defer links.Close()
 			lo, err := links.LinkByName("lo")
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			for _, a := range []netip.Addr{node, asked} {
 				at := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Flags: unix.IFA_F_NODAD}
 				if err := links.AddrAdd(lo, at); err != nil {
 					need.Kernel(t, map[bool]string{true: "ipv6", false: "ipv4"}[a.Is6()], err)
 				}
 			}
-			if err := links.LinkSetUp(lo); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, links.LinkSetUp(lo))
 			for _, a := range []netip.Addr{node, asked} {
 				if a.Is6() {
 					deliver(t, links, lo, a)
@@ -486,14 +452,10 @@ func TestKernelSourceOfAnswers(t *testing.T) {
 					t.Fatal(err)
 				}
 				link, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(node, nodePort)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(asked, kernelPort)))
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 			})
 			defer link.Close()
-			if err := e.Apply([]Tunnel{{ID: 1, VNI: 7, Remote: node, Inner: IP}}); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, e.Apply([]Tunnel{{ID: 1, VNI: 7, Remote: node, Inner: IP}}))
 			at := make(chan Packet, 1)
 			run(t, e, at)
 			ip := genevetest.UDP(netip.MustParseAddrPort("10.61.0.9:1"), remotePod, []byte("there"))
@@ -505,9 +467,7 @@ func TestKernelSourceOfAnswers(t *testing.T) {
 			if r := s.Send(1, ip); r != Accepted {
 				t.Fatal(r)
 			}
-			if err := s.Flush(); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, s.Flush())
 			link.SetReadDeadline(time.Now().Add(genevetest.Timeout))
 			b := make([]byte, 2048)
 			if n, err := link.Read(b); err != nil || !bytes.HasSuffix(b[:n], []byte("there")) {

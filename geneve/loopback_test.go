@@ -73,17 +73,13 @@ func TestGatewayAndNode(t *testing.T) {
 					probe.Close()
 					// Real ends share one port number; on one loopback address they cannot.
 					node, err := Listen(Options{Listen: netip.AddrPortFrom(u.node, 0), UDP: o})
-					if err != nil {
-						t.Fatal(err)
-					}
+					need.NoError(t, err)
 					listen := u.gateway
 					if u.all {
 						listen = netip.Addr{}
 					}
 					gateway, err := Listen(Options{Listen: netip.AddrPortFrom(listen, 0), RemotePort: node.LocalAddr().Port(), UDP: o})
-					if err != nil {
-						t.Fatal(err)
-					}
+					need.NoError(t, err)
 					node.remotePort = gateway.LocalAddr().Port()
 					if err := gateway.Apply([]Tunnel{{ID: 2, VNI: 300, Remote: u.node, Encap: shape.encap, Inner: shape.inner, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}}}); err != nil {
 						t.Fatal(err)
@@ -139,9 +135,7 @@ func TestGatewayAndNode(t *testing.T) {
 func TestFakeNode(t *testing.T) {
 	for _, c := range []genevetest.NodeConfig{{VNI: 5}, {VNI: 0xfedcba, VXLAN: true}, {VNI: 0, IP: true}} {
 		e, err := Listen(Options{Listen: netip.AddrPortFrom(gatewayOuter, 0)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		c.Listen, c.Gateway = netip.AddrPortFrom(nodeOuter, 0), e.LocalAddr()
 		c.Address, c.GatewayAddress = nodeInner, gatewayInner
 		node := genevetest.NewNode(t, c)
@@ -153,9 +147,7 @@ func TestFakeNode(t *testing.T) {
 		if c.IP {
 			tunnel.Inner = IP
 		}
-		if err := e.Apply([]Tunnel{tunnel}); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.Apply([]Tunnel{tunnel}))
 		at := make(chan Packet, 16)
 		run(t, e, at)
 		s := e.NewSender()

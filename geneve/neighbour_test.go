@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 )
 
 var (
@@ -276,9 +277,7 @@ func TestHoldEnds(t *testing.T) {
 	f.s.Send(toVXLAN, packet)
 	f.s.Send(toVXLAN, packet)
 	gone := f.e.table.Load().byID(toNode)
-	if err := f.e.Apply(fixtureTunnels()[1:]); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, f.e.Apply(fixtureTunnels()[1:]))
 	f.drops(before, map[Reason]uint64{UnknownTunnel: 1})
 	// A Sender that has still found the tunnel can hold nothing more.
 	if r, to := f.e.neighbours.hold(gone, packet); r != UnknownTunnel || to != 0 {

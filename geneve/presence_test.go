@@ -7,6 +7,7 @@ import (
 
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 )
 
 // TestPresences follows a node from before it is known until it is silent.
@@ -130,9 +131,7 @@ func TestAskAll(t *testing.T) {
 	for i := range 3 * maxAsked {
 		tunnels = append(tunnels, Tunnel{ID: uint16(i + 1), VNI: VNI(i + 1), Remote: nodeOuter, Encap: Geneve, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}})
 	}
-	if err := f.e.Apply(tunnels); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, f.e.Apply(tunnels))
 	for round := range 4 {
 		before := sent()
 		f.e.AskAll(func() {})
@@ -152,9 +151,7 @@ func TestAskAllBesideApply(t *testing.T) {
 	asked := 0
 	f.e.AskAll(func() {
 		asked++
-		if err := f.e.Apply(nil); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, f.e.Apply(nil))
 	})
 	if asked != 1 {
 		t.Errorf("%d requests, want that before the tunnels left", asked)

@@ -238,9 +238,7 @@ func TestProbeNode(t *testing.T) {
 	var clock time.Duration // moved while nobody reads it: no packet is under way
 	listen := func(o Options) *Endpoint {
 		e, err := Listen(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		return e
 	}
 	node := listen(Options{Listen: netip.AddrPortFrom(nodeOuter, 0)})
@@ -249,12 +247,8 @@ func TestProbeNode(t *testing.T) {
 	needOffloads(t, gateway.socket)
 	node.remotePort = gateway.LocalAddr().Port()
 	tunnel := Tunnel{ID: 2, VNI: 300, Remote: nodeOuter, Encap: Geneve, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}}
-	if err := gateway.Apply([]Tunnel{tunnel}); err != nil {
-		t.Fatal(err)
-	}
-	if err := node.Apply([]Tunnel{{VNI: 300, Remote: gatewayOuter, Local: Pair{V4: nodeInner}, Peer: Pair{V4: gatewayInner}, Role: Node}}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, gateway.Apply([]Tunnel{tunnel}))
+	need.NoError(t, node.Apply([]Tunnel{{VNI: 300, Remote: gatewayOuter, Local: Pair{V4: nodeInner}, Peer: Pair{V4: gatewayInner}, Role: Node}}))
 	atNode := make(chan Packet, 200)
 	run(t, node, atNode)
 	rounds := func(received func(), arrive bool, want ...TrainChange) {
@@ -290,9 +284,7 @@ func probeRounds(t *testing.T, gateway *Endpoint, clock *time.Duration, received
 	until := func(done func() bool) {
 		t.Helper()
 		for !done() {
-			if err := r.Fill(); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, r.Fill())
 			if p, ok := r.Next(); ok {
 				t.Fatalf("packet % x", p.Data)
 			}

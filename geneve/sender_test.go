@@ -91,9 +91,7 @@ func TestTrains(t *testing.T) {
 					}
 				}
 				trains := len(f.s.trains)
-				if err := f.s.Flush(); err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, f.s.Flush())
 				if tt.trains != 0 && trains != tt.trains {
 					t.Errorf("%d trains, want %d", trains, tt.trains)
 				}

@@ -34,20 +34,14 @@ const browserTime = 2 * time.Minute // for all of a test
 func newBrowser(t *testing.T) *browser {
 	t.Helper()
 	in, toChild, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	fromChild, out, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	// Without the last four flags it contacts hosts of its vendor.
 	cmd := need.Command(t, "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "--no-first-run",
 		"--user-data-dir="+t.TempDir(), "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync", "about:blank")
 	cmd.ExtraFiles = []*os.File{in, out} // its descriptors 3 and 4
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, cmd.Start())
 	in.Close()
 	out.Close()
 	// If an answer does not come, killing Chromium ends the pipe, and so the test.

@@ -65,9 +65,7 @@ func TestChangesBesideStreams(t *testing.T) {
 		c.fillTable(t, g.client, changesConnections)
 		c.sink()
 		conn, err := c.romePod.dial("tcp4", net.JoinHostPort(milanPodAtRome, sinkPort))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer conn.Close()
 		go func() {
 			for block := bytes.Repeat([]byte{'x'}, 1<<17); ; {
@@ -154,21 +152,15 @@ func newChangingClusters(t *testing.T) (*clusters, *changingGateway) {
 		fmt.Fprintf(text, "    - {name: s%d, address: 10.70.%d.%d, port: 80, protocol: tcp, backends: [{address: %s, port: 8080}]}\n", i, 240+i>>8, i&255, podAddress)
 	}
 	for name, text := range map[string]string{"gateway.yaml": text.String(), "own.key": c.romeKey.private + "\n", "peer.pub": c.milanKey.public + "\n"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	own, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	g := &changingGateway{client: client, peerProcess: c.romeGateway.start(nil, "env", changesEnv+"="+filepath.Join(dir, "gateway.yaml"),
 		own, "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")}
 	c.romeCulvert = g.peerProcess
 	eventually(t, "rome's gateway", func() error {
-		if err := g.running(); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, g.running())
 		_, err := c.romeGateway.get("/readyz")
 		return err
 	})
@@ -187,9 +179,7 @@ func (c *clusters) changesFlows(t *testing.T) (streams []*echoFlow, idle []net.C
 		serveEcho(way.to)
 		dial := func() net.Conn {
 			conn, err := way.from.dial("tcp4", net.JoinHostPort(way.address, echoPort))
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			return conn
 		}
 		for range changesStreams / 2 {
@@ -202,9 +192,7 @@ func (c *clusters) changesFlows(t *testing.T) (streams []*echoFlow, idle []net.C
 		for range changesIdle / 2 {
 			conn := dial()
 			t.Cleanup(func() { conn.Close() })
-			if err := echoed(conn); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, echoed(conn))
 			idle = append(idle, conn)
 		}
 	}
@@ -239,17 +227,13 @@ type changingGateway struct {
 // change makes the gateway change a mapping every changesPace.
 func (g *changingGateway) change(t *testing.T) {
 	t.Helper()
-	if err := g.cmd.Process.Signal(unix.SIGUSR1); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, g.cmd.Process.Signal(unix.SIGUSR1))
 }
 
 // rest stops the changes, and adds up how many there were.
 func (g *changingGateway) rest(t *testing.T) {
 	t.Helper()
-	if err := g.cmd.Process.Signal(unix.SIGUSR2); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, g.cmd.Process.Signal(unix.SIGUSR2))
 	eventually(t, "a gateway that rests", func() error {
 		said := strings.Split(g.output(), changedSaid)[1:]
 		if len(said) == g.rests {
@@ -276,13 +260,9 @@ func runChangingGateway(t *testing.T, file string) {
 	told := make(chan os.Signal, 1)
 	signal.Notify(told, unix.SIGUSR1, unix.SIGUSR2)
 	c, err := config.Load(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	g, err := gateway.New(c, gateway.Budget{}, logrus.New())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	put := func(external, internal netip.Addr) {
 		key := rules.Key{Kind: "IP", Namespace: "default", Name: external.String()}
 		if err := g.Put(key, rules.Resource{Mapping: &rules.MappingRules{External: external, Internal: internal, Device: "rome-1"}}); err != nil {

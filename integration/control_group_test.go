@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // A controlGroup is a control group of one controller.
@@ -135,9 +137,7 @@ func (m *groupMount) folder(own, controller string) string {
 
 func TestGroupFolder(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(dir, "a/b"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.MkdirAll(filepath.Join(dir, "a/b"), 0o755))
 	mountinfo := "22 1 0:20 / /proc rw - proc proc rw\n" +
 		"31 22 0:31 /pods " + dir + " rw,relatime shared:5 - cgroup cgroup rw,memory\n" +
 		"32 22 0:32 / " + dir + " rw - cgroup2 cgroup2 rw\n"

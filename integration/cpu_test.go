@@ -115,9 +115,7 @@ func (f *flood) during(t *testing.T, do func()) {
 	}()
 	do()
 	close(end)
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, <-ended)
 }
 
 // saysOf waits for a log line with a cause and returns it.
@@ -139,9 +137,7 @@ func saysOf(t *testing.T, p *peerProcess, cause string) (line string) {
 func (c *clusters) faultMetric(t *testing.T, cause string) bool {
 	t.Helper()
 	page, err := c.romeGateway.get("/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return strings.Contains(page, fmt.Sprintf("\nculvert_fault{cause=%q,of=\"milan\"} 1\n", cause))
 }
 
@@ -174,9 +170,7 @@ func (c *clusters) expectCause(t *testing.T, cause string, words ...string) {
 func (c *clusters) quietPeer(t *testing.T) {
 	t.Helper()
 	pingThrough(c.romePod, milanPodAtRome)
-	if err := c.milanCulvert.cmd.Process.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, c.milanCulvert.cmd.Process.Signal(unix.SIGSTOP))
 	t.Cleanup(func() { c.milanCulvert.cmd.Process.Signal(unix.SIGCONT) }) // a stopped process could not obey SIGTERM
 }
 
@@ -235,14 +229,10 @@ func TestCPUProcs(t *testing.T) {
 func first(t *testing.T, pid int) {
 	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, thread := range threads {
 		id, _ := strconv.Atoi(filepath.Base(thread))
-		if err := unix.Setpriority(unix.PRIO_PROCESS, id, -20); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, unix.Setpriority(unix.PRIO_PROCESS, id, -20))
 	}
 }
 
@@ -279,9 +269,7 @@ func TestCPUNode(t *testing.T) {
 		c.startRome()
 		c.romeNode.group = openQuota(os.Getenv(cpuGroupEnv))
 		file := filepath.Join(t.TempDir(), "node.yaml")
-		if err := os.WriteFile(file, []byte(cpuNodeConfig), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(file, []byte(cpuNodeConfig), 0o600))
 		node := c.romeNode.start(nil, os.Getenv(binaryEnv), "node", "--config", file)
 		c.romeNode.group = nil
 		pingThrough(c.romePod, milanPodAtRome)

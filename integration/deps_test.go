@@ -279,17 +279,13 @@ func TestPackageDocs(t *testing.T) {
 	for _, p := range packages(t) {
 		docs := 0
 		files, err := filepath.Glob(filepath.Join(p.Dir, "*.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		for _, name := range files {
 			if strings.HasSuffix(name, "_test.go") {
 				continue
 			}
 			f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.PackageClauseOnly|parser.ParseComments)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			if f.Doc != nil {
 				docs++
 			}
@@ -305,9 +301,7 @@ func TestTree(t *testing.T) {
 	want := []string{"cmd", "gateway", "nat", "geneve", "ipam", "kube", "integration", "go.mod", "go.sum", "Makefile", "Dockerfile",
 		"docs", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "bin"}
 	entries, err := os.ReadDir("..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), ".") && !slices.Contains(want, e.Name()) {
 			t.Errorf("%s has no place in the root folder", e.Name())

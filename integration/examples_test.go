@@ -94,18 +94,14 @@ const exampleFolder = "../docs/examples"
 func newExamples(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	if err := errors.Join(os.CopyFS(dir, os.DirFS(exampleFolder)), os.Chmod(filepath.Dir(dir), 0o711), os.Chmod(dir, 0o711)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, errors.Join(os.CopyFS(dir, os.DirFS(exampleFolder)), os.Chmod(filepath.Dir(dir), 0o711), os.Chmod(dir, 0o711)))
 	rome, milan := newKeyPair(t), newKeyPair(t)
 	for name, text := range map[string]string{
 		"rome/gateway.key": rome.private, "milan/peer.pub": rome.public,
 		"milan/gateway.key": milan.private, "rome/peer.pub": milan.public,
 	} {
 		name = filepath.Join(dir, name)
-		if err := errors.Join(os.WriteFile(name, []byte(text), 0o600), os.Chown(name, unprivilegedUID, unprivilegedUID)); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, errors.Join(os.WriteFile(name, []byte(text), 0o600), os.Chown(name, unprivilegedUID, unprivilegedUID)))
 	}
 	return dir
 }
@@ -135,12 +131,8 @@ func TestExamples(t *testing.T) {
 		x.pod(x.milan, 1)
 
 		docker := t.TempDir()
-		if err := os.WriteFile(filepath.Join(docker, "docker"), []byte(fakeDocker), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(docker, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(filepath.Join(docker, "docker"), []byte(fakeDocker), 0o755))
+		need.NoError(t, os.Chmod(docker, 0o755))
 		user := &syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID}
 		x.check(x.romeGateway, "gateway", "rome/gateway.yaml")
 		x.romeGateway.ip("link set milan-gw mtu 1399")
@@ -245,9 +237,7 @@ func (x *examples) reaches(t *testing.T, node *peerHost, number int) {
 func (x *examples) alerts(t *testing.T) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(x.dir, "alerts.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var file struct {
 		Groups []struct {
 			Name  string `json:"name"`
@@ -260,13 +250,9 @@ func (x *examples) alerts(t *testing.T) {
 			} `json:"rules"`
 		} `json:"groups"`
 	}
-	if err := yaml.UnmarshalStrict(text, &file); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, yaml.UnmarshalStrict(text, &file))
 	page, err := x.romeGateway.get("/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	metrics := 0
 	for _, r := range file.Groups[0].Rules {
 		if r.Alert == "" || r.Annotations["summary"] == "" || r.Labels["severity"] == "" {
@@ -290,9 +276,7 @@ func (x *examples) differsInLink(t *testing.T) {
 	t.Helper()
 	read := func(name string) string {
 		text, err := os.ReadFile(filepath.Join(x.dir, "nodes", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		return string(text)
 	}
 	vxlan := strings.NewReplacer("rome-2", "rome-4", "VXLAN", "Geneve", "10.80.0.3/32", "10.80.0.6/32",
@@ -306,23 +290,17 @@ func (x *examples) differsInLink(t *testing.T) {
 func TestExampleUnits(t *testing.T) {
 	needPrograms(t, []probe{programs("systemd", "systemd-analyze")})
 	binary, err := culvertBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	dir := t.TempDir()
 	for name, instance := range map[string]string{
 		"culvert-gateway@.service": "culvert-gateway@rome.service", "culvert-node.service": "culvert-node.service",
 	} {
 		text, err := os.ReadFile(filepath.Join(exampleFolder, "systemd", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		unit := filepath.Join(dir, instance)
 		// systemd-analyze verify checks that the program exists.
 		edited := strings.ReplaceAll(string(text), "/usr/local/bin/culvert", binary)
-		if err := os.WriteFile(unit, []byte(edited), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(unit, []byte(edited), 0o644))
 		if out, err := need.Command(t, "systemd-analyze", "verify", "--man=no", unit).CombinedOutput(); err != nil || len(out) > 0 {
 			t.Errorf("%s: %v: %s", name, err, out)
 		}
@@ -332,9 +310,7 @@ func TestExampleUnits(t *testing.T) {
 // TestExamplesAreListed: the examples' README lists each file, and each listed file exists.
 func TestExamplesAreListed(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(exampleFolder, "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	links := make(map[string]bool)
 	for _, m := range regexp.MustCompile(`\]\(([^)]+)\)`).FindAllStringSubmatch(string(text), -1) {
 		links[m[1]] = true
@@ -349,7 +325,5 @@ func TestExamplesAreListed(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 }

@@ -82,13 +82,9 @@ func needGatewayGroups(t *testing.T) *gatewayGroups {
 // hierarchy for each controller.
 func (g *gatewayGroups) others(t *testing.T) (dirs []string) {
 	own, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for line := range strings.Lines(string(own)) {
 		controller, _, _ := strings.Cut(strings.SplitN(line, ":", 3)[1], ",")
 		m := controllerMount(string(mounts), "cgroup", controller)
@@ -96,9 +92,7 @@ func (g *gatewayGroups) others(t *testing.T) (dirs []string) {
 			continue
 		}
 		found, err := filepath.Glob(filepath.Join(m.folder(string(own), controller), g.path+"-*"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		dirs = append(dirs, found...)
 	}
 	return dirs
@@ -181,9 +175,7 @@ func TestGVisorKilled(t *testing.T) {
 			if !begun {
 				t.Fatalf("lab check: %v: %s", cmd.Wait(), said)
 			}
-			if err := syscall.Kill(test.victim(u, groups), syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, syscall.Kill(test.victim(u, groups), syscall.SIGKILL))
 			for lines.Scan() {
 				if strings.HasPrefix(lines.Text(), "FAIL") { // because of the kill; more labs would follow
 					cmd.Process.Signal(os.Interrupt)
@@ -204,9 +196,7 @@ func TestGVisorKilled(t *testing.T) {
 func (g *gatewayGroups) sandbox(t *testing.T) int {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(g.memory["rome"].dir, "cgroup.procs"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, pid := range strings.Fields(string(text)) {
 		line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
 		if n, err := strconv.Atoi(pid); err == nil && bytes.HasPrefix(line, []byte("runsc-sandbox\x00")) {
@@ -221,9 +211,7 @@ func (g *gatewayGroups) sandbox(t *testing.T) int {
 func TestGVisorVersion(t *testing.T) {
 	version := func(file string) string {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		m := regexp.MustCompile(`(?m)^\s*gvisor\.dev/gvisor (v\S+)`).FindSubmatch(text)
 		if m == nil {
 			t.Fatalf("no gvisor.dev/gvisor in %s", file)

@@ -134,8 +134,6 @@ func (l *faultLab) startReference() {
 func hexKey(t *testing.T, text string) string {
 	t.Helper()
 	key, err := base64.StdEncoding.DecodeString(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return hex.EncodeToString(key)
 }

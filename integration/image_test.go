@@ -23,9 +23,7 @@ func TestImage(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		dir := t.TempDir()
 		binary, err := os.ReadFile(os.Getenv(binaryEnv))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		// make release normally builds these first.
 		files := map[string][]byte{
 			"dist/culvert-linux-amd64": binary, "dist/culvert-linux-arm64": []byte("another"), "dist/SHA256SUMS": []byte("not for the image"),
@@ -38,9 +36,7 @@ func TestImage(t *testing.T) {
 		}
 		for name, text := range files {
 			path := filepath.Join(dir, name)
-			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, text, 0o755)); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, text, 0o755)))
 		}
 		run := func(program string, args ...string) {
 			t.Helper()
@@ -77,9 +73,7 @@ func testImage(t *testing.T, dir, arch string, program []byte) {
 		if err == nil {
 			err = json.Unmarshal(text, to)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 	}
 	type part struct{ Digest string }
 	var manifest struct {
@@ -116,9 +110,7 @@ func testImage(t *testing.T, dir, arch string, program []byte) {
 	if arch != "amd64" {
 		return
 	}
-	if err := os.Chmod(root, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.Chmod(root, 0o755))
 	cmd := need.Command(t, filepath.Join(root, c.Entrypoint[0]), "version")
 	cmd.Path = c.Entrypoint[0] // as it is called inside
 	cmd.Dir, cmd.Env = "/", c.Env
@@ -131,33 +123,23 @@ func testImage(t *testing.T, dir, arch string, program []byte) {
 // unpack takes the files out of a layer and returns their names.
 func unpack(t *testing.T, layer, root string) (names []string) {
 	file, err := os.Open(layer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer file.Close()
 	zipped, err := gzip.NewReader(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for entries := tar.NewReader(zipped); ; {
 		h, err := entries.Next()
 		if errors.Is(err, io.EOF) {
 			return names
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		path := filepath.Join(root, h.Name)
 		if h.Typeflag == tar.TypeDir {
-			if err := os.MkdirAll(path, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, os.MkdirAll(path, 0o755))
 			continue
 		}
 		text, err := io.ReadAll(entries)
-		if err := errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, text, h.FileInfo().Mode())); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, text, h.FileInfo().Mode())))
 		names = append(names, h.Name)
 	}
 }

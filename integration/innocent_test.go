@@ -165,9 +165,7 @@ func (c *clusters) sink() {
 func (c *clusters) stream(t *testing.T) net.Conn {
 	t.Helper()
 	conn, err := c.romePod.dial("tcp4", net.JoinHostPort(milanPodAtRome, sinkPort))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	go func() {
 		for block := bytes.Repeat([]byte{'x'}, 1<<17); ; {
 			if _, err := conn.Write(block); err != nil {
@@ -196,9 +194,7 @@ func (c *clusters) innocentRun(t *testing.T, f *flood) float64 {
 	ended := make(chan error, 1)
 	go func() { ended <- f.run(began, began.Add(innocentWarm+innocentTime)) }()
 	rate := sinkRate(innocentWarm, innocentTime, func() {})
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, <-ended)
 	return rate
 }
 

@@ -76,9 +76,7 @@ func (g *ipamGateway) start() {
 func (g *ipamGateway) reload(remotePods string) {
 	t := g.host.t
 	t.Helper()
-	if err := os.WriteFile(g.file, []byte(g.config(remotePods)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(g.file, []byte(g.config(remotePods)), 0o600))
 	const applied = "configuration applied"
 	before := strings.Count(g.process.output(), applied)
 	g.process.cmd.Process.Signal(syscall.SIGHUP)
@@ -97,9 +95,7 @@ func (g *ipamGateway) remaps() map[string]string {
 			New                  bool
 		}
 	}
-	if err := json.Unmarshal([]byte(out), &view); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, json.Unmarshal([]byte(out), &view))
 	remaps := map[string]string{}
 	for _, c := range view.Chosen {
 		remaps[c.Real] = c.Remapped
@@ -205,12 +201,8 @@ func ipamPeerings(t *testing.T) {
 func stateFolder(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(dir, unprivilegedUID, unprivilegedUID); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.Chmod(filepath.Dir(dir), 0o711))
+	need.NoError(t, os.Chown(dir, unprivilegedUID, unprivilegedUID))
 	return dir
 }
 
@@ -276,9 +268,7 @@ func TestIPAMFullDisk(t *testing.T) { beside(t, ipamFullDisk) }
 
 func ipamFullDisk(t *testing.T) {
 	dir := t.TempDir()
-	if err := syscall.Mount("small", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, syscall.Mount("small", dir, "tmpfs", 0, "size=64k"))
 	t.Cleanup(func() { syscall.Unmount(dir, 0) })
 	file, ballast := filepath.Join(dir, "ipam.json"), filepath.Join(dir, "ballast")
 	acquire := func(n int) (string, error) {
@@ -291,23 +281,17 @@ func ipamFullDisk(t *testing.T) {
 		}
 	}
 	before, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	const page = 4096
 	for _, free := range []int64{page, 0} {
-		if err := fill(ballast, page, free); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, fill(ballast, page, free))
 		out, err := acquire(100)
 		after, _ := os.ReadFile(file)
 		if err == nil || !strings.Contains(out, "no space left on device") || string(after) != string(before) {
 			t.Errorf("with %d bytes free: %v, %s", free, err, out)
 		}
 	}
-	if err := os.Remove(ballast); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.Remove(ballast))
 	if out, err := acquire(100); err != nil {
 		t.Errorf("with room again: %v: %s", err, out)
 	}

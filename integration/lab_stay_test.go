@@ -36,9 +36,7 @@ func TestLabNames(t *testing.T) {
 	about := func() string {
 		name, err := os.Hostname()
 		hosts, err2 := os.ReadFile("/etc/hosts")
-		if err := errors.Join(err, err2); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, errors.Join(err, err2))
 		return name + "\n" + string(hosts)
 	}
 	before := about()
@@ -61,9 +59,7 @@ func TestLabTerminal(t *testing.T) {
 	u := newLabUser(t).ordinary()
 	u.up()
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	master := os.NewFile(uintptr(fd), "ptmx")
 	defer master.Close()
 	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
@@ -73,23 +69,15 @@ func TestLabTerminal(t *testing.T) {
 	if err == nil {
 		err = master.SetReadDeadline(time.Now().Add(startTimeout))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	slave, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	cooked, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	cmd := u.command("exec", "rome/pod1", "--", "sh")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 	cmd.SysProcAttr.Setsid, cmd.SysProcAttr.Setctty = true, true
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, cmd.Start())
 	defer cmd.Process.Kill()
 	screen := bufio.NewReader(master)
 	var all strings.Builder
@@ -140,9 +128,7 @@ func TestLabAnswersAfterKill(t *testing.T) {
 		// A holder's parent may never reap it: a zombie without threads has ended, with its
 		// sockets.
 		holder := pid == u.holder()
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 		// A process that has ended exists until its parent has reaped it.
 		for deadline := time.Now().Add(startTimeout); ; time.Sleep(time.Millisecond) {
 			stat, err := os.ReadFile(proc + "/stat")
@@ -245,13 +231,9 @@ func TestLabInterruptedAnyTime(t *testing.T) {
 			u.need("vxlan")
 			cmd, out, stderr := u.start(test.args...)
 			test.moment(u, out)
-			if err := cmd.Process.Signal(os.Interrupt); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, cmd.Process.Signal(os.Interrupt))
 			rest, err := io.ReadAll(out)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			err = cmd.Wait()
 			if exit := new(exec.ExitError); err == nil && test.args[0] == "up" {
 				u.expect(0, "up: gone", "down") // up was faster

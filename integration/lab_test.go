@@ -59,14 +59,10 @@ var shell = []string{"sh", "cat", "env", "true"}
 func newLabUser(t *testing.T) *labUser {
 	t.Helper()
 	binary, err := culvertBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	// The path must be short: sockets are in it, whose paths have at most 107 bytes.
 	runtime, err := os.MkdirTemp("", "lab")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(runtime) })
 	return &labUser{t: t, binary: binary, runtime: runtime}
 }
@@ -376,13 +372,9 @@ func TestLabInterrupted(t *testing.T) {
 	for lines.Scan() && !strings.HasPrefix(lines.Text(), "ok   udp trains") {
 	}
 	began := time.Now()
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, cmd.Process.Signal(os.Interrupt))
 	rest, err := io.ReadAll(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if err := cmd.Wait(); err == nil {
 		t.Errorf("lab check passed:\n%s", rest)
 	}

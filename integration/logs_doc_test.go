@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"culvert/gateway/health"
+	"culvert/integration/need"
 )
 
 var logsUpdate = flag.Bool("logs.update", false, "write the findings of docs/logs.md")
@@ -24,9 +25,7 @@ var logsUpdate = flag.Bool("logs.update", false, "write the findings of docs/log
 // log.
 func TestLogsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../docs/logs.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	doc := string(text)
 	var findings, underLiqo strings.Builder
 	for _, c := range health.Causes() {
@@ -47,9 +46,7 @@ func TestLogsAreDocumented(t *testing.T) {
 			continue
 		}
 		doc = before + "## " + section + "\n" + head + "\n" + want + "\n" + after
-		if err := os.WriteFile("../docs/logs.md", []byte(doc), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile("../docs/logs.md", []byte(doc), 0o644))
 	}
 	messages, keys := logCalls(t)
 	compare := func(what, section, list string, want []string) {
@@ -119,9 +116,7 @@ func logCalls(t *testing.T) (messages, keys []string) {
 			})
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 	}
 	if len(messages) < 10 || len(keys) < 10 {
 		t.Fatalf("messages %q, keys %q", messages, keys)

@@ -6,14 +6,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // TestDocsMap: the map of ARCHITECTURE.md has exactly the packages of the tree.
 func TestDocsMap(t *testing.T) {
 	text, err := os.ReadFile("../ARCHITECTURE.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	_, section, _ := strings.Cut(string(text), "\n## The map\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	code := regexp.MustCompile("`([^`]+)`")

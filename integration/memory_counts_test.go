@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"culvert/geneve"
+	"culvert/integration/need"
 	"culvert/nat"
 )
 
@@ -24,9 +25,7 @@ type counts struct {
 func readCounts(h *peerHost) *counts {
 	h.t.Helper()
 	page, err := h.get("/metrics")
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, err)
 	c := &counts{metrics: make(map[string]float64)}
 	for line := range strings.Lines(page) {
 		at := strings.LastIndexByte(line, ' ')
@@ -64,9 +63,7 @@ func udpOverflows(h *peerHost) (n float64) {
 func backlogDrops(t *testing.T) (sum float64) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/net/softnet_stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for line := range strings.Lines(string(text)) {
 		var processed, dropped uint32
 		if _, err := fmt.Sscanf(line, "%x %x", &processed, &dropped); err != nil {

@@ -18,6 +18,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/geneve"
+	"culvert/integration/need"
 )
 
 // A flood is one kind of unwanted traffic.
@@ -134,9 +135,7 @@ func message(kind uint32, rest ...byte) func([]byte) {
 // public key.
 func initiations(t *testing.T, public string) func([]byte) {
 	key, err := base64.StdEncoding.DecodeString(public)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var macs device.CookieGenerator
 	macs.Init(device.NoisePublicKey(key))
 	fill := message(device.MessageInitiationType)
@@ -211,14 +210,10 @@ func overhearSession(h *peerHost, peer string) (to string, index []byte) {
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, allIPv4)
 		return err
 	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, err)
 	defer unix.Close(fd)
 	limit := unix.NsecToTimeval(startTimeout.Nanoseconds())
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
 	const ipLen, udpLen = 20, 8
 	for packet := make([]byte, 1<<16); ; {
 		n, err := unix.Read(fd, packet)

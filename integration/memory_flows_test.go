@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // An echoFlow is a TCP connection whose client sends random blocks; each must come back before it
@@ -40,9 +42,7 @@ func (c *clusters) echoFlows(t *testing.T, eachWay int) (flows []*echoFlow) {
 		serveEcho(way.to)
 		for i := range eachWay {
 			conn, err := way.from.dial("tcp4", net.JoinHostPort(way.address, echoPort))
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			f := &echoFlow{name: fmt.Sprintf("flow %d from %s", i+1, way.from.name), from: way.from, conn: conn, ended: make(chan error, 1)}
 			flows = append(flows, f)
 			seed := uint64(len(flows))

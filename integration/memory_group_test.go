@@ -80,9 +80,7 @@ func (g *memoryGroup) use(t *testing.T) memoryUse {
 	t.Helper()
 	number := func(file, key string) (n int) {
 		text, err := os.ReadFile(filepath.Join(g.dir, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		for line := range strings.Lines(string(text)) {
 			name, value, found := strings.Cut(strings.TrimSpace(line), " ")
 			if !found {
@@ -113,9 +111,7 @@ func (g *memoryGroup) use(t *testing.T) memoryUse {
 func residentPeak(t *testing.T, pid int) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for line := range strings.Lines(string(text)) {
 		if strings.HasPrefix(line, "VmHWM:") {
 			return strings.Join(strings.Fields(line), " ")
@@ -151,9 +147,7 @@ func TestMemoryGroup(t *testing.T) {
 	g := needMemoryGroup(t, limit)
 	run := func(script string) error {
 		cmd := need.Command(t, "sh", "-c", script)
-		if err := g.start(cmd); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, g.start(cmd))
 		return cmd.Wait()
 	}
 	if err := run("grep -q culvert-TestMemoryGroup /proc/self/cgroup"); err != nil {

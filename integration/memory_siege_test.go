@@ -16,6 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/device"
+
+	"culvert/integration/need"
 )
 
 const (
@@ -139,16 +141,12 @@ func TestMemorySiege(t *testing.T) {
 func cpuTime(t *testing.T, pid int) (used time.Duration) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	const ticksPerSecond, userTime = 100, 11 // index behind the name, which may contain spaces
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	for _, field := range fields[userTime : userTime+2] { // and system time
 		ticks, err := strconv.Atoi(field)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		used += time.Duration(ticks) * time.Second / ticksPerSecond
 	}
 	return used
@@ -263,9 +261,7 @@ func serveDatagrams(h *peerHost) {
 		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
 		return err
 	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, err)
 	h.t.Cleanup(func() { unix.Shutdown(fd, unix.SHUT_RDWR); unix.Close(fd) })
 	go func() {
 		buffer := make([]byte, 1<<16)

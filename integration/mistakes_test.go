@@ -30,27 +30,19 @@ type mistake struct {
 // and path, and says what to do. It accepts only mistakes that no machine could detect.
 func TestMistakes(t *testing.T) {
 	binary, err := culvertBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	text, err := os.ReadFile("testdata/mistakes.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var list struct {
 		Files    map[string]string `json:"files"`
 		Mistakes []mistake         `json:"mistakes"`
 	}
-	if err := yaml.UnmarshalStrict(text, &list); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, yaml.UnmarshalStrict(text, &list))
 	dir, own := mistakesFolder(t), ownAddress(t)
 	check := func(kind, text string) (said string, accepted bool) {
 		t.Helper()
 		name := filepath.Join(dir, kind+".yaml")
-		if err := os.WriteFile(name, []byte(strings.ReplaceAll(text, "OWN", own)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(name, []byte(strings.ReplaceAll(text, "OWN", own)), 0o600))
 		out, err := need.Command(t, binary, kind, "--check", "--config", name).CombinedOutput()
 		if exit, ok := err.(*exec.ExitError); err != nil && (!ok || exit.ExitCode() != 2) {
 			t.Errorf("%s: %v\n%s", kind, err, out)
@@ -101,13 +93,9 @@ func mistakesFolder(t *testing.T) string {
 		"rome.key": rome.private, "open.key": rome.private, "rome.pub": rome.public,
 		"milan.pub": newKeyPair(t).public, "paris.pub": newKeyPair(t).public,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
-	if err := os.Chmod(filepath.Join(dir, "open.key"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.Chmod(filepath.Join(dir, "open.key"), 0o644))
 	return dir
 }
 
@@ -115,9 +103,7 @@ func mistakesFolder(t *testing.T) string {
 func ownAddress(t *testing.T) string {
 	t.Helper()
 	addresses, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, a := range addresses {
 		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() {
 			return n.IP.String()

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // narrowTime is how soon TCP recovers after a router has become narrow.
@@ -127,9 +129,7 @@ func (h *peerHost) fragments() (n int) {
 		}
 		return nil
 	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, err)
 	return n
 }
 

@@ -181,9 +181,7 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Lin
 	own := c.counts[ownMessages]
 	verdict, want := c.process(engine, in, parts)
 	got, err := kernel.inject(in, parts)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	need.NoError(c.t, err)
 	b := slices.MinFunc(parts, func(x, y []byte) int { return offset(x) - offset(y) })
 	got = c.wait(kernel, b, got, len(want), settle)
 	describe := func() string {

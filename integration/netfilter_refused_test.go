@@ -8,6 +8,8 @@ import (
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // Socket options of netfilter, the first of each range.
@@ -58,9 +60,7 @@ func requireNetfilterRefused(t *testing.T) {
 		}
 		for family, level := range map[int]int{unix.AF_INET: unix.SOL_IP, unix.AF_INET6: unix.SOL_IPV6} {
 			fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			for name, option := range map[string]int{"iptables": iptablesControl, "IPVS": ipvsControl} {
 				if name == "IPVS" && family == unix.AF_INET6 {
 					continue
@@ -80,9 +80,7 @@ func requireNetfilterRefused(t *testing.T) {
 		refused = try()
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for name, err := range refused {
 		if err != unix.EPERM {
 			t.Errorf("%s behind the filter: %v, want %v", name, err, unix.EPERM)

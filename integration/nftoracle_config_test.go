@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/rules"
 )
@@ -134,9 +135,7 @@ func capturedConfigs(t *testing.T) []*nat.Config {
 	var all []*nat.Config
 	for _, name := range files {
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		c := &nat.Config{}
 		if err := json.Unmarshal(text, c); err != nil {
 			t.Fatalf("%s: %v", name, err)

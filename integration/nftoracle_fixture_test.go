@@ -16,6 +16,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"github.com/gopacket/gopacket/pcapgo"
 
+	"culvert/integration/need"
 	"culvert/nat"
 )
 
@@ -50,9 +51,7 @@ func TestKernelFixtures(t *testing.T) {
 				m := &maker{Rand: rand.New(rand.NewPCG(2027, uint64(i))), families: f.families, fixture: true}
 				config := f.config(m)
 				text, err := json.MarshalIndent(config, "", "\t")
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				r := newRecorder(t, config)
 				c := &comparison{t: t, counts: map[string]int{}, record: r.write, limit: fixturePackets}
 				c.round(m, config)
@@ -88,9 +87,7 @@ func newRecorder(t *testing.T, c *nat.Config) *recorder {
 			} else {
 				_, err = r.writer.AddInterface(i)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 		}
 	}
 	return r

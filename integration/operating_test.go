@@ -68,9 +68,7 @@ func TestOperating(t *testing.T) {
 	capture := u.program(u.binary, "capture", "--socket", "rome", "--at", "pre,post", "--protocol", "icmp", "-a", "10.61.1.5", "-w", file)
 	var lost bytes.Buffer
 	capture.Stderr = &lost
-	if err := capture.Start(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, capture.Start())
 	for deadline := time.Now().Add(startTimeout); ; { // the file has its header once the capture runs
 		if info, err := os.Stat(file); err == nil && info.Size() > 0 {
 			break
@@ -132,14 +130,10 @@ func TestOperating(t *testing.T) {
 
 	config := filepath.Join(u.runtime, "culvert/lab/up/rome/gateway.yaml")
 	text, err := os.ReadFile(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	write := func(more string) {
 		t.Helper()
-		if err := os.WriteFile(config, append(bytes.Clone(text), more...), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(config, append(bytes.Clone(text), more...), 0o600))
 	}
 	write("\nrules: [{name: no-ssh-in, from: remote, protocol: tcp, ports: \"22\", action: drop}]\n")
 	for _, c := range readmeCommands(t) {

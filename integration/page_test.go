@@ -20,6 +20,7 @@ import (
 
 	"culvert/gateway/control"
 	"culvert/gateway/webpage"
+	"culvert/integration/need"
 )
 
 // A shownGateway is a gateway that only has a status. Each request finds it a second later, with
@@ -63,9 +64,7 @@ func (g *shownGateway) Status() control.Status {
 func (g *shownGateway) serve(t *testing.T, path string) (stop func()) {
 	t.Helper()
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	s := control.NewServer(g, log.New(io.Discard, "", 0))
 	go s.Serve(l)
 	t.Cleanup(s.Close)

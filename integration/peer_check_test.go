@@ -14,6 +14,8 @@ import (
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun"
+
+	"culvert/integration/need"
 )
 
 // liqoCheck is a message of Liqo's connection check as its gateways read and write it.
@@ -57,9 +59,7 @@ func startCheckPeer(t *testing.T, h *peerHost) *checkPeer {
 		p.socket, err = net.ListenPacket("udp4", "169.254.18.1:12345")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { p.socket.Close() })
 	go func() {
 		for b := make([]byte, 2000); ; {
@@ -94,9 +94,7 @@ func (p *checkPeer) converse(t *testing.T, rome *peerHost, connected func() erro
 		t.Helper()
 		ping := liqoCheck{"rome", "PING", time.Unix(clock, 123456789).In(p.zone)}
 		text, err := json.Marshal(ping)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if _, err := p.socket.WriteTo(text, gateway); err != nil {
 			t.Fatal(err)
 		}
@@ -153,9 +151,7 @@ func startWireGuard(t *testing.T, h *peerHost, own keyPair, peer string, more ..
 	t.Helper()
 	key := func(text string) string {
 		b, err := base64.StdEncoding.DecodeString(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		return hex.EncodeToString(b)
 	}
 	err := h.do(func() error {
@@ -170,8 +166,6 @@ func startWireGuard(t *testing.T, h *peerHost, own keyPair, peer string, more ..
 		}
 		return d.Up()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	h.ip("address add 169.254.18.1/30 dev "+liqoTunnel, "link set "+liqoTunnel+" up")
 }

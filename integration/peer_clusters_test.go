@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // The two clusters of the peer tests. Their pods have the same address.
@@ -79,9 +81,7 @@ type keyPair struct{ private, public string }
 func newKeyPair(t *testing.T) keyPair {
 	t.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	text := base64.StdEncoding.EncodeToString
 	return keyPair{text(key.Bytes()), text(key.PublicKey().Bytes())}
 }
@@ -91,19 +91,13 @@ func newKeyPair(t *testing.T) keyPair {
 func startGateway(h *peerHost, config string, own keyPair, peerPublic string) *peerProcess {
 	h.t.Helper()
 	dir := h.t.TempDir()
-	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, os.Chmod(filepath.Dir(dir), 0o711))
 	for name, text := range map[string]string{
 		"gateway.yaml": h.family.of(config), "own.key": own.private + "\n", "peer.pub": peerPublic + "\n",
 	} {
 		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			h.t.Fatal(err)
-		}
-		if err := os.Chown(file, unprivilegedUID, unprivilegedUID); err != nil {
-			h.t.Fatal(err)
-		}
+		need.NoError(h.t, os.WriteFile(file, []byte(text), 0o600))
+		need.NoError(h.t, os.Chown(file, unprivilegedUID, unprivilegedUID))
 	}
 	p := h.start(&syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID},
 		os.Getenv(binaryEnv), "gateway", "--config", filepath.Join(dir, "gateway.yaml"))
@@ -114,9 +108,7 @@ func startGateway(h *peerHost, config string, own keyPair, peerPublic string) *p
 		}
 	})
 	eventually(h.t, h.name+": /readyz", func() error {
-		if err := p.running(); err != nil {
-			h.t.Fatal(err)
-		}
+		need.NoError(h.t, p.running())
 		_, err := h.get("/readyz")
 		return err
 	})
@@ -160,9 +152,7 @@ func (h *peerHost) getFrom(address, path string) (string, error) {
 func (h *peerHost) metric(series string) float64 {
 	h.t.Helper()
 	page, err := h.get("/metrics")
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, err)
 	scanner := bufio.NewScanner(strings.NewReader(page))
 	for scanner.Scan() {
 		if text, ok := strings.CutPrefix(scanner.Text(), series+" "); ok {

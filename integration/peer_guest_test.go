@@ -80,12 +80,8 @@ func startGuest(host *peerHost, address, hostAddress string) *guest {
 	t.Helper()
 	g := &guest{t: t, host: host, dir: t.TempDir()}
 	kernel, err := filepath.Abs(filepath.Join(os.Getenv(guestEnv), "vmlinux"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(kernel, filepath.Join(g.dir, "vmlinux")); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, os.Symlink(kernel, filepath.Join(g.dir, "vmlinux")))
 	// The kernel unpacks one archive after the other.
 	initrd := filepath.Join(g.dir, "initrd.img")
 	script := `cat "$1" >"$2" && mkdir -p sbin && cp "$3" sbin/culvert && echo sbin/culvert | cpio -o -H newc --quiet >>"$2"`
@@ -129,9 +125,7 @@ func (g *guest) drive(args ...string) (string, error) {
 func (g *guest) sh(lines ...string) string {
 	g.t.Helper()
 	out, err := g.trySh(lines...)
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	need.NoError(g.t, err)
 	return out
 }
 
@@ -209,9 +203,7 @@ func (g *guest) exchange(server *peerHost, dial, source string, size int) {
 	t := g.t
 	t.Helper()
 	l, err := server.listen("tcp", net.JoinHostPort(podAddress, exchangePort))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer l.Close()
 	seed := rand.Uint64()
 	type result struct {
@@ -279,9 +271,7 @@ func (g *guest) echo(from *peerHost, dial string, size int) {
 	t.Helper()
 	seed := rand.Uint64()
 	conn, err := from.dial("tcp", net.JoinHostPort(dial, exchangePort))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	began := time.Now()
 	if err := (exchange{bytes: size}).swap(conn, seed, seed); err != nil {
 		t.Errorf("TCP %s → guest: %v (seed %d)", from.name, err, seed)

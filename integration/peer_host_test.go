@@ -112,9 +112,7 @@ func (h *peerHost) router() {
 
 func (h *peerHost) sysctl(name, value string) {
 	h.t.Helper()
-	if err := h.do(func() error { return os.WriteFile("/proc/sys/"+name, []byte(value), 0) }); err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, h.do(func() error { return os.WriteFile("/proc/sys/"+name, []byte(value), 0) }))
 }
 
 // run runs a program inside the host and returns its standard output.
@@ -126,9 +124,7 @@ func (h *peerHost) run(program string, args ...string) string {
 func (h *peerHost) feed(input, program string, args ...string) string {
 	h.t.Helper()
 	out, err := h.try(input, program, args...)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, err)
 	return out
 }
 
@@ -158,9 +154,7 @@ func (h *peerHost) start(credential *syscall.Credential, program string, args ..
 	p := &peerProcess{cmd: need.Command(h.t, program, h.family.all(args)...), ended: make(chan struct{})}
 	p.log = filepath.Join(h.t.TempDir(), filepath.Base(program)+".log")
 	log, err := os.Create(p.log)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, err)
 	defer log.Close()
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential}
@@ -345,9 +339,7 @@ func (h *peerHost) acceptHeaded(t testing.TB, address string, handle func(net.Co
 func (h *peerHost) acceptBehind(t testing.TB, network, address string, wrap func(net.Listener) net.Listener, handle func(net.Conn)) {
 	t.Helper()
 	l, err := h.listen(network, address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { l.Close() })
 	go func(l net.Listener) {
 		for {

@@ -63,9 +63,7 @@ func beside(t *testing.T, body func(*testing.T), probes ...probe) {
 // isolated runs body in new namespaces if all probes succeed.
 func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 	if os.Getenv(isolatedEnv) == t.Name() {
-		if err := enterIsolation(); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, enterIsolation())
 		body(t)
 		return
 	}

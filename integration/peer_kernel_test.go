@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // romeNodeConfig is the other end of romeConfig, for culvert node.
@@ -168,9 +170,7 @@ func testTooBig(t *testing.T, c *clusters, g *guest) {
 
 	g.ip("route del 10.0.1.0/24 dev pod", "route add 10.0.1.0/24 dev pod mtu 1300")
 	out, err := c.romePod.try("", "sh", "-c", ping(1340, milanPodAtRome))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	tooBig(out, router, 1300)
 	// The pod forgets the path MTU, so the gateway must shrink the connection's super-frames.
 	c.romePod.ip("route flush cache")

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // pingThrough pings until the first answer, which handshakes and ARP delay, and then requires an
@@ -44,9 +46,7 @@ const (
 func (e exchange) run(t *testing.T) {
 	t.Helper()
 	l, err := e.to.listen("tcp", net.JoinHostPort(e.listen, exchangePort))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer l.Close()
 	seed := rand.Uint64()
 	served := make(chan error, 1)
@@ -122,9 +122,7 @@ func (e exchange) datagrams(t *testing.T, sizes ...int) {
 		server, err = net.ListenPacket("udp", e.to.family.of(net.JoinHostPort(e.listen, exchangePort)))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer server.Close()
 	go func() {
 		buffer := make([]byte, 1<<16)
@@ -137,9 +135,7 @@ func (e exchange) datagrams(t *testing.T, sizes ...int) {
 		}
 	}()
 	client, err := e.from.dial("udp", net.JoinHostPort(e.dial, exchangePort))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer client.Close()
 	_, port, _ := net.SplitHostPort(client.LocalAddr().String())
 	seed := rand.Uint64()

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 var probeTshark = programs("tshark", "tshark", "dumpcap")
@@ -24,9 +26,7 @@ func startCapture(h *peerHost, link string) *capture {
 	// Buffer in MiB, large enough for everything: tshark may be slow.
 	c.process = h.start(nil, "tshark", "-q", "-B", "16", "-i", link, "-f", "udp port 6091", "-w", c.file)
 	eventually(h.t, "capture on "+link, func() error {
-		if err := c.process.running(); err != nil {
-			h.t.Fatal(err)
-		}
+		need.NoError(h.t, c.process.running())
 		info, err := os.Stat(c.file)
 		if err == nil && info.Size() == 0 {
 			err = errNotYet

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 const (
@@ -56,9 +58,7 @@ func TestPeerWgShow(t *testing.T) {
 		}
 		number := func(field int) int {
 			n, err := strconv.Atoi(peer[field])
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			return n
 		}
 		if at := time.Unix(int64(number(4)), 0); at.Before(began) || at.After(time.Now()) {
@@ -83,17 +83,13 @@ func TestPeerWgShow(t *testing.T) {
 // testUAPI: the socket reveals no secret and obeys no command.
 func testUAPI(t *testing.T, c *clusters) {
 	info, err := os.Stat(uapiSocket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if mode := info.Mode(); mode != fs.ModeSocket|0o600 {
 		t.Errorf("%s: mode %v", uapiSocket, mode)
 	}
 	ask := func(request string) string {
 		conn, err := net.Dial("unix", uapiSocket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer conn.Close()
 		conn.SetDeadline(time.Now().Add(startTimeout))
 		if _, err := io.WriteString(conn, request); err != nil {
@@ -101,9 +97,7 @@ func testUAPI(t *testing.T, c *clusters) {
 		}
 		conn.(*net.UnixConn).CloseWrite()
 		answer, err := io.ReadAll(conn)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		return string(answer)
 	}
 	state := ask("get=1\n\n")

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // startsPrograms are the files, besides tests, that may start programs: integration/need does it
@@ -102,9 +104,7 @@ func TestStarts(t *testing.T) {
 		{`"culvert/integration/need"`, `var c = need.Self()`, 0},
 	} {
 		f, err := parser.ParseFile(token.NewFileSet(), "a_test.go", "package a\nimport "+tt.imports+"\n"+tt.body, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if got := len(starts(f)); got != tt.want {
 			t.Errorf("import %s; %s: %d, want %d", tt.imports, tt.body, got, tt.want)
 		}

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // Servers that expect a PROXY protocol header and answer with its content. Their ports are 8081 and
@@ -42,9 +44,7 @@ func serveProxied(t *testing.T, h *peerHost) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		name = filepath.Join(dir, name)
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(name, []byte(text), 0o600))
 		return name
 	}
 	h.start(nil, "haproxy", "-db", "-f", file("haproxy.cfg", `
@@ -230,9 +230,7 @@ func compareRates(t *testing.T, from *peerHost, plain, proxied netip.AddrPort) {
 		for j := range rates {
 			with := (i + j) % 2
 			rate, err := from.hash([]netip.AddrPort{plain, proxied}[with], size)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			rates[with] = rate
 		}
 		t.Logf("%d bytes a stream: %.0f MB/s without a header, %.0f MB/s with one", size, rates[0]/1e6, rates[1]/1e6)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // blocks returns the fenced blocks of a documentation page: commands by the word after "sh", files
@@ -17,9 +19,7 @@ import (
 func blocks(t *testing.T, page string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	found := make(map[string]string)
 	for i, m := range regexp.MustCompile("(?ms)^```(\\S*) ?(\\S*)\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
 		name := m[2]
@@ -88,9 +88,7 @@ func newAsWritten(h *peerHost, dir string) *asWritten {
 	bin := h.t.TempDir()
 	err := errors.Join(os.Symlink(os.Getenv(binaryEnv), filepath.Join(bin, "culvert")), os.Chmod(bin, 0o755), os.Chmod(filepath.Dir(bin), 0o711),
 		os.Chmod(filepath.Dir(dir), 0o711), os.Chown(dir, unprivilegedUID, unprivilegedUID))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, err)
 	return &asWritten{h, dir, bin}
 }
 
@@ -192,15 +190,11 @@ func TestFirstNetworkFiles(t *testing.T) {
 		x.pod(node, 1)
 		x.pod(x.milan, 1)
 		text, err := os.ReadFile(firstNetwork)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		places := make(map[string]*asWritten)
 		for name, h := range map[string]*peerHost{"rome": rome, "milan": milan, "rome-1": node, "milan-1": x.milan} {
 			places[name] = newAsWritten(h, t.TempDir())
-			if err := os.WriteFile(filepath.Join(places[name].dir, name+".yaml"), []byte(page[name+".yaml"]), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, os.WriteFile(filepath.Join(places[name].dir, name+".yaml"), []byte(page[name+".yaml"]), 0o644))
 		}
 		for _, m := range regexp.MustCompile("`(culvert keygen (\\w+)\\.key > (\\w+\\.pub))`").FindAllStringSubmatch(string(text), -1) {
 			own, other := places[m[2]], places["milan"]
@@ -226,9 +220,7 @@ func TestFirstNetworkFiles(t *testing.T) {
 		x.reaches(t, node, 1)
 
 		gateway := blocks(t, "../docs/gateway.md")
-		if err := os.WriteFile(filepath.Join(places["rome"].dir, "more.yaml"), []byte(gateway["yaml 0"]), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(filepath.Join(places["rome"].dir, "more.yaml"), []byte(gateway["yaml 0"]), 0o644))
 		places["rome"].command("culvert gateway --check --config more.yaml")
 	}, programs("ping", "ping"))
 }
@@ -265,13 +257,9 @@ func TestReadmeIPv6(t *testing.T) {
 			dir, h := t.TempDir(), hosts[p.host]
 			file := filepath.Join(dir, "dual.yaml")
 			for name, text := range keys {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 			}
-			if err := os.WriteFile(file, []byte(p.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, os.WriteFile(file, []byte(p.text), 0o600))
 			if said := h.run(os.Getenv(binaryEnv), p.kind, "--check", "--config", file); !strings.Contains(said, "good") || strings.Contains(said, "warning") {
 				t.Errorf("%s: %s", p.host, said)
 			}

@@ -26,12 +26,8 @@ import (
 func newSeen(t *testing.T) (*clusters, *control.Client) {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Chown(dir, unprivilegedUID, unprivilegedUID); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.Chown(dir, unprivilegedUID, unprivilegedUID))
+	need.NoError(t, os.Chmod(filepath.Dir(dir), 0o711))
 	path := filepath.Join(dir, "rome.sock")
 	c := newVXLANClusters(t)
 	c.romeCulvert.stop()
@@ -110,13 +106,9 @@ func (c *clusters) fillTable(t *testing.T, client *control.Client, connections i
 	}}
 	for have := 0; have < connections; {
 		f.sent = 0
-		if err := f.run(time.Now(), time.Now().Add(time.Second)); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, f.run(time.Now(), time.Now().Add(time.Second)))
 		s, err := client.Status(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if have = s.Table.Connections; time.Since(began) > time.Minute {
 			t.Fatalf("%d connections in %v", have, time.Since(began))
 		}
@@ -128,9 +120,7 @@ func (c *clusters) fillTable(t *testing.T, client *control.Client, connections i
 func list(t *testing.T, client *control.Client) (lines int) {
 	t.Helper()
 	response, err := client.Open(t.Context(), http.MethodGet, "/v1/connections", nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer response.Body.Close()
 	for buffer := make([]byte, 1<<17); ; {
 		n, err := response.Body.Read(buffer)
@@ -169,9 +159,7 @@ func (h *peerHost) datagrams() (fd int) {
 		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		return err
 	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, err)
 	return fd
 }
 
@@ -179,9 +167,7 @@ func (h *peerHost) datagrams() (fd int) {
 func (h *peerHost) answerBeats() {
 	h.t.Helper()
 	fd := h.datagrams()
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: beatPort}); err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, unix.Bind(fd, &unix.SockaddrInet4{Port: beatPort}))
 	answered := make(chan struct{})
 	h.t.Cleanup(func() {
 		unix.Shutdown(fd, unix.SHUT_RDWR)
@@ -217,9 +203,7 @@ func (c *clusters) beats(t *testing.T, during func()) (took pulses) {
 	defer unix.Close(fd)
 	err := errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
 		unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{10, 61, 1, 5}, Port: beatPort}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
@@ -251,9 +235,7 @@ func (c *clusters) beats(t *testing.T, during func()) (took pulses) {
 			time.Sleep(beatPause)
 		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	slices.Sort(took)
 	return took
 }

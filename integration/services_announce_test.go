@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // An announceLab is a serviceLab in which both nodes serve the same load balancer address, each
@@ -49,9 +51,7 @@ services:
 	if l.files[h.name] == "" {
 		l.files[h.name] = filepath.Join(l.TempDir(), h.name+".yaml")
 	}
-	if err := os.WriteFile(l.files[h.name], []byte(text), 0o600); err != nil {
-		l.Fatal(err)
-	}
+	need.NoError(l, os.WriteFile(l.files[h.name], []byte(text), 0o600))
 }
 
 func (l *announceLab) run(h *peerHost, announce string) {
@@ -101,9 +101,7 @@ func (l *announceLab) mac(h *peerHost) (mac string) {
 		}
 		return err
 	})
-	if err != nil {
-		l.Fatal(err)
-	}
+	need.NoError(l, err)
 	return mac
 }
 
@@ -117,9 +115,7 @@ func (l *announceLab) answers(to netip.Addr, want []string) (names []string) {
 	l.Helper()
 	macs := map[string]string{l.mac(l.n1): "n1", l.mac(l.n2): "n2"}
 	socket, err := l.listenPackets(l.out, "lan")
-	if err != nil {
-		l.Fatal(err)
-	}
+	need.NoError(l, err)
 	defer unix.Close(socket)
 	l.out.ip("neigh flush to " + to.String())
 	err = l.out.do(func() error {
@@ -131,9 +127,7 @@ func (l *announceLab) answers(to netip.Addr, want []string) (names []string) {
 		_, err = conn.Write([]byte("?"))
 		return err
 	})
-	if err != nil {
-		l.Fatal(err)
-	}
+	need.NoError(l, err)
 	for asked := time.Now(); ; {
 		patience := askPatience
 		if !slices.ContainsFunc(want, func(name string) bool { return !slices.Contains(names, name) }) {
@@ -272,9 +266,7 @@ func TestServicesAnnounce(t *testing.T) {
 		l.reload(l.n1, "")
 		l.requireNothingLeft("after SIGHUP", l.n1)
 		socket, err := l.listenPackets(l.out, "lan")
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer unix.Close(socket)
 		began := time.Now()
 		l.reload(l.n2, announceBoth)
@@ -316,9 +308,7 @@ func (l *announceLab) requireNoneTaken() {
 	l.Helper()
 	const experimental = 253 // RFC 3692, Section 2.1
 	watch, err := l.listenPackets(l.n1, "culvert-vip0")
-	if err != nil {
-		l.Fatal(err)
-	}
+	need.NoError(l, err)
 	defer unix.Close(watch)
 	for _, protocol := range []int{unix.IPPROTO_UDP, experimental} {
 		err := l.n1.do(func() error {
@@ -329,9 +319,7 @@ func (l *announceLab) requireNoneTaken() {
 			defer unix.Close(fd)
 			return unix.Sendto(fd, make([]byte, 8), 0, &unix.SockaddrInet4{Addr: l.vip[0].As4()})
 		})
-		if err != nil {
-			l.Fatal(err)
-		}
+		need.NoError(l, err)
 		for b := make([]byte, 100); ; { // a packet is there as soon as the sending call returns
 			if n, err := unix.Read(watch, b); err != nil || n == 0 {
 				break

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/integration/lab"
+	"culvert/integration/need"
 )
 
 // A servingCluster is one of two clusters whose nodes serve Services with endpoints in both.
@@ -147,9 +148,7 @@ func (s *servingCluster) start(t *testing.T, node *peerHost, name, addresses, an
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "node.yaml")
 	text := strings.NewReplacer("SELF", name, "NODE", s.name+"-1", "ADDRESSES", addresses, "ANNOUNCED", announced, "FAR", s.farPod).Replace(clusterServices)
-	if err := os.WriteFile(file, []byte(node.family.of(text)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(file, []byte(node.family.of(text)), 0o600))
 	node.refused = refuseNetfilter
 	process := node.start(nil, os.Getenv(binaryEnv), "node", "--config", file)
 	process.awaitOutput(t, "services are served")
@@ -278,9 +277,7 @@ func (s *servingCluster) checkTold(t *testing.T, far *servingCluster) {
 		got := map[string]bool{}
 		for range questions {
 			conn, err := from.dial("tcp", to)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			conn.SetDeadline(time.Now().Add(startTimeout))
 			answer, err := io.ReadAll(conn)
 			own, at := conn.LocalAddr().(*net.TCPAddr), netip.MustParseAddrPort(from.family.of(to))
@@ -309,13 +306,9 @@ func (c *clusters) startMilanReference(t *testing.T) {
 		Nodes:  []lab.ReferenceNode{{VNI: milanVNI, Underlay: address("172.19.0.130"), Address: address("10.80.0.3"), PodCIDR: prefix("10.0.1.0/24")}},
 		Remaps: []lab.ReferenceRemap{{Real: prefix("10.0.0.0/16"), Remapped: prefix("10.62.0.0/16")}, {Real: prefix("10.70.0.0/16"), Remapped: prefix("10.72.0.0/16")}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "reference.json")
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(file, text, 0o600))
 	c.milanGateway.refused = nil
 	c.milanGateway.start(nil, labBinary(os.Getenv(binaryEnv)), "reference", "--config", file)
 }

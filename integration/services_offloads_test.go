@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"culvert/gateway/node"
+	"culvert/integration/need"
 )
 
 // TestServicesOffloads: senders leave segmentation and checksums of streams and trains to network
@@ -25,9 +26,7 @@ func TestServicesOffloads(t *testing.T) {
 				err := host.do(func() error {
 					return node.SetFeatures(link, false, "tx-checksum-ip-generic", "tx-tcp-segmentation", "tx-tcp6-segmentation", node.FeatureUDPSegmentation)
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 			}
 		}
 		for _, to := range []string{"10.96.0.10:80", "[fd96::10]:80", "172.18.0.2:30010", "[fd18::2]:30010"} {

@@ -45,9 +45,7 @@ func TestServicesShortConnections(t *testing.T) {
 		}
 		for _, reason := range []string{"port-share", "port-exhausted"} {
 			page, err := l.n1.get("/metrics")
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			for line := range strings.Lines(page) {
 				if strings.HasPrefix(line, "culvert_dropped_packets_total") && strings.Contains(line, `"`+reason+`"`) && !strings.HasSuffix(line, " 0\n") {
 					t.Error(line)
@@ -70,19 +68,13 @@ func TestServicesShortConnectionsOfKubeProxy(t *testing.T) {
 		}
 		cmd := need.Command(t, filepath.Join(os.Getenv(kubeAssetsEnv), "kubeproxy"), "-node", "n1", "-address", f.node, "-pods", f.pods, "-services", f.services)
 		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := l.n1.do(cmd.Start); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
+		need.NoError(t, l.n1.do(cmd.Start))
 		t.Cleanup(func() {
 			cmd.Process.Kill()
 			cmd.Wait()
 		})
-		if err := json.NewEncoder(in).Encode(f.objects(all)); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, json.NewEncoder(in).Encode(f.objects(all)))
 		eventually(t, "kube-proxy", func() error {
 			for _, s := range all {
 				if conn, err := l.n1.dialWithin(silence, "tcp", s.cluster+":80"); err != nil {
@@ -180,8 +172,6 @@ func (l *serviceLab) repeatedSYNs(h *peerHost) (n int) {
 		}
 		return io.ErrUnexpectedEOF
 	})
-	if err != nil {
-		l.Fatal(err)
-	}
+	need.NoError(l, err)
 	return n
 }

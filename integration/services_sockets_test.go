@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // bySocket returns one port of a Service for the file of a node with mode: sockets. places are the
@@ -34,15 +36,9 @@ func bySocket(name, protocol string, nodePort, port int, more string, places ...
 // writeReadable writes a file that any user may read.
 func writeReadable(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.Chmod(filepath.Dir(file), 0o711); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(filepath.Dir(filepath.Dir(file)), 0o711); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.Chmod(filepath.Dir(file), 0o711))
+	need.NoError(t, os.Chmod(filepath.Dir(filepath.Dir(file)), 0o711))
+	need.NoError(t, os.WriteFile(file, []byte(text), 0o644))
 }
 
 // startUnprivileged starts culvert node as a user without any capability, and returns once it
@@ -212,9 +208,7 @@ func TestServicesAcrossClusters(t *testing.T) {
 					got, seen := map[string]int{}, map[string]bool{}
 					for range n {
 						conn, err := client.dial("tcp", "203.0.113.1:"+port)
-						if err != nil {
-							t.Fatal(err)
-						}
+						need.NoError(t, err)
 						conn.SetDeadline(time.Now().Add(startTimeout))
 						answer, err := io.ReadAll(conn)
 						conn.Close()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"culvert/gateway/handover"
+	"culvert/integration/need"
 )
 
 // A serviceTraffic is the constant traffic of a serviceLab's clients: connections, one after
@@ -53,9 +54,7 @@ func (l *serviceLab) traffic() *serviceTraffic {
 		})
 	}
 	conn, err := l.out.dial("udp", "172.18.0.2:30010")
-	if err != nil {
-		l.Fatal(err)
-	}
+	need.NoError(l, err)
 	x.running.Go(func() {
 		defer conn.Close()
 		for tick := time.NewTicker(datagramPace); !x.stopped(); <-tick.C {
@@ -215,18 +214,14 @@ func TestServicesTakeOverFails(t *testing.T) {
 		stream := l.stream(l.out, "tcp", "172.18.0.2:30010")
 		traffic := l.traffic()
 		text, err := os.ReadFile(l.file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		for _, r := range []struct{ from, to, want string }{
 			{"name: n1", "name: n7", "of node n1, and this one of n7"},
 			{"172.18.0.2, ", "172.18.0.99, ", "172.18.0.99 is not an address of this machine"},
 			{"  state:", "  #", "the file has no services.state"},
 		} {
 			other := l.file + ".other"
-			if err := os.WriteFile(other, []byte(strings.Replace(string(text), r.from, r.to, 1)), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, os.WriteFile(other, []byte(strings.Replace(string(text), r.from, r.to, 1)), 0o600))
 			next := l.n1.start(nil, os.Getenv(binaryEnv), "node", "--config", other, "--takeover")
 			<-next.ended
 			if out := next.output(); !strings.Contains(out, r.want) || next.cmd.ProcessState.ExitCode() == 0 {
@@ -236,9 +231,7 @@ func TestServicesTakeOverFails(t *testing.T) {
 		// The last message that the new process reads before it ends.
 		for i, last := range []handover.Kind{handover.KindOffer, handover.KindStanding, handover.KindCut} {
 			conn, err := net.Dial("unix", filepath.Join(l.state, "culvert1", "takeover-1.sock"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			line := handover.NewLine(conn.(*net.UnixConn))
 			for kind := handover.Kind(0); kind != last; {
 				var files []*os.File
@@ -251,9 +244,7 @@ func TestServicesTakeOverFails(t *testing.T) {
 				if kind == handover.KindStanding && last != kind {
 					err = line.Send(handover.KindReady, nil, startTimeout)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 			}
 			line.Close()
 			await(t, "words for the hand-over", func() bool { return strings.Count(l.node.output(), "hand-over failed: this process goes on") > i })

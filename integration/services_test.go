@@ -141,9 +141,7 @@ func (l *serviceLab) serve(h *peerHost) {
 		socket, err = net.ListenPacket("udp", "[::]:8080")
 		return err
 	})
-	if err != nil {
-		l.Fatal(err)
-	}
+	need.NoError(l, err)
 	l.Cleanup(func() { socket.Close() })
 	go func() {
 		for b := make([]byte, 2000); ; {
@@ -172,9 +170,7 @@ func (l *serviceLab) write(serve ...string) {
 	if l.state != "" {
 		head = strings.Replace(head, "  serve:", "  state: "+l.state+"\n  serve:", 1)
 	}
-	if err := os.WriteFile(l.file, []byte(head+strings.Join(serve, "")), 0o600); err != nil {
-		l.Fatal(err)
-	}
+	need.NoError(l, os.WriteFile(l.file, []byte(head+strings.Join(serve, "")), 0o600))
 }
 
 const (
@@ -390,9 +386,7 @@ func TestServicesChange(t *testing.T) {
 		l := newServiceLab(t)
 		l.start(served("web", "tcp", 10, "", "pa"), served("dns", "udp", 10, "", "pa"))
 		stream, err := l.out.dial("tcp", "172.18.0.2:30010")
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer stream.Close()
 		stream.SetDeadline(time.Now().Add(startTimeout))
 		say := func(conn net.Conn, text string) string {
@@ -401,18 +395,14 @@ func TestServicesChange(t *testing.T) {
 				t.Fatal(err)
 			}
 			n, err := conn.Read(b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			return strings.Fields(string(b[:n]))[0]
 		}
 		if _, err := io.ReadFull(stream, make([]byte, len("pa 172.18.0.2\n"))); err != nil {
 			t.Fatal(err)
 		}
 		question, err := l.out.dial("udp", "172.18.0.2:30010")
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer question.Close()
 		question.SetDeadline(time.Now().Add(startTimeout))
 		if who := say(question, "?"); who != "pa" {
@@ -606,9 +596,7 @@ func TestServicesWarnOfListeners(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
 		listener, err := l.n1.listen("tcp", ":30010")
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer listener.Close()
 		l.start(served("web", "tcp", 10, "", "pa"))
 		name := fmt.Sprintf("process %d", os.Getpid())

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // TestSkipsHaveProbes: tests skip only by a probe of integration/need, so that LAB turns each skip
@@ -50,9 +52,7 @@ func eachFile(t *testing.T, judge func(name string, fset *token.FileSet, f *ast.
 		judge(strings.TrimPrefix(filepath.ToSlash(path), "../"), fset, f)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if judged < 100 {
 		t.Errorf("%d files were judged", judged)
 	}

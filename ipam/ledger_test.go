@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -24,9 +26,7 @@ func newPlan(t *testing.T, pools string, taken ...string) *Plan {
 		ts = append(ts, Taken{Name: "taken " + p, Prefix: cidr(p)})
 	}
 	plan, err := NewPlan(ps, ts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return plan
 }
 
@@ -79,9 +79,7 @@ func TestAddresses(t *testing.T) {
 	give("b", "10.70.0.2")
 	give("c", "10.70.0.4")
 	give("b", "10.70.0.2")
-	if err := l.Release(Owner{"milan", Service, "a"}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, l.Release(Owner{"milan", Service, "a"}))
 	give("d", "10.70.0.5")
 	give("e", "10.70.0.6")
 	give("f", "10.70.0.1")
@@ -215,9 +213,7 @@ func TestConflicts(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			plan, err := NewPlan(nil, []Taken{tt.taken})
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			warnings, err := l.Conflicts(plan)
 			got := ""
 			switch {

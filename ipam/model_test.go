@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // long reports whether the tests shall run in full, which takes minutes.
@@ -228,9 +230,7 @@ func (e *episode) configure(t *testing.T) {
 		e.taken = append(e.taken, Taken{Name: "taken", Prefix: p})
 	}
 	plan, err := NewPlan(slices.Clone(e.pools), e.taken)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	e.plan = plan
 }
 

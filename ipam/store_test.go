@@ -109,9 +109,7 @@ func (p promised) read(t *testing.T, peer, output string) (answers int, longest 
 func (p promised) check(t *testing.T, s *Store) *Ledger {
 	t.Helper()
 	l, err := s.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	held := map[Owner]string{}
 	for _, e := range l.given {
 		held[e.Owner] = e.RemappedText()
@@ -137,12 +135,8 @@ func TestKills(t *testing.T) {
 	for i := range kills {
 		cmd := acquirerCommand(s.path, "milan", answers%2000)
 		pipe, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
+		need.NoError(t, cmd.Start())
 		out := bufio.NewReader(pipe)
 		said := ""
 		if i%4 > 0 { // most are killed at work, some while they start
@@ -153,9 +147,7 @@ func TestKills(t *testing.T) {
 		time.Sleep(rand.N(20 * time.Millisecond))
 		cmd.Process.Kill()
 		rest, err := io.ReadAll(out)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		cmd.Wait()
 		n, _ := known.read(t, "milan", said+string(rest))
 		answers += n
@@ -184,12 +176,8 @@ func TestEightProcesses(t *testing.T) {
 	for i := range 8 {
 		a := &acquirer{cmd: acquirerCommand(s.path, fmt.Sprint("peer", i), 0), output: make(chan string, 1)}
 		pipe, err := a.cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := a.cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
+		need.NoError(t, a.cmd.Start())
 		a.out = bufio.NewReader(pipe)
 		all = append(all, a)
 	}
@@ -245,9 +233,7 @@ func TestWriteFaults(t *testing.T) {
 	for _, failing := range steps {
 		for _, cause := range []error{syscall.EIO, syscall.ENOSPC, syscall.EROFS} {
 			s := Open(filepath.Join(t.TempDir(), "ipam.json"))
-			if err := acquire(s, 0, 1); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, acquire(s, 0, 1))
 			before, _ := os.ReadFile(s.path)
 			s.disk.Fault = func(step string) error {
 				if step == failing {
@@ -277,9 +263,7 @@ func TestWriteFaults(t *testing.T) {
 // TestTornWrites: a write that the kernel cuts off at any size of the file loses nothing.
 func TestTornWrites(t *testing.T) {
 	s := Open(filepath.Join(t.TempDir(), "ipam.json"))
-	if err := acquire(s, 0, 3); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, acquire(s, 0, 3))
 	before, _ := os.ReadFile(s.path)
 	for limit := 0; limit <= len(before); limit += 37 {
 		out, err := acquirerCommand(s.path, "milan", 100, limit).Output()
@@ -296,13 +280,9 @@ func TestTornWrites(t *testing.T) {
 func TestFileMode(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	s := Open(filepath.Join(dir, "ipam.json"))
-	if err := acquire(s, 0, 1); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, acquire(s, 0, 1))
 	mark, err := s.Claim(context.Background(), "milan")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer mark.Close()
 	if info, _ := os.Stat(dir); info.Mode().Perm() != 0o700 {
 		t.Errorf("%s has mode %v", dir, info.Mode())
@@ -317,12 +297,8 @@ func TestFileMode(t *testing.T) {
 		}
 	}
 	link := filepath.Join(t.TempDir(), "link.json")
-	if err := os.Symlink(s.path, link); err != nil {
-		t.Fatal(err)
-	}
-	if err := acquire(Open(link), 1, 1); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.Symlink(s.path, link))
+	need.NoError(t, acquire(Open(link), 1, 1))
 	if info, _ := os.Lstat(link); info.Mode().Type() != os.ModeSymlink {
 		t.Errorf("the link became %v", info.Mode())
 	}
@@ -335,16 +311,10 @@ func TestFileMode(t *testing.T) {
 func TestNoFile(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
-	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, syscall.Mkfifo(fifo, 0o600))
 	large := filepath.Join(dir, "large")
-	if err := os.WriteFile(large, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(large, maxFile+1); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(large, nil, 0o600))
+	need.NoError(t, os.Truncate(large, maxFile+1))
 	for path, want := range map[string]string{
 		dir:                             "is no ordinary file",
 		fifo:                            "is no ordinary file",
@@ -371,9 +341,7 @@ func TestLocks(t *testing.T) {
 	}
 	background := context.Background()
 	first, err := s.Claim(background, "milan")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	second, err := s.Claim(background, "milan")
 	if err != nil {
 		t.Fatalf("a second gateway: %v", err)
@@ -401,14 +369,10 @@ func TestLocks(t *testing.T) {
 // BenchmarkAcquire: one more owner beside 10,000, the sync included.
 func BenchmarkAcquire(b *testing.B) {
 	s := Open(filepath.Join(b.TempDir(), "ipam.json"))
-	if err := acquire(s, 0, 10_000); err != nil {
-		b.Fatal(err)
-	}
+	need.NoError(b, acquire(s, 0, 10_000))
 	n := 10_000
 	for b.Loop() {
-		if err := acquire(s, n, 1); err != nil {
-			b.Fatal(err)
-		}
+		need.NoError(b, acquire(s, n, 1))
 		n++
 	}
 }
@@ -416,9 +380,7 @@ func BenchmarkAcquire(b *testing.B) {
 // BenchmarkRead: what list does, with 10,000 owners.
 func BenchmarkRead(b *testing.B) {
 	s := Open(filepath.Join(b.TempDir(), "ipam.json"))
-	if err := acquire(s, 0, 10_000); err != nil {
-		b.Fatal(err)
-	}
+	need.NoError(b, acquire(s, 0, 10_000))
 	for b.Loop() {
 		if l, err := s.Read(); err != nil || len(l.Entries()) != 10_000 {
 			b.Fatal(err)

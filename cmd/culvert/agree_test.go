@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // agreeFile is a good file in which each of agreeEdits' texts stands once.
@@ -120,9 +122,7 @@ func TestCheckAndStartAgree(t *testing.T) {
 		if old == "rome\n" {
 			edited = strings.Replace(text, old, fmt.Sprintf("%q\n", value), 1)
 		}
-		if err := os.WriteFile(file, []byte(edited), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(file, []byte(edited), 0o600))
 		_, checked, status := run(t, "gateway", "--check", "--config", file)
 		running, diag := startGateway(t, file)
 		switch {
@@ -162,12 +162,8 @@ func startGateway(t *testing.T, file string) (running bool, said string) {
 	t.Helper()
 	cmd := culvert("gateway", "--config", file)
 	diag, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, cmd.Start())
 	kill := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
 	defer kill.Stop()
 	var all bytes.Buffer

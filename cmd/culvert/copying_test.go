@@ -27,6 +27,7 @@ import (
 	"culvert/gateway/replica"
 	"culvert/gateway/role"
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 	"culvert/kube"
 	"culvert/kube/election"
 	"culvert/nat"
@@ -167,9 +168,7 @@ func newCarriers(t *testing.T) (all [2]*carrier) {
 			Config: func() string { return "" }, Facts: func() []byte { return nil }, Took: func([]byte) {}, Heard: c.Heard,
 		})
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		c.at = l.Addr().(*net.TCPAddr).AddrPort()
 		tasks.Go(func() { c.r.Serve(l) })
 		t.Cleanup(c.r.Close)
@@ -198,9 +197,7 @@ func TestNoConnectionIsMissing(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 			defer cancel()
 			standby.r.Follow(active.at)
-			if err := standby.r.Whole(ctx); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, standby.r.Whole(ctx))
 			begun := make(chan int)
 			changing, stop := context.WithCancel(ctx)
 			defer stop()

@@ -12,6 +12,7 @@ import (
 
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/control"
+	"culvert/integration/need"
 )
 
 // TestDoctor: the examples of its help run, without a gateway: a table, JSON and YAML
@@ -34,9 +35,7 @@ func TestDoctor(t *testing.T) {
 	}
 
 	taken, err := net.ListenUDP("udp4", &net.UDPAddr{Port: port})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer taken.Close()
 	out, diag, status = run(t, "doctor", "--config", file)
 	if status != cli.ExitFailed || !strings.Contains(out, "bad   geneve.listenPort") || strings.Count(diag, "\n") != 1 ||

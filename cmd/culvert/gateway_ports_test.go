@@ -10,24 +10,19 @@ import (
 	"testing"
 
 	"culvert/gateway/config"
+	"culvert/integration/need"
 )
 
 // TestPortsInUse: a port that another program has is reported under its field; a port that the gateway itself has is not.
 func TestPortsInUse(t *testing.T) {
 	udp, err := net.ListenPacket("udp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer udp.Close()
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer tcp.Close()
 	free, err := net.ListenPacket("udp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	free.Close()
 	port := func(c net.PacketConn) uint16 { return uint16(c.LocalAddr().(*net.UDPAddr).Port) }
 	c := &config.Config{Cluster: "rome", Peer: "milan", Control: filepath.Join(t.TempDir(), "s"), Metrics: tcp.Addr().String()}
@@ -38,9 +33,7 @@ func TestPortsInUse(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	l, err := net.Listen("unix", c.Control)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var cluster atomic.Value
 	cluster.Store("turin")
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -15,6 +15,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/configfile"
 	"culvert/gateway/node"
+	"culvert/integration/need"
 )
 
 var update = flag.Bool("update", false, "write the generated files of docs/")
@@ -29,9 +30,7 @@ func TestGeneratedDocs(t *testing.T) {
 	} {
 		name = filepath.Join("../../docs", name)
 		if *update {
-			if err := os.WriteFile(name, []byte(want), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, os.WriteFile(name, []byte(want), 0o644))
 		}
 		if got, err := os.ReadFile(name); err != nil || string(got) != want {
 			t.Errorf("%s is not what the types make (%v); run this test with -update", name, err)

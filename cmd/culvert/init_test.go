@@ -13,6 +13,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/node"
 	"culvert/geneve"
+	"culvert/integration/need"
 )
 
 // romeMilan answers every question of culvert init.
@@ -97,9 +98,7 @@ func TestInit(t *testing.T) {
 				}
 				for _, n := range own.Geneve.Nodes {
 					c, err := node.LoadConfig(filepath.Join(dir, own.Cluster, "nodes", n.Name+".yaml"))
-					if err != nil {
-						t.Fatal(err)
-					}
+					need.NoError(t, err)
 					if c.VNI != uint32(n.VNI) || c.Underlay != n.Underlay || c.Address != geneve.Pair(n.Address) || c.Port != own.Geneve.ListenPort ||
 						c.GatewayAddress != geneve.Pair(own.Geneve.GatewayAddress) || !slices.Equal(c.Routes, routes) {
 						t.Errorf("%s: node %+v, gateway %+v", n.Name, c, n)
@@ -114,9 +113,7 @@ func TestInit(t *testing.T) {
 func loadQuiet(t *testing.T, dir, cluster string) *config.Config {
 	t.Helper()
 	c, err := config.Load(filepath.Join(dir, cluster, "gateway.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if err := config.Check(c); err != nil {
 		t.Error(err)
 	}
@@ -310,9 +307,7 @@ func TestInitSideRefuses(t *testing.T) {
 			t.Fatal(diag)
 		}
 		key, err := os.ReadFile(filepath.Join(dir, "rome", "gateway.key"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		other := strings.Repeat("Q", 42) + "E="
 		line := "--peer milan --peer-pods 10.0.0.0/16 --peer-external 10.71.0.0/16 --peer-key "
 		if side == "client" {

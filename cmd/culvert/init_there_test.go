@@ -11,6 +11,7 @@ import (
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/config"
 	"culvert/gateway/node"
+	"culvert/integration/need"
 )
 
 // romeAnd answers the questions of culvert init for another peer of rome's.
@@ -116,9 +117,7 @@ func TestInitFurther(t *testing.T) {
 	if want := fmt.Sprintf("--endpoint: port 51840 is of %s already; choose another, such as 51842", file); status != cli.ExitBadInput || !strings.Contains(diag, want) {
 		t.Errorf("status %d: %s, want %s", status, diag, want)
 	}
-	if err := os.WriteFile(file, []byte("junk: {"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(file, []byte("junk: {"), 0o600))
 	_, diag, status = run(t, append([]string{"init", filepath.Join(parent, "genoa")}, romeAnd("genoa")...)...)
 	if status != cli.ExitBadInput || !strings.Contains(diag, file+" is another peering of rome, and cannot be read: ") {
 		t.Errorf("status %d: %s", status, diag)

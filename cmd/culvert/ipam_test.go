@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"culvert/cmd/internal/cli"
+	"culvert/integration/need"
 	"culvert/ipam"
 )
 
@@ -52,12 +53,8 @@ const knownFile = `{
 func writeKnown(t *testing.T, dir, text string) (file string) {
 	t.Helper()
 	file = filepath.Join(dir, "state", "ipam.json")
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
+	need.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
 
@@ -274,12 +271,8 @@ func TestReleaseBesideGateway(t *testing.T) {
 	edit(t, dir, `metrics: ""`, "metrics: \"\"\nlog: {format: json}")
 	cmd := culvert("gateway", "--config", config)
 	diag, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, cmd.Start())
 	kill := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
 	defer kill.Stop()
 	lines := bufio.NewScanner(diag)
@@ -337,23 +330,15 @@ func TestGatewayClaimsFirst(t *testing.T) {
 	dir, config := autoFolder(t)
 	file := writeKnown(t, dir, knownFile)
 	lock, err := ipam.Open(file).Exclude(context.Background(), "milan")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	edit(t, dir, `metrics: ""`, "metrics: \"\"\nlog: {format: json}")
 	cmd := culvert("gateway", "--config", config)
 	diag, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, cmd.Start())
 	err = ipam.Open(file).Update(context.Background(), func(l *ipam.Ledger) error { return l.ReleasePeer("milan") })
 	lock.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	lines := bufio.NewScanner(diag)
 	chosen := 0
 	for lines.Scan() && !strings.Contains(lines.Text(), "gateway running") {

@@ -10,15 +10,14 @@ import (
 	"testing"
 
 	"culvert/cmd/internal/cli"
+	"culvert/integration/need"
 )
 
 // TestLabBeside: culvert lab is the culvert-lab in its own folder, with its flags, its exit status and its completion.
 func TestLabBeside(t *testing.T) {
 	dir := t.TempDir()
 	own := filepath.Join(dir, "culvert")
-	if err := os.Link(os.Args[0], own); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.Link(os.Args[0], own))
 	culvertThere := func(args ...string) (string, int) {
 		t.Helper()
 		cmd := culvert(args...)

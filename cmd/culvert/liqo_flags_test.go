@@ -12,15 +12,14 @@ import (
 	"github.com/spf13/pflag"
 
 	"culvert/gateway/config"
+	"culvert/integration/need"
 )
 
 // keysDir holds a private key as Liqo's Secrets have it: 32 bytes.
 func keysDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "privateKey"), bytes.Repeat([]byte{7}, 32), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(filepath.Join(dir, "privateKey"), bytes.Repeat([]byte{7}, 32), 0o600))
 	return dir
 }
 
@@ -30,9 +29,7 @@ func readLiqo(t *testing.T, more ...string) (*liqo, error) {
 	set := pflag.NewFlagSet("gateway", pflag.ContinueOnError)
 	l := addLiqoFlags(set)
 	needed := []string{"--liqo", "--name=milan", "--namespace=liqo-tenant-milan", "--remote-cluster-id=milan", "--gateway-uid=u", "--node-name=rome-1", "--mode=server", "--keys-dir=" + keysDir(t)}
-	if err := set.Parse(append(needed, more...)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, set.Parse(append(needed, more...)))
 	return l.read()
 }
 

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/cmd/internal/cli"
+	"culvert/integration/need"
 	"culvert/kube/template"
 )
 
@@ -32,9 +33,7 @@ func TestLiqoTemplates(t *testing.T) {
 		t.Fatalf("status %d: %s", status, diag)
 	}
 	if *update {
-		if err := os.WriteFile(templatesFile, []byte(out), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(templatesFile, []byte(out), 0o644))
 	}
 	if file, err := os.ReadFile(templatesFile); err != nil || string(file) != out {
 		t.Errorf("%s is not what is printed (%v); run this test with -update", templatesFile, err)
@@ -51,9 +50,7 @@ func templates(t *testing.T, text string) (all []map[string]any) {
 	t.Helper()
 	for _, doc := range strings.Split(text, "\n---\n") {
 		var o map[string]any
-		if err := yaml.Unmarshal([]byte(doc), &o); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, yaml.Unmarshal([]byte(doc), &o))
 		all = append(all, o)
 	}
 	return all
@@ -67,9 +64,7 @@ func TestLiqoFlagsAreOurs(t *testing.T) {
 		g.Name, g.Namespace, g.ClusterID, g.GatewayUID = "milan", "liqo-tenant-milan", "milan", "1"
 		g.Spec.MTU, g.Spec.Endpoint.Port, g.Spec.Endpoint.Addresses = 1340, 51840, []string{"192.0.2.7"}
 		made, err := template.Render(o, g)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		containers, _ := template.Field(made, "spec", "deployment", "spec", "template", "spec", "containers").([]any)
 		args, _ := template.Field(containers[0], "args").([]any)
 		var words []string
@@ -126,9 +121,7 @@ func (c *fakeCluster) start(t *testing.T) (kubeconfig string) {
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: x, contexts: [{name: x, context: {cluster: x, user: x}}],
 clusters: [{name: x, cluster: {server: %q}}], users: [{name: x, user: {token: x}}]}`, server.URL)
-	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(kubeconfig, []byte(text), 0o600))
 	return kubeconfig
 }
 
@@ -138,9 +131,7 @@ const liqoAPI = "/apis/networking.liqo.io/v1beta1"
 func newFakeCluster(t *testing.T) *fakeCluster {
 	t.Helper()
 	text, err := os.ReadFile("../../kube/testdata/v1.2.0/gatewayservers.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	const tenant = "/namespaces/liqo-tenant-cluster-b"
 	empty := []any{}
 	return &fakeCluster{objects: map[string]any{

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"culvert/cmd/internal/cli"
+	"culvert/integration/need"
 )
 
 // TestLiqoBadInput: all faults of flags and of the kubeconfig are reported at once.
@@ -63,9 +64,7 @@ func emptyAPI(t *testing.T, forbid *atomic.Bool) (kubeconfig string) {
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],
 		clusters: [{name: c, cluster: {server: %q}}], users: [{name: u, user: {}}]}`, server.URL)
-	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(kubeconfig, []byte(text), 0o600))
 	return kubeconfig
 }
 
@@ -83,9 +82,7 @@ func TestLiqoReadiness(t *testing.T) {
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	kill := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
 	defer kill.Stop()
 	lines := bufio.NewScanner(diag)
@@ -109,9 +106,7 @@ func TestLiqoReadiness(t *testing.T) {
 	status := func(path string) int {
 		t.Helper()
 		r, err := http.Get("http://" + health + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		r.Body.Close()
 		return r.StatusCode
 	}

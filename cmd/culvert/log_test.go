@@ -12,14 +12,13 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"culvert/gateway/config"
+	"culvert/integration/need"
 )
 
 // TestJSONHasTheValuesOfText: whatever is logged reads the same in both formats.
 func TestJSONHasTheValuesOfText(t *testing.T) {
 	log, err := newLogger("info", "json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	fields := logrus.Fields{
 		"role": config.Server, "after": 90 * time.Second, "endpoint": netip.MustParseAddrPort("192.0.2.7:51840"), "addr": netip.MustParseAddr("10.80.0.2"),
 		"real": netip.MustParsePrefix("10.0.0.0/16"), "nodes": 2, "port": uint16(6091), "again": true, "name": "rome-1", "prefixes": []netip.Prefix{},
@@ -28,9 +27,7 @@ func TestJSONHasTheValuesOfText(t *testing.T) {
 	log.SetOutput(&out)
 	log.WithFields(fields).WithError(errors.New("no")).Info("said")
 	var got map[string]any
-	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, json.Unmarshal(out.Bytes(), &got))
 	fields["error"], fields["msg"], fields["level"] = "no", "said", "info"
 	for key, value := range fields {
 		if fmt.Sprint(got[key]) != fmt.Sprint(value) {

@@ -73,9 +73,7 @@ network:
   remote: {podCIDRs: [{cidr: 10.0.0.0/16, remap: 10.61.0.0/16}]}
 metrics: ""
 `, strings.TrimSpace(public), genevePort)
-	if err := os.WriteFile(filepath.Join(dir, "gateway.yaml"), []byte(file), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(filepath.Join(dir, "gateway.yaml"), []byte(file), 0o600))
 	return dir, genevePort
 }
 
@@ -84,9 +82,7 @@ metrics: ""
 func freePort(t *testing.T) int {
 	t.Helper()
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var first int
 	if _, err := fmt.Sscan(string(text), &first); err != nil {
 		t.Fatalf("ports that the kernel gives away: %q, %v", text, err)
@@ -113,15 +109,11 @@ func edit(t *testing.T, dir, old, new string) {
 	t.Helper()
 	path := filepath.Join(dir, "gateway.yaml")
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if !bytes.Contains(text, []byte(old)) {
 		t.Fatalf("no %q in the file", old)
 	}
-	if err := os.WriteFile(path, bytes.Replace(text, []byte(old), []byte(new), 1), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(path, bytes.Replace(text, []byte(old), []byte(new), 1), 0o600))
 }
 
 // TestBadInput: exit status 2 and one line per cause, which names the field or the
@@ -130,9 +122,7 @@ func TestBadInput(t *testing.T) {
 	dir, genevePort := folder(t)
 	config := filepath.Join(dir, "gateway.yaml")
 	taken, err := net.ListenUDP("udp4", &net.UDPAddr{Port: genevePort})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer taken.Close()
 	for _, tt := range []struct {
 		name string
@@ -169,9 +159,7 @@ func TestCheck(t *testing.T) {
 	}
 	out, _, _ := run(t, "gateway", "--check", "-o", "json", "--config", config)
 	var view checked
-	if err := json.Unmarshal([]byte(out), &view); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, json.Unmarshal([]byte(out), &view))
 	if len(view.Nodes) != 1 || len(view.Nodes[0].Routes) != 1 || view.Nodes[0].Routes[0].String() != "10.61.0.0/16" || view.UnknownSource != "10.70.0.0" {
 		t.Errorf("got %+v", view)
 	}
@@ -182,12 +170,8 @@ func startLogging(t *testing.T, dir string) (*exec.Cmd, io.Reader) {
 	t.Helper()
 	cmd := culvert("gateway", "--config", filepath.Join(dir, "gateway.yaml"))
 	diag, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, cmd.Start())
 	return cmd, diag
 }
 
@@ -251,17 +235,11 @@ func TestSignalAtTheEnd(t *testing.T) {
 	for range 100 {
 		cmd := culvert("version")
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
+		need.NoError(t, cmd.Start())
 		out.Read(make([]byte, 1))
 		cmd.Process.Signal(os.Interrupt) // or it has ended, which is fine
-		if err := cmd.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, cmd.Wait())
 	}
 }
 

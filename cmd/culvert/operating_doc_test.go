@@ -4,15 +4,15 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // TestOperatingIsDocumented: docs/operating.md has a section for each command that asks a
 // gateway. Every command line in it and in README uses commands and flags that exist.
 func TestOperatingIsDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/operating.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	page := string(text)
 	for _, c := range newRootCommand().Commands() {
 		if c.Flags().Lookup("socket") != nil && !strings.Contains(page, "\n## "+c.Name()+"\n") {

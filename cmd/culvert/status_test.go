@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"culvert/gateway/control"
+	"culvert/integration/need"
 )
 
 // TestStatusOfLinks: docs/liqo.md shows what is printed of a node that has links.
@@ -23,9 +24,7 @@ func TestStatusOfLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	doc, err := os.ReadFile("../../docs/liqo.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if want := "culvert status\n" + b.String() + "```"; !strings.Contains(string(doc), want) {
 		t.Errorf("docs/liqo.md has not\n%s", want)
 	}
@@ -41,9 +40,7 @@ func TestStatusOfLinksAndServices(t *testing.T) {
 		{nil, "culvert v1.0.0\n\nserves ", "waiting"},
 	} {
 		var b strings.Builder
-		if err := printNodeStatus(&b, &control.NodeStatus{Name: "node1", Version: control.Version{Version: "v1.0.0"}, Mode: "tun", Waiting: c.waiting}); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, printNodeStatus(&b, &control.NodeStatus{Name: "node1", Version: control.Version{Version: "v1.0.0"}, Mode: "tun", Waiting: c.waiting}))
 		if !strings.Contains(b.String(), c.want) || strings.Contains(b.String(), c.never) {
 			t.Errorf("%q", b.String())
 		}
@@ -57,9 +54,7 @@ func TestStatusUnderLiqo(t *testing.T) {
 		Gateway: "liqo-tenant-milan/milan", Waiting: []string{"no PublicKey of cluster milan"},
 		LeftOut: []control.LeftOut{{Resource: "FirewallConfiguration/liqo/frames", Reason: "spec.table.family: BRIDGE sees frames, and a gateway passes on packets only"}},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	above, _, _ := strings.Cut(b.String(), "\ntunnel")
 	want := "gateway liqo-tenant-milan/milan to milan, server, up 0s, process 0, culvert \n\n" +
 		"waiting: no PublicKey of cluster milan\n" +
@@ -74,13 +69,9 @@ func TestStatusOfCopies(t *testing.T) {
 	s := control.Stream{Pod: "gw-milan-6c5f9-k8q2m", Address: "10.244.2.9:38114", Entries: 1650, LagSeconds: 0.06,
 		NotTaken: map[string]uint64{"unknown-link": 350, "of-the-future": 1}}
 	var b strings.Builder
-	if err := printGatewayStatus(&b, &control.Status{Peer: "milan", Role: "server", Replication: &control.Replication{Followers: []control.Stream{s}}}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, printGatewayStatus(&b, &control.Status{Peer: "milan", Role: "server", Replication: &control.Replication{Followers: []control.Stream{s}}}))
 	doc, err := os.ReadFile("../../docs/standby.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	shown := 0
 	for line := range strings.Lines(b.String()) {
 		if strings.HasPrefix(line, "standby ") || strings.Contains(line, "not taken") {

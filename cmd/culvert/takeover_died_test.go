@@ -11,15 +11,14 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/control"
+	"culvert/integration/need"
 )
 
 // startPeer starts the gateway of milan, and has rome's file in dir name it. Both ask each other whether they are there.
 func startPeer(t *testing.T, dir string) {
 	t.Helper()
 	rome, err := config.Load(filepath.Join(dir, "gateway.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	port := freePort(t)
 	edit(t, dir, "127.0.0.1:9", fmt.Sprintf("127.0.0.1:%d", port))
 	edit(t, dir, `metrics: ""`, "metrics: \"\"\nconnectionCheck: true")
@@ -38,18 +37,12 @@ network:
   local:  {podCIDRs: [10.0.0.0/16], externalCIDRs: [10.70.0.0/16]}
   remote: {podCIDRs: [{cidr: 10.0.0.0/16, remap: 10.62.0.0/16}]}
 `, rome.WireGuard.PrivateKey.Public().Base64(), port, freePort(t))
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	log, err := os.Create(filepath.Join(dir, "milan.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	milan := culvert("gateway", "--config", file)
 	milan.Stderr = log
-	if err := milan.Start(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, milan.Start())
 	t.Cleanup(func() {
 		milan.Process.Kill()
 		milan.Wait()
@@ -78,9 +71,7 @@ func TestSuccessorDies(t *testing.T) {
 		r.signal(syscall.SIGUSR2)
 		r.says("taken over", i+1)
 		time.Sleep(after) // this is what is tried
-		if err := syscall.Kill(r.started(), syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, syscall.Kill(r.started(), syscall.SIGKILL))
 		r.says("hand-over failed: this gateway goes on", i+1)
 		before := r.answered(r.Process.Pid)
 		until(t, "an answer of the peer to the gateway before", func() bool { return r.answered(r.Process.Pid) > before }, r.log)

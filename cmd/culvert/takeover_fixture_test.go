@@ -15,15 +15,14 @@ import (
 	"time"
 
 	"culvert/gateway/control"
+	"culvert/integration/need"
 )
 
 // newServiceManager is what NOTIFY_SOCKET names; it tells what it is told.
 func newServiceManager(t *testing.T, name string) (told chan string) {
 	t.Helper()
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	told = make(chan string, 16)
 	go func() {
@@ -54,14 +53,10 @@ func hear(t *testing.T, told chan string, log logFile) string {
 func install(t *testing.T, path string) {
 	t.Helper()
 	from, err := os.Open(os.Args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer from.Close()
 	to, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o700)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	_, err = io.Copy(to, from)
 	if closeErr := to.Close(); err == nil {
 		err = closeErr
@@ -69,9 +64,7 @@ func install(t *testing.T, path string) {
 	if err == nil {
 		err = os.Rename(path+".new", path)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 }
 
 // A replaceable gateway is a process that SIGUSR2 has replaced.
@@ -104,14 +97,10 @@ func newReplaceableAfter(t *testing.T, before func(dir string)) *replaceable {
 	r.Path, r.Args[0] = r.program, r.program
 	r.Env = append(r.Env, "NOTIFY_SOCKET="+name)
 	file, err := os.Create(filepath.Join(r.dir, "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { file.Close() })
 	r.log, r.Stderr = logFile{file}, file
-	if err := r.Start(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, r.Start())
 	t.Cleanup(func() {
 		r.Process.Kill()
 		r.Wait() // or it has been waited for

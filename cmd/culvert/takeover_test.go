@@ -16,6 +16,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/control"
 	"culvert/gateway/state"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -29,9 +30,7 @@ func TestReplacedBySignal(t *testing.T) {
 	install(t, r.program)
 	r.signal(syscall.SIGUSR2)
 	next := r.replaced()
-	if err := syscall.Kill(next, syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, syscall.Kill(next, syscall.SIGTERM))
 	until(t, "the end of the gateway that has taken over", func() bool {
 		_, err := os.Lstat(r.socket)
 		return os.IsNotExist(err)
@@ -61,12 +60,8 @@ func TestBadSuccessors(t *testing.T) {
 		{"another peering", func() error { install(t, r.program); return nil },
 			func() { edit(t, r.dir, "vni: -1,", "vni: 1,"); edit(t, r.dir, "peer: milan", "peer: oslo") }, "towards milan, not of rome towards oslo"},
 	} {
-		if err := os.Remove(r.program); err != nil {
-			t.Fatal(err)
-		}
-		if err := tt.put(); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.Remove(r.program))
+		need.NoError(t, tt.put())
 		tt.also()
 		refused := strings.Count(r.log.String(), "no hand-over: this process goes on")
 		r.signal(syscall.SIGUSR2)
@@ -109,16 +104,12 @@ func TestSignalledBeforeItRuns(t *testing.T) {
 			hold := func(dir string) *os.File { // what a gateway waits for that is about to start
 				store := filepath.Join(dir, "state")
 				lock = filepath.Join(store, "ipam.json.milan.lock")
-				if err := os.MkdirAll(store, 0o700); err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, os.MkdirAll(store, 0o700))
 				f, err := os.Create(lock)
 				if err == nil {
 					err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				return f
 			}
 			var held *os.File
@@ -155,9 +146,7 @@ func TestEndedMeanwhile(t *testing.T) {
 	r.says("stopping when the hand-over has ended", 1)
 	r.replaced()
 	s, err := control.NewClient(r.socket).Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if s.Table.Connections < n {
 		t.Errorf("%d connections, want %d\n%s", s.Table.Connections, n, r.log)
 	}
@@ -171,9 +160,7 @@ func TestBothEndedMeanwhile(t *testing.T) {
 	r.says("handing over", 1)
 	next := r.started()
 	r.signal(syscall.SIGTERM)
-	if err := syscall.Kill(next, syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, syscall.Kill(next, syscall.SIGTERM))
 	if err := r.Wait(); err != nil {
 		t.Errorf("%v\n%s", err, r.log)
 	}
@@ -202,9 +189,7 @@ func TestKilledMeanwhile(t *testing.T) {
 		t.Errorf("it started after %v\n%s", took, r.log)
 	}
 	r.Wait() // for what was killed
-	if err := syscall.Kill(next, syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, syscall.Kill(next, syscall.SIGTERM))
 	until(t, "the end of the other process", func() bool { return syscall.Kill(next, 0) == syscall.ESRCH }, r.log)
 }
 
@@ -216,16 +201,12 @@ func keepStrangers(t *testing.T, dir string, n int) {
 	t.Helper()
 	edit(t, dir, `metrics: ""`, fmt.Sprintf("metrics: \"\"\nnat: {maxConnections: %d}", 4*n))
 	c, err := config.Load(filepath.Join(dir, "gateway.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var none config.Links
 	links := none.Assign(c.Geneve.Nodes)
 	identity := state.Identity{Cluster: c.Cluster, PortKey: state.PortKey{1}}
 	engine, err := nat.New(identity.PortKey, c.NAT(links, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	now := nat.Time(time.Second)
 	template := nattest.IP{Source: "11.0.0.0", Destination: "10.61.1.5", Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: []byte("x")}}.Bytes()
 	var p packet.Packet
@@ -245,9 +226,7 @@ func keepStrangers(t *testing.T, dir string, n int) {
 		}))
 		d.Close()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 }
 
 // TestSuccessorHangs: a new process that says that it carries packets, and then hangs, is killed, and the old gateway continues.
@@ -257,9 +236,7 @@ func TestSuccessorHangs(t *testing.T) {
 	r.signal(syscall.SIGUSR2)
 	r.says("taken over", 1)
 	next := r.started()
-	if err := syscall.Kill(next, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, syscall.Kill(next, syscall.SIGSTOP))
 	began := time.Now()
 	r.says("the new process hung and was ended", 1)
 	if took := time.Since(began); took > 2*time.Second {

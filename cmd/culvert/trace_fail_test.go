@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/ipam"
 )
 
@@ -32,9 +33,7 @@ func TestTraceFail(t *testing.T) {
 func TestIPAMCheckSaysNoRemap(t *testing.T) {
 	var b strings.Builder
 	cidr := netip.MustParsePrefix("fd00:10::/48")
-	if err := printSides(&b, []checkedSide{{File: "rome.yaml", Cluster: "rome", Peer: "milan", Seen: []seen{{Kind: ipam.Pod, CIDR: cidr}}, Error: "no pool"}}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, printSides(&b, []checkedSide{{File: "rome.yaml", Cluster: "rome", Peer: "milan", Seen: []seen{{Kind: ipam.Pod, CIDR: cidr}}, Error: "no pool"}}))
 	if got := b.String(); strings.Contains(got, "invalid") || !strings.Contains(got, "sees pod fd00:10::/48 not at all: no remap could be chosen") {
 		t.Error(got)
 	}

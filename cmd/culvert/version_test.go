@@ -8,6 +8,7 @@ import (
 
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/control"
+	"culvert/integration/need"
 )
 
 func TestVersion(t *testing.T) {
@@ -17,9 +18,7 @@ func TestVersion(t *testing.T) {
 	}
 	out, _, _ := run(t, "version", "-o", "json")
 	var b control.Version
-	if err := json.Unmarshal([]byte(out), &b); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, json.Unmarshal([]byte(out), &b))
 	if b.String()+"\n" != text {
 		t.Fatalf("text %q and JSON %+v differ", text, b)
 	}

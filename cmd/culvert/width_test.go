@@ -13,15 +13,14 @@ import (
 
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/control"
+	"culvert/integration/need"
 )
 
 // onTerminal returns what a command shows on a terminal of so many columns.
 func onTerminal(t *testing.T, columns int, args ...string) string {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer master.Close()
 	fd := int(master.Fd())
 	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
@@ -31,13 +30,9 @@ func onTerminal(t *testing.T, columns int, args ...string) string {
 	if err == nil {
 		err = unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 25, Col: uint16(columns)})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	slave, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	shown := make(chan string)
 	go func() {
 		var all bytes.Buffer
@@ -116,9 +111,7 @@ func TestTraceShows(t *testing.T) {
 		{true, []string{"  yes  check       source\n", "gw-ext/outgoing/x: set-mark 65536", "  no   rule        mss/mss/in: only for in tunnel", "gw-ext/1: to tunnel via 169.254.18.1, with mark 65536"}, nil},
 	} {
 		var b strings.Builder
-		if err := printTrace(&b, trace, false, tt.all); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, printTrace(&b, trace, false, tt.all))
 		for _, want := range tt.want {
 			if !strings.Contains(b.String(), want) {
 				t.Errorf("all %v: no %q in\n%s", tt.all, want, b.String())

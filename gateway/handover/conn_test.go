@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -57,17 +58,13 @@ func newFake() *fakeSocket { return &fakeSocket{come: make(chan udp.Message, 16)
 func relays(t *testing.T) (a, b *Relay) {
 	t.Helper()
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var ends [2]*Relay
 	for i, fd := range pair {
 		f := os.NewFile(uintptr(fd), "relay")
 		conn, err := net.FileConn(f)
 		f.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		ends[i] = NewRelay(conn)
 		t.Cleanup(ends[i].Close)
 	}
@@ -265,17 +262,13 @@ func TestLastDecides(t *testing.T) {
 func lines(t *testing.T) (a, b *Line) {
 	t.Helper()
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var ends [2]*Line
 	for i, fd := range pair {
 		f := os.NewFile(uintptr(fd), "line")
 		conn, err := net.FileConn(f)
 		f.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		ends[i] = NewLine(conn.(*net.UnixConn))
 		t.Cleanup(func() { ends[i].Close() })
 	}

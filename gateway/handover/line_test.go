@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // TestOneWrite sends messages without a body over sockets that keep writes apart: each must be one
@@ -16,9 +18,7 @@ import (
 func TestOneWrite(t *testing.T) {
 	lines := newLines(t)
 	for _, k := range []Kind{KindForwarding, KindDone} {
-		if err := lines[0].Send(k, nil, 20*time.Second); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, lines[0].Send(k, nil, 20*time.Second))
 		if _, _, err := lines[1].Want(k, 20*time.Second); err != nil {
 			t.Errorf("message %d: %v", k, err)
 		}
@@ -29,16 +29,12 @@ func TestOneWrite(t *testing.T) {
 func newLines(t *testing.T) (lines [2]*Line) {
 	t.Helper()
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for i, fd := range pair {
 		f := os.NewFile(uintptr(fd), "line")
 		conn, err := net.FileConn(f)
 		f.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		t.Cleanup(func() { conn.Close() })
 		lines[i] = NewLine(conn.(*net.UnixConn))
 	}
@@ -52,13 +48,9 @@ func TestStrangeDescriptors(t *testing.T) {
 	lines := newLines(t)
 	for i, k := range []Kind{KindOffer, KindRecords, KindStanding, KindReady, KindCut, KindForwarding, KindDone, KindRefusal, KindOffer} {
 		out, in, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer out.Close()
-		if err := lines[0].Send(k, nil, 20*time.Second, int(in.Fd())); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, lines[0].Send(k, nil, 20*time.Second, int(in.Fd())))
 		in.Close()
 		_, _, files, err := lines[1].Receive(20 * time.Second)
 		if (err != nil) != (i >= 7) || (len(files) > 0) != (i == 0) {

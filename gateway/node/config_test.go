@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"culvert/geneve"
+	"culvert/integration/need"
 )
 
 const goodFile = `
@@ -40,13 +41,9 @@ func TestLoadConfig(t *testing.T) {
 		Interface: "culvert0", CPUs: 1, Tunnel: true,
 	}
 	file := filepath.Join(t.TempDir(), "node.yaml")
-	if err := os.WriteFile(file, []byte(goodFile), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(file, []byte(goodFile), 0o600))
 	got, err := LoadConfig(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	got.Warnings = nil // warnings depend on this machine
 	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
 		t.Error("full file (-want +got):\n", diff)
@@ -55,9 +52,7 @@ func TestLoadConfig(t *testing.T) {
 	// Omitted fields have their default, except those without one.
 	short := strings.NewReplacer("mtu: 1340\n", "", "port: 6091\n", "", "mode: auto\n", "", "interface: culvert0\n", "").Replace(goodFile)
 	got, err = parseConfig([]byte(short))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	got.Warnings = nil
 	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
 		t.Error("short file (-want +got):\n", diff)

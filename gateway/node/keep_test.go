@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // losses records every link and route that the kernel removes, until the end of the test.
@@ -19,12 +21,8 @@ type losses struct {
 func watchLosses(t *testing.T) *losses {
 	t.Helper()
 	w := &losses{make(chan netlink.LinkUpdate, 256), make(chan netlink.RouteUpdate, 256)}
-	if err := netlink.LinkSubscribe(w.links, t.Context().Done()); err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.RouteSubscribe(w.routes, t.Context().Done()); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.LinkSubscribe(w.links, t.Context().Done()))
+	need.NoError(t, netlink.RouteSubscribe(w.routes, t.Context().Done()))
 	return w
 }
 
@@ -35,19 +33,11 @@ func (w *losses) of(t *testing.T, index int) (lost []string) {
 	t.Helper()
 	mark := netlink.NewVeth(netlink.NewLinkAttrs())
 	mark.Name, mark.PeerName = "mark0", "mark1"
-	if err := netlink.LinkAdd(mark); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.LinkAdd(mark))
 	route := &netlink.Route{LinkIndex: up(t, "mark0").Attrs().Index, Dst: ipNet(netip.MustParsePrefix("192.0.2.0/24"))}
-	if err := netlink.RouteAdd(route); err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.RouteDel(route); err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.LinkDel(mark); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.RouteAdd(route))
+	need.NoError(t, netlink.RouteDel(route))
+	need.NoError(t, netlink.LinkDel(mark))
 	deadline := time.After(10 * time.Second)
 	for links, routes := true, true; links || routes; {
 		select {
@@ -77,9 +67,7 @@ func (w *losses) of(t *testing.T, index int) (lost []string) {
 func indexOf(t *testing.T, name string) int {
 	t.Helper()
 	l, err := netlink.LinkByName(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return l.Attrs().Index
 }
 
@@ -122,17 +110,13 @@ func TestKeptLinkOutlivesItsNode(t *testing.T) {
 			}
 
 			// Another configuration, in place.
-			if err := stop(); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, stop())
 			c.Routes = []netip.Prefix{c.Routes[0], netip.MustParsePrefix("10.99.0.0/16")}
 			c.MTU, c.Gateway = 1300, "172.18.0.77"
 			c.Address.V4, c.GatewayAddress.V4 = netip.MustParseAddr("10.80.0.22"), netip.MustParseAddr("10.80.0.44")
 			stop = start(t, c)
 			l, err := netlink.LinkByName(c.Interface)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			if l.Attrs().Index != index || l.Attrs().MTU != 1300 {
 				t.Errorf("link %d with mtu %d, want %d with 1300", l.Attrs().Index, l.Attrs().MTU, index)
 			}
@@ -153,9 +137,7 @@ func TestKeptLinkOutlivesItsNode(t *testing.T) {
 					t.Error("the link goes to", remote)
 				}
 			}
-			if err := stop(); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, stop())
 
 			// A configuration that cannot use the link makes another.
 			c.VNI++
@@ -163,16 +145,12 @@ func TestKeptLinkOutlivesItsNode(t *testing.T) {
 			if now := indexOf(t, c.Interface); now == index && mode != TUN {
 				t.Error("the link of another VNI is in use")
 			}
-			if err := stop(); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, stop())
 
 			// One without keepLinks removes everything.
 			c.KeepLinks = false
 			stop = start(t, c)
-			if err := stop(); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, stop())
 			requireNothingLeft(t, c)
 		})
 	}
@@ -203,14 +181,10 @@ func TestRefusalSparesKeptLink(t *testing.T) {
 	c := testConfig(t, VXLAN)
 	c.KeepLinks = true
 	stop := start(t, c)
-	if err := stop(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, stop())
 	index := indexOf(t, c.Interface)
 	taken := &netlink.Route{LinkIndex: indexOf(t, "ul0"), Dst: ipNet(netip.MustParsePrefix("10.98.0.0/16"))}
-	if err := netlink.RouteAdd(taken); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.RouteAdd(taken))
 	routes := c.Routes
 	c.Routes = append(slices.Clone(routes), netip.MustParsePrefix("10.98.0.0/16"))
 	requireRefusal(t, c, "routes: this node has another route to 10.98.0.0/16")
@@ -218,9 +192,7 @@ func TestRefusalSparesKeptLink(t *testing.T) {
 		t.Errorf("link %d is there, want %d", now, index)
 	}
 	c.Routes, c.KeepLinks = routes, false
-	if err := start(t, c)(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, start(t, c)())
 	requireNothingLeft(t, c)
 }
 
@@ -232,25 +204,17 @@ func TestKeptLinkOfOtherUnderlay(t *testing.T) {
 			needKind(t, mode)
 			c := testConfig(t, mode)
 			c.KeepLinks = true
-			if err := start(t, c)(); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, start(t, c)())
 			address := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("fd18::2/64")), Flags: unix.IFA_F_NODAD}
-			if err := netlink.AddrAdd(up(t, "ul0"), address); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, netlink.AddrAdd(up(t, "ul0"), address))
 			c.Underlay, c.Gateway, c.KeepLinks = netip.MustParseAddr("fd18::2"), "fd18::9", true
 			stop := start(t, c)
 			if _, remote, _ := remoteOf(t, c.Interface); remote != "fd18::9" {
 				t.Error("the link goes to", remote)
 			}
-			if err := stop(); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, stop())
 			c.KeepLinks = false
-			if err := start(t, c)(); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, start(t, c)())
 			requireNothingLeft(t, c)
 		})
 	}

@@ -28,22 +28,16 @@ func testConfigOf(t *testing.T, mode Mode, file string) *Config {
 	t.Helper()
 	veth := netlink.NewVeth(netlink.NewLinkAttrs())
 	veth.Name, veth.PeerName = "ul0", "ul1"
-	if err := netlink.LinkAdd(veth); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.LinkAdd(veth))
 	t.Cleanup(func() {
 		if err := netlink.LinkDel(veth); err != nil {
 			t.Error(err)
 		}
 	})
 	up(t, "ul1")
-	if err := netlink.AddrAdd(up(t, "ul0"), &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.2/24"))}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.AddrAdd(up(t, "ul0"), &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.2/24"))}))
 	c, err := parseConfig([]byte(strings.Replace(file, "auto", string(mode), 1)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return c
 }
 
@@ -52,9 +46,7 @@ func testConfigOf(t *testing.T, mode Mode, file string) *Config {
 func start(t *testing.T, c *Config) (stop func() error) {
 	t.Helper()
 	n, err := New(t.Context(), c, quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return run(t, n)
 }
 
@@ -94,9 +86,7 @@ func requireNothingLeft(t *testing.T, c *Config) {
 		t.Errorf("%s is still there: a %s link", c.Interface, l.Type())
 	}
 	all, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{}, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, r := range all {
 		for _, p := range c.Routes {
 			if r.Dst != nil && r.Dst.String() == p.String() {
@@ -110,9 +100,7 @@ func requireNothingLeft(t *testing.T, c *Config) {
 func remoteOf(t *testing.T, name string) (vni int, remote string, port int) {
 	t.Helper()
 	l, err := netlink.LinkByName(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	switch l := l.(type) {
 	case *netlink.Vxlan:
 		if l.Learning {
@@ -138,16 +126,12 @@ func TestKernelLink(t *testing.T) {
 				t.Errorf("VNI %d, remote %s, port %d", vni, remote, port)
 			}
 			l, err := netlink.LinkByName(c.Interface)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			if l.Attrs().MTU != 1290 || l.Attrs().Flags&net.FlagUp == 0 {
 				t.Errorf("mtu %d, flags %v", l.Attrs().MTU, l.Attrs().Flags)
 			}
 			features, err := Features(c.Interface)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			if slices.Contains(features, FeatureUDPSegmentation) || !slices.Contains(features, "tx-tcp-segmentation") {
 				t.Error("features:", features)
 			}
@@ -190,9 +174,7 @@ func TestSetRemote(t *testing.T) {
 			needKind(t, mode)
 			c := testConfig(t, mode)
 			l, err := openKernel(c, mode, netip.MustParseAddr("172.18.0.9"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			if err := l.setRemote(netip.MustParseAddr("172.18.0.77")); err != nil {
 				t.Error(err)
 			}
@@ -213,9 +195,7 @@ func TestAutoTakesWhatThereIs(t *testing.T) {
 	stop := start(t, c)
 	defer stop()
 	l, err := netlink.LinkByName(c.Interface)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if l.Type() != "geneve" && l.Type() != "vxlan" {
 		t.Errorf("made a %s link", l.Type())
 	}
@@ -225,14 +205,10 @@ func TestLeftoverIsReplaced(t *testing.T) {
 	needKind(t, VXLAN)
 	c := testConfig(t, VXLAN)
 	dead, err := openKernel(c, VXLAN, netip.MustParseAddr("172.18.0.66"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	stop := start(t, c)
 	l, err := netlink.LinkByName(c.Interface)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if l.Attrs().Index == dead.(*kernelLink).index {
 		t.Error("the link of the dead run is in use")
 	}
@@ -265,9 +241,7 @@ func TestRefusalsLeaveNothing(t *testing.T) {
 	t.Run("port in use", func(t *testing.T) {
 		c := testConfig(t, VXLAN)
 		s, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(c.Port)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer s.Close()
 		requireRefusal(t, c, "port: UDP port 6091 is in use")
 		requireNothingLeft(t, c)
@@ -277,9 +251,7 @@ func TestRefusalsLeaveNothing(t *testing.T) {
 		other := *c
 		other.Interface = "culvert1"
 		l, err := openKernel(&other, VXLAN, netip.MustParseAddr("172.18.0.9"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer l.close()
 		requireRefusal(t, c, "vni: this node has another vxlan link with VNI 1")
 		requireNothingLeft(t, c)
@@ -287,13 +259,9 @@ func TestRefusalsLeaveNothing(t *testing.T) {
 	t.Run("route taken", func(t *testing.T) {
 		c := testConfig(t, VXLAN)
 		ul, err := netlink.LinkByName("ul0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		taken := &netlink.Route{LinkIndex: ul.Attrs().Index, Dst: ipNet(c.Routes[1])}
-		if err := netlink.RouteAdd(taken); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, netlink.RouteAdd(taken))
 		requireRefusal(t, c, "routes: this node has another route to 10.71.0.0/16")
 		if err := netlink.RouteDel(taken); err != nil {
 			t.Error("the other route is gone:", err)
@@ -305,9 +273,7 @@ func TestRefusalsLeaveNothing(t *testing.T) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = c.Interface
 		foreign := &netlink.Bridge{LinkAttrs: attrs}
-		if err := netlink.LinkAdd(foreign); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, netlink.LinkAdd(foreign))
 		requireRefusal(t, c, "interface: culvert0 exists and is a bridge link that culvert did not make")
 		if err := netlink.LinkDel(foreign); err != nil {
 			t.Error("the foreign link is gone:", err)

@@ -38,19 +38,13 @@ func needKind(t *testing.T, kind Mode) {
 		l = &netlink.Geneve{LinkAttrs: attrs, ID: 9999, Remote: []byte{192, 0, 2, 1}, Dport: 9999}
 	}
 	need.Kernel(t, string(kind), netlink.LinkAdd(l))
-	if err := netlink.LinkDel(l); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.LinkDel(l))
 }
 
 func up(t *testing.T, name string) netlink.Link {
 	t.Helper()
 	l, err := netlink.LinkByName(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.LinkSetUp(l); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, netlink.LinkSetUp(l))
 	return l
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/sirupsen/logrus/hooks/test"
 	"github.com/vishvananda/netlink"
+
+	"culvert/integration/need"
 )
 
 // awaitRoutes waits for at most 5 s until all routes of c lead through its link, and those to the gateway.
 func awaitRoutes(t *testing.T, c *Config) {
 	t.Helper()
 	l, err := netlink.LinkByName(c.Interface)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	_, routes := c.belongings(l.Attrs().Index)
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) { // polling for what the node does by itself
 		lacks, err := lacking(routes)
@@ -39,9 +39,7 @@ func TestRoutesComeBack(t *testing.T) {
 	c := testConfigOf(t, VXLAN, dual.Replace(goodFile))
 	log, said := test.NewNullLogger()
 	n, err := New(t.Context(), c, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	stop := run(t, n)
 	defer func() {
 		if err := stop(); err != nil {
@@ -65,9 +63,7 @@ func TestRoutesComeBack(t *testing.T) {
 		t.Fatalf("the log has %q; want %s: %s", lines, what, why)
 	}
 	l, err := netlink.LinkByName(c.Interface)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	_, routes := c.belongings(l.Attrs().Index)
 	for _, r := range routes {
 		if err := netlink.RouteDel(&r); err != nil {
@@ -78,27 +74,19 @@ func TestRoutesComeBack(t *testing.T) {
 	says("routes of this node were removed by somebody else: they are back", "")
 
 	// With IPv6 the address disappears too.
-	if err := netlink.LinkSetDown(l); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.LinkSetDown(l))
 	says("routes of this node do not lead to the gateway", "interface: somebody has taken culvert0 down, and its routes are gone; ip link set culvert0 up")
-	if err := netlink.LinkSetUp(l); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.LinkSetUp(l))
 	awaitRoutes(t, c)
 	if have, err := netlink.AddrList(l, netlink.FAMILY_V6); err != nil || !strings.Contains(describeAddresses(have), c.Address.V6.String()) {
 		t.Errorf("addresses %v, %v; want %s back", have, err, c.Address.V6)
 	}
 
 	other := &netlink.Route{Dst: ipNet(netip.MustParsePrefix("10.61.0.0/16")), Gw: net.IPv4(172, 18, 0, 7)}
-	if err := netlink.RouteReplace(other); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.RouteReplace(other))
 	says("routes of this node do not lead to the gateway",
 		"routes: packets to 10.61.0.0/16 take another route, 10.61.0.0/16 via 172.18.0.7 dev ul0; remove it or leave it out here: ip route del 10.61.0.0/16 via 172.18.0.7 dev ul0")
-	if err := netlink.RouteDel(other); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.RouteDel(other))
 	awaitRoutes(t, c)
 	without := *other
 	without.Gw, without.LinkIndex, without.Scope = nil, l.Attrs().Index, netlink.SCOPE_LINK
@@ -129,35 +117,21 @@ func TestCheckRoutes(t *testing.T) {
 	}
 	check(-1)
 	other := &netlink.Route{Dst: ipNet(c.Routes[0]), Gw: net.IPv4(172, 18, 0, 7)}
-	if err := netlink.RouteAdd(other); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.RouteAdd(other))
 	inTheWay := "routes[0]: the kernel has another route, 10.61.0.0/16 via 172.18.0.7 dev ul0; remove it or leave this one out: ip route del 10.61.0.0/16 via 172.18.0.7 dev ul0"
 	check(-1, inTheWay)
-	if err := netlink.RouteDel(other); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.RouteDel(other))
 	c.KeepLinks = true
-	if err := start(t, c)(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, start(t, c)())
 	l, err := netlink.LinkByName(c.Interface)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer netlink.LinkDel(l)
 	check(2)
-	if err := netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(c.Routes[1])}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(c.Routes[1])}))
 	check(1, "routes[1]: the kernel has no route to 10.71.0.0/16; a running culvert node puts it back within 5 s, so start it")
-	if err := netlink.RouteReplace(other); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.RouteReplace(other))
 	check(0, inTheWay, "routes[1]: the kernel has no route to 10.71.0.0/16; a running culvert node puts it back within 5 s, so start it")
-	if err := netlink.RouteDel(other); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.RouteDel(other))
 }
 
 // TestRunning: the device of a running node in tun mode is recognised as culvert's.

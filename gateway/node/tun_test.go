@@ -26,9 +26,7 @@ func gatewayUnderlay(t *testing.T, underlay string) netip.Addr {
 	address := netip.MustParseAddr(underlay)
 	lo := up(t, "lo")
 	a := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(address, 32))}
-	if err := netlink.AddrAdd(lo, a); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.AddrAdd(lo, a))
 	t.Cleanup(func() {
 		if err := netlink.AddrDel(lo, a); err != nil {
 			t.Error(err)
@@ -47,14 +45,10 @@ func gatewayEnd(t *testing.T, c *Config, underlay string) *geneve.Endpoint {
 func listenAt(t *testing.T, c *Config, underlay netip.Addr) *geneve.Endpoint {
 	t.Helper()
 	e, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(underlay, c.Port)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { e.Close() })
 	err = e.Apply([]geneve.Tunnel{{ID: 7, VNI: geneve.VNI(c.VNI), Remote: c.Underlay, Local: c.GatewayAddress, Peer: c.Address, Role: geneve.Gateway}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return e
 }
 
@@ -94,9 +88,7 @@ func talk(t *testing.T, to string) {
 		network = "udp6"
 	}
 	conn, err := net.ListenUDP(network, &net.UDPAddr{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer conn.Close()
 	port := uint16(conn.LocalAddr().(*net.UDPAddr).Port)
 	for _, size := range []int{1, 1312, 1313, 9000} {
@@ -104,9 +96,7 @@ func talk(t *testing.T, to string) {
 		if _, err := conn.WriteToUDPAddrPort(payload, netip.AddrPortFrom(netip.MustParseAddr(to), port)); err != nil {
 			t.Fatal(err)
 		}
-		if err := conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
 		buffer := make([]byte, 65536)
 		n, from, err := conn.ReadFromUDPAddrPort(buffer)
 		if err != nil {
@@ -198,9 +188,7 @@ func TestTUNLosesTrains(t *testing.T) {
 	gateway.LoseTrains(true)
 	log, said := test.NewNullLogger()
 	n, err := New(t.Context(), c, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	stop := run(t, n)
 	endpoint := n.link.(*tunLink).endpoint
 	if s := endpoint.Stats().Socket; !s.GSO || !s.GRO {
@@ -253,12 +241,8 @@ func TestTUNFollowsGateway(t *testing.T) {
 	moved := make(chan netip.Addr, 1)
 	go sendBack(gatewayEnd(t, c, "172.18.0.77"), moved)
 	n, err := New(t.Context(), c, quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.link.setRemote(netip.MustParseAddr("172.18.0.77")); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, n.link.setRemote(netip.MustParseAddr("172.18.0.77")))
 	stop := run(t, n)
 	talk(t, "10.61.1.5")
 	if err := stop(); err != nil {
@@ -271,16 +255,10 @@ func TestTUNRemovedByOthers(t *testing.T) {
 	needTUN(t)
 	c := testConfig(t, TUN)
 	n, err := New(t.Context(), c, quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	l, err := netlink.LinkByName(c.Interface)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.LinkDel(l); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, netlink.LinkDel(l))
 	if err := n.Run(t.Context()); err == nil {
 		t.Error("Run returned nil for a device that is gone")
 	}
@@ -292,9 +270,7 @@ func TestTUNRefusals(t *testing.T) {
 	t.Run("port in use", func(t *testing.T) {
 		c := testConfig(t, TUN)
 		s, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(c.Port)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer s.Close()
 		requireRefusal(t, c, "port: UDP port 6091 is in use")
 		requireNothingLeft(t, c)
@@ -316,9 +292,7 @@ func TestNoLeakedSocket(t *testing.T) {
 	needTUN(t)
 	c := testConfig(t, TUN)
 	for range 3 {
-		if err := start(t, c)(); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, start(t, c)())
 	}
 	l, err := net.ListenUDP("udp4", &net.UDPAddr{IP: c.Underlay.AsSlice(), Port: int(c.Port)})
 	if err != nil {

@@ -17,17 +17,13 @@ import (
 func TestWarnings(t *testing.T) {
 	needNamespace(t)
 	underlay := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "under0", MTU: 1390}, PeerName: "under1"}
-	if err := netlink.LinkAdd(underlay); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.LinkAdd(underlay))
 	t.Cleanup(func() { netlink.LinkDel(underlay) })
 	address := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.2/24"))}
 	address.IP = address.IP.To4()
 	address.IP[3] = 2
 	for _, err := range []error{netlink.AddrAdd(underlay, address), netlink.LinkSetUp(underlay)} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 	}
 	forward := func(on string) {
 		t.Helper()
@@ -57,9 +53,7 @@ func TestWarnings(t *testing.T) {
 				t.Fatalf("%q is not in the file", tt.old)
 			}
 			c, err := parseConfig([]byte(strings.Replace(goodFile, tt.old, tt.new, 1)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			if got := strings.Join(c.Warnings, "\n"); tt.want == "" && got != "" || !strings.HasPrefix(got, tt.want) || len(c.Warnings) > 1 {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
@@ -73,16 +67,12 @@ func TestWarningsOfName(t *testing.T) {
 	needTUN(t)
 	c := testConfig(t, TUN)
 	lo := up(t, "lo")
-	if err := netlink.LinkSetMTU(lo, 1389); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.LinkSetMTU(lo, 1389))
 	t.Cleanup(func() { netlink.LinkSetMTU(lo, lo.Attrs().MTU) })
 	c.Gateway = "localhost"
 	log, said := test.NewNullLogger()
 	n, err := New(t.Context(), c, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	first := said.AllEntries()[0].Message
 	if want := "mtu: 1340 needs 1390 bytes on the way to gateway.underlay 127.0.0.1, where lo carries 1389"; !strings.HasPrefix(first, want) {
 		t.Errorf("says %q first, want %q", first, want)

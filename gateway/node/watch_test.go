@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 
 	"culvert/geneve"
+	"culvert/integration/need"
 )
 
 // TestSight: what is logged after each round of probes. A round is two letters, for any answer and
@@ -109,9 +110,7 @@ func sees(t *testing.T, c *Config) (says func(what, why, remedy string)) {
 	t.Helper()
 	log, said := test.NewNullLogger()
 	n, err := New(t.Context(), c, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	// An answer that comes after the next request counts as none, and three of these cause another
 	// line.
 	n.pace = pace{look: 200 * time.Millisecond, settled: 200 * time.Millisecond, cause: 50 * time.Millisecond}

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/ipam/durable"
 )
 
@@ -25,9 +26,7 @@ var someone = Identity{
 func open(t *testing.T, root, peer string) *Dir {
 	t.Helper()
 	d, err := Open(root, peer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { d.Close() })
 	return d
 }
@@ -38,9 +37,7 @@ func TestIdentityIsKept(t *testing.T) {
 	if _, err := d.Identity("rome"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of an empty folder: %v, want that it does not exist", err)
 	}
-	if err := d.KeepIdentity(&someone); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, d.KeepIdentity(&someone))
 	if err := d.KeepConnections(func(w io.Writer) error { _, err := io.WriteString(w, "all"); return err }); err != nil {
 		t.Fatal(err)
 	}
@@ -51,9 +48,7 @@ func TestIdentityIsKept(t *testing.T) {
 		t.Errorf("after Close and Open: %v, %v", got, err)
 	}
 	r, err := d.Connections()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer r.Close()
 	if got, err := io.ReadAll(r); string(got) != "all" {
 		t.Errorf("connections: %q, %v", got, err)
@@ -115,9 +110,7 @@ func TestDamage(t *testing.T) {
 func TestEndpointOfManyLines(t *testing.T) {
 	bent := someone
 	at, err := netip.ParseAddrPort("[fe80::1%x]:1\npublic_key=00\nendpoint=[fe80::1%x]:1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	bent.Peer.Endpoint = at
 	if i, err := DecodeIdentity(bent.Encode()); !errors.Is(err, ErrDamaged) {
 		t.Errorf("%q is taken for a place: %v", i.Peer.Endpoint, err)
@@ -138,15 +131,11 @@ func TestWhatIsThere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := open(t, t.TempDir(), "milan")
-			if err := put(filepath.Join(d.Path(), identityFile)); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, put(filepath.Join(d.Path(), identityFile)))
 			if i, err := d.Identity("rome"); err == nil {
 				t.Errorf("taken for %v", i)
 			}
-			if err := d.KeepIdentity(&someone); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, d.KeepIdentity(&someone))
 			if got, err := d.Identity("rome"); err != nil || got != someone {
 				t.Errorf("then %v, %v", got, err)
 			}
@@ -178,9 +167,7 @@ func TestFailedWriteChangesNothing(t *testing.T) {
 	write := func(text string, err error) error {
 		return d.KeepConnections(func(w io.Writer) error { _, e := io.WriteString(w, text); return errors.Join(err, e) })
 	}
-	if err := write("all", nil); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, write("all", nil))
 	if err := write("ha", syscall.ENOSPC); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("on a full disk: %v", err)
 	}
@@ -194,9 +181,7 @@ func TestFailedWriteChangesNothing(t *testing.T) {
 
 func TestFolderThatCannotBe(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(root, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(root, nil, 0o600))
 	if _, err := Open(root, "milan"); err == nil || errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "make the folder writable") {
 		t.Errorf("below a file: %v, want an error with a remedy", err)
 	}
@@ -211,9 +196,7 @@ func TestStrangeLock(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root, target := t.TempDir(), filepath.Join(t.TempDir(), "target")
 			folder := filepath.Join(root, "milan")
-			if err := errors.Join(make(target), os.Mkdir(folder, 0o700), os.Symlink(target, filepath.Join(folder, lockFile))); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, errors.Join(make(target), os.Mkdir(folder, 0o700), os.Symlink(target, filepath.Join(folder, lockFile))))
 			if d, err := Open(root, "milan"); err == nil {
 				d.Close()
 				t.Errorf("a link to %s is taken for a lock", name)
@@ -224,9 +207,7 @@ func TestStrangeLock(t *testing.T) {
 
 func TestPortKeyIsHidden(t *testing.T) {
 	encoded, err := json.Marshal(someone)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	secret := string(someone.PortKey[:])
 	for _, text := range []string{fmt.Sprint(someone), fmt.Sprintf("%+v %#v %s %x", someone, someone, someone.PortKey, someone.PortKey), string(encoded)} {
 		if strings.Contains(text, secret) || strings.Contains(text, fmt.Sprintf("%x", secret)) || strings.Contains(text, "MDEyMz") {

@@ -45,14 +45,10 @@ func TestWhoCouldHaveWritten(t *testing.T) {
 func TestFolderOfOthers(t *testing.T) {
 	root := t.TempDir()
 	d := open(t, root, "milan")
-	if err := d.KeepIdentity(&someone); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, d.KeepIdentity(&someone))
 	change := func(mode os.FileMode, names ...string) {
 		for _, name := range names {
-			if err := os.Chmod(filepath.Join(d.Path(), name), mode); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, os.Chmod(filepath.Join(d.Path(), name), mode))
 		}
 	}
 	change(0o777, "")
@@ -69,9 +65,7 @@ func TestFolderOfOthers(t *testing.T) {
 	if _, err := d.Identity("rome"); err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "identity has mode 0666: every user") {
 		t.Errorf("an identity that all may write: %v", err)
 	}
-	if err := d.KeepIdentity(&someone); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, d.KeepIdentity(&someone))
 	if got, err := d.Identity("rome"); err != nil || got != someone {
 		t.Errorf("one that has taken its place: %v, %v", got, err)
 	}

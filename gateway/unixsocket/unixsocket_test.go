@@ -24,16 +24,12 @@ func TestAnotherUser(t *testing.T) {
 	dir := t.TempDir()
 	for p := dir; p != "/"; p = filepath.Dir(p) { // the other user may reach the folder
 		if info, err := os.Stat(p); err != nil || info.Mode().Perm()&1 == 0 {
-			if err := os.Chmod(p, info.Mode().Perm()|0o111); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, os.Chmod(p, info.Mode().Perm()|0o111))
 		}
 	}
 	defer unix.Umask(unix.Umask(0))
 	l, err := Listen(filepath.Join(dir, "cv-rome.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer l.Close()
 	path := l.Addr().String()
 	if err := connectAs(0, path); err != nil {
@@ -85,9 +81,7 @@ func TestUmask(t *testing.T) {
 	})
 	path := filepath.Join(dir, "bystander")
 	for !done.Load() {
-		if err := os.WriteFile(path, nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(path, nil, 0o644))
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o644 {
 			t.Fatalf("mode %v, %v, want 0644", info.Mode().Perm(), err)
 		}
@@ -100,32 +94,20 @@ func TestUmask(t *testing.T) {
 func TestPlace(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "wireguard") // made on the way
 	killed, err := Listen(filepath.Join(dir, "killed"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	killed.(*net.UnixListener).SetUnlinkOnClose(false)
 	killed.Close()
 	running, err := Listen(filepath.Join(dir, "running"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer running.Close()
 	busy, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer unix.Close(busy)
-	if err := errors.Join(unix.Bind(busy, &unix.SockaddrUnix{Name: filepath.Join(dir, "busy")}), unix.Listen(busy, 0)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, errors.Join(unix.Bind(busy, &unix.SockaddrUnix{Name: filepath.Join(dir, "busy")}), unix.Listen(busy, 0)))
 	waiting, err := net.Dial("unix", filepath.Join(dir, "busy")) // fills its backlog
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer waiting.Close()
-	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("kept"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(filepath.Join(dir, "file"), []byte("kept"), 0o600))
 	for _, tt := range []struct {
 		name string
 		good bool

@@ -13,6 +13,7 @@ import (
 
 	"culvert/gateway/wgkey"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 )
 
 func newTestBind() *bind {
@@ -29,14 +30,10 @@ func bindPair(t testing.TB) (a, b *bind, receive conn.ReceiveFunc, to conn.Endpo
 	}
 	t.Cleanup(func() { a.Close() })
 	fns, port, err := b.Open(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { b.Close() })
 	to, err = a.ParseEndpoint(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return a, b, fns[0], to
 }
 
@@ -85,14 +82,10 @@ func TestBindKeepsOrderAndSizes(t *testing.T) {
 				}
 				sent = append(sent, p)
 			}
-			if err := a.Send(sent, to); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, a.Send(sent, to))
 			for i := 0; i < len(sent); {
 				n, err := receive(got.packets, got.sizes, got.eps)
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				for k := range n {
 					if !bytes.Equal(got.packets[k][:got.sizes[k]], sent[i]) {
 						t.Fatalf("datagram %d of %d: got %d bytes, want %d or other content", i, len(sent), got.sizes[k], len(sent[i]))
@@ -109,9 +102,7 @@ func TestBindEndpoints(t *testing.T) {
 	got := newBatch(4)
 	var seen conn.Endpoint
 	for range 3 {
-		if err := a.Send([][]byte{newData(40)}, to); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, a.Send([][]byte{newData(40)}, to))
 		if _, err := receive(got.packets, got.sizes, got.eps); err != nil {
 			t.Fatal(err)
 		}
@@ -132,9 +123,7 @@ func TestBindEndpoints(t *testing.T) {
 func TestBindClose(t *testing.T) {
 	b := newTestBind()
 	fns, _, err := b.Open(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if _, _, err := b.Open(0); !errors.Is(err, conn.ErrBindAlreadyOpen) {
 		t.Errorf("second Open: %v", err)
 	}
@@ -146,9 +135,7 @@ func TestBindClose(t *testing.T) {
 			done <- err
 		}()
 	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, b.Close())
 	for range fns {
 		if err := <-done; !errors.Is(err, net.ErrClosed) {
 			t.Errorf("receive: %v", err)
@@ -169,14 +156,10 @@ func TestBindUntaken(t *testing.T) {
 	keepalive[0] = device.MessageTransportType
 	exchange := func(messages ...[]byte) {
 		t.Helper()
-		if err := a.Send(messages, to); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, a.Send(messages, to))
 		for left := len(messages); left > 0; {
 			n, err := receive(got.packets, got.sizes, got.eps)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			left -= n
 		}
 	}
@@ -201,14 +184,10 @@ func TestBindAllocations(t *testing.T) {
 	}
 	sent = append(sent, newData(100)) // ends the train
 	exchange := func() {
-		if err := a.Send(sent, to); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, a.Send(sent, to))
 		for n := 0; n < len(sent); {
 			k, err := receive(got.packets, got.sizes, got.eps)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			n += k
 		}
 	}
@@ -233,9 +212,7 @@ func TestAnswersFromTheAddressAsked(t *testing.T) {
 	asked := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), b.port())
 	hear := func() *endpoint {
 		t.Helper()
-		if err := a.Send([][]byte{newData(64)}, &endpoint{addr: asked}); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, a.Send([][]byte{newData(64)}, &endpoint{addr: asked}))
 		in := newBatch(1)
 		if n, err := receive(in.packets, in.sizes, in.eps); n != 1 || err != nil {
 			t.Fatal(n, err)
@@ -247,9 +224,7 @@ func TestAnswersFromTheAddressAsked(t *testing.T) {
 		t.Fatalf("heard at %v, want one endpoint at %v", heard.SrcIP(), asked)
 	}
 	peer, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(to.DstIP(), 0)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer peer.Close()
 	for _, test := range []struct{ from, want, next netip.Addr }{
 		{asked.Addr(), asked.Addr(), asked.Addr()},
@@ -257,13 +232,9 @@ func TestAnswersFromTheAddressAsked(t *testing.T) {
 		{netip.MustParseAddr("203.0.113.1"), to.DstIP(), netip.Addr{}}, // not ours
 	} {
 		ep := &endpoint{addr: peer.LocalAddr().(*net.UDPAddr).AddrPort(), local: test.from}
-		if err := b.Send([][]byte{newData(64)}, ep); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, b.Send([][]byte{newData(64)}, ep))
 		_, source, err := peer.ReadFromUDPAddrPort(make([]byte, 65535))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if source.Addr().Unmap() != test.want || ep.SrcIP() != test.next {
 			t.Errorf("from %v: came from %v, next from %v; want %v, %v", test.from, source, ep.SrcIP(), test.want, test.next)
 		}
@@ -291,9 +262,7 @@ func TestAddressAskedIsKept(t *testing.T) {
 	}
 	leg := (*b.current.Load())[0]
 	leg.socket = untold{leg.socket}
-	if err := a.Send([][]byte{newData(64)}, to); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, a.Send([][]byte{newData(64)}, to))
 	in := newBatch(1)
 	if n, err := receive(in.packets, in.sizes, in.eps); n != 1 || err != nil || in.eps[0].DstToString() != at.String() || in.eps[0].SrcIP() != asked {
 		t.Errorf("%d, %v: %v is answered from %v, want %v from %v", n, err, in.eps[0].DstToString(), in.eps[0].SrcIP(), at, asked)

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -39,9 +40,7 @@ func TestNoPeer(t *testing.T) {
 	log.SetOutput(io.Discard)
 	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
-	if err := errors.Join(d.Open(idlePath(), Peer{Endpoint: "milan.invalid:1"}), d.Up(), d.updateEndpoint(t.Context(), false, false)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{Endpoint: "milan.invalid:1"}), d.Up(), d.updateEndpoint(t.Context(), false, false)))
 	port := d.Port()
 	one, other := wgkey.NewPrivate().Public(), wgkey.NewPrivate().Public()
 	for _, step := range []struct {
@@ -57,16 +56,12 @@ func TestNoPeer(t *testing.T) {
 		{Peer{}, wgkey.Key{}, ""},
 		{Peer{PublicKey: one}, one, ""}, // as a server
 	} {
-		if err := d.SetPeer(step.peer); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, d.SetPeer(step.peer))
 		if err := d.setEndpoint(&Peer{}, netip.MustParseAddrPort("127.0.0.1:11"), true); err != nil { // too late: the peer does not exist any more
 			t.Fatal(err)
 		}
 		text, err := d.device.IpcGet()
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		keys, s := strings.Count(text, "public_key="), PeerStats{}
 		if s, err = d.PeerStats(); err != nil {
 			t.Fatal(err)
@@ -90,21 +85,15 @@ func TestPeerEndpoint(t *testing.T) {
 	log.SetOutput(io.Discard)
 	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
-	if err := errors.Join(d.Open(idlePath(), peer), d.Up(), d.set("public_key="+hexKey(peer.PublicKey), "endpoint="+roamed)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, errors.Join(d.Open(idlePath(), peer), d.Up(), d.set("public_key="+hexKey(peer.PublicKey), "endpoint="+roamed)))
 	apply := func(change func(p *Peer)) {
 		t.Helper()
 		change(&peer)
-		if err := d.SetPeer(peer); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, d.SetPeer(peer))
 	}
 	device := func() string {
 		text, err := d.device.IpcGet()
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		_, peer, _ := strings.Cut(text, "listen_port=")
 		return peer
 	}
@@ -124,9 +113,7 @@ func TestPeerEndpoint(t *testing.T) {
 	}
 
 	apply(func(p *Peer) { p.Endpoint = roamed })
-	if err := d.updateEndpoint(t.Context(), false, false); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, d.updateEndpoint(t.Context(), false, false))
 	if got := device(); !strings.Contains(got, "public_key="+hexKey(other)+"\n") || !strings.Contains(got, "endpoint="+roamed) {
 		t.Errorf("another peer, resolved: %s", got)
 	}

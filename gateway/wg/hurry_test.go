@@ -10,6 +10,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 )
 
 // TestHurryEnds: after its last initiation a hurry still looks for a session, which ends it. It ends with its peer and with the device as well.
@@ -18,9 +19,7 @@ func TestHurryEnds(t *testing.T) {
 	log.SetOutput(io.Discard)
 	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
-	if err := errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "127.0.0.1:9"}), d.Up()); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "127.0.0.1:9"}), d.Up()))
 	h := d.bind.hurry.Load()
 	if h == nil {
 		t.Fatal("no hurry for a new peer")
@@ -40,9 +39,7 @@ func TestHurryEnds(t *testing.T) {
 		}
 	}
 
-	if err := d.SetPeer(Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "127.0.0.1:9"}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, d.SetPeer(Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "127.0.0.1:9"}))
 	if _, pending, ended := state(); pending || !ended {
 		t.Errorf("another peer: pending %v, ended %v", pending, ended)
 	}

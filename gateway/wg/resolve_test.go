@@ -13,6 +13,7 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 )
 
 // TestCallsInVain: a call was in vain if another follows it without a handshake.
@@ -74,26 +75,18 @@ func TestComeHome(t *testing.T) {
 	log.SetOutput(io.Discard)
 	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
-	if err := errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "127.0.0.1:8"}), d.Up()); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "127.0.0.1:8"}), d.Up()))
 	d.comeHome("127.0.0.1:8")
 	if d.endpoint.String() != "127.0.0.1:8" {
 		t.Fatalf("at home: %v", d.endpoint)
 	}
-	if err := d.set("public_key="+hexKey(d.peer.PublicKey), "endpoint=127.0.0.1:9"); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.updateEndpoint(t.Context(), false, true); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, d.set("public_key="+hexKey(d.peer.PublicKey), "endpoint=127.0.0.1:9"))
+	need.NoError(t, d.updateEndpoint(t.Context(), false, true))
 	if s, _ := d.PeerStats(); s.Endpoint != "127.0.0.1:9" {
 		t.Fatalf("a session has roamed, and is called at %s", s.Endpoint)
 	}
 	d.comeHome("127.0.0.1:9")
-	if err := d.updateEndpoint(t.Context(), false, true); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, d.updateEndpoint(t.Context(), false, true))
 	if s, _ := d.PeerStats(); s.Endpoint != "127.0.0.1:8" {
 		t.Errorf("it is called at %s", s.Endpoint)
 	}
@@ -110,15 +103,11 @@ func TestTurns(t *testing.T) {
 	log, said := logtest.NewNullLogger()
 	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
-	if err := errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "gw.milan.example:8"}), d.Up()); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "gw.milan.example:8"}), d.Up()))
 	lost := false
 	turn := func(vain bool, want string) {
 		t.Helper()
-		if err := d.updateEndpoint(t.Context(), vain, lost); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, d.updateEndpoint(t.Context(), vain, lost))
 		if s, _ := d.PeerStats(); s.Endpoint != want {
 			t.Errorf("it is called at %s, want %s", s.Endpoint, want)
 		}
@@ -128,9 +117,7 @@ func TestTurns(t *testing.T) {
 		turn(true, "[::1]:8")
 		turn(true, "127.0.0.1:8")
 	}
-	if err := d.set("public_key="+hexKey(d.peer.PublicKey), "endpoint=127.0.0.1:9"); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, d.set("public_key="+hexKey(d.peer.PublicKey), "endpoint=127.0.0.1:9"))
 	turn(true, "127.0.0.1:9")
 	lost = true // now by turns, for another peer may be at the name's addresses
 	for range 2 {

@@ -22,9 +22,7 @@ func TestPeerTrains(t *testing.T) {
 		got := newBatch(BatchSize)
 		for len(want) > 0 {
 			n, err := receive(got.packets, got.sizes, got.eps)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			for _, size := range got.sizes[:n] {
 				if size != want[0] {
 					t.Fatalf("datagram of %d bytes, want %d", size, want[0])
@@ -52,9 +50,7 @@ func TestPeerTrains(t *testing.T) {
 		a.trains.lost.Store(tt.lost)
 		a.trains.probe.Store(tt.probe)
 		before := b.stats()[0].ReceivedMessages
-		if err := a.Send(batch, to); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, a.Send(batch, to))
 		received(500, 500, 500, 64, 96, 96, 80)
 		if n := b.stats()[0].ReceivedMessages - before; n != tt.messages {
 			t.Errorf("%s: %d messages, want %d", tt.name, n, tt.messages)
@@ -67,9 +63,7 @@ func TestPeerTrains(t *testing.T) {
 		t.Errorf("last train to %v, want %v", last, lost)
 	}
 	sent := a.trains.sent.Load()
-	if err := a.Send([][]byte{probe, probe}, to); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, a.Send([][]byte{probe, probe}, to))
 	if n := a.trains.sent.Load() - sent; n != 0 {
 		t.Errorf("a probe counts as %d trains", n)
 	}

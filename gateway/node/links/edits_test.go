@@ -41,9 +41,7 @@ const (
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 }
 
 func resourceOf(name string) schema.GroupVersionResource {

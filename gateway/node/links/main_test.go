@@ -36,9 +36,7 @@ func ipNet(prefix string) *net.IPNet {
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 }
 
 // eventually calls check until it returns nil.

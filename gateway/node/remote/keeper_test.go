@@ -25,9 +25,7 @@ func TestMain(m *testing.M) { need.TestsInNamespace(m) }
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 }
 
 // eventually calls check until it returns nil.

@@ -8,15 +8,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // A file lists the addresses for which its node answers: only load balancer addresses, and never
 // the node's own.
 func TestAnnounceFile(t *testing.T) {
 	c, err := parse(t, "203.0.113.7", `203.0.113.7, 203.0.113.8, 203.0.113.9, "fd99::7"`, "serve:", "announce: [203.0.113.8/31, \"fd99::/64\"]\nannounceOn: [eth0]\nserve:")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if want := addrs("203.0.113.8", "203.0.113.9", "fd99::7"); !slices.Equal(c.Answers, want) {
 		t.Errorf("it answers for %v, want %v", c.Answers, want)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/rules"
 )
@@ -67,13 +68,9 @@ func TestAmendedLooksAtAll(t *testing.T) {
 // Services, and contains nothing else.
 func TestAmended(t *testing.T) {
 	c, err := parse(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	moved, err := parse(t, "10.244.1.5", "10.244.1.6")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	amended, alone := c.Amended(moved)
 	if !alone || len(amended) != 2 { // at the cluster address and at the node port of IPv4
 		t.Fatalf("%t, %v", alone, amended)
@@ -88,9 +85,7 @@ func TestAmended(t *testing.T) {
 		t.Error(diff)
 	}
 	e, err := nat.New([16]byte{1}, c.NAT(c.Addresses))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if err := e.Amend(amended); err != nil {
 		t.Error(err)
 	}
@@ -106,9 +101,7 @@ func TestAmended(t *testing.T) {
 		"links":          func(c *Config) { c.AnnounceOn = []string{"eth1"} },
 	} {
 		next, err := parse(t)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if change(next); what == "an address" {
 			next.Services = c.Services
 		}

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/gateway/configfile"
+	"culvert/integration/need"
 	"culvert/nat/rules"
 )
 
@@ -37,9 +38,7 @@ func parse(t *testing.T, change ...string) (*Config, error) {
 func parseText(t *testing.T, text string) (*Config, error) {
 	t.Helper()
 	var f File
-	if err := yaml.UnmarshalStrict([]byte(text), &f); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, yaml.UnmarshalStrict([]byte(text), &f))
 	e := &configfile.Errors{File: "node.yaml", Fields: Fields}
 	c := f.Config(e, "n1")
 	return c, e.Err()
@@ -98,9 +97,7 @@ func TestConfig(t *testing.T) {
 // addresses.
 func TestPlan(t *testing.T) {
 	c, err := parse(t, "203.0.113.7", "203.0.113.7, 172.18.0.9", "port: 80,", "port: 80, proxyProtocol: v2,")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	own := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("172.18.0.9"), netip.MustParseAddr("fd18::2")}
 	p := c.plan(own)
 	if want := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("203.0.113.7/32")}; !slices.Equal(p.routes, want) {
@@ -207,9 +204,7 @@ func TestNodePortFamilies(t *testing.T) {
 			next = "clusterIP: " + test.addresses + ", " + next
 		}
 		c, err := parse(t, old, next)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		at := c.Services[0].unspecified()
 		if slices.Contains(at, netip.IPv4Unspecified()) != test.v4 || slices.Contains(at, netip.IPv6Unspecified()) != test.v6 {
 			t.Errorf("clusterIP %s: node port at %v", test.addresses, at)
@@ -221,9 +216,7 @@ func TestNodePortFamilies(t *testing.T) {
 func TestSocketsConfig(t *testing.T) {
 	bare := []string{"serviceCIDRs: [10.96.0.0/12]\n", "mode: sockets\n", "clusterIP: 10.96.0.10, ", "", "clusterIP: 10.96.0.10, ", ""}
 	c, err := parse(t, bare...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	own := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd18::2"), netip.MustParseAddr("203.0.113.7")}
 	c.Services[1].Endpoints = c.Services[0].Endpoints
 	var got []string
@@ -260,9 +253,7 @@ func TestSocketsConfig(t *testing.T) {
 // The weight in the file is the weight of the engine's backend.
 func TestWeights(t *testing.T) {
 	c, err := parse(t, "node: n1}]", "node: n1, weight: 3}, {address: 10.244.2.5, port: 8080}]")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	frontends := 0
 	for _, s := range c.NAT(c.Addresses).Services {
 		if s.Name != "web" {

@@ -10,6 +10,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/sirupsen/logrus/hooks/test"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -20,9 +21,7 @@ import (
 func keeping(t *testing.T, folder string) (*Server, *test.Hook) {
 	t.Helper()
 	c, err := parse(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	c.State = folder
 	log, hook := test.NewNullLogger()
 	s := &Server{config: c, log: log, began: time.Now()}
@@ -46,9 +45,7 @@ func connect(t *testing.T, s *Server, from uint16, flags uint8) uint16 {
 		t.Fatalf("dropped for %v", v.Reason)
 	}
 	v, err := nattest.Check(p.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return v.SourcePort
 }
 
@@ -102,9 +99,7 @@ func TestKeeperFindsDamage(t *testing.T) {
 			s, _ := keeping(t, folder)
 			connect(t, s, 4000, nattest.SYN)
 			s.keeper.end(s)
-			if err := damage(filepath.Join(folder, DefaultInterface)); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, damage(filepath.Join(folder, DefaultInterface)))
 			s, hook := keeping(t, folder)
 			warned := false
 			for _, e := range hook.AllEntries() {
@@ -126,9 +121,7 @@ func TestKeeperFindsDamage(t *testing.T) {
 // A folder that cannot be used costs only what it is for.
 func TestKeeperWithoutFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(file, nil, 0o600))
 	s, hook := keeping(t, file)
 	if e := hook.LastEntry(); e == nil || e.Level != logrus.WarnLevel {
 		t.Errorf("it says %v", e)

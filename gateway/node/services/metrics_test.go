@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"culvert/gateway/node/page"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -25,9 +26,7 @@ func TestMetrics(t *testing.T) {
 	s.mu.Unlock()
 	connect(t, s, 4000, nattest.SYN)
 	p, err := page.New("services.metrics", "127.0.0.1:0", nil, s.metrics, s.broken)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer p.Close()
 	go p.Serve()
 	listener, _ := p.Socket()
@@ -35,14 +34,10 @@ func TestMetrics(t *testing.T) {
 	get := func(path string) (int, string) {
 		t.Helper()
 		r, err := http.Get("http://" + address + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer r.Body.Close()
 		text, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		return r.StatusCode, string(text)
 	}
 	_, text := get("/metrics")

@@ -4,6 +4,8 @@ import (
 	"net"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // A process that listens in vain is named when it is found, and not again at each change of
@@ -11,9 +13,7 @@ import (
 func TestNameListeners(t *testing.T) {
 	s, hook := keeping(t, "")
 	at, err := net.Listen("tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	port := uint16(at.Addr().(*net.TCPAddr).Port)
 	s.mu.Lock()
 	s.config.Services[0].NodePort = port

@@ -16,6 +16,8 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // announcing returns an announcer in a forwarding namespace of its own, beside the link culvert1,
@@ -38,9 +40,7 @@ func announcing(t *testing.T) (*announcer, *test.Hook) {
 
 func setSetting(t *testing.T, name, value string) {
 	t.Helper()
-	if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile("/proc/sys/net/"+name, []byte(value), 0))
 }
 
 // addNetwork makes a link with addresses.
@@ -50,13 +50,9 @@ func addNetwork(t *testing.T, name string, addresses ...string) netlink.Link {
 	attrs.Name, attrs.Flags = name, net.FlagUp
 	link := netlink.NewVeth(attrs)
 	link.PeerName = name + "peer"
-	if err := netlink.LinkAdd(link); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.LinkAdd(link))
 	for _, a := range addresses {
-		if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(a)), Flags: unix.IFA_F_NODAD}); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(a)), Flags: unix.IFA_F_NODAD}))
 	}
 	return link
 }
@@ -65,14 +61,10 @@ func addNetwork(t *testing.T, name string, addresses ...string) netlink.Link {
 func ownProxies(t *testing.T) (all []string) {
 	t.Helper()
 	proxies, err := proxyNeighbours()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for at, protocol := range proxies {
 		link, err := netlink.LinkByIndex(at.link)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if protocol == proxyProtocol {
 			all = append(all, at.address.String()+" at "+link.Attrs().Name)
 		}
@@ -85,9 +77,7 @@ func ownProxies(t *testing.T) (all []string) {
 func anycast(t *testing.T) (all []string) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/thread-self/net/anycast6")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line)
 		if len(fields) > 2 && strings.HasSuffix(fields[2], "0077") {
@@ -108,12 +98,8 @@ func TestAnnounceLinks(t *testing.T) {
 	netlink.LinkSetARPOff(addNetwork(t, "silent", "198.51.103.2/24"))
 	bridge := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
 	bridge.Name = "bridge"
-	if err := netlink.LinkAdd(bridge); err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.LinkSetMaster(addNetwork(t, "member", "198.51.104.2/24"), bridge); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.LinkAdd(bridge))
+	need.NoError(t, netlink.LinkSetMaster(addNetwork(t, "member", "198.51.104.2/24"), bridge))
 	vips := addrs("198.51.100.77", "fd98::77")
 	a.apply(vips, nil)
 	requireEqual(t, ownProxies(t), []string{"198.51.100.77 at both", "198.51.100.77 at four"})
@@ -177,14 +163,10 @@ func TestAnnounceAdopts(t *testing.T) {
 	a, _ := announcing(t)
 	link := addNetwork(t, "lan", "198.51.100.2/24")
 	for _, address := range addrs("198.51.100.77", "198.51.100.78") {
-		if err := proxyRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_EXCL, announcement{address, link.Attrs().Index}); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, proxyRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_EXCL, announcement{address, link.Attrs().Index}))
 	}
 	foreign := netlink.Neigh{LinkIndex: link.Attrs().Index, Family: unix.AF_INET, Flags: netlink.NTF_PROXY, IP: net.IPv4(198, 51, 100, 79)}
-	if err := netlink.NeighAdd(&foreign); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.NeighAdd(&foreign))
 	a.apply(addrs("198.51.100.77", "198.51.100.79"), nil)
 	requireEqual(t, ownProxies(t), []string{"198.51.100.77 at lan"})
 	a.apply(nil, nil)

@@ -7,15 +7,15 @@ import (
 	"testing"
 
 	"github.com/sirupsen/logrus/hooks/test"
+
+	"culvert/integration/need"
 )
 
 // savedConfig returns a configuration of Kubernetes' Services with a value in each field.
 func savedConfig(t *testing.T, folder string) *Config {
 	t.Helper()
 	c, err := parse(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	c.State, c.Which = folder, "all"
 	c.Services[0].SourceRanges = []netip.Prefix{}
 	return c
@@ -57,9 +57,7 @@ func TestSaved(t *testing.T) {
 	}
 
 	var text bytes.Buffer
-	if err := c.save(&text, func() {}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, c.save(&text, func() {}))
 	for i := range text.Len() {
 		damaged := bytes.Clone(text.Bytes())
 		damaged[i] ^= 1

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -25,9 +26,7 @@ func (d *source) Read(b []byte) (int, error) {
 // Closing waits for the reader, so it leaves even a device that is never empty.
 func TestPass(t *testing.T) {
 	c, err := parse(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	w, d := newWay(t, c)
 	s := &Server{engine: w.engine, began: time.Now()}
 	syn := nattest.IP{Source: "10.244.2.9", Destination: "10.96.0.10", DF: true,

@@ -28,9 +28,7 @@ func inNamespace(t *testing.T) int {
 	t.Helper()
 	runtime.LockOSThread() // never unlocked
 	need.Kernel(t, "namespace", unix.Unshare(unix.CLONE_NEWNET))
-	if err := fresh.Network(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, fresh.Network())
 	return addLink(t, "culvert1")
 }
 
@@ -40,17 +38,11 @@ func addLink(t *testing.T, name string) int {
 	attrs.Name, attrs.Flags = name, net.FlagUp
 	link := netlink.NewVeth(attrs)
 	link.PeerName = name + "peer"
-	if err := netlink.LinkAdd(link); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.LinkAdd(link))
 	address := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.2/24"))}
 	other := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.22/24"))}
-	if err := netlink.AddrAdd(link, address); err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.AddrAdd(link, other); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.AddrAdd(link, address))
+	need.NoError(t, netlink.AddrAdd(link, other))
 	return link.Attrs().Index
 }
 
@@ -59,9 +51,7 @@ func kernelRules(t *testing.T) (all []string) {
 	t.Helper()
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		list, err := netlink.RuleList(family)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		for i := range list {
 			all = append(all, describe(&list[i]))
 		}
@@ -86,17 +76,11 @@ func source4(a string) func(int) net.IP {
 func steered(t *testing.T, index int, families []int) (*steering, *plan) {
 	t.Helper()
 	c, err := parse(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	s, err := newSteering("culvert1", index, families, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	p := c.plan(c.Addresses)
-	if err := s.apply(p, source4("172.18.0.2")); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, s.apply(p, source4("172.18.0.2")))
 	return s, p
 }
 
@@ -120,33 +104,23 @@ func TestOthersMovedTheLocalTable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			index := inNamespace(t)
 			for _, family := range both {
-				if err := netlink.RuleAdd(localRule(family, 100)); err != nil {
-					t.Fatal(err)
-				}
-				if err := netlink.RuleDel(localRule(family, 0)); err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, netlink.RuleAdd(localRule(family, 100)))
+				need.NoError(t, netlink.RuleDel(localRule(family, 0)))
 				if by := localRule(family, 0); !instead {
 					by.Protocol = unix.RTPROT_BOOT // by hand
-					if err := netlink.RuleAdd(by); err != nil {
-						t.Fatal(err)
-					}
+					need.NoError(t, netlink.RuleAdd(by))
 				}
 			}
 			for _, priority := range []int{priorityOn, priorityEnd} {
 				r := netlink.NewRule()
 				r.Family, r.Priority, r.Table, r.Src = unix.AF_INET, priority, 77, ipNet(netip.MustParsePrefix("10.99.0.0/16"))
-				if err := netlink.RuleAdd(r); err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, netlink.RuleAdd(r))
 			}
 			before := kernelRules(t)
 			s, _ := steered(t, index, both)
 			for _, family := range both {
 				list, err := netlink.RuleList(family)
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				for _, r := range list {
 					if r.Protocol != unix.RTPROT_KERNEL && r.Table != 77 {
 						t.Errorf("the rule at %d has protocol %d: systemd-networkd removes it", r.Priority, r.Protocol)
@@ -170,13 +144,9 @@ func TestLeftoverOfOtherFamily(t *testing.T) {
 	index := inNamespace(t)
 	before := kernelRules(t)
 	steered(t, index, both)
-	if err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}))
 	s, err := newSteering("culvert1", addLink(t, "culvert1"), both[:1], nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if err := s.close(); err != nil {
 		t.Error(err)
 	}
@@ -200,13 +170,9 @@ func TestSourceChanges(t *testing.T) {
 	index := inNamespace(t)
 	s, p := steered(t, index, both[:1])
 	for _, source := range []string{"172.18.0.22", "172.18.0.2"} {
-		if err := s.apply(p, source4(source)); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, s.apply(p, source4(source)))
 		list, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		list = slices.DeleteFunc(list, func(r netlink.Route) bool { return r.Dst.String() == "172.18.0.0/24" }) // the link's own route
 		if len(list) != 2 {
 			t.Errorf("%d routes, want 2: %v", len(list), list)
@@ -226,13 +192,9 @@ func TestRemovedByOthers(t *testing.T) {
 	s, p := steered(t, index, both[:1])
 	apply := func() (state []string) {
 		t.Helper()
-		if err := s.apply(p, source4("172.18.0.22")); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, s.apply(p, source4("172.18.0.22")))
 		routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		for i := range routes {
 			state = append(state, destination(&routes[i]))
 		}
@@ -242,16 +204,10 @@ func TestRemovedByOthers(t *testing.T) {
 	before := apply()
 	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
 	source := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.22/24"))}
-	if err := netlink.AddrDel(link, source); err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.AddrAdd(link, source); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.AddrDel(link, source))
+	need.NoError(t, netlink.AddrAdd(link, source))
 	for _, r := range slices.Clone(s.rules) {
-		if err := netlink.RuleDel(&r); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, netlink.RuleDel(&r))
 	}
 	requireEqual(t, apply(), before)
 }
@@ -260,9 +216,7 @@ func TestRemovedByOthers(t *testing.T) {
 func TestLentPorts(t *testing.T) {
 	inNamespace(t)
 	c, err := parse(t, "nodePort: 30080", "nodePort: 40000", "nodePort: 30080", "nodePort: 40001")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, test := range []struct {
 		local, reserved string
 		lent            int
@@ -275,9 +229,7 @@ func TestLentPorts(t *testing.T) {
 		{"32768 60999", "40000,40001", 0},
 	} {
 		for name, value := range map[string]string{"ip_local_port_range": test.local, "ip_local_reserved_ports": test.reserved + "\n"} {
-			if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0))
 		}
 		if lent := c.lentPorts(); len(lent) != test.lent {
 			t.Errorf("local %q, reserved %q: %v", test.local, test.reserved, lent)
@@ -296,9 +248,7 @@ func TestRouter(t *testing.T) {
 			{LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.7").AsSlice()}, {LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.8").AsSlice()},
 		}},
 	} {
-		if err := netlink.RouteAdd(&r); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, netlink.RouteAdd(&r))
 	}
 	s, p := steered(t, index, both[:1])
 	for router, taken := range map[string]bool{"172.18.0.1": true, "172.18.0.8": true, "172.18.0.9": false} {
@@ -320,29 +270,17 @@ func TestTakeOver(t *testing.T) {
 	index := inNamespace(t)
 	before := kernelRules(t)
 	c, err := parse(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	s, err := newSteering("culvert1", index, both, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, s.apply(c.plan(c.Addresses), source4("172.18.0.2")))
 	left := kernelRules(t)
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer socket.Close()
 	next, err := newSteering("culvert1", index, both, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := next.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, next.apply(c.plan(c.Addresses), source4("172.18.0.2")))
 	if after := kernelRules(t); !slices.Equal(after, left) {
 		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
 	}
@@ -360,9 +298,7 @@ func TestTakeOver(t *testing.T) {
 	}
 	c.Services = c.Services[:1] // without the UDP Service
 	p := c.plan(c.Addresses)
-	if err := next.apply(p, source4("172.18.0.2")); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, next.apply(p, source4("172.18.0.2")))
 	if after := kernelRules(t); len(after) >= len(left) || slices.ContainsFunc(after, func(r string) bool { return strings.Contains(r, "ipproto 17") }) {
 		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
 	}
@@ -385,9 +321,7 @@ func TestRemains(t *testing.T) {
 		t.Errorf("of a node that runs: %d, %v", found, err)
 	}
 	requireRules(t, during)
-	if err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}))
 	if found, err := RemoveRemains(false); found < 10 || err != nil {
 		t.Errorf("of one that is gone: %d, %v", found, err)
 	}
@@ -404,23 +338,17 @@ func TestRemainsOfKeptDevice(t *testing.T) {
 	before := kernelRules(t)
 	device, err := createDevice("culvert7")
 	need.Kernel(t, "tun", err)
-	if err := keepDevice(device, "culvert7", true); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, keepDevice(device, "culvert7", true))
 	link, err := netlink.LinkByName("culvert7")
 	if err == nil {
 		err = netlink.LinkSetUp(link)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	s, err := newSteering("culvert7", link.Attrs().Index, both, nil)
 	if err == nil {
 		err = s.apply(&plan{}, source4("172.18.0.2"))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	during := kernelRules(t)
 	if _, err := RemoveRemains(true); err == nil || !strings.Contains(err.Error(), "culvert7 exists; stop the culvert node") {
 		t.Error("while a process has it:", err)
@@ -444,16 +372,12 @@ func TestRemainsOfKeptDevice(t *testing.T) {
 func TestTakenChangesNothing(t *testing.T) {
 	index := inNamespace(t)
 	s, p := steered(t, index, both[:1])
-	if err := s.apply(p, source4("172.18.0.22")); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, s.apply(p, source4("172.18.0.22")))
 	if err := s.taken(p); err != nil {
 		t.Errorf("what is there already: %v", err)
 	}
 	other := &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN, Dst: ipNet(netip.MustParsePrefix("203.0.113.77/32"))}
-	if err := netlink.RouteAdd(other); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.RouteAdd(other))
 	before, made := kernelRules(t), s.made
 	next := *p
 	next.routes = append(slices.Clone(p.routes), netip.MustParsePrefix("203.0.113.76/32"), netip.MustParsePrefix("203.0.113.77/32"))

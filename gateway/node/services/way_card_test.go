@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -89,9 +90,7 @@ serve:
 func cardWay(t *testing.T, proxy string) (*way, *written) {
 	t.Helper()
 	c, err := parseText(t, strings.Replace(cardServices, "PROXY", proxy, 1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return newWay(t, c)
 }
 
@@ -163,9 +162,7 @@ func TestLikeACard(t *testing.T) {
 			}
 			h[0] = unix.VIRTIO_NET_HDR_F_NEEDS_CSUM
 			v, err := nattest.CheckPartial(b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			field := uint16(6)
 			if tcp {
 				field = 16
@@ -226,9 +223,7 @@ func TestLikeACard(t *testing.T) {
 		if !tcp || proxy == "" {
 			same(got, want)
 			v, err := nattest.Check(got[0])
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			ip.Source, ip.Destination, source, port = v.Destination.String(), v.Source.String(), v.DestinationPort, v.SourcePort
 			same(both(flags, r.Uint32(), payload, r.IntN(8) > 0))
 			continue

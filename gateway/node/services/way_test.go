@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -24,9 +25,7 @@ func (d *written) Write(b []byte) (int, error) {
 func newWay(t *testing.T, c *Config) (*way, *written) {
 	t.Helper()
 	engine, err := nat.New([16]byte{1}, c.NAT(c.Addresses))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	d := &written{}
 	return &way{engine: engine, device: d}, d
 }
@@ -37,9 +36,7 @@ func newWay(t *testing.T, c *Config) (*way, *written) {
 func TestChecksums(t *testing.T) {
 	for _, protocol := range []string{"", "proxyProtocol: v2, "} {
 		c, err := parse(t, "name: web,", "name: web, "+protocol)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		w, d := newWay(t, c)
 		send := func(flags uint8, payload []byte) []byte {
 			t.Helper()
@@ -119,9 +116,7 @@ func TestSuperFrames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := parse(t, test.change[:]...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			w, d := newWay(t, c)
 			send := func(ip nattest.IP, kind byte, sumAt uint16) virtio {
 				b := ip.Bytes()

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/need"
 	"culvert/nat"
 )
 
@@ -95,19 +96,13 @@ func insist(c net.Conn, text string) (who string, err error) {
 func TestForgedUDP(t *testing.T) {
 	needHosts(t)
 	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	clients := netip.MustParsePrefix("198.18.0.1/16") // all these addresses are local
 	at := &netlink.Addr{IPNet: &net.IPNet{IP: clients.Addr().AsSlice(), Mask: net.CIDRMask(16, 32)}}
-	if err := netlink.AddrReplace(lo, at); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, netlink.AddrReplace(lo, at))
 	t.Cleanup(func() { netlink.AddrDel(lo, at) })
 	endpoint, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(endpointA[0]), Port: 8080})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer endpoint.Close()
 	go func() { // tells clients which source it sees
 		for b := make([]byte, maxDatagram); ; {

@@ -38,9 +38,7 @@ func needHosts(t *testing.T) {
 	if err == nil {
 		err = netlink.LinkSetUp(lo)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	hosts := [][2]string{nodeAt, endpointA, endpointB, endpointC, pod, outside, stranger}
 	for _, host := range hosts {
 		for _, address := range host {
@@ -106,9 +104,7 @@ func serving(t *testing.T, c *services.Config, change ...func(*idleTimes, *int))
 		f(&idle, &most)
 	}
 	s, err := newServer(c, false, quiet(), idle, most)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	stop, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
 		<-stop
@@ -131,9 +127,7 @@ func serving(t *testing.T, c *services.Config, change ...func(*idleTimes, *int))
 func tolerating(t *testing.T, c *services.Config) (s *Server, end func()) {
 	t.Helper()
 	s, err := New(c, true, quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(t.Context()) }()
 	return s, func() {
@@ -151,9 +145,7 @@ func lose(t *testing.T, address string) {
 	if err == nil {
 		err = netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(net.ParseIP(address))})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { needHosts(t) })
 }
 
@@ -161,9 +153,7 @@ func lose(t *testing.T, address string) {
 func listening(t *testing.T, at string, serve func(*net.TCPConn)) {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(at, "8080"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {

@@ -55,9 +55,7 @@ func TestCrowd(t *testing.T) {
 func TestWhatStandsInTheWay(t *testing.T) {
 	needHosts(t)
 	taken, err := net.Listen("tcp", "172.18.0.2:30080")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer taken.Close()
 	c := config(unix.IPPROTO_TCP, nil, endpointA)
 	process := fmt.Sprintf("process %d", os.Getpid())
@@ -93,16 +91,10 @@ func TestWhatStandsInTheWay(t *testing.T) {
 // A limit of descriptors that leaves none is reported as such.
 func TestNoDescriptorLeft(t *testing.T) {
 	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: was.Max}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	need.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: was.Max}))
 	_, err := (&Server{}).open(&services.Place{Service: "web", Field: "nodePort", Protocol: unix.IPPROTO_UDP, At: netip.MustParseAddrPort("127.0.0.1:30080")}, listenerAt)
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
 	if err == nil || !strings.Contains(err.Error(), "services: web: nodePort: 127.0.0.1:30080/udp: this process has no descriptor left; raise") {
 		t.Error(err)
 	}
@@ -113,9 +105,7 @@ func TestTolerant(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA)
 	taken, err := net.Listen("tcp", "172.18.0.2:30080")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer taken.Close()
 	s, end := tolerating(t, config(unix.IPPROTO_TCP, nil, endpointA))
 	if name, err := who(t, outside[1]); err != nil || name != endpointA[1] {
@@ -150,9 +140,7 @@ func TestWhoHasThePortIsAskedOnce(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA)
 	taken, err := net.Listen("tcp", "172.18.0.2:30080")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer taken.Close()
 	asked, found := make(chan struct{}, 10), make(chan string)
 	defer func(before func(*services.Place) string) { listenerAt = before }(listenerAt)
@@ -199,9 +187,7 @@ func TestLostAddress(t *testing.T) {
 		t.Errorf("health: %q", fault)
 	}
 	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, a := range addresses {
 		if !a.IP.IsLoopback() {
 			lose(t, a.IP.String())
@@ -254,9 +240,7 @@ func TestRefusedApply(t *testing.T) {
 	naming(t, endpointA)
 	s := serving(t, config(unix.IPPROTO_TCP, nil, endpointA))
 	taken, err := net.Listen("tcp", "172.18.0.2:30081")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer taken.Close()
 	for name, change := range map[string]func(*services.Config){
 		"port": func(c *services.Config) { c.Services[0].NodePort = 30081 },
@@ -286,9 +270,7 @@ func TestMetrics(t *testing.T) {
 	naming(t, endpointA)
 	s := serving(t, config(unix.IPPROTO_TCP, nil, endpointA))
 	c, err := dial(t, "tcp", outside[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if _, err := heard(c); err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node/services"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/rules"
 )
@@ -57,20 +58,14 @@ func TestStream(t *testing.T) {
 	serving(t, config(unix.IPPROTO_TCP, nil, endpointA))
 	for _, from := range outside {
 		c, err := dial(t, "tcp", from)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		h := sha256.New()
 		if _, err := io.Copy(io.MultiWriter(h, c), io.LimitReader(rand.NewChaCha8([32]byte{8}), size)); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.(*net.TCPConn).CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, c.(*net.TCPConn).CloseWrite())
 		answer, err := io.ReadAll(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		line, rest, _ := bytes.Cut(answer, []byte("\n"))
 		if want := fmt.Sprintf("%d %x <nil>", size, h.Sum(nil)); string(line) != want {
 			t.Errorf("%s: the endpoint got %s, want %s", from, line, want)
@@ -96,9 +91,7 @@ func TestEndpointEndsFirst(t *testing.T) {
 	})
 	serving(t, config(unix.IPPROTO_TCP, nil, endpointA))
 	c, err := dial(t, "tcp", outside[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if said, err := io.ReadAll(c); err != nil || string(said) != "all" {
 		t.Fatalf("%q: %v", said, err)
 	}
@@ -129,18 +122,14 @@ func accepting(t *testing.T, at string) <-chan *net.TCPConn {
 func halfClosed(t *testing.T, port string, accepted <-chan *net.TCPConn, byClient bool) (client, endpoint *net.TCPConn) {
 	t.Helper()
 	c, err := dialPort(t, "tcp", outside[0], port)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	client, endpoint = c.(*net.TCPConn), <-accepted
 	endpoint.SetDeadline(time.Now().Add(patience))
 	ends, hears := client, endpoint
 	if !byClient {
 		ends, hears = endpoint, client
 	}
-	if err := ends.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, ends.CloseWrite())
 	if n, err := hears.Read(make([]byte, 1)); err != io.EOF {
 		t.Fatalf("the other end hears %d bytes, %v", n, err)
 	}
@@ -223,9 +212,7 @@ func TestReset(t *testing.T) {
 	})
 	serving(t, config(unix.IPPROTO_TCP, nil, endpointA))
 	c, err := dial(t, "tcp", outside[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	c.Write([]byte("!"))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("after a reset of the endpoint: %v", err)
@@ -247,9 +234,7 @@ func TestAnotherEndpoint(t *testing.T) {
 	if s.stats.failures.Load() == 0 {
 		t.Error("nobody has failed in 40 tries")
 	}
-	if err := s.Apply(t.Context(), config(unix.IPPROTO_TCP, nil, endpointA, endpointC)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, s.Apply(t.Context(), config(unix.IPPROTO_TCP, nil, endpointA, endpointC)))
 	if name, err := who(t, outside[0]); !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, io.EOF) {
 		t.Errorf("nobody could answer, and %q does: %v", name, err)
 	}
@@ -273,9 +258,7 @@ func TestWeights(t *testing.T) {
 	got := 0
 	for range n {
 		name, err := who(t, outside[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if name == endpointC[0] {
 			got++
 		}
@@ -317,13 +300,9 @@ func TestWhoAsks(t *testing.T) {
 		s.LoadBalancerIPs, s.SourceRanges = []netip.Addr{netip.MustParseAddr(nodeAt[0])}, []netip.Prefix{netip.MustParsePrefix(outside[0] + "/32")}
 		s.Affinity = rules.AffinityClientIP
 	}, endpointA, endpointC)
-	if err := s.Apply(t.Context(), ranges); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, s.Apply(t.Context(), ranges))
 	first, err := who(t, outside[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for range 20 {
 		if name, err := who(t, outside[0]); err != nil || name != first {
 			t.Fatalf("%q answers, and %q has before: %v", name, first, err)
@@ -343,9 +322,7 @@ func TestProxyProtocol(t *testing.T) {
 	needHosts(t)
 	for _, e := range endpointA {
 		l, err := net.Listen("tcp", net.JoinHostPort(e, "8080"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer l.Close()
 		told := &proxyproto.Listener{Listener: l, ReadHeaderTimeout: patience,
 			ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
@@ -361,14 +338,10 @@ func TestProxyProtocol(t *testing.T) {
 		}()
 	}
 	s := serving(t, config(unix.IPPROTO_TCP, nil, endpointA))
-	if err := s.Apply(t.Context(), config(unix.IPPROTO_TCP, func(s *services.Service) { s.ProxyProtocol = true }, endpointA)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, s.Apply(t.Context(), config(unix.IPPROTO_TCP, func(s *services.Service) { s.ProxyProtocol = true }, endpointA)))
 	for _, from := range outside {
 		c, err := dial(t, "tcp", from)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		got, err := io.ReadAll(c)
 		if want := fmt.Sprintf("%s %s", c.LocalAddr(), c.RemoteAddr()); err != nil || string(got) != want {
 			t.Errorf("the endpoint was told %q, want %q: %v", got, want, err)
@@ -383,9 +356,7 @@ func TestRemovedTCP(t *testing.T) {
 	naming(t, endpointA, endpointC)
 	s := serving(t, config(unix.IPPROTO_TCP, nil, endpointA))
 	c, err := dial(t, "tcp", outside[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if name, err := heard(c); name != endpointA[0] {
 		t.Fatal(name, err)
 	}
@@ -397,9 +368,7 @@ func TestRemovedTCP(t *testing.T) {
 		return err
 	}
 	for _, endpoints := range [][][2]string{{endpointC}, {}} {
-		if err := s.Apply(t.Context(), config(unix.IPPROTO_TCP, nil, endpoints...)); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, s.Apply(t.Context(), config(unix.IPPROTO_TCP, nil, endpoints...)))
 		if err := echo(); err != nil {
 			t.Fatalf("with %v the connection ends: %v", endpoints, err)
 		}
@@ -409,9 +378,7 @@ func TestRemovedTCP(t *testing.T) {
 	}
 	none := config(unix.IPPROTO_TCP, nil)
 	none.Services = nil
-	if err := s.Apply(t.Context(), none); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, s.Apply(t.Context(), none))
 	if err := echo(); err != nil {
 		t.Errorf("the connection ends with the Service: %v", err)
 	}
@@ -428,13 +395,9 @@ func TestIdleTCP(t *testing.T) {
 	naming(t, endpointA)
 	serving(t, config(unix.IPPROTO_TCP, nil, endpointA), func(i *idleTimes, _ *int) { i.tcp = idle })
 	silent, err := dial(t, "tcp", outside[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	speaks, err := dial(t, "tcp", outside[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, c := range []net.Conn{silent, speaks} {
 		if _, err := heard(c); err != nil {
 			t.Fatal(err)
@@ -490,9 +453,7 @@ func TestBeat(t *testing.T) {
 	defer all.Wait()
 	for i := range 20 {
 		c, err := dialPort(t, "tcp", outside[0], fmt.Sprint(port))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		all.Go(func() {
 			if n, err := io.ReadFull(c, make([]byte, len(beats))); err != nil {
 				t.Errorf("connection %d: %d beats, %v", i, n, err)

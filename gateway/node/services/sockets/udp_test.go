@@ -17,6 +17,7 @@ import (
 
 	"culvert/gateway/node/services"
 	"culvert/geneve/share"
+	"culvert/integration/need"
 	"culvert/nat"
 )
 
@@ -26,9 +27,7 @@ func telling(t *testing.T, endpoints ...[2]string) {
 	for _, e := range endpoints {
 		for _, address := range e {
 			c, err := net.ListenPacket("udp", net.JoinHostPort(address, "8080"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			t.Cleanup(func() { c.Close() })
 			go func() {
 				for b := make([]byte, maxDatagram); ; {
@@ -61,9 +60,7 @@ func TestDatagrams(t *testing.T) {
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA, endpointC))
 	for _, from := range outside {
 		c, err := dial(t, "udp", from)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		first := ""
 		for _, size := range []int{1, 0, 1472, 9000, 60000} {
 			text := string(bytes.Repeat([]byte{'x'}, size))
@@ -91,20 +88,14 @@ func TestRemovedUDP(t *testing.T) {
 	telling(t, endpointA, endpointC)
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA))
 	c, err := dial(t, "udp", outside[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, e := range [][2]string{endpointA, endpointC, endpointA} {
-		if err := s.Apply(t.Context(), config(unix.IPPROTO_UDP, nil, e)); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, s.Apply(t.Context(), config(unix.IPPROTO_UDP, nil, e)))
 		if name, _, err := ask(c, "?"); err != nil || name != e[0] {
 			t.Fatalf("%s answers, want %s: %v", name, e[0], err)
 		}
 	}
-	if err := s.Apply(t.Context(), config(unix.IPPROTO_UDP, nil)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, s.Apply(t.Context(), config(unix.IPPROTO_UDP, nil)))
 	if name, _, err := ask(c, "?"); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("without endpoints %q answers: %v", name, err)
 	}
@@ -115,9 +106,7 @@ func TestEndpointComesBack(t *testing.T) {
 	needHosts(t)
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA))
 	c, err := dial(t, "udp", outside[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for s.stats.failures.Load() == 0 { // until the kernel has reported the closed port
 		if _, err := c.Write([]byte("?")); err != nil {
 			t.Fatal(err)
@@ -135,9 +124,7 @@ func TestIdleUDP(t *testing.T) {
 	telling(t, endpointA)
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(i *idleTimes, _ *int) { i.udp = 100 * time.Millisecond })
 	c, err := dial(t, "udp", outside[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if _, _, err := ask(c, "?"); err != nil {
 		t.Fatal(err)
 	}
@@ -185,9 +172,7 @@ func TestCapUDP(t *testing.T) {
 	fresh := func(from string) net.Conn {
 		t.Helper()
 		c, err := dial(t, "udp", from)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if name, _, err := ask(c, "?"); err != nil || name != endpointA[0] { // the node takes packets in order
 			t.Fatalf("%s is answered by %q: %v", from, name, err)
 		}
@@ -207,9 +192,7 @@ func TestCapUDP(t *testing.T) {
 		t.Fatalf("%d flows, %d of them no streams", s.all.count(), left)
 	}
 	c, err := dial(t, "udp", nodeAt[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if _, err := c.Write([]byte("?")); err != nil {
 		t.Fatal(err)
 	}
@@ -230,9 +213,7 @@ func TestBusyUDP(t *testing.T) {
 	telling(t, endpointA)
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(_ *idleTimes, most *int) { *most = 16 })
 	stream, err := dial(t, "udp", pod[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if _, _, err := ask(stream, "?"); err != nil || streaming(s, pod[0]) != 1 {
 		t.Fatal(err)
 	}
@@ -244,9 +225,7 @@ func TestBusyUDP(t *testing.T) {
 			from = sources[0]
 		}
 		c, err := dial(t, "udp", from)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if _, got, err := ask(c, fmt.Sprint(i)); err != nil || got != fmt.Sprint(i) {
 			t.Fatalf("client %d, from %s: %q comes back: %v", i, from, got, err)
 		}
@@ -276,9 +255,7 @@ func TestLoopUDP(t *testing.T) {
 		}
 	}, nodeAt), func(_ *idleTimes, most *int) { *most = 16 })
 	c, err := dial(t, "udp", outside[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if _, err := c.Write([]byte("?")); err != nil {
 		t.Fatal(err)
 	}
@@ -302,9 +279,7 @@ func TestErrorsOfTheWay(t *testing.T) {
 	telling(t, endpointA)
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA))
 	c, err := dial(t, "udp", outside[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if _, _, err := ask(c, "?"); err != nil {
 		t.Fatal(err)
 	}
@@ -320,9 +295,7 @@ func TestErrorsOfTheWay(t *testing.T) {
 		d.flowing.Unlock()
 	}
 	router, err := net.Dial("ip4:icmp", own.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer router.Close()
 	for name, kind := range map[string][2]byte{"too big": {3, 4}, "prohibited": {3, 13}, "bad header": {12, 0}} {
 		for range 4 {
@@ -363,9 +336,7 @@ func TestLostWay(t *testing.T) {
 	telling(t, endpointA)
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(i *idleTimes, _ *int) { i.udp = 100 * time.Millisecond })
 	c, err := dial(t, "udp", outside[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if _, _, err := ask(c, "?"); err != nil {
 		t.Fatal(err)
 	}
