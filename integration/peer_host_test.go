@@ -235,21 +235,7 @@ func eventually(t *testing.T, what string, condition func() error) {
 // eventuallyWithin is eventually with a limit of its own.
 func eventuallyWithin(t *testing.T, limit time.Duration, what string, condition func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := condition()
-		if err == nil {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("%s: not within %v: %v", what, limit, err)
-		}
-	}
+	need.Eventually(t, limit, what, condition)
 }
 
 // await waits until a condition holds.

@@ -17,6 +17,7 @@ import (
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/control"
 	"culvert/integration/lab"
+	"culvert/integration/need"
 )
 
 var update = flag.Bool("update", false, "write the generated files of docs/")
@@ -26,9 +27,7 @@ func TestGeneratedDocs(t *testing.T) {
 	const name = "../../docs/faults.md"
 	want := lab.FaultReference()
 	if *update {
-		if err := os.WriteFile(name, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(name, []byte(want), 0o644))
 	}
 	if got, err := os.ReadFile(name); err != nil || string(got) != want {
 		t.Errorf("%s is not what the list of faults makes (%v); run this test with -update", name, err)
@@ -107,9 +106,7 @@ func TestShellsComplete(t *testing.T) {
 // TestProgram: a lab runs the culvert that --culvert names, if its version is that of the lab.
 func TestProgram(t *testing.T) {
 	own, err := json.Marshal(control.ReadVersion())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	dir := t.TempDir()
 	for _, tt := range []struct{ name, script, want string }{
 		{"same", fmt.Sprintf("echo '%s'", own), ""},
@@ -118,9 +115,7 @@ func TestProgram(t *testing.T) {
 		{"fails", "exit 3", "exit status 3"},
 	} {
 		file := filepath.Join(dir, tt.name)
-		if err := os.WriteFile(file, []byte("#!/bin/sh\n[ \"$*\" = 'version -o json' ] || exit 9\n"+tt.script+"\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(file, []byte("#!/bin/sh\n[ \"$*\" = 'version -o json' ] || exit 9\n"+tt.script+"\n"), 0o755))
 		p := program{file}
 		got, err := p.find(newUpCommandIn(t))
 		if tt.want == "" && (err != nil || got != file) {
@@ -145,9 +140,7 @@ func TestStatusFits(t *testing.T) {
 		Hosts:     []lab.HostStatus{{Name: "milan/pod2", Address: "10.0.130.7", Seen: "10.61.130.7"}},
 		Processes: []lab.ProcessStatus{{Name: "culvert gateway in rome/gateway", Log: "logs/rome-gateway.log", Running: true}}}
 	var text strings.Builder
-	if err := printStatus(&text, s); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, printStatus(&text, s))
 	want := s.Description + "; files in " + s.Dir + `
 HOST        ADDRESS     SEEN BY THE OTHER CLUSTER AS
 milan/pod2  10.0.130.7  10.61.130.7

@@ -9,6 +9,8 @@ import (
 
 	"github.com/gopacket/gopacket/layers"
 	"github.com/gopacket/gopacket/pcapgo"
+
+	"culvert/integration/need"
 )
 
 // A written is a packet in a file.
@@ -23,17 +25,13 @@ type written struct {
 func read(t *testing.T, file []byte) (all []written, lost map[string]uint64) {
 	t.Helper()
 	r, err := pcapgo.NewNgReader(bytes.NewReader(file), pcapgo.NgReaderOptions{WantMixedLinkType: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for {
 		data, ci, options, err := r.ReadPacketDataWithOptions()
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		i, err := r.Interface(ci.InterfaceIndex)
 		if err != nil || i.LinkType != layers.LinkTypeRaw {
 			t.Fatalf("interface %+v, %v", i, err)
@@ -50,9 +48,7 @@ func read(t *testing.T, file []byte) (all []written, lost map[string]uint64) {
 	lost = make(map[string]uint64)
 	for n := range r.NInterfaces() {
 		i, err := r.Interface(n)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		lost[i.Name] = i.Statistics.PacketsDropped
 	}
 	return all, lost
@@ -65,9 +61,7 @@ func finish(t *testing.T, s *Session, count uint64) (file []byte, r Result) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	r, err := s.Write(ctx, &b, count, func() error { return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return b.Bytes(), r
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/rules"
 )
 
@@ -27,9 +28,7 @@ var dualFile = strings.NewReplacer(
 
 func TestParseDual(t *testing.T) {
 	c, err := parseText([]byte(dualFile), keyFolder(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	pair := func(v4, v6 string) rules.Pair {
 		return rules.PairOf(netip.MustParseAddr(v6), netip.MustParseAddr(v4))
 	}
@@ -66,9 +65,7 @@ network:
 nat: {unknownSource: "fd00:70::1"}
 `
 	c, err := parseText([]byte(file), keyFolder(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if err := Check(c); err != nil {
 		t.Error(err)
 	}

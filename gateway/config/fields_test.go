@@ -10,6 +10,7 @@ import (
 
 	"culvert/gateway/configfile"
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 )
 
 // TestFieldsAreTheTypes: the reference has exactly the fields of the file, in the order of the
@@ -33,14 +34,10 @@ func TestDefaults(t *testing.T) {
 	load := func(path, value string) (*Config, error) {
 		t.Helper()
 		var tree map[string]any
-		if err := yaml.Unmarshal([]byte(goodFile), &tree); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, yaml.Unmarshal([]byte(goodFile), &tree))
 		set(tree, strings.Split(path, "."), value)
 		text, err := yaml.Marshal(tree)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		c, err := parseText(text, dir)
 		if c != nil {
 			c.Warnings = nil
@@ -97,9 +94,7 @@ func set(tree map[string]any, path []string, value string) {
 // TestLive: a field can change while the gateway runs if and only if the reference says so.
 func TestLive(t *testing.T) {
 	old, err := parseText([]byte(goodFile), keyFolder(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var restart []string
 	for _, f := range fields {
 		if !f.Live {

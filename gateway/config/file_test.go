@@ -14,6 +14,7 @@ import (
 	"culvert/gateway/configfile"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
+	"culvert/integration/need"
 	"culvert/nat/rules"
 )
 
@@ -59,18 +60,14 @@ func keyFolder(t testing.TB) string {
 		"milan.pub": wgkey.NewPrivate().Public().Base64() + "\n",
 		"short.key": "c2hvcnQ=",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	return dir
 }
 
 func TestParse(t *testing.T) {
 	c, err := parseText([]byte(goodFile), keyFolder(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if c.MTU != 1400 || c.WireGuard.Role != Client || c.WireGuard.ListenPort != 0 || c.WireGuard.Keepalive != 10*time.Second {
 		t.Errorf("got mtu %d, %+v", c.MTU, c.WireGuard)
 	}
@@ -100,13 +97,9 @@ func TestParse(t *testing.T) {
 func TestKeysAreNotPrinted(t *testing.T) {
 	dir := keyFolder(t)
 	b, err := os.ReadFile(filepath.Join(dir, "rome.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	private, err := wgkey.Parse(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	key := private.Base64()
 	for _, tt := range []struct{ old, new, want string }{
 		{"privateKeyFile: rome.key", "privateKeyFile: " + key, "wireguard.privateKeyFile: this is a key; write it into a file"},
@@ -129,9 +122,7 @@ func TestProxyProtocol(t *testing.T) {
 	text := strings.NewReplacer("via: rome-2}]", "via: rome-2, proxyProtocol: v2}, {external: 10.70.0.10, internal: 192.0.2.11}]",
 		"- {name: web,", "- {name: told, address: 10.70.0.21, port: 80, proxyProtocol: v2, backends: [{address: 10.0.1.6, port: 80}]}\n    - {name: web,").Replace(goodFile)
 	c, err := parseText([]byte(text), keyFolder(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	nc := c.NAT(Links{}.Assign(c.Geneve.Nodes), 1)
 	if a, s := nc.Addresses, nc.Services; !a[0].ProxyProtocol || a[1].ProxyProtocol || !s[0].ProxyProtocol || s[1].ProxyProtocol {
 		t.Errorf("mappings %+v, services %+v", a, s)
@@ -287,9 +278,7 @@ func TestEmptyFile(t *testing.T) {
 // each part alone and all together. A file may lack none of it.
 func TestValueMayLack(t *testing.T) {
 	full, err := parseText([]byte(goodFile), keyFolder(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	lacks := map[string]func(*Config){
 		"cluster":                 func(c *Config) { c.Cluster = "" },
 		"wireguard.peerPublicKey": func(c *Config) { c.WireGuard.PeerPublicKey = wgkey.Key{} },
@@ -327,9 +316,7 @@ func TestValueMayLack(t *testing.T) {
 // TestConnectionCheckValue: the memory of the check is bounded.
 func TestConnectionCheckValue(t *testing.T) {
 	c, err := parseText([]byte(goodFile), keyFolder(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, tt := range []struct {
 		check ConnectionCheck
 		good  bool
@@ -380,9 +367,7 @@ func TestLeadingMarker(t *testing.T) {
 func TestMillionNodes(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "gateway.yaml")
 	node := "    - {name: rome-1, vni: 1, underlay: 172.18.0.2, address: 10.80.0.2, podCIDRs: [10.0.1.0/24]}\n"
-	if err := errors.Join(os.WriteFile(name, []byte(goodFile), 0o600), os.Truncate(name, int64(len(node))*1e6)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, errors.Join(os.WriteFile(name, []byte(goodFile), 0o600), os.Truncate(name, int64(len(node))*1e6)))
 	if _, err := Load(name); err == nil || !strings.Contains(err.Error(), "larger than 8388608 bytes") {
 		t.Errorf("large nodes: %v", err)
 	}
@@ -436,9 +421,7 @@ func FuzzParse(f *testing.F) {
 func TestCredentials(t *testing.T) {
 	dir, given := t.TempDir(), t.TempDir()
 	t.Setenv("CREDENTIALS_DIRECTORY", given)
-	if err := os.WriteFile(filepath.Join(given, "gateway.key"), nil, 0o400); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(filepath.Join(given, "gateway.key"), nil, 0o400))
 	for name, want := range map[string]string{
 		"gateway.key": filepath.Join(given, "gateway.key"), "peer.pub": filepath.Join(dir, "peer.pub"), "keys/gateway.key": filepath.Join(dir, "keys/gateway.key"),
 	} {
@@ -449,15 +432,9 @@ func TestCredentials(t *testing.T) {
 
 	dir = keyFolder(t)
 	key, err := os.ReadFile(filepath.Join(dir, "rome.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(given, "rome.key"), key, 0o400); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(filepath.Join(dir, "rome.key"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, os.WriteFile(filepath.Join(given, "rome.key"), key, 0o400))
+	need.NoError(t, os.Chmod(filepath.Join(dir, "rome.key"), 0o644))
 	c, err := parseText([]byte(goodFile), dir)
 	if err != nil || slices.ContainsFunc(c.Warnings, func(w string) bool { return strings.Contains(w, "wireguard.privateKeyFile") }) {
 		t.Errorf("%v, %q", err, c.Warnings)

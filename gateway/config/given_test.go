@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/rules"
 )
 
@@ -13,9 +14,7 @@ func TestGivenRules(t *testing.T) {
 	node := Node{Name: "rome-1", Device: "liqo.x", VNI: 1, Underlay: netip.MustParseAddr("192.0.2.1"), Address: rules.PairOf(netip.MustParseAddr("10.80.0.2"))}
 	c := &Config{Peer: "milan", MTU: DefaultMTU, WireGuard: WireGuard{Role: Server, ListenPort: 1}, Given: Given{Rules: true}}
 	c.Geneve.ListenPort, c.Geneve.Nodes = 2, []Node{node}
-	if err := Check(c); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, Check(c))
 	nc := c.NAT(Links{}.Assign(c.Geneve.Nodes), 0)
 	if nc.Firewall == nil || nc.Routing == nil || nc.FromTunnel == nil || nc.NotFromNodes == nil {
 		t.Errorf("generated: %+v", nc)

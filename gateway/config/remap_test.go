@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/ipam"
 	"culvert/nat/rules"
 )
@@ -20,9 +21,7 @@ func autoConfig(t *testing.T) *Config {
 	text := strings.NewReplacer("remap: 10.61.0.0/16", "remap: auto", "external: 10.70.0.9", "external: auto", "address: 10.70.0.20", "address: auto",
 		"mssClamp: 1200", "state: state\nipam: {reserved: [10.96.0.0/16]}").Replace(goodFile)
 	c, err := parseText([]byte(text), keyFolder(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return c
 }
 
@@ -63,9 +62,7 @@ func TestServiceOfBothFamilies(t *testing.T) {
 		{Name: "web", Backends: []Backend{backend("10.0.1.5"), backend("fd00::5")}},
 	}
 	r, err := c.Preview(new(ipam.Ledger), nil, time.Unix(0, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	other, web := r.Config.Services[0].Address, r.Config.Services[1].Address
 	if !other.V4.IsValid() || other.V6.IsValid() || !web.V4.IsValid() || !web.V6.IsValid() || web.V4 == other.V4 {
 		t.Errorf("web.ipv6 has %s, web has %s", other, web)
@@ -81,9 +78,7 @@ func TestConnectedNetworks(t *testing.T) {
 		c := autoConfig(t)
 		c.Warnings = nil // those of the file on this machine
 		r, err := c.Preview(l, append(slices.DeleteFunc(c.Taken(), func(t ipam.Taken) bool { return t.Connected }), taken...), time.Unix(0, 0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		return r
 	}
 	before := new(ipam.Ledger)
@@ -116,9 +111,7 @@ func TestRemapRefused(t *testing.T) {
 		t.Errorf("refused: %v, files %q", err, left)
 	}
 	r, err := Remap(context.Background(), c, time.Unix(0, 0), false, (*Config).Validate)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if len(c.automatics()) != 3 || len(r.Config.automatics()) != 0 {
 		t.Errorf("%d auto before, %d after", len(c.automatics()), len(r.Config.automatics()))
 	}

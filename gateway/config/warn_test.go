@@ -3,6 +3,8 @@ package config
 import (
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // TestWarnings: what is valid but probably unintended is reported, one line each. Tests choose the
@@ -28,9 +30,7 @@ func TestWarnings(t *testing.T) {
 				t.Fatalf("%q is not in the file", tt.old)
 			}
 			c, err := parseText([]byte(strings.Replace(goodFile, tt.old, tt.new, 1)), keyFolder(t))
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			var got []string
 			for _, w := range c.Warnings {
 				if !strings.HasPrefix(w, "mtu: ") { // depends on this machine's route

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"reflect"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // TestConnectionsAsJSON: a connection's text equals that of encoding/json, whatever its fields, and
@@ -51,9 +53,7 @@ func TestConnectionsAsJSON(t *testing.T) {
 	for range 20_000 {
 		fill(reflect.ValueOf(&c).Elem())
 		want, err := json.Marshal(&c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if got := c.appendJSON(nil); string(got) != string(want) {
 			t.Fatalf("seed %d:\n got %s\nwant %s", seed, got, want)
 		}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // TestTooManyConnections: the client recognises a gateway that closes a connection at once, even
@@ -14,9 +16,7 @@ import (
 func TestTooManyConnections(t *testing.T) {
 	c := NewClient(filepath.Join(t.TempDir(), "socket"))
 	l, err := net.Listen("unix", c.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer l.Close()
 	c.http.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		near, err := new(net.Dialer).DialContext(ctx, "unix", c.Path)

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // TestParametersRoundTrip: a server reads what a client writes.
@@ -48,9 +50,7 @@ func TestBadParameters(t *testing.T) {
 		"drops=":                    {`drops: "" is neither true nor false`},
 	} {
 		v, err := url.ParseQuery(query)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		_, err = parseCapture(v)
 		for _, w := range want {
 			if err == nil || !strings.Contains(err.Error(), w) {
@@ -101,22 +101,14 @@ func TestPathsOfServices(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", dir)
 	t.Setenv("RUNTIME_DIRECTORY", filepath.Join(dir, "culvert", "rome"))
 	want := DefaultPath("rome", "milan")
-	if err := os.MkdirAll(filepath.Dir(want), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(want, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.MkdirAll(filepath.Dir(want), 0o700))
+	need.NoError(t, os.WriteFile(want, nil, 0o600))
 	if got := Paths(); !slices.Contains(got, want) {
 		t.Errorf("%q; want %s among them", got, want)
 	}
 	node := NodePath("n1") // a node's socket is in such a folder too, but is no gateway
-	if err := os.MkdirAll(filepath.Dir(node), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(node, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.MkdirAll(filepath.Dir(node), 0o700))
+	need.NoError(t, os.WriteFile(node, nil, 0o600))
 	if got := Paths(); slices.Contains(got, node) {
 		t.Errorf("%s is taken for a gateway's", node)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"culvert/gateway/control"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 )
 
 // whole are sockets with every feature.
@@ -90,17 +91,11 @@ func TestCipherThatIsWrong(t *testing.T) {
 // TestPorts: a port is free, or its owner is named.
 func TestPorts(t *testing.T) {
 	u, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	name, err := os.ReadFile("/proc/self/comm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	ports := []Port{{Field: "geneve.listenPort", Network: "udp", Address: u.LocalAddr().String()}, {Field: "metrics", Network: "tcp", Address: l.Addr().String()}}
 	for _, p := range ports {
 		c := p.condition()

@@ -18,6 +18,7 @@ import (
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/rules"
 )
@@ -94,9 +95,7 @@ var notShown = map[string]string{
 // that a gateway has.
 func TestDashboard(t *testing.T) {
 	text, err := os.ReadFile("../../docs/examples/grafana.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var board struct {
 		Panels []struct {
 			ID      int
@@ -106,9 +105,7 @@ func TestDashboard(t *testing.T) {
 			Targets []struct{ Expr, LegendFormat string }
 		}
 	}
-	if err := json.Unmarshal(text, &board); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, json.Unmarshal(text, &board))
 	known, shown, ids := families(fullPage(t)), make(map[string]bool), make(map[int]bool)
 	places := make(map[[2]int]string)
 	for _, p := range board.Panels {

@@ -181,9 +181,7 @@ func TestListenerErrors(t *testing.T) {
 		l.SetOutput(&text)
 		l.SetFormatter(&logrus.JSONFormatter{DisableTimestamp: true})
 		m, err := NewServer("metrics", "127.0.0.1:0", New(Options{Log: logrus.NewEntry(l), Life: lifecycle.New(lifecycle.Options{}, nil)}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		m.Listener.Listener.Close()
 		began := time.Now()
 		outside := &exhausted{}

@@ -14,6 +14,7 @@ import (
 	"culvert/gateway/path"
 	"culvert/gateway/wg"
 	"culvert/geneve"
+	"culvert/integration/need"
 	"culvert/nat"
 )
 
@@ -31,28 +32,18 @@ func newSource(t *testing.T) *Source {
 	current.Set(c, links)
 	log := logrus.NewEntry(logrus.New())
 	life := lifecycle.New(lifecycle.Options{Log: log, Current: &current}, nil)
-	if err := life.Open(c); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, life.Open(c))
 	engine, err := nat.New([16]byte{1}, c.NAT(links, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	endpoint, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 51, 1}), 0)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := endpoint.Apply(c.Tunnels(links)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, endpoint.Apply(c.Tunnels(links)))
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	device := wg.New(wg.Options{PrivateKey: c.WireGuard.PrivateKey, MTU: int(c.MTU), Own: own.V4, Peer: peer.V4, Log: log})
 	p := path.New(engine, endpoint, device, int(c.MTU))
 	m := monitor.New(p, &current, log, false)
 	p.Local = m
-	if err := p.Open(wg.Peer{}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, p.Open(wg.Peer{}))
 	t.Cleanup(func() {
 		endpoint.Close()
 		device.Close()

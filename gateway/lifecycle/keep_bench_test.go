@@ -14,6 +14,7 @@ import (
 	"culvert/gateway/config/configtest"
 	"culvert/gateway/path"
 	"culvert/gateway/sweep"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -32,13 +33,9 @@ func BenchmarkKeep(b *testing.B) {
 	current.Set(c, links)
 	open := func() (*keeper, *nat.Engine) {
 		k, err := openKeeper(New(Options{Log: logrus.NewEntry(log), Current: &current}, nil), c)
-		if err != nil {
-			b.Fatal(err)
-		}
+		need.NoError(b, err)
 		engine, err := nat.New(k.identity.PortKey, c.NAT(links, 0))
-		if err != nil {
-			b.Fatal(err)
-		}
+		need.NoError(b, err)
 		return k, engine
 	}
 	k, engine := open()
@@ -63,9 +60,7 @@ func BenchmarkKeep(b *testing.B) {
 		timed("kept-beside-packets", func() { k.keepConnections(func() { time.Sleep(sweep.Pause) }) })
 		timed("kept", func() { k.keepConnections(func() {}) })
 		info, err := os.Stat(filepath.Join(k.dir.Path(), "connections"))
-		if err != nil {
-			b.Fatal(err)
-		}
+		need.NoError(b, err)
 		b.ReportMetric(float64(info.Size())/n, "B/connection")
 		k.close()
 		k, engine = open()

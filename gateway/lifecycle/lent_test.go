@@ -20,15 +20,11 @@ func TestLentZeroChecksums(t *testing.T) {
 	need.Kernel(t, "ipv6", err)
 	t.Cleanup(func() { endpoint.Close() })
 	other, err := udp.Open("udp6", netip.AddrPortFrom(netip.IPv6Loopback(), 0), life.Lend("wireguard", udp.Options{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { other.Close() })
 	for i, want := range []int{1, 0} {
 		raw, err := life.lent[i].socket.SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		got := -1
 		if e := raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_NO_CHECK6_RX) }); e != nil || err != nil {
 			t.Fatal(e, os.NewSyscallError("getsockopt", err))

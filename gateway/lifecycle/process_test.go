@@ -15,15 +15,11 @@ import (
 func TestProcessEnds(t *testing.T) {
 	need.Programs(t, "shell", "sh")
 	hold, holdEnd, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer hold.Close()
 	cmd := need.Command(t, "sh", "-c", "read line")
 	cmd.Stdin = hold
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, cmd.Start())
 	p := processOf(cmd.Process.Pid)
 	if p == nil {
 		t.Fatal("no process")
@@ -57,20 +53,14 @@ func TestKillHitsNobodyElse(t *testing.T) {
 	ended := need.Command(t, "sh", "-c", "read line")
 	innocent := need.Command(t, "sh", "-c", "read line; exit 3")
 	hold, holdEnd, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer hold.Close()
 	innocent.Stdin = hold
 	wait, waitEnd, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer wait.Close()
 	ended.Stdin = wait
-	if err := errors.Join(ended.Start(), innocent.Start()); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, errors.Join(ended.Start(), innocent.Start()))
 	h := &handing{process: processOf(ended.Process.Pid)}
 	defer h.process.close()
 	waitEnd.Close()

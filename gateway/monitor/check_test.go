@@ -11,6 +11,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -43,9 +44,7 @@ func fromPeer(port int, text string) []byte {
 func toPeer(t *testing.T, packet []byte) (port uint16, text string) {
 	t.Helper()
 	v, err := nattest.Check(packet)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if v.Source != checkOwn || v.Destination != checkPeer || v.SourcePort != 12345 {
 		t.Fatalf("from %v port %d to %v", v.Source, v.SourcePort, v.Destination)
 	}
@@ -67,9 +66,7 @@ func pong(t *testing.T, packet []byte, zone *time.Location) []byte {
 	}
 	m.MsgType, m.TimeStamp = "PONG", m.TimeStamp.In(zone)
 	b, err := json.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return fromPeer(12345, string(b))
 }
 

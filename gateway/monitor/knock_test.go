@@ -11,15 +11,14 @@ import (
 
 	"culvert/gateway/health"
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 )
 
 // TestKnock distinguishes a closed port from a silent one, which gets one empty datagram each
 // peerKnocks.
 func TestKnock(t *testing.T) {
 	silent, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer silent.Close()
 	open, closed := silent.LocalAddr().(*net.UDPAddr).AddrPort(), closedPort(t)
 	var k knocker
@@ -61,9 +60,7 @@ func TestKnock(t *testing.T) {
 func closedPort(t *testing.T) netip.AddrPort {
 	t.Helper()
 	conn, err := net.Dial("udp4", "127.0.0.1:9")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn.LocalAddr().(*net.UDPAddr).AddrPort()
 }

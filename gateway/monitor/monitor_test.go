@@ -16,6 +16,7 @@ import (
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 )
@@ -34,30 +35,20 @@ func monitored(t *testing.T) (*Monitor, []*genevetest.Node) {
 	links := config.Links{}.Assign(c.Geneve.Nodes)
 	current.Set(c, links)
 	engine, err := nat.New([16]byte{1}, c.NAT(links, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	free, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 50, 1)}) // nodes have the same port
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	free.Close()
 	endpoint, err := geneve.Listen(geneve.Options{Listen: free.LocalAddr().(*net.UDPAddr).AddrPort()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := endpoint.Apply(c.Tunnels(links)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, endpoint.Apply(c.Tunnels(links)))
 	log, _ := logtest.NewNullLogger()
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	device := wg.New(wg.Options{PrivateKey: c.WireGuard.PrivateKey, MTU: int(c.MTU), Own: own.V4, Peer: peer.V4, Log: logrus.NewEntry(log)})
 	p := path.New(engine, endpoint, device, int(c.MTU))
 	m := New(p, &current, logrus.NewEntry(log), false)
 	p.Local = m
-	if err := p.Open(wg.Peer{}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, p.Open(wg.Peer{}))
 	t.Cleanup(func() {
 		endpoint.Close()
 		device.Close()

@@ -10,6 +10,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 )
@@ -81,13 +82,9 @@ func requireAnswer(t *testing.T, request []byte, ttl uint8) {
 		return
 	}
 	before, err := nattest.Check(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	after, err := nattest.Check(p.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if after.Source != before.Destination || after.Destination != before.Source || after.TTL != ttl || after.TOS&ecnMask != 0 {
 		t.Errorf("%v > %v with TTL %d, type of service %#x", after.Source, after.Destination, after.TTL, after.TOS)
 	}
@@ -167,9 +164,7 @@ func TestOwnAddressIsNotFilled(t *testing.T) {
 		p.out.deliver(&view, 1, Now())
 	}
 	raw, err := p.node.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var answer [][]byte // of the ping
 	// collect takes what has arrived, and waits until whole returns true: on a busy CPU the kernel
 	// may deliver later.

@@ -15,6 +15,7 @@ import (
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 )
@@ -47,25 +48,17 @@ func newPipeline(t testing.TB) *pipeline {
 	}
 	links := config.Links{}.Assign(c.Geneve.Nodes)
 	engine, err := nat.New([16]byte{1}, c.NAT(links, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	n := c.Geneve.Nodes[0]
 	node, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.Underlay, 0)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { node.Close() })
 	nodePort := node.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	endpoint, err := geneve.Listen(geneve.Options{
 		Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 30, 1}), 0), RemotePort: nodePort})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { endpoint.Close() })
-	if err := endpoint.Apply(c.Tunnels(links)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, endpoint.Apply(c.Tunnels(links)))
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	device := wg.New(wg.Options{PrivateKey: c.WireGuard.PrivateKey, MTU: int(c.MTU), Own: own.V4, Peer: peer.V4, Log: logrus.NewEntry(logrus.New())})
 	p := &pipeline{Path: New(engine, endpoint, device, int(c.MTU)), node: node, vni: uint32(n.VNI), bufs: make([][]byte, wg.BatchSize), sizes: make([]int, wg.BatchSize)}
@@ -93,9 +86,7 @@ func (p *pipeline) sendRaw(t testing.TB, datagram []byte) {
 // read takes one batch, as wireguard-go does.
 func (p *pipeline) read(t testing.TB) int {
 	n, err := p.out.read(p.bufs, p.sizes, headroom)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return n
 }
 
@@ -158,9 +149,7 @@ func reportSeal(b *testing.B, packets int) {
 	perPacket := float64(b.Elapsed().Nanoseconds()) / float64(packets)
 	b.ReportMetric(perPacket, "ns/packet")
 	aead, err := chacha20poly1305.New(make([]byte, 32))
-	if err != nil {
-		b.Fatal(err)
-	}
+	need.NoError(b, err)
 	plain, out := make([]byte, 1400), make([]byte, 0, 1500)
 	nonce := make([]byte, aead.NonceSize())
 	const seals = 20000

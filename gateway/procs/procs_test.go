@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // use restores the present number of Ps, and forgets the requested one, at the end of the test.
@@ -82,18 +84,12 @@ func TestQuota(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		list := filepath.Join(dir, "list")
-		if err := os.WriteFile(list, []byte(test.list), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(list, []byte(test.list), 0o600))
 		mount := filepath.Join(dir, "mount")
 		for name, text := range test.files {
 			file := filepath.Join(mount, name)
-			if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
+			need.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 		}
 		if got := readQuota(list, mount); got != test.want {
 			t.Errorf("%s: %v CPUs, want %v", test.name, got, test.want)

@@ -122,23 +122,17 @@ func TestSeatsMakeRoom(t *testing.T) {
 // same address.
 func TestSeatsOfThisMachine(t *testing.T) {
 	l, err := net.Listen("tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer l.Close()
 	port := l.Addr().(*net.TCPAddr).Port
 	dial := func(from, to string) source {
 		t.Helper()
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 		c, err := d.Dial("tcp", net.JoinHostPort(to, fmt.Sprint(port)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer c.Close()
 		in, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer in.Close()
 		return sourceOf(in)
 	}
@@ -148,9 +142,7 @@ func TestSeatsOfThisMachine(t *testing.T) {
 		}
 	}
 	addresses, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, a := range addresses {
 		ip := a.(*net.IPNet).IP
 		if !ip.IsGlobalUnicast() {
@@ -307,9 +299,7 @@ func TestSeatsAreWaitedFor(t *testing.T) {
 		accept := func() net.Conn {
 			outside.from <- &net.UnixAddr{}
 			c, err := s.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			return c
 		}
 		began := time.Now()

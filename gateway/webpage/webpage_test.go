@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"culvert/gateway/control"
+	"culvert/integration/need"
 )
 
 // A fake is a gateway that only knows its cluster's name. It implements only methods that read; a
@@ -35,9 +36,7 @@ func newFake(t *testing.T, f *fake) (*control.Client, *control.Server) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), f.cluster+".sock")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	s := control.NewServer(f, log.New(io.Discard, "", 0))
 	go s.Serve(l)
 	t.Cleanup(s.Close)
@@ -140,9 +139,7 @@ func TestStatusIsShared(t *testing.T) {
 	now = now.Add(freshTime)
 	expect(2, http.StatusBadGateway, control.ErrNoGateway.Error())
 	l, err := net.Listen("unix", client.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	again := control.NewServer(f, log.New(io.Discard, "", 0))
 	defer again.Close()
 	go again.Serve(l)

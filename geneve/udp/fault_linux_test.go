@@ -90,9 +90,7 @@ func TestSendBufferFull(t *testing.T) {
 		done <- err
 	}()
 	<-full
-	if err := from.Close(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, from.Close())
 	if err := <-done; err != net.ErrClosed || calls != 1 {
 		t.Errorf("Send: %v after %d calls; want net.ErrClosed after 1", err, calls)
 	}
@@ -113,14 +111,10 @@ func fullSocket(t *testing.T) *Socket {
 		t.Fatal(err)
 	}
 	file, err := first.conn.File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer file.Close()
 	s, err := Adopt(file, Options{SendBuffer: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
 }

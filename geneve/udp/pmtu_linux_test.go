@@ -29,14 +29,10 @@ func TestProbesPathMTU(t *testing.T) {
 			unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_WANT)
 		})
 		file, err := s.conn.File()
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer file.Close()
 		adopted, err := Adopt(file, Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer adopted.Close()
 		adopted.raw.Control(func(fd uintptr) {
 			if how, err := unix.GetsockoptInt(int(fd), unix.SOL_IP, unix.IP_MTU_DISCOVER); err != nil || how != unix.IP_PMTUDISC_PROBE {

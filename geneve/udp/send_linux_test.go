@@ -39,9 +39,7 @@ func receive(t *testing.T, s *Socket, want int, checks ...func(Message)) (got []
 	m := messages(4)
 	for len(got) < want {
 		n, err := s.Receive(m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		for _, m := range m[:n] {
 			for _, check := range checks {
 				check(m)

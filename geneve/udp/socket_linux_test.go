@@ -43,9 +43,7 @@ func listen(tb testing.TB, network string, addr netip.Addr, o Options) *Socket {
 	if addr.Is6() && errors.Is(err, unix.EADDRNOTAVAIL) {
 		need.Kernel(tb, "ipv6", err)
 	}
-	if err != nil {
-		tb.Fatal(err)
-	}
+	need.NoError(tb, err)
 	tb.Cleanup(func() { s.Close() })
 	return s
 }
@@ -105,9 +103,7 @@ func TestOverflows(t *testing.T) {
 	}
 	m := messages(flood)
 	got, err := to.Receive(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if got == flood {
 		t.Fatal("the flood fitted into the buffer")
 	}
@@ -138,9 +134,7 @@ func TestListenErrors(t *testing.T) {
 		t.Errorf("Listen tcp: %v, want UnknownNetworkError", err)
 	}
 	unspecified, err := Listen("udp4", netip.AddrPort{}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer unspecified.Close()
 	if a := unspecified.LocalAddr(); a.Addr() != netip.IPv4Unspecified() || a.Port() == 0 {
 		t.Errorf("listening on %v", a)
@@ -292,9 +286,7 @@ func TestNoAllocations(t *testing.T) {
 			}
 			for got := 0; got < want; {
 				n, err := to.Receive(m)
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				for i := range m[:n] {
 					got += len(m[i].Data)
 				}
@@ -324,9 +316,7 @@ func BenchmarkLoopback(b *testing.B) {
 				}
 				for got := 0; got < datagrams*1372; {
 					n, err := to.Receive(m)
-					if err != nil {
-						b.Fatal(err)
-					}
+					need.NoError(b, err)
 					for i := range m[:n] {
 						got += len(m[i].Data)
 					}
@@ -400,9 +390,7 @@ func TestOverflowsUnknown(t *testing.T) {
 		t.Errorf("%d overflows, known %v; want 0, true", st.Overflows, st.OverflowsKnown)
 	}
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer r.Close()
 	defer w.Close()
 	s.raw = elsewhere{s.raw, r.Fd()}

@@ -26,9 +26,7 @@ func TestKubeProxyRules(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if after := inventory(t, n); after != before {
 		t.Errorf("left behind:\n%s\nthere was:\n%s", after, before)
 	}

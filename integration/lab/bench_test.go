@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"culvert/integration/need"
 )
 
 // The generators are tried over plain kernel routing between two pods.
@@ -22,9 +24,7 @@ func TestBenchGenerators(t *testing.T) {
 				moments++
 				return sample{calls: float64(10 * moments)}, nil
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			if f.bytes == 0 || f.seconds < short.Seconds() || f.used != (sample{calls: 10}) {
 				t.Errorf("%d up, %d down: %+v", set.up, set.down, f)
 			}
@@ -146,9 +146,7 @@ func TestReportWidth(t *testing.T) {
 			result.Growth = append(result.Growth, g)
 		}
 		var b strings.Builder
-		if err := result.print(&b, false); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, result.print(&b, false))
 		for line := range strings.Lines(b.String()) {
 			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > 100 {
 				t.Errorf("%d columns: %s", n, line)
@@ -176,9 +174,7 @@ func TestFormatFigure(t *testing.T) {
 // route twice.
 func TestGrownNodes(t *testing.T) {
 	l := &Lab{Dir: t.TempDir(), options: Standard("vxlan", true)}
-	if err := l.writeConfigs(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, l.writeConfigs())
 	for _, s := range growthSettings {
 		for i := range clusters {
 			c := &clusters[i]
@@ -207,9 +203,7 @@ func TestGrownNodes(t *testing.T) {
 // the sum.
 func TestSample(t *testing.T) {
 	before, err := processStat("self")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	busy, idle, err := readCPU()
 	if err != nil || busy <= 0 || idle <= 0 {
 		t.Errorf("CPU seconds: busy %v, idle %v (%v)", busy, idle, err)
@@ -219,9 +213,7 @@ func TestSample(t *testing.T) {
 		touched[i] = 1
 	}
 	after, err := processStat("self")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if after[statMinorFaults] <= before[statMinorFaults] || after[statUser]+after[statSystem] < before[statUser]+before[statSystem] {
 		t.Errorf("fields before %v, after %v", before, after)
 	}

@@ -22,9 +22,7 @@ func buildOne(t *testing.T, offloads bool) *Lab {
 			t.Error(err)
 		}
 	})
-	if err := l.buildCluster(&clusters[0], &l.options.Rome); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, l.buildCluster(&clusters[0], &l.options.Rome))
 	return l
 }
 
@@ -102,9 +100,7 @@ func TestMTUChecks(t *testing.T) {
 			}
 			return netlink.LinkSetMTU(eth0, smallMTU)
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 	}
 	e, back := within(l, "rome/pod1", "rome/pod2"), within(l, "rome/pod2", "rome/pod1")
 	if figure, err := e.checkFragments(t.Context()); err != nil {

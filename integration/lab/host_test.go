@@ -12,16 +12,12 @@ func TestDialFromOwnPorts(t *testing.T) {
 	need.Namespace(t)
 	loopback := netip.MustParseAddr("127.0.0.1")
 	h, err := newHost("many", loopback)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer h.close()
 	of := map[string]int{}
 	for i := range 1000 {
 		conn, err := h.DialFrom(t.Context(), "udp4", netip.AddrPortFrom(loopback, 0), netip.AddrPortFrom(loopback, attackPort), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer conn.Close()
 		port := conn.LocalAddr().String()
 		if other, taken := of[port]; taken {

@@ -5,15 +5,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // TestReadLines: what has no end of line yet is no line.
 func TestReadLines(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "log")
 	for text, want := range map[string]string{"": "", "half": "", "one\nha": "one\n", "one\ntwo\n": "one\ntwo\n"} {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 		if got, err := ReadLines(file); got != want || err != nil {
 			t.Errorf("of %q: %q, %v; want %q", text, got, err, want)
 		}
@@ -41,9 +41,7 @@ func TestReadLinesBesideWriter(t *testing.T) {
 		var ended bool
 		select {
 		case err := <-done:
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			ended = true
 		default:
 		}

@@ -20,26 +20,16 @@ func TestReferenceLeavesNothing(t *testing.T) {
 	need.Namespace(t)
 	need.Kernel(t, "nft", MissingForReference())
 	l := &Lab{Dir: t.TempDir(), options: Standard("vxlan", true)}
-	if err := l.writeConfigs(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, l.writeConfigs())
 	h, err := newHost("reference", clusters[0].Gateway)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(h.close)
 	config, err := l.referenceConfig(&clusters[0], &clusters[1], 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	text, err := json.Marshal(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	file := filepath.Join(l.Dir, "reference.json")
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(file, text, 0o600))
 	before := inventory(t, h)
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -63,9 +53,7 @@ func TestReferenceLeavesNothing(t *testing.T) {
 		}
 	}
 	cancel()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, <-ended)
 	if after := inventory(t, h); after != before {
 		t.Errorf("left behind:\n%s\nwant:\n%s", after, before)
 	}
@@ -109,8 +97,6 @@ func inventory(t *testing.T, h *Host) string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return b.String()
 }

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // TestServedChecksFail breaks what the checks of Services promise, with pods that are asked where a node would be.
@@ -11,9 +13,7 @@ func TestServedChecksFail(t *testing.T) {
 	l := buildOne(t, true)
 	pod, other := l.Host("rome/pod1"), l.Host("rome/pod2")
 	server, err := newNameServer(other, backendPort)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer server.close()
 	s := &servedCheck{lab: l, plan: &clusters, endpoints: []*Host{pod, other}}
 	to, closed := netip.AddrPortFrom(other.Address, backendPort), netip.AddrPortFrom(other.Address, backendPort+1)

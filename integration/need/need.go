@@ -1,6 +1,7 @@
 // Package need skips tests that a machine does not support, each by the name of a probe, and starts external programs that tests have requested. The
 // variable LAB turns such skips into failures: LAB=require for everything that this kernel can do, LAB=require=tun,tshark for the listed probes.
-// Bubble is for tests with a fake clock, and NoError for calls that must succeed.
+// Bubble is for tests with a fake clock, NoError for calls that must succeed, and Eventually for
+// what must happen soon.
 package need
 
 import (
@@ -61,12 +62,4 @@ func required(lab, probe string, byDefault bool) bool {
 	}
 	list, ok := strings.CutPrefix(lab, "require=")
 	return ok && slices.Contains(strings.Split(list, ","), probe)
-}
-
-// NoError ends the test if err is not nil.
-func NoError(t testing.TB, err error) {
-	if err != nil {
-		t.Helper()
-		t.Fatal(err)
-	}
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 func replace(d *Disk, path, text string) error {
@@ -23,9 +25,7 @@ func TestReplace(t *testing.T) {
 		for _, at := range []string{"create", "write", "sync", "rename", "sync the folder"} {
 			t.Run(fmt.Sprint(at, ", ", end), func(t *testing.T) {
 				path := filepath.Join(t.TempDir(), "file")
-				if err := replace(new(Disk), path, "old"); err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, replace(new(Disk), path, "old"))
 				d := &Disk{Fault: func(step string) error {
 					if step == at && end == killed {
 						panic(end)
@@ -66,9 +66,7 @@ func TestReplace(t *testing.T) {
 // TestFillFails: if the content cannot be made, the old file stays, and no temporary file is left.
 func TestFillFails(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	if err := replace(new(Disk), path, "old"); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, replace(new(Disk), path, "old"))
 	err := new(Disk).Replace(path, func(w io.Writer) error {
 		io.WriteString(w, "ha")
 		return syscall.ENOSPC
@@ -97,9 +95,7 @@ func TestSyncs(t *testing.T) {
 		synced = append(synced, fmt.Sprintf("%s: %q, %q", name, beside, file))
 		return nil
 	}}
-	if err := errors.Join(d.MakeFolder(filepath.Dir(path)), d.MakeFolder(filepath.Dir(path)), replace(d, path, "1"), replace(d, path, "2")); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, errors.Join(d.MakeFolder(filepath.Dir(path)), d.MakeFolder(filepath.Dir(path)), replace(d, path, "1"), replace(d, path, "2")))
 	want := []string{`.: "", ""`, `a: "", ""`, `a/b/file.new: "1", ""`, `a/b: "", "1"`, `a/b/file.new: "2", "1"`, `a/b: "", "2"`}
 	if !slices.Equal(synced, want) {
 		t.Errorf("synced %q\nwant %q", synced, want)

@@ -39,11 +39,6 @@ const (
 	takenPeer     = "peer" // the other end of a link whose name is taken
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	need.NoError(t, err)
-}
-
 func resourceOf(name string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: "networking.liqo.io", Version: "v1beta1", Resource: name}
 }
@@ -86,10 +81,10 @@ func (w *world) put(resource, namespace, kind, name string, made int, deleting b
 	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "networking.liqo.io/v1beta1", "kind": kind, "metadata": meta, "spec": spec}}
 	tracker, at := w.api.Tracker(), resourceOf(resource)
 	if _, err := tracker.Get(at, namespace, name); err == nil {
-		must(w.t, tracker.Update(at, u, namespace))
+		need.NoError(w.t, tracker.Update(at, u, namespace))
 		return
 	}
-	must(w.t, tracker.Create(at, u, namespace))
+	need.NoError(w.t, tracker.Create(at, u, namespace))
 }
 
 // write stores a peering's present state in the API server.
@@ -134,8 +129,8 @@ func (w *world) begin() {
 	go func() { ends <- set.Run(ctx, source.Report) }()
 	w.stop = func() {
 		cancel()
-		must(w.t, <-ends)
-		must(w.t, <-ends)
+		need.NoError(w.t, <-ends)
+		need.NoError(w.t, <-ends)
 		w.stop = nil
 	}
 	eventually(w.t, "the agent watches", func() error {
@@ -148,15 +143,7 @@ func (w *world) begin() {
 
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(editsPatience); ; time.Sleep(2 * time.Millisecond) {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
+	need.Eventually(t, editsPatience, what, check)
 }
 
 // good reports whether a peering, considered alone, asks for a link.
@@ -410,7 +397,7 @@ func TestRandomEdits(t *testing.T) {
 		// removed it.
 		for name, i := range index {
 			if !w.routed(name, i) {
-				must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: i, Dst: prefix(name)}))
+				need.NoError(t, netlink.RouteAdd(&netlink.Route{LinkIndex: i, Dst: prefix(name)}))
 			}
 		}
 		for name, i := range had {
@@ -461,21 +448,21 @@ func (w *world) machineOfOthers() {
 	// The kernel gives each new link IPv6 addresses and routes at unpredictable times.
 	const ipv6 = "/proc/sys/net/ipv6/conf/default/disable_ipv6" // of this namespace
 	if was, err := os.ReadFile(ipv6); err == nil {
-		must(w.t, os.WriteFile(ipv6, []byte("1"), 0))
-		w.t.Cleanup(func() { must(w.t, os.WriteFile(ipv6, was, 0)) })
+		need.NoError(w.t, os.WriteFile(ipv6, []byte("1"), 0))
+		w.t.Cleanup(func() { need.NoError(w.t, os.WriteFile(ipv6, was, 0)) })
 	}
 	for i, name := range []string{"ul0", "liqo.stranger"} {
-		must(w.t, addVeth(name, fmt.Sprint("far", i)))
+		need.NoError(w.t, addVeth(name, fmt.Sprint("far", i)))
 		w.t.Cleanup(func() { w.remove(name) })
 		d, err := netlink.LinkByName(name)
-		must(w.t, err)
-		must(w.t, netlink.AddrAdd(d, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(172, byte(18+i), 0, 2), Mask: net.CIDRMask(24, 32)}}))
-		must(w.t, netlink.LinkSetUp(d))
-		must(w.t, netlink.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4(10, byte(200+i), 0, 0), Mask: net.CIDRMask(16, 32)}, Table: 77}))
+		need.NoError(w.t, err)
+		need.NoError(w.t, netlink.AddrAdd(d, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(172, byte(18+i), 0, 2), Mask: net.CIDRMask(24, 32)}}))
+		need.NoError(w.t, netlink.LinkSetUp(d))
+		need.NoError(w.t, netlink.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4(10, byte(200+i), 0, 0), Mask: net.CIDRMask(16, 32)}, Table: 77}))
 	}
 	rule := netlink.NewRule()
 	rule.Table, rule.Priority, rule.Mark = 77, 1000, 5
-	must(w.t, netlink.RuleAdd(rule))
+	need.NoError(w.t, netlink.RuleAdd(rule))
 	w.t.Cleanup(func() { netlink.RuleDel(rule) })
 	w.t.Cleanup(func() { links.Remove() })
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 var (
@@ -26,7 +28,7 @@ var (
 func device(t *testing.T, name string) netlink.Link {
 	t.Helper()
 	d, err := netlink.LinkByName(name)
-	must(t, err)
+	need.NoError(t, err)
 	return d
 }
 
@@ -41,18 +43,22 @@ func gone(name string) error {
 func routed(t *testing.T, r *netlink.Route) bool {
 	t.Helper()
 	found, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: r.LinkIndex, Dst: r.Dst}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
-	must(t, err)
+	need.NoError(t, err)
 	return len(found) == 1
+}
+
+// requireRouted fails if the kernel has lost a route.
+func requireRouted(t *testing.T, r *netlink.Route) {
+	t.Helper()
+	if !routed(t, r) {
+		t.Errorf("the route to %s is gone", r.Dst)
+	}
 }
 
 // TestTwoGatewaysAtOneAddress: two links to gateways at one address each carry what is routed
 // through them.
 func TestTwoGatewaysAtOneAddress(t *testing.T) {
-	x := newFar(t, "172.18.0.7")
-	x.gateway("172.18.0.7", milan, vienna)
-	s := start(t, false)
-	s.Apply([]Link{milan, vienna})
-	s.is(t, Carried, Carried)
+	s := carrying(t, milan, vienna)
 	route(t, "10.61.0.0/16", milan.Name)
 	route(t, "10.62.0.0/16", vienna.Name)
 	talk(t, "10.61.0.5")
@@ -103,11 +109,7 @@ func TestGatewayMoves(t *testing.T) {
 // TestMTUGrows: the MTU grows, by the resources, and by another program, whose packets then do not
 // fit. The device and other programs' routes on it stay.
 func TestMTUGrows(t *testing.T) {
-	x := newFar(t, "172.18.0.7")
-	x.gateway("172.18.0.7", milan)
-	s := start(t, false)
-	s.Apply([]Link{milan})
-	s.is(t, Carried)
+	s := carrying(t, milan)
 	r := route(t, "10.61.0.0/16", milan.Name)
 	talk(t, "10.61.0.5")
 	grown := milan
@@ -120,9 +122,9 @@ func TestMTUGrows(t *testing.T) {
 		return nil
 	})
 	conn, err := net.Dial("udp4", "10.61.0.5:9")
-	must(t, err)
+	need.NoError(t, err)
 	defer conn.Close()
-	must(t, netlink.LinkSetMTU(device(t, milan.Name), 9000))
+	need.NoError(t, netlink.LinkSetMTU(device(t, milan.Name), 9000))
 	eventually(t, "the MTU is put back", func() error {
 		conn.Write(make([]byte, 8000)) // refused once the old MTU is back
 		if mtu := device(t, milan.Name).Attrs().MTU; mtu != grown.MTU {
@@ -131,33 +133,23 @@ func TestMTUGrows(t *testing.T) {
 		return nil
 	})
 	talk(t, "10.61.0.5")
-	if !routed(t, r) {
-		t.Error("the route is gone")
-	}
+	requireRouted(t, r)
 }
 
 // TestNextProcess: a new process carries the links of an earlier one before it knows the desired
 // links, keeps routes, and removes undesired links once it knows.
 func TestNextProcess(t *testing.T) {
-	x := newFar(t, "172.18.0.7")
-	x.gateway("172.18.0.7", milan, vienna)
-	first := start(t, false)
-	first.Apply([]Link{milan, vienna})
-	first.is(t, Carried, Carried)
+	first := carrying(t, milan, vienna)
 	r := route(t, "10.61.0.0/16", milan.Name)
 	talk(t, "10.61.0.5")
 	first.stop()
-	if !routed(t, r) {
-		t.Fatal("the route went with the process")
-	}
+	requireRouted(t, r)
 	second := start(t, false)
 	second.is(t, Carried, Carried)
 	talk(t, "10.61.0.5")
 	second.Apply([]Link{milan})
 	eventually(t, "no device", func() error { return gone(vienna.Name) })
-	if !routed(t, r) {
-		t.Error("the route went")
-	}
+	requireRouted(t, r)
 	talk(t, "10.61.0.5")
 	second.Apply(nil)
 	eventually(t, "no device", func() error { return gone(milan.Name) })
@@ -166,11 +158,7 @@ func TestNextProcess(t *testing.T) {
 // TestTwoSets: while one Set keeps the links of a network namespace, another one fails and changes
 // nothing, and so does Remove.
 func TestTwoSets(t *testing.T) {
-	x := newFar(t, "172.18.0.7")
-	x.gateway("172.18.0.7", milan)
-	first := start(t, false)
-	first.Apply([]Link{milan})
-	first.is(t, Carried)
+	first := carrying(t, milan)
 	r := route(t, "10.61.0.0/16", milan.Name)
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -187,9 +175,7 @@ func TestTwoSets(t *testing.T) {
 	if err := gone(vienna.Name); err != nil {
 		t.Errorf("the second Set's link: %v", err)
 	}
-	if !routed(t, r) {
-		t.Error("the route went")
-	}
+	requireRouted(t, r)
 	talk(t, "10.61.0.5")
 	first.stop()
 	if names, err := Remove(); err != nil || !slices.Equal(names, []string{milan.Name}) {
@@ -241,13 +227,9 @@ func TestDeviceStays(t *testing.T) {
 // TestDeviceIsDeleted: if another program deletes a device, it comes back if it is still desired,
 // and other links are unaffected.
 func TestDeviceIsDeleted(t *testing.T) {
-	x := newFar(t, "172.18.0.7")
-	x.gateway("172.18.0.7", milan, vienna)
-	s := start(t, false)
-	s.Apply([]Link{milan, vienna})
-	s.is(t, Carried, Carried)
+	s := carrying(t, milan, vienna)
 	was := device(t, milan.Name)
-	must(t, netlink.LinkDel(was))
+	need.NoError(t, netlink.LinkDel(was))
 	s.is(t, Pending, Carried)
 	route(t, "10.62.0.0/16", vienna.Name)
 	talk(t, "10.62.0.5")
@@ -258,10 +240,10 @@ func TestDeviceIsDeleted(t *testing.T) {
 	route(t, "10.61.0.0/16", milan.Name)
 	talk(t, "10.61.0.5")
 	// When a peering is deleted, its device may disappear first.
-	must(t, netlink.LinkDel(device(t, milan.Name)))
+	need.NoError(t, netlink.LinkDel(device(t, milan.Name)))
 	s.Apply([]Link{vienna})
 	s.is(t, Carried)
-	must(t, gone(milan.Name))
+	need.NoError(t, gone(milan.Name))
 }
 
 // TestNameIsTaken: a device of another program is left alone, and named.
@@ -269,7 +251,7 @@ func TestNameIsTaken(t *testing.T) {
 	newFar(t, "172.18.0.7")
 	foreign := netlink.NewVeth(netlink.NewLinkAttrs())
 	foreign.Name, foreign.PeerName = milan.Name, "foreign"
-	must(t, netlink.LinkAdd(foreign))
+	need.NoError(t, netlink.LinkAdd(foreign))
 	t.Cleanup(func() { netlink.LinkDel(foreign) })
 	s := start(t, false)
 	s.Apply([]Link{milan, vienna})
@@ -315,11 +297,7 @@ func TestRefused(t *testing.T) {
 
 // TestExchangedTunnels: two links that exchange their tunnels end up with the new ones.
 func TestExchangedTunnels(t *testing.T) {
-	x := newFar(t, "172.18.0.7")
-	x.gateway("172.18.0.7", milan, vienna)
-	s := start(t, false)
-	s.Apply([]Link{milan, vienna})
-	s.is(t, Carried, Carried)
+	s := carrying(t, milan, vienna)
 	r := route(t, "10.62.0.0/16", milan.Name)
 	a, b := milan, vienna
 	a.VNI, a.Gateway, b.VNI, b.Gateway = vienna.VNI, vienna.Gateway, milan.VNI, milan.Gateway
@@ -332,9 +310,7 @@ func TestExchangedTunnels(t *testing.T) {
 		return nil
 	})
 	talk(t, "10.62.0.5")
-	if !routed(t, r) {
-		t.Error("the route went")
-	}
+	requireRouted(t, r)
 }
 
 // TestKernelHasGeneve: if the kernel has Geneve links, no device is made, and an existing one
@@ -345,7 +321,7 @@ func TestKernelHasGeneve(t *testing.T) {
 	with := start(t, true)
 	with.Apply([]Link{milan})
 	with.is(t, Kernel)
-	must(t, gone(milan.Name))
+	need.NoError(t, gone(milan.Name))
 	with.stop()
 	without := start(t, false)
 	without.Apply([]Link{milan})
@@ -372,7 +348,7 @@ func TestProbe(t *testing.T) {
 	if kernelHasGeneve() != has {
 		t.Errorf("the kernel has Geneve links: %t", has)
 	}
-	must(t, gone("culvert-probe"))
+	need.NoError(t, gone("culvert-probe"))
 	s := startAsIs(t)
 	s.Apply([]Link{milan, vienna})
 	if !has {
@@ -380,12 +356,12 @@ func TestProbe(t *testing.T) {
 		return
 	}
 	s.is(t, Kernel, Kernel)
-	must(t, gone(milan.Name))
+	need.NoError(t, gone(milan.Name))
 	if d := device(t, vienna.Name); d.Type() != "geneve" || d.Attrs().MTU == vienna.MTU {
 		t.Errorf("%+v", d)
 	}
-	must(t, netlink.LinkSetUp(liqos)) // it gets the port, because culvert carries nothing
-	must(t, netlink.LinkDel(liqos))
+	need.NoError(t, netlink.LinkSetUp(liqos)) // it gets the port, because culvert carries nothing
+	need.NoError(t, netlink.LinkDel(liqos))
 }
 
 // TestPortIsFree: without a link to carry, others may use the port, and a new link waits until they
@@ -396,12 +372,12 @@ func TestPortIsFree(t *testing.T) {
 	s := start(t, false)
 	s.Apply(nil)
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: port})
-	must(t, err)
+	need.NoError(t, err)
 	s.Apply([]Link{milan})
 	if st := s.is(t, Refused); !strings.Contains(st[0].Err.Error(), "UDP port 6091 is in use") {
 		t.Error(st[0].Err)
 	}
-	must(t, conn.Close())
+	need.NoError(t, conn.Close())
 	s.is(t, Carried)
 	route(t, "10.61.0.0/16", milan.Name)
 	talk(t, "10.61.0.5")

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -34,24 +35,9 @@ func ipNet(prefix string) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	need.NoError(t, err)
-}
-
-// eventually calls check until it returns nil.
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	need.Eventually(t, patience, what, check)
 }
 
 // A far is a network namespace behind a veth link, with the gateways.
@@ -82,28 +68,28 @@ func newFar(t *testing.T, gateways ...string) *far {
 			fn()
 		}
 	}()
-	must(t, <-ready)
+	need.NoError(t, <-ready)
 	t.Cleanup(func() { close(x.do) })
 	veth := netlink.NewVeth(netlink.NewLinkAttrs())
 	veth.Name, veth.PeerName = "ul0", "ul1"
-	must(t, netlink.LinkAdd(veth))
+	need.NoError(t, netlink.LinkAdd(veth))
 	t.Cleanup(func() {
 		netlink.LinkDel(veth)
 		names, err := Remove()
 		t.Logf("removed %q", names)
-		must(t, err)
+		need.NoError(t, err)
 	})
 	peer, err := netlink.LinkByName("ul1")
-	must(t, err)
+	need.NoError(t, err)
 	ns, err := os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", tid))
-	must(t, err)
+	need.NoError(t, err)
 	defer ns.Close()
-	must(t, netlink.LinkSetNsFd(peer, int(ns.Fd())))
-	must(t, netlink.AddrAdd(veth, &netlink.Addr{IPNet: ipNet("172.18.0.2/24")}))
-	must(t, netlink.LinkSetUp(veth))
+	need.NoError(t, netlink.LinkSetNsFd(peer, int(ns.Fd())))
+	need.NoError(t, netlink.AddrAdd(veth, &netlink.Addr{IPNet: ipNet("172.18.0.2/24")}))
+	need.NoError(t, netlink.LinkSetUp(veth))
 	lo, err := netlink.LinkByName("lo")
-	must(t, err)
-	must(t, netlink.LinkSetUp(lo))
+	need.NoError(t, err)
+	need.NoError(t, netlink.LinkSetUp(lo))
 	x.run(func() error {
 		there, err := netlink.LinkByName("ul1")
 		if err != nil {
@@ -124,7 +110,7 @@ func (x *far) run(fn func() error) {
 	x.t.Helper()
 	done := make(chan error)
 	x.do <- func() { done <- fn() }
-	must(x.t, <-done)
+	need.NoError(x.t, <-done)
 }
 
 // A gateway is the far end of the tunnels to one underlay address. It returns every UDP datagram.
@@ -141,7 +127,7 @@ func (x *far) gateway(underlay string, links ...Link) *geneve.Endpoint {
 		tunnels = append(tunnels, geneve.Tunnel{ID: uint16(i + 1), VNI: l.VNI, Remote: addr("172.18.0.2"), Role: geneve.Gateway,
 			Local: geneve.Pair{V4: l.Gateway}, Peer: geneve.Pair{V4: l.Address}})
 	}
-	must(x.t, e.Apply(tunnels))
+	need.NoError(x.t, e.Apply(tunnels))
 	go func() {
 		receiver, sender := e.NewReceiver(), e.NewSender()
 		for receiver.Fill() == nil {
@@ -165,7 +151,7 @@ func (x *far) gateway(underlay string, links ...Link) *geneve.Endpoint {
 func talk(t *testing.T, to string) {
 	t.Helper()
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{})
-	must(t, err)
+	need.NoError(t, err)
 	defer conn.Close()
 	at := netip.AddrPortFrom(addr(to), uint16(conn.LocalAddr().(*net.UDPAddr).Port))
 	eventually(t, "a datagram to "+to, func() error {
@@ -186,9 +172,9 @@ func talk(t *testing.T, to string) {
 func route(t *testing.T, prefix, device string) *netlink.Route {
 	t.Helper()
 	d, err := netlink.LinkByName(device)
-	must(t, err)
+	need.NoError(t, err)
 	r := &netlink.Route{LinkIndex: d.Attrs().Index, Dst: ipNet(prefix)}
-	must(t, netlink.RouteAdd(r))
+	need.NoError(t, netlink.RouteAdd(r))
 	return r
 }
 
@@ -202,6 +188,16 @@ type running struct {
 func start(t *testing.T, kernel bool) *running {
 	t.Helper()
 	return startAsIs(t, func(s *Set) { s.kernel = func() bool { return kernel } })
+}
+
+// carrying starts a Set that carries links to gateways at one address.
+func carrying(t *testing.T, all ...Link) *running {
+	t.Helper()
+	newFar(t, "172.18.0.7").gateway("172.18.0.7", all...)
+	s := start(t, false)
+	s.Apply(all)
+	s.is(t, slices.Repeat([]State{Carried}, len(all))...)
+	return s
 }
 
 func startAsIs(t *testing.T, change ...func(*Set)) *running {
@@ -220,7 +216,7 @@ func startAsIs(t *testing.T, change ...func(*Set)) *running {
 		if !stopped {
 			stopped = true
 			cancel()
-			must(t, <-ended)
+			need.NoError(t, <-ended)
 		}
 	}}
 	t.Cleanup(r.stop)

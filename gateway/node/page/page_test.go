@@ -10,22 +10,20 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // Clients that open connections and send nothing delay nobody from elsewhere, and are counted.
 func TestPageBesideSilence(t *testing.T) {
 	page, err := New("metrics", "127.0.0.1:0", nil, func() string { return "" }, func() string { return "" })
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer page.Close()
 	go page.Serve()
 	dial := func(from string) net.Conn {
 		t.Helper()
 		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: requestTime}).Dial("tcp", page.listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		t.Cleanup(func() { c.Close() })
 		c.SetDeadline(time.Now().Add(requestTime * 4 / 5)) // before a silent connection times out
 		return c
@@ -35,9 +33,7 @@ func TestPageBesideSilence(t *testing.T) {
 		c := dial("127.0.1.1")
 		fmt.Fprintf(c, "GET %s HTTP/1.0\r\n\r\n", path)
 		r, err := http.ReadResponse(bufio.NewReader(c), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		text, err := io.ReadAll(r.Body)
 		if err != nil || r.StatusCode != http.StatusOK {
 			t.Errorf("%d %s %v", r.StatusCode, text, err)

@@ -23,24 +23,9 @@ import (
 
 func TestMain(m *testing.M) { need.TestsInNamespace(m) }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	need.NoError(t, err)
-}
-
-// eventually calls check until it returns nil.
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	need.Eventually(t, 20*time.Second, what, check)
 }
 
 func prefixes(all ...string) (list []netip.Prefix) {
@@ -55,15 +40,15 @@ func link(t *testing.T, name, address string) netlink.Link {
 	t.Helper()
 	veth := netlink.NewVeth(netlink.NewLinkAttrs())
 	veth.Name, veth.PeerName = name, name+"p"
-	must(t, netlink.LinkAdd(veth))
+	need.NoError(t, netlink.LinkAdd(veth))
 	t.Cleanup(func() { netlink.LinkDel(veth) })
 	a, err := netlink.ParseAddr(address)
-	must(t, err)
-	must(t, netlink.AddrAdd(veth, a))
+	need.NoError(t, err)
+	need.NoError(t, netlink.AddrAdd(veth, a))
 	for _, l := range []string{name, name + "p"} {
 		end, err := netlink.LinkByName(l)
-		must(t, err)
-		must(t, netlink.LinkSetUp(end))
+		need.NoError(t, err)
+		need.NoError(t, netlink.LinkSetUp(end))
 	}
 	return veth
 }
@@ -125,7 +110,7 @@ func (f *following) says(t *testing.T, words ...string) {
 func routes(t *testing.T) (all []string) {
 	t.Helper()
 	table, err := mainTable()
-	must(t, err)
+	need.NoError(t, err)
 	for _, r := range table {
 		if r.Protocol == Protocol {
 			all = append(all, rtnl.Describe(&r))
@@ -150,10 +135,10 @@ func wantRules(t *testing.T, want ...string) {
 	t.Helper()
 	eventually(t, "rules", func() error {
 		conn, err := dialNetfilter()
-		must(t, err)
+		need.NoError(t, err)
 		defer conn.close()
 		got, there, err := conn.rules()
-		must(t, err)
+		need.NoError(t, err)
 		if !slices.Equal(got, want) || there != (len(want) > 0) {
 			return fmt.Errorf("%q, %t, want %q", got, there, want)
 		}
@@ -172,7 +157,7 @@ func needNAT(t *testing.T) {
 	t.Helper()
 	need.Namespace(t)
 	need.Kernel(t, "nft", keepTable([]pair{{from: netip.MustParsePrefix("192.0.2.0/24"), to: netip.MustParsePrefix("198.51.100.0/24")}}))
-	must(t, keepTable(nil))
+	need.NoError(t, keepTable(nil))
 }
 
 // TestKeeper: routes and the exception appear with their link, are restored, follow changes and
@@ -189,10 +174,10 @@ func TestKeeper(t *testing.T) {
 	wantRules(t, milanRules...)
 
 	table, err := mainTable()
-	must(t, err)
+	need.NoError(t, err)
 	for _, r := range table {
 		if r.Protocol == Protocol && r.Gw != nil {
-			must(t, netlink.RouteDel(&r))
+			need.NoError(t, netlink.RouteDel(&r))
 		}
 	}
 	if _, err := removeTable(); err != nil {
@@ -280,9 +265,9 @@ func TestOthersRoutes(t *testing.T) {
 	link(t, "cv-milan", "10.80.0.2/32")
 	link(t, "eth0", "10.61.7.2/24")
 	via, err := netlink.LinkByName("eth0")
-	must(t, err)
-	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: via.Attrs().Index, Dst: ipNet(netip.MustParsePrefix("10.99.0.0/16")), Gw: []byte{10, 61, 7, 1}}))
-	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: via.Attrs().Index, Dst: ipNet(netip.MustParsePrefix("10.96.0.0/12")), Gw: []byte{10, 61, 7, 1}}))
+	need.NoError(t, err)
+	need.NoError(t, netlink.RouteAdd(&netlink.Route{LinkIndex: via.Attrs().Index, Dst: ipNet(netip.MustParsePrefix("10.99.0.0/16")), Gw: []byte{10, 61, 7, 1}}))
+	need.NoError(t, netlink.RouteAdd(&netlink.Route{LinkIndex: via.Attrs().Index, Dst: ipNet(netip.MustParsePrefix("10.96.0.0/12")), Gw: []byte{10, 61, 7, 1}}))
 	k := run(t)
 	for _, c := range []struct{ remote, want string }{
 		{"10.61.0.0/16", "10.61.0.0/16 overlaps 10.61.7.0/24 dev eth0"},
@@ -307,7 +292,7 @@ func TestOthersRoutes(t *testing.T) {
 // arrives as well.
 func TestLargeTable(t *testing.T) {
 	needNAT(t)
-	t.Cleanup(func() { must(t, keepTable(nil)) })
+	t.Cleanup(func() { need.NoError(t, keepTable(nil)) })
 	var pairs []pair
 	var want []string
 	for i := range 4000 {
@@ -315,11 +300,11 @@ func TestLargeTable(t *testing.T) {
 		pairs = append(pairs, pair{from: netip.MustParsePrefix("10.244.0.0/16"), to: to})
 		want = append(want, pairs[i].label())
 	}
-	must(t, keepTable(pairs))
+	need.NoError(t, keepTable(pairs))
 	wantRules(t, want...)
 
 	conn, err := dialNetfilter()
-	must(t, err)
+	need.NoError(t, err)
 	defer conn.close()
 	var b batch
 	b.begin()
