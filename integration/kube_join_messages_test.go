@@ -2,10 +2,13 @@ package integration
 
 import (
 	"bytes"
+	"fmt"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	invitations "culvert/kube/join"
@@ -90,4 +93,30 @@ func unfit(t *testing.T, file string) string {
 		t.Fatal(err)
 	}
 	return file
+}
+
+// testJoinKey: a gateway whose Secret is empty makes another key when it starts, and culvert join gives that to the peer.
+func testJoinKey(t *testing.T, l *joinLab) {
+	rome, milan := l.rome, l.milan
+	before := rome.status("publicKey")
+	secret := kubePath("v1", "Secret", peeringNamespace, "culvert-milan")
+	if err := rome.api.admin.request(http.MethodPatch, secret, "application/merge-patch+json", object{"data": nil}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := rome.gateway.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-rome.gateway.ended
+	rome.startGateway("gateway-2")
+	eventually(t, "another public key", func() error {
+		if now := rome.status("publicKey"); now == before {
+			return fmt.Errorf("%v as before", now)
+		}
+		return nil
+	})
+	if out, err := l.culvert("join", "--context=admin@rome", "--context=admin@milan", "--yes"); err != nil || !strings.Contains(out, "rome is connected, 2/2 nodes") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	rome.ping(milan)
+	milan.ping(rome)
 }

@@ -301,6 +301,7 @@ func TestKubeJoin(t *testing.T) {
 				t.Errorf("rome is not repaired:\n%q\nbefore\n%q", now, had[0])
 			}
 		})
+		t.Run("another key", func(t *testing.T) { testJoinKey(t, l) })
 		t.Run("others apply the same", func(t *testing.T) { testJoinManagers(t, l) })
 		testJoinImports(t, l)
 		t.Run("leave", func(t *testing.T) { testJoinLeave(t, l, before) })
