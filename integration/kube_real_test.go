@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -243,6 +244,9 @@ func TestKubeClusters(t *testing.T) {
 			t.Logf("from culvert join until pods reached each other on all ways: %.1f s", took.Seconds())
 		}
 		if out := l.must("verify", inBoth[0], inBoth[1]); !strings.Contains(out, "All is well") {
+			t.Error(out)
+		}
+		if out := l.kubectl("rome", "-n", "culvert", "get", "peerings"); !regexp.MustCompile(`(?m)^milan +milan +True +[0-9.]+(µs|ms) +2/2 +10\.61\.0\.0/16 *$`).MatchString(out) {
 			t.Error(out)
 		}
 		t.Run("no exception", func(t *testing.T) { testRealNoException(t, l) })

@@ -191,13 +191,20 @@ func (c *Cluster) ApplyPeering(ctx context.Context, spec *peering.Spec, nonce st
 	return c.apply(ctx, newPeering(spec.Peer, spec, nonce))
 }
 
-// Status returns the status of a Peering.
+// Status returns the status of a Peering. Conditions of an earlier spec are left out, because they say nothing about this one.
 func (c *Cluster) Status(ctx context.Context, name string) (*peering.Status, error) {
 	u, err := c.client.Resource(peerings).Namespace(peering.GatewayNamespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("get Peering %s: %w", name, err)
 	}
-	return &peering.PeeringOf(u).Status, nil
+	p := peering.PeeringOf(u)
+	for _, c := range p.Status.Conditions {
+		if c.Observed != p.Generation && (c.Type == peering.Accepted || c.Type == peering.NodesReady || c.Type == peering.Connected) {
+			p.Status.Conditions, p.Status.Message = nil, "the gateway has not read the Peering as it is now"
+			break
+		}
+	}
+	return &p.Status, nil
 }
 
 // Endpoint returns the address of a Peering's gateway: that of its Service's load balancer, or a

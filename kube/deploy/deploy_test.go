@@ -3,6 +3,9 @@ package deploy
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -120,4 +123,25 @@ func TestAwait(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestStatusIsOfNow: what a gateway has said of an earlier spec says nothing about this one, neither that packets pass nor what is missing.
+func TestStatusIsOfNow(t *testing.T) {
+	generation := int64(0)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"apiVersion": "culvert.io/v1alpha1", "kind": "Peering", "metadata": {"name": "milan", "namespace": "culvert", "generation": %d},
+			"status": {"publicKey": "k", "message": "no key", "conditions": [{"type": "Accepted", "status": "True", "observedGeneration": 7}, {"type": "Connected", "status": "True", "observedGeneration": 7}, {"type": "Other", "observedGeneration": 3}]}}`, generation)
+	}))
+	defer server.Close()
+	c, err := New(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for generation = range int64(9) {
+		s, err := c.Status(t.Context(), "milan")
+		if err != nil || s.PublicKey != "k" || (len(s.Conditions) == 3) != (generation == 7) || (s.Message == "no key") != (generation == 7) {
+			t.Errorf("generation %d: %+v, %v", generation, s, err)
+		}
+	}
 }

@@ -45,6 +45,14 @@ func standbyReady(all []Standby) *Condition {
 	return c
 }
 
+// standby returns conditions with StandbyReady, or without it where the gateway has one pod: it had several before.
+func (s *GatewaySource) standby(plan *Plan, all []*Condition, pods []Standby) []*Condition {
+	if s.self.Elected {
+		return s.set(plan, all, standbyReady(pods))
+	}
+	return without(all, StandbyReady)
+}
+
 // conditions returns what a Peering's status says, after what it said.
 func (s *GatewaySource) conditions(plan *Plan, check kube.Check, trouble string) []*Condition {
 	all := plan.Status.Conditions
@@ -98,6 +106,11 @@ func (s *GatewaySource) set(plan *Plan, all []*Condition, c *Condition) []*Condi
 	}
 	all[i] = c
 	return all
+}
+
+// without returns conditions without that of a type.
+func without(all []*Condition, kind string) []*Condition {
+	return slices.DeleteFunc(slices.Clone(all), func(c *Condition) bool { return c != nil && c.Type == kind })
 }
 
 // message is what is wrong, in the order in which it is to be mended.

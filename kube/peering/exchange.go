@@ -214,7 +214,7 @@ func (x *serviceExchange) setConditions(plan *Plan, all []*Condition) []*Conditi
 			all = x.of.set(plan, all, c)
 			continue
 		}
-		all = slices.DeleteFunc(slices.Clone(all), func(o *Condition) bool { return o != nil && o.Type == kind })
+		all = without(all, kind)
 	}
 	return all
 }

@@ -236,9 +236,7 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	plan.Status.PublicKey = s.base.WireGuard.PrivateKey.Public().Base64()
 	plan.Status.RTT = s.roundTrip(&check)
 	plan.Status.Conditions = s.conditions(plan, check, g.Trouble())
-	if s.self.Elected {
-		plan.Status.Conditions = s.set(plan, plan.Status.Conditions, standbyReady(g.Standbys()))
-	}
+	plan.Status.Conditions = s.standby(plan, plan.Status.Conditions, g.Standbys())
 	plan.Status.Message = message(&plan.Status)
 	s.writeStatus(ctx, u, plan)
 	return nil
