@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"culvert/gateway/config"
+	"culvert/integration/need"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
@@ -85,9 +86,7 @@ func TestAmend(t *testing.T) {
 		}
 	}
 	served(1, "10.0.1.9")
-	if err := p.rome.Apply(with(func(c *config.Config) { c.Geneve.Nodes[1].PodCIDRs = c.Geneve.Nodes[1].PodCIDRs[:1] })); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, p.rome.Apply(with(func(c *config.Config) { c.Geneve.Nodes[1].PodCIDRs = c.Geneve.Nodes[1].PodCIDRs[:1] })))
 	ping(0, "10.0.1.5")
 	back(0, "10.0.1.5")
 	served(0, "10.0.1.9")

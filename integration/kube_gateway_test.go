@@ -52,17 +52,7 @@ func TestKubeGateways(t *testing.T) {
 		}
 
 		// A second peering, with a gateway of its own, to a cluster without Liqo.
-		again, turin := rome.peerAgain(&kubeRomeTurin, &kubeTurin), newKubeHosts(t, &kubeTurin)
-		turin.liqo = &liqo{t: t, here: &kubeTurin, remote: &kubeRomeTurin}
-		again.connect(turin)
-		again.ready(again.startLiqoGateway(unprivilegedUID, unprivilegedUID))
-		again.liqo.configure()
-		again.liqo.gatewayRuns()
-		again.liqo.keysExchanged(turin.key.PublicKey().Bytes())
-		turin.startFileGateway(again.key.PublicKey())
-		again.startNodes()
-		turin.startNodes()
-		again.connected()
+		again, turin := rome.peerWithTurin()
 		for _, way := range [][2]*kubeLab{{again, turin}, {turin, again}} {
 			testKubePods(t, way[0], way[1])
 			testKubeHosts(t, way[0], way[1])
@@ -102,6 +92,23 @@ var liqoMode = probe{"liqo", func(t testing.TB) error {
 	}
 	return err
 }}
+
+// peerWithTurin adds a peering, with a gateway of its own, to a cluster without Liqo.
+func (k *kubeLab) peerWithTurin() (again, turin *kubeLab) {
+	k.t.Helper()
+	again, turin = k.peerAgain(&kubeRomeTurin, &kubeTurin), newKubeHosts(k.t, &kubeTurin)
+	turin.liqo = &liqo{t: k.t, here: &kubeTurin, remote: &kubeRomeTurin}
+	again.connect(turin)
+	again.ready(again.startLiqoGateway(unprivilegedUID, unprivilegedUID))
+	again.liqo.configure()
+	again.liqo.gatewayRuns()
+	again.liqo.keysExchanged(turin.key.PublicKey().Bytes())
+	turin.startFileGateway(again.key.PublicKey())
+	again.startNodes()
+	turin.startNodes()
+	again.connected()
+	return again, turin
+}
 
 // ready waits until the gateway says that it is ready.
 func (k *kubeLab) ready(p *peerProcess) {

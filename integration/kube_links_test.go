@@ -276,17 +276,7 @@ func TestKubeLinks(t *testing.T) {
 		streams := linkStreams(t, rome, milan, connections)
 
 		// A second peering on the same nodes comes and goes.
-		again, turin := rome.peerAgain(&kubeRomeTurin, &kubeTurin), newKubeHosts(t, &kubeTurin)
-		turin.liqo = &liqo{t: t, here: &kubeTurin, remote: &kubeRomeTurin}
-		again.connect(turin)
-		again.ready(again.startLiqoGateway(unprivilegedUID, unprivilegedUID))
-		again.liqo.configure()
-		again.liqo.gatewayRuns()
-		again.liqo.keysExchanged(turin.key.PublicKey().Bytes())
-		turin.startFileGateway(again.key.PublicKey())
-		again.startNodes()
-		turin.startNodes()
-		again.connected()
+		again, turin := rome.peerWithTurin()
 		testKubePods(t, again, turin)
 		requireAlive(t, "a second peering", streams)
 

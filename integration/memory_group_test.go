@@ -121,6 +121,20 @@ func residentPeak(t *testing.T, pid int) string {
 	return ""
 }
 
+// inMemoryGroup runs a test in namespaces, with a group of memoryCeiling for one of its processes.
+func inMemoryGroup(t *testing.T, test func(t *testing.T, group *memoryGroup), probes ...probe) {
+	t.Helper()
+	if os.Getenv(isolatedEnv) != t.Name() {
+		t.Setenv(memoryGroupEnv, needMemoryGroup(t, memoryCeiling).dir)
+	}
+	isolated(t, func(t *testing.T) {
+		// From now on the kernel counts the program's pages as this process's, not as the group's.
+		_, err := os.ReadFile(os.Getenv(binaryEnv))
+		need.NoError(t, err)
+		test(t, openMemoryGroup(os.Getenv(memoryGroupEnv)))
+	}, probes...)
+}
+
 // needMemoryGroup makes a group that exists until the end of the test. It skips the test where that
 // is impossible.
 func needMemoryGroup(t *testing.T, limit int) *memoryGroup {

@@ -37,15 +37,7 @@ const (
 // remember their clients, the connection table, fragments, the metrics page and both sockets. The
 // gateway must not be killed, and other traffic may lose one ping of a hundred.
 func TestMemorySiege(t *testing.T) {
-	if os.Getenv(isolatedEnv) != t.Name() {
-		t.Setenv(memoryGroupEnv, needMemoryGroup(t, memoryCeiling).dir)
-	}
-	isolated(t, func(t *testing.T) {
-		group := openMemoryGroup(os.Getenv(memoryGroupEnv))
-		// The kernel now counts its pages as ours, not as the group's.
-		if _, err := os.ReadFile(os.Getenv(binaryEnv)); err != nil {
-			t.Fatal(err)
-		}
+	inMemoryGroup(t, func(t *testing.T, group *memoryGroup) {
 		c := newMilan(t)
 		c.romeGateway.group = &group.controlGroup
 		c.addRomeWith(stickyServices())

@@ -2,7 +2,6 @@ package integration
 
 import (
 	"fmt"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -23,15 +22,7 @@ const (
 // peer and unknown senders. The gateway must not be killed, must keep its connections, and must
 // count what it drops.
 func TestMemoryCeiling(t *testing.T) {
-	if os.Getenv(isolatedEnv) != t.Name() {
-		t.Setenv(memoryGroupEnv, needMemoryGroup(t, memoryCeiling).dir)
-	}
-	isolated(t, func(t *testing.T) {
-		group := openMemoryGroup(os.Getenv(memoryGroupEnv))
-		// The kernel now counts its pages as ours, not as the group's.
-		if _, err := os.ReadFile(os.Getenv(binaryEnv)); err != nil {
-			t.Fatal(err)
-		}
+	inMemoryGroup(t, func(t *testing.T, group *memoryGroup) {
 		c := newMilan(t)
 		c.romeGateway.group = &group.controlGroup
 		c.addRome()

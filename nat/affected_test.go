@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
@@ -30,9 +31,7 @@ func TestChangeConcernsFew(t *testing.T) {
 	for _, sweep := range []bool{false, true} {
 		c := sized(n)
 		e, err := New([16]byte{}, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		looked := 0
 		packets := func(want string) {
 			t.Helper()
@@ -60,9 +59,7 @@ func TestChangeConcernsFew(t *testing.T) {
 			t.Fatalf("%d established packets met the rules", looked)
 		}
 		c.Addresses[changed].Internal = addr("198.51.100.9")
-		if err := e.Apply(c); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.Apply(c))
 		if looked = 0; sweep {
 			for done := false; !done; {
 				done = e.Sweep(1)
@@ -88,15 +85,11 @@ func TestHistoryEnds(t *testing.T) {
 	for missed, want := range map[int]bool{1: false, historyLength: false, historyLength + 1: true} {
 		c := milan()
 		e, err := New([16]byte{}, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		send(e, Tunnel, addr("10.200.3.9"), addr("10.70.0.9"), 1, 2)
 		for i := range missed {
 			c.Addresses[1].Internal = netip.AddrFrom4([4]byte{192, 0, 3, byte(i)})
-			if err := e.Apply(c); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, e.Apply(c))
 		}
 		e.scratch.tr.In = anyNode
 		send(e, Tunnel, addr("10.200.3.9"), addr("10.70.0.9"), 1, 2)
@@ -113,15 +106,11 @@ func TestOneOfSeveralCommits(t *testing.T) {
 	for which := range n - 1 {
 		c := sized(n)
 		e, err := New([16]byte{}, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		change := func(i, round int) {
 			t.Helper()
 			c.Addresses[i].Internal = netip.AddrFrom4([4]byte{198, 51, 100, byte(n*round + i)})
-			if err := e.Apply(c); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, e.Apply(c))
 		}
 		looked := func(i int) bool {
 			t.Helper()
@@ -159,9 +148,7 @@ func TestHitsBeginAnew(t *testing.T) {
 	}
 	c := milan()
 	c.Firewall = tables
-	if err := e.Apply(c); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Apply(c))
 	if len(e.hits.lists) != 2 {
 		t.Errorf("%d lists", len(e.hits.lists))
 	}
@@ -278,9 +265,7 @@ func TestAffectedIsAllThatIsConcerned(t *testing.T) {
 			c.SourceCheck = SourceCheckCluster
 		}
 		few, err := New([16]byte{}, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		all, _ := New([16]byte{}, c)
 		type packet struct {
 			in                          Link

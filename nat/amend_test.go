@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
@@ -47,9 +48,7 @@ func TestAmendIsApply(t *testing.T) {
 				changed = append(changed, exporting(backends).Services[i])
 			}
 		}
-		if err := whole.Apply(exporting(backends)); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, whole.Apply(exporting(backends)))
 		err := error(nil)
 		if r.IntN(10) == 0 { // whoever applies a whole one goes on from what was amended
 			err = part.Apply(exporting(backends))

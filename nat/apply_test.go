@@ -3,6 +3,7 @@ package nat_test
 import (
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -19,9 +20,7 @@ func TestReturnPath(t *testing.T) {
 	returned(t, e, pod, node1, podOut, nat.Tunnel, start)
 	c := rome()
 	c.Routes[0].Link, c.Routes[1].Link = node2, node1 // the pod CIDR moves
-	if err := e.Apply(c); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Apply(c))
 	returned(t, e, pod, node2, podOut, nat.Tunnel, start)
 	returned(t, e, client, node1, clientOut, nat.Tunnel, start)
 }
@@ -60,9 +59,7 @@ func TestEviction(t *testing.T) {
 			c := rome()
 			base(c)
 			test.change(c)
-			if err := e.Apply(c); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, e.Apply(c))
 			if !e.Sweep(start) {
 				t.Fatal("the sweep did not end")
 			}
@@ -83,9 +80,7 @@ func TestFilterChange(t *testing.T) {
 	for _, action := range []rules.FilterAction{rules.FilterDrop, rules.FilterReject} {
 		c := rome()
 		c.Rules = []rules.FilterRule{{Name: "no-ssh", From: rules.FromLocal, Protocol: 6, Ports: []rules.PortRange{{First: 22, Last: 22}}, Action: action}}
-		if err := e.Apply(c); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.Apply(c))
 		want := map[rules.FilterAction]nat.Reason{rules.FilterDrop: nat.ReasonFiltered, rules.FilterReject: nat.ReasonRejected}[action]
 		for range 2 {
 			v := dropped(t, e, node1, p.Bytes(), start, want)
@@ -95,9 +90,7 @@ func TestFilterChange(t *testing.T) {
 		}
 		returned(t, e, p, node1, out, nat.Tunnel, start) // the other direction passes
 	}
-	if err := e.Apply(rome()); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Apply(rome()))
 	forwarded(t, e, node1, p.Bytes(), start)
 	if st := e.Stats(); st.Connections != 1 || st.Created != 1 {
 		t.Fatalf("%+v", st)

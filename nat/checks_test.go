@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -161,9 +162,7 @@ func TestApply(t *testing.T) {
 	e := engine(t)
 	c := rome()
 	c.Remote[0].Remapped = prefix("10.75.0.0/16")
-	if err := e.Apply(c); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Apply(c))
 	_, v, _ := forwarded(t, e, node1, udp("10.200.1.5", "10.75.3.9", 1, 2).Bytes(), start)
 	expect(t, v, "10.200.1.5", "10.200.3.9")
 	dropped(t, e, node1, udp("10.200.1.5", "10.71.3.9", 1, 2).Bytes(), start, nat.ReasonNoRoute)

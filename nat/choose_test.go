@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -130,9 +131,7 @@ func TestKeeps(t *testing.T) {
 			if got, reason := e.Choose(client, service, protocol, nil, start); got != backend {
 				t.Fatalf("%v (%v)", got, reason)
 			}
-			if err := e.Apply(vienna(of, test.change)); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, e.Apply(vienna(of, test.change)))
 			if kept := e.Keeps(client, service, protocol, backend); kept != test.kept[protocol] {
 				t.Errorf("%s, protocol %d: kept is %v", test.name, protocol, kept)
 			}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
@@ -14,9 +15,7 @@ import (
 func TestInputRulesCount(t *testing.T) {
 	c := milan()
 	e, err := New([16]byte{}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if err := e.Put(rules.Key{Kind: "firewall-of-others", Name: "input"}, rules.Resource{Tables: []rules.Table{{Name: "own", Family: rules.FamilyIPv4, Chains: []rules.Chain{
 		{Name: "input", Type: rules.ChainFilter, Hook: rules.HookInput, Rules: []rules.Rule{{Name: "pings", Match: []rules.Match{{Proto: "icmp"}}, Action: rules.ActionAccept}}},
 	}}}}); err != nil {
@@ -46,9 +45,7 @@ func TestExpiredMakeRoom(t *testing.T) {
 		c := milan()
 		c.MaxConnections = 100
 		e, err := New([16]byte{}, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		for i := range uint16(200) {
 			send(e, 9, addr("10.200.1.1"), addr("10.71.2.6"), 1000+i, 53)
 		}

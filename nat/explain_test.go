@@ -13,6 +13,7 @@ import (
 	"time"
 	"unsafe"
 
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
@@ -238,9 +239,7 @@ func explained(t *testing.T) (*Engine, *Config) {
 		{Name: "reject", Ports: []rules.PortRange{{First: 9, Last: 9}}, Protocol: packet.TCP, Action: rules.FilterReject},
 	}
 	e, err := New([16]byte{1}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	udp := func(port string) []rules.Match {
 		return []rules.Match{{Proto: "udp"}, {Port: rules.Operand{Value: port, Position: rules.PositionDestination}}}
 	}
@@ -289,9 +288,7 @@ func TestExplainIsProcess(t *testing.T) {
 			}
 			c.Addresses[0].Internal = netip.AddrFrom4([4]byte{192, 0, 2, byte(20 + m.IntN(9))})
 			c.Services[0].Backends[0].Port = uint16(8080 + m.IntN(3))
-			if err := e.Apply(c); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, e.Apply(c))
 		case i%5000 == 4999:
 			now = now.Add(200 * time.Hour)
 		case i%700 == 699:
@@ -433,9 +430,7 @@ func TestExplainProxyProtocol(t *testing.T) {
 	c := milan()
 	c.Services[0].ProxyProtocol, c.Services[0].Backends = true, c.Services[0].Backends[:1]
 	e, err := New([16]byte{1}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	segment := func(from, to string, sport, dport uint16, s nattest.TCP) (b []byte, in Link) {
 		if in = Tunnel; from == "10.200.1.5" {
 			in = 9

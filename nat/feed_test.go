@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -264,9 +265,7 @@ func TestFeedModel(t *testing.T) {
 			for !x.e.Sweep(x.now) {
 			}
 			for _, e := range []*nat.Engine{other, third} {
-				if err := e.Apply(config); err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, e.Apply(config))
 				for !e.Sweep(x.now) {
 				}
 			}

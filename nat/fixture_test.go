@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -57,9 +58,7 @@ func engine(t testing.TB, change ...func(*nat.Config)) *nat.Engine {
 		f(c)
 	}
 	e, err := nat.New([16]byte{1, 2, 3}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return e
 }
 
@@ -131,9 +130,7 @@ func forwarded(t testing.TB, e *nat.Engine, in nat.Link, b []byte, now nat.Time)
 		t.Fatalf("verdict %v %v, %d packets", v.Action, v.Reason, len(out))
 	}
 	view, err := nattest.Check(out[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return v, view, out[0]
 }
 

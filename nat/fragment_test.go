@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -64,9 +65,7 @@ func TestFragmentOrders(t *testing.T) {
 					t.Fatal("the fragments do not fit")
 				}
 				v, err := nattest.Check(datagram)
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				expect(t, v, "10.70.0.0", "10.200.3.9")
 				if v.SourcePort == 9 || !bytes.Equal(v.Payload, payload) && name != "tcp" {
 					t.Fatalf("port %d", v.SourcePort)
@@ -371,14 +370,10 @@ func TestFragmentedICMPErrors(t *testing.T) {
 					t.Fatalf("the fragments do not fit: %+v", e.Stats())
 				}
 				got, err := nattest.Check(whole)
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				expect(t, got, test.wantSource, test.wantDest)
 				q, err := nattest.CheckQuoted(whole)
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				expect(t, q, test.wantQ, test.wantQTo)
 				if n := e.Stats().Connections; n != 1 {
 					t.Fatalf("%d connections", n)
@@ -449,9 +444,7 @@ func TestFragmentsMeetRawRules(t *testing.T) {
 				}
 				if test.action == rules.ActionNoTrack {
 					got, err := nattest.Check(nattest.Reassemble(out))
-					if err != nil {
-						t.Fatal(err)
-					}
+					need.NoError(t, err)
 					expect(t, got, test.source, "10.99.64.9") // the nat chains see no packet without a connection
 				}
 				ledger(t, e)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -220,9 +221,7 @@ func playSequence(t *testing.T, ops []byte) {
 			if ops[5]%2 == 0 {
 				c.UnknownSource = rules.PairOf(address("10.70.0.1"), address("fd00:70::1"))
 			}
-			if err := e.Apply(c); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, e.Apply(c))
 			e.Sweep(now)
 			continue
 		}
@@ -265,9 +264,7 @@ func answerTo(t *testing.T, e *nat.Engine, p nattest.IP, view nattest.View, now 
 		t.Fatalf("the answer to %s > %s: %v %v", p.Source, p.Destination, v.Action, v.Reason)
 	}
 	got, err := nattest.Check(back[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	expect(t, got, p.Destination, p.Source)
 	if want, _ := nattest.Check(p.Bytes()); got.DestinationPort != want.SourcePort || got.SourcePort != want.DestinationPort {
 		// A super-frame has ports, but no finished checksum.

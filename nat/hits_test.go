@@ -3,6 +3,7 @@ package nat
 import (
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
@@ -23,9 +24,7 @@ func counting(t *testing.T, n int) (*Engine, []rules.Table) {
 		{Name: "late", Type: rules.ChainFilter, Hook: rules.HookForward, Rules: []rules.Rule{{Name: "a", Action: rules.ActionSetMark}}},
 	}}}
 	e, err := New([16]byte{}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return e, c.Firewall
 }
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -47,9 +48,7 @@ func vienna(change ...func(*nat.Config)) *nat.Config {
 func host(t testing.TB, change ...func(*nat.Config)) *nat.Engine {
 	t.Helper()
 	e, err := nat.New([16]byte{4, 5}, vienna(change...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return e
 }
 
@@ -179,9 +178,7 @@ func TestHostRefusesInTheNameOfTheService(t *testing.T) {
 	b := udp("10.244.2.9", "10.96.0.10", 5000, 80).Bytes()
 	v := dropped(t, e, rules.HostLink, b, start, nat.ReasonNoBackend)
 	got, err := nattest.Check(answer(t, e, rules.HostLink, b, v, start))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	expect(t, got, "10.96.0.10", "10.244.2.9")
 }
 
@@ -245,9 +242,7 @@ func TestHostEndpointLeaves(t *testing.T) {
 			} else {
 				err = e.Apply(next)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			is := send(start + nat.Time(time.Second))
 			if (is == was) != (protocol == packet.TCP) {
 				t.Errorf("protocol %d to %v: %s before, %s after", protocol, to, was, is)
@@ -317,18 +312,14 @@ func TestHostAmend(t *testing.T) {
 	if err != nil || prepared == nil {
 		t.Fatal(err)
 	}
-	if err := e.Amend(vienna(only(1)).Services[:1]); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Amend(vienna(only(1)).Services[:1]))
 	if got := sentTo("10.96.0.10", 80); got != remote {
 		t.Errorf("what was amended: %s", got)
 	}
 	if got := sentTo("172.18.0.2", 30080); got != local {
 		t.Errorf("another port: %s", got)
 	}
-	if err := e.Apply(vienna(only(1))); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Apply(vienna(only(1))))
 	if got := sentTo("172.18.0.2", 30080); got != remote {
 		t.Errorf("what was applied then: %s", got)
 	}

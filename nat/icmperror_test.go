@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -61,9 +62,7 @@ func TestICMPErrors(t *testing.T) {
 					}
 					expect(t, got, test.wantSource, test.wantDest)
 					quoted, err := nattest.Quoted(out)
-					if err != nil {
-						t.Fatal(err)
-					}
+					need.NoError(t, err)
 					expect(t, quoted, test.wantQuotedSource, test.wantQuotedDs)
 					if name != "tcp partial" && name != "udp partial" {
 						if _, err := nattest.CheckQuoted(out); err != nil {
@@ -177,9 +176,7 @@ func TestHairpinICMPError(t *testing.T) {
 		}
 		expect(t, got, "198.51.100.1", "10.200.1.5")
 		quoted, err := nattest.CheckQuoted(out)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		expect(t, quoted, "10.200.1.5", "10.70.0.9")
 	}
 }
@@ -206,9 +203,7 @@ func TestTrackedICMPErrors(t *testing.T) {
 				}
 				expect(t, got, router.want, "203.0.113.9")
 				quoted, err := nattest.Quoted(out)
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				expect(t, quoted, p.Source, p.Destination)
 				want, _ := nattest.Check(p.Bytes())
 				if quoted.SourcePort != want.SourcePort || quoted.DestinationPort != want.DestinationPort {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gopacket/gopacket/pcapgo"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 )
@@ -26,13 +27,9 @@ func TestKernelCaptures(t *testing.T) {
 	for _, name := range names {
 		t.Run(strings.TrimSuffix(filepath.Base(name), ".pcapng"), func(t *testing.T) {
 			text, err := os.ReadFile(strings.TrimSuffix(name, "pcapng") + "json")
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			var c nat.Config
-			if err := json.Unmarshal(text, &c); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, json.Unmarshal(text, &c))
 			replay(t, name, &c)
 		})
 	}
@@ -49,9 +46,7 @@ type captured struct {
 func replay(t *testing.T, name string, c *nat.Config) {
 	c.SourceCheck = nat.SourceCheckCluster // like a kernel without a reverse path filter
 	e, err := nat.New([16]byte{9}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	links := map[string]nat.Link{"liqo-tunnel": nat.Tunnel}
 	for _, n := range c.Nodes {
 		if links[n.Name] = n.Link; n.Device != "" {
@@ -90,27 +85,19 @@ func replay(t *testing.T, name string, c *nat.Config) {
 
 func readCapture(t *testing.T, name string) []captured {
 	f, err := os.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer f.Close()
 	r, err := pcapgo.NewNgReader(f, pcapgo.NgReaderOptions{WantMixedLinkType: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var all []captured
 	for {
 		b, info, err := r.ReadPacketData()
 		if err == io.EOF {
 			return all
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		i, err := r.Interface(info.InterfaceIndex)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		device, side, _ := strings.Cut(i.Name, ":")
 		all = append(all, captured{device, side == "out", b, nat.Time(info.Timestamp.UnixNano())})
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
@@ -125,9 +126,7 @@ func TestBackendLeaves(t *testing.T) {
 				c := rome()
 				s.Backends = rest
 				c.Services = []rules.Service{s}
-				if err := e.Apply(c); err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, e.Apply(c))
 				data := tcp("10.200.3.9", "10.70.0.20", 40000, 80, nattest.ACK, "data").Bytes()
 				if on == rules.RemovalKeep {
 					_, out, _ = forwarded(t, e, nat.Tunnel, data, start)

@@ -3,6 +3,7 @@ package nat_test
 import (
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -150,9 +151,7 @@ func TestAddressBecomesANodes(t *testing.T) {
 	c := rome()
 	routed(c)
 	c.Nodes[0].Address = rules.PairOf(address(was))
-	if err := e.Apply(c); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Apply(c))
 	dropped(t, e, nat.Tunnel, p.Bytes(), start, nat.ReasonToNode)
 	ledger(t, e)
 	for !e.Sweep(start) {

@@ -3,6 +3,7 @@ package nat
 import (
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
@@ -45,9 +46,7 @@ func TestOwnTraffic(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e, err := New([16]byte{}, milan())
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			tt.chain.Name, tt.chain.Type = "c", rules.ChainFilter
 			for i := range tt.chain.Rules {
 				tt.chain.Rules[i].Name = "r"

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
@@ -31,9 +32,7 @@ func connect(t *testing.T, e *nat.Engine, client string, port uint16, seq uint32
 		return 0, v.Reason
 	}
 	syn, err := nattest.Check(out[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	const other = 5000 // the endpoint's sequence number
 	request := func(seq, ack uint32, flags uint8) {
 		t.Helper()

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -102,9 +103,7 @@ func TestCap(t *testing.T) {
 	less := rome()
 	config(less)
 	less.MaxConnections = most
-	if err := e.Apply(less); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Apply(less))
 	tests := []struct {
 		name      string
 		in        nat.Link

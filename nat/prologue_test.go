@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -98,9 +99,7 @@ func (p *path) views(v nat.Verdict, out [][]byte, link nat.Link, from, to netip.
 	}
 	for _, b := range out {
 		view, err := nattest.Check(b)
-		if err != nil {
-			p.t.Fatal(err)
-		}
+		need.NoError(p.t, err)
 		if netip.AddrPortFrom(view.Source, view.SourcePort) != from || netip.AddrPortFrom(view.Destination, view.DestinationPort) != to {
 			p.t.Fatalf("%s:%d > %s:%d, want %s > %s", view.Source, view.SourcePort, view.Destination, view.DestinationPort, from, to)
 		}
@@ -534,9 +533,7 @@ func TestProxyProtocolChanges(t *testing.T) {
 	apply := func(p *path, change func(*nat.Config)) {
 		c := rome()
 		change(c)
-		if err := p.e.Apply(c); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, p.e.Apply(c))
 	}
 	eachPath(t, func(t *testing.T, p *path) {
 		n := uint32(len(p.header))

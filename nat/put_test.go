@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/rules"
 )
 
@@ -27,9 +28,7 @@ func in(device string) rules.Match {
 func TestPutBesideConfig(t *testing.T) {
 	c := milan()
 	e, err := New([16]byte{}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	port := uint16(0)
 	expect := func(when string, want Reason) {
 		t.Helper()
@@ -40,16 +39,12 @@ func TestPutBesideConfig(t *testing.T) {
 	}
 	put := func(k rules.Key, r rules.Resource) {
 		t.Helper()
-		if err := e.Put(k, r); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.Put(k, r))
 	}
 	apply := func() {
 		t.Helper()
 		c.Addresses[1].Internal = c.Addresses[1].Internal.Next()
-		if err := e.Apply(c); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.Apply(c))
 	}
 	put(firewallX, dropping(in("milan-1")))
 	expect("put", ReasonNone)
@@ -72,9 +67,7 @@ func TestPutBesideConfig(t *testing.T) {
 		t.Fatal("what is prepared has its device taken")
 	}
 	p, err := e.Prepare(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	put(rules.Key{Kind: "Node", Name: "z"}, device) // the prepared configuration no longer has it
 	e.CommitRules()
 	expect("the deletion committed", ReasonNone)
@@ -98,9 +91,7 @@ func TestPutBesideConfig(t *testing.T) {
 // resource takes nothing from others.
 func TestPutRefuses(t *testing.T) {
 	e, err := New([16]byte{}, milan())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, tt := range []struct {
 		key  rules.Key
 		r    rules.Resource
@@ -144,14 +135,10 @@ func TestPutRefuses(t *testing.T) {
 // Rules and routes may name a device before it exists. Connections from it live as long as it does.
 func TestDevicesComeAndGo(t *testing.T) {
 	e, err := New([16]byte{}, &Config{MTU: 1340, Config: rules.Config{Firewall: []rules.Table{}, Routing: []rules.PolicyTable{}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	put := func(name string, r rules.Resource) {
 		t.Helper()
-		if err := e.Put(rules.Key{Kind: "kind", Name: name}, r); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.Put(rules.Key{Kind: "kind", Name: name}, r))
 		e.CommitRules()
 	}
 	try := func(when string, source string, want Reason, out Link) {
@@ -192,9 +179,7 @@ func TestRuleConcernsAsymmetricAnswer(t *testing.T) {
 	c := milan()
 	c.SourceCheck = SourceCheckCluster
 	e, err := New([16]byte{}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	pod, remote, seen := addr("10.200.3.9"), addr("10.200.9.9"), addr("10.71.9.9")
 	if v, _ := send(e, Tunnel, remote, pod, 1, 2); v.Out != 4 || v.Action != Forward {
 		t.Fatalf("%+v", v)
@@ -208,9 +193,7 @@ func TestRuleConcernsAsymmetricAnswer(t *testing.T) {
 	for range 2 {
 		answer("no rule", 9, ReasonNone)
 	}
-	if err := e.Put(firewallX, dropping(in("liqo.milan2"))); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Put(firewallX, dropping(in("liqo.milan2"))))
 	e.CommitRules()
 	answer("a rule", 9, ReasonFiltered)
 	answer("a rule", 4, ReasonNone)
@@ -242,9 +225,7 @@ func TestConfigOfNothing(t *testing.T) {
 		{hairpin, 4, "10.200.3.9", "10.71.1.4", ReasonUnknownSource, "10.200.3.9"},
 	} {
 		e, err := New([16]byte{}, &tt.c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		v, b := send(e, tt.in, addr(tt.from), addr(tt.to), 1, 2)
 		if source := netip.AddrFrom4([4]byte(b[12:])).String(); v.Reason != tt.want || source != tt.source {
 			t.Errorf("%s to %s: %v from %s, want %v from %s", tt.from, tt.to, v.Reason, source, tt.want, tt.source)

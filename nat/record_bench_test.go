@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -133,9 +134,7 @@ func BenchmarkRecordsFirst(b *testing.B) {
 			after, without := anew(), anew()
 			*ratios, alone = append(*ratios, after/without), append(alone, without)
 		})
-		if err != nil {
-			b.Fatal(err)
-		}
+		need.NoError(b, err)
 	}
 	for range b.N {
 		beside(&all, 0)
@@ -171,9 +170,7 @@ func timedRecords(b *testing.B, e *nat.Engine, since, now nat.Time) (saved []byt
 		at := threadTime(b)
 		burst, last = max(burst, at-last), at
 	}
-	if err := e.Records(since, now, recordName).Write(&to, note); err != nil {
-		b.Fatal(err)
-	}
+	need.NoError(b, e.Records(since, now, recordName).Write(&to, note))
 	note()
 	return to.Bytes(), time.Since(begin), burst
 }
@@ -181,8 +178,6 @@ func timedRecords(b *testing.B, e *nat.Engine, since, now nat.Time) (saved []byt
 // threadTime is what this thread has used. Getrusage knows it to a tick of the scheduler only.
 func threadTime(b *testing.B) time.Duration {
 	var used unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &used); err != nil {
-		b.Fatal(err)
-	}
+	need.NoError(b, unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &used))
 	return time.Duration(used.Nano())
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
@@ -142,9 +143,7 @@ func TestRecordsPause(t *testing.T) {
 		least, most int // pauses
 	}{{"pods", 0, n>>10 - 1, n >> 10}, {"none since", start + 1, 0, 1}} {
 		pauses := 0
-		if err := e.Records(test.since, start, recordName).Write(io.Discard, func() { pauses++ }); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.Records(test.since, start, recordName).Write(io.Discard, func() { pauses++ }))
 		if pauses < test.least || pauses > test.most {
 			t.Errorf("%s: %d pauses, want %d to %d", test.name, pauses, test.least, test.most)
 		}
@@ -253,9 +252,7 @@ func TestRestoreCounts(t *testing.T) {
 	ledger(t, e)
 	less := rome()
 	less.MaxConnections = n / 2
-	if err := e.Apply(less); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Apply(less))
 	restore(e, start, saved)
 	if st := e.Stats(); st.Restored != 0 || st.EarlyDropped == 0 || st.EarlyDropped != uint64(n-st.Connections) {
 		t.Errorf("%d restored, %d dropped, %d connections", st.Restored, st.EarlyDropped, st.Connections)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/rules"
 )
 
@@ -57,13 +58,9 @@ func TestRerouteIsApply(t *testing.T) {
 			}
 		}
 		routes = next
-		if err := whole.Apply(routed(routes)); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, whole.Apply(routed(routes)))
 		if r.IntN(10) == 0 { // whoever applies a whole one goes on from what was rerouted
-			if err := part.Apply(routed(routes)); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, part.Apply(routed(routes)))
 		} else if !part.Reroute(changed) {
 			t.Fatalf("round %d: %v is refused", round, changed)
 		}
@@ -94,9 +91,7 @@ func TestRerouteIsApply(t *testing.T) {
 func newEngine(t *testing.T, c *Config) *Engine {
 	t.Helper()
 	e, err := New([16]byte{1}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return e
 }
 

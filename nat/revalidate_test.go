@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -27,9 +28,7 @@ func TestSweepGetsAround(t *testing.T) {
 		c := rome()
 		c.MaxConnections = 4 * (lasting + doomed)
 		c.Remote[2].Real = prefix("10.98.64.0/18")
-		if err := e.Apply(c); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.Apply(c))
 	}
 	calls := 0
 	for evicted := uint64(0); evicted < doomed; calls++ {
@@ -66,9 +65,7 @@ func TestSweepBesideNewConnections(t *testing.T) {
 	apply := func(real string) {
 		c := rome()
 		c.Remote[2].Real = prefix(real)
-		if err := e.Apply(c); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.Apply(c))
 	}
 	for i := range 500 {
 		flow(i, "10.99.64.9")
@@ -106,9 +103,7 @@ func TestManyServices(t *testing.T) {
 	}
 	c := rome()
 	c.Services = services
-	if err := e.Apply(c); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Apply(c))
 	for _, i := range []int{0, n - 1} {
 		if v := dropped(t, e, nat.Tunnel, to(i, nattest.ACK), start, nat.ReasonNoBackend); v.Refusal != packet.Reset {
 			t.Fatalf("service %d answers %d", i, v.Refusal)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
@@ -297,13 +298,9 @@ func TestServiceAffinityMemory(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	e, err := New([16]byte{}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for range 3 {
-		if err := e.Apply(c); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.Apply(c))
 	}
 	runtime.ReadMemStats(&after)
 	if n := after.TotalAlloc - before.TotalAlloc; n > 16<<20 {
@@ -316,9 +313,7 @@ func TestServiceWithoutBackends(t *testing.T) {
 		c := milan()
 		c.Services[0].Backends, c.Services[0].Affinity = nil, affinity
 		e, err := New([16]byte{}, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		var p packet.Packet
 		p.Parse(nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.20", Body: nattest.TCP{DestinationPort: 80, Flags: nattest.SYN}}.Bytes())
 		if v := e.Process(&p, Tunnel, 1); v != refuse(ReasonNoBackend, packet.PortUnreachable) {
@@ -354,9 +349,7 @@ func TestRecordsCopyNoServices(t *testing.T) {
 	records := e.Records(0, 0, func(Link) string { return "" })
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	if err := records.Write(io.Discard, func() {}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, records.Write(io.Discard, func() {}))
 	runtime.ReadMemStats(&after)
 	if bytes := after.TotalAlloc - before.TotalAlloc; bytes > 20*n {
 		t.Errorf("%d bytes are allocated for %d services", bytes, n)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
@@ -38,18 +39,14 @@ func goalSize() (*Config, func(i int, internal netip.Addr) (rules.Key, rules.Res
 func BenchmarkChange(b *testing.B) {
 	c, mapping := goalSize()
 	put := func(e *Engine, key rules.Key, r rules.Resource) {
-		if err := e.Put(key, r); err != nil {
-			b.Fatal(err)
-		}
+		need.NoError(b, e.Put(key, r))
 	}
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	used := nattest.ProcessorTime(b)
 	e, err := New([16]byte{}, c)
-	if err != nil {
-		b.Fatal(err)
-	}
+	need.NoError(b, err)
 	for i := range 50_000 {
 		key, r := mapping(i, netip.Addr{})
 		put(e, key, r)
@@ -89,9 +86,7 @@ func BenchmarkSweepAfterChanges(b *testing.B) {
 	mappings := c.Addresses
 	c.Addresses = nil
 	e, err := New([16]byte{}, c)
-	if err != nil {
-		b.Fatal(err)
-	}
+	need.NoError(b, err)
 	nodes := len(c.Nodes)
 	for i := range connections {
 		if v, _ := send(e, Link(i%nodes+1), pod(i%1000), addr("10.129.2.6"), uint16(1+i/1000), 53); v.Action != Forward || v.Untracked {
@@ -107,9 +102,7 @@ func BenchmarkSweepAfterChanges(b *testing.B) {
 		for i := range changes {
 			m := &mappings[(rounds*changes+i)%len(mappings)]
 			r := rules.MappingRules{External: m.External, Internal: netip.AddrFrom4([4]byte{198, 18, byte(rounds), byte(i)}), Device: c.Nodes[0].Name}
-			if err := e.Put(rules.Key{Kind: "IP", Name: m.External.String()}, rules.Resource{Mapping: &r}); err != nil {
-				b.Fatal(err)
-			}
+			need.NoError(b, e.Put(rules.Key{Kind: "IP", Name: m.External.String()}, rules.Resource{Mapping: &r}))
 			e.CommitRules()
 		}
 		b.StartTimer()
@@ -129,17 +122,13 @@ func BenchmarkSweepAfterChanges(b *testing.B) {
 func BenchmarkApplyChange(b *testing.B) {
 	c := sized(50_000)
 	e, err := New([16]byte{}, c)
-	if err != nil {
-		b.Fatal(err)
-	}
+	need.NoError(b, err)
 	b.ReportAllocs()
 	b.ResetTimer()
 	used := nattest.ProcessorTime(b)
 	for i := range b.N {
 		c.Addresses[i%50_000].Internal = netip.AddrFrom4([4]byte{198, byte(18 + i>>16&1), byte(i >> 8), byte(i)})
-		if err := e.Apply(c); err != nil {
-			b.Fatal(err)
-		}
+		need.NoError(b, e.Apply(c))
 	}
 	b.ReportMetric(float64(nattest.ProcessorTime(b)-used)/float64(b.N)/1e6, "cpu-ms/change")
 }

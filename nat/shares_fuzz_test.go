@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
@@ -188,9 +189,7 @@ func playShares(t *testing.T, ops []byte) {
 	}
 	c := sharesConfig()
 	e, err := New([16]byte{1}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	now := Time(time.Hour)
 	links := []Link{Tunnel}
 	for _, n := range c.Nodes {
@@ -256,9 +255,7 @@ func playShares(t *testing.T, ops []byte) {
 			if b%8 > 3 { // IPv6 hosts that were pods are pods no longer
 				next.LocalPodCIDRs[2], next.Routes = pfx("fd00:300::/50"), slices.DeleteFunc(next.Routes, func(r rules.Route) bool { return r.Prefix.Addr().Is6() })
 			}
-			if err := e.Apply(next); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, e.Apply(next))
 		}
 	}
 	recount(t, e)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -210,9 +211,7 @@ func TestSharesOfPods(t *testing.T) {
 					return false
 				}
 				view, err := nattest.Check(out[0])
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				answer := udp(view.Destination.String(), view.Source.String(), view.DestinationPort, view.SourcePort)
 				for range 2 { // a stream
 					forwarded(t, e, v.Out, answer.Bytes(), start)

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -26,9 +27,7 @@ func twoTunnels(t *testing.T, tables ...rules.Table) *nat.Engine {
 		{Priority: 50, Routes: []rules.PolicyRoute{{Destination: prefix("10.98.0.0/16"), Via: device.Address.V4}}},
 		{Priority: 51, In: "paris", Routes: []rules.PolicyRoute{{Destination: prefix("10.99.64.0/18"), Device: "liqo-tunnel"}}},
 	}}
-	if err := e.Put(parisKey, rules.Resource{Device: &device, Tables: tables, Routing: []rules.PolicyTable{routing}}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Put(parisKey, rules.Resource{Device: &device, Tables: tables, Routing: []rules.PolicyTable{routing}}))
 	e.CommitRules()
 	return e
 }
@@ -109,9 +108,7 @@ func TestTunnelsComeAndGo(t *testing.T) {
 	put := func(sources ...netip.Prefix) {
 		t.Helper()
 		r := rules.Resource{Device: &rules.Device{Link: paris, Name: "paris", Address: rules.PairOf(address("169.254.19.1")), Sources: sources}}
-		if err := e.Put(parisKey, r); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.Put(parisKey, r))
 		e.CommitRules()
 	}
 	put(prefix("10.97.0.0/16"))

@@ -3,6 +3,7 @@ package nat_test
 import (
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 )
@@ -77,17 +78,13 @@ func TestSourceFollowsRoutes(t *testing.T) {
 		home, other = other, home
 		c := rome()
 		c.Routes[1].Link = home
-		if err := e.Apply(c); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.Apply(c))
 		dropped(t, e, other, answer.Bytes(), start, nat.ReasonBadSource)
 	}
 	c := rome()
 	c.Routes[1].Link = home
 	speakForAll(c)
-	if err := e.Apply(c); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Apply(c))
 	if v, _, _ := forwarded(t, e, other, answer.Bytes(), start); !v.Asymmetric {
 		t.Error("from another node, and not counted as asymmetric")
 	}
@@ -104,9 +101,7 @@ func TestPrepareLeavesNoTrace(t *testing.T) {
 	c := rome()
 	c.Remote[0].Remapped = prefix("10.75.0.0/16")
 	prepared, err := e.Prepare(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	before := e.Stats()
 	if e.Sweep(start); e.Stats() != before {
 		t.Errorf("%+v before, %+v after", before, e.Stats())

@@ -11,6 +11,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"culvert/integration/need"
 	"culvert/kube"
 	"culvert/kube/template"
 )
@@ -19,18 +20,14 @@ import (
 func object(t *testing.T, text string) map[string]any {
 	t.Helper()
 	var o map[string]any
-	if err := yaml.Unmarshal([]byte(text), &o); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, yaml.Unmarshal([]byte(text), &o))
 	return o
 }
 
 func readFile(t *testing.T, path ...string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(append([]string{".."}, path...)...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return string(text)
 }
 
@@ -63,18 +60,14 @@ func captured(t *testing.T, server bool) *Cluster {
 func resource(t *testing.T, text string) *kube.Object {
 	t.Helper()
 	o := &kube.Object{}
-	if err := yaml.Unmarshal([]byte(text), o); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, yaml.Unmarshal([]byte(text), o))
 	return o
 }
 
 func checked(t *testing.T, c *Cluster) *Report {
 	t.Helper()
 	r, err := Check(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return r
 }
 
@@ -111,17 +104,11 @@ func switched(t *testing.T) *Cluster {
 	set(c.Gateway, "culvert-server", "spec", "serverTemplateRef", "name")
 	k := &checker{Cluster: c, end: serverEnd}
 	g, err := k.gateway()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	made, err := template.Render(c.Template, g)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	text, err := json.Marshal(template.Field(made, "spec", "deployment"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	c.Deployment = object(t, strings.Replace(string(text), `"cpu":"0.1"`, `"cpu":"100m"`, 1))
 	set(c.Deployment, 600, "spec", "progressDeadlineSeconds")
 	c.Stock = template.Default(true, "liqo", "liqo")
@@ -410,9 +397,7 @@ func TestPodSecurity(t *testing.T) {
 			t.Fatalf("no %q in the pod", tt.old)
 		}
 		var pod map[string]any
-		if err := json.NewDecoder(bytes.NewReader([]byte(strings.Replace(good, tt.old, tt.new, 1)))).Decode(&pod); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, json.NewDecoder(bytes.NewReader([]byte(strings.Replace(good, tt.old, tt.new, 1)))).Decode(&pod))
 		for level, want := range map[string]string{"privileged": "", "baseline": tt.baseline, "restricted": tt.restricted} {
 			faults := podFaults(pod, level)
 			if (want == "") != (len(faults) == 0) || want != "" && (len(faults) != 1 || !strings.Contains(faults[0], want)) {

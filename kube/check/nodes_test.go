@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // Lines of logs, as the pods write them.
@@ -58,9 +60,7 @@ func TestLinksOfNodes(t *testing.T) {
 	}
 	// The messages are those that docs/logs.md has, which is compared with the code.
 	doc, err := os.ReadFile("../../docs/logs.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, message := range []string{"link is up", "link is removed", "link is no longer wanted", "device was removed by somebody else", "a resource cannot be obeyed"} {
 		if !strings.Contains(string(doc), "`"+message+"`") {
 			t.Errorf("nobody logs %q", message)

@@ -12,6 +12,8 @@ import (
 	"text/template"
 
 	"sigs.k8s.io/yaml"
+
+	"culvert/integration/need"
 )
 
 var update = flag.Bool("update", false, "write the templates of kube/chart")
@@ -24,9 +26,7 @@ func TestChartIsGenerated(t *testing.T) {
 	for name, want := range all {
 		name = filepath.Join(chart, "templates", name)
 		if *update {
-			if err := os.WriteFile(name, []byte(want), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, os.WriteFile(name, []byte(want), 0o644))
 		}
 		if got, err := os.ReadFile(name); err != nil || string(got) != want {
 			t.Errorf("%s is not what the manifests make (%v); run this test with -update", name, err)
@@ -54,9 +54,7 @@ func objects(t *testing.T, text string) map[string]any {
 			Kind     string
 			Metadata struct{ Name, Namespace string }
 		}
-		if err := yaml.Unmarshal([]byte(document), &meta); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, yaml.Unmarshal([]byte(document), &meta))
 		key := strings.Join([]string{meta.Kind, meta.Metadata.Namespace, meta.Metadata.Name}, "/")
 		if all[key] != nil {
 			t.Errorf("%s is there twice", key)
@@ -82,9 +80,7 @@ func TestChartIsTemplate(t *testing.T) {
 		if err == nil {
 			err = yaml.UnmarshalStrict(text, &values)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if got := slices.Sorted(maps.Keys(values)); !slices.Equal(got, []string{"image", "peerings"}) {
 			t.Errorf("values %q", got)
 		}
@@ -106,17 +102,13 @@ func TestChartIsTemplate(t *testing.T) {
 		var b strings.Builder
 		for _, name := range slices.Sorted(maps.Keys(Chart())) {
 			text, err := os.ReadFile(filepath.Join(chart, "templates", name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			rendered, err := template.New(name).Funcs(template.FuncMap{"int": integer}).Parse(string(text))
 			if err == nil {
 				b.WriteString("\n---\n")
 				err = rendered.Execute(&b, map[string]any{"Values": values})
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 		}
 		if got, want := objects(t, b.String()), objects(t, want); !reflect.DeepEqual(got, want) || len(got) < 15+8*len(peerings) {
 			t.Errorf("%v: the chart has %d objects, the manifests %d:\n%q\n%q", peerings, len(got), len(want), slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))

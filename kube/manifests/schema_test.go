@@ -13,6 +13,8 @@ import (
 	"unicode/utf8"
 
 	"sigs.k8s.io/yaml"
+
+	"culvert/integration/need"
 )
 
 // faults judges a value by the part of JSON Schema (2020-12) that the chart uses, and panics at any other keyword.
@@ -84,13 +86,9 @@ func TestChartSchema(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(text, &schema)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	standard, err := os.ReadFile(filepath.Join(chart, "values.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for values, want := range map[string][]string{
 		string(standard):                                           nil,
 		"global: {anything: 1}\nimage: a":                          nil, // Helm gives it to each chart of a chart
@@ -118,9 +116,7 @@ func TestChartSchema(t *testing.T) {
 		"peerings: [{name: " + longName[1:] + "a, expose: NodePort}]": nil,
 	} {
 		var value any
-		if err := yaml.Unmarshal([]byte(values), &value); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, yaml.Unmarshal([]byte(values), &value))
 		if got := faults(schema, value, "values"); !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", values, got, want)
 		}

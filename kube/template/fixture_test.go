@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"culvert/integration/need"
 )
 
 const image = "registry.example/culvert:1.0"
@@ -28,9 +30,7 @@ var ends = []struct {
 func readObject(t *testing.T, capture, file string) map[string]any {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "testdata", capture, file+".yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return object(t, string(text))
 }
 
@@ -38,21 +38,15 @@ func readObject(t *testing.T, capture, file string) map[string]any {
 func object(t *testing.T, text string) map[string]any {
 	t.Helper()
 	b, err := yaml.YAMLToJSON([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.UseNumber()
 	var o map[string]any
-	if err := d.Decode(&o); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, d.Decode(&o))
 	return mend(o, func(v any) any {
 		if n, ok := v.(json.Number); ok {
 			i, err := n.Int64()
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			return i
 		}
 		return v
@@ -92,9 +86,7 @@ func gatewayOf(t *testing.T, capture string, server bool) Gateway {
 	if err == nil {
 		err = json.Unmarshal(spec, &g.Spec)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return g
 }
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // TestReplicas: with two replicas no pod is labelled as active before the election, a new pod starts before an old one ends, and Liqo's times are kept.
@@ -72,9 +74,7 @@ func TestOwnAffinity(t *testing.T) {
 	own := map[string]any{"nodeAffinity": map[string]any{}}
 	Field(stock, strings.Split(podPath+".spec", ".")...).(map[string]any)["affinity"] = own
 	made, _, err := From(stock, "registry.invalid/culvert:1", 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if is := Field(made, strings.Split(podPath+".spec.affinity", ".")...); fmt.Sprint(is) != fmt.Sprint(own) {
 		t.Errorf("%v", is)
 	}

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"culvert/integration/need"
 )
 
 // forEach runs a test with each captured gateway.
@@ -30,9 +32,7 @@ func captured(t *testing.T, capture string, server bool) map[string]any {
 func rendered(t *testing.T, template map[string]any, g Gateway) map[string]any {
 	t.Helper()
 	o, err := Render(template, g)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return o
 }
 
@@ -54,9 +54,7 @@ func TestADeploymentCanBeSwitched(t *testing.T) {
 	forEach(t, func(t *testing.T, capture string, server bool) {
 		g, was := gatewayOf(t, capture, server), captured(t, capture, server)
 		made, notes, err := From(stockOf(t, capture, server), "registry.invalid/culvert:1", 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		is := rendered(t, made, g)
 		same := func(path ...string) {
 			t.Helper()
@@ -113,9 +111,7 @@ func TestDefaultsAreThoseOfTheChart(t *testing.T) {
 			t.Fatal(notes, err)
 		}
 		fromStock, _, err := From(stockOf(t, "v1.2.0", end.server), image, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		is := rendered(t, made, g)
 		for _, path := range [][]string{{"spec", "service", "spec"}, {"spec", "deployment", "spec", "selector"}, {"spec", "secretRef"}} {
 			if d := cmp.Diff(Field(was, path...), Field(is, path...)); d != "" {
@@ -132,9 +128,7 @@ func TestDefaultsAreThoseOfTheChart(t *testing.T) {
 func TestThePodAsksForNothing(t *testing.T) {
 	for _, end := range ends {
 		made, _, err := From(stockOf(t, "main-557c199cf", end.server), image, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		pod := podOf(rendered(t, made, gatewayOf(t, "main-557c199cf", end.server)))
 		if n := len(list(pod["containers"])); n != 1 {
 			t.Fatalf("%d containers", n)
@@ -208,9 +202,7 @@ func TestChangedTemplates(t *testing.T) {
 			stock := stockOf(t, "main-557c199cf", true)
 			tt.change(stock)
 			made, notes, err := From(stock, image, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			got := fmt.Sprint(Field(podOf(rendered(t, made, gatewayOf(t, "main-557c199cf", true))), tt.at...))
 			if !strings.Contains(got, tt.want) {
 				t.Errorf("%s, want %s", got, tt.want)
@@ -260,9 +252,7 @@ func TestArgumentsStayStrings(t *testing.T) {
 		g := gatewayOf(t, "v1.2.0", end.server)
 		g.ClusterID, g.GatewayUID = "12345", "67890"
 		made, _, err := From(Default(end.server, "liqo", "liqo"), image, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		c := list(podOf(rendered(t, made, g))["containers"])[0].(map[string]any)
 		for _, arg := range list(c["args"]) {
 			if _, ok := arg.(string); !ok {

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 )
@@ -68,9 +69,7 @@ func TestAppendReset(t *testing.T) {
 				t.Fatal("not refusable")
 			}
 			v, err := nattest.Check(p.AppendRefusal(nil, packet.Reset, netip.Addr{}, 0))
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			if v.Source.String() != ip.Destination || v.Destination.String() != ip.Source || v.SourcePort != 80 || v.DestinationPort != 5 ||
 				v.Flags != test.want || v.Seq != test.seq || v.Ack != test.ack {
 				t.Errorf("%#x is answered by %+v", test.flags, v)

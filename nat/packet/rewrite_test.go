@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 )
@@ -54,9 +55,7 @@ func TestRewrite(t *testing.T) {
 					check = nattest.CheckPartial
 				}
 				got, err := check(p.Bytes())
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				if got.Source != to.Source() || got.Destination != to.Destination() {
 					t.Errorf("%s > %s", got.Source, got.Destination)
 				}

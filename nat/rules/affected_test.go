@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // A pod that goes and one that comes concern nobody else, neither those whose routes are of the same resource nor those of resources
@@ -17,16 +19,12 @@ func TestAffectedByOnePod(t *testing.T) {
 			r.Routes = append(r.Routes, PolicyRoute{Destination: netip.PrefixFrom(netip.MustParseAddr(p), 32), Device: tunnelDevice})
 		}
 		key := Key{Kind: "RouteConfiguration", Name: fmt.Sprint("node", node)}
-		if err := d.Put(key, Resource{Order: int64(node), Routing: []PolicyTable{{Name: key.Name, Rules: []PolicyRule{r}}}}); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, d.Put(key, Resource{Order: int64(node), Routing: []PolicyTable{{Name: key.Name, Rules: []PolicyRule{r}}}}))
 		_, a := s.Commit(d)
 		return a
 	}
 	d := s.Draft()
-	if err := d.Put(Key{Kind: "device"}, Resource{Device: &Device{Name: "liqo-node", Address: PairOf(netip.MustParseAddr("10.80.0.1")), Link: 1}}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, d.Put(Key{Kind: "device"}, Resource{Device: &Device{Name: "liqo-node", Address: PairOf(netip.MustParseAddr("10.80.0.1")), Link: 1}}))
 	s.Commit(d)
 	put(1, "10.1.1.1", "10.1.1.2")
 	put(2, "10.1.2.1", "10.1.2.2", "10.1.2.3")

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -124,9 +125,7 @@ func BenchmarkWithdrawRules(b *testing.B) {
 			for b.Loop() {
 				s := NewSet()
 				d, err := s.Replace(many)
-				if err != nil {
-					b.Fatal(err)
-				}
+				need.NoError(b, err)
 				s.Commit(d)
 				if d, err = s.Replace(few); err != nil {
 					b.Fatal(err)

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // A byteSource takes random numbers from bytes and, when they are used up, from a generator, so that no choice waits for ever.
@@ -32,9 +34,7 @@ func FuzzRules(f *testing.F) {
 		c := randomNodes()
 		c.Firewall, c.Routing = m.tables(), m.routing()
 		r, err := newRuleset(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		s := c.slow()
 		for range 8 {
 			for _, d := range differences(r, s, m.view(), uint32(m.IntN(4))) {

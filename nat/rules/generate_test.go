@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/packet"
 )
 
@@ -46,13 +47,9 @@ func milan() *Config {
 
 func compiled(t testing.TB, c *Config) *Ruleset {
 	t.Helper()
-	if err := c.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, c.Validate())
 	r, err := newRuleset(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return r
 }
 

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // What Liqo's own controllers made, for two nodes and two peerings of overlapping clusters, in three versions and settings. The tests
@@ -18,9 +20,7 @@ func loadCapture(t testing.TB, capture, file string, to any) {
 	if err == nil {
 		err = json.Unmarshal(b, to)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 }
 
 // A capturedGateway is the gateway of one peering, scheduled on node n1, with what it watches.

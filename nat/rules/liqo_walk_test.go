@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/packet"
 )
 
@@ -278,9 +279,7 @@ func TestLiqoResourcesByKey(t *testing.T) {
 			r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 			d := s.Draft()
 			for i := range all {
-				if err := d.Put(all[i].key, all[i].Resource); err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, d.Put(all[i].key, all[i].Resource))
 				if r.IntN(4) == 0 {
 					s.Commit(d)
 					d = s.Draft()

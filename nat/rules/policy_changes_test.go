@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // When a pod of a node comes and another goes, the routes of all others stay the same in memory.
@@ -20,9 +22,7 @@ func TestRoutesThatStayAreShared(t *testing.T) {
 	s := NewSet()
 	commit := func(name string, r Resource) *Ruleset {
 		d := s.Draft()
-		if err := d.Put(Key{Kind: "kind", Name: name}, r); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, d.Put(Key{Kind: "kind", Name: name}, r))
 		committed, _ := s.Commit(d)
 		return committed
 	}
@@ -98,9 +98,7 @@ func TestEditedRoutesLeadAsNewOnes(t *testing.T) {
 				r = Resource{Routing: m.routing()}
 			}
 			d := s.Draft()
-			if err := d.Put(key, r); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, d.Put(key, r))
 			in[key] = r
 			got, _ := s.Commit(d)
 
@@ -110,9 +108,7 @@ func TestEditedRoutesLeadAsNewOnes(t *testing.T) {
 			}
 			d = fresh.Draft()
 			for key, r := range in {
-				if err := d.Put(key, r); err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, d.Put(key, r))
 			}
 			want, _ := fresh.Commit(d)
 			if got, want := routesOf(s), routesOf(fresh); !slices.Equal(got, want) {

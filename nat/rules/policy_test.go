@@ -1,6 +1,10 @@
 package rules
 
-import "testing"
+import (
+	"testing"
+
+	"culvert/integration/need"
+)
 
 // Every statement that Liqo's RouteConfiguration and the kernel's policy routing make about rules and routes.
 func TestPolicyStatements(t *testing.T) {
@@ -107,9 +111,7 @@ func TestRouteFollowsPeer(t *testing.T) {
 	}
 	c.PeerTunnelAddress = PairOf(addr("169.254.18.77"))
 	r, err := s.make(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if out, ok := r.Route(1, 0, addr("10.9.9.9"), addr("10.1.2.3")); ok {
 		t.Errorf("via an address that the peer has no more: to link %d", out)
 	}

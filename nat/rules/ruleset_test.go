@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/packet"
 )
 
@@ -17,9 +18,7 @@ func rulesOf(t testing.TB, tables ...Table) *Ruleset {
 	c := randomNodes()
 	c.Firewall, c.Routing = tables, []PolicyTable{}
 	r, err := newRuleset(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return r
 }
 
@@ -297,9 +296,7 @@ func TestCounters(t *testing.T) {
 	c.Firewall = []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, clamp, Rule{Name: "mark", Action: ActionSetMark})}
 	s := NewSet()
 	first, err := s.make(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	e := Effects{hits: make([]*rule, 0, 4)}
 	first.filter(stageForward, packetView(), &e)
 	countRules(e.hits, true, 1, 60)
@@ -308,9 +305,7 @@ func TestCounters(t *testing.T) {
 	c.Firewall = []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0)}
 	c.Firewall[0].Chains[0].Rules = []Rule{{Name: "new", Action: ActionSetMark}, {Name: "mark", Action: ActionSetMark, Value: 3}}
 	second, err := s.make(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	e = Effects{hits: make([]*rule, 0, 4)}
 	second.filter(stageForward, packetView(), &e)
 	countRules(e.hits, false, 100, 5000)

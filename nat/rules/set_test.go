@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/packet"
 )
 
@@ -148,18 +149,14 @@ func TestSetChangesLittle(t *testing.T) {
 	s := NewSet()
 	c := sized(1000)
 	before, err := s.make(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	d, err := s.Replace(c)
 	if err != nil || len(d.changes) != 0 {
 		t.Fatalf("the same configuration changes %d resources, %v", len(d.changes), err)
 	}
 	key := Key{Kind: "mapping", Name: mapped(500).String()}
 	moved := AddressMapping{External: mapped(500), Internal: addr("198.51.100.9")}
-	if err := d.put(key, c.mapping(moved, c.devices())); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, d.put(key, c.mapping(moved, c.devices())))
 	after, affected := s.Commit(d)
 	for a, want := range map[netip.Addr]bool{
 		mapped(500): true, addr("192.1.1.244"): true, addr("198.51.100.9"): true,
@@ -229,9 +226,7 @@ func TestExchange(t *testing.T) {
 	c.Nodes[0].Address, c.Nodes[1].Address = c.Nodes[1].Address, c.Nodes[0].Address
 	c.Services[0].Address, c.Services[1].Address = c.Services[1].Address, c.Services[0].Address
 	r, err := s.make(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for port, want := range map[uint16]string{80: "10.70.0.20", 81: "10.70.0.21"} {
 		s, ok := r.services.get(serviceAddress{addr(want), port, packet.TCP})
 		if !ok || s.Service.Name != "dns" {
