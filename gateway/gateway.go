@@ -88,7 +88,8 @@ func newGatewayFrom(t *lifecycle.Taking, c *config.Config, budget Budget, log *l
 	if c.Elected {
 		g.role.Store(int32(role.Standby))
 	}
-	g.life = lifecycle.New(lifecycle.Options{Log: g.log, Current: &g.current, Applying: &g.applying, Ready: g.ready.Load, Listeners: g.listeners}, t)
+	g.life = lifecycle.New(lifecycle.Options{Log: g.log, Current: &g.current, Applying: &g.applying, Ready: g.ready.Load, Listeners: g.listeners,
+		AsOf: g.asOf}, t)
 	g.udp, internal.UDP = g.life.Lend("wireguard", internal.UDP), g.life.Lend("geneve", internal.UDP)
 	if err := g.open(c, internal); err != nil {
 		g.close()

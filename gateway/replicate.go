@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sort"
 	"sync"
+	"time"
 
 	"culvert/gateway/config"
 	"culvert/gateway/control"
@@ -63,6 +64,7 @@ func (g *Gateway) ReplicateOver(o ReplicateOptions, l net.Listener, dial replica
 			return links.Find(name)
 		},
 		Config: g.identity, Facts: r.facts(g), Took: func(facts []byte) { g.take(r, facts) }, Heard: o.Heard, Dial: dial,
+		Restored: g.life.RestoredAsOf,
 	})
 	g.replicating = r
 	g.inspect.Replication = r.Status
@@ -75,6 +77,14 @@ func (g *Gateway) Followers() []control.Stream {
 		return nil
 	}
 	return g.replicating.Status().Followers
+}
+
+// asOf returns as of when the table of connections is that of the gateway that forwards.
+func (g *Gateway) asOf() time.Time {
+	if g.replicating == nil {
+		return time.Now()
+	}
+	return g.replicating.AsOf()
 }
 
 // facts returns what a successor has to know: of a standby, what the active gateway has told it.

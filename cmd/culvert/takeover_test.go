@@ -221,7 +221,7 @@ func keepStrangers(t *testing.T, dir string, n int) {
 	}
 	d, err := state.Open(c.State, c.Peer)
 	if err == nil {
-		err = errors.Join(d.KeepIdentity(&identity), d.KeepConnections(func(w io.Writer) error {
+		err = errors.Join(d.KeepIdentity(&identity), d.KeepConnections(time.Now(), func(w io.Writer) error {
 			return engine.Records(0, now, links.Name).Write(w, func() {})
 		}))
 		d.Close()

@@ -32,6 +32,7 @@ type keeper struct {
 	engine  *nat.Engine // nil until restore
 	wg      *wg.Device  // nil until Begin
 	gone    <-chan struct{}
+	asOf    func() time.Time
 	dir     *state.Dir     // nil = nothing is kept
 	written state.Identity // what the folder holds
 	broken  bool           // the last write failed
@@ -44,6 +45,8 @@ type keeper struct {
 	mu       sync.Mutex
 	pending  bool     // +checklocks:mu
 	restored restored // +checklocks:mu
+	// as of when those are; zero: there are none, or not all
+	restoredAsOf time.Time // +checklocks:mu
 	// when connections were last written
 	saved time.Time // +checklocks:mu
 	// writes that failed
@@ -63,7 +66,7 @@ const (
 // openKeeper locks the folder of c's peering and reads what the previous gateway left there. It fails only if another
 // gateway uses the folder. Files that cannot be used are logged and ignored.
 func openKeeper(life *Life, c *config.Config) (*keeper, error) {
-	k := &keeper{log: life.Log, current: life.Current, gone: life.gone}
+	k := &keeper{log: life.Log, current: life.Current, gone: life.gone, asOf: life.AsOf}
 	k.identity = state.Identity{Cluster: c.Cluster, PortKey: newPortKey()}
 	if life.taken != nil {
 		k.identity = life.taken.identity
@@ -114,7 +117,7 @@ func (k *keeper) restore(e *nat.Engine, links config.Links) {
 		return
 	}
 	k.pending = false
-	f, err := k.dir.Connections()
+	f, asOf, err := k.dir.Connections()
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -124,6 +127,9 @@ func (k *keeper) restore(e *nat.Engine, links config.Links) {
 		most := int64(k.engine.Stats().MaxConnections)*maxRecord + maxRecordRest
 		_, err = io.Copy(r, io.LimitReader(f, most))
 		k.restored = restored{r.End()}
+		if k.restored.Whole && !asOf.After(time.Now()) { // after that, the clock has been set back
+			k.restoredAsOf = asOf
+		}
 	}
 	k.tell(err)
 }
@@ -306,7 +312,7 @@ func (k *keeper) keepConnections(pause func()) {
 		return // the file has more than the table
 	}
 	_, links := k.current.Get()
-	err := k.dir.KeepConnections(func(w io.Writer) error {
+	err := k.dir.KeepConnections(k.asOf(), func(w io.Writer) error {
 		return k.engine.Records(0, path.Now(), links.Name).Write(w, pause)
 	})
 	if err == nil {

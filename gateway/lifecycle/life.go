@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -27,6 +28,7 @@ type Options struct {
 	Applying  sync.Locker                    // held while the configuration changes
 	Ready     func() bool                    // the gateway carries packets
 	Listeners func() map[string]net.Listener // that are open: metrics, health, control and uapi
+	AsOf      func() time.Time               // as of when the table of connections is the gateway's
 }
 
 // A Life belongs to one gateway, from before the gateway opens anything until it has closed everything.
@@ -57,6 +59,13 @@ func (life *Life) PortKey() [16]byte { return life.keeper.known().PortKey }
 
 // Restore gives e the saved connections, once, when it first has links.
 func (life *Life) Restore(e *nat.Engine, links config.Links) { life.keeper.restore(e, links) }
+
+// RestoredAsOf is as of when the connections are that Restore has restored; the zero Time if there were none, or not all could be read.
+func (life *Life) RestoredAsOf() time.Time {
+	life.keeper.mu.Lock()
+	defer life.keeper.mu.Unlock()
+	return life.keeper.restoredAsOf
+}
 
 // Peer is the peer of w, and its last known address.
 func (life *Life) Peer(w *config.WireGuard) wg.Peer { return life.keeper.peer(w) }

@@ -60,15 +60,19 @@ func (r *Replica) aim(at netip.AddrPort) {
 	if r.target == at {
 		return
 	}
-	r.target, r.bare = at, false
+	r.target, r.bare = at, nil
 	close(r.retarget)
 	r.retarget = make(chan struct{})
 }
 
-// ErrNoTable means that the replica that is followed has neither led nor had a whole copy.
-var ErrNoTable = errors.New("the other pod has no table of connections")
+var (
+	// ErrNoTable means that the replica that is followed has neither led nor had a whole copy.
+	ErrNoTable = errors.New("the other pod has no table of connections")
+	// ErrOlder means that it does not lead, and that its table is older than this replica's.
+	ErrOlder = errors.New("the other pod's table of connections is older than this one's")
+)
 
-// Whole waits until a full copy of the source that is followed is whole. It returns ErrNoTable as soon as that one says that there is nothing to copy.
+// Whole waits until a full copy of the source that is followed is whole. It fails with ErrNoTable or ErrOlder as soon as that one says so.
 func (r *Replica) Whole(ctx context.Context) error {
 	tick := time.NewTicker(passTime)
 	defer tick.Stop()
@@ -76,8 +80,8 @@ func (r *Replica) Whole(ctx context.Context) error {
 		r.mu.Lock()
 		f, bare := r.source, r.bare
 		r.mu.Unlock()
-		if bare {
-			return ErrNoTable
+		if bare != nil {
+			return bare
 		}
 		var whole chan struct{}
 		if f != nil {
@@ -132,18 +136,27 @@ func (r *Replica) follow() {
 
 // followAt follows one source until the stream or ctx ends, and returns how long that took.
 func (r *Replica) followAt(ctx context.Context, at netip.AddrPort) (lasted time.Duration, err error) {
-	w, other, err := r.greet(ctx, at, r.hello())
+	own := r.hello()
+	w, other, err := r.greet(ctx, at, own)
 	if err != nil {
 		return 0, err
 	}
 	c := w.conn.(*tls.Conn).NetConn()
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	if other.NoTable {
+	switch {
+	case other.NoTable:
+		err = ErrNoTable
+	case other.Age > own.Age:
+		err = ErrOlder
+	}
+	if err != nil {
 		r.mu.Lock()
-		r.bare = r.target == at
-		r.mu.Unlock()
-		return 0, ErrNoTable
+		defer r.mu.Unlock()
+		if r.target == at {
+			r.bare = err
+		}
+		return 0, err
 	}
 	r.restoring.Lock()
 	defer r.restoring.Unlock()
@@ -213,7 +226,10 @@ func (r *Replica) follows(at netip.AddrPort) bool {
 func (r *Replica) setSource(f *following) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.source, r.bare = f, false
+	if r.source != nil {
+		r.asOf = r.source.asOf(r.asOf)
+	}
+	r.source, r.bare = f, nil
 }
 
 // receive takes what the source says until the stream ends.
@@ -274,15 +290,17 @@ func (f *following) acknowledge(mark uint64) error {
 	if f.is.NoFullCopy && state.Whole {
 		whole := time.Now()
 		f.is.LastCopy = &whole
+	}
+	f.is.NoFullCopy, f.is.Entries, f.is.NotTaken = !state.Whole, a.Entries, a.NotTaken
+	f.mu.Unlock()
+	if state.Whole {
 		f.once.Do(func() {
-			f.r.mu.Lock()
+			f.r.mu.Lock() // before f.mu, where both are held
 			f.r.complete = true
 			f.r.mu.Unlock()
 			close(f.whole)
 		})
 	}
-	f.is.NoFullCopy, f.is.Entries, f.is.NotTaken = !state.Whole, a.Entries, a.NotTaken
-	f.mu.Unlock()
 	if err := f.wire.sendJSON(kindAck, a); err != nil {
 		return err
 	}
@@ -306,6 +324,16 @@ func (f *following) ask(state *nat.MirrorState) error {
 	}
 	f.generation, f.asked = generation, time.Now()
 	return f.wire.send(kindCopy, []byte(why))
+}
+
+// asOf returns as of when the table is the source's, or before if no copy is whole.
+func (f *following) asOf(before time.Time) time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.is.NoFullCopy {
+		return before
+	}
+	return f.heard
 }
 
 // describe returns the state of the stream.

@@ -31,6 +31,8 @@ type Options struct {
 	Took     func([]byte)  // takes the Facts of the source, before its blocks
 	Heard    func([]byte)  // takes a notice; must not block; nil: notices are ignored
 	Dial     Dial          // nil: by TCP
+	// Restored returns as of when the table is that Engine has from elsewhere; the zero Time, or nil: it has none.
+	Restored func() time.Time
 }
 
 // Dial connects to a source.
@@ -48,12 +50,13 @@ type Replica struct {
 	mu       sync.Mutex
 	leads    bool              // +checklocks:mu
 	complete bool              // its table was whole at some time; +checklocks:mu
+	asOf     time.Time         // when it was last, if it was and is not now; +checklocks:mu
 	links    []*link           // followers; +checklocks:mu
 	refused  map[string]uint64 // +checklocks:mu
 	copies   map[string]uint64 // full copies that followers were sent, by why; +checklocks:mu
 	source   *following        // nil = none; +checklocks:mu
 	target   netip.AddrPort    // +checklocks:mu
-	bare     bool              // the target has said that it has no table; +checklocks:mu
+	bare     error             // why there is nothing to copy of the target: ErrNoTable or ErrOlder; +checklocks:mu
 	retarget chan struct{}     // closed when target changes; +checklocks:mu
 }
 
@@ -93,7 +96,27 @@ func (r *Replica) Lead() {
 func (r *Replica) Rest() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.leads = false
+	r.leads, r.asOf = false, time.Now()
+}
+
+// AsOf returns as of when the table is that of the replica that leads: now, if it is this one. The zero Time is never.
+func (r *Replica) AsOf() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.currentAsOf()
+}
+
+// +checklocks:r.mu
+func (r *Replica) currentAsOf() time.Time {
+	switch {
+	case r.leads:
+		return time.Now()
+	case !r.complete && r.Restored != nil:
+		return r.Restored()
+	case r.source != nil:
+		return r.source.asOf(r.asOf)
+	}
+	return r.asOf
 }
 
 // Close ends all streams.
@@ -169,7 +192,9 @@ func (r *Replica) hello() hello {
 	h := hello{Version: r.Version, Config: r.Config(), Name: r.Name, Clock: time.Now()}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	h.NoTable = !r.complete
+	if h.NoTable = !r.complete; !r.leads {
+		h.Age = time.Since(r.currentAsOf())
+	}
 	return h
 }
 

@@ -366,6 +366,51 @@ func TestNoTable(t *testing.T) {
 	}
 }
 
+// TestOlder: a replica that does not lead has the table that it had when it was cut off. One that starts with a newer table from elsewhere keeps that.
+func TestOlder(t *testing.T) {
+	key := wgkey.NewPrivate()
+	active, standby := newPod(t, "a", key, 1000), newPod(t, "b", key, 1000)
+	active.Lead()
+	talk(t, active.e, 0, 5)
+	standby.Follow(active.at)
+	if err := standby.Whole(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	before := time.Now()
+	active.Close()
+	eventually(t, func() string {
+		if standby.Status().Source != nil {
+			return "the stream has not ended"
+		}
+		return ""
+	})
+	if at := standby.AsOf(); at.Before(before.Add(-stallTime)) || time.Since(at) < 0 {
+		t.Errorf("the standby's table is as of %v before", time.Since(at))
+	}
+	after := time.Now()
+	newer := newPod(t, "a", key, 1000, func(o *Options) { o.Restored = func() time.Time { return after } })
+	talk(t, newer.e, 0, 9)
+	newer.Follow(standby.at)
+	if err := newer.Whole(within(t)); !errors.Is(err, ErrOlder) {
+		t.Errorf("a copy of an older table: %v", err)
+	}
+	if n := len(table(newer.e)); n != 9 {
+		t.Errorf("%d connections, want all 9", n)
+	}
+	older := newPod(t, "a", key, 1000, func(o *Options) { o.Restored = func() time.Time { return before.Add(-time.Minute) } })
+	older.Follow(standby.at)
+	if err := older.Whole(within(t)); err != nil {
+		t.Error(err)
+	}
+	standby.Lead()
+	newer.Follow(netip.AddrPort{})
+	newer.Follow(standby.at)
+	if err := newer.Whole(within(t)); err != nil {
+		t.Errorf("a copy of the table of who leads: %v", err)
+	}
+	equal(t, newer.e, standby.e)
+}
+
 // TestSourceStartsAgain: a replica gives its table to the pod that it has copied, which has started again on a machine that did not close the stream.
 func TestSourceStartsAgain(t *testing.T) {
 	key := wgkey.NewPrivate()

@@ -50,6 +50,8 @@ type hello struct {
 	Clock   time.Time `json:"clock"`
 	Visit   bool      `json:"visit,omitempty"`   // it wants no copy: it has something to tell
 	NoTable bool      `json:"noTable,omitempty"` // it has neither led nor had a whole copy
+
+	Age time.Duration `json:"age,omitempty"` // since its table was that of the replica that leads; 0 = it leads
 }
 
 // An ack is the follower's answer to a mark.

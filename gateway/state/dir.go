@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"culvert/ipam/durable"
 )
@@ -116,8 +117,20 @@ func (d *Dir) KeepIdentity(i *Identity) error {
 	})
 }
 
-// Connections opens the saved connections. The error is fs.ErrNotExist if there are none.
-func (d *Dir) Connections() (io.ReadCloser, error) { return d.openKept(connectionsFile) }
+// Connections opens the saved connections, and returns as of when they are, which is the file's modification time. The error is fs.ErrNotExist if
+// there are none.
+func (d *Dir) Connections() (f io.ReadCloser, asOf time.Time, err error) {
+	file, err := d.openKept(connectionsFile)
+	if err != nil {
+		return nil, asOf, err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		file.Close()
+		return nil, asOf, err
+	}
+	return file, info.ModTime(), nil
+}
 
 // openKept opens a file that only this process's user and root can have written.
 func (d *Dir) openKept(name string) (*os.File, error) {
@@ -136,9 +149,18 @@ func (d *Dir) openKept(name string) (*os.File, error) {
 	return f, nil
 }
 
-// KeepConnections replaces the saved connections by what fill writes. After an error the old ones stay.
-func (d *Dir) KeepConnections(fill func(io.Writer) error) error {
-	return disk.Replace(filepath.Join(d.path, connectionsFile), fill)
+// KeepConnections replaces the saved connections by what fill writes, which were true at asOf; the zero Time is never. After an error the old ones
+// stay.
+func (d *Dir) KeepConnections(asOf time.Time, fill func(io.Writer) error) error {
+	if asOf.IsZero() {
+		asOf = time.Unix(0, 0) // otherwise the time of the file would be now
+	}
+	return disk.Replace(filepath.Join(d.path, connectionsFile), func(w io.Writer) error {
+		if err := fill(w); err != nil {
+			return err
+		}
+		return os.Chtimes(filepath.Join(d.path, connectionsFile+durable.Beside), asOf, asOf)
+	})
 }
 
 // Services opens the saved Services. The error is fs.ErrNotExist if there are none.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"culvert/integration/need"
 	"culvert/ipam/durable"
@@ -38,7 +39,8 @@ func TestIdentityIsKept(t *testing.T) {
 		t.Errorf("of an empty folder: %v, want that it does not exist", err)
 	}
 	need.NoError(t, d.KeepIdentity(&someone))
-	if err := d.KeepConnections(func(w io.Writer) error { _, err := io.WriteString(w, "all"); return err }); err != nil {
+	asOf := time.Now().Add(-time.Hour)
+	if err := d.KeepConnections(asOf, func(w io.Writer) error { _, err := io.WriteString(w, "all"); return err }); err != nil {
 		t.Fatal(err)
 	}
 	d.Close()
@@ -47,11 +49,11 @@ func TestIdentityIsKept(t *testing.T) {
 	if got, err := d.Identity("rome"); err != nil || got != someone {
 		t.Errorf("after Close and Open: %v, %v", got, err)
 	}
-	r, err := d.Connections()
+	r, at, err := d.Connections()
 	need.NoError(t, err)
 	defer r.Close()
-	if got, err := io.ReadAll(r); string(got) != "all" {
-		t.Errorf("connections: %q, %v", got, err)
+	if got, err := io.ReadAll(r); string(got) != "all" || !at.Equal(asOf) {
+		t.Errorf("connections as of %v: %q, %v", at, got, err)
 	}
 	if _, err := d.Identity("paris"); !errors.Is(err, ErrForeign) {
 		t.Errorf("as the gateway of another cluster: %v, want ErrForeign", err)
@@ -154,7 +156,7 @@ func TestWaits(t *testing.T) {
 	}
 	for i, write := range []func() error{
 		func() error { return d.KeepIdentity(&someone) },
-		func() error { return d.KeepConnections(func(io.Writer) error { return nil }) },
+		func() error { return d.KeepConnections(time.Now(), func(io.Writer) error { return nil }) },
 	} {
 		if err := write(); err != nil || waits != i+1 {
 			t.Errorf("%d waits, want %d: %v", waits, i+1, err)
@@ -165,7 +167,7 @@ func TestWaits(t *testing.T) {
 func TestFailedWriteChangesNothing(t *testing.T) {
 	d := open(t, t.TempDir(), "milan")
 	write := func(text string, err error) error {
-		return d.KeepConnections(func(w io.Writer) error { _, e := io.WriteString(w, text); return errors.Join(err, e) })
+		return d.KeepConnections(time.Now(), func(w io.Writer) error { _, e := io.WriteString(w, text); return errors.Join(err, e) })
 	}
 	need.NoError(t, write("all", nil))
 	if err := write("ha", syscall.ENOSPC); !errors.Is(err, syscall.ENOSPC) {

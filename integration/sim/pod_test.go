@@ -243,8 +243,8 @@ func (p *pod) kill(machine bool) {
 	for name := range p.kept() {
 		os.Remove(name)
 	}
-	for name, text := range before {
-		if err := os.WriteFile(name, text, 0o600); err != nil {
+	for name, f := range before {
+		if err := errors.Join(os.WriteFile(name, f.text, 0o600), os.Chtimes(name, f.changed, f.changed)); err != nil {
 			p.w.fail("%v", err)
 		}
 	}
@@ -267,18 +267,31 @@ func (p *pod) recordSaved() {
 	}
 }
 
-// kept returns the files that outlive the gateway.
-func (p *pod) kept() map[string][]byte {
-	all := make(map[string][]byte)
+// keptFile is a file that outlives the gateway.
+type keptFile struct {
+	text    []byte
+	changed time.Time
+}
+
+// kept returns the files that outlive the gateway, by name.
+func (p *pod) kept() map[string]keptFile {
+	all := make(map[string]keptFile)
 	names, _ := filepath.Glob(filepath.Join(p.folder, "*", "*"))
 	for _, name := range names {
-		text, err := os.ReadFile(name)
+		f, err := os.Open(name)
 		if errors.Is(err, fs.ErrNotExist) { // just now its writing has ended
 			continue
 		} else if err != nil {
 			p.w.fail("%v", err)
+			continue
 		}
-		all[name] = text
+		text, err := io.ReadAll(f)
+		info, failed := f.Stat()
+		if err = errors.Join(err, failed, f.Close()); err != nil {
+			p.w.fail("%v", err)
+			continue
+		}
+		all[name] = keptFile{text, info.ModTime()}
 	}
 	return all
 }

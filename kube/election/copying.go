@@ -16,7 +16,7 @@ type Replica interface {
 	Table
 	// Follow copies the table of the gateway at an address from now on.
 	Follow(at netip.AddrPort)
-	// Whole waits until a full copy of the gateway that is followed is whole. It fails early if that one has nothing to copy.
+	// Whole waits until a full copy of the gateway that is followed is whole. It fails early if that one has nothing to copy, or only what is older.
 	Whole(context.Context) error
 	// Followed reports whether another gateway copies the table.
 	Followed() bool

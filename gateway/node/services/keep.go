@@ -96,7 +96,7 @@ func (k *keeper) restore(e *nat.Engine, now nat.Time) {
 	if k.dir == nil {
 		return
 	}
-	f, err := k.dir.Connections()
+	f, _, err := k.dir.Connections()
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -186,7 +186,7 @@ func (k *keeper) write(e *nat.Engine, now func() nat.Time, pause func()) {
 		return
 	}
 	created := e.Stats().Created
-	err := k.dir.KeepConnections(func(w io.Writer) error {
+	err := k.dir.KeepConnections(time.Now(), func(w io.Writer) error {
 		return e.Records(0, now(), nameLink).Write(w, pause)
 	})
 	if err == nil {
