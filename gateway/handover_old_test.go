@@ -157,7 +157,7 @@ func TestOldProcessFailsAtEachStep(t *testing.T) {
 				began := time.Now()
 				g, err := p.nextRome(t, socket, nil)
 				if last < len(oldSteps)-1 {
-					if g != nil || err == nil || !strings.Contains(err.Error(), fault.want) || !strings.Contains(err.Error(), "the gateway before goes on") {
+					if g != nil || err == nil || !strings.Contains(err.Error(), fault.want) || !strings.Contains(err.Error(), "the previous gateway goes on") {
 						t.Errorf("%v, want %q", err, fault.want)
 					}
 					if took := time.Since(began); took > 2*askTime {

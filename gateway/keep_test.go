@@ -193,7 +193,7 @@ func TestWhatIsKeptMayBeAnything(t *testing.T) {
 		metric   string
 	}{
 		"nothing":                {map[string][]byte{"connections": nil, "identity": nil}, 0, "", ""},
-		"whole":                  {nil, 2, `"state: connections of the gateway before are restored"`, `reason="damaged-block"} 0`},
+		"whole":                  {nil, 2, `"state: connections of the previous gateway are restored"`, `reason="damaged-block"} 0`},
 		"damaged identity":       {map[string][]byte{"identity": []byte("junk")}, 2, "the identity there cannot be used", ""},
 		"newer identity":         {map[string][]byte{"identity": []byte("culvert state, version 2, CRC-32C 00000000\n{}")}, 2, "of a newer version", ""},
 		"another's identity":     {map[string][]byte{"identity": (&state.Identity{Cluster: "paris"}).Encode()}, 0, "of another gateway", ""},

@@ -102,7 +102,7 @@ func (r *replicating) facts(g *Gateway) func() []byte {
 // take takes what the gateway that is followed knows besides connections.
 func (g *Gateway) take(r *replicating, facts []byte) {
 	if err := g.life.Adopt(facts); err != nil {
-		g.log.WithError(err).Warn("not all is known of what the active gateway knows")
+		g.log.WithError(err).Warn("the table of the active gateway was not copied completely")
 		return
 	}
 	r.mu.Lock()

@@ -61,9 +61,9 @@ func takeOverFrom(ctx context.Context, t *lifecycle.Taking, c *config.Config, bu
 
 // Over is the new gateway's side of a hand-over within this process, between two gateways of NewOver.
 type Over struct {
-	Wire  handover.Wire // the conversation with the gateway before
+	Wire  handover.Wire // the conversation with the previous gateway
 	Relay net.Conn      // the packets between both; it keeps messages apart
-	// Open opens sockets. Those that the gateway before has, both have then.
+	// Open opens sockets. Those that the previous gateway has, both have then.
 	Open func(network string, at netip.AddrPort) (udp.Conn, error)
 	Made func(*Gateway) // nil, or is told of the new gateway before that speaks with anybody
 }

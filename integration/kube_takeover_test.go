@@ -88,7 +88,7 @@ func TestKubeTakeOver(t *testing.T) {
 			took := time.Since(began)
 			t.Logf("without the API server, a new process serves %v after its start", took.Round(time.Millisecond))
 			shortest = min(shortest, took)
-			l.says(l.n1, "the Services of the run before are served until the API server answers", 1)
+			l.says(l.n1, "the Services of the previous run are served until the API server answers", 1)
 			if err := stream.alive(); err != nil {
 				t.Error(err)
 			}
@@ -114,7 +114,7 @@ func TestKubeTakeOver(t *testing.T) {
 			}
 			return p.output(), l.n1.run("ip", "rule") + l.n1.run("ip", "-br", "link")
 		}
-		if said, rules := ends(); !strings.Contains(said, "all stays for the next process") || !strings.Contains(rules, "culvert1") {
+		if said, rules := ends(); !strings.Contains(said, "everything stays for the next process") || !strings.Contains(rules, "culvert1") {
 			t.Errorf("after a restart of its pod,\n%s\nis left, and it said\n%s", rules, said)
 		}
 		start()

@@ -327,7 +327,7 @@ func TestServicesLostAddress(t *testing.T) {
 				l.n1.run("ip", family6, "route", "flush", "table", "7091")
 				await(t, "the routes of the other family", func() bool { return l.n1.run("ip", family6, "route", "show", "table", "7091") != "" })
 				requireWho(other+"30015", "pc")
-				l.node.awaitOutput(t, "somebody else has changed rules or routes")
+				l.node.awaitOutput(t, "another program has changed rules or routes")
 				l.write(served("web", "tcp", 10, "", "pa"))
 				l.n1.ip("address add " + gone + length[family] + " dev lan" + []string{"", " nodad"}[family])
 				if family == 0 { // routes and rules that depend on an IPv4 address

@@ -151,7 +151,7 @@ func leaveRemains(c *services.Config, log logrus.FieldLogger) {
 	case found > 0 && err != nil:
 		log.WithError(err).WithField("remedy", "run as root: culvert node --remove").Warn("an earlier run has left rules that lead packets for Services elsewhere")
 	case found > 0:
-		log.WithField("removed", found).Info("what an earlier run has left of Services is removed")
+		log.WithField("removed", found).Info("leftovers of an earlier run's Services are removed")
 	}
 }
 

@@ -47,9 +47,9 @@ func (k *nodeKube) serve(base *services.Config, show shower, log *logrus.Logger)
 		saved := services.Saved(base, log)
 		if saved != nil {
 			if err := start(saved); err != nil {
-				log.WithError(err).Warn("the Services of the run before are not served: the API server says what they are")
+				log.WithError(err).Warn("the Services of the previous run are not served: the API server says what they are")
 			} else {
-				log.WithField("services", len(saved.Services)).Info("the Services of the run before are served until the API server answers")
+				log.WithField("services", len(saved.Services)).Info("the Services of the previous run are served until the API server answers")
 			}
 		}
 		source.Run(ctx, func(c *services.Config) (err error) {

@@ -128,14 +128,14 @@ func (l *nodeLiqo) unwanted(ctx context.Context, client dynamic.Interface, log l
 		case apierrors.IsNotFound(err), err == nil && d.GetDeletionTimestamp() != nil:
 			return true
 		case err == nil:
-			log.Info("all stays for the next process")
+			log.Info("everything stays for the next process")
 			return false
 		case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 			refused = true
 		case refused && ctx.Err() != nil:
 			return true
 		default:
-			log.WithError(err).Info("all stays for the next process: the API server does not say whether the DaemonSet does")
+			log.WithError(err).Info("everything stays for the next process: the API server does not say whether the DaemonSet does")
 			return false
 		}
 		select {

@@ -74,6 +74,6 @@ func TestSuccessorDies(t *testing.T) {
 		need.NoError(t, syscall.Kill(r.started(), syscall.SIGKILL))
 		r.says("hand-over failed: this gateway goes on", i+1)
 		before := r.answered(r.Process.Pid)
-		until(t, "an answer of the peer to the gateway before", func() bool { return r.answered(r.Process.Pid) > before }, r.log)
+		until(t, "an answer of the peer to the previous gateway", func() bool { return r.answered(r.Process.Pid) > before }, r.log)
 	}
 }

@@ -179,7 +179,7 @@ func (r *replaceable) refuted() {
 		_, said, status = run(r.t, "gateway", "--config", file, "--takeover="+r.socket)
 		return !strings.Contains(said, "ask again")
 	}, r.log)
-	if status == 0 || !strings.Contains(said, "the gateway before goes on") || strings.Contains(said, "has ended") {
+	if status == 0 || !strings.Contains(said, "the previous gateway goes on") || strings.Contains(said, "has ended") {
 		r.t.Errorf("status %d, %s", status, said)
 	}
 	r.serves()

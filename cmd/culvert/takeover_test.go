@@ -180,7 +180,7 @@ func TestKilledMeanwhile(t *testing.T) {
 	began := time.Now()
 	r.signal(syscall.SIGKILL)
 	next := r.started()
-	r.says("the gateway before has ended meanwhile: this one starts as if there had been none", 1)
+	r.says("the previous gateway ended during the hand-over: this one starts as if there had been none", 1)
 	until(t, "a gateway that answers", func() bool {
 		s, err := control.NewClient(r.socket).Status(t.Context())
 		return err == nil && s.Table.Connections >= n

@@ -247,7 +247,7 @@ func filesOf(rights []byte) (files []*os.File) {
 		}
 		for _, fd := range fds {
 			syscall.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "socket of the gateway before"))
+			files = append(files, os.NewFile(uintptr(fd), "socket of the previous gateway"))
 		}
 	}
 	return files

@@ -33,7 +33,7 @@ func NewControl(c *config.Config, src *Source) (*Control, error) {
 	}
 	switch {
 	case err != nil && c.Control == config.ControlAuto:
-		src.Log.WithError(err).Warn("no control socket, so that culvert status and the like cannot ask this gateway; choose its place by control, or make that \"\"")
+		src.Log.WithError(err).Warn("no control socket, so culvert status and similar commands cannot ask this gateway; set control to another path, or to \"\"")
 		return &Control{}, nil
 	case err != nil:
 		return nil, fmt.Errorf("control: %w; or make control \"\"", err)

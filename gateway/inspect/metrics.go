@@ -173,7 +173,7 @@ func (p *page) connections(s *nat.Stats) {
 	p.One(prometheus.Gauge, "connections_max", "Cap of the connection table.", float64(s.MaxConnections))
 	p.One(prometheus.Gauge, "connections_pressed", "1 if the table is so full that connections without an answer live 30 s only.", prometheus.Bit[s.Pressed])
 	p.One(prometheus.Counter, "connections_created_total", "Connections made.", float64(s.Created))
-	p.One(prometheus.Counter, "connections_restored_total", "Connections that the gateway before has left to this one.", float64(s.Restored))
+	p.One(prometheus.Counter, "connections_restored_total", "Connections that the previous gateway has left to this one.", float64(s.Restored))
 	p.One(prometheus.Gauge, "ports", "Source ports and ICMP identifiers that the gateway keeps apart for connections.", float64(s.Ports))
 	p.One(prometheus.Gauge, "ports_busiest", "Those towards the remote address and port that has most.", float64(s.BusiestPorts))
 	p.One(prometheus.Gauge, "ports_busiest_max", "How many there may be towards that one.", float64(s.BusiestPortsMax))

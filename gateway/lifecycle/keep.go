@@ -152,10 +152,10 @@ func (k *keeper) tell(err error) {
 		missing = append(missing, "the end is missing")
 	}
 	if len(missing) > 0 {
-		entry.Warn("state: connections of the gateway before are restored, but not all: " + strings.Join(missing, ", "))
+		entry.Warn("state: connections of the previous gateway are restored, but not all: " + strings.Join(missing, ", "))
 		return
 	}
-	entry.Info("state: connections of the gateway before are restored")
+	entry.Info("state: connections of the previous gateway are restored")
 }
 
 // known returns the identity as it is now.

@@ -131,7 +131,7 @@ func (life *Life) WriteMetrics(p *prometheus.Page) {
 		saved = float64(k.saved.UnixMilli()) / 1000
 	}
 	p.One(prometheus.Gauge, "state_saved_timestamp_seconds", "When connections were last written to the state folder; 0 = never.", saved)
-	p.Family(prometheus.Gauge, "state_not_restored", "Connections that the gateway before has left and this one has not, by reason; of blocks that cannot be read, the blocks.", "reason")
+	p.Family(prometheus.Gauge, "state_not_restored", "Connections that the previous gateway has left and this one has not, by reason; of blocks that cannot be read, the blocks.", "reason")
 	for _, m := range k.restored.missing() {
 		p.Add(float64(m.n), m.why)
 	}

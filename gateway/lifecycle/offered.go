@@ -95,7 +95,7 @@ func (t *Taking) listener(name, address string) (net.Listener, error) {
 	defer f.Close()
 	l, err := net.FileListener(f)
 	if err != nil {
-		return nil, fmt.Errorf("%s: of the gateway before: %w", name, err)
+		return nil, fmt.Errorf("%s: of the previous gateway: %w", name, err)
 	}
 	return l, nil
 }

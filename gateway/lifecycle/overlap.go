@@ -35,7 +35,7 @@ func (t *Taking) finish(life *Life) {
 	for _, l := range life.lent {
 		switch socket, err := t.former(l); {
 		case err != nil:
-			life.Log.WithError(err).WithField("socket", l.name).Warn("what the peer still sends to the port of the gateway before is lost")
+			life.Log.WithError(err).WithField("socket", l.name).Warn("packets that the peer still sends to the previous gateway's port are lost")
 		case socket != nil:
 			t.old = append(t.old, socket)
 			go l.conn.Drain(socket, t.relay)
@@ -84,7 +84,7 @@ func (t *Taking) finish(life *Life) {
 	<-returned
 	life.path.Divert(nil)
 	if _, lost := t.relay.Totals(); lost > 0 {
-		life.Log.WithField("lost", lost).Warn("there was no room for all that came here in the session of the gateway before")
+		life.Log.WithField("lost", lost).Warn("packets of the previous gateway's session were lost for lack of room")
 	}
 }
 

@@ -99,16 +99,16 @@ func (t *Taking) Take(ctx context.Context, c *config.Config, log *logrus.Logger,
 	t.line.Refuse(err)
 	within := endTime
 	if t.stopping && errors.Is(err, os.ErrDeadlineExceeded) && t.before.kill() {
-		log.WithField("process", t.before.id).Warn("the gateway before hung in the hand-over and was ended")
+		log.WithField("process", t.before.id).Warn("the previous gateway hung in the hand-over and was ended")
 		within = stopTime // its memory is freed first
 	}
 	ended := t.before.ended(within)
 	t.close()
 	if ended && ctx.Err() == nil {
-		log.WithError(err).Warn("the gateway before has ended meanwhile: this one starts as if there had been none")
+		log.WithError(err).Warn("the previous gateway ended during the hand-over: this one starts as if there had been none")
 		return true, nil
 	}
-	return false, fmt.Errorf("--takeover: %w; the gateway before goes on", err)
+	return false, fmt.Errorf("--takeover: %w; the previous gateway goes on", err)
 }
 
 // ended reports whether the old process has certainly exited.
@@ -231,7 +231,7 @@ func (t *Taking) cut(life *Life) error {
 	life.path.Divert(take)
 	t.forwards = time.Now()
 	if err := t.line.Send(handover.KindForwarding, nil, cutTime); err != nil && !t.ended() {
-		return fmt.Errorf("the gateway before has not waited: %w", err)
+		return fmt.Errorf("the previous gateway has not waited: %w", err)
 	}
 	for _, l := range life.lent {
 		if l.name == "geneve" {

@@ -292,7 +292,7 @@ func (r *repair) log(log logrus.FieldLogger, now time.Time, back []string, fault
 		if r.before > 0 {
 			entry = entry.WithField("changes", r.before)
 		}
-		entry.Warn("routes of this node were removed by somebody else: they are back")
+		entry.Warn("another program removed routes of this node: they are restored")
 		r.told, r.before = now, 0
 	}
 	text := ""

@@ -71,7 +71,7 @@ func TestRoutesComeBack(t *testing.T) {
 		}
 	}
 	awaitRoutes(t, c)
-	says("routes of this node were removed by somebody else: they are back", "")
+	says("another program removed routes of this node: they are restored", "")
 
 	// With IPv6 the address disappears too.
 	need.NoError(t, netlink.LinkSetDown(l))

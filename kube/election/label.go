@@ -74,7 +74,7 @@ func (e *Elector) relabel(ctx context.Context) error {
 		if err := e.patch(ctx, name, nil); err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}
-		e.Log.WithField("pod", name).Info("another pod was labelled as the active gateway, and is no more")
+		e.Log.WithField("pod", name).Info("another pod was labelled as the active gateway; its label is removed")
 	}
 	if mine || !e.labels() {
 		return nil

@@ -174,7 +174,7 @@ func (e *Elector) take(ctx context.Context, term int64) {
 		select {
 		case <-e.yielded:
 		case <-patience.C:
-			e.Log.Warn("the gateway that had the Lease before does not say that it has stopped; its newest connections may be missing")
+			e.Log.Warn("the gateway that had the Lease has not confirmed that it stopped; its newest connections may be missing")
 			return
 		case <-ctx.Done():
 			return
@@ -197,7 +197,7 @@ func (e *Elector) Leave(ctx context.Context) {
 	successor, err := e.release(ctx)
 	switch {
 	case err != nil:
-		e.Log.WithError(err).Warn("the Lease is not given back: another gateway has it when it has run out")
+		e.Log.WithError(err).Warn("the Lease is not released: another gateway gets it when it expires")
 	case successor == nil:
 		e.tell(saysFree, 0)
 		successor = e.awaitSuccessor(ctx)
@@ -252,7 +252,7 @@ func (e *Elector) awaitSuccessor(ctx context.Context) *role.Lease {
 	for {
 		if u, err := e.Client.Resource(leases).Namespace(e.Namespace).Get(ctx, e.Name, metav1.GetOptions{}); err == nil {
 			if l, err := readLease(u); err == nil && l.Holder != "" {
-				e.Log.WithField("pod", l.Holder).Info("another gateway has the Lease; this one carries packets no more")
+				e.Log.WithField("pod", l.Holder).Info("another gateway has the Lease; this one no longer carries packets")
 				return l
 			}
 		}

@@ -216,7 +216,7 @@ func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, spec NodeSp
 		}
 	}
 	was := readTunnelNode(s.tunnelNode)
-	s.local, s.remote = known(s.local, was.local), known(s.remote, was.remote) // from the run before
+	s.local, s.remote = known(s.local, was.local), known(s.remote, was.remote) // from the previous run
 	spec.Local, spec.Remote = cmp.Or(spec.Local, addressText(was.local)), cmp.Or(spec.Remote, addressText(was.remote))
 	if was.fault != "" || addressText(was.local) != spec.Local || addressText(was.remote) != spec.Remote {
 		u, err := client.Update(ctx, with(s.tunnelNode, "spec", spec), metav1.UpdateOptions{})

@@ -101,7 +101,7 @@ func (h *garpSender) warn(err error) {
 	if errors.Is(err, unix.EPERM) {
 		log = log.WithField("remedy", "give culvert node CAP_NET_RAW")
 	}
-	log.Warn("neighbours are not told that an address is here: those that know it elsewhere notice later")
+	log.Warn("neighbours cannot be told that an address is here: they notice when their entries expire")
 }
 
 // sendDue sends once for every announcement that is due, or, if fresh, only for those not sent before. It reports whether more remains, and returns

@@ -70,7 +70,7 @@ func openKeeper(c *Config, log logrus.FieldLogger) (*keeper, error) {
 		k.key = before.PortKey
 		return k, nil
 	case !errors.Is(err, fs.ErrNotExist):
-		log.WithError(err).WithField("folder", dir.Path()).Warn("services.state: what is there cannot be used: connections of the run before may end")
+		log.WithError(err).WithField("folder", dir.Path()).Warn("services.state: what is there cannot be used: connections of the previous run may end")
 	}
 	err = dir.KeepIdentity(&state.Identity{Cluster: c.Node, PortKey: k.key})
 	k.writing.Lock()
@@ -108,7 +108,7 @@ func (k *keeper) restore(e *nat.Engine, now nat.Time) {
 		r = restore.End()
 	}
 	if err != nil {
-		k.log.WithError(err).WithField("connections", r.Connections).Warn("services.state: connections of the run before cannot be read")
+		k.log.WithError(err).WithField("connections", r.Connections).Warn("services.state: connections of the previous run cannot be read")
 		return
 	}
 	k.say(r)
@@ -120,9 +120,9 @@ func (k *keeper) say(r nat.Restored) {
 	lost := r.Unbound + r.NoRoom + r.UnknownLink
 	switch {
 	case !r.Whole || lost > 0:
-		entry.WithFields(logrus.Fields{"lost": lost, "damaged": r.Damaged + r.Foreign}).Warn("connections of the run before go on, but not all")
+		entry.WithFields(logrus.Fields{"lost": lost, "damaged": r.Damaged + r.Foreign}).Warn("connections of the previous run go on, but not all")
 	default:
-		entry.Info("connections of the run before go on")
+		entry.Info("connections of the previous run go on")
 	}
 }
 

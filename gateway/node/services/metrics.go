@@ -43,7 +43,7 @@ func (s *Server) metrics() string {
 	one(prometheus.Gauge, "connections", "Connections in the table.", uint64(st.Connections))
 	one(prometheus.Gauge, "connections_max", "Cap of the connection table.", uint64(st.MaxConnections))
 	one(prometheus.Counter, "connections_created_total", "Connections made.", st.Created)
-	one(prometheus.Counter, "connections_restored_total", "Connections that the run before has left to this one.", st.Restored)
+	one(prometheus.Counter, "connections_restored_total", "Connections that the previous run has left to this one.", st.Restored)
 	b.Family(prometheus.Counter, "connections_removed_total", "Connections removed: expired, evicted with their Service, dropped early for others.", "reason")
 	for reason, n := range map[string]uint64{"expired": st.Expired, "evicted": st.Evicted, "early-dropped": st.EarlyDropped} {
 		b.Count(n, reason)

@@ -96,7 +96,7 @@ func (a *announcer) apply(addresses []netip.Addr, on []string) {
 		a.fault = ""
 	case err.Error() != a.fault:
 		a.fault = err.Error()
-		a.log.WithError(err).Warn("an address is not announced as it is to be; trying again")
+		a.log.WithError(err).Warn("an address is not announced as it should be; trying again")
 	}
 }
 

@@ -198,7 +198,7 @@ func (s *Server) nameListeners() {
 	}
 	for _, p := range s.config.lentPorts() {
 		if fields := (logrus.Fields{"port": p.First, "last": p.Last, "remedy": "reserve it: net.ipv4.ip_local_reserved_ports"}); isNews(fields, before, now) {
-			s.log.WithFields(fields).Warn("this node may give a node port to connections of its own, whose answers the service gets")
+			s.log.WithFields(fields).Warn("this node may use a node port for its own connections, whose answers then go to the Service")
 		}
 	}
 	s.named = now

@@ -70,7 +70,7 @@ func (s *Server) watch(ctx context.Context) {
 		if back > 0 {
 			mended = time.Now()
 			if changes += back; mended.Sub(told) >= tellPause {
-				s.log.WithField("changes", changes).Warn("somebody else has changed rules or routes that lead to services: they are as they were")
+				s.log.WithField("changes", changes).Warn("another program has changed rules or routes that lead to services: they are restored")
 				told, changes = mended, 0
 			}
 		}
