@@ -329,7 +329,7 @@ func printEnds(cmd *cobra.Command, all []endReport) error {
 		if end.RTT != "" {
 			rtt = ", round trip " + end.RTT
 		}
-		fmt.Fprintf(out, "%s is connected, %s nodes%s\n", end.Cluster, end.Nodes, rtt)
+		fmt.Fprintf(out, "%s is connected, %s\n", end.Cluster, cli.Printable(end.Nodes+" nodes"+rtt))
 		t := cli.NewTable(out)
 		for _, x := range end.Sees {
 			example := ""

@@ -82,13 +82,13 @@ func printVerified(w io.Writer, r *verify.Report) error {
 		if c.Asked < c.Nodes {
 			nodes = fmt.Sprintf("%d of %d nodes are asked (--all-nodes asks all)", c.Asked, c.Nodes)
 		}
-		fmt.Fprintf(w, "%s: Peering %s, gateway on node %s, %s\n", c.Cluster, c.Peering, cmp.Or(c.Gateway, "none"), nodes)
+		fmt.Fprintf(w, "%s: Peering %s, gateway on node %s, %s\n", c.Cluster, c.Peering, cli.Printable(cmp.Or(c.Gateway, "none")), nodes)
 	}
 	if len(r.Paths) > 0 {
 		t := cli.NewTable(w)
 		fmt.Fprintf(t, "\n%s\n", verify.Columns)
 		for _, row := range r.Rows() {
-			fmt.Fprintln(t, strings.Join(row, "\t"))
+			fmt.Fprintln(t, cli.Printable(strings.Join(row, "\t")))
 		}
 		if err := t.Flush(); err != nil {
 			return err

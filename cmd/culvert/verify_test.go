@@ -102,6 +102,18 @@ func TestVerifyFits(t *testing.T) {
 	}
 }
 
+// TestVerifyRepeats: what pods and gateways have said is shown without what a terminal would obey.
+func TestVerifyRepeats(t *testing.T) {
+	const said = "10.0.0.1\x1b[2J"
+	r := &verify.Report{Clusters: []verify.Joined{{Cluster: "rome", Peering: "milan", Gateway: said}}, Findings: []verify.Finding{{Text: said}}, Paths: []verify.Path{
+		{From: "rome/rome-1", To: "milan/milan-1", Answer: probe.Answer{Seen: said}}, {From: "rome/rome-1", To: "milan/milan-1", Answer: probe.Answer{Error: said}}}}
+	var out strings.Builder
+	printVerified(&out, r)
+	if n := strings.Count(out.String(), "10.0.0.1�[2J"); n != 4 || strings.Contains(out.String(), "\x1b") {
+		t.Errorf("%d times in %q", n, out.String())
+	}
+}
+
 // TestProbe: the pods' commands ask each other as they do in pods.
 func TestProbe(t *testing.T) {
 	result := filepath.Join(t.TempDir(), "result")
