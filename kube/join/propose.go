@@ -203,7 +203,7 @@ func (c *Cluster) Propose(peer Peer, external netip.Prefix, beside []netip.Prefi
 		return nil, nil, err
 	}
 	spec.InternalCIDR = internal.String()
-	lines = append(lines, Line{"tunnels", spec.InternalCIDR, c.why(old.InternalCIDR, "for the gateway and nodes among themselves")})
+	lines = append(lines, Line{"tunnels", spec.InternalCIDR, c.why(old.InternalCIDR, "between the gateway and its nodes")})
 	return &spec, append(lines, more...), nil
 }
 
