@@ -54,12 +54,16 @@ var replicaMutants = []mutant{
 		"\t\tm.changed[i] = ^uint64(0)\n", "\t\tm.changed[i] = 0xf\n"},
 	{"a pod whose Lease has run out takes it for its own", "gateway/role/role.go",
 		"m.role == Active && m.now >= m.ends", "m.role == Active && m.now < m.since"},
-	{"a pod that has only started renews the Lease", "kube/election/elector.go",
-		"e.gateway == nil {", "e.gateway == nil && (have == nil || have.Holder != e.Pod) {"},
 	{"told of a newer Lease it goes on", "kube/election/leave.go",
 		"e.machine.Told(n.Pod, n.Term, e.now())", "_ = n.Term"},
 	{"a lost peer is called where it was last", "gateway/wg/resolve.go",
 		"vain = vain && lost // a", "vain = false // a"},
+}
+
+// switchMutants are found by TestSwitches: random schedules do not kill one pod again and again.
+var switchMutants = []mutant{
+	{"a pod that has only started renews the Lease", "kube/election/elector.go",
+		"e.gateway == nil {", "e.gateway == nil && (have == nil || have.Holder != e.Pod) {"},
 }
 
 // mutantPackets is within how many packets each is found.
@@ -71,9 +75,12 @@ func TestMutants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, m := range slices.Concat(mutants, replicaMutants) {
-		replicas := "none"
-		if i >= len(mutants) {
+	for i, m := range slices.Concat(mutants, replicaMutants, switchMutants) {
+		test, replicas := "TestSchedules", "none"
+		switch {
+		case i >= len(mutants)+len(replicaMutants):
+			test = "TestSwitches"
+		case i >= len(mutants):
 			replicas = "all"
 		}
 		t.Run(strings.ReplaceAll(m.fault, " ", "-"), func(t *testing.T) {
@@ -86,7 +93,7 @@ func TestMutants(t *testing.T) {
 				t.Fatalf("%s has %q %d times, want once", m.file, m.old, n)
 			}
 			if os.Getenv("CULVERT_LONG") != "" {
-				t.Log(find(t, file, strings.Replace(string(text), m.old, m.new, 1), replicas))
+				t.Log(find(t, file, strings.Replace(string(text), m.old, m.new, 1), test, replicas))
 			}
 		})
 	}
@@ -96,10 +103,12 @@ var (
 	foundAfter = regexp.MustCompile(`seed \d+, after \d+ schedules, \d+ packets\n.*\n`)
 	replays    = regexp.MustCompile(`\d+ of \d+ replays fail`)
 	standsAt   = regexp.MustCompile(`sim: time stands still: .*`)
+	switchedAt = regexp.MustCompile(`switch_test\.go:\d+: .*`)
 )
 
-// find runs schedules, all or none with two pods, with another text in place of a file's until one fails, and returns how that was found.
-func find(t *testing.T, file, text, replicas string) string {
+// find runs a test with another text in place of a file's until it fails, TestSchedules with two pods in all schedules or none, and returns how that was
+// found.
+func find(t *testing.T, file, text, test, replicas string) string {
 	t.Helper()
 	dir := t.TempDir()
 	mutant, overlay, binary := filepath.Join(dir, filepath.Base(file)), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "sim.test")
@@ -115,7 +124,7 @@ func find(t *testing.T, file, text, replicas string) string {
 	if out, err := need.Go("test", "-c", "-vet=off", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	run := need.Command(t, binary, "-test.v", "-test.timeout=30m", "-test.run=^TestSchedules$", "-replays=10", "-time=25m", "-replicas="+replicas,
+	run := need.Command(t, binary, "-test.v", "-test.timeout=30m", "-test.run=^"+test+"$", "-replays=10", "-time=25m", "-replicas="+replicas,
 		fmt.Sprintf("-packets=%d", mutantPackets))
 	run.Env = append(os.Environ(), "CULVERT_LONG=1")
 	out, err := run.CombinedOutput()
@@ -126,6 +135,9 @@ func find(t *testing.T, file, text, replicas string) string {
 		return string(how) + string(replays.Find(out))
 	}
 	how := standsAt.Find(out)
+	if test == "TestSwitches" {
+		how = switchedAt.Find(out)
+	}
 	if how == nil {
 		t.Fatalf("found nothing, and failed: %s", out)
 	}
