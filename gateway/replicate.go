@@ -79,7 +79,7 @@ func (g *Gateway) Followers() []control.Stream {
 	return g.replicating.Status().Followers
 }
 
-// asOf returns as of when the table of connections is that of the gateway that forwards.
+// asOf returns when the table of connections was last that of the gateway that forwards.
 func (g *Gateway) asOf() time.Time {
 	if g.replicating == nil {
 		return time.Now()

@@ -71,12 +71,7 @@ func TestRerouteIsApply(t *testing.T) {
 				source, destination = netip.AddrFrom4([4]byte{10, 200, 3, far.As4()[3]}), pod
 			}
 			port = uint16(1 + r.IntN(40)) // old connections too
-			a, x := send(whole, in, source, destination, port, 80)
-			b, y := send(part, in, source, destination, port, 80)
-			if a != b || !bytes.Equal(x, y) {
-				t.Fatalf("round %d, %v: from %s to %s on %d: %+v, with whole configurations %+v", round, routes, source, destination, in, b, a)
-			}
-			if a.Action == Forward {
+			if sameVerdict(t, whole, part, in, source, destination, port) {
 				forwarded++
 			} else {
 				refused++
@@ -86,6 +81,17 @@ func TestRerouteIsApply(t *testing.T) {
 	if forwarded < 1000 || refused < 1000 {
 		t.Errorf("%d forwarded, %d refused: too few to compare", forwarded, refused)
 	}
+}
+
+// sameVerdict gives both engines the same packet and reports whether they forward it. They must not differ.
+func sameVerdict(t *testing.T, whole, part *Engine, in Link, source, destination netip.Addr, port uint16) bool {
+	t.Helper()
+	a, x := send(whole, in, source, destination, port, 80)
+	b, y := send(part, in, source, destination, port, 80)
+	if a != b || !bytes.Equal(x, y) {
+		t.Fatalf("from %s port %d to %s on %d: %+v, with whole configurations %+v", source, port, destination, in, b, a)
+	}
+	return a.Action == Forward
 }
 
 func newEngine(t *testing.T, c *Config) *Engine {

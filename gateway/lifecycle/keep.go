@@ -32,12 +32,12 @@ type keeper struct {
 	engine  *nat.Engine // nil until restore
 	wg      *wg.Device  // nil until Begin
 	gone    <-chan struct{}
-	asOf    func() time.Time
-	dir     *state.Dir     // nil = nothing is kept
-	written state.Identity // what the folder holds
-	broken  bool           // the last write failed
-	writing sync.Mutex     // held while something is written
-	left    atomic.Bool    // another process may own the folder
+	asOf    func() time.Time // Options.AsOf
+	dir     *state.Dir       // nil = nothing is kept
+	written state.Identity   // what the folder holds
+	broken  bool             // the last write failed
+	writing sync.Mutex       // held while something is written
+	left    atomic.Bool      // another process may own the folder
 
 	identityMu sync.Mutex // guards identity, which look, found and adopt change
 	identity   state.Identity
@@ -45,7 +45,7 @@ type keeper struct {
 	mu       sync.Mutex
 	pending  bool     // +checklocks:mu
 	restored restored // +checklocks:mu
-	// as of when those are; zero: there are none, or not all
+	// when the restored connections were written as true; zero: there are none, or some could not be read
 	restoredAsOf time.Time // +checklocks:mu
 	// when connections were last written
 	saved time.Time // +checklocks:mu
@@ -127,7 +127,7 @@ func (k *keeper) restore(e *nat.Engine, links config.Links) {
 		most := int64(k.engine.Stats().MaxConnections)*maxRecord + maxRecordRest
 		_, err = io.Copy(r, io.LimitReader(f, most))
 		k.restored = restored{r.End()}
-		if k.restored.Whole && !asOf.After(time.Now()) { // after that, the clock has been set back
+		if k.restored.Whole && !asOf.After(time.Now()) { // a time to come means that the clock has been set back
 			k.restoredAsOf = asOf
 		}
 	}

@@ -32,7 +32,7 @@ func BenchmarkKeep(b *testing.B) {
 	links := config.Links{}.Assign(c.Geneve.Nodes)
 	current.Set(c, links)
 	open := func() (*keeper, *nat.Engine) {
-		k, err := openKeeper(New(Options{Log: logrus.NewEntry(log), Current: &current}, nil), c)
+		k, err := openKeeper(New(Options{Log: logrus.NewEntry(log), Current: &current, AsOf: time.Now}, nil), c)
 		need.NoError(b, err)
 		engine, err := nat.New(k.identity.PortKey, c.NAT(links, 0))
 		need.NoError(b, err)

@@ -28,7 +28,7 @@ type Options struct {
 	Applying  sync.Locker                    // held while the configuration changes
 	Ready     func() bool                    // the gateway carries packets
 	Listeners func() map[string]net.Listener // that are open: metrics, health, control and uapi
-	AsOf      func() time.Time               // as of when the table of connections is the gateway's
+	AsOf      func() time.Time               // when the table of connections was last that of the gateway that forwards
 }
 
 // A Life belongs to one gateway, from before the gateway opens anything until it has closed everything.
@@ -60,7 +60,8 @@ func (life *Life) PortKey() [16]byte { return life.keeper.known().PortKey }
 // Restore gives e the saved connections, once, when it first has links.
 func (life *Life) Restore(e *nat.Engine, links config.Links) { life.keeper.restore(e, links) }
 
-// RestoredAsOf is as of when the connections are that Restore has restored; the zero Time if there were none, or not all could be read.
+// RestoredAsOf returns the time at which the restored connections were those of the gateway that forwards; the zero Time if there were none, or some
+// could not be read.
 func (life *Life) RestoredAsOf() time.Time {
 	life.keeper.mu.Lock()
 	defer life.keeper.mu.Unlock()

@@ -31,7 +31,7 @@ type Options struct {
 	Took     func([]byte)  // takes the Facts of the source, before its blocks
 	Heard    func([]byte)  // takes a notice; must not block; nil: notices are ignored
 	Dial     Dial          // nil: by TCP
-	// Restored returns as of when the table is that Engine has from elsewhere; the zero Time, or nil: it has none.
+	// Restored returns the time of the table that Engine has from the state folder, as AsOf does. nil: it has none.
 	Restored func() time.Time
 }
 
@@ -99,7 +99,7 @@ func (r *Replica) Rest() {
 	r.leads, r.asOf = false, time.Now()
 }
 
-// AsOf returns as of when the table is that of the replica that leads: now, if it is this one. The zero Time is never.
+// AsOf returns when the table was last that of the replica that leads, which is now if this replica leads. The zero Time is never.
 func (r *Replica) AsOf() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
