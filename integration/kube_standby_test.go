@@ -312,8 +312,9 @@ func beginPairs(t *testing.T, from, to *kubeLab, port string) (stop func() []*li
 	t.Helper()
 	streamsFrom(t, from.nodes[:1], to, port, 0, 1) // listens there
 	ctx, cancel := context.WithCancel(t.Context())
-	done, some := make(chan []*linkStream, 1), make(chan struct{})
+	done, begun := make(chan []*linkStream, 1), make(chan struct{})
 	go func() {
+		some := begun
 		var all []*linkStream
 		for local := 45000; ctx.Err() == nil && local < 60000; local++ {
 			for _, host := range from.nodes {
@@ -326,8 +327,9 @@ func beginPairs(t *testing.T, from, to *kubeLab, port string) (stop func() []*li
 					all = append(all, startStream(conn, 200*time.Millisecond))
 				}
 			}
-			if len(all) == 40 {
+			if some != nil && len(all) >= 40 {
 				close(some)
+				some = nil
 			}
 			select {
 			case <-ctx.Done():
@@ -337,7 +339,7 @@ func beginPairs(t *testing.T, from, to *kubeLab, port string) (stop func() []*li
 		done <- all
 	}()
 	select {
-	case <-some:
+	case <-begun:
 	case <-time.After(startTimeout):
 		cancel()
 		t.Fatalf("only %d connections", len(<-done))
