@@ -185,7 +185,7 @@ func (h *peerHost) start(credential *syscall.Credential, program string, args ..
 	h.t.Cleanup(func() {
 		p.stop()
 		if h.t.Failed() {
-			h.t.Logf("%s: %s:\n%s", h.name, strings.Join(p.cmd.Args, " "), p.output())
+			h.t.Logf(programOutput+"%s: %s:\n%s", h.name, strings.Join(p.cmd.Args, " "), p.output())
 		}
 	})
 	return p

@@ -1,12 +1,14 @@
 package integration
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -86,8 +88,20 @@ func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 	out, err := cmd.CombinedOutput()
 	t.Logf("in its own namespaces:\n%s", out)
 	if err != nil {
-		t.Fatalf("in its own namespaces: %v", err)
+		t.Fatalf("in its own namespaces: %v\n%s", err, lastWords(out))
 	}
+}
+
+// programOutput begins what a test logs of a program that it ran.
+const programOutput = "output of "
+
+var testLine = regexp.MustCompile(`(?m)^(panic|fatal error| +\w+_test\.go:\d+): .*`)
+
+// lastWords returns the last lines that a failed test itself has logged. The output of its programs follows them, of which there is often so much that a
+// reader of CI's log never sees what failed.
+func lastWords(out []byte) []byte {
+	lines := slices.DeleteFunc(testLine.FindAll(out, -1), func(l []byte) bool { return bytes.Contains(l, []byte(": "+programOutput)) })
+	return bytes.Join(lines[max(0, len(lines)-9):], []byte("\n"))
 }
 
 // enterIsolation prepares the namespaces of this process.
