@@ -114,7 +114,7 @@ func (r *Replica) follow() {
 				case <-ctx.Done():
 				}
 			}()
-			lasted, err := r.followAt(ctx, at)
+			lasted, err := r.followAt(ctx, at, retarget)
 			if ctx.Err() == nil {
 				r.Log.WithError(err).WithField("address", at).Warn("connections are not copied: the stream from the active gateway is down")
 			}
@@ -134,8 +134,8 @@ func (r *Replica) follow() {
 	}
 }
 
-// followAt follows one source until the stream or ctx ends, and returns how long that took.
-func (r *Replica) followAt(ctx context.Context, at netip.AddrPort) (lasted time.Duration, err error) {
+// followAt follows one source until the stream or ctx ends, and returns how long that took. retarget is from when at became the target.
+func (r *Replica) followAt(ctx context.Context, at netip.AddrPort, retarget chan struct{}) (lasted time.Duration, err error) {
 	own := r.hello()
 	w, other, err := r.greet(ctx, at, own)
 	if err != nil {
@@ -153,14 +153,14 @@ func (r *Replica) followAt(ctx context.Context, at netip.AddrPort) (lasted time.
 	if err != nil {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.target == at {
+		if r.retarget == retarget {
 			r.bare = err
 		}
 		return 0, err
 	}
 	r.restoring.Lock()
 	defer r.restoring.Unlock()
-	if !r.follows(at) {
+	if !r.aimsSince(retarget) {
 		return 0, ctx.Err()
 	}
 	f := &following{r: r, wire: w, conn: c, from: other.Name, mirror: r.Engine.Mirror(r.Link), whole: make(chan struct{}), other: other, heard: time.Now(),
@@ -217,10 +217,11 @@ func (r *Replica) Visit(ctx context.Context, at netip.AddrPort, message []byte) 
 	return w.send(kindNotice, message)
 }
 
-func (r *Replica) follows(at netip.AddrPort) bool {
+// aimsSince reports whether the target is still the one that came with retarget.
+func (r *Replica) aimsSince(retarget chan struct{}) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.target == at
+	return r.retarget == retarget
 }
 
 func (r *Replica) setSource(f *following) {

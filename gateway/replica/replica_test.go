@@ -411,6 +411,31 @@ func TestOlder(t *testing.T) {
 	equal(t, newer.e, standby.e)
 }
 
+// TestEndedAttempt: what a source says to an attempt that a later call of Follow has ended says nothing about that call, also where the address is the same.
+func TestEndedAttempt(t *testing.T) {
+	type ended struct{}
+	key := wgkey.NewPrivate()
+	fresh := newPod(t, "a", key, 1000)
+	p := newPod(t, "b", key, 1000, func(o *Options) {
+		o.Dial = func(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
+			if ctx.Value(ended{}) == nil {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			return dialTCP(ctx, at)
+		}
+	})
+	p.Follow(fresh.at)
+	if _, err := p.followAt(context.WithValue(within(t), ended{}, true), fresh.at, make(chan struct{})); !errors.Is(err, ErrNoTable) {
+		t.Fatalf("the ended attempt: %v, want %v", err, ErrNoTable)
+	}
+	p.Replica.mu.Lock()
+	defer p.Replica.mu.Unlock()
+	if p.bare != nil {
+		t.Errorf("the attempt that goes on: %v", p.bare)
+	}
+}
+
 // TestSourceStartsAgain: a replica gives its table to the pod that it has copied, which has started again on a machine that did not close the stream.
 func TestSourceStartsAgain(t *testing.T) {
 	key := wgkey.NewPrivate()
