@@ -21,6 +21,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"culvert/gateway/role"
+	"culvert/integration/need"
 	"culvert/kube"
 )
 
@@ -161,13 +162,15 @@ func TestForeignFields(t *testing.T) {
 }
 
 // TestAway: without an API server a gateway goes on forwarding, unless the peer is silent too.
-func TestAway(t *testing.T) {
+func TestAway(t *testing.T) { need.Bubble(t, away) }
+
+func away(t *testing.T) {
 	api := newAPI()
 	e, g := newElector(api, "a")
 	e.attempt(t.Context())
 	api.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("away") })
 	e.attempt(t.Context())
-	for until := time.Now().Add(5 * time.Second); g.is() != role.Silent && time.Now().Before(until); {
+	for until := time.Now().Add(5 * time.Second); g.is() != role.Silent && time.Now().Before(until); time.Sleep(look) {
 		if g.is() == role.Active { // the peer speaks until the Lease has run out
 			g.signs.Heard++
 		}
@@ -254,7 +257,7 @@ func TestLabel(t *testing.T) {
 
 // TestLateLabel: a gateway that labels itself after its successor has, because its request was slow, loses the label long before the Lease would run out.
 func TestLateLabel(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		labels := map[string]any{"component": "gateway", "gateway-name": "milan"}
 		api := newAPI(pod("a", labels), pod("late", labels))
 		e, _ := newElector(api, "a")
