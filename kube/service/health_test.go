@@ -1,23 +1,30 @@
 package service
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strconv"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
-// freePort is a port of 127.0.0.1 that nobody listens on.
+// freePort is a port at which nobody listens. The kernel gives those below 32768 to nobody who wants any, so that it is still free when the test listens.
 func freePort(t *testing.T) uint16 {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	t.Helper()
+	for port := uint16(10000 + os.Getpid()%10000); port < 32768; port++ {
+		if l, err := net.Listen("tcp", fmt.Sprint(":", port)); err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return netip.MustParseAddrPort(l.Addr().String()).Port()
+	t.Fatal("no port is free")
+	return 0
 }
 
 // TestHealthChecks: they are answered word for word as kube-proxy answers them.
@@ -69,11 +76,10 @@ func TestHealthChecks(t *testing.T) {
 
 // TestHealthCheckPortTaken: a port that another process has is reported, and the checks of other Services are answered.
 func TestHealthCheckPortTaken(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	taken, free := netip.MustParseAddrPort(l.Addr().String()).Port(), freePort(t)
+	taken := freePort(t)
+	l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", taken))
+	need.NoError(t, err)
+	free := freePort(t)
 	c := checks{answering: map[asked]*answering{}}
 	defer c.close()
 	all := []Check{{Name{"shop", "web"}, true, taken, 1}, {Name{"shop", "api"}, true, free, 1}}

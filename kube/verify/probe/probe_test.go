@@ -3,12 +3,16 @@ package probe
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 const token = "0123456789abcdef"
@@ -16,14 +20,7 @@ const token = "0123456789abcdef"
 // serve starts a server on loopback until the test ends.
 func serve(t *testing.T) (address string) {
 	t.Helper()
-	tcp, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	udp, err := net.ListenPacket("udp4", tcp.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tcp, udp := listen(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- Serve(ctx, tcp, udp, token, "server-1") }()
@@ -34,6 +31,23 @@ func serve(t *testing.T) (address string) {
 		}
 	})
 	return tcp.Addr().String()
+}
+
+// listen returns listeners at a port that is free for both protocols. The kernel chooses one that is free for TCP; for UDP another socket may have it.
+func listen(t *testing.T) (tcp net.Listener, udp net.PacketConn) {
+	t.Helper()
+	for {
+		tcp, err := net.Listen("tcp4", "127.0.0.1:0")
+		need.NoError(t, err)
+		udp, err := net.ListenPacket("udp4", tcp.Addr().String())
+		if err == nil {
+			return tcp, udp
+		}
+		tcp.Close()
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			t.Fatal(err)
+		}
+	}
 }
 
 // TestAsk: the findings of an asker if everything works.
