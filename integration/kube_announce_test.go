@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // A kubeAnnounceLab is an announceLab whose nodes take Services from an API server, as their manifest says.
@@ -88,9 +90,8 @@ func (l *kubeAnnounceLab) given(h *peerHost, text string) (file string, flags []
 	return file, []string{"--services=all", "--node-name", h.name, "--lease-namespace", announceNamespace, "--daemonset", "kube-system/culvert-node", "--kubeconfig", filepath.Join(dir, "kubeconfig")}
 }
 
-// leaseEnd returns when a node's Lease ends, and whether somebody holds it.
-func (l *kubeAnnounceLab) leaseEnd(h *peerHost) (end time.Time, held bool) {
-	l.Helper()
+// lease returns when a node's Lease ends, and whether somebody holds it.
+func (l *kubeAnnounceLab) lease(h *peerHost) (end time.Time, held bool, err error) {
 	var lease struct {
 		Spec struct {
 			HolderIdentity       string
@@ -99,10 +100,8 @@ func (l *kubeAnnounceLab) leaseEnd(h *peerHost) (end time.Time, held bool) {
 		}
 	}
 	path := kubePath("coordination.k8s.io/v1", "Lease", announceNamespace, "culvert-node-"+h.name)
-	if err := l.api.admin.request(http.MethodGet, path, "", nil, &lease); err != nil {
-		l.Fatal(err)
-	}
-	return lease.Spec.RenewTime.Add(time.Duration(lease.Spec.LeaseDurationSeconds) * time.Second), lease.Spec.HolderIdentity != ""
+	err = l.api.admin.request(http.MethodGet, path, "", nil, &lease)
+	return lease.Spec.RenewTime.Add(time.Duration(lease.Spec.LeaseDurationSeconds) * time.Second), lease.Spec.HolderIdentity != "", err
 }
 
 const takesOver = "this node answers for an address"
@@ -141,7 +140,8 @@ func TestKubeAnnounce(t *testing.T) {
 
 		l.end(first, unix.SIGKILL)
 		l.says(second, takesOver, 2)
-		end, held := l.leaseEnd(first)
+		end, held, err := l.lease(first)
+		need.NoError(t, err)
 		if late := time.Since(end); !held || late < 0 || late > time.Second {
 			t.Errorf("the second node takes over %v after the end of a Lease that is held: %t", late, held)
 		} else {
@@ -161,8 +161,8 @@ func TestKubeAnnounce(t *testing.T) {
 		}
 		t.Logf("after SIGTERM, the second node takes over in %v", took)
 		<-l.nodes[first.name].ended
-		if _, held := l.leaseEnd(first); held {
-			t.Error("at SIGTERM the Lease is not released")
+		if _, held, err := l.lease(first); err != nil || held {
+			t.Errorf("after SIGTERM the Lease is held: %t (%v)", held, err)
 		}
 		require("after SIGTERM", second.name)
 

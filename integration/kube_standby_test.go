@@ -121,8 +121,8 @@ func watchLabel(t *testing.T, all []*kubeReplica) *labelWatch {
 			}
 			var labelled []string
 			for _, p := range pods {
-				if field(p, "metadata", "labels", liqoLabel+"active") == "true" {
-					labelled = append(labelled, field(p, "status", "podIP").(string))
+				if at, there := field(p, "status", "podIP").(string); there && field(p, "metadata", "labels", liqoLabel+"active") == "true" {
+					labelled = append(labelled, at)
 				}
 			}
 			switch {
@@ -158,7 +158,7 @@ func TestKubeStandby(t *testing.T) {
 		}
 		// Those of nodes all have U as their source. Two nodes use the same ports, of which the gateway translates one: such a connection survives only
 		// if the standby has a copy.
-		streams := slices.Concat(linkStreams(t, rome, milan, 20), streamsFrom(t, rome.nodes, milan, "5302", 40000, 20))
+		streams := slices.Concat(linkStreams(t, rome, milan, 20), streamsFrom(t, rome.nodes, milan, "5302", pairPort, 20))
 		pod := milan.pod(&kubeNodes[0], 5)
 		datagrams := watchPath(t, milan.pods[0], pod+":5301", rome.pods[0], milan.seen(pod)+":5301")
 		active, standby := all[0], all[1]
@@ -175,6 +175,7 @@ func TestKubeStandby(t *testing.T) {
 		turn := func() { active, standby = standby, active }
 
 		pause("before", time.Second)
+		standby.copies(t)
 		begun := beginPairs(t, rome, milan, "5303")
 		active.culvert.cmd.Process.Signal(syscall.SIGTERM)
 		late := begun()
@@ -187,6 +188,7 @@ func TestKubeStandby(t *testing.T) {
 		active.await(t, "standby", startTimeout)
 		turn()
 
+		standby.copies(t)
 		active.culvert.cmd.Process.Kill()
 		<-active.culvert.ended
 		standby.await(t, "active", standbyKilled)
@@ -196,6 +198,7 @@ func TestKubeStandby(t *testing.T) {
 		turn()
 
 		// A container that is killed in a living pod has its Lease back.
+		standby.copies(t)
 		active.culvert.cmd.Process.Kill()
 		<-active.culvert.ended
 		active.start()
@@ -222,6 +225,7 @@ func TestKubeStandby(t *testing.T) {
 				"chain input { type filter hook input priority 0; ip saddr { %[1]s } drop; }; }\n", strings.Join(from, ", ")), "nft", "-f", "-")
 		}
 		heal := func() { active.gatewayHost.run("nft", "delete", "table", "inet", "cut") }
+		standby.copies(t)
 		cut(rome.kubeEnd.api())
 		standby.await(t, "active", standbyKilled)
 		active.await(t, "standby", startTimeout)
@@ -291,6 +295,10 @@ func TestKubeStandby(t *testing.T) {
 	}, kubernetes, liqoMode)
 }
 
+// Source ports of nodes that tests choose: those of streamsFrom begin at pairPort, those of beginPairs at latePort. The kernel gives the ports below
+// 32768 to no other socket, so that none of them is taken.
+const pairPort, latePort = 20000, 21000
+
 // standbyTold is how long a change may take of which the standby is told, with the time that nodes take to follow.
 const standbyTold = time.Second
 
@@ -316,7 +324,7 @@ func beginPairs(t *testing.T, from, to *kubeLab, port string) (stop func() []*li
 	go func() {
 		some := begun
 		var all []*linkStream
-		for local := 45000; ctx.Err() == nil && local < 60000; local++ {
+		for local := latePort; ctx.Err() == nil && local < 32768; local++ {
 			for _, host := range from.nodes {
 				d := net.Dialer{LocalAddr: &net.TCPAddr{Port: local}}
 				var conn net.Conn

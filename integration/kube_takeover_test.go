@@ -38,8 +38,8 @@ func TestKubeTakeOver(t *testing.T) {
 				if err := l.connect(l.out, "172.18.0.2:30011"); err != nil {
 					t.Error(err)
 				}
-				if _, held := l.leaseEnd(l.n1); !held {
-					t.Error("the Lease was released")
+				if _, held, err := l.lease(l.n1); err != nil || !held {
+					t.Errorf("the Lease is held: %t (%v)", held, err)
 				}
 			}
 			close(asked)
