@@ -25,9 +25,6 @@ const (
 	// A peer that tells another list all the time is heard this often.
 	hearInterval = 5 * time.Second
 	hearBurst    = 10
-	// It causes so many Events.
-	importEvents        = 20
-	importEventInterval = time.Minute
 )
 
 // A serviceExchange tells the peer which Services this cluster exports, and writes those that the peer exports. Its goroutines are apart from Run of
@@ -53,15 +50,13 @@ type serviceExchange struct {
 	began          time.Time
 	slicesFollowed bool
 	connected      bool
-	events         *rate.Limiter
 }
 
 func newServiceExchange(of *GatewaySource) *serviceExchange {
 	return &serviceExchange{
 		of: of, wake: make(chan struct{}, 1), imports: make(chan struct{}, 1),
 		services: map[string]*unstructured.Unstructured{}, slices: map[string]*unstructured.Unstructured{},
-		hear: rate.NewLimiter(rate.Every(hearInterval), hearBurst), events: rate.NewLimiter(rate.Every(importEventInterval), importEvents),
-		importer: newImporter(of),
+		hear: rate.NewLimiter(rate.Every(hearInterval), hearBurst), importer: newImporter(of),
 	}
 }
 
@@ -255,8 +250,8 @@ func (x *serviceExchange) conditions(plan *Plan) (exported, imported *Condition)
 // notWanted is a reason that is no fault.
 const notWanted = "NoNamespace"
 
-// faults returns what is wrong with exports and imports, for the log and Events. What a peer can make up is limited.
-func (x *serviceExchange) faults(plan *Plan, said map[string]bool) (all []string) {
+// faults returns what is wrong with exports and imports and may be told.
+func (x *serviceExchange) faults(plan *Plan) (all []string) {
 	x.of.mu.Lock()
 	defer x.of.mu.Unlock()
 	told := slices.Clone(x.refused)
@@ -264,11 +259,11 @@ func (x *serviceExchange) faults(plan *Plan, said map[string]bool) (all []string
 		told = append(told, "the peer's list of Services is refused: "+x.fault)
 	}
 	for _, text := range told {
-		if said[text] || x.events.Allow() {
+		if x.of.tells(thePeer, text) {
 			all = append(all, text)
 		}
 	}
-	return append(all, plan.ExportFaults...)
+	return append(all, x.of.allowed(plan.ExportFaults)...)
 }
 
 // ours returns the keys of what was imported, in order.

@@ -54,25 +54,28 @@ func readIn(t testing.TB, replace ...string) *Peering {
 	return readPeering(object(t, romeToMilan, replace...))
 }
 
-// nodeObject is a Node with its part of the pod CIDR.
-func nodeObject(t testing.TB, n int) *node {
-	return readNode(object(t, fmt.Sprintf(`
+// nodeText is a Node with its part of the pod CIDR, and tunnelText what its agent tells; both are formats of its number.
+const (
+	nodeText = `
 apiVersion: v1
 kind: Node
 metadata: {name: node%[1]d, uid: u%[1]d}
 spec: {podCIDR: 10.244.%[1]d.0/24, podCIDRs: [10.244.%[1]d.0/24]}
 status: {addresses: [{type: InternalIP, address: 172.18.0.%[1]d}, {type: Hostname, address: node%[1]d}]}
-`, n)))
-}
-
-func tunnelObject(t testing.TB, n int, replace ...string) *tunnelNode {
-	return readTunnelNode(object(t, fmt.Sprintf(`
+`
+	tunnelText = `
 apiVersion: culvert.io/v1alpha1
 kind: TunnelNode
 metadata: {name: node%[1]d, namespace: culvert-nodes}
 spec: {local: 10.244.%[1]d.1, remote: 172.18.0.%[1]d}
 status: {message: "", peerings: [{name: milan, ready: true}]}
-`, n), replace...))
+`
+)
+
+func nodeObject(t testing.TB, n int) *node { return readNode(object(t, fmt.Sprintf(nodeText, n))) }
+
+func tunnelObject(t testing.TB, n int, replace ...string) *tunnelNode {
+	return readTunnelNode(object(t, fmt.Sprintf(tunnelText, n), replace...))
 }
 
 // rome is a gateway on node1 of a cluster of two nodes, whose status the API server has.

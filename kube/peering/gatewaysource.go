@@ -71,6 +71,8 @@ type GatewaySource struct {
 	rtt       time.Duration
 	rttAt     time.Time
 	following bool // Pods
+	pace      pace
+	limits    faultLimits
 }
 
 // NewGatewaySource returns the source of a gateway. Await and then Run make it work.
@@ -79,6 +81,7 @@ func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string,
 	s := &GatewaySource{
 		follower: newFollower(client, causes), self: self, nodes: nodeNamespace, log: log, now: time.Now, state: NewGateway(self), said: map[string]bool{},
 		reporter: &kube.Reporter{Client: client, Causes: causes, Self: self.Namespace + "/" + self.Name, Node: self.Node, Instance: self.Pod},
+		pace:     newPace(), limits: faultLimits{},
 	}
 	s.services = newServiceExchange(s)
 	return s
@@ -227,7 +230,7 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	}
 	check := g.Check()
 	s.services.follow(plan, check)
-	s.tell(plan, s.services.faults(plan, s.said)...)
+	s.tell(plan, s.services.faults(plan)...)
 	s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, s.now())
 	if u == nil {
 		return nil
@@ -290,7 +293,7 @@ func (s *GatewaySource) tell(plan *Plan, more ...string) {
 		plan.Faults = append(plan.Faults, s.refused)
 	}
 	now := map[string]bool{}
-	for _, text := range slices.Concat(plan.Faults, more) {
+	for _, text := range append(s.allowed(plan.Faults), more...) {
 		now[text] = true
 		if !s.said[text] {
 			s.log.WithField("cause", text).Warn("an object cannot be obeyed")

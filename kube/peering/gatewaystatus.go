@@ -29,7 +29,8 @@ func (s *GatewaySource) roundTrip(c *kube.Check) string {
 	return fmt.Sprintf("%.1fms", float64(s.rtt.Microseconds())/1000)
 }
 
-// writeStatus writes the Peering's status if it is another than it has. What has changed meanwhile comes by the watch, and is tried again.
+// writeStatus writes the Peering's status if it differs from the stored one and is due. After a conflict the new version comes by the watch, and the
+// next round writes.
 func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstructured, plan *Plan) error {
 	part, err := kube.PartOf(u, "status")
 	if err != nil {
@@ -37,12 +38,19 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 	}
 	var have Status
 	if json.Unmarshal(part, &have) == nil && same(&have, &plan.Status) {
+		s.pace.urgent = have.urgent()
+		return nil
+	}
+	if !s.pace.due(&plan.Status, s.now()) {
 		return nil
 	}
 	next := with(u, "status", &plan.Status)
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	_, err = s.client.Resource(paths[KindPeering]).Namespace(s.self.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	if apierrors.IsConflict(err) {
+		s.pace.urgent = nil
+	}
 	if !apierrors.IsNotFound(err) {
 		s.causes.Log(ctx, "update", "peerings/status", err)
 	}
@@ -69,5 +77,6 @@ func (s *GatewaySource) last(ctx context.Context) {
 	plan.Status.Conditions = s.set(plan, plan.Status.Conditions,
 		&Condition{Type: Connected, Status: "False", Reason: "GatewayStopped", Message: "the gateway's pod has ended"})
 	plan.Status.Message, plan.Status.RTT = message(&plan.Status), ""
+	s.pace.urgent = nil // there is no later round
 	s.writeStatus(ctx, u, plan)
 }

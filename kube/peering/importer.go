@@ -19,15 +19,16 @@ const (
 	retryImports  = 5 * time.Second  // after the API server has refused a request
 	retryConflict = 30 * time.Second // for a Service that cannot be written as it is
 
-	// A peer that changes its exports all the time causes so many writes a second, after the first ones.
-	importWrites      = 10
-	importWritesFirst = 2*exports.MaxPorts + 100
+	// A peer that changes its exports all the time causes so many writes a second, after the first ones: enough to move a full list to another namespace.
+	importWrites      = 1
+	importWritesFirst = 4*exports.MaxPorts + 100
 )
 
 // An importer makes Services and EndpointSlices in one namespace what the peer exports. It touches nothing without LabelImported.
 type importer struct {
 	of     *GatewaySource
 	writes *rate.Limiter
+	obeyed int64     // generation of the Peering; with a new one, writes begins anew
 	again  time.Time // nothing is written before
 	// Services that are not tried before a time, with the reason.
 	stuck map[string]stuck
@@ -39,8 +40,10 @@ type stuck struct {
 }
 
 func newImporter(of *GatewaySource) importer {
-	return importer{of: of, writes: rate.NewLimiter(importWrites, importWritesFirst), stuck: map[string]stuck{}}
+	return importer{of: of, writes: newImportLimit(), stuck: map[string]stuck{}}
 }
+
+func newImportLimit() *rate.Limiter { return rate.NewLimiter(importWrites, importWritesFirst) }
 
 // A job is one pass over what is imported.
 type job struct {
@@ -65,6 +68,9 @@ func (m *importer) round(ctx context.Context, x *serviceExchange) {
 	p, known, heard := s.state.good, x.known, x.heard
 	if s.state.peering == nil || s.state.peering.Deleting {
 		p = nil
+	}
+	if p != nil && p.Generation != m.obeyed {
+		m.obeyed, m.writes = p.Generation, newImportLimit()
 	}
 	j := &job{importer: m, ctx: ctx, now: now, x: x, services: maps.Clone(x.services), slices: maps.Clone(x.slices)}
 	s.mu.Unlock()

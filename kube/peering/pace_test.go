@@ -1,0 +1,340 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/fake"
+
+	"culvert/gateway/config"
+	"culvert/gateway/exports"
+	"culvert/integration/need"
+	"culvert/kube"
+)
+
+func init() {
+	utilruntime.ErrorHandlers = nil // one of them counts on time that is no bubble's
+}
+
+// A cluster is a simulated API server with a gateway that runs.
+type cluster struct {
+	*fake.FakeDynamicClient
+	t      *testing.T
+	source *GatewaySource
+	mu     sync.Mutex
+	check  kube.Check
+}
+
+func (c *cluster) Resource(r schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
+	return resource{c.FakeDynamicClient.Resource(r)}
+}
+
+// A resource decodes what is written, as an API server does; the simulated one keeps it as it comes.
+type resource struct {
+	dynamic.NamespaceableResourceInterface
+}
+
+type objectsIn struct{ dynamic.ResourceInterface }
+
+func (r resource) Namespace(name string) dynamic.ResourceInterface {
+	return objectsIn{r.NamespaceableResourceInterface.Namespace(name)}
+}
+
+func decoded(u *unstructured.Unstructured) *unstructured.Unstructured {
+	b, err := u.MarshalJSON()
+	next := new(unstructured.Unstructured)
+	if err == nil {
+		err = next.UnmarshalJSON(b)
+	}
+	if err != nil {
+		panic(err) // the gateway has made it
+	}
+	return next
+}
+
+func (o objectsIn) Create(ctx context.Context, u *unstructured.Unstructured, opts metav1.CreateOptions, sub ...string) (*unstructured.Unstructured, error) {
+	return o.ResourceInterface.Create(ctx, decoded(u), opts, sub...)
+}
+
+func (o objectsIn) Update(ctx context.Context, u *unstructured.Unstructured, opts metav1.UpdateOptions, sub ...string) (*unstructured.Unstructured, error) {
+	return o.ResourceInterface.Update(ctx, decoded(u), opts, sub...)
+}
+
+func (o objectsIn) UpdateStatus(ctx context.Context, u *unstructured.Unstructured, opts metav1.UpdateOptions) (*unstructured.Unstructured, error) {
+	return o.ResourceInterface.UpdateStatus(ctx, decoded(u), opts)
+}
+
+func (c *cluster) Apply(*config.Config) error           { return nil }
+func (c *cluster) Amend(*config.Config) bool            { return true }
+func (c *cluster) Speaks() bool                         { return true }
+func (c *cluster) Trouble() string                      { return "" }
+func (c *cluster) Exchange(func([]byte) ([]byte, bool)) {}
+func (c *cluster) Tell([]byte)                          {}
+func (c *cluster) NodeTroubles() map[string]string      { return nil }
+func (c *cluster) Standbys() []Standby                  { return nil }
+func (c *cluster) Check() kube.Check {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.check
+}
+
+func (c *cluster) connect(state kube.CheckState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.check.State = state
+}
+
+// inCluster runs f in a bubble of time with a gateway on node1 of a cluster of two nodes.
+func inCluster(t *testing.T, f func(*cluster)) {
+	need.Bubble(t, func(t *testing.T) {
+		kinds := map[schema.GroupVersionResource]string{{Version: "v1", Resource: "events"}: "EventList"}
+		for _, r := range paths {
+			kinds[r] = "List"
+		}
+		c := &cluster{FakeDynamicClient: fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds), t: t}
+		c.create(KindPeering, romeToMilan)
+		for n := 1; n <= 2; n++ {
+			c.create(kindNode, fmt.Sprintf(nodeText, n))
+			c.create(KindTunnelNode, fmt.Sprintf(tunnelText, n))
+		}
+		c.create(kindRole, "metadata: {name: culvert-imports-milan, namespace: imported, uid: u-role}")
+		log := logrus.New()
+		log.SetOutput(io.Discard)
+		s := NewGatewaySource(c, rome(t).self, NodeNamespace, logrus.NewEntry(log))
+		c.source = s
+		ctx, cancel := context.WithCancel(t.Context())
+		if _, err := s.Await(ctx, base(), c.Speaks); err != nil {
+			t.Fatal(err)
+		}
+		var tasks sync.WaitGroup
+		tasks.Go(func() {
+			if err := s.Run(ctx, c); err != nil {
+				t.Error(err)
+			}
+		})
+		defer tasks.Wait()
+		defer cancel()
+		c.connect(kube.CheckConnected)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if st := c.status(); st.NodesReady != "2/2" || st.Message != "" {
+			t.Fatalf("status %s", text(t, st))
+		}
+		f(c)
+	})
+}
+
+func (c *cluster) create(kind, yaml string) {
+	c.t.Helper()
+	u := object(c.t, yaml)
+	if err := c.Tracker().Create(paths[kind], u, u.GetNamespace()); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *cluster) update(kind string, u *unstructured.Unstructured) {
+	c.t.Helper()
+	if err := c.Tracker().Update(paths[kind], u, u.GetNamespace()); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *cluster) peering() *unstructured.Unstructured {
+	c.t.Helper()
+	o, err := c.Tracker().Get(paths[KindPeering], "culvert", "milan")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return o.(*unstructured.Unstructured)
+}
+
+func (c *cluster) status() *Status { return &readPeering(c.peering()).Status }
+
+func (c *cluster) condition(kind string) *Condition {
+	for _, x := range c.status().Conditions {
+		if x.Type == kind {
+			return x
+		}
+	}
+	return &Condition{}
+}
+
+// written returns how often the Peering's status and Events were written since the last call.
+func (c *cluster) written() (statuses, events int) {
+	statuses, events, _ = c.all()
+	return statuses, events
+}
+
+// all is written, and with what was imported.
+func (c *cluster) all() (statuses, events, imports int) {
+	for _, a := range c.Actions() {
+		switch r := a.GetResource().Resource; {
+		case a.GetVerb() == "update" && r == "peerings" && a.GetSubresource() == "status":
+			statuses++
+		case a.GetVerb() == "create" && r == "events":
+			events++
+		case a.GetVerb() != "list" && a.GetVerb() != "watch" && (r == "services" || r == "endpointslices"):
+			imports++
+		}
+	}
+	c.ClearActions()
+	return statuses, events, imports
+}
+
+// TestLoudNodeWritesLittle: an agent that says something else all the time has the Peering's status written once a second. What else changes is written
+// at once meanwhile, and at the end the status is right.
+func TestLoudNodeWritesLittle(t *testing.T) {
+	inCluster(t, func(c *cluster) {
+		n := 0
+		babble := func(d time.Duration) {
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+				n++
+				c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 2), "ready: true", fmt.Sprintf("ready: false, message: no room %d", n)))
+			}
+		}
+		c.written()
+		babble(10 * time.Second)
+		if statuses, _ := c.written(); statuses < 5 || statuses > 11 {
+			t.Errorf("%d writes of the status in 10 s", statuses)
+		}
+		untilWritten := func() { // from then on, what others change waits for a second
+			t.Helper()
+			c.written()
+			for range 100 {
+				babble(20 * time.Millisecond)
+				if statuses, _ := c.written(); statuses > 0 {
+					return
+				}
+			}
+			t.Error("no status in 2 s")
+		}
+		untilWritten()
+		u := c.peering().DeepCopy()
+		u.SetGeneration(4)
+		c.update(KindPeering, u)
+		babble(2 * breath)
+		if got := c.condition(Accepted).Observed; got != 4 {
+			t.Errorf("0.2 s after a change of the spec, the status is of generation %d", got)
+		}
+		untilWritten()
+		c.connect(kube.CheckLost)
+		babble(2 * breath)
+		if got := c.condition(Connected).Status; got != "False" {
+			t.Errorf("0.2 s after the peer was lost, Connected is %q", got)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if got, want := c.condition(NodesReady).Message, fmt.Sprintf("node node2: no room %d", n); got != want {
+			t.Errorf("at the end the status says %q, want %q", got, want)
+		}
+		c.written()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if statuses, events := c.written(); statuses+events > 0 {
+			t.Errorf("%d statuses and %d Events written in an hour without a change", statuses, events)
+		}
+	})
+}
+
+// TestLoudNodeHidesNone: an agent that has another fault all the time causes few Events, and another node's fault has its own at once.
+func TestLoudNodeHidesNone(t *testing.T) {
+	inCluster(t, func(c *cluster) {
+		c.written()
+		fault := func(node int, address, another string) {
+			c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, node), address, another))
+			time.Sleep(2 * breath)
+		}
+		for n := range 299 { // less than a minute
+			fault(2, "172.18.0.2", fmt.Sprintf("fd00::%x", n+1))
+		}
+		if _, events := c.written(); events != faultsAtOnce {
+			t.Errorf("%d Events in a minute, want %d", events, faultsAtOnce)
+		}
+		fault(1, "10.244.1.1", "fd00::1") // which the gateway's own node uses
+		if _, events := c.written(); events != 1 {
+			t.Errorf("%d Events about another node's fault", events)
+		}
+		u := c.peering().DeepCopy()
+		if err := unstructured.SetNestedField(u.Object, "Both", "spec", "role"); err != nil {
+			t.Fatal(err)
+		}
+		c.update(KindPeering, u)
+		time.Sleep(2 * breath)
+		if _, events := c.written(); events == 0 {
+			t.Error("no Event about the Peering's own fault")
+		}
+	})
+}
+
+// TestLoudPeerWritesLittle: a peer that exports something else all the time has Services written once a second, after the first ones. A change of the
+// Peering is obeyed at once all the same.
+func TestLoudPeerWritesLittle(t *testing.T) {
+	inCluster(t, func(c *cluster) {
+		imports := func(namespace string, generation int64) {
+			u := c.peering().DeepCopy()
+			u.SetGeneration(generation)
+			if err := unstructured.SetNestedField(u.Object, namespace, "spec", "imports"); err != nil {
+				t.Fatal(err)
+			}
+			c.update(KindPeering, u)
+		}
+		port := uint16(0)
+		babble := func(d time.Duration) {
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+				port++
+				list := []exports.Export{told("shop", "web", "10.70.0.9", exports.Port{Protocol: 6, Port: port})}
+				for n := range 40 {
+					list = append(list, told("shop", fmt.Sprint("quiet", n), "10.70.0.9"))
+				}
+				x := c.source.services
+				c.source.mu.Lock()
+				x.known, x.heard = true, list
+				c.source.mu.Unlock()
+				c.source.signal()
+			}
+		}
+		imports("imported", 4)
+		babble(3 * importWritesFirst * breath)
+		c.all()
+		babble(time.Minute)
+		if _, _, n := c.all(); n < 30 || n > 65 {
+			t.Errorf("%d writes of imports in a minute", n)
+		}
+		imports("elsewhere", 5)
+		babble(10 * time.Second)
+		for n := range 40 {
+			if _, err := c.Tracker().Get(paths[setImported], "imported", fmt.Sprintf("quiet%d-shop", n)); err == nil {
+				t.Errorf("10 s after spec.imports has changed, an import is still where it was")
+			}
+		}
+	})
+}
+
+// TestFaultLimits: each object has its own limit, and one that has long been quiet takes no room.
+func TestFaultLimits(t *testing.T) {
+	f, told := faultLimits{}, 0
+	for i := range 100 {
+		if f.allow("TunnelNode a", start.Add(time.Duration(i)*time.Second)) {
+			told++
+		}
+	}
+	if told != faultsAtOnce+1 || !f.allow("TunnelNode b", start) {
+		t.Errorf("%d faults told in 100 s", told)
+	}
+	f.allow("TunnelNode c", start.Add(time.Hour))
+	if len(f) != 1 {
+		t.Errorf("%d objects after an hour", len(f))
+	}
+}
