@@ -58,9 +58,7 @@ func newKubeAnnounceLab(t *testing.T) *kubeAnnounceLab {
 
 func (l *kubeAnnounceLab) apply(o object) {
 	l.Helper()
-	if err := l.api.admin.apply(o); err != nil {
-		l.Fatal(err)
-	}
+	need.NoError(l, l.api.admin.apply(o))
 }
 
 // join starts a node with the rights of the manifest.
@@ -76,13 +74,9 @@ func (l *kubeAnnounceLab) join(h *peerHost) {
 func (l *kubeAnnounceLab) given(h *peerHost, text string) (file string, flags []string) {
 	l.Helper()
 	token, err := l.api.token("kube-system", "culvert-node")
-	if err != nil {
-		l.Fatal(err)
-	}
+	need.NoError(l, err)
 	kubeconfig, err := l.api.kubeconfig(token)
-	if err != nil {
-		l.Fatal(err)
-	}
+	need.NoError(l, err)
 	dir := l.TempDir()
 	file = filepath.Join(dir, "node.yaml")
 	writeReadable(l.T, file, text)

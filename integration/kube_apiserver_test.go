@@ -74,9 +74,7 @@ func startKubeAPI(h *peerHost, address string) *kubeAPI {
 	k.write("audit.yaml", auditPolicy)
 	k.write("tokens.csv", adminToken+",admin,admin,system:masters\n")
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, err)
 	k.write("accounts.key", string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})))
 
 	assets := os.Getenv(kubeAssetsEnv)
@@ -113,12 +111,8 @@ func (k *kubeAPI) startServer() {
 	began := time.Now()
 	k.server = k.host.start(nil, filepath.Join(os.Getenv(kubeAssetsEnv), "kube-apiserver"), k.serverArgs...)
 	eventuallyWithin(k.host.t, kubeStartTimeout, k.host.name+": API server", func() (err error) {
-		if err := k.server.running(); err != nil {
-			k.host.t.Fatal(err)
-		}
-		if err := k.etcd.running(); err != nil {
-			k.host.t.Fatal(err)
-		}
+		need.NoError(k.host.t, k.server.running())
+		need.NoError(k.host.t, k.etcd.running())
 		if k.roots, err = os.ReadFile(k.path("certificates/apiserver.crt")); err != nil {
 			return err
 		}
@@ -138,9 +132,7 @@ func (k *kubeAPI) path(name string) string { return filepath.Join(k.dir, name) }
 
 func (k *kubeAPI) write(name, text string) {
 	k.host.t.Helper()
-	if err := os.WriteFile(k.path(name), []byte(text), 0o600); err != nil {
-		k.host.t.Fatal(err)
-	}
+	need.NoError(k.host.t, os.WriteFile(k.path(name), []byte(text), 0o600))
 }
 
 // token returns a token of a ServiceAccount.
@@ -174,9 +166,7 @@ type auditEvent struct {
 func (k *kubeAPI) audit(t *testing.T, user string) (events []auditEvent) {
 	t.Helper()
 	log, err := lab.ReadLines(k.path("audit.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for line := range strings.Lines(log) {
 		var e auditEvent
 		if err := json.Unmarshal([]byte(line), &e); err != nil {

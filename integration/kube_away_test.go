@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // kubeBack is how long a gateway may take to catch up with an API server that was away.
@@ -33,15 +35,11 @@ func testKubeAway(t *testing.T, rome, milan *kubeLab) {
 	old := rome.liqo.mapping("external-host", kubeMapped, rome.kubeEnd.client())
 	another := rome.liqo.mapping("another", kubeMapped2, rome.kubeEnd.client())
 	routes, err := api.admin.get(resource("RouteConfiguration", liqoNamespace, "node2-gw-node", nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	before := field(routes, "metadata", "resourceVersion").(string)
 
 	api.relay.cut(true)
-	if err := api.admin.delete(old); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, api.admin.delete(old))
 	rome.liqo.apply(another)
 	rome.liqo.podsRun(&kubeNodes[1], rome.pod(&kubeNodes[1], 6))
 	api.compact(t)
@@ -66,9 +64,7 @@ func testKubeAway(t *testing.T, rome, milan *kubeLab) {
 
 	rome.liqo.apply(old)
 	rome.liqo.podsRun(&kubeNodes[1], rome.pod(&kubeNodes[1], 5))
-	if err := api.admin.delete(another); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, api.admin.delete(another))
 	for _, one := range p.all() {
 		one.await(t, "all as it was", true, kubeSoon)
 	}
@@ -104,9 +100,7 @@ func testKubeCut(t *testing.T, rome, milan *kubeLab) {
 	rome.api.relay.cut(false)
 	last := time.Now()
 	if cuts%2 == 0 {
-		if err := rome.api.admin.delete(mapping); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, rome.api.admin.delete(mapping))
 		p.mapping.await(t, "after the last cut", false, kubeBack)
 	}
 	rome.liqo.apply(mapping)
@@ -175,9 +169,7 @@ func testKubeWriters(t *testing.T, rome *kubeLab, gateways ...*kubeLab) {
 		g.requireApplied(t, "after all have written", shared, kubeBack)
 	}
 	stored, err := rome.api.admin.get(shared)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	conditions, _ := field(stored, "status", "conditions").([]any)
 	if want := kubeWriters + len(gateways); len(conditions) != want {
 		t.Errorf("%d conditions, want %d", len(conditions), want)

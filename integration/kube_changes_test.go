@@ -5,6 +5,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // kubeSoon is how long a gateway may take to obey a change.
@@ -28,9 +30,7 @@ func answerProbes(t *testing.T, h *peerHost, address string) {
 		server, err = net.ListenPacket("udp4", net.JoinHostPort(address, kubeProbePort))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { server.Close() })
 	go func() {
 		b := make([]byte, 64)
@@ -158,9 +158,7 @@ func testKubeChanges(t *testing.T, rome, milan *kubeLab) {
 	} {
 		what := change.kind + " " + change.name
 		again := rome.asApplied(t, change.kind, change.namespace, change.name)
-		if err := rome.api.admin.delete(again); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, rome.api.admin.delete(again))
 		slowest = max(slowest, awaitAll(t, what+" deleted", false, change.ends))
 		rome.liqo.apply(again)
 		slowest = max(slowest, awaitAll(t, what+" made again", true, p.all()))

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"culvert/integration/need"
 )
 
 // A kubeLab is a running cluster: its hosts, its API server, and a stand-in for Liqo's controllers.
@@ -177,13 +179,9 @@ func (k *kubeLab) startTunnels() {
 			"vni": k.vni(n), "address": n.internal, "mtu": kubeMTU, "mode": "tun", "interface": "liqo-" + remote.name,
 			"routes": []string{remote.seenPods, remote.seenExt},
 		})
-		if err != nil {
-			k.t.Fatal(err)
-		}
+		need.NoError(k.t, err)
 		file := filepath.Join(k.t.TempDir(), n.name+".yaml")
-		if err := os.WriteFile(file, text, 0o600); err != nil {
-			k.t.Fatal(err)
-		}
+		need.NoError(k.t, os.WriteFile(file, text, 0o600))
 		k.nodeProcesses = append(k.nodeProcesses, h.start(nil, os.Getenv(binaryEnv), "node", "--config", file))
 	}
 }
@@ -202,24 +200,16 @@ func (k *kubeLab) nodePort(port int, to string) {
 func (k *kubeLab) startLiqoGateway(uid, gid uint32, more ...string) *peerProcess {
 	k.t.Helper()
 	token, err := k.api.token(k.liqo.tenant(), k.liqo.account())
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	need.NoError(k.t, err)
 	kubeconfig, err := k.api.kubeconfig(token)
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	need.NoError(k.t, err)
 	dir := k.t.TempDir()
-	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
-		k.t.Fatal(err)
-	}
+	need.NoError(k.t, os.Chmod(filepath.Dir(dir), 0o711))
 	// All processes of a pod may read a Secret's files.
 	for name, text := range map[string][]byte{
 		"kubeconfig": kubeconfig, "privateKey": k.key.Bytes(), "publicKey": k.key.PublicKey().Bytes(),
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
-			k.t.Fatal(err)
-		}
+		need.NoError(k.t, os.WriteFile(filepath.Join(dir, name), text, 0o644))
 	}
 	args := []string{
 		"gateway", "--liqo", "--name=" + k.liqo.account(), "--namespace=" + k.liqo.tenant(), "--remote-cluster-id=" + k.remote().name,
@@ -260,9 +250,7 @@ func (k *kubeLab) startFileGateway(peer *ecdh.PublicKey) *peerProcess {
 		},
 		"metrics": metricsAddress,
 	})
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	need.NoError(k.t, err)
 	encode := base64.StdEncoding.EncodeToString
 	own := keyPair{encode(k.key.Bytes()), encode(k.key.PublicKey().Bytes())}
 	return startGateway(k.gatewayHost, string(text), own, encode(peer.Bytes()))

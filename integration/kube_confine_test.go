@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // scratch is the only folder that a confined program may write to, like a pod's emptyDir with a
@@ -105,9 +107,7 @@ func (p *peerProcess) requireConfined(t *testing.T, uid, gid uint32) {
 func (p *peerProcess) lines(t *testing.T, name, separator string) func(func(string, string) bool) {
 	t.Helper()
 	file, err := os.Open(fmt.Sprintf("/proc/%d/%s", p.cmd.Process.Pid, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return func(yield func(string, string) bool) {
 		defer file.Close()
 		for lines := bufio.NewScanner(file); lines.Scan(); {

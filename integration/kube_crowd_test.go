@@ -16,6 +16,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/geneve"
+	"culvert/integration/need"
 )
 
 // A kubeCrowd is all nodes of a large cluster but the first two, on one host. They answer
@@ -71,9 +72,7 @@ func (k *kubeLab) newCrowd(nodes int, far *peerHost) *kubeCrowd {
 			conn, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", port))
 			return err
 		})
-		if err != nil {
-			k.t.Fatal(err)
-		}
+		need.NoError(k.t, err)
 		k.t.Cleanup(func() { conn.Close() })
 		return conn
 	}
@@ -90,14 +89,10 @@ func (c *kubeCrowd) watch(t *testing.T) {
 	t.Helper()
 	admin := c.lab.api.admin
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, admin.base+kubePath(liqoVersion, "RouteConfiguration", "", "")+"?watch=1", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	request.Header.Set("Authorization", "Bearer "+admin.token)
 	response, err := admin.http.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { response.Body.Close() })
 	go func() {
 		for events := json.NewDecoder(response.Body); ; {

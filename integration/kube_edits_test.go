@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // kubeEdit changes a resource in place.
@@ -163,9 +165,7 @@ func testKubeKeys(t *testing.T, rome, milan *kubeLab) {
 	rome.liqo.apply(second)
 	awaitAll(t, "a second key, of nobody", false, p.all())
 	rome.requireEvent(t, first, "PublicKey second is newer and in use")
-	if err := rome.api.admin.delete(second); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, rome.api.admin.delete(second))
 	awaitAll(t, "the second key is gone", true, p.all())
 
 	spoilt := cloneObject(t, first)
@@ -176,9 +176,7 @@ func testKubeKeys(t *testing.T, rome, milan *kubeLab) {
 	rome.liqo.apply(first)
 
 	connection := resource("Connection", rome.liqo.tenant(), "gw-milan", nil)
-	if err := rome.api.admin.delete(connection); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, rome.api.admin.delete(connection))
 	eventuallyWithin(t, kubeBack, "Connection is made again", rome.isConnected)
 	awaitAll(t, "the Connection was deleted", true, p.all())
 }
@@ -212,9 +210,7 @@ func testKubeMove(t *testing.T, rome, milan *kubeLab) {
 	works("the gateway has moved")
 
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	milan.culvert.stop()
 	milan.key = key
 	milan.ready(milan.startLiqoGateway(1000680000, 0))
@@ -229,9 +225,7 @@ func testKubeMove(t *testing.T, rome, milan *kubeLab) {
 func (k *kubeLab) asApplied(t *testing.T, kind, namespace, name string) object {
 	t.Helper()
 	stored, err := k.api.admin.get(resource(kind, namespace, name, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	o := resource(kind, namespace, name, stored["spec"].(object))
 	o["metadata"].(object)["labels"] = field(stored, "metadata", "labels")
 	if kind == "InternalNode" {
@@ -271,9 +265,7 @@ func cloneObject(t *testing.T, o object) (clone object) {
 	if err == nil {
 		err = json.Unmarshal(text, &clone)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return clone
 }
 

@@ -67,16 +67,10 @@ func TestKubeEndpoints(t *testing.T) {
 	judge := need.Command(t, binary)
 	judge.Stderr = os.Stderr
 	in, err := judge.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	out, err := judge.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := judge.Start(); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
+	need.NoError(t, judge.Start())
 	t.Cleanup(func() { judge.Process.Kill() })
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -90,13 +84,9 @@ func TestKubeEndpoints(t *testing.T) {
 	judged, ports, used := 0, 0, map[string]int{}
 	for c := range cases {
 		var want []kubePort
-		if err := answers.Decode(&want); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, answers.Decode(&want))
 		got, err := c.ports()
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		// The judge says nothing about endpoints that no policy needs.
 		for i := range want {
 			if i < len(got) {
@@ -123,9 +113,7 @@ func TestKubeEndpoints(t *testing.T) {
 		}
 		judged, ports = judged+len(c.Slices), ports+len(want)
 	}
-	if err := <-told; err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, <-told)
 	if rest, err := io.ReadAll(io.MultiReader(answers.Buffered(), out)); err != nil || len(bytes.TrimSpace(rest)) > 0 {
 		t.Errorf("after its last answer the judge says %q (%v)", rest, err)
 	}

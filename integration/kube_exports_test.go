@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // A kubeShop is the Service of the tests: its server says which pod it is and whom it sees.
@@ -171,9 +173,7 @@ func TestKubeExports(t *testing.T) {
 			}
 		})
 		t.Run("Peering deleted", func(t *testing.T) {
-			if err := rome.api.admin.delete(rome.peering()); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, rome.api.admin.delete(rome.peering()))
 			rome.awaitImport("milan", "web-shop", false)
 		})
 		requireWithinExportRights(t, rome, milan)
@@ -193,17 +193,13 @@ func testExportUsed(t *testing.T, rome, milan *peeringLab, clusterIP, address st
 		return err
 	})
 	var l net.PacketConn
-	if err := milan.pods[0].do(func() (err error) {
+	need.NoError(t, milan.pods[0].do(func() (err error) {
 		l, err = net.ListenPacket("udp4", server+":5353")
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	defer l.Close()
 	conn, err := rome.pods[1].dial("udp4", clusterIP+":53")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer conn.Close()
 	eventually(t, "a datagram through the Service", func() error { // one may be lost
 		if _, err := conn.Write([]byte("name")); err != nil {
@@ -283,9 +279,7 @@ func testExportEndpoints(t *testing.T, rome, milan *peeringLab, address string) 
 // testExportRestart: silence removes nothing, and the next gateway of either side goes on with the same addresses.
 func testExportRestart(t *testing.T, rome, milan *peeringLab, clusterIP, address string) {
 	for _, p := range []*peeringLab{milan, rome} {
-		if err := p.gateway.cmd.Process.Signal(syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, p.gateway.cmd.Process.Signal(syscall.SIGKILL))
 		<-p.gateway.ended
 		if p == milan {
 			rome.awaitCondition("Connected", "False PeerSilent")
@@ -325,9 +319,7 @@ func testExportRefused(t *testing.T, rome, milan *peeringLab, exportLabel object
 	milan.apply(headless)
 	event(milan, "Service shop/nobody: spec.clusterIP: a headless Service")
 	milan.awaitCondition("Exported", "False Refused: Service shop/nobody: spec.clusterIP")
-	if err := milan.api.admin.delete(headless); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, milan.api.admin.delete(headless))
 	milan.awaitCondition("Exported", "True")
 
 	own := shop("api-shop", nil, object{"selector": object{"app": "own"}})
@@ -341,9 +333,7 @@ func testExportRefused(t *testing.T, rome, milan *peeringLab, exportLabel object
 	if after := must2(t)(rome.api.admin.get(own)); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("%v\nbefore %v", after, before)
 	}
-	if err := milan.api.admin.delete(api); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, milan.api.admin.delete(api))
 	rome.awaitCondition("Imported", "True")
 	if _, err := rome.api.admin.get(own); err != nil {
 		t.Error(err)
@@ -381,9 +371,7 @@ func testImportNamespace(t *testing.T, rome *peeringLab) {
 	rome.awaitImport("milan", "web-shop", true)
 	rome.awaitCondition("Imported", "True")
 	service := object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "web-shop", "namespace": "milan"}}
-	if err := rome.api.admin.delete(service); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, rome.api.admin.delete(service))
 	rome.awaitImport("milan", "web-shop", true)
 }
 

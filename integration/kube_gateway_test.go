@@ -114,9 +114,7 @@ func (k *kubeLab) peerWithTurin() (again, turin *kubeLab) {
 func (k *kubeLab) ready(p *peerProcess) {
 	k.t.Helper()
 	eventually(k.t, k.gatewayHost.name+": /readyz", func() error {
-		if err := p.running(); err != nil {
-			k.t.Fatal(err)
-		}
+		need.NoError(k.t, p.running())
 		_, err := k.gatewayHost.getFrom(healthAddress, "/readyz")
 		return err
 	})
@@ -205,9 +203,7 @@ func testKubeMapping(t *testing.T, from, to *kubeLab) {
 // larger ones.
 func testKubeMSS(t *testing.T, from, to *kubeLab) {
 	l, err := to.pods[0].listen("tcp4", to.pod(&kubeNodes[0], 5)+":5202")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer l.Close()
 	for _, end := range []*kubeLab{from, to} {
 		link := "link set " + end.nodes[0].name + " mtu "
@@ -215,14 +211,10 @@ func testKubeMSS(t *testing.T, from, to *kubeLab) {
 		defer end.pods[0].ip(fmt.Sprint(link, kubeMTU))
 	}
 	conn, err := from.pods[0].dial("tcp4", to.seen(to.pod(&kubeNodes[0], 5))+":5202")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer conn.Close()
 	accepted, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer accepted.Close()
 	want := fmt.Sprintf("mss:%d ", kubeMTU-40-12) // with timestamps
 	for pod, port := range map[*peerHost]string{from.pods[0]: "dport", to.pods[0]: "sport"} {
@@ -235,9 +227,7 @@ func testKubeMSS(t *testing.T, from, to *kubeLab) {
 // testKubeErrors: the ICMP error of a remote pod arrives, and quotes the packet that was sent.
 func testKubeErrors(t *testing.T, from, to *kubeLab) {
 	conn, err := from.pods[0].dial("udp4", to.seen(to.pod(&kubeNodes[1], 5))+":5203")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer conn.Close()
 	eventually(t, "port unreachable", func() error {
 		if _, err := conn.Write([]byte("nobody listens")); errors.Is(err, syscall.ECONNREFUSED) {

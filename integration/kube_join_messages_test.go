@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"culvert/integration/need"
 	invitations "culvert/kube/join"
 )
 
@@ -24,9 +25,7 @@ func testJoinMessages(t *testing.T, l *joinLab) {
 			text = text[i:]
 		}
 		text, _, _ = strings.Cut(text, "words of")
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(name, []byte(text), 0o600))
 		return name
 	}
 	words := func(out string) string {
@@ -61,9 +60,7 @@ func testJoinMessages(t *testing.T, l *joinLab) {
 	if err == nil {
 		err = os.WriteFile(altered, bytes.Replace(text, []byte("pods 10.244"), []byte("pods 10.245"), 1), 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", altered); err == nil || !strings.Contains(out, "altered on its way") {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -80,18 +77,12 @@ func testJoinMessages(t *testing.T, l *joinLab) {
 func unfit(t *testing.T, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	i, err := invitations.ParseInvitation(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	i.Pods, i.External = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, netip.MustParsePrefix("172.31.0.0/24")
 	file = filepath.Join(t.TempDir(), "unfit")
-	if err := os.WriteFile(file, []byte(i.Text()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(file, []byte(i.Text()), 0o600))
 	return file
 }
 
@@ -100,12 +91,8 @@ func testJoinKey(t *testing.T, l *joinLab) {
 	rome, milan := l.rome, l.milan
 	before := rome.status("publicKey")
 	secret := kubePath("v1", "Secret", peeringNamespace, "culvert-milan")
-	if err := rome.api.admin.request(http.MethodPatch, secret, "application/merge-patch+json", object{"data": nil}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := rome.gateway.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, rome.api.admin.request(http.MethodPatch, secret, "application/merge-patch+json", object{"data": nil}, nil))
+	need.NoError(t, rome.gateway.cmd.Process.Signal(syscall.SIGTERM))
 	<-rome.gateway.ended
 	rome.startGateway("gateway-2")
 	eventually(t, "another public key", func() error {

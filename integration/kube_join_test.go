@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"culvert/integration/need"
 )
 
 // joinLab is two clusters of which nothing but the API servers, the nodes and their pods is there, and a host from which users reach both.
@@ -40,13 +42,9 @@ func newJoinLab(t *testing.T) *joinLab {
 	clusters = append(clusters, object{"name": "away", "cluster": object{"server": "https://127.0.0.1:7999"}})
 	contexts = append(contexts, object{"name": "again", "context": object{"cluster": "rome", "user": "rome"}}, object{"name": "away", "context": object{"cluster": "away", "user": "rome"}})
 	text, err := yaml.Marshal(object{"apiVersion": "v1", "kind": "Config", "clusters": clusters, "users": users, "contexts": contexts})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	l.kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(l.kubeconfig, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, os.WriteFile(l.kubeconfig, text, 0o600))
 	return l
 }
 
@@ -119,9 +117,7 @@ func (p *peeringLab) kubelet(pod string) {
 	service := object{"apiVersion": "v1", "kind": "Service", "metadata": object{"namespace": peeringNamespace, "name": "culvert-" + p.remote.name}}
 	if stored := must2(p.t)(p.api.admin.get(service)); field(stored, "spec", "type") == "LoadBalancer" {
 		service["status"] = object{"loadBalancer": object{"ingress": []object{{"ip": p.kubeEnd.peering}}}}
-		if err := p.api.admin.request(http.MethodPatch, pathOf(service)+"/status"+standInManager, "application/apply-patch+yaml", service, nil); err != nil {
-			p.t.Fatal(err)
-		}
+		need.NoError(p.t, p.api.admin.request(http.MethodPatch, pathOf(service)+"/status"+standInManager, "application/apply-patch+yaml", service, nil))
 	}
 	p.startGateway(pod)
 }
@@ -142,9 +138,7 @@ func (p *peeringLab) controllers() {
 	}
 	for _, namespace := range []string{agentNamespace, peeringNamespace} {
 		for _, kind := range []string{"Pod", "Event"} {
-			if err := p.api.admin.request(http.MethodDelete, kubePath("v1", kind, namespace, "")+"?gracePeriodSeconds=0", "application/json", nil, nil); err != nil {
-				p.t.Fatal(err)
-			}
+			need.NoError(p.t, p.api.admin.request(http.MethodDelete, kubePath("v1", kind, namespace, "")+"?gracePeriodSeconds=0", "application/json", nil, nil))
 		}
 		eventuallyWithin(p.t, kubeStartTimeout, p.name+": namespace "+namespace, func() error {
 			o := object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": namespace}}
@@ -169,9 +163,7 @@ func (p *peeringLab) everything(t *testing.T) (all []string) {
 		Groups []struct{ PreferredVersion struct{ GroupVersion string } }
 	}
 	get := func(path string, answer any) {
-		if err := p.api.admin.request(http.MethodGet, path, "", nil, answer); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, p.api.admin.request(http.MethodGet, path, "", nil, answer))
 	}
 	get("/apis", &groups)
 	paths := []string{"/api/v1"}
@@ -228,9 +220,7 @@ func (p *peeringLab) versions(t *testing.T) (all []string) {
 	out := p.client.run(os.Getenv(binaryEnv), "kube", "template", "--image=any", "--peering="+p.remote.name)
 	for document := range strings.SplitSeq(out, "\n---\n") {
 		var o object
-		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, yaml.Unmarshal([]byte(document), &o))
 		stored := must2(t)(p.api.admin.get(o))
 		all = append(all, fmt.Sprint(o["kind"], " ", field(o, "metadata", "name"), " ", field(stored, "metadata", "generation"), " ", field(stored, "spec")))
 	}
@@ -291,9 +281,7 @@ func TestKubeJoin(t *testing.T) {
 					t.Errorf("%s has changed:\n%q\nbefore\n%q", p.name, now, had[i])
 				}
 			}
-			if err := rome.api.admin.delete(object{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": object{"name": "culvert-milan", "namespace": peeringNamespace}}); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, rome.api.admin.delete(object{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": object{"name": "culvert-milan", "namespace": peeringNamespace}}))
 			if out, err := l.culvert(append([]string{"join"}, both...)...); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
@@ -383,9 +371,7 @@ func (p *peeringLab) applyTemplate(image, force string, args ...string) {
 	out := p.client.run(os.Getenv(binaryEnv), append([]string{"kube", "template", "--image=" + image, "--peering=" + p.remote.name}, args...)...)
 	for document := range strings.SplitSeq(out, "\n---\n") {
 		var o object
-		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
-			p.t.Fatal(err)
-		}
+		need.NoError(p.t, yaml.Unmarshal([]byte(document), &o))
 		if err := p.api.admin.request(http.MethodPatch, pathOf(o)+"?fieldManager=kubectl"+force, "application/apply-patch+yaml", o, nil); err != nil {
 			p.t.Errorf("apply %v %v: %v", o["kind"], field(o, "metadata", "name"), err)
 		}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"culvert/gateway/control"
+	"culvert/integration/need"
 )
 
 const linksUser = "system:serviceaccount:" + liqoNamespace + ":culvert-links"
@@ -42,13 +43,9 @@ func (k *kubeLab) startLinks(template ...string) {
 	}
 	k.api.awaitRight(k.t, linksUser, "create", "/events", k.liqo.tenant())
 	token, err := k.api.token(liqoNamespace, "culvert-links")
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	need.NoError(k.t, err)
 	text, err := k.api.kubeconfig(token)
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	need.NoError(k.t, err)
 	l := &kubeLinks{k: k, kubeconfig: filepath.Join(k.t.TempDir(), "kubeconfig"), processes: make([]*peerProcess, len(k.nodes))}
 	for i := range k.nodes {
 		l.runtime = append(l.runtime, k.t.TempDir())
@@ -60,9 +57,7 @@ func (k *kubeLab) startLinks(template ...string) {
 			l.services[i] = append(slices.Clone(template), "--config", file, "--lease-namespace", announceNamespace)
 		}
 	}
-	if err := os.WriteFile(l.kubeconfig, text, 0o600); err != nil {
-		k.t.Fatal(err)
-	}
+	need.NoError(k.t, os.WriteFile(l.kubeconfig, text, 0o600))
 	k.links = l
 	for i := range k.nodes {
 		l.start(i)
@@ -90,9 +85,7 @@ func (l *kubeLinks) status(i int) (n control.NodeStatus) {
 // end stops the process of a node and waits for it.
 func (l *kubeLinks) end(i int, signal syscall.Signal) {
 	l.k.t.Helper()
-	if err := l.processes[i].cmd.Process.Signal(signal); err != nil {
-		l.k.t.Fatal(err)
-	}
+	need.NoError(l.k.t, l.processes[i].cmd.Process.Signal(signal))
 	<-l.processes[i].ended
 }
 
@@ -175,12 +168,10 @@ func streamsFrom(t *testing.T, from []*peerHost, to *kubeLab, port string, first
 		for i := range n {
 			d := net.Dialer{Timeout: startTimeout, LocalAddr: &net.TCPAddr{Port: min(first, 1) * (first + i)}}
 			var conn net.Conn
-			if err := host.do(func() (err error) {
+			need.NoError(t, host.do(func() (err error) {
 				conn, err = d.Dial("tcp4", net.JoinHostPort(to.seen(to.pod(&kubeNodes[0], 5)), port))
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			all = append(all, startStream(conn, max(50*time.Millisecond, time.Duration(n)*streamPace)))
 		}
 	}
@@ -304,9 +295,7 @@ func TestKubeLinks(t *testing.T) {
 		rome.api.relay.hold(false)
 
 		for _, o := range []object{resource("InternalFabric", again.liqo.tenant(), kubeTurin.name, nil), again.liqo.tunnel(&kubeNodes[0]), again.liqo.tunnel(&kubeNodes[1])} {
-			if err := rome.api.admin.delete(o); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, rome.api.admin.delete(o))
 		}
 		for _, node := range rome.nodes {
 			rome.has(node, again.linkName(), false)
@@ -328,12 +317,10 @@ const maxMovePause = time.Second
 // testKubeGatewayMoves: the gateway's pod gets another address. The time counts from when its InternalFabric is written.
 func testKubeGatewayMoves(t *testing.T, k, to *kubeLab) {
 	var echo *net.UDPConn
-	if err := to.pods[0].do(func() (err error) {
+	need.NoError(t, to.pods[0].do(func() (err error) {
 		echo, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(to.pod(&kubeNodes[0], 5)), Port: 5301})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	defer echo.Close()
 	go func() {
 		for b := make([]byte, 8); ; {
@@ -345,9 +332,7 @@ func testKubeGatewayMoves(t *testing.T, k, to *kubeLab) {
 		}
 	}()
 	conn, err := k.pods[0].dial("udp4", to.seen(to.pod(&kubeNodes[0], 5))+":5301")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer conn.Close()
 	// The reply to the first datagram that was sent after a time.
 	reply := func(since time.Time) (at time.Time, err error) {
@@ -433,9 +418,7 @@ func testKubeBadLinks(t *testing.T, k *kubeLab) {
 			return nil
 		})
 		for _, o := range bad.all {
-			if err := k.api.admin.delete(o); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, k.api.admin.delete(o))
 		}
 	}
 	k.nodes[0].ip("link del liqo.taken")
@@ -464,9 +447,7 @@ func testKubeLinksGone(t *testing.T, k *kubeLab) {
 // uninstalled ends the process of a node when its DaemonSet is gone: its link goes too.
 func (l *kubeLinks) uninstalled(i int) {
 	l.k.t.Helper()
-	if err := l.k.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"namespace": liqoNamespace, "name": "culvert-links"}}); err != nil {
-		l.k.t.Fatal(err)
-	}
+	need.NoError(l.k.t, l.k.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"namespace": liqoNamespace, "name": "culvert-links"}}))
 	l.end(i, syscall.SIGTERM)
 	l.k.has(l.k.nodes[i], l.k.linkName(), false)
 }
@@ -506,9 +487,7 @@ func testKubeLinksServe(t *testing.T, k *kubeLab) {
 	}
 
 	text, err := k.api.kubeconfig("nobody")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	nobody := filepath.Join(t.TempDir(), "kubeconfig")
 	writeReadable(t, nobody, string(text))
 	other := k.nodes[1].start(nil, os.Getenv(binaryEnv), "node", "--kube", "--node-name", kubeNodes[1].name, "--kubeconfig", nobody)

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // matchEdits add rules that drop packets by each property that a match of a FirewallConfiguration
@@ -50,14 +52,10 @@ func matchEdits(rome *kubeLab, p *kubeProbes) []kubeEdit {
 func (k *kubeLab) testKubeUnknown(t *testing.T, p *kubeProbes, other *kubeLab) {
 	was := k.asApplied(t, "FirewallConfiguration", liqoNamespace, "service-nodeport-routing")
 	text, err := json.Marshal(was)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	const another = "10.70.0.9"
 	var changed object
-	if err := json.Unmarshal(bytes.ReplaceAll(text, []byte(`"`+k.unknown()+`"`), []byte(`"`+another+`"`)), &changed); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, json.Unmarshal(bytes.ReplaceAll(text, []byte(`"`+k.unknown()+`"`), []byte(`"`+another+`"`)), &changed))
 	for _, edit := range []struct {
 		o    object
 		from string
@@ -76,9 +74,7 @@ func (k *kubeLab) testKubeUnknown(t *testing.T, p *kubeProbes, other *kubeLab) {
 func (k *kubeLab) testKubeClamp(t *testing.T, other *kubeLab) {
 	n := &kubeNodes[1]
 	l, err := other.pods[1].listen("tcp4", net.JoinHostPort(other.pod(n, 5), "5204"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer l.Close()
 	segments := func() (size int, err error) {
 		conn, err := k.pods[1].dial("tcp4", net.JoinHostPort(other.seen(other.pod(n, 5)), "5204"))

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // A pathWatch sends datagrams to a host that returns them, and notes how long no answer came. The streams beside it cannot tell:
@@ -22,16 +24,12 @@ const watchPace = 10 * time.Millisecond
 func watchPath(t *testing.T, server *peerHost, own string, client *peerHost, at string) *pathWatch {
 	t.Helper()
 	var listener net.PacketConn
-	if err := server.do(func() (err error) {
+	need.NoError(t, server.do(func() (err error) {
 		listener, err = net.ListenPacket("udp4", own)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	conn, err := client.dial("udp4", at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var tasks sync.WaitGroup
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(func() {

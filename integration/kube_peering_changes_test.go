@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // testPeeringPutBack: what others remove comes back.
@@ -140,9 +142,7 @@ func testPeeringAnother(t *testing.T, rome *peeringLab, streams []*linkStream) {
 	testKubePods(t, &again, turin)
 	testKubePods(t, turin, &again)
 	requireAlive(t, "a second peering", streams)
-	if err := p.api.admin.delete(with); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, p.api.admin.delete(with))
 	for _, node := range p.nodes {
 		eventually(t, node.name+": the link of the second peering has gone", func() error {
 			if out, err := node.try("", "ip", "link", "show", "cv-turin"); err == nil {
@@ -185,9 +185,7 @@ func testPeeringPods(t *testing.T, p, other *peeringLab) {
 
 // testPeeringDeleted: without a Peering, nodes have nothing of it and the gateway has no peer.
 func testPeeringDeleted(t *testing.T, p *peeringLab) {
-	if err := p.api.admin.delete(p.peering()); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, p.api.admin.delete(p.peering()))
 	for _, node := range p.nodes {
 		eventually(t, node.name+" has nothing of the Peering", func() error {
 			for _, left := range [][]string{{"ip", "link", "show", "cv-" + p.remote.name}, {"nft", "list", "table", "ip", "culvert"}} {
@@ -210,9 +208,7 @@ func testPeeringDeleted(t *testing.T, p *peeringLab) {
 // testPeeringGatewayEnds: a gateway that ends says so, and the next one carries on with the assignments that there are.
 func testPeeringGatewayEnds(t *testing.T, p, other *peeringLab) {
 	before := fmt.Sprint(p.status("nodes"))
-	if err := p.gateway.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, p.gateway.cmd.Process.Signal(syscall.SIGTERM))
 	<-p.gateway.ended
 	if got := p.condition("Connected"); !strings.HasPrefix(got, "False GatewayStopped") {
 		t.Errorf("Connected is %s", got)
@@ -238,9 +234,7 @@ func testPeeringGone(t *testing.T, p *peeringLab) {
 	}
 	p.startAgent(0)
 	await(t, "the first node's link is up", func() bool { return strings.Contains(p.agents[0].output(), "link is up") })
-	if err := p.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": "culvert-node", "namespace": agentNamespace}}); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, p.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": "culvert-node", "namespace": agentNamespace}}))
 	p.endAgent(0, syscall.SIGTERM)
 	if out := p.nodes[1].run(os.Getenv(binaryEnv), "node", "--kube", "--remove"); !strings.Contains(out, "removed link "+link) || !strings.Contains(out, "removed nftables table ip culvert") {
 		t.Error(out)
@@ -324,9 +318,7 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 	agent := p.asAgent(&kubeNodes[0])
 	put := func(o object) error {
 		stored, err := p.api.admin.get(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		stored["spec"] = o["spec"]
 		return agent.request(http.MethodPut, pathOf(o), "application/json", stored, nil)
 	}
@@ -396,9 +388,7 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 		if c.name == "services" {
 			p.awaitAgentStatus(1, "left out: Peering/culvert/bad-services: spec.remote.podCIDRs[0].remap")
 		}
-		if err := p.api.admin.delete(o); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, p.api.admin.delete(o))
 	}
 	eventually(t, "an Event", func() error {
 		all, err := p.api.admin.list("v1", "Event", agentNamespace)
@@ -421,9 +411,7 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 func must2(t *testing.T) func(object, error) object {
 	return func(o object, err error) object {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		return o
 	}
 }

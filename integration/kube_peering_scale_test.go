@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 const (
@@ -58,9 +60,7 @@ func TestKubePeeringScale(t *testing.T) {
 			n, from, to := &crowd.nodes[i%len(crowd.nodes)], i/len(crowd.nodes), peeringPods+i/len(crowd.nodes)
 			changed := object{"status": object{"podIP": crowd.pod(n, to), "podIPs": []object{{"ip": crowd.pod(n, to)}}}}
 			path := kubePath("v1", "Pod", "default", crowdPodName(n, from)) + "/status"
-			if err := rome.api.admin.request(http.MethodPatch, path, "application/merge-patch+json", changed, nil); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, rome.api.admin.request(http.MethodPatch, path, "application/merge-patch+json", changed, nil))
 			took := max(crowd.await(t, crowd.pod(n, to), n, peeringSoon), crowd.await(t, crowd.pod(n, from), nil, peeringSoon))
 			slowest = max(slowest, took)
 		}

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"culvert/integration/need"
 )
 
 const (
@@ -74,9 +76,7 @@ func (p *peeringLab) template(args ...string) {
 	out := p.client.run(os.Getenv(binaryEnv), append([]string{"kube", "template", "--image=registry.example/culvert:test"}, args...)...)
 	for _, document := range strings.Split(out, "\n---\n") {
 		var o object
-		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
-			p.t.Fatal(err)
-		}
+		need.NoError(p.t, yaml.Unmarshal([]byte(document), &o))
 		eventually(p.t, fmt.Sprint("apply ", field(o, "kind"), " ", field(o, "metadata", "name")), func() error {
 			err := p.api.admin.apply(o)
 			if refused := new(kubeError); err != nil && !errors.As(err, &refused) {
@@ -166,29 +166,21 @@ func (p *peeringLab) agentToken(n *kubeNode) string {
 		"spec": object{"nodeName": n.name, "serviceAccountName": "culvert-node", "hostNetwork": true, "containers": []object{{"name": "culvert", "image": "culvert"}}}}
 	p.apply(pod)
 	stored, err := p.api.admin.get(pod)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	need.NoError(p.t, err)
 	var answer struct{ Status struct{ Token string } }
 	request := object{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": object{"expirationSeconds": 3600,
 		"boundObjectRef": object{"kind": "Pod", "apiVersion": "v1", "name": field(pod, "metadata", "name"), "uid": field(stored, "metadata", "uid")}}}
-	if err := p.api.admin.request(http.MethodPost, kubePath("v1", "ServiceAccount", agentNamespace, "culvert-node")+"/token", "application/json", request, &answer); err != nil {
-		p.t.Fatal(err)
-	}
+	need.NoError(p.t, p.api.admin.request(http.MethodPost, kubePath("v1", "ServiceAccount", agentNamespace, "culvert-node")+"/token", "application/json", request, &answer))
 	return answer.Status.Token
 }
 
 func (p *peeringLab) kubeconfig(token string) string {
 	p.t.Helper()
 	text, err := p.api.kubeconfig(token)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	need.NoError(p.t, err)
 	dir := p.t.TempDir()
 	file := filepath.Join(dir, "kubeconfig")
-	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o711), os.WriteFile(file, text, 0o644)); err != nil {
-		p.t.Fatal(err)
-	}
+	need.NoError(p.t, errors.Join(os.Chmod(filepath.Dir(dir), 0o711), os.WriteFile(file, text, 0o644)))
 	return file
 }
 
@@ -196,9 +188,7 @@ func (p *peeringLab) kubeconfig(token string) string {
 func (p *peeringLab) startGateway(pod string) {
 	p.t.Helper()
 	token, err := p.api.token(peeringNamespace, "culvert-"+p.remote.name)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	need.NoError(p.t, err)
 	p.gateway = p.gatewayHost.startAs(unprivilegedUID, unprivilegedUID, os.Getenv(binaryEnv), "gateway", "--kube", "--name="+p.remote.name, "--namespace="+peeringNamespace,
 		"--node-name="+kubeNodes[p.on].name, "--pod-name="+pod, "--pod-ips="+p.kubeLab.gateway(), "--metrics-address="+metricsAddress,
 		"--health-probe-bind-address="+healthAddress, "--kubeconfig="+p.kubeconfig(token))
@@ -228,9 +218,7 @@ func (p *peeringLab) awaitAgentStatus(i int, what ...string) {
 
 func (p *peeringLab) endAgent(i int, signal syscall.Signal) {
 	p.t.Helper()
-	if err := p.agents[i].cmd.Process.Signal(signal); err != nil {
-		p.t.Fatal(err)
-	}
+	need.NoError(p.t, p.agents[i].cmd.Process.Signal(signal))
 	<-p.agents[i].ended
 }
 
@@ -238,9 +226,7 @@ func (p *peeringLab) endAgent(i int, signal syscall.Signal) {
 func (p *peeringLab) status(path ...string) any {
 	p.t.Helper()
 	stored, err := p.api.admin.get(p.peering())
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	need.NoError(p.t, err)
 	return field(stored, append([]string{"status"}, path...)...)
 }
 

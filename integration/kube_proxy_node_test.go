@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -43,9 +44,7 @@ func newProxyNode(t *testing.T, name string, f *proxyFamily) *proxyNode {
 		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
 		return unix.IoctlIfreq(n.file, unix.TUNSETIFF, request)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { unix.Close(n.file) })
 	n.ip("link set eth0 addrgenmode none up", "address add "+f.node+bits+" dev eth0")
 	if strings.Contains(f.node, ":") {

@@ -84,9 +84,7 @@ func TestKubeProxyAgrees(t *testing.T) {
 
 func compareWithKubeProxy(t *testing.T, f proxyFamily) {
 	seed, err := strconv.ParseUint(os.Getenv(proxySeedEnv), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Logf("replay with -oracle.seed=%d", seed)
 	c := &proxyComparison{T: t, Rand: rand.New(rand.NewPCG(seed, 0)), f: f, counts: map[string]int{},
 		kube: newProxyNode(t, "kube", &f), culvert: newProxyNode(t, "culvert", &f), file: filepath.Join(t.TempDir(), "node.yaml")}
@@ -115,17 +113,11 @@ func (c *proxyComparison) startKubeProxy() {
 	c.Helper()
 	cmd := need.Command(c, filepath.Join(os.Getenv(kubeAssetsEnv), "kubeproxy"), "-node", "n1", "-address", c.f.node, "-pods", c.f.pods, "-services", c.f.services)
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		c.Fatal(err)
-	}
+	need.NoError(c, err)
 	log, err := os.Create(filepath.Join(c.TempDir(), "kube-proxy.log"))
-	if err != nil {
-		c.Fatal(err)
-	}
+	need.NoError(c, err)
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := c.kube.do(cmd.Start); err != nil {
-		c.Fatal(err)
-	}
+	need.NoError(c, c.kube.do(cmd.Start))
 	c.sets = in
 	c.Cleanup(func() {
 		cmd.Process.Kill()
@@ -184,15 +176,11 @@ func (c *proxyComparison) next(services []*proxyService) {
 		endpoints: []proxyEndpoint{{c.f.pod(2, 251), "n2"}}}
 	all := append(slices.Clone(services), &c.marker)
 	text, err := json.Marshal(c.f.objects(all))
-	if err != nil {
-		c.Fatal(err)
-	}
+	need.NoError(c, err)
 	if _, err := c.sets.Write(append(text, '\n')); err != nil {
 		c.Fatal(err)
 	}
-	if err := os.WriteFile(c.file, []byte(c.f.yaml(all)), 0o600); err != nil {
-		c.Fatal(err)
-	}
+	need.NoError(c, os.WriteFile(c.file, []byte(c.f.yaml(all)), 0o600))
 	if c.process == nil {
 		c.culvert.refused = refuseNetfilter
 		c.process = c.culvert.start(nil, os.Getenv(binaryEnv), "node", "--config", c.file)
@@ -213,9 +201,7 @@ func (c *proxyComparison) next(services []*proxyService) {
 	}
 	// kube-proxy removes UDP entries of deleted endpoints some time after their rules, but this
 	// test compares new connections.
-	if err := c.kube.do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
-		c.Fatal(err)
-	}
+	need.NoError(c, c.kube.do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 	for _, s := range services {
 		for _, g := range c.groups(s) {
 			c.compare(g)

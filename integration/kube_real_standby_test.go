@@ -66,9 +66,7 @@ func (g *realGateway) copied() (all string) {
 	active := g.active()
 	for _, pod := range g.pods() {
 		page, err := g.pod(g.cluster, "culvert/"+pod).getFrom("127.0.0.1:8082", "/metrics")
-		if err != nil {
-			g.t.Fatal(err)
-		}
+		need.NoError(g.t, err)
 		_, rest, _ := strings.Cut(page, "\nculvert_connections ")
 		n, _, _ := strings.Cut(rest, "\n")
 		if pod == active {
@@ -84,12 +82,8 @@ func (g *realGateway) copied() (all string) {
 func (g *realGateway) signal(s syscall.Signal) {
 	g.t.Helper()
 	pid, err := strconv.Atoi(strings.TrimSpace(g.script("process", g.cluster, "culvert/"+g.active())))
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	if err := syscall.Kill(pid, s); err != nil {
-		g.t.Fatal(err)
-	}
+	need.NoError(g.t, err)
+	need.NoError(g.t, syscall.Kill(pid, s))
 	eventually(g.t, "the process ends", func() error {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err == nil && !strings.Contains(string(status), ") Z ") {
@@ -153,13 +147,9 @@ func (g *realGateway) cut() (heal func()) {
 func (g *realGateway) away(long time.Duration) {
 	g.t.Helper()
 	text, err := os.ReadFile(filepath.Join(g.dir, g.cluster, "apiserver.pid"))
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	need.NoError(g.t, err)
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	need.NoError(g.t, err)
 	syscall.Kill(pid, syscall.SIGSTOP)
 	gone := time.NewTimer(long)
 	<-gone.C

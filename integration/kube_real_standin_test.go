@@ -54,9 +54,7 @@ spec:
 		f := newTalks(t)
 		for _, h := range []*peerHost{peer, l.pod("rome", "default/hello-2")} {
 			listener, err := h.listen("tcp4", ":"+realPort)
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			t.Cleanup(func() { listener.Close() })
 			go f.accept(listener)
 		}

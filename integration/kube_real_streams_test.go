@@ -75,9 +75,7 @@ func (l *realLab) listen(serve func(net.Listener)) {
 	for _, cluster := range realNames {
 		for _, pod := range []string{"hello-1", "hello-2"} {
 			listener, err := l.pod(cluster, "default/"+pod).listen("tcp4", ":"+realPort)
-			if err != nil {
-				l.t.Fatal(err)
-			}
+			need.NoError(l.t, err)
 			l.t.Cleanup(func() { listener.Close() })
 			go serve(listener)
 		}

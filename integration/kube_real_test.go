@@ -118,9 +118,7 @@ func (l *realLab) kubectl(cluster string, args ...string) string {
 func (l *realLab) apply(cluster, text string) {
 	l.t.Helper()
 	file := filepath.Join(l.t.TempDir(), "objects.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		l.t.Fatal(err)
-	}
+	need.NoError(l.t, os.WriteFile(file, []byte(text), 0o600))
 	eventuallyWithin(l.t, kubeStartTimeout, cluster+" takes objects", func() error {
 		out, err := l.command("shell", "kubectl", "--context", cluster, "apply", "--server-side", "--force-conflicts", "-f", file).CombinedOutput()
 		if err != nil {

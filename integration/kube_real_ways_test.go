@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/integration/lab"
+	"culvert/integration/need"
 	"culvert/kube/manifests"
 )
 
@@ -27,13 +28,9 @@ func testRealMessages(t *testing.T, l *realLab, before map[string][]string) {
 		if exit := new(exec.ExitError); errors.As(err, &exit) {
 			t.Fatalf("culvert %q: %v\n%s", args, err, exit.Stderr)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		file := filepath.Join(t.TempDir(), "message")
-		if err := os.WriteFile(file, out, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(file, out, 0o600))
 		return file
 	}
 	invitation := message("invite", "--context", "milan", "--peer", "rome", "--image="+realImage, "--yes")
@@ -134,13 +131,9 @@ func testRealChart(t *testing.T, l *realLab, before map[string][]string) {
 		values := map[string]any{"image": realImage, "peerings": []any{map[string]any{"name": peer, "expose": expose, "imports": imports}}}
 		for _, name := range slices.Sorted(maps.Keys(manifests.Chart())) {
 			text, err := os.ReadFile(filepath.Join("..", "kube", "chart", "templates", name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			b.WriteString("---\n")
-			if err := template.Must(template.New(name).Funcs(template.FuncMap{"int": func(any) int { return 1 }}).Parse(string(text))).Execute(&b, map[string]any{"Values": values}); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, template.Must(template.New(name).Funcs(template.FuncMap{"int": func(any) int { return 1 }}).Parse(string(text))).Execute(&b, map[string]any{"Values": values}))
 		}
 		return b.String()
 	}
@@ -157,9 +150,7 @@ func testRealChart(t *testing.T, l *realLab, before map[string][]string) {
 	})
 	for cluster, text := range texts {
 		file := filepath.Join(t.TempDir(), cluster)
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 		l.kubectl(cluster, "delete", "--wait", "--timeout=90s", "-f", file)
 	}
 	eventuallyWithin(t, kubeStartTimeout, "the import goes with the right to it", func() error {
@@ -179,9 +170,7 @@ func (l *realLab) requireRights(t *testing.T, all bool) {
 	used := map[string]bool{} // by account, without the name of its Peering
 	for _, cluster := range realNames {
 		log, err := lab.ReadLines(filepath.Join(l.dir, cluster, "audit.log"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		for line := range strings.Lines(log) {
 			var e auditEvent
 			if err := json.Unmarshal([]byte(line), &e); err != nil {
@@ -218,9 +207,7 @@ func grantedRights(t *testing.T) (all []string) {
 			Metadata struct{ Name string }
 			Rules    []struct{ APIGroups, Resources, Verbs []string }
 		}
-		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, yaml.Unmarshal([]byte(document), &role))
 		account := "culvert-gateway"
 		if role.Metadata.Name == "culvert-node" {
 			account = "culvert-node"

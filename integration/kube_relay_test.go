@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // A kubeRelay stands between gateways and the API server, so that a test may cut or hold their
@@ -30,9 +32,7 @@ const kubeRelayPort = kubeAPIPort + 1
 func startKubeRelay(h *peerHost, address string) *kubeRelay {
 	h.t.Helper()
 	l, err := h.listen("tcp4", net.JoinHostPort(address, strconv.Itoa(kubeRelayPort)))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	need.NoError(h.t, err)
 	r := &kubeRelay{listener: l, conns: make(map[*net.TCPConn]bool)}
 	r.moves = sync.NewCond(&r.mu)
 	h.t.Cleanup(func() {
@@ -144,9 +144,7 @@ func (k *kubeAPI) store(t *testing.T, key string, o object) {
 	if err == nil {
 		err = k.askEtcd(t).request(http.MethodPost, "/v3/kv/put", "application/json", object{"key": []byte(key), "value": text}, nil)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 }
 
 // compact makes etcd forget everything but the present objects.
@@ -154,9 +152,7 @@ func (k *kubeAPI) compact(t *testing.T) {
 	t.Helper()
 	etcd := k.askEtcd(t)
 	var found struct{ Header struct{ Revision string } }
-	if err := etcd.request(http.MethodPost, "/v3/kv/range", "application/json", object{"key": "AA=="}, &found); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, etcd.request(http.MethodPost, "/v3/kv/range", "application/json", object{"key": "AA=="}, &found))
 	err := etcd.request(http.MethodPost, "/v3/kv/compaction", "application/json", object{"revision": found.Header.Revision, "physical": true}, nil)
 	if err != nil {
 		t.Fatalf("compact at revision %s: %v", found.Header.Revision, err)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"culvert/integration/need"
 )
 
 // resource returns a Liqo resource; labels are key, value, key, value…
@@ -28,9 +30,7 @@ func pairs(of ...string) object {
 func readYAML(t *testing.T, file string) object {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	var o object
 	if err := yaml.Unmarshal(text, &o); err != nil {
 		t.Fatalf("%s: %v", file, err)
@@ -42,9 +42,7 @@ func readYAML(t *testing.T, file string) object {
 func readResources(t *testing.T, file string) (all []object) {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return parseResources(t, file, text)
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/need"
 	"culvert/kube/template"
 )
 
@@ -21,9 +22,7 @@ const kubeState = "/var/lib/culvert"
 func keepsState(t *testing.T, server bool) (flag string) {
 	t.Helper()
 	made, _, err := template.From(template.Default(server, "liqo", liqoNamespace), "registry.invalid/culvert:1", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	deployment := field(made, "spec", "template", "spec", "deployment", "spec").(object)
 	pod := field(deployment, "template", "spec").(object)
 	container := pod["containers"].([]any)[0].(object)
@@ -71,9 +70,7 @@ func testKubeRestart(t *testing.T, rome, milan *kubeLab) {
 
 	pod := milan.pod(&kubeNodes[0], 5)
 	l, err := milan.pods[0].listen("tcp4", net.JoinHostPort(pod, exchangePort))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer l.Close()
 	var near, far []net.Conn
 	var seen []string
@@ -84,14 +81,10 @@ func testKubeRestart(t *testing.T, rome, milan *kubeLab) {
 			conn, err = d.Dial("tcp4", net.JoinHostPort(milan.seen(pod), exchangePort))
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer conn.Close()
 		accepted, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer accepted.Close()
 		near, far, seen = append(near, conn), append(far, accepted), append(seen, accepted.RemoteAddr().String())
 	}

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // kubeScale is how large the large cluster is, and for how long its pods change.
@@ -236,19 +238,13 @@ func (k *kubeLab) stream(t *testing.T, other *kubeLab) *atomic.Int64 {
 	t.Helper()
 	n := &kubeNodes[0]
 	l, err := other.pods[0].listen("tcp4", net.JoinHostPort(other.pod(n, 5), kubeStreamPort))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { l.Close() })
 	conn, err := k.pods[0].dial("tcp4", net.JoinHostPort(other.seen(other.pod(n, 5)), kubeStreamPort))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	sink, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	t.Cleanup(func() { sink.Close() })
 	arrived := new(atomic.Int64)
 	go func() {
@@ -274,16 +270,12 @@ func (k *kubeLab) stream(t *testing.T, other *kubeLab) *atomic.Int64 {
 func (p *peerProcess) cpu(t *testing.T) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	_, rest, _ := strings.Cut(string(text), ") ") // behind its name
 	var ticks int
 	for _, field := range strings.Fields(rest)[11:13] { // utime and stime
 		n, err := strconv.Atoi(field)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		ticks += n
 	}
 	return time.Duration(ticks) * time.Second / 100 // USER_HZ
@@ -298,9 +290,7 @@ func (p *peerProcess) memory(t *testing.T, field string) int {
 	for name, value := range p.lines(t, "status", ":") {
 		if name == field {
 			kib, err := strconv.Atoi(strings.Fields(value)[0])
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			return kib << 10
 		}
 	}

@@ -73,9 +73,7 @@ func shortConnections(t *testing.T, from []*peerHost, at string) (done int64) {
 func bulk(t *testing.T, from *peerHost, at string) (bytes int64) {
 	t.Helper()
 	conn, err := from.dial("tcp4", at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer conn.Close()
 	const rate = 50e6 // bytes a second
 	tick := time.NewTicker(time.Millisecond)

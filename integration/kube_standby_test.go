@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // The times of the election in these tests: Liqo's 15, 10 and 2 s, divided by five.
@@ -280,9 +282,7 @@ func TestKubeStandby(t *testing.T) {
 		}
 		rome.requireWithinRole(t)
 		events, err := rome.api.admin.list("v1", "Event", rome.liqo.tenant())
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		changes := 0
 		for _, e := range events {
 			if e["reason"] == "RoleChanged" && e["type"] == "Normal" {

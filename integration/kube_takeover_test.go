@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // servesWithin is how soon after its start a node serves without the API server. The best of
@@ -119,9 +121,7 @@ func TestKubeTakeOver(t *testing.T) {
 		}
 		start()
 		l.says(l.n1, "this node answers for an address", 1)
-		if err := l.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"namespace": "kube-system", "name": "culvert-node"}}); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, l.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"namespace": "kube-system", "name": "culvert-node"}}))
 		if said, rules := ends(); !strings.Contains(said, "removed with the DaemonSet") || strings.Contains(rules, "culvert") {
 			t.Errorf("after its DaemonSet has gone,\n%s\nis left, and it said\n%s", rules, said)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"culvert/integration/need"
 	"culvert/kube/template"
 )
 
@@ -63,17 +64,11 @@ func newKubeOperator(k *kubeLab) *kubeOperator {
 	)
 	k.api.awaitRight(k.t, "system:serviceaccount:"+liqoNamespace+":"+kubeReader, "list", "networking.liqo.io/internalnodes", "")
 	token, err := k.api.token(liqoNamespace, kubeReader)
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	need.NoError(k.t, err)
 	text, err := k.api.kubeconfig(token)
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	need.NoError(k.t, err)
 	o := &kubeOperator{k, filepath.Join(k.t.TempDir(), "kubeconfig")}
-	if err := os.WriteFile(o.file, text, 0o600); err != nil {
-		k.t.Fatal(err)
-	}
+	need.NoError(k.t, os.WriteFile(o.file, text, 0o600))
 	return o
 }
 
@@ -86,22 +81,16 @@ func (o *kubeOperator) culvert(args ...string) (string, error) {
 func (o *kubeOperator) printTemplates(t *testing.T) map[string]object {
 	t.Helper()
 	printed, err := o.culvert("template", "--image", "registry.invalid/culvert:1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	templates := map[string]object{}
 	for _, document := range strings.Split(printed, "\n---\n") {
 		var one object
-		if err := yaml.Unmarshal([]byte(document), &one); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, yaml.Unmarshal([]byte(document), &one))
 		o.liqo.apply(one)
 		// A template's schema accepts anything and drops what it does not know, so look at the
 		// stored object.
 		stored, err := o.api.admin.get(one)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		templates[one["kind"].(string)] = stored
 	}
 	return templates
@@ -130,13 +119,9 @@ func deployments(t *testing.T, capture, kind string, templates map[string]object
 		if err == nil {
 			err = json.Unmarshal(spec, &gateway.Spec)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		made, err := template.Render(templates[kind], gateway)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		captured := readYAML(t, filepath.Join("../kube/testdata", capture, g.made+".yaml"))
 		return deployment(captured, gateway.Namespace, gateway.Name), deployment(made, gateway.Namespace, gateway.Name)
 	}
@@ -187,9 +172,7 @@ func testKubeRestricted(t *testing.T, o *kubeOperator, templates map[string]obje
 // controller would. It cannot where another release's selector differs.
 func testKubeSwitch(t *testing.T, o *kubeOperator, templates map[string]object) {
 	other, _, err := template.From(template.Default(true, "another", liqoNamespace), "registry.invalid/culvert:1", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, capture := range captures {
 		for _, g := range kubeGateways {
 			stock, ours := deployments(t, capture, g.template, templates)
@@ -213,9 +196,7 @@ func testKubeSwitch(t *testing.T, o *kubeOperator, templates map[string]object) 
 					t.Errorf("%s: a selector of another release: %v", capture, err)
 				}
 			}
-			if err := o.api.admin.request(http.MethodDelete, pathOf(stock), "application/json", nil, nil); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, o.api.admin.request(http.MethodDelete, pathOf(stock), "application/json", nil, nil))
 		}
 	}
 }
@@ -257,9 +238,7 @@ func testKubeCheck(t *testing.T, o *kubeOperator, templates map[string]object) {
 	field(gateway, "spec", "serverTemplateRef").(object)["name"] = template.ServerName
 	o.liqo.apply(gateway)
 	stored, err := o.api.admin.get(gateway)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	container := field(ours, "spec", "template", "spec", "containers").([]any)[0].(object)
 	for i, arg := range container["args"].([]any) {
 		if strings.HasPrefix(arg.(string), "--gateway-uid=") { // this API server has assigned another
@@ -306,9 +285,7 @@ func testKubeStart(t *testing.T, o *kubeOperator, templates map[string]object) {
 	g := template.Gateway{Name: o.liqo.account(), Namespace: o.liqo.tenant(), ClusterID: o.remote().name, GatewayUID: kubeGatewayUID}
 	g.Spec.MTU, g.Spec.Endpoint.Port, g.Spec.Endpoint.Addresses = kubeMTU, 51840, []string{o.remote().peering}
 	made, err := template.Render(templates[template.ClientKind], g)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	container := field(made, "spec", "deployment", "spec", "template", "spec", "containers").([]any)[0]
 	var args []string
 	for _, arg := range field(container.(object), "args").([]any) {
@@ -318,9 +295,7 @@ func testKubeStart(t *testing.T, o *kubeOperator, templates map[string]object) {
 	p := o.startLiqoGateway(uid, gid, args[1:]...)
 	for _, path := range []string{"/healthz", "/readyz"} {
 		eventually(t, path, func() error {
-			if err := p.running(); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, p.running())
 			_, err := o.gatewayHost.getFrom("127.0.0.1:8085", path)
 			return err
 		})
@@ -348,9 +323,7 @@ func testKubePeer(t *testing.T, o *kubeOperator, _ map[string]object) {
 	startWireGuard(t, milan, key, base64.StdEncoding.EncodeToString(o.key.PublicKey().Bytes()))
 	peer := startCheckPeer(t, milan)
 	public, err := base64.StdEncoding.DecodeString(key.public)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	began := time.Now()
 	o.liqo.keysExchanged(public)
 	peer.converse(t, o.gatewayHost, o.isConnected)
@@ -359,9 +332,7 @@ func testKubePeer(t *testing.T, o *kubeOperator, _ map[string]object) {
 	// Everything exists when the pod is recreated.
 	o.kubeLab.culvert.stop()
 	connection := resource("Connection", o.liqo.tenant(), "gw-"+o.liqo.account(), nil)
-	if err := o.api.admin.delete(connection); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, o.api.admin.delete(connection))
 	began = time.Now()
 	o.startLiqoGateway(1000680000, 0)
 	eventuallyWithin(t, kubeConnects, "the gateway is connected again", o.isConnected)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"culvert/gateway/config"
+	"culvert/integration/need"
 	"culvert/nat"
 )
 
@@ -39,9 +40,7 @@ func BenchmarkPodChange(b *testing.B) {
 		if c.Site != nil || len(c.Put) != 1 {
 			b.Fatalf("%d pieces", len(c.Put))
 		}
-		if err := e.Put(c.Put[0].Key, c.Put[0].Resource); err != nil {
-			b.Fatal(err)
-		}
+		need.NoError(b, e.Put(c.Put[0].Key, c.Put[0].Resource))
 		e.CommitRules()
 		s.Verdicts()
 		i++
@@ -87,9 +86,7 @@ func BenchmarkWatchedPodChange(b *testing.B) {
 	}))
 	defer api.Close()
 	client, err := NewClient(&rest.Config{Host: api.URL, QPS: -1})
-	if err != nil {
-		b.Fatal(err)
-	}
+	need.NoError(b, err)
 	self := gatewayOf("cluster-b")
 	g := &benchGateway{b: b, self: self, committed: make(chan struct{}, 1)}
 	if g.Engine, err = nat.New([16]byte{1}, new(Site).Config(baseOf(self.Remote)).NAT(config.Links{}, 0)); err != nil {
@@ -106,9 +103,7 @@ func BenchmarkWatchedPodChange(b *testing.B) {
 	var texts [][]byte
 	for _, o := range stored(b, crowdChanges(b)...) {
 		text, err := json.Marshal(map[string]any{"type": "MODIFIED", "object": o})
-		if err != nil {
-			b.Fatal(err)
-		}
+		need.NoError(b, err)
 		texts = append(texts, text)
 	}
 	b.SetBytes(int64(len(texts[0])))
@@ -145,13 +140,9 @@ func (g *benchGateway) Speaks() bool { return true }
 func stored(b *testing.B, objects ...*Object) (all []map[string]any) {
 	for _, o := range objects {
 		text, err := json.Marshal(o)
-		if err != nil {
-			b.Fatal(err)
-		}
+		need.NoError(b, err)
 		var u map[string]any
-		if err := json.Unmarshal(text, &u); err != nil {
-			b.Fatal(err)
-		}
+		need.NoError(b, json.Unmarshal(text, &u))
 		u["apiVersion"] = group + "/" + version
 		if o.Kind == KindRoute || o.Kind == KindFirewall {
 			u["status"] = map[string]any{"conditions": []any{map[string]any{"host": "cluster-b", "type": "Applied", "status": "True", "lastTransitionTime": "2026-11-21T00:00:00Z"}}}
@@ -210,9 +201,7 @@ func crowdRoutes(b *testing.B, node, changed int) *Object {
 		map[string]any{"dst": fmt.Sprintf("10.80.%d.%d/32", 1+node/256, node%256), "routes": []any{map[string]any{"dst": fmt.Sprintf("10.80.%d.%d/32", 1+node/256, node%256), "dev": device}}},
 		map[string]any{"iif": "liqo-tunnel", "routes": all},
 	}}})
-	if err != nil {
-		b.Fatal(err)
-	}
+	need.NoError(b, err)
 	o := object(b, fmt.Sprintf(`{kind: RouteConfiguration, metadata: {name: n%d, namespace: liqo, uid: r%d, labels: {networking.liqo.io/route-category: gateway, networking.liqo.io/route-subcategory: fabric}}}`, node, node))
 	o.Spec = spec
 	return o

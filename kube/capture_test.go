@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/rules"
 )
@@ -34,13 +35,9 @@ func TestCapturesGiveTheRulesThatNatHasChecked(t *testing.T) {
 				}
 				name := filepath.Join("..", "nat", "testdata", "liqo-crs", capture, remote+".json")
 				text, err := os.ReadFile(name)
-				if err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, err)
 				var checked nat.Config
-				if err := json.Unmarshal(text, &checked); err != nil {
-					t.Fatal(err)
-				}
+				need.NoError(t, json.Unmarshal(text, &checked))
 				firewall, routing := g.tables()
 				if *update {
 					checked.Firewall, checked.Routing = firewall, routing
@@ -123,10 +120,6 @@ func writeJSON(t *testing.T, name string, v any) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetIndent("", "\t")
-	if err := e.Encode(v); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, b.Bytes(), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.Encode(v))
+	need.NoError(t, os.WriteFile(name, b.Bytes(), 0o644))
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"culvert/gateway/config"
+	"culvert/integration/need"
 	"culvert/nat"
 )
 
@@ -23,17 +24,13 @@ func (g *liveGateway) take(s *State) {
 	if c.Site != nil {
 		all := c.Site.Config(baseOf(g.self.Remote))
 		g.links = g.links.Assign(all.Geneve.Nodes)
-		if err := g.engine.Apply(all.NAT(g.links, 0)); err != nil {
-			g.t.Fatal(err)
-		}
+		need.NoError(g.t, g.engine.Apply(all.NAT(g.links, 0)))
 	}
 	for _, key := range c.Delete {
 		g.engine.Delete(key)
 	}
 	for _, p := range c.Put {
-		if err := g.engine.Put(p.Key, p.Resource); err != nil {
-			g.t.Fatal(err)
-		}
+		need.NoError(g.t, g.engine.Put(p.Key, p.Resource))
 	}
 	g.engine.CommitRules()
 }
@@ -63,9 +60,7 @@ func TestResourcesDeletedAndRestored(t *testing.T) {
 	self := gatewayOf("cluster-b")
 	objects := loadCapture(t, captures[0])
 	e, err := nat.New([16]byte{1}, new(Site).Config(baseOf(self.Remote)).NAT(config.Links{}, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	g := &liveGateway{t: t, engine: e, self: self}
 	s := NewState(self)
 	for _, o := range objects {

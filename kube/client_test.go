@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+
+	"culvert/integration/need"
 )
 
 const storedText = `{"apiVersion": "networking.liqo.io/v1beta1", "kind": "RouteConfiguration",
@@ -43,9 +45,7 @@ func clientOf(t *testing.T, answer func(method, path string, body []byte) (int, 
 	}))
 	t.Cleanup(api.Close)
 	client, err := NewClient(&rest.Config{Host: api.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return client.Resource(gvr(KindRoute)).Namespace("liqo")
 }
 
@@ -61,20 +61,14 @@ func TestObjectsAreWrittenBackWhole(t *testing.T) {
 		return http.StatusOK, storedText
 	})
 	u, err := client.Get(t.Context(), "r", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	was, _, err := unstructured.NestedSlice(u.Object, "status", "conditions")
 	if err != nil || len(was) != 1 {
 		t.Fatalf("conditions %v, %v", was, err)
 	}
-	if err := unstructured.SetNestedField(u.Object, "False", "status", "value"); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, unstructured.SetNestedField(u.Object, "False", "status", "value"))
 	back, err := client.UpdateStatus(t.Context(), u, metav1.UpdateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if back.GetName() != "r" || back.GetLabels()["a"] != "b" || back.GetCreationTimestamp().Year() != 2026 {
 		t.Errorf("the answer is %v", back)
 	}
@@ -105,13 +99,9 @@ func TestSpecsKeepTheirText(t *testing.T) {
 	requireSpec := func(u any) {
 		t.Helper()
 		o, err := s.object(u)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		var got, want map[string]any
-		if err := json.Unmarshal([]byte(storedText), &want); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, json.Unmarshal([]byte(storedText), &want))
 		if err := json.Unmarshal(o.Spec, &got); err != nil || !reflect.DeepEqual(got, want["spec"]) || o.Metadata.Labels["a"] != "b" {
 			t.Errorf("%s of %v (%v)", o.Spec, o.Metadata, err)
 		}
@@ -124,9 +114,7 @@ func TestSpecsKeepTheirText(t *testing.T) {
 
 	answer = watched
 	w, err := client.Watch(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer w.Stop()
 	added, bookmark, refusal := <-w.ResultChan(), <-w.ResultChan(), <-w.ResultChan()
 	if added.Type != watch.Added || bookmark.Type != watch.Bookmark || bookmark.Object.(*unstructured.Unstructured).GetResourceVersion() != "9" {
@@ -195,9 +183,7 @@ func TestListsInParts(t *testing.T) {
 		}))
 		defer api.Close()
 		client, err := NewClient(&rest.Config{Host: api.URL})
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		into := lists{make(chan []any, 1)}
 		f := &Followed{Client: client.Resource(gvr(KindRoute)), Resource: "routes", Into: into}
 		if trims {

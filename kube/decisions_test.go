@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"culvert/gateway/config"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -26,13 +27,9 @@ func (g *fakeGateway) engine(t testing.TB, self Self) *nat.Engine {
 	}
 	c := g.site.Config(base)
 	e, err := nat.New([16]byte{1}, c.NAT(config.Links{}.Assign(c.Geneve.Nodes), 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for key, r := range g.pieces {
-		if err := e.Put(key, r); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.Put(key, r))
 	}
 	e.CommitRules()
 	return e
@@ -66,9 +63,7 @@ func send(t *testing.T, e *nat.Engine, in nat.Link, p nattest.IP) (nat.Verdict, 
 	c.Start(&parsed, v.SegmentSize, v.MTU)
 	out := make([]byte, 65536)
 	view, err := nattest.Check(out[:c.Next(out)])
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return v, view
 }
 

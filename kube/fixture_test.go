@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/gateway/config"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/rules"
 )
@@ -31,9 +32,7 @@ func loadCapture(t testing.TB, capture string) []*Object {
 	var all []*Object
 	for _, file := range captureFiles {
 		b, err := os.ReadFile(filepath.Join("testdata", capture, file+".yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		for _, doc := range bytes.Split(b, []byte("\n---\n")) {
 			all = append(all, object(t, string(doc)))
 		}
@@ -57,9 +56,7 @@ func object(t testing.TB, text string) *Object {
 func publicKey(t testing.TB, remote, name, created string, octet byte) *Object {
 	t.Helper()
 	spec, err := json.Marshal(map[string]any{"publicKey": bytes.Repeat([]byte{octet}, 32)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	o := object(t, `{kind: PublicKey, metadata: {name: `+name+`, namespace: liqo-tenant-`+remote+`, uid: `+name+`-uid, creationTimestamp: "`+created+`", labels: {liqo.io/remote-cluster-id: `+remote+`}}}`)
 	o.Spec = spec
 	return o

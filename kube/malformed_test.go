@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat/rules"
 )
 
@@ -162,13 +163,9 @@ func (p *spoilt) object(t *testing.T, from []*Object, number int) *Object {
 			continue
 		}
 		text, err := json.Marshal(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		var m map[string]any
-		if err := json.Unmarshal(text, &m); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, json.Unmarshal(text, &m))
 		put(t, m, p.path, p.value)
 		meta := m["metadata"].(map[string]any)
 		meta["name"] = fmt.Sprintf("spoilt-%03d", number)

@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 )
@@ -12,9 +13,7 @@ import (
 // it does not, while answers to nodes and what is sent to pods go on.
 func TestNodesClosed(t *testing.T) {
 	text, err := os.ReadFile("manifests/nodes-closed.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	const node = "10.80.0.2" // n1
 	syn := nattest.IP{Source: remotePod, Destination: node, Body: nattest.TCP{SourcePort: 4321, DestinationPort: 10250, Flags: nattest.SYN}}
 	expectSent(t, capturedEngine(t, gatewayOf("cluster-b")), nat.Tunnel, syn, remotePodHere, node, linkN1)

@@ -118,13 +118,9 @@ func unstructuredOf(t testing.TB, o *Object) *unstructured.Unstructured {
 	t.Helper()
 	o.APIVersion = group + "/" + version
 	text, err := json.Marshal(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	u := &unstructured.Unstructured{}
-	if err := json.Unmarshal(text, &u.Object); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, json.Unmarshal(text, &u.Object))
 	if o.Kind != KindTunnel { // numbers are int64 where the API machinery has read them; only ids matter
 		return u
 	}
@@ -153,9 +149,7 @@ func inCluster(t *testing.T, objects []*Object, prepare func(*cluster), f func(*
 		c := &cluster{t: t, fakeGateway: *newFakeGateway()}
 		c.api = fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
 		for _, o := range objects {
-			if err := c.api.Tracker().Create(gvr(o.Kind), unstructuredOf(t, o), o.Metadata.Namespace); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, c.api.Tracker().Create(gvr(o.Kind), unstructuredOf(t, o), o.Metadata.Namespace))
 		}
 		log := logrus.New()
 		log.SetOutput(&c.log)
@@ -182,25 +176,19 @@ func (c *cluster) awaitQuiet() {
 func (c *cluster) get(kind, namespace, name string) *unstructured.Unstructured {
 	c.t.Helper()
 	o, err := c.api.Tracker().Get(gvr(kind), namespace, name)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	need.NoError(c.t, err)
 	return o.(*unstructured.Unstructured)
 }
 
 func (c *cluster) update(o *Object) {
 	c.t.Helper()
-	if err := c.api.Tracker().Update(gvr(o.Kind), unstructuredOf(c.t, o), o.Metadata.Namespace); err != nil {
-		c.t.Fatal(err)
-	}
+	need.NoError(c.t, c.api.Tracker().Update(gvr(o.Kind), unstructuredOf(c.t, o), o.Metadata.Namespace))
 	c.awaitQuiet()
 }
 
 func (c *cluster) delete(kind, namespace, name string) {
 	c.t.Helper()
-	if err := c.api.Tracker().Delete(gvr(kind), namespace, name); err != nil {
-		c.t.Fatal(err)
-	}
+	need.NoError(c.t, c.api.Tracker().Delete(gvr(kind), namespace, name))
 	c.awaitQuiet()
 }
 
@@ -208,9 +196,7 @@ func (c *cluster) delete(kind, namespace, name string) {
 func (c *cluster) conditions(kind, namespace, name string) []string {
 	c.t.Helper()
 	all, _, err := unstructured.NestedSlice(c.get(kind, namespace, name).Object, "status", "conditions")
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	need.NoError(c.t, err)
 	var texts []string
 	for _, x := range all {
 		m := x.(map[string]any)
@@ -253,9 +239,7 @@ func (c *cluster) checkRole(actions []kubetesting.Action) {
 	if err == nil {
 		err = yaml.Unmarshal(text, &role)
 	}
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	need.NoError(c.t, err)
 	granted := map[string]bool{}
 	for _, r := range role.Rules {
 		for _, resource := range r.Resources {
@@ -389,9 +373,7 @@ func TestConditionsOfOthersSurvive(t *testing.T) {
 
 func (c *cluster) eventsOn(uid string) (messages []string) {
 	list, err := c.api.Tracker().List(events, schema.GroupVersionKind{Version: "v1", Kind: "Event"}, "")
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	need.NoError(c.t, err)
 	for _, e := range list.(*unstructured.UnstructuredList).Items {
 		involved := e.Object["involvedObject"].(map[string]any)
 		if involved["uid"] == uid {
@@ -463,9 +445,7 @@ func (c *cluster) connection() string {
 	u := c.get(kindConnection, "liqo-tenant-cluster-b", "gw-cluster-b")
 	status, _ := u.Object["status"].(map[string]any)
 	text, err := json.Marshal(status)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	need.NoError(c.t, err)
 	return string(text)
 }
 
@@ -562,9 +542,7 @@ func TestRefusedSiteIsTriedAgain(t *testing.T) {
 			t.Errorf("said %d times\n%s", n, &c.log)
 		}
 		made, err := c.api.Tracker().List(events, schema.GroupVersionKind{Version: "v1", Kind: "Event"}, "liqo-tenant-cluster-b")
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if all := made.(*unstructured.UnstructuredList).Items; len(all) != 1 || all[0].Object["message"] != said ||
 			all[0].Object["involvedObject"].(map[string]any)["kind"] != "GatewayServer" {
 			t.Errorf("Events: %v", all)

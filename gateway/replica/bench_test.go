@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 	"culvert/nat"
 )
 
@@ -18,9 +19,7 @@ func BenchmarkLag(b *testing.B) {
 	active.Lead()
 	standby.e.Freeze()
 	standby.Follow(active.at)
-	if err := standby.Whole(within(b)); err != nil {
-		b.Fatal(err)
-	}
+	need.NoError(b, standby.Whole(within(b)))
 	var lags []time.Duration
 	for b.Loop() {
 		const n = 2 * rate

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -111,11 +112,11 @@ func TestStandbyKilledInCopy(t *testing.T) {
 		t.Fatalf("it died with %d connections, which is not within a copy", n)
 	}
 	talk(t, active.e, many, 1000)
-	eventually(t, func() string {
+	eventually(t, func() error {
 		if f := active.Status().Followers; len(f) > 0 {
-			return fmt.Sprintf("%+v", f)
+			return fmt.Errorf("%+v", f)
 		}
-		return ""
+		return nil
 	})
 	if n := len(table(active.e)); n != many+1000 {
 		t.Errorf("%d connections, want %d", n, many+1000)
@@ -123,9 +124,7 @@ func TestStandbyKilledInCopy(t *testing.T) {
 	next := newPod(t, "b", key, 4*many)
 	next.e.Freeze()
 	next.Follow(active.at)
-	if err := next.Whole(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, next.Whole(within(t)))
 	equal(t, next.e, active.e)
 }
 
@@ -156,9 +155,7 @@ func TestActiveKilledAfterTakeover(t *testing.T) {
 	for _, p := range []*pod{second, third} {
 		p.e.Freeze()
 		p.Follow(first.at)
-		if err := p.Whole(within(t)); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, p.Whole(within(t)))
 	}
 	first.Close()
 	second.Lead()

@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -48,9 +49,7 @@ func newEngine(t testing.TB, most int) *nat.Engine {
 		Routes:             []rules.Route{{Prefix: p("10.200.1.0/24"), Link: node}},
 		UnknownSource:      rules.PairOf(netip.MustParseAddr("10.70.0.0")),
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return e
 }
 
@@ -143,9 +142,7 @@ func newPodAt(t testing.TB, name string, key wgkey.Key, most int, at netip.AddrP
 	}
 	p.Replica = New(o)
 	l, err := net.Listen("tcp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	p.at = l.Addr().(*net.TCPAddr).AddrPort()
 	var served sync.WaitGroup
 	served.Go(func() { p.Serve(l) })
@@ -165,16 +162,9 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// eventually polls until there is no complaint.
-func eventually(t testing.TB, complaint func() string) {
+func eventually(t testing.TB, check func() error) {
 	t.Helper()
-	var last string
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if last = complaint(); last == "" {
-			return
-		}
-	}
-	t.Fatal(last)
+	need.Eventually(t, patience, "the replicas come to the expected state", check)
 }
 
 func equal(t testing.TB, got, want *nat.Engine) {
@@ -191,9 +181,7 @@ func TestStream(t *testing.T) {
 	standby.e.Freeze()
 	talk(t, active.e, 0, 1000)
 	standby.Follow(active.at)
-	if err := standby.Whole(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, standby.Whole(within(t)))
 	equal(t, standby.e, active.e)
 	if standby.took != "facts of a" {
 		t.Errorf("took %q", standby.took)
@@ -201,9 +189,7 @@ func TestStream(t *testing.T) {
 	// What begins and ends later.
 	talk(t, active.e, 1000, 500)
 	active.e.DeleteConnections(0, &nat.ConnFilter{}, now())
-	if err := active.Flush(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, active.Flush(within(t)))
 	equal(t, standby.e, active.e)
 	if n := active.Tell([]byte("yours")); n != 1 {
 		t.Errorf("told %d", n)
@@ -211,15 +197,15 @@ func TestStream(t *testing.T) {
 	if n := standby.Tell([]byte("mine")); n != 1 {
 		t.Errorf("told %d", n)
 	}
-	eventually(t, func() string {
+	eventually(t, func() error {
 		standby.mu.Lock()
 		defer standby.mu.Unlock()
 		active.mu.Lock()
 		defer active.mu.Unlock()
 		if !slices.Equal(standby.heard, []string{"yours"}) || !slices.Equal(active.heard, []string{"mine"}) {
-			return fmt.Sprint("heard ", standby.heard, active.heard)
+			return errors.New(fmt.Sprint("heard ", standby.heard, active.heard))
 		}
-		return ""
+		return nil
 	})
 	s := active.Status()
 	if len(s.Followers) != 1 || s.Source != nil {
@@ -237,11 +223,11 @@ func TestStream(t *testing.T) {
 	third.Lead()
 	talk(t, third.e, 5000, 10)
 	standby.Follow(third.at)
-	eventually(t, func() string {
+	eventually(t, func() error {
 		if n := len(table(standby.e)); n != 10 {
-			return fmt.Sprintf("%d connections, want the other source's 10", n)
+			return fmt.Errorf("%d connections, want the other source's 10", n)
 		}
-		return ""
+		return nil
 	})
 	equal(t, standby.e, third.e)
 	led := make(chan struct{})
@@ -266,9 +252,7 @@ func TestStrangers(t *testing.T) {
 	active, standby := newPod(t, "a", key, 1000), newPod(t, "b", key, 1000)
 	active.Lead()
 	standby.Follow(active.at)
-	if err := standby.Whole(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, standby.Whole(within(t)))
 	closed := func(t *testing.T, c net.Conn) {
 		t.Helper()
 		defer c.Close()
@@ -279,9 +263,7 @@ func TestStrangers(t *testing.T) {
 	}
 	dial := func(t *testing.T) net.Conn {
 		c, err := net.Dial("tcp", active.at.String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		return c
 	}
 	own, others := newIdentities(key), newIdentities(wgkey.NewPrivate())
@@ -305,11 +287,11 @@ func TestStrangers(t *testing.T) {
 		t.Run(reason, func(t *testing.T) {
 			before := active.Status().Refused[reason]
 			closed(t, speak(dial(t)))
-			eventually(t, func() string {
+			eventually(t, func() error {
 				if n := active.Status().Refused[reason]; n != before+1 {
-					return fmt.Sprintf("%d counted, want one: %v", n-before, active.Status().Refused)
+					return fmt.Errorf("%d counted, want one: %v", n-before, active.Status().Refused)
 				}
-				return ""
+				return nil
 			})
 		})
 	}
@@ -332,9 +314,7 @@ func TestStrangers(t *testing.T) {
 		closed(t, c)
 	})
 	talk(t, active.e, 0, 5)
-	if err := active.Flush(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, active.Flush(within(t)))
 	equal(t, standby.e, active.e)
 }
 
@@ -345,17 +325,15 @@ func TestNoTable(t *testing.T) {
 	active.Lead()
 	active.Follow(standby.at)
 	standby.Follow(active.at)
-	if err := standby.Whole(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, standby.Whole(within(t)))
 	talk(t, other.e, 0, 5)
 	for _, source := range []*pod{standby, fresh} {
 		other.Follow(source.at)
-		eventually(t, func() string {
+		eventually(t, func() error {
 			if source.Status().Refused["no-table"] == 0 {
-				return fmt.Sprint(source.Status().Refused)
+				return errors.New(fmt.Sprint(source.Status().Refused))
 			}
-			return ""
+			return nil
 		})
 	}
 	if err := other.Whole(within(t)); !errors.Is(err, ErrNoTable) {
@@ -373,16 +351,14 @@ func TestOlder(t *testing.T) {
 	active.Lead()
 	talk(t, active.e, 0, 5)
 	standby.Follow(active.at)
-	if err := standby.Whole(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, standby.Whole(within(t)))
 	before := time.Now()
 	active.Close()
-	eventually(t, func() string {
+	eventually(t, func() error {
 		if standby.Status().Source != nil {
-			return "the stream has not ended"
+			return errors.New("the stream has not ended")
 		}
-		return ""
+		return nil
 	})
 	if at := standby.AsOf(); at.Before(before.Add(-stallTime)) || time.Since(at) < 0 {
 		t.Errorf("the standby's table is as of %v before", time.Since(at))
@@ -452,14 +428,10 @@ func TestSourceStartsAgain(t *testing.T) {
 	active.Lead()
 	talk(t, active.e, 0, 5)
 	standby.Follow(active.at)
-	if err := standby.Whole(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, standby.Whole(within(t)))
 	again := newPod(t, "a", key, 1000)
 	again.Follow(standby.at)
-	if err := again.Whole(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, again.Whole(within(t)))
 	equal(t, again.e, standby.e)
 }
 
@@ -473,9 +445,7 @@ func TestVisit(t *testing.T) {
 	for _, p := range []*pod{host, guest} { // both forward
 		p.Lead()
 	}
-	if err := guest.Visit(within(t), host.at, []byte("mine")); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, guest.Visit(within(t), host.at, []byte("mine")))
 	if got := <-heard; got != "mine" {
 		t.Errorf("%q is heard", got)
 	}
@@ -486,15 +456,13 @@ func TestVisit(t *testing.T) {
 		t.Error("a stranger is let in")
 	}
 	host.Rest()
-	if err := guest.Visit(within(t), host.at, []byte("mine")); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, guest.Visit(within(t), host.at, []byte("mine")))
 	talk(t, guest.e, 0, 5)
-	eventually(t, func() string {
+	eventually(t, func() error {
 		if n := len(table(host.e)); n != 5 {
-			return fmt.Sprintf("%d connections of the visitor's are copied", n)
+			return fmt.Errorf("%d connections of the visitor's are copied", n)
 		}
-		return ""
+		return nil
 	})
 }
 
@@ -504,11 +472,11 @@ func TestOtherKey(t *testing.T) {
 	active.Lead()
 	talk(t, active.e, 0, 5)
 	standby.Follow(active.at)
-	eventually(t, func() string {
+	eventually(t, func() error {
 		if active.Status().Refused["key"] == 0 {
-			return fmt.Sprintf("refused %v", active.Status().Refused)
+			return fmt.Errorf("refused %v", active.Status().Refused)
 		}
-		return ""
+		return nil
 	})
 	if len(table(standby.e)) > 0 || standby.Status().Source != nil {
 		t.Error("something is copied")
@@ -528,11 +496,11 @@ func TestStoppedFollower(t *testing.T) {
 	t.Cleanup(goOn) // a pod that waits cannot be closed
 	standby.e.Freeze()
 	standby.Follow(active.at)
-	eventually(t, func() string {
+	eventually(t, func() error {
 		if len(active.Status().Followers) == 0 {
-			return "no follower"
+			return errors.New("no follower")
 		}
-		return ""
+		return nil
 	})
 	for i := range 4 { // more than what has ended has room for
 		talk(t, active.e, i<<14, 1<<14)
@@ -542,11 +510,11 @@ func TestStoppedFollower(t *testing.T) {
 	}
 	talk(t, active.e, 1<<17, 100)
 	goOn()
-	eventually(t, func() string {
+	eventually(t, func() error {
 		if s := standby.Status().Source; s == nil || s.NoFullCopy || len(table(standby.e)) != 100 {
-			return fmt.Sprintf("%+v", standby.Status().Source)
+			return fmt.Errorf("%+v", standby.Status().Source)
 		}
-		return ""
+		return nil
 	})
 	equal(t, standby.e, active.e)
 }
@@ -562,18 +530,16 @@ func TestOtherVersion(t *testing.T) {
 	standby.e.Freeze()
 	talk(t, active.e, 0, 7)
 	standby.Follow(active.at)
-	if err := standby.Whole(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, standby.Whole(within(t)))
 	for _, l := range active.links {
 		l.wire.send(200, []byte("of a newer version"))
 	}
-	eventually(t, func() string {
+	eventually(t, func() error {
 		s, f := standby.Status().Source, active.Status().Followers[0]
 		if s.Differs != "version and configuration" || f.Differs != s.Differs || f.NotTaken["unknown-link"] != 7 || f.NotTaken["message"] != 1 {
-			return fmt.Sprintf("%+v\n%+v", s, f)
+			return fmt.Errorf("%+v\n%+v", s, f)
 		}
-		return ""
+		return nil
 	})
 }
 
@@ -594,11 +560,11 @@ func TestNotTakenAgain(t *testing.T) {
 	standby.Follow(active.at)
 	refuses := func(want uint64) {
 		t.Helper()
-		eventually(t, func() string {
+		eventually(t, func() error {
 			if all := active.Status().Followers; len(all) != 1 || all[0].NoFullCopy || all[0].NotTaken["unknown-link"] != want {
-				return fmt.Sprintf("%+v", all)
+				return fmt.Errorf("%+v", all)
 			}
-			return ""
+			return nil
 		})
 	}
 	refuses(7)

@@ -52,9 +52,7 @@ func TestParts(t *testing.T) {
 // TestInterrupted: a change that is interrupted says so, and not which request failed.
 func TestInterrupted(t *testing.T) {
 	c, err := New(&rest.Config{Host: "http://127.0.0.1:9"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, err := range []error{c.apply(ctx, newLease("milan")), c.remove(ctx, []*unstructured.Unstructured{newLease("milan")}, func(string) {})} {
@@ -135,9 +133,7 @@ func TestStatusIsOfNow(t *testing.T) {
 	}))
 	defer server.Close()
 	c, err := New(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for generation = range int64(9) {
 		s, err := c.Status(t.Context(), "milan")
 		if err != nil || s.PublicKey != "k" || (len(s.Conditions) == 3) != (generation == 7) || (s.Message == "no key") != (generation == 7) {

@@ -84,13 +84,9 @@ func pod(name string, labels map[string]any) *unstructured.Unstructured {
 func storedLease(t *testing.T, api *fake.FakeDynamicClient) *role.Lease {
 	t.Helper()
 	u, err := api.Resource(leases).Namespace(namespace).Get(t.Context(), leaseName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	l, err := readLease(u)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return l
 }
 
@@ -149,9 +145,7 @@ func TestForeignFields(t *testing.T) {
 		t.Fatalf("%+v, %v", l, err)
 	}
 	next, err := writeLease(u, namespace, leaseName, &role.Lease{Holder: "a", Term: 4, Duration: 15 * time.Second}, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	spec := next.Object["spec"].(map[string]any)
 	if spec["strategy"] != "OldestEmulationVersion" || spec["acquireTime"] != spec["renewTime"] || next.GetAnnotations()["note"] != "x" {
 		t.Errorf("%v", next.Object)
@@ -226,18 +220,14 @@ func TestLabel(t *testing.T) {
 	}
 	e.attempt(t.Context())
 	api.ClearActions()
-	if err := e.relabel(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, e.relabel(t.Context()))
 	var patched []string
 	for _, a := range api.Actions() {
 		if p, ok := a.(clienttesting.PatchAction); ok {
 			var body struct {
 				Metadata struct{ Labels map[string]any }
 			}
-			if err := json.Unmarshal(p.GetPatch(), &body); err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, json.Unmarshal(p.GetPatch(), &body))
 			patched = append(patched, p.GetName())
 		}
 	}
@@ -246,9 +236,7 @@ func TestLabel(t *testing.T) {
 	}
 	for name, want := range map[string]string{"a": "true", "b": "", "gone": "", "of-turin": "true", "stranger": "true"} {
 		u, err := api.Resource(pods).Namespace(namespace).Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		if is := u.GetLabels()["active"]; is != want {
 			t.Errorf("pod %s: active %q, want %q", name, is, want)
 		}
@@ -271,18 +259,14 @@ func TestLateLabel(t *testing.T) {
 		}()
 		signal(e.relabels)
 		synctest.Wait()
-		if err := e.patch(ctx, "late", active); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.patch(ctx, "late", active))
 		time.Sleep(e.Retry + look)
 		synctest.Wait()
 		cancel()
 		<-done
 		for name, want := range map[string]string{"a": active, "late": ""} {
 			u, err := api.Resource(pods).Namespace(namespace).Get(t.Context(), name, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			if is := u.GetLabels()["active"]; is != want {
 				t.Errorf("pod %s: active %q, want %q", name, is, want)
 			}

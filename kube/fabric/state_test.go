@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/gateway/node/links"
+	"culvert/integration/need"
 	"culvert/kube"
 	"culvert/nat/rules"
 )
@@ -38,9 +39,7 @@ func captured(t *testing.T) (all []*kube.Object) {
 	t.Helper()
 	for _, name := range []string{"genevetunnels", "internalfabrics", "internalnodes"} {
 		b, err := os.ReadFile(filepath.Join("..", "testdata", "v1.2.0", name+".yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		for _, doc := range bytes.Split(b, []byte("\n---\n")) {
 			all = append(all, object(t, string(doc)))
 		}

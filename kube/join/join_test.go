@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
+	"culvert/integration/need"
 	"culvert/kube/peering"
 )
 
@@ -125,9 +126,7 @@ func cluster(t testing.TB, name, underlay string, more ...string) *Cluster {
 	t.Helper()
 	objects := append([]string{node(1, underlay+".1", "10.244.1.0/24"), node(2, underlay+".2", "10.244.2.0/24"), serviceCIDR, apiService}, more...)
 	c, err := survey(t, objects...).Find(name, Hints{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return c
 }
 
@@ -152,9 +151,7 @@ func good(t *testing.T, c *Cluster, s *peering.Spec) {
 func TestPair(t *testing.T) {
 	rome, milan := cluster(t, "rome", "172.18.0"), cluster(t, "milan", "172.19.0")
 	specs, lines, err := Pair(rome, milan)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	good(t, rome, specs[0])
 	good(t, milan, specs[1])
 	for i, want := range []string{
@@ -176,9 +173,7 @@ func TestPairAgain(t *testing.T) {
 	first := peeringObject("milan", "10.81.0.0/24", "10.79.0.0/24", "10.99.0.0/16", "10.244.0.0/16")
 	rome, milan := cluster(t, "rome", "172.18.0", first), cluster(t, "milan", "172.19.0")
 	specs, _, err := Pair(rome, milan)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	s := specs[0]
 	if s.Role != "Server" || s.InternalCIDR != "10.81.0.0/24" || s.Local.ExternalCIDR != "10.79.0.0/24" || s.Remote.PodCIDRs[0].Remap != "10.99.0.0/16" {
 		t.Errorf("%+v", s)
@@ -199,13 +194,9 @@ func TestProposeAvoids(t *testing.T) {
 	objects := []string{node(1, "10.61.3.1", "10.0.1.0/24"), serviceCIDR,
 		`{kind: Service, metadata: {name: shop}, spec: {clusterIPs: [10.100.0.1], externalIPs: [10.63.0.9]}, status: {loadBalancer: {ingress: [{ip: 10.62.0.7}]}}}`}
 	c, err := survey(t, objects...).Find("rome", Hints{Pods: parse(t, "10.0.0.0/16"), Avoid: parse(t, "10.56.0.0/14", "10.60.0.0/16"), API: netip.MustParseAddr("10.80.0.9")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	spec, _, err := c.Propose(Peer{Name: "milan", Pods: parse(t, "10.61.0.0/16", "10.20.0.0/16"), External: parse(t, "10.70.0.0/24")[0], Role: "Server"}, netip.Prefix{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	good(t, c, spec)
 	remapped := spec.Remote.PodCIDRs[0].Remap
 	if remapped != "10.48.0.0/16" || spec.Remote.PodCIDRs[1].Remap != "" || spec.InternalCIDR != "10.80.4.0/22" {
@@ -226,9 +217,7 @@ func TestProposeFull(t *testing.T) {
 func TestProposeAddsPods(t *testing.T) {
 	rome := cluster(t, "rome", "172.18.0", peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.59.0.0/16", "10.244.0.0/16"))
 	spec, lines, err := rome.Propose(Peer{Name: "milan", Pods: parse(t, "10.244.0.0/16", "10.96.0.0/16"), Role: "Server"}, netip.Prefix{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	good(t, rome, spec)
 	if r := spec.Remote.PodCIDRs; len(r) != 2 || r[0].Remap != "10.59.0.0/16" || r[1].Remap == "" {
 		t.Errorf("%+v", r)

@@ -10,6 +10,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
+
+	"culvert/integration/need"
 )
 
 var start = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
@@ -99,8 +101,6 @@ func store(g *Gateway, d *Plan) {
 func text(t testing.TB, v any) string {
 	t.Helper()
 	b, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return string(b)
 }

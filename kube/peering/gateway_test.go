@@ -11,6 +11,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 	"culvert/nat/rules"
 )
 
@@ -29,9 +30,7 @@ func TestConfig(t *testing.T) {
 		t.Fatalf("faults %q, waiting %q, unready %q", d.Faults, d.Waiting, d.Unready)
 	}
 	c := d.Config(d.Peering.Base(base()))
-	if err := config.Check(c); err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, config.Check(c))
 	prefix, addr := netip.MustParsePrefix, netip.MustParseAddr
 	want := []config.Node{
 		{Name: "node1", VNI: 1, Underlay: addr("10.244.1.1"), Address: rules.PairOf(addr("10.80.0.2")), PodCIDRs: []netip.Prefix{prefix("10.244.1.0/24")}}, // the gateway's own

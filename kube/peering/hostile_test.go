@@ -7,6 +7,7 @@ import (
 	"unicode"
 
 	"culvert/gateway/config"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -42,9 +43,7 @@ func TestPeerThatLies(t *testing.T) {
 	c := d.Config(d.Peering.Base(base()))
 	links := config.Links{}.Assign(c.Geneve.Nodes)
 	e, err := nat.New([16]byte{1}, c.NAT(links, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for _, p := range []struct {
 		source, destination string
 		want                nat.Reason

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"culvert/gateway/node/services"
+	"culvert/integration/need"
 	"culvert/kube"
 	"culvert/nat"
 )
@@ -81,9 +82,7 @@ func newEngine(t testing.TB, c *services.Config) (*nat.Engine, []netip.Addr) {
 	own := addr("172.18.0.2", "fd18::2")
 	n := c.NAT(own)
 	e, err := nat.New([16]byte{1}, n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return e, own
 }
 

@@ -50,9 +50,7 @@ func TestHealthChecks(t *testing.T) {
 		}
 		for _, a := range at {
 			r, err := http.Get("http://" + netip.AddrPortFrom(a, port).String() + "/any")
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			body, err := io.ReadAll(r.Body)
 			r.Body.Close()
 			if err != nil || r.StatusCode != test.code || string(body) != test.body {
@@ -111,16 +109,12 @@ func TestHealthCheckBesideSilence(t *testing.T) {
 	}
 	for range 200 {
 		conn, err := from("127.0.0.1").Dial("tcp", at.String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		defer conn.Close()
 	}
 	client := http.Client{Transport: &http.Transport{DialContext: from("127.0.1.1").DialContext, DisableKeepAlives: true}, Timeout: checkPatience / 2}
 	r, err := client.Get("http://" + at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	r.Body.Close()
 }
 
@@ -133,9 +127,7 @@ func TestHealthCheckBodyMissing(t *testing.T) {
 		t.Fatal(failed)
 	}
 	conn, err := net.Dial("tcp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer conn.Close()
 	if _, err := io.WriteString(conn, "POST / HTTP/1.1\r\nHost: shop\r\nContent-Length: 1\r\n\r\n"); err != nil {
 		t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"culvert/gateway/node/services"
+	"culvert/integration/need"
 )
 
 // An electorate is nodes of one cluster that announce an address, some of which the API server does not hear.
@@ -166,14 +167,10 @@ func (e *electorate) until(when string, owners ...string) time.Duration {
 func (e *electorate) renewed(name string) time.Time {
 	e.t.Helper()
 	o, err := e.api.Tracker().Get(leases, leaseNamespace, leasePrefix+name)
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	need.NoError(e.t, err)
 	text, _, _ := unstructured.NestedString(o.(*unstructured.Unstructured).Object, "spec", "renewTime")
 	at, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	need.NoError(e.t, err)
 	return at
 }
 
@@ -234,9 +231,7 @@ func TestLeasesUnable(t *testing.T) {
 		says := func(want string) {
 			t.Helper()
 			o, err := e.api.Tracker().Get(leases, leaseNamespace, leasePrefix+all[0])
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			if got := o.(*unstructured.Unstructured).GetAnnotations()[annotationUnable]; got != want {
 				t.Errorf("the Lease says %q, want %q", got, want)
 			}
@@ -261,9 +256,7 @@ func TestLeasesUnable(t *testing.T) {
 		e.setBroken("")
 		e.stays("the first cannot, as before", 2*forgive, all[1])
 		// A Lease that somebody deletes says nothing about what its node can serve.
-		if err := e.api.Tracker().Delete(leases, leaseNamespace, leasePrefix+all[0]); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, e.api.Tracker().Delete(leases, leaseNamespace, leasePrefix+all[0]))
 		synctest.Wait()
 		e.put(aSlice(t, "web", "web", webPort, "{addresses: [10.244.0.2]}"))
 		e.stays("the Lease is deleted", 20*time.Second, all[1])
@@ -321,9 +314,7 @@ func TestLeaseRights(t *testing.T) {
 	inElectorate(t, 1, func(e *electorate) {
 		e.until("at the start", "n1")
 		o, err := e.api.Tracker().Get(leases, leaseNamespace, leasePrefix+"n1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, err)
 		u := o.(*unstructured.Unstructured)
 		if refs := u.GetOwnerReferences(); len(refs) != 1 || refs[0].Kind != "Node" || refs[0].Name != "n1" || refs[0].UID != "u-n1" {
 			t.Errorf("the Lease belongs to %v", refs)
@@ -349,9 +340,7 @@ func TestLeaseRights(t *testing.T) {
 		e.requireRights()
 	})
 	text, err := os.ReadFile("../manifests/services.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	for document := range strings.SplitSeq(string(text), "\n---\n") {
 		if strings.Contains(document, "resources: [leases]") && !strings.Contains(document, "kind: Role\nmetadata:\n  name: culvert-node\n  namespace: culvert-leases\n") {
 			t.Errorf("Leases are granted by\n%s", document)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"culvert/gateway/node/services"
+	"culvert/integration/need"
 	"culvert/nat"
 )
 
@@ -203,9 +204,7 @@ func TestMalformedAlone(t *testing.T) {
 					}
 				}
 				for _, o := range bad {
-					if err := c.api.Tracker().Delete(resources[o.Kind], o.Metadata.Namespace, o.Metadata.Name); err != nil {
-						t.Fatal(err)
-					}
+					need.NoError(t, c.api.Tracker().Delete(resources[o.Kind], o.Metadata.Namespace, o.Metadata.Name))
 				}
 				if got, n := c.last(); n > len(bad) || got != nil && show(got.Services) != want {
 					t.Errorf("when it has gone, applied %d times: %s", n, show(got))

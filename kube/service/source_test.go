@@ -84,9 +84,7 @@ func unstructuredOf(t testing.TB, o *Object) *unstructured.Unstructured {
 	if err == nil {
 		err = json.Unmarshal(text, &u.Object)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	u.SetAPIVersion(resources[o.Kind].GroupVersion().String())
 	return u
 }
@@ -98,9 +96,7 @@ func (c *cluster) put(o *Object) {
 	if apierrors.IsNotFound(err) {
 		err = c.api.Tracker().Create(resources[o.Kind], u, o.Metadata.Namespace)
 	}
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	need.NoError(c.t, err)
 }
 
 // inCluster runs f in a bubble of time with a Source that runs.
@@ -157,9 +153,7 @@ func TestSource(t *testing.T) {
 		if !strings.Contains(c.log.String(), "Service/shop/bad") || strings.Count(c.log.String(), "DCCP") != 1 {
 			t.Errorf("log: %s", &c.log)
 		}
-		if err := c.api.Tracker().Delete(resources[KindService], "shop", "web"); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, c.api.Tracker().Delete(resources[KindService], "shop", "web"))
 		if got, n = c.last(); n != 1 || len(got.Services) != 0 {
 			t.Errorf("%d times, %s", n, show(got))
 		}
@@ -170,17 +164,13 @@ func TestSource(t *testing.T) {
 func (c *cluster) requireRights() {
 	c.t.Helper()
 	text, err := os.ReadFile("../manifests/services.yaml")
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	need.NoError(c.t, err)
 	granted, asked := map[string]bool{}, map[string]bool{}
 	for document := range strings.SplitSeq(string(text), "\n---\n") {
 		var role struct {
 			Rules []struct{ APIGroups, Resources, Verbs []string }
 		}
-		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
-			c.t.Fatal(err)
-		}
+		need.NoError(c.t, yaml.Unmarshal([]byte(document), &role))
 		for _, r := range role.Rules {
 			for _, resource := range r.Resources {
 				for _, verb := range r.Verbs {
@@ -202,9 +192,7 @@ func (c *cluster) requireRights() {
 func (c *cluster) told() (all []string) {
 	c.t.Helper()
 	list, err := c.api.Tracker().List(resources["Event"], schema.GroupVersionKind{Version: "v1", Kind: "Event"}, "shop")
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	need.NoError(c.t, err)
 	for _, e := range list.(*unstructured.UnstructuredList).Items {
 		of, _, _ := unstructured.NestedString(e.Object, "involvedObject", "name")
 		kind, _, _ := unstructured.NestedString(e.Object, "involvedObject", "kind")
@@ -352,9 +340,7 @@ func TestSourceRebase(t *testing.T) {
 		c.last()
 		base := aBase()
 		base.Addresses = addr("172.18.0.9", "fd18::9")
-		if err := c.Rebase(t.Context(), base); err != nil {
-			t.Fatal(err)
-		}
+		need.NoError(t, c.Rebase(t.Context(), base))
 		if got, n := c.last(); n != 1 || !slices.Equal(got.Addresses, base.Addresses) {
 			t.Errorf("%d times, %s", n, show(got))
 		}

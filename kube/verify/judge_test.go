@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/need"
 	"culvert/kube/verify/probe"
 )
 
@@ -24,9 +25,7 @@ func silence(places ...string) func(*Path) {
 func policy(t *testing.T, name, text string) Policy {
 	t.Helper()
 	p, err := readPolicy(object(t, "metadata: {name: "+name+"}\nspec: "+text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	return p
 }
 
@@ -191,9 +190,7 @@ func TestFaults(t *testing.T) {
 			w := newWorld(t)
 			tt.seed(w)
 			r, err := w.run(t.Context(), Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			need.NoError(t, err)
 			got := wrongs(r)
 			if r.OK != (tt.want == nil) || len(got) != len(tt.want) {
 				t.Fatalf("ok %t: %s", r.OK, strings.Join(got, "\n"))

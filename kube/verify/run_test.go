@@ -198,9 +198,7 @@ func TestRunUnpaired(t *testing.T) {
 	w = newWorld(t)
 	w.rome.Deployments, w.rome.Gateways, w.rome.Peerings[0].Status.Nodes = nil, nil, nil
 	r, err := w.run(t.Context(), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	if got := strings.Join(wrongs(r), "\n"); r.OK || !strings.Contains(got, "Deployment culvert-milan is not there") || !strings.Contains(got, "no node that is ready") {
 		t.Error(got)
 	}

@@ -76,9 +76,7 @@ func TestAsk(t *testing.T) {
 // TestAskNobody: a server or a name that does not exist is reported in few words.
 func TestAskNobody(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	address := l.Addr().String()
 	l.Close()
 	all := Ask(t.Context(), &Task{Token: token, Targets: []Target{{"a", address, 1340, 1}, {"b", "no-such-name.invalid:1", 0, 0}}})
@@ -94,18 +92,14 @@ func TestAskNobody(t *testing.T) {
 func TestServeStrangers(t *testing.T) {
 	address := serve(t)
 	conn, err := net.Dial("tcp4", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer conn.Close()
 	io.WriteString(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
 	if text, _ := io.ReadAll(conn); len(text) > 0 {
 		t.Errorf("a stranger is told %q", text)
 	}
 	udp, err := net.Dial("udp4", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need.NoError(t, err)
 	defer udp.Close()
 	task := &Task{Token: token}
 	answer := task.datagram(1, 100)

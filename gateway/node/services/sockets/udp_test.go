@@ -118,6 +118,14 @@ func TestEndpointComesBack(t *testing.T) {
 	}
 }
 
+// noFlows is nil if a Server has no flow.
+func noFlows(s *Server) error {
+	if n := s.all.count(); n > 0 {
+		return fmt.Errorf("%d flows are there", n)
+	}
+	return nil
+}
+
 // A flow without packets ends.
 func TestIdleUDP(t *testing.T) {
 	needHosts(t)
@@ -125,16 +133,9 @@ func TestIdleUDP(t *testing.T) {
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(i *idleTimes, _ *int) { i.udp = 100 * time.Millisecond })
 	c, err := dial(t, "udp", outside[0])
 	need.NoError(t, err)
-	if _, _, err := ask(c, "?"); err != nil {
-		t.Fatal(err)
-	}
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for began := time.Now(); s.all.count() > 0; <-tick.C {
-		if time.Since(began) > patience {
-			t.Fatal("the flow does not end")
-		}
-	}
+	_, _, err = ask(c, "?")
+	need.NoError(t, err)
+	need.Eventually(t, patience, "the idle flow ends", func() error { return noFlows(s) })
 	if _, _, err := ask(c, "?"); err != nil {
 		t.Errorf("the next packet: %v", err)
 	}
@@ -193,17 +194,15 @@ func TestCapUDP(t *testing.T) {
 	}
 	c, err := dial(t, "udp", nodeAt[0])
 	need.NoError(t, err)
-	if _, err := c.Write([]byte("?")); err != nil {
-		t.Fatal(err)
-	}
+	_, err = c.Write([]byte("?"))
+	need.NoError(t, err)
 	refused := s.stats.refusedOf(unix.IPPROTO_UDP).of(nat.ReasonTableFull)
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for began := time.Now(); refused.Load() == 0; <-tick.C {
-		if time.Since(began) > patience {
-			t.Fatal("beside streams alone nobody is refused")
+	need.Eventually(t, patience, "a client is refused when streams have all places", func() error {
+		if refused.Load() == 0 {
+			return fmt.Errorf("none is, with %d flows", s.all.count())
 		}
-	}
+		return nil
+	})
 }
 
 // More clients ask once than there are places, from one source and from several, beside a stream:
@@ -256,17 +255,15 @@ func TestLoopUDP(t *testing.T) {
 	}, nodeAt), func(_ *idleTimes, most *int) { *most = 16 })
 	c, err := dial(t, "udp", outside[0])
 	need.NoError(t, err)
-	if _, err := c.Write([]byte("?")); err != nil {
-		t.Fatal(err)
-	}
+	_, err = c.Write([]byte("?"))
+	need.NoError(t, err)
 	refused := s.stats.refusedOf(unix.IPPROTO_UDP).of(nat.ReasonConnectionShare)
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for began := time.Now(); refused.Load() == 0; <-tick.C {
-		if time.Since(began) > patience {
-			t.Fatalf("it goes round: %d flows were made", s.stats.createdOf(unix.IPPROTO_UDP).Load())
+	need.Eventually(t, patience, "the packet stops when no place is left", func() error {
+		if refused.Load() == 0 {
+			return fmt.Errorf("%d flows were made, none refused", s.stats.createdOf(unix.IPPROTO_UDP).Load())
 		}
-	}
+		return nil
+	})
 	if made, n := s.stats.createdOf(unix.IPPROTO_UDP).Load(), refused.Load(); made != 16 || n != 1 {
 		t.Errorf("%d flows were made, %d refused", made, n)
 	}
@@ -280,9 +277,8 @@ func TestErrorsOfTheWay(t *testing.T) {
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA))
 	c, err := dial(t, "udp", outside[0])
 	need.NoError(t, err)
-	if _, _, err := ask(c, "?"); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err = ask(c, "?")
+	need.NoError(t, err)
 	var own, backend netip.AddrPort
 	for at, d := range s.listening {
 		if !at.at.Addr().Is4() {
@@ -337,20 +333,14 @@ func TestLostWay(t *testing.T) {
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(i *idleTimes, _ *int) { i.udp = 100 * time.Millisecond })
 	c, err := dial(t, "udp", outside[0])
 	need.NoError(t, err)
-	if _, _, err := ask(c, "?"); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err = ask(c, "?")
+	need.NoError(t, err)
 	lose(t, endpointA[0])
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for began := time.Now(); s.all.count() > 0; <-tick.C {
-		if time.Since(began) > patience {
-			t.Fatal("the flow does not end")
-		}
-		if _, err := c.Write([]byte("?")); err != nil {
-			t.Fatal(err)
-		}
-	}
+	need.Eventually(t, patience, "the flow ends although its client keeps sending", func() error {
+		_, err := c.Write([]byte("?"))
+		need.NoError(t, err)
+		return noFlows(s)
+	})
 	needHosts(t)
 	if who, _, err := ask(c, "?"); err != nil || who != endpointA[0] {
 		t.Errorf("with a way again %q answers: %v", who, err)
