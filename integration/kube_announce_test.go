@@ -73,15 +73,10 @@ func (l *kubeAnnounceLab) join(h *peerHost) {
 // node the rights of the manifest.
 func (l *kubeAnnounceLab) given(h *peerHost, text string) (file string, flags []string) {
 	l.Helper()
-	token, err := l.api.token("kube-system", "culvert-node")
-	need.NoError(l, err)
-	kubeconfig, err := l.api.kubeconfig(token)
-	need.NoError(l, err)
-	dir := l.TempDir()
-	file = filepath.Join(dir, "node.yaml")
+	file = filepath.Join(l.TempDir(), "node.yaml")
 	writeReadable(l.T, file, text)
-	writeReadable(l.T, filepath.Join(dir, "kubeconfig"), string(kubeconfig))
-	return file, []string{"--services=all", "--node-name", h.name, "--lease-namespace", announceNamespace, "--daemonset", "kube-system/culvert-node", "--kubeconfig", filepath.Join(dir, "kubeconfig")}
+	return file, []string{"--services=all", "--node-name", h.name, "--lease-namespace", announceNamespace, "--daemonset", "kube-system/culvert-node",
+		"--kubeconfig", l.api.kubeconfigOf("kube-system", "culvert-node")}
 }
 
 // lease returns when a node's Lease ends, and whether somebody holds it.

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -143,14 +144,27 @@ func (k *kubeAPI) token(namespace, account string) (string, error) {
 	return answer.Status.Token, err
 }
 
-// kubeconfig returns the file with which a client outside a pod acts as that ServiceAccount.
-func (k *kubeAPI) kubeconfig(token string) ([]byte, error) {
-	return yaml.Marshal(object{
+// kubeconfigOf writes the kubeconfig of a ServiceAccount, and returns its path.
+func (k *kubeAPI) kubeconfigOf(namespace, account string) string {
+	k.host.t.Helper()
+	token, err := k.token(namespace, account)
+	need.NoError(k.host.t, err)
+	return k.kubeconfig(token)
+}
+
+// kubeconfig writes a file with which a client outside a pod uses a token, and returns its path. Every user may read it.
+func (k *kubeAPI) kubeconfig(token string) string {
+	k.host.t.Helper()
+	text, err := yaml.Marshal(object{
 		"apiVersion": "v1", "kind": "Config", "current-context": "lab",
 		"clusters": []object{{"name": "lab", "cluster": object{"server": "https://" + k.relay.listener.Addr().String(), "certificate-authority-data": k.roots}}},
 		"users":    []object{{"name": "lab", "user": object{"token": token}}},
 		"contexts": []object{{"name": "lab", "context": object{"cluster": "lab", "user": "lab"}}},
 	})
+	need.NoError(k.host.t, err)
+	file := filepath.Join(k.host.t.TempDir(), "kubeconfig")
+	writeReadable(k.host.t, file, string(text))
+	return file
 }
 
 // auditEvent is a line of the audit log.
@@ -177,6 +191,48 @@ func (k *kubeAPI) audit(t *testing.T, user string) (events []auditEvent) {
 		}
 	}
 	return events
+}
+
+// requested returns what a user has requested, as "verb resource" or "verb resource/subresource". It fails the test if the API server forbade something
+// whose URI contains none of the texts in but.
+func (k *kubeAPI) requested(t *testing.T, user string, but ...string) map[string]bool {
+	t.Helper()
+	all := map[string]bool{}
+	for _, e := range k.audit(t, user) {
+		excepted := slices.ContainsFunc(but, func(part string) bool { return strings.Contains(e.RequestURI, part) })
+		if e.ResponseStatus.Code == http.StatusForbidden && !k.starting(e.Received) && !excepted {
+			t.Errorf("%s: %s %s was forbidden", user, e.Verb, e.RequestURI)
+		}
+		all[strings.TrimSuffix(e.Verb+" "+e.ObjectRef.Resource+"/"+e.ObjectRef.Subresource, "/")] = true
+	}
+	return all
+}
+
+// requireUsed fails for each right that a user has and has not used.
+func requireUsed(t *testing.T, user string, used map[string]bool, rights ...string) {
+	t.Helper()
+	for _, right := range rights {
+		if !used[right] {
+			t.Errorf("%s has never used its right to %s", user, right)
+		}
+	}
+}
+
+// awaitEvent waits until a namespace has an Event for which matches returns true.
+func (k *kubeAPI) awaitEvent(t *testing.T, limit time.Duration, namespace, what string, matches func(e object, message string) bool) {
+	t.Helper()
+	eventuallyWithin(t, limit, "an Event: "+what, func() error {
+		events, err := k.admin.list("v1", "Event", namespace)
+		var messages []string
+		for _, e := range events {
+			message, _ := e["message"].(string)
+			if matches(e, message) {
+				return nil
+			}
+			messages = append(messages, message)
+		}
+		return errors.Join(err, fmt.Errorf("there are %q", messages))
+	})
 }
 
 // withinRole returns the rights of the gateway's role as "verb group/resource".

@@ -29,8 +29,7 @@ const kubeMapped2 = "10.70.0.6"
 // and soon afterwards the gateway obeys what has changed while it could not watch.
 func testKubeAway(t *testing.T, rome, milan *kubeLab) {
 	p := newKubeProbes(t, rome, milan)
-	pod1 := &kubeNodes[0]
-	held := holdConnections(t, milan.pods[0], rome.pods[0], milan.pod(pod1, 5), milan.seen(milan.pod(pod1, 5)), 20)
+	held := holdPods(t, rome, milan, 20)
 	api := rome.api
 	old := rome.liqo.mapping("external-host", kubeMapped, rome.kubeEnd.client())
 	another := rome.liqo.mapping("another", kubeMapped2, rome.kubeEnd.client())
@@ -77,8 +76,7 @@ func testKubeAway(t *testing.T, rome, milan *kubeLab) {
 // testKubeCut cuts the watches of rome every second, while a mapping comes and goes.
 func testKubeCut(t *testing.T, rome, milan *kubeLab) {
 	p := newKubeProbes(t, rome, milan)
-	pod1 := &kubeNodes[0]
-	held := holdConnections(t, milan.pods[0], rome.pods[0], milan.pod(pod1, 5), milan.seen(milan.pod(pod1, 5)), 20)
+	held := holdPods(t, rome, milan, 20)
 	mapping := rome.liqo.mapping("external-host", kubeMapped, rome.kubeEnd.client())
 	others := slices.DeleteFunc(p.all(), func(one kubeProbe) bool { return one == p.mapping })
 	cuts := 0

@@ -25,11 +25,7 @@ const kubeProbePort = "5300"
 // address that the probe came from.
 func answerProbes(t *testing.T, h *peerHost, address string) {
 	t.Helper()
-	var server net.PacketConn
-	err := h.do(func() (err error) {
-		server, err = net.ListenPacket("udp4", net.JoinHostPort(address, kubeProbePort))
-		return err
-	})
+	server, err := h.listenPacket("udp4", net.JoinHostPort(address, kubeProbePort))
 	need.NoError(t, err)
 	t.Cleanup(func() { server.Close() })
 	go func() {
@@ -130,12 +126,18 @@ func newKubeProbes(t *testing.T, rome, milan *kubeLab) *kubeProbes {
 	return p
 }
 
+// holdPods is holdConnections from the first pod of rome to that of milan.
+func holdPods(t *testing.T, rome, milan *kubeLab, n int) (check func(when string)) {
+	t.Helper()
+	pod := milan.pod(&kubeNodes[0], 5)
+	return holdConnections(t, milan.pods[0], rome.pods[0], pod, milan.seen(pod), n)
+}
+
 // testKubeChanges deletes and recreates, one after another, the resources that rome's gateway
 // obeys. Traffic that depends on a resource stops and returns with it; other connections stay.
 func testKubeChanges(t *testing.T, rome, milan *kubeLab) {
 	p := newKubeProbes(t, rome, milan)
-	pod1 := &kubeNodes[0]
-	held := holdConnections(t, milan.pods[0], rome.pods[0], milan.pod(pod1, 5), milan.seen(milan.pod(pod1, 5)), 500)
+	held := holdPods(t, rome, milan, 500)
 	tenant := rome.liqo.tenant()
 	var slowest time.Duration
 	for _, change := range []struct {

@@ -199,23 +199,17 @@ func (k *kubeLab) nodePort(port int, to string) {
 // on a read-only root.
 func (k *kubeLab) startLiqoGateway(uid, gid uint32, more ...string) *peerProcess {
 	k.t.Helper()
-	token, err := k.api.token(k.liqo.tenant(), k.liqo.account())
-	need.NoError(k.t, err)
-	kubeconfig, err := k.api.kubeconfig(token)
-	need.NoError(k.t, err)
 	dir := k.t.TempDir()
 	need.NoError(k.t, os.Chmod(filepath.Dir(dir), 0o711))
 	// All processes of a pod may read a Secret's files.
-	for name, text := range map[string][]byte{
-		"kubeconfig": kubeconfig, "privateKey": k.key.Bytes(), "publicKey": k.key.PublicKey().Bytes(),
-	} {
+	for name, text := range map[string][]byte{"privateKey": k.key.Bytes(), "publicKey": k.key.PublicKey().Bytes()} {
 		need.NoError(k.t, os.WriteFile(filepath.Join(dir, name), text, 0o644))
 	}
 	args := []string{
 		"gateway", "--liqo", "--name=" + k.liqo.account(), "--namespace=" + k.liqo.tenant(), "--remote-cluster-id=" + k.remote().name,
 		"--gateway-uid=" + kubeGatewayUID, "--mode=" + k.mode, "--node-name=" + kubeNodes[k.on].name, "--pod-name=" + k.liqo.podName(),
 		fmt.Sprintf("--mtu=%d", kubeMTU), "--keys-dir=" + dir, "--metrics-address=" + metricsAddress,
-		"--health-probe-bind-address=" + healthAddress, "--kubeconfig=" + filepath.Join(dir, "kubeconfig"),
+		"--health-probe-bind-address=" + healthAddress, "--kubeconfig=" + k.api.kubeconfigOf(k.liqo.tenant(), k.liqo.account()),
 	}
 	if k.mode == "client" {
 		args = append(args, "--endpoint-address="+k.remote().peering)

@@ -67,11 +67,8 @@ func (k *kubeLab) newCrowd(nodes int, far *peerHost) *kubeCrowd {
 	h := k.join("crowd", k.address(kubeCrowdHost))
 	h.ip("route add local " + kubeCrowdNodes + ".0/24 dev lo")
 	k.gatewayHost.ip("route add " + kubeCrowdNodes + ".0/24 via " + k.address(kubeCrowdHost))
-	open := func(h *peerHost, port int) (conn net.PacketConn) {
-		err := h.do(func() (err error) {
-			conn, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", port))
-			return err
-		})
+	open := func(h *peerHost, port int) net.PacketConn {
+		conn, err := h.listenPacket("udp4", fmt.Sprintf(":%d", port))
 		need.NoError(k.t, err)
 		k.t.Cleanup(func() { conn.Close() })
 		return conn

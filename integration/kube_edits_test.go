@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,8 +24,7 @@ type kubeEdit struct {
 // pods is cut.
 func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 	p := newKubeProbes(t, rome, milan)
-	pod1 := &kubeNodes[0]
-	held := holdConnections(t, milan.pods[0], rome.pods[0], milan.pod(pod1, 5), milan.seen(milan.pod(pod1, 5)), 500)
+	held := holdPods(t, rome, milan, 500)
 	tenant := rome.liqo.tenant()
 	firewall, route := "FirewallConfiguration", "RouteConfiguration"
 	const gone = "10.99.0.0/16"
@@ -185,8 +183,7 @@ func testKubeKeys(t *testing.T, rome, milan *kubeLab) {
 // gives milan's another key.
 func testKubeMove(t *testing.T, rome, milan *kubeLab) {
 	p := newKubeProbes(t, rome, milan)
-	pod1 := &kubeNodes[0]
-	held := holdConnections(t, milan.pods[0], rome.pods[0], milan.pod(pod1, 5), milan.seen(milan.pod(pod1, 5)), 100)
+	held := holdPods(t, rome, milan, 100)
 	works := func(what string) {
 		t.Helper()
 		for _, one := range p.all() {
@@ -238,18 +235,9 @@ func (k *kubeLab) asApplied(t *testing.T, kind, namespace, name string) object {
 func (k *kubeLab) requireEvent(t *testing.T, o object, what string) {
 	t.Helper()
 	meta := o["metadata"].(object)
-	eventuallyWithin(t, kubeBack, fmt.Sprintf("Event %q", what), func() error {
-		events, err := k.api.admin.list("v1", "Event", meta["namespace"].(string))
-		if err != nil {
-			return err
-		}
-		if !slices.ContainsFunc(events, func(e object) bool {
-			return field(e, "involvedObject", "kind") == o["kind"] && field(e, "involvedObject", "name") == meta["name"] &&
-				field(e, "type") == "Warning" && strings.Contains(field(e, "message").(string), what)
-		}) {
-			return fmt.Errorf("none among %d", len(events))
-		}
-		return nil
+	k.api.awaitEvent(t, kubeBack, meta["namespace"].(string), what, func(e object, message string) bool {
+		return field(e, "involvedObject", "kind") == o["kind"] && field(e, "involvedObject", "name") == meta["name"] &&
+			e["type"] == "Warning" && strings.Contains(message, what)
 	})
 }
 

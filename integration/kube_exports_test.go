@@ -107,9 +107,7 @@ func (p *peeringLab) awaitImport(namespace, name string, there bool) (clusterIP,
 func (p *peeringLab) setImports(namespace string) {
 	p.t.Helper()
 	p.imports = namespace
-	stored := must2(p.t)(p.api.admin.get(p.peering()))
-	with := p.peering()
-	with["spec"].(object)["publicKey"] = field(stored, "spec", "publicKey")
+	with, _ := p.keyed()
 	p.apply(with)
 }
 
@@ -192,11 +190,8 @@ func testExportUsed(t *testing.T, rome, milan *peeringLab, clusterIP, address st
 		}
 		return err
 	})
-	var l net.PacketConn
-	need.NoError(t, milan.pods[0].do(func() (err error) {
-		l, err = net.ListenPacket("udp4", server+":5353")
-		return err
-	}))
+	l, err := milan.pods[0].listenPacket("udp4", server+":5353")
+	need.NoError(t, err)
 	defer l.Close()
 	conn, err := rome.pods[1].dial("udp4", clusterIP+":53")
 	need.NoError(t, err)
@@ -305,15 +300,7 @@ func testExportRestart(t *testing.T, rome, milan *peeringLab, clusterIP, address
 func testExportRefused(t *testing.T, rome, milan *peeringLab, exportLabel object) {
 	event := func(p *peeringLab, what string) {
 		t.Helper()
-		eventually(t, "an Event: "+what, func() error {
-			all, err := p.api.admin.list("v1", "Event", peeringNamespace)
-			for _, e := range all {
-				if message, _ := e["message"].(string); strings.Contains(message, what) {
-					return nil
-				}
-			}
-			return errors.Join(err, errNotYet)
-		})
+		p.api.awaitEvent(t, startTimeout, peeringNamespace, what, func(_ object, message string) bool { return strings.Contains(message, what) })
 	}
 	headless := shop("nobody", exportLabel, object{"clusterIP": "None"})
 	milan.apply(headless)
@@ -379,13 +366,6 @@ func testImportNamespace(t *testing.T, rome *peeringLab) {
 func requireWithinExportRights(t *testing.T, rome, milan *peeringLab) {
 	t.Helper()
 	for _, p := range []*peeringLab{rome, milan} {
-		used := map[string]bool{}
-		for _, e := range p.api.audit(t, p.gatewayUser()) {
-			if e.ResponseStatus.Code == 403 && !p.api.starting(e.Received) && !strings.Contains(e.RequestURI, "/namespaces/elsewhere/") {
-				t.Errorf("%s: %s %s was forbidden", p.name, e.Verb, e.RequestURI)
-			}
-			used[e.Verb+" "+e.ObjectRef.Resource] = true
-		}
 		rights := []string{"list services", "watch services"}
 		if p == milan {
 			rights = append(rights, "list endpointslices", "watch endpointslices")
@@ -395,10 +375,6 @@ func requireWithinExportRights(t *testing.T, rome, milan *peeringLab) {
 				rights = append(rights, verb+" services", verb+" endpointslices")
 			}
 		}
-		for _, right := range rights {
-			if !used[right] {
-				t.Errorf("%s: nobody used: %s", p.name, right)
-			}
-		}
+		requireUsed(t, p.gatewayUser(), p.api.requested(t, p.gatewayUser(), "/namespaces/elsewhere/"), rights...)
 	}
 }

@@ -1,12 +1,9 @@
 package integration
 
 import (
-	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -42,11 +39,7 @@ func (k *kubeLab) startLinks(template ...string) {
 		k.api.awaitRight(k.t, linksUser, "watch", "networking.liqo.io/"+right, "")
 	}
 	k.api.awaitRight(k.t, linksUser, "create", "/events", k.liqo.tenant())
-	token, err := k.api.token(liqoNamespace, "culvert-links")
-	need.NoError(k.t, err)
-	text, err := k.api.kubeconfig(token)
-	need.NoError(k.t, err)
-	l := &kubeLinks{k: k, kubeconfig: filepath.Join(k.t.TempDir(), "kubeconfig"), processes: make([]*peerProcess, len(k.nodes))}
+	l := &kubeLinks{k: k, kubeconfig: k.api.kubeconfigOf(liqoNamespace, "culvert-links"), processes: make([]*peerProcess, len(k.nodes))}
 	for i := range k.nodes {
 		l.runtime = append(l.runtime, k.t.TempDir())
 		l.services = append(l.services, nil)
@@ -57,7 +50,6 @@ func (k *kubeLab) startLinks(template ...string) {
 			l.services[i] = append(slices.Clone(template), "--config", file, "--lease-namespace", announceNamespace)
 		}
 	}
-	need.NoError(k.t, os.WriteFile(l.kubeconfig, text, 0o600))
 	k.links = l
 	for i := range k.nodes {
 		l.start(i)
@@ -311,59 +303,24 @@ func TestKubeLinks(t *testing.T) {
 	}, kubernetes, liqoMode)
 }
 
-// maxMovePause is for how long packets may not pass after an InternalFabric says that its gateway is elsewhere.
+// maxMovePause limits for how long no packet passes when a gateway gets another address and its InternalFabric says so.
 const maxMovePause = time.Second
 
-// testKubeGatewayMoves: the gateway's pod gets another address. The time counts from when its InternalFabric is written.
+// testKubeGatewayMoves: the gateway's pod gets another address.
 func testKubeGatewayMoves(t *testing.T, k, to *kubeLab) {
-	var echo *net.UDPConn
-	need.NoError(t, to.pods[0].do(func() (err error) {
-		echo, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(to.pod(&kubeNodes[0], 5)), Port: 5301})
-		return err
-	}))
-	defer echo.Close()
-	go func() {
-		for b := make([]byte, 8); ; {
-			n, from, err := echo.ReadFromUDPAddrPort(b)
-			if err != nil {
-				return
-			}
-			echo.WriteToUDPAddrPort(b[:n], from)
-		}
-	}()
-	conn, err := k.pods[0].dial("udp4", to.seen(to.pod(&kubeNodes[0], 5))+":5301")
-	need.NoError(t, err)
-	defer conn.Close()
-	// The reply to the first datagram that was sent after a time.
-	reply := func(since time.Time) (at time.Time, err error) {
-		for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
-			b := binary.BigEndian.AppendUint64(nil, uint64(time.Now().UnixNano()))
-			conn.Write(b) // may be refused while nothing passes
-			conn.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
-			if n, err := conn.Read(b); err == nil && n == len(b) && int64(binary.BigEndian.Uint64(b)) >= since.UnixNano() {
-				return time.Now(), nil
-			}
-		}
-		return time.Time{}, errors.New("no reply in 10 s")
-	}
-	if _, err := reply(time.Now()); err != nil {
-		t.Fatal(err)
-	}
+	own := to.pod(&kubeNodes[0], 5)
+	datagrams := watchPath(t, to.pods[0], own+":5301", k.pods[0], to.seen(own)+":5301")
+	datagrams.pause(t, "before the gateway moves")
 	moved := *k.kubeEnd
 	moved.gatewayN = 19
 	link := k.network.name
 	k.gatewayHost.ip(fmt.Sprintf("address del %s/24 dev %s", k.gateway(), link), fmt.Sprintf("address add %s/24 dev %s", moved.gateway(), link))
 	k.kubeEnd, k.liqo.here = &moved, &moved
-	said := time.Now()
 	k.liqo.gatewayRuns()
-	at, err := reply(said)
-	if err != nil {
-		t.Fatalf("%v: %s", err, k.links.said())
-	}
-	if pause := at.Sub(said); pause > maxMovePause {
-		t.Errorf("packets pass %v after the InternalFabric says where the gateway is; want at most %v", pause, maxMovePause)
+	if pause := datagrams.pause(t, "the gateway has moved"); pause > maxMovePause {
+		t.Errorf("no packet passes for %v when the gateway moves, want at most %v: %s", pause, maxMovePause, k.links.said())
 	} else {
-		t.Logf("packets pass %v after the InternalFabric says where the gateway is", pause.Round(time.Millisecond))
+		t.Logf("no packet passes for %v when the gateway moves", pause.Round(time.Millisecond))
 	}
 }
 
@@ -379,7 +336,7 @@ func testKubeBadLinks(t *testing.T, k *kubeLab) {
 			"internalFabricRef": object{"name": name, "namespace": k.liqo.tenant()}, "internalNodeRef": object{"name": kubeNodes[0].name}})
 	}
 	_, own := k.outer(&kubeNodes[0])
-	for i, bad := range []struct {
+	for _, bad := range []struct {
 		name, field string
 		all         []object
 	}{
@@ -393,21 +350,8 @@ func testKubeBadLinks(t *testing.T, k *kubeLab) {
 		for _, o := range bad.all {
 			k.liqo.apply(o)
 		}
-		eventually(t, fmt.Sprintf("%d: an Event for %s", i, bad.name), func() error {
-			all, err := k.api.admin.list("v1", "Event", k.liqo.tenant())
-			if err != nil {
-				return err
-			}
-			var said []string
-			for _, e := range all {
-				if message, _ := e["message"].(string); field(e, "involvedObject", "name") == bad.name {
-					if strings.Contains(message, bad.field) {
-						return nil
-					}
-					said = append(said, message)
-				}
-			}
-			return fmt.Errorf("%q: %s", said, k.links.said())
+		k.api.awaitEvent(t, startTimeout, k.liqo.tenant(), bad.name+" has "+bad.field, func(e object, message string) bool {
+			return field(e, "involvedObject", "name") == bad.name && strings.Contains(message, bad.field)
 		})
 		eventually(t, "culvert status names "+bad.name, func() error {
 			if n := k.links.status(0); !slices.ContainsFunc(n.LeftOut, func(l control.LeftOut) bool {
@@ -486,11 +430,7 @@ func testKubeLinksServe(t *testing.T, k *kubeLab) {
 		t.Errorf("culvert status says %+v", n)
 	}
 
-	text, err := k.api.kubeconfig("nobody")
-	need.NoError(t, err)
-	nobody := filepath.Join(t.TempDir(), "kubeconfig")
-	writeReadable(t, nobody, string(text))
-	other := k.nodes[1].start(nil, os.Getenv(binaryEnv), "node", "--kube", "--node-name", kubeNodes[1].name, "--kubeconfig", nobody)
+	other := k.nodes[1].start(nil, os.Getenv(binaryEnv), "node", "--kube", "--node-name", kubeNodes[1].name, "--kubeconfig", k.api.kubeconfig("nobody"))
 	<-other.ended
 	if said := other.output(); !strings.Contains(said, "another culvert node with --liqo or --kube keeps the links of this node") {
 		t.Errorf("a second process: %s", said)
@@ -508,24 +448,9 @@ func testKubeLinksServe(t *testing.T, k *kubeLab) {
 // requireWithinLinksRole: nothing was refused, and each right was used.
 func requireWithinLinksRole(t *testing.T, k *kubeLab, more ...string) {
 	t.Helper()
-	used := map[string]bool{}
-	for _, e := range k.api.audit(t, linksUser) {
-		if e.ResponseStatus.Code == http.StatusForbidden && !k.api.starting(e.Received) {
-			t.Errorf("%s %s was forbidden", e.Verb, e.RequestURI)
-		}
-		used[e.Verb+" "+e.ObjectRef.Resource] = true
-	}
-	var missing []string
 	if more == nil {
 		more = []string{"create events"}
 	}
-	for _, right := range append(more, "list genevetunnels", "watch genevetunnels", "list internalfabrics", "watch internalfabrics",
-		"list internalnodes", "watch internalnodes", "get daemonsets") {
-		if !used[right] {
-			missing = append(missing, right)
-		}
-	}
-	if slices.Sort(missing); len(missing) > 0 {
-		t.Errorf("rights that nobody used: %q", missing)
-	}
+	requireUsed(t, linksUser, k.api.requested(t, linksUser), append(more, "list genevetunnels", "watch genevetunnels", "list internalfabrics",
+		"watch internalfabrics", "list internalnodes", "watch internalnodes", "get daemonsets")...)
 }

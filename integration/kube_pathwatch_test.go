@@ -2,7 +2,6 @@ package integration
 
 import (
 	"context"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -23,11 +22,8 @@ const watchPace = 10 * time.Millisecond
 // watchPath has a client send datagrams to at, which are those that come to a server at its own address.
 func watchPath(t *testing.T, server *peerHost, own string, client *peerHost, at string) *pathWatch {
 	t.Helper()
-	var listener net.PacketConn
-	need.NoError(t, server.do(func() (err error) {
-		listener, err = net.ListenPacket("udp4", own)
-		return err
-	}))
+	listener, err := server.listenPacket("udp4", own)
+	need.NoError(t, err)
 	conn, err := client.dial("udp4", at)
 	need.NoError(t, err)
 	var tasks sync.WaitGroup

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bytes"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -39,11 +38,9 @@ func testPeeringPutBack(t *testing.T, p *peeringLab) {
 
 // testPeeringWider: a Peering changes while it carries traffic. What it adds is there at once, and what it had has lost nothing.
 func testPeeringWider(t *testing.T, p, other *peeringLab) {
-	stored := must2(t)(p.api.admin.get(p.peering()))
-	with := p.peering()
-	with["spec"].(object)["publicKey"] = field(stored, "spec", "publicKey")
+	with, spec := p.keyed()
 	more := object{"cidr": "10.201.0.0/16", "remap": "10.99.0.0/16"}
-	with["spec"].(object)["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}, more}
+	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}, more}
 	p.apply(with)
 	eventually(t, "a route to what the peer has now", func() error {
 		if out := p.nodes[0].run("ip", "route", "show", "10.99.0.0/16"); !strings.Contains(out, "cv-"+p.remote.name) {
@@ -51,7 +48,7 @@ func testPeeringWider(t *testing.T, p, other *peeringLab) {
 		}
 		return nil
 	})
-	with["spec"].(object)["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}}
+	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}}
 	p.apply(with)
 	eventually(t, "the route has gone", func() error {
 		if out := p.nodes[0].run("ip", "route", "show", "10.99.0.0/16"); out != "" {
@@ -71,10 +68,8 @@ func testPeeringAway(t *testing.T, p *peeringLab, streams []*linkStream) {
 		time.Sleep(peeringAway)
 	}
 	requireAlive(t, "the API server is away", streams)
-	stored := must2(t)(p.api.admin.get(p.peering()))
-	with := p.peering()
-	with["spec"].(object)["publicKey"] = field(stored, "spec", "publicKey")
-	with["spec"].(object)["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}, {"cidr": "10.201.0.0/16", "remap": "10.99.0.0/16"}}
+	with, spec := p.keyed()
+	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}, {"cidr": "10.201.0.0/16", "remap": "10.99.0.0/16"}}
 	p.apply(with)
 	p.api.relay.hold(false)
 	eventuallyWithin(t, kubeBack, "what has changed meanwhile is obeyed", func() error {
@@ -85,17 +80,14 @@ func testPeeringAway(t *testing.T, p *peeringLab, streams []*linkStream) {
 		}
 		return nil
 	})
-	with["spec"].(object)["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}}
+	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}}
 	p.apply(with)
 	requireAlive(t, "the API server is back", streams)
 }
 
 // testPeeringChanged: the other cluster is at its new addresses at once, and no more at the old ones.
 func testPeeringChanged(t *testing.T, p, other *peeringLab) {
-	stored := must2(t)(p.api.admin.get(p.peering()))
-	with := p.peering()
-	spec := with["spec"].(object)
-	spec["publicKey"] = field(stored, "spec", "publicKey")
+	with, spec := p.keyed()
 	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": "10.99.0.0/16"}}
 	p.apply(with)
 	eventually(t, "the route of before has gone", func() error {
@@ -167,9 +159,8 @@ func testPeeringPods(t *testing.T, p, other *peeringLab) {
 		})
 	}
 	reached(true)
-	stored := must2(t)(p.api.admin.get(p.peering()))
-	with := p.peering()
-	with["spec"].(object)["publicKey"], with["spec"].(object)["podsFrom"] = field(stored, "spec", "publicKey"), "Pods"
+	with, spec := p.keyed()
+	spec["podsFrom"] = "Pods"
 	p.apply(with)
 	reached(false)
 	pod := func(phase string) object {
@@ -260,20 +251,11 @@ func requireWithinPeeringRoles(t *testing.T, p *peeringLab) {
 		agentUser: {"list nodes", "watch nodes", "list services", "watch services", "list peerings", "watch peerings", "get tunnelnodes", "create tunnelnodes",
 			"update tunnelnodes", "update tunnelnodes/status", "create events", "get daemonsets"},
 	} {
-		used := map[string]bool{}
-		for _, e := range p.api.audit(t, user) {
-			if e.ResponseStatus.Code == http.StatusForbidden && !p.api.starting(e.Received) {
-				t.Errorf("%s: %s %s was forbidden", user, e.Verb, e.RequestURI)
-			}
-			used[strings.TrimSuffix(e.Verb+" "+e.ObjectRef.Resource+"/"+e.ObjectRef.Subresource, "/")] = true
-		}
 		rights = slices.DeleteFunc(rights, func(right string) bool {
-			return used[right] || p.name != kubeRome.name && slices.Contains([]string{"get daemonsets", "create events", "update tunnelnodes"}, right) || // see what rome went through
+			return p.name != kubeRome.name && slices.Contains([]string{"get daemonsets", "create events", "update tunnelnodes"}, right) || // see what rome went through
 				p.name != kubeMilan.name && strings.HasSuffix(right, " pods")
 		})
-		if len(rights) > 0 {
-			t.Errorf("%s: rights of %s that nobody used: %q", p.name, user, rights)
-		}
+		requireUsed(t, user, p.api.requested(t, user), rights...)
 	}
 }
 
@@ -390,19 +372,9 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 		}
 		need.NoError(t, p.api.admin.delete(o))
 	}
-	eventually(t, "an Event", func() error {
-		all, err := p.api.admin.list("v1", "Event", agentNamespace)
-		if err != nil {
-			return err
-		}
-		for _, e := range all {
-			if message, _ := e["message"].(string); strings.HasPrefix(message, "bad-another: spec.remote.podCIDRs[0].remap") {
-				return nil
-			}
-		}
-		return errNotYet
-	})
-	if out := p.nodes[1].run("ip", "link"); bytes.Contains([]byte(out), []byte("cv-bad")) {
+	const another = "bad-another: spec.remote.podCIDRs[0].remap"
+	p.api.awaitEvent(t, startTimeout, agentNamespace, another, func(_ object, message string) bool { return strings.HasPrefix(message, another) })
+	if out := p.nodes[1].run("ip", "link"); strings.Contains(out, "cv-bad") {
 		t.Errorf("a refused Peering has a link: %s", out)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -106,6 +105,16 @@ func (p *peeringLab) peering() object {
 	return object{"apiVersion": peeringVersion, "kind": "Peering", "metadata": object{"name": p.remote.name, "namespace": peeringNamespace}, "spec": spec}
 }
 
+// keyed is this cluster's end, and its spec, with the key of the peer that it has at the API server.
+func (p *peeringLab) keyed() (peering, spec object) {
+	p.t.Helper()
+	stored := must2(p.t)(p.api.admin.get(p.peering()))
+	peering = p.peering()
+	spec = peering["spec"].(object)
+	spec["publicKey"] = field(stored, "spec", "publicKey")
+	return peering, spec
+}
+
 // internalCIDR differs among the Peerings of a cluster.
 func (p *peeringLab) internalCIDR() string {
 	if p.remote == &kubeTurin {
@@ -124,7 +133,7 @@ func (p *peeringLab) install() {
 	eventually(p.t, "the Peering is taken", func() error { return p.api.admin.apply(p.peering()) })
 	p.awaitRights()
 	for i := range kubeNodes {
-		p.kubeconfigs[i] = p.kubeconfig(p.agentToken(&kubeNodes[i]))
+		p.kubeconfigs[i] = p.api.kubeconfig(p.agentToken(&kubeNodes[i]))
 	}
 }
 
@@ -174,24 +183,12 @@ func (p *peeringLab) agentToken(n *kubeNode) string {
 	return answer.Status.Token
 }
 
-func (p *peeringLab) kubeconfig(token string) string {
-	p.t.Helper()
-	text, err := p.api.kubeconfig(token)
-	need.NoError(p.t, err)
-	dir := p.t.TempDir()
-	file := filepath.Join(dir, "kubeconfig")
-	need.NoError(p.t, errors.Join(os.Chmod(filepath.Dir(dir), 0o711), os.WriteFile(file, text, 0o644)))
-	return file
-}
-
 // startGateway starts the gateway's pod.
 func (p *peeringLab) startGateway(pod string) {
 	p.t.Helper()
-	token, err := p.api.token(peeringNamespace, "culvert-"+p.remote.name)
-	need.NoError(p.t, err)
 	p.gateway = p.gatewayHost.startAs(unprivilegedUID, unprivilegedUID, os.Getenv(binaryEnv), "gateway", "--kube", "--name="+p.remote.name, "--namespace="+peeringNamespace,
 		"--node-name="+kubeNodes[p.on].name, "--pod-name="+pod, "--pod-ips="+p.kubeLab.gateway(), "--metrics-address="+metricsAddress,
-		"--health-probe-bind-address="+healthAddress, "--kubeconfig="+p.kubeconfig(token))
+		"--health-probe-bind-address="+healthAddress, "--kubeconfig="+p.api.kubeconfigOf(peeringNamespace, "culvert-"+p.remote.name))
 }
 
 func (p *peeringLab) startAgent(i int, more ...string) {

@@ -231,18 +231,9 @@ func TestKubeServices(t *testing.T) {
 			if who, _, err := l.ask(l.out, "tcp", "172.18.0.2:30011"); err != nil || who != "pc" {
 				t.Errorf("beside %s%s, %q answers: %v", m.service, m.slice, who, err)
 			}
-			eventually(t, "an Event for "+m.service+m.slice, func() error {
-				all, err := l.api.admin.list("v1", "Event", "default")
-				if err != nil {
-					return err
-				}
-				for _, e := range all {
-					if field(e, "involvedObject", "name") == name && field(e, "involvedObject", "kind") == kind && field(e, "source", "host") == "n1" &&
-						strings.Contains(field(e, "message").(string), m.field+": ") {
-						return nil
-					}
-				}
-				return errNotYet
+			l.api.awaitEvent(t, startTimeout, "default", m.field+" of "+m.service+m.slice, func(e object, message string) bool {
+				return field(e, "involvedObject", "name") == name && field(e, "involvedObject", "kind") == kind && field(e, "source", "host") == "n1" &&
+					strings.Contains(message, m.field+": ")
 			})
 		}
 		t.Logf("%d malformed Services and slices, each named in the log and by an Event", len(kubeMalformedAll))

@@ -63,13 +63,7 @@ func newKubeOperator(k *kubeLab) *kubeOperator {
 			"subjects": []object{{"kind": "ServiceAccount", "name": kubeReader, "namespace": liqoNamespace}}},
 	)
 	k.api.awaitRight(k.t, "system:serviceaccount:"+liqoNamespace+":"+kubeReader, "list", "networking.liqo.io/internalnodes", "")
-	token, err := k.api.token(liqoNamespace, kubeReader)
-	need.NoError(k.t, err)
-	text, err := k.api.kubeconfig(token)
-	need.NoError(k.t, err)
-	o := &kubeOperator{k, filepath.Join(k.t.TempDir(), "kubeconfig")}
-	need.NoError(k.t, os.WriteFile(o.file, text, 0o600))
-	return o
+	return &kubeOperator{k, k.api.kubeconfigOf(liqoNamespace, kubeReader)}
 }
 
 // culvert runs a command of culvert liqo.

@@ -279,7 +279,7 @@ func join(a, b *peerHost, addressA, addressB string, mtu int) {
 	}
 }
 
-// dial and listen are those of package net, inside the host.
+// dial, listen and listenPacket are those of package net, inside the host.
 func (h *peerHost) dial(network, address string) (conn net.Conn, err error) {
 	return h.dialWithin(startTimeout, network, address)
 }
@@ -303,6 +303,14 @@ func (h *peerHost) listen(network, address string) (l net.Listener, err error) {
 		return err
 	})
 	return l, err
+}
+
+func (h *peerHost) listenPacket(network, address string) (c net.PacketConn, err error) {
+	err = h.do(func() error {
+		c, err = net.ListenPacket(network, h.family.of(address))
+		return err
+	})
+	return c, err
 }
 
 // accept listens at an address inside the host until the end of the test. It calls handle in a
