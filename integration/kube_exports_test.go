@@ -46,7 +46,7 @@ func keepShop(t *testing.T, pod *peerHost, address string) {
 	t.Helper()
 	pod.accept(t, "tcp4", net.JoinHostPort(address, shopTarget), func(conn net.Conn) {
 		client, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
-		fmt.Fprintf(conn, "%s sees %s", address, client)
+		fmt.Fprintf(conn, "%s sees %s\n", address, client)
 	})
 }
 
@@ -59,6 +59,18 @@ func visitShop(from *peerHost, address string) (string, error) {
 	defer conn.Close()
 	said, err := io.ReadAll(conn)
 	return string(said), err
+}
+
+// awaitVisit waits until the answer at an address begins with want.
+func awaitVisit(t *testing.T, from *peerHost, address, want string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("a visit to %s is answered by %q", address, want), func() error {
+		said, err := visitShop(from, address)
+		if err == nil && !strings.HasPrefix(said, want) {
+			err = fmt.Errorf("the answer is %q", said)
+		}
+		return err
+	})
 }
 
 // imported returns the ClusterIP of an imported Service and the address behind it.
@@ -183,13 +195,7 @@ func testExportUsed(t *testing.T, rome, milan *peeringLab, clusterIP, address st
 	rome.nodes[1].feed(fmt.Sprintf("table ip proxy { chain prerouting { type nat hook prerouting priority -100; ip daddr %s dnat to %s; }; }\n", clusterIP, address), "nft", "-f", "-")
 	client, server := rome.pod(&kubeNodes[1], 5), milan.pod(&kubeNodes[0], 5)
 	want := server + " sees " + rome.seen(client)
-	eventually(t, want, func() error {
-		said, err := visitShop(rome.pods[1], clusterIP)
-		if err == nil && said != want {
-			err = errors.New(said)
-		}
-		return err
-	})
+	awaitVisit(t, rome.pods[1], clusterIP, want+"\n")
 	l, err := milan.pods[0].listenPacket("udp4", server+":5353")
 	need.NoError(t, err)
 	defer l.Close()
@@ -225,13 +231,7 @@ func testExportByServices(t *testing.T, rome, milan *peeringLab, clusterIP strin
 	rome.startAgent(0, "--services=all", "--config", file)
 	client, server := rome.pod(&kubeNodes[0], 5), milan.pod(&kubeNodes[0], 5)
 	want := server + " sees " + rome.seen(client)
-	eventually(t, want, func() error {
-		said, err := visitShop(rome.pods[0], clusterIP)
-		if err == nil && said != want {
-			err = errors.New(said)
-		}
-		return err
-	})
+	awaitVisit(t, rome.pods[0], clusterIP, want+"\n")
 	rome.awaitAgentStatus(0, "cv-milan", "milan/web-shop")
 	rome.endAgent(0, syscall.SIGTERM)
 	rome.startAgent(0)
@@ -244,13 +244,7 @@ func testExportEndpoints(t *testing.T, rome, milan *peeringLab, address string) 
 		server := milan.pod(&kubeNodes[n], 5)
 		milan.apply(shopSlice("web", server))
 		began := time.Now()
-		eventually(t, server+" serves", func() error {
-			said, err := visitShop(rome.pods[0], address)
-			if err == nil && !strings.HasPrefix(said, server+" ") {
-				err = errors.New(said)
-			}
-			return err
-		})
+		awaitVisit(t, rome.pods[0], address, server+" ")
 		if took := time.Since(began); took > followed {
 			t.Errorf("%v until the new endpoint served", took)
 		} else {
@@ -265,10 +259,7 @@ func testExportEndpoints(t *testing.T, rome, milan *peeringLab, address string) 
 		return nil
 	})
 	milan.apply(shopSlice("web", milan.pod(&kubeNodes[1], 5)))
-	eventually(t, "somebody serves again", func() error {
-		_, err := visitShop(rome.pods[0], address)
-		return err
-	})
+	awaitVisit(t, rome.pods[0], address, "")
 }
 
 // testExportRestart: silence removes nothing, and the next gateway of either side goes on with the same addresses.
@@ -283,10 +274,7 @@ func testExportRestart(t *testing.T, rome, milan *peeringLab, clusterIP, address
 			t.Errorf("%s's gateway is away: %s for %s, %v", p.name, ip, at, err)
 		}
 		p.startGateway("gateway-2")
-		eventually(t, "a visit through the next gateway", func() error {
-			_, err := visitShop(rome.pods[0], address)
-			return err
-		})
+		awaitVisit(t, rome.pods[0], address, "")
 		p.awaitCondition("Connected", "True")
 		if ip, at, err := rome.imported("milan", "web-shop"); err != nil || ip != clusterIP || at != address {
 			t.Errorf("after %s's next gateway: %s for %s, %v", p.name, ip, at, err)
@@ -312,12 +300,12 @@ func testExportRefused(t *testing.T, rome, milan *peeringLab, exportLabel object
 	own := shop("api-shop", nil, object{"selector": object{"app": "own"}})
 	own["metadata"].(object)["namespace"] = "milan"
 	rome.apply(own)
-	before := must2(t)(rome.api.admin.get(own))
+	before := mustObject(t)(rome.api.admin.get(own))
 	api := shop("api", exportLabel, nil)
 	milan.apply(api, shopSlice("api", milan.pod(&kubeNodes[0], 5)))
 	event(rome, "Service milan/api-shop, for the peer's shop/api: another one is there that culvert has not made")
 	rome.awaitCondition("Imported", "False Refused: Service milan/api-shop")
-	if after := must2(t)(rome.api.admin.get(own)); fmt.Sprint(after) != fmt.Sprint(before) {
+	if after := mustObject(t)(rome.api.admin.get(own)); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("%v\nbefore %v", after, before)
 	}
 	need.NoError(t, milan.api.admin.delete(api))

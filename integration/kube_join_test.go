@@ -73,6 +73,14 @@ func (l *joinLab) culvert(args ...string) (string, error) {
 	return p.output(), nil
 }
 
+// must is culvert, which has to succeed and to print want.
+func (l *joinLab) must(want string, args ...string) {
+	l.t.Helper()
+	if out, err := l.culvert(args...); err != nil || !strings.Contains(out, want) {
+		l.t.Fatalf("culvert %q: %v, want %q: %s", args, err, want, out)
+	}
+}
+
 func (l *joinLab) start(args ...string) *peerProcess {
 	return l.desk.start(nil, os.Getenv(binaryEnv), append(args, "--kubeconfig="+l.kubeconfig)...)
 }
@@ -115,7 +123,7 @@ func (p *peeringLab) kubelet(pod string) {
 		}
 	}
 	service := object{"apiVersion": "v1", "kind": "Service", "metadata": object{"namespace": peeringNamespace, "name": "culvert-" + p.remote.name}}
-	if stored := must2(p.t)(p.api.admin.get(service)); field(stored, "spec", "type") == "LoadBalancer" {
+	if stored := mustObject(p.t)(p.api.admin.get(service)); field(stored, "spec", "type") == "LoadBalancer" {
 		service["status"] = object{"loadBalancer": object{"ingress": []object{{"ip": p.kubeEnd.peering}}}}
 		need.NoError(p.t, p.api.admin.request(http.MethodPatch, pathOf(service)+"/status"+standInManager, "application/apply-patch+yaml", service, nil))
 	}
@@ -221,17 +229,17 @@ func (p *peeringLab) versions(t *testing.T) (all []string) {
 	for document := range strings.SplitSeq(out, "\n---\n") {
 		var o object
 		need.NoError(t, yaml.Unmarshal([]byte(document), &o))
-		stored := must2(t)(p.api.admin.get(o))
+		stored := mustObject(t)(p.api.admin.get(o))
 		all = append(all, fmt.Sprint(o["kind"], " ", field(o, "metadata", "name"), " ", field(stored, "metadata", "generation"), " ", field(stored, "spec")))
 	}
-	stored := must2(t)(p.api.admin.get(p.peering()))
+	stored := mustObject(t)(p.api.admin.get(p.peering()))
 	return append(all, fmt.Sprint("Peering ", field(stored, "metadata", "generation"), " ", field(stored, "spec")))
 }
 
 // ping has a pod of one cluster reach one of the other, under the CIDR that a Peering says.
 func (p *peeringLab) ping(to *peeringLab) {
 	p.t.Helper()
-	all, _ := field(must2(p.t)(p.api.admin.get(p.peering())), "spec", "remote", "podCIDRs").([]any)
+	all, _ := field(mustObject(p.t)(p.api.admin.get(p.peering())), "spec", "remote", "podCIDRs").([]any)
 	if len(all) == 0 {
 		p.t.Fatalf("%s sees no pods", p.name)
 	}
@@ -272,19 +280,14 @@ func TestKubeJoin(t *testing.T) {
 		})
 		t.Run("again", func(t *testing.T) {
 			had := [2][]string{rome.versions(t), milan.versions(t)}
-			out, err := l.culvert(append([]string{"join"}, both...)...) // nothing changes, and so nobody is asked
-			if err != nil || !strings.Contains(out, "milan is connected, 2/2 nodes") {
-				t.Fatalf("%v: %s", err, out)
-			}
+			l.must("milan is connected, 2/2 nodes", append([]string{"join"}, both...)...) // nothing changes, so it asks no question
 			for i, p := range []*peeringLab{rome, milan} {
 				if now := p.versions(t); !slices.Equal(now, had[i]) {
 					t.Errorf("%s has changed:\n%q\nbefore\n%q", p.name, now, had[i])
 				}
 			}
 			need.NoError(t, rome.api.admin.delete(object{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": object{"name": "culvert-milan", "namespace": peeringNamespace}}))
-			if out, err := l.culvert(append([]string{"join"}, both...)...); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			l.must("", append([]string{"join"}, both...)...)
 			if now := rome.versions(t); !slices.Equal(now, had[0]) {
 				t.Errorf("rome is not repaired:\n%q\nbefore\n%q", now, had[0])
 			}
@@ -338,24 +341,20 @@ func testJoinManagers(t *testing.T, l *joinLab) {
 	}
 	join := []string{"join", "--context=admin@rome", "--context=admin@milan", "--yes"}
 	budget := object{"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": object{"name": "culvert-rome", "namespace": peeringNamespace}}
-	if out, err := l.culvert(append(join, "--replicas=2")...); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	must2(t)(milan.api.admin.get(budget))
+	l.must("", append(join, "--replicas=2")...)
+	mustObject(t)(milan.api.admin.get(budget))
 	deployment := object{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object{"name": "culvert-rome", "namespace": peeringNamespace}}
-	stored := must2(t)(milan.api.admin.get(deployment))
+	stored := mustObject(t)(milan.api.admin.get(deployment))
 	if label := field(stored, "spec", "template", "metadata", "labels", "culvert.io/active"); label != "false" {
 		t.Errorf("each of two pods is born with the label culvert.io/active %v", label)
 	}
 	milan.applyTemplate("registry.example/culvert:test", "&force=true", "--expose=LoadBalancer", "--replicas=2")
-	if out, err := l.culvert(append(join, "--replicas=1")...); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	l.must("", append(join, "--replicas=1")...)
 	refused := new(kubeError)
 	if _, err := milan.api.admin.get(budget); !errors.As(err, &refused) || refused.Code != http.StatusNotFound {
 		t.Errorf("the PodDisruptionBudget of two pods stays: %v", err)
 	}
-	stored = must2(t)(milan.api.admin.get(deployment))
+	stored = mustObject(t)(milan.api.admin.get(deployment))
 	if n, label := field(stored, "spec", "replicas"), field(stored, "spec", "template", "metadata", "labels", "culvert.io/active"); n != 1.0 || label != "true" {
 		t.Errorf("%v pods, the label culvert.io/active %v", n, label)
 	}
@@ -377,9 +376,7 @@ func (p *peeringLab) applyTemplate(image, force string, args ...string) {
 // testJoinImports has rome import a Service of milan's.
 func testJoinImports(t *testing.T, l *joinLab) {
 	t.Helper()
-	if out, err := l.culvert("join", "--context=admin@rome", "--context=admin@milan", "--imports=rome=milan", "--yes"); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	l.must("", "join", "--context=admin@rome", "--context=admin@milan", "--imports=rome=milan", "--yes")
 	l.milan.apply(shop("web", object{"culvert/export": "true"}, nil))
 	l.rome.awaitImport("milan", "web-shop", true)
 }

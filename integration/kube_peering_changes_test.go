@@ -324,7 +324,7 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 		}
 		return nil
 	})
-	stored := must2(t)(p.api.admin.get(tunnelNode(&kubeNodes[0], "")))
+	stored := mustObject(t)(p.api.admin.get(tunnelNode(&kubeNodes[0], "")))
 	stored["status"] = object{"message": strings.Repeat("x", 1<<20), "peerings": []object{}}
 	if err := agent.replaceStatus(stored); err == nil || !strings.Contains(err.Error(), "Too long") {
 		t.Errorf("an agent writes a message of a megabyte: %v", err)
@@ -335,7 +335,7 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 	p.awaitCondition("Accepted", "True")
 	p.startAgent(0)
 
-	key, _ := field(must2(t)(p.api.admin.get(p.peering())), "spec", "publicKey").(string)
+	key, _ := field(mustObject(t)(p.api.admin.get(p.peering())), "spec", "publicKey").(string)
 	for _, c := range []struct{ name, remap, internal, key, want string }{
 		{"nodes", "172.18.0.0/16", "10.81.0.0/24", "", "spec.remote.podCIDRs[0].remap: 172.18.0.0/16 contains " + p.address(60) + ", an address of the API server"},
 		{"pods", "10.244.1.0/24", "10.81.0.0/24", "", "spec.remote.podCIDRs[0].remap: 10.244.1.0/24 overlaps spec.local.podCIDRs[0]"},
@@ -379,8 +379,8 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 	}
 }
 
-// must2 fails unless there is no error.
-func must2(t *testing.T) func(object, error) object {
+// mustObject fails unless there is no error.
+func mustObject(t *testing.T) func(object, error) object {
 	return func(o object, err error) object {
 		t.Helper()
 		need.NoError(t, err)

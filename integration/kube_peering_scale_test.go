@@ -32,14 +32,14 @@ func TestKubePeeringScale(t *testing.T) {
 			nodes = 200
 		}
 		end := kubeRome
-		end.firstVNI = 1 - len(kubeNodes) // VNIs follow names, and those of the crowd come first
+		end.firstVNI = 1 - len(kubeNodes) // VNIs follow names, and those of the fakes come first
 		rome, milan := newPeeringLab(t, &end, &kubeMilan), newKubeHosts(t, &kubeMilan)
 		milan.liqo = &liqo{t: t, here: &kubeMilan, remote: &end}
 		rome.connect(milan)
 		rome.install()
-		crowd := rome.newCrowd(len(kubeNodes)+nodes, milan.pods[0])
+		fakes := rome.newFakeNodes(len(kubeNodes)+nodes, milan.pods[0])
 		began := time.Now()
-		size := rome.populate(crowd)
+		size := rome.populate(fakes)
 		t.Logf("%d nodes and %d Pods of %d bytes each are there after %v", nodes, nodes*peeringPods, size, time.Since(began).Round(time.Second))
 		with := rome.peering()
 		with["spec"].(object)["podsFrom"] = "Pods"
@@ -50,22 +50,22 @@ func TestKubePeeringScale(t *testing.T) {
 		milan.startFileGateway(rome.publicKey())
 		milan.startTunnels()
 		rome.awaitCondition("Connected", "True")
-		for i := range crowd.nodes {
-			n := &crowd.nodes[i]
-			crowd.await(t, crowd.pod(n, peeringPods-1), n, kubeBack)
+		for i := range fakes.nodes {
+			n := &fakes.nodes[i]
+			fakes.await(t, fakes.pod(n, peeringPods-1), n, kubeBack)
 		}
 		t.Logf("all pods are reached after %v; %d MiB resident, %d at most", time.Since(began).Round(time.Millisecond), rome.gateway.resident(t)>>20, rome.gateway.peak(t)>>20)
 		spent, slowest := rome.gateway.cpu(t), time.Duration(0)
 		for i := range peeringMoves {
-			n, from, to := &crowd.nodes[i%len(crowd.nodes)], i/len(crowd.nodes), peeringPods+i/len(crowd.nodes)
-			changed := object{"status": object{"podIP": crowd.pod(n, to), "podIPs": []object{{"ip": crowd.pod(n, to)}}}}
-			path := kubePath("v1", "Pod", "default", crowdPodName(n, from)) + "/status"
+			n, from, to := &fakes.nodes[i%len(fakes.nodes)], i/len(fakes.nodes), peeringPods+i/len(fakes.nodes)
+			changed := object{"status": object{"podIP": fakes.pod(n, to), "podIPs": []object{{"ip": fakes.pod(n, to)}}}}
+			path := kubePath("v1", "Pod", "default", fakePodName(n, from)) + "/status"
 			need.NoError(t, rome.api.admin.request(http.MethodPatch, path, "application/merge-patch+json", changed, nil))
-			took := max(crowd.await(t, crowd.pod(n, to), n, peeringSoon), crowd.await(t, crowd.pod(n, from), nil, peeringSoon))
+			took := max(fakes.await(t, fakes.pod(n, to), n, peeringSoon), fakes.await(t, fakes.pod(n, from), nil, peeringSoon))
 			slowest = max(slowest, took)
 		}
 		rome.requireCheap("a Pod", slowest, rome.gateway.cpu(t)-spent)
-		testScaleExport(t, rome, crowd)
+		testScaleExport(t, rome, fakes)
 		if got := rome.gateway.peak(t); got > peeringMemory {
 			t.Errorf("%d bytes resident, want %d", got, peeringMemory)
 		}
@@ -85,7 +85,7 @@ func (p *peeringLab) requireCheap(what string, slowest, spent time.Duration) {
 
 // testScaleExport: in a cluster with a Service for the pods of each node, some of which are exported, a gateway obeys a change of an exported Service's
 // endpoints as soon and for as little as one of a Pod; what is not exported costs no more.
-func testScaleExport(t *testing.T, p *peeringLab, crowd *kubeCrowd) {
+func testScaleExport(t *testing.T, p *peeringLab, fakes *fakeNodes) {
 	exportLabel := object{"culvert/export": "true"}
 	service := func(name string, labels object) object {
 		return object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name, "namespace": "default", "labels": labels},
@@ -95,23 +95,23 @@ func testScaleExport(t *testing.T, p *peeringLab, crowd *kubeCrowd) {
 	slice := func(name string, n *kubeNode, ready string) object {
 		endpoints := []object{}
 		for i := range peeringPods {
-			at := crowd.pod(n, i)
+			at := fakes.pod(n, i)
 			endpoints = append(endpoints, object{"addresses": []string{at}, "conditions": object{"ready": ready == "" || ready == at}, "nodeName": n.name,
-				"targetRef": object{"kind": "Pod", "namespace": "default", "name": crowdPodName(n, i)}})
+				"targetRef": object{"kind": "Pod", "namespace": "default", "name": fakePodName(n, i)}})
 		}
 		return object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": endpoints,
 			"metadata": object{"name": name + "-1", "namespace": "default", "labels": object{"kubernetes.io/service-name": name}},
 			"ports":    []object{{"name": "discard", "protocol": "UDP", "port": kubeDiscard}}}
 	}
-	for i := range crowd.nodes {
-		n, labels := &crowd.nodes[i], object{}
+	for i := range fakes.nodes {
+		n, labels := &fakes.nodes[i], object{}
 		if i < peeringShops {
 			labels = exportLabel
 		}
 		p.apply(service("shop-"+n.name, labels), slice("shop-"+n.name, n, ""))
 	}
-	last := &crowd.nodes[len(crowd.nodes)-1]
-	p.apply(service("web", exportLabel), slice("web", last, crowd.pod(last, 90)))
+	last := &fakes.nodes[len(fakes.nodes)-1]
+	p.apply(service("web", exportLabel), slice("web", last, fakes.pod(last, 90)))
 	address := ""
 	eventuallyWithin(t, kubeBack, "the Service is exported", func() error {
 		all, _ := p.status("exports").([]any)
@@ -123,25 +123,25 @@ func testScaleExport(t *testing.T, p *peeringLab, crowd *kubeCrowd) {
 		}
 		return fmt.Errorf("%v: %s", all, p.condition("Exported"))
 	})
-	crowd.awaitAt(t, crowd.lab.seen(address), crowd.pod(last, 90), last, kubeBack)
+	fakes.awaitAt(t, fakes.lab.seen(address), fakes.pod(last, 90), last, kubeBack)
 	spent, slowest := p.gateway.cpu(t), time.Duration(0)
 	for i := range peeringMoves {
-		pod := crowd.pod(last, 20+i)
+		pod := fakes.pod(last, 20+i)
 		p.apply(slice("web", last, pod))
-		slowest = max(slowest, crowd.awaitAt(t, crowd.lab.seen(address), pod, last, peeringSoon))
+		slowest = max(slowest, fakes.awaitAt(t, fakes.lab.seen(address), pod, last, peeringSoon))
 	}
 	p.requireCheap("an exported EndpointSlice", slowest, p.gateway.cpu(t)-spent)
 	spent = p.gateway.cpu(t)
-	other := &crowd.nodes[len(crowd.nodes)-2]
+	other := &fakes.nodes[len(fakes.nodes)-2]
 	for i := range peeringMoves {
-		p.apply(slice("shop-"+other.name, other, crowd.pod(other, 20+i)))
+		p.apply(slice("shop-"+other.name, other, fakes.pod(other, 20+i)))
 	}
-	p.apply(slice("web", last, crowd.pod(last, 10)))
-	p.requireCheap("another EndpointSlice", crowd.awaitAt(t, crowd.lab.seen(address), crowd.pod(last, 10), last, peeringSoon), p.gateway.cpu(t)-spent)
+	p.apply(slice("web", last, fakes.pod(last, 10)))
+	p.requireCheap("another EndpointSlice", fakes.awaitAt(t, fakes.lab.seen(address), fakes.pod(last, 10), last, peeringSoon), p.gateway.cpu(t)-spent)
 }
 
-// populate makes the Nodes, TunnelNodes and Pods of a crowd, and returns how large a Pod is.
-func (p *peeringLab) populate(c *kubeCrowd) (size int) {
+// populate makes the Nodes, TunnelNodes and Pods of a fakes, and returns how large a Pod is.
+func (p *peeringLab) populate(c *fakeNodes) (size int) {
 	p.t.Helper()
 	var writing sync.WaitGroup
 	jobs := make(chan object)
@@ -164,12 +164,12 @@ func (p *peeringLab) populate(c *kubeCrowd) (size int) {
 			"spec":   object{"local": at, "remote": at},
 			"status": object{"message": "", "peerings": []object{{"name": p.remote.name, "ready": true}}}}
 		for i := range peeringPods {
-			jobs <- crowdPod(n, i, c.pod(n, i))
+			jobs <- fakePod(n, i, c.pod(n, i))
 		}
 	}
 	close(jobs)
 	writing.Wait()
-	stored := must2(p.t)(p.api.admin.get(crowdPod(&c.nodes[0], 0, "")))
+	stored := mustObject(p.t)(p.api.admin.get(fakePod(&c.nodes[0], 0, "")))
 	return len(fmt.Sprint(stored))
 }
 
@@ -186,11 +186,11 @@ func (p *peeringLab) create(o object) error {
 	return p.api.admin.replaceStatus(stored)
 }
 
-func crowdPodName(n *kubeNode, i int) string { return fmt.Sprintf("shop-%s-%03d", n.name, i) }
+func fakePodName(n *kubeNode, i int) string { return fmt.Sprintf("shop-%s-%03d", n.name, i) }
 
-// crowdPod is a Pod of a common size: a template with probes, volumes and environment, and what kubelet says of it.
-func crowdPod(n *kubeNode, i int, address string) object {
-	name := crowdPodName(n, i)
+// fakePod is a Pod of a common size: a template with probes, volumes and environment, and what kubelet says of it.
+func fakePod(n *kubeNode, i int, address string) object {
+	name := fakePodName(n, i)
 	var env, mounts, volumes []object
 	for k := range 25 {
 		env = append(env, object{"name": fmt.Sprintf("SHOP_SETTING_%02d", k), "value": strings.Repeat("value ", 8)})

@@ -108,7 +108,7 @@ func (p *peeringLab) peering() object {
 // keyed is this cluster's end, and its spec, with the key of the peer that it has at the API server.
 func (p *peeringLab) keyed() (peering, spec object) {
 	p.t.Helper()
-	stored := must2(p.t)(p.api.admin.get(p.peering()))
+	stored := mustObject(p.t)(p.api.admin.get(p.peering()))
 	peering = p.peering()
 	spec = peering["spec"].(object)
 	spec["publicKey"] = field(stored, "spec", "publicKey")
@@ -151,7 +151,7 @@ func (p *peeringLab) awaitRights() {
 // requireRestricted: the API server takes the gateway's pod in a namespace that enforces restricted, and not one with more.
 func (p *peeringLab) requireRestricted() {
 	p.t.Helper()
-	deployment := must2(p.t)(p.api.admin.get(object{"apiVersion": "apps/v1", "kind": "Deployment",
+	deployment := mustObject(p.t)(p.api.admin.get(object{"apiVersion": "apps/v1", "kind": "Deployment",
 		"metadata": object{"name": "culvert-" + p.remote.name, "namespace": peeringNamespace}}))
 	spec := field(deployment, "spec", "template", "spec").(object)
 	pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "gateway", "namespace": peeringNamespace}, "spec": spec}

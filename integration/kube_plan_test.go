@@ -72,7 +72,7 @@ func (e *kubeEnd) api() string     { return e.address(60) }
 // itself, and to those elsewhere.
 func (e *kubeEnd) outer(n *kubeNode) (local, remote string) {
 	if n.number > len(kubeNodes) {
-		one := fmt.Sprintf("%s.%d", kubeCrowdNodes, n.number)
+		one := fmt.Sprintf("%s.%d", fakeNodesUnderlay, n.number)
 		return one, one
 	}
 	return e.address(100 + n.number), e.address(n.number)

@@ -17,8 +17,8 @@ import (
 const (
 	realTalks = 500 // of each kind, half of them in each direction
 	// The bounds of docs/standby.md, with the times of an election without Liqo: 5, 3 and 1 s.
-	realTold   = 2 * time.Second // 1 s, and 1 s until nodes follow: kube-proxy's minSyncPeriod
-	realKilled = 5*time.Second + 2*22*time.Second/10 + 2*time.Second
+	realHandover = 2 * time.Second // 1 s, and 1 s until nodes follow: kube-proxy's minSyncPeriod
+	realKilled   = 5*time.Second + 2*22*time.Second/10 + 2*time.Second
 )
 
 // A realGateway is the gateway of a Peering in a cluster.
@@ -170,12 +170,12 @@ type realEvent struct {
 }
 
 var realEvents = []realEvent{
-	{"SIGTERM", realTold, func(g *realGateway) func() { g.signal(syscall.SIGTERM); return nil }, 2, false},
-	{"deleted pod", realTold, func(g *realGateway) func() {
+	{"SIGTERM", realHandover, func(g *realGateway) func() { g.signal(syscall.SIGTERM); return nil }, 2, false},
+	{"deleted pod", realHandover, func(g *realGateway) func() {
 		g.kubectl(g.cluster, "-n", "culvert", "delete", "pod", g.active())
 		return nil
 	}, 1, false},
-	{"rolling update", realTold, func(g *realGateway) func() {
+	{"rolling update", realHandover, func(g *realGateway) func() {
 		before := g.pods()
 		g.kubectl(g.cluster, "-n", "culvert", "rollout", "restart", "deployment", "culvert-"+g.peer)
 		g.kubectl(g.cluster, append([]string{"-n", "culvert", "wait", "--for=delete", "--timeout=120s", "pod"}, before...)...)
@@ -236,7 +236,7 @@ func (g *realGateway) term() int {
 }
 
 // suffer makes every event to the active one of n pods of a gateway, beside talks and datagrams.
-func (g *realGateway) suffer(n int, f *talks, watches []*pathWatch) {
+func (g *realGateway) runEvents(n int, f *talks, watches []*pathWatch) {
 	t := g.t
 	pause := func(what string) (longest time.Duration) {
 		for _, w := range watches {
@@ -289,7 +289,7 @@ func testRealStandby(t *testing.T, cluster string, replicas int) {
 		peer := map[string]string{"rome": "milan", "milan": "rome"}[cluster]
 		f := l.talks(replicas)
 		(&realGateway{realLab: l, cluster: peer, peer: cluster}).settle(replicas)
-		(&realGateway{realLab: l, cluster: cluster, peer: peer}).suffer(replicas, f, []*pathWatch{
+		(&realGateway{realLab: l, cluster: cluster, peer: peer}).runEvents(replicas, f, []*pathWatch{
 			watchPath(t, l.pod("milan", "default/hello-2"), ":5301", l.pod("rome", "default/hello-1"), l.seen("rome", "milan", "hello-2")+":5301"),
 			watchPath(t, l.pod("rome", "default/hello-2"), ":5301", l.pod("milan", "default/hello-1"), l.seen("milan", "rome", "hello-2")+":5301"),
 		})

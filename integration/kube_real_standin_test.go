@@ -67,6 +67,6 @@ spec:
 		way(podToPod, realTalks/2, peer, l.kubectl("rome", "get", "pod", "hello-2", "-o", "jsonpath={.status.podIP}")+":"+realPort)
 		way(byNodePort, realTalks, lan, "172.30.0.12:"+l.nodePort("rome", remapped))
 		way(fromNode, realTalks, node, remapped+":"+realPort)
-		g.suffer(2, f, []*pathWatch{watchPath(t, peer, ":5301", pod, remapped+":5301")})
+		g.runEvents(2, f, []*pathWatch{watchPath(t, peer, ":5301", pod, remapped+":5301")})
 	}, kubernetes, realClusters)
 }

@@ -56,23 +56,23 @@ func TestKubeScale(t *testing.T) {
 		rome.connect(milan)
 		rome.ready(rome.startLiqoGateway(unprivilegedUID, unprivilegedUID))
 		milan.startFileGateway(rome.key.PublicKey())
-		crowd := rome.addCrowd(scale.nodes, milan.pods[0])
+		fakes := rome.addFakeNodes(scale.nodes, milan.pods[0])
 		rome.startNodes()
 		milan.startNodes()
 		rome.liqo.keysExchanged(milan.key.PublicKey().Bytes())
 		rome.connected()
-		for i := range crowd.nodes {
-			n := &crowd.nodes[i]
-			crowd.await(t, crowd.pod(n, kubeCrowdPods-1), n, kubeBack)
+		for i := range fakes.nodes {
+			n := &fakes.nodes[i]
+			fakes.await(t, fakes.pod(n, fakeNodePods-1), n, kubeBack)
 			rome.requireApplied(t, n.name, rome.liqo.podRoutes(n), startTimeout)
 		}
 		pingThrough(rome.pods[0], milan.seen(milan.pod(&kubeNodes[0], 5)))
 
 		farPod := milan.seen(milan.pod(&kubeNodes[1], 5))
-		crowd.connect(t, farPod, scale.each)
-		crowd.watch(t)
+		fakes.connect(t, farPod, scale.each)
+		fakes.watch(t)
 		before, began := rome.culvert.cpu(t), time.Now()
-		took := crowd.churn(t, scale.lasts, nil)
+		took := fakes.churn(t, scale.lasts, nil)
 		cores := (rome.culvert.cpu(t) - before).Seconds() / time.Since(began).Seconds()
 		slices.SortFunc(took, func(a, b kubeChange) int { return cmp.Compare(a.obeyed, b.obeyed) })
 		t.Logf("%d nodes, %.0f connections: %d changes of pods obeyed within %v, half of them within %v; %.3f of a core, %d MiB resident",
@@ -84,8 +84,8 @@ func TestKubeScale(t *testing.T) {
 		}
 
 		if scale.pairs > 0 {
-			t.Logf("the changes alone take %.3f of a core", crowd.cost(t))
-			crowd.compare(t, milan, scale.pairs, func() { crowd.connect(t, farPod, scale.each) })
+			t.Logf("the changes alone take %.3f of a core", fakes.cost(t))
+			fakes.compare(t, milan, scale.pairs, func() { fakes.connect(t, farPod, scale.each) })
 		}
 		got := rome.culvert.resident(t)
 		if t.Logf("%d MiB resident at the end", got>>20); got > kubeMemory {
@@ -112,7 +112,7 @@ func (c kubeChange) String() string {
 
 // churn changes a pod of one node after the other until stop or, if that is nil, for so
 // long. It returns how long each change took to be obeyed, if it did not have to stop.
-func (c *kubeCrowd) churn(t *testing.T, lasts time.Duration, stop <-chan struct{}) []kubeChange {
+func (c *fakeNodes) churn(t *testing.T, lasts time.Duration, stop <-chan struct{}) []kubeChange {
 	var (
 		writing sync.WaitGroup
 		mu      sync.Mutex
@@ -148,7 +148,7 @@ func (c *kubeCrowd) churn(t *testing.T, lasts time.Duration, stop <-chan struct{
 			if stop != nil {
 				return
 			}
-			came := c.await(t, c.pod(n, round+kubeCrowdPods-1), n, kubeSoon)
+			came := c.await(t, c.pod(n, round+fakeNodePods-1), n, kubeSoon)
 			went := c.await(t, c.pod(n, round-1), nil, kubeSoon)
 			told := c.toldOf(routes)
 			change.told, change.after = told.After(began), told.Sub(wrote).Round(time.Millisecond)
@@ -162,7 +162,7 @@ func (c *kubeCrowd) churn(t *testing.T, lasts time.Duration, stop <-chan struct{
 
 // cost returns what part of a core the gateway needs to obey changes, beside what it
 // needs while it is not told of them.
-func (c *kubeCrowd) cost(t *testing.T) float64 {
+func (c *fakeNodes) cost(t *testing.T) float64 {
 	t.Helper()
 	stop, churning := make(chan struct{}), sync.WaitGroup{}
 	churning.Go(func() { c.churn(t, 0, stop) })
@@ -187,7 +187,7 @@ func (c *kubeCrowd) cost(t *testing.T) float64 {
 // compare measures a stream beside changes of pods, which the gateway watches and does
 // not watch in turn. Each way is first as often as last, so that what else becomes faster
 // or slower meanwhile concerns both.
-func (c *kubeCrowd) compare(t *testing.T, other *kubeLab, pairs int, refresh func()) {
+func (c *fakeNodes) compare(t *testing.T, other *kubeLab, pairs int, refresh func()) {
 	t.Helper()
 	stop, churning := make(chan struct{}), sync.WaitGroup{}
 	churning.Go(func() { c.churn(t, 0, stop) })
@@ -224,12 +224,12 @@ func (c *kubeCrowd) compare(t *testing.T, other *kubeLab, pairs int, refresh fun
 }
 
 // caughtUp waits until the gateway knows what has changed while it could not watch.
-func (c *kubeCrowd) caughtUp(t *testing.T) {
+func (c *fakeNodes) caughtUp(t *testing.T) {
 	t.Helper()
 	n := &c.nodes[len(c.nodes)-1]
 	c.known++
 	c.lab.liqo.podsRun(n, c.podsOf(n, c.known)...)
-	c.await(t, c.pod(n, c.known+kubeCrowdPods-1), n, kubeBack)
+	c.await(t, c.pod(n, c.known+fakeNodePods-1), n, kubeBack)
 }
 
 // stream sends to the other cluster by one TCP connection until the test ends, and counts

@@ -120,7 +120,7 @@ func TestKubeStandbyCost(t *testing.T) {
 		for range costRounds {
 			for i := range 2 {
 				if i == 0 {
-					standby.copies(t)
+					standby.awaitCopy(t)
 				} else {
 					standby.culvert.stop()
 				}

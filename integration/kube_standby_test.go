@@ -177,7 +177,7 @@ func TestKubeStandby(t *testing.T) {
 		turn := func() { active, standby = standby, active }
 
 		pause("before", time.Second)
-		standby.copies(t)
+		standby.awaitCopy(t)
 		begun := beginPairs(t, rome, milan, "5303")
 		active.culvert.cmd.Process.Signal(syscall.SIGTERM)
 		late := begun()
@@ -185,12 +185,12 @@ func TestKubeStandby(t *testing.T) {
 		standby.await(t, "active", startTimeout)
 		t.Logf("%d connections of nodes were begun until SIGTERM", len(late))
 		streams = append(streams, late...)
-		pause("SIGTERM", standbyTold)
+		pause("SIGTERM", standbyHandover)
 		active.start()
 		active.await(t, "standby", startTimeout)
 		turn()
 
-		standby.copies(t)
+		standby.awaitCopy(t)
 		active.culvert.cmd.Process.Kill()
 		<-active.culvert.ended
 		standby.await(t, "active", standbyKilled)
@@ -200,7 +200,7 @@ func TestKubeStandby(t *testing.T) {
 		turn()
 
 		// A container that is killed in a living pod has its Lease back.
-		standby.copies(t)
+		standby.awaitCopy(t)
 		active.culvert.cmd.Process.Kill()
 		<-active.culvert.ended
 		active.start()
@@ -227,11 +227,11 @@ func TestKubeStandby(t *testing.T) {
 				"chain input { type filter hook input priority 0; ip saddr { %[1]s } drop; }; }\n", strings.Join(from, ", ")), "nft", "-f", "-")
 		}
 		heal := func() { active.gatewayHost.run("nft", "delete", "table", "inet", "cut") }
-		standby.copies(t)
+		standby.awaitCopy(t)
 		cut(rome.kubeEnd.api())
 		standby.await(t, "active", standbyKilled)
 		active.await(t, "standby", startTimeout)
-		pause("active cut off from the API server", standbyTold)
+		pause("active cut off from the API server", standbyHandover)
 		if n := labels.switches.Load() - switches; n > 1 {
 			t.Errorf("%d switches", n)
 		}
@@ -240,7 +240,7 @@ func TestKubeStandby(t *testing.T) {
 		active.await(t, "active", 0)
 
 		// It is cut off from both: the peer follows the other one, and so it is silent.
-		standby.copies(t)
+		standby.awaitCopy(t)
 		cut(rome.kubeEnd.api(), standby.gateway())
 		standby.await(t, "active", standbyKilled)
 		active.await(t, "silent", startTimeout)
@@ -251,7 +251,7 @@ func TestKubeStandby(t *testing.T) {
 		turn()
 
 		// Where the pods cannot reach each other, nothing is copied: what that costs.
-		standby.copies(t)
+		standby.awaitCopy(t)
 		for _, r := range all {
 			r.gatewayHost.feed("table inet cut { chain output { type filter hook output priority 0; tcp dport 51841 drop; tcp sport 51841 drop; }; }\n", "nft", "-f", "-")
 		}
@@ -299,11 +299,11 @@ func TestKubeStandby(t *testing.T) {
 // 32768 to no other socket, so that none of them is taken.
 const pairPort, latePort = 20000, 21000
 
-// standbyTold is how long a change may take of which the standby is told, with the time that nodes take to follow.
-const standbyTold = time.Second
+// standbyHandover is how long a change may take of which the standby is told, with the time that nodes take to follow.
+const standbyHandover = time.Second
 
 // copies waits until a standby has a copy of the whole table.
-func (r *kubeReplica) copies(t *testing.T) {
+func (r *kubeReplica) awaitCopy(t *testing.T) {
 	t.Helper()
 	eventually(t, r.liqo.podName()+" has a copy", func() error {
 		page, err := r.gatewayHost.getFrom(metricsAddress, "/metrics")

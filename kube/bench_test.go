@@ -24,15 +24,15 @@ import (
 func BenchmarkPodChange(b *testing.B) {
 	self := gatewayOf("cluster-b")
 	s, g := NewState(self), newFakeGateway()
-	for _, o := range crowd(b) {
+	for _, o := range largeCluster(b) {
 		s.Put(o)
 	}
 	g.take(s)
-	if len(g.site.Nodes) != crowdNodes {
+	if len(g.site.Nodes) != largeNodes {
 		b.Fatalf("%d nodes: %v", len(g.site.Nodes), s.Faults())
 	}
 	e := g.engine(b, self)
-	changes := crowdChanges(b)
+	changes := podChanges(b)
 	i := 0
 	for b.Loop() {
 		s.Put(changes[i%len(changes)])
@@ -50,7 +50,7 @@ func BenchmarkPodChange(b *testing.B) {
 // The same, starting from the bytes of a watch.
 func BenchmarkWatchedPodChange(b *testing.B) {
 	all, events := map[string][]*Object{}, make(chan []byte)
-	for _, o := range crowd(b) {
+	for _, o := range largeCluster(b) {
 		all[o.Kind] = append(all[o.Kind], o)
 	}
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -101,7 +101,7 @@ func BenchmarkWatchedPodChange(b *testing.B) {
 	defer func() { cancel(); <-done }()
 	<-g.committed
 	var texts [][]byte
-	for _, o := range stored(b, crowdChanges(b)...) {
+	for _, o := range stored(b, podChanges(b)...) {
 		text, err := json.Marshal(map[string]any{"type": "MODIFIED", "object": o})
 		need.NoError(b, err)
 		texts = append(texts, text)
@@ -160,34 +160,34 @@ func stored(b *testing.B, objects ...*Object) (all []map[string]any) {
 	return all
 }
 
-const crowdNodes, crowdPods = 200, 50
+const largeNodes, largePods = 200, 50
 
-// crowd returns what the API server has of a large cluster.
-func crowd(b *testing.B) []*Object {
+// largeCluster returns what the API server has of a large cluster.
+func largeCluster(b *testing.B) []*Object {
 	all := []*Object{object(b, fabricText)}
-	for node := range crowdNodes {
+	for node := range largeNodes {
 		name := fmt.Sprintf("n%d", node)
 		all = append(all,
 			object(b, strings.NewReplacer("NAME", name, "ADDRESS", fmt.Sprintf("10.80.%d.%d", 1+node/256, node%256)).Replace(nodeText)),
-			object(b, strings.NewReplacer("NAME", name, "ID", fmt.Sprint(node)).Replace(tunnelText)), crowdRoutes(b, node, 200))
+			object(b, strings.NewReplacer("NAME", name, "ID", fmt.Sprint(node)).Replace(tunnelText)), podRoutes(b, node, 200))
 	}
 	return all
 }
 
-// crowdChanges gives each node another pod, one after the other, and once more.
-func crowdChanges(b *testing.B) []*Object {
-	changes := make([]*Object, 2*crowdNodes)
+// podChanges gives each node another pod, one after the other, and once more.
+func podChanges(b *testing.B) []*Object {
+	changes := make([]*Object, 2*largeNodes)
 	for i := range changes {
-		changes[i] = crowdRoutes(b, i%crowdNodes, 201+i/crowdNodes)
+		changes[i] = podRoutes(b, i%largeNodes, 201+i/largeNodes)
 	}
 	return changes
 }
 
-// crowdRoutes returns the routes to a node's pods, of which the first has changed.
-func crowdRoutes(b *testing.B, node, changed int) *Object {
+// podRoutes returns the routes to a node's pods, of which the first has changed.
+func podRoutes(b *testing.B, node, changed int) *Object {
 	device := fmt.Sprintf("liqo.n%d", node)
 	var all []map[string]any
-	for pod := range crowdPods {
+	for pod := range largePods {
 		octet := pod
 		if pod == 0 {
 			octet = changed

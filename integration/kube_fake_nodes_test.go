@@ -19,9 +19,9 @@ import (
 	"culvert/integration/need"
 )
 
-// A kubeCrowd is all nodes of a large cluster but the first two, on one host. They answer
+// A fakeNodes is all nodes of a large cluster but the first two, on one host. They answer
 // ARP, and tell which packets come to them.
-type kubeCrowd struct {
+type fakeNodes struct {
 	lab   *kubeLab
 	nodes []kubeNode
 	conn  *ipv4.PacketConn
@@ -36,22 +36,22 @@ type kubeCrowd struct {
 }
 
 const (
-	kubeCrowdHost  = 70
-	kubeCrowdNodes = "198.18.0" // the first three bytes of their addresses
-	kubeCrowdPods  = 50         // of each
-	kubeCrowdLast  = 20         // of a node's pods, which no test lives to see changed
-	kubeDiscard    = 9          // port that nobody answers at
+	fakeNodesHost     = 70
+	fakeNodesUnderlay = "198.18.0" // the first three bytes of their addresses
+	fakeNodePods      = 50         // of each
+	fakeNodeKept      = 20         // of a node's pods, which no test lives to see changed
+	kubeDiscard       = 9          // port that nobody answers at
 )
 
-// crowdNode is a node of the crowd; its number is not that of another node.
-func crowdNode(number int) kubeNode {
-	return kubeNode{fmt.Sprintf("crowd%03d", number), number, fmt.Sprintf("10.80.1.%d", number), fmt.Sprintf("liqo.crowd%05d", number)}
+// fakeNode is a node of the crowd; its number is not that of another node.
+func fakeNode(number int) kubeNode {
+	return kubeNode{fmt.Sprintf("fake%03d", number), number, fmt.Sprintf("10.80.1.%d", number), fmt.Sprintf("liqo.fake%06d", number)}
 }
 
-// addCrowd makes a cluster under Liqo one of so many nodes. What asks for their pods does so in far.
-func (k *kubeLab) addCrowd(nodes int, far *peerHost) *kubeCrowd {
+// addFakeNodes makes a cluster under Liqo one of so many nodes. What asks for their pods does so in far.
+func (k *kubeLab) addFakeNodes(nodes int, far *peerHost) *fakeNodes {
 	k.t.Helper()
-	c := k.newCrowd(nodes, far)
+	c := k.newFakeNodes(nodes, far)
 	k.liqo.nodes = append(slices.Clone(kubeNodes), c.nodes...)
 	k.liqoSteps()
 	for i := range c.nodes {
@@ -60,13 +60,13 @@ func (k *kubeLab) addCrowd(nodes int, far *peerHost) *kubeCrowd {
 	return c
 }
 
-// newCrowd makes the host of a crowd, of which no API server knows yet.
-func (k *kubeLab) newCrowd(nodes int, far *peerHost) *kubeCrowd {
+// newFakeNodes makes the host of a fakes, of which no API server knows yet.
+func (k *kubeLab) newFakeNodes(nodes int, far *peerHost) *fakeNodes {
 	k.t.Helper()
-	c := &kubeCrowd{lab: k, waiting: make(map[netip.Addr]chan<- geneve.VNI), told: make(map[string]time.Time)}
-	h := k.join("crowd", k.address(kubeCrowdHost))
-	h.ip("route add local " + kubeCrowdNodes + ".0/24 dev lo")
-	k.gatewayHost.ip("route add " + kubeCrowdNodes + ".0/24 via " + k.address(kubeCrowdHost))
+	c := &fakeNodes{lab: k, waiting: make(map[netip.Addr]chan<- geneve.VNI), told: make(map[string]time.Time)}
+	h := k.join("fakes", k.address(fakeNodesHost))
+	h.ip("route add local " + fakeNodesUnderlay + ".0/24 dev lo")
+	k.gatewayHost.ip("route add " + fakeNodesUnderlay + ".0/24 via " + k.address(fakeNodesHost))
 	open := func(h *peerHost, port int) net.PacketConn {
 		conn, err := h.listenPacket("udp4", fmt.Sprintf(":%d", port))
 		need.NoError(k.t, err)
@@ -76,13 +76,13 @@ func (k *kubeLab) newCrowd(nodes int, far *peerHost) *kubeCrowd {
 	c.conn, c.far = ipv4.NewPacketConn(open(h, config.DefaultGenevePort)), open(far, 0)
 	go c.receive()
 	for number := len(kubeNodes) + 1; number <= nodes; number++ {
-		c.nodes = append(c.nodes, crowdNode(number))
+		c.nodes = append(c.nodes, fakeNode(number))
 	}
 	return c
 }
 
 // watch notes when the API server tells of routes, as it tells the gateway.
-func (c *kubeCrowd) watch(t *testing.T) {
+func (c *fakeNodes) watch(t *testing.T) {
 	t.Helper()
 	admin := c.lab.api.admin
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, admin.base+kubePath(liqoVersion, "RouteConfiguration", "", "")+"?watch=1", nil)
@@ -107,25 +107,25 @@ func (c *kubeCrowd) watch(t *testing.T) {
 }
 
 // toldOf returns when the watch told of an object last.
-func (c *kubeCrowd) toldOf(o object) time.Time {
+func (c *fakeNodes) toldOf(o object) time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.told[field(o, "metadata", "name").(string)]
 }
 
 // podsOf are a node's after so many changes, each of which has ended the oldest.
-func (c *kubeCrowd) podsOf(n *kubeNode, changes int) []string {
-	pods := make([]string, kubeCrowdPods)
+func (c *fakeNodes) podsOf(n *kubeNode, changes int) []string {
+	pods := make([]string, fakeNodePods)
 	for i := range pods {
 		pods[i] = c.pod(n, changes+i)
 	}
 	return pods
 }
 
-func (c *kubeCrowd) pod(n *kubeNode, i int) string { return c.lab.pod(n, byte(1+i%250)) }
+func (c *fakeNodes) pod(n *kubeNode, i int) string { return c.lab.pod(n, byte(1+i%250)) }
 
 // receive answers ARP, and tells what else comes, until the socket is closed.
-func (c *kubeCrowd) receive() {
+func (c *fakeNodes) receive() {
 	b := make([]byte, 1<<16)
 	for {
 		size, _, from, err := c.conn.ReadFrom(b)
@@ -139,7 +139,7 @@ func (c *kubeCrowd) receive() {
 		switch inner := frame[14:]; {
 		case binary.BigEndian.Uint16(frame[12:]) == 0x0806 && len(inner) >= 28 && inner[7] == 1:
 			to := inner[24:28] // the node's own address
-			answer := c.frame(h.VNI, 0x0806, append(append([]byte{0, 1, 8, 0, 6, 4, 0, 2}, crowdMAC(h.VNI)...), to...), inner[8:18])
+			answer := c.frame(h.VNI, 0x0806, append(append([]byte{0, 1, 8, 0, 6, 4, 0, 2}, fakeNodeMAC(h.VNI)...), to...), inner[8:18])
 			c.send(h.VNI, answer, from)
 		case inner[0]>>4 == 4:
 			to, _ := netip.AddrFromSlice(inner[16:20])
@@ -153,31 +153,31 @@ func (c *kubeCrowd) receive() {
 	}
 }
 
-func crowdMAC(vni geneve.VNI) []byte {
+func fakeNodeMAC(vni geneve.VNI) []byte {
 	mac := geneve.MAC(vni, geneve.Node)
 	return mac[:]
 }
 
 // frame makes a datagram of a node to the gateway.
-func (c *kubeCrowd) frame(vni geneve.VNI, etherType uint16, parts ...[]byte) []byte {
+func (c *fakeNodes) frame(vni geneve.VNI, etherType uint16, parts ...[]byte) []byte {
 	b := binary.BigEndian.AppendUint32([]byte{0, 0, 0x65, 0x58}, uint32(vni)<<8)
 	gateway := geneve.MAC(vni, geneve.Gateway)
-	b = binary.BigEndian.AppendUint16(append(append(b, gateway[:]...), crowdMAC(vni)...), etherType)
+	b = binary.BigEndian.AppendUint16(append(append(b, gateway[:]...), fakeNodeMAC(vni)...), etherType)
 	for _, part := range parts {
 		b = append(b, part...)
 	}
 	return b
 }
 
-func (c *kubeCrowd) send(vni geneve.VNI, datagram []byte, to net.Addr) error {
-	node := net.ParseIP(fmt.Sprintf("%s.%d", kubeCrowdNodes, int(vni)-c.lab.firstVNI+1))
+func (c *fakeNodes) send(vni geneve.VNI, datagram []byte, to net.Addr) error {
+	node := net.ParseIP(fmt.Sprintf("%s.%d", fakeNodesUnderlay, int(vni)-c.lab.firstVNI+1))
 	_, err := c.conn.WriteTo(datagram, &ipv4.ControlMessage{Src: node}, to)
 	return err
 }
 
 // ask sends something from the other cluster to an address there that is to lead to a pod, and returns the tunnel that it
 // comes out of, if it does.
-func (c *kubeCrowd) ask(at, pod string, patience time.Duration) (vni geneve.VNI, ok bool) {
+func (c *fakeNodes) ask(at, pod string, patience time.Duration) (vni geneve.VNI, ok bool) {
 	to, arrived := netip.MustParseAddr(pod), make(chan geneve.VNI, 1)
 	c.mu.Lock()
 	c.waiting[to] = arrived
@@ -200,13 +200,13 @@ func (c *kubeCrowd) ask(at, pod string, patience time.Duration) (vni geneve.VNI,
 
 // await asks until what is sent to a pod comes to a node, nil for none, and returns how
 // long that took.
-func (c *kubeCrowd) await(t *testing.T, pod string, n *kubeNode, limit time.Duration) time.Duration {
+func (c *fakeNodes) await(t *testing.T, pod string, n *kubeNode, limit time.Duration) time.Duration {
 	t.Helper()
 	return c.awaitAt(t, c.lab.seen(pod), pod, n, limit)
 }
 
 // awaitAt is await for an address that stands for a pod in the other cluster.
-func (c *kubeCrowd) awaitAt(t *testing.T, at, pod string, n *kubeNode, limit time.Duration) time.Duration {
+func (c *fakeNodes) awaitAt(t *testing.T, at, pod string, n *kubeNode, limit time.Duration) time.Duration {
 	t.Helper()
 	patience := 20 * time.Millisecond
 	if n == nil {
@@ -227,20 +227,20 @@ func (c *kubeCrowd) awaitAt(t *testing.T, at, pod string, n *kubeNode, limit tim
 
 // connect makes connections of the last pods of each node with a pod of the other
 // cluster, so many each, and goes on until the gateway has them all.
-func (c *kubeCrowd) connect(t *testing.T, to string, each int) {
+func (c *fakeNodes) connect(t *testing.T, to string, each int) {
 	t.Helper()
 	const (
 		pace  = 20_000 // a second
 		batch = 200
 	)
-	want := float64(len(c.nodes) * kubeCrowdLast * each)
+	want := float64(len(c.nodes) * fakeNodeKept * each)
 	gateway := &net.UDPAddr{IP: net.ParseIP(c.lab.gateway()), Port: config.DefaultGenevePort}
 	destination := netip.MustParseAddr(to).As4()
 	eventually(t, "connections", func() error {
 		sent, began := 0, time.Now()
 		for i := range c.nodes {
 			n := &c.nodes[i]
-			for pod := kubeCrowdPods - kubeCrowdLast; pod < kubeCrowdPods; pod++ {
+			for pod := fakeNodePods - fakeNodeKept; pod < fakeNodePods; pod++ {
 				source := netip.MustParseAddr(c.pod(n, pod)).As4()
 				for port := range each {
 					ip := append(append([]byte{0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0}, source[:]...), destination[:]...)
