@@ -18,7 +18,7 @@ import (
 	"culvert/integration/need"
 )
 
-// A kubeAnnounceLab is an announceLab whose nodes take Services from an API server, as their manifest says.
+// A kubeAnnounceLab is an announceLab whose nodes read Services from an API server, with the rights of their manifest.
 type kubeAnnounceLab struct {
 	*announceLab
 	api    *kubeAPI
@@ -124,7 +124,7 @@ func TestKubeAnnounce(t *testing.T) {
 		l.says(second, "this node leaves an address to others", 1)
 		require("both nodes", first.name)
 		if who, _, err := l.ask(l.out, "tcp", vip.String()+":80"); err != nil || who != "pb" {
-			t.Errorf("from outside %q answers: %v", who, err)
+			t.Errorf("from outside %q answers, want pb: %v", who, err)
 		}
 
 		l.end(first, unix.SIGKILL)
@@ -132,7 +132,7 @@ func TestKubeAnnounce(t *testing.T) {
 		end, held, err := l.lease(first)
 		need.NoError(t, err)
 		if late := time.Since(end); !held || late < 0 || late > time.Second {
-			t.Errorf("the second node takes over %v after the end of a Lease that is held: %t", late, held)
+			t.Errorf("the second node takes over %v after the first one's Lease has ended (held: %t); want between 0 and 1s after it, and a held Lease", late, held)
 		} else {
 			t.Logf("after a kill, the second node takes over %v after the end of the Lease", late)
 		}
@@ -146,7 +146,7 @@ func TestKubeAnnounce(t *testing.T) {
 		l.says(second, takesOver, 3)
 		took := time.Since(began)
 		if took > time.Second {
-			t.Errorf("after SIGTERM the second node takes over in %v", took)
+			t.Errorf("the second node takes over %v after SIGTERM, want at most 1s", took)
 		}
 		t.Logf("after SIGTERM, the second node takes over in %v", took)
 		<-l.nodes[first.name].ended
@@ -174,7 +174,7 @@ func TestKubeAnnounce(t *testing.T) {
 		require("the API server is back", first.name)
 		for i, h := range hosts {
 			if now := strings.Count(l.nodes[h.name].output(), "address"); now != said[i] {
-				t.Errorf("while the API server was away, %s says something about addresses", h.name)
+				t.Errorf("%s logs %d lines about addresses while the API server is away, want none", h.name, now-said[i])
 			}
 		}
 		l.requireRights("create /events") // nothing was malformed
@@ -206,6 +206,6 @@ func (l *kubeAnnounceLab) requireRights(but ...string) {
 		delete(granted, right)
 	}
 	if !maps.Equal(asked, granted) {
-		l.Errorf("the nodes have asked for %v, the manifest grants %v", slices.Sorted(maps.Keys(asked)), slices.Sorted(maps.Keys(granted)))
+		l.Errorf("the nodes have used the rights %v, the manifest grants %v", slices.Sorted(maps.Keys(asked)), slices.Sorted(maps.Keys(granted)))
 	}
 }

@@ -22,8 +22,8 @@ import (
 	"culvert/integration/need"
 )
 
-// kubeAssetsEnv names the folder with etcd and kube-apiserver, as other tests against
-// them do; make test-kube builds them.
+// kubeAssetsEnv names the folder with etcd and kube-apiserver, under the name that other projects
+// use. make test-kube builds them.
 const kubeAssetsEnv = "KUBEBUILDER_ASSETS"
 
 // kubernetes probes for etcd, kube-apiserver and the programs that look at clusters.
@@ -61,10 +61,10 @@ type kubeAPI struct {
 	starts       []kubeStart
 }
 
-// kubeStart is the time during which a server answers but has not read the roles yet.
+// kubeStart is the time in which an API server already answers but has not read the roles yet.
 type kubeStart struct{ began, ready time.Time }
 
-// kubeStartTimeout limits their start, which takes much CPU time.
+// kubeStartTimeout limits how long etcd or an API server may take to start, which needs much CPU time.
 const kubeStartTimeout = time.Minute
 
 // startKubeAPI starts etcd and the API server at an address of the host, and returns when the
@@ -123,8 +123,8 @@ func (k *kubeAPI) startServer() {
 	k.starts = append(k.starts, kubeStart{began, time.Now()})
 }
 
-// starting reports whether the server was starting at that time. It then forbids everything whose
-// role it has not read yet.
+// starting reports whether the server was starting at that time. A server that starts forbids
+// everything until it has read the roles.
 func (k *kubeAPI) starting(at time.Time) bool {
 	return slices.ContainsFunc(k.starts, func(s kubeStart) bool { return at.After(s.began) && at.Before(s.ready) })
 }

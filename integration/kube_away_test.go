@@ -11,7 +11,7 @@ import (
 	"culvert/integration/need"
 )
 
-// kubeBack is how long a gateway may take to catch up with an API server that was away.
+// kubeBack limits how long a gateway takes to catch up with an API server that is back.
 const kubeBack = 5 * time.Second
 
 // kubeAwayFor is how long an API server is away, or its watches are cut.
@@ -25,8 +25,8 @@ func kubeAwayFor() time.Duration {
 // kubeMapped2 is another external address that stands for the client of the cluster.
 const kubeMapped2 = "10.70.0.6"
 
-// testKubeAway kills the API server of rome and makes etcd forget old versions. Traffic continues,
-// and soon afterwards the gateway obeys what has changed while it could not watch.
+// testKubeAway kills the API server of rome and makes etcd forget old versions. Traffic continues.
+// When the server is back, the gateway soon obeys what has changed while it could not watch.
 func testKubeAway(t *testing.T, rome, milan *kubeLab) {
 	p := newKubeProbes(t, rome, milan)
 	held := holdPods(t, rome, milan, 20)
@@ -107,7 +107,7 @@ func testKubeCut(t *testing.T, rome, milan *kubeLab) {
 	t.Logf("%d cuts; caught up %v after the last", cuts+1, time.Since(last).Round(time.Millisecond))
 }
 
-// The other writers of a resource that gateways share, and how often each writes.
+// The number of other writers of a resource that gateways share, and how often each writes.
 const (
 	kubeWriters = 20
 	kubeWrites  = 3
@@ -126,7 +126,7 @@ func testKubeWriters(t *testing.T, rome *kubeLab, gateways ...*kubeLab) {
 				err := rome.rewrite(shared, func(conditions []any) ([]any, error) {
 					conditions, own := others(conditions, host)
 					if said > 0 && (len(own) != 1 || field(own[0].(object), "lastTransitionTime") != kubeWriteTime(said)) {
-						return nil, fmt.Errorf("%s said %s, the resource %v", host, kubeWriteTime(said), own)
+						return nil, fmt.Errorf("%s wrote the time %s, and its conditions are %v", host, kubeWriteTime(said), own)
 					}
 					return append(conditions, object{"host": host, "type": "Applied", "status": "True", "lastTransitionTime": kubeWriteTime(said + 1)}), nil
 				})
@@ -138,8 +138,8 @@ func testKubeWriters(t *testing.T, rome *kubeLab, gateways ...*kubeLab) {
 			}
 		})
 	}
-	taken, thief := 0, sync.WaitGroup{}
-	thief.Go(func() {
+	taken, removing := 0, sync.WaitGroup{}
+	removing.Go(func() {
 		for {
 			err := rome.rewrite(shared, func(conditions []any) ([]any, error) {
 				before := len(conditions)
@@ -162,7 +162,7 @@ func testKubeWriters(t *testing.T, rome *kubeLab, gateways ...*kubeLab) {
 	})
 	writing.Wait()
 	close(stop)
-	thief.Wait()
+	removing.Wait()
 	for _, g := range gateways {
 		g.requireApplied(t, "after all have written", shared, kubeBack)
 	}
@@ -176,11 +176,11 @@ func testKubeWriters(t *testing.T, rome *kubeLab, gateways ...*kubeLab) {
 		host := fmt.Sprintf("gateway-%d", i)
 		rest, own := others(conditions, host)
 		if conditions = rest; len(own) != 1 || field(own[0].(object), "lastTransitionTime") != kubeWriteTime(kubeWrites) {
-			t.Errorf("%s: %v", host, own)
+			t.Errorf("%s has conditions %v, want one with the time %s", host, own, kubeWriteTime(kubeWrites))
 		}
 	}
 	if taken < len(gateways) {
-		t.Errorf("%d conditions of gateways were taken away", taken)
+		t.Errorf("%d conditions of gateways were removed, want at least %d", taken, len(gateways))
 	}
 	t.Logf("%d writers wrote %d times each, gateways %d times", kubeWriters, kubeWrites, taken)
 }
@@ -231,7 +231,7 @@ func (k *kubeLab) requireApplied(t *testing.T, what string, o object, limit time
 		}
 		conditions, _ := field(stored, "status", "conditions").([]any)
 		if _, own := others(conditions, k.liqo.account()); len(own) != 1 || field(own[0].(object), "type") != "Applied" || field(own[0].(object), "status") != "True" {
-			return fmt.Errorf("conditions of %s: %v", k.liqo.account(), own)
+			return fmt.Errorf("conditions of %s: %v, want one, Applied True", k.liqo.account(), own)
 		}
 		return nil
 	})

@@ -9,7 +9,7 @@ import (
 	"culvert/integration/need"
 )
 
-// kubeSoon is how long a gateway may take to obey a change.
+// kubeSoon limits how long a gateway takes to obey a change.
 const kubeSoon = time.Second
 
 // A kubeProbe sends a request from a host, each time over a new connection.
@@ -21,8 +21,8 @@ type kubeProbe struct {
 
 const kubeProbePort = "5300"
 
-// answerProbes answers them at an address of a host until the end of the test. Each answer is the
-// address that the probe came from.
+// answerProbes answers probes at an address of a host until the end of the test. Each answer is the
+// source address of the probe.
 func answerProbes(t *testing.T, h *peerHost, address string) {
 	t.Helper()
 	server, err := h.listenPacket("udp4", net.JoinHostPort(address, kubeProbePort))
@@ -42,7 +42,7 @@ func answerProbes(t *testing.T, h *peerHost, address string) {
 	}()
 }
 
-// ask sends the probe, and returns the source address that the far end saw.
+// ask sends the probe, and returns the source address that the server saw.
 func (p kubeProbe) ask() (source string, err error) {
 	if p.ping {
 		_, err := p.from.try("", "ping", "-c", "1", "-W", "0.1", p.to)
@@ -62,7 +62,7 @@ func (p kubeProbe) ask() (source string, err error) {
 	return string(b[:n]), err
 }
 
-// await sends the probe until it works, or until it fails, and returns how long that took.
+// await sends the probe until it works, or until it fails if works is false, and returns how long that took.
 func (p kubeProbe) await(t *testing.T, what string, works bool, limit time.Duration) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -73,7 +73,7 @@ func (p kubeProbe) await(t *testing.T, what string, works bool, limit time.Durat
 			return asked
 		}
 		if asked > limit {
-			t.Errorf("%s: %s to %s works: %v (%v), after %v", what, p.from.name, p.to, err == nil, err, asked)
+			t.Errorf("%s: after %v the probe from %s to %s works: %t, want %t (%v)", what, asked, p.from.name, p.to, err == nil, works, err)
 			return asked
 		}
 	}
@@ -97,11 +97,11 @@ type kubeProbes struct {
 	out, in kubeProbe // pods to pods
 	host    kubeProbe // a node of rome to a pod of milan
 	mapping kubeProbe // to the client of rome
-	theirs  kubeProbe // to that of milan
+	theirs  kubeProbe // to the client of milan
 	gateway kubeProbe // a node of rome to its gateway
 }
 
-// all returns those that pass through the tunnel.
+// all returns the probes that pass through the tunnel.
 func (p *kubeProbes) all() []kubeProbe { return []kubeProbe{p.out, p.in, p.host, p.mapping, p.theirs} }
 
 // newKubeProbes answers all probes until the end of the test, and waits until each works.

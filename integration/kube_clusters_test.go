@@ -73,7 +73,7 @@ func (k *kubeLab) addGateway(name string) {
 	}
 }
 
-// connect joins the gateways of two clusters.
+// connect links the gateways of two clusters.
 func (k *kubeLab) connect(other *kubeLab) {
 	k.t.Helper()
 	join(k.gatewayHost, other.gatewayHost, k.peering+"/24", other.peering+"/24", 1500)
@@ -91,7 +91,7 @@ func (k *kubeLab) peerAgain(here, remote *kubeEnd) *kubeLab {
 	return &again
 }
 
-// join puts a host on the underlay.
+// join adds a host to the underlay.
 func (k *kubeLab) join(name string, addresses ...string) *peerHost {
 	k.t.Helper()
 	h := newPeerHost(k.t, k.name+"-"+name)
@@ -195,8 +195,8 @@ func (k *kubeLab) nodePort(port int, to string) {
 	}
 }
 
-// startLiqoGateway starts the gateway's pod: a user with an ID of its own, without any capability,
-// on a read-only root.
+// startLiqoGateway starts the gateway as its pod would: with a user ID of its own, without any
+// capability, on a read-only root.
 func (k *kubeLab) startLiqoGateway(uid, gid uint32, more ...string) *peerProcess {
 	k.t.Helper()
 	dir := k.t.TempDir()

@@ -19,8 +19,8 @@ import (
 // limit.
 const scratch = "/run/culvert"
 
-// confine takes away from this thread, and from everything that it starts, whatever a pod of the
-// level "restricted" with a read-only root lacks. That cannot be undone: the thread must end.
+// confine removes from this thread, and from everything that it starts, what a pod of the level
+// "restricted" with a read-only root lacks. That cannot be undone, so the thread must end.
 // Programs find volume at kubeState unless it is "".
 func confine(volume string) error {
 	if err := os.MkdirAll(scratch, 0o755); err != nil {
@@ -95,11 +95,11 @@ func (p *peerProcess) requireConfined(t *testing.T, uid, gid uint32) {
 		if fields[4] == scratch {
 			writable++
 		} else if fields[4] != kubeState && !strings.HasPrefix(fields[5], "ro") {
-			t.Errorf("%s may write to %s", p.cmd.Path, fields[4])
+			t.Errorf("%s can write to %s, want a read-only mount", p.cmd.Path, fields[4])
 		}
 	}
 	if writable == 0 {
-		t.Errorf("%s has no %s", p.cmd.Path, scratch)
+		t.Errorf("%s cannot write to %s", p.cmd.Path, scratch)
 	}
 }
 

@@ -67,7 +67,7 @@ func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 		}},
 		{firewall, liqoNamespace, "service-nodeport-routing", []kubeEdit{
 			{"another mark", put("9", filterRule(0, 1, "value")...), []kubeProbe{p.host}},
-			{"another action", put("accept", filterRule(0, 1, "action")...), nil}, // culvert leads replies back without this rule
+			{"another action", put("accept", filterRule(0, 1, "action")...), nil}, // culvert routes replies back without this rule
 		}},
 		{firewall, liqoNamespace, "gw-mss-clamping", []kubeEdit{
 			{"drop of a pod", putFilter("drop", ofPod), fromNode2},

@@ -87,7 +87,7 @@ func TestKubeEndpoints(t *testing.T) {
 		need.NoError(t, answers.Decode(&want))
 		got, err := c.ports()
 		need.NoError(t, err)
-		// The judge says nothing about endpoints that no policy needs.
+		// The judge lists no endpoints for a policy that no address of the Service uses.
 		for i := range want {
 			if i < len(got) {
 				got[i].UsesCluster, got[i].UsesLocal = want[i].UsesCluster, want[i].UsesLocal
@@ -268,9 +268,9 @@ func (g *kubeGenerator) aCase() *kubeCase {
 	}
 	spec["ports"] = ports
 	c.Service = object{"kind": "Service", "metadata": object{"namespace": "shop", "name": "web"}, "spec": spec, "status": status}
-	manner := g.IntN(6) // kind of hints
+	hints := g.IntN(6)
 	for i := range g.IntN(4) {
-		c.Slices = append(c.Slices, g.aSlice(i, manner))
+		c.Slices = append(c.Slices, g.aSlice(i, hints))
 	}
 	return c
 }

@@ -14,11 +14,11 @@ import (
 	"culvert/integration/need"
 )
 
-// A kubeShop is the Service of the tests: its server says which pod it is and whom it sees.
+// The Service of the tests: its server answers with its own address and the client's.
 const (
 	shopPort   = "80"
 	shopTarget = "8080"
-	followed   = time.Second // the bound for a change of endpoints
+	followed   = time.Second // limits how long new clients get old endpoints
 )
 
 // shop is a Service of the cluster.
@@ -30,7 +30,7 @@ func shop(name string, labels object, spec object) object {
 	return object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name, "namespace": "shop", "labels": labels}, "spec": with}
 }
 
-// shopSlice are the endpoints of a Service, as a controller would keep them.
+// shopSlice returns the endpoints of a Service, as a controller would write them.
 func shopSlice(name string, addresses ...string) object {
 	endpoints := []object{}
 	for _, a := range addresses {
@@ -41,7 +41,7 @@ func shopSlice(name string, addresses ...string) object {
 		"ports":    []object{{"name": "http", "protocol": "TCP", "port": 8080}, {"name": "dns", "protocol": "UDP", "port": 5353}}}
 }
 
-// keepShop serves a pod's port until the test ends.
+// keepShop serves a pod's port until the end of the test.
 func keepShop(t *testing.T, pod *peerHost, address string) {
 	t.Helper()
 	pod.accept(t, "tcp4", net.JoinHostPort(address, shopTarget), func(conn net.Conn) {
@@ -50,7 +50,7 @@ func keepShop(t *testing.T, pod *peerHost, address string) {
 	})
 }
 
-// visitShop asks who serves at an address.
+// visitShop returns the answer at an address.
 func visitShop(from *peerHost, address string) (string, error) {
 	conn, err := from.dialWithin(followed, "tcp4", net.JoinHostPort(address, shopPort))
 	if err != nil {
@@ -86,19 +86,19 @@ func (p *peeringLab) imported(namespace, name string) (clusterIP, address string
 	}
 	clusterIP, _ = field(service, "spec", "clusterIP").(string)
 	if owners, _ := field(service, "metadata", "ownerReferences").([]any); len(owners) != 1 || field(owners[0].(object), "name") != "culvert-imports-milan" {
-		return "", "", fmt.Errorf("the Service belongs to %v, and not to the Role by which it is written", owners)
+		return "", "", fmt.Errorf("the Service's owners are %v, want the Role that lets the gateway write it", owners)
 	}
 	endpoints, _ := slice["endpoints"].([]any)
 	if len(endpoints) != 1 || field(slice, "metadata", "labels", "kubernetes.io/service-name") != name {
-		return "", "", fmt.Errorf("%v", slice)
+		return "", "", fmt.Errorf("want one endpoint of Service %s: %v", name, slice)
 	}
 	return clusterIP, fmt.Sprint(endpoints[0].(object)["addresses"].([]any)[0]), nil
 }
 
-// awaitImport waits until a Service of a namespace is there, or is not.
+// awaitImport waits until an imported Service exists, or until it does not.
 func (p *peeringLab) awaitImport(namespace, name string, there bool) (clusterIP, address string) {
 	p.t.Helper()
-	eventually(p.t, fmt.Sprintf("%s: Service %s/%s is there: %t", p.name, namespace, name, there), func() (err error) {
+	eventually(p.t, fmt.Sprintf("%s: Service %s/%s exists: %t", p.name, namespace, name, there), func() (err error) {
 		clusterIP, address, err = p.imported(namespace, name)
 		if refused := new(kubeError); !there && errors.As(err, &refused) && refused.Code == 404 {
 			return nil
@@ -109,13 +109,13 @@ func (p *peeringLab) awaitImport(namespace, name string, there bool) (clusterIP,
 		case there:
 			return fmt.Errorf("%w; %s; gateway: %s", err, p.condition("Imported"), p.gateway.output())
 		default: // the Peering may be gone
-			return fmt.Errorf("it is; gateway: %s", p.gateway.output())
+			return fmt.Errorf("it exists; gateway: %s", p.gateway.output())
 		}
 	})
 	return clusterIP, address
 }
 
-// setImports changes the namespace for what the peer exports.
+// setImports changes the namespace into which this cluster imports Services.
 func (p *peeringLab) setImports(namespace string) {
 	p.t.Helper()
 	p.imports = namespace
@@ -127,8 +127,8 @@ func namespace(name string) object {
 	return object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": name}}
 }
 
-// TestKubeExports: a Service of milan is used in rome by its own name there, through the tunnel, without kube-proxy in milan and with nothing but the
-// rights of the manifests.
+// TestKubeExports: pods of rome use a Service of milan under a name in their own cluster, through the tunnel. milan needs no kube-proxy, and the gateways
+// have no rights but those of the manifests.
 func TestKubeExports(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		rome, milan := newPeeringLabs(t)
@@ -175,11 +175,11 @@ func TestKubeExports(t *testing.T) {
 			rome.awaitImport("milan", "web-shop", false)
 			milan.awaitCondition("Exported", "none")
 			if said, err := visitShop(rome.pods[0], address); err == nil {
-				t.Errorf("%s still serves: %s", address, said)
+				t.Errorf("the Service is no longer exported, but %s answers: %s", address, said)
 			}
 			milan.apply(shop("web", exportLabel, nil))
 			if _, again := rome.awaitImport("milan", "web-shop", true); again != address {
-				t.Errorf("exported again at %s, before %s", again, address)
+				t.Errorf("the Service is exported again at %s, want its former address %s", again, address)
 			}
 		})
 		t.Run("Peering deleted", func(t *testing.T) {
@@ -190,7 +190,7 @@ func TestKubeExports(t *testing.T) {
 	}, kubernetes)
 }
 
-// testExportUsed: a pod reaches the Service by its ClusterIP, which kube-proxy would translate so, and by UDP; the server sees the pod.
+// testExportUsed: a pod reaches the Service at its ClusterIP, which a rule translates as kube-proxy would, over TCP and UDP. The server sees the pod's address.
 func testExportUsed(t *testing.T, rome, milan *peeringLab, clusterIP, address string) {
 	rome.nodes[1].feed(fmt.Sprintf("table ip proxy { chain prerouting { type nat hook prerouting priority -100; ip daddr %s dnat to %s; }; }\n", clusterIP, address), "nft", "-f", "-")
 	client, server := rome.pod(&kubeNodes[1], 5), milan.pod(&kubeNodes[0], 5)
@@ -216,7 +216,7 @@ func testExportUsed(t *testing.T, rome, milan *peeringLab, clusterIP, address st
 	})
 }
 
-// testExportByServices: a node that serves Services itself, in the process that has its links, leaves pods their addresses on the way to the peer.
+// testExportByServices: a culvert node that serves Services, too, does not change the source of packets that pods send to the peer.
 func testExportByServices(t *testing.T, rome, milan *peeringLab, clusterIP string) {
 	const rbac = "rbac.authorization.k8s.io/v1"
 	rome.apply(object{"apiVersion": rbac, "kind": "ClusterRole", "metadata": object{"name": "services"}, "rules": []object{
@@ -238,7 +238,7 @@ func testExportByServices(t *testing.T, rome, milan *peeringLab, clusterIP strin
 	rome.awaitAgentStatus(0, "gateway answers")
 }
 
-// testExportEndpoints: new clients get the new endpoints within a second, and none when there are none.
+// testExportEndpoints: new clients reach new endpoints within a second, and nothing while there are none.
 func testExportEndpoints(t *testing.T, rome, milan *peeringLab, address string) {
 	for _, n := range []int{1, 0, 1} {
 		server := milan.pod(&kubeNodes[n], 5)
@@ -246,9 +246,9 @@ func testExportEndpoints(t *testing.T, rome, milan *peeringLab, address string) 
 		began := time.Now()
 		awaitVisit(t, rome.pods[0], address, server+" ")
 		if took := time.Since(began); took > followed {
-			t.Errorf("%v until the new endpoint served", took)
+			t.Errorf("the new endpoint serves after %v, want at most %v", took, followed)
 		} else {
-			t.Logf("%v until the new endpoint served", took.Round(time.Millisecond))
+			t.Logf("the new endpoint serves after %v", took.Round(time.Millisecond))
 		}
 	}
 	milan.apply(shopSlice("web"))
@@ -262,7 +262,7 @@ func testExportEndpoints(t *testing.T, rome, milan *peeringLab, address string) 
 	awaitVisit(t, rome.pods[0], address, "")
 }
 
-// testExportRestart: silence removes nothing, and the next gateway of either side goes on with the same addresses.
+// testExportRestart: imports stay while the peer's gateway is down, and the next gateway of either side continues with the same addresses.
 func testExportRestart(t *testing.T, rome, milan *peeringLab, clusterIP, address string) {
 	for _, p := range []*peeringLab{milan, rome} {
 		need.NoError(t, p.gateway.cmd.Process.Signal(syscall.SIGKILL))
@@ -271,20 +271,20 @@ func testExportRestart(t *testing.T, rome, milan *peeringLab, clusterIP, address
 			rome.awaitCondition("Connected", "False PeerSilent")
 		}
 		if ip, at, err := rome.imported("milan", "web-shop"); err != nil || ip != clusterIP || at != address {
-			t.Errorf("%s's gateway is away: %s for %s, %v", p.name, ip, at, err)
+			t.Errorf("while %s's gateway is down: ClusterIP %s for %s, want %s for %s (%v)", p.name, ip, at, clusterIP, address, err)
 		}
 		p.startGateway("gateway-2")
 		awaitVisit(t, rome.pods[0], address, "")
 		p.awaitCondition("Connected", "True")
 		if ip, at, err := rome.imported("milan", "web-shop"); err != nil || ip != clusterIP || at != address {
-			t.Errorf("after %s's next gateway: %s for %s, %v", p.name, ip, at, err)
+			t.Errorf("with %s's next gateway: ClusterIP %s for %s, want %s for %s (%v)", p.name, ip, at, clusterIP, address, err)
 		}
 	}
 	rome.awaitCondition("Imported", "True")
 	milan.awaitCondition("Exported", "True")
 }
 
-// testExportRefused: a headless Service is refused with an Event; a Service that is there already is not touched.
+// testExportRefused: a headless Service is refused with an Event. A Service that already has the name of an import is left alone.
 func testExportRefused(t *testing.T, rome, milan *peeringLab, exportLabel object) {
 	event := func(p *peeringLab, what string) {
 		t.Helper()
@@ -306,7 +306,7 @@ func testExportRefused(t *testing.T, rome, milan *peeringLab, exportLabel object
 	event(rome, "Service milan/api-shop, for the peer's shop/api: another one is there that culvert has not made")
 	rome.awaitCondition("Imported", "False Refused: Service milan/api-shop")
 	if after := mustObject(t)(rome.api.admin.get(own)); fmt.Sprint(after) != fmt.Sprint(before) {
-		t.Errorf("%v\nbefore %v", after, before)
+		t.Errorf("the Service has changed:\n%v\nwant it as it was:\n%v", after, before)
 	}
 	need.NoError(t, milan.api.admin.delete(api))
 	rome.awaitCondition("Imported", "True")
@@ -315,13 +315,13 @@ func testExportRefused(t *testing.T, rome, milan *peeringLab, exportLabel object
 	}
 }
 
-// testImportPutRight: what others change of an import is as it was before.
+// testImportPutRight: the gateway undoes what others change in an import.
 func testImportPutRight(t *testing.T, rome *peeringLab, clusterIP, address string) {
 	at := object{"name": "web-shop", "namespace": "milan"}
 	service := object{"apiVersion": "v1", "kind": "Service", "metadata": at, "spec": object{"selector": object{"app": "other"}}}
 	rome.apply(service, object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": at, "addressType": "IPv4",
 		"endpoints": []object{{"addresses": []string{"203.0.113.9"}}}, "ports": []object{}})
-	eventually(t, "the selector has gone, and the endpoint is that of before", func() error {
+	eventually(t, "the selector is gone, and the endpoint is restored", func() error {
 		stored, err := rome.api.admin.get(service)
 		if err != nil {
 			return err
@@ -337,7 +337,7 @@ func testImportPutRight(t *testing.T, rome *peeringLab, clusterIP, address strin
 	}
 }
 
-// testImportNamespace: what the namespace of before has goes, and a namespace that is not there, or in which the gateway has no rights, is named.
+// testImportNamespace: when spec.imports changes, imports leave the former namespace. If the gateway has no rights in the new one, a condition names it.
 func testImportNamespace(t *testing.T, rome *peeringLab) {
 	rome.setImports("elsewhere")
 	rome.awaitImport("milan", "web-shop", false)
@@ -350,7 +350,7 @@ func testImportNamespace(t *testing.T, rome *peeringLab) {
 	rome.awaitImport("milan", "web-shop", true)
 }
 
-// requireWithinExportRights: the gateways have used each right for Services, and were refused nothing but in the namespace in which they have none.
+// requireWithinExportRights: the gateways have used each of their rights to Services, and nothing was forbidden except in the namespace where they have none.
 func requireWithinExportRights(t *testing.T, rome, milan *peeringLab) {
 	t.Helper()
 	for _, p := range []*peeringLab{rome, milan} {

@@ -19,8 +19,8 @@ import (
 	"culvert/integration/need"
 )
 
-// A fakeNodes is all nodes of a large cluster but the first two, on one host. They answer
-// ARP, and tell which packets come to them.
+// fakeNodes are all nodes of a large cluster except the first two, on one host. They answer ARP,
+// and report which packets reach them.
 type fakeNodes struct {
 	lab   *kubeLab
 	nodes []kubeNode
@@ -28,27 +28,27 @@ type fakeNodes struct {
 	far   net.PacketConn // in a pod of the other cluster
 
 	changes int // of pods so far
-	known   int // of pods of the last node, each of which the gateway has obeyed
+	known   int // changes of the last node's pods, which the gateway has all obeyed
 
 	mu      sync.Mutex
 	waiting map[netip.Addr]chan<- geneve.VNI // by pod; +checklocks:mu
-	told    map[string]time.Time             // when a watch told of routes last, by name; +checklocks:mu
+	told    map[string]time.Time             // last event of a watch, by the name of routes; +checklocks:mu
 }
 
 const (
 	fakeNodesHost     = 70
 	fakeNodesUnderlay = "198.18.0" // the first three bytes of their addresses
 	fakeNodePods      = 50         // of each
-	fakeNodeKept      = 20         // of a node's pods, which no test lives to see changed
+	fakeNodeKept      = 20         // of a node's pods, which no test changes
 	kubeDiscard       = 9          // port that nobody answers at
 )
 
-// fakeNode is a node of the crowd; its number is not that of another node.
+// fakeNode returns the fake node with a number that no other node has.
 func fakeNode(number int) kubeNode {
 	return kubeNode{fmt.Sprintf("fake%03d", number), number, fmt.Sprintf("10.80.1.%d", number), fmt.Sprintf("liqo.fake%06d", number)}
 }
 
-// addFakeNodes makes a cluster under Liqo one of so many nodes. What asks for their pods does so in far.
+// addFakeNodes extends a cluster under Liqo to a number of nodes. Requests to their pods come from far.
 func (k *kubeLab) addFakeNodes(nodes int, far *peerHost) *fakeNodes {
 	k.t.Helper()
 	c := k.newFakeNodes(nodes, far)
@@ -60,7 +60,7 @@ func (k *kubeLab) addFakeNodes(nodes int, far *peerHost) *fakeNodes {
 	return c
 }
 
-// newFakeNodes makes the host of a fakes, of which no API server knows yet.
+// newFakeNodes makes the host of fake nodes that no API server knows yet.
 func (k *kubeLab) newFakeNodes(nodes int, far *peerHost) *fakeNodes {
 	k.t.Helper()
 	c := &fakeNodes{lab: k, waiting: make(map[netip.Addr]chan<- geneve.VNI), told: make(map[string]time.Time)}
@@ -81,7 +81,7 @@ func (k *kubeLab) newFakeNodes(nodes int, far *peerHost) *fakeNodes {
 	return c
 }
 
-// watch notes when the API server tells of routes, as it tells the gateway.
+// watch records when the API server reports changes of routes, as it does to the gateway.
 func (c *fakeNodes) watch(t *testing.T) {
 	t.Helper()
 	admin := c.lab.api.admin
@@ -106,14 +106,14 @@ func (c *fakeNodes) watch(t *testing.T) {
 	}()
 }
 
-// toldOf returns when the watch told of an object last.
+// toldOf returns when the watch last reported an object.
 func (c *fakeNodes) toldOf(o object) time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.told[field(o, "metadata", "name").(string)]
 }
 
-// podsOf are a node's after so many changes, each of which has ended the oldest.
+// podsOf returns a node's pods after a number of changes, each of which replaces the oldest.
 func (c *fakeNodes) podsOf(n *kubeNode, changes int) []string {
 	pods := make([]string, fakeNodePods)
 	for i := range pods {
@@ -124,7 +124,7 @@ func (c *fakeNodes) podsOf(n *kubeNode, changes int) []string {
 
 func (c *fakeNodes) pod(n *kubeNode, i int) string { return c.lab.pod(n, byte(1+i%250)) }
 
-// receive answers ARP, and tells what else comes, until the socket is closed.
+// receive answers ARP and reports IP packets until the socket is closed.
 func (c *fakeNodes) receive() {
 	b := make([]byte, 1<<16)
 	for {
@@ -175,8 +175,8 @@ func (c *fakeNodes) send(vni geneve.VNI, datagram []byte, to net.Addr) error {
 	return err
 }
 
-// ask sends something from the other cluster to an address there that is to lead to a pod, and returns the tunnel that it
-// comes out of, if it does.
+// ask sends a datagram from the other cluster to an address that leads to a pod, and returns the
+// tunnel through which it arrives, if it does.
 func (c *fakeNodes) ask(at, pod string, patience time.Duration) (vni geneve.VNI, ok bool) {
 	to, arrived := netip.MustParseAddr(pod), make(chan geneve.VNI, 1)
 	c.mu.Lock()
@@ -198,14 +198,14 @@ func (c *fakeNodes) ask(at, pod string, patience time.Duration) (vni geneve.VNI,
 	}
 }
 
-// await asks until what is sent to a pod comes to a node, nil for none, and returns how
-// long that took.
+// await asks until datagrams for a pod reach a node, or no node if n is nil, and returns how long
+// that took.
 func (c *fakeNodes) await(t *testing.T, pod string, n *kubeNode, limit time.Duration) time.Duration {
 	t.Helper()
 	return c.awaitAt(t, c.lab.seen(pod), pod, n, limit)
 }
 
-// awaitAt is await for an address that stands for a pod in the other cluster.
+// awaitAt is await with the address that the other cluster uses for the pod.
 func (c *fakeNodes) awaitAt(t *testing.T, at, pod string, n *kubeNode, limit time.Duration) time.Duration {
 	t.Helper()
 	patience := 20 * time.Millisecond
@@ -219,14 +219,14 @@ func (c *fakeNodes) awaitAt(t *testing.T, at, pod string, n *kubeNode, limit tim
 			return asked
 		}
 		if asked > limit {
-			t.Errorf("pod %s: comes out of a tunnel: %v (%d), after %v", pod, ok, vni, asked)
+			t.Errorf("after %v a datagram for pod %s arrives: %t, by VNI %d; want it at node %v", asked, pod, ok, vni, n)
 			return asked
 		}
 	}
 }
 
-// connect makes connections of the last pods of each node with a pod of the other
-// cluster, so many each, and goes on until the gateway has them all.
+// connect opens connections from the last pods of each node to a pod of the other cluster, each
+// many of each pod, and continues until the gateway has all of them.
 func (c *fakeNodes) connect(t *testing.T, to string, each int) {
 	t.Helper()
 	const (
@@ -236,7 +236,7 @@ func (c *fakeNodes) connect(t *testing.T, to string, each int) {
 	want := float64(len(c.nodes) * fakeNodeKept * each)
 	gateway := &net.UDPAddr{IP: net.ParseIP(c.lab.gateway()), Port: config.DefaultGenevePort}
 	destination := netip.MustParseAddr(to).As4()
-	eventually(t, "connections", func() error {
+	eventually(t, "the gateway has the connections of all fake nodes", func() error {
 		sent, began := 0, time.Now()
 		for i := range c.nodes {
 			n := &c.nodes[i]
@@ -257,7 +257,7 @@ func (c *fakeNodes) connect(t *testing.T, to string, each int) {
 			}
 		}
 		if got := c.lab.gatewayHost.metric("culvert_connections"); got < want {
-			return fmt.Errorf("the gateway has %.0f of %.0f", got, want)
+			return fmt.Errorf("it has %.0f, want %.0f", got, want)
 		}
 		return nil
 	})

@@ -12,7 +12,7 @@ import (
 	"culvert/integration/need"
 )
 
-// TestKubeGateways carries pods' traffic between two clusters with the same CIDRs, through gateways
+// TestKubeGateways: traffic of pods passes between two clusters with the same CIDRs, through gateways
 // that know only what the API servers tell them.
 func TestKubeGateways(t *testing.T) {
 	isolated(t, func(t *testing.T) {
@@ -43,7 +43,7 @@ func TestKubeGateways(t *testing.T) {
 		t.Logf("connected %v after the keys", time.Since(began).Round(time.Millisecond))
 		idle := rome.culvert.resident(t)
 		if t.Logf("%d MiB resident", idle>>20); idle > kubeIdle {
-			t.Errorf("%d bytes resident, want %d", idle, kubeIdle)
+			t.Errorf("%d bytes resident, want at most %d", idle, kubeIdle)
 		}
 		for _, test := range kubeTraffic {
 			for _, way := range [][2]*kubeLab{{rome, milan}, {milan, rome}} {
@@ -133,7 +133,7 @@ func (k *kubeLab) isConnected() error {
 		return err
 	}
 	if status := field(stored, "status", "value"); status != "Connected" {
-		return fmt.Errorf("it is %v", status)
+		return fmt.Errorf("its status is %v, want Connected", status)
 	}
 	return nil
 }
@@ -147,11 +147,11 @@ func (k *kubeLab) requireWithinRole(t *testing.T) {
 	for _, e := range events {
 		forbidden := e.ResponseStatus.Code == http.StatusForbidden && !k.api.starting(e.Received)
 		if forbidden || e.ObjectRef.Resource != "" && !rights[e.right()] {
-			t.Errorf("%s: %s %s is beyond the role: status %d", k.name, e.Verb, e.RequestURI, e.ResponseStatus.Code)
+			t.Errorf("%s: %s %s is not within the role's rights: status %d", k.name, e.Verb, e.RequestURI, e.ResponseStatus.Code)
 		}
 	}
 	if len(events) == 0 {
-		t.Errorf("%s: the audit log has nothing of %s", k.name, k.liqo.user())
+		t.Errorf("%s: the audit log has no request of %s", k.name, k.liqo.user())
 	}
 }
 
@@ -170,8 +170,8 @@ func testKubePods(t *testing.T, from, to *kubeLab) {
 	}
 }
 
-// testKubeNodePort: replies to traffic that reached a remote pod through a node come back through
-// that node.
+// testKubeNodePort: when a remote pod is reached through a NodePort, its replies come back through the
+// same node.
 func testKubeNodePort(t *testing.T, from, to *kubeLab) {
 	from.nodePort(5201, to.seen(to.pod(&kubeNodes[1], 5)))
 	for _, n := range kubeNodes {
@@ -181,8 +181,8 @@ func testKubeNodePort(t *testing.T, from, to *kubeLab) {
 	}
 }
 
-// testKubeHosts: the remote pod sees the nodes' own packets come from the address for unknown
-// sources.
+// testKubeHosts: the remote pod sees the address for unknown sources as the source of the nodes' own
+// packets.
 func testKubeHosts(t *testing.T, from, to *kubeLab) {
 	for _, node := range from.nodes {
 		e := exchange{from: node, to: to.pods[0], listen: to.pod(&kubeNodes[0], 5), dial: to.seen(to.pod(&kubeNodes[0], 5)),
@@ -191,8 +191,8 @@ func testKubeHosts(t *testing.T, from, to *kubeLab) {
 	}
 }
 
-// testKubeMapping: an external address leads to a host outside the cluster, through the gateway's
-// node.
+// testKubeMapping: an external address stands for a host outside the cluster, which is reached through
+// the gateway's node.
 func testKubeMapping(t *testing.T, from, to *kubeLab) {
 	e := exchange{from: from.pods[1], to: to.client, listen: to.kubeEnd.client(), dial: to.seen(kubeMapped),
 		source: to.address(kubeNodes[to.on].number), bytes: kubeBytes}

@@ -15,13 +15,13 @@ import (
 	invitations "culvert/kube/join"
 )
 
-// testJoinMessages: by an invitation and its answer.
+// testJoinMessages joins the clusters by an invitation and its answer.
 func testJoinMessages(t *testing.T, l *joinLab) {
 	rome, milan := l.rome, l.milan
 	file := func(name string, p *peerProcess) string {
 		name = filepath.Join(t.TempDir(), name)
 		text := p.output()
-		if i := strings.Index(text, "culvert invitation"); i >= 0 { // what is said beside it is on the same pipe here
+		if i := strings.Index(text, "culvert invitation"); i >= 0 { // the log is in the same file
 			text = text[i:]
 		}
 		text, _, _ = strings.Cut(text, "words of")
@@ -39,20 +39,20 @@ func testJoinMessages(t *testing.T, l *joinLab) {
 	l.await(invite, "checksum")
 	invitation := file("milan.invite", invite)
 	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", invitation); err == nil || !strings.Contains(out, "culvert: admin@milan: the message is this cluster's own") {
-		t.Errorf("its own: %v: %s", err, out)
+		t.Errorf("a cluster accepts its own invitation: %v: %s", err, out)
 	}
 	if out, err := l.culvert("accept", "--context=admin@rome", "--image=registry.example/culvert:test", "--yes", unfit(t, invitation)); err == nil ||
 		!strings.Contains(out, "remap of 10.0.0.0/8, pods of milan: no private /8 is free in rome") {
-		t.Errorf("CIDRs that no remap fits: %v: %s", err, out)
+		t.Errorf("an invitation with CIDRs that no remap fits: %v: %s", err, out)
 	}
 	if _, err := rome.api.admin.get(namespace(peeringNamespace)); err == nil {
-		t.Error("what was refused has installed something")
+		t.Error("a refused invitation has installed something")
 	}
 	accept := l.start("accept", "--context=admin@rome", "--image=registry.example/culvert:test", "--yes", invitation)
 	rome.kubelet("gateway-1")
 	l.await(accept, "answers ")
 	if a, b := words(invite.output()), words(accept.output()); a == "" || a != b {
-		t.Errorf("words %q and %q", a, b)
+		t.Errorf("the invitation has the words %q, the answer %q; want the same", a, b)
 	}
 	answer := file("rome.invite", accept)
 	altered := filepath.Join(t.TempDir(), "altered")
@@ -62,7 +62,7 @@ func testJoinMessages(t *testing.T, l *joinLab) {
 	}
 	need.NoError(t, err)
 	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", altered); err == nil || !strings.Contains(out, "altered on its way") {
-		t.Errorf("%v: %s", err, out)
+		t.Errorf("an altered answer is accepted: %v: %s", err, out)
 	}
 	for range 2 { // the second time nothing changes
 		l.must("milan is connected, 2/2 nodes", "accept", "--context=admin@milan", "--yes", answer)
@@ -71,7 +71,7 @@ func testJoinMessages(t *testing.T, l *joinLab) {
 	milan.ping(rome)
 }
 
-// unfit makes an invitation, of a cluster whose pods could be anywhere in 10.0.0.0/8, out of another one.
+// unfit changes an invitation into that of a cluster whose pod CIDR is 10.0.0.0/8.
 func unfit(t *testing.T, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -84,7 +84,7 @@ func unfit(t *testing.T, file string) string {
 	return file
 }
 
-// testJoinKey: a gateway whose Secret is empty makes another key when it starts, and culvert join gives that to the peer.
+// testJoinKey: a gateway that starts with an empty Secret makes another key, and culvert join gives it to the peer.
 func testJoinKey(t *testing.T, l *joinLab) {
 	rome, milan := l.rome, l.milan
 	before := rome.status("publicKey")
@@ -95,7 +95,7 @@ func testJoinKey(t *testing.T, l *joinLab) {
 	rome.startGateway("gateway-2")
 	eventually(t, "another public key", func() error {
 		if now := rome.status("publicKey"); now == before {
-			return fmt.Errorf("%v as before", now)
+			return fmt.Errorf("it is still %v", now)
 		}
 		return nil
 	})

@@ -18,7 +18,7 @@ import (
 	"culvert/integration/need"
 )
 
-// joinLab is two clusters of which nothing but the API servers, the nodes and their pods is there, and a host from which users reach both.
+// joinLab is two clusters with API servers, nodes and pods but without culvert, and a host from which a user reaches both.
 type joinLab struct {
 	t           *testing.T
 	rome, milan *peeringLab
@@ -48,7 +48,7 @@ func newJoinLab(t *testing.T) *joinLab {
 	return l
 }
 
-// relayBetween has connections to an address of one host go to an address that another one reaches.
+// relayBetween relays connections from an address of one host to an address that another host reaches.
 func relayBetween(at *peerHost, address string, from *peerHost, to string) {
 	at.t.Helper()
 	at.accept(at.t, "tcp4", address, func(client net.Conn) {
@@ -62,7 +62,7 @@ func relayBetween(at *peerHost, address string, from *peerHost, to string) {
 	})
 }
 
-// culvert runs a command at the desk to its end, and returns all that it says.
+// culvert runs a command on the user's host until it ends, and returns its output.
 func (l *joinLab) culvert(args ...string) (string, error) {
 	l.t.Helper()
 	p := l.start(args...)
@@ -93,7 +93,7 @@ func (l *joinLab) await(p *peerProcess, want string) {
 		case <-p.ended:
 			return nil
 		default:
-			return errors.New(p.output())
+			return fmt.Errorf("it still runs: %s", p.output())
 		}
 	})
 	if out := p.output(); p.cmd.ProcessState.ExitCode() != 0 || !strings.Contains(out, want) {
@@ -101,7 +101,7 @@ func (l *joinLab) await(p *peerProcess, want string) {
 	}
 }
 
-// kubelet starts what a cluster's objects ask for, as soon as they are there: agents, the gateway, and a load balancer for a Server.
+// kubelet starts what a cluster's objects describe as soon as they exist: agents, the gateway, and a load balancer for a Server.
 func (p *peeringLab) kubelet(pod string) {
 	p.t.Helper()
 	has := func(apiVersion, kind, namespace, name string) {
@@ -130,11 +130,11 @@ func (p *peeringLab) kubelet(pod string) {
 	p.startGateway(pod)
 }
 
-// controllers ends what runs, and empties and removes namespaces, when its objects have gone.
+// controllers stops the agents when their DaemonSet is deleted, and empties and removes the namespaces.
 func (p *peeringLab) controllers() {
 	p.t.Helper()
 	daemonSet := object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": "culvert-node", "namespace": agentNamespace}}
-	eventuallyWithin(p.t, kubeStartTimeout, p.name+": the DaemonSet goes", func() error {
+	eventuallyWithin(p.t, kubeStartTimeout, p.name+": the DaemonSet is deleted", func() error {
 		if _, err := p.api.admin.get(daemonSet); err == nil {
 			return errNotYet
 		}
@@ -155,7 +155,7 @@ func (p *peeringLab) controllers() {
 				return nil
 			}
 			if err != nil || field(stored, "metadata", "deletionTimestamp") == nil {
-				return fmt.Errorf("is there: %v", err)
+				return fmt.Errorf("it exists and is not being deleted (%v)", err)
 			}
 			stored["spec"] = object{"finalizers": []string{}}
 			p.api.admin.request(http.MethodPut, pathOf(o)+"/finalize", "application/json", stored, nil)
@@ -164,7 +164,7 @@ func (p *peeringLab) controllers() {
 	}
 }
 
-// everything lists what a cluster has: objects, and links, addresses, routes, rules and nftables of its nodes.
+// everything lists what a cluster has: its objects, and the links, addresses, routes, rules and nftables of its nodes.
 func (p *peeringLab) everything(t *testing.T) (all []string) {
 	t.Helper()
 	var groups struct {
@@ -206,23 +206,23 @@ func (p *peeringLab) everything(t *testing.T) (all []string) {
 	return all
 }
 
-// requireSame fails unless a cluster has what it had.
+// requireSame fails unless a cluster has exactly what it had before.
 func requireSame(t *testing.T, p *peeringLab, before []string) {
 	t.Helper()
 	after := p.everything(t)
 	for _, x := range after {
 		if !slices.Contains(before, x) {
-			t.Errorf("%s has more: %s", p.name, x)
+			t.Errorf("%s has what it did not have before: %s", p.name, x)
 		}
 	}
 	for _, x := range before {
 		if !slices.Contains(after, x) {
-			t.Errorf("%s has no longer: %s", p.name, x)
+			t.Errorf("%s lacks what it had before: %s", p.name, x)
 		}
 	}
 }
 
-// versions are the resource versions of what is installed, but for what follows the gateways.
+// versions returns generation and spec of all that is installed.
 func (p *peeringLab) versions(t *testing.T) (all []string) {
 	t.Helper()
 	out := p.client.run(os.Getenv(binaryEnv), "kube", "template", "--image=any", "--peering="+p.remote.name)
@@ -236,17 +236,17 @@ func (p *peeringLab) versions(t *testing.T) (all []string) {
 	return append(all, fmt.Sprint("Peering ", field(stored, "metadata", "generation"), " ", field(stored, "spec")))
 }
 
-// ping has a pod of one cluster reach one of the other, under the CIDR that a Peering says.
+// ping has each pod of a cluster ping a pod of the other one, at its address under the Peering's remap.
 func (p *peeringLab) ping(to *peeringLab) {
 	p.t.Helper()
 	all, _ := field(mustObject(p.t)(p.api.admin.get(p.peering())), "spec", "remote", "podCIDRs").([]any)
 	if len(all) == 0 {
-		p.t.Fatalf("%s sees no pods", p.name)
+		p.t.Fatalf("%s: the Peering has no remote pod CIDR", p.name)
 	}
 	remap, _ := all[0].(object)["remap"].(string)
 	at, own := strings.Split(remap, "."), strings.Split(to.pod(&kubeNodes[1], 5), ".")
 	if len(at) != 4 {
-		p.t.Fatalf("%s sees pods as %q", p.name, remap)
+		p.t.Fatalf("%s: the Peering has remap %q, want an IPv4 CIDR", p.name, remap)
 	}
 	address := strings.Join([]string{at[0], at[1], own[2], own[3]}, ".")
 	for i, pod := range p.pods {
@@ -260,7 +260,7 @@ func (p *peeringLab) ping(to *peeringLab) {
 	}
 }
 
-// TestKubeJoin: two clusters with the same CIDRs are joined, by one command and by messages, and left; what is there before is there after.
+// TestKubeJoin: two clusters with the same CIDRs are joined, by one command and by messages, and separated again. Afterwards both are as they were before.
 func TestKubeJoin(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newJoinLab(t)
@@ -283,13 +283,13 @@ func TestKubeJoin(t *testing.T) {
 			l.must("milan is connected, 2/2 nodes", append([]string{"join"}, both...)...) // nothing changes, so it asks no question
 			for i, p := range []*peeringLab{rome, milan} {
 				if now := p.versions(t); !slices.Equal(now, had[i]) {
-					t.Errorf("%s has changed:\n%q\nbefore\n%q", p.name, now, had[i])
+					t.Errorf("%s has changed to\n%q\nwant\n%q", p.name, now, had[i])
 				}
 			}
 			need.NoError(t, rome.api.admin.delete(object{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": object{"name": "culvert-milan", "namespace": peeringNamespace}}))
 			l.must("", append([]string{"join"}, both...)...)
 			if now := rome.versions(t); !slices.Equal(now, had[0]) {
-				t.Errorf("rome is not repaired:\n%q\nbefore\n%q", now, had[0])
+				t.Errorf("rome is not repaired: it has\n%q\nwant\n%q", now, had[0])
 			}
 		})
 		t.Run("another key", func(t *testing.T) { testJoinKey(t, l) })
@@ -309,7 +309,7 @@ func TestKubeJoin(t *testing.T) {
 	}, kubernetes)
 }
 
-// testJoinRefused: what cannot be done is said before anything is changed.
+// testJoinRefused: each command that cannot succeed gives its reason before it changes anything.
 func testJoinRefused(t *testing.T, l *joinLab) {
 	for want, args := range map[string]string{
 		"lead to the same cluster":                                         "join --context=admin@rome --context=again --image=x --yes",
@@ -330,8 +330,8 @@ func testJoinRefused(t *testing.T, l *joinLab) {
 	}
 }
 
-// testJoinManagers: who applies what culvert kube template prints, after culvert join, has no conflict and changes nothing; a pod more and less leaves
-// everything as it was, whoever has applied it first.
+// testJoinManagers: after culvert join, applying the output of culvert kube template causes no conflict and changes nothing. A second replica can be added
+// by join and removed again, also if kubectl has applied the objects in between.
 func testJoinManagers(t *testing.T, l *joinLab) {
 	milan := l.milan
 	had := milan.versions(t)
@@ -346,21 +346,21 @@ func testJoinManagers(t *testing.T, l *joinLab) {
 	deployment := object{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object{"name": "culvert-rome", "namespace": peeringNamespace}}
 	stored := mustObject(t)(milan.api.admin.get(deployment))
 	if label := field(stored, "spec", "template", "metadata", "labels", "culvert.io/active"); label != "false" {
-		t.Errorf("each of two pods is born with the label culvert.io/active %v", label)
+		t.Errorf("with two replicas, pods are created with the label culvert.io/active %v, want false", label)
 	}
 	milan.applyTemplate("registry.example/culvert:test", "&force=true", "--expose=LoadBalancer", "--replicas=2")
 	l.must("", append(join, "--replicas=1")...)
 	refused := new(kubeError)
 	if _, err := milan.api.admin.get(budget); !errors.As(err, &refused) || refused.Code != http.StatusNotFound {
-		t.Errorf("the PodDisruptionBudget of two pods stays: %v", err)
+		t.Errorf("with one replica, the PodDisruptionBudget is not deleted: %v", err)
 	}
 	stored = mustObject(t)(milan.api.admin.get(deployment))
 	if n, label := field(stored, "spec", "replicas"), field(stored, "spec", "template", "metadata", "labels", "culvert.io/active"); n != 1.0 || label != "true" {
-		t.Errorf("%v pods, the label culvert.io/active %v", n, label)
+		t.Errorf("%v replicas with the label culvert.io/active %v, want 1 and true", n, label)
 	}
 }
 
-// applyTemplate applies what culvert kube template prints, as kubectl apply --server-side does: with another field manager's conflicts, or with force.
+// applyTemplate applies the output of culvert kube template as kubectl apply --server-side does; force is "" or "&force=true".
 func (p *peeringLab) applyTemplate(image, force string, args ...string) {
 	p.t.Helper()
 	out := p.client.run(os.Getenv(binaryEnv), append([]string{"kube", "template", "--image=" + image, "--peering=" + p.remote.name}, args...)...)
@@ -381,11 +381,11 @@ func testJoinImports(t *testing.T, l *joinLab) {
 	l.rome.awaitImport("milan", "web-shop", true)
 }
 
-// testJoinLeave: everything goes, although the command is killed once, and one cluster is away at first.
+// testJoinLeave: culvert leave removes everything, although its first run is killed. A cluster that cannot be reached does not keep it from the other one.
 func testJoinLeave(t *testing.T, l *joinLab, before [2][]string) {
 	rome, milan := l.rome, l.milan
 	first := l.start("leave", "--context=admin@rome", "--all", "--yes")
-	eventually(t, "the Peering goes", func() error {
+	eventually(t, "the Peering is deleted", func() error {
 		if _, err := rome.api.admin.get(rome.peering()); err == nil {
 			return errNotYet
 		}
@@ -405,6 +405,6 @@ func testJoinLeave(t *testing.T, l *joinLab, before [2][]string) {
 		requireSame(t, p, before[i])
 	}
 	if out, err := l.culvert("leave", "--context=admin@rome", "--context=away", "--all", "--yes"); err == nil || !strings.Contains(out, "admin@rome: done") || !strings.Contains(out, "away: cannot be reached") {
-		t.Errorf("one is away: %v: %s", err, out)
+		t.Errorf("with a cluster that cannot be reached: %v: %s", err, out)
 	}
 }

@@ -19,7 +19,7 @@ import (
 
 const linksUser = "system:serviceaccount:" + liqoNamespace + ":culvert-links"
 
-// kubeLinks are the processes that make the links of a cluster's nodes, under the rights of their manifest.
+// kubeLinks are the processes that make the links of a cluster's nodes, with the rights of their manifest.
 type kubeLinks struct {
 	k          *kubeLab
 	kubeconfig string
@@ -28,7 +28,7 @@ type kubeLinks struct {
 	services   [][]string // flags with which the nodes serve Services; nil: they serve none
 }
 
-// startLinks starts one on each node, with the arguments for culvert liqo template --nodes that print its manifest.
+// startLinks starts such a process on each node. template has more arguments for culvert liqo template --nodes, which prints the manifest.
 func (k *kubeLab) startLinks(template ...string) {
 	k.t.Helper()
 	manifest := k.network.run(os.Getenv(binaryEnv), append([]string{"liqo", "template", "--nodes", "--image", "registry.example/culvert:1.0"}, template...)...)
@@ -61,7 +61,7 @@ func (l *kubeLinks) start(i int) {
 		"--kubeconfig", l.kubeconfig, "--daemonset", liqoNamespace + "/culvert-links"}, l.services[i]...)...)
 }
 
-// status is what culvert status says of a node.
+// status returns the output of culvert status on a node.
 func (l *kubeLinks) status(i int) (n control.NodeStatus) {
 	l.k.t.Helper()
 	eventually(l.k.t, "culvert status", func() error {
@@ -83,10 +83,10 @@ func (l *kubeLinks) end(i int, signal syscall.Signal) {
 
 func (k *kubeLab) linkName() string { return "liqo." + k.remote().name }
 
-// has waits until a node has a link, or has none.
+// has waits until a node has a link, or until it has none if want is false.
 func (k *kubeLab) has(node *peerHost, link string, want bool) {
 	k.t.Helper()
-	eventually(k.t, fmt.Sprintf("%s of %s, %t", link, node.name, want), func() error {
+	eventually(k.t, fmt.Sprintf("%s has link %s: %t", node.name, link, want), func() error {
 		if _, err := node.try("", "ip", "link", "show", link); (err == nil) != want {
 			return fmt.Errorf("%v: %s", err, k.links.said())
 		}
@@ -101,8 +101,8 @@ func (l *kubeLinks) said() (all string) {
 	return all
 }
 
-// routeLinks does what Liqo's agent does with a link of the name that Liqo has chosen: routes through it to the gateway and the remote
-// cluster.
+// routeLinks does what Liqo's agent does on each node: it adds routes to the gateway and to the remote cluster through the link whose name Liqo has
+// chosen.
 func (k *kubeLab) routeLinks() {
 	k.t.Helper()
 	for _, node := range k.nodes {
@@ -113,14 +113,14 @@ func (k *kubeLab) routeLinks() {
 	}
 }
 
-// A linkStream is a connection between pods that sends a byte now and then, each of which comes back.
+// A linkStream is a connection between pods that sends one byte after the other. Each must come back before the next is sent.
 type linkStream struct {
 	conn    net.Conn
 	longest atomic.Int64 // between two answers, in nanoseconds
 	ended   chan error
 }
 
-// streamPace is between two bytes of all connections together, where there are many.
+// streamPace is the time between two bytes of all connections together, if there are many.
 const streamPace = 500 * time.Microsecond
 
 // linkStreams opens connections from a pod of one cluster to a pod of the other.
@@ -150,8 +150,8 @@ func echoBytes(listener net.Listener) {
 	}
 }
 
-// streamsFrom opens connections from each of some hosts to a port of a pod of the other cluster. They have the source ports from first on; 0 = any.
-// first is below 32768, because the kernel may have given a port from there on to another socket.
+// streamsFrom opens n connections from each of some hosts to a port of a pod of the other cluster, with source ports from first on; 0 = any. first must be
+// below 32768: the kernel may have given a higher port to another socket.
 func streamsFrom(t *testing.T, from []*peerHost, to *kubeLab, port string, first, n int) []*linkStream {
 	t.Helper()
 	to.pods[0].accept(t, "tcp4", net.JoinHostPort(to.pod(&kubeNodes[0], 5), port), echo)
@@ -170,7 +170,7 @@ func streamsFrom(t *testing.T, from []*peerHost, to *kubeLab, port string, first
 	return all
 }
 
-// startStream sends a byte by conn at a pace, each of which must come back.
+// startStream sends a byte through conn every pace, and waits until it comes back.
 func startStream(conn net.Conn, pace time.Duration) *linkStream {
 	s := &linkStream{conn: conn, ended: make(chan error, 1)}
 	go func() {
@@ -196,13 +196,13 @@ func startStream(conn net.Conn, pace time.Duration) *linkStream {
 	return s
 }
 
-// requireAlive waits until each stream has had an answer since it was called, and returns the longest pause.
+// requireAlive waits until each stream gets an answer, and returns the longest pause since the last call. It fails if a stream has ended.
 func requireAlive(t *testing.T, when string, all []*linkStream) (longest time.Duration) {
 	t.Helper()
 	for _, s := range all {
 		select {
 		case err := <-s.ended:
-			t.Fatalf("%s: a connection is lost: %v", when, err)
+			t.Fatalf("%s: the connection from %v has ended: %v", when, s.conn.LocalAddr(), err)
 		default:
 		}
 		longest = max(longest, time.Duration(s.longest.Swap(0)))
@@ -222,8 +222,8 @@ func requireAlive(t *testing.T, when string, all []*linkStream) (longest time.Du
 	return longest
 }
 
-// TestKubeLinks: nodes whose kernel has no Geneve get the links that Liqo's resources ask for, under a real API server and the rights of the
-// manifest; what stands in for Liqo's agent adds routes to them by name.
+// TestKubeLinks: nodes whose kernel has no Geneve get the links that Liqo's resources describe, under a real API server and with the rights of the
+// manifest. A stand-in for Liqo's agent adds routes through them.
 func TestKubeLinks(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		rome, milan := newKubeLabs(t)
@@ -279,7 +279,7 @@ func TestKubeLinks(t *testing.T) {
 		testKubeGatewayMoves(t, rome, milan)
 		requireAlive(t, "the gateway has moved", streams)
 
-		// Without the API server a node goes on with what it had, also from its start.
+		// Without the API server a node keeps what it had, also if its process restarts.
 		rome.api.relay.hold(true)
 		rome.links.end(0, syscall.SIGKILL)
 		rome.links.start(0)
@@ -373,7 +373,7 @@ func number(s string) (n int) {
 	return n
 }
 
-// testKubeLinksGone: links stay with their DaemonSet, and go with it, or by the command.
+// testKubeLinksGone: links stay as long as their DaemonSet exists. They are removed with it, or by the command.
 func testKubeLinksGone(t *testing.T, k *kubeLab) {
 	for i := range k.nodes {
 		k.links.end(i, syscall.SIGTERM)
@@ -388,7 +388,7 @@ func testKubeLinksGone(t *testing.T, k *kubeLab) {
 	k.has(k.nodes[1], k.linkName(), false)
 }
 
-// uninstalled ends the process of a node when its DaemonSet is gone: its link goes too.
+// uninstalled deletes the DaemonSet and stops the process of a node, which removes its link.
 func (l *kubeLinks) uninstalled(i int) {
 	l.k.t.Helper()
 	need.NoError(l.k.t, l.k.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"namespace": liqoNamespace, "name": "culvert-links"}}))
@@ -396,8 +396,8 @@ func (l *kubeLinks) uninstalled(i int) {
 	l.k.has(l.k.nodes[i], l.k.linkName(), false)
 }
 
-// testKubeLinksServe: where the process that makes the links serves Services, too, both outlive its restart and its kill, and go with their DaemonSet.
-// A second process for the links of the node changes nothing.
+// testKubeLinksServe: if the process that makes the links also serves Services, both survive its restart and its kill, and are removed with the DaemonSet.
+// A second process for the links of the node refuses to run.
 func testKubeLinksServe(t *testing.T, k *kubeLab) {
 	for i := range kubeNodes {
 		k.liqo.apply(object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": kubeNodes[i].name},
@@ -433,19 +433,19 @@ func testKubeLinksServe(t *testing.T, k *kubeLab) {
 	other := k.nodes[1].start(nil, os.Getenv(binaryEnv), "node", "--kube", "--node-name", kubeNodes[1].name, "--kubeconfig", k.api.kubeconfig("nobody"))
 	<-other.ended
 	if said := other.output(); !strings.Contains(said, "another culvert node with --liqo or --kube keeps the links of this node") {
-		t.Errorf("a second process: %s", said)
+		t.Errorf("a second process does not say that another one keeps the links: %s", said)
 	}
 	k.has(k.nodes[1], k.linkName(), true)
 	requireAlive(t, "through a Service, a second process", streams)
 
 	k.links.uninstalled(1)
 	if rules := k.nodes[1].run("ip", "rule"); strings.Contains(rules, "7091") {
-		t.Errorf("rules stay: %s", rules)
+		t.Errorf("routing rules are left: %s", rules)
 	}
 	requireWithinLinksRole(t, k, "list services", "watch services", "list nodes", "watch nodes", "list endpointslices", "watch endpointslices")
 }
 
-// requireWithinLinksRole: nothing was refused, and each right was used.
+// requireWithinLinksRole fails if something was forbidden, or if a right was not used.
 func requireWithinLinksRole(t *testing.T, k *kubeLab, more ...string) {
 	t.Helper()
 	if more == nil {

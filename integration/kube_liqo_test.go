@@ -181,7 +181,7 @@ func (l *liqo) gatewayPod(more ...string) object {
 	}
 }
 
-// fabric returns the InternalFabric that leads all nodes to the gateway at an address.
+// fabric returns the InternalFabric that tells all nodes the address of the gateway.
 func (l *liqo) fabric(gateway string) object {
 	return resource("InternalFabric", l.tenant(), l.remote.name, object{
 		"mtu": kubeMTU, "remoteCIDRs": []string{l.remote.seenPods, l.remote.seenExt}, "gatewayIP": gateway,
@@ -199,7 +199,7 @@ func (l *liqo) tunnel(n *kubeNode) object {
 	}, liqoLabel+"internal-fabric-name", l.remote.name, liqoLabel+"internal-node-name", n.name)
 }
 
-// externalTraffic writes the resources that lead traffic into the tunnel.
+// externalTraffic writes the resources that route traffic into the tunnel.
 func (l *liqo) externalTraffic() {
 	l.t.Helper()
 	var rules []object
@@ -238,7 +238,7 @@ func (l *liqo) mapping(name, external, host string) object {
 		chain("postrouting", "nat", "postrouting", 100, natRule(name, "snat", host, matchIP("eq", "src", external))))
 }
 
-// externalRoutes leads traffic from the tunnel to mapped hosts, and to other clusters, to a node.
+// externalRoutes routes traffic from the tunnel to mapped hosts, and to other clusters, through a node.
 // Only a gateway on that node obeys it.
 func (l *liqo) externalRoutes(n *kubeNode) {
 	l.t.Helper()
@@ -249,7 +249,7 @@ func (l *liqo) externalRoutes(n *kubeNode) {
 		object{"iif": liqoTunnel, "routes": []object{via(l.here.client() + "/32")}})
 }
 
-// podsRun leads traffic from the tunnel to a node's pods to the node.
+// podsRun routes traffic from the tunnel to a node's pods.
 func (l *liqo) podsRun(n *kubeNode, pods ...string) {
 	l.t.Helper()
 	l.apply(l.podRoutes(n, pods...))

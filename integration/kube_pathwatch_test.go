@@ -10,16 +10,16 @@ import (
 	"culvert/integration/need"
 )
 
-// A pathWatch sends datagrams to a host that returns them, and notes how long no answer came. The streams beside it cannot tell:
-// TCP repeats what was lost after pauses that double (RFC 6298, Section 5.5), so that its own pause may be twice that of the path.
+// A pathWatch sends datagrams to a host that returns them, and measures for how long no answer arrives. TCP streams cannot measure that: they repeat lost
+// segments after pauses that double (RFC 6298, Section 5.5), so a stream may pause for twice as long as the path.
 type pathWatch struct {
-	longest, last atomic.Int64 // between two answers, in nanoseconds; when the last answer came
+	longest, last atomic.Int64 // longest time between two answers, and time of the last answer, in nanoseconds
 }
 
-// watchPace is between two datagrams.
+// watchPace is the time between two datagrams.
 const watchPace = 10 * time.Millisecond
 
-// watchPath has a client send datagrams to at, which are those that come to a server at its own address.
+// watchPath has a client send datagrams to the address at, which reach a server at its own address.
 func watchPath(t *testing.T, server *peerHost, own string, client *peerHost, at string) *pathWatch {
 	t.Helper()
 	listener, err := server.listenPacket("udp4", own)

@@ -15,7 +15,7 @@ import (
 	"culvert/integration/need"
 )
 
-// testPeeringPutBack: what others remove comes back.
+// testPeeringPutBack: the agent restores what others remove.
 func testPeeringPutBack(t *testing.T, p *peeringLab) {
 	node, route := p.nodes[0], p.remote.seenPods+" via 10.80.0.1 dev cv-"+p.remote.name
 	has := func(what string, want bool, program string, args ...string) {
@@ -36,13 +36,13 @@ func testPeeringPutBack(t *testing.T, p *peeringLab) {
 	has(exception, true, "nft", "list", "table", "ip", "culvert")
 }
 
-// testPeeringWider: a Peering changes while it carries traffic. What it adds is there at once, and what it had has lost nothing.
+// testPeeringWider: a Peering gets another CIDR and loses it again while it carries traffic, whose connections go on.
 func testPeeringWider(t *testing.T, p, other *peeringLab) {
 	with, spec := p.keyed()
 	more := object{"cidr": "10.201.0.0/16", "remap": "10.99.0.0/16"}
 	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}, more}
 	p.apply(with)
-	eventually(t, "a route to what the peer has now", func() error {
+	eventually(t, "a route to the new CIDR", func() error {
 		if out := p.nodes[0].run("ip", "route", "show", "10.99.0.0/16"); !strings.Contains(out, "cv-"+p.remote.name) {
 			return errNotYet
 		}
@@ -58,10 +58,10 @@ func testPeeringWider(t *testing.T, p, other *peeringLab) {
 	})
 }
 
-// peeringAway is how long the API server is away, in full.
+// peeringAway is how long the API server is away if longEnv is set.
 const peeringAway = time.Minute
 
-// testPeeringAway: while the API server is away, which it is already, all goes on as it was; what has changed meanwhile is obeyed when it is back.
+// testPeeringAway: the caller has cut off the API server. Until it is back, connections go on; then the agents obey what has changed meanwhile.
 func testPeeringAway(t *testing.T, p *peeringLab, streams []*linkStream) {
 	t.Helper()
 	if os.Getenv(longEnv) != "" {
@@ -85,12 +85,12 @@ func testPeeringAway(t *testing.T, p *peeringLab, streams []*linkStream) {
 	requireAlive(t, "the API server is back", streams)
 }
 
-// testPeeringChanged: the other cluster is at its new addresses at once, and no more at the old ones.
+// testPeeringChanged: when the remap changes, the other cluster is reached at its new addresses and no longer at the old ones.
 func testPeeringChanged(t *testing.T, p, other *peeringLab) {
 	with, spec := p.keyed()
 	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": "10.99.0.0/16"}}
 	p.apply(with)
-	eventually(t, "the route of before has gone", func() error {
+	eventually(t, "the route to the old remap is gone", func() error {
 		if out := p.nodes[0].run("ip", "route", "show", "10.99.0.0/16"); !strings.Contains(out, "cv-"+p.remote.name) {
 			return errNotYet
 		}
@@ -106,13 +106,13 @@ func testPeeringChanged(t *testing.T, p, other *peeringLab) {
 	})
 	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}}
 	p.apply(with)
-	eventually(t, "a pod under its address of before", func() error {
+	eventually(t, "a pod under its old address", func() error {
 		_, err := p.pods[0].try("", "ping", "-c", "1", "-W", "2", other.seen(other.pod(&kubeNodes[1], 5)))
 		return err
 	})
 }
 
-// testPeeringAnother: a second peering, with a cluster that is under no Kubernetes, comes to the same nodes and goes.
+// testPeeringAnother: a second peering, with a cluster without Kubernetes, is added to the same nodes and removed.
 func testPeeringAnother(t *testing.T, rome *peeringLab, streams []*linkStream) {
 	again := *rome.kubeLab
 	again.t, again.kubeEnd = t, &kubeRomeTurin
@@ -146,12 +146,12 @@ func testPeeringAnother(t *testing.T, rome *peeringLab, streams []*linkStream) {
 	requireAlive(t, "the second peering gone", streams)
 }
 
-// testPeeringPods: where Nodes do not tell, a pod is reached from when its Pod has its address until it has ended.
+// testPeeringPods: with podsFrom: Pods, a pod is reached from when its Pod has an address until the Pod ends.
 func testPeeringPods(t *testing.T, p, other *peeringLab) {
 	to := p.pod(&kubeNodes[1], 5)
 	reached := func(want bool) {
 		t.Helper()
-		eventually(t, fmt.Sprintf("%s is reached, %t", to, want), func() error {
+		eventually(t, fmt.Sprintf("%s is reached: %t", to, want), func() error {
 			if out, err := other.pods[0].try("", "ping", "-c", "1", "-W", "1", p.seen(to)); (err == nil) != want {
 				return errors.New(out)
 			}
@@ -174,7 +174,7 @@ func testPeeringPods(t *testing.T, p, other *peeringLab) {
 	reached(false)
 }
 
-// testPeeringDeleted: without a Peering, nodes have nothing of it and the gateway has no peer.
+// testPeeringDeleted: when a Peering is deleted, nodes remove all that belongs to it, and the gateway has no nodes.
 func testPeeringDeleted(t *testing.T, p *peeringLab) {
 	need.NoError(t, p.api.admin.delete(p.peering()))
 	for _, node := range p.nodes {
@@ -187,7 +187,7 @@ func testPeeringDeleted(t *testing.T, p *peeringLab) {
 			return nil
 		})
 	}
-	eventually(t, "the gateway has neither nodes nor a peer", func() error {
+	eventually(t, "the gateway has no nodes", func() error {
 		page, err := p.gatewayHost.get("/metrics")
 		if err == nil && strings.Contains(page, `{node="`+kubeNodes[0].name+`"}`) {
 			err = errNotYet
@@ -196,26 +196,26 @@ func testPeeringDeleted(t *testing.T, p *peeringLab) {
 	})
 }
 
-// testPeeringGatewayEnds: a gateway that ends says so, and the next one carries on with the assignments that there are.
+// testPeeringGatewayEnds: a gateway that stops says so in the status, and the next one keeps the nodes' assignments.
 func testPeeringGatewayEnds(t *testing.T, p, other *peeringLab) {
 	before := fmt.Sprint(p.status("nodes"))
 	need.NoError(t, p.gateway.cmd.Process.Signal(syscall.SIGTERM))
 	<-p.gateway.ended
 	if got := p.condition("Connected"); !strings.HasPrefix(got, "False GatewayStopped") {
-		t.Errorf("Connected is %s", got)
+		t.Errorf("Connected is %q, want False GatewayStopped", got)
 	}
 	p.startGateway("gateway-2")
 	p.awaitCondition("Connected", "True")
 	if after := fmt.Sprint(p.status("nodes")); after != before || before == "<nil>" {
-		t.Errorf("nodes %s, before %s", after, before)
+		t.Errorf("the next gateway has assigned %s, want %s as before", after, before)
 	}
 	if pod, term := p.status("active", "pod"), p.status("active", "term"); pod != "gateway-2" || fmt.Sprint(term) != "2" {
-		t.Errorf("active: pod %v, term %v", pod, term)
+		t.Errorf("active are pod %v and term %v, want gateway-2 and 2", pod, term)
 	}
 	testKubePods(t, p.kubeLab, other.kubeLab)
 }
 
-// testPeeringGone: links, routes and the exception stay with the DaemonSet, and go with it, or by the command.
+// testPeeringGone: links, routes and the masquerading exception stay as long as the DaemonSet exists. They are removed with it, or by the command.
 func testPeeringGone(t *testing.T, p *peeringLab) {
 	link := "cv-" + p.remote.name
 	for i := range p.nodes {
@@ -233,16 +233,16 @@ func testPeeringGone(t *testing.T, p *peeringLab) {
 	for _, node := range p.nodes {
 		for _, left := range [][]string{{"ip", "link", "show", link}, {"nft", "list", "table", "ip", "culvert"}} {
 			if out, err := node.try("", left[0], left[1:]...); err == nil {
-				t.Errorf("%s has %s", node.name, out)
+				t.Errorf("%s still has %s", node.name, out)
 			}
 		}
 		if out := node.run("ip", "route"); strings.Contains(out, p.remote.seenPods) {
-			t.Errorf("%s has routes %s", node.name, out)
+			t.Errorf("%s still has routes %s", node.name, out)
 		}
 	}
 }
 
-// requireWithinPeeringRoles: nothing was refused, and each right was used.
+// requireWithinPeeringRoles fails if something was forbidden, or if a right was not used. Some are used in one of the clusters only.
 func requireWithinPeeringRoles(t *testing.T, p *peeringLab) {
 	t.Helper()
 	for user, rights := range map[string][]string{
@@ -252,7 +252,7 @@ func requireWithinPeeringRoles(t *testing.T, p *peeringLab) {
 			"update tunnelnodes", "update tunnelnodes/status", "create events", "get daemonsets"},
 	} {
 		rights = slices.DeleteFunc(rights, func(right string) bool {
-			return p.name != kubeRome.name && slices.Contains([]string{"get daemonsets", "create events", "update tunnelnodes"}, right) || // see what rome went through
+			return p.name != kubeRome.name && slices.Contains([]string{"get daemonsets", "create events", "update tunnelnodes"}, right) ||
 				p.name != kubeMilan.name && strings.HasSuffix(right, " pods")
 		})
 		requireUsed(t, user, p.api.requested(t, user), rights...)
@@ -264,7 +264,7 @@ func (p *peeringLab) asAgent(n *kubeNode) *kubeClient {
 	return newKubeClient(p.client, p.api.base, p.api.roots, p.agentToken(n))
 }
 
-// testPeeringBad: what the schema refuses, what a hostile node may not write, and what agents refuse whatever the spec says.
+// testPeeringBad: the schema refuses bad Peerings, a node cannot write for another one, and agents refuse CIDRs that the node uses otherwise.
 func testPeeringBad(t *testing.T, p *peeringLab) {
 	for _, c := range []struct {
 		name, want string
@@ -291,7 +291,7 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 	other := p.peering()
 	other["spec"].(object)["peer"] = "turin"
 	if err := p.api.admin.dryRun(other); err == nil || !strings.Contains(err.Error(), "cannot change") {
-		t.Errorf("another peer: %v", err)
+		t.Errorf("spec.peer of a Peering changes: %v, want that it cannot", err)
 	}
 
 	tunnelNode := func(n *kubeNode, address string) object {
@@ -379,7 +379,7 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 	}
 }
 
-// mustObject fails unless there is no error.
+// mustObject returns a function that returns an object, or ends the test if there is an error.
 func mustObject(t *testing.T) func(object, error) object {
 	return func(o object, err error) object {
 		t.Helper()

@@ -17,14 +17,14 @@ const (
 	peeringPods   = 100                   // of each node
 	peeringMoves  = 60                    // pods that get another address, and changes of an EndpointSlice
 	peeringShops  = 20                    // exported Services of as many endpoints as a node has pods
-	peeringMemory = 128 << 20             // that a gateway may have resident, also at its start
-	peeringSoon   = time.Second           // in which a change of a pod is obeyed
-	peeringCPU    = 20 * time.Millisecond // that it may cost
+	peeringMemory = 128 << 20             // bytes that a gateway may have resident, also at its start
+	peeringSoon   = time.Second           // until a change of a pod is obeyed
+	peeringCPU    = 20 * time.Millisecond // that a change may cost
 	podWriters    = 16
 )
 
-// TestKubePeeringScale: where Pods tell where pods are, a gateway of a large cluster starts within its memory, and obeys a change of one pod at once
-// and for little: what it does not need of Pods it never has, and what has not changed it does not look at.
+// TestKubePeeringScale: with podsFrom: Pods, the gateway of a large cluster starts within its memory, and obeys a change of one pod soon and at little cost:
+// it keeps only the fields of Pods that it needs, and looks only at what has changed.
 func TestKubePeeringScale(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		nodes := 20
@@ -32,7 +32,7 @@ func TestKubePeeringScale(t *testing.T) {
 			nodes = 200
 		}
 		end := kubeRome
-		end.firstVNI = 1 - len(kubeNodes) // VNIs follow names, and those of the fakes come first
+		end.firstVNI = 1 - len(kubeNodes) // VNIs follow names, and the fake nodes' names come first
 		rome, milan := newPeeringLab(t, &end, &kubeMilan), newKubeHosts(t, &kubeMilan)
 		milan.liqo = &liqo{t: t, here: &kubeMilan, remote: &end}
 		rome.connect(milan)
@@ -67,7 +67,7 @@ func TestKubePeeringScale(t *testing.T) {
 		rome.requireCheap("a Pod", slowest, rome.gateway.cpu(t)-spent)
 		testScaleExport(t, rome, fakes)
 		if got := rome.gateway.peak(t); got > peeringMemory {
-			t.Errorf("%d bytes resident, want %d", got, peeringMemory)
+			t.Errorf("%d bytes resident, want at most %d", got, peeringMemory)
 		}
 	}, kubernetes)
 }
@@ -79,12 +79,12 @@ func (p *peeringLab) requireCheap(what string, slowest, spent time.Duration) {
 	p.t.Logf("%d changes of %s: obeyed within %v, %v of CPU each; %d MiB resident, %d at most", peeringMoves, what, slowest.Round(time.Millisecond), each,
 		p.gateway.resident(p.t)>>20, p.gateway.peak(p.t)>>20)
 	if slowest > peeringSoon || each > peeringCPU {
-		p.t.Errorf("a change of %s is obeyed within %v and costs %v, want %v and %v", what, slowest, each, peeringSoon, peeringCPU)
+		p.t.Errorf("a change of %s is obeyed within %v and costs %v, want at most %v and %v", what, slowest, each, peeringSoon, peeringCPU)
 	}
 }
 
-// testScaleExport: in a cluster with a Service for the pods of each node, some of which are exported, a gateway obeys a change of an exported Service's
-// endpoints as soon and for as little as one of a Pod; what is not exported costs no more.
+// testScaleExport: the pods of each node have a Service, and some Services are exported. A gateway obeys a change of an exported Service's endpoints as soon
+// and at as little cost as one of a Pod, and changes of other Services cost no more.
 func testScaleExport(t *testing.T, p *peeringLab, fakes *fakeNodes) {
 	exportLabel := object{"culvert/export": "true"}
 	service := func(name string, labels object) object {
@@ -140,7 +140,7 @@ func testScaleExport(t *testing.T, p *peeringLab, fakes *fakeNodes) {
 	p.requireCheap("another EndpointSlice", fakes.awaitAt(t, fakes.lab.seen(address), fakes.pod(last, 10), last, peeringSoon), p.gateway.cpu(t)-spent)
 }
 
-// populate makes the Nodes, TunnelNodes and Pods of a fakes, and returns how large a Pod is.
+// populate makes the Nodes, TunnelNodes and Pods of fake nodes, and returns the size of a Pod.
 func (p *peeringLab) populate(c *fakeNodes) (size int) {
 	p.t.Helper()
 	var writing sync.WaitGroup

@@ -23,7 +23,7 @@ const (
 	agentUser        = "system:serviceaccount:" + agentNamespace + ":culvert-node"
 )
 
-// peeringLab is a cluster that runs culvert by its own kinds: gateways and agents with the rights of the manifests, and nothing else.
+// peeringLab is a cluster with culvert's own kinds of objects. Gateways and agents have only the rights of the manifests.
 type peeringLab struct {
 	*kubeLab
 	remote      *kubeEnd
@@ -86,7 +86,7 @@ func (p *peeringLab) template(args ...string) {
 	}
 }
 
-// peering is this cluster's end.
+// peering returns the Peering of this cluster.
 func (p *peeringLab) peering() object {
 	spec := object{
 		"cluster": p.name, "peer": p.remote.name, "role": "Server", "mtu": kubeMTU, "internalCIDR": p.internalCIDR(),
@@ -105,7 +105,7 @@ func (p *peeringLab) peering() object {
 	return object{"apiVersion": peeringVersion, "kind": "Peering", "metadata": object{"name": p.remote.name, "namespace": peeringNamespace}, "spec": spec}
 }
 
-// keyed is this cluster's end, and its spec, with the key of the peer that it has at the API server.
+// keyed returns the same Peering, and its spec, with the peer's key that is stored in the API server.
 func (p *peeringLab) keyed() (peering, spec object) {
 	p.t.Helper()
 	stored := mustObject(p.t)(p.api.admin.get(p.peering()))
@@ -125,12 +125,12 @@ func (p *peeringLab) internalCIDR() string {
 
 func (p *peeringLab) podCIDR() string { return p.kubeEnd.pods }
 
-// installed applies the manifests and the Peering, and makes the files by which processes are who they are in a cluster.
+// install applies the manifests and the Peering, and writes the kubeconfigs of the agents.
 func (p *peeringLab) install() {
 	p.t.Helper()
 	p.template("--peering=" + p.remote.name)
 	p.requireRestricted()
-	eventually(p.t, "the Peering is taken", func() error { return p.api.admin.apply(p.peering()) })
+	eventually(p.t, "the API server accepts the Peering", func() error { return p.api.admin.apply(p.peering()) })
 	p.awaitRights()
 	for i := range kubeNodes {
 		p.kubeconfigs[i] = p.api.kubeconfig(p.agentToken(&kubeNodes[i]))
@@ -148,7 +148,7 @@ func (p *peeringLab) awaitRights() {
 	}
 }
 
-// requireRestricted: the API server takes the gateway's pod in a namespace that enforces restricted, and not one with more.
+// requireRestricted: in a namespace that enforces "restricted", the API server accepts the gateway's pod, and refuses one with hostNetwork.
 func (p *peeringLab) requireRestricted() {
 	p.t.Helper()
 	deployment := mustObject(p.t)(p.api.admin.get(object{"apiVersion": "apps/v1", "kind": "Deployment",
@@ -168,7 +168,7 @@ func (p *peeringLab) gatewayUser() string {
 	return "system:serviceaccount:" + peeringNamespace + ":culvert-" + p.remote.name
 }
 
-// agentToken is what kubelet gives the agent's pod on a node: a token that is bound to that pod, and so says its node.
+// agentToken returns the token that kubelet gives the agent's pod on a node. It is bound to that pod, and so to the node.
 func (p *peeringLab) agentToken(n *kubeNode) string {
 	p.t.Helper()
 	pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "culvert-node-" + n.name, "namespace": agentNamespace, "labels": object{"app": "culvert-node"}},
@@ -199,7 +199,7 @@ func (p *peeringLab) startAgent(i int, more ...string) {
 		"--kubeconfig", p.kubeconfigs[i], "--daemonset", agentNamespace + "/culvert-node"}, more...)...)
 }
 
-// awaitAgentStatus waits until culvert status says something on a node.
+// awaitAgentStatus waits until the output of culvert status on a node contains all texts of what.
 func (p *peeringLab) awaitAgentStatus(i int, what ...string) {
 	p.t.Helper()
 	eventually(p.t, fmt.Sprint("culvert status on node ", i+1), func() error {
@@ -227,7 +227,7 @@ func (p *peeringLab) status(path ...string) any {
 	return field(stored, append([]string{"status"}, path...)...)
 }
 
-// condition returns a condition of the Peering as "status reason: message".
+// condition returns a condition of the Peering as "status reason: message", or "none".
 func (p *peeringLab) condition(kind string) string {
 	p.t.Helper()
 	all, _ := p.status("conditions").([]any)
@@ -243,7 +243,7 @@ func (p *peeringLab) awaitCondition(kind, beginning string) {
 	p.t.Helper()
 	eventually(p.t, p.name+": "+kind+" "+beginning, func() error {
 		if got := p.condition(kind); !strings.HasPrefix(got, beginning) {
-			return fmt.Errorf("%s is %q; gateway: %s agents: %s", kind, got, p.gateway.output(), p.said())
+			return fmt.Errorf("it is %q; gateway: %s agents: %s", got, p.gateway.output(), p.said())
 		}
 		return nil
 	})
@@ -258,7 +258,7 @@ func (p *peeringLab) said() (all string) {
 	return all
 }
 
-// meet gives each gateway the key of the other.
+// meet gives this gateway the key of the other one.
 func (p *peeringLab) meet(other *peeringLab) {
 	p.t.Helper()
 	var key string
@@ -287,7 +287,7 @@ func (p *peeringLab) publicKey() (key *ecdh.PublicKey) {
 	return key
 }
 
-// masquerade makes the nodes do what CNIs do: packets to others leave with the node's source, and so do those from others to pods.
+// masquerade makes the nodes do what CNIs do: packets between pods and other addresses get the node's address as their source.
 func (p *peeringLab) masquerade() {
 	p.t.Helper()
 	for _, node := range p.nodes {
@@ -299,8 +299,8 @@ func (p *peeringLab) masquerade() {
 	}
 }
 
-// TestKubePeering: two clusters with the same CIDRs, each with a real API server, the manifests, and a CNI that masquerades; gateways and
-// agents have no right but those of the manifests.
+// TestKubePeering joins two clusters with the same CIDRs, each with a real API server, the manifests, and a CNI that masquerades. Gateways and agents have
+// only the rights of the manifests.
 func TestKubePeering(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		rome, milan := newPeeringLabs(t)

@@ -15,9 +15,9 @@ import (
 //	     gateway ─┘                     └─ gateway
 //	        └───────────── peering ─────────┘
 //
-// rome has a second gateway, to turin, which overlaps with nobody and runs without
-// Kubernetes. The gateways of rome are on different nodes, so that each tunnel has an
-// address of its own at its node: a node that is no kernel's takes one for each.
+// rome has a second gateway, to turin, whose CIDRs overlap with no others and which runs
+// without Kubernetes. The gateways of rome are on different nodes, so that each tunnel has
+// an address of its own at its node: culvert node needs one for each tunnel.
 
 // kubeEnd is a cluster with its end of one peering.
 type kubeEnd struct {
@@ -68,8 +68,8 @@ func (e *kubeEnd) gateway() string { return e.address(e.gatewayN) }
 func (e *kubeEnd) client() string  { return e.address(50) }
 func (e *kubeEnd) api() string     { return e.address(60) }
 
-// outer are the addresses that a node has for its tunnels: towards a gateway on
-// itself, and to those elsewhere.
+// outer returns the addresses that a node has for its tunnels: to a gateway on the same
+// node, and to gateways elsewhere.
 func (e *kubeEnd) outer(n *kubeNode) (local, remote string) {
 	if n.number > len(kubeNodes) {
 		one := fmt.Sprintf("%s.%d", fakeNodesUnderlay, n.number)
@@ -78,14 +78,14 @@ func (e *kubeEnd) outer(n *kubeNode) (local, remote string) {
 	return e.address(100 + n.number), e.address(n.number)
 }
 
-// pod is an address in the part of the pod CIDR that a node has: 0 is the part itself, 1
-// the node, 5 its pod.
+// pod returns an address in a node's part of the pod CIDR: host 0 is the part itself, 1 the
+// node, 5 its pod.
 func (e *kubeEnd) pod(n *kubeNode, host byte) string {
 	a := netip.MustParsePrefix(e.pods).Addr().As4()
 	return netip.AddrFrom4([4]byte{a[0], a[1], byte(n.number), host}).String()
 }
 
-// seen is how the other cluster sees an address.
+// seen returns the address under which the other cluster sees an address.
 func (e *kubeEnd) seen(address string) string {
 	a := netip.MustParseAddr(address)
 	prefix := netip.MustParsePrefix(e.seenPods)
@@ -99,5 +99,5 @@ func (e *kubeEnd) seen(address string) string {
 // vni is that of the tunnel between a node and the gateway.
 func (e *kubeEnd) vni(n *kubeNode) int { return e.firstVNI + n.number - 1 }
 
-// unknown stands for unknown sources.
+// unknown returns the address that stands for unknown sources.
 func (e *kubeEnd) unknown() string { return netip.MustParsePrefix(e.external).Addr().String() }

@@ -76,8 +76,8 @@ func (p *proxyProbe) bytes() []byte {
 	return ip.Bytes()
 }
 
-// A proxyFate is what happens to a probe: its destination and whether its source is the node's, or
-// refused, or "" for nothing.
+// A proxyFate is what happens to a probe: its new destination and source, fateRefused, or "" if it is
+// dropped.
 type proxyFate string
 
 const fateRefused proxyFate = "refused"
@@ -181,8 +181,8 @@ func quotedProbe(v *nattest.View, by map[uint16]*proxyProbe) uint32 {
 	return 0
 }
 
-// process sends a request from a process of the node. It returns the fate as known when the marker
-// has passed.
+// process sends a request from a process of the node, and returns its fate once the marker has
+// passed.
 func (n *proxyNode) process(p, marker *proxyProbe) (fate proxyFate, err error) {
 	err = n.do(func() error {
 		to := netip.MustParseAddr(p.to)

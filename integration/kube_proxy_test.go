@@ -103,7 +103,7 @@ func compareWithKubeProxy(t *testing.T, f proxyFamily) {
 	t.Logf("%d sets of Services, %d packets: %v", sets, probes, c.counts)
 	for _, kind := range []string{"sent on", "refused", "dropped"} {
 		if c.counts[kind] == 0 {
-			t.Errorf("nothing was %s", kind)
+			t.Errorf("no packet was %s, so the comparison shows nothing about it", kind)
 		}
 	}
 }
@@ -169,7 +169,7 @@ func (c *proxyComparison) services() (all []*proxyService) {
 	return all
 }
 
-// next gives both nodes the same Services, and compares their fates of packets.
+// next gives both nodes the same Services, and compares what they do with packets.
 func (c *proxyComparison) next(services []*proxyService) {
 	c.Helper()
 	c.marker = proxyService{name: "marker", cluster: c.f.cluster(20*c.set%3000 + 19), port: 9, targetPort: uint16(20000 + c.set),
@@ -224,7 +224,7 @@ type proxyGroup struct {
 	service *proxyService
 	who     string
 	from    func() string // nil: a process of the node
-	fixed   bool          // from is always the same
+	fixed   bool          // from always returns the same address
 	to      string
 	port    uint16
 }
@@ -265,7 +265,7 @@ func (c *proxyComparison) groups(s *proxyService) (all []proxyGroup) {
 		c.Shuffle(len(clients), func(i, j int) { clients[i], clients[j] = clients[j], clients[i] })
 		for _, g := range clients[:2] {
 			if s.affinity && g.fixed {
-				continue // has one endpoint, of which each side may choose another
+				continue // a single client gets one endpoint, and each side may choose a different one
 			}
 			g.service, g.to, g.port = s, p.to, p.port
 			all = append(all, g)

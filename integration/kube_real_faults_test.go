@@ -8,13 +8,13 @@ import (
 	"culvert/integration/need"
 )
 
-// A realFault is one that culvert verify has to name.
+// A realFault is a fault that culvert verify has to name.
 type realFault struct {
 	name, want string
 	make, mend func()
 }
 
-// faults are what may be wrong between two clusters that are joined, whose gateways are at milan-1 or milan-2 and rome-1 or rome-2.
+// faults returns what can be wrong between two joined clusters. The gateways are on nodes 1 or 2.
 func (l *realLab) faults() []realFault {
 	l.t.Helper()
 	field := func(cluster, kind, name, path string) string {
@@ -27,7 +27,7 @@ func (l *realLab) faults() []realFault {
 	gateway := l.pod("milan", "culvert/"+field("milan", "peering", "rome", ".status.active.pod"))
 	at := l.node(field("milan", "peering", "rome", ".status.active.node"))
 	away := map[string]string{"rome-1": "rome-2", "rome-2": "rome-1"}[field("rome", "peering", "milan", ".status.active.node")]
-	door := l.node("milan-1") // the endpoint of culvert join is its address
+	entry := l.node("milan-1") // culvert join has chosen its address as the endpoint
 
 	var all []realFault
 	add := func(name, want string, make, mend func()) { all = append(all, realFault{name, want, make, mend}) }
@@ -38,7 +38,7 @@ func (l *realLab) faults() []realFault {
 			"ingress: [{ports: [{protocol: UDP, port: 6091}]}]}\n")
 		policy()
 	}, func() { free(); l.kubectl("milan", "-n", "culvert", "delete", "networkpolicy", "closed") })
-	closed, open := nft(door, "add chain ip fault pre { type filter hook prerouting priority -300; }; add rule ip fault pre udp dport "+port+" drop")
+	closed, open := nft(entry, "add chain ip fault pre { type filter hook prerouting priority -300; }; add rule ip fault pre udp dport "+port+" drop")
 	add("closed port", "nothing passes between the gateways", closed, open)
 	hole, mended := nft(at, "add chain ip fault f { type filter hook forward priority 0; }; add rule ip fault f meta length > 1200 ip daddr != 10.244.0.0/16 udp sport 51840 drop; "+
 		"add rule ip fault f meta length > 1200 udp dport 51840 drop")
@@ -52,7 +52,7 @@ func (l *realLab) faults() []realFault {
 	return all
 }
 
-// TestKubeClustersFaults: culvert verify names what is wrong between two clusters of real nodes, and is green again when that is repaired.
+// TestKubeClustersFaults: culvert verify names each fault between two clusters of real nodes, and succeeds again when it is repaired.
 func TestKubeClustersFaults(t *testing.T) {
 	need.Long(t, "each fault of two real clusters")
 	isolated(t, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestKubeClustersFaults(t *testing.T) {
 					t.Errorf("%v, want %q:\n%s", err, f.want, out)
 				}
 				f.mend()
-				eventuallyWithin(t, 3*time.Minute, "verify is green again", func() error {
+				eventuallyWithin(t, 3*time.Minute, "culvert verify succeeds again", func() error {
 					_, err := l.culvert("verify", inBoth[0], inBoth[1])
 					return err
 				})

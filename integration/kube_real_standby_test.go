@@ -25,7 +25,7 @@ const (
 type realGateway struct {
 	*realLab
 	cluster, peer string
-	standIn       bool // the peer does not answer checks
+	standIn       bool // the peer is a stand-in, which does not answer checks
 }
 
 func (g *realGateway) peering(path string) string {
@@ -35,7 +35,7 @@ func (g *realGateway) peering(path string) string {
 
 func (g *realGateway) active() string { g.t.Helper(); return g.peering(".status.active.pod") }
 
-// pods are the names of its pods that are not about to end.
+// pods returns the names of its pods that are not being deleted.
 func (g *realGateway) pods() []string {
 	g.t.Helper()
 	return strings.Fields(g.kubectl(g.cluster, "-n", "culvert", "get", "pods", "-l", "culvert.io/peering="+g.peer,
@@ -60,7 +60,7 @@ func (g *realGateway) settle(n int) {
 	})
 }
 
-// copied says how many connections each pod holds, the active one first.
+// copied describes how many connections each pod holds, beginning with the active one.
 func (g *realGateway) copied() (all string) {
 	g.t.Helper()
 	active := g.active()
@@ -78,7 +78,7 @@ func (g *realGateway) copied() (all string) {
 	return all
 }
 
-// signal sends a signal to the process of the active pod, which ends.
+// signal sends a signal to the process of the active pod, and waits until it has ended.
 func (g *realGateway) signal(s syscall.Signal) {
 	g.t.Helper()
 	pid, err := strconv.Atoi(strings.TrimSpace(g.script("process", g.cluster, "culvert/"+g.active())))
@@ -93,7 +93,7 @@ func (g *realGateway) signal(s syscall.Signal) {
 	})
 }
 
-// awaitTerm waits until another pod has the Lease than in a term.
+// awaitTerm waits until the Lease has another term, and so another holder.
 func (g *realGateway) awaitTerm(term int) {
 	g.t.Helper()
 	eventually(g.t, "another pod has the Lease", func() error {
@@ -104,7 +104,7 @@ func (g *realGateway) awaitTerm(term int) {
 	})
 }
 
-// moveTo has the active pod on a node: it is the only one for the next standby, which then is the only one left.
+// moveTo moves the active pod to a node: the next standby can run only there, and takes over when the active pod is deleted.
 func (g *realGateway) moveTo(node string, n int) {
 	g.t.Helper()
 	k := func(args ...string) string { g.t.Helper(); return g.kubectl(g.cluster, args...) }
@@ -127,7 +127,7 @@ func (g *realGateway) moveTo(node string, n int) {
 	g.settle(n)
 }
 
-// cut keeps the active pod from the API server and from the other pods; heal ends that.
+// cut cuts off the active pod from the API server and from the other pods until heal is called.
 func (g *realGateway) cut() (heal func()) {
 	g.t.Helper()
 	active := g.active()
@@ -143,7 +143,7 @@ func (g *realGateway) cut() (heal func()) {
 	return func() { host.run("nft", "delete", "table", "ip", "cut") }
 }
 
-// away stops a cluster's API server for a while, in which the role of no pod changes.
+// away stops a cluster's API server for a time.
 func (g *realGateway) away(long time.Duration) {
 	g.t.Helper()
 	text, err := os.ReadFile(filepath.Join(g.dir, g.cluster, "apiserver.pid"))
@@ -163,10 +163,10 @@ func (g *realGateway) away(long time.Duration) {
 // A realEvent is what happens to the active pod of a gateway.
 type realEvent struct {
 	name     string
-	bound    time.Duration // of a pause, with a standby
+	bound    time.Duration // limits the pause, with a standby
 	make     func(g *realGateway) (undo func())
-	most     int  // switches
-	replicas bool // it means something with a standby alone
+	most     int  // limits the switches
+	replicas bool // makes sense only with a standby
 }
 
 var realEvents = []realEvent{
@@ -196,8 +196,8 @@ var realEvents = []realEvent{
 	}, 1, true},
 }
 
-// talks opens connections of each kind between both clusters, in both directions. Those of nodes have the same source ports on both, so that the gateway has
-// to translate one of each two.
+// talks opens connections of each kind between both clusters, in both directions. Connections of both nodes have the same source ports, so that the gateway
+// has to change the port of one of each two.
 func (l *realLab) talks(replicas int) *talks {
 	l.t.Helper()
 	f := newTalks(l.t)
@@ -205,15 +205,15 @@ func (l *realLab) talks(replicas int) *talks {
 	l.listen(f.accept)
 	for i, from := range realNames {
 		to := realNames[1-i]
-		door := "172.30.0." + map[string]string{"rome": "12", "milan": "22"}[from] + ":" + l.nodePort(from, l.seen(from, to, "hello-2"))
+		entry := "172.30.0." + map[string]string{"rome": "12", "milan": "22"}[from] + ":" + l.nodePort(from, l.seen(from, to, "hello-2"))
 		nodes := []*peerHost{l.node(from + "-1"), l.node(from + "-2")}
 		first, second, lan := l.pod(from, "default/hello-1"), l.pod(from, "default/hello-2"), l.host("lan", "/run/netns/cv-lan")
 		pod1, pod2 := l.seen(from, to, "hello-1")+":"+realPort, l.seen(from, to, "hello-2")+":"+realPort
 		const n = realTalks / 2
 		f.add(talkWay{podToPod, n, func(int) (net.Conn, error) { return first.dialWithin(5*time.Second, "tcp4", pod2) }})
-		f.add(talkWay{byNodePort, n, func(int) (net.Conn, error) { return lan.dialWithin(5*time.Second, "tcp4", door) }})
+		f.add(talkWay{byNodePort, n, func(int) (net.Conn, error) { return lan.dialWithin(5*time.Second, "tcp4", entry) }})
 		f.add(talkWay{byExport, n, func(int) (net.Conn, error) { return second.dialWithin(5*time.Second, "tcp4", imported[from]) }})
-		again := map[int]int{} // another port for another attempt
+		again := map[int]int{} // further attempts, each with another port
 		f.add(talkWay{fromNode, n, func(i int) (conn net.Conn, err error) {
 			d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{Port: 20000 + again[i]*n + i/2}}
 			again[i]++
@@ -224,7 +224,7 @@ func (l *realLab) talks(replicas int) *talks {
 	return f
 }
 
-// term says how often a pod of a gateway has become the active one.
+// term returns how often the active pod has changed.
 func (g *realGateway) term() int {
 	g.t.Helper()
 	text := g.peering(".status.active.term")
@@ -235,7 +235,7 @@ func (g *realGateway) term() int {
 	return n
 }
 
-// suffer makes every event to the active one of n pods of a gateway, beside talks and datagrams.
+// runEvents makes every event happen to the active one of n pods of a gateway, beside talks and datagrams.
 func (g *realGateway) runEvents(n int, f *talks, watches []*pathWatch) {
 	t := g.t
 	pause := func(what string) (longest time.Duration) {
@@ -269,17 +269,17 @@ func (g *realGateway) runEvents(n int, f *talks, watches []*pathWatch) {
 		switches := g.term() - term
 		t.Logf("%-28s the path pauses for %v, bound %v; %d switches", e.name, dark.Round(10*time.Millisecond), e.bound, switches)
 		if n > 1 && (lost > 0 || dark > e.bound || switches > e.most) {
-			t.Errorf("%s: %d connections lost, a pause of %v, bound %v; %d switches, at most %d", e.name, lost, dark, e.bound, switches, e.most)
+			t.Errorf("%s: %d connections lost, want none; a pause of %v, want at most %v; %d switches, want at most %d", e.name, lost, dark, e.bound, switches, e.most)
 		}
 		again := f.count()
 		if lost := f.said(e.name+", after", again); n > 1 && lost > 0 {
-			t.Errorf("after %s: %d connections lost", e.name, lost)
+			t.Errorf("after %s: %d connections lost, want none", e.name, lost)
 		}
 		pause(e.name + ", after")
 	}
 }
 
-// testRealStandby joins two clusters, and makes every event to the active pod of the gateway of one of them.
+// testRealStandby joins two clusters, and makes every event happen to the active pod of the gateway of one of them.
 func testRealStandby(t *testing.T, cluster string, replicas int) {
 	need.Long(t, "2,000 connections beside switches")
 	isolated(t, func(t *testing.T) {
@@ -296,12 +296,12 @@ func testRealStandby(t *testing.T, cluster string, replicas int) {
 	}, kubernetes, realClusters)
 }
 
-// TestKubeClustersStandby: what happens to the active one of two pods of a gateway that is a Client.
+// TestKubeClustersStandby: events of the active one of two pods of a gateway that is a Client.
 func TestKubeClustersStandby(t *testing.T) { testRealStandby(t, "rome", 2) }
 
-// TestKubeClustersStandbyServer: and to that of a Server, which is reached by a NodePort.
+// TestKubeClustersStandbyServer is the same for a Server, which is reached through a NodePort.
 func TestKubeClustersStandbyServer(t *testing.T) { testRealStandby(t, "milan", 2) }
 
-// TestKubeClustersAlone and TestKubeClustersAloneServer: what the same costs without a standby.
+// TestKubeClustersAlone and TestKubeClustersAloneServer measure what the same events cost without a standby.
 func TestKubeClustersAlone(t *testing.T)       { testRealStandby(t, "rome", 1) }
 func TestKubeClustersAloneServer(t *testing.T) { testRealStandby(t, "milan", 1) }

@@ -11,8 +11,8 @@ import (
 
 const standInAddress = "10.244.77.1" // among the pods of the stand-in
 
-// TestKubeClustersStandbyStandIn: the active pod of a Server whose peer is wireguard-go alone, which makes a new session only when WireGuard's own timers say so.
-// The peer is reached at its own address, and has no Services.
+// TestKubeClustersStandbyStandIn: events of the active pod of a Server whose peer is plain wireguard-go, which starts a new session only when WireGuard's own
+// timers require it. The peer is reached at its own address, and has no Services.
 func TestKubeClustersStandbyStandIn(t *testing.T) {
 	need.Long(t, "1,500 connections beside switches")
 	isolated(t, func(t *testing.T) {

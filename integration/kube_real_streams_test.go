@@ -82,7 +82,7 @@ func (l *realLab) listen(serve func(net.Listener)) {
 	}
 }
 
-// newRealStreams makes what is served on each pod, and by which the other cluster reaches it, and opens streams of each kind.
+// newRealStreams listens on each pod, makes the Services through which the other cluster reaches them, and opens streams of each kind.
 func newRealStreams(l *realLab) *realStreams {
 	l.t.Helper()
 	l.listen(echoBytes)
@@ -124,7 +124,7 @@ func (s *realStreams) fill(kind string) {
 	})
 }
 
-// beside makes a change, and prints what became of the streams meanwhile. Those of the kinds that may end may be lost.
+// beside makes a change, and logs the pauses and losses of streams during it. It fails if a stream is lost, unless its kind is in mayEnd.
 func (s *realStreams) beside(what string, change func(), mayEnd ...string) {
 	s.t.Helper()
 	for _, all := range s.all {
@@ -167,7 +167,7 @@ func (s *realStreams) beside(what string, change func(), mayEnd ...string) {
 	}
 }
 
-// TestKubeClustersStreams: streams between two clusters of real nodes go on while much changes there.
+// TestKubeClustersStreams: streams between two clusters of real nodes continue while nodes, pods, peerings and programs change.
 func TestKubeClustersStreams(t *testing.T) {
 	need.Long(t, "100 streams beside changes")
 	isolated(t, func(t *testing.T) {
@@ -204,11 +204,11 @@ func TestKubeClustersStreams(t *testing.T) {
 			for _, cluster := range realNames {
 				l.kubectl(cluster, "-n", "culvert-nodes", "rollout", "status", "daemonset", "culvert-node", "--timeout=120s")
 			}
-		}, byNodePort, fromNode, byExport) // what a gateway translates ends with it, unless it has a standby
+		}, byNodePort, fromNode, byExport) // without a standby, connections that the gateway translates end with it
 	}, kubernetes, realClusters)
 }
 
-// many makes or removes pods of rome.
+// many scales a Deployment of rome to n pods.
 func (l *realLab) many(n int) {
 	l.t.Helper()
 	l.apply("rome", fmt.Sprintf(`

@@ -17,28 +17,28 @@ import (
 
 // How a talk is used.
 const (
-	idle      = iota // nothing passes, until it is asked
-	sending          // its client sends alone
-	receiving        // its client receives alone
+	idle      = iota // carries nothing until count asks
+	sending          // only its client sends
+	receiving        // only its client receives
 	numUses
 )
 
 const (
-	talkPace = 500 * time.Millisecond // between two bytes of a talk
-	talkTick = 5 * time.Millisecond   // between two writes to some of them
-	// A talk that carries nothing for so long is lost. TCP repeats what was lost after pauses that double, and the longest of them is 26 s after a path
-	// that was dark for 13 s.
+	talkPace = 500 * time.Millisecond // time between two bytes of a talk
+	talkTick = 5 * time.Millisecond   // time between two groups of talks that get a byte
+	// A talk that carries nothing for this time counts as lost. TCP repeats lost segments after pauses that double. If the path fails for 13 s, the longest
+	// pause is 26 s.
 	talkLost = 40 * time.Second
 )
 
-// A talk is a TCP connection whose both ends are here.
+// A talk is a TCP connection of which the test has both ends.
 type talk struct {
 	kind    string
 	use     int
 	client  net.Conn
-	far     chan net.Conn // the other end, once
-	server  net.Conn      // the same
-	got     atomic.Int64  // bytes that have come
+	far     chan net.Conn // gets the server's end from accept
+	server  net.Conn      // the server's end
+	got     atomic.Int64  // bytes received
 	last    time.Time     // of the reading goroutine
 	longest atomic.Int64  // between two bytes, in nanoseconds
 	failure atomic.Pointer[error]
@@ -58,7 +58,7 @@ type talks struct {
 
 	mu    sync.Mutex
 	next  uint32           // number of a talk
-	fresh map[uint32]*talk // those whose other end has not been met
+	fresh map[uint32]*talk // talks without their server's end
 	all   [][]*talk        // by way; a lost one is nil
 }
 
@@ -77,7 +77,7 @@ func newTalks(t *testing.T) *talks {
 	return f
 }
 
-// accept takes the other ends of talks until the listener is closed. A client first says which talk it is.
+// accept takes the servers' ends of talks until the listener is closed. A client first sends the number of its talk.
 func (f *talks) accept(listener net.Listener) {
 	for {
 		conn, err := listener.Accept()
@@ -109,7 +109,7 @@ func (f *talks) open(way *talkWay, i int) (*talk, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn.(*net.TCPConn).SetKeepAlive(false) // an idle one is to be idle
+	conn.(*net.TCPConn).SetKeepAlive(false) // so that an idle talk sends nothing
 	x := &talk{kind: way.kind, use: i % numUses, client: conn, far: make(chan net.Conn, 1), last: time.Now()}
 	f.mu.Lock()
 	f.next++
@@ -128,13 +128,13 @@ func (f *talks) open(way *talkWay, i int) (*talk, error) {
 	case x.server = <-x.far:
 	case <-time.After(5 * time.Second):
 		conn.Close()
-		return nil, errors.New("its other end has not met it")
+		return nil, errors.New("the connection has not reached a listener of the test within 5s")
 	}
 	go x.receive()
 	return x, nil
 }
 
-// receive notes what comes, until the talk ends.
+// receive counts bytes and measures pauses until the talk ends.
 func (x *talk) receive() {
 	conn := x.server
 	if x.use == receiving {
@@ -197,7 +197,7 @@ func (f *talks) send(ctx context.Context) {
 	}
 }
 
-// add opens all talks of a way, which listeners are ready for.
+// add opens all talks of a way. Their listeners must be ready.
 func (f *talks) add(way talkWay) {
 	f.t.Helper()
 	f.mu.Lock()
@@ -226,7 +226,7 @@ func (f *talks) fill(way int) {
 	}
 }
 
-// A talkCount says what has become of talks.
+// A talkCount is the state of the talks of a kind.
 type talkCount struct {
 	all, lost int
 	longest   time.Duration
@@ -241,7 +241,7 @@ func (c talkCount) String() string {
 	return text
 }
 
-// count waits until each talk has carried something since it was called, or is lost, and counts by kind. It opens others for those that are lost.
+// count waits until each talk has carried a byte since the call or is lost, and counts both by kind. It replaces lost talks.
 func (f *talks) count() map[string]*talkCount {
 	f.t.Helper()
 	by := map[string]*talkCount{}
@@ -287,7 +287,7 @@ func (f *talks) count() map[string]*talkCount {
 	return by
 }
 
-// said prints counts, kind by kind, and returns how many talks were lost.
+// said logs counts by kind, and returns how many talks were lost.
 func (f *talks) said(what string, by map[string]*talkCount) (lost int) {
 	f.t.Helper()
 	for _, kind := range slices.Sorted(maps.Keys(by)) {

@@ -18,7 +18,7 @@ import (
 	"culvert/integration/need"
 )
 
-// nodePrograms are what make kube-nodes builds beside etcd and kube-apiserver.
+// nodePrograms are the programs that make kube-nodes builds in addition to etcd and kube-apiserver.
 var nodePrograms = []string{"kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy"}
 
 // realClusters probes for what clusters.sh needs.
@@ -50,7 +50,7 @@ var (
 	inBoth    = []string{"--context=rome", "--context=milan"}
 )
 
-// newRealLab makes them, with a pod on each node, and culvert's image; also a third cluster, if it is named.
+// newRealLab makes the clusters, with a pod on each node and culvert's image. third names a third cluster, if any.
 func newRealLab(t *testing.T, third ...string) *realLab {
 	t.Helper()
 	l := &realLab{t, filepath.Join(t.TempDir(), "c")}
@@ -114,7 +114,7 @@ func (l *realLab) kubectl(cluster string, args ...string) string {
 	return l.script("shell", append([]string{"kubectl", "--context", cluster}, args...)...)
 }
 
-// apply has a cluster take objects; it retries while a kind that was just defined is not known yet.
+// apply applies objects to a cluster. It retries while the API server does not know a kind that was just defined.
 func (l *realLab) apply(cluster, text string) {
 	l.t.Helper()
 	file := filepath.Join(l.t.TempDir(), "objects.yaml")
@@ -150,7 +150,7 @@ func (l *realLab) host(name, path string) *peerHost {
 	return &peerHost{t: l.t, name: name, ns: ns}
 }
 
-// seen is the address under which pods of one cluster reach a pod of the other.
+// seen returns the address under which pods of one cluster reach a pod of the other.
 func (l *realLab) seen(from, to, pod string) string {
 	l.t.Helper()
 	remap := l.kubectl(from, "-n", "culvert", "get", "peering", to, "-o", "jsonpath={.spec.remote.podCIDRs[0].remap}")
@@ -162,7 +162,7 @@ func (l *realLab) seen(from, to, pod string) string {
 	return strings.Join([]string{r[0], r[1], o[2], o[3]}, ".") // both CIDRs are /16
 }
 
-// meet has a pod on each node of both clusters reach one of the other cluster.
+// meet waits until pods of both clusters reach a pod on each node of the other cluster.
 func (l *realLab) meet() {
 	l.t.Helper()
 	for i, from := range realNames {
@@ -177,7 +177,7 @@ func (l *realLab) meet() {
 	}
 }
 
-// everything lists what a cluster has, but for what comes and goes by itself: objects, and links, addresses, routes, rules and nftables of its nodes.
+// everything lists what a cluster has, except what changes by itself: its objects, and the links, addresses, routes, rules and nftables of its nodes.
 func (l *realLab) everything(cluster string) (all []string) {
 	l.t.Helper()
 	kinds := strings.Fields(l.kubectl(cluster, "api-resources", "--verbs=list", "-o", "name"))
@@ -202,7 +202,7 @@ func (l *realLab) everything(cluster string) (all []string) {
 	return all
 }
 
-// requireAsBefore fails unless clusters have what they had. What controllers clear up takes some time.
+// requireAsBefore waits until both clusters have exactly what they had before. Controllers take some time to clean up.
 func (l *realLab) requireAsBefore(t *testing.T, before map[string][]string) {
 	t.Helper()
 	eventuallyWithin(t, kubeStartTimeout, "the clusters are as before", func() error {
@@ -211,12 +211,12 @@ func (l *realLab) requireAsBefore(t *testing.T, before map[string][]string) {
 			after := l.everything(cluster)
 			for _, x := range after {
 				if !slices.Contains(before[cluster], x) {
-					errs = append(errs, fmt.Errorf("%s has more: %s", cluster, x))
+					errs = append(errs, fmt.Errorf("%s has what it did not have before: %s", cluster, x))
 				}
 			}
 			for _, x := range before[cluster] {
 				if !slices.Contains(after, x) {
-					errs = append(errs, fmt.Errorf("%s has no longer: %s", cluster, x))
+					errs = append(errs, fmt.Errorf("%s lacks what it had before: %s", cluster, x))
 				}
 			}
 		}
@@ -224,7 +224,7 @@ func (l *realLab) requireAsBefore(t *testing.T, before map[string][]string) {
 	})
 }
 
-// TestKubeClusters: culvert join, verify and leave on two clusters of real nodes with the same CIDRs, whose CNI masquerades.
+// TestKubeClusters runs culvert join, verify and leave on two clusters of real nodes with the same CIDRs, whose CNI masquerades.
 func TestKubeClusters(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newRealLab(t)
@@ -258,7 +258,7 @@ func TestKubeClusters(t *testing.T) {
 	}, kubernetes, realClusters)
 }
 
-// testRealNoException: a masquerade that comes before the exception is named.
+// testRealNoException: culvert verify names a masquerade rule that comes before the exception.
 func testRealNoException(t *testing.T, l *realLab) {
 	node := l.node("rome-1")
 	node.run("nft", "add table ip early; add chain ip early post { type nat hook postrouting priority 98; }; add rule ip early post ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade")
@@ -272,7 +272,7 @@ func testRealNoException(t *testing.T, l *realLab) {
 	}
 }
 
-// leave removes everything.
+// leave removes culvert from both clusters.
 func (l *realLab) leave(t *testing.T, before map[string][]string) {
 	t.Helper()
 	l.must("leave", "--all", "--yes", inBoth[0], inBoth[1])

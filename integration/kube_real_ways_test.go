@@ -20,7 +20,7 @@ import (
 	"culvert/kube/manifests"
 )
 
-// testRealMessages: by an invitation and its answer.
+// testRealMessages joins the clusters by an invitation and its answer.
 func testRealMessages(t *testing.T, l *realLab, before map[string][]string) {
 	message := func(args ...string) string {
 		cmd := l.command("shell", append([]string{os.Getenv(binaryEnv)}, args...)...)
@@ -40,7 +40,7 @@ func testRealMessages(t *testing.T, l *realLab, before map[string][]string) {
 	l.leave(t, before)
 }
 
-// peerings are both ends as an administrator writes them; rome takes pods' addresses from Pods, and imports what milan exports.
+// peerings returns both Peerings as an administrator would write them. rome reads pods' addresses from Pods, and imports what milan exports.
 func (l *realLab) peerings() (rome, milan string) {
 	const text = `
 apiVersion: culvert.io/v1alpha1
@@ -80,7 +80,7 @@ func (l *realLab) exchange(t *testing.T) {
 	}
 }
 
-// testRealTemplate: by what culvert kube template prints, with pods' addresses from Pods in one cluster, and a Service of the other by name.
+// testRealTemplate joins the clusters by the output of culvert kube template, and uses an exported Service by its name.
 func testRealTemplate(t *testing.T, l *realLab, before map[string][]string) {
 	l.kubectl("rome", "create", "namespace", "milan")
 	l.apply("rome", l.must("kube", "template", "--image="+realImage, "--peering=milan", "--expose=ClusterIP", "--imports=milan"))
@@ -124,7 +124,7 @@ func testRealTemplate(t *testing.T, l *realLab, before map[string][]string) {
 	l.requireAsBefore(t, before)
 }
 
-// testRealChart: by the Helm chart, and its removal alone.
+// testRealChart joins the clusters by the Helm chart, and removes everything by deleting its objects.
 func testRealChart(t *testing.T, l *realLab, before map[string][]string) {
 	chart := func(peer, expose, imports string) string {
 		var b strings.Builder
@@ -153,7 +153,7 @@ func testRealChart(t *testing.T, l *realLab, before map[string][]string) {
 		need.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 		l.kubectl(cluster, "delete", "--wait", "--timeout=90s", "-f", file)
 	}
-	eventuallyWithin(t, kubeStartTimeout, "the import goes with the right to it", func() error {
+	eventuallyWithin(t, kubeStartTimeout, "the import is removed with its Role", func() error {
 		if left := l.kubectl("rome", "-n", "milan", "get", "services,endpointslices", "-o", "name"); left != "" {
 			return errors.New(left)
 		}
@@ -164,7 +164,7 @@ func testRealChart(t *testing.T, l *realLab, before map[string][]string) {
 	l.requireAsBefore(t, before)
 }
 
-// requireRights: no request of culvert's own accounts was refused, and each right that they have was used by one of them.
+// requireRights fails if a request was forbidden and, if all is true, if an account of culvert has a right that it has not used.
 func (l *realLab) requireRights(t *testing.T, all bool) {
 	t.Helper()
 	used := map[string]bool{} // by account, without the name of its Peering
@@ -189,15 +189,15 @@ func (l *realLab) requireRights(t *testing.T, all bool) {
 	for _, right := range grantedRights(t) {
 		if !used[right] {
 			if all {
-				t.Errorf("nobody used: %s", right)
+				t.Errorf("a right was never used: %s", right)
 			} else {
-				t.Logf("nobody used here: %s", right)
+				t.Logf("a right was not used here: %s", right)
 			}
 		}
 	}
 }
 
-// grantedRights are those of the manifests, by account.
+// grantedRights returns the rights that the manifests grant, by account.
 func grantedRights(t *testing.T) (all []string) {
 	t.Helper()
 	text := manifests.Common(manifests.Image) + "\n---\n" + (&manifests.Gateway{Peering: "milan", Image: manifests.Image, Expose: "NodePort", Imports: "milan", Replicas: 1}).YAML()

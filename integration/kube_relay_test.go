@@ -14,8 +14,8 @@ import (
 	"culvert/integration/need"
 )
 
-// A kubeRelay stands between gateways and the API server, so that a test may cut or hold their
-// connections. It copies bytes, and knows nothing of what they say.
+// A kubeRelay relays connections between gateways and the API server, so that a test can cut or hold
+// them. It copies bytes without understanding them.
 type kubeRelay struct {
 	listener net.Listener
 	moves    *sync.Cond // of mu: no longer held
@@ -84,7 +84,7 @@ func (h heldReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// hold holds back whatever the API server says to gateways, or lets it through again.
+// hold holds back what the API server sends to gateways, or lets it pass again.
 func (r *kubeRelay) hold(held bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,7 +97,7 @@ func (r *kubeRelay) add(conn net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := conn.(*net.TCPConn)
-	c.SetLinger(0) // it closes with a reset, like that of a killed process
+	c.SetLinger(0) // so that Close resets the connection, as when a process is killed
 	if r.closed {
 		c.Close()
 		return false

@@ -17,8 +17,8 @@ import (
 // kubeState is where the template mounts the volume for data that outlive a container.
 const kubeState = "/var/lib/culvert"
 
-// keepsState returns the flag with which the template makes a gateway keep its state, on a volume
-// that lives as long as the pod, not the container. The Deployment must never run two pods at once.
+// keepsState returns the flag by which the template makes a gateway keep its state, on a volume that
+// exists as long as the pod, not the container. The Deployment must never run two pods at once.
 func keepsState(t *testing.T, server bool) (flag string) {
 	t.Helper()
 	made, _, err := template.From(template.Default(server, "liqo", liqoNamespace), "registry.invalid/culvert:1", 1)
@@ -47,7 +47,7 @@ func keepsState(t *testing.T, server bool) (flag string) {
 // connections of nodes come from one address and one port, so the gateway changes the port of one:
 // the far end can still speak first on both.
 func testKubeRestart(t *testing.T, rome, milan *kubeLab) {
-	const source = 20404 // the kernel gives it to nobody else
+	const source = 20404 // the kernel assigns no ports below 32768
 	flag := keepsState(t, rome.mode == "server")
 	volume := t.TempDir()
 	if err := os.Chmod(volume, 0o777); err != nil { // as kubelet makes one
@@ -110,7 +110,7 @@ func testKubeRestart(t *testing.T, rome, milan *kubeLab) {
 			heard := make([]byte, len(said))
 			near[i].SetDeadline(time.Now().Add(startTimeout))
 			if _, err := io.ReadFull(near[i], heard); err != nil || string(heard) != said {
-				t.Fatalf("%s: the client hears %q, %v", said, heard, err)
+				t.Fatalf("the client receives %q, want %q (%v)", heard, said, err)
 			}
 		}
 		t.Logf("%s: both heard within %v", end.name, time.Since(began).Round(time.Millisecond))

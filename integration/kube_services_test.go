@@ -16,11 +16,10 @@ import (
 // must name.
 type kubeMalformed struct{ service, slice, field string }
 
-// 10.96.0.20 is replaced by an address of each Service's own.
+// Each Service has its own address in the place of 10.96.0.20.
 const kubeWeb = "spec: {clusterIP: 10.96.0.20, ports: [{port: 80}]"
 
-// Objects with wrong types are not among them: the API server could not read them, so nobody can
-// store one.
+// No field has a wrong type: the API server could not read such an object, so none can be stored.
 var kubeMalformedAll = []kubeMalformed{
 	{service: "spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
 	{service: "spec: {clusterIP: 127.0.0.1, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
@@ -138,7 +137,7 @@ func TestKubeServicesMany(t *testing.T) {
 		l.join(l.n1)
 		const beside = 3 // web, shop and kubernetes
 		if served := fmt.Sprintf("services=%d", many+beside); !strings.Contains(l.nodes["n1"].output(), served) {
-			t.Errorf("it does not say %s:\n%s", served, l.nodes["n1"].output())
+			t.Errorf("the node's log has no %q:\n%s", served, l.nodes["n1"].output())
 		}
 		var took []time.Duration
 		for i := range kubeChanges {
@@ -156,7 +155,7 @@ func TestKubeServicesMany(t *testing.T) {
 		slices.Sort(took)
 		t.Logf("among %d Services of ten endpoints, a changed endpoint answers after %v at the median, %v at most", many, took[kubeChanges/2], took[kubeChanges-1])
 		if took[kubeChanges/2] > kubeChangeAtMost {
-			t.Errorf("that is more than %v", kubeChangeAtMost)
+			t.Errorf("the median is %v, want at most %v", took[kubeChanges/2], kubeChangeAtMost)
 		}
 	}, kubernetes)
 }

@@ -18,17 +18,17 @@ import (
 const (
 	standbyLease = 3 * time.Second
 	standbyRetry = 400 * time.Millisecond
-	// A Lease runs out, and a standby attempts twice.
+	// The Lease expires, a standby attempts twice, and nodes follow.
 	standbyKilled = standbyLease + 2*22*standbyRetry/10 + 2*time.Second
 )
 
-// A kubeReplica is one of the pods of a gateway.
+// A kubeReplica is a pod of a gateway that has several.
 type kubeReplica struct {
 	*kubeLab
 	flags []string
 }
 
-// kubeReplicas makes rome's gateway two pods, each with a link of its own to milan's.
+// kubeReplicas returns two pods of rome's gateway, each with a link of its own to milan's gateway.
 func kubeReplicas(t *testing.T, rome, milan *kubeLab) []*kubeReplica {
 	t.Helper()
 	second := *rome
@@ -49,7 +49,7 @@ func (r *kubeReplica) start() {
 	r.ready(r.startLiqoGateway(unprivilegedUID, unprivilegedUID, r.flags...))
 }
 
-// newStandbyLab builds rome and milan, connected. Of rome's gateways the first is active.
+// newStandbyLab builds rome and milan and connects them. The first pod of rome's gateway is active.
 func newStandbyLab(t *testing.T) (rome, milan *kubeLab, all []*kubeReplica) {
 	t.Helper()
 	rome, milan = newKubeLabs(t)
@@ -59,7 +59,7 @@ func newStandbyLab(t *testing.T) (rome, milan *kubeLab, all []*kubeReplica) {
 	rome.liqoSteps()
 	rome.liqo.apply(all[1].liqo.gatewayPod())
 	milan.liqoSteps()
-	// A standby says nothing, to nobody: no handshake, no ARP in a tunnel, no knock.
+	// Count what the gateways send: a standby sends no handshake, no ARP in a tunnel, and no probe.
 	for _, r := range all {
 		r.gatewayHost.feed("table inet said { chain output { type filter hook output priority 0; meta l4proto udp counter; }; }\n", "nft", "-f", "-")
 	}
@@ -76,7 +76,7 @@ func newStandbyLab(t *testing.T) (rome, milan *kubeLab, all []*kubeReplica) {
 	return rome, milan, all
 }
 
-// role is what the gateway says that it does.
+// role returns the gateway's role according to its metrics.
 func (r *kubeReplica) role() string {
 	page, err := r.gatewayHost.getFrom(metricsAddress, "/metrics")
 	if err != nil {
@@ -101,7 +101,7 @@ func (r *kubeReplica) await(t *testing.T, role string, limit time.Duration) {
 	})
 }
 
-// A labelWatch does what Liqo's controllers do: it leads nodes to the one pod that carries the label of the active one, and stops while there are two.
+// A labelWatch does what Liqo's controllers do: it points nodes to the one pod that is labelled as active, and changes nothing while two pods are.
 type labelWatch struct {
 	switches, none, many atomic.Int32
 	stop                 func()
@@ -119,7 +119,7 @@ func watchLabel(t *testing.T, all []*kubeReplica) *labelWatch {
 		for ctx.Err() == nil {
 			pods, err := admin.list("v1", "Pod", l.tenant())
 			if err != nil {
-				continue // it is away
+				continue // the API server is away
 			}
 			var labelled []string
 			for _, p := range pods {
@@ -148,7 +148,7 @@ func watchLabel(t *testing.T, all []*kubeReplica) *labelWatch {
 	return w
 }
 
-// TestKubeStandby: two pods of one gateway under the rights of Liqo's role, of which one forwards, whatever ends and whoever is cut off.
+// TestKubeStandby: a gateway has two pods with the rights of Liqo's role. One of them forwards, whichever process ends and whichever pod is cut off.
 func TestKubeStandby(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		rome, milan, all := newStandbyLab(t)
@@ -156,10 +156,10 @@ func TestKubeStandby(t *testing.T) {
 		testKubePods(t, rome, milan)
 		testKubeHosts(t, milan, rome)
 		if said := all[1].gatewayHost.run("nft", "list", "table", "inet", "said"); !strings.Contains(said, "packets 0 ") {
-			t.Errorf("the standby has said something: %s", said)
+			t.Errorf("the standby has sent packets, want none: %s", said)
 		}
-		// Those of nodes all have U as their source. Two nodes use the same ports, of which the gateway translates one: such a connection survives only
-		// if the standby has a copy.
+		// All connections of nodes get U as their source. Both nodes use the same source ports, so the gateway has to change the port of one of them. Only
+		// a standby with a copy knows that port.
 		streams := slices.Concat(linkStreams(t, rome, milan, 20), streamsFrom(t, rome.nodes, milan, "5302", pairPort, 20))
 		pod := milan.pod(&kubeNodes[0], 5)
 		datagrams := watchPath(t, milan.pods[0], pod+":5301", rome.pods[0], milan.seen(pod)+":5301")
@@ -171,7 +171,7 @@ func TestKubeStandby(t *testing.T) {
 			t.Logf("%-45s longest pause %8v, bound %v; %d switches, label nowhere %d times, twice %d times", what, longest.Round(time.Millisecond), bound,
 				labels.switches.Load(), labels.none.Load(), labels.many.Load())
 			if longest > bound {
-				t.Errorf("%s: a pause of %v, bound %v", what, longest, bound)
+				t.Errorf("%s: the path pauses for %v, want at most %v", what, longest, bound)
 			}
 		}
 		turn := func() { active, standby = standby, active }
@@ -199,7 +199,7 @@ func TestKubeStandby(t *testing.T) {
 		active.await(t, "standby", startTimeout)
 		turn()
 
-		// A container that is killed in a living pod has its Lease back.
+		// A container that is killed and restarted in its pod gets its Lease back.
 		standby.awaitCopy(t)
 		active.culvert.cmd.Process.Kill()
 		<-active.culvert.ended
@@ -218,10 +218,10 @@ func TestKubeStandby(t *testing.T) {
 		active.await(t, "active", startTimeout)
 		pause("API server back", time.Second)
 		if n := labels.switches.Load() - switches; n != 0 {
-			t.Errorf("%d switches while the API server was away", n)
+			t.Errorf("nodes were switched %d times while the API server was away, want never", n)
 		}
 
-		// The active one alone is cut off from the API server: the standby tells it who has the Lease.
+		// The active pod alone is cut off from the API server. The standby tells it who has the Lease.
 		cut := func(from ...string) {
 			active.gatewayHost.feed(fmt.Sprintf("table inet cut { chain output { type filter hook output priority 0; ip daddr { %[1]s } drop; }; "+
 				"chain input { type filter hook input priority 0; ip saddr { %[1]s } drop; }; }\n", strings.Join(from, ", ")), "nft", "-f", "-")
@@ -233,13 +233,13 @@ func TestKubeStandby(t *testing.T) {
 		active.await(t, "standby", startTimeout)
 		pause("active cut off from the API server", standbyHandover)
 		if n := labels.switches.Load() - switches; n > 1 {
-			t.Errorf("%d switches", n)
+			t.Errorf("nodes were switched %d times, want at most once", n)
 		}
 		heal()
 		turn()
 		active.await(t, "active", 0)
 
-		// It is cut off from both: the peer follows the other one, and so it is silent.
+		// It is cut off from the API server and from the standby. It becomes silent, because the peer has moved to the other pod.
 		standby.awaitCopy(t)
 		cut(rome.kubeEnd.api(), standby.gateway())
 		standby.await(t, "active", standbyKilled)
@@ -250,13 +250,13 @@ func TestKubeStandby(t *testing.T) {
 		pause("it is back", time.Second)
 		turn()
 
-		// Where the pods cannot reach each other, nothing is copied: what that costs.
+		// The pods cannot reach each other, so nothing is copied, and connections are lost.
 		standby.awaitCopy(t)
 		for _, r := range all {
 			r.gatewayHost.feed("table inet cut { chain output { type filter hook output priority 0; tcp dport 51841 drop; tcp sport 51841 drop; }; }\n", "nft", "-f", "-")
 		}
 		standby.culvert.stop()
-		standby.start() // it has nothing
+		standby.start() // without a copy
 		standby.await(t, "standby", startTimeout)
 		active.culvert.stop()
 		standby.await(t, "active", startTimeout)
@@ -265,20 +265,20 @@ func TestKubeStandby(t *testing.T) {
 		for _, s := range streams {
 			s.longest.Store(0)
 		}
-		tries := time.NewTimer(10 * time.Second) // TCP repeats what it has sent meanwhile
+		tries := time.NewTimer(10 * time.Second) // until TCP has repeated what was lost
 		<-tries.C
 		for _, s := range streams {
 			if s.longest.Load() == 0 {
 				lost++
 			}
 		}
-		t.Logf("without a copy %d of %d connections end; the 20 between pods need none", lost, len(streams))
+		t.Logf("without a copy %d of %d connections are lost; the 20 between pods need no copy", lost, len(streams))
 		if lost == 0 {
-			t.Error("no connection needs the copy, so that the test shows nothing")
+			t.Error("without a copy no connection is lost, so the test does not show that copies are needed")
 		}
 
 		if n := labels.many.Load(); n != 0 {
-			t.Errorf("two pods carried the label %d times", n)
+			t.Errorf("two pods were labelled as active %d times, want never", n)
 		}
 		rome.requireWithinRole(t)
 		events, err := rome.api.admin.list("v1", "Event", rome.liqo.tenant())
@@ -290,19 +290,19 @@ func TestKubeStandby(t *testing.T) {
 			}
 		}
 		if changes < 5 {
-			t.Errorf("%d Events about changes of a role", changes)
+			t.Errorf("%d Events about changes of a role, want at least 5", changes)
 		}
 	}, kubernetes, liqoMode)
 }
 
-// Source ports of nodes that tests choose: those of streamsFrom begin at pairPort, those of beginPairs at latePort. The kernel gives the ports below
-// 32768 to no other socket, so that none of them is taken.
+// Source ports of the nodes' connections: those of streamsFrom begin at pairPort, those of beginPairs at latePort. The kernel assigns no ports below 32768,
+// so they are free.
 const pairPort, latePort = 20000, 21000
 
-// standbyHandover is how long a change may take of which the standby is told, with the time that nodes take to follow.
+// standbyHandover limits the pause when the active pod hands over to the standby, including the time until nodes follow.
 const standbyHandover = time.Second
 
-// copies waits until a standby has a copy of the whole table.
+// awaitCopy waits until a standby has a copy of the whole table.
 func (r *kubeReplica) awaitCopy(t *testing.T) {
 	t.Helper()
 	eventually(t, r.liqo.podName()+" has a copy", func() error {
@@ -314,11 +314,11 @@ func (r *kubeReplica) awaitCopy(t *testing.T) {
 	})
 }
 
-// beginPairs begins connections of both nodes with the same source ports, one after the other: one of two has another port behind U, which only a copy
-// knows. There are some when it returns; stop ends it and returns all.
+// beginPairs opens connections of both nodes with the same source ports, pair after pair, until stop is called, which returns them. The gateway changes the
+// port of one connection of each pair, which only a copy knows. When beginPairs returns, there are at least 40 connections.
 func beginPairs(t *testing.T, from, to *kubeLab, port string) (stop func() []*linkStream) {
 	t.Helper()
-	streamsFrom(t, from.nodes[:1], to, port, 0, 1) // listens there
+	streamsFrom(t, from.nodes[:1], to, port, 0, 1) // so that the pod listens
 	ctx, cancel := context.WithCancel(t.Context())
 	done, begun := make(chan []*linkStream, 1), make(chan struct{})
 	go func() {
@@ -350,7 +350,7 @@ func beginPairs(t *testing.T, from, to *kubeLab, port string) (stop func() []*li
 	case <-begun:
 	case <-time.After(startTimeout):
 		cancel()
-		t.Fatalf("only %d connections", len(<-done))
+		t.Fatalf("after %v there are %d connections, want at least 40", startTimeout, len(<-done))
 	}
 	return func() []*linkStream { cancel(); return <-done }
 }

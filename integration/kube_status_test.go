@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// requireStatus asks the gateway as kubectl exec would: inside the pod, by the name of the program
-// alone.
+// requireStatus runs culvert status as kubectl exec would: inside the pod, without arguments that
+// name the gateway.
 func (k *kubeLab) requireStatus(t *testing.T, p *peerProcess, uid, gid uint32) {
 	t.Helper()
 	exec := func(args ...string) string {

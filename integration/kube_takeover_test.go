@@ -18,10 +18,10 @@ import (
 // several starts counts, so that the pauses of a busy machine do not.
 const servesWithin = 100 * time.Millisecond
 
-// TestKubeTakeOver lets one node process under Kubernetes take over from another: no connection is
-// lost or waits, and its Lease is held all the while. Then the process is killed while the API
-// server is away: the next one serves its Services at once, and follows their changes when the API
-// server is back.
+// TestKubeTakeOver: a node process under Kubernetes takes over from another one. No connection is lost
+// or waits, and the Lease is held all the time. Then the process is killed while the API server is
+// away: the next one serves the same Services at once, and follows their changes when the API server
+// is back.
 func TestKubeTakeOver(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newKubeAnnounceLab(t)
@@ -51,7 +51,7 @@ func TestKubeTakeOver(t *testing.T) {
 			start("--takeover")
 			<-before.ended
 			if code := before.cmd.ProcessState.ExitCode(); code != 0 || !strings.Contains(before.output(), "another process serves") {
-				t.Errorf("the process before ended with %d:\n%s", code, before.output())
+				t.Errorf("the former process exits with %d, want 0 and a message that another one serves:\n%s", code, before.output())
 			}
 			l.says(l.n1, "this node answers for an address", 1)
 			if err := stream.alive(); err != nil {
@@ -61,7 +61,7 @@ func TestKubeTakeOver(t *testing.T) {
 		stop()
 		<-asked
 		if n := l.repeated.Load(); n > 0 {
-			t.Errorf("%d connections needed a second SYN-ACK", n)
+			t.Errorf("%d connections needed a second SYN-ACK, want none", n)
 		}
 
 		saved := filepath.Join(l.states, "n1", "culvert1", "services")
@@ -96,7 +96,7 @@ func TestKubeTakeOver(t *testing.T) {
 			}
 		}
 		if shortest > servesWithin {
-			t.Errorf("none in %v", servesWithin)
+			t.Errorf("a new process serves after %v at best, want at most %v", shortest, servesWithin)
 		}
 		l.lan.ip("link set api up")
 		l.shopAt("pc")
@@ -112,18 +112,18 @@ func TestKubeTakeOver(t *testing.T) {
 			p.cmd.Process.Signal(unix.SIGTERM)
 			<-p.ended
 			if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-				t.Errorf("it ended with %d:\n%s", code, p.output())
+				t.Errorf("the process exits with %d, want 0:\n%s", code, p.output())
 			}
 			return p.output(), l.n1.run("ip", "rule") + l.n1.run("ip", "-br", "link")
 		}
 		if said, rules := ends(); !strings.Contains(said, "everything stays for the next process") || !strings.Contains(rules, "culvert1") {
-			t.Errorf("after a restart of its pod,\n%s\nis left, and it said\n%s", rules, said)
+			t.Errorf("when its pod restarts, rules and links are\n%s\nwant culvert1 to stay; the process said\n%s", rules, said)
 		}
 		start()
 		l.says(l.n1, "this node answers for an address", 1)
 		need.NoError(t, l.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"namespace": "kube-system", "name": "culvert-node"}}))
 		if said, rules := ends(); !strings.Contains(said, "removed with the DaemonSet") || strings.Contains(rules, "culvert") {
-			t.Errorf("after its DaemonSet has gone,\n%s\nis left, and it said\n%s", rules, said)
+			t.Errorf("when its DaemonSet is deleted, rules and links are\n%s\nwant nothing of culvert; the process said\n%s", rules, said)
 		}
 	}, kubernetes)
 }

@@ -18,8 +18,8 @@ import (
 	"culvert/kube/template"
 )
 
-// TestKubeTemplates replaces Liqo's templates by culvert's, before an API server that judges the
-// result.
+// TestKubeTemplates replaces Liqo's templates by culvert's in a real API server, which validates the
+// results.
 func TestKubeTemplates(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		k := newKubeLab(t, &kubeRome, &kubeMilan)
@@ -49,7 +49,7 @@ type kubeOperator struct {
 
 const kubeReader = "reader"
 
-// kubeConnects is how long a gateway may take to connect once everything it needs exists.
+// kubeConnects limits how long a gateway takes to connect when everything it needs exists.
 const kubeConnects = 3 * time.Second
 
 func newKubeOperator(k *kubeLab) *kubeOperator {
@@ -268,7 +268,7 @@ func testKubeCheck(t *testing.T, o *kubeOperator, templates map[string]object) {
 	}
 	slices.Sort(verbs)
 	if !slices.Equal(verbs, []string{"get", "list"}) {
-		t.Errorf("it asked to %q", verbs)
+		t.Errorf("it has used the verbs %q, want get and list only", verbs)
 	}
 }
 
