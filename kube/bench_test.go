@@ -20,7 +20,7 @@ import (
 	"culvert/nat"
 )
 
-// One of the pods of a cluster of 200 nodes with 50 pods each comes or goes: from what the API server sends to rules that packets meet.
+// A pod is added or removed in a cluster of 200 nodes with 50 pods each: from the API server's objects to the rules of the packet path.
 func BenchmarkPodChange(b *testing.B) {
 	self := gatewayOf("cluster-b")
 	s, g := NewState(self), newFakeGateway()
@@ -115,7 +115,7 @@ func BenchmarkWatchedPodChange(b *testing.B) {
 	}
 }
 
-// A benchGateway tells when rules are committed.
+// A benchGateway reports when rules are committed.
 type benchGateway struct {
 	*nat.Engine
 	b         *testing.B
@@ -136,7 +136,7 @@ func (g *benchGateway) Check() Check { return Check{} }
 
 func (g *benchGateway) Speaks() bool { return true }
 
-// stored returns resources as the API server has them, with this gateway's condition and who manages what.
+// stored returns resources as the API server has them, with this gateway's condition and managedFields.
 func stored(b *testing.B, objects ...*Object) (all []map[string]any) {
 	for _, o := range objects {
 		text, err := json.Marshal(o)

@@ -54,8 +54,8 @@ func (g *liveGateway) passes(f flow) error {
 	return nil
 }
 
-// Each resource is deleted and created again while 500 connections pass packets. Connections that do not need it are not affected, and the others
-// work again when it is back.
+// Each resource is deleted and created again while 500 connections carry packets. Connections that do not need it are not affected. The others work again
+// when it is back.
 func TestResourcesDeletedAndRestored(t *testing.T) {
 	self := gatewayOf("cluster-b")
 	objects := loadCapture(t, captures[0])
@@ -99,7 +99,7 @@ func TestResourcesDeletedAndRestored(t *testing.T) {
 		g.take(s)
 		all(o.Key().String()+" is gone", o.Metadata.Name)
 		if st := e.Stats(); !slices.Contains(append(needs["n1"], needs["n2"]...), o.Metadata.Name) && (st.Evicted != before.Evicted || st.Created != created) {
-			t.Errorf("%s: connections were cut: %d evicted, %d made", o.Key(), st.Evicted-before.Evicted, st.Created-created)
+			t.Errorf("%s: %d connections were evicted and %d created, want none", o.Key(), st.Evicted-before.Evicted, st.Created-created)
 		}
 		s.Put(o)
 		g.take(s)
@@ -107,9 +107,9 @@ func TestResourcesDeletedAndRestored(t *testing.T) {
 		created = e.Stats().Created
 	}
 	if gone < 20 {
-		t.Errorf("%d resources", gone)
+		t.Errorf("%d resources were deleted, want at least 20", gone)
 	}
 	if f := s.Faults(); len(f) > 0 {
-		t.Errorf("faults %v", f)
+		t.Errorf("faults %v, want none", f)
 	}
 }

@@ -284,7 +284,7 @@ func TestMalformedResourceIsLeftOutAlone(t *testing.T) {
 	})
 }
 
-// The rules of a resource that is malformed for a while come back, and each cause is reported once.
+// A resource that is malformed for some time loses its rules and gets them back when it is fixed. Each cause is reported once.
 func TestResourceMalformedForAWhile(t *testing.T) {
 	objects := loadCapture(t, captures[0])
 	s, g := NewState(gatewayOf("cluster-b")), newFakeGateway()
@@ -305,7 +305,7 @@ func TestResourceMalformedForAWhile(t *testing.T) {
 		t.Errorf("Events %v", e)
 	}
 	if _, there := g.pieces[bad.Key()]; there || outcomeOf(s, g).verdicts[bad.Key()] {
-		t.Error("rules of a malformed resource stay")
+		t.Error("a malformed resource still has rules")
 	}
 	s.Put(objects[i])
 	g.take(s)
@@ -314,7 +314,7 @@ func TestResourceMalformedForAWhile(t *testing.T) {
 	}
 }
 
-// The order in which resources come, go and come again decides nothing.
+// The order in which resources are added, deleted and added again has no effect.
 func TestArrivalInAnyOrderEndsInTheSameState(t *testing.T) {
 	objects := loadCapture(t, captures[0])
 	var spoiled []*Object

@@ -253,7 +253,7 @@ func (c *cluster) checkRole(actions []kubetesting.Action) {
 	}
 	for _, a := range actions {
 		if !granted[fullName(a)] {
-			c.t.Errorf("%s is not granted", fullName(a))
+			c.t.Errorf("the role does not grant %s", fullName(a))
 		}
 	}
 }
@@ -278,7 +278,7 @@ func TestSourceAppliesCaptureAndSaysSo(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if w := c.writes(); len(w) > 0 {
-			t.Errorf("in an hour without a change: %q", w)
+			t.Errorf("writes in an hour without a change: %q, want none", w)
 		}
 	})
 }
@@ -298,7 +298,7 @@ func TestNothingIsAppliedBeforeEveryListIsComplete(t *testing.T) {
 				time.Sleep(time.Minute)
 				synctest.Wait()
 				if c.source.Ready() || c.sites > 0 || len(c.pieces) > 0 || c.commits > 0 || len(c.writes()) > 0 {
-					t.Error("applied before all is known")
+					t.Error("something is applied before all lists are complete")
 				}
 				said := strings.Count(c.log.String(), `"level":"warning"`)
 				if want := fmt.Sprintf(`"resource":%q,`, resources[kind]); said != 1 || !strings.Contains(c.log.String(), want) || !strings.Contains(c.log.String(), `"verb":"list"`) {
@@ -309,7 +309,7 @@ func TestNothingIsAppliedBeforeEveryListIsComplete(t *testing.T) {
 				mu.Unlock()
 				c.awaitQuiet()
 				if !c.source.Ready() || c.sites != 1 || len(c.pieces) == 0 || c.before != 1 { // nodes come last
-					t.Error("not applied when all is known")
+					t.Error("when all lists are complete, not everything is applied")
 				}
 			})
 		})
@@ -325,7 +325,7 @@ func TestAPIServerAwayIsOneCause(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if n := strings.Count(c.log.String(), "\n"); n != 1 || c.source.Ready() {
-			t.Errorf("%d lines:\n%s", n, &c.log)
+			t.Errorf("the log has %d lines, want one:\n%s", n, &c.log)
 		}
 	})
 }
@@ -412,7 +412,7 @@ func TestMalformedResourceGetsConditionAndOneEvent(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if w := c.writes(); len(w) > 0 {
-			t.Errorf("reported again: %q", w)
+			t.Errorf("writes in an hour after the report: %q, want none", w)
 		}
 		mended := *bad
 		for _, o := range objects {
@@ -436,7 +436,7 @@ func TestDeletedResourceTakesItsRulesWithIt(t *testing.T) {
 		before := c.commits
 		c.delete(key.Kind, key.Namespace, key.Name)
 		if _, there := c.pieces[key]; there || c.commits != before+1 {
-			t.Error("the rules stay")
+			t.Error("the rules of a deleted resource stay, or are not committed once")
 		}
 	})
 }
@@ -495,7 +495,7 @@ func TestConnection(t *testing.T) {
 		c.awaitQuiet()
 		c.expectConnection(`{"latency":{"value":"N/A"},"value":"Error"}`)
 
-		// Deleted by hand, it is made again.
+		// A Connection that somebody deletes is made again.
 		c.setCheck(Check{CheckConnected, 2 * time.Millisecond, at})
 		c.delete(kindConnection, "liqo-tenant-cluster-b", "gw-cluster-b")
 		c.expectConnection(`{"latency":{"timestamp":"` + stamp + `","value":"2ms"},"value":"Connected"}`)
@@ -503,7 +503,7 @@ func TestConnection(t *testing.T) {
 		// Without a key there is no peer.
 		c.delete(KindPublicKey, "liqo-tenant-cluster-b", "peer")
 		if c.config.WireGuard.PeerPublicKey != (wgkey.Key{}) {
-			t.Error("the peer stays")
+			t.Error("without a key, the gateway still has a peer")
 		}
 		c.expectConnection(`{"latency":{"value":"N/A"},"value":"Error"}`)
 		c.checkRole(c.api.Actions())
@@ -584,7 +584,7 @@ func TestRefusedRulesAreLoggedOnce(t *testing.T) {
 	})
 }
 
-// A busyGateway takes long to apply rules, and calls a function meanwhile.
+// A busyGateway calls a function while it applies rules.
 type busyGateway struct {
 	*cluster
 	meanwhile func()
@@ -595,7 +595,7 @@ func (g busyGateway) Put(key rules.Key, r rules.Resource) error {
 	return g.cluster.Put(key, r)
 }
 
-// While a gateway applies rules, requests for the status are answered and watches go on. Rules are not reported as applied before they are.
+// While a gateway applies rules, status requests are answered and watches continue. Rules are not reported as applied before they are.
 func TestStatusWhileTheGatewayWorks(t *testing.T) {
 	objects := loadCapture(t, captures[0])
 	log := logrus.New()

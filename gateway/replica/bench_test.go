@@ -43,8 +43,8 @@ func BenchmarkLag(b *testing.B) {
 	b.ReportMetric(lags[len(lags)-1].Seconds()*1000, "max-ms")
 }
 
-// BenchmarkStopped measures what a standby that has stopped reading costs the active replica, whose million connections all change, and of which more
-// end than there is room for.
+// BenchmarkStopped measures the memory that a standby which has stopped reading costs the active replica. All of its million connections change, and more
+// end than a feed holds.
 func BenchmarkStopped(b *testing.B) {
 	const million = 1_000_000
 	key := wgkey.NewPrivate()
@@ -67,7 +67,7 @@ func BenchmarkStopped(b *testing.B) {
 	}
 	for b.Loop() {
 		most := uint64(0)
-		for i := range 4 { // within the time after which it loses its connection
+		for i := range 4 { // in less than the time after which the stream is closed
 			talk(b, active.e, million+10_000*i, 10_000)
 			for at, n := nat.Cursor(0), 0; n < 10_000; n += 1 << 10 {
 				_, at, _ = active.e.DeleteConnections(at, &nat.ConnFilter{}, now())

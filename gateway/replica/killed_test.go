@@ -16,32 +16,32 @@ import (
 	"culvert/nat/packet"
 )
 
-// A mortal is a network on which a process dies: after some bytes that a follower has received, nothing passes any more.
-type mortal struct {
+// A cutNetwork is a network that fails after a follower has received some bytes, as when a process is killed.
+type cutNetwork struct {
 	left atomic.Int64
 	dead chan struct{}
 }
 
-func dyingAfter(bytes int64) *mortal {
-	m := &mortal{dead: make(chan struct{})}
+func cutAfter(bytes int64) *cutNetwork {
+	m := &cutNetwork{dead: make(chan struct{})}
 	m.left.Store(bytes)
 	return m
 }
 
-func (m *mortal) dial(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
+func (m *cutNetwork) dial(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
 	c, err := dialTCP(ctx, at)
 	if err != nil {
 		return nil, err
 	}
-	return &mortalConn{Conn: c, m: m}, nil
+	return &cutConn{Conn: c, m: m}, nil
 }
 
-type mortalConn struct {
+type cutConn struct {
 	net.Conn
-	m *mortal
+	m *cutNetwork
 }
 
-func (c *mortalConn) Read(b []byte) (int, error) {
+func (c *cutConn) Read(b []byte) (int, error) {
 	left := c.m.left.Load()
 	if left <= 0 {
 		c.Conn.Close()
@@ -55,8 +55,8 @@ func (c *mortalConn) Read(b []byte) (int, error) {
 }
 
 const (
-	many      = 40_000  // connections
-	diesAfter = 500_000 // bytes of a copy of them, which is longer
+	many     = 40_000  // connections
+	cutBytes = 500_000 // bytes of a copy of them, which is longer
 )
 
 // requireCopied requires that all connections of e are those of the original table, and that their answers are translated by them.
@@ -65,7 +65,7 @@ func requireCopied(t *testing.T, e *nat.Engine, original []string) {
 	own := table(e)
 	for _, c := range own {
 		if _, ok := slices.BinarySearch(original, c); !ok {
-			t.Fatalf("%s is none of the connections that were copied", c)
+			t.Fatalf("%s is not one of the original connections", c)
 		}
 	}
 	e.Thaw(now())
@@ -81,40 +81,40 @@ func requireCopied(t *testing.T, e *nat.Engine, original []string) {
 		var p packet.Packet
 		p.Parse(answer)
 		if v := e.Process(&p, nat.Tunnel, now()); v.Action != nat.Forward || v.Untracked {
-			t.Fatalf("an answer in %v: %v %v", list[i], v.Action, v.Reason)
+			t.Fatalf("an answer of %v: %v %v, want it forwarded by the copied connection", list[i], v.Action, v.Reason)
 		}
 	}
 	if n := e.Stats().Created - created; n != 0 {
-		t.Errorf("%d connections were made anew", n)
+		t.Errorf("answers created %d connections, want none", n)
 	}
 }
 
-// cutInCopy returns two replicas with a key, whose stream was cut within a full copy.
+// cutInCopy returns two replicas of a gateway, whose stream was cut during a full copy.
 func cutInCopy(t *testing.T) (active, standby *pod, key wgkey.Key) {
 	t.Helper()
 	key = wgkey.NewPrivate()
 	active = newPod(t, "a", key, 4*many)
 	active.Lead()
 	talk(t, active.e, 0, many)
-	death := dyingAfter(diesAfter)
-	standby = newPod(t, "b", key, 4*many, func(o *Options) { o.Dial = death.dial })
+	network := cutAfter(cutBytes)
+	standby = newPod(t, "b", key, 4*many, func(o *Options) { o.Dial = network.dial })
 	standby.e.Freeze()
 	standby.Follow(active.at)
-	<-death.dead
+	<-network.dead
 	return active, standby, key
 }
 
-// TestStandbyKilledInCopy: when the standby dies in a full copy, nothing happens to the active replica, and another standby has all.
+// TestStandbyKilledInCopy: a standby that is killed during a full copy does not affect the active replica. The next standby gets a full copy.
 func TestStandbyKilledInCopy(t *testing.T) {
 	active, standby, key := cutInCopy(t)
 	standby.Close()
 	if n := len(table(standby.e)); n == 0 || n == many {
-		t.Fatalf("it died with %d connections, which is not within a copy", n)
+		t.Fatalf("it was killed with %d connections, want more than none and less than %d", n, many)
 	}
 	talk(t, active.e, many, 1000)
 	eventually(t, func() error {
 		if f := active.Status().Followers; len(f) > 0 {
-			return fmt.Errorf("%+v", f)
+			return fmt.Errorf("followers %+v, want none", f)
 		}
 		return nil
 	})
@@ -128,28 +128,28 @@ func TestStandbyKilledInCopy(t *testing.T) {
 	equal(t, next.e, active.e)
 }
 
-// TestActiveKilledInCopy: when the active replica dies in a full copy, each connection that was copied survives, with its ports, and it is known that
-// the copy is not whole.
+// TestActiveKilledInCopy: when the active replica is killed during a full copy, each connection that was copied survives with its ports, and the standby
+// reports that its copy is not whole.
 func TestActiveKilledInCopy(t *testing.T) {
 	active, standby, _ := cutInCopy(t)
 	active.Close()
 	if s := standby.Status().Source; s != nil && !s.NoFullCopy {
-		t.Errorf("it says that the copy is whole: %+v", s)
+		t.Errorf("the standby reports a whole copy: %+v", s)
 	}
 	standby.Lead()
 	if n := standby.e.Stats().Connections; n == 0 || n >= many {
-		t.Errorf("%d of %d connections were copied, which is not within a copy", n, many)
+		t.Errorf("%d of %d connections were copied, want some and not all", n, many)
 	}
 	requireCopied(t, standby.e, table(active.e))
 }
 
-// TestActiveKilledAfterTakeover: a replica that has taken over dies while a third one gets its first copy from it. What the third one had from the
-// first one survives, beside what is new of the second one's.
+// TestActiveKilledAfterTakeover: a replica that has taken over is killed while a third one gets its first copy from it. The third one keeps the connections
+// of its former copy, and what it has received since.
 func TestActiveKilledAfterTakeover(t *testing.T) {
 	key := wgkey.NewPrivate()
 	first, second := newPod(t, "a", key, 4*many), newPod(t, "b", key, 4*many)
-	death := dyingAfter(1 << 40)
-	third := newPod(t, "c", key, 4*many, func(o *Options) { o.Dial = death.dial })
+	network := cutAfter(1 << 40)
+	third := newPod(t, "c", key, 4*many, func(o *Options) { o.Dial = network.dial })
 	first.Lead()
 	talk(t, first.e, 0, many)
 	for _, p := range []*pod{second, third} {
@@ -161,9 +161,9 @@ func TestActiveKilledAfterTakeover(t *testing.T) {
 	second.Lead()
 	second.e.Thaw(now())
 	talk(t, second.e, many, 1000)
-	death.left.Store(diesAfter)
+	network.left.Store(cutBytes)
 	third.Follow(second.at)
-	<-death.dead
+	<-network.dead
 	second.Close()
 	third.Lead()
 	original := table(second.e)

@@ -37,7 +37,7 @@ var started = time.Now()
 
 func now() nat.Time { return nat.Time(time.Since(started)) }
 
-// newEngine returns an Engine of a cluster whose strangers share an address.
+// newEngine returns an Engine of a cluster in which all sources outside the pod CIDR share an address.
 func newEngine(t testing.TB, most int) *nat.Engine {
 	t.Helper()
 	p := netip.MustParsePrefix
@@ -73,7 +73,7 @@ func link1(name string) (nat.Link, bool) {
 	return 0, false
 }
 
-// talk opens connections number first and on.
+// talk opens n connections, numbered from first on.
 func talk(t testing.TB, e *nat.Engine, first, n int) {
 	t.Helper()
 	b := nattest.IP{Source: "192.0.2.1", Destination: "100.9.0.1", Body: nattest.UDP{SourcePort: 1, DestinationPort: 53, NoChecksum: true}}.Bytes()
@@ -84,7 +84,7 @@ func talk(t testing.TB, e *nat.Engine, first, n int) {
 		var p packet.Packet
 		p.Parse(nattest.Fix(work))
 		if v := e.Process(&p, node, now()); v.Action != nat.Forward || v.Untracked {
-			t.Fatalf("connection %d: %v %v", i, v.Action, v.Reason)
+			t.Fatalf("connection %d: %v %v, want a tracked connection", i, v.Action, v.Reason)
 		}
 	}
 }
@@ -153,7 +153,7 @@ func newPodAt(t testing.TB, name string, key wgkey.Key, most int, at netip.AddrP
 	return p
 }
 
-// patience is for what a busy machine delays.
+// patience limits waiting on a busy machine.
 const patience = 30 * time.Second
 
 func within(t testing.TB) context.Context {
@@ -170,7 +170,7 @@ func eventually(t testing.TB, check func() error) {
 func equal(t testing.TB, got, want *nat.Engine) {
 	t.Helper()
 	if g, w := table(got), table(want); !slices.Equal(g, w) {
-		t.Fatalf("%d connections, want the same %d", len(g), len(w))
+		t.Fatalf("%d connections, want the same %d as the source", len(g), len(w))
 	}
 }
 
@@ -184,18 +184,18 @@ func TestStream(t *testing.T) {
 	need.NoError(t, standby.Whole(within(t)))
 	equal(t, standby.e, active.e)
 	if standby.took != "facts of a" {
-		t.Errorf("took %q", standby.took)
+		t.Errorf("the standby gets the facts %q, want \"facts of a\"", standby.took)
 	}
-	// What begins and ends later.
+	// Connections that begin and end later.
 	talk(t, active.e, 1000, 500)
 	active.e.DeleteConnections(0, &nat.ConnFilter{}, now())
 	need.NoError(t, active.Flush(within(t)))
 	equal(t, standby.e, active.e)
 	if n := active.Tell([]byte("yours")); n != 1 {
-		t.Errorf("told %d", n)
+		t.Errorf("the active replica tells %d others, want 1", n)
 	}
 	if n := standby.Tell([]byte("mine")); n != 1 {
-		t.Errorf("told %d", n)
+		t.Errorf("the standby tells %d others, want 1", n)
 	}
 	eventually(t, func() error {
 		standby.mu.Lock()
@@ -203,22 +203,22 @@ func TestStream(t *testing.T) {
 		active.mu.Lock()
 		defer active.mu.Unlock()
 		if !slices.Equal(standby.heard, []string{"yours"}) || !slices.Equal(active.heard, []string{"mine"}) {
-			return errors.New(fmt.Sprint("heard ", standby.heard, active.heard))
+			return fmt.Errorf("the standby has heard %q, want yours; the active replica %q, want mine", standby.heard, active.heard)
 		}
 		return nil
 	})
 	s := active.Status()
 	if len(s.Followers) != 1 || s.Source != nil {
-		t.Fatalf("%+v", s)
+		t.Fatalf("the active replica has the streams %+v, want one follower and no source", s)
 	}
 	f, from := s.Followers[0], standby.Status().Source
 	if f.Pod != "b" || f.NoFullCopy || f.LastCopy == nil || f.CopyReason != "first" || f.Entries != len(table(active.e)) || f.Differs != "" || math.Abs(f.ClockAhead) > 1 {
-		t.Errorf("follower %+v", f)
+		t.Errorf("the follower is %+v, want b with a first full copy of all entries", f)
 	}
 	if from == nil || from.Pod != "a" || from.NoFullCopy || from.Entries != f.Entries || s.Copies["first"] != 1 {
-		t.Errorf("source %+v, copies %v", from, s.Copies)
+		t.Errorf("the source is %+v with copies %v, want a, the same entries and one first copy", from, s.Copies)
 	}
-	// Another source, whose table takes the place of what the first one's copy left.
+	// The table of another source replaces the copy of the first one.
 	third := newPod(t, "c", key, 10_000)
 	third.Lead()
 	talk(t, third.e, 5000, 10)
@@ -238,16 +238,16 @@ func TestStream(t *testing.T) {
 	select {
 	case <-led:
 	case <-within(t).Done():
-		t.Fatal("it leads, and goes on copying")
+		t.Fatal("Lead does not return")
 	}
 	if standby.Status().Source != nil {
-		t.Error("it still follows")
+		t.Error("it leads and still has a source")
 	}
 	equal(t, standby.e, third.e)
 }
 
-// Whoever is no replica of this gateway is closed, counted by why, and disturbs nobody.
-func TestStrangers(t *testing.T) {
+// Connections that do not come from a replica of this gateway are closed and counted by reason, and do not disturb the others.
+func TestForeignClients(t *testing.T) {
 	key := wgkey.NewPrivate()
 	active, standby := newPod(t, "a", key, 1000), newPod(t, "b", key, 1000)
 	active.Lead()
@@ -270,7 +270,7 @@ func TestStrangers(t *testing.T) {
 	for reason, speak := range map[string]func(net.Conn) net.Conn{
 		"not-tls": func(c net.Conn) net.Conn { io.WriteString(c, "GET / HTTP/1.1\r\n\r\n"); return c },
 		"slow":    func(c net.Conn) net.Conn { return c },
-		"key": func(c net.Conn) net.Conn { // it has learnt the name, and has no key
+		"key": func(c net.Conn) net.Conn { // it knows the name but not the key
 			config := others.client()
 			config.ServerName = own.name
 			config.VerifyConnection = nil
@@ -289,7 +289,7 @@ func TestStrangers(t *testing.T) {
 			closed(t, speak(dial(t)))
 			eventually(t, func() error {
 				if n := active.Status().Refused[reason]; n != before+1 {
-					return fmt.Errorf("%d counted, want one: %v", n-before, active.Status().Refused)
+					return fmt.Errorf("%d refused with reason %s, want 1: %v", n-before, reason, active.Status().Refused)
 				}
 				return nil
 			})
@@ -304,7 +304,7 @@ func TestStrangers(t *testing.T) {
 	})
 	t.Run("endless", func(t *testing.T) {
 		c := dial(t)
-		c.Write([]byte{22, 3, 1, 0x40, 0}) // a record of 16 KiB that goes on for ever
+		c.Write([]byte{22, 3, 1, 0x40, 0}) // the beginning of a record of 16 KiB
 		go func() {
 			b := make([]byte, 1<<16)
 			rand.Read(b)
@@ -318,7 +318,7 @@ func TestStrangers(t *testing.T) {
 	equal(t, standby.e, active.e)
 }
 
-// A replica without a table, or one that follows, serves nobody: its follower would lose what it has.
+// A replica that has no table, or that follows another one, serves no follower: a follower would lose its own connections.
 func TestNoTable(t *testing.T) {
 	key := wgkey.NewPrivate()
 	active, standby, fresh, other := newPod(t, "a", key, 1000), newPod(t, "b", key, 1000), newPod(t, "c", key, 1000), newPod(t, "d", key, 1000)
@@ -331,20 +331,21 @@ func TestNoTable(t *testing.T) {
 		other.Follow(source.at)
 		eventually(t, func() error {
 			if source.Status().Refused["no-table"] == 0 {
-				return errors.New(fmt.Sprint(source.Status().Refused))
+				return fmt.Errorf("refused are %v, want no-table", source.Status().Refused)
 			}
 			return nil
 		})
 	}
 	if err := other.Whole(within(t)); !errors.Is(err, ErrNoTable) {
-		t.Errorf("a copy of a replica without a table: %v", err)
+		t.Errorf("a copy of a replica without a table: %v, want %v", err, ErrNoTable)
 	}
 	if n := len(table(other.e)); n != 5 || active.Status().Source != nil {
 		t.Errorf("%d connections, want 5; the active one follows %v", n, active.Status().Source)
 	}
 }
 
-// TestOlder: a replica that does not lead has the table that it had when it was cut off. One that starts with a newer table from elsewhere keeps that.
+// TestOlder: the table of a replica that does not lead is as old as the end of its stream. A replica that starts with a newer table, as from its state
+// folder, does not copy it.
 func TestOlder(t *testing.T) {
 	key := wgkey.NewPrivate()
 	active, standby := newPod(t, "a", key, 1000), newPod(t, "b", key, 1000)
@@ -361,14 +362,14 @@ func TestOlder(t *testing.T) {
 		return nil
 	})
 	if at := standby.AsOf(); at.Before(before.Add(-stallTime)) || time.Since(at) < 0 {
-		t.Errorf("the standby's table is as of %v before", time.Since(at))
+		t.Errorf("the standby's table is %v old, want the time since its stream ended", time.Since(at))
 	}
 	after := time.Now()
 	newer := newPod(t, "a", key, 1000, func(o *Options) { o.Restored = func() time.Time { return after } })
 	talk(t, newer.e, 0, 9)
 	newer.Follow(standby.at)
 	if err := newer.Whole(within(t)); !errors.Is(err, ErrOlder) {
-		t.Errorf("a copy of an older table: %v", err)
+		t.Errorf("a copy of an older table: %v, want %v", err, ErrOlder)
 	}
 	if n := len(table(newer.e)); n != 9 {
 		t.Errorf("%d connections, want all 9", n)
@@ -382,12 +383,13 @@ func TestOlder(t *testing.T) {
 	newer.Follow(netip.AddrPort{})
 	newer.Follow(standby.at)
 	if err := newer.Whole(within(t)); err != nil {
-		t.Errorf("a copy of the table of who leads: %v", err)
+		t.Errorf("a copy of the table of a replica that leads: %v", err)
 	}
 	equal(t, newer.e, standby.e)
 }
 
-// TestEndedAttempt: what a source says to an attempt that a later call of Follow has ended says nothing about that call, also where the address is the same.
+// TestEndedAttempt: a later call of Follow ends an attempt. What the source said to that attempt does not count for the later call, even if the address is
+// the same.
 func TestEndedAttempt(t *testing.T) {
 	type ended struct{}
 	key := wgkey.NewPrivate()
@@ -412,7 +414,8 @@ func TestEndedAttempt(t *testing.T) {
 	}
 }
 
-// TestSourceStartsAgain: a replica gives its table to the pod that it has copied, which has started again on a machine that did not close the stream.
+// TestSourceStartsAgain: a pod whose process has restarted gets its table back from its standby, although the standby's stream from the former process
+// is still open.
 func TestSourceStartsAgain(t *testing.T) {
 	key := wgkey.NewPrivate()
 	dials := 0
@@ -435,7 +438,7 @@ func TestSourceStartsAgain(t *testing.T) {
 	equal(t, again.e, standby.e)
 }
 
-// A replica that visits another one is heard, and copies nothing. It is followed by one that does not forward any more.
+// A replica that visits another one delivers a notice and copies nothing. A replica that no longer forwards then follows the visitor.
 func TestVisit(t *testing.T) {
 	key := wgkey.NewPrivate()
 	heard := make(chan string, 1)
@@ -447,26 +450,26 @@ func TestVisit(t *testing.T) {
 	}
 	need.NoError(t, guest.Visit(within(t), host.at, []byte("mine")))
 	if got := <-heard; got != "mine" {
-		t.Errorf("%q is heard", got)
+		t.Errorf("the notice %q is heard, want \"mine\"", got)
 	}
 	if s := host.Status(); len(s.Followers) > 0 || len(s.Refused) > 0 {
-		t.Errorf("the visitor is more than that: %+v", s)
+		t.Errorf("the visitor counts as a follower or as refused: %+v", s)
 	}
 	if err := newPod(t, "c", wgkey.NewPrivate(), 1000).Visit(within(t), host.at, nil); err == nil {
-		t.Error("a stranger is let in")
+		t.Error("a visitor with another key is accepted")
 	}
 	host.Rest()
 	need.NoError(t, guest.Visit(within(t), host.at, []byte("mine")))
 	talk(t, guest.e, 0, 5)
 	eventually(t, func() error {
 		if n := len(table(host.e)); n != 5 {
-			return fmt.Errorf("%d connections of the visitor's are copied", n)
+			return fmt.Errorf("%d connections of the visitor are copied, want 5", n)
 		}
 		return nil
 	})
 }
 
-// A replica with another key, or one that speaks with an impostor, copies nothing.
+// A replica does not copy from one that has another key.
 func TestOtherKey(t *testing.T) {
 	active, standby := newPod(t, "a", wgkey.NewPrivate(), 1000), newPod(t, "b", wgkey.NewPrivate(), 1000)
 	active.Lead()
@@ -474,16 +477,16 @@ func TestOtherKey(t *testing.T) {
 	standby.Follow(active.at)
 	eventually(t, func() error {
 		if active.Status().Refused["key"] == 0 {
-			return fmt.Errorf("refused %v", active.Status().Refused)
+			return fmt.Errorf("refused are %v, want one by its key", active.Status().Refused)
 		}
 		return nil
 	})
 	if len(table(standby.e)) > 0 || standby.Status().Source != nil {
-		t.Error("something is copied")
+		t.Errorf("%d connections are copied, want none; source %+v", len(table(standby.e)), standby.Status().Source)
 	}
 }
 
-// A follower that stops reading costs bounded memory; when it reads again, a full copy follows.
+// A follower that stops reading loses its place in the changes. When it reads again, it gets a full copy.
 func TestStoppedFollower(t *testing.T) {
 	key := wgkey.NewPrivate()
 	stop := make(chan struct{})
@@ -493,7 +496,7 @@ func TestStoppedFollower(t *testing.T) {
 	standby := newPod(t, "b", key, 1<<17, func(o *Options) {
 		o.Took = func([]byte) { <-stop }
 	})
-	t.Cleanup(goOn) // a pod that waits cannot be closed
+	t.Cleanup(goOn) // Close waits for Took
 	standby.e.Freeze()
 	standby.Follow(active.at)
 	eventually(t, func() error {
@@ -502,7 +505,7 @@ func TestStoppedFollower(t *testing.T) {
 		}
 		return nil
 	})
-	for i := range 4 { // more than what has ended has room for
+	for i := range 4 { // more ended connections than a feed holds
 		talk(t, active.e, i<<14, 1<<14)
 		for at, more := nat.Cursor(0), true; more; {
 			_, at, more = active.e.DeleteConnections(at, &nat.ConnFilter{}, now())
@@ -512,14 +515,14 @@ func TestStoppedFollower(t *testing.T) {
 	goOn()
 	eventually(t, func() error {
 		if s := standby.Status().Source; s == nil || s.NoFullCopy || len(table(standby.e)) != 100 {
-			return fmt.Errorf("%+v", standby.Status().Source)
+			return fmt.Errorf("source %+v with %d connections, want a full copy of 100", standby.Status().Source, len(table(standby.e)))
 		}
 		return nil
 	})
 	equal(t, standby.e, active.e)
 }
 
-// Another version or configuration is said; what is understood is taken, and the rest is counted.
+// Another version or configuration is reported. The standby takes what it understands, and counts the rest.
 func TestOtherVersion(t *testing.T) {
 	key := wgkey.NewPrivate()
 	active := newPod(t, "a", key, 1000, func(o *Options) { o.LinkName = func(nat.Link) string { return "rome-9" } })
@@ -537,13 +540,13 @@ func TestOtherVersion(t *testing.T) {
 	eventually(t, func() error {
 		s, f := standby.Status().Source, active.Status().Followers[0]
 		if s.Differs != "version and configuration" || f.Differs != s.Differs || f.NotTaken["unknown-link"] != 7 || f.NotTaken["message"] != 1 {
-			return fmt.Errorf("%+v\n%+v", s, f)
+			return fmt.Errorf("source %+v\nfollower %+v\nwant both to differ in version and configuration, 7 unknown links and 1 unknown message", s, f)
 		}
 		return nil
 	})
 }
 
-// What was not taken counts until the next full copy. The standby asks for one when its configuration changes, and when the count is old.
+// Records that the standby could not take are counted until the next full copy. It asks for one when its configuration changes, or when the count is old.
 func TestNotTakenAgain(t *testing.T) {
 	key := wgkey.NewPrivate()
 	var known atomic.Bool
@@ -562,14 +565,14 @@ func TestNotTakenAgain(t *testing.T) {
 		t.Helper()
 		eventually(t, func() error {
 			if all := active.Status().Followers; len(all) != 1 || all[0].NoFullCopy || all[0].NotTaken["unknown-link"] != want {
-				return fmt.Errorf("%+v", all)
+				return fmt.Errorf("followers %+v, want one with a full copy and %d unknown links", all, want)
 			}
 			return nil
 		})
 	}
 	refuses(7)
 	talk(t, active.e, 100, 2)
-	refuses(9) // of the copy and since
+	refuses(9) // of the copy, and later ones
 	known.Store(true)
 	standby.Replica.mu.Lock()
 	f := standby.source
@@ -581,7 +584,7 @@ func TestNotTakenAgain(t *testing.T) {
 	refuses(0)
 	equal(t, standby.e, active.e)
 	if n := active.Status().Copies["asked"]; n != 1 {
-		t.Errorf("%d copies were asked for", n)
+		t.Errorf("the standby has asked for %d copies, want 1", n)
 	}
 }
 
@@ -615,7 +618,7 @@ func FuzzMessages(f *testing.F) {
 			l.describe(now())
 		}
 		if cap(w.body) > maxBody {
-			t.Errorf("%d bytes", cap(w.body))
+			t.Errorf("a message needs %d bytes, want at most %d", cap(w.body), maxBody)
 		}
 	})
 }

@@ -313,7 +313,7 @@ func TestFindingsBeforeSwitch(t *testing.T) {
 	}
 }
 
-// TestPolicyForAStandby: of two pods, one copies connections from the other.
+// TestPolicyForAStandby: a NetworkPolicy must let a standby copy connections from the other pod.
 func TestPolicyForAStandby(t *testing.T) {
 	for policy, want := range map[string]string{
 		"{podSelector: {}, ingress: [{ports: [{protocol: UDP}]}]}": "NetworkPolicy deny lets no TCP 51841, by which a standby copies connections, in; add one",
@@ -345,7 +345,7 @@ func TestTheExamplePolicyIsEnough(t *testing.T) {
 		c := captured(t, server)
 		withPolicy("{podSelector: {}}")(t, c)
 		if r := checked(t, c); r.Works() {
-			t.Error("a policy that lets in nothing is no fault")
+			t.Error("a policy that lets in nothing is not reported")
 		}
 		c.Policies = append(c.Policies, object(t, readFile(t, "manifests", "networkpolicy.yaml")))
 		if r := checked(t, c); !r.Works() {

@@ -56,20 +56,20 @@ func TestCopy(t *testing.T) {
 		c.attempt(t.Context())
 		a.attempt(t.Context())
 		if gatewayC.is() != role.Active {
-			t.Fatalf("c is %v", gatewayC.is())
+			t.Fatalf("c is %v, want active", gatewayC.is())
 		}
 		begin, knows := time.Now(), false
 		learned := func() bool { return knows }
 		one := &copier{}
 		if a.CatchUp(t.Context(), one, learned); len(one.did) > 0 || time.Since(begin) != catchUpTime {
-			t.Errorf("without rules, %v after %v", one.did, time.Since(begin))
+			t.Errorf("without rules, CatchUp makes the calls %q and takes %v, want none and %v", one.did, time.Since(begin), catchUpTime)
 		}
 		copies := func(e *Elector, one *copier, want ...string) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), copyLook*3/2)
 			defer cancel()
 			if e.Copy(ctx, one, learned); !slices.Equal(one.did, want) {
-				t.Errorf("%q, want %q", one.did, want)
+				t.Errorf("Copy makes the calls %q, want %q", one.did, want)
 			}
 		}
 		copies(a, &copier{})
@@ -83,7 +83,7 @@ func TestCopy(t *testing.T) {
 		})
 		begin, one = time.Now(), &copier{}
 		if a.CatchUp(t.Context(), one, learned); !slices.Equal(one.did, []string{"follow 10.1.0.3:51841", "whole"}) || time.Since(begin) != catchUpTime {
-			t.Errorf("%q after %v", one.did, time.Since(begin))
+			t.Errorf("while the API server is away at first, CatchUp makes the calls %q and takes %v, want follow, whole and %v", one.did, time.Since(begin), catchUpTime)
 		}
 	})
 }

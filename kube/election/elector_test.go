@@ -27,7 +27,7 @@ import (
 
 const namespace, leaseName = "liqo-tenant-milan", "milan.liqo-tenant-milan.client.connections.liqo.io"
 
-// driven is a gateway that remembers its roles.
+// driven is a gateway that records its roles.
 type driven struct {
 	mu    sync.Mutex
 	roles []role.Role
@@ -98,31 +98,31 @@ func TestAttempts(t *testing.T) {
 	a.attempt(t.Context())
 	b.attempt(t.Context())
 	if gatewayA.is() != role.Active || gatewayB.is() != role.Standby {
-		t.Fatalf("a is %v, b %v", gatewayA.is(), gatewayB.is())
+		t.Fatalf("a is %v and b %v, want active and standby", gatewayA.is(), gatewayB.is())
 	}
 	before := storedLease(t, api)
 	if before.Holder != "a" || before.Duration != time.Second || before.Renewed == "" {
-		t.Errorf("%+v", before)
+		t.Errorf("the Lease is %+v, want one that a holds for a second", before)
 	}
 	if s := b.State(); s.Holder != "a" || s.Role != role.Standby || !strings.Contains(s.Why, "a has the Lease") {
-		t.Errorf("b says %+v", s)
+		t.Errorf("b's state is %+v, want a standby that knows that a has the Lease", s)
 	}
 	if claim := string(a.Claim()); claim != `{"says":"mine","pod":"a","term":0}` || b.Claim() != nil {
-		t.Errorf("a claims %s, b %s", claim, b.Claim())
+		t.Errorf("a claims %s and b %s, want a claim of a alone", claim, b.Claim())
 	}
 	if _, err := a.release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	b.attempt(t.Context())
 	if l := storedLease(t, api); l.Holder != "b" || l.Term != before.Term+1 || gatewayB.is() != role.Active {
-		t.Errorf("%+v, b is %v", l, gatewayB.is())
+		t.Errorf("the Lease is %+v and b is %v, want the next term of b, which is active", l, gatewayB.is())
 	}
 	if l, err := a.release(t.Context()); err != nil || l == nil || l.Holder != "b" || storedLease(t, api).Holder != "b" {
-		t.Errorf("a gives back the Lease of b: %+v, %v", l, err)
+		t.Errorf("a releases the Lease of b: %+v, %v", l, err)
 	}
 	a.attempt(t.Context())
 	if gatewayA.is() != role.Standby {
-		t.Errorf("a is %v beside b", gatewayA.is())
+		t.Errorf("while b has the Lease, a is %v, want standby", gatewayA.is())
 	}
 }
 
@@ -138,7 +138,7 @@ func TestForeignFields(t *testing.T) {
 	e, g := newElector(api, "a")
 	e.attempt(t.Context())
 	if g.is() != role.Standby {
-		t.Fatalf("%v beside a kernel-based gateway", g.is())
+		t.Fatalf("while a kernel-based gateway has the Lease, this one is %v, want standby", g.is())
 	}
 	l, err := readLease(u)
 	if err != nil || l.Holder != "gw-milan-5d_6f1c" || l.Term != 3 || l.Duration != 15*time.Second {
@@ -165,7 +165,7 @@ func away(t *testing.T) {
 	api.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("away") })
 	e.attempt(t.Context())
 	for until := time.Now().Add(5 * time.Second); g.is() != role.Silent && time.Now().Before(until); time.Sleep(look) {
-		if g.is() == role.Active { // the peer speaks until the Lease has run out
+		if g.is() == role.Active { // the peer sends until the Lease has expired
 			g.signs.Heard++
 		}
 		e.look()
@@ -174,21 +174,21 @@ func away(t *testing.T) {
 		t.Errorf("roles %v, want %v", g.roles, want)
 	}
 	if s := e.State(); s.Failing < time.Second {
-		t.Errorf("it has failed for %v", s.Failing)
+		t.Errorf("it reports failures for %v, want at least 1s", s.Failing)
 	}
 	g.signs.Data++
 	e.look()
 	if g.is() != role.Static {
-		t.Errorf("%v although the peer sends", g.is())
+		t.Errorf("it is %v when the peer sends again, want static", g.is())
 	}
 	api.ReactionChain = api.ReactionChain[1:]
 	e.attempt(t.Context())
 	if g.is() != role.Active || e.State().Failing != 0 {
-		t.Errorf("%v, %v when the API server is back", g.is(), e.State())
+		t.Errorf("when the API server is back, it is %v (%+v), want active without failures", g.is(), e.State())
 	}
 }
 
-// TestUnreadable: a Lease that cannot be understood counts as held, for as long as one of ours would.
+// TestUnreadable: a Lease that cannot be parsed counts as held.
 func TestUnreadable(t *testing.T) {
 	for _, spec := range []any{"", map[string]any{"holderIdentity": int64(7)}, []any{}} {
 		u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -196,7 +196,7 @@ func TestUnreadable(t *testing.T) {
 		e, g := newElector(newAPI(u), "a")
 		e.attempt(t.Context())
 		if g.is() != role.Standby {
-			t.Errorf("spec %v: %v", spec, g.is())
+			t.Errorf("with spec %v it is %v, want standby", spec, g.is())
 		}
 	}
 }
@@ -216,7 +216,7 @@ func TestLabel(t *testing.T) {
 		pod("stranger", map[string]any{"active": "true"}))
 	e, _ := newElector(api, "a")
 	if err := e.relabel(t.Context()); err != nil || len(api.Actions()) != 0 {
-		t.Fatalf("a standby asks for %v, %v", api.Actions(), err)
+		t.Fatalf("a standby makes the requests %v (%v), want none", api.Actions(), err)
 	}
 	e.attempt(t.Context())
 	api.ClearActions()
@@ -243,7 +243,8 @@ func TestLabel(t *testing.T) {
 	}
 }
 
-// TestLateLabel: a gateway that labels itself after its successor has, because its request was slow, loses the label long before the Lease would run out.
+// TestLateLabel: the request of a former holder, which labels its pod, arrives after that of its successor. The pod loses the label long before the Lease
+// would expire.
 func TestLateLabel(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		labels := map[string]any{"component": "gateway", "gateway-name": "milan"}
@@ -274,7 +275,7 @@ func TestLateLabel(t *testing.T) {
 	})
 }
 
-// TestLeave: a gateway that ends carries packets until another one has the Lease, and none after that.
+// TestLeave: a gateway that leaves forwards until another one has the Lease, and then stops.
 func TestLeave(t *testing.T) {
 	api := newAPI()
 	a, gatewayA := newElector(api, "a")
@@ -293,11 +294,11 @@ func TestLeave(t *testing.T) {
 	a.attempt(t.Context())
 	a.look()
 	if gatewayA.is() != role.Standby || storedLease(t, api).Holder != "b" {
-		t.Errorf("a is %v after it has left", gatewayA.is())
+		t.Errorf("after it has left, a is %v and %q has the Lease; want standby and b", gatewayA.is(), storedLease(t, api).Holder)
 	}
 	b.Leave(t.Context())
 	if gatewayB.is() != role.Standby || storedLease(t, api).Holder != "" {
-		t.Errorf("b is %v, and nobody was there", gatewayB.is())
+		t.Errorf("b leaves without a successor: it is %v and %q has the Lease; want standby and nobody", gatewayB.is(), storedLease(t, api).Holder)
 	}
 }
 
@@ -310,7 +311,7 @@ func TestConflict(t *testing.T) {
 	})
 	e.attempt(t.Context())
 	if g.is() != role.Standby || len(e.poke) != 1 {
-		t.Errorf("%v, and %d attempts at once", g.is(), len(e.poke))
+		t.Errorf("it is %v with %d new attempts, want standby with one", g.is(), len(e.poke))
 	}
 }
 

@@ -25,12 +25,12 @@ func (d *diary) write(line string) {
 	d.lines = append(d.lines, line)
 }
 
-// noted is a gateway that writes a diary, with a table whose stream leads to another Elector.
+// noted is a gateway that writes a diary. Its table is connected to another Elector.
 type noted struct {
 	*diary
 	name  string
 	other *Elector
-	deaf  bool // what it says does not arrive
+	deaf  bool // its notices get lost
 }
 
 func (n *noted) Become(r role.Role)          { n.write(n.name + " is " + r.String()) }
@@ -46,7 +46,7 @@ func (n *noted) Tell(message []byte) int {
 	return 1
 }
 
-// newTalking returns two gateways of a bubble that take part. a is active.
+// newTalking starts two gateways in a bubble, which exchange notices. a is active.
 func newTalking(t *testing.T) (a, b *Elector, tables [2]*noted) {
 	t.Helper()
 	api := newAPI()
@@ -68,7 +68,7 @@ func newTalking(t *testing.T) (a, b *Elector, tables [2]*noted) {
 	return a, b, tables
 }
 
-// await waits until a gateway has a role and has done what belongs to it.
+// await waits until a gateway has a role, and until nothing more happens.
 func await(t *testing.T, e *Elector, r role.Role) {
 	t.Helper()
 	need.Eventually(t, 30*time.Second, e.Pod+" is "+r.String(), func() error {
@@ -80,7 +80,7 @@ func await(t *testing.T, e *Elector, r role.Role) {
 	synctest.Wait()
 }
 
-// TestHandingOn: the order in which a gateway that leaves hands on the Lease, and the table.
+// TestHandingOn: a gateway that leaves hands over its Lease and its table in this order.
 func TestHandingOn(t *testing.T) { need.Bubble(t, handOn) }
 
 func handOn(t *testing.T) {
@@ -89,28 +89,28 @@ func handOn(t *testing.T) {
 	a.Leave(t.Context())
 	await(t, b, role.Active)
 	if took := time.Since(began); took >= yieldTime {
-		t.Errorf("it took %v, as if one had not heard the other", took)
+		t.Errorf("the handover takes %v, want less than %v, because each gateway hears the other", took, yieldTime)
 	}
 	want := []string{"a is active", "b is standby", "a is static", "a flushes", `a says {"says":"free","pod":"a","term":0}`,
 		"a is standby", "a flushes", `a says {"says":"yours","pod":"a","term":1}`, "b is active"}
 	mine := `b says {"says":"mine","pod":"b","term":1}`
 	got := tables[0].lines
 	if i := slices.Index(got, mine); i < 5 || i == len(got)-1 { // a may have read the Lease before
-		t.Errorf("b says that it has the Lease at %d of %q", i, got)
+		t.Errorf("b says that it has the Lease in line %d of %q, want it after the first four and before the last", i, got)
 	}
 	if got = slices.DeleteFunc(got, func(line string) bool { return line == mine }); !slices.Equal(got, want) {
 		t.Errorf("got:\n%q\nwant:\n%q", got, want)
 	}
 }
 
-// TestCutOff: a gateway whose Lease has run out stops when it is told of another one's, which forwards after that.
+// TestCutOff: a gateway whose Lease has expired stops when it hears that another one has a new Lease, which then forwards.
 func TestCutOff(t *testing.T) { need.Bubble(t, cutOff) }
 
 func cutOff(t *testing.T) {
 	a, b, tables := newTalking(t)
 	await(t, a, role.Static)
 	for b.Role() == role.Standby {
-		signal(b.poke) // the Lease is believed until it has run out
+		signal(b.poke) // b respects the Lease until it has expired
 		time.Sleep(time.Millisecond)
 	}
 	await(t, b, role.Active)
@@ -120,18 +120,18 @@ func cutOff(t *testing.T) {
 		t.Errorf("got:\n%q\nwant at the end:\n%q", got, want)
 	}
 	if s := a.State(); s.Holder != "b" || s.Term != 1 || s.Role != role.Standby {
-		t.Errorf("a says %+v", s)
+		t.Errorf("a's state is %+v, want a standby that knows b's Lease with term 1", s)
 	}
-	b.Heard([]byte(`{"says":"mine","pod":"a","term":1}`)) // of a Lease that it has had itself
+	b.Heard([]byte(`{"says":"mine","pod":"a","term":1}`)) // an old notice about a term that b has
 	b.Heard([]byte(`[`))
 	b.Heard([]byte(`{"says":"of a newer version"}`))
 	synctest.Wait()
 	if b.Role() != role.Active {
-		t.Errorf("b is %v because of an old Lease", b.Role())
+		t.Errorf("after an old notice b is %v, want active", b.Role())
 	}
 }
 
-// TestNoAnswer: a gateway that hangs does not keep another one from forwarding.
+// TestNoAnswer: when a gateway that hangs does not answer, the one with the Lease forwards nevertheless.
 func TestNoAnswer(t *testing.T) { need.Bubble(t, noAnswer) }
 
 func noAnswer(t *testing.T) {
@@ -151,8 +151,7 @@ func noAnswer(t *testing.T) {
 	}
 }
 
-// TestDiesAtStart: while a gateway starts, it does not renew the Lease of the process before it in its pod. As soon as it can forward, it has that
-// Lease.
+// TestDiesAtStart: a gateway that starts does not renew the Lease of the former process in its pod. As soon as it can forward, it takes over that Lease.
 func TestDiesAtStart(t *testing.T) {
 	api := newAPI()
 	a, _ := newElector(api, "a")
@@ -162,12 +161,12 @@ func TestDiesAtStart(t *testing.T) {
 	again.gateway = nil
 	again.attempt(t.Context())
 	if l := storedLease(t, api); l.Renewed != before || again.Role() != role.Standby {
-		t.Fatalf("%+v is renewed, and the gateway is %v", l, again.Role())
+		t.Fatalf("the Lease is %+v and the gateway %v, want a Lease that is not renewed and a standby", l, again.Role())
 	}
 	again.Drive(gateway, nil)
 	again.attempt(t.Context())
 	if l := storedLease(t, api); l.Renewed == before || l.Holder != "a" || gateway.is() != role.Active {
-		t.Errorf("%+v, and the gateway is %v", l, gateway.is())
+		t.Errorf("the Lease is %+v and the gateway %v, want a renewed Lease of a, which is active", l, gateway.is())
 	}
 }
 
@@ -177,7 +176,7 @@ func TestNewPod(t *testing.T) {
 	fresh, gateway := newElector(api, "fresh")
 	fresh.gateway = nil
 	if fresh.attempt(t.Context()); len(api.Actions()) != 1 {
-		t.Fatalf("without a Lease, it asks for %v", api.Actions())
+		t.Fatalf("without a Lease, its requests are %v, want one that reads", api.Actions())
 	}
 	a, _ := newElector(api, "a")
 	a.attempt(t.Context())
@@ -186,11 +185,11 @@ func TestNewPod(t *testing.T) {
 	}
 	fresh.attempt(t.Context())
 	if l := storedLease(t, api); l.Holder != "" {
-		t.Fatalf("%s has the Lease", l.Holder)
+		t.Fatalf("%s has the Lease, want nobody", l.Holder)
 	}
 	fresh.Drive(gateway, nil)
 	fresh.attempt(t.Context())
 	if l := storedLease(t, api); l.Holder != "fresh" || gateway.is() != role.Active {
-		t.Errorf("%s has the Lease, and the gateway is %v", l.Holder, gateway.is())
+		t.Errorf("%q has the Lease and the gateway is %v, want fresh and active", l.Holder, gateway.is())
 	}
 }

@@ -49,7 +49,7 @@ func captured(t *testing.T) (all []*kube.Object) {
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-// ofN1 are the links that the captured resources ask for at node n1.
+// ofN1 are the links that the captured resources describe for node n1.
 var ofN1 = []links.Link{
 	{Name: "liqo.gmn5mr9h7p", VNI: 1, MTU: 1340, Remote: addr("10.244.0.7"), Address: addr("10.80.0.2"), Gateway: addr("10.80.0.3")},
 	{Name: "liqo.s4r5pgz9fk", VNI: 3, MTU: 1340, Remote: addr("10.244.0.8"), Address: addr("10.80.0.2"), Gateway: addr("10.80.0.4")},
@@ -63,7 +63,7 @@ func texts(d Desired) (all []string) {
 	return all
 }
 
-// TestCapturedResources: the resources of a real control plane ask for one link for each gateway, in whatever order they come.
+// TestCapturedResources: the resources of a real control plane describe one link for each gateway, in whatever order they arrive.
 func TestCapturedResources(t *testing.T) {
 	all := captured(t)
 	for range 20 {
@@ -89,7 +89,7 @@ func TestCapturedResources(t *testing.T) {
 	}
 }
 
-// TestDeletion: a resource that is being deleted asks for no link any more.
+// TestDeletion: a resource that is being deleted no longer describes a link.
 func TestDeletion(t *testing.T) {
 	for _, kind := range []string{kube.KindFabric, kube.KindTunnel} {
 		s := NewState("n1")
@@ -111,7 +111,7 @@ func TestDeletion(t *testing.T) {
 	}
 }
 
-// TestMovedGateway: a new gatewayIP is a new Remote and nothing else.
+// TestMovedGateway: a new gatewayIP changes the link's Remote and nothing else.
 func TestMovedGateway(t *testing.T) {
 	s := NewState("n1")
 	for _, o := range captured(t) {
@@ -198,7 +198,7 @@ func TestBadResources(t *testing.T) {
 	}
 }
 
-// TestTwoTunnels: of two GeneveTunnels from one node to one gateway, the older one counts.
+// TestTwoTunnels: if there are two GeneveTunnels from one node to one gateway, the older one wins.
 func TestTwoTunnels(t *testing.T) {
 	s := NewState("n1")
 	for _, o := range captured(t) {

@@ -46,7 +46,7 @@ endpoints: [%s]
 	g.slices.set(keyOf(u), readSlice(u))
 }
 
-// addresses are those of exports by name, as the status says.
+// addresses returns the addresses of exports in the status, by name.
 func addresses(d *Plan) map[string]string {
 	all := map[string]string{}
 	for _, e := range d.Status.Exports {
@@ -101,7 +101,7 @@ func TestExport(t *testing.T) {
 	}
 }
 
-// TestExportAddresses: a Service keeps its address whatever others come and go, and most get theirs back after the status is lost.
+// TestExportAddresses: a Service keeps its address when others are added or removed. If the status is lost, most Services get the same address again.
 func TestExportAddresses(t *testing.T) {
 	g := rome(t)
 	for i := range 100 {
@@ -118,10 +118,10 @@ func TestExportAddresses(t *testing.T) {
 	used := map[string]bool{"10.70.0.0": true}
 	for name, a := range addresses(d) {
 		if used[a] {
-			t.Errorf("%s has %s, which is taken", name, a)
+			t.Errorf("%s gets %s, which another Service has", name, a)
 		}
 		if used[a] = true; strings.HasPrefix(name, "web") && a != first[name] {
-			t.Errorf("%s had %s, and has %s", name, first[name], a)
+			t.Errorf("%s has %s, want %s as before", name, a, first[name])
 		}
 	}
 	if len(used) != 1+99+60 {
@@ -139,7 +139,7 @@ func TestExportAddresses(t *testing.T) {
 		}
 	}
 	if moved > 80 {
-		t.Errorf("%d of 159 addresses are others after the status was lost", moved)
+		t.Errorf("after the status was lost, %d of 159 addresses differ, want at most 80", moved)
 	}
 	p.Status.Exports = []ExportStatus{{"shop", "web-1", "10.70.0.0"}, {"shop", "web-2", "10.99.0.5"}, {"shop", "web-3", "10.70.0.9"}, {"shop", "web-4", "10.70.0.9"}, {"shop", "gone", "10.70.0.8"}, {"shop", "web-5", "x"}}
 	g.put(&p)
@@ -148,7 +148,7 @@ func TestExportAddresses(t *testing.T) {
 	}
 }
 
-// TestExportRefused: a Service that cannot be exported is reported with its field, and all others are exported. The gateway serves its nodes in any case.
+// TestExportRefused: a Service that cannot be exported is reported with its field. All others are exported, and nodes are served in any case.
 func TestExportRefused(t *testing.T) {
 	long := strings.Repeat("x", 60)
 	for _, c := range []struct {
@@ -234,7 +234,7 @@ func TestExportTooMany(t *testing.T) {
 	}
 }
 
-// TestExportUnknown: before all lists are read, the peer is told nothing and no address is released.
+// TestExportUnknown: until all lists are read, nothing is sent to the peer, and no address is released.
 func TestExportUnknown(t *testing.T) {
 	g := rome(t)
 	exportWith(t, g, "web")

@@ -51,7 +51,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestBadPeering: each fault names its field, and the configuration from before stays.
+// TestBadPeering: each fault names its field, and the former configuration stays.
 func TestBadPeering(t *testing.T) {
 	for _, c := range []struct{ old, new, want string }{
 		{"cluster: rome", "cluster: ro/me", `spec.cluster: "ro/me"`},
@@ -84,7 +84,7 @@ func TestBadPeering(t *testing.T) {
 			t.Errorf("%q for %q: %q, want %q", c.new, c.old, d.Faults, c.want)
 		}
 		if d.Peering != before.Peering {
-			t.Errorf("%q for %q: the configuration from before is gone", c.new, c.old)
+			t.Errorf("%q for %q: the former configuration is replaced", c.new, c.old)
 		}
 	}
 	own := readIn(t)
@@ -96,7 +96,7 @@ func TestBadPeering(t *testing.T) {
 	}
 }
 
-// TestAssignment: a Node keeps what is assigned to it, whatever other Nodes come and go.
+// TestAssignment: a Node keeps its VNI and address when other Nodes are added or removed.
 func TestAssignment(t *testing.T) {
 	g := rome(t)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -113,15 +113,15 @@ func TestAssignment(t *testing.T) {
 		vnis, addresses := map[uint32]bool{}, map[string]bool{"10.80.0.1": true, "10.80.0.0": true, "10.80.0.255": true}
 		for _, a := range d.Status.Nodes {
 			if vnis[a.VNI] || addresses[a.Address] || !netip.MustParsePrefix("10.80.0.0/24").Contains(netip.MustParseAddr(a.Address)) {
-				t.Fatalf("round %d: %+v is taken", round, a)
+				t.Fatalf("round %d: %+v has a VNI or an address that is taken or out of range", round, a)
 			}
 			vnis[a.VNI], addresses[a.Address] = true, true
 			if was, ok := have[a.Name]; ok && was != a {
-				t.Fatalf("round %d: %+v, before %+v", round, a, was)
+				t.Fatalf("round %d: assigned is %+v, want %+v as before", round, a, was)
 			}
 		}
 		if len(d.Status.Nodes) != len(g.nodes) {
-			t.Fatalf("round %d: %d assigned of %d", round, len(d.Status.Nodes), len(g.nodes))
+			t.Fatalf("round %d: %d of %d nodes are assigned, want all", round, len(d.Status.Nodes), len(g.nodes))
 		}
 		clear(have)
 		for _, a := range d.Status.Nodes {
@@ -147,7 +147,7 @@ func TestAssignmentFull(t *testing.T) {
 	}
 }
 
-// TestNodesThatAreNotReady: each is reported with what is missing; a node with false claims is left out, and no other.
+// TestNodesThatAreNotReady: each is reported with what is missing. Only a node with false claims is left out.
 func TestNodesThatAreNotReady(t *testing.T) {
 	for _, c := range []struct {
 		name, unready, fault string
@@ -228,7 +228,7 @@ func TestPodsFrom(t *testing.T) {
 		`{spec: {nodeName: node1}, status: {phase: Succeeded, podIPs: [{ip: 10.244.9.4}]}}`,
 		`{spec: {nodeName: node1}, status: {phase: Running, podIPs: [{ip: 10.99.0.1}]}}`,
 		`{spec: {}, status: {phase: Pending}}`,
-		`{spec: {nodeName: node1}, status: {phase: Running, podIPs: [{ip: 10.244.9.1}]}}`, // a second one with an address
+		`{spec: {nodeName: node1}, status: {phase: Running, podIPs: [{ip: 10.244.9.1}]}}`, // the second pod with this address
 	} {
 		g.pods.set(fmt.Sprint("default/pod", i), readPod(object(t, spec)))
 	}
@@ -276,7 +276,7 @@ func TestNoPeering(t *testing.T) {
 	}
 	g.put(readIn(t, "role: Client", "role: Peer"))
 	if d := g.Plan(); d.Peering != nil {
-		t.Error("the Peering that was deleted is obeyed")
+		t.Error("the deleted Peering still has effect")
 	}
 	g.put(readIn(t, "  publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=\n", ""))
 	if d := g.Plan(); len(d.Waiting) != 1 || !strings.HasPrefix(d.Waiting[0], "the peer's key") {

@@ -13,8 +13,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// TestLoudNode: whatever an agent says of itself stands in the Peering's status in little room and in one line, so that no node keeps the gateway from writing
-// that for all.
+// TestLoudNode: an agent's message takes little room in the Peering's status and has no line breaks, so that no node can keep the gateway from writing the
+// status.
 func TestLoudNode(t *testing.T) {
 	g := rome(t)
 	loud := "no room\n\x1b[2J" + strings.Repeat("€", 1<<19)
@@ -23,7 +23,7 @@ func TestLoudNode(t *testing.T) {
 	g.tunnels["node2"] = readTunnelNode(u)
 	d := g.Plan()
 	if len(d.Unready) != 1 || !strings.HasPrefix(d.Unready[0], "node node2: no room  [2J€€") || len(d.Unready[0]) > 400 || strings.ContainsFunc(d.Unready[0], unicode.IsControl) {
-		t.Errorf("%d nodes are not ready: %.500q", len(d.Unready), d.Unready)
+		t.Errorf("%d nodes are not ready: %.500q, want one with a short message in one line", len(d.Unready), d.Unready)
 	}
 	s := &GatewaySource{now: time.Now}
 	for range 10_000 { // as of many nodes
@@ -31,12 +31,11 @@ func TestLoudNode(t *testing.T) {
 	}
 	all := s.set(d, nil, &Condition{Type: Accepted, Status: "False", Message: strings.Join(d.Faults, "; ")})
 	if n := len(all[0].Message); n > maxMessage || n < maxMessage/2 {
-		t.Errorf("a message of %d bytes", n)
+		t.Errorf("the message has %d bytes, want %d to %d", n, maxMessage/2, maxMessage)
 	}
 }
 
-// TestPeerThatLies: a peer may send from the CIDRs that the Peering gives it, to those of this cluster. Everything else is dropped with a reason, so
-// false CIDRs gain it nothing.
+// TestPeerThatLies: a peer may send from the CIDRs that the Peering gives it to those of this cluster. Everything else is dropped with a reason.
 func TestPeerThatLies(t *testing.T) {
 	g := rome(t)
 	d := g.Plan()

@@ -19,13 +19,13 @@ func told(namespace, name, address string, ports ...exports.Port) exports.Export
 	return exports.Export{Namespace: namespace, Name: name, Address: netip.MustParseAddr(address), Ports: ports}
 }
 
-// importRole is the Role by which rome's gateway writes imports.
+// importRole is the Role that lets rome's gateway write imports.
 func importRole(t *testing.T) *unstructured.Unstructured {
 	t.Helper()
 	return object(t, `{metadata: {name: culvert-imports-milan, namespace: milan, uid: "5"}}`)
 }
 
-// TestImport: a Service that the peer exports has a name in one namespace, and the address under which this cluster sees it.
+// TestImport: a Service that the peer exports gets a name in one namespace, and the address under which this cluster sees it.
 func TestImport(t *testing.T) {
 	p := readIn(t, "peer: milan", "peer: milan\n  imports: milan")
 	if p.Imports != "milan" || len(p.Faults) > 0 {
@@ -57,7 +57,7 @@ func TestImport(t *testing.T) {
 	}
 }
 
-// TestImportPutRight: changes that others make to an import are noticed, and the address that the API server has given the Service stays.
+// TestImportPutRight: changes that others make to an import are undone, and the Service keeps the address that the API server has given it.
 func TestImportPutRight(t *testing.T) {
 	p := readIn(t)
 	all, _ := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")})
@@ -81,25 +81,25 @@ func TestImportPutRight(t *testing.T) {
 		u := &unstructured.Unstructured{Object: object(t, text(t, stored.Object)).Object}
 		change(u, u.Object["spec"].(map[string]any))
 		if x.sameService(u) {
-			t.Errorf("%v is taken for right", u.Object)
+			t.Errorf("a changed Service counts as unchanged: %v", u.Object)
 		}
 		next := x.updated(u, importRole(t))
 		if got := text(t, next.Object["spec"]); !x.sameService(next) || !strings.Contains(got, `"clusterIP":"10.96.0.7"`) || next.GetResourceVersion() != "7" {
-			t.Errorf("put right: %s", got)
+			t.Errorf("the restored Service is %s, want it as it was made, with its clusterIP and resourceVersion", got)
 		}
 	}
 	for _, endpoints := range []string{"[]", "[{addresses: [10.71.0.8]}]", "[{addresses: [10.71.0.9], conditions: {ready: false}}]", "[{addresses: [10.71.0.9, 10.71.0.8]}]", "[{addresses: [10.71.0.9]}, {addresses: [203.0.113.1]}]"} {
 		u := object(t, fmt.Sprintf(`{metadata: {labels: {kubernetes.io/service-name: web-shop}}, ports: [{name: http, protocol: TCP, port: 80}], endpoints: %s}`, endpoints))
 		if x.sameSlice(u) {
-			t.Errorf("%s is taken for right", endpoints)
+			t.Errorf("a slice with endpoints %s counts as unchanged", endpoints)
 		}
 		if !x.sameSlice(x.fill(u)) {
-			t.Errorf("%s is not put right", endpoints)
+			t.Errorf("a slice with endpoints %s is not restored", endpoints)
 		}
 	}
 }
 
-// TestLyingPeer: a Service with something that a peer may not claim is left out, with the reason, and no other is.
+// TestLyingPeer: a Service with a claim that a peer may not make is left out with the reason, and others are imported.
 func TestLyingPeer(t *testing.T) {
 	port := func(name string, protocol uint8, number uint16) exports.Port {
 		return exports.Port{Name: name, Protocol: protocol, Port: number}

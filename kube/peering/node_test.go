@@ -46,7 +46,7 @@ func TestNodePlan(t *testing.T) {
 	}
 }
 
-// TestNodeRefuses: whatever spec or status say, a node routes nothing to a peer that the cluster itself uses, and refuses impossible gateway addresses.
+// TestNodeRefuses: whatever spec and status contain, a node does not route addresses of its own cluster to a peer, and refuses impossible gateway addresses.
 func TestNodeRefuses(t *testing.T) {
 	const pods = "remap: 10.61.0.0/16"
 	for _, c := range []struct{ old, new, want string }{
@@ -93,7 +93,7 @@ func TestNodeRefuses(t *testing.T) {
 	}
 }
 
-// TestNodeTwoPeerings: of two Peerings that conflict, the older one counts.
+// TestNodeTwoPeerings: if two Peerings conflict, the older one wins.
 func TestNodeTwoPeerings(t *testing.T) {
 	const key = "publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
 	turin := []string{"name: milan, namespace", "name: turin, namespace", "peer: milan", "peer: turin", "10.80.0.0/24", "10.81.0.0/24", "remap: 10.61.0.0/16", "remap: 10.62.0.0/16",

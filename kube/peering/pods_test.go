@@ -66,7 +66,7 @@ func (m *model) one(kind string) (key string, u *unstructured.Unstructured) {
 	return key, object(m.t, text)
 }
 
-// afresh is the plan that a gateway which starts now makes of all objects.
+// afresh returns the plan that a gateway makes of all objects when it starts.
 func (m *model) afresh() *Plan {
 	s, sinks := m.watched()
 	for kind, w := range sinks {
@@ -82,7 +82,7 @@ func (m *model) afresh() *Plan {
 	return s.state.Plan()
 }
 
-// pods are where the pods are, by looking at all of them.
+// pods returns each node's pods, read from all objects.
 func (m *model) pods() map[string][]netip.Prefix {
 	all, seen := map[string][]netip.Prefix{}, map[netip.Addr]bool{}
 	for _, key := range slices.Sorted(maps.Keys(m.objects[kindPod])) {
@@ -104,7 +104,7 @@ func (m *model) pods() map[string][]netip.Prefix {
 	return all
 }
 
-// TestEventsAreLists: after any sequence of events, the plan is the one that a gateway would make from lists of all objects.
+// TestEventsAreLists: after any sequence of events, the plan is the same as that from lists of all objects.
 func TestEventsAreLists(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

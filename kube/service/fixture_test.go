@@ -67,7 +67,7 @@ func aBase() *services.Config {
 	}
 }
 
-// aState holds a Node and more.
+// aState returns a State with a Node and more objects.
 func aState(t testing.TB, mode Mode, more ...*Object) *State {
 	t.Helper()
 	s := NewState(mode, selfName, aBase())
@@ -78,7 +78,7 @@ func aState(t testing.TB, mode Mode, more ...*Object) *State {
 	return s
 }
 
-// served finds what is served under a name in a family.
+// served returns the Service that is served under a name in a family.
 func served(t testing.TB, c *services.Config, name string, v4 bool) *services.Service {
 	t.Helper()
 	for i := range c.Services {
@@ -90,13 +90,13 @@ func served(t testing.TB, c *services.Config, name string, v4 bool) *services.Se
 	return nil
 }
 
-var standings = map[rules.Eligibility]string{rules.EligibleAll: "", rules.EligibleLocal: " local only", rules.EligibleNone: " leaving"}
+var eligibilities = map[rules.Eligibility]string{rules.EligibleAll: "", rules.EligibleLocal: " local only", rules.EligibleNone: " leaving"}
 
-// endpoints describes the endpoints of a service, and says which are on this node.
+// endpoints describes the endpoints of a service, and marks those on this node with "here".
 func endpoints(s *services.Service) string {
 	var all []string
 	for _, e := range s.Endpoints {
-		text := netip.AddrPortFrom(e.Address, e.Port).String() + standings[e.Eligibility]
+		text := netip.AddrPortFrom(e.Address, e.Port).String() + eligibilities[e.Eligibility]
 		if e.Node == selfName {
 			text += " here"
 		}

@@ -14,7 +14,7 @@ import (
 	"culvert/integration/need"
 )
 
-// freePort is a port at which nobody listens. The kernel gives those below 32768 to nobody who wants any, so that it is still free when the test listens.
+// freePort returns a port at which nobody listens. It is below 32768, so the kernel does not assign it to another socket before the test uses it.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
 	for port := uint16(10000 + os.Getpid()%10000); port < 32768; port++ {
@@ -27,7 +27,7 @@ func freePort(t *testing.T) uint16 {
 	return 0
 }
 
-// TestHealthChecks: they are answered word for word as kube-proxy answers them.
+// TestHealthChecks: health checks get exactly the answers of kube-proxy.
 func TestHealthChecks(t *testing.T) {
 	port := freePort(t)
 	c := checks{answering: map[asked]*answering{}}
@@ -54,7 +54,7 @@ func TestHealthChecks(t *testing.T) {
 			body, err := io.ReadAll(r.Body)
 			r.Body.Close()
 			if err != nil || r.StatusCode != test.code || string(body) != test.body {
-				t.Errorf("%d endpoints: %d %q, %v", test.endpoints, r.StatusCode, body, err)
+				t.Errorf("with %d endpoints the answer is %d %q, want %d %q (%v)", test.endpoints, r.StatusCode, body, test.code, test.body, err)
 			}
 			for header, want := range map[string]string{
 				"Content-Type": "application/json", "X-Content-Type-Options": "nosniff", "X-Load-Balancing-Endpoint-Weight": strconv.Itoa(test.endpoints),
@@ -68,7 +68,7 @@ func TestHealthChecks(t *testing.T) {
 	c.set(at, nil)
 	if conn, err := net.Dial("tcp", netip.AddrPortFrom(at[0], port).String()); err == nil {
 		conn.Close()
-		t.Error("there is an answer for a Service that was deleted")
+		t.Error("the port of a deleted Service accepts connections")
 	}
 }
 
@@ -83,7 +83,7 @@ func TestHealthCheckPortTaken(t *testing.T) {
 	all := []Check{{Name{"shop", "web"}, true, taken, 1}, {Name{"shop", "api"}, true, free, 1}}
 	failed := c.set(addr("127.0.0.1"), all)
 	if len(failed) != 1 || failed[all[0].Name] == nil {
-		t.Errorf("%v", failed)
+		t.Errorf("failed are %v, want the check of %v alone", failed, all[0].Name)
 	}
 	if conn, err := net.Dial("tcp", netip.AddrPortFrom(addr("127.0.0.1")[0], free).String()); err != nil {
 		t.Error(err)
@@ -92,7 +92,7 @@ func TestHealthCheckPortTaken(t *testing.T) {
 	}
 	l.Close()
 	if failed := c.set(addr("127.0.0.1"), all); len(failed) > 0 {
-		t.Errorf("with the port free: %v", failed)
+		t.Errorf("when the port is free again, failed are %v, want none", failed)
 	}
 }
 
@@ -134,6 +134,6 @@ func TestHealthCheckBodyMissing(t *testing.T) {
 	}
 	conn.SetReadDeadline(time.Now().Add(10 * checkPatience))
 	if b, err := io.ReadAll(conn); err != nil {
-		t.Errorf("after %q: %v", b, err)
+		t.Errorf("the connection is not closed after %q: %v", b, err)
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"culvert/integration/need"
 )
 
-// An electorate is nodes of one cluster that announce an address, some of which the API server does not hear.
+// An electorate is the nodes of a cluster that may announce an address. The API server refuses the writes of some of them.
 type electorate struct {
 	*cluster
 	mu      sync.Mutex
@@ -99,7 +99,7 @@ func (e *electorate) join(name string) {
 	}()
 }
 
-// leave ends a node: as SIGTERM does, or as a kill does, which leaves its Lease.
+// leave stops a node, either like SIGTERM or like SIGKILL, which leaves its Lease.
 func (e *electorate) leave(name string, kill bool) {
 	e.mu.Lock()
 	m := e.members[name]
@@ -139,7 +139,7 @@ func (e *electorate) owners() (all []string) {
 	return all
 }
 
-// stays requires these owners for some time.
+// stays fails unless these owners keep the address for some time.
 func (e *electorate) stays(when string, d time.Duration, owners ...string) {
 	e.t.Helper()
 	for range d / (50 * time.Millisecond) {
@@ -150,7 +150,7 @@ func (e *electorate) stays(when string, d time.Duration, owners ...string) {
 	}
 }
 
-// until returns how long it takes until these are the owners.
+// until waits until these nodes own the address, and returns how long that takes.
 func (e *electorate) until(when string, owners ...string) time.Duration {
 	e.t.Helper()
 	began := time.Now()
@@ -174,7 +174,7 @@ func (e *electorate) renewed(name string) time.Time {
 	return at
 }
 
-// order returns the nodes in the order in which they are to own the address.
+// order returns the nodes in the order in which they should own the address.
 func order(nodes ...string) []string {
 	var all []string
 	for left := slices.Clone(nodes); len(left) > 0; {
@@ -185,8 +185,8 @@ func order(nodes ...string) []string {
 	return all
 }
 
-// TestLeases: the first node by its hash owns the address. When it is killed, the next one does within a second of the end of its Lease,
-// and not before; when it ends, at once; and the first again when it is back.
+// TestLeases: the first node by its hash owns the address. If it is killed, the next one takes over within a second of the end of its Lease, and not
+// before. If it leaves, the next one takes over at once. When the first one is back, it owns the address again.
 func TestLeases(t *testing.T) {
 	all := order("n1", "n2", "n3")
 	inElectorate(t, 3, func(e *electorate) {
@@ -223,7 +223,7 @@ func TestLeases(t *testing.T) {
 	})
 }
 
-// TestLeasesUnable: a node whose kernel refuses an address says so in its Lease, and the next one owns it, until the first one can.
+// TestLeasesUnable: a node whose kernel refuses an address writes that into its Lease. The next node owns the address until the first one can have it.
 func TestLeasesUnable(t *testing.T) {
 	all := order("n1", "n2", "n3")
 	inElectorate(t, 3, func(e *electorate) {

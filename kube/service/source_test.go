@@ -63,7 +63,7 @@ func (c *cluster) serve(wanted *services.Config) error {
 	return nil
 }
 
-// last returns what was applied last, and how often something was applied since the last call.
+// last returns the last configuration that was applied, and how many were since the last call.
 func (c *cluster) last() (*services.Config, int) {
 	time.Sleep(100 * time.Millisecond)
 	synctest.Wait()
@@ -140,7 +140,7 @@ func TestSource(t *testing.T) {
 		c.put(aNode(t))
 		time.Sleep(time.Hour)
 		if _, n := c.last(); n != 0 {
-			t.Errorf("applied %d times in an hour without a change", n)
+			t.Errorf("configurations were applied %d times in an hour without a change, want never", n)
 		}
 		c.put(aService(t, "bad", "clusterIP: 10.96.0.20, ports: [{port: 80, protocol: DCCP}]"))
 		if got, _ = c.last(); len(got.Services) != 1 {
@@ -184,7 +184,7 @@ func (c *cluster) requireRights() {
 		asked[a.GetVerb()+" "+a.GetResource().Group+"/"+a.GetResource().Resource] = true
 	}
 	if !maps.Equal(granted, asked) {
-		c.t.Errorf("the manifest grants %v, and what was asked for is %v", granted, asked)
+		c.t.Errorf("used were the rights %v, want those of the manifest: %v", asked, granted)
 	}
 }
 
@@ -249,7 +249,7 @@ func TestSourceRefused(t *testing.T) {
 	}, func(c *cluster) {
 		time.Sleep(10 * time.Second)
 		if _, n := c.last(); n < 5 || n > 12 {
-			t.Errorf("tried %d times in ten seconds", n)
+			t.Errorf("the configuration was tried %d times in ten seconds, want 5 to 12", n)
 		}
 		said := func(text string) int { return strings.Count(c.log.String(), text) }
 		const end = "accepted again"
@@ -289,7 +289,7 @@ func TestSourceRefused(t *testing.T) {
 	}, aNode(t), aService(t, "web", web+", externalIPs: [198.51.100.7, 198.51.100.8]"))
 }
 
-// TestBrokenWatch: a connection that breaks before the API server says anything is no answer.
+// TestBrokenWatch: a connection that breaks before the API server sends anything does not count as an answer.
 func TestBrokenWatch(t *testing.T) {
 	inCluster(t, func(c *cluster) {
 		asked := 0
@@ -319,7 +319,7 @@ func TestBrokenWatch(t *testing.T) {
 	}, aNode(t))
 }
 
-// TestEventThatAlwaysFails: it does not keep others from being written.
+// TestEventThatAlwaysFails: an Event that cannot be written does not keep others from being written.
 func TestEventThatAlwaysFails(t *testing.T) {
 	inCluster(t, func(c *cluster) {
 		c.api.PrependReactor("create", "events", func(a kubetesting.Action) (bool, runtime.Object, error) {

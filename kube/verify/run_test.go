@@ -22,12 +22,12 @@ func address(text string) netip.Addr {
 	return a
 }
 
-// requireClean fails if something of a run is left.
+// requireClean fails if a run has left a namespace.
 func requireClean(t *testing.T, w *world) {
 	t.Helper()
 	for _, c := range []*played{w.rome, w.milan} {
 		if len(c.spaces) > 0 {
-			t.Errorf("%s still has %v", c.name, c.spaces)
+			t.Errorf("%s still has the namespaces %v, want none", c.name, c.spaces)
 		}
 	}
 }
@@ -152,7 +152,7 @@ func TestRunRights(t *testing.T) {
 		t.Error(err)
 	}
 	if len(w.rome.created)+len(w.milan.created) > 0 {
-		t.Error("it has made something")
+		t.Error("objects were created although rights are missing")
 	}
 }
 

@@ -33,7 +33,7 @@ func serve(t *testing.T) (address string) {
 	return tcp.Addr().String()
 }
 
-// listen returns listeners at a port that is free for both protocols. The kernel chooses one that is free for TCP; for UDP another socket may have it.
+// listen returns listeners at a port that is free for both protocols. The kernel chooses one that is free for TCP, which a UDP socket may have.
 func listen(t *testing.T) (tcp net.Listener, udp net.PacketConn) {
 	t.Helper()
 	for {
@@ -50,7 +50,7 @@ func listen(t *testing.T) (tcp net.Listener, udp net.PacketConn) {
 	}
 }
 
-// TestAsk: the findings of an asker if everything works.
+// TestAsk: what an asker finds if everything works.
 func TestAsk(t *testing.T) {
 	address := serve(t)
 	task := &Task{Token: token, Patience: 5, Targets: []Target{{"a", address, 1340, 3 << 20}, {"b", address, 0, 0}}}
@@ -88,15 +88,15 @@ func TestAskNobody(t *testing.T) {
 	}
 }
 
-// TestServeStrangers: without the token there is no answer, and answers are not answered.
-func TestServeStrangers(t *testing.T) {
+// TestServeWithoutToken: requests without the token are not answered, and neither are answers.
+func TestServeWithoutToken(t *testing.T) {
 	address := serve(t)
 	conn, err := net.Dial("tcp4", address)
 	need.NoError(t, err)
 	defer conn.Close()
 	io.WriteString(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
 	if text, _ := io.ReadAll(conn); len(text) > 0 {
-		t.Errorf("a stranger is told %q", text)
+		t.Errorf("a request without the token is answered by %q", text)
 	}
 	udp, err := net.Dial("udp4", address)
 	need.NoError(t, err)
@@ -113,7 +113,7 @@ func TestServeStrangers(t *testing.T) {
 	udp.SetReadDeadline(time.Now().Add(5 * time.Second))
 	b := make([]byte, 200)
 	if n, err := udp.Read(b); err != nil || b[tokenBytes+4] != 3 || n != 100 {
-		t.Errorf("the first answer: %v % x", err, b[:n])
+		t.Errorf("the first answer is % x (%v), want that to datagram 3", b[:n], err)
 	}
 }
 

@@ -21,7 +21,7 @@ import (
 	"culvert/nat"
 )
 
-// telling makes endpoints answer each datagram with their address and the datagram's text.
+// telling makes endpoints answer each datagram with their address and its text.
 func telling(t *testing.T, endpoints ...[2]string) {
 	t.Helper()
 	for _, e := range endpoints {
@@ -66,22 +66,22 @@ func TestDatagrams(t *testing.T) {
 			text := string(bytes.Repeat([]byte{'x'}, size))
 			name, got, err := ask(c, text)
 			if err != nil || got != text {
-				t.Fatalf("%d bytes: %d come back: %v", size, len(got), err)
+				t.Fatalf("of a datagram of %d bytes %d come back: %v", size, len(got), err)
 			}
 			if first == "" {
 				first = name
 			}
 			if name != first {
-				t.Errorf("%s answers, and %s has before", name, first)
+				t.Errorf("%s answers, want %s as before", name, first)
 			}
 		}
 	}
 	if n := s.stats.createdOf(unix.IPPROTO_UDP).Load(); n != 2 {
-		t.Errorf("%d connections were made for two clients", n)
+		t.Errorf("%d flows were created, want 2 for two clients", n)
 	}
 }
 
-// After an endpoint is removed, the next packet goes to another one. Without any, clients are
+// After an endpoint is removed, the next packet goes to another one. If there is none, clients are
 // refused.
 func TestRemovedUDP(t *testing.T) {
 	needHosts(t)
@@ -97,7 +97,7 @@ func TestRemovedUDP(t *testing.T) {
 	}
 	need.NoError(t, s.Apply(t.Context(), config(unix.IPPROTO_UDP, nil)))
 	if name, _, err := ask(c, "?"); !errors.Is(err, unix.ECONNREFUSED) {
-		t.Errorf("without endpoints %q answers: %v", name, err)
+		t.Errorf("without endpoints %q answers: %v, want %v", name, err, unix.ECONNREFUSED)
 	}
 }
 
@@ -114,14 +114,14 @@ func TestEndpointComesBack(t *testing.T) {
 	}
 	telling(t, endpointA)
 	if name, _, err := ask(c, "?"); err != nil || name != endpointA[0] {
-		t.Errorf("%q answers: %v", name, err)
+		t.Errorf("%q answers, want %s: %v", name, endpointA[0], err)
 	}
 }
 
 // noFlows is nil if a Server has no flow.
 func noFlows(s *Server) error {
 	if n := s.all.count(); n > 0 {
-		return fmt.Errorf("%d flows are there", n)
+		return fmt.Errorf("there are %d flows, want none", n)
 	}
 	return nil
 }
@@ -137,10 +137,10 @@ func TestIdleUDP(t *testing.T) {
 	need.NoError(t, err)
 	need.Eventually(t, patience, "the idle flow ends", func() error { return noFlows(s) })
 	if _, _, err := ask(c, "?"); err != nil {
-		t.Errorf("the next packet: %v", err)
+		t.Errorf("the next packet is not answered: %v", err)
 	}
 	if n := s.stats.createdOf(unix.IPPROTO_UDP).Load(); n != 2 {
-		t.Errorf("%d connections were made", n)
+		t.Errorf("%d flows were created, want 2", n)
 	}
 }
 
@@ -174,8 +174,8 @@ func TestCapUDP(t *testing.T) {
 		t.Helper()
 		c, err := dial(t, "udp", from)
 		need.NoError(t, err)
-		if name, _, err := ask(c, "?"); err != nil || name != endpointA[0] { // the node takes packets in order
-			t.Fatalf("%s is answered by %q: %v", from, name, err)
+		if name, _, err := ask(c, "?"); err != nil || name != endpointA[0] { // the node handles packets in order
+			t.Fatalf("a client at %s is answered by %q, want %s: %v", from, name, endpointA[0], err)
 		}
 		return c
 	}
@@ -190,7 +190,7 @@ func TestCapUDP(t *testing.T) {
 		}
 	}
 	if left != 0 || s.all.count() != 16 {
-		t.Fatalf("%d flows, %d of them no streams", s.all.count(), left)
+		t.Fatalf("there are %d flows with room for %d more streams, want 16 and none", s.all.count(), left)
 	}
 	c, err := dial(t, "udp", nodeAt[0])
 	need.NoError(t, err)
@@ -199,14 +199,14 @@ func TestCapUDP(t *testing.T) {
 	refused := s.stats.refusedOf(unix.IPPROTO_UDP).of(nat.ReasonTableFull)
 	need.Eventually(t, patience, "a client is refused when streams have all places", func() error {
 		if refused.Load() == 0 {
-			return fmt.Errorf("none is, with %d flows", s.all.count())
+			return fmt.Errorf("none is refused with %d flows", s.all.count())
 		}
 		return nil
 	})
 }
 
-// More clients ask once than there are places, from one source and from several, beside a stream:
-// each is answered, and the stream keeps its flow.
+// More clients than there are places send one request each, first from several sources and then from
+// one. Each is answered, and a stream beside them keeps its flow.
 func TestBusyUDP(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA)
@@ -231,21 +231,21 @@ func TestBusyUDP(t *testing.T) {
 		// Its port stays occupied: another client with it would get its flow.
 	}
 	if _, _, err := ask(stream, "?"); err != nil {
-		t.Errorf("the stream: %v", err)
+		t.Errorf("the stream is not answered: %v", err)
 	}
 	if n := s.stats.createdOf(unix.IPPROTO_UDP).Load(); n != each*uint64(len(sources))+1 {
-		t.Errorf("%d flows were made for %d clients", n, each*len(sources)+1)
+		t.Errorf("%d flows were created, want one for each of %d clients", n, each*len(sources)+1)
 	}
 	if n := s.stats.evicted[answered].Load(); n < each*uint64(len(sources))-16 || s.stats.evicted[waiting].Load() > 0 {
-		t.Errorf("%d made room with their answer, %d without", n, s.stats.evicted[waiting].Load())
+		t.Errorf("%d answered and %d waiting flows were evicted, want at least %d and none", n, s.stats.evicted[waiting].Load(), each*len(sources)-16)
 	}
 	if text := s.metrics(); !strings.Contains(text, fmt.Sprintf("culvert_connections_evicted_total{protocol=\"udp\",state=\"answered\"} %d\n", s.stats.evicted[answered].Load())) {
-		t.Errorf("metrics: %s", text)
+		t.Errorf("the metrics lack the number of evicted flows: %s", text)
 	}
 }
 
-// A Service whose endpoint is the Service itself: a packet loops until no place is left, and no
-// further, because new flows are not evicted.
+// The endpoint of a Service is the Service itself. A packet loops only until no place is left, because
+// new flows are not evicted.
 func TestLoopUDP(t *testing.T) {
 	needHosts(t)
 	s := serving(t, config(unix.IPPROTO_UDP, func(s *services.Service) {
@@ -265,12 +265,12 @@ func TestLoopUDP(t *testing.T) {
 		return nil
 	})
 	if made, n := s.stats.createdOf(unix.IPPROTO_UDP).Load(), refused.Load(); made != 16 || n != 1 {
-		t.Errorf("%d flows were made, %d refused", made, n)
+		t.Errorf("%d flows were created and %d refused, want 16 and 1", made, n)
 	}
 }
 
-// An ICMP error about one packet costs no other: the client keeps its flow, and so the source port
-// that its endpoint sees.
+// An ICMP error about one packet affects no other one: the client keeps its flow, and so the source
+// port that its endpoint sees.
 func TestErrorsOfTheWay(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA)
@@ -304,7 +304,7 @@ func TestErrorsOfTheWay(t *testing.T) {
 		}
 	}
 	if n := s.stats.createdOf(unix.IPPROTO_UDP).Load(); n != 1 {
-		t.Errorf("%d connections were made for one client", n)
+		t.Errorf("%d flows were created, want 1 for one client", n)
 	}
 }
 
@@ -325,8 +325,8 @@ func complaint(kind [2]byte, source, destination netip.AddrPort) []byte {
 	return b
 }
 
-// If a flow's packets can no longer leave, for lack of a route or of its own address, it ends
-// although the client keeps sending: its next packet may find another way.
+// A flow whose packets can no longer leave, because a route or its own address is gone, ends although
+// the client keeps sending. The client's next packet may take another route.
 func TestLostWay(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA)
@@ -343,6 +343,6 @@ func TestLostWay(t *testing.T) {
 	})
 	needHosts(t)
 	if who, _, err := ask(c, "?"); err != nil || who != endpointA[0] {
-		t.Errorf("with a way again %q answers: %v", who, err)
+		t.Errorf("when the route is back, %q answers, want %s: %v", who, endpointA[0], err)
 	}
 }
