@@ -95,10 +95,9 @@ func TestSpecsKeepTheirText(t *testing.T) {
 `, storedText)
 	answer := fmt.Sprintf(`{"apiVersion": "networking.liqo.io/v1beta1", "kind": "RouteConfigurationList", "metadata": {"resourceVersion": "77"}, "items": [%s, %s]}`, storedText, storedText)
 	client := clientOf(t, func(string, string, []byte) (int, string) { return http.StatusOK, answer })
-	s := sink{kind: KindRoute}
 	requireSpec := func(u any) {
 		t.Helper()
-		o, err := s.object(u)
+		o, err := resourceOf(KindRoute, u.(*unstructured.Unstructured))
 		need.NoError(t, err)
 		var got, want map[string]any
 		need.NoError(t, json.Unmarshal([]byte(storedText), &want))
@@ -184,7 +183,7 @@ func TestListsInParts(t *testing.T) {
 		defer api.Close()
 		client, err := NewClient(&rest.Config{Host: api.URL})
 		need.NoError(t, err)
-		into := lists{make(chan []any, 1)}
+		into := lists{make(chan []*unstructured.Unstructured, 1)}
 		f := &Followed{Client: client.Resource(gvr(KindRoute)), Resource: "routes", Into: into}
 		if trims {
 			f.Trim = func(u *unstructured.Unstructured) { delete(u.Object, "spec") }
@@ -201,7 +200,7 @@ func TestListsInParts(t *testing.T) {
 			t.Fatalf("trims %t: %d objects", trims, len(got))
 		}
 		for i, name := range []string{"r", "r1"} {
-			u := got[i].(*unstructured.Unstructured)
+			u := got[i]
 			if u.GetName() != name || (u.Object["spec"] == nil) != trims {
 				t.Errorf("trims %t: %v", trims, u)
 			}
@@ -213,18 +212,17 @@ func TestListsInParts(t *testing.T) {
 	}
 }
 
-// lists are what a reflector has listed.
-type lists struct{ all chan []any }
+// lists are what has been listed.
+type lists struct {
+	all chan []*unstructured.Unstructured
+}
 
-func (lists) Add(any) error    { return nil }
-func (lists) Update(any) error { return nil }
-func (lists) Delete(any) error { return nil }
-func (lists) Resync() error    { return nil }
+func (lists) Add(*unstructured.Unstructured)    {}
+func (lists) Delete(*unstructured.Unstructured) {}
 
-func (l lists) Replace(all []any, _ string) error {
+func (l lists) Replace(all []*unstructured.Unstructured) {
 	select {
 	case l.all <- all:
 	default:
 	}
-	return nil
 }

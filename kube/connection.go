@@ -47,16 +47,15 @@ type connection struct {
 func (s *Source) connectionName() string { return "gw-" + s.identity.Name }
 
 // saw records the Connection in the API server, nil if there is none.
-func (s *Source) saw(o any) error {
+func (s *Source) saw(u *unstructured.Unstructured) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.connection = nil
-	if u, ok := o.(*unstructured.Unstructured); ok && u.GetName() == s.connectionName() {
+	if u != nil && u.GetName() == s.connectionName() {
 		s.connection = readConnection(u)
 	}
 	s.complete[kindConnection] = true
 	s.changed()
-	return nil
 }
 
 func readConnection(u *unstructured.Unstructured) *connection {

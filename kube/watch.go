@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"reflect"
 	"time"
 
@@ -81,11 +80,50 @@ type Followed struct {
 	Client         dynamic.ResourceInterface
 	Resource       string // name in the API
 	Labels, Fields string // selectors
-	Into           cache.ReflectorStore
+	Into           Taker
 	// Trim, if not nil, takes from an object of a list what Into does not use: a list of all Pods of a large cluster has hundreds of megabytes, and comes
 	// in parts.
 	Trim func(*unstructured.Unstructured)
 }
+
+// A Taker takes the objects of a set as the API server has them. One goroutine at a time calls it.
+type Taker interface {
+	Add(*unstructured.Unstructured) // or change
+	Delete(*unstructured.Unstructured)
+	Replace([]*unstructured.Unstructured) // there are no others
+}
+
+// A store passes what a reflector reads to a Taker, and keeps nothing of it.
+type store struct{ to Taker }
+
+func (s store) Add(o any) error {
+	if u, ok := o.(*unstructured.Unstructured); ok {
+		s.to.Add(u)
+	}
+	return nil
+}
+
+func (s store) Update(o any) error { return s.Add(o) }
+
+func (s store) Delete(o any) error {
+	if u, ok := o.(*unstructured.Unstructured); ok {
+		s.to.Delete(u)
+	}
+	return nil
+}
+
+func (s store) Replace(all []any, _ string) error {
+	list := make([]*unstructured.Unstructured, 0, len(all))
+	for _, o := range all {
+		if u, ok := o.(*unstructured.Unstructured); ok {
+			list = append(list, u)
+		}
+	}
+	s.to.Replace(list)
+	return nil
+}
+
+func (store) Resync() error { return nil }
 
 // Follow updates f.Into from the API server until ctx ends. It reports failures to causes.
 func (f *Followed) Follow(ctx context.Context, causes *Causes) {
@@ -119,7 +157,7 @@ func (f *Followed) Follow(ctx context.Context, causes *Causes) {
 	}
 	backoff := backoff
 	ctx = klog.NewContext(ctx, klog.Logger{}) // causes has logged it
-	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, plainLists{}), &unstructured.Unstructured{}, f.Into,
+	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, plainLists{}), &unstructured.Unstructured{}, store{f.Into},
 		cache.ReflectorOptions{Name: "culvert", TypeDescription: f.Resource, Backoff: &backoff}).RunWithContext(ctx)
 }
 
@@ -129,73 +167,64 @@ type plainLists struct{}
 // IsWatchListSemanticsUnSupported is called by client-go.
 func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
 
-// A sink receives what a reflector reads, and keeps nothing of it.
+// A sink takes the resources of a kind.
 type sink struct {
 	*Source
 	kind string
 }
 
-func (k sink) Add(o any) error {
+func (k sink) Add(u *unstructured.Unstructured) {
 	if k.kind == kindConnection {
-		return k.saw(o)
+		k.saw(u)
+		return
 	}
-	x, err := k.object(o)
-	if err == nil {
-		k.put(x)
+	if o, err := resourceOf(k.kind, u); err == nil {
+		k.put(o)
 	}
-	return nil
 }
 
-func (k sink) Update(o any) error { return k.Add(o) }
-
-func (k sink) Delete(o any) error {
+func (k sink) Delete(u *unstructured.Unstructured) {
 	if k.kind == kindConnection {
-		return k.saw(nil)
+		k.saw(nil)
+		return
 	}
-	if u, ok := o.(*unstructured.Unstructured); ok {
-		k.remove(rules.Key{Kind: k.kind, Namespace: u.GetNamespace(), Name: u.GetName()})
-	}
-	return nil
+	k.remove(rules.Key{Kind: k.kind, Namespace: u.GetNamespace(), Name: u.GetName()})
 }
 
-func (k sink) Replace(all []any, _ string) error {
+func (k sink) Replace(all []*unstructured.Unstructured) {
 	if k.kind == kindConnection {
-		var o any
-		for _, o = range all {
-			break
+		var one *unstructured.Unstructured
+		if len(all) > 0 {
+			one = all[0]
 		}
-		return k.saw(o)
+		k.saw(one)
+		return
 	}
 	objects := make([]*Object, 0, len(all))
-	for _, o := range all {
-		if x, err := k.object(o); err == nil {
-			objects = append(objects, x)
+	for _, u := range all {
+		if o, err := resourceOf(k.kind, u); err == nil {
+			objects = append(objects, o)
 		}
 	}
 	k.take(k.kind, objects)
-	return nil
 }
 
-func (k sink) Resync() error { return nil }
-
-// object parses a resource. The metadata is valid, because the API server has checked it.
-func (k sink) object(o any) (*Object, error) {
-	u, ok := o.(*unstructured.Unstructured)
-	if !ok {
-		return nil, fmt.Errorf("kube: a %T is no resource", o)
-	}
-	x := &Object{
-		APIVersion: group + "/" + version, Kind: k.kind,
-		Metadata: Metadata{
-			Name: u.GetName(), Namespace: u.GetNamespace(), UID: string(u.GetUID()), Labels: u.GetLabels(), Created: u.GetCreationTimestamp().Time,
-		},
-	}
+// resourceOf reads a resource of a kind of Liqo's.
+func resourceOf(kind string, u *unstructured.Unstructured) (*Object, error) {
+	o := &Object{APIVersion: group + "/" + version, Kind: kind, Metadata: MetadataOf(u)}
 	var err error
-	if x.Spec, err = PartOf(u, "spec"); err != nil {
+	if o.Spec, err = PartOf(u, "spec"); err != nil {
 		return nil, err
 	}
-	x.Status, err = PartOf(u, "status")
-	return x, err
+	o.Status, err = PartOf(u, "status")
+	return o, err
+}
+
+// MetadataOf reads the metadata of an object. They are valid, because the API server has checked them.
+func MetadataOf(u *unstructured.Unstructured) Metadata {
+	return Metadata{
+		Name: u.GetName(), Namespace: u.GetNamespace(), UID: string(u.GetUID()), Labels: u.GetLabels(), Created: u.GetCreationTimestamp().Time,
+	}
 }
 
 // PartOf returns a part of an object unparsed; "null" if it is missing.

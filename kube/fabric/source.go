@@ -167,57 +167,48 @@ func (s *Source) tell(faults []Fault) {
 	s.told = now
 }
 
-// A sink receives what a reflector reads of one kind.
+// A sink takes the resources of a kind.
 type sink struct {
 	*Source
 	kind string
 }
 
-// put reads a resource of a kind into the State.
+func (k sink) key(u *unstructured.Unstructured) rules.Key {
+	return rules.Key{Kind: k.kind, Namespace: u.GetNamespace(), Name: u.GetName()}
+}
+
+// put reads a resource into the State.
 //
-// +checklocks:s.mu
-func (s *Source) put(kind string, o any) {
-	u, ok := o.(*unstructured.Unstructured)
-	if !ok {
-		return
-	}
-	x := &kube.Object{Kind: kind, Metadata: kube.Metadata{Name: u.GetName(), Namespace: u.GetNamespace(), UID: string(u.GetUID()),
-		Labels: u.GetLabels(), Created: u.GetCreationTimestamp().Time}}
+// +checklocks:k.Source.mu
+func (k sink) put(u *unstructured.Unstructured) {
+	o := &kube.Object{Kind: k.kind, Metadata: kube.MetadataOf(u)}
 	var err error
-	if x.Spec, err = kube.PartOf(u, "spec"); err == nil {
-		s.state.Put(x, u.GetDeletionTimestamp() != nil, time.Now())
+	if o.Spec, err = kube.PartOf(u, "spec"); err == nil {
+		k.state.Put(o, u.GetDeletionTimestamp() != nil, time.Now())
 	}
 }
 
-func (k sink) Add(o any) error {
+func (k sink) Add(u *unstructured.Unstructured) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.put(k.kind, o)
+	k.put(u)
 	k.signal()
-	return nil
 }
 
-func (k sink) Update(o any) error { return k.Add(o) }
-
-func (k sink) Delete(o any) error {
+func (k sink) Delete(u *unstructured.Unstructured) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if u, ok := o.(*unstructured.Unstructured); ok {
-		k.state.Delete(rules.Key{Kind: k.kind, Namespace: u.GetNamespace(), Name: u.GetName()})
-	}
+	k.state.Delete(k.key(u))
 	k.signal()
-	return nil
 }
 
-func (k sink) Replace(all []any, _ string) error {
+func (k sink) Replace(all []*unstructured.Unstructured) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	there := map[rules.Key]bool{}
-	for _, o := range all {
-		k.put(k.kind, o)
-		if u, ok := o.(*unstructured.Unstructured); ok {
-			there[rules.Key{Kind: k.kind, Namespace: u.GetNamespace(), Name: u.GetName()}] = true
-		}
+	for _, u := range all {
+		k.put(u)
+		there[k.key(u)] = true
 	}
 	for _, key := range k.state.keys(k.kind) {
 		if !there[key] {
@@ -226,7 +217,4 @@ func (k sink) Replace(all []any, _ string) error {
 	}
 	k.complete[k.kind] = true
 	k.signal()
-	return nil
 }
-
-func (k sink) Resync() error { return nil }

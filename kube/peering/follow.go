@@ -76,49 +76,31 @@ func keyOf(u *unstructured.Unstructured) string {
 	return u.GetNamespace() + "/" + u.GetName()
 }
 
-// A sink takes what a reflector reads, and keeps nothing of it.
+// A sink takes the objects of a set.
 type sink struct {
 	*follower
 	followed
 }
 
-func (k sink) change(do func()) error {
+func (k sink) change(do func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	do()
 	k.signal()
-	return nil
 }
 
-func (k sink) Add(o any) error {
-	return k.change(func() {
-		if u, ok := o.(*unstructured.Unstructured); ok {
-			k.put(u)
-		}
-	})
-}
-
-func (k sink) Update(o any) error { return k.Add(o) }
-
-func (k sink) Delete(o any) error {
-	return k.change(func() {
-		if u, ok := o.(*unstructured.Unstructured); ok {
-			k.drop(keyOf(u))
-		}
-	})
-}
+func (k sink) Add(u *unstructured.Unstructured)    { k.change(func() { k.put(u) }) }
+func (k sink) Delete(u *unstructured.Unstructured) { k.change(func() { k.drop(keyOf(u)) }) }
 
 // Replace is told of all objects that there are.
 //
 // +checklocksignore: change holds mu
-func (k sink) Replace(all []any, _ string) error {
-	return k.change(func() {
+func (k sink) Replace(all []*unstructured.Unstructured) {
+	k.change(func() {
 		there := map[string]bool{}
-		for _, o := range all {
-			if u, ok := o.(*unstructured.Unstructured); ok {
-				there[keyOf(u)] = true
-				k.put(u)
-			}
+		for _, u := range all {
+			there[keyOf(u)] = true
+			k.put(u)
 		}
 		for _, key := range k.keys() {
 			if !there[key] {
@@ -128,8 +110,6 @@ func (k sink) Replace(all []any, _ string) error {
 		k.complete[k.kind] = true
 	})
 }
-
-func (k sink) Resync() error { return nil }
 
 // Objects have what is used of objects, by key. A zero V is none.
 type objects[V any] interface {

@@ -22,8 +22,7 @@ type node struct {
 
 // objectOf reads the parts of an object that all kinds have.
 func objectOf(kind string, u *unstructured.Unstructured) *kube.Object {
-	o := &kube.Object{Kind: kind, Metadata: kube.Metadata{Name: u.GetName(), Namespace: u.GetNamespace(), UID: string(u.GetUID()),
-		Labels: u.GetLabels(), Created: u.GetCreationTimestamp().Time}}
+	o := &kube.Object{Kind: kind, Metadata: kube.MetadataOf(u)}
 	for name, part := range map[string]*json.RawMessage{"spec": &o.Spec, "status": &o.Status} {
 		if raw, err := kube.PartOf(u, name); err == nil {
 			*part = raw

@@ -70,13 +70,13 @@ func (m *model) one(kind string) (key string, u *unstructured.Unstructured) {
 func (m *model) afresh() *Plan {
 	s, sinks := m.watched()
 	for kind, w := range sinks {
-		var list []any
+		var list []*unstructured.Unstructured
 		for _, key := range slices.Sorted(maps.Keys(m.objects[kind])) {
 			u := m.objects[kind][key].DeepCopy()
 			w.trim(u)
 			list = append(list, u)
 		}
-		w.Replace(list, "")
+		w.Replace(list)
 	}
 	s.state.put(m.peering)
 	return s.state.Plan()
@@ -133,7 +133,7 @@ func TestEventsAreLists(t *testing.T) {
 				key, u = m.one(kind)
 				m.objects[kind][key] = u
 			}
-			var list []any
+			var list []*unstructured.Unstructured
 			for _, o := range m.objects[kind] {
 				c := o.DeepCopy()
 				if m.r.IntN(2) == 0 {
@@ -141,7 +141,7 @@ func TestEventsAreLists(t *testing.T) {
 				}
 				list = append(list, c)
 			}
-			sinks[kind].Replace(list, "")
+			sinks[kind].Replace(list)
 		case 4: // other pod CIDRs, or who says where pods are
 			change := [][]string{{"mtu: 1400", "podsFrom: Pods"}, {"mtu: 1400", "podsFrom: Nodes"}, {"mtu: 1400", "podsFrom: Pods", "[10.244.0.0/16]", "[10.244.0.0/16, 10.243.0.0/16]"}}
 			p := readIn(t, change[m.r.IntN(len(change))]...)
@@ -178,7 +178,7 @@ func TestEventsAreLists(t *testing.T) {
 	}
 	left := slices.ContainsFunc(slices.Collect(maps.Keys(s.state.pods.claims)), func(a netip.Addr) bool { return len(s.state.pods.claims[a]) == 0 })
 	for _, kind := range kinds {
-		sinks[kind].Replace(nil, "")
+		sinks[kind].Replace(nil)
 	}
 	if x := s.state.pods; left || len(x.claims)+len(x.nodes)+len(x.pods)+len(s.state.slices.services) > 0 {
 		t.Errorf("without objects: %v", x)

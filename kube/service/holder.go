@@ -113,37 +113,20 @@ func (s *Source) release() {
 	}
 }
 
-// A leaseSink receives the Leases that a reflector reads.
+// A leaseSink takes the Leases.
 type leaseSink struct{ *Source }
 
-func (k leaseSink) Add(o any) error {
-	k.putLeases(false, o)
-	return nil
-}
-
-func (k leaseSink) Update(o any) error { return k.Add(o) }
-
-func (k leaseSink) Delete(o any) error {
-	if u, ok := o.(*unstructured.Unstructured); ok {
-		k.removeLease(u.GetName())
-	}
-	return nil
-}
-
-func (k leaseSink) Replace(all []any, _ string) error {
-	k.putLeases(true, all...)
-	return nil
-}
-
-func (k leaseSink) Resync() error { return nil }
+func (k leaseSink) Add(u *unstructured.Unstructured)         { k.putLeases(false, u) }
+func (k leaseSink) Delete(u *unstructured.Unstructured)      { k.removeLease(u.GetName()) }
+func (k leaseSink) Replace(all []*unstructured.Unstructured) { k.putLeases(true, all...) }
 
 // putLeases records Leases; whole: they are all that exist.
-func (s *Source) putLeases(whole bool, list ...any) {
+func (s *Source) putLeases(whole bool, list ...*unstructured.Unstructured) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	nodes, news := map[string]bool{}, whole
-	for _, o := range list {
-		l, ok := readLease(o)
+	for _, u := range list {
+		l, ok := readLease(u)
 		if !ok {
 			continue
 		}
@@ -182,11 +165,7 @@ type lease struct {
 }
 
 // readLease returns false for an invalid one.
-func readLease(o any) (l lease, ok bool) {
-	u, ok := o.(*unstructured.Unstructured)
-	if !ok {
-		return l, false
-	}
+func readLease(u *unstructured.Unstructured) (l lease, ok bool) {
 	var spec struct {
 		HolderIdentity string `json:"holderIdentity"`
 		RenewTime      string `json:"renewTime"`

@@ -55,54 +55,35 @@ func (s *Source) wakeIf(changed bool) {
 	}
 }
 
-// A sink receives what a reflector reads, and keeps nothing of it.
+// A sink takes the objects of a kind.
 type sink struct {
 	*Source
 	kind string
 }
 
-func (k sink) Add(o any) error {
-	if x, err := k.object(o); err == nil {
-		k.put(x)
+func (k sink) Add(u *unstructured.Unstructured) {
+	if o, err := ObjectOf(k.kind, u); err == nil {
+		k.put(o)
 	}
-	return nil
 }
 
-func (k sink) Update(o any) error { return k.Add(o) }
-
-func (k sink) Delete(o any) error {
-	if u, ok := o.(*unstructured.Unstructured); ok {
-		k.remove(k.kind, Name{u.GetNamespace(), u.GetName()})
-	}
-	return nil
+func (k sink) Delete(u *unstructured.Unstructured) {
+	k.remove(k.kind, Name{u.GetNamespace(), u.GetName()})
 }
 
-func (k sink) Replace(all []any, _ string) error {
+func (k sink) Replace(all []*unstructured.Unstructured) {
 	objects := make([]*Object, 0, len(all))
-	for _, o := range all {
-		if x, err := k.object(o); err == nil {
-			objects = append(objects, x)
+	for _, u := range all {
+		if o, err := ObjectOf(k.kind, u); err == nil {
+			objects = append(objects, o)
 		}
 	}
 	k.take(k.kind, objects)
-	return nil
-}
-
-func (k sink) Resync() error { return nil }
-
-func (k sink) object(o any) (*Object, error) {
-	u, ok := o.(*unstructured.Unstructured)
-	if !ok {
-		return nil, errors.New("service: no object")
-	}
-	return ObjectOf(k.kind, u)
 }
 
 // ObjectOf takes the parts used here of an object of a kind.
 func ObjectOf(kind string, u *unstructured.Unstructured) (*Object, error) {
-	x := &Object{Kind: kind, Metadata: kube.Metadata{
-		Name: u.GetName(), Namespace: u.GetNamespace(), UID: string(u.GetUID()), Labels: u.GetLabels(), Created: u.GetCreationTimestamp().Time,
-	}}
+	x := &Object{Kind: kind, Metadata: kube.MetadataOf(u)}
 	var failed error
 	part := func(name string) []byte {
 		p, err := kube.PartOf(u, name)

@@ -419,7 +419,7 @@ func TestAnnotations(t *testing.T) {
 	}
 	u := unstructuredOf(t, said("", ""))
 	u.SetAnnotations(map[string]string{annotationWeights: "milan=3"})
-	if o, err := (sink{kind: KindService}).object(u); err != nil || o.Annotations[annotationWeights] != "milan=3" {
+	if o, err := ObjectOf(KindService, u); err != nil || o.Annotations[annotationWeights] != "milan=3" {
 		t.Errorf("of an object: %v, %v", o, err)
 	}
 	s.Put(said("", "v1"))
