@@ -90,11 +90,7 @@ func loadConfig(file string) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	warning, err := checkCPUs(file, c.CPUs)
-	if warning != "" {
-		c.Warnings = append(c.Warnings, warning)
-	}
-	return c, err
+	return c, checkCPUs(file, c.CPUs, &c.Warnings)
 }
 
 func runGateway(ctx context.Context, file, takeover string, c *config.Config) error {

@@ -26,15 +26,15 @@ func chooseProcs(cpus int) {
 	state.Wait = procs.Apart
 }
 
-// checkCPUs refuses more than this process may use. warning is about a number that has no effect.
-func checkCPUs(file string, cpus int) (warning string, err error) {
+// checkCPUs refuses more than this process may use, and adds a warning about a number that has no effect.
+func checkCPUs(file string, cpus int, warnings *[]string) error {
 	if a := procs.Allowed(); cpus > a.Most() {
-		return "", fmt.Errorf("--config: %s: cpus: %d, and this process may use %s; write at most %d", file, cpus, a, a.Most())
+		return fmt.Errorf("--config: %s: cpus: %d, and this process may use %s; write at most %d", file, cpus, a, a.Most())
 	}
 	if fixed := procs.Fixed(); fixed != "" && cpus > 1 {
-		return fmt.Sprintf("cpus: %d has no effect: GOMAXPROCS=%s in the environment wins", cpus, fixed), nil
+		*warnings = append(*warnings, fmt.Sprintf("cpus: %d has no effect: GOMAXPROCS=%s in the environment wins", cpus, fixed))
 	}
-	return "", nil
+	return nil
 }
 
 // chooseCollection makes Go collect when the heap has grown by half, not when it has doubled. Packets of known connections allocate nothing, so

@@ -54,6 +54,7 @@ func newNodeCommand() *cobra.Command {
 			if err := errors.Join(strayNodeFlags(cmd, k, l, p), l.check(), p.check(l)); err != nil {
 				return err
 			}
+			linked := l.on || p.on
 			switch {
 			case remove && p.on:
 				return removePeerings(cmd.OutOrStdout())
@@ -61,16 +62,12 @@ func newNodeCommand() *cobra.Command {
 				return removeLinks(cmd.OutOrStdout())
 			case remove:
 				return removeRemains(cmd.OutOrStdout())
-			case l.on && takeOver:
+			case linked && takeOver:
 				return fmt.Errorf("--takeover: %w", errLinksStay)
-			case l.on && file == "" && !k.on():
+			case linked && file == "" && !k.on():
 				signal.Ignore(syscall.SIGHUP) // there is no file to read again
 				chooseProcs(0)
-				return l.start(cmd.Context(), k, new(linkStatus), nil)
-			case p.on && takeOver:
-				return fmt.Errorf("--takeover: %w", errLinksStay)
-			case p.on && file == "" && !k.on():
-				return p.start(cmd.Context(), k, new(linkStatus), nil)
+				return runLinks(cmd.Context(), k, p, new(linkStatus), nil)
 			}
 			read, err := k.loader(file)
 			if err != nil {
@@ -90,16 +87,12 @@ func newNodeCommand() *cobra.Command {
 			if check {
 				return printNode(cmd.OutOrStdout(), file, c)
 			}
-			if l.on {
-				status := new(linkStatus)
-				return l.start(cmd.Context(), k, status, func(ctx context.Context) error { return runNode(ctx, load, c, k, status) })
-			}
-			if p.on {
+			if linked {
 				status := new(linkStatus)
 				if c.Services != nil {
 					k.remotes.services = c.Services.ServiceCIDRs
 				}
-				return p.start(cmd.Context(), k, status, func(ctx context.Context) error { return runNode(ctx, load, c, k, status) })
+				return runLinks(cmd.Context(), k, p, status, func(ctx context.Context) error { return runNode(ctx, load, c, k, status) })
 			}
 			if err := runNode(cmd.Context(), load, c, k, nil); err != nil || !k.on() || l.daemonSet == "" {
 				return err
@@ -123,11 +116,7 @@ func withCPUs(read func() (*node.Config, error), file string) (*node.Config, err
 	if err != nil {
 		return nil, err
 	}
-	warning, err := checkCPUs(file, c.CPUs)
-	if warning != "" {
-		c.Warnings = append(c.Warnings, warning)
-	}
-	return c, err
+	return c, checkCPUs(file, c.CPUs, &c.Warnings)
 }
 
 // removeRemains says what it has removed. It fails while Services are served.

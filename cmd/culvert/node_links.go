@@ -59,13 +59,16 @@ func (l *nodeLiqo) check() error {
 	return nil
 }
 
-// start gives the node its links until ctx ends, and runs beside, which may be nil, meanwhile.
-func (l *nodeLiqo) start(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
+// runLinks gives the node its links until ctx ends, and runs beside, which serves Services and may be nil, meanwhile.
+func runLinks(ctx context.Context, k *nodeKube, p *nodePeerings, status *linkStatus, beside func(context.Context) error) error {
 	e := new(configfile.Errors)
 	if e.Name("--node-name", k.name, configfile.MaxDomain); e.Err() != nil {
 		return e.Err()
 	}
-	return l.run(ctx, k, status, beside)
+	if p.on {
+		return p.run(ctx, k, status, beside)
+	}
+	return p.links.run(ctx, k, status, beside)
 }
 
 // both runs beside, unless it is nil, and part until one ends, and then stops the other.

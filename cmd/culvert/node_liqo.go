@@ -26,8 +26,24 @@ import (
 	"culvert/kube/fabric"
 )
 
-// run gives the node the links that Liqo's resources ask for until ctx ends, and runs beside, which serves Services and may be nil, meanwhile.
+// run gives the node the links that Liqo's resources ask for; see runLinks.
 func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
+	return l.carry(ctx, k, status, beside, links.Remove, func(client dynamic.Interface, set *links.Set, log *logrus.Entry) linkSource {
+		s := fabric.NewSource(client, k.name, log)
+		return linkSource{s.Show, s.Report, []func(context.Context){func(ctx context.Context) { s.Run(ctx, set.Apply) }}}
+	})
+}
+
+// A linkSource says which links a node has.
+type linkSource struct {
+	show   func(*control.NodeStatus)
+	report func([]links.Status) // what became of the links
+	tasks  []func(context.Context)
+}
+
+// carry runs the links that a source asks for, and beside, which may be nil, until ctx ends. Then it removes by remove what is unwanted; see leave.
+func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error, remove func() ([]string, error),
+	newSource func(dynamic.Interface, *links.Set, *logrus.Entry) linkSource) error {
 	chooseCollection()
 	client, err := newClient(k.kubeconfig)
 	if err != nil {
@@ -45,20 +61,25 @@ func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus, bes
 		return err
 	}
 	defer seen.Close()
-	if beside == nil { // which says so, too
+	alone := beside == nil // otherwise that logs its start, and watches the load
+	if alone {
 		entry.WithField("version", control.ReadVersion()).Info("node starting")
 	}
-	source := fabric.NewSource(client, k.name, entry)
+	source := newSource(client, set, entry)
 	nodeLoad.Devices(set.Devices)
 	nodeLoad.Socket("gateways", set.Socket)
 	err = both(ctx, beside, func(ctx context.Context) error {
 		var tasks sync.WaitGroup
 		running, stop := context.WithCancel(ctx)
 		tasks.Go(seen.Serve)
-		tasks.Go(func() { nodeLoad.Run(running, k.name, true, entry) })
-		tasks.Go(func() { source.Run(running, set.Apply) })
-		tasks.Go(func() { status.show(running, k.name, entry, set.Show, source.Show) })
-		err := set.Run(running, source.Report)
+		if alone {
+			tasks.Go(func() { nodeLoad.Run(running, k.name, true, entry) })
+		}
+		tasks.Go(func() { status.show(running, k.name, entry, set.Show, source.show) })
+		for _, task := range source.tasks {
+			tasks.Go(func() { task(running) })
+		}
+		err := set.Run(running, source.report)
 		stop()
 		seen.Close()
 		tasks.Wait()
@@ -67,7 +88,7 @@ func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus, bes
 	if err != nil {
 		return cli.Failed(err)
 	}
-	return l.leave(context.WithoutCancel(ctx), client, entry, beside != nil, links.Remove)
+	return l.leave(context.WithoutCancel(ctx), client, entry, !alone, remove)
 }
 
 // leaveTime is how long the API server may take to say whether the DaemonSet is still wanted.

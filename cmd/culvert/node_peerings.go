@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"os"
 
@@ -33,13 +32,4 @@ func (p *nodePeerings) check(l *nodeLiqo) error {
 	e.Name("--peering-namespace", p.gateways, configfile.MaxLabel)
 	e.Name("--node-namespace", p.own, configfile.MaxLabel)
 	return e.Err()
-}
-
-// start gives the node its links and routes until ctx ends, and runs beside, which may be nil, meanwhile.
-func (p *nodePeerings) start(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
-	e := new(configfile.Errors)
-	if e.Name("--node-name", k.name, configfile.MaxDomain); e.Err() != nil {
-		return e.Err()
-	}
-	return p.run(ctx, k, status, beside)
 }

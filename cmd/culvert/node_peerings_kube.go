@@ -10,15 +10,13 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
-	"sync"
 
+	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/klog/v2"
 
 	"culvert/cmd/internal/cli"
-	"culvert/gateway/control"
 	"culvert/gateway/node/links"
-	"culvert/gateway/node/page"
 	"culvert/gateway/node/remote"
 	"culvert/kube/peering"
 )
@@ -46,54 +44,21 @@ func (m nodeMachine) Apply(all []links.Link, peers []remote.Peer) {
 // SourceTo returns the address from which this node sends to another.
 func (m nodeMachine) SourceTo(to netip.Addr) (netip.Addr, error) { return remote.SourceTo(to) }
 
-// run gives the node the links and routes that Peerings ask for until ctx ends, and runs beside, which serves Services and may be nil, meanwhile.
+// run gives the node the links and routes that Peerings ask for; see runLinks.
 func (p *nodePeerings) run(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
-	chooseCollection()
-	client, err := newClient(k.kubeconfig)
-	if err != nil {
-		return err
-	}
-	klog.SetLogger(klog.Logger{}) // what matters of it, the source says
-	log, err := newLogger("info", "text")
-	if err != nil {
-		return err
-	}
-	entry := log.WithField("node", k.name)
-	set := links.New(uint16(p.links.port), entry)
-	set.Alone()
-	seen, err := page.New("--links-metrics", p.links.metrics, nil, set.Metrics, set.Fault)
-	if err != nil {
-		return err
-	}
-	defer seen.Close()
-	if beside == nil { // which says so, too
-		entry.WithField("version", control.ReadVersion()).Info("node starting")
-	}
-	source := peering.NewNodeSource(client, k.name, p.gateways, p.own, p.apiServer(k.kubeconfig), entry)
-	m := nodeMachine{set, remote.New(entry), &k.remotes}
-	nodeLoad.Devices(set.Devices)
-	nodeLoad.Socket("gateways", set.Socket)
-	err = both(ctx, beside, func(ctx context.Context) error {
-		var tasks sync.WaitGroup
-		running, stop := context.WithCancel(ctx)
-		tasks.Go(seen.Serve)
-		tasks.Go(func() { nodeLoad.Run(running, k.name, true, entry) })
-		tasks.Go(func() { source.Run(running, m) })
-		tasks.Go(func() { status.show(running, k.name, entry, set.Show, source.Show) })
-		tasks.Go(func() { m.routes.Run(running, source.ReportRoutes) })
-		err := set.Run(running, func(all []links.Status) {
+	return p.links.carry(ctx, k, status, beside, removeAll, func(client dynamic.Interface, set *links.Set, log *logrus.Entry) linkSource {
+		set.Alone()
+		s := peering.NewNodeSource(client, k.name, p.gateways, p.own, p.apiServer(k.kubeconfig), log)
+		m := nodeMachine{set, remote.New(log), &k.remotes}
+		report := func(all []links.Status) {
 			m.routes.Look() // a link may have come
-			source.ReportLinks(all)
-		})
-		stop()
-		seen.Close()
-		tasks.Wait()
-		return err
+			s.ReportLinks(all)
+		}
+		return linkSource{s.Show, report, []func(context.Context){
+			func(ctx context.Context) { s.Run(ctx, m) },
+			func(ctx context.Context) { m.routes.Run(ctx, s.ReportRoutes) },
+		}}
 	})
-	if err != nil {
-		return cli.Failed(err)
-	}
-	return p.links.leave(context.WithoutCancel(ctx), client, entry, beside != nil, removeAll)
 }
 
 // apiServer returns the addresses of the API server that the configuration names. Others have Services or Nodes that name them.
