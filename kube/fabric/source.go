@@ -177,21 +177,21 @@ func (k sink) key(u *unstructured.Unstructured) rules.Key {
 	return rules.Key{Kind: k.kind, Namespace: u.GetNamespace(), Name: u.GetName()}
 }
 
-// put reads a resource into the State.
+// put reads a resource of a kind into the State.
 //
-// +checklocks:k.Source.mu
-func (k sink) put(u *unstructured.Unstructured) {
-	o := &kube.Object{Kind: k.kind, Metadata: kube.MetadataOf(u)}
+// +checklocks:s.mu
+func (s *Source) put(kind string, u *unstructured.Unstructured) {
+	o := &kube.Object{Kind: kind, Metadata: kube.MetadataOf(u)}
 	var err error
 	if o.Spec, err = kube.PartOf(u, "spec"); err == nil {
-		k.state.Put(o, u.GetDeletionTimestamp() != nil, time.Now())
+		s.state.Put(o, u.GetDeletionTimestamp() != nil, time.Now())
 	}
 }
 
 func (k sink) Add(u *unstructured.Unstructured) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.put(u)
+	k.put(k.kind, u)
 	k.signal()
 }
 
@@ -207,7 +207,7 @@ func (k sink) Replace(all []*unstructured.Unstructured) {
 	defer k.mu.Unlock()
 	there := map[rules.Key]bool{}
 	for _, u := range all {
-		k.put(u)
+		k.put(k.kind, u)
 		there[k.key(u)] = true
 	}
 	for _, key := range k.state.keys(k.kind) {
