@@ -119,6 +119,14 @@ type pair struct{ rome, milan *cluster }
 
 func newPair(t testing.TB, edit func(rome, milan *config.Config)) *pair {
 	t.Helper()
+	p := startPair(t, edit)
+	need.Eventually(t, genevetest.Timeout, "a session", p.settled)
+	return p
+}
+
+// startPair is newPair of gateways that need not have a session yet.
+func startPair(t testing.TB, edit func(rome, milan *config.Config)) *pair {
+	t.Helper()
 	rc := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 	mc := configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
 	rc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public()
@@ -131,6 +139,28 @@ func newPair(t testing.TB, edit func(rome, milan *config.Config)) *pair {
 	rc.WireGuard.Endpoint = fmt.Sprintf("127.0.0.1:%d", p.milan.wg.Port())
 	p.rome = start(t, rc, 10)
 	return p
+}
+
+// settled returns an error until both gateways have a session, and no message of a handshake is under way. A gateway without a session starts a handshake
+// for each pause in which it gets no answer, and handshakes of both may cross. wireguard-go has one session before the current one, so that a packet which
+// is under way meanwhile can be lost.
+func (p *pair) settled() error {
+	rome, milan := p.rome.wg, p.milan.wg
+	for _, d := range []*wg.Device{rome, milan} {
+		s, err := d.PeerStats()
+		if err != nil {
+			return err
+		}
+		if s.LastHandshake.IsZero() {
+			return fmt.Errorf("no session: %+v", s)
+		}
+	}
+	r, m := rome.Stats().Talk, milan.Stats().Talk
+	if r.SentInitiations != m.ReceivedInitiations || r.SentAnswers != m.ReceivedAnswers || m.SentInitiations != r.ReceivedInitiations ||
+		m.SentAnswers != r.ReceivedAnswers {
+		return fmt.Errorf("a handshake is under way: rome %+v, milan %+v", r, m)
+	}
+	return nil
 }
 
 // deaf makes a node, which may have spoken to the gateway before, ignore the gateway's probes and
@@ -375,7 +405,7 @@ func TestHostilePackets(t *testing.T) {
 // TestNoSession: packets that WireGuard discards for lack of a session are counted, and the gateway
 // continues to answer its nodes.
 func TestNoSession(t *testing.T) {
-	p := newPair(t, func(rome, _ *config.Config) { rome.WireGuard.PeerPublicKey = wgkey.NewPrivate().Public() })
+	p := startPair(t, func(rome, _ *config.Config) { rome.WireGuard.PeerPublicKey = wgkey.NewPrivate().Public() })
 	const sent = 500
 	for i := range sent {
 		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nattest.Payload(100, uint32(i))))

@@ -23,7 +23,7 @@ import (
 // TestBecome: in each role a gateway carries and says what that role may.
 func TestBecome(t *testing.T) {
 	folder := t.TempDir()
-	p := newPair(t, func(rome, _ *config.Config) { rome.Elected, rome.State = true, folder })
+	p := startPair(t, func(rome, _ *config.Config) { rome.Elected, rome.State = true, folder })
 	rome, milan := p.rome, p.milan
 	payload := nattest.Payload(64, 1)
 	out := udpPacket("10.0.1.5", "10.61.1.5", payload)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -11,11 +12,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"culvert/gateway/config"
 	"culvert/gateway/control"
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
@@ -252,11 +253,12 @@ func TestTraceIsPath(t *testing.T) {
 // awaits waits until a condition holds that packets under way bring about.
 func awaits(t testing.TB, done func() bool, what ...any) {
 	t.Helper()
-	for deadline := time.Now().Add(genevetest.Timeout); !done(); {
-		if time.Now().After(deadline) {
-			t.Fatal(append([]any{"nothing happened: "}, what...)...)
+	need.Eventually(t, genevetest.Timeout, fmt.Sprint(what...), func() error {
+		if !done() {
+			return errors.New("nothing happened")
 		}
-	}
+		return nil
+	})
 }
 
 // receive waits for a packet at a node; nil expects the gateway's echo reply. It ignores others,
