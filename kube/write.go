@@ -118,14 +118,14 @@ type Reporter struct {
 // eventTimeout is how long one Event may take.
 const eventTimeout = 10 * time.Second
 
-// WriteAll creates Events in their order until one cannot be written, and returns that and those after it, for another try.
+// WriteAll creates Events in their order until one cannot be written, and returns that and those after it, at most maxEvents, for another try.
 func (r *Reporter) WriteAll(ctx context.Context, all []Event, at time.Time) (left []Event) {
 	for i := range all {
 		one, cancel := context.WithTimeout(ctx, eventTimeout)
 		err := r.Write(one, &all[i], at)
 		cancel()
 		if err != nil {
-			return all[i:]
+			return all[i:min(len(all), i+maxEvents)]
 		}
 	}
 	return nil

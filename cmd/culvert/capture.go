@@ -60,12 +60,16 @@ func newCaptureCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		out, finish, err := c.captureFile(file)
-		if err != nil {
-			return err
+		named := captureFile{name: file}
+		var out io.Writer = &named
+		if file == "-" {
+			out = c.OutOrStdout()
+			if f, ok := out.(*os.File); ok && isTerminal(f) {
+				return errors.New("--write: standard output is a terminal; give a file, or pipe it to tshark -r -")
+			}
 		}
 		packets, lost, err := gateway.Capture(c.Context(), &o, out)
-		if err := errors.Join(err, finish()); err != nil {
+		if err := errors.Join(err, named.Close()); err != nil {
 			return err
 		}
 		fmt.Fprintf(c.ErrOrStderr(), "%d packets captured, %d lost\n", packets, lost)
@@ -74,19 +78,27 @@ func newCaptureCommand() *cobra.Command {
 	return c.Command
 }
 
-// captureFile opens the destination of a capture.
-func (c *clientCommand) captureFile(name string) (w io.Writer, finish func() error, err error) {
-	if name != "-" {
-		f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-		if err != nil {
-			return nil, nil, fmt.Errorf("--write: %w", err)
+// A captureFile is made when the first bytes come, so that a capture that the gateway refuses leaves the previous file as it is.
+type captureFile struct {
+	name string
+	file *os.File // nil: not yet
+}
+
+func (f *captureFile) Write(b []byte) (n int, err error) {
+	if f.file == nil {
+		if f.file, err = os.OpenFile(f.name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
+			return 0, fmt.Errorf("--write: %w", err)
 		}
-		return f, f.Close, nil
 	}
-	if f, ok := c.OutOrStdout().(*os.File); ok && isTerminal(f) {
-		return nil, nil, errors.New("--write: standard output is a terminal; give a file, or pipe it to tshark -r -")
+	return f.file.Write(b)
+}
+
+// Close returns an error if what was written may not be there.
+func (f *captureFile) Close() error {
+	if f.file == nil {
+		return nil
 	}
-	return c.OutOrStdout(), func() error { return nil }, nil
+	return f.file.Close()
 }
 
 // reasonNames completes current drop reasons.

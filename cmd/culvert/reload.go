@@ -96,8 +96,15 @@ func haveReplaced(c *clientCommand, gateway *control.Client) error {
 	if err != nil {
 		return err
 	}
-	if err := syscall.Kill(before.PID, syscall.SIGUSR2); err != nil {
-		return fmt.Errorf("--takeover: process %d: %w; run this beside the gateway, as its user", before.PID, err)
+	pid, err := gateway.Process(c.Context()) // before.PID may be somebody else's here
+	if err != nil {
+		return err
+	}
+	if pid == 0 {
+		return errors.New("--takeover: the gateway's process cannot be signalled from here; run this in its container, as its user")
+	}
+	if err := syscall.Kill(pid, syscall.SIGUSR2); err != nil {
+		return fmt.Errorf("--takeover: process %d: %w; run this beside the gateway, as its user", pid, err)
 	}
 	for began := time.Now(); time.Since(began) < takeoverPatience; {
 		// While one process replaces another, possibly nobody answers.

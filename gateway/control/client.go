@@ -96,6 +96,28 @@ func (c *Client) alive(ctx context.Context) error {
 	return conn.Close()
 }
 
+// Process returns the ID of the process that serves the socket, which has another one in Status if it is in a PID namespace of its own, as in a
+// container. 0: it has none here (pid_namespaces(7)).
+func (c *Client) Process(ctx context.Context) (pid int, err error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", c.Path)
+	if err != nil {
+		return 0, c.explain(err)
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var peer *syscall.Ucred
+	closed := raw.Control(func(fd uintptr) {
+		peer, err = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+	})
+	if err = errors.Join(closed, err); err != nil {
+		return 0, err
+	}
+	return int(peer.Pid), nil
+}
+
 // explain adds a remedy to a connection error.
 func (c *Client) explain(err error) error {
 	switch {

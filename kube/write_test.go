@@ -1,0 +1,39 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic/fake"
+	kubetesting "k8s.io/client-go/testing"
+)
+
+// TestEventsWait: while the API server is away, Events wait in their order, and no more than maxEvents.
+func TestEventsWait(t *testing.T) {
+	api, away := fake.NewSimpleDynamicClient(runtime.NewScheme()), true
+	api.PrependReactor("create", "events", func(kubetesting.Action) (bool, runtime.Object, error) {
+		if away {
+			return true, nil, errors.New("connection refused")
+		}
+		return false, nil, nil
+	})
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	r := &Reporter{Client: api, Causes: NewCauses(logrus.NewEntry(log))}
+	var wait []Event
+	for n := range 3 * maxEvents {
+		wait = r.WriteAll(t.Context(), append(wait, Event{Message: fmt.Sprint(n)}), time.Now())
+	}
+	if len(wait) != maxEvents || wait[0].Message != "0" || wait[1].Message != "1" {
+		t.Errorf("%d Events wait, the first of them %+v", len(wait), wait[0])
+	}
+	away = false
+	if left := r.WriteAll(t.Context(), wait, time.Now()); len(left) > 0 {
+		t.Errorf("%d Events wait after the API server is back", len(left))
+	}
+}
