@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -77,8 +78,11 @@ metrics: ""
 	return dir, genevePort
 }
 
+// given are the ports that freePort has returned or tried.
+var given sync.Map
+
 // freePort returns a port that nobody has, neither of UDP nor of TCP, and that the kernel gives to nobody who asks for any: a process that
-// is about to open it, as one of those beside this test, would find it taken.
+// is about to open it, as one of those beside this test, would find it taken. It returns each port once.
 func freePort(t *testing.T) int {
 	t.Helper()
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
@@ -90,6 +94,9 @@ func freePort(t *testing.T) int {
 	first = max(first, 4096) // where it gives away nearly all
 	for range 1000 {
 		port := first - 1 - rand.IntN(first/2)
+		if _, again := given.LoadOrStore(port, true); again {
+			continue
+		}
 		packets, err := net.ListenUDP("udp", &net.UDPAddr{Port: port})
 		if err != nil {
 			continue
