@@ -78,8 +78,8 @@ metrics: ""
 	return dir, genevePort
 }
 
-// given are the ports that freePort has returned or tried.
-var given sync.Map
+// portsGiven are the ports that freePort has returned or tried.
+var portsGiven sync.Map
 
 // freePort returns a port that nobody has, neither of UDP nor of TCP, and that the kernel gives to nobody who asks for any: a process that
 // is about to open it, as one of those beside this test, would find it taken. It returns each port once.
@@ -94,7 +94,7 @@ func freePort(t *testing.T) int {
 	first = max(first, 4096) // where it gives away nearly all
 	for range 1000 {
 		port := first - 1 - rand.IntN(first/2)
-		if _, again := given.LoadOrStore(port, true); again {
+		if _, again := portsGiven.LoadOrStore(port, true); again {
 			continue
 		}
 		packets, err := net.ListenUDP("udp", &net.UDPAddr{Port: port})
