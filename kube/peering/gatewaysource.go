@@ -22,7 +22,7 @@ const (
 	writeTimeout = 10 * time.Second       // of one object
 	lastTimeout  = 2 * time.Second        // of the status that says that the gateway ends
 	rttInterval  = 30 * time.Second       // between two round-trip times
-	breath       = 100 * time.Millisecond // between two changes of the configuration
+	breath       = 100 * time.Millisecond // between two rounds of a gateway or an agent
 )
 
 // Running is the gateway that a GatewaySource drives.

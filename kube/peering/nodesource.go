@@ -102,24 +102,33 @@ func (s *NodeSource) Run(ctx context.Context, m Machine) {
 		case <-s.wake:
 		case <-tick.C:
 		}
-		s.mu.Lock()
-		if len(s.complete) < len(all) {
-			s.mu.Unlock()
-			continue
+		s.round(ctx, len(all), m)
+		select { // many Services change at once, and a plan looks at all of them
+		case <-ctx.Done():
+		case <-time.After(breath):
 		}
-		plan, own := s.state.Plan(), s.state.nodes[s.name]
-		status := plan.status(s.linkStatuses, s.routeStatuses)
+	}
+}
+
+// round applies and writes what has changed, once so many lists are complete.
+func (s *NodeSource) round(ctx context.Context, lists int, m Machine) {
+	s.mu.Lock()
+	if len(s.complete) < lists {
 		s.mu.Unlock()
-		s.apply(plan, m)
-		s.tell(status)
-		s.addRemoved(status)
-		s.mu.Lock()
-		s.shown, s.refused = status.Peerings, plan.Refused
-		s.mu.Unlock()
-		s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, s.now())
-		if own != nil {
-			s.writeTunnelNode(ctx, own, s.sources(plan, m), status)
-		}
+		return
+	}
+	plan, own := s.state.Plan(), s.state.nodes[s.name]
+	status := plan.status(s.linkStatuses, s.routeStatuses)
+	s.mu.Unlock()
+	s.apply(plan, m)
+	s.tell(status)
+	s.addRemoved(status)
+	s.mu.Lock()
+	s.shown, s.refused = status.Peerings, plan.Refused
+	s.mu.Unlock()
+	s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, s.now())
+	if own != nil {
+		s.writeTunnelNode(ctx, own, s.sources(plan, m), status)
 	}
 }
 

@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/netip"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +23,8 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/exports"
+	"culvert/gateway/node/links"
+	"culvert/gateway/node/remote"
 	"culvert/integration/need"
 	"culvert/kube"
 )
@@ -97,7 +102,7 @@ func (c *cluster) connect(state kube.CheckState) {
 }
 
 // inCluster runs f in a bubble of time with a gateway on node1 of a cluster of two nodes.
-func inCluster(t *testing.T, f func(*cluster)) {
+func inCluster(t *testing.T, f func(*testing.T, *cluster)) {
 	need.Bubble(t, func(t *testing.T) {
 		kinds := map[schema.GroupVersionResource]string{{Version: "v1", Resource: "events"}: "EventList"}
 		for _, r := range paths {
@@ -132,7 +137,7 @@ func inCluster(t *testing.T, f func(*cluster)) {
 		if st := c.status(); st.NodesReady != "2/2" || st.Message != "" {
 			t.Fatalf("status %s", text(t, st))
 		}
-		f(c)
+		f(t, c)
 	})
 }
 
@@ -196,7 +201,7 @@ func (c *cluster) all() (statuses, events, imports int) {
 // TestLoudNodeWritesLittle: an agent that says something else all the time has the Peering's status written once a second. What else changes is written
 // at once meanwhile, and at the end the status is right.
 func TestLoudNodeWritesLittle(t *testing.T) {
-	inCluster(t, func(c *cluster) {
+	inCluster(t, func(t *testing.T, c *cluster) {
 		n := 0
 		babble := func(d time.Duration) {
 			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
@@ -250,7 +255,7 @@ func TestLoudNodeWritesLittle(t *testing.T) {
 
 // TestLoudNodeHidesNone: an agent that has another fault all the time causes few Events, and another node's fault has its own at once.
 func TestLoudNodeHidesNone(t *testing.T) {
-	inCluster(t, func(c *cluster) {
+	inCluster(t, func(t *testing.T, c *cluster) {
 		c.written()
 		fault := func(node int, address, another string) {
 			c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, node), address, another))
@@ -281,7 +286,7 @@ func TestLoudNodeHidesNone(t *testing.T) {
 // TestLoudPeerWritesLittle: a peer that exports something else all the time has Services written once a second, after the first ones. A change of the
 // Peering is obeyed at once all the same.
 func TestLoudPeerWritesLittle(t *testing.T) {
-	inCluster(t, func(c *cluster) {
+	inCluster(t, func(t *testing.T, c *cluster) {
 		imports := func(namespace string, generation int64) {
 			u := c.peering().DeepCopy()
 			u.SetGeneration(generation)
@@ -294,9 +299,9 @@ func TestLoudPeerWritesLittle(t *testing.T) {
 		babble := func(d time.Duration) {
 			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 				port++
-				list := []exports.Export{told("shop", "web", "10.70.0.9", exports.Port{Protocol: 6, Port: port})}
+				var list []exports.Export
 				for n := range 40 {
-					list = append(list, told("shop", fmt.Sprint("quiet", n), "10.70.0.9"))
+					list = append(list, told("shop", fmt.Sprint("web", n), "10.70.0.9", exports.Port{Protocol: 6, Port: port}))
 				}
 				x := c.source.services
 				c.source.mu.Lock()
@@ -306,8 +311,10 @@ func TestLoudPeerWritesLittle(t *testing.T) {
 			}
 		}
 		imports("imported", 4)
-		babble(3 * importWritesFirst * breath)
-		c.all()
+		babble(time.Minute)
+		if _, _, n := c.all(); n < importWritesFirst {
+			t.Fatalf("%d writes of imports at once", n)
+		}
 		babble(time.Minute)
 		if _, _, n := c.all(); n < 30 || n > 65 {
 			t.Errorf("%d writes of imports in a minute", n)
@@ -315,9 +322,54 @@ func TestLoudPeerWritesLittle(t *testing.T) {
 		imports("elsewhere", 5)
 		babble(10 * time.Second)
 		for n := range 40 {
-			if _, err := c.Tracker().Get(paths[setImported], "imported", fmt.Sprintf("quiet%d-shop", n)); err == nil {
+			if _, err := c.Tracker().Get(paths[setImported], "imported", fmt.Sprintf("web%d-shop", n)); err == nil {
 				t.Errorf("10 s after spec.imports has changed, an import is still where it was")
 			}
+		}
+	})
+}
+
+// machine is a node that counts how often it is looked at.
+type machine struct {
+	looks atomic.Int64
+	peers atomic.Pointer[[]remote.Peer]
+}
+
+func (m *machine) Apply(_ []links.Link, peers []remote.Peer) { m.peers.Store(&peers) }
+
+func (m *machine) SourceTo(netip.Addr) (netip.Addr, error) {
+	m.looks.Add(1)
+	return netip.MustParseAddr("172.18.0.2"), nil
+}
+
+// TestAgentRests: whoever changes a Node or a Service all the time makes an agent look at everything ten times a second, and a change of the Peering is obeyed as
+// soon.
+func TestAgentRests(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		log := logrus.New()
+		log.SetOutput(io.Discard)
+		s, m := NewNodeSource(c, "node2", "culvert", NodeNamespace, nil, logrus.NewEntry(log)), &machine{}
+		ctx, cancel := context.WithCancel(t.Context())
+		var tasks sync.WaitGroup
+		tasks.Go(func() { s.Run(ctx, m) })
+		defer tasks.Wait()
+		defer cancel()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		before := m.looks.Load()
+		for n := range 1000 {
+			c.update(kindNode, object(t, fmt.Sprintf(nodeText, 1), "uid: u1", fmt.Sprintf("uid: u1, labels: {n: \"%d\"}", n)))
+			time.Sleep(time.Millisecond)
+		}
+		if n := m.looks.Load() - before; n < 5 || n > 11 {
+			t.Errorf("the agent looked %d times in a second", n)
+		}
+		u := object(t, romeToMilan, "10.61.0.0/16", "10.63.0.0/16")
+		u.Object["status"] = c.peering().Object["status"]
+		c.update(KindPeering, u)
+		time.Sleep(2 * breath)
+		if p := *m.peers.Load(); len(p) != 1 || !slices.Contains(p[0].Remote, netip.MustParsePrefix("10.63.0.0/16")) {
+			t.Errorf("0.2 s after the Peering has changed, the routes are %+v", p)
 		}
 	})
 }
