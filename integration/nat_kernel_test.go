@@ -187,7 +187,9 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Lin
 	describe := func() string {
 		return fmt.Sprintf("packet at port %d:\n%s%v\nnft:\n%s\nrouting:\n%s", in, dump(b), viewOf(b), nftText(c.tables), routingText(c.routing))
 	}
-	if v, _ := nattest.Check(b); isError(v) && (len(got) != len(want) || len(want) > 0 && got[0].link != want[0].link) {
+	v, _ := nattest.Check(b)
+	f.told = f.told || isError(v)
+	if isError(v) && (len(got) != len(want) || len(want) > 0 && got[0].link != want[0].link) {
 		c.counts["difference: the engine filters and routes an ICMP error as its connection, the kernel by its own addresses"]++
 		return
 	}
@@ -221,7 +223,7 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Lin
 		f.script = nil
 		return
 	case marks && elsewhere && f.told:
-		c.counts["difference: a message of the kernel itself, as a redirect, meets the rules, and they mark the connection that it is about"]++
+		c.counts["difference: rules that an ICMP error or a message of the kernel meets mark the connection that it is about"]++
 		f.script = nil
 		return
 	}
@@ -257,7 +259,7 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Lin
 	if c.record != nil && slices.EqualFunc(got, want, func(x, y output) bool { return bytes.Equal(x.bytes, y.bytes) }) {
 		c.record(c.now, in, b, got)
 	}
-	if v, _ := nattest.Check(b); isError(v) {
+	if isError(v) {
 		c.counts["  of them ICMP errors"]++
 	}
 	if len(parts) > 1 {

@@ -27,7 +27,7 @@ type flow struct {
 	ends     [2]end
 	step     int
 	answered bool // a packet of the second end has come through
-	told     bool // the kernel has sent a message about it
+	told     bool // an ICMP error, or a message of the kernel, was about it
 	seq      [2]uint32
 	script   []flowStep
 }
