@@ -10,54 +10,24 @@ import (
 	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"culvert/integration/need"
 )
 
-// A kubeMalformed is a malformed Service or EndpointSlice, and the field that an Event and the log
-// must name.
-type kubeMalformed struct{ service, slice, field string }
+// A kubeMalformed is an object that an API server can store: kube/service/testdata/malformed.yaml
+// describes the fields.
+type kubeMalformed struct {
+	Spec, Status, Slice string
+	Fields              []string
+	Unreadable          bool
+}
 
-// Each Service has its own address in the place of 10.96.0.20.
-const kubeWeb = "spec: {clusterIP: 10.96.0.20, ports: [{port: 80}]"
-
-// No field has a wrong type: the API server could not read such an object, so none can be stored.
-var kubeMalformedAll = []kubeMalformed{
-	{service: "spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
-	{service: "spec: {clusterIP: 127.0.0.1, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
-	{service: "spec: {clusterIP: 224.0.0.1, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
-	{service: "spec: {clusterIP: 0.0.0.0, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
-	{service: "spec: {clusterIP: 'fe80::1%eth0', ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
-	{service: "spec: {clusterIP: 172.18.0.2, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
-	{service: "spec: {clusterIP: 10.244.0.7, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
-	{service: "spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"}, // the Service shop has it
-	{service: "spec: {clusterIP: 10.96.0.20, ports: [{name: a, port: 0}, {name: b, port: 81}]}", field: "spec.ports[0].port"},
-	{service: "spec: {clusterIP: 10.96.0.20, ports: [{port: 65536}]}", field: "spec.ports[0].port"},
-	{service: "spec: {clusterIP: 10.96.0.20, ports: [{port: -1}]}", field: "spec.ports[0].port"},
-	{service: "spec: {clusterIP: 10.96.0.20, ports: [{port: 80, protocol: DCCP}]}", field: "spec.ports[0].protocol"},
-	{service: "spec: {clusterIP: 10.96.0.20, ports: [{name: a, port: 80}, {name: a, port: 81}]}", field: "spec.ports[1].name"},
-	{service: "spec: {clusterIP: 10.96.0.20, ports: [{name: a, port: 80}, {name: b, port: 80}]}", field: "spec.clusterIPs[0]"},
-	{service: "spec: {type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: 61000}]}", field: "spec.ports[0].nodePort"},
-	{service: "spec: {type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: 65535}]}", field: "spec.ports[0].nodePort"},
-	{service: "spec: {type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: -5}]}", field: "spec.ports[0].nodePort"},
-	{service: "spec: {type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: 30011}]}", field: "spec.ports[0].nodePort"}, // the Service shop has it
-	{service: kubeWeb + ", externalIPs: [198.51.100, 198.51.100.9]}", field: "spec.externalIPs[0]"},
-	{service: kubeWeb + ", externalIPs: ['::1']}", field: "spec.externalIPs[0]"},
-	{service: kubeWeb + ", externalIPs: [198.51.100.7]}", field: "spec.externalIPs[0]"}, // the Service shop has it
-	{service: kubeWeb + ", externalIPs: [10.244.0.1]}", field: "spec.externalIPs[0]"},
-	{service: "spec: {clusterIP: 10.96.0.20, externalIPs: [198.51.100.10], ports: [{port: 65535}]}", field: "spec.ports[0].port"},
-	{service: kubeWeb + ", loadBalancerSourceRanges: [192.0.2.0/33]}, status: {loadBalancer: {ingress: [{ip: 203.0.113.9}]}}", field: "spec.loadBalancerSourceRanges[0]"},
-	{service: kubeWeb + "}, status: {loadBalancer: {ingress: [{ip: here}]}}", field: "status.loadBalancer.ingress[0].ip"},
-	{service: kubeWeb + ", externalTrafficPolicy: Near}", field: "spec.externalTrafficPolicy"},
-	{service: kubeWeb + ", internalTrafficPolicy: Near}", field: "spec.internalTrafficPolicy"},
-	{service: kubeWeb + ", sessionAffinity: Cookie}", field: "spec.sessionAffinity"},
-	{service: kubeWeb + ", sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}}", field: "spec.sessionAffinityConfig.clientIP.timeoutSeconds"},
-	{service: "spec: {type: LoadBalancer, clusterIP: 10.96.0.20, externalTrafficPolicy: Local, healthCheckNodePort: 70000, ports: [{port: 80}]}", field: "spec.healthCheckNodePort"},
-	{slice: "addressType: IPv5, endpoints: [{addresses: [10.244.0.9]}]", field: "addressType"},
-	{slice: "addressType: IPv4, endpoints: [{addresses: [x]}, {addresses: [10.244.0.9]}]", field: "endpoints[0].addresses[0]"},
-	{slice: "addressType: IPv4, endpoints: [{addresses: ['fd24::9']}]", field: "endpoints[0].addresses[0]"},
-	{slice: "addressType: IPv4, endpoints: [{addresses: [169.254.169.254]}]", field: "endpoints[0].addresses[0]"},
-	{slice: "addressType: IPv4, endpoints: [{addresses: []}]", field: "endpoints[0].addresses"},
-	{slice: "addressType: IPv4, endpoints: [], ports: [{name: a, port: 99999}]", field: "ports[0].port"},
-	{slice: "addressType: IPv4, endpoints: [], ports: [{name: a, port: 80, protocol: ICMP}]", field: "ports[0].protocol"},
+func readMalformed(t *testing.T) (all []kubeMalformed) {
+	t.Helper()
+	text, err := os.ReadFile("../kube/service/testdata/malformed.yaml")
+	need.NoError(t, err)
+	need.NoError(t, yaml.Unmarshal(text, &all))
+	return slices.DeleteFunc(all, func(m kubeMalformed) bool { return m.Unreadable })
 }
 
 // store puts the malformed object, under a name of its own, where the API server keeps accepted
@@ -76,12 +46,13 @@ func (m *kubeMalformed) store(l *kubeAnnounceLab, i int) (kind, name string) {
 		l.api.store(l.T, "/registry/"+at+"/default/"+name, o)
 	}
 	name = fmt.Sprintf("bad-%d", i)
-	if m.slice == "" {
-		put("Service", "v1", "services/specs", strings.Replace(m.service, "10.96.0.20", fmt.Sprintf("10.96.2.%d", i+1), 1))
+	if m.Slice == "" {
+		spec := strings.Replace(m.Spec, "10.96.0.20", fmt.Sprintf("10.96.2.%d", i+1), 1) // each has an address of its own
+		put("Service", "v1", "services/specs", "spec: {"+spec+"}, status: {"+m.Status+"}")
 		return "Service", name
 	}
-	put("Service", "v1", "services/specs", fmt.Sprintf("spec: {clusterIP: 10.96.1.%d, ports: [{name: a, port: 80}]}", i+1))
-	put("EndpointSlice", "discovery.k8s.io/v1", "endpointslices", m.slice)
+	put("Service", "v1", "services/specs", fmt.Sprintf("spec: {clusterIP: 10.96.1.%d, ports: [{name: http, port: 80}]}", i+1))
+	put("EndpointSlice", "discovery.k8s.io/v1", "endpointslices", m.Slice)
 	return "EndpointSlice", name
 }
 
@@ -216,26 +187,30 @@ func TestKubeServices(t *testing.T) {
 		}
 		t.Logf("both nodes follow a changed endpoint within %v of the API server's answer, asked at %d places in turn", time.Since(began), len(places))
 
-		for i := range kubeMalformedAll {
-			m := &kubeMalformedAll[i]
+		all := readMalformed(t)
+		for i := range all {
+			m := &all[i]
+			what := m.Spec + m.Status + m.Slice
 			kind, name := m.store(l, i)
-			eventually(t, "a line of the log for "+m.service+m.slice, func() error {
+			names := func(text string) bool {
+				return !slices.ContainsFunc(m.Fields, func(field string) bool { return !strings.Contains(text, field+": ") })
+			}
+			eventually(t, "a line of the log for "+what, func() error {
 				for line := range strings.Lines(l.nodes["n1"].output()) {
-					if strings.Contains(line, m.field+": ") && strings.Contains(line, "resource="+kind+"/default/"+name) {
+					if strings.Contains(line, "resource="+kind+"/default/"+name) && names(line) {
 						return nil
 					}
 				}
 				return errNotYet
 			})
 			if who, _, err := l.ask(l.out, "tcp", "172.18.0.2:30011"); err != nil || who != "pc" {
-				t.Errorf("beside %s%s, %q answers: %v", m.service, m.slice, who, err)
+				t.Errorf("beside %s, %q answers, want pc: %v", what, who, err)
 			}
-			l.api.awaitEvent(t, startTimeout, "default", m.field+" of "+m.service+m.slice, func(e object, message string) bool {
-				return field(e, "involvedObject", "name") == name && field(e, "involvedObject", "kind") == kind && field(e, "source", "host") == "n1" &&
-					strings.Contains(message, m.field+": ")
+			l.api.awaitEvent(t, startTimeout, "default", fmt.Sprintf("%q of %s", m.Fields, what), func(e object, message string) bool {
+				return field(e, "involvedObject", "name") == name && field(e, "involvedObject", "kind") == kind && field(e, "source", "host") == "n1" && names(message)
 			})
 		}
-		t.Logf("%d malformed Services and slices, each named in the log and by an Event", len(kubeMalformedAll))
+		t.Logf("%d malformed Services and slices, each named in the log and by an Event", len(all))
 		served("beside all that is malformed", "pc")
 		l.end(l.n1, syscall.SIGTERM) // it asks for its DaemonSet
 		l.requireRights()

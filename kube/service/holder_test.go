@@ -195,20 +195,20 @@ func TestLeases(t *testing.T) {
 		for range 4 { // at various times between two renewals
 			e.leave(all[0], true)
 			if took := e.until("after a kill", all[1]); took > leaseDuration+time.Second {
-				t.Errorf("it takes %v", took)
+				t.Errorf("the next one takes over %v after a kill, want at most %v", took, leaseDuration+time.Second)
 			}
 			if late := time.Since(e.renewed(all[0]).Add(leaseDuration)); late < 0 || late > time.Second {
-				t.Errorf("the next one owns the address %v after the Lease of the first has ended", late)
+				t.Errorf("the next one owns the address %v after the Lease of the first has ended, want 0 to 1s", late)
 			}
 			e.join(all[0])
 			if took := e.until("when it is back", all[0]); took > time.Second {
-				t.Errorf("it takes %v until the first one is back", took)
+				t.Errorf("the first one owns the address again after %v, want at most 1s", took)
 			}
 			e.stays("when it is back", 700*time.Millisecond, all[0])
 		}
 		e.leave(all[0], false)
 		if took := e.until("after the end", all[1]); took > 200*time.Millisecond {
-			t.Errorf("it takes %v after the first has released its Lease", took)
+			t.Errorf("the next one takes over %v after the first has released its Lease, want at most 200ms", took)
 		}
 		e.leave(all[1], false)
 		e.until("after the second's end", all[2])
@@ -218,7 +218,7 @@ func TestLeases(t *testing.T) {
 		excluded := namedNode(t, int(all[0][1]-'0'), ", labels: {node.kubernetes.io/exclude-from-external-load-balancers: 'true'}", "")
 		e.put(excluded)
 		if took := e.until("the first is excluded", all[2]); took > 200*time.Millisecond {
-			t.Errorf("it takes %v after the first was excluded", took)
+			t.Errorf("the next one takes over %v after the first was excluded, want at most 200ms", took)
 		}
 	})
 }
@@ -244,7 +244,7 @@ func TestLeasesUnable(t *testing.T) {
 		take(all[0])
 		e.put(balanced(t, "web", ", externalIPs: [198.51.100.9]", 80, announcedAddress)) // so that the kernel is asked
 		if took := e.until("the first cannot", all[1]); took > time.Second {
-			t.Errorf("it takes %v after the first cannot", took)
+			t.Errorf("the next one takes over %v after the kernel of the first refuses the address, want at most 1s", took)
 		}
 		says(announcedAddress + "/32")
 		e.stays("the first cannot", 5*forgive, all[1])
@@ -263,7 +263,7 @@ func TestLeasesUnable(t *testing.T) {
 		says(announcedAddress + "/32")
 		take("")
 		if took := e.until("the first can", all[0]); took > forgive+time.Second {
-			t.Errorf("it takes %v after the first can", took)
+			t.Errorf("the first one owns the address %v after its kernel accepts it, want at most %v", took, forgive+time.Second)
 		}
 		says("")
 		e.stays("the first can", 2*forgive, all[0])
@@ -303,7 +303,7 @@ func TestLeaseWaits(t *testing.T) {
 		e.stays("the first cannot serve", 20*time.Second, all[1])
 		e.setBroken("")
 		if took := e.until("it can again", all[0]); took > 2*time.Second {
-			t.Errorf("it takes %v", took)
+			t.Errorf("the first one owns the address %v after it can serve, want at most 2s", took)
 		}
 	})
 }
@@ -317,10 +317,10 @@ func TestLeaseRights(t *testing.T) {
 		need.NoError(t, err)
 		u := o.(*unstructured.Unstructured)
 		if refs := u.GetOwnerReferences(); len(refs) != 1 || refs[0].Kind != "Node" || refs[0].Name != "n1" || refs[0].UID != "u-n1" {
-			t.Errorf("the Lease belongs to %v", refs)
+			t.Errorf("the owners of the Lease are %v, want Node n1", refs)
 		}
 		if u.GetLabels()[leaseLabel] != leaseApp {
-			t.Errorf("nobody finds it by %v", u.GetLabels())
+			t.Errorf("the Lease has labels %v, want %s=%s", u.GetLabels(), leaseLabel, leaseApp)
 		}
 		time.Sleep(time.Minute)
 		asked := map[string]int{}
@@ -328,12 +328,12 @@ func TestLeaseRights(t *testing.T) {
 			if a.GetResource() == leases {
 				asked[a.GetVerb()]++
 				if a.GetNamespace() != leaseNamespace {
-					t.Errorf("%s in namespace %q", a.GetVerb(), a.GetNamespace())
+					t.Errorf("%s of a Lease in namespace %q, want %q", a.GetVerb(), a.GetNamespace(), leaseNamespace)
 				}
 			}
 		}
 		if asked["patch"] < 19 || asked["patch"] > 22 || asked["create"] != 1 {
-			t.Errorf("in a minute it asked %v", asked)
+			t.Errorf("requests about Leases in a minute: %v, want 19 to 22 patches and one create", asked)
 		}
 		e.put(aService(t, "bad", "clusterIP: 10.96.0.20, ports: [{port: 80, protocol: DCCP}]")) // which is told in an Event
 		time.Sleep(time.Second)
@@ -343,23 +343,23 @@ func TestLeaseRights(t *testing.T) {
 	need.NoError(t, err)
 	for document := range strings.SplitSeq(string(text), "\n---\n") {
 		if strings.Contains(document, "resources: [leases]") && !strings.Contains(document, "kind: Role\nmetadata:\n  name: culvert-node\n  namespace: culvert-leases\n") {
-			t.Errorf("Leases are granted by\n%s", document)
+			t.Errorf("rights to Leases are not only in the Role of their namespace:\n%s", document)
 		}
 	}
 	if !strings.Contains(string(text), "--lease-namespace=culvert-leases") {
-		t.Error("the manifest's nodes hold their Leases elsewhere")
+		t.Error("the manifest's nodes do not keep their Leases in namespace culvert-leases")
 	}
 	inCluster(t, nil, func(c *cluster) {
 		c.last()
 		for _, a := range c.api.Actions() {
 			if a.GetResource() == leases {
-				t.Errorf("without announce: %s %s", a.GetVerb(), leases.Resource)
+				t.Errorf("without announce, a node makes the request %s %s", a.GetVerb(), leases.Resource)
 			}
 		}
 		base := aBase()
 		base.Announce = anAnnouncer(t, selfName, nil).base.Announce
 		if err := c.Rebase(t.Context(), base); err == nil || !strings.Contains(err.Error(), "services.announce") {
-			t.Errorf("announce comes while a node runs: %v", err)
+			t.Errorf("services.announce changes while a node runs: %v, want an error", err)
 		}
 	}, aNode(t), aService(t, "web", web))
 }

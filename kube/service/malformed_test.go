@@ -2,88 +2,50 @@ package service
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"sigs.k8s.io/yaml"
+
 	"culvert/gateway/node/services"
 	"culvert/integration/need"
 	"culvert/nat"
 )
 
-// A malformed object, and the fields that its Event names. left is how many of its ports, or of the endpoints of a slice, are still served.
+// A malformed object: testdata/malformed.yaml describes the fields.
 type malformed struct {
-	spec   string // of a Service, behind its name
-	slice  string // or of a slice: ports, addressType and endpoints
-	status string
-	fields []string
-	left   int
+	Spec, Status, Slice string
+	Fields              []string
+	Left                int
+	Unreadable          bool
 }
 
-const at20 = "clusterIP: 10.96.0.20, ports: [{name: http, port: 80}]"
-
-var allMalformed = []malformed{
-	{spec: "clusterIP: 10.96.0.300, ports: [{port: 80}]", fields: []string{"spec.clusterIPs[0]"}},
-	{spec: "clusterIP: 127.0.0.1, ports: [{port: 80}]", fields: []string{"spec.clusterIPs[0]"}},
-	{spec: "clusterIP: 224.0.0.1, ports: [{port: 80}]", fields: []string{"spec.clusterIPs[0]"}},
-	{spec: "clusterIP: 0.0.0.0, ports: [{port: 80}]", fields: []string{"spec.clusterIPs[0]"}},
-	{spec: "clusterIP: 'fe80::1%eth0', ports: [{port: 80}]", fields: []string{"spec.clusterIPs[0]"}},
-	{spec: "clusterIP: 172.18.0.2, ports: [{port: 80}]", fields: []string{"spec.clusterIPs[0]"}},
-	{spec: "clusterIP: 10.244.0.7, ports: [{port: 80}]", fields: []string{"spec.clusterIPs[0]"}},
-	{spec: "clusterIP: 10.96.0.10, ports: [{port: 80}]", fields: []string{"spec.clusterIPs[0]"}}, // that of an older one
-	{spec: "clusterIP: 10.96.0.20, ports: [{port: 0}, {name: b, port: 81}]", fields: []string{"spec.ports[0].port"}, left: 1},
-	{spec: "clusterIP: 10.96.0.20, ports: [{port: 65536}]", fields: []string{"spec.ports[0].port"}},
-	{spec: "clusterIP: 10.96.0.20, ports: [{port: -1}]", fields: []string{"spec.ports[0].port"}},
-	{spec: "clusterIP: 10.96.0.20, ports: [{port: http}]", fields: []string{"spec.ports.port"}},
-	{spec: "clusterIP: 10.96.0.20, ports: 80", fields: []string{"spec.ports"}},
-	{spec: "clusterIP: 10.96.0.20, ports: [{port: 80, protocol: DCCP}]", fields: []string{"spec.ports[0].protocol"}},
-	{spec: "clusterIP: 10.96.0.20, ports: [{name: a, port: 80}, {name: a, port: 81}]", fields: []string{"spec.ports[1].name"}, left: 1},
-	{spec: "clusterIP: 10.96.0.20, ports: [{name: a, port: 80}, {name: b, port: 80}]", fields: []string{"spec.clusterIPs[0]"}, left: 1},
-	{spec: "type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: 61000}]", fields: []string{"spec.ports[0].nodePort"}, left: 1},
-	{spec: "type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: 65535}]", fields: []string{"spec.ports[0].nodePort"}, left: 1},
-	{spec: "type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: -5}]", fields: []string{"spec.ports[0].nodePort"}, left: 1},
-	{spec: "type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: 30080}]", fields: []string{"spec.ports[0].nodePort"}, left: 1}, // taken
-	{spec: at20 + ", externalIPs: [198.51.100, 198.51.100.9]", fields: []string{"spec.externalIPs[0]"}, left: 1},
-	{spec: at20 + ", externalIPs: ['::1']", fields: []string{"spec.externalIPs[0]"}, left: 1},
-	{spec: at20 + ", externalIPs: [198.51.100.7]", fields: []string{"spec.externalIPs[0]"}, left: 1}, // taken
-	{spec: at20 + ", externalIPs: [10.244.0.1]", fields: []string{"spec.externalIPs[0]"}, left: 1},   // a pod's
-	{spec: "clusterIP: 10.96.0.20, externalIPs: [198.51.100.9], ports: [{port: 65535}]", fields: []string{"spec.ports[0].port"}, left: 1},
-	{spec: at20 + ", loadBalancerSourceRanges: [192.0.2.0/33]", status: "loadBalancer: {ingress: [{ip: 203.0.113.9}]}", fields: []string{"spec.loadBalancerSourceRanges[0]"}, left: 1},
-	{spec: at20, status: "loadBalancer: {ingress: [{ip: here}]}", fields: []string{"status.loadBalancer.ingress[0].ip"}, left: 1},
-	{spec: at20, status: "loadBalancer: []", fields: []string{"status.loadBalancer"}},
-	{spec: at20 + ", externalTrafficPolicy: Near", fields: []string{"spec.externalTrafficPolicy"}},
-	{spec: at20 + ", internalTrafficPolicy: Near", fields: []string{"spec.internalTrafficPolicy"}},
-	{spec: at20 + ", sessionAffinity: Cookie", fields: []string{"spec.sessionAffinity"}},
-	{spec: at20 + ", sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}", fields: []string{"spec.sessionAffinityConfig.clientIP.timeoutSeconds"}},
-	{spec: "type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 70000, " + at20, fields: []string{"spec.healthCheckNodePort"}, left: 1},
-	{slice: "addressType: IPv5, endpoints: [{addresses: [10.244.0.9]}]", fields: []string{"addressType"}},
-	{slice: "addressType: [], endpoints: [{addresses: [10.244.0.9]}]", fields: []string{"addressType"}},
-	{slice: "addressType: IPv4, endpoints: [{addresses: [x]}, {addresses: [10.244.0.9]}]", fields: []string{"endpoints[0].addresses[0]"}, left: 1},
-	{slice: "addressType: IPv4, endpoints: [{addresses: ['fd24::9']}, {addresses: [10.244.0.9]}]", fields: []string{"endpoints[0].addresses[0]"}, left: 1},
-	{slice: "addressType: IPv4, endpoints: [{addresses: [169.254.169.254]}]", fields: []string{"endpoints[0].addresses[0]"}},
-	{slice: "addressType: IPv4, endpoints: [{addresses: []}, {}]", fields: []string{"endpoints[0].addresses", "endpoints[1].addresses"}},
-	{slice: "addressType: IPv4, endpoints: {addresses: [10.244.0.9]}", fields: []string{"endpoints"}},
-	{slice: "addressType: IPv4, endpoints: [{addresses: [10.244.0.9], conditions: {ready: maybe}}]", fields: []string{"endpoints.conditions.ready"}},
-	{slice: "addressType: IPv4, ports: [{name: http, port: 99999}], endpoints: [{addresses: [10.244.0.9]}]", fields: []string{"ports[0].port"}},
-	{slice: "addressType: IPv4, ports: [{name: http, port: 80, protocol: ICMP}], endpoints: [{addresses: [10.244.0.9]}]", fields: []string{"ports[0].protocol"}},
-	{slice: "addressType: IPv4, ports: [{name: http, port: '80'}], endpoints: [{addresses: [10.244.0.9]}]", fields: []string{"ports.port"}},
+// allMalformed reads the malformed objects that the tests share.
+func allMalformed(t testing.TB) (all []malformed) {
+	t.Helper()
+	text, err := os.ReadFile("testdata/malformed.yaml")
+	need.NoError(t, err)
+	need.NoError(t, yaml.UnmarshalStrict(text, &all))
+	return all
 }
 
 // objects returns the malformed object under a name of its own, and for a slice the Service that it is of.
 func (m *malformed) objects(t *testing.T, i int) []*Object {
 	name := fmt.Sprintf("bad-%d", i)
-	if m.slice == "" {
-		o := aService(t, name, m.spec)
+	if m.Slice == "" {
+		o := aService(t, name, m.Spec)
 		o.Metadata.Created = o.Metadata.Created.Add(time.Hour)
-		if m.status != "" {
-			o.Status = object(t, "{status: {"+m.status+"}}").Status
+		if m.Status != "" {
+			o.Status = object(t, "{status: {"+m.Status+"}}").Status
 		}
 		return []*Object{o}
 	}
-	text := "{kind: EndpointSlice, metadata: {namespace: shop, name: " + name + ", uid: u, labels: {kubernetes.io/service-name: " + name + "}}, " + m.slice
-	if !strings.Contains(m.slice, "ports:") {
+	text := "{kind: EndpointSlice, metadata: {namespace: shop, name: " + name + ", uid: u, labels: {kubernetes.io/service-name: " + name + "}}, " + m.Slice
+	if !strings.Contains(m.Slice, "ports:") {
 		text += ", ports: [{name: http, port: 8080}]"
 	}
 	s := aService(t, name, fmt.Sprintf("clusterIP: 10.96.1.%d, ports: [{name: http, port: 80}]", i+1))
@@ -94,7 +56,7 @@ func (m *malformed) objects(t *testing.T, i int) []*Object {
 func goodObjects(t *testing.T) []*Object {
 	return []*Object{
 		aService(t, "web", web+", externalIPs: [198.51.100.7]"), aSlice(t, "web-1", "web", webPort, "{addresses: [10.244.0.1], nodeName: n1}"),
-		aService(t, "api", "type: NodePort, clusterIP: 10.96.0.11, ports: [{name: http, port: 80, nodePort: 30080}]"), aSlice(t, "api-1", "api", webPort, "{addresses: [10.244.0.3]}"),
+		aService(t, "api", "type: NodePort, clusterIP: 10.96.0.11, ports: [{name: http, port: 80, nodePort: 30011}]"), aSlice(t, "api-1", "api", webPort, "{addresses: [10.244.0.3]}"),
 	}
 }
 
@@ -106,7 +68,7 @@ func goodOnes(c *services.Config) string {
 func (m *malformed) remains(c *services.Config, i int) (n int) {
 	for _, s := range c.Services {
 		if own := fmt.Sprintf("shop/bad-%d", i); s.Name == own || strings.HasPrefix(s.Name, own+":") {
-			if m.slice == "" {
+			if m.Slice == "" {
 				n++
 			}
 			n += len(s.Endpoints)
@@ -120,15 +82,16 @@ func TestMalformed(t *testing.T) {
 	want := goodOnes(aState(t, All, goodObjects(t)...).Config())
 	together := aState(t, All, goodObjects(t)...)
 	names := func(what string, m *malformed, told []string) {
-		for _, field := range m.fields {
+		for _, field := range m.Fields {
 			if !slices.ContainsFunc(told, func(s string) bool { return strings.Contains(s, field+": ") }) {
 				t.Errorf("%s: %q do not name %s", what, told, field)
 			}
 		}
 	}
-	for i := range allMalformed {
-		m := &allMalformed[i]
-		what := m.spec + m.slice + m.status
+	all := allMalformed(t)
+	for i := range all {
+		m := &all[i]
+		what := m.Spec + m.Slice + m.Status
 		s := aState(t, All, goodObjects(t)...)
 		for _, o := range m.objects(t, i) {
 			s.Put(o)
@@ -138,8 +101,8 @@ func TestMalformed(t *testing.T) {
 		if got := goodOnes(c); got != want {
 			t.Errorf("%s: others are served as\n%s", what, got)
 		}
-		if got := m.remains(c, i); got != m.left {
-			t.Errorf("%s: %d of it are served, want %d", what, got, m.left)
+		if got := m.remains(c, i); got != m.Left {
+			t.Errorf("%s: %d of it are served, want %d", what, got, m.Left)
 		}
 		told := texts(s)
 		if len(told) != 1 || !strings.Contains(told[0], fmt.Sprintf("/shop/bad-%d: ", i)) {
@@ -151,7 +114,7 @@ func TestMalformed(t *testing.T) {
 		}
 		mended := aService(t, fmt.Sprintf("bad-%d", i), "clusterIP: 10.96.0.30, ports: [{name: http, port: 80}]")
 		s.Put(mended)
-		if m.slice != "" {
+		if m.Slice != "" {
 			s.Put(aSlice(t, mended.Metadata.Name, mended.Metadata.Name, webPort, "{addresses: [10.244.0.9]}"))
 		}
 		served(t, s.Config(), mended.Metadata.Namespace+"/"+mended.Metadata.Name+":http", true)
@@ -164,10 +127,10 @@ func TestMalformed(t *testing.T) {
 		t.Errorf("beside all of them, others are served as\n%s", got)
 	}
 	told := texts(together)
-	if len(told) != len(allMalformed) {
-		t.Errorf("%d Events for %d objects", len(told), len(allMalformed))
+	if len(told) != len(all) {
+		t.Errorf("%d Events for %d objects, want one for each", len(told), len(all))
 	}
-	for i := range allMalformed {
+	for i := range all {
 		of := slices.DeleteFunc(slices.Clone(told), func(s string) bool { return !strings.Contains(s, fmt.Sprintf("/shop/bad-%d: ", i)) })
 		if len(of) != 1 {
 			t.Errorf("%q", of)
@@ -178,15 +141,16 @@ func TestMalformed(t *testing.T) {
 // TestMalformedAlone: when an API server has one malformed object, an Event and a line of the log name it and its field, once, and everything else is
 // served. When it is deleted, nothing of it is left.
 func TestMalformedAlone(t *testing.T) {
-	for i := range allMalformed {
-		m := &allMalformed[i]
-		t.Run(strings.TrimSpace(m.spec+m.slice+" "+m.status), func(t *testing.T) {
+	all := allMalformed(t)
+	for i := range all {
+		m := &all[i]
+		t.Run(strings.TrimSpace(m.Spec+m.Slice+" "+m.Status), func(t *testing.T) {
 			want := goodOnes(aState(t, All, goodObjects(t)...).Config())
 			bad := m.objects(t, i)
 			kind, name := bad[len(bad)-1].Kind, bad[len(bad)-1].Metadata.Name
 			inCluster(t, nil, func(c *cluster) {
-				if got, n := c.last(); n != 1 || goodOnes(got) != want || m.remains(got, i) != m.left {
-					t.Errorf("applied %d times, %d of it, want %d; others:\n%s", n, m.remains(got, i), m.left, goodOnes(got))
+				if got, n := c.last(); n != 1 || goodOnes(got) != want || m.remains(got, i) != m.Left {
+					t.Errorf("applied %d times, %d of it, want %d; others:\n%s", n, m.remains(got, i), m.Left, goodOnes(got))
 				}
 				time.Sleep(time.Minute)
 				synctest.Wait()
@@ -198,7 +162,7 @@ func TestMalformedAlone(t *testing.T) {
 				if len(lines) != 1 || !strings.Contains(lines[0], "resource="+kind+"/shop/"+name) {
 					t.Fatalf("log: %q", lines)
 				}
-				for _, field := range m.fields {
+				for _, field := range m.Fields {
 					if !strings.Contains(told[0], field+": ") || !strings.Contains(lines[0], field+": ") {
 						t.Errorf("%s is not named by %s or %s", field, told[0], lines[0])
 					}
@@ -219,9 +183,8 @@ func TestMalformedAlone(t *testing.T) {
 
 // FuzzState: any objects make a configuration that is valid for a node.
 func FuzzState(f *testing.F) {
-	for i := range allMalformed {
-		m := &allMalformed[i]
-		f.Add(m.spec, m.status, m.slice)
+	for _, m := range allMalformed(f) {
+		f.Add(m.Spec, m.Status, m.Slice)
 	}
 	f.Add(web, "", "addressType: IPv4, ports: ["+webPort+"], endpoints: [{addresses: [10.244.0.9]}]")
 	f.Fuzz(func(t *testing.T, spec, status, slice string) {
