@@ -200,17 +200,17 @@ func startStream(conn net.Conn, pace time.Duration) *linkStream {
 func requireAlive(t *testing.T, when string, all []*linkStream) (longest time.Duration) {
 	t.Helper()
 	for _, s := range all {
-		select {
-		case err := <-s.ended:
-			t.Fatalf("%s: the connection from %v has ended: %v", when, s.conn.LocalAddr(), err)
-		default:
-		}
 		longest = max(longest, time.Duration(s.longest.Swap(0)))
 	}
 	eventually(t, when+": every connection goes on", func() error {
 		for _, s := range all {
+			select {
+			case err := <-s.ended:
+				t.Fatalf("%s: the connection from %v has ended: %v", when, s.conn.LocalAddr(), err)
+			default:
+			}
 			if s.longest.Load() == 0 {
-				return errNotYet
+				return fmt.Errorf("the connection from %v gets no answer", s.conn.LocalAddr())
 			}
 		}
 		return nil
