@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -284,9 +285,12 @@ func TestLeave(t *testing.T) {
 	b.attempt(t.Context())
 	left := make(chan struct{})
 	go func() { a.Leave(t.Context()); close(left) }()
-	for gatewayB.is() != role.Active {
-		b.attempt(t.Context())
-	}
+	need.Eventually(t, 10*time.Second, "b is active", func() error {
+		if b.attempt(t.Context()); gatewayB.is() != role.Active {
+			return fmt.Errorf("it is %v", gatewayB.is())
+		}
+		return nil
+	})
 	<-left
 	if want := []role.Role{role.Standby, role.Active, role.Static, role.Standby}; !slices.Equal(gatewayA.roles, want) {
 		t.Errorf("roles %v, want %v", gatewayA.roles, want)

@@ -109,11 +109,13 @@ func TestCutOff(t *testing.T) { need.Bubble(t, cutOff) }
 func cutOff(t *testing.T) {
 	a, b, tables := newTalking(t)
 	await(t, a, role.Static)
-	for b.Role() == role.Standby {
-		signal(b.poke) // b respects the Lease until it has expired
-		time.Sleep(time.Millisecond)
-	}
-	await(t, b, role.Active)
+	need.Eventually(t, 10*time.Second, "b is active", func() error { // it respects the Lease until that has expired
+		if signal(b.poke); b.Role() != role.Active {
+			return fmt.Errorf("it is %v", b.Role())
+		}
+		return nil
+	})
+	synctest.Wait()
 	got := tables[0].lines
 	want := []string{`b says {"says":"mine","pod":"b","term":1}`, "a is standby", "a flushes", `a says {"says":"yours","pod":"a","term":1}`, "b is active"}
 	if len(got) < len(want) || !slices.Equal(got[len(got)-len(want):], want) {

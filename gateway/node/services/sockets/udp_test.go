@@ -107,11 +107,13 @@ func TestEndpointComesBack(t *testing.T) {
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA))
 	c, err := dial(t, "udp", outside[0])
 	need.NoError(t, err)
-	for s.stats.failures.Load() == 0 { // until the kernel has reported the closed port
-		if _, err := c.Write([]byte("?")); err != nil {
-			t.Fatal(err)
+	need.Eventually(t, patience, "the kernel reports the closed port", func() error {
+		_, err := c.Write([]byte("?"))
+		if err == nil && s.stats.failures.Load() == 0 {
+			err = errors.New("no failure is counted")
 		}
-	}
+		return err
+	})
 	telling(t, endpointA)
 	if name, _, err := ask(c, "?"); err != nil || name != endpointA[0] {
 		t.Errorf("%q answers, want %s: %v", name, endpointA[0], err)
