@@ -16,7 +16,7 @@ import (
 	"culvert/kube/template"
 )
 
-// object reads YAML with the types that a client of the API server has.
+// object reads YAML.
 func object(t *testing.T, text string) map[string]any {
 	t.Helper()
 	var o map[string]any
