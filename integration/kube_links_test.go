@@ -83,12 +83,13 @@ func (l *kubeLinks) end(i int, signal syscall.Signal) {
 
 func (k *kubeLab) linkName() string { return "liqo." + k.remote().name }
 
-// has waits until a node has a link, or until it has none if want is false.
+// has waits until a node has a link that is up, or until it has none if want is false.
 func (k *kubeLab) has(node *peerHost, link string, want bool) {
 	k.t.Helper()
 	eventually(k.t, fmt.Sprintf("%s has link %s: %t", node.name, link, want), func() error {
-		if _, err := node.try("", "ip", "link", "show", link); (err == nil) != want {
-			return fmt.Errorf("%v: %s", err, k.links.said())
+		out, err := node.try("", "ip", "link", "show", link)
+		if want && !strings.Contains(out, ",UP") || !want && err == nil {
+			return fmt.Errorf("%s%v: %s", out, err, k.links.said())
 		}
 		return nil
 	})
