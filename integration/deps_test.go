@@ -130,7 +130,8 @@ var importRules = []importRule{
 	{"kube/service", []string{"culvert/gateway/seats", "culvert/gateway/node/services", "culvert/kube", "culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic",
 		"github.com/sirupsen/logrus", "golang.org/x/sys/unix"},
 		"what a node serves is a value: no routes, no packets, no gateway"},
-	{"kube", []string{"culvert/gateway/config", "culvert/geneve", "culvert/nat", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/klog/v2", "github.com/sirupsen/logrus"},
+	{"kube", []string{"culvert/gateway/config", "culvert/geneve", "culvert/nat", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/klog/v2", "github.com/sirupsen/logrus",
+		"golang.org/x/time/rate"},
 		"Kubernetes stops here; Liqo is no dependency"},
 }
 

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -164,7 +165,7 @@ func (c *kubeCase) ports() ([]kubePort, error) {
 		s.Put(x)
 	}
 	config := s.Config()
-	if events := s.Events(); len(events) > 0 {
+	if events, _ := s.Events(time.Time{}); len(events) > 0 {
 		return nil, fmt.Errorf("culvert refuses what is well formed: %v", events)
 	}
 	checks := map[bool]service.Check{}

@@ -37,3 +37,21 @@ func TestEventsWait(t *testing.T) {
 		t.Errorf("%d Events wait after the API server is back", len(left))
 	}
 }
+
+// TestFaultLimits: each object has its own limit, and one that has long been quiet takes no room.
+func TestFaultLimits(t *testing.T) {
+	start := time.Date(2026, 11, 27, 14, 0, 0, 0, time.UTC)
+	f, told := FaultLimits{}, 0
+	for i := range 100 {
+		if f.Allow("TunnelNode a", start.Add(time.Duration(i)*time.Second)) {
+			told++
+		}
+	}
+	if told != FaultsAtOnce+1 || !f.Allow("TunnelNode b", start) {
+		t.Errorf("%d faults told in 100 s", told)
+	}
+	f.Allow("TunnelNode c", start.Add(time.Hour))
+	if len(f) != 1 {
+		t.Errorf("%d objects after an hour", len(f))
+	}
+}

@@ -72,7 +72,7 @@ type GatewaySource struct {
 	rttAt     time.Time
 	following bool // Pods
 	pace      pace
-	limits    faultLimits
+	limits    kube.FaultLimits
 }
 
 // NewGatewaySource returns the source of a gateway. Await and then Run make it work.
@@ -81,7 +81,7 @@ func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string,
 	s := &GatewaySource{
 		follower: newFollower(client, causes), self: self, nodes: nodeNamespace, log: log, now: time.Now, state: NewGateway(self), said: map[string]bool{},
 		reporter: &kube.Reporter{Client: client, Causes: causes, Self: self.Namespace + "/" + self.Name, Node: self.Node, Instance: self.Pod},
-		pace:     newPace(), limits: faultLimits{},
+		pace:     newPace(), limits: kube.FaultLimits{},
 	}
 	s.services = newServiceExchange(s)
 	return s

@@ -7,13 +7,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// A node's agent, the owner of an exported Service and the peer may change what they say at any rate.
-const (
-	statusInterval = time.Second // between two writes of a Peering's status that such changes cause
-	// An object, or the peer, causes so many Events and log lines at once, and one more in each interval.
-	faultsAtOnce  = 20
-	faultInterval = time.Minute
-)
+// statusInterval is the time between two writes of a Peering's status for what a node's agent, the owner of an exported Service or the peer changes, any
+// of whom may do so at any rate.
+const statusInterval = time.Second
 
 // A pace decides when a status is written. It belongs to one goroutine.
 type pace struct {
@@ -44,28 +40,12 @@ func (st *Status) urgent() *Status {
 	return part
 }
 
-// faultLimits limit how many faults are told of each object and of the peer, so that none of them hides the faults of another. The keys are what faults
-// begin with, such as "TunnelNode worker1", and for the Peering its fields; or thePeer.
-type faultLimits map[string]*rate.Limiter
-
+// thePeer is the key of all that the peer tells. Other keys are what faults begin with, such as "TunnelNode worker1", and for the Peering its fields.
 const thePeer = "the peer"
-
-// allow reports whether a new fault may be told now.
-func (f faultLimits) allow(of string, now time.Time) bool {
-	if f[of] == nil {
-		for other, limit := range f {
-			if limit.TokensAt(now) == faultsAtOnce { // as good as a new one
-				delete(f, other)
-			}
-		}
-		f[of] = rate.NewLimiter(rate.Every(faultInterval), faultsAtOnce)
-	}
-	return f[of].AllowN(now, 1)
-}
 
 // tells reports whether a fault is told, in the log and by an Event. One that was told stays so until it has gone.
 func (s *GatewaySource) tells(of, fault string) bool {
-	return s.said[fault] || s.limits.allow(of, s.now())
+	return s.said[fault] || s.limits.Allow(of, s.now())
 }
 
 // allowed returns the faults of objects that are told.

@@ -264,8 +264,8 @@ func TestLoudNodeHidesNone(t *testing.T) {
 		for n := range 299 { // less than a minute
 			fault(2, "172.18.0.2", fmt.Sprintf("fd00::%x", n+1))
 		}
-		if _, events := c.written(); events != faultsAtOnce {
-			t.Errorf("%d Events in a minute, want %d", events, faultsAtOnce)
+		if _, events := c.written(); events != kube.FaultsAtOnce {
+			t.Errorf("%d Events in a minute, want %d", events, kube.FaultsAtOnce)
 		}
 		fault(1, "10.244.1.1", "fd00::1") // which the gateway's own node uses
 		if _, events := c.written(); events != 1 {
@@ -372,21 +372,4 @@ func TestAgentRests(t *testing.T) {
 			t.Errorf("0.2 s after the Peering has changed, the routes are %+v", p)
 		}
 	})
-}
-
-// TestFaultLimits: each object has its own limit, and one that has long been quiet takes no room.
-func TestFaultLimits(t *testing.T) {
-	f, told := faultLimits{}, 0
-	for i := range 100 {
-		if f.allow("TunnelNode a", start.Add(time.Duration(i)*time.Second)) {
-			told++
-		}
-	}
-	if told != faultsAtOnce+1 || !f.allow("TunnelNode b", start) {
-		t.Errorf("%d faults told in 100 s", told)
-	}
-	f.allow("TunnelNode c", start.Add(time.Hour))
-	if len(f) != 1 {
-		t.Errorf("%d objects after an hour", len(f))
-	}
 }

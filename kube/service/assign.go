@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -148,8 +149,9 @@ func (s *State) report(kind string, meta kube.Metadata, what faults) {
 // apiVersions are the API versions of the kinds, for Events.
 var apiVersions = map[string]string{KindService: "v1", KindSlice: "discovery.k8s.io/v1", KindNode: "v1"}
 
-// Events returns the events since the last call. Each cause is reported once. Preconditions: Config was called; later changes may be reported later.
-func (s *State) Events() (all []kube.Event) {
+// Events returns the events since the last call. Each cause is reported once; more reports whether some wait for a later call, as the limits of their
+// objects ask. Preconditions: Config was called; later changes may be reported later.
+func (s *State) Events(now time.Time) (all []kube.Event, more bool) {
 	still := map[string]bool{}
 	for _, key := range slices.Sorted(maps.Keys(s.wrong)) {
 		w := s.wrong[key]
@@ -158,12 +160,16 @@ func (s *State) Events() (all []kube.Event) {
 		}
 		still[key] = true
 		if message := strings.Join(w.what, "; "); s.told[key] != message {
+			if !s.limits.Allow(key, now) {
+				more = true
+				continue
+			}
 			s.told[key] = message
 			all = append(all, kube.Event{APIVersion: apiVersions[w.kind], Kind: w.kind, Metadata: w.meta, Message: message})
 		}
 	}
 	maps.DeleteFunc(s.told, func(key, _ string) bool { return !still[key] })
-	return all
+	return all, more
 }
 
 // A Check is what a load balancer gets to know about a Service at its healthCheckNodePort, at addresses of one family.

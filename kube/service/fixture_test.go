@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sigs.k8s.io/yaml"
 
@@ -114,7 +115,8 @@ func addr(list ...string) (all []netip.Addr) {
 
 // texts returns what Events say of each object.
 func texts(s *State) (all []string) {
-	for _, e := range s.Events() {
+	events, _ := s.Events(time.Time{})
+	for _, e := range events {
 		all = append(all, e.Key().String()+": "+e.Message)
 	}
 	slices.Sort(all)

@@ -50,6 +50,7 @@ type Source struct {
 	changed  bool            // +checklocks:mu
 	routed   []netip.Prefix  // of Route; +checklocks:mu
 	events   []kube.Event    // +checklocks:mu
+	untold   bool            // faults wait for their limits; +checklocks:mu
 	tracker  *leaseTracker   // +checklocks:mu
 	// unable lists the addresses that this node cannot announce, as in its Lease.
 	unable []netip.Prefix // +checklocks:mu
@@ -121,7 +122,7 @@ func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 			s.mu.Unlock()
 		case <-pardon.C:
 			s.mu.Lock()
-			s.changed = s.state.Forgive() || s.changed
+			s.changed = s.state.Forgive() || s.untold || s.changed
 			s.mu.Unlock()
 		}
 		began := time.Now()
@@ -190,7 +191,9 @@ func (s *Source) apply(serve func(*services.Config) error) {
 			continue
 		}
 		s.mu.Lock()
-		s.report(s.state.Events()...) // a repeated refusal of the kernel is not reported again
+		var news []kube.Event
+		news, s.untold = s.state.Events(time.Now()) // a repeated refusal of the kernel is not reported again
+		s.report(news...)
 		// Other refusals change nothing that this node announces.
 		if unable := s.state.Unable(); err == nil && !slices.Equal(unable, s.unable) {
 			s.unable = unable

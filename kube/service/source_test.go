@@ -29,6 +29,7 @@ import (
 
 	"culvert/gateway/node/services"
 	"culvert/integration/need"
+	"culvert/kube"
 )
 
 func init() {
@@ -332,6 +333,29 @@ func TestEventThatAlwaysFails(t *testing.T) {
 			t.Errorf("Events %q", told)
 		}
 	}, aNode(t), aService(t, "a", "clusterIP: 10.96.0.20, ports: 80"), aService(t, "b", "clusterIP: 10.96.0.21, ports: 80"))
+}
+
+// TestEventsOfOneObject: whoever gives a Service another fault all the time causes few Events. The fault of another Service is told at once, and the last
+// one of the first when its limit allows.
+func TestEventsOfOneObject(t *testing.T) {
+	inCluster(t, nil, func(c *cluster) {
+		for n := range 300 {
+			c.put(aService(c.t, "loud", fmt.Sprintf("clusterIP: x%d, ports: [{port: 80}]", n)))
+			time.Sleep(100 * time.Millisecond)
+		}
+		if told := c.told(); len(told) != kube.FaultsAtOnce {
+			c.t.Errorf("%d Events in half a minute, want %d", len(told), kube.FaultsAtOnce)
+		}
+		c.put(aService(c.t, "quiet", "clusterIP: x, ports: [{port: 80}]"))
+		time.Sleep(time.Second)
+		if told := c.told(); !slices.ContainsFunc(told, func(e string) bool { return strings.HasPrefix(e, "Service/quiet: ") }) {
+			c.t.Errorf("Events %q", told)
+		}
+		time.Sleep(2 * kube.FaultInterval)
+		if told := c.told(); !slices.ContainsFunc(told, func(e string) bool { return strings.HasPrefix(e, "Service/loud: ") && strings.Contains(e, `"x299"`) }) {
+			c.t.Errorf("Events %q", told)
+		}
+	}, aNode(t))
 }
 
 // TestSourceRebase: another configuration file is applied.
