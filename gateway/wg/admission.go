@@ -32,7 +32,7 @@ type admission struct {
 	handshakes handshakeStats
 
 	mu sync.Mutex
-	// wireguard-go's own allocates
+	// mac1 and sum check MAC1 without an allocation, which wireguard-go's own check needs
 	mac1 hash.Hash          // +checklocks:mu
 	sum  [blake2s.Size]byte // +checklocks:mu
 	// rates of the peer's address
