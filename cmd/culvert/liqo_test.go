@@ -116,9 +116,12 @@ func TestLiqoReadiness(t *testing.T) {
 	}
 	forbid.Store(false)
 	await("all resources are known")
-	if ready := status("/readyz"); ready != 200 {
-		t.Errorf("readyz %d", ready)
-	}
+	need.Eventually(t, time.Minute, "readiness", func() error {
+		if ready := status("/readyz"); ready != 200 {
+			return fmt.Errorf("readyz %d", ready)
+		}
+		return nil
+	})
 	if n := strings.Count(said, "cannot be asked"); n != 1 {
 		t.Errorf("it said %d times why it is not ready:\n%s", n, said)
 	}
