@@ -6,10 +6,10 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Whoever may write an object may change it at any rate, and each node or gateway that obeys it may find another fault of it each time.
+// The owner of an object may change it at any rate, and each change may bring a new fault.
 const (
-	FaultsAtOnce  = 20 // faults of one object that are told at once,
-	FaultInterval = time.Minute
+	FaultsAtOnce  = 20          // faults of one object that are told at once
+	FaultInterval = time.Minute // between two further ones
 )
 
 // FaultLimits limit how many faults are told, in the log and by Events: FaultsAtOnce of each object and one more in each FaultInterval, so that no
