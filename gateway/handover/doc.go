@@ -1,10 +1,11 @@
 // Package handover moves a running gateway from one process to another: the protocol between them, and the layer between a tunnel and its socket
-// meanwhile. It knows nothing of connections, rules or configurations; package gateway implements both sides of the conversation.
+// meanwhile. It knows nothing of connections, rules or configurations. Package lifecycle holds both sides of the conversation for a gateway, package
+// services those for the Services of a node, which have neither peer nor relay.
 //
 //	old                                   new
 //	         ◄── asks at the control socket, its configuration checked
 //	Offer, with the sockets         ──►   opens everything, on them
-//	Records                         ──►   restores them
+//	Records, Standing               ──►   restores them
 //	         ◄── Ready: it has a session with the peer of its own
 //	Records of what has changed, until that is little
 //	parks, and sends the rest

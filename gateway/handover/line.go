@@ -11,8 +11,6 @@ import (
 	"os"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Version is the version of the protocol. Another version is refused at the start; fields may be added to an Offer or a Cut without a new version.
@@ -257,16 +255,4 @@ func closeAll(files []*os.File) {
 	for _, f := range files {
 		f.Close()
 	}
-}
-
-// Duplicate returns a new descriptor of an open file, to be sent to another process. (os.File.Fd would make the file blocking.)
-func Duplicate(c syscall.Conn) (fd int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	if e := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) }); e != nil {
-		return -1, e
-	}
-	return fd, os.NewSyscallError("fcntl", err)
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 
 	"culvert/gateway/control"
 	"culvert/gateway/handover"
@@ -47,23 +46,20 @@ func (h *handing) run() (err error) {
 		l.Lend(h.relay)
 	}
 	began := path.Now()
-	if err := h.records(0, sweep.Pause, talkTime); err != nil {
+	if err := h.records(0, sweep.Pause, handover.TalkTime); err != nil {
 		return err
 	}
-	if err := h.line.Send(handover.KindStanding, nil, talkTime); err != nil {
+	if err := h.line.Send(handover.KindStanding, nil, handover.TalkTime); err != nil {
 		return err
 	}
-	if _, _, err := h.line.Want(handover.KindReady, talkTime); err != nil {
+	if _, _, err := h.line.Want(handover.KindReady, handover.TalkTime); err != nil {
 		return err
 	}
-	for range maxRounds {
-		again := path.Now()
-		if err := h.records(began.Add(-batchTime), sweep.Pause, talkTime); err != nil {
-			return err
-		}
-		if began = again; path.Now() < again.Add(roundTime) {
-			break
-		}
+	began, err = handover.CatchUp(path.Now, began, func(since nat.Time) error {
+		return h.records(since.Add(-batchTime), sweep.Pause, handover.TalkTime)
+	})
+	if err != nil {
+		return err
 	}
 	return h.cut(began)
 }
@@ -80,35 +76,17 @@ func (h *handing) offer() error {
 		offer.Session = !s.LastHandshake.IsZero() && time.Since(s.LastHandshake) < wg.SessionLifetime
 		offer.Answers = offer.Session && life.path.WG.Pings().RTT != 0
 	}
-	var fds []int
-	defer func() {
-		for _, fd := range fds {
-			unix.Close(fd)
-		}
-	}()
+	open := life.openFiles()
 	if h.relay == nil {
 		ours, theirs, err := handover.RelayPair()
 		if err != nil {
 			return err
 		}
 		h.relay = handover.NewRelay(ours)
-		fds, offer.Sockets = append(fds, theirs), append(offer.Sockets, handover.Socket{Name: "relay"})
+		relay := handover.Opened{Socket: handover.Socket{Name: "relay"}, Descriptor: func() (int, error) { return theirs, nil }}
+		open = append([]handover.Opened{relay}, open...)
 	}
-	var open []handover.Socket // by the other process, too
-	for _, o := range life.openFiles() {
-		if o.file == nil {
-			open = append(open, o.Socket)
-			continue
-		}
-		fd, err := handover.Duplicate(o.file)
-		if err != nil {
-			return fmt.Errorf("%s: %w", o.Name, err)
-		}
-		fds = append(fds, fd)
-		offer.Sockets = append(offer.Sockets, o.Socket)
-	}
-	offer.Sockets = append(offer.Sockets, open...)
-	return h.line.SendJSON(handover.KindOffer, &offer, talkTime, fds...)
+	return h.line.SendOffer(&offer, open)
 }
 
 // records sends the records of connections that had a packet since, with a limit of within for each message, and
@@ -116,17 +94,7 @@ func (h *handing) offer() error {
 func (h *handing) records(since nat.Time, pause, within time.Duration) error {
 	life := h.life
 	_, links := life.Current.Get()
-	return life.path.Engine.Records(since, path.Now(), links.Name).Write(recordSender{h.line, within}, func() { time.Sleep(pause) })
-}
-
-// A recordSender sends each Write as one message.
-type recordSender struct {
-	line   *handover.Line
-	within time.Duration
-}
-
-func (s recordSender) Write(b []byte) (int, error) {
-	return len(b), s.line.Send(handover.KindRecords, b, s.within)
+	return life.path.Engine.Records(since, path.Now(), links.Name).Write(h.line.Records(within), func() { time.Sleep(pause) })
 }
 
 // cut stops the packets, sends the rest, and lets the other process carry them. It returns an error if the other
@@ -137,16 +105,16 @@ func (h *handing) cut(began nat.Time) error {
 	if err := h.stop(); err != nil {
 		return err
 	}
-	if err := h.records(began.Add(-batchTime), 0, cutTime); err != nil {
+	if err := h.records(began.Add(-batchTime), 0, handover.CutTime); err != nil {
 		return err
 	}
 	end := handover.Cut{Stopped: stopped, Nodes: life.stations(), Paths: life.narrowPaths()}
 	life.keepFiles(true) // from here on this process may be told to end while the other one carries packets
-	if err := h.line.SendJSON(handover.KindCut, &end, cutTime); err != nil {
+	if err := h.line.SendJSON(handover.KindCut, &end, handover.CutTime); err != nil {
 		return err
 	}
-	if k, err := h.line.Last(cutTime); err != nil || k != handover.KindForwarding {
-		return errors.Join(err, fmt.Errorf("the new process does not forward in %v", cutTime))
+	if k, err := h.line.Last(handover.CutTime); err != nil || k != handover.KindForwarding {
+		return errors.Join(err, fmt.Errorf("the new process does not forward in %v", handover.CutTime))
 	}
 	h.taken = true
 	switch _, _, err := h.line.Want(handover.KindDone, doneTime); {
@@ -171,13 +139,13 @@ func (h *handing) stop() error {
 	for _, l := range life.lent {
 		parked = append(parked, l.conn.Stop(h.relayOf(l)))
 	}
-	late := time.NewTimer(parkTime)
+	late := time.NewTimer(handover.ParkTime)
 	defer late.Stop()
 	for _, p := range parked {
 		select {
 		case <-p:
 		case <-late.C:
-			return fmt.Errorf("what was received has not left in %v", parkTime)
+			return fmt.Errorf("what was received has not left in %v", handover.ParkTime)
 		}
 	}
 	h.drain()

@@ -12,29 +12,19 @@ import (
 )
 
 const (
-	// talkTime limits how long the other process may take before the cut, while this one still carries packets.
-	talkTime = 30 * time.Second
-	// cutTime limits the time between Cut and Forwarding, in which no process carries packets.
-	cutTime = 500 * time.Millisecond
 	// overlapTime is how long after the cut the old process decrypts the peer's packets of the old session, and would
 	// continue if the new process died. doneTime is how long it waits for the new process to confirm the end, which a
 	// busy machine may delay.
 	overlapTime = time.Second
 	doneTime    = 1600 * time.Millisecond
-	// parkTime limits how long receivers take to stop, drainTime how long packets take to leave wireguard-go, and
-	// drainQuiet how long the next one takes, because a packet that was discarded there never leaves.
-	parkTime   = 100 * time.Millisecond
+	// drainTime limits how long packets take to leave wireguard-go, and drainQuiet how long the next one takes, because
+	// a packet that was discarded there never leaves.
 	drainTime  = 100 * time.Millisecond
 	drainQuiet = 10 * time.Millisecond
 	drainPoll  = 100 * time.Microsecond
 	renewPoll  = 5 * time.Millisecond
 	// stopPatience is how long a gateway that is told to stop waits for the end of a hand-over.
 	stopPatience, stopPoll = 10 * time.Second, 5 * time.Millisecond
-	// Connections that had a packet while records were sent are sent again, until a round takes no longer than
-	// roundTime. The last round, in which no process carries packets, then takes about as long. If connections change
-	// faster than they are sent, it ends after maxRounds.
-	roundTime = 10 * time.Millisecond
-	maxRounds = 5
 	// A packet is stamped with its batch's time, which may be up to batchTime old.
 	batchTime = 200 * time.Millisecond
 )

@@ -96,26 +96,21 @@ func (life *Life) tunnelSockets() (all []*handover.Conn) {
 	return all
 }
 
-// An openFile is an open file that can be handed to another process.
-type openFile struct {
-	handover.Socket
-	file syscall.Conn // nil: it is of a test's network, where both processes open it
-}
-
 // openFiles returns the files that a process that takes over needs and that only one process can open.
-func (life *Life) openFiles() (all []openFile) {
+func (life *Life) openFiles() (all []handover.Opened) {
 	for _, l := range life.lent {
-		o := openFile{Socket: handover.Socket{Name: l.name, At: fmt.Sprint(l.conn.LocalAddr().Port())}}
-		if l.socket != nil {
-			o.file = l.socket
+		port := fmt.Sprint(l.conn.LocalAddr().Port())
+		if l.socket == nil {
+			all = append(all, handover.Opened{Socket: handover.Socket{Name: l.name, At: port}})
+		} else {
+			all = append(all, handover.Open(l.name, port, l.socket))
 		}
-		all = append(all, o)
 	}
 	for name, l := range life.listeners() {
-		all = append(all, openFile{handover.Socket{Name: name, At: l.at}, l.Listener.(syscall.Conn)})
+		all = append(all, handover.Open(name, l.at, l.Listener.(syscall.Conn)))
 	}
 	if lock := life.keeper.lockFile(); lock != nil {
-		all = append(all, openFile{handover.Socket{Name: "lock"}, lock})
+		all = append(all, handover.Open("lock", "", lock))
 	}
 	return all
 }

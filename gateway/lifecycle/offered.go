@@ -17,20 +17,8 @@ import (
 // accept receives the old process's offer.
 func (t *Taking) accept(c *config.Config) error {
 	t.before = processOf(t.line.Peer())
-	body, files, err := t.line.Want(handover.KindOffer, askTime)
-	if err != nil {
-		return err
-	}
-	err = handover.Decode(body, &t.offer)
-	t.files = make(map[string]*os.File)
-	for i, f := range files {
-		if i >= len(t.offer.Sockets) || t.files[t.offer.Sockets[i].Name] != nil {
-			f.Close()
-			continue
-		}
-		t.files[t.offer.Sockets[i].Name] = f
-	}
-	if err != nil {
+	var err error
+	if t.offer, t.files, err = t.line.WantOffer(); err != nil {
 		return err
 	}
 	if t.identity, err = state.DecodeIdentity(t.offer.Identity); err != nil {
@@ -87,17 +75,10 @@ func (t *Taking) has(name string, port uint16) bool {
 
 // listener returns the old process's listener with a name at the configured address; nil if it has none there.
 func (t *Taking) listener(name, address string) (net.Listener, error) {
-	f := t.at(name, address)
-	if f == nil {
+	if t.at(name, address) == nil {
 		return nil, nil
 	}
-	delete(t.files, name)
-	defer f.Close()
-	l, err := net.FileListener(f)
-	if err != nil {
-		return nil, fmt.Errorf("%s: of the previous gateway: %w", name, err)
-	}
-	return l, nil
+	return t.files.Listener(name)
 }
 
 // ListenUAPI opens WireGuard's UAPI socket with a name, or uses the old process's.

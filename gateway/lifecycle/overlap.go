@@ -118,9 +118,7 @@ func (t *Taking) close() {
 	for _, c := range t.old {
 		c.Close()
 	}
-	for _, f := range t.files {
-		f.Close()
-	}
+	t.files.Close()
 	if t.before != nil {
 		t.before.close()
 		t.before = nil

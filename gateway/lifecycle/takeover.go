@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -18,11 +19,9 @@ import (
 	"culvert/gateway/path"
 	"culvert/gateway/state"
 	"culvert/geneve/udp"
-	"culvert/nat"
 )
 
 const (
-	askTime = 5 * time.Second
 	// greetTime is the timeout of the first handshake. It doubles on each retry, because a new handshake invalidates the answer to the old
 	// one. sessionPatience bounds all tries together.
 	greetTime       = 300 * time.Millisecond
@@ -41,7 +40,7 @@ type Taking struct {
 	line     *handover.Line
 	offer    handover.Offer
 	identity state.Identity
-	files    map[string]*os.File // files of Offer.Sockets, by name, until they are used
+	files    handover.Files
 	before   *process
 	relay    *handover.Relay
 	old      []udp.Conn    // WireGuard's sockets of the old process that this one does not use
@@ -58,7 +57,7 @@ type Taking struct {
 
 // Ask asks the gateway that serves a control socket to hand over to a gateway with configuration c.
 func Ask(ctx context.Context, socket string, c *config.Config) (*Taking, error) {
-	asking, cancel := context.WithTimeout(ctx, askTime)
+	asking, cancel := context.WithTimeout(ctx, handover.AskTime)
 	defer cancel()
 	conn, err := control.TakeOver(asking, socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: c.Cluster, Peer: c.Peer})
 	if err != nil {
@@ -138,7 +137,7 @@ func (t *Taking) run(ctx context.Context, c *config.Config, begin func() (*Life,
 	if !goOn() {
 		return context.Cause(ctx)
 	}
-	if err := t.line.Send(handover.KindReady, nil, cutTime); err != nil {
+	if err := t.line.Send(handover.KindReady, nil, handover.CutTime); err != nil {
 		return err
 	}
 	t.stopping = true
@@ -147,34 +146,20 @@ func (t *Taking) run(ctx context.Context, c *config.Config, begin func() (*Life,
 
 // restore gives the engine the records that arrive before a message of kind last, and returns that message.
 func (t *Taking) restore(life *Life, last handover.Kind) ([]byte, error) {
-	begin := func() *nat.Restore {
+	within := handover.AskTime
+	if t.stopping {
+		within = stopTime
+	}
+	return t.line.WantRecords(last, within, func() (io.Writer, func()) {
 		_, links := life.Current.Get()
-		return life.path.Engine.Restore(links.Find, path.Now())
-	}
-	for r := begin(); ; {
-		within := askTime
-		if t.stopping {
-			within = stopTime
-		}
-		k, body, _, err := t.line.Receive(within)
-		switch {
-		case err != nil:
-			return nil, err
-		case k == handover.KindRecords:
-			r.Write(body)
-			if last == handover.KindCut { // as old as the message, not as the first one
-				r.End()
-				r = begin()
-			}
-		case k == last:
+		r := life.path.Engine.Restore(links.Find, path.Now())
+		return r, func() {
+			took := r.End()
 			if last == handover.KindStanding { // what comes later is of the same connections, or new
-				life.keeper.took(r.End())
+				life.keeper.took(took)
 			}
-			return body, nil
-		default:
-			return nil, fmt.Errorf("%w: message %d", handover.ErrStrange, k)
 		}
-	}
+	})
 }
 
 // meetPeer makes a session with the peer. If it cannot, but the peer answers in the old process's session, there is
@@ -230,7 +215,7 @@ func (t *Taking) cut(life *Life) error {
 	}
 	life.path.Divert(take)
 	t.forwards = time.Now()
-	if err := t.line.Send(handover.KindForwarding, nil, cutTime); err != nil && !t.ended() {
+	if err := t.line.Send(handover.KindForwarding, nil, handover.CutTime); err != nil && !t.ended() {
 		return fmt.Errorf("the previous gateway has not waited: %w", err)
 	}
 	for _, l := range life.lent {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,18 +17,8 @@ import (
 	"culvert/nat"
 )
 
-const (
-	// talkTime is how long the other process may take for each step before the cut, while this one serves.
-	talkTime = 30 * time.Second
-	// cutTime bounds the time between Cut and Forwarding, in which nobody serves; parkTime is how long the reader of the device may take to pause.
-	cutTime  = 500 * time.Millisecond
-	parkTime = 100 * time.Millisecond
-	// doneTime is how long the new process may take to announce addresses before this one ends its announcements.
-	doneTime = 2 * time.Second
-	// Connections with a packet while records were sent are sent again, until a round takes no longer than roundTime, at most maxRounds times.
-	roundTime = 10 * time.Millisecond
-	maxRounds = 5
-)
+// doneTime is how long the new process may take to announce addresses before this one ends its announcements.
+const doneTime = 2 * time.Second
 
 // Names of the descriptors for the new process (handover.Socket). Both versions must know them.
 const (
@@ -89,13 +78,13 @@ func (s *Server) handOver(ctx context.Context, line *handover.Line) error {
 		return err
 	}
 	began := s.now()
-	if err := s.send(line, 0, sweep.Pause, talkTime); err != nil {
+	if err := s.send(line, 0, sweep.Pause, handover.TalkTime); err != nil {
 		return err
 	}
-	if err := line.Send(handover.KindStanding, nil, talkTime); err != nil {
+	if err := line.Send(handover.KindStanding, nil, handover.TalkTime); err != nil {
 		return err
 	}
-	if _, _, err := line.Want(handover.KindReady, talkTime); err != nil {
+	if _, _, err := line.Want(handover.KindReady, handover.TalkTime); err != nil {
 		return err
 	}
 	// From here on this process changes neither the routes and rules to the device nor the folder.
@@ -106,16 +95,11 @@ func (s *Server) handOver(ctx context.Context, line *handover.Line) error {
 	}
 	s.keeper.writing.Lock()
 	defer s.keeper.writing.Unlock()
-	for range maxRounds {
-		again := s.now()
-		if err := s.send(line, began, sweep.Pause, talkTime); err != nil {
-			return err
-		}
-		if began = again; s.now() < again.Add(roundTime) {
-			break
-		}
+	began, err := handover.CatchUp(s.now, began, func(since nat.Time) error { return s.send(line, since, sweep.Pause, handover.TalkTime) })
+	if err != nil {
+		return err
 	}
-	goOn, err := s.park(parkTime)
+	goOn, err := s.park(handover.ParkTime)
 	if err == nil {
 		err = s.cut(line, began)
 	}
@@ -131,31 +115,21 @@ func (s *Server) handOver(ctx context.Context, line *handover.Line) error {
 
 // cut sends the latest changes and lets the other process serve. Nobody reads from the device.
 func (s *Server) cut(line *handover.Line, since nat.Time) error {
-	if err := s.send(line, since, 0, cutTime); err != nil {
+	if err := s.send(line, since, 0, handover.CutTime); err != nil {
 		return err
 	}
-	if err := line.Send(handover.KindCut, nil, cutTime); err != nil {
+	if err := line.Send(handover.KindCut, nil, handover.CutTime); err != nil {
 		return err
 	}
-	if k, err := line.Last(cutTime); err != nil || k != handover.KindForwarding {
-		return errors.Join(err, fmt.Errorf("the new process does not serve in %v", cutTime))
+	if k, err := line.Last(handover.CutTime); err != nil || k != handover.KindForwarding {
+		return errors.Join(err, fmt.Errorf("the new process does not serve in %v", handover.CutTime))
 	}
 	return nil
 }
 
 // send sends the connections with a packet since.
 func (s *Server) send(line *handover.Line, since nat.Time, pause, within time.Duration) error {
-	return s.engine.Records(since, s.now(), nameLink).Write(recordSender{line, within}, func() { time.Sleep(pause) })
-}
-
-// A recordSender sends each Write as one message.
-type recordSender struct {
-	line   *handover.Line
-	within time.Duration
-}
-
-func (r recordSender) Write(b []byte) (int, error) {
-	return len(b), r.line.Send(handover.KindRecords, b, r.within)
+	return s.engine.Records(since, s.now(), nameLink).Write(line.Records(within), func() { time.Sleep(pause) })
 }
 
 // offer sends the open descriptors, and what the other process must know before it opens anything.
@@ -165,32 +139,19 @@ func (s *Server) offer(line *handover.Line) error {
 	s.mu.Unlock()
 	identity := state.Identity{Cluster: node, PortKey: s.keeper.key}
 	offer := handover.Offer{Identity: identity.Encode()}
-	var fds []int
-	defer func() {
-		for _, fd := range fds {
-			unix.Close(fd)
-		}
-	}()
-	add := func(name, at string, duplicate func() (int, error)) error {
-		fd, err := duplicate()
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		fds, offer.Sockets = append(fds, fd), append(offer.Sockets, handover.Socket{Name: name, At: at})
-		return nil
+	open := []handover.Opened{
+		handover.Open(offerLock, "", s.keeper.dir.LockFile()),
+		handover.Open(offerDevice, "", s.device),
+		handover.Open(offerListener, "", s.takeover.(*net.UnixListener)),
 	}
-	of := func(c syscall.Conn) func() (int, error) { return func() (int, error) { return handover.Duplicate(c) } }
-	err := errors.Join(add(offerLock, "", of(s.keeper.dir.LockFile())), add(offerDevice, "", of(s.device)), add(offerListener, "", of(s.takeover.(*net.UnixListener))))
 	if keepalive != nil {
-		err = errors.Join(err, add(offerKeepalive, "", func() (int, error) { return unix.FcntlInt(uintptr(keepalive.descriptor), unix.F_DUPFD_CLOEXEC, 0) }))
+		again := func() (int, error) { return unix.FcntlInt(uintptr(keepalive.descriptor), unix.F_DUPFD_CLOEXEC, 0) }
+		open = append(open, handover.Opened{Socket: handover.Socket{Name: offerKeepalive}, Descriptor: again})
 	}
 	if l, address := s.page.Socket(); l != nil {
-		err = errors.Join(err, add(offerPage, address, of(l.(*net.TCPListener))))
+		open = append(open, handover.Open(offerPage, address, l.(*net.TCPListener)))
 	}
-	if err != nil {
-		return err
-	}
-	return line.SendJSON(handover.KindOffer, &offer, talkTime, fds...)
+	return line.SendOffer(&offer, open)
 }
 
 // Await waits until no process holds the state folder of c, or ctx is done: then it returns false.

@@ -3,54 +3,41 @@ package services
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
-	"time"
 
 	"culvert/gateway/handover"
 	"culvert/gateway/state"
 )
-
-// askTime is how long the old process may take to answer.
-const askTime = 5 * time.Second
 
 // A taking is the new process's side of a hand-over (see handOver); nil means that the Server takes over from nobody.
 type taking struct {
 	line     *handover.Line
 	dir      *state.Dir
 	identity state.Identity
-	files    map[string]*os.File // by name, until used
-	page     string              // the address of offerPage
+	files    handover.Files
+	page     string // the address of offerPage
 }
 
 // ask asks the process that holds the state folder of c to hand over.
 func ask(c *Config) (_ *taking, err error) {
-	conn, err := net.DialTimeout("unix", takeoverPath(state.Path(c.State, c.Interface)), askTime)
+	conn, err := net.DialTimeout("unix", takeoverPath(state.Path(c.State, c.Interface)), handover.AskTime)
 	if err != nil {
 		return nil, err
 	}
-	t := &taking{line: handover.NewLine(conn.(*net.UnixConn)), files: map[string]*os.File{}}
+	t := &taking{line: handover.NewLine(conn.(*net.UnixConn))}
 	defer func() {
 		if err != nil {
 			t.refuse(err)
 		}
 	}()
-	body, files, err := t.line.Want(handover.KindOffer, askTime)
+	offer, files, err := t.line.WantOffer()
+	t.files = files
 	if err != nil {
 		return nil, err
 	}
-	var offer handover.Offer
-	if err = handover.Decode(body, &offer); err == nil && len(files) != len(offer.Sockets) {
-		err = fmt.Errorf("%w: %d files for %d names", handover.ErrStrange, len(files), len(offer.Sockets))
-	}
-	if err != nil {
-		for _, f := range files {
-			f.Close()
-		}
-		return nil, err
-	}
-	for i, s := range offer.Sockets {
-		t.files[s.Name] = files[i]
+	for _, s := range offer.Sockets {
 		if s.Name == offerPage {
 			t.page = s.At
 		}
@@ -69,7 +56,7 @@ func ask(c *Config) (_ *taking, err error) {
 	if t.dir = state.Adopt(c.State, c.Interface, t.files[offerLock]); t.dir == nil {
 		return nil, errors.New("services.state: the process that runs has another folder")
 	}
-	delete(t.files, offerLock)
+	t.files.Use(offerLock)
 	return t, nil
 }
 
@@ -80,15 +67,7 @@ func (t *taking) refuse(err error) {
 	if t.dir != nil {
 		t.dir.Close()
 	}
-	t.close()
-}
-
-// close closes unused files.
-func (t *taking) close() {
-	for _, f := range t.files {
-		f.Close()
-	}
-	t.files = nil
+	t.files.Close()
 }
 
 // use returns a file of the old process, nil if there is none; the caller owns it.
@@ -96,9 +75,7 @@ func (t *taking) use(name string) *os.File {
 	if t == nil {
 		return nil
 	}
-	f := t.files[name]
-	delete(t.files, name)
-	return f
+	return t.files.Use(name)
 }
 
 // listener is use for a socket that listens at an address.
@@ -106,15 +83,7 @@ func (t *taking) listener(name, address string) net.Listener {
 	if t == nil || name == offerPage && t.page != address {
 		return nil
 	}
-	f := t.use(name)
-	if f == nil {
-		return nil
-	}
-	defer f.Close()
-	l, err := net.FileListener(f)
-	if err != nil {
-		return nil
-	}
+	l, _ := t.files.Listener(name) // without it, this process makes its own
 	return l
 }
 
@@ -134,9 +103,9 @@ func (t *taking) keepalive() (*keepaliveDevice, error) {
 
 // done lets the old process end.
 func (t *taking) done() {
-	t.line.Send(handover.KindDone, nil, cutTime)
+	t.line.Send(handover.KindDone, nil, handover.CutTime)
 	t.line.Close()
-	t.close()
+	t.files.Close()
 }
 
 // restore gives s the connections of the old process, waits until that has stopped, and lets it end.
@@ -144,37 +113,27 @@ func (t *taking) restore(s *Server) error {
 	if err := t.records(s, handover.KindStanding); err != nil {
 		return err
 	}
-	if err := t.line.Send(handover.KindReady, nil, askTime); err != nil {
+	if err := t.line.Send(handover.KindReady, nil, handover.AskTime); err != nil {
 		return err
 	}
 	if err := t.records(s, handover.KindCut); err != nil {
 		return err
 	}
-	return t.line.Send(handover.KindForwarding, nil, cutTime)
+	return t.line.Send(handover.KindForwarding, nil, handover.CutTime)
 }
 
 // records restores the records that precede a message of this kind.
 func (t *taking) records(s *Server, last handover.Kind) error {
-	for r := s.engine.Restore(findLink, s.now()); ; {
-		k, body, _, err := t.line.Receive(talkTime)
-		switch {
-		case err != nil:
-			return err
-		case k == handover.KindRecords:
-			r.Write(body)
-			if last == handover.KindCut { // ages refer to the time when the message was sent
-				r.End()
-				r = s.engine.Restore(findLink, s.now())
-			}
-		case k == last:
+	_, err := t.line.WantRecords(last, handover.TalkTime, func() (io.Writer, func()) {
+		r := s.engine.Restore(findLink, s.now())
+		return r, func() {
+			took := r.End()
 			if last == handover.KindStanding { // later records are of the same connections, or new ones
-				s.keeper.say(r.End())
+				s.keeper.say(took)
 			}
-			return nil
-		default:
-			return fmt.Errorf("%w: message %d", handover.ErrStrange, k)
 		}
-	}
+	})
+	return err
 }
 
 // openTakeover lets another process take over later. A process that has taken over continues with its predecessor's listener.

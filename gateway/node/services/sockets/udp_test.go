@@ -132,7 +132,7 @@ func noFlows(s *Server) error {
 func TestIdleUDP(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA)
-	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(i *idleTimes, _ *int) { i.udp = 100 * time.Millisecond })
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(i *idleTimes, _ *int) { i.udp = time.Second })
 	c, err := dial(t, "udp", outside[0])
 	need.NoError(t, err)
 	_, _, err = ask(c, "?")
@@ -332,7 +332,7 @@ func complaint(kind [2]byte, source, destination netip.AddrPort) []byte {
 func TestLostWay(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA)
-	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(i *idleTimes, _ *int) { i.udp = 100 * time.Millisecond })
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(i *idleTimes, _ *int) { i.udp = time.Second })
 	c, err := dial(t, "udp", outside[0])
 	need.NoError(t, err)
 	_, _, err = ask(c, "?")
