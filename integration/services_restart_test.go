@@ -188,6 +188,9 @@ func TestServicesRestart(t *testing.T) {
 		l.all(streams, "after an endpoint has left", (*serviceStream).alive)
 		l.reload("configuration applied", 2)
 		l.all(streams, "after a reload", (*serviceStream).alive)
+		l.write("  - {name: broken, port: 80, nodePort: 61005}\n")
+		l.reload("services.serve[0].nodePort", 1)
+		l.all(streams, "after a file that is refused", (*serviceStream).alive)
 
 		// It is also removed while no process serves.
 		l.node.stop()
@@ -245,101 +248,6 @@ func (l *serviceLab) reload(message string, times int) {
 	l.Helper()
 	l.node.cmd.Process.Signal(unix.SIGHUP)
 	await(l.T, message, func() bool { return strings.Count(l.node.output(), message) >= times })
-}
-
-// TestServicesRemovedByOthers removes the routes and rules that lead to the device, and the rule
-// for the local table, and brings the device down: everything is restored within a second or two.
-func TestServicesRemovedByOthers(t *testing.T) {
-	beside(t, func(t *testing.T) {
-		l := newServiceLab(t)
-		l.start(served("web", "tcp", 10, "", "pa", "pb"))
-		before := l.kernelState()
-		remove := func(family string) {
-			for line := range strings.Lines(l.n1.run("ip", family, "rule")) {
-				if priority, _, _ := strings.Cut(line, ":"); priority != "32766" && priority != "32767" {
-					l.n1.run("ip", family, "rule", "del", "pref", priority)
-				}
-			}
-		}
-		for what, do := range map[string]func(){
-			"rules":            func() { remove("-4"); remove("-6") },
-			"routes":           func() { l.n1.ip("route flush dev culvert1", "route del fd96::/112 dev culvert1") },
-			"the table":        func() { l.n1.ip("route flush table 7091") },
-			"the device is up": func() { l.n1.ip("link set culvert1 down") },
-			"the local table is behind": func() {
-				l.n1.ip("rule add pref 0 lookup local")
-			},
-		} {
-			do()
-			began := time.Now()
-			eventuallyWithin(t, 3*time.Second, what, func() error {
-				if l.kernelState() != before {
-					return errNotYet
-				}
-				return nil
-			})
-			t.Logf("%s: back after %v", what, time.Since(began).Round(time.Millisecond))
-			for _, to := range []string{"172.18.0.2:30010", "[fd18::2]:30010", "172.18.0.2:8080"} {
-				if _, _, err := l.ask(l.out, "tcp", to); err != nil {
-					t.Errorf("%s: %s: %v", what, to, err)
-				}
-			}
-			if _, _, err := l.ask(l.c, "tcp", "10.96.0.10:80"); err != nil {
-				t.Errorf("%s: %v", what, err)
-			}
-		}
-	}, programs("ip", "ip"))
-}
-
-// TestServicesLostAddress takes one of its addresses from the node while Services change. The other
-// family follows the changes and is restored when others remove its routes, the metrics page says
-// what is missing, and everything is served once the address is back.
-func TestServicesLostAddress(t *testing.T) {
-	beside(t, func(t *testing.T) {
-		for family, gone := range serviceAddresses["n1"] {
-			t.Run(gone, func(t *testing.T) {
-				l := newServiceLab(t)
-				l.start(served("web", "tcp", 10, "", "pa"))
-				before := l.kernelState()
-				length := []string{"/24", "/64"}
-				l.n1.ip("address del " + gone + length[family] + " dev lan")
-				l.node.awaitOutput(t, fmt.Sprintf("services.addresses[%d]: %s is not an address of this machine", family, gone))
-				other := []string{"[fd18::2]:", "172.18.0.2:"}[family]
-				requireWho := func(to, want string) {
-					t.Helper()
-					if who, _, err := l.ask(l.out, "tcp", to); err != nil || who != want {
-						t.Errorf("without %s: %s: %s answers, want %s: %v", gone, to, who, want, err)
-					}
-				}
-				requireWho(other+"30010", "pa")
-				for i, services := range [][]string{
-					{served("web", "tcp", 10, "", "pc")}, // only an endpoint changes
-					{served("web", "tcp", 10, "", "pa"), served("more", "tcp", 15, "", "pc")},
-				} {
-					l.write(services...)
-					changed := strings.Count(l.node.output(), "configuration applied")
-					l.node.cmd.Process.Signal(unix.SIGHUP)
-					await(t, "the other services", func() bool { return strings.Count(l.node.output(), "configuration applied") != changed })
-					requireWho(other+"30010", []string{"pc", "pa"}[i])
-				}
-				requireWho(other+"30015", "pc")
-				family6 := []string{"-6", "-4"}[family]
-				l.n1.run("ip", family6, "route", "flush", "table", "7091")
-				await(t, "the routes of the other family", func() bool { return l.n1.run("ip", family6, "route", "show", "table", "7091") != "" })
-				requireWho(other+"30015", "pc")
-				l.node.awaitOutput(t, "another program has changed rules or routes")
-				l.write(served("web", "tcp", 10, "", "pa"))
-				l.n1.ip("address add " + gone + length[family] + " dev lan" + []string{"", " nodad"}[family])
-				if family == 0 { // routes and rules that depend on an IPv4 address
-					l.n1.ip("route add default via 172.18.0.4", "route add 10.244.2.0/24 via 172.18.0.3",
-						"route add 10.244.1.5 dev pa src "+gone, "route add 10.244.1.6 dev pc src "+gone)
-				}
-				l.node.cmd.Process.Signal(unix.SIGHUP)
-				await(t, "what there was before", func() bool { return l.kernelState() == before })
-				requireWho([]string{"172.18.0.2:", "[fd18::2]:"}[family]+"30010", "pa")
-			})
-		}
-	}, programs("ip", "ip"))
 }
 
 // TestServicesDuplicateAddress gives the node's IPv6 address to another host while the node lacks

@@ -5,14 +5,12 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"culvert/gateway/handover"
 	"culvert/integration/need"
 )
 
@@ -199,67 +197,6 @@ func TestServicesTakeOver(t *testing.T) {
 		l.node.stop()
 		if after := l.kernelState(); after != before {
 			t.Errorf("left behind:\n%s\nthere was:\n%s", after, before)
-		}
-	}, programs("ip", "ip"))
-}
-
-// TestServicesTakeOverFails starts processes that ask for a hand-over and cannot serve, or end in
-// the middle of it. The running process continues without a gap, and hands over to the next one.
-func TestServicesTakeOverFails(t *testing.T) {
-	beside(t, func(t *testing.T) {
-		l := newServiceLab(t)
-		l.state = t.TempDir()
-		serve := []string{served("web", "tcp", 10, "", "pa", "pb"), served("dns", "udp", 10, "", "pa", "pb")}
-		l.start(serve...)
-		stream := l.stream(l.out, "tcp", "172.18.0.2:30010")
-		traffic := l.traffic()
-		text, err := os.ReadFile(l.file)
-		need.NoError(t, err)
-		for _, r := range []struct{ from, to, want string }{
-			{"name: n1", "name: n7", "of node n1, and this one of n7"},
-			{"172.18.0.2, ", "172.18.0.99, ", "172.18.0.99 is not an address of this machine"},
-			{"  state:", "  #", "the file has no services.state"},
-		} {
-			other := l.file + ".other"
-			need.NoError(t, os.WriteFile(other, []byte(strings.Replace(string(text), r.from, r.to, 1)), 0o600))
-			next := l.n1.start(nil, os.Getenv(binaryEnv), "node", "--config", other, "--takeover")
-			<-next.ended
-			if out := next.output(); !strings.Contains(out, r.want) || next.cmd.ProcessState.ExitCode() == 0 {
-				t.Errorf("ended with %d and %q, want %q", next.cmd.ProcessState.ExitCode(), out, r.want)
-			}
-		}
-		// The last message that the new process reads before it ends.
-		for i, last := range []handover.Kind{handover.KindOffer, handover.KindStanding, handover.KindCut} {
-			conn, err := net.Dial("unix", filepath.Join(l.state, "culvert1", "takeover-1.sock"))
-			need.NoError(t, err)
-			line := handover.NewLine(conn.(*net.UnixConn))
-			for kind := handover.Kind(0); kind != last; {
-				var files []*os.File
-				if kind, _, files, err = line.Receive(startTimeout); err != nil {
-					t.Fatalf("before message %d: %v", last, err)
-				}
-				for _, f := range files {
-					f.Close()
-				}
-				if kind == handover.KindStanding && last != kind {
-					err = line.Send(handover.KindReady, nil, startTimeout)
-				}
-				need.NoError(t, err)
-			}
-			line.Close()
-			await(t, "words for the hand-over", func() bool { return strings.Count(l.node.output(), "hand-over failed: this process goes on") > i })
-			if err := stream.alive(); err != nil {
-				t.Errorf("after message %d: %v", last, err)
-			}
-		}
-		traffic.more(100)
-		traffic.end("hand-overs that fail")
-		traffic = l.traffic()
-		l.takeOver()
-		traffic.more(100)
-		traffic.end("the one after them")
-		if err := stream.alive(); err != nil {
-			t.Error(err)
 		}
 	}, programs("ip", "ip"))
 }

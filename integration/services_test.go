@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -379,58 +378,6 @@ func (l *serviceLab) refusedUDP(filter string) {
 	}
 }
 
-// TestServicesChange adds and removes endpoints by SIGHUP: UDP moves with its next packet, TCP
-// stays.
-func TestServicesChange(t *testing.T) {
-	beside(t, func(t *testing.T) {
-		l := newServiceLab(t)
-		l.start(served("web", "tcp", 10, "", "pa"), served("dns", "udp", 10, "", "pa"))
-		stream, err := l.out.dial("tcp", "172.18.0.2:30010")
-		need.NoError(t, err)
-		defer stream.Close()
-		stream.SetDeadline(time.Now().Add(startTimeout))
-		say := func(conn net.Conn, text string) string {
-			b := make([]byte, 100)
-			if _, err := conn.Write([]byte(text)); err != nil {
-				t.Fatal(err)
-			}
-			n, err := conn.Read(b)
-			need.NoError(t, err)
-			return strings.Fields(string(b[:n]))[0]
-		}
-		if _, err := io.ReadFull(stream, make([]byte, len("pa 172.18.0.2\n"))); err != nil {
-			t.Fatal(err)
-		}
-		question, err := l.out.dial("udp", "172.18.0.2:30010")
-		need.NoError(t, err)
-		defer question.Close()
-		question.SetDeadline(time.Now().Add(startTimeout))
-		if who := say(question, "?"); who != "pa" {
-			t.Fatalf("%s answers", who)
-		}
-		l.write(served("web", "tcp", 10, "", "pb"), served("dns", "udp", 10, "", "pb"), served("more", "tcp", 15, "", "pb"))
-		l.node.cmd.Process.Signal(unix.SIGHUP)
-		l.node.awaitOutput(t, "services have changed")
-		if who := say(question, "?"); who != "pb" {
-			t.Errorf("UDP is still answered by %s", who)
-		}
-		if echo := say(stream, "still"); echo != "still" {
-			t.Errorf("TCP: %q", echo)
-		}
-		for _, to := range []string{"172.18.0.2:30010", "172.18.0.2:30015", "10.96.0.15:80"} {
-			if who, _, err := l.ask(l.out, "tcp", to); err != nil || who != "pb" {
-				t.Errorf("%s: %s answers: %v", to, who, err)
-			}
-		}
-		l.write("  - {name: broken, port: 80, nodePort: 61005}\n")
-		l.node.cmd.Process.Signal(unix.SIGHUP)
-		l.node.awaitOutput(t, "services.serve[0].nodePort")
-		if who, _, err := l.ask(l.out, "tcp", "172.18.0.2:30015"); err != nil || who != "pb" {
-			t.Errorf("after a bad file %s answers: %v", who, err)
-		}
-	}, programs("ip", "ip"))
-}
-
 // TestServicesCrash kills culvert node at random moments. The node's own address always answers,
 // and there is always a rule for its local table. The next run finds what the previous one has
 // left, and the last leaves nothing.
@@ -590,32 +537,3 @@ func (l *serviceLab) kernelState() string {
 
 // operationalState matches the state behind a link's name.
 var operationalState = regexp.MustCompile(`(?m)^(\S+\s+)\S+\s+`)
-
-// TestServicesWarnOfListeners: a process that listens on a node port is named in the log.
-func TestServicesWarnOfListeners(t *testing.T) {
-	beside(t, func(t *testing.T) {
-		l := newServiceLab(t)
-		listener, err := l.n1.listen("tcp", ":30010")
-		need.NoError(t, err)
-		defer listener.Close()
-		l.start(served("web", "tcp", 10, "", "pa"))
-		name := fmt.Sprintf("process %d", os.Getpid())
-		eventually(t, "the name of who listens", func() error {
-			if log := l.node.output(); !strings.Contains(log, "node port of web") || !strings.Contains(log, name) {
-				return errNotYet
-			}
-			return nil
-		})
-		l.node.stop()
-		l.n1.sysctl("net/ipv4/ip_local_port_range", "32768 62000")
-		cmd := need.Command(t, os.Getenv(binaryEnv), "node", "--config", l.file)
-		var out []byte
-		err = l.n1.do(func() (err error) {
-			out, err = cmd.CombinedOutput()
-			return err
-		})
-		if err == nil || !strings.Contains(string(out), `sysctl -w net.ipv4.ip_local_port_range="32768 60999"`) {
-			t.Errorf("ports that the kernel gives away: %v: %s", err, out)
-		}
-	}, programs("ip", "ip"))
-}

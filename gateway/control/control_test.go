@@ -60,11 +60,49 @@ func TestBadParameters(t *testing.T) {
 	}
 }
 
-// TestBadTraceParameters: an error quotes the parameter's name as it was given.
-func TestBadTraceParameters(t *testing.T) {
-	for name, want := range map[string]string{"50%size": "50%size: unknown parameter", "size": `size: "0" is no number of bytes from 1 to 65535`, "df": `df: "0" is neither true nor false`} {
-		if _, err := ParseTrace(url.Values{name: {"0"}}); err == nil || err.Error() != want {
-			t.Errorf("%q, want %q", err, want)
+// TestTraceParameters: a server reads what a client writes, completed, or names what is wrong with
+// each parameter.
+func TestTraceParameters(t *testing.T) {
+	at := netip.MustParseAddrPort
+	for _, o := range []TraceOptions{
+		{Next: true, Filter: Filter{Ports: []uint16{80}}},
+		{Connection: 1 << 60},
+		{From: "rome-1", Protocol: "tcp", Source: at("10.0.1.5:1000"), Destination: at("10.0.2.5:80"), Flags: []string{"syn", "ack"}, Size: 1400, TTL: 3, DF: true},
+		{Protocol: "icmpv6", Source: at("[fd00::1]:0"), Destination: at("[fd00::2]:0")},
+	} {
+		if got, err := ParseTrace(o.Values()); err != nil || !reflect.DeepEqual(got, o) {
+			t.Errorf("%+v becomes %+v, %v", o, got, err)
+		}
+	}
+	if o, err := ParseTrace(url.Values{"protocol": {"UDP"}, "source": {"10.0.1.5"}, "destination": {"10.0.2.5:53"}}); err != nil || o.Source.Port() != 49152 || o.Protocol != "udp" {
+		t.Errorf("%+v, %v", o, err)
+	}
+	for query, want := range map[string]string{
+		"50%25size=0":                  "50%size: unknown parameter",
+		"size=0":                       `size: "0" is no number of bytes from 1 to 65535`,
+		"size=65536":                   `size: "65536" is no number of bytes from 1 to 65535`,
+		"df=0":                         `df: "0" is neither true nor false`,
+		"ttl=0":                        `ttl: "0" is no number from 1 to 255`,
+		"ttl=3&ttl=4":                  "ttl: given 2 times",
+		"flags=syn,psh,x":              `flags: "x" is none of `,
+		"source=pod":                   `source: "pod" is no address such as 10.0.1.5, 10.0.1.5:80 or [fd00::5]:80`,
+		"destination=10.0.1":           `destination: "10.0.1" is no address such as`,
+		"connection=0":                 `connection: "0" is no connection's ID; culvert connections lists them`,
+		"connection=5&ttl=3":           `connection: "5" is no connection's ID`,
+		"protocol=300":                 `protocol: `,
+		"":                             "protocol, source, destination: missing; describe a packet by protocol, source and destination",
+		"protocol=tcp&source=10.0.1.5": "destination: missing; ",
+		"protocol=udp&source=10.0.1.5&destination=[fd00::5]:80":          "destination: fd00::5 is of another family than source 10.0.1.5",
+		"protocol=icmp&source=fd00::1&destination=fd00::5":               "protocol: icmp is of IPv4; for these addresses it is icmpv6",
+		"protocol=icmpv6&source=10.0.1.5&destination=10.0.2.5":           "protocol: icmpv6 is of IPv6; for these addresses it is icmp",
+		"protocol=sctp&source=10.0.1.5&destination=10.0.2.5":             "destination: sctp needs a port; write 10.0.2.5:PORT",
+		"protocol=icmp&source=10.0.1.5&destination=10.0.2.5:80":          "source, destination: icmp has no ports; write addresses alone",
+		"protocol=udp&flags=syn&source=10.0.1.5&destination=10.0.2.5:80": "flags: udp has none; tcp has",
+	} {
+		v, err := url.ParseQuery(query)
+		need.NoError(t, err)
+		if _, err := ParseTrace(v); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", query, err, want)
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 // The page counts what has happened, under valid Prometheus names, and the health check names the
 // fault.
 func TestMetrics(t *testing.T) {
+	upLoopback(t)
 	s, _ := keeping(t, "")
 	s.mu.Lock()
 	s.steering, s.announcer = &steering{made: 7}, newAnnouncer(0, s.log)

@@ -153,17 +153,6 @@ func TestLeftoverOfOtherFamily(t *testing.T) {
 	requireRules(t, before)
 }
 
-// TestSecondServer: while one process serves, another one fails, and the first keeps its rules.
-func TestSecondServer(t *testing.T) {
-	index := inNamespace(t)
-	steered(t, index, both)
-	before := kernelRules(t)
-	if _, err := newSteering("culvert9", index+1, both, nil); err == nil || !strings.Contains(err.Error(), "culvert1") {
-		t.Errorf("the second one is told %v", err)
-	}
-	requireRules(t, before)
-}
-
 // TestSourceChanges changes the source of the node's processes: services.addresses changes while a
 // node runs.
 func TestSourceChanges(t *testing.T) {
@@ -183,33 +172,6 @@ func TestSourceChanges(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestRemovedByOthers removes rules, and an address with the routes whose source it is: SIGHUP
-// restores them.
-func TestRemovedByOthers(t *testing.T) {
-	index := inNamespace(t)
-	s, p := steered(t, index, both[:1])
-	apply := func() (state []string) {
-		t.Helper()
-		need.NoError(t, s.apply(p, source4("172.18.0.22")))
-		routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
-		need.NoError(t, err)
-		for i := range routes {
-			state = append(state, destination(&routes[i]))
-		}
-		slices.Sort(state)
-		return append(state, kernelRules(t)...)
-	}
-	before := apply()
-	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
-	source := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.22/24"))}
-	need.NoError(t, netlink.AddrDel(link, source))
-	need.NoError(t, netlink.AddrAdd(link, source))
-	for _, r := range slices.Clone(s.rules) {
-		need.NoError(t, netlink.RuleDel(&r))
-	}
-	requireEqual(t, apply(), before)
 }
 
 // TestLentPorts has node ports in the range from which the kernel chooses source ports.
