@@ -134,25 +134,87 @@ func TestICMPTypes(t *testing.T) {
 	}
 }
 
+// Every fault of a configuration is named, whatever else is wrong with it, and what runs goes on.
 func TestConfigFaults(t *testing.T) {
-	bad := rome()
-	bad.Nodes[1].Link = bad.Nodes[0].Link
-	bad.LocalPodCIDRs[1] = netip.MustParsePrefix("10.71.128.0/17")
-	bad.Remote[1].Remapped = prefix("10.72.48.0/21")
-	bad.Remote[2].Real = netip.Prefix{}
-	bad.GatewayAddress = rules.Pair{}
-	bad.MTU = 1200
-	bad.UnknownSource = rules.PairOf(address("192.0.2.1"))
-	bad.Routes[0].Link = 99
-	bad.Addresses = []rules.AddressMapping{{External: address("10.70.0.0"), Internal: address("::1"), Via: 5}}
-	bad.Rules = []rules.FilterRule{{Name: "a", Ports: []rules.PortRange{{First: 2, Last: 1}}}}
-	e := engine(t)
-	err := e.Apply(bad)
-	if err == nil {
-		t.Fatal("accepted")
+	e, mapped := engine(t), netip.MustParsePrefix("::ffff:10.1.0.0/112")
+	service := func(change func(*rules.Service)) func(*nat.Config) {
+		return func(c *nat.Config) { change(&c.Services[0]) }
 	}
-	if n := 1 + strings.Count(err.Error(), "\n"); n < 12 {
-		t.Errorf("%d faults: %v", n, err)
+	backend := func(change func(*rules.Backend)) func(*nat.Config) {
+		return service(func(s *rules.Service) { change(&s.Backends[0]) })
+	}
+	rule := func(r rules.FilterRule) func(*nat.Config) {
+		return func(c *nat.Config) { c.Rules = []rules.FilterRule{r} }
+	}
+	for fault, change := range map[string]func(*nat.Config){
+		"Nodes[1].Link: 1 is also Nodes[0]":                                         func(c *nat.Config) { c.Nodes[1].Link = c.Nodes[0].Link },
+		"Nodes[1].Name: \"rome-1\" is also Nodes[0]":                                func(c *nat.Config) { c.Nodes[1].Name = c.Nodes[0].Name },
+		"Nodes[1].Address: not an address":                                          func(c *nat.Config) { c.Nodes[1].Address = rules.Pair{} },
+		"Nodes[1].Address: 10.80.0.2 is also Nodes[0]":                              func(c *nat.Config) { c.Nodes[1].Address = c.Nodes[0].Address },
+		"Nodes[0].Address: 10.80.0.4 is also GatewayAddress":                        func(c *nat.Config) { c.Nodes[0].Address = c.GatewayAddress },
+		"Nodes[0].Address: 224.0.0.5 is no unicast address":                         func(c *nat.Config) { c.Nodes[0].Address.V4 = address("224.0.0.5") },
+		"has a family in the other's place":                                         func(c *nat.Config) { c.Nodes[0].Address.V4 = address("fd00::5") },
+		"Remote[0].Remapped: 10.71.0.0/16 overlaps LocalPodCIDRs[1] 10.71.128.0/17": func(c *nat.Config) { c.LocalPodCIDRs[1] = prefix("10.71.128.0/17") },
+		"FromTunnel[0]: ::ffff:10.1.0.0/112 is IPv4 mapped into IPv6":               func(c *nat.Config) { c.FromTunnel = []netip.Prefix{mapped} },
+		"NotFromNodes[0]: 10.1.2.3/16 has host bits set":                            func(c *nat.Config) { c.NotFromNodes = []netip.Prefix{netip.MustParsePrefix("10.1.2.3/16")} },
+		"Remote[0].Remapped: 10.72.48.0/21 has another length or family":            func(c *nat.Config) { c.Remote[0].Remapped = prefix("10.72.48.0/21") },
+		"Remote[0].Real: not a prefix":                                              func(c *nat.Config) { c.Remote[0].Real = netip.Prefix{} },
+		"GatewayAddress: 10.71.0.4 lies in Remote[0], seen as 10.71.0.0/16":         func(c *nat.Config) { c.GatewayAddress = rules.PairOf(address("10.71.0.4")) },
+		"MTU: 1200 is":                                            func(c *nat.Config) { c.MTU = 1200 },
+		"MSSClamp: 5 is not MSSAuto, MSSOff or":                   func(c *nat.Config) { c.MSSClamp = 5 },
+		"UnknownSource: 192.0.2.1 lies in no local external CIDR": func(c *nat.Config) { c.UnknownSource = rules.PairOf(address("192.0.2.1")) },
+		"Routes[0].Link: link 99 is no node":                      func(c *nat.Config) { c.Routes[0].Link = 99 },
+		"Routes[1].Prefix: ":                                      func(c *nat.Config) { c.Routes[1].Prefix = c.Routes[0].Prefix },
+		"Addresses[0].External: 10.70.0.0 is U or lies in no local external CIDR": func(c *nat.Config) {
+			c.Addresses = []rules.AddressMapping{{External: address("10.70.0.0"), Internal: address("10.80.0.9")}}
+		},
+		"Addresses[1].External: 10.70.0.9 is also Addresses[0]": func(c *nat.Config) {
+			m := rules.AddressMapping{External: address("10.70.0.9"), Internal: address("10.80.0.9")}
+			c.Addresses = []rules.AddressMapping{m, m}
+		},
+		"Addresses[0].Internal: ::1 has another family than 10.70.0.9": func(c *nat.Config) {
+			c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("::1")}}
+		},
+		"Addresses[0].Via: link 5 is no node": func(c *nat.Config) {
+			c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("10.80.0.9"), Via: 5}}
+		},
+		"Services[0].Address: 10.80.0.9 is U or lies in": service(func(s *rules.Service) { s.Address = address("10.80.0.9") }),
+		"is also Addresses[0]": func(c *nat.Config) {
+			c.Addresses = []rules.AddressMapping{{External: c.Services[0].Address, Internal: address("10.80.0.9")}}
+		},
+		"is also Services[0]":                                            func(c *nat.Config) { c.Services = append(c.Services, c.Services[0]) },
+		"Services[0].Port: 0 is no port":                                 service(func(s *rules.Service) { s.Port = 0 }),
+		"Services[0].Protocol: 1 is not TCP, UDP or SCTP":                service(func(s *rules.Service) { s.Protocol = 1 }),
+		"Services[0].ProxyProtocol: protocol 17 is not TCP":              service(func(s *rules.Service) { s.Protocol, s.ProxyProtocol = packet.UDP, true }),
+		"Services[0]: balance, affinity or onRemoval out of range":       service(func(s *rules.Service) { s.Balance = rules.BalanceHash + 1 }),
+		"Services[0].Frontend: a gateway's service has none":             service(func(s *rules.Service) { s.Frontend = &rules.Frontend{} }),
+		"Services[0].Backends[0].Address: 0.0.0.0 is no unicast address": backend(func(b *rules.Backend) { b.Address = address("0.0.0.0") }),
+		"Services[0].Backends[0].Address: ::1 has another family":        backend(func(b *rules.Backend) { b.Address = address("::1") }),
+		"Services[0].Backends[0].Port: 0 is no port":                     backend(func(b *rules.Backend) { b.Port = 0 }),
+		"Services[0].Backends[0].Weight: 1001 is not between 0 and 1000": backend(func(b *rules.Backend) { b.Weight = 1001 }),
+		"Services[0].Backends[0].Eligibility: ":                          backend(func(b *rules.Backend) { b.Eligibility = rules.EligibleNone }),
+		"Services[0].Backends[0].Via: link 5 is no node":                 backend(func(b *rules.Backend) { b.Via = 5 }),
+		"Rules[0].Ports[0]: 2 is larger than 1":                          rule(rules.FilterRule{Protocol: packet.TCP, Ports: []rules.PortRange{{First: 2, Last: 1}}}),
+		"Rules[0].Ports: protocol 0 has no ports":                        rule(rules.FilterRule{Ports: []rules.PortRange{{First: 1, Last: 2}}}),
+		"Rules[0].Source[0]: not a prefix":                               rule(rules.FilterRule{Source: make([]netip.Prefix, 1)}),
+		"Rules[0].Destination[0]: not a prefix":                          rule(rules.FilterRule{Destination: make([]netip.Prefix, 1)}),
+		"Rules[0]: from or action out of range":                          rule(rules.FilterRule{Action: rules.FilterReject + 1}),
+		"Rules[1].Name: \"\" is also Rules[0]":                           func(c *nat.Config) { c.Rules = make([]rules.FilterRule, 2) },
+	} {
+		c := rome()
+		c.Services = []rules.Service{{Name: "web", Address: address("10.70.0.20"), Port: 80, Protocol: packet.TCP, Backends: []rules.Backend{{Address: address("10.200.1.5"), Port: 80}}}}
+		need.NoError(t, c.Validate())
+		change(c)
+		if err := e.Apply(c); err == nil || !strings.Contains(err.Error(), fault) {
+			t.Errorf("%v, want %q", err, fault)
+		}
+	}
+	bad := rome()
+	bad.Routes[0].Link, bad.Remote[0].Real, bad.MSSClamp = 99, netip.Prefix{}, 5
+	for _, fault := range []string{"Routes[0].Link", "Remote[0].Real", "MSSClamp"} { // all at once
+		if err := e.Apply(bad); err == nil || !strings.Contains(err.Error(), fault) {
+			t.Errorf("%v, want %q", err, fault)
+		}
 	}
 	// The running state is kept.
 	forwarded(t, e, node1, udp("10.200.1.5", "10.71.3.9", 1, 2).Bytes(), start)

@@ -398,3 +398,33 @@ func TestOverflowsUnknown(t *testing.T) {
 		t.Errorf("%d overflows of a pipe are known", st.Overflows)
 	}
 }
+
+// TestSetMark: the kernel marks what the socket sends, which a closed one refuses.
+func TestSetMark(t *testing.T) {
+	s := listen(t, "udp4", netip.MustParseAddr("127.0.0.1"), Options{})
+	err := s.SetMark(0x63)
+	if errors.Is(err, unix.EPERM) {
+		need.Kernel(t, "net-admin", err)
+	}
+	need.NoError(t, err)
+	var mark int
+	need.NoError(t, s.raw.Control(func(fd uintptr) { mark, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK) }))
+	if err != nil || mark != 0x63 {
+		t.Errorf("mark %#x, %v", mark, err)
+	}
+	s.Close()
+	if err := s.SetMark(1); err == nil || !strings.HasPrefix(err.Error(), "udp: set mark: ") {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// TestScope: a zone is the number or the name of a link; any other stands for none.
+func TestScope(t *testing.T) {
+	lo, err := net.InterfaceByName("lo")
+	need.NoError(t, err)
+	for zone, want := range map[string]uint32{"7": 7, "lo": uint32(lo.Index), "no link": 0, "4294967296": 0} {
+		if got := scope(zone); got != want {
+			t.Errorf("%q: %d, want %d", zone, got, want)
+		}
+	}
+}
