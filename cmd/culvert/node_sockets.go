@@ -10,7 +10,11 @@ import (
 )
 
 func newSockets(c *services.Config, tolerant bool, log *logrus.Logger) (server, error) {
-	return sockets.New(c, tolerant, log)
+	s, err := sockets.New(c, tolerant, log)
+	if s == nil {
+		return nil, err // a nil *sockets.Server would be a server that is not nil
+	}
+	return s, err
 }
 
 func checkSockets(c *services.Config) []error { return sockets.Check(c) }
