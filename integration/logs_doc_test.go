@@ -29,9 +29,9 @@ func TestLogsAreDocumented(t *testing.T) {
 	doc := string(text)
 	var findings, underLiqo strings.Builder
 	for _, c := range health.Causes() {
-		fmt.Fprintf(&findings, "- `%s` (%s): %s\n", c.Name, c.Level, c.Sentence())
+		findings.WriteString(wrapped(fmt.Sprintf("- `%s` (%s): %s", c.Name, c.Level, c.Sentence())))
 		if l := c.Liqo(); l != c {
-			fmt.Fprintf(&underLiqo, "- `%s`: %s\n", c.Name, l.Sentence())
+			underLiqo.WriteString(wrapped(fmt.Sprintf("- `%s`: %s", c.Name, l.Sentence())))
 		}
 	}
 	for section, want := range map[string]string{"Findings": findings.String(), "Findings under Liqo": underLiqo.String()} {
@@ -74,6 +74,23 @@ func TestLogsAreDocumented(t *testing.T) {
 	// Keys that are not literals: those of logrus, and that of a finding.
 	keys = append(keys, "time", "level", "msg", "error", string(health.OfPeer), string(health.OfNode), string(health.OfAddress))
 	compare("key", "Keys", "(?m)^- `(\\w+)`", keys)
+}
+
+// wrapped breaks an element of a list into lines of at most 100 bytes.
+func wrapped(element string) string {
+	lines := []string{""}
+	for word := range strings.FieldsSeq(element) {
+		line := &lines[len(lines)-1]
+		switch {
+		case *line == "":
+			*line = word
+		case len(*line)+1+len(word) <= 100:
+			*line += " " + word
+		default:
+			lines = append(lines, "  "+word)
+		}
+	}
+	return strings.Join(lines, "\n") + "\n"
 }
 
 // logCalls returns the logged messages with their level, and the keys.

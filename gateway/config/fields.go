@@ -12,16 +12,16 @@ const required = configfile.Required
 var fields = []configfile.Field{
 	{Path: "cluster", Type: "name", Default: required, Doc: "Name of this cluster, for logs and metrics. It must differ from peer."},
 	{Path: "peer", Type: "name", Default: required, Doc: "Name of the remote cluster, for logs and metrics. Remaps that auto chose are remembered under it."},
-	{Path: "mtu", Type: "bytes, 576 to 9000", Default: "1340", Doc: "Largest inner packet of both tunnels: at least 1280 with IPv6 inside. Outer packets are larger: by 50 bytes to nodes (70 over IPv6), by 60 to the peer (80 over IPv6). Nodes and pods must use the same MTU."},
+	{Path: "mtu", Type: "bytes, 576 to 9000", Default: "1340", Doc: "Largest inner packet of both tunnels: at least 1280 with IPv6 inside. Outer packets are larger: by 50 bytes to nodes (70 over IPv6), by 60 to the peer (80 over IPv6). Nodes must use the same; of larger packets of pods, TCP is kept to it by mssClamp, and the others are refused by ICMP."},
 
-	{Path: "wireguard.role", Type: "one of client, server", Default: required, Doc: "The server listens on a known port and learns its peer's address; the client knows the server's endpoint. One gateway is the server, the other the client."},
-	{Path: "wireguard.privateKeyFile", Type: "file", Default: required, Doc: "File with this gateway's private key, made by culvert keygen. The path is relative to this file; a systemd credential (LoadCredential) of that name takes precedence."},
+	{Path: "wireguard.role", Type: "one of client, server", Default: required, Doc: "One gateway is the server, the other the client. The client knows the server's address and port (endpoint); the server learns the client's."},
+	{Path: "wireguard.privateKeyFile", Type: "file", Default: required, Doc: "File with this gateway's private key, made by culvert keygen; relative to this file. A systemd credential (LoadCredential) of that name takes precedence."},
 	{Path: "wireguard.peerPublicKey", Type: "WireGuard key in base64", Live: true, Doc: "The peer's public key, as culvert keygen printed it there."},
 	{Path: "wireguard.peerPublicKeyFile", Type: "file", Live: true, Doc: "File with the peer's public key, instead of peerPublicKey."},
-	{Path: "wireguard.listenPort", Type: "UDP port, 0 to 65535", Doc: "Port on which WireGuard listens. Without it, a server uses 51840 and a client any free port (0)."},
+	{Path: "wireguard.listenPort", Type: "UDP port, 0 to 65535", Doc: "Port on which WireGuard listens. Without it, a server uses 51840, and a client any free port, as with 0."},
 	{Path: "wireguard.endpoint", Type: "host:port", Live: true, Doc: "The server's address; required for a client, refused for a server."},
 	{Path: "wireguard.keepalive", Type: "duration, 0s to 18h12m15s", Live: true, Doc: "How often an idle tunnel sends an empty message, to keep firewalls and NAT open. Without it: 25s for a client, 0s (off) for a server."},
-	{Path: "wireguard.uapi", Type: "true or false", Default: "false", Doc: "Serve the socket in /var/run/wireguard from which wg show reads the tunnel."},
+	{Path: "wireguard.uapi", Type: "true or false", Default: "false", Doc: "Serve a socket in /var/run/wireguard, so that wg show shows the tunnel."},
 
 	{Path: "geneve.listenPort", Type: "UDP port, 1 to 65535", Default: "6091", Doc: "Port on which Geneve and VXLAN arrive. They are sent to the same port of the nodes."},
 	{Path: "geneve.gatewayAddress", Type: configfile.OneOrPair, Default: required, Live: true, Doc: "The gateway's internal address, which nodes use as next hop, such as 10.80.0.4 or [10.80.0.4, \"fd80::4\"]. No CIDR of this file may contain it."},
@@ -35,7 +35,7 @@ var fields = []configfile.Field{
 	{Path: "geneve.nodes[].inner", Type: "one of ethernet, ip", Default: "ethernet", Live: true, Doc: "What the tunnel carries: Ethernet frames, or IP packets for links without Ethernet. Only Geneve can carry IP packets."},
 
 	{Path: "network.local.podCIDRs[]", Type: "CIDR", Default: required, Live: true, Doc: "All pods of this cluster."},
-	{Path: "network.local.externalCIDRs[]", Type: "CIDR", Live: true, Doc: "Addresses under which the peer sees everything in this cluster that is not a pod: mapped hosts, services, unknown sources. Choose any unused range; the peer lists it in network.remote.externalCIDRs."},
+	{Path: "network.local.externalCIDRs[]", Type: "CIDR", Live: true, Doc: "Addresses under which the peer sees everything in this cluster that is not a pod: mapped hosts, services, unknown sources. Choose any unused range. The peer's file has it in network.remote.externalCIDRs."},
 	{Path: "network.remote.podCIDRs[].cidr", Type: "CIDR", Default: required, Live: true, Doc: "Pod addresses of the remote cluster, as used there."},
 	{Path: "network.remote.podCIDRs[].remap", Type: "CIDR, or auto", Live: true, Doc: "CIDR of the same length under which this cluster sees those pods; auto chooses one and remembers it. Without it, they keep their own addresses."},
 	{Path: "network.remote.externalCIDRs[].cidr", Type: "CIDR", Default: required, Live: true, Doc: "External CIDR of the remote cluster, as used there."},
@@ -67,7 +67,7 @@ var fields = []configfile.Field{
 	{Path: "rules[].dst[]", Type: "CIDR", Live: true, Doc: "Destination addresses after translation: for the remote cluster its own CIDRs, for a service its backends. Without it, all."},
 	{Path: "rules[].protocol", Type: "one of tcp, udp, sctp, icmp, icmpv6", Live: true, Doc: "Protocol; without it, all."},
 	{Path: "rules[].ports", Type: "ports such as 22,8000-8080", Live: true, Doc: "Destination ports; needs protocol tcp, udp or sctp."},
-	{Path: "rules[].action", Type: "one of accept, drop, reject", Default: required, Live: true, Doc: "What happens to the packet; reject drops it and answers with an error."},
+	{Path: "rules[].action", Type: "one of accept, drop, reject", Default: required, Live: true, Doc: "What happens to the packet. reject drops it and answers with an error."},
 
 	{Path: "state", Type: "folder", Doc: "Folder that keeps what a restarted gateway needs; relative to this file. In a subfolder with the peer's name, a gateway saves its connections (every 30 s and at exit), its port-selection key and its peer's address. Gateways of one cluster may share the folder. auto needs it, or ipam.file."},
 	{Path: "ipam.pools[]", Type: "CIDR", Live: true, Doc: "Ranges from which auto chooses remaps. Without an IPv4 range: 10.0.0.0/8, 192.168.0.0/16 and 172.16.0.0/12. Without an IPv6 range, CIDRs that overlap nothing keep their addresses, and the others are remapped into fd63:756c::/32 (unique local, RFC 4193)."},
@@ -76,8 +76,8 @@ var fields = []configfile.Field{
 
 	{Path: "connectionCheck", Type: "true or false", Default: "false", Live: true, Doc: "Check the connection to the peer every two seconds, as Liqo's gateways do, for logs and metrics. Checks by the peer are always answered."},
 	{Path: "mssClamp", Type: "auto, off or bytes, 216 to 8960", Default: "auto", Live: true, Doc: "Largest TCP segment size (MSS) that connections may negotiate. auto is mtu less 40, or less 60 for IPv6. off leaves it alone, unless a path turns out to carry less than mtu."},
-	{Path: "control", Type: "auto, a file, or empty", Default: "auto", Doc: "Unix socket, mode 0600, through which culvert status and other commands reach this gateway; relative to this file. auto is CLUSTER-PEER.sock in $RUNTIME_DIRECTORY, which systemd sets, or else in the folder culvert of $XDG_RUNTIME_DIR, or else of /run for root; if it cannot be made there, the gateway runs without it. Empty is none."},
-	{Path: "metrics", Type: "host:port, or empty", Default: "127.0.0.1:8082", Doc: "Address that serves /metrics, /healthz and /readyz; empty serves them nowhere."},
+	{Path: "control", Type: "auto, a file, or empty", Default: "auto", Doc: "Unix socket, mode 0600, through which culvert status and other commands reach this gateway; relative to this file. auto is CLUSTER-PEER.sock in $RUNTIME_DIRECTORY, which systemd sets, or else in the folder culvert of $XDG_RUNTIME_DIR, or of /run for root, or of /tmp/culvert-UID for others; if it cannot be made there, the gateway runs without it. Empty (\"\") is none."},
+	{Path: "metrics", Type: "host:port, or empty", Default: "127.0.0.1:8082", Doc: "Address that serves /metrics, /healthz and /readyz; empty (\"\") serves them nowhere."},
 	configfile.CPUsField,
 	{Path: "log.level", Type: "one of error, warning, info, debug, trace", Default: "info", Live: true, Doc: "The least severe level that is logged."},
 	{Path: "log.format", Type: "one of text, json", Default: "text", Doc: "Format of log lines."},

@@ -218,7 +218,7 @@ func (e *Errors) Int(path string, s Scalar, def, low, high int) int {
 const maxCPUs = 1 << 12
 
 // CPUsField is the reference of what CPUs reads.
-var CPUsField = Field{Path: "cpus", Type: "number, 1 to 4096", Default: "1", Live: true, Doc: "Number of threads that run Go code at once. One is fastest until it is no longer enough; the log and culvert status say when. More than the machine has, or the control group's quota allows, is refused. GOMAXPROCS in the environment takes precedence."}
+var CPUsField = Field{Path: "cpus", Type: "number, 1 to 4096", Default: "1", Live: true, Doc: "Number of threads that run Go code at once. One is fastest until it is no longer enough; the log and culvert status say when. More than the machine's CPUs, or than the control group's quota allows, is refused. GOMAXPROCS in the environment takes precedence."}
 
 // CPUs reads that field.
 func (e *Errors) CPUs(s Scalar) int { return e.Int(CPUsField.Path, s, 1, 1, maxCPUs) }

@@ -50,7 +50,7 @@ var (
 	NoAnswer = cause("no-answer", Warning, "no handshake answer from {endpoint} for {time} ({sent} sent, 0 received)",
 		"is UDP {port} open there, is the peer running, and is wireguard.peerPublicKey right here and there? A peer with another key says so in its log")
 	BadAnswer = cause("bad-answer", Warning, "the peer at {endpoint} answers, {answers} times in {time}, but with another key",
-		"make wireguard.peerPublicKey the key that `culvert keygen` printed at the peer")
+		"set wireguard.peerPublicKey to the key that `culvert keygen` printed at the peer")
 	PeerLost = cause("peer-lost", Warning, "the peer at {endpoint} has not answered for {time} ({sent} handshakes sent, 0 answered)",
 		"is it running, is UDP {port} open there, and are answers to UDP {listen} let in here?")
 	NobodyCalls = cause("no-handshake", Warning, "no handshake from the peer for {time} (0 received on UDP {listen})",
@@ -72,7 +72,7 @@ var (
 	FirstPacket = cause("node-heard", Note, "first packet from {node} ({underlay})", "")
 	NodeBack    = cause("node-restored", Note, "{node} ({underlay}) is back after {time}", "")
 	NeverThere  = cause("node-no-arp", Warning, "{node} ({underlay}) never answered {by} ({asked} asked)",
-		"is its link up, has it VNI {vni}, the address {address} and the gateway's underlay address, and is UDP {port} open here and there?")
+		"is its link up, with VNI {vni}, the address {address} and the gateway's underlay address as remote, and is UDP {port} open here and there?")
 	NodeRefuses = cause("node-refused", Warning, "nothing listens on UDP {port} of {node} ({underlay}), says that machine",
 		"make the tunnel there (culvert node, or a link with this port), or correct the underlay address")
 	NodeNobody = cause("node-nobody", Warning, "nobody has the underlay address {underlay} of {node}",
@@ -80,23 +80,23 @@ var (
 	NodeUnroutable = cause("node-unroutable", Warning, "this machine has no route to {node} ({underlay})",
 		"correct its underlay address in geneve.nodes, or add a route")
 	NodeSilent = cause("node-silent", Warning, "{node} ({underlay}) has been silent for {time} and answers no {by} ({asked} asked)",
-		"is it running, is its link up, has it the gateway's underlay address, and is UDP {port} open here and there?")
+		"is it running, is its link up, with the gateway's underlay address as remote, and is UDP {port} open here and there?")
 	NodeDeaf = cause("node-deaf", Warning, "{node} ({underlay}) sends, and answers no {by} for {address} ({asked} asked)",
 		"does its firewall let UDP {port} of this gateway in, and is that the address of its link?")
 	NodeLoss = cause("node-loss", Warning, "{lost} of the last {of} requests by {by} to {node} ({underlay}) were lost",
 		"look for a full or faulty link on the way to that node")
 	NoReturn = cause("node-no-return", Warning, "{node} answers {by}, but has sent no packet back for {sent} that were sent to it",
-		"does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), has it routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass?")
+		"does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), does it route the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass?")
 	OneWay = cause("node-one-way", Warning, "{node} has sent no packet for {time}, and {sent} were sent to it",
-		"if answers are due: does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), have it and its pods routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass? One-way traffic looks the same")
+		"if answers are due: does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), do it and its pods route the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass? One-way traffic looks the same")
 	WrongUnderlay = cause("node-underlay", Warning, "{node} sends from {source}, configured {underlay}",
 		"correct its underlay in geneve.nodes, or the address that the node sends from")
 	WrongVNI = cause("node-vni", Warning, "{node} ({underlay}) sends VNI {seen}, configured {vni}",
 		"make them the same, here in geneve.nodes and at the node")
 	WrongEncap = cause("node-encap", Warning, "{node} ({underlay}) sends another encapsulation than {encap}",
-		"make encap in geneve.nodes what the node sends, or leave it out: a change is then followed after a minute of silence")
+		"set encap in geneve.nodes to what the node sends, or leave it out to follow the node after a minute of silence")
 	WrongInner = cause("node-inner", Warning, "{node} ({underlay}) sends IP in place of Ethernet frames, or the other way round",
-		"make inner in geneve.nodes what the node sends")
+		"set inner in geneve.nodes to what the node sends")
 	WrongAddress = cause("node-address", Warning, "{node} calls itself {seen}, configured {address}",
 		"correct its address in geneve.nodes, or the one on the node's tunnel link")
 	WrongGateway = cause("node-gateway-address", Warning, "{node} asks for the gateway by {seen}, which is {gateway}",
@@ -116,7 +116,7 @@ var (
 	SameRole = cause("same-role", Warning, "the peer uses our tunnel address {source}: it has the role {role}, too",
 		"make one of the two gateways the server and the other the client (wireguard.role)")
 	PeerSource = cause("bad-source-peer", Warning, "{count} packets of the peer dropped as bad-source: {source} is in no cidr of network.remote",
-		"make network.remote here the CIDRs by which the peer calls itself (its network.local)")
+		"set network.remote here to the peer's own CIDRs (its network.local)")
 	NoSourceWanted = cause("unknown-source", Warning, "{count} packets of {node} dropped as unknown-source: {source} is no pod",
 		"add its CIDR to network.local.podCIDRs, or leave out nat.unknownSource: off")
 	NowhereRemote = cause("no-route-remote", Warning, "{count} packets of {node} to {destination} dropped as no-route: no remote CIDR has it",
@@ -124,7 +124,7 @@ var (
 	NowhereNode = cause("no-route-node", Warning, "{count} packets to {destination} dropped as no-route: no node has it",
 		"add its CIDR to podCIDRs of its node in geneve.nodes")
 	NowhereLocal = cause("no-route-local", Warning, "{count} packets of the peer to {destination} dropped as no-route: it is in no CIDR of network.local",
-		"make network.remote at the peer the CIDRs by which this cluster calls itself, or correct network.local here")
+		"set network.remote at the peer to this cluster's own CIDRs, or correct network.local here")
 	StandsForNothing = cause("no-mapping", Warning, "{count} packets of the peer to {destination} dropped as no-mapping: it stands for nothing",
 		"add it to nat.addresses or nat.services, or let the sender stop")
 	ToNode = cause("to-node", Warning, "{count} packets of the peer to {destination} dropped as to-node: it is a node's own address",
@@ -134,11 +134,11 @@ var (
 	NoBackend = cause("no-backend", Warning, "{count} packets to {destination} dropped as no-backend: its service has none",
 		"give the service in nat.services a backend")
 	TableFull = cause("table-full", Warning, "{count} packets dropped as {reason}: the connection table is full, the last sender is {source}",
-		"raise nat.maxConnections and the memory limit, or find who opens so many (culvert_connections)")
+		"raise nat.maxConnections and the memory limit, or find who opens so many (culvert connections)")
 	PortsFull = cause("ports-full", Warning, "{count} packets dropped as {reason}: no source port is left towards {destination}",
-		"spread the connections over more destinations or sources, or find who opens so many")
+		"spread the connections over more destinations or sources, or find who opens so many (culvert connections)")
 	SmallMSS = cause("small-mss", Note, "mssClamp cuts TCP into segments of {mss} bytes, where {fits} fit",
-		"make mssClamp auto, or leave it out")
+		"set mssClamp: auto, or leave it out")
 	Malformed = cause("malformed", Warning, "{count} packets of {node} dropped as malformed", "look for what sends so, or what spoils packets on the way")
 )
 
@@ -147,9 +147,9 @@ var (
 	StrangerGeneve = cause("stranger-node", Note, "{address} is no node and sends to the port of the nodes, VNI {seen}",
 		"add it to geneve.nodes, or keep it out by a firewall")
 	StrangerMAC1 = cause("stranger-key", Warning, "{address} begins handshakes with another public key than ours",
-		"if it is the peer, make its wireguard.peerPublicKey ours: {key}")
+		"if it is the peer, set its wireguard.peerPublicKey to ours: {key}")
 	StrangerInitiator = cause("stranger-peer", Warning, "{address} knows our public key, and has another one than wireguard.peerPublicKey",
-		"if it is the peer, make wireguard.peerPublicKey here the key that `culvert keygen` printed there")
+		"if it is the peer, set wireguard.peerPublicKey here to the key that `culvert keygen` printed there")
 	StrangerData = cause("stranger-data", Warning, "{address} sends data messages and is not the peer",
 		"if the peer has moved, wait for its next handshake; else keep it out by a firewall")
 	StrangerRate = cause("stranger-rate", Warning, "{address} sends more handshakes than a peer does",

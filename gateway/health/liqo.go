@@ -17,9 +17,9 @@ var liqoWords = map[*Cause]struct{ says, remedy string }{
 	NoRouteThere: {"", "correct spec.endpoint of the GatewayClient, or add a route to this pod's network"},
 	NoHost:       {"", "correct spec.endpoint of the GatewayClient, or start that machine"},
 	Refused:      {"", "start the peer's gateway, or make spec.endpoint.port of the GatewayClient the port of the peer's Service"},
-	NoAnswer: {"", "is UDP {port} open there, does the peer's gateway run, and has the PublicKey here and there the key of the other gateway? " +
+	NoAnswer: {"", "is UDP {port} open there, does the peer's gateway run, and does the PublicKey here and there have the key of the other gateway? " +
 		"A peer with another key says so in its log"},
-	BadAnswer:   {"", "make spec.publicKey of the peer's PublicKey in this namespace the key of its gateway; liqoctl network connect exchanges both"},
+	BadAnswer:   {"", "set spec.publicKey of the peer's PublicKey in this namespace to the key of its gateway; liqoctl network connect exchanges both"},
 	NobodyCalls: {"", "does the pod of the peer's GatewayClient run, is its spec.endpoint an address of this gateway's Service, and is UDP {listen} open here?"},
 	PeerSilent:  {"", "does its gateway run? One without traffic is silent, too"},
 
@@ -42,17 +42,17 @@ var liqoWords = map[*Cause]struct{ says, remedy string }{
 	WrongGateway:  {"", "compare spec.interface.gateway.ip of the InternalFabric with the node's routes, which liqo-fabric makes"},
 	NoVia:         {"", "give the routes of that node's RouteConfiguration a gateway, {gateway}"},
 
-	ForeignSource:  {"", "has the RouteConfiguration of its node (its name ends with -gw-node) a route to it? Liqo's controllers write that"},
+	ForeignSource:  {"", "does the RouteConfiguration of its node (its name ends with -gw-node) have a route to it? Liqo's controllers write that"},
 	SameRole:       {"", "one side needs a GatewayServer, and the other a GatewayClient"},
 	PeerSource:     {"{count} packets of the peer dropped as bad-source: {source} is in no CIDR of the remote cluster", "compare the Configuration here with the peer's CIDRs"},
-	NoSourceWanted: {"", "has the RouteConfiguration of its node (its name ends with -gw-node) a route to it? Liqo's controllers write that"},
+	NoSourceWanted: {"", "does the RouteConfiguration of its node (its name ends with -gw-node) have a route to it? Liqo's controllers write that"},
 	NowhereRemote:  {"", "compare the node's routes with spec.remoteCIDRs of the InternalFabric"},
-	NowhereNode:    {"", "has the RouteConfiguration of its node (its name ends with -gw-node) a route to it? Liqo's controllers write that"},
+	NowhereNode:    {"", "does the RouteConfiguration of its node (its name ends with -gw-node) have a route to it? Liqo's controllers write that"},
 	NowhereLocal: {"{count} packets of the peer to {destination} dropped as no-route: it is in no CIDR of the local cluster",
 		"compare the Configurations of both clusters"},
 	StandsForNothing: {"", "make a resource IP for it, or let the sender stop"},
 	NoBackend:        {"", "give its rule an address to go to"},
-	TableFull:        {"", "raise the memory limit in culvert's template, or find who opens so many (culvert_connections)"},
+	TableFull:        {"", "raise the memory limit in culvert's template, or find who opens so many (culvert connections)"},
 
 	RuleDrops: {"", "change the FirewallConfiguration that has it if that is not meant"},
 	SmallMSS:  {"TCP is cut into segments of {mss} bytes, where {fits} fit", "change the FirewallConfiguration that clamps the MSS"},
@@ -66,7 +66,7 @@ var liqoWords = map[*Cause]struct{ says, remedy string }{
 	BusyProcs: {"", "set GOMAXPROCS: {more} in the environment of culvert's container, and compare"},
 
 	StrangerGeneve: {"", "a new node gets a GeneveTunnel; keep others out by a NetworkPolicy"},
-	StrangerMAC1:   {"", "if it is the peer, make spec.publicKey of its PublicKey for us {key}; liqoctl network connect exchanges both"},
+	StrangerMAC1:   {"", "if it is the peer, set spec.publicKey of its PublicKey for us to {key}; liqoctl network connect exchanges both"},
 	StrangerInitiator: {"{address} knows our public key, and has another one than the PublicKey here",
 		"if it is the peer, exchange the keys anew by liqoctl network connect"},
 }

@@ -19,7 +19,7 @@ const (
 var reasons = map[string]reason{
 	// Inner packets, both ways.
 	"malformed":        {"A length, version or checksum in the packet is wrong.", spoilt},
-	"source-route":     {"The packet says itself by which way it is to go.", findSender},
+	"source-route":     {"The packet lists the routers that it wants to pass (source routing).", findSender},
 	"bad-source":       {"The sender's address may not come from there.", "give the CIDR to the node that its pods are on (podCIDRs in geneve.nodes), or correct network.remote"},
 	"bad-destination":  {"Multicast, broadcast, loopback or link-local addresses do not pass.", findSender},
 	"to-node":          {"The peer sends to a node's own address.", "give the node an address in nat.addresses or nat.services if the peer is to reach it"},
@@ -62,7 +62,7 @@ var reasons = map[string]reason{
 	"unknown-protocol":    {"Geneve that carries neither Ethernet nor IP.", nodesTunnel},
 	"wrong-inner":         {"The node sends IP where Ethernet is configured, or the other way round.", nodesTunnel},
 	"bad-train":           {"Datagrams that the kernel has merged do not fit together.", "turn off UDP GRO on the interface of the nodes if it goes on"},
-	"bad-mac":             {"The sender's MAC address is none of one station.", nodesTunnel},
+	"bad-mac":             {"The sender's MAC address is not that of a single station.", nodesTunnel},
 	"other-mac":           {"The frame is for another station.", nothingToDo},
 	"multicast":           {"A frame for many that is neither ARP nor neighbour discovery.", nothingToDo},
 	"neighbour-discovery": {"IPv6 on the node's link looks for routers, groups or others with its addresses.", nothingToDo},
@@ -78,16 +78,16 @@ var reasons = map[string]reason{
 
 	// Packets to nodes.
 	"unknown-tunnel": {"The node has been removed meanwhile.", nothingToDo},
-	"bad-packet":     {"What was to be sent to a node is no whole packet.", spoilt},
+	"bad-packet":     {"A packet to a node is not whole.", spoilt},
 	"too-long":       {"The packet does not fit a datagram with the tunnel's headers.", "make mtu smaller"},
 	"hold-full":      {"The node's MAC address is not known, and enough packets wait for it.", "is the node's link up, and does it answer ARP, or neighbour discovery where there is no IPv4?"},
-	"unresolved":     {"The node has answered neither ARP nor neighbour discovery.", "is the node's link up, and has it the address that geneve.nodes has?"},
-	"send-failed":    {"The kernel refused a datagram.", "culvert status says of the socket why; look at routes and firewall of this machine"},
+	"unresolved":     {"The node has answered neither ARP nor neighbour discovery.", "is the node's link up, and does it have the address in geneve.nodes?"},
+	"send-failed":    {"The kernel refused a datagram.", "culvert status -o json says why (sockets, sendDrops); look at routes and firewall of this machine"},
 
 	// WireGuard.
-	"tunnel-discard": {"There was no session with the peer, or a message was no part of one: forged, repeated or too late.", "if it goes on, see what is said of the peer"},
-	"not-wireguard":  {"It is no message of WireGuard.", keepOut},
-	"bad-mac1":       {"A handshake of somebody who does not know this gateway's public key.", "if it is the peer, give it this gateway's public key; else " + keepOut},
+	"tunnel-discard": {"There was no session with the peer, or the message did not belong to one: forged, repeated or too late.", "if it goes on, see what is said of the peer"},
+	"not-wireguard":  {"It is not a WireGuard message.", keepOut},
+	"bad-mac1":       {"A handshake from a sender that does not know this gateway's public key.", "if it is the peer, give it this gateway's public key; else " + keepOut},
 	"handshake-rate": {"More handshakes than a peer needs.", keepOut},
 	"stranger-data":  {"Data of a session from another address than the peer's.", "if the peer has moved, wait for its next handshake; else " + keepOut},
 }
@@ -97,7 +97,7 @@ const (
 	liqosTunnel = "compare the node's link (ip -d link), which liqo-fabric makes, with its GeneveTunnel and InternalNode"
 	liqosOwner  = "look for a second owner of spec.interface.gateway.ip of the InternalFabric"
 	liqosVia    = "give the routes of that node's RouteConfiguration a gateway, spec.interface.gateway.ip of the InternalFabric"
-	liqosRoutes = "do the Configurations of both clusters agree, and has the RouteConfiguration of the pod's node a route to it?"
+	liqosRoutes = "do the Configurations of both clusters agree, and does the RouteConfiguration of the pod's node have a route to it?"
 )
 
 // liqoReasons are those that say it otherwise where Liqo's resources, and no file, say what the gateway does. An empty sentence is that of

@@ -226,7 +226,7 @@ var stories = []struct {
 	{"a node's first packet", 60, func(s int, o *Observation) { o.Nodes[0].Received = uint64(s / 30) }, []string{
 		"30 info node rome-1: first packet from rome-1 (172.18.0.2)"}},
 	{"a node never answers", 60, func(s int, o *Observation) { o.Nodes[0].Asked = s }, []string{
-		"12 warning node rome-1: rome-1 (172.18.0.2) never answered ARP (12 asked): is its link up, has it VNI 1, the address 10.80.0.2 and the gateway's underlay address, and is UDP 6091 open here and there?"}},
+		"12 warning node rome-1: rome-1 (172.18.0.2) never answered ARP (12 asked): is its link up, with VNI 1, the address 10.80.0.2 and the gateway's underlay address as remote, and is UDP 6091 open here and there?"}},
 	{"a node floods, and another cannot be heard", 60, func(s int, o *Observation) {
 		flood(s, 60, o)
 		o.Nodes[1].Asked, o.Nodes[1].Known, o.Nodes[1].Silence = s, true, time.Duration(s)*time.Second
@@ -278,7 +278,7 @@ var stories = []struct {
 		n.Received, n.Known, n.Answered, n.Requests, n.Lost = 1, true, true, 32, 8
 	}, []string{"0 info", "42 warning node rome-1: 8 of the last 32 requests by ARP to rome-1 (172.18.0.2) were lost: look for"}},
 	{"a node that forwards nothing", 60, func(s int, o *Observation) { o.Nodes[0].Answered, o.Nodes[0].Sent = true, uint64(s) }, []string{
-		"5 warning node rome-1: rome-1 answers ARP, but has sent no packet back for 5 that were sent to it: does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), has it routes to the remote CIDRs via 10.80.0.4"}},
+		"5 warning node rome-1: rome-1 answers ARP, but has sent no packet back for 5 that were sent to it: does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), does it route the remote CIDRs via 10.80.0.4"}},
 	{"a node that sends and does not hear", 60, func(s int, o *Observation) {
 		n := &o.Nodes[0]
 		n.Answered, n.Known, n.Received, n.Silence = true, true, uint64(s+1), time.Second
@@ -464,7 +464,7 @@ var stories = []struct {
 	{"a rule that has no name is Kubernetes'", 60, drops(Drop{Reason: "filtered", Source: pod}, 1, 2), nil},
 	{"a service without backends", 60, drops(Drop{Reason: "no-backend", Inbound: true, Source: far, Destination: pod}, 1, 2), []string{"2 warning peer milan: 12 packets to 10.0.1.5 dropped as no-backend"}},
 	{"a clamp that cuts TCP to pieces", 30, func(_ int, o *Observation) { o.MSS, o.Fits = 216, 1300 }, []string{
-		"1 info peer milan: mssClamp cuts TCP into segments of 216 bytes, where 1300 fit: make mssClamp auto"}},
+		"1 info peer milan: mssClamp cuts TCP into segments of 216 bytes, where 1300 fit: set mssClamp: auto"}},
 	{"a clamp that may be meant", 30, func(_ int, o *Observation) { o.MSS, o.Fits = 1200, 1300 }, nil},
 	{"a full table", 60, drops(Drop{Reason: "table-full", Node: "rome-1", Source: pod}, 1, 2), []string{"2 warning node rome-1: 12 packets dropped as table-full"}},
 	{"no ports left", 60, drops(Drop{Reason: "port-share", Node: "rome-1", Source: pod, Destination: far}, 1, 2), []string{"2 warning node rome-1: 12 packets dropped as port-share: no source port is left towards 10.61.1.5"}},
@@ -472,7 +472,7 @@ var stories = []struct {
 	{"what routers drop", 60, drops(Drop{Reason: "ttl-exceeded", Node: "rome-1", Source: pod}, 1, 2, 3), nil},
 
 	{"handshakes for another key", 60, strangers(StrangerWithoutKey), []string{
-		"1 warning address 203.0.113.5: 203.0.113.5 begins handshakes with another public key than ours: if it is the peer, make its wireguard.peerPublicKey ours: KEY="}},
+		"1 warning address 203.0.113.5: 203.0.113.5 begins handshakes with another public key than ours: if it is the peer, set its wireguard.peerPublicKey to ours: KEY="}},
 	{"data of a stranger", 60, strangers(StrangerWithData), []string{"1 warning address 203.0.113.5: 203.0.113.5 sends data messages"}},
 	{"a flood of handshakes", 60, strangers(StrangerTooFast), []string{"1 warning address 203.0.113.5: 203.0.113.5 sends more handshakes"}},
 	{"noise", 60, strangers(StrangerWithNoise), []string{"1 info address 203.0.113.5: 203.0.113.5 sends to UDP 51840 what is not WireGuard"}},

@@ -22,7 +22,7 @@ var fields = append([]configfile.Field{
 	{Path: "mode", Type: "one of auto, geneve, vxlan, tun", Default: "auto", Doc: "Kind of link: one of the kernel's, or a TUN device of this process, which uses Geneve. auto is the first kind that the machine supports."},
 	{Path: "routes[]", Type: "CIDR", Doc: "Destinations reached through the gateway: the remote CIDRs as this cluster sees them, which culvert gateway --check -o json lists. A running node restores them within 5 s if another program removes them; culvert node --check compares them with the kernel's."},
 	{Path: "interface", Type: "name of a link, 15 letters at most", Default: "culvert0", Doc: "Name of the link."},
-	{Path: "keepLinks", Type: "true or false", Default: "false", Doc: "Whether the link, its addresses and its routes stay when this process ends, for the next one to use. Meanwhile kernel links carry packets, and a TUN device waits. To remove them, use ip link del, or start and stop the node once without keepLinks."},
+	{Path: "keepLinks", Type: "true or false", Default: "false", Doc: "Whether the link, its addresses and its routes stay when this process ends, for the next one to use. Meanwhile a kernel link carries packets, and a TUN device does not. To remove them, use ip link del, or start and stop the node once without keepLinks."},
 	configfile.CPUsField,
 }, services.Fields...)
 
