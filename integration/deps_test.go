@@ -226,14 +226,14 @@ func allowed(rule *importRule, imported string) bool {
 	return false
 }
 
-// TestTestPackagesOnlyInTests: only tests import test doubles.
+// TestTestPackagesOnlyInTests: only tests import test doubles. The lab, which forges packets, may build them with nattest.
 func TestTestPackagesOnlyInTests(t *testing.T) {
 	for _, p := range packages(t) {
 		if isDouble(p.ImportPath) {
 			continue
 		}
 		for _, imported := range p.Imports {
-			if isDouble(imported) && strings.HasPrefix(imported, "culvert/") {
+			if isDouble(imported) && strings.HasPrefix(imported, "culvert/") && !(p.ImportPath == "culvert/integration/lab" && imported == "culvert/nat/nattest") {
 				t.Errorf("%s imports the test double %s outside its tests", p.ImportPath, imported)
 			}
 			if imported == "culvert/integration/need" {

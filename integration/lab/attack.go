@@ -51,20 +51,22 @@ func (l *Lab) against(name, path string, change func(i int, config object), atta
 	}}
 }
 
+// setting is a change for against: one field of both configurations.
+func setting(path string, value any) func(int, object) {
+	return func(_ int, config object) { set(config, path, value) }
+}
+
 // freshGateways restarts both gateways without their former connections.
-func (l *Lab) freshGateways(ctx context.Context, change func(i int, config object)) error {
+func (l *Lab) freshGateways(ctx context.Context, change func(i int, config object)) (err error) {
+	defer catch(&err)
 	for i := range clusters {
 		config := l.gatewayConfig(i)
 		if change != nil {
 			change(i, config)
 		}
-		if err := l.writeYAML(clusters[i].Name, "gateway.yaml", config); err != nil {
-			return err
-		}
+		try(l.writeYAML(clusters[i].Name, "gateway.yaml", config))
 	}
-	if err := l.stopGateways(); err != nil {
-		return err
-	}
+	try(l.stopGateways())
 	for i := range clusters {
 		if err := os.Remove(l.path(clusters[i].Name, filepath.Join("state", clusters[1-i].Name, "connections"))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/nat/nattest"
 )
 
 // forgeries are packets and files with false claims.
@@ -20,9 +22,7 @@ func (l *Lab) forgeries() []Check {
 		l.against("forged too big", "stranger × milan/pod1", nil, l.attackOuterMTU),
 		l.against("narrow device", "milan/gateway → rome", nil, l.checkNarrow("peer", l.pair("milan/pod1", "rome/pod1"))),
 		l.against("narrow device", "milan/gateway → node2", nil, l.checkNarrow("eth0", l.pair("rome/pod2", "milan/pod2"))),
-		l.against("blind FINs", "milan/node1 × rome/node2", func(_ int, config object) {
-			config["nat"].(object)["maxConnections"] = smallTable
-		}, l.attackFIN),
+		l.against("blind FINs", "milan/node1 × rome/node2", setting("nat.maxConnections", smallTable), l.attackFIN),
 		l.against("another's pod", "rome/node1 × rome/pod2", nil, l.attackSource),
 		l.against("forged network", "rome/pod1 × rome/pod1, rome/pod2, milan/pod2", nil, l.attackNetwork),
 		l.against("sourceCheck off", "rome/node1 for rome/pod2", sourceCheckOff, l.checkSourceAllowed),
@@ -30,62 +30,42 @@ func (l *Lab) forgeries() []Check {
 }
 
 // sourceCheckOff lets nodes send from each other's pods' addresses.
-func sourceCheckOff(_ int, config object) { config["geneve"].(object)["sourceCheck"] = "cluster" }
+var sourceCheckOff = setting("geneve.sourceCheck", "cluster")
 
 // attackReload gives the gateway a file without the second node, which it must refuse because of a fault in a third one.
-func (l *Lab) attackReload(ctx context.Context) (string, error) {
+func (l *Lab) attackReload(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	config := l.gatewayConfig(0)
-	nodes, third := config["geneve"].(object)["nodes"].([]object), l.thirdNode(0)
+	third := l.thirdNode(0)
 	third["encap"], third["inner"] = "vxlan", "ip"
-	config["geneve"].(object)["nodes"] = []object{nodes[0], third}
-	if err := l.writeYAML(clusters[0].Name, "gateway.yaml", config); err != nil {
-		return "", err
-	}
-	if err := l.sendHangup(ctx, 0, refusedText); err != nil {
-		return "", err
-	}
+	set(config, "geneve.nodes", []object{nodesOf(config)[0], third})
+	try(l.writeYAML(clusters[0].Name, "gateway.yaml", config))
+	must(l.sendHangup(ctx, 0, refusedText))
 	e := l.pair("rome/pod2", "milan/pod2")
 	return l.beside(ctx, nil, echoRequests("pings", 20, e.from, e.target, 84), echoRequests("pings back", 20, e.to, e.wantSource, 84))
 }
 
 // attackPathMTU sends too-big messages about packets that nobody sent: of no connection, or with a sequence number that is not in flight.
-func (l *Lab) attackPathMTU(ctx context.Context) (string, error) {
+func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	e := l.pair("rome/pod1", "milan/pod1")
-	before, err := e.segmentsReceived()
-	if err != nil {
-		return "", err
-	}
-	live, err := newIdle(e)
-	if err != nil {
-		return "", err
-	}
+	before := must(e.segmentsReceived())
+	live := must(newIdle(e))
 	defer live.close()
-	near, err := live.far.peer()
-	if err != nil {
-		return "", err
-	}
-	local, err := live.far.local()
-	if err != nil {
-		return "", err
-	}
+	near, local := must2(live.farEnds())
 	attacker, mtu := l.at("milan/pod2"), uint16(68)
 	if attacker.Address.Is6() {
 		mtu = smallMTU // IPv6 hosts ignore less than the minimum MTU (RFC 8200, Section 5)
 	}
 	forged := [][]byte{
 		silentUDP(netip.AddrPortFrom(e.wantSource, 4000), netip.AddrPortFrom(e.to.Address, 4001)),
-		silentTCP(netip.AddrPortFrom(e.wantSource, 4000), netip.AddrPortFrom(e.to.Address, 4001), tcpACK, 1, 1),
-		silentTCP(near, local, tcpACK, 0x0bad0bad, 0), // in flight by chance once in 65,536
+		silentTCP(netip.AddrPortFrom(e.wantSource, 4000), netip.AddrPortFrom(e.to.Address, 4001), nattest.ACK, 1, 1),
+		silentTCP(near, local, nattest.ACK, 0x0bad0bad, 0), // in flight by chance once in 65,536
 	}
 	f := &flood{attacker, len(forged), func(i int) []byte { return tooBigAbout(attacker.Address, forged[i], mtu) }}
-	figure, err := l.beside(ctx, []*flood{f})
-	if err != nil {
-		return "", err
-	}
+	figure := must(l.beside(ctx, []*flood{f}))
 	// What the attacker sends next arrives last.
-	if err := errors.Join(l.pair("milan/pod2", "rome/pod1").reach(ctx), live.speak(live.near, live.far)); err != nil {
-		return "", err
-	}
+	try(errors.Join(l.pair("milan/pod2", "rome/pod1").reach(ctx), live.speak(live.near, live.far)))
 	after, err := e.segmentsReceived()
 	if err == nil && after < before {
 		err = fmt.Errorf("segments of %d bytes arrive after %d forged messages, %d before", after, len(forged), before)
@@ -95,19 +75,12 @@ func (l *Lab) attackPathMTU(ctx context.Context) (string, error) {
 
 // segmentsReceived streams over a new connection and returns the segment size seen by the receiver.
 func (e *ends) segmentsReceived() (size int, err error) {
-	near, far, err := e.connect()
-	if err != nil {
-		return 0, err
-	}
+	defer catch(&err)
+	near, far := must2(e.connect())
 	defer near.close()
 	defer far.close()
-	if err := transferOver(near, far, smallStream); err != nil {
-		return 0, err
-	}
-	info, err := unix.GetsockoptTCPInfo(far.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err != nil {
-		return 0, err
-	}
+	try(transferOver(near, far, smallStream))
+	info := must(unix.GetsockoptTCPInfo(far.fd, unix.IPPROTO_TCP, unix.TCP_INFO))
 	return int(info.Rcv_mss), nil
 }
 
@@ -129,53 +102,30 @@ func transferOver(from, to *socket, n int) error {
 	return <-sending
 }
 
-func (s *socket) peer() (netip.AddrPort, error) {
-	a, err := unix.Getpeername(s.fd)
-	return addrPort(a), err
-}
-
-func (s *socket) local() (netip.AddrPort, error) {
-	a, err := unix.Getsockname(s.fd)
-	return addrPort(a), err
+// farEnds returns the near and the far end of the connection as the far end sees them.
+func (i *idle) farEnds() (near, far netip.AddrPort, err error) {
+	peer, err := unix.Getpeername(i.far.fd)
+	local, e := unix.Getsockname(i.far.fd)
+	return addrPort(peer), addrPort(local), errors.Join(err, e)
 }
 
 // attackFIN tries to end a connection without knowing its sequence numbers, from the far end's address, and then fills the table: an ended connection
 // would be evicted.
-func (l *Lab) attackFIN(ctx context.Context) (string, error) {
-	victim, err := newIdle(l.pair("rome/node2", "milan/pod1"))
-	if err != nil {
-		return "", err
-	}
+func (l *Lab) attackFIN(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
+	victim := must(newIdle(l.pair("rome/node2", "milan/pod1")))
 	defer victim.close()
 	// A large window is easy to hit.
-	if err := transferOver(victim.far, victim.near, 4*smallStream); err != nil {
-		return "", err
-	}
-	info, err := unix.GetsockoptTCPInfo(victim.near.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err != nil {
-		return "", err
-	}
-	near, err := victim.far.peer()
-	if err != nil {
-		return "", err
-	}
-	far, err := victim.far.local()
-	if err != nil {
-		return "", err
-	}
+	try(transferOver(victim.far, victim.near, 4*smallStream))
+	info := must(unix.GetsockoptTCPInfo(victim.near.fd, unix.IPPROTO_TCP, unix.TCP_INFO))
+	near, far := must2(victim.farEnds())
 	// Of two acknowledgements half the sequence space apart, one is old.
 	step := max(info.Rcv_ssthresh/4, 1<<15)
 	f := &flood{l.at("milan/node1"), 2 * (int(1<<32/uint64(step)) + 1), func(i int) []byte {
-		return silentTCP(far, near, tcpFIN|tcpACK, uint32(i/2)*step, 0x0bad0bad+uint32(i%2)<<31)
+		return silentTCP(far, near, nattest.FIN|nattest.ACK, uint32(i/2)*step, 0x0bad0bad+uint32(i%2)<<31)
 	}}
-	figure, err := l.beside(ctx, []*flood{f})
-	if err != nil {
-		return "", err
-	}
-	more, err := l.fillTable(ctx)
-	if err != nil {
-		return "", err
-	}
+	figure := must(l.beside(ctx, []*flood{f}))
+	more := must(l.fillTable(ctx))
 	return fmt.Sprintf("%s FINs; %s", figure, more), victim.serverSpeaks()
 }
 
@@ -205,7 +155,7 @@ func (s sourceServer) expect(want string, from netip.AddrPort) error {
 // that this pod opens later.
 func (l *Lab) speakFor(e *ends, count int) *flood {
 	return &flood{l.at("rome/node1"), count, func(i int) []byte {
-		return rawUDP(netip.AddrPortFrom(e.from.Address, forgedPort+uint16(i)), netip.AddrPortFrom(e.target, attackPort), []byte("forged")...)
+		return datagramOf(netip.AddrPortFrom(e.from.Address, forgedPort+uint16(i)), netip.AddrPortFrom(e.target, attackPort), []byte("forged")...).Bytes()
 	}}
 }
 
@@ -213,41 +163,27 @@ func (l *Lab) speakFor(e *ends, count int) *flood {
 const forgedPort = 5000
 
 // attackSource sends as a pod of another node, before that pod does.
-func (l *Lab) attackSource(ctx context.Context) (string, error) {
+func (l *Lab) attackSource(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	e := l.pair("rome/pod2", "milan/pod1")
-	server, err := newSourceServer(e.to)
-	if err != nil {
-		return "", err
-	}
+	server := must(newSourceServer(e.to))
 	defer server.Close()
-	figure, err := l.beside(ctx, []*flood{l.speakFor(e, 5000)})
-	if err != nil {
-		return "", err
-	}
+	figure := must(l.beside(ctx, []*flood{l.speakFor(e, 5000)}))
 	if err := l.pair("rome/node1", "milan/pod1").reach(ctx); err != nil { // what it sends next arrives last
 		return "", err
 	}
-	client, err := e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.from.Address, forgedPort), netip.AddrPortFrom(e.target, attackPort), nil)
-	if err != nil {
-		return "", err
-	}
+	client := must(e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.from.Address, forgedPort), netip.AddrPortFrom(e.target, attackPort), nil))
 	defer client.Close()
-	if _, err := client.Write([]byte("own")); err != nil {
-		return "", err
-	}
+	must(client.Write([]byte("own")))
 	return figure + " forged, none received", server.expect("own", netip.AddrPortFrom(e.wantSource, forgedPort))
 }
 
 // checkSourceAllowed requires that such packets pass where a node may send from the addresses of all pods.
-func (l *Lab) checkSourceAllowed(ctx context.Context) (string, error) {
+func (l *Lab) checkSourceAllowed(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	e := l.pair("rome/pod2", "milan/pod1")
-	server, err := newSourceServer(e.to)
-	if err != nil {
-		return "", err
-	}
+	server := must(newSourceServer(e.to))
 	defer server.Close()
-	if _, err := l.beside(ctx, []*flood{l.speakFor(e, 1)}); err != nil {
-		return "", err
-	}
+	must(l.beside(ctx, []*flood{l.speakFor(e, 1)}))
 	return "received", server.expect("forged", netip.AddrPortFrom(e.wantSource, forgedPort))
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -65,11 +64,9 @@ func (in *innocent) once(ctx context.Context, t *tally) {
 }
 
 // beside runs the floods and lets the innocents ask meanwhile, and then in.n times each.
-func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocent) (string, error) {
-	before, err := l.kernelLosses()
-	if err != nil {
-		return "", err
-	}
+func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocent) (_ string, err error) {
+	defer catch(&err)
+	before := must(l.kernelLosses())
 	flooding, stop := context.WithCancel(ctx)
 	defer stop()
 	figures, errs := make([]string, len(floods)), make([]error, len(floods))
@@ -114,13 +111,8 @@ func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocen
 			tallies[i].late = in.end()
 		}
 	}
-	if err := errors.Join(append(errs, ctx.Err())...); err != nil {
-		return "", err
-	}
-	after, err := l.kernelLosses()
-	if err != nil {
-		return "", err
-	}
+	try(errors.Join(append(errs, ctx.Err())...))
+	after := must(l.kernelLosses())
 	return judgeTallies(figures, innocents, tallies, after-before)
 }
 
@@ -147,6 +139,7 @@ func judgeTallies(figures []string, innocents []*innocent, tallies []tally, kern
 // kernelLosses counts the packets that the kernel has lost on the way to a socket of any host: in full receive buffers, and in full backlogs of this
 // machine's CPUs.
 func (l *Lab) kernelLosses() (n int, err error) {
+	defer catch(&err)
 	for _, h := range l.hosts {
 		err := h.Do(func() error {
 			overflows, err := snmpCounter("Udp", "RcvbufErrors")
@@ -157,15 +150,10 @@ func (l *Lab) kernelLosses() (n int, err error) {
 			return 0, fmt.Errorf("%s: %w", h.Name, err)
 		}
 	}
-	text, err := os.ReadFile("/proc/net/softnet_stat")
-	if err != nil {
-		return 0, err
-	}
+	text := must(os.ReadFile("/proc/net/softnet_stat"))
 	for line := range strings.Lines(string(text)) {
 		var processed, dropped uint32
-		if _, err := fmt.Sscanf(line, "%x %x", &processed, &dropped); err != nil {
-			return 0, err
-		}
+		must(fmt.Sscanf(line, "%x %x", &processed, &dropped))
 		n += int(dropped)
 	}
 	return n, nil
@@ -186,15 +174,16 @@ func snmpCounter(protocol, name string) (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	var names []string
+	var names []string // in one line, and the values in the next
 	for line := range strings.Lines(string(four)) {
 		fields := strings.Fields(line)
-		if at := slices.Index(names, name); at >= 0 && fields[0] == protocol+":" {
+		switch at := slices.Index(names, name); {
+		case fields[0] != protocol+":":
+		case names == nil:
+			names = fields
+		case at > 0:
 			value, err := strconv.Atoi(fields[at])
 			return n + value, err
-		}
-		if names = nil; fields[0] == protocol+":" {
-			names = fields
 		}
 	}
 	return 0, fmt.Errorf("/proc/net/snmp: no %s of %s", name, protocol)
@@ -214,65 +203,51 @@ func datagrams(what string, n int, e *ends, port int) *innocent {
 
 // withPinger is an innocent that asks by ICMP.
 func withPinger(what string, n int, from *Host, ask func(*pinger) error) *innocent {
-	var p *pinger
-	return &innocent{what: what, n: n,
-		ask: func(context.Context) (err error) {
-			if p == nil {
-				if p, err = newPinger(from); err != nil {
-					return err
-				}
-			}
-			return ask(p)
-		},
-		end: func() int {
-			if p != nil {
-				p.close()
-				p = nil
-			}
-			return 0
-		},
-	}
+	open := sync.OnceValues(func() (*pinger, error) { return newPinger(from) })
+	return &innocent{what: what, n: n, ask: func(ctx context.Context) error {
+		p, err := open()
+		if err != nil {
+			return err
+		}
+		return ask(p)
+	}, end: func() int {
+		if p, err := open(); err == nil {
+			p.close()
+		}
+		return 0
+	}}
 }
 
 // echoRequests pings with packets of size bytes.
 func echoRequests(what string, n int, from *Host, to netip.Addr, size int) *innocent {
 	return withPinger(what, n, from, func(p *pinger) error {
-		a, err := p.echo(to, size, maxTTL)
-		if err == nil && a.message.Type != p.types().reply {
-			err = fmt.Errorf("%v (code %d) from %s, want an echo reply", a.message.Type, a.message.Code, a.from)
-		}
+		_, err := p.ping(to, size)
 		return err
 	})
 }
 
 // scrapes reads a gateway's metrics from another host.
 func scrapes(n int, from *Host, gateway netip.AddrPort) *innocent {
-	client := http.Client{Timeout: patience, Transport: &http.Transport{DialContext: from.Dial, DisableKeepAlives: true}}
-	return &innocent{what: "scrapes", n: n, ask: func(context.Context) error {
-		response, err := client.Get("http://" + gateway.String() + "/metrics")
+	return requests("scrapes", n, from, "http://"+gateway.String()+"/metrics", patience, "\nculvert_connections ")
+}
+
+// healthChecks requests a gateway's /healthz, like a kubelet.
+func healthChecks(what string, n int, from *Host, gateway netip.AddrPort) *innocent {
+	return requests(what, n, from, "http://"+gateway.String()+"/healthz", askTimeout, "")
+}
+
+// requests fetches a page, which must contain a text.
+func requests(what string, n int, from *Host, url string, timeout time.Duration, text string) *innocent {
+	client := http.Client{Timeout: timeout, Transport: &http.Transport{DialContext: from.Dial, DisableKeepAlives: true}}
+	return &innocent{what: what, n: n, ask: func(context.Context) error {
+		response, err := client.Get(url)
 		if err != nil {
 			return err
 		}
 		defer response.Body.Close()
 		page, err := io.ReadAll(response.Body)
-		if err == nil && !bytes.Contains(page, []byte("\nculvert_connections ")) {
-			err = fmt.Errorf("%s, %d bytes without culvert_connections", response.Status, len(page))
-		}
-		return err
-	}}
-}
-
-// healthChecks requests a gateway's /healthz, like a kubelet.
-func healthChecks(what string, n int, from *Host, gateway netip.AddrPort) *innocent {
-	client := http.Client{Timeout: askTimeout, Transport: &http.Transport{DialContext: from.Dial, DisableKeepAlives: true}}
-	return &innocent{what: what, n: n, ask: func(context.Context) error {
-		response, err := client.Get("http://" + gateway.String() + "/healthz")
-		if err != nil {
-			return err
-		}
-		defer response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			err = fmt.Errorf("/healthz: %s", response.Status)
+		if err == nil && (response.StatusCode != http.StatusOK || !bytes.Contains(page, []byte(text))) {
+			err = fmt.Errorf("%s: %s, %d bytes, want %q in them", url, response.Status, len(page), text)
 		}
 		return err
 	}}
@@ -280,43 +255,21 @@ func healthChecks(what string, n int, from *Host, gateway netip.AddrPort) *innoc
 
 // questions asks a nameServer over one connection, which must keep its backend. TCP repeats what the kernel loses.
 func questions(n int, c *call, want string) *innocent {
-	return &innocent{what: "questions on one connection", n: n, ask: func(context.Context) error {
-		c.conn.SetDeadline(time.Now().Add(patience))
-		if _, err := fmt.Fprintln(c.conn, "where?"); err != nil {
-			return err
-		}
-		answer, err := c.lines.ReadString('\n')
-		if err == nil && !strings.HasPrefix(answer, want+" ") {
-			err = fmt.Errorf("answer %q, want one from %s", answer, want)
-		}
-		return err
-	}}
+	c.patience = patience
+	return &innocent{what: "questions on one connection", n: n, ask: func(context.Context) error { return c.answeredBy(want) }}
 }
 
-// callers make connections to a nameServer and keep them.
-type callers struct{ conns []net.Conn }
-
-// newCalls are connections that the host want must answer, or any host if want is "". They are fewer than the attacker's.
-func (k *callers) newCalls(n int, from *Host, to netip.AddrPort, want string) *innocent {
+// newCalls are connections to a nameServer that the host want must answer, or any host if want is "". They are fewer than the attacker's, and stay
+// open until the check ends.
+func newCalls(n int, from *Host, to netip.AddrPort, want string) *innocent {
 	const every, most = 20 * time.Millisecond, 30
 	return &innocent{what: "new connections", n: n, every: every, most: most, ask: func(ctx context.Context) error {
 		c, err := newCall(ctx, from, to)
 		if err != nil {
 			return err
 		}
-		k.conns = append(k.conns, c.conn)
-		name, _, err := c.ask()
-		if err == nil && want != "" && name != want {
-			err = fmt.Errorf("answer from %s, want %s", name, want)
-		}
-		return err
+		return c.answeredBy(want)
 	}}
-}
-
-func (k *callers) close() {
-	for _, c := range k.conns {
-		c.Close()
-	}
 }
 
 // idle is a TCP connection with both ends here.

@@ -18,7 +18,7 @@ import (
 // listenerAttacks concern other users of a gateway: scrapers, senders of errors, peers, nodes.
 func (l *Lab) listenerAttacks() []Check {
 	return []Check{
-		l.against("scrapers", "rome/gateway × rome/node2", func(_ int, config object) { config["metrics"] = metricsEverywhere }, l.attackMetrics),
+		l.against("scrapers", "rome/gateway × rome/node2", setting("metrics", metricsEverywhere), l.attackMetrics),
 		l.against("ICMP errors", "rome/pod1 × rome/pod2", nil, func(ctx context.Context) (string, error) {
 			return l.attackErrors(ctx, "rome/pod1", 1)
 		}),
@@ -94,9 +94,7 @@ func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (strin
 	}
 	to := netip.AddrPortFrom(p[1].Seen(p[1].Nodes[0].Pod), attackPort)
 	f := &flood{l.at(from), count, func(i int) []byte {
-		b := silentUDP(netip.AddrPortFrom(behind(p[0].Nodes[0].Pod, i%senders), attackPort), to)
-		setTTL(b, ttl)
-		return b
+		return silentHop(netip.AddrPortFrom(behind(p[0].Nodes[0].Pod, i%senders), attackPort), to, ttl)
 	}}
 	return l.beside(ctx, []*flood{f}, traces(15, e.from, e.target, p[0].Internal))
 }
@@ -110,22 +108,18 @@ func (l *Lab) stranger() netip.Addr {
 }
 
 // attackHandshakes starts WireGuard handshakes beside a session.
-func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (string, error) {
+func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (_ string, err error) {
+	defer catch(&err)
 	const count = 50_000
 	e := l.pair("rome/pod2", "milan/pod2")
-	f, err := l.handshakes(count, from)
-	if err != nil {
-		return "", err
-	}
+	f := must(l.handshakes(count, from))
 	return l.beside(ctx, []*flood{f}, echoRequests("pings", 100, e.from, e.target, 84))
 }
 
 // attackSession starts such handshakes while the gateways start and do not know each other's address yet.
-func (l *Lab) attackSession(ctx context.Context) (string, error) {
-	f, err := l.handshakes(0, l.stranger())
-	if err != nil {
-		return "", err
-	}
+func (l *Lab) attackSession(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
+	f := must(l.handshakes(0, l.stranger()))
 	flooding, stop := context.WithCancel(ctx)
 	defer stop()
 	underWay, ended := make(chan struct{}), make(chan error, 1)
@@ -171,26 +165,23 @@ func (l *Lab) handshakes(count int, from netip.Addr) (*flood, error) {
 		random.Read(message)
 		copy(message, []byte{device.MessageInitiationType, 0, 0, 0})
 		macs.AddMacs(message)
-		packets = append(packets, rawUDP(netip.AddrPortFrom(from, port), netip.AddrPortFrom(l.outer()[1].Peering.Addr(), port), message...))
+		packets = append(packets, datagramOf(netip.AddrPortFrom(from, port), netip.AddrPortFrom(l.outer()[1].Peering.Addr(), port), message...).Bytes())
 	}
 	return &flood{l.host(l.outer(), "rome/gateway"), count, func(i int) []byte { return packets[i%kinds] }}, nil
 }
 
 // attackNeighbourQueue sends to nodes that do not answer, while a node comes back whose MAC address must be resolved: its first packet waits for that.
-func (l *Lab) attackNeighbourQueue(ctx context.Context) (string, error) {
+func (l *Lab) attackNeighbourQueue(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	const absent, each = 32, 128
 	rome, outer := &l.plan()[0], &l.outer()[0]
 	// The pod CIDR of an absent node.
 	pods := func(i int) netip.Prefix {
-		at, bits := netip.AddrFrom4([4]byte{10, 0, byte(150 + i), 0}), 24
-		if rome.PodCIDR.Addr().Is6() {
-			at, bits = netip.AddrFrom16([16]byte{0xfd, 0, 0, 0x10, 7: byte(150 + i)}), 64
-		}
-		return netip.PrefixFrom(at, bits)
+		return netip.MustParsePrefix(l.plan().text(fmt.Sprintf("10.0.%d.0/24", 150+i)))
 	}
 	with := func(second bool) func(object) {
 		return func(config object) {
-			nodes := config["geneve"].(object)["nodes"].([]object)
+			nodes := nodesOf(config)
 			if !second {
 				nodes = nodes[:1]
 			}
@@ -202,24 +193,17 @@ func (l *Lab) attackNeighbourQueue(ctx context.Context) (string, error) {
 				nodes = append(nodes, object{"name": fmt.Sprintf("rome-absent%d", i), "vni": 1000 + i, "underlay": behind(outer.Nodes[1].Underlay, 150+i),
 					"address": oneOrBoth(address), "podCIDRs": []netip.Prefix{pods(i)}})
 			}
-			config["geneve"].(object)["nodes"] = nodes
+			set(config, "geneve.nodes", nodes)
 		}
 	}
-	if err := l.reload(ctx, 0, with(false)); err != nil {
-		return "", err
-	}
+	try(l.reload(ctx, 0, with(false)))
 	attacker, e := l.at("milan/pod1"), l.pair("milan/pod2", "rome/pod2")
 	f := &flood{attacker, absent * each, func(i int) []byte {
 		pod := rome.Seen(behind(pods(i%absent).Addr(), 5))
 		return silentUDP(netip.AddrPortFrom(attacker.Address, uint16(1024+i)), netip.AddrPortFrom(pod, attackPort))
 	}}
-	filled, err := l.beside(ctx, []*flood{f})
-	if err != nil {
-		return "", err
-	}
-	if err := l.reload(ctx, 0, with(true)); err != nil {
-		return "", err
-	}
+	filled := must(l.beside(ctx, []*flood{f}))
+	try(l.reload(ctx, 0, with(true)))
 	more, err := l.beside(ctx, nil, echoRequests("pings", 20, e.from, e.target, 84))
 	return filled + "; " + more, err
 }

@@ -7,14 +7,13 @@ import (
 	"net/netip"
 	"os"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // attackNetwork pings from many addresses of a pod's network, which another pod answers: 50,000 times within ten seconds, and then 730 times a second
 // for the lifetime of such connections. Meanwhile the forger's own pod, one on another node and one in the other cluster use services. With
 // CULVERT_LONG it continues for five minutes.
-func (l *Lab) attackNetwork(ctx context.Context) (string, error) {
+func (l *Lab) attackNetwork(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	const burst, burstRate, rate, least = 50_000, 6_000, 730, 20_000
 	lasts := 10
 	if os.Getenv("CULVERT_LONG") != "" {
@@ -31,40 +30,23 @@ func (l *Lab) attackNetwork(ctx context.Context) (string, error) {
 			return rawEcho(from, e.target, id)
 		}}
 	}
-	service := func(cluster int) netip.AddrPort {
-		return netip.AddrPortFrom(p[cluster].Seen(p[cluster].Balanced), servicePort)
+	defer must(l.serveBackends(p, 0))()
+	defer must(l.serveBackends(p, 1))()
+	for n, tries := 0, 0; n < least; tries++ { // a busy kernel loses pings
+		if tries == attempts {
+			return "", fmt.Errorf("%d connections at milan after %d times %d pings, want %d at least, or nothing is attacked", n, tries, burst, least)
+		}
+		must(l.beside(ctx, []*flood{forge(burst, attackBurst*time.Second/burstRate)}))
+		n, _ = must2(l.connections(ctx, "milan/gateway"))
 	}
-	milan := &serviceCheck{lab: l, plan: p, cluster: 1}
-	return milan.withBackends(ctx, service(1), func(ctx context.Context, there netip.AddrPort) (string, error) {
-		rome := &serviceCheck{lab: l, plan: p}
-		return rome.withBackends(ctx, service(0), func(ctx context.Context, here netip.AddrPort) (string, error) {
-			for n, tries := 0, 0; n < least; tries++ { // a busy kernel loses pings
-				if tries == attempts {
-					return "", fmt.Errorf("%d connections at milan after %d times %d pings, want %d at least, or nothing is attacked", n, tries, burst, least)
-				}
-				_, err := l.beside(ctx, []*flood{forge(burst, attackBurst*time.Second/burstRate)})
-				if err == nil {
-					n, _, err = l.connections(ctx, "milan/gateway")
-				}
-				if err != nil {
-					return "", err
-				}
-			}
-			var k callers
-			defer k.close()
-			var innocents []*innocent
-			for _, from := range []string{"rome/pod1", "rome/pod2", "milan/pod2"} {
-				to := there
-				if from == "milan/pod2" {
-					to = here
-				}
-				in := k.newCalls(1, l.at(from), to, "")
-				in.what, in.every, in.most = "connections of "+from, time.Duration(lasts)*time.Second/20, 0
-				innocents = append(innocents, in)
-			}
-			return l.beside(ctx, []*flood{forge(lasts*rate, attackBurst*time.Second/rate)}, innocents...)
-		})
-	})
+	var innocents []*innocent
+	for _, from := range []string{"rome/pod1", "rome/pod2", "milan/pod2"} {
+		far := &p[1-p.index(from)]
+		in := newCalls(1, l.at(from), netip.AddrPortFrom(far.Seen(far.Balanced), servicePort), "")
+		in.what, in.every, in.most = "connections of "+from, time.Duration(lasts)*time.Second/20, 0
+		innocents = append(innocents, in)
+	}
+	return l.beside(ctx, []*flood{forge(lasts*rate, attackBurst*time.Second/rate)}, innocents...)
 }
 
 // neighbour returns an unused address of a's network, and the identifier of its n-th ping.
@@ -78,21 +60,4 @@ func neighbour(a netip.Addr, n int) (netip.Addr, uint16) {
 	b[3] = byte(10 + n%240)
 	a, _ = netip.AddrFromSlice(b)
 	return a, uint16(1 + n/240)
-}
-
-// rawEcho makes an echo request.
-func rawEcho(from, to netip.Addr, id uint16) []byte {
-	protocol, kind := byte(unix.IPPROTO_ICMP), byte(8)
-	if from.Is6() {
-		protocol, kind = unix.IPPROTO_ICMPV6, 128
-	}
-	b, icmp := rawPacket(protocol, from, to, 8)
-	icmp[0] = kind
-	binary.BigEndian.PutUint16(icmp[4:], id)
-	sum := ^onesSum(0, icmp)
-	if from.Is6() {
-		sum = checksum(protocol, from, to, icmp)
-	}
-	binary.BigEndian.PutUint16(icmp[2:], sum)
-	return b
 }

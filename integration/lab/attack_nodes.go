@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+
+	"culvert/nat/nattest"
 )
 
 // hostilePeer makes milan's gateway route to the addresses of rome's nodes too, because the owner of a peer's key can send anything. In rome, an
@@ -18,9 +20,9 @@ func (l *Lab) hostilePeer(i int, config object) {
 		return
 	}
 	config["state"] = l.path(clusters[1].Name, "hostile") // without stored remaps
-	config["network"].(object)["remote"].(object)["externalCIDRs"] = []object{
+	set(config, "network.remote.externalCIDRs", []object{
 		{"cidr": firstHalf(rome.External), "remap": firstHalf(rome.SeenExt)}, {"cidr": firstHalf(netip.PrefixFrom(rome.Nodes[0].Internal, rome.External.Bits())), "remap": otherHalf(rome.SeenExt)},
-	}
+	})
 }
 
 // mappedNode is the external address that stands for a cluster's second node.
@@ -39,49 +41,32 @@ func otherHalf(p netip.Prefix) netip.Prefix {
 
 // attackNodes sends packets that would open connections to a node's own address, whole and in fragments, from a pod of the peer. Meanwhile the node
 // asks that cluster, and pods ask each other; none of their answers may be lost.
-func (l *Lab) attackNodes(ctx context.Context) (string, error) {
+func (l *Lab) attackNodes(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	p := l.plan()
 	attacker, node := l.at("milan/pod1"), l.at("rome/node1").at(p[0].Nodes[0].Internal)
 	seen := remap(node.Address, otherHalf(p[0].SeenExt))
-	heard, err := newSourceServer(node)
-	if err != nil {
-		return "", err
-	}
+	heard := must(newSourceServer(node))
 	defer heard.Close()
-	kubelet, err := newNameServer(node, backendPort)
-	if err != nil {
-		return "", err
-	}
-	defer kubelet.close()
+	defer must(newNameServer(node, backendPort)).close()
 	asked := l.pair("rome/node1", "milan/pod2")
-	server, err := newNameServer(asked.to, backendPort)
-	if err != nil {
-		return "", err
-	}
-	defer server.close()
+	defer must(newNameServer(asked.to, backendPort)).close()
 	const count = 20_000
 	f := &flood{attacker, count, func(i int) []byte {
 		from, to := netip.AddrPortFrom(attacker.Address, uint16(1024+i)), netip.AddrPortFrom(seen, attackPort)
 		switch i % 4 {
 		case 0:
-			return silentTCP(from, netip.AddrPortFrom(seen, backendPort), tcpSYN, uint32(i), 0)
+			return silentTCP(from, netip.AddrPortFrom(seen, backendPort), nattest.SYN, uint32(i), 0)
 		case 1:
 			return firstFragment(from, to, uint16(i))
 		case 2:
 			return laterFragment(from.Addr(), to.Addr(), uint16(i-1))
 		}
-		return rawUDP(from, to, []byte("forged")...)
+		return datagramOf(from, to, []byte("forged")...).Bytes()
 	}}
-	mapped, err := newNameServer(l.at("rome/node2").at(p[0].Nodes[1].Internal), backendPort)
-	if err != nil {
-		return "", err
-	}
-	defer mapped.close()
-	var k, m callers
-	defer k.close()
-	defer m.close()
-	figure, err := l.beside(ctx, []*flood{f}, k.newCalls(20, asked.from, netip.AddrPortFrom(asked.target, backendPort), asked.to.Name),
-		m.newCalls(20, attacker, netip.AddrPortFrom(p[0].Seen(mappedNode(&p[0])), backendPort), "rome/node2"),
+	defer must(newNameServer(l.at("rome/node2").at(p[0].Nodes[1].Internal), backendPort)).close()
+	figure, err := l.beside(ctx, []*flood{f}, newCalls(20, asked.from, netip.AddrPortFrom(asked.target, backendPort), asked.to.Name),
+		newCalls(20, attacker, netip.AddrPortFrom(p[0].Seen(mappedNode(&p[0])), backendPort), "rome/node2"),
 		echoRequests("pings of a pod", 20, l.at("milan/pod2"), p[0].Seen(p[0].Nodes[1].Pod), 84))
 	if err != nil {
 		return "", err
@@ -92,25 +77,15 @@ func (l *Lab) attackNodes(ctx context.Context) (string, error) {
 	} else if timeout := net.Error(nil); !errors.As(err, &timeout) || !timeout.Timeout() {
 		return "", fmt.Errorf("%s, to %s: %w, want no answer", attacker.Name, node.Name, err)
 	}
-	knock, err := newPinger(attacker)
-	if err != nil {
-		return "", err
-	}
+	knock := must(newPinger(attacker))
 	defer knock.close()
 	if a, err := knock.echo(seen, 84, maxTTL); !errors.Is(err, errUnanswered) {
 		return "", fmt.Errorf("%s, pinging %s: %+v, %w; want no answer", attacker.Name, node.Name, a, err)
 	}
 	// The node's own datagram arrives last, and nothing before it.
-	if _, err := heard.WriteToUDPAddrPort([]byte("own"), netip.AddrPortFrom(node.Address, attackPort)); err != nil {
-		return "", err
-	}
-	if err := heard.expect("own", netip.AddrPortFrom(node.Address, attackPort)); err != nil {
-		return "", err
-	}
-	metrics, err := gatewayMetrics(ctx, l.Host("rome/gateway"))
-	if err != nil {
-		return "", err
-	}
+	must(heard.WriteToUDPAddrPort([]byte("own"), netip.AddrPortFrom(node.Address, attackPort)))
+	try(heard.expect("own", netip.AddrPortFrom(node.Address, attackPort)))
+	metrics := must(gatewayMetrics(ctx, l.Host("rome/gateway")))
 	drops := metrics[`culvert_dropped_packets_total{direction="inbound",reason="to-node"}`]
 	if drops < count/2 {
 		return "", fmt.Errorf("%.0f packets dropped as to-node, %d were sent", drops, count)

@@ -5,27 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/vishvananda/netlink"
 )
 
-// strangerMTU is the forged path MTU between two gateways: the lowest that a kernel accepts.
-func (l *Lab) strangerMTU() int {
-	if l.outer().is6() {
-		return smallMTU // RFC 8200, Section 5
-	}
-	return 552
-}
-
 // attackOuterMTU forges too-big messages: an unknown sender about datagrams between the gateways, and a pod about those to a node. They quote unused
 // ports. A stream must continue in whole trains, and no gateway may fragment.
-func (l *Lab) attackOuterMTU(ctx context.Context) (string, error) {
+func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	e, o := l.pair("milan/pod1", "rome/pod1"), l.outer()
 	gateway := l.Host("milan/gateway")
-	if err := e.reach(ctx); err != nil {
-		return "", err
-	}
+	mtu := l.ofOuter(552, smallMTU) // the lowest that a kernel accepts, for IPv6 by RFC 8200, Section 5
+	try(e.reach(ctx))
 	lies := []struct {
 		from      string
 		stranger  netip.Addr
@@ -38,31 +29,18 @@ func (l *Lab) attackOuterMTU(ctx context.Context) (string, error) {
 	defer gateway.Do(forgetPaths)
 	for _, lie := range lies {
 		quoted := silentUDP(netip.AddrPortFrom(lie.near, lie.port), netip.AddrPortFrom(lie.far, 1))
-		f := &flood{l.host(o, lie.from), 1, func(int) []byte { return tooBigAbout(lie.stranger, quoted, uint16(l.strangerMTU())) }}
-		if _, err := l.beside(ctx, []*flood{f}); err != nil {
-			return "", err
-		}
-		if err := gateway.Do(func() error { return awaitPathMTU(lie.far, l.strangerMTU()) }); err != nil {
-			return "", err
-		}
+		f := &flood{l.host(o, lie.from), 1, func(int) []byte { return tooBigAbout(lie.stranger, quoted, uint16(mtu)) }}
+		must(l.beside(ctx, []*flood{f}))
+		try(gateway.Do(func() error { return awaitPathMTU(ctx, lie.far, mtu) }))
 	}
-	before, err := outerCounts(ctx, gateway)
-	if err != nil {
-		return "", err
-	}
-	figure, err := e.stream(ctx, smallStream, smallStream)
-	if err != nil {
-		return "", err
-	}
-	told, err := l.beside(ctx, nil, echoRequests("large pings of another pod", 20, l.at("milan/pod2"), l.plan()[0].Seen(l.plan()[0].Nodes[1].Pod), largeMTU))
-	if err != nil {
-		return "", err
-	}
+	before := must(outerCounts(ctx, gateway))
+	figure := must(e.stream(ctx, smallStream, smallStream))
+	told := must(l.beside(ctx, nil, echoRequests("large pings of another pod", 20, l.at("milan/pod2"), l.plan()[0].Seen(l.plan()[0].Nodes[1].Pod), largeMTU)))
 	after, err := outerCounts(ctx, gateway)
 	if err == nil && after != before {
 		err = fmt.Errorf("%s: %+v before a stream, %+v after it; want no more", gateway.Name, before, after)
 	}
-	return fmt.Sprintf("mtu %d believed by the kernel alone; segments %d; %s", l.strangerMTU(), figure.lastMSS, told), err
+	return fmt.Sprintf("mtu %d believed by the kernel alone; segments %d; %s", mtu, figure.lastMSS, told), err
 }
 
 // outerCount is what a gateway's kernel has done to its tunnels' datagrams.
@@ -83,16 +61,14 @@ func outerCounts(ctx context.Context, gateway *Host) (c outerCount, err error) {
 }
 
 // awaitPathMTU waits until the kernel of this thread's namespace has learnt a path MTU.
-func awaitPathMTU(to netip.Addr, mtu int) error {
-	for began := time.Now(); ; time.Sleep(faultPace) {
+func awaitPathMTU(ctx context.Context, to netip.Addr, mtu int) error {
+	return await(ctx, reachTimeout, faultPace, func() error {
 		routes, err := netlink.RouteGet(to.AsSlice())
-		if err == nil && len(routes) > 0 && routes[0].MTU == mtu {
-			return nil
+		if err == nil && (len(routes) == 0 || routes[0].MTU != mtu) {
+			err = fmt.Errorf("the kernel knows of the path to %s: %+v; want MTU %d", to, routes, mtu)
 		}
-		if time.Since(began) > reachTimeout {
-			return fmt.Errorf("the kernel knows of the path to %s: %+v, %v; want MTU %d", to, routes, err, mtu)
-		}
-	}
+		return err
+	})
 }
 
 // forgetPaths makes the kernel of this thread's namespace forget path MTUs.

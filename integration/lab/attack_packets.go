@@ -6,6 +6,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/nat/nattest"
 )
 
 // rawSocket sends packets with any source: IPPROTO_RAW implies that their headers are given, see raw(7).
@@ -16,7 +18,7 @@ func newRaw(h *Host) (rawSocket, error) {
 	return rawSocket{s}, err
 }
 
-// send sends a packet; the kernel fills in the checksum of an IPv4 header. Packets for which the kernel has no room are lost, as on any link.
+// send sends a packet. Packets for which the kernel has no room are lost, as on any link.
 func (s rawSocket) send(packet []byte) error {
 	_, to := endsOf(packet)
 	err := unix.Sendto(s.fd, packet, 0, sockaddrOf(netip.AddrPortFrom(to, 0)))
@@ -34,111 +36,70 @@ func endsOf(packet []byte) (from, to netip.Addr) {
 	return netip.AddrFrom4([4]byte(packet[12:])), netip.AddrFrom4([4]byte(packet[16:]))
 }
 
+// packetOf is a packet with correct checksums.
+func packetOf(from, to netip.Addr, body nattest.Body) nattest.IP {
+	return nattest.IP{Source: from.String(), Destination: to.String(), Body: body}
+}
+
+// datagramOf is a packet with a UDP datagram.
+func datagramOf(from, to netip.AddrPort, payload ...byte) nattest.IP {
+	return packetOf(from.Addr(), to.Addr(), nattest.UDP{SourcePort: from.Port(), DestinationPort: to.Port(), Payload: payload})
+}
+
 // badChecksum makes the receiver's kernel drop a packet silently, so that an attack affects gateways and nobody else.
 const badChecksum = 0xbad
 
-// rawPacket makes an IP packet with n bytes after the header.
-func rawPacket(protocol byte, from, to netip.Addr, n int) (packet, body []byte) {
-	b := make([]byte, ipHeader(from)+n)
-	if from.Is6() {
-		b[0], b[6], b[7] = 6<<4, protocol, maxTTL
-		binary.BigEndian.PutUint16(b[4:], uint16(n))
-		copy(b[8:], from.AsSlice())
-		copy(b[24:], to.AsSlice())
-		return b, b[40:]
-	}
-	b[0], b[8], b[9] = 0x45, maxTTL, protocol
-	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
-	copy(b[12:], from.AsSlice())
-	copy(b[16:], to.AsSlice())
-	return b, b[20:]
-}
-
-// setTTL sets the TTL or hop limit of an IP packet.
-func setTTL(packet []byte, ttl byte) {
-	if packet[0]>>4 == 6 {
-		packet[7] = ttl
-	} else {
-		packet[8] = ttl
-	}
-}
-
-// checksum returns the checksum of a UDP datagram of either family, or of an ICMPv6 message.
-func checksum(protocol byte, from, to netip.Addr, body []byte) uint16 {
-	pseudo := append(append(from.AsSlice(), to.AsSlice()...), 0, protocol, byte(len(body)>>8), byte(len(body))) // the pseudo-header of IPv6 has the same sum
-	return ^onesSum(onesSum(0, pseudo), body)
-}
-
-// rawUDP makes a datagram.
-func rawUDP(from, to netip.AddrPort, payload ...byte) []byte {
-	b, udp := rawPacket(unix.IPPROTO_UDP, from.Addr(), to.Addr(), 8+len(payload))
-	binary.BigEndian.PutUint16(udp, from.Port())
-	binary.BigEndian.PutUint16(udp[2:], to.Port())
-	binary.BigEndian.PutUint16(udp[4:], uint16(len(udp)))
-	copy(udp[8:], payload)
-	sum := checksum(unix.IPPROTO_UDP, from.Addr(), to.Addr(), udp)
-	if sum == 0 {
-		sum = 0xffff // RFC 768; RFC 8200, Section 8.1
-	}
-	binary.BigEndian.PutUint16(udp[6:], sum)
-	return b
-}
-
 // silentUDP makes a datagram that nobody answers.
-func silentUDP(from, to netip.AddrPort) []byte {
-	b := rawUDP(from, to, 0)
+func silentUDP(from, to netip.AddrPort) []byte { return silentHop(from, to, maxTTL) }
+
+// silentHop is silentUDP with a TTL or hop limit.
+func silentHop(from, to netip.AddrPort, ttl byte) []byte {
+	p := datagramOf(from, to, 0)
+	p.TTL = ttl
+	b := p.Bytes()
 	binary.BigEndian.PutUint16(b[ipHeader(from.Addr())+6:], badChecksum)
 	return b
 }
 
-// Flags of TCP.
-const (
-	tcpFIN = 1 << 0
-	tcpSYN = 1 << 1
-	tcpACK = 1 << 4
-)
-
 // silentTCP makes a segment that nobody answers.
 func silentTCP(from, to netip.AddrPort, flags byte, seq, ack uint32) []byte {
-	b, tcp := rawPacket(unix.IPPROTO_TCP, from.Addr(), to.Addr(), 20)
-	binary.BigEndian.PutUint16(tcp, from.Port())
-	binary.BigEndian.PutUint16(tcp[2:], to.Port())
-	binary.BigEndian.PutUint32(tcp[4:], seq)
-	binary.BigEndian.PutUint32(tcp[8:], ack)
-	tcp[12], tcp[13] = 5<<4, flags
-	binary.BigEndian.PutUint16(tcp[14:], 1024)
-	binary.BigEndian.PutUint16(tcp[16:], badChecksum)
+	b := packetOf(from.Addr(), to.Addr(), nattest.TCP{SourcePort: from.Port(), DestinationPort: to.Port(), Seq: seq, Ack: ack, Flags: flags, Window: 1024}).Bytes()
+	binary.BigEndian.PutUint16(b[ipHeader(from.Addr())+16:], badChecksum)
 	return b
 }
 
 // tooBigAbout makes an ICMP error from a sender that claims a packet needs an MTU.
 func tooBigAbout(from netip.Addr, quoted []byte, mtu uint16) []byte {
 	to, _ := endsOf(quoted)
-	quoted = quoted[:min(ipHeader(to)+8, len(quoted))]
+	message := nattest.ICMP{Type: 3, Code: 4, Rest: uint32(mtu), Payload: quoted[:min(ipHeader(to)+8, len(quoted))]}
 	if to.Is6() {
-		b, icmp := rawPacket(unix.IPPROTO_ICMPV6, from, to, 8+len(quoted))
-		icmp[0] = 2
-		binary.BigEndian.PutUint32(icmp[4:], uint32(mtu))
-		copy(icmp[8:], quoted)
-		binary.BigEndian.PutUint16(icmp[2:], checksum(unix.IPPROTO_ICMPV6, from, to, icmp))
-		return b
+		message.Type, message.Code = 2, 0
 	}
-	b, icmp := rawPacket(unix.IPPROTO_ICMP, from, to, 8+len(quoted))
-	icmp[0], icmp[1] = 3, 4
-	binary.BigEndian.PutUint16(icmp[6:], mtu)
-	copy(icmp[8:], quoted)
-	binary.BigEndian.PutUint16(icmp[2:], ^onesSum(0, icmp))
-	return b
+	return packetOf(from, to, message).Bytes()
+}
+
+// rawEcho makes an echo request.
+func rawEcho(from, to netip.Addr, id uint16) []byte {
+	message := nattest.ICMP{Type: 8, Rest: uint32(id) << 16}
+	if to.Is6() {
+		message.Type = 128
+	}
+	return packetOf(from, to, message).Bytes()
 }
 
 // laterFragment makes a later fragment of a datagram without a first fragment.
 func laterFragment(from, to netip.Addr, id uint16) []byte {
-	return fragment(from, to, id, fragmentBytes, true, make([]byte, 64))
+	return fragment(from, to, id, fragmentBytes, make([]byte, 64))
 }
 
 // firstFragment makes a first fragment of a datagram that never becomes complete.
 func firstFragment(from, to netip.AddrPort, id uint16) []byte {
-	udp := rawUDP(from, to, make([]byte, 64)...)[ipHeader(from.Addr()):]
+	udp := datagramOf(from, to, make([]byte, 64)...).Bytes()[ipHeader(from.Addr()):]
 	binary.BigEndian.PutUint16(udp[4:], fragmentBytes)
-	return fragment(from.Addr(), to.Addr(), id, 0, true, udp)
+	return fragment(from.Addr(), to.Addr(), id, 0, udp)
+}
+
+// fragment makes a fragment of a UDP datagram, but not the last one.
+func fragment(from, to netip.Addr, id uint16, at int, part []byte) []byte {
+	return nattest.Piece(packetOf(from, to, nil), nattest.Raw{Protocol: unix.IPPROTO_UDP, Payload: part}, at, true, uint32(id))
 }

@@ -2,10 +2,13 @@ package lab
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
 	"time"
+
+	"culvert/nat/nattest"
 )
 
 const (
@@ -17,9 +20,7 @@ const (
 
 // tableAttacks fill shared tables of the gateway.
 func (l *Lab) tableAttacks() []Check {
-	table := func(max int) func(int, object) {
-		return func(_ int, config object) { config["nat"].(object)["maxConnections"] = max }
-	}
+	table := func(max int) func(int, object) { return setting("nat.maxConnections", max) }
 	return []Check{
 		l.against("ports of U", "rome/node1 × rome/node2", table(1<<20), l.attackPorts),
 		l.against("fragments", "rome/pod1 × rome/node2", nil, l.attackFragments),
@@ -29,12 +30,16 @@ func (l *Lab) tableAttacks() []Check {
 	}
 }
 
-// unknown returns one of the addresses that are not pods', which become U. For IPv6, each has its own /64.
-func (l *Lab) unknown(i int) netip.Addr {
-	if l.plan().is6() {
-		return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 0, 0x0b, byte(i >> 8), byte(i), 15: 1})
+// nth returns an address in the n-th place after a: for IPv6 in the n-th /64, because gateways count senders by it.
+func nth(a netip.Addr, n int) netip.Addr {
+	b := a.AsSlice()
+	place := b
+	if a.Is6() {
+		place = b[4:8]
 	}
-	return netip.AddrFrom4([4]byte{11, 11, byte(i >> 8), byte(i)})
+	binary.BigEndian.PutUint32(place, binary.BigEndian.Uint32(place)+uint32(n))
+	a, _ = netip.AddrFromSlice(b)
+	return a
 }
 
 // behind returns the n-th address after a, for n below 256.
@@ -46,12 +51,10 @@ func behind(a netip.Addr, n int) netip.Addr {
 }
 
 // attackPorts takes every port of U towards one service for one client; a client of the other node must still get some.
-func (l *Lab) attackPorts(ctx context.Context) (string, error) {
+func (l *Lab) attackPorts(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	e := l.pair("rome/node2", "milan/pod1")
-	server, err := newEchoServer(e.to)
-	if err != nil {
-		return "", err
-	}
+	server := must(newEchoServer(e.to))
 	defer server.close()
 	to := netip.AddrPortFrom(e.target, uint16(server.port()))
 	f := &flood{l.at("rome/node1"), 65_535, func(i int) []byte {
@@ -86,87 +89,51 @@ func (l *Lab) manyServices(i int, config object) {
 		services = append(services, object{"name": fmt.Sprintf("sticky-%d", n), "address": l.hostileService(n), "port": servicePort, "protocol": "tcp",
 			"affinity": "clientIP", "backends": backends})
 	}
-	config["nat"].(object)["services"] = services
+	set(config, "nat.services", services)
 }
 
-func (l *Lab) hostileService(n int) netip.Addr {
-	if l.plan().is6() {
-		return netip.AddrFrom16([16]byte{0xfd, 0, 0, 0x70, 14: 1 + byte(n>>8), 15: byte(n)})
-	}
-	return netip.AddrFrom4([4]byte{10, 70, 1 + byte(n>>8), byte(n)})
-}
+// hostileService is the address of one of manyServices.
+func (l *Lab) hostileService(n int) netip.Addr { return nth(l.plan()[0].Sticky, 256+n) }
 
 // attackAffinity is a remote cluster that makes services remember every client it can invent. A client of another service must keep its backend, and
 // the gateway's memory must stay bounded.
-func (l *Lab) attackAffinity(ctx context.Context) (string, error) {
+func (l *Lab) attackAffinity(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	p := l.plan()
 	rome, milan := &p[0], &p[1]
-	s := &serviceCheck{lab: l, plan: p, cluster: 0, from: l.at("milan/pod1")}
-	to := netip.AddrPortFrom(rome.Seen(rome.Sticky), servicePort)
-	return s.withBackends(ctx, to, func(ctx context.Context, to netip.AddrPort) (string, error) {
-		c, err := newCall(ctx, s.from, to)
-		if err != nil {
-			return "", err
-		}
-		defer c.conn.Close()
-		backend, _, err := c.ask()
-		if err != nil {
-			return "", err
-		}
-		var k callers
-		defer k.close()
-		f := &flood{l.at("milan/node2"), hostileHosts * hostileHosts, func(i int) []byte {
-			client := i / hostileHosts
-			first := milan.Nodes[1].PodCIDR.Masked().Addr().AsSlice()
-			at := len(first) - 2
-			if len(first) == 16 {
-				at = 6 // a /64 each
-			}
-			first[at], first[at+1] = first[at]+16+byte(client>>8), byte(client)
-			from, _ := netip.AddrFromSlice(first)
-			to := netip.AddrPortFrom(rome.Seen(l.hostileService(i%hostileHosts)), servicePort)
-			return silentTCP(netip.AddrPortFrom(from, uint16(1024+i%60_000)), to, tcpSYN, uint32(i), 0)
-		}}
-		figure, err := l.beside(ctx, []*flood{f}, questions(20, c, backend), k.newCalls(20, s.from, to, backend))
-		if err != nil {
-			return "", err
-		}
-		memory, err := l.gateway(0).memory()
-		const mib = 1 << 20
-		if err == nil && memory.anonymous > attackedRSS {
-			err = fmt.Errorf("the gateway has %.0f MiB that no file backs, want at most %d", memory.anonymous/mib, attackedRSS/mib)
-		}
-		return fmt.Sprintf("%s; %.0f MiB", figure, memory.anonymous/mib), err
-	})
+	from, to := l.at("milan/pod1"), netip.AddrPortFrom(rome.Seen(rome.Sticky), servicePort)
+	defer must(l.serveBackends(p, 0))()
+	c := must(newCall(ctx, from, to))
+	backend, _ := must2(c.ask())
+	f := &flood{l.at("milan/node2"), hostileHosts * hostileHosts, func(i int) []byte {
+		from := nth(milan.Nodes[1].PodCIDR.Masked().Addr(), 1<<12+i/hostileHosts)
+		to := netip.AddrPortFrom(rome.Seen(l.hostileService(i%hostileHosts)), servicePort)
+		return silentTCP(netip.AddrPortFrom(from, uint16(1024+i%60_000)), to, nattest.SYN, uint32(i), 0)
+	}}
+	figure := must(l.beside(ctx, []*flood{f}, questions(20, c, backend), newCalls(20, from, to, backend)))
+	memory, err := l.gateway(0).memory()
+	const mib = 1 << 20
+	if err == nil && memory.anonymous > attackedRSS {
+		err = fmt.Errorf("the gateway has %.0f MiB that no file backs, want at most %d", memory.anonymous/mib, attackedRSS/mib)
+	}
+	return fmt.Sprintf("%s; %.0f MiB", figure, memory.anonymous/mib), err
 }
 
 // attackHalfOpen opens connections from many addresses behind one node. Meanwhile requests that the other node sent before wait for their answers.
-func (l *Lab) attackHalfOpen(ctx context.Context) (string, error) {
+func (l *Lab) attackHalfOpen(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	e := l.pair("rome/node2", "milan/pod1")
-	waiting, err := newWaiting(ctx, e, 50)
-	if err != nil {
-		return "", err
-	}
-	defer waiting.close()
-	server, err := newNameServer(e.to, backendPort)
-	if err != nil {
-		return "", err
-	}
-	defer server.close()
-	var k callers
-	defer k.close()
+	waiting := must(newWaiting(ctx, e, 50))
+	defer must(newNameServer(e.to, backendPort)).close()
 	f := &flood{l.at("rome/node1"), 4 * smallTable, func(i int) []byte {
-		return silentTCP(netip.AddrPortFrom(l.unknown(i%10_000), uint16(1024+i/10_000)), netip.AddrPortFrom(e.target, attackPort), tcpSYN, uint32(i), 0)
+		return silentTCP(netip.AddrPortFrom(nth(l.plan()[0].BehindFirst, i%10_000), uint16(1024+i/10_000)), netip.AddrPortFrom(e.target, attackPort), nattest.SYN, uint32(i), 0)
 	}}
-	figure, err := l.beside(ctx, []*flood{f}, k.newCalls(50, e.from, netip.AddrPortFrom(e.target, backendPort), ""))
-	if err != nil {
-		return "", err
-	}
+	figure := must(l.beside(ctx, []*flood{f}, newCalls(50, e.from, netip.AddrPortFrom(e.target, backendPort), "")))
 	late, err := l.beside(ctx, nil, waiting.answers())
 	return figure + "; " + late, err
 }
 
-// waiting is requests that have arrived and are answered late.
+// waiting is requests that have arrived and are answered late. Its sockets are open until ctx ends.
 type waiting struct {
 	server  *net.UDPConn
 	clients []*net.UDPConn
@@ -175,26 +142,14 @@ type waiting struct {
 
 // newWaiting sends n requests and verifies that they arrive.
 func newWaiting(ctx context.Context, e *ends, n int) (_ *waiting, err error) {
-	conn, err := e.to.listenUDP(e.to.Address, 0)
-	if err != nil {
-		return nil, err
-	}
-	w := &waiting{server: conn}
-	defer func() {
-		if err != nil {
-			w.close()
-		}
-	}()
+	defer catch(&err)
+	w := &waiting{server: must(e.to.listenUDP(e.to.Address, 0))}
+	context.AfterFunc(ctx, func() { w.server.Close() })
 	port := w.server.LocalAddr().(*net.UDPAddr).Port
 	for i := range n {
-		c, err := e.dialUDP(ctx, port)
-		if err != nil {
-			return nil, err
-		}
-		w.clients = append(w.clients, c)
-		if _, err := c.Write([]byte{byte(i)}); err != nil {
-			return nil, err
-		}
+		c := must(e.dialUDP(ctx, port))
+		context.AfterFunc(ctx, func() { c.Close() })
+		must(c.Write([]byte{byte(i)}))
 		w.server.SetReadDeadline(time.Now().Add(replyTimeout))
 		request := make([]byte, 2)
 		_, source, err := w.server.ReadFromUDPAddrPort(request)
@@ -204,7 +159,7 @@ func newWaiting(ctx context.Context, e *ends, n int) (_ *waiting, err error) {
 		if request[0] != byte(i) {
 			return nil, fmt.Errorf("%s: request %d instead of %d", e.to.Name, request[0], i)
 		}
-		w.sources = append(w.sources, source)
+		w.clients, w.sources = append(w.clients, c), append(w.sources, source)
 	}
 	return w, nil
 }
@@ -229,55 +184,29 @@ func (w *waiting) answers() *innocent {
 	}}
 }
 
-func (w *waiting) close() {
-	w.server.Close()
-	for _, c := range w.clients {
-		c.Close()
-	}
-}
-
 // attackTable fills the table with connections of one pod that the far end answers. An idle connection, over which the server speaks next, must
 // survive, and new ones must find room.
-func (l *Lab) attackTable(ctx context.Context) (string, error) {
-	idle, err := newIdle(l.pair("rome/node2", "milan/pod1"))
-	if err != nil {
-		return "", err
-	}
+func (l *Lab) attackTable(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
+	idle := must(newIdle(l.pair("rome/node2", "milan/pod1")))
 	defer idle.close()
-	server, err := newNameServer(idle.to, backendPort)
-	if err != nil {
-		return "", err
-	}
-	defer server.close()
-	var k callers
-	defer k.close()
+	defer must(newNameServer(idle.to, backendPort)).close()
 	to := netip.AddrPortFrom(idle.target, backendPort)
-	figure, err := l.fillTable(ctx, k.newCalls(20, idle.from, to, ""))
-	if err != nil {
-		return "", err
-	}
-	after, err := l.beside(ctx, nil, k.newCalls(50, idle.from, to, ""))
-	if err != nil {
-		return "", err
-	}
+	figure := must(l.fillTable(ctx, newCalls(20, idle.from, to, "")))
+	after := must(l.beside(ctx, nil, newCalls(50, idle.from, to, "")))
 	return fmt.Sprintf("%s; then %s", figure, after), idle.serverSpeaks()
 }
 
 // fillTable runs the collusion, the first time beside the innocents, until it gains no more connections. It then makes sure that no evictable
 // connections are left that would spare the innocents.
 func (l *Lab) fillTable(ctx context.Context, innocents ...*innocent) (figure string, err error) {
+	defer catch(&err)
 	e := l.pair("rome/pod1", "milan/pod1")
-	server, err := newEchoServer(e.to)
-	if err != nil {
-		return "", err
-	}
+	server := must(newEchoServer(e.to))
 	defer server.close()
 	had, most := 0, 0
 	for {
-		f, err := l.beside(ctx, l.collusion(), innocents...)
-		if err != nil {
-			return "", err
-		}
+		f := must(l.beside(ctx, l.collusion(), innocents...))
 		if figure == "" {
 			figure, innocents = f, nil
 		}

@@ -2,7 +2,6 @@ package lab
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -153,9 +152,7 @@ func (l *Lab) trainOfNode(size int) (train []byte, datagram int, err error) {
 	to := geneve.MAC(vni, geneve.Gateway)
 	one = append(append(append(one, to[:]...), own[:]...), unix.ETH_P_IP>>8, unix.ETH_P_IP&0xff)
 	target := clusters[1].Seen(clusters[1].Nodes[0].Pod)
-	packet := rawUDP(netip.AddrPortFrom(n.Pod, discardPort), netip.AddrPortFrom(target, discardPort), make([]byte, size)...)
-	binary.BigEndian.PutUint16(packet[10:], ^onesSum(0, packet[:ipHeader(n.Pod)]))
-	one = append(one, packet...)
+	one = append(one, datagramOf(netip.AddrPortFrom(n.Pod, discardPort), netip.AddrPortFrom(target, discardPort), make([]byte, size)...).Bytes()...)
 	for range min(trainMost, trainMostBytes/len(one)) {
 		train = append(train, one...)
 	}

@@ -85,22 +85,20 @@ func (p *printer) headline() string {
 
 // left estimates the remaining seconds of all planned labs, from the time of earlier ones; "" if none are left.
 func (p *printer) left() string {
-	var planned float64
-	for _, l := range p.plan[p.ended:] {
-		planned += l.seconds
+	planned := func(labs []plannedLab) (seconds float64) {
+		for _, l := range labs {
+			seconds += l.seconds
+		}
+		return seconds
 	}
-	if planned == 0 {
+	if p.ended == len(p.plan) {
 		return ""
 	}
 	pace := 1.0 // of this machine
 	if p.ended > 0 {
-		var done float64
-		for _, l := range p.plan[:p.ended] {
-			done += l.seconds
-		}
-		pace = p.endedAt.Sub(p.began).Seconds() / done
+		pace = p.endedAt.Sub(p.began).Seconds() / planned(p.plan[:p.ended])
 	}
-	rest := planned * pace
+	rest := planned(p.plan[p.ended:]) * pace
 	if p.ended < p.labs { // one is running
 		rest = max(rest-time.Since(p.labBegan).Seconds(), rest-p.plan[p.ended].seconds*pace)
 	}

@@ -86,14 +86,14 @@ var sixLabs = []struct {
 
 // labs returns the labs of a mode.
 func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
+	if o.Faults || len(o.Named) > 0 {
+		return o.faultLabs(mode)
+	}
 	if slices.Contains(o.Labs, ipv4Labs) {
 		all = o.ipv4Labs(mode)
 	}
-	if o.Faults {
-		return append(all, o.fault6Labs(mode)...)
-	}
 	// Checks about the family, or about what gateways remember, do not depend on modes and frames.
-	if len(o.Named) > 0 || mode != onceMode(o.Modes) {
+	if mode != onceMode(o.Modes) {
 		return all
 	}
 	for _, kind := range sixLabs {
@@ -144,14 +144,20 @@ func (o *CheckOptions) attackLabs(mode node.Mode) (all []plannedLab) {
 	return all
 }
 
-// fault6Labs are labs in which faults are made over IPv6, the only family inside.
-func (o *CheckOptions) fault6Labs(mode node.Mode) (all []plannedLab) {
-	for _, offloads := range o.Offloads {
-		for _, kind := range []string{inside6Labs, outer6Labs} {
-			if slices.Contains(o.Labs, kind) {
-				of := Standard(mode, offloads)
+// faultLabs are labs in which faults are made, over one family inside.
+func (o *CheckOptions) faultLabs(mode node.Mode) (all []plannedLab) {
+	checks, seconds := faultChecks, 20.0
+	if len(o.Named) > 0 {
+		checks, seconds = namedChecks(o.Named), 10*float64(len(o.Named))
+	}
+	for _, kind := range []string{ipv4Labs, inside6Labs, outer6Labs} {
+		for _, offloads := range o.Offloads {
+			of := Standard(mode, offloads)
+			if kind != ipv4Labs {
 				of.Inside, of.Outside6 = IPv6, kind == outer6Labs
-				all = append(all, plannedLab{of, faultChecks, 20})
+			}
+			if slices.Contains(o.Labs, kind) {
+				all = append(all, plannedLab{of, checks, seconds})
 			}
 		}
 	}
@@ -163,14 +169,6 @@ func (o *CheckOptions) ipv4Labs(mode node.Mode) (all []plannedLab) {
 		slow := 1.0 // compared with super-frames
 		if !offloads || mode == node.TUN {
 			slow = 2
-		}
-		if len(o.Named) > 0 {
-			all = append(all, plannedLab{Standard(mode, offloads), namedChecks(o.Named), 10 * float64(len(o.Named))})
-			continue
-		}
-		if o.Faults {
-			all = append(all, plannedLab{Standard(mode, offloads), faultChecks, 20})
-			continue
 		}
 		all = append(all, plannedLab{Standard(mode, offloads), standardChecks, 6 * slow}, plannedLab{UnequalMTU(mode, offloads), mtuChecks, 2 * slow})
 		once := offloads && mode == onceMode(o.Modes)

@@ -31,7 +31,8 @@ func (l *Lab) errorChecks(p *plan) []Check {
 
 // checkUnreachable makes pods, nodes and hosts behind a pod send from the same port to a closed port of a remote pod. Each must get one error, about
 // its own datagram.
-func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (string, error) {
+func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (_ string, err error) {
+	defer catch(&err)
 	rome := &plan[0]
 	senders := []*ends{}
 	for _, s := range []struct {
@@ -46,10 +47,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (string, error) 
 		senders = append(senders, e)
 	}
 	// A port that was free a moment ago: nothing else opens ports in this pod.
-	closed, err := newEchoServer(senders[0].to)
-	if err != nil {
-		return "", err
-	}
+	closed := must(newEchoServer(senders[0].to))
 	port := uint16(closed.port())
 	closed.close()
 	watchers, want := make(map[*Host]*pinger), make(map[*Host]int)
@@ -67,9 +65,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (string, error) 
 		}
 		defer conn.Close()
 		// The answer to the datagram is an error that the socket reports.
-		if _, err := fmt.Fprintf(conn, "from %s", e.local); err != nil {
-			return "", err
-		}
+		must(fmt.Fprintf(conn, "from %s", e.local))
 		conn.SetReadDeadline(time.Now().Add(replyTimeout))
 		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
 			return "", fmt.Errorf("%s, from %s: %v, want %v", e.from.Name, e.local, err, unix.ECONNREFUSED)
@@ -93,11 +89,11 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (string, error) 
 			if a.message.Type != p.types().unreachable || a.quote == nil {
 				continue
 			}
-			if a.from != senders[0].target || a.quote.destination != a.from || a.quote.sourcePort != errorPort {
-				return "", fmt.Errorf("%s: error from %s quotes port %d to %s, want %d to %s", host.Name, a.from, a.quote.sourcePort,
-					a.quote.destination, errorPort, senders[0].target)
+			if a.from != senders[0].target || a.quote.Destination != a.from || a.quote.SourcePort != errorPort {
+				return "", fmt.Errorf("%s: error from %s quotes port %d to %s, want %d to %s", host.Name, a.from, a.quote.SourcePort,
+					a.quote.Destination, errorPort, senders[0].target)
 			}
-			heard[a.quote.source]++
+			heard[a.quote.Source]++
 			n++
 		}
 	}

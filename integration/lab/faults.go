@@ -91,13 +91,11 @@ func (l *Lab) Broken() []string {
 }
 
 // Break makes faults, in addition to existing ones. It returns when the affected gateways and nodes run with them.
-func (l *Lab) Break(ctx context.Context, names ...string) error {
+func (l *Lab) Break(ctx context.Context, names ...string) (err error) {
+	defer catch(&err)
 	broken := slices.Clone(l.broken)
 	for _, name := range names {
-		f, err := findFault(name)
-		if err != nil {
-			return err
-		}
+		f := must(findFault(name))
 		if f.not == l.options.Mode {
 			return fmt.Errorf("%s: there is no such fault with nodes %s; start the lab with another --mode", name, f.not)
 		}
@@ -109,16 +107,14 @@ func (l *Lab) Break(ctx context.Context, names ...string) error {
 }
 
 // Mend removes faults; all of them if none is named.
-func (l *Lab) Mend(ctx context.Context, names ...string) error {
+func (l *Lab) Mend(ctx context.Context, names ...string) (err error) {
+	defer catch(&err)
 	if len(names) == 0 {
 		return l.setBroken(ctx, nil)
 	}
 	broken := slices.Clone(l.broken)
 	for _, name := range names {
-		f, err := findFault(name)
-		if err != nil {
-			return err
-		}
+		f := must(findFault(name))
 		i := slices.Index(broken, f)
 		if i < 0 {
 			return fmt.Errorf("%s: the lab does not have this fault; culvert-lab status lists those it has", name)
@@ -153,14 +149,17 @@ func (l *Lab) setBroken(ctx context.Context, broken []*Fault) error {
 	return errors.Join(errs...)
 }
 
-// eachKernel makes or removes a fault's changes in kernels.
+// eachKernel makes a fault's changes in kernels, or removes them in reverse order.
 func (l *Lab) eachKernel(f *Fault, do bool) error {
-	for _, k := range f.kernel {
-		change := k.undo
-		if do {
-			change = k.do
+	changes := slices.Clone(f.kernel)
+	if !do {
+		slices.Reverse(changes)
+	}
+	for _, k := range changes {
+		if !do {
+			k = opposite(k)
 		}
-		if err := l.Host(k.host).Do(func() error { return change(l) }); err != nil {
+		if err := l.Host(k.host).Do(func() error { return k.do(l) }); err != nil {
 			return fmt.Errorf("%s: %s: %w", f.Name, k.host, err)
 		}
 	}
@@ -188,22 +187,14 @@ func (l *Lab) marshal(config object) ([]byte, error) {
 
 // rewriteConfigs writes the configurations that differ from their files, and returns their hosts.
 func (l *Lab) rewriteConfigs() (changed []string, err error) {
+	defer catch(&err)
 	for host, config := range l.configs() {
-		text, err := l.marshal(l.edit(host, config))
-		if err != nil {
-			return changed, err
-		}
+		text := must(l.marshal(l.edit(host, config)))
 		cluster, name, _ := strings.Cut(host, "/")
-		old, err := os.ReadFile(l.path(cluster, name+".yaml"))
-		if err != nil {
-			return changed, err
-		}
-		if bytes.Equal(old, text) {
+		if old := must(os.ReadFile(l.path(cluster, name+".yaml"))); bytes.Equal(old, text) {
 			continue
 		}
-		if err := l.write(cluster, name+".yaml", text); err != nil {
-			return changed, err
-		}
+		try(l.write(cluster, name+".yaml", text))
 		changed = append(changed, host)
 	}
 	return changed, nil

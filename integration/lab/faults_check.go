@@ -33,11 +33,9 @@ func faultChecks(l *Lab) (checks []Check) {
 	return checks
 }
 
-func (l *Lab) checkFault(ctx context.Context, f *Fault) (string, error) {
-	before, err := l.kernels()
-	if err != nil {
-		return "", err
-	}
+func (l *Lab) checkFault(ctx context.Context, f *Fault) (_ string, err error) {
+	defer catch(&err)
+	before := must(l.kernels())
 	began := time.Now()
 	err = l.Break(ctx, f.Name)
 	made := time.Since(began)
@@ -48,17 +46,12 @@ func (l *Lab) checkFault(ctx context.Context, f *Fault) (string, error) {
 		err = fmt.Errorf("%s; want: %s: %w", f.Does, f.Symptom, err)
 	}
 	began = time.Now()
-	if err := errors.Join(err, l.Mend(ctx, f.Name)); err != nil {
-		return "", err
-	}
+	try(errors.Join(err, l.Mend(ctx, f.Name)))
 	if err := l.observe(ctx, healthy); err != nil {
 		return "", fmt.Errorf("after mend: %w", err)
 	}
 	mended := time.Since(began)
-	after, err := l.kernels()
-	if err != nil {
-		return "", err
-	}
+	after := must(l.kernels())
 	if !slices.Equal(before, after) {
 		return "", fmt.Errorf("after mend kernels differ: %q, before %q", without(after, before), without(before, after))
 	}
@@ -68,55 +61,33 @@ func (l *Lab) checkFault(ctx context.Context, f *Fault) (string, error) {
 // kernels lists what faults change in kernels: rules, routes, links and forwarding, of all hosts.
 func (l *Lab) kernels() (lines []string, err error) {
 	for _, h := range l.hosts {
-		err = errors.Join(err, h.Do(func() error {
+		err = errors.Join(err, h.Do(func() (err error) {
+			defer catch(&err)
 			add := func(format string, args ...any) { lines = append(lines, h.Name+" "+fmt.Sprintf(format, args...)) }
 			for _, family := range l.families() {
-				rules, err := netlink.RuleList(family)
-				if err != nil {
-					return err
-				}
-				for _, r := range rules {
+				for _, r := range must(netlink.RuleList(family)) {
 					add("rule %d %s iif %q", family, r, r.IifName)
 				}
 			}
-			links, err := netlink.LinkList()
-			if err != nil {
-				return err
-			}
-			for _, link := range links {
+			for _, link := range must(netlink.LinkList()) {
 				a := link.Attrs()
-				features, err := node.Features(a.Name)
-				if err != nil {
-					return err
-				}
+				features := must(node.Features(a.Name))
 				add("link %s, mtu %d, %s, segmentation %v", a.Name, a.MTU, a.Flags&net.FlagUp, slices.Contains(features, "tx-tcp-segmentation"))
 				for _, family := range l.families() {
-					routes, err := netlink.RouteList(link, family)
-					if err != nil {
-						return err
-					}
-					for _, r := range routes {
+					for _, r := range must(netlink.RouteList(link, family)) {
 						if r.Dst == nil || !r.Dst.IP.IsLinkLocalUnicast() { // these appear some time after a link is up
 							add("route %s via %s dev %s, %s, mtu %d", r.Dst, r.Gw, a.Name, r.Scope, r.MTU)
 						}
 					}
 				}
 			}
-			qdiscs, err := netlink.QdiscList(nil)
-			if err != nil {
-				return err
-			}
-			for _, q := range qdiscs {
+			for _, q := range must(netlink.QdiscList(nil)) {
 				if q.Type() == "ingress" {
 					add("qdisc %s of link %d", q, q.Attrs().LinkIndex)
 				}
 			}
 			for _, p := range l.plans() {
-				forwards, err := os.ReadFile(filepath.Join("/proc/sys/net", p.forwarding()))
-				if err != nil {
-					return err
-				}
-				add("forwarding %s", forwards)
+				add("forwarding %s", must(os.ReadFile(filepath.Join("/proc/sys/net", p.forwarding()))))
 			}
 			return nil
 		}))
@@ -155,7 +126,7 @@ func (s Symptom) passes(from string, large bool) bool {
 func (l *Lab) observe(ctx context.Context, want Symptom) error {
 	var errs []error
 	var mu sync.Mutex
-	try := func(passes bool) {
+	observe := func(passes bool) {
 		var trials sync.WaitGroup
 		for _, pair := range [][2]string{{"rome/pod1", "milan/pod1"}, {"rome/pod2", "milan/pod2"}} {
 			for _, size := range []int{84, 1340} {
@@ -174,9 +145,9 @@ func (l *Lab) observe(ctx context.Context, want Symptom) error {
 		}
 		trials.Wait()
 	}
-	try(true)
+	observe(true)
 	if errors.Join(errs...) == nil {
-		try(false)
+		observe(false)
 	}
 	return errors.Join(append(errs, l.observeMore(ctx, want))...)
 }
@@ -206,41 +177,30 @@ func (l *Lab) observeMore(ctx context.Context, want Symptom) error {
 
 // awaitDrop waits until rome's gateway has dropped packets of its nodes for one of these reasons.
 func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
-	defer cancel()
-	for {
+	return await(ctx, reachTimeout, faultPace, func() error {
 		s, err := l.gatewayStatus(ctx, 0)
-		if err == nil && slices.ContainsFunc(s.Outbound.Drops, func(d gatewaycontrol.Drop) bool { return slices.Contains(reasons, d.Reason) }) {
-			return nil
+		if err == nil && !slices.ContainsFunc(s.Outbound.Drops, func(d gatewaycontrol.Drop) bool { return slices.Contains(reasons, d.Reason) }) {
+			err = fmt.Errorf("rome's gateway drops nothing as %s", strings.Join(reasons, " or "))
 		}
-		if e := sleep(ctx, faultPace); e != nil {
-			return fmt.Errorf("rome's gateway drops nothing as %s: %w", strings.Join(reasons, " or "), errors.Join(e, err))
-		}
-	}
+		return err
+	})
 }
 
 // halfPasses requires that some of many connections work and some do not.
-func (e *ends) halfPasses(ctx context.Context) error {
-	server, err := newEchoServer(e.to)
-	if err != nil {
-		return err
-	}
+func (e *ends) halfPasses(ctx context.Context) (err error) {
+	defer catch(&err)
+	server := must(newEchoServer(e.to))
 	defer server.close()
 	const flows = 64
 	waiting := make(map[net.Conn]bool)
 	for range flows {
-		conn, err := e.dialUDP(ctx, server.port())
-		if err != nil {
-			return err
-		}
+		conn := must(e.dialUDP(ctx, server.port()))
 		defer conn.Close()
 		waiting[conn] = true
 	}
 	for began := time.Now(); len(waiting) == flows && time.Since(began) < reachTimeout; {
 		for conn := range waiting {
-			if _, err := conn.Write([]byte("x")); err != nil {
-				return err
-			}
+			must(conn.Write([]byte("x")))
 		}
 		deadline := time.Now().Add(faultPatience)
 		for conn := range waiting {

@@ -81,28 +81,18 @@ func openStreams(ctx context.Context, l *Lab) error {
 	}
 	defer server.close()
 	return repeat(ctx, func() error {
-		e.openStream(ctx, server.port()) // an answer is not required
+		conn, err := e.dialUDP(ctx, server.port())
+		if err != nil {
+			return nil
+		}
+		defer conn.Close()
+		for range 2 { // an answer is not required
+			conn.Write([]byte("x"))
+			conn.SetReadDeadline(time.Now().Add(faultPatience))
+			conn.Read(make([]byte, 1))
+		}
 		return nil
 	})
-}
-
-// openStream sends two datagrams, and waits for the echo of each.
-func (e *ends) openStream(ctx context.Context, port int) error {
-	conn, err := e.dialUDP(ctx, port)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	for range 2 {
-		if _, err := conn.Write([]byte("x")); err != nil {
-			return err
-		}
-		conn.SetReadDeadline(time.Now().Add(faultPatience))
-		if _, err := conn.Read(make([]byte, 1)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // streams sends in bulk from rome to milan. While trains are lost, a stream may stall.
@@ -118,18 +108,14 @@ func streams(ctx context.Context, l *Lab) error {
 const discardPort = 9
 
 // takePorts uses all source ports that rome's unknown source gives one client towards milan/pod1, and then asks for more.
-func takePorts(ctx context.Context, l *Lab) error {
+func takePorts(ctx context.Context, l *Lab) (err error) {
+	defer catch(&err)
 	to := netip.AddrPortFrom(l.pair("rome/node1", "milan/pod1").target, discardPort)
 	datagram := func(i int) []byte { return silentUDP(netip.AddrPortFrom(l.plan()[0].Nodes[0].Underlay, uint16(i)), to) }
 	const ports = 1 << 16
 	f := &flood{l.at("rome/node1"), ports, datagram}
-	if _, err := f.run(ctx); err != nil {
-		return err
-	}
-	raw, err := newRaw(l.at("rome/node1"))
-	if err != nil {
-		return err
-	}
+	must(f.run(ctx))
+	raw := must(newRaw(l.at("rome/node1")))
 	defer raw.close()
 	i := 0
 	err = repeat(ctx, func() error {

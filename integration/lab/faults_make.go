@@ -13,19 +13,25 @@ import (
 	"culvert/gateway/node"
 )
 
-// edit changes fields of a host's configuration: pairs of a path and a value, where nil removes the field.
+// set changes a field of a configuration by its path, such as nat.maxConnections; nil removes it.
+func set(config object, path string, value any) {
+	names := strings.Split(path, ".")
+	last := len(names) - 1
+	for _, name := range names[:last] {
+		config = config[name].(object)
+	}
+	if value == nil {
+		delete(config, names[last])
+	} else {
+		config[names[last]] = value
+	}
+}
+
+// edit changes fields of a host's configuration: pairs of a path and a value.
 func edit(host string, pairs ...any) map[string]change {
 	return map[string]change{host: func(config object, _ node.Mode) {
 		for i := 0; i < len(pairs); i += 2 {
-			at, path := config, strings.Split(pairs[i].(string), ".")
-			for _, name := range path[:len(path)-1] {
-				at = at[name].(object)
-			}
-			if last := path[len(path)-1]; pairs[i+1] == nil {
-				delete(at, last)
-			} else {
-				at[last] = pairs[i+1]
-			}
+			set(config, pairs[i].(string), pairs[i+1])
 		}
 	}}
 }
@@ -79,7 +85,7 @@ const (
 
 // blockUDP drops packets for a UDP port arriving on a link, like a firewall. It is a policy rule, which every kernel supports.
 func blockUDP(host, link string, port uint16) []kernelFault {
-	return []kernelFault{blackhole(host, func(l *Lab) *netlink.Rule { return l.udpRule(link, port) })}
+	return blackhole(host, func(l *Lab) *netlink.Rule { return l.udpRule(link, port) })
 }
 
 // rule has the family of the tunnels' underlay.
@@ -102,7 +108,7 @@ func (l *Lab) udpRule(link string, port uint16) *netlink.Rule {
 // halfFlows drops the first node's packets to its gateway from the upper half of its source ports; each inner flow has one (RFC 8926, Section 3.3;
 // RFC 7348, Section 5).
 func halfFlows() []kernelFault {
-	return []kernelFault{blackhole("rome/gateway", func(l *Lab) *netlink.Rule {
+	return blackhole("rome/gateway", func(l *Lab) *netlink.Rule {
 		r, middle := l.udpRule("eth0", 6091), uint16(1<<15)
 		if l.options.Mode == node.VXLAN {
 			middle = (32768 + 60999) / 2 // of net.ipv4.ip_local_port_range
@@ -110,44 +116,48 @@ func halfFlows() []kernelFault {
 		from := l.outer()[0].Nodes[0].Underlay
 		r.Src, r.Sport = ipNet(netip.PrefixFrom(from, from.BitLen())), netlink.NewRulePortRange(middle, 1<<16-2) // the kernel does not accept 65535
 		return r
-	})}
+	})
 }
 
 // blackhole makes a host apply a rule before it looks up its own addresses.
-func blackhole(host string, block func(*Lab) *netlink.Rule) kernelFault {
-	own := func(l *Lab, priority int) *netlink.Rule {
-		r := l.rule(priority)
-		r.Table = unix.RT_TABLE_LOCAL
-		return r
+func blackhole(host string, block func(*Lab) *netlink.Rule) []kernelFault {
+	own := func(priority int) kernelFault {
+		return withRule(host, func(l *Lab) *netlink.Rule {
+			r := l.rule(priority)
+			r.Table = unix.RT_TABLE_LOCAL
+			return r
+		})
 	}
-	return kernelFault{host,
-		func(l *Lab) error {
-			return errors.Join(
-				unless(unix.EEXIST, netlink.RuleAdd(block(l))),
-				unless(unix.EEXIST, netlink.RuleAdd(own(l, ownPriority))),
-				unless(unix.ENOENT, netlink.RuleDel(own(l, 0))))
-		},
-		func(l *Lab) error {
-			return errors.Join(
-				unless(unix.EEXIST, netlink.RuleAdd(own(l, 0))),
-				unless(unix.ENOENT, netlink.RuleDel(own(l, ownPriority))),
-				unless(unix.ENOENT, netlink.RuleDel(block(l))))
-		},
-	}
+	return []kernelFault{withRule(host, block), own(ownPriority), opposite(own(0))}
 }
 
 // forbidUDP refuses to send to a UDP port, like a firewall or a network policy.
 func forbidUDP(host string, port uint16) []kernelFault {
-	forbid := func(l *Lab) *netlink.Rule {
+	return []kernelFault{withRule(host, func(l *Lab) *netlink.Rule {
 		r := l.udpRule("lo", port)
 		r.Type = unix.RTN_PROHIBIT
 		return r
-	}
-	return []kernelFault{{host,
-		func(l *Lab) error { return unless(unix.EEXIST, netlink.RuleAdd(forbid(l))) },
-		func(l *Lab) error { return unless(unix.ENOENT, netlink.RuleDel(forbid(l))) },
-	}}
+	})}
 }
+
+// withRule adds a policy rule.
+func withRule(host string, rule func(*Lab) *netlink.Rule) kernelFault {
+	return kernelFault{host,
+		func(l *Lab) error { return unless(unix.EEXIST, netlink.RuleAdd(rule(l))) },
+		func(l *Lab) error { return unless(unix.ENOENT, netlink.RuleDel(rule(l))) },
+	}
+}
+
+// withRoute adds or replaces a route.
+func withRoute(host string, route func(*Lab) *netlink.Route) kernelFault {
+	return kernelFault{host,
+		func(l *Lab) error { return netlink.RouteReplace(route(l)) },
+		func(l *Lab) error { return unless(unix.ESRCH, netlink.RouteDel(route(l))) },
+	}
+}
+
+// opposite removes what k adds.
+func opposite(k kernelFault) kernelFault { return kernelFault{k.host, k.undo, k.do} }
 
 // unless ignores an error that means that something was made or removed already.
 func unless(forgiven, err error) error {
@@ -239,14 +249,10 @@ func withoutVia() []kernelFault {
 
 // byOtherNode routes the first node's packets by the second node.
 func byOtherNode() []kernelFault {
-	route := func(l *Lab) *netlink.Route {
+	return []kernelFault{withRoute("rome/node1", func(l *Lab) *netlink.Route {
 		p := l.plan()
 		return &netlink.Route{Dst: ipNet(p[1].SeenPods), Gw: p[0].Nodes[1].Underlay.AsSlice()}
-	}
-	return []kernelFault{{"rome/node1",
-		func(l *Lab) error { return netlink.RouteReplace(route(l)) },
-		func(l *Lab) error { return unless(unix.ESRCH, netlink.RouteDel(route(l))) },
-	}}
+	})}
 }
 
 func noForwarding() []kernelFault {
@@ -262,12 +268,8 @@ func cableOut() []kernelFault {
 }
 
 func podWithoutRoute() []kernelFault {
-	route := func(l *Lab) *netlink.Route {
+	return []kernelFault{opposite(withRoute("rome/pod1", func(l *Lab) *netlink.Route {
 		c := &l.plan()[0]
 		return &netlink.Route{Dst: ipNet(c.anywhere()), Gw: c.Nodes[0].PodCIDR.Addr().AsSlice()}
-	}
-	return []kernelFault{{"rome/pod1",
-		func(l *Lab) error { return unless(unix.ESRCH, netlink.RouteDel(route(l))) },
-		func(l *Lab) error { return netlink.RouteReplace(route(l)) },
-	}}
+	}))}
 }

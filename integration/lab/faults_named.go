@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -36,6 +35,8 @@ func milan(cause, says string, besides ...string) *Named {
 const (
 	namedWithin  = 15 * time.Second
 	loggedWithin = 20 * time.Second
+
+	statusPace = 100 * time.Millisecond // between two looks
 )
 
 // ValidNames returns an error for a name that is neither a fault's nor "all".
@@ -63,21 +64,18 @@ func namedChecks(names []string) func(*Lab) []Check {
 	}
 }
 
-func (l *Lab) checkNamed(ctx context.Context, f *Fault) (string, error) {
+func (l *Lab) checkNamed(ctx context.Context, f *Fault) (_ string, err error) {
+	defer catch(&err)
 	users, stop := context.WithCancel(ctx)
 	var trials sync.WaitGroup
 	trials.Go(func() { l.useAll(users) })
 	defer trials.Wait()
 	defer stop()
-	if err := l.waitMeasured(ctx); err != nil {
-		return "", err
-	}
+	try(l.waitMeasured(ctx))
 	before, logs := l.findings(ctx), l.logSizes()
-	if err := l.Break(ctx, f.Name); err != nil {
-		return "", err
-	}
+	try(l.Break(ctx, f.Name))
 	began := time.Now()
-	found, err := l.waitNamed(ctx, f, before, began)
+	found, err := l.waitNamed(ctx, f, before)
 	if err == nil && f.Named != nil {
 		err = l.waitLogged(ctx, f, logs, began)
 	}
@@ -86,28 +84,24 @@ func (l *Lab) checkNamed(ctx context.Context, f *Fault) (string, error) {
 	if mended != nil {
 		mended = fmt.Errorf("after mend: %w", mended)
 	}
-	if err := errors.Join(err, mended); err != nil {
-		return "", err
-	}
+	try(errors.Join(err, mended))
 	return fmt.Sprintf("after %.0f s: %s", took.Seconds(), found), nil
 }
 
 // waitMeasured waits until the gateways have measured the paths to each other and to the nodes, as in normal use.
 func (l *Lab) waitMeasured(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
-	defer cancel()
-	for i := range clusters {
-		for {
+	return await(ctx, reachTimeout, statusPace, func() error {
+		for i := range clusters {
 			s, err := l.gatewayStatus(ctx, i)
-			if err == nil && s.Tunnel.RTTSeconds != nil && !slices.ContainsFunc(s.Nodes, func(n gatewaycontrol.Node) bool { return n.RTTSeconds == nil }) {
-				break
+			if err != nil {
+				return err
 			}
-			if err := sleep(ctx, 100*time.Millisecond); err != nil {
-				return fmt.Errorf("the gateway of %s has not measured its paths: %+v, %w", clusters[i].Name, s, err)
+			if s.Tunnel.RTTSeconds == nil || slices.ContainsFunc(s.Nodes, func(n gatewaycontrol.Node) bool { return n.RTTSeconds == nil }) {
+				return fmt.Errorf("the gateway of %s has not measured its paths: %+v", clusters[i].Name, s)
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // gatewayStatus asks the gateway of clusters[i].
@@ -141,12 +135,13 @@ func (l *Lab) findings(ctx context.Context) (all []finding) {
 }
 
 // waitNamed waits until the status names the fault in the words of the list. No other fault may be named.
-func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding, began time.Time) (text string, err error) {
+func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding) (text string, err error) {
 	if f.Named == nil {
 		return f.Untold, nil
 	}
-	for {
-		var others []string
+	var others []string
+	err = await(ctx, namedWithin, statusPace, func() error {
+		others = nil
 		for _, x := range l.findings(ctx) {
 			switch {
 			case !slices.Contains(before, x) && (f.Named.is(&x) || f.Named.Or != nil && f.Named.Or.is(&x)):
@@ -155,18 +150,15 @@ func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding, began t
 				others = append(others, fmt.Sprintf("%s: %s: %s", x.cluster, x.Cause, x.Text))
 			}
 		}
-		switch {
-		case text != "" && len(others) > 0:
-			return "", fmt.Errorf("%s: the status names not only %s but also\n%s", f.Does, f.Named.Cause, strings.Join(others, "\n"))
-		case text != "":
-			return text, nil
-		case time.Since(began) > namedWithin:
-			return "", fmt.Errorf("%s: the status of %s does not say within %v: %s: %s; it says\n%s", f.Does, f.Named.Cluster, namedWithin, f.Named.Cause, f.Named.Says, strings.Join(others, "\n"))
+		if text == "" {
+			return fmt.Errorf("%s: the status of %s does not say: %s: %s; it says\n%s", f.Does, f.Named.Cluster, f.Named.Cause, f.Named.Says, strings.Join(others, "\n"))
 		}
-		if err := sleep(ctx, 100*time.Millisecond); err != nil {
-			return "", err
-		}
+		return nil
+	})
+	if err == nil && len(others) > 0 {
+		err = fmt.Errorf("%s: the status names not only %s but also\n%s", f.Does, f.Named.Cause, strings.Join(others, "\n"))
 	}
+	return text, err
 }
 
 // is reports whether x is what n says: counts, times and the remedy may differ.
@@ -185,25 +177,13 @@ func (l *Lab) useAll(ctx context.Context) {
 		for _, e := range []*ends{l.pair(pair[0], pair[1]), l.pair(pair[1], pair[0])} {
 			users.Go(func() {
 				for ctx.Err() == nil {
-					e.ping(84)
+					attempt, cancel := context.WithTimeout(ctx, faultPace) // as brief as that of a user who sends many
+					e.answered(attempt, 84, faultPace)
+					cancel()
 					sleep(ctx, usePace)
 				}
 			})
 		}
 	}
 	users.Wait()
-}
-
-// ping sends one echo request, and waits as briefly for an answer as a user who sends many.
-func (e *ends) ping(size int) error {
-	s, err := newPing(e.from)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	if err := errors.Join(s.setTimeout(faultPace), s.connect(netip.AddrPortFrom(e.target, 0))); err != nil {
-		return err
-	}
-	_, err = s.echo(make([]byte, size-ipHeader(e.target)), make([]byte, size), 0)
-	return err
 }

@@ -33,17 +33,13 @@ func loseTrains() []kernelFault {
 }
 
 // trainFilter redirects trains arriving on a link.
-func (l *Lab) trainFilter(link netlink.Link) error {
+func (l *Lab) trainFilter(link netlink.Link) (err error) {
+	defer catch(&err)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = sinkLink
 	sink := &netlink.Bridge{LinkAttrs: attrs}
-	if err := unless(unix.EEXIST, netlink.LinkAdd(sink)); err != nil {
-		return err
-	}
-	down, err := netlink.LinkByName(sinkLink)
-	if err != nil {
-		return err
-	}
+	try(unless(unix.EEXIST, netlink.LinkAdd(sink)))
+	down := must(netlink.LinkByName(sinkLink))
 	err = netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}})
 	if err != nil {

@@ -2,73 +2,20 @@ package lab
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"culvert/nat/nattest"
 )
 
 const (
 	fragmentedBytes = 4400 // payload of a datagram in fragments
 	fragmentBytes   = 1200 // of a fragment but the last, a multiple of 8
 	fragments       = 4    // of it and the UDP header
-	moreFragments   = 0x2000
 )
-
-// fragmentedUDP makes the fragments of a datagram.
-func fragmentedUDP(from, to netip.AddrPort, id uint16, payload []byte) (packets [][]byte) {
-	udp := rawUDP(from, to, payload...)[ipHeader(from.Addr()):]
-	for at := 0; at < len(udp); at += fragmentBytes {
-		end := min(at+fragmentBytes, len(udp))
-		packets = append(packets, fragment(from.Addr(), to.Addr(), id, at, end < len(udp), udp[at:end]))
-	}
-	return packets
-}
-
-// fragment makes a fragment of a UDP datagram that starts at byte at of it, for IPv4 (RFC 791, Section 3.1) or IPv6 (RFC 8200, Section 4.5).
-func fragment(from, to netip.Addr, id uint16, at int, more bool, part []byte) []byte {
-	if !from.Is6() {
-		b, body := rawPacket(unix.IPPROTO_UDP, from, to, len(part))
-		copy(body, part)
-		offset := uint16(at / 8)
-		if more {
-			offset |= moreFragments
-		}
-		binary.BigEndian.PutUint16(b[4:], id)
-		binary.BigEndian.PutUint16(b[6:], offset)
-		return b
-	}
-	b, body := rawPacket(unix.IPPROTO_FRAGMENT, from, to, 8+len(part))
-	copy(body[8:], part)
-	offset := uint16(at) // in units of 8 bytes, above 3 other bits
-	if more {
-		offset |= 1
-	}
-	body[0] = unix.IPPROTO_UDP
-	binary.BigEndian.PutUint16(body[2:], offset)
-	binary.BigEndian.PutUint32(body[4:], uint32(id))
-	return b
-}
-
-// onesSum adds b, which starts at an even offset, to a one's complement sum.
-func onesSum(sum uint16, b []byte) uint16 {
-	total := uint32(sum)
-	for i, v := range b {
-		if i%2 == 0 {
-			total += uint32(v) << 8
-		} else {
-			total += uint32(v)
-		}
-	}
-	for total > 0xffff {
-		total = total>>16 + total&0xffff
-	}
-	return uint16(total)
-}
 
 func (l *Lab) fragmentChecks(p *plan) []Check {
 	e := l.pairOf(p, "rome/pod1", "milan/pod2")
@@ -139,7 +86,7 @@ func (f *fragmentEnd) close() {
 
 // send sends the datagram with the given IP ID in fragments.
 func (f *fragmentEnd) send(to netip.AddrPort, id uint16, order []int) error {
-	packets := fragmentedUDP(f.local, to, id, fragmentedPayload(id))
+	packets := nattest.Pieces(datagramOf(f.local, to, fragmentedPayload(id)...), fragmentBytes, uint32(id))
 	if len(packets) != len(order) {
 		return fmt.Errorf("%d fragments, want %d", len(packets), len(order))
 	}

@@ -16,6 +16,8 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
+
+	"culvert/nat/nattest"
 )
 
 // replyTimeout is how long an answer may take; within one machine it takes less than a millisecond.
@@ -58,7 +60,8 @@ func (p *pinger) close() { p.conn.Close() }
 type answer struct {
 	from    netip.Addr
 	message *icmp.Message
-	quote   *quote // of an ICMP error, or nil
+	quote   *nattest.View // of an ICMP error, or nil
+	mtu     int           // of a fragmentation-needed message
 	rtt     time.Duration
 }
 
@@ -110,7 +113,7 @@ func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 			}
 			return a, nil
 		default:
-			if a.quote != nil && a.quote.protocol == p.types().protocol && a.quote.echoID == p.id {
+			if a.quote != nil && int(a.quote.Protocol) == p.types().protocol && int(a.quote.SourcePort) == p.id { // the identifier
 				return a, nil
 			}
 		}
@@ -118,21 +121,18 @@ func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 }
 
 // read returns the next ICMP message.
-func (p *pinger) read(deadline time.Time) (*answer, error) {
-	if err := p.conn.SetReadDeadline(deadline); err != nil {
-		return nil, err
-	}
+func (p *pinger) read(deadline time.Time) (_ *answer, err error) {
+	defer catch(&err)
+	try(p.conn.SetReadDeadline(deadline))
 	buffer := make([]byte, 65536)
-	n, from, err := p.conn.ReadFrom(buffer)
-	if err != nil {
-		return nil, err
-	}
+	n, from := must2(p.conn.ReadFrom(buffer))
 	message, err := icmp.ParseMessage(p.types().protocol, buffer[:n])
 	if err != nil {
 		return nil, fmt.Errorf("ICMP message from %s: %w", from, err)
 	}
 	source, _ := netip.AddrFromSlice(from.(*net.IPAddr).IP)
-	return &answer{from: source.Unmap(), message: message, quote: p.quoted(message, buffer[:n])}, nil
+	quote, mtu := p.quoted(message, buffer[:n])
+	return &answer{from: source.Unmap(), message: message, quote: quote, mtu: mtu}, nil
 }
 
 // icmpTypes are the messages of a family that the checks know.
@@ -148,59 +148,26 @@ func (p *pinger) types() *icmpTypes {
 	return &icmpTypes{unix.IPPROTO_ICMP, ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply, ipv4.ICMPTypeTimeExceeded, ipv4.ICMPTypeDestinationUnreachable}
 }
 
-// quote is the packet inside an ICMP error.
-type quote struct {
-	source, destination netip.Addr
-	protocol            int
-	sourcePort          uint16 // the first two bytes of its payload
-	echoID              int    // of a quoted echo request
-	mtu                 int    // of a fragmentation-needed message
-}
-
-// quoted returns the packet quoted by an ICMP error, or nil if the message is not an error.
-func (p *pinger) quoted(m *icmp.Message, raw []byte) *quote {
+// quoted returns the packet that an ICMP error quotes, or nil if the message is no error, and the MTU of a fragmentation-needed message.
+func (p *pinger) quoted(m *icmp.Message, raw []byte) (quote *nattest.View, mtu int) {
 	var data []byte
-	mtu := 0
 	switch body := m.Body.(type) {
 	case *icmp.PacketTooBig:
 		data, mtu = body.Data, body.MTU
 	case *icmp.DstUnreach:
 		data = body.Data
+		const fragmentationNeeded = 4
+		if !p.six && m.Code == fragmentationNeeded {
+			mtu = int(binary.BigEndian.Uint16(raw[6:])) // RFC 1191, Section 4
+		}
 	case *icmp.TimeExceeded:
 		data = body.Data
-	default:
-		return nil
 	}
-	if p.six {
-		return quoted6(data, mtu)
+	v, err := nattest.Open(data)
+	if err != nil {
+		return nil, 0
 	}
-	h, err := icmp.ParseIPv4Header(data)
-	if err != nil || len(data) < h.Len+8 {
-		return nil
-	}
-	q := &quote{protocol: h.Protocol, sourcePort: binary.BigEndian.Uint16(data[h.Len:])}
-	q.source, _ = netip.AddrFromSlice(h.Src.To4())
-	q.destination, _ = netip.AddrFromSlice(h.Dst.To4())
-	if q.protocol == 1 {
-		q.echoID = int(binary.BigEndian.Uint16(data[h.Len+4:]))
-	}
-	const fragmentationNeeded = 4
-	if m.Type == ipv4.ICMPTypeDestinationUnreachable && m.Code == fragmentationNeeded {
-		q.mtu = int(binary.BigEndian.Uint16(raw[6:])) // RFC 1191, Section 4
-	}
-	return q
-}
-
-func quoted6(data []byte, mtu int) *quote {
-	if len(data) < 48 || data[0]>>4 != 6 {
-		return nil
-	}
-	q := &quote{protocol: int(data[6]), sourcePort: binary.BigEndian.Uint16(data[40:]), mtu: mtu,
-		source: netip.AddrFrom16([16]byte(data[8:])), destination: netip.AddrFrom16([16]byte(data[24:]))}
-	if q.protocol == unix.IPPROTO_ICMPV6 {
-		q.echoID = int(binary.BigEndian.Uint16(data[44:]))
-	}
-	return q
+	return &v, mtu
 }
 
 // watchEchoes collects the source addresses of n echo requests with this ID that arrive at a host; wait returns them, or those that arrived in time.

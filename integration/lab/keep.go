@@ -66,28 +66,17 @@ func keepChecks(short bool) func(*Lab) []Check {
 	}
 }
 
-// besideFlows opens n connections of each kind and an SCTP association, and calls do. exchange sends over the association, the far end first.
-func (l *Lab) besideFlows(ctx context.Context, n int, do func(c *flowSet, exchange func() error) (string, error)) (figure string, err error) {
+// besideFlows opens n connections of each kind and two SCTP associations, and calls do. exchange sends over the associations, the far end first.
+func (l *Lab) besideFlows(ctx context.Context, n int, do func(c *flowSet, exchange func() error) (string, error)) (_ string, err error) {
 	c, err := newFlowSet(ctx, l, n, false)
-	if err == nil {
-		err = c.measureUndisturbed()
-	}
-	if err == nil {
-		figure, err = l.besideSCTP(func(exchange func() error) (string, error) { return do(c, exchange) })
-	}
-	return figure, errors.Join(err, c.end())
-}
-
-func (l *Lab) besideSCTP(do func(exchange func() error) (string, error)) (string, error) {
-	sctp, err := l.newSCTPPair(&clusters)
-	if err != nil {
-		return "", err
-	}
+	defer func() { err = errors.Join(err, c.end()) }()
+	defer catch(&err)
+	try(err)
+	try(c.measureUndisturbed())
+	sctp := must(l.newSCTPPair(&clusters))
 	defer sctp.close()
-	if err := sctp.begin(); err != nil {
-		return "", err
-	}
-	return do(func() error { return errors.Join(sctp.step(sctpSack), sctp.step(sctpData)) })
+	try(sctp.begin())
+	return do(c, func() error { return errors.Join(sctp.step(sctpSack), sctp.step(sctpData)) })
 }
 
 // measureUndisturbed measures how long connections pause in normal operation.
@@ -103,7 +92,8 @@ func (c *flowSet) measureUndisturbed() error {
 }
 
 // eachGateway does something to the gateways in turn and judges c after each; bound is how long a path may carry nothing.
-func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) error, after func() error) (string, error) {
+func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) error, after func() error) (_ string, err error) {
+	defer catch(&err)
 	var pauses []string
 	longest, receive, most := time.Duration(0), 0, 0
 	for _, f := range c.flows {
@@ -115,9 +105,7 @@ func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) err
 		p := l.process(clusters[i].Name + "/gateway")
 		time.Sleep(2 * flowPause)
 		c.resetLateness()
-		if err := do(p); err != nil {
-			return "", err
-		}
+		try(do(p))
 		s := c.judge(time.Now())
 		if n := s.all(); n > 0 {
 			if !c.mayLose {
@@ -167,11 +155,10 @@ func (p *Process) kill() error {
 }
 
 func (l *Lab) checkKilled(ctx context.Context, n int) (string, error) {
-	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (string, error) {
+	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (_ string, err error) {
+		defer catch(&err)
 		for i := range clusters {
-			if err := l.awaitSaved(ctx, l.gateway(i), time.Now()); err != nil {
-				return "", err
-			}
+			try(l.awaitSaved(ctx, l.gateway(i), time.Now()))
 		}
 		return l.eachGateway(c, killPause, func(p *Process) error { return l.kill(ctx, p) }, exchange)
 	})
@@ -179,50 +166,41 @@ func (l *Lab) checkKilled(ctx context.Context, n int) (string, error) {
 
 // awaitSaved waits until a gateway has saved its connections after a time.
 func (l *Lab) awaitSaved(ctx context.Context, p *Process, after time.Time) error {
-	for deadline := time.Now().Add(savedWithin); ; time.Sleep(10 * pollInterval) {
+	return await(ctx, savedWithin, 10*pollInterval, func() error {
 		metrics, err := gatewayMetrics(ctx, p.Host)
-		if err != nil {
-			return err
+		if err == nil && metrics["culvert_state_saved_timestamp_seconds"] <= float64(after.UnixMilli())/1000 {
+			err = fmt.Errorf("%s has not written its connections", p.Name())
 		}
-		if metrics["culvert_state_saved_timestamp_seconds"] > float64(after.UnixMilli())/1000 {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%s has not written its connections for %v", p.Name(), savedWithin)
-		}
-	}
+		return err
+	})
 }
 
 // checkYoung kills gateways that have not saved their connections yet, and counts how many are lost. Connections between pods need no saving.
-func (l *Lab) checkYoung(ctx context.Context) (string, error) {
+func (l *Lab) checkYoung(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	for _, c := range clusters { // afterwards, the next write is half a minute away
-		if err := l.Restart(ctx, c.Name+"/gateway"); err != nil {
-			return "", err
-		}
+		try(l.Restart(ctx, c.Name+"/gateway"))
 	}
 	return l.lossOf(ctx, func(p *Process) error { return l.kill(ctx, p) })
 }
 
 // checkForgotten shows the benefit of the saved state.
 func (l *Lab) checkForgotten(ctx context.Context) (string, error) {
-	return l.lossOf(ctx, func(p *Process) error {
-		if err := l.stop(p); err != nil {
-			return err
-		}
-		if err := os.RemoveAll(l.path(clusterOf(p.Host.Name).Name, "state/"+otherCluster(clusterOf(p.Host.Name)).Name)); err != nil {
-			return err
-		}
+	return l.lossOf(ctx, func(p *Process) (err error) {
+		defer catch(&err)
+		try(l.stop(p))
+		c := clusterOf(p.Host.Name)
+		try(os.RemoveAll(l.path(c.Name, "state/"+otherCluster(c).Name)))
 		return l.startAgain(ctx, p.Host.Name)
 	})
 }
 
 // lossOf counts the losses of a small flow set when something is done to both gateways.
 func (l *Lab) lossOf(ctx context.Context, do func(*Process) error) (string, error) {
-	return l.besideFlows(ctx, youngOf, func(c *flowSet, _ func() error) (string, error) {
+	return l.besideFlows(ctx, youngOf, func(c *flowSet, _ func() error) (_ string, err error) {
+		defer catch(&err)
 		for i := range clusters {
-			if err := do(l.gateway(i)); err != nil {
-				return "", err
-			}
+			try(do(l.gateway(i)))
 		}
 		s := c.judge(time.Now())
 		if s.all() == 0 {

@@ -19,6 +19,7 @@ const kernelPause = time.Minute
 // checkKernelParts is checkRestart for kernel-based gateways, for comparison: end ends one. Their connection tables are the kernel's and stay; they
 // support only connections between pods.
 func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) error) (figure string, err error) {
+	defer catch(&err)
 	missing := MissingForReference()
 	if l.options.Mode != node.VXLAN {
 		missing = errors.Join(missing, errors.New("its nodes use VXLAN"))
@@ -26,14 +27,9 @@ func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) er
 	if missing != nil {
 		return fmt.Sprintf("not measured: %v", missing), nil
 	}
-	restore, err := l.keepReferenceSysctls()
-	if err != nil {
-		return "", err
-	}
+	restore := must(l.keepReferenceSysctls())
 	defer func() { err = errors.Join(err, restore()) }() // a killed one does not
-	if err := l.useGateways(ctx, &referenceAsIs); err != nil {
-		return "", err
-	}
+	try(l.useGateways(ctx, &referenceAsIs))
 	c, err := newFlowSet(ctx, l, n, true)
 	if err == nil {
 		c.wait, c.mayLose = kernelPause, true
@@ -76,25 +72,18 @@ func (l *Lab) keepReferenceSysctls() (restore func() error, err error) {
 	for i := range clusters {
 		h, values := l.Host(clusters[i].Name+"/gateway"), make(map[string]string)
 		before[h] = values
-		err := h.Do(func() error {
+		err = errors.Join(err, h.Do(func() (err error) {
+			defer catch(&err)
 			for name := range referenceSysctls {
-				text, err := os.ReadFile(filepath.Join("/proc/sys/net", name))
-				if err != nil {
-					return err
-				}
-				values[name] = strings.TrimSpace(string(text))
+				values[name] = strings.TrimSpace(string(must(os.ReadFile(filepath.Join("/proc/sys/net", name)))))
 			}
 			return nil
-		})
-		if err != nil {
-			return nil, err
-		}
+		}))
 	}
-	return func() error {
-		var errs []error
+	return func() (err error) {
 		for h, values := range before {
-			errs = append(errs, h.Do(func() error { return sysctl(values) }))
+			err = errors.Join(err, h.Do(func() error { return sysctl(values) }))
 		}
-		return errors.Join(errs...)
-	}, nil
+		return err
+	}, err
 }

@@ -73,7 +73,7 @@ func (l *Lab) logSizes() map[string]int {
 // waitLogged waits until a log has a line about the fault that is not within sizes: at level info or above, in the words of the status, with the
 // remedy.
 func (l *Lab) waitLogged(ctx context.Context, f *Fault, sizes map[string]int, began time.Time) error {
-	for {
+	return await(ctx, loggedWithin-time.Since(began), statusPace, func() error {
 		lines := 0
 		for n := f.Named; n != nil; n = n.Or {
 			host := n.Cluster + "/gateway"
@@ -87,13 +87,8 @@ func (l *Lab) waitLogged(ctx context.Context, f *Fault, sizes map[string]int, be
 				}
 			}
 		}
-		if time.Since(began) > loggedWithin {
-			return fmt.Errorf("%s: of %[3]d lines, none of the log of %[2]s says within %[4]v: %[5]s", f.Does, f.Named.Cluster, lines, loggedWithin, f.Named.sentence())
-		}
-		if err := sleep(ctx, 100*time.Millisecond); err != nil {
-			return err
-		}
-	}
+		return fmt.Errorf("%s: of %d lines, none of the log of %s says: %s", f.Does, lines, f.Named.Cluster, f.Named.sentence())
+	})
 }
 
 var messageOf = regexp.MustCompile(` level=(?:info|warning) msg=("(?:[^"\\]|\\.)*") `)

@@ -76,17 +76,13 @@ func (l *Lab) sizeChecks(p *plan) []Check {
 }
 
 // checkFragments echoes datagrams that may and must be fragmented.
-func (e *ends) checkFragments(ctx context.Context) (string, error) {
-	server, conn, err := e.dialEcho(ctx)
-	if err != nil {
-		return "", err
-	}
+func (e *ends) checkFragments(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
+	server, conn := must2(e.dialEcho(ctx))
 	defer server.close()
 	defer conn.Close()
 	if !e.target.Is6() { // with routers that fragment
-		if err := setMTUDiscovery(conn, unix.IP_PMTUDISC_DONT); err != nil {
-			return "", err
-		}
+		try(setMTUDiscovery(conn, unix.IP_PMTUDISC_DONT))
 	}
 	overhead := udpOverhead(e.target)
 	sizes := []int{smallMTU - overhead, smallMTU - overhead + 1, largeMTU - overhead, 5000}
@@ -108,21 +104,14 @@ func (e *ends) checkFragments(ctx context.Context) (string, error) {
 
 // checkTooBig sends a datagram that is too big and must not be fragmented, and requires the ICMP error from the right sender, with the right MTU and
 // quotation. The pod's kernel must accept it, and a datagram of that size must then pass.
-func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (string, error) {
-	server, conn, err := e.dialEcho(ctx)
-	if err != nil {
-		return "", err
-	}
+func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (_ string, err error) {
+	defer catch(&err)
+	server, conn := must2(e.dialEcho(ctx))
 	defer server.close()
 	defer conn.Close()
-	p, err := newPinger(e.from)
-	if err != nil {
-		return "", err
-	}
+	p := must(newPinger(e.from))
 	defer p.close()
-	if err := setMTUDiscovery(conn, unix.IP_PMTUDISC_DO); err != nil {
-		return "", err
-	}
+	try(setMTUDiscovery(conn, unix.IP_PMTUDISC_DO))
 	began := time.Now()
 	if _, err := conn.Write(make([]byte, largeMTU-udpOverhead(e.target))); err != nil {
 		return "", fmt.Errorf("send a packet of %d bytes: %w", largeMTU, err)
@@ -131,33 +120,25 @@ func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (string, er
 	if err != nil {
 		return "", fmt.Errorf("after a packet of %d bytes: %w", largeMTU, err)
 	}
-	if a.from != wantFrom || a.quote.mtu != smallMTU {
-		return "", fmt.Errorf("too-big message from %s with MTU %d, want %s with %d", a.from, a.quote.mtu, wantFrom, smallMTU)
+	if a.from != wantFrom || a.mtu != smallMTU {
+		return "", fmt.Errorf("too-big message from %s with MTU %d, want %s with %d", a.from, a.mtu, wantFrom, smallMTU)
 	}
-	if a.quote.source != e.from.Address || a.quote.destination != e.target {
+	if a.quote.Source != e.from.Address || a.quote.Destination != e.target {
 		return "", fmt.Errorf("too-big message quotes a packet from %s to %s, want what was sent: from %s to %s",
-			a.quote.source, a.quote.destination, e.from.Address, e.target)
+			a.quote.Source, a.quote.Destination, e.from.Address, e.target)
 	}
 	// The raw socket gets the message before the kernel's own ICMP code.
-	for {
+	try(await(ctx, replyTimeout, pollInterval, func() error {
 		mtu, err := pathMTU(conn)
-		if err != nil {
-			return "", err
+		if err == nil && mtu != smallMTU {
+			err = fmt.Errorf("%s believes in a path MTU of %d, want %d", e.from.Name, mtu, smallMTU)
 		}
-		if mtu == smallMTU {
-			break
-		}
-		if time.Since(began) > replyTimeout {
-			return "", fmt.Errorf("%s believes in a path MTU of %d, want %d", e.from.Name, mtu, smallMTU)
-		}
-		time.Sleep(pollInterval)
-	}
+		return err
+	}))
 	if err := echoUDP(conn, smallMTU-udpOverhead(e.target), 0); err != nil && !errors.Is(err, unix.EMSGSIZE) {
 		return "", err
 	} else if err != nil { // the error of the first datagram, reported once
-		if err := echoUDP(conn, smallMTU-udpOverhead(e.target), 0); err != nil {
-			return "", err
-		}
+		try(echoUDP(conn, smallMTU-udpOverhead(e.target), 0))
 	}
 	return fmt.Sprintf("%d for %d from %s", smallMTU, largeMTU, a.from), nil
 }
@@ -172,7 +153,7 @@ func (p *pinger) tooBig(deadline time.Time) (*answer, error) {
 		if err != nil {
 			return nil, err
 		}
-		if a.quote != nil && a.quote.mtu != 0 {
+		if a.quote != nil && a.mtu != 0 {
 			return a, nil
 		}
 	}
@@ -180,12 +161,10 @@ func (p *pinger) tooBig(deadline time.Time) (*answer, error) {
 
 // checkSegments sends a TCP stream whose segments are too big at first, as super-frames if the links make them, and requires all of it to arrive. The
 // pod must have reduced its segments, unless it may have kept them.
-func (e *ends) checkSegments(ctx context.Context, bulk int64, mayKeep bool) (string, error) {
+func (e *ends) checkSegments(ctx context.Context, bulk int64, mayKeep bool) (_ string, err error) {
+	defer catch(&err)
 	began := time.Now()
-	near, err := e.stream(ctx, bulk, 0)
-	if err != nil {
-		return "", err
-	}
+	near := must(e.stream(ctx, bulk, 0))
 	overhead := tcpOverhead(e.target) + tcpOptions
 	first, last := largeMTU-overhead, smallMTU-overhead
 	if near.firstMSS != first || near.lastMSS != last && !(mayKeep && near.lastMSS == first) {
@@ -197,19 +176,12 @@ func (e *ends) checkSegments(ctx context.Context, bulk int64, mayKeep bool) (str
 
 // setMTUDiscovery sets IP_MTU_DISCOVER, see ip(7), or IPV6_MTU_DISCOVER, which has the same values.
 func setMTUDiscovery(conn *net.UDPConn, how int) error {
-	level, option := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER
-	if isIPv6(conn) {
-		level, option = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER
-	}
-	return control(conn, func(fd int) error { return unix.SetsockoptInt(fd, level, option, how) })
+	return setOption(conn, unix.IP_MTU_DISCOVER, unix.IPV6_MTU_DISCOVER, how)
 }
 
 // pathMTU returns the kernel's path MTU for a connected socket.
 func pathMTU(conn *net.UDPConn) (mtu int, err error) {
-	level, option := unix.IPPROTO_IP, unix.IP_MTU
-	if isIPv6(conn) {
-		level, option = unix.IPPROTO_IPV6, unix.IPV6_MTU
-	}
+	level, option := ofFamily(conn, unix.IP_MTU, unix.IPV6_MTU)
 	err = control(conn, func(fd int) (err error) {
 		mtu, err = unix.GetsockoptInt(fd, level, option)
 		return err
@@ -217,7 +189,19 @@ func pathMTU(conn *net.UDPConn) (mtu int, err error) {
 	return mtu, err
 }
 
-func isIPv6(conn *net.UDPConn) bool { return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Is6() }
+// setOption sets a socket option whose name depends on the family.
+func setOption(conn *net.UDPConn, four, six, value int) error {
+	level, option := ofFamily(conn, four, six)
+	return control(conn, func(fd int) error { return unix.SetsockoptInt(fd, level, option, value) })
+}
+
+// ofFamily returns the level and the name of an option for the family of the socket.
+func ofFamily(conn *net.UDPConn, four, six int) (level, option int) {
+	if conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Is6() {
+		return unix.IPPROTO_IPV6, six
+	}
+	return unix.IPPROTO_IP, four
+}
 
 func control(conn *net.UDPConn, fn func(fd int) error) error {
 	raw, err := conn.SyscallConn()

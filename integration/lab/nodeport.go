@@ -92,7 +92,8 @@ func (n *nodePortCheck) readHeader(conn net.Conn) error {
 }
 
 // run sends a stream in each direction through every node at once, from the client ports collidingPort and following.
-func (n *nodePortCheck) run(ctx context.Context) (string, error) {
+func (n *nodePortCheck) run(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	streams := 1
 	if len(n.nodes) > 1 {
 		streams = collisions
@@ -104,10 +105,7 @@ func (n *nodePortCheck) run(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer stop()
-	before, err := n.received()
-	if err != nil {
-		return "", err
-	}
+	before := must(n.received())
 	var forwarders []*forwarder
 	var errs []error
 	for _, node := range n.nodes {
@@ -132,9 +130,7 @@ func (n *nodePortCheck) run(ctx context.Context) (string, error) {
 	for _, f := range forwarders {
 		errs = append(errs, f.close())
 	}
-	if err := errors.Join(errs...); err != nil {
-		return "", err
-	}
+	try(errors.Join(errs...))
 	return n.judge(forwarders, streams, before)
 }
 
@@ -197,7 +193,8 @@ func (n *nodePortCheck) streams(ctx context.Context, forwarders []*forwarder, ea
 }
 
 // judge checks what the nodes did.
-func (n *nodePortCheck) judge(forwarders []*forwarder, each int, before []uint64) (string, error) {
+func (n *nodePortCheck) judge(forwarders []*forwarder, each int, before []uint64) (_ string, err error) {
+	defer catch(&err)
 	var sent netip.Addr
 	for _, f := range forwarders {
 		if len(f.sources) != each {
@@ -213,10 +210,7 @@ func (n *nodePortCheck) judge(forwarders []*forwarder, each int, before []uint64
 			}
 		}
 	}
-	after, err := n.received()
-	if err != nil {
-		return "", err
-	}
+	after := must(n.received())
 	want := uint64(each) * nodePortBytes
 	for i, node := range n.nodes {
 		// A reply that leaves by the other node makes one count too small. Headers and repeated segments are less than the other node's replies.
@@ -233,16 +227,14 @@ func (n *nodePortCheck) judge(forwarders []*forwarder, each int, before []uint64
 // received returns how many bytes came to each node from its tunnel link.
 func (n *nodePortCheck) received() (bytes []uint64, err error) {
 	for _, node := range n.nodes {
-		err := node.Do(func() error {
+		err = errors.Join(err, node.Do(func() error {
 			l, err := netlink.LinkByName(tunnelLink)
-			if err == nil {
-				bytes = append(bytes, l.Attrs().Statistics.RxBytes)
+			if err != nil {
+				return fmt.Errorf("%s: %w", node.Name, err)
 			}
-			return err
-		})
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", node.Name, err)
-		}
+			bytes = append(bytes, l.Attrs().Statistics.RxBytes)
+			return nil
+		}))
 	}
-	return bytes, nil
+	return bytes, err
 }

@@ -39,17 +39,12 @@ func gatewayMetrics(ctx context.Context, h *Host) (map[string]float64, error) {
 var gatewaySockets = []string{"geneve", "wireguard", "wireguard6"}
 
 // checkOffloads requires each socket of the gateways to use the kernel's offloads.
-func (l *Lab) checkOffloads(ctx context.Context) (string, error) {
+func (l *Lab) checkOffloads(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
 	var used []string
 	for _, p := range l.gateways() {
-		want, err := kernelOffloads(p.Host)
-		if err != nil {
-			return "", err
-		}
-		metrics, err := gatewayMetrics(ctx, p.Host)
-		if err != nil {
-			return "", err
-		}
+		want := must(kernelOffloads(p.Host))
+		metrics := must(gatewayMetrics(ctx, p.Host))
 		used = nil
 		for offload, n := range want {
 			for _, socket := range gatewaySockets {
@@ -87,11 +82,9 @@ func kernelOffloads(h *Host) (map[string]float64, error) {
 
 // checkECN sends datagrams with a DSCP and every ECN code point, and checks the outer headers from the far gateway to the far pod's node: they must
 // have the code point, but not the DSCP (RFC 6040, Section 4.1).
-func (e *ends) checkECN(ctx context.Context, node *Host, gateway netip.Addr) (string, error) {
-	server, conn, err := e.dialEcho(ctx)
-	if err != nil {
-		return "", err
-	}
+func (e *ends) checkECN(ctx context.Context, node *Host, gateway netip.Addr) (_ string, err error) {
+	defer catch(&err)
+	server, conn := must2(e.dialEcho(ctx))
 	defer server.close()
 	defer conn.Close()
 	outer, err := newOuterSocket(node)
@@ -102,20 +95,10 @@ func (e *ends) checkECN(ctx context.Context, node *Host, gateway netip.Addr) (st
 	const dscp = 46 << 2 // expedited forwarding (RFC 3246)
 	buffer := make([]byte, 65536)
 	for ecn := range 4 {
-		level, option := unix.IPPROTO_IP, unix.IP_TOS
-		if isIPv6(conn) {
-			level, option = unix.IPPROTO_IPV6, unix.IPV6_TCLASS
-		}
-		if err := control(conn, func(fd int) error { return unix.SetsockoptInt(fd, level, option, dscp|ecn) }); err != nil {
-			return "", err
-		}
+		try(setOption(conn, unix.IP_TOS, unix.IPV6_TCLASS, dscp|ecn))
 		payload := fmt.Appendf(nil, "ECN %d of %s at %d", ecn, e.path(), time.Now().UnixNano())
-		if _, err := conn.Write(payload); err != nil {
-			return "", err
-		}
-		if err := outer.SetReadDeadline(time.Now().Add(replyTimeout)); err != nil {
-			return "", err
-		}
+		must(conn.Write(payload))
+		try(outer.SetReadDeadline(time.Now().Add(replyTimeout)))
 		for {
 			n, tos, from, err := outer.read(buffer)
 			if err != nil {

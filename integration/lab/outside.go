@@ -2,6 +2,7 @@ package lab
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 
@@ -122,9 +123,7 @@ func (c *Cluster) mapped() (address object, services []object) {
 	}
 	service := func(name string, address netip.Addr, more object) object {
 		o := object{"name": name + c.suffix(), "address": address, "port": servicePort, "protocol": "tcp", "backends": backends}
-		for k, v := range more {
-			o[k] = v
-		}
+		maps.Copy(o, more)
 		return o
 	}
 	return object{"external": c.MappedAs, "internal": c.Mapped, "via": c.Name + "-" + c.Nodes[0].Name}, []object{

@@ -3,8 +3,10 @@ package lab
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // smallStream is how many bytes a check of addresses sends in each direction.
@@ -117,17 +119,9 @@ func (l *Lab) mappingChecks(p *plan) []Check {
 
 // count formats how often each text was seen.
 func count(seen map[string]int) string {
-	var keys []string
-	for k := range seen {
-		keys = append(keys, k)
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(seen)) {
+		all = append(all, fmt.Sprintf("%s %d", name, seen[name]))
 	}
-	slices.Sort(keys)
-	s := ""
-	for i, k := range keys {
-		if i > 0 {
-			s += ", "
-		}
-		s += fmt.Sprintf("%s %d", k, seen[k])
-	}
-	return s
+	return strings.Join(all, ", ")
 }

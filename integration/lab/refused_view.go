@@ -46,21 +46,16 @@ func differences(before, after []string) string {
 }
 
 // view returns the lines of a gateway's metrics, without those that change with time or observation, its open sockets and its connections.
-func (l *Lab) view(ctx context.Context, i int) ([]string, error) {
+func (l *Lab) view(ctx context.Context, i int) (_ []string, err error) {
+	defer catch(&err)
 	p := l.gateway(i)
-	metrics, err := gatewayGet(ctx, p.Host, "/metrics")
-	if err != nil {
-		return nil, err
-	}
+	metrics := must(gatewayGet(ctx, p.Host, "/metrics"))
 	lines := slices.DeleteFunc(strings.Split(metrics, "\n"), func(line string) bool {
 		return strings.HasPrefix(line, "culvert_listener_") || strings.HasPrefix(line, "culvert_node_silence_seconds")
 	})
 	proc := filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid))
 	for _, table := range []string{"udp", "udp6", "tcp", "tcp6"} {
-		text, err := os.ReadFile(filepath.Join(proc, "net", table))
-		if err != nil {
-			return nil, err
-		}
+		text := must(os.ReadFile(filepath.Join(proc, "net", table)))
 		for line := range strings.Lines(string(text)) {
 			// Local address, state and inode; 0A is a TCP listener.
 			if f := strings.Fields(line); len(f) > 9 && (strings.HasPrefix(table, "udp") || f[3] == "0A") {

@@ -28,64 +28,33 @@ func (l *Lab) reload(ctx context.Context, i int, change func(config object)) err
 	if err := l.writeYAML(clusters[i].Name, "gateway.yaml", config); err != nil {
 		return err
 	}
-	return l.sendHangup(ctx, i, appliedText)
+	_, err := l.sendHangup(ctx, i, appliedText)
+	return err
 }
 
-// sendHangup sends SIGHUP to a gateway and waits for its log line.
-func (l *Lab) sendHangup(ctx context.Context, i int, want string) error {
+// sendHangup sends SIGHUP to a gateway and waits for the log line with which it answers, which must contain want.
+func (l *Lab) sendHangup(ctx context.Context, i int, want string) (line string, err error) {
+	defer catch(&err)
 	p := l.gateway(i)
-	before, err := p.said(want)
-	if err != nil {
-		return err
-	}
-	other := appliedText
-	if want == other {
-		other = refusedText
-	}
-	wrong, err := p.said(other)
-	if err != nil {
-		return err
-	}
-	if err := p.signal(unix.SIGHUP); err != nil {
-		return err
-	}
-	for began := time.Now(); ; {
-		n, err := p.said(want)
-		if err != nil {
-			return err
+	before := must(ReadLines(p.Log))
+	try(p.signal(unix.SIGHUP))
+	try(await(ctx, startTimeout, pollInterval, func() error {
+		log, err := ReadLines(p.Log)
+		for line = range strings.Lines(log[min(len(before), len(log)):]) {
+			if strings.Contains(line, appliedText) || strings.Contains(line, refusedText) {
+				return nil
+			}
 		}
-		if n > before {
-			return nil
-		}
-		if w, err := p.said(other); err != nil || w > wrong {
-			return errors.Join(fmt.Errorf("%s: want %q, its log says: %s", p.Name(), want, tail(p.Log, 1)), err)
-		}
-		if ctx.Err() != nil || time.Since(began) > startTimeout {
-			return fmt.Errorf("%s: no %q in its log %v after SIGHUP", p.Name(), want, time.Since(began).Round(time.Millisecond))
-		}
-		time.Sleep(pollInterval)
+		return errors.Join(fmt.Errorf("%s: no %q in its log after SIGHUP", p.Name(), want), err)
+	}))
+	if !strings.Contains(line, want) {
+		return "", fmt.Errorf("%s: want %q, its log says: %s", p.Name(), want, line)
 	}
+	return line, nil
 }
 
 // gateway returns the gateway process of clusters[i].
 func (l *Lab) gateway(i int) *Process { return l.process(clusters[i].Name + "/gateway") }
-
-// said counts a text in the process's log.
-func (p *Process) said(text string) (int, error) {
-	log, err := ReadLines(p.Log)
-	return strings.Count(log, text), err
-}
-
-// lastSaid returns the last line of the process's log that contains a text. Lines about other things may follow it.
-func (p *Process) lastSaid(text string) (last string, err error) {
-	log, err := ReadLines(p.Log)
-	for line := range strings.Lines(log) {
-		if strings.Contains(line, text) {
-			last = strings.TrimSpace(line)
-		}
-	}
-	return last, err
-}
 
 func (l *Lab) reloadChecks(p *plan) []Check {
 	return []Check{
@@ -95,19 +64,12 @@ func (l *Lab) reloadChecks(p *plan) []Check {
 }
 
 // checkRules adds and removes rules, and requires each to take effect at once, even for an existing connection.
-func (l *Lab) checkRules(ctx context.Context, p *plan) (string, error) {
+func (l *Lab) checkRules(ctx context.Context, p *plan) (_ string, err error) {
+	defer catch(&err)
 	e := l.pairOf(p, "milan/pod1", "rome/pod1")
-	server, err := newNameServer(e.to, backendPort)
-	if err != nil {
-		return "", err
-	}
-	defer server.close()
+	defer must(newNameServer(e.to, backendPort)).close()
 	to := netip.AddrPortFrom(e.target, backendPort)
-	old, err := newCall(ctx, e.from, to)
-	if err != nil {
-		return "", err
-	}
-	defer old.conn.Close()
+	old := must(newCall(ctx, e.from, to))
 	if _, _, err := old.ask(); err != nil {
 		return "", fmt.Errorf("before any rule: %w", err)
 	}
@@ -127,9 +89,7 @@ func (l *Lab) checkRules(ctx context.Context, p *plan) (string, error) {
 		{rule("drop"), os.ErrDeadlineExceeded, "drop"},
 		{nil, nil, "no rule again"},
 	} {
-		if err := l.reload(ctx, 0, step.change); err != nil {
-			return "", err
-		}
+		try(l.reload(ctx, 0, step.change))
 		c, err := newCall(ctx, e.from, to)
 		if err == nil {
 			_, _, err = c.ask()
@@ -154,7 +114,8 @@ const (
 )
 
 // checkReload changes both configurations again and again while streams of every kind run: between pods, from behind a pod, to and from mapped hosts.
-func (l *Lab) checkReload(ctx context.Context, p *plan) (string, error) {
+func (l *Lab) checkReload(ctx context.Context, p *plan) (_ string, err error) {
+	defer catch(&err)
 	rome, milan := &p[0], &p[1]
 	u := func(e *ends, local netip.Addr, c *Cluster) *ends {
 		e.local, e.wantSource = local, c.Seen(c.UnknownSource())
@@ -191,9 +152,7 @@ func (l *Lab) checkReload(ctx context.Context, p *plan) (string, error) {
 	reloads, whole, left := 0, 0, len(streams)
 	for left > 0 {
 		i := reloads % len(clusters)
-		if err := l.reload(ctx, i, l.change(i, reloads/len(clusters))); err != nil {
-			return "", err
-		}
+		try(l.reload(ctx, i, l.change(i, reloads/len(clusters))))
 		reloads++
 		if left == len(streams) {
 			whole++
@@ -214,9 +173,7 @@ func (l *Lab) checkReload(ctx context.Context, p *plan) (string, error) {
 		return "", fmt.Errorf("%d reloads while all streams ran, want %d: make the streams longer", whole, minReloads)
 	}
 	for i := range clusters {
-		if err := l.reload(ctx, i, nil); err != nil {
-			return "", err
-		}
+		try(l.reload(ctx, i, nil))
 	}
 	return fmt.Sprintf("%d reloads, %d MiB, SHA-256 equal", reloads, 2*int64(len(streams))*bulk>>20), nil
 }
@@ -226,11 +183,7 @@ func (l *Lab) thirdNode(i int) object {
 	var address []netip.Addr
 	var pods []netip.Prefix
 	for _, p := range l.plans() {
-		internal, pod := netip.MustParseAddr("10.80.0.77"), netip.MustParsePrefix("10.0.77.0/24")
-		if p.is6() {
-			internal, pod = netip.MustParseAddr("fd80::77"), netip.MustParsePrefix("fd00:10:0:77::/64")
-		}
-		address, pods = append(address, internal), append(pods, pod)
+		address, pods = append(address, netip.MustParseAddr(p.text("10.80.0.77"))), append(pods, netip.MustParsePrefix(p.text("10.0.77.0/24")))
 	}
 	outer := &l.outer()[i]
 	return object{"name": outer.Name + "-node3", "vni": 77, "underlay": spare(outer.Underlay), "address": oneOrBoth(address), "podCIDRs": pods}
@@ -238,10 +191,7 @@ func (l *Lab) thirdNode(i int) object {
 
 // spare is an address of a network that no host of a lab has.
 func spare(of netip.Prefix) netip.Addr {
-	if of.Addr().Is6() {
-		return remap(netip.MustParseAddr("::99"), of)
-	}
-	return remap(netip.MustParseAddr("0.0.0.99"), of)
+	return behind(of.Masked().Addr(), 99)
 }
 
 // change returns one of several changes that affect none of the streams.
@@ -255,8 +205,7 @@ func (l *Lab) change(i, n int) func(config object) {
 			}
 		},
 		func(config object) {
-			geneve := config["geneve"].(object)
-			geneve["nodes"] = append(geneve["nodes"].([]object), l.thirdNode(i))
+			set(config, "geneve.nodes", append(nodesOf(config), l.thirdNode(i)))
 		},
 		func(config object) {
 			nat := config["nat"].(object)
@@ -265,10 +214,10 @@ func (l *Lab) change(i, n int) func(config object) {
 		},
 		func(config object) {
 			// The same nodes in another order: their connections must not be affected.
-			nodes := config["geneve"].(object)["nodes"].([]object)
+			nodes := nodesOf(config)
 			nodes[0], nodes[1] = nodes[1], nodes[0]
 		},
-		func(config object) { delete(config["nat"].(object), "services") },
+		func(config object) { set(config, "nat.services", nil) },
 		func(config object) { config["cpus"] = min(2, runtime.NumCPU()) },
 		nil,
 	}[n%7]
@@ -280,14 +229,10 @@ const cpusStreams = 8
 // checkCPUs gives both gateways a second P beside connections and streams at full rate, and takes it back.
 func (l *Lab) checkCPUs(ctx context.Context, n int, pause time.Duration) (string, error) {
 	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (figure string, err error) {
-		streams, err := l.pair("rome/pod2", "milan/pod2").startBulk(cpusStreams, 0)
-		if err != nil {
-			return "", err
-		}
+		defer catch(&err)
+		streams := must(l.pair("rome/pod2", "milan/pod2").startBulk(cpusStreams, 0))
 		defer func() { err = errors.Join(err, streams.stop()) }()
-		if err := c.measureUndisturbed(); err != nil {
-			return "", err
-		}
+		try(c.measureUndisturbed())
 		undisturbed := time.Duration(streams.pause.Swap(0))
 		figure, err = l.eachGateway(c, pause, func(p *Process) error {
 			i := clusters.index(p.Host.Name)

@@ -1,13 +1,15 @@
 package lab
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"net"
 	"net/netip"
 	"time"
+
+	"culvert/nat/nattest"
 )
 
 // SCTP chunk types (RFC 9260, Section 3.2). The labs' kernels need no SCTP: the checks implement both ends over raw sockets.
@@ -19,43 +21,24 @@ const (
 	sctpCookieEcho = 10
 	sctpCookieAck  = 11
 
-	sctpPort       = 3868 // of Diameter, one of SCTP's users
-	sctpHeaderSize = 12
+	sctpPort = 3868 // of Diameter, one of SCTP's users
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// sctpPacket is a packet of one chunk.
+// sctpPacket is a packet of one chunk, whose value has a multiple of 4 bytes.
 type sctpPacket struct {
 	source, destination uint16
 	tag                 uint32
 	kind                byte
-	value               []byte // of the chunk, a multiple of 4 bytes
+	value               []byte
 }
 
-func (p *sctpPacket) marshal() []byte {
-	b := binary.BigEndian.AppendUint16(nil, p.source)
-	b = binary.BigEndian.AppendUint16(b, p.destination)
-	b = binary.BigEndian.AppendUint32(b, p.tag)
-	b = append(b, 0, 0, 0, 0, p.kind, 3, 0, 0) // checksum; type, flags (of data: first and last), length
-	binary.BigEndian.PutUint16(b[sctpHeaderSize+2:], uint16(4+len(p.value)))
-	b = append(b, p.value...)
-	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, castagnoli)) // RFC 9260, Appendix A
-	return b
-}
-
-// parseSCTP fails for a packet with a wrong checksum.
-func parseSCTP(b []byte) (*sctpPacket, error) {
-	if len(b) < sctpHeaderSize+4 || len(b) < sctpHeaderSize+int(binary.BigEndian.Uint16(b[sctpHeaderSize+2:])) {
-		return nil, fmt.Errorf("SCTP packet of %d bytes", len(b))
-	}
-	sum := binary.LittleEndian.Uint32(b[8:])
-	copied := append([]byte(nil), b...)
-	clear(copied[8:12])
-	if want := crc32.Checksum(copied, castagnoli); sum != want {
-		return nil, fmt.Errorf("SCTP checksum %#x arrived, want %#x", sum, want)
-	}
-	return &sctpPacket{binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:]), binary.BigEndian.Uint32(b[4:]), b[sctpHeaderSize], b[sctpHeaderSize+4:]}, nil
+// bytes returns the packet for any two addresses, which its checksum does not cover (RFC 9260, Appendix A).
+func (p *sctpPacket) bytes() []byte {
+	const firstAndLast = 3 // flags of data; other chunks have none
+	chunk := append([]byte{p.kind, firstAndLast, 0, byte(4 + len(p.value))}, p.value...)
+	body := nattest.SCTP{SourcePort: p.source, DestinationPort: p.destination, Tag: p.tag, Chunks: chunk}
+	none := netip.IPv4Unspecified()
+	return packetOf(none, none, body).Bytes()[ipHeader(none):]
 }
 
 // sctpEnd is one end of associations: an address of a host.
@@ -72,32 +55,30 @@ func newSCTPEnd(h *Host, local netip.Addr) (*sctpEnd, error) {
 	return &sctpEnd{h, conn}, nil
 }
 
-func (e *sctpEnd) send(to netip.Addr, p *sctpPacket) error {
-	_, err := e.conn.WriteTo(p.marshal(), &net.IPAddr{IP: to.AsSlice()})
+func (e *sctpEnd) send(to netip.Addr, p sctpPacket) error {
+	_, err := e.conn.WriteTo(p.bytes(), &net.IPAddr{IP: to.AsSlice()})
 	return err
 }
 
-// expect requires the next packet to be of this kind, source and tag, and returns it.
-func (e *sctpEnd) expect(kind byte, from netip.Addr, tag uint32, value []byte) (*sctpPacket, error) {
-	if err := e.conn.SetReadDeadline(time.Now().Add(replyTimeout)); err != nil {
-		return nil, err
-	}
+// expect requires the next packet to be this one, with a correct checksum and from this address. A source port of 0 means any, which expect returns.
+func (e *sctpEnd) expect(from netip.Addr, want sctpPacket) (port uint16, err error) {
+	defer catch(&err)
+	try(e.conn.SetReadDeadline(time.Now().Add(replyTimeout)))
 	buffer := make([]byte, 65536)
 	n, source, err := e.conn.ReadFrom(buffer)
 	if err != nil {
-		return nil, fmt.Errorf("%s: SCTP chunk of type %d: %w", e.host.Name, kind, err)
+		return 0, fmt.Errorf("%s: SCTP chunk of type %d: %w", e.host.Name, want.kind, err)
 	}
-	p, err := parseSCTP(buffer[:n])
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", e.host.Name, err)
+	if want.source == 0 {
+		want.source = binary.BigEndian.Uint16(buffer)
 	}
-	if p.kind != kind || p.tag != tag || string(p.value) != string(value) {
-		return nil, fmt.Errorf("%s: SCTP chunk of type %d with tag %#x and %x, want %d, %#x, %x", e.host.Name, p.kind, p.tag, p.value, kind, tag, value)
+	if !bytes.Equal(buffer[:n], want.bytes()) {
+		return 0, fmt.Errorf("%s: SCTP packet % x arrived, want % x", e.host.Name, buffer[:n], want.bytes())
 	}
 	if s := source.(*net.IPAddr).IP.String(); s != from.String() {
-		return nil, fmt.Errorf("%s saw SCTP from %s, want %s", e.host.Name, s, from)
+		return 0, fmt.Errorf("%s saw SCTP from %s, want %s", e.host.Name, s, from)
 	}
-	return p, nil
+	return want.source, nil
 }
 
 func (l *Lab) sctpChecks(p *plan) []Check {
@@ -153,58 +134,30 @@ func (s *sctpPair) begin() error {
 }
 
 // step sends a chunk over each.
-func (s *sctpPair) step(kind byte) error {
+func (s *sctpPair) step(kind byte) (err error) {
+	defer catch(&err)
 	for i, near := range s.near {
-		value, tag := sctpValue(kind, sctpTags[i]), sctpTags[i][1]
+		value, tags := sctpValue(kind, sctpTags[i]), sctpTags[i]
 		switch kind {
-		case sctpInit:
-			tag = 0
 		case sctpInitAck, sctpCookieAck, sctpSack: // from the far end
-			if err := s.back(i, kind, value); err != nil {
-				return err
-			}
+			try(s.far.send(s.u, sctpPacket{sctpPort, s.ports[i], tags[0], kind, value}))
+			must(near.expect(s.target, sctpPacket{sctpPort, sctpPort, tags[0], kind, value}))
 			continue
+		case sctpInit:
+			tags[1] = 0
 		}
-		if err := near.send(s.target, &sctpPacket{sctpPort, sctpPort, tag, kind, value}); err != nil {
-			return err
-		}
-		p, err := s.far.expect(kind, s.u, tag, value)
-		if err != nil {
-			return err
-		}
-		if kind == sctpInit {
-			s.ports[i] = p.source
-		}
-		if p.source != s.ports[i] || p.destination != sctpPort {
-			return fmt.Errorf("%s: ports %d to %d, want %d to %d", s.far.host.Name, p.source, p.destination, s.ports[i], sctpPort)
-		}
+		try(near.send(s.target, sctpPacket{sctpPort, sctpPort, tags[1], kind, value}))
+		s.ports[i] = must(s.far.expect(s.u, sctpPacket{s.ports[i], sctpPort, tags[1], kind, value}))
 	}
 	return nil
 }
 
-// back sends a chunk from the far end of an association.
-func (s *sctpPair) back(i int, kind byte, value []byte) error {
-	tag := sctpTags[i][0]
-	if err := s.far.send(s.u, &sctpPacket{sctpPort, s.ports[i], tag, kind, value}); err != nil {
-		return err
-	}
-	p, err := s.near[i].expect(kind, s.target, tag, value)
-	if err == nil && (p.source != sctpPort || p.destination != sctpPort) {
-		err = fmt.Errorf("%s: ports %d to %d, want %d to %[4]d", s.near[i].host.Name, p.source, p.destination, sctpPort)
-	}
-	return err
-}
-
 // checkSCTP opens two associations that collide.
-func (l *Lab) checkSCTP(_ context.Context, p *plan) (string, error) {
-	s, err := l.newSCTPPair(p)
-	if err != nil {
-		return "", err
-	}
+func (l *Lab) checkSCTP(_ context.Context, p *plan) (_ string, err error) {
+	defer catch(&err)
+	s := must(l.newSCTPPair(p))
 	defer s.close()
-	if err := s.begin(); err != nil {
-		return "", err
-	}
+	try(s.begin())
 	return fmt.Sprintf("from %s, port %d kept, then %d", s.u, s.ports[0], s.ports[1]), nil
 }
 

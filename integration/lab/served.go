@@ -122,7 +122,7 @@ func (l *Lab) serveOn(ctx context.Context, c *Cluster, serve []object, do func()
 // all mostCalls calls.
 func (s *servedCheck) answers(ctx context.Context, from *Host, to netip.AddrPort, sees []netip.Addr) (string, error) {
 	if sees == nil {
-		return refuses(ctx, from, to)
+		return "refused", refuses(ctx, from, to, unix.ECONNREFUSED)
 	}
 	want, seen := make(map[string]string), make(map[string]int)
 	var sources []string
@@ -155,16 +155,4 @@ func (s *servedCheck) answers(ctx context.Context, from *Host, to netip.AddrPort
 		figure = "calls: " + count(seen) + ", " + figure
 	}
 	return figure, nil
-}
-
-// refuses requires a connection to be refused.
-func refuses(ctx context.Context, from *Host, to netip.AddrPort) (string, error) {
-	c, err := newCall(ctx, from, to)
-	if err == nil {
-		c.conn.Close()
-	}
-	if !errors.Is(err, unix.ECONNREFUSED) {
-		return "", fmt.Errorf("call to %s: %v, want %v", to, err, unix.ECONNREFUSED)
-	}
-	return "refused", nil
 }

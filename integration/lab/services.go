@@ -42,14 +42,9 @@ func newNameServer(h *Host, port uint16) (*nameServer, error) {
 			s.mu.Unlock()
 			conn.(*net.TCPConn).SetLinger(0) // a FIN would be repeated when it no longer reaches its client
 			go func() {
-				lines := bufio.NewReader(conn)
-				for {
-					line, err := lines.ReadString('\n')
-					if err != nil {
-						conn.Close()
-						return
-					}
-					fmt.Fprintf(conn, "%s %s %s", h.Name, conn.RemoteAddr().(*net.TCPAddr).IP, line)
+				defer conn.Close()
+				for lines := bufio.NewScanner(conn); lines.Scan(); {
+					fmt.Fprintf(conn, "%s %s %s\n", h.Name, conn.RemoteAddr().(*net.TCPAddr).IP, lines.Text())
 				}
 			}()
 		}
@@ -71,35 +66,44 @@ type call struct {
 	conn  net.Conn
 	lines *bufio.Reader
 	count int
+
+	patience time.Duration // with an answer
 }
 
+// newCall connects. The connection ends with ctx, if not before.
 func newCall(ctx context.Context, from *Host, to netip.AddrPort) (*call, error) {
-	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
+	dialing, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
-	conn, err := from.Dial(ctx, over("tcp", to.Addr()), to.String())
+	conn, err := from.Dial(dialing, over("tcp", to.Addr()), to.String())
 	if err != nil {
 		return nil, err
 	}
-	return &call{conn: conn, lines: bufio.NewReader(conn)}, nil
+	context.AfterFunc(ctx, func() { conn.Close() })
+	return &call{conn: conn, lines: bufio.NewReader(conn), patience: replyTimeout}, nil
 }
 
 // ask returns the name of the host that answers and the source that it sees.
 func (c *call) ask() (name, source string, err error) {
+	defer catch(&err)
 	c.count++
 	question := fmt.Sprintf("question %d", c.count)
-	c.conn.SetDeadline(time.Now().Add(replyTimeout))
-	if _, err := fmt.Fprintln(c.conn, question); err != nil {
-		return "", "", err
-	}
-	line, err := c.lines.ReadString('\n')
-	if err != nil {
-		return "", "", err
-	}
+	c.conn.SetDeadline(time.Now().Add(c.patience))
+	must(fmt.Fprintln(c.conn, question))
+	line := must(c.lines.ReadString('\n'))
 	parts := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 3)
 	if len(parts) != 3 || parts[2] != question {
 		return "", "", fmt.Errorf("answer %q to %q", line, question)
 	}
 	return parts[0], parts[1], nil
+}
+
+// answeredBy asks, and requires an answer from the named host, or from any if want is "".
+func (c *call) answeredBy(want string) error {
+	name, _, err := c.ask()
+	if err == nil && want != "" && name != want {
+		err = fmt.Errorf("answer from %s, want %s", name, want)
+	}
+	return err
 }
 
 // end closes the connection, and waits until the server has closed it too.
@@ -115,6 +119,18 @@ func (c *call) end() error {
 	return nil
 }
 
+// refuses requires a connection to fail with this error.
+func refuses(ctx context.Context, from *Host, to netip.AddrPort, want error) error {
+	c, err := newCall(ctx, from, to)
+	if err == nil {
+		c.conn.Close()
+	}
+	if !errors.Is(err, want) {
+		return fmt.Errorf("call to %s: %v, want %v", to, err, want)
+	}
+	return nil
+}
+
 // serviceCheck reaches services of one cluster from a pod of the other.
 type serviceCheck struct {
 	lab     *Lab
@@ -122,7 +138,6 @@ type serviceCheck struct {
 	cluster int // of the services, in the plan
 	from    *Host
 	others  *Host // the other pod there
-	source  netip.Addr
 }
 
 // serviceChecks test services with two backends.
@@ -131,7 +146,6 @@ func (l *Lab) serviceChecks(p *plan) []Check {
 	for i := range p {
 		c, peer := &p[i], &p[1-i]
 		s := &serviceCheck{lab: l, plan: p, cluster: i, from: l.host(p, peer.Name+"/pod1"), others: l.host(p, peer.Name+"/pod2")}
-		s.source = peer.Seen(s.from.Address)
 		for _, service := range []struct {
 			name    string
 			address netip.Addr
@@ -139,28 +153,37 @@ func (l *Lab) serviceChecks(p *plan) []Check {
 		}{
 			{"service balance", c.Balanced, s.balance},
 			{"service affinity", c.Sticky, s.affinity},
-			{"service removal", c.Balanced, s.removalKeeps},
-			{"service reset", c.Strict, s.removalResets},
+			{"service removal", c.Balanced, s.removal("balanced", false)},
+			{"service reset", c.Strict, s.removal("strict", true)},
 		} {
 			to := netip.AddrPortFrom(c.Seen(service.address), servicePort)
-			checks = append(checks, Check{service.name, s.from.Name + " → " + to.String(), func(ctx context.Context) (string, error) {
-				return s.withBackends(ctx, to, service.run)
+			checks = append(checks, Check{service.name, s.from.Name + " → " + to.String(), func(ctx context.Context) (_ string, err error) {
+				defer catch(&err)
+				defer must(l.serveBackends(p, i))()
+				return service.run(ctx, to)
 			}})
 		}
 	}
 	return checks
 }
 
-// withBackends runs a check while both backends serve.
-func (s *serviceCheck) withBackends(ctx context.Context, to netip.AddrPort, run func(context.Context, netip.AddrPort) (string, error)) (string, error) {
-	for _, n := range s.plan[s.cluster].Nodes {
-		server, err := newNameServer(s.lab.host(s.plan, s.plan[s.cluster].Name+"/"+n.PodName), backendPort)
-		if err != nil {
-			return "", err
+// serveBackends makes both pods of a cluster answer as backends of its services until stop is called.
+func (l *Lab) serveBackends(p *plan, cluster int) (stop func(), err error) {
+	var servers []*nameServer
+	stop = func() {
+		for _, s := range servers {
+			s.close()
 		}
-		defer server.close()
 	}
-	return run(ctx, to)
+	for _, n := range p[cluster].Nodes {
+		server, err := newNameServer(l.host(p, p[cluster].Name+"/"+n.PodName), backendPort)
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		servers = append(servers, server)
+	}
+	return stop, nil
 }
 
 // calls makes connections one after another and counts who answered.
@@ -185,11 +208,9 @@ func (s *serviceCheck) calls(ctx context.Context, from *Host, to netip.AddrPort,
 	return seen, nil
 }
 
-func (s *serviceCheck) balance(ctx context.Context, to netip.AddrPort) (string, error) {
-	seen, err := s.calls(ctx, s.from, to, serviceCalls)
-	if err != nil {
-		return "", err
-	}
+func (s *serviceCheck) balance(ctx context.Context, to netip.AddrPort) (_ string, err error) {
+	defer catch(&err)
+	seen := must(s.calls(ctx, s.from, to, serviceCalls))
 	if len(seen) != 2 {
 		return "", fmt.Errorf("%d connections: %s, want two backends", serviceCalls, count(seen))
 	}
@@ -197,20 +218,13 @@ func (s *serviceCheck) balance(ctx context.Context, to netip.AddrPort) (string, 
 }
 
 // affinity requires one backend for all connections of each client, even after a change of the configuration.
-func (s *serviceCheck) affinity(ctx context.Context, to netip.AddrPort) (string, error) {
+func (s *serviceCheck) affinity(ctx context.Context, to netip.AddrPort) (_ string, err error) {
+	defer catch(&err)
 	figure := ""
 	for _, from := range []*Host{s.from, s.others} {
-		seen, err := s.calls(ctx, from, to, serviceCalls/2)
-		if err != nil {
-			return "", err
-		}
-		if err := s.lab.reload(ctx, s.cluster, nil); err != nil {
-			return "", err
-		}
-		more, err := s.calls(ctx, from, to, serviceCalls/2)
-		if err != nil {
-			return "", err
-		}
+		seen := must(s.calls(ctx, from, to, serviceCalls/2))
+		try(s.lab.reload(ctx, s.cluster, nil))
+		more := must(s.calls(ctx, from, to, serviceCalls/2))
 		for name, n := range more {
 			seen[name] += n
 		}
@@ -237,11 +251,9 @@ func (s *serviceCheck) oneEach(ctx context.Context, to netip.AddrPort) (map[stri
 		if err != nil {
 			return calls, errors.Join(err, c.conn.Close())
 		}
-		if calls[name] != nil {
-			c.conn.Close()
-			continue
+		if calls[name] == nil {
+			calls[name] = c
 		}
-		calls[name] = c
 		if len(calls) == 2 {
 			return calls, nil
 		}
@@ -249,73 +261,38 @@ func (s *serviceCheck) oneEach(ctx context.Context, to netip.AddrPort) (map[stri
 	return calls, fmt.Errorf("%d connections reached %d backends, want 2", serviceCalls, len(calls))
 }
 
-// without removes the first pod from the named service and returns a function that restores it.
-func (s *serviceCheck) without(ctx context.Context, service string) (leaving, staying string, restore func() error, err error) {
-	c := &s.plan[s.cluster]
-	err = s.lab.reload(ctx, s.cluster, func(config object) {
-		for _, o := range config["nat"].(object)["services"].([]object) {
-			if o["name"] == service+c.suffix() {
-				o["backends"] = o["backends"].([]object)[1:]
+// removal removes the first pod from a service: its connection goes on, or is reset where onRemoval says so, and new ones go to the other pod.
+func (s *serviceCheck) removal(service string, resets bool) func(context.Context, netip.AddrPort) (string, error) {
+	return func(ctx context.Context, to netip.AddrPort) (_ string, err error) {
+		defer catch(&err)
+		c := &s.plan[s.cluster]
+		leaving, staying := c.Name+"/"+c.Nodes[0].PodName, c.Name+"/"+c.Nodes[1].PodName
+		calls := must(s.oneEach(ctx, to))
+		defer func() { err = errors.Join(err, s.lab.reload(ctx, s.cluster, nil)) }()
+		try(s.lab.reload(ctx, s.cluster, func(config object) {
+			for _, o := range config["nat"].(object)["services"].([]object) {
+				if o["name"] == service+c.suffix() {
+					o["backends"] = o["backends"].([]object)[1:]
+				}
+			}
+		}))
+		for name, call := range calls {
+			got, _, err := call.ask()
+			if resets && name == leaving {
+				if !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) && !errors.Is(err, io.EOF) {
+					return "", fmt.Errorf("connection to %s after it left: %v, want it reset", leaving, err)
+				}
+			} else if err != nil || got != name {
+				return "", fmt.Errorf("connection to %s after %s left: answer from %q: %w", name, leaving, got, err)
 			}
 		}
-	})
-	return c.Name + "/" + c.Nodes[0].PodName, c.Name + "/" + c.Nodes[1].PodName,
-		func() error { return s.lab.reload(ctx, s.cluster, nil) }, err
-}
-
-// removalKeeps removes a backend: its connection continues, new ones go to the remaining backend.
-func (s *serviceCheck) removalKeeps(ctx context.Context, to netip.AddrPort) (string, error) {
-	calls, err := s.oneEach(ctx, to)
-	defer closeAll(calls)
-	if err != nil {
-		return "", err
-	}
-	leaving, staying, restore, err := s.without(ctx, "balanced")
-	if err != nil {
-		return "", err
-	}
-	for name, c := range calls {
-		if got, _, err := c.ask(); err != nil || got != name {
-			return "", errors.Join(fmt.Errorf("connection to %s after %s left: answer from %q: %w", name, leaving, got, err), restore())
+		seen := must(s.calls(ctx, s.from, to, serviceCalls/2))
+		if len(seen) != 1 || seen[staying] == 0 {
+			return "", fmt.Errorf("new connections after %s left: %s", leaving, count(seen))
 		}
-	}
-	seen, err := s.calls(ctx, s.from, to, serviceCalls/2)
-	if err = errors.Join(err, restore()); err != nil {
-		return "", err
-	}
-	if len(seen) != 1 || seen[staying] == 0 {
-		return "", fmt.Errorf("new connections after %s left: %s", leaving, count(seen))
-	}
-	return fmt.Sprintf("2 go on, new ones: %s", count(seen)), nil
-}
-
-// removalResets removes a backend of a service with onRemoval reset.
-func (s *serviceCheck) removalResets(ctx context.Context, to netip.AddrPort) (string, error) {
-	calls, err := s.oneEach(ctx, to)
-	defer closeAll(calls)
-	if err != nil {
-		return "", err
-	}
-	leaving, staying, restore, err := s.without(ctx, "strict")
-	if err != nil {
-		return "", err
-	}
-	_, _, lost := calls[leaving].ask()
-	name, _, err := calls[staying].ask()
-	if err = errors.Join(err, restore()); err != nil {
-		return "", err
-	}
-	if name != staying {
-		return "", fmt.Errorf("connection to %s answered by %s", staying, name)
-	}
-	if !errors.Is(lost, unix.ECONNRESET) && !errors.Is(lost, unix.EPIPE) && !errors.Is(lost, io.EOF) {
-		return "", fmt.Errorf("connection to %s after it left: %v, want it reset", leaving, lost)
-	}
-	return "1 goes on, 1 reset", nil
-}
-
-func closeAll(calls map[string]*call) {
-	for _, c := range calls {
-		c.conn.Close()
+		if resets {
+			return fmt.Sprintf("1 goes on, 1 reset, new ones: %s", count(seen)), nil
+		}
+		return fmt.Sprintf("2 go on, new ones: %s", count(seen)), nil
 	}
 }

@@ -143,64 +143,45 @@ func (l *Lab) checkCapabilities(ctx context.Context) (string, error) {
 }
 
 // checkRemaps reads each gateway's choice for the other cluster's CIDRs.
-func (l *Lab) checkRemaps(context.Context) (string, error) {
+func (l *Lab) checkRemaps(context.Context) (_ string, err error) {
+	defer catch(&err)
 	var seen []string
 	for _, p := range l.plans() {
-		all, err := l.remapsOf(p)
-		if err != nil {
-			return "", err
+		for i := range p {
+			c, peer := &p[i], &p[1-i]
+			ledger := must(ipam.Open(l.path(c.Name, "state/ipam.json")).Read())
+			for kind, want := range map[ipam.Kind][2]netip.Prefix{ipam.Pod: {peer.PodCIDR, peer.SeenPods}, ipam.External: {peer.External, peer.SeenExt}} {
+				e, _ := ledger.Find(ipam.Owner{Peer: peer.Name, Kind: kind, Real: want[0].String()})
+				if e.Remapped != want[1] {
+					return "", fmt.Errorf("%s remembers %q for %s of %s, want %s", c.Name, e.RemappedText(), want[0], peer.Name, want[1])
+				}
+			}
 		}
-		seen = append(seen, fmt.Sprintf("%s seen as %s", p[0].PodCIDR, strings.Join(all, ", ")))
+		seen = append(seen, fmt.Sprintf("%s seen as %s, %s", p[0].PodCIDR, p[1].SeenPods, p[0].SeenPods))
 	}
 	return strings.Join(seen, "; "), nil
 }
 
-func (l *Lab) remapsOf(p *plan) (seen []string, err error) {
-	for i := range p {
-		c, peer := &p[i], &p[1-i]
-		ledger, err := ipam.Open(l.path(c.Name, "state/ipam.json")).Read()
-		if err != nil {
-			return nil, err
-		}
-		for kind, want := range map[ipam.Kind][2]netip.Prefix{ipam.Pod: {peer.PodCIDR, peer.SeenPods}, ipam.External: {peer.External, peer.SeenExt}} {
-			e, _ := ledger.Find(ipam.Owner{Peer: peer.Name, Kind: kind, Real: want[0].String()})
-			if e.Remapped != want[1] {
-				return nil, fmt.Errorf("%s remembers %q for %s of %s, want %s", c.Name, e.RemappedText(), want[0], peer.Name, want[1])
-			}
-		}
-		seen = append(seen, peer.SeenPods.String())
-	}
-	return seen, nil
-}
-
 // checkPing sends requests of the default size, and some that fill the MTU.
-func (e *ends) checkPing(ctx context.Context) (string, error) {
-	p, err := newPinger(e.from)
-	if err != nil {
-		return "", err
-	}
+func (e *ends) checkPing(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
+	p := must(newPinger(e.from))
 	defer p.close()
-	wait, err := watchEchoes(e.to, p.id, pings)
-	if err != nil {
-		return "", err
-	}
+	wait := must(watchEchoes(e.to, p.id, pings))
 	largest := largeMTU
 	if e.size > 0 {
 		largest = e.size
 	}
 	rtts, err := p.series(ctx, e.target, pings, []int{84, 84, largest})
 	sources, watchErr := wait()
-	if err != nil {
-		return "", err
-	}
-	if watchErr != nil {
-		return "", watchErr
-	}
+	try(errors.Join(err, watchErr))
 	if len(sources) < pings {
 		return "", fmt.Errorf("%s saw %d requests, want %d", e.to.Name, len(sources), pings)
 	}
-	if err := allFrom(sources, e.wantSource, e.to.Name); err != nil {
-		return "", err
+	for _, s := range sources {
+		if s != e.wantSource {
+			return "", fmt.Errorf("%s saw source %s, want %s", e.to.Name, s, e.wantSource)
+		}
 	}
 	return fmt.Sprintf("%s, from %s", percentiles(rtts), e.wantSource), nil
 }
@@ -212,39 +193,33 @@ func (p *pinger) series(ctx context.Context, to netip.Addr, n int, sizes []int) 
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		a, err := p.echo(to, sizes[i%len(sizes)], maxTTL)
+		rtt, err := p.ping(to, sizes[i%len(sizes)])
 		if err != nil {
 			return rtts, err
 		}
-		if a.message.Type != p.types().reply {
-			return nil, fmt.Errorf("%v (code %d) from %s, want an echo reply", a.message.Type, a.message.Code, a.from)
-		}
-		rtts = append(rtts, a.rtt)
+		rtts = append(rtts, rtt)
 	}
 	return rtts, nil
 }
 
-// allFrom fails if a host saw another source address than the remapped one.
-func allFrom(sources []netip.Addr, want netip.Addr, host string) error {
-	for _, s := range sources {
-		if s != want {
-			return fmt.Errorf("%s saw source %s, want %s", host, s, want)
-		}
+// ping sends one request, which must have a reply, and returns the round-trip time.
+func (p *pinger) ping(to netip.Addr, size int) (time.Duration, error) {
+	a, err := p.echo(to, size, maxTTL)
+	if err != nil {
+		return 0, err
 	}
-	return nil
+	if a.message.Type != p.types().reply {
+		return 0, fmt.Errorf("%v (code %d) from %s, want an echo reply", a.message.Type, a.message.Code, a.from)
+	}
+	return a.rtt, nil
 }
 
 // checkInternal pings a gateway's internal address.
-func checkInternal(h *Host, internal netip.Addr) (string, error) {
-	p, err := newPinger(h)
-	if err != nil {
-		return "", err
-	}
+func checkInternal(h *Host, internal netip.Addr) (_ string, err error) {
+	defer catch(&err)
+	p := must(newPinger(h))
 	defer p.close()
-	rtts, err := p.series(context.Background(), internal, 20, []int{84})
-	if err != nil {
-		return "", err
-	}
+	rtts := must(p.series(context.Background(), internal, 20, []int{84}))
 	return percentiles(rtts), nil
 }
 
@@ -267,11 +242,9 @@ func (l *Lab) traceChecks(p *plan, i int) []Check {
 }
 
 // checkTrace sends echo requests with growing TTL and compares who answers.
-func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Addr) (string, error) {
-	p, err := newPinger(from)
-	if err != nil {
-		return "", err
-	}
+func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Addr) (_ string, err error) {
+	defer catch(&err)
+	p := must(newPinger(from))
 	defer p.close()
 	var hops []netip.Addr
 	for ttl := 1; ttl <= len(want)+1 && ctx.Err() == nil; ttl++ {
@@ -286,9 +259,9 @@ func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Add
 		if a.message.Type != p.types().timeExceeded {
 			return "", fmt.Errorf("hop %d: %v (code %d) from %s, want time exceeded", ttl, a.message.Type, a.message.Code, a.from)
 		}
-		if a.quote.source != from.Address || a.quote.destination != to {
+		if a.quote.Source != from.Address || a.quote.Destination != to {
 			return "", fmt.Errorf("hop %d (%s) quotes a packet from %s to %s, want what was sent: from %s to %s",
-				ttl, a.from, a.quote.source, a.quote.destination, from.Address, to)
+				ttl, a.from, a.quote.Source, a.quote.Destination, from.Address, to)
 		}
 	}
 	if !slices.Equal(hops, want) {
@@ -298,11 +271,9 @@ func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Add
 }
 
 // checkPingUnderLoad measures latency beside a bulk stream. On a lossy path, up to two requests or one in twenty may have no answer.
-func (e *ends) checkPingUnderLoad(ctx context.Context, bulk int64, lossy bool) (string, error) {
-	p, err := newPinger(e.from)
-	if err != nil {
-		return "", err
-	}
+func (e *ends) checkPingUnderLoad(ctx context.Context, bulk int64, lossy bool) (_ string, err error) {
+	defer catch(&err)
+	p := must(newPinger(e.from))
 	defer p.close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

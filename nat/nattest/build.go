@@ -134,28 +134,31 @@ func (p IP) Bytes() []byte {
 // Pieces returns the packet p in fragments of size bytes.
 func Pieces(p IP, size int, id uint32) [][]byte {
 	whole := p.Bytes()
-	head := 20
+	protocol, body := whole[9], whole[20:]
 	if whole[0]>>4 == 6 {
-		head = 40
+		protocol, body = whole[6], whole[40:]
 	}
-	body := whole[head:]
-	protocol := map[bool]byte{true: whole[6], false: whole[9]}[head == 40]
 	var out [][]byte
 	for at := 0; at < len(body); at += size {
-		q := p
-		q.ID, q.Offset, q.MF = uint16(id), at, at+size < len(body)
-		if head == 40 {
-			field := at
-			if q.MF {
-				field |= 1
-			}
-			q.First, q.Extensions = 44, [][]byte{{0, 0, byte(field >> 8), byte(field), byte(id >> 24), byte(id >> 16), byte(id >> 8), byte(id)}}
-			q.MF, q.Offset = false, 0
-		}
-		q.Body = Raw{Protocol: protocol, Payload: body[at:min(at+size, len(body))]}
-		out = append(out, q.Bytes())
+		end := min(at+size, len(body))
+		out = append(out, Piece(p, Raw{protocol, body[at:end]}, at, end < len(body), id))
 	}
 	return out
+}
+
+// Piece returns one fragment of a packet with the headers of p: what is at this offset in bytes, and whether more follows.
+func Piece(p IP, part Raw, at int, more bool, id uint32) []byte {
+	p.Body = part
+	if netip.MustParseAddr(p.Source).Is4() {
+		p.ID, p.Offset, p.MF = uint16(id), at, more
+		return p.Bytes()
+	}
+	field := at
+	if more {
+		field |= 1
+	}
+	p.First, p.Extensions = 44, [][]byte{{0, 0, byte(field >> 8), byte(field), byte(id >> 24), byte(id >> 16), byte(id >> 8), byte(id)}}
+	return p.Bytes()
 }
 
 func (t TCP) bytes(source, destination netip.Addr) (uint8, []byte) {

@@ -32,7 +32,7 @@ func Check(b []byte) (View, error) { return check(b, false) }
 func CheckPartial(b []byte) (View, error) { return check(b, true) }
 
 func check(b []byte, partial bool) (View, error) {
-	v, err := open(b)
+	v, err := Open(b)
 	if err != nil {
 		return v, err
 	}
@@ -48,7 +48,8 @@ func check(b []byte, partial bool) (View, error) {
 	return v, v.verify(partial)
 }
 
-func open(b []byte) (v View, err error) {
+// Open takes b apart and verifies no checksum. It may be the beginning of a packet.
+func Open(b []byte) (v View, err error) {
 	if len(b) < 20 {
 		return v, errors.New("short")
 	}
@@ -188,7 +189,7 @@ func Quoted(b []byte) (View, error) {
 	if err != nil {
 		return outer, err
 	}
-	v, err := open(outer.Payload)
+	v, err := Open(outer.Payload)
 	if err == nil && v.Source.Is4() && Checksum(v.Header) != 0 {
 		err = errors.New("bad checksum of the quoted IPv4 header")
 	}
@@ -211,7 +212,7 @@ func Reassemble(fragments [][]byte) []byte {
 	var head []byte
 	end := -1
 	for _, b := range fragments {
-		v, err := open(b)
+		v, err := Open(b)
 		if err != nil {
 			return nil
 		}
