@@ -9,6 +9,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/nattest/cost"
 	"culvert/nat/packet"
 )
 
@@ -21,19 +22,19 @@ type meter struct {
 
 func startMeter(b *testing.B) meter {
 	b.Helper()
-	m := meter{seal: nattest.Seal(b)}
+	m := meter{seal: cost.Seal(b)}
 	b.ReportAllocs()
-	m.begin = nattest.ProcessorTime(b)
+	m.begin = cost.ProcessorTime(b)
 	b.ResetTimer()
 	return m
 }
 
 func (m meter) report(b *testing.B) {
 	b.Helper()
-	own := nattest.ProcessorTime(b) - m.begin
+	own := cost.ProcessorTime(b) - m.begin
 	b.StopTimer()
 	perOp := float64(own) / float64(b.N)
-	yard := min(m.seal, nattest.Seal(b))
+	yard := min(m.seal, cost.Seal(b))
 	b.ReportMetric(perOp/yard, "seals/op")
 	b.ReportMetric(yard, "ns/seal")
 }
@@ -254,14 +255,14 @@ func BenchmarkFlood(b *testing.B) {
 					e.Process(&p, node2, start)
 				}
 			}
-			begin := nattest.ProcessorTime(b)
+			begin := cost.ProcessorTime(b)
 			for i := range batch {
 				p.Parse(s.packet(work, i%established, node1))
 				if e.Process(&p, node1, start).Action != nat.Forward {
 					b.Fatal("not forwarded")
 				}
 			}
-			own += nattest.ProcessorTime(b) - begin
+			own += cost.ProcessorTime(b) - begin
 		}
 		if st := e.Stats(); st.Connections < established {
 			b.Fatalf("%d connections left", st.Connections)

@@ -11,6 +11,7 @@ import (
 	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/nattest/cost"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
@@ -180,7 +181,7 @@ func BenchmarkFeed(b *testing.B) {
 		for j := range packets {
 			packets[j].Parse(s.from(work[j][:], i+j, strangers, 1))
 		}
-		begin := nattest.ProcessorTime(b)
+		begin := cost.ProcessorTime(b)
 		for j := 0; j < firstTurn; j += nat.MaxLoad {
 			batch := packets[j : j+nat.MaxLoad]
 			e.Load(batch, node1)
@@ -190,7 +191,7 @@ func BenchmarkFeed(b *testing.B) {
 				}
 			}
 		}
-		return float64(nattest.ProcessorTime(b)-begin) / firstTurn
+		return float64(cost.ProcessorTime(b)-begin) / firstTurn
 	}
 	pause := func() {}
 	var first, firstFed, again, againFed, read, copied []float64
@@ -201,22 +202,22 @@ func BenchmarkFeed(b *testing.B) {
 		for i := 0; i < n; i += firstTurn {
 			first = append(first, some(alone, i, start))
 			firstFed = append(firstFed, some(fed, i, start))
-			begin := nattest.ProcessorTime(b)
+			begin := cost.ProcessorTime(b)
 			for more := true; more; {
 				_, more = feed.Next(block, start, pause)
 			}
-			read = append(read, float64(nattest.ProcessorTime(b)-begin)/firstTurn)
+			read = append(read, float64(cost.ProcessorTime(b)-begin)/firstTurn)
 		}
 		for i := 0; i < n; i += firstTurn {
 			again = append(again, some(alone, i, start))
 			againFed = append(againFed, some(fed, i, start))
 		}
 		feed.Copy()
-		begin := nattest.ProcessorTime(b)
+		begin := cost.ProcessorTime(b)
 		for more := true; more; {
 			_, more = feed.Next(block, start, pause)
 		}
-		copied = append(copied, float64(nattest.ProcessorTime(b)-begin)/n)
+		copied = append(copied, float64(cost.ProcessorTime(b)-begin)/n)
 	}
 	b.ReportMetric(middle(first), "ns/first")
 	b.ReportMetric(middle(firstFed)/middle(first), "first-fed/alone")

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"culvert/nat"
-	"culvert/nat/nattest"
+	"culvert/nat/nattest/cost"
 	"culvert/nat/packet"
 )
 
@@ -52,15 +52,15 @@ func benchmarkFirst(b *testing.B, e *nat.Engine, v6 bool, n, some int) {
 	b.ResetTimer()
 	for range b.N {
 		for range 40 {
-			seals = append(seals, nattest.SealOnce(b))
+			seals = append(seals, cost.SealOnce(b))
 			var own float64
 			made := 0
 			for ; made < firstTurn; made += some {
-				begin := nattest.ProcessorTime(b)
+				begin := cost.ProcessorTime(b)
 				for end := next + some; next < end; next += nat.MaxLoad {
 					open(next)
 				}
-				own += float64(nattest.ProcessorTime(b) - begin)
+				own += float64(cost.ProcessorTime(b) - begin)
 				if next >= 1<<24 { // there are no more distinct packets
 					next = n
 				}

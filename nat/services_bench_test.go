@@ -9,6 +9,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/nattest/cost"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
@@ -114,7 +115,7 @@ func (s *syns) send(b *testing.B, e *nat.Engine, n int) (used float64) {
 		for i := range made {
 			made[i] = s.next(s.work[i][:])
 		}
-		begin := nattest.ProcessorTime(b)
+		begin := cost.ProcessorTime(b)
 		for at := 0; at < synsTurn; at += nat.MaxLoad {
 			for i := range packets {
 				packets[i].Parse(made[at+i])
@@ -124,7 +125,7 @@ func (s *syns) send(b *testing.B, e *nat.Engine, n int) (used float64) {
 				e.Process(&packets[i], nat.Tunnel, start)
 			}
 		}
-		used += float64(nattest.ProcessorTime(b) - begin)
+		used += float64(cost.ProcessorTime(b) - begin)
 	}
 	if st := e.Stats(); st.Created < uint64(s.made)*3/4 {
 		b.Fatalf("%d connections of %d SYNs", st.Created, s.made)

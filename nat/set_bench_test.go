@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"culvert/integration/need"
-	"culvert/nat/nattest"
+	"culvert/nat/nattest/cost"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
@@ -44,7 +44,7 @@ func BenchmarkChange(b *testing.B) {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	used := nattest.ProcessorTime(b)
+	used := cost.ProcessorTime(b)
 	e, err := New([16]byte{}, c)
 	need.NoError(b, err)
 	for i := range 50_000 {
@@ -52,7 +52,7 @@ func BenchmarkChange(b *testing.B) {
 		put(e, key, r)
 	}
 	e.CommitRules()
-	first := nattest.ProcessorTime(b) - used
+	first := cost.ProcessorTime(b) - used
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	const connections = 300_000
@@ -63,13 +63,13 @@ func BenchmarkChange(b *testing.B) {
 	}
 	b.ReportAllocs()
 	b.ResetTimer()
-	used = nattest.ProcessorTime(b)
+	used = cost.ProcessorTime(b)
 	for i := range b.N {
 		key, r := mapping(i%50_000, netip.AddrFrom4([4]byte{198, byte(18 + i>>16&1), byte(i >> 8), byte(i)}))
 		put(e, key, r)
 		e.CommitRules()
 	}
-	b.ReportMetric(float64(nattest.ProcessorTime(b)-used)/float64(b.N)/1e3, "cpu-µs/change")
+	b.ReportMetric(float64(cost.ProcessorTime(b)-used)/float64(b.N)/1e3, "cpu-µs/change")
 	b.ReportMetric(first.Seconds(), "cpu-s-first")
 	b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/(1<<20), "live-MiB")
 	if st := e.Stats(); st.Connections != connections || st.Evicted != 0 {
@@ -106,10 +106,10 @@ func BenchmarkSweepAfterChanges(b *testing.B) {
 			e.CommitRules()
 		}
 		b.StartTimer()
-		began := nattest.ProcessorTime(b)
+		began := cost.ProcessorTime(b)
 		for !e.Sweep(1) {
 		}
-		used += nattest.ProcessorTime(b) - began
+		used += cost.ProcessorTime(b) - began
 		rounds++
 	}
 	b.ReportMetric(float64(used)/float64(rounds)/1e6, "cpu-ms/round")
@@ -125,10 +125,10 @@ func BenchmarkApplyChange(b *testing.B) {
 	need.NoError(b, err)
 	b.ReportAllocs()
 	b.ResetTimer()
-	used := nattest.ProcessorTime(b)
+	used := cost.ProcessorTime(b)
 	for i := range b.N {
 		c.Addresses[i%50_000].Internal = netip.AddrFrom4([4]byte{198, byte(18 + i>>16&1), byte(i >> 8), byte(i)})
 		need.NoError(b, e.Apply(c))
 	}
-	b.ReportMetric(float64(nattest.ProcessorTime(b)-used)/float64(b.N)/1e6, "cpu-ms/change")
+	b.ReportMetric(float64(cost.ProcessorTime(b)-used)/float64(b.N)/1e6, "cpu-ms/change")
 }

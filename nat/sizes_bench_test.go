@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"culvert/nat"
-	"culvert/nat/nattest"
+	"culvert/nat/nattest/cost"
 	"culvert/nat/packet"
 )
 
@@ -58,10 +58,10 @@ func BenchmarkSizes(b *testing.B) {
 	b.ResetTimer()
 	for range b.N {
 		for turn := range turns {
-			seals = append(seals, nattest.SealOnce(b))
+			seals = append(seals, cost.SealOnce(b))
 			for i := range all {
 				x, s := &all[i], streams[all[i].v6]
-				begin := nattest.ProcessorTime(b)
+				begin := cost.ProcessorTime(b)
 				for at := 0; at < perTurn; at += len(packets) {
 					var made [nat.MaxLoad][]byte
 					for j := range made {
@@ -75,21 +75,21 @@ func BenchmarkSizes(b *testing.B) {
 					}
 					forward(b, x.e, packets[:], node1)
 				}
-				x.costs = append(x.costs, float64(nattest.ProcessorTime(b)-begin)/perTurn)
+				x.costs = append(x.costs, float64(cost.ProcessorTime(b)-begin)/perTurn)
 			}
 		}
 	}
 	last := len(all) - 1
-	cost := func(i int) float64 {
+	perPacket := func(i int) float64 {
 		if all[i].v6 {
 			return middle(all[i].costs) - middle(all[last].costs)
 		}
 		return middle(all[i].costs) - middle(all[0].costs)
 	}
-	b.ReportMetric(cost(1)/middle(seals), "seals/small")
+	b.ReportMetric(perPacket(1)/middle(seals), "seals/small")
 	for i := 2; i < last; i++ {
-		b.ReportMetric(cost(i)/middle(seals), "seals/"+all[i].name)
-		b.ReportMetric(cost(i)/cost(1), all[i].name+"/small")
+		b.ReportMetric(perPacket(i)/middle(seals), "seals/"+all[i].name)
+		b.ReportMetric(perPacket(i)/perPacket(1), all[i].name+"/small")
 	}
 }
 

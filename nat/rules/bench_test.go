@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"culvert/integration/need"
-	"culvert/nat/nattest"
+	"culvert/nat/nattest/cost"
 )
 
 // sized returns a configuration with n mapped addresses, n pod routes and n/10 nodes, at most 5,000.
@@ -78,7 +78,7 @@ func TestRulesDoNotAllocate(t *testing.T) {
 // BenchmarkFirstPacketRules evaluates every stage, as for the first packet of a connection. N is the number of mappings, of pod
 // routes and of rules.
 func BenchmarkFirstPacketRules(b *testing.B) {
-	seal := nattest.Seal(b)
+	seal := cost.Seal(b)
 	for _, n := range []int{10, 1000, 50000} {
 		r := compiled(b, sized(n))
 		for _, ev := range evaluations {
@@ -88,11 +88,11 @@ func BenchmarkFirstPacketRules(b *testing.B) {
 			}
 			b.Run(fmt.Sprintf("%s/N=%d/rules=%d", ev.name, n, len(r.all())), func(b *testing.B) {
 				b.ReportAllocs()
-				start := nattest.ProcessorTime(b)
+				start := cost.ProcessorTime(b)
 				for i := 0; b.Loop(); i++ {
 					runs[i%len(runs)]()
 				}
-				b.ReportMetric(float64(nattest.ProcessorTime(b)-start)/float64(b.N)/seal, "seals/op")
+				b.ReportMetric(float64(cost.ProcessorTime(b)-start)/float64(b.N)/seal, "seals/op")
 			})
 		}
 	}
@@ -104,13 +104,13 @@ func BenchmarkCompileRules(b *testing.B) {
 		c := sized(n)
 		b.Run(fmt.Sprint("N=", n), func(b *testing.B) {
 			b.ReportAllocs()
-			used := nattest.ProcessorTime(b)
+			used := cost.ProcessorTime(b)
 			for b.Loop() {
 				if _, err := newRuleset(c); err != nil {
 					b.Fatal(err)
 				}
 			}
-			b.ReportMetric(float64(nattest.ProcessorTime(b)-used)/float64(b.N)/1e6, "cpu-ms/op")
+			b.ReportMetric(float64(cost.ProcessorTime(b)-used)/float64(b.N)/1e6, "cpu-ms/op")
 		})
 	}
 }
@@ -130,9 +130,9 @@ func BenchmarkWithdrawRules(b *testing.B) {
 				if d, err = s.Replace(few); err != nil {
 					b.Fatal(err)
 				}
-				began := nattest.ProcessorTime(b)
+				began := cost.ProcessorTime(b)
 				s.Commit(d)
-				used += nattest.ProcessorTime(b) - began
+				used += cost.ProcessorTime(b) - began
 			}
 			b.ReportMetric(float64(used)/float64(b.N)/1e6, "commit-cpu-ms/op")
 		})

@@ -1,4 +1,5 @@
-package nattest
+// Package cost measures what benchmarks report: processor time, and the unit of all budgets.
+package cost
 
 import (
 	"syscall"
