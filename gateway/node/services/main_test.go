@@ -201,6 +201,18 @@ func (s *stream) hear() (string, error) {
 	return string(b[:n]), err
 }
 
+// end closes a TCP connection from both sides, so that no Server keeps it.
+func (s *stream) end() error {
+	defer s.Close()
+	if err := s.Conn.(*net.TCPConn).CloseWrite(); err != nil {
+		return err
+	}
+	if rest, err := s.hear(); err != io.EOF {
+		return fmt.Errorf("at the end: %q, %v", rest, err)
+	}
+	return nil
+}
+
 func (n *node) dial(network, to string) *stream {
 	n.Helper()
 	s, err := dial(network, to)
@@ -224,8 +236,8 @@ func (n *node) requireServed(when, who string, at ...string) {
 	for _, to := range at {
 		if s, err := dial("tcp", to); err != nil {
 			n.Errorf("%s: %s: %v", when, to, err)
-		} else if s.Close(); s.who != who {
-			n.Errorf("%s: %s: %s answers, want %s", when, to, s.who, who)
+		} else if err := s.end(); err != nil || s.who != who {
+			n.Errorf("%s: %s: %s answers, want %s: %v", when, to, s.who, who, err)
 		}
 	}
 }

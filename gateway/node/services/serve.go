@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -107,8 +108,20 @@ func (s *Server) serveSome() error {
 		return nil
 	case errors.Is(err, errStopped), errors.Is(err, os.ErrDeadlineExceeded), s.closing.Load():
 		return errStopped
+	case isRemoved(conn):
+		return nil
 	}
 	return fmt.Errorf("services: read from the device: %w", err)
+}
+
+// isRemoved reports whether a device is gone: Go's poller then often fails before a read does, with an error that has no name.
+func isRemoved(device syscall.RawConn) bool {
+	request, err := unix.NewIfreq("")
+	if err != nil {
+		return false
+	}
+	device.Control(func(fd uintptr) { err = unix.IoctlIfreq(int(fd), unix.TUNGETIFF, request) })
+	return err == unix.EBADFD
 }
 
 // pass takes packets from a device until it is closed, or has been empty for a while: unix.EAGAIN. The device stays open meanwhile.
