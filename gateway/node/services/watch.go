@@ -61,6 +61,7 @@ func (s *Server) watch(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		s.fault.Store(text(err)) // first, for whoever reads the log and asks
 		if failure.Changed(err) {
 			s.logMend(err)
 		}
@@ -74,7 +75,6 @@ func (s *Server) watch(ctx context.Context) {
 				told, changes = mended, 0
 			}
 		}
-		s.fault.Store(text(err))
 	}
 }
 
