@@ -143,13 +143,19 @@ func (l *faultLab) until(cluster, part string) {
 // gatewayIn starts a gateway, and does not wait for it.
 func (l *faultLab) gatewayIn(h *peerHost, config string, own keyPair, peer string) *peerProcess {
 	l.t.Helper()
+	return l.gatewayBy([]string{os.Getenv(binaryEnv), "gateway"}, h, config, own, peer)
+}
+
+// gatewayBy starts a gateway by a command that takes its file.
+func (l *faultLab) gatewayBy(command []string, h *peerHost, config string, own keyPair, peer string) *peerProcess {
+	l.t.Helper()
 	dir := l.t.TempDir()
 	for name, text := range map[string]string{"gateway.yaml": h.family.of(config) + "\ncontrol: gateway.sock\n", "own.key": own.private + "\n", "peer.pub": peer + "\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			l.t.Fatal(err)
 		}
 	}
-	return h.start(nil, os.Getenv(binaryEnv), "gateway", "--config", filepath.Join(dir, "gateway.yaml"))
+	return h.start(nil, command[0], command[1], "--config", filepath.Join(dir, "gateway.yaml"))
 }
 
 // ping pings from both sides, as a user would, and reports whether all pings are answered.

@@ -1,12 +1,7 @@
 package integration
 
 import (
-	"encoding/base64"
-	"encoding/hex"
-	"encoding/json"
-	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
@@ -14,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"culvert/integration/lab"
 	"culvert/integration/need"
 )
 
@@ -97,43 +91,12 @@ func (c *tcpFlow) second(end int) float64 {
 // startReference starts the reference gateway in both clusters.
 func (l *faultLab) startReference() {
 	l.t.Helper()
-	address, prefix := netip.MustParseAddr, netip.MustParsePrefix
-	for _, side := range []struct {
-		h              *peerHost
-		own, peer      keyPair
-		tunnel, remote string
-		c              lab.ReferenceConfig
-	}{
-		{l.milanGateway, l.milanKey, l.romeKey, "169.254.18.1/30", "10.62.0.0/16", lab.ReferenceConfig{Underlay: address("172.19.0.9"),
-			Nodes: []lab.ReferenceNode{{VNI: 1, Underlay: address("172.19.0.2")}}}},
-		{l.gateway, l.romeKey, l.milanKey, "169.254.18.2/30", "10.61.0.0/16", lab.ReferenceConfig{Underlay: address("172.18.0.9"),
-			Endpoint: netip.MustParseAddrPort("192.0.2.7:51840"), Nodes: []lab.ReferenceNode{{VNI: 1, Underlay: address("172.18.0.2")}}}},
-	} {
-		c := &side.c
-		c.Internal, c.TunnelAddress, c.MTU, c.ListenPort = address("10.80.0.4"), prefix(side.tunnel), 1340, 51840
-		c.PrivateKey, c.PeerPublicKey = hexKey(l.t, side.own.private), hexKey(l.t, side.peer.public)
-		c.Nodes[0].Address, c.Nodes[0].PodCIDR = address("10.80.0.2"), prefix("10.0.1.0/24")
-		c.Remaps = []lab.ReferenceRemap{{Real: prefix("10.0.0.0/16"), Remapped: prefix(side.remote)}}
-		text, err := json.Marshal(c)
-		if err != nil {
-			l.t.Fatal(err)
-		}
-		file := filepath.Join(l.t.TempDir(), "reference.json")
-		if err := os.WriteFile(file, text, 0o600); err != nil {
-			l.t.Fatal(err)
-		}
-		side.h.start(nil, labBinary(os.Getenv(binaryEnv)), "reference", "--config", file)
-	}
+	reference := []string{labBinary(os.Getenv(binaryEnv)), "reference"}
+	l.gatewayBy(reference, l.milanGateway, l.milan, l.milanKey, l.milanPeer)
+	l.gatewayBy(reference, l.gateway, l.rome, l.romeKey, l.romePeer)
 	l.node.ip(l.script)
 	eventually(l.t, "a ping through the reference gateway", func() error {
 		_, err := l.pod.try("", "ping", "-c", "1", "-W", "1", "10.61.1.5") // the reference does not translate sources that are not pods
 		return err
 	})
-}
-
-func hexKey(t *testing.T, text string) string {
-	t.Helper()
-	key, err := base64.StdEncoding.DecodeString(text)
-	need.NoError(t, err)
-	return hex.EncodeToString(key)
 }

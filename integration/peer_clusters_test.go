@@ -90,17 +90,8 @@ func newKeyPair(t *testing.T) keyPair {
 // capability, and returns when it is ready.
 func startGateway(h *peerHost, config string, own keyPair, peerPublic string) *peerProcess {
 	h.t.Helper()
-	dir := h.t.TempDir()
-	need.NoError(h.t, os.Chmod(filepath.Dir(dir), 0o711))
-	for name, text := range map[string]string{
-		"gateway.yaml": h.family.of(config), "own.key": own.private + "\n", "peer.pub": peerPublic + "\n",
-	} {
-		file := filepath.Join(dir, name)
-		need.NoError(h.t, os.WriteFile(file, []byte(text), 0o600))
-		need.NoError(h.t, os.Chown(file, unprivilegedUID, unprivilegedUID))
-	}
 	p := h.start(&syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID},
-		os.Getenv(binaryEnv), "gateway", "--config", filepath.Join(dir, "gateway.yaml"))
+		os.Getenv(binaryEnv), "gateway", "--config", gatewayFile(h, config, own, peerPublic))
 	h.t.Cleanup(func() {
 		if h.t.Failed() && p.running() == nil {
 			metrics, err := h.get("/metrics")
@@ -113,6 +104,21 @@ func startGateway(h *peerHost, config string, own keyPair, peerPublic string) *p
 		return err
 	})
 	return p
+}
+
+// gatewayFile writes a gateway's configuration and keys, for the unprivileged user.
+func gatewayFile(h *peerHost, config string, own keyPair, peerPublic string) string {
+	h.t.Helper()
+	dir := h.t.TempDir()
+	need.NoError(h.t, os.Chmod(filepath.Dir(dir), 0o711))
+	for name, text := range map[string]string{
+		"gateway.yaml": h.family.of(config), "own.key": own.private + "\n", "peer.pub": peerPublic + "\n",
+	} {
+		file := filepath.Join(dir, name)
+		need.NoError(h.t, os.WriteFile(file, []byte(text), 0o600))
+		need.NoError(h.t, os.Chown(file, unprivilegedUID, unprivilegedUID))
+	}
+	return filepath.Join(dir, "gateway.yaml")
 }
 
 // nonZero returns the lines of a metrics page whose value is not 0.

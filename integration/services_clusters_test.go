@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"culvert/integration/lab"
 	"culvert/integration/need"
 )
 
@@ -299,16 +297,7 @@ func (s *servingCluster) checkTold(t *testing.T, far *servingCluster) {
 // startMilanReference replaces milan's gateway by a kernel-based one.
 func (c *clusters) startMilanReference(t *testing.T) {
 	t.Helper()
-	address, prefix := netip.MustParseAddr, netip.MustParsePrefix
-	text, err := json.Marshal(lab.ReferenceConfig{
-		Underlay: address("172.19.0.9"), Internal: address(milanInternal), TunnelAddress: prefix("169.254.18.1/30"), MTU: 1340, ListenPort: 51840,
-		PrivateKey: hexKey(t, c.milanKey.private), PeerPublicKey: hexKey(t, c.romeKey.public),
-		Nodes:  []lab.ReferenceNode{{VNI: milanVNI, Underlay: address("172.19.0.130"), Address: address("10.80.0.3"), PodCIDR: prefix("10.0.1.0/24")}},
-		Remaps: []lab.ReferenceRemap{{Real: prefix("10.0.0.0/16"), Remapped: prefix("10.62.0.0/16")}, {Real: prefix("10.70.0.0/16"), Remapped: prefix("10.72.0.0/16")}},
-	})
-	need.NoError(t, err)
-	file := filepath.Join(t.TempDir(), "reference.json")
-	need.NoError(t, os.WriteFile(file, text, 0o600))
+	file := gatewayFile(c.milanGateway, milanConfig, c.milanKey, c.romeKey.public)
 	c.milanGateway.refused = nil
 	c.milanGateway.start(nil, labBinary(os.Getenv(binaryEnv)), "reference", "--config", file)
 }

@@ -55,7 +55,7 @@ func newReferenceCommand() *cobra.Command {
 		Use: "reference --config FILE", Short: "Run the reference gateway of bench", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return lab.RunReference(cmd.Context(), file) },
 	}
-	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` (JSON)")
+	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` of a culvert gateway")
 	cmd.MarkFlagRequired("config")
 	return cmd
 }

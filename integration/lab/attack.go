@@ -66,7 +66,7 @@ func (l *Lab) freshGateways(ctx context.Context, change func(i int, config objec
 		}
 		try(l.writeYAML(clusters[i].Name, "gateway.yaml", config))
 	}
-	try(l.stopGateways())
+	try(end(l.gateways()...))
 	for i := range clusters {
 		if err := os.Remove(l.path(clusters[i].Name, filepath.Join("state", clusters[1-i].Name, "connections"))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err

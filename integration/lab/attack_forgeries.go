@@ -88,12 +88,12 @@ func (e *ends) segmentsReceived() (size int, err error) {
 func transferOver(from, to *socket, n int) error {
 	sending := make(chan error, 1)
 	go func() {
-		_, err := from.write(make([]byte, n))
+		_, err := from.Write(make([]byte, n))
 		sending <- err
 	}()
 	buffer := make([]byte, bulkBuffer)
 	for got := 0; got < n; {
-		m, err := to.read(buffer)
+		m, err := to.Read(buffer)
 		if err != nil {
 			return errors.Join(err, <-sending)
 		}

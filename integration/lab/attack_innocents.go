@@ -295,10 +295,10 @@ func newIdle(e *ends) (*idle, error) {
 func (i *idle) speak(from, to *socket) error {
 	const word = 0x1d1e
 	said, heard := binary.BigEndian.AppendUint16(nil, word), make([]byte, 2)
-	if _, err := from.write(said); err != nil {
+	if _, err := from.Write(said); err != nil {
 		return err
 	}
-	if _, err := to.read(heard); err != nil {
+	if _, err := to.Read(heard); err != nil {
 		return fmt.Errorf("data on an idle connection did not arrive: %w", err)
 	}
 	if binary.BigEndian.Uint16(heard) != word {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"runtime"
 	"time"
@@ -86,59 +85,59 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 		b.say("no reference gateway here, ratios are left out: %v", err)
 		variants, servers = []*variant{&culvertGateway, &culvertNoOffloads}, servers[:1]
 	}
-	dir = filepath.Join(dir, "bench")
 	standard := Standard(mode, true)
 	standard.Culvert = o.Culvert
-	b.lab, err = Start(ctx, dir, standard)
-	if err == nil {
-		err = b.lab.bypassBridgeFilters()
-	}
+	b.lab, err = Start(ctx, filepath.Join(dir, "bench"), standard)
 	if err == nil {
 		b.path = b.lab.pair("rome/pod1", "milan/pod1")
-	}
-	if err == nil && o.CPUs {
-		err = errors.Join(b.takeCPUs(ctx, len(servers) > 1), b.lab.Stop())
-		return b.end(err, dir, func() error { return b.printCPUs(out, mode, o) })
-	}
-	if err == nil {
-		err = b.alternate(ctx, b.measurements(), variants)
-	}
-	if err == nil {
-		err = b.takeServices(ctx, servers)
+		err = b.lab.bypassBridgeFilters()
 	}
 	var growth []GrowthRow
-	if err == nil && o.Growth {
-		growth, err = b.grow(ctx)
+	switch {
+	case err != nil:
+	case o.CPUs:
+		err = b.takeCPUs(ctx, len(servers) > 1)
+	default:
+		err = b.alternate(ctx, b.times.runs, b.measurements(), variants, b.recordTotals)
+		if err == nil {
+			err = b.takeServices(ctx, servers)
+		}
+		if err == nil && o.Growth {
+			growth, err = b.grow(ctx)
+		}
 	}
 	err = errors.Join(err, b.lab.Stop())
-	if err == nil && mode != node.TUN {
-		err = b.takeTUN(ctx, filepath.Join(dir, "tun"), o.Culvert)
+	if err == nil && !o.CPUs {
+		err = b.takeOtherLabs(ctx, dir, standard)
 	}
-	if noIPv6 := Probe("ipv6"); err == nil && noIPv6 != nil {
-		b.say("no IPv6 here, its rows are left out: %v", noIPv6)
-	} else if err == nil {
-		err = b.takeFamilies(ctx, filepath.Join(dir, "6"), standard)
+	switch {
+	case err != nil:
+		return keepLogs(dir, err)
+	case o.CPUs:
+		return b.printCPUs(out, mode, o)
 	}
-	return b.end(err, dir, func() error {
-		r := report{b.conditions(mode, o), b.rows.judge(), growth}
-		return r.print(out, o.JSON)
-	})
+	r := report{b.conditions(mode, o), b.rows.judge(), growth, b.rows.others()}
+	return r.print(out, o.JSON)
 }
 
-// end prints the result and removes dir, or keeps that after an error.
-func (b *bench) end(err error, dir string, print func() error) error {
-	if err == nil {
-		return errors.Join(print(), os.RemoveAll(dir))
+// takeOtherLabs measures what needs labs of other kinds than the standard one.
+func (b *bench) takeOtherLabs(ctx context.Context, dir string, standard Options) error {
+	if standard.Mode != node.TUN {
+		if err := b.takeTUN(ctx, filepath.Join(dir, "tun"), standard); err != nil {
+			return err
+		}
 	}
-	if keepErr := os.WriteFile(filepath.Join(filepath.Dir(dir), keepFile), nil, 0o600); keepErr == nil {
-		err = fmt.Errorf("%w; configurations and logs are in %s until `culvert-lab down`", err, dir)
+	if err := Probe("ipv6"); err != nil {
+		b.say("no IPv6 here, its rows are left out: %v", err)
+		return nil
 	}
-	return err
+	return b.takeFamilies(ctx, filepath.Join(dir, "6"), standard)
 }
 
-// alternate takes each measurement with every gateway in turn, and repeats that for each run.
-func (b *bench) alternate(ctx context.Context, all []measurement, variants []*variant) error {
-	for run := range b.times.runs {
+// alternate takes each measurement with every gateway in turn, and repeats that for each run. At the end of a run, record stores the totals of a
+// gateway.
+func (b *bench) alternate(ctx context.Context, runs int, all []measurement, variants []*variant, record func(*variant)) error {
+	for run := range runs {
 		b.totals = make(map[string]*totals)
 		for _, v := range variants {
 			b.totals[v.Name] = new(totals)
@@ -148,7 +147,7 @@ func (b *bench) alternate(ctx context.Context, all []measurement, variants []*va
 				if v.noOffloads != m.refused {
 					continue
 				}
-				b.say("run %d of %d, %s: %s", run+1, b.times.runs, m.name, v.Name)
+				b.say("run %d of %d, %s: %s", run+1, runs, m.name, v.Name)
 				if err := b.lab.useGateways(ctx, v); err != nil {
 					return err
 				}
@@ -161,11 +160,7 @@ func (b *bench) alternate(ctx context.Context, all []measurement, variants []*va
 			}
 		}
 		for _, v := range variants {
-			if len(b.rows) == int(numRows) {
-				b.recordTotals(v)
-			} else {
-				b.record(v, cpusOthers, b.totals[v.Name].streams.used.others())
-			}
+			record(v)
 		}
 	}
 	return nil

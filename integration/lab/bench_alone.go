@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -38,11 +39,11 @@ func (b *bench) alone(ctx context.Context, v *variant, size int) (packets, secon
 		return 0, 0, 0, err
 	}
 	defer func() { err = errors.Join(err, milan.signal(unix.SIGCONT)) }()
-	flood, err := b.lab.floodFromNode(size)
+	stop, err := b.lab.floodFromNode(size)
 	if err != nil {
 		return 0, 0, 0, err
 	}
-	defer func() { err = errors.Join(err, flood.stop()) }()
+	defer func() { err = errors.Join(err, stop()) }()
 	type moment struct {
 		packets, used float64
 		machine       sample
@@ -75,16 +76,9 @@ func (b *bench) alone(ctx context.Context, v *variant, size int) (packets, secon
 	return after.packets - before.packets, after.at.Sub(before.at).Seconds(), after.used - before.used, err
 }
 
-// A nodeFlood sends as fast as it can.
-type nodeFlood struct {
-	socket *socket
-	end    chan struct{}
-	ended  chan error
-}
-
-// floodFromNode sends datagrams of rome/pod1 to milan/pod1 to rome's gateway, in trains, as rome/node1 or its network card would. The datagrams
-// have size bytes of payload.
-func (l *Lab) floodFromNode(size int) (*nodeFlood, error) {
+// floodFromNode sends datagrams of rome/pod1 to milan/pod1 to rome's gateway, in trains, as rome/node1 or its network card would: as fast as it can,
+// until stop is called. The datagrams have size bytes of payload.
+func (l *Lab) floodFromNode(size int) (stop func() error, err error) {
 	train, datagram, err := l.trainOfNode(size)
 	if err != nil {
 		return nil, err
@@ -101,28 +95,20 @@ func (l *Lab) floodFromNode(size int) (*nodeFlood, error) {
 		s.close()
 		return nil, fmt.Errorf("UDP: %w", err)
 	}
-	f := &nodeFlood{socket: s, end: make(chan struct{}), ended: make(chan error, 1)}
-	go func() { f.ended <- f.run(train) }()
-	return f, nil
-}
-
-func (f *nodeFlood) run(train []byte) error {
-	for {
-		select {
-		case <-f.end:
-			return nil
-		default:
+	var stopping atomic.Bool
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		for err == nil && !stopping.Load() {
+			_, err = s.Write(train)
 		}
-		if _, err := f.socket.write(train); err != nil {
-			return err
-		}
-	}
-}
-
-func (f *nodeFlood) stop() error {
-	close(f.end)
-	defer f.socket.close()
-	return <-f.ended
+		ended <- err
+	}()
+	return func() error {
+		stopping.Store(true)
+		defer s.close()
+		return <-ended
+	}, nil
 }
 
 // trainOfNode returns equal tunnel datagrams one after the other, and the size of one.

@@ -10,31 +10,6 @@ import (
 	"culvert/gateway/node"
 )
 
-// The rows of a bench by CPUs, in the order of its table.
-const (
-	cpusTCP1 rowID = iota
-	cpusTCP8
-	cpusBoth
-	cpusUDP64
-	cpusAlone
-	cpusAloneCost
-	cpusAloneSmall
-	cpusAloneSmallCost
-	cpusOthers
-)
-
-var cpusPlans = []rowPlan{
-	cpusTCP1:           {Name: "TCP, 1 stream", Unit: "Gb/s", scale: 1e-9},
-	cpusTCP8:           {Name: "TCP, 8 streams", Unit: "Gb/s", scale: 1e-9},
-	cpusBoth:           {Name: "TCP, 8 each way", Unit: "Gb/s", scale: 1e-9},
-	cpusUDP64:          {Name: "UDP 64 B", Unit: "k/s", scale: 1e-3},
-	cpusAlone:          {Name: "alone, 1312 B", Unit: "Gb/s", scale: 1e-9},
-	cpusAloneCost:      {Name: "alone, 1312 B, CPU", Unit: "s/GB", scale: 1e9},
-	cpusAloneSmall:     {Name: "alone, 64 B", Unit: "k/s", scale: 1e-3},
-	cpusAloneSmallCost: {Name: "alone, 64 B, CPU", Unit: "µs", scale: 1e6},
-	cpusOthers:         {Name: rowPlans[rowOthers].Name, Unit: "%", scale: 100},
-}
-
 // cpusVariants are gateways on 1, 2, 4 … Ps, and on all CPUs.
 func cpusVariants(reference bool) (counts []int, all []*variant) {
 	for n := 1; n < runtime.NumCPU(); n *= 2 {
@@ -59,10 +34,6 @@ func cpusName(reference bool, n int) string {
 
 // takeCPUs measures gateways by their number of Ps, in alternating runs.
 func (b *bench) takeCPUs(ctx context.Context, reference bool) error {
-	b.rows = make(rows, len(cpusPlans))
-	for id, plan := range cpusPlans {
-		b.rows[id] = row{plan, make(map[string][]float64)}
-	}
 	// bits and bytes are of each packet, in the units that rate and cost count.
 	alone := func(name string, size int, rate, cost rowID, bits, bytes float64) measurement {
 		return measurement{name: name, take: func(ctx context.Context, v *variant) error {
@@ -78,14 +49,14 @@ func (b *bench) takeCPUs(ctx context.Context, reference bool) error {
 		}}
 	}
 	_, variants := cpusVariants(reference)
-	return b.alternate(ctx, []measurement{
-		b.streams("one stream", cpusTCP1, 1, 0),
-		b.streams("eight streams", cpusTCP8, 8, 0),
-		b.streams("eight streams each way", cpusBoth, 8, 8),
-		b.datagrams("datagrams of 64 bytes", cpusUDP64, 64),
-		alone("one gateway alone, 1312 bytes", aloneSize, cpusAlone, cpusAloneCost, 8*aloneSize, aloneSize),
-		alone("one gateway alone, 64 bytes", aloneSmall, cpusAloneSmall, cpusAloneSmallCost, 1, 1),
-	}, variants)
+	return b.alternate(ctx, b.times.runs, []measurement{
+		b.streams("one stream", rowTCP1, 1, 0),
+		b.streams("eight streams", rowTCP8, 8, 0),
+		b.streams("eight streams each way", rowTCP8Both, 8, 8),
+		b.datagrams("datagrams of 64 bytes", rowUDP64, 64),
+		alone("one gateway alone, 1312 bytes", aloneSize, rowAlone, rowAloneCost, 8*aloneSize, aloneSize),
+		alone("one gateway alone, 64 bytes", aloneSmall, rowAloneSmall, rowAloneSmallCost, 1, 1),
+	}, variants, func(v *variant) { b.record(v, rowOthers, b.totals[v.Name].streams.used.others()) })
 }
 
 // cpusReport is the result of a bench by CPUs.
@@ -111,6 +82,9 @@ func (b *bench) printCPUs(out io.Writer, mode node.Mode, o BenchOptions) error {
 	r := cpusReport{conditions: b.conditions(mode, o)}
 	counts, _ := cpusVariants(false)
 	for _, row := range b.rows {
+		if len(row.figures) == 0 {
+			continue
+		}
 		x := cpusRow{Name: row.Name, Unit: row.Unit}
 		for _, n := range counts {
 			cell := cpusCell{CPUs: n, Culvert: summarise(row.figures[cpusName(false, n)], row.scale)}
@@ -142,20 +116,7 @@ func (b *bench) printCPUs(out io.Writer, mode node.Mode, o BenchOptions) error {
 			name = ""
 		}
 	}
-	if share := r.others(); share > othersLimit {
-		fmt.Fprintf(&text, othersWarning, share)
-	}
+	warnOfOthers(&text, b.rows.others())
 	_, err := io.WriteString(out, text.String())
 	return err
-}
-
-// others returns the largest share of CPU time in percent that others used, with one of the gateways.
-func (r *cpusReport) others() (share float64) {
-	for _, c := range r.Rows[cpusOthers].By {
-		share = max(share, c.Culvert.Median)
-		if c.Reference != nil {
-			share = max(share, c.Reference.Median)
-		}
-	}
-	return share
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -40,17 +41,16 @@ func (e *ends) fillConnections(ctx context.Context, n int) error {
 	if err != nil {
 		return fmt.Errorf("fill the table: %w", err)
 	}
-	ended := make(chan struct{}, 2)
-	go func() { f.answer(far); ended <- struct{}{} }()
-	go func() { f.collect(); ended <- struct{}{} }()
+	var receiving sync.WaitGroup
+	receiving.Go(func() { f.answer(far) })
+	receiving.Go(f.collect)
 	for range flowPasses {
 		if err = f.request(ctx); err != nil || int(f.count.Load()) == n {
 			break
 		}
 	}
 	f.stopping.Store(true)
-	<-ended
-	<-ended
+	receiving.Wait()
 	if have := int(f.count.Load()); err == nil && have < n {
 		return fmt.Errorf("fill the table: %d of %d connections after %d passes", have, n, flowPasses)
 	}
@@ -85,7 +85,7 @@ func (f *flowFiller) request(ctx context.Context) error {
 		}
 		binary.BigEndian.PutUint16(datagram, uint16(firstFlowPort+i%flowPorts))
 		binary.BigEndian.PutUint16(datagram[2:], uint16(flowTargets+i/flowPorts))
-		if _, err := f.near.write(datagram); err != nil {
+		if _, err := f.near.Write(datagram); err != nil {
 			return fmt.Errorf("fill the table: %w", err)
 		}
 		sent++
@@ -123,13 +123,13 @@ func (f *flowFiller) answer(far *socket) {
 		binary.BigEndian.PutUint16(datagram, to)
 		binary.BigEndian.PutUint16(datagram[2:], from)
 		binary.BigEndian.PutUint16(datagram[6:], 0)
-		far.write(datagram) // a lost answer is requested again
+		far.Write(datagram) // a lost answer is requested again
 	}
 }
 
 // readRaw returns the payload after the IPv4 header.
 func (s *socket) readRaw(buffer []byte) ([]byte, error) {
-	n, err := s.read(buffer)
+	n, err := s.Read(buffer)
 	if err != nil {
 		return nil, err
 	}

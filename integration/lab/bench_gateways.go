@@ -1,10 +1,8 @@
 package lab
 
 import (
+	"cmp"
 	"context"
-	"crypto/ecdh"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -22,9 +20,11 @@ type variant struct {
 	Name string // for progress and JSON
 
 	reference  bool
-	procs      int    // GOMAXPROCS of a reference, cpus of culvert, 0: the default
+	procs      int    // cpus in its file, 0: the default
 	noOffloads bool   // without UDP_GRO and UDP_SEGMENT
 	config     string // file of culvert, "": the lab's gateway.yaml
+
+	connections int // made before its figures are taken
 }
 
 // reachTimeout is how long gateways may take until pods reach each other. A lost handshake is repeated after 5 seconds.
@@ -32,7 +32,7 @@ const reachTimeout = 20 * time.Second
 
 // useGateways replaces both gateways by those of the variant, in the same namespaces, on the same links.
 func (l *Lab) useGateways(ctx context.Context, v *variant) error {
-	if err := l.stopGateways(); err != nil {
+	if err := end(l.gateways()...); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
@@ -58,34 +58,12 @@ func (l *Lab) useGateways(ctx context.Context, v *variant) error {
 	return nil
 }
 
-func (l *Lab) stopGateways() error {
-	var errs []error
-	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
-	defer cancel()
-	l.processes = slices.DeleteFunc(l.processes, func(p *Process) bool {
-		if !isGateway(p.Host.Name) {
-			return false
-		}
-		if p.Running() {
-			p.terminate()
-			errs = append(errs, p.waitStopped(ctx))
-		} else {
-			errs = append(errs, fmt.Errorf("%s ended by itself: %w; see %s", p.Name(), exitError(p.err), p.Log))
-		}
-		return true
-	})
-	return errors.Join(errs...)
-}
-
 // ownProgram is this program, culvert-lab.
 const ownProgram = "/proc/self/exe"
 
 func (l *Lab) startGateway(c *Cluster, v *variant) (*Process, error) {
-	file, ready := "gateway.yaml", gatewayReady
-	if v.config != "" {
-		file = v.config
-	}
-	if v.procs > 0 && !v.reference {
+	file, ready := cmp.Or(v.config, "gateway.yaml"), gatewayReady
+	if v.procs > 0 {
 		text, err := os.ReadFile(l.path(c.Name, file))
 		if err != nil {
 			return nil, err
@@ -97,34 +75,19 @@ func (l *Lab) startGateway(c *Cluster, v *variant) (*Process, error) {
 	}
 	command := []string{l.options.Culvert, "gateway"}
 	if v.reference {
-		if err := l.writeReference(c, v.procs); err != nil {
-			return nil, err
-		}
-		file, ready = "reference.json", referenceReady
-		command = []string{ownProgram, "reference"}
+		command, ready = []string{ownProgram, "reference"}, referenceReady
 	}
 	command = append(command, "--config", l.path(c.Name, file))
 	if v.noOffloads {
 		command = append([]string{ownProgram, "without-offloads", "--"}, command...)
 	}
 	p, err := l.startProgram(l.Host(c.Name+"/gateway"), command[0], v.reference, command[1:]...)
-	if err == nil {
-		p.ready = ready
-	}
-	return p, err
-}
-
-// writeReference writes the configuration of the cluster's reference gateway.
-func (l *Lab) writeReference(c *Cluster, procs int) error {
-	config, err := l.referenceConfig(c, otherCluster(c), procs)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	text, err := json.Marshal(config)
-	if err != nil {
-		return err
-	}
-	return l.write(c.Name, "reference.json", text)
+	p.ready = ready
+	l.add(p)
+	return p, nil
 }
 
 func otherCluster(c *Cluster) *Cluster { return &clusters[1-clusters.index(c.Name+"/")] }
@@ -158,18 +121,6 @@ func (l *Lab) forgetNeighbours(c *Cluster) error {
 		}
 	}
 	return nil
-}
-
-func (l *Lab) readKey(c *Cluster) (*ecdh.PrivateKey, error) {
-	text, err := os.ReadFile(l.path(c.Name, "private.key"))
-	if err != nil {
-		return nil, err
-	}
-	raw, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(text)))
-	if err != nil {
-		return nil, err
-	}
-	return ecdh.X25519().NewPrivateKey(raw)
 }
 
 // gateways returns the two gateway processes.

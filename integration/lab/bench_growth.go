@@ -15,18 +15,18 @@ import (
 // growthSetting is a size of culvert's tables.
 type growthSetting struct {
 	name        string
-	connections int
+	connections int // besides those of the measurement
 	nodes       int // in each gateway's configuration
 	routes      int // to pods, of all nodes
 }
 
 var growthSettings = []growthSetting{
-	{"2 nodes, 10 pod routes", 1, 2, 10},
+	{"2 nodes, 10 pod routes", 0, 2, 10},
 	{"10,000 connections", 10_000, 2, 10},
 	{"1,000,000 connections", 1_000_000, 2, 10},
-	{"500 nodes", 1, 500, 500},
-	{"5,000 nodes", 1, 5_000, 5_000},
-	{"50,000 pod routes", 1, 2, 50_000},
+	{"500 nodes", 0, 500, 500},
+	{"5,000 nodes", 0, 5_000, 5_000},
+	{"50,000 pod routes", 0, 2, 50_000},
 }
 
 // growthRows are the figures taken of each setting, with their titles.
@@ -45,56 +45,48 @@ type GrowthRow struct {
 
 // grow measures culvert alone with growing tables.
 func (b *bench) grow(ctx context.Context) ([]GrowthRow, error) {
-	all := make([]rows, len(growthSettings))
-	for i := range growthSettings {
-		all[i] = newRows()
+	var variants []*variant
+	for i, s := range growthSettings {
+		variants = append(variants, &variant{Name: s.name, config: grownFile(i), connections: s.connections})
 		if err := b.lab.writeGrown(i); err != nil {
 			return nil, err
 		}
 	}
-	kept := b.rows
+	kept, grown := b.rows, newRows()
+	b.rows = grown
 	defer func() { b.rows = kept }()
-	for run := range b.times.growthRuns {
-		for i := range growthSettings {
-			b.rows = all[i]
-			b.totals = map[string]*totals{culvertGateway.Name: new(totals)}
-			b.say("run %d, %s", run+1, growthSettings[i].name)
-			if err := b.takeGrown(ctx, i); err != nil {
-				return nil, fmt.Errorf("%s: %w", growthSettings[i].name, err)
-			}
-		}
+	err := b.alternate(ctx, b.times.growthRuns, []measurement{{name: "growing tables", take: b.takeGrown}}, variants, func(v *variant) {
+		b.record(v, rowResident, b.totals[v.Name].resident)
+	})
+	if err != nil {
+		return nil, err
 	}
 	var out []GrowthRow
-	for i, s := range growthSettings {
-		g := GrowthRow{Setting: s.name, Figures: make(map[string]Figure)}
+	for _, v := range variants {
+		g := GrowthRow{Setting: v.Name, Figures: make(map[string]Figure)}
 		for _, column := range growthRows {
-			r := all[i][column.id]
-			g.Figures[column.title] = summarise(r.figures[culvertGateway.Name], r.scale)
+			r := grown[column.id]
+			g.Figures[column.title] = summarise(r.figures[v.Name], r.scale)
 		}
 		out = append(out, g)
 	}
 	return out, nil
 }
 
-func (b *bench) takeGrown(ctx context.Context, i int) error {
-	v := culvertGateway
-	v.config = grownFile(i)
-	if err := b.lab.useGateways(ctx, &v); err != nil {
-		return err
-	}
-	if n := growthSettings[i].connections; n > 1 {
-		if err := b.path.fillConnections(ctx, n); err != nil {
+func (b *bench) takeGrown(ctx context.Context, v *variant) error {
+	if v.connections > 0 {
+		if err := b.path.fillConnections(ctx, v.connections); err != nil {
 			return err
 		}
-		b.say("  %d connections are there", n)
+		b.say("  %d connections are there", v.connections)
 	}
-	if err := b.takeDatagrams(ctx, &v, rowUDP64, 64); err != nil {
-		return err
+	for _, take := range []func(context.Context, *variant) error{
+		b.datagrams("", rowUDP64, 64).take, b.streams("", rowTCP1, 1, 0).take, b.takeDials, b.takeIdle,
+	} {
+		if err := take(ctx, v); err != nil {
+			return err
+		}
 	}
-	if err := errors.Join(b.takeStreams(ctx, &v, rowTCP1, 1, 0), b.takeDials(ctx, &v), b.takeIdle(ctx, &v), b.recordMemory(&v)); err != nil {
-		return err
-	}
-	b.record(&v, rowResident, b.totals[v.Name].resident)
 	return nil
 }
 

@@ -31,9 +31,8 @@ func (b *bench) takeFamilies(ctx context.Context, dir string, o Options) error {
 
 // takeTUN measures one stream in a lab below dir whose nodes have TUN devices, as on nodes whose kernel has no link for tunnels, and
 // compares it with the row of kernel links, of the same run.
-func (b *bench) takeTUN(ctx context.Context, dir, culvert string) error {
-	o := Standard(node.TUN, true)
-	o.Culvert = culvert
+func (b *bench) takeTUN(ctx context.Context, dir string, o Options) error {
+	o.Mode = node.TUN
 	return b.inLab(ctx, dir, o, "one stream by TUN nodes", func(l *Lab, run int) error {
 		rate, err := l.pair("rome/pod1", "milan/pod1").streamRate(ctx, &b.times)
 		if err == nil {
@@ -51,6 +50,11 @@ func (b *bench) inLab(ctx context.Context, dir string, o Options, what string, m
 	if err == nil {
 		err = l.bypassBridgeFilters()
 	}
+	for _, p := range l.plans() {
+		if err == nil {
+			err = l.pairOf(p, "rome/pod1", "milan/pod1").reach(ctx)
+		}
+	}
 	for run := 0; err == nil && run < b.times.runs; run++ {
 		b.say("run %d of %d, %s: %s", run+1, b.times.runs, what, culvertGateway.Name)
 		if err = measure(l, run); err != nil {
@@ -62,11 +66,6 @@ func (b *bench) inLab(ctx context.Context, dir string, o Options, what string, m
 
 // streamRate returns what one stream reaches, in bits a second.
 func (e *ends) streamRate(ctx context.Context, t *benchTimes) (float64, error) {
-	reaching, cancel := context.WithTimeout(ctx, reachTimeout)
-	defer cancel()
-	if err := e.reach(reaching); err != nil {
-		return 0, err
-	}
 	f, err := e.measureBulk(ctx, 1, 0, t, func() (sample, error) { return sample{}, nil })
 	return f.bytes * 8 / f.seconds, err
 }

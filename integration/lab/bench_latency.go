@@ -66,11 +66,11 @@ func (s *socket) echo(request, reply []byte, sequence uint16) (time.Duration, er
 	}
 	binary.BigEndian.PutUint16(request[6:], sequence)
 	began := time.Now()
-	if _, err := s.write(request); err != nil {
+	if _, err := s.Write(request); err != nil {
 		return 0, err
 	}
 	for {
-		n, err := s.read(reply)
+		n, err := s.Read(reply)
 		rtt := time.Since(began)
 		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, unix.EAGAIN) || rtt > pingTimeout {
 			return pingTimeout, nil

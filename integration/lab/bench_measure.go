@@ -12,22 +12,31 @@ type measurement struct {
 	take    func(context.Context, *variant) error
 }
 
-// streams measures TCP connections that send as fast as they can, in one or both directions.
+// streams measures TCP connections that send as fast as they can, in one or both directions: throughput, CPU time and system calls.
 func (b *bench) streams(name string, id rowID, up, down int) measurement {
-	return measurement{name: name, take: func(ctx context.Context, v *variant) error { return b.takeStreams(ctx, v, id, up, down) }}
+	return measurement{name: name, take: func(ctx context.Context, v *variant) error {
+		f, err := b.path.measureBulk(ctx, up, down, &b.times, func() (sample, error) { return b.lab.sample(ctx, v) })
+		if err != nil {
+			return err
+		}
+		b.record(v, id, f.bytes*8/f.seconds)
+		t := &b.totals[v.Name].streams
+		t.bytes += f.bytes
+		t.seconds += f.seconds
+		t.used = t.used.plus(f.used)
+		return nil
+	}}
 }
 
 // datagrams measures the highest rate of datagrams with size bytes of payload.
 func (b *bench) datagrams(name string, id rowID, size int) measurement {
-	return measurement{name: name, take: func(ctx context.Context, v *variant) error { return b.takeDatagrams(ctx, v, id, size) }}
-}
-
-func (b *bench) takeDatagrams(ctx context.Context, v *variant, id rowID, size int) error {
-	rate, err := b.path.measureUDP(ctx, size, b.times.bisections, b.times.udpStep)
-	if err == nil {
-		b.record(v, id, rate)
-	}
-	return err
+	return measurement{name: name, take: func(ctx context.Context, v *variant) error {
+		rate, err := b.path.measureUDP(ctx, size, b.times.bisections, b.times.udpStep)
+		if err == nil {
+			b.record(v, id, rate)
+		}
+		return err
+	}}
 }
 
 // measurements are the measurements of a run, in the order of the table.
@@ -51,20 +60,6 @@ func (b *bench) measurements() []measurement {
 type totals struct {
 	streams        bulkFigures
 	resident, peak float64 // bytes, of the larger gateway
-}
-
-// takeStreams measures throughput, CPU time and system calls of bulk streams.
-func (b *bench) takeStreams(ctx context.Context, v *variant, id rowID, up, down int) error {
-	f, err := b.path.measureBulk(ctx, up, down, &b.times, func() (sample, error) { return b.lab.sample(ctx, v) })
-	if err != nil {
-		return err
-	}
-	b.record(v, id, f.bytes*8/f.seconds)
-	t := &b.totals[v.Name].streams
-	t.bytes += f.bytes
-	t.seconds += f.seconds
-	t.used = t.used.plus(f.used)
-	return nil
 }
 
 func (b *bench) takeDials(ctx context.Context, v *variant) error {
@@ -128,7 +123,7 @@ func (b *bench) takeLoaded(ctx context.Context, v *variant) error {
 
 // takeRefused measures the figures promised for kernels without offloads, also compared with the reference on such a kernel.
 func (b *bench) takeRefused(ctx context.Context, v *variant) error {
-	f, err := b.path.measureBulk(ctx, 1, 0, &b.times, func() (sample, error) { return sample{}, nil })
+	rate, err := b.path.streamRate(ctx, &b.times)
 	if err != nil {
 		return err
 	}
@@ -136,10 +131,10 @@ func (b *bench) takeRefused(ctx context.Context, v *variant) error {
 	if v.reference {
 		as = &referenceAsIs
 	} else {
-		b.record(as, rowRefused, f.bytes*8/f.seconds)
+		b.record(as, rowRefused, rate)
 		b.rows.copy(rowTCP1, rowRefused, referenceAsIs.Name)
 	}
-	b.record(as, rowBothRefused, f.bytes*8/f.seconds)
+	b.record(as, rowBothRefused, rate)
 	return nil
 }
 

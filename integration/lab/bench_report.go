@@ -36,6 +36,8 @@ type report struct {
 	conditions
 	Rows   []Row       `json:"rows"`
 	Growth []GrowthRow `json:"growth,omitempty"`
+
+	others float64 // see rows.others
 }
 
 // Machine is where a bench ran.
@@ -89,9 +91,7 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 		}
 	}
 	fmt.Fprintf(&b, "%d of %d budgets met; * = missed\n", met, judged)
-	if share := r.others(); share > othersLimit {
-		fmt.Fprintf(&b, othersWarning, share)
-	}
+	warnOfOthers(&b, r.others)
 	if len(r.Growth) > 0 {
 		r.printGrowth(&b)
 	}
@@ -108,18 +108,10 @@ func printJSON(out io.Writer, report any) error {
 // othersLimit is the percentage of CPU time used by others, including interrupts, above which a report warns.
 const othersLimit = 15
 
-const othersWarning = "Other processes used %.0f %% of the CPUs meanwhile: do not rely on these figures.\n"
-
-// others returns the largest share of CPU time used by others during streams.
-func (r *report) others() (share float64) {
-	for _, row := range r.Rows {
-		if row.Name == rowPlans[rowOthers].Name {
-			for _, f := range row.Figures {
-				share = max(share, f.Median)
-			}
-		}
+func warnOfOthers(b *strings.Builder, share float64) {
+	if share > othersLimit {
+		fmt.Fprintf(b, "Other processes used %.0f %% of the CPUs meanwhile: do not rely on these figures.\n", share)
 	}
-	return share
 }
 
 // printGrowth prints culvert's figures at growing sizes.

@@ -8,13 +8,15 @@ import (
 // rowID names what is measured.
 type rowID int
 
-// The rows of the table, in its order.
+// All rows, in the order of the tables; each table has those that were measured.
 const (
 	rowTCP1 rowID = iota
 	rowTCP1Reverse
 	rowTCP4
 	rowTCP4Reverse
 	rowTCPBoth
+	rowTCP8
+	rowTCP8Both
 	rowTCP6
 	rowFamilies
 	rowTUN
@@ -22,6 +24,10 @@ const (
 	rowDials
 	rowUDP64
 	rowUDP1200
+	rowAlone
+	rowAloneCost
+	rowAloneSmall
+	rowAloneSmallCost
 	rowIdleP50
 	rowIdleP99
 	rowLoadedP50
@@ -56,36 +62,42 @@ type rowPlan struct {
 }
 
 var rowPlans = [numRows]rowPlan{
-	rowTCP1:         {Name: "TCP, 1 stream", Unit: "Gb/s", scale: 1e-9, asIs: 1.15, oneP: 1},
-	rowTCP1Reverse:  {Name: "TCP, 1 reverse", Unit: "Gb/s", scale: 1e-9, asIs: 1.10, oneP: 1},
-	rowTCP4:         {Name: "TCP, 4 streams", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
-	rowTCP4Reverse:  {Name: "TCP, 4 reverse", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
-	rowTCPBoth:      {Name: "TCP, both ways", Unit: "Gb/s", scale: 1e-9, asIs: 1.05, oneP: 1},
-	rowTCP6:         {Name: "TCP, 1 over IPv6", Unit: "Gb/s", scale: 1e-9},
-	rowFamilies:     {Name: "TCP 1, IPv6 to IPv4", Unit: "", scale: 1, bound: 0.95},
-	rowTUN:          {Name: "TCP 1, TUN nodes", Unit: "Gb/s", scale: 1e-9},
-	rowTUNToKernel:  {Name: "TCP 1, TUN to VXLAN", Unit: "", scale: 1},
-	rowDials:        {Name: "connections", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.5},
-	rowUDP64:        {Name: "UDP 64 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
-	rowUDP1200:      {Name: "UDP 1200 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
-	rowIdleP50:      {Name: "ping idle p50", Unit: "µs", scale: 1e6, lower: true, asIs: 0.65, oneP: 0.7},
-	rowIdleP99:      {Name: "ping idle p99", Unit: "µs", scale: 1e6, lower: true},
-	rowLoadedP50:    {Name: "ping loaded p50", Unit: "ms", scale: 1e3, lower: true, asIs: 0.75, oneP: 0.8},
-	rowLoadedP99:    {Name: "ping loaded p99", Unit: "ms", scale: 1e3, lower: true, asIs: 0.75, oneP: 0.8},
-	rowCPU:          {Name: "CPU, all rows TCP", Unit: "s/GB", scale: 1, lower: true, asIs: 0.9, oneP: 1},
-	rowOwnCPU:       {Name: "CPU, the lab's own", Unit: "s/GB", scale: 1, lower: true},
-	rowIdleCPU:      {Name: "CPU idle there", Unit: "%", scale: 100, lower: true},
-	rowOthers:       {Name: "CPU of others there", Unit: "%", scale: 100, lower: true},
-	rowResident:     {Name: "resident after load", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, bound: 30},
-	rowPeak:         {Name: "resident peak", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true},
-	rowIdleResident: {Name: "resident, no traffic", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, bound: 20},
-	rowIdleGateway:  {Name: "a core, no traffic", Unit: "%", scale: 100, lower: true, bound: 0.5},
-	rowFaults:       {Name: "page faults under load", Unit: "/s", scale: 1, lower: true},
-	rowCalls:        {Name: "calls per packet", Unit: "", scale: 1, lower: true, bound: 0.05},
-	rowRefused:      {Name: "TCP 1, no offloads", Unit: "Gb/s", scale: 1e-9, asIs: 0.6},
-	rowBothRefused:  {Name: "TCP 1, both without", Unit: "Gb/s", scale: 1e-9},
-	rowService:      {Name: "ClusterIP, TCP 1", Unit: "Gb/s", scale: 1e-9, asIs: 0.9},
-	rowServiceDials: {Name: "ClusterIP, new", Unit: "k/s", scale: 1e-3, asIs: 0.7},
+	rowTCP1:           {Name: "TCP, 1 stream", Unit: "Gb/s", scale: 1e-9, asIs: 1.15, oneP: 1},
+	rowTCP1Reverse:    {Name: "TCP, 1 reverse", Unit: "Gb/s", scale: 1e-9, asIs: 1.10, oneP: 1},
+	rowTCP4:           {Name: "TCP, 4 streams", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
+	rowTCP4Reverse:    {Name: "TCP, 4 reverse", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
+	rowTCPBoth:        {Name: "TCP, both ways", Unit: "Gb/s", scale: 1e-9, asIs: 1.05, oneP: 1},
+	rowTCP8:           {Name: "TCP, 8 streams", Unit: "Gb/s", scale: 1e-9},
+	rowTCP8Both:       {Name: "TCP, 8 each way", Unit: "Gb/s", scale: 1e-9},
+	rowTCP6:           {Name: "TCP, 1 over IPv6", Unit: "Gb/s", scale: 1e-9},
+	rowFamilies:       {Name: "TCP 1, IPv6 to IPv4", Unit: "", scale: 1, bound: 0.95},
+	rowTUN:            {Name: "TCP 1, TUN nodes", Unit: "Gb/s", scale: 1e-9},
+	rowTUNToKernel:    {Name: "TCP 1, TUN to VXLAN", Unit: "", scale: 1},
+	rowDials:          {Name: "connections", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.5},
+	rowUDP64:          {Name: "UDP 64 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
+	rowUDP1200:        {Name: "UDP 1200 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
+	rowAlone:          {Name: "alone, 1312 B", Unit: "Gb/s", scale: 1e-9},
+	rowAloneCost:      {Name: "alone, 1312 B, CPU", Unit: "s/GB", scale: 1e9},
+	rowAloneSmall:     {Name: "alone, 64 B", Unit: "k/s", scale: 1e-3},
+	rowAloneSmallCost: {Name: "alone, 64 B, CPU", Unit: "µs", scale: 1e6},
+	rowIdleP50:        {Name: "ping idle p50", Unit: "µs", scale: 1e6, lower: true, asIs: 0.65, oneP: 0.7},
+	rowIdleP99:        {Name: "ping idle p99", Unit: "µs", scale: 1e6, lower: true},
+	rowLoadedP50:      {Name: "ping loaded p50", Unit: "ms", scale: 1e3, lower: true, asIs: 0.75, oneP: 0.8},
+	rowLoadedP99:      {Name: "ping loaded p99", Unit: "ms", scale: 1e3, lower: true, asIs: 0.75, oneP: 0.8},
+	rowCPU:            {Name: "CPU, all rows TCP", Unit: "s/GB", scale: 1, lower: true, asIs: 0.9, oneP: 1},
+	rowOwnCPU:         {Name: "CPU, the lab's own", Unit: "s/GB", scale: 1, lower: true},
+	rowIdleCPU:        {Name: "CPU idle there", Unit: "%", scale: 100, lower: true},
+	rowOthers:         {Name: "CPU of others there", Unit: "%", scale: 100, lower: true},
+	rowResident:       {Name: "resident after load", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, bound: 30},
+	rowPeak:           {Name: "resident peak", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true},
+	rowIdleResident:   {Name: "resident, no traffic", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, bound: 20},
+	rowIdleGateway:    {Name: "a core, no traffic", Unit: "%", scale: 100, lower: true, bound: 0.5},
+	rowFaults:         {Name: "page faults under load", Unit: "/s", scale: 1, lower: true},
+	rowCalls:          {Name: "calls per packet", Unit: "", scale: 1, lower: true, bound: 0.05},
+	rowRefused:        {Name: "TCP 1, no offloads", Unit: "Gb/s", scale: 1e-9, asIs: 0.6},
+	rowBothRefused:    {Name: "TCP 1, both without", Unit: "Gb/s", scale: 1e-9},
+	rowService:        {Name: "ClusterIP, TCP 1", Unit: "Gb/s", scale: 1e-9, asIs: 0.9},
+	rowServiceDials:   {Name: "ClusterIP, new", Unit: "k/s", scale: 1e-3, asIs: 0.7},
 }
 
 // row is a plan with the figures of all runs, by variant, in SI units.
@@ -102,6 +114,14 @@ func newRows() rows {
 		r[id] = row{plan, make(map[string][]float64)}
 	}
 	return r
+}
+
+// others returns the largest share of CPU time in percent that others used during streams, with one of the gateways.
+func (r rows) others() (share float64) {
+	for _, figures := range r[rowOthers].figures {
+		share = max(share, summarise(figures, r[rowOthers].scale).Median)
+	}
+	return share
 }
 
 func (r rows) add(id rowID, variant string, value float64) {

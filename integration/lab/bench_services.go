@@ -21,12 +21,12 @@ func (b *bench) takeServices(ctx context.Context, variants []*variant) error {
 			v := variants[(run+i)%len(variants)]
 			b.say("run %d of %d, cluster address: %s", run+1, b.times.runs, v.Name)
 			err := b.lab.serving(ctx, c, e, v, func() error {
-				f, err := e.measureBulk(ctx, 1, 0, &b.times, func() (sample, error) { return sample{}, nil })
+				rate, err := e.streamRate(ctx, &b.times)
 				if err != nil {
 					return err
 				}
-				b.record(v, rowService, f.bytes*8/f.seconds)
-				rate, err := e.measureDials(ctx, b.times.warmUp, b.times.dials)
+				b.record(v, rowService, rate)
+				rate, err = e.measureDials(ctx, b.times.warmUp, b.times.dials)
 				if err == nil {
 					b.record(v, rowServiceDials, rate)
 				}

@@ -21,11 +21,8 @@ type socket struct {
 const socketTimeout = 5 * time.Second
 
 // newSocket makes a socket of the host's family inside it; calls on it may then come from any thread.
-func newSocket(h *Host, kind, protocol int) (s *socket, err error) {
-	err = h.Do(func() error {
-		s, err = openSocket(familyOf(h.Address), kind, protocol)
-		return err
-	})
+func newSocket(h *Host, kind, protocol int) (*socket, error) {
+	s, err := in(h, func() (*socket, error) { return openSocket(familyOf(h.Address), kind, protocol) })
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
 	}
@@ -143,7 +140,7 @@ func (s *socket) connect(to netip.AddrPort) error {
 	}
 }
 
-func (s *socket) write(b []byte) (int, error) {
+func (s *socket) Write(b []byte) (int, error) {
 	for {
 		n, err := unix.Write(s.fd, b)
 		if err != unix.EINTR {
@@ -152,8 +149,8 @@ func (s *socket) write(b []byte) (int, error) {
 	}
 }
 
-// read returns io.EOF at the end of a stream.
-func (s *socket) read(b []byte) (int, error) {
+// Read returns io.EOF at the end of a stream.
+func (s *socket) Read(b []byte) (int, error) {
 	for {
 		n, err := unix.Read(s.fd, b)
 		switch {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -51,7 +52,7 @@ func (b *bulk) stream(from, to *socket) {
 	b.running.Go(func() {
 		buffer := make([]byte, bulkBuffer)
 		for {
-			if _, err := from.write(buffer); err != nil {
+			if _, err := from.Write(buffer); err != nil {
 				b.fail(err)
 				return
 			}
@@ -60,7 +61,7 @@ func (b *bulk) stream(from, to *socket) {
 	b.running.Go(func() {
 		buffer, last := make([]byte, bulkBuffer), time.Now()
 		for {
-			n, err := to.read(buffer)
+			n, err := to.Read(buffer)
 			if err != nil {
 				b.fail(err)
 				return
@@ -111,11 +112,7 @@ func (e *ends) measureBulk(ctx context.Context, up, down int, t *benchTimes, tak
 	if err != nil {
 		return f, err
 	}
-	f, err = b.measure(ctx, t, take)
-	return f, errors.Join(err, b.stop())
-}
-
-func (b *bulk) measure(ctx context.Context, t *benchTimes, take func() (sample, error)) (f bulkFigures, err error) {
+	defer func() { err = errors.Join(err, b.stop()) }()
 	if err := sleep(ctx, t.warmUp); err != nil {
 		return f, err
 	}
@@ -161,7 +158,7 @@ func (e *ends) measureDials(ctx context.Context, warmUp, duration time.Duration)
 	var done atomic.Int64
 	var stopping atomic.Bool
 	var running sync.WaitGroup
-	failed := make(chan error, 2*dialers)
+	failed := make(chan error, dialers)
 	var listeners []*socket
 	defer func() {
 		stopping.Store(true)
@@ -184,7 +181,7 @@ func (e *ends) measureDials(ctx context.Context, warmUp, duration time.Duration)
 			return 0, err
 		}
 		listeners = append(listeners, l)
-		running.Go(func() { l.answerRequests() })
+		running.Go(l.answerRequests)
 		running.Go(func() {
 			err := e.from.Do(func() error {
 				for !stopping.Load() {
@@ -224,18 +221,12 @@ func dialOnce(to netip.AddrPort) error {
 	if err := s.connect(to); err != nil {
 		return err
 	}
-	var buffer [requestBytes]byte
-	if _, err := s.write(buffer[:]); err != nil {
+	buffer := make([]byte, requestBytes)
+	if _, err := s.Write(buffer); err != nil {
 		return err
 	}
-	for n := 0; n < len(buffer); {
-		m, err := s.read(buffer[n:])
-		if err != nil {
-			return err
-		}
-		n += m
-	}
-	return nil
+	_, err = io.ReadFull(s, buffer)
+	return err
 }
 
 // answerRequests answers one connection after the other until the listener is shut down. Clients close first, so that they have the TIME-WAIT state.
@@ -246,15 +237,9 @@ func (s *socket) answerRequests() {
 		if err != nil {
 			return
 		}
-		for n := 0; n < len(buffer); {
-			m, err := conn.read(buffer[n:])
-			if err != nil {
-				break
-			}
-			n += m
-		}
-		if _, err := conn.write(buffer); err == nil {
-			conn.read(buffer) // the end of the stream
+		if _, err := io.ReadFull(conn, buffer); err == nil {
+			conn.Write(buffer)
+			conn.Read(buffer) // the end of the stream
 		}
 		conn.close()
 	}

@@ -44,35 +44,30 @@ func (e *ends) measureUDP(ctx context.Context, size, bisections int, step time.D
 		return 0, false, nil
 	}
 	best, low, high := 0.0, 0.0, 0.0
-	for rate := float64(firstRate); low == 0 || high == 0; {
+	for rate := float64(firstRate); ; {
 		got, ok, err := passes(rate)
 		if err != nil {
 			return 0, err
 		}
 		if ok {
 			best, low = max(best, got), rate
+		} else {
+			high = rate
+		}
+		switch {
+		case high == 0:
 			rate *= rateFactor
-		} else {
-			high = rate
-			rate /= rateFactor
-		}
-		if rate < lowestRate {
+		case low == 0 && rate/rateFactor < lowestRate:
 			return 0, nil
+		case low == 0:
+			rate /= rateFactor
+		case bisections == 0:
+			return best, nil
+		default:
+			bisections--
+			rate = (low + high) / 2
 		}
 	}
-	for range bisections {
-		rate := (low + high) / 2
-		got, ok, err := passes(rate)
-		if err != nil {
-			return 0, err
-		}
-		if ok {
-			best, low = max(best, got), rate
-		} else {
-			high = rate
-		}
-	}
-	return best, nil
 }
 
 // sendPaced sends at rate for duration and counts what arrives.
@@ -103,7 +98,7 @@ func (e *ends) sendPaced(rate float64, size int, duration time.Duration) (sent, 
 	go func() {
 		buffer, n := make([]byte, 2048), 0
 		for {
-			if _, err := to.read(buffer); err == nil {
+			if _, err := to.Read(buffer); err == nil {
 				n++
 			} else if done.Load() {
 				arrived <- n
@@ -133,7 +128,7 @@ func (s *socket) pacedWrites(rate float64, size int, duration time.Duration) (se
 			}
 			// A sender that cannot keep the rate checks the clock now and then.
 			for due := min(int(rate*elapsed.Seconds())+1, sent+64); sent < due; sent++ {
-				if _, err := s.write(payload); err != nil {
+				if _, err := s.Write(payload); err != nil {
 					return err
 				}
 			}

@@ -13,113 +13,119 @@ var (
 	everywhere6 = netip.MustParsePrefix("::/0")
 )
 
-// buildCluster makes the hosts of a cluster and the links between them.
+// buildCluster makes the hosts of a cluster and the links between them, without addresses.
 func (l *Lab) buildCluster(c *Cluster, o *ClusterOptions) error {
-	add := func(name string, address netip.Addr) (*Host, error) {
-		h, err := newHost(c.Name+"/"+name, address)
+	router, err := l.addHost(c, "router", c.Underlay.Addr())
+	if err != nil {
+		return err
+	}
+	if err := router.Do(func() error { return addBridge("underlay") }); err != nil {
+		return fmt.Errorf("%s: %w", router.Name, err)
+	}
+	// attach makes a host whose eth0 leads to another host, where the end of the link has the new host's name.
+	attach := func(name string, address netip.Addr, to *Host, bridge string, mtu int, offloads bool) (*Host, error) {
+		h, err := l.addHost(c, name, address)
 		if err != nil {
 			return nil, err
 		}
-		l.hosts = append(l.hosts, h)
-		return h, h.Do(func() error {
-			// Strict reverse path filtering, as many distributions set it.
-			return sysctl(map[string]string{
-				"ipv4/conf/all/rp_filter": "1", "ipv4/conf/default/rp_filter": "1", "ipv4/ping_group_range": "0 0",
-			})
-		})
+		return h, connect(linkEnd{host: h, name: "eth0"}, linkEnd{to, name, bridge}, mtu, offloads)
 	}
-	router, err := add("router", c.Underlay.Addr())
-	if err != nil {
+	if _, err := attach("gateway", c.Gateway, router, "underlay", underlayMTU, l.options.Offloads); err != nil {
 		return err
 	}
-	err = router.Do(func() error {
-		if err := sysctl(map[string]string{"ipv4/ip_forward": "1"}); err != nil {
-			return err
-		}
-		return addBridge("underlay", c.Underlay)
-	})
-	if err != nil {
-		return fmt.Errorf("%s: %w", router.Name, err)
-	}
-	// join attaches a host to the underlay, as eth0.
-	join := func(h *Host, port string) error {
-		return connect(linkEnd{host: h, name: "eth0", address: netip.PrefixFrom(h.Address, c.Underlay.Bits())},
-			linkEnd{host: router, name: port, bridge: "underlay"}, underlayMTU, l.options.Offloads)
-	}
-	gateway, err := add("gateway", c.Gateway)
-	if err != nil {
+	if _, err := attach("client", c.Client, router, "", l.outsideMTU(), true); err != nil {
 		return err
 	}
-	if err := join(gateway, "gateway"); err != nil {
-		return err
-	}
-	client, err := add("client", c.Client)
-	if err != nil {
-		return err
-	}
-	err = connect(linkEnd{host: client, name: "eth0", address: netip.PrefixFrom(c.Client, c.Outside.Bits())},
-		linkEnd{host: router, name: "client", address: c.Outside}, l.outsideMTU(), true)
-	if err != nil {
-		return err
-	}
-	if err := client.Do(func() error { return addRoute(everywhere, c.Outside.Addr()) }); err != nil {
-		return err
-	}
-	if err := gateway.Do(func() error { return addRoute(everywhere, c.Underlay.Addr()) }); err != nil {
-		return err
-	}
-	for i := range c.Nodes {
-		n := &c.Nodes[i]
-		host, err := add(n.Name, n.Underlay)
+	for _, n := range c.Nodes {
+		host, err := attach(n.Name, n.Underlay, router, "underlay", underlayMTU, l.options.Offloads)
 		if err != nil {
 			return err
 		}
-		if err := join(host, n.Name); err != nil {
+		if _, err := attach(n.PodName, n.Pod, host, "", o.PodMTU, true); err != nil {
 			return err
-		}
-		pod, err := add(n.PodName, n.Pod)
-		if err != nil {
-			return err
-		}
-		err = connect(linkEnd{host: pod, name: "eth0", address: netip.PrefixFrom(n.Pod, n.PodCIDR.Bits())},
-			linkEnd{host: host, name: n.PodName, address: n.PodCIDR}, o.PodMTU, true)
-		if err != nil {
-			return err
-		}
-		if err := pod.Do(func() error { return addRoute(everywhere, n.PodCIDR.Addr()) }); err != nil {
-			return fmt.Errorf("%s: %w", pod.Name, err)
-		}
-		if err := host.Do(func() error { return routeNode(c, n) }); err != nil {
-			return fmt.Errorf("%s: %w", host.Name, err)
 		}
 	}
 	return nil
 }
 
-// routeNode configures a cluster's own network: pods of other nodes are reached over the underlay.
-func routeNode(c *Cluster, n *ClusterNode) error {
-	if err := sysctl(map[string]string{"ipv4/ip_forward": "1"}); err != nil {
-		return err
+func (l *Lab) addHost(c *Cluster, name string, address netip.Addr) (*Host, error) {
+	h, err := newHost(c.Name+"/"+name, address)
+	if err != nil {
+		return nil, err
 	}
-	if err := addRoute(everywhere, c.Underlay.Addr()); err != nil {
-		return err
-	}
-	for _, other := range c.Nodes {
-		if other.Name == n.Name {
-			continue
-		}
-		if err := addRoute(other.PodCIDR.Masked(), other.Underlay); err != nil {
-			return err
-		}
-	}
-	return nil
+	l.hosts = append(l.hosts, h)
+	return h, h.Do(func() error {
+		// Strict reverse path filtering, as many distributions set it.
+		return sysctl(map[string]string{
+			"ipv4/conf/all/rp_filter": "1", "ipv4/conf/default/rp_filter": "1", "ipv4/ping_group_range": "0 0",
+		})
+	})
 }
 
 // peer links the two gateways.
 func (l *Lab) peer() error {
-	end := func(c *Cluster) linkEnd {
-		return linkEnd{host: l.Host(c.Name + "/gateway"), name: "peer", address: c.Peering}
-	}
+	end := func(c *Cluster) linkEnd { return linkEnd{host: l.Host(c.Name + "/gateway"), name: "peer"} }
 	p := l.outer()
-	return connect(end(&p[0]), end(&p[1]), underlayMTU, l.options.Offloads)
+	if err := connect(end(&p[0]), end(&p[1]), underlayMTU, l.options.Offloads); err != nil {
+		return err
+	}
+	for i := range p {
+		if err := end(&p[i]).host.Do(func() error { return addAddress("peer", p[i].Peering) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addAddresses gives the hosts of clusters[i] their addresses and routes of p's family. Pods of other nodes are reached over the underlay.
+func (l *Lab) addAddresses(p *plan, i int) (err error) {
+	c := &p[i]
+	do := func(host string, change func() error) {
+		if err != nil {
+			return
+		}
+		if err = l.Host(c.Name + "/" + host).Do(change); err != nil {
+			err = fmt.Errorf("%s/%s: %w", c.Name, host, err)
+		}
+	}
+	address := func(host, link string, a netip.Prefix) {
+		do(host, func() error { return addAddress(link, a) })
+	}
+	route := func(host string, to netip.Prefix, via netip.Addr) {
+		do(host, func() error { return addRoute(to, via) })
+	}
+	// join gives a host its address in the network of its eth0, whose router leads anywhere.
+	join := func(host string, a netip.Addr, network netip.Prefix) {
+		address(host, "eth0", netip.PrefixFrom(a, network.Bits()))
+		if host != "gateway" || !p.is6() { // over IPv6, gateways know only their neighbours
+			route(host, c.anywhere(), network.Addr())
+		}
+		l.know(c.Name+"/"+host, a)
+	}
+	forward := func() error { return sysctl(map[string]string{p.forwarding(): "1"}) }
+	do("router", forward)
+	address("router", "underlay", c.Underlay)
+	address("router", "client", c.Outside)
+	l.know(c.Name+"/router", c.Underlay.Addr())
+	join("gateway", c.Gateway, c.Underlay)
+	join("client", c.Client, c.Outside)
+	for _, n := range c.Nodes {
+		do(n.Name, forward)
+		join(n.Name, n.Underlay, c.Underlay)
+		address(n.Name, n.PodName, n.PodCIDR)
+		join(n.PodName, n.Pod, n.PodCIDR)
+		for _, other := range c.Nodes {
+			if other.Name != n.Name {
+				route(n.Name, other.PodCIDR.Masked(), other.Underlay)
+			}
+		}
+	}
+	return err
+}
+
+// know remembers a host's IPv6 address.
+func (l *Lab) know(host string, a netip.Addr) {
+	if a.Is6() {
+		l.six[host] = l.Host(host).at(a)
+	}
 }

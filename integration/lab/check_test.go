@@ -23,6 +23,7 @@ func buildOne(t *testing.T, offloads bool) *Lab {
 		}
 	})
 	need.NoError(t, l.buildCluster(&clusters[0], &l.options.Rome))
+	need.NoError(t, l.addAddresses(&clusters, 0))
 	return l
 }
 

@@ -6,12 +6,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -118,25 +117,27 @@ func (e *ends) checkUDP(ctx context.Context) (string, error) {
 
 // echoUDP sends one datagram and requires the same back.
 func echoUDP(conn *net.UDPConn, size int, seed uint64) error {
-	payload := make([]byte, size)
-	var key [32]byte
-	binary.LittleEndian.PutUint64(key[:], seed)
-	rand.NewChaCha8(key).Read(payload)
+	payload := noise(size, seed)
 	if _, err := conn.Write(payload); err != nil {
 		return fmt.Errorf("send %d bytes: %w", size, err)
 	}
-	if err := conn.SetReadDeadline(time.Now().Add(replyTimeout)); err != nil {
-		return err
-	}
-	buffer := make([]byte, 65536)
-	n, err := conn.Read(buffer)
-	if err != nil {
+	if _, err := receiveDatagram(conn, payload); err != nil {
 		return fmt.Errorf("echo of a datagram of %d bytes: %w", size, err)
 	}
-	if !bytes.Equal(buffer[:n], payload) {
-		return fmt.Errorf("echo of a datagram of %d bytes has %d bytes or other content", size, n)
-	}
 	return nil
+}
+
+// receiveDatagram requires this datagram next.
+func receiveDatagram(conn *net.UDPConn, want []byte) (from netip.AddrPort, err error) {
+	if err := conn.SetReadDeadline(time.Now().Add(replyTimeout)); err != nil {
+		return from, err
+	}
+	buffer := make([]byte, len(want)+1) // a longer datagram shows by one byte
+	n, from, err := conn.ReadFromUDPAddrPort(buffer)
+	if err == nil && !bytes.Equal(buffer[:n], want) {
+		err = fmt.Errorf("%d bytes arrived, unlike the %d sent", n, len(want))
+	}
+	return from, err
 }
 
 // A train is what a QUIC sender gives to the kernel in one piece.
@@ -160,22 +161,25 @@ func (e *ends) checkTrains(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer client.Close()
+	if err := errors.Join(cutTrains(client), cutTrains(server)); err != nil {
+		return "", err
+	}
 	began := time.Now()
 	for i := range trains {
-		if err := sendTrain(client, netip.AddrPort{}, uint32(i)); err != nil {
+		if _, err := client.Write(train(i)); err != nil {
 			return "", fmt.Errorf("train %d to %s: %w", i, e.to.Name, err)
 		}
-		from, err := receiveTrain(server, uint32(i))
+		from, err := receiveTrain(server, i)
 		if err != nil {
 			return "", fmt.Errorf("train %d at %s: %w", i, e.to.Name, err)
 		}
 		if from.Addr().Unmap() != e.wantSource {
 			return "", fmt.Errorf("%s saw source %s, want %s", e.to.Name, from.Addr(), e.wantSource)
 		}
-		if err := sendTrain(server, from, uint32(i)); err != nil {
+		if _, err := server.WriteToUDPAddrPort(train(i), from); err != nil {
 			return "", fmt.Errorf("train %d back from %s: %w", i, e.to.Name, err)
 		}
-		if _, err := receiveTrain(client, uint32(i)); err != nil {
+		if _, err := receiveTrain(client, i); err != nil {
 			return "", fmt.Errorf("train %d back at %s: %w", i, e.from.Name, err)
 		}
 	}
@@ -183,45 +187,30 @@ func (e *ends) checkTrains(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d datagrams, %.0f k/s", 2*trains*trainLength, rate), nil
 }
 
-// sendTrain sends a train in one system call; to is invalid on connected sockets.
-func sendTrain(conn *net.UDPConn, to netip.AddrPort, number uint32) error {
+// train is the payload of a train, whose datagrams have its number and their own.
+func train(number int) []byte {
 	payload := make([]byte, (trainLength-1)*trainSegment+trainLast)
 	for i := range trainLength {
 		datagram := payload[i*trainSegment:]
-		binary.BigEndian.PutUint32(datagram, number)
+		binary.BigEndian.PutUint32(datagram, uint32(number))
 		binary.BigEndian.PutUint32(datagram[4:], uint32(i))
 	}
-	control := make([]byte, unix.CmsgSpace(2))
-	header := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
-	header.Level, header.Type = unix.IPPROTO_UDP, unix.UDP_SEGMENT
-	header.SetLen(unix.CmsgLen(2))
-	binary.NativeEndian.PutUint16(control[unix.CmsgLen(0):], trainSegment)
-	_, _, err := conn.WriteMsgUDPAddrPort(payload, control, to)
-	return err
+	return payload
+}
+
+// cutTrains makes the kernel send what is written to conn as trains.
+func cutTrains(conn *net.UDPConn) error {
+	return control(conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_SEGMENT, trainSegment) })
 }
 
 // receiveTrain requires the datagrams of one train.
-func receiveTrain(conn *net.UDPConn, number uint32) (from netip.AddrPort, err error) {
-	if err := conn.SetReadDeadline(time.Now().Add(replyTimeout)); err != nil {
-		return from, err
-	}
-	buffer := make([]byte, 65536)
-	for i := range trainLength {
-		n, source, err := conn.ReadFromUDPAddrPort(buffer)
-		if err != nil {
+func receiveTrain(conn *net.UDPConn, number int) (from netip.AddrPort, err error) {
+	i := 0
+	for datagram := range slices.Chunk(train(number), trainSegment) {
+		if from, err = receiveDatagram(conn, datagram); err != nil {
 			return from, fmt.Errorf("datagram %d of %d: %w", i, trainLength, err)
 		}
-		want := trainSegment
-		if i == trainLength-1 {
-			want = trainLast
-		}
-		if n != want {
-			return from, fmt.Errorf("datagram %d of %d has %d bytes, want %d", i, trainLength, n, want)
-		}
-		if gotTrain, gotIndex := binary.BigEndian.Uint32(buffer), binary.BigEndian.Uint32(buffer[4:]); gotTrain != number || gotIndex != uint32(i) {
-			return from, fmt.Errorf("datagram %d of train %d came as number %d", gotIndex, gotTrain, i)
-		}
-		from = source
+		i++
 	}
 	return from, nil
 }

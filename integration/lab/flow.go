@@ -51,6 +51,13 @@ type flowEnd struct {
 	send func([]byte) error
 }
 
+func endOf(conn net.Conn) flowEnd {
+	return flowEnd{conn: conn, send: func(b []byte) error {
+		_, err := conn.Write(b)
+		return err
+	}}
+}
+
 // flowEpoch is the start of times in messages: with a clock that may be set, messages would seem late.
 var flowEpoch = time.Now()
 

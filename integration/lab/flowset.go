@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
@@ -104,28 +105,20 @@ func newFlowSet(ctx context.Context, l *Lab, n int, podsAlone bool) (c *flowSet,
 	return c, nil
 }
 
-// atOnce calls all functions, n at a time.
+// atOnce calls all functions, n at a time. It returns some of their errors.
 func atOnce(n int, all []func() error) error {
+	errs := make([]error, len(all))
+	running := make(chan struct{}, n)
 	var calls sync.WaitGroup
-	var mu sync.Mutex
-	var errs []error
-	next := make(chan func() error)
-	for range n {
+	for i, fn := range all {
+		running <- struct{}{}
 		calls.Go(func() {
-			for fn := range next {
-				if err := fn(); err != nil {
-					mu.Lock()
-					errs = append(errs, err)
-					mu.Unlock()
-				}
-			}
+			errs[i] = fn()
+			<-running
 		})
 	}
-	for _, fn := range all {
-		next <- fn
-	}
-	close(next)
 	calls.Wait()
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	return errors.Join(errs[:min(len(errs), 3)]...)
 }
 
@@ -155,7 +148,7 @@ func (c *flowSet) dial(ctx context.Context, from *Host, local, to netip.AddrPort
 		if err != nil {
 			return fmt.Errorf("%s, %s: %w", f.kind, from.Name, err)
 		}
-		f.ends[0] = flowEnd{conn: conn, send: func(b []byte) error { _, err := conn.Write(b); return err }}
+		f.ends[0] = endOf(conn)
 		return nil
 	}
 }
@@ -192,17 +185,14 @@ func (c *flowSet) listen(h *Host, port uint16) error {
 
 func (c *flowSet) accept(conn net.Conn) {
 	b := make([]byte, messageSize)
-	if _, err := io.ReadFull(conn, b); err != nil {
-		conn.Close()
-		return
-	}
+	_, err := io.ReadFull(conn, b)
 	f := c.flow(b)
-	if f == nil {
+	if err != nil || f == nil {
 		conn.Close()
 		return
 	}
 	f.mu.Lock()
-	f.ends[1] = flowEnd{conn: conn, send: func(b []byte) error { _, err := conn.Write(b); return err }}
+	f.ends[1] = endOf(conn)
 	f.mu.Unlock()
 	f.arrived(1, b)
 	c.read(f, 1)

@@ -44,9 +44,8 @@ func (f *forwarder) start(ctx context.Context, client netip.Addr) (err error) {
 			return fmt.Errorf("%s: replies to %s: %w", f.node.Name, client, err)
 		}
 	}
-	f.listener, err = f.node.Listen(over("tcp", f.entrance.Addr()), f.entrance.String())
-	if err != nil {
-		return errors.Join(fmt.Errorf("%s: %w", f.node.Name, err), f.close())
+	if f.listener, err = f.node.at(f.entrance.Addr()).listenTCP(f.entrance.Port()); err != nil {
+		return errors.Join(err, f.close())
 	}
 	f.running.Go(func() {
 		for {

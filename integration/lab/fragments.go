@@ -3,10 +3,8 @@ package lab
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
-	"time"
 
 	"culvert/nat/nattest"
 )
@@ -99,16 +97,9 @@ func (f *fragmentEnd) send(to netip.AddrPort, id uint16, order []int) error {
 }
 
 func (f *fragmentEnd) expect(id uint16, from netip.AddrPort) error {
-	if err := f.conn.SetReadDeadline(time.Now().Add(replyTimeout)); err != nil {
-		return err
-	}
-	buffer := make([]byte, 65536)
-	n, source, err := f.conn.ReadFromUDPAddrPort(buffer)
+	source, err := receiveDatagram(f.conn, fragmentedPayload(id))
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.host.Name, err)
-	}
-	if string(buffer[:n]) != string(fragmentedPayload(id)) {
-		return fmt.Errorf("%s received %d bytes unlike the %d sent", f.host.Name, n, fragmentedBytes)
 	}
 	if source != from {
 		return fmt.Errorf("%s saw source %s, want %s", f.host.Name, source, from)
@@ -117,11 +108,7 @@ func (f *fragmentEnd) expect(id uint16, from netip.AddrPort) error {
 }
 
 // fragmentedPayload is different for each ID.
-func fragmentedPayload(id uint16) []byte {
-	b := make([]byte, fragmentedBytes)
-	rand.NewChaCha8([32]byte{byte(id), byte(id >> 8)}).Read(b)
-	return b
-}
+func fragmentedPayload(id uint16) []byte { return noise(fragmentedBytes, uint64(id)) }
 
 // permutations returns all orders of 0 to n-1.
 func permutations(n int) (all [][]int) {

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -19,17 +20,16 @@ func (l *Lab) handOver(ctx context.Context, p *Process) (_ *Process, err error) 
 	defer catch(&err)
 	p.stopped.Store(true)
 	args := append(slices.DeleteFunc(slices.Clone(p.Args), func(a string) bool { return a == "--takeover" }), "--takeover")
-	next := must(l.startProcess(p.Host, false, args...)) // it is appended to the list
+	next := must(l.startProgram(p.Host, l.options.Culvert, false, args...))
 	next.ready = p.ready
 	select {
 	case <-p.ended:
 	case <-next.ended:
-		l.processes = l.processes[:len(l.processes)-1]
 		return nil, fmt.Errorf("%s does not take over (%w): %s", next.Name(), exitError(next.err), tail(next.Log, 3))
 	case <-ctx.Done():
-		return nil, fmt.Errorf("%s does not end: %w", p.Name(), ctx.Err())
+		return nil, errors.Join(fmt.Errorf("%s does not end: %w", p.Name(), ctx.Err()), end(next))
 	}
-	l.replace(p, next)
+	l.add(next)
 	if p.err != nil {
 		return nil, fmt.Errorf("%s: ended with %w; see %s", p.Name(), p.err, p.Log)
 	}

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -126,7 +127,7 @@ func Detach(ctx context.Context, args []string, report func(format string, args 
 		return err
 	}
 	if string(said) != readyWord {
-		return fmt.Errorf("up: %s", firstOf(string(said), tail(log.Name(), 20), "the holder was killed"))
+		return fmt.Errorf("up: %s", cmp.Or(string(said), tail(log.Name(), 20), "the holder was killed"))
 	}
 	return h.cmd.Process.Release()
 }
@@ -143,15 +144,6 @@ func Ready(err error) {
 		return
 	}
 	fmt.Fprint(f, readyWord)
-}
-
-func firstOf(texts ...string) string {
-	for _, s := range texts {
-		if s != "" {
-			return s
-		}
-	}
-	return ""
 }
 
 // holder is a holder process as its parent sees it.

@@ -84,19 +84,24 @@ func onThread(fn func() error) error {
 	return <-done
 }
 
-// Dial is net.Dialer.DialContext inside the host. The address must be numeric.
-func (h *Host) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+// in calls fn inside a host, and returns what it made there.
+func in[T any](h *Host, fn func() (T, error)) (made T, err error) {
 	err = h.Do(func() error {
-		conn, err = new(net.Dialer).DialContext(ctx, network, address)
+		made, err = fn()
 		return err
 	})
-	return conn, err
+	return made, err
+}
+
+// Dial is net.Dialer.DialContext inside the host. The address must be numeric.
+func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return in(h, func() (net.Conn, error) { return new(net.Dialer).DialContext(ctx, network, address) })
 }
 
 // DialFrom dials from a local address inside the host; the zero Addr leaves it to the kernel. prepare, if not nil, is called with the socket before
 // it is bound. Sockets may share a local port if their peers differ; UDP sockets only a given port, because the kernel could choose the same for two
 // sockets with one peer.
-func (h *Host) DialFrom(ctx context.Context, network string, local, to netip.AddrPort, prepare func(fd int) error) (conn net.Conn, err error) {
+func (h *Host) DialFrom(ctx context.Context, network string, local, to netip.AddrPort, prepare func(fd int) error) (net.Conn, error) {
 	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		e := raw.Control(func(fd uintptr) {
 			if !strings.HasPrefix(network, "udp") || local.Port() != 0 {
@@ -113,29 +118,12 @@ func (h *Host) DialFrom(ctx context.Context, network string, local, to netip.Add
 	} else if local.Addr().IsValid() {
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(local)
 	}
-	err = h.Do(func() error {
-		conn, err = dialer.DialContext(ctx, network, to.String())
-		return err
-	})
-	return conn, err
-}
-
-// Listen is net.Listen inside the host.
-func (h *Host) Listen(network, address string) (l net.Listener, err error) {
-	err = h.Do(func() error {
-		l, err = net.Listen(network, address)
-		return err
-	})
-	return l, err
+	return in(h, func() (net.Conn, error) { return dialer.DialContext(ctx, network, to.String()) })
 }
 
 // ListenPacket is net.ListenPacket inside the host.
-func (h *Host) ListenPacket(network, address string) (conn net.PacketConn, err error) {
-	err = h.Do(func() error {
-		conn, err = net.ListenPacket(network, address)
-		return err
-	})
-	return conn, err
+func (h *Host) ListenPacket(network, address string) (net.PacketConn, error) {
+	return in(h, func() (net.PacketConn, error) { return net.ListenPacket(network, address) })
 }
 
 // listenUDP opens a UDP socket at an address of the host; port 0 is the kernel's choice.
@@ -149,7 +137,9 @@ func (h *Host) listenUDP(at netip.Addr, port uint16) (*net.UDPConn, error) {
 
 // listenTCP listens at the host's address; port 0 is the kernel's choice.
 func (h *Host) listenTCP(port uint16) (net.Listener, error) {
-	l, err := h.Listen(over("tcp", h.Address), netip.AddrPortFrom(h.Address, port).String())
+	l, err := in(h, func() (net.Listener, error) {
+		return net.Listen(over("tcp", h.Address), netip.AddrPortFrom(h.Address, port).String())
+	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
 	}

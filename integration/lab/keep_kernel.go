@@ -50,11 +50,10 @@ func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) er
 // startKernelParts starts another kernel-based gateway in the place of p, which has ended.
 func (l *Lab) startKernelParts(ctx context.Context, p *Process) error {
 	c := clusterOf(p.Host.Name)
-	next, err := l.startGateway(c, &referenceAsIs) // it is appended to the list
+	next, err := l.startGateway(c, &referenceAsIs)
 	if err != nil {
 		return err
 	}
-	l.replace(p, next)
 	return errors.Join(next.waitReady(ctx), l.forgetNeighbours(c))
 }
 

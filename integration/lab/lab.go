@@ -115,14 +115,16 @@ func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
 	if err := l.peer(); err != nil {
 		return l, fmt.Errorf("lab: %w", err)
 	}
-	for _, p := range l.plans() {
+	for _, p := range slices.Compact(append([]*plan{&clusters}, l.plans()...)) { // every host has an IPv4 address
 		for i := range p {
-			if p.is6() {
-				if err := l.addIPv6(&p[i]); err != nil {
-					return l, fmt.Errorf("lab: IPv6: %w", err)
-				}
+			if err := l.addAddresses(p, i); err != nil {
+				return l, fmt.Errorf("lab: addresses: %w", err)
 			}
-			if o.Outside {
+		}
+	}
+	if o.Outside {
+		for _, p := range l.plans() {
+			for i := range p {
 				if err := l.addOutside(&p[i], &p[1-i]); err != nil {
 					return l, fmt.Errorf("lab: outside of %s: %w", p[i].Name, err)
 				}
@@ -156,36 +158,15 @@ func (l *Lab) Host(name string) *Host {
 	return l.hosts[i]
 }
 
-// Hosts returns all hosts in the order they were made.
-func (l *Lab) Hosts() []*Host { return l.hosts }
-
-// Processes returns the gateways and nodes.
-func (l *Lab) Processes() []*Process { return l.processes }
-
 // Stop ends all processes with SIGTERM, in at most stopTimeout, and releases the namespaces. The error reports processes that did not end cleanly.
 func (l *Lab) Stop() error {
 	l.turn.Lock()
 	defer l.turn.Unlock()
-	errs := []error{l.endLoads(nil)}
-	var running []*Process
-	for _, p := range l.processes {
-		switch {
-		case p.Running():
-			running = append(running, p)
-			p.terminate()
-		case !p.stopped.Load():
-			errs = append(errs, fmt.Errorf("%s ended by itself: %w; see %s", p.Name(), exitError(p.err), p.Log))
-		}
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
-	defer cancel()
-	for _, p := range running {
-		errs = append(errs, p.waitStopped(ctx))
-	}
+	err := errors.Join(l.endLoads(nil), end(l.processes...))
 	for _, h := range l.hosts {
 		h.close()
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // startProcesses starts all gateways and nodes and waits until they serve. The server's gateway comes first: a client whose first handshake finds no
@@ -220,11 +201,23 @@ func (l *Lab) startCulvert(host string) (*Process, error) {
 	if name == "gateway" {
 		kind, ready = "gateway", gatewayReady
 	}
-	p, err := l.startProcess(l.Host(host), kind == "node", kind, "--config", l.path(cluster, name+".yaml"))
-	if err == nil {
-		p.ready = ready
+	p, err := l.startProgram(l.Host(host), l.options.Culvert, kind == "node", kind, "--config", l.path(cluster, name+".yaml"))
+	if err != nil {
+		return nil, err
 	}
-	return p, err
+	p.ready = ready
+	l.add(p)
+	return p, nil
+}
+
+// add adds a started process to the lab's, in the place of the one that its host had.
+func (l *Lab) add(p *Process) {
+	i := slices.IndexFunc(l.processes, func(other *Process) bool { return other.Host.Name == p.Host.Name })
+	if i < 0 {
+		l.processes = append(l.processes, p)
+	} else {
+		l.processes[i] = p
+	}
 }
 
 func (l *Lab) path(cluster, file string) string { return filepath.Join(l.Dir, cluster, file) }

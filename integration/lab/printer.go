@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -177,10 +176,7 @@ func (p *printer) finish(dir string) error {
 		}
 	}
 	if p.failed > 0 {
-		if err := os.WriteFile(filepath.Join(dir, keepFile), nil, 0o600); err != nil {
-			return err
-		}
-		return fmt.Errorf("%w; configurations and logs are in %s until `culvert-lab down`", ErrFailed, dir)
+		return keepLogs(dir, ErrFailed)
 	}
 	if p.o.Style == Brief || p.o.Style == Verbose {
 		fmt.Fprint(p.out, next(os.Args[0]))

@@ -36,13 +36,8 @@ type Process struct {
 	ready   func(context.Context, *Host) error
 }
 
-// startProcess starts culvert inside a host. An unprivileged process has no capabilities and cannot gain any, although its user ID is 0; in a sandbox
-// it has another user ID.
-func (l *Lab) startProcess(h *Host, privileged bool, args ...string) (*Process, error) {
-	return l.startProgram(h, l.options.Culvert, privileged, args...)
-}
-
-// startProgram is startProcess for any program.
+// startProgram starts a program inside a host: culvert, or what stands for it. An unprivileged process has no capabilities and cannot gain any,
+// although its user ID is 0; in a sandbox it has another user ID. The caller adds it to the lab's processes, or ends it.
 func (l *Lab) startProgram(h *Host, program string, privileged bool, args ...string) (*Process, error) {
 	logs := filepath.Join(l.Dir, "logs")
 	if err := os.MkdirAll(logs, 0o700); err != nil {
@@ -79,7 +74,6 @@ func (l *Lab) startProgram(h *Host, program string, privileged bool, args ...str
 	if err != nil {
 		return nil, fmt.Errorf("%s: start culvert %s: %w", h.Name, args[0], err)
 	}
-	l.processes = append(l.processes, p)
 	go func() {
 		p.err = p.cmd.Wait()
 		close(p.ended)
@@ -205,18 +199,34 @@ func (p *Process) signal(n unix.Signal) error {
 	return p.cmd.Process.Signal(n)
 }
 
-// waitStopped waits for a process that was told to end, and kills it when ctx is done.
-func (p *Process) waitStopped(ctx context.Context) error {
-	select {
-	case <-p.ended:
-	case <-ctx.Done():
-		p.cmd.Process.Kill()
-		<-p.ended
+// end ends processes by SIGTERM, in at most stopTimeout. The error reports those that did not end cleanly, and those that had ended by themselves.
+func end(processes ...*Process) error {
+	var errs []error
+	var running []*Process
+	for _, p := range processes {
+		switch {
+		case p.Running():
+			running = append(running, p)
+			p.terminate()
+		case !p.stopped.Swap(true):
+			errs = append(errs, fmt.Errorf("%s ended by itself: %w; see %s", p.Name(), exitError(p.err), p.Log))
+		}
 	}
-	if p.err != nil {
-		return fmt.Errorf("%s: ended with %w when asked to end within %v; see %s", p.Name(), p.err, stopTimeout, p.Log)
+	deadline := time.After(stopTimeout)
+	for _, p := range running {
+		select {
+		case <-p.ended:
+		case <-deadline:
+			for _, late := range running {
+				late.cmd.Process.Kill()
+			}
+			<-p.ended
+		}
+		if p.err != nil {
+			errs = append(errs, fmt.Errorf("%s: ended with %w when asked to end within %v; see %s", p.Name(), p.err, stopTimeout, p.Log))
+		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // exitError returns err, or an error that the process ended without one.

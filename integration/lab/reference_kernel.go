@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/gateway/config"
 )
 
 // kernelParts are the reference gateway's links, routes, rules and tables, with functions that undo them.
@@ -30,7 +32,7 @@ func (k *kernelParts) remove() error {
 }
 
 // add makes everything except the TUN device, which must exist.
-func (k *kernelParts) add(c *ReferenceConfig) error {
+func (k *kernelParts) add(c *config.Config) error {
 	for name, value := range referenceSysctls {
 		if err := k.setSysctl(name, value); err != nil {
 			return err
@@ -39,12 +41,12 @@ func (k *kernelParts) add(c *ReferenceConfig) error {
 	if err := sysctl(map[string]string{"ipv4/conf/" + referenceTUN + "/rp_filter": "0"}); err != nil { // removed with the device
 		return err
 	}
-	if err := c.addTunnelRoute(); err != nil {
+	if err := addTunnelRoute(c); err != nil {
 		return err
 	}
-	for i := range c.Nodes {
-		if err := k.addNode(c, &c.Nodes[i]); err != nil {
-			return fmt.Errorf("node with VNI %d: %w", c.Nodes[i].VNI, err)
+	for i := range c.Geneve.Nodes {
+		if err := k.addNode(c, &c.Geneve.Nodes[i]); err != nil {
+			return fmt.Errorf("%s: %w", c.Geneve.Nodes[i].Name, err)
 		}
 	}
 	return k.addNFTables(c)
@@ -60,13 +62,14 @@ func (k *kernelParts) setSysctl(name, value string) error {
 }
 
 // addTunnelRoute routes packets from nodes into the tunnel. The routes disappear with the TUN device.
-func (c *ReferenceConfig) addTunnelRoute() error {
+func addTunnelRoute(c *config.Config) error {
 	l, err := netlink.LinkByName(referenceTUN)
 	if err != nil {
 		return err
 	}
-	if err := netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(c.TunnelAddress)}); err != nil {
-		return fmt.Errorf("%s: address: %w", referenceTUN, err)
+	own, _ := c.WireGuard.Role.TunnelAddresses()
+	if err := addAddress(referenceTUN, netip.PrefixFrom(own.V4, 30)); err != nil {
+		return fmt.Errorf("%s: %w", referenceTUN, err)
 	}
 	if err := netlink.LinkSetUp(l); err != nil {
 		return fmt.Errorf("%s: %w", referenceTUN, err)
@@ -105,25 +108,27 @@ func removeKilled() error {
 	return errors.Join(errs...)
 }
 
-// addNode makes the VXLAN link to a node.
-func (k *kernelParts) addNode(c *ReferenceConfig, n *ReferenceNode) error {
+// addNode makes the VXLAN link to a node, and routes its pods there.
+func (k *kernelParts) addNode(c *config.Config, n *config.Node) error {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = fmt.Sprintf("%s%d", referenceLink, n.VNI), c.MTU
-	link := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: n.VNI, SrcAddr: c.Underlay.AsSlice(), Group: n.Underlay.AsSlice(), Port: referencePort}
+	attrs.Name, attrs.MTU = fmt.Sprintf("%s%d", referenceLink, n.VNI), int(c.MTU)
+	link := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: int(n.VNI), Group: n.Underlay.AsSlice(), Port: int(c.Geneve.ListenPort)}
 	if err := netlink.LinkAdd(link); err != nil {
 		return fmt.Errorf("add VXLAN link: %w", err)
 	}
 	k.undo = append(k.undo, func() error { return netlink.LinkDel(link) })
-	if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(c.Internal, 32))}); err != nil {
-		return fmt.Errorf("address: %w", err)
+	own := c.Geneve.GatewayAddress.V4
+	if err := addAddress(attrs.Name, netip.PrefixFrom(own, 32)); err != nil {
+		return err
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
 		return err
 	}
-	for _, r := range []netlink.Route{
-		{LinkIndex: link.Index, Dst: ipNet(netip.PrefixFrom(n.Address, 32)), Scope: unix.RT_SCOPE_LINK, Src: c.Internal.AsSlice()},
-		{LinkIndex: link.Index, Dst: ipNet(n.PodCIDR), Gw: n.Address.AsSlice(), Flags: int(netlink.FLAG_ONLINK)},
-	} {
+	routes := []netlink.Route{{LinkIndex: link.Index, Dst: ipNet(netip.PrefixFrom(n.Address.V4, 32)), Scope: unix.RT_SCOPE_LINK, Src: own.AsSlice()}}
+	for _, pods := range n.PodCIDRs {
+		routes = append(routes, netlink.Route{LinkIndex: link.Index, Dst: ipNet(pods), Gw: n.Address.V4.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
+	}
+	for _, r := range routes {
 		if err := netlink.RouteAdd(&r); err != nil {
 			return fmt.Errorf("route to %s: %w", r.Dst, err)
 		}
@@ -154,14 +159,14 @@ const nftScript = `table ip reference {
 }
 `
 
-func (k *kernelParts) addNFTables(c *ReferenceConfig) error {
+func (k *kernelParts) addNFTables(c *config.Config) error {
 	var destinations, sources []string
-	for _, r := range c.Remaps {
+	for _, r := range c.Remote {
 		destinations = append(destinations, fmt.Sprintf("%s : %s", r.Remapped, r.Real))
 		sources = append(sources, fmt.Sprintf("%s : %s", r.Real, r.Remapped))
 	}
 	const headers = 40 // bytes of IPv4 and TCP
-	script := fmt.Sprintf(nftScript, strings.Join(destinations, ", "), strings.Join(sources, ", "), c.MTU-headers)
+	script := fmt.Sprintf(nftScript, strings.Join(destinations, ", "), strings.Join(sources, ", "), int(c.MTU)-headers)
 	if err := nft(script); err != nil {
 		return err
 	}

@@ -2,9 +2,7 @@ package lab
 
 import (
 	"context"
-	"encoding/json"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -24,12 +22,7 @@ func TestReferenceLeavesNothing(t *testing.T) {
 	h, err := newHost("reference", clusters[0].Gateway)
 	need.NoError(t, err)
 	t.Cleanup(h.close)
-	config, err := l.referenceConfig(&clusters[0], &clusters[1], 0)
-	need.NoError(t, err)
-	text, err := json.Marshal(config)
-	need.NoError(t, err)
-	file := filepath.Join(l.Dir, "reference.json")
-	need.NoError(t, os.WriteFile(file, text, 0o600))
+	file := l.path("rome", "gateway.yaml")
 	before := inventory(t, h)
 
 	ctx, cancel := context.WithCancel(t.Context())

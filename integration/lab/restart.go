@@ -51,30 +51,16 @@ func (l *Lab) restart(ctx context.Context, hosts []string) error {
 // stop ends a process if it runs.
 func (l *Lab) stop(p *Process) error {
 	p.stopped.Store(true)
-	if !p.Running() {
-		return nil
-	}
-	p.terminate()
-	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
-	defer cancel()
-	return p.waitStopped(ctx)
+	return end(p)
 }
 
 // startAgain starts the gateway or node of a host in the place of one that has ended, and waits until it serves.
 func (l *Lab) startAgain(ctx context.Context, host string) error {
-	before := l.process(host)
-	p, err := l.startCulvert(host) // it is appended to the list
+	p, err := l.startCulvert(host)
 	if err != nil {
 		return err
 	}
-	l.replace(before, p)
 	return p.waitReady(ctx)
-}
-
-// replace puts the last started process in the place of another one.
-func (l *Lab) replace(before, last *Process) {
-	l.processes[slices.Index(l.processes, before)] = last
-	l.processes = l.processes[:len(l.processes)-1]
 }
 
 // process returns the gateway or node of a host, or nil.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -95,17 +94,11 @@ func (l *Lab) serveOn(ctx context.Context, c *Cluster, serve []object, do func()
 	if err != nil {
 		return err
 	}
-	p, err := l.startProcess(l.Host(c.Name+"/"+c.Nodes[0].Name), true, "node", "--config", l.path(c.Name, file))
+	p, err := l.startProgram(l.Host(c.Name+"/"+c.Nodes[0].Name), l.options.Culvert, true, "node", "--config", l.path(c.Name, file))
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if !p.Running() {
-			err = errors.Join(err, fmt.Errorf("%s ended by itself: %w", p.Name(), exitError(p.err)))
-		}
-		err = errors.Join(err, l.stop(p))
-		l.processes = slices.DeleteFunc(l.processes, func(other *Process) bool { return other == p })
-	}()
+	defer func() { err = errors.Join(err, end(p)) }()
 	p.ready = func(ctx context.Context, h *Host) error {
 		_, err := gatewayGet(ctx, h, "/healthz") // answered only once everything is served
 		return err

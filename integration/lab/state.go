@@ -129,39 +129,26 @@ func stateOf(dir string) (condition, error) {
 	if err != nil {
 		return isNone, err
 	}
-	for _, p := range []struct {
-		process
-		means condition
-	}{{s.Holder, isUp}, {s.Owner, isStarting}} {
-		if running, err := p.running(); err != nil || running {
-			return p.means, err
-		}
+	if running, err := s.Holder.running(); err != nil || running {
+		return isUp, err
+	}
+	if running, err := s.Owner.running(); err != nil || running {
+		return isStarting, err
 	}
 	return isDead, nil
 }
 
-// writeState writes the owner, which is this process, and the holder, 0 for none, into the lab's state file.
+// writeState replaces the lab's state file as a whole. The owner is this process; the holder has the process ID pid, 0 for none.
 func writeState(dir string, kind Kind, pid int) error {
-	s := state{Kind: kind}
-	for _, p := range []struct {
-		pid int
-		to  *process
-	}{{os.Getpid(), &s.Owner}, {pid, &s.Holder}} {
-		if p.pid == 0 {
-			continue
-		}
-		start, err := startTime(p.pid)
-		if err != nil {
-			return fmt.Errorf("lab: the holder ended at once: %w", err)
-		}
-		*p.to = process{PID: p.pid, Start: start}
+	owner, err := processOf(os.Getpid())
+	var holder process
+	if err == nil && pid != 0 {
+		holder, err = processOf(pid)
 	}
-	return s.write(dir)
-}
-
-// write replaces the state file as a whole.
-func (s state) write(dir string) error {
-	text, err := json.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("lab: the holder ended at once: %w", err)
+	}
+	text, err := json.Marshal(state{kind, owner, holder})
 	if err != nil {
 		return err
 	}
@@ -172,13 +159,13 @@ func (s state) write(dir string) error {
 	return os.Rename(next, filepath.Join(dir, stateFile))
 }
 
-// startTime is when a process started, in clock ticks since boot.
-func startTime(pid int) (uint64, error) {
+// processOf returns the process that has this ID now.
+func processOf(pid int) (process, error) {
 	fields, err := processStat(strconv.Itoa(pid))
 	if err != nil {
-		return 0, err
+		return process{}, err
 	}
-	return uint64(fields[statStart]), nil
+	return process{pid, uint64(fields[statStart])}, nil
 }
 
 // open returns a pidfd of the process, or -1 if it has ended.
@@ -194,8 +181,7 @@ func (p process) open() (pidfd int, err error) {
 		return -1, fmt.Errorf("lab: process %d: %w", p.PID, err)
 	}
 	// From now on, the process ID cannot be reused.
-	start, err := startTime(p.PID)
-	if err != nil || start != p.Start || finished(pidfd) {
+	if now, err := processOf(p.PID); err != nil || now != p || ended(pidfd, 0) {
 		unix.Close(pidfd)
 		return -1, nil
 	}
@@ -211,11 +197,24 @@ func (p process) running() (bool, error) {
 	return pidfd >= 0, err
 }
 
-// finished reports whether the process of a pidfd has ended.
-func finished(pidfd int) bool {
-	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return err == nil && n == 1
+// ended reports whether the process of a pidfd ends within a time.
+func ended(pidfd int, within time.Duration) bool {
+	deadline := time.Now().Add(within)
+	for {
+		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, max(0, int(time.Until(deadline).Milliseconds())))
+		if err != unix.EINTR {
+			return err == nil && n == 1
+		}
+	}
+}
+
+// keepLogs keeps a lab's folder beyond its holder, and adds to the error where it is.
+func keepLogs(dir string, err error) error {
+	if keepErr := os.WriteFile(filepath.Join(dir, keepFile), nil, 0o600); keepErr != nil {
+		return errors.Join(err, keepErr)
+	}
+	return fmt.Errorf("%w; configurations and logs are in %s until `culvert-lab down`", err, dir)
 }
 
 // Down ends this user's labs that are up and removes what labs of any kind have left. A running check is not affected. It reports its actions through
@@ -277,14 +276,8 @@ func (p process) kill() error {
 	if err := unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("end process %d: %w", p.PID, err)
 	}
-	// The first process of a PID namespace ends after all others in it.
-	deadline := time.Now().Add(downTimeout)
-	for !finished(pidfd) {
-		if time.Now().After(deadline) {
-			return fmt.Errorf("process %d does not end", p.PID)
-		}
-		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-		unix.Poll(fds, int(time.Until(deadline).Milliseconds())+1) // EINTR: repeat
+	if !ended(pidfd, downTimeout) { // the first process of a PID namespace ends after all others in it
+		return fmt.Errorf("process %d does not end", p.PID)
 	}
 	return nil
 }

@@ -26,10 +26,17 @@ type pattern struct {
 
 func newPattern(length int64, seed uint64) *pattern {
 	p := &pattern{left: length, sum: sha256.New()}
+	copy(p.block[:], noise(len(p.block), seed))
+	return p
+}
+
+// noise returns n bytes that depend on seed.
+func noise(n int, seed uint64) []byte {
+	b := make([]byte, n)
 	var key [32]byte
 	binary.LittleEndian.PutUint64(key[:], seed)
-	rand.NewChaCha8(key).Read(p.block[:])
-	return p
+	rand.NewChaCha8(key).Read(b)
+	return b
 }
 
 // WriteTo writes the stream to w and remembers its sum.

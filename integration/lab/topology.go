@@ -114,10 +114,9 @@ func remap(a netip.Addr, to netip.Prefix) netip.Addr {
 
 // linkEnd is one end of a veth pair.
 type linkEnd struct {
-	host    *Host
-	name    string
-	address netip.Prefix // the zero Prefix for bridge ports
-	bridge  string       // of which it becomes a port, or ""
+	host   *Host
+	name   string
+	bridge string // of which it becomes a port, or ""
 }
 
 // underlayFeatures are the features for super-frames: without them a link carries ordinary frames with complete checksums, like a cable between
@@ -167,23 +166,15 @@ func (e *linkEnd) raise(offloads bool) error {
 			return err
 		}
 	}
-	if e.address.IsValid() {
-		if err := addAddress(e.name, e.address); err != nil {
-			return err
-		}
-	}
 	return netlink.LinkSetUp(l)
 }
 
-// addBridge makes a bridge with an address on a thread in its namespace.
-func addBridge(name string, address netip.Prefix) error {
+// addBridge makes a bridge on a thread in its namespace.
+func addBridge(name string) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
 	bridge := &netlink.Bridge{LinkAttrs: attrs}
 	if err := netlink.LinkAdd(bridge); err != nil {
-		return err
-	}
-	if err := netlink.AddrAdd(bridge, &netlink.Addr{IPNet: ipNet(address)}); err != nil {
 		return err
 	}
 	return netlink.LinkSetUp(bridge)

@@ -2,7 +2,6 @@ package lab
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -88,51 +87,6 @@ func (l *Lab) host(p *plan, name string) *Host {
 		return l.six[name]
 	}
 	return l.Host(name)
-}
-
-// addIPv6 gives the hosts of a cluster their IPv6 addresses and routes, beside those of IPv4.
-func (l *Lab) addIPv6(c *Cluster) error {
-	forward := func() error { return sysctl(map[string]string{"ipv6/conf/all/forwarding": "1"}) }
-	address := func(link string, a netip.Addr, bits int) func() error {
-		return func() error { return addAddress(link, netip.PrefixFrom(a, bits)) }
-	}
-	route := func(to netip.Prefix, via netip.Addr) func() error { return func() error { return addRoute(to, via) } }
-	type step struct {
-		host string
-		do   func() error
-	}
-	steps := []step{
-		{"router", forward},
-		{"router", address("underlay", c.Underlay.Addr(), c.Underlay.Bits())},
-		{"router", address("client", c.Outside.Addr(), c.Outside.Bits())},
-		{"gateway", address("eth0", c.Gateway, c.Underlay.Bits())},
-		{"client", address("eth0", c.Client, c.Outside.Bits())},
-		{"client", route(c.anywhere(), c.Outside.Addr())},
-	}
-	known := map[string]netip.Addr{"router": c.Underlay.Addr(), "gateway": c.Gateway, "client": c.Client}
-	for _, n := range c.Nodes {
-		known[n.Name], known[n.PodName] = n.Underlay, n.Pod
-		steps = append(steps, step{n.Name, forward},
-			step{n.Name, address("eth0", n.Underlay, c.Underlay.Bits())},
-			step{n.Name, address(n.PodName, n.PodCIDR.Addr(), n.PodCIDR.Bits())},
-			step{n.Name, route(c.anywhere(), c.Underlay.Addr())},
-			step{n.PodName, address("eth0", n.Pod, n.PodCIDR.Bits())},
-			step{n.PodName, route(c.anywhere(), n.PodCIDR.Addr())})
-		for _, other := range c.Nodes {
-			if other.Name != n.Name {
-				steps = append(steps, step{n.Name, route(other.PodCIDR.Masked(), other.Underlay)})
-			}
-		}
-	}
-	for _, s := range steps {
-		if err := l.Host(c.Name + "/" + s.host).Do(s.do); err != nil {
-			return fmt.Errorf("%s/%s: %w", c.Name, s.host, err)
-		}
-	}
-	for name, a := range known {
-		l.six[c.Name+"/"+name] = l.Host(c.Name + "/" + name).at(a)
-	}
-	return nil
 }
 
 // over returns the network for an address, in the notation of package net: tcp4, tcp6.
