@@ -2,10 +2,12 @@ package integration
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"culvert/integration/need"
 )
@@ -34,5 +36,36 @@ func TestDocsMap(t *testing.T) {
 	}
 	if len(mapped) > 0 {
 		t.Errorf("the map has %q, which are no packages", mapped)
+	}
+}
+
+// TestDocsFit: pages fit 100 columns, but for tables, code and names of log messages, and README is short.
+func TestDocsFit(t *testing.T) {
+	var pages []string
+	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/*/*.md"} {
+		more, err := filepath.Glob(pattern)
+		need.NoError(t, err)
+		pages = append(pages, more...)
+	}
+	if len(pages) < 15 {
+		t.Fatalf("there are only %d pages", len(pages))
+	}
+	whole := regexp.MustCompile("^(\\s*\\||    |- `)")
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		need.NoError(t, err)
+		code, number := false, 0
+		for line := range strings.Lines(string(text)) {
+			line, number = strings.TrimSuffix(line, "\n"), number+1
+			if strings.HasPrefix(line, "```") {
+				code = !code
+			}
+			if n := utf8.RuneCountInString(line); n > 100 && !code && !whole.MatchString(line) {
+				t.Errorf("%s, line %d: %d columns", page, number, n)
+			}
+		}
+		if filepath.Base(page) == "README.md" && filepath.Dir(page) == ".." && (number > 130 || len(text) > 7000) {
+			t.Errorf("README.md has %d lines and %d bytes, at most 130 and 7,000 are allowed", number, len(text))
+		}
 	}
 }

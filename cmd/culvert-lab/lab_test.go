@@ -25,7 +25,7 @@ var update = flag.Bool("update", false, "write the generated files of docs/")
 // TestGeneratedDocs: the page of faults is made from their list; go test ./cmd/culvert-lab -run TestGeneratedDocs -update writes it.
 func TestGeneratedDocs(t *testing.T) {
 	const name = "../../docs/faults.md"
-	want := lab.FaultReference()
+	want := cli.WrapLines(lab.FaultReference(), 100)
 	if *update {
 		need.NoError(t, os.WriteFile(name, []byte(want), 0o644))
 	}

@@ -21,29 +21,17 @@ func newConfigTopic() *cobra.Command {
 	}
 }
 
+// docColumns is how wide the pages of docs/ are at most.
+const docColumns = 100
+
 func configReference() string {
-	return configTerms + wrapFields(configfile.Reference(config.Fields())) + `
+	return configTerms + cli.WrapLines(configfile.Reference(config.Fields()), docColumns) + `
 ## The node's file
 
 culvert node reads its whole file at its start, and cpus and services again at SIGHUP. A node that
 only serves Services needs name and services, but no field of the tunnel.
 
-` + wrapFields(configfile.Reference(node.Fields())) + configNotes
-}
-
-// wrapFields breaks the lines of a reference as the other pages of docs/ are broken.
-func wrapFields(reference string) string {
-	const columns, indent = 100, "  "
-	var b strings.Builder
-	for line := range strings.Lines(reference) {
-		line = strings.TrimSuffix(line, "\n")
-		if doc, ok := strings.CutPrefix(line, indent); ok {
-			b.WriteString(indent + cli.Wrap(doc, columns-len(indent)) + "\n")
-		} else {
-			b.WriteString(cli.Wrap(line, columns) + "\n")
-		}
-	}
-	return b.String()
+` + cli.WrapLines(configfile.Reference(node.Fields()), docColumns) + configNotes
 }
 
 const configTerms = `# Configuration
@@ -94,6 +82,6 @@ Geneve and VXLAN are neither encrypted nor authenticated. Let UDP 6091 in from t
 - A node in the file takes 4 KB of memory, an entry of nat.addresses 4 KB.
 - At most 32,768 nodes, and 65,536 each of nat.addresses, nat.services and remote CIDRs.
 - The underlay must carry packets of mtu and 50 bytes to nodes (70 over IPv6), and the path to the
-  peer mtu and 60 bytes (80 over IPv6). With the default of 1340 that is 1390 and 1400, and over IPv6
+  peer mtu and 60 bytes (80 over IPv6): with the default of 1340 that is 1390 and 1400, over IPv6
   1410 and 1420.
 `

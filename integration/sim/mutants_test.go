@@ -40,8 +40,8 @@ var mutants = []mutant{
 		"\tif v.Action != Drop || ", "\tif v.Action != Drop || v.MTU > 0 || "},
 	{"an ICMP error quotes the port that only this gateway knows", "nat/packet/icmp.go",
 		"\tq.Rewrite(to, addresses, ports)", "\tto.Ports = from.Ports\n\tq.Rewrite(to, addresses, ports)"},
-	{"a gateway that takes over does without the connections", "gateway/lifecycle/takeover.go",
-		"\t\t\tr.Write(body)\n", ""},
+	{"a gateway that takes over does without the connections", "gateway/handover/offer.go",
+		"\t\t\tw.Write(body)\n", ""},
 	{"of SCTP, what arrives broken leaves sound", "nat/fit.go",
 		"\tp.DecrementHops()", "\tif p.DecrementHops(); pl.ports != 0 && p.Protocol() == packet.SCTP {\n\t\tp.SumSCTP()\n\t}"},
 }

@@ -317,8 +317,8 @@ func (s *side) excused() bool {
 
 // reaches reports whether what the pod sends to the peer gets to another pod.
 func (p *pod) reaches(peer *pod) bool {
-	at := p.wg().Endpoint()
-	return at == *peer.wan.Load() || peer.side.elects() && at == peer.side.service && peer.side.ahead == peer
+	at, peerAt := p.wg().Endpoint(), netip.AddrPortFrom(peer.wan.Load().Addr(), peer.config.WireGuard.ListenPort)
+	return at == peerAt || peer.side.elects() && at == peer.side.service && peer.side.ahead == peer
 }
 
 // untold reports whether a pod that has no Lease does not get to know who has it: it cannot read that, nor can the other one, which looks up where to call,

@@ -41,6 +41,20 @@ func Wrap(text string, width int) string {
 	return strings.Join(split(Printable(text), width, "  "), "\n")
 }
 
+// WrapLines is Wrap of each line of a text. A line keeps an indent of two, which all its lines then have.
+func WrapLines(text string, width int) string {
+	const indent = "  "
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if nested, ok := strings.CutPrefix(line, indent); ok {
+			b.WriteString(indent + Wrap(nested, width-len(indent)) + "\n")
+		} else {
+			b.WriteString(Wrap(line, width) + "\n")
+		}
+	}
+	return b.String()
+}
+
 // Printable replaces what is no character and no blank: others have written parts of the text, and a terminal obeys control characters.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
