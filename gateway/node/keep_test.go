@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/integration/need"
 )
 
@@ -128,7 +129,7 @@ func TestKeptLinkOutlivesItsNode(t *testing.T) {
 					t.Errorf("%s goes by %s", r.Dst, r.Gw)
 				}
 			}
-			addresses, err := netlink.AddrList(l, netlink.FAMILY_V4)
+			addresses, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_V4) })
 			if err != nil || len(addresses) != 1 || addresses[0].IPNet.String() != "10.80.0.22/32" {
 				t.Error("addresses:", addresses, err)
 			}

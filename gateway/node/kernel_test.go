@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/integration/need"
 )
 
@@ -72,7 +73,7 @@ func routesOf(t *testing.T, name string, family int) []netlink.Route {
 	if err != nil {
 		return nil
 	}
-	routes, err := netlink.RouteList(l, family)
+	routes, err := rtnl.List(func() ([]netlink.Route, error) { return netlink.RouteList(l, family) })
 	if err != nil && !errors.Is(err, unix.ENODEV) {
 		t.Fatal(err)
 	}
@@ -85,7 +86,9 @@ func requireNothingLeft(t *testing.T, c *Config) {
 	if l, err := netlink.LinkByName(c.Interface); err == nil {
 		t.Errorf("%s is still there: a %s link", c.Interface, l.Type())
 	}
-	all, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{}, 0)
+	all, err := rtnl.List(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{}, 0)
+	})
 	need.NoError(t, err)
 	for _, r := range all {
 		for _, p := range c.Routes {
@@ -135,11 +138,11 @@ func TestKernelLink(t *testing.T) {
 			if slices.Contains(features, FeatureUDPSegmentation) || !slices.Contains(features, "tx-tcp-segmentation") {
 				t.Error("features:", features)
 			}
-			addresses, err := netlink.AddrList(l, netlink.FAMILY_V4)
+			addresses, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_V4) })
 			if err != nil || len(addresses) != 1 || addresses[0].IPNet.String() != "10.80.0.2/32" {
 				t.Error("addresses:", addresses, err)
 			}
-			addresses, err = netlink.AddrList(l, netlink.FAMILY_V6)
+			addresses, err = rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_V6) })
 			if err != nil || !slices.ContainsFunc(addresses, func(a netlink.Addr) bool {
 				return a.IPNet.String() == "fd80::2/128" && a.Flags&unix.IFA_F_TENTATIVE == 0
 			}) {

@@ -28,6 +28,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"culvert/gateway/node/links"
+	"culvert/gateway/node/rtnl"
 	"culvert/integration/need"
 	"culvert/kube/fabric"
 )
@@ -177,14 +178,14 @@ func (w *world) machine() (own map[string]string, index map[string]int, others [
 
 func (w *world) lists() (own map[string]string, index map[string]int, others []string, err error) {
 	own, index = map[string]string{}, map[string]int{}
-	devices, err := netlink.LinkList()
+	devices, err := rtnl.List(netlink.LinkList)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	ours := map[int]bool{}
 	for _, d := range devices {
 		a := d.Attrs()
-		addresses, err := netlink.AddrList(d, netlink.FAMILY_V4)
+		addresses, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(d, netlink.FAMILY_V4) })
 		if err != nil {
 			return nil, nil, nil, err
 		}
@@ -202,7 +203,9 @@ func (w *world) lists() (own map[string]string, index map[string]int, others []s
 			others = append(others, fmt.Sprintln("link", a.Name, d.Type(), a.MTU, a.Flags&net.FlagUp, a.Group, a.Alias, texts))
 		}
 	}
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	routes, err := rtnl.List(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -211,7 +214,7 @@ func (w *world) lists() (own map[string]string, index map[string]int, others []s
 			others = append(others, fmt.Sprintln("route", r.String()))
 		}
 	}
-	rules, err := netlink.RuleList(netlink.FAMILY_ALL)
+	rules, err := rtnl.List(func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -231,7 +234,9 @@ func (w *world) routed(link string, index int) bool {
 	w.t.Helper()
 	there := false
 	eventually(w.t, "the kernel's routes", func() error {
-		found, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: index, Dst: prefix(link)}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
+		found, err := rtnl.List(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: index, Dst: prefix(link)}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
+		})
 		there = len(found) == 1
 		return err
 	})

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/integration/need"
 )
 
@@ -42,7 +43,9 @@ func gone(name string) error {
 // routed reports whether the kernel still has a route.
 func routed(t *testing.T, r *netlink.Route) bool {
 	t.Helper()
-	found, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: r.LinkIndex, Dst: r.Dst}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
+	found, err := rtnl.List(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: r.LinkIndex, Dst: r.Dst}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
+	})
 	need.NoError(t, err)
 	return len(found) == 1
 }

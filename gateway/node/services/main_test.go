@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/integration/need"
 )
 
@@ -246,7 +247,7 @@ func (n *node) requireServed(when, who string, at ...string) {
 func (n *node) kernelState() string {
 	n.Helper()
 	all := kernelRules(n.T)
-	links, err := netlink.LinkList()
+	links, err := rtnl.List(netlink.LinkList)
 	need.NoError(n, err)
 	names := map[int]string{}
 	for _, l := range links {
@@ -255,7 +256,9 @@ func (n *node) kernelState() string {
 		all = append(all, fmt.Sprintf("%s %s mtu %d", a.Name, a.Flags&net.FlagUp, a.MTU))
 	}
 	for _, family := range both {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_TABLE)
+		routes, err := rtnl.List(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_TABLE)
+		})
 		need.NoError(n, err)
 		for _, r := range routes {
 			if r.Dst == nil || !r.Dst.IP.IsLinkLocalUnicast() && !r.Dst.IP.IsMulticast() {
@@ -289,7 +292,9 @@ func (n *node) flush(table int, families ...int) {
 	link, err := netlink.LinkByName("culvert1")
 	need.NoError(n, err)
 	for _, family := range families {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: link.Attrs().Index, Table: table}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+		routes, err := rtnl.List(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: link.Attrs().Index, Table: table}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+		})
 		need.NoError(n, err)
 		for _, r := range routes {
 			need.NoError(n, netlink.RouteDel(&r))

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/integration/fresh"
 	"culvert/integration/need"
 )
@@ -50,7 +51,7 @@ func addLink(t *testing.T, name string) int {
 func kernelRules(t *testing.T) (all []string) {
 	t.Helper()
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		list, err := netlink.RuleList(family)
+		list, err := rtnl.List(func() ([]netlink.Rule, error) { return netlink.RuleList(family) })
 		need.NoError(t, err)
 		for i := range list {
 			all = append(all, describe(&list[i]))
@@ -119,7 +120,7 @@ func TestOthersMovedTheLocalTable(t *testing.T) {
 			before := kernelRules(t)
 			s, _ := steered(t, index, both)
 			for _, family := range both {
-				list, err := netlink.RuleList(family)
+				list, err := rtnl.List(func() ([]netlink.Rule, error) { return netlink.RuleList(family) })
 				need.NoError(t, err)
 				for _, r := range list {
 					if r.Protocol != unix.RTPROT_KERNEL && r.Table != 77 {
@@ -160,7 +161,9 @@ func TestSourceChanges(t *testing.T) {
 	s, p := steered(t, index, both[:1])
 	for _, source := range []string{"172.18.0.22", "172.18.0.2"} {
 		need.NoError(t, s.apply(p, source4(source)))
-		list, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+		list, err := rtnl.List(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+		})
 		need.NoError(t, err)
 		list = slices.DeleteFunc(list, func(r netlink.Route) bool { return r.Dst.String() == "172.18.0.0/24" }) // the link's own route
 		if len(list) != 2 {
