@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node/carry"
+	"culvert/gateway/node/rtnl"
 )
 
 // kept returns the kind of a link left by an earlier run that c can continue with, or "". The properties that a link cannot change must match; the
@@ -86,7 +87,9 @@ func (l *tunLink) keep() error {
 // removeOthers removes addresses of a link and routes through it that its configuration does not have.
 func removeOthers(l netlink.Link, addresses []netlink.Addr, routes []netlink.Route) error {
 	var errs []error
-	have, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
+	have, err := rtnl.List(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
+	})
 	errs = append(errs, err)
 	for _, r := range have {
 		wanted := slices.ContainsFunc(routes, func(w netlink.Route) bool { return r.Dst.String() == w.Dst.String() })
@@ -94,7 +97,7 @@ func removeOthers(l netlink.Link, addresses []netlink.Addr, routes []netlink.Rou
 			errs = append(errs, netlink.RouteDel(&r))
 		}
 	}
-	had, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+	had, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
 	errs = append(errs, err)
 	for _, a := range had {
 		wanted := slices.ContainsFunc(addresses, func(w netlink.Addr) bool { return a.IPNet.String() == w.IPNet.String() })

@@ -82,7 +82,9 @@ func (c *Config) addRoute(r *netlink.Route) error {
 	err := netlink.RouteAdd(r)
 	if errors.Is(err, unix.EEXIST) {
 		var same []netlink.Route
-		same, err = netlink.RouteListFiltered(netlink.FAMILY_ALL, r, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
+		same, err = rtnl.List(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(netlink.FAMILY_ALL, r, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
+		})
 		if err == nil && len(same) == 0 {
 			return fmt.Errorf("routes: this node has another route to %s; remove it or leave it out here: %w", r.Dst, unix.EEXIST)
 		}

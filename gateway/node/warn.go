@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"culvert/gateway/configfile"
+	"culvert/gateway/node/rtnl"
 )
 
 // overhead is the size of the headers around an inner packet: IPv4 or IPv6, UDP, Geneve or VXLAN, Ethernet.
@@ -54,7 +55,7 @@ func (c *Config) warn(e *configfile.Errors) {
 
 // ownAddresses warns about configured addresses that this machine should have but lacks, or has but should not.
 func (c *Config) ownAddresses(say func(path, format string, args ...any)) {
-	own, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	own, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return
 	}
