@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What both ends wait for, for one message each.
+// How long one end waits for one message of the other.
 const (
-	AskTime  = 5 * time.Second        // the new process, for the old one's answer
+	AskTime  = 5 * time.Second        // the new process waits for the old one's answer
 	TalkTime = 30 * time.Second       // before the cut, while the old process forwards
 	CutTime  = 500 * time.Millisecond // between Cut and Forwarding, in which no process forwards
-	ParkTime = 100 * time.Millisecond // the old process, for its readers to stop, before it sends Cut
+	ParkTime = 100 * time.Millisecond // the old process waits for its own readers to stop, before it sends Cut
 )
 
 // Connections that had a packet while records were sent are sent again, until a round takes no longer than roundTime. The last round, in which no
@@ -26,8 +26,8 @@ const (
 	maxRounds = 5
 )
 
-// CatchUp calls round, which sends the records that changed since a time, until little is left. The first round is since began. CatchUp returns the
-// time that the last round, after the cut, is since; now is the clock of the times, in nanoseconds.
+// CatchUp sends what has changed since began, until little is left: round sends the records of connections that had a packet since a time. CatchUp
+// returns when its last round began; the caller sends what has changed since then after the cut. now is the clock of these times, in nanoseconds.
 func CatchUp[Time ~int64](now func() Time, began Time, round func(since Time) error) (Time, error) {
 	for range maxRounds {
 		again := now()
@@ -149,9 +149,9 @@ func (w recordWriter) Write(b []byte) (int, error) {
 	return len(b), w.line.Send(KindRecords, b, w.within)
 }
 
-// WantRecords receives records until a message of kind last, and returns that message's body. Each message may take so long. begin begins to restore
-// records that are as old as they are at that moment, and end ends it. After KindStanding each message of records is restored by itself, because it
-// is as old as the message, not as the first one.
+// WantRecords receives records until a message of kind last arrives, and returns the body of that message. It waits for each message as long as
+// within. begin starts to restore records, whose ages count from that moment, and end completes them. Before KindCut each message is restored by
+// itself, because ages count from the time when it was sent.
 func (l *Line) WantRecords(last Kind, within time.Duration, begin func() (w io.Writer, end func())) ([]byte, error) {
 	w, end := begin()
 	for {
