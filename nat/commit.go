@@ -226,11 +226,15 @@ func (e *Engine) makeRoom(number uint32, now Time) {
 	e.end(c, number, why, now)
 }
 
-// requeue moves the connections that could not make room, or could not give up their ports, to the end of their list.
+// requeue moves the connections that could not make room, or could not give up their ports, to the end of their list. The predecessor, which renew
+// has just removed, may have been alone in it.
 func (e *Engine) requeue(d *decision) {
 	tb := &e.table
 	for range d.passed {
 		number := tb.closed[d.closed].first
+		if number == 0 {
+			break
+		}
 		tb.unlist(d.closed, number)
 		tb.list(d.closed, number)
 	}
@@ -240,6 +244,9 @@ func (e *Engine) requeue(d *decision) {
 	for r, n := range d.asked {
 		for range n {
 			number := tb.lists[r].first
+			if number == 0 {
+				break
+			}
 			c := tb.at(number)
 			tb.rankAs(c, number, rankSettled)
 			tb.rankAs(c, number, rank(r))

@@ -1,6 +1,7 @@
 package nat
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -36,6 +37,45 @@ func TestInputRulesCount(t *testing.T) {
 	if got != 1 {
 		t.Errorf("%d packets counted, want 1", got)
 	}
+}
+
+// A commit ends the only closing connection, at the packet of its server. That packet would open another, for which there is no room: the lists of
+// those that make room are as before.
+func TestEvictedMakesNoRoom(t *testing.T) {
+	c := milan()
+	c.MaxConnections = 30
+	e, err := New([16]byte{}, c)
+	need.NoError(t, err)
+	segment := func(in Link, source, destination string, sport, dport uint16, flags uint8, seq, ack uint32) Verdict {
+		var p packet.Packet
+		p.Parse(nattest.IP{Source: source, Destination: destination,
+			Body: nattest.TCP{SourcePort: sport, DestinationPort: dport, Flags: flags, Seq: seq, Ack: ack, Window: 9}}.Bytes())
+		return e.Process(&p, in, 1)
+	}
+	open := func(in, out Link, client, server, seenClient, seenServer string) {
+		segment(in, client, server, 2000, 80, packet.SYN, 1000, 0)
+		segment(out, seenServer, seenClient, 80, 2000, packet.SYN|packet.ACK, 5000, 1001)
+		segment(in, client, server, 2000, 80, packet.ACK, 1001, 5001)
+	}
+	open(Tunnel, 4, "10.200.3.9", "10.70.0.9", "10.71.3.9", "192.0.2.10")
+	segment(Tunnel, "10.200.3.9", "10.70.0.9", 2000, 80, packet.FIN|packet.ACK, 1001, 5001)
+	for i := range 15 { // a half of the table
+		server := fmt.Sprintf(".4.%d", i)
+		open(4, Tunnel, fmt.Sprintf("203.0.%d.9", i), "10.71"+server, "10.70.0.0", "10.200"+server)
+	}
+	if st := e.Stats(); st.Connections != 16 || st.Unreplied != 0 {
+		t.Fatalf("%+v", st)
+	}
+	recount(t, e)
+	c.Addresses = c.Addresses[1:]
+	need.NoError(t, e.Apply(c))
+	if v := segment(4, "192.0.2.10", "10.71.3.9", 80, 2000, packet.ACK, 5001, 1002); v.Reason != ReasonConnectionShare {
+		t.Errorf("%v %v", v.Action, v.Reason)
+	}
+	if st := e.Stats(); st.Evicted != 1 || st.Connections != 15 {
+		t.Errorf("%+v", st)
+	}
+	recount(t, e)
 }
 
 // In a full table, a flow whose connection has expired takes its own place again, and a new one

@@ -16,6 +16,8 @@ import (
 // recount compares every share counter of e with the content of its tables.
 func recount(t testing.TB, e *Engine) {
 	t.Helper()
+	recountRanks(t, &e.table)
+	recountClosed(t, &e.table)
 	s := &e.table.shares
 	want := map[uint64]uint32{}
 	take := func(h holder) {

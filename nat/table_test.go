@@ -71,3 +71,58 @@ func TestWideSlab(t *testing.T) {
 		t.Errorf("%d chunks for %d connections, want %d", len(s.chunks), most, want)
 	}
 }
+
+// recountRanks compares the list of each rank with the connections of that rank.
+func recountRanks(t testing.TB, tb *table) {
+	t.Helper()
+	var of [ranks]int
+	for number := uint32(0); len(tb.chunks) > 0 && number < tb.high; number++ {
+		if c := tb.at(number); c.live() {
+			of[c.rank()]++
+		} else if c.rank() != rankSettled {
+			t.Fatalf("entry %d is free and has rank %d", number, c.rank())
+		}
+	}
+	for r := rankUnsettled; r < ranks; r++ {
+		l, length, last := &tb.lists[r], 0, uint32(0)
+		for number := l.first; number != 0; number = tb.cold(number).next {
+			if at := tb.cold(number); tb.at(number).rank() != r || at.previous != last {
+				t.Fatalf("entry %d, of rank %d, follows %d in the list of rank %d, not %d", number, tb.at(number).rank(), last, r, at.previous)
+			}
+			last = number
+			length++
+		}
+		if length != l.length || length != of[r] || last != l.last {
+			t.Fatalf("%d connections of rank %d, %d in its list, which says %d and ends with %d, not %d", of[r], r, length, l.length, l.last, last)
+		}
+	}
+}
+
+// recountClosed compares the lists of closed connections with the connections that belong there.
+func recountClosed(t testing.TB, tb *table) {
+	t.Helper()
+	left := map[uint32]uint64{}
+	for number := uint32(1); number < tb.high; number++ {
+		if c := tb.at(number); c.live() && c.has(flagPortShare) && c.state.closed() {
+			answer := tb.tuple(c, reply)
+			space, _ := tb.portSpace(&answer)
+			left[number] = tb.holder(c).within(space).address
+		}
+	}
+	for of, l := range tb.closed {
+		last := uint32(0)
+		for number := l.first; number != 0; number = tb.cold(number).newer {
+			if is, ok := left[number]; !ok || is != of || tb.cold(number).older != last {
+				t.Fatalf("entry %d, of list %x, is in list %x behind %d", number, is, of, last)
+			}
+			delete(left, number)
+			last = number
+		}
+		if last == 0 || last != l.last {
+			t.Fatalf("list %x ends with %d and says %d", of, last, l.last)
+		}
+	}
+	if len(left) > 0 {
+		t.Fatalf("in no list: %v", left)
+	}
+}
