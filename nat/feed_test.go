@@ -328,3 +328,14 @@ func (x *feedTraffic) switchTo(other *nat.Engine) {
 		}
 	}
 }
+
+// The end of a copy that never began takes nothing away.
+func TestMirrorWithoutCopy(t *testing.T) {
+	e := engine(t, replicated)
+	forwarded(t, e, node1, udp("203.0.113.9", "10.71.3.9", 999, 53).Bytes(), start)
+	m := e.Mirror(recordLink)
+	m.Write(blocks([]byte{5, 0, 0}), start)
+	if st, got := e.Stats(), m.State(); st.Connections != 1 || got.Copies != 0 || got.Removed != 0 {
+		t.Fatalf("%d connections, %+v", st.Connections, got)
+	}
+}

@@ -76,7 +76,7 @@ func (m *Mirror) begins() {
 // ends ends a copy. If it was whole, what it did not contain ends.
 func (m *Mirror) ends(whole bool) {
 	e := m.r.e
-	if whole {
+	if whole = whole && m.State().Copying; whole {
 		m.removeStale()
 		e.order()
 	}
