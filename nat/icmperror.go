@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // icmpError translates an ICMP error about a packet that passed here, and the packet it quotes. Any router may have sent it. It goes to the sender of
@@ -97,13 +98,13 @@ func (e *Engine) relayTracked(d *decision, p *packet.Packet, now Time) {
 // relayFromTunnel translates an error about an untracked packet that left through the tunnel, by prefixes alone.
 func (e *Engine) relayFromTunnel(d *decision, p *packet.Packet) {
 	s, quoted := e.snapshot, &d.quoted[0]
-	r, ok := s.real.Lookup(quoted.Destination())
+	seen, ok := s.real.Lookup(quoted.Destination())
 	if destination := d.from.Destination(); !ok || s.external.Contains(destination) || s.closed(destination, d.in) {
 		d.drop(ReasonICMPUnrelated)
 		return
 	}
 	sent := *quoted
-	sent.SetDestination(r.apply(quoted.Destination()))
+	sent.SetDestination(rules.Combine(*seen, quoted.Destination()))
 	out, ok := s.rules.Route(d.in, 0, quoted.Destination(), d.from.Destination())
 	if !d.check("route", ok) {
 		d.drop(ReasonNoRoute)
@@ -118,8 +119,8 @@ func (e *Engine) relayFromNode(d *decision, p *packet.Packet) {
 	s, quoted := e.snapshot, &d.quoted[0]
 	sent := *quoted
 	d.plan = plan{to: d.from, out: Tunnel} // the remote CIDRs of the Config belong to this link
-	if r, ok := s.seen.Lookup(quoted.Source()); ok {
-		sent.SetSource(r.apply(quoted.Source()))
+	if real, ok := s.seen.Lookup(quoted.Source()); ok {
+		sent.SetSource(rules.Combine(*real, quoted.Source()))
 		d.plan.to.SetDestination(sent.Source())
 	} else {
 		out, ok := s.rules.Route(d.in, 0, d.from.Source(), d.from.Destination())
@@ -150,8 +151,8 @@ func (e *Engine) relay(d *decision, p *packet.Packet, sent *packet.Tuple) {
 // else again the destination of the quoted packet. Between nodes: its own.
 func (s *snapshot) errorSource(source, sentTo netip.Addr, in, out Link) netip.Addr {
 	if in.Outside() {
-		if r, ok := s.real.Lookup(source); ok {
-			return r.apply(source)
+		if seen, ok := s.real.Lookup(source); ok {
+			return rules.Combine(*seen, source)
 		}
 		return sentTo
 	}

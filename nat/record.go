@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // Records saves what an Engine knows and its successor could not learn from packets: connections, except those that the next packet would make again,
@@ -168,11 +169,11 @@ func (e *Engine) reproducible(c *conn, first, answer *packet.Tuple) bool {
 		return false
 	}
 	local, seen := inside.Source(), inside.Destination()
-	r, ok := s.seen.Lookup(seen)
+	of, ok := s.seen.Lookup(seen)
 	if !ok || !s.pods.Contains(local) {
 		return false
 	}
-	to, real := inside.Reply(0), r.apply(seen)
+	to, real := inside.Reply(0), rules.Combine(*of, seen)
 	if to.SetSource(real); to.Words != outside.Words || to.Ports != outside.Ports {
 		return false
 	}

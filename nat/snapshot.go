@@ -37,9 +37,9 @@ type siteConfig struct {
 type site struct {
 	siteConfig
 	pods, external bart.Lite
-	seen           bart.Table[*remap] // destination as seen here → real
-	real           bart.Table[*remap] // real source → as seen here
-	refused        bart.Lite          // sources from nodes
+	seen           bart.Table[*netip.Prefix] // destination as seen here → the real prefix
+	real           bart.Table[*netip.Prefix] // real source → the prefix as seen here
+	refused        bart.Lite                 // sources from nodes
 }
 
 // surroundings are the nodes and routes of a Config.
@@ -92,11 +92,11 @@ func newSite(is siteConfig) *site {
 		s.external.Insert(p)
 	}
 	for _, r := range is.remote {
-		there, back := remapPair(r.Seen(), r.Real)
-		s.seen.Insert(r.Seen(), there)
-		s.real.Insert(r.Real, back)
+		seen := r.Seen()
+		s.seen.Insert(seen, &r.Real)
+		s.real.Insert(r.Real, &seen)
 		if is.notFromNodes == nil {
-			s.refused.Insert(r.Seen())
+			s.refused.Insert(seen)
 		}
 	}
 	for _, p := range is.notFromNodes {

@@ -81,12 +81,12 @@ func (r *rule) translate(a netip.Addr) (bindKind, netip.Addr) {
 	case to.IsSingleIP():
 		return bindAddress, to.Addr()
 	default:
-		return bindPrefix, combine(to, a)
+		return bindPrefix, Combine(to, a)
 	}
 }
 
-// combine returns the address with p's network bits and a's host bits. Preconditions: equal families.
-func combine(p netip.Prefix, a netip.Addr) netip.Addr {
+// Combine returns the address with p's network bits and a's host bits. Preconditions: equal families.
+func Combine(p netip.Prefix, a netip.Addr) netip.Addr {
 	order := binary.BigEndian
 	if a.Is4() {
 		to, host := p.Addr().As4(), a.As4()

@@ -95,7 +95,7 @@ func FuzzCombine(f *testing.F) {
 			return
 		}
 		p := netip.PrefixFrom(a, int(bits)).Masked()
-		if got, want := combine(p, b), slowCombine(p.String(), b); got != want {
+		if got, want := Combine(p, b), slowCombine(p.String(), b); got != want {
 			t.Errorf("%v into %v: %v, want %v", b, p, got, want)
 		}
 	})
