@@ -29,11 +29,11 @@ func (g *Gateway) Apply(c *config.Config) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
+	g.applying.Lock()
+	defer g.applying.Unlock()
 	if err := g.life.Changeable(); err != nil {
 		return err
 	}
-	g.applying.Lock()
-	defer g.applying.Unlock()
 	p, err := g.prepare(c)
 	if err != nil {
 		return err
@@ -46,11 +46,11 @@ func (g *Gateway) Apply(c *config.Config) error {
 // services. It reports false for any other, which Apply then takes or refuses. Its cost depends on these nodes and services, and it logs nothing: pods come
 // and go all the time.
 func (g *Gateway) Amend(c *config.Config) bool {
+	g.applying.Lock()
+	defer g.applying.Unlock()
 	if g.life.Changeable() != nil { // Apply says why
 		return false
 	}
-	g.applying.Lock()
-	defer g.applying.Unlock()
 	now, links := g.current.Get()
 	routes, services, alone := c.Amended(now, links)
 	switch {

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -57,6 +59,25 @@ func TestNothingIsAppliedMeanwhile(t *testing.T) {
 	if err := p.rome.Apply(&c); err != nil {
 		t.Error("after it:", err)
 	}
+	p.rome.applying.Lock()
+	late := make(chan error, 1)
+	go func() { late <- p.rome.Apply(&c) }()
+	stacks := make([]byte, 1<<20)
+	waitFor(t, "Apply to wait for the change before it", func() bool {
+		for _, stack := range strings.Split(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			if strings.Contains(stack, "[sync.Mutex.Lock") && strings.Contains(stack, "(*Gateway).Apply(") {
+				return true
+			}
+		}
+		return false
+	})
+	talk, err = p.rome.inspect.HandOver(control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
+	p.rome.applying.Unlock()
+	need.NoError(t, err)
+	if err := <-late; !errors.Is(err, lifecycle.ErrHanding) {
+		t.Errorf("a configuration that waited when the hand-over began: %v, want %v", err, lifecycle.ErrHanding)
+	}
+	talk(nil)
 }
 
 // TestEndAfterTheCut: a gateway that is stopped between Cut and Done leaves the control socket to

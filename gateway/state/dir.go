@@ -164,7 +164,7 @@ func (d *Dir) KeepConnections(asOf time.Time, fill func(io.Writer) error) error 
 }
 
 // Services opens the saved Services. The error is fs.ErrNotExist if there are none.
-func (d *Dir) Services() (io.ReadCloser, error) { return d.open(servicesFile) }
+func (d *Dir) Services() (io.ReadCloser, error) { return d.openKept(servicesFile) }
 
 // KeepServices replaces the saved Services by what fill writes. After an error the old ones stay.
 func (d *Dir) KeepServices(fill func(io.Writer) error) error {

@@ -3,6 +3,7 @@ package state
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -60,8 +61,12 @@ func TestFolderOfOthers(t *testing.T) {
 		t.Errorf("a folder that all may write to: %v", err)
 	}
 	change(0o700, "")
-	change(0o666, identityFile)
+	need.NoError(t, d.KeepServices(func(io.Writer) error { return nil }))
+	change(0o666, identityFile, servicesFile)
 	d = open(t, root, "milan")
+	if _, err := d.Services(); err == nil || !strings.Contains(err.Error(), "services has mode 0666: every user") {
+		t.Errorf("Services that all may write: %v", err)
+	}
 	if _, err := d.Identity("rome"); err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "identity has mode 0666: every user") {
 		t.Errorf("an identity that all may write: %v", err)
 	}
