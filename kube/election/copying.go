@@ -97,8 +97,9 @@ func (e *Elector) source(ctx context.Context) (at netip.AddrPort, err error) {
 	for i := range all.Items {
 		pod := &all.Items[i]
 		ip, _, _ := unstructured.NestedString(pod.Object, "status", "podIP")
+		phase, _, _ := unstructured.NestedString(pod.Object, "status", "phase")
 		address, err := netip.ParseAddr(ip)
-		if err != nil || pod.GetName() == e.Pod {
+		if err != nil || pod.GetName() == e.Pod || phase == "Failed" || phase == "Succeeded" { // another pod may have the address of one that has ended
 			continue
 		}
 		if at = netip.AddrPortFrom(address, e.ReplicaPort); pod.GetName() == holder {

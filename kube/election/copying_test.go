@@ -37,14 +37,18 @@ func (c *copier) Visit(_ context.Context, at netip.AddrPort, notice []byte) erro
 	return nil
 }
 
-// TestCopy: a standby copies the pod that has the Lease, whoever else is there, and an active gateway that nobody copies visits another one.
+// TestCopy: a standby copies the pod that has the Lease, whoever else is or was there, and an active gateway that nobody copies visits another one.
 func TestCopy(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		api := newAPI()
-		for name, ip := range map[string]string{"a": "10.1.0.1", "b": "10.1.0.2", "c": "10.1.0.3", "d": "", "e": "10.1.0.5"} {
+		for name, ip := range map[string]string{"a": "10.1.0.1", "b": "10.1.0.2", "c": "10.1.0.3", "d": "", "e": "10.1.0.5", "f": "10.1.0.6"} {
 			p := pod(name, map[string]any{"component": "gateway", "gateway-name": "milan"})
-			if p.Object["status"] = map[string]any{"podIP": ip}; name == "e" {
+			status := map[string]any{"podIP": ip}
+			switch p.Object["status"] = status; name {
+			case "e":
 				p.SetLabels(map[string]string{"component": "gateway", "gateway-name": "rome"})
+			case "f": // of a node that was shut down
+				status["phase"] = "Failed"
 			}
 			if _, err := api.Resource(pods).Namespace(namespace).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)

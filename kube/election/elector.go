@@ -56,7 +56,7 @@ type Elector struct {
 	machine   *role.Machine // +checklocks:mu
 	gateway   Gateway       // nil before Drive; +checklocks:mu
 	table     Table         // nil: it is not copied; +checklocks:mu
-	yieldedTo int64         // the latest term for which another gateway has left the table to this one; +checklocks:mu
+	yieldedTo int64         // the latest term in which another gateway has sent this one all of the table; +checklocks:mu
 	role      role.Role     // that was announced last; +checklocks:mu
 	failing   time.Time     // since when the Lease cannot be renewed; zero: it can; +checklocks:mu
 	ending    bool          // no attempt any more; +checklocks:mu
@@ -98,9 +98,9 @@ func (e *Elector) Run(ctx context.Context) {
 	}
 }
 
-// Drive has the Elector drive g from now on, whose connections the other gateways copy by t; nil: they do not. Before that, the Elector leaves the Lease
-// to other gateways, which may have a copy of the table, and does not renew the one of a process that had its identity: a container that dies whenever
-// it starts would keep the others from forwarding.
+// Drive has the Elector drive g from now on. The other gateways copy g's connections by t; nil if they do not. Before Drive, the Elector does not take the
+// Lease, because another gateway may have a copy of the table. Nor does it renew a Lease that an earlier container of its pod had: a container that dies
+// whenever it starts would keep the others from forwarding.
 func (e *Elector) Drive(g Gateway, t Table) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -133,7 +133,7 @@ func (e *Elector) look() {
 	e.announce()
 }
 
-// announce has the gateway take a role that is another than before.
+// announce gives the gateway its role, if that has changed.
 //
 // +checklocks:e.mu
 func (e *Elector) announce() {

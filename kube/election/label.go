@@ -15,8 +15,8 @@ import (
 
 var pods = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 
-// label keeps the label at this pod alone while it is active, until ctx ends. It looks again soon, because the gateway before may have been late and have
-// labelled itself, and then each time a Lease would have run out, because a stranger may move the label.
+// label keeps the label on this pod, and on no other one, while it is active, until ctx ends. It looks again soon, because the gateway before may have
+// labelled itself late. After that it looks once in the duration of a Lease, because somebody else may move the label.
 func (e *Elector) label(ctx context.Context) {
 	tick := time.NewTicker(look)
 	defer tick.Stop()

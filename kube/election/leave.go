@@ -27,12 +27,12 @@ type Table interface {
 //	sends nothing any more, flushes
 //	                   yours ──────────────►   forwards
 //
-// "free" is of a gateway that leaves; the rest is also said when a Lease has run out, as that of a gateway that is cut off from the API server alone.
-// So no connection that began before the change is missing after it. Where nothing is heard, yieldTime later the other one forwards nevertheless.
+// Only a gateway that leaves says "free". The other notices are also sent when a Lease has run out, for example because its holder cannot reach the API
+// server. So no connection that began before the change is missing after it. If the other gateway hears no "yours", it forwards after yieldTime.
 type notice struct {
 	Says string `json:"says"`
 	Pod  string `json:"pod"`  // who says it
-	Term int64  `json:"term"` // of the Lease that its speaker, with yours its hearer, has
+	Term int64  `json:"term"` // of the Lease, which the speaker has, or with "yours" the hearer
 }
 
 const (
@@ -42,15 +42,15 @@ const (
 )
 
 const (
-	// maxSaid notices wait; others are forgotten. There are three of a change of roles.
+	// maxSaid notices wait; more are dropped. A change of roles takes three.
 	maxSaid = 16
-	// flushTime is how long a gateway that leaves goes on until the others have its table, as far as there is one of which they still get a full copy.
+	// flushTime limits how long a gateway that leaves waits until the others have its table. It takes long only during a full copy.
 	flushTime = 5 * time.Second
 	// yieldTime is how long a gateway that has the Lease lets another one send it the rest of the table.
 	yieldTime = 500 * time.Millisecond
 	// releaseTimeout is how long giving back a Lease may take. Without it another gateway has it when it runs out.
 	releaseTimeout = 2 * time.Second
-	// leavePoll is how often a gateway that leaves looks whether another one has the Lease, as one without a stream has it.
+	// leavePoll is how often a gateway that leaves looks whether another one has the Lease. Without a stream, that one cannot say so.
 	leavePoll = 100 * time.Millisecond
 )
 
@@ -66,8 +66,8 @@ func (e *Elector) Heard(message []byte) {
 	}
 }
 
-// Claim returns the notice by which a gateway that forwards learns that this one has the Lease; nil: it has not. A gateway whose Lease has run out, and
-// that was cut off when this one took it, has not heard it.
+// Claim returns the notice that tells another gateway that this one has the Lease; nil if it has not. A gateway that was cut off when this one took the
+// Lease may still forward.
 func (e *Elector) Claim() []byte {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -182,8 +182,8 @@ func (e *Elector) take(ctx context.Context, term int64) {
 	}
 }
 
-// Leave gives back the Lease and returns when another gateway has it and all connections, or none has taken it for so long that there is none. The
-// gateway carries packets until then, and starts nothing towards the peer; after that it is a standby.
+// Leave gives back the Lease. It returns when another gateway has the Lease and all connections, or after leavePatience, when there seems to be no other
+// one. The gateway carries packets until another one has the Lease, but starts nothing towards the peer; then it becomes a standby.
 func (e *Elector) Leave(ctx context.Context) {
 	e.mu.Lock()
 	had, g := e.role, e.gateway
