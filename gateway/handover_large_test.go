@@ -7,7 +7,10 @@ import (
 	"time"
 
 	"culvert/gateway/config"
+	"culvert/gateway/control"
+	"culvert/gateway/handover"
 	"culvert/gateway/path"
+	"culvert/geneve/genevetest"
 	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
@@ -18,6 +21,16 @@ import (
 // a function that sends a packet of one.
 func (p *pair) strangers(t testing.TB, n int) (send func(i int)) {
 	t.Helper()
+	return p.fill(t, n, func(packet []byte, i int) {
+		binary.BigEndian.PutUint32(packet[12:], 11<<24|uint32(i))
+		binary.BigEndian.PutUint16(packet[18:], uint16(i))
+	})
+}
+
+// fill makes n connections in rome's table, with packets that number changes, and returns a
+// function that sends a packet of one.
+func (p *pair) fill(t testing.TB, n int, number func(packet []byte, i int)) (send func(i int)) {
+	t.Helper()
 	link, ok := p.rome.links().ByName[p.rome.config().Geneve.Nodes[0].Name]
 	if !ok {
 		t.Fatal("no node")
@@ -27,8 +40,7 @@ func (p *pair) strangers(t testing.TB, n int) (send func(i int)) {
 	var parsed packet.Packet
 	process := func(i int) nat.Verdict {
 		copy(work, template)
-		binary.BigEndian.PutUint32(work[12:], 11<<24|uint32(i))
-		binary.BigEndian.PutUint16(work[18:], uint16(i))
+		number(work, i)
 		nattest.Fix(work)
 		binary.BigEndian.PutUint16(work[26:], 0) // no checksum
 		parsed.Parse(work)
@@ -55,6 +67,35 @@ func TestHandOverOfLargeTable(t *testing.T) {
 	}
 	p.there(t, 1)
 	p.back(t)
+}
+
+// TestHandOverOfPods: a new process hears the old one while that looks at connections that need no
+// record, as those between pods. Otherwise it would end the old one.
+func TestHandOverOfPods(t *testing.T) {
+	const n = 120_000
+	p, socket := newHandPair(t, func(c *config.Config) { c.MaxConnections = 4 * n })
+	p.fill(t, n, func(packet []byte, i int) {
+		const pods = 250
+		copy(packet[12:], []byte{10, 0, 1, byte(2 + i%pods), 10, 61, 1, 7})
+		binary.BigEndian.PutUint16(packet[20:], uint16(1024+i/pods))
+	})
+	conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
+	need.NoError(t, err)
+	f := &fakeNext{handover.NewLine(conn), t}
+	defer f.Close()
+	f.want(handover.KindOffer)
+	messages, records := 0, 0
+	for {
+		k, body, _, err := f.Receive(genevetest.Timeout)
+		need.NoError(t, err)
+		if k != handover.KindRecords {
+			break
+		}
+		messages, records = messages+1, records+len(body)
+	}
+	if messages < 2 || records > nat.RecordBlock {
+		t.Errorf("%d messages of %d bytes, want at least 2 of one block", messages, records)
+	}
 }
 
 // BenchmarkHandOver hands over a table of 300,000 connections of unknown sources, some of which

@@ -17,6 +17,8 @@ const (
 	TalkTime = 30 * time.Second       // before the cut, while the old process forwards
 	CutTime  = 500 * time.Millisecond // between Cut and Forwarding, in which no process forwards
 	ParkTime = 100 * time.Millisecond // the old process waits for its own readers to stop, before it sends Cut
+	// While the old process looks for records, it sends something at least this often.
+	aliveTime = 100 * time.Millisecond
 )
 
 // Connections that had a packet while records were sent are sent again, until a round takes no longer than roundTime. The last round, in which no
@@ -137,16 +139,32 @@ func (f Files) Close() {
 	}
 }
 
-// Records returns a writer that sends each Write as one message, with a limit of within.
-func (l *Line) Records(within time.Duration) io.Writer { return recordWriter{l, within} }
-
-type recordWriter struct {
-	line   *Line
-	within time.Duration
+// Records returns a RecordWriter with a limit of within for each message.
+func (l *Line) Records(within time.Duration) *RecordWriter {
+	return &RecordWriter{l, within, time.Now()}
 }
 
-func (w recordWriter) Write(b []byte) (int, error) {
-	return len(b), w.line.Send(KindRecords, b, w.within)
+// A RecordWriter sends each Write as one message.
+type RecordWriter struct {
+	line   *Line
+	within time.Duration
+	sent   time.Time
+}
+
+// Write implements io.Writer.
+func (w *RecordWriter) Write(b []byte) (int, error) {
+	err := w.line.Send(KindRecords, b, w.within)
+	w.sent = time.Now()
+	return len(b), err
+}
+
+// Pause sleeps. If nothing was sent for aliveTime, as from a large table of connections that need no record, it sends an empty message: the other end
+// would take this one for hung. An error is also that of the next Write.
+func (w *RecordWriter) Pause(length time.Duration) {
+	time.Sleep(length)
+	if time.Since(w.sent) >= aliveTime {
+		w.Write(nil)
+	}
 }
 
 // WantRecords receives records until a message of kind last arrives, and returns the body of that message. It waits for each message as long as

@@ -59,8 +59,6 @@ func (life *Life) Adopt(facts []byte) error {
 
 // adopt uses another gateway's port-selection key and the peer's address.
 func (k *keeper) adopt(other state.Identity) {
-	k.writing.Lock()
-	defer k.writing.Unlock()
 	k.identityMu.Lock()
 	defer k.identityMu.Unlock()
 	k.identity.PortKey = other.PortKey

@@ -94,7 +94,8 @@ func (h *handing) offer() error {
 func (h *handing) records(since nat.Time, pause, within time.Duration) error {
 	life := h.life
 	_, links := life.Current.Get()
-	return life.path.Engine.Records(since, path.Now(), links.Name).Write(h.line.Records(within), func() { time.Sleep(pause) })
+	w := h.line.Records(within)
+	return life.path.Engine.Records(since, path.Now(), links.Name).Write(w, func() { w.Pause(pause) })
 }
 
 // cut stops the packets, sends the rest, and lets the other process carry them. It returns an error if the other

@@ -45,7 +45,7 @@ type keeper struct {
 	mu       sync.Mutex
 	pending  bool     // +checklocks:mu
 	restored restored // +checklocks:mu
-	// when the restored connections were written as true; zero: there are none, or some could not be read
+	// as of when the restored connections are; zero: there are none, or some could not be read
 	restoredAsOf time.Time // +checklocks:mu
 	// when connections were last written
 	saved time.Time // +checklocks:mu

@@ -129,7 +129,8 @@ func (s *Server) cut(line *handover.Line, since nat.Time) error {
 
 // send sends the connections with a packet since.
 func (s *Server) send(line *handover.Line, since nat.Time, pause, within time.Duration) error {
-	return s.engine.Records(since, s.now(), nameLink).Write(line.Records(within), func() { time.Sleep(pause) })
+	w := line.Records(within)
+	return s.engine.Records(since, s.now(), nameLink).Write(w, func() { w.Pause(pause) })
 }
 
 // offer sends the open descriptors, and what the other process must know before it opens anything.
