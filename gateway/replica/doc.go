@@ -17,8 +17,9 @@
 // blocks of another version.
 //
 // A pass of the Feed begins each 50 ms, and its mark is acknowledged when the follower has restored what came before; the lag is the age of the oldest
-// change that may not be acknowledged. A follower that does not read stops the passes. Then the Feed gathers changes in bounded room, and if that
-// overflows, a full copy follows. A follower that acknowledges nothing for 5 s loses its connection.
+// change that may not be acknowledged. While a pass takes long, the last mark is repeated each second. A follower that does not read stops the passes.
+// Then the Feed gathers changes in bounded room, and if that overflows, a full copy follows. A follower that acknowledges nothing for 6 s loses its
+// connection.
 //
 // # Who may connect
 //

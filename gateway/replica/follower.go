@@ -19,6 +19,8 @@ import (
 const (
 	// A stream that was lost is tried again after redialTime, which doubles up to maxRedialTime.
 	redialTime, maxRedialTime = 100 * time.Millisecond, time.Second
+	// warnTime lies between two warnings that there is no stream.
+	warnTime = time.Minute
 	// askTime lies between two requests for another copy.
 	askTime = 5 * time.Second
 	// staleTime is how old a count of what was not taken may become. Its connections may have ended since, or there may be room for them.
@@ -99,7 +101,7 @@ func (r *Replica) Whole(ctx context.Context) error {
 
 // follow follows whom Follow says until Close.
 func (r *Replica) follow() {
-	wait := redialTime
+	wait, warned := redialTime, time.Time{}
 	for r.done.Err() == nil {
 		r.mu.Lock()
 		at, retarget := r.target, r.retarget
@@ -115,20 +117,21 @@ func (r *Replica) follow() {
 				}
 			}()
 			lasted, err := r.followAt(ctx, at, retarget)
-			if ctx.Err() == nil {
+			if lasted > maxRedialTime {
+				wait, warned = redialTime, time.Time{}
+			}
+			if ctx.Err() == nil && time.Since(warned) >= warnTime {
+				warned = time.Now()
 				r.Log.WithError(err).WithField("address", at).Warn("connections are not copied: the stream from the active gateway is down")
 			}
 			cancel()
-			if lasted > maxRedialTime {
-				wait = redialTime
-			}
 			again = time.After(wait)
 			wait = min(2*wait, maxRedialTime)
 		}
 		select {
 		case <-r.done.Done():
 		case <-retarget:
-			wait = redialTime
+			wait, warned = redialTime, time.Time{}
 		case <-again:
 		}
 	}

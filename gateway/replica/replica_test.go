@@ -120,6 +120,13 @@ func newPod(t testing.TB, name string, key wgkey.Key, most int, change ...func(*
 
 func newPodAt(t testing.TB, name string, key wgkey.Key, most int, at netip.AddrPort, change ...func(*Options)) *pod {
 	t.Helper()
+	l, err := net.Listen("tcp", at.String())
+	need.NoError(t, err)
+	return newPodOn(t, name, key, most, l, change...)
+}
+
+func newPodOn(t testing.TB, name string, key wgkey.Key, most int, l net.Listener, change ...func(*Options)) *pod {
+	t.Helper()
 	p := &pod{e: newEngine(t, most)}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -141,8 +148,6 @@ func newPodAt(t testing.TB, name string, key wgkey.Key, most int, at netip.AddrP
 		f(&o)
 	}
 	p.Replica = New(o)
-	l, err := net.Listen("tcp", at.String())
-	need.NoError(t, err)
 	p.at = l.Addr().(*net.TCPAddr).AddrPort()
 	var served sync.WaitGroup
 	served.Go(func() { p.Serve(l) })
@@ -617,8 +622,8 @@ func FuzzMessages(f *testing.F) {
 			l.listen()
 			l.describe(now())
 		}
-		if cap(w.body) > maxBody {
-			t.Errorf("a message needs %d bytes, want at most %d", cap(w.body), maxBody)
+		if cap(w.body) > maxFacts {
+			t.Errorf("a message needs %d bytes, want at most %d", cap(w.body), maxFacts)
 		}
 	})
 }

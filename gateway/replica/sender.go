@@ -15,8 +15,9 @@ const (
 	idleTime = time.Second
 	// maxMarks are not acknowledged; more passes wait.
 	maxMarks = 16
-	// A copy that follows another begins after copyWait, which doubles up to maxCopyWait while copies are not whole.
-	copyWait, maxCopyWait = time.Second, 30 * time.Second
+	// A copy that follows another begins after copyWait, which doubles up to maxCopyWait while copies are not whole. The follower hears nothing meanwhile:
+	// maxCopyWait must be shorter than stallTime.
+	copyWait, maxCopyWait = time.Second, 4 * time.Second
 )
 
 // Why a full copy begins.
@@ -34,7 +35,8 @@ type sender struct {
 	facts  string    // sent last
 	looked time.Time // at facts
 	marked time.Time // a mark was sent
-	older  nat.Time  // when the pass before began
+	start  nat.Time  // of the stream
+	passed nat.Time  // when the last complete pass began; 0 = there was none
 
 	copies   uint64        // full copies that have begun
 	wait     time.Duration // until the next may begin, from the beginning of the last one
@@ -43,7 +45,7 @@ type sender struct {
 
 // send sends passes until an error.
 func (l *link) send(heard <-chan error) error {
-	s := &sender{link: l, blocks: make([]byte, 0, maxBody), older: l.r.Now(), wait: copyWait}
+	s := &sender{link: l, blocks: make([]byte, 0, maxBody), start: l.r.Now(), wait: copyWait}
 	tick := time.NewTicker(passTime)
 	defer tick.Stop()
 	for flush := false; ; {
@@ -105,7 +107,10 @@ func (s *sender) ready() bool {
 // pass sends all that has changed, and a mark behind it. With flush, it sends the mark although nothing has changed.
 func (s *sender) pass(flush bool) error {
 	began, sent := s.r.Now(), false
-	pause := func() { time.Sleep(sweep.Pause) }
+	pause := func() {
+		time.Sleep(sweep.Pause)
+		s.keepAlive()
+	}
 	for more := true; more; {
 		b := s.blocks[:0]
 		for more && len(b) < cap(s.blocks) {
@@ -122,16 +127,32 @@ func (s *sender) pass(flush bool) error {
 			pause()
 		}
 	}
-	older := s.older
-	s.older = began
+	older := max(s.start, s.passed)
+	s.passed = began
 	if !sent && !flush && time.Since(s.marked) < idleTime {
 		return nil
 	}
+	return s.mark(older)
+}
+
+// keepAlive sends a mark during a pass that takes long, as one of a full copy does: each end takes the other for gone if it does not hear it. An error is
+// also that of the next message.
+func (s *sender) keepAlive() {
+	s.mu.Lock()
+	full := len(s.marks) >= maxMarks
+	s.mu.Unlock()
+	if !full && time.Since(s.marked) >= idleTime {
+		s.mark(max(s.start, s.passed))
+	}
+}
+
+// mark sends the mark of the last complete pass. Nothing that the follower lacks is older than older.
+func (s *sender) mark(older nat.Time) error {
 	s.marked = time.Now()
 	s.mu.Lock()
-	s.marks = append(s.marks, marked{began, older})
+	s.marks = append(s.marks, marked{s.passed, older})
 	s.mu.Unlock()
-	return s.wire.send(kindMark, binary.BigEndian.AppendUint64(nil, uint64(began)))
+	return s.wire.send(kindMark, binary.BigEndian.AppendUint64(nil, uint64(s.passed)))
 }
 
 // noteCopy notes that a full copy has begun.

@@ -17,6 +17,9 @@ import (
 	"culvert/nat"
 )
 
+// acceptWait lies between two attempts to accept a connection, if one fails.
+const acceptWait = time.Second
+
 // A link is a follower's stream, at the source.
 type link struct {
 	r    *Replica
@@ -48,8 +51,16 @@ func (r *Replica) Serve(l net.Listener) {
 	config := r.keys.server()
 	for {
 		c, err := seated.Accept()
-		if err != nil {
+		if errors.Is(err, net.ErrClosed) {
 			return
+		}
+		if err != nil { // no descriptor is free, or no memory
+			r.Log.WithError(err).Warn("no standby can connect now; trying again")
+			select {
+			case <-r.done.Done():
+			case <-time.After(acceptWait):
+			}
+			continue
 		}
 		if !r.begin(func() { r.serve(c, config) }) {
 			c.Close()

@@ -28,12 +28,12 @@ const (
 
 const (
 	headSize = 4
-	// maxBody is the longest message in bytes. Others are a violation of the protocol.
-	maxBody = 16 * nat.RecordBlock
+	// maxBody is the longest message in bytes, except for facts, which grow with the number of nodes. Longer ones violate the protocol.
+	maxBody, maxFacts = 16 * nat.RecordBlock, 4 << 20
 	// MaxNotice is the longest message of Tell in bytes.
 	MaxNotice = 4096
 
-	// greetTime is how long the other end may take for the handshake and for its hello, together.
+	// greetTime is how long the other end may take for the handshake, and how long for its hello.
 	greetTime = 3 * time.Second
 	// stallTime is how long the other end may take to read, and to acknowledge.
 	stallTime = 5 * time.Second
@@ -41,6 +41,14 @@ const (
 
 // errProtocol means that the other end has violated the protocol.
 var errProtocol = errors.New("the other end says what it must not")
+
+// most is the length of the longest message of this kind.
+func (k kind) most() int {
+	if k == kindFacts {
+		return maxFacts
+	}
+	return maxBody
+}
 
 // A hello is the first message of each end.
 type hello struct {
@@ -74,7 +82,7 @@ type wire struct {
 
 // send sends a message.
 func (w *wire) send(k kind, body []byte) error {
-	if len(body) > maxBody {
+	if len(body) > k.most() {
 		return fmt.Errorf("%w: a message of %d bytes", errProtocol, len(body))
 	}
 	w.mu.Lock()
@@ -101,8 +109,8 @@ func (w *wire) receive(within time.Duration) (kind, []byte, error) {
 		return 0, nil, err
 	}
 	head := binary.BigEndian.Uint32(w.head[:])
-	n := int(head & (1<<24 - 1))
-	if n > maxBody {
+	k, n := kind(head>>24), int(head&(1<<24-1))
+	if n > k.most() {
 		return 0, nil, fmt.Errorf("%w: a message of %d bytes", errProtocol, n)
 	}
 	if cap(w.body) < n {
@@ -110,7 +118,7 @@ func (w *wire) receive(within time.Duration) (kind, []byte, error) {
 	}
 	w.body = w.body[:n]
 	_, err := io.ReadFull(w.conn, w.body)
-	return kind(head >> 24), w.body, err
+	return k, w.body, err
 }
 
 // receiveHello returns the other end's hello.
