@@ -22,9 +22,8 @@ type prepared struct {
 	tunnels *geneve.Prepared
 }
 
-// Apply replaces the desired state. It refuses, as a whole and without effect, a configuration that
-// is invalid or that changes what cannot change while the gateway runs, and any configuration while
-// another process takes over.
+// Apply replaces the desired state. It refuses a configuration as a whole, without effect, if it is invalid, changes
+// something that cannot change while the gateway runs, or comes while another process takes over.
 func (g *Gateway) Apply(c *config.Config) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -43,8 +42,8 @@ func (g *Gateway) Apply(c *config.Config) error {
 }
 
 // Amend is Apply for a configuration that differs from the running one only in the PodCIDRs of some nodes and in the backends, all of them pods, of some
-// services. It reports false for any other, which Apply then takes or refuses. Its cost depends on these nodes and services, and it logs nothing: pods come
-// and go all the time.
+// services. It returns false for any other, which needs Apply. Its cost depends on these nodes and services, and it logs nothing: pods come and go
+// all the time.
 func (g *Gateway) Amend(c *config.Config) bool {
 	g.applying.Lock()
 	defer g.applying.Unlock()
@@ -124,7 +123,7 @@ func (g *Gateway) reaches(c *config.Config) error {
 	return errors.Join(errs...)
 }
 
-// commit does the rest, which cannot fail.
+// commit does the rest of Apply. It cannot fail.
 //
 // Preconditions: g.applying is held.
 // +checklocks:g.applying

@@ -9,7 +9,7 @@ import (
 	"culvert/geneve/udp"
 )
 
-// A Budget divides this process's memory. Where a part is 0, its user's own default applies.
+// A Budget divides this process's memory. A part of 0 means that its user's own default applies.
 type Budget struct {
 	Heap          int64 // target of Go's collector in bytes
 	Connections   int   // cap of the connection table unless the configuration sets one
@@ -39,8 +39,8 @@ func ReadBudget() Budget {
 //
 // Go gets 7/10 of the group's limit, unless GOMEMLIMIT says otherwise. The rest is for the kernel,
 // above all for socket buffers. The connection table may use a quarter. A flood fills the receive
-// buffers, which count in control groups of version 2: each gets 1/32, for which the kernel books
-// up to twice as much.
+// buffers, which control groups of version 2 charge as memory: each buffer gets 1/32, and the kernel charges up to
+// twice as much for it.
 func divide(group, heap int64) Budget {
 	b := Budget{Connections: maxAutoConnections, ReceiveBuffer: udp.DefaultSocketBuffer}
 	limit := group

@@ -14,7 +14,7 @@ import (
 )
 
 // Examine reports what this machine offers to a gateway with configuration c, or to one with the
-// default ports if c is nil. running are the gateways that may use these ports, by process.
+// default ports if c is nil. running names the gateways that may use these ports, by process ID.
 func Examine(c *config.Config, running map[int]string) []control.Condition {
 	if c == nil {
 		c = &config.Config{Metrics: config.DefaultMetrics, WireGuard: config.WireGuard{ListenPort: config.DefaultWireGuardPort}, Geneve: config.Geneve{ListenPort: config.DefaultGenevePort}}

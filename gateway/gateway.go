@@ -59,7 +59,7 @@ func New(c *config.Config, budget Budget, log *logrus.Logger) (*Gateway, error) 
 	return NewOver(c, budget, log, nil)
 }
 
-// NewOver is New on a network of the caller, whose sockets open opens. It asks the kernel nothing.
+// NewOver is New on the caller's network: open opens its sockets. It asks nothing of the kernel.
 func NewOver(c *config.Config, budget Budget, log *logrus.Logger, open func(network string, at netip.AddrPort) (udp.Conn, error)) (*Gateway, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -231,7 +231,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		if g.life.Finish() {
 			return nil
 		}
-		g.applying.Lock() // what is being applied ends first: the log has its level
+		g.applying.Lock() // waits for a running Apply, which may set the log's level
 		log := g.log
 		if g.replicating != nil && g.Role() == role.Standby {
 			log = log.WithField("dropped", g.unheard()-g.replicating.unheard)
@@ -271,8 +271,8 @@ func (g *Gateway) logStart(c *config.Config) {
 // to 64 KiB, which the kernel books as about twice that.
 const minReceiveBuffer = 1 << 20
 
-// close closes what open opened, in the order that lets each part end: the
-// WireGuard device ends read through the tun device.
+// close closes what open opened, in an order in which each part can stop: the WireGuard device stops read through the
+// tun device.
 func (g *Gateway) close() {
 	if g.uapi != nil {
 		g.uapi.Close()
@@ -301,8 +301,7 @@ func (g *Gateway) close() {
 // Connection returns what the connection check has found.
 func (g *Gateway) Connection() monitor.CheckStatus { return g.monitor.Connection() }
 
-// Findings returns what the log last said about each present fault, and about each that has just
-// ended.
+// Findings returns what the log last said about each current fault and each fault that has just ended.
 func (g *Gateway) Findings() []health.Finding { return g.monitor.Findings(path.Uptime()) }
 
 // listeners returns the open listeners by name.

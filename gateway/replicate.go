@@ -26,21 +26,21 @@ const ReplicaPort = 51841
 type ReplicateOptions struct {
 	Name   string               // of this replica: its pod's
 	Listen string               // address and port
-	Heard  func(message []byte) // takes what another replica tells; must not block
+	Heard  func(message []byte) // takes messages of other replicas; must not block
 }
 
-// replicating is a gateway's part in the copies of its table.
+// replicating is a gateway's part in copying its table between replicas.
 type replicating struct {
 	*replica.Replica
 	listener net.Listener
-	unheard  uint64 // by this gateway when it forwarded last; guarded by Gateway.applying
+	unheard  uint64 // unheard() when this gateway last forwarded; guarded by Gateway.applying
 
 	mu   sync.Mutex
-	took []byte // what the gateway that is followed has said last; nil = nothing since this one forwarded; +checklocks:mu
+	took []byte // the latest facts of the active gateway; nil = none since this one forwarded; +checklocks:mu
 }
 
-// Replicate opens the listener at which other replicas of the gateway copy its table, and returns what copies theirs. It must be called once, before Run,
-// which serves and closes both. The gateway's configuration must be Elected.
+// Replicate opens the listener at which other replicas of the gateway copy its table, and returns the Replica that copies theirs. It must be called
+// once, before Run, which serves and closes both. The gateway's configuration must be Elected.
 func (g *Gateway) Replicate(o ReplicateOptions) (*replica.Replica, error) {
 	l, err := net.Listen("tcp", o.Listen)
 	if err != nil {
@@ -79,7 +79,7 @@ func (g *Gateway) Followers() []control.Stream {
 	return g.replicating.Status().Followers
 }
 
-// asOf returns when the table of connections was last that of the gateway that forwards.
+// asOf returns when this table of connections last equalled that of the forwarding gateway.
 func (g *Gateway) asOf() time.Time {
 	if g.replicating == nil {
 		return time.Now()
@@ -87,7 +87,7 @@ func (g *Gateway) asOf() time.Time {
 	return g.replicating.AsOf()
 }
 
-// facts returns what a successor has to know: of a standby, what the active gateway has told it.
+// facts returns a function that says what a successor has to know: on a standby, what the active gateway has sent.
 func (r *replicating) facts(g *Gateway) func() []byte {
 	return func() []byte {
 		r.mu.Lock()
@@ -99,7 +99,7 @@ func (r *replicating) facts(g *Gateway) func() []byte {
 	}
 }
 
-// take takes what the gateway that is followed knows besides connections.
+// take adopts what the active gateway knows besides connections.
 func (g *Gateway) take(r *replicating, facts []byte) {
 	if err := g.life.Adopt(facts); err != nil {
 		g.log.WithError(err).Warn("the table of the active gateway was not copied completely")
@@ -110,7 +110,7 @@ func (g *Gateway) take(r *replicating, facts []byte) {
 	r.took = facts
 }
 
-// adopt takes what another gateway has left, before the sockets are open.
+// adopt makes this gateway use what it copied from another one, before the sockets send or receive.
 func (g *Gateway) adopt() {
 	if g.replicating != nil {
 		g.replicating.Lead()
@@ -118,7 +118,7 @@ func (g *Gateway) adopt() {
 	g.engine.Thaw(path.Now())
 }
 
-// rested is called when nothing is sent any more.
+// rested is called once the gateway no longer sends anything.
 func (g *Gateway) rested() {
 	if r := g.replicating; r != nil {
 		r.mu.Lock()

@@ -7,7 +7,7 @@ import (
 	"culvert/gateway/wg"
 )
 
-// What a gateway says in each role.
+// What a gateway may send in each role: to its peer, and as probes. Other roles send everything.
 var (
 	voices  = map[role.Role]wg.Voice{role.Static: wg.Answering, role.Silent: wg.Calling}
 	reaches = map[role.Role]monitor.Reach{role.Static: monitor.NodesOnly, role.Standby: monitor.Nobody, role.Silent: monitor.Nobody}
@@ -43,7 +43,7 @@ func (g *Gateway) Become(to role.Role) {
 	}
 	g.monitor.SetReach(reaches[to])
 	if to == role.Standby || from == role.Standby {
-		// A device without a peer starts nothing and keeps no session, so that the first handshake of the next one is not delayed by an earlier attempt.
+		// A device without a peer starts nothing and keeps no session, so no earlier attempt delays the first handshake with the next peer.
 		if err := g.wg.SetPeer(g.peer(c)); err != nil {
 			g.log.WithError(err).Warn("the WireGuard device is closed")
 		}
@@ -61,10 +61,10 @@ func (g *Gateway) peer(c *config.Config) wg.Peer {
 	return g.life.Peer(&c.WireGuard)
 }
 
-// Call has a Silent gateway try one handshake.
+// Call makes a Silent gateway try one handshake.
 func (g *Gateway) Call() { g.wg.Call() }
 
-// Signs returns what the gateway has had from its peer, and whether another replica copies its table.
+// Signs returns what the gateway has received from its peer, and whether another replica copies its table.
 func (g *Gateway) Signs() role.Signs {
 	s, _ := g.wg.PeerStats()
 	return role.Signs{Heard: s.Received, Data: g.wg.Carried(), Stream: g.replicating != nil && g.replicating.Followed()}

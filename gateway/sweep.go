@@ -8,11 +8,11 @@ import (
 	"culvert/gateway/sweep"
 )
 
-// askPace lies between two requests by ARP: many times as long as one takes to be answered by a node that is near.
+// askPace is the pause between two ARP requests: many times the time in which a nearby node answers.
 const askPace = time.Millisecond
 
-// sweep removes connections whose time has come while no packets do it, and looks
-// each second whether trains arrive, what nodes speak and what else is the case.
+// sweep removes expired connections while no packet does so. Once a second it checks whether trains arrive and which
+// encapsulations nodes use, and lets the monitor look at everything else.
 func (g *Gateway) sweep(ctx context.Context) {
 	duties := func() {
 		g.monitor.ProbeTrains(path.Uptime())

@@ -14,8 +14,8 @@ import (
 	"culvert/geneve/udp"
 )
 
-// TakeOver is New in the place of the gateway that serves a control socket, which goes on if
-// this fails. c is to be for the same cluster and peer.
+// TakeOver is New in place of the gateway that serves a control socket; that gateway goes on if TakeOver fails. c must
+// be for the same cluster and peer.
 func TakeOver(ctx context.Context, socket string, c *config.Config, budget Budget, log *logrus.Logger) (*Gateway, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -31,8 +31,8 @@ func takeOver(ctx context.Context, socket string, c *config.Config, budget Budge
 	return takeOverFrom(ctx, t, c, budget, log, internal, nil)
 }
 
-// takeOverFrom returns a gateway that has taken over, or one that starts because the old process has ended meanwhile. made is nil, or is told
-// of the new gateway before that speaks with anybody.
+// takeOverFrom returns a gateway that has taken over, or a fresh one if the old process has exited meanwhile. made, if not nil, gets the new gateway
+// before the gateway sends anything.
 func takeOverFrom(ctx context.Context, t *lifecycle.Taking, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options,
 	made func(*Gateway)) (g *Gateway, err error) {
 	begin := func() (*lifecycle.Life, error) {
@@ -63,18 +63,18 @@ func takeOverFrom(ctx context.Context, t *lifecycle.Taking, c *config.Config, bu
 type Over struct {
 	Wire  handover.Wire // the conversation with the previous gateway
 	Relay net.Conn      // the packets between both; it keeps messages apart
-	// Open opens sockets. Those that the previous gateway has, both have then.
+	// Open opens sockets. Both gateways then share those that the previous one has.
 	Open func(network string, at netip.AddrPort) (udp.Conn, error)
-	Made func(*Gateway) // nil, or is told of the new gateway before that speaks with anybody
+	Made func(*Gateway) // if not nil, gets the new gateway before the gateway sends anything
 }
 
-// HandOverOver hands over to a gateway of this process that takes over by the other ends of wire and relay, which it closes. It returns
-// nil when that one carries the packets, and then Run does; on an error this gateway goes on.
+// HandOverOver hands over to a gateway in this process that takes over through the other ends of wire and relay. It closes its own ends. It returns
+// nil once the other gateway carries the packets, and Run returns too; on an error this gateway goes on.
 func (g *Gateway) HandOverOver(wire handover.Wire, relay net.Conn) error {
 	return g.life.HandOverOver(wire, relay)
 }
 
-// TakeOverOver is TakeOver from a gateway of this process that hands over by the other ends of o's wire and relay, which it closes.
+// TakeOverOver is TakeOver from a gateway in this process that hands over through the other ends of o's wire and relay. It closes its own ends.
 func TakeOverOver(ctx context.Context, o Over, c *config.Config, budget Budget, log *logrus.Logger) (*Gateway, error) {
 	t := lifecycle.AskOver(o.Wire, o.Relay, o.Open)
 	if err := c.Validate(); err != nil {

@@ -1,6 +1,6 @@
-// Package path is the way of packets through a gateway, in both directions: from the nodes' tunnels into
-// wireguard-go, and back. Package nat decides; this package carries. Code that watches packets, probes the other ends
-// or moves the gateway to another process is called through two interfaces, Tap and Local.
+// Package path carries packets through a gateway in both directions: from the nodes' tunnels into wireguard-go, and
+// back. Package nat decides; this package carries. Code that watches packets, probes the other ends or moves the
+// gateway to another process is called through two interfaces, Tap and Local.
 //
 // # The way of a packet
 //

@@ -20,18 +20,18 @@ type DropReason uint8
 const (
 	// DropNoService: a packet for the gateway itself, but nothing there answers it.
 	DropNoService DropReason = iota
-	// DropBadCheck: a packet to the connection check that is not one of its messages, or that nobody waits for, or
-	// that comes more often than a peer needs.
+	// DropBadCheck: a packet to the connection check that is not one of its messages, is not expected, or exceeds the
+	// rate that a peer needs.
 	DropBadCheck
-	// DropBadExports: a packet to the exchange of exports that is not part of a list, or is part of a list that is
-	// refused, or that comes more often than a peer needs.
+	// DropBadExports: a packet to the exchange of exports that is not part of a list, is part of a refused list, or
+	// exceeds the rate that a peer needs.
 	DropBadExports
 	// DropLocalQueueFull: a packet made by the gateway itself, or turned back into the tunnel, when the queue was
 	// full and its source had its share.
 	DropLocalQueueFull
 	// DropOutput: a packet made by the gateway itself that a rule or policy at output or postrouting drops.
 	DropOutput
-	// DropStandby: came to a gateway that does not forward, because another one does. These are datagrams, of which nothing was read: they are outside of the
+	// DropStandby: a datagram to a gateway that does not forward, because another one does. Its contents were not read, so it is outside of the
 	// ledger below.
 	DropStandby
 
@@ -114,7 +114,7 @@ func (p *Path) EachDrop(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats, y
 type Witness struct {
 	In                  nat.Link
 	Source, Destination netip.Addr
-	Malformed           bool // the fields below are not known
+	Malformed           bool // the fields below are unknown
 	Protocol            uint8
 	Ports               [2]uint16 // of source and destination; 0 = none
 }
@@ -122,7 +122,7 @@ type Witness struct {
 // Witness returns a packet that was dropped for a reason since the last call; nil = none was.
 func (c *Counters) Witness(r nat.Reason) *Witness { return c.witnesses[r].Swap(nil) }
 
-// see keeps a dropped packet as an example of its reason, unless there is one since the last call of Witness. So all
+// see keeps a dropped packet as an example of its reason, unless one was kept since the last call of Witness. So all
 // but the first in a second cost one load.
 func (c *Counters) see(p *packet.Packet, in nat.Link, r nat.Reason) {
 	if c.witnesses[r].Load() != nil {

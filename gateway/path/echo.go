@@ -14,8 +14,8 @@ const TTL = 64
 // AnswerEcho turns p, an ICMP echo request to the gateway itself, into its reply, in place. It returns false for any
 // other packet.
 //
-// Fragments are answered one by one, and the sender of the request reassembles them. So the gateway has no table of
-// fragments that somebody could fill. The caller must cut an IPv4 answer of more than mtu bytes.
+// Fragments are answered one by one, and the sender of the request reassembles them. So the gateway needs no table of
+// fragments, which somebody could fill. The caller must cut an IPv4 answer of more than mtu bytes.
 func AnswerEcho(p *packet.Packet, mtu int) bool {
 	if p.IsIPv6() {
 		return answerEcho6(p, mtu)

@@ -13,9 +13,9 @@ import (
 	"culvert/nat/packet"
 )
 
-// inbound carries packets from the remote cluster to the local one: it takes them from wireguard-go's buffers, has
-// them decided and translated, encapsulates them and sends them to the node. It runs on wireguard-go's receiving
-// goroutine of the only peer.
+// inbound carries packets from the remote cluster to the local one: it takes them from wireguard-go's buffers, asks the
+// engine to decide and translate, encapsulates them and sends them to the node. It runs on wireguard-go's receiving
+// goroutine for the only peer.
 type inbound struct {
 	*Path
 	Counters
@@ -44,7 +44,7 @@ func (in *inbound) write(bufs [][]byte, offset int) {
 	in.carry(bufs, offset)
 }
 
-// carry takes packets of the peer to nodes.
+// carry carries packets of the peer to nodes.
 func (in *inbound) carry(bufs [][]byte, offset int) {
 	now, sampled := Now(), in.sample.Picks(len(bufs))
 	for len(bufs) > 0 {
@@ -121,7 +121,7 @@ func (in *inbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 func (in *inbound) refuse(p *packet.Packet, v nat.Verdict, now nat.Time) {
 	if answer := in.Engine.AppendError(in.scratch[:0], p, nat.Tunnel, v, now); answer != nil {
 		in.reply(answer)
-		in.scratch = answer // grown, once
+		in.scratch = answer // grown once, and kept
 	}
 }
 

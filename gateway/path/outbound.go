@@ -16,8 +16,8 @@ import (
 )
 
 // outbound carries packets from the local cluster to the remote one, in order: it receives them from the Geneve
-// socket, has them decided and translated, and fills wireguard-go's buffers. All of it runs on the goroutine that
-// calls read; only the queue is shared.
+// socket, asks the engine to decide and translate, and fills wireguard-go's buffers. All of it runs on the goroutine
+// that calls read; only the queue is shared.
 type outbound struct {
 	*Path
 	Counters
@@ -196,7 +196,7 @@ func (o *outbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 func (o *outbound) refuse(p *packet.Packet, to nat.Link, v nat.Verdict, now nat.Time) {
 	if answer := o.Engine.AppendError(o.scratch[:0], p, to, v, now); answer != nil {
 		o.reply(to, answer)
-		o.scratch = answer // grown, once
+		o.scratch = answer // grown once, and kept
 	}
 }
 

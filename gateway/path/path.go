@@ -95,7 +95,7 @@ func (p *Path) Delivered(link nat.Link) uint64 { return p.out.local.of(link) }
 // does, unless Divert is set.
 func (p *Path) Carry(bufs [][]byte, offset int) { p.in.carry(bufs, offset) }
 
-// Divert gives packets that the device decrypts to take, instead of to Carry; nil ends that.
+// Divert passes packets that the device decrypts to take instead of Carry; nil passes them to Carry again.
 func (p *Path) Divert(take func(bufs [][]byte, offset int)) {
 	if take == nil {
 		p.in.divert.Store(nil)
@@ -132,19 +132,19 @@ func Uptime() time.Duration { return time.Since(started) }
 
 var started = time.Now()
 
-// A Tap is shown packets on the path. Its methods must not block. Their arguments are valid only until they return.
+// A Tap sees packets on the path. Its methods must not block. Their arguments are valid only until they return.
 type Tap interface {
-	// Packet is shown a packet that came by link in. At Arrived, data is the packet as it came, before the engine
+	// Packet is called with a packet that came by link in. At Arrived, data is the packet as it came, before the engine
 	// decides about it. Later, data is nil, p is the packet as it is then, and v the verdict. Each direction's
 	// goroutine calls it for its own packets; inbound packets come by nat.Tunnel.
 	Packet(at Stage, p *packet.Packet, data []byte, in nat.Link, v nat.Verdict, now nat.Time)
-	// Lost is shown a packet that came by a link and that the path itself drops, and the reason. At ToLocal, packet
-	// is nil: it is the packet of link that was shown last. At Made, link is the packet's destination and any
+	// Lost is called with a packet that came by a link and that the path itself drops, and the reason. At ToLocal,
+	// packet is nil: it is the packet of link that was shown last. At Made, link is the packet's destination and any
 	// goroutine may call. The drop is counted after the call, so a counted packet has been shown.
 	Lost(at Stage, reason string, packet []byte, link nat.Link)
 }
 
-// A Stage says where on the path a Tap is shown a packet.
+// A Stage says where on the path a Tap sees a packet.
 type Stage uint8
 
 // Stages.

@@ -8,8 +8,8 @@ import (
 	"culvert/geneve/share"
 )
 
-// queueLength limits the packets that the gateway itself may have waiting for the tunnel: errors are
-// rate limited, and there are never more echo replies than requests.
+// queueLength limits how many of the gateway's own packets may wait for the tunnel: errors are rate limited, and there
+// are never more echo replies than requests.
 const queueLength = 256
 
 // A queue holds packets that the gateway itself sends to the peer (ICMP errors, echo replies and
@@ -58,7 +58,7 @@ func (q *queue) push(from netip.Addr, packet []byte) bool {
 	return free
 }
 
-// discardNewest discards the newest packet of a source that has some.
+// discardNewest discards the newest packet of a source that has at least one.
 //
 // Preconditions: q.mu is held.
 // +checklocks:q.mu

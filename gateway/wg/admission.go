@@ -18,11 +18,11 @@ import (
 
 // admission decides which datagrams wireguard-go may see. Each message in its queues, up to 1024 handshakes and 65536 keepalives, pins a buffer of 64
 // KiB, and wireguard-go does not report when it is done with one, so the window cannot limit them. Anybody can send such messages, so they pass only
-// as often as a peer could need.
+// at the rate that a peer could need.
 //
 // A flood must not lock out the peer, even if the peer's address has changed. Handshakes count only if their sender knows our public key (MAC1;
 // WireGuard paper, Section 5.4.4). The address that we send to has its own rate, and so has each other source; all others together have one more,
-// against many addresses, which only a cookie could tell from forged ones.
+// because only a cookie could tell many addresses from forged ones.
 //
 // Data messages of other sources are limited too. A peer that has moved needs one to pass: it proves the new address. An eavesdropper who knows the
 // index of our session can forge more, and each forged one takes a place in the window until it times out.

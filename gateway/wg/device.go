@@ -27,11 +27,11 @@ type Device struct {
 	device  *device.Device // nil before Open
 
 	mu sync.Mutex
-	// as set last
+	// as last set
 	peer Peer // +checklocks:mu
 	// peer.Endpoint, resolved; zero before
 	endpoint netip.AddrPort // +checklocks:mu
-	// where the peer was last found elsewhere
+	// where the peer was last found to have roamed
 	roamed roaming // +checklocks:mu
 
 	retarget   chan struct{}         // signals that peer.Endpoint has changed
@@ -95,8 +95,8 @@ func (d *Device) Open(path Path, peer Peer) error {
 	return d.SetPeer(peer)
 }
 
-// newDeviceLogger makes wireguard-go log about the device. Its messages about the peer, every 5 s while there is none, are debug messages: Talk and
-// PeerStats show the same.
+// newDeviceLogger makes wireguard-go log about the device. Its messages about the peer, which come every 5 s while the peer is absent, are debug
+// messages: Talk and PeerStats show the same.
 func newDeviceLogger(log *logrus.Entry) *device.Logger {
 	return &device.Logger{Verbosef: log.Tracef, Errorf: func(format string, args ...any) {
 		if strings.HasPrefix(format, "%v - ") {
@@ -128,8 +128,8 @@ func (d *Device) Poll() { d.bind.poll() }
 func (d *Device) Port() uint16 { return d.bind.port() }
 
 // SetPeer makes p the only peer; without a public key there is none. A peer that stays keeps its session and its endpoint, which may have roamed. A
-// new one gets an endpoint at once if that is an address or it has a Last, else when FollowEndpoint has resolved it. For a valid p it fails only when
-// the device is closed.
+// new one gets its endpoint at once if Endpoint is an address or Last is set, otherwise when FollowEndpoint has resolved the name. For a valid p,
+// SetPeer fails only when the device is closed.
 func (d *Device) SetPeer(p Peer) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -194,8 +194,8 @@ func (d *Device) Up() error {
 	return nil
 }
 
-// addPeer configures the peer in the device. A peer with a configured endpoint is not added before that is resolved: a handshake for the first packet
-// would fail, and delay the next one by device.RekeyTimeout.
+// addPeer configures the peer in the device. A peer with a configured endpoint is added only once the endpoint is resolved: before, a handshake for
+// the first packet would fail and delay the next one by device.RekeyTimeout.
 //
 // Preconditions: d.mu is held.
 // +checklocks:d.mu

@@ -21,6 +21,6 @@
 //
 // # What it does not do
 //
-// It has one peer, whose allowed IPs are all of IPv4 and IPv6: the receiver of the packets checks their sources. It neither reads nor sets the outer
+// The only peer's allowed IPs are all of IPv4 and IPv6, so the receiver of the packets must check their sources. It neither reads nor sets the outer
 // ECN bits.
 package wg

@@ -25,7 +25,7 @@ func (d *Device) Expect(peer netip.AddrPort, local netip.Addr) {
 	}
 }
 
-// Inside returns how many packets wireguard-go was given and has not returned. It includes dropped ones for a while.
+// Inside returns how many packets wireguard-go has received and not returned. For a while that includes dropped ones.
 func (d *Device) Inside() int64 { return d.bind.out.inside() + d.bind.in.inside() }
 
 func (w *window) inside() int64 { return max(0, w.handed.Load()-w.done.Load()) }

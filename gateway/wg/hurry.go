@@ -8,15 +8,15 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// hurryTime is how long a hurried handshake is waited for, the first time: longer than most round trips.
+// hurryTime is the first timeout of a hurried handshake: longer than most round trips.
 const hurryTime = 250 * time.Millisecond
 
 // A hurry is the time until a gateway has a first session with its peer. The gateway may take the place of another one, on whose session the peer relies.
 //
-// The peer may be behind a translation that admits answers alone, such as a node's masquerade, and have reached the other gateway by a third address,
-// such as a NodePort. Then no message to where it was last seen arrives. But its packets do arrive here, in the session of the other gateway, and an
-// answer to where they came from arrives there. So an initiation goes to both, and a Server that begins anew need not wait until the peer, after 15 s, starts
-// a handshake itself. Anybody can forge such packets: they cost two initiations each hurryTime.
+// The peer may be behind a translation that admits only answers, such as a node's masquerade, and may have reached the other gateway by a third
+// address, such as a NodePort. Then a message to the address where the peer was last seen does not arrive. But the peer's packets, in the other
+// gateway's session, arrive here, and an answer to their source address reaches the peer. So an initiation goes to both addresses, and a restarted
+// Server need not wait 15 s until the peer starts a handshake itself. Anybody can forge such packets: they cost two initiations each hurryTime.
 type hurry struct {
 	d *Device
 	p *device.Peer
@@ -30,9 +30,9 @@ type hurry struct {
 }
 
 // hurry repeats a new peer's first handshake until there is a session: after hurryTime, after pauses that double up to device.RekeyTimeout, and when the
-// peer sends from a new address. WireGuard repeats one after device.RekeyTimeout (WireGuard paper, Section 6.4), which is too long for a gateway that takes
-// the place of another one: beside a message that is lost, the peer discards an initiation within 20 ms of another gateway's, and one whose timestamp is
-// not newer, which wireguard-go rounds to 16.8 ms.
+// peer sends from a new address. WireGuard repeats one after device.RekeyTimeout (WireGuard paper, Section 6.4), which is too long for a gateway that
+// replaces another one. Messages may be lost, and the peer discards an initiation that comes within 20 ms of another gateway's or whose timestamp is
+// not newer (wireguard-go rounds timestamps to 16.8 ms).
 //
 // Preconditions: d.mu is held.
 // +checklocks:d.mu
@@ -65,7 +65,7 @@ func (h *hurry) again() {
 	}
 	h.after = min(2*h.after, device.RekeyTimeout)
 	h.timer.Reset(h.after)
-	if h.after == device.RekeyTimeout { // wireguard-go repeats it as fast
+	if h.after == device.RekeyTimeout { // wireguard-go repeats it as often
 		h.mu.Unlock()
 		return
 	}
@@ -79,7 +79,7 @@ func (h *hurry) again() {
 	default:
 		return
 	}
-	h.p.ExpireCurrentKeypairs() // without this, another initiation is not sent before device.RekeyTimeout; packets that wait stay
+	h.p.ExpireCurrentKeypairs() // without this, no further initiation leaves before device.RekeyTimeout; waiting packets stay
 	h.p.SendHandshakeInitiation(false)
 }
 
@@ -102,8 +102,8 @@ func (h *hurry) end() {
 	h.timer.Stop()
 }
 
-// heard notes where a data message has come from. For another address than before, the next handshake starts as soon as it may: not for each message,
-// because a new initiation makes the answer to the last one void.
+// heard records where a data message came from. If the address has changed, the next handshake starts as soon as it may. It does not start for each
+// message, because a new initiation invalidates the answer to the last one.
 func (h *hurry) heard(eps []conn.Endpoint, handed []uintptr) {
 	for i := range eps {
 		if handed[i] == 0 {
@@ -120,7 +120,7 @@ func (h *hurry) heard(eps []conn.Endpoint, handed []uintptr) {
 	}
 }
 
-// also returns where messages to ep should go as well; nil = nowhere.
+// also returns a second endpoint for messages to ep; nil = none.
 func (h *hurry) also(bufs [][]byte, ep *endpoint) *endpoint {
 	if kindOf(bufs[0]) != handshakeMessage || bufs[0][0] != device.MessageInitiationType {
 		return nil

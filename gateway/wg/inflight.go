@@ -10,15 +10,15 @@ import (
 
 // window limits how many packets of one direction are inside wireguard-go, and counts those that it silently drops: packets without a session, forged
 // ones, replays. wireguard-go's queues hold 1024 batches, and each packet in them pins a buffer of 64 KiB (device.MaxMessageSize): without a limit, a
-// sender that outruns the cipher costs gigabytes. When the window is full the gateway stops reading that socket and the kernel drops, which TCP
-// understands.
+// sender that outruns the cipher costs gigabytes. When the window is full, the gateway stops reading that socket and the kernel drops packets, to
+// which TCP adapts.
 type window struct {
 	handed atomic.Int64 // packets given to wireguard-go
 	done   atomic.Int64 // packets that it returned
 	gone   atomic.Int64 // packets that it did not return
 
 	progress chan struct{} // signals that some were returned
-	stalled  atomic.Bool   // the content was given up, and nothing has been returned since
+	stalled  atomic.Bool   // the content was written off, and nothing has been returned since
 
 	waiting sync.Mutex  // for goroutines that wait; others do not need it
 	timer   *time.Timer // +checklocks:waiting

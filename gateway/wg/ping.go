@@ -13,7 +13,7 @@ type Pings struct {
 	Requests, Lost int           // the most recent ones, and how many had no answer
 	Sent           uint64        // in all
 	Missed         int           // since the last answer; 0 if there never was one
-	AllMissed      uint64        // of Sent, those without an answer when the next one was sent
+	AllMissed      uint64        // those of Sent that had no answer when the next one was sent
 }
 
 // pings counts echo requests to the peer's tunnel address and their answers.

@@ -26,8 +26,8 @@ const (
 )
 
 // FollowEndpoint resolves the configured endpoint and updates the device when it changes. It keeps an address that is still among the answers as long
-// as the peer answers there, and the endpoint of a working session, which may have roamed. Where a peer that has roamed is lost, it calls the name's
-// addresses and the last one in turns: behind the name may be another gateway that has taken the peer's place.
+// as the peer answers there, and the endpoint of a working session, which may have roamed. If a peer that has roamed is lost, it tries the name's
+// addresses and the peer's last one in turn: the name may now lead to another gateway that has replaced the peer.
 func (d *Device) FollowEndpoint(ctx context.Context) {
 	again := true // resolve even if there is a session
 	var calls calls
@@ -63,16 +63,16 @@ func (d *Device) FollowEndpoint(ctx context.Context) {
 	}
 }
 
-// calls are the started handshakes, and what the peer has sent.
+// calls keeps how many handshakes were started, and how much the peer has sent.
 type calls struct {
 	made         time.Time // time of the last completed handshake
 	before, last uint64    // how many were started before it, and until the last check
 	received     uint64    // bytes until the last check
-	heard        time.Time // when there were first so many
+	heard        time.Time // when received last grew
 }
 
-// vain reports whether a handshake was started since the last check that is not the first since the last completed one: WireGuard starts another only
-// without an answer.
+// vain reports whether, since the last check, a handshake was started that was not the first since the last completed one: WireGuard starts another
+// only if it gets no answer.
 func (c *calls) vain(made time.Time, begun uint64) bool {
 	if !made.Equal(c.made) {
 		c.made, c.before = made, begun
@@ -82,7 +82,7 @@ func (c *calls) vain(made time.Time, begun uint64) bool {
 	return grown && begun-c.before > 1
 }
 
-// lost reports whether the peer, which has sent so many bytes until now, has sent none for lostTime.
+// lost reports whether the peer has sent nothing for lostTime. received is the total of bytes that it has sent.
 func (c *calls) lost(received uint64, now time.Time) bool {
 	if received != c.received {
 		c.received, c.heard = received, now
@@ -101,13 +101,13 @@ func (d *Device) comeHome(at string) {
 	}
 }
 
-// roaming is where a peer was that had left its name's addresses, and the session that it had there.
+// roaming is the address of a peer that had left its name's addresses, and the session that it had there.
 type roaming struct {
 	at   netip.AddrPort
 	made time.Time
 }
 
-// updateEndpoint gives the device an address of the endpoint. vain: the current one does not answer. lost: nothing has come from the peer either.
+// updateEndpoint gives the device an address of the endpoint. vain: the current one does not answer. lost: the peer has sent nothing either.
 func (d *Device) updateEndpoint(ctx context.Context, vain, lost bool) error {
 	s, err := d.PeerStats()
 	if err != nil {

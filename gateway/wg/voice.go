@@ -7,7 +7,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// A Voice says what a Device may send to the peer. A peer follows every authenticated message, so one that the peer did not ask for draws its packets
+// A Voice says what a Device may send to the peer. A peer follows every authenticated message, so an unsolicited message draws the peer's packets
 // away from another gateway.
 type Voice int32
 
@@ -17,12 +17,12 @@ const (
 	Speaking Voice = iota
 	// Answering: packets, answers to handshakes, and handshakes for a packet. No keepalive, and no handshake by WireGuard's own timers.
 	Answering
-	// Calling: answers to handshakes, and one handshake for each Call. Neither packets nor keepalives: with an answer to our handshake alone the peer
-	// goes on in the session that it has with another gateway (WireGuard paper, Section 5.4.6: a responder waits for a message in the new one).
+	// Calling: answers to handshakes, and one handshake for each Call. Neither packets nor keepalives. A peer that has only answered our handshake
+	// stays in its session with another gateway (WireGuard paper, Section 5.4.6: a responder waits for a message in the new session).
 	Calling
 )
 
-// voice is what a bind withholds.
+// voice decides which messages a bind withholds.
 type voice struct {
 	is    atomic.Int32 // a Voice
 	asked atomic.Int64 // when a packet for the peer was last read, in nanoseconds since born; kept while not Speaking
@@ -36,7 +36,7 @@ func (d *Device) SetVoice(v Voice) {
 	d.bind.voice.is.Store(int32(v))
 }
 
-// Call has a Calling device start one handshake, unless it started one in the last device.RekeyTimeout.
+// Call makes a Calling device start one handshake, unless it started one in the last device.RekeyTimeout.
 func (d *Device) Call() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -49,14 +49,14 @@ func (d *Device) Call() {
 // Carried returns how many packets have come from the peer: authenticated, and not empty.
 func (d *Device) Carried() uint64 { return d.bind.carried.Load() }
 
-// read notes that there is a packet for the peer.
+// read records that there is a packet for the peer.
 func (v *voice) read() {
 	if Voice(v.is.Load()) != Speaking {
 		v.asked.Store(int64(time.Since(v.born)))
 	}
 }
 
-// lets reports whether a message may be sent.
+// lets reports whether message m may be sent.
 func (v *voice) lets(is Voice, m []byte) bool {
 	switch kind := kindOf(m); {
 	case kind == keepaliveMessage:
@@ -72,7 +72,7 @@ func (v *voice) lets(is Voice, m []byte) bool {
 	return asked != 0 && time.Since(v.born)-asked < device.RekeyTimeout
 }
 
-// withhold returns those of bufs that may be sent.
+// withhold returns the bufs that may be sent.
 func (b *bind) withhold(is Voice, bufs [][]byte) (left [][]byte) {
 	for _, m := range bufs {
 		if b.voice.lets(is, m) {
