@@ -7,7 +7,8 @@ import (
 	"culvert/gateway/echo"
 )
 
-// cookieLen is the size in bytes of what begins the payload and tells an answer to this process from others.
+// cookieLen is the size in bytes of the cookie that begins the payload. It distinguishes answers to this process from
+// others.
 const cookieLen = 8
 
 // echoes are the echo requests to the gateway's internal address of one family, and their answers.
@@ -42,7 +43,7 @@ func (e *echoes) request(size int) []byte {
 	return b
 }
 
-// answered handles an answer from the gateway; it returns false if that is no answer to e.
+// answered handles an answer from the gateway; it returns false if a answers none of e's requests.
 func (e *echoes) answered(a echo.Answer) bool {
 	if len(a.Payload) < cookieLen || [cookieLen]byte(a.Payload) != e.cookie {
 		return false

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FeatureUDPSegmentation is the feature by which a link accepts whole UDP trains (UDP_SEGMENT), by the name that `ethtool -k` shows.
+// FeatureUDPSegmentation is the feature of links that accept whole UDP trains (UDP_SEGMENT), as named by `ethtool -k`.
 const FeatureUDPSegmentation = "tx-udp-segmentation"
 
 const (

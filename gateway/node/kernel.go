@@ -26,7 +26,7 @@ type kernelLink struct {
 	kept  bool // it survives close
 
 	mtu    int
-	failed bool // the kernel has asked for the gateway in vain since it last answered
+	failed bool // the kernel has asked for the gateway in vain since the last answer
 	echoes *echoes
 	ping   int // ping socket; -1: this process may not have one
 }

@@ -27,8 +27,8 @@ type link interface {
 	setRemote(netip.Addr) error
 	// run moves packets until ctx is done, and returns an error if it must stop before.
 	run(ctx context.Context, log logrus.FieldLogger) error
-	// probe reports what the gateway has sent back since the last call, anything at all and a packet of mtu bytes, and asks it again. One goroutine
-	// calls it while run runs.
+	// probe reports whether the gateway has sent back anything (small), and a packet of mtu bytes (whole), since the last call, and sends new
+	// requests. One goroutine calls it while run runs.
 	probe() (small, whole answer)
 	// keep makes the link outlive close and this process.
 	keep() error
@@ -117,8 +117,7 @@ func (n *Node) Run(ctx context.Context) error {
 	return err
 }
 
-// Carrier returns the device that this process reads and the counters of the socket that hears the gateway. It is false where the kernel carries
-// the packets.
+// Carrier returns the device that this process reads, and the counters of the socket to the gateway. ok is false if the kernel carries the packets.
 func (n *Node) Carrier() (device string, socket func() udp.Stats, ok bool) {
 	l, ok := n.link.(*tunLink)
 	if !ok {
@@ -146,7 +145,8 @@ func openLink(c *Config, remote netip.Addr) (l link, err error) {
 	return l, err
 }
 
-// follow resolves a gateway's host name every resolveInterval and sends the tunnel to the current address. It returns at once for an address.
+// follow resolves the gateway's host name every resolveInterval and sets the tunnel's remote address to the result. If the gateway is given by
+// address, it returns at once.
 func (n *Node) follow(ctx context.Context) {
 	if _, err := netip.ParseAddr(n.config.Gateway); err == nil {
 		return
@@ -212,5 +212,5 @@ func lock(name string) (unlock func(), err error) {
 	return unlock, err
 }
 
-// lockPrefix and an interface are the name that a running node holds.
+// lockPrefix, followed by an interface, is the name that a running node holds.
 const lockPrefix = "culvert-node-"

@@ -101,7 +101,7 @@ func (c *Config) addRoute(r *netlink.Route) error {
 // lack is a configured route that packets do not take.
 type lack struct {
 	route netlink.Route
-	other string // the route that they take in its place, in the words of ip route; "" if there is none
+	other string // the route that they take instead, in the format of ip route; "" if there is none
 	own   bool   // that other route leads through the same link
 }
 
@@ -131,8 +131,8 @@ func lacking(routes []netlink.Route) (lacks []lack, err error) {
 	return lacks, nil
 }
 
-// CheckRoutes compares the file's routes with the kernel's. It returns how many lead through the link, and a line about each of the others. Without
-// the link none can: then the lines are about conflicting routes, and present is -1.
+// CheckRoutes compares the file's routes with the kernel's. It returns how many lead through the link, and a warning about each other one. If there
+// is no link, present is -1 and the warnings are about conflicting routes.
 func (c *Config) CheckRoutes() (present int, warnings []string, err error) {
 	index := -1
 	if l, err := netlink.LinkByName(c.Interface); err == nil && (l.Attrs().Group == linkGroup || c.running()) {

@@ -57,7 +57,7 @@ func openTUN(c *Config, remote netip.Addr) (link, error) {
 func (l *tunLink) openDevice() error {
 	device, err := carry.Open(l.config.Interface, l.config.MTU)
 	if err != nil {
-		// tun.CreateTUN does not wrap what it found, so ask again.
+		// tun.CreateTUN does not wrap the cause, so check again.
 		if _, stat := os.Stat("/dev/net/tun"); stat != nil {
 			err = stat
 		}

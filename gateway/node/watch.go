@@ -122,7 +122,7 @@ func (n *Node) watch(ctx context.Context) {
 	}
 }
 
-// silence finds the cause of the silence of the gateway at remote, as far as it can be seen from here.
+// silence finds out why the gateway at remote is silent, as far as this node can tell.
 func (n *Node) silence(ctx context.Context, remote netip.Addr) (cause, remedy string) {
 	c, speaks := n.config, n.link.mode()
 	if speaks == TUN {

@@ -1,4 +1,4 @@
-// Package carry moves packets between TUN devices and a geneve.Endpoint. Each way has a goroutine of its own, which owns its buffers.
+// Package carry moves packets between TUN devices and a geneve.Endpoint. Each direction has its own goroutine, which owns its buffers.
 package carry
 
 import (
@@ -14,17 +14,17 @@ import (
 
 const (
 	headroom = 16 // bytes before each packet; the device wants 10 for a virtio header
-	// MaxPacket is the size in bytes of the largest packet, also of one that a device merges from several.
+	// MaxPacket is the maximum size of a packet in bytes, including one that a device has merged from several.
 	MaxPacket = 65535
 )
 
-// Open makes or takes over the TUN device of a name.
+// Open creates or takes over the TUN device called name.
 func Open(name string, mtu int) (tun.Device, error) {
 	device, err := tun.CreateTUN(name, mtu)
 	if err != nil {
 		return nil, err
 	}
-	go func() { // the device tells when it goes up and down, and waits to be heard
+	go func() { // the device blocks until its up and down events are read
 		for range device.Events() {
 		}
 	}()
@@ -36,15 +36,16 @@ func Persist(device tun.Device) error {
 	return unix.IoctlSetInt(int(device.File().Fd()), unix.TUNSETPERSIST, 1)
 }
 
-// ToGateway sends what the machine routes to a device to the tunnel of an ID. It returns nil when the endpoint is closed, and the device's error
-// when that is closed or gone, or has a packet of more than room bytes. The device has split super-frames into packets of at most its MTU.
+// ToGateway sends what the machine routes to a device into the tunnel with an ID. It returns nil when the endpoint is closed. It returns the device's
+// error when the device is closed or gone, or has a packet of more than room bytes. The device has split super-frames into packets of at most its
+// MTU.
 func ToGateway(device tun.Device, e *geneve.Endpoint, id uint16, room int) error {
 	sender := e.NewSender()
 	packets, sizes := newPackets(device.BatchSize(), room), make([]int, device.BatchSize())
 	for {
 		n, err := device.Read(packets, sizes, headroom)
 		for i := range n {
-			// What is dropped here the endpoint counts.
+			// The endpoint counts what it drops.
 			sender.Send(id, packets[i][headroom:headroom+sizes[i]])
 		}
 		if flushErr := sender.Flush(); errors.Is(flushErr, net.ErrClosed) {
@@ -57,15 +58,15 @@ func ToGateway(device tun.Device, e *geneve.Endpoint, id uint16, room int) error
 	}
 }
 
-// FromGateways gives the kernel what gateways send, until the endpoint is closed. device returns where a packet of a tunnel goes; nil is nowhere.
-// Consecutive packets of one device are written together, so that it can merge those of one TCP stream.
+// FromGateways gives the kernel what gateways send, until the endpoint is closed. device returns the destination of a packet; nil drops it.
+// Consecutive packets for one device are written together, so that the device can merge those of one TCP stream.
 func FromGateways(e *geneve.Endpoint, device func(p *geneve.Packet) tun.Device) error {
 	receiver := e.NewReceiver()
 	var packets, batch [][]byte
 	var to tun.Device
 	write := func() {
 		if len(batch) > 0 {
-			// A device that has gone is found by its reader; other errors are about single packets that the kernel refuses.
+			// If a device has gone, its reader finds out; other errors are about single packets that the kernel refuses.
 			to.Write(batch, headroom)
 			batch = batch[:0]
 		}

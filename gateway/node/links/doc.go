@@ -1,6 +1,6 @@
 // Package links gives a node tunnel links: TUN devices whose packets one UDP socket carries to
-// gateways in Geneve (RFC 8926). It serves nodes whose kernel has no Geneve links, and leaves addresses
-// outside the tunnel, routes and rules to whoever asked for the links.
+// gateways in Geneve (RFC 8926). It serves nodes whose kernel has no Geneve links. Addresses outside the tunnel, routes
+// and rules are left to the program that requests the links.
 //
 //	routes of others ─ liqo.abc ─┐
 //	                             ├─ UDP 6091 ══ gateways, told apart by address and VNI

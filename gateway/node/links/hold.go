@@ -18,7 +18,7 @@ const (
 	holdPause    = 50 * time.Millisecond
 )
 
-// hold waits until no other process keeps the links, and locks them for this one. release is nil if it fails, and
+// hold waits until no other process keeps the links, and locks them for this one. release is nil after an error, and
 // also, without an error, if ctx ends first.
 func hold(ctx context.Context, patience time.Duration) (release func(), err error) {
 	late := time.After(patience)

@@ -1,5 +1,4 @@
-// Package load reports when a node's process has no CPU time to spare, as a gateway does, with the
-// packets that are lost.
+// Package load reports when a node's process has no CPU time to spare and loses packets, as a gateway does for itself.
 package load
 
 import (
@@ -26,16 +25,15 @@ type Watch struct {
 	running  bool                              // +checklocks:mu
 	fileless bool                              // +checklocks:mu
 	devices  []func() []string                 // +checklocks:mu
-	sockets  map[string]func() udp.Stats       // by the kind of senders; +checklocks:mu
+	sockets  map[string]func() udp.Stats       // by kind of sender; +checklocks:mu
 	load     health.Load                       // +checklocks:mu
 	read     func(name string) (intake, error) // of a device; replaced by tests
 }
 
-// An intake counts the packets that the kernel has passed to a TUN device since it was made.
+// An intake counts the packets that the kernel has passed to a TUN device since the device was made.
 type intake struct{ bytes, lost uint64 }
 
-// Devices makes the Watch look at the TUN devices that names returns and this process reads. They
-// may change.
+// Devices makes the Watch look at the TUN devices that this process reads. names returns them, and they may change.
 func (w *Watch) Devices(names func() []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -53,8 +51,7 @@ func (w *Watch) Socket(from string, stats func() udp.Stats) {
 }
 
 // Run looks once a second, and logs changes, until ctx is done. It returns at once if it is already
-// running. node is the node's name; fileless says that there is no file in which cpus can be
-// written.
+// running. node is the node's name; fileless says that the node has no file for the field cpus.
 func (w *Watch) Run(ctx context.Context, node string, fileless bool, log logrus.FieldLogger) {
 	w.mu.Lock()
 	if w.running {
@@ -135,7 +132,7 @@ func (w *Watch) eachDevice(do func(name string, i intake)) {
 	}
 }
 
-// readDevice asks the kernel, which counts as sent by a TUN device what its process reads.
+// readDevice asks the kernel, which counts what the process reads from a TUN device as sent.
 func readDevice(name string) (intake, error) {
 	d, err := netlink.LinkByName(name)
 	if err != nil || d.Attrs().Statistics == nil {
@@ -157,7 +154,7 @@ func (w *Watch) Findings() []control.Finding {
 	return []control.Finding{{Level: f.Cause.Level.String(), Cause: f.Cause.Name, Kind: string(f.Kind), Of: f.Of, Text: f.Text}}
 }
 
-// Metrics returns what is the case, and what devices have lost, in Prometheus' text format. Names are those that gateways have.
+// Metrics returns the present findings and the losses of devices in Prometheus' text format, under the same names as a gateway's.
 func (w *Watch) Metrics() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

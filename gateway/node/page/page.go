@@ -1,4 +1,4 @@
-// Package page is where a node serves /metrics and /healthz.
+// Package page serves a node's /metrics and /healthz.
 package page
 
 import (
@@ -14,7 +14,7 @@ import (
 	"culvert/gateway/seats"
 )
 
-// Also returns metrics of the whole process, in Prometheus' text format, that each of its pages has too. It is set before the first New; nil is none.
+// Also returns metrics of the whole process in Prometheus' text format. Every page includes them. It is set before the first New; nil means none.
 var Also func() string
 
 const (
@@ -31,9 +31,9 @@ type Page struct {
 	server   *http.Server
 }
 
-// New opens a listener at address, which the setting called field gives, for what metrics returns, in Prometheus' text format, and fault: why the
-// node does not do what it should, or "". Without an address nothing is served. It takes the listener l of another process if that is not nil.
-// Preconditions: both functions may be called by several goroutines.
+// New opens a listener at address, which the setting called field gives. metrics returns the page in Prometheus' text format. fault returns why the
+// node does not do what it should, or "". Without an address nothing is served. If l, the listener of another process, is not nil, New uses it.
+// Preconditions: several goroutines may call both functions.
 func New(field, address string, l net.Listener, metrics, fault func() string) (*Page, error) {
 	if address == "" {
 		return &Page{}, nil
@@ -72,7 +72,7 @@ func New(field, address string, l net.Listener, metrics, fault func() string) (*
 	return p, nil
 }
 
-// Socket returns the listener, for another process, and its address as it was given; nil where nothing is served.
+// Socket returns the listener, for another process, and its address as given; nil if nothing is served.
 func (p *Page) Socket() (net.Listener, string) { return p.socket, p.address }
 
 // Serve answers until Close.

@@ -32,9 +32,10 @@ type Peer struct {
 	Link          string         // device that leads to the gateway
 	Gateway       netip.Addr     // the gateway's address on the link
 	Local, Remote []netip.Prefix // this cluster's pods, the other cluster's addresses as this one sees them
-	// Services are the cluster addresses of Services that this node serves by a device of its own, into which packets for the other cluster leave first.
+	// Services are the cluster addresses of Services that this node serves by a device of its own. Packets for the other cluster first leave through
+	// that device.
 	Services []netip.Prefix
-	// Pod is the gateway's own address, if its pod is on this node: what it sends to Port of other nodes by UDP keeps this source.
+	// Pod is the gateway's own address if its pod is on this node: UDP packets that it sends to Port of other nodes keep this source.
 	Pod  netip.Addr
 	Port uint16
 }
@@ -43,7 +44,7 @@ type Peer struct {
 type Status struct {
 	Name    string
 	Err     error  // why its addresses do not lead to the gateway
-	Warning string // what is wrong although they do
+	Warning string // what is wrong although they lead there
 }
 
 // A Keeper keeps a node's routes to other clusters.
@@ -157,7 +158,7 @@ func (k *Keeper) reconcile(report func([]Status)) {
 	}
 }
 
-// logFailure logs what becomes of the routes of no Peer.
+// logFailure logs an error that concerns no Peer.
 func (k *Keeper) logFailure(err error) {
 	switch {
 	case !k.failure.Changed(err):
@@ -170,7 +171,7 @@ func (k *Keeper) logFailure(err error) {
 
 // route makes the routes of desired, and removes this package's other routes from the table. It
 // returns a Status for each Peer, and the packets to except from masquerade. The error is about
-// routes of no Peer.
+// routes that belong to no Peer.
 func (k *Keeper) route(desired []Peer, table []netlink.Route) (all []Status, pairs []pair, err error) {
 	keep := map[string]bool{}
 	for i := range desired {

@@ -110,7 +110,7 @@ func refusal(body []byte) error {
 	return nil
 }
 
-// commit sends a batch, whose end follows the message that asks for an acknowledgement, and waits for that or for the first failure.
+// commit ends and sends a batch whose last message requests an acknowledgement, and waits for that acknowledgement or the first failure.
 func (c *netfilterConn) commit(b *batch) error {
 	// The kernel takes a transaction in one piece. If the buffer cannot grow, sending fails.
 	if unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, len(b.bytes)) != nil {

@@ -25,7 +25,7 @@ type pair struct {
 	udp      uint16 // destination port; 0: every packet
 }
 
-// label is the user data of a rule, by which it is recognised.
+// label is the user data that identifies a rule.
 func (p pair) label() string {
 	if p.udp != 0 {
 		return fmt.Sprintf("%s to %s UDP %d", p.from, p.to, p.udp)

@@ -1,10 +1,10 @@
 package rtnl
 
-// A Failure is the error of what is tried again and again, so that it can be logged when it begins, when it becomes another one and when it ends. The
-// zero value has not failed.
+// A Failure remembers the last error of a repeated attempt, so that the caller can log when the error starts, changes and ends. The zero value has
+// not failed.
 type Failure struct{ last string }
 
-// Changed takes the outcome of one more try, and reports whether it differs from that of the try before.
+// Changed records the outcome of an attempt, and reports whether it differs from the outcome of the previous attempt.
 func (f *Failure) Changed(err error) bool {
 	text := ""
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package rtnl reads lists from the kernel that change while they are read, formats routes, and tells new failures from repeated ones.
+// Package rtnl reads kernel lists that may change while they are read, formats routes, and distinguishes new failures from repeated ones.
 package rtnl
 
 import (
@@ -7,10 +7,11 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// tries is how often the kernel is asked for a list that changes while it answers, as where pods come and go.
+// tries is how often the kernel is asked for a list that changes while it answers, for example because pods come and
+// go.
 const tries = 10
 
-// List returns a list that was read whole.
+// List calls list until the result was read completely, at most tries times.
 func List[T any](list func() ([]T, error)) (all []T, err error) {
 	for range tries {
 		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {

@@ -27,7 +27,7 @@ const (
 	maxPort            = 65534 // the kernel accepts no rule for 65535
 	maxAffinityTimeout = 24 * time.Hour
 	MaxWeight          = 1000 // of an endpoint
-	maxNodePorts       = 256  // ranges of them: the kernel walks the list of their rules for each route lookup
+	maxNodePorts       = 256  // maximum number of ranges: the kernel walks the list of their rules for each route lookup
 	MaxAnnounced       = 256  // addresses that one node announces: again a list of rules, and each IPv6 address needs a socket
 )
 
@@ -51,11 +51,11 @@ type Config struct {
 	Addresses    []netip.Addr // of this node, for node ports; the first of each family is used for masquerading
 	Pods         []netip.Prefix
 	Bridged      []netip.Prefix
-	Routed       []netip.Prefix // hosts of other clusters that see the pods that ask them, because their answers come through this node too
+	Routed       []netip.Prefix // hosts of other clusters that see a client pod's own address, because their answers come through this node too
 	ServiceCIDRs []netip.Prefix
 	Ports        rules.PortRange // for masquerading
 	MTU          int
-	State        string         // folder of what the next run needs to go on with connections; "": none does
+	State        string         // folder with what the next run needs to continue connections; "": they do not continue
 	Metrics      string         // host:port of /metrics and /healthz; "": nowhere
 	Announce     []netip.Prefix // load balancer addresses of which each is announced by one node at layer 2
 	AnnounceOn   []string       // links to announce on; nil: all that are attached to a network

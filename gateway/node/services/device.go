@@ -28,8 +28,8 @@ func addressDevice(l netlink.Link) error {
 	return nil
 }
 
-// createDevice makes a TUN device, or continues with one that was kept. Segmentation and checksums that the node's network leaves to network cards
-// are left to the reader of the device.
+// createDevice makes a TUN device, or continues with one that was kept. The device's reader does the segmentation and checksums that the node's
+// network leaves to network cards.
 func createDevice(name string) (*os.File, error) {
 	fd, _, err := openTUN(name, unix.IFF_TUN|unix.IFF_NO_PI|unix.IFF_VNET_HDR)
 	if err != nil {

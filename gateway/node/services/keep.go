@@ -91,7 +91,7 @@ func nameLink(l nat.Link) string {
 
 func findLink(name string) (nat.Link, bool) { return rules.HostLink, name == recordedLink }
 
-// restore gives e the saved connections before it sees a packet, and logs the outcome.
+// restore gives e the saved connections before e sees a packet, and logs the outcome.
 func (k *keeper) restore(e *nat.Engine, now nat.Time) {
 	if k.dir == nil {
 		return
@@ -126,7 +126,7 @@ func (k *keeper) say(r nat.Restored) {
 	}
 }
 
-// run saves connections now and then until ctx is done.
+// run saves connections regularly until ctx is done.
 func (k *keeper) run(ctx context.Context, s *Server) {
 	if k.dir == nil {
 		return

@@ -91,7 +91,7 @@ func newServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*Se
 	return s, err
 }
 
-// openServer is newServer, but does not notify the replaced process if it fails.
+// openServer is newServer, except that it does not notify the replaced process if it fails.
 func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*Server, error) {
 	own, err := OwnAddresses(c)
 	if err != nil && (!tolerant || own == nil) {
@@ -153,8 +153,8 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 	return s, nil
 }
 
-// open opens the device, and makes the kernel lead to it what p says. If a process that takes over gets a TakenError, everything except the named
-// destinations is in place.
+// open opens the device, and makes the kernel lead the packets of p to it. If a process that takes over gets a TakenError, everything except the
+// named destinations is in place.
 //
 // +checklocks:s.mu
 func (s *Server) open(p *plan, t *taking) error {
@@ -204,8 +204,8 @@ func (s *Server) open(p *plan, t *taking) error {
 	return taken
 }
 
-// sources returns, by family, the source address that the node's own processes use towards the device: none that this machine lacks, which the kernel
-// would refuse.
+// sources returns, by family, the source address that the node's own processes use towards the device. It returns no address that this machine lacks,
+// because the kernel would refuse that.
 func (c *Config) sources(own []netip.Addr) func(family int) net.IP {
 	return func(family int) net.IP {
 		if a := c.masquerade().Of(family == unix.AF_INET6); slices.Contains(own, a) {

@@ -38,8 +38,8 @@ const (
 	priorityEnd       = 119
 )
 
-// A steering knows the routes and rules to the device that are in the kernel. It belongs to a Server,
-// under that one's mutex.
+// A steering knows the routes and rules to the device that are in the kernel. It belongs to a Server, whose mutex
+// guards it.
 type steering struct {
 	device    string
 	index     int
@@ -62,8 +62,8 @@ func familiesOf(addresses []netip.Addr) (all []int) {
 	return all
 }
 
-// newSteering continues with what an earlier run has left, and moves the local table behind. before is the keepalive device of a process that this
-// one replaces; nil: there is none. An error means that nothing has changed.
+// newSteering continues with what an earlier run left, and moves the rule of the local table behind this package's rules. before is the keepalive
+// device of the process that this one replaces; nil: there is none. After an error nothing has changed.
 func newSteering(device string, index int, families []int, before *keepaliveDevice) (*steering, error) {
 	s := &steering{device: device, index: index, families: families, keepalive: before}
 	if err := s.alone(); err != nil {
@@ -92,7 +92,7 @@ func newSteering(device string, index int, families []int, before *keepaliveDevi
 	return s, nil
 }
 
-// adopt records what an earlier run has left: apply removes what is not wanted, and what is wanted works all the while.
+// adopt records what an earlier run left. apply later removes what is not wanted; the rest works all the time.
 func (s *steering) adopt(family int) error {
 	rules, err := rulesOf(family)
 	if err != nil {
@@ -199,7 +199,7 @@ func removeOwned(family int, which func(*netlink.Rule) bool) error {
 	return errors.Join(all...)
 }
 
-// apply makes the kernel lead to the device what p says, and nothing else. It adds before it removes.
+// apply makes the kernel lead the packets of p to the device, and no others. It adds before it removes.
 func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	var routes []netlink.Route
 	var rules []netlink.Rule
@@ -317,8 +317,8 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	return err
 }
 
-// forgetRemoved forgets what the kernel no longer has, so that apply adds it again. When the address that is its source disappears, an IPv4 route is
-// removed, and an IPv6 route loses its source.
+// forgetRemoved forgets the routes and rules that the kernel no longer has, so that apply adds them again. When the address that is its source
+// disappears, an IPv4 route is removed, and an IPv6 route loses its source.
 func (s *steering) forgetRemoved() error {
 	rulesThere, routesThere := map[string]bool{}, map[string]net.IP{}
 	for _, family := range s.families {
@@ -345,7 +345,7 @@ func (s *steering) forgetRemoved() error {
 	return nil
 }
 
-// prune removes what is not wanted.
+// prune removes routes and rules that are not wanted.
 func (s *steering) prune(wanted map[string]bool) error {
 	var failed []error
 	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool {

@@ -61,7 +61,7 @@ func (s *Server) watch(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.fault.Store(text(err)) // first, for whoever reads the log and asks
+		s.fault.Store(text(err)) // before the log, so that the status already shows what the log says
 		if failure.Changed(err) {
 			s.logMend(err)
 		}
@@ -174,7 +174,7 @@ func (s *Server) concerns(m syscall.NetlinkMessage) bool {
 	return false
 }
 
-// mend makes the kernel lead to the device what it should, and returns how many changes that took.
+// mend restores the routes and rules to the device, and returns how many changes that took.
 func (s *Server) mend(ctx context.Context) (back int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -216,5 +216,5 @@ func (s *Server) mend(ctx context.Context) (back int, err error) {
 	}
 	s.engine.Commit(prepared)
 	s.own, s.left = own, left
-	return 0, missing // these were not removed by somebody
+	return 0, missing // nobody removed these
 }

@@ -24,7 +24,7 @@ type connLimiter struct {
 	shares *share.Pool[netip.Prefix] // +checklocks:mu
 }
 
-// room returns how many connections of a protocol this process has descriptors for.
+// room returns the number of connections of one protocol for which this process has descriptors.
 func room() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -50,7 +50,7 @@ func (c *connLimiter) take(a netip.Addr) nat.Reason {
 	return nat.ReasonNone
 }
 
-// size returns how many connections there may be.
+// size returns the maximum number of connections.
 func (c *connLimiter) size() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

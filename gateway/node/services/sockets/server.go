@@ -172,8 +172,8 @@ func (s *Server) listen(c *services.Config, own []netip.Addr, commit func()) err
 // listenerAt names the process that listens at p. It reads the descriptors of all processes. Tests replace it.
 var listenerAt = func(p *services.Place) string { return services.ListenerAt(p.Protocol, p.At) }
 
-// holder is listenerAt for callers that hold s.mu, for which clients wait. It asks once for each place, without the lock, and until the answer
-// arrives says that it is asking; the next attempt returns the name.
+// holder is listenerAt for callers that hold s.mu, for which clients wait. It asks once for each place, without the lock. Until the answer arrives it
+// returns a text that says so; the next attempt returns the name.
 //
 // +checklocksignore
 func (s *Server) holder(p *services.Place) string {
@@ -257,7 +257,7 @@ func (s *Server) put(c *services.Config, own []netip.Addr) error {
 	return nil
 }
 
-// Run serves until ctx is done, and returns when nothing of it is left. It is called once.
+// Run serves until ctx is done, and returns when all its sockets and goroutines have ended. It is called once.
 func (s *Server) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, s.stop)()
 	retried := time.Now()

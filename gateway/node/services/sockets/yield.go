@@ -58,7 +58,7 @@ func (p *progress) start(now time.Duration) {
 // ask records that the client speaks, before anybody can answer.
 func (p *progress) ask(now time.Duration) { p.asked.CompareAndSwap(0, int64(now)) }
 
-// reply is pass for the endpoint's packets. A first answer that comes late makes no stream, as in nf_conntrack.
+// reply is pass for the endpoint's packets. A late first answer does not make a stream, as in nf_conntrack.
 func (p *progress) reply(now time.Duration) bool {
 	lasting := p.pass(now)
 	p.asked.Store(0)
@@ -177,9 +177,9 @@ func (of *sourceFlows) find(found *[kept][]candidate, now time.Duration) {
 // yielding returns the flows to evict for a new one of a source in a full table. They have one state and have had it for longest. If there are none,
 // it returns why.
 //
-// The larger group is evicted from, waiting or answered flows: so neither a flood that is answered nor one that is not leaves the others no time. A
-// source that has an equal part of this group, and no small one, evicts its own: answered flows, else flows that have waited for waitTime, else
-// silent streams.
+// Flows are evicted from the larger of two groups: waiting or answered flows. So no flood, answered or not, leaves other flows without time. A source
+// that has its equal part of this group, and that part is not small, evicts its own flows: answered ones, else those that have waited for waitTime,
+// else silent streams.
 func (a *flows) yielding(source netip.Addr, now time.Duration) ([]*flow, flowState, nat.Reason) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
