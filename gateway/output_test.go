@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"culvert/gateway/path"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
 )
@@ -30,6 +31,17 @@ func TestOutputRules(t *testing.T) {
 	expect(t, node, "10.80.0.4", "10.0.1.6")
 	if made, dropped := p.rome.path.Inbound().Generated(), p.rome.path.Inbound().Dropped(path.DropOutput); made != 2 || dropped != 1 {
 		t.Errorf("to nodes: %d made, %d dropped", made, dropped)
+	}
+	// They also drop what answers nothing: probes of the path, and messages about its MTU.
+	sender := p.rome.endpoint.NewSender()
+	for _, to := range []string{"10.0.1.5", "10.0.1.6"} {
+		pong := nattest.IP{Source: "10.80.0.4", Destination: to, Body: nattest.ICMP{Rest: 7}}.Bytes() // a node takes pings for itself
+		p.rome.path.SendTo(sender, p.rome.links().ByName[p.rome.config().Geneve.Nodes[0].Name], pong)
+	}
+	need.NoError(t, sender.Flush())
+	expect(t, node, "10.80.0.4", "10.0.1.6")
+	if made, dropped := p.rome.path.Inbound().Generated(), p.rome.path.Inbound().Dropped(path.DropOutput); made != 4 || dropped != 2 {
+		t.Errorf("to nodes, not answers: %d made, %d dropped", made, dropped)
 	}
 	made := p.rome.path.Outbound().Generated()
 	p.rome.path.Send(ping("169.254.18.2", "169.254.18.1"))

@@ -24,7 +24,6 @@ type outbound struct {
 	receiver *geneve.Receiver
 	replies  *geneve.Sender // ICMP errors back to nodes
 	pollAt   nat.Time       // when to poll the device
-	other    *Counters      // of inbound: errors and answers go in its direction
 	queue    *queue
 
 	arrivals arrivals
@@ -195,19 +194,9 @@ func (o *outbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 // refuse sends an ICMP error to the sender of p if the verdict asks for one.
 func (o *outbound) refuse(p *packet.Packet, to nat.Link, v nat.Verdict, now nat.Time) {
 	if answer := o.Engine.AppendError(o.scratch[:0], p, to, v, now); answer != nil {
-		o.reply(to, answer)
+		o.SendTo(o.replies, to, answer)
 		o.scratch = answer // grown once, and kept
 	}
-}
-
-func (o *outbound) reply(to nat.Link, packet []byte) {
-	o.other.generated.Add(1)
-	if !o.Engine.LetsOut(packet, to) {
-		o.lost(Made, DropOutput.String(), packet, to)
-		o.other.drops[DropOutput].Add(1)
-		return
-	}
-	o.replies.Send(uint16(to), packet)
 }
 
 // deliver hands p to the gateway's own address.
@@ -224,7 +213,7 @@ func (o *outbound) deliver(p *packet.Packet, from nat.Link, now nat.Time) {
 	}
 	o.cutter.Start(p, 0, len(o.piece))
 	for n := o.cutter.Next(o.piece); n > 0; n = o.cutter.Next(o.piece) {
-		o.reply(from, o.piece[:n])
+		o.SendTo(o.replies, from, o.piece[:n])
 	}
 }
 

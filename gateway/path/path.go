@@ -55,7 +55,7 @@ func New(engine *nat.Engine, endpoint *geneve.Endpoint, device *wg.Device, mtu i
 		answers:  p.out.queue,
 		piece:    make([]byte, mtu),
 	}
-	p.out.other, p.in.other = &p.in.Counters, &p.out.Counters
+	p.in.other = &p.out.Counters
 	return p
 }
 
@@ -85,6 +85,11 @@ func (p *Path) SendTo(sender *geneve.Sender, link nat.Link, packet []byte) {
 		return
 	}
 	p.in.generated.Add(1)
+	if !p.Engine.LetsOut(packet, link) {
+		p.lost(Made, DropOutput.String(), packet, link)
+		p.in.drops[DropOutput].Add(1)
+		return
+	}
 	sender.Send(uint16(link), packet)
 }
 
