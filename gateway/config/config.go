@@ -38,7 +38,7 @@ type Config struct {
 	ConnectionCheck ConnectionCheck // connectionCheck
 
 	IPAM  IPAM   // ipam
-	State string // state: folder of what outlives the process, "" = none
+	State string // state: folder for what outlives the process, "" = none
 
 	Control string // control: path of the control socket; ControlAuto = its usual place, if it can be there; "" = off
 	Metrics string // metrics: listen address, empty = off
@@ -118,8 +118,8 @@ type Node struct {
 // Given says that no rules are generated from the other fields, and which sources packets may have if no CIDRs define them.
 type Given struct {
 	Rules        bool
-	FromTunnel   []netip.Prefix // what the peer may send from
-	NotFromNodes []netip.Prefix // what nodes may not send from
+	FromTunnel   []netip.Prefix // sources that the peer may use
+	NotFromNodes []netip.Prefix // sources that nodes may not use
 }
 
 // LocalNetwork is the network behind this gateway.

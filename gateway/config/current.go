@@ -6,8 +6,7 @@ import (
 	"culvert/nat"
 )
 
-// Current is the configuration that a gateway runs by, and the links of its nodes, for whoever has to know them. Its zero value must not be
-// asked before Set.
+// Current holds the configuration that a gateway runs by and the links of its nodes, for all parts of the gateway. Get must not be called before Set.
 type Current struct{ is atomic.Pointer[current] }
 
 type current struct {
@@ -18,7 +17,7 @@ type current struct {
 // Set replaces both. What c points to must not be changed any more.
 func (c *Current) Set(config *Config, links Links) { c.is.Store(&current{config, links}) }
 
-// Get returns both as they were set together.
+// Get returns the configuration and the links of one call of Set.
 func (c *Current) Get() (*Config, Links) {
 	is := c.is.Load()
 	return is.config, is.links
@@ -42,5 +41,5 @@ func (c *Current) LinkName(link nat.Link) string {
 	return c.NodeName(link)
 }
 
-// Tunnel stands for the peer where nodes have names. A node of this name is not found by it.
+// Tunnel is the name of the peer in places where nodes have names. A node of this name is not found by it.
 const Tunnel = "tunnel"

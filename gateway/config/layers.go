@@ -113,7 +113,7 @@ func (c *Config) NAT(links Links, maxConnections int) *nat.Config {
 	return nc
 }
 
-// routes returns where packets are for a node: its internal address and its pods.
+// routes returns the destinations behind a node: its internal address and its pods.
 func (n *Node) routes() (all []netip.Prefix) {
 	for a := range n.Address.All() {
 		all = append(all, netip.PrefixFrom(a, a.BitLen()))
@@ -140,7 +140,7 @@ func (s *Service) nat(links Links) (all []rules.Service) {
 }
 
 // Amended returns the arguments for Reroute and Amend of a nat.Engine if c differs from old, whose links are given, only in the PodCIDRs of some nodes and in
-// the backends, all of them pods, of some services. It returns false if more differs, or if Validate is to say what is wrong.
+// the backends, all of them pods, of some services. It returns false if more differs, or if something is wrong that Validate must report.
 func (c *Config) Amended(old *Config, links Links) (routes map[nat.Link][]netip.Prefix, services []rules.Service, alone bool) {
 	a, b := *c, *old
 	a.Geneve.Nodes, b.Geneve.Nodes, a.Services, b.Services = nil, nil, nil, nil
@@ -177,7 +177,7 @@ func (c *Config) Amended(old *Config, links Links) (routes map[nat.Link][]netip.
 	return routes, services, true
 }
 
-// ofPods reports whether the backends of a service are pods, of each family that it has an address of, or there are none.
+// ofPods reports whether a service has no backends, or only pods, with one in each family of which it has an address.
 func (c *Config) ofPods(s *Service) bool {
 	has := s.families()
 	for a := range s.Address.All() {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// TakesOver is in each line of ChangesLive about a field that a process which takes over can change.
+// TakesOver is part of each line of ChangesLive about a field that can change in a process that takes over.
 const TakesOver = "cannot change while the gateway runs; to keep connections"
 
 // ChangesLive refuses, by name, each difference from old that needs another process. A process that takes over may change everything except cluster

@@ -96,8 +96,8 @@ func (c *Client) alive(ctx context.Context) error {
 	return conn.Close()
 }
 
-// Process returns the ID of the process that serves the socket, which has another one in Status if it is in a PID namespace of its own, as in a
-// container. 0: it has none here (pid_namespaces(7)).
+// Process returns the ID of the process that serves the socket, as this process sees it. Status has another one if the gateway is in a PID namespace
+// of its own, such as in a container. 0: the process has no ID here (pid_namespaces(7)).
 func (c *Client) Process(ctx context.Context) (pid int, err error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", c.Path)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// NodeStatus is how a node does that serves Services or has links to gateways.
+// NodeStatus is the status of a node that serves Services or has links to gateways.
 type NodeStatus struct {
 	Name          string        `json:"name"`
 	Version       Version       `json:"version"`
@@ -28,18 +28,18 @@ type NodeStatus struct {
 	Services      []NodeService `json:"services"`
 	Announced     []string      `json:"announced"` // addresses that this node announces at layer 2
 	Table         Table         `json:"table"`
-	Traffic       Traffic       `json:"traffic"` // all that comes for Services, and answers; of mode sockets, Drops alone: refused connections
+	Traffic       Traffic       `json:"traffic"` // packets to Services, and answers; in mode sockets only Drops: refused connections
 
-	Links     []NodeLink `json:"links,omitempty"`     // that Liqo's resources or Peerings ask for
-	LinkDrops []Drop     `json:"linkDrops,omitempty"` // of what came for all links or was to leave by them, by reason
+	Links     []NodeLink `json:"links,omitempty"`     // those that Liqo's resources or Peerings request
+	LinkDrops []Drop     `json:"linkDrops,omitempty"` // of packets that came for or were to leave by any link, by reason
 	Waiting   []string   `json:"waiting,omitempty"`   // what links wait for
-	LeftOut   []LeftOut  `json:"leftOut,omitempty"`   // Liqo's resources, or Peerings, that are not obeyed
+	LeftOut   []LeftOut  `json:"leftOut,omitempty"`   // Liqo's resources, or Peerings, without effect
 }
 
 // A NodeLink is a link of a node to a gateway.
 type NodeLink struct {
 	Interface      string     `json:"interface"`
-	State          string     `json:"state"`             // carried: by culvert; kernel: the kernel's, or Liqo's agent is to make it; pending; refused
+	State          string     `json:"state"`             // carried: by culvert; kernel: by the kernel, or Liqo's agent must make it; pending; refused
 	Fault          string     `json:"fault,omitempty"`   // why it is refused
 	Warning        string     `json:"warning,omitempty"` // why packets do not pass, or not all
 	VNI            uint32     `json:"vni"`
@@ -49,8 +49,8 @@ type NodeLink struct {
 	GatewayAddress netip.Addr `json:"gatewayAddress"` // of the gateway in the tunnel
 
 	// Of a carried link.
-	Answers         bool     `json:"answers"`              // the gateway, to ARP, in the last seconds
-	RTTSeconds      *float64 `json:"rttSeconds,omitempty"` // there and back; absent where nothing tells
+	Answers         bool     `json:"answers"`              // the gateway has answered ARP in the last seconds
+	RTTSeconds      *float64 `json:"rttSeconds,omitempty"` // round trip; absent if unknown
 	ReceivedPackets uint64   `json:"receivedPackets"`      // inner ones
 	SentPackets     uint64   `json:"sentPackets"`
 	ReceivedBytes   uint64   `json:"receivedBytes"`

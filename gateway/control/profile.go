@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// maxProfile is how long a profile or trace of time may take, and profileTime how long it takes if nothing is said.
+// maxProfile limits the duration of a timed profile or trace; profileTime is the default.
 const (
 	maxProfile  = 10 * time.Minute
 	profileTime = 30 * time.Second
 )
 
 // serveProfile serves the profiles of runtime/pprof under the names, and with the parameters, that go tool pprof and go tool trace know
-// from net/http/pprof. That package itself brings a reader of profiles for comparing two of them, which the tools do as well.
+// from net/http/pprof. net/http/pprof itself would add a reader that compares profiles, which the tools can do too.
 func serveProfile(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -49,11 +49,11 @@ func serveProfile(w http.ResponseWriter, r *http.Request) {
 			runtime.GC()
 		}
 		w.Header().Set("Content-Type", map[bool]string{true: "application/octet-stream", false: "text/plain; charset=utf-8"}[debug == 0])
-		p.WriteTo(w, debug) // whoever reads it sees that it is cut short
+		p.WriteTo(w, debug) // the reader sees that it is cut short
 	}
 }
 
-// profileFor records for as long as the request says, or until who asks has gone.
+// profileFor records for as long as the request says, or until the client has gone.
 func profileFor(w http.ResponseWriter, r *http.Request, start func() error, stop func()) {
 	d := profileTime
 	if text := r.FormValue("seconds"); text != "" {
@@ -65,7 +65,7 @@ func profileFor(w http.ResponseWriter, r *http.Request, start func() error, stop
 		d = time.Duration(seconds * float64(time.Second))
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	if err := start(); err != nil { // one is being recorded
+	if err := start(); err != nil { // another one is being recorded
 		fail(w, http.StatusConflict, err.Error())
 		return
 	}

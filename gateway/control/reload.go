@@ -7,7 +7,7 @@ import (
 	"net/url"
 )
 
-// Reloaded is what a new configuration has changed, or, for a dry run, would change.
+// Reloaded says what a new configuration has changed or, in a dry run, would change.
 type Reloaded struct {
 	DryRun   bool     `json:"dryRun"`
 	Changes  string   `json:"changes"`            // in words

@@ -9,23 +9,23 @@ import (
 // Replication says how complete and how old the copies of a gateway's table are.
 type Replication struct {
 	Followers []Stream          `json:"followers"`        // replicas that copy from this one
-	Source    *Stream           `json:"source,omitempty"` // the one that this one copies from
+	Source    *Stream           `json:"source,omitempty"` // the replica from which this one copies
 	Refused   map[string]uint64 `json:"refused"`          // connections that were closed, by reason
-	Copies    map[string]uint64 `json:"copies"`           // full copies to followers, by why they began
+	Copies    map[string]uint64 `json:"copies"`           // full copies to followers, by reason
 }
 
-// A Stream is between two replicas of a gateway.
+// A Stream connects two replicas of a gateway.
 type Stream struct {
 	Pod        string            `json:"pod"`     // the other replica
 	Address    string            `json:"address"` // of it
 	Since      time.Time         `json:"since"`
 	Entries    int               `json:"entries"`            // connections at the follower
 	LagSeconds float64           `json:"lagSeconds"`         // the greatest age of what the follower may lack; of a source, since it was heard
-	NoFullCopy bool              `json:"noFullCopy"`         // until a copy is whole
+	NoFullCopy bool              `json:"noFullCopy"`         // no copy is whole yet
 	LastCopy   *time.Time        `json:"lastCopy,omitempty"` // when a copy became whole
 	CopyReason string            `json:"copyReason"`         // why the last copy began: first, overflow, configuration
-	NotTaken   map[string]uint64 `json:"notTaken"`           // what the follower could not use of the last copy and since, by reason
-	Differs    string            `json:"differs,omitempty"`  // what is another one there: version, configuration
+	NotTaken   map[string]uint64 `json:"notTaken"`           // what the follower could not use since the last copy began, by reason
+	Differs    string            `json:"differs,omitempty"`  // what differs there: version, configuration
 	ClockAhead float64           `json:"clockAheadSeconds"`  // of the other replica
 }
 
@@ -39,7 +39,8 @@ var remedies = []struct{ why, remedy string }{
 	{"unknown-link", "the standby lacks their node: see its `culvert status`"},
 }
 
-// Lacks says for each reason, in a sentence without a period, how much the follower has not taken and what to do; nil if it has taken all.
+// Lacks returns, for each reason, a sentence without a period that says how much the follower could not use and what to do; nil if it could use
+// everything.
 func (s *Stream) Lacks() (all []string) {
 	for why, n := range s.NotTaken {
 		text := fmt.Sprintf("%d not taken, %s", n, why)

@@ -7,7 +7,7 @@ import (
 
 // Status is the status of a gateway.
 type Status struct {
-	Cluster       string            `json:"cluster"` // "" under Liqo, which does not tell
+	Cluster       string            `json:"cluster"` // "" under Liqo, whose resources do not say
 	Peer          string            `json:"peer"`
 	Role          string            `json:"role"` // client or server
 	Version       Version           `json:"version"`
@@ -51,11 +51,11 @@ type Finding struct {
 	Text  string `json:"text"`
 }
 
-// Replica is what a gateway with replicas knows of the election of the one that forwards.
+// Replica is what a gateway with replicas knows of the election that decides which one forwards.
 type Replica struct {
 	Pod            string   `json:"pod"`
 	Role           string   `json:"role"`                     // standby, active, static or silent; see docs/standby.md
-	Why            string   `json:"why"`                      // it has that role, in words
+	Why            string   `json:"why"`                      // the reason for the role, in words
 	Changes        uint64   `json:"changes"`                  // of its role since it started
 	Lease          string   `json:"lease"`                    // namespace/name
 	Holder         string   `json:"holder"`                   // of the Lease; "" is nobody, or unknown

@@ -54,7 +54,7 @@ type TracePacket struct {
 	Bytes    []byte `json:"bytes"` // the whole packet, in base64
 }
 
-// A TraceStep is one thing that was consulted.
+// A TraceStep is one entry or check that the gateway consulted.
 type TraceStep struct {
 	Kind   string `json:"kind"`           // decode, check, connection, rule, service, route or nearest
 	Name   string `json:"name,omitempty"` // of a check, table/chain/rule, or the connection's ID

@@ -1,5 +1,6 @@
 // Package echo makes ICMP echo requests and reads the answers (RFC 792, RFC 4443 Section 4), as whole IP packets: culvert asks the other end of a
-// tunnel itself, past the kernel. What is asked and what an answer means belongs to the callers, which tell their answers by ID, sequence and payload.
+// tunnel itself, without the kernel. Callers decide what to ask and what an answer means; they recognise their answers by ID, sequence number and
+// payload.
 package echo
 
 import (
@@ -24,7 +25,7 @@ const (
 	ttl = 64
 )
 
-// IDs of the echo requests that culvert sends, so that each asker ignores what another one asks.
+// IDs of the echo requests that culvert sends, so that each sender ignores the answers to others.
 const (
 	OfNode = 0
 	OfPath = 0x636d // path MTU
@@ -45,7 +46,7 @@ func HeaderLen(a netip.Addr) int {
 	return ipv6Len + icmpLen
 }
 
-// Put makes the packet b, whose payload is behind HeaderLen bytes already, a request. It may not be fragmented.
+// Put writes the headers of a request to b, which has the payload after HeaderLen bytes. The request may not be fragmented.
 func (r *Request) Put(b []byte) {
 	clear(b[:HeaderLen(r.From)])
 	if r.From.Is4() {
@@ -70,7 +71,7 @@ func (r *Request) Put(b []byte) {
 	r.put(icmp, request6, uint32(sum(uint32(len(icmp))+protoICMPv6, b[8:ipv6Len])))
 }
 
-// put writes the ICMP header. s is the sum of what else its checksum covers.
+// put writes the ICMP header. s is the sum over everything else that its checksum covers.
 func (r *Request) put(icmp []byte, kind byte, s uint32) {
 	icmp[0] = kind
 	binary.BigEndian.PutUint16(icmp[4:], r.ID)
@@ -86,8 +87,8 @@ type Answer struct {
 	More         bool   // fragments follow
 }
 
-// Parse reads an answer; false if b is none. It does not look at checksums: an asker to whom forgeries matter puts into the payload what nobody else
-// knows. A packet with options or other extension headers is no answer to a Request.
+// Parse reads an answer; ok is false if b is none. It does not verify checksums: a caller to whom forgeries matter puts a secret into the payload. A
+// packet with options or other extension headers is not an answer to a Request.
 func Parse(b []byte) (a Answer, ok bool) {
 	switch {
 	case len(b) >= ipv4Len+icmpLen && b[0] == 4<<4|ipv4Len/4:
@@ -115,7 +116,7 @@ func Parse(b []byte) (a Answer, ok bool) {
 	return a, ok
 }
 
-// Message returns the ICMP message of a request, as a socket for pings takes it.
+// Message returns the ICMP message of a request, as a ping socket sends it.
 func Message(request []byte) []byte {
 	if request[0]>>4 == 4 {
 		return request[ipv4Len:]
@@ -123,7 +124,7 @@ func Message(request []byte) []byte {
 	return request[ipv6Len:]
 }
 
-// ParseMessage is Parse for an ICMP message without an IP header, as a socket for pings gives it. From stays empty.
+// ParseMessage is Parse for an ICMP message without an IP header, as a ping socket receives it. From stays empty.
 func ParseMessage(icmp []byte, is6 bool) (a Answer, ok bool) {
 	kind := byte(reply4)
 	if is6 {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// UDPPort is where gateways tell each other their exports, at their tunnel addresses.
+// UDPPort is the port at the tunnel addresses through which gateways tell each other their exports.
 const UDPPort = 12346
 
 // MaxDatagram is the largest datagram in bytes, without the headers of UDP and IP.
@@ -25,11 +25,11 @@ const (
 	kindPart         = 0
 	kindAcknowledged = 1
 
-	leastPart = 500 // bytes of the smallest parts, which go through every tunnel
+	leastPart = 500 // bytes of the smallest parts, which fit through every tunnel
 
-	again    = time.Second      // between two tellings of a list that the peer may not have
-	remind   = 30 * time.Second // between two tellings of a list that it has
-	patience = time.Minute      // after which a peer that acknowledges nothing is told as seldom as one that has it
+	again    = time.Second      // between two transmissions of a list that the peer may not have
+	remind   = 30 * time.Second // between two transmissions of a list that the peer has
+	patience = time.Minute      // after this time, a peer that acknowledges nothing gets the list only as often as one that has it
 )
 
 const hashSize = 16
@@ -52,40 +52,40 @@ type Exchange struct {
 	asking  asking  // +checklocks:mu
 }
 
-// telling is what the peer is told.
+// telling is the list for the peer.
 type telling struct {
 	hash         hash
-	parts        [][]byte // nil: nothing is known yet, and nothing is told
+	parts        [][]byte // nil: no list is known yet, and none is sent
 	acknowledged bool
-	since        time.Time // zero: it has not been told yet
+	since        time.Time // when the list was first sent; zero: not yet
 	due          time.Time
 }
 
-// hearing is what the peer tells.
+// hearing is the peer's list.
 type hearing struct {
 	known bool
 	hash  hash
 	list  []Export
 	fault string
 
-	partial hash     // of the list of which these are the pieces
-	pieces  [][]byte // nil: of none
+	partial hash     // of the list to which pieces belong
+	pieces  [][]byte // nil: there are none
 	missing int
 	size    int // of all pieces, in bytes
 }
 
-// asking is when a peer that can be reached is asked for its list, as long as none is known.
+// asking says when to ask a reachable peer for its list, as long as none is known.
 type asking struct {
 	reached    bool
 	since, due time.Time
 }
 
-// New returns the end of a gateway from which datagrams of at most size bytes go through the tunnel.
+// New returns the end of a gateway whose tunnel carries datagrams of at most size bytes.
 func New(size int) *Exchange {
 	return &Exchange{largest: max(leastPart, min(size, MaxDatagram)), heard: make(chan struct{}, 1)}
 }
 
-// Tell has the peer told a list. Preconditions: it has at most MaxPorts ports, and each export has one.
+// Tell sets the list for the peer. Preconditions: it has at most MaxPorts ports, and each export has one.
 func (x *Exchange) Tell(all []Export) {
 	list := encode(all)
 	h := hashOf(list)
@@ -109,7 +109,7 @@ func head(kind byte, index, count int, h hash) []byte {
 	return append(b, h[:]...)
 }
 
-// Due returns the datagrams that are due, and when to call it again unless Tell or Reached is called before; the zero Time is never.
+// Due returns the datagrams that are due, and when to call it again, unless Tell or Reached is called earlier; the zero Time means never.
 func (x *Exchange) Due(now time.Time) (datagrams [][]byte, next time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -141,7 +141,8 @@ func (x *Exchange) Due(now time.Time) (datagrams [][]byte, next time.Time) {
 	return datagrams, a.due
 }
 
-// Reached says that packets pass again: the peer may have begun anew, and is told at once; and a gateway that has begun anew asks it.
+// Reached says that packets pass again. The peer may have restarted, so the list is sent at once; and if this gateway lacks the peer's list, it asks
+// for it.
 func (x *Exchange) Reached() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -149,7 +150,7 @@ func (x *Exchange) Reached() {
 	x.asking = asking{reached: true}
 }
 
-// Unanswered returns for how long the list has been told without an acknowledgement; 0 if it has not been told, or the peer has it.
+// Unanswered returns how long the list has been sent without an acknowledgement; 0 if it has not been sent, or the peer has it.
 func (x *Exchange) Unanswered(now time.Time) time.Duration {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -159,17 +160,17 @@ func (x *Exchange) Unanswered(now time.Time) time.Duration {
 	return 0
 }
 
-// Heard returns the list that the peer has told last, and why a later one is refused; "" if none is. known is false until there is a list.
+// Heard returns the peer's last valid list, and why a later one was refused; "" if none was. known is false until there is a list.
 func (x *Exchange) Heard() (list []Export, fault string, known bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.hearing.list, x.hearing.fault, x.hearing.known
 }
 
-// Changed receives a value after what Heard returns has changed.
+// Changed receives a value after the result of Heard has changed.
 func (x *Exchange) Changed() <-chan struct{} { return x.heard }
 
-// Receive takes a datagram of the peer. It returns the datagram that answers it, or nil, and false for what is of no use.
+// Receive handles a datagram of the peer. It returns the answer, or nil; ok is false if the datagram is useless.
 func (x *Exchange) Receive(b []byte) (answer []byte, ok bool) {
 	if len(b) < len(magic)+1 || string(b[:len(magic)]) != magic {
 		return nil, false
@@ -195,7 +196,7 @@ func (x *Exchange) Receive(b []byte) (answer []byte, ok bool) {
 	return nil, false
 }
 
-// acknowledge takes note of what the peer has.
+// acknowledge records that the peer has the list with hash h.
 //
 // +checklocks:x.mu
 func (x *Exchange) acknowledge(h hash) bool {
@@ -203,7 +204,7 @@ func (x *Exchange) acknowledge(h hash) bool {
 	if t.parts == nil {
 		return false
 	}
-	if was := t.acknowledged; h != t.hash && was { // it has one of before again
+	if was := t.acknowledged; h != t.hash && was { // the peer has an earlier list again
 		t.acknowledged, t.since, t.due = false, time.Time{}, time.Time{}
 	} else if h == t.hash && !was {
 		t.acknowledged = true
@@ -214,7 +215,7 @@ func (x *Exchange) acknowledge(h hash) bool {
 	return true
 }
 
-// part takes a part of a list. The last one of a list that is known is answered, once for each telling.
+// part handles a part of a list. If the list is known, its last part is answered, once for each transmission.
 //
 // +checklocks:x.mu
 func (x *Exchange) part(h hash, index, count int, piece []byte) (answer []byte, ok bool) {
@@ -235,7 +236,7 @@ func (x *Exchange) part(h hash, index, count int, piece []byte) (answer []byte, 
 		in.partial, in.pieces, in.missing = h, make([][]byte, count), count
 	}
 	if in.pieces[index] != nil {
-		return nil, true // from an earlier telling
+		return nil, true // from an earlier transmission
 	}
 	if in.size += len(piece); in.size > maxList {
 		in.forget()
@@ -263,7 +264,7 @@ func (x *Exchange) part(h hash, index, count int, piece []byte) (answer []byte, 
 
 func (in *hearing) forget() { in.partial, in.pieces, in.missing, in.size = hash{}, nil, 0, 0 }
 
-// refuse notes why what the peer tells is of no use; nil = it is.
+// refuse records why the peer's list is useless; nil: it is not.
 //
 // +checklocks:x.mu
 func (x *Exchange) refuse(why error) {

@@ -18,10 +18,10 @@ const (
 	maxParts = 1 + (maxList-1)/(leastPart-header) // of a list in the smallest parts
 )
 
-// An Export is a Service that the peers of its cluster can reach at an address of its own.
+// An Export is a Service that the peers of its cluster can reach at the Export's own address.
 type Export struct {
 	Namespace, Name string
-	Address         netip.Addr // as the exporting cluster has it
+	Address         netip.Addr // in the exporting cluster
 	Ports           []Port
 }
 
@@ -32,7 +32,7 @@ type Port struct {
 	Port     uint16
 }
 
-// encode returns a list as it is told. Decode has the limits.
+// encode returns a list in the format of datagrams. decode checks the limits.
 func encode(all []Export) []byte {
 	b := binary.BigEndian.AppendUint16(nil, uint16(len(all)))
 	text := func(s string) { b = append(append(b, byte(len(s))), s...) }
@@ -51,10 +51,10 @@ func encode(all []Export) []byte {
 	return b
 }
 
-// errEnd is why a list cannot be read that ends too early, or too late.
+// errEnd means that a list ends too early or too late.
 var errEnd = errors.New("its lengths do not add up")
 
-// reader takes a list apart. After the first error everything is zero.
+// reader reads the fields of a list. After the first error it returns zeros.
 type reader struct {
 	b   []byte
 	err error
@@ -89,7 +89,7 @@ func (r *reader) text() string {
 	return string(r.next(n))
 }
 
-// decode reads a list. Any bytes are a list or an error.
+// decode reads a list. It accepts any bytes, and returns a list or an error.
 func decode(b []byte) ([]Export, error) {
 	r := &reader{b: b}
 	n, ports := r.number(), 0

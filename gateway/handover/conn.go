@@ -24,14 +24,14 @@ type Conn struct {
 	own []uint32 // indexes of sessions, the newest last; +checklocks:mu
 }
 
-// way is what replaces receiving from the socket and sending by it. The zero way does neither.
+// A way replaces the socket for receiving and sending. The zero way does neither.
 type way struct {
 	relay  *Relay // to and from the other process; nil = none
 	reads  bool   // from the socket; messages for the other process are passed on
-	lends  bool   // messages that may be for the other process are passed on as well
+	lends  bool   // messages that may be for the other process are also passed on
 	sends  bool
-	greets func()              // not nil: sends only what starts a session, and calls it once there is one
-	mute   func(datagrams int) // not nil: reads the socket, and discards what comes
+	greets func()              // if not nil: sends only what starts a session, and calls it once there is one
+	mute   func(datagrams int) // if not nil: reads the socket and discards what comes
 	parked chan struct{}
 	park   sync.Once
 	ended  chan struct{} // closed when another way replaces this one
@@ -59,19 +59,19 @@ func (c *Conn) Greet(r *Relay, alone bool, session func()) {
 	c.set(&way{relay: r, reads: alone, greets: session})
 }
 
-// Lend passes answers to handshakes on to the other process, which may have initiated them, and receives what that passes back.
+// Lend passes answers to handshakes on to the other process, which may have initiated them, and receives what that process passes back.
 func (c *Conn) Lend(r *Relay) {
 	r.wakes(c.Conn)
 	c.set(&way{relay: r, reads: true, lends: true, sends: true})
 }
 
-// Lead makes the new process receive and send; it passes back data of sessions that it has not made.
+// Lead makes the new process receive and send. It passes back data of sessions that it did not start.
 func (c *Conn) Lead(r *Relay) {
 	r.wakes(c.Conn)
 	c.set(&way{relay: r, reads: true, sends: true})
 }
 
-// Drain reads a socket that the new process does not need, until it is closed or fails: data of sessions that c has not made is passed back, and c
+// Drain reads a socket that the new process does not need, until it is closed or fails. It passes back data of sessions that c did not start; c
 // receives the rest.
 func (c *Conn) Drain(socket udp.Conn, r *Relay) {
 	m := []udp.Message{{Buffer: make([]byte, udp.BufferSize)}}
@@ -86,8 +86,8 @@ func (c *Conn) Drain(socket udp.Conn, r *Relay) {
 	}
 }
 
-// Mute makes the Conn send nothing, and discard what comes to the socket; heard is told how much that is. One batch that has already been received
-// may still be handed over.
+// Mute makes the Conn send nothing and discard what comes to the socket; it calls heard with the number of datagrams. One batch that has already been
+// received may still be handed over.
 func (c *Conn) Mute(heard func(datagrams int)) { c.set(&way{mute: heard}) }
 
 // Own makes the Conn plain again: it is the only user of the socket.
@@ -118,7 +118,7 @@ func (c *Conn) Receive(messages []udp.Message) (int, error) {
 	}
 	if w.mute != nil {
 		n, err := c.Conn.Receive(messages)
-		if n == 0 || c.way.Load() != w { // what comes right after the end of a Mute is the answer to a first handshake
+		if n == 0 || c.way.Load() != w { // right after the end of a Mute, the answer to a first handshake comes
 			return n, err
 		}
 		heard := 0
@@ -210,7 +210,7 @@ func lend(r *Relay, m *udp.Message) {
 	})
 }
 
-// keepOwn passes data of other sessions back, and reports whether anything of m is left.
+// keepOwn passes back data of other sessions, and reports whether anything of m is left.
 func (c *Conn) keepOwn(r *Relay, m *udp.Message) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

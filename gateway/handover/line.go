@@ -36,8 +36,8 @@ type Offer struct {
 	Version  string   `json:"version"`  // of its program
 	Sockets  []Socket `json:"sockets"`  // in the order of the descriptors
 	Identity []byte   `json:"identity"` // see package state
-	Session  bool     `json:"session"`  // there is one with the peer,
-	Answers  bool     `json:"answers"`  // the peer answers in it
+	Session  bool     `json:"session"`  // it has a session with the peer,
+	Answers  bool     `json:"answers"`  // in which the peer answers
 
 	Local netip.Addr `json:"local,omitzero"` // our address that the peer sends to
 }
@@ -52,7 +52,7 @@ type Socket struct {
 type Cut struct {
 	Stopped int64     `json:"stopped"` // time of the stop, in nanoseconds of CLOCK_MONOTONIC
 	Nodes   []Station `json:"nodes"`
-	Paths   []Path    `json:"paths,omitempty"` // that carry less than configured
+	Paths   []Path    `json:"paths,omitempty"` // those that carry less than configured
 }
 
 // Path is the path MTU to a node, or to the peer if Node is empty.
@@ -67,7 +67,7 @@ type Path struct {
 type Station struct {
 	Node  string     `json:"node"`
 	MAC   string     `json:"mac"`
-	VXLAN bool       `json:"vxlan,omitempty"` // it speaks that, not Geneve
+	VXLAN bool       `json:"vxlan,omitempty"` // it uses VXLAN, not Geneve
 	Local netip.Addr `json:"local,omitzero"`  // our address that it sends to
 }
 

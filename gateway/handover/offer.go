@@ -28,8 +28,9 @@ const (
 	maxRounds = 5
 )
 
-// CatchUp sends what has changed since began, until little is left: round sends the records of connections that had a packet since a time. CatchUp
-// returns when its last round began; the caller sends what has changed since then after the cut. now is the clock of these times, in nanoseconds.
+// CatchUp sends what has changed since began, in rounds, until little is left: round sends the records of connections that had a packet since a time.
+// CatchUp returns the time at which its last round began; after the cut, the caller sends what has changed since. now is the clock of these times, in
+// nanoseconds.
 func CatchUp[Time ~int64](now func() Time, began Time, round func(since Time) error) (Time, error) {
 	for range maxRounds {
 		again := now()
@@ -43,8 +44,8 @@ func CatchUp[Time ~int64](now func() Time, began Time, round func(since Time) er
 	return began, nil
 }
 
-// An Opened is a Socket of the old process. Descriptor returns a new descriptor of it, and is nil where the name and the address are all that the new
-// process gets.
+// An Opened is a Socket of the old process. Descriptor returns a new descriptor of it; it is nil if the new process gets only the name and the
+// address.
 type Opened struct {
 	Socket
 	Descriptor func() (int, error)

@@ -86,7 +86,7 @@ func (r *Relay) Met() bool { return r.met.Load() }
 // Totals returns how many packets were returned, and how many packets and messages were dropped for lack of room.
 func (r *Relay) Totals() (returned, lost uint64) { return r.returned.Load(), r.lost.Load() }
 
-// Quiet reports whether nothing was passed on for this long.
+// Quiet reports whether nothing has been passed on for this long.
 func (r *Relay) Quiet(length time.Duration) bool {
 	last := r.last.Load()
 	return last == 0 || time.Since(epoch)-time.Duration(last) >= length

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Of the CPU. More comes than this gateway carries on what it may use.
+// About the CPU: more packets come than the process can handle with the CPU time that it may use.
 var (
 	BusyProcs = cause("cpu-procs", Warning, "Go code runs on {procs} of {cpus} CPUs and has used {share} % of that for {time}, while {what} ({rate} came)",
 		"write cpus: {more}, reload, and compare")
@@ -18,15 +18,15 @@ var (
 	BusyOver = cause("cpu-restored", Note, "there is CPU time to spare again after {time}", "")
 )
 
-// CPU is what this process has used of the machine, and may.
+// CPU is the CPU time that this process has used, and what it may use.
 type CPU struct {
 	Used  time.Duration // in total
 	Procs int           // threads that run Go code at once; 0 = unknown
-	CPUs  int           // on which they may run
+	CPUs  int           // CPUs on which they may run
 	Quota float64       // CPUs that the control group may use on average; 0 = no limit
 }
 
-// limit is how much CPU time a second has.
+// limit returns the CPU time available per second, in seconds.
 func (c *CPU) limit() float64 {
 	if c.Quota > 0 {
 		return min(float64(c.Procs), c.Quota)
@@ -35,23 +35,23 @@ func (c *CPU) limit() float64 {
 }
 
 const (
-	// busyShare of the limit is all of it: beside a sender on the other of two CPUs a P that always had packets was seen to use 0.85.
+	// busyShare of the limit counts as all of it: a P that always had packets, beside a sender on the other of two CPUs, was measured to use 0.85.
 	busyShare = 0.8
-	// busyTime is for how long all of it must be used. A burst is shorter.
+	// busyTime is how long all of it must be used. A burst is shorter.
 	busyTime = 10 * time.Second
-	// calmTime is for how long it must not be used until that is over.
+	// calmTime is how long less must be used before the finding ends.
 	calmTime = 5 * time.Second
 )
 
-// A Load judges the CPU time of one process, with what comes to it. The zero Load is ready.
+// A Load judges the CPU time of one process against the packets that come to it. The zero Load is ready.
 type Load struct {
-	last    time.Duration // the look before; before.Used is of it
+	last    time.Duration // when Look last ran, with before
 	before  CPU
-	sockets map[string]Socket // at the look before
-	full    []second          // the looks in a row that found all used, of the last busyTime
-	since   time.Duration     // when what is said began
+	sockets map[string]Socket // at the last Look
+	full    []second          // the latest consecutive looks that found all used, back to busyTime
+	since   time.Duration     // when the problem in said began
 	calm    time.Duration     // the last look that found all used
-	said    Finding           // what is the case, if it has a cause
+	said    Finding           // the current problem; its Cause is nil if there is none
 }
 
 // A second is the time between two looks.
@@ -65,16 +65,16 @@ type second struct {
 type intake struct {
 	socket, from string
 	lost, bytes  uint64
-	counted      time.Duration // in which these came
-	losses       int           // seconds in which some overflowed
-	waits        int           // seconds after which some waited
+	counted      time.Duration // duration in which these came
+	losses       int           // seconds with overflows
+	waits        int           // seconds after which datagrams waited
 }
 
-// Finding returns what is the case; its Cause is nil where there is CPU time to spare.
+// Finding returns the current problem; its Cause is nil if there is CPU time to spare.
 func (b *Load) Finding() Finding { return b.said }
 
-// Look is called once a second with what the process has used. It calls read, for what came to the sockets, when much of the CPU time is used. It returns
-// the changes, as findings about the subject of that kind and name.
+// Look is called once a second with the CPU time that the process has used. If that is much, it calls read for the counters of the sockets. It
+// returns the changes, as findings about the subject named of, of that kind.
 func (b *Load) Look(now time.Duration, c *CPU, read func() []Socket, kind Kind, of string) (changes []Finding) {
 	used, passed := c.Used-b.before.Used, now-b.last
 	known := b.before.Procs == c.Procs && c.Procs > 0 && b.before.Quota == c.Quota && passed > 0
@@ -130,8 +130,9 @@ func (b *Load) intakes(sockets []Socket, passed time.Duration) (all []intake) {
 	return all
 }
 
-// strained returns the socket to which more comes than is taken, nil for none: the one that has lost most, if it overflowed in half of the seconds,
-// since a burst can overflow a socket at any load; or, where a kernel does not tell, one at which packets waited after every second.
+// strained returns the socket that gets more than the process takes; nil if there is none. It is the socket that lost most, if it overflowed in half
+// of the seconds, because a burst can overflow a socket at any load. If the kernel does not count overflows, it is a socket at which packets waited
+// after every second.
 func (b *Load) strained() (most *intake) {
 	sums := make(map[string]*intake)
 	for _, s := range b.full {

@@ -129,7 +129,7 @@ func (o *Observation) suspect(s *Sign) (name string) {
 // maxDoubtful bounds how many nodes are probed with a Knock.
 const maxDoubtful = 8
 
-// Doubtful returns for whom the next observation needs a Knock: the peer, and nodes.
+// Doubtful returns which ends need a Knock in the next observation: the peer, and nodes.
 func (j *Judge) Doubtful() (peer bool, nodes []string) {
 	for name, h := range j.nodes {
 		if h.doubtful {

@@ -144,7 +144,7 @@ func (n *Node) pods() (received, sent uint64) {
 	return n.Received - min(n.LocalReceived, n.Received), n.Sent - min(n.LocalSent, n.Sent)
 }
 
-// owed returns how many packets were sent to pods since the last one from them.
+// owed returns how many packets have been sent to pods since the last one from them.
 func (h *nodeHistory) owed(n *Node) uint64 {
 	_, sent := n.pods()
 	return sent - min(h.sent, sent)

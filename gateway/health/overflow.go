@@ -16,11 +16,11 @@ var (
 // A Socket is one of the gateway's UDP sockets. Its counters are totals since the start.
 type Socket struct {
 	Name      string // geneve, wireguard, wireguard6
-	From      string // whom it hears: nodes, the peer
+	From      string // who sends to it: nodes, the peer
 	Port      uint16
 	Received  uint64 // datagrams, a merged train counting once, as in Overflows
-	Bytes     uint64 // of them
-	Waits     bool   // one is there that nobody has received yet, and the kernel does not count Overflows
+	Bytes     uint64 // in these datagrams
+	Waits     bool   // a datagram waits in it, and the kernel does not count Overflows
 	Overflows uint64 // that the kernel dropped because the receive buffer was full; wraps at 2^32
 }
 

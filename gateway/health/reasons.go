@@ -2,13 +2,13 @@ package health
 
 import "cmp"
 
-// reason is what a drop reason means and what to do about it, of which a Finding knows more
-// where the gateway has an example that says who and why.
+// reason says what a drop reason means and what to do about it. If the gateway has an example of the drop, a Finding
+// says more.
 type reason struct{ means, remedy string }
 
 // Remedies of several reasons.
 const (
-	nothingToDo = "" // it is as it should be
+	nothingToDo = "" // nothing is wrong
 	findSender  = "find who sends so: culvert capture --drops"
 	nodesTunnel = "compare the node's tunnel with its entry in geneve.nodes: encap, inner, VNI"
 	spoilt      = "look for what spoils packets on the way: a NIC's offloads, a path that cuts them"
@@ -100,8 +100,7 @@ const (
 	liqosRoutes = "do the Configurations of both clusters agree, and does the RouteConfiguration of the pod's node have a route to it?"
 )
 
-// liqoReasons are those that say it otherwise where Liqo's resources, and no file, say what the gateway does. An empty sentence is that of
-// reasons.
+// liqoReasons has the sentences that differ if Liqo's resources, not a file, configure the gateway. An empty sentence means the one in reasons.
 var liqoReasons = map[string]reason{
 	"bad-source":       {"", liqosRoutes},
 	"to-node":          {"", "make a resource IP for the node if the peer is to reach it"},
@@ -129,8 +128,8 @@ var liqoReasons = map[string]reason{
 	"bad-mac1":         {"", "if it is the peer, exchange the keys anew by liqoctl network connect; else keep it out by a NetworkPolicy"},
 }
 
-// Explain says what a drop reason means, "" if there is no such reason, and what to do about it,
-// "" if that is nothing; liqo, in words for a gateway under Liqo.
+// Explain returns what a drop reason means ("" if there is no such reason) and the remedy ("" if none is needed). liqo
+// selects the words for a gateway under Liqo.
 func Explain(name string, liqo bool) (means, remedy string) {
 	r := reasons[name]
 	if words, other := liqoReasons[name]; liqo && other {

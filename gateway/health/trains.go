@@ -16,7 +16,7 @@ var (
 	TrainsBack = cause("trains-restored", Note, "{node} is sent UDP_SEGMENT trains again", "")
 )
 
-// trains holds what was logged about destinations that they do not reach.
+// trains holds what was logged about destinations that trains do not reach.
 type trains map[pathKey]Finding
 
 func (t trains) judge(o *Observation) (changes []Finding) {

@@ -29,7 +29,7 @@ type lookersNow struct {
 	next      *nextTrace
 }
 
-// look replaces the lookers by what change makes of them.
+// look changes the set of lookers by change, and sets the path's Tap accordingly.
 func (src *Source) look(change func(*lookersNow)) {
 	src.lookers.mu.Lock()
 	defer src.lookers.mu.Unlock()

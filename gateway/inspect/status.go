@@ -228,7 +228,7 @@ func (r *dropRates) note(now time.Duration, drops func() map[dropKey]uint64) {
 	}
 }
 
-// of returns what was dropped, most packets first, with rates; liqo, in words for a gateway under Liqo.
+// of returns the drops with rates, most packets first. liqo selects the words for a gateway under Liqo.
 func (r *dropRates) of(drops map[dropKey]uint64, now time.Duration, liqo bool) (outbound, inbound []control.Drop) {
 	r.mu.Lock()
 	since := r.older

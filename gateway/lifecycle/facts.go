@@ -67,7 +67,7 @@ func (k *keeper) adopt(other state.Identity) {
 	}
 }
 
-// stations returns what is known about nodes.
+// stations returns what this gateway knows about nodes.
 func (life *Life) stations() (all []handover.Station) {
 	for _, s := range life.path.Endpoint.Stations() {
 		all = append(all, handover.Station{Node: life.Current.NodeName(nat.Link(s.ID)), MAC: s.MAC.String(), VXLAN: s.Encap == geneve.VXLAN, Local: s.Local})

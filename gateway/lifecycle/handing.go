@@ -23,12 +23,12 @@ type handing struct {
 	line  *handover.Line
 	next  int             // ID of the new process; 0 = unknown
 	relay *handover.Relay // nil until it is made
-	taken bool            // the new process has had the packets, and a session with the peer
+	taken bool            // the new process has carried packets, and has a session with the peer
 
 	process *process // next; nil = unknown
 }
 
-// run returns nil if the other process carries the packets, and an error if this one does.
+// run hands over. It returns nil if the other process carries the packets, and an error if this one does.
 func (h *handing) run() (err error) {
 	h.life.keeper.leave()
 	defer func() {

@@ -24,8 +24,8 @@ import (
 	"culvert/nat"
 )
 
-// keeper saves for the next gateway what the configuration does not say: the key of the port choice, the peer's
-// address, and connections.
+// keeper saves, for the next gateway, what is not in the configuration: the key of the port choice, the peer's address,
+// and connections.
 type keeper struct {
 	log     *logrus.Entry
 	current *config.Current

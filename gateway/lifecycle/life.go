@@ -28,7 +28,7 @@ type Options struct {
 	Applying  sync.Locker                    // held while the configuration changes
 	Ready     func() bool                    // the gateway carries packets
 	Listeners func() map[string]net.Listener // that are open: metrics, health, control and uapi
-	AsOf      func() time.Time               // when the table of connections was last that of the gateway that forwards
+	AsOf      func() time.Time               // when the table of connections last equalled that of the forwarding gateway
 }
 
 // A Life belongs to one gateway, from before the gateway opens anything until it has closed everything.
@@ -37,7 +37,7 @@ type Life struct {
 	path      *path.Path // nil until Begin, as monitor
 	monitor   *monitor.Monitor
 	keeper    *keeper // nil until Open
-	taken     *Taking // what it takes over from; nil = from none
+	taken     *Taking // the gateway that it takes over from; nil = none
 	lent      []lentSocket
 	muted     map[string]bool // tunnels whose sockets are to be muted
 	handing   atomic.Bool     // it hands over
@@ -60,8 +60,8 @@ func (life *Life) PortKey() [16]byte { return life.keeper.known().PortKey }
 // Restore gives e the saved connections, once, when it first has links.
 func (life *Life) Restore(e *nat.Engine, links config.Links) { life.keeper.restore(e, links) }
 
-// RestoredAsOf returns the time at which the restored connections were those of the gateway that forwards; the zero Time if there were none, or some
-// could not be read.
+// RestoredAsOf returns the time at which the restored connections were those of the forwarding gateway. It returns the zero Time if there were none,
+// or if some could not be read.
 func (life *Life) RestoredAsOf() time.Time {
 	life.keeper.mu.Lock()
 	defer life.keeper.mu.Unlock()

@@ -28,7 +28,7 @@ const (
 	sessionPatience = 5 * time.Second
 	// The peer still uses the old session if less than quietTime has passed since the last message in it.
 	quietTime = 150 * time.Millisecond
-	// A process that is killed has closed its sockets before it is gone.
+	// A killed process closes its sockets before it is gone.
 	endTime = 100 * time.Millisecond
 	// stopTime limits the silence of the old process after it was told to stop, because it may have exited.
 	stopTime = 1200 * time.Millisecond

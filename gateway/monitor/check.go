@@ -39,8 +39,8 @@ type CheckStatus struct {
 	Measured time.Time // when RTT was; zero unless CheckConnected
 	Answered uint64    // pings of ours that the peer has answered
 	Asked    uint64    // pings of the peer that we have answered
-	// RTTs are the numbers of answers in each bucket of RTTBounds, and last of the slower ones. RTTSum is the sum of
-	// all round-trip times.
+	// RTTs are the numbers of answers in each bucket of RTTBounds; the last one counts slower answers. RTTSum is the
+	// sum of all round-trip times.
 	RTTs   [len(RTTBounds) + 1]uint64
 	RTTSum time.Duration
 }
@@ -55,9 +55,9 @@ var RTTBounds = [...]time.Duration{
 // checkMessage is a datagram of Liqo's connection check, a JSON object. The answer to a ping is the same object with
 // another type.
 type checkMessage struct {
-	ClusterID string          `json:"clusterID"` // of who is asked, as who asks knows it
+	ClusterID string          `json:"clusterID"` // of the receiver of the ping, as its sender knows it
 	Type      string          `json:"msgType"`
-	Stamp     json.RawMessage `json:"timeStamp"` // RFC 3339, by the clock of who asks
+	Stamp     json.RawMessage `json:"timeStamp"` // RFC 3339, by the clock of the sender of the ping
 
 	at time.Time // Stamp
 }
@@ -74,7 +74,7 @@ const (
 	checkBurst = 200
 )
 
-// parseCheck returns false for anything that is no message of the check.
+// parseCheck returns false for anything that is not a message of the check.
 func parseCheck(b []byte) (m checkMessage, ok bool) {
 	if len(b) > maxCheckMessage || json.Unmarshal(b, &m) != nil || m.Type != checkPing && m.Type != checkPong {
 		return m, false
@@ -95,7 +95,7 @@ type check struct {
 	cluster string                 // +checklocks:mu
 	// when pings without an answer were sent, oldest first; Threshold at most
 	waiting []time.Time // +checklocks:mu
-	// nobody is asked, and nothing is found
+	// no ping is sent, and nothing is judged
 	held bool // +checklocks:mu
 	// time of the last answer, or of the start
 	heard time.Time // +checklocks:mu
@@ -199,7 +199,7 @@ func (c *check) ping(now time.Time) []byte {
 }
 
 // receive handles a packet to the check, one for which mine is true. It returns the answer to send, or nil, and false
-// if the packet is no message, an answer that nobody waits for, or above checkRate.
+// if the packet is not a message, is an unexpected answer, or exceeds checkRate.
 func (c *check) receive(packet []byte, now time.Time) (answer []byte, ok bool) {
 	udp := header.UDP(header.IPv4(packet).Payload())
 	payload, ok := c.payload(udp)
@@ -217,7 +217,7 @@ func (c *check) receive(packet []byte, now time.Time) (answer []byte, ok bool) {
 	}
 	m.Type = checkPong
 	b, err := json.Marshal(m)
-	if err != nil || len(b) > c.largest { // what is escaped grows
+	if err != nil || len(b) > c.largest { // escaping makes it longer
 		return nil, false
 	}
 	c.status.Asked++

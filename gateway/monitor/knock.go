@@ -12,9 +12,9 @@ import (
 	"culvert/gateway/health"
 )
 
-// knocker finds out what the kernel knows of addresses that do not answer. The tunnels' sockets ignore ICMP errors,
-// because anybody could forge them. So a socket of the knocker sends an empty datagram to the address and waits for
-// an error. Its results appear only in log lines and findings.
+// knocker asks the kernel about addresses that do not answer. The tunnels' sockets ignore ICMP errors, because anybody
+// could forge them. So a socket of the knocker sends an empty datagram to the address and waits for an error. Its
+// results appear only in log lines and findings.
 type knocker struct {
 	deaf    bool // the gateway's network is not the kernel's
 	sockets map[netip.AddrPort]*knockSocket
@@ -34,7 +34,8 @@ const (
 	peerKnocks = 15 * time.Second
 )
 
-// knock sends a datagram to to if one is due, and returns what is known of that address. It does not block.
+// knock sends a datagram to to if one is due, and returns what the kernel has reported about that address. It does not
+// block.
 func (k *knocker) knock(to netip.AddrPort, now, interval time.Duration) health.Knock {
 	if k.deaf {
 		return health.KnockSilent

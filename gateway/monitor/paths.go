@@ -110,7 +110,8 @@ func (m *Monitor) ExpectPath(link nat.Link, r pathmtu.Result) { m.paths.expect(l
 // Probes returns how many path MTU probes were sent to a link, and how many answers came.
 func (m *Monitor) Probes(link nat.Link) (sent, answered uint64) { return m.paths.counts(link) }
 
-// look sends the probes that are due, without peer none to that. It returns the links whose path MTUs have fallen.
+// look sends the probes that are due, but none to the peer if peer is false. It returns the links whose path MTUs have
+// fallen.
 func (p *paths) look(now time.Duration, peer bool) (narrower []nat.Link) {
 	p.mu.Lock()
 	p.follow(now)
@@ -276,7 +277,7 @@ func (p *paths) probe(link nat.Link, number int) {
 	p.path.SendTo(p.sender, link, b)
 }
 
-// tell tells the senders of connections over a path its lower MTU. It takes a millisecond for 64 connections.
+// tell sends the lower MTU of a path to the senders of its connections. It takes a millisecond for 64 connections.
 func (p *paths) tell(ctx context.Context, link nat.Link) {
 	pace := time.NewTicker(tellPace)
 	defer pace.Stop()

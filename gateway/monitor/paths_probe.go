@@ -12,7 +12,7 @@ import (
 // Probes are ICMP echo requests. Their payload is path.ShortMark or zeros, then the nonce of their round, then zeros.
 const (
 	nonceAt  = len(path.ShortMark)
-	probeLen = nonceAt + 8 // without what makes it large
+	probeLen = nonceAt + 8 // without padding
 )
 
 // request builds the number-th probe.

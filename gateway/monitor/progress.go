@@ -26,8 +26,8 @@ type intake struct {
 	since    time.Duration // when they began to wait
 }
 
-// stuckTime limits how long waiting datagrams may not be taken, and how long nobody may look: long
-// for one P, and less than the 30 s after which Kubernetes restarts.
+// stuckTime limits how long datagrams may wait untaken, and how long look may not be called. It is long for one P, and
+// less than the 30 s after which Kubernetes restarts the pod.
 const stuckTime = 10 * time.Second
 
 // look is called once a second with all sockets by name.

@@ -17,7 +17,7 @@ import (
 // maxRefusals is how many kinds of refused packets are remembered.
 const maxRefusals = 32
 
-// refusals remembers the packets that were refused last: at most one of each kind a second.
+// refusals remembers the most recently refused packets: at most one of each kind a second.
 type refusals struct {
 	mu sync.Mutex
 	// newest first

@@ -39,7 +39,7 @@ type Traffic struct {
 	All, AllMissed uint64        // all of them since the start; see udp.Recent.Totals
 }
 
-// Traffic returns what has passed at a link; nothing if the link is newer than the last look.
+// Traffic returns the traffic of a link; zeros if the link is newer than the last look.
 func (m *Monitor) Traffic(link nat.Link) Traffic {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -78,7 +78,7 @@ func Owner(c *config.Config, a netip.Addr) (name string) {
 	return name
 }
 
-// remote reports whether a belongs to the remote cluster, as seen from here.
+// remote reports whether a belongs to the remote cluster, as this cluster sees it.
 func remote(c *config.Config, a netip.Addr) bool {
 	for i := range c.Remote {
 		if r := &c.Remote[i]; r.Seen().Contains(a) {

@@ -27,7 +27,7 @@ const (
 	// tryInterval is the time between single probes of the configured size on a path that carries less, to find out soon when it carries all again.
 	tryInterval = 4 * time.Second
 
-	// sizesAtOnce is how many sizes between two are tried at once, step their final distance.
+	// sizesAtOnce is how many sizes between two others are tried at once; step is their final distance.
 	sizesAtOnce = 16
 	sizesAbove  = 6 // how many above them, so that one that passes shows that others were lost by chance
 	step        = 4

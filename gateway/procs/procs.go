@@ -2,7 +2,7 @@
 //
 // One P is the default on any machine. The goroutines of a gateway hand packets to each other all the time. On one P that costs a queue
 // operation; on several it wakes a thread, and the packet moves from one CPU's cache to another's. A gateway that needs more gets more by its
-// configuration, also while packets pass.
+// configuration, even while packets pass.
 package procs
 
 import (
@@ -17,18 +17,18 @@ import (
 
 // An owner decides how many Ps there are.
 type owner struct {
-	procs atomic.Int32 // that were asked for; 0 = nobody has asked yet
+	procs atomic.Int32 // argument of the last Use, at least 1; 0 = Use was not called yet
 
 	mu      sync.Mutex
-	waiting int // calls of Apart
+	waiting int // calls of Apart in progress
 }
 
 var own owner
 
-// Fixed returns GOMAXPROCS of the environment, "" for none. It wins over Use.
+// Fixed returns GOMAXPROCS of the environment, "" for none. It overrides Use.
 func Fixed() string { return os.Getenv("GOMAXPROCS") }
 
-// Use has Go code run on n Ps, and on one if n is 0. Where the environment fixes the number, that stays.
+// Use makes Go code run on n Ps, or on one if n is 0. If the environment fixes the number, it stays.
 func Use(n int) {
 	if Fixed() != "" {
 		n = runtime.GOMAXPROCS(0)
@@ -39,10 +39,10 @@ func Use(n int) {
 	own.set()
 }
 
-// Chosen returns the number that Use was called with last, 1 before that. It is cheap enough for the packet path.
+// Chosen returns the number that the last Use has set, 1 before that. It is cheap enough for the packet path.
 func Chosen() int { return max(int(own.procs.Load()), 1) }
 
-// Count returns on how many Ps Go code runs, but for those that Apart adds.
+// Count returns the number of Ps on which Go code runs, not counting those that Apart adds.
 func Count() int {
 	if n := own.procs.Load(); n > 0 {
 		return int(n)
@@ -50,8 +50,8 @@ func Count() int {
 	return runtime.GOMAXPROCS(0)
 }
 
-// Apart calls do, which waits for a disk, while Go code has at least two Ps: a system call that takes long keeps its P for a while, and packets
-// would wait for that. Calls may overlap. Before Use it does no more than call do.
+// Apart calls do, which waits for a disk, while Go code has at least two Ps: a long system call keeps its P for a while, and packets would wait as
+// long. Calls may overlap. Before the first Use, it only calls do.
 func Apart(do func() error) error {
 	own.apart(1)
 	defer own.apart(-1)
@@ -65,7 +65,7 @@ func (o *owner) apart(calls int) {
 	o.set()
 }
 
-// set makes the number what it is to be. Each change stops all goroutines for some microseconds.
+// set applies the number of Ps. Each change stops all goroutines for some microseconds.
 func (o *owner) set() {
 	n := int(o.procs.Load())
 	if n > 0 && o.waiting > 0 {

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// An Allowance is what this process may use of the machine.
+// An Allowance says how much of the machine's CPUs this process may use.
 type Allowance struct {
-	CPUs  int     // on which its threads may run (sched_getaffinity(2))
+	CPUs  int     // CPUs on which its threads may run (sched_getaffinity(2))
 	Quota float64 // CPUs that its control group may use on average; 0 = no limit
 }
 
@@ -21,7 +21,7 @@ func Allowed() Allowance {
 	return Allowance{CPUs: runtime.NumCPU(), Quota: readQuota("/proc/self/cgroup", "/sys/fs/cgroup")}
 }
 
-// Most is the highest number of Ps that the Allowance leaves something to do for.
+// Most returns the highest number of Ps that the Allowance can keep busy.
 func (a Allowance) Most() int {
 	if a.Quota == 0 {
 		return a.CPUs
@@ -41,8 +41,8 @@ func (a Allowance) String() string {
 }
 
 // readQuota returns the smallest quota of a process's control group and those above it, 0 for none. list is /proc/PID/cgroup (cgroups(7)),
-// mount where the hierarchies are mounted. A container without a cgroup namespace sees its own group at the root of the mount and nothing at
-// the path that list names, which is why what is not there is passed over.
+// mount where the hierarchies are mounted. A container without a cgroup namespace sees its own group at the root of the mount, and nothing at the
+// path in list; so missing files are skipped.
 func readQuota(list, mount string) (smallest float64) {
 	b, _ := os.ReadFile(list)
 	for line := range strings.Lines(string(b)) {

@@ -12,8 +12,8 @@ import (
 // ContentType is that of a Page in HTTP.
 const ContentType = "text/plain; version=0.0.4; charset=utf-8"
 
-// A Page is a metrics page in the making. Families go to Text one after the other: a Registry of Prometheus' client library makes objects of
-// all samples first, 50 MB and 0.2 s of one CPU for 5,000 nodes. Its zero value is empty.
+// A Page is a metrics page that is being built. Families are written to Text one after the other: a Registry of Prometheus' client library would
+// first make objects of all samples, which for 5,000 nodes takes 50 MB and 0.2 s of one CPU. The zero Page is empty.
 type Page struct {
 	Text    bytes.Buffer
 	name    string   // of the family
@@ -28,10 +28,10 @@ const (
 	Histogram = "histogram"
 )
 
-// yieldEvery is for how many samples the page keeps packets waiting, about 20 µs.
+// yieldEvery is the number of samples after which the page lets packets pass: about 20 µs.
 const yieldEvery = 128
 
-// Family begins a family of ours, whose name culvert_ goes before: Add adds its samples.
+// Family begins a family of culvert's own: its name gets the prefix culvert_. Add adds its samples.
 func (p *Page) Family(kind, name, help string, labels ...string) {
 	p.Begin(kind, "culvert_"+name, help, labels...)
 }
@@ -47,7 +47,7 @@ var labelEscaper = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 // Add adds a sample with a value for each label of the family.
 func (p *Page) Add(value float64, labels ...string) { p.add("", value, labels, "") }
 
-// add adds a sample of the family's name with a suffix. After labels, le stands for the bound of a bucket; "" = it is none.
+// add adds a sample, whose name is the family's with a suffix. The label le is the bound of a bucket; "" = there is none.
 func (p *Page) add(suffix string, value float64, labels []string, le string) {
 	p.Text.WriteString(p.name)
 	p.Text.WriteString(suffix)
@@ -87,8 +87,8 @@ func (p *Page) One(kind, name, help string, value float64) {
 	p.Add(value)
 }
 
-// Buckets adds a sample of a histogram: how many values were within each of bounds and none before, and, last, how many were beyond all; and
-// the sum of all values.
+// Buckets adds a histogram. counts[i] is the number of values above bounds[i-1] and up to bounds[i]; the last count is of values above all bounds.
+// sum is the sum of all values.
 func (p *Page) Buckets(bounds []float64, counts []uint64, sum float64, labels ...string) {
 	total := uint64(0)
 	for i, n := range counts {
@@ -103,5 +103,5 @@ func (p *Page) Buckets(bounds []float64, counts []uint64, sum float64, labels ..
 	p.add("_count", float64(total), labels, "")
 }
 
-// Bit is the value of a yes or no.
+// Bit is the value of a boolean in a sample.
 var Bit = map[bool]float64{true: 1}

@@ -17,13 +17,14 @@ import (
 )
 
 const (
-	// A stream that was lost is tried again after redialTime, which doubles up to maxRedialTime.
+	// A lost stream is dialled again after redialTime, which doubles up to maxRedialTime.
 	redialTime, maxRedialTime = 100 * time.Millisecond, time.Second
-	// warnTime lies between two warnings that there is no stream.
+	// warnTime is the time between two warnings that there is no stream.
 	warnTime = time.Minute
-	// askTime lies between two requests for another copy.
+	// askTime is the minimum time between two requests for another copy.
 	askTime = 5 * time.Second
-	// staleTime is how old a count of what was not taken may become. Its connections may have ended since, or there may be room for them.
+	// staleTime is how old the count of what this follower could not use may become. Since then its connections may have ended, or there may be room
+	// for them.
 	staleTime = 5 * time.Minute
 )
 
@@ -31,7 +32,7 @@ const (
 type following struct {
 	r      *Replica
 	wire   *wire
-	conn   net.Conn // below wire's TLS: its Close sends no last message
+	conn   net.Conn // under wire's TLS; its Close sends no closing message
 	from   string   // the source's name
 	mirror *nat.Mirror
 	whole  chan struct{} // closed by once when a copy is whole
@@ -41,14 +42,14 @@ type following struct {
 	is      control.Stream    // +checklocks:mu
 	other   hello             // +checklocks:mu
 	heard   time.Time         // +checklocks:mu
-	unknown map[string]uint64 // messages that were not understood; +checklocks:mu
+	unknown map[string]uint64 // messages of unknown kinds, by what they are; +checklocks:mu
 
-	// Of the receiving goroutine: what was asked for last, and the configuration then.
+	// Only the receiving goroutine uses these: when it last asked for a copy, and the configuration at that time.
 	asked      time.Time
 	generation uint32
 }
 
-// Follow follows the source at an address from now on, in the place of another one; the zero AddrPort is none. It does nothing after Lead.
+// Follow makes the replica follow the source at an address instead of any other; the zero AddrPort means none. It does nothing after Lead.
 func (r *Replica) Follow(at netip.AddrPort) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -68,13 +69,13 @@ func (r *Replica) aim(at netip.AddrPort) {
 }
 
 var (
-	// ErrNoTable means that the replica that is followed has neither led nor had a whole copy.
+	// ErrNoTable means that the followed replica has neither led nor received a whole copy.
 	ErrNoTable = errors.New("the other pod has no table of connections")
-	// ErrOlder means that it does not lead, and that its table is older than this replica's.
+	// ErrOlder means that the followed replica does not lead, and that its table is older than this replica's.
 	ErrOlder = errors.New("the other pod's table of connections is older than this one's")
 )
 
-// Whole waits until a full copy of the source that is followed is whole. It fails with ErrNoTable or ErrOlder as soon as that one says so.
+// Whole waits for a complete copy of the followed source's table. It fails with ErrNoTable or ErrOlder as soon as the source says so.
 func (r *Replica) Whole(ctx context.Context) error {
 	tick := time.NewTicker(passTime)
 	defer tick.Stop()
@@ -99,7 +100,7 @@ func (r *Replica) Whole(ctx context.Context) error {
 	}
 }
 
-// follow follows whom Follow says until Close.
+// follow follows the source that Follow has set, until Close.
 func (r *Replica) follow() {
 	wait, warned := redialTime, time.Time{}
 	for r.done.Err() == nil {
@@ -207,8 +208,8 @@ func (r *Replica) greet(ctx context.Context, at netip.AddrPort, own hello) (w *w
 	return w, other, nil
 }
 
-// Visit tells the replica at an address a notice of at most MaxNotice bytes, as Tell tells those that are connected.
-// If that one neither leads nor has a source, it follows this one from then on.
+// Visit sends the replica at an address a notice of at most MaxNotice bytes, as Tell does to connected replicas. If
+// that replica neither leads nor has a source, it follows this one from then on.
 func (r *Replica) Visit(ctx context.Context, at netip.AddrPort, message []byte) error {
 	own := r.hello()
 	own.Visit = true
@@ -220,7 +221,7 @@ func (r *Replica) Visit(ctx context.Context, at netip.AddrPort, message []byte) 
 	return w.send(kindNotice, message)
 }
 
-// aimsSince reports whether the target is still the one that came with retarget.
+// aimsSince reports whether the target has not changed since retarget was made.
 func (r *Replica) aimsSince(retarget chan struct{}) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -236,7 +237,7 @@ func (r *Replica) setSource(f *following) {
 	r.source, r.bare = f, nil
 }
 
-// receive takes what the source says until the stream ends.
+// receive handles the source's messages until the stream ends.
 func (f *following) receive() error {
 	for {
 		k, body, err := f.wire.receive(stallTime)
@@ -275,7 +276,8 @@ func (f *following) receive() error {
 	}
 }
 
-// acknowledge answers a mark, and asks for another copy where that may have what was not taken from the last one.
+// acknowledge answers a mark. It asks for another copy if that may bring what this follower could not use of the last
+// one.
 func (f *following) acknowledge(mark uint64) error {
 	state := f.mirror.State()
 	a := ack{Mark: mark, Entries: f.r.Engine.Stats().Connections, Whole: state.Whole, NotTaken: map[string]uint64{}}
@@ -299,7 +301,7 @@ func (f *following) acknowledge(mark uint64) error {
 	f.mu.Unlock()
 	if state.Whole {
 		f.once.Do(func() {
-			f.r.mu.Lock() // before f.mu, where both are held
+			f.r.mu.Lock() // before f.mu, if both are held
 			f.r.complete = true
 			f.r.mu.Unlock()
 			close(f.whole)
@@ -311,7 +313,7 @@ func (f *following) acknowledge(mark uint64) error {
 	return f.ask(&state)
 }
 
-// ask asks for another copy if something of the last one was not taken, and the configuration has changed or the count is old.
+// ask asks for another copy if this follower could not use all of the last one, and the configuration has changed since or the count is old.
 func (f *following) ask(state *nat.MirrorState) error {
 	refused, generation := state.UnknownLink+state.Unbound+state.NoRoom+state.Damaged+state.Foreign, f.r.Engine.Generation()
 	if refused == 0 || time.Since(f.asked) < askTime {
@@ -330,7 +332,7 @@ func (f *following) ask(state *nat.MirrorState) error {
 	return f.wire.send(kindCopy, []byte(why))
 }
 
-// asOf returns as of when the table is the source's, or before if no copy is whole.
+// asOf returns the time at which the table last equalled the source's; if no copy is whole, it returns before.
 func (f *following) asOf(before time.Time) time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"culvert/gateway/wgkey"
 )
 
-// The labels from which keys are derived (RFC 5869, Section 3.2). Another label is another key.
+// The labels from which keys are derived (RFC 5869, Section 3.2). Each label gives another key.
 const (
 	saltLabel     = "culvert replica v1"
 	sourceLabel   = "source"
@@ -22,13 +22,13 @@ const (
 	nameLabel     = "name"
 )
 
-// errKey means that the other end has another private key of WireGuard, and so is none of this gateway's replicas.
+// errKey means that the other end has another private key of WireGuard, so it is not a replica of this gateway.
 var errKey = errors.New("the other end has another key")
 
 // identities are both ends of a stream between replicas of one gateway.
 type identities struct {
 	source, follower ed25519.PrivateKey
-	name             string // that followers ask for
+	name             string // the server name that followers send
 }
 
 func newIdentities(key wgkey.Key) identities {
@@ -46,10 +46,10 @@ func newIdentities(key wgkey.Key) identities {
 	}
 }
 
-// server returns how a source speaks TLS.
+// server returns the TLS configuration of a source.
 func (i *identities) server() *tls.Config {
 	c := config(i.source, i.follower)
-	c.ClientAuth = tls.RequireAnyClientCert // VerifyConnection knows which
+	c.ClientAuth = tls.RequireAnyClientCert // VerifyConnection compares it
 	c.SessionTicketsDisabled = true
 	c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		if subtle.ConstantTimeCompare([]byte(hello.ServerName), []byte(i.name)) != 1 {
@@ -60,7 +60,7 @@ func (i *identities) server() *tls.Config {
 	return c
 }
 
-// client returns how a follower speaks TLS.
+// client returns the TLS configuration of a follower.
 func (i *identities) client() *tls.Config {
 	c := config(i.follower, i.source)
 	c.ServerName = i.name

@@ -15,7 +15,7 @@ import (
 	"culvert/nat"
 )
 
-// Options are what a Replica is about. Functions may be called by several goroutines.
+// Options configure a Replica. Several goroutines may call the functions.
 type Options struct {
 	Log     *logrus.Entry
 	Key     wgkey.Key // the gateway's private key
@@ -27,40 +27,40 @@ type Options struct {
 	LinkName func(nat.Link) string
 	Link     func(name string) (nat.Link, bool)
 	Config   func() string // identity of the configuration
-	Facts    func() []byte // what a successor has to know besides connections; a change is sent within a second
+	Facts    func() []byte // what a successor must know besides connections; changes are sent within a second
 	Took     func([]byte)  // takes the Facts of the source, before its blocks
 	Heard    func([]byte)  // takes a notice; must not block; nil: notices are ignored
 	Dial     Dial          // nil: by TCP
-	// Restored returns the time of the table that Engine has from the state folder, as AsOf does. nil: it has none.
+	// Restored returns, like AsOf, the time of the table that Engine has from the state folder. nil: it has none.
 	Restored func() time.Time
 }
 
 // Dial connects to a source.
 type Dial func(ctx context.Context, at netip.AddrPort) (net.Conn, error)
 
-// A Replica is one of the processes that have a gateway's table: a source for those that follow it, and at times the follower of another.
+// A Replica is one of the processes that have a gateway's table: a source for its followers, and at times a follower of another replica.
 type Replica struct {
 	Options
 	keys      identities
 	quit      context.CancelFunc
-	restoring sync.Mutex // held while something of a source may be restored
+	restoring sync.Mutex // held while records of a source may be restored
 	done      context.Context
 	work      sync.WaitGroup
 
 	mu       sync.Mutex
 	leads    bool              // +checklocks:mu
-	complete bool              // its table was whole at some time; +checklocks:mu
-	asOf     time.Time         // when it was last, if it was and is not now; +checklocks:mu
+	complete bool              // its table has been whole at some time; +checklocks:mu
+	asOf     time.Time         // when it was last whole, if it is not now; +checklocks:mu
 	links    []*link           // followers; +checklocks:mu
 	refused  map[string]uint64 // +checklocks:mu
-	copies   map[string]uint64 // full copies that followers were sent, by why; +checklocks:mu
+	copies   map[string]uint64 // full copies sent to followers, by reason; +checklocks:mu
 	source   *following        // nil = none; +checklocks:mu
 	target   netip.AddrPort    // +checklocks:mu
-	bare     error             // why there is nothing to copy of the target: ErrNoTable or ErrOlder; +checklocks:mu
+	bare     error             // why the target has nothing to copy: ErrNoTable or ErrOlder; +checklocks:mu
 	retarget chan struct{}     // closed when target changes; +checklocks:mu
 }
 
-// maxFollowers is more than a rolling update of two replicas has.
+// maxFollowers exceeds what a rolling update of two replicas needs.
 const maxFollowers = 4
 
 // New returns a Replica that follows nobody. Close ends it.
@@ -79,27 +79,28 @@ func dialTCP(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", at.String())
 }
 
-// Lead says that this replica's table is the gateway's from now on: it forwards. It follows nobody until Rest, and when Lead returns, nothing of a source
-// is restored any more. Options.Heard must not call it.
+// Lead says that this replica forwards: from now on its table is the gateway's. It follows nobody until Rest. When Lead returns, no records of a
+// source are restored any more. Options.Heard must not call it.
 //
-// A replica that has neither led nor had a whole copy serves no follower, which would lose what it has; nor does one that follows.
+// A replica that has neither led nor received a whole copy serves no followers, because they would lose what they have. Nor does a replica that
+// follows another one.
 func (r *Replica) Lead() {
 	r.mu.Lock()
 	r.leads, r.complete = true, true
 	r.aim(netip.AddrPort{})
 	r.mu.Unlock()
-	r.restoring.Lock() // whoever had it has ended, and whoever gets it sees that there is no source to follow
+	r.restoring.Lock() // earlier holders are done, and later ones see that there is no source to follow
 	defer r.restoring.Unlock()
 }
 
-// Rest says that this replica forwards no more.
+// Rest says that this replica no longer forwards.
 func (r *Replica) Rest() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.leads, r.asOf = false, time.Now()
 }
 
-// AsOf returns when the table was last that of the replica that leads, which is now if this replica leads. The zero Time is never.
+// AsOf returns when the table last equalled that of the leading replica: now, if this replica leads. The zero Time means never.
 func (r *Replica) AsOf() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -122,12 +123,12 @@ func (r *Replica) currentAsOf() time.Time {
 // Close ends all streams.
 func (r *Replica) Close() {
 	r.mu.Lock()
-	r.quit() // from here on Serve begins nothing that Wait could miss
+	r.quit() // from here on Serve starts nothing that Wait could miss
 	r.mu.Unlock()
 	r.work.Wait()
 }
 
-// begin runs work, for whose end Close waits, unless Close has been called.
+// begin starts work, for whose end Close waits. It returns false if Close has been called.
 func (r *Replica) begin(work func()) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -145,7 +146,7 @@ func (r *Replica) Followed() bool {
 	return len(r.links) > 0
 }
 
-// Tell sends a notice of at most MaxNotice bytes to every replica that is connected, behind what Flush has flushed, and returns to how many.
+// Tell sends a notice of at most MaxNotice bytes to every connected replica, after what Flush has flushed, and returns the number of replicas.
 func (r *Replica) Tell(message []byte) (n int) {
 	if len(message) > MaxNotice {
 		return 0
@@ -198,7 +199,7 @@ func (r *Replica) hello() hello {
 	return h
 }
 
-// differs says what is another one at the other end.
+// differs says what differs at the other end.
 func (r *Replica) differs(other *hello) string {
 	switch own := r.Config(); {
 	case other.Version != r.Version && other.Config != own:

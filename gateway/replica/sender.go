@@ -9,18 +9,18 @@ import (
 )
 
 const (
-	// passTime lies between the beginnings of two passes.
+	// passTime is the time between the starts of two passes.
 	passTime = 50 * time.Millisecond
-	// idleTime is how often a follower is sent a mark although nothing has changed, and how often facts are looked at.
+	// idleTime is the interval of marks while nothing changes, and the interval at which facts are checked.
 	idleTime = time.Second
-	// maxMarks are not acknowledged; more passes wait.
+	// maxMarks is the limit of unacknowledged marks; at the limit, passes wait.
 	maxMarks = 16
-	// A copy that follows another begins after copyWait, which doubles up to maxCopyWait while copies are not whole. The follower hears nothing meanwhile:
-	// maxCopyWait must be shorter than stallTime.
+	// After one full copy, the next waits for copyWait, which doubles with each copy up to maxCopyWait. The follower hears nothing meanwhile: maxCopyWait
+	// must be shorter than stallTime.
 	copyWait, maxCopyWait = time.Second, 4 * time.Second
 )
 
-// Why a full copy begins.
+// Reasons for a full copy.
 const (
 	copyFirst         = "first"
 	copyOverflow      = "overflow"
@@ -33,13 +33,13 @@ type sender struct {
 	*link
 	blocks []byte
 	facts  string    // sent last
-	looked time.Time // at facts
-	marked time.Time // a mark was sent
+	looked time.Time // when facts were last checked
+	marked time.Time // when a mark was last sent
 	start  nat.Time  // of the stream
 	passed nat.Time  // when the last complete pass began; 0 = there was none
 
 	copies   uint64        // full copies that have begun
-	wait     time.Duration // until the next may begin, from the beginning of the last one
+	wait     time.Duration // minimum time between the starts of two full copies
 	lastCopy time.Time
 }
 
@@ -70,7 +70,7 @@ func (l *link) send(heard <-chan error) error {
 	}
 }
 
-// sendFacts sends what has changed of Options.Facts.
+// sendFacts sends Options.Facts if they have changed.
 func (s *sender) sendFacts() error {
 	if time.Since(s.looked) < idleTime {
 		return nil
@@ -84,7 +84,7 @@ func (s *sender) sendFacts() error {
 	return s.wire.send(kindFacts, is)
 }
 
-// ready reports whether a pass may begin. A follower that is too slow for changes is not to be kept busy by full copies.
+// ready reports whether a pass may start. Full copies must not keep a follower busy that is too slow even for changes.
 func (s *sender) ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +104,7 @@ func (s *sender) ready() bool {
 	return !state.Lost || !early
 }
 
-// pass sends all that has changed, and a mark behind it. With flush, it sends the mark although nothing has changed.
+// pass sends everything that has changed, then a mark. With flush, it sends the mark even if nothing has changed.
 func (s *sender) pass(flush bool) error {
 	began, sent := s.r.Now(), false
 	pause := func() {
@@ -155,7 +155,7 @@ func (s *sender) mark(older nat.Time) error {
 	return s.wire.send(kindMark, binary.BigEndian.AppendUint64(nil, uint64(s.passed)))
 }
 
-// noteCopy notes that a full copy has begun.
+// noteCopy records that a full copy has started.
 func (s *sender) noteCopy() {
 	copies := s.feed.State().Copies
 	if copies == s.copies {

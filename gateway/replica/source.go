@@ -31,16 +31,16 @@ type link struct {
 	is       control.Stream // +checklocks:mu
 	other    hello          // never changes
 	marks    []marked       // sent and not acknowledged; +checklocks:mu
-	complete nat.Time       // what had changed before is acknowledged; +checklocks:mu
+	complete nat.Time       // all changes before this time are acknowledged; +checklocks:mu
 	asked    string         // why the follower wants a copy; "" = it does not; +checklocks:mu
 	acked    chan struct{}  // closed with each ack; +checklocks:mu
 	gone     chan struct{}  // closed when the stream has ended
 }
 
-// marked is a pass of which a mark was sent.
+// marked is a pass whose mark was sent.
 type marked struct {
 	began nat.Time // the mark
-	older nat.Time // when the pass before began: nothing that the follower lacks is older
+	older nat.Time // when the previous pass began: nothing that the follower lacks is older
 }
 
 // Serve accepts followers until Close, and closes l.
@@ -68,7 +68,7 @@ func (r *Replica) Serve(l net.Listener) {
 	}
 }
 
-// serve speaks with whoever has connected.
+// serve handles one connection.
 func (r *Replica) serve(c net.Conn, config *tls.Config) {
 	defer c.Close()
 	defer context.AfterFunc(r.done, func() { c.Close() })()
@@ -103,12 +103,13 @@ func (r *Replica) serve(c net.Conn, config *tls.Config) {
 	}
 	defer close(l.gone)
 	defer r.leave(l)
-	seats.Release(c) // it is none of those who may come and go
+	seats.Release(c) // a follower stays, so it needs no seat
 	r.Log.WithField("replica", other.Name).WithField("address", l.is.Address).Info("a standby copies connections")
 	l.run()
 }
 
-// followVisitor follows the replica that has called to say that it forwards and that nobody copies it. Its port is the one that it has called.
+// followVisitor follows a replica that has connected to say that it forwards and that nobody copies its table. That replica listens at the same port
+// as this one.
 func (r *Replica) followVisitor(c net.Conn) {
 	from, _ := netip.ParseAddrPort(c.RemoteAddr().String())
 	own, _ := netip.ParseAddrPort(c.LocalAddr().String())
@@ -119,7 +120,7 @@ func (r *Replica) followVisitor(c net.Conn) {
 	}
 }
 
-// reasonOf is the label of why a connection was closed before it was a follower's.
+// reasonOf returns the label for why a connection was closed before it became a follower's.
 func reasonOf(err error) string {
 	var noTLS tls.RecordHeaderError
 	switch {
@@ -135,12 +136,12 @@ func reasonOf(err error) string {
 	return "gone"
 }
 
-// join makes l one of the followers, in the place of another of the same name, or returns why not.
+// join adds l to the followers, replacing any of the same name, or returns why it cannot.
 func (r *Replica) join(l *link) (why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if s := r.source; s != nil && s.from == l.other.Name {
-		s.conn.Close() // a source follows nobody: this stream is one of a process that has ended, and at the next attempt it is gone
+		s.conn.Close() // a source follows nobody, so this stream leads to a process that has ended; it will be gone at the next attempt
 	}
 	if !r.complete || r.source != nil {
 		return "no-table"
@@ -178,7 +179,7 @@ func (l *link) run() {
 	}
 }
 
-// listen takes what the follower says.
+// listen handles the follower's messages.
 func (l *link) listen() error {
 	for {
 		k, body, err := l.wire.receive(stallTime + idleTime)
@@ -236,7 +237,7 @@ func (l *link) describe(now nat.Time) control.Stream {
 	return is
 }
 
-// Flush waits until every follower has acknowledged all that had changed before the call, or is gone.
+// Flush waits until every follower has acknowledged all changes before the call, or is gone.
 func (r *Replica) Flush(ctx context.Context) error {
 	now := r.Now()
 	r.mu.Lock()

@@ -20,7 +20,7 @@ const (
 	kindHello  kind = iota + 1 // a hello, as JSON
 	kindFacts                  // Options.Facts
 	kindBlocks                 // blocks of nat.Feed
-	kindMark                   // 8 bytes, which the ack repeats
+	kindMark                   // 8 bytes; the ack repeats them
 	kindAck                    // an ack, as JSON
 	kindCopy                   // why
 	kindNotice                 // Replica.Tell
@@ -28,9 +28,9 @@ const (
 
 const (
 	headSize = 4
-	// maxBody is the longest message in bytes, except for facts, which grow with the number of nodes. Longer ones violate the protocol.
+	// maxBody is the maximum length of a message in bytes, except for facts, which grow with the number of nodes. A longer one violates the protocol.
 	maxBody, maxFacts = 16 * nat.RecordBlock, 4 << 20
-	// MaxNotice is the longest message of Tell in bytes.
+	// MaxNotice is the maximum length of a message of Tell in bytes.
 	MaxNotice = 4096
 
 	// greetTime is how long the other end may take for the handshake, and how long for its hello.
@@ -56,17 +56,17 @@ type hello struct {
 	Config  string    `json:"config"`  // identity of its configuration
 	Name    string    `json:"name"`    // of the replica; another connection of the same name replaces this one
 	Clock   time.Time `json:"clock"`
-	Visit   bool      `json:"visit,omitempty"`   // it wants no copy: it has something to tell
-	NoTable bool      `json:"noTable,omitempty"` // it has neither led nor had a whole copy
+	Visit   bool      `json:"visit,omitempty"`   // it wants no copy, and only sends a notice
+	NoTable bool      `json:"noTable,omitempty"` // it has neither led nor received a whole copy
 
-	Age time.Duration `json:"age,omitempty"` // since its table was that of the replica that leads; 0 = it leads
+	Age time.Duration `json:"age,omitempty"` // since its table equalled that of the leading replica; 0 = it leads
 }
 
 // An ack is the follower's answer to a mark.
 type ack struct {
 	Mark     uint64            `json:"mark"`
 	Entries  int               `json:"entries"` // connections in its table
-	Whole    bool              `json:"whole"`   // a full copy was, and none has begun since
+	Whole    bool              `json:"whole"`   // a full copy was complete, and none has started since
 	NotTaken map[string]uint64 `json:"notTaken,omitempty"`
 }
 

@@ -12,10 +12,10 @@ type Role uint8
 // Roles.
 const (
 	Alone   Role = iota // it has no replicas: it forwards
-	Standby             // it has rules and connections, and sends nothing to the peer or to nodes
+	Standby             // it has rules and connections, but sends nothing to the peer or to nodes
 	Active              // it has the Lease, and forwards
-	Static              // its Lease has run out: it forwards, and starts nothing towards the peer except for a node's packet
-	Silent              // as Standby, but what the peer sends makes it Static again
+	Static              // its Lease has run out: it forwards, but starts nothing towards the peer except for a node's packet
+	Silent              // as Standby, but data from the peer makes it Static again
 	numRoles
 )
 
@@ -26,16 +26,16 @@ func (r Role) String() string {
 // Forwards reports whether a gateway in this role carries packets.
 func (r Role) Forwards() bool { return r == Alone || r == Active || r == Static }
 
-// Speaks reports whether a gateway in this role may start what it likes, and write what has become of resources.
+// Speaks reports whether a gateway in this role may start conversations freely and write the status of resources.
 func (r Role) Speaks() bool { return r == Alone || r == Active }
 
-// Times are those of an election.
+// Times are the durations of an election.
 type Times struct {
-	Lease    time.Duration // how long a Lease of ours is valid, from when its renewal was requested
+	Lease    time.Duration // how long a Lease of ours is valid, counted from the request to renew it
 	Patience time.Duration // how long the peer may be silent towards a Static gateway
 }
 
-// Bounds of how long a Lease of somebody else is believed. Anybody who may write Leases could lock out all gateways for longer.
+// Bounds of how long another holder's Lease is believed. Without them, anybody who may write Leases could lock out all gateways.
 const (
 	minForeign = time.Second
 	maxForeign = time.Minute
@@ -47,15 +47,15 @@ const maxTerm = math.MaxInt32
 // CallInterval is how long a Silent gateway waits between two handshakes.
 const CallInterval = time.Minute
 
-// A Lease is the part of a Lease that matters.
+// A Lease has the fields of a Kubernetes Lease that matter here.
 type Lease struct {
 	Holder   string // "": nobody
 	Term     int64  // leaseTransitions: it grows with each change of the holder
 	Duration time.Duration
-	Renewed  string // as it is written: compared for equality alone
+	Renewed  string // renewTime as text, only compared for equality
 }
 
-// Signs are what else a gateway sees. The counts are totals.
+// Signs are a gateway's other observations. The counts are totals.
 type Signs struct {
 	Heard  uint64 // bytes of authenticated messages from the peer
 	Data   uint64 // packets in them
@@ -68,16 +68,16 @@ type Machine struct {
 	times Times
 
 	role Role
-	why  string // it is in this role
+	why  string // why it is in this role
 
 	now   time.Duration // the latest; it never goes back
-	lease Lease         // as read or written last
-	since time.Duration // when it was first seen to be so; for a Lease that does not change
-	known bool          // there was one
+	lease Lease         // as last read or written
+	since time.Duration // when lease was first seen in this state
+	known bool          // lease is set
 	term  int64         // of our last Lease
 	ends  time.Duration // when our Lease runs out
-	blind bool          // the Lease could not be read since it was read last
-	trust time.Duration // until when the Lease is believed after that
+	blind bool          // the latest attempt to read the Lease failed
+	trust time.Duration // until when the Lease is believed after such a failure
 
 	signs  Signs
 	heard  time.Duration // when the peer was last heard
@@ -89,15 +89,16 @@ func New(self string, t Times) *Machine {
 	return &Machine{self: self, times: t, role: Standby, why: "it has only started"}
 }
 
-// Role returns the role, and in words why the gateway has it.
+// Role returns the role, and the reason for it in words.
 func (m *Machine) Role() (r Role, why string) { return m.role, m.why }
 
-// Lease returns the Lease as it was read or written last, and how long ago it was last renewed as far as this gateway has seen; false: none was.
+// Lease returns the Lease as last read or written, and the time since this gateway last saw it change. ok is false if there is none.
 func (m *Machine) Lease(now time.Duration) (l Lease, age time.Duration, ok bool) {
 	return m.lease, max(m.now, now) - m.since, m.known
 }
 
-// Read takes the Lease as it is at the API server; nil: there is none. It returns the Lease to write, without Renewed; nil: another gateway has it.
+// Read records the Lease that was read from the API server; nil: there is none. It returns the Lease to write, without Renewed; nil: another gateway
+// has it.
 func (m *Machine) Read(l *Lease, now time.Duration) (write *Lease) {
 	m.tick(now)
 	if l == nil {
@@ -120,17 +121,17 @@ func (m *Machine) Read(l *Lease, now time.Duration) (write *Lease) {
 		m.become(Standby, fmt.Sprintf("%s has the Lease", l.Holder))
 		return nil
 	default:
-		// It has run out. Whoever has it may be Static, and will see ours.
+		// It has run out. Its holder may be Static, and will see ours.
 	}
 	next.Term = min(max(l.Term, m.term)+1, maxTerm)
 	return next
 }
 
-// Failed tells that the Lease could not be read. Its holder may not have been able to renew it either: once it can be read again, it is believed for half
-// of its duration at least, so that an API server that was away for all changes no roles.
+// Failed records that the Lease could not be read. Perhaps its holder could not renew it either. So once the Lease can be read again, it is believed
+// for at least half of its duration, and an API server that was down for all changes no roles.
 func (m *Machine) Failed() { m.blind = true }
 
-// foreign is how long a Lease of another holder is believed after it was seen to be renewed.
+// foreign returns how long another holder's Lease is believed after it was seen to change.
 func (m *Machine) foreign(d time.Duration) time.Duration {
 	if d <= 0 {
 		d = m.times.Lease
@@ -138,7 +139,7 @@ func (m *Machine) foreign(d time.Duration) time.Duration {
 	return min(max(d, minForeign), maxForeign)
 }
 
-// Wrote tells that the API server has taken a Lease that Read returned. asked is when that was requested.
+// Wrote records that the API server has accepted a Lease that Read returned. asked is the time of the request.
 func (m *Machine) Wrote(l *Lease, asked, now time.Duration) {
 	m.tick(now)
 	m.lease, m.known, m.since, m.term = *l, true, m.now, l.Term
@@ -147,15 +148,15 @@ func (m *Machine) Wrote(l *Lease, asked, now time.Duration) {
 	}
 }
 
-// Released tells that the Lease was given back. The gateway is about to end.
+// Released records that the Lease was given back. The gateway is about to stop.
 func (m *Machine) Released(now time.Duration) {
 	m.tick(now)
 	m.ends = m.now
 	m.become(Standby, "it has given back its Lease")
 }
 
-// Told takes what the other gateway says over the stream: that it has the Lease of a term. A gateway whose own Lease has run out believes any term: that of
-// a Lease that was deleted begins anew.
+// Told records what the other gateway said over the stream: that it holds the Lease with a term. A gateway whose own Lease has run out believes any
+// term, because the terms of a deleted Lease start again.
 func (m *Machine) Told(holder string, term int64, now time.Duration) {
 	m.tick(now)
 	if m.role != Standby && (term > m.term || m.now >= m.ends) {
@@ -164,7 +165,7 @@ func (m *Machine) Told(holder string, term int64, now time.Duration) {
 	}
 }
 
-// Look lets time pass. It returns true when a Silent gateway is to try a handshake.
+// Look advances the time. It returns true when a Silent gateway must try a handshake.
 func (m *Machine) Look(s Signs, now time.Duration) (call bool) {
 	m.tick(now)
 	data := s.Data != m.signs.Data

@@ -14,10 +14,11 @@ import (
 )
 
 // A Listener has room for Max connections (seats) at a time. A network may hold as many seats as are free, and an address as many as its network may
-// still take: one address alone gets 11, and neither an address nor the rest of its network can lock out an address elsewhere. The next connection of
-// a source at its share waits for a seat of its own that is about to become free; otherwise it takes the seat of its oldest connection that has sent
-// nothing, or else of its oldest. So a client that sends its request at once is answered before its turn comes. A connection without a seat is closed
-// at once. Connections without an address, by a Unix socket, may use all seats, and wait for one that is about to become free.
+// still take: one address alone gets 11, and neither an address nor the rest of its network can lock out an address elsewhere. If a source has used
+// up its share, its next connection waits for one of its seats that is about to become free. If there is none, it takes the seat of the source's
+// oldest connection that has sent nothing, or else of its oldest. So a client that sends its request at once is answered before it can lose its seat.
+// A connection without a seat is closed at once. Connections without an address, by a Unix socket, may use all seats, and wait for one that is about
+// to become free.
 type Listener struct {
 	net.Listener
 	refused atomic.Uint64
@@ -34,7 +35,7 @@ type Listener struct {
 const (
 	// Max is the number of seats.
 	Max = 32
-	// seatTime is how long an answer takes a seat at least. So the seats also limit answers per second: 320, and 110 to one address.
+	// seatTime is the minimum time for which an answer takes a seat. So the seats also limit answers per second: 320, and 110 to one address.
 	seatTime = 100 * time.Millisecond
 )
 
@@ -83,8 +84,8 @@ func (s *Listener) Close() error {
 type source struct{ network, address netip.Prefix }
 
 // Local sources, which count as one each, however many addresses they have: a local client may use all of 127.0.0.0/8 and ::1, and the machine's own
-// addresses. There are two, so that a client on the one cannot lock out the kubelet on the other, which probes a pod in the host network from the
-// machine's address.
+// addresses. There are two, so that a client on a loopback address cannot lock out the kubelet, which probes a pod in the host network from the
+// machine's own address.
 var (
 	loopback = source{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/32")}
 	own      = source{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("0.0.0.0/32")}
@@ -104,8 +105,8 @@ func sourceOf(c net.Conn) source {
 	return origin(from.AddrPort().Addr())
 }
 
-// isOwn reports whether a connection comes from an address of this machine. It asks the kernel, which needs no list of addresses, because they
-// change: packets to the machine's own address have that address as source.
+// isOwn reports whether a connection comes from an address of this machine. It asks the kernel instead of keeping a list, because addresses change:
+// packets to the machine's own address have that address as source.
 func isOwn(from *net.TCPAddr, to net.Addr) bool {
 	if to, ok := to.(*net.TCPAddr); ok && to.IP.Equal(from.IP) {
 		return true
@@ -156,7 +157,7 @@ func (s *Listener) take(next *seated) (victim *seated, ok bool) {
 	return victim, true
 }
 
-// oldest returns the connection to evict for another of its address or, if there is none, of its network; nil if there is none either.
+// oldest returns the connection to evict for a new one of its address or, if that has none, of its network; nil if there is no such connection.
 //
 // +checklocks:s.mu
 func (s *Listener) oldest(of source) (victim *seated) {
@@ -219,7 +220,7 @@ func (s *Listener) InUse() int {
 // Refused returns how many connections were closed because they had no seat, or lost it to another of their source.
 func (s *Listener) Refused() uint64 { return s.refused.Load() }
 
-// Release frees the seat of a connection of a Listener and leaves it open, for one that is known by now. It does nothing to other connections.
+// Release frees the seat of a Listener's connection but leaves the connection open, once its client is known. It does nothing to other connections.
 func Release(c net.Conn) {
 	if c, ok := c.(*seated); ok {
 		c.of.mu.Lock()

@@ -117,7 +117,7 @@ func (d *Dir) KeepIdentity(i *Identity) error {
 	})
 }
 
-// Connections opens the saved connections, and returns as of when they are, which is the file's modification time. The error is fs.ErrNotExist if
+// Connections opens the saved connections, and returns the time at which they were true: the file's modification time. The error is fs.ErrNotExist if
 // there are none.
 func (d *Dir) Connections() (f io.ReadCloser, asOf time.Time, err error) {
 	file, err := d.openKept(connectionsFile)
@@ -149,7 +149,7 @@ func (d *Dir) openKept(name string) (*os.File, error) {
 	return f, nil
 }
 
-// KeepConnections replaces the saved connections by what fill writes, which were true at asOf; the zero Time is never. After an error the old ones
+// KeepConnections replaces the saved connections by what fill writes, which was true at asOf; the zero Time means never. After an error the old ones
 // stay.
 func (d *Dir) KeepConnections(asOf time.Time, fill func(io.Writer) error) error {
 	if asOf.IsZero() {
@@ -174,7 +174,7 @@ func (d *Dir) KeepServices(fill func(io.Writer) error) error {
 // ForgetServices removes the saved Services.
 func (d *Dir) ForgetServices() error { return os.Remove(filepath.Join(d.path, servicesFile)) }
 
-// open opens a file of the folder, which may have been replaced by anything.
+// open opens a file of the folder. Anything may have replaced the file.
 func (d *Dir) open(name string) (*os.File, error) {
 	// O_NONBLOCK: opening a FIFO must not block.
 	f, err := os.OpenFile(filepath.Join(d.path, name), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)

@@ -12,7 +12,7 @@ import (
 	"unicode"
 )
 
-// Identity is what a gateway's peer and connections know of it beyond its configuration.
+// Identity is what a gateway's peer and connections rely on, beyond its configuration.
 type Identity struct {
 	Cluster string  // of the gateway
 	PortKey PortKey // for the choice of ports and backends

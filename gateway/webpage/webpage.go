@@ -134,7 +134,7 @@ func encode(v any) []byte {
 }
 
 const (
-	// freshTime is how long a status is reused: many windows cost a gateway no more than one.
+	// freshTime is how long a status is reused, so many windows cost a gateway no more than one.
 	freshTime = 500 * time.Millisecond
 	// askTime is how long a gateway may take to answer.
 	askTime = 3 * time.Second
