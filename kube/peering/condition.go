@@ -16,19 +16,20 @@ const (
 	Accepted   = "Accepted"
 	NodesReady = "NodesReady"
 	Connected  = "Connected"
-	// StandbyReady is there if the gateway has several pods. It is true while one that does not forward has a copy of all connections, and could use all of it.
+	// StandbyReady is present if the gateway has several pods. It is true while a pod that does not forward has a copy of all connections, and could
+	// use all of them.
 	StandbyReady = "StandbyReady"
 )
 
-// A Standby is a pod that copies the connections of the one that forwards.
+// A Standby is a pod that copies the connections of the forwarding pod.
 type Standby struct {
 	Pod   string
-	Whole bool // a full copy has come, and changes since
-	// Lacks says what it has not taken of them and what to do; nil if it has all.
+	Whole bool // it has a full copy, and all changes since
+	// Lacks says which connections it could not use and what to do; nil if it has all.
 	Lacks []string
 }
 
-// standbyReady returns the condition of that type.
+// standbyReady returns the condition StandbyReady.
 func standbyReady(all []Standby) *Condition {
 	c := &Condition{Type: StandbyReady, Status: "False", Reason: "NoStandby",
 		Message: "no other pod of the gateway copies its connections; where one runs, look whether a NetworkPolicy keeps TCP 51841 between the pods away"}
@@ -45,7 +46,8 @@ func standbyReady(all []Standby) *Condition {
 	return c
 }
 
-// standby returns conditions with StandbyReady, or without it where the gateway has one pod: it had several before.
+// standby returns all with StandbyReady, or without it if the gateway has only one pod, because it may have had several
+// before.
 func (s *GatewaySource) standby(plan *Plan, all []*Condition, pods []Standby) []*Condition {
 	if s.self.Elected {
 		return s.set(plan, all, standbyReady(pods))
@@ -53,7 +55,7 @@ func (s *GatewaySource) standby(plan *Plan, all []*Condition, pods []Standby) []
 	return without(all, StandbyReady)
 }
 
-// conditions returns what a Peering's status says, after what it said.
+// conditions returns the conditions for a Peering's status, based on the present ones.
 func (s *GatewaySource) conditions(plan *Plan, check kube.Check, trouble string) []*Condition {
 	all := plan.Status.Conditions
 	accepted := &Condition{Type: Accepted, Status: "True", Reason: "Valid"}
@@ -86,10 +88,11 @@ func (s *GatewaySource) conditions(plan *Plan, check kube.Check, trouble string)
 	return s.services.setConditions(plan, all)
 }
 
-// maxMessage is how long a message in a status may be, in bytes: an API server takes no object of more than 1.5 MiB.
+// maxMessage is the maximum length of a message in a status, in bytes: an API server accepts no object of more than 1.5
+// MiB.
 const maxMessage = 1024
 
-// set returns conditions with c in the place of that of its type. The time of the last transition stays while the status does.
+// set returns all with c in place of the condition of its type. The time of the last transition stays as long as the status does.
 func (s *GatewaySource) set(plan *Plan, all []*Condition, c *Condition) []*Condition {
 	c.Message = kube.Cut(c.Message, maxMessage)
 	if plan.Current != nil {
@@ -108,12 +111,12 @@ func (s *GatewaySource) set(plan *Plan, all []*Condition, c *Condition) []*Condi
 	return all
 }
 
-// without returns conditions without that of a type.
+// without returns all without the condition of a type.
 func without(all []*Condition, kind string) []*Condition {
 	return slices.DeleteFunc(slices.Clone(all), func(c *Condition) bool { return c != nil && c.Type == kind })
 }
 
-// message is what is wrong, in the order in which it is to be mended.
+// message returns what is wrong, most urgent first.
 func message(s *Status) string {
 	for _, kind := range []string{Accepted, Connected, NodesReady, StandbyReady, Exported, Imported} {
 		for _, c := range s.Conditions {

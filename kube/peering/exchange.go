@@ -17,36 +17,36 @@ import (
 )
 
 const (
-	burstParts = 32                    // of a list that are sent at once
+	burstParts = 32                    // parts of a list that are sent at once
 	burstPause = 20 * time.Millisecond // between two bursts
-	listsWait  = 5 * time.Second       // at the start, for the lists of what is exported
-	silence    = 10 * time.Second      // after which a peer that does not acknowledge is mentioned
+	listsWait  = 5 * time.Second       // at the start, for the lists of exported objects
+	silence    = 10 * time.Second      // after which a peer that does not acknowledge is reported
 
-	// A peer that tells another list all the time is heard this often.
+	// If a peer keeps sending different lists, one is read this often.
 	hearInterval = 5 * time.Second
 	hearBurst    = 10
 )
 
-// A serviceExchange tells the peer which Services this cluster exports, and writes those that the peer exports. Its goroutines are apart from Run of
-// the GatewaySource, so that neither a slow API server nor a slow peer delays the gateway's configuration.
+// A serviceExchange tells the peer which Services this cluster exports, and writes those that the peer exports. Its goroutines are separate from
+// GatewaySource.Run, so that neither a slow API server nor a slow peer delays the gateway's configuration.
 type serviceExchange struct {
 	of       *GatewaySource
 	exchange *exports.Exchange
-	wake     chan struct{} // there is a list to tell
+	wake     chan struct{} // there is a list to send
 	imports  chan struct{} // there may be something to write
 
-	// With of.mu held.
-	services, slices map[string]*unstructured.Unstructured // that this Peering has imported, by namespace/name
+	// Guarded by of.mu.
+	services, slices map[string]*unstructured.Unstructured // imported by this Peering, by namespace/name
 	heard            []exports.Export
 	known            bool
-	fault            string   // of what the peer tells
-	refused          []string // of what the peer exports, and what could not be written
+	fault            string   // of the peer's list
+	refused          []string // exports of the peer that were refused or could not be written
 
-	// Of write alone.
+	// For write only.
 	hear     *rate.Limiter
 	importer importer
 
-	// Of Run of the GatewaySource alone.
+	// For GatewaySource.Run only.
 	began          time.Time
 	slicesFollowed bool
 	connected      bool
@@ -67,7 +67,7 @@ const (
 	setImportedSlices = "imported EndpointSlice"
 )
 
-// watches returns what is followed in any case. EndpointSlices are not, because most clusters have many.
+// watches returns the sets to follow in any case. EndpointSlices are not among them, because most clusters have many.
 //
 // +checklocksignore: what it returns is called with mu held
 func (x *serviceExchange) watches() []followed {
@@ -82,8 +82,8 @@ func (x *serviceExchange) watches() []followed {
 	return all
 }
 
-// needs returns the sets without which there is no plan, and what is to be followed from now on: EndpointSlices, once a Service is exported. What is
-// exported is not known without them; who may not list them has a gateway that exports nothing, after a while.
+// needs returns the sets that a plan requires, and the set to follow from now on: EndpointSlices, once a Service is exported. Exports are unknown
+// without them. If the gateway may not list them, it stops waiting after listsWait and exports nothing.
 //
 // Preconditions: x.of.mu is held.
 // +checklocksignore: its caller holds the lock by another name
@@ -107,7 +107,7 @@ func (x *serviceExchange) needs() (sets []string, begin *followed) {
 	return sets, begin
 }
 
-// start begins to talk to the peer of g, until ctx ends.
+// start starts the exchange with the peer of g, until ctx ends.
 func (x *serviceExchange) start(ctx context.Context, tasks *sync.WaitGroup, g Running) {
 	mtu := config.DefaultMTU
 	if p := x.of.begun; p != nil {
@@ -120,7 +120,7 @@ func (x *serviceExchange) start(ctx context.Context, tasks *sync.WaitGroup, g Ru
 	tasks.Go(func() { x.write(ctx) })
 }
 
-// talk sends what is due.
+// talk sends datagrams when they are due.
 func (x *serviceExchange) talk(ctx context.Context, g Running) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -148,7 +148,7 @@ func (x *serviceExchange) talk(ctx context.Context, g Running) {
 	}
 }
 
-// write writes what the peer exports, where that is wanted.
+// write writes the peer's exports, if this cluster imports them.
 func (x *serviceExchange) write(ctx context.Context) {
 	tick := time.NewTicker(lookInterval)
 	defer tick.Stop()
@@ -173,7 +173,7 @@ func (x *serviceExchange) write(ctx context.Context) {
 	}
 }
 
-// follow begins to tell what a plan exports.
+// follow starts sending the exports of a plan.
 func (x *serviceExchange) follow(plan *Plan, check kube.Check) {
 	now := check.State == kube.CheckConnected
 	if now && !x.connected {
@@ -191,13 +191,13 @@ func (x *serviceExchange) follow(plan *Plan, check kube.Check) {
 	}
 }
 
-// The conditions of a Peering about Services. They are there when there is something to say.
+// The conditions of a Peering about Services. They are present only if there is something to say.
 const (
 	Exported = "Exported"
 	Imported = "Imported"
 )
 
-// setConditions returns conditions with those about Services, or without where there is nothing to say.
+// setConditions returns all with the conditions about Services, or without those about which there is nothing to say.
 func (x *serviceExchange) setConditions(plan *Plan, all []*Condition) []*Condition {
 	if x.exchange == nil { // the gateway does not run yet
 		return all
@@ -247,10 +247,10 @@ func (x *serviceExchange) conditions(plan *Plan) (exported, imported *Condition)
 	return exported, imported
 }
 
-// notWanted is a reason that is no fault.
+// notWanted is a reason that is not a fault.
 const notWanted = "NoNamespace"
 
-// faults returns what is wrong with exports and imports and may be told.
+// faults returns the faults of exports and imports that may be reported.
 func (x *serviceExchange) faults(plan *Plan) (all []string) {
 	x.of.mu.Lock()
 	defer x.of.mu.Unlock()
@@ -266,5 +266,5 @@ func (x *serviceExchange) faults(plan *Plan) (all []string) {
 	return append(all, x.of.allowed(plan.ExportFaults)...)
 }
 
-// ours returns the keys of what was imported, in order.
+// ours returns the keys of imported objects, in order.
 func ours(all map[string]*unstructured.Unstructured) []string { return slices.Sorted(maps.Keys(all)) }

@@ -21,7 +21,7 @@ import (
 // LabelExport is the label of a Service that peers may use, with the value "true".
 const LabelExport = "culvert/export"
 
-// maxLabel is how long the name of a Service may be (RFC 1035, Section 2.3.4).
+// maxLabel is the maximum length of a Service's name (RFC 1035, Section 2.3.4).
 const maxLabel = 63
 
 // An exported is a Service with LabelExport.
@@ -30,7 +30,7 @@ type exported struct {
 	refused string
 }
 
-// readExported returns nil for a Service that is not to be exported.
+// readExported returns nil for a Service that must not be exported.
 func readExported(u *unstructured.Unstructured) *exported {
 	value := u.GetLabels()[LabelExport]
 	if value == "false" {
@@ -50,7 +50,7 @@ func readExported(u *unstructured.Unstructured) *exported {
 	return e
 }
 
-// name is that of the Service in the other cluster.
+// name returns the Service's name in the other cluster.
 func (e *exported) name() string { return importName(e.Meta.Name, e.Meta.Namespace) }
 
 func importName(name, namespace string) string { return name + "-" + namespace }
@@ -72,7 +72,7 @@ type ExportStatus struct {
 
 func (s *ExportStatus) key() string { return s.Namespace + "/" + s.Name }
 
-// exportTo gives each exported Service an address, and serves those of which the API server has the address.
+// exportTo gives each exported Service an address, and serves those whose address the API server already has.
 func (g *Gateway) exportTo(d *Plan) {
 	if !g.exportsKnown {
 		return
@@ -120,7 +120,7 @@ func externalFull(external netip.Prefix) string {
 	return fmt.Sprintf("%s has no address left", external)
 }
 
-// chosenExports returns the Services that are exported: those that have an address before others, and then the oldest.
+// chosenExports returns the Services to export: first those that have an address, then the oldest.
 func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exported) {
 	keys := slices.SortedFunc(maps.Keys(g.exported), func(a, b string) int {
 		x, y := g.exported[a].Meta, g.exported[b].Meta
@@ -158,13 +158,13 @@ func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exp
 	return all
 }
 
-// exportFault notes what is wrong with a Service that is to be exported.
+// exportFault records a fault of an exported Service.
 func (d *Plan) exportFault(e *exported, format string, args ...any) {
 	d.ExportFaults = append(d.ExportFaults, fmt.Sprintf("%s %s/%s: ", kindService, e.Meta.Namespace, e.Meta.Name)+fmt.Sprintf(format, args...))
 }
 
-// freeAddress returns an address of a CIDR that is not taken. Where the search begins follows from the Service's name alone, so that most have the
-// same address again after the status is lost, as by a backup.
+// freeAddress returns an address of a CIDR that is not taken. The search starts at a point derived from the Service's name alone, so that most
+// Services get the same address again after the status is lost, for example by restoring a backup.
 func freeAddress(external netip.Prefix, key string, taken map[netip.Addr]bool) (netip.Addr, bool) {
 	if !external.IsValid() {
 		return netip.Addr{}, false
@@ -180,7 +180,7 @@ func freeAddress(external netip.Prefix, key string, taken map[netip.Addr]bool) (
 	return netip.Addr{}, false
 }
 
-// A sliceIndex has EndpointSlices by namespace/name, and by their Services: a cluster has many, of which few are of a Service that is exported.
+// A sliceIndex has EndpointSlices by namespace/name and by Service: a cluster has many, but few belong to exported Services.
 type sliceIndex struct {
 	table[*service.Slice]
 	services map[service.Name]table[*service.Slice]
@@ -225,7 +225,7 @@ func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*
 	d.Exports = append(d.Exports, told)
 }
 
-// backends are those of the endpoints that are pods of the Peering's, or on nodes' own addresses.
+// backends returns the endpoints that are pods in the Peering's CIDRs, or have a node's own address.
 func (g *Gateway) backends(d *Plan, e *exported, all []services.Endpoint) (backends []config.Backend) {
 	for _, x := range all {
 		b := config.Backend{Address: x.Address, Port: x.Port, Weight: x.Weight}

@@ -12,7 +12,7 @@ import (
 	"culvert/kube"
 )
 
-// A follower keeps objects of several kinds as the API server has them. Each watch has a goroutine, which changes them under mu.
+// A follower keeps up-to-date copies of objects of several kinds. Each watch has a goroutine, which changes them under mu.
 type follower struct {
 	client dynamic.Interface
 	causes *kube.Causes
@@ -43,7 +43,7 @@ type followed struct {
 	trim                    func(u *unstructured.Unstructured) // of an object of a list; nil: all of it is used
 }
 
-// paths are where the API server has the kinds.
+// paths are the API resources of the sets.
 var paths = map[string]schema.GroupVersionResource{
 	KindPeering:    {Group: Group, Version: Version, Resource: "peerings"},
 	KindTunnelNode: {Group: Group, Version: Version, Resource: "tunnelnodes"},
@@ -59,7 +59,7 @@ var paths = map[string]schema.GroupVersionResource{
 	kindRole:          {Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles"},
 }
 
-// follow keeps a set until ctx ends.
+// follow keeps a set up to date until ctx ends.
 func (f *follower) follow(ctx context.Context, w followed) {
 	var client dynamic.ResourceInterface = f.client.Resource(paths[w.kind])
 	if w.namespace != "" {
@@ -76,7 +76,7 @@ func keyOf(u *unstructured.Unstructured) string {
 	return u.GetNamespace() + "/" + u.GetName()
 }
 
-// A sink takes the objects of a set.
+// A sink receives the objects of a set.
 type sink struct {
 	*follower
 	followed
@@ -92,7 +92,7 @@ func (k sink) change(do func()) {
 func (k sink) Add(u *unstructured.Unstructured)    { k.change(func() { k.put(u) }) }
 func (k sink) Delete(u *unstructured.Unstructured) { k.change(func() { k.drop(keyOf(u)) }) }
 
-// Replace is told of all objects that there are.
+// Replace replaces all objects of the set.
 //
 // +checklocksignore: change holds mu
 func (k sink) Replace(all []*unstructured.Unstructured) {
@@ -111,13 +111,13 @@ func (k sink) Replace(all []*unstructured.Unstructured) {
 	})
 }
 
-// Objects have what is used of objects, by key. A zero V is none.
+// objects holds the used part of each object, by key. Setting a zero V removes it.
 type objects[V any] interface {
 	set(key string, v V)
 	keys() []string
 }
 
-// A table has objects of which nothing else follows.
+// A table holds objects from which nothing else is derived.
 type table[V comparable] map[string]V
 
 func (t table[V]) set(key string, v V) {
@@ -134,7 +134,7 @@ func (t table[V]) keys() (all []string) {
 	return all
 }
 
-// named are the objects of one namespace, whose keys are names alone.
+// named holds the objects of one namespace, by name alone.
 type named[V any] struct {
 	objects[V]
 	namespace string
@@ -149,10 +149,10 @@ func (n named[V]) keys() (all []string) {
 	return all
 }
 
-// parsed is the field of a trimmed object that has what was read of it.
+// parsed is the field of a trimmed object with the result of reading it.
 const parsed = "parsed"
 
-// into keeps what read makes of the objects of a kind. All that it needs of an object is its name and what is read.
+// into keeps the results of read for the objects of a kind. Of each object it keeps only the name and that result.
 func into[V any](kind, namespace string, all objects[V], read func(*unstructured.Unstructured) V) followed {
 	var none V
 	return followed{kind: kind, namespace: namespace,

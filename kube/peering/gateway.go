@@ -15,7 +15,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// Self is what a gateway is told about itself.
+// Self is what a gateway knows about itself.
 type Self struct {
 	Name, Namespace string // of its Peering
 	Node, Pod       string
@@ -28,19 +28,19 @@ func (s *Self) sends(a netip.Addr) bool {
 	return slices.ContainsFunc(s.Addresses, func(own netip.Addr) bool { return own.Is4() == a.Is4() })
 }
 
-// A Gateway is what all objects together say to one gateway. It belongs to one goroutine.
+// A Gateway derives one gateway's desired state from all objects. It belongs to one goroutine.
 type Gateway struct {
 	self    Self
-	peering *Peering // as it is; nil if it is not there
-	good    *Peering // as it was last without faults; nil if it never was
+	peering *Peering // current version; nil if there is none
+	good    *Peering // last version without faults; nil if there never was one
 	nodes   map[string]*node
 	tunnels map[string]*tunnelNode
 	pods    *podIndex
 	// Services with LabelExport, and all EndpointSlices, by namespace/name.
 	exported     map[string]*exported
 	slices       *sliceIndex
-	exportsKnown bool  // all of them
-	term         int64 // that this gateway has written; 0: none yet
+	exportsKnown bool  // all exported Services are known
+	term         int64 // the term that this gateway has written; 0: none yet
 }
 
 // NewGateway returns the Gateway of a cluster without objects.
@@ -49,7 +49,7 @@ func NewGateway(self Self) *Gateway {
 		exported: map[string]*exported{}, slices: newSliceIndex()}
 }
 
-// put takes the Peering as it is now; nil if it has gone.
+// put sets the current Peering; nil if it has gone.
 func (g *Gateway) put(p *Peering) {
 	g.peering = p
 	if p != nil && len(p.Faults) == 0 {
@@ -57,26 +57,26 @@ func (g *Gateway) put(p *Peering) {
 	}
 }
 
-// A Plan is what a gateway is to do, and what it has to say.
+// A Plan is what a gateway must do and report.
 type Plan struct {
-	Current *Peering // as it is; nil: it is not there
-	Peering *Peering // that is obeyed, Current or what that was before it had faults; nil: none
-	Ousted  bool     // another gateway has become active since this one was
+	Current *Peering // current version; nil: there is none
+	Peering *Peering // the version that applies: Current, or the last one without faults; nil: none
+	Ousted  bool     // another gateway has become active after this one
 	Nodes   []config.Node
-	// Status is what the Peering's status ought to be, but for what only the running gateway knows: keys, connection and conditions.
+	// Status is what the Peering's status should be, except for parts that only the running gateway knows: keys, connection and conditions.
 	Status  Status
 	Faults  []string // each begins with the path of a field, and before it with the kind and name of an object that is not the Peering
 	Waiting []string
 	Unready []string // nodes through which no packets pass, each with the reason
 	nodes   int
 
-	Services     []config.Service // exported, of all ports
-	Exports      []exports.Export // what the peer is told of them
-	ExportFaults []string         // what of Services is not exported, each with the Service and the path of a field
-	ExternalFull bool             // one of them has no address
+	Services     []config.Service // one for each exported port
+	Exports      []exports.Export // the same, for the peer
+	ExportFaults []string         // parts of Services that are not exported, each with the Service and the path of a field
+	ExternalFull bool             // an exported Service has no address
 }
 
-// Plan returns what follows from the objects. It remembers the term that the API server has of this gateway.
+// Plan derives the plan from the objects. It remembers this gateway's term once the API server has it.
 func (g *Gateway) Plan() *Plan {
 	d := &Plan{}
 	if d.Current = g.peering; g.peering == nil {
@@ -101,10 +101,10 @@ func (g *Gateway) Plan() *Plan {
 	return d
 }
 
-// count says how many of the nodes are ready.
+// count sets how many of the nodes are ready.
 func (d *Plan) count() { d.Status.NodesReady = fmt.Sprintf("%d/%d", d.nodes-len(d.Unready), d.nodes) }
 
-// troubles adds what the gateway itself has met on the way to nodes that are ready otherwise.
+// troubles adds the problems that the gateway itself has found on the way to nodes that are otherwise ready.
 func (d *Plan) troubles(all map[string]string) {
 	for _, n := range d.Nodes {
 		known := slices.ContainsFunc(d.Unready, func(why string) bool { return strings.HasPrefix(why, "node "+n.Name+": ") })
@@ -118,7 +118,7 @@ func (d *Plan) troubles(all map[string]string) {
 	}
 }
 
-// fault notes what is wrong with an object; "" is the Peering.
+// fault records a fault of an object; "" is the Peering.
 func (d *Plan) fault(of, format string, args ...any) {
 	if of != "" {
 		of += ": "
@@ -126,8 +126,8 @@ func (d *Plan) fault(of, format string, args ...any) {
 	d.Faults = append(d.Faults, of+fmt.Sprintf(format, args...))
 }
 
-// active says where this gateway is. Nodes follow the highest term: one that begins takes the next one, and one that was active and sees
-// another with a higher term is ousted.
+// active returns where the active gateway is. Nodes follow the highest term: a gateway that starts takes the next term, and an active one that sees
+// another gateway with a higher term is ousted.
 func (g *Gateway) active() (a *Active, ousted bool) {
 	a = &Active{Pod: g.self.Pod, Node: g.self.Node, Term: 1, Addresses: []string{}}
 	for _, addr := range g.self.Addresses {
@@ -147,7 +147,7 @@ func (g *Gateway) active() (a *Active, ousted bool) {
 	return a, false
 }
 
-// assign gives each Node a VNI and an internal address. Those that are assigned stay, as long as the Peering's internalCIDR does.
+// assign gives each Node a VNI and an internal address. Assigned ones stay as long as the Peering's internalCIDR does.
 func (g *Gateway) assign(d *Plan) []Assigned {
 	p := g.good
 	have := map[string]Assigned{}
@@ -181,7 +181,7 @@ func (g *Gateway) assign(d *Plan) []Assigned {
 	return all
 }
 
-// maxVNI is the largest number that a Geneve header has room for (RFC 8926, Section 3.4).
+// maxVNI is the largest VNI of a Geneve header (RFC 8926, Section 3.4).
 const maxVNI = 1<<24 - 1
 
 // nth returns the n-th address of an IPv4 prefix.
@@ -195,8 +195,8 @@ func nth(p netip.Prefix, n uint32) netip.Addr {
 	return netip.AddrFrom4(a)
 }
 
-// connect makes the gateway's ends of the tunnels. A node is connected when the API server has what was assigned to it, so that no other
-// gateway and no agent believes anything else.
+// connect configures the gateway's ends of the tunnels. A node is connected only once the API server has its assignment, so that no other gateway or
+// agent uses a different one.
 func (g *Gateway) connect(d *Plan) {
 	p := g.good
 	stored := map[string]Assigned{}
@@ -245,8 +245,8 @@ func (g *Gateway) connect(d *Plan) {
 			if !other.IsValid() {
 				continue
 			}
-			// An agent tells what the active gateway needs, which may be at another node than this one. Without the node, a standby would refuse the
-			// connections that it is to take over.
+			// An agent reports the address that the active gateway needs, which may be on another node than this one. Without the node, a standby
+			// would refuse the connections that it must take over.
 			underlay = other
 		}
 		if other := g.otherOwner(a.Name, owners, underlay); other != "" {
@@ -254,14 +254,14 @@ func (g *Gateway) connect(d *Plan) {
 			unready("TunnelNode: %s is of node %s", underlay, other)
 			continue
 		}
-		if !g.self.sends(underlay) { // a configuration with it would be refused as a whole
+		if !g.self.sends(underlay) { // the whole configuration would be refused because of it
 			d.fault(KindTunnelNode+" "+a.Name, "%s: the gateway's pod has no address of the family of %s", field, underlay)
 			unready("TunnelNode: the gateway's pod has no address of the family of %s", underlay)
 			continue
 		}
 		address, err := netip.ParseAddr(a.Address)
 		if err != nil {
-			continue // assign has made it
+			continue // unreachable: assign has made it
 		}
 		d.Nodes = append(d.Nodes, config.Node{
 			Name: a.Name, VNI: geneve.VNI(a.VNI), Underlay: underlay, Address: rules.PairOf(address), PodCIDRs: pods[a.Name],
@@ -285,7 +285,7 @@ func (g *Gateway) connect(d *Plan) {
 	}
 }
 
-// otherOwner returns another node that an address is of, by its Node; "" = none.
+// otherOwner returns another node to which an address belongs according to its Node; "" = none.
 func (g *Gateway) otherOwner(of string, owners map[netip.Addr]string, a netip.Addr) string {
 	if name, ok := owners[a]; ok {
 		if name == of {
@@ -301,14 +301,14 @@ func (g *Gateway) otherOwner(of string, owners map[netip.Addr]string, a netip.Ad
 	}
 	other := ""
 	for name := range g.nodes {
-		if has(name) && (other == "" || name < other) { // of two that have it, it is always the same one that is named
+		if has(name) && (other == "" || name < other) { // always names the same one of two
 			other = name
 		}
 	}
 	return other
 }
 
-// Config returns base with what the plan says.
+// Config returns base with the content of the plan.
 func (d *Plan) Config(base *config.Config) *config.Config {
 	c, p := *base, d.Peering
 	c.WireGuard.PeerPublicKey, c.WireGuard.Endpoint = p.PublicKey, p.Endpoint

@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	lookInterval = time.Second            // for what the gateway knows, and to try again
+	lookInterval = time.Second            // between two looks at the running gateway, and between retries
 	writeTimeout = 10 * time.Second       // of one object
-	lastTimeout  = 2 * time.Second        // of the status that says that the gateway ends
+	lastTimeout  = 2 * time.Second        // of the final status, which says that the gateway has stopped
 	rttInterval  = 30 * time.Second       // between two round-trip times
 	breath       = 100 * time.Millisecond // between two rounds of a gateway or an agent
 )
@@ -31,21 +31,21 @@ type Running interface {
 	// Amend is that of gateway.Gateway.
 	Amend(*config.Config) bool
 	Check() kube.Check
-	// Speaks reports whether this gateway, of several, is the active one, which says so and the rest in the Peering's status.
+	// Speaks reports whether this gateway, of several, is the active one, which writes the Peering's status.
 	Speaks() bool
-	// Trouble returns in a sentence why nothing passes; "" if the gateway knows no reason.
+	// Trouble returns a sentence that says why nothing passes; "" if the gateway knows no reason.
 	Trouble() string
 	// Exchange and Tell are those of gateway.Gateway.
 	Exchange(take func(datagram []byte) (answer []byte, ok bool))
 	Tell(datagram []byte)
-	// NodeTroubles returns in a sentence each why nothing passes between the gateway and a node, by the node's name.
+	// NodeTroubles returns, by node, a sentence that says why nothing passes between the gateway and the node.
 	NodeTroubles() map[string]string
 	// Standbys returns the pods that copy the gateway's connections.
 	Standbys() []Standby
 }
 
-// A GatewaySource keeps a gateway as its Peering, the Nodes and their agents say, and writes the Peering's status. Nothing is applied
-// before every list is complete; while the API server is away, all stays as it is.
+// A GatewaySource makes a gateway follow its Peering, the Nodes and their agents, and writes the Peering's status. Nothing is applied before every
+// list is complete; while the API server is away, nothing changes.
 type GatewaySource struct {
 	*follower
 	self     Self
@@ -57,13 +57,13 @@ type GatewaySource struct {
 	services *serviceExchange
 
 	state *Gateway                   // +checklocks:mu
-	u     *unstructured.Unstructured // the Peering as it came; +checklocks:mu
-	told  []string                   // why the gateway is not as the objects say; +checklocks:mu
+	u     *unstructured.Unstructured // the Peering as received; +checklocks:mu
+	told  []string                   // why the gateway differs from what the objects say; +checklocks:mu
 	ready bool                       // +checklocks:mu
 
-	// Of Run alone.
+	// For Run only.
 	base      *config.Config
-	begun     *Peering // what the fixed part of base was made of
+	begun     *Peering // the Peering from which the fixed part of base was made
 	applied   *config.Config
 	refused   string
 	said      map[string]bool // faults that were logged
@@ -87,8 +87,8 @@ func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string,
 	return s
 }
 
-// Await follows the Peering until it is there and good, and returns the configuration that a gateway starts with: base, and what cannot
-// change while the gateway runs. speaks reports whether this gateway, of several, is the one that writes the Peering's status.
+// Await follows the Peering until it exists without faults, and returns the configuration that a gateway starts with: base, and the fields that
+// cannot change while the gateway runs. speaks reports whether this gateway, of several, is the one that writes the Peering's status.
 func (s *GatewaySource) Await(ctx context.Context, base *config.Config, speaks func() bool) (*config.Config, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
@@ -125,7 +125,7 @@ func (s *GatewaySource) Await(ctx context.Context, base *config.Config, speaks f
 	}
 }
 
-// Wake has Run look at once whether the gateway's role has changed.
+// Wake makes Run check at once whether the gateway's role has changed.
 func (s *GatewaySource) Wake() { s.signal() }
 
 // ownPeering follows the one Peering.
@@ -143,8 +143,8 @@ func (s *GatewaySource) ownPeering() followed {
 		}}
 }
 
-// Run drives g, which was made of what Await returned, until ctx ends. It returns an error when the Peering asks for what another
-// process has to begin with.
+// Run drives g, which was made from the result of Await, until ctx ends. It returns an error when the Peering requires a change that only a new
+// process can make.
 func (s *GatewaySource) Run(ctx context.Context, g Running) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
@@ -176,7 +176,7 @@ func (s *GatewaySource) Run(ctx context.Context, g Running) error {
 	}
 }
 
-// watches returns what every gateway follows, and what those follow to which Nodes do not tell where pods are.
+// watches returns the sets that every gateway follows, and the Pods, which a gateway follows if Nodes do not say where pods are.
 //
 // +checklocksignore: what it returns is called with mu held
 func (s *GatewaySource) watches() (all []followed, pods followed) {
@@ -187,12 +187,12 @@ func (s *GatewaySource) watches() (all []followed, pods followed) {
 	}, into(kindPod, "", s.state.pods, readPod)
 }
 
-// round applies and writes what has changed. more is called with what is to be followed from now on.
+// round applies and writes changes. It calls more with each set to follow from now on.
 func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *followed, g Running) error {
 	speaks := g.Speaks()
 	s.mu.Lock()
 	if !speaks || s.self.Elected {
-		s.state.term = 0 // the election says who is active, and Plan takes the next term
+		s.state.term = 0 // the election decides who is active, and Plan takes the next term
 	}
 	want, begin := s.services.needs()
 	want = append(want, KindPeering, kindNode, KindTunnelNode)
@@ -223,7 +223,7 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	if err := s.apply(plan, g); err != nil {
 		return err
 	}
-	if !speaks { // the active one has the same to say
+	if !speaks { // the active one writes the same
 		s.tell(plan)
 		s.unsaid = nil
 		return nil
@@ -245,9 +245,9 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	return nil
 }
 
-// apply hands what has changed to g.
+// apply passes changes to g.
 func (s *GatewaySource) apply(plan *Plan, g Running) error {
-	next := s.base // without a Peering nobody is peer, and there are no nodes
+	next := s.base // without a Peering there is no peer and no node
 	if p := plan.Peering; p != nil {
 		if was := s.begun; p.Role != was.Role || p.MTU != was.MTU || p.Cluster != was.Cluster || p.Peer != was.Peer {
 			return fmt.Errorf("spec.role or spec.mtu of Peering %s/%s has changed: a gateway has to begin anew with it", s.self.Namespace, s.self.Name)
@@ -287,7 +287,7 @@ func (s *GatewaySource) Waiting() []string {
 	return slices.Clone(s.told)
 }
 
-// tell logs what is wrong and was not before, and has Events written. more is about other things than the Peering's acceptance.
+// tell logs new faults and queues Events about them. more are faults that do not affect whether the Peering is accepted.
 func (s *GatewaySource) tell(plan *Plan, more ...string) {
 	if s.refused != "" {
 		plan.Faults = append(plan.Faults, s.refused)

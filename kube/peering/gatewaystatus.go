@@ -13,13 +13,13 @@ import (
 	"culvert/kube"
 )
 
-// roundTrip is a round-trip time that does not change all the time.
+// roundTrip returns the round-trip time, but a new one only every rttInterval.
 func (s *GatewaySource) roundTrip(c *kube.Check) string {
 	if c.State != kube.CheckConnected || c.Latency == 0 {
 		s.rtt = 0
 		return ""
 	}
-	waited := c.Latency < s.rtt/10 // the first ping has waited for the handshake
+	waited := c.Latency < s.rtt/10 // the first ping waited for the handshake
 	if s.rtt == 0 || waited || s.now().Sub(s.rttAt) >= rttInterval && (c.Latency > s.rtt*5/4 || c.Latency < s.rtt*3/4) {
 		s.rtt, s.rttAt = c.Latency, s.now()
 	}
@@ -57,14 +57,14 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 	return err
 }
 
-// same reports whether two statuses say the same. The API server may leave out what is empty.
+// same reports whether two statuses are equivalent. The API server may leave out empty fields.
 func same(a, b *Status) bool {
 	x, errX := json.Marshal(a)
 	y, errY := json.Marshal(b)
 	return errX == nil && errY == nil && string(x) == string(y)
 }
 
-// last says that the gateway ends.
+// last writes the final status: the gateway has stopped.
 func (s *GatewaySource) last(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lastTimeout)
 	defer cancel()

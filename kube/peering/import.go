@@ -16,8 +16,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// LabelImported is the label of Services and EndpointSlices that stand for those of a peer, with the name of the Peering. What has it not is not
-// culvert's, and stays as it is.
+// LabelImported is the label of Services and EndpointSlices that stand for those of a peer; its value is the Peering's name. Objects without it are
+// not culvert's, and stay as they are.
 const LabelImported = "culvert.io/imported-by"
 
 // Their other labels and annotations.
@@ -27,13 +27,13 @@ const (
 	annotationOf = "culvert.io/exported-as" // NAMESPACE/NAME in the other cluster
 )
 
-// ImportRole returns the name of the Role by which a Peering's gateway writes imports. It owns them, so that whoever takes the right away, as helm
-// uninstall does, leaves none behind.
+// ImportRole returns the name of the Role by which a Peering's gateway writes imports. The Role owns them, so that nothing is left behind when it is
+// removed, for example by helm uninstall.
 func ImportRole(peering string) string { return "culvert-imports-" + peering }
 
 const kindRole = "Role"
 
-// An imported is what this cluster has for one Service of the peer's.
+// An imported is this cluster's counterpart of one Service of the peer.
 type imported struct {
 	name  string
 	of    string     // NAMESPACE/NAME in the other cluster
@@ -46,8 +46,8 @@ var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
 var protocolNames = map[uint8]string{packet.TCP: "TCP", packet.UDP: "UDP", packet.SCTP: "SCTP"}
 
-// imports returns what a Peering imports of what its peer tells, by name, and what it refuses. Nothing of that is believed: names become labels of
-// one namespace, and addresses have to be of the external CIDR that the Peering gives the peer.
+// imports returns the Services that a Peering imports of the peer's list, by name, and why it refuses others. The list is not trusted: names become
+// DNS labels in one namespace, and addresses must be in the external CIDR that the Peering gives the peer.
 func (p *Peering) imports(told []exports.Export) (all map[string]*imported, faults []string) {
 	all = map[string]*imported{}
 	for i := range told {
@@ -83,7 +83,7 @@ func (p *Peering) imports(told []exports.Export) (all map[string]*imported, faul
 	return all, faults
 }
 
-// seenExternal returns how this cluster sees an address of the peer's external CIDR.
+// seenExternal returns the address under which this cluster sees an address of the peer's external CIDR.
 func (p *Peering) seenExternal(a netip.Addr) (netip.Addr, string) {
 	for _, r := range p.Remote {
 		if !r.External || !r.Real.Contains(a) {
@@ -97,7 +97,7 @@ func (p *Peering) seenExternal(a netip.Addr) (netip.Addr, string) {
 	return netip.Addr{}, fmt.Sprintf("%s is not of its cluster's external CIDR, spec.remote.externalCIDR.cidr", a)
 }
 
-// offset returns which address of an IPv4 prefix a is.
+// offset returns the index of a among the addresses of an IPv4 prefix.
 func offset(p netip.Prefix, a netip.Addr) (n uint32) {
 	first, at := p.Addr().As4(), a.As4()
 	for i := range at {
@@ -106,7 +106,7 @@ func offset(p netip.Prefix, a netip.Addr) (n uint32) {
 	return n
 }
 
-// badPorts returns what is wrong with the ports of one Service; "" = nothing.
+// badPorts returns the fault of one Service's ports; "" = none.
 func badPorts(all []exports.Port) string {
 	for i, p := range all {
 		switch {
@@ -128,7 +128,7 @@ func badPorts(all []exports.Port) string {
 	return ""
 }
 
-// servicePort and slicePort are ports as a Service's spec and an EndpointSlice have them.
+// servicePort and slicePort are ports in the formats of a Service's spec and of an EndpointSlice.
 type servicePort struct {
 	Name       string `json:"name,omitempty"`
 	Protocol   string `json:"protocol"`
@@ -156,7 +156,7 @@ func (x *imported) slicePorts() (all []slicePort) {
 	return all
 }
 
-// service returns the Service that stands for x, of the namespace of its owner. It has no selector: its endpoint is what slice says.
+// service returns the Service that stands for x, in the namespace of its owner. It has no selector: slice has its endpoint.
 func (x *imported) service(peering string, owner *unstructured.Unstructured) *unstructured.Unstructured {
 	return with(&unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": kindService,
@@ -169,7 +169,7 @@ func (x *imported) service(peering string, owner *unstructured.Unstructured) *un
 	}}, "spec", map[string]any{"type": "ClusterIP", "ipFamilies": []string{"IPv4"}, "ipFamilyPolicy": "SingleStack", "ports": x.servicePorts()})
 }
 
-// slice returns the one EndpointSlice of the Service, which goes with it.
+// slice returns the Service's only EndpointSlice, which is deleted with the Service.
 func (x *imported) slice(peering string, of *unstructured.Unstructured) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "discovery.k8s.io/v1", "kind": kindSlice,
@@ -194,7 +194,7 @@ func (x *imported) fill(u *unstructured.Unstructured) *unstructured.Unstructured
 	return with(u, "endpoints", []any{map[string]any{"addresses": []string{x.at.String()}, "conditions": map[string]any{"ready": true}}})
 }
 
-// sameService reports whether a Service says what x says.
+// sameService reports whether a Service matches x.
 func (x *imported) sameService(u *unstructured.Unstructured) bool {
 	var spec struct {
 		Selector map[string]string `json:"selector"`
@@ -207,12 +207,12 @@ func (x *imported) sameService(u *unstructured.Unstructured) bool {
 	return have == want && len(spec.Selector) == 0 && u.GetAnnotations()[annotationOf] == x.of && owned(u)
 }
 
-// owned reports whether a Service goes with a Role. Which one that is, the API server's garbage collector sees to.
+// owned reports whether a Service is owned by a Role. The API server's garbage collector checks which one.
 func owned(u *unstructured.Unstructured) bool {
 	return slices.ContainsFunc(u.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.Kind == kindRole })
 }
 
-// sameSlice reports whether an EndpointSlice says what x says.
+// sameSlice reports whether an EndpointSlice matches x.
 func (x *imported) sameSlice(u *unstructured.Unstructured) bool {
 	var ports []slicePort
 	var endpoints []struct {
@@ -243,7 +243,7 @@ func readPart(u *unstructured.Unstructured, name string, into any) bool {
 	return err == nil && json.Unmarshal(part, into) == nil
 }
 
-// updated returns a Service that says what x says. What the API server has chosen for it stays.
+// updated returns the Service u changed to match x. Fields that the API server has chosen stay.
 func (x *imported) updated(u, owner *unstructured.Unstructured) *unstructured.Unstructured {
 	spec := map[string]json.RawMessage{}
 	readPart(u, "spec", &spec)

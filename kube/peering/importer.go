@@ -19,18 +19,19 @@ const (
 	retryImports  = 5 * time.Second  // after the API server has refused a request
 	retryConflict = 30 * time.Second // for a Service that cannot be written as it is
 
-	// A peer that changes its exports all the time causes so many writes a second, after the first ones: enough to move a full list to another namespace.
+	// A peer that keeps changing its exports causes importWrites writes a second after an initial burst, which is large enough to move a full list to
+	// another namespace.
 	importWrites      = 1
 	importWritesFirst = 4*exports.MaxPorts + 100
 )
 
-// An importer makes Services and EndpointSlices in one namespace what the peer exports. It touches nothing without LabelImported.
+// An importer makes the Services and EndpointSlices in one namespace match the peer's exports. It changes no object without LabelImported.
 type importer struct {
 	of     *GatewaySource
 	writes *rate.Limiter
-	obeyed int64     // generation of the Peering; with a new one, writes begins anew
-	again  time.Time // nothing is written before
-	// Services that are not tried before a time, with the reason.
+	obeyed int64     // generation of the Peering; a new one resets writes
+	again  time.Time // nothing is written before this time
+	// Services that are not tried again before a time, with the reason.
 	stuck map[string]stuck
 }
 
@@ -45,19 +46,19 @@ func newImporter(of *GatewaySource) importer {
 
 func newImportLimit() *rate.Limiter { return rate.NewLimiter(importWrites, importWritesFirst) }
 
-// A job is one pass over what is imported.
+// A job is one pass over all imports.
 type job struct {
 	*importer
 	ctx   context.Context
 	now   time.Time
 	x     *serviceExchange
-	fault string // that ends the pass
-	// As they were when the pass began.
+	fault string // why the pass has stopped
+	// Copies from the start of the pass.
 	services, slices map[string]*unstructured.Unstructured
-	owner            *unstructured.Unstructured // of Services; nil: not asked for yet
+	owner            *unstructured.Unstructured // of Services; nil: not requested yet
 }
 
-// round writes what differs.
+// round writes the differences.
 func (m *importer) round(ctx context.Context, x *serviceExchange) {
 	now, s := m.of.now(), m.of
 	if now.Before(m.again) {
@@ -104,7 +105,7 @@ func (m *importer) round(ctx context.Context, x *serviceExchange) {
 	s.mu.Unlock()
 }
 
-// remove deletes what is not wanted, and what is in other namespaces. Without a list of the peer's, all that is in the namespace is wanted.
+// remove deletes imports that are not wanted, and those in other namespaces. Without a list of the peer, all imports in the namespace are wanted.
 func (j *job) remove(namespace string, want map[string]*imported, known bool) {
 	for _, set := range []struct {
 		kind string
@@ -120,7 +121,7 @@ func (j *job) remove(namespace string, want map[string]*imported, known bool) {
 			uid := u.GetUID()
 			if !j.do("delete", set.kind, u.GetNamespace(), func(ctx context.Context) error {
 				err := client.Delete(ctx, u.GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
-				if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it has gone, or is another one: its watch says so
+				if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it has gone or was replaced: the watch will say so
 					err = nil
 				}
 				return err
@@ -160,7 +161,7 @@ func (j *job) have(namespace string, x *imported) {
 	}
 }
 
-// ownerIn returns the Role by which the gateway writes to a namespace, and which owns what it writes there; nil if there is none.
+// ownerIn returns the Role by which the gateway writes to a namespace, and which owns the objects that it writes there; nil if there is none.
 func (j *job) ownerIn(namespace string) *unstructured.Unstructured {
 	if j.owner != nil {
 		return j.owner
@@ -183,10 +184,10 @@ func (j *job) slice(of *unstructured.Unstructured, x *imported, key string) *uns
 	return have
 }
 
-// put creates or updates an object of an import. It returns nil if that fails, and notes why.
+// put creates or updates an object of an import. If that fails, it records why and returns nil.
 func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (stored *unstructured.Unstructured) {
 	client := j.of.client.Resource(paths[set]).Namespace(u.GetNamespace())
-	u.Object["apiVersion"], u.Object["kind"] = "v1", kindService // which what comes in a list has not
+	u.Object["apiVersion"], u.Object["kind"] = "v1", kindService // objects of a list lack these
 	if set == setImportedSlices {
 		u.Object["apiVersion"], u.Object["kind"] = "discovery.k8s.io/v1", kindSlice
 	}
@@ -202,7 +203,7 @@ func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (
 			j.stuck[x.name] = stuck{j.now.Add(retryConflict), at + ": another one is there that culvert has not made; delete it, or name another namespace in spec.imports"}
 		case apierrors.IsInvalid(err):
 			j.stuck[x.name] = stuck{j.now.Add(retryConflict), fmt.Sprintf("%s: %.300s", at, err.Error())}
-		case apierrors.IsConflict(err), verb == "update" && apierrors.IsNotFound(err): // what has changed comes by the watch
+		case apierrors.IsConflict(err), verb == "update" && apierrors.IsNotFound(err): // the watch brings the change
 		default:
 			return err
 		}

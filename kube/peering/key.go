@@ -14,7 +14,7 @@ import (
 	"culvert/gateway/wgkey"
 )
 
-// Key returns the gateway's WireGuard key, which its Secret has. An empty Secret gets a new one.
+// Key returns the gateway's WireGuard key from its Secret. An empty Secret gets a new key.
 func Key(ctx context.Context, client dynamic.Interface, namespace, name string) (wgkey.Key, error) {
 	secrets := client.Resource(paths["Secret"]).Namespace(namespace)
 	of := fmt.Sprintf("Secret %s/%s", namespace, name)

@@ -21,16 +21,16 @@ import (
 	"culvert/nat/rules"
 )
 
-// A Node is what all objects together say about the links and routes of one node. It belongs to one goroutine.
+// A Node derives the links and routes of one node from all objects. It belongs to one goroutine.
 type Node struct {
 	name     string
-	api      []netip.Addr // of the API server, as this node reaches it
+	api      []netip.Addr // addresses by which this node reaches the API server
 	peerings map[string]*Peering
 	nodes    map[string]*node
 	services map[string]*clusterIPs
 }
 
-// NewNode returns the Node of a name in a cluster without objects.
+// NewNode returns the Node called name in a cluster without objects.
 func NewNode(name string, api []netip.Addr) *Node {
 	return &Node{name: name, api: api, peerings: map[string]*Peering{}, nodes: map[string]*node{}, services: map[string]*clusterIPs{}}
 }
@@ -56,10 +56,10 @@ func readService(u *unstructured.Unstructured) *clusterIPs {
 	return &s
 }
 
-// A NodePlan is what a node is to have for each Peering.
+// A NodePlan is what a node must have for each Peering.
 type NodePlan struct {
 	Peers []NodePeer
-	// Refused are Peerings that this node does not obey, and Waiting those that have not all that it takes yet, with the reason.
+	// Refused are the Peerings that this node does not apply, and Waiting the incomplete ones, each with the reason.
 	Refused, Waiting map[string]string
 }
 
@@ -71,8 +71,8 @@ type NodePeer struct {
 	Routes  remote.Peer
 }
 
-// Plan returns what follows from the objects. Whoever may write Peerings says where packets of this node go: what would take
-// addresses that the cluster itself uses is refused, whatever else says it.
+// Plan derives the plan from the objects. A user who may write Peerings controls where packets of this node go. So Plan refuses any Peering that
+// would take addresses that the cluster itself uses.
 func (n *Node) Plan() *NodePlan {
 	d := &NodePlan{Refused: map[string]string{}, Waiting: map[string]string{}}
 	var accepted []*Peering
@@ -103,7 +103,7 @@ func (n *Node) inOrder() []*Peering {
 	})
 }
 
-// fields are the CIDRs of a Peering that become addresses and routes of nodes, by field.
+// fields visits the CIDRs of a Peering that become addresses and routes of nodes, with their fields.
 func (p *Peering) fields(visit func(field string, c netip.Prefix) (stop bool)) {
 	if visit("spec.internalCIDR", p.Internal) {
 		return
@@ -115,7 +115,7 @@ func (p *Peering) fields(visit func(field string, c netip.Prefix) (stop bool)) {
 	}
 }
 
-// taken returns what of the cluster's own a Peering would take; "" = nothing.
+// taken returns which of the cluster's own addresses a Peering would take; "" = none.
 func (n *Node) taken(p *Peering) (why string) {
 	p.fields(func(field string, c netip.Prefix) bool {
 		of := func(a netip.Addr, format string, args ...any) {
@@ -152,7 +152,7 @@ func (n *Node) taken(p *Peering) (why string) {
 	return why
 }
 
-// besides returns what a Peering has that an older one has too; "" = nothing.
+// besides returns what a Peering has in common with an older one; "" = nothing.
 func besides(p *Peering, older []*Peering) (why string) {
 	for _, o := range older {
 		if p.PublicKey != (wgkey.Key{}) && p.PublicKey == o.PublicKey {
@@ -174,7 +174,7 @@ func besides(p *Peering, older []*Peering) (why string) {
 	return ""
 }
 
-// peer returns what this node has for a good Peering, or what is missing.
+// peer returns what this node needs for a Peering without faults, or what is missing.
 func (n *Node) peer(p *Peering) (peer NodePeer, missing string) {
 	i := slices.IndexFunc(p.Status.Nodes, func(a Assigned) bool { return a.Name == n.name })
 	if i < 0 {

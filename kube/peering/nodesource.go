@@ -22,19 +22,19 @@ import (
 	"culvert/kube"
 )
 
-// tunnelNodeInterval is how often an agent looks whether its TunnelNode is as it has written it.
+// tunnelNodeInterval is how often an agent checks whether its TunnelNode is still as written.
 const tunnelNodeInterval = 30 * time.Second
 
 // Machine is the node that a NodeSource drives.
 type Machine interface {
-	// Apply makes links and routes the desired ones.
+	// Apply sets the desired links and routes.
 	Apply([]links.Link, []remote.Peer)
 	// SourceTo returns the address from which the node sends to another.
 	SourceTo(netip.Addr) (netip.Addr, error)
 }
 
-// A NodeSource keeps a node's links and routes as the Peerings say, and writes the node's TunnelNode. Nothing is applied before every list
-// is complete; while the API server is away, all stays as it is.
+// A NodeSource makes a node's links and routes follow the Peerings, and writes the node's TunnelNode. Nothing is applied before every list is
+// complete; while the API server is away, nothing changes.
 type NodeSource struct {
 	*follower
 	name              string
@@ -48,18 +48,18 @@ type NodeSource struct {
 	routeStatuses     []remote.Status            // +checklocks:mu
 	shown             []NodePeering              // +checklocks:mu
 	refused           map[string]string          // Peerings; replaced as a whole; +checklocks:mu
-	tunnelNode        *unstructured.Unstructured // as the API server had it last; nil if it has to be asked; of Run alone, as are the rest
+	tunnelNode        *unstructured.Unstructured // last version seen at the API server; nil if it must be read; this and the rest for Run only
 	asked             time.Time
 	appliedLinks      []links.Link
 	appliedPeers      []remote.Peer
 	begun             bool
-	had               map[string]string // the Peerings of links that were applied, by the name of the link
+	had               map[string]string // the Peerings of applied links, by the link's name
 	said              map[string]bool
 	unsaid            []kube.Event
-	local, remote     netip.Addr // as known last
+	local, remote     netip.Addr // last known addresses
 }
 
-// NewNodeSource returns the source of the node of a name, which follows the Peerings of a namespace. api are addresses of the API server.
+// NewNodeSource returns the source of the node called name, which follows the Peerings of a namespace. api are addresses of the API server.
 func NewNodeSource(client dynamic.Interface, name, peerings, tunnelNodes string, api []netip.Addr, log *logrus.Entry) *NodeSource {
 	causes := kube.NewCauses(log)
 	return &NodeSource{
@@ -69,7 +69,7 @@ func NewNodeSource(client dynamic.Interface, name, peerings, tunnelNodes string,
 	}
 }
 
-// ReportLinks takes what became of the links, and ReportRoutes of the routes.
+// ReportLinks records the states of the links, ReportRoutes those of the routes.
 func (s *NodeSource) ReportLinks(all []links.Status) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,7 +85,7 @@ func (s *NodeSource) ReportRoutes(all []remote.Status) {
 	s.signal()
 }
 
-// Run drives m until ctx ends. What it has made stays.
+// Run drives m until ctx ends. Links and routes stay.
 func (s *NodeSource) Run(ctx context.Context, m Machine) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
@@ -103,14 +103,14 @@ func (s *NodeSource) Run(ctx context.Context, m Machine) {
 		case <-tick.C:
 		}
 		s.round(ctx, len(all), m)
-		select { // many Services change at once, and a plan looks at all of them
+		select { // many Services change at once, and each plan looks at all of them
 		case <-ctx.Done():
 		case <-time.After(breath):
 		}
 	}
 }
 
-// round applies and writes what has changed, once so many lists are complete.
+// round applies and writes changes, once that many lists are complete.
 func (s *NodeSource) round(ctx context.Context, lists int, m Machine) {
 	s.mu.Lock()
 	if len(s.complete) < lists {
@@ -132,7 +132,7 @@ func (s *NodeSource) round(ctx context.Context, lists int, m Machine) {
 	}
 }
 
-// watches returns what an agent follows.
+// watches returns the sets that an agent follows.
 //
 // +checklocksignore: what it returns is called with mu held
 func (s *NodeSource) watches() []followed {
@@ -143,7 +143,7 @@ func (s *NodeSource) watches() []followed {
 	}
 }
 
-// apply hands what has changed to m.
+// apply passes changes to m.
 func (s *NodeSource) apply(plan *NodePlan, m Machine) {
 	wanted, peers := []links.Link{}, []remote.Peer{}
 	for _, p := range plan.Peers {
@@ -157,7 +157,7 @@ func (s *NodeSource) apply(plan *NodePlan, m Machine) {
 	m.Apply(wanted, peers)
 }
 
-// sources returns the addresses from which the node sends to gateways. One that is not known at present stays as it was.
+// sources returns the addresses from which the node sends to gateways. An address that is unknown at present stays as it was.
 func (s *NodeSource) sources(plan *NodePlan, m Machine) NodeSpec {
 	here, elsewhere := netip.Addr{}, netip.Addr{}
 	for _, p := range plan.Peers {
@@ -180,7 +180,7 @@ func known(now, before netip.Addr) netip.Addr {
 	return before
 }
 
-// tell logs what is wrong and was not before, and has Events written.
+// tell logs new faults and queues Events about them.
 func (s *NodeSource) tell(status *NodeStatus) {
 	now := map[string]bool{}
 	for _, p := range status.Peerings {
@@ -200,7 +200,7 @@ func (s *NodeSource) tell(status *NodeStatus) {
 	s.said = now
 }
 
-// writeTunnelNode makes the TunnelNode of this node, and has it say what it should.
+// writeTunnelNode creates this node's TunnelNode, or updates it.
 func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, spec NodeSpec, status *NodeStatus) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
@@ -249,7 +249,7 @@ func addressText(a netip.Addr) string {
 	return a.String()
 }
 
-// with returns an object with another part.
+// with returns a copy of an object with one part replaced.
 func with(u *unstructured.Unstructured, name string, part any) *unstructured.Unstructured {
 	text, err := json.Marshal(part)
 	if err != nil {
@@ -260,7 +260,7 @@ func with(u *unstructured.Unstructured, name string, part any) *unstructured.Uns
 	return next
 }
 
-// newTunnelNode goes with its Node.
+// newTunnelNode returns a TunnelNode that is deleted with its Node.
 func (s *NodeSource) newTunnelNode(own *node, spec NodeSpec) *unstructured.Unstructured {
 	return with(&unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": Group + "/" + Version, "kind": KindTunnelNode,

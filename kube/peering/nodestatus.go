@@ -13,7 +13,7 @@ import (
 	"culvert/kube"
 )
 
-// Show says in n which Peerings are refused, what others wait for, and what is wrong with those that are ready.
+// Show adds to n which Peerings are refused, what others wait for, and what is wrong with those that are ready.
 func (s *NodeSource) Show(n *control.NodeStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -32,7 +32,7 @@ func (s *NodeSource) Show(n *control.NodeStatus) {
 	}
 }
 
-// status is what became of each Peering.
+// status returns the state of each Peering on the node.
 func (d *NodePlan) status(all []links.Status, routes []remote.Status) *NodeStatus {
 	found := map[string]NodePeering{}
 	for _, messages := range []map[string]string{d.Refused, d.Waiting} {
@@ -73,7 +73,7 @@ func (d *NodePlan) status(all []links.Status, routes []remote.Status) *NodeStatu
 	return st
 }
 
-// addRemoved adds the Peerings that are gone or refused and of which the node still has links or routes: whoever uninstalls waits for it.
+// addRemoved adds the Peerings that are gone or refused but still have links or routes on the node. Uninstalling waits until there are none.
 func (s *NodeSource) addRemoved(status *NodeStatus) {
 	s.mu.Lock()
 	allLinks, allRoutes := s.linkStatuses, s.routeStatuses // replaced as a whole

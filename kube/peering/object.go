@@ -12,7 +12,7 @@ import (
 	"culvert/kube"
 )
 
-// A node is what is used of a Node.
+// A node is the part of a Node used here.
 type node struct {
 	meta      kube.Metadata
 	deleting  bool
@@ -65,7 +65,8 @@ func readNode(u *unstructured.Unstructured) *node {
 	return n
 }
 
-// older reports whether a Node was there before another one, of which both say the same address: a node writes its own.
+// older reports whether a Node is older than another one. It decides between two Nodes with the same address, because
+// each node writes its own addresses.
 func (n *node) older(than *node) bool {
 	if c := n.meta.Created.Compare(than.meta.Created); c != 0 {
 		return c < 0
@@ -79,7 +80,8 @@ func NodeOf(u *unstructured.Unstructured) (pods []netip.Prefix, addresses []neti
 	return n.pods, n.addresses
 }
 
-// PodOf returns the IPv4 addresses of a Pod's own and its Node; none for a Pod in its Node's network, without a Node, or that has ended.
+// PodOf returns the Node of a Pod and the Pod's own IPv4 addresses. It returns none for a Pod in its Node's network, without a Node, or that has
+// ended.
 func PodOf(u *unstructured.Unstructured) (node string, addresses []netip.Addr) {
 	if p := readPod(u); p != nil {
 		return p.node, p.addresses
@@ -90,7 +92,7 @@ func PodOf(u *unstructured.Unstructured) (node string, addresses []netip.Addr) {
 // PeeringOf reads a Peering.
 func PeeringOf(u *unstructured.Unstructured) *Peering { return readPeering(u) }
 
-// A pod is where a pod's addresses are.
+// A pod is a Pod's node and addresses.
 type pod struct {
 	node      string
 	addresses []netip.Addr
@@ -125,7 +127,7 @@ func readPod(u *unstructured.Unstructured) *pod {
 	return p
 }
 
-// A tunnelNode is what the agent of a node tells.
+// A tunnelNode is what the agent of a node reports.
 type tunnelNode struct {
 	meta          kube.Metadata
 	fault         string
@@ -146,17 +148,17 @@ type NodeStatus struct {
 	Peerings []NodePeering `json:"peerings"`
 }
 
-// NodePeering is what became of one Peering on a node.
+// NodePeering is the state of one Peering on a node.
 type NodePeering struct {
 	Name    string `json:"name"`
 	Ready   bool   `json:"ready"`
 	Message string `json:"message,omitempty"`
 }
 
-// maxSaid is how much of what a node says stands in a Peering's status, in bytes.
+// maxSaid is the maximum length, in bytes, of a node's text in a Peering's status.
 const maxSaid = 300
 
-// said makes what a node says fit to be repeated: a node may be in bad hands.
+// said makes a node's text safe to repeat: a node may be compromised.
 func said(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

@@ -7,19 +7,19 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// statusInterval is the time between two writes of a Peering's status for what a node's agent, the owner of an exported Service or the peer changes, any
-// of whom may do so at any rate.
+// statusInterval is the time between two writes of a Peering's status for changes by a node's agent, the owner of an exported Service or the peer,
+// who may make them at any rate.
 const statusInterval = time.Second
 
 // A pace decides when a status is written. It belongs to one goroutine.
 type pace struct {
-	urgent *Status       // of the last status that was written or found; nil: write the next one at once
+	urgent *Status       // of the last status written or found; nil: write the next one at once
 	others *rate.Limiter // of writes for all other changes
 }
 
 func newPace() pace { return pace{others: rate.NewLimiter(rate.Every(statusInterval), 1)} }
 
-// due reports whether a status that differs from the stored one is to be written now. If not, ask again in a later round.
+// due reports whether to write a status that differs from the stored one now. If not, ask again in a later round.
 func (p *pace) due(next *Status, now time.Time) bool {
 	if urgent := next.urgent(); p.urgent == nil || !same(p.urgent, urgent) {
 		p.urgent = urgent
@@ -28,7 +28,7 @@ func (p *pace) due(next *Status, now time.Time) bool {
 	return p.others.AllowN(now, 1)
 }
 
-// urgent returns the part of a status that is written as soon as it changes: where the gateway is, what nodes are assigned, which spec it obeys, and
+// urgent returns the part of a status that is written as soon as it changes: where the gateway is, the assignments of nodes, which spec applies, and
 // whether the peer answers. No node, Service or peer can change it often.
 func (st *Status) urgent() *Status {
 	part := &Status{PublicKey: st.PublicKey, Active: st.Active, Nodes: st.Nodes}
@@ -40,15 +40,16 @@ func (st *Status) urgent() *Status {
 	return part
 }
 
-// thePeer is the key of all that the peer tells. Other keys are what faults begin with, such as "TunnelNode worker1", and for the Peering its fields.
+// thePeer is the key for limits of faults in the peer's list. For other faults, the key is the text before the first ": ", such as "TunnelNode
+// worker1", or a field of the Peering.
 const thePeer = "the peer"
 
-// tells reports whether a fault is told, in the log and by an Event. One that was told stays so until it has gone.
+// tells reports whether a fault may be reported, in the log and by an Event. A reported fault stays reported until it has gone.
 func (s *GatewaySource) tells(of, fault string) bool {
 	return s.said[fault] || s.limits.Allow(of, s.now())
 }
 
-// allowed returns the faults of objects that are told.
+// allowed returns the faults of objects that may be reported.
 func (s *GatewaySource) allowed(faults []string) (told []string) {
 	for _, text := range faults {
 		if of, _, _ := strings.Cut(text, ": "); s.tells(of, text) {

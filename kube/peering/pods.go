@@ -6,22 +6,22 @@ import (
 	"slices"
 )
 
-// A podIndex says where pods are. What one pod changes costs what the other pods of its node do: a cluster has too many to look at all of them
+// A podIndex says where pods are. A change of one pod costs time only for the pods of its node, because a cluster has too many to look at all of them
 // each time.
 type podIndex struct {
 	pods table[*pod] // by namespace/name
-	// claims are the pods that say that they have an address, in the order of their keys. The first has it: while one ends, another one may have got
-	// its address.
+	// claims are the pods that claim an address, in the order of their keys. The first one has it: while one pod ends, another may already have its
+	// address.
 	claims map[netip.Addr][]string
 	nodes  map[string]*nodePods
-	within []netip.Prefix // where pods are that nodes' lists have
+	within []netip.Prefix // the CIDRs of pods that lists contain
 }
 
 // nodePods are the addresses of the pods of a node.
 type nodePods struct {
 	all  []netip.Addr   // sorted
-	list []netip.Prefix // those within the CIDRs of pods; configurations share it, so it is never changed
-	old  bool           // list is not what follows from all
+	list []netip.Prefix // those of all within the CIDRs of pods; configurations share it, so it is never changed
+	old  bool           // list must be computed again from all
 }
 
 func newPodIndex() *podIndex {
@@ -30,7 +30,7 @@ func newPodIndex() *podIndex {
 
 func (x *podIndex) keys() []string { return x.pods.keys() }
 
-// set says where a pod is; nil: nowhere.
+// set records where a pod is; nil: nowhere.
 func (x *podIndex) set(key string, p *pod) {
 	var before, after []netip.Addr
 	was := x.pods[key]
@@ -54,7 +54,7 @@ func (x *podIndex) set(key string, p *pod) {
 	x.each(before, after, (*nodePods).add)
 }
 
-// each calls do with addresses and their nodes, as claims and pods are now.
+// each calls do for each address and the node that has it according to the current claims and pods.
 func (x *podIndex) each(before, after []netip.Addr, do func(*nodePods, netip.Addr)) {
 	for _, list := range [][]netip.Addr{before, after} {
 		for _, a := range list {
@@ -74,7 +74,7 @@ func (x *podIndex) each(before, after []netip.Addr, do func(*nodePods, netip.Add
 	}
 }
 
-// claim notes whether a pod says that it has an address.
+// claim records whether a pod claims an address.
 func (x *podIndex) claim(a netip.Addr, key string, claims bool) {
 	keys := x.claims[a]
 	i, there := slices.BinarySearch(keys, key)
@@ -101,7 +101,7 @@ func (n *nodePods) remove(a netip.Addr) {
 	}
 }
 
-// of returns the addresses of a node's pods that lie in CIDRs. As long as these and those stay, the list is the same slice.
+// of returns the addresses of a node's pods that lie in the CIDRs pods. As long as neither changes, it returns the same slice.
 func (x *podIndex) of(node string, pods []netip.Prefix) []netip.Prefix {
 	if !slices.Equal(x.within, pods) {
 		x.within = pods

@@ -18,7 +18,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// The kinds, and where the API server has them.
+// The kinds, and their API group and resources.
 const (
 	Group   = "culvert.io"
 	Version = "v1alpha1"
@@ -35,10 +35,11 @@ const (
 	NodeNamespace    = "culvert-nodes"
 )
 
-// minBits is the least length of a CIDR: a shorter one takes too much of the Internet to be anything but a mistake.
+// minBits is the minimum prefix length of a CIDR: a shorter one covers so much of the Internet that it must be a
+// mistake.
 const minBits = 8
 
-// Spec is the spec of a Peering as the API server has it.
+// Spec is the spec of a Peering in the API.
 type Spec struct {
 	Cluster      string     `json:"cluster"`
 	Peer         string     `json:"peer"`
@@ -49,23 +50,23 @@ type Spec struct {
 	PodsFrom     string     `json:"podsFrom,omitempty"` // Nodes or Pods
 	InternalCIDR string     `json:"internalCIDR"`
 	Local        SpecLocal  `json:"local"`
-	Remote       SpecRemote `json:"remote,omitzero"`   // missing until the peer has told; so is its key
+	Remote       SpecRemote `json:"remote,omitzero"`   // missing until the peer has sent it, like PublicKey
 	Imports      string     `json:"imports,omitempty"` // a namespace
 }
 
-// SpecLocal is what the peer may know of this cluster.
+// SpecLocal is what the peer may know about this cluster.
 type SpecLocal struct {
 	PodCIDRs     []string `json:"podCIDRs"`
 	ExternalCIDR string   `json:"externalCIDR,omitempty"`
 }
 
-// SpecRemote is what the other cluster has.
+// SpecRemote is the other cluster's CIDRs.
 type SpecRemote struct {
 	PodCIDRs     []SpecRemap `json:"podCIDRs"`
 	ExternalCIDR *SpecRemap  `json:"externalCIDR,omitempty"`
 }
 
-// SpecRemap is a CIDR of the other cluster, and how this one sees it; "" = as it is.
+// SpecRemap is a CIDR of the other cluster, and the CIDR under which this one sees it; "" = the same.
 type SpecRemap struct {
 	CIDR  string `json:"cidr"`
 	Remap string `json:"remap,omitempty"`
@@ -98,7 +99,7 @@ type Assigned struct {
 	Address string `json:"address"`
 }
 
-// A Condition is one as Kubernetes has them.
+// A Condition is a Kubernetes condition.
 type Condition struct {
 	Type     string `json:"type"`
 	Status   string `json:"status"` // True, False or Unknown
@@ -108,7 +109,7 @@ type Condition struct {
 	Since    string `json:"lastTransitionTime"`
 }
 
-// A Peering is a Peering that was read. Without faults it is valid in itself.
+// A Peering is a parsed Peering. Without faults it is valid by itself.
 type Peering struct {
 	Metadata   kube.Metadata
 	Generation int64
@@ -126,7 +127,7 @@ type Peering struct {
 	Pods          []netip.Prefix // of this cluster
 	External      netip.Prefix   // invalid: none
 	Remote        []rules.RemoteCIDR
-	Imports       string // namespace of Services that the peer exports; "": they are not wanted
+	Imports       string // namespace for the peer's exported Services; "": they are not imported
 }
 
 func (p *Peering) add(field, format string, args ...any) {
@@ -141,7 +142,7 @@ func ReadPeering(o *kube.Object, generation int64, deleting bool) *Peering {
 		p.Faults = append(p.Faults, fault)
 		return p
 	}
-	json.Unmarshal(o.Status, &p.Status) // what cannot be read is written anew
+	json.Unmarshal(o.Status, &p.Status) // an unreadable status is written anew
 	p.read(&spec)
 	return p
 }
@@ -202,7 +203,7 @@ func (p *Peering) read(s *Spec) {
 	for i := range s.Remote.PodCIDRs {
 		p.remap(fmt.Sprintf("spec.remote.podCIDRs[%d]", i), &s.Remote.PodCIDRs[i], false)
 	}
-	if len(s.Remote.PodCIDRs) == 0 && s.PublicKey != "" { // who is invited has neither a key nor CIDRs yet
+	if len(s.Remote.PodCIDRs) == 0 && s.PublicKey != "" { // an invited cluster has neither a key nor CIDRs yet
 		p.add("spec.remote.podCIDRs", "missing")
 	}
 	if s.Remote.ExternalCIDR != nil {
@@ -219,7 +220,7 @@ func (p *Peering) checkEndpoint() {
 	}
 }
 
-// CheckEndpoint returns what is wrong with a host:port; "" = nothing.
+// CheckEndpoint returns the fault of a host:port; "" = none.
 func CheckEndpoint(endpoint string) (fault string) {
 	host, port, err := net.SplitHostPort(endpoint)
 	if n, e := strconv.ParseUint(port, 10, 16); err != nil || e != nil || n == 0 {
@@ -281,7 +282,7 @@ func (p *Peering) remap(field string, r *SpecRemap, external bool) {
 	p.Remote = append(p.Remote, rules.RemoteCIDR{Real: real, Remapped: seen, External: external})
 }
 
-// overlaps finds what the cluster sees as different things and is not.
+// overlaps reports CIDRs that overlap although the cluster must tell them apart.
 func (p *Peering) overlaps() {
 	type place struct {
 		field  string
@@ -303,7 +304,7 @@ func (p *Peering) overlaps() {
 	}
 }
 
-// remoteField is the path of how this cluster sees a CIDR of the other one.
+// remoteField returns the path of the field that says how this cluster sees remote CIDR i.
 func (p *Peering) remoteField(i int) string {
 	field := fmt.Sprintf("spec.remote.podCIDRs[%d]", i)
 	if p.Remote[i].External {
@@ -318,12 +319,12 @@ func (p *Peering) remoteField(i int) string {
 // GatewayAddress is the gateway's address inside the tunnels to nodes.
 func (p *Peering) GatewayAddress() netip.Addr { return p.Internal.Addr().Next() }
 
-// UnknownSource stands at the peer for sources that are no pods; invalid without an external CIDR.
+// UnknownSource is the address that the peer sees for sources that are not pods; invalid without an external CIDR.
 func (p *Peering) UnknownSource() netip.Addr {
 	return p.External.Addr()
 }
 
-// Seen returns what this cluster sees of the other.
+// Seen returns the CIDRs under which this cluster sees the other.
 func (p *Peering) Seen() (all []netip.Prefix) {
 	for _, r := range p.Remote {
 		all = append(all, r.Remapped)
@@ -332,5 +333,5 @@ func (p *Peering) Seen() (all []netip.Prefix) {
 	return all
 }
 
-// Fault returns all that is wrong with the Peering in one line; "" = nothing.
+// Fault returns all faults of the Peering in one line; "" = none.
 func (p *Peering) Fault() string { return strings.Join(p.Faults, "; ") }
