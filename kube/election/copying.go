@@ -11,16 +11,16 @@ import (
 	"culvert/gateway/role"
 )
 
-// A Replica copies the table of one gateway at a time, and has its own copied.
+// A Replica copies the table of one gateway at a time, and lets others copy its own.
 type Replica interface {
 	Table
 	// Follow copies the table of the gateway at an address from now on.
 	Follow(at netip.AddrPort)
-	// Whole waits until a full copy of the gateway that is followed is whole. It fails early if that one has nothing to copy, or only what is older.
+	// Whole waits for a complete copy of the followed gateway's table. It fails early if that gateway has no table, or an older one.
 	Whole(context.Context) error
 	// Followed reports whether another gateway copies the table.
 	Followed() bool
-	// Visit tells the gateway at an address a notice. If that one does not forward, it copies this one's table from then on.
+	// Visit sends a notice to the gateway at an address. If that gateway does not forward, it copies this one's table from then on.
 	Visit(ctx context.Context, at netip.AddrPort, notice []byte) error
 }
 
@@ -32,8 +32,8 @@ const (
 	catchUpTime = 3 * time.Second
 )
 
-// CatchUp has r copy the table of another pod, if there is one that has it. It belongs before Drive. learned reports whether the gateway has its rules:
-// without them nothing can be restored.
+// CatchUp makes r copy the table of another pod, if there is one with a table. Call it before Drive. learned reports whether the gateway has its
+// rules: without them nothing can be restored.
 func (e *Elector) CatchUp(ctx context.Context, r Replica, learned func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, catchUpTime)
 	defer cancel()
@@ -58,8 +58,9 @@ func (e *Elector) CatchUp(ctx context.Context, r Replica, learned func() bool) {
 	}
 }
 
-// Copy has r copy the pod that has the Lease while this one is a standby, until ctx ends. An active gateway that nobody copies tells another pod that it
-// has the Lease. That one may forward too, because it was cut off when this one took the Lease, or may be unable to look up this one's address.
+// Copy makes r copy from the pod that has the Lease while this pod is a standby, until ctx ends. If this gateway is active and nobody copies from it,
+// Copy tells another pod that this one has the Lease. The other pod may forward too, because it was cut off when this one took the Lease, or may be
+// unable to look up this one's address.
 func (e *Elector) Copy(ctx context.Context, r Replica, learned func() bool) {
 	tick := time.NewTicker(copyLook)
 	defer tick.Stop()
@@ -79,13 +80,13 @@ func (e *Elector) Copy(ctx context.Context, r Replica, learned func() bool) {
 		case is == role.Standby:
 			r.Follow(at)
 		case claim != nil:
-			r.Visit(ctx, at, claim) // one that does not answer forwards nothing, as far as can be told from here
+			r.Visit(ctx, at, claim) // a pod that does not answer presumably forwards nothing
 		}
 	}
 }
 
-// source returns where the pod is whose table is to be copied: the one that has the Lease or, where that is this one or nobody, any other. The zero AddrPort
-// is none. It fails if the API server does not answer within copyLook.
+// source returns the address of the pod to copy from: the holder of the Lease or, if that is this pod or nobody, any other. The zero AddrPort means
+// none. It fails if the API server does not answer within copyLook.
 func (e *Elector) source(ctx context.Context) (at netip.AddrPort, err error) {
 	ctx, cancel := context.WithTimeout(ctx, copyLook)
 	defer cancel()

@@ -23,23 +23,23 @@ type Gateway interface {
 	Call()
 }
 
-// Options are those of an election. All are required but Told and Changed.
+// Options configure an Elector. All are required except Told and Changed.
 type Options struct {
 	Client          dynamic.Interface
 	Namespace, Name string // of the Lease
 	Pod             string // the identity
 	Times           role.Times
-	Retry           time.Duration // between two attempts; between those of a standby up to 2.2 times as long
-	Deadline        time.Duration // after which it is said that the Lease cannot be renewed
+	Retry           time.Duration // between two attempts; a standby waits up to 2.2 times as long
+	Deadline        time.Duration // after which State reports that the Lease cannot be renewed
 	Label           Label
-	ReplicaPort     uint16 // at which each pod has its table copied
+	ReplicaPort     uint16 // port at which each pod lets others copy its table
 	Log             *logrus.Entry
 	Causes          *kube.Causes
-	Told            func(message string) // is given what an operator should know, for an Event
-	Changed         func()               // is called when the gateway has another role; nil = nobody is
+	Told            func(message string) // called with messages for operators, for an Event
+	Changed         func()               // called when the gateway's role has changed; may be nil
 }
 
-// Label is how others find the pod that forwards: one pod of the selected ones carries it.
+// Label is the label by which others find the pod that forwards: one of the selected pods carries it.
 type Label struct{ Selector, Name string }
 
 // An Elector takes part in an election for one gateway.
@@ -47,9 +47,9 @@ type Elector struct {
 	Options
 	started  time.Time
 	poke     chan struct{} // attempt at once
-	relabels chan struct{} // the role is another one
-	said     chan notice   // what the other gateways say
-	taken    chan struct{} // another one has the Lease that this one has given back
+	relabels chan struct{} // the role has changed
+	said     chan notice   // notices of other gateways
+	taken    chan struct{} // another gateway has the Lease that this one gave back
 	yielded  chan struct{} // yieldedTo has changed
 
 	mu        sync.Mutex
@@ -57,9 +57,9 @@ type Elector struct {
 	gateway   Gateway       // nil before Drive; +checklocks:mu
 	table     Table         // nil: it is not copied; +checklocks:mu
 	yieldedTo int64         // the latest term in which another gateway has sent this one all of the table; +checklocks:mu
-	role      role.Role     // that was announced last; +checklocks:mu
-	failing   time.Time     // since when the Lease cannot be renewed; zero: it can; +checklocks:mu
-	ending    bool          // no attempt any more; +checklocks:mu
+	role      role.Role     // last announced; +checklocks:mu
+	failing   time.Time     // since when the Lease cannot be renewed; zero: it can be; +checklocks:mu
+	ending    bool          // no more attempts; +checklocks:mu
 	changes   uint64        // of the role; +checklocks:mu
 }
 
@@ -70,16 +70,16 @@ func New(o Options) *Elector {
 		said: make(chan notice, maxSaid), taken: make(chan struct{}, 1), yielded: make(chan struct{}, 1)}
 }
 
-// jitter is that of client-go's elector: standbys do not attempt all at once.
+// jitter keeps standbys from trying all at once, as in client-go's elector.
 const jitter = 1.2
 
-// look is how often a role is decided anew while nothing happens.
+// look is how often the role is decided again while nothing happens.
 const look = 200 * time.Millisecond
 
 // now is the Machine's clock.
 func (e *Elector) now() time.Duration { return time.Since(e.started) }
 
-// Run takes part until ctx ends. It does not give back the Lease: Leave does.
+// Run takes part in the election until ctx ends. It does not give back the Lease; Leave does.
 func (e *Elector) Run(ctx context.Context) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
@@ -98,7 +98,7 @@ func (e *Elector) Run(ctx context.Context) {
 	}
 }
 
-// Drive has the Elector drive g from now on. The other gateways copy g's connections by t; nil if they do not. Before Drive, the Elector does not take the
+// Drive makes the Elector drive g from now on. The other gateways copy g's connections by t; nil: they do not. Before Drive, the Elector does not take the
 // Lease, because another gateway may have a copy of the table. Nor does it renew a Lease that an earlier container of its pod had: a container that dies
 // whenever it starts would keep the others from forwarding.
 func (e *Elector) Drive(g Gateway, t Table) {
@@ -116,7 +116,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// look decides the role, and has the gateway take it.
+// look decides the role and gives it to the gateway.
 func (e *Elector) look() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -163,7 +163,7 @@ func (e *Elector) announce() {
 	}
 }
 
-// attempts tries to have the Lease until ctx ends.
+// attempts tries to get or renew the Lease until ctx ends.
 func (e *Elector) attempts(ctx context.Context) {
 	for {
 		e.attempt(ctx)
@@ -183,7 +183,7 @@ func (e *Elector) attempts(ctx context.Context) {
 	}
 }
 
-// attempt reads the Lease, and writes it if it is to be had.
+// attempt reads the Lease, and writes it if this gateway may have it.
 func (e *Elector) attempt(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, max(e.Deadline/2, e.Retry))
 	defer cancel()
@@ -199,7 +199,7 @@ func (e *Elector) attempt(ctx context.Context) {
 		return
 	default:
 		if have, err = readLease(u); err != nil {
-			// A spec that no API server would take: the Lease is as one that nobody has renewed.
+			// No API server would accept such a spec: treat the Lease as one that nobody renews.
 			have = &role.Lease{Holder: "?"}
 		}
 	}
@@ -230,7 +230,7 @@ func (e *Elector) attempt(ctx context.Context) {
 	} else {
 		_, err = client.Update(ctx, next, metav1.UpdateOptions{})
 	}
-	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) { // another one was faster
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) { // another gateway was faster
 		signal(e.poke)
 		return
 	}
@@ -258,7 +258,7 @@ func ignoreAbsent(err error) error {
 	return err
 }
 
-// failed notes that an attempt has failed.
+// failed records that an attempt has failed.
 func (e *Elector) failed() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -277,15 +277,15 @@ func (e *Elector) succeeded() {
 // State is what an operator sees of an election.
 type State struct {
 	Role    role.Role
-	Why     string        // it has the role
+	Why     string        // why it has the role
 	Holder  string        // of the Lease; "": nobody, or it is unknown
 	Term    int64         // of the Lease
 	Age     time.Duration // since the Lease was seen to be renewed
-	Failing time.Duration // for how long attempts have failed; 0: they have not, for longer than the deadline
+	Failing time.Duration // how long attempts have failed; 0: not longer than the deadline
 	Changes uint64        // of the role
 }
 
-// State returns what there is to see.
+// State returns the current state.
 func (e *Elector) State() State {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -15,13 +15,13 @@ import (
 
 var pods = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 
-// label keeps the label on this pod, and on no other one, while it is active, until ctx ends. It looks again soon, because the gateway before may have
-// labelled itself late. After that it looks once in the duration of a Lease, because somebody else may move the label.
+// label makes this pod the only one with the label while it is active, until ctx ends. It soon checks again, because the previous gateway may have
+// labelled itself late, and from then on once per duration of a Lease, because somebody else may move the label.
 func (e *Elector) label(ctx context.Context) {
 	tick := time.NewTicker(look)
 	defer tick.Stop()
 	var due time.Time
-	again := false // it has looked since the pod became active
+	again := false // it has checked again since the pod became active
 	for {
 		select {
 		case <-ctx.Done():
@@ -43,15 +43,15 @@ func (e *Elector) label(ctx context.Context) {
 	}
 }
 
-// labels reports whether the label is to be this pod's. One that leaves does not take it back from its successor.
+// labels reports whether this pod should have the label. A pod that leaves does not take it back from its successor.
 func (e *Elector) labels() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.role == role.Active && !e.ending
 }
 
-// relabel takes the label from all selected pods but this one, and then gives it to this one. So at no moment two pods carry it, and none does for the
-// time of one request.
+// relabel takes the label from all other selected pods, and then gives it to this one. So two pods never carry it at once; for the time of one
+// request, none does.
 func (e *Elector) relabel(ctx context.Context) error {
 	if !e.labels() {
 		return nil

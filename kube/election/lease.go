@@ -1,8 +1,8 @@
-// Package election has replicas of a gateway elect the one that forwards, by a Lease, and tells Kubernetes which one it is.
+// Package election lets the replicas of a gateway elect the one that forwards, by a Lease, and labels its pod.
 //
-// The protocol is that of client-go's tools/leaderelection, so that gateways by other software can take part. That package is not used: with its
-// resource locks come the clients of all of Kubernetes' kinds, 16 MB of program; and its elector ends when it cannot renew, where a gateway must not.
-// Who forwards is decided by package role. A Lease is read and written by get, create and update: Liqo's role has no watch.
+// The protocol is that of client-go's tools/leaderelection, so that gateways by other software can take part. That package is not used, for two
+// reasons: its resource locks bring the clients of all of Kubernetes' kinds, 16 MB of program; and its elector stops when it cannot renew, but a
+// gateway must not. Package role decides which gateway forwards. A Lease is read and written by get, create and update: Liqo's role has no watch.
 package election
 
 import (
@@ -20,7 +20,7 @@ import (
 
 var leases = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 
-// spec is a Lease's spec as this package needs it.
+// spec is the part of a Lease's spec that this package needs.
 type spec struct {
 	Holder      *string `json:"holderIdentity"`
 	Seconds     *int32  `json:"leaseDurationSeconds"`
@@ -28,7 +28,7 @@ type spec struct {
 	Transitions *int64  `json:"leaseTransitions"`
 }
 
-// readLease reads a Lease. What is missing is zero.
+// readLease reads a Lease. Missing fields are zero.
 func readLease(u *unstructured.Unstructured) (*role.Lease, error) {
 	part, err := kube.PartOf(u, "spec")
 	if err != nil {
@@ -56,7 +56,7 @@ func readLease(u *unstructured.Unstructured) (*role.Lease, error) {
 	return l, nil
 }
 
-// writeLease returns the Lease u, nil if there is none, with l at now. Other fields stay.
+// writeLease returns u, or a new Lease if u is nil, with the fields of l, renewed at now. Other fields stay.
 func writeLease(u *unstructured.Unstructured, namespace, name string, l *role.Lease, now time.Time) (*unstructured.Unstructured, error) {
 	l.Renewed = now.UTC().Format(metav1.RFC3339Micro)
 	fields := map[string]any{}

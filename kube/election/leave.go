@@ -11,15 +11,16 @@ import (
 	"culvert/gateway/role"
 )
 
-// A Table is a gateway's connections, of which the other gateways have copies by a stream.
+// A Table is a gateway's connections, which the other gateways copy by a stream.
 type Table interface {
-	// Flush waits until the others have all that had changed before the call.
+	// Flush waits until the others have all changes before the call.
 	Flush(context.Context) error
-	// Tell sends the others a notice behind what Flush has flushed, and returns to how many.
+	// Tell sends the others a notice, after what Flush has flushed, and returns their number.
 	Tell(notice []byte) int
 }
 
-// What a gateway says to another one by the stream. When one has the Lease that another one forwards with, the table changes hands:
+// A notice is what a gateway says to another one by the stream. When one gateway gets the Lease while another one still forwards, the table changes
+// hands:
 //
 //	has the table                              follows it
 //	                    free ──────────────►   attempts to have the Lease at once
@@ -48,13 +49,13 @@ const (
 	flushTime = 5 * time.Second
 	// yieldTime is how long a gateway that has the Lease lets another one send it the rest of the table.
 	yieldTime = 500 * time.Millisecond
-	// releaseTimeout is how long giving back a Lease may take. Without it another gateway has it when it runs out.
+	// releaseTimeout is how long giving back a Lease may take. If it fails, another gateway gets the Lease when it runs out.
 	releaseTimeout = 2 * time.Second
-	// leavePoll is how often a gateway that leaves looks whether another one has the Lease. Without a stream, that one cannot say so.
+	// leavePoll is how often a gateway that leaves checks whether another one has the Lease. Without a stream, that one cannot say so.
 	leavePoll = 100 * time.Millisecond
 )
 
-// Heard takes a notice of another gateway. It does not block.
+// Heard accepts a notice of another gateway. It does not block.
 func (e *Elector) Heard(message []byte) {
 	var n notice
 	if json.Unmarshal(message, &n) != nil {
@@ -82,7 +83,7 @@ func (e *Elector) Claim() []byte {
 	return message
 }
 
-// tell says something to the other gateways, and reports whether there are any.
+// tell sends a notice to the other gateways, and reports whether there are any.
 func (e *Elector) tell(says string, term int64) bool {
 	e.mu.Lock()
 	t := e.table
@@ -94,7 +95,7 @@ func (e *Elector) tell(says string, term int64) bool {
 	return err == nil && t.Tell(message) > 0
 }
 
-// listen does what the other gateways say, until ctx ends.
+// listen handles the notices of other gateways, until ctx ends.
 func (e *Elector) listen(ctx context.Context) {
 	for {
 		select {
@@ -133,14 +134,14 @@ func (e *Elector) hear(ctx context.Context, n *notice) {
 	}
 }
 
-// yield leaves the table to the gateway that has the Lease of a term. This one sends nothing any more.
+// yield flushes the table and leaves it to the gateway that has the Lease with this term. This gateway no longer sends anything.
 func (e *Elector) yield(ctx context.Context, term int64) {
 	if e.flush(ctx, yieldTime) {
 		e.tell(saysYours, term)
 	}
 }
 
-// flush has the others get what has changed, and reports whether they have it.
+// flush sends all changes to the others, and reports whether they have them.
 func (e *Elector) flush(ctx context.Context, patience time.Duration) bool {
 	e.mu.Lock()
 	t := e.table
@@ -157,7 +158,7 @@ func (e *Elector) flush(ctx context.Context, patience time.Duration) bool {
 	return true
 }
 
-// take has whoever forwarded before stop, and waits until all of the table is here. This gateway has the Lease of a term.
+// take makes the previous gateway stop, and waits until the whole table is here. This gateway has the Lease with this term.
 func (e *Elector) take(ctx context.Context, term int64) {
 	if !e.tell(saysMine, term) {
 		return
@@ -213,7 +214,8 @@ func (e *Elector) Leave(ctx context.Context) {
 	}
 }
 
-// release gives back the Lease if this gateway has it, for another one to take at once. It returns the Lease if another one has it already.
+// release gives back the Lease if this gateway has it, so that another one can take it at once. If another one already has it, release returns that
+// Lease.
 func (e *Elector) release(ctx context.Context) (other *role.Lease, err error) {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
@@ -240,7 +242,7 @@ func (e *Elector) release(ctx context.Context) (other *role.Lease, err error) {
 	}
 }
 
-// leavePatience is more than a standby takes to see that the Lease is free, where nobody tells it.
+// leavePatience is longer than a standby without a stream takes to see that the Lease is free.
 func (e *Elector) leavePatience() time.Duration {
 	return time.Duration((1+jitter)*float64(e.Retry)) + time.Second/2
 }
