@@ -12,7 +12,7 @@ import (
 	"culvert/kube/verify/probe"
 )
 
-// paths returns what is to be asked. The last two are by NodePorts of the second and of the first cluster.
+// paths returns the paths to test. The last two are by NodePorts of the second and of the first cluster.
 func (r *run) paths() (all []Path) {
 	for i := range r.sides {
 		for n := range r.chosen[i] {
@@ -33,7 +33,7 @@ func (r *run) paths() (all []Path) {
 	return append(all, r.path(KindNodePort, 1, 0, 0, len(r.chosen[0])-1), r.path(KindNodePort, 0, 0, 1, len(r.chosen[1])-1))
 }
 
-// path is one from a node to another, by the cluster's place and the node's.
+// path returns the path from a node to another, given the indexes of the clusters and of the nodes.
 func (r *run) path(kind string, i, from, j, to int) Path {
 	a, b := r.sides[i], r.sides[j]
 	p := Path{Kind: kind, from: a, to: b, fromNode: r.chosen[i][from], toNode: r.chosen[j][to], mtu: a.Peering.MTU}
@@ -44,7 +44,7 @@ func (r *run) path(kind string, i, from, j, to int) Path {
 	case KindPods:
 		p.target = seenAs(a.Peering, p.target, false)
 	case KindNodePort:
-		p.via = r.chosen[i][(from+1)%len(r.chosen[i])] // the asker's own node may lead its pods there without any translation
+		p.via = r.chosen[i][(from+1)%len(r.chosen[i])] // the asker's own node may route its pods there without translation
 	}
 	return p
 }
@@ -56,7 +56,7 @@ func text(a netip.Addr) string {
 	return a.String()
 }
 
-// nodePort makes the Service of a path by a NodePort.
+// nodePort creates the Service for a path by a NodePort.
 func (r *run) nodePort(ctx context.Context, i int, p *Path) error {
 	node := r.sides[i].node(p.via)
 	far := seenAs(r.sides[i].Peering, p.target, false)
@@ -73,7 +73,7 @@ func (r *run) nodePort(ctx context.Context, i int, p *Path) error {
 	return err
 }
 
-// askers runs the pods that ask on one cluster's nodes, and puts their answers into the paths.
+// askers runs the asking pods on one cluster's nodes, and puts their answers into the paths.
 func (r *run) askers(ctx context.Context, i int, paths []Path) error {
 	d := r.sides[i].deployment(r.sides[i].Peering.Metadata.Name)
 	var objects []map[string]any
@@ -120,11 +120,11 @@ func (r *run) askers(ctx context.Context, i int, paths []Path) error {
 			p := asked[n][k]
 			p.Answer = a
 			switch p.Kind {
-			case KindPods, KindService: // a Service is the gateway's, which leaves clients their addresses
+			case KindPods, KindService: // the gateway serves the Service, and keeps clients' addresses
 				p.Want = text(seenAs(p.to.Peering, pod.Address, false))
 			case KindInside:
 				p.Want = text(pod.Address)
-			case KindNodePort: // some leave a pod its address
+			case KindNodePort: // some nodes keep a pod's address
 				if own := text(seenAs(p.to.Peering, pod.Address, false)); a.Seen == own {
 					p.Want = own
 				} else {
@@ -136,7 +136,7 @@ func (r *run) askers(ctx context.Context, i int, paths []Path) error {
 	return nil
 }
 
-// asTarget is the path as an asker is told it.
+// asTarget returns the path as a target for an asker.
 func (p *Path) asTarget(n int) probe.Target {
 	port := probe.Port
 	if p.port != 0 {

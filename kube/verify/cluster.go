@@ -18,39 +18,39 @@ import (
 	"culvert/kube/peering"
 )
 
-// A Cluster is where Run looks and where it runs its pods.
+// A Cluster is a cluster that Run reads and in which it runs its pods.
 type Cluster interface {
-	// Missing returns what the user may not do there and has to, with namespace as that of the pods.
+	// Missing returns the rights that the user needs and lacks, if the pods run in namespace.
 	Missing(ctx context.Context, namespace string) ([]string, error)
-	// Read returns what the cluster says of itself.
+	// Read returns what the cluster says about itself.
 	Read(ctx context.Context) (*Snapshot, error)
-	// Begin makes the namespace of the pods, and removes those that runs have left behind which have ended without removing theirs.
+	// Begin creates the namespace of the pods, and removes the namespaces that killed runs left behind.
 	Begin(ctx context.Context, namespace string) (removed []string, err error)
-	// Create makes objects in the namespace, and returns them as they are then.
+	// Create creates objects in the namespace, and returns them as the API server has stored them.
 	Create(ctx context.Context, namespace string, objects ...map[string]any) ([]map[string]any, error)
 	// Pods returns the pods of the namespace.
 	Pods(ctx context.Context, namespace string) ([]Pod, error)
 	// ClusterIP returns the address of a Service; invalid: there is no such Service.
 	ClusterIP(ctx context.Context, namespace, name string) (netip.Addr, error)
-	// End removes the namespace with all that is in it, and returns when it is gone.
+	// End removes the namespace with all its content, and returns when it is gone.
 	End(ctx context.Context, namespace string) error
 }
 
 const (
-	// maxRun is how long a run takes at most. A namespace that is older is what another run has left behind.
+	// maxRun is the maximum duration of a run. An older namespace was left behind by another run.
 	maxRun = 10 * time.Minute
-	// maxEnd is how long the removal takes at most.
+	// maxEnd is the maximum duration of the removal.
 	maxEnd = time.Minute
-	// look is how often Run looks at what it waits for.
+	// look is how often Run checks what it waits for.
 	look = 200 * time.Millisecond
-	// runLabel is at each namespace that a run makes.
+	// runLabel is the label of each namespace that a run creates.
 	runLabel = "culvert.io/verify"
 )
 
-// A right is what the user has to be allowed to.
+// A right is a permission that the user needs.
 type right struct{ group, resource, verb, namespace string }
 
-// own is in the place of the namespace of the pods.
+// own stands for the namespace of the pods.
 const own = "*"
 
 var rights = []right{
@@ -83,10 +83,10 @@ var resources = map[string]schema.GroupVersionResource{
 	"Review":        {Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews"},
 }
 
-// api is a Cluster behind an API server.
+// api is a Cluster reached by its API server.
 type api struct{ client dynamic.Interface }
 
-// NewCluster returns the Cluster that a client leads to.
+// NewCluster returns the Cluster of a client.
 func NewCluster(client dynamic.Interface) Cluster { return api{client} }
 
 func (c api) Missing(ctx context.Context, namespace string) (all []string, err error) {
@@ -122,10 +122,10 @@ func (r right) text(own string) string {
 	return fmt.Sprintf("%s %s in namespace %s", r.verb, resource, r.namespace)
 }
 
-// perPage is how many objects are asked for at once.
+// perPage is how many objects one request lists.
 const perPage = 500
 
-// list calls each with the objects of a kind. What does not exist as a kind has no objects.
+// list calls each with the objects of a kind. A kind that the cluster lacks has no objects.
 func (c api) list(ctx context.Context, kind, namespace string, o metav1.ListOptions, each func(map[string]any) error) error {
 	for o.Limit = perPage; ; {
 		l, err := c.client.Resource(resources[kind]).Namespace(namespace).List(ctx, o)
@@ -181,7 +181,7 @@ func (c api) Begin(ctx context.Context, namespace string) (removed []string, err
 	if err != nil {
 		return nil, err
 	}
-	now := made.GetCreationTimestamp().Time // by the API server's clock, as those of the others
+	now := made.GetCreationTimestamp().Time // by the API server's clock, like the other namespaces' times
 	err = c.list(ctx, "Namespace", "", metav1.ListOptions{LabelSelector: runLabel}, func(o map[string]any) error {
 		u := unstructured.Unstructured{Object: o}
 		if u.GetName() == namespace || u.GetDeletionTimestamp() != nil || now.Sub(u.GetCreationTimestamp().Time) < maxRun {
@@ -206,7 +206,7 @@ func (c api) Create(ctx context.Context, namespace string, objects ...map[string
 				all = append(all, u.Object)
 				break
 			}
-			// The namespace's ServiceAccount comes some time after it.
+			// The namespace's ServiceAccount is created some time after the namespace.
 			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "serviceaccount") {
 				return all, err
 			}

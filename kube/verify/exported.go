@@ -17,13 +17,13 @@ import (
 
 const (
 	exportedService = "probe"
-	importTime      = 20 * time.Second // until an exported Service is in the other cluster, or has gone from there
+	importTime      = 20 * time.Second // until an exported Service has appeared in the other cluster, or disappeared from it
 )
 
 // importedName is the name of the run's Service in the other cluster.
 func (r *run) importedName() string { return exportedService + "-" + r.namespace }
 
-// exports has each cluster export a Service to the other one, if that wants any, and returns the paths to it: by its address, and by its name.
+// exports makes each cluster export a Service to the other one, if that imports any, and returns the paths to it: by its address, and by its name.
 func (r *run) exports(ctx context.Context) ([]Path, error) {
 	var paths [2][]Path
 	var notes [2]string
@@ -39,7 +39,7 @@ func (r *run) exports(ctx context.Context) ([]Path, error) {
 	return slices.Concat(paths[0], paths[1]), err
 }
 
-// export has cluster i import a Service of the other one. note says why it cannot.
+// export makes cluster i import a Service of the other one. note says why it cannot.
 func (r *run) export(ctx context.Context, i int) (paths []Path, note string, err error) {
 	a, b := r.sides[i], r.sides[1-i]
 	namespace := a.Peering.Imports
@@ -73,7 +73,8 @@ func (r *run) export(ctx context.Context, i int) (paths []Path, note string, err
 
 var notImported = fmt.Sprintf("not imported within %s", importTime)
 
-// awaitImport returns the address of the run's Service in cluster i when it is there, or none when it has gone, but after importTime in any case.
+// awaitImport waits until the run's Service in cluster i is there (or, if there is false, has gone), for at most importTime. It returns the Service's
+// address, if it has one.
 func (r *run) awaitImport(ctx context.Context, i int, there bool) (at netip.Addr, err error) {
 	for until := time.Now().Add(importTime); ; {
 		if at, err = r.clusters[i].ClusterIP(ctx, r.imported[i], r.importedName()); err == nil && at.IsValid() == there || time.Now().After(until) {
@@ -87,7 +88,7 @@ func (r *run) awaitImport(ctx context.Context, i int, there bool) (at netip.Addr
 	}
 }
 
-// awaitGone waits until the Service has gone from cluster i, whose gateway removes it when it is told.
+// awaitGone waits until the gateway of cluster i has removed the Service.
 func (r *run) awaitGone(ctx context.Context, i int) error {
 	if r.imported[i] == "" {
 		return nil
@@ -99,7 +100,7 @@ func (r *run) awaitGone(ctx context.Context, i int) error {
 	return err
 }
 
-// services judges what became of exported Services.
+// services judges the paths to exported Services.
 func (j *judge) services(a, b *Side) {
 	byAddress := map[*Side]string{} // errors
 	for i := range j.paths {
@@ -114,7 +115,7 @@ func (j *judge) services(a, b *Side) {
 		switch {
 		case p.Error == probe.NoDNS:
 			j.all = append(j.all, Finding{p.from.name(), false, "pods find no names at all, not even kubernetes.default.svc: whether they find an exported Service by its name was not tried"})
-		case known, p.host != "" && byAddress[p.from] != "": // and so it is said
+		case known, p.host != "" && byAddress[p.from] != "": // and that was reported
 		case p.Error == notImported:
 			j.wrong(p.from.name(), "a Service that %s exports is not in namespace %s after %s%s", p.to.name(), p.from.Peering.Imports, importTime, said(p.to, peering.Exported)+said(p.from, peering.Imported))
 		case p.host != "":
@@ -125,7 +126,7 @@ func (j *judge) services(a, b *Side) {
 	}
 }
 
-// said is what a condition says that is not true.
+// said returns the text of a condition that is not True.
 func said(s *Side, kind string) string {
 	c := s.condition(kind)
 	switch {

@@ -18,8 +18,8 @@ const (
 	genevePort    = "geneve"
 )
 
-// Judge says what is wrong between two clusters: first what they say themselves, and then what only the pods have found. It marks the paths.
-// What one cause explains is said once.
+// Judge returns what is wrong between two clusters: first what they say themselves, then what only the pods have found. It marks the paths. It
+// reports each cause once.
 func Judge(a, b *Side, paths []Path) []Finding {
 	j := &judge{paths: paths, blamed: map[string]bool{}}
 	for i := range paths {
@@ -48,15 +48,15 @@ func Judge(a, b *Side, paths []Path) []Finding {
 type judge struct {
 	all    []Finding
 	paths  []Path
-	apart  bool            // the clusters are, whatever the nodes do
-	blamed map[string]bool // cluster/node that something is known of
+	apart  bool            // the clusters are not connected, whatever the nodes do
+	blamed map[string]bool // cluster/node of nodes with a known fault
 }
 
 func (j *judge) wrong(cluster, format string, args ...any) {
 	j.all = append(j.all, Finding{cluster, true, fmt.Sprintf(format, args...)})
 }
 
-// condition returns one of a Peering's; nil: it has none.
+// condition returns the Peering's condition of a type; nil: it has none.
 func (s *Side) condition(kind string) *peering.Condition {
 	i := slices.IndexFunc(s.Peering.Status.Conditions, func(c *peering.Condition) bool { return c != nil && c.Type == kind })
 	if i < 0 {
@@ -65,7 +65,7 @@ func (s *Side) condition(kind string) *peering.Condition {
 	return s.Peering.Status.Conditions[i]
 }
 
-// says returns what a condition that is not true says; "" = it is true, or says nothing.
+// says returns the text of a condition that is not True; "" = it is True, or has no text.
 func (s *Side) says(kind string) string {
 	if c := s.condition(kind); c != nil && c.Status != "True" {
 		return cmp.Or(c.Message, c.Reason)
@@ -125,7 +125,7 @@ func colon(why string) string {
 	return ": " + why
 }
 
-// agreed compares what a Peering says of the other cluster with what that says of itself.
+// agreed compares what a Peering says about the other cluster with what that cluster says about itself.
 func (j *judge) agreed(s, o *Side) {
 	p, q := s.Peering, o.Peering
 	of := fmt.Sprintf("Peering %s", p.Metadata.Name)
@@ -200,7 +200,7 @@ func (j *judge) between(a, b *Side) {
 		client.name(), cmp.Or(client.Peering.Endpoint, "its endpoint"), config.DefaultWireGuardPort, server.name(), quoted(client, server, says))
 }
 
-// quoted is what the sides say themselves.
+// quoted returns what the sides say themselves.
 func quoted(a, b *Side, says map[*Side]string) string {
 	var all []string
 	for _, s := range []*Side{a, b} {

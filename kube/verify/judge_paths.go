@@ -24,7 +24,7 @@ func (j *judge) inside() {
 	}
 }
 
-// answers judges paths between the clusters on which nothing came back.
+// answers judges paths between the clusters that got no answer.
 func (j *judge) answers(a, b *Side) {
 	failed, tried := map[string]int{}, map[string]int{}
 	all, none := 0, 0
@@ -68,7 +68,7 @@ func (j *judge) answers(a, b *Side) {
 	}
 }
 
-// elsewhere reports whether nothing works on the nodes of the other cluster either, so that one of this one's is not to blame alone.
+// elsewhere reports whether several nodes of s have no working path, so that none of them alone is to blame.
 func (j *judge) elsewhere(s *Side, failed, tried map[string]int) bool {
 	other := 0
 	for at := range tried {
@@ -79,7 +79,7 @@ func (j *judge) elsewhere(s *Side, failed, tried map[string]int) bool {
 	return other > 1
 }
 
-// of returns the side that a place is of.
+// of returns the side of a place.
 func (j *judge) of(place string) *Side {
 	for _, p := range j.paths {
 		switch place {
@@ -92,8 +92,8 @@ func (j *judge) of(place string) *Side {
 	return nil
 }
 
-// closed says what closes the way between a node and its gateway, through which nothing passes. unsure: it may be another node's as well, so
-// that only what is certain is said.
+// closed reports what blocks the path between a node and its gateway, on which nothing passes. unsure: the fault may be on another node's path
+// instead, so only certain causes are reported.
 func (j *judge) closed(s *Side, n peering.Assigned, unsure bool) bool {
 	t, _ := s.tunnel(n.Name, s.Peering.Metadata.Name)
 	address := ""
@@ -119,9 +119,9 @@ func (j *judge) closed(s *Side, n peering.Assigned, unsure bool) bool {
 	return true
 }
 
-// sources judges under which addresses senders are seen.
+// sources judges the source addresses that servers have seen.
 func (j *judge) sources() {
-	masqueraded := map[*Side]map[string]string{} // node: as what it is seen
+	masqueraded := map[*Side]map[string]string{} // by node: the address seen instead
 	for i := range j.paths {
 		p := &j.paths[i]
 		if p.Error != "" || p.Want == "" || p.Seen == p.Want {
@@ -163,7 +163,7 @@ func upper(text string) string {
 	return string(text[0]-'a'+'A') + text[1:]
 }
 
-// sizes judges how large packets may be.
+// sizes judges the largest packets that pass.
 func (j *judge) sizes(a, b *Side) {
 	least, small, all := 0, []string{}, 0
 	mute := []*Path{}
@@ -203,7 +203,7 @@ func (j *judge) sizes(a, b *Side) {
 	}
 }
 
-// rest says of each path what nothing else has.
+// rest reports the faults of paths that no other finding explains.
 func (j *judge) rest() {
 	for i := range j.paths {
 		p := &j.paths[i]

@@ -6,10 +6,10 @@ import (
 	"culvert/kube/verify/probe"
 )
 
-// names of what is in the namespace
+// app names the objects in the namespace.
 const app = "culvert-verify"
 
-// podObject is a pod of a run on a node: culvert's own image without any privilege. It ends with the run, also if nobody removes it.
+// podObject returns a pod of a run on a node: culvert's own image without any privilege. It ends with the run, even if nobody removes it.
 func podObject(d *Deployment, name, node string, args ...string) map[string]any {
 	container := map[string]any{
 		"name": "probe", "image": d.Image, "args": texts(append([]string{"probe"}, args...)),
@@ -45,7 +45,7 @@ func texts(all []string) (list []any) {
 	return list
 }
 
-// serviceObjects are a Service of a type, with labels, whose only endpoint is an address.
+// serviceObjects returns a Service of a type, with labels, whose only endpoint is an address.
 func serviceObjects(name, kind, address string, labels map[string]any) []map[string]any {
 	port := map[string]any{"name": "probe", "protocol": "TCP", "port": int64(probe.Port)}
 	return []map[string]any{

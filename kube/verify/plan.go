@@ -9,23 +9,23 @@ import (
 	"culvert/kube/peering"
 )
 
-// ringNodes is how many nodes of each cluster are asked unless all are.
+// ringNodes is the maximum number of nodes of each cluster that are tested, unless all are.
 const ringNodes = 10
 
-// A Side is one cluster of the two.
+// A Side is one of the two clusters.
 type Side struct {
 	Context string // as the user calls it
 	*Snapshot
-	Peering *peering.Peering // its end
+	Peering *peering.Peering // its end of the tunnel
 }
 
 // name is the cluster's ID.
 func (s *Side) name() string { return s.Peering.Cluster }
 
-// of returns a place of the cluster's.
+// of returns a place in the cluster.
 func (s *Side) of(node string) string { return s.name() + "/" + node }
 
-// pair finds the Peerings by which two clusters are joined.
+// pair finds the Peerings that join two clusters.
 func pair(a, b *Snapshot) (p, q *peering.Peering, err error) {
 	for _, x := range a.Peerings {
 		for _, y := range b.Peerings {
@@ -55,7 +55,7 @@ func list(all []*peering.Peering) string {
 	return strings.Join(names, ", ")
 }
 
-// chosen returns the nodes that are asked: those that are ready and have a tunnel, with the gateway's before the others.
+// chosen returns the nodes to test: ready ones with a tunnel, the gateway's node first.
 func (s *Side) chosen(all bool) (names []string, of int) {
 	for _, a := range s.Peering.Status.Nodes {
 		if n := s.node(a.Name); n != nil && n.Ready {
@@ -84,13 +84,13 @@ func (s *Side) gatewayNode() string {
 	return s.Peering.Status.Active.Node
 }
 
-// A hop is one direction between two nodes, by their places in the lists of chosen nodes. away: from the second cluster to the first.
+// A hop is one direction between two nodes, by their indexes in the lists of chosen nodes. away: from the second cluster to the first.
 type hop struct {
 	from, to int
 	away     bool
 }
 
-// ring goes from node to node of two clusters in turn until each was left and entered.
+// ring goes back and forth between the nodes of two clusters until each node was left and entered.
 func ring(a, b int) (all []hop) {
 	if a == 0 || b == 0 {
 		return nil
@@ -101,7 +101,7 @@ func ring(a, b int) (all []hop) {
 	return all
 }
 
-// everyPair has each node of one cluster ask each of the other.
+// everyPair returns the hops from each node of each cluster to each node of the other.
 func everyPair(a, b int) (all []hop) {
 	for i := range a {
 		for j := range b {
@@ -114,7 +114,7 @@ func everyPair(a, b int) (all []hop) {
 // Kinds of paths.
 const (
 	KindPods     = "pods"
-	KindInside   = "inside" // both ends are in one cluster: what fails there is none of culvert's business
+	KindInside   = "inside" // both ends are in one cluster: a fault there is not culvert's
 	KindNodePort = "nodePort"
 	KindService  = "service"
 )
@@ -142,7 +142,7 @@ func remapped(from, to netip.Prefix, a netip.Addr) netip.Addr {
 	return netip.AddrFrom4(y)
 }
 
-// unknownAs is under which address a cluster sees what is no pod of its peer's; invalid: under none.
+// unknownAs returns the address under which a cluster sees its peer's hosts that are not pods; invalid: none.
 func unknownAs(at *Side, from *Side) netip.Addr {
 	u := from.Peering.UnknownSource()
 	if !from.Peering.External.IsValid() {

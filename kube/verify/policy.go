@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// A Policy is a NetworkPolicy, as far as it is needed to say whether it keeps UDP of a gateway away.
+// A Policy is the part of a NetworkPolicy that decides whether a gateway's UDP passes.
 type Policy struct {
 	Name            string
 	selector        selector
@@ -79,8 +79,8 @@ func (s *selector) matches(labels map[string]string) bool {
 	return true
 }
 
-// refusing returns the policies that together keep UDP of a port, which containers call name, between a gateway's pod and other; none if
-// one of them lets it pass, or no policy restricts it. An invalid other is an address that is not known: any block of addresses may have it.
+// refusing returns the policies that together block UDP of a port, which containers call name, between a gateway's pod and other; none if one of them
+// lets it pass, or if no policy restricts it. An invalid other is an unknown address, which any block may contain.
 func refusing(all []Policy, labels map[string]string, inbound bool, port int, name string, other netip.Addr) (names []string) {
 	for i := range all {
 		p := &all[i]
@@ -104,7 +104,7 @@ func refusing(all []Policy, labels map[string]string, inbound bool, port int, na
 func (r *policyRule) hasPort(port int, name string) bool {
 	for _, p := range r.Ports {
 		if p.Protocol != "UDP" {
-			continue // TCP where it says nothing
+			continue // TCP if it says nothing
 		}
 		var number int
 		var text string
@@ -118,7 +118,8 @@ func (r *policyRule) hasPort(port int, name string) bool {
 	return len(r.Ports) == 0
 }
 
-// hasPeer reports whether the rule is also for an address that is no pod's: selectors of pods and namespaces are not.
+// hasPeer reports whether the rule also applies to an address that is not a pod's: selectors of pods and namespaces do
+// not.
 func (r *policyRule) hasPeer(inbound bool, other netip.Addr) bool {
 	peers := r.From
 	if !inbound {

@@ -27,7 +27,7 @@ type Joined struct {
 	Nodes   int    `json:"nodes"`
 }
 
-// A Path is what was found on the way from one place to another.
+// A Path is the result for the path from one place to another.
 type Path struct {
 	Kind string `json:"kind"`
 	From string `json:"from"` // cluster/node
@@ -40,13 +40,13 @@ type Path struct {
 	fromNode, toNode string
 	via              string // the node with the NodePort
 	mtu              int
-	unknown          netip.Addr // under which the far end sees what is no pod
-	target           netip.Addr // that the asker asks; invalid: there is none
-	port             int        // of it; 0: that of servers
-	host             string     // by which name it is asked; "": by its address
+	unknown          netip.Addr // address under which the far end sees hosts that are not pods
+	target           netip.Addr // address for the asker; invalid: there is none
+	port             int        // port of target; 0: the servers' own
+	host             string     // name by which the target is asked; "": by its address
 }
 
-// A Finding is what is wrong, or worth to know, in one sentence with its remedy.
+// A Finding is one fault, or something worth knowing, in one sentence with its remedy.
 type Finding struct {
 	Cluster string `json:"cluster,omitempty"` // "" = both
 	Wrong   bool   `json:"wrong"`
@@ -54,15 +54,15 @@ type Finding struct {
 }
 
 const (
-	// fewDatagrams is how many of a burst may be lost, of two bursts the better one.
+	// fewDatagrams is how many datagrams of the better of two bursts may be lost.
 	fewDatagrams = 2
 )
 
-// judgePath finds what is wrong with an answer by itself.
+// judge finds faults in the path's answer by itself.
 func (p *Path) judge() {
 	fault := func(format string, args ...any) { p.Faults = append(p.Faults, fmt.Sprintf(format, args...)) }
 	a := &p.Answer
-	if a.Error == probe.NoDNS { // which is nothing of culvert's
+	if a.Error == probe.NoDNS { // not a fault of culvert
 		return
 	}
 	if a.Error != "" {
@@ -88,7 +88,7 @@ func (p *Path) judge() {
 	}
 }
 
-// most is how large packets should be able to be.
+// most returns the size of packets that should pass.
 func (p *Path) most() int {
 	if own := p.Answer.Size.Own; own > 0 {
 		return min(p.mtu, own)
@@ -96,7 +96,7 @@ func (p *Path) most() int {
 	return p.mtu
 }
 
-// Figures returns the cells of the path's line: whether it is well, both ends, the answer, datagrams, size, rate, and who is seen.
+// Figures returns the cells of the path's line: whether it works, both ends, the answer, datagrams, size, rate, and the source that was seen.
 func (p *Path) Figures() []string {
 	state, cells := "ok", []string{"–", "–", "–", "–", "–"}
 	a := &p.Answer
@@ -133,10 +133,10 @@ func (p *Path) Figures() []string {
 	return append([]string{state, from, to}, cells...)
 }
 
-// Columns are the heads of Figures.
+// Columns are the column titles for Figures.
 const Columns = "\tFROM\tTO\tANSWER\tUDP\tMTU\tTCP\tSEEN AS"
 
-// Rows are the Figures of all paths. Where names of nodes would make the table wider than a page, they are cut; the report has them whole.
+// Rows returns the Figures of all paths. Node names that would make the table wider than a page are cut; the report has them in full.
 func (r *Report) Rows() (rows [][]string) {
 	cut := r.cutPlaces()
 	for i := range r.Paths {
@@ -148,11 +148,11 @@ func (r *Report) Rows() (rows [][]string) {
 }
 
 const (
-	placeWidth = 20 // of two places and the widest figures a page has room
-	nodeWidth  = 8  // that names of nodes have whatever the cluster's is
+	placeWidth = 20 // room for each of two places beside the widest figures
+	nodeWidth  = 8  // minimum room for node names, however long the cluster's name is
 )
 
-// cutPlaces returns what stands for each place, a cluster and a node, in a table.
+// cutPlaces returns the short form for a table of each place (a cluster and a node).
 func (r *Report) cutPlaces() map[string]string {
 	nodes, cut := map[string][]string{}, map[string]string{} // by cluster
 	for i := range r.Paths {
@@ -171,8 +171,8 @@ func (r *Report) cutPlaces() map[string]string {
 	return cut
 }
 
-// cutNames shortens names to at most so many characters, if they still differ then: first by the domain, where all have the same, and then by their
-// beginnings, which the nodes of a pool have in common.
+// cutNames shortens names to at most most characters, if they still differ then. It first removes the domain, if all have the same, and then cuts
+// their beginnings, which the nodes of a pool have in common.
 func cutNames(all []string, most int) []string {
 	_, domain, _ := strings.Cut(all[0], ".")
 	names, short, seen := make([]string, len(all)), make([]string, len(all)), map[string]bool{}
@@ -207,7 +207,7 @@ func round(d time.Duration) string {
 	return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000)
 }
 
-// name is the path in a sentence.
+// name returns the path as part of a sentence.
 func (p *Path) name() string {
 	if p.Kind == KindNodePort {
 		return fmt.Sprintf("%s by a NodePort to %s", p.From, p.To)
@@ -218,7 +218,7 @@ func (p *Path) name() string {
 	return p.From + " to " + p.To
 }
 
-// service is what stands behind the far end on a path to an exported Service.
+// service returns the text that follows the far end on a path to an exported Service.
 func (p *Path) service() string {
 	if p.host != "" {
 		return " by name"

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Options say how much is asked, and whom to tell meanwhile.
+// Options say what to test, and whom to inform meanwhile.
 type Options struct {
 	Contexts [2]string // as the user calls the clusters
 	AllNodes bool      // every pair of nodes, not a ring of at most ten
@@ -23,25 +23,25 @@ const (
 	patience   = 8               // seconds until a first answer
 	startTime  = time.Minute     // of a pod
 	askTime    = 2 * time.Minute // of a pod that asks
-	perPod     = 8               // targets: what a container may say at its end has 4096 bytes
+	perPod     = 8               // targets: a container's termination message has at most 4096 bytes
 	serverName = "server-"
 )
 
-// A run is one in the making.
+// A run is a run in progress.
 type run struct {
 	o         Options
 	clusters  [2]Cluster
 	sides     [2]*Side
-	chosen    [2][]string // nodes that are asked
+	chosen    [2][]string // nodes to test
 	servers   [2][]Pod
 	namespace string
 	token     string
 	report    *Report
-	imported  [2]string // namespace in which a cluster has a Service of the run's; "" = none
+	imported  [2]string // namespace in which a cluster has imported the run's Service; "" = none
 }
 
-// Run asks two clusters and returns what it has found. An error means that it could not look; a removal that failed is one, too. All that it
-// makes is removed, also when ctx ends.
+// Run tests two clusters and returns the results. An error means that it could not test, or that the removal failed. It removes everything that it
+// created, even when ctx ends.
 func Run(ctx context.Context, a, b Cluster, o Options) (report *Report, err error) {
 	ctx, cancel := context.WithTimeout(ctx, maxRun)
 	defer cancel()
@@ -61,7 +61,7 @@ func Run(ctx context.Context, a, b Cluster, o Options) (report *Report, err erro
 	if err != nil {
 		return nil, err
 	}
-	if err := r.read(ctx); err != nil { // what the pods have met, gateways may know by now
+	if err := r.read(ctx); err != nil { // by now, gateways may know about what the pods have met
 		return nil, err
 	}
 	for i := range paths {
@@ -74,7 +74,7 @@ func Run(ctx context.Context, a, b Cluster, o Options) (report *Report, err erro
 	return r.report, nil
 }
 
-// both calls do for each cluster, at once, and returns the errors with the names of their clusters.
+// both calls do for both clusters at the same time, and returns the errors with the names of their clusters.
 func (r *run) both(do func(i int) error) []error {
 	errs := make([]error, 2)
 	var tasks sync.WaitGroup
@@ -111,7 +111,7 @@ func (r *run) read(ctx context.Context) error {
 	return nil
 }
 
-// sideOf returns the place of a side, or of one that was read before.
+// sideOf returns the index of a side, or of the same cluster's earlier Side.
 func (r *run) sideOf(s *Side) int {
 	if s.name() == r.sides[0].name() {
 		return 0
@@ -119,7 +119,7 @@ func (r *run) sideOf(s *Side) int {
 	return 1
 }
 
-// ask runs the pods, and returns what those have found.
+// ask runs the pods, and returns their results.
 func (r *run) ask(ctx context.Context) ([]Path, error) {
 	for i, s := range r.sides {
 		nodes, of := s.chosen(r.o.AllNodes)
@@ -129,7 +129,7 @@ func (r *run) ask(ctx context.Context) ([]Path, error) {
 		if len(nodes) == 0 {
 			r.report.Findings = append(r.report.Findings, Finding{s.name(), true, "no node that is ready has a tunnel to the gateway yet, so that no pod can ask"})
 		}
-		if s.deployment(s.Peering.Metadata.Name) == nil { // Judge says it
+		if s.deployment(s.Peering.Metadata.Name) == nil { // Judge reports it
 			r.chosen[i] = nil
 		}
 	}
@@ -163,7 +163,7 @@ func (r *run) ask(ctx context.Context) ([]Path, error) {
 	return paths, errors.Join(r.both(func(i int) error { return r.askers(ctx, i, paths) })...)
 }
 
-// serve starts the pods that answer on one cluster's nodes.
+// serve starts the answering pods on one cluster's nodes.
 func (r *run) serve(ctx context.Context, i int) error {
 	d := r.sides[i].deployment(r.sides[i].Peering.Metadata.Name)
 	var objects []map[string]any
@@ -178,7 +178,7 @@ func (r *run) serve(ctx context.Context, i int) error {
 	return err
 }
 
-// await returns the pods whose names begin with a text when all are as they should be, sorted by the number in their names.
+// await waits until done holds for all count pods whose names begin with a text, and returns them sorted by the number in their names.
 func (r *run) await(ctx context.Context, i int, most time.Duration, count int, beginning string, done func(*Pod) bool) ([]Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
@@ -219,7 +219,7 @@ func (r *run) await(ctx context.Context, i int, most time.Duration, count int, b
 	}
 }
 
-// end removes what the run has made.
+// end removes everything that the run created.
 func (r *run) end(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, maxEnd)
 	defer cancel()

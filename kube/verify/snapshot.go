@@ -11,7 +11,7 @@ import (
 	"culvert/kube/peering"
 )
 
-// A Snapshot is what a cluster says of itself.
+// A Snapshot is what a cluster says about itself.
 type Snapshot struct {
 	Peerings    []*peering.Peering
 	Nodes       []Node
@@ -27,7 +27,7 @@ type Snapshot struct {
 type Node struct {
 	Name    string
 	Ready   bool
-	Address netip.Addr // its InternalIP; invalid: none of IPv4
+	Address netip.Addr // its InternalIP; invalid: it has no IPv4 address
 }
 
 // A Tunnel is what a TunnelNode says.
@@ -38,7 +38,7 @@ type Tunnel struct {
 	Peerings []peering.NodePeering
 }
 
-// A Deployment is that of a gateway.
+// A Deployment is a gateway's Deployment.
 type Deployment struct {
 	Name       string
 	Image      string
@@ -46,7 +46,7 @@ type Deployment struct {
 	Replicas   int64
 }
 
-// A Pod is a pod as its status is.
+// A Pod is the state of a pod.
 type Pod struct {
 	Name    string
 	Node    string
@@ -54,18 +54,18 @@ type Pod struct {
 	Phase   string
 	Ready   bool
 	Address netip.Addr // IPv4; invalid: none yet
-	Trouble string     // why it does not run; "" = nothing is said
-	Message string     // that its container left at its end
+	Trouble string     // why it does not run; "" = no reason is given
+	Message string     // the termination message of its container
 }
 
-// A Warning is a warning that an Event has.
+// A Warning is an Event of type Warning.
 type Warning struct {
 	Kind, Name string // of the object
 	Message    string
 	At         time.Time
 }
 
-// convert reads an object into a type of its own.
+// convert reads an object into a typed value.
 func convert(from, to any) error {
 	text, err := json.Marshal(from)
 	if err == nil {
@@ -74,7 +74,7 @@ func convert(from, to any) error {
 	return err
 }
 
-// metadata is what is used of an object's metadata.
+// metadata is the part of an object's metadata used here.
 type metadata struct {
 	Name, Namespace, UID string
 	Labels               map[string]string
@@ -242,7 +242,7 @@ func (s *Snapshot) gateways(of string) (all []Pod) {
 	return all
 }
 
-// peeringLabel is at the pods of a gateway.
+// peeringLabel is a label of a gateway's pods.
 const peeringLabel = "culvert.io/peering"
 
 func (s *Snapshot) deployment(of string) *Deployment {
@@ -261,7 +261,7 @@ func (s *Snapshot) node(name string) *Node {
 	return &s.Nodes[i]
 }
 
-// tunnel returns what the TunnelNode of a node says, and of one Peering.
+// tunnel returns the content of a node's TunnelNode, and its part about one Peering.
 func (s *Snapshot) tunnel(node, of string) (t *Tunnel, p *peering.NodePeering) {
 	i := slices.IndexFunc(s.Tunnels, func(t Tunnel) bool { return t.Node == node })
 	if i < 0 {
@@ -274,7 +274,7 @@ func (s *Snapshot) tunnel(node, of string) (t *Tunnel, p *peering.NodePeering) {
 	return t, &t.Peerings[i]
 }
 
-// lastWarning returns the latest of those about objects whose name begins with a text; "" = none.
+// lastWarning returns the latest warning about objects whose names begin with a text; "" = none.
 func (s *Snapshot) lastWarning(beginning string, kinds ...string) string {
 	var last Warning
 	for _, w := range s.Warnings {

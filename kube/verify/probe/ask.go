@@ -16,18 +16,18 @@ import (
 )
 
 const (
-	dialTimeout   = 2 * time.Second // of one try: longer than the first repetition of a SYN (RFC 6298, Section 2.1)
+	dialTimeout   = 2 * time.Second // for one try: longer than until the first repetition of a SYN (RFC 6298, Section 2.1)
 	pause         = 200 * time.Millisecond
 	datagrams     = 20
 	datagramBytes = 512
 	datagramGap   = 10 * time.Millisecond
 	datagramWait  = time.Second     // for the last answer
-	stall         = 5 * time.Second // without a byte of what is sent there and back
+	stall         = 5 * time.Second // maximum time without a byte of the bulk transfer
 	bulkTime      = 30 * time.Second
 )
 
-// Ask does a Task, one target after the other: first what is small, so that askers beside each other do not disturb what they measure, and
-// then what fills the path.
+// Ask does a Task, one target after the other. It first makes the small tests, so that concurrent askers do not disturb each other's measurements,
+// and then those that fill the path.
 func Ask(ctx context.Context, t *Task) []Answer {
 	all := make([]Answer, len(t.Targets))
 	for i := range t.Targets {
@@ -74,7 +74,7 @@ func (t *Task) meet(ctx context.Context, to *Target) Answer {
 	}
 }
 
-// A connection is one with a server that has greeted.
+// A connection leads to a server that has sent its greeting.
 type connection struct {
 	*net.TCPConn
 	r            *bufio.Reader
@@ -101,13 +101,13 @@ func (t *Task) dial(ctx context.Context, address string) (*connection, error) {
 	return c, nil
 }
 
-// hasDNS reports whether pods find the name that every cluster with DNS has.
+// hasDNS reports whether pods can resolve the name that every cluster with DNS has.
 func hasDNS(ctx context.Context) bool {
 	_, err := net.DefaultResolver.LookupHost(ctx, "kubernetes.default.svc")
 	return err == nil
 }
 
-// short is what an error is about, without the addresses, which are known.
+// short returns the essence of an error, without the addresses, which are known.
 func short(err error) string {
 	var timeout net.Error
 	switch number := syscall.Errno(0); {
@@ -121,7 +121,7 @@ func short(err error) string {
 	return err.Error()
 }
 
-// datagrams sends some. A burst of which one is lost is sent once more: a queue overflows now and then.
+// datagrams sends a burst of datagrams, and a second one if any was lost: a queue may overflow now and then.
 func (t *Task) datagrams(ctx context.Context, address string) *UDP {
 	best := &UDP{Sent: datagrams}
 	for range 2 {
@@ -173,7 +173,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// datagram is a question of a length.
+// datagram returns a question of the given length.
 func (t *Task) datagram(number uint32, length int) []byte {
 	b := make([]byte, max(length, minDatagram))
 	copy(b, t.Token)

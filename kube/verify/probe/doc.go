@@ -1,9 +1,9 @@
-// Package probe is both ends of the checks of culvert verify: Serve answers, Ask asks. They run in pods without any privilege, and know
-// nothing of Kubernetes.
+// Package probe has both ends of the checks of culvert verify: Serve answers, Ask asks. They run in pods without any privilege, and know nothing of
+// Kubernetes.
 //
 // Over TCP, an asker sends a line with the token of its run. The server answers with a line that has the address it sees and its own name,
 // and then returns every byte. Over UDP, a question is the token, '?', and a number; the answer is the same with '!', and as long. A server
-// answers no answer and nobody without the token, so that two servers cannot keep each other busy.
+// answers neither answers nor anybody without the token, so two servers cannot keep each other busy.
 package probe
 
 import "time"
@@ -18,14 +18,14 @@ const tokenBytes = 16
 type Task struct {
 	Token   string   `json:"token"`
 	Targets []Target `json:"targets"`
-	// Patience is how many seconds a target may take to answer for the first time: routes and policies come some time after a pod.
+	// Patience is how many seconds a target may take to answer for the first time: routes and policies take effect some time after a pod starts.
 	Patience int `json:"patience"`
 }
 
 // NoDNS is the error of a Target with a name, in a cluster whose pods find no name at all.
 const NoDNS = "no DNS"
 
-// A Target is a server, or what leads to one.
+// A Target is a server, or an address or name that leads to one.
 type Target struct {
 	Name    string `json:"name"`
 	Address string `json:"address"` // host:port
@@ -35,7 +35,7 @@ type Target struct {
 	Bytes int64 `json:"bytes,omitempty"`
 }
 
-// An Answer is what became of one Target.
+// An Answer is the result for one Target.
 type Answer struct {
 	Name   string        `json:"name"`
 	Error  string        `json:"error,omitempty"` // why there was no answer at all
@@ -47,32 +47,32 @@ type Answer struct {
 	Bulk   *Bulk         `json:"bulk,omitempty"`
 }
 
-// UDP is what became of some datagrams.
+// UDP is the result of the datagram test.
 type UDP struct {
 	Sent     int `json:"sent"`
 	Answered int `json:"answered"`
 }
 
-// Size is how large packets may be, in bytes of IP.
+// Size says how large IP packets may be, in bytes.
 type Size struct {
 	Own     int `json:"own"`            // MTU of the asker's own interface
 	Largest int `json:"largest"`        // that passed; 0: none
-	Told    int `json:"told,omitempty"` // MTU that the network told when a packet was too large; 0: it told nothing
-	// Above says what became of a packet that was one byte larger than the largest.
+	Told    int `json:"told,omitempty"` // MTU that the network reported for a packet that was too large; 0: it reported nothing
+	// Above says what happened to a packet one byte larger than Largest.
 	Above Above `json:"above,omitempty"`
 }
 
-// Above is what became of a packet that is too large.
+// Above is what happened to a packet that is too large.
 type Above string
 
-// What may become of it: ICMP told the sender (RFC 1191, Section 4), nothing came back, or it passed.
+// ICMP informed the sender (RFC 1191, Section 4), nothing came back, or it passed.
 const (
 	Refused  Above = "refused"
 	Vanished Above = "vanished"
 	Passed   Above = "passed"
 )
 
-// Bulk is what became of many bytes that went there and back.
+// Bulk is the result of sending many bytes there and back.
 type Bulk struct {
 	Bytes int64         `json:"bytes"`
 	Took  time.Duration `json:"took"`

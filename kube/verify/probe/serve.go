@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// maxConnections is how many connections a server has at once; it closes others.
+	// maxConnections is how many connections a server accepts at once; it closes others.
 	maxConnections = 256
 	// maxEcho is how many bytes a server returns to one connection.
 	maxEcho = 1 << 30
@@ -69,7 +69,7 @@ func answerUDP(udp net.PacketConn, token string) {
 			continue
 		}
 		b[tokenBytes] = '!'
-		udp.WriteTo(b[:n], from) // what is lost is asked again
+		udp.WriteTo(b[:n], from) // a lost answer is asked for again
 	}
 }
 
@@ -111,7 +111,7 @@ func echo(conn net.Conn, token, name string) {
 	}
 }
 
-// readGreeting reads what a server says first.
+// readGreeting reads the server's first line.
 func readGreeting(r *bufio.Reader) (seen, server string, err error) {
 	line, err := r.ReadSlice('\n') // of at most the reader's size
 	if err != nil {

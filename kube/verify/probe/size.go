@@ -19,7 +19,8 @@ const (
 	sizeWait  = 300 * time.Millisecond // for an answer, or ICMP
 )
 
-// size finds the largest packet that passes unfragmented, which should be of mtu bytes, and what becomes of a larger one.
+// size finds the largest packet that passes unfragmented, which should have mtu bytes, and what happens to a larger
+// one.
 func (t *Task) size(ctx context.Context, address string, mtu int) *Size {
 	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		control := c.Control(func(fd uintptr) {
@@ -39,7 +40,7 @@ func (t *Task) size(ctx context.Context, address string, mtu int) *Size {
 	return s
 }
 
-// A prober says what becomes of one packet, and the path's MTU as far as the network has told it.
+// A prober reports what happens to one packet, and the path's MTU if the network has reported it.
 type prober interface {
 	try(size int) Above
 	told() int
@@ -50,14 +51,14 @@ type sizer struct {
 	conn *net.UDPConn
 }
 
-// find asks with few packets where all is well, and halves otherwise.
+// find needs only a few packets if all is well; otherwise it bisects.
 func find(p prober, s *Size, mtu int) {
 	most := mtu
 	if s.Own > 0 {
 		most = min(mtu, s.Own)
 	}
 	first := p.try(most)
-	if first == Refused { // the path is smaller, and says so
+	if first == Refused { // the path's MTU is smaller, and the network reports it
 		s.Told = p.told()
 		if s.Told >= minSize && s.Told < most {
 			most = s.Told
@@ -65,7 +66,7 @@ func find(p prober, s *Size, mtu int) {
 		}
 	}
 	if first != Passed {
-		low, high := minSize-1, most // passes or was not tried, does not pass
+		low, high := minSize-1, most // low passes or was not tried, high does not pass
 		for high-low > 1 {
 			middle := (low + high) / 2
 			if p.try(middle) == Passed {
@@ -110,7 +111,7 @@ func (p *sizer) own() int {
 	return 0
 }
 
-// told is the path's MTU as the kernel knows it.
+// told returns the path's MTU that the kernel knows.
 func (p *sizer) told() (mtu int) {
 	c, err := p.conn.SyscallConn()
 	if err != nil {
