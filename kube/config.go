@@ -14,7 +14,7 @@ func (s *Site) Config(base *config.Config) *config.Config {
 	c := *base
 	c.WireGuard.PeerPublicKey = s.PeerPublicKey
 	c.Geneve.GatewayAddress = rules.PairOf(s.GatewayAddress)
-	c.Geneve.SourceCheck = nat.SourceCheckCluster // a pod's packets may leave by another node than its own
+	c.Geneve.SourceCheck = nat.SourceCheckCluster // a pod's packets may come through another node than its own
 	c.Geneve.Nodes = make([]config.Node, 0, len(s.Nodes))
 	for _, n := range s.Nodes {
 		c.Geneve.Nodes = append(c.Geneve.Nodes, config.Node{

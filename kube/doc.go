@@ -1,5 +1,5 @@
 // Package kube lets a gateway replace Liqo's: it derives the gateway's configuration and rules from the resources of Liqo's controllers, and reports
-// back by conditions, Events and the Connection.
+// back through conditions, Events and the Connection.
 //
 //	API server ─ watches ─► Object ─► State ─► Changes ─► Gateway
 //	     ▲                              │

@@ -61,7 +61,7 @@ type operand struct {
 	Position rules.Position `json:"position"`
 }
 
-// tunnelDevice is the name of the WireGuard tunnel in resources, and anyTunnel that of all of a gateway's tunnels; here there is one.
+// tunnelDevice is the name of the WireGuard tunnel in resources, anyTunnel the name of all of a gateway's tunnels; here there is only one.
 const (
 	tunnelDevice = "liqo-tunnel"
 	anyTunnel    = "liqo-tunnel*"

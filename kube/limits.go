@@ -8,15 +8,15 @@ import (
 
 // The owner of an object may change it at any rate, and each change may bring a new fault.
 const (
-	FaultsAtOnce  = 20          // faults of one object that are told at once
+	FaultsAtOnce  = 20          // faults of one object that are reported at once
 	FaultInterval = time.Minute // between two further ones
 )
 
-// FaultLimits limit how many faults are told, in the log and by Events: FaultsAtOnce of each object and one more in each FaultInterval, so that no
-// object hides the faults of another. The keys name objects.
+// FaultLimits limit how many faults are reported, in the log and by Events: FaultsAtOnce for each object and one more in each FaultInterval, so that
+// no object hides the faults of another. The keys name objects.
 type FaultLimits map[string]*rate.Limiter
 
-// Allow reports whether a new fault of an object may be told now.
+// Allow reports whether a new fault of an object may be reported now.
 func (f FaultLimits) Allow(of string, now time.Time) bool {
 	if f[of] == nil {
 		for other, limit := range f {

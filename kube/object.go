@@ -55,7 +55,7 @@ func (m *Metadata) compare(o *Metadata) int {
 	return strings.Compare(m.Name, o.Name)
 }
 
-// The order of rules has room for seconds until 2038, and for as many more for those that come last.
+// The order of rules has room for seconds until 2038, and as much again for rules that come last.
 const orderLast = 1 << 31
 
 // order returns the order of the resource's chains and rules among those of equal priority. Ties are broken by namespace and name.

@@ -69,7 +69,7 @@ func conditionWord(good bool) string {
 	return string(word[0]-'a'+'A') + word[1:]
 }
 
-// setCondition returns a resource's conditions with that of host as it should be. Others' conditions stay.
+// setCondition returns a resource's conditions with the right one for host. Others' conditions stay.
 func setCondition(all []any, host string, good bool, now string) []any {
 	next := make([]any, 0, len(all)+1)
 	mine := map[string]any{"host": host, "type": applied, "status": conditionWord(good), "lastTransitionTime": now}
@@ -90,7 +90,7 @@ type Event struct {
 	APIVersion string // "": Liqo's
 	Kind       string
 	Metadata   Metadata
-	Reason     string // "": NotApplied, a warning; all others are news
+	Reason     string // "": NotApplied, a warning; all others are informational
 	Message    string
 }
 

@@ -119,7 +119,7 @@ func (r *route) route(path string, peer netip.Addr, f *faults) rules.PolicyRoute
 	return out
 }
 
-// readPrefix parses a CIDR. Host bits are no fault, and are ignored.
+// readPrefix parses a CIDR. It ignores host bits.
 func readPrefix(path, value string, f *faults) netip.Prefix {
 	p, err := netip.ParsePrefix(value)
 	if err != nil || p.Addr().Is4In6() {

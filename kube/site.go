@@ -311,7 +311,7 @@ func (d *derivation) nodes(fabric string) {
 	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Name < nodes[j].Name })
 }
 
-// claim records that a node has something of which there can be only one.
+// claim records that a node has a value that only one node may have.
 func claim[T comparable](f *faults, of map[T]rules.Key, key rules.Key, field string, value T) {
 	if other, ok := of[value]; ok {
 		f.add(field, "%v is that of InternalNode %s too", value, other.Name)

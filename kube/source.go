@@ -23,7 +23,7 @@ type Gateway interface {
 	CommitRules()
 	// Check returns the result of the connection check.
 	Check() Check
-	// Speaks reports whether this gateway, of several, says what has become of resources.
+	// Speaks reports whether this gateway, of several, is the one that writes the status of resources.
 	Speaks() bool
 }
 
@@ -58,7 +58,7 @@ type Source struct {
 // Identity is what a Source knows about its gateway besides Self.
 type Identity struct {
 	Self
-	Base    *config.Config // settings that no resource has
+	Base    *config.Config // settings that are in no resource
 	UID     string         // of the GatewayServer or GatewayClient
 	Pod     string
 	Refresh time.Duration // of the Connection's latency
@@ -218,7 +218,7 @@ func (s *Source) apply(g Gateway) bool {
 	return true
 }
 
-// applySite passes the Site to g. A refused one is tried again in the next round: what it conflicted with may be gone by then.
+// applySite passes the Site to g. If g refuses it, the next round tries again: the conflict may be gone by then.
 func (s *Source) applySite(g Gateway) {
 	if s.site == nil {
 		return

@@ -16,7 +16,7 @@ import (
 type Self struct {
 	Name, Namespace string
 	Remote          string // the remote cluster's ID
-	Node            string // that the gateway runs on
+	Node            string // the gateway's node
 	Server          bool
 	MTU             int
 	// KeepUnknown leaves sources without a route back unchanged. Otherwise they become U, and answers to them go to their node.

@@ -81,16 +81,16 @@ type Followed struct {
 	Resource       string // name in the API
 	Labels, Fields string // selectors
 	Into           Taker
-	// Trim, if not nil, takes from an object of a list what Into does not use: a list of all Pods of a large cluster has hundreds of megabytes, and comes
-	// in parts.
+	// Trim, if not nil, removes from an object of a list what Into does not use: a list of all Pods of a large cluster has hundreds of megabytes, and
+	// comes in parts.
 	Trim func(*unstructured.Unstructured)
 }
 
-// A Taker takes the objects of a set as the API server has them. One goroutine at a time calls it.
+// A Taker receives the objects of a set from the API server. One goroutine at a time calls it.
 type Taker interface {
 	Add(*unstructured.Unstructured) // or change
 	Delete(*unstructured.Unstructured)
-	Replace([]*unstructured.Unstructured) // there are no others
+	Replace([]*unstructured.Unstructured) // these are all objects
 }
 
 // A store passes what a reflector reads to a Taker, and keeps nothing of it.

@@ -28,7 +28,7 @@ func (s *Source) write(ctx context.Context, speaks bool) {
 	t, have := s.writes, s.connection
 	s.writes.events = nil
 	s.mu.Unlock()
-	if !speaks { // the gateway that does has the same to say
+	if !speaks { // the gateway that speaks writes the same
 		return
 	}
 	try := func(f func(context.Context) error) bool {
@@ -118,7 +118,7 @@ type Reporter struct {
 // eventTimeout is how long one Event may take.
 const eventTimeout = 10 * time.Second
 
-// WriteAll creates Events in their order until one cannot be written, and returns that and those after it, at most maxEvents, for another try.
+// WriteAll creates Events in order until one cannot be written. It returns that one and the rest, at most maxEvents, for another try.
 func (r *Reporter) WriteAll(ctx context.Context, all []Event, at time.Time) (left []Event) {
 	for i := range all {
 		one, cancel := context.WithTimeout(ctx, eventTimeout)
@@ -131,7 +131,7 @@ func (r *Reporter) WriteAll(ctx context.Context, all []Event, at time.Time) (lef
 	return nil
 }
 
-// Cut shortens a text to at most so many bytes.
+// Cut shortens a text to at most most bytes.
 func Cut(text string, most int) string {
 	if len(text) > most {
 		text = strings.ToValidUTF8(text[:most-3], "") + "..."

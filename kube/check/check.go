@@ -15,7 +15,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// Cluster is what was read. Objects are as in JSON; nil if missing.
+// Cluster has the objects that were read, as in JSON; nil if missing.
 type Cluster struct {
 	Gateway    map[string]any   // the GatewayServer or GatewayClient
 	Namespace  map[string]any   // of the gateway
@@ -57,7 +57,7 @@ const (
 	group       = "networking.liqo.io"
 )
 
-// An end is what differs between the two ends of a tunnel.
+// An end has the names that differ between the two ends of a tunnel.
 type end struct{ plural, reference, stock, kind, ours string }
 
 var (
@@ -75,7 +75,7 @@ type checker struct {
 	made map[string]any // what Liqo's operator would make of the template
 }
 
-// Check judges what was read. An error means that it is not enough.
+// Check judges the objects. An error means that too few were read.
 func Check(c *Cluster) (*Report, error) {
 	k := &checker{Cluster: c, end: clientEnd}
 	g, err := k.gateway()

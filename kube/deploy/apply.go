@@ -45,8 +45,8 @@ func (c *Cluster) Survey(ctx context.Context) (*join.Survey, error) {
 	return s, nil
 }
 
-// Installed returns what a cluster has: the image of its agents, "" if there are none, and of the gateway of a Peering the type of the Service, how many
-// pods it has, 0 if there is none, and whether it has rights in imports, the namespace for what its peer exports.
+// Installed returns what is installed in a cluster: the image of its agents ("" if there are none), and about a Peering's gateway the type of its
+// Service, its number of pods (0 if there is no gateway), and whether it has rights in imports, the namespace for the peer's exports.
 func (c *Cluster) Installed(ctx context.Context, name, imports string) (*manifests.Gateway, error) {
 	i := &manifests.Gateway{Peering: name}
 	u, err := c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node", metav1.GetOptions{})
@@ -83,7 +83,7 @@ func (c *Cluster) Installed(ctx context.Context, name, imports string) (*manifes
 	return i, nil
 }
 
-// CanImport returns why a gateway cannot be given rights in the namespace for what its peer exports.
+// CanImport returns why a gateway cannot get rights in the namespace for its peer's exports.
 func (c *Cluster) CanImport(ctx context.Context, g *manifests.Gateway) error {
 	all, err := Parts(g)
 	if err != nil {
@@ -101,7 +101,7 @@ func (c *Cluster) CanImport(ctx context.Context, g *manifests.Gateway) error {
 	return nil
 }
 
-// Parts are the objects of one Peering's end, and of what every peering needs.
+// Parts returns the objects of one Peering's end, and those that every peering needs.
 func Parts(g *manifests.Gateway) ([]*unstructured.Unstructured, error) {
 	return Objects(manifests.Common(g.Image) + "\n---\n" + g.YAML())
 }
@@ -124,7 +124,7 @@ func InstallRights() []Right {
 	return append(rights, Right{"delete", "policy", "poddisruptionbudgets", peering.GatewayNamespace})
 }
 
-// Install makes what runs for a Peering as it should be. What is so already stays.
+// Install creates or updates everything that runs for a Peering. Objects that are already right are not changed.
 func (c *Cluster) Install(ctx context.Context, g *manifests.Gateway) error {
 	all, err := Parts(g)
 	if err != nil {
@@ -139,7 +139,7 @@ func (c *Cluster) Install(ctx context.Context, g *manifests.Gateway) error {
 		return nil
 	}
 	err = c.client.Resource(budgets).Namespace(peering.GatewayNamespace).Delete(ctx, "culvert-"+g.Peering, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) { // it is there after several pods
+	if err != nil && !apierrors.IsNotFound(err) { // it exists if there were several pods before
 		return fmt.Errorf("delete PodDisruptionBudget culvert-%s: %w", g.Peering, err)
 	}
 	return nil
@@ -208,7 +208,7 @@ func (c *Cluster) Status(ctx context.Context, name string) (*peering.Status, err
 }
 
 // Endpoint returns the address of a Peering's gateway: that of its Service's load balancer, or a
-// node's address and the node port. Until there is one, missing says what is not there yet.
+// node's address and the node port. Until there is one, missing says what it waits for.
 func (c *Cluster) Endpoint(ctx context.Context, name string, node netip.Addr) (endpoint, missing string, err error) {
 	u, err := c.client.Resource(services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name, metav1.GetOptions{})
 	if err != nil {

@@ -24,8 +24,7 @@ import (
 // manager is the field manager of applied objects.
 const manager = "culvert"
 
-// minMinor is the oldest Kubernetes 1.x whose API servers accept the kinds, and put the node into
-// an agent's token.
+// minMinor is the oldest Kubernetes 1.x whose API servers accept the kinds, and include the node in an agent's token.
 const minMinor = 31
 
 // A Cluster is a client of a cluster's API server, with a user's rights.

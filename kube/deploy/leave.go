@@ -22,11 +22,11 @@ import (
 // awaitPause is the time between two looks.
 const awaitPause = 500 * time.Millisecond
 
-// errInterrupted is what a user is told who has interrupted a change.
+// errInterrupted is the message for a user who has interrupted a change.
 var errInterrupted = errors.New("interrupted; the same command goes on")
 
-// Await looks until nothing is missing. say is called with what is missing, whenever that changes. An error of look counts as missing,
-// because an API server may be away for a moment. When ctx ends, the error is what was missing last.
+// Await calls look until nothing is missing. It calls say whenever what is missing changes. An error of look counts as missing, because an API server
+// may be away for a moment. When ctx ends, Await returns an error that says what was missing last.
 func Await(ctx context.Context, say func(missing string), look func(context.Context) (missing string, err error)) error {
 	last := ""
 	for {
@@ -61,7 +61,7 @@ func LeaveRights() []Right {
 		panic(err) // the manifests are our own
 	}
 	rights := rightsFor(append(all, newPeering("any", nil, ""), newLease("any")), "get", "delete")
-	for _, r := range []schema.GroupVersionResource{services, endpointSlices, roles, roleBindings} { // of imports, in whatever namespace
+	for _, r := range []schema.GroupVersionResource{services, endpointSlices, roles, roleBindings} { // of imports, in any namespace
 		for _, verb := range []string{"list", "get", "delete"} {
 			rights = append(rights, Right{verb, r.Group, r.Resource, ""})
 		}
@@ -113,7 +113,7 @@ func (c *Cluster) remove(ctx context.Context, all []*unstructured.Unstructured, 
 	})
 }
 
-// Leave removes a Peering, waits until nothing of it is left on any node, and removes its gateway.
+// Leave removes a Peering, waits until no node has any remains of it, and removes its gateway.
 func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) error {
 	if err := c.remove(ctx, []*unstructured.Unstructured{newPeering(name, nil, "")}, say); err != nil {
 		return err
@@ -139,7 +139,7 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	return c.removeImports(ctx, name, say)
 }
 
-// newLease returns the Lease that a gateway of several pods has made.
+// newLease returns the Lease that a gateway with several pods creates.
 func newLease(name string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -147,8 +147,8 @@ func newLease(name string) *unstructured.Unstructured {
 	}}
 }
 
-// removeImports removes what stands for Services of a peer, and the rights to it; "" is of all peers. A gateway that runs has removed the former when its
-// Peering went, and one whose rights have gone makes it no more.
+// removeImports removes the objects that stand for a peer's Services, and the rights to write them; "" means all peers. A running gateway has already
+// removed the objects when its Peering went, and one without the rights creates no more.
 func (c *Cluster) removeImports(ctx context.Context, name string, say func(string)) error {
 	label, right := peering.LabelImported, peering.ImportRole(name)
 	if name != "" {
@@ -181,8 +181,7 @@ func nodeHas(u *unstructured.Unstructured, name string) bool {
 	return slices.ContainsFunc(t.Status.Peerings, func(p peering.NodePeering) bool { return p.Name == name })
 }
 
-// LeaveAll removes all of culvert: first Peerings, then agents once nothing is left on their nodes,
-// and then the rest.
+// LeaveAll removes all of culvert: first Peerings; once nothing of them is left on nodes, agents; then the rest.
 func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 	names, err := c.Peerings(ctx)
 	if err != nil {

@@ -33,7 +33,7 @@ func (f *Fault) event() *kube.Event {
 	return &kube.Event{Kind: f.Kind, Metadata: f.Metadata, Message: f.Message}
 }
 
-// A resource is one object, with the fault that it has by itself.
+// A resource is one object, with its own fault if it has one.
 type resource struct {
 	meta     kube.Metadata
 	deleting bool

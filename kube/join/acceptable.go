@@ -37,7 +37,7 @@ func (c *Cluster) Acceptable(i *Invitation) error {
 	return nil
 }
 
-// Old returns what the Peering with a peer says; nil if there is none.
+// Old returns the spec of the Peering with a peer; nil if there is none.
 func (c *Cluster) Old(peer string) *peering.Spec { return c.specs[peer] }
 
 // Role returns the role of this cluster in the Peering with a peer; "" if there is none.

@@ -11,43 +11,43 @@ import (
 	"culvert/kube/peering"
 )
 
-// Found is a CIDR, and what says so.
+// Found is a CIDR, and the source that says so.
 type Found struct {
 	CIDR   netip.Prefix
 	Source string
 }
 
-// Hints are what the user says of a cluster. Empty ones are found.
+// Hints are what the user says about a cluster. Find finds the values of empty ones.
 type Hints struct {
 	Pods, Services []netip.Prefix
 	Avoid          []netip.Prefix // what nothing that is chosen may overlap
-	API            netip.Addr     // of the API server, as the user reaches it; invalid: a name
+	API            netip.Addr     // address by which the user reaches the API server; invalid: it has a name
 }
 
-// A Cluster is what is known of a cluster's addresses.
+// A Cluster is what is known about a cluster's addresses.
 type Cluster struct {
 	Name     string // its ID
 	Nodes    int
 	Pods     []Found
 	PodsFrom string  // Nodes or Pods
 	Services []Found // reserved: no peer and no tunnel gets them
-	// Balanced is whether load balancers of the cluster have addresses, and Address that of a node, by which a NodePort is reached.
+	// Balanced says whether load balancers of the cluster have addresses. Address is that of a node, by which a NodePort is reached.
 	Balanced bool
 	Address  netip.Addr
 	Public   bool // Address is an ExternalIP
-	Six      bool // pods have addresses of IPv6, which no Peering carries
+	Six      bool // pods have IPv6 addresses, which no Peering carries
 
-	taken    []ipam.Taken   // what is used
-	wide     []netip.Prefix // where more of it may come
+	taken    []ipam.Taken   // CIDRs in use
+	wide     []netip.Prefix // CIDRs in which more may come into use
 	peerings []*peering.Peering
 	specs    map[string]*peering.Spec
 	nonces   map[string]string
 }
 
-// maxCIDRs is how many pod CIDRs a Peering has room for.
+// maxCIDRs is the maximum number of pod CIDRs in a Peering.
 const maxCIDRs = 16
 
-// Find says what a cluster has. The error names the flag by which the user says what cannot be found.
+// Find derives a cluster's addresses. If something cannot be found, the error names the flag by which the user can say it.
 func (s *Survey) Find(name string, h Hints) (*Cluster, error) {
 	c := &Cluster{Name: name, Nodes: len(s.nodes), Balanced: s.balanced, Six: s.six, peerings: s.peerings, specs: s.specs, nonces: s.nonces}
 	if len(s.nodes) == 0 {
@@ -104,7 +104,7 @@ func (s *Survey) serviceCIDRs(h Hints) (all []Found) {
 	return all
 }
 
-// podCIDRs returns the first of what objects say that has all addresses of Pods.
+// podCIDRs asks several sources in turn, and returns the first answer that contains all addresses of Pods.
 func (s *Survey) podCIDRs(h Hints, services []Found) (all []Found, err error) {
 	for _, p := range h.Pods {
 		all = append(all, Found{p, "--pod-cidr"})
@@ -118,7 +118,7 @@ func (s *Survey) podCIDRs(h Hints, services []Found) (all []Found, err error) {
 			flag = append(flag, Found{p, "--cluster-cidr of " + f.pod})
 		}
 	}
-	var others []netip.Addr // what is no pod
+	var others []netip.Addr // addresses that are not pods'
 	for _, n := range s.nodes {
 		others = append(others, n.addresses...)
 	}
@@ -134,7 +134,7 @@ func (s *Survey) podCIDRs(h Hints, services []Found) (all []Found, err error) {
 	return s.ofPods(others)
 }
 
-// ofPeerings is what was found or said before, if no Node has got other pods since.
+// ofPeerings returns the pod CIDRs of existing Peerings, unless a Node has since got pods outside them.
 func (s *Survey) ofPeerings() (all []Found) {
 	if len(s.specs) == 0 {
 		return nil
@@ -151,7 +151,7 @@ func (s *Survey) ofPeerings() (all []Found) {
 	return all
 }
 
-// ofNodes guesses from Nodes, which have parts of a larger CIDR.
+// ofNodes guesses from Nodes, whose CIDRs are parts of a larger one.
 func (s *Survey) ofNodes(others []netip.Addr) (all []Found) {
 	var parts []netip.Prefix
 	var first []netip.Addr
@@ -203,7 +203,7 @@ func (s *Survey) ofPods(others []netip.Addr) (all []Found, err error) {
 	return all, nil
 }
 
-// around returns the /16 around each address; none if one has an address of others.
+// around returns the /16 around each address; none if one of these contains an address of others.
 func around(addresses, others []netip.Addr) (all []netip.Prefix) {
 	for _, a := range addresses {
 		if p := netip.PrefixFrom(a, 16).Masked(); !slices.Contains(all, p) {
@@ -223,7 +223,7 @@ func contains(all []Found, a netip.Addr) bool {
 	return slices.ContainsFunc(all, func(f Found) bool { return f.CIDR.Contains(a) })
 }
 
-// podsFrom says whether Nodes tell where every pod is.
+// podsFrom returns Nodes if the Nodes' CIDRs say where every pod is, otherwise Pods.
 func (s *Survey) podsFrom(pods []Found) string {
 	for _, n := range s.nodes {
 		if len(n.pods) == 0 || slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return !contains(pods, p.Addr()) }) {
@@ -238,7 +238,7 @@ func (s *Survey) podsFrom(pods []Found) string {
 	return "Nodes"
 }
 
-// take notes what nothing that is chosen may overlap, but for what its Peerings have: see chooser.
+// take records the CIDRs that no choice may overlap, except those of the cluster's Peerings: see chooser.
 func (c *Cluster) take(s *Survey, h Hints) {
 	add := func(name string, p netip.Prefix) { c.taken = append(c.taken, ipam.Taken{Name: name, Prefix: p}) }
 	host := func(name string, a netip.Addr) {

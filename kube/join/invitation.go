@@ -18,20 +18,20 @@ import (
 // Annotation is where a Peering keeps the nonce of this cluster's invitation.
 const Annotation = "culvert.io/invitation"
 
-// MaxName is how many characters the name of a Peering has at most, which is that of the peer: names of other objects begin with it.
+// MaxName is the maximum number of characters in a Peering's name, which is the peer's ID: names of other objects begin with it.
 const MaxName = 40
 
-// MaxInvitation is how many bytes an invitation has at most, in any version.
+// MaxInvitation is the maximum size of an invitation in bytes, in any version.
 const MaxInvitation = 8192
 
-// invitationVersion is the version of the text. Another one may mean something else by the same lines.
+// invitationVersion is the version of the text. In another version the same lines may mean something else.
 const invitationVersion = 1
 
 // An Invitation is what one cluster tells another, without any secret. Integrity is a matter of the channel: users compare its Words.
 type Invitation struct {
 	From, To string    // cluster IDs
 	Key      wgkey.Key // public, of From's gateway
-	Endpoint string    // host:port of From's gateway; "" in an answer: whoever answers goes to whoever invites
+	Endpoint string    // host:port of From's gateway; "" in an answer, because the cluster that answers connects to the one that invites
 	Pods     []netip.Prefix
 	External netip.Prefix
 	Nonce    string
@@ -62,7 +62,7 @@ func (i *Invitation) body() string {
 	return b.String()
 }
 
-// checksum finds what happens on the way by accident.
+// checksum detects accidental changes on the way.
 func checksum(body string) string {
 	sum := sha256.Sum256([]byte(body))
 	return hex.EncodeToString(sum[:8])
@@ -74,7 +74,7 @@ func (i *Invitation) Text() string {
 	return body + "checksum " + checksum(body) + "\n"
 }
 
-// Words returns six words that both sides compare. Whoever changes the invitation on its way changes them.
+// Words returns six words that both sides compare. A change of the invitation on its way changes them.
 func (i *Invitation) Words() string { return words(i.body()) }
 
 var (
@@ -125,7 +125,7 @@ func ParseInvitation(text []byte) (*Invitation, error) {
 	if err := i.check(); err != nil {
 		return nil, err
 	}
-	if i.body() != body { // a line twice, in another order, or a number written otherwise
+	if i.body() != body { // a repeated line, another order, or a number in another format
 		return nil, errors.New("no invitation that culvert writes: lines are missing, repeated or in another order")
 	}
 	return i, nil
@@ -163,7 +163,7 @@ func (i *Invitation) read(line string) (err error) {
 	return nil
 }
 
-// check finds what no cluster would say, by the same rules as a Peering.
+// check reports values that no cluster would send, by the same rules as for a Peering.
 func (i *Invitation) check() error {
 	e := new(configfile.Errors)
 	CheckName(e, "from", i.From)

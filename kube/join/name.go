@@ -9,7 +9,7 @@ import (
 
 var label = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
-// CheckName notes what is wrong with the ID of a cluster. Peerings have that of the peer as their name.
+// CheckName records the faults of a cluster's ID. A Peering's name is the ID of the peer.
 func CheckName(e *configfile.Errors, field, name string) {
 	switch {
 	case name == "":
@@ -19,9 +19,8 @@ func CheckName(e *configfile.Errors, field, name string) {
 	}
 }
 
-// NameOf makes the ID of a cluster from the name of its context: what follows the last of the characters by which users, accounts and
-// regions stand before it, such as in kubernetes-admin@rome, gke_project_zone_rome and arn:aws:eks:region:account:cluster/rome. It is ""
-// if nothing is left.
+// NameOf makes the ID of a cluster from the name of its context: the part after the last separator, which ends users, accounts and regions, as in
+// kubernetes-admin@rome, gke_project_zone_rome and arn:aws:eks:region:account:cluster/rome. It is "" if nothing is left.
 func NameOf(context string) string {
 	context = strings.ToLower(context[strings.LastIndexAny(context, "@/_:")+1:])
 	name := strings.Map(func(r rune) rune {
@@ -33,7 +32,7 @@ func NameOf(context string) string {
 	return strings.Trim(name[:min(len(name), MaxName)], "-")
 }
 
-// Own returns the ID that a cluster has by its Peerings; "" if there are none, or several IDs.
+// Own returns the cluster's ID according to its Peerings; "" if there are none, or if they disagree.
 func (s *Survey) Own() (name string) {
 	for _, spec := range s.specs {
 		if name != "" && name != spec.Cluster {

@@ -13,7 +13,7 @@ import (
 	"culvert/kube/peering"
 )
 
-// Where CIDRs are chosen first. Others follow beside those that are taken, and elsewhere when all of these are.
+// Where CIDRs are chosen first. Later choices are next to taken ones, and elsewhere once these ranges are full.
 var (
 	internalRange = netip.MustParsePrefix("10.80.0.0/16")
 	externalRange = netip.MustParsePrefix("10.70.0.0/16")
@@ -24,7 +24,7 @@ var (
 // externalBits is the length of an external CIDR: 510 addresses, one for all that is unknown, the others for exported Services.
 const externalBits = 23
 
-// A Peer is what a cluster is told of the other one.
+// A Peer is what a cluster learns about the other one.
 type Peer struct {
 	Name     string
 	Pods     []netip.Prefix // empty: not known yet
@@ -34,14 +34,14 @@ type Peer struct {
 	Endpoint string    // of the Server, for a Client; "": not known yet
 }
 
-// A Line is something that was found or chosen, for the user.
+// A Line tells the user about something found or chosen.
 type Line struct {
 	What   string `json:"what"`
 	Value  string `json:"value"`
 	Source string `json:"source"`
 }
 
-// stands is the source of a choice that the Peering has already.
+// stands is the source of a choice that is already in the Peering.
 const stands = "as the Peering has it"
 
 // A chooser chooses CIDRs for one Peering of a cluster.
@@ -51,7 +51,7 @@ type chooser struct {
 	beside  []netip.Prefix // of the other cluster
 }
 
-// newChooser returns a chooser for the Peering with a peer. What that Peering has itself is free: it is proposed again or changed.
+// newChooser returns a chooser for the Peering with a peer. That Peering's own CIDRs count as free: they are proposed again or replaced.
 func (c *Cluster) newChooser(peer string, beside []netip.Prefix) *chooser {
 	x := &chooser{cluster: c, taken: slices.Clone(c.taken), beside: beside}
 	for _, p := range c.peerings {
@@ -86,7 +86,8 @@ func (x *chooser) inUse(p netip.Prefix) string {
 	return ""
 }
 
-// pick takes a CIDR of so many bits that overlaps nothing: if it can be, nothing of the other cluster and nothing around nodes either.
+// pick takes want, or another CIDR as long, that overlaps nothing in use and, if possible, nothing of the other cluster and nothing around nodes
+// either.
 func (x *chooser) pick(what string, want netip.Prefix, within netip.Prefix) (netip.Prefix, error) {
 	plan := func(pools []netip.Prefix, more ...[]netip.Prefix) (netip.Prefix, error) {
 		taken := slices.Clone(x.taken)
@@ -115,7 +116,7 @@ func (x *chooser) pick(what string, want netip.Prefix, within netip.Prefix) (net
 	return netip.Prefix{}, fmt.Errorf("%s: no private /%d is free in %s; make a cluster's CIDRs smaller, or leave a peering", what, want.Bits(), x.cluster.Name)
 }
 
-// old returns the Peering with a peer as it is; an empty Spec if there is none.
+// old returns the present spec of the Peering with a peer; an empty Spec if there is none.
 func (c *Cluster) old(peer string) *peering.Spec {
 	if s := c.specs[peer]; s != nil {
 		return s
@@ -134,7 +135,7 @@ func (c *Cluster) PodCIDRs() (all []netip.Prefix) {
 	return all
 }
 
-// beside is what the other cluster of a pair has.
+// beside returns the CIDRs of a cluster that its peer should avoid.
 func (c *Cluster) beside() (all []netip.Prefix) {
 	for _, t := range c.newChooser("", nil).taken {
 		all = append(all, t.Prefix)
@@ -207,7 +208,7 @@ func (c *Cluster) Propose(peer Peer, external netip.Prefix, beside []netip.Prefi
 	return &spec, append(lines, more...), nil
 }
 
-// why is the source of a choice.
+// why returns the source of a choice.
 func (c *Cluster) why(old, purpose string) string {
 	if old != "" {
 		return stands
@@ -215,7 +216,7 @@ func (c *Cluster) why(old, purpose string) string {
 	return "chosen: " + purpose
 }
 
-// lines say what was found.
+// lines returns what was found.
 func (c *Cluster) lines() (all []Line) {
 	for _, f := range c.Pods {
 		all = append(all, Line{"pods", f.CIDR.String(), f.Source})
@@ -232,7 +233,7 @@ func (c *Cluster) lines() (all []Line) {
 	return all
 }
 
-// remotes chooses how this cluster sees what the peer has.
+// remotes chooses the CIDRs under which this cluster sees the peer's.
 func (x *chooser) remotes(spec, old *peering.Spec, peer Peer) (lines []Line, err error) {
 	spec.Remote = peering.SpecRemote{}
 	if len(peer.Pods) == 0 {

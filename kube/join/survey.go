@@ -17,12 +17,12 @@ type Survey struct {
 	nodes    map[string]surveyedNode
 	pods     []surveyedPod
 	flags    map[string]flagOf // of control planes that run as Pods
-	services []netip.Addr      // Services have them inside the cluster
-	outside  []netip.Addr      // load balancers have them
+	services []netip.Addr      // addresses of Services inside the cluster
+	outside  []netip.Addr      // addresses of load balancers
 	balanced bool              // a load balancer has an address
 	ranges   []Found           // ServiceCIDRs
 	pools    []Found           // IPPools of Calico
-	six      bool              // pods have addresses of IPv6
+	six      bool              // pods have IPv6 addresses
 	peerings []*peering.Peering
 	specs    map[string]*peering.Spec
 	nonces   map[string]string
@@ -42,14 +42,14 @@ type surveyedPod struct {
 
 type flagOf struct{ value, pod string }
 
-// part reads a part of an object. What cannot be read stays as it is: the API server has checked it.
+// part reads a part of an object into to. It ignores errors, because the API server has checked the object.
 func part(u *unstructured.Unstructured, name string, to any) {
 	if raw, err := kube.PartOf(u, name); err == nil && len(raw) > 0 {
 		json.Unmarshal(raw, to)
 	}
 }
 
-// Node takes a Node.
+// Node adds a Node.
 func (s *Survey) Node(u *unstructured.Unstructured) {
 	var n surveyedNode
 	n.pods, n.addresses = peering.NodeOf(u)
@@ -79,7 +79,7 @@ func (s *Survey) Node(u *unstructured.Unstructured) {
 	s.nodes[u.GetName()] = n
 }
 
-// Pod takes a Pod. A control plane that runs as Pods says in its flags what it was given.
+// Pod adds a Pod. If the control plane runs as Pods, its flags have the cluster's CIDRs.
 func (s *Survey) Pod(u *unstructured.Unstructured) {
 	node, addresses := peering.PodOf(u)
 	for _, a := range addresses {
@@ -105,7 +105,7 @@ func (s *Survey) Pod(u *unstructured.Unstructured) {
 	}
 }
 
-// Service takes a Service.
+// Service adds a Service.
 func (s *Survey) Service(u *unstructured.Unstructured) {
 	var spec struct {
 		ClusterIPs, ExternalIPs []string
@@ -134,7 +134,7 @@ func (s *Survey) Service(u *unstructured.Unstructured) {
 	}
 }
 
-// ServiceCIDR takes a ServiceCIDR.
+// ServiceCIDR adds a ServiceCIDR.
 func (s *Survey) ServiceCIDR(u *unstructured.Unstructured) {
 	var spec struct{ CIDRs []string }
 	part(u, "spec", &spec)
@@ -143,7 +143,7 @@ func (s *Survey) ServiceCIDR(u *unstructured.Unstructured) {
 	}
 }
 
-// IPPool takes an IPPool of Calico.
+// IPPool adds an IPPool of Calico.
 func (s *Survey) IPPool(u *unstructured.Unstructured) {
 	var spec struct {
 		CIDR     string
@@ -158,7 +158,7 @@ func (s *Survey) IPPool(u *unstructured.Unstructured) {
 	}
 }
 
-// Peering takes a Peering.
+// Peering adds a Peering.
 func (s *Survey) Peering(u *unstructured.Unstructured) {
 	p := peering.PeeringOf(u)
 	spec := new(peering.Spec)

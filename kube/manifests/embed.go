@@ -3,7 +3,7 @@ package manifests
 
 import _ "embed"
 
-// LiqoNodes is the DaemonSet that gives nodes without Geneve the links that Liqo asks for, and its rights.
+// LiqoNodes is the DaemonSet that gives nodes without Geneve the links that Liqo requests, and its rights.
 //
 //go:embed liqo-nodes.yaml
 var LiqoNodes string
@@ -19,9 +19,8 @@ const (
 	Namespace = "liqo"
 )
 
-// The parts of culvert under Kubernetes without Liqo: its kinds, the objects that a cluster has
-// once, and those of one peering's gateway, in which the word Peering stands for the peering's
-// name. The image is Image.
+// The parts of culvert under Kubernetes without Liqo: its kinds, the objects that a cluster needs once, and those of
+// one peering's gateway. Peering in them stands for the peering's name, Image for the image.
 var (
 	//go:embed kube-kinds.yaml
 	Kinds string
@@ -29,7 +28,7 @@ var (
 	Nodes string
 	//go:embed kube-gateway.yaml
 	GatewayYAML string
-	// Imports is what the gateway may do in the namespace Importing.
+	// Imports has the gateway's rights in the namespace Importing.
 	//
 	//go:embed kube-imports.yaml
 	Imports string

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Common returns the objects that a cluster has once for all its peerings, with an image.
+// Common returns the objects that a cluster needs once for all its peerings, with an image.
 func Common(image string) string {
 	return strings.TrimSuffix(Kinds, "\n") + "\n---\n" + strings.ReplaceAll(Nodes, Image, image)
 }
@@ -39,7 +39,8 @@ const (
 		"        hostPath: {path: /run/culvert-node, type: DirectoryOrCreate}\n"
 )
 
-// servicesObjects returns what Services has beside its DaemonSet, its account and the right to ask for the DaemonSet, for the account of LiqoNodes.
+// servicesObjects returns the objects of Services for the account of LiqoNodes, without the DaemonSet, its account and the right to read the
+// DaemonSet.
 func servicesObjects() (text string) {
 	for _, o := range strings.Split(Services, "\n---\n") {
 		if strings.Contains(o, "kind: DaemonSet\n") || strings.Contains(o, "kind: ServiceAccount\nmetadata:") ||
@@ -61,7 +62,7 @@ type Gateway struct {
 	Peering  string // a DNS label
 	Image    string
 	Expose   string // type of its Service
-	Imports  string // namespace for what the peer exports, where the gateway gets rights; "" for none
+	Imports  string // namespace for the peer's exports, where the gateway gets rights; "" for none
 	Replicas int
 }
 
@@ -89,7 +90,7 @@ func (g *Gateway) replicated(text string) string {
 	return strings.NewReplacer(
 		"replicas: 1\n", "replicas: "+strconv.Itoa(g.Replicas)+"\n",
 		"rollingUpdate: {maxUnavailable: 1, maxSurge: 0}} # one gateway at a time; the next one does not wait until its pod has gone", "rollingUpdate: {maxUnavailable: 0, maxSurge: 1}}",
-		// Not without the label: who has applied this for one pod may have it there still.
+		// The label is set to false rather than left out, because it may still be there from a manifest for one pod.
 		"      labels: {"+labels+", culvert.io/active: \"true\"}", "      labels: {"+labels+", culvert.io/active: \"false\"}",
 		"terminationGracePeriodSeconds: 5\n", "terminationGracePeriodSeconds: 15\n"+affinity(labels),
 		"args: [gateway, --kube, ", "args: [gateway, --kube, --leader-election, ",

@@ -37,7 +37,7 @@ func (s *State) SetUnable(node string, addresses []netip.Prefix) bool {
 	return true
 }
 
-// keepUnable forgets this for all other nodes that are not in nodes.
+// keepUnable forgets the unable addresses of all other nodes that are not in nodes.
 func (s *State) keepUnable(nodes map[string]bool) {
 	maps.DeleteFunc(s.unable, func(node string, _ []netip.Prefix) bool { return node != s.self && !nodes[node] })
 	s.winners = nil

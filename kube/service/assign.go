@@ -25,8 +25,8 @@ type place struct {
 // apiServer is the Service whose endpoints are the API server.
 var apiServer = Name{"default", "kubernetes"}
 
-// foreign returns addresses of other hosts, of which this node must be able to reach all ports, with the message for each: "" for other nodes, which
-// serve there what is for them.
+// foreign returns addresses of other hosts, all of whose ports this node must be able to reach, each with a message: "" for other nodes, which serve
+// Services at their own addresses.
 func (s *State) foreign() map[netip.Addr]string {
 	all := map[netip.Addr]string{}
 	for _, x := range s.slices[apiServer] {
@@ -149,8 +149,8 @@ func (s *State) report(kind string, meta kube.Metadata, what faults) {
 // apiVersions are the API versions of the kinds, for Events.
 var apiVersions = map[string]string{KindService: "v1", KindSlice: "discovery.k8s.io/v1", KindNode: "v1"}
 
-// Events returns the events since the last call. Each cause is reported once; more reports whether some wait for a later call, as the limits of their
-// objects ask. Preconditions: Config was called; later changes may be reported later.
+// Events returns the events since the last call. Each cause is reported once; more reports whether some must wait for a later call, because of the
+// limits of their objects. Preconditions: Config was called; later changes may be reported later.
 func (s *State) Events(now time.Time) (all []kube.Event, more bool) {
 	still := map[string]bool{}
 	for _, key := range slices.Sorted(maps.Keys(s.wrong)) {
@@ -172,7 +172,7 @@ func (s *State) Events(now time.Time) (all []kube.Event, more bool) {
 	return all, more
 }
 
-// A Check is what a load balancer gets to know about a Service at its healthCheckNodePort, at addresses of one family.
+// A Check is what a load balancer learns about a Service at its healthCheckNodePort, at addresses of one family.
 type Check struct {
 	Name
 	V4        bool

@@ -41,7 +41,7 @@ type answering struct {
 	server    *http.Server
 }
 
-// set answers for all, and for nobody else. It returns the errors of listening.
+// set answers the checks in all, and no others. It returns the errors of listening.
 func (c *checks) set(addresses []netip.Addr, all []Check) map[Name]error {
 	of := map[bool][]netip.Addr{}
 	for _, a := range addresses {

@@ -22,12 +22,12 @@ const (
 
 // A leaseTracker knows which nodes are alive, by their Leases. It uses only this node's clock, so clock differences do not matter.
 //
-// The watch shows renewals of this node and of others in one order. So a Lease has ended when the watch shows a renewal of this node's that was
-// requested after its end. While the API server is away, or the watch lags behind, no Lease ends. A node cut off alone continues as before, beside
-// the node that replaces it.
+// The watch shows renewals of this node and of others in one order. So another node's Lease has ended when the watch shows a renewal of this node's
+// Lease that was requested after that end. While the API server is away, or the watch lags behind, no Lease ends. A node cut off alone continues as
+// before, beside the node that replaces it.
 type leaseTracker struct {
 	self   string
-	asked  map[string]time.Time // requested renewals of this node's that the watch has not shown yet
+	asked  map[string]time.Time // requested renewals of this node's Lease that the watch has not shown yet
 	since  time.Time            // from here on, this node's renewals had no gap
 	last   time.Time            // when the last renewal shown by the watch was requested; zero: none
 	others map[string]*term

@@ -17,8 +17,8 @@ import (
 	"culvert/kube"
 )
 
-// A Source makes a node serve what the objects of its cluster say. Nothing is served before every list is complete; while the API server is away,
-// nothing changes.
+// A Source makes a node serve the Services of its cluster. Nothing is served before every list is complete; while the API server is away, nothing
+// changes.
 //
 // Each watch has a goroutine, which changes the State under mu. Run applies the results. A separate goroutine writes Events, so that a slow API
 // server does not delay endpoints.
@@ -152,7 +152,7 @@ func (s *Source) Rebase(_ context.Context, base *services.Config) error {
 	return nil
 }
 
-// Route says which hosts of other clusters answer through this node: they see the pods that ask them by a Service.
+// Route sets which hosts of other clusters answer through this node: they see the addresses of pods that reach them by a Service.
 func (s *Source) Route(hosts []netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

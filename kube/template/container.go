@@ -30,13 +30,13 @@ const (
 	MetricsPort = "wg-metrics"
 )
 
-// taken are the flags that our gateway takes over from Liqo's. Their names differ between its releases.
+// taken are the flags that our gateway takes over from Liqo's. Their names differ between Liqo's releases.
 var taken = []string{
 	"mtu", "listen-port", "listen-ports", "endpoint-address", "endpoint-port", "endpoint-ports", "keys-dir", "geneve-port",
 	"ping-enabled", "ping-port", "ping-interval", "ping-loss-threshold", "ping-update-status-interval", metricsFlag, healthFlag,
 }
 
-// elected are the flags that our gateway takes over where it has replicas.
+// elected are the flags that our gateway also takes over if it has replicas.
 var elected = []string{"leader-election-lease-duration", "leader-election-renew-deadline", "leader-election-retry-period"}
 
 // known are Liqo's other flags: the gateway's identity and its replicas, which our template sets itself, and those for a kernel or several containers.
@@ -73,7 +73,7 @@ func (t *taker) readFlags(containers []map[string]any) map[string]string {
 	return values
 }
 
-// flags are those that are taken over.
+// flags returns the flags that are taken over.
 func (t *taker) flags() []string {
 	if t.replicas > 1 {
 		return slices.Concat(taken, elected)
