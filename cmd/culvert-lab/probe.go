@@ -11,7 +11,7 @@ import (
 	"culvert/integration/lab"
 )
 
-// newProbeCommand tells the tests what they may skip.
+// newProbeCommand tells tests which of them may be skipped.
 func newProbeCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "probe", Short: "Show what labs can use on this machine", Args: cobra.NoArgs}
 	isJSON := cli.OutputFlag(cmd)

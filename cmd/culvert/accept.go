@@ -74,7 +74,7 @@ func (x *inviting) accept(i *join.Invitation) error {
 		return err
 	}
 	if err := x.found.Acceptable(i); err != nil {
-		return (&site{context: x.context}).of(err) // whoever is named in the message may be another cluster
+		return (&site{context: x.context}).of(err) // the message may name another cluster
 	}
 	x.say("words of this message, which %s has printed too: %s", i.From, i.Words())
 	x.peer = join.Peer{Name: i.From, Pods: i.Pods, External: i.External, Key: i.Key, Role: "Client", Endpoint: i.Endpoint}
@@ -89,7 +89,7 @@ func (x *inviting) accept(i *join.Invitation) error {
 	return x.print(&join.Invitation{Nonce: nonce, Answers: i.Nonce})
 }
 
-// complete takes an answer, and waits until packets pass.
+// complete applies an answer, and waits until packets pass.
 func (x *inviting) complete(i *join.Invitation) error {
 	if err := x.install(x.found.Nonce(i.From)); err != nil {
 		return err
@@ -106,5 +106,5 @@ func (x *inviting) complete(i *join.Invitation) error {
 	return printEnds(x.Command, []endReport{{Cluster: x.site.name, Nodes: status.NodesReady, RTT: status.RTT, Sees: sees(x.spec)}})
 }
 
-// same reports whether a Peering stands as it is proposed.
+// same reports whether a Peering already matches the proposal.
 func same(old, spec *peering.Spec) bool { return reflect.DeepEqual(old, spec) }

@@ -78,7 +78,7 @@ func newCaptureCommand() *cobra.Command {
 	return c.Command
 }
 
-// A captureFile is made when the first bytes come, so that a capture that the gateway refuses leaves the previous file as it is.
+// A captureFile is created when the first bytes arrive, so that a refused capture does not change the previous file.
 type captureFile struct {
 	name string
 	file *os.File // nil: not yet
@@ -93,7 +93,7 @@ func (f *captureFile) Write(b []byte) (n int, err error) {
 	return f.file.Write(b)
 }
 
-// Close returns an error if what was written may not be there.
+// Close returns an error if some written bytes may be missing from the file.
 func (f *captureFile) Close() error {
 	if f.file == nil {
 		return nil

@@ -24,8 +24,8 @@
 //
 // # Signals
 //
-// SIGTERM and SIGINT end every command cleanly, exit status 0. SIGHUP makes the gateway read its file again; a file that has any fault, or changes
-// anything that needs a restart, is refused as a whole and the running configuration stays.
+// SIGTERM and SIGINT stop every command cleanly, with exit status 0. SIGHUP makes the gateway read its file again; a file that has any fault, or
+// changes anything that needs a restart, is refused as a whole and the running configuration stays.
 //
 // # Exit status
 //
@@ -35,9 +35,8 @@
 //	2  bad input: arguments, configuration, a port in use, a missing privilege;
 //	   standard error has one line per cause, and nothing is left behind
 //
-// The commands that talk to a running gateway (status …) end with 2 if none answers or the gateway refuses the request, and with 1 if it disappears
-// while answering. trace ends with 0 whatever the outcome for the packet; with --fail, with 1 if it
-// is dropped.
+// The commands that talk to a running gateway (status …) exit with 2 if none answers or the gateway refuses the request, and with 1 if it disappears
+// while answering. trace exits with 0 whatever the outcome for the packet, or with --fail with 1 if the packet is dropped.
 //
 // lab executes culvert-lab, which must be in the same folder.
 //
@@ -53,11 +52,10 @@
 //
 // # Environment
 //
-// GOMAXPROCS, GOMEMLIMIT and GOGC work as in every Go program. Without them gateways and nodes run
-// Go code on as many threads as cpus in their file says, one by default; the gateway keeps Go's
-// memory below 7/10 of its control group's limit, and lets it grow
-// by half of what is in use before it is collected. KUBECONFIG leads culvert liqo to its cluster,
-// as it does kubectl. NODE_NAME is the default of culvert node --node-name. XDG_RUNTIME_DIR says
-// where control sockets are, which without it are in /run, or for another user than root in a
-// folder of its own of the temporary folder. Nothing else is read.
+// GOMAXPROCS, GOMEMLIMIT and GOGC work as in every Go program. Without them, gateways and nodes run Go code on as many
+// threads as cpus in their file says, one by default; the gateway keeps Go's memory below 7/10 of its control group's
+// limit, and collects garbage whenever the heap has grown by half. KUBECONFIG leads culvert liqo to its cluster, as it
+// does for kubectl. NODE_NAME is the default of culvert node --node-name. Control sockets are in XDG_RUNTIME_DIR;
+// without it in /run or, for users other than root, in the user's own folder in the temporary folder. No other variable
+// is read.
 package main

@@ -67,13 +67,13 @@ func newDoctorCommand() *cobra.Command {
 	return c.Command
 }
 
-// flight says what --trace has written.
+// flight describes the file that --trace has written.
 type flight struct {
 	File        string  `json:"file"`
 	TookSeconds float64 `json:"tookSeconds"`
 }
 
-// record has a gateway record how it runs until a batch is slow.
+// record makes a gateway record its execution until a batch is slow.
 func (c *clientCommand) record(name string, over time.Duration) (err error) {
 	g, err := c.gateway()
 	if err != nil {
@@ -87,7 +87,7 @@ func (c *clientCommand) record(name string, over time.Duration) (err error) {
 		fmt.Fprintf(c.ErrOrStderr(), "recording, until a batch of packets takes longer than %v\n", over)
 	})
 	if err = errors.Join(err, f.Close()); err != nil {
-		os.Remove(name) // what there is of it cannot be read
+		os.Remove(name) // an incomplete trace cannot be read
 		if c.Context().Err() != nil {
 			err = cli.Failed(fmt.Errorf("no batch took longer than %v; choose a shorter --over", over))
 		}
@@ -100,7 +100,7 @@ func (c *clientCommand) record(name string, over time.Duration) (err error) {
 	return err
 }
 
-// examine asks the gateway that is meant, or looks at this machine.
+// examine asks the selected gateway, or examines this machine.
 func (c *clientCommand) examine(file string) ([]control.Condition, error) {
 	if c.Flags().Changed("socket") {
 		g, err := c.gateway()
@@ -124,7 +124,7 @@ func (c *clientCommand) examine(file string) ([]control.Condition, error) {
 	return gateway.Examine(wanted, c.running(wanted)), nil
 }
 
-// running returns the gateways of this user whose ports are no fault: that of the file, or all. Where none runs, there is none.
+// running returns the running gateways of this user whose ports are not a fault: that of the file, or all. There may be none.
 func (c *clientCommand) running(wanted *config.Config) map[int]string {
 	clients, _ := control.Running(c.Context(), "")
 	if wanted != nil && wanted.Control != "" && wanted.Control != config.ControlAuto {

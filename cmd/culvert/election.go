@@ -32,7 +32,7 @@ type electing struct {
 	unsaid []kube.Event // +checklocks:mu
 }
 
-// elect returns the election of the gateway of base; nil if it has no replicas.
+// elect returns the election for the gateway of base; nil if it has no replicas.
 func elect(client dynamic.Interface, base *config.Config, t electionTimes, o election.Options, about kube.Event, reporter *kube.Reporter, log *logrus.Entry) *electing {
 	if !base.Elected {
 		return nil
@@ -63,7 +63,7 @@ func (e *electing) told(message string) {
 	}
 }
 
-// begin takes part until end.
+// begin takes part in the election until end.
 func (e *electing) begin() {
 	ctx, stop := context.WithCancel(context.Background())
 	e.stop = stop
@@ -71,7 +71,7 @@ func (e *electing) begin() {
 	e.tasks.Go(func() { e.tell(ctx) })
 }
 
-// end ends what begin has begun. An electing that is nil has begun nothing.
+// end stops the tasks that begin has started. It does nothing for nil.
 func (e *electing) end() {
 	if e != nil {
 		e.stop()
@@ -79,13 +79,14 @@ func (e *electing) end() {
 	}
 }
 
-// speaks reports whether this gateway writes what has become of objects.
+// speaks reports whether this gateway writes the status of objects.
 func (e *electing) speaks() bool { return e == nil || e.Role().Speaks() }
 
-// eventTimeout is how long a round of Events may take. What is left waits for the next one.
+// eventTimeout is how long a round of Events may take. The rest wait for the next round.
 const eventTimeout = 2 * time.Second
 
-// tell writes Events until ctx ends, and then once more: a gateway that leaves has just had its last role.
+// tell writes Events until ctx ends, and then once more, because a gateway that leaves has just changed its role for
+// the last time.
 func (e *electing) tell(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -123,7 +124,8 @@ func (e *electing) Replica() control.Replica {
 	return r
 }
 
-// runElected runs g until ctx ends, and then leaves it to another replica, if there is one. e is nil without an election.
+// runElected runs g until ctx ends, and then hands over to another replica, if there is one. e is nil without an
+// election.
 func runElected(ctx context.Context, g *gateway.Gateway, e *electing) error {
 	if e == nil {
 		return g.Run(ctx)

@@ -7,13 +7,13 @@ import (
 	"culvert/gateway/configfile"
 )
 
-// electionTimes are those of Liqo's flags.
+// electionTimes are the times in Liqo's flags.
 type electionTimes struct{ lease, deadline, retry time.Duration }
 
-// jitter is by how much, at most, standbys stretch the time between two attempts; as client-go's elector has it.
+// jitter is the maximum fraction by which standbys lengthen the time between two attempts, as in client-go's elector.
 const jitter = 1.2
 
-// election reads the flags of an election into c, and returns its times; what is not given is as in def.
+// election reads the flags of an election into c, and returns its times. Missing flags default to def.
 func (l *liqoFlags) election(e *configfile.Errors, c *config.Config, def electionTimes) electionTimes {
 	t := def
 	const prefix = "leader-election-"

@@ -84,7 +84,7 @@ func newGatewayCommand() *cobra.Command {
 	return cmd
 }
 
-// loadConfig reads a gateway's file and compares it with what this process may use.
+// loadConfig reads a gateway's file and checks that it requests no more CPUs than this process may use.
 func loadConfig(file string) (*config.Config, error) {
 	c, err := config.Load(file)
 	if err != nil {
@@ -94,8 +94,8 @@ func loadConfig(file string) (*config.Config, error) {
 }
 
 func runGateway(ctx context.Context, file, takeover string, c *config.Config) error {
-	// Signals that arrive before the gateway runs wait for it; otherwise SIGHUP would end the process, and SIGUSR2 do nothing. Never undone: a SIGHUP
-	// after the gateway has ended must not turn that into a failure.
+	// Signals that arrive before the gateway runs wait for it; otherwise SIGHUP would end the process, and SIGUSR2 do nothing. This is never undone:
+	// a SIGHUP after the gateway has stopped must not turn success into a failure.
 	hup, usr2 := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	signal.Notify(usr2, syscall.SIGUSR2)

@@ -22,10 +22,10 @@ import (
 	"culvert/kube/peering"
 )
 
-// peeringGateway is a gateway as the source of its Peering sees it.
+// peeringGateway adapts a gateway for the source of its Peering.
 type peeringGateway struct{ liqoGateway }
 
-// Trouble returns what the gateway's log has said last about its peer.
+// Trouble returns the gateway's latest log message about its peer.
 func (g peeringGateway) Trouble() string {
 	for _, f := range g.Findings() {
 		if f.Kind == health.OfPeer && f.Cause.Level == health.Warning {
@@ -35,11 +35,11 @@ func (g peeringGateway) Trouble() string {
 	return ""
 }
 
-// closed are causes with which nothing passes. Others may be one-way traffic or a full link.
+// closed are the causes that let nothing pass. Others may be one-way traffic or a full link.
 var closed = []*health.Cause{health.NeverThere, health.NodeRefuses, health.NodeNobody, health.NodeUnroutable, health.NodeSilent, health.NodeDeaf,
 	health.WrongUnderlay, health.WrongVNI, health.WrongEncap, health.WrongInner, health.WrongAddress, health.WrongGateway}
 
-// NodeTroubles returns what the gateway's log has said last about each node through which nothing passes.
+// NodeTroubles returns the gateway's latest log message about each node through which nothing passes.
 func (g peeringGateway) NodeTroubles() map[string]string {
 	all := map[string]string{}
 	for _, f := range g.Findings() {
@@ -58,7 +58,7 @@ func (g peeringGateway) Standbys() (all []peering.Standby) {
 	return all
 }
 
-// peeringSource is the source of a Peering as a gateway tells of it.
+// peeringSource adapts the source of a Peering for the gateway's status.
 type peeringSource struct {
 	*peering.GatewaySource
 	name string
@@ -69,7 +69,7 @@ func (s peeringSource) Resources() control.Resources {
 	return control.Resources{Gateway: s.name, Ready: s.Ready(), Waiting: append([]string{}, s.Waiting()...), LeftOut: []control.LeftOut{}}
 }
 
-// keyPause is how long a gateway waits before it asks for its key again.
+// keyPause is how long a gateway waits before it requests its key again.
 const keyPause = 2 * time.Second
 
 // runKube runs the gateway of a Peering until ctx ends.
@@ -79,7 +79,7 @@ func runKube(ctx context.Context, flags *kubeFlags) error {
 	if err := errors.Join(err, clientErr); err != nil {
 		return err
 	}
-	klog.SetLogger(klog.Logger{}) // what matters of it, the source says
+	klog.SetLogger(klog.Logger{}) // the source logs what matters
 	log, err := newLogger(k.base.Log.Level, k.base.Log.Format)
 	if err != nil {
 		return err
@@ -122,7 +122,7 @@ func runKube(ctx context.Context, flags *kubeFlags) error {
 	}
 	running, stop := context.WithCancel(ctx)
 	defer stop()
-	sourcing, stopSource := context.WithCancel(context.WithoutCancel(ctx)) // a gateway that leaves has the objects until it has left
+	sourcing, stopSource := context.WithCancel(context.WithoutCancel(ctx)) // a leaving gateway keeps following the objects until it has left
 	defer stopSource()
 	var tasks sync.WaitGroup
 	var anew error
@@ -139,7 +139,7 @@ func runKube(ctx context.Context, flags *kubeFlags) error {
 	return nil
 }
 
-// elect returns the election among the replicas of a Peering's gateway; nil if it has none.
+// elect returns the election among the replicas of a Peering's gateway; nil if there are none.
 func (k *kubeGateway) elect(client dynamic.Interface, source *peering.GatewaySource, log *logrus.Entry) *electing {
 	return elect(client, k.base, k.election, election.Options{
 		Namespace: k.namespace, Name: "culvert-" + k.name, Pod: k.pod, Changed: source.Wake,

@@ -16,7 +16,7 @@ import (
 	"culvert/gateway/configfile"
 )
 
-// kubeFlags are the flags of culvert gateway --kube that those of --liqo lack. What both need has one flag.
+// kubeFlags are the flags of culvert gateway --kube that --liqo lacks. Both share the others.
 type kubeFlags struct {
 	on                    bool
 	podIPs, nodeNamespace string
@@ -35,7 +35,7 @@ func addKubeFlags(set *pflag.FlagSet, shared *liqoFlags) *kubeFlags {
 var withKube = []string{"name", "namespace", "node-name", "pod-name", "listen-port", "geneve-port", "metrics-address", "health-probe-bind-address",
 	"state", "kubeconfig", "leader-election", "leader-election-lease-duration", "leader-election-renew-deadline", "leader-election-retry-period"}
 
-// check returns what is wrong with the flags that were given.
+// check returns the faults of the given flags.
 func (k *kubeFlags) check() error {
 	var errs []error
 	k.shared.given.Visit(func(f *pflag.Flag) {
@@ -50,7 +50,7 @@ func (k *kubeFlags) check() error {
 	return errors.Join(errs...)
 }
 
-// kubeGateway is what the flags say.
+// kubeGateway is the parsed form of the flags.
 type kubeGateway struct {
 	base                                                  *config.Config
 	name, namespace, node, pod, kubeconfig, nodeNamespace string
@@ -58,7 +58,7 @@ type kubeGateway struct {
 	election                                              electionTimes
 }
 
-// read reads the flags, or says everything that is wrong or missing.
+// read parses the flags, or returns everything that is wrong or missing.
 func (k *kubeFlags) read() (*kubeGateway, error) {
 	e := new(configfile.Errors)
 	get := func(name string) string { return *k.shared.text[name] }

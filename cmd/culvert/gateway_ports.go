@@ -13,11 +13,11 @@ import (
 	"culvert/gateway/control"
 )
 
-// runningPatience is how long --check waits for an answer of a gateway that may run by the same file.
+// runningPatience is how long --check waits for an answer of a gateway that may already run with the same file.
 const runningPatience = time.Second
 
-// portsInUse returns a warning for each port of a configuration that something on this machine has. The gateway that runs by it has them itself,
-// and answers at its control socket: then there is none.
+// portsInUse returns a warning for each port of a configuration that a process on this machine uses. There is none if that process is the gateway of
+// this configuration, which answers at its control socket.
 func portsInUse(ctx context.Context, c *config.Config) (warnings []string) {
 	if runs(ctx, c) {
 		return nil

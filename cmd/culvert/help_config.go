@@ -21,7 +21,7 @@ func newConfigTopic() *cobra.Command {
 	}
 }
 
-// docColumns is how wide the pages of docs/ are at most.
+// docColumns is the maximum width of the pages in docs/.
 const docColumns = 100
 
 func configReference() string {

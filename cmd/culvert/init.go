@@ -15,16 +15,16 @@ import (
 	"culvert/gateway/configfile"
 )
 
-// question is about what only the user knows: a flag, or an answer.
+// A question asks for something that only the user knows. A flag or an answer gives it.
 type question struct {
 	flag    string
 	text    string // {own}, {peer}, {client} and {server} stand for names of clusters
 	example string
 	here    string                                   // the answer of --here
-	read    func(p *initPlan, e *asked, text string) // into the plan; what is wrong goes into e
+	read    func(p *initPlan, e *asked, text string) // reads the answer into the plan, and faults into e
 }
 
-// Questions about the cluster that is made, and about the other one.
+// Questions about the user's own cluster, and about the other one.
 var (
 	askCluster = question{"cluster", "name of the cluster whose gateway connects to the other", "rome", "rome",
 		func(p *initPlan, e *asked, text string) { p.Own.readName(e, text) }}
@@ -55,7 +55,7 @@ var (
 		read: func(p *initPlan, e *asked, text string) { p.Own.readExternal(e, text) }}
 )
 
-// questions are those about what is made, and those that the other side has answers to.
+// questions returns the questions about the sides to be made, and those that the other side answers.
 func (p *initPlan) questions() (own, others []question) {
 	own, others = []question{askCluster, askPods, askGateway, askNodes}, []question{askPeer, askPeerPods, askPeerExternal, askPeerKey}
 	if p.Side != "" {
@@ -157,8 +157,8 @@ func (x *initRun) run() error {
 	return fmt.Errorf("%w\nyour answers are kept in %s; continue with: culvert init %s", err, filepath.Join(x.dir, answersName), x.dir)
 }
 
-// exchange tells the other side what it needs of this one, and learns what that says. done without
-// an error means that the other side has not spoken yet.
+// exchange prints what the other side needs to know, and reads the other side's line. done without an error means that
+// there is no such line yet.
 func (x *initRun) exchange(others []question) (done bool, err error) {
 	p := x.plan
 	if external := x.Flags().Lookup(askExternal.flag); external.Changed {
@@ -187,10 +187,10 @@ func (x *initRun) exchange(others []question) (done bool, err error) {
 	return !ok, err
 }
 
-// answersName is the file in DIR of what has been answered.
+// answersName is the file in DIR with the answers so far.
 const answersName = "answers.txt"
 
-// keep writes down what has been answered: a flag and its value in each line.
+// keep saves the answers so far: a flag and its value in each line.
 func (x *initRun) keep() error {
 	var b strings.Builder
 	if x.plan.Side != "" {
@@ -208,8 +208,8 @@ func (x *initRun) keep() error {
 	return os.WriteFile(filepath.Join(x.dir, answersName), []byte(b.String()), 0o600)
 }
 
-// readAnswers gives flags that the command line leaves out the answers kept in dir, which must be
-// new or have such answers and no complete files.
+// readAnswers sets flags that the command line leaves out to the answers kept in dir. dir must be new, or have such
+// answers and no complete files.
 func readAnswers(dir string, flags *pflag.FlagSet) error {
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil

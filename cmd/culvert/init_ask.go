@@ -13,7 +13,7 @@ import (
 	"culvert/gateway/configfile"
 )
 
-// asked is what is wrong with the answer to one question.
+// asked collects the faults of the answer to one question.
 type asked struct {
 	configfile.Errors
 	flag string // with its dashes
@@ -30,7 +30,7 @@ func (x *initRun) read(q question, text string) error {
 	return e.Err()
 }
 
-// ask asks for what no flag says, until each answer is good.
+// ask asks the questions that no flag answers, until each answer is valid.
 func (x *initRun) ask(questions []question) error {
 	var errs []error
 	ended := false
@@ -46,7 +46,7 @@ func (x *initRun) ask(questions []question) error {
 		case ended:
 			errs = append(errs, x.missing(q))
 		case errors.Join(errs...) != nil:
-			return errors.Join(errs...) // what is asked next may follow from that
+			return errors.Join(errs...) // later questions may depend on these answers
 		default:
 			err := x.askOne(q)
 			if ended = err == io.EOF; ended {
@@ -60,7 +60,7 @@ func (x *initRun) ask(questions []question) error {
 	return errors.Join(errs...)
 }
 
-// askOne asks until the answer is good.
+// askOne asks until the answer is valid.
 func (x *initRun) askOne(q question) error {
 	for {
 		line, err := x.prompt(x.plan.say(q.text + ", such as " + q.example))
@@ -82,7 +82,7 @@ func (x *initRun) missing(q question) error {
 	return fmt.Errorf("--%s: missing; %s", q.flag, x.plan.say(q.text))
 }
 
-// say puts the names that are known into a question.
+// say puts the known names into a question.
 func (p *initPlan) say(text string) string {
 	name := func(s *initSide, unknown string) string {
 		if s.Cluster != "" {
@@ -110,7 +110,7 @@ func (x *initRun) prompt(text string) (string, error) {
 	}
 }
 
-// readLines returns the lines of in, read in a goroutine of their own: no signal ends a read.
+// readLines returns the lines of in, read in a separate goroutine, because a signal does not interrupt a read.
 func readLines(in io.Reader) <-chan string {
 	lines := make(chan string)
 	go func() {
@@ -122,7 +122,7 @@ func readLines(in io.Reader) <-chan string {
 	return lines
 }
 
-// hear asks for the line of the other side until it can be read. ok is false where there is none yet.
+// hear asks for the other side's line until it is valid. ok is false if there is none yet.
 func (x *initRun) hear(others []question) (ok bool, err error) {
 	for {
 		line, err := x.prompt("the line that culvert init printed at the other side; leave it empty if you do not have it yet")
@@ -132,7 +132,7 @@ func (x *initRun) hear(others []question) (ok bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		// A server's line has --endpoint, which another server has to notice.
+		// A server's line contains --endpoint, so that another server notices it.
 		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 		flags.SetOutput(io.Discard)
 		for _, q := range append(others[:len(others):len(others)], askEndpoint) {
@@ -156,7 +156,7 @@ func (x *initRun) hear(others []question) (ok bool, err error) {
 	}
 }
 
-// answered reads what flags say to questions, which must be all.
+// answered reads the answers to questions from flags. All of them must be given.
 func (x *initRun) answered(questions []question) error {
 	var errs []error
 	for _, q := range questions {

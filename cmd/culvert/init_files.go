@@ -15,10 +15,10 @@ import (
 	"culvert/gateway/node"
 )
 
-// startName is the file in DIR that says how to start. It is the last that is written.
+// startName is the file in DIR that says how to start. It is written last.
 const startName = "START.txt"
 
-// makeKey makes the key of a side, or reads the one that an init before has made.
+// makeKey makes the key of a side, or reads the one that an earlier init has made.
 func (s *initSide) makeKey(dir string) error {
 	name := filepath.Join(dir, s.Cluster, "gateway.key")
 	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
@@ -32,7 +32,7 @@ func (s *initSide) makeKey(dir string) error {
 	return err
 }
 
-// introduce makes this side's key and returns what the other side has to know, as its flags.
+// introduce makes this side's key, and returns what the other side has to know, as flags for it.
 func (p *initPlan) introduce(dir string) (string, error) {
 	if err := p.Own.makeKey(dir); err != nil {
 		return "", err
@@ -45,7 +45,7 @@ func (p *initPlan) introduce(dir string) (string, error) {
 	return line, nil
 }
 
-// write writes everything into dir. If the gateway or the nodes would refuse it, nothing of it stays.
+// write writes all files into dir. If the gateway or the nodes would refuse them, it removes them again.
 func (p *initPlan) write(dir string, out io.Writer) (err error) {
 	_, missing := os.Lstat(dir)
 	var written []string
@@ -54,7 +54,7 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 		case err == nil:
 		case errors.Is(missing, fs.ErrNotExist):
 			os.RemoveAll(dir)
-		default: // the key stays, since the other side may know it
+		default: // the key stays, because the other side may know it
 			for _, name := range slices.Backward(written) {
 				os.Remove(name)
 			}
@@ -95,7 +95,7 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 	if err := p.check(dir); err != nil {
 		return err
 	}
-	// sudo does not look where this program may be.
+	// sudo may not search the folder of this program.
 	program, err := os.Executable()
 	if err != nil {
 		return err
@@ -121,7 +121,7 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 	return err
 }
 
-// check reads what was written as gateways and nodes will.
+// check reads the written files as gateways and nodes will.
 func (p *initPlan) check(dir string) error {
 	var errs []error
 	for _, s := range p.made() {

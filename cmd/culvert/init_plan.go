@@ -15,10 +15,10 @@ import (
 	"culvert/ipam"
 )
 
-// initPlan is everything that the files say.
+// initPlan has everything that goes into the files.
 type initPlan struct {
 	Client, Server *initSide
-	Own            *initSide // of the two the one that is made, where it is one alone; else the client
+	Own            *initSide // the side to be made if it is only one, else the client
 	Side           string    // value of --side
 	Endpoint       string
 	EndpointPort   string
@@ -47,9 +47,9 @@ type initSide struct {
 // initFamily is the addresses of one family inside a cluster; of two, IPv4 comes first.
 type initFamily struct {
 	Pods         netip.Prefix
-	External     netip.Prefix // for what is no pod
-	Seen         netip.Prefix // as what the peer sees the pods
-	ExternalSeen netip.Prefix // as what the peer sees External
+	External     netip.Prefix // for hosts that are not pods
+	Seen         netip.Prefix // how the peer sees Pods
+	ExternalSeen netip.Prefix // how the peer sees External
 	Internal     netip.Addr   // of the gateway
 }
 
@@ -78,7 +78,7 @@ func newInitPlan(dir, side string, here bool) *initPlan {
 	return p
 }
 
-// made are the sides whose files are written.
+// made returns the sides whose files are written.
 func (p *initPlan) made() []*initSide {
 	if p.Side != "" {
 		return []*initSide{p.Own}
@@ -170,7 +170,7 @@ func (s *initSide) readNodes(e *asked, text string) {
 	}
 }
 
-// check looks at what a node has to do with its cluster.
+// check reports contradictions between a node and its cluster.
 func (n *initNode) check(e *asked, text string) {
 	s := n.Side
 	if s.Underlay.IsValid() && n.Underlay.Is4() != s.Underlay.Is4() {
@@ -185,7 +185,7 @@ func (n *initNode) check(e *asked, text string) {
 		}
 	}
 	if len(s.Families) == 0 {
-		return // said already
+		return // already reported
 	}
 	if !slices.EqualFunc(n.Pods, s.Families, sameFamily) {
 		e.add("%q has other families than %s's pods; give the node a CIDR of each", text, s.Cluster)
@@ -214,14 +214,14 @@ func (p *initPlan) readEndpoint(e *asked, text string) {
 	p.freeEndpoint(e, p.Endpoint == text)
 }
 
-// Where choose looks first, for the client and for the server. What is chosen of IPv6 are unique local addresses.
+// Where choose looks first, for the client and for the server. IPv6 choices are unique local addresses.
 var (
 	initInternal  = [2]string{"10.80.0.0/16", "fd80::/64"} // IPv4, IPv6
 	initExternals = [2][2]string{{"10.70.0.0/16", "10.71.0.0/16"}, {"fd00:70::/48", "fd00:71::/48"}}
 	initSeen      = [2][2]string{{"10.62.0.0", "10.61.0.0"}, {"fd00:62::", "fd00:61::"}} // as long as the pods' CIDRs
 )
 
-// place is where a family and a side stand there.
+// place returns the indexes of a family and a side in these tables.
 func (s *initSide) place(k int) (family, side int) {
 	if s.Families[k].Pods.Addr().Is6() {
 		family = 1
@@ -232,7 +232,7 @@ func (s *initSide) place(k int) (family, side int) {
 	return family, side
 }
 
-// chooser chooses networks that overlap nothing which is taken.
+// chooser chooses networks that overlap nothing taken.
 type chooser struct {
 	taken []netip.Prefix
 	e     configfile.Errors
@@ -248,7 +248,7 @@ func (c *chooser) take(p netip.Prefix) netip.Prefix {
 	return p
 }
 
-// pick takes want, or another network of as many bits.
+// pick takes want, or another network of the same length.
 func (c *chooser) pick(owner *initSide, want netip.Prefix) netip.Prefix {
 	var taken []ipam.Taken
 	for _, p := range c.taken {
@@ -270,7 +270,7 @@ func (c *chooser) pick(owner *initSide, want netip.Prefix) netip.Prefix {
 	return c.take(found)
 }
 
-// unlessTaken takes p where that overlaps nothing, else a network of as many bits, at first from where want is.
+// unlessTaken takes p if it overlaps nothing, otherwise a network of the same length, preferably at want.
 func (c *chooser) unlessTaken(owner *initSide, p netip.Prefix, want netip.Addr) netip.Prefix {
 	if slices.ContainsFunc(c.taken, p.Overlaps) {
 		return c.pick(owner, netip.PrefixFrom(want, p.Bits()).Masked())
@@ -278,7 +278,7 @@ func (c *chooser) unlessTaken(owner *initSide, p netip.Prefix, want netip.Addr) 
 	return c.take(p)
 }
 
-// hosts are the addresses of machines that are named.
+// hosts returns the addresses of all named machines.
 func (s *initSide) hosts() (all []netip.Prefix) {
 	host := func(a netip.Addr) {
 		if a.IsValid() {
@@ -305,7 +305,7 @@ func (s *initSide) number(k int, internal netip.Prefix) {
 	}
 }
 
-// choose chooses what nobody was asked for.
+// choose chooses everything that the user was not asked for.
 func (p *initPlan) choose() error {
 	if p.Side != "" {
 		return p.chooseSeen()
@@ -332,7 +332,7 @@ func (p *initPlan) choose() error {
 	return c.e.Err()
 }
 
-// chooseOwn chooses what the other side has to know of this one.
+// chooseOwn chooses the values of this side that the other side has to know.
 func (p *initPlan) chooseOwn() error {
 	var taken []netip.Prefix
 	var externals []string
@@ -351,7 +351,7 @@ func (p *initPlan) chooseOwn() error {
 	return c.e.Err()
 }
 
-// chooseSeen chooses the rest of one side, as what the other one is seen among it.
+// chooseSeen chooses the rest of one side, including the CIDRs under which it sees the other.
 func (p *initPlan) chooseSeen() error {
 	taken := append(p.Own.hosts(), p.Own.There.taken...)
 	for _, f := range p.Own.Families {
@@ -368,7 +368,7 @@ func (p *initPlan) chooseSeen() error {
 	return c.e.Err()
 }
 
-// PodOf is the addresses that a pod of a node may have, one of each family.
+// PodOf returns addresses that a pod of a node may have, one of each family.
 func (n *initNode) PodOf() (pods []netip.Addr) {
 	for _, p := range n.Pods {
 		pod := p.Addr()
@@ -382,7 +382,7 @@ func (n *initNode) PodOf() (pods []netip.Addr) {
 	return pods
 }
 
-// SeenPod is n.PodOf as the peer sees it: a remap keeps the bits behind the prefix.
+// SeenPod returns n.PodOf as the peer sees it: a remap keeps the bits after the prefix.
 func (n *initNode) SeenPod() (seen []netip.Addr) {
 	for k, pod := range n.PodOf() {
 		bits, prefix := pod.AsSlice(), n.Side.Families[k].Seen

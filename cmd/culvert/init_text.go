@@ -11,9 +11,9 @@ import (
 //go:embed init_templates
 var initTemplates embed.FS
 
-// fill returns a template with words in the place of those in angle brackets. A line that begins with "each| " is there for every one of
-// the nodes, and one with "back| " too, from the last to the first. This is no text/template because that makes the linker keep every
-// method of every type: a quarter of the binary.
+// fill returns a template with its placeholders in angle brackets replaced by words. It repeats a line that begins with "each| " for every node, and
+// one that begins with "back| " from the last node to the first. It does not use text/template, because that makes the linker keep every method of
+// every type: a quarter of the binary.
 func fill(name string, nodes []initNode, words []string) (string, error) {
 	text, err := initTemplates.ReadFile("init_templates/" + name)
 	if err != nil {
@@ -39,7 +39,7 @@ func fill(name string, nodes []initNode, words []string) (string, error) {
 	return out.String(), nil
 }
 
-// words are what the files of a gateway say.
+// words returns the replacements for the files of a gateway.
 func (s *initSide) words() []string {
 	role := fmt.Sprintf("  role: client\n  endpoint: %q", s.Plan.Endpoint)
 	if s == s.Plan.Server {
@@ -51,7 +51,7 @@ func (s *initSide) words() []string {
 		interfaceLine = "interface: " + s.Interface + " # others are of other peerings\n"
 	}
 	var internal []netip.Addr
-	var routes [2]string // to the peer's pods, then to what is no pod
+	var routes [2]string // to the peer's pods, then to its other hosts
 	seen := ""
 	for k, f := range s.Families {
 		peer := s.Peer.Families[k]
@@ -69,7 +69,7 @@ func (s *initSide) words() []string {
 	}
 }
 
-// remapped is a CIDR of the peer as gateway.yaml has it.
+// remapped returns a CIDR of the peer in the format of gateway.yaml.
 func remapped(real, seen netip.Prefix) string {
 	if seen == real {
 		return "{cidr: " + inYAML(real) + "}"
@@ -77,7 +77,7 @@ func remapped(real, seen netip.Prefix) string {
 	return "{cidr: " + inYAML(real) + ", remap: " + inYAML(seen) + "}"
 }
 
-// inYAML is an address or prefix as a value in YAML, where the colons of IPv6 mean something else too.
+// inYAML returns an address or prefix as a value in YAML, where the colons of IPv6 need quotes.
 func inYAML(v fmt.Stringer) string {
 	if s := v.String(); strings.Contains(s, ":") {
 		return `"` + s + `"`
@@ -85,7 +85,7 @@ func inYAML(v fmt.Stringer) string {
 	return v.String()
 }
 
-// oneOrTwo is the addresses of a field that takes one, or a list of one for each family.
+// oneOrTwo returns the value of a field that takes one address, or a list of one for each family.
 func oneOrTwo(all []netip.Addr) string {
 	var texts []string
 	for _, a := range all {
@@ -97,7 +97,7 @@ func oneOrTwo(all []netip.Addr) string {
 	return "[" + strings.Join(texts, ", ") + "]"
 }
 
-// forwarding is the settings with which a node forwards packets.
+// forwarding returns the settings with which a node forwards packets.
 func forwarding(families []initFamily) string {
 	var settings []string
 	for _, f := range families {
@@ -110,19 +110,19 @@ func forwarding(families []initFamily) string {
 	return strings.Join(settings, " ")
 }
 
-// said is addresses in a sentence.
+// said returns addresses as part of a sentence.
 func said(all []netip.Addr) string {
 	return strings.ReplaceAll(strings.Trim(fmt.Sprint(all), "[]"), " ", " or ")
 }
 
-// words are what the files of a node say, and lines about one.
+// words returns the replacements for the files of a node, and for lines about one.
 func (n *initNode) words() []string {
 	var pods []string
 	for _, p := range n.Pods {
 		pods = append(pods, inYAML(p))
 	}
 	peerPod := ""
-	if len(n.Side.Peer.Nodes) > 0 { // where one side is made, nobody knows
+	if len(n.Side.Peer.Nodes) > 0 { // unknown if only one side is made
 		peerPod = said(n.Side.Peer.Nodes[0].PodOf())
 	}
 	return append([]string{
@@ -131,7 +131,7 @@ func (n *initNode) words() []string {
 	}, n.Side.words()...)
 }
 
-// words are what is said about both clusters.
+// words returns the replacements for texts about both clusters.
 func (p *initPlan) words(dir, program string) []string {
 	beside := ""
 	for _, s := range p.made() {

@@ -14,16 +14,16 @@ import (
 	"culvert/gateway/node"
 )
 
-// initThere is what a cluster has already for other peers: what the folders beside DIR say of it.
+// initThere is what a cluster already uses for other peers, according to the folders beside DIR.
 type initThere struct {
 	folders    []string
-	taken      []netip.Prefix    // addresses of tunnels, external CIDRs, and how peers are seen
-	ports      map[uint16]string // of UDP, with the file that has it
+	taken      []netip.Prefix    // addresses of tunnels, external CIDRs, and CIDRs under which peers are seen
+	ports      map[uint16]string // UDP ports, with the file that uses each
 	metrics    map[string]bool
 	interfaces map[string]bool
 }
 
-// readThere reads what folders beside dir say of a cluster.
+// readThere reads the folders beside dir that are about a cluster.
 func readThere(dir, cluster string) (*initThere, error) {
 	t := &initThere{ports: map[uint16]string{}, metrics: map[string]bool{}, interfaces: map[string]bool{}}
 	dir, err := filepath.Abs(dir)
@@ -88,10 +88,10 @@ func (t *initThere) read(file string) error {
 	return nil
 }
 
-// overlaps reports whether the cluster has something of p.
+// overlaps reports whether the cluster already uses a part of p.
 func (t *initThere) overlaps(p netip.Prefix) bool { return slices.ContainsFunc(t.taken, p.Overlaps) }
 
-// port returns the first port from one on that no other peering of the cluster has.
+// port returns the first port at or above from that no other peering of the cluster uses.
 func (t *initThere) port(from int) int {
 	for t.ports[uint16(from)] != "" {
 		from++
@@ -99,7 +99,7 @@ func (t *initThere) port(from int) int {
 	return from
 }
 
-// beside gives a side ports, an interface and an address for metrics that its other peerings have not.
+// beside gives a side ports, an interface and an address for metrics that its other peerings do not use.
 func (s *initSide) beside(t *initThere) {
 	s.There, s.Port = t, t.port(s.Port)
 	for t.metrics[s.Metrics] {
@@ -112,7 +112,7 @@ func (s *initSide) beside(t *initThere) {
 	}
 }
 
-// besideText says that the side has other peerings; "" if it has none.
+// besideText returns a text about the side's other peerings; "" if it has none.
 func (s *initSide) besideText() string {
 	if len(s.There.folders) == 0 {
 		return ""
@@ -121,7 +121,7 @@ func (s *initSide) besideText() string {
 		s.Cluster, strings.Join(s.There.folders, ", "))
 }
 
-// freeEndpoint gives the server's gateway a port that no other peering of its cluster has. A port that the user has chosen stays.
+// freeEndpoint gives the server's gateway a port that no other peering of its cluster uses. A port that the user has chosen stays.
 func (p *initPlan) freeEndpoint(e *asked, chosen bool) {
 	host, port, err := net.SplitHostPort(p.Endpoint)
 	n, notNumber := strconv.ParseUint(port, 10, 16)

@@ -61,7 +61,7 @@ func (x *inviting) add(cmd *cobra.Command) {
 	x.addInstall(cmd, "")
 }
 
-// look finds what this cluster has. name is its ID, where that is known.
+// look surveys this cluster. name is its ID, if that is known.
 func (x *inviting) look(name string) (err error) {
 	switch {
 	case len(x.contexts) > 1:
@@ -79,7 +79,7 @@ func (x *inviting) look(name string) (err error) {
 	return x.unchanged((&site{context: x.contexts[0]}).of(err))
 }
 
-// install shows what is proposed, asks, and makes it so. nonce is that of this cluster's invitation.
+// install shows the proposal, asks, and applies it. nonce is that of this cluster's invitation.
 func (x *inviting) install(nonce string) error {
 	spec, lines, err := x.found.Propose(x.peer, netip.Prefix{}, nil)
 	if err != nil {

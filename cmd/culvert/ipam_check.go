@@ -17,7 +17,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// checkedSide is what one cluster would see of the other.
+// checkedSide says what one cluster would see of the other.
 type checkedSide struct {
 	File     string    `json:"file"`
 	Cluster  string    `json:"cluster"`
@@ -114,7 +114,8 @@ func remoteOf(c *config.Config) []rules.RemoteCIDR {
 	return rs
 }
 
-// checkSide checks what c would see of a peer with remote. The networks of this machine count only if c is this machine's gateway's.
+// checkSide checks how c would see a peer that has the CIDRs remote. The networks of this machine count only if c is the configuration of this
+// machine's gateway.
 func checkSide(file string, c config.Config, remote []rules.RemoteCIDR, peer string, here bool) checkedSide {
 	side := checkedSide{File: file, Cluster: c.Cluster, Peer: peer, Overlaps: []overlap{}, Seen: []seen{}}
 	written, memory := c.Remote, c.IPAM.File != ""

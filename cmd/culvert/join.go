@@ -92,7 +92,7 @@ func (x *joining) run(server string, asJSON bool) error {
 	return x.report(asJSON)
 }
 
-// look finds what both clusters have, and which of them is the server.
+// look surveys both clusters, and decides which of them is the server.
 func (x *joining) look(ctx context.Context, server string) error {
 	var ids [2]string
 	for i, name := range x.contexts {
@@ -134,7 +134,7 @@ func (x *joining) look(ctx context.Context, server string) error {
 	return nil
 }
 
-// guess says which cluster is the server, and why.
+// guess decides which cluster is the server, and says why.
 func (x *joining) guess(server string) (s *site, why string) {
 	a, b := x.ends[0], x.ends[1]
 	role := cmp.Or(a.found.Role(b.name), map[string]string{"Server": "Client", "Client": "Server"}[b.found.Role(a.name)])
@@ -157,7 +157,7 @@ func (x *joining) guess(server string) (s *site, why string) {
 	return b, "it was named last; --server changes it"
 }
 
-// plan proposes both ends and shows them. stands is whether that changes no Peering and no image.
+// plan proposes both ends and shows them. stands says that the proposal changes nothing.
 func (x *joining) plan() (stands bool, err error) {
 	client, server := x.ends[0], x.ends[1]
 	if x.specs, x.lines, err = join.Pair(client.found, server.found); err != nil {
@@ -178,7 +178,7 @@ func (x *joining) plan() (stands bool, err error) {
 	return stands, nil
 }
 
-// apply makes both clusters what was planned, and waits until packets pass.
+// apply applies the plan to both clusters, and waits until packets pass.
 func (x *joining) apply() error {
 	ctx, cancel := x.bounded()
 	defer cancel()
@@ -272,7 +272,7 @@ func (j *joiner) connected(ctx context.Context, s *site, peer string) error {
 	})
 }
 
-// An endReport is what became of one end.
+// An endReport is the result for one end.
 type endReport struct {
 	Cluster  string      `json:"cluster"`
 	Context  string      `json:"context"`
@@ -292,7 +292,7 @@ type seenAs struct {
 	As      string `json:"as"`
 }
 
-// sees lists what a Peering says of the other cluster.
+// sees lists the other cluster's CIDRs in a Peering.
 func sees(spec *peering.Spec) (all []seenAs) {
 	for _, r := range spec.Remote.PodCIDRs {
 		all = append(all, seenAs{spec.Peer, "pods", r.CIDR, cmp.Or(r.Remap, r.CIDR)})

@@ -25,7 +25,7 @@ import (
 	"culvert/kube/peering"
 )
 
-// A joiner is what culvert join, invite, accept and leave have in common.
+// A joiner has what culvert join, invite, accept and leave share.
 type joiner struct {
 	*cobra.Command
 	kubeconfig                      string
@@ -36,19 +36,19 @@ type joiner struct {
 	replicas                        int
 	yes                             bool
 	timeout                         time.Duration
-	pods, services                  map[string][]netip.Prefix // by the name of a cluster
+	pods, services                  map[string][]netip.Prefix // by cluster name
 	imports                         map[string]string         // namespaces, likewise
 	avoid                           []netip.Prefix
-	say                             func(format string, args ...any) // a line of progress
+	say                             func(format string, args ...any) // prints a line of progress
 }
 
 // A site is one of the clusters.
 type site struct {
 	*deploy.Cluster
 	context, version, name string
-	imports                string // namespace that the user gives
+	imports                string // namespace given by the user
 	found                  *join.Cluster
-	had, wants             *manifests.Gateway // what there is, and what is to be
+	had, wants             *manifests.Gateway // what is installed, and what should be
 }
 
 func (j *joiner) addCluster(cmd *cobra.Command, contexts string) {
@@ -65,7 +65,7 @@ func (j *joiner) addCluster(cmd *cobra.Command, contexts string) {
 	flags.SortFlags = false
 }
 
-// addInstall adds the flags of what installs. of is how a flag says of which cluster it speaks.
+// addInstall adds the flags for installing. of is the prefix by which a flag's value names its cluster.
 func (j *joiner) addInstall(cmd *cobra.Command, of string) {
 	flags := cmd.Flags()
 	flags.StringVar(&j.image, "image", "", "`NAME` of culvert's image in a registry that all nodes reach (default: the one that is installed)")
@@ -82,7 +82,7 @@ func (j *joiner) addExpose(cmd *cobra.Command) {
 	cli.FlagValues(cmd, "expose", "LoadBalancer", "NodePort")
 }
 
-// check reads what the flags say. single is whether there is one cluster, whose name flags need not say.
+// check parses the flags. single says that there is only one cluster, which flags need not name.
 func (j *joiner) check(single bool) error {
 	e := new(configfile.Errors)
 	for _, name := range j.names {
@@ -134,7 +134,7 @@ func (j *joiner) check(single bool) error {
 	return e.Err()
 }
 
-// site connects to the cluster of a context, and looks whether the user may do what is to be done.
+// site connects to the cluster of a context, and checks the user's rights.
 func (j *joiner) site(ctx context.Context, name string, rights []deploy.Right) (*site, error) {
 	o := operator{kubeconfig: j.kubeconfig, context: name}
 	config, err := o.config()
@@ -152,7 +152,7 @@ func (j *joiner) site(ctx context.Context, name string, rights []deploy.Right) (
 	return s, err
 }
 
-// survey finds what a cluster has. name is its ID; "" makes one of the context.
+// survey reads the state of a cluster. name is its ID; "" derives one from its Peerings or the context.
 func (j *joiner) survey(ctx context.Context, s *site, name string) error {
 	survey, err := s.Survey(ctx)
 	if err != nil {
@@ -177,7 +177,7 @@ func (j *joiner) survey(ctx context.Context, s *site, name string) error {
 	return err
 }
 
-// of begins an error with the cluster that it is about.
+// of adds the name of the cluster to an error.
 func (s *site) of(err error) error {
 	if err == nil {
 		return nil
@@ -189,17 +189,17 @@ func (s *site) of(err error) error {
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// waiting says what a cluster waits for.
+// waiting returns a function that prints what a cluster waits for.
 func (j *joiner) waiting(s *site) func(string) {
 	return func(missing string) { j.say("%s: waiting: %s", s.name, missing) }
 }
 
-// bounded gives a wait its time.
+// bounded returns a context that limits a wait.
 func (j *joiner) bounded() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(j.Context(), j.timeout)
 }
 
-// confirm asks whether what was shown is to be done.
+// confirm asks whether to do what was shown.
 func (j *joiner) confirm(question string) error {
 	if j.yes {
 		return nil
@@ -221,7 +221,8 @@ func (j *joiner) confirm(question string) error {
 	}
 }
 
-// unchanged is the error of what came before any change: whoever interrupts it need not know which request that was.
+// unchanged returns err, an error from before any change. If the user has interrupted, it hides the interrupted
+// request, which does not matter.
 func (j *joiner) unchanged(err error) error {
 	if err != nil && errors.Is(j.Context().Err(), context.Canceled) {
 		return errors.New("interrupted; nothing was changed")
@@ -229,7 +230,7 @@ func (j *joiner) unchanged(err error) error {
 	return err
 }
 
-// show prints what a cluster has and gets.
+// show prints what a cluster has and what it will get.
 func (j *joiner) show(s *site, role string, lines []join.Line) error {
 	out := j.ErrOrStderr()
 	nodes := "nodes"
@@ -244,8 +245,8 @@ func (j *joiner) show(s *site, role string, lines []join.Line) error {
 	return t.Flush()
 }
 
-// wanted settles what of a Peering and its gateway the user or what there is decides: image, Service, number of pods, and the namespace for imports. It
-// adds that to what is shown.
+// wanted decides the parts of a Peering and its gateway that depend on the user or on the present installation: image, Service, number of pods, and
+// the namespace for imports. It adds them to lines.
 func (j *joiner) wanted(s *site, spec *peering.Spec, lines *[]join.Line) (err error) {
 	peer, role := spec.Peer, spec.Role
 	if s.had, err = s.Installed(j.Context(), peer, spec.Imports); err != nil {

@@ -27,7 +27,7 @@ func newKubeCommand() *cobra.Command {
 	return cmd
 }
 
-// maxPeering is how long the name of a Peering may be: names of other objects begin with it.
+// maxPeering is the maximum length of a Peering's name: names of other objects begin with it.
 const maxPeering = 40
 
 func newKubeTemplateCommand() *cobra.Command {
@@ -82,7 +82,8 @@ func printKube(w io.Writer, g manifests.Gateway, peerings []string) error {
 	return err
 }
 
-// maxReplicas is the most pods of one gateway. One forwards, and each of the others holds all of its connections.
+// maxReplicas is the maximum number of pods of one gateway. One forwards, and each of the others holds all of its
+// connections.
 const maxReplicas = 3
 
 func checkReplicas(e *configfile.Errors, n int) {

@@ -57,7 +57,7 @@ func newLeaveCommand() *cobra.Command {
 	return cmd
 }
 
-// leaving is what is to go in one cluster.
+// leaving says what to remove from one cluster.
 type leaving struct {
 	*site
 	names []string // of Peerings

@@ -10,7 +10,7 @@ import (
 	"culvert/gateway/state"
 )
 
-// setLimits gives Go's runtime its part of the machine, and returns what the gateway has. cpus are those of the configuration.
+// setLimits sets the limits of Go's runtime, and returns the gateway's Budget. cpus is the value in the configuration.
 func setLimits(cpus int) gateway.Budget {
 	chooseProcs(cpus)
 	chooseCollection()
@@ -26,7 +26,7 @@ func chooseProcs(cpus int) {
 	state.Wait = procs.Apart
 }
 
-// checkCPUs refuses more than this process may use, and adds a warning about a number that has no effect.
+// checkCPUs refuses more CPUs than this process may use, and adds a warning about a number without effect.
 func checkCPUs(file string, cpus int, warnings *[]string) error {
 	if a := procs.Allowed(); cpus > a.Most() {
 		return fmt.Errorf("--config: %s: cpus: %d, and this process may use %s; write at most %d", file, cpus, a, a.Most())

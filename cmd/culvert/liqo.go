@@ -26,7 +26,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// liqoGateway is a gateway as a source of resources sees it.
+// liqoGateway adapts a gateway for a source of resources.
 type liqoGateway struct {
 	*gateway.Gateway
 	pings bool
@@ -42,10 +42,10 @@ func (g liqoGateway) Check() kube.Check {
 	return kube.Check{State: states[s.State], Latency: s.RTT, At: s.Measured}
 }
 
-// Speaks reports whether this gateway, of several, says what has become of resources.
+// Speaks reports whether this gateway, of several, is the one that writes the status of resources.
 func (g liqoGateway) Speaks() bool { return g.Role().Speaks() }
 
-// liqoSource is a source of resources as a gateway reports it.
+// liqoSource adapts a source of resources for the gateway's status.
 type liqoSource struct {
 	*kube.Source
 	name string
@@ -96,7 +96,7 @@ func runLiqo(ctx context.Context, flags *liqoFlags) error {
 		e.begin()
 	}
 	defer e.end()
-	sourcing, stop := context.WithCancel(context.WithoutCancel(ctx)) // a gateway that leaves has the resources until it has left
+	sourcing, stop := context.WithCancel(context.WithoutCancel(ctx)) // a leaving gateway keeps following the resources until it has left
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()

@@ -90,7 +90,7 @@ func printReport(w io.Writer, r *check.Report) error {
 	return err
 }
 
-// A liqoReader reads what is to be checked, and collects what it cannot read.
+// A liqoReader reads the objects to check, and collects errors about those that it cannot read.
 type liqoReader struct {
 	ctx    context.Context
 	client dynamic.Interface
@@ -166,7 +166,7 @@ func (r *liqoReader) get(resource schema.GroupVersionResource, namespace, name s
 	return o.Object
 }
 
-// perPage is how many objects are asked for at once.
+// perPage is how many objects one request lists.
 const perPage = 500
 
 func (r *liqoReader) list(resource schema.GroupVersionResource, namespace, labels string) (all []map[string]any) {

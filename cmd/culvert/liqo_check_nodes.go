@@ -30,7 +30,7 @@ const (
 	ourLabels   = "app=culvert-links"
 )
 
-// checkNodes says for each node whose links it has.
+// checkNodes prints for each node who made its links.
 func checkNodes(ctx context.Context, o *operator, w io.Writer) error {
 	client, err := o.client()
 	if err != nil {
@@ -103,7 +103,7 @@ func readLogs(ctx context.Context, config *rest.Config, lists ...[]check.Pod) er
 	return nil
 }
 
-// printLinksOf prints whose links nodes have, and what to do where there is none.
+// printLinksOf prints who made the links of nodes, and what to do if there is none.
 func printLinksOf(w io.Writer, links []check.NodeLink) error {
 	t := cli.NewTable(w)
 	fmt.Fprintln(t, "NODE\tINTERFACE\tINTERNALFABRIC\tLINK")

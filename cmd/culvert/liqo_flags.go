@@ -76,7 +76,7 @@ type liqo struct {
 	refresh                         time.Duration
 	election                        electionTimes
 	kubeconfig                      string
-	notes                           []string // differences from what the flags say
+	notes                           []string // differences from what the flags request
 }
 
 // read parses the flags, or returns all faults.
@@ -216,7 +216,7 @@ func listenAddress(e *configfile.Errors, path, address string) string {
 	return address
 }
 
-// strange returns the given flags that do not apply to this way of running the gateway.
+// strange returns the given flags that do not apply if the gateway runs in this way.
 func (l *liqoFlags) strange() (all []string) {
 	l.given.Visit(func(f *pflag.Flag) {
 		if _, ours := l.text[f.Name]; ours != l.on && f.Name != "liqo" && (ours || f.Name == "config" || f.Name == "takeover" || f.Name == "check" || f.Name == "output") {

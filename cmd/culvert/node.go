@@ -110,7 +110,7 @@ func newNodeCommand() *cobra.Command {
 	return cmd
 }
 
-// withCPUs compares what is read with what this process may use.
+// withCPUs checks that a configuration requests no more CPUs than this process may use.
 func withCPUs(read func() (*node.Config, error), file string) (*node.Config, error) {
 	c, err := read()
 	if err != nil {
@@ -119,7 +119,7 @@ func withCPUs(read func() (*node.Config, error), file string) (*node.Config, err
 	return c, checkCPUs(file, c.CPUs, &c.Warnings)
 }
 
-// removeRemains says what it has removed. It fails while Services are served.
+// removeRemains removes remains of earlier runs and prints how many. It fails while Services are served.
 func removeRemains(w io.Writer) error {
 	found, err := services.RemoveRemains(true)
 	if err != nil {
@@ -129,8 +129,8 @@ func removeRemains(w io.Writer) error {
 	return nil
 }
 
-// leaveRemains removes what an earlier run with a TUN device for Services has left, if this run has none: rules that lead to no device, and, if this
-// one serves Services by sockets, a waiting device. It ignores what it cannot inspect, as without privilege in some sandboxes.
+// leaveRemains removes the remains of an earlier run that served Services by a TUN device, if this run does not: rules that lead to no device and, if
+// this run serves Services by sockets, a waiting device. It ignores what it cannot inspect, for example without privilege in some sandboxes.
 func leaveRemains(c *services.Config, log logrus.FieldLogger) {
 	if c != nil && c.Mode != services.Sockets {
 		return // this run continues with them
@@ -161,7 +161,7 @@ type nodeKube struct {
 	remotes                           remotes
 }
 
-// remotes are the CIDRs of other clusters to which links of this process lead, for whoever serves Services beside them.
+// remotes are the CIDRs of other clusters to which links of this process lead. The part of the process that serves Services needs them.
 type remotes struct {
 	services []netip.Prefix // the addresses of Services that this process serves; set before links are made
 
@@ -178,7 +178,7 @@ func (r *remotes) set(all []netip.Prefix) {
 	}
 }
 
-// follow has tell called with the CIDRs now, and when they change.
+// follow calls tell with the CIDRs now, and whenever they change.
 func (r *remotes) follow(tell func([]netip.Prefix)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -215,14 +215,14 @@ func (k *nodeKube) loader(file string) (load func() (*node.Config, error), err e
 	return nil, fmt.Errorf("--services: %q is not labelled, all or off", k.mode)
 }
 
-// runNode runs what c says. links shows beside it how links do; nil: there are none.
+// runNode runs the node described by c. links also shows the status of links; nil: there are none.
 func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Config, k *nodeKube, links *linkStatus) error {
 	log, err := newLogger("info", "text")
 	if err != nil {
 		return err
 	}
-	// A signal that arrives before the rules are complete would end the process, and leave them. Never undone: a signal after everything has ended
-	// must not turn that into a failure.
+	// A signal that arrives before the rules are complete would end the process, and leave them. This is never undone: a signal after everything has
+	// stopped must not turn success into a failure.
 	hup, usr2 := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	if c.Services != nil {
@@ -320,7 +320,7 @@ func afterHandOver(ctx context.Context, c *services.Config, to *services.HandedO
 	return cli.Failed(syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
 }
 
-// serveFile returns what serves the Services of a file until its context ends, and what serves others from then on.
+// serveFile returns a function that serves the Services of a file until its context ends, and one that replaces them.
 func serveFile(c *services.Config, show shower, log *logrus.Logger) (serve func(context.Context) error, change func(context.Context, *services.Config) error, err error) {
 	s, err := newServer(c, false, log)
 	if s == nil {
@@ -339,7 +339,7 @@ type server interface {
 	Status() control.NodeStatus
 }
 
-// runServer runs a server, and shows how it does.
+// runServer runs a server, and shows its status.
 func runServer(ctx context.Context, s server, name string, show shower, log logrus.FieldLogger) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -351,7 +351,7 @@ func runServer(ctx context.Context, s server, name string, show shower, log logr
 	return err
 }
 
-// newServer returns one by c. A tolerant one goes on without addresses that the machine lacks, and by sockets without the ports that it cannot have.
+// newServer returns a server for c. A tolerant one runs without addresses that the machine lacks and, by sockets, without ports that it cannot get.
 func newServer(c *services.Config, tolerant bool, log *logrus.Logger) (server, error) {
 	if c.Mode == services.Sockets {
 		return newSockets(c, tolerant, log)

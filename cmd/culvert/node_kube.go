@@ -14,7 +14,8 @@ import (
 	"culvert/kube/service"
 )
 
-// serve returns what serves the Services of Kubernetes until its context ends, and what changes what Kubernetes does not say, base.
+// serve returns a function that serves the Services of Kubernetes until its context ends, and one that changes base, the settings that do not come
+// from Kubernetes.
 func (k *nodeKube) serve(base *services.Config, show shower, log *logrus.Logger) (serve func(context.Context) error, change func(context.Context, *services.Config) error, err error) {
 	client, err := newClient(k.kubeconfig)
 	if err != nil {

@@ -59,7 +59,7 @@ func (l *nodeLiqo) check() error {
 	return nil
 }
 
-// runLinks gives the node its links until ctx ends, and runs beside, which serves Services and may be nil, meanwhile.
+// runLinks gives the node its links until ctx ends. Meanwhile it runs beside, which serves Services and may be nil.
 func runLinks(ctx context.Context, k *nodeKube, p *nodePeerings, status *linkStatus, beside func(context.Context) error) error {
 	e := new(configfile.Errors)
 	if e.Name("--node-name", k.name, configfile.MaxDomain); e.Err() != nil {

@@ -26,7 +26,7 @@ import (
 	"culvert/kube/fabric"
 )
 
-// run gives the node the links that Liqo's resources ask for; see runLinks.
+// run gives the node the links that Liqo's resources request; see runLinks.
 func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
 	return l.carry(ctx, k, status, beside, links.Remove, func(client dynamic.Interface, set *links.Set, log *logrus.Entry) linkSource {
 		s := fabric.NewSource(client, k.name, log)
@@ -34,14 +34,15 @@ func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus, bes
 	})
 }
 
-// A linkSource says which links a node has.
+// A linkSource decides which links a node has.
 type linkSource struct {
 	show   func(*control.NodeStatus)
-	report func([]links.Status) // what became of the links
+	report func([]links.Status) // called with the states of the links
 	tasks  []func(context.Context)
 }
 
-// carry runs the links that a source asks for, and beside, which may be nil, until ctx ends. Then it removes by remove what is unwanted; see leave.
+// carry runs the links that a source requests, and beside, which may be nil, until ctx ends. Then it calls remove if the links are unwanted; see
+// leave.
 func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error, remove func() ([]string, error),
 	newSource func(dynamic.Interface, *links.Set, *logrus.Entry) linkSource) error {
 	chooseCollection()
@@ -49,7 +50,7 @@ func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, b
 	if err != nil {
 		return err
 	}
-	klog.SetLogger(klog.Logger{}) // the source logs what matters of it
+	klog.SetLogger(klog.Logger{}) // the source logs what matters
 	log, err := newLogger("info", "text")
 	if err != nil {
 		return err
@@ -61,7 +62,7 @@ func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, b
 		return err
 	}
 	defer seen.Close()
-	alone := beside == nil // otherwise that logs its start, and watches the load
+	alone := beside == nil // otherwise beside logs its start, and watches the load
 	if alone {
 		entry.WithField("version", control.ReadVersion()).Info("node starting")
 	}
@@ -94,11 +95,11 @@ func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, b
 // leaveTime is how long the API server may take to say whether the DaemonSet is still wanted.
 const leaveTime = 3 * time.Second
 
-// leavePause is how long is waited before it is asked again.
+// leavePause is the wait before it is asked again.
 const leavePause = 250 * time.Millisecond
 
-// leave removes by remove what this process has made, and what Services have left if it served any, if its DaemonSet is unwanted. Otherwise all
-// stays for the next process.
+// leave cleans up if the DaemonSet of this process is unwanted: it calls remove for what this process has made and, if it served Services, removes
+// their rules and devices. Otherwise all stays for the next process.
 func (l *nodeLiqo) leave(ctx context.Context, client dynamic.Interface, log logrus.FieldLogger, served bool, remove func() ([]string, error)) error {
 	if !l.unwanted(ctx, client, log) {
 		return nil
@@ -117,8 +118,8 @@ func (l *nodeLiqo) leave(ctx context.Context, client dynamic.Interface, log logr
 	return nil
 }
 
-// leaveServices removes what Services have left if the DaemonSet of this process is unwanted. Where another pod of it still serves, as after a
-// hand-over, that one removes it.
+// leaveServices removes the rules and devices of Services if the DaemonSet of this process is unwanted. If another pod of it still serves, as after a
+// hand-over, that pod removes them.
 func (l *nodeLiqo) leaveServices(ctx context.Context, k *nodeKube) error {
 	client, err := newClient(k.kubeconfig)
 	if err != nil {
@@ -131,9 +132,9 @@ func (l *nodeLiqo) leaveServices(ctx context.Context, k *nodeKube) error {
 	return l.leave(ctx, client, log.WithField("node", k.name), true, func() ([]string, error) { return nil, nil })
 }
 
-// unwanted reports whether the DaemonSet that this process belongs to is gone or being deleted. Without an answer it is not. Whoever
-// uninstalls everything at once may take the right to ask first: a process that is refused for some time, by an API server that has had the
-// time to read all roles, is unwanted too.
+// unwanted reports whether the DaemonSet that this process belongs to is gone or being deleted. Without an answer it is not. Uninstalling everything
+// at once may first remove the right to ask. So a process is unwanted too if the API server refuses it for some time, long enough to have read all
+// roles.
 func (l *nodeLiqo) unwanted(ctx context.Context, client dynamic.Interface, log logrus.FieldLogger) bool {
 	if l.daemonSet == "" {
 		return false
@@ -167,7 +168,7 @@ func (l *nodeLiqo) unwanted(ctx context.Context, client dynamic.Interface, log l
 	}
 }
 
-// removeLinks deletes the links that earlier runs have left and prints their names.
+// removeLinks deletes the links that earlier runs left, and prints their names.
 func removeLinks(w io.Writer) error {
 	names, err := links.Remove()
 	for _, name := range names {

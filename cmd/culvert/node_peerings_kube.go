@@ -21,14 +21,14 @@ import (
 	"culvert/kube/peering"
 )
 
-// nodeMachine is this node as the source of its Peerings sees it.
+// nodeMachine adapts this node for the source of its Peerings.
 type nodeMachine struct {
 	links   *links.Set
 	routes  *remote.Keeper
 	remotes *remotes
 }
 
-// Apply makes links and routes the desired ones.
+// Apply sets the desired links and routes.
 func (m nodeMachine) Apply(all []links.Link, peers []remote.Peer) {
 	m.links.Apply(all)
 	peers = slices.Clone(peers)
@@ -44,14 +44,14 @@ func (m nodeMachine) Apply(all []links.Link, peers []remote.Peer) {
 // SourceTo returns the address from which this node sends to another.
 func (m nodeMachine) SourceTo(to netip.Addr) (netip.Addr, error) { return remote.SourceTo(to) }
 
-// run gives the node the links and routes that Peerings ask for; see runLinks.
+// run gives the node the links and routes that Peerings request; see runLinks.
 func (p *nodePeerings) run(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
 	return p.links.carry(ctx, k, status, beside, removeAll, func(client dynamic.Interface, set *links.Set, log *logrus.Entry) linkSource {
 		set.Alone()
 		s := peering.NewNodeSource(client, k.name, p.gateways, p.own, p.apiServer(k.kubeconfig), log)
 		m := nodeMachine{set, remote.New(log), &k.remotes}
 		report := func(all []links.Status) {
-			m.routes.Look() // a link may have come
+			m.routes.Look() // a link may have appeared
 			s.ReportLinks(all)
 		}
 		return linkSource{s.Show, report, []func(context.Context){
@@ -61,7 +61,7 @@ func (p *nodePeerings) run(ctx context.Context, k *nodeKube, status *linkStatus,
 	})
 }
 
-// apiServer returns the addresses of the API server that the configuration names. Others have Services or Nodes that name them.
+// apiServer returns the addresses of the API server in the configuration. Its other addresses are those of Services or Nodes.
 func (p *nodePeerings) apiServer(kubeconfig string) (all []netip.Addr) {
 	hosts := []string{p.host}
 	if kubeconfig != "" {
@@ -79,7 +79,7 @@ func (p *nodePeerings) apiServer(kubeconfig string) (all []netip.Addr) {
 	return all
 }
 
-// removeAll removes what runs with --kube have made, and nothing while one runs.
+// removeAll removes what runs with --kube have made. It removes nothing while one is running.
 func removeAll() (removed []string, err error) {
 	names, err := links.Remove()
 	for _, name := range names {
@@ -92,7 +92,7 @@ func removeAll() (removed []string, err error) {
 	return append(removed, rest...), errors.Join(err, e)
 }
 
-// removePeerings removes what earlier runs have left, and prints it.
+// removePeerings removes what earlier runs left, and prints it.
 func removePeerings(w io.Writer) error {
 	removed, err := removeAll()
 	for _, what := range removed {

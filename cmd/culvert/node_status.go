@@ -18,15 +18,15 @@ import (
 	"culvert/gateway/unixsocket"
 )
 
-// nodeLoad looks whether this process has CPU time to spare, whatever it carries.
+// nodeLoad checks whether this process has CPU time to spare, whatever it carries.
 var nodeLoad load.Watch
 
 func init() { page.Also = nodeLoad.Metrics }
 
-// A shower lets culvert status see how a node does, until ctx ends.
+// A shower serves a node's status to culvert status, until ctx ends.
 type shower func(ctx context.Context, name string, status func() control.NodeStatus, log logrus.FieldLogger)
 
-// showServices is the shower of a process that has no links: its socket is there when Services are served.
+// showServices is the shower of a process without links: its socket exists while Services are served.
 func showServices(ctx context.Context, name string, status func() control.NodeStatus, log logrus.FieldLogger) {
 	began := time.Now()
 	server := control.NewNodeServer(func() control.NodeStatus {
@@ -44,12 +44,12 @@ func showServices(ctx context.Context, name string, status func() control.NodeSt
 	server.Serve(l)
 }
 
-// A linkStatus is how a process does that has links, and may serve Services too.
+// A linkStatus is the status of a process that has links, and may serve Services too.
 type linkStatus struct {
 	services atomic.Pointer[func() control.NodeStatus]
 }
 
-// show lets culvert status see links, which each of parts says something about, and Services.
+// show serves the status of links, to which each of parts adds something, and of Services.
 func (l *linkStatus) show(ctx context.Context, name string, log logrus.FieldLogger, parts ...func(*control.NodeStatus)) {
 	showServices(ctx, name, func() control.NodeStatus {
 		n := control.NodeStatus{Name: name, Services: []control.NodeService{}}
@@ -63,17 +63,17 @@ func (l *linkStatus) show(ctx context.Context, name string, log logrus.FieldLogg
 	}, log)
 }
 
-// beside is the shower of the Services of such a process.
+// beside is the shower for the Services of such a process.
 func (l *linkStatus) beside(ctx context.Context, _ string, status func() control.NodeStatus, _ logrus.FieldLogger) {
 	l.services.Store(&status)
 	<-ctx.Done()
 	l.services.Store(nil)
 }
 
-// errLinksStay says why no process can take the place of one that has links while that runs.
+// errLinksStay says why no process can take over from a running one that has links.
 var errLinksStay = errors.New("with --liqo or --kube, the running process has the tunnels' UDP port; restart it: links, services.state and connections outlive it")
 
-// listenSoon listens on a Unix socket, which the process that this one takes over from may have for a moment yet.
+// listenSoon listens on a Unix socket, which the process that this one replaces may still have for a moment.
 func listenSoon(ctx context.Context, path string) (l net.Listener, err error) {
 	ctx, cancel := context.WithTimeout(ctx, listenPatience)
 	defer cancel()

@@ -15,7 +15,7 @@ import (
 	"culvert/kube/verify/probe"
 )
 
-// newProbeCommand is what the pods of culvert verify run.
+// newProbeCommand is the command that the pods of culvert verify run.
 func newProbeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:    "probe",

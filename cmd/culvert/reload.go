@@ -96,7 +96,7 @@ func haveReplaced(c *clientCommand, gateway *control.Client) error {
 	if err != nil {
 		return err
 	}
-	pid, err := gateway.Process(c.Context()) // before.PID may be somebody else's here
+	pid, err := gateway.Process(c.Context()) // before.PID may be another process's here
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func haveReplaced(c *clientCommand, gateway *control.Client) error {
 		return fmt.Errorf("--takeover: process %d: %w; run this beside the gateway, as its user", pid, err)
 	}
 	for began := time.Now(); time.Since(began) < takeoverPatience; {
-		// While one process replaces another, possibly nobody answers.
+		// While one process replaces another, there may be no answer.
 		if s, err := gateway.Status(c.Context()); err == nil && s.PID != before.PID {
 			_, err := fmt.Fprintf(c.OutOrStdout(), "applied: process %d has taken over from process %d\n", s.PID, before.PID)
 			return err

@@ -91,7 +91,7 @@ func orAny(s string) string {
 	return s
 }
 
-// list prints a list from the gateway as a table, as NDJSON or as YAML. complete, which may be nil, adds what the gateway does not know.
+// list prints a list from the gateway as a table, as NDJSON or as YAML. complete, which may be nil, fills in what the gateway does not know.
 func list[T any](c *clientCommand, gateway *control.Client, path string, query url.Values, head string, complete func(*T), row func(*T) string) error {
 	t := cli.NewTable(c.OutOrStdout())
 	if c.output == "text" {

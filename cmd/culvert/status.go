@@ -137,7 +137,7 @@ func printLeftOut(w io.Writer, r *control.Resources) int {
 	return len(r.LeftOut)
 }
 
-// printCopies tells how complete and how old copies of the table are.
+// printCopies prints how complete and how old the copies of the table are.
 func printCopies(w io.Writer, r *control.Replication) {
 	text := func(s *control.Stream) string {
 		text := fmt.Sprintf("%d connections", s.Entries)
@@ -165,7 +165,7 @@ func printCopies(w io.Writer, r *control.Replication) {
 	}
 }
 
-// leaseText tells who has the Lease.
+// leaseText says who has the Lease.
 func leaseText(r *control.Replica) string {
 	text := "nobody is known to have it"
 	if r.LeaseSeconds != nil {
@@ -204,7 +204,7 @@ func pathText(p *control.Path) string {
 	return fmt.Sprint(p.MTU)
 }
 
-// shown are the causes of findings that the tables already show: of what works.
+// shown are the causes of findings that the tables already show: they say that something works.
 var shown = map[string]bool{"handshake-made": true, "tunnel-restored": true, "path-mtu-restored": true, "node-heard": true, "node-restored": true}
 
 // peerText returns the traffic through the tunnel.

@@ -76,7 +76,7 @@ func printNodeStatus(w io.Writer, s *control.NodeStatus) error {
 	return printDrops(w, "DROPPED", s.Traffic.Drops)
 }
 
-// printDrops prints the reasons that there were; a title says of what.
+// printDrops prints the drop reasons that have occurred, under a title.
 func printDrops(w io.Writer, title string, drops []control.Drop) error {
 	if len(drops) == 0 {
 		return nil
@@ -89,7 +89,7 @@ func printDrops(w io.Writer, title string, drops []control.Drop) error {
 	return t.Flush()
 }
 
-// printLinks prints the links to gateways and what is the matter with them, where a node has any.
+// printLinks prints a node's links to gateways, if it has any, and their problems.
 func printLinks(w io.Writer, s *control.NodeStatus) {
 	told := len(s.Waiting) + len(s.LeftOut)
 	if s.Mode != "" && len(s.Links)+told == 0 {
@@ -122,7 +122,7 @@ func printLinks(w io.Writer, s *control.NodeStatus) {
 	}
 }
 
-// linkState is the state of a link in a few words.
+// linkState returns the state of a link in a few words.
 func linkState(l *control.NodeLink) string {
 	switch {
 	case l.State == "carried" && l.Answers:

@@ -92,7 +92,7 @@ func (s *successor) start() error {
 	return nil
 }
 
-// startedAs is how the program was called, evaluated before anything could change the working folder.
+// startedAs is the path by which the program was started, evaluated before anything could change the working folder.
 var startedAs, startedIn = os.Args[0], workingFolder()
 
 func workingFolder() string {

@@ -154,7 +154,7 @@ func (c *clientCommand) trace(gateway *control.Client, query url.Values, f *trac
 	return err
 }
 
-// printTrace prints what applies to a packet and what becomes of it; all prints every step, by the names that rules and capture have.
+// printTrace prints the steps that apply to a packet and its outcome. all prints every step, with the names that rules and capture use.
 func printTrace(w io.Writer, t *control.Trace, another, all bool) error {
 	var b strings.Builder
 	if another {
@@ -209,8 +209,8 @@ func printTrace(w io.Writer, t *control.Trace, another, all bool) error {
 	return err
 }
 
-// applies reports whether a step decides about the packet. Checks that it passes and rules that are not for it do not, and neither do marks,
-// by which rules and routes find each other.
+// applies reports whether a step decides about the packet. Passed checks, rules that do not match, and marks, by which rules and routes find each
+// other, do not.
 func applies(s *control.TraceStep) bool {
 	action, _, _ := strings.Cut(s.Detail, " ")
 	switch s.Kind {
@@ -224,7 +224,7 @@ func applies(s *control.TraceStep) bool {
 	return true
 }
 
-// shortText is what a step says, under the name of the field or resource that it comes from.
+// shortText returns a step's text, under the name of the field or resource that it comes from.
 func shortText(s *control.TraceStep) string {
 	name, detail := s.Field, s.Detail
 	switch {
@@ -255,7 +255,7 @@ func shortText(s *control.TraceStep) string {
 	return name + detail
 }
 
-// packetText is a packet in one line.
+// packetText describes a packet in one line.
 func packetText(p *control.TracePacket) string {
 	if p.Protocol == "" {
 		return fmt.Sprintf("%d bytes that are no packet", p.Length)
@@ -264,7 +264,7 @@ func packetText(p *control.TracePacket) string {
 	return fmt.Sprintf("%s %s > %s, %d bytes", p.Protocol, endText(&x, p.Source, p.SourcePort), endText(&x, p.Destination, p.DestinationPort), p.Length)
 }
 
-// stepText is what a step says: name, detail, and where it comes from.
+// stepText returns a step's name, detail, and source.
 func stepText(s *control.TraceStep) string {
 	text := s.Name
 	if text != "" && s.Detail != "" {
@@ -277,7 +277,7 @@ func stepText(s *control.TraceStep) string {
 	return text
 }
 
-// verdictText is what becomes of the packet.
+// verdictText returns the packet's outcome.
 func verdictText(t *control.Trace) string {
 	text := ""
 	switch t.Verdict {

@@ -74,7 +74,7 @@ func newVerifyCommand() *cobra.Command {
 	return cmd
 }
 
-// printVerified prints a line for each path, and what is wrong.
+// printVerified prints a line for each path, and the findings.
 func printVerified(w io.Writer, r *verify.Report) error {
 	for i := range r.Clusters {
 		c := &r.Clusters[i]
@@ -112,7 +112,7 @@ func printVerified(w io.Writer, r *verify.Report) error {
 	return err
 }
 
-// verifyVerdict is the error of a report with something wrong.
+// verifyVerdict returns the error for a report that has a fault.
 func verifyVerdict(r *verify.Report) error {
 	if r.OK {
 		return nil

@@ -29,7 +29,7 @@ func Failed(err error) error { return failure{err} }
 
 // Run runs the program with a root command from New, and exits unless it succeeds.
 func Run(root *cobra.Command) {
-	// Never undone: a signal after a command has finished must not turn that into a failure.
+	// This is never undone: a signal after a command has finished must not turn success into a failure.
 	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {

@@ -25,7 +25,7 @@ func addHelp(cmd *cobra.Command, examples map[string]string) {
 	}
 }
 
-// wrapHelp has help fit the terminal: a Long text is broken anew, and so is what is said of flags.
+// wrapHelp makes help fit the terminal: it rewraps Long texts and the descriptions of flags.
 func wrapHelp(root *cobra.Command) {
 	width := func() int {
 		if n := Width(os.Stdout); n > 0 {
@@ -54,7 +54,7 @@ func wrapHelp(root *cobra.Command) {
 		if cmd.HasExample() {
 			fmt.Fprintf(&b, "\nExamples:\n%s\n", cmd.Example)
 		}
-		// Rows of tables: what does not fit is broken beside the name.
+		// Rows of tables: a text that does not fit wraps beside the name.
 		commands, topics := Table{w: &Page{Columns: width()}}, Table{w: &Page{Columns: width()}}
 		for _, c := range cmd.Commands() {
 			switch {
@@ -85,7 +85,7 @@ func wrapHelp(root *cobra.Command) {
 	})
 }
 
-// flagTable has a row for each flag that is not hidden.
+// flagTable returns a table with a row for each flag that is not hidden.
 func flagTable(flags *pflag.FlagSet, width int) *Table {
 	t := NewTable(&Page{Columns: width})
 	flags.VisitAll(func(f *pflag.Flag) {

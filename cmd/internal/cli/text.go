@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Width is how many columns text for w may have: as many as its terminal. It is 0 where there is no
-// bound: a line in a pipe or a file is for programs.
+// Width returns the number of columns for text to w: that of its terminal. It is 0 if there is no limit, because lines
+// in a pipe or a file are for programs.
 func Width(w io.Writer) int {
 	switch w := w.(type) {
 	case interface{ Width() int }:
@@ -26,22 +26,22 @@ func Width(w io.Writer) int {
 	return 0
 }
 
-// A Page is text that is kept for a terminal of so many columns.
+// A Page buffers text for a terminal with Columns columns.
 type Page struct {
 	strings.Builder
 	Columns int
 }
 
-// Width is p's for the function of that name.
+// Width makes the function Width return p.Columns for p.
 func (p *Page) Width() int { return p.Columns }
 
-// Wrap breaks a sentence at blanks into lines of at most width columns, those after the first with an
-// indent of two; a width of 0 leaves it whole. What a terminal would obey is replaced.
+// Wrap breaks a sentence at blanks into lines of at most width columns, and indents all but the first by two; a width
+// of 0 leaves it whole. It replaces characters that a terminal would obey.
 func Wrap(text string, width int) string {
 	return strings.Join(split(Printable(text), width, "  "), "\n")
 }
 
-// WrapLines is Wrap of each line of a text. A line keeps an indent of two, which all its lines then have.
+// WrapLines applies Wrap to each line of a text. A line indented by two keeps that indent in all its parts.
 func WrapLines(text string, width int) string {
 	const indent = "  "
 	var b strings.Builder
@@ -55,7 +55,8 @@ func WrapLines(text string, width int) string {
 	return b.String()
 }
 
-// Printable replaces what is no character and no blank: others have written parts of the text, and a terminal obeys control characters.
+// Printable replaces everything that is neither printable nor a blank: parts of the text are written by others, and a terminal obeys control
+// characters.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) || unicode.IsSpace(r) && r != '\r' {
@@ -65,10 +66,10 @@ func Printable(text string) string {
 	}, text)
 }
 
-// longWord is the length from which on a word may be broken behind each slash: names of rules, paths.
+// longWord is the minimum length of a word that may be broken after each slash, such as the name of a rule or a path.
 const longWord = 30
 
-// pieces returns the parts of a word that stay whole.
+// pieces returns the parts of a word that must not be broken.
 func pieces(word string) []string {
 	if len(word) < longWord {
 		return []string{word}
@@ -76,8 +77,7 @@ func pieces(word string) []string {
 	return strings.SplitAfter(word, "/")
 }
 
-// split breaks text at blanks into lines of at most width columns. A word that is wider has a line of
-// its own.
+// split breaks text at blanks into lines of at most width columns. A wider word gets a line of its own.
 func split(text string, width int, indent string) []string {
 	var lines []string
 	var line strings.Builder
@@ -106,9 +106,8 @@ func split(text string, width int, indent string) []string {
 	return append(lines, line.String())
 }
 
-// A Table aligns what is written to it, as rows of cells with tabs between. A block of rows ends at an
-// empty line. Where a block is too wide for w's terminal, cells are broken at blanks, the widest column
-// first.
+// A Table aligns text written to it as rows of cells, separated by tabs. A block of rows ends at an empty line. If a
+// block is too wide for w's terminal, cells are broken at blanks, the widest column first.
 type Table struct {
 	w    io.Writer
 	text bytes.Buffer
@@ -139,7 +138,7 @@ func (t *Table) Flush() error {
 	return err
 }
 
-// gap lies between two columns of a table.
+// gap is the number of blanks between two columns of a table.
 const gap = 2
 
 func printRows(out *strings.Builder, rows [][]string, width int) {
@@ -176,7 +175,7 @@ func printRows(out *strings.Builder, rows [][]string, width int) {
 	for _, row := range rows {
 		cells, height := make([][]string, len(row)), 1
 		for i, cell := range row {
-			cells[i] = []string{cell} // as it is, blanks too
+			cells[i] = []string{cell} // unchanged, with its blanks
 			if utf8.RuneCountInString(cell) > widths[i] {
 				cells[i] = split(cell, widths[i], "")
 			}
@@ -196,10 +195,10 @@ func printRows(out *strings.Builder, rows [][]string, width int) {
 	}
 }
 
-// helpWidth is how wide help is at most.
+// helpWidth is the maximum width of help.
 const helpWidth = 100
 
-// fill breaks the paragraphs of a text anew, but for those that are lists, headings or commands.
+// fill rewraps the paragraphs of a text, except lists, headings and commands.
 func fill(text string, width int) string {
 	paragraphs := strings.Split(strings.TrimSpace(text), "\n\n")
 	for i, p := range paragraphs {
@@ -210,7 +209,7 @@ func fill(text string, width int) string {
 	return strings.Join(paragraphs, "\n\n")
 }
 
-// isList reports whether a line is one that stands for itself.
+// isList reports whether a line must not be joined with others.
 func isList(line string) bool {
 	return slices.ContainsFunc([]string{" ", "\t", "- ", "# "}, func(begin string) bool { return strings.HasPrefix(line, begin) })
 }
