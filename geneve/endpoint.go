@@ -148,7 +148,7 @@ func (e *Endpoint) Prepare(tunnels []Tunnel) (*Prepared, error) {
 		case t.Tunnel != c:
 			was := t
 			t = newTunnel(c, e.remotePort, was.tunnelState)
-			// Another gateway knows a node by the address by which the one before knew it, and accepts nothing from another.
+			// A new gateway knows a node by the same address as the previous gateway did, and accepts nothing from another address.
 			if t.Remote == was.Remote || t.Role == Node && t.Remote.BitLen() == was.Remote.BitLen() {
 				t.local.Store(was.local.Load())
 			}

@@ -16,7 +16,8 @@ const (
 )
 
 // An affinityTable remembers the backends of the clients of all services with affinity. It is independent of the configuration: services are known by
-// name, port and protocol, backends by address and port. It grows with use, and each service has a share of it. It belongs to an Engine, under that one's mutex.
+// name, port and protocol, backends by address and port. It grows with use, and each service has a share of it. It belongs to an Engine, whose mutex
+// guards it.
 type affinityTable struct {
 	directory directory // of entries, as references of direction original
 	lists     map[serviceIdentity]*clientList

@@ -7,9 +7,9 @@ import (
 	"culvert/nat/rules"
 )
 
-// Choose returns the backend that Process would give a new connection. It is for a caller that carries the connection itself, in the place of a Host.
-// The choice depends on the client, the Service and the client's affinity. Backends in failed did not answer and are left out. The reason says why
-// there is no backend.
+// Choose returns the backend that Process would give a new connection. It is for a caller that carries the connection itself, instead of a Host. The
+// choice depends on the client, the Service and the client's affinity. Backends in failed did not answer and are left out. The reason says why there
+// is no backend.
 func (e *Engine) Choose(client, service netip.AddrPort, protocol uint8, failed []netip.AddrPort, now Time) (netip.AddrPort, Reason) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -18,7 +18,7 @@ type Config struct {
 	Timeouts       Timeouts
 }
 
-// given returns the source ports of a Host; the empty range means it is no Host.
+// given returns the source ports of a Host; the empty range means that c is not a Host's.
 func (c *Config) given() rules.PortRange {
 	if c.Host == nil {
 		return rules.PortRange{}

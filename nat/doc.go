@@ -43,8 +43,8 @@
 //
 // # Records
 //
-// Another process can continue where an Engine stopped: Records saves its state (record.go), Restore reads it (restore.go). Links and services are
-// saved by name and times as ages. Each block of 4096 bytes has a checksum and needs no other block.
+// Another process can continue where an Engine stopped: Records saves its state (record.go), and Restore reads it (restore.go). Links and services
+// are saved by name and times as ages. Each block of 4096 bytes has a checksum and needs no other block.
 //
 //	connections     all except those between pods of the two clusters, which any of their packets makes again; with configured rules,
 //	                all. Saved: tuples, mark, state, TCP's and SCTP's numbers, counters, age; at most 128 bytes each over IPv4, and
@@ -60,14 +60,14 @@
 //
 // # Feed and Mirror
 //
-// A process that runs beside this one can take its place at any time: a Feed (feed.go) tells it what Records would save, and from then on each
-// connection that begins, changes its state or ends; its Mirror (mirror.go) puts that into a table of its own. What has changed is a bit for each
-// entry, so packets never wait and tell nothing that another packet could tell again; of an established connection, they tell nothing at all. What
-// has ended has bounded room; when that is full, a full copy follows.
+// Another process can run beside this one and replace it at any time. A Feed (feed.go) sends what Records would save, and then each connection that
+// starts, changes its state or ends. The other process's Mirror (mirror.go) puts that into its own table. The Feed keeps one bit per entry for
+// changes, so packets never wait. Packets of established connections change nothing that is sent. The list of ended connections is bounded; when it
+// is full, a full copy follows.
 //
-// The Engine behind a Mirror is frozen: no connection ages, and so none expires there that packets keep alive here. When it takes over, ages start
-// from 0. A connection may therefore live once longer than its timeout says; none lives shorter. The numbers of TCP are those of the last change of
-// state, and are believed as little as those of records.
+// The Engine behind a Mirror is frozen: connections do not age there, so none expires that packets keep alive here. When that Engine takes over, ages
+// start at 0. A connection may therefore once outlive its timeout, but none expires early. Its TCP numbers are those of the last change of state, and
+// are trusted as little as those of records.
 //
 // # Model
 //

@@ -191,8 +191,8 @@ func (e *Engine) Apply(c *Config) error {
 	return nil
 }
 
-// Amend replaces services of the Config that have the same name, address, port and protocol, or returns all faults and changes nothing. Where the Config
-// is not a Host's, their backends have to be pods of the local cluster. An earlier Prepared that was not committed becomes invalid.
+// Amend replaces services of the Config that have the same name, address, port and protocol, or returns all faults and changes nothing. Unless the
+// Config is a Host's, their backends must be pods of the local cluster. An earlier Prepared that was not committed becomes invalid.
 func (e *Engine) Amend(services []rules.Service) error {
 	e.apply.Lock()
 	defer e.apply.Unlock()

@@ -7,27 +7,27 @@ import (
 	"culvert/nat/packet"
 )
 
-// A Feed tells another process what becomes of an Engine's connections and clients of services: first of all that Records would save, then of each
-// that begins, changes its state, or ends. The other process has a Mirror.
+// A Feed sends an Engine's connections and clients of services to another process, which has a Mirror: first everything that Records would save, then
+// each one that starts, changes its state, or ends.
 //
-// It holds what has changed as one bit for each table entry, so several changes of a connection are told as one, and a connection that begins and
-// ends between two passes is not told at all. What has ended has room for feedRoom; when that is full, the Feed starts again with a full copy. So
-// packets never wait for a Feed, and a Feed that nobody reads costs 2 bits for each entry and 2 MiB.
+// It keeps changes as one bit for each table entry. So it sends several changes of a connection as one, and does not send a connection that starts
+// and ends between two passes. Up to feedRoom ended connections and clients wait; beyond that, the Feed starts again with a full copy. So packets
+// never wait for a Feed, and a Feed that nobody reads costs 2 bits for each entry and 2 MiB.
 //
-// Packets of an established connection tell a Feed nothing: ages do not pass in a Mirror.
+// Packets of an established connection do not concern a Feed, because ages do not advance in a Mirror.
 type Feed struct {
 	e *Engine
 	blockWriter
 	written [2]uint64 // connections and clients since the copy began
 	work    int       // since the last pause, in skipped entries
-	over    bool      // all that the pass has to read is read
-	// Read, and not yet written, in this order.
+	over    bool      // the pass has read everything that it has to read
+	// Read but not yet written, in this order.
 	begins bool // a copy begins
 	ended  []gone
 	ready  []connRecord
 	known  []clientRecord
 	ends   bool // the copy is whole
-	// The room of the above.
+	// Memory for the lists above.
 	endedRoom [listBudget]gone
 	readyRoom [listBudget]connRecord
 	knownRoom [listBudget]clientRecord
@@ -37,14 +37,14 @@ type Feed struct {
 	connections, clients markedEntries
 	gone                 []gone // a ring
 	first, length        int
-	lost                 bool // a full copy is to begin
+	lost                 bool // a full copy must start
 	copying              bool
 }
 
 // feedRoom is how many ended connections and clients wait for a Feed.
 const feedRoom = 1 << 15
 
-// A gone is what has ended: a connection, by its original tuple, or a client, whose address is in the tuple.
+// A gone is an ended connection, by its original tuple, or a forgotten client, whose address is in the tuple.
 type gone struct {
 	tuple   packet.Tuple
 	service serviceIdentity
@@ -76,28 +76,28 @@ func (f *Feed) Close() {
 	e.clients.feeds = slices.DeleteFunc(e.clients.feeds, func(o *Feed) bool { return o == f })
 }
 
-// Copy has the Feed start again with a full copy.
+// Copy makes the Feed start again with a full copy.
 func (f *Feed) Copy() {
 	f.e.mu.Lock()
 	defer f.e.mu.Unlock()
 	f.lost = true
 }
 
-// A FeedState says how far a Feed is.
+// A FeedState is the progress of a Feed.
 type FeedState struct {
-	Copies  uint64 // full copies that have begun; the first is of Feed, others are of Copy or because what has ended had no room
+	Copies  uint64 // full copies that have started: the first by Feed, others by Copy or because ended connections had no room
 	Copying bool   // the copy is not yet whole
 	Lost    bool   // the next block begins another copy
 }
 
-// State returns how far f is.
+// State returns the progress of f.
 func (f *Feed) State() FeedState {
 	f.e.mu.Lock()
 	defer f.e.mu.Unlock()
 	return FeedState{f.copies, f.copying, f.lost}
 }
 
-// end notes that a connection or a client has ended. Preconditions: the Engine's lock is held.
+// end records that a connection or a client has ended. Preconditions: the Engine's lock is held.
 func (f *Feed) end(g *gone) {
 	switch {
 	case f.lost:
@@ -109,8 +109,8 @@ func (f *Feed) end(g *gone) {
 	}
 }
 
-// Next appends the next block to dst, if there is anything to tell. more is false at the end of a pass: everything is told that had changed before the
-// pass began. It calls pause whenever it has worked long enough that packets should have their turn; they wait while it reads listBudget table entries
+// Next appends the next block to dst, if there is anything to send. more is false at the end of a pass: then all changes from before the pass have
+// been sent. It calls pause whenever it has worked long enough that packets should have their turn; they wait while it reads listBudget table entries
 // at a time.
 func (f *Feed) Next(dst []byte, now Time, pause func()) (all []byte, more bool) {
 	f.begin(dst)
@@ -144,7 +144,7 @@ func (f *Feed) due() bool {
 	return f.begins || f.ends || len(f.ended)+len(f.ready)+len(f.known) > 0
 }
 
-// addNext adds the next of what is due to the block.
+// addNext adds the next item that is due to the block.
 func (f *Feed) addNext() (written, fits bool) {
 	switch {
 	case f.begins:
@@ -179,8 +179,8 @@ func (f *Feed) count(kind int, written bool) {
 	}
 }
 
-// read reads some of what is to be told. It returns false at the end of a pass. Ends are read before connections that have begun since, because those
-// may have the same tuple.
+// read reads some changes to send. It returns false at the end of a pass. It reads ends before connections that have started since, because those may
+// have the same tuple.
 func (f *Feed) read(now Time) (more bool) {
 	e := f.e
 	e.mu.Lock()
@@ -256,7 +256,7 @@ func (f *Feed) readClients(now Time) (more bool) {
 	})
 }
 
-// appendGone appends what has ended.
+// appendGone appends an ended connection or client.
 func (f *Feed) appendGone(b []byte, g *gone) []byte {
 	n := len(b)
 	if g.client {

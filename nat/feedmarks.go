@@ -8,8 +8,8 @@ import (
 
 // markedEntries are sets of table entries.
 type markedEntries struct {
-	changed, told []uint64 // a bit for each entry: to be told, and that the other process may have
-	waiting       int      // how many are changed
+	changed, told []uint64 // a bit for each entry: it must be sent; the other process may have it
+	waiting       int      // how many bits of changed are set
 	at            int      // words of changed that this pass has read
 }
 
@@ -78,14 +78,14 @@ func (m *markedEntries) some(visit func(number uint32) (told bool)) (more bool) 
 	return false
 }
 
-// changed tells feeds that a connection has begun or has changed.
+// changed tells feeds that a connection has started or changed.
 func (tb *table) changed(number uint32) {
 	for _, f := range tb.feeds {
 		f.connections.change(number)
 	}
 }
 
-// ended tells feeds that a connection ends, which is still in the table.
+// ended tells feeds that a connection, which is still in the table, ends.
 func (tb *table) ended(c *conn, number uint32) {
 	for _, f := range tb.feeds {
 		if f.connections.end(number) {
@@ -101,7 +101,7 @@ func (t *affinityTable) changed(number uint32) {
 	}
 }
 
-// ended tells feeds that a client is forgotten, which is still in the table.
+// ended tells feeds that a client, which is still in the table, is forgotten.
 func (t *affinityTable) ended(a *affinity, number uint32) {
 	for _, f := range t.feeds {
 		if f.clients.end(number) {

@@ -9,7 +9,7 @@ const (
 	loadFrom = 1 << 12
 )
 
-// Load prefetches what Process will need of the connections of at most MaxLoad packets that come in at in or at other links of its side. In a large
+// Load prefetches what Process will need of the connections of at most MaxLoad packets that arrive by in or by other links of its side. In a large
 // table a packet waits for memory twice, for its slot and then for its entry; a batch overlaps these waits. Load returns how many packets have a
 // connection, or 0 if the table is small enough to skip the work, and leaves hints for Process. It decides and changes nothing.
 func (e *Engine) Load(packets []packet.Packet, in Link) (known int) {

@@ -7,11 +7,11 @@ import (
 	"culvert/nat/siphash"
 )
 
-// A Mirror keeps the table of an Engine equal to that of another process, by the blocks of its Feed. The Engine should be frozen, and gets no packets
-// until it takes the other one's place.
+// A Mirror keeps the table of an Engine equal to that of another process, from the blocks of that process's Feed. The Engine should be frozen, and
+// gets no packets until it replaces the other one.
 //
-// Connections are restored as by Restore. What a copy does not contain ends when the copy is whole; until then the table may hold what an earlier copy
-// has left. One goroutine at a time may call Write.
+// Connections are restored as by Restore. Entries that a copy does not contain end when the copy is whole; until then the table may hold entries of
+// an earlier copy. One goroutine at a time may call Write.
 type Mirror struct {
 	r     *Restore
 	stale uint32 // entries below it are fresh, or free
@@ -21,21 +21,21 @@ type Mirror struct {
 
 // A MirrorState says how complete the table is.
 type MirrorState struct {
-	Restored        // what came with the last copy and since
+	Restored        // since the start of the last copy
 	Copies   uint64 // copies that were whole
-	Copying  bool   // a copy has begun and is not yet whole
+	Copying  bool   // a copy has started and is not yet whole
 	Ended    uint64 // connections that the other process has ended
 	Removed  uint64 // connections that a whole copy did not contain
 }
 
-// Mirror starts a Mirror. link finds a Link by the name that the Feed has given it.
+// Mirror returns a Mirror of another process's table in e. link finds a Link by its name in the Feed.
 func (e *Engine) Mirror(link func(name string) (Link, bool)) *Mirror {
 	m := &Mirror{r: e.Restore(link, 0)}
 	m.r.mirror = m
 	return m
 }
 
-// Write takes blocks, in pieces of any size. It never fails; State counts what was not understood.
+// Write takes blocks, in pieces of any size. It never fails; State counts what it did not understand.
 func (m *Mirror) Write(b []byte, now Time) {
 	m.r.now = now
 	m.r.Write(b)
@@ -47,14 +47,14 @@ func (m *Mirror) Write(b []byte, now Time) {
 	m.state.Whole = whole
 }
 
-// State returns how complete the table is. Whole says that a copy was.
+// State returns how complete the table is. Whole says that a copy was complete.
 func (m *Mirror) State() MirrorState {
 	m.r.e.mu.Lock()
 	defer m.r.e.mu.Unlock()
 	return m.state
 }
 
-// Close ends m. It discards the part of a block that came last, and keeps the table.
+// Close ends m. It discards an incomplete last block, and keeps the table.
 func (m *Mirror) Close() {
 	e := m.r.e
 	e.mu.Lock()
@@ -73,7 +73,7 @@ func (m *Mirror) begins() {
 	m.state.Copying, m.state.Whole = true, false
 }
 
-// ends ends a copy. If it was whole, what it did not contain ends.
+// ends ends a copy. If the copy was whole, entries that it did not contain end.
 func (m *Mirror) ends(whole bool) {
 	e := m.r.e
 	if whole = whole && m.State().Copying; whole {
@@ -117,7 +117,7 @@ func (m *Mirror) removeClients(at uint32) (more bool) {
 	return at+listBudget < t.high
 }
 
-// makeRoom ends a connection that an earlier copy has left, if there is one, and reports whether it has.
+// makeRoom ends a connection that is left from an earlier copy, and reports whether there was one.
 //
 // Preconditions: m.r.e.mu is held.
 // +checklocksignore: its caller holds the lock by another name
@@ -133,7 +133,7 @@ func (m *Mirror) makeRoom(now Time) bool {
 	return false
 }
 
-// gone reads what has ended and ends it.
+// gone reads an ended connection and ends it here.
 func (m *Mirror) gone(in *fields) {
 	r := m.r
 	t := packet.Tuple{IPv6: in.byte()&recordIPv6 != 0, Protocol: in.byte()}
@@ -161,7 +161,7 @@ func (m *Mirror) gone(in *fields) {
 	}
 }
 
-// goneClient reads a client that is forgotten and forgets it.
+// goneClient reads a forgotten client and forgets it here.
 func (m *Mirror) goneClient(in *fields) {
 	number := in.uvarint(uint64(len(m.r.services)))
 	address := [2]uint64{in.uint64(), in.uint64()}
@@ -179,7 +179,7 @@ func (m *Mirror) goneClient(in *fields) {
 	}
 }
 
-// putClients restores clients, which replace what is known of them.
+// putClients restores clients, replacing what is known about them.
 func (m *Mirror) putClients() {
 	r := m.r
 	for i := range r.clients {
@@ -223,7 +223,7 @@ func (f *freshEntries) has(number uint32) bool {
 // Freeze stops the ages of connections: none expires until Thaw.
 func (e *Engine) Freeze() { e.age(math.MaxInt64) }
 
-// Thaw has connections age from now on. What was idle before does not count.
+// Thaw makes connections age from now on. Earlier idle time does not count.
 func (e *Engine) Thaw(now Time) { e.age(now) }
 
 func (e *Engine) age(floor Time) {
@@ -232,7 +232,8 @@ func (e *Engine) age(floor Time) {
 	e.floor = floor
 }
 
-// SetKey replaces the key of New, by that of the Engine whose place this one takes. No packet has passed before.
+// SetKey replaces the key given to New by that of the Engine that this one replaces. It must be called before the first
+// packet.
 func (e *Engine) SetKey(key [16]byte) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -39,8 +39,8 @@ func (e *Engine) Records(since, now Time, name func(Link) string) *Records {
 const (
 	// RecordWrite is the most that Write writes at a time, in bytes.
 	RecordWrite = 16 * RecordBlock
-	// recordBurst is how much work lies between two pauses, about half a millisecond of a processor: it skips that many idle entries, in memory that
-	// is read ahead. Judging or saving an entry, or saving a client, costs as much as skipping recordWork of them.
+	// recordBurst is how much work is done between two pauses, about half a millisecond of a processor. Its unit is skipping one idle entry, in
+	// memory that is read ahead. Judging or saving an entry, or saving a client, costs as much as skipping recordWork of them.
 	recordBurst = 1024 * recordWork
 	recordWork  = 16
 )

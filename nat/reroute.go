@@ -5,9 +5,9 @@ import (
 	"net/netip"
 )
 
-// Reroute gives links of nodes other Routes than the Config has for them, and changes nothing else. Its cost depends on these links alone. It
-// reports false, and changes nothing, where only Prepare can tell: if a prefix is not valid or another link's, if a link is no node's, if tables of
-// the Config say where packets go, or if its check of sources is not SourceCheckNode. An earlier Prepared that was not committed becomes invalid.
+// Reroute replaces the Routes of some nodes' links, and changes nothing else. Its cost depends on these links alone. It returns false, and changes
+// nothing, in cases that need Prepare: if a prefix is invalid or another link's, if a link is not a node's, if tables of the Config route packets, or
+// if its check of sources is not SourceCheckNode. An earlier Prepared that was not committed becomes invalid.
 func (e *Engine) Reroute(routes map[Link][]netip.Prefix) bool {
 	e.apply.Lock()
 	defer e.apply.Unlock()
@@ -23,7 +23,7 @@ func (e *Engine) Reroute(routes map[Link][]netip.Prefix) bool {
 	return ok
 }
 
-// rerouted returns s with other routes of some links; nil if a prefix is not valid or another link's. Preconditions: homes has all routes.
+// rerouted returns s with the routes of some links replaced; nil if a prefix is invalid or another link's. Preconditions: homes has all routes.
 func (s *surroundings) rerouted(routes map[Link][]netip.Prefix) *surroundings {
 	next := &surroundings{s.nodes, maps.Clone(s.routes), s.homes, s.nodeAddresses}
 	for link, prefixes := range routes { // first, because a prefix may move from one of the links to another
@@ -43,7 +43,7 @@ func (s *surroundings) rerouted(routes map[Link][]netip.Prefix) *surroundings {
 	return next
 }
 
-// missing returns what of a list is not in another.
+// missing returns the elements of a list that are not in another.
 func missing(list, of []netip.Prefix) (all []netip.Prefix) {
 	there := make(map[netip.Prefix]bool, len(of))
 	for _, p := range of {

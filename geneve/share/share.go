@@ -42,8 +42,8 @@ func (p *Pool[K]) OfFree(users ...K) bool {
 	return p.Free() > 0 && free > 0
 }
 
-// EqualPart reports whether a user may take n more units of a resource that is shared in equal parts. If the units are not free, victim holds most,
-// and has to give some back first.
+// EqualPart reports whether a user may take n more units of a resource that is shared in equal parts. If the units are not free, victim is the user
+// that holds most, and must give some back first.
 func (p *Pool[K]) EqualPart(user K, n int) (victim K, free, ok bool) {
 	if p.used+n <= p.size {
 		return victim, true, true
@@ -82,8 +82,8 @@ func (p *Pool[K]) Give(n int, users ...K) {
 	}
 }
 
-// Source returns what counts as one user among senders: an IPv4 address, or the /64 of an IPv6 address, in which one host has as many addresses as it
-// likes. The result for the zero Addr is the zero Prefix.
+// Source returns the prefix that counts as one user among senders: an IPv4 address, or the /64 of an IPv6 address, because one host has as many
+// addresses in it as it likes. The result for the zero Addr is the zero Prefix.
 func Source(a netip.Addr) netip.Prefix {
 	a = a.Unmap()
 	bits := a.BitLen()

@@ -279,7 +279,8 @@ func (s *Set) Replace(c *Config) (*Draft, error) {
 }
 
 // Amend returns a Draft in which services replace those of the same name, address, port and protocol in the previous Config, or all faults. A gateway's
-// services can only have backends to which routes lead, which pod reports; nil if the Config is a Host's. The cost depends on the changes alone.
+// services can only have backends to which routes lead; pod reports these, and is nil if the Config is a Host's. The cost depends on the changes
+// alone.
 func (s *Set) Amend(services []Service, pod func(netip.Addr) bool) (*Draft, error) {
 	d, k := s.Draft(), &checker{of: "config"}
 	faults := make([]error, 0, len(services))
@@ -310,8 +311,8 @@ func (s *Set) Amend(services []Service, pod func(netip.Addr) bool) (*Draft, erro
 	return d, nil
 }
 
-// Reroute returns a Draft in which nodes of the previous Config have other prefixes; false if a link is none of them, or if tables of the Config say
-// where packets go. Its cost depends on these nodes alone.
+// Reroute returns a Draft in which nodes of the previous Config have other prefixes; false if a link is not one of these nodes, or if tables of the
+// Config route packets. Its cost depends on these nodes alone.
 func (s *Set) Reroute(prefixes map[Link][]netip.Prefix) (*Draft, bool) {
 	d := s.Draft()
 	for link, list := range prefixes {

@@ -19,17 +19,17 @@ const HostLink Link = 1
 // that the kernel routes here and no Service matches is passed on unchanged, without a connection. LocalPodCIDRs are the cluster's pods; of the other
 // fields of a Config, only Services and a positive MSSClamp are used.
 type Host struct {
-	Addresses []netip.Addr // the node's own: those of a Service with the unspecified address, and those from which the node's processes ask
+	Addresses []netip.Addr // the node's own: the addresses of a Service with the unspecified address, and the sources of the node's own processes
 	// Masquerade are the source addresses for clients whose address backends may not see, or to whom answers would not return through the node.
 	Masquerade Pair
-	// Ports are the source ports that all clients get: by them the node's kernel recognises the answers that it routes here. Nothing else on the node
+	// Ports are the source ports that all clients get. The node's kernel recognises by them the answers that it routes here. Nothing else on the node
 	// uses them.
 	Ports PortRange
 	// ServiceCIDRs are the ranges from which the addresses of Services are taken. A packet for one that no Service has is dropped.
 	ServiceCIDRs []netip.Prefix
 	// Bridged are CIDRs whose hosts reach each other without being routed by this node.
 	Bridged []netip.Prefix
-	// Routed are CIDRs of hosts that are no pods of the cluster and whose answers the kernel routes here all the same.
+	// Routed are CIDRs of hosts that are not pods of the cluster but whose answers the kernel routes here too.
 	Routed []netip.Prefix
 }
 

@@ -1,4 +1,4 @@
-// Package cost measures what benchmarks report: processor time, and the unit of all budgets.
+// Package cost measures, for benchmarks, processor time and the unit of all budgets.
 package cost
 
 import (
@@ -9,7 +9,8 @@ import (
 	"golang.org/x/crypto/chacha20poly1305"
 )
 
-// ProcessorTime returns what this process has used, which other work on the machine changes less than the time of day.
+// ProcessorTime returns the processor time that this process has used. Other work on the machine affects it less than
+// wall-clock time.
 func ProcessorTime(b testing.TB) time.Duration {
 	b.Helper()
 	var u syscall.Rusage
