@@ -3,15 +3,14 @@
 // # Choosing
 //
 // A Plan comes from a configuration: the pools for remapped CIDRs, and the prefixes in use (taken). Taken prefixes may overlap each other; each Plan
-// lists them again, and they are never stored. A Ledger lists what was given to which owner.
+// lists them again, and they are never stored. A Ledger lists which owner got what.
 //
-// A remote CIDR gets, in this order: what it was given before; what it wishes, if that
-// lies in a pool and overlaps nothing taken or given; a free block of the same length. The
-// block is searched as Liqo searches it, so that who leaves Liqo keeps his remaps: the
-// pools in their order, and from a pool downwards at each halving first the half that has
-// something inside, the lower one if both have or neither has. So neighbours fill up and
-// large blocks stay whole. If the Plan has no pool of IPv6, a wish of IPv6 that overlaps
-// nothing is granted, and any other gets a block of fd63:756c::/32.
+// A remote CIDR gets the first of these: its earlier choice; the prefix that it wishes, if that lies in a pool and
+// overlaps nothing taken or given; a free block of the same length. Blocks are searched for as Liqo does it, so that
+// users who leave Liqo keep their remaps: the pools in their order; at each halving of a pool, first the half that has
+// something inside, or the lower one if both or neither have. So neighbours fill up and large blocks stay whole. If the
+// Plan has no IPv6 pool, an IPv6 wish that overlaps nothing is granted; otherwise the CIDR gets a block of
+// fd63:756c::/32.
 //
 // In a local external CIDR, the next address after the last one given is chosen, wrapping around, so that a released address stays unused for as long
 // as possible. The first address is never given, because it stands for unknown sources, nor is the broadcast address of an IPv4 network.

@@ -12,9 +12,9 @@ import (
 var (
 	ErrExhausted = errors.New("no space")           // no pool or network has room
 	ErrConflict  = errors.New("overlap")            // an earlier choice overlaps the configuration
-	ErrNotGiven  = errors.New("never given")        // the file does not contain what is to be released
+	ErrNotGiven  = errors.New("never given")        // the file does not contain the entry to release
 	ErrFile      = errors.New("memory of remaps")   // the file cannot be read, understood or written
-	ErrRunning   = errors.New("gateway is running") // what a running gateway uses cannot be released
+	ErrRunning   = errors.New("gateway is running") // a running gateway uses the entry to release
 )
 
 // Limits of one Ledger.

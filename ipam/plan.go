@@ -11,7 +11,7 @@ import (
 // maxPools is the maximum number of pools in a Plan.
 const maxPools = 64
 
-// DefaultPools are Liqo's, which has IPv4 alone.
+// DefaultPools returns Liqo's pools, which are IPv4 only.
 func DefaultPools() []netip.Prefix {
 	return []netip.Prefix{
 		netip.MustParsePrefix("10.0.0.0/8"),
@@ -20,10 +20,9 @@ func DefaultPools() []netip.Prefix {
 	}
 }
 
-// defaultPool6 is where IPv6 moves to if pools has none of it: unique local addresses (RFC 4193),
-// "cul" in ASCII behind fd. It holds 65,536 networks of a /48, which pods have in a cluster; a site
-// that draws its own as Section 3.2.2 says meets it once in 16 million times, unlike fd00::/16,
-// which many take without drawing.
+// defaultPool6 is the pool for IPv6 if pools has no IPv6 pool: unique local addresses (RFC 4193), "cul" in ASCII behind
+// fd. It holds 65,536 /48 networks, one for each cluster's pods. A site that draws its own prefix at random, as Section
+// 3.2.2 requires, collides with it once in 16 million times, unlike with fd00::/16, which many use without drawing.
 var defaultPool6 = netip.MustParsePrefix("fd63:756c::/32")
 
 // Taken is a prefix that is in use, by whatever the configuration calls Name.
@@ -42,12 +41,12 @@ type Taken struct {
 type Plan struct {
 	pools []netip.Prefix
 	taken []Taken
-	stay6 bool // what is IPv6 and overlaps nothing stays, in a pool or not
+	stay6 bool // an IPv6 CIDR that overlaps nothing stays, in a pool or not
 }
 
 // NewPlan checks pools, searched in their order, and keeps taken, which the caller must not
-// change afterwards. IPv4 has DefaultPools if pools has none of it. Without a pool of IPv6, what
-// overlaps nothing stays, and the rest moves to fd63:756c::/32. The error names the pool as the configuration does: ipam.pools[1].
+// change afterwards. Without an IPv4 pool, IPv4 uses DefaultPools. Without an IPv6 pool, IPv6 CIDRs that overlap nothing stay, and the others move to
+// fd63:756c::/32. The error names the pool as the configuration does: ipam.pools[1].
 func NewPlan(pools []netip.Prefix, taken []Taken) (*Plan, error) {
 	if len(pools) > maxPools {
 		return nil, fmt.Errorf("ipam.pools: %d pools; at most %d, so give larger ones", len(pools), maxPools)
