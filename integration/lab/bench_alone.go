@@ -15,7 +15,8 @@ import (
 	"culvert/geneve"
 )
 
-// aloneSize and aloneSmall are the payloads in bytes of what one gateway alone sends. The larger one fills the lab's MTU of 1340 bytes.
+// aloneSize and aloneSmall are the payloads in bytes of the packets in the bench of one gateway alone. The larger one fills the lab's MTU of 1340
+// bytes.
 const (
 	aloneSize  = 1312
 	aloneSmall = 64
@@ -31,8 +32,8 @@ const (
 	trainMostBytes = 65000 // with headers it is a packet of less than 64 KiB
 )
 
-// alone stops milan's gateway and floods rome's with trains of a node. It returns how many datagrams rome's gateway has encrypted and sent, in how
-// many seconds, and for how many its threads have run.
+// alone stops milan's gateway and floods rome's with trains from a node. It returns the number of datagrams that rome's gateway encrypted and sent,
+// the duration in seconds, and the CPU seconds of its threads.
 func (b *bench) alone(ctx context.Context, v *variant, size int) (packets, seconds, used float64, err error) {
 	rome, milan := b.lab.gateway(0), b.lab.gateway(1)
 	if err := milan.signal(unix.SIGSTOP); err != nil {
@@ -76,8 +77,8 @@ func (b *bench) alone(ctx context.Context, v *variant, size int) (packets, secon
 	return after.packets - before.packets, after.at.Sub(before.at).Seconds(), after.used - before.used, err
 }
 
-// floodFromNode sends datagrams of rome/pod1 to milan/pod1 to rome's gateway, in trains, as rome/node1 or its network card would: as fast as it can,
-// until stop is called. The datagrams have size bytes of payload.
+// floodFromNode sends datagrams from rome/pod1 to milan/pod1 through rome's gateway, in trains, as rome/node1 or its network card would. It sends as
+// fast as it can until stop is called. The datagrams have size bytes of payload.
 func (l *Lab) floodFromNode(size int) (stop func() error, err error) {
 	train, datagram, err := l.trainOfNode(size)
 	if err != nil {
@@ -111,7 +112,7 @@ func (l *Lab) floodFromNode(size int) (stop func() error, err error) {
 	}, nil
 }
 
-// trainOfNode returns equal tunnel datagrams one after the other, and the size of one.
+// trainOfNode returns equal tunnel datagrams, concatenated, and the size of one.
 func (l *Lab) trainOfNode(size int) (train []byte, datagram int, err error) {
 	c, n := &clusters[0], &clusters[0].Nodes[0]
 	vni := geneve.VNI(n.VNI)

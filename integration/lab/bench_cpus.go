@@ -34,10 +34,10 @@ func cpusName(reference bool, n int) string {
 
 // takeCPUs measures gateways by their number of Ps, in alternating runs.
 func (b *bench) takeCPUs(ctx context.Context, reference bool) error {
-	// bits and bytes are of each packet, in the units that rate and cost count.
+	// bits and bytes are per packet, in the units of rate and cost.
 	alone := func(name string, size int, rate, cost rowID, bits, bytes float64) measurement {
 		return measurement{name: name, take: func(ctx context.Context, v *variant) error {
-			if v.reference { // it does not count what it has encrypted
+			if v.reference { // it does not count encrypted packets
 				return nil
 			}
 			packets, seconds, used, err := b.alone(ctx, v, size)

@@ -84,7 +84,8 @@ func addTunnelRoute(c *config.Config) error {
 // referenceLink is the prefix of the VXLAN links' names, as in nftScript.
 const referenceLink = "node"
 
-// removeKilled removes what a killed reference gateway has left in this thread's network namespace, except the sysctls.
+// removeKilled removes the leftovers of a killed reference gateway from this thread's network namespace, except the
+// sysctls.
 func removeKilled() error {
 	links, err := netlink.LinkList()
 	if err != nil {

@@ -1,5 +1,5 @@
-// Command endpoints says what kube-proxy makes of Services and their EndpointSlices on a node: its own functions decide. It reads a Case a
-// line from standard input, and writes Ports for each.
+// Command endpoints prints the endpoints that kube-proxy would use on a node for Services and their EndpointSlices. It calls kube-proxy's own
+// functions. It reads one Case a line from standard input, and writes the Ports of each.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 	"k8s.io/kubernetes/pkg/proxy"
 )
 
-// A Case is what a node is told.
+// A Case is the input of one node.
 type Case struct {
 	Node, Zone string
 	Service    v1.Service

@@ -1,5 +1,5 @@
-// Command kubeproxy is kube-proxy's nftables mode without an API server: it serves the Services and EndpointSlices that it reads, a line of
-// JSON for each set, in place of those before. It says on its standard output when it has taken a set.
+// Command kubeproxy is kube-proxy's nftables mode without an API server: it reads sets of Services and EndpointSlices, one line of JSON each, and
+// serves the latest set. After it has taken a set, it prints a line to standard output.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 	proxyutil "k8s.io/kubernetes/pkg/proxy/util"
 )
 
-// A set is what a line holds.
+// A set is the content of one line.
 type set struct {
 	Services []*v1.Service
 	Slices   []*discovery.EndpointSlice
@@ -57,7 +57,7 @@ func run(node, address, pods, services string) error {
 	return serve(p)
 }
 
-// serve hands the objects of each set to p in the set's order, so that who sees the last one in the rules sees all.
+// serve passes the objects of each set to p in order: once the rules contain the last one, they contain all.
 func serve(p proxy.Provider) error {
 	var now set
 	lines := bufio.NewScanner(os.Stdin)
