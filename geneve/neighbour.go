@@ -78,8 +78,8 @@ func (n *neighbours) heard(t *tunnel, from speaker, now time.Duration) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// This is another host, or the peer with a new link. The answer to a request decides; without one, whoever still sends. A frame in another
-	// encapsulation comes from a new link whose predecessor is silent, or the frame would have been dropped.
+	// This is another host, or the peer with a new link. The answer to a request decides which; if none comes, the one that still sends is the peer.
+	// A frame in another encapsulation comes from a new link whose predecessor is silent, or the frame would have been dropped.
 	silence := now - time.Duration(nb.lastHeard.Load())
 	if nb.confirmed && nb.load().encap() == from.encap() && (nb.unanswered < maxUnanswered || silence < maxUnanswered*askInterval) {
 		n.ask(t, now)

@@ -47,7 +47,7 @@ type Verdict struct {
 	Applied bool
 }
 
-// Verdicts returns those that differ from the resources' conditions.
+// Verdicts returns the verdicts that differ from the resources' conditions.
 func (s *State) Verdicts() []Verdict {
 	var all []Verdict
 	for _, kind := range []string{KindFirewall, KindRoute} {

@@ -36,7 +36,7 @@ func newLiqoCheckCommand() *cobra.Command {
 			"in the logs of Liqo's agent and of culvert's pods, which your rights must let you read. Exit status 1: a link is not there.",
 		Example: "  culvert liqo check liqo-tenant-milan/milan\n  culvert liqo check",
 		Args:    cobra.MaximumNArgs(1),
-		// Names are those of a cluster.
+		// The names exist only in the cluster.
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {

@@ -61,7 +61,7 @@ func (p *nodePeerings) run(ctx context.Context, k *nodeKube, status *linkStatus,
 	})
 }
 
-// apiServer returns the addresses of the API server in the configuration. Its other addresses are those of Services or Nodes.
+// apiServer returns the API server's addresses from the configuration. Its other addresses belong to Services or Nodes.
 func (p *nodePeerings) apiServer(kubeconfig string) (all []netip.Addr) {
 	hosts := []string{p.host}
 	if kubeconfig != "" {

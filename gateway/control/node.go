@@ -67,7 +67,8 @@ type NodeService struct {
 	Endpoints int          `json:"endpoints"`
 }
 
-// NewNodeServer returns a Server for a node's status. It answers nobody before Serve. Several goroutines may call status.
+// NewNodeServer returns a Server for a node's status. It answers no requests before Serve. Several goroutines may call
+// status.
 func NewNodeServer(status func() NodeStatus, errors *log.Logger) *Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/node", func(w http.ResponseWriter, _ *http.Request) { answer(w, status()) })

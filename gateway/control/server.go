@@ -51,7 +51,7 @@ type Server struct {
 	cancel context.CancelFunc
 }
 
-// NewServer returns a Server; it answers nobody before Serve.
+// NewServer returns a Server; it answers no requests before Serve.
 func NewServer(s Source, errors *log.Logger) *Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Status()) })

@@ -6,7 +6,7 @@ import (
 	"runtime/debug"
 )
 
-// ReadVersion returns that of the running program.
+// ReadVersion returns the version of the running program.
 func ReadVersion() Version {
 	v := Version{Version: "(devel)", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()

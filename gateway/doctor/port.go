@@ -24,7 +24,7 @@ type Port struct {
 	Network string // udp or tcp
 	Address string // host:port, in the format of package net
 
-	// Gateways are those that run and may have it, by process.
+	// Gateways are the running gateways that may use the port, by process.
 	Gateways map[int]string
 }
 

@@ -77,7 +77,7 @@ type Result struct {
 	Size  int  // the largest packet known to pass both ways
 	Known bool // by a probe; otherwise Size is the configured one
 	Way   Way  // where larger ones vanish
-	// OneWay: the other end answers no echo requests. So Size is that of the way there, and the way back is unknown.
+	// OneWay: the other end answers no echo requests. So Size is for the way there, and the way back is unknown.
 	OneWay bool
 }
 

@@ -43,7 +43,7 @@ type admission struct {
 	shares map[rate]pace // +checklocks:mu
 }
 
-// A rate is that of one source for one kind of messages.
+// A rate identifies the limit for one kind of messages from one source.
 type rate struct {
 	source netip.Prefix
 	kind   messageKind

@@ -195,7 +195,7 @@ func (n *Node) Receive() []byte {
 	}
 }
 
-// Packets are those that Receive would return.
+// Packets returns a channel with the packets that Receive would return.
 func (n *Node) Packets() <-chan []byte { return n.packets }
 
 // Drain discards the packets that wait for Receive.

@@ -18,12 +18,12 @@ import (
 	"time"
 )
 
-// innocent is a well-behaved client beside an attack, each of whose requests must be answered.
+// innocent is a well-behaved client during an attack. Each of its requests must be answered.
 type innocent struct {
 	what string // requests, in the plural
 	n    int    // how many after the flood; during it, as many as there is time for
 	ask  func(ctx context.Context) error
-	end  func() int // closes what ask has opened, and returns how many answers arrived after ask had stopped waiting; nil: nothing to close
+	end  func() int // closes ask's sockets, and returns how many answers came after ask stopped waiting; nil: nothing to close
 
 	every time.Duration // pause before each request
 	most  int           // maximum number of requests during the flood, or 0

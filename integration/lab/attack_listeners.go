@@ -107,7 +107,7 @@ func (l *Lab) stranger() netip.Addr {
 	return spare(l.outer()[0].Peering)
 }
 
-// attackHandshakes starts WireGuard handshakes beside a session.
+// attackHandshakes starts WireGuard handshakes while a session exists.
 func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (_ string, err error) {
 	defer catch(&err)
 	const count = 50_000

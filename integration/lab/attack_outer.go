@@ -43,7 +43,7 @@ func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
 	return fmt.Sprintf("mtu %d believed by the kernel alone; segments %d; %s", mtu, figure.lastMSS, told), err
 }
 
-// outerCount is what a gateway's kernel has done to its tunnels' datagrams.
+// outerCount counts trains that a gateway's kernel refused, and fragments that it made, among its tunnels' datagrams.
 type outerCount struct{ refusedTrains, fragments int }
 
 func outerCounts(ctx context.Context, gateway *Host) (c outerCount, err error) {

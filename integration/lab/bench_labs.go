@@ -8,7 +8,7 @@ import (
 	"culvert/gateway/node"
 )
 
-// takeFamilies measures one stream over IPv6 beside one over IPv4, between the same pods of a dual-stack lab below dir. The order of the families
+// takeFamilies compares one stream over IPv6 with one over IPv4, between the same pods of a dual-stack lab below dir. The order of the families
 // alternates from run to run.
 func (b *bench) takeFamilies(ctx context.Context, dir string, o Options) error {
 	o.Inside = IPv4AndIPv6

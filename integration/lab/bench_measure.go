@@ -102,7 +102,7 @@ func (b *bench) takeIdle(ctx context.Context, v *variant) error {
 	return err
 }
 
-// takeLoaded measures the latency beside one stream.
+// takeLoaded measures the latency while one stream runs.
 func (b *bench) takeLoaded(ctx context.Context, v *variant) error {
 	load, err := b.path.startBulk(1, 0)
 	if err != nil {

@@ -49,7 +49,7 @@ const (
 	numRows
 )
 
-// rowPlan is what a row promises. Budgets are those of the architecture.
+// rowPlan is the promise of a row. Budgets are from the architecture.
 type rowPlan struct {
 	Name  string
 	Unit  string

@@ -71,7 +71,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (_ string, err e
 			return "", fmt.Errorf("%s, from %s: %v, want %v", e.from.Name, e.local, err, unix.ECONNREFUSED)
 		}
 	}
-	// Every sender has had its own error, so any extra one has arrived too.
+	// Every sender has received its own error, so any extra one has arrived too.
 	heard := make(map[netip.Addr]int)
 	for host, p := range watchers {
 		for n := 0; ; {

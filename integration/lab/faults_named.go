@@ -177,7 +177,7 @@ func (l *Lab) useAll(ctx context.Context) {
 		for _, e := range []*ends{l.pair(pair[0], pair[1]), l.pair(pair[1], pair[0])} {
 			users.Go(func() {
 				for ctx.Err() == nil {
-					attempt, cancel := context.WithTimeout(ctx, faultPace) // as brief as that of a user who sends many
+					attempt, cancel := context.WithTimeout(ctx, faultPace) // as short as for a user who sends many
 					e.answered(attempt, 84, faultPace)
 					cancel()
 					sleep(ctx, usePace)

@@ -70,7 +70,7 @@ var errUnanswered = errors.New("no answer")
 // echo sends one request with an IP packet of size bytes and waits for its answer: a reply, or an error that quotes it.
 func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 	p.seq++
-	data := make([]byte, max(0, size-udpOverhead(to))) // an ICMP header is as long as that of UDP
+	data := make([]byte, max(0, size-udpOverhead(to))) // ICMP and UDP headers have the same length
 	for i := range data {
 		data[i] = byte(i + p.seq)
 	}

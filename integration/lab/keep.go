@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Keep is a lab whose gateways are restarted and killed beside connections of all kinds.
+// Keep is a lab that restarts and kills its gateways while connections of all kinds are open.
 func Keep(o Options) Options {
 	o.Outside, o.Keep = true, true
 	return o

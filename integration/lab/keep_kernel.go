@@ -57,7 +57,7 @@ func (l *Lab) startKernelParts(ctx context.Context, p *Process) error {
 	return errors.Join(next.waitReady(ctx), l.forgetNeighbours(c))
 }
 
-// killKernelParts kills a kernel-based gateway, and removes what it has left.
+// killKernelParts kills a kernel-based gateway, and removes its leftovers.
 func (l *Lab) killKernelParts(p *Process) error {
 	if err := p.kill(); err != nil {
 		return err

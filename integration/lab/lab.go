@@ -29,7 +29,7 @@ type Options struct {
 	Milan    ClusterOptions
 }
 
-// Families are those of a lab's pods.
+// Families are the address families of a lab's pods.
 type Families uint8
 
 // Families of pods.

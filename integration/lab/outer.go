@@ -35,7 +35,7 @@ func gatewayMetrics(ctx context.Context, h *Host) (map[string]float64, error) {
 	return values, nil
 }
 
-// gatewaySockets are those of a gateway, as its metrics name them.
+// gatewaySockets are the sockets of a gateway, by their names in its metrics.
 var gatewaySockets = []string{"geneve", "wireguard", "wireguard6"}
 
 // checkOffloads requires each socket of the gateways to use the kernel's offloads.

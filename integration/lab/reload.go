@@ -226,7 +226,7 @@ func (l *Lab) change(i, n int) func(config object) {
 // cpusStreams is how many TCP streams run at full rate while the number of Ps changes.
 const cpusStreams = 8
 
-// checkCPUs gives both gateways a second P beside connections and streams at full rate, and takes it back.
+// checkCPUs gives both gateways a second P and takes it back, while connections are open and streams run at full rate.
 func (l *Lab) checkCPUs(ctx context.Context, n int, pause time.Duration) (string, error) {
 	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (figure string, err error) {
 		defer catch(&err)

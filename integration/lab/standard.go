@@ -270,7 +270,7 @@ func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Add
 	return fmt.Sprintf("%d hops", len(hops)), nil
 }
 
-// checkPingUnderLoad measures latency beside a bulk stream. On a lossy path, up to two requests or one in twenty may have no answer.
+// checkPingUnderLoad measures latency during a bulk stream. On a lossy path, up to two requests or one in twenty may have no answer.
 func (e *ends) checkPingUnderLoad(ctx context.Context, bulk int64, lossy bool) (_ string, err error) {
 	defer catch(&err)
 	p := must(newPinger(e.from))

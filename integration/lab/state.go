@@ -217,7 +217,7 @@ func keepLogs(dir string, err error) error {
 	return fmt.Errorf("%w; configurations and logs are in %s until `culvert-lab down`", err, dir)
 }
 
-// Down ends this user's labs that are up and removes what labs of any kind have left. A running check is not affected. It reports its actions through
+// Down ends this user's running labs and removes the leftovers of labs of any kind. A running check is not affected. It reports its actions through
 // report, and may be repeated.
 func Down(report func(format string, args ...any)) error {
 	base, err := baseDir()

@@ -32,7 +32,7 @@ func must2[T, U any](v T, w U, err error) (T, U) {
 	return v, w
 }
 
-// catch, deferred, makes the error that has ended the function its result, beside an error of a deferred function.
+// catch must be deferred. It makes the error that ended the function its result, joined with an error of a deferred function.
 func catch(err *error) {
 	switch r := recover().(type) {
 	case nil:

@@ -28,14 +28,14 @@ const (
 // Running is the gateway that a GatewaySource drives.
 type Running interface {
 	Apply(*config.Config) error
-	// Amend is that of gateway.Gateway.
+	// Amend is the method of gateway.Gateway.
 	Amend(*config.Config) bool
 	Check() kube.Check
 	// Speaks reports whether this gateway, of several, is the active one, which writes the Peering's status.
 	Speaks() bool
 	// Trouble returns a sentence that says why nothing passes; "" if the gateway knows no reason.
 	Trouble() string
-	// Exchange and Tell are those of gateway.Gateway.
+	// Exchange and Tell are the methods of gateway.Gateway.
 	Exchange(take func(datagram []byte) (answer []byte, ok bool))
 	Tell(datagram []byte)
 	// NodeTroubles returns, by node, a sentence that says why nothing passes between the gateway and the node.

@@ -38,7 +38,7 @@ func (s *steer) rule(priority int) netlink.Rule {
 	return *r
 }
 
-// answeredProtocols are those that the engine knows, and others that hosts use.
+// answeredProtocols are the protocols that the engine knows, and others that hosts use.
 var answeredProtocols = []int{unix.IPPROTO_ICMP, unix.IPPROTO_IPIP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_IPV6, unix.IPPROTO_GRE, unix.IPPROTO_ESP,
 	unix.IPPROTO_AH, unix.IPPROTO_SCTP, unix.IPPROTO_UDPLITE}
 

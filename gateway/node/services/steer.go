@@ -151,7 +151,7 @@ func (s *steering) alone() error {
 	return nil
 }
 
-// isOwned reports whether a rule belongs to this package, except for that of the local table.
+// isOwned reports whether a rule belongs to this package, except for the rule of the local table.
 func isOwned(r *netlink.Rule) bool {
 	if r.Protocol != lasting {
 		return false
