@@ -43,7 +43,7 @@
 //
 // One goroutine uses the Receiver; each sending goroutine has a Sender of its own. Any goroutine may call Apply, Wake, Poll, Close and the counters.
 // The set of tunnels is an immutable snapshot behind an atomic pointer; the state of neighbours is guarded by one mutex (neighbour.go) which the
-// packet path takes only while a MAC address is unknown, changes or is to be confirmed.
+// packet path takes only while a MAC address is unknown, changes or needs confirmation.
 //
 // # Not here
 //

@@ -47,7 +47,7 @@ func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) er
 	return figure, errors.Join(err, l.useGateways(ctx, &culvertGateway))
 }
 
-// startKernelParts starts another kernel-based gateway in the place of p, which has ended.
+// startKernelParts starts another kernel-based gateway to replace p, which has ended.
 func (l *Lab) startKernelParts(ctx context.Context, p *Process) error {
 	c := clusterOf(p.Host.Name)
 	next, err := l.startGateway(c, &referenceAsIs)

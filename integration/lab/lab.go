@@ -210,7 +210,7 @@ func (l *Lab) startCulvert(host string) (*Process, error) {
 	return p, nil
 }
 
-// add adds a started process to the lab's, in the place of the one that its host had.
+// add adds a started process to the lab, replacing the previous one of its host.
 func (l *Lab) add(p *Process) {
 	i := slices.IndexFunc(l.processes, func(other *Process) bool { return other.Host.Name == p.Host.Name })
 	if i < 0 {

@@ -54,7 +54,7 @@ func (l *Lab) stop(p *Process) error {
 	return end(p)
 }
 
-// startAgain starts the gateway or node of a host in the place of one that has ended, and waits until it serves.
+// startAgain starts the gateway or node of a host again after the previous one has ended, and waits until it serves.
 func (l *Lab) startAgain(ctx context.Context, host string) error {
 	p, err := l.startCulvert(host)
 	if err != nil {

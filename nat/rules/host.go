@@ -20,7 +20,7 @@ const HostLink Link = 1
 // fields of a Config, only Services and a positive MSSClamp are used.
 type Host struct {
 	Addresses []netip.Addr // the node's own: the addresses of a Service with the unspecified address, and the sources of the node's own processes
-	// Masquerade are the source addresses for clients whose address backends may not see, or to whom answers would not return through the node.
+	// Masquerade are the source addresses for clients whose address backends may not see, or whose answers would not return through the node.
 	Masquerade Pair
 	// Ports are the source ports that all clients get. The node's kernel recognises by them the answers that it routes here. Nothing else on the node
 	// uses them.

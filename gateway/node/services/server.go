@@ -82,7 +82,7 @@ func New(c *Config, tolerant bool, log logrus.FieldLogger) (*Server, error) {
 	return nil, fmt.Errorf("%w; --takeover: %w", err, failed)
 }
 
-// newServer is New in the place of one process, or of none if t is nil.
+// newServer is New for a process that replaces another, or for a first one if t is nil.
 func newServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*Server, error) {
 	s, err := openServer(c, tolerant, t, log)
 	if s == nil && t != nil {
