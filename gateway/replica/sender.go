@@ -15,8 +15,8 @@ const (
 	idleTime = time.Second
 	// maxMarks is the limit of unacknowledged marks; at the limit, passes wait.
 	maxMarks = 16
-	// After one full copy, the next waits for copyWait, which doubles with each copy up to maxCopyWait. The follower hears nothing meanwhile: maxCopyWait
-	// must be shorter than stallTime.
+	// After one full copy, the next waits for copyWait, which doubles with each copy up to maxCopyWait. The follower hears nothing meanwhile:
+	// maxCopyWait must be shorter than stallTime.
 	copyWait, maxCopyWait = time.Second, 4 * time.Second
 )
 

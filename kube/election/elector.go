@@ -98,9 +98,9 @@ func (e *Elector) Run(ctx context.Context) {
 	}
 }
 
-// Drive makes the Elector drive g from now on. The other gateways copy g's connections by t; nil: they do not. Before Drive, the Elector does not take the
-// Lease, because another gateway may have a copy of the table. Nor does it renew a Lease that an earlier container of its pod had: a container that dies
-// whenever it starts would keep the others from forwarding.
+// Drive makes the Elector drive g from now on. The other gateways copy g's connections by t; nil: they do not. Before Drive, the Elector does not
+// take the Lease, because another gateway may have a copy of the table. Nor does it renew a Lease that an earlier container of its pod had: a
+// container that dies whenever it starts would keep the others from forwarding.
 func (e *Elector) Drive(g Gateway, t Table) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
