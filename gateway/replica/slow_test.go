@@ -78,7 +78,7 @@ func inBubble(t *testing.T, p *pipes, test func(t *testing.T, active, standby *p
 	need.Bubble(t, func(t *testing.T) {
 		before := started
 		started = time.Now().Add(-time.Hour)
-		defer func() { started = before }()
+		t.Cleanup(func() { started = before })
 		key := wgkey.NewPrivate()
 		p.called, p.closed = make(chan net.Conn), make(chan struct{})
 		active := newPodOn(t, "a", key, 1<<17, p, change...)
