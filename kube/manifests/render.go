@@ -66,12 +66,6 @@ type Gateway struct {
 	Replicas int
 }
 
-// GatewayOf returns the manifest for the gateway of a Peering, with one pod. peering is a DNS
-// label; expose is the type of the gateway's Service.
-func GatewayOf(peering, image, expose string) string {
-	return (&Gateway{Peering: peering, Image: image, Expose: expose, Replicas: 1}).YAML()
-}
-
 // YAML returns the manifest.
 func (g *Gateway) YAML() string {
 	text := strings.NewReplacer(Peering, g.Peering, Image, g.Image, "type: LoadBalancer", "type: "+g.Expose).Replace(GatewayYAML)

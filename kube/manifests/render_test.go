@@ -78,6 +78,25 @@ func rights(all map[string]manifest, account, namespace string) (list []string) 
 	return slices.Compact(list)
 }
 
+// TestStatusInPods: culvert status finds the process of each pod, whose root is read-only, by a folder of its own.
+func TestStatusInPods(t *testing.T) {
+	gateway := &manifests.Gateway{Peering: "milan", Image: "r.example/c:2", Expose: "ClusterIP", Replicas: 2}
+	seen := 0
+	for _, text := range []string{manifests.Nodes, manifests.LiqoNodes, manifests.Services, gateway.YAML()} {
+		for key, o := range named(t, text) {
+			for _, c := range o.Spec.Template.Spec.Containers {
+				seen++
+				if !slices.ContainsFunc(c.VolumeMounts, func(m struct{ Name, MountPath string }) bool { return m.Name == "run" && m.MountPath == "/run/culvert" }) {
+					t.Errorf("%s: %+v", key, c.VolumeMounts)
+				}
+			}
+		}
+	}
+	if seen != 4 {
+		t.Errorf("%d containers", seen)
+	}
+}
+
 // TestLiqoNodesOf: the manifest for nodes has the image and the namespace that were asked for, everywhere, and with Services the rights, mounts and
 // settings of both manifests.
 func TestLiqoNodesOf(t *testing.T) {
