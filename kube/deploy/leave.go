@@ -124,6 +124,12 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 				missing = fmt.Sprintf("the agent of node %s has not removed link, routes and exception yet; if the node is gone for good, delete its Node", u.GetName())
 			}
 		})
+		if missing != "" && err == nil {
+			var there bool
+			if there, err = c.hasAgents(ctx); !there && err == nil {
+				missing = "" // they remove all when they end without a DaemonSet, but cannot say so any more
+			}
+		}
 		return missing, err
 	})
 	if err != nil {
@@ -133,10 +139,26 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	if err != nil {
 		return err
 	}
-	if err := c.remove(ctx, append(all, newLease(name)), say); err != nil {
+	// The binding goes last: by it Peerings finds what an interrupted removal has left.
+	binding := slices.IndexFunc(all, func(u *unstructured.Unstructured) bool { return u.GetKind() == "ClusterRoleBinding" })
+	rest := slices.Delete(slices.Clone(all), binding, binding+1)
+	if err := c.remove(ctx, append(rest, newLease(name)), say); err != nil {
 		return err
 	}
-	return c.removeImports(ctx, name, say)
+	if err := c.removeImports(ctx, name, say); err != nil {
+		return err
+	}
+	return c.remove(ctx, all[binding:binding+1], say)
+}
+
+// hasAgents reports whether agents run, or will.
+func (c *Cluster) hasAgents(ctx context.Context) (there bool, err error) {
+	_, err = c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node", metav1.GetOptions{})
+	if there = err == nil; err != nil && !apierrors.IsNotFound(err) {
+		return there, fmt.Errorf("get DaemonSet culvert-node: %w", err)
+	}
+	err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(*unstructured.Unstructured) { there = true })
+	return there, err
 }
 
 // newLease returns the Lease that a gateway with several pods creates.

@@ -1,0 +1,93 @@
+package deploy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic/fake"
+	kubetesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/yaml"
+
+	"culvert/integration/need"
+)
+
+// simulated is a cluster that has some objects, those of its gateway and of what that has imported among them.
+func simulated(t *testing.T, more ...string) (*Cluster, *fake.FakeDynamicClient, []*unstructured.Unstructured) {
+	t.Helper()
+	kinds := map[schema.GroupVersionResource]string{}
+	for _, r := range []schema.GroupVersionResource{peerings, bindings, tunnelNodes, pods, services, endpointSlices, roles, roleBindings} {
+		kinds[r] = "List"
+	}
+	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
+	all, err := Objects(anyGateway("milan").YAML())
+	need.NoError(t, err)
+	all = append(all, newPeering("milan", nil, ""), newLease("milan"))
+	for _, text := range append(more,
+		`{apiVersion: v1, kind: Service, metadata: {name: web-shop, namespace: imported, labels: {culvert.io/imported-by: milan}}}`,
+		`{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: culvert-imports-milan, namespace: imported}}`) {
+		u := &unstructured.Unstructured{}
+		need.NoError(t, yaml.Unmarshal([]byte(text), &u.Object))
+		all = append(all, u)
+	}
+	for _, u := range all {
+		need.NoError(t, client.Tracker().Create(resourceOf(u), u, u.GetNamespace()))
+	}
+	return &Cluster{client: client}, client, all
+}
+
+// TestLeaveAgain: wherever a removal is interrupted, the same command finds what is left, and removes it.
+func TestLeaveAgain(t *testing.T) {
+	for stop := 1; ; stop++ {
+		c, client, all := simulated(t)
+		requests := 0
+		client.PrependReactor("delete", "*", func(kubetesting.Action) (bool, runtime.Object, error) {
+			requests++
+			return requests == stop, nil, errors.New("away")
+		})
+		err := c.Leave(t.Context(), "milan", func(string) {})
+		if err == nil {
+			if stop < 10 {
+				t.Errorf("%d deletions", stop-1)
+			}
+			return
+		}
+		if names, err := c.Peerings(t.Context()); err != nil || !slices.Equal(names, []string{"milan"}) {
+			t.Fatalf("interrupted after %d deletions: %q, %v; what was left is not found again", stop-1, names, err)
+		}
+		need.NoError(t, c.Leave(t.Context(), "milan", func(string) {}))
+		for _, u := range all {
+			if _, err := client.Tracker().Get(resourceOf(u), u.GetNamespace(), u.GetName()); !apierrors.IsNotFound(err) {
+				t.Errorf("interrupted after %d deletions: %s is left: %v", stop-1, nameOf(u), err)
+			}
+		}
+	}
+}
+
+// TestLeaveWithoutAgents: what a node has is waited for as long as somebody there can remove it and say so.
+func TestLeaveWithoutAgents(t *testing.T) {
+	const (
+		tunnel = `{apiVersion: culvert.io/v1alpha1, kind: TunnelNode, metadata: {name: n1, namespace: culvert-nodes}, status: {peerings: [{name: milan, ready: true}]}}`
+		set    = `{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: culvert-node, namespace: culvert-nodes}}`
+		pod    = `{apiVersion: v1, kind: Pod, metadata: {name: culvert-node-x, namespace: culvert-nodes, labels: {app: culvert-node}}}`
+	)
+	for _, agents := range [][]string{{set, pod}, {set}, {pod}, nil} {
+		need.Bubble(t, func(t *testing.T) {
+			c, _, _ := simulated(t, append(agents, tunnel)...)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			err := c.Leave(ctx, "milan", func(string) {})
+			if text := fmt.Sprint(err); agents != nil && !strings.HasPrefix(text, "still missing: the agent of node n1 has not removed") || agents == nil && err != nil {
+				t.Errorf("%d objects of agents: %v", len(agents), err)
+			}
+		})
+	}
+}
