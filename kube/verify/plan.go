@@ -122,7 +122,7 @@ const (
 // seenAs returns the address under which a cluster sees one of its peer's; invalid if it sees it under none.
 func seenAs(p *peering.Peering, a netip.Addr, external bool) netip.Addr {
 	for _, r := range p.Remote {
-		if r.External == external && r.Real.IsValid() && r.Real.Contains(a) {
+		if r.External == external && r.Real.Contains(a) && r.Remapped.IsValid() {
 			return remapped(r.Real, r.Remapped, a)
 		}
 	}

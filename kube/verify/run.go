@@ -45,7 +45,7 @@ type run struct {
 func Run(ctx context.Context, a, b Cluster, o Options) (report *Report, err error) {
 	ctx, cancel := context.WithTimeout(ctx, maxRun)
 	defer cancel()
-	r := &run{o: o, clusters: [2]Cluster{a, b}, token: strings.ToLower(rand.Text()[:16]), report: &Report{}}
+	r := &run{o: o, clusters: [2]Cluster{a, b}, token: strings.ToLower(rand.Text()[:16]), report: &Report{Paths: []Path{}, Findings: []Finding{}}}
 	r.namespace = "culvert-verify-" + r.token[:6]
 	if o.Progress == nil {
 		r.o.Progress = func(string) {}
@@ -68,7 +68,7 @@ func Run(ctx context.Context, a, b Cluster, o Options) (report *Report, err erro
 		paths[i].from, paths[i].to = r.sides[r.sideOf(paths[i].from)], r.sides[r.sideOf(paths[i].to)]
 	}
 	r.report.Findings = append(r.report.Findings, Judge(r.sides[0], r.sides[1], paths)...)
-	r.report.Paths = paths
+	r.report.Paths = append(r.report.Paths, paths...)
 	r.report.OK = !slices.ContainsFunc(r.report.Findings, func(f Finding) bool { return f.Wrong }) &&
 		!slices.ContainsFunc(paths, func(p Path) bool { return len(p.Faults) > 0 })
 	return r.report, nil

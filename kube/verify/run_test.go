@@ -2,6 +2,7 @@ package verify
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -201,6 +202,37 @@ func TestRunUnpaired(t *testing.T) {
 	need.NoError(t, err)
 	if got := strings.Join(wrongs(r), "\n"); r.OK || !strings.Contains(got, "Deployment culvert-milan is not there") || !strings.Contains(got, "no node that is ready") {
 		t.Error(got)
+	}
+}
+
+// TestRunRefusedPeering: of a Peering whose remap has a fault, that is what is said.
+func TestRunRefusedPeering(t *testing.T) {
+	w := newWorld(t)
+	p := w.rome.Peerings[0]
+	p.Remote[0].Remapped, p.Faults = netip.Prefix{}, []string{"spec.remote.podCIDRs[0].remap: 240.0.0.0/16 has addresses that routers do not forward to"}
+	r, err := w.run(t.Context(), Options{})
+	need.NoError(t, err)
+	if got := strings.Join(wrongs(r), "\n"); !strings.Contains(got, "Peering milan is refused: spec.remote.podCIDRs[0].remap: 240.0.0.0/16") {
+		t.Error(got)
+	}
+	requireClean(t, w)
+}
+
+// TestRunLists: for scripts, what is empty is a list too.
+func TestRunLists(t *testing.T) {
+	w := newWorld(t)
+	w.rome.Deployments = nil
+	asked := newWorld(t)
+	asked.rome.Peerings[0].Imports, asked.milan.Peerings[0].Imports = "imports", "imports"
+	for _, c := range []struct {
+		*world
+		want string
+	}{{w, `"paths":[]`}, {asked, `"findings":[]`}} {
+		r, err := c.run(t.Context(), Options{})
+		need.NoError(t, err)
+		if text, err := json.Marshal(r); err != nil || !strings.Contains(string(text), c.want) {
+			t.Errorf("%v: no %s in %s", err, c.want, text)
+		}
 	}
 }
 
