@@ -167,6 +167,13 @@ func (x *Exchange) Heard() (list []Export, fault string, known bool) {
 	return x.hearing.list, x.hearing.fault, x.hearing.known
 }
 
+// Forget forgets what the peer has told, so that it is asked again.
+func (x *Exchange) Forget() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.hearing = hearing{}
+}
+
 // Changed receives a value after the result of Heard has changed.
 func (x *Exchange) Changed() <-chan struct{} { return x.heard }
 

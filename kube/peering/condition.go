@@ -133,5 +133,13 @@ func summary(all []string) string {
 	if len(all) <= 1 {
 		return strings.Join(all, "")
 	}
-	return fmt.Sprintf("%s; and %d more", all[0], len(all)-1)
+	return all[0] + more(len(all))
+}
+
+// more says how many of n there are besides the first, which was named.
+func more(n int) string {
+	if n == 1 {
+		return ""
+	}
+	return fmt.Sprintf("; and %d more", n-1)
 }

@@ -117,7 +117,7 @@ func (x *serviceExchange) start(ctx context.Context, tasks *sync.WaitGroup, g Ru
 	x.exchange = exports.New(int(mtu) - headers)
 	g.Exchange(x.exchange.Receive)
 	tasks.Go(func() { x.talk(ctx, g) })
-	tasks.Go(func() { x.write(ctx) })
+	tasks.Go(func() { x.write(ctx, g) })
 }
 
 // talk sends datagrams when they are due.
@@ -148,8 +148,8 @@ func (x *serviceExchange) talk(ctx context.Context, g Running) {
 	}
 }
 
-// write writes the peer's exports, if this cluster imports them.
-func (x *serviceExchange) write(ctx context.Context) {
+// write writes the peer's exports, if this cluster imports them and g is the active gateway.
+func (x *serviceExchange) write(ctx context.Context, g Running) {
 	tick := time.NewTicker(lookInterval)
 	defer tick.Stop()
 	changed := false
@@ -164,13 +164,23 @@ func (x *serviceExchange) write(ctx context.Context) {
 		}
 		if changed && x.hear.Allow() {
 			changed = false
-			list, fault, known := x.exchange.Heard()
 			x.of.mu.Lock()
-			x.heard, x.fault, x.known = list, fault, known
+			x.heard, x.fault, x.known = x.exchange.Heard()
 			x.of.mu.Unlock()
 		}
-		x.importer.round(ctx, x)
+		if g.Speaks() {
+			x.importer.round(ctx, x)
+		}
 	}
+}
+
+// rest forgets what the peer has told: while another gateway is active, that one hears what changes.
+func (x *serviceExchange) rest() {
+	x.connected = false
+	x.of.mu.Lock()
+	defer x.of.mu.Unlock()
+	x.exchange.Forget()
+	x.heard, x.fault, x.known = nil, "", false
 }
 
 // follow starts sending the exports of a plan.

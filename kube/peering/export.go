@@ -21,6 +21,10 @@ import (
 // LabelExport is the label of a Service that peers may use, with the value "true".
 const LabelExport = "culvert/export"
 
+// maxBackends is how many endpoints the ports of all exported Services may have together: whoever may write EndpointSlices may not have all of the
+// gateway's memory.
+const maxBackends = 1 << 16
+
 // maxLabel is the maximum length of a Service's name (RFC 1035, Section 2.3.4).
 const maxLabel = 63
 
@@ -214,6 +218,14 @@ func (x *sliceIndex) of(name service.Name) (all []*service.Slice) {
 
 // serveExport serves a Service at an address. Clients get its ready endpoints; without any they are refused.
 func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*service.Slice) {
+	n := 0
+	for _, s := range endpoints {
+		n += s.Len()
+	}
+	if n *= len(e.Ports(nil)); n > maxBackends-d.backends {
+		d.exportFault(e, "its ports have %d endpoints, and those of other Services %d; at most %d may be exported", n, d.backends, maxBackends)
+		return
+	}
 	told := exports.Export{Namespace: e.Meta.Namespace, Name: e.Meta.Name, Address: at}
 	for _, p := range e.Ports(endpoints) {
 		told.Ports = append(told.Ports, exports.Port{Name: p.Label, Protocol: p.Protocol, Port: p.Port})
@@ -227,17 +239,23 @@ func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*
 
 // backends returns the endpoints that are pods in the Peering's CIDRs, or have a node's own address.
 func (g *Gateway) backends(d *Plan, e *exported, all []services.Endpoint) (backends []config.Backend) {
+	var wrong []netip.Addr
 	for _, x := range all {
 		b := config.Backend{Address: x.Address, Port: x.Port, Weight: x.Weight}
 		if !slices.ContainsFunc(g.good.Pods, func(p netip.Prefix) bool { return p.Contains(x.Address) }) {
 			i := slices.IndexFunc(d.Nodes, func(n config.Node) bool { return slices.Contains(g.nodes[n.Name].addresses, x.Address) })
 			if i < 0 {
-				d.exportFault(e, "its endpoint %s is neither in spec.local.podCIDRs of Peering %s nor the address of a node that is connected", x.Address, g.self.Name)
+				wrong = append(wrong, x.Address)
 				continue
 			}
 			b.Via = d.Nodes[i].Name
 		}
 		backends = append(backends, b)
 	}
+	if len(wrong) > 0 {
+		d.exportFault(e, "its endpoint %s is neither in spec.local.podCIDRs of Peering %s nor the address of a node that is connected%s",
+			wrong[0], g.self.Name, more(len(wrong)))
+	}
+	d.backends += len(backends)
 	return backends
 }

@@ -74,6 +74,7 @@ type Plan struct {
 	Exports      []exports.Export // the same, for the peer
 	ExportFaults []string         // parts of Services that are not exported, each with the Service and the path of a field
 	ExternalFull bool             // an exported Service has no address
+	backends     int              // of Services
 }
 
 // Plan derives the plan from the objects. It remembers this gateway's term once the API server has it.
@@ -130,8 +131,12 @@ func (d *Plan) fault(of, format string, args ...any) {
 // another gateway with a higher term is ousted.
 func (g *Gateway) active() (a *Active, ousted bool) {
 	a = &Active{Pod: g.self.Pod, Node: g.self.Node, Term: 1, Addresses: []string{}}
-	for _, addr := range g.self.Addresses {
-		a.Addresses = append(a.Addresses, addr.String())
+	for _, four := range []bool{true, false} { // nodes use the first, and except IPv4 alone from masquerade
+		for _, addr := range g.self.Addresses {
+			if addr.Is4() == four {
+				a.Addresses = append(a.Addresses, addr.String())
+			}
+		}
 	}
 	was := g.peering.Status.Active
 	switch {

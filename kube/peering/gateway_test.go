@@ -267,6 +267,16 @@ func TestActive(t *testing.T) {
 	}
 }
 
+// TestActiveFirst: nodes use the first address, which is one of IPv4 if the pod has any.
+func TestActiveFirst(t *testing.T) {
+	addr := netip.MustParseAddr
+	g := NewGateway(Self{Name: "milan", Namespace: "culvert", Node: "node1", Pod: "gw-1", Addresses: []netip.Addr{addr("fd00::9"), addr("10.244.1.9")}})
+	g.put(readIn(t))
+	if got := g.Plan().Status.Active.Addresses; !slices.Equal(got, []string{"10.244.1.9", "fd00::9"}) {
+		t.Errorf("%q", got)
+	}
+}
+
 // TestNoPeering: without a Peering there is no peer, and the next Peering starts afresh.
 func TestNoPeering(t *testing.T) {
 	g := rome(t)

@@ -223,9 +223,8 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	if err := s.apply(plan, g); err != nil {
 		return err
 	}
-	if !speaks { // the active one writes the same
-		s.tell(plan)
-		s.unsaid = nil
+	if !speaks {
+		s.rest(plan)
 		return nil
 	}
 	check := g.Check()
@@ -243,6 +242,13 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	plan.Status.Message = message(&plan.Status)
 	s.writeStatus(ctx, u, plan)
 	return nil
+}
+
+// rest leaves it to the active gateway to say what this one would say too.
+func (s *GatewaySource) rest(plan *Plan) {
+	s.services.rest()
+	s.tell(plan)
+	s.unsaid = nil
 }
 
 // apply passes changes to g.

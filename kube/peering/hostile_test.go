@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -70,5 +71,61 @@ func TestPeerThatLies(t *testing.T) {
 		if v.Reason != p.want || p.want == nat.ReasonNone && v.Out != links.ByName[p.out] {
 			t.Errorf("from %s to %s: %v to %d, want %v to %q", p.source, p.destination, v.Reason, v.Out, p.want, p.out)
 		}
+	}
+}
+
+// TestNodeLiesAboutItself: a node chooses its own addresses and those of its pods. With one that no host has as the endpoint of an exported Service, the
+// gateway obeys everything else.
+func TestNodeLiesAboutItself(t *testing.T) {
+	for _, lie := range []string{"240.0.0.9", "0.0.0.9"} {
+		g := rome(t)
+		g.nodes["node2"] = readNode(object(t, fmt.Sprintf(nodeText, 2), "{type: Hostname", "{type: ExternalIP, address: "+lie+"}, {type: Hostname"))
+		exportWith(t, g, "web")
+		endpointsOf(t, g, "web", map[string]bool{"10.244.1.5": true, lie: true})
+		store(g, g.Plan())
+		d := g.Plan()
+		if err := config.Check(d.Config(d.Peering.Base(base()))); err != nil {
+			t.Error(err)
+		}
+		if len(d.Services) != 1 || len(d.Services[0].Backends) != 1 || len(d.ExportFaults) != 1 || !strings.Contains(d.ExportFaults[0], "its endpoint "+lie+" is neither") {
+			t.Errorf("%s: %+v, %q", lie, d.Services, d.ExportFaults)
+		}
+	}
+}
+
+// TestManyEndpoints: whoever may write EndpointSlices cannot have all of a gateway's memory, and other Services stay.
+func TestManyEndpoints(t *testing.T) {
+	g := rome(t)
+	var ports []string
+	for n := range 400 {
+		ports = append(ports, fmt.Sprintf("{name: p%d, port: %d, protocol: TCP}", n, n+1))
+	}
+	exportWith(t, g, "large", "12:00:00Z", "11:00:00Z", "ports: [{name: http, port: 80, protocol: TCP, targetPort: web}]", "ports: ["+strings.Join(ports, ", ")+"]")
+	exportWith(t, g, "web")
+	endpointsOf(t, g, "web", map[string]bool{"10.244.1.5": true})
+	store(g, g.Plan())
+	for _, c := range []struct {
+		endpoints, served int
+		fault             string
+	}{
+		{163, 401, ""}, {164, 1, "Service shop/large: its ports have 65600 endpoints, and those of other Services 0; at most 65536 may be exported"}, {9, 401, ""},
+	} {
+		all := map[string]bool{}
+		for n := range c.endpoints {
+			all[fmt.Sprint("10.244.2.", n)] = true
+		}
+		endpointsOf(t, g, "large", all)
+		d := g.Plan()
+		if got := strings.Join(d.ExportFaults, "; "); len(d.Services) != c.served || got != c.fault || len(d.Status.Exports) != 2 {
+			t.Errorf("%d endpoints: %d ports are served, %q", c.endpoints, len(d.Services), got)
+		}
+	}
+	far := map[string]bool{}
+	for n := range 100 {
+		far[fmt.Sprint("203.0.113.", n)] = true
+	}
+	endpointsOf(t, g, "web", far)
+	if all := g.Plan().ExportFaults; len(all) != 1 || !strings.HasSuffix(all[0], "nor the address of a node that is connected; and 99 more") {
+		t.Errorf("%q", all)
 	}
 }

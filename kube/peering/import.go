@@ -243,7 +243,7 @@ func readPart(u *unstructured.Unstructured, name string, into any) bool {
 	return err == nil && json.Unmarshal(part, into) == nil
 }
 
-// updated returns the Service u changed to match x. Fields that the API server has chosen stay.
+// updated returns the Service u changed to match x. Fields that the API server has chosen stay, and so do annotations of others.
 func (x *imported) updated(u, owner *unstructured.Unstructured) *unstructured.Unstructured {
 	spec := map[string]json.RawMessage{}
 	readPart(u, "spec", &spec)
@@ -251,7 +251,12 @@ func (x *imported) updated(u, owner *unstructured.Unstructured) *unstructured.Un
 	spec["ports"] = json.RawMessage(encoded(x.servicePorts()))
 	next := with(u, "spec", spec)
 	metadata := maps.Clone(next.Object["metadata"].(map[string]any)) // every object has it
-	metadata["annotations"] = map[string]any{annotationOf: x.of}
+	annotations := map[string]any{}
+	for name, value := range u.GetAnnotations() { // others' stay
+		annotations[name] = value
+	}
+	annotations[annotationOf] = x.of
+	metadata["annotations"] = annotations
 	metadata["ownerReferences"] = owners("rbac.authorization.k8s.io/v1", kindRole, owner)
 	next.Object["metadata"] = metadata
 	return next

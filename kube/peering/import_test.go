@@ -2,12 +2,17 @@ package peering
 
 import (
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic/fake"
+	kubetesting "k8s.io/client-go/testing"
 
 	"culvert/gateway/exports"
 )
@@ -88,6 +93,10 @@ func TestImportPutRight(t *testing.T) {
 			t.Errorf("the restored Service is %s, want it as it was made, with its clusterIP and resourceVersion", got)
 		}
 	}
+	stored.SetAnnotations(map[string]string{annotationOf: "shop/other", "example.org/owner": "us"})
+	if next := x.updated(stored, importRole(t)); !x.sameService(next) || next.GetAnnotations()["example.org/owner"] != "us" || stored.GetAnnotations()[annotationOf] != "shop/other" {
+		t.Errorf("annotations %v of %v", next.GetAnnotations(), stored.GetAnnotations())
+	}
 	for _, endpoints := range []string{"[]", "[{addresses: [10.71.0.8]}]", "[{addresses: [10.71.0.9], conditions: {ready: false}}]", "[{addresses: [10.71.0.9, 10.71.0.8]}]", "[{addresses: [10.71.0.9]}, {addresses: [203.0.113.1]}]"} {
 		u := object(t, fmt.Sprintf(`{metadata: {labels: {kubernetes.io/service-name: web-shop}}, ports: [{name: http, protocol: TCP, port: 80}], endpoints: %s}`, endpoints))
 		if x.sameSlice(u) {
@@ -145,4 +154,56 @@ func TestLyingPeer(t *testing.T) {
 	if p := readIn(t, "peer: milan", "peer: milan\n  imports: a/b"); !slices.ContainsFunc(p.Faults, func(s string) bool { return strings.HasPrefix(s, "spec.imports: ") }) {
 		t.Errorf("%q", p.Faults)
 	}
+}
+
+// TestImportOvertaken: what the watch has told while a request was on its way is newer than its answer, and stays. Otherwise each further request would be
+// refused as a conflict, for no watch tells the same twice.
+func TestImportOvertaken(t *testing.T) {
+	p := readIn(t)
+	all, _ := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")})
+	x, key := all["web-shop"], "milan/web-shop"
+	version := func(n int) *unstructured.Unstructured {
+		u := x.service("milan", importRole(t))
+		u.SetResourceVersion(fmt.Sprint(n))
+		return u
+	}
+	for _, c := range []struct {
+		verb     string
+		was, new *unstructured.Unstructured // nil: none
+		want     string                     // version that is kept; "" = none
+	}{
+		{"create", nil, nil, "2"}, {"create", nil, version(3), "3"}, {"update", version(1), nil, "2"}, {"update", version(1), version(3), "3"},
+		{"delete", version(1), nil, ""}, {"delete", version(1), version(3), "3"},
+	} {
+		client := &cluster{FakeDynamicClient: fake.NewSimpleDynamicClient(runtime.NewScheme())}
+		s := NewGatewaySource(client, Self{Name: "milan"}, NodeNamespace, quiet())
+		j := &job{importer: &s.services.importer, ctx: t.Context(), now: start, x: s.services, services: map[string]*unstructured.Unstructured{}}
+		if c.was != nil {
+			s.services.services[key], j.services[key] = c.was, c.was
+		}
+		client.PrependReactor(c.verb, "services", func(kubetesting.Action) (bool, runtime.Object, error) {
+			if c.new != nil { // the watch is faster
+				s.services.services[key] = c.new
+			}
+			return true, version(2), nil
+		})
+		if c.verb == "delete" {
+			j.remove("elsewhere", nil, true)
+		} else {
+			j.put(c.verb, setImported, x, version(1))
+		}
+		got := ""
+		if u := s.services.services[key]; u != nil {
+			got = u.GetResourceVersion()
+		}
+		if got != c.want || j.fault != "" {
+			t.Errorf("%s, overtaken %t: version %q is kept, want %q; %s", c.verb, c.new != nil, got, c.want, j.fault)
+		}
+	}
+}
+
+func quiet() *logrus.Entry {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return logrus.NewEntry(log)
 }

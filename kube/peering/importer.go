@@ -128,10 +128,8 @@ func (j *job) remove(namespace string, want map[string]*imported, known bool) {
 			}) {
 				continue
 			}
+			j.store(set.all, key, u, nil)
 			delete(set.mine, key)
-			j.of.mu.Lock()
-			delete(set.all, key)
-			j.of.mu.Unlock()
 		}
 	}
 }
@@ -213,14 +211,21 @@ func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (
 	if !ok || stored == nil {
 		return nil
 	}
+	all, was := j.x.services, j.services
+	if set == setImportedSlices {
+		all, was = j.x.slices, j.slices
+	}
+	j.store(all, keyOf(stored), was[keyOf(stored)], stored)
+	return stored
+}
+
+// store notes what an object has become by a request, if nothing newer has come by the watch meanwhile: no watch tells the same twice.
+func (j *job) store(all map[string]*unstructured.Unstructured, key string, was, is *unstructured.Unstructured) {
 	j.of.mu.Lock()
 	defer j.of.mu.Unlock()
-	all := j.x.services
-	if set == setImportedSlices {
-		all = j.x.slices
+	if all[key] == was {
+		table[*unstructured.Unstructured](all).set(key, is)
 	}
-	all[keyOf(stored)] = stored
-	return stored
 }
 
 // do makes one request, unless an earlier one of the pass has failed.

@@ -190,18 +190,18 @@ func (n *Node) peer(p *Peering) (peer NodePeer, missing string) {
 		return peer, "status.active: there is no gateway yet"
 	}
 	gateway, err := netip.ParseAddr(active.Addresses[0])
-	if err != nil || !gateway.IsGlobalUnicast() {
+	if err != nil || !isHost(gateway) {
 		return peer, fmt.Sprintf("status.active.addresses[0]: %q is no address of a host", active.Addresses[0])
 	}
 	if slices.ContainsFunc(p.Remote, func(r rules.RemoteCIDR) bool { return r.Remapped.Contains(gateway) }) {
 		return peer, fmt.Sprintf("status.active.addresses[0]: %s is an address of the other cluster", gateway)
 	}
-	l := links.Link{Name: linkName(p.Metadata.Name), VNI: geneve.VNI(a.VNI), MTU: p.MTU, Remote: gateway, Address: address, Gateway: p.GatewayAddress()}
+	l := links.Link{Of: p.Metadata.Name, Name: linkName(p.Metadata.Name), VNI: geneve.VNI(a.VNI), MTU: p.MTU, Remote: gateway, Address: address, Gateway: p.GatewayAddress()}
 	peer = NodePeer{
 		Peering: p.Metadata.Name, Here: active.Node == n.name, Link: l,
 		Routes: remote.Peer{Name: p.Metadata.Name, Link: l.Name, Gateway: l.Gateway, Local: p.Pods, Remote: p.Seen()},
 	}
-	if peer.Here {
+	if peer.Here && gateway.Is4() { // the exception from masquerade is one of IPv4
 		peer.Routes.Pod, peer.Routes.Port = gateway, config.DefaultGenevePort
 	}
 	return peer, ""

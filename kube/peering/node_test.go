@@ -33,7 +33,7 @@ func TestNodePlan(t *testing.T) {
 		t.Fatalf("%+v", d)
 	}
 	p := d.Peers[0]
-	if want := (links.Link{Name: "cv-milan", VNI: 2, MTU: 1400, Remote: addr("10.244.1.9"), Address: addr("10.80.0.3"), Gateway: addr("10.80.0.1")}); p.Link != want || p.Here {
+	if want := (links.Link{Of: "milan", Name: "cv-milan", VNI: 2, MTU: 1400, Remote: addr("10.244.1.9"), Address: addr("10.80.0.3"), Gateway: addr("10.80.0.1")}); p.Link != want || p.Here {
 		t.Errorf("%+v, want %+v", p.Link, want)
 	}
 	if got := fmt.Sprint(p.Routes); got != "{milan cv-milan 10.80.0.1 [10.244.0.0/16] [10.61.0.0/16 10.71.0.0/24] [] invalid IP 0}" {
@@ -43,6 +43,10 @@ func TestNodePlan(t *testing.T) {
 	n.peerings["milan"].Status.Active.Node = "node2"
 	if p := n.Plan().Peers[0]; !p.Here || p.Routes.Pod != addr("10.244.1.9") || p.Routes.Port != 6091 {
 		t.Errorf("the gateway is here: %+v", p.Routes)
+	}
+	n.peerings["milan"].Status.Active.Addresses = []string{"fd00::9"}
+	if p := n.Plan().Peers[0]; !p.Here || p.Link.Remote != addr("fd00::9") || p.Routes.Pod.IsValid() {
+		t.Errorf("the gateway is here, by IPv6: %+v, %+v", p.Link, p.Routes)
 	}
 }
 
@@ -80,6 +84,8 @@ func TestNodeRefuses(t *testing.T) {
 		{func(s *Status) { s.Nodes[1].VNI = 1 << 24 }, "VNI 16777216"},
 		{func(s *Status) { s.Active = nil }, "status.active: there is no gateway yet"},
 		{func(s *Status) { s.Active.Addresses = []string{"127.0.0.1"} }, `status.active.addresses[0]: "127.0.0.1" is no address of a host`},
+		{func(s *Status) { s.Active.Addresses = []string{"::ffff:10.244.1.9"} }, `status.active.addresses[0]: "::ffff:10.244.1.9" is no address of a host`},
+		{func(s *Status) { s.Active.Addresses = []string{"fd00::9%eth0"} }, `status.active.addresses[0]: "fd00::9%eth0" is no address of a host`},
 		{func(s *Status) { s.Active.Addresses = []string{"10.61.0.9"} }, "status.active.addresses[0]: 10.61.0.9 is an address of the other cluster"},
 	} {
 		n := node2(t)
@@ -167,5 +173,27 @@ func TestLinkName(t *testing.T) {
 			t.Errorf("%s: %s, which is of %q too", name, l, seen[l])
 		}
 		seen[l] = name
+	}
+}
+
+// TestNodeRemoves: a Peering that has gone is mentioned until the node has neither its link nor its routes.
+func TestNodeRemoves(t *testing.T) {
+	s := &NodeSource{follower: newFollower(nil, nil)}
+	link, route := links.Status{Link: node2(t).Plan().Peers[0].Link, State: links.Carried}, remote.Status{Name: "milan"}
+	for _, c := range []struct {
+		links  []links.Status
+		routes []remote.Status
+		want   int
+	}{
+		{[]links.Status{link}, []remote.Status{route}, 1}, {[]links.Status{link}, nil, 1}, {nil, []remote.Status{route}, 1}, {nil, nil, 0},
+		{[]links.Status{{Link: links.Link{Name: "cv-milan"}}}, nil, 0}, // of an earlier run
+	} {
+		s.ReportLinks(c.links)
+		s.ReportRoutes(c.routes)
+		status := new(NodePlan).status(c.links, c.routes)
+		s.addRemoved(status)
+		if len(status.Peerings) != c.want || c.want == 1 && (status.Peerings[0].Name != "milan" || !strings.HasSuffix(status.Peerings[0].Message, "are being removed")) {
+			t.Errorf("%+v, want %d", status.Peerings, c.want)
+		}
 	}
 }

@@ -53,7 +53,6 @@ type NodeSource struct {
 	appliedLinks      []links.Link
 	appliedPeers      []remote.Peer
 	begun             bool
-	had               map[string]string // the Peerings of applied links, by the link's name
 	said              map[string]bool
 	unsaid            []kube.Event
 	local, remote     netip.Addr // last known addresses
@@ -64,7 +63,7 @@ func NewNodeSource(client dynamic.Interface, name, peerings, tunnelNodes string,
 	causes := kube.NewCauses(log)
 	return &NodeSource{
 		follower: newFollower(client, causes), name: name, namespace: tunnelNodes, peeringsNamespace: peerings, log: log, now: time.Now,
-		state: NewNode(name, api), said: map[string]bool{}, had: map[string]string{},
+		state: NewNode(name, api), said: map[string]bool{},
 		reporter: &kube.Reporter{Client: client, Causes: causes, Self: name + "/peerings", Node: name, Instance: name},
 	}
 }
@@ -148,7 +147,6 @@ func (s *NodeSource) apply(plan *NodePlan, m Machine) {
 	wanted, peers := []links.Link{}, []remote.Peer{}
 	for _, p := range plan.Peers {
 		wanted, peers = append(wanted, p.Link), append(peers, p.Routes)
-		s.had[p.Link.Name] = p.Peering
 	}
 	if s.begun && slices.Equal(wanted, s.appliedLinks) && reflect.DeepEqual(peers, s.appliedPeers) {
 		return

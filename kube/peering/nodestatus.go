@@ -84,8 +84,8 @@ func (s *NodeSource) addRemoved(status *NodeStatus) {
 		}
 	}
 	for _, l := range allLinks {
-		if name, ok := s.had[l.Link.Name]; ok {
-			add(name)
+		if l.Link.Of != "" { // otherwise it is of an earlier run
+			add(l.Link.Of)
 		}
 	}
 	for _, r := range allRoutes {

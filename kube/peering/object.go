@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/kube"
+	"culvert/nat/packet"
 )
 
 // A node is the part of a Node used here.
@@ -58,7 +59,8 @@ func readNode(u *unstructured.Unstructured) *node {
 		}
 	}
 	for _, a := range status.Addresses {
-		if addr, err := netip.ParseAddr(a.Address); err == nil { // others are host names
+		// Others are host names, or none of a host: a node chooses them, and a gateway refuses a configuration with such a backend as a whole.
+		if addr, err := netip.ParseAddr(a.Address); err == nil && packet.Forwardable(addr) {
 			n.addresses = append(n.addresses, addr)
 		}
 	}
@@ -168,6 +170,9 @@ func said(text string) string {
 	}, kube.Cut(text, maxSaid))
 }
 
+// isHost reports whether packets may have an address as that of a host.
+func isHost(a netip.Addr) bool { return a.IsGlobalUnicast() && a.Zone() == "" && !a.Is4In6() }
+
 func readTunnelNode(u *unstructured.Unstructured) *tunnelNode {
 	o := objectOf(KindTunnelNode, u)
 	t := &tunnelNode{meta: o.Metadata, ready: map[string]bool{}, messages: map[string]string{}}
@@ -183,7 +188,7 @@ func readTunnelNode(u *unstructured.Unstructured) *tunnelNode {
 			continue
 		}
 		addr, err := netip.ParseAddr(a.value)
-		if err != nil || addr.Zone() != "" || !addr.IsGlobalUnicast() || addr.Is4In6() {
+		if err != nil || !isHost(addr) {
 			t.fault = fmt.Sprintf("%s: %q is no address of a host", a.field, a.value)
 			return t
 		}

@@ -40,6 +40,7 @@ type cluster struct {
 	source *GatewaySource
 	mu     sync.Mutex
 	check  kube.Check
+	rests  atomic.Bool // another gateway is active
 }
 
 func (c *cluster) Resource(r schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
@@ -83,7 +84,7 @@ func (o objectsIn) UpdateStatus(ctx context.Context, u *unstructured.Unstructure
 
 func (c *cluster) Apply(*config.Config) error           { return nil }
 func (c *cluster) Amend(*config.Config) bool            { return true }
-func (c *cluster) Speaks() bool                         { return true }
+func (c *cluster) Speaks() bool                         { return !c.rests.Load() }
 func (c *cluster) Trouble() string                      { return "" }
 func (c *cluster) Exchange(func([]byte) ([]byte, bool)) {}
 func (c *cluster) Tell([]byte)                          {}

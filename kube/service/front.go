@@ -56,6 +56,9 @@ type Slice struct {
 	of *slice
 }
 
+// Len returns the number of endpoints, whatever their state is.
+func (s *Slice) Len() int { return len(s.of.endpoints) }
+
 // ReadSlice parses an EndpointSlice. It returns nil for one without a Service, or with names
 // instead of addresses.
 func ReadSlice(o *Object) *Slice {
