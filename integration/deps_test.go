@@ -110,7 +110,7 @@ var importRules = []importRule{
 	{"ipam", []string{"github.com/gaissmai/bart"}, "arithmetic on prefixes, and a file"},
 	{"kube/template", nil, "templates are objects as JSON has them, made and rendered where no cluster is"},
 	{"kube/manifests", nil, "text"},
-	{"kube/deploy", []string{"culvert/kube/join", "culvert/kube/manifests", "culvert/kube/peering", "k8s.io/apimachinery", "k8s.io/client-go/dynamic", "k8s.io/client-go/rest",
+	{"kube/deploy", []string{"culvert/kube", "culvert/kube/join", "culvert/kube/manifests", "culvert/kube/peering", "k8s.io/apimachinery", "k8s.io/client-go/dynamic", "k8s.io/client-go/rest",
 		"sigs.k8s.io/yaml"},
 		"it applies and removes what others have decided: no flags, no terminal, no gateway"},
 	{"kube/join", []string{"culvert/gateway/configfile", "culvert/gateway/wgkey", "culvert/ipam", "culvert/kube", "culvert/kube/peering", "k8s.io/apimachinery"},

@@ -37,13 +37,12 @@ func (s *Source) write(ctx context.Context, speaks bool) {
 		return f(ctx) == nil
 	}
 	try(func(ctx context.Context) error { return s.writeConnection(ctx, &t, have) })
-	for i := range t.events {
-		if !try(func(ctx context.Context) error { return s.writeEvent(ctx, &t.events[i]) }) {
-			s.mu.Lock()
-			s.writes.events = append(t.events[i:], s.writes.events...)
-			s.mu.Unlock()
-			break
-		}
+	id := &s.identity
+	r := &Reporter{Client: s.client, Causes: s.causes, Self: id.Namespace + "/" + id.Name, Node: id.Node, Instance: cmp.Or(id.Pod, id.Name)}
+	if left := r.WriteAll(ctx, t.events, s.now()); len(left) > 0 {
+		s.mu.Lock()
+		s.writes.events = append(left, s.writes.events...)
+		s.mu.Unlock()
 	}
 	failures := 0
 	for key, good := range t.verdicts { // in any order, so that one that always fails does not block others
@@ -100,13 +99,6 @@ var events = schema.GroupVersionResource{Version: "v1", Resource: "events"}
 // maxMessage is the maximum length of an Event's message.
 const maxMessage = 1024
 
-// writeEvent creates an Event.
-func (s *Source) writeEvent(ctx context.Context, e *Event) error {
-	id := &s.identity
-	r := &Reporter{Client: s.client, Causes: s.causes, Self: id.Namespace + "/" + id.Name, Node: id.Node, Instance: cmp.Or(id.Pod, id.Name)}
-	return r.Write(ctx, e, s.now())
-}
-
 // A Reporter writes Events.
 type Reporter struct {
 	Client         dynamic.Interface
@@ -115,13 +107,10 @@ type Reporter struct {
 	Node, Instance string
 }
 
-// eventTimeout is how long one Event may take.
-const eventTimeout = 10 * time.Second
-
 // WriteAll creates Events in order until one cannot be written. It returns that one and the rest, at most maxEvents, for another try.
 func (r *Reporter) WriteAll(ctx context.Context, all []Event, at time.Time) (left []Event) {
 	for i := range all {
-		one, cancel := context.WithTimeout(ctx, eventTimeout)
+		one, cancel := context.WithTimeout(ctx, writePatience)
 		err := r.Write(one, &all[i], at)
 		cancel()
 		if err != nil {

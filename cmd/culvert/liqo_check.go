@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
@@ -67,13 +68,13 @@ func newLiqoCheckCommand() *cobra.Command {
 }
 
 func printReport(w io.Writer, r *check.Report) error {
-	lines := []string{r.Gateway}
+	lines := []string{cli.Printable(r.Gateway)}
 	for _, f := range r.Findings {
 		word := "note"
 		if f.Wrong {
 			word = "wrong"
 		}
-		lines = append(lines, word+": "+f.Text)
+		lines = append(lines, cli.Wrap(word+": "+f.Text, cli.Width(w)))
 	}
 	verdict, works := "culvert would work here.", r.Works()
 	if !works {
@@ -166,22 +167,14 @@ func (r *liqoReader) get(resource schema.GroupVersionResource, namespace, name s
 	return o.Object
 }
 
-// perPage is how many objects one request lists.
-const perPage = 500
-
 func (r *liqoReader) list(resource schema.GroupVersionResource, namespace, labels string) (all []map[string]any) {
-	o := metav1.ListOptions{LabelSelector: labels, Limit: perPage}
-	for {
-		l, err := r.client.Resource(resource).Namespace(namespace).List(r.ctx, o)
-		if err != nil {
-			r.errs = append(r.errs, fmt.Errorf("list %s: %w", resource.Resource, err))
-			return nil
-		}
-		for i := range l.Items {
-			all = append(all, l.Items[i].Object)
-		}
-		if o.Continue = l.GetContinue(); o.Continue == "" {
-			return all
-		}
+	err := kube.Each(r.ctx, r.client.Resource(resource).Namespace(namespace), metav1.ListOptions{LabelSelector: labels}, func(u *unstructured.Unstructured) error {
+		all = append(all, u.Object)
+		return nil
+	})
+	if err != nil {
+		r.errs = append(r.errs, fmt.Errorf("list %s: %w", resource.Resource, err))
+		return nil
 	}
+	return all
 }

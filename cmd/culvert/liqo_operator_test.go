@@ -13,11 +13,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf8"
 
 	"sigs.k8s.io/yaml"
 
 	"culvert/cmd/internal/cli"
 	"culvert/integration/need"
+	"culvert/kube/check"
 	"culvert/kube/template"
 )
 
@@ -212,5 +214,23 @@ func TestLiqoCannotLook(t *testing.T) {
 				t.Errorf("%s: line %d is %q, want %q in it", tt.args, i, lines[i], want)
 			}
 		}
+	}
+}
+
+// TestLiqoCheckFits: findings are broken where a terminal is too narrow; commands, which are to be copied, are not.
+func TestLiqoCheckFits(t *testing.T) {
+	const line = "kubectl patch gatewayservers.networking.liqo.io -n liqo-tenant-milan milan --type merge -p '{\"spec\":{\"serverTemplateRef\":{\"name\":\"culvert-server\"}}}'"
+	long := strings.TrimSpace(strings.Repeat("words ", 40))
+	page := &cli.Page{Columns: 100}
+	if err := printReport(page, &check.Report{Gateway: "GatewayServer a/b", Findings: []check.Finding{{Text: long}}, Commands: []check.Command{{Purpose: "To switch", Line: line}}}); err != nil {
+		t.Error(err)
+	}
+	for text := range strings.Lines(page.String()) {
+		if utf8.RuneCountInString(text) > page.Columns+1 && !strings.Contains(text, line) {
+			t.Error(text)
+		}
+	}
+	if said := strings.Join(strings.Fields(page.String()), " "); !strings.Contains(said, "note: "+long+" culvert would work here.") || !strings.Contains(page.String(), "    "+line+"\n") {
+		t.Error(page)
 	}
 }

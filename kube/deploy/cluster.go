@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
+
+	"culvert/kube"
 )
 
 // manager is the field manager of applied objects.
@@ -155,27 +157,16 @@ func nameOf(u *unstructured.Unstructured) string {
 	return u.GetKind() + " " + name
 }
 
-// perPage is how many objects one request lists.
-const perPage = 500
-
 // each calls a function for all objects of a resource; for none if the cluster lacks the resource.
 func (c *Cluster) each(ctx context.Context, r schema.GroupVersionResource, namespace, labels string, visit func(*unstructured.Unstructured)) error {
-	o := metav1.ListOptions{LabelSelector: labels, Limit: perPage}
-	for {
-		l, err := c.client.Resource(r).Namespace(namespace).List(ctx, o)
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("list %s: %w", r.Resource, err)
-		}
-		for i := range l.Items {
-			visit(&l.Items[i])
-		}
-		if o.Continue = l.GetContinue(); o.Continue == "" {
-			return nil
-		}
+	err := kube.Each(ctx, c.client.Resource(r).Namespace(namespace), metav1.ListOptions{LabelSelector: labels}, func(u *unstructured.Unstructured) error {
+		visit(u)
+		return nil
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("list %s: %w", r.Resource, err)
 	}
+	return nil
 }
 
 // A Right is a permission that a user needs.

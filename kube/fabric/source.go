@@ -52,7 +52,7 @@ func NewSource(client dynamic.Interface, node string, log *logrus.Entry) *Source
 	return &Source{
 		client: client, log: log, causes: causes, node: node, wake: make(chan struct{}, 1),
 		reporter: &kube.Reporter{Client: client, Causes: causes, Self: node + "/links", Node: node, Instance: node},
-		state:    NewState(node), complete: map[string]bool{}, waiting: "the API server; links of an earlier run are carried as they were", told: map[string]bool{}, kernel: map[string]bool{},
+		state:    NewState(node), complete: map[string]bool{}, waiting: "the API server; links of an earlier run are carried as they were", told: map[string]bool{},
 	}
 }
 
@@ -118,21 +118,23 @@ func (s *Source) follow(ctx context.Context, apply func([]links.Link)) {
 		s.begun, s.applied = true, want.Links
 		apply(want.Links)
 	}
-	faults := want.Faults
+	faults, kernel := want.Faults, map[string]bool{}
 	for _, st := range statuses {
 		origin, ok := want.Origin[st.Link.Name]
 		text := st.Warning
 		if st.State == links.Refused {
 			text = st.Err.Error()
 		}
-		if st.State == links.Kernel && !s.kernel[st.Link.Name] {
-			s.kernel[st.Link.Name] = true
-			s.log.WithField("interface", st.Link.Name).Info("this kernel has Geneve links: Liqo's agent makes its own, culvert makes none")
+		if st.State == links.Kernel {
+			if kernel[st.Link.Name] = true; !s.kernel[st.Link.Name] {
+				s.log.WithField("interface", st.Link.Name).Info("this kernel has Geneve links: Liqo's agent makes its own, culvert makes none")
+			}
 		}
 		if ok && text != "" {
 			faults = append(faults, Fault{kube.KindFabric, origin, text})
 		}
 	}
+	s.kernel = kernel
 	s.mu.Lock()
 	s.faults = faults
 	s.mu.Unlock()

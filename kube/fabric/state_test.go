@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
 	"sigs.k8s.io/yaml"
 
 	"culvert/gateway/node/links"
@@ -240,5 +242,31 @@ func TestRandomEdits(t *testing.T) {
 		if a, b := s.Desired(late), fresh.Desired(late); !slices.Equal(a.Links, b.Links) || !slices.Equal(texts(a), texts(b)) {
 			t.Fatalf("seed %d, edit %d: %+v, afresh %+v", seed, i, a, b)
 		}
+	}
+}
+
+// TestKernelLinks: that the kernel serves a link is logged once, and again for one that has been away: a node keeps nothing of links that it had.
+func TestKernelLinks(t *testing.T) {
+	log, hook := test.NewNullLogger()
+	s := NewSource(nil, "n1", logrus.NewEntry(log))
+	for kind := range watched {
+		s.complete[kind] = true
+	}
+	link := []links.Status{{Link: links.Link{Name: "liqo.milan"}, State: links.Kernel}}
+	for i, statuses := range [][]links.Status{link, link, nil, link} {
+		s.Report(statuses)
+		s.follow(t.Context(), func([]links.Link) {})
+		if len(s.kernel) != len(statuses) {
+			t.Errorf("%d: %v", i, s.kernel)
+		}
+	}
+	said := 0
+	for _, e := range hook.AllEntries() {
+		if e.Data["interface"] == "liqo.milan" {
+			said++
+		}
+	}
+	if said != 2 {
+		t.Errorf("logged %d times", said)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
+	"culvert/kube"
 	"culvert/kube/peering"
 )
 
@@ -122,28 +123,18 @@ func (r right) text(own string) string {
 	return fmt.Sprintf("%s %s in namespace %s", r.verb, resource, r.namespace)
 }
 
-// perPage is how many objects one request lists.
-const perPage = 500
-
 // list calls each with the objects of a kind. A kind that the cluster lacks has no objects.
 func (c api) list(ctx context.Context, kind, namespace string, o metav1.ListOptions, each func(map[string]any) error) error {
-	for o.Limit = perPage; ; {
-		l, err := c.client.Resource(resources[kind]).Namespace(namespace).List(ctx, o)
-		if apierrors.IsNotFound(err) {
-			return nil
+	err := kube.Each(ctx, c.client.Resource(resources[kind]).Namespace(namespace), o, func(u *unstructured.Unstructured) error {
+		if err := each(u.Object); err != nil {
+			return fmt.Errorf("%s: %w", u.GetName(), err)
 		}
-		if err != nil {
-			return fmt.Errorf("list %s: %w", resources[kind].Resource, err)
-		}
-		for i := range l.Items {
-			if err := each(l.Items[i].Object); err != nil {
-				return fmt.Errorf("%s %s: %w", kind, l.Items[i].GetName(), err)
-			}
-		}
-		if o.Continue = l.GetContinue(); o.Continue == "" {
-			return nil
-		}
+		return nil
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("list %s: %w", resources[kind].Resource, err)
 	}
+	return nil
 }
 
 // into returns a function that reads objects and appends them to a list.
