@@ -86,7 +86,7 @@ func (x *inviting) install(nonce string) error {
 		return x.of(err)
 	}
 	if err := x.wanted(x.site, spec, &lines); err != nil {
-		return x.of(err)
+		return x.unchanged(x.of(err))
 	}
 	if err := x.show(x.site, spec.Role, lines); err != nil {
 		return err

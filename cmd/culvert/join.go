@@ -79,7 +79,7 @@ func (x *joining) run(server string, asJSON bool) error {
 	}
 	stands, err := x.plan()
 	if err != nil {
-		return err
+		return x.unchanged(err)
 	}
 	if !stands {
 		if err := x.confirm("Apply this?"); err != nil {

@@ -90,7 +90,7 @@ func (j *joiner) check(single bool) error {
 	}
 	of := func(flag, what, text string) (name, value string) {
 		name, value, named := strings.Cut(text, "=")
-		if !named {
+		if !named || flag == "--avoid" { // which is of no cluster
 			name, value = "", text
 		}
 		if named == single && flag != "--avoid" {
@@ -103,7 +103,10 @@ func (j *joiner) check(single bool) error {
 		for _, text := range texts {
 			name, list := of(flag, "CIDR", text)
 			for one := range strings.SplitSeq(list, ",") {
-				if p := e.Prefix(flag, configfile.Scalar(one)); p.IsValid() {
+				p := e.Prefix(flag, configfile.Scalar(one))
+				if fault := peering.CheckCIDR(p); p.IsValid() && fault != "" && flag == "--pod-cidr" {
+					e.Add(flag, "%s", fault)
+				} else if p.IsValid() {
 					all[name] = append(all[name], p)
 				}
 			}

@@ -12,6 +12,22 @@ import (
 	"culvert/cmd/internal/cli"
 )
 
+// TestJoinFlags: faults of flags are reported before any cluster is asked.
+func TestJoinFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"--avoid rome=10.48.0.0/12":    `--avoid: "rome=10.48.0.0/12"`,
+		"--pod-cidr 10.48.0.0/12":      `--pod-cidr: "10.48.0.0/12": want NAME=CIDR`,
+		"--pod-cidr rome=10.48.0.0/99": `--pod-cidr: "10.48.0.0/99"`,
+		"--pod-cidr rome=fd00::/64":    `--pod-cidr: "fd00::/64" is no IPv4 CIDR`,
+		"--pod-cidr rome=127.0.0.0/8":  "--pod-cidr: 127.0.0.0/8 has addresses that routers do not forward to",
+	} {
+		out, diag, status := run(t, append([]string{"join", "--context", "a", "--context", "b", "--kubeconfig", "/nowhere"}, strings.Fields(args)...)...)
+		if status != cli.ExitBadInput || out != "" || !strings.Contains(diag, want) {
+			t.Errorf("%s: status %d: %s%s", args, status, out, diag)
+		}
+	}
+}
+
 // TestWaitingFits: what a command waits for is broken where a terminal is too narrow, with all of its words.
 func TestWaitingFits(t *testing.T) {
 	page := &cli.Page{Columns: 100}

@@ -11,6 +11,7 @@ import (
 
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/configfile"
+	"culvert/kube/join"
 	"culvert/kube/manifests"
 )
 
@@ -26,9 +27,6 @@ func newKubeCommand() *cobra.Command {
 	cmd.AddCommand(newKubeTemplateCommand())
 	return cmd
 }
-
-// maxPeering is the maximum length of a Peering's name: names of other objects begin with it.
-const maxPeering = 40
 
 func newKubeTemplateCommand() *cobra.Command {
 	var image, expose, imports string
@@ -48,7 +46,7 @@ func newKubeTemplateCommand() *cobra.Command {
 				e.Add("--image", "missing; name culvert's image in a registry that your nodes reach, such as registry.example/culvert:1.0")
 			}
 			for _, p := range peerings {
-				e.Name("--peering", p, maxPeering)
+				e.Name("--peering", p, join.MaxName)
 			}
 			if imports != "" {
 				e.Name("--imports", imports, configfile.MaxLabel)

@@ -64,6 +64,8 @@ func newNodeCommand() *cobra.Command {
 				return removeRemains(cmd.OutOrStdout())
 			case linked && takeOver:
 				return fmt.Errorf("--takeover: %w", errLinksStay)
+			case linked && check && file == "" && !k.on():
+				return errors.New("--check: only with --config or --services; links follow objects of a cluster, and there is no file to check")
 			case linked && file == "" && !k.on():
 				signal.Ignore(syscall.SIGHUP) // there is no file to read again
 				chooseProcs(0)
