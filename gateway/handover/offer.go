@@ -159,8 +159,8 @@ func (w *RecordWriter) Write(b []byte) (int, error) {
 	return len(b), err
 }
 
-// Pause sleeps. If nothing was sent for aliveTime, as from a large table of connections that need no record, it sends an empty message: the other end
-// would take this one for hung. An error is also that of the next Write.
+// Pause sleeps. If nothing was sent for aliveTime, for example because few connections of a large table need records, it sends an empty message:
+// otherwise the other end would conclude that this one hangs. If this fails, so does the next Write.
 func (w *RecordWriter) Pause(length time.Duration) {
 	time.Sleep(length)
 	if time.Since(w.sent) >= aliveTime {

@@ -45,7 +45,7 @@ type keeper struct {
 	mu       sync.Mutex
 	pending  bool     // +checklocks:mu
 	restored restored // +checklocks:mu
-	// as of when the restored connections are; zero: there are none, or some could not be read
+	// the time of the restored connections; zero: there are none, or some could not be read
 	restoredAsOf time.Time // +checklocks:mu
 	// when connections were last written
 	saved time.Time // +checklocks:mu

@@ -135,8 +135,8 @@ func (s *sender) pass(flush bool) error {
 	return s.mark(older)
 }
 
-// keepAlive sends a mark during a pass that takes long, as one of a full copy does: each end takes the other for gone if it does not hear it. An error is
-// also that of the next message.
+// keepAlive sends a mark during a long pass, such as that of a full copy: an end that hears nothing concludes that the other is gone. If this fails,
+// so does the next message.
 func (s *sender) keepAlive() {
 	s.mu.Lock()
 	full := len(s.marks) >= maxMarks

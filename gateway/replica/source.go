@@ -17,7 +17,7 @@ import (
 	"culvert/nat"
 )
 
-// acceptWait lies between two attempts to accept a connection, if one fails.
+// acceptWait is the time to wait before accepting again after an error.
 const acceptWait = time.Second
 
 // A link is a follower's stream, at the source.

@@ -43,7 +43,7 @@ const (
 )
 
 const (
-	// maxSaid notices wait; more are dropped. A change of roles takes three.
+	// maxSaid is how many notices may wait; more are dropped. A change of roles takes three.
 	maxSaid = 16
 	// flushTime limits how long a gateway that leaves waits until the others have its table. It takes long only during a full copy.
 	flushTime = 5 * time.Second
