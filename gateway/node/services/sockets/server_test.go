@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/control"
 	"culvert/gateway/node/services"
 	"culvert/integration/need"
 	"culvert/nat"
@@ -49,6 +50,33 @@ func TestCrowd(t *testing.T) {
 	if n, _ := many("198.51.100.5"); n != 4 || c.count() != 12 {
 		t.Errorf("of eight places that are free again one source gets %d; there are %d", n, c.count())
 	}
+}
+
+// The status tells what is served, the connections of both protocols, and why others were refused.
+func TestStatus(t *testing.T) {
+	needHosts(t)
+	naming(t, endpointA)
+	c := config(unix.IPPROTO_TCP, nil, endpointA)
+	c.Services = append(c.Services, config(unix.IPPROTO_UDP, func(s *services.Service) { s.Name = "dns" }, endpointA).Services...)
+	c.Services = append(c.Services, config(unix.IPPROTO_TCP, func(s *services.Service) { s.Name, s.NodePort = "none", 30081 }, endpointB).Services...)
+	s := serving(t, c)
+	for _, at := range []struct{ network, port string }{{"tcp", "30080"}, {"udp", "30080"}, {"tcp", "30081"}} {
+		conn, err := dialPort(t, at.network, outside[0], at.port)
+		if err == nil {
+			_, err = conn.Write([]byte("?"))
+		}
+		if at.port == "30080" { // the other one is reset at any moment
+			need.NoError(t, err)
+		}
+	}
+	need.Eventually(t, patience, "the status to tell of all", func() error {
+		st := s.Status()
+		if st.Mode != "sockets" || len(st.Services) != 3 || st.Fault != "" || st.Table.Connections != 2 || st.Table.Created != 2 || len(st.Traffic.Drops) != 1 ||
+			st.Traffic.Drops[0] != (control.Drop{Reason: "tcp no-backend", Packets: 1}) {
+			return fmt.Errorf("%+v", st)
+		}
+		return nil
+	})
 }
 
 // Each cause that can keep a socket from listening is reported under its field, with a remedy.
