@@ -17,7 +17,7 @@
 // While it runs, it checks whether the gateway answers and logs changes, with the cause if known (watch.go). In tun mode it uses its own echo
 // requests. On kernel links it uses the kernel's neighbour table, and echo requests if this process may send them.
 //
-// It restores its routes when somebody else removes them, and logs that (routes.go).
+// It restores its routes when somebody else removes them, and logs that (routes.go). It ends with an error when somebody else removes the link.
 //
 // # Ownership
 //

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
@@ -97,9 +98,23 @@ func (l *kernelLink) setRemote(remote netip.Addr) error {
 
 func (l *kernelLink) mode() Mode { return l.kind }
 
+// presenceInterval is how often a kernel link is looked for.
+const presenceInterval = time.Second
+
+// run waits until ctx is done, or the link is gone: the kernel carries the packets.
 func (l *kernelLink) run(ctx context.Context, _ logrus.FieldLogger) error {
-	<-ctx.Done()
-	return nil
+	tick := time.NewTicker(presenceInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if _, err := netlink.LinkByIndex(l.index); errors.As(err, new(netlink.LinkNotFoundError)) {
+			return fmt.Errorf("node: %s was %w", l.name, errRemoved)
+		}
+	}
 }
 
 // probe asks the kernel, which looks for the gateway by ARP or neighbour discovery in the tunnel. If this process may have a ping socket

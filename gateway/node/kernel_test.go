@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -169,6 +170,26 @@ func TestKernelLink(t *testing.T) {
 			requireNothingLeft(t, c)
 		})
 	}
+}
+
+// TestKernelLinkRemovedByOthers: a node whose link is gone ends, and says so, where no packet would.
+func TestKernelLinkRemovedByOthers(t *testing.T) {
+	needKind(t, VXLAN)
+	c := testConfig(t, VXLAN)
+	c.KeepLinks = true
+	log, said := test.NewNullLogger()
+	n, err := New(t.Context(), c, log)
+	need.NoError(t, err)
+	l, err := netlink.LinkByName(c.Interface)
+	need.NoError(t, err)
+	need.NoError(t, netlink.LinkDel(l))
+	if err := n.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "node: "+c.Interface+" was removed by somebody else") {
+		t.Errorf("Run returned %v", err)
+	}
+	if last := said.LastEntry().Message; last != "link is removed" {
+		t.Errorf("the log ends with %q", last)
+	}
+	requireNothingLeft(t, c)
 }
 
 func TestSetRemote(t *testing.T) {

@@ -109,7 +109,7 @@ func (n *Node) Run(ctx context.Context) error {
 	cancel()
 	beside.Wait()
 	err = errors.Join(err, n.link.close())
-	if n.config.KeepLinks {
+	if n.config.KeepLinks && !errors.Is(err, errRemoved) {
 		n.log.WithField("remedy", "to remove it: ip link del "+n.config.Interface).Info("link is kept")
 	} else {
 		n.log.Info("link is removed")
@@ -125,6 +125,9 @@ func (n *Node) Carrier() (device string, socket func() udp.Stats, ok bool) {
 	}
 	return n.config.Interface, func() udp.Stats { return l.endpoint.Stats().Socket }, true
 }
+
+// errRemoved is why a node ends whose link is gone.
+var errRemoved = errors.New("removed by somebody else")
 
 // openLink makes the link. Mode auto uses the first kind that the kernel has.
 func openLink(c *Config, remote netip.Addr) (l link, err error) {

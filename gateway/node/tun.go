@@ -106,7 +106,7 @@ func (l *tunLink) run(ctx context.Context, log logrus.FieldLogger) error {
 	case err = <-ways:
 		running--
 		if err == nil && ctx.Err() == nil {
-			err = fmt.Errorf("node: %s was removed by somebody else", l.config.Interface)
+			err = fmt.Errorf("node: %s was %w", l.config.Interface, errRemoved)
 		}
 	}
 	// Both directions end when their source is closed.
