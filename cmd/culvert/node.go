@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
-	"slices"
 	"sync"
 	"syscall"
 
@@ -391,34 +390,4 @@ func rereadServices(ctx context.Context, hup <-chan os.Signal, load func() (*nod
 		}
 		log.Info("configuration applied")
 	}
-}
-
-func printNode(w io.Writer, file string, c *node.Config) error {
-	warnings := c.Warnings
-	if c.Tunnel {
-		present, lacking, err := c.CheckRoutes()
-		if err != nil {
-			return err
-		}
-		kernel := ""
-		if present >= 0 {
-			kernel = fmt.Sprintf(", %d in the kernel", present)
-		}
-		warnings = slices.Concat(warnings, lacking)
-		fmt.Fprintf(w, "%s: good: %s to the gateway at %s, VNI %d, %d routes%s\n", file, c.Name, c.Gateway, c.VNI, len(c.Routes), kernel)
-	}
-	if c.Services != nil && len(c.Services.Services) > 0 {
-		fmt.Fprintf(w, "%s: good: %s serves %d ports of Services\n", file, c.Name, len(c.Services.Services))
-	} else if c.Services != nil {
-		fmt.Fprintf(w, "%s: good: %s serves Services\n", file, c.Name)
-	}
-	for _, warning := range warnings {
-		fmt.Fprintf(w, "warning: %s\n", warning)
-	}
-	if c.Services != nil && c.Services.Mode == services.Sockets {
-		for _, err := range checkSockets(c.Services) {
-			fmt.Fprintf(w, "warning: %s\n", err)
-		}
-	}
-	return nil
 }

@@ -335,19 +335,10 @@ func readKey(e *configfile.Errors, path, dir string, name scalar) wgkey.Key {
 	return key
 }
 
-// notHostPort reports a text without a port, or with a port that is ambiguous for lack of brackets.
-func notHostPort(e *configfile.Errors, path, s, example string) {
-	remedy := "add a port, such as " + example
-	if strings.Count(s, ":") > 1 {
-		remedy = "write an IPv6 address in brackets, such as [2001:db8::7]:51840"
-	}
-	e.Add(path, "%q is not host:port; %s", s, remedy)
-}
-
 func hostPort(e *configfile.Errors, path string, s scalar) string {
 	host, port, err := net.SplitHostPort(string(s))
 	if err != nil || host == "" {
-		notHostPort(e, path, string(s), "192.0.2.7:51840")
+		e.NotHostPort(path, string(s), "192.0.2.7:51840")
 		return ""
 	}
 	isHost := configfile.IsHostName(host)

@@ -3,10 +3,8 @@ package config
 import (
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/gaissmai/bart"
@@ -79,7 +77,9 @@ func (c *Config) validate(e *configfile.Errors) {
 	if n := len(c.Control); n > maxSocketPath {
 		e.Add("control", "%d bytes; the path of a socket has at most %d, choose a shorter one", n, maxSocketPath)
 	}
-	validateMetrics(e, c.Metrics)
+	if c.Metrics != "" {
+		e.Listen("metrics", c.Metrics, DefaultMetrics)
+	}
 	// The caps come first: the following checks take time for each element.
 	if tooMany(e, "geneve.nodes", len(c.Geneve.Nodes), maxNodes) ||
 		tooMany(e, "network.remote", len(c.Remote), maxRemotes) ||
@@ -120,23 +120,6 @@ func tooMany(e *configfile.Errors, path string, n, most int) bool {
 		e.Add(path, "%d of them; a gateway takes at most %d", n, most)
 	}
 	return n > most
-}
-
-func validateMetrics(e *configfile.Errors, address string) {
-	if address == "" {
-		return
-	}
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		notHostPort(e, "metrics", address, DefaultMetrics)
-		return
-	}
-	if a, err := netip.ParseAddr(host); host != "" && !configfile.IsHostName(host) && (err != nil || a.Zone() != "") {
-		e.Add("metrics", "%q is neither an address nor a host name", host)
-	}
-	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-		e.Add("metrics", "%q is not a port from 0 to 65535", port)
-	}
 }
 
 // places finds overlaps between prefixes that the local cluster must tell apart. It has the path that claimed each prefix.

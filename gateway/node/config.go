@@ -134,6 +134,9 @@ func parse(e *configfile.Errors, text []byte, under string) (*Config, error) {
 	}
 	if c.Tunnel {
 		c.readTunnel(e, &f)
+		if s := c.Services; s != nil && s.Mode != services.Sockets && s.Interface == c.Interface {
+			e.Add("services.interface", "%s is interface too; choose another name", s.Interface)
+		}
 	}
 	e.Name("name", c.Name, configfile.MaxDomain)
 	if err := e.Err(); err != nil {

@@ -100,6 +100,7 @@ func TestConfigRefuses(t *testing.T) {
 		{"empty", "", []string{"name: missing", "underlay: missing", "gateway.underlay: missing",
 			"gateway.address: missing", "vni: missing", "address: missing"}},
 		{"no YAML", "name: [", []string{"not YAML"}},
+		{"one name for two links", goodFile + "services: {interface: culvert0, addresses: [172.18.0.2]}\n", []string{"services.interface: culvert0 is interface too"}},
 		{"unknown fields", replace("mtu:", "mut:") + "gatway: 1\n", []string{"gatway: ", "mut: "}},
 		{"duplicate field", goodFile + "mtu: 1400\n", []string{"mtu"}},
 		{"gateway is text", replace("{underlay: 172.18.0.9, address: 10.80.0.4}", "172.18.0.9"), []string{"gateway: want a mapping"}},

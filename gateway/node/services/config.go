@@ -2,7 +2,6 @@ package services
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"path/filepath"
 	"regexp"
@@ -169,9 +168,7 @@ func (f *File) Base(e *configfile.Errors, node string) *Config {
 		e.Add("services.state", "%q does not begin with /, or holds what cannot be printed; write such as /run/culvert", c.State)
 	}
 	if c.Metrics = string(f.Metrics); c.Metrics != "" {
-		if _, _, err := net.SplitHostPort(c.Metrics); err != nil {
-			e.Add("services.metrics", "%q is not host:port, such as 127.0.0.1:8083", c.Metrics)
-		}
+		e.Listen("services.metrics", c.Metrics, "127.0.0.1:8083")
 	}
 	c.readAnnounce(e, f)
 	c.validate(e)

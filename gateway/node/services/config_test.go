@@ -65,6 +65,8 @@ func TestConfig(t *testing.T) {
 		{"serve:", "interface: a/b\nserve:", "services.interface"},
 		{"serve:", "state: run\nserve:", "services.state"},
 		{"serve:", "metrics: 8083\nserve:", "services.metrics"},
+		{"serve:", "metrics: 127.0.0.1:80833\nserve:", "services.metrics"},
+		{"serve:", "metrics: a_b:8083\nserve:", "services.metrics"},
 		{"name: web", "name: dns", "services.serve[1].name"},
 		{"protocol: udp", "protocol: tcp", "services.serve[1].clusterIP"},
 		{"protocol: udp, clusterIP: 10.96.0.10, port: 80", "protocol: tcp, port: 80", "services.serve[1].nodePort"},
