@@ -6,6 +6,7 @@ import (
 	"io"
 	"log"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"syscall"
 	"testing"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway/config"
 	"culvert/gateway/control"
 	"culvert/integration/need"
@@ -81,6 +83,35 @@ func TestRefusedCapture(t *testing.T) {
 		}
 		if got, err := os.ReadFile(file); string(got) != before || before == "" && !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the file has %q (%v), want %q", got, err, before)
+		}
+	}
+}
+
+// TestCutOff: a command has exit status 1 where a gateway disappears while it answers, and 2 where another program answers.
+func TestCutOff(t *testing.T) {
+	for text, want := range map[string]int{`{"pid": 7`: cli.ExitFailed, "7": cli.ExitBadInput} {
+		path := filepath.Join(t.TempDir(), "rome.sock")
+		l, err := net.Listen("unix", path)
+		need.NoError(t, err)
+		defer l.Close()
+		go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if want == cli.ExitBadInput {
+				io.WriteString(w, text)
+				return
+			}
+			if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+				io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"+text)
+				conn.Close()
+			}
+		}))
+		for _, command := range []string{"status", "rules", "capture -w " + filepath.Join(t.TempDir(), "file")} {
+			if strings.HasPrefix(command, "capture") && want == cli.ExitBadInput {
+				continue // it writes what it gets
+			}
+			out, said, status := run(t, append(strings.Fields(command), "--socket", path)...)
+			if status != want || out != "" && command != "rules" || strings.Contains(said, "cut off") != (want == cli.ExitFailed) {
+				t.Errorf("culvert %s of %s: status %d, %s%s; want %d", command, text, status, out, said, want)
+			}
 		}
 	}
 }

@@ -180,9 +180,20 @@ func (c *Client) Get(ctx context.Context, method, path string, query url.Values,
 	}
 	defer response.Body.Close()
 	if err := json.NewDecoder(response.Body).Decode(v); err != nil {
-		return fmt.Errorf("%s: the answer is cut off: %w", c.Path, err)
+		return c.unread(err)
 	}
 	return nil
+}
+
+// ErrCutOff means that a gateway has disappeared while it answered.
+var ErrCutOff = errors.New("cut off")
+
+// unread explains why an answer cannot be read.
+func (c *Client) unread(err error) error {
+	if errors.As(err, new(*json.SyntaxError)) || errors.As(err, new(*json.UnmarshalTypeError)) {
+		return fmt.Errorf("%s: the answer is not that of a gateway (%w): is this the socket of another program, or of another version?", c.Path, err)
+	}
+	return fmt.Errorf("%s: the answer is %w: %w", c.Path, ErrCutOff, err)
 }
 
 // Each requests a list and calls yield for each line of it, until yield returns false.
@@ -198,7 +209,7 @@ func Each[T any](ctx context.Context, c *Client, path string, query url.Values, 
 		case errors.Is(err, io.EOF), ctx.Err() != nil:
 			return nil
 		case err != nil:
-			return fmt.Errorf("%s: the answer is cut off: %w", c.Path, err)
+			return c.unread(err)
 		}
 		if !yield(v) {
 			return nil

@@ -39,7 +39,7 @@ func Run(root *cobra.Command) {
 	for line := range strings.Lines(err.Error()) {
 		fmt.Fprintf(os.Stderr, "%s: %s\n", root.Name(), Printable(strings.TrimSuffix(line, "\n")))
 	}
-	if errors.As(err, new(failure)) {
+	if errors.As(err, new(failure)) || errors.Is(err, control.ErrCutOff) {
 		os.Exit(ExitFailed)
 	}
 	os.Exit(ExitBadInput)
