@@ -41,6 +41,7 @@ func TestPositions(t *testing.T) {
 		"absent":                     "f:1:1: ",
 		"deep.nodes[0].podCIDRs.x":   "f:5:7: ",
 		"deep.nodes[18446744073709]": "f:3:3: ",
+		"deep.nodes[-1]":             "f:3:3: ", // a key in quotes may be named so
 	} {
 		e := &Errors{File: "f"}
 		if !e.Decode([]byte(text), new(shape)) {

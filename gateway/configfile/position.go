@@ -63,7 +63,7 @@ func (p *positions) lookUp(path string) (line, column int, there bool) {
 		switch {
 		case isIndex && node.Kind == goyaml3.SequenceNode:
 			i, err := strconv.Atoi(at)
-			if err != nil || i >= len(node.Content) {
+			if err != nil || i < 0 || i >= len(node.Content) {
 				return line, column, false
 			}
 			node = node.Content[i]
