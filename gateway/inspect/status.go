@@ -243,7 +243,7 @@ func (r *dropRates) of(drops map[dropKey]uint64, now time.Duration, liqo bool) (
 		}
 		means, remedy := health.Explain(key.reason, liqo)
 		d := control.Drop{Reason: key.reason, Packets: packets, Means: means, Remedy: remedy}
-		d.Rate = float64(packets-since.drops[key]) / max(now-since.at, time.Second).Seconds()
+		d.Rate = float64(packets-min(since.drops[key], packets)) / max(now-since.at, time.Second).Seconds()
 		if key.direction == "outbound" {
 			outbound = append(outbound, d)
 		} else {

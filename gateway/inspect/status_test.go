@@ -5,6 +5,15 @@ import (
 	"time"
 )
 
+// TestDropRateOfYounger: packets that were counted before the sample that they are compared with have no rate.
+func TestDropRateOfYounger(t *testing.T) {
+	key := dropKey{"inbound", "no-route"}
+	r := dropRates{newer: dropSample{time.Second, map[dropKey]uint64{key: 6}}}
+	if _, inbound := r.of(map[dropKey]uint64{key: 5}, time.Second, false); len(inbound) != 1 || inbound[0].Rate != 0 {
+		t.Errorf("%+v", inbound)
+	}
+}
+
 // TestDropRates: a rate covers the last 10 to 20 s, whatever happened before.
 func TestDropRates(t *testing.T) {
 	var r dropRates

@@ -57,7 +57,11 @@ func (m *Monitor) rule(filters []rules.FilterRule) (name string) {
 		if r.Table != rules.RulesTable || !refuses[r.Rule] {
 			return
 		}
-		if n := r.Packets - m.rules[r.Rule]; n > most {
+		before := m.rules[r.Rule]
+		if before > r.Packets { // the rule was removed, and is a new one
+			before = 0
+		}
+		if n := r.Packets - before; n > most {
 			most, name = n, r.Rule
 		}
 		m.rules[r.Rule] = r.Packets
