@@ -27,6 +27,9 @@ func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("%w; make the folder writable", err)
 	}
+	if err := checkFolder(filepath.Dir(path)); err != nil {
+		return nil, err
+	}
 	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		conn.Close()
 		return nil, fmt.Errorf("%s is in use by another process; stop it", path)
@@ -46,6 +49,20 @@ func Listen(path string) (net.Listener, error) {
 		return nil, fmt.Errorf("%s: others may connect to it: %v, %v", path, info, err)
 	}
 	return l, nil
+}
+
+// checkFolder refuses a folder of another user, who could put another socket in the place of this one: the default folder of users without
+// $XDG_RUNTIME_DIR has a name that others can guess, in /tmp. Root may use every folder.
+func checkFolder(dir string) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	owner, own := info.Sys().(*syscall.Stat_t).Uid, os.Geteuid()
+	if own == 0 || owner == 0 || int(owner) == own || info.Mode()&fs.ModeSticky != 0 {
+		return nil
+	}
+	return fmt.Errorf("%s belongs to user %d, who could replace a socket there; choose another folder", dir, owner)
 }
 
 // makePrivate gives a socket, before it is bound, the mode that Linux then gives to its file. A umask would do so too, but for all files of the

@@ -32,31 +32,50 @@ func TestAnotherUser(t *testing.T) {
 	need.NoError(t, err)
 	defer l.Close()
 	path := l.Addr().String()
-	if err := connectAs(0, path); err != nil {
+	connect := func() error {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Connect(fd, &unix.SockaddrUnix{Name: path})
+	}
+	if err := as(0, connect); err != nil {
 		t.Errorf("the owner: %v", err)
 	}
-	if err := connectAs(65534, path); !errors.Is(err, unix.EACCES) {
+	if err := as(65534, connect); !errors.Is(err, unix.EACCES) {
 		t.Errorf("another user: %v, want EACCES", err)
+	}
+	for _, tt := range []struct {
+		owner int
+		mode  os.FileMode
+		good  bool
+	}{{1, 0o777, false}, {1, 0o777 | os.ModeSticky, true}, {0, 0o777, true}, {65534, 0o700, true}} {
+		need.NoError(t, errors.Join(os.Chown(dir, tt.owner, 0), os.Chmod(dir, tt.mode)))
+		err := as(65534, func() error {
+			l, err := Listen(filepath.Join(dir, "cv-milan.sock"))
+			if err != nil {
+				return err
+			}
+			return l.Close()
+		})
+		if (err == nil) != tt.good || err != nil && !strings.Contains(err.Error(), dir+" belongs to user 1, who could replace") {
+			t.Errorf("in a folder of user %d, %v: %v", tt.owner, tt.mode, err)
+		}
 	}
 }
 
-// connectAs connects to path as a user, on a thread of its own.
-func connectAs(uid int, path string) error {
+// as calls f as a user, on a thread of its own.
+func as(uid int, f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread is not used again
-		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			result <- err
-			return
-		}
-		defer unix.Close(fd)
 		// x/sys would change the user of all threads.
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
 			result <- errno
 			return
 		}
-		result <- unix.Connect(fd, &unix.SockaddrUnix{Name: path})
+		result <- f()
 	}()
 	return <-result
 }
