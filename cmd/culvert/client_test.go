@@ -44,6 +44,7 @@ func TestClientErrors(t *testing.T) {
 		{"trace tpc 10.0.1.5 10.61.1.5:80", "protocol: \"tpc\" is neither tcp"},
 		{"trace tcp 10.0.1.256 10.61.1.5:80", "source: \"10.0.1.256\" is no address such as 10.0.1.5"},
 		{"trace icmp 10.0.1.5:7 10.61.1.5", "icmp has no ports"},
+		{"trace icmp 10.0.1.5:1 10.61.1.5:65535", "icmp has no ports"},
 		{"trace udp 10.0.1.5 10.61.1.5:80 --flags syn", "flags: udp has none"},
 		{"trace tcp 10.0.1.5 10.61.1.5:80 --flags sin", "flags: \"sin\" is none of fin, syn"},
 		{"trace --next tcp 10.0.1.5 10.61.1.5:80", "--next takes no packet"},

@@ -215,7 +215,7 @@ func (o *TraceOptions) describes() error {
 		return errors.New("protocol: icmpv6 is of IPv6; for these addresses it is icmp")
 	case ports && o.Destination.Port() == 0:
 		return fmt.Errorf("destination: %s needs a port; write %s:PORT", o.Protocol, o.Destination.Addr())
-	case !ports && o.Source.Port()+o.Destination.Port() != 0:
+	case !ports && o.Source.Port()|o.Destination.Port() != 0:
 		return fmt.Errorf("source, destination: %s has no ports; write addresses alone", o.Protocol)
 	case number != 6 && len(o.Flags) > 0:
 		return fmt.Errorf("flags: %s has none; tcp has", o.Protocol)

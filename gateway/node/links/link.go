@@ -232,8 +232,8 @@ func kernelHasGeneve() bool {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "culvert-probe"
 	probe := &netlink.Geneve{LinkAttrs: attrs, ID: 1<<24 - 1, Remote: net.IPv4(192, 0, 2, 1), Dport: 1}
-	if err := netlink.LinkAdd(probe); err != nil {
-		return errors.Is(err, unix.EEXIST) // a killed process has left its probe
+	if err := netlink.LinkAdd(probe); err != nil && !errors.Is(err, unix.EEXIST) { // a killed process has left its probe
+		return false
 	}
 	netlink.LinkDel(probe)
 	return true

@@ -352,6 +352,12 @@ func TestProbe(t *testing.T) {
 		t.Errorf("the kernel has Geneve links: %t", has)
 	}
 	need.NoError(t, gone("culvert-probe"))
+	// What a killed process has left goes too.
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "culvert-probe"
+	need.NoError(t, netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TUN}))
+	kernelHasGeneve()
+	need.NoError(t, gone("culvert-probe"))
 	s := startAsIs(t)
 	s.Apply([]Link{milan, vienna})
 	if !has {
