@@ -12,6 +12,7 @@ import (
 func TestAdoptWhileWriting(t *testing.T) {
 	k := new(keeper)
 	k.writing.Lock()
+	defer k.writing.Unlock()
 	adopted := make(chan struct{})
 	go func() {
 		defer close(adopted)
