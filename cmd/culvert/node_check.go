@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"culvert/gateway/node"
@@ -13,7 +14,7 @@ import (
 
 // printNode prints what --check says about a file without faults.
 func printNode(w io.Writer, file string, c *node.Config) error {
-	warnings := c.Warnings
+	warnings := slices.Clone(c.Warnings)
 	if c.Tunnel {
 		present, lacking, err := c.CheckRoutes()
 		if err != nil {
@@ -23,16 +24,16 @@ func printNode(w io.Writer, file string, c *node.Config) error {
 		if present >= 0 {
 			kernel = fmt.Sprintf(", %d in the kernel", present)
 		}
-		warnings = slices.Concat(warnings, lacking)
-		fmt.Fprintf(w, "%s: good: %s to the gateway at %s, VNI %d, %s%s\n", file, c.Name, c.Gateway, c.VNI, counted(len(c.Routes), "route", "routes"), kernel)
-	}
-	if c.Services != nil && len(c.Services.Services) > 0 {
-		fmt.Fprintf(w, "%s: good: %s serves %s\n", file, c.Name, counted(len(c.Services.Services), "port of a Service", "ports of Services"))
-	} else if c.Services != nil {
-		fmt.Fprintf(w, "%s: good: %s serves Services\n", file, c.Name)
+		warnings = append(warnings, lacking...)
+		fmt.Fprintf(w, "%s: good: %s to the gateway at %s, VNI %d, %d routes%s\n", file, c.Name, c.Gateway, c.VNI, len(c.Routes), kernel)
 	}
 	if c.Services != nil {
-		warnings = slices.Concat(warnings, checkServices(c.Services))
+		what := "Services"
+		if n := len(c.Services.Services); n > 0 {
+			what = servedPorts(n)
+		}
+		fmt.Fprintf(w, "%s: good: %s serves %s\n", file, c.Name, what)
+		warnings = append(warnings, checkServices(c.Services)...)
 	}
 	for _, warning := range warnings {
 		fmt.Fprintf(w, "warning: %s\n", warning)
@@ -54,10 +55,10 @@ func checkServices(c *services.Config) []string {
 	return strings.Split(err.Error(), "\n")
 }
 
-// counted is a number with its noun.
-func counted(n int, one, several string) string {
+// servedPorts is a number of ports in words.
+func servedPorts(n int) string {
 	if n == 1 {
-		return "1 " + one
+		return "1 port of a Service"
 	}
-	return fmt.Sprintf("%d %s", n, several)
+	return strconv.Itoa(n) + " ports of Services"
 }

@@ -49,7 +49,7 @@ func printNodeStatus(w io.Writer, s *control.NodeStatus) error {
 	for i := range s.Services {
 		endpoints += s.Services[i].Endpoints
 	}
-	fmt.Fprintf(t, "serves\t%s with %s, by %s\n", counted(len(s.Services), "port of a Service", "ports of Services"), counted(endpoints, "endpoint", "endpoints"), by)
+	fmt.Fprintf(t, "serves\t%s with %d endpoints, by %s\n", servedPorts(len(s.Services)), endpoints, by)
 	fmt.Fprintf(t, "addresses\t%s\n", joined(s.Addresses))
 	if len(s.Announced) > 0 {
 		fmt.Fprintf(t, "announced\t%s\n", strings.Join(s.Announced, ", "))

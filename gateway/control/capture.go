@@ -188,7 +188,7 @@ func (c *Client) Capture(ctx context.Context, o *CaptureOptions, w io.Writer) (p
 	}
 	defer response.Body.Close()
 	if _, err := io.Copy(w, response.Body); err != nil {
-		return 0, 0, fmt.Errorf("%s: the capture is %w: %w", c.Path, ErrCutOff, err)
+		return 0, 0, c.unread(err)
 	}
 	packets, _ = strconv.ParseUint(response.Trailer.Get(TrailerPackets), 10, 64)
 	lost, _ = strconv.ParseUint(response.Trailer.Get(TrailerLost), 10, 64)

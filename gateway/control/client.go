@@ -186,14 +186,18 @@ func (c *Client) Get(ctx context.Context, method, path string, query url.Values,
 }
 
 // ErrCutOff means that a gateway has disappeared while it answered.
-var ErrCutOff = errors.New("cut off")
+var ErrCutOff = errors.New("the answer is cut off")
+
+var errForeign = errors.New("the answer is not that of a gateway: is this the socket of another program, or of another version?")
 
 // unread explains why an answer cannot be read.
 func (c *Client) unread(err error) error {
-	if errors.As(err, new(*json.SyntaxError)) || errors.As(err, new(*json.UnmarshalTypeError)) {
-		return fmt.Errorf("%s: the answer is not that of a gateway (%w): is this the socket of another program, or of another version?", c.Path, err)
+	why := ErrCutOff
+	switch err.(type) {
+	case *json.SyntaxError, *json.UnmarshalTypeError:
+		why = errForeign
 	}
-	return fmt.Errorf("%s: the answer is %w: %w", c.Path, ErrCutOff, err)
+	return fmt.Errorf("%s: %w: %w", c.Path, why, err)
 }
 
 // Each requests a list and calls yield for each line of it, until yield returns false.

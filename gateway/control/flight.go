@@ -51,7 +51,7 @@ func (c *Client) Flight(ctx context.Context, over time.Duration, w io.Writer, be
 	defer response.Body.Close()
 	begun()
 	if _, err := io.Copy(w, response.Body); err != nil {
-		return 0, fmt.Errorf("%s: the trace is %w: %w", c.Path, ErrCutOff, err)
+		return 0, c.unread(err)
 	}
 	return time.ParseDuration(response.Trailer.Get(TrailerTook))
 }

@@ -103,13 +103,11 @@ const presenceInterval = time.Second
 
 // run waits until ctx is done, or the link is gone: the kernel carries the packets.
 func (l *kernelLink) run(ctx context.Context, _ logrus.FieldLogger) error {
-	tick := time.NewTicker(presenceInterval)
-	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-time.After(presenceInterval):
 		}
 		if _, err := netlink.LinkByIndex(l.index); errors.As(err, new(netlink.LinkNotFoundError)) {
 			return fmt.Errorf("node: %s was %w", l.name, errRemoved)

@@ -54,15 +54,12 @@ func Listen(path string) (net.Listener, error) {
 // checkFolder refuses a folder of another user, who could put another socket in the place of this one: the default folder of users without
 // $XDG_RUNTIME_DIR has a name that others can guess, in /tmp. Root may use every folder.
 func checkFolder(dir string) error {
-	info, err := os.Stat(dir)
-	if err != nil {
+	var is syscall.Stat_t
+	err, own := syscall.Stat(dir, &is), os.Geteuid()
+	if err != nil || own == 0 || is.Uid == 0 || int(is.Uid) == own || is.Mode&syscall.S_ISVTX != 0 {
 		return err
 	}
-	owner, own := info.Sys().(*syscall.Stat_t).Uid, os.Geteuid()
-	if own == 0 || owner == 0 || int(owner) == own || info.Mode()&fs.ModeSticky != 0 {
-		return nil
-	}
-	return fmt.Errorf("%s belongs to user %d, who could replace a socket there; choose another folder", dir, owner)
+	return fmt.Errorf("%s belongs to user %d, who could replace a socket there; choose another folder", dir, is.Uid)
 }
 
 // makePrivate gives a socket, before it is bound, the mode that Linux then gives to its file. A umask would do so too, but for all files of the

@@ -298,10 +298,12 @@ func (s *Server) close() error {
 
 func (s *Server) now() nat.Time { return nat.Time(time.Since(s.began)) + nat.Time(time.Hour) }
 
-// Check returns what would prevent serving by a device on this machine now: a missing address, or ports that the kernel gives away.
+// Check returns what would prevent serving by a device on this machine now: missing addresses, or else ports that the kernel gives away.
 func (c *Config) Check() error {
-	_, err := OwnAddresses(c)
-	return errors.Join(err, c.checkPorts())
+	if _, err := OwnAddresses(c); err != nil {
+		return err
+	}
+	return c.checkPorts()
 }
 
 // OwnAddresses returns all addresses of this machine, together with an error that names the configured ones it lacks.
