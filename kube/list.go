@@ -8,10 +8,10 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// perPage is how many objects one request lists.
+// perPage is the number of objects that one request lists.
 const perPage = 500
 
-// Each calls visit for the objects that client lists by o, page by page, until it fails.
+// Each lists objects page by page and calls visit for each of them, until a request or visit fails.
 func Each(ctx context.Context, client dynamic.ResourceInterface, o metav1.ListOptions, visit func(*unstructured.Unstructured) error) error {
 	for o.Limit = perPage; ; {
 		l, err := client.List(ctx, o)

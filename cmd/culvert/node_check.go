@@ -41,7 +41,7 @@ func printNode(w io.Writer, file string, c *node.Config) error {
 	return nil
 }
 
-// checkServices returns what would prevent serving on this machine now, one line each.
+// checkServices returns the reasons why this machine could not serve c now, one line each.
 func checkServices(c *services.Config) []string {
 	var err error
 	if c.Mode == services.Sockets {

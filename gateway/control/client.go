@@ -185,7 +185,7 @@ func (c *Client) Get(ctx context.Context, method, path string, query url.Values,
 	return nil
 }
 
-// ErrCutOff means that a gateway has disappeared while it answered.
+// ErrCutOff means that a gateway disappeared while it answered.
 var ErrCutOff = errors.New("the answer is cut off")
 
 var errForeign = errors.New("the answer is not that of a gateway: is this the socket of another program, or of another version?")

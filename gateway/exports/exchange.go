@@ -167,7 +167,7 @@ func (x *Exchange) Heard() (list []Export, fault string, known bool) {
 	return x.hearing.list, x.hearing.fault, x.hearing.known
 }
 
-// Forget forgets what the peer has told, so that it is asked again.
+// Forget forgets the peer's list, so that the peer is asked for it again.
 func (x *Exchange) Forget() {
 	x.mu.Lock()
 	defer x.mu.Unlock()

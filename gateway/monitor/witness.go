@@ -58,7 +58,7 @@ func (m *Monitor) rule(filters []rules.FilterRule) (name string) {
 			return
 		}
 		before := m.rules[r.Rule]
-		if before > r.Packets { // the rule was removed, and is a new one
+		if before > r.Packets { // the rule was removed and added again
 			before = 0
 		}
 		if n := r.Packets - before; n > most {

@@ -98,10 +98,10 @@ func (l *kernelLink) setRemote(remote netip.Addr) error {
 
 func (l *kernelLink) mode() Mode { return l.kind }
 
-// presenceInterval is how often a kernel link is looked for.
+// presenceInterval is how often a node checks that its kernel link is still there.
 const presenceInterval = time.Second
 
-// run waits until ctx is done, or the link is gone: the kernel carries the packets.
+// run waits until ctx is done or the link is gone. The kernel carries the packets.
 func (l *kernelLink) run(ctx context.Context, _ logrus.FieldLogger) error {
 	for {
 		select {

@@ -126,7 +126,7 @@ func (n *Node) Carrier() (device string, socket func() udp.Stats, ok bool) {
 	return n.config.Interface, func() udp.Stats { return l.endpoint.Stats().Socket }, true
 }
 
-// errRemoved is why a node ends whose link is gone.
+// errRemoved is the error of a node whose link somebody else has removed.
 var errRemoved = errors.New("removed by somebody else")
 
 // openLink makes the link. Mode auto uses the first kind that the kernel has.

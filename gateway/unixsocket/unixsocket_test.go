@@ -65,7 +65,7 @@ func TestAnotherUser(t *testing.T) {
 	}
 }
 
-// as calls f as a user, on a thread of its own.
+// as calls f as another user, on a thread of its own.
 func as(uid int, f func() error) error {
 	result := make(chan error)
 	go func() {

@@ -127,7 +127,7 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 		if missing != "" && err == nil {
 			var there bool
 			if there, err = c.hasAgents(ctx); !there && err == nil {
-				missing = "" // they remove all when they end without a DaemonSet, but cannot say so any more
+				missing = "" // agents remove everything when their DaemonSet goes, but can no longer say so
 			}
 		}
 		return missing, err
@@ -139,7 +139,7 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	if err != nil {
 		return err
 	}
-	// The binding goes last: by it Peerings finds what an interrupted removal has left.
+	// The binding goes last: Peerings uses it to find what an interrupted removal has left.
 	binding := slices.IndexFunc(all, func(u *unstructured.Unstructured) bool { return u.GetKind() == "ClusterRoleBinding" })
 	rest := slices.Delete(slices.Clone(all), binding, binding+1)
 	if err := c.remove(ctx, append(rest, newLease(name)), say); err != nil {
@@ -151,7 +151,7 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	return c.remove(ctx, all[binding:binding+1], say)
 }
 
-// hasAgents reports whether agents run, or will.
+// hasAgents reports whether agents run or will be started.
 func (c *Cluster) hasAgents(ctx context.Context) (there bool, err error) {
 	_, err = c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node", metav1.GetOptions{})
 	if there = err == nil; err != nil && !apierrors.IsNotFound(err) {

@@ -136,7 +136,7 @@ func summary(all []string) string {
 	return all[0] + more(len(all))
 }
 
-// more says how many of n there are besides the first, which was named.
+// more says how many of n follow the first, which the text has named.
 func more(n int) string {
 	if n == 1 {
 		return ""

@@ -174,7 +174,7 @@ func (x *serviceExchange) write(ctx context.Context, g Running) {
 	}
 }
 
-// rest forgets what the peer has told: while another gateway is active, that one hears what changes.
+// rest forgets the peer's list: while another gateway is active, only that one hears of changes.
 func (x *serviceExchange) rest() {
 	x.connected = false
 	x.of.mu.Lock()

@@ -21,8 +21,7 @@ import (
 // LabelExport is the label of a Service that peers may use, with the value "true".
 const LabelExport = "culvert/export"
 
-// maxBackends is how many endpoints the ports of all exported Services may have together: whoever may write EndpointSlices may not have all of the
-// gateway's memory.
+// maxBackends limits the endpoints of the ports of all exported Services together: a writer of EndpointSlices must not use up the gateway's memory.
 const maxBackends = 1 << 16
 
 // maxLabel is the maximum length of a Service's name (RFC 1035, Section 2.3.4).

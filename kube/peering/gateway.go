@@ -131,7 +131,7 @@ func (d *Plan) fault(of, format string, args ...any) {
 // another gateway with a higher term is ousted.
 func (g *Gateway) active() (a *Active, ousted bool) {
 	a = &Active{Pod: g.self.Pod, Node: g.self.Node, Term: 1, Addresses: []string{}}
-	for _, four := range []bool{true, false} { // nodes use the first, and except IPv4 alone from masquerade
+	for _, four := range []bool{true, false} { // nodes use the first, and can except only IPv4 from masquerade
 		for _, addr := range g.self.Addresses {
 			if addr.Is4() == four {
 				a.Addresses = append(a.Addresses, addr.String())

@@ -244,7 +244,7 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	return nil
 }
 
-// rest leaves it to the active gateway to say what this one would say too.
+// rest leaves reports to the active gateway, which would say the same.
 func (s *GatewaySource) rest(plan *Plan) {
 	s.services.rest()
 	s.tell(plan)

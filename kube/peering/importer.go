@@ -219,7 +219,7 @@ func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (
 	return stored
 }
 
-// store notes what an object has become by a request, if nothing newer has come by the watch meanwhile: no watch tells the same twice.
+// store keeps the answer to a request, unless the watch has delivered a newer version meanwhile: a watch delivers each version only once.
 func (j *job) store(all map[string]*unstructured.Unstructured, key string, was, is *unstructured.Unstructured) {
 	j.of.mu.Lock()
 	defer j.of.mu.Unlock()

@@ -201,7 +201,7 @@ func (n *Node) peer(p *Peering) (peer NodePeer, missing string) {
 		Peering: p.Metadata.Name, Here: active.Node == n.name, Link: l,
 		Routes: remote.Peer{Name: p.Metadata.Name, Link: l.Name, Gateway: l.Gateway, Local: p.Pods, Remote: p.Seen()},
 	}
-	if peer.Here && gateway.Is4() { // the exception from masquerade is one of IPv4
+	if peer.Here && gateway.Is4() { // the exception from masquerade is for IPv4 only
 		peer.Routes.Pod, peer.Routes.Port = gateway, config.DefaultGenevePort
 	}
 	return peer, ""

@@ -84,7 +84,7 @@ func (s *NodeSource) addRemoved(status *NodeStatus) {
 		}
 	}
 	for _, l := range allLinks {
-		if l.Link.Of != "" { // otherwise it is of an earlier run
+		if l.Link.Of != "" { // otherwise an earlier run made it
 			add(l.Link.Of)
 		}
 	}

@@ -59,7 +59,8 @@ func readNode(u *unstructured.Unstructured) *node {
 		}
 	}
 	for _, a := range status.Addresses {
-		// Others are host names, or none of a host: a node chooses them, and a gateway refuses a configuration with such a backend as a whole.
+		// Others are host names, or addresses that no host can have. A node chooses its own, and one such backend would make a gateway refuse its whole
+		// configuration.
 		if addr, err := netip.ParseAddr(a.Address); err == nil && packet.Forwardable(addr) {
 			n.addresses = append(n.addresses, addr)
 		}
@@ -170,7 +171,7 @@ func said(text string) string {
 	}, kube.Cut(text, maxSaid))
 }
 
-// isHost reports whether packets may have an address as that of a host.
+// isHost reports whether a may be the address of one host.
 func isHost(a netip.Addr) bool { return a.IsGlobalUnicast() && a.Zone() == "" && !a.Is4In6() }
 
 func readTunnelNode(u *unstructured.Unstructured) *tunnelNode {

@@ -56,7 +56,7 @@ type Slice struct {
 	of *slice
 }
 
-// Len returns the number of endpoints, whatever their state is.
+// Len returns the number of endpoints in any state.
 func (s *Slice) Len() int { return len(s.of.endpoints) }
 
 // ReadSlice parses an EndpointSlice. It returns nil for one without a Service, or with names

@@ -20,7 +20,7 @@ const Group = 0x636c6e6b
 
 // A Link is a desired link: the node's end of the tunnel to one gateway.
 type Link struct {
-	Of      string     // what has asked for it, for whoever learns what became of it; "" of an earlier run's
+	Of      string     // who asked for it, such as a Peering, for reports about it; "" if an earlier run made it
 	Name    string     // of the device, at most 15 bytes
 	VNI     geneve.VNI // of the tunnel
 	MTU     int        // largest IP packet inside, in bytes

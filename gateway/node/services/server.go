@@ -298,7 +298,7 @@ func (s *Server) close() error {
 
 func (s *Server) now() nat.Time { return nat.Time(time.Since(s.began)) + nat.Time(time.Hour) }
 
-// Check returns what would prevent serving by a device on this machine now: missing addresses, or else ports that the kernel gives away.
+// Check returns why this machine could not serve c by a device now: it lacks addresses, or else the kernel gives client ports to its own connections.
 func (c *Config) Check() error {
 	if _, err := OwnAddresses(c); err != nil {
 		return err

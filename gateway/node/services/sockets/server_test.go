@@ -52,7 +52,7 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// The status tells what is served, the connections of both protocols, and why others were refused.
+// The status has what is served, the connections of both protocols, and why others were refused.
 func TestStatus(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA)
