@@ -66,6 +66,7 @@ func TestStandbyWritesNoImports(t *testing.T) {
 		}
 		c.rests.Store(true)
 		time.Sleep(2 * time.Second)
+		synctest.Wait() // a round that found another gateway active would forget the next list
 		c.rests.Store(false)
 		if tell("b", "c"); c.condition(Imported).Reason != "AllServices" { // the same list again
 			t.Errorf("%+v", c.condition(Imported))
