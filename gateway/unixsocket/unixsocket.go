@@ -51,12 +51,12 @@ func Listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// checkFolder refuses a folder of another user, who could put another socket in the place of this one: the default folder of users without
-// $XDG_RUNTIME_DIR has a name that others can guess, in /tmp. Root may use every folder.
+// checkFolder refuses a folder of another user, who could replace the socket, also if the folder is sticky: the default folder of users without
+// $XDG_RUNTIME_DIR is in /tmp, and others can guess its name. Root may use every folder.
 func checkFolder(dir string) error {
 	var is syscall.Stat_t
 	err, own := syscall.Stat(dir, &is), os.Geteuid()
-	if err != nil || own == 0 || is.Uid == 0 || int(is.Uid) == own || is.Mode&syscall.S_ISVTX != 0 {
+	if err != nil || own == 0 || is.Uid == 0 || int(is.Uid) == own {
 		return err
 	}
 	return fmt.Errorf("%s belongs to user %d, who could replace a socket there; choose another folder", dir, is.Uid)
