@@ -198,6 +198,12 @@ func (p *peeringLab) everything(t *testing.T) (all []string) {
 		}
 	}
 	for _, node := range p.nodes {
+		eventually(t, node.name+" ends its duplicate address detection", func() error {
+			if out := node.run("ip", "-o", "address", "show", "tentative"); out != "" {
+				return errors.New(out)
+			}
+			return nil
+		})
 		for _, command := range []string{"ip -o link", "ip -o address", "ip route show table all", "ip rule", "nft list ruleset"} {
 			words := strings.Fields(command)
 			all = append(all, node.name+" "+command+":\n"+node.run(words[0], words[1:]...))

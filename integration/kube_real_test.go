@@ -202,25 +202,55 @@ func (l *realLab) everything(cluster string) (all []string) {
 	return all
 }
 
+// atRest lists everything of both clusters, once nothing changes by itself any more: the kernel adds routes
+// when its duplicate address detection ends, and controllers add objects to a new cluster.
+func (l *realLab) atRest() map[string][]string {
+	l.t.Helper()
+	last := map[string][]string{}
+	eventuallyWithin(l.t, kubeStartTimeout, "the clusters come to rest", func() error {
+		now := map[string][]string{}
+		for _, cluster := range realNames {
+			for _, n := range []string{"1", "2"} {
+				host := l.node(cluster + "-" + n)
+				if out := host.run("ip", "-o", "-6", "address", "show", "tentative"); out != "" {
+					return fmt.Errorf("%s: duplicate address detection goes on: %s", host.name, out)
+				}
+			}
+			now[cluster] = l.everything(cluster)
+		}
+		defer func() { last = now }()
+		return alike(last, now)
+	})
+	return last
+}
+
+// alike names what one cluster has in only one of two lists of everything.
+func alike(before, after map[string][]string) error {
+	var errs []error
+	for _, cluster := range realNames {
+		for _, x := range after[cluster] {
+			if !slices.Contains(before[cluster], x) {
+				errs = append(errs, fmt.Errorf("%s has what it did not have before: %s", cluster, x))
+			}
+		}
+		for _, x := range before[cluster] {
+			if !slices.Contains(after[cluster], x) {
+				errs = append(errs, fmt.Errorf("%s lacks what it had before: %s", cluster, x))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // requireAsBefore waits until both clusters have exactly what they had before. Controllers take some time to clean up.
 func (l *realLab) requireAsBefore(t *testing.T, before map[string][]string) {
 	t.Helper()
 	eventuallyWithin(t, kubeStartTimeout, "the clusters are as before", func() error {
-		var errs []error
+		after := map[string][]string{}
 		for _, cluster := range realNames {
-			after := l.everything(cluster)
-			for _, x := range after {
-				if !slices.Contains(before[cluster], x) {
-					errs = append(errs, fmt.Errorf("%s has what it did not have before: %s", cluster, x))
-				}
-			}
-			for _, x := range before[cluster] {
-				if !slices.Contains(after, x) {
-					errs = append(errs, fmt.Errorf("%s lacks what it had before: %s", cluster, x))
-				}
-			}
+			after[cluster] = l.everything(cluster)
 		}
-		return errors.Join(errs...)
+		return alike(before, after)
 	})
 }
 
@@ -228,10 +258,7 @@ func (l *realLab) requireAsBefore(t *testing.T, before map[string][]string) {
 func TestKubeClusters(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newRealLab(t)
-		before := map[string][]string{}
-		for _, cluster := range realNames {
-			before[cluster] = l.everything(cluster)
-		}
+		before := l.atRest()
 		long := os.Getenv("CULVERT_LONG") != ""
 		began := time.Now()
 		l.must("join", "--image="+realImage, "--yes", inBoth[0], inBoth[1])
