@@ -17,7 +17,9 @@ RESULTS := awk -f .ci/results.awk
 # Shows every few seconds how far go build -v is: a first build takes minutes.
 PROGRESS := .ci/progress
 
+# What make test runs. RUN names one test, for test-kube and test-gvisor too, and with PACKAGES for race.
 PACKAGES ?= ./integration ./...
+RUN ?=
 
 # Tests and what is built for them share all that is compiled, with a C compiler or without.
 test: export CGO_ENABLED := 0
@@ -61,16 +63,16 @@ clusters-down: ## end what make clusters has started
 test: go-version ## all tests; as root, or as a user who may make user namespaces
 	@$(GO) build -v -trimpath ./... 2>&1 | $(PROGRESS)
 	@# integration takes longest: the other packages run beside it.
-	@echo '$(GO) test $(PACKAGES)'; $(GO) test -v -trimpath -timeout 20m -p 2 -parallel 3 $(PACKAGES) 2>&1 | $(RESULTS)
+	@echo '$(GO) test $(PACKAGES)'; $(GO) test -v -trimpath -timeout 20m -p 2 -parallel 3 $(if $(RUN),-run '$(RUN)') $(PACKAGES) 2>&1 | $(RESULTS)
 
 test-gvisor: go-version ## the checks of two clusters with both gateways in gVisor (root; builds runsc, two minutes, once)
 	@runsc=$$(cd integration/gvisor && CGO_ENABLED=0 $(GO) tool -n runsc); echo "RUNSC=$$runsc $(GO) test -run GVisor ./integration"; \
-	RUNSC=$$runsc $(GO) test -v -count=1 -timeout 20m -run GVisor ./integration 2>&1 | $(RESULTS)
+	RUNSC=$$runsc $(GO) test -v -count=1 -timeout 20m -run '$(or $(RUN),GVisor)' ./integration 2>&1 | $(RESULTS)
 
 test-kube: kube-assets ## gateways and nodes under Kubernetes API servers (root; builds kube-apiserver and etcd, four minutes, once)
 	@! integration/clusters.sh check 2>/dev/null || $(MAKE) -s kube-nodes # for TestKubeClusters
 	@export KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)'; echo "KUBEBUILDER_ASSETS=$$KUBEBUILDER_ASSETS $(GO) test -run Kube ./integration"; \
-	$(GO) test -v -count=1 -timeout 20m -run Kube ./integration 2>&1 | $(RESULTS)
+	$(GO) test -v -count=1 -timeout 20m -run '$(or $(RUN),Kube)' ./integration 2>&1 | $(RESULTS)
 
 kube-assets: PROGRAMS = kube-apiserver
 kube-nodes: PROGRAMS = kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy
@@ -102,7 +104,8 @@ long: go-version kube-nodes kube-dns ## in full what the tests do in small: sieg
 race: go-version ## the unit tests under the race detector (needs a C compiler)
 	@# nat takes longest, on one core: the others run beside it.
 	@echo '$(GO) test -race -short'; GORACE=atexit_sleep_ms=0 \
-	  $(GO) test -v -race -short -timeout 20m culvert/nat $$($(GO) list ./... | grep -v '/integration\|^culvert/nat$$') 2>&1 | $(RESULTS)
+	  $(GO) test -v -race -short -timeout 20m $(if $(RUN),-run '$(RUN)' $(PACKAGES),culvert/nat \
+	  $$($(GO) list ./... | grep -v '/integration\|^culvert/nat$$')) 2>&1 | $(RESULTS)
 
 # On a busy machine, go test sometimes fails because the time for fuzzing has ended, without any failing input: then it runs again. It prints
 # that error alone on a line. One that a target reports has its file and line before it, and is a failure.
