@@ -181,8 +181,8 @@ reproducible: ## build the release of the last commit twice, in other folders wi
 	for file in culvert{,-lab}-linux-{amd,arm}64 SHA256SUMS; do cmp $$dir/{one,another/place}/dist/$$file; done; \
 	! grep -aqF $$dir $$dir/one/dist/culvert-*; echo "both builds are the same, byte by byte"
 
-size: go-version ## the stripped binary has at most 21,400,000 bytes, and 15,000,000 without Kubernetes
-	@mkdir -p bin; for build in culvert:21400000:$(TAGS) culvert-nokube:15000000:nokube,$(TAGS); do IFS=: read -r name most tags <<<$$build; \
+size: go-version ## the stripped binary has at most 24,000,000 bytes, and 15,000,000 without Kubernetes
+	@mkdir -p bin; for build in culvert:24000000:$(TAGS) culvert-nokube:15000000:nokube,$(TAGS); do IFS=: read -r name most tags <<<$$build; \
 	  CGO_ENABLED=0 $(GO) build -trimpath -tags "$$tags" -ldflags='-s -w' -o bin/$$name ./cmd/culvert; \
 	  bytes=$$(stat -c %s bin/$$name); echo "bin/$$name: $$bytes bytes, at most $$most"; [ $$bytes -le $$most ]; \
 	done
