@@ -1,24 +1,41 @@
 // Command culvert carries pod traffic between Kubernetes clusters in user space.
 //
-//	culvert gateway --config FILE [--check [-o json]]
-//	culvert gateway --liqo FLAGS
-//	culvert node --config FILE [--check]
-//	culvert node --services[=all] [--config FILE]
-//	culvert init DIR [--here | --side client | --side server]
+// Two Kubernetes clusters:
+//
+//	culvert join --context NAME --context NAME --image IMAGE
+//	culvert invite | accept FILE
+//	culvert verify --context NAME --context NAME
+//	culvert leave --context NAME --peer NAME | --all
+//	culvert kube template
+//
+// Under Liqo:
+//
+//	culvert liqo template --image NAME [--offline [--release NAME]] | check [NAMESPACE/NAME]
+//
+// What runs:
+//
+//	culvert gateway --config FILE [--check [-o json]] | --liqo | --kube
+//	culvert node --config FILE [--check] | --services[=all] [--config FILE] | --liqo | --kube
+//
+// A running gateway or node:
+//
 //	culvert status [--watch]
-//	culvert doctor [--config FILE | --socket SOCKET]
 //	culvert connections [--watch] [delete]
 //	culvert trace [-v] [--fail] [--from NODE] PROTOCOL SOURCE DESTINATION | --flow ID | --next
 //	culvert capture [--at STAGES] [--drops] [-w FILE]
 //	culvert reload [--dry-run]
 //	culvert rules | routes
 //	culvert page [--port PORT]
-//	culvert help config
-//	culvert lab …
+//
+// The rest:
+//
+//	culvert init DIR [--here | --side client | --side server]
+//	culvert doctor [--config FILE | --socket SOCKET]
 //	culvert keygen FILE [--public]
 //	culvert ipam list | acquire [PEER KIND REAL] | release PEER [KIND REAL] --config FILE | --file FILE
 //	culvert ipam check FILE [PEER'S FILE]
-//	culvert liqo template --image NAME [--offline [--release NAME]] | check NAMESPACE/NAME
+//	culvert lab …
+//	culvert help config
 //	culvert completion bash | zsh | fish
 //	culvert version [-o json | yaml]
 //
@@ -54,8 +71,10 @@
 //
 // GOMAXPROCS, GOMEMLIMIT and GOGC work as in every Go program. Without them, gateways and nodes run Go code on as many
 // threads as cpus in their file says, one by default; the gateway keeps Go's memory below 7/10 of its control group's
-// limit, and collects garbage whenever the heap has grown by half. KUBECONFIG leads culvert liqo to its cluster, as it
-// does for kubectl. NODE_NAME is the default of culvert node --node-name. Control sockets are in XDG_RUNTIME_DIR;
-// without it in /run or, for users other than root, in the user's own folder in the temporary folder. No other variable
-// is read.
+// limit, and collects garbage whenever the heap has grown by half. KUBECONFIG leads to clusters, as it does for kubectl.
+// NODE_NAME, POD_NAMESPACE, POD_NAME and POD_IPS are defaults of flags of gateway and node; in a pod,
+// KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT lead to the API server. Control sockets are in RUNTIME_DIRECTORY
+// under systemd, else in XDG_RUNTIME_DIR; without both in /run or, for users other than root, in the user's own folder
+// in the temporary folder. NOTIFY_SOCKET and CREDENTIALS_DIRECTORY are systemd's: sd_notify(3), and the folder of a key
+// whose file has no path. Clients of API servers take HTTPS_PROXY and NO_PROXY as Go's net/http does.
 package main

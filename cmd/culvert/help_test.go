@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -111,5 +112,18 @@ func TestWarnings(t *testing.T) {
 		return strings.HasPrefix(l, "warning: ") && strings.Contains(l, "gateway.yaml:7:75: geneve.nodes[0].podCIDRs: ")
 	}) {
 		t.Errorf("status %d, %q, %q", status, out, diag)
+	}
+}
+
+// TestManualNamesCommands: go doc of the command lists each of them.
+func TestManualNamesCommands(t *testing.T) {
+	manual, err := os.ReadFile("doc.go")
+	need.NoError(t, err)
+	for _, c := range newRootCommand().Commands() {
+		// Either alone, or behind others on its line.
+		named := regexp.MustCompile(`(?m)^//\tculvert ([a-z]+ \| )*` + c.Name() + `\b`)
+		if c.IsAvailableCommand() && !named.Match(manual) {
+			t.Errorf("doc.go does not name culvert %s", c.Name())
+		}
 	}
 }

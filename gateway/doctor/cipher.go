@@ -68,26 +68,22 @@ func cipher() control.Condition {
 		Found: fmt.Sprintf("right (RFC 8439, Section 2.8.2); %d bytes in %.2f µs, %.1f Gbit/s a core", sealedSize, each.Seconds()*1e6, sealedSize*8/each.Seconds()/1e9)}
 }
 
-// features reports whether the CPU has the features that make the cipher fast.
+// features reports whether the CPU has the features that make the cipher fast: those that
+// chacha20poly1305_amd64.go of x/crypto asks for. On arm64 there is assembly of ChaCha20 alone.
 func features() control.Condition {
 	c := control.Condition{Name: "CPU features", State: good}
-	slow := func(found, costs, remedy string) control.Condition {
-		c.State, c.Found, c.Costs, c.Remedy = poor, found, costs, remedy
-		return c
-	}
 	switch runtime.GOARCH {
 	case "amd64":
-		switch {
-		case !cpu.X86.HasSSSE3:
-			return slow("no SSSE3", "the cipher is several times slower", "run on a machine, or with a CPU model of the virtual machine, that has AVX2")
-		case !cpu.X86.HasAVX2 || !cpu.X86.HasBMI2:
-			return slow("SSSE3, no AVX2 with BMI2", "the cipher is about half as fast", "run on a machine, or with a CPU model of the virtual machine, that has AVX2")
-		}
 		c.Found = "AVX2, BMI2"
+		if !cpu.X86.HasSSSE3 || !cpu.X86.HasAVX2 || !cpu.X86.HasBMI2 {
+			// Measured on one machine with and without GODEBUG=cpu.avx2=off: 3.9 and 1.0 µs for 1,400 bytes.
+			c.State, c.Found, c.Costs = poor, "no AVX2 with BMI2", "the cipher is about a quarter as fast"
+			c.Remedy = "run on a machine, or with a CPU model of the virtual machine, that has AVX2 and BMI2"
+		}
 	case "arm64":
-		c.Found = "ASIMD" // which every arm64 has
+		c.Found = "ASIMD: ChaCha20 has assembly, Poly1305 has none"
 	default:
-		return slow("no assembly of the cipher for "+runtime.GOARCH, "the cipher is several times slower", "run on amd64 or arm64")
+		c.Found = "unknown on " + runtime.GOARCH + "; the cipher's rate tells"
 	}
 	return c
 }

@@ -8,7 +8,7 @@ import (
 	"culvert/gateway/health"
 )
 
-// FaultReference is the page of all faults, with what culvert status says about each. Its lines are not yet wrapped.
+// FaultReference is the page of all faults, with what culvert status says about each. Only the paragraphs are wrapped.
 func FaultReference() string {
 	var b, others strings.Builder
 	named, made := 0, make(map[string]bool)
@@ -35,8 +35,8 @@ func FaultReference() string {
 
 This page lists ways to break the path between pods of two clusters, and how culvert names them.
 While packets flow in both directions, or somebody tries to send them, `+"`culvert status`"+` names a
-fault within %d seconds and the gateway's log within %d: %d of %d are named. … stands for counts, times
-and other values that vary. This page is generated.
+fault within %d seconds and the gateway's log within %d: %d of %d are named. … stands for counts,
+times and other values that vary. This page is generated.
 
 `+"`culvert-lab check --named all --mode vxlan --offloads on`"+` makes each fault, reads the status and
 the log, and fixes it. `+"`culvert-lab break FAULT`"+` makes it in a running lab, to learn from.
