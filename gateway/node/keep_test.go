@@ -169,6 +169,7 @@ func TestKeptTUNCarriesPackets(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Fatal("Run returned", err)
 		}
+		need.OwnTUN(t, c.Interface)
 	}
 	if err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: indexOf(t, c.Interface)}}); err != nil {
 		t.Error("ip link del does not remove it:", err)

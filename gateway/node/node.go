@@ -13,6 +13,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/gateway/unixsocket"
 	"culvert/geneve/udp"
 )
@@ -210,7 +211,8 @@ func (c *Config) resolve(ctx context.Context, current netip.Addr) (netip.Addr, e
 func lock(name string) (unlock func(), err error) {
 	unlock, err = unixsocket.Hold(lockPrefix + name)
 	if errors.Is(err, unixsocket.ErrHeld) {
-		return nil, fmt.Errorf("interface: %s belongs to a culvert node that is running; stop it or choose another name", name)
+		return nil, fmt.Errorf("interface: %s belongs to a culvert node that is running; stop it or choose another name; %s is held by %s",
+			name, lockPrefix+name, rtnl.NameHolder(lockPrefix+name))
 	}
 	return unlock, err
 }

@@ -57,11 +57,9 @@ func openTUN(c *Config, remote netip.Addr) (link, error) {
 func (l *tunLink) openDevice() error {
 	device, err := carry.Open(l.config.Interface, l.config.MTU)
 	if err != nil {
-		// tun.CreateTUN does not wrap the cause, so check again.
-		if _, stat := os.Stat("/dev/net/tun"); stat != nil {
-			err = stat
-		}
 		switch {
+		case errors.Is(err, unix.EBUSY):
+			return fmt.Errorf("interface: %w; stop it, or choose another name", err)
 		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
 			return fmt.Errorf("mode: this machine has no TUN devices (%w); load the module tun or choose another mode", err)
 		case errors.Is(err, fs.ErrPermission): // also EPERM of TUNSETIFF

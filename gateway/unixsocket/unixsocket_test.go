@@ -5,7 +5,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,10 +39,10 @@ func TestAnotherUser(t *testing.T) {
 		defer unix.Close(fd)
 		return unix.Connect(fd, &unix.SockaddrUnix{Name: path})
 	}
-	if err := as(0, connect); err != nil {
+	if err := need.As(0, connect); err != nil {
 		t.Errorf("the owner: %v", err)
 	}
-	if err := as(65534, connect); !errors.Is(err, unix.EACCES) {
+	if err := need.As(65534, connect); !errors.Is(err, unix.EACCES) {
 		t.Errorf("another user: %v, want EACCES", err)
 	}
 	for _, tt := range []struct {
@@ -52,7 +51,7 @@ func TestAnotherUser(t *testing.T) {
 		good  bool
 	}{{1, 0o777, false}, {1, 0o777 | os.ModeSticky, false}, {0, 0o777, true}, {65534, 0o700, true}} {
 		need.NoError(t, errors.Join(os.Chown(dir, tt.owner, 0), os.Chmod(dir, tt.mode)))
-		err := as(65534, func() error {
+		err := need.As(65534, func() error {
 			l, err := Listen(filepath.Join(dir, "cv-milan.sock"))
 			if err != nil {
 				return err
@@ -63,21 +62,6 @@ func TestAnotherUser(t *testing.T) {
 			t.Errorf("in a folder of user %d, %v: %v", tt.owner, tt.mode, err)
 		}
 	}
-}
-
-// as calls f as another user, on a thread of its own.
-func as(uid int, f func() error) error {
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread is not used again
-		// x/sys would change the user of all threads.
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
-			result <- errno
-			return
-		}
-		result <- f()
-	}()
-	return <-result
 }
 
 // TestUmask: files that other goroutines create meanwhile get the mode that they ask for.

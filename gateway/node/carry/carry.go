@@ -4,10 +4,12 @@ package carry
 import (
 	"errors"
 	"net"
+	"os"
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/geneve"
 	"culvert/geneve/udp"
 )
@@ -20,7 +22,11 @@ const (
 
 // Open creates or takes over the TUN device called name.
 func Open(name string, mtu int) (tun.Device, error) {
-	device, err := tun.CreateTUN(name, mtu)
+	fd, _, err := rtnl.OpenTUN(name, unix.IFF_VNET_HDR)
+	if err != nil {
+		return nil, err
+	}
+	device, err := tun.CreateTUNFromFile(os.NewFile(uintptr(fd), "/dev/net/tun"), mtu)
 	if err != nil {
 		return nil, err
 	}
@@ -32,9 +38,7 @@ func Open(name string, mtu int) (tun.Device, error) {
 }
 
 // Persist lets a device outlive this process.
-func Persist(device tun.Device) error {
-	return unix.IoctlSetInt(int(device.File().Fd()), unix.TUNSETPERSIST, 1)
-}
+func Persist(device tun.Device) error { return rtnl.PersistTUN(int(device.File().Fd())) }
 
 // ToGateway sends what the machine routes to a device into the tunnel with an ID. It returns nil when the endpoint is closed. It returns the device's
 // error when the device is closed or gone, or has a packet of more than room bytes. The device has split super-frames into packets of at most its

@@ -32,7 +32,7 @@ func openCarrier(l Link, id uint16) (c *carrier, err error) {
 		case errors.Is(err, unix.EPERM):
 			return nil, fmt.Errorf("links: making %s needs /dev/net/tun and CAP_NET_ADMIN in this network namespace: %w", l.Name, err)
 		case errors.Is(err, unix.EBUSY):
-			return nil, fmt.Errorf("links: another process has %s open; stop it", l.Name)
+			return nil, fmt.Errorf("links: %w; stop it", err)
 		}
 		return nil, fmt.Errorf("links: make %s: %w", l.Name, err)
 	}

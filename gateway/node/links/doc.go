@@ -12,7 +12,7 @@
 //
 // # What outlives the process
 //
-// Devices are persistent and belong to the link group Group. Each device's alias describes its tunnel
+// Devices are persistent, have this process's user as owner, and belong to the link group Group. Each device's alias describes its tunnel
 // (ip link shows it), so that the next process carries its packets at once, before it knows the
 // desired links. Routes through a device stay meanwhile. Remove deletes all devices of the group.
 //

@@ -3,8 +3,10 @@ package links
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/gateway/unixsocket"
 )
 
@@ -31,7 +33,7 @@ func hold(ctx context.Context, patience time.Duration) (release func(), err erro
 		case <-ctx.Done():
 			return nil, nil
 		case <-late:
-			return nil, ErrHeld
+			return nil, fmt.Errorf("%w; %s is held by %s", ErrHeld, holdName, rtnl.NameHolder(holdName))
 		case <-time.After(holdPause):
 		}
 	}

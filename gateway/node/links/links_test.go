@@ -147,6 +147,7 @@ func TestNextProcess(t *testing.T) {
 	talk(t, "10.61.0.5")
 	first.stop()
 	requireRouted(t, r)
+	need.OwnTUN(t, milan.Name)
 	second := start(t, false)
 	second.is(t, Carried, Carried)
 	talk(t, "10.61.0.5")

@@ -1,6 +1,7 @@
 package links
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -162,7 +163,9 @@ func (s *Set) open() (*geneve.Endpoint, error) {
 	e, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(netip.Addr{}, s.port)})
 	if err != nil {
 		if errors.Is(err, unix.EADDRINUSE) {
-			return nil, fmt.Errorf("links: UDP port %d is in use, by a kernel's Geneve link or by another process; stop it: %w", s.port, err)
+			holder := rtnl.ListenerAt(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.IPv6Unspecified(), s.port))
+			holder = cmp.Or(holder, "a kernel's Geneve link or a process that this one may not see")
+			return nil, fmt.Errorf("links: UDP port %d is in use by %s; stop it: %w", s.port, holder, err)
 		}
 		return nil, err
 	}

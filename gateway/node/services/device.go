@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/rtnl"
 )
 
 // deviceGroup marks a device that survives its process.
@@ -31,7 +33,7 @@ func addressDevice(l netlink.Link) error {
 // createDevice makes a TUN device, or continues with one that was kept. The device's reader does the segmentation and checksums that the node's
 // network leaves to network cards.
 func createDevice(name string) (*os.File, error) {
-	fd, _, err := openTUN(name, unix.IFF_TUN|unix.IFF_NO_PI|unix.IFF_VNET_HDR)
+	fd, _, err := rtnl.OpenTUN(name, unix.IFF_VNET_HDR)
 	if err != nil {
 		return nil, err
 	}
@@ -44,24 +46,6 @@ func createDevice(name string) (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), "/dev/net/tun"), nil
-}
-
-// openTUN makes or opens a device, and returns its name.
-func openTUN(name string, flags uint16) (fd int, called string, err error) {
-	fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fd, "", fmt.Errorf("/dev/net/tun: %w", err)
-	}
-	request, err := unix.NewIfreq(name)
-	if err == nil {
-		request.SetUint16(flags)
-		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
-	}
-	if err != nil {
-		unix.Close(fd)
-		return fd, "", err
-	}
-	return fd, request.Name(), nil
 }
 
 // isKept reports whether a link is a device that an earlier run left for this one.
@@ -93,11 +77,13 @@ func setPersist(device *os.File, stays bool) error {
 	if err != nil {
 		return err
 	}
-	value := 0
-	if stays {
-		value = 1
-	}
-	controlErr := conn.Control(func(fd uintptr) { err = unix.IoctlSetInt(int(fd), unix.TUNSETPERSIST, value) })
+	controlErr := conn.Control(func(fd uintptr) {
+		if stays {
+			err = rtnl.PersistTUN(int(fd))
+		} else {
+			err = os.NewSyscallError("TUNSETPERSIST", unix.IoctlSetInt(int(fd), unix.TUNSETPERSIST, 0))
+		}
+	})
 	return errors.Join(err, controlErr)
 }
 
@@ -148,7 +134,7 @@ func (s *Server) makeDevice() (err error) {
 func deviceError(name string, err error) error {
 	switch {
 	case errors.Is(err, unix.EBUSY):
-		return inUse(name)
+		return fmt.Errorf("services.interface: %w; stop it, or choose another name", err)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("services: this machine has no TUN devices (%w); load the module tun", err)
 	case errors.Is(err, fs.ErrPermission):

@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/rtnl"
 )
 
 // keepaliveName is the name pattern of the non-persistent device; the kernel fills in the number.
@@ -38,7 +40,7 @@ func keepaliveDeviceOf(fd int) (*keepaliveDevice, error) {
 }
 
 func openKeepalive() (*keepaliveDevice, error) {
-	fd, name, err := openTUN(keepaliveName, unix.IFF_TUN|unix.IFF_NO_PI)
+	fd, name, err := rtnl.OpenTUN(keepaliveName, 0)
 	if err != nil {
 		return nil, deviceError(keepalivePrefix, err)
 	}

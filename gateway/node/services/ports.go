@@ -1,13 +1,8 @@
 package services
 
 import (
-	"bufio"
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
-	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +10,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/nat/rules"
 )
 
@@ -97,88 +93,21 @@ func (c *Config) listeners() []listener {
 		if file[0] == 'u' {
 			protocol = unix.IPPROTO_UDP
 		}
-		for _, socket := range sockets("/proc/net/" + file) {
-			service, ok := taken[at{protocol, socket.port}]
-			if !socket.address.IsLoopback() && (ok || c.Ports.First <= socket.port && socket.port <= c.Ports.Last) {
-				all, inodes = append(all, listener{service: service, port: socket.port}), append(inodes, socket.inode)
+		for _, socket := range rtnl.Sockets(file) {
+			service, ok := taken[at{protocol, socket.At.Port()}]
+			if !socket.At.Addr().IsLoopback() && (ok || c.Ports.First <= socket.At.Port() && socket.At.Port() <= c.Ports.Last) {
+				all, inodes = append(all, listener{service: service, port: socket.At.Port()}), append(inodes, socket.Inode)
 			}
 		}
 	}
 	if len(all) == 0 {
 		return nil
 	}
-	owners := owners()
+	owners := rtnl.SocketOwners()
 	for i := range all {
 		all[i].process = owners[inodes[i]]
 	}
 	return all
-}
-
-type socket struct {
-	address netip.Addr
-	port    uint16
-	inode   string
-}
-
-// sockets reads one of the kernel's socket lists: sockets that accept any peer.
-func sockets(file string) (all []socket) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 10 || !strings.HasSuffix(fields[2], ":0000") {
-			continue
-		}
-		host, port, ok := strings.Cut(fields[1], ":")
-		bytes, err1 := hex.DecodeString(host)
-		number, err2 := strconv.ParseUint(port, 16, 16)
-		if !ok || err1 != nil || err2 != nil || len(bytes)%4 != 0 {
-			continue
-		}
-		for i := 0; i < len(bytes); i += 4 { // words in the machine's byte order
-			binary.BigEndian.PutUint32(bytes[i:], binary.NativeEndian.Uint32(bytes[i:]))
-		}
-		address, _ := netip.AddrFromSlice(bytes)
-		all = append(all, socket{address.Unmap(), uint16(number), fields[9]})
-	}
-	return all
-}
-
-// owners returns processes by the inodes of their sockets, as far as this process may see them.
-func owners() map[string]string {
-	all := map[string]string{}
-	links, _ := filepath.Glob("/proc/[0-9]*/fd/*")
-	for _, link := range links {
-		to, err := os.Readlink(link)
-		if err != nil || !strings.HasPrefix(to, "socket:[") {
-			continue
-		}
-		pid := strings.Split(link, "/")[2]
-		name, _ := os.ReadFile("/proc/" + pid + "/comm")
-		all[strings.Trim(to, "socket:[]")] = strings.TrimSpace(string(name)) + ", process " + pid
-	}
-	return all
-}
-
-// ListenerAt names the process whose socket occupies an address, "" if this process may not see it.
-func ListenerAt(protocol uint8, at netip.AddrPort) string {
-	files := []string{"tcp", "tcp6"}
-	if protocol == unix.IPPROTO_UDP {
-		files = []string{"udp", "udp6"}
-	}
-	for _, file := range files {
-		for _, x := range sockets("/proc/net/" + file) {
-			if x.port == at.Port() && (x.address == at.Addr() || x.address.IsUnspecified()) {
-				if owner := owners()[x.inode]; owner != "" {
-					return owner
-				}
-			}
-		}
-	}
-	return ""
 }
 
 // nameListeners warns about sockets on this machine whose packets go to the device, and about ports where such sockets could appear: once each,

@@ -176,7 +176,7 @@ func TestServerRefused(t *testing.T) {
 	for to, want := range map[string]string{
 		"interface: culvert9\naddresses:":     "a culvert node serves Services by culvert1",
 		"state: " + folder + "\naddresses:":   "services.state: state: in use",
-		"state: " + folder + "/b\naddresses:": "services.interface: culvert1 exists",
+		"state: " + folder + "/b\naddresses:": "services.interface: culvert1 is held by exe, process",
 	} {
 		if s, err := n.open(n.config("addresses:", to)); s != nil || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("beside another: %v, want %q", err, want)

@@ -315,7 +315,7 @@ func TestRemainsOfKeptDevice(t *testing.T) {
 	}
 	need.NoError(t, err)
 	during := kernelRules(t)
-	if _, err := RemoveRemains(true); err == nil || !strings.Contains(err.Error(), "culvert7 exists; stop the culvert node") {
+	if _, err := RemoveRemains(true); err == nil || !strings.Contains(err.Error(), "culvert7 is held by ") {
 		t.Error("while a process has it:", err)
 	}
 	device.Close()

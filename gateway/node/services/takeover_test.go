@@ -80,9 +80,9 @@ func TestServerTakenOver(t *testing.T) {
 		return c
 	}
 	for want, change := range map[string]func(*Config){
-		"of node n1, and this one of n7":              func(c *Config) { c.Node = "n7" },
-		"services.interface: culvert1 exists":         func(c *Config) { c.State, c.Metrics = "", "" },
-		"services.metrics: listen tcp 192.0.2.1:8083": func(c *Config) { c.Metrics = "192.0.2.1:8083" },
+		"of node n1, and this one of n7":                       func(c *Config) { c.Node = "n7" },
+		"services.interface: culvert1 is held by exe, process": func(c *Config) { c.State, c.Metrics = "", "" },
+		"services.metrics: listen tcp 192.0.2.1:8083":          func(c *Config) { c.Metrics = "192.0.2.1:8083" },
 	} {
 		if s, err := n.open(taking(change)); s != nil || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
@@ -127,6 +127,7 @@ func TestServerTakenOver(t *testing.T) {
 		t.Errorf("the next goes on with %d connections", restored)
 	}
 	next.stop()
+	need.OwnTUN(t, DefaultInterface)
 
 	// The device stays, and the next run goes on with what this one has left.
 	last := n.start(n.config(file...))

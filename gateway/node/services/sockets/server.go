@@ -14,6 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"culvert/gateway/node/page"
+	"culvert/gateway/node/rtnl"
 	"culvert/gateway/node/services"
 	"culvert/gateway/sweep"
 	"culvert/nat"
@@ -170,7 +171,7 @@ func (s *Server) listen(c *services.Config, own []netip.Addr, commit func()) err
 }
 
 // listenerAt names the process that listens at p. It reads the descriptors of all processes. Tests replace it.
-var listenerAt = func(p *services.Place) string { return services.ListenerAt(p.Protocol, p.At) }
+var listenerAt = func(p *services.Place) string { return rtnl.ListenerAt(p.Protocol, p.At) }
 
 // holder is listenerAt for callers that hold s.mu, for which clients wait. It asks once for each place, without the lock. Until the answer arrives it
 // returns a text that says so; the next attempt returns the name.
