@@ -169,6 +169,7 @@ func TestKubeExports(t *testing.T) {
 		t.Run("gateway begins anew", func(t *testing.T) { testExportRestart(t, rome, milan, clusterIP, address) })
 		t.Run("refused", func(t *testing.T) { testExportRefused(t, rome, milan, exportLabel) })
 		t.Run("put right", func(t *testing.T) { testImportPutRight(t, rome, clusterIP, address) })
+		t.Run("bait", func(t *testing.T) { testBait(t, rome, milan, exportLabel) })
 		t.Run("another namespace", func(t *testing.T) { testImportNamespace(t, rome) })
 		t.Run("no longer exported", func(t *testing.T) {
 			milan.apply(shop("web", object{"culvert/export": "false"}, nil))
@@ -337,6 +338,26 @@ func testImportPutRight(t *testing.T, rome *peeringLab, clusterIP, address strin
 	}
 }
 
+// testBait: a Service in another namespace that looks like an import, and is there to stay, keeps no other Service away.
+func testBait(t *testing.T, rome, milan *peeringLab, exportLabel object) {
+	rome.apply(namespace("evil"))
+	bait := shop("bait", object{"culvert.io/imported-by": "milan"}, nil)
+	for k, v := range (object{"namespace": "evil", "finalizers": []string{"example.org/stay"}, "ownerReferences": []object{
+		{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "name": "culvert-imports-milan", "uid": "x"}}}) {
+		bait["metadata"].(object)[k] = v
+	}
+	rome.apply(bait)
+	again := shop("again", exportLabel, nil)
+	milan.apply(again)
+	rome.awaitImport("milan", "again-shop", true)
+	rome.awaitCondition("Imported", "True")
+	need.NoError(t, milan.api.admin.delete(again))
+	rome.awaitImport("milan", "again-shop", false)
+	if _, err := rome.api.admin.get(bait); err != nil {
+		t.Error(err)
+	}
+}
+
 // testImportNamespace: when spec.imports changes, imports leave the former namespace. If the gateway has no rights in the new one, a condition names it.
 func testImportNamespace(t *testing.T, rome *peeringLab) {
 	rome.setImports("elsewhere")
@@ -363,6 +384,6 @@ func requireWithinExportRights(t *testing.T, rome, milan *peeringLab) {
 				rights = append(rights, verb+" services", verb+" endpointslices")
 			}
 		}
-		requireUsed(t, p.gatewayUser(), p.api.requested(t, p.gatewayUser(), "/namespaces/elsewhere/"), rights...)
+		requireUsed(t, p.gatewayUser(), p.api.requested(t, p.gatewayUser(), "/namespaces/elsewhere/", "/namespaces/evil/"), rights...)
 	}
 }

@@ -115,6 +115,14 @@ func (c *Cluster) remove(ctx context.Context, all []*unstructured.Unstructured, 
 
 // Leave removes a Peering, waits until no node has any remains of it, and removes its gateway.
 func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) error {
+	var imports []string // the namespace that the Peering names; an interrupted removal has left no Peering
+	if err := c.each(ctx, peerings, peering.GatewayNamespace, "", func(u *unstructured.Unstructured) {
+		if to, _, _ := unstructured.NestedString(u.Object, "spec", "imports"); u.GetName() == name {
+			imports = append(imports, to)
+		}
+	}); err != nil {
+		return err
+	}
 	if err := c.remove(ctx, []*unstructured.Unstructured{newPeering(name, nil, "")}, say); err != nil {
 		return err
 	}
@@ -145,7 +153,7 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	if err := c.remove(ctx, append(rest, newLease(name)), say); err != nil {
 		return err
 	}
-	if err := c.removeImports(ctx, name, say); err != nil {
+	if err := c.removeImports(ctx, name, imports, say); err != nil {
 		return err
 	}
 	return c.remove(ctx, all[binding:binding+1], say)
@@ -170,28 +178,47 @@ func newLease(name string) *unstructured.Unstructured {
 }
 
 // removeImports removes the objects that stand for a peer's Services, and the rights to write them; "" means all peers. A running gateway has already
-// removed the objects when its Peering went, and one without the rights creates no more.
-func (c *Cluster) removeImports(ctx context.Context, name string, say func(string)) error {
-	label, right := peering.LabelImported, peering.ImportRole(name)
-	if name != "" {
-		label += "=" + name
-	}
-	var all []*unstructured.Unstructured
-	for _, r := range []schema.GroupVersionResource{services, endpointSlices, roles, roleBindings} {
-		labels := label
-		if r.Group == roles.Group {
-			labels = ""
-		}
-		err := c.each(ctx, r, "", labels, func(u *unstructured.Unstructured) {
-			if labels != "" || u.GetName() == right || name == "" && strings.HasPrefix(u.GetName(), right) {
-				all = append(all, u)
+// removed the objects when its Peering went, and one without the rights creates no more. Whoever may write in a namespace can make objects that look
+// like these. So nothing is waited for but what is in the namespaces that Peerings name, and no refusal elsewhere is in the way.
+func (c *Cluster) removeImports(ctx context.Context, name string, named []string, say func(string)) error {
+	right := peering.ImportRole(name)
+	var of []*unstructured.Unstructured // the rights
+	for _, r := range []schema.GroupVersionResource{roles, roleBindings} {
+		if err := c.each(ctx, r, "", "", func(u *unstructured.Unstructured) {
+			if u.GetName() == right || name == "" && strings.HasPrefix(u.GetName(), right) {
+				of = append(of, u)
 			}
-		})
-		if err != nil {
+		}); err != nil {
 			return err
 		}
 	}
-	return c.remove(ctx, all, say)
+	all := slices.Clone(of) // what is removed last comes first
+	for _, role := range of {
+		if role.GetKind() != "Role" {
+			continue
+		}
+		of := strings.TrimPrefix(role.GetName(), peering.ImportRole(""))
+		for _, r := range []schema.GroupVersionResource{services, endpointSlices} {
+			if err := c.each(ctx, r, role.GetNamespace(), peering.LabelImported+"="+of, func(u *unstructured.Unstructured) {
+				if peering.IsImport(of, r == services, u) {
+					all = append(all, u)
+				}
+			}); err != nil {
+				return err
+			}
+		}
+	}
+	foreign := func(u *unstructured.Unstructured) bool { return !slices.Contains(named, u.GetNamespace()) }
+	for _, u := range slices.Backward(all) {
+		if !foreign(u) {
+			continue
+		}
+		var refused apierrors.APIStatus
+		if err := c.of(u).Delete(ctx, u.GetName(), metav1.DeleteOptions{}); err != nil && !errors.As(err, &refused) {
+			return fmt.Errorf("delete %s: %w", nameOf(u), err)
+		}
+	}
+	return c.remove(ctx, slices.DeleteFunc(all, foreign), say)
 }
 
 // nodeHas reports whether a TunnelNode mentions a Peering.
@@ -218,7 +245,7 @@ func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 	if err != nil {
 		return err
 	}
-	if err := c.removeImports(ctx, "", say); err != nil {
+	if err := c.removeImports(ctx, "", nil, say); err != nil {
 		return err
 	}
 	agents := slices.DeleteFunc(slices.Clone(all), func(u *unstructured.Unstructured) bool { return u.GetKind() != "DaemonSet" })

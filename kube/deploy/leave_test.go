@@ -32,7 +32,10 @@ func simulated(t *testing.T, more ...string) (*Cluster, *fake.FakeDynamicClient,
 	need.NoError(t, err)
 	all = append(all, newPeering("milan", nil, ""), newLease("milan"))
 	for _, text := range append(more,
-		`{apiVersion: v1, kind: Service, metadata: {name: web-shop, namespace: imported, labels: {culvert.io/imported-by: milan}}}`,
+		`{apiVersion: v1, kind: Service, metadata: {name: web-shop, namespace: imported, labels: {culvert.io/imported-by: milan},
+			ownerReferences: [{kind: Role, name: culvert-imports-milan}]}}`,
+		`{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: web-shop, namespace: imported, labels: {culvert.io/imported-by: milan},
+			ownerReferences: [{kind: Service, name: web-shop}]}}`,
 		`{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: culvert-imports-milan, namespace: imported}}`) {
 		u := &unstructured.Unstructured{}
 		need.NoError(t, yaml.Unmarshal([]byte(text), &u.Object))
@@ -90,4 +93,40 @@ func TestLeaveWithoutAgents(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestLeaveWithBait: what looks like an import in a namespace that no Peering names stays if it must, and nobody waits for it.
+func TestLeaveWithBait(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
+		bait := `{apiVersion: v1, kind: Service, metadata: {name: bait, namespace: evil, labels: {culvert.io/imported-by: milan}}}`
+		owned := strings.Replace(bait, "name: bait", "ownerReferences: [{kind: Role, name: culvert-imports-milan}], name: owned", 1)
+		role := `{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: culvert-imports-milan, namespace: evil}}`
+		c, client, _ := simulated(t, bait, owned, role)
+		client.PrependReactor("delete", "*", func(a kubetesting.Action) (bool, runtime.Object, error) {
+			if a.GetNamespace() != "evil" {
+				return false, nil, nil
+			}
+			if a.GetResource() == roles { // as by an admission policy; the others have finalizers
+				return true, nil, apierrors.NewForbidden(roles.GroupResource(), "", errors.New("not allowed"))
+			}
+			return true, nil, nil
+		})
+		peering, err := client.Tracker().Get(peerings, "culvert", "milan")
+		need.NoError(t, err)
+		need.NoError(t, unstructured.SetNestedField(peering.(*unstructured.Unstructured).Object, "imported", "spec", "imports"))
+		need.NoError(t, client.Tracker().Update(peerings, peering, "culvert"))
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if err := c.Leave(ctx, "milan", func(string) {}); err != nil {
+			t.Error(err)
+		}
+		for _, name := range []string{"bait", "owned"} {
+			if _, err := client.Tracker().Get(services, "evil", name); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := client.Tracker().Get(services, "imported", "web-shop"); !apierrors.IsNotFound(err) {
+			t.Errorf("the import is left: %v", err)
+		}
+	})
 }

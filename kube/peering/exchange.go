@@ -36,7 +36,7 @@ type serviceExchange struct {
 	imports  chan struct{} // there may be something to write
 
 	// Guarded by of.mu.
-	services, slices map[string]*unstructured.Unstructured // imported by this Peering, by namespace/name
+	services, slices map[string]*unstructured.Unstructured // that look imported by this Peering, by namespace/name
 	heard            []exports.Export
 	known            bool
 	fault            string   // of the peer's list
@@ -75,7 +75,12 @@ func (x *serviceExchange) watches() []followed {
 	exported.labels = LabelExport
 	all := []followed{exported}
 	for set, objects := range map[string]map[string]*unstructured.Unstructured{setImported: x.services, setImportedSlices: x.slices} {
-		w := into(set, "", table[*unstructured.Unstructured](objects), func(u *unstructured.Unstructured) *unstructured.Unstructured { return u })
+		w := into(set, "", table[*unstructured.Unstructured](objects), func(u *unstructured.Unstructured) *unstructured.Unstructured {
+			if !IsImport(x.of.self.Name, set == setImported, u) {
+				return nil
+			}
+			return u
+		})
 		w.labels, w.trim = LabelImported+"="+x.of.self.Name, nil
 		all = append(all, w)
 	}

@@ -204,12 +204,18 @@ func (x *imported) sameService(u *unstructured.Unstructured) bool {
 	if readPart(u, "spec", &spec) {
 		have = encoded(spec.Ports)
 	}
-	return have == want && len(spec.Selector) == 0 && u.GetAnnotations()[annotationOf] == x.of && owned(u)
+	return have == want && len(spec.Selector) == 0 && u.GetAnnotations()[annotationOf] == x.of
 }
 
-// owned reports whether a Service is owned by a Role. The API server's garbage collector checks which one.
-func owned(u *unstructured.Unstructured) bool {
-	return slices.ContainsFunc(u.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.Kind == kindRole })
+// IsImport reports whether the gateway of a Peering has made an object, a Service or else an EndpointSlice, by its owner: anybody may give it the
+// label. The API server's garbage collector checks whether the owner is there.
+func IsImport(peering string, service bool, u *unstructured.Unstructured) bool {
+	kind, name := kindService, u.GetName()
+	if service {
+		kind, name = kindRole, ImportRole(peering)
+	}
+	return u.GetLabels()[LabelImported] == peering &&
+		slices.ContainsFunc(u.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.Kind == kind && o.Name == name })
 }
 
 // sameSlice reports whether an EndpointSlice matches x.

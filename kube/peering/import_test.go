@@ -1,14 +1,18 @@
 package peering
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/sirupsen/logrus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic/fake"
@@ -81,7 +85,6 @@ func TestImportPutRight(t *testing.T) {
 		func(_ *unstructured.Unstructured, spec map[string]any) {
 			spec["ports"].([]any)[0].(map[string]any)["targetPort"] = "http"
 		},
-		func(u *unstructured.Unstructured, _ map[string]any) { u.SetOwnerReferences(nil) },
 	} {
 		u := &unstructured.Unstructured{Object: object(t, text(t, stored.Object)).Object}
 		change(u, u.Object["spec"].(map[string]any))
@@ -206,4 +209,50 @@ func quiet() *logrus.Entry {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	return logrus.NewEntry(log)
+}
+
+// bait is a Service of somebody who may write in the namespace evil: it looks like an import.
+const bait = `{apiVersion: v1, kind: Service, metadata: {name: bait, namespace: evil, labels: {culvert.io/imported-by: milan},
+	ownerReferences: [{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, name: culvert-imports-milan, uid: x}]}}`
+
+// TestBait: objects elsewhere that look like imports, and one import that is refused, keep no other import away. Nobody is told to give the gateway
+// rights where the bait is.
+func TestBait(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		c.create(setImported, bait)
+		c.create(setImported, strings.NewReplacer("name: bait", "name: label", "ownerReferences", "x").Replace(bait))
+		c.create(setImported, strings.NewReplacer("name: bait", "name: mine", "namespace: evil", "namespace: imported", "ownerReferences", "x").Replace(bait))
+		refused, quota := 0, true
+		c.PrependReactor("*", "services", func(a kubetesting.Action) (bool, runtime.Object, error) {
+			if a.GetVerb() == "list" || a.GetVerb() == "watch" || a.GetNamespace() == "imported" && !(a.GetVerb() == "create" && quota) {
+				return false, nil, nil
+			}
+			refused++
+			quota = quota && a.GetNamespace() != "imported"
+			return true, nil, apierrors.NewForbidden(paths[setImported].GroupResource(), "", errors.New("not allowed"))
+		})
+		c.imports("imported", 4)
+		c.hear(told("shop", "first", "10.70.0.8"), told("shop", "web", "10.70.0.9"))
+		synctest.Wait()
+		if _, err := c.Tracker().Get(paths[setImportedSlices], "imported", "web-shop"); err != nil {
+			t.Errorf("another import does not come: %v", err)
+		}
+		if got := c.condition(Imported); got.Reason != "Refused" || !strings.Contains(got.Message, "Service imported/first-shop") || !strings.HasSuffix(got.Message, "not allowed") {
+			t.Errorf("%+v", got)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := c.condition(Imported); got.Status != "True" {
+			t.Errorf("a minute later: %+v", got)
+		}
+		for _, key := range []string{"evil/bait", "evil/label", "imported/mine"} {
+			namespace, name, _ := strings.Cut(key, "/")
+			if _, err := c.Tracker().Get(paths[setImported], namespace, name); err != nil {
+				t.Error(err)
+			}
+		}
+		if refused > 2 {
+			t.Errorf("%d refused requests in a minute, want one for each cause", refused)
+		}
+	})
 }

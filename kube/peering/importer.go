@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -17,7 +18,8 @@ import (
 
 const (
 	retryImports  = 5 * time.Second  // after the API server has refused a request
-	retryConflict = 30 * time.Second // for a Service that cannot be written as it is
+	retryConflict = 30 * time.Second // for an object that cannot be written as it is
+	retryForeign  = 5 * time.Minute  // for a namespace other than that of spec.imports, in which nothing can be removed
 
 	// A peer that keeps changing its exports causes importWrites writes a second after an initial burst, which is large enough to move a full list to
 	// another namespace.
@@ -25,14 +27,18 @@ const (
 	importWritesFirst = 4*exports.MaxPorts + 100
 )
 
-// An importer makes the Services and EndpointSlices in one namespace match the peer's exports. It changes no object without LabelImported.
+// An importer makes the Services and EndpointSlices in one namespace match the peer's exports. It changes no object without LabelImported and this
+// Peering's owner. From other namespaces, which spec.imports may have named before, it removes what it may and leaves the rest: whoever may write
+// there can make objects that look like imports.
 type importer struct {
 	of     *GatewaySource
 	writes *rate.Limiter
 	obeyed int64     // generation of the Peering; a new one resets writes
 	again  time.Time // nothing is written before this time
-	// Services that are not tried again before a time, with the reason.
+	// Objects that are not tried again before a time, with the reason: imports to write, by name, and objects to delete, by set and key.
 	stuck map[string]stuck
+	// Namespaces other than that of spec.imports in which nothing is removed before a time.
+	foreign map[string]time.Time
 }
 
 type stuck struct {
@@ -41,7 +47,7 @@ type stuck struct {
 }
 
 func newImporter(of *GatewaySource) importer {
-	return importer{of: of, writes: newImportLimit(), stuck: map[string]stuck{}}
+	return importer{of: of, writes: newImportLimit(), stuck: map[string]stuck{}, foreign: map[string]time.Time{}}
 }
 
 func newImportLimit() *rate.Limiter { return rate.NewLimiter(importWrites, importWritesFirst) }
@@ -72,6 +78,7 @@ func (m *importer) round(ctx context.Context, x *serviceExchange) {
 	}
 	if p != nil && p.Generation != m.obeyed {
 		m.obeyed, m.writes = p.Generation, newImportLimit()
+		clear(m.foreign)
 	}
 	j := &job{importer: m, ctx: ctx, now: now, x: x, services: maps.Clone(x.services), slices: maps.Clone(x.slices)}
 	s.mu.Unlock()
@@ -89,7 +96,7 @@ func (m *importer) round(ctx context.Context, x *serviceExchange) {
 		j.have(namespace, want[name])
 	}
 	for name, stuck := range m.stuck {
-		if want[name] == nil {
+		if deleted := strings.Contains(name, "/"); !deleted && want[name] == nil || deleted && !now.Before(stuck.until) {
 			delete(m.stuck, name)
 			continue
 		}
@@ -114,24 +121,37 @@ func (j *job) remove(namespace string, want map[string]*imported, known bool) {
 	}{{setImportedSlices, j.slices, j.x.slices}, {setImported, j.services, j.x.services}} {
 		for _, key := range ours(set.mine) {
 			u := set.mine[key]
-			if u.GetNamespace() == namespace && (!known || want[u.GetName()] != nil) {
+			at, foreign := u.GetNamespace(), u.GetNamespace() != namespace
+			if !foreign && (!known || want[u.GetName()] != nil) || u.GetDeletionTimestamp() != nil || j.now.Before(j.foreign[at]) ||
+				j.now.Before(j.stuck[set.kind+" "+key].until) {
 				continue
 			}
-			client := j.of.client.Resource(paths[set.kind]).Namespace(u.GetNamespace())
-			uid := u.GetUID()
-			if !j.do("delete", set.kind, u.GetNamespace(), func(ctx context.Context) error {
+			client, uid, refused := j.of.client.Resource(paths[set.kind]).Namespace(at), u.GetUID(), false
+			if !j.do("delete", set.kind, at, func(ctx context.Context) error {
 				err := client.Delete(ctx, u.GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
-				if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it has gone or was replaced: the watch will say so
-					err = nil
+				switch refused = isRefusal(err); {
+				case apierrors.IsNotFound(err), apierrors.IsConflict(err): // it has gone or was replaced: the watch will say so
+					return nil
+				case refused && foreign:
+					j.foreign[at] = j.now.Add(retryForeign)
+					return nil
+				case refused:
+					j.stuck[set.kind+" "+key] = stuck{j.now.Add(retryConflict), fmt.Sprintf("%s is no longer wanted: %.300s", key, err.Error())}
+					return nil
 				}
 				return err
-			}) {
+			}) || refused {
 				continue
 			}
 			j.store(set.all, key, u, nil)
 			delete(set.mine, key)
 		}
 	}
+}
+
+// isRefusal reports whether an API server has refused a request because of its object, so that others may succeed.
+func isRefusal(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsInternalError(err)
 }
 
 // have writes the Service and the EndpointSlice of an import, if they differ.
@@ -199,7 +219,7 @@ func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (
 		switch {
 		case apierrors.IsAlreadyExists(err):
 			j.stuck[x.name] = stuck{j.now.Add(retryConflict), at + ": another one is there that culvert has not made; delete it, or name another namespace in spec.imports"}
-		case apierrors.IsInvalid(err):
+		case isRefusal(err):
 			j.stuck[x.name] = stuck{j.now.Add(retryConflict), fmt.Sprintf("%s: %.300s", at, err.Error())}
 		case apierrors.IsConflict(err), verb == "update" && apierrors.IsNotFound(err): // the watch brings the change
 		default:
@@ -244,7 +264,7 @@ func (j *job) do(verb, set, namespace string, request func(context.Context) erro
 	switch {
 	case err == nil:
 		return true
-	case apierrors.IsForbidden(err), apierrors.IsNotFound(err) && set == kindRole:
+	case set == kindRole && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err)):
 		j.fault = fmt.Sprintf("spec.imports: the gateway may not write to namespace %s; culvert kube template --peering %s --imports NAMESPACE prints the rights", namespace, j.of.self.Name)
 	case apierrors.IsNotFound(err):
 		j.fault = fmt.Sprintf("spec.imports: namespace %s is not there; make it", namespace)

@@ -177,6 +177,33 @@ func (c *cluster) condition(kind string) *Condition {
 	return &Condition{}
 }
 
+// imports sets spec.imports.
+func (c *cluster) imports(namespace string, generation int64) {
+	c.t.Helper()
+	u := c.peering().DeepCopy()
+	u.SetGeneration(generation)
+	if err := unstructured.SetNestedField(u.Object, namespace, "spec", "imports"); err != nil {
+		c.t.Fatal(err)
+	}
+	c.update(KindPeering, u)
+}
+
+// tell sets what the peer exports.
+func (c *cluster) tell(list ...exports.Export) {
+	x := c.source.services
+	c.source.mu.Lock()
+	x.known, x.heard = true, list
+	c.source.mu.Unlock()
+	c.source.signal()
+}
+
+// hear is tell, and waits until the gateway has done something about it.
+func (c *cluster) hear(list ...exports.Export) {
+	c.tell(list...)
+	time.Sleep(2 * lookInterval)
+	synctest.Wait()
+}
+
 // written returns how often the Peering's status and Events were written since the last call.
 func (c *cluster) written() (statuses, events int) {
 	statuses, events, _ = c.all()
@@ -288,14 +315,6 @@ func TestLoudNodeHidesNone(t *testing.T) {
 // Peering is obeyed at once all the same.
 func TestLoudPeerWritesLittle(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
-		imports := func(namespace string, generation int64) {
-			u := c.peering().DeepCopy()
-			u.SetGeneration(generation)
-			if err := unstructured.SetNestedField(u.Object, namespace, "spec", "imports"); err != nil {
-				t.Fatal(err)
-			}
-			c.update(KindPeering, u)
-		}
 		port := uint16(0)
 		babble := func(d time.Duration) {
 			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
@@ -304,14 +323,10 @@ func TestLoudPeerWritesLittle(t *testing.T) {
 				for n := range 40 {
 					list = append(list, told("shop", fmt.Sprint("web", n), "10.70.0.9", exports.Port{Protocol: 6, Port: port}))
 				}
-				x := c.source.services
-				c.source.mu.Lock()
-				x.known, x.heard = true, list
-				c.source.mu.Unlock()
-				c.source.signal()
+				c.tell(list...)
 			}
 		}
-		imports("imported", 4)
+		c.imports("imported", 4)
 		babble(time.Minute)
 		if _, _, n := c.all(); n < importWritesFirst {
 			t.Fatalf("%d writes of imports at once", n)
@@ -320,7 +335,7 @@ func TestLoudPeerWritesLittle(t *testing.T) {
 		if _, _, n := c.all(); n < 30 || n > 65 {
 			t.Errorf("%d writes of imports in a minute", n)
 		}
-		imports("elsewhere", 5)
+		c.imports("elsewhere", 5)
 		babble(10 * time.Second)
 		for n := range 40 {
 			if _, err := c.Tracker().Get(paths[setImported], "imported", fmt.Sprintf("web%d-shop", n)); err == nil {
