@@ -41,17 +41,8 @@ func TestDocsMap(t *testing.T) {
 
 // TestDocsFit: pages fit 100 columns, but for tables, code and names of log messages, and README is short.
 func TestDocsFit(t *testing.T) {
-	var pages []string
-	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/*/*.md"} {
-		more, err := filepath.Glob(pattern)
-		need.NoError(t, err)
-		pages = append(pages, more...)
-	}
-	if len(pages) < 15 {
-		t.Fatalf("there are only %d pages", len(pages))
-	}
 	whole := regexp.MustCompile("^(\\s*\\||    |- `)")
-	for _, page := range pages {
+	for _, page := range pages(t) {
 		text, err := os.ReadFile(page)
 		need.NoError(t, err)
 		code, number := false, 0
@@ -68,4 +59,59 @@ func TestDocsFit(t *testing.T) {
 			t.Errorf("README.md has %d lines and %d bytes, at most 130 and 7,000 are allowed", number, len(text))
 		}
 	}
+}
+
+// TestDocsLinks: links between pages lead to files that exist and, with a fragment, to a heading there.
+func TestDocsLinks(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading := regexp.MustCompile(`(?m)^#+ (.+)$`)
+	dropped := regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	linked := 0
+	for _, page := range pages(t) {
+		text, err := os.ReadFile(page)
+		need.NoError(t, err)
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			linked++
+			name, fragment, _ := strings.Cut(m[1], "#")
+			target := page
+			if name != "" {
+				target = filepath.Join(filepath.Dir(page), name)
+			}
+			there, err := os.ReadFile(target)
+			if fragment == "" {
+				_, err = os.Stat(target) // a folder will do
+			}
+			if err != nil {
+				t.Errorf("%s: %v", page, err)
+				continue
+			}
+			var fragments []string
+			for _, h := range heading.FindAllStringSubmatch(string(there), -1) {
+				fragments = append(fragments, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-"))
+			}
+			if fragment != "" && !slices.Contains(fragments, fragment) {
+				t.Errorf("%s: %s has no heading %q", page, target, fragment)
+			}
+		}
+	}
+	if linked < 100 {
+		t.Errorf("only %d links were found", linked)
+	}
+}
+
+// pages returns the files of all pages.
+func pages(t *testing.T) (all []string) {
+	t.Helper()
+	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/*/*.md"} {
+		more, err := filepath.Glob(pattern)
+		need.NoError(t, err)
+		all = append(all, more...)
+	}
+	if len(all) < 15 {
+		t.Fatalf("there are only %d pages", len(all))
+	}
+	return all
 }
