@@ -81,8 +81,10 @@ func (d *decision) countRules(p *packet.Packet) {
 // advance updates the connection's state and timer for a forwarded packet.
 func (e *Engine) advance(x *decision, p *packet.Packet, now Time) {
 	c, number, d := x.hit.conn, x.hit.number, x.hit.direction
-	c.lastSeen = max(c.lastSeen, now)
 	was := c.state
+	if was != stateSynSent || d == reply || c.has(flagReplied) {
+		c.lastSeen = max(c.lastSeen, now)
+	} // else repeated SYNs would keep a client that reuses its port at a backend that is gone
 	switch {
 	case c.keys[original].protocol == packet.TCP:
 		if p.HasPorts() {
@@ -128,7 +130,11 @@ func (e *Engine) learn(d *decision) {
 func (e *Engine) renew(c *conn, number uint32, r renewal, home Link, now Time) {
 	switch r {
 	case renewEvict:
-		e.end(c, number, endEvicted, now)
+		why := endEvicted
+		if c.state.closed() {
+			why = endExpired
+		}
+		e.end(c, number, why, now)
 		return
 	case renewAnew:
 		e.table.changed(number) // its next packet may no longer make it again

@@ -39,13 +39,13 @@ const (
 )
 
 // Timeouts are the lifetimes of idle connections by state. A zero field means the default in parentheses: nf_conntrack's, except
-// where an RFC asks for more.
+// where a reason is given. docs/services.md compares them all.
 type Timeouts struct {
 	TCPSynSent     time.Duration // (120 s)
 	TCPSynReceived time.Duration // (60 s)
 	TCPEstablished time.Duration // (120 h; RFC 5382, Section 5, REQ-5: at least 2 h 4 min)
 	TCPFinWait     time.Duration // (120 s)
-	TCPCloseWait   time.Duration // (60 s)
+	TCPCloseWait   time.Duration // (1 h; kube-proxy's, because one end may still wait for an answer)
 	TCPLastAck     time.Duration // (30 s)
 	TCPTimeWait    time.Duration // (120 s)
 	TCPClosed      time.Duration // (10 s)

@@ -77,6 +77,7 @@ const (
 	rankSettled   rank = iota // never dropped early, in no list
 	rankUnsettled             // no proof that its opener gets the answers: evicted first
 	rankClosing
+	rankHalfClosed // one end has closed and may wait for the other's answer: evicted last
 	ranks
 )
 

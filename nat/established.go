@@ -25,7 +25,10 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	if d.trace != nil {
 		e.traceConnection(d, evaluated)
 	}
-	if (c.state == stateTimeWait || c.state == stateClosed) && dir == original && p.HasPorts() && e.streamEnds(d, p, now) {
+	if c.state.closed() && dir == original && p.HasPorts() && p.TCPFlags()&(packet.SYN|packet.ACK) == packet.SYN {
+		// The ports are reused (RFC 9293, Section 3.6.1) for a connection of its own: the backends and the rules of now
+		// decide about it, as in nf_conntrack, which looks such a SYN up again.
+		d.renewal, d.predecessor = renewEvict, d.hit.number
 		return false
 	}
 	// A reply tuple from inside matches whichever node the packet comes from.

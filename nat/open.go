@@ -156,8 +156,8 @@ func (e *Engine) place(d *decision, p *packet.Packet, now Time) Reason {
 const yieldTries = 4
 
 // room decides which connection, if any, is evicted for one more of holder, or says why there is none. At its share, a holder replaces the connection
-// whose tuple it takes, or else one of the oldest unsettled or closing connections that is its own, of a holder with at least as many, or expired.
-// Those passed over go to the end of the list. Established connections stay.
+// whose tuple it takes, or else one of the oldest unsettled, closing or half-closed connections that is its own, of a holder with at least as many, or
+// expired. Those passed over go to the end of the list. Established connections stay.
 func (e *Engine) room(d *decision, now Time) Reason {
 	tb, h := &e.table, d.holder.of(shareConnections)
 	if !tb.shares.full(h, tb.used, e.snapshot.maxEntries) || d.predecessor != 0 && e.yields(d.predecessor, h, true) || d.reused != 0 && e.yields(d.reused, h, false) {

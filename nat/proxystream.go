@@ -147,23 +147,6 @@ func (e *Engine) stream(d *decision, p *packet.Packet) bool {
 	return true
 }
 
-// streamEnds reports whether a SYN ends the connection of hit, which is over and was, or is to become, a proxyStream. A client that reuses the ports
-// is served as configured now.
-func (e *Engine) streamEnds(d *decision, p *packet.Packet, now Time) bool {
-	c := d.hit.conn
-	if c.keys[original].protocol != packet.TCP || p.TCPFlags()&(packet.SYN|packet.ACK) != packet.SYN {
-		return false
-	}
-	if c.tcp.flags[original]&tcpShifted == 0 {
-		e.stillBound(&d.tr, c, now)
-		if !d.tr.ProxyProtocol() {
-			return false
-		}
-	}
-	d.renewal, d.predecessor = renewEvict, d.hit.number
-	return true
-}
-
 // forth decides about a segment from the client.
 func (pr *proxyStream) forth(p *packet.Packet) streamStep {
 	flags := p.TCPFlags()

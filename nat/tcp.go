@@ -201,10 +201,6 @@ func (t *tcpState) synchronize(now state, s *packet.Segment, d int) state {
 			t.shift[1-d] = 0 // RFC 7323, Section 2.2: only if both offer it
 		}
 		return stateSynReceived
-	case stateTimeWait, stateClosed:
-		if d == original && s.Flags&packet.ACK == 0 {
-			return t.open(s, d) // the ports are reused (RFC 9293, Section 3.6.1)
-		}
 	}
 	return now // RFC 5961, Section 4.2: an end point answers with a challenge ACK
 }

@@ -43,7 +43,7 @@ func (t *Timeouts) compile() [states]time.Duration {
 		t.UDP, t.UDPStream, t.ICMP, t.SCTPOpening, t.SCTP, t.SCTPClosing, t.Other,
 	}
 	for s, d := range [states]time.Duration{
-		120 * time.Second, 60 * time.Second, 120 * time.Hour, 120 * time.Second, 60 * time.Second, 30 * time.Second, 120 * time.Second, 10 * time.Second,
+		120 * time.Second, 60 * time.Second, 120 * time.Hour, 120 * time.Second, time.Hour, 30 * time.Second, 120 * time.Second, 10 * time.Second,
 		120 * time.Second, 120 * time.Second, 60 * time.Second, 30 * time.Second, 120 * time.Hour, 10 * time.Second, 600 * time.Second,
 	} {
 		if all[s] == 0 {
@@ -60,8 +60,10 @@ func rankOf(s state) rank {
 	switch s {
 	case stateSynSent, stateSynReceived, stateClosed, stateUDP, stateICMP, stateSCTPOpening:
 		return rankUnsettled
-	case stateFinWait, stateCloseWait, stateLastAck, stateTimeWait, stateSCTPClosing:
+	case stateFinWait, stateLastAck, stateTimeWait, stateSCTPClosing:
 		return rankClosing
+	case stateCloseWait:
+		return rankHalfClosed
 	}
 	return rankSettled
 }

@@ -26,7 +26,7 @@ func TestTimeouts(t *testing.T) {
 		{"mid-stream, one side", steps("A"), 120 * time.Second},
 		{"mid-stream", steps("A", "<A"), 120 * time.Hour},
 		{"fin", steps("S", "<SA", "A", "FA"), 120 * time.Second},
-		{"fin acknowledged", steps("S", "<SA", "A", "FA", "<A"), 60 * time.Second},
+		{"fin acknowledged", steps("S", "<SA", "A", "FA", "<A"), time.Hour},
 		{"both fins", steps("S", "<SA", "A", "FA", "<FA"), 30 * time.Second},
 		{"closed", steps("S", "<SA", "A", "FA", "<FA", "A"), 120 * time.Second},
 		{"reset", steps("S", "<SA", "A", "R"), 10 * time.Second},
