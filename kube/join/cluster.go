@@ -50,6 +50,9 @@ const maxCIDRs = 16
 // Find derives a cluster's addresses. If something cannot be found, the error names the flag by which the user can say it.
 func (s *Survey) Find(name string, h Hints) (*Cluster, error) {
 	c := &Cluster{Name: name, Nodes: len(s.nodes), Balanced: s.balanced, Six: s.six, peerings: s.peerings, specs: s.specs, nonces: s.nonces}
+	if len(s.nodes) == 0 && len(s.virtual) > 0 {
+		return nil, errors.New("all Nodes are virtual ones, where culvert's agent cannot run; add a Node with a kernel of its own")
+	}
 	if len(s.nodes) == 0 {
 		return nil, errors.New("there is no Node")
 	}
@@ -267,6 +270,9 @@ func (c *Cluster) take(s *Survey, h Hints) {
 	}
 	for _, a := range slices.Concat(s.services, s.outside) {
 		host("a Service of "+c.Name, a)
+	}
+	for _, a := range s.away {
+		host("a virtual node of "+c.Name, a)
 	}
 	host("the API server", h.API)
 	slices.SortFunc(c.wide, netip.Prefix.Compare)

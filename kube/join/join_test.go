@@ -64,6 +64,11 @@ func describe(all []Found) string {
 	return strings.Join(texts, ", ")
 }
 
+// virtual is a Node that stands for another cluster, with the address that a NodePort would prefer.
+const virtual = `{kind: Node, metadata: {name: node9, labels: {liqo.io/type: virtual-node}},
+  spec: {podCIDR: 10.9.0.0/24, podCIDRs: [10.9.0.0/24]}, status: {conditions: [{type: Ready, status: "True"}],
+  addresses: [{type: ExternalIP, address: 203.0.113.9}, {type: InternalIP, address: 10.80.7.7}]}}`
+
 func TestFind(t *testing.T) {
 	nodes := node(1, "172.18.0.1", "10.244.1.0/24") + "\n---\n" + node(2, "172.18.0.2", "10.244.2.0/24")
 	bare := node(1, "10.0.0.11", "") + "\n---\n" + node(2, "10.0.0.12", "")
@@ -101,6 +106,9 @@ func TestFind(t *testing.T) {
 			pods: "10.244.0.0/14 (as Peering turin has it)", from: "Nodes", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
 		{name: "no longer as before", objects: []string{nodes, serviceCIDR, peeringObject("turin", "10.80.0.0/22", "10.70.0.0/23", "10.61.0.0/16", "10.244.0.0/23")},
 			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "virtual nodes", objects: []string{nodes, virtual, serviceCIDR, pod(1, 9, "10.71.3.4"), pod(2, 1, "10.244.1.9")},
+			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "virtual nodes alone", objects: []string{virtual}, err: "all Nodes are virtual ones"},
 	} {
 		found, err := survey(t, c.objects...).Find("rome", c.hints)
 		if c.err != "" || err != nil {
@@ -241,7 +249,7 @@ func TestAddress(t *testing.T) {
 	for _, c := range []struct {
 		more, want string
 		public     bool
-	}{{serviceCIDR, "172.18.0.1", false}, {external, "203.0.113.7", true}, {unready, "172.18.0.1", false}} {
+	}{{serviceCIDR, "172.18.0.1", false}, {external, "203.0.113.7", true}, {unready, "172.18.0.1", false}, {virtual, "172.18.0.1", false}} {
 		if got := cluster(t, "rome", "172.18.0", c.more); got.Address.String() != c.want || got.Public != c.public {
 			t.Errorf("%s, %t, want %s", got.Address, got.Public, c.want)
 		}

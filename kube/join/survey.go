@@ -15,6 +15,8 @@ import (
 // A Survey collects what the objects of a cluster say about its addresses. The zero Survey is that of a cluster without objects.
 type Survey struct {
 	nodes    map[string]surveyedNode
+	virtual  map[string]bool // Nodes on which no agent can run
+	away     []netip.Addr    // addresses of these
 	pods     []surveyedPod
 	flags    map[string]flagOf // of control planes that run as Pods
 	services []netip.Addr      // addresses of Services inside the cluster
@@ -53,6 +55,13 @@ func part(u *unstructured.Unstructured, name string, to any) {
 func (s *Survey) Node(u *unstructured.Unstructured) {
 	var n surveyedNode
 	n.pods, n.addresses = peering.NodeOf(u)
+	if s.nodes == nil {
+		s.nodes, s.virtual = map[string]surveyedNode{}, map[string]bool{}
+	}
+	if kube.Virtual(u.GetLabels()) {
+		s.virtual[u.GetName()], s.away = true, append(s.away, n.addresses...)
+		return
+	}
 	s.six = s.six || slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return p.Addr().Is6() })
 	n.pods = slices.DeleteFunc(n.pods, func(p netip.Prefix) bool { return !p.Addr().Is4() })
 	var status struct {
@@ -73,16 +82,17 @@ func (s *Survey) Node(u *unstructured.Unstructured) {
 	for _, c := range status.Conditions {
 		n.ready = n.ready || c.Type == "Ready" && c.Status == "True"
 	}
-	if s.nodes == nil {
-		s.nodes = map[string]surveyedNode{}
-	}
 	s.nodes[u.GetName()] = n
 }
 
-// Pod adds a Pod. If the control plane runs as Pods, its flags have the cluster's CIDRs.
+// Pod adds a Pod, after all Nodes. If the control plane runs as Pods, its flags have the cluster's CIDRs.
 func (s *Survey) Pod(u *unstructured.Unstructured) {
 	node, addresses := peering.PodOf(u)
 	for _, a := range addresses {
+		if s.virtual[node] {
+			s.away = append(s.away, a)
+			continue
+		}
 		s.pods = append(s.pods, surveyedPod{node, a})
 	}
 	component := u.GetLabels()["component"]

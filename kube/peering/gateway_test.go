@@ -216,6 +216,24 @@ func TestNodesThatAreNotReady(t *testing.T) {
 }
 
 // TestPodsFrom: without pod CIDRs of Nodes, each pod's address leads to its node, except for pods of the host's network and pods that have ended.
+// TestVirtualNodes: no agent runs on a virtual node, so that the gateway waits for none there.
+func TestVirtualNodes(t *testing.T) {
+	s := NewGatewaySource(nil, rome(t).self, NodeNamespace, quiet())
+	all, _ := s.watches()
+	nodes := all[slices.IndexFunc(all, func(f followed) bool { return f.kind == kindNode })]
+	text := fmt.Sprintf(nodeText, 1)
+	for i, label := range []string{"{}", "{liqo.io/type: virtual-node}", "{a: b}", "{type: virtual-kubelet}"} {
+		u := object(t, text, "uid: u1", "uid: u1, labels: "+label)
+		if i > 1 { // as a list does
+			nodes.trim(u)
+		}
+		nodes.put(u)
+		if want := 1 - i%2; len(s.state.nodes) != want {
+			t.Errorf("labels %s: %d nodes, want %d", label, len(s.state.nodes), want)
+		}
+	}
+}
+
 func TestPodsFrom(t *testing.T) {
 	g := rome(t)
 	p := readIn(t, "mtu: 1400", "podsFrom: Pods")

@@ -182,7 +182,7 @@ func (s *GatewaySource) Run(ctx context.Context, g Running) error {
 func (s *GatewaySource) watches() (all []followed, pods followed) {
 	return []followed{
 		s.ownPeering(),
-		into(kindNode, "", table[*node](s.state.nodes), readNode),
+		into(kindNode, "", table[*node](s.state.nodes), readMember),
 		into(KindTunnelNode, s.nodes, named[*tunnelNode]{table[*tunnelNode](s.state.tunnels), s.nodes}, readTunnelNode),
 	}, into(kindPod, "", s.state.pods, readPod)
 }

@@ -68,6 +68,14 @@ func readNode(u *unstructured.Unstructured) *node {
 	return n
 }
 
+// readMember returns nil for a Node on which no agent can run: a gateway does not wait for one there.
+func readMember(u *unstructured.Unstructured) *node {
+	if kube.Virtual(u.GetLabels()) {
+		return nil
+	}
+	return readNode(u)
+}
+
 // older reports whether a Node is older than another one. It decides between two Nodes with the same address, because
 // each node writes its own addresses.
 func (n *node) older(than *node) bool {
