@@ -25,7 +25,7 @@ RUN ?=
 test: export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo clusters clusters-down test test-gvisor test-kube kube-assets kube-nodes kube-dns race fuzz sim bench lint image images release reproducible size clean go-version
+.PHONY: help build demo clusters clusters-down test test-gvisor test-kube kube-assets kube-nodes kube-dns race fuzz sim bench lint image images release reproducible size pictures clean go-version
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -186,6 +186,9 @@ size: go-version ## the stripped binary has at most 24,000,000 bytes, and 15,000
 	  CGO_ENABLED=0 $(GO) build -trimpath -tags "$$tags" -ldflags='-s -w' -o bin/$$name ./cmd/culvert; \
 	  bytes=$$(stat -c %s bin/$$name); echo "bin/$$name: $$bytes bytes, at most $$most"; [ $$bytes -le $$most ]; \
 	done
+
+pictures: ## docs/pictures/*.svg from their .dot files (needs graphviz)
+	@cd docs/pictures; for f in *.dot; do dot -Tsvg $$f -o $${f%.dot}.svg; done
 
 clean: ## remove what make built
 	rm -rf bin dist
