@@ -242,7 +242,7 @@ func (g *Gateway) backends(d *Plan, e *exported, all []services.Endpoint) (backe
 	for _, x := range all {
 		b := config.Backend{Address: x.Address, Port: x.Port, Weight: x.Weight}
 		if !slices.ContainsFunc(g.good.Pods, func(p netip.Prefix) bool { return p.Contains(x.Address) }) {
-			i := slices.IndexFunc(d.Nodes, func(n config.Node) bool { return slices.Contains(g.nodes[n.Name].addresses, x.Address) })
+			i := slices.IndexFunc(d.Nodes, func(n config.Node) bool { return g.holders[x.Address] == n.Name })
 			if i < 0 {
 				wrong = append(wrong, x.Address)
 				continue

@@ -1,9 +1,12 @@
 package peering
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -92,13 +95,25 @@ func (k sink) change(do func()) {
 func (k sink) Add(u *unstructured.Unstructured)    { k.change(func() { k.put(u) }) }
 func (k sink) Delete(u *unstructured.Unstructured) { k.change(func() { k.drop(keyOf(u)) }) }
 
-// Replace replaces all objects of the set.
+// Replace replaces all objects of the set. Those of a first list come in the order of their age, as they would have come one by one.
 //
 // +checklocksignore: change holds mu
 func (k sink) Replace(all []*unstructured.Unstructured) {
+	type aged struct {
+		*unstructured.Unstructured
+		created time.Time
+	}
+	byAge := make([]aged, len(all))
+	for i, u := range all {
+		byAge[i] = aged{u, u.GetCreationTimestamp().Time}
+	}
+	slices.SortFunc(byAge, func(a, b aged) int {
+		return cmp.Or(a.created.Compare(b.created), strings.Compare(keyOf(a.Unstructured), keyOf(b.Unstructured)))
+	})
 	k.change(func() {
 		there := map[string]bool{}
-		for _, u := range all {
+		for _, x := range byAge {
+			u := x.Unstructured
 			there[keyOf(u)] = true
 			k.put(u)
 		}
@@ -167,6 +182,9 @@ func into[V any](kind, namespace string, all objects[V], read func(*unstructured
 		keys: all.keys,
 		trim: func(u *unstructured.Unstructured) {
 			v, name := read(u), map[string]any{"name": u.GetName(), "namespace": u.GetNamespace()}
+			if created, there, _ := unstructured.NestedFieldNoCopy(u.Object, "metadata", "creationTimestamp"); there {
+				name["creationTimestamp"] = created
+			}
 			u.Object = map[string]any{"metadata": name, parsed: v}
 		},
 	}

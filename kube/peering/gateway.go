@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -36,6 +37,7 @@ type Gateway struct {
 	nodes   map[string]*node
 	tunnels map[string]*tunnelNode
 	pods    *podIndex
+	holders map[netip.Addr]string // the Nodes that have listed an address first, and still do
 	// Services with LabelExport, and all EndpointSlices, by namespace/name.
 	exported     map[string]*exported
 	slices       *sliceIndex
@@ -46,6 +48,7 @@ type Gateway struct {
 // NewGateway returns the Gateway of a cluster without objects.
 func NewGateway(self Self) *Gateway {
 	return &Gateway{self: self, nodes: map[string]*node{}, tunnels: map[string]*tunnelNode{}, pods: newPodIndex(),
+		holders:  map[netip.Addr]string{},
 		exported: map[string]*exported{}, slices: newSliceIndex()}
 }
 
@@ -69,6 +72,8 @@ type Plan struct {
 	Waiting []string
 	Unready []string // nodes through which no packets pass, each with the reason
 	nodes   int
+	// disputed are the nodes that claim an address that another one had first.
+	disputed map[string]bool
 
 	Services     []config.Service // one for each exported port
 	Exports      []exports.Export // the same, for the peer
@@ -79,7 +84,7 @@ type Plan struct {
 
 // Plan derives the plan from the objects. It remembers this gateway's term once the API server has it.
 func (g *Gateway) Plan() *Plan {
-	d := &Plan{}
+	d := &Plan{disputed: map[string]bool{}}
 	if d.Current = g.peering; g.peering == nil {
 		g.good = nil
 		d.Waiting = append(d.Waiting, fmt.Sprintf("Peering %s/%s", g.self.Namespace, g.self.Name))
@@ -97,6 +102,9 @@ func (g *Gateway) Plan() *Plan {
 	d.Status.Nodes = g.assign(d)
 	g.connect(d)
 	g.exportTo(d)
+	for i := range d.Status.Nodes {
+		d.Status.Nodes[i].Disputed = d.disputed[d.Status.Nodes[i].Name]
+	}
 	d.nodes = len(g.nodes)
 	d.count()
 	return d
@@ -126,6 +134,41 @@ func (d *Plan) fault(of, format string, args ...any) {
 	}
 	d.Faults = append(d.Faults, of+fmt.Sprintf(format, args...))
 }
+
+// dispute records that a node claims an address that another one had first.
+func (d *Plan) dispute(node string) { d.disputed[node] = true }
+
+// hadDisputes reports whether a node claimed an address that another one had first when the Peering's status was written.
+func (g *Gateway) hadDisputes(node string) bool {
+	return slices.ContainsFunc(g.peering.Status.Nodes, func(a Assigned) bool { return a.Name == node && a.Disputed })
+}
+
+// hold notes which Node has each address: the one that has listed it first, for as long as it lists it. A node writes its own list. Of several that are
+// new, as when the gateway starts, a Node whose agent uses the address comes before others, and one that has disputed an address comes last.
+func (g *Gateway) hold() {
+	lists := map[netip.Addr][]string{}
+	for name, n := range g.nodes {
+		for _, a := range n.addresses {
+			lists[a] = append(lists[a], name)
+		}
+	}
+	maps.DeleteFunc(g.holders, func(a netip.Addr, name string) bool { return !slices.Contains(lists[a], name) })
+	for a, names := range lists {
+		if g.holders[a] != "" {
+			continue
+		}
+		g.holders[a] = names[0]
+		if len(names) > 1 {
+			g.holders[a] = slices.MinFunc(names, func(i, k string) int {
+				return cmp.Or(cmp.Compare(rank(g.hadDisputes(i)), rank(g.hadDisputes(k))), cmp.Compare(rank(!g.tunnels[i].uses(a)), rank(!g.tunnels[k].uses(a))),
+					g.nodes[i].age(g.nodes[k]))
+			})
+		}
+	}
+}
+
+// uses reports whether the agent of a node sends from an address; false for no agent.
+func (t *tunnelNode) uses(a netip.Addr) bool { return t != nil && (t.local == a || t.remote == a) }
 
 // active returns where the active gateway is. Nodes follow the highest term: a gateway that starts takes the next term, and an active one that sees
 // another gateway with a higher term is ousted.
@@ -209,11 +252,12 @@ func (g *Gateway) connect(d *Plan) {
 		stored[a.Name] = a
 	}
 	pods := g.podsOf(d)
-	owners := map[netip.Addr]string{}
+	g.hold()
 	for name, n := range g.nodes {
-		for _, a := range n.addresses {
-			if first := g.nodes[owners[a]]; first == nil || n.older(first) {
-				owners[a] = name
+		for i, a := range n.addresses {
+			if has := g.holders[a]; has != name && g.tunnels[has].uses(a) { // nodes may share others, such as an ExternalIP
+				d.dispute(name)
+				d.fault(kindNode+" "+name, "status.addresses[%d]: %s is of node %s, which had it first", i, a, has)
 			}
 		}
 	}
@@ -254,7 +298,7 @@ func (g *Gateway) connect(d *Plan) {
 			// would refuse the connections that it must take over.
 			underlay = other
 		}
-		if other := g.otherOwner(a.Name, owners, underlay); other != "" {
+		if other := g.otherOwner(a.Name, underlay); other != "" {
 			d.fault(KindTunnelNode+" "+a.Name, "%s: %s is of node %s", field, underlay, other)
 			unready("TunnelNode: %s is of node %s", underlay, other)
 			continue
@@ -291,8 +335,8 @@ func (g *Gateway) connect(d *Plan) {
 }
 
 // otherOwner returns another node to which an address belongs according to its Node; "" = none.
-func (g *Gateway) otherOwner(of string, owners map[netip.Addr]string, a netip.Addr) string {
-	if name, ok := owners[a]; ok {
+func (g *Gateway) otherOwner(of string, a netip.Addr) string {
+	if name, ok := g.holders[a]; ok {
 		if name == of {
 			return ""
 		}

@@ -176,11 +176,27 @@ func TestNodesThatAreNotReady(t *testing.T) {
 		{"another family", "node node2: TunnelNode: the gateway's pod has no address of the family of 2001:db8::2", "TunnelNode node2: spec.remote: the gateway's pod has no", func(g *Gateway) {
 			g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", `"2001:db8::2"`)
 		}, 1},
-		{"an older node's address", "node node1: TunnelNode: 172.18.0.2 is of node node2", "TunnelNode node1: spec.local: 172.18.0.2 is of node node2", func(g *Gateway) {
+		{"a younger node's address", "node node1: TunnelNode: 172.18.0.2 is of node node2", "TunnelNode node1: spec.local: 172.18.0.2 is of node node2", func(g *Gateway) {
 			g.nodes["node1"].addresses = append(g.nodes["node1"].addresses, g.nodes["node2"].addresses...)
-			g.nodes["node2"].meta.Created, g.nodes["node1"].meta.Created = start, start.Add(time.Hour)
+			g.nodes["node1"].meta.Created, g.nodes["node2"].meta.Created = start, start.Add(time.Hour)
 			g.tunnels["node1"] = tunnelObject(t, 1, "10.244.1.1", "172.18.0.2")
 		}, 1},
+		{"a node that lists another's address", "", "Node node1: status.addresses[1]: 172.18.0.2 is of node node2, which had it first", func(g *Gateway) {
+			g.nodes["node1"].addresses = append(g.nodes["node1"].addresses, g.nodes["node2"].addresses...)
+			g.nodes["node1"].meta.Created, g.nodes["node2"].meta.Created = start, start.Add(time.Hour)
+		}, 2},
+		{"a shared address that no tunnel has", "", "", func(g *Gateway) {
+			for _, n := range g.nodes {
+				n.addresses = append(n.addresses, netip.MustParseAddr("203.0.113.9"))
+			}
+		}, 2},
+		{"a pod CIDR within an older one", "", "Node node2: spec.podCIDRs[0]: 10.244.1.128/25 is of node node1 too, which is older", func(g *Gateway) {
+			g.nodes["node2"].pods = []netip.Prefix{netip.MustParsePrefix("10.244.1.128/25")}
+		}, 2},
+		{"a pod CIDR around an older one", "", "Node node1: spec.podCIDRs[0]: 10.244.0.0/22 is of node node2 too, which is older", func(g *Gateway) {
+			g.nodes["node1"].pods = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/22")}
+			g.nodes["node2"].meta.Created, g.nodes["node1"].meta.Created = start, start.Add(time.Hour)
+		}, 2},
 		{"not told", "node node2: its assignment is being written", "", func(g *Gateway) { g.peering.Status.Nodes = g.peering.Status.Nodes[:1] }, 1},
 		{"refused", "node node2: no room", "", func(g *Gateway) {
 			g.tunnels["node2"] = tunnelObject(t, 2, "ready: true", "ready: false, message: no room")
@@ -195,7 +211,7 @@ func TestNodesThatAreNotReady(t *testing.T) {
 		{"two families", "", "", func(g *Gateway) {
 			g.nodes["node2"].pods = append(g.nodes["node2"].pods, netip.MustParsePrefix("fd00:244:2::/64"))
 		}, 2},
-		{"a pod CIDR of two", "", "Node node2: spec.podCIDRs[0]: 10.244.1.0/24 is of node node1 too", func(g *Gateway) { g.nodes["node2"].pods = g.nodes["node1"].pods }, 2},
+		{"a pod CIDR of two", "", "Node node2: spec.podCIDRs[0]: 10.244.1.0/24 is of node node1 too, which is older", func(g *Gateway) { g.nodes["node2"].pods = g.nodes["node1"].pods }, 2},
 	} {
 		g := rome(t)
 		c.change(g)
@@ -211,6 +227,36 @@ func TestNodesThatAreNotReady(t *testing.T) {
 		}
 		if err := config.Check(d.Config(d.Peering.Base(base()))); err != nil {
 			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+// TestNodeTakesNoAddress: a node that comes to list another's address takes neither its tunnel nor its exported endpoint, whoever is older, and
+// the next gateway knows who had it.
+func TestNodeTakesNoAddress(t *testing.T) {
+	for _, liar := range []string{"listed", "told too"} {
+		g := rome(t)
+		g.nodes["node1"].meta.Created, g.nodes["node2"].meta.Created = start, start.Add(time.Hour)
+		exportWith(t, g, "web")
+		endpointsOf(t, g, "web", map[string]bool{"172.18.0.2": true})
+		store(g, g.Plan())
+		g.nodes["node1"].addresses = append(g.nodes["node1"].addresses, g.nodes["node2"].addresses...)
+		if liar == "told too" {
+			g.tunnels["node1"] = tunnelObject(t, 1, "local: 10.244.1.1, remote: 172.18.0.1", "local: 10.244.1.1, remote: 172.18.0.2")
+		}
+		store(g, g.Plan())
+		next := rome(t)
+		next.nodes, next.tunnels, next.exported, next.slices, next.exportsKnown = g.nodes, g.tunnels, g.exported, g.slices, true
+		next.put(g.peering)
+		for _, g := range []*Gateway{g, next} {
+			d := g.Plan()
+			at := slices.IndexFunc(d.Nodes, func(n config.Node) bool { return n.Name == "node2" })
+			if at < 0 || d.Nodes[at].Underlay != netip.MustParseAddr("172.18.0.2") || len(d.Services) != 1 || d.Services[0].Backends[0].Via != "node2" {
+				t.Errorf("%s: %v, %+v, %q", liar, d.Nodes, d.Services, d.Faults)
+			}
+			if !strings.Contains(strings.Join(d.Faults, "\n"), "Node node1: status.addresses[1]: 172.18.0.2 is of node node2, which had it first") {
+				t.Errorf("%s: %q", liar, d.Faults)
+			}
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -76,13 +77,9 @@ func readMember(u *unstructured.Unstructured) *node {
 	return readNode(u)
 }
 
-// older reports whether a Node is older than another one. It decides between two Nodes with the same address, because
-// each node writes its own addresses.
-func (n *node) older(than *node) bool {
-	if c := n.meta.Created.Compare(than.meta.Created); c != 0 {
-		return c < 0
-	}
-	return n.meta.Name < than.meta.Name
+// age compares the ages of two Nodes; the older one comes first. It decides only what a node cannot write itself.
+func (n *node) age(o *node) int {
+	return cmp.Or(n.meta.Created.Compare(o.meta.Created), strings.Compare(n.meta.Name, o.meta.Name))
 }
 
 // NodeOf returns the CIDRs of a Node's pods and the Node's own addresses.
@@ -106,6 +103,7 @@ func PeeringOf(u *unstructured.Unstructured) *Peering { return readPeering(u) }
 // A pod is a Pod's node and addresses.
 type pod struct {
 	node      string
+	ending    bool
 	addresses []netip.Addr
 }
 
@@ -126,7 +124,7 @@ func readPod(u *unstructured.Unstructured) *pod {
 		status.Phase == "Succeeded" || status.Phase == "Failed" {
 		return nil
 	}
-	p := &pod{node: spec.NodeName}
+	p := &pod{node: spec.NodeName, ending: u.GetDeletionTimestamp() != nil}
 	for _, ip := range status.PodIPs {
 		if a, err := netip.ParseAddr(ip.IP); err == nil && a.Is4() {
 			p.addresses = append(p.addresses, a)

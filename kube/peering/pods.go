@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -10,11 +11,14 @@ import (
 // each time.
 type podIndex struct {
 	pods table[*pod] // by namespace/name
-	// claims are the pods that claim an address, in the order of their keys. The first one has it: while one pod ends, another may already have its
-	// address.
+	// claims are the pods that claim an address, in the order in which the claims came. The first one has it until it gives it up: a node writes the
+	// addresses of its own pods, so that neither a name nor the age of a pod may take an address.
 	claims map[netip.Addr][]string
-	nodes  map[string]*nodePods
-	within []netip.Prefix // the CIDRs of pods that lists contain
+	// contested are the addresses with several claims: one pod ends while another already has its address, or a node lies.
+	contested map[netip.Addr]bool
+	judged    bool // the claims of the first list are in order
+	nodes     map[string]*nodePods
+	within    []netip.Prefix // the CIDRs of pods that lists contain
 }
 
 // nodePods are the addresses of the pods of a node.
@@ -25,7 +29,7 @@ type nodePods struct {
 }
 
 func newPodIndex() *podIndex {
-	return &podIndex{pods: table[*pod]{}, claims: map[netip.Addr][]string{}, nodes: map[string]*nodePods{}}
+	return &podIndex{pods: table[*pod]{}, claims: map[netip.Addr][]string{}, contested: map[netip.Addr]bool{}, nodes: map[string]*nodePods{}}
 }
 
 func (x *podIndex) keys() []string { return x.pods.keys() }
@@ -40,12 +44,14 @@ func (x *podIndex) set(key string, p *pod) {
 	if p != nil {
 		after = p.addresses
 	}
-	if was != nil && p != nil && was.node == p.node && slices.Equal(before, after) {
+	if was != nil && p != nil && was.node == p.node && was.ending == p.ending && slices.Equal(before, after) {
 		return // most changes of a Pod are about something else
 	}
 	x.each(before, after, (*nodePods).remove)
 	for _, a := range before {
-		x.claim(a, key, false)
+		if p == nil || p.node != was.node || !slices.Contains(after, a) {
+			x.claim(a, key, false)
+		}
 	}
 	for _, a := range after {
 		x.claim(a, key, true)
@@ -77,16 +83,74 @@ func (x *podIndex) each(before, after []netip.Addr, do func(*nodePods, netip.Add
 // claim records whether a pod claims an address.
 func (x *podIndex) claim(a netip.Addr, key string, claims bool) {
 	keys := x.claims[a]
-	i, there := slices.BinarySearch(keys, key)
+	i := slices.Index(keys, key)
 	switch {
-	case claims == there:
+	case claims == (i >= 0):
 	case claims:
-		x.claims[a] = slices.Insert(keys, i, key)
+		x.claims[a] = append(keys, key)
 	case len(keys) == 1:
 		delete(x.claims, a)
 	default:
 		x.claims[a] = slices.Delete(keys, i, i+1)
 	}
+	if delete(x.contested, a); len(x.claims[a]) > 1 {
+		x.contested[a] = true
+	}
+}
+
+// judge puts the claims of the first list, which come in the order of the pods' ages, behind those of nodes that have not disputed before.
+func (x *podIndex) judge(disputed func(node string) bool) {
+	if x.judged {
+		return
+	}
+	x.judged = true
+	for a := range x.contested {
+		x.each([]netip.Addr{a}, nil, (*nodePods).remove)
+		slices.SortStableFunc(x.claims[a], func(i, k string) int {
+			return cmp.Compare(rank(disputed(x.pods[i].node)), rank(disputed(x.pods[k].node)))
+		})
+		x.each([]netip.Addr{a}, nil, (*nodePods).add)
+	}
+}
+
+// rank is 1 for true, so that false comes first.
+func rank(last bool) int {
+	if last {
+		return 1
+	}
+	return 0
+}
+
+// disputes returns, by node, the first address within the CIDRs pods that a pod of it claims although one of another node has it, and how many there
+// are. An ending pod does not dispute, and nobody disputes its address.
+func (x *podIndex) disputes(pods []netip.Prefix) map[string]*dispute {
+	all := map[string]*dispute{}
+	for _, a := range slices.SortedFunc(maps.Keys(x.contested), netip.Addr.Compare) {
+		if !within(pods, netip.PrefixFrom(a, a.BitLen())) {
+			continue
+		}
+		keys := x.claims[a]
+		has := x.pods[keys[0]]
+		for _, key := range keys[1:] {
+			p := x.pods[key]
+			if p.node == has.node || p.ending || has.ending {
+				continue
+			}
+			if all[p.node] == nil {
+				all[p.node] = &dispute{pod: key, address: a, has: keys[0], node: has.node}
+			}
+			all[p.node].n++
+		}
+	}
+	return all
+}
+
+// A dispute is the claim of a pod to the address of another node's pod, which had it first, the first of n such claims of a node.
+type dispute struct {
+	pod       string
+	address   netip.Addr
+	has, node string
+	n         int
 }
 
 func (n *nodePods) add(a netip.Addr) {
@@ -133,25 +197,37 @@ func within(all []netip.Prefix, p netip.Prefix) bool {
 func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
 	p, all := g.good, map[string][]netip.Prefix{}
 	if p.FollowPods {
+		g.pods.judge(g.hadDisputes)
+		for name, x := range g.pods.disputes(p.Pods) {
+			d.dispute(name)
+			d.fault(kindNode+" "+name, "status.podIPs of its Pod %s: %s is of Pod %s on node %s, which had it first%s", x.pod, x.address, x.has, x.node, more(x.n))
+		}
 		for name := range g.nodes {
 			all[name] = g.pods.of(name, p.Pods)
 		}
 		return all
 	}
-	owner := map[netip.Prefix]string{}
-	for _, name := range slices.Sorted(maps.Keys(g.nodes)) {
+	type owned struct {
+		cidr netip.Prefix
+		by   string
+	}
+	var owners []owned // sorted, and none overlaps another
+	for _, name := range slices.SortedFunc(maps.Keys(g.nodes), func(a, b string) int { return g.nodes[a].age(g.nodes[b]) }) {
 		n, six := g.nodes[name], 0
 		for i, c := range n.pods {
+			k, _ := slices.BinarySearchFunc(owners, c, func(o owned, c netip.Prefix) int { return o.cidr.Addr().Compare(c.Addr()) })
+			near := owners[max(k-1, 0):min(k+1, len(owners))]
+			other := slices.IndexFunc(near, func(o owned) bool { return o.cidr.Overlaps(c) })
 			switch {
 			case !c.Addr().Is4():
 				six++
 			case !within(p.Pods, c):
 				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s is outside spec.local.podCIDRs of Peering %s; add a CIDR there that contains it",
 					i, c, g.self.Name)
-			case owner[c] != "":
-				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s is of node %s too", i, c, owner[c])
+			case other >= 0:
+				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s is of node %s too, which is older", i, c, near[other].by)
 			default:
-				owner[c] = name
+				owners = slices.Insert(owners, k, owned{c, name})
 				all[name] = append(all[name], c)
 			}
 		}

@@ -21,6 +21,29 @@ type model struct {
 	r       *rand.Rand
 	objects map[string]map[string]*unstructured.Unstructured // by kind and key
 	peering *Peering
+	claims  []claim // of pods, in the order in which they came
+}
+
+type claim struct {
+	address netip.Addr
+	key     string
+	node    string
+}
+
+// see notes the claims of a pod as the API server has it now.
+func (m *model) see(key string) {
+	var p *pod
+	if u := m.objects[kindPod][key]; u != nil {
+		p = readPod(u)
+	}
+	m.claims = slices.DeleteFunc(m.claims, func(c claim) bool {
+		return c.key == key && (p == nil || p.node != c.node || !slices.Contains(p.addresses, c.address))
+	})
+	for i := 0; p != nil && i < len(p.addresses); i++ {
+		if c := (claim{p.addresses[i], key, p.node}); !slices.Contains(m.claims, c) {
+			m.claims = append(m.claims, c)
+		}
+	}
 }
 
 // watched is a GatewaySource without an API server, with the sinks of its watches.
@@ -82,21 +105,15 @@ func (m *model) afresh() *Plan {
 	return s.state.Plan()
 }
 
-// pods returns each node's pods, read from all objects.
+// pods returns each node's pods: who has claimed an address first has it.
 func (m *model) pods() map[string][]netip.Prefix {
 	all, seen := map[string][]netip.Prefix{}, map[netip.Addr]bool{}
-	for _, key := range slices.Sorted(maps.Keys(m.objects[kindPod])) {
-		p := readPod(m.objects[kindPod][key])
-		if p == nil {
-			continue
+	for _, c := range m.claims {
+		inside := slices.ContainsFunc(m.peering.Pods, func(p netip.Prefix) bool { return p.Contains(c.address) })
+		if inside && !seen[c.address] {
+			all[c.node] = append(all[c.node], netip.PrefixFrom(c.address, 32))
 		}
-		for _, a := range p.addresses {
-			inside := slices.ContainsFunc(m.peering.Pods, func(c netip.Prefix) bool { return c.Contains(a) })
-			if inside && !seen[a] {
-				all[p.node] = append(all[p.node], netip.PrefixFrom(a, 32))
-			}
-			seen[a] = true
-		}
+		seen[c.address] = true
 	}
 	for _, list := range all {
 		slices.SortFunc(list, netip.Prefix.Compare)
@@ -104,7 +121,8 @@ func (m *model) pods() map[string][]netip.Prefix {
 	return all
 }
 
-// TestEventsAreLists: after any sequence of events, the plan is the same as that from lists of all objects.
+// TestEventsAreLists: after any sequence of events, the plan is the same as that from lists of all objects, but for who has claimed a pod's address
+// first.
 func TestEventsAreLists(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -126,6 +144,7 @@ func TestEventsAreLists(t *testing.T) {
 			if was := m.objects[kind][key]; was != nil {
 				delete(m.objects[kind], key)
 				sinks[kind].Delete(was.DeepCopy())
+				m.see(key)
 			}
 		case 3: // the watch has ended, and what is there is listed
 			for range 3 {
@@ -142,6 +161,14 @@ func TestEventsAreLists(t *testing.T) {
 				list = append(list, c)
 			}
 			sinks[kind].Replace(list)
+			if kind == kindPod { // what has gone is noticed last
+				for _, key := range slices.Sorted(maps.Keys(m.objects[kind])) {
+					m.see(key)
+				}
+				for _, c := range slices.Clone(m.claims) {
+					m.see(c.key)
+				}
+			}
 		case 4: // other pod CIDRs, or who says where pods are
 			change := [][]string{{"mtu: 1400", "podsFrom: Pods"}, {"mtu: 1400", "podsFrom: Nodes"}, {"mtu: 1400", "podsFrom: Pods", "[10.244.0.0/16]", "[10.244.0.0/16, 10.243.0.0/16]"}}
 			p := readIn(t, change[m.r.IntN(len(change))]...)
@@ -149,23 +176,34 @@ func TestEventsAreLists(t *testing.T) {
 		default:
 			m.objects[kind][key] = u
 			sinks[kind].Add(u.DeepCopy())
+			if kind == kindPod {
+				m.see(key)
+			}
 		}
 		s.state.put(m.peering)
 		got, want := s.state.Plan(), m.afresh()
-		for _, d := range []*Plan{got, want} { // whose order follows from no name
+		pods := m.pods()
+		for i, d := range []*Plan{got, want} { // whose order follows from no name
 			slices.Sort(d.Faults)
+			for k := range d.Nodes {
+				n := &d.Nodes[k]
+				if i == 0 && m.peering.FollowPods && !slices.Equal(n.PodCIDRs, pods[n.Name]) {
+					t.Fatalf("round %d, %s %s: %s has %v, want %v", round, kind, key, n.Name, n.PodCIDRs, pods[n.Name])
+				}
+				if two = max(two, len(n.PodCIDRs)); m.peering.FollowPods {
+					n.PodCIDRs = nil
+				}
+			}
+			if m.peering.FollowPods {
+				d.Faults = slices.DeleteFunc(d.Faults, func(s string) bool { return strings.Contains(s, "which had it first") })
+				clear(d.disputed)
+				for k := range d.Status.Nodes {
+					d.Status.Nodes[k].Disputed = false
+				}
+			}
 		}
 		if !reflect.DeepEqual(got, want) {
 			t.Fatalf("round %d, %s %s:\n%s\nwant\n%s", round, kind, key, text(t, got), text(t, want))
-		}
-		if m.peering.FollowPods {
-			pods := m.pods()
-			for _, n := range got.Nodes {
-				if !slices.Equal(n.PodCIDRs, pods[n.Name]) {
-					t.Fatalf("round %d, %s %s: %s has %v, want %v", round, kind, key, n.Name, n.PodCIDRs, pods[n.Name])
-				}
-				two = max(two, len(n.PodCIDRs))
-			}
 		}
 		connected, exported = max(connected, len(got.Nodes)), max(exported, len(got.Services))
 		if m.r.IntN(2) == 0 {
@@ -180,7 +218,7 @@ func TestEventsAreLists(t *testing.T) {
 	for _, kind := range kinds {
 		sinks[kind].Replace(nil)
 	}
-	if x := s.state.pods; left || len(x.claims)+len(x.nodes)+len(x.pods)+len(s.state.slices.services) > 0 {
+	if x := s.state.pods; left || len(x.claims)+len(x.contested)+len(x.nodes)+len(x.pods)+len(s.state.slices.services) > 0 {
 		t.Errorf("without objects: %v", x)
 	}
 }
@@ -200,5 +238,100 @@ func TestPodsShare(t *testing.T) {
 	}
 	if len(two) != 1 || strings.Join(strings.Fields(fmt.Sprint(x.of("node2", cidrs))), "") != "[10.244.2.1/3210.244.2.2/32]" {
 		t.Errorf("%v, then %v", two, x.of("node2", cidrs))
+	}
+}
+
+// thief is a gateway with Pods, where a pod of node1 claims the address of an older or a younger one of node2, with a name that comes first.
+func thief(t *testing.T, victim, lie string) (s *GatewaySource, has func() string) {
+	m := &model{t: t, objects: map[string]map[string]*unstructured.Unstructured{}, peering: readIn(t, "mtu: 1400", "podsFrom: Pods")}
+	s, sinks := m.watched()
+	s.state.nodes, s.state.tunnels = rome(t).nodes, rome(t).tunnels
+	m.peering.Status = rome(t).peering.Status
+	s.state.put(m.peering)
+	pods := sinks[kindPod]
+	at := func(key, node, created, ip string) *unstructured.Unstructured {
+		namespace, name, _ := strings.Cut(key, "/")
+		return object(t, fmt.Sprintf("{metadata: {name: %s, namespace: %s, creationTimestamp: %q}, spec: {nodeName: %s}, status: {phase: Running, podIPs: [{ip: %s}]}}",
+			name, namespace, created, node, ip))
+	}
+	pods.Replace([]*unstructured.Unstructured{at("aaa/thief", "node1", lie, "10.244.9.1"), at("shop/victim", "node2", victim, "10.244.9.2")})
+	return s, func() string {
+		d := s.state.Plan()
+		store(s.state, d)
+		for _, n := range d.Nodes {
+			if slices.Contains(n.PodCIDRs, netip.MustParsePrefix("10.244.9.2/32")) {
+				return n.Name + ": " + strings.Join(d.Faults, "; ")
+			}
+		}
+		return "nobody"
+	}
+}
+
+// TestPodTakesNoAddress: the pod that has an address first keeps it until it gives it up. Neither a name nor an age takes it, and a gateway that starts
+// knows which node disputed it.
+func TestPodTakesNoAddress(t *testing.T) {
+	const old, young = "2026-11-23T11:00:00Z", "2026-11-23T12:00:00Z"
+	lie := func(s *GatewaySource, ip string) {
+		at := netip.MustParseAddr(ip)
+		s.state.pods.set("aaa/thief", &pod{node: "node1", addresses: []netip.Addr{at}})
+	}
+	for _, created := range [][2]string{{old, young}, {young, old}} {
+		s, has := thief(t, created[0], created[1])
+		if got := has(); got != "node2: " {
+			t.Fatal(got)
+		}
+		lie(s, "10.244.9.2")
+		const want = "node2: Node node1: status.podIPs of its Pod aaa/thief: 10.244.9.2 is of Pod shop/victim on node node2, which had it first"
+		if got := has(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+		if a := s.state.peering.Status.Nodes; !a[0].Disputed || a[1].Disputed {
+			t.Errorf("%+v", a)
+		}
+		next, hasNext := thief(t, created[0], created[1]) // and the list shows the lie at once
+		next.state.pods.set("shop/victim", nil)
+		lie(next, "10.244.9.2")
+		next.state.pods.set("shop/victim", &pod{node: "node2", addresses: []netip.Addr{netip.MustParseAddr("10.244.9.2")}})
+		next.state.put(s.state.peering)
+		if got := hasNext(); got != want {
+			t.Errorf("the next gateway: %q, want %q", got, want)
+		}
+		s.state.pods.set("shop/victim", nil)
+		if got := has(); got != "node1: " {
+			t.Errorf("the victim has gone: %q", got)
+		}
+		if a := s.state.peering.Status.Nodes; a[0].Disputed {
+			t.Errorf("%+v", a)
+		}
+	}
+	s, has := thief(t, old, young) // the pods of a first list come by age
+	var list []*unstructured.Unstructured
+	for _, text := range []string{`{metadata: {name: thief, namespace: aaa, creationTimestamp: "` + young + `"}, spec: {nodeName: node1}, status: {podIPs: [{ip: 10.244.9.2}]}}`,
+		`{metadata: {name: victim, namespace: shop, creationTimestamp: "` + old + `"}, spec: {nodeName: node2}, status: {podIPs: [{ip: 10.244.9.2}]}}`} {
+		list = append(list, object(t, text))
+	}
+	s.state.pods = newPodIndex()
+	w := into(kindPod, "", s.state.pods, readPod)
+	for _, u := range list {
+		w.trim(u)
+	}
+	sink{s.follower, w}.Replace(list)
+	if got := has(); !strings.HasPrefix(got, "node2: ") {
+		t.Errorf("by age: %q", got)
+	}
+}
+
+// TestEndingPodDisputesNothing: an address whose pod ends may have a new pod already, on another node.
+func TestEndingPodDisputesNothing(t *testing.T) {
+	s, has := thief(t, "2026-11-23T11:00:00Z", "2026-11-23T12:00:00Z")
+	a := []netip.Addr{netip.MustParseAddr("10.244.9.2")}
+	s.state.pods.set("shop/victim", &pod{node: "node2", addresses: a, ending: true})
+	s.state.pods.set("shop/next", &pod{node: "node1", addresses: a})
+	if got := has(); got != "node2: " {
+		t.Error(got)
+	}
+	s.state.pods.set("shop/victim", nil)
+	if got := has(); got != "node1: " {
+		t.Error(got)
 	}
 }

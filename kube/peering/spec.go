@@ -97,6 +97,8 @@ type Assigned struct {
 	Name    string `json:"name"`
 	VNI     uint32 `json:"vni"`
 	Address string `json:"address"`
+	// Disputed is true while the node claims an address that another one had first. So the gateway's next process knows who that was.
+	Disputed bool `json:"disputed,omitempty"`
 }
 
 // A Condition is a Kubernetes condition.
