@@ -106,8 +106,8 @@
 //	clients of services  half of Config.MaxConnections; services take the place of links. A service at its share forgets the client
 //	                     that it has not seen for longest: Stats.ClientsReplaced, ClientsRefused.
 //	errors of our own    200 in 200 ms, of which a link may send no more than are left; 20 a second to one address: Stats.ErrorsLimited.
-//	path MTUs            1024, learnt only for segments in flight; a new one replaces one of the sender, or else of the link, with the
-//	                     most.
+//	path MTUs            1024, each of one sender to one destination, learnt only for segments in flight of a connection whose handshake is
+//	                     complete; a new one replaces one of the sender, or else of the link, with the most.
 //	counting rules       16,384 lists of rules that packets hit; packets with other lists go uncounted: Stats.Uncounted.
 //
 // # Requirements

@@ -65,7 +65,7 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 		return true
 	}
 	if p.IsPartial() || pl.stream.step == streamLeads {
-		e.limits(pl, p, c.tcp.mss[1-dir], now)
+		e.limits(d, p, c.tcp.mss[1-dir], now)
 	}
 	if pl.to.Ports != d.from.Ports && p.Protocol() == packet.SCTP && p.IsFragment() {
 		d.drop(ReasonFragment) // its checksum covers bytes in other fragments
@@ -81,10 +81,12 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 }
 
 // limits records what bounds the size of a packet's segments.
-func (e *Engine) limits(pl *plan, p *packet.Packet, peerMSS uint16, now Time) {
+func (e *Engine) limits(d *decision, p *packet.Packet, peerMSS uint16, now Time) {
+	pl := &d.plan
 	if pl.peerMSS, pl.pathMTU = peerMSS, 0; e.paths.live(now) {
 		pl.to.IPv6 = p.IsIPv6()
-		pl.pathMTU = e.paths.lookup(pl.to.Destination(), wayOf(pl.out), now)
+		ends := endsOf(&d.from, &pl.to, pl.out)
+		pl.pathMTU = e.paths.lookup(&ends, now)
 	}
 }
 

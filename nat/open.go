@@ -73,7 +73,7 @@ func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 		return
 	}
 	if p.IsPartial() {
-		e.limits(pl, p, 0, now)
+		e.limits(d, p, 0, now)
 	}
 	if !d.forward(p) { // it opens no connection
 		d.counted, d.bindings = tr.EnteredHits(), true

@@ -2,7 +2,6 @@ package nat
 
 import (
 	"hash/maphash"
-	"net/netip"
 	"time"
 
 	"culvert/nat/packet"
@@ -16,21 +15,34 @@ const (
 	pathSets, pathWays = 128, 8
 )
 
-// A pathTable remembers path MTUs by destination. Each destination has one set that it may be in.
+// A pathTable remembers path MTUs by sender and destination: an error about a connection of one sender says nothing
+// about others, who would pay for what two colluding ends claim. Each pair has one set that it may be in.
 type pathTable struct {
 	seed  maphash.Seed
 	until Time // when the last entry expires
 	sets  [pathSets][pathWays]path
 }
 
-// A path is the path MTU to a destination, as addressed beyond the gateway.
+// A path is the path MTU from a sender to a destination.
 type path struct {
-	destination [16]byte
-	sender      [16]byte // hostOf the sender of the segment that was too big
-	link        Link     // of the sender
-	way         Link     // by which the destination is reached
-	mtu         uint16
-	expires     Time
+	pathEnds
+	host    [16]byte // hostOf the sender, which has a share
+	link    Link     // of the sender
+	mtu     uint16
+	expires Time
+}
+
+// pathEnds are the source of packets as they arrive here, their destination as they leave, and both ways.
+type pathEnds struct {
+	addresses [32]byte
+	in, out   Link
+}
+
+func endsOf(from, to *packet.Tuple, out Link) (ends pathEnds) {
+	source, destination := from.Source().As16(), to.Destination().As16()
+	copy(ends.addresses[copy(ends.addresses[:], source[:]):], destination[:])
+	ends.in, ends.out = wayOf(from.Link), wayOf(out)
+	return ends
 }
 
 func (pt *pathTable) init() { pt.seed = maphash.MakeSeed() }
@@ -38,29 +50,29 @@ func (pt *pathTable) init() { pt.seed = maphash.MakeSeed() }
 // live reports whether any path MTU is remembered.
 func (pt *pathTable) live(now Time) bool { return now < pt.until }
 
-// lookup returns the path MTU to a destination, 0 if unknown.
-func (pt *pathTable) lookup(a netip.Addr, way Link, now Time) int {
-	if _, known := pt.find(a.As16(), way, now); known != nil {
+// lookup returns the path MTU between ends, 0 if unknown.
+func (pt *pathTable) lookup(ends *pathEnds, now Time) int {
+	if _, known := pt.find(ends, now); known != nil {
 		return int(known.mtu)
 	}
 	return 0
 }
 
-// find returns a destination's set, and its entry or nil.
-func (pt *pathTable) find(destination [16]byte, way Link, now Time) (set *[pathWays]path, known *path) {
-	set = &pt.sets[maphash.Bytes(pt.seed, destination[:])%pathSets]
+// find returns the set of some ends, and their entry or nil.
+func (pt *pathTable) find(ends *pathEnds, now Time) (set *[pathWays]path, known *path) {
+	set = &pt.sets[maphash.Bytes(pt.seed, ends.addresses[:])%pathSets]
 	for i := range set {
-		if p := &set[i]; p.destination == destination && p.way == way && p.expires > now {
+		if p := &set[i]; p.pathEnds == *ends && p.expires > now {
 			return set, p
 		}
 	}
 	return set, nil
 }
 
-// learn lowers the path MTU to a destination for pathLifetime.
+// learn lowers the path MTU between two ends for pathLifetime.
 func (pt *pathTable) learn(p path, now Time) {
 	p.expires = now.Add(pathLifetime)
-	set, known := pt.find(p.destination, p.way, now)
+	set, known := pt.find(&p.pathEnds, now)
 	switch {
 	case known == nil:
 		known = p.displace(set, now)
@@ -98,7 +110,7 @@ func (p *path) shares(other *path) int {
 	switch {
 	case p.link != other.link:
 		return 0
-	case p.sender != other.sender:
+	case p.host != other.host:
 		return 2 * pathWays
 	}
 	return 2*pathWays + 1
@@ -106,8 +118,9 @@ func (p *path) shares(other *path) int {
 
 // learnPath learns a path MTU from an ICMP error p about a packet of the connection of d, for the segments that the error's receiver sends.
 //
-// Only an error about a segment in flight counts: a forger who has not seen the segment does not know its number (RFC 5927, Section 7.2). Other
-// protocols teach nothing, because only TCP is cut to the path MTU, and every connection with oversized segments gets an error of its own.
+// Only an error about a segment in flight counts: a forger who has not seen the segment does not know its number (RFC 5927, Section 7.2). The
+// handshake must be complete, so that who forges a SYN of somebody else's does not lower that sender's path MTU. Other protocols teach nothing,
+// because only TCP is cut to the path MTU, and every connection with oversized segments gets an error of its own.
 func (e *Engine) learnPath(d *decision, p *packet.Packet) {
 	c, q, to := d.hit.conn, &d.quote, 1-d.hit.direction
 	mtu := p.AnnouncedMTU()
@@ -118,17 +131,15 @@ func (e *Engine) learnPath(d *decision, p *packet.Packet) {
 	if d.quotesStream {
 		number = d.shift.Back(number)
 	}
-	if !c.tcp.inFlight(number, to) {
+	if !c.has(flagReplied) || rankOf(c.state) == rankUnsettled || !c.tcp.inFlight(number, to) {
 		return
 	}
 	sent := e.table.tuple(c, to)
-	destination, sender := d.quoted[0].Destination(), sent.Source()
 	d.teaches = true
 	d.path = path{
-		destination: destination.As16(),
-		sender:      e.snapshot.hostOf(sender, d.plan.out),
-		link:        d.plan.out,
-		way:         wayOf(d.in),
-		mtu:         uint16(max(mtu, minPathMTU)),
+		pathEnds: endsOf(&sent, &d.quoted[0], d.in),
+		host:     e.snapshot.hostOf(sent.Source(), d.plan.out),
+		link:     d.plan.out,
+		mtu:      uint16(max(mtu, minPathMTU)),
 	}
 }

@@ -9,7 +9,8 @@ import (
 	"culvert/nat/nattest"
 )
 
-// A too-big message limits the size of segments of super-frames to its destination for 10 minutes.
+// A too-big message limits the size of its receiver's segments of super-frames to the destination
+// for 10 minutes.
 func TestPathMTU(t *testing.T) {
 	e := engine(t)
 	c := call{e, node1, "10.200.1.5", "10.71.3.9", "10.200.3.9", 4000}.begin(t, start)
@@ -47,6 +48,73 @@ func TestPathMTU(t *testing.T) {
 	}
 	if got := (call{e, node1, "10.200.1.5", "10.71.3.10", "10.200.3.10", 4000}).begin(t, now).segment(t, now); got != 1300 {
 		t.Fatalf("another destination gets segments of %d bytes", got)
+	}
+}
+
+// Two ends that claim a narrow path between them slow nobody else down: not another pod of their
+// node, nor one of another node, in neither direction, nor others behind U. Their own connections
+// all go by it.
+func TestPathMTUOfOthers(t *testing.T) {
+	for name, test := range map[string]struct {
+		colluding, neighbour, elsewhere, seen, real string
+		mtu                                         uint32
+		want                                        int
+	}{
+		"IPv4":     {"10.200.1.5", "10.200.1.6", "10.200.2.7", "10.71.3.9", "10.200.3.9", 552, 512},
+		"IPv6":     {"fd00:200:0:1::5", "fd00:200:0:1::6", "fd00:200:0:2::7", "fd00:71:0:4000::9", "fd00:200::9", 1280, 1220},
+		"behind U": {"203.0.113.9", "203.0.113.10", "198.51.100.7", "10.71.3.9", "10.200.3.9", 552, 512},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := engine(t, speakForAll)
+			from := func(source string, node nat.Link, port uint16) call {
+				return call{e, node, source, test.seen, test.real, port}
+			}
+			begin := func(c call) call {
+				_, out, _ := forwarded(t, e, c.node, c.outbound(nattest.SYN, 1000, 0, nil), start)
+				answer := c
+				answer.local, answer.port = out.Source.String(), out.SourcePort
+				forwarded(t, e, nat.Tunnel, answer.inbound(nattest.SYN|nattest.ACK, 1000, 1001), start)
+				forwarded(t, e, c.node, c.outbound(nattest.ACK, 1001, 1001, nil), start)
+				return answer
+			}
+			bad := from(test.colluding, node1, 4000)
+			outside := begin(bad)
+			full := bad.segment(t, start)
+			forwarded(t, e, nat.Tunnel, tooBig(test.mtu, outside.sent(1001)), start)
+			for _, c := range []call{from(test.neighbour, node1, 4001), from(test.elsewhere, node2, 4002)} {
+				begin(c)
+				if got := c.segment(t, start); got != full {
+					t.Errorf("%s sends segments of %d bytes, want %d", c.local, got, full)
+				}
+			}
+			again := from(test.colluding, node1, 4003)
+			begin(again)
+			if got := again.segment(t, start); got != test.want {
+				t.Errorf("who has learnt it sends segments of %d bytes, want %d", got, test.want)
+			}
+			ledger(t, e)
+		})
+	}
+}
+
+// Whoever sends a SYN from another's address has not heard the answer. The other end's answer and
+// the owner's refusal do not make a connection about which an error teaches anything.
+func TestPathMTUOfForgedSource(t *testing.T) {
+	e := engine(t)
+	victim := call{e, node1, "10.200.1.5", "10.71.3.9", "10.200.3.9", 4000}.begin(t, start)
+	full := victim.segment(t, start)
+	forged := victim
+	forged.port = 4666
+	forwarded(t, e, node1, forged.outbound(nattest.SYN, 1000, 0, []byte("data of a SYN, which its receiver does not take")), start)
+	forwarded(t, e, nat.Tunnel, forged.inbound(nattest.SYN|nattest.ACK, 1000, 1001), start)
+	for _, refused := range []bool{false, true} {
+		if refused {
+			forwarded(t, e, node1, forged.outbound(nattest.RST, 1001, 0, nil), start)
+		}
+		forwarded(t, e, nat.Tunnel, tooBig(552, forged.sent(1001)), start)
+		if got := victim.segment(t, start); got != full {
+			t.Fatalf("segments of %d bytes, want %d", got, full)
+		}
 	}
 }
 

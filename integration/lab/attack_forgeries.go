@@ -19,6 +19,7 @@ func (l *Lab) forgeries() []Check {
 		l.against("to a node", "milan/pod1 × rome/node1", l.hostilePeer, l.attackNodes),
 		l.against("refused reload", "bad file × rome/pod2", nil, l.attackReload),
 		l.against("forged too big", "milan/pod2 × rome/pod1", sourceCheckOff, l.attackPathMTU),
+		l.against("own too big", "rome/pod1, milan/pod2 × rome/node1, rome/pod2", nil, l.attackColluding),
 		l.against("forged too big", "stranger × milan/pod1", nil, l.attackOuterMTU),
 		l.against("narrow device", "milan/gateway → rome", nil, l.checkNarrow("peer", l.pair("milan/pod1", "rome/pod1"))),
 		l.against("narrow device", "milan/gateway → node2", nil, l.checkNarrow("eth0", l.pair("rome/pod2", "milan/pod2"))),
@@ -71,6 +72,57 @@ func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
 		err = fmt.Errorf("segments of %d bytes arrive after %d forged messages, %d before", after, len(forged), before)
 	}
 	return fmt.Sprintf("%s; segments %d, then %d", figure, before, after), err
+}
+
+// attackColluding lowers the path MTU of a connection of the attackers' own: one sends a segment after a gap, so that it stays in flight, and the
+// other a message that it is too big. That must slow down nobody else who sends to the same pod, on the same node or on another.
+func (l *Lab) attackColluding(ctx context.Context) (_ string, err error) {
+	defer catch(&err)
+	own, accomplice := l.pair("rome/pod1", "milan/pod1"), l.at("milan/pod2")
+	innocents := []*ends{l.pair("rome/node1", "milan/pod1"), l.pair("rome/pod2", "milan/pod1")}
+	sizes := make([]int, len(innocents))
+	for i, e := range innocents {
+		sizes[i] = must(e.segmentsReceived())
+	}
+	before := must(own.segmentsReceived())
+	live := must(newIdle(own))
+	defer live.close()
+	seq, ack := must2(live.near.numbers())
+	const gap = 100
+	from, to := must(unix.Getsockname(live.near.fd)), must(unix.Getpeername(live.near.fd))
+	segment := silentTCP(addrPort(from), addrPort(to), nattest.ACK, seq+gap, ack)
+	must(l.beside(ctx, []*flood{{own.from, 1, func(int) []byte { return segment }}}))
+	try(own.reach(ctx)) // behind the segment
+	near, local := must2(live.farEnds())
+	mtu := uint16(552) // the lowest that a gateway believes
+	if accomplice.Address.Is6() {
+		mtu = smallMTU
+	}
+	message := tooBigAbout(accomplice.Address, silentTCP(near, local, nattest.ACK, seq, ack), mtu)
+	figure := must(l.beside(ctx, []*flood{{accomplice, 1, func(int) []byte { return message }}}))
+	try(l.pair("milan/pod2", "rome/pod1").reach(ctx)) // behind the message
+	if after := must(own.segmentsReceived()); after >= before {
+		return "", fmt.Errorf("segments of the attacker's own have %d bytes before and %d after; want less: nothing was learnt", before, after)
+	}
+	for i, e := range innocents {
+		if size := must(e.segmentsReceived()); size < sizes[i] {
+			return "", fmt.Errorf("segments of %d bytes from %s after one message about %s, %d before", size, e.from.Name, own.from.Name, sizes[i])
+		}
+	}
+	return fmt.Sprintf("%s; segments of others %v as before", figure, sizes), nil
+}
+
+// numbers returns the sequence numbers that a TCP socket sends and expects next.
+func (s *socket) numbers() (seq, ack uint32, err error) {
+	defer catch(&err)
+	const receiveQueue, sendQueue = 1, 2 // TCP_RECV_QUEUE and TCP_SEND_QUEUE, see tcp.h
+	try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, 1))
+	defer unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, -1) // without a window probe
+	number := func(queue int) uint32 {
+		try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queue))
+		return uint32(must(unix.GetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ)))
+	}
+	return number(sendQueue), number(receiveQueue), nil
 }
 
 // segmentsReceived streams over a new connection and returns the segment size seen by the receiver.
