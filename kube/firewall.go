@@ -27,7 +27,7 @@ type firewallChain struct {
 	Rules    struct {
 		NAT    []natRule    `json:"natRules"`
 		Filter []filterRule `json:"filterRules"`
-		Route  []struct{}   `json:"routeRules"`
+		Route  []any        `json:"routeRules"`
 	} `json:"rules"`
 }
 
@@ -36,6 +36,7 @@ type natRule struct {
 	Type  rules.Action    `json:"natType"`
 	To    string          `json:"to"`
 	Match []firewallMatch `json:"match"`
+	About any             `json:"targetRef"` // the object for which Liqo made it
 }
 
 type filterRule struct {
@@ -250,6 +251,9 @@ func (r *filterRule) tcp() bool {
 
 func (m *firewallMatch) match(path string, family rules.Family, f *faults) rules.Match {
 	out := rules.Match{Op: m.Op}
+	if m.IP == nil && m.Port == nil && m.Dev == nil && m.Proto == nil {
+		f.add(path, "none of ip, port, dev and proto; the API server leaves out fields that Liqo's CRD does not have")
+	}
 	if m.Op != rules.OpEqual && m.Op != rules.OpNotEqual {
 		f.add(path+".op", "%q is neither eq nor neq", m.Op)
 	}

@@ -35,10 +35,10 @@ const (
 	route0     = routeRule0 + ".routes[0]"
 )
 
-var oneMatch = []any{map[string]any{"op": "eq"}}
+var oneMatch = []any{map[string]any{"op": "eq", "proto": map[string]any{"value": "udp"}}}
 
 func aRule(more ...any) []any {
-	r := map[string]any{"name": "x", "counter": true, "match": oneMatch}
+	r := map[string]any{"name": "x", "match": oneMatch}
 	for i := 0; i < len(more); i += 2 {
 		r[more[i].(string)] = more[i+1]
 	}
@@ -102,6 +102,22 @@ var allSpoilt = []spoilt{
 	{KindFirewall, mssTable, chain0 + ".hook", "prerouting", filter0 + ".value"},
 	{KindFirewall, mssTable, chain0, map[string]any{"name": "c", "type": "filter", "hook": "postrouting", "policy": "accept", "rules": map[string]any{"filterRules": aRule("action", "reject")}}, filter0 + ".action"},
 	{KindFirewall, mssTable, chain0, map[string]any{"name": "c", "type": "filter", "hook": "output", "policy": "reject"}, chain0 + ".policy"},
+	// Fields of a newer Liqo: without the part that is not understood, a rule would match too much. Where the API server's CRD does not have
+	// the field either, an empty match is left.
+	{KindFirewall, markTable, filter0 + ".match", []any{map[string]any{"op": "eq", "ctstate": map[string]any{"value": []any{"established", "related"}}}},
+		filter0 + ".match[0].ctstate"},
+	{KindFirewall, markTable, filter0 + ".match", []any{map[string]any{"op": "eq"}}, filter0 + ".match[0]"},
+	{KindFirewall, markTable, filter0 + ".match", []any{map[string]any{"op": "eq", "IP": map[string]any{"value": "10.0.0.1", "position": "src"}}},
+		filter0 + ".match[0].IP"},
+	{KindFirewall, natTable, natRule0 + ".match[0].ip.set", "blocked", ""},
+	{KindFirewall, natTable, natRule0 + ".toPort", 80, ""},
+	{KindFirewall, natTable, chain0 + ".device", "eth0", ""},
+	{KindFirewall, natTable, "spec.table.sets", []any{}, ""},
+	{KindFirewall, natTable, "spec.suspended", true, ""},
+	{KindRoute, extTable, routeRule0 + ".ipproto", "tcp", ""},
+	{KindRoute, extTable, route0 + ".type", "blackhole", ""},
+	{KindRoute, extTable, "spec.table.id", 7, ""},
+	{KindRoute, extTable, "spec.suspended", true, ""},
 	{KindRoute, extTable, "spec.table.name", nil, ""},
 	{KindRoute, extTable, "spec.table.rules", []any{}, ""},
 	{KindRoute, extTable, routeRule0 + ".dst", "10.71.0.0", ""},

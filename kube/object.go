@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	strictjson "sigs.k8s.io/json"
+
 	"culvert/nat/rules"
 )
 
@@ -80,6 +82,27 @@ func (f faults) String() string { return strings.Join(f, "; ") }
 func (f *faults) read(field string, part json.RawMessage, to any) {
 	if fault := ReadPart(field, part, to); fault != "" {
 		*f = append(*f, fault)
+	}
+}
+
+// readStrictly also reports fields that to does not have. A rule without the part of its match that
+// is not understood would match too much.
+func (f *faults) readStrictly(field string, part json.RawMessage, to any) {
+	before := len(*f)
+	if f.read(field, part, to); len(*f) > before || len(part) == 0 {
+		return
+	}
+	fresh := reflect.New(reflect.TypeOf(to).Elem()).Interface()
+	unknown, err := strictjson.UnmarshalStrict(part, fresh, strictjson.DisallowUnknownFields)
+	if err != nil {
+		f.add(field, "%v", err)
+	}
+	for _, u := range unknown {
+		path := u.Error()
+		if named, ok := u.(strictjson.FieldError); ok {
+			path = named.FieldPath()
+		}
+		f.add(field+"."+path, "this version of culvert does not know this field; remove it, or update culvert")
 	}
 }
 

@@ -13,6 +13,7 @@ type routeSpec struct {
 	Table struct {
 		Name  string      `json:"name"`
 		Rules []routeRule `json:"rules"`
+		About any         `json:"targetRef"` // the object for which Liqo made it, as in the parts below
 	} `json:"table"`
 }
 
@@ -24,21 +25,26 @@ type routeRule struct {
 	Mark        int64   `json:"fwmark"`
 	Priority    int64   `json:"priority"`
 	Routes      []route `json:"routes"`
+	About       any     `json:"targetRef"`
 }
 
-// A route is the part of a route that a gateway uses. It ignores the source, a hint for packets of the host itself, and scope and onlink, which tell
-// a kernel how to find the neighbour.
+// A route is a route of a table. A gateway ignores the source, a hint for packets of the host itself,
+// and scope and onlink, which tell a kernel how to find the neighbour.
 type route struct {
 	Destination string `json:"dst"`
 	Source      string `json:"src"`
 	Via         string `json:"gw"`
 	Device      string `json:"dev"`
 	NextHops    []hop  `json:"nextHops"`
+	Scope       any    `json:"scope"`
+	OnLink      any    `json:"onlink"`
+	About       any    `json:"targetRef"`
 }
 
 type hop struct {
 	Via    string `json:"gw"`
 	Device string `json:"dev"`
+	Weight any    `json:"weight"` // of several next hops one is used
 }
 
 // table returns the spec's routing table. It must not be used if f has grown. If there are several next hops, the one to the tunnel whose other end

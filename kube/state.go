@@ -170,7 +170,7 @@ func (it *item) parse(o *Object, self *Self, f *faults) {
 	switch o.Kind {
 	case KindFirewall:
 		var spec firewallSpec
-		if f.read("spec", o.Spec, &spec); len(*f) == 0 {
+		if f.readStrictly("spec", o.Spec, &spec); len(*f) == 0 {
 			t := spec.table(f)
 			p := &piece{Resource: rules.Resource{Tables: []rules.Table{t}}, unknown: unknownSource(&t), remaps: remaps(&t)}
 			p.Order = o.Metadata.order(o.Metadata.Labels[labelFirewall+subcategory] == ipMapping)
@@ -179,7 +179,7 @@ func (it *item) parse(o *Object, self *Self, f *faults) {
 		it.readCondition(o, self)
 	case KindRoute:
 		var spec routeSpec
-		if f.read("spec", o.Spec, &spec); len(*f) == 0 {
+		if f.readStrictly("spec", o.Spec, &spec); len(*f) == 0 {
 			t := spec.table(self.peer(), f)
 			p := &piece{Resource: rules.Resource{Routing: []rules.PolicyTable{t}}, toTunnel: toTunnel(&t, self.peer())}
 			p.Order = o.Metadata.order(false)
