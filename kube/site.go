@@ -86,8 +86,11 @@ type nodeStatus struct {
 type internalNode struct {
 	device            string
 	address, underlay netip.Addr
-	waiting           string // for which field; "" = none
+	waiting           string // what is missing; "" = nothing
 }
+
+// Meanwhile is a part of what a gateway waits for that it can do without as long as it is a standby.
+const Meanwhile = ", which Liqo writes after this pod becomes active; until then this is "
 
 func readNode(o *Object, self *Self, f *faults) *internalNode {
 	var spec nodeSpec
@@ -107,13 +110,18 @@ func readNode(o *Object, self *Self, f *faults) *internalNode {
 	case tunnelDevice, anyTunnel:
 		f.add("spec.interface.gateway.name", "%q is the WireGuard tunnel's", out.device)
 	}
-	field, value := "status.nodeIP.remote", status.NodeIP.Remote
+	field, value, other, meanwhile := "status.nodeIP.remote", status.NodeIP.Remote, "status.nodeIP.local", status.NodeIP.Local
 	if o.Metadata.Name == self.Node {
-		field, value = "status.nodeIP.local", status.NodeIP.Local
+		field, value, other, meanwhile = other, meanwhile, field, value
 	}
 	if value == "" {
-		out.waiting = field
-		return out
+		// Liqo measures one of the two for the pod that is active, and the other one only after that pod has moved. A standby must know the node
+		// before, or it could copy no connection of it. Both addresses are the node's own.
+		if out.waiting = "no " + field; meanwhile == "" {
+			return out
+		}
+		out.waiting += Meanwhile + other
+		field, value = other, meanwhile
 	}
 	out.underlay = readAddress(field, value, f)
 	if a := out.underlay; a.IsValid() && (a.IsUnspecified() || a.IsMulticast()) {
@@ -294,11 +302,13 @@ func (d *derivation) nodes(fabric string) {
 		if what, ok := taken[n.address]; ok {
 			conflict.add("spec.interface.node.ip", "%s is %s too", n.address, what)
 		}
+		if len(conflict) == 0 && n.waiting != "" {
+			d.waiting = append(d.waiting, fmt.Sprintf("InternalNode %s: %s", key.Name, n.waiting))
+		}
 		switch {
 		case len(conflict) > 0:
 			d.fault[key] = conflict.String()
-		case n.waiting != "":
-			d.waiting = append(d.waiting, fmt.Sprintf("InternalNode %s: no %s", key.Name, n.waiting))
+		case !n.underlay.IsValid():
 		case len(d.site.Nodes) == maxNodes:
 			d.fault[it.key] = fmt.Sprintf("spec.internalNodeRef.name: a gateway takes at most %d nodes", maxNodes)
 		default:
