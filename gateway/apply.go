@@ -131,6 +131,9 @@ func (g *Gateway) commit(p *prepared) {
 	g.engine.Commit(p.rules)
 	g.life.Restore(g.engine, p.links) // before their packets arrive
 	g.endpoint.Commit(p.tunnels)
+	if g.Role().Forwards() {
+		g.endpoint.AskNew()
+	}
 	if err := g.wg.SetPeer(g.peer(p.config)); err != nil {
 		g.log.WithError(err).Warn("the WireGuard device is closed")
 	}

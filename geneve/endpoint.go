@@ -148,8 +148,8 @@ func (e *Endpoint) Prepare(tunnels []Tunnel) (*Prepared, error) {
 		case t.Tunnel != c:
 			was := t
 			t = newTunnel(c, e.remotePort, was.tunnelState)
-			// A new gateway knows a node by the same address as the previous gateway did, and accepts nothing from another address.
-			if t.Remote == was.Remote || t.Role == Node && t.Remote.BitLen() == was.Remote.BitLen() {
+			// Towards another remote the kernel chooses: a gateway knows a node by the source of the node's route to it.
+			if t.Remote == was.Remote {
 				t.local.Store(was.local.Load())
 			}
 		}

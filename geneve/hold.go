@@ -80,9 +80,9 @@ func (n *neighbours) discardNewest(t *tunnel) {
 // arm starts the timer that repeats requests and drops packets that have waited too long.
 func (n *neighbours) arm() {
 	if n.timer == nil {
-		n.timer = time.AfterFunc(askInterval, n.tick)
+		n.timer = time.AfterFunc(holdTick, n.tick)
 	} else {
-		n.timer.Reset(askInterval)
+		n.timer.Reset(holdTick)
 	}
 }
 

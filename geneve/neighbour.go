@@ -16,7 +16,9 @@ const (
 	maxHeldBytes     = 2 << 20 // room for packets waiting for all neighbours
 	minHeldBytes     = 2 << 10 // minimum room of a packet, which bounds the number of small ones
 	holdTime         = 3 * time.Second
+	holdTick         = 100 * time.Millisecond // how often requests are repeated while packets wait
 	askInterval      = 900 * time.Millisecond // between two requests to one neighbour: a little less than between two calls of AskAll
+	repeatInterval   = 90 * time.Millisecond  // between repetitions of a request to a neighbour never heard: a little less than holdTick
 	maxUnanswered    = 3                      // requests after which the peer's word no longer outweighs frames from elsewhere
 	silentInterval   = 5 * time.Second        // between two requests to a neighbour that has left maxUnanswered unanswered
 	reachableTime    = 30 * time.Second       // silence after which a neighbour in use is asked again (RFC 4861, Section 10)
@@ -42,7 +44,7 @@ type neighbour struct {
 }
 
 func (n *neighbour) init(e Encap) {
-	n.requests.at, n.answersFrom = never, never
+	n.requests.at, n.requests.sent, n.answersFrom = never, never, never
 	n.lastHeard.Store(int64(never))
 	n.store(newSpeaker(e, 0))
 }
@@ -181,11 +183,19 @@ func (n *neighbours) learn(t *tunnel, from speaker, now time.Duration) {
 // Preconditions: n.mu is held.
 func (n *neighbours) ask(t *tunnel, now time.Duration) {
 	nb := &t.neighbour
-	if now-nb.requests.at < askInterval || n.closed || nb.removed {
+	if n.closed || nb.removed {
 		return
 	}
-	nb.requests.ask(n.e.now()) // a batch of packets may have begun long before
-	nb.unanswered++
+	switch {
+	case now-nb.requests.at >= askInterval:
+		nb.requests.ask(n.e.now()) // a batch of packets may have begun long before
+		nb.unanswered++
+	case nb.lastHeard.Load() == int64(never) && nb.unanswered <= maxUnanswered && now-nb.requests.sent >= repeatInterval:
+		// The other end may learn of this one a moment later than this one of it. A repetition does not count as a request.
+		nb.requests.sent = n.e.now()
+	default:
+		return
+	}
 	if !t.either(now) {
 		n.request(t, t.spoken())
 		return

@@ -418,6 +418,62 @@ func TestRefresh(t *testing.T) {
 	f.silent(f.node)
 }
 
+// TestMovedGateway: a node asks a gateway that has moved at once, without a packet, and while packets wait it asks again soon, because that gateway may
+// learn of the node a moment later. Once the gateway is heard, or is away for long, it is asked once a second.
+func TestMovedGateway(t *testing.T) {
+	f := newFixture(t)
+	f.know()
+	tunnels := fixtureTunnels()
+	tunnels[0].VNI++ // as Remote would: the fixture has one socket for each
+	tunnels[0].Encap = Geneve
+	need.NoError(t, f.e.Apply(tunnels[:1]))
+	counted := func() (n int) {
+		f.e.Presences(func(p Presence) {
+			if p.ID == toNode {
+				n = p.Asked
+			}
+		})
+		return n
+	}
+	sent := uint64(0)
+	requests := func() (n int) {
+		before := sent
+		sent = f.e.Stats().ARPSent
+		return int(sent - before)
+	}
+	requests()
+	f.e.AskNew()
+	if n := requests(); n != 1 || counted() != 1 {
+		t.Fatalf("%d requests at once, %d counted, want 1", n, counted())
+	}
+	f.e.AskNew()
+	f.s.Send(toNode, genevetest.UDP(pod, remotePod, []byte("x")))
+	f.s.Flush()
+	asked := requests()
+	for range 8 {
+		f.advance(holdTick)
+		f.e.neighbours.tick()
+	}
+	asked += requests()
+	if asked != 8 || counted() != 1 {
+		t.Errorf("%d requests in the next %v, %d counted; want 8 and 1", asked, 8*holdTick, counted())
+	}
+	for range 100 {
+		f.advance(holdTick)
+		f.s.Send(toNode, genevetest.UDP(pod, remotePod, []byte("x")))
+		f.s.Flush()
+		f.e.neighbours.tick()
+	}
+	requests()
+	for range 20 {
+		f.advance(holdTick)
+		f.e.neighbours.tick()
+	}
+	if n := requests(); n > 3 {
+		t.Errorf("%d requests in 2 s to a gateway that has been away for 10 s, want at most 3", n)
+	}
+}
+
 // TestDoubt: after a flush was delayed, silent neighbours must answer before more is sent to them; others need not.
 func TestDoubt(t *testing.T) {
 	f := newFixture(t)

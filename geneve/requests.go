@@ -8,7 +8,8 @@ import (
 
 // requests are the ARP or neighbour discovery requests to one neighbour, and the path quality measured by its answers.
 type requests struct {
-	at      time.Duration // of the last one
+	at      time.Duration // of the last one that counts
+	sent    time.Duration // of the last one or its last repetition
 	waiting bool          // the last one has no answer yet
 	rtt     time.Duration // of the last one with an answer
 	recent  udp.Recent
@@ -16,7 +17,7 @@ type requests struct {
 
 // ask records a request.
 func (r *requests) ask(now time.Duration) {
-	r.at, r.waiting = now, true
+	r.at, r.sent, r.waiting = now, now, true
 	r.recent.Request()
 }
 
@@ -28,7 +29,7 @@ func (r *requests) answer(now time.Duration, away bool) {
 	if away {
 		r.recent.Forget(1)
 	}
-	r.waiting, r.rtt = false, now-r.at
+	r.waiting, r.rtt = false, now-r.sent
 	r.recent.Answer(0)
 }
 
@@ -48,6 +49,21 @@ func (e *Endpoint) AskAll(pace func()) {
 		}
 		asked++
 		pace()
+	}
+}
+
+// AskNew asks neighbours that were never asked, at most maxAsked: those of tunnels that are new or changed. So a gateway and a node that have just
+// learned of each other need not wait for the next call of AskAll.
+func (e *Endpoint) AskNew() {
+	n := &e.neighbours
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	asked, now := 0, e.now()
+	for _, t := range e.table.Load().ids {
+		if t != nil && t.Inner == Ethernet && t.neighbour.requests.at == never && asked < maxAsked {
+			n.ask(t, now)
+			asked++
+		}
 	}
 }
 

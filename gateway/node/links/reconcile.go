@@ -210,11 +210,15 @@ func (s *Set) publish() {
 		byID[c.id] = c
 	}
 	s.carrying.Store(&byID)
-	if e := s.endpoint.Load(); e == nil {
+	e := s.endpoint.Load()
+	if e == nil {
 		return
-	} else if err := e.Apply(s.tunnels()); s.unapplied.Changed(err) && err != nil {
+	}
+	err := e.Apply(s.tunnels())
+	if s.unapplied.Changed(err) && err != nil {
 		s.log.WithError(err).Error("tunnels cannot be applied")
 	}
+	e.AskNew()
 }
 
 func (s *Set) freeID() (uint16, bool) {
