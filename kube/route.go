@@ -48,8 +48,8 @@ type hop struct {
 }
 
 // table returns the spec's routing table. It must not be used if f has grown. If there are several next hops, the one to the tunnel whose other end
-// is peer is used.
-func (s *routeSpec) table(peer netip.Addr, f *faults) rules.PolicyTable {
+// is peer is used. ownNode: the routes lead by the gateway's own node, and those of a gateway on another node by that one.
+func (s *routeSpec) table(peer netip.Addr, ownNode bool, f *faults) rules.PolicyTable {
 	t := rules.PolicyTable{Name: s.Table.Name}
 	if t.Name == "" {
 		f.add("spec.table.name", "missing")
@@ -60,7 +60,7 @@ func (s *routeSpec) table(peer netip.Addr, f *faults) rules.PolicyTable {
 	for i := range s.Table.Rules {
 		from := &s.Table.Rules[i]
 		path := fmt.Sprintf("spec.table.rules[%d]", i)
-		r := rules.PolicyRule{In: device(from.In), Out: device(from.Out), Mark: uint32(from.Mark), Priority: int(from.Priority)}
+		r := rules.PolicyRule{In: device(from.In), Out: device(from.Out), Mark: uint32(from.Mark), Priority: int(from.Priority), Keep: ownNode}
 		if from.Mark < 0 || from.Mark > math.MaxUint32 {
 			f.add(path+".fwmark", "%d is no number from 0 to %d", from.Mark, uint32(math.MaxUint32))
 		}

@@ -41,6 +41,7 @@ const (
 	unique        = "unique"
 	forGateways   = "gateway"
 	ipMapping     = "ip-mapping"
+	ownNode       = "fabric-node"
 )
 
 // selects reports whether a resource is for this gateway.
@@ -53,7 +54,7 @@ func (s *Self) selects(o *Object) bool {
 			(sub == "all-gateways" || sub == "fabric" || sub == ipMapping || l[labelFirewall+unique] == s.Remote)
 	case KindRoute:
 		sub, only := l[labelRoute+subcategory], l[labelRoute+unique]
-		return l[labelRoute+category] == forGateways && (sub == "fabric" || sub == "fabric-node" && only == s.Node || only == s.Remote)
+		return l[labelRoute+category] == forGateways && (sub == "fabric" || sub == ownNode && only == s.Node || only == s.Remote)
 	case KindPublicKey, KindFabric:
 		return o.Metadata.Namespace == s.Namespace && l[labelRemote] == s.Remote
 	case KindTunnel:
@@ -180,7 +181,7 @@ func (it *item) parse(o *Object, self *Self, f *faults) {
 	case KindRoute:
 		var spec routeSpec
 		if f.readStrictly("spec", o.Spec, &spec); len(*f) == 0 {
-			t := spec.table(self.peer(), f)
+			t := spec.table(self.peer(), o.Metadata.Labels[labelRoute+subcategory] == ownNode, f)
 			p := &piece{Resource: rules.Resource{Routing: []rules.PolicyTable{t}}, toTunnel: toTunnel(&t, self.peer())}
 			p.Order = o.Metadata.order(false)
 			it.parsed = p

@@ -50,7 +50,7 @@ func (e *Engine) ask(tr *rules.Traversal, client, service netip.AddrPort, protoc
 	from := hostTuple(client, service, protocol)
 	tr.Start(&from, nil, rules.HostLink, nil)
 	if to != nil {
-		tr.Keep(*to, 0)
+		tr.Keep(*to, 0, 0)
 	}
 	tr.Enter(e.snapshot.rules)
 }

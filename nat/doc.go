@@ -48,7 +48,8 @@
 //
 //	connections     all except those between pods of the two clusters, which any of their packets makes again; with configured rules,
 //	                all. Saved: tuples, mark, state, TCP's and SCTP's numbers, counters, age; at most 128 bytes each over IPv4, and
-//	                6 more for the place and state of a PROXY protocol header
+//	                6 more for the place and state of a PROXY protocol header. The node by which one leaves is saved where a rule says
+//	                that it keeps it (rules.PolicyRule.Keep)
 //	clients         of services with affinity, and their remaining time
 //	IDs             continue after all used ones; a restored connection gets a new one
 //	not recorded    fragments, path MTUs, rate limits, counters of rules; the port key, which is an argument of New; verdicts and

@@ -109,7 +109,7 @@ func (e *Engine) evaluate(d *decision, p *packet.Packet, now Time) {
 	c, dir, tr := d.hit.conn, d.hit.direction, &d.tr
 	from := e.table.tuple(c, dir)
 	tr.Start(&from, p, d.in, d.trace)
-	tr.Follow(e.table.to(c, dir), c.mark)
+	tr.Follow(e.table.to(c, dir), c.mark, c.out[dir])
 	e.traverse(tr, now)
 	if dir == reply && e.snapshot.rules.Generated() {
 		// Filters mark by the incoming node. The node of a reply must not replace the node of origin.

@@ -150,6 +150,10 @@ func (e *Engine) record(c *conn, number uint32, now Time) (x connRecord, ok bool
 	if e.snapshot.rules.Generated() && x.mark == uint32(x.first.Link) {
 		x.facts |= recordOwnMark
 	}
+	if s := e.snapshot.rules; c.out[original] != 0 && s.Keeps(x.first.Link, x.mark, x.first.Source(), x.answer.Source()) {
+		x.facts |= recordHome
+		x.home = c.out[original]
+	}
 	for _, f := range recordFlags {
 		if c.has(f.flag) {
 			x.facts |= f.fact

@@ -53,6 +53,7 @@ const (
 	recordService
 	recordPort
 	recordOwnMark // the mark is the number of the node of origin
+	recordHome    // its answers come from inside, and it stays with the node by which it leaves, whose link is in their place
 )
 
 var recordFlags = [...]struct {
@@ -74,6 +75,7 @@ const proxySeen = 0x80
 type connRecord struct {
 	prologue       proxyRecord
 	first, answer  packet.Tuple
+	home           Link // for recordHome
 	idle           time.Duration
 	mark           uint32
 	facts          uint8
@@ -185,7 +187,11 @@ func (r *Restore) connection(in *fields) {
 	}
 	r.since[0]++
 	origin, answers := r.links[from-1], restoredLink{anyNode, true}
-	if way > 0 {
+	switch {
+	case way == 0:
+	case x.facts&recordHome != 0: // of a node that is not here, it leaves by another
+		x.home = r.links[way-1].link
+	default:
 		answers = r.links[way-1]
 		answers.ok = answers.ok && answers.link.Outside()
 	}

@@ -62,6 +62,8 @@ func (w *blockWriter) appendConnection(b []byte, x *connRecord) []byte {
 	way := uint64(0)
 	if x.answer.Link.Outside() {
 		b, way = w.appendLink(b, x.answer.Link)
+	} else if x.facts&recordHome != 0 {
+		b, way = w.appendLink(b, x.home)
 	}
 	if from == 0 || way == 0 && x.answer.Link.Outside() {
 		return b[:n]

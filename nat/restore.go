@@ -259,6 +259,7 @@ func (e *Engine) reinsert(x *connRecord, draft *conn, lifetime time.Duration, r 
 	if draft.has(flagReplied) {
 		tb.replied(c, number)
 	}
+	c.out[original] = x.home
 	tr := &e.scratch.tr
 	if _, ok := e.stillBound(tr, c, now); !ok {
 		tb.remove(c, number)

@@ -32,7 +32,7 @@ func (e *Engine) stillBound(tr *rules.Traversal, c *conn, now Time) (Reason, boo
 	}
 	keep := e.table.to(c, original)
 	tr.Start(&from, nil, in, nil)
-	tr.Keep(keep, c.mark)
+	tr.Keep(keep, c.mark, c.out[original])
 	ok := e.traverse(tr, now)
 	outlives := c.has(flagService) && s.rules.Outlives(&from, &keep)
 	if b := tr.Service; b != nil {

@@ -29,7 +29,7 @@ func (b *builder) addRouting(t *PolicyTable) {
 		}
 		compiled := &policyRoutes{policyRule: &policyRule{
 			in: t.Name, at: int32(i), priority: r.Priority, given: r.Priority,
-			origin: b.piece.origin, number: int32(len(b.piece.routing)), table: b.table, class: classOf(anyLink, r.Mark), source: r.Source,
+			origin: b.piece.origin, number: int32(len(b.piece.routing)), table: b.table, class: classOf(anyLink, r.Mark), source: r.Source, keep: r.Keep,
 		}}
 		if r.Source.IsValid() {
 			compiled.source = r.Source.Masked() // unlike nftables, a policy rule ignores host bits

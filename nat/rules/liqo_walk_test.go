@@ -38,7 +38,7 @@ func walkPacket(r *Ruleset, v view, connMark uint32, first bool, dst, src netip.
 		if src.IsValid() {
 			to.SetSource(src)
 		}
-		tr.Follow(to, connMark)
+		tr.Follow(to, connMark, 0)
 	}
 	pass(tr, r)
 	w := walked{

@@ -25,7 +25,10 @@ type PolicyRule struct {
 	Mark uint32 // the whole mark; 0: any
 	// Priority orders rules, the lowest first, equal ones by position. 0 puts the rule before all existing ones, as in the kernel.
 	Priority int
-	Routes   []PolicyRoute
+	// Keep says that any node would do: a connection of the tunnel stays with the node by which it leaves while that node is there. So the state that
+	// the node's own kernel has of it, such as a masquerade, stays valid when another gateway with routes of its own takes over.
+	Keep   bool `json:",omitempty"`
+	Routes []PolicyRoute
 }
 
 // A PolicyRoute leads to a device, or to the device of a neighbour: a node's internal address or the peer's tunnel address. It is inactive while
@@ -109,6 +112,7 @@ type policyRule struct {
 	table    int32 // among Resource.Routing; -1: the resource stands for it
 	class    class
 	source   netip.Prefix
+	keep     bool
 }
 
 // path names the rule: table/number.
@@ -167,6 +171,12 @@ func (r *Ruleset) route(in Link, mark uint32, src, dst netip.Addr) (nextHop, boo
 func (r *Ruleset) Route(in Link, mark uint32, src, dst netip.Addr) (out Link, ok bool) {
 	hop, ok := r.route(in, mark, src, dst)
 	return hop.link, ok
+}
+
+// Keeps reports whether a connection stays with the node by which it leaves, whatever its route says by now.
+func (r *Ruleset) Keeps(in Link, mark uint32, src, dst netip.Addr) bool {
+	hop, ok := r.route(in, mark, src, dst)
+	return ok && hop.rule.keep && in.Outside()
 }
 
 // best returns the better of the class's offer and other, by order of their rules.

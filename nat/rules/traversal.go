@@ -38,6 +38,7 @@ type Traversal struct {
 	// For the original direction of an existing connection, keep is its translation: no new backend is chosen.
 	keep    packet.Tuple
 	keeping bool
+	home    Link // by which the direction has left so far; 0: not known
 
 	trace Tracer
 }
@@ -66,14 +67,16 @@ func (tr *Traversal) Start(from *packet.Tuple, p *packet.Packet, in Link, trace 
 	}
 }
 
-// Follow continues, after Start, as a later packet of a connection with this mark, whose translation is known.
-func (tr *Traversal) Follow(to packet.Tuple, mark uint32) {
-	tr.first, tr.To, tr.ConnMark = false, to, mark
+// Follow continues, after Start, as a later packet of a connection with this mark, whose translation is known. It has left by home so far, 0 if that is
+// not known.
+func (tr *Traversal) Follow(to packet.Tuple, mark uint32, home Link) {
+	tr.first, tr.To, tr.ConnMark, tr.home = false, to, mark, home
 }
 
-// Keep continues, after Start, as the first packet of an existing connection with this mark. A service keeps to, the connection's translation.
-func (tr *Traversal) Keep(to packet.Tuple, mark uint32) {
-	tr.keep, tr.keeping, tr.ConnMark = to, true, mark
+// Keep continues, after Start, as the first packet of an existing connection with this mark. A service keeps to, the connection's translation. It has
+// left by home so far, 0 if that is not known.
+func (tr *Traversal) Keep(to packet.Tuple, mark uint32, home Link) {
+	tr.keep, tr.keeping, tr.ConnMark, tr.home = to, true, mark, home
 }
 
 // Raw runs the filters before connection tracking. It returns false if they drop the packet.
@@ -141,6 +144,9 @@ func (tr *Traversal) Leave(r *Ruleset) bool {
 		return false
 	}
 	hop, ok := r.route(tr.In, tr.mark, v.src, v.dst)
+	if ok && hop.rule.keep && tr.home != 0 && tr.In.Outside() && !tr.home.Outside() && r.HasLink(tr.home) {
+		hop.link = tr.home
+	}
 	if tr.trace != nil {
 		traceRoute(v, &hop, tr.mark, ok)
 	}
