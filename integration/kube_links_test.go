@@ -39,6 +39,7 @@ func (k *kubeLab) startLinks(template ...string) {
 		k.api.awaitRight(k.t, linksUser, "watch", "networking.liqo.io/"+right, "")
 	}
 	k.api.awaitRight(k.t, linksUser, "create", "/events", k.liqo.tenant())
+	k.api.awaitRight(k.t, linksUser, "watch", "/pods", "")
 	l := &kubeLinks{k: k, kubeconfig: k.api.kubeconfigOf(liqoNamespace, "culvert-links"), processes: make([]*peerProcess, len(k.nodes))}
 	for i := range k.nodes {
 		l.runtime = append(l.runtime, k.t.TempDir())

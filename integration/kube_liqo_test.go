@@ -3,6 +3,7 @@ package integration
 import (
 	"encoding/base64"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -211,17 +212,39 @@ func (l *liqo) externalTraffic() {
 	l.apply(resource("RouteConfiguration", l.tenant(), l.remote.name+"-gw-ext", routeTable(l.remote.name, rules...), l.unique("route")...))
 }
 
-// nodesMeasured writes the address that each node sends from. Agents on the nodes find it out.
+// nodesMeasured writes the address that each node sends from to the pod of the gateway. Agents on
+// the nodes find it out for the active pod alone: each node has one address until a pod was active
+// on it, or until all were elsewhere for once.
 func (l *liqo) nodesMeasured() {
 	l.t.Helper()
+	if err := l.measure(); err != nil {
+		l.t.Fatalf("%s: %v", l.here.name, err)
+	}
+}
+
+func (l *liqo) measure() error {
 	for i := range l.nodes {
 		n := &l.nodes[i]
 		local, remote := l.here.outer(n)
 		node := resource("InternalNode", "", n.name,
 			object{"interface": object{"gateway": object{"name": n.device}, "node": object{"ip": n.internal}}})
-		node["status"] = object{"nodeIP": object{"local": local, "remote": remote}}
-		l.apply(node)
+		known := object{}
+		if stored, err := l.api.admin.get(node); err == nil {
+			if was, ok := field(stored, "status", "nodeIP").(map[string]any); ok {
+				maps.Copy(known, was)
+			}
+		}
+		if n.name == kubeNodes[l.here.on].name {
+			known["local"] = local
+		} else {
+			known["remote"] = remote
+		}
+		node["status"] = object{"nodeIP": known}
+		if err := l.api.admin.apply(node); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 // mapHost writes the mapping of an external address to the client.

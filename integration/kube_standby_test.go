@@ -28,17 +28,22 @@ type kubeReplica struct {
 	flags []string
 }
 
-// kubeReplicas returns two pods of rome's gateway, each with a link of its own to milan's gateway.
+// kubeReplicas returns two pods of rome's gateway on different nodes, each with a link of its own to milan's gateway. Each node sends to the pod on itself
+// from another address than to the other pod.
 func kubeReplicas(t *testing.T, rome, milan *kubeLab) []*kubeReplica {
 	t.Helper()
 	second := *rome
 	here, own := *rome.kubeEnd, *rome.liqo
-	here.gatewayN = 19
+	here.gatewayN, here.on = 19, 1
 	own.here, own.pod = &here, 1
 	second.kubeEnd, second.liqo = &here, &own
 	second.gatewayHost = rome.join("gw2", here.gateway())
 	second.gatewayHost.confined = true
 	join(second.gatewayHost, milan.gatewayHost, "192.0.4.1/24", "192.0.4.7/24", 1500)
+	for _, at := range []*kubeEnd{rome.kubeEnd, &here} {
+		local, _ := at.outer(&kubeNodes[at.on])
+		rome.nodes[at.on].ip("route add " + at.gateway() + "/32 dev " + rome.network.name + " src " + local)
+	}
 	flags := []string{"--leader-election", "--leader-election-lease-duration=" + standbyLease.String(), "--leader-election-renew-deadline=2s",
 		"--leader-election-retry-period=" + standbyRetry.String(), "--ping-interval=400ms"}
 	return []*kubeReplica{{rome, flags}, {&second, append(flags, "--endpoint-address=192.0.4.7")}}
@@ -101,9 +106,11 @@ func (r *kubeReplica) await(t *testing.T, role string, limit time.Duration) {
 	})
 }
 
-// A labelWatch does what Liqo's controllers do: it points nodes to the one pod that is labelled as active, and changes nothing while two pods are.
+// A labelWatch does what Liqo does about the pod that is labelled as active: its agents write from which address each node sends to that pod, and its
+// controller, unless it is away, points nodes to it. Both change nothing while two pods are labelled.
 type labelWatch struct {
 	switches, none, many atomic.Int32
+	away                 atomic.Bool
 	stop                 func()
 }
 
@@ -113,16 +120,21 @@ func watchLabel(t *testing.T, all []*kubeReplica) *labelWatch {
 	done := make(chan struct{})
 	w.stop = func() { cancel(); <-done }
 	admin, l := all[0].api.admin, all[0].liqo
+	pods := map[string]*liqo{}
+	for _, r := range all {
+		pods[r.gateway()] = r.liqo
+	}
 	go func() {
 		defer close(done)
 		led := all[0].gateway()
+		measured := led
 		for ctx.Err() == nil {
-			pods, err := admin.list("v1", "Pod", l.tenant())
+			list, err := admin.list("v1", "Pod", l.tenant())
 			if err != nil {
 				continue // the API server is away
 			}
 			var labelled []string
-			for _, p := range pods {
+			for _, p := range list {
 				if at, there := field(p, "status", "podIP").(string); there && field(p, "metadata", "labels", liqoLabel+"active") == "true" {
 					labelled = append(labelled, at)
 				}
@@ -132,8 +144,11 @@ func watchLabel(t *testing.T, all []*kubeReplica) *labelWatch {
 				w.none.Add(1)
 			case len(labelled) > 1:
 				w.many.Add(1)
-			case labelled[0] != led:
-				if admin.apply(l.fabric(labelled[0])) == nil {
+			default:
+				if labelled[0] != measured && pods[labelled[0]].measure() == nil {
+					measured = labelled[0]
+				}
+				if labelled[0] != led && !w.away.Load() && admin.apply(l.fabric(labelled[0])) == nil {
 					led = labelled[0]
 					w.switches.Add(1)
 				}
@@ -161,6 +176,13 @@ func TestKubeStandby(t *testing.T) {
 		// All connections of nodes get U as their source. Both nodes use the same source ports, so the gateway has to change the port of one of them. Only
 		// a standby with a copy knows that port.
 		streams := slices.Concat(linkStreams(t, rome, milan, 20), streamsFrom(t, rome.nodes, milan, "5302", pairPort, 20))
+		// A node's kernel masquerades connections to the mapped host, so they end if they leave by another node.
+		rome.client.accept(t, "tcp4", net.JoinHostPort(rome.kubeEnd.client(), "5304"), echo)
+		for range 20 {
+			conn, err := milan.pods[1].dial("tcp4", net.JoinHostPort(rome.seen(kubeMapped), "5304"))
+			need.NoError(t, err)
+			streams = append(streams, startStream(conn, 50*time.Millisecond))
+		}
 		pod := milan.pod(&kubeNodes[0], 5)
 		datagrams := watchPath(t, milan.pods[0], pod+":5301", rome.pods[0], milan.seen(pod)+":5301")
 		active, standby := all[0], all[1]
@@ -186,15 +208,25 @@ func TestKubeStandby(t *testing.T) {
 		t.Logf("%d connections of nodes were begun until SIGTERM", len(late))
 		streams = append(streams, late...)
 		pause("SIGTERM", standbyHandover)
+		for i := range rome.nodes {
+			for _, d := range rome.links.status(i).LinkDrops {
+				if d.Reason == "hold-full" {
+					t.Errorf("node %d dropped %d packets while it looked for the gateway that took over", i+1, d.Packets)
+				}
+			}
+		}
 		active.start()
 		active.await(t, "standby", startTimeout)
 		turn()
 
+		// Liqo's controller, which has one replica, ends with it. Nodes follow the pod's label.
 		standby.awaitCopy(t)
+		labels.away.Store(true)
 		active.culvert.cmd.Process.Kill()
 		<-active.culvert.ended
 		standby.await(t, "active", standbyKilled)
-		pause("SIGKILL", standbyKilled)
+		pause("SIGKILL, Liqo's controller too", standbyKilled)
+		labels.away.Store(false)
 		active.start()
 		active.await(t, "standby", startTimeout)
 		turn()

@@ -129,6 +129,7 @@ func (r *liqoReader) read(namespace, name, templates string) (*check.Cluster, er
 	c.Namespace = r.get(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}, "", namespace)
 	c.Deployment = r.get(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, namespace, "gw-"+name)
 	c.Pods = r.list(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, namespace, "networking.liqo.io/component=gateway,networking.liqo.io/gateway-name="+name)
+	c.Controllers = r.list(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, "", controllerLabels)
 	c.Policies = r.list(schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}, namespace, "")
 	for _, kind := range gatewayResources {
 		of := ""
@@ -150,6 +151,9 @@ func (r *liqoReader) read(namespace, name, templates string) (*check.Cluster, er
 	}
 	return c, errors.Join(r.errs...)
 }
+
+// controllerLabels are those of Liqo's controller.
+const controllerLabels = "app.kubernetes.io/name=controller-manager,app.kubernetes.io/component=controller-manager"
 
 // get returns an object; nil if it does not exist.
 func (r *liqoReader) get(resource schema.GroupVersionResource, namespace, name string) map[string]any {

@@ -24,7 +24,9 @@ type Cluster struct {
 	Deployment map[string]any   // the running one
 	Pods       []map[string]any // of the gateway
 	Policies   []map[string]any // NetworkPolicies of the namespace
-	Resources  []*kube.Object   // resources for gateways, of the whole cluster
+	// Controllers are the pods of liqo-controller-manager.
+	Controllers []map[string]any
+	Resources   []*kube.Object // resources for gateways, of the whole cluster
 	// TemplateNamespace is the namespace of culvert's template.
 	TemplateNamespace string
 }
@@ -89,6 +91,7 @@ func Check(c *Cluster) (*Report, error) {
 	k.podSecurity(g)
 	k.networkPolicies()
 	k.links(g)
+	k.standby()
 	k.resources()
 	return &k.Report, nil
 }
@@ -278,8 +281,59 @@ func (k *checker) resources() {
 	}
 	s.Changes() // checks them in combination
 	faults := s.Faults()
+	k.nodes()
 	for _, key := range slices.SortedFunc(maps.Keys(faults), func(a, b rules.Key) int { return strings.Compare(a.String(), b.String()) }) {
 		// A gateway without a key waits for one.
 		k.Findings = append(k.Findings, Finding{key.Kind != kube.KindPublicKey, fmt.Sprintf("%s would be left out: %s", key, faults[key])})
+	}
+}
+
+// nodes reports nodes of which a pod of the gateway knows no address. A standby takes no connection of such a node.
+func (k *checker) nodes() {
+	for _, p := range k.Pods {
+		self := k.self
+		if self.Node = text(p, "spec", "nodeName"); !k.ours || text(p, "status", "phase") != "Running" {
+			continue
+		}
+		s := kube.NewState(self)
+		for _, o := range k.Resources {
+			s.Put(o)
+		}
+		if c := s.Changes(); c.Site == nil || !c.Site.GatewayAddress.IsValid() {
+			continue // it waits for more than nodes
+		}
+		for _, w := range s.Waiting() {
+			if strings.Contains(w, kube.KindNode+" ") {
+				k.Findings = append(k.Findings, Finding{!strings.Contains(w, kube.Meanwhile), fmt.Sprintf("pod %s waits for %s", text(p, "metadata", "name"), w)})
+			}
+		}
+	}
+}
+
+// standby says what a gateway with several pods depends on besides them.
+func (k *checker) standby() {
+	if n := fmt.Sprint(template.Field(k.made, "spec", "deployment", "spec", "replicas")); k.made == nil || n == "0" || n == "1" || n == "<nil>" {
+		return
+	}
+	var at []string
+	for _, p := range k.Controllers {
+		if text(p, "status", "phase") == "Running" {
+			at = append(at, text(p, "spec", "nodeName"))
+		}
+	}
+	slices.Sort(at)
+	at = slices.Compact(at)
+	const needs = "a node with Liqo's own link follows a gateway that moves only while liqo-controller-manager runs; one with culvert's does not need it"
+	const remedy = "set controllerManager.replicas=2 in Liqo's chart"
+	switch {
+	case len(at) == 0:
+		k.remark("%s. No pod of it runs: start it", needs)
+	case len(at) > 1:
+		k.remark("%s. It runs on the nodes %s", needs, strings.Join(at, ", "))
+	case at[0] == k.self.Node:
+		k.remark("%s. It runs on node %s alone, like the active gateway: if that node fails, the standby gets no packets until Kubernetes has moved the controller, "+
+			"after five minutes by default; %s", needs, at[0], remedy)
+	default:
+		k.remark("%s. It runs on node %s alone; %s", needs, at[0], remedy)
 	}
 }

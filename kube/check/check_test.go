@@ -406,3 +406,56 @@ func TestPodSecurity(t *testing.T) {
 		}
 	}
 }
+
+// TestStandbysController: of a gateway with several pods, the report names Liqo's controller, how many there are and where.
+func TestStandbysController(t *testing.T) {
+	for _, tt := range []struct{ name, nodes, want string }{
+		{"none", "", "No pod of it runs"},
+		{"beside the active gateway", "n2", "It runs on node n2 alone, like the active gateway"},
+		{"alone", "n1", "It runs on node n1 alone; set controllerManager.replicas=2"},
+		{"two on one node", "n1 n1", "It runs on node n1 alone; "},
+		{"two", "n1 n2", "It runs on the nodes n1, n2"},
+	} {
+		c := switched(t)
+		set(c.Gateway, "n2", "status", "internalEndpoint", "node")
+		for _, n := range strings.Fields(tt.nodes) {
+			c.Controllers = append(c.Controllers, object(t, "{spec: {nodeName: "+n+"}, status: {phase: Running}}"))
+		}
+		c.Controllers = append(c.Controllers, object(t, "{spec: {nodeName: n3}, status: {phase: Pending}}"))
+		says := func() bool {
+			return slices.ContainsFunc(checked(t, c).Findings, func(f Finding) bool { return !f.Wrong && strings.Contains(f.Text, tt.want) })
+		}
+		if says() {
+			t.Errorf("%s: said of a gateway with one pod", tt.name)
+		}
+		var err error
+		c.Template, _, err = template.From(template.Default(true, "liqo", "liqo"), "registry.invalid/culvert:1", 2)
+		need.NoError(t, err)
+		if !says() {
+			t.Errorf("%s: %+v, want %q", tt.name, checked(t, c).Findings, tt.want)
+		}
+	}
+}
+
+// TestNodesOfStandby: a pod that does not know an address of a node is named, with the address that is missing. One that has only the address for other
+// pods can do without.
+func TestNodesOfStandby(t *testing.T) {
+	for _, tt := range []struct {
+		status, want string
+		wrong        bool
+	}{
+		{`{"nodeIP":{"local":"10.244.1.1"}}`, "pod gw-1 waits for InternalNode n2: no status.nodeIP.remote, which Liqo writes after this pod becomes active", false},
+		{`{}`, "pod gw-1 waits for InternalNode n2: no status.nodeIP.remote", true},
+	} {
+		c := switched(t)
+		c.Pods = []map[string]any{object(t, "{metadata: {name: gw-1}, spec: {nodeName: n1}, status: {phase: Running}}")}
+		for _, o := range c.Resources {
+			if o.Kind == kube.KindNode && o.Metadata.Name == "n2" {
+				o.Status = json.RawMessage(tt.status)
+			}
+		}
+		if !slices.ContainsFunc(checked(t, c).Findings, func(f Finding) bool { return f.Wrong == tt.wrong && strings.HasPrefix(f.Text, tt.want) }) {
+			t.Errorf("%+v, want %q", checked(t, c).Findings, tt.want)
+		}
+	}
+}

@@ -34,6 +34,7 @@ type Source struct {
 	mu       sync.Mutex
 	state    *State          // +checklocks:mu
 	complete map[string]bool // +checklocks:mu
+	late     time.Time       // when links no longer wait for the list of pods; zero: other lists are missing; +checklocks:mu
 	statuses []links.Status  // +checklocks:mu
 	faults   []Fault         // +checklocks:mu
 	waiting  string          // +checklocks:mu
@@ -56,8 +57,20 @@ func NewSource(client dynamic.Interface, node string, log *logrus.Entry) *Source
 	}
 }
 
-// watched are the kinds that a Source follows, with their names in the API.
-var watched = map[string]string{kube.KindFabric: "internalfabrics", kube.KindTunnel: "genevetunnels", kube.KindNode: "internalnodes"}
+// watched are the kinds that a Source follows.
+var watched = map[string]schema.GroupVersionResource{
+	kube.KindFabric: {Group: "networking.liqo.io", Version: "v1beta1", Resource: "internalfabrics"},
+	kube.KindTunnel: {Group: "networking.liqo.io", Version: "v1beta1", Resource: "genevetunnels"},
+	kube.KindNode:   {Group: "networking.liqo.io", Version: "v1beta1", Resource: "internalnodes"},
+	kindPod:         {Version: "v1", Resource: "pods"},
+}
+
+// activeGateways selects the pods that say that they are the active gateway.
+const activeGateways = "networking.liqo.io/component=gateway,networking.liqo.io/active=true"
+
+// podsPatience is how long the list of these pods may take after all others. An older manifest does
+// not grant it.
+const podsPatience = 3 * time.Second
 
 // Run calls apply with the links that the resources ask for, whenever they change, until ctx ends.
 // It does not call apply before every list is complete. While the API server is away, nothing
@@ -66,10 +79,12 @@ func (s *Source) Run(ctx context.Context, apply func([]links.Link)) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	for kind, resource := range watched {
-		f := &kube.Followed{Client: s.client.Resource(schema.GroupVersionResource{Group: "networking.liqo.io", Version: "v1beta1", Resource: resource}),
-			Resource: resource, Into: sink{s, kind}}
-		if kind == kube.KindNode {
+		f := &kube.Followed{Client: s.client.Resource(resource), Resource: resource.Resource, Into: sink{s, kind}}
+		switch kind {
+		case kube.KindNode:
 			f.Fields = "metadata.name=" + s.node
+		case kindPod:
+			f.Labels = activeGateways
 		}
 		tasks.Go(func() { f.Follow(ctx, s.causes) })
 	}
@@ -103,11 +118,21 @@ func (s *Source) signal() {
 
 func (s *Source) follow(ctx context.Context, apply func([]links.Link)) {
 	s.mu.Lock()
-	if len(s.complete) < len(watched) {
+	lists, now := len(s.complete), time.Now()
+	if !s.complete[kindPod] {
+		if lists++; lists == len(watched) && s.late.IsZero() {
+			s.late = now.Add(podsPatience)
+		}
+	}
+	if lists < len(watched) || !s.complete[kindPod] && now.Before(s.late) {
 		s.mu.Unlock()
 		return
 	}
-	want := s.state.Desired(time.Now())
+	want := s.state.Desired(now)
+	if want.Waiting == "" && !s.complete[kindPod] {
+		want.Waiting = "the list of pods with " + activeGateways + ", which this agent may have no right to read: apply the manifest of this version; " +
+			"links follow InternalFabrics meanwhile, which Liqo's controller writes"
+	}
 	statuses, changed := s.statuses, s.waiting != want.Waiting
 	s.waiting = want.Waiting
 	s.mu.Unlock()
@@ -185,7 +210,12 @@ func (k sink) key(u *unstructured.Unstructured) rules.Key {
 func (s *Source) put(kind string, u *unstructured.Unstructured) {
 	o := &kube.Object{Kind: kind, Metadata: kube.MetadataOf(u)}
 	var err error
-	if o.Spec, err = kube.PartOf(u, "spec"); err == nil {
+	if kind == kindPod {
+		o.Status, err = kube.PartOf(u, "status")
+	} else {
+		o.Spec, err = kube.PartOf(u, "spec")
+	}
+	if err == nil {
 		s.state.Put(o, u.GetDeletionTimestamp() != nil, time.Now())
 	}
 }

@@ -58,6 +58,9 @@ type internalNode struct {
 	address netip.Addr
 }
 
+// kindPod is the kind of the pods of gateways that say by their label that they are active.
+const kindPod = "Pod"
+
 // A State derives the links of one node from Liqo's resources. It belongs to one goroutine at a
 // time.
 type State struct {
@@ -65,11 +68,12 @@ type State struct {
 	fabrics map[rules.Key]*internalFabric
 	tunnels map[rules.Key]*tunnel
 	nodes   map[rules.Key]*internalNode
+	active  map[rules.Key]netip.Addr // addresses of the pods of kindPod that run
 }
 
 // NewState returns the State of the node called name.
 func NewState(node string) *State {
-	return &State{node: node, fabrics: map[rules.Key]*internalFabric{}, tunnels: map[rules.Key]*tunnel{}, nodes: map[rules.Key]*internalNode{}}
+	return &State{node: node, fabrics: map[rules.Key]*internalFabric{}, tunnels: map[rules.Key]*tunnel{}, nodes: map[rules.Key]*internalNode{}, active: map[rules.Key]netip.Addr{}}
 }
 
 // Put adds or replaces a resource.
@@ -89,7 +93,34 @@ func (s *State) Put(o *kube.Object, deleting bool, now time.Time) {
 		s.tunnels[key] = readTunnel(o, r)
 	case kube.KindNode:
 		s.nodes[key] = readNode(o, r)
+	case kindPod:
+		var status struct {
+			Phase string `json:"phase"`
+			IP    string `json:"podIP"`
+		}
+		delete(s.active, key)
+		r.read("status", o.Status, &status)
+		if a := r.host("status.podIP", status.IP); len(r.faults) == 0 && !deleting && status.Phase == "Running" {
+			s.active[key] = a
+		}
 	}
+}
+
+// gateway returns the address of the one pod that says that it is the active gateway of a tenant's
+// namespace, as Liqo's controller finds it. That controller may be away when a gateway moves, often
+// because it was on the same node, so what it has written is used only if no pod or more than one
+// says so.
+func (s *State) gateway(f *internalFabric) netip.Addr {
+	var found []netip.Addr
+	for key, a := range s.active {
+		if key.Namespace == f.meta.Namespace {
+			found = append(found, a)
+		}
+	}
+	if len(found) == 1 && found[0].Is4() == f.link.Remote.Is4() {
+		return found[0]
+	}
+	return f.link.Remote
 }
 
 // Delete forgets a deleted resource.
@@ -101,6 +132,8 @@ func (s *State) Delete(key rules.Key) {
 		delete(s.tunnels, key)
 	case kube.KindNode:
 		delete(s.nodes, key)
+	case kindPod:
+		delete(s.active, key)
 	}
 }
 
@@ -111,6 +144,8 @@ func (s *State) keys(kind string) []rules.Key {
 		return slices.Collect(maps.Keys(s.fabrics))
 	case kube.KindTunnel:
 		return slices.Collect(maps.Keys(s.tunnels))
+	case kindPod:
+		return slices.Collect(maps.Keys(s.active))
 	}
 	return slices.Collect(maps.Keys(s.nodes))
 }
@@ -271,7 +306,7 @@ func (s *State) Desired(now time.Time) Desired {
 		default:
 			served[t.of] = true
 			l := f.link
-			l.VNI, l.Address = t.vni, own.address
+			l.VNI, l.Address, l.Remote = t.vni, own.address, s.gateway(f)
 			d.Links = append(d.Links, l)
 			d.Origin[l.Name] = f.meta
 		}

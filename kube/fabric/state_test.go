@@ -270,3 +270,79 @@ func TestKernelLinks(t *testing.T) {
 		t.Errorf("logged %d times", said)
 	}
 }
+
+// gatewayPod is a pod that says that it is the active gateway to cluster-b.
+func gatewayPod(t *testing.T, name, address, phase string) *kube.Object {
+	return object(t, fmt.Sprintf("{kind: Pod, metadata: {namespace: liqo-tenant-cluster-b, name: %s}, status: {phase: %s, podIP: %q}}", name, phase, address))
+}
+
+// TestActivePod: links lead to the one running pod that says that it is active, whatever Liqo's controller has written last. If there is none, or if there
+// are two, the controller decides.
+func TestActivePod(t *testing.T) {
+	s := NewState("n1")
+	for _, o := range captured(t) {
+		s.Put(o, false, start)
+	}
+	leads := func(what, to string) {
+		t.Helper()
+		want := slices.Clone(ofN1)
+		want[0].Remote = addr(to)
+		if d := s.Desired(late); !slices.Equal(d.Links, want) || len(d.Faults) > 0 {
+			t.Errorf("%s: %+v, want %+v", what, d, want)
+		}
+	}
+	leads("no pod", "10.244.0.7")
+	for _, p := range []struct{ what, address, phase, to string }{
+		{"a pod", "10.244.2.9", "Running", "10.244.2.9"},
+		{"a pod that has ended", "10.244.2.9", "Failed", "10.244.0.7"},
+		{"a pod without address", "", "Running", "10.244.0.7"},
+		{"a pod with an address of the other family", "fd00::9", "Running", "10.244.0.7"},
+		{"a pod with nonsense", "127.0.0.1", "Running", "10.244.0.7"},
+		{"a pod again", "10.244.2.9", "Running", "10.244.2.9"},
+	} {
+		s.Put(gatewayPod(t, "gw-a", p.address, p.phase), false, start)
+		leads(p.what, p.to)
+	}
+	s.Put(gatewayPod(t, "gw-b", "10.244.3.9", "Running"), false, start)
+	leads("two pods", "10.244.0.7")
+	s.Delete(gatewayPod(t, "gw-a", "", "").Key())
+	leads("the other pod", "10.244.3.9")
+	s.Put(gatewayPod(t, "gw-b", "10.244.3.9", "Running"), true, start)
+	leads("a pod that is being deleted", "10.244.0.7")
+	other := gatewayPod(t, "gw-c", "10.244.3.9", "Running")
+	other.Metadata.Namespace = "default"
+	s.Put(other, false, start)
+	leads("a pod of another namespace", "10.244.0.7")
+}
+
+// TestWithoutPods: an agent whose older manifest grants no pods follows InternalFabrics after a moment, and says so.
+func TestWithoutPods(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
+		log, _ := test.NewNullLogger()
+		s := NewSource(nil, "n1", logrus.NewEntry(log))
+		for _, o := range captured(t) {
+			s.state.Put(o, false, start)
+		}
+		var applied []links.Link
+		follow := func() { s.follow(t.Context(), func(l []links.Link) { applied = l }) }
+		follow()
+		time.Sleep(time.Hour)
+		for _, kind := range []string{kube.KindFabric, kube.KindTunnel, kube.KindNode} {
+			follow()
+			s.complete[kind] = true
+		}
+		follow()
+		time.Sleep(podsPatience - 1)
+		if follow(); applied != nil {
+			t.Error("links are applied although the list of pods may still arrive")
+		}
+		time.Sleep(1)
+		if follow(); !slices.Equal(applied, ofN1) || !strings.Contains(s.waiting, "the list of pods") {
+			t.Errorf("%v; waiting for %q", applied, s.waiting)
+		}
+		s.complete[kindPod] = true
+		if follow(); s.waiting != "" {
+			t.Errorf("waiting for %q", s.waiting)
+		}
+	})
+}

@@ -348,6 +348,7 @@ func TestRandomEdits(t *testing.T) {
 	for resource, kind := range map[string]string{"internalfabrics": "InternalFabricList", "genevetunnels": "GeneveTunnelList", "internalnodes": "InternalNodeList"} {
 		kinds[resourceOf(resource)] = kind
 	}
+	kinds[schema.GroupVersionResource{Version: "v1", Resource: "pods"}] = "PodList"
 	w.api = fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
 	w.api.PrependWatchReactor("*", func(a kubetesting.Action) (bool, watch.Interface, error) {
 		i, err := w.api.Tracker().Watch(a.GetResource(), a.GetNamespace())
