@@ -27,6 +27,7 @@ type electing struct {
 	learned  func() bool // the gateway has its rules
 	tasks    sync.WaitGroup
 	stop     context.CancelFunc // of tasks
+	deserted bool               // it has left, and no other replica has taken over; after runElected
 
 	mu     sync.Mutex
 	unsaid []kube.Event // +checklocks:mu
@@ -144,7 +145,7 @@ func runElected(ctx context.Context, g *gateway.Gateway, e *electing) error {
 	tasks.Go(func() {
 		select {
 		case <-ctx.Done():
-			e.Leave(running)
+			e.deserted = !e.Leave(running)
 			stop()
 		case <-running.Done():
 		}

@@ -23,7 +23,10 @@ import (
 )
 
 // peeringGateway adapts a gateway for the source of its Peering.
-type peeringGateway struct{ liqoGateway }
+type peeringGateway struct {
+	liqoGateway
+	elected *electing
+}
 
 // Trouble returns the gateway's latest log message about its peer.
 func (g peeringGateway) Trouble() string {
@@ -51,11 +54,11 @@ func (g peeringGateway) NodeTroubles() map[string]string {
 }
 
 // Standbys implements peering.Running.
-func (g peeringGateway) Standbys() (all []peering.Standby) {
+func (g peeringGateway) Standbys() (all []peering.Standby, alone bool) {
 	for _, f := range g.Followers() {
 		all = append(all, peering.Standby{Pod: f.Pod, Whole: !f.NoFullCopy, Lacks: f.Lacks()})
 	}
-	return all
+	return all, g.elected == nil || len(all) == 0 && g.elected.Alone()
 }
 
 // peeringSource adapts the source of a Peering for the gateway's status.
@@ -127,10 +130,13 @@ func runKube(ctx context.Context, flags *kubeFlags) error {
 	var tasks sync.WaitGroup
 	var anew error
 	tasks.Go(func() {
-		anew = source.Run(sourcing, peeringGateway{liqoGateway{g, true}})
+		anew = source.Run(sourcing, peeringGateway{liqoGateway{g, true}, e})
 		stop()
 	})
 	err = runElected(running, g, e)
+	if e == nil || e.deserted {
+		source.End()
+	}
 	stopSource()
 	tasks.Wait()
 	if err := errors.Join(err, anew); err != nil {

@@ -57,6 +57,9 @@ func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, b
 	}
 	entry := log.WithField("node", k.name)
 	set := links.New(uint16(l.port), entry)
+	if l.daemonSet != "" { // it starts this pod before the one that it replaces has ended
+		set.Succeed()
+	}
 	seen, err := page.New("--links-metrics", l.metrics, nil, set.Metrics, set.Fault)
 	if err != nil {
 		return err
@@ -78,7 +81,13 @@ func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, b
 		}
 		tasks.Go(func() { status.show(running, k.name, entry, set.Show, source.show) })
 		for _, task := range source.tasks {
-			tasks.Go(func() { task(running) })
+			tasks.Go(func() {
+				select {
+				case <-set.Held():
+					task(running)
+				case <-running.Done():
+				}
+			})
 		}
 		err := set.Run(running, source.report)
 		stop()
@@ -88,6 +97,11 @@ func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, b
 	})
 	if err != nil {
 		return cli.Failed(err)
+	}
+	select {
+	case <-set.Held():
+	default: // another pod has what is here, and cleans up
+		return nil
 	}
 	return l.leave(context.WithoutCancel(ctx), client, entry, !alone, remove)
 }

@@ -23,7 +23,6 @@ func TestReplicasPrinted(t *testing.T) {
 	kube := []string{"kube", "template", "--image", exampleImage, "--peering", "milan"}
 	const (
 		recreate = `{"type":"Recreate"}`
-		replaced = `{"rollingUpdate":{"maxSurge":0,"maxUnavailable":1},"type":"RollingUpdate"}`
 		joined   = `{"rollingUpdate":{"maxSurge":1,"maxUnavailable":0},"type":"RollingUpdate"}`
 	)
 	for _, tt := range []struct {
@@ -34,7 +33,7 @@ func TestReplicasPrinted(t *testing.T) {
 	}{
 		{liqo, nil, []string{recreate, recreate}, nil, 0},
 		{liqo, []string{"--replicas", "2"}, []string{joined, joined}, []string{"liqo-tenant-milan/gw-milan", "liqo-tenant-7/gw-7"}, 2},
-		{kube, nil, []string{replaced}, nil, 0},
+		{kube, nil, []string{joined}, []string{"culvert/culvert-milan"}, 1},
 		{kube, []string{"--replicas", "2"}, []string{joined}, []string{"culvert/culvert-milan"}, 1},
 	} {
 		args := append(tt.args, tt.more...)

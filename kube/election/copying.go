@@ -94,13 +94,22 @@ func (e *Elector) source(ctx context.Context) (at netip.AddrPort, err error) {
 	if err != nil {
 		return at, err // attempts log that the API server is away
 	}
-	holder := e.State().Holder
+	holder, alone := e.State().Holder, true
+	defer func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.alone = alone
+	}()
 	for i := range all.Items {
 		pod := &all.Items[i]
 		ip, _, _ := unstructured.NestedString(pod.Object, "status", "podIP")
 		phase, _, _ := unstructured.NestedString(pod.Object, "status", "phase")
+		if pod.GetName() == e.Pod || phase == "Failed" || phase == "Succeeded" { // another pod may have the address of one that has ended
+			continue
+		}
+		alone = alone && pod.GetDeletionTimestamp() != nil
 		address, err := netip.ParseAddr(ip)
-		if err != nil || pod.GetName() == e.Pod || phase == "Failed" || phase == "Succeeded" { // another pod may have the address of one that has ended
+		if err != nil {
 			continue
 		}
 		if at = netip.AddrPortFrom(address, e.ReplicaPort); pod.GetName() == holder {

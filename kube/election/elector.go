@@ -51,6 +51,7 @@ type Elector struct {
 	said     chan notice   // notices of other gateways
 	taken    chan struct{} // another gateway has the Lease that this one gave back
 	yielded  chan struct{} // yieldedTo has changed
+	trying   chan struct{} // full during an attempt, which may have written the Lease and not heard so yet
 
 	mu        sync.Mutex
 	machine   *role.Machine // +checklocks:mu
@@ -61,13 +62,14 @@ type Elector struct {
 	failing   time.Time     // since when the Lease cannot be renewed; zero: it can be; +checklocks:mu
 	ending    bool          // no more attempts; +checklocks:mu
 	changes   uint64        // of the role; +checklocks:mu
+	alone     bool          // the gateway has no other pod; +checklocks:mu
 }
 
 // New returns an Elector, which does nothing before Run.
 func New(o Options) *Elector {
 	return &Elector{Options: o, started: time.Now(), machine: role.New(o.Pod, o.Times), role: role.Standby,
 		poke: make(chan struct{}, 1), relabels: make(chan struct{}, 1),
-		said: make(chan notice, maxSaid), taken: make(chan struct{}, 1), yielded: make(chan struct{}, 1)}
+		said: make(chan notice, maxSaid), taken: make(chan struct{}, 1), yielded: make(chan struct{}, 1), trying: make(chan struct{}, 1)}
 }
 
 // jitter keeps standbys from trying all at once, as in client-go's elector.
@@ -185,6 +187,8 @@ func (e *Elector) attempts(ctx context.Context) {
 
 // attempt reads the Lease, and writes it if this gateway may have it.
 func (e *Elector) attempt(ctx context.Context) {
+	e.trying <- struct{}{}
+	defer func() { <-e.trying }()
 	ctx, cancel := context.WithTimeout(ctx, max(e.Deadline/2, e.Retry))
 	defer cancel()
 	client := e.Client.Resource(leases).Namespace(e.Namespace)
@@ -299,6 +303,13 @@ func (e *Elector) State() State {
 		s.Failing = since
 	}
 	return s
+}
+
+// Alone reports whether the gateway has no other pod, not even one that is about to start.
+func (e *Elector) Alone() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.alone
 }
 
 // Role returns the role.

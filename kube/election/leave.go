@@ -183,15 +183,20 @@ func (e *Elector) take(ctx context.Context, term int64) {
 	}
 }
 
-// Leave gives back the Lease. It returns when another gateway has the Lease and all connections, or after leavePatience, when there seems to be no other
-// one. The gateway carries packets until another one has the Lease, but starts nothing towards the peer; then it becomes a standby.
-func (e *Elector) Leave(ctx context.Context) {
+// Leave gives back the Lease. It returns true when another gateway has the Lease and all connections, and false after leavePatience, when there seems
+// to be no other one. The gateway carries packets until another one has the Lease, but starts nothing towards the peer; then it becomes a standby.
+func (e *Elector) Leave(ctx context.Context) (succeeded bool) {
 	e.mu.Lock()
 	had, g := e.role, e.gateway
 	e.ending = true
 	e.mu.Unlock()
 	if g == nil || !had.Forwards() {
-		return
+		e.trying <- struct{}{} // it may have got the Lease, and the gateway that had it carries nothing any more
+		defer func() { <-e.trying }()
+		if successor, err := e.release(ctx); err == nil && successor == nil {
+			e.tell(saysFree, 0)
+		}
+		return true
 	}
 	g.Become(role.Static)
 	e.flush(ctx, flushTime)
@@ -212,6 +217,7 @@ func (e *Elector) Leave(ctx context.Context) {
 	} else {
 		e.flush(ctx, yieldTime)
 	}
+	return successor != nil
 }
 
 // release gives back the Lease if this gateway has it, so that another one can take it at once. If another one already has it, release returns that

@@ -153,6 +153,29 @@ func noAnswer(t *testing.T) {
 	}
 }
 
+// TestLeavesWhileTaking: a gateway that is told to end just after it got the Lease gives it back, although it does not forward yet: the one that had
+// the Lease has stopped, and gets it again at once.
+func TestLeavesWhileTaking(t *testing.T) { need.Bubble(t, leavesWhileTaking) }
+
+func leavesWhileTaking(t *testing.T) {
+	a, b, tables := newTalking(t)
+	tables[0].deaf = true // b does not hear that a yields
+	synctest.Wait()
+	if _, err := a.release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	signal(b.poke)
+	await(t, a, role.Standby)
+	if l, err := a.release(t.Context()); err != nil || l == nil || l.Holder != "b" || b.Role() != role.Standby {
+		t.Fatalf("%+v, %v, b is %v; want b to have the Lease and to wait", l, err, b.Role())
+	}
+	b.Leave(t.Context())
+	await(t, a, role.Active)
+	if l, err := b.release(t.Context()); err != nil || l == nil || l.Holder != "a" {
+		t.Errorf("%+v, %v, want a to have the Lease", l, err)
+	}
+}
+
 // TestDiesAtStart: a gateway that starts does not renew the Lease of the former process in its pod. As soon as it can forward, it takes over that Lease.
 func TestDiesAtStart(t *testing.T) {
 	api := newAPI()

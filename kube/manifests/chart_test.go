@@ -64,12 +64,6 @@ func objects(t *testing.T, text string) map[string]any {
 	return all
 }
 
-// integer stands for Helm's int.
-func integer(v any) int {
-	n, _ := v.(int)
-	return n
-}
-
 // TestChartIsTemplate: the chart, rendered as Helm does, is what culvert kube template prints and culvert join applies.
 func TestChartIsTemplate(t *testing.T) {
 	const image = "registry.example/another:2.0"
@@ -103,7 +97,7 @@ func TestChartIsTemplate(t *testing.T) {
 		for _, name := range slices.Sorted(maps.Keys(Chart())) {
 			text, err := os.ReadFile(filepath.Join(chart, "templates", name))
 			need.NoError(t, err)
-			rendered, err := template.New(name).Funcs(template.FuncMap{"int": integer}).Parse(string(text))
+			rendered, err := template.New(name).Parse(string(text))
 			if err == nil {
 				b.WriteString("\n---\n")
 				err = rendered.Execute(&b, map[string]any{"Values": values})

@@ -67,68 +67,30 @@ type Gateway struct {
 }
 
 // YAML returns the manifest.
-func (g *Gateway) YAML() string {
-	text := strings.NewReplacer(Peering, g.Peering, Image, g.Image, "type: LoadBalancer", "type: "+g.Expose).Replace(GatewayYAML)
-	if g.Replicas > 1 {
-		text = g.replicated(text)
-	}
+func (g *Gateway) YAML() string { return g.text(strconv.Itoa(g.Replicas)) }
+
+// text returns the manifest, with a text for the number of pods.
+func (g *Gateway) text(replicas string) string {
+	text := strings.NewReplacer(Peering, g.Peering, Image, g.Image, "type: LoadBalancer", "type: "+g.Expose,
+		"replicas: 1", "replicas: "+replicas).Replace(GatewayYAML)
 	if g.Imports != "" {
 		text += "---\n" + strings.NewReplacer(Peering, g.Peering, Importing, g.Imports).Replace(Imports)
 	}
 	return text
 }
 
-// replicated returns the manifest for several pods, of which an election labels the active one.
-func (g *Gateway) replicated(text string) string {
-	labels := "app: culvert-gateway, culvert.io/peering: \"" + g.Peering + "\""
-	return strings.NewReplacer(
-		"replicas: 1\n", "replicas: "+strconv.Itoa(g.Replicas)+"\n",
-		"rollingUpdate: {maxUnavailable: 1, maxSurge: 0}} # one gateway at a time; the next one does not wait until its pod has gone", "rollingUpdate: {maxUnavailable: 0, maxSurge: 1}}",
-		// The label is set to false rather than left out, because it may still be there from a manifest for one pod.
-		"      labels: {"+labels+", culvert.io/active: \"true\"}", "      labels: {"+labels+", culvert.io/active: \"false\"}",
-		"terminationGracePeriodSeconds: 5\n", "terminationGracePeriodSeconds: 15\n"+affinity(labels),
-		"args: [gateway, --kube, ", "args: [gateway, --kube, --leader-election, ",
-		"resources: [events], verbs: [create]}\n", "resources: [events], verbs: [create]}\n"+electionRules(g.Peering),
-	).Replace(text) + budget("culvert-"+g.Peering, "culvert", labels)
-}
-
-// affinity prefers another node for each replica.
-func affinity(labels string) string {
-	return `      affinity:
-        podAntiAffinity:
-          preferredDuringSchedulingIgnoredDuringExecution:
-          - weight: 100
-            podAffinityTerm:
-              topologyKey: kubernetes.io/hostname
-              labelSelector: {matchLabels: {` + labels + `}}
-`
-}
-
-// electionRules are the rights of a gateway with replicas: on its Lease, and on the labels of all
-// gateways' pods.
-func electionRules(peering string) string {
-	return `- {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [culvert-` + peering + `], verbs: [get, update]}
-- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
-- {apiGroups: [""], resources: [pods], verbs: [list, patch]}
-`
-}
-
 // Budget returns the PodDisruptionBudget of a gateway in one of Liqo's tenant namespaces, which
 // keeps one of its replicas when nodes are drained.
 func Budget(gateway, namespace string) string {
-	return budget("gw-"+gateway, namespace, "networking.liqo.io/component: gateway, networking.liqo.io/gateway-name: "+strconv.Quote(gateway))
-}
-
-func budget(name, namespace, labels string) string {
 	return `---
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
-  name: ` + name + `
+  name: gw-` + gateway + `
   namespace: ` + namespace + `
 spec:
   maxUnavailable: 1
   selector:
-    matchLabels: {` + labels + `}
+    matchLabels: {networking.liqo.io/component: gateway, networking.liqo.io/gateway-name: ` + strconv.Quote(gateway) + `}
 `
 }

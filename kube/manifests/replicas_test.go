@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,58 +39,43 @@ func at(o any, path ...string) any {
 	return o
 }
 
-// TestGatewayReplicas: a single pod is labelled as active from the start, and its successor starts when it ends. Of several, none is labelled, a new one starts
-// before an old one ends, they may hold a Lease, and a drain leaves one of them.
+// TestGatewayReplicas: the number of pods is all that a number changes, so that others may change it: whatever it is, the pods elect the active one
+// by a Lease, none is created with its label, a new one starts before an old one ends, and a drain takes one of them.
 func TestGatewayReplicas(t *testing.T) {
-	for replicas, want := range map[int]struct {
-		strategy object
-		active   any
-		flag     bool
-		rules    int
-	}{
-		1: {object{"maxUnavailable": 1., "maxSurge": 0.}, "true", false, 4},
-		2: {object{"maxUnavailable": 0., "maxSurge": 1.}, "false", true, 7},
-	} {
-		g := Gateway{Peering: "milan", Image: "registry.invalid/culvert:1", Expose: "NodePort", Replicas: replicas}
-		all := documents(t, g.YAML())
-		d := all["Deployment culvert"]
-		if is := at(d, "spec", "strategy"); at(d, "spec", "replicas") != float64(replicas) || !reflect.DeepEqual(is, object{"type": "RollingUpdate", "rollingUpdate": want.strategy}) {
-			t.Errorf("%v replicas, strategy %v", at(d, "spec", "replicas"), is)
-		}
-		pod := at(d, "spec", "template")
-		if is := at(pod, "metadata", "labels", "culvert.io/active"); is != want.active {
-			t.Errorf("%d: active %v", replicas, is)
-		}
-		if at(all["Service culvert"], "spec", "selector", "culvert.io/active") != "true" || at(all["Service culvert"], "spec", "type") != "NodePort" {
-			t.Errorf("%d: %v", replicas, all["Service culvert"])
-		}
-		args := at(pod, "spec", "containers").([]any)[0].(object)["args"].([]any)
-		flag := false
-		for _, a := range args {
-			flag = flag || a == "--leader-election"
-		}
-		if flag != want.flag || (at(pod, "spec", "affinity", "podAntiAffinity") != nil) != want.flag {
-			t.Errorf("%d: args %v, affinity %v", replicas, args, at(pod, "spec", "affinity"))
-		}
-		if rules := at(all["Role culvert"], "rules").([]any); len(rules) != want.rules {
-			t.Errorf("%d: %d rules", replicas, len(rules))
-		}
-		budget := all["PodDisruptionBudget culvert"]
-		if (budget != nil) != want.flag {
-			t.Errorf("%d: budget %v", replicas, budget)
-		}
-		if !want.flag {
-			continue
-		}
-		pods := at(d, "spec", "selector")
-		if !reflect.DeepEqual(at(budget, "spec"), object{"maxUnavailable": 1., "selector": pods}) {
-			t.Errorf("the budget is %v, of pods %v", at(budget, "spec"), pods)
-		}
-		apart := object{"podAntiAffinity": object{"preferredDuringSchedulingIgnoredDuringExecution": []any{object{"weight": 100.,
-			"podAffinityTerm": object{"topologyKey": "kubernetes.io/hostname", "labelSelector": pods}}}}}
-		if is := at(pod, "spec", "affinity"); !reflect.DeepEqual(is, apart) {
-			t.Errorf("affinity %v, want %v", is, apart)
-		}
+	one := documents(t, (&Gateway{Peering: "milan", Image: "registry.invalid/culvert:1", Expose: "NodePort", Replicas: 1}).YAML())
+	all := documents(t, (&Gateway{Peering: "milan", Image: "registry.invalid/culvert:1", Expose: "NodePort", Replicas: 2}).YAML())
+	d := all["Deployment culvert"]
+	if n := at(d, "spec", "replicas"); n != 2. {
+		t.Errorf("%v replicas", n)
+	}
+	at(d, "spec").(object)["replicas"] = 1.
+	if !reflect.DeepEqual(one, all) {
+		t.Errorf("another number of pods changes something else:\n%v\n%v", one, all)
+	}
+	if is := at(d, "spec", "strategy"); !reflect.DeepEqual(is, object{"type": "RollingUpdate", "rollingUpdate": object{"maxUnavailable": 0., "maxSurge": 1.}}) {
+		t.Errorf("strategy %v", is)
+	}
+	pod := at(d, "spec", "template")
+	if is := at(pod, "metadata", "labels", "culvert.io/active"); is != "false" {
+		t.Errorf("active %v", is)
+	}
+	if at(all["Service culvert"], "spec", "selector", "culvert.io/active") != "true" || at(all["Service culvert"], "spec", "type") != "NodePort" {
+		t.Errorf("%v", all["Service culvert"])
+	}
+	if args := at(pod, "spec", "containers").([]any)[0].(object)["args"].([]any); !slices.Contains(args, any("--leader-election")) {
+		t.Errorf("args %v", args)
+	}
+	if rules := at(all["Role culvert"], "rules").([]any); len(rules) != 7 {
+		t.Errorf("%d rules", len(rules))
+	}
+	pods := at(d, "spec", "selector")
+	if budget := at(all["PodDisruptionBudget culvert"], "spec"); !reflect.DeepEqual(budget, object{"maxUnavailable": 1., "selector": pods}) {
+		t.Errorf("the budget is %v, of pods %v", budget, pods)
+	}
+	apart := object{"podAntiAffinity": object{"preferredDuringSchedulingIgnoredDuringExecution": []any{object{"weight": 100.,
+		"podAffinityTerm": object{"topologyKey": "kubernetes.io/hostname", "labelSelector": pods}}}}}
+	if is := at(pod, "spec", "affinity"); !reflect.DeepEqual(is, apart) {
+		t.Errorf("affinity %v, want %v", is, apart)
 	}
 }
 

@@ -46,13 +46,13 @@ func standbyReady(all []Standby) *Condition {
 	return c
 }
 
-// standby returns all with StandbyReady, or without it if the gateway has only one pod, because it may have had several
+// standby returns all with StandbyReady, or without it if the gateway is alone, because it may have had several pods
 // before.
-func (s *GatewaySource) standby(plan *Plan, all []*Condition, pods []Standby) []*Condition {
-	if s.self.Elected {
-		return s.set(plan, all, standbyReady(pods))
+func (s *GatewaySource) standby(plan *Plan, all []*Condition, pods []Standby, alone bool) []*Condition {
+	if alone {
+		return without(all, StandbyReady)
 	}
-	return without(all, StandbyReady)
+	return s.set(plan, all, standbyReady(pods))
 }
 
 // conditions returns the conditions for a Peering's status, based on the present ones.

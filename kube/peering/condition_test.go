@@ -48,14 +48,13 @@ func TestRoundTrip(t *testing.T) {
 
 // TestOnePodAgain: a gateway that had several pods, and has one now, no longer says that a standby is missing.
 func TestOnePodAgain(t *testing.T) {
-	s := &GatewaySource{now: time.Now, self: Self{Elected: true}}
+	s := &GatewaySource{now: time.Now}
 	other := &Condition{Type: Connected, Status: "True"}
-	all := s.standby(&Plan{}, []*Condition{other}, nil)
+	all := s.standby(&Plan{}, []*Condition{other}, nil, false)
 	if len(all) != 2 || all[1].Reason != "NoStandby" || message(&Status{Conditions: all}) == "" {
 		t.Fatalf("%+v", all)
 	}
-	s.self.Elected = false
-	if all = s.standby(&Plan{}, all, nil); len(all) != 1 || all[0] != other || message(&Status{Conditions: all}) != "" {
+	if all = s.standby(&Plan{}, all, nil, true); len(all) != 1 || all[0] != other || message(&Status{Conditions: all}) != "" {
 		t.Errorf("%+v", all)
 	}
 }

@@ -40,8 +40,8 @@ type Running interface {
 	Tell(datagram []byte)
 	// NodeTroubles returns, by node, a sentence that says why nothing passes between the gateway and the node.
 	NodeTroubles() map[string]string
-	// Standbys returns the pods that copy the gateway's connections.
-	Standbys() []Standby
+	// Standbys returns the pods that copy the gateway's connections. alone: the gateway has no other pod.
+	Standbys() (all []Standby, alone bool)
 }
 
 // A GatewaySource makes a gateway follow its Peering, the Nodes and their agents, and writes the Peering's status. Nothing is applied before every
@@ -60,6 +60,7 @@ type GatewaySource struct {
 	u     *unstructured.Unstructured // the Peering as received; +checklocks:mu
 	told  []string                   // why the gateway differs from what the objects say; +checklocks:mu
 	ready bool                       // +checklocks:mu
+	ended bool                       // no other pod goes on; +checklocks:mu
 
 	// For Run only.
 	base      *config.Config
@@ -238,7 +239,8 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	plan.Status.PublicKey = s.base.WireGuard.PrivateKey.Public().Base64()
 	plan.Status.RTT = s.roundTrip(&check)
 	plan.Status.Conditions = s.conditions(plan, check, g.Trouble())
-	plan.Status.Conditions = s.standby(plan, plan.Status.Conditions, g.Standbys())
+	standbys, alone := g.Standbys()
+	plan.Status.Conditions = s.standby(plan, plan.Status.Conditions, standbys, alone)
 	plan.Status.Message = message(&plan.Status)
 	s.writeStatus(ctx, u, plan)
 	return nil
@@ -277,6 +279,13 @@ func (s *GatewaySource) apply(plan *Plan, g Running) error {
 	}
 	s.refused = "what the objects say is refused, and what runs stays: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 	return nil
+}
+
+// End says before Run ends that no other gateway goes on, so that Run says so in the status.
+func (s *GatewaySource) End() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
 }
 
 // Ready reports whether every list has been read.

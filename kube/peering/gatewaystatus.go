@@ -69,9 +69,9 @@ func (s *GatewaySource) last(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lastTimeout)
 	defer cancel()
 	s.mu.Lock()
-	plan, u, ready := s.state.Plan(), s.u, s.ready
+	plan, u, last := s.state.Plan(), s.u, s.ready && s.ended
 	s.mu.Unlock()
-	if !ready || u == nil || plan.Current == nil || plan.Ousted || s.self.Elected || plan.Current.Status.Active == nil || plan.Current.Status.Active.Pod != s.self.Pod {
+	if !last || u == nil || plan.Current == nil || plan.Ousted || plan.Current.Status.Active == nil || plan.Current.Status.Active.Pod != s.self.Pod {
 		return // another one is active
 	}
 	plan.Status.Conditions = s.set(plan, plan.Status.Conditions,

@@ -89,7 +89,7 @@ func (c *cluster) Trouble() string                      { return "" }
 func (c *cluster) Exchange(func([]byte) ([]byte, bool)) {}
 func (c *cluster) Tell([]byte)                          {}
 func (c *cluster) NodeTroubles() map[string]string      { return nil }
-func (c *cluster) Standbys() []Standby                  { return nil }
+func (c *cluster) Standbys() ([]Standby, bool)          { return nil, true }
 func (c *cluster) Check() kube.Check {
 	c.mu.Lock()
 	defer c.mu.Unlock()

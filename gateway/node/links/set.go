@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"sync"
@@ -67,6 +68,8 @@ type Set struct {
 	wake     chan struct{}
 	carrying atomic.Pointer[map[uint16]*carrier]
 	patience time.Duration // with another Set
+	held     chan struct{} // closed once this Set keeps the links
+	succeeds bool          // it waits longer
 
 	// Replaced by tests.
 	kernel func() bool
@@ -98,7 +101,7 @@ type Set struct {
 func New(port uint16, log logrus.FieldLogger) *Set {
 	s := &Set{
 		log: log, port: port, patience: holdPatience, kernel: kernelHasGeneve, remove: remove,
-		wake: make(chan struct{}, 1), failed: make(chan error, 1), carriers: map[string]*carrier{}, away: map[string]time.Time{},
+		wake: make(chan struct{}, 1), failed: make(chan error, 1), held: make(chan struct{}), carriers: map[string]*carrier{}, away: map[string]time.Time{},
 	}
 	s.carrying.Store(&map[uint16]*carrier{})
 	return s
@@ -119,15 +122,26 @@ func (s *Set) wakeUp() {
 	}
 }
 
+// Succeed makes Run wait without limit while another Set runs in this network namespace, which ends once this process is ready to take its place.
+func (s *Set) Succeed() { s.succeeds = true }
+
+// Held is closed once this Set keeps the links.
+func (s *Set) Held() <-chan struct{} { return s.held }
+
 // Run carries packets and follows the desired links until ctx is done. Devices stay, and so do
 // routes through them. Run calls report with all links whenever the state, error or warning of one
-// changes. It fails if another Set still runs in this network namespace after five seconds.
+// changes. It fails if another Set still runs in this network namespace after five seconds, unless it is to Succeed.
 func (s *Set) Run(ctx context.Context, report func([]Status)) error {
 	release, err := hold(ctx, s.patience)
+	if errors.Is(err, ErrHeld) && s.succeeds {
+		s.log.WithError(err).Warn("waiting until that process ends")
+		release, err = hold(ctx, math.MaxInt64)
+	}
 	if release == nil {
 		return err
 	}
 	defer release()
+	close(s.held)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var beside sync.WaitGroup

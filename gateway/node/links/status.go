@@ -17,6 +17,11 @@ const overflow = "overflow"
 // Show adds the state of each link to n.
 func (s *Set) Show(n *control.NodeStatus) {
 	n.Links = []control.NodeLink{}
+	select {
+	case <-s.held:
+	default:
+		n.Waiting = append(n.Waiting, "another culvert node with --liqo or --kube, which keeps the links of this node")
+	}
 	for _, st := range s.Statuses() {
 		l := control.NodeLink{
 			Interface: st.Link.Name, State: string(st.State), Warning: st.Warning, VNI: uint32(st.Link.VNI), MTU: st.Link.MTU,
