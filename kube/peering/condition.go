@@ -19,7 +19,12 @@ const (
 	// StandbyReady is present if the gateway has several pods. It is true while a pod that does not forward has a copy of all connections, and could
 	// use all of them.
 	StandbyReady = "StandbyReady"
+	// OneGateway is present if two gateways without an election displace each other.
+	OneGateway = "OneGateway"
 )
+
+// ElectRemedy is what to do about gateways that do not elect the one that forwards.
+const ElectRemedy = "apply the manifest of culvert kube template, with which they do, or run one pod"
 
 // A Standby is a pod that copies the connections of the forwarding pod.
 type Standby struct {
@@ -53,6 +58,26 @@ func (s *GatewaySource) standby(plan *Plan, all []*Condition, pods []Standby, al
 		return without(all, StandbyReady)
 	}
 	return s.set(plan, all, standbyReady(pods))
+}
+
+// displaced returns the condition of gateways of which each takes the place of the other.
+func displaced(a, b string) *Condition {
+	return &Condition{Type: OneGateway, Status: "False", Reason: "Displaced",
+		Message: fmt.Sprintf("pods %s and %s displace each other, because they do not elect the one that forwards; %s", min(a, b), max(a, b), ElectRemedy)}
+}
+
+// disputeTime is longer than Kubernetes waits before it starts a container again that has ended.
+const disputeTime = 6 * time.Minute
+
+// undisputed returns all without OneGateway, if there is an election or the gateways have left each other alone.
+func (s *GatewaySource) undisputed(all []*Condition) []*Condition {
+	return slices.DeleteFunc(slices.Clone(all), func(c *Condition) bool {
+		if c == nil || c.Type != OneGateway {
+			return false
+		}
+		since, err := time.Parse(time.RFC3339, c.Since)
+		return s.self.Elected || err != nil || s.now().Sub(since) > disputeTime
+	})
 }
 
 // conditions returns the conditions for a Peering's status, based on the present ones.
@@ -118,7 +143,7 @@ func without(all []*Condition, kind string) []*Condition {
 
 // message returns what is wrong, most urgent first.
 func message(s *Status) string {
-	for _, kind := range []string{Accepted, Connected, NodesReady, StandbyReady, Exported, Imported} {
+	for _, kind := range []string{Accepted, OneGateway, Connected, NodesReady, StandbyReady, Exported, Imported} {
 		for _, c := range s.Conditions {
 			if c.Type == kind && c.Status != "True" && c.Message != "" && c.Reason != notWanted {
 				return c.Message

@@ -41,8 +41,9 @@ type Gateway struct {
 	// Services with LabelExport, and all EndpointSlices, by namespace/name.
 	exported     map[string]*exported
 	slices       *sliceIndex
-	exportsKnown bool  // all exported Services are known
-	term         int64 // the term that this gateway has written; 0: none yet
+	exportsKnown bool   // all exported Services are known
+	term         int64  // the term that this gateway has written; 0: none yet
+	displaced    string // the pod that was active before this one
 }
 
 // NewGateway returns the Gateway of a cluster without objects.
@@ -65,6 +66,7 @@ type Plan struct {
 	Current *Peering // current version; nil: there is none
 	Peering *Peering // the version that applies: Current, or the last one without faults; nil: none
 	Ousted  bool     // another gateway has become active after this one
+	Again   bool     // and this one has displaced that one before
 	Nodes   []config.Node
 	// Status is what the Peering's status should be, except for parts that only the running gateway knows: keys, connection and conditions.
 	Status  Status
@@ -95,6 +97,7 @@ func (g *Gateway) Plan() *Plan {
 		d.Faults = append(d.Faults, g.peering.Faults...)
 	}
 	d.Status.Active, d.Ousted = g.active()
+	d.Again = d.Ousted && d.Status.Active.Pod == g.displaced
 	if g.good == nil {
 		return d
 	}
@@ -190,7 +193,7 @@ func (g *Gateway) active() (a *Active, ousted bool) {
 	case g.term != 0 && was.Term > g.term && was.Pod != a.Pod:
 		return was, true
 	default:
-		a.Term = max(was.Term, g.term, 0) + 1
+		a.Term, g.displaced = max(was.Term, g.term, 0)+1, was.Pod
 	}
 	return a, false
 }

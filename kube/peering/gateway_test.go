@@ -326,7 +326,15 @@ func TestActive(t *testing.T) {
 		t.Errorf("%+v", d.Status.Active)
 	}
 	g.put(next.peering)
-	if d := g.Plan(); !d.Ousted || d.Status.Active.Pod != "gw-2" {
+	if d := g.Plan(); !d.Ousted || d.Again || d.Status.Active.Pod != "gw-2" {
+		t.Errorf("%+v", d.Status.Active)
+	}
+	again := rome(t) // it has ended, and Kubernetes has started it again
+	again.put(next.peering)
+	d = again.Plan()
+	store(again, d)
+	next.put(again.peering)
+	if d := next.Plan(); !d.Ousted || !d.Again || d.Status.Active.Pod != again.self.Pod {
 		t.Errorf("%+v", d.Status.Active)
 	}
 }

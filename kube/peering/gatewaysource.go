@@ -218,6 +218,12 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 		return nil
 	}
 	if plan.Ousted {
+		if plan.Again && u != nil {
+			plan.Status.Conditions = s.set(plan, plan.Status.Conditions, displaced(s.self.Pod, plan.Status.Active.Pod))
+			plan.Status.Message = message(&plan.Status)
+			s.pace.urgent = nil // there is no later round
+			s.writeStatus(ctx, u, plan)
+		}
 		return fmt.Errorf("status.active of Peering %s/%s names another gateway, pod %s, which began later",
 			s.self.Namespace, s.self.Name, plan.Status.Active.Pod)
 	}
@@ -240,7 +246,7 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	plan.Status.RTT = s.roundTrip(&check)
 	plan.Status.Conditions = s.conditions(plan, check, g.Trouble())
 	standbys, alone := g.Standbys()
-	plan.Status.Conditions = s.standby(plan, plan.Status.Conditions, standbys, alone)
+	plan.Status.Conditions = s.standby(plan, s.undisputed(plan.Status.Conditions), standbys, alone)
 	plan.Status.Message = message(&plan.Status)
 	s.writeStatus(ctx, u, plan)
 	return nil

@@ -75,7 +75,7 @@ func (r *run) nodePort(ctx context.Context, i int, p *Path) error {
 
 // askers runs the asking pods on one cluster's nodes, and puts their answers into the paths.
 func (r *run) askers(ctx context.Context, i int, paths []Path) error {
-	d := r.sides[i].deployment(r.sides[i].Peering.Metadata.Name)
+	d := r.sides[i].program()
 	var objects []map[string]any
 	var asked [][]*Path // by asker
 	for _, node := range r.chosen[i] {

@@ -53,7 +53,7 @@ status: {publicKey: %[5]s, active: {pod: gateway-1, node: %[1]s-1, addresses: [1
 	}
 	s := &Snapshot{
 		Peerings:    []*peering.Peering{p},
-		Deployments: []Deployment{{"culvert-" + peer, "registry.example/culvert:1.0", "", 1}},
+		Deployments: []Deployment{{"culvert-" + peer, "registry.example/culvert:1.0", "", 1, true}},
 		Gateways: []Pod{{Name: "culvert-" + peer + "-x", Node: name + "-1", Phase: "Running", Ready: true,
 			Labels: map[string]string{"app": "culvert-gateway", peeringLabel: peer}}},
 	}

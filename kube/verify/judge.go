@@ -25,10 +25,11 @@ func Judge(a, b *Side, paths []Path) []Finding {
 	for i := range paths {
 		paths[i].judge()
 	}
-	down := false
+	down, unsteady := false, false
 	for _, s := range [][2]*Side{{a, b}, {b, a}} {
 		j.accepted(s[0])
 		down = j.gateway(s[0]) || down
+		unsteady = j.displaced(s[0]) || unsteady
 		j.agreed(s[0], s[1])
 	}
 	if !down {
@@ -36,12 +37,16 @@ func Judge(a, b *Side, paths []Path) []Finding {
 	}
 	j.nodes(a)
 	j.nodes(b)
+	j.starting(a)
+	j.starting(b)
 	j.inside()
 	j.answers(a, b)
 	j.sources()
 	j.services(a, b)
-	j.sizes(a, b)
-	j.rest()
+	if !unsteady { // then packets get lost, and the network is not to blame
+		j.sizes(a, b)
+		j.rest()
+	}
 	return j.all
 }
 
@@ -116,6 +121,41 @@ func (j *judge) gateway(s *Side) (down bool) {
 		j.wrong(s.name(), "%s: pod %s is not ready%s; see %s", of, p.Name, colon(why), s.kubectl("-n %s describe pod %s", peering.GatewayNamespace, p.Name))
 	}
 	return true
+}
+
+// displaced reports whether there are gateways of which each takes the place of the other, and says so.
+func (j *judge) displaced(s *Side) bool {
+	d := s.deployment(s.Peering.Metadata.Name)
+	why := s.says(peering.OneGateway)
+	if d != nil && d.Replicas > 1 && !d.Elects {
+		why = fmt.Sprintf("Deployment %s has %d pods, which do not elect the one that forwards: each takes the place of the other; %s", d.Name, d.Replicas, peering.ElectRemedy)
+	}
+	if why != "" {
+		j.wrong(s.name(), "%s", why)
+		j.apart = true
+	}
+	return why != ""
+}
+
+// starting reports pods that do not start, of gateways and nodes where others run.
+func (j *judge) starting(s *Side) {
+	of := func(what, namespace string, pods []Pod, runs func(*Pod) bool) {
+		var all []string
+		for _, p := range pods {
+			if !p.Ready && !p.Ending && p.Trouble != "" && runs(&p) {
+				all = append(all, fmt.Sprintf("%s on node %s: %s; see %s", p.Name, cmp.Or(p.Node, "?"), p.Trouble, s.kubectl("-n %s describe pod %s", namespace, p.Name)))
+			}
+		}
+		if len(all) > 0 {
+			j.wrong(s.name(), "a pod of %s does not start, and another one still does its work: %s", what, firstOf(all))
+		}
+	}
+	name := s.Peering.Metadata.Name
+	gateways := s.gateways(name)
+	of("Deployment culvert-"+name, peering.GatewayNamespace, gateways, func(*Pod) bool {
+		return slices.ContainsFunc(gateways, func(p Pod) bool { return p.Ready })
+	})
+	of("DaemonSet culvert-node", peering.NodeNamespace, s.Agents, func(p *Pod) bool { a := s.agent(p.Node); return a != nil && a.Ready })
 }
 
 func colon(why string) string {
@@ -257,10 +297,12 @@ func (j *judge) nodes(s *Side) {
 	}
 }
 
-func (s *Side) agent(node string) *Pod {
-	i := slices.IndexFunc(s.Agents, func(p Pod) bool { return p.Node == node })
-	if i < 0 {
-		return nil
+// agent returns the pod of a node's agent; of several, one that is ready.
+func (s *Side) agent(node string) (agent *Pod) {
+	for i := range s.Agents {
+		if p := &s.Agents[i]; p.Node == node && (agent == nil || p.Ready) {
+			agent = p
+		}
 	}
-	return &s.Agents[i]
+	return agent
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"culvert/integration/need"
+	"culvert/kube/peering"
 	"culvert/kube/verify/probe"
 )
 
@@ -115,6 +116,25 @@ func TestFaults(t *testing.T) {
 			disconnected(w)
 			w.milan.Gateways[0].Ready, w.milan.Gateways[0].Phase, w.milan.Gateways[0].Trouble = false, "Pending", "ImagePullBackOff: no such image"
 		}, []string{"milan: the gateway is down: Deployment culvert-rome: pod culvert-rome-x is not ready: ImagePullBackOff: no such image; see kubectl --context milan*"}},
+		{"an image that does not exist, beside the gateway and an agent that run", func(w *world) {
+			absent := Pod{Name: "culvert-rome-y", Node: "milan-2", Phase: "Pending", Trouble: "ErrImagePull: no such image", Labels: w.milan.Gateways[0].Labels}
+			w.milan.Gateways = append([]Pod{absent}, w.milan.Gateways...)
+			absent.Name = "culvert-node-y"
+			w.milan.Agents = append([]Pod{absent}, w.milan.Agents...)
+			absent.Name, absent.Ending = "culvert-node-z", true
+			w.milan.Agents = append(w.milan.Agents, absent)
+		}, []string{"milan: a pod of Deployment culvert-rome does not start, and another one still does its work: culvert-rome-y on node milan-2: ErrImagePull: no such image; see *",
+			"milan: a pod of DaemonSet culvert-node does not start, and another one still does its work: culvert-node-y on node milan-2: ErrImagePull*describe pod culvert-node-y"}},
+		{"two gateways without an election", func(w *world) {
+			w.rome.Deployments[0].Replicas, w.rome.Deployments[0].Elects = 2, false
+			disconnected(w)
+			w.spoil = silence("all")
+		}, []string{"rome: Deployment culvert-milan has 2 pods, which do not elect the one that forwards: each takes the place of the other; *"}},
+		{"two gateways that displace each other", func(w *world) {
+			of := &w.rome.Peerings[0].Status
+			of.Conditions = append(of.Conditions, &peering.Condition{Type: peering.OneGateway, Status: "False", Reason: "Displaced", Message: "pods a and b displace each other"})
+			w.spoil = func(p *Path) { p.Size = &probe.Size{Own: 1500, Largest: 1300, Above: probe.Vanished} }
+		}, []string{"rome: pods a and b displace each other"}},
 		{"gateway's pod refused", func(w *world) {
 			disconnected(w)
 			w.rome.Gateways = nil

@@ -84,6 +84,17 @@ func (s *Side) gatewayNode() string {
 	return s.Peering.Status.Active.Node
 }
 
+// program returns the gateway's Deployment, with the image of a pod that runs: its own may be one that does not start.
+func (s *Side) program() *Deployment {
+	d := *s.deployment(s.Peering.Metadata.Name)
+	for _, p := range s.gateways(s.Peering.Metadata.Name) {
+		if p.Ready && p.Image != "" {
+			d.Image = p.Image
+		}
+	}
+	return &d
+}
+
 // A hop is one direction between two nodes, by their indexes in the lists of chosen nodes. away: from the second cluster to the first.
 type hop struct {
 	from, to int

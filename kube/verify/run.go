@@ -165,7 +165,7 @@ func (r *run) ask(ctx context.Context) ([]Path, error) {
 
 // serve starts the answering pods on one cluster's nodes.
 func (r *run) serve(ctx context.Context, i int) error {
-	d := r.sides[i].deployment(r.sides[i].Peering.Metadata.Name)
+	d := r.sides[i].program()
 	var objects []map[string]any
 	for n, node := range r.chosen[i] {
 		objects = append(objects, podObject(d, fmt.Sprint(serverName, n), node, "serve", "--token", r.token, "--name", node))

@@ -44,6 +44,7 @@ type Deployment struct {
 	Image      string
 	PullPolicy string
 	Replicas   int64
+	Elects     bool // its pods elect the one that forwards
 }
 
 // A Pod is the state of a pod.
@@ -53,6 +54,8 @@ type Pod struct {
 	Labels  map[string]string
 	Phase   string
 	Ready   bool
+	Ending  bool
+	Image   string
 	Address netip.Addr // IPv4; invalid: none yet
 	Trouble string     // why it does not run; "" = no reason is given
 	Message string     // the termination message of its container
@@ -136,7 +139,10 @@ func readDeployment(o map[string]any) (d Deployment, err error) {
 			Replicas *int64
 			Template struct {
 				Spec struct {
-					Containers []struct{ Image, ImagePullPolicy string }
+					Containers []struct {
+						Image, ImagePullPolicy string
+						Args                   []string
+					}
 				}
 			}
 		}
@@ -150,6 +156,7 @@ func readDeployment(o map[string]any) (d Deployment, err error) {
 	}
 	if all := x.Spec.Template.Spec.Containers; len(all) > 0 {
 		d.Image, d.PullPolicy = all[0].Image, all[0].ImagePullPolicy
+		d.Elects = slices.Contains(all[0].Args, "--leader-election")
 	}
 	return d, nil
 }
@@ -161,8 +168,11 @@ func readPod(o map[string]any) (p Pod, err error) {
 	}
 	var x struct {
 		Metadata metadata
-		Spec     struct{ NodeName string }
-		Status   struct {
+		Spec     struct {
+			NodeName   string
+			Containers []struct{ Image string }
+		}
+		Status struct {
 			Phase, Reason, Message string
 			PodIP                  string
 			PodIPs                 []struct{ IP string }
@@ -175,7 +185,10 @@ func readPod(o map[string]any) (p Pod, err error) {
 	if err := convert(o, &x); err != nil {
 		return p, err
 	}
-	p = Pod{Name: x.Metadata.Name, Node: x.Spec.NodeName, Labels: x.Metadata.Labels, Phase: x.Status.Phase}
+	p = Pod{Name: x.Metadata.Name, Node: x.Spec.NodeName, Labels: x.Metadata.Labels, Phase: x.Status.Phase, Ending: x.Metadata.Deleted != nil}
+	if len(x.Spec.Containers) > 0 {
+		p.Image = x.Spec.Containers[0].Image
+	}
 	for _, c := range x.Status.Conditions {
 		switch {
 		case c.Type == "Ready":
