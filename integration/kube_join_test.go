@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"sigs.k8s.io/yaml"
 
@@ -35,6 +36,7 @@ func newJoinLab(t *testing.T) *joinLab {
 		address := fmt.Sprintf("127.0.0.1:%d", 7001+i)
 		relayBetween(l.desk, address, p.client, fmt.Sprintf("%s:%d", p.kubeEnd.api(), kubeAPIPort))
 		p.masquerade()
+		go p.roll()
 		clusters = append(clusters, object{"name": p.name, "cluster": object{"server": "https://" + address, "tls-server-name": p.kubeEnd.api(), "certificate-authority-data": p.api.roots}})
 		users = append(users, object{"name": p.name, "user": object{"token": adminToken}})
 		contexts = append(contexts, object{"name": "admin@" + p.name, "context": object{"cluster": p.name, "user": p.name}})
@@ -128,6 +130,42 @@ func (p *peeringLab) kubelet(pod string) {
 		need.NoError(p.t, p.api.admin.request(http.MethodPatch, pathOf(service)+"/status"+standInManager, "application/apply-patch+yaml", service, nil))
 	}
 	p.startGateway(pod)
+	p.podOf(pod)
+}
+
+// podOf makes the Pod in which a gateway of the Deployment would run.
+func (p *peeringLab) podOf(name string) {
+	p.t.Helper()
+	d := mustObject(p.t)(p.api.admin.get(p.deployment()))
+	p.apply(object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"namespace": peeringNamespace, "name": name, "labels": field(d, "spec", "template", "metadata", "labels")},
+		"spec": field(d, "spec", "template", "spec")})
+}
+
+func (p *peeringLab) deployment() object {
+	return object{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object{"namespace": peeringNamespace, "name": "culvert-" + p.remote.name}}
+}
+
+// roll says of each change of the Deployment and of the DaemonSet that its rollout is complete, as their controllers do in the end.
+func (p *peeringLab) roll() {
+	set := object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"namespace": agentNamespace, "name": "culvert-node"}}
+	for ; p.t.Context().Err() == nil; time.Sleep(100 * time.Millisecond) {
+		for _, o := range []object{p.deployment(), set} {
+			stored, err := p.api.admin.get(o)
+			generation := field(stored, "metadata", "generation")
+			if err != nil || field(stored, "status", "observedGeneration") == generation {
+				continue
+			}
+			n := field(stored, "spec", "replicas")
+			status := object{"observedGeneration": generation, "replicas": n, "updatedReplicas": n, "readyReplicas": n, "availableReplicas": n}
+			if o["kind"] == "DaemonSet" {
+				n := len(kubeNodes)
+				status = object{"observedGeneration": generation, "desiredNumberScheduled": n, "currentNumberScheduled": n, "updatedNumberScheduled": n,
+					"numberReady": n, "numberAvailable": n, "numberMisscheduled": 0}
+			}
+			p.api.admin.request(http.MethodPatch, pathOf(o)+"/status"+standInManager, "application/apply-patch+yaml",
+				object{"apiVersion": o["apiVersion"], "kind": o["kind"], "metadata": o["metadata"], "status": status}, nil)
+		}
+	}
 }
 
 // controllers stops the agents when their DaemonSet is deleted, and empties and removes the namespaces.
@@ -349,14 +387,13 @@ func testJoinManagers(t *testing.T, l *joinLab) {
 	budget := object{"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": object{"name": "culvert-rome", "namespace": peeringNamespace}}
 	l.must("", append(join, "--replicas=2")...)
 	mustObject(t)(milan.api.admin.get(budget))
-	deployment := object{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object{"name": "culvert-rome", "namespace": peeringNamespace}}
-	stored := mustObject(t)(milan.api.admin.get(deployment))
+	stored := mustObject(t)(milan.api.admin.get(milan.deployment()))
 	if label := field(stored, "spec", "template", "metadata", "labels", "culvert.io/active"); label != "false" {
 		t.Errorf("pods are created with the label culvert.io/active %v, want false", label)
 	}
 	milan.applyTemplate("registry.example/culvert:test", "&force=true", "--expose=LoadBalancer", "--replicas=2")
 	l.must("", append(join, "--replicas=1")...)
-	if n := field(mustObject(t)(milan.api.admin.get(deployment)), "spec", "replicas"); n != 1.0 {
+	if n := field(mustObject(t)(milan.api.admin.get(milan.deployment())), "spec", "replicas"); n != 1.0 {
 		t.Errorf("%v replicas, want 1", n)
 	}
 }

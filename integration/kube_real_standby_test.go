@@ -196,9 +196,9 @@ var realEvents = []realEvent{
 	}, 1, true},
 }
 
-// talks opens connections of each kind between both clusters, in both directions. Connections of both nodes have the same source ports, so that the gateway
+// talks opens n connections of each kind between both clusters in each direction. Connections of both nodes have the same source ports, so that the gateway
 // has to change the port of one of each two.
-func (l *realLab) talks(replicas int) *talks {
+func (l *realLab) talks(replicas, n int) *talks {
 	l.t.Helper()
 	f := newTalks(l.t)
 	imported := map[string]string{"rome": l.exported("milan", "rome", "ClusterIP", replicas), "milan": l.exported("rome", "milan", "NodePort", replicas)}
@@ -209,7 +209,6 @@ func (l *realLab) talks(replicas int) *talks {
 		nodes := []*peerHost{l.node(from + "-1"), l.node(from + "-2")}
 		first, second, lan := l.pod(from, "default/hello-1"), l.pod(from, "default/hello-2"), l.host("lan", "/run/netns/cv-lan")
 		pod1, pod2 := l.seen(from, to, "hello-1")+":"+realPort, l.seen(from, to, "hello-2")+":"+realPort
-		const n = realTalks / 2
 		f.add(talkWay{podToPod, n, func(int) (net.Conn, error) { return first.dialWithin(5*time.Second, "tcp4", pod2) }})
 		f.add(talkWay{byNodePort, n, func(int) (net.Conn, error) { return lan.dialWithin(5*time.Second, "tcp4", entry) }})
 		f.add(talkWay{byExport, n, func(int) (net.Conn, error) { return second.dialWithin(5*time.Second, "tcp4", imported[from]) }})
@@ -287,7 +286,7 @@ func testRealStandby(t *testing.T, cluster string, replicas int) {
 		l.must("join", "--image="+realImage, "--yes", "--replicas="+strconv.Itoa(replicas), inBoth[0], inBoth[1])
 		l.script("node", cluster, "3")
 		peer := map[string]string{"rome": "milan", "milan": "rome"}[cluster]
-		f := l.talks(replicas)
+		f := l.talks(replicas, realTalks/2)
 		(&realGateway{realLab: l, cluster: peer, peer: cluster}).settle(replicas)
 		(&realGateway{realLab: l, cluster: cluster, peer: peer}).runEvents(replicas, f, []*pathWatch{
 			watchPath(t, l.pod("milan", "default/hello-2"), ":5301", l.pod("rome", "default/hello-1"), l.seen("rome", "milan", "hello-2")+":5301"),

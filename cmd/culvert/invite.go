@@ -103,7 +103,7 @@ func (x *inviting) install(nonce string) error {
 	if err := x.Install(ctx, x.wants); err != nil {
 		return cli.Failed(x.of(err))
 	}
-	if err := x.ApplyPeering(ctx, spec, nonce); err != nil {
+	if err := x.ApplyPeering(ctx, spec, nonce, x.found.Reached(x.peer.Name)); err != nil {
 		return cli.Failed(x.of(err))
 	}
 	return nil
@@ -123,7 +123,7 @@ func (x *inviting) invite() error {
 	}
 	ctx, cancel := x.bounded()
 	defer cancel()
-	endpoint, err := x.reached(ctx, x.site, x.peer.Name)
+	endpoint, err := x.reached(ctx, x.site, x.peer.Name, "")
 	if err != nil {
 		return cli.Failed(x.of(err))
 	}

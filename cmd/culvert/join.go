@@ -189,16 +189,22 @@ func (x *joining) apply() error {
 			return s.of(err)
 		}
 	}
-	if err := server.ApplyPeering(ctx, x.specs[1], server.found.Nonce(client.name)); err != nil {
+	if err := server.ApplyPeering(ctx, x.specs[1], server.found.Nonce(client.name), ""); err != nil {
 		return server.of(err)
 	}
-	if x.specs[0].Endpoint == "" || x.endpoint != "" || !x.works(ctx, client, server.name) { // an administrator may have given a better one
+	was := x.specs[0].Endpoint
+	if was == "" || was == client.found.Reached(server.name) || x.endpoint != "" || !x.works(ctx, client, server.name) { // an administrator may have given a better one
 		var err error
-		if x.specs[0].Endpoint, err = x.reached(ctx, server, client.name); err != nil {
+		if x.specs[0].Endpoint, err = x.reached(ctx, server, client.name, was); err != nil {
 			return server.of(err)
 		}
 	}
-	if err := client.ApplyPeering(ctx, x.specs[0], client.found.Nonce(server.name)); err != nil {
+	found, _, err := server.Endpoint(ctx, client.name, server.found.NodeAddress(was)) // of its Service, which may change
+	if err != nil {
+		return server.of(err)
+	}
+	notes := [2]string{found, ""}
+	if err := client.ApplyPeering(ctx, x.specs[0], client.found.Nonce(server.name), notes[0]); err != nil {
 		return client.of(err)
 	}
 	for i, s := range x.ends {
@@ -210,7 +216,7 @@ func (x *joining) apply() error {
 	}
 	for i, s := range x.ends {
 		peer := x.ends[1-i].name
-		if err := s.ApplyPeering(ctx, x.specs[i], s.found.Nonce(peer)); err != nil {
+		if err := s.ApplyPeering(ctx, x.specs[i], s.found.Nonce(peer), notes[i]); err != nil {
 			return s.of(err)
 		}
 	}
@@ -222,29 +228,25 @@ func (x *joining) apply() error {
 	return nil
 }
 
-// reached waits until a Server's gateway has an address, and returns it.
-func (j *joiner) reached(ctx context.Context, s *site, peer string) (endpoint string, err error) {
+// reached waits until a Server's gateway has an address, and returns it. was is the one before, whose node stays if it can.
+func (j *joiner) reached(ctx context.Context, s *site, peer, was string) (endpoint string, err error) {
 	if j.endpoint != "" {
 		return j.endpoint, nil
 	}
 	err = deploy.Await(ctx, j.waiting(s), func(ctx context.Context) (missing string, err error) {
-		endpoint, missing, err = s.Endpoint(ctx, peer, s.found.Address)
+		endpoint, missing, err = s.Endpoint(ctx, peer, s.found.NodeAddress(was))
 		return missing, err
 	})
 	return endpoint, err
 }
 
-// key waits until a gateway has its key, and returns the public one.
+// key waits until what was applied runs and the gateway has its key, and returns the public one.
 func (j *joiner) key(ctx context.Context, s *site, peer string) (key string, err error) {
 	err = deploy.Await(ctx, j.waiting(s), func(ctx context.Context) (missing string, err error) {
-		status, err := s.Status(ctx, peer)
-		if err != nil {
-			return "", err
+		if missing, err = s.Rolled(ctx, peer); missing == "" && err == nil {
+			key, missing, err = s.Key(ctx, peer)
 		}
-		if key = status.PublicKey; key != "" {
-			return "", nil
-		}
-		return "the gateway's key; " + cmp.Or(s.Trouble(ctx, peer), status.Message, "the gateway is starting"), nil
+		return missing, err
 	})
 	return key, err
 }
@@ -255,8 +257,11 @@ func (j *joiner) works(ctx context.Context, s *site, peer string) bool {
 	return err == nil && slices.ContainsFunc(status.Conditions, func(c *peering.Condition) bool { return c.Type == peering.Connected && c.Status == "True" })
 }
 
-// connected waits until packets pass, through every node.
+// connected waits until what was applied runs, and packets pass through every node.
 func (j *joiner) connected(ctx context.Context, s *site, peer string) error {
+	if _, err := j.key(ctx, s, peer); err != nil { // otherwise a gateway that ends may say that all is well
+		return err
+	}
 	return deploy.Await(ctx, j.waiting(s), func(ctx context.Context) (missing string, err error) {
 		status, err := s.Status(ctx, peer)
 		if err != nil {
@@ -265,7 +270,8 @@ func (j *joiner) connected(ctx context.Context, s *site, peer string) error {
 		for _, kind := range []string{peering.Accepted, peering.NodesReady, peering.Connected} {
 			i := slices.IndexFunc(status.Conditions, func(c *peering.Condition) bool { return c.Type == kind })
 			if i < 0 || status.Conditions[i].Status != "True" {
-				return kind + ": " + cmp.Or(s.Trouble(ctx, peer), status.Message, "the gateway is starting"), nil
+				why, err := s.Trouble(ctx, peer)
+				return kind + ": " + cmp.Or(why, status.Message, "the gateway is starting"), err
 			}
 		}
 		return "", nil

@@ -3,18 +3,19 @@ package deploy
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"culvert/kube/join"
 	"culvert/kube/manifests"
@@ -117,11 +118,12 @@ func InstallRights() []Right {
 	if err != nil {
 		panic(err) // the manifests are our own
 	}
-	rights := append(rightsFor(all, "create", "patch"), rightsFor([]*unstructured.Unstructured{newPeering("any", nil, "")}, "get", "list", "create", "patch")...)
+	rights := append(rightsFor(all, "create", "patch"), rightsFor([]*unstructured.Unstructured{newPeering("any", nil, "", "")}, "get", "list", "create", "patch")...)
 	for _, r := range []string{"nodes", "pods", "services"} {
 		rights = append(rights, Right{"list", "", r, ""})
 	}
-	return append(rights, Right{"delete", "policy", "poddisruptionbudgets", peering.GatewayNamespace})
+	return append(rights, Right{"get", "", "secrets", peering.GatewayNamespace}, // its annotations
+		Right{"get", "apps", "deployments", peering.GatewayNamespace}, Right{"get", "apps", "daemonsets", peering.NodeNamespace})
 }
 
 // Install creates or updates everything that runs for a Peering. Objects that are already right are not changed.
@@ -131,18 +133,49 @@ func (c *Cluster) Install(ctx context.Context, g *manifests.Gateway) error {
 		return err
 	}
 	for _, u := range all {
+		if u.GetKind() == "Deployment" {
+			if err := c.elected(ctx, u); err != nil {
+				return err
+			}
+		}
 		if err := c.apply(ctx, u); err != nil {
 			return err
 		}
 	}
-	if g.Replicas > 1 {
+	return nil
+}
+
+// elected prepares for a gateway's Deployment one of an older version, whose pods do not elect the one that forwards: beside one of them, a pod that
+// elects would take turns with it. So the old ones end first.
+func (c *Cluster) elected(ctx context.Context, next *unstructured.Unstructured) error {
+	of := c.of(next)
+	old, err := of.Get(ctx, next.GetName(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	err = c.client.Resource(budgets).Namespace(peering.GatewayNamespace).Delete(ctx, "culvert-"+g.Peering, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) { // it exists if there were several pods before
-		return fmt.Errorf("delete PodDisruptionBudget culvert-%s: %w", g.Peering, err)
+	if err != nil {
+		return fmt.Errorf("get %s: %w", nameOf(next), err)
 	}
-	return nil
+	if elects(old) {
+		return nil
+	}
+	if _, err := of.Patch(ctx, next.GetName(), types.MergePatchType, []byte(`{"spec":{"replicas":0}}`), metav1.PatchOptions{FieldManager: manager}); err != nil {
+		return fmt.Errorf("scale %s to 0, because its pods do not elect: %w", nameOf(next), err)
+	}
+	labels := "app=culvert-gateway,culvert.io/peering=" + strings.TrimPrefix(next.GetName(), "culvert-")
+	return Await(ctx, func(string) {}, func(ctx context.Context) (missing string, err error) {
+		err = c.each(ctx, pods, next.GetNamespace(), labels, func(u *unstructured.Unstructured) { missing = nameOf(u) + ", of an older version, is ending" })
+		return missing, err
+	})
+}
+
+func elects(d *unstructured.Unstructured) bool {
+	all, _, _ := unstructured.NestedSlice(d.Object, "spec", "template", "spec", "containers")
+	return slices.ContainsFunc(all, func(one any) bool {
+		container, _ := one.(map[string]any)
+		args, _ := container["args"].([]any)
+		return slices.Contains(args, any("--leader-election"))
+	})
 }
 
 // applyPause is the wait before another attempt, after a kind or a namespace was created.
@@ -169,14 +202,16 @@ func (c *Cluster) apply(ctx context.Context, u *unstructured.Unstructured) error
 	}
 }
 
-// newPeering returns a Peering; nonce is that of our invitation, if any.
-func newPeering(name string, spec *peering.Spec, nonce string) *unstructured.Unstructured {
+// newPeering returns a Peering; nonce is that of our invitation, if any, and endpoint the one that was found, if any.
+func newPeering(name string, spec *peering.Spec, nonce, endpoint string) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": peering.Group + "/" + peering.Version, "kind": peering.KindPeering,
 		"metadata": map[string]any{"name": name, "namespace": peering.GatewayNamespace},
 	}}
-	if nonce != "" {
-		u.SetAnnotations(map[string]string{join.Annotation: nonce})
+	for name, value := range map[string]string{join.Annotation: nonce, join.EndpointAnnotation: endpoint} {
+		if value != "" {
+			unstructured.SetNestedField(u.Object, value, "metadata", "annotations", name)
+		}
 	}
 	if spec != nil {
 		if part, err := runtime.DefaultUnstructuredConverter.ToUnstructured(spec); err == nil {
@@ -187,8 +222,8 @@ func newPeering(name string, spec *peering.Spec, nonce string) *unstructured.Uns
 }
 
 // ApplyPeering creates or changes a Peering.
-func (c *Cluster) ApplyPeering(ctx context.Context, spec *peering.Spec, nonce string) error {
-	return c.apply(ctx, newPeering(spec.Peer, spec, nonce))
+func (c *Cluster) ApplyPeering(ctx context.Context, spec *peering.Spec, nonce, endpoint string) error {
+	return c.apply(ctx, newPeering(spec.Peer, spec, nonce, endpoint))
 }
 
 // Status returns the status of a Peering. Conditions of an earlier spec are left out, because they say nothing about this one.
@@ -244,70 +279,4 @@ func (c *Cluster) Endpoint(ctx context.Context, name string, node netip.Addr) (e
 		return "", "a node port of Service culvert-" + name + ", or a Node with an address", nil
 	}
 	return "", fmt.Sprintf("an address: Service culvert-%s is a %s; give --endpoint", name, s.Spec.Type), nil
-}
-
-// Trouble says, from the cluster's objects, why pods of a Peering's gateway or of agents do not
-// run; "" if they do.
-func (c *Cluster) Trouble(ctx context.Context, name string) string {
-	why := ""
-	for _, of := range []struct{ namespace, labels string }{
-		{peering.GatewayNamespace, "app=culvert-gateway,culvert.io/peering=" + name}, {peering.NodeNamespace, "app=culvert-node"},
-	} {
-		none := true
-		c.each(ctx, pods, of.namespace, of.labels, func(u *unstructured.Unstructured) {
-			none = false
-			if text := podTrouble(u); text != "" && why == "" {
-				why = fmt.Sprintf("pod %s/%s: %s", of.namespace, u.GetName(), text)
-			}
-		})
-		if none && why == "" {
-			why = "there is no pod in " + of.namespace + " yet"
-		}
-	}
-	return why
-}
-
-// podTrouble returns why a pod is not ready; "" if it is.
-func podTrouble(u *unstructured.Unstructured) string {
-	var s struct {
-		Status struct {
-			Phase      string
-			Conditions []struct{ Type, Status, Reason, Message string }
-			Containers []struct {
-				State struct {
-					Waiting *struct{ Reason, Message string }
-				}
-			} `json:"containerStatuses"`
-		}
-	}
-	if read(u, &s) != nil {
-		return ""
-	}
-	for _, c := range s.Status.Containers {
-		if w := c.State.Waiting; w != nil {
-			return sentence(w.Reason, w.Message)
-		}
-	}
-	for _, c := range s.Status.Conditions {
-		if c.Status != "True" && (c.Type == "PodScheduled" || c.Type == "Ready") && c.Message != "" {
-			return sentence(c.Reason, c.Message)
-		}
-	}
-	return ""
-}
-
-// read reads an object into a struct.
-func read(u *unstructured.Unstructured, to any) error {
-	text, err := json.Marshal(u.Object)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(text, to)
-}
-
-func sentence(reason, message string) string {
-	if message == "" {
-		return reason
-	}
-	return reason + ": " + message
 }

@@ -38,7 +38,7 @@ func TestParts(t *testing.T) {
 		}
 	}
 	for _, rights := range [][]Right{InstallRights(), LeaveRights()} {
-		for _, u := range append(all, newPeering("milan", nil, "")) {
+		for _, u := range append(all, newPeering("milan", nil, "", "")) {
 			r := resourceOf(u)
 			if !slices.ContainsFunc(rights, func(x Right) bool {
 				return x.Group == r.Group && x.Resource == r.Resource && x.Namespace == u.GetNamespace()
@@ -64,7 +64,7 @@ func TestInterrupted(t *testing.T) {
 
 // TestNewPeering: fields that a Peering does not set are absent, so that applying it takes over no fields of others.
 func TestNewPeering(t *testing.T) {
-	u := newPeering("milan", &peering.Spec{Cluster: "rome", Peer: "milan", Role: "Server", InternalCIDR: "10.80.0.0/22", Local: peering.SpecLocal{PodCIDRs: []string{"10.0.0.0/16"}}}, "abc")
+	u := newPeering("milan", &peering.Spec{Cluster: "rome", Peer: "milan", Role: "Server", InternalCIDR: "10.80.0.0/22", Local: peering.SpecLocal{PodCIDRs: []string{"10.0.0.0/16"}}}, "abc", "")
 	spec := u.Object["spec"].(map[string]any)
 	for _, field := range []string{"publicKey", "endpoint", "mtu", "remote"} {
 		if _, ok := spec[field]; ok {
@@ -83,7 +83,7 @@ func TestPodTrouble(t *testing.T) {
 		"ContainerCreating":               {"containerStatuses": []any{map[string]any{"state": map[string]any{"waiting": map[string]any{"reason": "ContainerCreating"}}}}},
 		"Unschedulable: 0/2 nodes":        {"conditions": []any{map[string]any{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}}},
 	} {
-		if got := podTrouble(&unstructured.Unstructured{Object: map[string]any{"status": status}}); got != want {
+		if got, stuck := podTrouble(&unstructured.Unstructured{Object: map[string]any{"status": status}}); got != want || stuck != strings.HasPrefix(want, "ImagePull") {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}

@@ -25,12 +25,24 @@ const awaitPause = 500 * time.Millisecond
 // errInterrupted is the message for a user who has interrupted a change.
 var errInterrupted = errors.New("interrupted; the same command goes on")
 
+// stuckTime is how long a pod may be unable to start. A registry may be away for a moment.
+const stuckTime = 20 * time.Second
+
 // Await calls look until nothing is missing. It calls say whenever what is missing changes. An error of look counts as missing, because an API server
-// may be away for a moment. When ctx ends, Await returns an error that says what was missing last.
+// may be away for a moment; a StuckError ends the wait if it lasts. When ctx ends, Await returns an error that says what was missing last.
 func Await(ctx context.Context, say func(missing string), look func(context.Context) (missing string, err error)) error {
 	last := ""
+	var stuck time.Time // since when
 	for {
 		missing, err := look(ctx)
+		switch now := time.Now(); {
+		case !errors.As(err, new(*StuckError)):
+			stuck = time.Time{}
+		case stuck.IsZero():
+			stuck = now
+		case now.Sub(stuck) >= stuckTime:
+			return fmt.Errorf("%w; correct it, for example by another --image, and run the same command again", err)
+		}
 		if err == nil && missing == "" {
 			return nil
 		}
@@ -60,7 +72,7 @@ func LeaveRights() []Right {
 	if err != nil {
 		panic(err) // the manifests are our own
 	}
-	rights := rightsFor(append(all, newPeering("any", nil, ""), newLease("any")), "get", "delete")
+	rights := rightsFor(append(all, newPeering("any", nil, "", ""), newLease("any")), "get", "delete")
 	for _, r := range []schema.GroupVersionResource{services, endpointSlices, roles, roleBindings} { // of imports, in any namespace
 		for _, verb := range []string{"list", "get", "delete"} {
 			rights = append(rights, Right{verb, r.Group, r.Resource, ""})
@@ -123,7 +135,7 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	}); err != nil {
 		return err
 	}
-	if err := c.remove(ctx, []*unstructured.Unstructured{newPeering(name, nil, "")}, say); err != nil {
+	if err := c.remove(ctx, []*unstructured.Unstructured{newPeering(name, nil, "", "")}, say); err != nil {
 		return err
 	}
 	err := Await(ctx, say, func(ctx context.Context) (missing string, err error) {

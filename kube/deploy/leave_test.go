@@ -30,7 +30,7 @@ func simulated(t *testing.T, more ...string) (*Cluster, *fake.FakeDynamicClient,
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
 	all, err := Objects(anyGateway("milan").YAML())
 	need.NoError(t, err)
-	all = append(all, newPeering("milan", nil, ""), newLease("milan"))
+	all = append(all, newPeering("milan", nil, "", ""), newLease("milan"))
 	for _, text := range append(more,
 		`{apiVersion: v1, kind: Service, metadata: {name: web-shop, namespace: imported, labels: {culvert.io/imported-by: milan},
 			ownerReferences: [{kind: Role, name: culvert-imports-milan}]}}`,

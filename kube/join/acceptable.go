@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"culvert/gateway/wgkey"
 	"culvert/kube/peering"
@@ -29,7 +30,7 @@ func (c *Cluster) Acceptable(i *Invitation) error {
 		return nil
 	case i.Answers == "" && old.Role == "Server":
 		return fmt.Errorf("this cluster has invited %[1]s itself: accept the answer of %[1]s, or leave the peering first", i.From)
-	case i.Answers != "" && (old == nil || c.nonces[i.From] != i.Answers):
+	case i.Answers != "" && (old == nil || c.Nonce(i.From) != i.Answers):
 		return errors.New("the message does not answer an invitation of this cluster: it was answered to another one, or the invitation was made anew")
 	case key != "" && key != i.Key.Base64():
 		return fmt.Errorf("Peering %s has another key of it already: what is used once is used up; leave the peering to begin anew", i.From)
@@ -44,7 +45,18 @@ func (c *Cluster) Old(peer string) *peering.Spec { return c.specs[peer] }
 func (c *Cluster) Role(peer string) string { return c.old(peer).Role }
 
 // Nonce returns the nonce of this cluster's invitation to a peer; "" if there was none.
-func (c *Cluster) Nonce(peer string) string { return c.nonces[peer] }
+func (c *Cluster) Nonce(peer string) string { return c.notes[peer][Annotation] }
+
+// Reached returns the endpoint that was found for the Peering with a peer at the peer's Service, and not given by an administrator; "" if there is none.
+func (c *Cluster) Reached(peer string) string { return c.notes[peer][EndpointAnnotation] }
+
+// NodeAddress returns the address of a node, by which a NodePort is reached: that of an endpoint if it is still a node's.
+func (c *Cluster) NodeAddress(endpoint string) netip.Addr {
+	if at, err := netip.ParseAddrPort(endpoint); err == nil && slices.Contains(c.hosts, at.Addr()) {
+		return at.Addr()
+	}
+	return c.Address
+}
 
 // ByKey returns the Peering whose gateway here has a public key; "" if none has.
 func (c *Cluster) ByKey(key wgkey.Key) string {

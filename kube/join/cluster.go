@@ -41,7 +41,8 @@ type Cluster struct {
 	wide     []netip.Prefix // CIDRs in which more may come into use
 	peerings []*peering.Peering
 	specs    map[string]*peering.Spec
-	nonces   map[string]string
+	notes    map[string]map[string]string
+	hosts    []netip.Addr // of nodes
 }
 
 // maxCIDRs is the maximum number of pod CIDRs in a Peering.
@@ -49,7 +50,7 @@ const maxCIDRs = 16
 
 // Find derives a cluster's addresses. If something cannot be found, the error names the flag by which the user can say it.
 func (s *Survey) Find(name string, h Hints) (*Cluster, error) {
-	c := &Cluster{Name: name, Nodes: len(s.nodes), Balanced: s.balanced, Six: s.six, peerings: s.peerings, specs: s.specs, nonces: s.nonces}
+	c := &Cluster{Name: name, Nodes: len(s.nodes), Balanced: s.balanced, Six: s.six, peerings: s.peerings, specs: s.specs, notes: s.notes}
 	if len(s.nodes) == 0 && len(s.virtual) > 0 {
 		return nil, errors.New("all Nodes are virtual ones, where culvert's agent cannot run; add a Node with a kernel of its own")
 	}
@@ -72,6 +73,7 @@ func (c *Cluster) findAddress(s *Survey) {
 	best := -1
 	for _, name := range sortedKeys(s.nodes) {
 		n := s.nodes[name]
+		c.hosts = append(c.hosts, n.internal, n.external)
 		rank, address := 0, n.internal
 		if n.external.IsValid() {
 			rank, address = 2, n.external

@@ -18,6 +18,10 @@ import (
 // Annotation is where a Peering keeps the nonce of this cluster's invitation.
 const Annotation = "culvert.io/invitation"
 
+// EndpointAnnotation is where a Client's Peering keeps the endpoint that culvert join has found, which follows the Server's Service. One that differs
+// is an administrator's, and stays.
+const EndpointAnnotation = "culvert.io/endpoint"
+
 // MaxName is the maximum number of characters in a Peering's name, which is the peer's ID: names of other objects begin with it.
 const MaxName = 40
 

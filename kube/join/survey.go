@@ -27,7 +27,7 @@ type Survey struct {
 	six      bool              // pods have IPv6 addresses
 	peerings []*peering.Peering
 	specs    map[string]*peering.Spec
-	nonces   map[string]string
+	notes    map[string]map[string]string // annotations
 }
 
 type surveyedNode struct {
@@ -174,10 +174,10 @@ func (s *Survey) Peering(u *unstructured.Unstructured) {
 	spec := new(peering.Spec)
 	part(u, "spec", spec)
 	if s.specs == nil {
-		s.specs, s.nonces = map[string]*peering.Spec{}, map[string]string{}
+		s.specs, s.notes = map[string]*peering.Spec{}, map[string]map[string]string{}
 	}
 	s.peerings = append(s.peerings, p)
-	s.specs[u.GetName()], s.nonces[u.GetName()] = spec, u.GetAnnotations()[Annotation]
+	s.specs[u.GetName()], s.notes[u.GetName()] = spec, u.GetAnnotations()
 }
 
 // prefixes returns the IPv4 prefixes among texts, which may be lists with commas.

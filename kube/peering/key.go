@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,9 +37,16 @@ func Key(ctx context.Context, client dynamic.Interface, namespace, name string) 
 			if err != nil {
 				return wgkey.Key{}, fmt.Errorf("%s: data.%s: %w; empty it, and the gateway makes a new one", of, keyField, err)
 			}
+			if public := key.Public().Base64(); u.GetAnnotations()[KeyAnnotation] != public {
+				annotate(u, public)
+				if _, err := secrets.Update(ctx, u, metav1.UpdateOptions{}); apierrors.IsConflict(err) {
+					continue
+				} // otherwise nobody may change this Secret
+			}
 			return key, nil
 		}
 		key := wgkey.NewPrivate()
+		annotate(u, key.Public().Base64())
 		encoded, err := json.Marshal([]byte(key.Base64()))
 		if err != nil {
 			return wgkey.Key{}, err
@@ -55,3 +63,15 @@ func Key(ctx context.Context, client dynamic.Interface, namespace, name string) 
 
 // keyField is the field of the Secret.
 const keyField = "privateKey"
+
+// KeyAnnotation is the annotation of the Secret with the public key, for those who must not see the private one.
+const KeyAnnotation = Group + "/public-key"
+
+func annotate(u *unstructured.Unstructured, public string) {
+	all := maps.Clone(u.GetAnnotations())
+	if all == nil {
+		all = map[string]string{}
+	}
+	all[KeyAnnotation] = public
+	u.SetAnnotations(all)
+}

@@ -1,0 +1,229 @@
+package deploy
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"culvert/kube/peering"
+)
+
+// A StuckError says which pod does not start, and why. Waiting alone seldom helps.
+type StuckError struct{ why string }
+
+func (e *StuckError) Error() string { return e.why }
+
+// ofPeering are the sets of pods that a Peering needs, and the labels of the pods.
+func ofPeering(name string) []podSet {
+	return []podSet{
+		{deployments, peering.GatewayNamespace, "culvert-" + name, "Deployment", "app=culvert-gateway,culvert.io/peering=" + name},
+		{daemonSets, peering.NodeNamespace, "culvert-node", "DaemonSet", "app=culvert-node"},
+	}
+}
+
+type podSet struct {
+	resource                      schema.GroupVersionResource
+	namespace, name, kind, labels string
+}
+
+// Rolled returns what is missing until the pods of a Peering's gateway and all agents are those that were applied last, and run. The error is a
+// StuckError if one of them cannot start.
+func (c *Cluster) Rolled(ctx context.Context, name string) (missing string, err error) {
+	for _, of := range ofPeering(name) {
+		u, err := c.client.Resource(of.resource).Namespace(of.namespace).Get(ctx, of.name, metav1.GetOptions{})
+		if err != nil {
+			return "", fmt.Errorf("get %s %s: %w", of.kind, of.name, err)
+		}
+		if missing := rolled(u); missing != "" {
+			why, err := c.Trouble(ctx, name)
+			return missing + colon(why), err
+		}
+	}
+	return "", nil
+}
+
+func colon(why string) string {
+	if why == "" {
+		return ""
+	}
+	return ": " + why
+}
+
+// rolled returns what is missing until all pods of a Deployment or DaemonSet are of its present template, and available.
+func rolled(u *unstructured.Unstructured) string {
+	var s struct {
+		Metadata struct{ Generation int64 }
+		Spec     struct{ Replicas *int64 }
+		Status   struct {
+			ObservedGeneration, Replicas, UpdatedReplicas, AvailableReplicas int64
+			DesiredNumberScheduled, UpdatedNumberScheduled, NumberAvailable  int64
+		}
+	}
+	if err := read(u, &s); err != nil {
+		return err.Error()
+	}
+	st := &s.Status
+	want, updated, available := st.DesiredNumberScheduled, st.UpdatedNumberScheduled, st.NumberAvailable
+	if u.GetKind() == "Deployment" {
+		want, updated, available = 1, st.UpdatedReplicas, st.AvailableReplicas
+		if s.Spec.Replicas != nil {
+			want = *s.Spec.Replicas
+		}
+	}
+	of := u.GetKind() + " " + u.GetName()
+	switch {
+	case st.ObservedGeneration < s.Metadata.Generation:
+		return of + " has not been looked at yet"
+	case updated < want:
+		return fmt.Sprintf("%s: %d of %d pods are new", of, updated, want)
+	case available < want:
+		return fmt.Sprintf("%s: %d of %d pods are available", of, available, want)
+	case st.Replicas > want:
+		return fmt.Sprintf("%s: %d pods are to end", of, st.Replicas-want)
+	}
+	return ""
+}
+
+// Key returns the public key of a Peering's gateway once that of its Secret is the one in use, by a pod that stays; otherwise missing says why not.
+func (c *Cluster) Key(ctx context.Context, name string) (key, missing string, err error) {
+	status, err := c.Status(ctx, name)
+	if err != nil {
+		return "", "", err
+	}
+	if status.PublicKey == "" || status.Active == nil {
+		return "", "the gateway's key" + colon(cmp.Or(status.Message, "the gateway is starting")), nil
+	}
+	pod, err := c.client.Resource(pods).Namespace(peering.GatewayNamespace).Get(ctx, status.Active.Pod, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && pod.GetDeletionTimestamp() != nil {
+		return "", fmt.Sprintf("another gateway in the place of pod %s, which ends", status.Active.Pod), nil
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("get pod %s: %w", status.Active.Pod, err)
+	}
+	annotations, err := c.annotations(ctx, "/api/v1/namespaces/"+peering.GatewayNamespace+"/secrets/culvert-"+name)
+	if err != nil {
+		return "", "", fmt.Errorf("get the annotations of Secret culvert-%s: %w", name, err)
+	}
+	if has := annotations[peering.KeyAnnotation]; has != "" && has != status.PublicKey {
+		return "", fmt.Sprintf("a gateway with the key of Secret culvert-%s, whose public one is %s; the active one began with another: kubectl -n %s rollout restart deployment culvert-%[1]s",
+			name, has, peering.GatewayNamespace), nil
+	}
+	return status.PublicKey, "", nil
+}
+
+// annotations returns those of an object, without reading the rest of it: a private key stays in its cluster.
+func (c *Cluster) annotations(ctx context.Context, path string) (map[string]string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.host+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1")
+	response, err := c.http.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("the API server answers %s", response.Status)
+	}
+	var o struct {
+		Metadata struct{ Annotations map[string]string }
+	}
+	return o.Metadata.Annotations, json.NewDecoder(io.LimitReader(response.Body, 1<<20)).Decode(&o)
+}
+
+// Trouble says, from the cluster's objects, why pods of a Peering's gateway or of agents do not run; "" if they do. The error is a StuckError if a pod
+// cannot start.
+func (c *Cluster) Trouble(ctx context.Context, name string) (why string, err error) {
+	for _, of := range ofPeering(name) {
+		none := true
+		stuck := error(nil)
+		err := c.each(ctx, pods, of.namespace, of.labels, func(u *unstructured.Unstructured) {
+			if u.GetDeletionTimestamp() != nil {
+				return
+			}
+			none = false
+			text, cannot := podTrouble(u)
+			if text == "" {
+				return
+			}
+			text = fmt.Sprintf("pod %s/%s: %s", of.namespace, u.GetName(), text)
+			why = cmp.Or(why, text)
+			if cannot && stuck == nil {
+				stuck = &StuckError{text}
+			}
+		})
+		switch {
+		case err != nil:
+			return "", err
+		case stuck != nil:
+			return "", stuck
+		case none && why == "":
+			why = "there is no pod in " + of.namespace + " yet"
+		}
+	}
+	return why, nil
+}
+
+// cannotStart are the reasons of a container that waits for somebody to change something.
+var cannotStart = []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError",
+	"RunContainerError", "CrashLoopBackOff"}
+
+// podTrouble returns why a pod is not ready; "" if it is. cannot: it does not start by itself.
+func podTrouble(u *unstructured.Unstructured) (text string, cannot bool) {
+	type ended struct {
+		Reason   string
+		ExitCode int
+	}
+	var s struct {
+		Status struct {
+			Phase      string
+			Conditions []struct{ Type, Status, Reason, Message string }
+			Containers []struct {
+				State struct {
+					Waiting *struct{ Reason, Message string }
+				}
+				LastState struct{ Terminated *ended }
+			} `json:"containerStatuses"`
+		}
+	}
+	if read(u, &s) != nil {
+		return "", false
+	}
+	for _, c := range s.Status.Containers {
+		if w := c.State.Waiting; w != nil {
+			text := sentence(w.Reason, w.Message)
+			if e := c.LastState.Terminated; e != nil {
+				text += fmt.Sprintf("; it ended with exit status %d (%s): kubectl -n %s logs %s --previous", e.ExitCode, e.Reason, u.GetNamespace(), u.GetName())
+			}
+			return text, slices.Contains(cannotStart, w.Reason)
+		}
+	}
+	for _, c := range s.Status.Conditions {
+		if c.Status != "True" && (c.Type == "PodScheduled" || c.Type == "Ready") && c.Message != "" {
+			return sentence(c.Reason, c.Message), false
+		}
+	}
+	return "", false
+}
+
+// read reads an object into a struct.
+func read(u *unstructured.Unstructured, to any) error {
+	text, err := json.Marshal(u.Object)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, to)
+}
+
+func sentence(reason, message string) string { return strings.TrimSuffix(reason+": "+message, ": ") }
