@@ -56,6 +56,12 @@ func Run(ctx context.Context, a, b Cluster, o Options) (report *Report, err erro
 	if err := r.read(ctx); err != nil {
 		return nil, err
 	}
+	early := &judge{} // which the pods of this run need not find
+	early.starting(r.sides[0])
+	early.starting(r.sides[1])
+	for _, f := range early.all {
+		r.o.Progress(f.Cluster + ": " + f.Text)
+	}
 	defer func() { err = errors.Join(err, r.end(context.WithoutCancel(ctx))) }()
 	paths, err := r.ask(ctx)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/control"
 	"culvert/gateway/node/rtnl"
 	"culvert/integration/need"
 )
@@ -157,6 +158,30 @@ func TestNextProcess(t *testing.T) {
 	talk(t, "10.61.0.5")
 	second.Apply(nil)
 	eventually(t, "no device", func() error { return gone(milan.Name) })
+}
+
+// TestSuccessor: a Set that is to take the place of another one waits until that has ended, says so, and then carries the packets of its devices.
+func TestSuccessor(t *testing.T) {
+	first := carrying(t, milan)
+	r := route(t, "10.61.0.0/16", milan.Name)
+	next := startAsIs(t, func(s *Set) {
+		s.patience = 0
+		s.Succeed()
+	})
+	var n control.NodeStatus
+	if next.Show(&n); len(n.Waiting) != 1 {
+		t.Errorf("it waits for %q", n.Waiting)
+	}
+	requireRouted(t, r)
+	talk(t, "10.61.0.5")
+	first.stop()
+	<-next.Held()
+	requireRouted(t, r)
+	talk(t, "10.61.0.5")
+	n = control.NodeStatus{}
+	if next.Show(&n); len(n.Waiting) != 0 {
+		t.Errorf("it waits for %q", n.Waiting)
+	}
 }
 
 // TestTwoSets: while one Set keeps the links of a network namespace, another one fails and changes
