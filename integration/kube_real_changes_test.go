@@ -148,6 +148,14 @@ func (c *realChanges) changes() []*realChange {
 			})
 			c.scale(1)
 		}, counts: one, loses: true},
+		{name: "a gateway that does not elect", bound: time.Minute, make: func() {
+			c.scale(0)
+			c.kubectl("rome", "-n", "culvert", "wait", "--for=delete", "pod", "-l", "app=culvert-gateway", "--timeout=60s")
+			c.kubectl("rome", "-n", "culvert", "patch", "deployment", "culvert-milan", "--type=json", "-p", `[{"op": "remove", "path": "/spec/template/spec/containers/0/args/2"}, `+
+				`{"op": "add", "path": "/spec/template/metadata/labels/culvert.io~1active", "value": "true"}]`)
+			c.scale(1)
+		}, counts: one, loses: true},
+		{name: "join of it", bound: 10 * time.Second, make: func() { c.join() }, counts: one, loses: true},
 		{name: "verify", bound: time.Second, make: func() { c.must("verify", inBoth[0], inBoth[1]) }, counts: one},
 	}
 }

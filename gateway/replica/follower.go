@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -195,6 +196,9 @@ func (r *Replica) greet(ctx context.Context, at netip.AddrPort, own hello) (w *w
 	}()
 	conn := tls.Client(c, r.keys.client())
 	if err := conn.HandshakeContext(ctx); err != nil {
+		if strings.Contains(err.Error(), "tls: internal error") { // the alert of a source that GetConfigForClient refuses
+			err = fmt.Errorf("%w of WireGuard, as while the key of a gateway is changed, and its older pods end: %w", errKey, err)
+		}
 		r.refuse(reasonOf(err))
 		return nil, other, err
 	}
