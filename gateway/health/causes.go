@@ -48,11 +48,11 @@ var (
 	Refused = cause("endpoint-refused", Warning, "nothing listens at {endpoint}, says its machine ({sent} handshakes sent, {answers} answered)",
 		"start the peer, or make the port of wireguard.endpoint the peer's wireguard.listenPort").atServer("start the peer; it has called from there")
 	NoAnswer = cause("no-answer", Warning, "no handshake answer from {endpoint} for {time} ({sent} sent, 0 received)",
-		"is UDP {port} open there, is the peer running, and is wireguard.peerPublicKey right here and there? A peer with another key says so in its log")
+		"is UDP {port} open there, is the peer running, and is wireguard.peerPublicKey right here and there? A peer with another key says so in its log, and so does one that refuses this gateway because its clock went back")
 	BadAnswer = cause("bad-answer", Warning, "the peer at {endpoint} answers, {answers} times in {time}, but with another key",
 		"set wireguard.peerPublicKey to the key that `culvert keygen` printed at the peer")
 	PeerLost = cause("peer-lost", Warning, "the peer at {endpoint} has not answered for {time} ({sent} handshakes sent, 0 answered)",
-		"is it running, is UDP {port} open there, and are answers to UDP {listen} let in here?")
+		"is it running, is UDP {port} open there, and are answers to UDP {listen} let in here? If the clock of this machine went back, the peer says so in its log")
 	NobodyCalls = cause("no-handshake", Warning, "no handshake from the peer for {time} (0 received on UDP {listen})",
 		"is the peer running, with role client (one side is the server, the other the client), is its wireguard.endpoint an address of this gateway, and is UDP {listen} open here?")
 	AnswersLost = cause("answers-lost", Warning, "the peer begins handshakes ({received} received), is answered, and completes none",
@@ -150,6 +150,9 @@ var (
 		"if it is the peer, set its wireguard.peerPublicKey to ours: {key}")
 	StrangerInitiator = cause("stranger-peer", Warning, "{address} knows our public key, and has another one than wireguard.peerPublicKey",
 		"if it is the peer, set wireguard.peerPublicKey here to the key that `culvert keygen` printed there")
+	PeerClock = cause("peer-clock", Warning, "{address} has the peer's key, and its clock went back: its handshakes are of {seen} and so "+
+		"older than its last one, and WireGuard refuses them", "correct the clock of the peer's machine, or restart this gateway, which then "+
+		"accepts them; the keys are right")
 	StrangerData = cause("stranger-data", Warning, "{address} sends data messages and is not the peer",
 		"if the peer has moved, wait for its next handshake; else keep it out by a firewall")
 	StrangerRate = cause("stranger-rate", Warning, "{address} sends more handshakes than a peer does",

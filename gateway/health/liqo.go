@@ -18,7 +18,7 @@ var liqoWords = map[*Cause]struct{ says, remedy string }{
 	NoHost:       {"", "correct spec.endpoint of the GatewayClient, or start that machine"},
 	Refused:      {"", "start the peer's gateway, or make spec.endpoint.port of the GatewayClient the port of the peer's Service"},
 	NoAnswer: {"", "is UDP {port} open there, does the peer's gateway run, and does the PublicKey here and there have the key of the other gateway? " +
-		"A peer with another key says so in its log"},
+		"A peer with another key says so in its log, and so does one that refuses this gateway because its clock went back"},
 	BadAnswer:   {"", "set spec.publicKey of the peer's PublicKey in this namespace to the key of its gateway; liqoctl network connect exchanges both"},
 	NobodyCalls: {"", "does the pod of the peer's GatewayClient run, is its spec.endpoint an address of this gateway's Service, and is UDP {listen} open here?"},
 	PeerSilent:  {"", "does its gateway run? One without traffic is silent, too"},

@@ -41,6 +41,7 @@ type Peer struct {
 	ReceivedBytes      uint64     // of messages of its session
 	Knock              Knock      // result of a datagram to Endpoint
 	Initiator          netip.Addr // sender of an initiation since the last observation
+	Outdated           time.Time  // what one said that WireGuard refused because it was no newer than one before
 	ReceivedPackets    uint64     // out of the tunnel
 	Pings              Pings      // from the connection check, or while packets pass
 	TrainsLost         bool       // trains do not arrive there

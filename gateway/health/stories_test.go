@@ -484,6 +484,17 @@ var stories = []struct {
 			o.Peer.Initiator = milan.Addr()
 		}
 	}, []string{"7 warning address 192.0.2.7: 192.0.2.7 knows our public key, and has another one than wireguard.peerPublicKey"}},
+	{"a peer whose clock went back", 60, func(s int, o *Observation) {
+		server(o)
+		o.Peer.Initiator, o.Peer.Outdated = netip.Addr{}, time.Time{}
+		if s%5 == 2 {
+			o.Peer.ReceivedHandshakes++
+			o.Peer.Initiator = milan.Addr()
+		}
+		if s%10 == 2 || s%10 == 8 { // WireGuard looks at every other one a moment later
+			o.Peer.Outdated = time.Date(2026, 2, 3, 4, 5, s, 0, time.UTC)
+		}
+	}, []string{"8 warning address 192.0.2.7: 192.0.2.7 has the peer's key, and its clock went back: its handshakes are of 2026-02-03 04:05:08 UTC"}},
 	{"a peer whose handshakes are answered a moment later", 60, func(s int, o *Observation) {
 		o.Peer.Handshake = 1
 		o.Peer.Initiator = netip.Addr{}

@@ -84,7 +84,7 @@ func New(o Options) *Device {
 func (d *Device) Open(path Path, peer Peer) error {
 	d.probe.send = path.Send
 	d.device = device.NewDevice(newTunDevice(path, d.bind, d.options.MTU), d.bind,
-		newDeviceLogger(d.options.Log))
+		newDeviceLogger(d.options.Log, &d.bind.admission.handshakes))
 	err := d.set(
 		"private_key="+hexKey(d.options.PrivateKey),
 		"listen_port="+strconv.Itoa(int(d.options.ListenPort)),
@@ -97,8 +97,12 @@ func (d *Device) Open(path Path, peer Peer) error {
 
 // newDeviceLogger makes wireguard-go log about the device. Its messages about the peer, which come every 5 s while the peer is absent, are debug
 // messages: Talk and PeerStats show the same.
-func newDeviceLogger(log *logrus.Entry) *device.Logger {
-	return &device.Logger{Verbosef: log.Tracef, Errorf: func(format string, args ...any) {
+func newDeviceLogger(log *logrus.Entry, heard *handshakeStats) *device.Logger {
+	verbose := func(format string, args ...any) {
+		heard.hear(format, args)
+		log.Tracef(format, args...)
+	}
+	return &device.Logger{Verbosef: verbose, Errorf: func(format string, args ...any) {
 		if strings.HasPrefix(format, "%v - ") {
 			log.Debugf(format, args...)
 		} else {

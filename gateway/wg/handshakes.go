@@ -1,10 +1,14 @@
 package wg
 
 import (
+	"encoding/binary"
 	"net/netip"
+	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.zx2c4.com/wireguard/device"
+	"golang.zx2c4.com/wireguard/tai64n"
 )
 
 // Talk counts the messages by which two gateways make a session: each initiation is answered by a response or a cookie. All are totals.
@@ -19,6 +23,7 @@ type handshakeStats struct {
 	sentAnswers, receivedAnswers         atomic.Uint64
 
 	initiator atomic.Pointer[netip.Addr]             // of the last initiation
+	outdated  atomic.Pointer[time.Time]              // what the last initiation that was no newer than one before says
 	unknown   [NumReasons]atomic.Pointer[netip.Addr] // nil = none since Strangers
 }
 
@@ -67,6 +72,27 @@ func (d *Device) Initiator() (from netip.Addr) {
 		from = a.Unmap()
 	}
 	return from
+}
+
+// hear looks for a refused timestamp in what wireguard-go logs, which tells nobody otherwise.
+func (t *handshakeStats) hear(format string, args []any) {
+	if !strings.HasSuffix(format, "handshake replay @ %v") || len(args) == 0 {
+		return
+	}
+	if stamp, ok := args[len(args)-1].(tai64n.Timestamp); ok {
+		const base = 1<<62 + 10 // TAI64 of 1970-01-01 UTC, as WireGuard has it
+		at := time.Unix(int64(binary.BigEndian.Uint64(stamp[:])-base), int64(binary.BigEndian.Uint32(stamp[8:])))
+		t.outdated.Store(&at)
+	}
+}
+
+// Outdated returns what the peer's clock said in an initiation since the last call that was refused, because it was no newer than one before
+// (WireGuard paper, Section 5.1); the zero Time is none.
+func (d *Device) Outdated() (at time.Time) {
+	if a := d.bind.admission.handshakes.outdated.Swap(nil); a != nil {
+		at = *a
+	}
+	return at
 }
 
 // Strangers calls yield for each reason for which messages were dropped since the last call, with one unknown sender.

@@ -1,12 +1,17 @@
 package wg
 
 import (
+	"errors"
+	"io"
 	"net/netip"
 	"testing"
+	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 )
 
 // TestTalk: handshakes are counted by who begins and who answers, in both directions, and an
@@ -78,5 +83,37 @@ func TestTalkAllocatesNothing(t *testing.T) {
 		k.received(dataMessage, m, from)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestOutdated: an initiation that is no newer than one before is refused, and what its sender's
+// clock said is told once.
+func TestOutdated(t *testing.T) {
+	own, peer := wgkey.NewPrivate(), wgkey.NewPrivate()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	open := func(key wgkey.Key, of wgkey.Key) *Device {
+		d := New(Options{PrivateKey: key, MTU: 1340, Log: logrus.NewEntry(log)})
+		t.Cleanup(d.Close)
+		need.NoError(t, errors.Join(d.Open(idlePath(), Peer{PublicKey: of.Public(), Endpoint: "127.0.0.1:9"}), d.Up()))
+		return d
+	}
+	here, there := open(own, peer), open(peer, own)
+	message, err := there.device.CreateMessageInitiation(there.device.LookupPeer(device.NoisePublicKey(own.Public())))
+	need.NoError(t, err)
+	if here.device.ConsumeMessageInitiation(message) == nil {
+		t.Fatal("the first one is refused")
+	}
+	if at := here.Outdated(); !at.IsZero() {
+		t.Fatalf("the first one is outdated: %v", at)
+	}
+	if here.device.ConsumeMessageInitiation(message) != nil {
+		t.Fatal("the same one is accepted again")
+	}
+	if at := here.Outdated(); time.Since(at) < 0 || time.Since(at) > time.Minute {
+		t.Fatalf("it says %v, which is now", at)
+	}
+	if at := here.Outdated(); !at.IsZero() {
+		t.Fatalf("it is told twice: %v", at)
 	}
 }
