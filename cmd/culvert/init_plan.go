@@ -142,7 +142,7 @@ func (s *initSide) readExternal(e *asked, text string) {
 }
 
 func (s *initSide) readKey(e *asked, text string) {
-	key, err := wgkey.Parse([]byte(text))
+	key, err := wgkey.Parse(text)
 	switch {
 	case err != nil:
 		e.add("%v", err)

@@ -136,7 +136,7 @@ func (x *inviting) print(i *join.Invitation) error {
 	defer cancel()
 	text, err := x.key(ctx, x.site, x.peer.Name)
 	if err == nil {
-		i.Key, err = wgkey.Parse([]byte(text))
+		i.Key, err = wgkey.Parse(text)
 	}
 	if err != nil {
 		return cli.Failed(x.of(err))

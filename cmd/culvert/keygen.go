@@ -38,7 +38,7 @@ func readOrMakeKey(name string, existing bool) (wgkey.Key, error) {
 		if err != nil {
 			return wgkey.Key{}, err
 		}
-		key, err := wgkey.Parse(text)
+		key, err := wgkey.ParseStored(text)
 		if err != nil {
 			return wgkey.Key{}, fmt.Errorf("%s: %w", name, err)
 		}

@@ -174,7 +174,7 @@ func (l *liqoFlags) read() (*liqo, error) {
 	case err != nil:
 		e.Add("--keys-dir", "%s: %v; mount the Secret gw-%s there", file, err, out.name)
 	default:
-		if c.WireGuard.PrivateKey, err = wgkey.Parse(b); err != nil {
+		if c.WireGuard.PrivateKey, err = wgkey.ParseStored(b); err != nil {
 			e.Add("--keys-dir", "%s: %v", file, err)
 		}
 	}

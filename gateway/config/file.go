@@ -276,7 +276,7 @@ func (f *fileWireGuard) config(e *configfile.Errors, dir string, c *WireGuard) {
 	case f.PeerPublicKeyFile != "":
 		c.PeerPublicKey = readKey(e, "wireguard.peerPublicKeyFile", dir, f.PeerPublicKeyFile)
 	case e.Text("wireguard.peerPublicKey", f.PeerPublicKey) != "":
-		key, err := wgkey.Parse([]byte(f.PeerPublicKey))
+		key, err := wgkey.Parse(string(f.PeerPublicKey))
 		if err != nil {
 			e.Add("wireguard.peerPublicKey", "%v", err)
 		}
@@ -314,7 +314,7 @@ func exists(path string) bool {
 }
 
 func readKey(e *configfile.Errors, path, dir string, name scalar) wgkey.Key {
-	if _, err := wgkey.Parse([]byte(name)); err == nil {
+	if _, err := wgkey.Parse(string(name)); err == nil {
 		e.Add(path, "this is a key; write it into a file of mode 0600, and the name of that file here")
 		return wgkey.Key{}
 	}
@@ -328,7 +328,7 @@ func readKey(e *configfile.Errors, path, dir string, name scalar) wgkey.Key {
 		e.Add(path, "%q: %v; %s", p, err, remedy)
 		return wgkey.Key{}
 	}
-	key, err := wgkey.Parse(text)
+	key, err := wgkey.ParseStored(text)
 	if err != nil {
 		e.Add(path, "%q: %v", p, err)
 	}

@@ -93,12 +93,27 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// TestKeyNamesOf32Bytes: the name of a file is no key, however long it is.
+func TestKeyNamesOf32Bytes(t *testing.T) {
+	dir, name := keyFolder(t), strings.Repeat("k", 28)
+	need.NoError(t, os.Rename(filepath.Join(dir, "rome.key"), filepath.Join(dir, name+".key")))
+	need.NoError(t, os.Rename(filepath.Join(dir, "milan.pub"), filepath.Join(dir, name+".pub")))
+	text := strings.NewReplacer("rome.key", name+".key", "milan.pub", name+".pub").Replace(goodFile)
+	if _, err := parseText([]byte(text), dir); err != nil {
+		t.Error(err)
+	}
+	text = strings.Replace(text, "peerPublicKeyFile: ", "peerPublicKey: ", 1)
+	if _, err := parseText([]byte(text), dir); err == nil || !strings.Contains(err.Error(), "wireguard.peerPublicKey: not a WireGuard key; want 44 characters of base64") {
+		t.Errorf("the name of a file in place of a key: %v", err)
+	}
+}
+
 // TestKeysAreNotPrinted: a key in the wrong field is refused, and not shown.
 func TestKeysAreNotPrinted(t *testing.T) {
 	dir := keyFolder(t)
 	b, err := os.ReadFile(filepath.Join(dir, "rome.key"))
 	need.NoError(t, err)
-	private, err := wgkey.Parse(b)
+	private, err := wgkey.ParseStored(b)
 	need.NoError(t, err)
 	key := private.Base64()
 	for _, tt := range []struct{ old, new, want string }{

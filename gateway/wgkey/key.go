@@ -2,12 +2,12 @@
 package wgkey
 
 import (
-	"bytes"
 	"crypto/ecdh"
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Key is a Curve25519 key of WireGuard, private or public.
@@ -15,23 +15,30 @@ import (
 // It formats as "(hidden)" under every verb, so that no log line or error can show a private key by accident; Base64 returns the text.
 type Key [32]byte
 
-// errKey describes a key's format without quoting the input, which may be a secret.
-var errKey = errors.New("not a WireGuard key; want 44 characters of base64 as wg(8) prints, or 32 raw bytes")
+// The errors describe a key's format without quoting the input, which may be a secret.
+var (
+	errText   = errors.New("not a WireGuard key; want 44 characters of base64 as wg(8) prints")
+	errStored = fmt.Errorf("%w, or 32 raw bytes", errText)
+)
 
-// Parse parses the base64 text of wg(8), with or without surrounding white space, or the 32 raw bytes in Liqo's Secrets. The all-zero key is no key.
-func Parse(b []byte) (Key, error) {
-	var k Key
-	if len(b) == len(k) {
-		copy(k[:], b)
-	} else {
-		raw, err := base64.StdEncoding.Strict().DecodeString(string(bytes.TrimSpace(b)))
-		if err != nil || len(raw) != len(k) {
-			return Key{}, errKey
-		}
-		copy(k[:], raw)
+// Parse parses the base64 text of wg(8), with or without surrounding white space. The all-zero key is no key.
+func Parse(text string) (k Key, err error) {
+	raw, err := base64.StdEncoding.Strict().DecodeString(strings.TrimSpace(text))
+	if copy(k[:], raw); err != nil || len(raw) != len(k) || k == (Key{}) {
+		return Key{}, errText
 	}
-	if k == (Key{}) {
-		return Key{}, errKey
+	return k, nil
+}
+
+// ParseStored parses what a file or a Secret holds: the text of Parse, or the 32 raw bytes in Liqo's Secrets. What somebody has typed may have 32
+// bytes by chance.
+func ParseStored(b []byte) (Key, error) {
+	if k := (Key{}); len(b) == len(k) && copy(k[:], b) > 0 && k != (Key{}) {
+		return k, nil
+	}
+	k, err := Parse(string(b))
+	if err != nil {
+		return Key{}, errStored
 	}
 	return k, nil
 }

@@ -17,16 +17,22 @@ func TestParse(t *testing.T) {
 	for name, text := range map[string]string{
 		"base64": k.Base64(), "base64 with newline": k.Base64() + "\n", "raw": string(k[:]),
 	} {
-		if got, err := Parse([]byte(text)); err != nil || got != k {
+		if got, err := ParseStored([]byte(text)); err != nil || got != k {
 			t.Errorf("%s: %v", name, err)
+		}
+		if got, err := Parse(text); (err == nil) != (name != "raw") || err == nil && got != k {
+			t.Errorf("%s, as text: %v", name, err)
 		}
 	}
 	for name, text := range map[string]string{
 		"empty": "", "zero": string(make([]byte, 32)), "31 bytes": string(k[:31]), "33 bytes": string(k[:]) + "x",
 		"not base64": strings.Repeat("!", 44), "base64 of 31 bytes": base64.StdEncoding.EncodeToString(k[:31]),
 	} {
-		if _, err := Parse([]byte(text)); err == nil {
+		if _, err := ParseStored([]byte(text)); err == nil {
 			t.Errorf("%s: accepted", name)
+		}
+		if _, err := Parse(text); err == nil {
+			t.Errorf("%s: accepted as text", name)
 		}
 	}
 }

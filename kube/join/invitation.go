@@ -144,7 +144,7 @@ func (i *Invitation) read(line string) (err error) {
 	case "to":
 		i.To = value
 	case "key":
-		i.Key, err = wgkey.Parse([]byte(value))
+		i.Key, err = wgkey.Parse(value)
 	case "endpoint":
 		i.Endpoint = value
 	case "pods":

@@ -13,7 +13,7 @@ import (
 )
 
 func invitation() *Invitation {
-	key, _ := wgkey.Parse([]byte("xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="))
+	key, _ := wgkey.Parse("xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=")
 	return &Invitation{From: "rome", To: "milan", Key: key, Endpoint: "192.0.2.7:51840", Nonce: strings.Repeat("0123456789abcdef", 2),
 		Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.9.0.0/20")}, External: netip.MustParsePrefix("10.70.0.0/23")}
 }

@@ -33,7 +33,7 @@ func Key(ctx context.Context, client dynamic.Interface, namespace, name string) 
 			if json.Unmarshal([]byte(`"`+text+`"`), &raw) != nil {
 				return wgkey.Key{}, fmt.Errorf("%s: data.%s: not base64", of, keyField)
 			}
-			key, err := wgkey.Parse(raw)
+			key, err := wgkey.ParseStored(raw)
 			if err != nil {
 				return wgkey.Key{}, fmt.Errorf("%s: data.%s: %w; empty it, and the gateway makes a new one", of, keyField, err)
 			}

@@ -173,7 +173,7 @@ func (p *Peering) read(s *Spec) {
 	}
 	if s.PublicKey != "" {
 		var err error
-		if p.PublicKey, err = wgkey.Parse([]byte(s.PublicKey)); err != nil {
+		if p.PublicKey, err = wgkey.Parse(s.PublicKey); err != nil {
 			p.add("spec.publicKey", "%v", err)
 		} else if s.PublicKey == p.Status.PublicKey {
 			p.add("spec.publicKey", "is the key of this cluster's own gateway; give the peer's")
