@@ -16,7 +16,7 @@ import (
 func TestAmend(t *testing.T) {
 	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
 	p := newPair(t, func(rome, _ *config.Config) {
-		rome.Services = []config.Service{{Name: "dns", Address: rules.PairOf(addr("10.70.0.20")), Port: 53, Protocol: packet.UDP, OnRemoval: rules.RemovalEndUDP,
+		rome.Services = []config.Service{{Name: "dns", Address: rules.PairOf(addr("10.70.0.20")), Port: 53, Protocol: packet.UDP,
 			Backends: []config.Backend{{Address: addr("10.0.1.7"), Port: 5353}}}}
 	})
 	ping := func(node int, from string) {

@@ -18,7 +18,7 @@ func exporting(backends [][]rules.Backend) *Config {
 	c.Services = nil
 	for i, list := range backends {
 		c.Services = append(c.Services, rules.Service{Name: []string{"web", "dns", "time"}[i], Address: netip.AddrFrom4([4]byte{10, 70, 0, byte(20 + i)}), Port: 80,
-			Protocol: packet.UDP, OnRemoval: rules.OnRemoval(i), Affinity: rules.Affinity(i % 2), Backends: list})
+			Protocol: packet.UDP, OnRemoval: rules.OnRemoval(i % 2), Affinity: rules.Affinity(i % 2), Backends: list})
 	}
 	return c
 }

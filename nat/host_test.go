@@ -19,7 +19,7 @@ import (
 func vienna(change ...func(*nat.Config)) *nat.Config {
 	backends := []rules.Backend{{Address: address("10.244.1.5"), Port: 8080, Local: true}, {Address: address("10.244.2.5"), Port: 8080}}
 	frontend := func(a string, port uint16, f rules.Frontend) rules.Service {
-		return rules.Service{Name: "web", Address: address(a), Port: port, Protocol: packet.TCP, OnRemoval: rules.RemovalEndUDP, Backends: backends, Frontend: &f}
+		return rules.Service{Name: "web", Address: address(a), Port: port, Protocol: packet.TCP, Backends: backends, Frontend: &f}
 	}
 	c := &nat.Config{MTU: 65535, Config: rules.Config{
 		LocalPodCIDRs: []netip.Prefix{prefix("10.244.0.0/16")},

@@ -3,6 +3,7 @@ package nat_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"culvert/integration/need"
 	"culvert/nat"
@@ -111,7 +112,25 @@ func TestService(t *testing.T) {
 	dropped(t, empty, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", 5, 80, nattest.SYN, "").Bytes(), start, nat.ReasonNoBackend)
 }
 
-// onRemoval: connections of a removed backend continue, or are reset.
+// UDP leaves a backend that was removed with its next datagram, though datagrams never pause.
+func TestBackendLeavesUDP(t *testing.T) {
+	s := service(rules.Backend{Address: address("10.200.1.5"), Port: 8080})
+	s.Protocol = 17
+	e := engine(t, func(c *nat.Config) { c.Services = []rules.Service{s} })
+	next := rome()
+	s.Backends = []rules.Backend{{Address: address("10.200.1.6"), Port: 8080}}
+	next.Services = []rules.Service{s}
+	for i, want := range []string{"10.200.1.5", "10.200.1.5", "10.200.1.6", "10.200.1.6"} {
+		if i == 2 {
+			need.NoError(t, e.Apply(next))
+		}
+		_, out, _ := forwarded(t, e, nat.Tunnel, udp("10.200.3.9", "10.70.0.20", 40000, 80).Bytes(), start.Add(time.Duration(i)*time.Second))
+		expect(t, out, "10.71.3.9", want)
+	}
+	ledger(t, e)
+}
+
+// onRemoval: TCP connections of a removed backend continue, or are reset.
 func TestBackendLeaves(t *testing.T) {
 	leaving, staying := rules.Backend{Address: address("10.200.1.5"), Port: 8080}, rules.Backend{Address: address("10.200.1.6"), Port: 8080}
 	for _, on := range []rules.OnRemoval{rules.RemovalKeep, rules.RemovalReset} {

@@ -230,7 +230,7 @@ func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*
 		told.Ports = append(told.Ports, exports.Port{Name: p.Label, Protocol: p.Protocol, Port: p.Port})
 		d.Services = append(d.Services, config.Service{
 			Name: e.name(), Address: rules.PairOf(at), Port: p.Port, Protocol: p.Protocol, Affinity: p.Affinity, AffinityTimeout: p.AffinityTimeout,
-			OnRemoval: rules.RemovalEndUDP, ProxyProtocol: p.ProxyProtocol, Backends: g.backends(d, e, p.Endpoints),
+			ProxyProtocol: p.ProxyProtocol, Backends: g.backends(d, e, p.Endpoints),
 		})
 	}
 	d.Exports = append(d.Exports, told)

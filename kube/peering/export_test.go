@@ -73,7 +73,7 @@ func TestExport(t *testing.T) {
 	d = g.Plan()
 	addr := netip.MustParseAddr
 	want := []config.Service{{
-		Name: "web-shop", Address: rules.PairOf(addr(at)), Port: 80, Protocol: 6, Affinity: rules.AffinityClientIP, AffinityTimeout: time.Minute, OnRemoval: rules.RemovalEndUDP,
+		Name: "web-shop", Address: rules.PairOf(addr(at)), Port: 80, Protocol: 6, Affinity: rules.AffinityClientIP, AffinityTimeout: time.Minute,
 		Backends: []config.Backend{{Address: addr("10.244.1.5"), Port: 8080}, {Address: addr("10.244.2.5"), Port: 8080}, {Address: addr("172.18.0.2"), Port: 8080, Via: "node2"}},
 	}}
 	if !reflect.DeepEqual(d.Services, want) {

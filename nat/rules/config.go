@@ -138,9 +138,8 @@ type OnRemoval uint8
 
 // The choices.
 const (
-	RemovalKeep   OnRemoval = iota // they continue until they end
-	RemovalReset                   // they end; TCP gets a RST
-	RemovalEndUDP                  // those of UDP end, and their next packets find another backend; others continue
+	RemovalKeep  OnRemoval = iota // those of UDP end, and their next packets find another backend; others continue until they end
+	RemovalReset                  // they end; TCP gets a RST
 )
 
 // A FilterRule accepts, drops or rejects packets that match all of its fields; a zero field matches everything.

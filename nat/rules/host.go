@@ -238,7 +238,7 @@ func (s *Service) validateFrontend(k *checker, path string) {
 
 // EndsUDP reports whether connections of a protocol end as soon as their backend leaves the service.
 func (s *Service) EndsUDP(protocol uint8) bool {
-	return s.OnRemoval == RemovalEndUDP && protocol == packet.UDP
+	return s.OnRemoval == RemovalKeep && protocol == packet.UDP
 }
 
 // Outlives reports whether a connection of a Host's Service continues after the Service was removed or replaced: a TCP connection does, as long as

@@ -328,7 +328,7 @@ func (k *checker) service(path string, s *Service) {
 	if s.ProxyProtocol && s.Protocol != packet.TCP {
 		k.fault(path+".ProxyProtocol", "protocol %d is not TCP, which alone has it", s.Protocol)
 	}
-	if s.Balance > BalanceHash || s.Affinity > AffinityClientIP || s.OnRemoval > RemovalEndUDP || s.AffinityTimeout < 0 {
+	if s.Balance > BalanceHash || s.Affinity > AffinityClientIP || s.OnRemoval > RemovalReset || s.AffinityTimeout < 0 {
 		k.fault(path, "balance, affinity or onRemoval out of range")
 	}
 	for j := range s.Backends {

@@ -172,7 +172,7 @@ func (s *Service) frontends() (all []frontend) {
 func (s *Service) at(f *frontend, node string) rules.Service {
 	return rules.Service{
 		Name: s.Name, Address: f.address, Port: f.port, Protocol: s.Protocol, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout,
-		OnRemoval: rules.RemovalEndUDP, Backends: s.backends(f.address, node), Frontend: &f.Frontend, ProxyProtocol: s.ProxyProtocol,
+		Backends: s.backends(f.address, node), Frontend: &f.Frontend, ProxyProtocol: s.ProxyProtocol,
 	}
 }
 
