@@ -19,7 +19,7 @@ func (l *Lab) forgeries() []Check {
 		l.against("to a node", "milan/pod1 × rome/node1", l.hostilePeer, l.attackNodes),
 		l.against("refused reload", "bad file × rome/pod2", nil, l.attackReload),
 		l.against("forged too big", "milan/pod2 × rome/pod1", sourceCheckOff, l.attackPathMTU),
-		l.against("own too big", "rome/pod1, milan/pod2 × rome/node1, rome/pod2", nil, l.attackColluding),
+		l.against("own too big", "rome/pod1, milan/pod2 × rome/node1, rome/pod2", sourceCheckOff, l.attackColluding),
 		l.against("forged too big", "stranger × milan/pod1", nil, l.attackOuterMTU),
 		l.against("narrow device", "milan/gateway → rome", nil, l.checkNarrow("peer", l.pair("milan/pod1", "rome/pod1"))),
 		l.against("narrow device", "milan/gateway → node2", nil, l.checkNarrow("eth0", l.pair("rome/pod2", "milan/pod2"))),
