@@ -102,6 +102,7 @@ func (k *kubeLab) peerWithTurin() (again, turin *kubeLab) {
 	again.ready(again.startLiqoGateway(unprivilegedUID, unprivilegedUID))
 	again.liqo.configure()
 	again.liqo.gatewayRuns()
+	again.liqo.nodesMeasured()
 	again.liqo.keysExchanged(turin.key.PublicKey().Bytes())
 	turin.startFileGateway(again.key.PublicKey())
 	again.startNodes()
