@@ -68,12 +68,21 @@ type State struct {
 	fabrics map[rules.Key]*internalFabric
 	tunnels map[rules.Key]*tunnel
 	nodes   map[rules.Key]*internalNode
-	active  map[rules.Key]netip.Addr // addresses of the pods of kindPod that run
+	active  map[rules.Key]activePod // of kindPod, those that run
 }
+
+// An activePod says that it is the active pod of a gateway.
+type activePod struct {
+	address netip.Addr
+	gateway string // name of the GatewayServer or GatewayClient
+}
+
+// labelGateway names the gateway of a pod.
+const labelGateway = "networking.liqo.io/gateway-name"
 
 // NewState returns the State of the node called name.
 func NewState(node string) *State {
-	return &State{node: node, fabrics: map[rules.Key]*internalFabric{}, tunnels: map[rules.Key]*tunnel{}, nodes: map[rules.Key]*internalNode{}, active: map[rules.Key]netip.Addr{}}
+	return &State{node: node, fabrics: map[rules.Key]*internalFabric{}, tunnels: map[rules.Key]*tunnel{}, nodes: map[rules.Key]*internalNode{}, active: map[rules.Key]activePod{}}
 }
 
 // Put adds or replaces a resource.
@@ -101,7 +110,7 @@ func (s *State) Put(o *kube.Object, deleting bool, now time.Time) {
 		delete(s.active, key)
 		r.read("status", o.Status, &status)
 		if a := r.host("status.podIP", status.IP); len(r.faults) == 0 && !deleting && status.Phase == "Running" {
-			s.active[key] = a
+			s.active[key] = activePod{a, o.Metadata.Labels[labelGateway]}
 		}
 	}
 }
@@ -109,18 +118,29 @@ func (s *State) Put(o *kube.Object, deleting bool, now time.Time) {
 // gateway returns the address of the one pod that says that it is the active gateway of a tenant's
 // namespace, as Liqo's controller finds it. That controller may be away when a gateway moves, often
 // because it was on the same node, so what it has written is used only if no pod or more than one
-// says so.
+// says so. A namespace has one InternalFabric; of several, the pod's is the one with the name of its
+// gateway.
 func (s *State) gateway(f *internalFabric) netip.Addr {
-	var found []netip.Addr
-	for key, a := range s.active {
+	var found []activePod
+	for key, p := range s.active {
 		if key.Namespace == f.meta.Namespace {
-			found = append(found, a)
+			found = append(found, p)
 		}
 	}
-	if len(found) == 1 && found[0].Is4() == f.link.Remote.Is4() {
-		return found[0]
+	if len(found) != 1 || found[0].address.Is4() != f.link.Remote.Is4() || found[0].gateway != f.meta.Name && !s.alone(f) {
+		return f.link.Remote
 	}
-	return f.link.Remote
+	return found[0].address
+}
+
+// alone reports whether f is the only InternalFabric of its namespace.
+func (s *State) alone(f *internalFabric) bool {
+	for _, other := range s.fabrics {
+		if other != f && other.meta.Namespace == f.meta.Namespace {
+			return false
+		}
+	}
+	return true
 }
 
 // Delete forgets a deleted resource.

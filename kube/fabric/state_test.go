@@ -313,6 +313,26 @@ func TestActivePod(t *testing.T) {
 	other.Metadata.Namespace = "default"
 	s.Put(other, false, start)
 	leads("a pod of another namespace", "10.244.0.7")
+
+	// Two InternalFabrics in the namespace: the pod's label names the gateway of one.
+	p := gatewayPod(t, "gw-b", "10.244.3.9", "Running")
+	p.Metadata.Labels = map[string]string{labelGateway: "cluster-b"}
+	s.Put(p, false, start)
+	for _, o := range captured(t) {
+		if o.Kind == kube.KindFabric && o.Metadata.Name == "cluster-c" {
+			s.Delete(o.Key())
+			o.Metadata.Namespace = "liqo-tenant-cluster-b"
+			s.Put(o, false, start)
+			if got := s.gateway(s.fabrics[o.Key()]); got != ofN1[1].Remote {
+				t.Errorf("the link of another gateway leads to %s, want %s", got, ofN1[1].Remote)
+			}
+		}
+		if o.Kind == kube.KindFabric && o.Metadata.Name == "cluster-b" {
+			if got := s.gateway(s.fabrics[o.Key()]); got != addr("10.244.3.9") {
+				t.Errorf("the link of the pod's gateway leads to %s", got)
+			}
+		}
+	}
 }
 
 // TestWithoutPods: an agent whose older manifest grants no pods follows InternalFabrics after a moment, and says so.
