@@ -1,17 +1,11 @@
 package gateway
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"net"
-	"slices"
-	"sort"
 	"sync"
 	"time"
 
-	"culvert/gateway/config"
 	"culvert/gateway/control"
 	"culvert/gateway/path"
 	"culvert/gateway/replica"
@@ -63,7 +57,7 @@ func (g *Gateway) ReplicateOver(o ReplicateOptions, l net.Listener, dial replica
 			_, links := g.current.Get()
 			return links.Find(name)
 		},
-		Config: g.identity, Facts: r.facts(g), Took: func(facts []byte) { g.take(r, facts) }, Heard: o.Heard, Dial: dial,
+		Config: g.current.Identity, Facts: r.facts(g), Took: func(facts []byte) { g.take(r, facts) }, Heard: o.Heard, Dial: dial,
 		Restored: g.life.RestoredAsOf,
 	})
 	g.replicating = r
@@ -133,20 +127,4 @@ func (g *Gateway) rested() {
 // unheard returns how many packets were dropped because another replica forwards.
 func (g *Gateway) unheard() uint64 {
 	return g.path.Inbound().Dropped(path.DropStandby) + g.path.Outbound().Dropped(path.DropStandby)
-}
-
-// identity identifies the configuration: replicas whose configurations have the same identity admit the same connections.
-func (g *Gateway) identity() string {
-	c, _ := g.current.Get()
-	same := *c
-	same.File, same.Log = config.File{}, config.Log{}
-	nodes := slices.Clone(c.Geneve.Nodes)
-	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Name < nodes[j].Name })
-	same.Geneve.Nodes = nodes
-	text, err := json.Marshal(&same)
-	if err != nil {
-		panic(err) // unreachable: the configuration is read from such text
-	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:8])
 }

@@ -1,6 +1,12 @@
 package config
 
 import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"slices"
+	"sync"
 	"sync/atomic"
 
 	"culvert/nat"
@@ -10,12 +16,31 @@ import (
 type Current struct{ is atomic.Pointer[current] }
 
 type current struct {
-	config *Config
-	links  Links
+	config   *Config
+	links    Links
+	identity func() string
 }
 
 // Set replaces both. What c points to must not be changed any more.
-func (c *Current) Set(config *Config, links Links) { c.is.Store(&current{config, links}) }
+func (c *Current) Set(config *Config, links Links) {
+	c.is.Store(&current{config, links, sync.OnceValue(config.identity)})
+}
+
+// Identity identifies the configuration: replicas whose configurations have the same identity admit the same connections.
+// It is computed once for each configuration.
+func (c *Current) Identity() string { return c.is.Load().identity() }
+
+func (c *Config) identity() string {
+	same := *c
+	same.File, same.Log = File{}, Log{}
+	same.Geneve.Nodes = slices.SortedFunc(slices.Values(c.Geneve.Nodes), func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+	text, err := json.Marshal(&same)
+	if err != nil {
+		panic(err) // unreachable: the configuration is read from such text
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
+}
 
 // Get returns the configuration and the links of one call of Set.
 func (c *Current) Get() (*Config, Links) {
