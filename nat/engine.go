@@ -267,6 +267,14 @@ func (s *Stats) of(in Link) *Direction {
 	return &s.Outbound
 }
 
+// DroppedInAll returns how many packets were dropped, for all reasons.
+func (d *Direction) DroppedInAll() (n uint64) {
+	for _, of := range d.Dropped {
+		n += of
+	}
+	return n
+}
+
 func (d *Direction) count(v *Verdict) {
 	n := uint64(v.Packets)
 	d.Received += n

@@ -256,11 +256,14 @@ func tableText(t *control.Table) string {
 }
 
 func trafficText(t *control.Traffic) string {
-	dropped := uint64(0)
+	elsewhere := -int64(t.Dropped)
 	for _, d := range t.Drops {
-		dropped += d.Packets
+		elsewhere += int64(d.Packets)
 	}
-	parts := []string{fmt.Sprintf("%d packets, %d forwarded, %d delivered here, %d dropped", t.Received, t.Forwarded, t.Delivered, dropped)}
+	parts := []string{fmt.Sprintf("%d packets, %d forwarded, %d delivered here, %d dropped", t.Received, t.Forwarded, t.Delivered, t.Dropped)}
+	if elsewhere > 0 {
+		parts = append(parts, fmt.Sprintf("%d more dropped before or after", elsewhere))
+	}
 	if t.Untracked > 0 {
 		parts = append(parts, fmt.Sprintf("%d untracked", t.Untracked))
 	}

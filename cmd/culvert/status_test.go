@@ -90,3 +90,15 @@ func TestStatusOfCopies(t *testing.T) {
 		}
 	}
 }
+
+// TestStatusOfTraffic: what is dropped before or after the received packets is not among them.
+func TestStatusOfTraffic(t *testing.T) {
+	traffic := control.Traffic{Received: 4, Forwarded: 3, Dropped: 1, Drops: []control.Drop{{Reason: "no-route", Packets: 1}, {Reason: "unknown-node", Packets: 4}}}
+	if got, want := trafficText(&traffic), "4 packets, 3 forwarded, 0 delivered here, 1 dropped, 4 more dropped before or after"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	traffic.Drops = traffic.Drops[:1]
+	if got, want := trafficText(&traffic), "4 packets, 3 forwarded, 0 delivered here, 1 dropped"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -169,7 +169,8 @@ type Traffic struct {
 	Delivered  uint64 `json:"delivered"`
 	Untracked  uint64 `json:"untracked"`  // of the forwarded packets: without a connection
 	Asymmetric uint64 `json:"asymmetric"` // of the forwarded packets: from another node than the one that answers go to
-	Drops      []Drop `json:"drops"`      // by reason, if any
+	Dropped    uint64 `json:"dropped"`    // of the received packets
+	Drops      []Drop `json:"drops"`      // by reason, if any; also of datagrams that were no packets, and after packets were forwarded
 }
 
 // A Drop is a drop reason with its counters.

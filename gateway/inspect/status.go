@@ -148,7 +148,8 @@ func pathStatus(c *config.Config, r pathmtu.Result) (p control.Path) {
 }
 
 func trafficStatus(d *nat.Direction) control.Traffic {
-	return control.Traffic{Received: d.Received, Forwarded: d.Forwarded, Delivered: d.Delivered, Untracked: d.Untracked, Asymmetric: d.Asymmetric}
+	return control.Traffic{Received: d.Received, Forwarded: d.Forwarded, Delivered: d.Delivered, Untracked: d.Untracked, Asymmetric: d.Asymmetric,
+		Dropped: d.DroppedInAll()}
 }
 
 func socketStatus(s *udp.Stats) control.Socket {

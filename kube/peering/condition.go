@@ -145,7 +145,7 @@ func without(all []*Condition, kind string) []*Condition {
 func message(s *Status) string {
 	for _, kind := range []string{Accepted, OneGateway, Connected, NodesReady, StandbyReady, Exported, Imported} {
 		for _, c := range s.Conditions {
-			if c.Type == kind && c.Status != "True" && c.Message != "" && c.Reason != notWanted {
+			if c != nil && c.Type == kind && c.Status != "True" && c.Message != "" && c.Reason != notWanted {
 				return c.Message
 			}
 		}

@@ -17,7 +17,8 @@ func (s *Server) Status() control.NodeStatus {
 	status.Interface, status.Fault, status.Announced = c.Interface, s.broken(), announced
 	st := s.engine.Stats()
 	d := &st.Outbound // all packets come from the host
-	status.Traffic = control.Traffic{Received: d.Received, Forwarded: d.Forwarded, Delivered: d.Delivered, Untracked: d.Untracked}
+	status.Traffic = control.Traffic{Received: d.Received, Forwarded: d.Forwarded, Delivered: d.Delivered, Untracked: d.Untracked,
+		Dropped: d.DroppedInAll()}
 	for reason, n := range d.Dropped {
 		if reason > 0 && n > 0 {
 			status.Traffic.Drops = append(status.Traffic.Drops, control.Drop{Reason: nat.Reason(reason).String(), Packets: n})
