@@ -25,5 +25,6 @@
 //
 // Only a holder of WireGuard's private key may connect: source and follower have Ed25519 keys of their own, derived from that key by HKDF (RFC 5869),
 // and each end accepts only the other's. The server name that a follower sends in the clear (RFC 6066, Section 3) is derived from the key as well, so
-// most strangers cost no cryptography. Seats limit how many may try at a time, and timeouts how long.
+// most strangers cost no cryptography. Seats limit how many may try at a time, and timeouts how long. A connection that has not sent this name loses
+// its seat to a source that has none, so that slow strangers of many networks do not keep a replica out.
 package replica

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"math/big"
 
+	"culvert/gateway/seats"
 	"culvert/gateway/wgkey"
 )
 
@@ -55,6 +56,7 @@ func (i *identities) server() *tls.Config {
 		if subtle.ConstantTimeCompare([]byte(hello.ServerName), []byte(i.name)) != 1 {
 			return nil, errKey
 		}
+		seats.Keep(hello.Conn) // strangers do not know the name
 		return nil, nil
 	}
 	return c

@@ -156,6 +156,46 @@ func TestManyNodes(t *testing.T) {
 	}, func(o *Options) { o.Facts = func() []byte { return facts } })
 }
 
+// addressed is a connection from an address.
+type addressed struct {
+	net.Conn
+	from netip.Addr
+}
+
+func (c *addressed) RemoteAddr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.from, 9))
+}
+
+// TestSlowStrangers: connections of many networks that send nothing, or half a request, do not keep a
+// standby out.
+func TestSlowStrangers(t *testing.T) {
+	p := newPipes()
+	inBubble(t, p, func(t *testing.T, _, standby *pod) {
+		for i := range 64 {
+			near, far := net.Pipe()
+			defer near.Close()
+			p.called <- &addressed{far, netip.AddrFrom4([4]byte{10, 0, byte(i % 40), byte(i)})}
+			if i%2 == 0 {
+				go near.Write([]byte{22, 3, 1}) // how a ClientHello begins
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		standby.Follow(standby.at)
+		need.NoError(t, standby.Whole(ctx))
+	}, func(o *Options) {
+		o.Dial = func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
+			near, far := net.Pipe()
+			select {
+			case p.called <- &addressed{far, netip.MustParseAddr("10.99.0.9")}:
+				return near, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+	})
+}
+
 // TestAcceptFails: a process that has no free descriptor for a while has a standby afterwards.
 func TestAcceptFails(t *testing.T) {
 	p := newPipes()

@@ -46,6 +46,7 @@ type marked struct {
 // Serve accepts followers until Close, and closes l.
 func (r *Replica) Serve(l net.Listener) {
 	seated := seats.New(l)
+	seated.Yields = true
 	defer context.AfterFunc(r.done, func() { seated.Close() })()
 	defer seated.Close()
 	config := r.keys.server()

@@ -21,6 +21,10 @@ import (
 // to become free.
 type Listener struct {
 	net.Listener
+	// Yields says that every client sends at once what proves who it is, whereupon Keep is called. Until
+	// then a connection loses its seat, the oldest first, to a source that has none. So many slow
+	// sources cannot lock out a new one. It must be set before Accept.
+	Yields  bool
 	refused atomic.Uint64
 	freed   sync.Cond
 
@@ -146,10 +150,11 @@ func (s *Listener) take(next *seated) (victim *seated, ok bool) {
 		if !known {
 			return nil, false
 		}
-		if victim = s.oldest(next.source); victim == nil {
+		if victim = s.oldest(next.source); victim != nil {
+			next.begin = victim.free(next.begin)
+		} else if victim = s.stranger(); victim == nil || s.shares.Held(next.network) > 0 {
 			return nil, false
 		}
-		next.begin = victim.free(next.begin)
 		s.remove(victim)
 	}
 	s.all = append(s.all, next)
@@ -171,6 +176,17 @@ func (s *Listener) oldest(of source) (victim *seated) {
 		}
 	}
 	return victim
+}
+
+// stranger returns the oldest connection that is not kept, if such ones yield; nil if there is none.
+//
+// +checklocks:s.mu
+func (s *Listener) stranger() *seated {
+	i := slices.IndexFunc(s.all, func(c *seated) bool { return !c.kept })
+	if i < 0 || !s.Yields {
+		return nil
+	}
+	return s.all[i]
 }
 
 // remove frees a seat, if it is not free.
@@ -220,6 +236,15 @@ func (s *Listener) InUse() int {
 // Refused returns how many connections were closed because they had no seat, or lost it to another of their source.
 func (s *Listener) Refused() uint64 { return s.refused.Load() }
 
+// Keep lets no other source take the seat of a Listener's connection, once its client is probably known. It does nothing to other connections.
+func Keep(c net.Conn) {
+	if c, ok := c.(*seated); ok {
+		c.of.mu.Lock()
+		defer c.of.mu.Unlock()
+		c.kept = true
+	}
+}
+
 // Release frees the seat of a Listener's connection but leaves the connection open, once its client is known. It does nothing to other connections.
 func Release(c net.Conn) {
 	if c, ok := c.(*seated); ok {
@@ -237,6 +262,7 @@ type seated struct {
 	begin time.Time   // when it may send a request
 	asked atomic.Bool // it has sent something
 	left  bool        // closed before its time; guarded by of.mu
+	kept  bool        // no other source takes its seat; guarded by of.mu
 }
 
 // free returns when a connection arriving at now may get the seat.

@@ -67,6 +67,49 @@ func (s *Listener) from(a string) *seated {
 	return seat
 }
 
+// TestStrangersYield: slow connections of many networks hold all seats. Where they yield, a new source
+// gets the oldest one's seat, and keeps it from then on. Elsewhere it gets none.
+func TestStrangersYield(t *testing.T) {
+	for _, yields := range []bool{true, false} {
+		s := New(nil)
+		s.Yields = yields
+		var all []*seated
+		for _, a := range addresses("10.0.%d.1", Max) {
+			c := s.from(a)
+			if victim, ok := s.take(c); victim == nil && ok {
+				all = append(all, c)
+			}
+		}
+		for i := len(all); i < Max; i++ { // a share grows smaller with what is free, so that some seats are left
+			c := s.from(fmt.Sprintf("10.1.%d.1", i))
+			s.take(c)
+			all = append(all, c)
+		}
+		all[0].Write(nil) // what it sends is not the proof
+		replica := s.from("10.9.9.9")
+		victim, ok := s.take(replica)
+		if ok != yields || yields && victim != all[0] {
+			t.Fatalf("yields %t: the replica has a seat: %t, of %v", yields, ok, victim)
+		}
+		if !yields {
+			continue
+		}
+		Keep(replica)
+		for i := range 3 * Max {
+			c := s.from(fmt.Sprintf("10.2.%d.1", i))
+			if victim, ok := s.take(c); !ok || victim == replica {
+				t.Fatalf("%d: %t, the replica lost its seat: %t", i, ok, victim == replica)
+			}
+		}
+		for _, c := range slices.Clone(s.all) {
+			Keep(c)
+		}
+		if _, ok := s.take(s.from("10.8.8.8")); ok {
+			t.Error("a kept seat was taken")
+		}
+	}
+}
+
 // TestSeatsMakeRoom: at its share, an address loses its oldest connection that waits for a request,
 // or else the oldest. An address without a connection takes the seat of another address in its
 // network, and never one elsewhere.
