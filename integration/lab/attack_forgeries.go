@@ -98,7 +98,8 @@ func (l *Lab) attackColluding(ctx context.Context) (_ string, err error) {
 	if accomplice.Address.Is6() {
 		mtu = smallMTU
 	}
-	message := tooBigAbout(accomplice.Address, silentTCP(near, local, nattest.ACK, seq, ack), mtu)
+	// The kernel of the attacker, which has not sent the gap, does not believe it.
+	message := tooBigAbout(accomplice.Address, silentTCP(near, local, nattest.ACK, seq+gap/2, ack), mtu)
 	figure := must(l.beside(ctx, []*flood{{accomplice, 1, func(int) []byte { return message }}}))
 	try(l.pair("milan/pod2", "rome/pod1").reach(ctx)) // behind the message
 	if after := must(own.segmentsReceived()); after >= before {
