@@ -155,9 +155,26 @@ func (c *realChanges) changes() []*realChange {
 				`{"op": "add", "path": "/spec/template/metadata/labels/culvert.io~1active", "value": "true"}]`)
 			c.scale(1)
 		}, counts: one, loses: true},
-		{name: "join of it", bound: 10 * time.Second, make: func() { c.join() }, counts: one, loses: true},
+		{name: "two of them, and join", bound: time.Minute, make: c.displaced, counts: one, loses: true},
 		{name: "verify", bound: time.Second, make: func() { c.must("verify", inBoth[0], inBoth[1]) }, counts: one},
 	}
+}
+
+// displaced runs two pods of rome's gateway that do not elect, until the Peering and culvert verify say what that leads to.
+func (c *realChanges) displaced() {
+	c.kubectl("rome", "-n", "culvert", "scale", "deployment", "culvert-milan", "--replicas=2")
+	eventuallyWithin(c.t, 3*time.Minute, "the Peering says that two gateways displace each other", func() error {
+		if reason := c.gateways[0].peering(`.status.conditions[?(@.type=="OneGateway")].reason`); reason != "Displaced" {
+			return fmt.Errorf("OneGateway: %q", reason)
+		}
+		return nil
+	})
+	out, err := c.culvert("verify", inBoth[0], inBoth[1])
+	text := strings.Join(strings.Fields(out), " ")
+	if err == nil || !strings.Contains(text, "each takes the place of the other") || strings.Contains(text, "spec.mtu") || strings.Contains(text, "faulty link") {
+		c.t.Errorf("culvert verify: %v\n%s", err, out)
+	}
+	c.join("--replicas=1")
 }
 
 // anotherNodePort makes milan's Service again. Its node port is then another one, which culvert join gives to rome.
