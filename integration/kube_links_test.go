@@ -384,7 +384,7 @@ func testKubeLinksGone(t *testing.T, k *kubeLab) {
 	k.links.start(0)
 	await(t, "the first node's link is up", func() bool { return strings.Contains(k.links.processes[0].output(), "link is up") })
 	k.links.uninstalled(0)
-	if out := k.nodes[1].run(os.Getenv(binaryEnv), "node", "--liqo", "--remove"); out != "removed "+k.linkName()+"\n" {
+	if out := k.nodes[1].run(os.Getenv(binaryEnv), "node", "--liqo", "--remove"); !strings.Contains(out, "removed link "+k.linkName()+"\n") || !strings.Contains(out, "removed nftables table ip culvert\n") {
 		t.Error(out)
 	}
 	k.has(k.nodes[1], k.linkName(), false)

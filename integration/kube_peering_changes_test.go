@@ -36,6 +36,53 @@ func testPeeringPutBack(t *testing.T, p *peeringLab) {
 	has(exception, true, "nft", "list", "table", "ip", "culvert")
 }
 
+// testPeeringPodAsNode: what a pod sends to the gateway's tunnel port does not arrive, though its node masquerades it. Without the agent's rule it does,
+// as the node's. The node's own datagrams and the pod's to other ports arrive.
+func testPeeringPodAsNode(t *testing.T, p *peeringLab) {
+	const truncated = `culvert_dropped_packets_total{direction="outbound",reason="truncated"}`
+	at := p.kubeLab.gateway() + ":6091"
+	send := func(from *peerHost, n int) {
+		conn, err := from.dial("udp", at)
+		need.NoError(t, err)
+		defer conn.Close()
+		for range n {
+			_, err := conn.Write([]byte{0})
+			need.NoError(t, err)
+		}
+	}
+	// reach sends three datagrams of a pod, and then one of its node, and returns how many arrive.
+	reach := func() (arrived int) {
+		before := p.gatewayHost.metric(truncated)
+		send(p.pods[0], 3)
+		send(p.nodes[0], 1)
+		eventually(t, "the node's datagram", func() error {
+			if arrived = int(p.gatewayHost.metric(truncated) - before); arrived == 0 {
+				return errors.New("has not arrived")
+			}
+			return nil
+		})
+		return arrived
+	}
+	p.awaitAgentStatus(0, "pods cannot act as this node at "+at)
+	if n := reach(); n != 1 {
+		t.Errorf("%d datagrams arrive, want the node's alone", n)
+	}
+	p.awaitAgentStatus(0, "masqueraded-pod  3")
+	eventually(t, "the pod's datagrams, without the rule", func() error {
+		p.nodes[0].run("nft", "flush", "table", "ip", "culvert")
+		if n := reach(); n != 4 {
+			return fmt.Errorf("%d datagrams arrive", n)
+		}
+		return nil
+	})
+	eventually(t, "the rule again", func() error {
+		if n := reach(); n != 1 {
+			return fmt.Errorf("%d datagrams arrive", n)
+		}
+		return nil
+	})
+}
+
 // testPeeringWider: a Peering gets another CIDR and loses it again while it carries traffic, whose connections go on.
 func testPeeringWider(t *testing.T, p, other *peeringLab) {
 	with, spec := p.keyed()

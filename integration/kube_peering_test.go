@@ -334,6 +334,7 @@ func TestKubePeering(t *testing.T) {
 		streams := linkStreams(t, rome.kubeLab, milan.kubeLab, 20)
 		t.Run("put back", func(t *testing.T) { testPeeringPutBack(t, rome) })
 		requireAlive(t, "routes and exception removed", streams)
+		t.Run("pod as node", func(t *testing.T) { testPeeringPodAsNode(t, rome) })
 		for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 			for i := range rome.nodes {
 				rome.endAgent(i, signal)

@@ -25,8 +25,6 @@ func (p *nodePeerings) run(context.Context, *nodeKube, *linkStatus, func(context
 	return errNoPeerings
 }
 
-func removePeerings(io.Writer) error { return errNoPeerings }
-
 // kubeCommands returns the commands that need Kubernetes.
 func kubeCommands() []*cobra.Command { return nil }
 

@@ -55,9 +55,7 @@ func newNodeCommand() *cobra.Command {
 			}
 			linked := l.on || p.on
 			switch {
-			case remove && p.on:
-				return removePeerings(cmd.OutOrStdout())
-			case remove && l.on:
+			case remove && linked:
 				return removeLinks(cmd.OutOrStdout())
 			case remove:
 				return removeRemains(cmd.OutOrStdout())

@@ -6,7 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,15 +23,19 @@ import (
 	"culvert/gateway/control"
 	"culvert/gateway/node/links"
 	"culvert/gateway/node/page"
+	"culvert/gateway/node/remote"
 	"culvert/gateway/node/services"
 	"culvert/kube/fabric"
 )
 
 // run gives the node the links that Liqo's resources request; see runLinks.
 func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
-	return l.carry(ctx, k, status, beside, links.Remove, func(client dynamic.Interface, set *links.Set, log *logrus.Entry) linkSource {
-		s := fabric.NewSource(client, k.name, log)
-		return linkSource{s.Show, s.Report, []func(context.Context){func(ctx context.Context) { s.Run(ctx, set.Apply) }}}
+	return l.carry(ctx, k, status, beside, func(client dynamic.Interface, set *links.Set, log *logrus.Entry) linkSource {
+		s, guard := fabric.NewSource(client, k.name, log), remote.NewGuard(log)
+		return linkSource{s.Show, s.Report, guard, []func(context.Context){
+			func(ctx context.Context) { s.Run(ctx, set.Apply) },
+			func(ctx context.Context) { guard.Run(ctx, func([]remote.Status) {}) },
+		}}
 	})
 }
 
@@ -38,12 +43,13 @@ func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus, bes
 type linkSource struct {
 	show   func(*control.NodeStatus)
 	report func([]links.Status) // called with the states of the links
+	keeper *remote.Keeper       // keeps pods out of the links' tunnels
 	tasks  []func(context.Context)
 }
 
-// carry runs the links that a source requests, and beside, which may be nil, until ctx ends. Then it calls remove if the links are unwanted; see
-// leave.
-func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error, remove func() ([]string, error),
+// carry runs the links that a source requests, and beside, which may be nil, until ctx ends. Then it removes what it has made, if that is unwanted;
+// see leave.
+func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error,
 	newSource func(dynamic.Interface, *links.Set, *logrus.Entry) linkSource) error {
 	chooseCollection()
 	client, err := newClient(k.kubeconfig)
@@ -70,6 +76,11 @@ func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, b
 		entry.WithField("version", control.ReadVersion()).Info("node starting")
 	}
 	source := newSource(client, set, entry)
+	set.AlsoDropped(source.keeper.Drops)
+	protect := func(all []links.Status) {
+		source.keeper.Protect(l.tunnels(all))
+		source.report(all)
+	}
 	nodeLoad.Devices(set.Devices)
 	nodeLoad.Socket("gateways", set.Socket)
 	err = both(ctx, beside, func(ctx context.Context) error {
@@ -79,7 +90,7 @@ func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, b
 		if alone {
 			tasks.Go(func() { nodeLoad.Run(running, k.name, true, entry) })
 		}
-		tasks.Go(func() { status.show(running, k.name, entry, set.Show, source.show) })
+		tasks.Go(func() { status.show(running, k.name, entry, set.Show, source.show, guardShow(source.keeper)) })
 		for _, task := range source.tasks {
 			tasks.Go(func() {
 				select {
@@ -89,7 +100,7 @@ func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, b
 				}
 			})
 		}
-		err := set.Run(running, source.report)
+		err := set.Run(running, protect)
 		stop()
 		seen.Close()
 		tasks.Wait()
@@ -103,7 +114,34 @@ func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, b
 	default: // another pod has what is here, and cleans up
 		return nil
 	}
-	return l.leave(context.WithoutCancel(ctx), client, entry, !alone, remove)
+	return l.leave(context.WithoutCancel(ctx), client, entry, !alone, removeAll)
+}
+
+// tunnels returns the tunnels of links.
+func (l *nodeLiqo) tunnels(all []links.Status) (tunnels []remote.Tunnel) {
+	for _, st := range all {
+		t := remote.Tunnel{Gateway: st.Link.Remote, Port: uint16(l.port)}
+		if st.State == links.Kernel {
+			t.Kernel = st.Link.Name
+		}
+		if t.Gateway.IsValid() && !slices.Contains(tunnels, t) {
+			tunnels = append(tunnels, t)
+		}
+	}
+	return tunnels
+}
+
+// guardShow returns what adds to a status whether pods are kept out of tunnels.
+func guardShow(k *remote.Keeper) func(*control.NodeStatus) {
+	return func(n *control.NodeStatus) {
+		tunnels, fault := k.Guarded()
+		for _, t := range tunnels {
+			n.Guarded = append(n.Guarded, netip.AddrPortFrom(t.Gateway, t.Port))
+		}
+		if fault != "" {
+			n.Findings = append(n.Findings, control.Finding{Level: "warning", Kind: "node", Of: n.Name, Text: fault})
+		}
+	}
 }
 
 // leaveTime is how long the API server may take to say whether the DaemonSet is still wanted.
@@ -180,16 +218,4 @@ func (l *nodeLiqo) unwanted(ctx context.Context, client dynamic.Interface, log l
 		case <-time.After(leavePause):
 		}
 	}
-}
-
-// removeLinks deletes the links that earlier runs left, and prints their names.
-func removeLinks(w io.Writer) error {
-	names, err := links.Remove()
-	for _, name := range names {
-		fmt.Fprintf(w, "removed %s\n", name)
-	}
-	if err != nil {
-		return cli.Failed(err)
-	}
-	return nil
 }

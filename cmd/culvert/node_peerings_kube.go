@@ -46,7 +46,7 @@ func (m nodeMachine) SourceTo(to netip.Addr) (netip.Addr, error) { return remote
 
 // run gives the node the links and routes that Peerings request; see runLinks.
 func (p *nodePeerings) run(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
-	return p.links.carry(ctx, k, status, beside, removeAll, func(client dynamic.Interface, set *links.Set, log *logrus.Entry) linkSource {
+	return p.links.carry(ctx, k, status, beside, func(client dynamic.Interface, set *links.Set, log *logrus.Entry) linkSource {
 		set.Alone()
 		s := peering.NewNodeSource(client, k.name, p.gateways, p.own, p.apiServer(k.kubeconfig), log)
 		m := nodeMachine{set, remote.New(log), &k.remotes}
@@ -54,7 +54,7 @@ func (p *nodePeerings) run(ctx context.Context, k *nodeKube, status *linkStatus,
 			m.routes.Look() // a link may have appeared
 			s.ReportLinks(all)
 		}
-		return linkSource{s.Show, report, []func(context.Context){
+		return linkSource{s.Show, report, m.routes, []func(context.Context){
 			func(ctx context.Context) { s.Run(ctx, m) },
 			func(ctx context.Context) { m.routes.Run(ctx, s.ReportRoutes) },
 		}}
@@ -79,7 +79,7 @@ func (p *nodePeerings) apiServer(kubeconfig string) (all []netip.Addr) {
 	return all
 }
 
-// removeAll removes what runs with --kube have made. It removes nothing while one is running.
+// removeAll removes what runs with --kube or --liqo have made. It removes nothing while one is running.
 func removeAll() (removed []string, err error) {
 	names, err := links.Remove()
 	for _, name := range names {
@@ -92,8 +92,8 @@ func removeAll() (removed []string, err error) {
 	return append(removed, rest...), errors.Join(err, e)
 }
 
-// removePeerings removes what earlier runs left, and prints it.
-func removePeerings(w io.Writer) error {
+// removeLinks removes what earlier runs left, and prints it.
+func removeLinks(w io.Writer) error {
 	removed, err := removeAll()
 	for _, what := range removed {
 		fmt.Fprintf(w, "removed %s\n", what)

@@ -116,6 +116,9 @@ func printLinks(w io.Writer, s *control.NodeStatus) {
 			bytesText(l.ReceivedBytes), bytesText(l.SentBytes))
 	}
 	t.Flush()
+	if len(s.Guarded) > 0 {
+		fmt.Fprintf(w, "\n%s\n", cli.Wrap("pods cannot act as this node at "+joined(s.Guarded), cli.Width(w)))
+	}
 	printDrops(w, "DROPPED OF LINKS", s.LinkDrops)
 	if s.Mode != "" {
 		fmt.Fprintln(w)

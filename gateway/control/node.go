@@ -30,10 +30,11 @@ type NodeStatus struct {
 	Table         Table         `json:"table"`
 	Traffic       Traffic       `json:"traffic"` // packets to Services, and answers; in mode sockets only Drops: refused connections
 
-	Links     []NodeLink `json:"links,omitempty"`     // those that Liqo's resources or Peerings request
-	LinkDrops []Drop     `json:"linkDrops,omitempty"` // of packets that came for or were to leave by any link, by reason
-	Waiting   []string   `json:"waiting,omitempty"`   // what links wait for
-	LeftOut   []LeftOut  `json:"leftOut,omitempty"`   // Liqo's resources, or Peerings, without effect
+	Links     []NodeLink       `json:"links,omitempty"`     // those that Liqo's resources or Peerings request
+	Guarded   []netip.AddrPort `json:"guarded,omitempty"`   // gateways at which pods cannot act as this node
+	LinkDrops []Drop           `json:"linkDrops,omitempty"` // of packets that came for or were to leave by any link, by reason
+	Waiting   []string         `json:"waiting,omitempty"`   // what links wait for
+	LeftOut   []LeftOut        `json:"leftOut,omitempty"`   // Liqo's resources, or Peerings, without effect
 }
 
 // A NodeLink is a link of a node to a gateway.

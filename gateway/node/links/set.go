@@ -70,6 +70,8 @@ type Set struct {
 	patience time.Duration // with another Set
 	held     chan struct{} // closed once this Set keeps the links
 	succeeds bool          // it waits longer
+	// others drop packets for links too
+	others func(yield func(reason string, packets uint64))
 
 	// Replaced by tests.
 	kernel func() bool

@@ -54,7 +54,13 @@ func (s *Set) eachDrop(yield func(reason string, packets uint64)) {
 		yield(r.String(), st.Drops[r])
 	}
 	yield(overflow, st.Socket.Overflows)
+	if s.others != nil {
+		s.others(yield)
+	}
 }
+
+// AlsoDropped adds counters of packets for links that others drop. It must be called before Run.
+func (s *Set) AlsoDropped(others func(yield func(reason string, packets uint64))) { s.others = others }
 
 // Devices returns the names of the devices that this process reads.
 func (s *Set) Devices() (names []string) {

@@ -26,4 +26,10 @@
 // The same chain keeps the source of packets from the gateway's own pod to nodes through their
 // tunnels. Otherwise they would have the node's source whenever the gateway speaks first, and
 // agents do not know the gateway by that address.
+//
+// # The guard
+//
+// The node's masquerade would also make a pod the node at a gateway, and a pod can send with a
+// gateway's source where no reverse path is checked. Two more chains, in both families, drop such
+// packets to the tunnels' port (guard.go). A Keeper of NewGuard keeps these alone.
 package remote

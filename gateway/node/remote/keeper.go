@@ -53,22 +53,37 @@ type Keeper struct {
 	wake chan struct{}
 
 	mu      sync.Mutex
-	desired []Peer // +checklocks:mu
-	told    bool   // +checklocks:mu
+	desired []Peer   // +checklocks:mu
+	told    bool     // +checklocks:mu
+	tunnels []Tunnel // to protect; +checklocks:mu
+	guarded []Tunnel // that are protected; +checklocks:mu
+	// why not all are; "": no fault is known +checklocks:mu
+	unguarded string
+	// the kernel lacks what the rules need +checklocks:mu
+	lacks bool
+	// packets that former rules had counted, by chain +checklocks:mu
+	dropped map[string]uint64
 
 	// For Run only.
 	statuses []Status
 	failure  rtnl.Failure
 
 	// Replaced by tests.
-	table  func([]pair) error // keeps the exception
+	table  func([]pair, []Tunnel) (map[string]uint64, error)
 	list   func() ([]netlink.Route, error)
 	remove func(*netlink.Route) error
 }
 
 // New returns a Keeper, which is inactive until Run.
 func New(log logrus.FieldLogger) *Keeper {
-	return &Keeper{log: log, wake: make(chan struct{}, 1), table: keepTable, list: mainTable, remove: netlink.RouteDel}
+	return &Keeper{log: log, wake: make(chan struct{}, 1), dropped: map[string]uint64{}, table: keepTables, list: mainTable, remove: netlink.RouteDel}
+}
+
+// NewGuard returns a Keeper that makes no routes, and only protects tunnels.
+func NewGuard(log logrus.FieldLogger) *Keeper {
+	k := New(log)
+	k.told, k.list = true, func() ([]netlink.Route, error) { return nil, nil }
+	return k
 }
 
 // Apply sets the desired peers. Nothing changes before the first call.
@@ -141,7 +156,7 @@ func (k *Keeper) reconcile(report func([]Status)) {
 	}
 	all, pairs, err := k.route(desired, table)
 	k.logFailure(err)
-	if err := k.table(pairs); err != nil {
+	if err := k.keep(pairs); err != nil {
 		for i := range all {
 			if all[i].Err == nil {
 				all[i].Warning = fmt.Sprintf("the node may masquerade packets of pods to the other cluster, which then come from nobody's address: "+
@@ -305,9 +320,14 @@ func Remove() (removed []string, err error) {
 		}
 		removed = append(removed, "route "+rtnl.Describe(&r))
 	}
-	there, e := removeTable()
-	if there {
-		removed = append(removed, "nftables table ip "+Table)
+	for i := range families {
+		there, e := families[i].remove()
+		if there {
+			removed = append(removed, "nftables table "+families[i].name())
+		}
+		if i == 0 || there { // a kernel without IPv6 has no such table
+			err = errors.Join(err, e)
+		}
 	}
-	return removed, errors.Join(err, e)
+	return removed, err
 }

@@ -134,11 +134,12 @@ func wantRoutes(t *testing.T, want ...string) {
 func wantRules(t *testing.T, want ...string) {
 	t.Helper()
 	eventually(t, "rules", func() error {
-		conn, err := dialNetfilter()
+		rules, there, err := families[0].read()
 		need.NoError(t, err)
-		defer conn.close()
-		got, there, err := conn.rules()
-		need.NoError(t, err)
+		var got []string
+		for _, r := range rules {
+			got = append(got, r.label)
+		}
 		if !slices.Equal(got, want) || there != (len(want) > 0) {
 			return fmt.Errorf("%q, %t, want %q", got, there, want)
 		}
@@ -156,8 +157,10 @@ var (
 func needNAT(t *testing.T) {
 	t.Helper()
 	need.Namespace(t)
-	need.Kernel(t, "nft", keepTable([]pair{{from: netip.MustParsePrefix("192.0.2.0/24"), to: netip.MustParsePrefix("198.51.100.0/24")}}))
-	need.NoError(t, keepTable(nil))
+	_, err := keepTables([]pair{{from: netip.MustParsePrefix("192.0.2.0/24"), to: netip.MustParsePrefix("198.51.100.0/24")}}, nil)
+	need.Kernel(t, "nft", err)
+	_, err = keepTables(nil, nil)
+	need.NoError(t, err)
 }
 
 // TestKeeper: routes and the exception appear with their link, are restored, follow changes and
@@ -180,7 +183,7 @@ func TestKeeper(t *testing.T) {
 			need.NoError(t, netlink.RouteDel(&r))
 		}
 	}
-	if _, err := removeTable(); err != nil {
+	if _, err := families[0].remove(); err != nil {
 		t.Fatal(err)
 	}
 	wantRoutes(t, milanRoutes...)
@@ -292,7 +295,10 @@ func TestOthersRoutes(t *testing.T) {
 // arrives as well.
 func TestLargeTable(t *testing.T) {
 	needNAT(t)
-	t.Cleanup(func() { need.NoError(t, keepTable(nil)) })
+	t.Cleanup(func() {
+		_, err := keepTables(nil, nil)
+		need.NoError(t, err)
+	})
 	var pairs []pair
 	var want []string
 	for i := range 4000 {
@@ -300,13 +306,14 @@ func TestLargeTable(t *testing.T) {
 		pairs = append(pairs, pair{from: netip.MustParsePrefix("10.244.0.0/16"), to: to})
 		want = append(want, pairs[i].label())
 	}
-	need.NoError(t, keepTable(pairs))
+	_, err := keepTables(pairs, nil)
+	need.NoError(t, err)
 	wantRules(t, want...)
 
 	conn, err := dialNetfilter()
 	need.NoError(t, err)
 	defer conn.close()
-	var b batch
+	b := batch{family: unix.NFPROTO_IPV4}
 	b.begin()
 	for range pairs {
 		b.message(unix.NFT_MSG_DELTABLE, 0, text(unix.NFTA_TABLE_NAME, "nobodys"))
@@ -322,7 +329,7 @@ func TestLargeTable(t *testing.T) {
 func TestFailuresAreLogged(t *testing.T) {
 	log, hook := test.NewNullLogger()
 	k := New(log)
-	k.table = func([]pair) error { return nil }
+	k.table = func([]pair, []Tunnel) (map[string]uint64, error) { return nil, nil }
 	stale := netlink.Route{Dst: ipNet(netip.MustParsePrefix("10.61.0.0/16")), Protocol: Protocol}
 	var list, remove error
 	k.list = func() ([]netlink.Route, error) { return []netlink.Route{stale}, list }
@@ -363,7 +370,7 @@ func TestNoNftables(t *testing.T) {
 	need.Namespace(t)
 	link(t, "cv-milan", "10.80.0.2/32")
 	k := run(t)
-	k.table = func([]pair) error { return errors.New("operation not supported") }
+	k.table = func([]pair, []Tunnel) (map[string]uint64, error) { return nil, errors.New("operation not supported") }
 	k.Apply([]Peer{milan})
 	k.says(t, "except [10.61.0.0/16 10.70.0.0/24] from masquerading in your CNI's settings")
 	wantRoutes(t, milanRoutes...)

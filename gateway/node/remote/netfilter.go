@@ -12,6 +12,7 @@ import (
 
 // A batch is a transaction of nf_tables: all of it takes effect, or nothing.
 type batch struct {
+	family   byte // of tables
 	bytes    []byte
 	sequence uint32 // of the last message
 	last     int    // its offset
@@ -28,7 +29,7 @@ func (b *batch) control(kind uint16) {
 
 func (b *batch) message(kind, flags uint16, parts ...[]byte) {
 	b.add(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags,
-		slices.Concat([]byte{unix.NFPROTO_IPV4, unix.NFNETLINK_V0, 0, 0}, slices.Concat(parts...)))
+		slices.Concat([]byte{b.family, unix.NFNETLINK_V0, 0, 0}, slices.Concat(parts...)))
 }
 
 // ask requests the acknowledgement of the last message. The kernel reports failures of the others unasked; the acknowledgements of all rules would not
@@ -129,22 +130,22 @@ func (c *netfilterConn) commit(b *batch) error {
 	})
 }
 
-// rules returns the labels of the rules in the table, and whether the table exists.
-func (c *netfilterConn) rules() (labels []string, there bool, err error) {
-	_, err = c.dump(unix.NFT_MSG_GETTABLE, false, text(unix.NFTA_TABLE_NAME, Table))
+// rules returns the rules in a family's table, and whether the table exists.
+func (c *netfilterConn) rules(f *family) (all []rule, there bool, err error) {
+	_, err = c.dump(f, unix.NFT_MSG_GETTABLE, false, text(unix.NFTA_TABLE_NAME, Table))
 	if errors.Is(err, unix.ENOENT) {
 		return nil, false, nil
 	}
 	if err != nil {
 		return nil, false, err
 	}
-	labels, err = c.dump(unix.NFT_MSG_GETRULE, true, text(unix.NFTA_RULE_TABLE, Table))
-	return labels, true, err
+	all, err = c.dump(f, unix.NFT_MSG_GETRULE, true, text(unix.NFTA_RULE_TABLE, Table))
+	return all, true, err
 }
 
-// dump requests one object, or all. It returns the user data of rules.
-func (c *netfilterConn) dump(kind uint16, all bool, parts ...[]byte) (labels []string, err error) {
-	var b batch
+// dump requests one object, or all. It returns rules.
+func (c *netfilterConn) dump(f *family, kind uint16, all bool, parts ...[]byte) (rules []rule, err error) {
+	b := batch{family: f.proto}
 	flags := uint16(0)
 	if all {
 		flags = unix.NLM_F_DUMP
@@ -161,25 +162,55 @@ func (c *netfilterConn) dump(kind uint16, all bool, parts ...[]byte) (labels []s
 		case unix.NLMSG_ERROR:
 			return true, refusal(body)
 		case unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE:
-			labels = append(labels, userData(body))
+			const header = 4 // bytes of nfnetlink's header
+			rules = append(rules, readRule(body[min(header, len(body)):]))
 		}
 		return false, nil
 	})
-	return labels, err
+	return rules, err
 }
 
-// userData returns the user data among a rule's attributes; "" if there is none.
-func userData(body []byte) string {
-	const header = 4 // bytes of nfnetlink's header
-	for rest := body[min(header, len(body)):]; len(rest) >= unix.SizeofNlAttr; {
+// readRule reads a rule's attributes.
+func readRule(body []byte) (r rule) {
+	eachAttribute(body, func(kind uint16, value []byte) {
+		switch kind {
+		case unix.NFTA_RULE_CHAIN:
+			r.chain = strings.TrimRight(string(value), "\x00")
+		case unix.NFTA_RULE_USERDATA:
+			r.label = strings.TrimRight(string(value), "\x00")
+		case unix.NFTA_RULE_EXPRESSIONS:
+			eachAttribute(value, func(_ uint16, element []byte) {
+				name, data := "", []byte(nil)
+				eachAttribute(element, func(kind uint16, value []byte) {
+					switch kind {
+					case unix.NFTA_EXPR_NAME:
+						name = strings.TrimRight(string(value), "\x00")
+					case unix.NFTA_EXPR_DATA:
+						data = value
+					}
+				})
+				if name != "counter" {
+					return
+				}
+				eachAttribute(data, func(kind uint16, value []byte) {
+					if kind == counterNumber && len(value) == 8 {
+						r.packets = binary.BigEndian.Uint64(value)
+					}
+				})
+			})
+		}
+	})
+	return r
+}
+
+// eachAttribute visits netlink attributes, up to the first that is cut short.
+func eachAttribute(rest []byte, visit func(kind uint16, value []byte)) {
+	for len(rest) >= unix.SizeofNlAttr {
 		n, kind := int(binary.NativeEndian.Uint16(rest)), binary.NativeEndian.Uint16(rest[2:])
 		if n < unix.SizeofNlAttr || n > len(rest) {
-			return ""
+			return
 		}
-		if kind&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER) == unix.NFTA_RULE_USERDATA {
-			return strings.TrimRight(string(rest[unix.SizeofNlAttr:n]), "\x00")
-		}
+		visit(kind&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), rest[unix.SizeofNlAttr:n])
 		rest = rest[min((n+3)&^3, len(rest)):]
 	}
-	return ""
 }

@@ -11,13 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table is the name of the nftables table of family ip.
+// Table is the name of the nftables tables of families ip and ip6.
 const Table = "culvert"
 
-const (
-	chainName     = "exception"
-	chainPriority = 99 // source NAT of others is at 100
-)
+const chainName = "exception"
 
 // A pair is a direction in which packets keep their source.
 type pair struct {
@@ -33,50 +30,135 @@ func (p pair) label() string {
 	return fmt.Sprintf("%s to %s", p.from, p.to)
 }
 
-// keepTable makes the table match pairs, in one transaction, unless it does already.
-func keepTable(pairs []pair) error {
+// A rule is one rule of a table.
+type rule struct {
+	chain, label string
+	expressions  []byte
+	packets      uint64 // counted by the kernel
+}
+
+// A family is the table of a family of addresses.
+type family struct {
+	netlink      int
+	proto        byte
+	source, dest uint32 // offsets of addresses in the header
+}
+
+var families = [...]family{
+	{unix.AF_INET, unix.NFPROTO_IPV4, offsetSource, offsetDest},
+	{unix.AF_INET6, unix.NFPROTO_IPV6, 8, 24}, // RFC 8200, Section 3
+}
+
+func (f *family) bits() int {
+	if f.netlink == unix.AF_INET {
+		return 32
+	}
+	return 128
+}
+
+// name is the table's, as nft takes it.
+func (f *family) name() string {
+	if f.netlink == unix.AF_INET {
+		return "ip " + Table
+	}
+	return "ip6 " + Table
+}
+
+// load loads an address of the header into the register.
+func (f *family) load(offset uint32) []byte {
+	return load(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, uint32(f.bits()/8))
+}
+
+// chains are the hooks, priorities and types of chains. The first has a place before source NAT of others, which is at 100, and the second after it.
+var chains = map[string]struct {
+	hook     uint32
+	priority int32
+	kind     string
+}{
+	chainName:       {unix.NF_INET_POST_ROUTING, 99, "nat"},
+	dropMasqueraded: {unix.NF_INET_POST_ROUTING, 101, "filter"},
+	dropForged:      {unix.NF_INET_PRE_ROUTING, -150, "filter"},
+}
+
+// keepTables makes the tables match, each in one transaction, unless they do already. It returns the packets that rules had counted which it replaced.
+func keepTables(pairs []pair, tunnels []Tunnel) (counted map[string]uint64, err error) {
+	counted = map[string]uint64{}
+	for i := range families {
+		f := &families[i]
+		var want []rule
+		if f.netlink == unix.AF_INET {
+			for _, p := range pairs {
+				want = append(want, rule{chain: chainName, label: p.label(), expressions: p.expressions()})
+			}
+		}
+		want = append(want, guards(tunnels, f)...)
+		changed, err := f.keep(want, counted)
+		if err != nil && (f.netlink == unix.AF_INET || len(want) > 0) {
+			return counted, err
+		}
+		for _, p := range pairs {
+			if changed && f.netlink == unix.AF_INET && p.udp != 0 {
+				forget(p)
+			}
+		}
+	}
+	return counted, nil
+}
+
+// read returns the rules in the table, and whether it exists.
+func (f *family) read() (have []rule, there bool, err error) {
 	conn, err := dialNetfilter()
 	if err != nil {
-		return err
+		return nil, false, err
 	}
 	defer conn.close()
-	var want []string
-	for _, p := range pairs {
-		want = append(want, p.label())
-	}
-	have, there, err := conn.rules()
+	return conn.rules(f)
+}
+
+// keep makes the table match, in one transaction, unless it does already.
+func (f *family) keep(want []rule, counted map[string]uint64) (changed bool, err error) {
+	conn, err := dialNetfilter()
 	if err != nil {
-		return err
+		return false, err
 	}
-	if slices.Equal(have, want) && there == (len(want) > 0) {
-		return nil
+	defer conn.close()
+	have, there, err := conn.rules(f)
+	if err != nil {
+		return false, err
 	}
-	var b batch
+	same := func(a, b rule) bool { return a.chain == b.chain && a.label == b.label }
+	if slices.EqualFunc(have, want, same) && there == (len(want) > 0) {
+		return false, nil
+	}
+	b := batch{family: f.proto}
 	b.begin()
 	// Adding an existing table is no error, so that the table can be deleted in any case.
 	b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, text(unix.NFTA_TABLE_NAME, Table))
 	b.message(unix.NFT_MSG_DELTABLE, 0, text(unix.NFTA_TABLE_NAME, Table))
-	if len(pairs) > 0 {
+	if len(want) > 0 {
 		b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, text(unix.NFTA_TABLE_NAME, Table))
-		hook := slices.Concat(number(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_POST_ROUTING), number(unix.NFTA_HOOK_PRIORITY, chainPriority))
-		b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, text(unix.NFTA_CHAIN_TABLE, Table), text(unix.NFTA_CHAIN_NAME, chainName),
-			nested(unix.NFTA_CHAIN_HOOK, hook), number(unix.NFTA_CHAIN_POLICY, accept), text(unix.NFTA_CHAIN_TYPE, "nat"))
 	}
-	for _, p := range pairs {
-		b.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, text(unix.NFTA_RULE_TABLE, Table), text(unix.NFTA_RULE_CHAIN, chainName),
-			nested(unix.NFTA_RULE_EXPRESSIONS, p.expressions()), attribute(unix.NFTA_RULE_USERDATA, []byte(p.label())))
+	last := ""
+	for _, r := range want {
+		if r.chain != last {
+			c := chains[r.chain]
+			hook := slices.Concat(number(unix.NFTA_HOOK_HOOKNUM, c.hook), number(unix.NFTA_HOOK_PRIORITY, uint32(c.priority)))
+			b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, text(unix.NFTA_CHAIN_TABLE, Table), text(unix.NFTA_CHAIN_NAME, r.chain),
+				nested(unix.NFTA_CHAIN_HOOK, hook), number(unix.NFTA_CHAIN_POLICY, accept), text(unix.NFTA_CHAIN_TYPE, c.kind))
+			last = r.chain
+		}
+		b.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, text(unix.NFTA_RULE_TABLE, Table), text(unix.NFTA_RULE_CHAIN, r.chain),
+			nested(unix.NFTA_RULE_EXPRESSIONS, r.expressions), attribute(unix.NFTA_RULE_USERDATA, []byte(r.label)))
 	}
 	b.ask()
 	b.end()
 	if err := conn.commit(&b); err != nil {
-		return err
+		return false, err
 	}
-	for _, p := range pairs {
-		if p.udp != 0 {
-			forget(p)
-		}
+	for _, r := range have {
+		counted[r.chain] += r.packets
 	}
-	return nil
+	return true, nil
 }
 
 // forget makes the kernel forget translations that are older than the rule: a UDP connection in use
@@ -88,17 +170,12 @@ func forget(p pair) {
 	}
 }
 
-// removeTable deletes the table, and reports whether it existed.
-func removeTable() (there bool, err error) {
-	conn, err := dialNetfilter()
-	if err != nil {
-		return false, err
+// remove deletes the table, and reports whether it existed.
+func (f *family) remove() (there bool, err error) {
+	if _, there, err = f.read(); err == nil && there {
+		_, err = f.keep(nil, map[string]uint64{})
 	}
-	defer conn.close()
-	if _, there, err = conn.rules(); err != nil || !there {
-		return false, err
-	}
-	return true, keepTable(nil)
+	return there, err
 }
 
 // From linux/netfilter and linux/netfilter/nf_tables.h.
@@ -138,21 +215,29 @@ func load(header, offset, length uint32) []byte {
 }
 
 // equals continues the rule if the register has a value.
-func equals(value []byte) []byte {
-	return expression("cmp", number(unix.NFTA_CMP_SREG, register), number(unix.NFTA_CMP_OP, unix.NFT_CMP_EQ),
+func equals(value []byte) []byte { return compare(unix.NFT_CMP_EQ, value) }
+
+// differs continues the rule if the register has another value.
+func differs(value []byte) []byte { return compare(unix.NFT_CMP_NEQ, value) }
+
+func compare(how uint32, value []byte) []byte {
+	return expression("cmp", number(unix.NFTA_CMP_SREG, register), number(unix.NFTA_CMP_OP, how),
 		nested(unix.NFTA_CMP_DATA, attribute(unix.NFTA_DATA_VALUE, value)))
+}
+
+// masked keeps the bits of a mask in the register.
+func masked(mask []byte) []byte {
+	return expression("bitwise",
+		number(unix.NFTA_BITWISE_SREG, register), number(unix.NFTA_BITWISE_DREG, register), number(unix.NFTA_BITWISE_LEN, uint32(len(mask))),
+		nested(unix.NFTA_BITWISE_MASK, attribute(unix.NFTA_DATA_VALUE, mask)),
+		nested(unix.NFTA_BITWISE_XOR, attribute(unix.NFTA_DATA_VALUE, make([]byte, len(mask)))))
 }
 
 // within continues the rule if the address in the register lies in a prefix.
 func within(p netip.Prefix) []byte {
 	mask := make([]byte, addressLength)
 	binary.BigEndian.PutUint32(mask, ^uint32(0)<<(32-p.Bits()))
-	return slices.Concat(
-		expression("bitwise",
-			number(unix.NFTA_BITWISE_SREG, register), number(unix.NFTA_BITWISE_DREG, register), number(unix.NFTA_BITWISE_LEN, addressLength),
-			nested(unix.NFTA_BITWISE_MASK, attribute(unix.NFTA_DATA_VALUE, mask)),
-			nested(unix.NFTA_BITWISE_XOR, attribute(unix.NFTA_DATA_VALUE, make([]byte, addressLength)))),
-		equals(p.Masked().Addr().AsSlice()))
+	return slices.Concat(masked(mask), equals(p.Masked().Addr().AsSlice()))
 }
 
 func expression(name string, parts ...[]byte) []byte {
