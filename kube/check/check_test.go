@@ -256,6 +256,9 @@ func TestFindingsBeforeSwitch(t *testing.T) {
 		{"no pod", func(_ *testing.T, c *Cluster) { c.Pods = nil }, true, "no pod of Deployment gw-cluster-b is Running: until one is, Liqo applies neither"},
 		{"a pod that no node takes", withPod(`{metadata: {name: gw-1}, status: {phase: Pending, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable, message: too little memory}]}}`),
 			true, "is Running (gw-1: Unschedulable: too little memory): until"},
+		{"a rollout that waits for an image", func(t *testing.T, c *Cluster) {
+			c.Pods = append(c.Pods, object(t, `{metadata: {name: gw-2}, status: {phase: Pending, containerStatuses: [{state: {waiting: {reason: ErrImagePull, message: not found}}}]}}`))
+		}, true, "a pod of Deployment gw-cluster-b does not start (gw-2: ErrImagePull: not found)"},
 		{"an image that is nowhere", withPod(`{metadata: {name: gw-1}, status: {phase: Pending, containerStatuses: [{state: {waiting: {reason: ImagePullBackOff, message: not found}}}]}}`),
 			true, "is Running (gw-1: ImagePullBackOff: not found): until"},
 		{"a pod that Pod Security refuses", func(t *testing.T, c *Cluster) {

@@ -90,7 +90,8 @@ func (c *Nodes) link(l *NodeLink) (whose, remedy string) {
 		return NoLink, fmt.Sprintf("culvert's pod %s/%s is %s: kubectl describe pod -n %[1]s %[2]s", ours.Namespace, ours.Name, ours.Phase)
 	case made == NoLink && fault != "":
 		return NoLink, fault
-	case ours == nil && strings.Contains(trouble, "not supported"):
+	// The agent fails the second way while it still has the state of a link that culvert has just removed.
+	case ours == nil && (strings.Contains(trouble, "not supported") || strings.Contains(trouble, "*netlink.Tuntap, not *netlink.Geneve")):
 		return NoLink, "its kernel has no Geneve: culvert liqo template --nodes --image IMAGE | kubectl apply -f -"
 	case trouble != "":
 		return NoLink, "Liqo's agent says: " + trouble

@@ -22,6 +22,10 @@ const (
 		"controller=\"internalfabric-fabric\" GeneveTunnel=\"tenant/milan-n1\" namespace=\"tenant\" name=\"milan-n1\"\n"
 )
 
+// agentPanicked is what the agent logs while culvert has the link.
+const agentPanicked = "E0723 10:00:00.000000       1 controller.go:474] \"Reconciler error\" err=\"panic: interface conversion: " +
+	"netlink.Link is *netlink.Tuntap, not *netlink.Geneve [recovered]\" GeneveTunnel=\"tenant/milan-n1\" namespace=\"tenant\"\n"
+
 // TestLinksOfNodes: what the pods of a node say last tells whose link it has, and what to do where it has none.
 func TestLinksOfNodes(t *testing.T) {
 	node := object(t, "metadata: {name: n1}")
@@ -40,6 +44,7 @@ func TestLinksOfNodes(t *testing.T) {
 	}{
 		"Liqo's":                   {[]Pod{agent(agentFailed + agentMade)}, nil, []map[string]any{tunnel}, Liqos, ""},
 		"no Geneve, no culvert":    {[]Pod{agent(agentMade + agentFailed)}, nil, []map[string]any{tunnel}, NoLink, "culvert liqo template --nodes"},
+		"culvert was removed":      {[]Pod{agent(agentPanicked)}, nil, []map[string]any{tunnel}, NoLink, "culvert liqo template --nodes"},
 		"culvert's":                {[]Pod{agent(agentFailed)}, []Pod{ours(linkGone + linkUp)}, []map[string]any{tunnel}, Ours, ""},
 		"culvert's, with warning":  {[]Pod{agent(agentFailed)}, []Pod{ours(linkUp + linkRefused)}, []map[string]any{tunnel}, Ours, ""},
 		"removed":                  {[]Pod{agent(agentFailed)}, []Pod{ours(linkUp + linkGone)}, []map[string]any{tunnel}, NoLink, "its link was removed"},

@@ -26,6 +26,10 @@ func (k *checker) running() {
 		k.Findings = append(k.Findings, Finding{stuck, fmt.Sprintf("Deployment gw-%s is not what its template makes: %s is %s, and %s in the template", k.self.Name, path, is, wants)})
 	}
 	if !stuck {
+		if why := k.whyNone(); why != "" {
+			k.wrong("a pod of Deployment gw-%s does not start (%s): the rollout waits for it; correct the cause, for a wrong image in the template",
+				k.self.Name, why)
+		}
 		return
 	}
 	why := k.whyNone()
@@ -43,7 +47,7 @@ func (k *checker) whyNone() string {
 		for _, kind := range []string{"initContainerStatuses", "containerStatuses"} {
 			statuses, _ := template.Field(p, "status", kind).([]any)
 			for _, s := range statuses {
-				if reason := text(s, "state", "waiting", "reason"); reason != "" {
+				if reason := text(s, "state", "waiting", "reason"); reason != "" && reason != "ContainerCreating" && reason != "PodInitializing" {
 					return fmt.Sprintf("%s: %s: %s", text(p, "metadata", "name"), reason, text(s, "state", "waiting", "message"))
 				}
 			}
