@@ -251,14 +251,23 @@ func (x *chooser) remotes(spec, old *peering.Spec, peer Peer) (lines []Line, err
 			x.take("the Peering itself", p)
 		}
 	}
+	endpoint, _ := netip.ParseAddrPort(cmp.Or(peer.Endpoint, old.Endpoint)) // invalid for a name
 	remap := func(what string, real, want, within netip.Prefix) (*peering.SpecRemap, error) {
 		r := &peering.SpecRemap{CIDR: real.String()}
 		source, seen := stands, real
-		if text, ok := was[r.CIDR]; ok {
+		inside := func(p netip.Prefix) bool { return spec.Role == "Client" && p.IsValid() && p.Contains(endpoint.Addr()) }
+		text, ok := was[r.CIDR]
+		if p, err := netip.ParsePrefix(text); ok && err == nil && inside(p) {
+			ok = false // nothing can have passed by it
+		}
+		if ok {
 			if seen, err = netip.ParsePrefix(text); err != nil {
 				return nil, fmt.Errorf("spec.remote of Peering %s: %w", peer.Name, err)
 			}
-		} else if by := x.inUse(real); by != "" {
+		} else if by := x.inUse(real); by != "" || inside(real) {
+			if inside(real) {
+				by = "the peer's endpoint, " + endpoint.Addr().String()
+			}
 			source = fmt.Sprintf("chosen: %s overlaps %s", real, by)
 			if seen, err = x.pick(fmt.Sprintf("remap of %s, %s of %s", real, what, peer.Name), want, within); err != nil {
 				return nil, err

@@ -93,7 +93,16 @@ func (g *Gateway) exportTo(d *Plan) {
 	}
 	d.Exports = []exports.Export{}
 	assigned := map[string]netip.Addr{}
-	for _, e := range g.chosenExports(d, held) {
+	chosen := g.chosenExports(d, held)
+	for _, e := range g.exported { // those that others displace give up their addresses
+		key := e.Meta.Namespace + "/" + e.Meta.Name
+		if a, ok := held[key]; ok && !slices.Contains(chosen, e) {
+			delete(held, key)
+			delete(taken, a)
+		}
+	}
+	endpoints := newShares(maxBackends)
+	for _, e := range chosen {
 		key := e.Meta.Namespace + "/" + e.Meta.Name
 		a, ok := held[key]
 		if !ok {
@@ -106,14 +115,25 @@ func (g *Gateway) exportTo(d *Plan) {
 		}
 		assigned[key] = a
 		if stored[key] == a.String() {
-			g.serveExport(d, e, a, g.slices.of(service.Name{Namespace: e.Meta.Namespace, Name: e.Meta.Name}))
+			n := 0
+			for _, s := range g.slicesOf(e) {
+				n += s.Len()
+			}
+			endpoints.add(e, n*len(e.Ports(nil)))
 		}
+	}
+	for _, e := range endpoints.inTurn() {
+		g.serveExport(d, e, assigned[e.Meta.Namespace+"/"+e.Meta.Name], g.slicesOf(e))
 	}
 	d.Status.Exports = nil
 	for _, key := range slices.Sorted(maps.Keys(assigned)) {
 		m := &g.exported[key].Meta
 		d.Status.Exports = append(d.Status.Exports, ExportStatus{m.Namespace, m.Name, assigned[key].String()})
 	}
+}
+
+func (g *Gateway) slicesOf(e *exported) []*service.Slice {
+	return g.slices.of(service.Name{Namespace: e.Meta.Namespace, Name: e.Meta.Name})
 }
 
 func externalFull(external netip.Prefix) string {
@@ -123,19 +143,18 @@ func externalFull(external netip.Prefix) string {
 	return fmt.Sprintf("%s has no address left", external)
 }
 
-// chosenExports returns the Services to export: first those that have an address, then the oldest.
+// chosenExports returns the Services to export. Of two with one name in the other cluster, one that has an address comes first, then the older one.
+// Ports and addresses are divided among namespaces: the Service comes next with which its namespace would have least of what it has most of.
 func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exported) {
 	keys := slices.SortedFunc(maps.Keys(g.exported), func(a, b string) int {
 		x, y := g.exported[a].Meta, g.exported[b].Meta
-		if held[a].IsValid() != held[b].IsValid() {
-			if held[a].IsValid() {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Or(x.Created.Compare(y.Created), strings.Compare(a, b))
+		return cmp.Or(cmp.Compare(rank(!held[a].IsValid()), rank(!held[b].IsValid())), x.Created.Compare(y.Created), strings.Compare(a, b))
 	})
-	owners, ports := map[string]string{}, 0
+	owners, total, addresses := map[string]string{}, 0, 0
+	if e := g.good.External; e.IsValid() {
+		addresses = 1<<(32-e.Bits()) - 1 // the first one stands for unknown sources
+	}
+	shares := newShares(exports.MaxPorts, max(addresses, 1))
 	for _, key := range keys {
 		e := g.exported[key]
 		if e.refused != "" {
@@ -146,17 +165,62 @@ func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exp
 			d.exportFault(e, "metadata.name: in the other cluster it would be %s, as %s is", e.name(), other)
 			continue
 		}
-		if n := len(e.Ports(nil)); ports+n > exports.MaxPorts {
-			d.exportFault(e, "spec.ports: %d ports are exported already, and at most %d may be", ports, exports.MaxPorts)
+		owners[e.name()] = key
+		shares.add(e, len(e.Ports(nil)), 1)
+	}
+	for _, e := range shares.inTurn() {
+		if n := len(e.Ports(nil)); total+n > exports.MaxPorts {
+			d.exportFault(e, "spec.ports: %d ports are exported already, and at most %d may be, which namespaces share", total, exports.MaxPorts)
+			continue
+		} else if addresses > 0 && len(all) == addresses { // without any, each Service says so
+			d.exportFault(e, "spec.local.externalCIDR of Peering %s: %s", g.self.Name, externalFull(g.good.External))
+			d.ExternalFull = true
 			continue
 		} else {
-			ports += n
+			total += n
 		}
 		for _, wrong := range e.Wrong {
 			d.exportFault(e, "%s", wrong)
 		}
-		owners[e.name()] = key
 		all = append(all, e)
+	}
+	return all
+}
+
+// Shares put Services in an order in which no namespace takes from another what it has less of.
+type shares struct {
+	most []int            // of each resource
+	had  map[string][]int // by namespace
+	all  []shared
+}
+
+type shared struct {
+	*exported
+	part float64 // the largest part of a resource that the namespace has with this Service
+}
+
+func newShares(most ...int) *shares { return &shares{most: most, had: map[string][]int{}} }
+
+// add adds a Service that needs n of each resource. Of one namespace, those that are added first come first.
+func (s *shares) add(e *exported, n ...int) {
+	had := s.had[e.Meta.Namespace]
+	if had == nil {
+		had = make([]int, len(s.most))
+		s.had[e.Meta.Namespace] = had
+	}
+	x := shared{exported: e}
+	for i := range n {
+		had[i] += n[i]
+		x.part = max(x.part, float64(had[i])/float64(s.most[i]))
+	}
+	s.all = append(s.all, x)
+}
+
+// inTurn returns the Services in order.
+func (s *shares) inTurn() (all []*exported) {
+	slices.SortStableFunc(s.all, func(a, b shared) int { return cmp.Compare(a.part, b.part) })
+	for _, x := range s.all {
+		all = append(all, x.exported)
 	}
 	return all
 }
@@ -222,7 +286,7 @@ func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*
 		n += s.Len()
 	}
 	if n *= len(e.Ports(nil)); n > maxBackends-d.backends {
-		d.exportFault(e, "its ports have %d endpoints, and those of other Services %d; at most %d may be exported", n, d.backends, maxBackends)
+		d.exportFault(e, "its ports have %d endpoints, and those of other Services %d; at most %d may be exported, which namespaces share", n, d.backends, maxBackends)
 		return
 	}
 	told := exports.Export{Namespace: e.Meta.Namespace, Name: e.Meta.Name, Address: at}

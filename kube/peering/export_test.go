@@ -219,7 +219,7 @@ func TestExportTooMany(t *testing.T) {
 	store(g, g.Plan())
 	exportWith(t, g, "old", "2026-11-23T12:00:00Z", "2020-01-01T00:00:00Z")
 	d := g.Plan()
-	if len(d.Exports) != exports.MaxPorts || !slices.Equal(d.ExportFaults, []string{"Service shop/old: spec.ports: 500 ports are exported already, and at most 500 may be"}) {
+	if len(d.Exports) != exports.MaxPorts || !slices.Equal(d.ExportFaults, []string{"Service shop/old: spec.ports: 500 ports are exported already, and at most 500 may be, which namespaces share"}) {
 		t.Errorf("%d exports, %q", len(d.Exports), d.ExportFaults)
 	}
 	exchange := exports.New(0)

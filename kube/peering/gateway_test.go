@@ -75,6 +75,7 @@ func TestBadPeering(t *testing.T) {
 		{"remap: 10.61.0.0/16", "remap: 10.80.0.0/16", "spec.remote.podCIDRs[0].remap: 10.80.0.0/16 overlaps spec.internalCIDR (10.80.0.0/24)"},
 		{", remap: 10.61.0.0/16", "", "spec.remote.podCIDRs[0].cidr: 10.244.0.0/16 overlaps spec.local.podCIDRs[0] (10.244.0.0/16); choose a remap"},
 		{"remap: 10.71.0.0/24", "remap: 10.61.7.0/24", "spec.remote.externalCIDR.remap: 10.61.7.0/24 overlaps spec.remote.podCIDRs[0].remap (10.61.0.0/16)"},
+		{"milan.example:51840", "10.61.2.4:51840", "spec.remote.podCIDRs[0].remap: 10.61.0.0/16 contains the address of spec.endpoint, 10.61.2.4: the gateway's packets"},
 	} {
 		g := rome(t)
 		before := g.Plan()

@@ -2,6 +2,7 @@ package peering
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -108,7 +109,7 @@ func TestManyEndpoints(t *testing.T) {
 		endpoints, served int
 		fault             string
 	}{
-		{163, 401, ""}, {164, 1, "Service shop/large: its ports have 65600 endpoints, and those of other Services 0; at most 65536 may be exported"}, {9, 401, ""},
+		{163, 401, ""}, {164, 1, "Service shop/large: its ports have 65600 endpoints, and those of other Services 0; at most 65536 may be exported, which namespaces share"}, {9, 401, ""},
 	} {
 		all := map[string]bool{}
 		for n := range c.endpoints {
@@ -127,5 +128,68 @@ func TestManyEndpoints(t *testing.T) {
 	endpointsOf(t, g, "web", far)
 	if all := g.Plan().ExportFaults; len(all) != 1 || !strings.HasSuffix(all[0], "nor the address of a node that is connected; and 99 more") {
 		t.Errorf("%q", all)
+	}
+}
+
+// TestExportsShare: one namespace, with Services that are older and have their addresses, takes neither all ports, nor all endpoints, nor all addresses.
+func TestExportsShare(t *testing.T) {
+	in := func(namespace, created string, ports int) []string {
+		var all []string
+		for n := range ports {
+			all = append(all, fmt.Sprintf("{name: p%d, port: %d, protocol: TCP}", n, n+1))
+		}
+		return []string{"namespace: shop", "namespace: " + namespace, "12:00:00Z", created, "ports: [{name: http, port: 80, protocol: TCP, targetPort: web}]",
+			"ports: [" + strings.Join(all, ", ") + "]"}
+	}
+	served := func(g *Gateway) (all []string) {
+		for range 2 { // an address is served once it is stored
+			store(g, g.Plan())
+		}
+		for _, e := range g.Plan().Exports {
+			all = append(all, e.Namespace+"/"+e.Name)
+		}
+		slices.Sort(all)
+		return all
+	}
+	for _, c := range []struct {
+		name     string
+		services int
+		ports    int
+		external string
+		want     int // Services of the greedy namespace beside the other two
+	}{{"ports", 5, 100, "/24", 4}, {"addresses", 7, 1, "/29", 5}, {"one large Service", 1, 500, "/24", 0}} {
+		g := rome(t)
+		p := readIn(t, "externalCIDR: 10.70.0.0/24}", "externalCIDR: 10.70.0.0"+c.external+"}")
+		p.Status = g.peering.Status
+		g.put(p)
+		for n := range c.services {
+			exportWith(t, g, fmt.Sprint("greedy", n), in("evil", "11:00:00Z", c.ports)...)
+		}
+		if got := served(g); len(got) != c.services {
+			t.Fatalf("%s: alone it exports %q", c.name, got)
+		}
+		exportWith(t, g, "web", in("shop", "12:00:00Z", 1)...)
+		exportWith(t, g, "api", in("shop", "12:00:00Z", 1)...)
+		got := served(g)
+		if len(got) != c.want+2 || !slices.Contains(got, "shop/web") || !slices.Contains(got, "shop/api") {
+			t.Errorf("%s: exported are %q", c.name, got)
+		}
+		if got := g.Plan(); len(got.ExportFaults) != c.services-c.want || !strings.HasPrefix(got.ExportFaults[0], "Service evil/greedy") {
+			t.Errorf("%s: %q", c.name, got.ExportFaults)
+		}
+	}
+	g := rome(t)
+	exportWith(t, g, "greedy", in("evil", "11:00:00Z", 499)...)
+	exportWith(t, g, "web")
+	evil := readSlice(object(t, `{metadata: {name: greedy-1, namespace: evil, labels: {kubernetes.io/service-name: greedy}}, addressType: IPv4, ports: [], endpoints: [`+
+		strings.Repeat("{addresses: [10.244.2.9]}, ", 131)+"]}"))
+	g.slices.set("evil/greedy-1", evil)
+	all := map[string]bool{}
+	for n := range 200 {
+		all[fmt.Sprint("10.244.2.", n)] = true
+	}
+	endpointsOf(t, g, "web", all)
+	if got := served(g); len(got) != 1 || got[0] != "shop/web" {
+		t.Errorf("endpoints: exported are %q", got)
 	}
 }

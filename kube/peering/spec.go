@@ -284,8 +284,17 @@ func (p *Peering) remap(field string, r *SpecRemap, external bool) {
 	p.Remote = append(p.Remote, rules.RemoteCIDR{Real: real, Remapped: seen, External: external})
 }
 
-// overlaps reports CIDRs that overlap although the cluster must tell them apart.
+// overlaps reports CIDRs that overlap although the cluster must tell them apart, and those in which the peer's endpoint is. Of an endpoint that is a
+// name, nothing is known here.
 func (p *Peering) overlaps() {
+	if at, err := netip.ParseAddrPort(p.Endpoint); err == nil {
+		for i, r := range p.Remote {
+			if r.Remapped.IsValid() && r.Remapped.Contains(at.Addr()) {
+				p.add(p.remoteField(i), "%s contains the address of spec.endpoint, %s: the gateway's packets to the peer would go into its own tunnel; "+
+					"choose a remap that nothing uses", r.Remapped, at.Addr())
+			}
+		}
+	}
 	type place struct {
 		field  string
 		prefix netip.Prefix
