@@ -67,7 +67,7 @@ func testPeeringPodAsNode(t *testing.T, p *peeringLab) {
 	if n := reach(); n != 1 {
 		t.Errorf("%d datagrams arrive, want the node's alone", n)
 	}
-	p.awaitAgentStatus(0, "masqueraded-pod  3")
+	p.awaitAgentStatus(0, "masqueraded-pod")
 	eventually(t, "the pod's datagrams, without the rule", func() error {
 		p.nodes[0].run("nft", "flush", "table", "ip", "culvert")
 		if n := reach(); n != 4 {
