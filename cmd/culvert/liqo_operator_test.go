@@ -142,6 +142,7 @@ func newFakeCluster(t *testing.T) *fakeCluster {
 		liqoAPI + tenant + "/gatewayservers/cluster-b":                         templates(t, string(text))[0],
 		"/api/v1/namespaces/liqo-tenant-cluster-b":                             map[string]any{"apiVersion": "v1", "kind": "Namespace"},
 		"/api/v1" + tenant + "/pods":                                           empty,
+		"/api/v1/pods":                                                         empty,
 		"/apis/networking.k8s.io/v1" + tenant + "/networkpolicies":             empty,
 		liqoAPI + "/firewallconfigurations":                                    empty,
 		liqoAPI + "/routeconfigurations":                                       empty,

@@ -119,11 +119,10 @@ func (s *socket) numbers() (seq, ack uint32, err error) {
 	const receiveQueue, sendQueue = 1, 2 // TCP_RECV_QUEUE and TCP_SEND_QUEUE, see tcp.h
 	try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, 1))
 	defer unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, -1) // without a window probe
-	number := func(queue int) uint32 {
-		try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queue))
-		return uint32(must(unix.GetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ)))
-	}
-	return number(sendQueue), number(receiveQueue), nil
+	try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, sendQueue))
+	seq = uint32(must(unix.GetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ)))
+	try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, receiveQueue))
+	return seq, uint32(must(unix.GetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ))), nil
 }
 
 // segmentsReceived streams over a new connection and returns the segment size seen by the receiver.
