@@ -352,11 +352,11 @@ func TestWithoutPods(t *testing.T) {
 			s.complete[kind] = true
 		}
 		follow()
-		time.Sleep(podsPatience - 1)
+		time.Sleep(podsPatience - time.Nanosecond)
 		if follow(); applied != nil {
 			t.Error("links are applied although the list of pods may still arrive")
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if follow(); !slices.Equal(applied, ofN1) || !strings.Contains(s.waiting, "the list of pods") {
 			t.Errorf("%v; waiting for %q", applied, s.waiting)
 		}
