@@ -82,7 +82,8 @@ func New(log logrus.FieldLogger) *Keeper {
 // NewGuard returns a Keeper that makes no routes, and only protects tunnels.
 func NewGuard(log logrus.FieldLogger) *Keeper {
 	k := New(log)
-	k.told, k.list = true, func() ([]netlink.Route, error) { return nil, nil }
+	k.list = func() ([]netlink.Route, error) { return nil, nil }
+	k.Apply(nil) // it is told of no peer
 	return k
 }
 
