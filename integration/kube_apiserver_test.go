@@ -172,8 +172,11 @@ type auditEvent struct {
 	Verb, RequestURI string
 	User             struct{ Username string }
 	ObjectRef        struct{ Resource, Subresource, APIGroup, Namespace, Name string }
-	ResponseStatus   struct{ Code int }
-	Received         time.Time `json:"requestReceivedTimestamp"`
+	ResponseStatus   struct {
+		Code    int
+		Message string
+	}
+	Received time.Time `json:"requestReceivedTimestamp"`
 }
 
 // audit returns what a user has requested from the API server, with the answers.

@@ -162,7 +162,7 @@ func (c *Cluster) elected(ctx context.Context, next *unstructured.Unstructured) 
 	if _, err := of.Patch(ctx, next.GetName(), types.MergePatchType, []byte(`{"spec":{"replicas":0}}`), metav1.PatchOptions{FieldManager: manager}); err != nil {
 		return fmt.Errorf("scale %s to 0, because its pods do not elect: %w", nameOf(next), err)
 	}
-	labels := "app=culvert-gateway,culvert.io/peering=" + strings.TrimPrefix(next.GetName(), "culvert-")
+	labels := gatewayLabels(strings.TrimPrefix(next.GetName(), "culvert-"))
 	return Await(ctx, func(string) {}, func(ctx context.Context) (missing string, err error) {
 		err = c.each(ctx, pods, next.GetNamespace(), labels, func(u *unstructured.Unstructured) { missing = nameOf(u) + ", of an older version, is ending" })
 		return missing, err

@@ -79,7 +79,8 @@ func LeaveRights() []Right {
 		}
 	}
 	return append(rights, Right{"list", peering.Group, "peerings", peering.GatewayNamespace}, Right{"list", peering.Group, "tunnelnodes", peering.NodeNamespace},
-		Right{"list", "", "pods", peering.NodeNamespace}, Right{"list", "rbac.authorization.k8s.io", "clusterrolebindings", ""})
+		Right{"list", "", "pods", peering.NodeNamespace}, Right{"list", "", "pods", peering.GatewayNamespace},
+		Right{"list", "rbac.authorization.k8s.io", "clusterrolebindings", ""})
 }
 
 // Peerings returns the names of the cluster's Peerings, including those of which only parts exist.
@@ -159,6 +160,14 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	if err != nil {
 		return err
 	}
+	// The gateway goes first, because it uses its rights until it ends.
+	gateway := slices.IndexFunc(all, func(u *unstructured.Unstructured) bool { return u.GetKind() == "Deployment" })
+	if err := c.remove(ctx, all[gateway:gateway+1], say); err != nil {
+		return err
+	}
+	if err := c.awaitEnd(ctx, name, say); err != nil {
+		return err
+	}
 	// The binding goes last: Peerings uses it to find what an interrupted removal has left.
 	binding := slices.IndexFunc(all, func(u *unstructured.Unstructured) bool { return u.GetKind() == "ClusterRoleBinding" })
 	rest := slices.Delete(slices.Clone(all), binding, binding+1)
@@ -170,6 +179,21 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	}
 	return c.remove(ctx, all[binding:binding+1], say)
 }
+
+// awaitEnd waits until the pods of a Peering's gateway have ended, or should have: nobody ends those of a lost node.
+func (c *Cluster) awaitEnd(ctx context.Context, name string, say func(string)) error {
+	return Await(ctx, say, func(ctx context.Context) (missing string, err error) {
+		err = c.each(ctx, pods, peering.GatewayNamespace, gatewayLabels(name), func(u *unstructured.Unstructured) {
+			if late := u.GetDeletionTimestamp(); late == nil || time.Now().Before(late.Time) {
+				missing = nameOf(u) + " is ending"
+			}
+		})
+		return missing, err
+	})
+}
+
+// gatewayLabels select the pods of a Peering's gateway.
+func gatewayLabels(name string) string { return "app=culvert-gateway,culvert.io/peering=" + name }
 
 // hasAgents reports whether agents run or will be started.
 func (c *Cluster) hasAgents(ctx context.Context) (there bool, err error) {

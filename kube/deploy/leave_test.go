@@ -10,6 +10,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -129,4 +130,23 @@ func TestLeaveWithBait(t *testing.T) {
 			t.Errorf("the import is left: %v", err)
 		}
 	})
+}
+
+// TestLeaveAwaitsGateway: a gateway uses its rights until its pod has ended, so that these go afterwards. A pod that should have ended is on a lost
+// node.
+func TestLeaveAwaitsGateway(t *testing.T) {
+	for _, tt := range []struct {
+		ends time.Duration // from now
+		want string
+	}{{time.Minute, "still missing: Pod culvert/culvert-milan-1 is ending"}, {-time.Second, ""}} {
+		c, _, _ := simulated(t, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: culvert-milan-1, namespace: culvert, deletionTimestamp: %s,
+			labels: {app: culvert-gateway, culvert.io/peering: milan}}}`, time.Now().Add(tt.ends).UTC().Format(time.RFC3339)))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := c.Leave(ctx, "milan", func(string) {})
+		_, role := c.client.Resource(roles).Namespace("culvert").Get(t.Context(), "culvert-milan", metav1.GetOptions{})
+		if tt.want == "" && (err != nil || role == nil) || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want) || role != nil) {
+			t.Errorf("%v, want %q; the role: %v", err, tt.want, role)
+		}
+	}
 }

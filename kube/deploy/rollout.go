@@ -26,7 +26,7 @@ func (e *StuckError) Error() string { return e.why }
 // ofPeering are the sets of pods that a Peering needs, and the labels of the pods.
 func ofPeering(name string) []podSet {
 	return []podSet{
-		{deployments, peering.GatewayNamespace, "culvert-" + name, "Deployment", "app=culvert-gateway,culvert.io/peering=" + name},
+		{deployments, peering.GatewayNamespace, "culvert-" + name, "Deployment", gatewayLabels(name)},
 		{daemonSets, peering.NodeNamespace, "culvert-node", "DaemonSet", "app=culvert-node"},
 	}
 }
