@@ -100,10 +100,10 @@ func (x *inviting) install(nonce string) error {
 	ctx, cancel := x.bounded()
 	defer cancel()
 	x.say("%s: installing", x.site.name)
-	if err := x.Install(ctx, x.wants); err != nil {
+	if err := x.Install(ctx, x.site.plan); err != nil {
 		return cli.Failed(x.of(err))
 	}
-	if err := x.ApplyPeering(ctx, spec, nonce, x.found.Reached(x.peer.Name)); err != nil {
+	if err := x.ApplyPeering(ctx, spec, x.found.Notes(spec, nonce, x.found.Reached(x.peer.Name))); err != nil {
 		return cli.Failed(x.of(err))
 	}
 	return nil
@@ -113,6 +113,9 @@ func (x *inviting) install(nonce string) error {
 func (x *inviting) invite() error {
 	if err := x.look(x.name); err != nil {
 		return err
+	}
+	if err := x.found.CheckOwn(); err != nil {
+		return x.of(err)
 	}
 	if role := x.found.Role(x.peer.Name); role == "Client" {
 		return x.of(fmt.Errorf("its Peering %s is a Client, and a Server invites: let %[1]s invite, or leave the peering first", x.peer.Name))

@@ -107,6 +107,9 @@ func (x *joining) look(ctx context.Context, server string) error {
 		if err == nil {
 			err = x.survey(ctx, s, own)
 		}
+		if err == nil {
+			err = s.found.CheckOwn()
+		}
 		if x.ends[i] = s; err != nil {
 			return (&site{context: name}).of(err)
 		}
@@ -185,11 +188,11 @@ func (x *joining) apply() error {
 	client, server := x.ends[0], x.ends[1]
 	for _, s := range x.ends {
 		x.say("%s: installing", s.name)
-		if err := s.Install(ctx, s.wants); err != nil {
+		if err := s.Install(ctx, s.plan); err != nil {
 			return s.of(err)
 		}
 	}
-	if err := server.ApplyPeering(ctx, x.specs[1], server.found.Nonce(client.name), ""); err != nil {
+	if err := server.ApplyPeering(ctx, x.specs[1], server.notes(x.specs[1], "")); err != nil {
 		return server.of(err)
 	}
 	was := x.specs[0].Endpoint
@@ -203,8 +206,8 @@ func (x *joining) apply() error {
 	if err != nil {
 		return server.of(err)
 	}
-	notes := [2]string{found, ""}
-	if err := client.ApplyPeering(ctx, x.specs[0], client.found.Nonce(server.name), notes[0]); err != nil {
+	endpoints := [2]string{found, ""}
+	if err := client.ApplyPeering(ctx, x.specs[0], client.notes(x.specs[0], endpoints[0])); err != nil {
 		return client.of(err)
 	}
 	for i, s := range x.ends {
@@ -215,8 +218,7 @@ func (x *joining) apply() error {
 		x.specs[1-i].PublicKey = key
 	}
 	for i, s := range x.ends {
-		peer := x.ends[1-i].name
-		if err := s.ApplyPeering(ctx, x.specs[i], s.found.Nonce(peer), notes[i]); err != nil {
+		if err := s.ApplyPeering(ctx, x.specs[i], s.notes(x.specs[i], endpoints[i])); err != nil {
 			return s.of(err)
 		}
 	}

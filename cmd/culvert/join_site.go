@@ -49,6 +49,7 @@ type site struct {
 	imports                string // namespace given by the user
 	found                  *join.Cluster
 	had, wants             *manifests.Gateway // what is installed, and what should be
+	plan                   *deploy.Plan
 }
 
 func (j *joiner) addCluster(cmd *cobra.Command, contexts string) {
@@ -180,6 +181,11 @@ func (j *joiner) survey(ctx context.Context, s *site, name string) error {
 	return err
 }
 
+// notes returns the annotations of a Peering that culvert join writes; endpoint is the one that was found, if any.
+func (s *site) notes(spec *peering.Spec, endpoint string) map[string]string {
+	return s.found.Notes(spec, s.found.Nonce(spec.Peer), endpoint)
+}
+
 // of adds the name of the cluster to an error.
 func (s *site) of(err error) error {
 	if err == nil {
@@ -291,5 +297,31 @@ func (j *joiner) wanted(s *site, spec *peering.Spec, lines *[]join.Line) (err er
 		*lines = append(*lines, join.Line{What: "exports of " + peer, Value: "in namespace " + spec.Imports, Source: source})
 	}
 	*lines = append(*lines, join.Line{What: "image", Value: s.wants.Image})
+	if role == "Server" && s.wants.Expose == "NodePort" && j.endpoint == "" && !s.found.Address.IsValid() {
+		return errors.New("--endpoint: missing; no Node has an IPv4 address by which a node port is reached")
+	}
+	return j.rehearse(s, spec, lines)
+}
+
+// rehearse has the API server check everything before anything is changed. Of what somebody else owns, nothing is changed later either.
+func (j *joiner) rehearse(s *site, spec *peering.Spec, lines *[]join.Line) (err error) {
+	if s.plan, err = s.Rehearse(j.Context(), s.wants, spec, s.notes(spec, "")); err != nil {
+		return err
+	}
+	for _, label := range s.plan.Kept {
+		*lines = append(*lines, join.Line{What: "stays", Value: label, Source: "somebody else has set it, and gateways fit in"})
+	}
+	if s.plan.Owner == "" {
+		return nil
+	}
+	if s.had.Replicas > 0 && spec.Role == "Client" {
+		s.wants.Expose = s.had.Expose // which nobody uses
+	}
+	text := s.wants.Values(s.had)
+	if text == "" {
+		text = "nothing"
+	}
+	*lines = append(*lines, join.Line{What: "installed by", Value: s.plan.Owner, Source: "nothing of it is changed here: only the Peering is made"},
+		join.Line{What: "change there", Value: text, Source: "in its values, as of the chart"})
 	return nil
 }

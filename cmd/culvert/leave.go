@@ -122,7 +122,11 @@ func (j *joiner) leaveOne(s leaving, peer string) (err error) {
 	if err != nil {
 		return s.of(err)
 	}
-	j.say("%s: done", s.name)
+	if owner := s.Owner(); owner != "" {
+		j.say("%s: the Peerings are gone, and nothing of them is left on nodes; the rest is for %s to remove", s.name, owner)
+	} else {
+		j.say("%s: done", s.name)
+	}
 	for _, name := range s.names {
 		if !slices.ContainsFunc(j.contexts, func(context string) bool { return join.NameOf(context) == name }) {
 			j.say("%s keeps its end until culvert leave --peer runs there, with the name of this cluster", name)

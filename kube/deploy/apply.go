@@ -3,10 +3,13 @@ package deploy
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -118,21 +121,90 @@ func InstallRights() []Right {
 	if err != nil {
 		panic(err) // the manifests are our own
 	}
-	rights := append(rightsFor(all, "create", "patch"), rightsFor([]*unstructured.Unstructured{newPeering("any", nil, "", "")}, "get", "list", "create", "patch")...)
+	rights := append(rightsFor(all, "create", "patch"), rightsFor([]*unstructured.Unstructured{newPeering("any", nil, nil)}, "get", "list", "create", "update")...)
 	for _, r := range []string{"nodes", "pods", "services"} {
 		rights = append(rights, Right{"list", "", r, ""})
 	}
-	return append(rights, Right{"get", "", "secrets", peering.GatewayNamespace}, // its annotations
+	return append(rights, Right{"get", "", "namespaces", ""}, Right{"get", "", "secrets", peering.GatewayNamespace}, // its annotations
 		Right{"get", "apps", "deployments", peering.GatewayNamespace}, Right{"get", "apps", "daemonsets", peering.NodeNamespace})
 }
 
-// Install creates or updates everything that runs for a Peering. Objects that are already right are not changed.
-func (c *Cluster) Install(ctx context.Context, g *manifests.Gateway) error {
+// A Plan is what Install does in a cluster.
+type Plan struct {
+	Owner string   // who else installs culvert there, such as Helm: nothing of theirs is changed, and nothing is added; "" = nobody
+	Kept  []string // labels of others, which stay
+	all   []*unstructured.Unstructured
+	g     *manifests.Gateway
+}
+
+// Rehearse plans what Install and ApplyPeering are to do, and has the API server check all of it, without any change. Objects in a namespace that is
+// not there yet, and of a kind that is not there yet, are checked only here.
+func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peering.Spec, notes map[string]string) (*Plan, error) {
 	all, err := Parts(g)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	p := &Plan{g: g, all: all}
+	dry := []string{metav1.DryRunAll}
 	for _, u := range all {
+		if u.GetKind() == "Namespace" {
+			if err := c.keepLevel(ctx, u, p); err != nil {
+				return nil, err
+			}
+		}
+		stored, err := c.of(u).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: manager, Force: true, DryRun: dry})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("apply %s: %w", nameOf(u), err)
+		}
+		if err == nil {
+			p.Owner = cmp.Or(p.Owner, ownerOf(stored))
+		}
+	}
+	if p.Owner != "" {
+		p.all = nil
+	}
+	wants := *spec
+	if wants.Role == "Client" && wants.Endpoint == "" {
+		wants.Endpoint = "192.0.2.1:51840" // the Server does not have one yet
+	}
+	u := newPeering(spec.Peer, &wants, notes)
+	if fault := peering.PeeringOf(u).Fault(); fault != "" {
+		return nil, fmt.Errorf("Peering %s: %s", spec.Peer, fault)
+	}
+	if err := c.replace(ctx, u, dry); err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("apply %s: %w", nameOf(u), err)
+	}
+	return p, nil
+}
+
+// levelLabel is the label of a namespace that says which pods its Pod Security lets in.
+const levelLabel = "pod-security.kubernetes.io/enforce"
+
+// keepLevel leaves out the Pod Security level of a namespace that has another one, if our pods fit in.
+func (c *Cluster) keepLevel(ctx context.Context, u *unstructured.Unstructured, p *Plan) error {
+	stored, err := c.of(u).Get(ctx, u.GetName(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get %s: %w", nameOf(u), err)
+	}
+	have, want := stored.GetLabels()[levelLabel], u.GetLabels()[levelLabel]
+	switch {
+	case have == "" || have == want:
+	case want == "privileged":
+		return fmt.Errorf("namespace %s has the label %s=%s, which keeps out the agents, and somebody else has set it; if they may run there: kubectl label --overwrite namespace %[1]s %[2]s=%s",
+			u.GetName(), levelLabel, have, want)
+	default:
+		p.Kept = append(p.Kept, fmt.Sprintf("%s=%s of namespace %s", levelLabel, have, u.GetName()))
+		u.SetLabels(nil)
+	}
+	return nil
+}
+
+// Install creates or updates everything that runs for a Peering. Objects that are already right are not changed.
+func (c *Cluster) Install(ctx context.Context, p *Plan) error {
+	for _, u := range p.all {
 		if u.GetKind() == "Deployment" {
 			if err := c.elected(ctx, u); err != nil {
 				return err
@@ -181,17 +253,25 @@ func elects(d *unstructured.Unstructured) bool {
 // applyPause is the wait before another attempt, after a kind or a namespace was created.
 const applyPause = 200 * time.Millisecond
 
-// apply creates or changes an object. A new kind takes some time to become usable.
+// apply creates or changes an object.
 func (c *Cluster) apply(ctx context.Context, u *unstructured.Unstructured) error {
-	for {
+	return c.again(ctx, u, func() error {
 		_, err := c.of(u).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: manager, Force: true})
+		return err
+	})
+}
+
+// again calls f for an object until that succeeds. A new kind takes some time to become usable, and somebody else may write an object meanwhile.
+func (c *Cluster) again(ctx context.Context, u *unstructured.Unstructured, f func() error) error {
+	for {
+		err := f()
 		switch {
 		case err == nil:
 			return nil
 		case errors.Is(ctx.Err(), context.Canceled):
 			return errInterrupted
 		}
-		if !apierrors.IsNotFound(err) && !apierrors.IsServiceUnavailable(err) && !apierrors.IsTooManyRequests(err) {
+		if !apierrors.IsNotFound(err) && !apierrors.IsServiceUnavailable(err) && !apierrors.IsTooManyRequests(err) && !apierrors.IsConflict(err) {
 			return fmt.Errorf("apply %s: %w", nameOf(u), err)
 		}
 		select {
@@ -202,16 +282,14 @@ func (c *Cluster) apply(ctx context.Context, u *unstructured.Unstructured) error
 	}
 }
 
-// newPeering returns a Peering; nonce is that of our invitation, if any, and endpoint the one that was found, if any.
-func newPeering(name string, spec *peering.Spec, nonce, endpoint string) *unstructured.Unstructured {
+// newPeering returns a Peering with annotations.
+func newPeering(name string, spec *peering.Spec, notes map[string]string) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": peering.Group + "/" + peering.Version, "kind": peering.KindPeering,
 		"metadata": map[string]any{"name": name, "namespace": peering.GatewayNamespace},
 	}}
-	for name, value := range map[string]string{join.Annotation: nonce, join.EndpointAnnotation: endpoint} {
-		if value != "" {
-			unstructured.SetNestedField(u.Object, value, "metadata", "annotations", name)
-		}
+	if len(notes) > 0 {
+		u.SetAnnotations(notes)
 	}
 	if spec != nil {
 		if part, err := runtime.DefaultUnstructuredConverter.ToUnstructured(spec); err == nil {
@@ -221,9 +299,41 @@ func newPeering(name string, spec *peering.Spec, nonce, endpoint string) *unstru
 	return u
 }
 
-// ApplyPeering creates or changes a Peering.
-func (c *Cluster) ApplyPeering(ctx context.Context, spec *peering.Spec, nonce, endpoint string) error {
-	return c.apply(ctx, newPeering(spec.Peer, spec, nonce, endpoint))
+// ApplyPeering creates a Peering, or makes its spec exactly this one. Server-side apply would leave fields that another manager has set, such as a
+// remap beside another CIDR.
+func (c *Cluster) ApplyPeering(ctx context.Context, spec *peering.Spec, notes map[string]string) error {
+	u := newPeering(spec.Peer, spec, notes)
+	return c.again(ctx, u, func() error { return c.replace(ctx, u, nil) })
+}
+
+// replace creates an object, or replaces the spec of the one that is there and adds the annotations.
+func (c *Cluster) replace(ctx context.Context, u *unstructured.Unstructured, dryRun []string) error {
+	old, err := c.of(u).Get(ctx, u.GetName(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = c.of(u).Create(ctx, u, metav1.CreateOptions{FieldManager: manager, DryRun: dryRun})
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	if owner := ownerOf(old); owner != "" {
+		var have, want struct{ Spec peering.Spec }
+		if err := errors.Join(read(old, &have), read(u, &want)); err != nil || reflect.DeepEqual(have, want) {
+			return err
+		}
+		text, err := json.Marshal(want.Spec)
+		return cmp.Or(err, fmt.Errorf("%s has made it, and would undo a change; change its spec there to %s", owner, text))
+	}
+	next := old.DeepCopy()
+	next.Object["spec"] = u.Object["spec"]
+	notes := maps.Clone(old.GetAnnotations())
+	if notes == nil {
+		notes = map[string]string{}
+	}
+	maps.Copy(notes, u.GetAnnotations())
+	next.SetAnnotations(notes)
+	_, err = c.of(u).Update(ctx, next, metav1.UpdateOptions{FieldManager: manager, DryRun: dryRun})
+	return err
 }
 
 // Status returns the status of a Peering. Conditions of an earlier spec are left out, because they say nothing about this one.

@@ -34,7 +34,11 @@ type Cluster struct {
 	client dynamic.Interface
 	http   *http.Client
 	host   string
+	owner  string // who has installed what leaving has left
 }
+
+// Owner returns who has installed what Leave or LeaveAll has not removed; "" if nothing is left.
+func (c *Cluster) Owner() string { return c.owner }
 
 // New returns a Cluster. It sends no request yet.
 func New(c *rest.Config) (*Cluster, error) {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"culvert/integration/need"
+	"culvert/kube/join"
 	"culvert/kube/manifests"
 	"culvert/kube/peering"
 )
@@ -38,7 +39,7 @@ func TestParts(t *testing.T) {
 		}
 	}
 	for _, rights := range [][]Right{InstallRights(), LeaveRights()} {
-		for _, u := range append(all, newPeering("milan", nil, "", "")) {
+		for _, u := range append(all, newPeering("milan", nil, nil)) {
 			r := resourceOf(u)
 			if !slices.ContainsFunc(rights, func(x Right) bool {
 				return x.Group == r.Group && x.Resource == r.Resource && x.Namespace == u.GetNamespace()
@@ -62,9 +63,9 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestNewPeering: fields that a Peering does not set are absent, so that applying it takes over no fields of others.
+// TestNewPeering: fields that a Peering does not set are absent.
 func TestNewPeering(t *testing.T) {
-	u := newPeering("milan", &peering.Spec{Cluster: "rome", Peer: "milan", Role: "Server", InternalCIDR: "10.80.0.0/22", Local: peering.SpecLocal{PodCIDRs: []string{"10.0.0.0/16"}}}, "abc", "")
+	u := newPeering("milan", &peering.Spec{Cluster: "rome", Peer: "milan", Role: "Server", InternalCIDR: "10.80.0.0/22", Local: peering.SpecLocal{PodCIDRs: []string{"10.0.0.0/16"}}}, map[string]string{join.Annotation: "abc"})
 	spec := u.Object["spec"].(map[string]any)
 	for _, field := range []string{"publicKey", "endpoint", "mtu", "remote"} {
 		if _, ok := spec[field]; ok {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"culvert/kube"
 	"culvert/kube/join"
 	"culvert/kube/manifests"
 	"culvert/kube/peering"
@@ -72,13 +73,13 @@ func LeaveRights() []Right {
 	if err != nil {
 		panic(err) // the manifests are our own
 	}
-	rights := rightsFor(append(all, newPeering("any", nil, "", ""), newLease("any")), "get", "delete")
+	rights := rightsFor(append(all, newPeering("any", nil, nil), newLease("any")), "get", "delete")
 	for _, r := range []schema.GroupVersionResource{services, endpointSlices, roles, roleBindings} { // of imports, in any namespace
 		for _, verb := range []string{"list", "get", "delete"} {
 			rights = append(rights, Right{verb, r.Group, r.Resource, ""})
 		}
 	}
-	return append(rights, Right{"list", peering.Group, "peerings", peering.GatewayNamespace}, Right{"list", peering.Group, "tunnelnodes", peering.NodeNamespace},
+	return append(rights, Right{"list", "", "nodes", ""}, Right{"list", peering.Group, "peerings", peering.GatewayNamespace}, Right{"list", peering.Group, "tunnelnodes", peering.NodeNamespace},
 		Right{"list", "", "pods", peering.NodeNamespace}, Right{"list", "", "pods", peering.GatewayNamespace},
 		Right{"list", "rbac.authorization.k8s.io", "clusterrolebindings", ""})
 }
@@ -98,13 +99,21 @@ func (c *Cluster) Peerings(ctx context.Context) ([]string, error) {
 	return slices.Sorted(maps.Keys(names)), err
 }
 
-// remove deletes objects in the reverse order of apply, and waits until they are gone.
+// remove deletes objects in the reverse order of apply, and waits until they are gone. It leaves what another program has installed, and keeps the
+// name of that program.
 func (c *Cluster) remove(ctx context.Context, all []*unstructured.Unstructured, say func(string)) error {
 	all = slices.Clone(all)
 	slices.Reverse(all)
 	policy := metav1.DeletePropagationBackground
-	for _, u := range all {
-		err := c.of(u).Delete(ctx, u.GetName(), metav1.DeleteOptions{PropagationPolicy: &policy})
+	for i, u := range all {
+		stored, err := c.of(u).Get(ctx, u.GetName(), metav1.GetOptions{})
+		if err == nil {
+			if owner := ownerOf(stored); owner != "" {
+				c.owner, all[i] = owner, nil
+				continue
+			}
+			err = c.of(u).Delete(ctx, u.GetName(), metav1.DeleteOptions{PropagationPolicy: &policy})
+		}
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return errInterrupted
 		}
@@ -112,6 +121,7 @@ func (c *Cluster) remove(ctx context.Context, all []*unstructured.Unstructured, 
 			return fmt.Errorf("delete %s: %w", nameOf(u), err)
 		}
 	}
+	all = slices.DeleteFunc(all, func(u *unstructured.Unstructured) bool { return u == nil })
 	return Await(ctx, say, func(ctx context.Context) (string, error) {
 		for _, u := range all {
 			_, err := c.of(u).Get(ctx, u.GetName(), metav1.GetOptions{})
@@ -136,24 +146,21 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	}); err != nil {
 		return err
 	}
-	if err := c.remove(ctx, []*unstructured.Unstructured{newPeering(name, nil, "", "")}, say); err != nil {
+	c.owner = ""
+	had, err := c.uncleaned(ctx, name, nil)
+	if err == nil {
+		err = c.checkAgents(ctx)
+	}
+	if err == nil {
+		err = c.remove(ctx, []*unstructured.Unstructured{newPeering(name, nil, nil)}, say)
+	}
+	if err == nil && c.owner != "" {
+		err = fmt.Errorf("%s has made Peering %s, and would make it again; remove it there first", c.owner, name)
+	}
+	if err != nil {
 		return err
 	}
-	err := Await(ctx, say, func(ctx context.Context) (missing string, err error) {
-		err = c.each(ctx, tunnelNodes, peering.NodeNamespace, "", func(u *unstructured.Unstructured) {
-			if missing == "" && nodeHas(u, name) {
-				missing = fmt.Sprintf("the agent of node %s has not removed link, routes and exception yet; if the node is gone for good, delete its Node", u.GetName())
-			}
-		})
-		if missing != "" && err == nil {
-			var there bool
-			if there, err = c.hasAgents(ctx); !there && err == nil {
-				missing = "" // agents remove everything when their DaemonSet goes, but can no longer say so
-			}
-		}
-		return missing, err
-	})
-	if err != nil {
+	if err := c.awaitClean(ctx, name, had, say); err != nil {
 		return err
 	}
 	all, err := Objects(anyGateway(name).YAML())
@@ -165,8 +172,10 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	if err := c.remove(ctx, all[gateway:gateway+1], say); err != nil {
 		return err
 	}
-	if err := c.awaitEnd(ctx, name, say); err != nil {
-		return err
+	if c.owner == "" {
+		if err := c.awaitEnd(ctx, name, say); err != nil {
+			return err
+		}
 	}
 	// The binding goes last: Peerings uses it to find what an interrupted removal has left.
 	binding := slices.IndexFunc(all, func(u *unstructured.Unstructured) bool { return u.GetKind() == "ClusterRoleBinding" })
@@ -195,6 +204,48 @@ func (c *Cluster) awaitEnd(ctx context.Context, name string, say func(string)) e
 // gatewayLabels select the pods of a Peering's gateway.
 func gatewayLabels(name string) string { return "app=culvert-gateway,culvert.io/peering=" + name }
 
+// awaitClean waits until nothing of a Peering is left on nodes. had are those that had something of it.
+func (c *Cluster) awaitClean(ctx context.Context, name string, had []string, say func(string)) (err error) {
+	var alone error // nobody is there who can clean
+	err = Await(ctx, say, func(ctx context.Context) (string, error) {
+		left, err := c.uncleaned(ctx, name, had)
+		if len(left) == 0 || err != nil {
+			return "", err
+		}
+		if there, err := c.hasAgents(ctx); there || err != nil {
+			return fmt.Sprintf("the agent of node %s has not removed link, routes and exception yet; if the node is gone for good, delete its Node", left[0]), err
+		}
+		alone = errAlone(left)
+		return "", nil
+	})
+	return errors.Join(err, alone)
+}
+
+// uncleaned returns the nodes whose agents do not say that nothing of a Peering is left there: those that say that something is, those of had and
+// those with a running agent. had may be nil; name "" stands for every Peering.
+func (c *Cluster) uncleaned(ctx context.Context, name string, had []string) (left []string, err error) {
+	there, said := map[string]bool{}, map[string]bool{}
+	err = c.each(ctx, tunnelNodes, peering.NodeNamespace, "", func(u *unstructured.Unstructured) { said[u.GetName()] = !nodeHas(u, name) })
+	if err == nil {
+		err = c.each(ctx, nodes, "", "", func(u *unstructured.Unstructured) { there[u.GetName()] = !kube.Virtual(u.GetLabels()) })
+	}
+	if err == nil {
+		err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(u *unstructured.Unstructured) {
+			if phase, _, _ := unstructured.NestedString(u.Object, "status", "phase"); phase == "Running" {
+				node, _, _ := unstructured.NestedString(u.Object, "spec", "nodeName")
+				had = append(had, node)
+			}
+		})
+	}
+	for _, node := range slices.Concat(slices.Collect(maps.Keys(said)), had) {
+		if there[node] && !said[node] {
+			left = append(left, node)
+		}
+	}
+	slices.Sort(left)
+	return slices.Compact(left), err
+}
+
 // hasAgents reports whether agents run or will be started.
 func (c *Cluster) hasAgents(ctx context.Context) (there bool, err error) {
 	_, err = c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node", metav1.GetOptions{})
@@ -203,6 +254,41 @@ func (c *Cluster) hasAgents(ctx context.Context) (there bool, err error) {
 	}
 	err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(*unstructured.Unstructured) { there = true })
 	return there, err
+}
+
+// checkAgents returns an error if agents went before their work was done. Then their rights are still there, which Leave removes last, and nodes have
+// not said that they are clean.
+func (c *Cluster) checkAgents(ctx context.Context) error {
+	if there, err := c.hasAgents(ctx); there || err != nil {
+		return err
+	}
+	_, err := c.client.Resource(bindings).Get(ctx, "culvert-node", metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	var all []string
+	if err == nil {
+		err = c.each(ctx, nodes, "", "", func(u *unstructured.Unstructured) { all = append(all, u.GetName()) })
+	}
+	if err != nil {
+		return fmt.Errorf("get ClusterRoleBinding culvert-node: %w", err)
+	}
+	left, err := c.uncleaned(ctx, "", all)
+	if len(left) == 0 || err != nil {
+		return err
+	}
+	return errAlone(left)
+}
+
+// errAlone is the error for nodes without an agent.
+func errAlone(left []string) error {
+	const most = 5
+	names := strings.Join(left[:min(len(left), most)], ", ")
+	if n := len(left) - most; n > 0 {
+		names += fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Errorf("links, routes and the exception from masquerade may be left on %s: the agents went before they said that they are gone; "+
+		"put the agents back, and run this again: culvert kube template --image IMAGE | kubectl apply -f -", names)
 }
 
 // newLease returns the Lease that a gateway with several pods creates.
@@ -257,18 +343,21 @@ func (c *Cluster) removeImports(ctx context.Context, name string, named []string
 	return c.remove(ctx, slices.DeleteFunc(all, foreign), say)
 }
 
-// nodeHas reports whether a TunnelNode mentions a Peering.
+// nodeHas reports whether a TunnelNode mentions a Peering; any one if name is "".
 func nodeHas(u *unstructured.Unstructured, name string) bool {
 	var t struct{ Status peering.NodeStatus }
 	if read(u, &t) != nil {
 		return false
 	}
-	return slices.ContainsFunc(t.Status.Peerings, func(p peering.NodePeering) bool { return p.Name == name })
+	return slices.ContainsFunc(t.Status.Peerings, func(p peering.NodePeering) bool { return name == "" || p.Name == name })
 }
 
 // LeaveAll removes all of culvert: first Peerings; once nothing of them is left on nodes, agents; then the rest.
 func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 	names, err := c.Peerings(ctx)
+	if err == nil {
+		err = c.checkAgents(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -287,6 +376,9 @@ func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 	agents := slices.DeleteFunc(slices.Clone(all), func(u *unstructured.Unstructured) bool { return u.GetKind() != "DaemonSet" })
 	if err := c.remove(ctx, agents, say); err != nil {
 		return err
+	}
+	if c.owner != "" {
+		return c.remove(ctx, all, say)
 	}
 	err = Await(ctx, say, func(ctx context.Context) (missing string, err error) { // agents ask for their DaemonSet when they end
 		err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(u *unstructured.Unstructured) { missing = nameOf(u) + " is ending" })

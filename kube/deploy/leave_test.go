@@ -25,13 +25,13 @@ import (
 func simulated(t *testing.T, more ...string) (*Cluster, *fake.FakeDynamicClient, []*unstructured.Unstructured) {
 	t.Helper()
 	kinds := map[schema.GroupVersionResource]string{}
-	for _, r := range []schema.GroupVersionResource{peerings, bindings, tunnelNodes, pods, services, endpointSlices, roles, roleBindings} {
+	for _, r := range []schema.GroupVersionResource{peerings, bindings, tunnelNodes, nodes, pods, services, endpointSlices, roles, roleBindings} {
 		kinds[r] = "List"
 	}
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
 	all, err := Objects(anyGateway("milan").YAML())
 	need.NoError(t, err)
-	all = append(all, newPeering("milan", nil, "", ""), newLease("milan"))
+	all = append(all, newPeering("milan", nil, nil), newLease("milan"))
 	for _, text := range append(more,
 		`{apiVersion: v1, kind: Service, metadata: {name: web-shop, namespace: imported, labels: {culvert.io/imported-by: milan},
 			ownerReferences: [{kind: Role, name: culvert-imports-milan}]}}`,
@@ -76,23 +76,78 @@ func TestLeaveAgain(t *testing.T) {
 	}
 }
 
-// TestLeaveWithoutAgents: what a node has is waited for as long as somebody there can remove it and say so.
+// TestLeaveWithoutAgents: what a node has is waited for as long as somebody there can remove it and say so. If nobody can, the nodes are named, and
+// what a removal needs is left.
 func TestLeaveWithoutAgents(t *testing.T) {
 	const (
-		tunnel = `{apiVersion: culvert.io/v1alpha1, kind: TunnelNode, metadata: {name: n1, namespace: culvert-nodes}, status: {peerings: [{name: milan, ready: true}]}}`
-		set    = `{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: culvert-node, namespace: culvert-nodes}}`
-		pod    = `{apiVersion: v1, kind: Pod, metadata: {name: culvert-node-x, namespace: culvert-nodes, labels: {app: culvert-node}}}`
+		node    = `{apiVersion: v1, kind: Node, metadata: {name: n1}}`
+		virtual = `{apiVersion: v1, kind: Node, metadata: {name: far, labels: {type: virtual-kubelet}}}`
+		has     = `{apiVersion: culvert.io/v1alpha1, kind: TunnelNode, metadata: {name: n1, namespace: culvert-nodes}, status: {peerings: [{name: milan, ready: true}]}}`
+		clean   = `{apiVersion: culvert.io/v1alpha1, kind: TunnelNode, metadata: {name: n1, namespace: culvert-nodes}, status: {peerings: []}}`
+		set     = `{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: culvert-node, namespace: culvert-nodes}}`
+		pod     = `{apiVersion: v1, kind: Pod, metadata: {name: culvert-node-x, namespace: culvert-nodes, labels: {app: culvert-node}}, spec: {nodeName: n1}, status: {phase: PHASE}}`
+		rights  = `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: culvert-node}}`
 	)
-	for _, agents := range [][]string{{set, pod}, {set}, {pod}, nil} {
+	running, pulling := strings.Replace(pod, "PHASE", "Running", 1), strings.Replace(pod, "PHASE", "Pending", 1)
+	const waits, alone = "still missing: the agent of node n1 has not removed", "links, routes and the exception from masquerade may be left on n1: the agents went"
+	for name, c := range map[string]struct {
+		objects []string
+		want    string
+	}{
+		"agent":                           {[]string{node, rights, set, running, has}, waits},
+		"set alone":                       {[]string{node, rights, set, has}, waits},
+		"pod alone":                       {[]string{node, rights, running, has}, waits},
+		"agent has not said anything":     {[]string{node, rights, set, running}, waits},
+		"agent has never run":             {[]string{node, rights, set, pulling}, ""},
+		"agent is done":                   {[]string{node, rights, set, running, clean}, ""},
+		"agents went, and had cleaned":    {[]string{node, rights, clean}, ""},
+		"agents went, and had not":        {[]string{node, virtual, rights, has}, alone},
+		"the namespace went":              {[]string{node, virtual, rights}, alone},
+		"the namespace and the node went": {[]string{virtual, rights}, ""},
+		"nothing is left":                 {[]string{node, virtual}, ""},
+	} {
 		need.Bubble(t, func(t *testing.T) {
-			c, _, _ := simulated(t, append(agents, tunnel)...)
+			leave, _, _ := simulated(t, c.objects...)
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
-			err := c.Leave(ctx, "milan", func(string) {})
-			if text := fmt.Sprint(err); agents != nil && !strings.HasPrefix(text, "still missing: the agent of node n1 has not removed") || agents == nil && err != nil {
-				t.Errorf("%d objects of agents: %v", len(agents), err)
+			err := leave.Leave(ctx, "milan", func(string) {})
+			if (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
+				t.Errorf("%s: %v, want %q", name, err, c.want)
+			}
+			all, client, _ := simulated(t, c.objects...)
+			if c.want != alone {
+				return
+			}
+			if err := all.LeaveAll(ctx, func(string) {}); err == nil || !strings.HasPrefix(err.Error(), alone) {
+				t.Errorf("%s, all: %v", name, err)
+			}
+			for _, a := range client.Actions() {
+				if a.GetVerb() == "delete" {
+					t.Errorf("%s: %v", name, a)
+				}
 			}
 		})
+	}
+}
+
+// TestLeaveOwned: what Helm has installed stays for Helm, and what stands beside it goes.
+func TestLeaveOwned(t *testing.T) {
+	c, client, all := simulated(t)
+	for _, u := range all {
+		if u.GetKind() != "Peering" && u.GetKind() != "Lease" && u.GetKind() != "Secret" && u.GetNamespace() != "imported" {
+			u.SetAnnotations(map[string]string{"meta.helm.sh/release-name": "culvert", "meta.helm.sh/release-namespace": "kube-system"})
+			need.NoError(t, client.Tracker().Update(resourceOf(u), u, u.GetNamespace()))
+		}
+	}
+	need.NoError(t, c.Leave(t.Context(), "milan", func(string) {}))
+	if c.Owner() != "Helm's release kube-system/culvert" {
+		t.Error(c.Owner())
+	}
+	for _, u := range all {
+		_, err := client.Tracker().Get(resourceOf(u), u.GetNamespace(), u.GetName())
+		if owned := ownerOf(u) != ""; owned != (err == nil) {
+			t.Errorf("%s, of Helm %t: %v", nameOf(u), owned, err)
+		}
 	}
 }
 

@@ -15,9 +15,13 @@ func (c *Cluster) Acceptable(i *Invitation) error {
 	if own := c.ByKey(i.Key); own != "" {
 		return fmt.Errorf("the message is this cluster's own: Peering %s has its key; send it to %s", own, i.To)
 	}
-	for _, s := range c.specs {
+	for _, name := range sortedKeys(c.specs) {
+		s := c.specs[name]
 		if s.Cluster != c.Name {
 			return fmt.Errorf("the message is for %s, and this cluster is %s by its Peering %s", i.To, s.Cluster, s.Peer)
+		}
+		if name != i.From && (s.PublicKey == i.Key.Base64() || i.Endpoint != "" && s.Endpoint == i.Endpoint) {
+			return fmt.Errorf("the message is from %s, whose gateway is joined already, by Peering %s; leave that peering first", i.From, name)
 		}
 	}
 	old := c.Old(i.From)
@@ -36,6 +40,21 @@ func (c *Cluster) Acceptable(i *Invitation) error {
 		return fmt.Errorf("Peering %s has another key of it already: what is used once is used up; leave the peering to begin anew", i.From)
 	}
 	return nil
+}
+
+// CheckOwn returns why the cluster cannot have its name: its Peerings have another one, by which its peers know it.
+func (c *Cluster) CheckOwn() error {
+	why := ""
+	for _, peer := range sortedKeys(c.specs) {
+		if c.specs[peer].Cluster == c.Name {
+			return nil
+		}
+		why = fmt.Sprintf("this cluster is %s by its Peering %s, and cannot be %s as well", c.specs[peer].Cluster, peer, c.Name)
+	}
+	if why == "" {
+		return nil
+	}
+	return fmt.Errorf("--name: %s; leave out --name, or leave the peering first", why)
 }
 
 // Old returns the spec of the Peering with a peer; nil if there is none.

@@ -34,6 +34,7 @@ func TestAcceptable(t *testing.T) {
 		{"another nonce", peering("", other), another(answer()), "the message does not answer an invitation of this cluster"},
 		{"none was sent", serviceCIDR, answer(), "the message does not answer an invitation of this cluster"},
 		{"used up", peering(", publicKey: "+other, other), answer(), "Peering milan has another key of it already"},
+		{"joined by another name", strings.ReplaceAll(client(invitation().Key.Base64()), "milan", "milano"), from(invitation()), "the message is from milan, whose gateway is joined already, by Peering milano"},
 		{"for another", strings.Replace(peering("", other), "cluster: rome", "cluster: turin", 1), answer(), "the message is for rome, and this cluster is turin"},
 	} {
 		err := cluster(t, "rome", "172.18.0", c.peering).Acceptable(c.message)

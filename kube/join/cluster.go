@@ -34,8 +34,9 @@ type Cluster struct {
 	// Balanced says whether load balancers of the cluster have addresses. Address is that of a node, by which a NodePort is reached.
 	Balanced bool
 	Address  netip.Addr
-	Public   bool // Address is an ExternalIP
-	Six      bool // pods have IPv6 addresses, which no Peering carries
+	Public   bool   // Address is an ExternalIP
+	Six      bool   // pods have IPv6 addresses, which no Peering carries
+	outside  string // a Node whose CIDRs Pods does not contain; "": none
 
 	taken    []ipam.Taken   // CIDRs in use
 	wide     []netip.Prefix // CIDRs in which more may come into use
@@ -58,12 +59,15 @@ func (s *Survey) Find(name string, h Hints) (*Cluster, error) {
 		return nil, errors.New("there is no Node")
 	}
 	c.findAddress(s)
+	err := s.contradicts(h)
+	if err != nil {
+		return nil, err
+	}
 	c.Services = s.serviceCIDRs(h)
-	var err error
 	if c.Pods, err = s.podCIDRs(h, c.Services); err != nil {
 		return nil, err
 	}
-	c.PodsFrom = s.podsFrom(c.Pods)
+	c.PodsFrom, c.outside = s.podsFrom(c.Pods)
 	c.take(s, h)
 	return c, nil
 }
@@ -85,6 +89,37 @@ func (c *Cluster) findAddress(s *Survey) {
 			best, c.Address, c.Public = rank, address, n.external.IsValid()
 		}
 	}
+}
+
+// contradicts returns how the cluster's objects contradict what the user says of it. A CIDR of pods that no object knows is a typing error, if objects
+// know others.
+func (s *Survey) contradicts(h Hints) error {
+	var known []Found
+	for _, name := range sortedKeys(s.nodes) {
+		for _, p := range s.nodes[name].pods {
+			known = append(known, Found{p, "Node " + name})
+		}
+	}
+	for _, p := range s.pods {
+		known = append(known, Found{netip.PrefixFrom(p.address, 32), "a Pod of Node " + p.node})
+	}
+	known = append(known, s.pools...)
+	if f, ok := s.flags["--cluster-cidr"]; ok {
+		for _, p := range prefixes(f.value) {
+			known = append(known, Found{p, "--cluster-cidr of " + f.pod})
+		}
+	}
+	for _, p := range h.Pods {
+		if len(known) > 0 && !slices.ContainsFunc(known, func(k Found) bool { return k.CIDR.Overlaps(p) }) {
+			return fmt.Errorf("--pod-cidr: no Node and no Pod has an address in %s; %s has %s", p, known[0].Source, known[0].CIDR)
+		}
+	}
+	for _, a := range s.services {
+		if len(h.Services) > 0 && !slices.ContainsFunc(h.Services, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			return fmt.Errorf("--service-cidr: a Service has the address %s, which is in none of %s", a, h.Services)
+		}
+	}
+	return nil
 }
 
 func (s *Survey) serviceCIDRs(h Hints) (all []Found) {
@@ -228,19 +263,24 @@ func contains(all []Found, a netip.Addr) bool {
 	return slices.ContainsFunc(all, func(f Found) bool { return f.CIDR.Contains(a) })
 }
 
-// podsFrom returns Nodes if the Nodes' CIDRs say where every pod is, otherwise Pods.
-func (s *Survey) podsFrom(pods []Found) string {
-	for _, n := range s.nodes {
-		if len(n.pods) == 0 || slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return !contains(pods, p.Addr()) }) {
-			return "Pods"
+// podsFrom returns Nodes if the Nodes' CIDRs say where every pod is, otherwise Pods; and a Node whose CIDRs are not among the pods'.
+func (s *Survey) podsFrom(pods []Found) (from, outside string) {
+	from = "Nodes"
+	for _, name := range sortedKeys(s.nodes) {
+		n := s.nodes[name]
+		if slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return !contains(pods, p.Addr()) }) {
+			return "Pods", name
+		}
+		if len(n.pods) == 0 {
+			from = "Pods"
 		}
 	}
 	for _, p := range s.pods {
 		if n, ok := s.nodes[p.node]; ok && !slices.ContainsFunc(n.pods, func(c netip.Prefix) bool { return c.Contains(p.address) }) {
-			return "Pods"
+			from = "Pods"
 		}
 	}
-	return "Nodes"
+	return from, ""
 }
 
 // take records the CIDRs that no choice may overlap, except those of the cluster's Peerings: see chooser.

@@ -100,6 +100,18 @@ func TestFind(t *testing.T) {
 		{name: "IPv6 alone", objects: []string{node(1, "172.18.0.1", "fd00:244:1::/64")}, err: "pods have addresses of IPv6 alone; Peerings carry IPv4 alone so far"},
 		{name: "Services said", objects: []string{nodes, serviceCIDR}, hints: Hints{Services: parse(t, "10.9.0.0/16")},
 			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes", services: "10.9.0.0/16 (--service-cidr)"},
+		{name: "pods where nobody is", objects: []string{nodes, serviceCIDR, pod(1, 1, "10.244.1.9")}, hints: Hints{Pods: parse(t, "10.99.0.0/16")},
+			err: "--pod-cidr: no Node and no Pod has an address in 10.99.0.0/16; Node node1 has 10.244.1.0/24"},
+		{name: "one of two is nobody's", objects: []string{nodes, serviceCIDR}, hints: Hints{Pods: parse(t, "10.244.0.0/16", "10.99.0.0/16")},
+			err: "--pod-cidr: no Node and no Pod has an address in 10.99.0.0/16"},
+		{name: "pods where nobody is, Calico", objects: []string{bare, serviceCIDR, `{kind: IPPool, metadata: {name: pool}, spec: {cidr: 192.168.0.0/16}}`},
+			hints: Hints{Pods: parse(t, "192.169.0.0/16")}, err: "--pod-cidr: no Node and no Pod has an address in 192.169.0.0/16; IPPool pool has 192.168.0.0/16"},
+		{name: "a pool beside those of Nodes", objects: []string{nodes, serviceCIDR, `{kind: IPPool, metadata: {name: pool}, spec: {cidr: 192.168.0.0/16}}`},
+			hints: Hints{Pods: parse(t, "192.168.0.0/16")}, pods: "192.168.0.0/16 (--pod-cidr)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "nobody knows", objects: []string{bare, serviceCIDR}, hints: Hints{Pods: parse(t, "10.99.0.0/16")},
+			pods: "10.99.0.0/16 (--pod-cidr)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "Services where none is", objects: []string{nodes, apiService}, hints: Hints{Services: parse(t, "10.97.0.0/16")},
+			err: "--service-cidr: a Service has the address 10.96.0.1, which is in none of [10.97.0.0/16]"},
 		{name: "a pod on another Node's CIDR", objects: []string{nodes, serviceCIDR, pod(1, 1, "10.244.2.9")},
 			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
 		{name: "as before", objects: []string{nodes, serviceCIDR, peeringObject("turin", "10.80.0.0/22", "10.70.0.0/23", "10.61.0.0/16", "10.244.0.0/14")},
@@ -238,6 +250,103 @@ func TestProposeAddsPods(t *testing.T) {
 func TestProposeAnotherPair(t *testing.T) {
 	rome := cluster(t, "rome2", "172.18.0", peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.99.0.0/16", "10.244.0.0/16"))
 	if _, _, err := rome.Propose(Peer{Name: "milan", Role: "Server"}, netip.Prefix{}, nil); err == nil || !strings.Contains(err.Error(), "joins rome with milan") {
+		t.Error(err)
+	}
+}
+
+// TestProposeNodesOutside: a Peering that takes pods' addresses from Nodes gets no pod CIDRs that contradict these.
+func TestProposeNodesOutside(t *testing.T) {
+	objects := []string{node(1, "172.18.0.1", "10.244.1.0/24"), node(2, "172.18.0.2", "10.244.2.0/24"), serviceCIDR}
+	const half = "10.244.1.0/24"
+	for _, c := range []struct{ peering, want string }{
+		{serviceCIDR, ""}, // a new Peering takes pods' addresses from Pods then
+		{peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.99.0.0/16", "10.244.0.0/16"), "--pod-cidr: Node node2 has pods outside 10.244.1.0/24, and Peering milan"},
+	} {
+		rome, err := survey(t, append(objects, c.peering)...).Find("rome", Hints{Pods: parse(t, half)})
+		need.NoError(t, err)
+		_, _, err = rome.Propose(Peer{Name: "milan", Role: "Server"}, netip.Prefix{}, nil)
+		if (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
+			t.Errorf("%v, want %q", err, c.want)
+		}
+	}
+}
+
+// TestRemapsStay: a CIDR of the peer that comes back is seen as before, whatever was in between, and no other peer gets what it had.
+func TestRemapsStay(t *testing.T) {
+	notes := ""
+	spec := &peering.Spec{}
+	propose := func(pods string) string {
+		t.Helper()
+		old := ""
+		if spec.Cluster != "" {
+			r := spec.Remote.PodCIDRs[0]
+			old = fmt.Sprintf(`{apiVersion: culvert.io/v1alpha1, kind: Peering, metadata: {name: milan, namespace: culvert, annotations: {culvert.io/remaps: %q}},
+  spec: {cluster: rome, peer: milan, role: Server, internalCIDR: %s, local: {podCIDRs: [10.244.0.0/16], externalCIDR: %s},
+    remote: {podCIDRs: [{cidr: %s, remap: %q}], externalCIDR: {cidr: 10.79.0.0/24}}}}`, notes, spec.InternalCIDR, spec.Local.ExternalCIDR, r.CIDR, r.Remap)
+		}
+		more := []string{serviceCIDR}
+		if old != "" {
+			more = append(more, old)
+		}
+		rome := cluster(t, "rome", "172.18.0", more...)
+		var err error
+		spec, _, err = rome.Propose(Peer{Name: "milan", Pods: parse(t, pods), External: parse(t, "10.79.0.0/24")[0], Role: "Server"}, netip.Prefix{}, nil)
+		need.NoError(t, err)
+		good(t, rome, spec)
+		notes = rome.Notes(spec, "", "")[GivenAnnotation]
+		if old == "" {
+			return spec.Remote.PodCIDRs[0].Remap
+		}
+		other, _, err := rome.Propose(Peer{Name: "turin", Pods: parse(t, "10.244.0.0/16"), Role: "Server"}, netip.Prefix{}, nil)
+		need.NoError(t, err)
+		if r := other.Remote.PodCIDRs[0].Remap; r == "10.61.0.0/16" {
+			t.Errorf("turin gets %s, which milan was given", r)
+		}
+		return spec.Remote.PodCIDRs[0].Remap
+	}
+	for _, step := range []struct{ pods, seen string }{
+		{"10.244.0.0/16", "10.61.0.0/16"}, {"10.20.0.0/16", ""}, {"10.96.0.0/17", "10.61.0.0/17"}, {"10.244.0.0/16", "10.61.0.0/16"}, {"10.20.0.0/16", ""}, {"10.244.0.0/16", "10.61.0.0/16"},
+	} {
+		got := propose(step.pods)
+		if step.pods == "10.96.0.0/17" {
+			if got == "" || netip.MustParsePrefix(got).Overlaps(netip.MustParsePrefix("10.61.0.0/16")) {
+				t.Errorf("%s is seen as %s", step.pods, got)
+			}
+		} else if got != step.seen {
+			t.Errorf("%s is seen as %q, want %q (notes %s)", step.pods, got, step.seen, notes)
+		}
+	}
+	if !strings.Contains(notes, "10.20.0.0/16=10.20.0.0/16") || len(strings.Fields(notes)) != 4 {
+		t.Error(notes)
+	}
+}
+
+// TestGivenIsBounded: the newest CIDRs are kept, and the present ones always; what is no remap is ignored.
+func TestGivenIsBounded(t *testing.T) {
+	text := "x 10.1.0.0/16=10.2.0.0/15 10.3.0.0/16=fd00::/16 10.4.0.0/16= =10.4.0.0/16"
+	if got := readGiven(text); len(got) != 1 || got[0].CIDR != "10.4.0.0/16" { // as it is
+		t.Error(got)
+	}
+	rome := cluster(t, "rome", "172.18.0")
+	spec := &peering.Spec{Peer: "milan"}
+	for n := range 2 * maxGiven {
+		spec.Remote.PodCIDRs = []peering.SpecRemap{{CIDR: fmt.Sprintf("10.%d.0.0/16", n), Remap: "10.61.0.0/16"}}
+		rome.notes = map[string]map[string]string{"milan": rome.Notes(spec, "", "")}
+	}
+	if all := rome.Given(spec); len(all) != maxGiven || all[maxGiven-1] != spec.Remote.PodCIDRs[0] {
+		t.Errorf("%d: %v", len(all), all)
+	}
+}
+
+// TestCheckOwn: a cluster that peers know by one name does not get another.
+func TestCheckOwn(t *testing.T) {
+	joined := peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.99.0.0/16", "10.244.0.0/16")
+	for name, want := range map[string]string{"rome": "", "roma": "--name: this cluster is rome by its Peering milan, and cannot be roma as well"} {
+		if err := cluster(t, name, "172.18.0", joined).CheckOwn(); (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := cluster(t, "roma", "172.18.0").CheckOwn(); err != nil {
 		t.Error(err)
 	}
 }

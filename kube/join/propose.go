@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"culvert/gateway/wgkey"
@@ -60,6 +61,9 @@ func (c *Cluster) newChooser(peer string, beside []netip.Prefix) *chooser {
 		}
 		for _, q := range append(append([]netip.Prefix{p.Internal, p.External}, p.Pods...), p.Seen()...) {
 			x.take("Peering "+p.Metadata.Name, q)
+		}
+		for _, r := range readGiven(c.notes[p.Metadata.Name][GivenAnnotation]) {
+			x.take("Peering "+p.Metadata.Name, seenAs(r))
 		}
 	}
 	return x
@@ -195,6 +199,10 @@ func (c *Cluster) Propose(peer Peer, external netip.Prefix, beside []netip.Prefi
 	for _, f := range c.Pods {
 		spec.Local.PodCIDRs = append(spec.Local.PodCIDRs, f.CIDR.String())
 	}
+	if spec.PodsFrom != "Pods" && c.outside != "" {
+		return nil, nil, fmt.Errorf("--pod-cidr: Node %s has pods outside %s, and Peering %s takes pods' addresses from Nodes", c.outside,
+			strings.Join(spec.Local.PodCIDRs, ", "), peer.Name)
+	}
 	more, err := x.remotes(&spec, old, peer)
 	if err != nil {
 		return nil, nil, err
@@ -239,42 +247,37 @@ func (x *chooser) remotes(spec, old *peering.Spec, peer Peer) (lines []Line, err
 	if len(peer.Pods) == 0 {
 		return nil, nil
 	}
-	was := map[string]string{} // by the real CIDR
-	for _, r := range old.Remote.PodCIDRs {
-		was[r.CIDR] = cmp.Or(r.Remap, r.CIDR)
-	}
-	if r := old.Remote.ExternalCIDR; r != nil {
-		was[r.CIDR] = cmp.Or(r.Remap, r.CIDR)
+	was := map[string]netip.Prefix{} // by the real CIDR
+	for _, r := range x.cluster.Given(old) {
+		// What the Peering has now stays. What it had before comes back, unless something else has taken its place.
+		if seen := seenAs(r); seen.IsValid() && (slices.Contains(remapsOf(old), r) || x.inUse(seen) == "") {
+			was[r.CIDR] = seen
+		}
 	}
 	for _, seen := range was {
-		if p, err := netip.ParsePrefix(seen); err == nil {
-			x.take("the Peering itself", p)
-		}
+		x.take("the Peering itself", seen)
 	}
 	endpoint, _ := netip.ParseAddrPort(cmp.Or(peer.Endpoint, old.Endpoint)) // invalid for a name
 	remap := func(what string, real, want, within netip.Prefix) (*peering.SpecRemap, error) {
 		r := &peering.SpecRemap{CIDR: real.String()}
-		source, seen := stands, real
 		inside := func(p netip.Prefix) bool { return spec.Role == "Client" && p.IsValid() && p.Contains(endpoint.Addr()) }
-		text, ok := was[r.CIDR]
-		if p, err := netip.ParsePrefix(text); ok && err == nil && inside(p) {
-			ok = false // nothing can have passed by it
+		source, seen := stands, was[r.CIDR]
+		if inside(seen) {
+			seen = netip.Prefix{} // nothing can have passed by it
 		}
-		if ok {
-			if seen, err = netip.ParsePrefix(text); err != nil {
-				return nil, fmt.Errorf("spec.remote of Peering %s: %w", peer.Name, err)
+		if !seen.IsValid() {
+			if by := x.inUse(real); by != "" || inside(real) {
+				if inside(real) {
+					by = "the peer's endpoint, " + endpoint.Addr().String()
+				}
+				source = fmt.Sprintf("chosen: %s overlaps %s", real, by)
+				if seen, err = x.pick(fmt.Sprintf("remap of %s, %s of %s", real, what, peer.Name), want, within); err != nil {
+					return nil, err
+				}
+			} else {
+				source, seen = "nothing here overlaps it", real
+				x.take(what, real)
 			}
-		} else if by := x.inUse(real); by != "" || inside(real) {
-			if inside(real) {
-				by = "the peer's endpoint, " + endpoint.Addr().String()
-			}
-			source = fmt.Sprintf("chosen: %s overlaps %s", real, by)
-			if seen, err = x.pick(fmt.Sprintf("remap of %s, %s of %s", real, what, peer.Name), want, within); err != nil {
-				return nil, err
-			}
-		} else {
-			source = "nothing here overlaps it"
-			x.take(what, real)
 		}
 		value := real.String() + " as it is"
 		if seen != real {

@@ -66,6 +66,25 @@ type Gateway struct {
 	Replicas int
 }
 
+// Values returns the values of the chart that make an installation this one; "" if it is.
+func (g *Gateway) Values(had *Gateway) string {
+	var all []string
+	if g.Image != had.Image {
+		all = append(all, "image: "+g.Image)
+	}
+	if g.Expose != had.Expose || g.Replicas != had.Replicas || g.Imports != had.Imports {
+		one := "peerings: [{name: " + g.Peering + ", expose: " + g.Expose
+		if g.Replicas > 1 {
+			one += ", replicas: " + strconv.Itoa(g.Replicas)
+		}
+		if g.Imports != "" {
+			one += ", imports: " + g.Imports
+		}
+		all = append(all, one+"}]")
+	}
+	return strings.Join(all, ", ")
+}
+
 // YAML returns the manifest.
 func (g *Gateway) YAML() string { return g.text(strconv.Itoa(g.Replicas)) }
 
