@@ -168,9 +168,20 @@ func (p *peeringLab) roll() {
 	}
 }
 
-// controllers stops the agents when their DaemonSet is deleted, and empties and removes the namespaces.
+// controllers stops the gateway when its Deployment is deleted, and the agents when their DaemonSet is, and empties and removes the namespaces.
 func (p *peeringLab) controllers() {
 	p.t.Helper()
+	eventuallyWithin(p.t, kubeStartTimeout, p.name+": the Deployment is deleted", func() error {
+		if _, err := p.api.admin.get(p.deployment()); err == nil {
+			return errNotYet
+		}
+		return nil
+	})
+	if err := p.gateway.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		p.t.Fatal(err)
+	}
+	<-p.gateway.ended
+	need.NoError(p.t, p.api.admin.request(http.MethodDelete, kubePath("v1", "Pod", peeringNamespace, "")+"?gracePeriodSeconds=0", "application/json", nil, nil))
 	daemonSet := object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": "culvert-node", "namespace": agentNamespace}}
 	eventuallyWithin(p.t, kubeStartTimeout, p.name+": the DaemonSet is deleted", func() error {
 		if _, err := p.api.admin.get(daemonSet); err == nil {
@@ -436,10 +447,6 @@ func testJoinLeave(t *testing.T, l *joinLab, before [2][]string) {
 	milan.controllers()
 	l.await(again, "admin@milan: done")
 	for i, p := range []*peeringLab{rome, milan} {
-		if err := p.gateway.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-			t.Fatal(err)
-		}
-		<-p.gateway.ended
 		requireSame(t, p, before[i])
 	}
 	if out, err := l.culvert("leave", "--context=admin@rome", "--context=away", "--all", "--yes"); err == nil || !strings.Contains(out, "admin@rome: done") || !strings.Contains(out, "away: cannot be reached") {
