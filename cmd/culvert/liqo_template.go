@@ -175,13 +175,15 @@ func (f *templateFlags) printBudgets(ctx context.Context, out, diag io.Writer) e
 		return err
 	}
 	var text strings.Builder
-	for _, resource := range []string{"gatewayservers", "gatewayclients"} {
+	for _, kind := range []string{"GatewayServer", "GatewayClient"} {
+		resource := strings.ToLower(kind) + "s"
 		all, err := client.Resource(liqoResource(resource)).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return fmt.Errorf("--replicas: list the %s, each of which gets a PodDisruptionBudget: %w", resource, err)
 		}
 		for i := range all.Items {
-			text.WriteString(manifests.Budget(all.Items[i].GetName(), all.Items[i].GetNamespace()))
+			g := &all.Items[i]
+			text.WriteString(manifests.Budget(kind, g.GetName(), g.GetNamespace(), string(g.GetUID())))
 		}
 	}
 	_, err = io.WriteString(out, text.String())

@@ -15,7 +15,7 @@ import (
 func TestReplicasPrinted(t *testing.T) {
 	c := newFakeCluster(t)
 	gateway := func(name string) any {
-		return map[string]any{"apiVersion": template.APIVersion, "metadata": map[string]any{"name": name, "namespace": "liqo-tenant-" + name}}
+		return map[string]any{"apiVersion": template.APIVersion, "metadata": map[string]any{"name": name, "namespace": "liqo-tenant-" + name, "uid": "of " + name}}
 	}
 	c.put(liqoAPI+"/gatewayservers", []any{gateway("milan")})
 	c.put(liqoAPI+"/gatewayclients", []any{gateway("7")})
@@ -58,6 +58,10 @@ func TestReplicasPrinted(t *testing.T) {
 				budgets = append(budgets, template.Field(o, "metadata", "namespace").(string)+"/"+template.Field(o, "metadata", "name").(string))
 				if n := jsonOf(t, template.Field(o, "spec", "maxUnavailable")); n != "1" {
 					t.Errorf("%q: maxUnavailable %s", args, n)
+				}
+				name, _ := template.Field(o, "metadata", "name").(string)
+				if owners := jsonOf(t, template.Field(o, "metadata", "ownerReferences")); args[0] == "liqo" && !strings.Contains(owners, `"uid":"of `+strings.TrimPrefix(name, "gw-")+`"`) {
+					t.Errorf("%q: budget %s belongs to %s", args, name, owners)
 				}
 			}
 		}

@@ -3,6 +3,7 @@ package election
 import (
 	"context"
 	"net/netip"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -86,35 +87,70 @@ func (e *Elector) Copy(ctx context.Context, r Replica, learned func() bool) {
 }
 
 // source returns the address of the pod to copy from: the holder of the Lease or, if that is this pod or nobody, any other. The zero AddrPort means
-// none. It fails if the API server does not answer within copyLook.
+// none. It fails if the API server does not answer within copyLook. It also learns what else the list of pods tells.
 func (e *Elector) source(ctx context.Context) (at netip.AddrPort, err error) {
 	ctx, cancel := context.WithTimeout(ctx, copyLook)
 	defer cancel()
+	holder := e.State().Holder // before the list, which may lack the pod of a later holder
 	all, err := e.Client.Resource(pods).Namespace(e.Namespace).List(ctx, metav1.ListOptions{LabelSelector: e.Label.Selector})
 	if err != nil {
 		return at, err // attempts log that the API server is away
 	}
-	holder, alone := e.State().Holder, true
-	defer func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.alone = alone
-	}()
+	holderPod, _, _ := strings.Cut(holder, "_") // client-go's electors add "_" and a random number
+	alone, here := true, false
+	var owner *metav1.OwnerReference
 	for i := range all.Items {
 		pod := &all.Items[i]
 		ip, _, _ := unstructured.NestedString(pod.Object, "status", "podIP")
 		phase, _, _ := unstructured.NestedString(pod.Object, "status", "phase")
+		if pod.GetName() == e.Pod {
+			owner = metav1.GetControllerOf(pod)
+		}
 		if pod.GetName() == e.Pod || phase == "Failed" || phase == "Succeeded" { // another pod may have the address of one that has ended
 			continue
 		}
 		alone = alone && pod.GetDeletionTimestamp() != nil
+		holds := pod.GetName() == holderPod
 		address, err := netip.ParseAddr(ip)
-		if err != nil {
-			continue
+		if err == nil && (holds || !here) {
+			at = netip.AddrPortFrom(address, e.ReplicaPort)
 		}
-		if at = netip.AddrPortFrom(address, e.ReplicaPort); pod.GetName() == holder {
-			break
-		}
+		here = here || holds
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.alone = alone
+	if owner != nil {
+		e.owner = &metav1.OwnerReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID}
+	}
+	if e.role == role.Standby && holder != "" && holder != e.Pod {
+		e.find(holder, here || !e.sibling(holder))
 	}
 	return at, nil
+}
+
+// sibling reports whether a holder of the Lease is, or was, a pod of the same Deployment as this one. Of other holders, this gateway does not know how
+// long they live.
+//
+// +checklocks:e.mu
+func (e *Elector) sibling(holder string) bool {
+	if e.owner == nil || e.owner.Kind != replicaSet {
+		return false
+	}
+	dash := strings.LastIndexByte(e.owner.Name, '-') // between the Deployment's name and a hash
+	return strings.HasPrefix(holder, e.owner.Name[:dash+1])
+}
+
+// find records whether the pod that holds the Lease exists. If it does not, this gateway does not wait until its Lease has run out.
+//
+// +checklocks:e.mu
+func (e *Elector) find(holder string, exists bool) {
+	switch {
+	case exists:
+		e.gone = ""
+	case e.gone != holder:
+		e.gone = holder
+		e.Log.WithField("pod", holder).Info("the pod that has the Lease no longer exists; another one takes it")
+		signal(e.poke)
+	}
 }

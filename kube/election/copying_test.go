@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 
 	"culvert/gateway/role"
@@ -90,4 +93,65 @@ func TestCopy(t *testing.T) {
 			t.Errorf("while the API server is away at first, CatchUp makes the calls %q and takes %v, want follow, whole and %v", one.did, time.Since(begin), catchUpTime)
 		}
 	})
+}
+
+// TestGone: a standby does not wait for a holder of the Lease whose pod no longer exists, or has ended. It waits for one whose pod exists, and for one that
+// is not a pod of its Deployment. It then owns the Lease by what owns its pod.
+func TestGone(t *testing.T) {
+	const lasts = 15 * time.Second
+	for _, tt := range []struct {
+		holder string
+		waits  bool
+	}{
+		{"gw-milan-77aa-gone", false},
+		{"gw-milan-77aa-gone_6f1c", false}, // of a kernel-based gateway
+		{"gw-milan-77aa-ended", false},
+		{"gw-milan-77aa-there", true},
+		{"gw-milan-77aa-there_6f1c", true},
+		{"gw-turin-77aa-gone", true},
+		{"somebody", true},
+	} {
+		t.Run(tt.holder, func(t *testing.T) {
+			need.Bubble(t, func(t *testing.T) {
+				var all []runtime.Object
+				for _, name := range []string{"gw-milan-5d9c-self", "gw-milan-77aa-there", "gw-milan-77aa-ended"} {
+					p := pod(name, map[string]any{"component": "gateway", "gateway-name": "milan"})
+					set := name[:strings.LastIndexByte(name, '-')]
+					p.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: set, UID: types.UID("of " + set), Controller: new(true)}})
+					if strings.HasSuffix(name, "ended") {
+						p.Object["status"] = map[string]any{"phase": "Failed"}
+					}
+					all = append(all, p)
+				}
+				l, err := writeLease(nil, namespace, leaseName, &metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "gw-milan-77aa", UID: "of gw-milan-77aa"},
+					&role.Lease{Holder: tt.holder, Term: 4, Duration: lasts}, time.Now())
+				need.NoError(t, err)
+				other := metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "other", UID: "other"}
+				l.SetOwnerReferences(append(l.GetOwnerReferences(), other))
+				api := newAPI(append(all, l)...)
+				e, _ := newElector(api, "gw-milan-5d9c-self")
+				e.Times.Lease, e.Retry = lasts, 2*time.Second
+				ctx, stop := context.WithCancel(t.Context())
+				var tasks sync.WaitGroup
+				tasks.Go(func() { e.Run(ctx) })
+				tasks.Go(func() { e.Copy(ctx, &copier{}, func() bool { return true }) })
+				began := time.Now()
+				await(t, e, role.Active)
+				switch took := time.Since(began); {
+				case tt.waits && took < lasts:
+					t.Errorf("it takes the Lease after %v, want at least %v", took, lasts)
+				case !tt.waits && took > 2*copyLook:
+					t.Errorf("it takes the Lease after %v, want at most %v", took, 2*copyLook)
+				}
+				stop()
+				tasks.Wait()
+				u, err := api.Resource(leases).Namespace(namespace).Get(t.Context(), leaseName, metav1.GetOptions{})
+				need.NoError(t, err)
+				own := metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "gw-milan-5d9c", UID: "of gw-milan-5d9c"}
+				if is := u.GetOwnerReferences(); !slices.Equal(is, []metav1.OwnerReference{other, own}) || storedLease(t, api).Term != 5 {
+					t.Errorf("the Lease, term %d, belongs to %v, want term 5 of %v and %v", storedLease(t, api).Term, is, other, own)
+				}
+			})
+		})
+	}
 }

@@ -63,6 +63,9 @@ type Elector struct {
 	ending    bool          // no more attempts; +checklocks:mu
 	changes   uint64        // of the role; +checklocks:mu
 	alone     bool          // the gateway has no other pod; +checklocks:mu
+	gone      string        // a holder whose pod no longer exists; +checklocks:mu
+
+	owner *metav1.OwnerReference // what controls this pod, and owns the Lease; nil: it is unknown; +checklocks:mu
 }
 
 // New returns an Elector, which does nothing before Run.
@@ -144,7 +147,7 @@ func (e *Elector) announce() {
 	if now == was {
 		return
 	}
-	e.role = now
+	e.role, e.gone = now, ""
 	e.changes++
 	if e.gateway != nil {
 		e.gateway.Become(now)
@@ -212,18 +215,21 @@ func (e *Elector) attempt(ctx context.Context) {
 		e.mu.Unlock()
 		return
 	}
+	if have != nil && have.Holder == e.gone {
+		have.Holder = ""
+	}
 	want := e.machine.Read(have, e.now())
 	e.announce()
 	if e.gateway == nil {
 		want = nil
 	}
-	takes := !e.role.Forwards()
+	takes, owner := !e.role.Forwards(), e.owner
 	e.mu.Unlock()
 	if want == nil {
 		e.succeeded()
 		return
 	}
-	next, err := writeLease(u, e.Namespace, e.Name, want, time.Now())
+	next, err := writeLease(u, e.Namespace, e.Name, owner, want, time.Now())
 	if err != nil {
 		e.Causes.Log(ctx, "update", leases.Resource, err)
 		return

@@ -145,7 +145,7 @@ func TestForeignFields(t *testing.T) {
 	if err != nil || l.Holder != "gw-milan-5d_6f1c" || l.Term != 3 || l.Duration != 15*time.Second {
 		t.Fatalf("%+v, %v", l, err)
 	}
-	next, err := writeLease(u, namespace, leaseName, &role.Lease{Holder: "a", Term: 4, Duration: 15 * time.Second}, time.Now())
+	next, err := writeLease(u, namespace, leaseName, nil, &role.Lease{Holder: "a", Term: 4, Duration: 15 * time.Second}, time.Now())
 	need.NoError(t, err)
 	spec := next.Object["spec"].(map[string]any)
 	if spec["strategy"] != "OldestEmulationVersion" || spec["acquireTime"] != spec["renewTime"] || next.GetAnnotations()["note"] != "x" {

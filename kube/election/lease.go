@@ -8,6 +8,8 @@ package election
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -56,8 +58,12 @@ func readLease(u *unstructured.Unstructured) (*role.Lease, error) {
 	return l, nil
 }
 
-// writeLease returns u, or a new Lease if u is nil, with the fields of l, renewed at now. Other fields stay.
-func writeLease(u *unstructured.Unstructured, namespace, name string, l *role.Lease, now time.Time) (*unstructured.Unstructured, error) {
+// replicaSet is the kind of what controls the pods of a Deployment.
+const replicaSet = "ReplicaSet"
+
+// writeLease returns u, or a new Lease if u is nil, with the fields of l, renewed at now. Kubernetes removes the Lease together with owner, unless that is
+// nil. Other fields stay.
+func writeLease(u *unstructured.Unstructured, namespace, name string, owner *metav1.OwnerReference, l *role.Lease, now time.Time) (*unstructured.Unstructured, error) {
 	l.Renewed = now.UTC().Format(metav1.RFC3339Micro)
 	fields := map[string]any{}
 	if u == nil {
@@ -80,10 +86,12 @@ func writeLease(u *unstructured.Unstructured, namespace, name string, l *role.Le
 	fields["holderIdentity"], fields["renewTime"] = l.Holder, l.Renewed
 	fields["leaseDurationSeconds"] = int64(max(l.Duration/time.Second, 1))
 	fields["leaseTransitions"] = l.Term
-	next := &unstructured.Unstructured{Object: map[string]any{}}
-	for name, v := range u.Object {
-		next.Object[name] = v
-	}
+	next := &unstructured.Unstructured{Object: maps.Clone(u.Object)}
 	next.Object["spec"] = fields
+	if metadata, ok := u.Object["metadata"].(map[string]any); ok && owner != nil {
+		next.Object["metadata"] = maps.Clone(metadata)
+		before := slices.DeleteFunc(u.GetOwnerReferences(), func(r metav1.OwnerReference) bool { return r.Kind == replicaSet })
+		next.SetOwnerReferences(append(before, *owner))
+	}
 	return next, nil
 }

@@ -229,7 +229,7 @@ func (e *Elector) release(ctx context.Context) (other *role.Lease, err error) {
 	for {
 		u, err := client.Get(ctx, e.Name, metav1.GetOptions{})
 		if err != nil {
-			return nil, err
+			return nil, ignoreAbsent(err)
 		}
 		have, err := readLease(u)
 		if err != nil || have.Holder == "" {
@@ -238,7 +238,7 @@ func (e *Elector) release(ctx context.Context) (other *role.Lease, err error) {
 		if have.Holder != e.Pod {
 			return have, nil
 		}
-		next, err := writeLease(u, e.Namespace, e.Name, &role.Lease{Term: have.Term, Duration: time.Second}, time.Now())
+		next, err := writeLease(u, e.Namespace, e.Name, nil, &role.Lease{Term: have.Term, Duration: time.Second}, time.Now())
 		if err != nil {
 			return nil, err
 		}

@@ -99,14 +99,17 @@ func (g *Gateway) text(replicas string) string {
 }
 
 // Budget returns the PodDisruptionBudget of a gateway in one of Liqo's tenant namespaces, which
-// keeps one of its replicas when nodes are drained.
-func Budget(gateway, namespace string) string {
+// keeps one of its replicas when nodes are drained. Kubernetes removes it together with the gateway,
+// a GatewayServer or GatewayClient with this UID.
+func Budget(kind, gateway, namespace, uid string) string {
 	return `---
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
   name: gw-` + gateway + `
   namespace: ` + namespace + `
+  ownerReferences:
+  - {apiVersion: networking.liqo.io/v1beta1, kind: ` + kind + `, name: ` + strconv.Quote(gateway) + `, uid: ` + strconv.Quote(uid) + `}
 spec:
   maxUnavailable: 1
   selector:

@@ -79,10 +79,14 @@ func TestGatewayReplicas(t *testing.T) {
 	}
 }
 
-// TestBudget: the disruption budget of a gateway under Liqo selects its pods, even if the gateway's name is a number.
+// TestBudget: the disruption budget of a gateway under Liqo selects its pods and belongs to it, even if the gateway's name is a number.
 func TestBudget(t *testing.T) {
-	b := documents(t, strings.TrimPrefix(Budget("7", "liqo-tenant-7"), "---\n"))["PodDisruptionBudget liqo-tenant-7"]
+	b := documents(t, strings.TrimPrefix(Budget("GatewayServer", "7", "liqo-tenant-7", "1e3"), "---\n"))["PodDisruptionBudget liqo-tenant-7"]
 	if at(b, "metadata", "name") != "gw-7" || at(b, "spec", "selector", "matchLabels", "networking.liqo.io/gateway-name") != "7" || at(b, "spec", "maxUnavailable") != float64(1) {
 		t.Errorf("%v", b)
+	}
+	owners := []any{object{"apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer", "name": "7", "uid": "1e3"}}
+	if is := at(b, "metadata", "ownerReferences"); !reflect.DeepEqual(is, owners) {
+		t.Errorf("owners %v, want %v", is, owners)
 	}
 }
