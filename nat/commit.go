@@ -181,6 +181,9 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 	c.addresses, c.ports = d.plan.addresses, d.plan.ports
 	if tr.Service != nil {
 		c.flags |= flagService
+		if tr.Service.Service.OnRemoval == rules.RemovalReset {
+			c.tcp.flags[reply] |= tcpEnds
+		}
 		e.remember(tr.Service, &tr.Client, tr.Backend, now)
 	}
 	c.state = initialState(p)

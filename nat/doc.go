@@ -35,7 +35,8 @@
 // addresses, MTU, source check) affects every connection. A reply from another node than expected is evaluated each time, because nothing remembers
 // that node.
 //
-//	connections     survive if their first packet would still be admitted with the same addresses; ports and backends are kept
+//	connections     survive if their first packet would still be admitted with the same addresses; ports and backends are kept, the
+//	                backends also when the service has gone
 //	rule counters   survive as long as a resource has a rule of the same table, chain and name
 //	hit lists       hold counters, not rules, and survive every commit; when 3/4 of their numbers are used, a commit numbers them again
 //	affinity        is kept by service name and backend address, whatever else changes

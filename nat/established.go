@@ -1,6 +1,10 @@
 package nat
 
-import "culvert/nat/packet"
+import (
+	"net/netip"
+
+	"culvert/nat/packet"
+)
 
 // established decides about a packet of an existing connection. It returns false if the configuration no longer admits the connection, so that the
 // packet is the first of another.
@@ -109,10 +113,18 @@ func (e *Engine) evaluate(d *decision, p *packet.Packet, now Time) {
 	c, dir, tr := d.hit.conn, d.hit.direction, &d.tr
 	from := e.table.tuple(c, dir)
 	tr.Start(&from, p, d.in, d.trace)
-	tr.Follow(e.table.to(c, dir), c.mark, c.out[dir])
+	to := e.table.to(c, dir)
+	tr.Follow(to, c.mark, c.out[dir])
+	tr.Stays = e.snapshot.stays(c, to.Destination())
 	e.traverse(tr, now)
 	if dir == reply && e.snapshot.rules.Generated() {
 		// Filters mark by the incoming node. The node of a reply must not replace the node of origin.
 		tr.ConnMark = c.mark
 	}
+}
+
+// stays reports whether a connection keeps the node by which it leaves after the last route to its backend has gone: the backend is outside the
+// cluster, and the route was its service's.
+func (s *snapshot) stays(c *conn, backend netip.Addr) bool {
+	return c.has(flagService) && !s.pods.Contains(backend)
 }

@@ -166,3 +166,94 @@ func TestBackendLeaves(t *testing.T) {
 		}
 	}
 }
+
+// TestServiceLeaves: when a service is removed as a whole, its connections go on as if its backends alone had been removed: those of TCP and SCTP stay
+// with theirs, also in the next process, and those of UDP end. With onRemoval: reset, all end.
+func TestServiceLeaves(t *testing.T) {
+	pod, host := rules.Backend{Address: address("10.200.1.5"), Port: 8080}, rules.Backend{Address: address("192.0.2.50"), Port: 8080, Via: node2}
+	gone := func(*nat.Config) {}
+	taken := func(internal string) func(*nat.Config) {
+		return func(c *nat.Config) {
+			c.Addresses = []rules.AddressMapping{{External: address("10.70.0.20"), Internal: address(internal)}}
+		}
+	}
+	for name, test := range map[string]struct {
+		backend rules.Backend
+		reset   bool
+		after   func(*nat.Config)
+		stays   bool
+	}{
+		"a pod":                       {pod, false, gone, true},
+		"a host by a node":            {host, false, gone, true},
+		"reset":                       {pod, true, gone, false},
+		"its node is gone":            {pod, false, func(c *nat.Config) { c.Nodes, c.Routes = c.Nodes[1:], nil }, false},
+		"a host, its node is gone":    {host, false, func(c *nat.Config) { c.Nodes, c.Routes = c.Nodes[:1], nil }, false},
+		"another has its address now": {pod, false, taken("192.0.2.10"), false},
+		"its pod has its address now": {pod, false, taken("10.200.1.5"), true},
+	} {
+		for _, restart := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/%v", name, restart), func(t *testing.T) {
+				s := service(test.backend)
+				if test.reset {
+					s.OnRemoval = rules.RemovalReset
+				}
+				e := engine(t, func(c *nat.Config) { c.Services = []rules.Service{s} })
+				p := tcp("10.200.3.9", "10.70.0.20", 40000, 80, nattest.SYN, "")
+				v, out, _ := forwarded(t, e, nat.Tunnel, p.Bytes(), start)
+				by := v.Out
+				returned(t, e, p, nat.Tunnel, out, by, start)
+				if restart { // the first process has the connection from another one
+					next := engine(t, func(c *nat.Config) { c.Services = []rules.Service{s} })
+					restore(next, start, records(e, 0, start))
+					before := next
+					e = engine(t, test.after)
+					restore(e, start, records(before, 0, start))
+				} else {
+					c := rome()
+					test.after(c)
+					need.NoError(t, e.Apply(c))
+				}
+				data := tcp("10.200.3.9", "10.70.0.20", 40000, 80, nattest.ACK, "data").Bytes()
+				if !test.stays {
+					for !e.Sweep(start) {
+					}
+					if st := e.Stats(); st.Connections != 0 {
+						t.Errorf("%d connections are left", st.Connections)
+					}
+					return
+				}
+				for range 2 {
+					v, out, _ = forwarded(t, e, nat.Tunnel, data, start)
+					expect(t, out, "10.71.3.9", test.backend.Address.String())
+					if v.Out != by || out.DestinationPort != 8080 {
+						t.Errorf("it goes on to port %d by link %d, want %d", out.DestinationPort, v.Out, by)
+					}
+					returned(t, e, p, nat.Tunnel, out, by, start)
+				}
+				for !e.Sweep(start) {
+				}
+				again := tcp("10.200.3.9", "10.70.0.20", 40001, 80, nattest.SYN, "").Bytes()
+				if v, _ := process(t, e, nat.Tunnel, again, start); v.Action == nat.Forward && test.backend == pod && name == "a pod" {
+					t.Errorf("a new connection is forwarded")
+				}
+				ledger(t, e)
+			})
+		}
+	}
+	for protocol, stays := range map[uint8]bool{17: false, 132: true} {
+		s := service(pod)
+		s.Protocol = protocol
+		e := engine(t, func(c *nat.Config) { c.Services = []rules.Service{s} })
+		packet := nattest.IP{Source: "10.200.3.9", Destination: "10.70.0.20", TTL: 9, Body: nattest.UDP{SourcePort: 40000, DestinationPort: 80}}
+		if protocol == 132 {
+			packet.Body = nattest.SCTP{SourcePort: 40000, DestinationPort: 80, Chunks: []byte{1, 0, 0, 4}}
+		}
+		forwarded(t, e, nat.Tunnel, packet.Bytes(), start)
+		need.NoError(t, e.Apply(rome()))
+		for !e.Sweep(start) {
+		}
+		if st := e.Stats(); (st.Connections == 1) != stays {
+			t.Errorf("protocol %d: %d connections", protocol, st.Connections)
+		}
+	}
+}

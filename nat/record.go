@@ -150,9 +150,13 @@ func (e *Engine) record(c *conn, number uint32, now Time) (x connRecord, ok bool
 	if e.snapshot.rules.Generated() && x.mark == uint32(x.first.Link) {
 		x.facts |= recordOwnMark
 	}
-	if s := e.snapshot.rules; c.out[original] != 0 && s.Keeps(x.first.Link, x.mark, x.first.Source(), x.answer.Source()) {
+	if s := e.snapshot.rules; c.out[original] != 0 && x.first.Link.Outside() &&
+		(s.Keeps(x.first.Link, x.mark, x.first.Source(), x.answer.Source()) || e.snapshot.stays(c, x.answer.Source())) {
 		x.facts |= recordHome
 		x.home = c.out[original]
+	}
+	if c.tcp.flags[reply]&tcpEnds != 0 {
+		x.facts |= recordEnds
 	}
 	for _, f := range recordFlags {
 		if c.has(f.flag) {

@@ -54,6 +54,7 @@ const (
 	recordPort
 	recordOwnMark // the mark is the number of the node of origin
 	recordHome    // its answers come from inside, and it stays with the node by which it leaves, whose link is in their place
+	recordEnds    // it ends with its service
 )
 
 var recordFlags = [...]struct {

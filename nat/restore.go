@@ -240,6 +240,9 @@ func (e *Engine) reinsert(x *connRecord, draft *conn, lifetime time.Duration, r 
 	c.addresses, c.ports = packet.Deltas(&x.first, &to)
 	c.lastSeen, c.mark, c.state, c.packets, c.bytes, c.tcp = now.Add(-x.idle), x.mark, x.state, x.packets, x.bytes, x.tcp
 	c.flags |= draft.flags & flagService
+	if x.facts&recordEnds != 0 {
+		c.tcp.flags[reply] |= tcpEnds
+	}
 	if x.prologue.stage > 0 {
 		pr := x.prologue.restored(&x.first, &x.answer)
 		if r.mirror == nil && pr.stage == headerTaken {

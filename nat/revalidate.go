@@ -22,7 +22,7 @@ func (e *Engine) recheck(d *decision, now Time) Reason {
 }
 
 // stillBound compares the translation of c with the one it would get now. Ports are kept. A service's backends are kept unless its onRemoval says
-// otherwise. On a Host, a TCP connection also survives the removal of its service, as with the kernel's connection tracking.
+// otherwise, and so is the backend of a service that has gone, as with the kernel's connection tracking.
 func (e *Engine) stillBound(tr *rules.Traversal, c *conn, now Time) (Reason, bool) {
 	s := e.snapshot
 	from := e.table.tuple(c, original)
@@ -33,8 +33,10 @@ func (e *Engine) stillBound(tr *rules.Traversal, c *conn, now Time) (Reason, boo
 	keep := e.table.to(c, original)
 	tr.Start(&from, nil, in, nil)
 	tr.Keep(keep, c.mark, c.out[original])
+	outlives := c.has(flagService) && c.tcp.flags[reply]&tcpEnds == 0 && s.rules.Outlives(&from, &keep)
+	tr.Outlives, tr.Stays = outlives, s.stays(c, keep.Destination())
 	ok := e.traverse(tr, now)
-	outlives := c.has(flagService) && s.rules.Outlives(&from, &keep)
+	outlives = outlives && s.rules.IsHost()
 	if b := tr.Service; b != nil {
 		backend := netip.AddrPortFrom(keep.Destination(), keep.DestinationPort())
 		if !c.has(flagService) || !b.Has(backend) && b.Service.OnRemoval == rules.RemovalReset {
@@ -44,10 +46,13 @@ func (e *Engine) stillBound(tr *rules.Traversal, c *conn, now Time) (Reason, boo
 			return ReasonNone, false // its next packet opens another connection
 		}
 	} else if c.has(flagService) && (ok || tr.Outcome == rules.NoRoute || tr.Outcome == rules.Unserved) { // the service is gone
-		if tr.Out = in; outlives {
+		switch {
+		case outlives:
+			tr.Out = in
 			return ReasonNone, true
+		case !ok || !tr.Outlives || tr.To.Words != keep.Words:
+			return ReasonNoBackend, false
 		}
-		return ReasonNoBackend, false
 	}
 	if !ok {
 		// Filters may change their verdict again; a connection whose destination is unreachable or belongs to somebody else now is over.

@@ -34,6 +34,8 @@ const (
 	tcpStrays = 7 * tcpStray
 	// tcpShifted, for original only: the connection is a proxyStream.
 	tcpShifted = tcpFlags(1 << 7)
+	// tcpEnds, for reply only: the connection ends with its service.
+	tcpEnds = tcpFlags(1 << 7)
 )
 
 // strays is how many unacceptable segments in a row, in each direction, make the state of a connection be forgotten.
@@ -47,7 +49,7 @@ const unknownShift = packet.MaxWindowShift
 
 // open initialises the state from the first packet, of direction d.
 func (t *tcpState) open(s *packet.Segment, d int) state {
-	*t = tcpState{flags: [2]tcpFlags{t.flags[original] & tcpShifted}}
+	*t = tcpState{flags: [2]tcpFlags{t.flags[original] & tcpShifted, t.flags[reply] & tcpEnds}}
 	switch {
 	case s.Flags&packet.RST != 0:
 		t.hear(s, d)
@@ -70,7 +72,7 @@ func (t *tcpState) open(s *packet.Segment, d int) state {
 
 // join starts in mid-stream, from s of direction d alone.
 func (t *tcpState) join(s *packet.Segment, d int) {
-	t.flags = [2]tcpFlags{t.flags[original] & tcpShifted}
+	t.flags = [2]tcpFlags{t.flags[original] & tcpShifted, t.flags[reply] & tcpEnds}
 	t.hear(s, d)
 	t.ack[1-d] = t.end[d] - maxWindow
 }

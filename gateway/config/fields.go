@@ -53,7 +53,7 @@ var fields = []configfile.Field{
 	{Path: "nat.services[].balance", Type: "one of random, hash", Default: "random", Live: true, Doc: "How a backend is chosen: at random by weight, or by a consistent hash of the client's address and port."},
 	{Path: "nat.services[].affinity", Type: "one of none, clientIP", Default: "none", Live: true, Doc: "clientIP keeps a client on its backend."},
 	{Path: "nat.services[].affinityTimeout", Type: "duration, 0s to 24h", Default: "3h", Live: true, Doc: "How long after its last connection a client is kept on its backend."},
-	{Path: "nat.services[].onRemoval", Type: "one of keep, reset", Default: "keep", Live: true, Doc: "What happens to connections of a backend that is removed from the list: keep leaves those of TCP and SCTP open, and UDP goes to another backend with its next packet, as with kube-proxy; reset closes them."},
+	{Path: "nat.services[].onRemoval", Type: "one of keep, reset", Default: "keep", Live: true, Doc: "What happens to connections of a backend that is removed from the list, or together with its service: keep leaves those of TCP and SCTP open, and UDP goes to another backend with its next packet, as with kube-proxy; reset closes them."},
 	{Path: "nat.services[].proxyProtocol", Type: "one of none, v2", Default: "none", Live: true, Doc: "v2 tells backends the client's address: each new TCP connection begins with a PROXY protocol header, which they must expect."},
 	{Path: "nat.services[].backends[].address", Type: "IP address", Default: required, Live: true, Doc: "Address of a host that serves."},
 	{Path: "nat.services[].backends[].port", Type: "port, 1 to 65535", Default: required, Live: true, Doc: "Port of that host."},

@@ -241,10 +241,13 @@ func (s *Service) EndsUDP(protocol uint8) bool {
 	return s.OnRemoval == RemovalKeep && protocol == packet.UDP
 }
 
-// Outlives reports whether a connection of a Host's Service continues after the Service was removed or replaced: a TCP connection does, as long as
-// the source that its backend sees is the client's or the node's.
+// Outlives reports whether a connection of a service may continue after the service was removed. A gateway's does as if its backend alone had been
+// removed. A Host's TCP connection does, as long as the source that its backend sees is the client's or the node's.
 func (r *Ruleset) Outlives(from, to *packet.Tuple) bool {
-	return r.host != nil && from.Protocol == packet.TCP && (to.Source() == from.Source() || r.host.own.Contains(to.Source()))
+	if r.host == nil {
+		return from.Protocol == packet.TCP || from.Protocol == packet.SCTP
+	}
+	return from.Protocol == packet.TCP && (to.Source() == from.Source() || r.host.own.Contains(to.Source()))
 }
 
 // IsHost reports whether the Ruleset is a Host's. A Host has no address of its own to send errors from: it uses the address that was asked.

@@ -39,6 +39,8 @@ type Traversal struct {
 	keep    packet.Tuple
 	keeping bool
 	home    Link // by which the direction has left so far; 0: not known
+	// For an existing connection. Outlives: it keeps its translation if the service is gone. Stays: it keeps home if no route is left.
+	Outlives, Stays bool
 
 	trace Tracer
 }
@@ -144,8 +146,8 @@ func (tr *Traversal) Leave(r *Ruleset) bool {
 		return false
 	}
 	hop, ok := r.route(tr.In, tr.mark, v.src, v.dst)
-	if ok && hop.rule.keep && tr.home != 0 && tr.In.Outside() && !tr.home.Outside() && r.HasLink(tr.home) {
-		hop.link = tr.home
+	if (ok && hop.rule.keep || !ok && tr.Stays) && tr.home != 0 && tr.In.Outside() && !tr.home.Outside() && r.HasLink(tr.home) {
+		hop.link, ok = tr.home, true
 	}
 	if tr.trace != nil {
 		traceRoute(v, &hop, tr.mark, ok)
@@ -244,6 +246,10 @@ func (tr *Traversal) bindDestination(r *Ruleset) bool {
 				return tr.end(Unserved)
 			}
 			tr.NoTrack = true
+		} else if tr.Outlives {
+			tr.Stateful = true
+			tr.To.SetDestination(tr.keep.Destination())
+			tr.To.SetDestinationPort(tr.keep.DestinationPort())
 		}
 	}
 	return true
@@ -260,7 +266,7 @@ func (tr *Traversal) bindSource(r *Ruleset) bool {
 		if r.host != nil {
 			return tr.masquerade(r.host)
 		}
-		hairpin := r.generated && (tr.dnat.kind == bindAddress || tr.dnat.kind == bindService)
+		hairpin := r.generated && (tr.dnat.kind == bindAddress || tr.dnat.kind == bindService || tr.Outlives)
 		if own := r.ownAddress(v); hairpin && !tr.In.Outside() && !tr.Out.Outside() && own.IsValid() {
 			tr.Stateful = true
 			tr.To.SetSource(own)
