@@ -386,7 +386,7 @@ join() {
 		  $0 shell $dir
 		      a shell in a network that reaches both, with kubectl and culvert; there, for example:
 		  kubectl --context rome -n culvert get peerings
-		  kubectl --context rome exec hello-1 -- busybox wget -O- $(seen):8080/hello
+		  kubectl --context rome exec hello-1 -- busybox sh -c 'printf "GET /hello HTTP/1.0\r\n\r\n" | busybox nc $(seen) 8080'
 		  culvert verify --context rome --context milan
 		  $0 node $dir rome 3
 		      a third node of rome

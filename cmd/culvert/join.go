@@ -163,7 +163,7 @@ func (x *joining) guess(server string) (s *site, why string) {
 // plan proposes both ends and shows them. stands says that the proposal changes nothing.
 func (x *joining) plan() (stands bool, err error) {
 	client, server := x.ends[0], x.ends[1]
-	if x.specs, x.lines, err = join.Pair(client.found, server.found); err != nil {
+	if x.specs, x.lines, err = join.Pair(client.found, server.found, x.endpoint); err != nil {
 		return false, err
 	}
 	stands = true

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -32,12 +33,15 @@ func newKubeTemplateCommand() *cobra.Command {
 	var image, expose, imports string
 	var replicas int
 	var peerings []string
+	var alone bool
 	cmd := &cobra.Command{
 		Use:   "template",
 		Short: "Print what culvert has in a cluster",
 		Long: "Print what culvert has in a cluster, for kubectl apply: its kinds Peering and TunnelNode, two namespaces, the\n" +
 			"agent of every node, and rights. With --peering, also the gateway of each Peering of that name. The Peering\n" +
-			"itself is not printed: docs/kubernetes.md has one.",
+			"itself is not printed: docs/kubernetes.md has one.\n\n" +
+			"kubectl delete with the output removes culvert, with all its peerings. With --gateways-only it removes the\n" +
+			"gateways of --peering alone; delete their Peerings first, so that nodes are cleaned.",
 		Example: "  culvert kube template --image registry.example/culvert:1.0 --peering milan | kubectl apply -f -",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -46,7 +50,7 @@ func newKubeTemplateCommand() *cobra.Command {
 				e.Add("--image", "missing; name culvert's image in a registry that your nodes reach, such as registry.example/culvert:1.0")
 			}
 			for _, p := range peerings {
-				e.Name("--peering", p, join.MaxName)
+				join.CheckName(e, "--peering", p)
 			}
 			if imports != "" {
 				e.Name("--imports", imports, configfile.MaxLabel)
@@ -54,16 +58,20 @@ func newKubeTemplateCommand() *cobra.Command {
 					e.Add("--imports", "belongs to one Peering; give --peering exactly once")
 				}
 			}
+			if alone && len(peerings) == 0 {
+				e.Add("--gateways-only", "needs --peering")
+			}
 			e.OneOf("--expose", configfile.Scalar(expose), "LoadBalancer", "NodePort", "ClusterIP")
 			checkReplicas(e, replicas)
 			if err := e.Err(); err != nil {
 				return err
 			}
-			return printKube(cmd.OutOrStdout(), manifests.Gateway{Image: image, Expose: expose, Imports: imports, Replicas: replicas}, peerings)
+			return printKube(cmd.OutOrStdout(), manifests.Gateway{Image: image, Expose: expose, Imports: imports, Replicas: replicas}, peerings, alone)
 		},
 	}
 	cmd.Flags().StringVar(&image, "image", "", "`NAME` of culvert's image in your registry (required)")
 	cmd.Flags().StringArrayVar(&peerings, "peering", nil, "`NAME` of a Peering whose gateway is printed too; may be repeated")
+	cmd.Flags().BoolVar(&alone, "gateways-only", false, "with --peering: leave out what all peerings of the cluster share")
 	cmd.Flags().StringVar(&expose, "expose", "LoadBalancer", "with --peering: `TYPE` of the Service by which a peer reaches the gateway")
 	cmd.Flags().StringVar(&imports, "imports", "", "with --peering: `NAMESPACE` for Services that the peer exports, which has to be there")
 	cmd.Flags().IntVar(&replicas, "replicas", 1, "with --peering: `NUMBER` of pods of each gateway, of which one forwards")
@@ -71,12 +79,15 @@ func newKubeTemplateCommand() *cobra.Command {
 	return cmd
 }
 
-func printKube(w io.Writer, g manifests.Gateway, peerings []string) error {
-	text := manifests.Common(g.Image)
-	for _, g.Peering = range peerings {
-		text += "---\n" + g.YAML()
+func printKube(w io.Writer, g manifests.Gateway, peerings []string, alone bool) error {
+	var parts []string
+	if !alone {
+		parts = append(parts, manifests.Common(g.Image))
 	}
-	_, err := fmt.Fprint(w, text)
+	for _, g.Peering = range peerings {
+		parts = append(parts, g.YAML())
+	}
+	_, err := fmt.Fprint(w, strings.Join(parts, "---\n"))
 	return err
 }
 

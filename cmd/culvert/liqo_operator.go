@@ -5,6 +5,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -59,6 +62,9 @@ func (o *operator) current() (string, error) {
 func (o *operator) config() (*rest.Config, error) {
 	c, err := o.loader().ClientConfig()
 	if err != nil {
+		if raw, e := o.loader().RawConfig(); e == nil && o.context != "" && raw.Contexts[o.context] == nil && len(raw.Contexts) > 0 {
+			return nil, fmt.Errorf("--context: there is no context %q; there are %s", o.context, strings.Join(slices.Sorted(maps.Keys(raw.Contexts)), ", "))
+		}
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
 	c.QPS, c.Burst, c.UserAgent = clientQPS, clientBurst, "culvert"

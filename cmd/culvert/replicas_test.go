@@ -79,3 +79,31 @@ func jsonOf(t *testing.T, v any) string {
 	}
 	return string(text)
 }
+
+// TestKubeTemplateParts: what --gateways-only prints is the rest of what is printed with it.
+func TestKubeTemplateParts(t *testing.T) {
+	print := func(args ...string) string {
+		out, diag, status := run(t, append([]string{"kube", "template", "--image", exampleImage}, args...)...)
+		if status != 0 {
+			t.Fatalf("%q: status %d: %s", args, status, diag)
+		}
+		return out
+	}
+	common, gateways := print(), print("--peering=milan", "--peering=turin", "--gateways-only")
+	if whole := print("--peering=milan", "--peering=turin"); whole != common+"---\n"+gateways {
+		t.Errorf("%s\nwant\n%s---\n%s", whole, common, gateways)
+	}
+	for _, o := range templates(t, gateways) {
+		if name, _ := template.Field(o, "metadata", "name").(string); !strings.HasSuffix(name, "milan") && !strings.HasSuffix(name, "turin") {
+			t.Errorf("%v %s is not of one gateway", o["kind"], name)
+		}
+	}
+	for want, args := range map[string][]string{
+		`--peering: "Milan_1" is no name of a cluster`: {"--peering=Milan_1"},
+		"--gateways-only: needs --peering":             {"--gateways-only"},
+	} {
+		if out, diag, status := run(t, append([]string{"kube", "template", "--image=any"}, args...)...); status != 2 || !strings.Contains(diag, want) || out != "" {
+			t.Errorf("%q: status %d: %s, want %s", args, status, diag, want)
+		}
+	}
+}

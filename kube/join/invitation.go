@@ -15,6 +15,9 @@ import (
 	"culvert/kube/peering"
 )
 
+// begin is what an invitation begins with. Its version follows.
+const begin = "culvert invitation "
+
 // Annotation is where a Peering keeps the nonce of this cluster's invitation.
 const Annotation = "culvert.io/invitation"
 
@@ -52,7 +55,7 @@ func NewNonce() string {
 // body is the text without its checksum.
 func (i *Invitation) body() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "culvert invitation %d\nfrom %s\nto %s\nkey %s\n", invitationVersion, i.From, i.To, i.Key.Base64())
+	fmt.Fprintf(&b, begin+"%d\nfrom %s\nto %s\nkey %s\n", invitationVersion, i.From, i.To, i.Key.Base64())
 	if i.Endpoint != "" {
 		fmt.Fprintf(&b, "endpoint %s\n", i.Endpoint)
 	}
@@ -87,21 +90,29 @@ var (
 	errAltered      = errors.New("altered on its way: the checksum is that of another text; send it again, as a file")
 )
 
-// ParseInvitation reads an invitation. Blank lines, spaces at the ends of lines and carriage returns are ignored.
+// ParseInvitation reads an invitation. What a mail has around it is ignored: text before and after, the marks of a quotation, blank lines, spaces at the
+// ends of lines, and carriage returns.
 func ParseInvitation(text []byte) (*Invitation, error) {
 	if len(text) > MaxInvitation {
 		return nil, fmt.Errorf("%d bytes; an invitation has at most %d", len(text), MaxInvitation)
 	}
 	var lines []string
+	whole := false
 	for line := range strings.Lines(string(text)) {
-		if line = strings.TrimSpace(line); line != "" {
-			lines = append(lines, line)
+		line = strings.TrimSpace(strings.TrimLeft(line, "> \t"))
+		switch begins := strings.HasPrefix(line, begin); {
+		case begins && len(lines) > 0:
+			return nil, errors.New("more than one invitation; leave the newest one")
+		case line == "" || whole || len(lines) == 0 && !begins:
+			continue
 		}
+		lines = append(lines, line)
+		whole = strings.HasPrefix(line, "checksum ")
 	}
 	if len(lines) == 0 {
 		return nil, errNoInvitation
 	}
-	version, ok := strings.CutPrefix(lines[0], "culvert invitation ")
+	version, ok := strings.CutPrefix(lines[0], begin)
 	number, err := strconv.Atoi(version)
 	switch {
 	case !ok || err != nil:

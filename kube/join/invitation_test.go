@@ -37,6 +37,10 @@ func TestInvitation(t *testing.T) {
 		if got, err := ParseInvitation([]byte(mailed)); err != nil || got.Words() != i.Words() {
 			t.Errorf("with the line ends and spaces of a mail: %v", err)
 		}
+		quoted := "Hello milan,\nhere it is:\n\n> > " + strings.ReplaceAll(strings.TrimSpace(i.Text()), "\n", "\n>> ") + "\n\n-- \nthe people of rome\nfrom Rome with love\n"
+		if got, err := ParseInvitation([]byte(quoted)); err != nil || got.Words() != i.Words() {
+			t.Errorf("quoted, with a greeting and a footer: %v", err)
+		}
 	}
 	if w := invitation().Words(); !regexp.MustCompile(`^([a-z]{5} ){5}[a-z]{5}$`).MatchString(w) || w == answer().Words() {
 		t.Error(w)
@@ -88,22 +92,28 @@ func TestInvitationRefused(t *testing.T) {
 		change("endpoint 192.0.2.7:51840\n", ""):                           "endpoint: whoever invites has one",
 		change("nonce", "answers 0123456789abcdef0123456789abcdef\nnonce"): "endpoint: whoever invites has one",
 		change("192.0.2.7:51840", "192.0.2.7"):                             `endpoint: "192.0.2.7" is not host:port`,
-		change("192.0.2.7:51840", "a b:1"):                                 `endpoint: "a b" is neither`,
-		change("pods 10.244.0.0/16\npods 10.9.0.0/20\n", ""):               "pods: 0 of them",
-		change("pods 10.244.0.0/16", "pods 0.0.0.0/0"):                     "pods: 0.0.0.0/0 is shorter than /8",
-		change("pods 10.244.0.0/16", "pods fd00::/64"):                     "pods: ",
-		change("pods 10.244.0.0/16", "pods 10.244.0.1/16"):                 "pods: 10.244.0.1/16 has bits",
-		change("pods 10.244.0.0/16", "pods 127.0.0.0/8"):                   "pods: 127.0.0.0/8 has addresses that routers",
-		change("pods 10.244.0.0/16", "pods 10.8.0.0/15"):                   "pods: 10.9.0.0/20 overlaps 10.8.0.0/15",
-		change("pods 10.244.0.0/16", "pods 10.70.0.0/16"):                  "pods: 10.70.0.0/16 overlaps external",
-		change("external 10.70.0.0/23", "external ?"):                      "external: ",
-		change("external 10.70.0.0/23\n", ""):                              "external: ",
-		change("key x", "key y"):                                           "", // another key is another invitation
-		change("key x", "key "):                                            "key: not a WireGuard key",
-		change("pods", "secret x\npods"):                                   `"secret" is no line`,
-		change("to milan", "to milan\nto milan"):                           "no invitation that culvert writes",
-		change("from rome\nto milan", "to milan\nfrom rome"):               "no invitation that culvert writes",
-		strings.Repeat("x", MaxInvitation+1):                               "8193 bytes",
+		change("192.0.2.7:51840", "127.0.0.1:51840"):                       `endpoint: "127.0.0.1" is an address that routers do not`,
+		change("192.0.2.7:51840", "169.254.169.254:80"):                    `endpoint: "169.254.169.254" is an address`,
+		change("192.0.2.7:51840", "0.0.0.0:51840"):                         `endpoint: "0.0.0.0" is an address`,
+		change("192.0.2.7:51840", "[ff02::1]:51840"):                       `endpoint: "ff02::1" is an address`,
+		change("192.0.2.7:51840", "[2001:db8::1%eth0 $(id)]:51840"):        `endpoint: "2001:db8::1%eth0 $(id)" is an address`,
+		text + text:                        "more than one invitation",
+		change("192.0.2.7:51840", "a b:1"): `endpoint: "a b" is neither`,
+		change("pods 10.244.0.0/16\npods 10.9.0.0/20\n", ""): "pods: 0 of them",
+		change("pods 10.244.0.0/16", "pods 0.0.0.0/0"):       "pods: 0.0.0.0/0 is shorter than /8",
+		change("pods 10.244.0.0/16", "pods fd00::/64"):       "pods: ",
+		change("pods 10.244.0.0/16", "pods 10.244.0.1/16"):   "pods: 10.244.0.1/16 has bits",
+		change("pods 10.244.0.0/16", "pods 127.0.0.0/8"):     "pods: 127.0.0.0/8 has addresses that routers",
+		change("pods 10.244.0.0/16", "pods 10.8.0.0/15"):     "pods: 10.9.0.0/20 overlaps 10.8.0.0/15",
+		change("pods 10.244.0.0/16", "pods 10.70.0.0/16"):    "pods: 10.70.0.0/16 overlaps external",
+		change("external 10.70.0.0/23", "external ?"):        "external: ",
+		change("external 10.70.0.0/23\n", ""):                "external: ",
+		change("key x", "key y"):                             "", // another key is another invitation
+		change("key x", "key "):                              "key: not a WireGuard key",
+		change("pods", "secret x\npods"):                     `"secret" is no line`,
+		change("to milan", "to milan\nto milan"):             "no invitation that culvert writes",
+		change("from rome\nto milan", "to milan\nfrom rome"): "no invitation that culvert writes",
+		strings.Repeat("x", MaxInvitation+1):                 "8193 bytes",
 	} {
 		_, err := ParseInvitation([]byte(text))
 		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {

@@ -170,7 +170,7 @@ func good(t *testing.T, c *Cluster, s *peering.Spec) {
 
 func TestPair(t *testing.T) {
 	rome, milan := cluster(t, "rome", "172.18.0"), cluster(t, "milan", "172.19.0")
-	specs, lines, err := Pair(rome, milan)
+	specs, lines, err := Pair(rome, milan, "")
 	need.NoError(t, err)
 	good(t, rome, specs[0])
 	good(t, milan, specs[1])
@@ -192,14 +192,14 @@ func TestPair(t *testing.T) {
 func TestPairAgain(t *testing.T) {
 	first := peeringObject("milan", "10.81.0.0/24", "10.79.0.0/24", "10.99.0.0/16", "10.244.0.0/16")
 	rome, milan := cluster(t, "rome", "172.18.0", first), cluster(t, "milan", "172.19.0")
-	specs, _, err := Pair(rome, milan)
+	specs, _, err := Pair(rome, milan, "")
 	need.NoError(t, err)
 	s := specs[0]
 	if s.Role != "Server" || s.InternalCIDR != "10.81.0.0/24" || s.Local.ExternalCIDR != "10.79.0.0/24" || s.Remote.PodCIDRs[0].Remap != "10.99.0.0/16" {
 		t.Errorf("%+v", s)
 	}
 	turin := cluster(t, "turin", "172.20.0")
-	if specs, _, err = Pair(turin, rome); err != nil {
+	if specs, _, err = Pair(turin, rome, ""); err != nil {
 		t.Fatal(err)
 	}
 	good(t, rome, specs[1])
@@ -244,6 +244,54 @@ func TestProposeAddsPods(t *testing.T) {
 	}
 	if got := lines[len(lines)-2]; got.Source != stands || got.Value != "10.244.0.0/16 as 10.59.0.0/16" {
 		t.Error(lines)
+	}
+}
+
+// TestProposeMachines: a peer's CIDR that its nodes or its gateway's endpoint are in is remapped, because packets to them would go into the tunnel.
+func TestProposeMachines(t *testing.T) {
+	cloud := func(name string) *Cluster {
+		c, err := survey(t, node(1, "10.43.2.4", ""), serviceCIDR, pod(1, 1, "10.43.3.9")).Find(name, Hints{Pods: parse(t, "10.43.2.0/23")})
+		need.NoError(t, err)
+		return c
+	}
+	for _, c := range []struct {
+		server         *Cluster
+		endpoint, want string
+	}{
+		{cloud("milan"), "", "chosen: 10.43.2.0/23 overlaps node 10.43.2.4 of milan"},
+		{cloud("milan"), "10.43.3.200:31840", "chosen: 10.43.2.0/23 overlaps the peer's endpoint, 10.43.3.200"},
+		{cluster(t, "milan", "172.19.0"), "", "chosen: 10.244.0.0/16 overlaps pods of rome"},
+	} {
+		rome := cluster(t, "rome", "172.18.0")
+		specs, lines, err := Pair(rome, c.server, c.endpoint)
+		need.NoError(t, err)
+		good(t, rome, specs[0])
+		k := slices.IndexFunc(lines[0], func(l Line) bool { return l.What == "pods of milan" })
+		if lines[0][k].Source != c.want || specs[0].Remote.PodCIDRs[0].Remap == "" {
+			t.Errorf("%+v, want %s", lines[0][k], c.want)
+		}
+	}
+	both, _, err := Pair(cluster(t, "rome", "172.18.0"), cloud("milan"), "") // the gateway of milan answers nodes of rome
+	need.NoError(t, err)
+	if both[1].Remote.PodCIDRs[0].Remap != "" {
+		t.Errorf("%+v: nothing of rome is in its pods' CIDR", both[1].Remote)
+	}
+}
+
+// TestProposeShows: the user sees the endpoint that a message names, and is warned of addresses that somebody owns.
+func TestProposeShows(t *testing.T) {
+	rome := cluster(t, "rome", "172.18.0")
+	_, lines, err := rome.Propose(Peer{Name: "milan", Pods: parse(t, "140.82.112.0/20", "10.9.0.0/16", "100.64.0.0/16", "11.0.0.0/8"), External: parse(t, "203.0.113.0/24")[0],
+		Role: "Client", Endpoint: "192.0.2.7:51840"}, netip.Prefix{}, nil)
+	need.NoError(t, err)
+	var got []string
+	for _, l := range lines[len(lines)-6:] {
+		got = append(got, l.What+" "+l.Value+" "+l.Source)
+	}
+	const public = " as it is PUBLIC: nothing here will reach its owners any more"
+	if want := []string{"endpoint of milan 192.0.2.7:51840 as milan says", "pods of milan 140.82.112.0/20" + public, "pods of milan 10.9.0.0/16 as it is nothing here overlaps it",
+		"pods of milan 100.64.0.0/16 as it is nothing here overlaps it", "pods of milan 11.0.0.0/8" + public, "external of milan 203.0.113.0/24" + public}; !slices.Equal(got, want) {
+		t.Errorf("%q\nwant\n%q", got, want)
 	}
 }
 

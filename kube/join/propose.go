@@ -30,9 +30,10 @@ type Peer struct {
 	Name     string
 	Pods     []netip.Prefix // empty: not known yet
 	External netip.Prefix
-	Key      wgkey.Key // zero: not known yet
-	Role     string    // of this cluster: Server or Client
-	Endpoint string    // of the Server, for a Client; "": not known yet
+	Key      wgkey.Key    // zero: not known yet
+	Role     string       // of this cluster: Server or Client
+	Endpoint string       // of the Server, for a Client; "": not known yet
+	hosts    []netip.Addr // of its nodes, which are reached outside the tunnel; nil: not known
 }
 
 // A Line tells the user about something found or chosen.
@@ -213,6 +214,13 @@ func (c *Cluster) Propose(peer Peer, external netip.Prefix, beside []netip.Prefi
 	}
 	spec.InternalCIDR = internal.String()
 	lines = append(lines, Line{"tunnels", spec.InternalCIDR, c.why(old.InternalCIDR, "between the gateway and its nodes")})
+	if spec.Role == "Client" && spec.Endpoint != "" {
+		source := stands
+		if spec.Endpoint != old.Endpoint {
+			source = "as " + peer.Name + " says"
+		}
+		lines = append(lines, Line{"endpoint of " + peer.Name, spec.Endpoint, source})
+	}
 	return &spec, append(lines, more...), nil
 }
 
@@ -266,10 +274,14 @@ func (x *chooser) remotes(spec, old *peering.Spec, peer Peer) (lines []Line, err
 			seen = netip.Prefix{} // nothing can have passed by it
 		}
 		if !seen.IsValid() {
-			if by := x.inUse(real); by != "" || inside(real) {
-				if inside(real) {
-					by = "the peer's endpoint, " + endpoint.Addr().String()
-				}
+			by := x.inUse(real)
+			if k := slices.IndexFunc(peer.hosts, real.Contains); k >= 0 { // clouds take both from one range
+				by = fmt.Sprintf("node %s of %s", peer.hosts[k], peer.Name)
+			}
+			if inside(real) {
+				by = "the peer's endpoint, " + endpoint.Addr().String()
+			}
+			if by != "" {
 				source = fmt.Sprintf("chosen: %s overlaps %s", real, by)
 				if seen, err = x.pick(fmt.Sprintf("remap of %s, %s of %s", real, what, peer.Name), want, within); err != nil {
 					return nil, err
@@ -280,6 +292,9 @@ func (x *chooser) remotes(spec, old *peering.Spec, peer Peer) (lines []Line, err
 			}
 		}
 		value := real.String() + " as it is"
+		if seen == real && !private(real) {
+			source = "PUBLIC: nothing here will reach its owners any more"
+		}
 		if seen != real {
 			r.Remap = seen.String()
 			value = fmt.Sprintf("%s as %s", real, seen)
@@ -300,8 +315,16 @@ func (x *chooser) remotes(spec, old *peering.Spec, peer Peer) (lines []Line, err
 	return lines, err
 }
 
-// Pair proposes both ends of a peering, of the client first.
-func Pair(client, server *Cluster) (specs [2]*peering.Spec, lines [2][]Line, err error) {
+// private reports whether a CIDR is in a range that nobody owns: RFC 1918, RFC 6598 and RFC 2544.
+func private(p netip.Prefix) bool {
+	return slices.ContainsFunc([]string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "198.18.0.0/15"}, func(text string) bool {
+		within := netip.MustParsePrefix(text)
+		return within.Contains(p.Addr()) && within.Bits() <= p.Bits()
+	})
+}
+
+// Pair proposes both ends of a peering, of the client first. endpoint is the server's; "" if it is not known yet.
+func Pair(client, server *Cluster, endpoint string) (specs [2]*peering.Spec, lines [2][]Line, err error) {
 	ends := [2]*Cluster{client, server}
 	var externals [2]netip.Prefix
 	var beside [2][]netip.Prefix
@@ -315,7 +338,8 @@ func Pair(client, server *Cluster) (specs [2]*peering.Spec, lines [2][]Line, err
 		beside[1-i] = append(beside[1-i], externals[i])
 	}
 	for i, c := range ends {
-		peer := Peer{Name: ends[1-i].Name, Pods: ends[1-i].PodCIDRs(), External: externals[1-i], Role: []string{"Client", "Server"}[i]}
+		peer := Peer{Name: ends[1-i].Name, Pods: ends[1-i].PodCIDRs(), External: externals[1-i], Role: []string{"Client", "Server"}[i], Endpoint: []string{endpoint, ""}[i],
+			hosts: slices.DeleteFunc(slices.Clone(ends[1-i].hosts), func(a netip.Addr) bool { return !a.IsValid() })}
 		if specs[i], lines[i], err = c.Propose(peer, externals[i], beside[i]); err != nil {
 			return specs, lines, fmt.Errorf("%s: %w", c.Name, err)
 		}

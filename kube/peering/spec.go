@@ -228,8 +228,11 @@ func CheckEndpoint(endpoint string) (fault string) {
 	if n, e := strconv.ParseUint(port, 10, 16); err != nil || e != nil || n == 0 {
 		return fmt.Sprintf("%q is not host:port", endpoint)
 	}
-	if _, err := netip.ParseAddr(host); err != nil && !configfile.IsHostName(host) {
+	switch a, err := netip.ParseAddr(host); {
+	case err != nil && !configfile.IsHostName(host):
 		return fmt.Sprintf("%q is neither an address nor a host name", host)
+	case err == nil && (a.Zone() != "" || !packet.Forwardable(a)):
+		return fmt.Sprintf("%q is an address that routers do not forward to", host)
 	}
 	return ""
 }
