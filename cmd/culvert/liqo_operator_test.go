@@ -202,7 +202,7 @@ func TestLiqoCannotLook(t *testing.T) {
 		{"liqo check cluster-b --kubeconfig " + kubeconfig, []string{"want NAMESPACE/NAME"}},
 		{"liqo check liqo-tenant-x/x --kubeconfig " + kubeconfig, []string{"liqo-tenant-x/x: no such GatewayServer or GatewayClient"}},
 		{"liqo check liqo-tenant-cluster-b/cluster-b --kubeconfig " + kubeconfig, []string{"list internalnodes: "}},
-		{"liqo check liqo-tenant-cluster-b/cluster-b --context y --kubeconfig " + kubeconfig, []string{"--kubeconfig: "}},
+		{"liqo check liqo-tenant-cluster-b/cluster-b --context y --kubeconfig " + kubeconfig, []string{`--context: there is no context "y"; there are x`}},
 	} {
 		out, diag, status := run(t, strings.Fields(tt.args)...)
 		lines := strings.Split(strings.TrimSuffix(diag, "\n"), "\n")
