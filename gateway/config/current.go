@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -34,6 +35,9 @@ func (c *Config) identity() string {
 	same := *c
 	same.File, same.Log = File{}, Log{}
 	same.Geneve.Nodes = slices.SortedFunc(slices.Values(c.Geneve.Nodes), func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range same.Geneve.Nodes {
+		same.Geneve.Nodes[i].Underlay = netip.Addr{} // from which a node sends to a pod depends on where the pod is
+	}
 	text, err := json.Marshal(&same)
 	if err != nil {
 		panic(err) // unreachable: the configuration is read from such text

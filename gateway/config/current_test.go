@@ -1,6 +1,7 @@
 package config
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -26,8 +27,9 @@ func TestIdentity(t *testing.T) {
 	}
 	is := of(func(*Config) {})
 	for name, change := range map[string]func(*Config){
-		"log":            func(x *Config) { x.Log.Format = "text" },
-		"order of nodes": func(x *Config) { slices.Reverse(x.Geneve.Nodes) },
+		"log":                      func(x *Config) { x.Log.Format = "text" },
+		"another place of the pod": func(x *Config) { x.Geneve.Nodes[0].Underlay = netip.MustParseAddr("192.0.2.77") },
+		"order of nodes":           func(x *Config) { slices.Reverse(x.Geneve.Nodes) },
 	} {
 		if of(change) != is {
 			t.Errorf("%s: another identity", name)

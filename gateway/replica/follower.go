@@ -284,7 +284,7 @@ func (f *following) receive() error {
 // one.
 func (f *following) acknowledge(mark uint64) error {
 	state := f.mirror.State()
-	a := ack{Mark: mark, Entries: f.r.Engine.Stats().Connections, Whole: state.Whole, NotTaken: map[string]uint64{}}
+	a := ack{Mark: mark, Entries: f.r.Engine.Stats().Connections, Whole: state.Whole, NotTaken: map[string]uint64{}, Config: f.r.Config()}
 	f.mu.Lock()
 	for _, n := range []struct {
 		why string
@@ -351,6 +351,8 @@ func (f *following) describe() control.Stream {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	is := f.is
-	is.Differs, is.LagSeconds = f.r.differs(&f.other), time.Since(f.heard).Seconds()
+	other := f.other
+	other.Config = f.r.Config() // the source compares them: the one in its hello may be old
+	is.Differs, is.LagSeconds = f.r.differs(&other), time.Since(f.heard).Seconds()
 	return is
 }

@@ -532,8 +532,10 @@ func TestOtherVersion(t *testing.T) {
 	key := wgkey.NewPrivate()
 	active := newPod(t, "a", key, 1000, func(o *Options) { o.LinkName = func(nat.Link) string { return "rome-9" } })
 	active.Lead()
+	var config atomic.Value
+	config.Store("another")
 	standby := newPod(t, "b", key, 1000, func(o *Options) {
-		o.Version, o.Config = "v2", func() string { return "another" }
+		o.Version, o.Config = "v2", func() string { return config.Load().(string) }
 	})
 	standby.e.Freeze()
 	talk(t, active.e, 0, 7)
@@ -544,8 +546,15 @@ func TestOtherVersion(t *testing.T) {
 	}
 	eventually(t, func() error {
 		s, f := standby.Status().Source, active.Status().Followers[0]
-		if s.Differs != "version and configuration" || f.Differs != s.Differs || f.NotTaken["unknown-link"] != 7 || f.NotTaken["message"] != 1 {
-			return fmt.Errorf("source %+v\nfollower %+v\nwant both to differ in version and configuration, 7 unknown links and 1 unknown message", s, f)
+		if s.Differs != "version" || f.Differs != "version and configuration" || f.NotTaken["unknown-link"] != 7 || f.NotTaken["message"] != 1 {
+			return fmt.Errorf("source %+v\nfollower %+v\nwant both to differ in the version, the follower in its configuration, 7 unknown links and 1 unknown message", s, f)
+		}
+		return nil
+	})
+	config.Store(active.Config())
+	eventually(t, func() error {
+		if f := active.Status().Followers[0]; f.Differs != "version" {
+			return fmt.Errorf("the follower has the same configuration now, and differs in %q", f.Differs)
 		}
 		return nil
 	})

@@ -29,7 +29,7 @@ type link struct {
 
 	mu       sync.Mutex
 	is       control.Stream // +checklocks:mu
-	other    hello          // never changes
+	other    hello          // never changes but for its Config, which mu guards
 	marks    []marked       // sent and not acknowledged; +checklocks:mu
 	complete nat.Time       // all changes before this time are acknowledged; +checklocks:mu
 	asked    string         // why the follower wants a copy; "" = it does not; +checklocks:mu
@@ -222,6 +222,9 @@ func (l *link) acknowledged(a *ack) {
 		l.is.LastCopy = &whole
 	}
 	l.is.Entries, l.is.NoFullCopy, l.is.NotTaken = a.Entries, !a.Whole, a.NotTaken
+	if a.Config != "" {
+		l.other.Config = a.Config
+	}
 	close(l.acked)
 	l.acked = make(chan struct{})
 }

@@ -68,6 +68,7 @@ type ack struct {
 	Entries  int               `json:"entries"` // connections in its table
 	Whole    bool              `json:"whole"`   // a full copy was complete, and none has started since
 	NotTaken map[string]uint64 `json:"notTaken,omitempty"`
+	Config   string            `json:"config,omitempty"` // identity of its configuration now
 }
 
 // A wire sends and receives messages. One goroutine at a time may receive; any may send.
