@@ -9,6 +9,9 @@ const settles = 15 * time.Second
 // masquerades is the remedy if the pod network masquerades this pod's packets to nodes.
 const masquerades = " Where the network masquerades from pods to nodes, Liqo needs networking.fabric.config.gatewayMasqueradeBypass=true"
 
+// makesTunnel is the question which program makes a node's tunnel. The gateway cannot know it.
+const makesTunnel = "does liqo-fabric or, where the kernel has no Geneve, culvert-links"
+
 // liqoWords is the wording of causes if Liqo's resources configure the gateway: there is no file and no culvert node. An empty text means the cause's
 // own.
 var liqoWords = map[*Cause]struct{ says, remedy string }{
@@ -25,16 +28,16 @@ var liqoWords = map[*Cause]struct{ says, remedy string }{
 
 	ToNode: {"", "make a resource IP for the node if the peer is to reach it, or let the sender stop"},
 
-	NeverThere:     {"", "does liqo-fabric run on that node, and is UDP {port} open here and there?" + masquerades},
-	NodeRefuses:    {"", "liqo-fabric makes the tunnel there: does it run on that node, and what does its log say?"},
+	NeverThere:     {"", makesTunnel + " run there, and is UDP {port} open here and there?" + masquerades},
+	NodeRefuses:    {"", makesTunnel + " run there, and what does its log say? culvert liqo check asks both"},
 	NodeNobody:     {"", "compare the InternalNode with the node's address, or start that machine"},
 	NodeUnroutable: {"", "compare the InternalNode with the node's address, or add a route to this pod's network"},
-	NodeSilent:     {"", "is it running, does liqo-fabric run there, and is UDP {port} open here and there?"},
+	NodeSilent:     {"", "is it running, " + makesTunnel + " run there, and is UDP {port} open here and there?" + masquerades},
 	NodeDeaf:       {"", "does its firewall let UDP {port} of this pod in?" + masquerades},
 	NoReturn:       {"", "has liqo-fabric applied all RouteConfigurations there (their status says so), with routes via {gateway}, and does its firewall let pods' traffic pass?"},
 	OneWay: {"", "if answers are due: has liqo-fabric applied all RouteConfigurations there (their status says so), with routes via {gateway}, " +
 		"and does its firewall let pods' traffic pass? One-way traffic looks the same"},
-	WrongUnderlay: {"", "compare the InternalNode with the address that the node sends from; the network in between may translate it"},
+	WrongUnderlay: {"", "compare the InternalNode with the address that the node sends from; the network in between may translate it." + masquerades},
 	WrongVNI:      {"", "compare the GeneveTunnel with the node's link (ip -d link), which liqo-fabric makes"},
 	WrongEncap:    {"", "Liqo's links are Geneve: look for what else sends to UDP {port} on that node"},
 	WrongInner:    {"", "Liqo's links carry Ethernet frames: look for what else sends to UDP {port} on that node"},

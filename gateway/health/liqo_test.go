@@ -22,6 +22,11 @@ func TestLiqoWords(t *testing.T) {
 			t.Errorf("%s: %s", name, says)
 		}
 	}
+	for _, c := range []*Cause{NeverThere, NodeSilent, NodeDeaf, WrongUnderlay} { // what a masquerade looks like
+		if says := c.Liqo().Sentence(); !strings.Contains(says, "networking.fabric.config.gatewayMasqueradeBypass=true") {
+			t.Errorf("%s does not name the remedy for a network that masquerades: %s", c.Name, says)
+		}
+	}
 	for name := range liqoReasons {
 		if _, there := reasons[name]; !there {
 			t.Errorf("%s: there is no such reason", name)

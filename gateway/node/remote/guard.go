@@ -48,7 +48,7 @@ func guards(tunnels []Tunnel, f *family) (all []rule) {
 		all = append(all, rule{
 			chain: dropMasqueraded, label: fmt.Sprintf("%s to %s UDP %d %s", dropMasqueraded, t.Gateway, t.Port, t.Kernel),
 			expressions: slices.Concat(udpTo(t.Port), f.load(f.dest), equals(t.Gateway.AsSlice()), meta(unix.NFT_META_IIF), differs(native32(0)), own,
-				ctStatus(ipsSrcNAT), countDrop()),
+				ctStatus(ipsSrcNAT), ofThisMachine(), countDrop()),
 		})
 		if err != nil || behindSwitch(t.Gateway) {
 			continue
@@ -103,6 +103,7 @@ func behindSwitch(a netip.Addr) bool {
 const (
 	ipsSrcNAT     = 1 << 4 // IPS_SRC_NAT
 	fibResultOIF  = 1      // NFT_FIB_RESULT_OIF
+	fibResultType = 3      // NFT_FIB_RESULT_ADDRTYPE
 	fibSource     = 1      // NFTA_FIB_F_SADDR
 	fibIIF        = 1 << 3 // NFTA_FIB_F_IIF
 	metaIIFKind   = 26     // NFT_META_IIFKIND
@@ -132,6 +133,13 @@ func ctStatus(flag uint32) []byte {
 func noWayBack() []byte {
 	return slices.Concat(expression("fib", number(unix.NFTA_FIB_DREG, register), number(unix.NFTA_FIB_RESULT, fibResultOIF),
 		number(unix.NFTA_FIB_FLAGS, fibSource|fibIIF)), equals(native32(0)))
+}
+
+// ofThisMachine continues the rule if the packet's source is an address of this machine. Another node's packet to a gateway's pod here may have a
+// translated port, if the pod has sent to that node before.
+func ofThisMachine() []byte {
+	return slices.Concat(expression("fib", number(unix.NFTA_FIB_DREG, register), number(unix.NFTA_FIB_RESULT, fibResultType),
+		number(unix.NFTA_FIB_FLAGS, fibSource)), equals(native32(unix.RTN_LOCAL)))
 }
 
 func countDrop() []byte {

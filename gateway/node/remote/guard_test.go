@@ -235,6 +235,21 @@ func TestGuard(t *testing.T) {
 					return fmt.Errorf("nothing arrives")
 				}
 			})
+			// A gateway's pod is here, and the other machine is a node. What that sends after a masqueraded packet of the pod has another port.
+			k.Protect([]Tunnel{{netip.MustParseAddr(tt.pod), 6091, ""}})
+			eventually(t, "guard of a pod here", func() error {
+				if all, fault := k.Guarded(); len(all) != 1 || !strings.Contains(fmt.Sprint(all), tt.pod) || fault != "" {
+					return fmt.Errorf("%v, %q", all, fault)
+				}
+				return nil
+			})
+			var here chan netip.AddrPort
+			pod.run(func() {
+				send(t, at(tt.pod, 6091), at(tt.gateway, 7000))
+				here = receive(t, at(tt.pod, 6091))
+			})
+			far.run(func() { send(t, at(tt.gateway, 7000), at(tt.pod, 6091)) })
+			expect(t, "another node to the gateway's pod", here, tt.gateway)
 			k.Drops(func(reason string, packets uint64) {
 				if packets < dropped[reason] {
 					t.Errorf("%s falls from %d to %d", reason, dropped[reason], packets)
