@@ -95,10 +95,10 @@ func (p *peeringLab) imported(namespace, name string) (clusterIP, address string
 	return clusterIP, fmt.Sprint(endpoints[0].(object)["addresses"].([]any)[0]), nil
 }
 
-// awaitImport waits until an imported Service exists, or until it does not.
+// awaitImport waits until an imported Service has its endpoint, or until it has none.
 func (p *peeringLab) awaitImport(namespace, name string, there bool) (clusterIP, address string) {
 	p.t.Helper()
-	eventually(p.t, fmt.Sprintf("%s: Service %s/%s exists: %t", p.name, namespace, name, there), func() (err error) {
+	eventually(p.t, fmt.Sprintf("%s: Service %s/%s has its endpoint: %t", p.name, namespace, name, there), func() (err error) {
 		clusterIP, address, err = p.imported(namespace, name)
 		if refused := new(kubeError); !there && errors.As(err, &refused) && refused.Code == 404 {
 			return nil
@@ -109,10 +109,22 @@ func (p *peeringLab) awaitImport(namespace, name string, there bool) (clusterIP,
 		case there:
 			return fmt.Errorf("%w; %s; gateway: %s", err, p.condition("Imported"), p.gateway.output())
 		default: // the Peering may be gone
-			return fmt.Errorf("it exists; gateway: %s", p.gateway.output())
+			return fmt.Errorf("it has; gateway: %s", p.gateway.output())
 		}
 	})
 	return clusterIP, address
+}
+
+// awaitNoImport waits until a Service is not there.
+func (p *peeringLab) awaitNoImport(namespace, name string) {
+	p.t.Helper()
+	eventually(p.t, fmt.Sprintf("%s: Service %s/%s is not there", p.name, namespace, name), func() error {
+		_, err := p.api.admin.get(object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name, "namespace": namespace}})
+		if refused := new(kubeError); errors.As(err, &refused) && refused.Code == 404 {
+			return nil
+		}
+		return fmt.Errorf("it is (%v); gateway: %s", err, p.gateway.output())
+	})
 }
 
 // setImports changes the namespace into which this cluster imports Services.
@@ -183,9 +195,11 @@ func TestKubeExports(t *testing.T) {
 				t.Errorf("the Service is exported again at %s, want its former address %s", again, address)
 			}
 		})
+		t.Run("an export goes", func(t *testing.T) { testExportGoes(t, rome, milan, exportLabel) })
 		t.Run("Peering deleted", func(t *testing.T) {
 			need.NoError(t, rome.api.admin.delete(rome.peering()))
-			rome.awaitImport("milan", "web-shop", false)
+			rome.awaitNoImport("milan", "web-shop")
+			rome.awaitNoImport("milan", "echo-shop")
 		})
 		requireWithinExportRights(t, rome, milan)
 	}, kubernetes)
@@ -358,10 +372,79 @@ func testBait(t *testing.T, rome, milan *peeringLab, exportLabel object) {
 	}
 }
 
+// testExportGoes: connections stay while the label is away for two seconds, after which the import has its ClusterIP again, and when the Service is
+// deleted. New clients are refused meanwhile.
+func testExportGoes(t *testing.T, rome, milan *peeringLab, exportLabel object) {
+	server := milan.pod(&kubeNodes[0], 5)
+	milan.pods[0].accept(t, "tcp4", server+":7777", func(conn net.Conn) { io.Copy(conn, conn) })
+	echo, slice := shop("echo", exportLabel, nil), shopSlice("echo", server)
+	slice["ports"] = []object{{"name": "http", "protocol": "TCP", "port": 7777}}
+	milan.apply(echo, slice)
+	clusterIP, address := rome.awaitImport("milan", "echo-shop", true)
+	rome.nodes[1].feed(fmt.Sprintf("table ip echo { chain prerouting { type nat hook prerouting priority -100; ip daddr %s dnat to %s; }; }\n", clusterIP, address), "nft", "-f", "-")
+	dial := func() (net.Conn, error) {
+		return rome.pods[1].dialWithin(followed, "tcp4", net.JoinHostPort(clusterIP, shopPort))
+	}
+	var talks []net.Conn
+	eventually(t, "10 connections to the Service", func() error {
+		for len(talks) < 10 {
+			conn, err := dial()
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { conn.Close() })
+			talks = append(talks, conn)
+		}
+		return nil
+	})
+	talk := func(what string) {
+		t.Helper()
+		lost := 0
+		for _, conn := range talks {
+			conn.SetDeadline(time.Now().Add(startTimeout))
+			_, err := conn.Write([]byte("echo"))
+			if err == nil {
+				_, err = io.ReadFull(conn, make([]byte, 4))
+			}
+			if err != nil {
+				lost++
+			}
+		}
+		if lost > 0 {
+			t.Fatalf("%s: %d of %d connections are lost; gateway: %s", what, lost, len(talks), milan.gateway.output())
+		}
+	}
+	refused := func() error {
+		conn, err := dial()
+		if err != nil {
+			return nil
+		}
+		conn.Close()
+		return errors.New("a new one is accepted")
+	}
+	talk("at first")
+	milan.apply(shop("echo", object{"culvert/export": "false"}, nil))
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+		talk("without the label")
+	}
+	rome.awaitImport("milan", "echo-shop", false)
+	eventually(t, "new connections are refused", refused)
+	milan.apply(echo)
+	if again, _ := rome.awaitImport("milan", "echo-shop", true); again != clusterIP {
+		t.Errorf("the export has returned with ClusterIP %s, want %s", again, clusterIP)
+	}
+	talk("with the label again")
+	need.NoError(t, milan.api.admin.delete(echo))
+	need.NoError(t, milan.api.admin.delete(slice))
+	rome.awaitImport("milan", "echo-shop", false)
+	eventually(t, "new connections are refused", refused)
+	talk("without the Service")
+}
+
 // testImportNamespace: when spec.imports changes, imports leave the former namespace. If the gateway has no rights in the new one, a condition names it.
 func testImportNamespace(t *testing.T, rome *peeringLab) {
 	rome.setImports("elsewhere")
-	rome.awaitImport("milan", "web-shop", false)
+	rome.awaitNoImport("milan", "web-shop")
 	rome.awaitCondition("Imported", "False Refused: spec.imports: the gateway may not write to namespace elsewhere")
 	rome.setImports("milan")
 	rome.awaitImport("milan", "web-shop", true)
@@ -379,7 +462,7 @@ func requireWithinExportRights(t *testing.T, rome, milan *peeringLab) {
 		if p == milan {
 			rights = append(rights, "list endpointslices", "watch endpointslices")
 		} else {
-			rights = append(rights, "get roles")
+			rights = append(rights, "get roles", "list servicecidrs")
 			for _, verb := range []string{"create", "update", "delete"} {
 				rights = append(rights, verb+" services", verb+" endpointslices")
 			}

@@ -60,6 +60,7 @@ var paths = map[string]schema.GroupVersionResource{
 	setImportedSlices: {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"},
 	"Secret":          {Version: "v1", Resource: "secrets"},
 	kindRole:          {Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles"},
+	kindServiceCIDR:   {Group: "networking.k8s.io", Version: "v1", Resource: "servicecidrs"},
 }
 
 // follow keeps a set up to date until ctx ends.

@@ -31,7 +31,10 @@ const (
 // removed, for example by helm uninstall.
 func ImportRole(peering string) string { return "culvert-imports-" + peering }
 
-const kindRole = "Role"
+const (
+	kindRole        = "Role"
+	kindServiceCIDR = "ServiceCIDR"
+)
 
 // An imported is this cluster's counterpart of one Service of the peer.
 type imported struct {

@@ -13,12 +13,15 @@ import (
 
 	"github.com/sirupsen/logrus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic/fake"
 	kubetesting "k8s.io/client-go/testing"
 
 	"culvert/gateway/exports"
+	"culvert/integration/need"
 )
 
 func told(namespace, name, address string, ports ...exports.Port) exports.Export {
@@ -253,6 +256,173 @@ func TestBait(t *testing.T) {
 		}
 		if refused > 2 {
 			t.Errorf("%d refused requests in a minute, want one for each cause", refused)
+		}
+	})
+}
+
+// imported returns the uid of an imported Service, and whether it has an EndpointSlice; "" = none.
+func (c *cluster) imported(name string) (uid string, served bool) {
+	o, err := c.Tracker().Get(paths[setImported], "imported", name)
+	if err != nil {
+		return "", false
+	}
+	_, err = c.Tracker().Get(paths[setImportedSlices], "imported", name)
+	return string(o.(*unstructured.Unstructured).GetUID()), err == nil
+}
+
+// services returns how many Services there are.
+func (c *cluster) services() int {
+	c.t.Helper()
+	all, err := c.FakeDynamicClient.Resource(paths[setImported]).List(c.t.Context(), metav1.ListOptions{})
+	need.NoError(c.t, err)
+	return len(all.Items)
+}
+
+// limit makes an API server that gives each new object a uid, and has ClusterIPs for so many Services.
+func (c *cluster) limit(most int) {
+	made, there := 0, 0 // reactors are called one at a time
+	c.PrependReactor("create", "*", func(a kubetesting.Action) (bool, runtime.Object, error) {
+		if made++; a.GetResource() == paths[setImported] {
+			if there == most {
+				return true, nil, apierrors.NewInternalError(errors.New("failed to allocate a serviceIP: range is full"))
+			}
+			there++
+		}
+		a.(kubetesting.CreateAction).GetObject().(*unstructured.Unstructured).SetUID(types.UID(fmt.Sprint(made)))
+		return false, nil, nil
+	})
+	c.PrependReactor("delete", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
+		there--
+		return false, nil, nil
+	})
+}
+
+// TestImportReturns: an import without its export serves nobody, and keeps its ClusterIP for holdTime.
+func TestImportReturns(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		c.limit(1000)
+		web, api := told("shop", "web", "10.70.0.9"), told("shop", "api", "10.70.0.8")
+		c.imports("imported", 4)
+		c.hear(web, api)
+		first, served := c.imported("web-shop")
+		if first == "" || !served {
+			t.Fatalf("imported: %q, %t", first, served)
+		}
+		c.hear(api)
+		if uid, served := c.imported("web-shop"); uid != first || served {
+			t.Errorf("2 s after it has gone: %q, served %t", uid, served)
+		}
+		web.Address = netip.MustParseAddr("10.70.0.10")
+		c.hear(web, api)
+		if uid, served := c.imported("web-shop"); uid != first || !served {
+			t.Errorf("it has returned: %q, served %t; it was %q", uid, served, first)
+		}
+		c.hear(api)
+		time.Sleep(holdTime - 10*time.Second)
+		synctest.Wait()
+		if uid, _ := c.imported("web-shop"); uid != first {
+			t.Errorf("before %v: %q", holdTime, uid)
+		}
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		if uid, _ := c.imported("web-shop"); uid != "" {
+			t.Errorf("after %v: %q is still there", holdTime, uid)
+		}
+		if uid, served := c.imported("api-shop"); uid == "" || !served {
+			t.Errorf("the other one: %q, %t", uid, served)
+		}
+		if got := c.condition(Imported); got.Status != "True" {
+			t.Errorf("%+v", got)
+		}
+		c.hear(web)
+		c.imports("", 5)
+		time.Sleep(2 * lookInterval)
+		synctest.Wait()
+		for _, name := range []string{"web-shop", "api-shop"} {
+			if uid, _ := c.imported(name); uid != "" {
+				t.Errorf("nothing is to be imported, and %s stays", name)
+			}
+		}
+	})
+}
+
+// many are exports of a peer.
+func many(name string, n int) (all []exports.Export) {
+	for i := range n {
+		all = append(all, told("shop", fmt.Sprintf("%s%03d", name, i), "10.70.0.9"))
+	}
+	return all
+}
+
+// TestImportShare: a peer's imports have a quarter of the ClusterIPs at most, with those that are held. What was imported first stays.
+func TestImportShare(t *testing.T) {
+	for name, test := range map[string]struct {
+		ranges string
+		want   int
+	}{
+		"a small range":  {"{spec: {cidrs: [10.96.0.0/26, 'fd00::/108']}, metadata: {name: kubernetes}}", 16},
+		"a range within": {"{spec: {cidrs: [10.96.0.0/27, 10.96.0.0/26, 10.96.0.0/26]}, metadata: {name: kubernetes}}", 16},
+		"a tiny range":   {"{spec: {cidrs: [10.96.0.0/31]}, metadata: {name: kubernetes}}", 1},
+		"a large range":  {"{spec: {cidrs: [10.96.0.0/12]}, metadata: {name: kubernetes}}", 40},
+		"no right":       {"", 40},
+	} {
+		inCluster(t, func(t *testing.T, c *cluster) {
+			c.limit(1000)
+			if test.ranges == "" {
+				c.PrependReactor("list", "servicecidrs", func(kubetesting.Action) (bool, runtime.Object, error) {
+					return true, nil, apierrors.NewForbidden(paths[kindServiceCIDR].GroupResource(), "", errors.New("not allowed"))
+				})
+			} else {
+				c.create(kindServiceCIDR, test.ranges)
+			}
+			c.imports("imported", 4)
+			c.hear(told("shop", "web", "10.70.0.8"))
+			c.hear(append(many("bait", 39), told("shop", "web", "10.70.0.8"))...)
+			if n := c.services(); n != test.want {
+				t.Errorf("%s: %d Services are imported, want %d", name, n, test.want)
+			}
+			if web, served := c.imported("web-shop"); web == "" || !served {
+				t.Errorf("%s: what came first: %q, %t", name, web, served)
+			}
+			want := fmt.Sprintf("%d of the peer's Services are not imported: they may have %d ClusterIPs, a quarter of the cluster's;", 40-test.want, test.want)
+			if got := c.condition(Imported); (test.want < 40) != strings.HasPrefix(got.Message, want) {
+				t.Errorf("%s: %+v, want %q", name, got, want)
+			}
+			for i := range 3 { // what is held makes room
+				c.hear(many(fmt.Sprint("again", i), 20)...)
+			}
+			if n := c.services(); test.want < 40 && n != test.want || n > exports.MaxPorts {
+				t.Errorf("%s: %d Services after changes", name, n)
+			}
+			if uid, served := c.imported("again2000-shop"); uid == "" || !served {
+				t.Errorf("%s: after changes, what is held makes no room", name)
+			}
+		})
+	}
+}
+
+// TestImportFull: when the cluster has no ClusterIP left, the condition says so, few requests are made, and no address is held.
+func TestImportFull(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		c.limit(10)
+		c.imports("imported", 4)
+		c.hear(many("web", 5)...)
+		c.hear(append(many("web", 3), many("api", 20)...)...)
+		time.Sleep(2 * retryFull)
+		synctest.Wait()
+		want := "the cluster has no ClusterIP left for 13 of the peer's Services: add a ServiceCIDR, or delete Services"
+		if got := c.condition(Imported); got.Message != want {
+			t.Errorf("%+v", got)
+		}
+		c.all()
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if _, _, n := c.all(); n > 11 {
+			t.Errorf("%d requests in ten minutes", n)
+		}
+		c.hear(many("web", 3)...)
+		if got := c.condition(Imported); got.Status != "True" {
+			t.Errorf("with room again: %+v", got)
 		}
 	})
 }

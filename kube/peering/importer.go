@@ -1,9 +1,11 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +22,14 @@ const (
 	retryImports  = 5 * time.Second  // after the API server has refused a request
 	retryConflict = 30 * time.Second // for an object that cannot be written as it is
 	retryForeign  = 5 * time.Minute  // for a namespace other than that of spec.imports, in which nothing can be removed
+	retryFull     = time.Minute      // after the API server had no ClusterIP left
+
+	// An import without its export keeps its ClusterIP for holdTime, because the export may return: clients may have the address.
+	holdTime = 5 * time.Minute
+
+	// A peer's imports may have one in addressShare of the cluster's ClusterIPs.
+	addressShare   = 4
+	rangesInterval = time.Minute // between two looks at the cluster's ServiceCIDRs
 
 	// A peer that keeps changing its exports causes importWrites writes a second after an initial burst, which is large enough to move a full list to
 	// another namespace.
@@ -39,6 +49,10 @@ type importer struct {
 	stuck map[string]stuck
 	// Namespaces other than that of spec.imports in which nothing is removed before a time.
 	foreign map[string]time.Time
+	gone    map[string]time.Time // since when Services have not been wanted, by namespace/name
+	full    time.Time            // no Service is created before this time, because no ClusterIP was left
+	room    int                  // how many Services the peer's may be
+	ranges  time.Time            // when room was last looked at
 }
 
 type stuck struct {
@@ -47,7 +61,8 @@ type stuck struct {
 }
 
 func newImporter(of *GatewaySource) importer {
-	return importer{of: of, writes: newImportLimit(), stuck: map[string]stuck{}, foreign: map[string]time.Time{}}
+	return importer{of: of, writes: newImportLimit(), stuck: map[string]stuck{}, foreign: map[string]time.Time{}, gone: map[string]time.Time{},
+		room: exports.MaxPorts}
 }
 
 func newImportLimit() *rate.Limiter { return rate.NewLimiter(importWrites, importWritesFirst) }
@@ -59,6 +74,7 @@ type job struct {
 	now   time.Time
 	x     *serviceExchange
 	fault string // why the pass has stopped
+	short int    // how many imports have no ClusterIP
 	// Copies from the start of the pass.
 	services, slices map[string]*unstructured.Unstructured
 	owner            *unstructured.Unstructured // of Services; nil: not requested yet
@@ -91,6 +107,7 @@ func (m *importer) round(ctx context.Context, x *serviceExchange) {
 			want, faults = p.imports(heard)
 		}
 	}
+	j.look(namespace, want)
 	j.remove(namespace, want, known)
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		j.have(namespace, want[name])
@@ -107,13 +124,102 @@ func (m *importer) round(ctx context.Context, x *serviceExchange) {
 		faults = append(faults, j.fault)
 	}
 	slices.Sort(faults)
+	switch {
+	case j.short > 0 && now.Before(m.full):
+		faults = slices.Insert(faults, 0, fmt.Sprintf("the cluster has no ClusterIP left for %d of the peer's Services: add a ServiceCIDR, or delete Services", j.short))
+	case j.short > 0:
+		faults = slices.Insert(faults, 0, fmt.Sprintf("%d of the peer's Services are not imported: they may have %d ClusterIPs, a quarter of the cluster's; add a ServiceCIDR",
+			j.short, m.room))
+	}
 	s.mu.Lock()
 	x.refused = slices.Compact(faults)
 	s.mu.Unlock()
 }
 
+// look finds out how many Services there may be, if some are missing. Where the API server has no ServiceCIDRs to show, as before Kubernetes 1.33,
+// only the length of the peer's list limits them.
+func (j *job) look(namespace string, want map[string]*imported) {
+	if j.missing(namespace, want) == 0 || j.now.Before(j.ranges.Add(rangesInterval)) {
+		return
+	}
+	j.do("list", kindServiceCIDR, "", func(ctx context.Context) error {
+		list, err := j.of.client.Resource(paths[kindServiceCIDR]).List(ctx, metav1.ListOptions{})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
+			return err
+		}
+		if j.ranges, j.room = j.now, exports.MaxPorts; err == nil {
+			if n := sizeOf(list.Items); n > 0 {
+				j.room = min(j.room, max(n/addressShare, 1))
+			}
+		}
+		return nil
+	})
+}
+
+func (j *job) missing(namespace string, want map[string]*imported) (n int) {
+	for name := range want {
+		if j.services[namespace+"/"+name] == nil {
+			n++
+		}
+	}
+	return n
+}
+
+// sizeOf returns how many IPv4 addresses ServiceCIDRs have together, at most 2^30.
+func sizeOf(all []unstructured.Unstructured) int {
+	var ranges []netip.Prefix
+	for i := range all {
+		var spec struct{ CIDRs []netip.Prefix }
+		if readPart(&all[i], "spec", &spec) {
+			ranges = append(ranges, spec.CIDRs...)
+		}
+	}
+	n := 0
+	for i, p := range ranges {
+		within := func(k int, o netip.Prefix) bool {
+			return o.Contains(p.Addr()) && (o.Bits() < p.Bits() || o.Bits() == p.Bits() && k < i)
+		}
+		counted := false
+		for k, o := range ranges {
+			counted = counted || within(k, o)
+		}
+		if p.Addr().Is4() && !counted {
+			n = min(n+1<<(32-p.Bits()), 1<<30)
+		}
+	}
+	return n
+}
+
+// held returns the Services that are not wanted and keep their ClusterIPs all the same: those that were wanted holdTime ago, except for the first ones
+// that have gone if the peer's other Services need their room.
+func (j *job) held(namespace string, want map[string]*imported) map[string]bool {
+	maps.DeleteFunc(j.gone, func(key string, _ time.Time) bool {
+		u := j.services[key]
+		return u == nil || u.GetNamespace() != namespace || want[u.GetName()] != nil
+	})
+	for key, u := range j.services {
+		if u.GetNamespace() == namespace && want[u.GetName()] == nil && j.gone[key].IsZero() {
+			j.gone[key] = j.now
+		}
+	}
+	held := map[string]bool{}
+	if j.now.Before(j.full) {
+		return held // others need their addresses
+	}
+	all := slices.SortedFunc(maps.Keys(j.gone), func(a, b string) int { return cmp.Or(j.gone[a].Compare(j.gone[b]), strings.Compare(a, b)) })
+	over := len(j.services) + j.missing(namespace, want) - j.room
+	for i, key := range all {
+		held[key] = i >= over && j.now.Before(j.gone[key].Add(holdTime))
+	}
+	return held
+}
+
 // remove deletes imports that are not wanted, and those in other namespaces. Without a list of the peer, all imports in the namespace are wanted.
 func (j *job) remove(namespace string, want map[string]*imported, known bool) {
+	held := map[string]bool{}
+	if known {
+		held = j.held(namespace, want)
+	}
 	for _, set := range []struct {
 		kind string
 		mine map[string]*unstructured.Unstructured
@@ -122,7 +228,7 @@ func (j *job) remove(namespace string, want map[string]*imported, known bool) {
 		for _, key := range ours(set.mine) {
 			u := set.mine[key]
 			at, foreign := u.GetNamespace(), u.GetNamespace() != namespace
-			if !foreign && (!known || want[u.GetName()] != nil) || u.GetDeletionTimestamp() != nil || j.now.Before(j.foreign[at]) ||
+			if !foreign && (!known || want[u.GetName()] != nil || set.kind == setImported && held[key]) || u.GetDeletionTimestamp() != nil || j.now.Before(j.foreign[at]) ||
 				j.now.Before(j.stuck[set.kind+" "+key].until) {
 				continue
 			}
@@ -162,6 +268,10 @@ func (j *job) have(namespace string, x *imported) {
 	key := namespace + "/" + x.name
 	of := j.services[key]
 	if of == nil || !x.sameService(of) {
+		if of == nil && (j.now.Before(j.full) || len(j.services) >= j.room) {
+			j.short++
+			return
+		}
 		owner := j.ownerIn(namespace)
 		switch {
 		case owner == nil:
@@ -219,6 +329,9 @@ func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (
 		switch {
 		case apierrors.IsAlreadyExists(err):
 			j.stuck[x.name] = stuck{j.now.Add(retryConflict), at + ": another one is there that culvert has not made; delete it, or name another namespace in spec.imports"}
+		case apierrors.IsInternalError(err) && strings.Contains(err.Error(), "range is full"):
+			j.full = j.now.Add(retryFull)
+			j.short++
 		case isRefusal(err):
 			j.stuck[x.name] = stuck{j.now.Add(retryConflict), fmt.Sprintf("%s: %.300s", at, err.Error())}
 		case apierrors.IsConflict(err), verb == "update" && apierrors.IsNotFound(err): // the watch brings the change
@@ -236,6 +349,7 @@ func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (
 		all, was = j.x.slices, j.slices
 	}
 	j.store(all, keyOf(stored), was[keyOf(stored)], stored)
+	was[keyOf(stored)] = stored
 	return stored
 }
 
