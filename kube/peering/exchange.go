@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,6 +26,10 @@ const (
 	// If a peer keeps sending different lists, one is read this often.
 	hearInterval = 5 * time.Second
 	hearBurst    = 10
+
+	// While others keep exporting other Services, EndpointSlices are listed this often.
+	relistInterval = time.Second
+	selectorLimit  = 4096 // bytes of a label selector, which is part of a URL
 )
 
 // A serviceExchange tells the peer which Services this cluster exports, and writes those that the peer exports. Its goroutines are separate from
@@ -47,16 +52,17 @@ type serviceExchange struct {
 	importer importer
 
 	// For GatewaySource.Run only.
-	began          time.Time
-	slicesFollowed bool
-	connected      bool
+	began     time.Time
+	watch     func(followed) // follows EndpointSlices in place of those so far
+	relists   *rate.Limiter
+	connected bool
 }
 
 func newServiceExchange(of *GatewaySource) *serviceExchange {
 	return &serviceExchange{
 		of: of, wake: make(chan struct{}, 1), imports: make(chan struct{}, 1),
 		services: map[string]*unstructured.Unstructured{}, slices: map[string]*unstructured.Unstructured{},
-		hear: rate.NewLimiter(rate.Every(hearInterval), hearBurst), importer: newImporter(of),
+		hear: rate.NewLimiter(rate.Every(hearInterval), hearBurst), importer: newImporter(of), relists: rate.NewLimiter(rate.Every(relistInterval), 1),
 	}
 }
 
@@ -87,29 +93,53 @@ func (x *serviceExchange) watches() []followed {
 	return all
 }
 
-// needs returns the sets that a plan requires, and the set to follow from now on: EndpointSlices, once a Service is exported. Exports are unknown
-// without them. If the gateway may not list them, it stops waiting after listsWait and exports nothing.
+// needs returns the sets that a plan requires, and follows the EndpointSlices of the Services that are exported. Exports are unknown without them. If
+// the gateway may not list them, it stops waiting after listsWait and exports nothing.
 //
 // Preconditions: x.of.mu is held.
 // +checklocksignore: its caller holds the lock by another name
-func (x *serviceExchange) needs() (sets []string, begin *followed) {
+func (x *serviceExchange) needs() (sets []string) {
 	sets = []string{setExported}
 	if x.began.IsZero() {
 		x.began = x.of.now()
 	}
-	if len(x.of.state.exported) > 0 || x.slicesFollowed {
-		if !x.slicesFollowed {
-			x.slicesFollowed = true
-			w := into(kindSlice, "", x.of.state.slices, readSlice)
-			begin = &w
-		}
+	if x.of.complete[setExported] {
+		x.followSlices()
+	}
+	if len(x.of.state.slices.wanted) > 0 {
 		sets = append(sets, kindSlice)
 	}
 	x.of.state.exportsKnown = !slices.ContainsFunc(sets, func(set string) bool { return !x.of.complete[set] })
 	if x.of.now().Sub(x.began) > listsWait {
 		sets = nil
 	}
-	return sets, begin
+	return sets
+}
+
+// followSlices follows the EndpointSlices of the Services that have an address of the external CIDR, and forgets others: a cluster has many.
+//
+// Preconditions: x.of.mu is held.
+// +checklocksignore: its caller holds the lock by another name
+func (x *serviceExchange) followSlices() {
+	g := x.of.state
+	if g.assigned == nil && g.peering != nil && g.good != nil { // there was no plan yet
+		g.exportsKnown = true
+		g.exportTo(&Plan{})
+	}
+	if !g.slices.want(g.assigned) || !x.relists.AllowN(x.of.now(), 1) {
+		return
+	}
+	names := map[string]bool{}
+	for name := range g.assigned {
+		g.slices.begin(name)
+		names[name.Name] = true
+	}
+	w := into(kindSlice, "", g.slices, readSlice)
+	if in := strings.Join(slices.Sorted(maps.Keys(names)), ","); len(in) < selectorLimit { // the index keeps what it wants in any case
+		w.labels = labelService + " in (" + in + ")"
+	}
+	w.whole = g.slices.began()
+	x.watch(w)
 }
 
 // start starts the exchange with the peer of g, until ctx ends.
@@ -121,6 +151,21 @@ func (x *serviceExchange) start(ctx context.Context, tasks *sync.WaitGroup, g Ru
 	const headers = 28 // of IPv4 and UDP
 	x.exchange = exports.New(int(mtu) - headers)
 	g.Exchange(x.exchange.Receive)
+	stop, ended := func() {}, make(chan struct{})
+	close(ended)
+	x.watch = func(w followed) {
+		end, before := stop, ended
+		var within context.Context
+		within, stop = context.WithCancel(ctx)
+		ended = make(chan struct{})
+		done := ended
+		tasks.Go(func() {
+			defer close(done)
+			end()
+			<-before // what it knows is older
+			x.of.follow(within, w)
+		})
+	}
 	tasks.Go(func() { x.talk(ctx, g) })
 	tasks.Go(func() { x.write(ctx, g) })
 }

@@ -114,7 +114,7 @@ func (g *Gateway) exportTo(d *Plan) {
 			taken[a] = true
 		}
 		assigned[key] = a
-		if stored[key] == a.String() {
+		if stored[key] == a.String() && g.slices.known(e.of()) {
 			n := 0
 			for _, s := range g.slicesOf(e) {
 				n += s.Len()
@@ -125,15 +125,20 @@ func (g *Gateway) exportTo(d *Plan) {
 	for _, e := range endpoints.inTurn() {
 		g.serveExport(d, e, assigned[e.Meta.Namespace+"/"+e.Meta.Name], g.slicesOf(e))
 	}
-	d.Status.Exports = nil
+	d.Status.Exports, g.assigned = nil, map[service.Name]bool{}
 	for _, key := range slices.Sorted(maps.Keys(assigned)) {
 		m := &g.exported[key].Meta
+		g.assigned[g.exported[key].of()] = true
 		d.Status.Exports = append(d.Status.Exports, ExportStatus{m.Namespace, m.Name, assigned[key].String()})
 	}
 }
 
 func (g *Gateway) slicesOf(e *exported) []*service.Slice {
-	return g.slices.of(service.Name{Namespace: e.Meta.Namespace, Name: e.Meta.Name})
+	return g.slices.of(e.of())
+}
+
+func (e *exported) of() service.Name {
+	return service.Name{Namespace: e.Meta.Namespace, Name: e.Meta.Name}
 }
 
 func externalFull(external netip.Prefix) string {
@@ -247,17 +252,56 @@ func freeAddress(external netip.Prefix, key string, taken map[netip.Addr]bool) (
 	return netip.Addr{}, false
 }
 
-// A sliceIndex has EndpointSlices by namespace/name and by Service: a cluster has many, but few belong to exported Services.
+// A sliceIndex has the EndpointSlices of wanted Services by namespace/name and by Service.
 type sliceIndex struct {
 	table[*service.Slice]
 	services map[service.Name]table[*service.Slice]
+	wanted   map[service.Name]bool
+	listing  map[service.Name]bool // of these, those whose EndpointSlices are not all known yet
 }
 
 func newSliceIndex() *sliceIndex {
-	return &sliceIndex{table[*service.Slice]{}, map[service.Name]table[*service.Slice]{}}
+	return &sliceIndex{table[*service.Slice]{}, map[service.Name]table[*service.Slice]{}, map[service.Name]bool{}, map[service.Name]bool{}}
+}
+
+// want forgets the Services that are not among all, and reports whether others are there that must be begun.
+func (x *sliceIndex) want(all map[service.Name]bool) (more bool) {
+	for name := range x.wanted {
+		if !all[name] {
+			for key := range x.services[name] {
+				x.set(key, nil)
+			}
+			delete(x.wanted, name)
+			delete(x.listing, name)
+		}
+	}
+	return len(x.wanted) < len(all)
+}
+
+// begin makes a Service wanted, before its EndpointSlices are listed.
+func (x *sliceIndex) begin(name service.Name) {
+	if !x.wanted[name] {
+		x.wanted[name], x.listing[name] = true, true
+	}
+}
+
+// known reports whether all EndpointSlices of a Service are here.
+func (x *sliceIndex) known(name service.Name) bool { return x.wanted[name] && !x.listing[name] }
+
+// began returns what to do when the EndpointSlices of the Services that are wanted now have been listed.
+func (x *sliceIndex) began() func() {
+	now := slices.Collect(maps.Keys(x.wanted))
+	return func() {
+		for _, name := range now {
+			delete(x.listing, name)
+		}
+	}
 }
 
 func (x *sliceIndex) set(key string, s *service.Slice) {
+	if s != nil && !x.wanted[s.Of] {
+		s = nil
+	}
 	if was := x.table[key]; was != nil {
 		if x.services[was.Of].set(key, nil); len(x.services[was.Of]) == 0 {
 			delete(x.services, was.Of)

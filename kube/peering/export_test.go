@@ -7,10 +7,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/gateway/config"
 	"culvert/gateway/exports"
+	"culvert/integration/need"
+	"culvert/kube/service"
 	"culvert/nat/rules"
 )
 
@@ -25,6 +30,7 @@ spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: http, por
 `, name), replace...)
 	g.exportsKnown = true
 	into(setExported, "", table[*exported](g.exported), readExported).put(u)
+	g.slices.wanted[service.Name{Namespace: u.GetNamespace(), Name: u.GetName()}] = true
 }
 
 // endpointsOf adds an EndpointSlice of a Service, ready or not by address.
@@ -43,7 +49,9 @@ addressType: IPv4
 ports: [{name: http, port: 8080, protocol: TCP}]
 endpoints: [%s]
 `, name, strings.Join(all, ", ")))
-	g.slices.set(keyOf(u), readSlice(u))
+	s := readSlice(u)
+	g.slices.wanted[s.Of] = true
+	g.slices.set(keyOf(u), s)
 }
 
 // addresses returns the addresses of exports in the status, by name.
@@ -245,4 +253,80 @@ func TestExportUnknown(t *testing.T) {
 	if d := g.Plan(); !reflect.DeepEqual(addresses(d), before) || d.Exports != nil {
 		t.Errorf("%v, told %v", addresses(d), d.Exports)
 	}
+}
+
+// TestOnlyExportedSlices: of EndpointSlices, a gateway keeps those of exported Services alone, however many others there are. A Service that is exported
+// later has its endpoints too, and those of others stay meanwhile.
+func TestOnlyExportedSlices(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		slice := func(namespace, service string, n int) string {
+			return fmt.Sprintf(`{metadata: {name: %[2]s-%[3]d, namespace: %[1]s, labels: {kubernetes.io/service-name: %[2]s}}, addressType: IPv4,
+				ports: [{name: http, port: 8080, protocol: TCP}], endpoints: [{addresses: [10.244.1.%[3]d], conditions: {ready: true}}]}`, namespace, service, n)
+		}
+		labelled := func(name, value string) *unstructured.Unstructured {
+			return object(t, fmt.Sprintf(`{metadata: {name: %s, namespace: shop, uid: u-%[1]s, labels: {culvert/export: "%s"}},
+				spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: http, port: 80, protocol: TCP}]}}`, name, value))
+		}
+		for _, name := range []string{"web", "api", "other"} {
+			need.NoError(t, c.Tracker().Create(paths[setExported], labelled(name, "false"), "shop"))
+			for n := range 20 {
+				c.create(kindSlice, slice("shop", name, n+1))
+				c.create(kindSlice, slice("elsewhere", name, n+1))
+			}
+		}
+		kept := func() string {
+			time.Sleep(2 * relistInterval)
+			synctest.Wait()
+			c.source.mu.Lock()
+			defer c.source.mu.Unlock()
+			all := map[string]int{}
+			for _, s := range c.source.state.slices.table {
+				all[s.Of.Namespace+"/"+s.Of.Name]++
+			}
+			for _, s := range c.source.state.Plan().Services {
+				all["served "+s.Name] = len(s.Backends)
+			}
+			return text(t, all)
+		}
+		for _, step := range []struct {
+			do   func()
+			want string
+		}{
+			{func() {}, `{}`},
+			{func() { c.update(setExported, labelled("web", "true")) }, `{"served web-shop":20,"shop/web":20}`},
+			{func() { c.update(setExported, labelled("api", "true")) }, `{"served api-shop":20,"served web-shop":20,"shop/api":20,"shop/web":20}`},
+			{func() {
+				c.create(kindSlice, slice("shop", "api", 21))
+				c.create(kindSlice, slice("shop", "other", 21))
+			}, `{"served api-shop":21,"served web-shop":20,"shop/api":21,"shop/web":20}`},
+			{func() { c.update(setExported, labelled("web", "false")) }, `{"served api-shop":21,"shop/api":21}`},
+			{func() { c.update(setExported, labelled("web", "true")) }, `{"served api-shop":21,"served web-shop":20,"shop/api":21,"shop/web":20}`},
+			{func() {
+				c.update(setExported, labelled("web", "false"))
+				c.update(setExported, labelled("api", "false"))
+			}, `{}`},
+		} {
+			step.do()
+			if got := kept(); got != step.want {
+				t.Errorf("kept: %s\nwant: %s", got, step.want)
+			}
+		}
+		lists := func() (n int) {
+			for _, a := range c.Actions() {
+				if a.GetVerb() == "list" && a.GetResource() == paths[kindSlice] {
+					n++
+				}
+			}
+			c.ClearActions()
+			return n
+		}
+		lists()
+		for n := range 300 { // somebody exports something else all the time
+			c.update(setExported, labelled("web", fmt.Sprint(n%2 == 0)))
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := lists(); n > 32 {
+			t.Errorf("EndpointSlices are listed %d times in 30 s", n)
+		}
+	})
 }

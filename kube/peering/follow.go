@@ -44,6 +44,7 @@ type followed struct {
 	drop                    func(key string)
 	keys                    func() []string
 	trim                    func(u *unstructured.Unstructured) // of an object of a list; nil: all of it is used
+	whole                   func()                             // called like put, after all objects of a list; nil: nothing to do
 }
 
 // paths are the API resources of the sets.
@@ -124,6 +125,9 @@ func (k sink) Replace(all []*unstructured.Unstructured) {
 			}
 		}
 		k.complete[k.kind] = true
+		if k.whole != nil {
+			k.whole()
+		}
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 	"culvert/gateway/exports"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
+	"culvert/kube/service"
 	"culvert/nat"
 	"culvert/nat/rules"
 )
@@ -38,12 +39,13 @@ type Gateway struct {
 	tunnels map[string]*tunnelNode
 	pods    *podIndex
 	holders map[netip.Addr]string // the Nodes that have listed an address first, and still do
-	// Services with LabelExport, and all EndpointSlices, by namespace/name.
+	// Services with LabelExport, and EndpointSlices, by namespace/name.
 	exported     map[string]*exported
 	slices       *sliceIndex
-	exportsKnown bool   // all exported Services are known
-	term         int64  // the term that this gateway has written; 0: none yet
-	displaced    string // the pod that was active before this one
+	assigned     map[service.Name]bool // the Services that have an address by the last plan; nil: there was none
+	exportsKnown bool                  // all exported Services are known
+	term         int64                 // the term that this gateway has written; 0: none yet
+	displaced    string                // the pod that was active before this one
 }
 
 // NewGateway returns the Gateway of a cluster without objects.

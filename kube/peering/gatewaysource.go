@@ -195,17 +195,13 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	if !speaks || s.self.Elected {
 		s.state.term = 0 // the election decides who is active, and Plan takes the next term
 	}
-	want, begin := s.services.needs()
-	want = append(want, KindPeering, kindNode, KindTunnelNode)
+	want := append(s.services.needs(), KindPeering, kindNode, KindTunnelNode)
 	if p := s.state.good; p != nil && p.FollowPods {
 		want = append(want, kindPod)
 		if !s.following {
 			s.following = true
 			more(pods)
 		}
-	}
-	if begin != nil {
-		more(begin)
 	}
 	whole := !slices.ContainsFunc(want, func(kind string) bool { return !s.complete[kind] })
 	var plan *Plan
