@@ -27,14 +27,17 @@ func TestLogsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../docs/logs.md")
 	need.NoError(t, err)
 	doc := string(text)
-	var findings, underLiqo strings.Builder
+	var findings, underLiqo, inPeering strings.Builder
 	for _, c := range health.Causes() {
 		findings.WriteString(wrapped(fmt.Sprintf("- `%s` (%s): %s", c.Name, c.Level, c.Sentence())))
 		if l := c.Liqo(); l != c {
 			underLiqo.WriteString(wrapped(fmt.Sprintf("- `%s`: %s", c.Name, l.Sentence())))
 		}
+		if p := c.Peering(); p != c {
+			inPeering.WriteString(wrapped(fmt.Sprintf("- `%s`: %s", c.Name, p.Sentence())))
+		}
 	}
-	for section, want := range map[string]string{"Findings": findings.String(), "Findings under Liqo": underLiqo.String()} {
+	for section, want := range map[string]string{"Findings": findings.String(), "Findings under Liqo": underLiqo.String(), "Findings of a Peering": inPeering.String()} {
 		before, rest, _ := strings.Cut(doc, "## "+section+"\n")
 		head, list, _ := strings.Cut(rest, "\n- ")
 		list, after, _ := strings.Cut("- "+list, "\n\n")

@@ -28,10 +28,11 @@ type peeringGateway struct {
 	elected *electing
 }
 
-// Trouble returns the gateway's latest log message about its peer.
-func (g peeringGateway) Trouble() string {
+// Trouble returns the gateway's latest log message about its peer, or, if the peer answers, about a path that not all packets pass.
+func (g peeringGateway) Trouble(answers bool) string {
 	for _, f := range g.Findings() {
-		if f.Kind == health.OfPeer && f.Cause.Level == health.Warning {
+		narrow := f.Cause == health.NarrowPeer || f.Cause == health.NarrowNode
+		if answers && narrow || !answers && f.Kind == health.OfPeer && f.Cause.Level == health.Warning {
 			return f.Text
 		}
 	}

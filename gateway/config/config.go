@@ -51,7 +51,8 @@ type Config struct {
 	// Elected says that the gateway has replicas: it starts as a standby, and forwards when an election says so.
 	Elected bool
 
-	Liqo bool // Liqo's resources configure the gateway; metrics also have the names of Liqo's gateway
+	Liqo    bool // Liqo's resources configure the gateway; metrics also have the names of Liqo's gateway
+	Peering bool // a Peering configures the gateway
 
 	// Warnings name what is valid but probably not meant, one line each.
 	Warnings []string

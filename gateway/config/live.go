@@ -33,7 +33,7 @@ func (c *Config) ChangesLive(old *Config) error {
 	fixed("state", c.State == old.State)
 	fixed("ipam.file", c.IPAM.File == old.IPAM.File || c.State != old.State)
 	fixed("control", c.Control == old.Control)
-	fixed("metrics", c.Metrics == old.Metrics && c.Health == old.Health && c.Liqo == old.Liqo)
+	fixed("metrics", c.Metrics == old.Metrics && c.Health == old.Health && c.Liqo == old.Liqo && c.Peering == old.Peering)
 	fixed("--leader-election", c.Elected == old.Elected)
 	fixed("log.format", c.Log.Format == old.Log.Format)
 	return errors.Join(errs...)

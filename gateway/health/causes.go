@@ -30,6 +30,7 @@ type Cause struct {
 
 	// Server is the remedy for a gateway that is the server, which has no wireguard.endpoint; "" = Remedy.
 	Server string
+	plain  *Cause // the cause with the remedy for a client; nil: this one
 }
 
 // About the peer.
@@ -79,7 +80,7 @@ var (
 		"correct it in geneve.nodes, or start that machine")
 	NodeUnroutable = cause("node-unroutable", Warning, "this machine has no route to {node} ({underlay})",
 		"correct its underlay address in geneve.nodes, or add a route")
-	NodeSilent = cause("node-silent", Warning, "{node} ({underlay}) has been silent for {time} and answers no {by} ({asked} asked)",
+	NodeSilent = cause("node-silent", Warning, "{node} ({underlay}) has answered no {by} for {time} ({asked} asked)",
 		"is it running, is its link up, with the gateway's underlay address as remote, and is UDP {port} open here and there?")
 	NodeDeaf = cause("node-deaf", Warning, "{node} ({underlay}) sends, and answers no {by} for {address} ({asked} asked)",
 		"does its firewall let UDP {port} of this gateway in, and is that the address of its link?")
@@ -180,7 +181,7 @@ func (c *Cause) by(role string) *Cause {
 		return c
 	}
 	at := *c
-	at.Remedy = c.Server
+	at.Remedy, at.plain = c.Server, c
 	return &at
 }
 
@@ -214,7 +215,7 @@ type Finding struct {
 
 	Problem string // the same without the remedy
 
-	liqo string // the same under Liqo
+	liqo, peering string // Text under Liqo, and in the gateway of a Peering
 }
 
 // WithoutFile returns the finding in the words for a process that no file configures.
@@ -225,5 +226,5 @@ func (f Finding) WithoutFile() Finding {
 
 func find(c *Cause, kind Kind, of string, blanks ...string) Finding {
 	fill := strings.NewReplacer(blanks...)
-	return Finding{c, kind, of, fill.Replace(c.Sentence()), fill.Replace(c.Says), fill.Replace(c.Liqo().Sentence())}
+	return Finding{c, kind, of, fill.Replace(c.Sentence()), fill.Replace(c.Says), fill.Replace(c.Liqo().Sentence()), fill.Replace(c.Peering().Sentence())}
 }

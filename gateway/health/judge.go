@@ -15,7 +15,8 @@ type Judge struct {
 	overflows overflows
 	load      Load
 	notices   notices
-	liqo      bool // from the last observation
+	liqo      bool // from the last observation, as peering
+	peering   bool
 }
 
 // NewJudge returns a Judge without history.
@@ -32,7 +33,7 @@ const proven = 3 * time.Second
 
 // Look returns the changes since the last observation, for the log. now must not run backwards.
 func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
-	j.liqo = o.Peer.Liqo
+	j.liqo, j.peering = o.Peer.Liqo, o.Peer.Peering
 	if f, changed := j.peer.judge(now, &o.Peer); changed {
 		changes = append(changes, f)
 	}
@@ -67,8 +68,11 @@ func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
 // inWords gives findings the wording for the gateway's environment.
 func (j *Judge) inWords(all []Finding) []Finding {
 	for i := range all {
-		if j.liqo {
+		switch {
+		case j.liqo:
 			all[i] = all[i].WithoutFile()
+		case j.peering:
+			all[i] = all[i].InPeering()
 		}
 	}
 	return all

@@ -87,3 +87,37 @@ func TestLiqoSettles(t *testing.T) {
 		}
 	}
 }
+
+// TestPeeringWords: in the gateway of a Peering no sentence names a field of the file, for either role.
+func TestPeeringWords(t *testing.T) {
+	file := regexp.MustCompile(`network\.(local|remote)|geneve\.[a-z]|wireguard\.[a-z]|\bnat\.|culvert (node|keygen|init)|connectionCheck|` +
+		`[^.{]\bmtu\b|mssClamp|change rules|unknownSource|gatewayAddress|maxConnections|sourceCheck|the file`)
+	for _, plain := range Causes() {
+		for _, role := range []string{"client", "server"} {
+			c := plain.by(role)
+			says := c.Peering().Sentence()
+			if file.MatchString(says) || role == "server" && plain.Server != "" && strings.Contains(says, "correct spec.endpoint") {
+				t.Errorf("%s, %s: %s", c.Name, role, says)
+			}
+			for _, blank := range regexp.MustCompile(`\{\w+\}`).FindAllString(says, -1) {
+				if !strings.Contains(c.Sentence(), blank) && !(c.Name[:4] == "node" || c.Name[:4] == "no-a") {
+					t.Errorf("%s: nothing fills %s in", c.Name, blank)
+				}
+			}
+		}
+	}
+	for _, role := range []string{"client", "server"} {
+		o := &Observation{Peer: Peer{Name: "milan", Peering: true, Role: role, Endpoint: netip.MustParseAddrPort("192.0.2.1:31840")}}
+		var said []Finding
+		j := NewJudge()
+		for at := time.Duration(0); at < time.Minute; at += time.Second {
+			o.Peer.SentHandshakes, o.Peer.Knock = uint64(at/(5*time.Second)), KnockRefused
+			said = append(said, j.Look(at, o)...)
+		}
+		want := map[string]string{"client": "that of its Service", "server": "spec.endpoint of its Peering"}[role]
+		if len(said) != 1 || said[0].Cause.Name != "endpoint-refused" || !strings.Contains(said[0].Text, want) || len(j.Findings(time.Minute)) != 1 ||
+			!strings.Contains(j.Findings(time.Minute)[0].Text, want) {
+			t.Errorf("%s: %+v", role, said)
+		}
+	}
+}

@@ -35,6 +35,7 @@ type nodeHistory struct {
 	doubtful bool          // unknown whether it is there
 	troubled time.Duration // when it was last doubtful or at fault
 	agreed   time.Duration // when ARP and packets last agreed about it
+	unasked  time.Duration // when there was last no request without an answer
 }
 
 const (
@@ -60,6 +61,9 @@ const (
 func (h *nodeHistory) judge(now time.Duration, n *Node, o *Observation, s *Sign, deafened bool) (Finding, bool) {
 	if !h.began {
 		h.began, h.started = true, now
+	}
+	if !n.ARP || n.Asked == 0 {
+		h.unasked = now
 	}
 	if h.doubtful = n.ARP && n.Asked >= asks; h.doubtful || h.bad || deafened {
 		h.troubled = now
@@ -164,7 +168,7 @@ func (h *nodeHistory) fault(now time.Duration, n *Node, o *Observation) (c *Caus
 	case silent && nodeKnocks[n.Knock] != nil && now-h.started >= proven:
 		return nodeKnocks[n.Knock], h.started
 	case silent && n.Known:
-		return NodeSilent, now - n.Silence
+		return NodeSilent, h.unasked // it may have had nothing to send for long before
 	case silent && now-h.started >= patience:
 		return NeverThere, h.started
 	case now-h.agreed >= oddTime:

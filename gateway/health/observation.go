@@ -30,6 +30,7 @@ type Peer struct {
 	ListenPort uint16
 	PublicKey  string // ours
 	Liqo       bool   // Liqo's resources configure the gateway, not a file
+	Peering    bool   // a Peering does
 	Unknown    bool   // its public key is not known yet, so there is no peer
 	NameError  string // why Configured has no address; "" = it has
 

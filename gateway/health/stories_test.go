@@ -236,7 +236,7 @@ var stories = []struct {
 		flood(s, 30, o)
 		o.Nodes[1].Asked, o.Nodes[1].Known, o.Nodes[1].Silence = s, true, time.Duration(s)*time.Second
 	}, []string{"1 info node rome-1: first packet", "2 warning node rome-1: 8000 of 10000 datagrams",
-		"43 warning node rome-2: rome-2 (172.18.0.3) has been silent for 43 s"}},
+		"43 warning node rome-2: rome-2 (172.18.0.3) has answered no ARP for 43 s (43 asked)"}},
 	{"strangers flood the nodes' port", 20, func(s int, o *Observation) {
 		o.Sockets = []Socket{{Name: "geneve", Port: 6091, Received: uint64(s), Overflows: uint64(s) * 4000}}
 	}, []string{"2 warning address strangers: 4000 of 4001 datagrams to the nodes' port were lost in a second: the receive buffer of UDP 6091 was full; strangers sent most"}},
@@ -266,13 +266,13 @@ var stories = []struct {
 		if s >= 80 {
 			n.Asked, n.Silence = 0, 0
 		}
-	}, []string{"0 info", "42 warning node rome-1: rome-1 (172.18.0.2) has been silent for 32 s and answers no ARP (3 asked)", "80 info node rome-1: rome-1 (172.18.0.2) is back after 70 s"}},
+	}, []string{"0 info", "42 warning node rome-1: rome-1 (172.18.0.2) has answered no ARP for 3 s (3 asked)", "80 info node rome-1: rome-1 (172.18.0.2) is back after 41 s"}},
 	{"a node of IPv6 alone falls silent", 60, func(s int, o *Observation) {
 		n := &o.Nodes[0]
 		if n.Address, n.Received, n.Known, n.Answered = netip.MustParseAddr("fd80::2"), 1, true, true; s >= 20 {
 			n.Asked, n.Silence = s-19, time.Duration(s-10)*time.Second
 		}
-	}, []string{"0 info", "22 warning node rome-1: rome-1 (172.18.0.2) has been silent for 12 s and answers no neighbour discovery (3 asked)"}},
+	}, []string{"0 info", "22 warning node rome-1: rome-1 (172.18.0.2) has answered no neighbour discovery for 3 s (3 asked)"}},
 	{"a node's link loses frames", 100, func(s int, o *Observation) {
 		n := &o.Nodes[0]
 		n.Received, n.Known, n.Answered, n.Requests, n.Lost = 1, true, true, 32, 8

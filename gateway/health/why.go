@@ -9,8 +9,11 @@ func (d *Drop) Why(p *Peer) string {
 		return ""
 	}
 	byRule := c == RuleDrops
-	if p.Liqo {
+	switch {
+	case p.Liqo:
 		c = c.Liqo()
+	case p.Peering:
+		c = c.Peering()
 	}
 	if byRule {
 		return d.fill(p).Replace("rule {rule} refuses it: " + c.Remedy)

@@ -153,7 +153,7 @@ func (src *Source) explain(v *view, b []byte, segment int, in nat.Link, now nat.
 		if source, destination, ok := path.Addresses(b); ok {
 			drop := monitor.DropOf(v.config, d.Reason, in == nat.Tunnel, t.From, source, destination)
 			drop.Rule = lastRule(t.Steps)
-			t.Why = drop.Why(&health.Peer{Name: v.config.Peer, Liqo: v.config.Liqo, Role: v.config.WireGuard.Role.String()})
+			t.Why = drop.Why(&health.Peer{Name: v.config.Peer, Liqo: v.config.Liqo, Peering: v.config.Peering, Role: v.config.WireGuard.Role.String()})
 		}
 		src.traceNearest(steps, d.Reason)
 	}

@@ -231,7 +231,7 @@ func (m *Monitor) seePeer(c *config.Config) health.Peer {
 	if k := c.WireGuard.PrivateKey; k != m.private || m.public == "" {
 		m.private, m.public = k, k.Public().Base64() // costs as much as a handshake
 	}
-	p := health.Peer{Name: c.Peer, Liqo: c.Liqo, Role: c.WireGuard.Role.String(), Configured: c.WireGuard.Endpoint,
+	p := health.Peer{Name: c.Peer, Liqo: c.Liqo, Peering: c.Peering, Role: c.WireGuard.Role.String(), Configured: c.WireGuard.Endpoint,
 		ListenPort: m.path.WG.Port(), PublicKey: m.public, Unknown: c.WireGuard.PeerPublicKey == (wgkey.Key{}), Initiator: m.path.WG.Initiator(), Outdated: m.path.WG.Outdated()}
 	s, err := m.path.WG.PeerStats()
 	if err != nil {

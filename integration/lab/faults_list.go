@@ -133,7 +133,7 @@ var faults = []Fault{{
 	Name: "gateway-port-blocked", Does: "a firewall at rome's gateway silently drops what nodes send, UDP 6091",
 	Cause: "UDP 6091 is blocked at the gateway", Remedy: "let UDP 6091 in from the nodes, at rome's gateway",
 	Symptom: AllCut, kernel: blockUDP("rome/gateway", "eth0", 6091),
-	Named: rome("node-silent", "rome-node1 (172.18.0.2) has been silent for … and answers no ARP (… asked)", "node-silent"),
+	Named: rome("node-silent", "rome-node1 (172.18.0.2) has answered no ARP for … (… asked)", "node-silent"),
 }, {
 	Name: "node-port-blocked", Does: "a firewall at node1 silently drops what the gateway sends, UDP 6091",
 	Cause: "UDP 6091 is blocked at the node", Remedy: "let UDP 6091 in from the gateway, at rome/node1",
@@ -201,7 +201,7 @@ var faults = []Fault{{
 	Name: "wrong-gateway", Does: "node1's underlay address for its gateway is one that nobody has",
 	Cause: "wrong underlay address of the gateway", Remedy: "gateway.underlay of node1: 172.18.0.9",
 	Symptom: FirstCut, files: edit("rome/node1", "gateway.underlay", "172.18.0.99"),
-	Named: rome("node-silent", "rome-node1 (172.18.0.2) has been silent for … and answers no ARP (… asked)"),
+	Named: rome("node-silent", "rome-node1 (172.18.0.2) has answered no ARP for … (… asked)"),
 }, {
 	Name: "wrong-gateway-address", Does: "node1 has another internal address for its gateway than the gateway has",
 	Cause: "wrong internal address of the gateway", Remedy: "gateway.address of node1: 10.80.0.4",
@@ -241,7 +241,7 @@ var faults = []Fault{{
 	Name: "underlay-down", Does: "node1's cable is unplugged",
 	Cause: "a node's underlay is down", Remedy: "at the router: ip link set node1 up",
 	Symptom: FirstCut, kernel: cableOut(),
-	Named: &Named{"rome", "node-silent", "rome-node1 (172.18.0.2) has been silent for … and answers no ARP (… asked)", nil,
+	Named: &Named{"rome", "node-silent", "rome-node1 (172.18.0.2) has answered no ARP for … (… asked)", nil,
 		rome("node-nobody", "nobody has the underlay address 172.18.0.2 of rome-node1")},
 }, {
 	Name: "pod-without-route", Does: "rome/pod1 has no default route",

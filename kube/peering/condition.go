@@ -99,9 +99,9 @@ func (s *GatewaySource) conditions(plan *Plan, check kube.Check, trouble string)
 	case plan.Peering == nil:
 		connected.Reason, connected.Message = "NotAccepted", ""
 	case plan.Peering.PublicKey == (wgkey.Key{}):
-		connected.Reason, connected.Message = "NoPeerKey", "spec.publicKey: missing; it is status.publicKey of the peer's Peering"
+		connected.Reason, connected.Message = noPeerKey, "spec.publicKey: missing; it is status.publicKey of the peer's Peering"
 	case check.State == kube.CheckConnected:
-		connected = &Condition{Type: Connected, Status: "True", Reason: "PeerAnswers"}
+		connected = &Condition{Type: Connected, Status: "True", Reason: "PeerAnswers", Message: trouble}
 	case check.State == kube.CheckLost:
 		connected.Reason, connected.Message = "PeerSilent", cmp.Or(trouble, "the peer does not answer the connection check")
 	default:
@@ -141,16 +141,31 @@ func without(all []*Condition, kind string) []*Condition {
 	return slices.DeleteFunc(slices.Clone(all), func(c *Condition) bool { return c != nil && c.Type == kind })
 }
 
-// message returns what is wrong, most urgent first.
+// noPeerKey is the reason of Connected before two clusters have exchanged their keys.
+const noPeerKey = "NoPeerKey"
+
+// message returns what is wrong, most urgent first. While only the peer's key is missing, it says what will be wrong then, too. Services that are not
+// exported are their owners' matter, and would hide all that comes after: they are in the condition alone. Last comes a path that is too narrow.
 func message(s *Status) string {
+	key, narrow := "", ""
 	for _, kind := range []string{Accepted, OneGateway, Connected, NodesReady, StandbyReady, Exported, Imported} {
 		for _, c := range s.Conditions {
-			if c != nil && c.Type == kind && c.Status != "True" && c.Message != "" && c.Reason != notWanted {
+			switch {
+			case c == nil || c.Type != kind || c.Message == "" || c.Reason == notWanted || kind == Exported && c.Reason == refusedExports:
+			case c.Status == "True":
+				if kind == Connected {
+					narrow = c.Message
+				}
+			case c.Reason == noPeerKey:
+				key = c.Message
+			case key != "" && kind == NodesReady:
+				return key + "; " + c.Message
+			case key == "":
 				return c.Message
 			}
 		}
 	}
-	return ""
+	return cmp.Or(key, narrow)
 }
 
 // summary returns the first of several sentences, and how many more there are.

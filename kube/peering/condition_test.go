@@ -58,3 +58,32 @@ func TestOnePodAgain(t *testing.T) {
 		t.Errorf("%+v", all)
 	}
 }
+
+// TestMessage: the most urgent fault is the message. One Service that is not exported is its owner's matter. While the peer's key is missing, nodes' faults
+// are told too, and a narrow path is told when all else is well.
+func TestMessage(t *testing.T) {
+	key, lost := &Condition{Type: Connected, Status: "False", Reason: noPeerKey, Message: "no key"}, &Condition{Type: Connected, Status: "False", Reason: "PeerSilent", Message: "lost"}
+	well, narrow := &Condition{Type: Connected, Status: "True"}, &Condition{Type: Connected, Status: "True", Message: "narrow"}
+	nodes, copied := &Condition{Type: NodesReady, Status: "False", Message: "nodes"}, &Condition{Type: StandbyReady, Status: "True", Message: "has a copy"}
+	refused, full := &Condition{Type: Exported, Status: "False", Reason: "Refused", Message: "headless"}, &Condition{Type: Exported, Status: "False", Reason: "ExternalCIDRFull", Message: "full"}
+	imported, unwanted := &Condition{Type: Imported, Status: "False", Reason: "Refused", Message: "no right"}, &Condition{Type: Imported, Status: "False", Reason: notWanted, Message: "x"}
+	for _, c := range []struct {
+		all  []*Condition
+		want string
+	}{
+		{[]*Condition{well, copied, unwanted}, ""},
+		{[]*Condition{key}, "no key"},
+		{[]*Condition{key, nodes, full}, "no key; nodes"},
+		{[]*Condition{key, full}, "no key"},
+		{[]*Condition{lost, nodes}, "lost"},
+		{[]*Condition{well, refused}, ""},
+		{[]*Condition{well, refused, imported}, "no right"},
+		{[]*Condition{well, full, imported}, "full"},
+		{[]*Condition{narrow, copied, refused}, "narrow"},
+		{[]*Condition{narrow, nodes}, "nodes"},
+	} {
+		if got := message(&Status{Conditions: c.all}); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+}

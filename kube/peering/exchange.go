@@ -283,7 +283,7 @@ func (x *serviceExchange) conditions(plan *Plan) (exported, imported *Condition)
 	case plan.ExternalFull:
 		exported = &Condition{Type: Exported, Status: "False", Reason: "ExternalCIDRFull", Message: summary(plan.ExportFaults)}
 	case len(plan.ExportFaults) > 0:
-		exported = &Condition{Type: Exported, Status: "False", Reason: "Refused", Message: summary(plan.ExportFaults)}
+		exported = &Condition{Type: Exported, Status: "False", Reason: refusedExports, Message: summary(plan.ExportFaults)}
 	case len(plan.Status.Exports) > 0 && silent:
 		exported = &Condition{Type: Exported, Status: "False", Reason: "PeerSilent",
 			Message: "the peer does not acknowledge the Services that are exported; does its gateway run this version of culvert?"}
@@ -307,8 +307,11 @@ func (x *serviceExchange) conditions(plan *Plan) (exported, imported *Condition)
 	return exported, imported
 }
 
-// notWanted is a reason that is not a fault.
-const notWanted = "NoNamespace"
+// notWanted is a reason that is not a fault, and refusedExports one of Services' owners.
+const (
+	notWanted      = "NoNamespace"
+	refusedExports = "Refused"
+)
 
 // faults returns the faults of exports and imports that may be reported.
 func (x *serviceExchange) faults(plan *Plan) (all []string) {

@@ -382,6 +382,6 @@ func (d *Plan) Config(base *config.Config) *config.Config {
 // Base returns the part of a configuration that cannot change while the gateway runs.
 func (p *Peering) Base(base *config.Config) *config.Config {
 	c := *base
-	c.Cluster, c.Peer, c.MTU, c.WireGuard.Role = p.Cluster, p.Peer, config.TunnelMTU(p.MTU), p.Role
+	c.Cluster, c.Peer, c.MTU, c.WireGuard.Role, c.Peering = p.Cluster, p.Peer, config.TunnelMTU(p.MTU), p.Role, true
 	return &c
 }

@@ -33,8 +33,8 @@ type Running interface {
 	Check() kube.Check
 	// Speaks reports whether this gateway, of several, is the active one, which writes the Peering's status.
 	Speaks() bool
-	// Trouble returns a sentence that says why nothing passes; "" if the gateway knows no reason.
-	Trouble() string
+	// Trouble returns a sentence that says why nothing passes or, if the peer answers, why not everything does; "" if the gateway knows no reason.
+	Trouble(answers bool) string
 	// Exchange and Tell are the methods of gateway.Gateway.
 	Exchange(take func(datagram []byte) (answer []byte, ok bool))
 	Tell(datagram []byte)
@@ -240,7 +240,7 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	plan.troubles(g.NodeTroubles())
 	plan.Status.PublicKey = s.base.WireGuard.PrivateKey.Public().Base64()
 	plan.Status.RTT = s.roundTrip(&check)
-	plan.Status.Conditions = s.conditions(plan, check, g.Trouble())
+	plan.Status.Conditions = s.conditions(plan, check, g.Trouble(check.State == kube.CheckConnected))
 	standbys, alone := g.Standbys()
 	plan.Status.Conditions = s.standby(plan, s.undisputed(plan.Status.Conditions), standbys, alone)
 	plan.Status.Message = message(&plan.Status)

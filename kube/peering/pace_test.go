@@ -85,7 +85,7 @@ func (o objectsIn) UpdateStatus(ctx context.Context, u *unstructured.Unstructure
 func (c *cluster) Apply(*config.Config) error           { return nil }
 func (c *cluster) Amend(*config.Config) bool            { return true }
 func (c *cluster) Speaks() bool                         { return !c.rests.Load() }
-func (c *cluster) Trouble() string                      { return "" }
+func (c *cluster) Trouble(bool) string                  { return "" }
 func (c *cluster) Exchange(func([]byte) ([]byte, bool)) {}
 func (c *cluster) Tell([]byte)                          {}
 func (c *cluster) NodeTroubles() map[string]string      { return nil }
