@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -249,6 +250,9 @@ func (s *Source) Resources() (waiting []string, leftOut map[rules.Key]string) {
 			waiting = append(waiting, "the list of "+resources[w.kind])
 		}
 	}
+	if refused := s.causes.Refused(); refused != "" {
+		waiting = append(waiting, refused)
+	}
 	return waiting, s.state.Faults()
 }
 
@@ -307,9 +311,22 @@ func (s *Source) remove(key rules.Key) {
 type Causes struct {
 	log *logrus.Entry
 
-	mu   sync.Mutex
-	told map[string]bool // +checklocks:mu
+	mu        sync.Mutex
+	told      map[string]bool // +checklocks:mu
+	forbidden map[string]bool // requests that the API server refuses for want of a right; +checklocks:mu
 }
 
 // NewCauses returns a Causes that has logged nothing.
-func NewCauses(log *logrus.Entry) *Causes { return &Causes{log: log, told: map[string]bool{}} }
+func NewCauses(log *logrus.Entry) *Causes {
+	return &Causes{log: log, told: map[string]bool{}, forbidden: map[string]bool{}}
+}
+
+// Refused says which rights are missing; "" if none is.
+func (c *Causes) Refused() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.forbidden) == 0 {
+		return ""
+	}
+	return "the API server refuses for want of rights: " + strings.Join(slices.Sorted(maps.Keys(c.forbidden)), ", ")
+}

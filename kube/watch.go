@@ -253,6 +253,11 @@ func (c *Causes) Log(ctx context.Context, verb, resource string, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if request := verb + " " + resource; apierrors.IsForbidden(err) {
+		c.forbidden[request] = true
+	} else if err == nil {
+		delete(c.forbidden, request)
+	}
 	if err == nil {
 		for _, was := range []string{"away", verb + " " + resource} {
 			if c.told[was] {

@@ -104,9 +104,12 @@ func (c *Nodes) link(l *NodeLink) (whose, remedy string) {
 	return Unknown, fmt.Sprintf("no pod of this node says anything of it; look there: ip link show %s", l.Interface)
 }
 
-// on returns the pod on a node; nil if there is none.
+// on returns the pod on a node; nil if there is none. During an update there may be two, of which one waits, or cannot start.
 func on(pods []Pod, node string) *Pod {
-	i := slices.IndexFunc(pods, func(p Pod) bool { return p.Node == node })
+	i := slices.IndexFunc(pods, func(p Pod) bool { return p.Node == node && p.Phase == "Running" })
+	if i < 0 {
+		i = slices.IndexFunc(pods, func(p Pod) bool { return p.Node == node })
+	}
 	if i < 0 {
 		return nil
 	}
@@ -130,6 +133,13 @@ func (p *Pod) says(link, tunnel, fabric string) (whose, trouble string) {
 			whose, trouble = Ours, ""
 		case (strings.Contains(line, `msg="link is removed"`) || strings.Contains(line, `msg="link is no longer wanted"`) || strings.Contains(line, `msg="device was removed`)) && about("interface=", link):
 			whose, trouble = NoLink, "its link was removed; culvert's pod makes it anew if the resources ask for it"
+		case strings.Contains(line, `msg="the API server cannot be asked; trying again"`) && strings.Contains(line, "forbidden"):
+			if whose != Ours {
+				whose, trouble = NoLink, fmt.Sprintf("culvert's pod %s/%s may not %s %s: apply the manifest again: culvert liqo template --nodes --image IMAGE | kubectl apply -f -",
+					p.Namespace, p.Name, word(line, "verb"), word(line, "resource"))
+			}
+		case strings.Contains(line, `msg="the API server answers again"`) && strings.Contains(trouble, " may not "+word(line, "verb")+" "+word(line, "resource")+":"):
+			whose, trouble = Unknown, ""
 		case strings.Contains(line, `msg="a resource cannot be obeyed"`) && (about("resource=", "InternalFabric/"+fabric) || about("resource=", "GeneveTunnel/"+tunnel)):
 			if whose != Ours { // otherwise it is a warning about an existing link
 				_, cause, _ := strings.Cut(line, "cause=")
@@ -146,4 +156,11 @@ func (p *Pod) says(link, tunnel, fabric string) (whose, trouble string) {
 		}
 	}
 	return whose, trouble
+}
+
+// word returns the value of a key of culvert's log that has no spaces.
+func word(line, key string) string {
+	_, value, _ := strings.Cut(line, " "+key+"=")
+	value, _, _ = strings.Cut(value, " ")
+	return strings.TrimSpace(value)
 }

@@ -17,6 +17,9 @@ const (
 	linkOther   = "time=\"2026-07-23T10:00:00Z\" level=info msg=\"link is up\" interface=liqo.abcd mtu=1340 node=n1 remote=10.244.1.7 vni=3\n"
 	linkRefused = "time=\"2026-07-23T10:00:00Z\" level=warning msg=\"a resource cannot be obeyed\" cause=\"interface: liqo.abc exists and is a veth link that culvert did not make; " +
 		"remove it: ip link del liqo.abc\" node=n1 resource=InternalFabric/tenant/milan\n"
+	forbidden = "time=\"2026-07-23T10:00:00Z\" level=warning msg=\"the API server cannot be asked; trying again\" error=\"internalnodes.networking.liqo.io is forbidden: " +
+		"User \\\"system:serviceaccount:liqo:culvert-links\\\" cannot list resource\" node=n1 resource=internalnodes verb=list\n"
+	allowed     = "time=\"2026-07-23T10:00:00Z\" level=info msg=\"the API server answers again\" node=n1 resource=internalnodes verb=list\n"
 	agentMade   = "I0723 10:00:00.000000       1 genevetunnel_controller.go:150] Enforced interface liqo.abc for genevetunnel tenant/milan-n1\n"
 	agentFailed = "E0723 10:00:00.000000       1 controller.go:474] \"Reconciler error\" err=\"ensuring the geneve interface presence: cannot create geneve link: operation not supported\" " +
 		"controller=\"internalfabric-fabric\" GeneveTunnel=\"tenant/milan-n1\" namespace=\"tenant\" name=\"milan-n1\"\n"
@@ -52,6 +55,10 @@ func TestLinksOfNodes(t *testing.T) {
 		"refused":                  {[]Pod{agent(agentFailed)}, []Pod{ours(linkRefused)}, []map[string]any{tunnel}, NoLink, "interface: liqo.abc exists and is a veth link that culvert did not make; remove it: ip link del liqo.abc"},
 		"a longer name":            {[]Pod{agent("")}, []Pod{ours(linkOther)}, []map[string]any{tunnel}, Unknown, "ip link show liqo.abc"},
 		"pending":                  {[]Pod{agent(agentFailed)}, []Pod{{Namespace: "liqo", Name: "links", Node: "n1", Phase: "Pending"}}, []map[string]any{tunnel}, NoLink, "liqo/links is Pending"},
+		"no right":                 {[]Pod{agent(agentPanicked)}, []Pod{ours(forbidden)}, []map[string]any{tunnel}, NoLink, "culvert's pod liqo/links may not list internalnodes: apply the manifest again"},
+		"a right again":            {[]Pod{agent(agentFailed)}, []Pod{ours(forbidden + allowed)}, []map[string]any{tunnel}, NoLink, "Liqo's agent says"},
+		"a right too few for more": {[]Pod{agent(agentPanicked)}, []Pod{ours(linkUp + forbidden)}, []map[string]any{tunnel}, Ours, ""},
+		"a pod that cannot start":  {[]Pod{agent(agentPanicked)}, []Pod{{Namespace: "liqo", Name: "next", Node: "n1", Phase: "Pending"}, ours(linkUp)}, []map[string]any{tunnel}, Ours, ""},
 		"on another node":          {[]Pod{agent(agentFailed)}, []Pod{{Node: "n2", Phase: "Running", Log: linkUp}}, []map[string]any{tunnel}, NoLink, "no Geneve"},
 		"the kernel has Geneve":    {[]Pod{agent(agentMade)}, []Pod{ours("")}, []map[string]any{tunnel}, Liqos, ""},
 		"no agent":                 {nil, nil, []map[string]any{tunnel}, NoLink, "Liqo's agent (liqo-fabric) does not run"},
@@ -66,7 +73,8 @@ func TestLinksOfNodes(t *testing.T) {
 	// The messages are those that docs/logs.md has, which is compared with the code.
 	doc, err := os.ReadFile("../../docs/logs.md")
 	need.NoError(t, err)
-	for _, message := range []string{"link is up", "link is removed", "link is no longer wanted", "device was removed by somebody else", "a resource cannot be obeyed"} {
+	for _, message := range []string{"link is up", "link is removed", "link is no longer wanted", "device was removed by somebody else", "the API server cannot be asked; trying again",
+		"the API server answers again", "a resource cannot be obeyed"} {
 		if !strings.Contains(string(doc), "`"+message+"`") {
 			t.Errorf("nobody logs %q", message)
 		}

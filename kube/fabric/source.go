@@ -174,6 +174,9 @@ func (s *Source) Show(n *control.NodeStatus) {
 	if s.waiting != "" {
 		n.Waiting = append(n.Waiting, s.waiting)
 	}
+	if refused := s.causes.Refused(); refused != "" {
+		n.Waiting = append(n.Waiting, refused+": apply the manifest of this version (culvert liqo template --nodes)")
+	}
 	for _, f := range s.faults {
 		n.LeftOut = append(n.LeftOut, control.LeftOut{Resource: f.event().Key().String(), Reason: f.Message})
 	}

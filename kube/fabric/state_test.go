@@ -14,8 +14,11 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/sirupsen/logrus/hooks/test"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
+	"culvert/gateway/control"
 	"culvert/gateway/node/links"
 	"culvert/integration/need"
 	"culvert/kube"
@@ -363,6 +366,13 @@ func TestWithoutPods(t *testing.T) {
 		s.complete[kindPod] = true
 		if follow(); s.waiting != "" {
 			t.Errorf("waiting for %q", s.waiting)
+		}
+		for _, err := range []error{apierrors.NewForbidden(schema.GroupResource{Resource: "internalnodes"}, "", nil), nil} {
+			var n control.NodeStatus
+			s.causes.Log(t.Context(), "list", "internalnodes", err)
+			if s.Show(&n); strings.Contains(fmt.Sprint(n.Waiting), "rights: list internalnodes") != (err != nil) {
+				t.Errorf("after %v it waits for %q", err, n.Waiting)
+			}
 		}
 	})
 }

@@ -17,6 +17,7 @@ func LiqoNodesOf(image, namespace, serve string) string {
 	text := LiqoNodes
 	if serve != "" {
 		text = servicesHeader + strings.NewReplacer(
+			surgeFirst, "", hasStarted, "",
 			"=liqo/culvert-links]", "=liqo/culvert-links, --services="+serve+", --config=/etc/culvert/node.yaml, --lease-namespace=culvert-leases]",
 			"        resources:", servicesEnv+"        resources:",
 			"requests: {cpu: 100m, memory: 64Mi}\n          limits: {memory: 128Mi}\n", "requests: {cpu: 300m, memory: 128Mi}\n",
@@ -29,6 +30,11 @@ func LiqoNodesOf(image, namespace, serve string) string {
 }
 
 const (
+	// What lets the next pod start before the one that it replaces ends. One that serves Services, too, cannot wait beside it.
+	surgeFirst = "  # The new pod waits until the old one ends, and carries its packets at once. If it does not start, the old one stays.\n" +
+		"  updateStrategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 0, maxSurge: 25%}}\n"
+	hasStarted = "        startupProbe: {exec: {command: [/usr/bin/culvert, status]}, periodSeconds: 1, timeoutSeconds: 5, failureThreshold: 86400} # it has started\n"
+
 	servicesHeader = "# With Services: put your cluster's CIDRs into the ConfigMap at the end. An update restarts the process: services.state and the links keep\n" +
 		"# connections meanwhile. Delete the DaemonSet culvert-node of services.yaml first, where there is one: a node's Services have one server.\n"
 	servicesEnv = "        # With --services=all, an address and a port of the API server that need no Service:\n" +

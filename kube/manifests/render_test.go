@@ -101,7 +101,11 @@ func TestStatusInPods(t *testing.T) {
 // settings of both manifests.
 func TestLiqoNodesOf(t *testing.T) {
 	for _, serve := range []string{"", "labelled", "all"} {
-		all := named(t, manifests.LiqoNodesOf("r.example/c:2", "net", serve))
+		text := manifests.LiqoNodesOf("r.example/c:2", "net", serve)
+		if beside := serve == ""; strings.Contains(text, "maxSurge") != beside || strings.Contains(text, "startupProbe") != beside {
+			t.Errorf("%q: the next pod starts first %v, want %v: one that serves Services cannot wait", serve, !beside, beside)
+		}
+		all := named(t, text)
 		for key, o := range all {
 			if strings.Contains(key, "liqo/") || strings.Contains(key, "kube-system") {
 				t.Errorf("%q: %s", serve, key)
