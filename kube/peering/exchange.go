@@ -220,6 +220,8 @@ func (x *serviceExchange) write(ctx context.Context, g Running) {
 		}
 		if g.Speaks() {
 			x.importer.round(ctx, x)
+		} else {
+			clear(x.importer.gone) // another gateway has seen them come and go since
 		}
 	}
 }

@@ -335,6 +335,13 @@ func TestImportReturns(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 		c.hear(web)
+		c.rests.Store(true)
+		time.Sleep(2 * holdTime)
+		c.rests.Store(false)
+		c.hear(web)
+		if uid, _ := c.imported("api-shop"); uid == "" {
+			t.Errorf("another gateway was active, and an import that had gone just before is not kept")
+		}
 		c.imports("", 5)
 		time.Sleep(2 * lookInterval)
 		synctest.Wait()
