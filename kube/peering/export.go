@@ -123,7 +123,9 @@ func (g *Gateway) exportTo(d *Plan) {
 		}
 	}
 	for _, e := range endpoints.inTurn() {
-		g.serveExport(d, e, assigned[e.Meta.Namespace+"/"+e.Meta.Name], g.slicesOf(e))
+		if !g.serveExport(d, e, assigned[e.Meta.Namespace+"/"+e.Meta.Name], g.slicesOf(e)) {
+			g.slices.count(e.of())
+		}
 	}
 	d.Status.Exports, g.assigned = nil, map[service.Name]bool{}
 	for _, key := range slices.Sorted(maps.Keys(assigned)) {
@@ -258,24 +260,42 @@ type sliceIndex struct {
 	services map[service.Name]table[*service.Slice]
 	wanted   map[service.Name]bool
 	listing  map[service.Name]bool // of these, those whose EndpointSlices are not all known yet
+	counted  map[service.Name]bool // those with so many endpoints that only their number is kept
 }
 
 func newSliceIndex() *sliceIndex {
-	return &sliceIndex{table[*service.Slice]{}, map[service.Name]table[*service.Slice]{}, map[service.Name]bool{}, map[service.Name]bool{}}
+	return &sliceIndex{table[*service.Slice]{}, map[service.Name]table[*service.Slice]{}, map[service.Name]bool{}, map[service.Name]bool{},
+		map[service.Name]bool{}}
 }
 
 // want forgets the Services that are not among all, and reports whether others are there that must be begun.
 func (x *sliceIndex) want(all map[service.Name]bool) (more bool) {
 	for name := range x.wanted {
 		if !all[name] {
-			for key := range x.services[name] {
-				x.set(key, nil)
-			}
-			delete(x.wanted, name)
-			delete(x.listing, name)
+			x.forget(name)
 		}
 	}
 	return len(x.wanted) < len(all)
+}
+
+func (x *sliceIndex) forget(name service.Name) {
+	for key := range x.services[name] {
+		x.set(key, nil)
+	}
+	delete(x.wanted, name)
+	delete(x.listing, name)
+	delete(x.counted, name)
+}
+
+// count keeps of a Service's endpoints their number alone.
+func (x *sliceIndex) count(name service.Name) {
+	if x.counted[name] {
+		return
+	}
+	x.counted[name] = true
+	for key, s := range maps.Clone(x.services[name]) {
+		x.set(key, s)
+	}
 }
 
 // begin makes a Service wanted, before its EndpointSlices are listed.
@@ -302,6 +322,9 @@ func (x *sliceIndex) set(key string, s *service.Slice) {
 	if s != nil && !x.wanted[s.Of] {
 		s = nil
 	}
+	if s != nil && x.counted[s.Of] {
+		s = s.Count()
+	}
 	if was := x.table[key]; was != nil {
 		if x.services[was.Of].set(key, nil); len(x.services[was.Of]) == 0 {
 			delete(x.services, was.Of)
@@ -323,15 +346,20 @@ func (x *sliceIndex) of(name service.Name) (all []*service.Slice) {
 	return all
 }
 
-// serveExport serves a Service at an address. Clients get its ready endpoints; without any they are refused.
-func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*service.Slice) {
+// serveExport serves a Service at an address. Clients get its ready endpoints; without any they are refused. It returns false if there are too many. Once
+// there are no longer, they are listed again.
+func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*service.Slice) bool {
 	n := 0
 	for _, s := range endpoints {
 		n += s.Len()
 	}
 	if n *= len(e.Ports(nil)); n > maxBackends-d.backends {
 		d.exportFault(e, "its ports have %d endpoints, and those of other Services %d; at most %d may be exported, which namespaces share", n, d.backends, maxBackends)
-		return
+		return false
+	}
+	if g.slices.counted[e.of()] {
+		g.slices.forget(e.of())
+		return true
 	}
 	told := exports.Export{Namespace: e.Meta.Namespace, Name: e.Meta.Name, Address: at}
 	for _, p := range e.Ports(endpoints) {
@@ -342,6 +370,7 @@ func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*
 		})
 	}
 	d.Exports = append(d.Exports, told)
+	return true
 }
 
 // backends returns the endpoints that are pods in the Peering's CIDRs, or have a node's own address.

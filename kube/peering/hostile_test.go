@@ -10,6 +10,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/integration/need"
+	"culvert/kube/service"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -117,6 +118,15 @@ func TestManyEndpoints(t *testing.T) {
 		}
 		endpointsOf(t, g, "large", all)
 		d := g.Plan()
+		if !g.slices.wanted[service.Name{Namespace: "shop", Name: "large"}] { // they are listed again
+			endpointsOf(t, g, "large", all)
+			d = g.Plan()
+		}
+		for key, s := range g.slices.table {
+			if counted := *s == *s.Count(); counted != (key == "shop/large-1" && c.fault != "") {
+				t.Errorf("%d endpoints: of %s the number alone is kept: %t", c.endpoints, key, counted)
+			}
+		}
 		if got := strings.Join(d.ExportFaults, "; "); len(d.Services) != c.served || got != c.fault || len(d.Status.Exports) != 2 {
 			t.Errorf("%d endpoints: %d ports are served, %q", c.endpoints, len(d.Services), got)
 		}

@@ -54,10 +54,14 @@ func ReadFront(o *Object) *Front {
 type Slice struct {
 	Of Name
 	of *slice
+	n  int
 }
 
 // Len returns the number of endpoints in any state.
-func (s *Slice) Len() int { return len(s.of.endpoints) }
+func (s *Slice) Len() int { return s.n }
+
+// Count returns the Slice without its endpoints, of which it knows the number alone.
+func (s *Slice) Count() *Slice { return &Slice{Of: s.Of, n: s.n} }
 
 // ReadSlice parses an EndpointSlice. It returns nil for one without a Service, or with names
 // instead of addresses.
@@ -66,7 +70,7 @@ func ReadSlice(o *Object) *Slice {
 	if s == nil {
 		return nil
 	}
-	return &Slice{Of: Name{o.Metadata.Namespace, o.Metadata.Labels[labelService]}, of: s}
+	return &Slice{Of: Name{o.Metadata.Namespace, o.Metadata.Labels[labelService]}, of: s, n: len(s.endpoints)}
 }
 
 // A FrontPort is a port of a Front, with the endpoints that new clients get.
