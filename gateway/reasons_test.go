@@ -432,8 +432,8 @@ func (p *losingPair) fillTable() {
 func TestEachReasonIsExplained(t *testing.T) {
 	p := newPair(t, nil)
 	p.rome.path.EachDrop(&nat.Stats{}, &geneve.Stats{}, &wg.Stats{}, func(_, reason string, _ uint64) {
-		for _, liqo := range []bool{false, true} {
-			if means, remedy := health.Explain(reason, liqo); !strings.HasSuffix(means, ".") || strings.HasSuffix(remedy, ".") {
+		for _, by := range []health.By{health.ByFile, health.ByLiqo, health.ByPeering} {
+			if means, remedy := health.Explain(reason, by); !strings.HasSuffix(means, ".") || strings.HasSuffix(remedy, ".") {
 				t.Errorf("%s: %q, %q", reason, means, remedy)
 			}
 		}

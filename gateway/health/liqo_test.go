@@ -14,8 +14,8 @@ func TestLiqoWords(t *testing.T) {
 	file := regexp.MustCompile(`network\.(local|remote)|geneve\.[a-z]|wireguard\.[a-z]|\bnat\.|culvert (node|keygen|init)|podCIDRs|connectionCheck|` +
 		`[^.{]\bmtu\b|mssClamp|change rules|unknownSource|gatewayAddress|maxConnections|sourceCheck|\(state\)|the file`)
 	for name := range reasons {
-		means, remedy := Explain(name, true)
-		if _, without := Explain(name, false); (without == "") != (remedy == "") {
+		means, remedy := Explain(name, ByLiqo)
+		if _, without := Explain(name, ByFile); (without == "") != (remedy == "") {
 			t.Errorf("%s: %q, and without Liqo %q", name, remedy, without)
 		}
 		if says := means + " " + remedy; file.MatchString(says) {
@@ -104,6 +104,17 @@ func TestPeeringWords(t *testing.T) {
 					t.Errorf("%s: nothing fills %s in", c.Name, blank)
 				}
 			}
+		}
+	}
+	for name := range reasons {
+		means, remedy := Explain(name, ByPeering)
+		if _, without := Explain(name, ByFile); (without == "") != (remedy == "") || file.MatchString(means+" "+remedy) || strings.Contains(means+remedy, "(state)") {
+			t.Errorf("%s: %s %s", name, means, remedy)
+		}
+	}
+	for name := range peeringReasons {
+		if _, there := reasons[name]; !there {
+			t.Errorf("%s: there is no such reason", name)
 		}
 	}
 	for _, role := range []string{"client", "server"} {

@@ -55,6 +55,41 @@ var peeringWords = map[*Cause]struct{ says, remedy, server string }{
 		"if it is the peer, set spec.publicKey here to status.publicKey of its Peering", ""},
 }
 
+// Remedies of several reasons in a Peering.
+const (
+	agents       = "restart culvert's agent on that node, which makes the link"
+	peeringsPods = "if spec.podCIDRs of Nodes do not tell where pods are, set spec.podsFrom: Pods; else compare spec.local and spec.remote of both Peerings"
+	givesGateway = "give that node's route a gateway (via the first address of spec.internalCIDR, onlink)"
+)
+
+// peeringReasons is liqoReasons for a Peering.
+var peeringReasons = map[string]reason{
+	"bad-source":       {"", peeringsPods},
+	"to-node":          {"", "export a Service if the peer is to reach it"},
+	"unknown-source":   {"The sender is no pod, and spec.local.externalCIDR is missing.", "add its CIDR to spec.local.podCIDRs, or set spec.local.externalCIDR"},
+	"no-mapping":       {"", "export a Service there, or let the sender stop"},
+	"no-route":         {"", peeringsPods},
+	"too-big":          {"", "give pods an MTU of spec.mtu if it goes on"},
+	"table-full":       {"", "raise the memory limit of the gateway's container"},
+	"mid-stream":       {"", "nothing after a restart; else let applications keep connections alive"},
+	"no-backend":       {"", "give the exported Service a ready endpoint"},
+	"bad-check":        {"", "compare the versions of both gateways"},
+	"unknown-node":     {"", "a new node gets a TunnelNode; else keep it out by a NetworkPolicy"},
+	"wrong-encap":      {"", agents},
+	"bad-version":      {"", agents},
+	"bad-flags":        {"", agents},
+	"unknown-protocol": {"", agents},
+	"wrong-inner":      {"", agents},
+	"bad-mac":          {"", agents},
+	"bad-arp":          {"", "look for a second owner of the first address of spec.internalCIDR"},
+	"other-arp":        {"", givesGateway},
+	"bad-nd":           {"", "look for a second owner of the first address of spec.internalCIDR"},
+	"other-nd":         {"", givesGateway},
+	"too-long":         {"", "make spec.mtu of both Peerings smaller"},
+	"unresolved":       {"", "is the node's link up, and does culvert's agent run there?"},
+	"bad-mac1":         {"", "if it is the peer, set spec.publicKey of its Peering to status.publicKey of this one; else keep it out by a firewall"},
+}
+
 // Peering returns the cause with the wording for the gateway of a Peering, or c itself if that is the same.
 func (c *Cause) Peering() *Cause {
 	key := c

@@ -128,11 +128,20 @@ var liqoReasons = map[string]reason{
 	"bad-mac1":         {"", "if it is the peer, exchange the keys anew by liqoctl network connect; else keep it out by a NetworkPolicy"},
 }
 
-// Explain returns what a drop reason means ("" if there is no such reason) and the remedy ("" if none is needed). liqo
-// selects the words for a gateway under Liqo.
-func Explain(name string, liqo bool) (means, remedy string) {
+// By is what configures a gateway.
+type By uint8
+
+const (
+	ByFile By = iota
+	ByLiqo
+	ByPeering
+)
+
+// Explain returns what a drop reason means ("" if there is no such reason) and the remedy ("" if none is needed), in the words of what configures the
+// gateway.
+func Explain(name string, by By) (means, remedy string) {
 	r := reasons[name]
-	if words, other := liqoReasons[name]; liqo && other {
+	if words, other := map[By]map[string]reason{ByLiqo: liqoReasons, ByPeering: peeringReasons}[by][name]; other {
 		return cmp.Or(words.means, r.means), words.remedy
 	}
 	return r.means, r.remedy

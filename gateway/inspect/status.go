@@ -62,7 +62,7 @@ func (src *Source) Status() control.Status {
 		st.Replication = &r
 	}
 	drops := src.drops(&stats, &tunnels, &tunnel)
-	st.Outbound.Drops, st.Inbound.Drops = src.dropRates.of(drops, path.Uptime(), c.Liqo)
+	st.Outbound.Drops, st.Inbound.Drops = src.dropRates.of(drops, path.Uptime(), configuredBy(c))
 	for name, socket := range src.Path.Sockets(&tunnel) {
 		st.Sockets[name] = socketStatus(&socket)
 	}
@@ -206,6 +206,16 @@ func (src *Source) drops(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats) 
 	return all
 }
 
+func configuredBy(c *config.Config) health.By {
+	switch {
+	case c.Liqo:
+		return health.ByLiqo
+	case c.Peering:
+		return health.ByPeering
+	}
+	return health.ByFile
+}
+
 // dropRates keeps earlier samples of the drop counters, for rates.
 type dropRates struct {
 	mu           sync.Mutex
@@ -230,7 +240,7 @@ func (r *dropRates) note(now time.Duration, drops func() map[dropKey]uint64) {
 }
 
 // of returns the drops with rates, most packets first. liqo selects the words for a gateway under Liqo.
-func (r *dropRates) of(drops map[dropKey]uint64, now time.Duration, liqo bool) (outbound, inbound []control.Drop) {
+func (r *dropRates) of(drops map[dropKey]uint64, now time.Duration, by health.By) (outbound, inbound []control.Drop) {
 	r.mu.Lock()
 	since := r.older
 	if since.drops == nil {
@@ -242,7 +252,7 @@ func (r *dropRates) of(drops map[dropKey]uint64, now time.Duration, liqo bool) (
 		if packets == 0 {
 			continue
 		}
-		means, remedy := health.Explain(key.reason, liqo)
+		means, remedy := health.Explain(key.reason, by)
 		d := control.Drop{Reason: key.reason, Packets: packets, Means: means, Remedy: remedy}
 		d.Rate = float64(packets-min(since.drops[key], packets)) / max(now-since.at, time.Second).Seconds()
 		if key.direction == "outbound" {

@@ -3,13 +3,15 @@ package inspect
 import (
 	"testing"
 	"time"
+
+	"culvert/gateway/health"
 )
 
 // TestDropRateOfYounger: packets that were counted before the sample that they are compared with have no rate.
 func TestDropRateOfYounger(t *testing.T) {
 	key := dropKey{"inbound", "no-route"}
 	r := dropRates{newer: dropSample{time.Second, map[dropKey]uint64{key: 6}}}
-	if _, inbound := r.of(map[dropKey]uint64{key: 5}, time.Second, false); len(inbound) != 1 || inbound[0].Rate != 0 {
+	if _, inbound := r.of(map[dropKey]uint64{key: 5}, time.Second, health.ByFile); len(inbound) != 1 || inbound[0].Rate != 0 {
 		t.Errorf("%+v", inbound)
 	}
 }
@@ -26,7 +28,7 @@ func TestDropRates(t *testing.T) {
 			total += 100
 		}
 		r.note(now, drops)
-		outbound, inbound := r.of(drops(), now, false)
+		outbound, inbound := r.of(drops(), now, health.ByFile)
 		if len(outbound) != 0 || len(inbound) != 1 || inbound[0].Packets != total {
 			t.Fatalf("after %v: %v, %v", now, outbound, inbound)
 		}

@@ -70,7 +70,7 @@ func protocolOf(x *path.Witness) string {
 // refusedSign adds a datagram from no known node, or of a kind that the node must not send.
 // Datagrams that need no remedy, such as IPv6's neighbour discovery, are not added.
 func (m *Monitor) refusedSign(s *geneve.Sign) {
-	if _, remedy := health.Explain(s.Reason.String(), false); remedy == "" { // the same under Liqo
+	if _, remedy := health.Explain(s.Reason.String(), health.ByFile); remedy == "" { // the same in all words
 		return
 	}
 	x := control.Refusal{Time: time.Now(), Direction: directionName(false), Reason: s.Reason.String(), Packets: 1}
