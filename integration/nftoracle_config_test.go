@@ -44,8 +44,8 @@ func (m *maker) generated() *nat.Config {
 	c.MSSClamp = pick(m, rules.MSSAuto, rules.MSSAuto, rules.MSSOff, rules.MSSClamp(1200))
 	node := func() nat.Link { return pick(m, c.Nodes...).Link }
 	for _, p := range []string{
-		"10.1.0.0/20", "10.1.0.4/30", "10.1.0.5/32", "10.1.128.0/17", "10.9.32.0/20",
-		"fd00:1::/64", "fd00:1::4/126", "fd00:1::5/128", "fd00:1:0:8000::/49", "fd00:9:0:2000::/52",
+		"10.1.0.0/20", "10.1.0.4/31", "10.1.0.5/32", "10.1.128.0/17", "10.9.32.0/20",
+		"fd00:1::/64", "fd00:1::4/127", "fd00:1::5/128", "fd00:1:0:8000::/49", "fd00:9:0:2000::/52",
 	} {
 		if p := netip.MustParsePrefix(p); has(p.Addr()) && maybe() {
 			c.Routes = append(c.Routes, rules.Route{Prefix: p, Link: node()})

@@ -99,7 +99,7 @@ func (e *Engine) relayTracked(d *decision, p *packet.Packet, now Time) {
 func (e *Engine) relayFromTunnel(d *decision, p *packet.Packet) {
 	s, quoted := e.snapshot, &d.quoted[0]
 	seen, ok := s.real.Lookup(quoted.Destination())
-	if destination := d.from.Destination(); !ok || s.external.Contains(destination) || s.closed(destination, d.in) {
+	if destination := d.from.Destination(); !ok || s.external.Contains(destination) || s.closed(destination, d.in) || s.reserved(destination) {
 		d.drop(ReasonICMPUnrelated)
 		return
 	}

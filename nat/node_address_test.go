@@ -86,6 +86,72 @@ func TestNodesAreClosed(t *testing.T) {
 	}
 }
 
+// TestNodesTakeNoBroadcast: nobody opens a connection to an address of a pod network that Linux takes for the node's
+// own; the pod beside it, and networks too small to have such an address, get theirs.
+func TestNodesTakeNoBroadcast(t *testing.T) {
+	small := func(c *nat.Config) {
+		dual(c)
+		for i, p := range []string{"10.200.8.0/30", "10.200.8.4/31", "10.200.8.6/32", "fd00:200:0:2::/126", "fd00:200:0:2::4/127",
+			"fd00:200:0:2::6/128", "10.200.1.254/31"} {
+			c.Routes = append(c.Routes, rules.Route{Prefix: prefix(p), Link: []nat.Link{node1, node2}[i%2]})
+		}
+		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.30"), Internal: address("10.200.3.255")}}
+	}
+	for _, check := range []nat.SourceCheck{nat.SourceCheckNode, nat.SourceCheckCluster} {
+		e := engine(t, small, func(c *nat.Config) { c.SourceCheck = check })
+		for to, taken := range map[string]bool{
+			"10.200.1.0": true, "10.200.1.1": false, "10.200.1.255": false, "10.200.2.0": true, "10.200.2.255": false, "10.200.3.0": false,
+			"10.200.3.255": true, "10.64.47.255": true, "10.70.0.30": true, "10.200.8.0": true, "10.200.8.1": false, "10.200.8.2": false,
+			"10.200.8.3": true, "10.200.8.4": false, "10.200.8.5": false, "10.200.8.6": false,
+			"fd00:200:0:1::": true, "fd00:200:0:1::1": false, "fd00:200:0:1:ffff:ffff:ffff:ffff": false, "fd00:200:0:2::": true,
+			"fd00:200:0:2::3": false, "fd00:200:0:2::4": false, "fd00:200:0:2::5": false, "fd00:200:0:2::6": false,
+		} {
+			sources := map[nat.Link]string{nat.Tunnel: "10.200.3.9", node1: "10.200.1.5"}
+			if address(to).Is6() {
+				sources = map[nat.Link]string{nat.Tunnel: remoteReal6, node1: pod6}
+			}
+			for in, source := range sources {
+				if in != nat.Tunnel && to == "10.70.0.30" {
+					continue // for the peer alone
+				}
+				whole := udp(source, to, 7, 9)
+				whole.Body = nattest.UDP{SourcePort: 7, DestinationPort: 9, Payload: nattest.Payload(2000, 1)}
+				pieces := nattest.Pieces(whole, 1000, 5)
+				pieces[0], pieces[1] = pieces[1], pieces[0] // the later one waits
+				want := len(pieces)
+				if taken {
+					want = 0
+					dropped(t, e, in, udp(source, to, 1, 9).Bytes(), start, nat.ReasonBadDestination)
+				} else {
+					forwarded(t, e, in, udp(source, to, 1, 9).Bytes(), start)
+				}
+				if out := deliver(t, e, in, pieces, start); len(out) != want {
+					t.Errorf("%s from link %d: %d of %d fragments arrive", to, in, len(out), want)
+				}
+			}
+		}
+		ledger(t, e)
+	}
+	// Whatever is asked under such an address is answered, and given rules decide alone.
+	e := engine(t, dual)
+	asked := udp("10.200.1.255", "10.71.3.9", 7, 53)
+	_, got, _ := forwarded(t, e, node1, asked.Bytes(), start)
+	returned(t, e, asked, node1, got, nat.Tunnel, start)
+	e = engine(t, func(c *nat.Config) { c.Firewall, c.Routing = c.Tables(), c.PolicyTables() })
+	forwarded(t, e, nat.Tunnel, udp("10.200.3.9", "10.200.1.255", 1, 9).Bytes(), start)
+}
+
+// TestAddressBecomesBroadcast: connections of the peer to a pod end when its address becomes a network's last one.
+func TestAddressBecomesBroadcast(t *testing.T) {
+	host := rules.Route{Prefix: prefix("10.200.1.255/32"), Link: node1}
+	e := engine(t, func(c *nat.Config) { c.Routes = append(c.Routes, host) })
+	p := tcp("10.200.3.9", "10.200.1.255", 4321, 22, nattest.SYN, "")
+	forwarded(t, e, nat.Tunnel, p.Bytes(), start)
+	need.NoError(t, e.Apply(rome()))
+	dropped(t, e, nat.Tunnel, p.Bytes(), start, nat.ReasonBadDestination)
+	ledger(t, e)
+}
+
 // TestNodesAreAnswered: nodes get answers, errors and fragments too; mapped addresses of a node
 // lead there; and nodes reach each other and their pods.
 func TestNodesAreAnswered(t *testing.T) {

@@ -65,6 +65,12 @@ func (d *decision) dropped(s *snapshot) {
 // open decides about a packet that may pass: it opens a connection or, if the table has no room, forwards it without one where no state is needed.
 func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 	tr, pl := &d.tr, &d.plan
+	if !tr.Out.Outside() && e.snapshot.reserved(tr.To.Destination()) {
+		d.check("the destination is a host's own address", false)
+		d.drop(ReasonBadDestination)
+		d.counted, d.bindings = tr.EnteredHits(), true
+		return
+	}
 	*pl = plan{to: tr.To, out: tr.Out, clamp: tr.MaxSegment(e.snapshot.mtu), mtu: e.snapshot.mtu}
 	if e.narrow != nil {
 		e.keepNarrow(pl, p, d.in)

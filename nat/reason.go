@@ -9,7 +9,7 @@ const (
 	ReasonMalformed              // a length, version or checksum is wrong, or an IPv6 packet too big is below 1280
 	ReasonSourceRoute            // an IPv4 source route option or an IPv6 routing header with segments left
 	ReasonBadSource              // a source that may not come from this link: see admits
-	ReasonBadDestination         // multicast, broadcast, loopback or link-local
+	ReasonBadDestination         // multicast, broadcast, anycast, loopback or link-local
 	ReasonToNode                 // from the tunnel to a node's own address, without a connection
 	ReasonUnknownSource          // the source needs U, but unknownSource is off
 	ReasonNoMapping              // from the tunnel to U or to an external address without a mapping

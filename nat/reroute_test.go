@@ -109,16 +109,15 @@ func TestRerouteRefuses(t *testing.T) {
 		routes map[Link][]netip.Prefix
 		change func(*Config)
 	}{
-		"no node":       {map[Link][]netip.Prefix{4: host("10.200.9.9/32"), 5: host("10.200.9.8/32")}, nil},
-		"the tunnel":    {map[Link][]netip.Prefix{Tunnel: host("10.200.9.9/32")}, nil},
-		"another's":     {map[Link][]netip.Prefix{4: host("10.200.1.0/24")}, nil},
-		"twice":         {map[Link][]netip.Prefix{4: append(host("10.200.9.9/32"), host("10.200.9.9/32")...)}, nil},
-		"of both":       {map[Link][]netip.Prefix{4: host("10.200.9.9/32"), 9: host("10.200.9.9/32")}, nil},
-		"bits":          {map[Link][]netip.Prefix{4: {netip.MustParsePrefix("10.200.9.9/24")}}, nil},
-		"none":          {map[Link][]netip.Prefix{4: {{}}}, nil},
-		"mapped":        {map[Link][]netip.Prefix{4: {netip.PrefixFrom(addr("::ffff:10.200.9.9"), 128)}}, nil},
-		"other sources": {good, func(c *Config) { c.SourceCheck = SourceCheckCluster }},
-		"tables":        {good, func(c *Config) { c.Routing = c.PolicyTables() }},
+		"no node":    {map[Link][]netip.Prefix{4: host("10.200.9.9/32"), 5: host("10.200.9.8/32")}, nil},
+		"the tunnel": {map[Link][]netip.Prefix{Tunnel: host("10.200.9.9/32")}, nil},
+		"another's":  {map[Link][]netip.Prefix{4: host("10.200.1.0/24")}, nil},
+		"twice":      {map[Link][]netip.Prefix{4: append(host("10.200.9.9/32"), host("10.200.9.9/32")...)}, nil},
+		"of both":    {map[Link][]netip.Prefix{4: host("10.200.9.9/32"), 9: host("10.200.9.9/32")}, nil},
+		"bits":       {map[Link][]netip.Prefix{4: {netip.MustParsePrefix("10.200.9.9/24")}}, nil},
+		"none":       {map[Link][]netip.Prefix{4: {{}}}, nil},
+		"mapped":     {map[Link][]netip.Prefix{4: {netip.PrefixFrom(addr("::ffff:10.200.9.9"), 128)}}, nil},
+		"tables":     {good, func(c *Config) { c.Routing = c.PolicyTables() }},
 	} {
 		config := milan()
 		if c.change != nil {

@@ -59,7 +59,7 @@ func (e *Engine) stillBound(tr *rules.Traversal, c *conn, now Time) (Reason, boo
 		filtered := tr.Outcome == rules.Filtered || tr.Outcome == rules.Rejected
 		return ReasonNone, filtered && tr.KeepsAddresses()
 	}
-	return ReasonNone, outlives || tr.To.Words == keep.Words
+	return ReasonNone, outlives || tr.To.Words == keep.Words && (tr.Out.Outside() || !s.reserved(keep.Destination()))
 }
 
 // sweepBudget is how many connections Sweep handles per call: a full traversal of the rules for each takes about as long as a batch of packets.

@@ -46,7 +46,7 @@ type site struct {
 type surroundings struct {
 	nodes         []rules.Node
 	routes        map[Link][]netip.Prefix
-	homes         *bart.Table[Link] // sources that only one node may send from
+	homes         *bart.Table[Link] // routes
 	nodeAddresses *bart.Lite
 }
 
@@ -112,10 +112,8 @@ func newSurroundings(c *Config) *surroundings {
 			s.nodeAddresses.Insert(netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
-	if c.SourceCheck == SourceCheckNode {
-		for _, r := range c.Routes {
-			s.homes.Insert(r.Prefix, r.Link)
-		}
+	for _, r := range c.Routes {
+		s.homes.Insert(r.Prefix, r.Link)
 	}
 	return s
 }
@@ -135,6 +133,14 @@ func (s *snapshot) closed(destination netip.Addr, in Link) bool {
 	return in.Outside() && s.rules.Generated() && s.nodeAddresses.Contains(destination)
 }
 
+// reserved reports whether the node of a pod network takes packets to a for its own, although the network's route leads there: to its broadcast
+// addresses, the last one and, for Linux before 5.14, the first, and to the subnet-router anycast address, the first (RFC 4291, Section 2.6.1).
+// Networks of two addresses have none (RFC 3021, RFC 6164). Configured rules decide this themselves.
+func (s *snapshot) reserved(a netip.Addr) bool {
+	p, _, _ := s.homes.LookupPrefixLPM(netip.PrefixFrom(a, a.BitLen()))
+	return p.IsValid() && p.Bits() < a.BitLen()-1 && (a == p.Addr() || a.Is4() && !p.Contains(a.Next())) && s.rules.Generated()
+}
+
 // linkLocal6 reports whether packets from a may go no further than the gateway (RFC 4291, Section 2.5.6). Liqo's gateway forwards packets from the
 // IPv4 address of the peer's gateway, which is link-local too.
 func linkLocal6(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
@@ -142,7 +148,7 @@ func linkLocal6(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 // foreign reports whether a belongs to another node than in.
 func (s *snapshot) foreign(a netip.Addr, in Link) bool {
 	home, ok := s.homes.Lookup(a)
-	return ok && home != in
+	return ok && home != in && s.check == SourceCheckNode
 }
 
 // owns reports whether a packet is for the gateway itself: from nodes, for its internal address; from an outside link, for its address there.

@@ -21,7 +21,7 @@ var reasons = map[string]reason{
 	"malformed":        {"A length, version or checksum in the packet is wrong.", spoilt},
 	"source-route":     {"The packet lists the routers that it wants to pass (source routing).", findSender},
 	"bad-source":       {"The sender's address may not come from there.", "give the CIDR to the node that its pods are on (podCIDRs in geneve.nodes), or correct network.remote"},
-	"bad-destination":  {"Multicast, broadcast, loopback or link-local addresses do not pass.", findSender},
+	"bad-destination":  {"Multicast, broadcast, anycast, loopback or link-local addresses do not pass.", findSender},
 	"to-node":          {"The peer sends to a node's own address.", "give the node an address in nat.addresses or nat.services if the peer is to reach it"},
 	"unknown-source":   {"The sender is no pod, and nat.unknownSource is off.", "add its CIDR to network.local.podCIDRs, or leave out nat.unknownSource: off"},
 	"no-mapping":       {"The destination stands for nothing.", "add it to nat.addresses or nat.services, or let the sender stop"},
