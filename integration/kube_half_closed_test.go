@@ -47,8 +47,7 @@ func TestKubeHalfClosed(t *testing.T) {
 			"metadata":  object{"name": "slow-1", "namespace": "default", "labels": object{"kubernetes.io/service-name": "slow"}},
 			"ports":     []object{{"name": "tcp", "port": 8081, "protocol": "TCP"}},
 			"endpoints": []object{{"addresses": []string{serviceAddresses["pb"][0]}, "nodeName": "n2"}}})
-		l.n2.start(nil, filepath.Join(os.Getenv(kubeAssetsEnv), "kube-proxy"), "--kubeconfig="+l.api.kubeconfig(adminToken), "--proxy-mode=nftables",
-			"--hostname-override=n2", "--cluster-cidr=10.244.0.0/16", "--conntrack-max-per-core=0", "--healthz-bind-address=127.0.0.1:10256")
+		l.startKubeProxyItself()
 		l.join(l.n1)
 		ways := []struct {
 			from *peerHost

@@ -128,6 +128,86 @@ func TestHostWhoAsks(t *testing.T) {
 	}
 }
 
+// A client keeps the source port that it has asked for where a pod sees its address, and a process of the node a privileged one. Other clients'
+// privileged ports stay privileged. What the kernel could not tell from other packets gets one of the node's ports, as does a port that is taken.
+func TestHostSourcePorts(t *testing.T) {
+	const outside, pod, process = "198.51.100.9", "10.244.2.9", "172.18.0.2"
+	privileged, given := [2]uint16{512, 1023}, [2]uint16{61000, 61999}
+	is := func(port uint16) [2]uint16 { return [2]uint16{port, port} }
+	for _, test := range []struct {
+		name, from, to string
+		udp            bool
+		own, port      uint16
+		backend        string
+		want           [2]uint16
+	}{
+		{"pod", pod, "10.96.0.10", false, 700, 80, remote, is(700)},
+		{"pod, not privileged", pod, "10.96.0.10", false, 1024, 80, remote, given},
+		{"pod, UDP", pod, "10.96.0.10", true, 5060, 80, remote, is(5060)},
+		{"pod, UDP, the last", pod, "10.96.0.10", true, 32767, 80, remote, is(32767)},
+		{"pod, UDP, one of the kernel's choice", pod, "10.96.0.10", true, 32768, 80, remote, given},
+		{"process", process, "10.96.0.10", false, 700, 80, remote, is(700)},
+		{"process, UDP", process, "10.96.0.10", true, 67, 80, remote, is(67)},
+		{"process, UDP, not privileged", process, "10.96.0.10", true, 5060, 80, remote, given},
+		{"outside", outside, "172.18.0.2", false, 700, 30080, remote, privileged},
+		{"outside, UDP", outside, "172.18.0.2", true, 67, 30080, remote, privileged},
+		{"outside, policy Local", outside, "172.18.0.2", true, 67, 30081, local, is(67)},
+		{"pod behind the endpoint's bridge", "10.244.1.9", "10.96.0.10", false, 700, 80, local, privileged},
+		{"pod to an endpoint that is none", pod, "10.96.0.10", false, 700, 80, "192.0.2.9", given},
+		{"process to an endpoint that is none", process, "10.96.0.10", false, 700, 80, "192.0.2.9", given},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e := host(t, func(c *nat.Config) {
+				for i := range c.Services {
+					if s := &c.Services[i]; len(s.Backends) > 0 {
+						s.Backends = []rules.Backend{{Address: address(test.backend), Port: 8080, Local: test.backend == local}}
+						if test.udp {
+							s.Protocol = packet.UDP
+						}
+					}
+				}
+			})
+			send := func(from, to string, own, port uint16) *nattest.View {
+				t.Helper()
+				b := tcp(from, to, own, port, nattest.SYN, "").Bytes()
+				if test.udp {
+					b = udp(from, to, own, port).Bytes()
+				}
+				_, got, _ := forwarded(t, e, rules.HostLink, b, start)
+				return &got
+			}
+			seen := send(test.from, test.to, test.own, test.port)
+			if p := seen.SourcePort; p < test.want[0] || p > test.want[1] {
+				t.Errorf("the endpoint sees %d, want %v", p, test.want)
+			}
+			back := send(test.backend, seen.Source.String(), 8080, seen.SourcePort)
+			if expect(t, *back, test.to, test.from); back.DestinationPort != test.own {
+				t.Errorf("the answer goes to port %d", back.DestinationPort)
+			}
+		})
+	}
+}
+
+// Two Services have one endpoint: a client that uses one port for both keeps it for the first. Packets to a privileged port that answer no
+// connection belong to the node's own processes.
+func TestHostSourcePortTaken(t *testing.T) {
+	const pod = "10.244.2.9"
+	e, seen := host(t, only(0)), []uint16{}
+	for _, to := range []string{"10.96.0.10", "10.96.0.11"} {
+		_, got, _ := forwarded(t, e, rules.HostLink, tcp(pod, to, 700, 80, nattest.SYN, "").Bytes(), start)
+		_, back, _ := forwarded(t, e, rules.HostLink, tcp(local, pod, 8080, got.SourcePort, nattest.SYN|nattest.ACK, "").Bytes(), start)
+		if expect(t, back, to, pod); back.DestinationPort != 700 {
+			t.Errorf("%s answers to port %d", to, back.DestinationPort)
+		}
+		seen = append(seen, got.SourcePort)
+	}
+	if seen[0] != 700 || seen[1] < 61000 {
+		t.Errorf("the endpoint sees %v", seen)
+	}
+	_, got, _ := forwarded(t, e, rules.HostLink, tcp(local, "172.18.0.2", 8080, 701, nattest.SYN|nattest.ACK, "").Bytes(), start)
+	expect(t, got, local, "172.18.0.2")
+}
+
 // Packets to no service are refused, dropped or forwarded unchanged.
 func TestHostUnserved(t *testing.T) {
 	for _, test := range []struct {
@@ -186,11 +266,11 @@ func TestHostRefusesInTheNameOfTheService(t *testing.T) {
 func TestHostPortsRunOut(t *testing.T) {
 	e := host(t, only(1), func(c *nat.Config) { c.Host.Ports.Last = 61099 })
 	for i := range uint16(31) { // one client gets a third
-		forwarded(t, e, rules.HostLink, tcp("198.51.100.9", "172.18.0.2", 1000+i, 30080, nattest.SYN, "").Bytes(), start)
+		forwarded(t, e, rules.HostLink, tcp("198.51.100.9", "172.18.0.2", 2000+i, 30080, nattest.SYN, "").Bytes(), start)
 	}
 	seen := 0
 	for i := range 200 {
-		v, _ := process(t, e, rules.HostLink, tcp(fmt.Sprintf("198.51.100.%d", 10+i), "172.18.0.2", 1000, 30080, nattest.SYN, "").Bytes(), start)
+		v, _ := process(t, e, rules.HostLink, tcp(fmt.Sprintf("198.51.100.%d", 10+i), "172.18.0.2", 2000, 30080, nattest.SYN, "").Bytes(), start)
 		if v.Action == nat.Forward {
 			seen++
 		} else if v.Reason != nat.ReasonPortShare && v.Reason != nat.ReasonPortExhausted {

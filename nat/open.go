@@ -143,14 +143,17 @@ func (e *Engine) place(d *decision, p *packet.Packet, now Time) Reason {
 	tb, s, tr := &e.table, e.snapshot, &d.tr
 	to, link := tr.To, wayOf(tr.Out)
 	d.holder, d.shared = e.holder(&d.from), sharesPorts(tr, p, s)
+	among := e.sourcePorts(tr, p.HasIdentifier())
 	var space uint64
 	full := false
 	if d.shared {
-		space, full = tb.portsFull(to.Reply(link), d.holder, d.predecessor)
+		one := to
+		one.SetSourcePort(uint16(among.low))
+		space, full = tb.portsFull(one.Reply(link), d.holder, d.predecessor)
 	}
 	d.stale = d.predecessor != 0
 	switch {
-	case e.choosePort(d, p, &to, link, space, full, now):
+	case e.choosePort(d, p, &to, link, among, space, full, now):
 		return e.room(d, now)
 	case full:
 		return ReasonPortShare

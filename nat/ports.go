@@ -119,9 +119,9 @@ func (tb *table) givePort(c *conn, number uint32) {
 //
 // The choice depends on the destination's address and port: RFC 4787, Section 4.1, REQ-1, is not met on purpose, so that one U serves 64,512
 // connections to each remote address and port.
-func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, link Link, space uint64, full bool, now Time) bool {
-	low, n := e.table.portRange(to.SourcePort(), p.HasIdentifier())
-	if !full && e.table.keeps(to.SourcePort()) {
+func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, link Link, among portChoice, space uint64, full bool, now Time) bool {
+	low, n := among.low, among.n
+	if !full && among.keeps {
 		if _, taken := e.answers(d, to, link, now); !taken {
 			return true
 		}
@@ -266,14 +266,27 @@ func (tb *table) unlist(of uint64, number uint32) {
 	}
 }
 
-// keeps reports whether a connection may keep its source port: a Host uses only the ports given to it.
-func (tb *table) keeps(port uint16) bool {
-	return tb.given.Last == 0 || tb.given.First <= port && port <= tb.given.Last
+// A portChoice says which source ports a new connection may get: its own, if it keeps it, or one of n ports from low.
+type portChoice struct {
+	low, n uint32
+	keeps  bool
 }
 
-// portRange returns the ports that may replace port.
+// sourcePorts returns the choice for a new connection: a Host's depends on what its node's kernel routes here.
+func (e *Engine) sourcePorts(tr *rules.Traversal, identifier bool) (from portChoice) {
+	port := tr.To.SourcePort()
+	if e.table.given.Last == 0 {
+		from.keeps = true
+		from.low, from.n = portRange(port, identifier)
+		return from
+	}
+	given, keeps := e.snapshot.rules.HostPorts(tr)
+	return portChoice{uint32(given.First), uint32(given.Last-given.First) + 1, keeps}
+}
+
+// portRange returns the ports to which one belongs that a connection has.
 func (tb *table) portRange(port uint16, identifier bool) (low, n uint32) {
-	if r := tb.given; r.Last != 0 {
+	if r := tb.given; r.Last != 0 && port > rules.Privileged.Last {
 		return uint32(r.First), uint32(r.Last-r.First) + 1
 	}
 	return portRange(port, identifier)
@@ -285,8 +298,8 @@ func portRange(port uint16, identifier bool) (low, n uint32) {
 	switch {
 	case identifier:
 		return 1, 0xffff
-	case port < 1024:
-		return 512, 512
+	case port <= rules.Privileged.Last:
+		return uint32(rules.Privileged.First), uint32(rules.Privileged.Last-rules.Privileged.First) + 1
 	}
 	return 1024, 0x10000 - 1024
 }

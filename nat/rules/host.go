@@ -22,8 +22,8 @@ type Host struct {
 	Addresses []netip.Addr // the node's own: the addresses of a Service with the unspecified address, and the sources of the node's own processes
 	// Masquerade are the source addresses for clients whose address backends may not see, or whose answers would not return through the node.
 	Masquerade Pair
-	// Ports are the source ports that all clients get. The node's kernel recognises by them the answers that it routes here. Nothing else on the node
-	// uses them.
+	// Ports are the source ports that clients get unless HostPorts says otherwise. The node's kernel recognises by them the answers that it routes
+	// here. Nothing else on the node uses them.
 	Ports PortRange
 	// ServiceCIDRs are the ranges from which the addresses of Services are taken. A packet for one that no Service has is dropped.
 	ServiceCIDRs []netip.Prefix
@@ -147,6 +147,36 @@ func (h *hostFacts) unanswerable(client, backend netip.Addr) bool {
 		return true
 	}
 	return slices.ContainsFunc(h.Bridged, func(p netip.Prefix) bool { return p.Contains(client) && p.Contains(backend) })
+}
+
+// Privileged are the source ports that replace a privileged one (RFC 4787, Section 4.2, REQ-3 a).
+var Privileged = PortRange{512, 1023}
+
+// Kept returns the source ports that clients keep whose address a pod sees. Linux gives the ports above 32767 to connections that did not ask for
+// one. Pods may lower that limit, and have most of their traffic over TCP: there, only privileged ports are known to be asked for.
+func Kept(protocol uint8) PortRange {
+	if protocol == packet.TCP {
+		return PortRange{1, Privileged.Last}
+	}
+	return PortRange{1, 32767}
+}
+
+// LastRulePort is the last port that a rule of the kernel's can name.
+const LastRulePort = 65534
+
+// HostPorts returns the source ports for a new connection, and whether it may keep its own. The kernel recognises the answers of pods to a kept port
+// by the ports of both ends; everything else it recognises by Host.Ports.
+func (r *Ruleset) HostPorts(tr *Traversal) (given PortRange, keeps bool) {
+	h, port := r.host, tr.From.SourcePort()
+	keeps = h.Ports.First <= port && port <= h.Ports.Last
+	known := tr.To.DestinationPort() <= LastRulePort && h.answering.Contains(tr.To.Destination())
+	switch own := tr.To.Source() == tr.From.Source(); {
+	case known && tr.Masqueraded && port <= Privileged.Last: // own: a process of the node
+		return Privileged, own
+	case known && !tr.Masqueraded && port <= Kept(tr.From.Protocol).Last:
+		return h.Ports, true
+	}
+	return h.Ports, keeps
 }
 
 func unspecified(a netip.Addr) netip.Addr {

@@ -81,7 +81,7 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 		return err
 	}
 	if slices.Equal(own, s.own) {
-		if amended, alone := s.config.Amended(c); alone && len(amended) > 0 {
+		if amended, alone := s.config.Amended(c); alone && len(amended) > 0 && s.leads(amended) {
 			if err := s.engine.Amend(amended); err != nil {
 				return err
 			}
@@ -90,14 +90,17 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 		}
 	}
 	left := s.leftBehind(c)
-	p := c.plan(own, left...)
+	p := c.plan(own, left)
 	if err := s.steering.taken(p); err != nil {
 		return err
 	}
 	// The engine knows what is new before packets for it arrive, and keeps what is removed until none do: for a removed address it keeps an entry
 	// that refuses all ports, until the next change.
-	prepared, err := s.engine.Prepare(&c.plan(own, append(left, s.config.gone(c)...)...).nat)
+	prepared, err := s.engine.Prepare(&c.plan(own, remnant{at: append(left.at, s.config.gone(c)...)}).nat)
 	if err != nil {
+		return err
+	}
+	if err := s.steering.lead(p); err != nil {
 		return err
 	}
 	if err := s.announcer.withdraw(c.Answers); err != nil {
@@ -105,7 +108,7 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	}
 	s.engine.Commit(prepared)
 	if err := s.steering.apply(p, c.sources(own)); err != nil {
-		before := s.config.plan(own, s.left...)
+		before := s.config.plan(own, s.left)
 		err = errors.Join(err, s.steering.apply(before, s.config.sources(own)))
 		if prepared, prepareErr := s.engine.Prepare(&before.nat); prepareErr == nil {
 			s.engine.Commit(prepared)
@@ -116,10 +119,28 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	}
 	s.announcer.apply(c.Answers, c.AnnounceOn)
 	before := s.config
-	if s.config, s.own, s.left = c, own, left; before.SameBut(c) {
+	s.config, s.own, s.left = c, own, remnant{left.at, p.ends}
+	if before.SameBut(c) {
 		return nil
 	}
 	s.changes.Add(s.log, len(c.Services), time.Now())
 	s.nameListeners()
 	return nil
+}
+
+// leads reports whether the kernel leads to the device what the endpoints of services send to clients that keep their ports.
+//
+// +checklocks:s.mu
+func (s *Server) leads(services []rules.Service) bool {
+	for i := range services {
+		last := portOf{}
+		for _, b := range services[i].Backends {
+			at := portOf{services[i].Protocol, b.Port}
+			if at != last && b.Port <= maxPort && !slices.Contains(s.left.ends, at) {
+				return false
+			}
+			last = at
+		}
+	}
+	return true
 }

@@ -23,10 +23,11 @@ const (
 	DefaultMTU       = 1500
 
 	minMTU, maxMTU     = 1280, 65535
-	maxPort            = 65534 // the kernel accepts no rule for 65535
+	maxPort            = rules.LastRulePort
 	maxAffinityTimeout = 24 * time.Hour
 	MaxWeight          = 1000 // of an endpoint
 	maxNodePorts       = 256  // maximum number of ranges: the kernel walks the list of their rules for each route lookup
+	maxEndpointPorts   = 16   // the same, for each CIDR of pods
 	MaxAnnounced       = 256  // addresses that one node announces: again a list of rules, and each IPv6 address needs a socket
 )
 

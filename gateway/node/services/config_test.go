@@ -98,15 +98,29 @@ func TestConfig(t *testing.T) {
 // The routes to the device and the engine's configuration follow from the file and the node's
 // addresses.
 func TestPlan(t *testing.T) {
-	c, err := parse(t, "203.0.113.7", "203.0.113.7, 172.18.0.9", "port: 80,", "port: 80, proxyProtocol: v2,")
+	c, err := parse(t, "203.0.113.7", "203.0.113.7, 172.18.0.9", "port: 80,", "port: 80, proxyProtocol: v2,",
+		"sourceRanges: [198.51.100.0/24]", "endpoints: [{address: 10.244.1.5, port: 8080}, {address: 10.244.1.6, port: 8080}]")
 	need.NoError(t, err)
 	own := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("172.18.0.9"), netip.MustParseAddr("fd18::2")}
-	p := c.plan(own)
+	c.Services[1].Endpoints[1].Port = 65535 // no rule can name it
+	p := c.plan(own, remnant{})
 	if want := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("203.0.113.7/32")}; !slices.Equal(p.routes, want) {
 		t.Errorf("routes %v, want %v", p.routes, want)
 	}
 	lead := func(prefix string, from bool, protocol uint8, first, last uint16) steer {
-		return steer{netip.MustParsePrefix(prefix), from, protocol, rules.PortRange{First: first, Last: last}}
+		s := steer{to: netip.MustParsePrefix(prefix), protocol: protocol, ports: rules.PortRange{First: first, Last: last}}
+		if from {
+			s.from, s.to = s.to, s.from
+		}
+		return s
+	}
+	answers := func(to string, protocol uint8, last uint16) steer {
+		s := lead("10.244.0.0/16", true, protocol, 1, last)
+		s.ends = rules.PortRange{First: 8080, Last: 8080}
+		if to != "" {
+			s.to = netip.MustParsePrefix(to)
+		}
+		return s
 	}
 	front := []steer{
 		lead("172.18.0.9/32", false, 17, 80, 80), // one of the node's own addresses needs a rule
@@ -114,11 +128,15 @@ func TestPlan(t *testing.T) {
 		lead("172.18.0.2/32", false, 17, 30080, 30080), lead("fd18::2/128", false, 17, 30080, 30080),
 		lead("172.18.0.2/32", false, 6, 61000, 65534), lead("fd18::2/128", false, 6, 61000, 65534),
 		lead("172.18.0.2/32", false, 17, 61000, 65534), lead("fd18::2/128", false, 17, 61000, 65534),
+		answers("172.18.0.2/32", 6, 1023), answers("172.18.0.2/32", 17, 1023),
 	}
 	if !slices.Equal(p.front, front) {
 		t.Errorf("in front %v", p.front)
 	}
-	if behind := []steer{lead("10.244.0.0/16", true, 6, 61000, 65534), lead("10.244.0.0/16", true, 17, 61000, 65534)}; !slices.Equal(p.behind, behind) {
+	behind := []steer{
+		lead("10.244.0.0/16", true, 6, 61000, 65534), lead("10.244.0.0/16", true, 17, 61000, 65534), answers("", 6, 1023), answers("", 17, 32767),
+	}
+	if !slices.Equal(p.behind, behind) {
 		t.Errorf("behind %v", p.behind)
 	}
 	if err := p.nat.Config.Validate(); err != nil {
@@ -137,6 +155,27 @@ func TestPlan(t *testing.T) {
 	}
 	if local != 2 { // at the cluster address and at the node port
 		t.Errorf("%d local backends", local)
+	}
+}
+
+// However many ports endpoints have, few rules lead what comes from them to the device.
+func TestFewEndpointPorts(t *testing.T) {
+	c := &Config{Addresses: []netip.Addr{netip.MustParseAddr("172.18.0.2")}, Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, Ports: defaultPorts}
+	x := Service{Port: 80, Protocol: 6}
+	for i := range uint16(1000) {
+		x.Endpoints = append(x.Endpoints, Endpoint{Address: netip.MustParseAddr("10.244.1.5"), Port: 1000 + 2*i})
+	}
+	c.Services = []Service{x}
+	p := c.plan(c.Addresses, remnant{})
+	if n := len(p.front) + len(p.behind); n > 2*maxEndpointPorts+2 {
+		t.Errorf("%d rules", n)
+	}
+	for _, e := range x.Endpoints {
+		for _, list := range [][]steer{p.front, p.behind} {
+			if !slices.ContainsFunc(list, func(r steer) bool { return r.ends.First <= e.Port && e.Port <= r.ends.Last }) {
+				t.Errorf("endpoint port %d is left out", e.Port)
+			}
+		}
 	}
 }
 
@@ -169,7 +208,7 @@ func TestFewerRanges(t *testing.T) {
 	for i := range uint16(2 * maxNodePorts) {
 		c.Services = append(c.Services, Service{NodePort: 30000 + 2*i, Port: 80, Protocol: 6})
 	}
-	p := c.plan(nil)
+	p := c.plan(nil, remnant{})
 	if n := len(p.front); n > maxNodePorts+1 {
 		t.Errorf("%d rules in front of the local table", n)
 	}
@@ -184,7 +223,7 @@ func TestFewerRanges(t *testing.T) {
 		s := &c.Services[i]
 		s.Port, s.NodePort, s.ExternalIPs = s.NodePort, 0, c.Addresses
 	}
-	p = c.plan(c.Addresses)
+	p = c.plan(c.Addresses, remnant{})
 	if n := len(p.front); n > maxNodePorts+1 {
 		t.Errorf("%d rules for external addresses in front of the local table", n)
 	}

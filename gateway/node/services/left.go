@@ -1,7 +1,9 @@
 package services
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"sort"
 	"time"
 
@@ -12,10 +14,11 @@ import (
 )
 
 // leftBehind returns the addresses and ports at which TCP connections continue although no Service of c has them: their packets must still reach the
-// device after a Service, a port or a node port is deleted. It reads the table in slices, with pauses for packets.
+// device after a Service, a port or a node port is deleted. The same holds for the ports of endpoints that have left, where clients kept theirs. It
+// reads the table in slices, with pauses for packets.
 //
 // +checklocks:s.mu
-func (s *Server) leftBehind(c *Config) []netip.AddrPort {
+func (s *Server) leftBehind(c *Config) remnant {
 	served := map[netip.AddrPort]bool{}
 	for i := range c.Services {
 		if p := &c.Services[i]; p.Protocol == unix.IPPROTO_TCP {
@@ -32,15 +35,21 @@ func (s *Server) leftBehind(c *Config) []netip.AddrPort {
 		}
 	}
 	const burst = 1 << 4 // slices between two pauses
-	left := map[netip.AddrPort]bool{}
+	left, ends := map[netip.AddrPort]bool{}, map[portOf]bool{}
 	var list []nat.ConnInfo
 	for at, more, n := nat.Cursor(0), true, 1; more; n++ {
-		list, at, more = s.engine.Connections(at, &nat.ConnFilter{Protocol: unix.IPPROTO_TCP}, s.now(), list[:0])
+		list, at, more = s.engine.Connections(at, &nat.ConnFilter{}, s.now(), list[:0])
 		for i := range list {
 			x := &list[i]
 			to := netip.AddrPortFrom(x.Original.Destination(), x.Original.DestinationPort())
-			if x.Service && x.State != "closed" && x.State != "time-wait" && !served[to] {
+			if !x.Service || x.State == "closed" || x.State == "time-wait" {
+				continue
+			}
+			if x.Original.Protocol == unix.IPPROTO_TCP && !served[to] {
 				left[to] = true
+			}
+			if port := x.Reply.DestinationPort(); port < c.Ports.First || port > c.Ports.Last {
+				ends[portOf{x.Reply.Protocol, x.Reply.SourcePort()}] = true
 			}
 		}
 		if more && n%burst == 0 {
@@ -52,7 +61,7 @@ func (s *Server) leftBehind(c *Config) []netip.AddrPort {
 		all = append(all, to)
 	}
 	sort.Slice(all, func(i, j int) bool { return all[i].Compare(all[j]) < 0 })
-	return all
+	return remnant{all, slices.Collect(maps.Keys(ends))}
 }
 
 // gone returns the addresses, without ports, at which c has Services and next has none.

@@ -17,16 +17,21 @@ func TestPlanOfWhatIsLeft(t *testing.T) {
 	own := netip.MustParseAddr("172.18.0.2")
 	c := &Config{Addresses: []netip.Addr{own}, Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, MTU: 1500,
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, Ports: rules.PortRange{First: 61000, Last: 65534}}
-	p := c.plan([]netip.Addr{own}, netip.MustParseAddrPort("172.18.0.2:30080"), netip.MustParseAddrPort("203.0.113.7:80"), netip.MustParseAddrPort("10.96.0.10:80"))
+	left := remnant{ends: []portOf{{unix.IPPROTO_TCP, 2049}}}
+	for _, at := range []string{"172.18.0.2:30080", "203.0.113.7:80", "10.96.0.10:80"} {
+		left.at = append(left.at, netip.MustParseAddrPort(at))
+	}
+	p := c.plan([]netip.Addr{own}, left)
 	for _, want := range []steer{
-		{host(own), false, unix.IPPROTO_TCP, rules.PortRange{First: 30080, Last: 30080}},
-		{host(own), false, unix.IPPROTO_TCP, c.Ports},
+		{to: host(own), protocol: unix.IPPROTO_TCP, ports: rules.PortRange{First: 30080, Last: 30080}},
+		{to: host(own), protocol: unix.IPPROTO_TCP, ports: c.Ports},
+		{c.Pods[0], host(own), unix.IPPROTO_TCP, rules.PortRange{First: 1, Last: 1023}, rules.PortRange{First: 2049, Last: 2049}},
 	} {
 		if !slices.Contains(p.front, want) {
 			t.Errorf("no %v among %v", want, p.front)
 		}
 	}
-	if len(p.behind) != 1 {
+	if want := (steer{from: c.Pods[0], protocol: unix.IPPROTO_TCP, ports: rules.PortRange{First: 1, Last: 1023}, ends: rules.PortRange{First: 2049, Last: 2049}}); len(p.behind) != 2 || p.behind[1] != want {
 		t.Errorf("behind: %v", p.behind)
 	}
 	lb := netip.MustParsePrefix("203.0.113.7/32")

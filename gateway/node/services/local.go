@@ -117,6 +117,9 @@ func describe(r *netlink.Rule) string {
 	if r.IPProto != 0 {
 		fmt.Fprintf(&b, " ipproto %d", r.IPProto)
 	}
+	if r.Sport != nil {
+		fmt.Fprintf(&b, " sport %d-%d", r.Sport.Start, r.Sport.End)
+	}
 	if r.Dport != nil {
 		fmt.Fprintf(&b, " dport %d-%d", r.Dport.Start, r.Dport.End)
 	}

@@ -1,6 +1,7 @@
 package services
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"sort"
@@ -22,14 +23,29 @@ type plan struct {
 	behind   []steer               // after it
 	spare    map[netip.Prefix]bool // those of routes that have no Service: another route there is no error
 	probed   bool                  // the kernel answers neighbours over IPv6 for addresses that lead to the device
+	ends     []portOf              // endpoints' ports: what comes from them to clients that keep theirs leads to the device
 }
 
-// A steer leads packets of a protocol (or all protocols) to a port range, to or from a prefix, to the device.
+// A steer leads packets of a protocol (or all protocols) to a port range to the device, by their source, destination and source port.
 type steer struct {
-	prefix   netip.Prefix
-	from     bool
-	protocol uint8 // 0: all
+	from, to netip.Prefix // the zero Prefix: any
+	protocol uint8        // 0: all
 	ports    rules.PortRange
+	ends     rules.PortRange // source ports; First is 0: any
+}
+
+// family returns the family of a steer's packets.
+func (s *steer) family() int {
+	if s.to.IsValid() {
+		return familyOf(s.to)
+	}
+	return familyOf(s.from)
+}
+
+// A remnant is what connections need although no Service of the configuration has it.
+type remnant struct {
+	at   []netip.AddrPort // where clients reach a Service over TCP
+	ends []portOf         // ports of endpoints
 }
 
 // A portOf is a port of a protocol.
@@ -38,9 +54,9 @@ type portOf struct {
 	port     uint16
 }
 
-// plan returns the plan of c for a node whose addresses are own and those of c, one of which may be missing for a while. TCP destinations in left
-// lead to the device too.
-func (c *Config) plan(own []netip.Addr, left ...netip.AddrPort) *plan {
+// plan returns the plan of c for a node whose addresses are own and those of c, one of which may be missing for a while. What is left leads to the
+// device too.
+func (c *Config) plan(own []netip.Addr, left remnant) *plan {
 	own = slices.Clip(own)
 	for _, a := range c.Addresses {
 		if !slices.Contains(own, a) {
@@ -75,7 +91,7 @@ func (c *Config) plan(own []netip.Addr, left ...netip.AddrPort) *plan {
 		}
 	}
 	spare := map[netip.Addr]bool{}
-	for _, at := range left {
+	for _, at := range left.at {
 		switch a := at.Addr(); {
 		case slices.Contains(own, a):
 			places[a] = append(places[a], portOf{unix.IPPROTO_TCP, at.Port()})
@@ -104,37 +120,46 @@ func (c *Config) plan(own []netip.Addr, left ...netip.AddrPort) *plan {
 	slices.SortFunc(p.routes, netip.Prefix.Compare)
 	for _, a := range own {
 		for _, r := range fewer(ranges(places[a]), maxNodePorts) {
-			p.front = append(p.front, steer{host(a), false, r.protocol, r.ports})
+			p.front = append(p.front, steer{to: host(a), protocol: r.protocol, ports: r.ports})
 		}
 	}
 	for _, a := range c.Answers {
 		if a.Is6() { // the node has it too, as an anycast address
-			p.front = append(p.front, steer{prefix: host(a)})
+			p.front = append(p.front, steer{to: host(a)})
 			p.probed = true
 		}
 	}
 	for _, r := range fewer(c.nodePorts(), maxNodePorts) {
 		for _, a := range c.Addresses {
-			p.front = append(p.front, steer{host(a), false, r.protocol, r.ports})
+			p.front = append(p.front, steer{to: host(a), protocol: r.protocol, ports: r.ports})
 		}
 	}
 	protocols := c.protocols()
-	if len(left) > 0 && !slices.Contains(protocols, unix.IPPROTO_TCP) {
+	if len(left.at) > 0 && !slices.Contains(protocols, unix.IPPROTO_TCP) {
 		protocols = append(protocols, unix.IPPROTO_TCP)
 	}
 	for _, protocol := range protocols {
 		for a := range c.masquerade().All() {
-			p.front = append(p.front, steer{host(a), false, protocol, c.Ports})
+			p.front = append(p.front, steer{to: host(a), protocol: protocol, ports: c.Ports})
 		}
 		for _, hosts := range slices.Concat(c.Pods, c.Routed) {
-			p.behind = append(p.behind, steer{hosts, true, protocol, c.Ports})
+			p.behind = append(p.behind, steer{from: hosts, protocol: protocol, ports: c.Ports})
+		}
+	}
+	p.ends = c.endpointPorts(left.ends)
+	for _, r := range fewer(ranges(slices.Clone(p.ends)), maxEndpointPorts) {
+		for _, hosts := range slices.Concat(c.Pods, c.Routed) {
+			if a := c.masquerade().Of(hosts.Addr().Is6()); a.IsValid() {
+				p.front = append(p.front, steer{hosts, host(a), r.protocol, rules.PortRange{First: 1, Last: rules.Privileged.Last}, r.ports})
+			}
+			p.behind = append(p.behind, steer{from: hosts, protocol: r.protocol, ports: rules.Kept(r.protocol), ends: r.ports})
 		}
 	}
 	return p
 }
 
 // NAT returns the engine's configuration for c, on a node whose addresses are own.
-func (c *Config) NAT(own []netip.Addr) *nat.Config { return &c.plan(own).nat }
+func (c *Config) NAT(own []netip.Addr) *nat.Config { return &c.plan(own, remnant{}).nat }
 
 func containsAddr(list []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
@@ -241,6 +266,23 @@ func (c *Config) protocols() (all []uint8) {
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
+}
+
+// endpointPorts returns the ports of all endpoints that a rule can name, and more.
+func (c *Config) endpointPorts(more []portOf) []portOf {
+	known := map[portOf]bool{}
+	for _, at := range more {
+		known[at] = true
+	}
+	for i := range c.Services {
+		last := portOf{}
+		for _, e := range c.Services[i].Endpoints {
+			if at := (portOf{c.Services[i].Protocol, e.Port}); at != last && e.Port <= rules.LastRulePort {
+				last, known[at] = at, true
+			}
+		}
+	}
+	return slices.Collect(maps.Keys(known))
 }
 
 // A portsOf is a port range of a protocol.

@@ -26,14 +26,18 @@ func on(family, priority int) netlink.Rule {
 
 func (s *steer) rule(priority int) netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = familyOf(s.prefix), priority, tableID, lasting, int(s.protocol)
+	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = s.family(), priority, tableID, lasting, int(s.protocol)
 	if s.protocol != 0 {
 		r.Dport = netlink.NewRulePortRange(s.ports.First, s.ports.Last)
 	}
-	if s.from {
-		r.Src = ipNet(s.prefix)
-	} else {
-		r.Dst = ipNet(s.prefix)
+	if s.ends.First != 0 {
+		r.Sport = netlink.NewRulePortRange(s.ends.First, s.ends.Last)
+	}
+	if s.from.IsValid() {
+		r.Src = ipNet(s.from)
+	}
+	if s.to.IsValid() {
+		r.Dst = ipNet(s.to)
 	}
 	return *r
 }

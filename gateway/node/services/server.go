@@ -53,8 +53,8 @@ type Server struct {
 	steering *steering
 	// +checklocks:mu
 	announcer *announcer
-	// addresses without a Service at which TCP connections continue +checklocks:mu
-	left []netip.AddrPort
+	// what the last plan led to the device without a Service, and all ports of endpoints +checklocks:mu
+	left remnant
 	// +checklocks:mu
 	changes Changes
 	// the last findings of nameListeners +checklocks:mu
@@ -108,7 +108,7 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := c.plan(own)
+	p := c.plan(own, remnant{})
 	if s.page, err = page.New("services.metrics", c.Metrics, t.listener(offerPage, c.Metrics), s.metrics, s.broken); err == nil {
 		s.engine, err = nat.New(s.keeper.key, &p.nat)
 	}
@@ -118,10 +118,11 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 		s.keeper.restore(s.engine, s.now())
 	}
 	if err == nil {
-		if s.left = s.leftBehind(c); len(s.left) > 0 {
-			p = c.plan(own, s.left...)
+		if s.left = s.leftBehind(c); len(s.left.at)+len(s.left.ends) > 0 {
+			p = c.plan(own, s.left)
 			err = s.engine.Apply(&p.nat)
 		}
+		s.left.ends = p.ends
 	}
 	var taken *TakenError
 	if err == nil {

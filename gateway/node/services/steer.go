@@ -199,6 +199,27 @@ func removeOwned(family int, which func(*netlink.Rule) bool) error {
 	return errors.Join(all...)
 }
 
+// lead adds the rules for what endpoints send to clients that keep their ports. The engine must let none keep it before.
+func (s *steering) lead(p *plan) error {
+	there := map[string]bool{}
+	for i := range s.rules {
+		there[describe(&s.rules[i])] = true
+	}
+	for priority, list := range map[int][]steer{priorityFront: p.front, priorityBehind: p.behind} {
+		for _, to := range list {
+			r := to.rule(priority)
+			if what := describe(&r); to.ends.First != 0 && slices.Contains(s.families, r.Family) && !there[what] {
+				if err := netlink.RuleAdd(&r); err != nil {
+					return ruleError("add rule "+what, err)
+				}
+				s.made++
+				s.rules = append(s.rules, r)
+			}
+		}
+	}
+	return nil
+}
+
 // apply makes the kernel lead the packets of p to the device, and no others. It adds before it removes.
 func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	var routes []netlink.Route
@@ -226,7 +247,7 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	}
 	for priority, list := range map[int][]steer{priorityFront: p.front, priorityBehind: p.behind} {
 		for _, to := range list {
-			if slices.Contains(s.families, familyOf(to.prefix)) {
+			if slices.Contains(s.families, to.family()) {
 				rules = append(rules, to.rule(priority))
 			}
 		}

@@ -80,7 +80,7 @@ func steered(t *testing.T, index int, families []int) (*steering, *plan) {
 	need.NoError(t, err)
 	s, err := newSteering("culvert1", index, families, nil)
 	need.NoError(t, err)
-	p := c.plan(c.Addresses)
+	p := c.plan(c.Addresses, remnant{})
 	need.NoError(t, s.apply(p, source4("172.18.0.2")))
 	return s, p
 }
@@ -238,14 +238,14 @@ func TestTakeOver(t *testing.T) {
 	need.NoError(t, err)
 	s, err := newSteering("culvert1", index, both, nil)
 	need.NoError(t, err)
-	need.NoError(t, s.apply(c.plan(c.Addresses), source4("172.18.0.2")))
+	need.NoError(t, s.apply(c.plan(c.Addresses, remnant{}), source4("172.18.0.2")))
 	left := kernelRules(t)
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE)
 	need.NoError(t, err)
 	defer socket.Close()
 	next, err := newSteering("culvert1", index, both, nil)
 	need.NoError(t, err)
-	need.NoError(t, next.apply(c.plan(c.Addresses), source4("172.18.0.2")))
+	need.NoError(t, next.apply(c.plan(c.Addresses, remnant{}), source4("172.18.0.2")))
 	if after := kernelRules(t); !slices.Equal(after, left) {
 		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
 	}
@@ -262,7 +262,7 @@ func TestTakeOver(t *testing.T) {
 		}
 	}
 	c.Services = c.Services[:1] // without the UDP Service
-	p := c.plan(c.Addresses)
+	p := c.plan(c.Addresses, remnant{})
 	need.NoError(t, next.apply(p, source4("172.18.0.2")))
 	if after := kernelRules(t); len(after) >= len(left) || slices.ContainsFunc(after, func(r string) bool { return strings.Contains(r, "ipproto 17") }) {
 		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))

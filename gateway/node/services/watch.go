@@ -198,16 +198,16 @@ func (s *Server) mend(ctx context.Context) (back int, err error) {
 		return 0, missing
 	}
 	left := s.left
-	if len(left) > 0 {
+	if len(left.at) > 0 {
 		left = s.leftBehind(s.config)
 	}
-	p := s.config.plan(own, left...)
+	p := s.config.plan(own, left)
 	if err := s.steering.apply(p, s.config.sources(own)); err != nil {
 		return 0, errors.Join(missing, err)
 	}
 	s.announcer.apply(s.config.Answers, s.config.AnnounceOn)
 	back = s.steering.made - before
-	if slices.Equal(own, s.own) && slices.Equal(left, s.left) {
+	if slices.Equal(own, s.own) && slices.Equal(left.at, s.left.at) {
 		return back, missing
 	}
 	prepared, err := s.engine.Prepare(&p.nat)
@@ -215,6 +215,6 @@ func (s *Server) mend(ctx context.Context) (back int, err error) {
 		return 0, err
 	}
 	s.engine.Commit(prepared)
-	s.own, s.left = own, left
+	s.own, s.left = own, remnant{left.at, p.ends}
 	return 0, missing // nobody removed these
 }
