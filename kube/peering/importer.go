@@ -75,6 +75,7 @@ type job struct {
 	x     *serviceExchange
 	fault string // why the pass has stopped
 	short int    // how many imports have no ClusterIP
+	here  int    // how many Services are in the namespace of spec.imports
 	// Copies from the start of the pass.
 	services, slices map[string]*unstructured.Unstructured
 	owner            *unstructured.Unstructured // of Services; nil: not requested yet
@@ -109,6 +110,7 @@ func (m *importer) round(ctx context.Context, x *serviceExchange) {
 	}
 	j.look(namespace, want)
 	j.remove(namespace, want, known)
+	j.here = j.count(namespace)
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		j.have(namespace, want[name])
 	}
@@ -154,6 +156,16 @@ func (j *job) look(namespace string, want map[string]*imported) {
 		}
 		return nil
 	})
+}
+
+// count counts the Services in a namespace. Those elsewhere may be somebody else's, who must not take the peer's share.
+func (j *job) count(namespace string) (n int) {
+	for _, u := range j.services {
+		if u.GetNamespace() == namespace {
+			n++
+		}
+	}
+	return n
 }
 
 func (j *job) missing(namespace string, want map[string]*imported) (n int) {
@@ -207,7 +219,7 @@ func (j *job) held(namespace string, want map[string]*imported) map[string]bool 
 		return held // others need their addresses
 	}
 	all := slices.SortedFunc(maps.Keys(j.gone), func(a, b string) int { return cmp.Or(j.gone[a].Compare(j.gone[b]), strings.Compare(a, b)) })
-	over := len(j.services) + j.missing(namespace, want) - j.room
+	over := j.count(namespace) + j.missing(namespace, want) - j.room
 	for i, key := range all {
 		held[key] = i >= over && j.now.Before(j.gone[key].Add(holdTime))
 	}
@@ -268,7 +280,7 @@ func (j *job) have(namespace string, x *imported) {
 	key := namespace + "/" + x.name
 	of := j.services[key]
 	if of == nil || !x.sameService(of) {
-		if of == nil && (j.now.Before(j.full) || len(j.services) >= j.room) {
+		if of == nil && (j.now.Before(j.full) || j.here >= j.room) {
 			j.short++
 			return
 		}
@@ -276,7 +288,9 @@ func (j *job) have(namespace string, x *imported) {
 		switch {
 		case owner == nil:
 		case of == nil:
-			of = j.put("create", setImported, x, x.service(j.of.self.Name, owner))
+			if of = j.put("create", setImported, x, x.service(j.of.self.Name, owner)); of != nil {
+				j.here++
+			}
 		default:
 			of = j.put("update", setImported, x, x.updated(of, owner))
 		}
@@ -349,7 +363,6 @@ func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (
 		all, was = j.x.slices, j.slices
 	}
 	j.store(all, keyOf(stored), was[keyOf(stored)], stored)
-	was[keyOf(stored)] = stored
 	return stored
 }
 
