@@ -41,6 +41,9 @@ func (g *Gateway) Become(to role.Role) {
 	if from == role.Standby {
 		g.life.Mute("wireguard", false)
 	}
+	if from == role.Standby {
+		g.endpoint.Greet()
+	}
 	g.monitor.SetReach(reaches[to])
 	if to == role.Standby || from == role.Standby {
 		// A device without a peer starts nothing and keeps no session, so no earlier attempt delays the first handshake with the next peer.

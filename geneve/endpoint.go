@@ -22,6 +22,8 @@ type Options struct {
 	RemotePort uint16
 	// UDP are the options of the socket.
 	UDP udp.Options
+	// Aside has requests to ends that were not heard come from other ports: see neighbours.aside.
+	Aside bool
 	// Now is a monotonic clock (nil: the system's).
 	Now func() time.Duration
 }
@@ -90,6 +92,10 @@ func Listen(o Options) (*Endpoint, error) {
 		e.now = func() time.Duration { return time.Since(start) }
 	}
 	e.neighbours.e, e.neighbours.sender, e.neighbours.shares = e, socket.NewSender(), share.New[*tunnel](maxHeldBytes)
+	if o.Aside {
+		few := udp.Options{ReceiveBuffer: asideBuffer, SendBuffer: asideBuffer, NoGRO: true, ZeroChecksums: true}
+		e.neighbours.open = func() (udp.Conn, error) { return udp.Open(network, netip.AddrPortFrom(at, 0), few) }
+	}
 	e.table.Store(&table{})
 	return e, nil
 }

@@ -62,8 +62,9 @@ type neighbours struct {
 	frames  [udp.NumProbes][maxHeader + max(arpLen, ndPacketLen)]byte // of one flush
 	waiting []*tunnel                                                 // those with held packets
 	held    int
-	shares  *share.Pool[*tunnel] // maxHeldBytes of room
-	timer   *time.Timer          // runs while anything waits; nil before the first
+	shares  *share.Pool[*tunnel]     // maxHeldBytes of room
+	timer   *time.Timer              // runs while anything waits; nil before the first
+	open    func() (udp.Conn, error) // opens another port, for aside; nil: there is none
 	closed  bool
 
 	nextAsked int // the last tunnel visited by AskAll
@@ -196,12 +197,36 @@ func (n *neighbours) ask(t *tunnel, now time.Duration) {
 	default:
 		return
 	}
+	if n.open != nil && nb.load().mac() == 0 {
+		defer n.aside()()
+	}
 	if !t.either(now) {
 		n.request(t, t.spoken())
 		return
 	}
 	for e := Geneve; e <= VXLAN; e++ {
 		n.request(t, e)
+	}
+}
+
+// asideBuffer is the size of both buffers of a socket that sends one request.
+const asideBuffer = 4 << 10
+
+// aside makes requests come from a port that nothing else is sent from, until done is called. Where the network masquerades what a pod sends to a node,
+// the kernel does so with all packets between two ports, for as long as some follow. So the first packet between the tunnels' own ports should be the
+// node's: answers to it are not masqueraded, and a request that was masqueraded before the network got an exception for this pod does no harm.
+//
+// Preconditions: n.mu is held, also when done is called.
+func (n *neighbours) aside() (done func()) {
+	conn, err := n.open()
+	if err != nil {
+		return func() {}
+	}
+	own := n.sender
+	n.sender = conn.NewSender()
+	return func() {
+		n.sender = own
+		conn.Close()
 	}
 }
 

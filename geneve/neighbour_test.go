@@ -3,10 +3,13 @@ package geneve
 import (
 	"bytes"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"culvert/geneve/genevetest"
+	"culvert/geneve/udp"
 	"culvert/integration/need"
 )
 
@@ -514,5 +517,76 @@ func TestDoubt(t *testing.T) {
 	f.deliver(m)
 	if got, _ := f.datagrams(f.node2); len(got) != 1 || f.waits(toNode2) != 0 {
 		t.Error("the packet still waits for a neighbour that is back")
+	}
+}
+
+// TestAside: with Aside, requests to an end that was not heard come each from another port, and all else from the tunnels' own. A gateway that takes
+// another one's place asks like this although it knows that end's MAC address.
+func TestAside(t *testing.T) {
+	f := newFixture(t)
+	f.e.neighbours.open = func() (udp.Conn, error) {
+		return udp.Listen("udp4", netip.AddrPortFrom(gatewayOuter, 0), udp.Options{})
+	}
+	own := f.e.LocalAddr().Port()
+	// from returns the ports of what has come to the node.
+	from := func() (ports []uint16) {
+		t.Helper()
+		const marker = "marker"
+		f.e.socket.NewSender().Send([]udp.Train{{Destination: f.node.LocalAddr(), Parts: [][]byte{[]byte(marker)}}})
+		m := []udp.Message{{Buffer: make([]byte, udp.BufferSize)}}
+		for {
+			n, err := f.node.Receive(m)
+			if need.NoError(t, err); n == 0 {
+				continue
+			}
+			last := strings.HasSuffix(string(m[0].Data), marker)
+			if !last || len(m[0].Data) > len(marker) {
+				ports = append(ports, m[0].Source.Port())
+			}
+			if last {
+				return ports
+			}
+		}
+	}
+	seen := map[uint16]bool{own: true}
+	asks := func(what string) {
+		t.Helper()
+		ports := from()
+		if len(ports) == 0 {
+			t.Errorf("%s: nobody is asked", what)
+		}
+		for _, p := range ports {
+			if p == own {
+				t.Errorf("%s: asked from the tunnels' own port %d", what, p)
+			}
+			seen[p] = true
+		}
+	}
+	f.e.AskNew()
+	asks("at first")
+	before := len(seen)
+	f.advance(askInterval)
+	f.e.AskAll(func() {})
+	if asks("again"); len(seen) == before {
+		t.Error("the second request comes from the port of the first one")
+	}
+	send := func() {
+		f.s.Send(toNode, genevetest.UDP(pod, remotePod, []byte("x")))
+		f.s.Flush()
+	}
+	f.know()
+	from()
+	send()
+	f.advance(askInterval)
+	f.e.neighbours.confirm(f.e.table.Load().byID(toNode), f.e.now())
+	if ports := from(); len(ports) == 0 || slices.ContainsFunc(ports, func(p uint16) bool { return p != own }) {
+		t.Errorf("a packet and a request to an end that was heard come from the ports %d, want %d", ports, own)
+	}
+	f.e.Greet()
+	send()
+	asks("in the place of another gateway")
+	f.arpFrom(us, 2, nodeMAC, nodeInner, gatewayInner)
+	if ports := from(); len(ports) == 0 || slices.ContainsFunc(ports, func(p uint16) bool { return p != own }) {
+		t.Errorf("the packet that waited comes from the ports %d, want %d", ports, own)
 	}
 }

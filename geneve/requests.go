@@ -67,6 +67,27 @@ func (e *Endpoint) AskNew() {
 	}
 }
 
+// Greet forgets who the other ends are, if requests come from other ports, and asks them. A gateway that takes another one's place knows them from that
+// one, but whatever it sends before it has heard them could be masqueraded from then on.
+func (e *Endpoint) Greet() {
+	n := &e.neighbours
+	if n.open == nil {
+		return
+	}
+	n.mu.Lock()
+	for _, t := range e.table.Load().ids {
+		if t == nil || t.Inner != Ethernet {
+			continue
+		}
+		nb := &t.neighbour
+		nb.lastHeard.Store(int64(never))
+		nb.store(newSpeaker(nb.load().encap(), 0))
+		nb.confirmed, nb.unanswered, nb.requests.at, nb.requests.sent = false, 0, never, never
+	}
+	n.mu.Unlock()
+	e.AskNew()
+}
+
 // askNext asks the next neighbour in turn, and reports whether that was due.
 func (n *neighbours) askNext() bool {
 	n.mu.Lock()
