@@ -106,6 +106,9 @@ func (x *inviting) install(nonce string) error {
 	if err := x.ApplyPeering(ctx, spec, x.found.Notes(spec, nonce, x.found.Reached(x.peer.Name))); err != nil {
 		return cli.Failed(x.of(err))
 	}
+	if err := x.site.lacksGateway(); err != nil {
+		return cli.Failed(x.of(err))
+	}
 	return nil
 }
 

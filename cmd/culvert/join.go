@@ -195,6 +195,9 @@ func (x *joining) apply() error {
 	if err := server.ApplyPeering(ctx, x.specs[1], server.notes(x.specs[1], "")); err != nil {
 		return server.of(err)
 	}
+	if err := server.lacksGateway(); err != nil {
+		return server.of(err)
+	}
 	was := x.specs[0].Endpoint
 	if was == "" || was == client.found.Reached(server.name) || x.endpoint != "" || !x.works(ctx, client, server.name) { // an administrator may have given a better one
 		var err error
@@ -208,6 +211,9 @@ func (x *joining) apply() error {
 	}
 	endpoints := [2]string{found, ""}
 	if err := client.ApplyPeering(ctx, x.specs[0], client.notes(x.specs[0], endpoints[0])); err != nil {
+		return client.of(err)
+	}
+	if err := client.lacksGateway(); err != nil {
 		return client.of(err)
 	}
 	for i, s := range x.ends {

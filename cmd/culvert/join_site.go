@@ -186,6 +186,14 @@ func (s *site) notes(spec *peering.Spec, endpoint string) map[string]string {
 	return s.found.Notes(spec, s.found.Nonce(spec.Peer), endpoint)
 }
 
+// lacksGateway returns an error if nobody but another program, such as Helm, can make the gateway.
+func (s *site) lacksGateway() error {
+	if s.plan.Owner == "" || s.had.Replicas > 0 {
+		return nil
+	}
+	return fmt.Errorf("the Peering is there, and its gateway is not: set %s in the values of %s, then run the same command again", s.wants.Values(s.had), s.plan.Owner)
+}
+
 // of adds the name of the cluster to an error.
 func (s *site) of(err error) error {
 	if err == nil {
