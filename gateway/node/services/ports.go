@@ -3,7 +3,6 @@ package services
 import (
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -14,57 +13,90 @@ import (
 	"culvert/nat/rules"
 )
 
-const localRange = "net.ipv4.ip_local_port_range"
+const (
+	localRange    = "net.ipv4.ip_local_port_range"
+	reservedPorts = "net.ipv4.ip_local_reserved_ports"
+)
 
-// checkPorts refuses masquerading ports that the kernel may give to its own connections.
+// checkPorts returns an error if the kernel may give client ports to its own connections: answers to those go to the device.
 func (c *Config) checkPorts() error {
-	own, err := localPorts()
-	if err != nil {
+	own, reserved, err := localPorts()
+	if err != nil || len(lent(c.Ports, own, reserved)) == 0 {
 		return err
 	}
-	if overlap(own, c.Ports) {
-		return fmt.Errorf("services.clientPorts: %d-%d, and this node gives %d-%d to connections of its own; sysctl -w %s=\"%d %d\", or choose others",
-			c.Ports.First, c.Ports.Last, own.First, own.Last, localRange, min(own.First, c.Ports.First-1), c.Ports.First-1)
-	}
-	return nil
+	line := strings.Trim(reserved+fmt.Sprintf(",%d-%d", c.Ports.First, c.Ports.Last), ",")
+	return fmt.Errorf("services.clientPorts: %d-%d, and this node gives ports of %d-%d to connections of its own, which then get no answers; "+
+		"sysctl -w %s=%s, and write that into /etc/sysctl.d, or choose others", c.Ports.First, c.Ports.Last, own.First, own.Last, reservedPorts, line)
 }
 
-// localPorts returns the ports that the kernel gives to its own connections.
-func localPorts() (own rules.PortRange, err error) {
+// localPorts returns the ports that the kernel gives to its own connections, and the list of those that it does not give.
+func localPorts() (own rules.PortRange, reserved string, err error) {
 	b, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(localRange, ".", "/"))
 	if err != nil {
-		return own, fmt.Errorf("services: read %s: %w", localRange, err)
+		return own, "", fmt.Errorf("services: read %s: %w", localRange, err)
 	}
 	if _, err := fmt.Sscan(string(b), &own.First, &own.Last); err != nil {
-		return own, fmt.Errorf("services: %s is %q: %w", localRange, b, err)
+		return own, "", fmt.Errorf("services: %s is %q: %w", localRange, b, err)
 	}
-	return own, nil
+	b, err = os.ReadFile("/proc/sys/" + strings.ReplaceAll(reservedPorts, ".", "/"))
+	if err != nil {
+		return own, "", fmt.Errorf("services: read %s: %w", reservedPorts, err)
+	}
+	return own, strings.TrimSpace(string(b)), nil
 }
 
-func overlap(a, b rules.PortRange) bool { return a.First <= b.Last && b.First <= a.Last }
-
-// lentPorts returns the node ports that the kernel may give to its own connections, whose answers the service would then get. It does not give out
-// reserved ports (net.ipv4.ip_local_reserved_ports).
-func (c *Config) lentPorts() (all []rules.PortRange) {
-	own, err := localPorts()
-	if err != nil {
-		return nil // New has reported it
+// lent returns the ports of want that the kernel may give to its own connections.
+func lent(want, own rules.PortRange, reserved string) (all []rules.PortRange) {
+	first, last := int(max(want.First, own.First)), int(min(want.Last, own.Last))
+	add := func(last int) {
+		if first <= last {
+			all = append(all, rules.PortRange{First: uint16(first), Last: uint16(last)})
+		}
 	}
-	reserved, _ := os.ReadFile("/proc/sys/net/ipv4/ip_local_reserved_ports")
+	for part := range strings.SplitSeq(reserved, ",") { // in order
+		low, high, isRange := strings.Cut(part, "-")
+		if !isRange {
+			high = low
+		}
+		from, err1 := strconv.Atoi(low)
+		to, err2 := strconv.Atoi(high)
+		if err1 != nil || err2 != nil || to < first || from > last {
+			continue
+		}
+		add(from - 1)
+		first = to + 1
+	}
+	add(last)
+	return all
+}
+
+// lentPorts returns the node ports that the kernel may give to its own connections, whose answers the service would then get.
+func (c *Config) lentPorts() (all []rules.PortRange) {
+	own, reserved, err := localPorts()
+	if err != nil {
+		return nil // watchPorts reports it
+	}
 	for _, r := range c.nodePorts() {
-		if overlap(own, r.ports) && !slices.ContainsFunc(strings.Split(strings.TrimSpace(string(reserved)), ","), func(s string) bool {
-			first, last, isRange := strings.Cut(s, "-")
-			if !isRange {
-				last = first
-			}
-			low, _ := strconv.ParseUint(first, 10, 16)
-			high, _ := strconv.ParseUint(last, 10, 16)
-			return uint16(low) <= r.ports.First && r.ports.Last <= uint16(high)
-		}) {
+		if len(lent(r.ports, own, reserved)) > 0 {
 			all = append(all, r.ports)
 		}
 	}
 	return all
+}
+
+// watchPorts logs when the kernel begins to give client ports to its own connections, and when that ends. The Services are served all the same: a
+// node without them would be worse off.
+//
+// +checklocks:s.mu
+func (s *Server) watchPorts() {
+	err := s.config.checkPorts()
+	before := s.lent.Swap(text(err))
+	switch {
+	case err != nil && (before == nil || *before != err.Error()):
+		s.log.WithError(err).Warn("connections of this node may get no answers, because their ports are those of Services' clients")
+	case err == nil && before != nil:
+		s.log.Info("services.clientPorts are no longer given to connections of this node")
+	}
 }
 
 // A listener is a socket on this machine at a port whose packets go to the device.

@@ -33,6 +33,7 @@ type Server struct {
 	page     *page.Page
 	fault    atomic.Pointer[string] // why routes and rules to the device cannot be restored; nil: no fault
 	deaf     atomic.Pointer[string] // why the kernel reports no changes; nil: it does
+	lent     atomic.Pointer[string] // why connections of the node may get no answers; nil: they do
 	began    time.Time
 	closing  atomic.Bool // from now on, errors of the device are expected
 	parking  atomic.Pointer[parking]
@@ -97,9 +98,6 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 	if err != nil && (!tolerant || own == nil) {
 		return nil, err // else watch reports it
 	}
-	if err := c.checkPorts(); err != nil {
-		return nil, err
-	}
 	s := &Server{config: c, own: own, began: time.Now(), log: log.WithField("interface", c.Interface)}
 	if t != nil {
 		s.keeper = &keeper{log: s.log, dir: t.dir, key: t.identity.PortKey}
@@ -146,6 +144,7 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 		t.done()
 	}
 	s.log.WithFields(logrus.Fields{"services": len(c.Services), "routes": len(p.routes), "rules": len(p.front) + len(p.behind)}).Info("services are served")
+	s.watchPorts()
 	s.nameListeners()
 	if taken != nil {
 		s.own = nil // makes Apply check everything
@@ -299,7 +298,8 @@ func (s *Server) close() error {
 
 func (s *Server) now() nat.Time { return nat.Time(time.Since(s.began)) + nat.Time(time.Hour) }
 
-// Check returns why this machine could not serve c by a device now: it lacks addresses, or else the kernel gives client ports to its own connections.
+// Check returns what is wrong with this machine for serving c by a device now: it lacks addresses, without which New fails unless it is tolerant, or
+// else the kernel gives client ports to its own connections, of which a Server warns.
 func (c *Config) Check() error {
 	if _, err := OwnAddresses(c); err != nil {
 		return err

@@ -142,9 +142,6 @@ func TestServerRefused(t *testing.T) {
 		from, to      string
 		want          string
 	}{
-		{func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("32768 62000"), 0) },
-			func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("32768 60999"), 0) },
-			"", "", `sysctl -w net.ipv4.ip_local_port_range="32768 60999"`},
 		{nil, nil, "172.18.0.2", "172.18.0.99", "services.addresses[0]: 172.18.0.99 is not an address of this machine"},
 		{nil, nil, "addresses:", "interface: lan\naddresses:", "services.interface: lan exists; stop the culvert node that it belongs to, or choose another name"},
 		{nil, nil, "addresses:", "metrics: 192.0.2.1:8083\naddresses:", "services.metrics: "},
@@ -184,6 +181,48 @@ func TestServerRefused(t *testing.T) {
 		n.requireState(want, serving)
 	}
 	n.requireServed("after those", "pa", everywhere...)
+}
+
+// The kernel gives client ports to its own connections: --check says so, and a Server that starts serves all the same and says so too, as one that
+// runs. Ports that are reserved are not given.
+func TestServerLentPorts(t *testing.T) {
+	n := newNode(t)
+	set := func(name, value string) {
+		t.Helper()
+		need.NoError(t, os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value+"\n"), 0))
+	}
+	t.Cleanup(func() { set("ip_local_port_range", "32768 60999"); set("ip_local_reserved_ports", "") })
+	const remedy = "sysctl -w net.ipv4.ip_local_reserved_ports=8080,61000-65534,"
+	set("ip_local_reserved_ports", "8080")
+	set("ip_local_port_range", "1024 65535")
+	if err := n.config().Check(); err == nil || !strings.Contains(err.Error(), remedy) {
+		t.Errorf("--check: %v", err)
+	}
+	s := n.start(n.config())
+	n.logged(remedy)
+	if f := s.Status().Findings; len(f) != 1 || !strings.Contains(f[0].Text, remedy) {
+		t.Errorf("%v", f)
+	}
+	n.requireServed("with a long range", "pa", everywhere...)
+	look := func(when string, findings int) {
+		t.Helper()
+		_, err := s.mend(t.Context()) // as every few seconds
+		need.NoError(t, err)
+		if f := s.Status().Findings; len(f) != findings {
+			t.Errorf("%s: %v", when, f)
+		}
+	}
+	set("ip_local_reserved_ports", "8080,61000-65534")
+	look("reserved", 0)
+	n.logged("no longer given")
+	if err := n.config().Check(); err != nil {
+		t.Errorf("--check, reserved: %v", err)
+	}
+	set("ip_local_reserved_ports", "8080,61000-65000")
+	look("not all reserved", 1)
+	s.stop()
+	set("ip_local_port_range", "32768 60999")
+	need.NoError(t, n.config().Check())
 }
 
 // What others remove comes back within a second or two: rules, routes, and the devices.

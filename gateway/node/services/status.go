@@ -15,6 +15,9 @@ func (s *Server) Status() control.NodeStatus {
 	s.mu.Unlock()
 	status := c.Status()
 	status.Interface, status.Fault, status.Announced = c.Interface, s.broken(), announced
+	if why := s.lent.Load(); why != nil {
+		status.Findings = []control.Finding{{Level: "warning", Cause: "client-ports", Kind: "node", Of: c.Node, Text: *why}}
+	}
 	st := s.engine.Stats()
 	d := &st.Outbound // all packets come from the host
 	status.Traffic = control.Traffic{Received: d.Received, Forwarded: d.Forwarded, Delivered: d.Delivered, Untracked: d.Untracked,

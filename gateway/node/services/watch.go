@@ -181,6 +181,7 @@ func (s *Server) mend(ctx context.Context) (back int, err error) {
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
+	s.watchPorts()
 	before := s.steering.made
 	// The local table comes first: without a rule for it the machine is cut off.
 	if err := s.steering.moveLocal(); err != nil {
