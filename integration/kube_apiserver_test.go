@@ -69,7 +69,7 @@ const kubeStartTimeout = time.Minute
 
 // startKubeAPI starts etcd and the API server at an address of the host, and returns when the
 // server is ready.
-func startKubeAPI(h *peerHost, address string) *kubeAPI {
+func startKubeAPI(h *peerHost, address string, flags ...string) *kubeAPI {
 	h.t.Helper()
 	k := &kubeAPI{host: h, dir: h.t.TempDir(), base: fmt.Sprintf("https://%s:%d", address, kubeAPIPort)}
 	k.write("audit.yaml", auditPolicy)
@@ -101,6 +101,7 @@ func startKubeAPI(h *peerHost, address string) *kubeAPI {
 		// No controller runs that makes the default account of each namespace.
 		"--disable-admission-plugins=ServiceAccount",
 	}
+	k.serverArgs = append(k.serverArgs, flags...) // of two values the last one counts
 	k.relay = startKubeRelay(h, address)
 	k.startServer()
 	return k

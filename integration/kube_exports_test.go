@@ -19,6 +19,9 @@ const (
 	shopPort   = "80"
 	shopTarget = "8080"
 	followed   = time.Second // limits how long new clients get old endpoints
+
+	// A part of kubeServices with 30 addresses, of which a peer's imports may have 8.
+	exportServices = "10.96.0.0/27"
 )
 
 // shop is a Service of the cluster.
@@ -143,7 +146,7 @@ func namespace(name string) object {
 // have no rights but those of the manifests.
 func TestKubeExports(t *testing.T) {
 	isolated(t, func(t *testing.T) {
-		rome, milan := newPeeringLabs(t)
+		rome, milan := newPeeringLabs(t, "--service-cluster-ip-range="+exportServices)
 		labs := []*peeringLab{rome, milan}
 		rome.apply(namespace("milan"))
 		milan.apply(namespace("shop"))
@@ -182,6 +185,7 @@ func TestKubeExports(t *testing.T) {
 		t.Run("refused", func(t *testing.T) { testExportRefused(t, rome, milan, exportLabel) })
 		t.Run("put right", func(t *testing.T) { testImportPutRight(t, rome, clusterIP, address) })
 		t.Run("bait", func(t *testing.T) { testBait(t, rome, milan, exportLabel) })
+		t.Run("shares", func(t *testing.T) { testExportShares(t, rome, milan, exportLabel) })
 		t.Run("another namespace", func(t *testing.T) { testImportNamespace(t, rome) })
 		t.Run("no longer exported", func(t *testing.T) {
 			milan.apply(shop("web", object{"culvert/export": "false"}, nil))
@@ -439,6 +443,53 @@ func testExportGoes(t *testing.T, rome, milan *peeringLab, exportLabel object) {
 	rome.awaitImport("milan", "echo-shop", false)
 	eventually(t, "new connections are refused", refused)
 	talk("without the Service")
+}
+
+// testExportShares: a namespace that exports as many ports as there may be, and a peer that exports more Services than this cluster has ClusterIPs, keep
+// nobody else's away.
+func testExportShares(t *testing.T, rome, milan *peeringLab, exportLabel object) {
+	exported := func(name string, count int) object {
+		ports := []object{}
+		for n := range count {
+			ports = append(ports, object{"name": fmt.Sprint("p", n), "protocol": "TCP", "port": n + 1})
+		}
+		o := shop(name, exportLabel, object{"ports": ports})
+		o["metadata"].(object)["namespace"] = "evil"
+		return o
+	}
+	milan.apply(namespace("evil"))
+	var all []object
+	for n := range 5 {
+		all = append(all, exported(fmt.Sprint("greedy", n), 100))
+	}
+	milan.apply(all...)
+	rome.awaitImport("milan", "greedy0-evil", true)
+	late := shop("late", exportLabel, nil)
+	milan.apply(late)
+	rome.awaitImport("milan", "late-shop", true)
+	milan.awaitCondition("Exported", "False Refused: Service evil/greedy")
+	for _, o := range append(all, late) {
+		need.NoError(t, milan.api.admin.delete(o))
+	}
+	milan.awaitCondition("Exported", "True")
+
+	all = nil
+	for n := range 32 {
+		all = append(all, exported(fmt.Sprintf("bait%02d", n), 1))
+	}
+	milan.apply(all...)
+	rome.awaitCondition("Imported", "False Refused: 25 of the peer's Services are not imported: they may have 8 ClusterIPs")
+	if _, _, err := rome.imported("milan", "web-shop"); err != nil {
+		t.Error(err)
+	}
+	own := shop("own", nil, nil)
+	own["metadata"].(object)["namespace"] = "evil"
+	rome.apply(own)
+	need.NoError(t, rome.api.admin.delete(own))
+	for _, o := range all {
+		need.NoError(t, milan.api.admin.delete(o))
+	}
+	rome.awaitCondition("Imported", "True")
 }
 
 // testImportNamespace: when spec.imports changes, imports leave the former namespace. If the gateway has no rights in the new one, a condition names it.

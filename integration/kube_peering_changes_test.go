@@ -193,6 +193,26 @@ func testPeeringAnother(t *testing.T, rome *peeringLab, streams []*linkStream) {
 	requireAlive(t, "the second peering gone", streams)
 }
 
+// testPeeringNodeClaims: a node that lists another one's address does not get its packets, nor cut it off.
+func testPeeringNodeClaims(t *testing.T, p, other *peeringLab) {
+	claim := p.node(&kubeNodes[0])
+	addresses := claim["status"].(object)["addresses"].([]object)
+	claim["status"].(object)["addresses"] = append(addresses, object{"type": "ExternalIP", "address": p.address(kubeNodes[1].number)})
+	p.apply(claim)
+	p.awaitCondition("Accepted", "False Invalid: Node "+kubeNodes[0].name+": status.addresses[")
+	if got, want := p.condition("Accepted"), fmt.Sprintf("%s is of node %s, which had it first", p.address(kubeNodes[1].number), kubeNodes[1].name); !strings.Contains(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	p.awaitCondition("NodesReady", "True")
+	for i := range kubeNodes {
+		if out, err := other.pods[0].try("", "ping", "-c", "3", "-i", "0.2", "-W", "2", p.seen(p.pod(&kubeNodes[i], 5))); err != nil {
+			t.Errorf("the pod on %s: %v: %s", kubeNodes[i].name, err, out)
+		}
+	}
+	p.apply(p.node(&kubeNodes[0]))
+	p.awaitCondition("Accepted", "True")
+}
+
 // testPeeringPods: with podsFrom: Pods, a pod is reached from when its Pod has an address until the Pod ends.
 func testPeeringPods(t *testing.T, p, other *peeringLab) {
 	to := p.pod(&kubeNodes[1], 5)
@@ -217,6 +237,16 @@ func testPeeringPods(t *testing.T, p, other *peeringLab) {
 	}
 	p.apply(pod("Running"))
 	reached(true)
+	// The kubelet of another node gives one of its pods this address.
+	thief := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "thief", "namespace": "aaa"},
+		"spec":   object{"nodeName": kubeNodes[0].name, "containers": []object{{"name": "thief", "image": "thief"}}},
+		"status": object{"phase": "Running", "podIP": to, "podIPs": []object{{"ip": to}}}}
+	p.apply(namespace("aaa"), thief)
+	p.awaitCondition("Accepted", fmt.Sprintf("False Invalid: Node %s: status.podIPs of its Pod aaa/thief: %s is of Pod default/shop on node %s, which had it first",
+		kubeNodes[0].name, to, kubeNodes[1].name))
+	reached(true)
+	need.NoError(t, p.api.admin.delete(thief))
+	p.awaitCondition("Accepted", "True")
 	p.apply(pod("Succeeded"))
 	reached(false)
 }

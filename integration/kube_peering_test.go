@@ -34,18 +34,18 @@ type peeringLab struct {
 	imports     string // namespace for what the peer exports
 }
 
-// newPeeringLabs builds two clusters with the same CIDRs.
-func newPeeringLabs(t *testing.T) (rome, milan *peeringLab) {
+// newPeeringLabs builds two clusters with the same CIDRs. flags are more flags of rome's API server.
+func newPeeringLabs(t *testing.T, flags ...string) (rome, milan *peeringLab) {
 	t.Helper()
-	rome, milan = newPeeringLab(t, &kubeRome, &kubeMilan), newPeeringLab(t, &kubeMilan, &kubeRome)
+	rome, milan = newPeeringLab(t, &kubeRome, &kubeMilan, flags...), newPeeringLab(t, &kubeMilan, &kubeRome)
 	rome.connect(milan.kubeLab)
 	return rome, milan
 }
 
-func newPeeringLab(t *testing.T, here, remote *kubeEnd) *peeringLab {
+func newPeeringLab(t *testing.T, here, remote *kubeEnd, flags ...string) *peeringLab {
 	t.Helper()
 	k := newKubeHosts(t, here)
-	k.api = startKubeAPI(k.join("api", k.kubeEnd.api()), k.kubeEnd.api())
+	k.api = startKubeAPI(k.join("api", k.kubeEnd.api()), k.kubeEnd.api(), flags...)
 	p := &peeringLab{kubeLab: k, remote: remote, kubeconfigs: make([]string, len(kubeNodes)), agents: make([]*peerProcess, len(kubeNodes))}
 	for i := range kubeNodes {
 		p.apply(p.node(&kubeNodes[i]))
@@ -354,6 +354,7 @@ func TestKubePeering(t *testing.T) {
 		testPeeringAway(t, rome, streams)
 		t.Run("gateway ends", func(t *testing.T) { testPeeringGatewayEnds(t, rome, milan) })
 		t.Run("changed remap", func(t *testing.T) { testPeeringChanged(t, milan, rome) })
+		t.Run("node claims", func(t *testing.T) { testPeeringNodeClaims(t, milan, rome) })
 		t.Run("Pods", func(t *testing.T) { testPeeringPods(t, milan, rome) })
 		t.Run("deleted", func(t *testing.T) { testPeeringDeleted(t, milan) })
 		t.Run("uninstall", func(t *testing.T) { testPeeringGone(t, rome) })
