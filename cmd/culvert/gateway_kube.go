@@ -29,8 +29,10 @@ type peeringGateway struct {
 }
 
 // Trouble returns the gateway's latest log message about its peer, or, if the peer answers, about a path that not all packets pass.
-func (g peeringGateway) Trouble(answers bool) string {
-	for _, f := range g.Findings() {
+func (g peeringGateway) Trouble(answers bool) string { return trouble(g.Findings(), answers) }
+
+func trouble(findings []health.Finding, answers bool) string {
+	for _, f := range findings {
 		narrow := f.Cause == health.NarrowPeer || f.Cause == health.NarrowNode
 		if answers && narrow || !answers && f.Kind == health.OfPeer && f.Cause.Level == health.Warning {
 			return f.Text
