@@ -129,8 +129,18 @@ const (
 )
 
 func newClient(kubeconfig string) (dynamic.Interface, error) {
-	var c *rest.Config
-	var err error
+	c, err := restConfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	client, err := kube.NewClient(c)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	return client, nil
+}
+
+func restConfig(kubeconfig string) (c *rest.Config, err error) {
 	if kubeconfig != "" {
 		if c, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
 			return nil, fmt.Errorf("--kubeconfig: %w", err)
@@ -139,9 +149,5 @@ func newClient(kubeconfig string) (dynamic.Interface, error) {
 		return nil, fmt.Errorf("--kubeconfig: missing, and this is no pod with a service account: %w", err)
 	}
 	c.QPS, c.Burst, c.UserAgent, c.WarningHandler = clientQPS, clientBurst, "culvert", rest.NoWarnings{}
-	client, err := kube.NewClient(c)
-	if err != nil {
-		return nil, fmt.Errorf("--kubeconfig: %w", err)
-	}
-	return client, nil
+	return c, nil
 }

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
 	"culvert/cmd/internal/cli"
@@ -25,6 +26,7 @@ import (
 	"culvert/gateway/node/page"
 	"culvert/gateway/node/remote"
 	"culvert/gateway/node/services"
+	"culvert/kube"
 	"culvert/kube/fabric"
 )
 
@@ -114,7 +116,7 @@ func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, b
 	default: // another pod has what is here, and cleans up
 		return nil
 	}
-	return l.leave(context.WithoutCancel(ctx), client, entry, !alone, removeAll)
+	return l.leave(context.WithoutCancel(ctx), k, entry, !alone, removeAll)
 }
 
 // tunnels returns the tunnels of links.
@@ -144,16 +146,25 @@ func guardShow(k *remote.Keeper) func(*control.NodeStatus) {
 	}
 }
 
-// leaveTime is how long the API server may take to say whether the DaemonSet is still wanted.
-const leaveTime = 3 * time.Second
-
-// leavePause is the wait before it is asked again.
-const leavePause = 250 * time.Millisecond
+// How a process that ends asks whether its DaemonSet stays. Kubernetes kills it after 30 s.
+const (
+	leaveTime   = 3 * time.Second        // for an answer
+	leavePause  = 250 * time.Millisecond // after a refusal
+	refusedTime = 20 * time.Second       // of refusals, after which nobody wants it
+)
 
 // leave cleans up if the DaemonSet of this process is unwanted: it calls remove for what this process has made and, if it served Services, removes
 // their rules and devices. Otherwise all stays for the next process.
-func (l *nodeLiqo) leave(ctx context.Context, client dynamic.Interface, log logrus.FieldLogger, served bool, remove func() ([]string, error)) error {
-	if !l.unwanted(ctx, client, log) {
+func (l *nodeLiqo) leave(ctx context.Context, k *nodeKube, log logrus.FieldLogger, served bool, remove func() ([]string, error)) error {
+	config, err := restConfig(k.kubeconfig)
+	if err != nil {
+		return err
+	}
+	client, err := kube.NewClient(config)
+	if err != nil {
+		return err
+	}
+	if !l.unwanted(ctx, client, readiness(config), log) {
 		return nil
 	}
 	removed, err := remove()
@@ -173,49 +184,73 @@ func (l *nodeLiqo) leave(ctx context.Context, client dynamic.Interface, log logr
 // leaveServices removes the rules and devices of Services if the DaemonSet of this process is unwanted. If another pod of it still serves, as after a
 // hand-over, that pod removes them.
 func (l *nodeLiqo) leaveServices(ctx context.Context, k *nodeKube) error {
-	client, err := newClient(k.kubeconfig)
-	if err != nil {
-		return err
-	}
 	log, err := newLogger("info", "text")
 	if err != nil {
 		return err
 	}
-	return l.leave(ctx, client, log.WithField("node", k.name), true, func() ([]string, error) { return nil, nil })
+	return l.leave(ctx, k, log.WithField("node", k.name), true, func() ([]string, error) { return nil, nil })
 }
 
-// unwanted reports whether the DaemonSet that this process belongs to is gone or being deleted. Without an answer it is not. Uninstalling everything
-// at once may first remove the right to ask. So a process is unwanted too if the API server refuses it for some time, long enough to have read all
-// roles.
-func (l *nodeLiqo) unwanted(ctx context.Context, client dynamic.Interface, log logrus.FieldLogger) bool {
+// unwanted reports whether the DaemonSet that this process belongs to, or its namespace, is gone or being deleted. Without an answer it is not.
+// Uninstalling everything at once may first remove the right to ask. So a process is unwanted too if the API server refuses it for refusedTime. One
+// that is not ready refuses everybody until it has read all roles and accounts.
+func (l *nodeLiqo) unwanted(ctx context.Context, client dynamic.Interface, ready func(context.Context) bool, log logrus.FieldLogger) bool {
 	if l.daemonSet == "" {
 		return false
 	}
 	namespace, name, _ := strings.Cut(l.daemonSet, "/")
-	ctx, cancel := context.WithTimeout(ctx, leaveTime)
-	defer cancel()
-	refused := false
+	daemonSets := client.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}).Namespace(namespace)
+	namespaces := client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"})
+	began, noRight := time.Now(), 0
 	for {
-		d, err := client.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}).Namespace(namespace).
-			Get(ctx, name, metav1.GetOptions{})
+		gone, err := deleted(ctx, daemonSets, name)
+		if err == nil && !gone {
+			// The pods of a deleted namespace end before their DaemonSet is deleted.
+			if gone, err = deleted(ctx, namespaces, namespace); isRefusal(err) {
+				if noRight++; noRight > 1 { // while it may still ask for the DaemonSet
+					err = nil
+				}
+			}
+		}
 		switch {
-		case apierrors.IsNotFound(err), err == nil && d.GetDeletionTimestamp() != nil:
+		case gone:
 			return true
 		case err == nil:
 			log.Info("everything stays for the next process")
 			return false
-		case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-			refused = true
-		case refused && ctx.Err() != nil:
-			return true
-		default:
+		case !isRefusal(err) || !ready(ctx):
 			log.WithError(err).Info("everything stays for the next process: the API server does not say whether the DaemonSet does")
 			return false
-		}
-		select {
-		case <-ctx.Done():
+		case time.Since(began) >= refusedTime:
 			return true
-		case <-time.After(leavePause):
 		}
+		time.Sleep(leavePause)
+	}
+}
+
+// deleted reports whether an object is gone or being deleted.
+func deleted(ctx context.Context, of dynamic.ResourceInterface, name string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, leaveTime)
+	defer cancel()
+	o, err := of.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	return err == nil && o.GetDeletionTimestamp() != nil, err
+}
+
+func isRefusal(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) }
+
+// readiness returns a function that reports whether the API server does not say that it is still starting. It asks without the token, whose account
+// may be deleted, and takes a refusal for a yes.
+func readiness(c *rest.Config) func(context.Context) bool {
+	return func(ctx context.Context) bool {
+		ctx, cancel := context.WithTimeout(ctx, leaveTime)
+		defer cancel()
+		client, err := rest.UnversionedRESTClientFor(dynamic.ConfigFor(rest.AnonymousClientConfig(c)))
+		if err == nil {
+			_, err = client.Get().AbsPath("/readyz").DoRaw(ctx)
+		}
+		return err == nil || isRefusal(err)
 	}
 }

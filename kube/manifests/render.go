@@ -26,7 +26,8 @@ func LiqoNodesOf(image, namespace, serve string) string {
 		text = strings.TrimSuffix(text, "\n") + "\n" + servicesObjects()
 	}
 	return strings.NewReplacer("image: "+Image, "image: "+image, "namespace: "+Namespace+"\n", "namespace: "+namespace+"\n",
-		"namespace: "+Namespace+"}", "namespace: "+namespace+"}", "="+Namespace+"/", "="+namespace+"/").Replace(text)
+		"namespace: "+Namespace+"}", "namespace: "+namespace+"}", "="+Namespace+"/", "="+namespace+"/",
+		"["+Namespace+"]", "["+namespace+"]").Replace(text)
 }
 
 const (

@@ -106,6 +106,9 @@ func TestLiqoNodesOf(t *testing.T) {
 			t.Errorf("%q: the next pod starts first %v, want %v: one that serves Services cannot wait", serve, !beside, beside)
 		}
 		all := named(t, text)
+		if strings.Contains(text, "[liqo]") || !strings.Contains(text, "resourceNames: [net]") {
+			t.Errorf("%q: a right to read another namespace", serve)
+		}
 		for key, o := range all {
 			if strings.Contains(key, "liqo/") || strings.Contains(key, "kube-system") {
 				t.Errorf("%q: %s", serve, key)
