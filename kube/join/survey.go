@@ -70,7 +70,7 @@ func (s *Survey) Node(u *unstructured.Unstructured) {
 	}
 	part(u, "status", &status)
 	for _, a := range status.Addresses {
-		addr, err := netip.ParseAddr(a.Address)
+		addr, err := kube.ParseAddr(a.Address)
 		switch {
 		case err != nil || !addr.Is4():
 		case a.Type == "ExternalIP" && !n.external.IsValid():
@@ -128,7 +128,7 @@ func (s *Survey) Service(u *unstructured.Unstructured) {
 	part(u, "spec", &spec)
 	part(u, "status", &status)
 	add := func(to *[]netip.Addr, text string) {
-		if a, err := netip.ParseAddr(text); err == nil && a.Is4() {
+		if a, err := kube.ParseAddr(text); err == nil && a.Is4() {
 			*to = append(*to, a)
 		}
 	}
@@ -184,7 +184,7 @@ func (s *Survey) Peering(u *unstructured.Unstructured) {
 func prefixes(texts ...string) (all []netip.Prefix) {
 	for _, text := range texts {
 		for one := range strings.SplitSeq(text, ",") {
-			if p, err := netip.ParsePrefix(strings.TrimSpace(one)); err == nil && p.Addr().Is4() {
+			if p, err := kube.ParsePrefix(strings.TrimSpace(one)); err == nil && p.Addr().Is4() {
 				all = append(all, p.Masked())
 			}
 		}

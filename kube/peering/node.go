@@ -18,6 +18,7 @@ import (
 	"culvert/gateway/node/remote"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
+	"culvert/kube"
 	"culvert/nat/rules"
 )
 
@@ -45,7 +46,7 @@ func readService(u *unstructured.Unstructured) *clusterIPs {
 	var s clusterIPs
 	if json.Unmarshal(objectOf(kindService, u).Spec, &spec) == nil {
 		for _, ip := range spec.ClusterIPs {
-			if a, err := netip.ParseAddr(ip); err == nil { // a headless one has "None"
+			if a, err := kube.ParseAddr(ip); err == nil { // a headless one has "None"
 				s = append(s, a)
 			}
 		}

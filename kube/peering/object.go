@@ -55,14 +55,14 @@ func readNode(u *unstructured.Unstructured) *node {
 		spec.PodCIDRs = []string{spec.PodCIDR}
 	}
 	for _, c := range spec.PodCIDRs {
-		if p, err := netip.ParsePrefix(c); err == nil {
+		if p, err := kube.ParsePrefix(c); err == nil {
 			n.pods = append(n.pods, p.Masked())
 		}
 	}
 	for _, a := range status.Addresses {
 		// Others are host names, or addresses that no host can have. A node chooses its own, and one such backend would make a gateway refuse its whole
 		// configuration.
-		if addr, err := netip.ParseAddr(a.Address); err == nil && packet.Forwardable(addr) {
+		if addr, err := kube.ParseAddr(a.Address); err == nil && packet.Forwardable(addr) {
 			n.addresses = append(n.addresses, addr)
 		}
 	}
@@ -126,7 +126,7 @@ func readPod(u *unstructured.Unstructured) *pod {
 	}
 	p := &pod{node: spec.NodeName, ending: u.GetDeletionTimestamp() != nil}
 	for _, ip := range status.PodIPs {
-		if a, err := netip.ParseAddr(ip.IP); err == nil && a.Is4() {
+		if a, err := kube.ParseAddr(ip.IP); err == nil && a.Is4() {
 			p.addresses = append(p.addresses, a)
 		}
 	}

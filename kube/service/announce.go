@@ -92,7 +92,8 @@ func (s *State) able(node string, a netip.Addr) bool {
 	return !slices.ContainsFunc(s.unable[node], func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// answers returns the addresses that this node announces at layer 2, in order: those it serves and owns. Services beyond the limit get an Event.
+// answers returns the addresses that this node announces at layer 2, in order: those it serves and owns. Services
+// beyond the limit, and those that no node may announce, get an Event.
 func (s *State) answers(c *services.Config) (all []netip.Addr) {
 	for _, key := range s.surplus {
 		delete(s.wrong, key)
@@ -107,21 +108,32 @@ func (s *State) answers(c *services.Config) (all []netip.Addr) {
 			served[a] = c.Announces(a) && !slices.Contains(c.Addresses, a)
 		}
 	}
-	for a, own := range s.announcing() {
+	owners := s.announcing()
+	for a, own := range owners {
 		if served[a] && own == s.self {
 			all = append(all, a)
 		}
 	}
 	slices.SortFunc(all, netip.Addr.Compare)
-	if len(all) <= services.MaxAnnounced {
-		return all
-	}
+	n := min(len(all), services.MaxAnnounced)
+	eligible := s.eligible()
 	for _, x := range s.services {
+		if !x.first.IsValid() {
+			continue
+		}
 		var what faults
+		shunned := false // every node that may announce is excluded
+		if nodes, _ := s.announcers(x, eligible); len(nodes) == 0 {
+			nodes, _ = s.announcers(x, s.alive)
+			shunned = len(nodes) > 0
+		}
 		for i := range x.ports {
 			for _, a := range x.ports[i].LoadBalancerIPs {
-				if _, found := slices.BinarySearchFunc(all[services.MaxAnnounced:], a, netip.Addr.Compare); found {
+				if _, found := slices.BinarySearchFunc(all[n:], a, netip.Addr.Compare); found {
 					what.add("status.loadBalancer", "nobody answers for %s: one node does for %d addresses at most", a, services.MaxAnnounced)
+				} else if shunned && c.Announces(a) && owners[a] == "" {
+					what.add("status.loadBalancer", "nobody answers for %s: every node that could has the label %s or the condition NetworkUnavailable; "+
+						"remove the label from one", a, labelExcluded)
 				}
 			}
 		}
@@ -131,7 +143,7 @@ func (s *State) answers(c *services.Config) (all []netip.Addr) {
 			s.wrong[key], s.surplus = report{KindService, x.meta, slices.Compact(what)}, append(s.surplus, key)
 		}
 	}
-	return all[:services.MaxAnnounced:services.MaxAnnounced]
+	return all[:n:n]
 }
 
 // A lot is an address, and its Service's address whose hash decides who announces it.

@@ -313,6 +313,39 @@ func manyBalanced(t testing.TB, i int, addresses ...string) *Object {
 	return o
 }
 
+// An address that no node may announce, because all that could are excluded, is reported on its Service, and no other.
+func TestAnnouncingExcluded(t *testing.T) {
+	const label = ", labels: {node.kubernetes.io/exclude-from-external-load-balancers: ''}"
+	endpoint := func(service string, node int) *Object {
+		return aSlice(t, service+"-1", service, webPort, fmt.Sprintf("{addresses: [10.244.%d.5], nodeName: n%[1]d}", node))
+	}
+	s := anAnnouncer(t, "n1", []string{"n1", "n2"}, namedNode(t, 1, label, ""), namedNode(t, 2, "", ""), balanced(t, "any", "", 80, "203.0.113.7"), endpoint("any", 1),
+		balanced(t, "here", ", externalTrafficPolicy: Local", 81, "203.0.113.8"), endpoint("here", 1),
+		balanced(t, "none", "", 82, "203.0.113.9"), balanced(t, "elsewhere", "", 83, "198.51.100.7"), endpoint("elsewhere", 1))
+	told := func(when string, want ...string) {
+		t.Helper()
+		s.Config()
+		var got []string
+		for key, r := range s.wrong {
+			if text := strings.Join(r.what, "; "); strings.Contains(text, "nobody answers") && strings.Contains(text, "exclude-from-external-load-balancers") {
+				got = append(got, strings.TrimPrefix(key, "announced shop/"))
+			}
+		}
+		if slices.Sort(got); !slices.Equal(got, want) {
+			t.Errorf("%s: told of %v, want %v", when, got, want)
+		}
+	}
+	told("one node is excluded", "here")
+	s.Put(namedNode(t, 2, label, ""))
+	told("both are", "any", "here")
+	s.Put(namedNode(t, 1, "", ""))
+	told("one is not")
+	s.Put(namedNode(t, 1, "", ", conditions: [{type: NetworkUnavailable, status: 'True'}]"))
+	told("its network is unavailable", "any", "here")
+	s.SetAlive(nil)
+	told("no node is alive")
+}
+
 // A node answers for a limited number of addresses. Services that are left out get an Event, until there is room.
 func TestAnnouncingTooMany(t *testing.T) {
 	objects := []*Object{namedNode(t, 1, "", "")}

@@ -81,7 +81,7 @@ func (f *faults) read(field string, part json.RawMessage, to any) bool {
 
 // address requires a host's address; it unmaps an IPv4-mapped IPv6 address, as kube-proxy does.
 func (f *faults) address(field, s string) (netip.Addr, bool) {
-	a, err := netip.ParseAddr(s)
+	a, err := kube.ParseAddr(s)
 	switch a = a.Unmap(); {
 	case err != nil || a.Zone() != "":
 		f.add(field, "%q is no IP address", s)
@@ -140,7 +140,7 @@ func (f *faults) weights(field, s string) map[string]int {
 
 // prefix requires a CIDR, possibly with spaces around it, which the API server accepts.
 func (f *faults) prefix(field, s string) (netip.Prefix, bool) {
-	p, err := netip.ParsePrefix(strings.TrimSpace(s))
+	p, err := kube.ParsePrefix(strings.TrimSpace(s))
 	if err != nil {
 		f.add(field, "%q is no CIDR", s)
 	}

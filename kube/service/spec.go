@@ -114,7 +114,7 @@ func readService(o *Object) *service {
 	}
 	s.local = common.ExternalLocal
 	for _, in := range slices.Backward(status.LoadBalancer.Ingress) {
-		if a, err := netip.ParseAddr(in.IP); err == nil {
+		if a, err := kube.ParseAddr(in.IP); err == nil {
 			s.first = a.Unmap()
 		}
 	}

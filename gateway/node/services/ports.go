@@ -93,7 +93,7 @@ func (s *Server) watchPorts() {
 	before := s.lent.Swap(text(err))
 	switch {
 	case err != nil && (before == nil || *before != err.Error()):
-		s.log.WithError(err).Warn("connections of this node may get no answers, because their ports are those of Services' clients")
+		s.log.WithError(err).Warn("the kernel gives ports of Services' clients to other connections")
 	case err == nil && before != nil:
 		s.log.Info("services.clientPorts are no longer given to connections of this node")
 	}
