@@ -42,6 +42,11 @@ func TestKubeClustersAgain(t *testing.T) {
 		l.meet()
 
 		l.kubectl("milan", "delete", "namespace", "culvert-nodes")
+		for _, node := range []string{"milan-1", "milan-2"} {
+			if out := l.node(node).run("ip", "-br", "link") + l.node(node).run("nft", "list", "tables"); strings.Contains(out, "cv-rome") || strings.Contains(out, "culvert") {
+				t.Errorf("%s has something of agents whose namespace is deleted: %s", node, out)
+			}
+		}
 		out, err := l.culvert("leave", "--all", "--yes", inBoth[1])
 		if err == nil || !strings.Contains(out, "may be left on milan-1, milan-2") || strings.Contains(out, "done") {
 			t.Errorf("culvert leave without agents: %v\n%s", err, out)

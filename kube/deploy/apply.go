@@ -169,7 +169,7 @@ func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peer
 	}
 	u := newPeering(spec.Peer, &wants, notes)
 	if fault := peering.PeeringOf(u).Fault(); fault != "" {
-		return nil, fmt.Errorf("Peering %s: %s", spec.Peer, fault)
+		return nil, fmt.Errorf("%s: %s", nameOf(u), fault)
 	}
 	if err := c.replace(ctx, u, dry); err != nil && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("apply %s: %w", nameOf(u), err)

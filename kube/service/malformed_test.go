@@ -202,3 +202,23 @@ func FuzzState(f *testing.F) {
 		}
 	})
 }
+
+// Leading zeros, which API servers up to 1.35 keep, are no fault: kube-proxy serves such addresses.
+func TestLeadingZeros(t *testing.T) {
+	o := aService(t, "web", "type: LoadBalancer, clusterIP: 10.96.011.012, externalIPs: [198.051.100.007], loadBalancerSourceRanges: [172.018.000.000/024], "+
+		"ports: [{name: http, port: 80, protocol: TCP}]")
+	o.Status = []byte(`{"loadBalancer": {"ingress": [{"ip": "203.000.113.007"}]}}`)
+	s := NewState(All, "n1", aBase())
+	s.Put(namedNode(t, 1, "", ""))
+	s.Put(o)
+	s.Put(aSlice(t, "web-1", "web", webPort, "{addresses: [10.244.002.004]}"))
+	c := s.Config()
+	if len(s.wrong) > 0 || len(c.Services) != 1 {
+		t.Fatalf("%v, %+v", s.wrong, c.Services)
+	}
+	x := c.Services[0]
+	got := fmt.Sprint(x.ClusterIPs, x.ExternalIPs, x.LoadBalancerIPs, x.SourceRanges, x.Endpoints[0].Address)
+	if want := "[10.96.11.12] [198.51.100.7] [203.0.113.7] [172.18.0.0/24] 10.244.2.4"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
