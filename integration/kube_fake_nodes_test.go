@@ -140,7 +140,8 @@ func (c *fakeNodes) receive() {
 		case binary.BigEndian.Uint16(frame[12:]) == 0x0806 && len(inner) >= 28 && inner[7] == 1:
 			to := inner[24:28] // the node's own address
 			answer := c.frame(h.VNI, 0x0806, append(append([]byte{0, 1, 8, 0, 6, 4, 0, 2}, fakeNodeMAC(h.VNI)...), to...), inner[8:18])
-			c.send(h.VNI, answer, from)
+			// A kernel's link answers to its own port, whatever port a request comes from.
+			c.send(h.VNI, answer, &net.UDPAddr{IP: from.(*net.UDPAddr).IP, Port: config.DefaultGenevePort})
 		case inner[0]>>4 == 4:
 			to, _ := netip.AddrFromSlice(inner[16:20])
 			c.mu.Lock()

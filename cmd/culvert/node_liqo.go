@@ -204,7 +204,7 @@ func (l *nodeLiqo) unwanted(ctx context.Context, client dynamic.Interface, ready
 	began, noRight := time.Now(), 0
 	for {
 		gone, err := deleted(ctx, daemonSets, name)
-		if err == nil && !gone {
+		if err == nil && !gone && namespace != metav1.NamespaceSystem { // which no API server lets anybody delete
 			// The pods of a deleted namespace end before their DaemonSet is deleted.
 			if gone, err = deleted(ctx, namespaces, namespace); isRefusal(err) {
 				if noRight++; noRight > 1 { // while it may still ask for the DaemonSet

@@ -94,7 +94,7 @@ func TestRehearse(t *testing.T) {
 		"Flux":                   {objects: []string{`{apiVersion: v1, kind: Service, metadata: {name: culvert-milan, namespace: culvert, managedFields: [{manager: kustomize-controller}]}}`}, spec: wanted(), owner: "Flux"},
 		"an object is refused":   {refuse: "validatingadmissionpolicies", spec: wanted(), fails: "apply ValidatingAdmissionPolicy culvert-tunnelnodes: "},
 		"a Peering is refused":   {refuse: "peerings", spec: wanted(), fails: "apply Peering culvert/milan: "},
-		"the Peering is invalid": {spec: bad, fails: "Peering milan: spec.remote.podCIDRs[0].remap: 10.61.0.0/16 overlaps spec.internalCIDR"},
+		"the Peering is invalid": {spec: bad, fails: "Peering culvert/milan: spec.remote.podCIDRs[0].remap: 10.61.0.0/16 overlaps spec.internalCIDR"},
 		"another level":          {objects: []string{level("culvert", "baseline")}, spec: wanted(), kept: "pod-security.kubernetes.io/enforce=baseline of namespace culvert", installs: true},
 		"no agents":              {objects: []string{level("culvert-nodes", "baseline")}, spec: wanted(), fails: "namespace culvert-nodes has the label pod-security.kubernetes.io/enforce=baseline, which keeps out the agents"},
 	} {
