@@ -66,9 +66,7 @@ func TestEncapByItself(t *testing.T) {
 		}
 	}
 
-	tells()
-	shows(`culvert_node_encap_changes_total{node="rome-1"} 0`)
-	answers(0)
+	answers(0) // the gateway may have asked it already, and then knows
 	answers(1)
 	tells("info rome-1 geneve ", "info rome-2 vxlan ")
 	tells()
