@@ -27,7 +27,7 @@ const (
 // it keeps only the fields of Pods that it needs, and looks only at what has changed.
 func TestKubePeeringScale(t *testing.T) {
 	isolated(t, func(t *testing.T) {
-		nodes := 20
+		nodes := 10
 		if os.Getenv(longEnv) != "" {
 			nodes = 200
 		}
