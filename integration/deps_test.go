@@ -131,7 +131,7 @@ var importRules = []importRule{
 		"github.com/sirupsen/logrus", "golang.org/x/sys/unix"},
 		"what a node serves is a value: no routes, no packets, no gateway"},
 	{"kube", []string{"culvert/gateway/config", "culvert/geneve", "culvert/nat", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/klog/v2", "github.com/sirupsen/logrus",
-		"golang.org/x/time/rate", "sigs.k8s.io/json"},
+		"golang.org/x/time/rate", "sigs.k8s.io/json", "k8s.io/utils/net"},
 		"Kubernetes stops here; Liqo is no dependency"},
 }
 

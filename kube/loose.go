@@ -1,39 +1,33 @@
 package kube
 
 import (
+	"fmt"
 	"net/netip"
-	"strings"
+
+	netutils "k8s.io/utils/net"
 )
 
-// ParseAddr parses an address as kube-proxy does (k8s.io/utils/net, ParseIPSloppy): numbers of IPv4 may have leading zeros, which API servers up to
-// 1.35 keep.
-func ParseAddr(s string) (netip.Addr, error) { return netip.ParseAddr(withoutZeros(s)) }
-
-// ParsePrefix is ParseAddr for a CIDR.
-func ParsePrefix(s string) (netip.Prefix, error) {
-	address, bits, ok := strings.Cut(s, "/")
+// ParseAddr parses an address as kube-proxy does: numbers of IPv4 may have leading zeros, which API
+// servers up to 1.35 keep. It returns an IPv4 address also for one that is mapped into IPv6.
+func ParseAddr(s string) (netip.Addr, error) {
+	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s))
 	if !ok {
-		return netip.ParsePrefix(s)
+		return netip.Addr{}, fmt.Errorf("%q is no IP address", s)
 	}
-	return netip.ParsePrefix(withoutZeros(address) + "/" + trimZeros(bits))
+	return a.Unmap(), nil
 }
 
-// withoutZeros removes the leading zeros of decimal numbers, also behind a prefix of IPv6.
-func withoutZeros(s string) string {
-	at := strings.LastIndexByte(s, ':') + 1
-	numbers := strings.Split(s[at:], ".")
-	if len(numbers) != 4 {
-		return s
+// ParsePrefix is ParseAddr for a CIDR. Bits behind its length stay.
+func ParsePrefix(s string) (netip.Prefix, error) {
+	ip, of, err := netutils.ParseCIDRSloppy(s)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("%q is no CIDR", s)
 	}
-	for i := range numbers {
-		numbers[i] = trimZeros(numbers[i])
+	a, _ := netip.AddrFromSlice(ip)
+	bits, _ := of.Mask.Size()
+	p := netip.PrefixFrom(a.Unmap(), bits)
+	if !p.IsValid() { // IPv4 addresses mapped into IPv6
+		return p, fmt.Errorf("%q is no CIDR of IPv4 or IPv6", s)
 	}
-	return s[:at] + strings.Join(numbers, ".")
-}
-
-func trimZeros(number string) string {
-	for len(number) > 1 && number[0] == '0' {
-		number = number[1:]
-	}
-	return number
+	return p, nil
 }
