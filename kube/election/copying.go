@@ -3,6 +3,7 @@ package election
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -86,8 +87,9 @@ func (e *Elector) Copy(ctx context.Context, r Replica, learned func() bool) {
 	}
 }
 
-// source returns the address of the pod to copy from: the holder of the Lease or, if that is this pod or nobody, any other. The zero AddrPort means
-// none. It fails if the API server does not answer within copyLook. It also learns what else the list of pods tells.
+// source returns the address of the pod to copy from: the holder of the Lease or, if that is this
+// pod or nobody, any other. The zero AddrPort means none. It fails if the API server does not
+// answer within copyLook. It also learns what else the list of pods tells.
 func (e *Elector) source(ctx context.Context) (at netip.AddrPort, err error) {
 	ctx, cancel := context.WithTimeout(ctx, copyLook)
 	defer cancel()
@@ -102,11 +104,10 @@ func (e *Elector) source(ctx context.Context) (at netip.AddrPort, err error) {
 	for i := range all.Items {
 		pod := &all.Items[i]
 		ip, _, _ := unstructured.NestedString(pod.Object, "status", "podIP")
-		phase, _, _ := unstructured.NestedString(pod.Object, "status", "phase")
 		if pod.GetName() == e.Pod {
 			owner = metav1.GetControllerOf(pod)
 		}
-		if pod.GetName() == e.Pod || phase == "Failed" || phase == "Succeeded" { // another pod may have the address of one that has ended
+		if pod.GetName() == e.Pod || ended(pod) { // another pod may have the address of one that has ended
 			continue
 		}
 		alone = alone && pod.GetDeletionTimestamp() != nil
@@ -117,20 +118,36 @@ func (e *Elector) source(ctx context.Context) (at netip.AddrPort, err error) {
 		}
 		here = here || holds
 	}
+	here = here || holder == "" || holder == e.Pod || e.exists(ctx, holderPod)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.alone = alone
 	if owner != nil {
 		e.owner = &metav1.OwnerReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID}
 	}
-	if e.role == role.Standby && holder != "" && holder != e.Pod {
+	if e.role == role.Standby {
 		e.find(holder, here || !e.sibling(holder))
 	}
 	return at, nil
 }
 
-// sibling reports whether a holder of the Lease is, or was, a pod of the same Deployment as this one. Of other holders, this gateway does not know how
-// long they live.
+func ended(pod *unstructured.Unstructured) bool {
+	phase, _, _ := unstructured.NestedString(pod.Object, "status", "phase")
+	return phase == "Failed" || phase == "Succeeded"
+}
+
+// exists reports whether a pod may exist, whatever its labels are: who debugs a pod takes them
+// away.
+func (e *Elector) exists(ctx context.Context, name string) bool {
+	of := metav1.ListOptions{FieldSelector: "metadata.name=" + name}
+	all, err := e.Client.Resource(pods).Namespace(e.Namespace).List(ctx, of)
+	return err != nil || slices.ContainsFunc(all.Items, func(pod unstructured.Unstructured) bool {
+		return pod.GetName() == name && !ended(&pod)
+	})
+}
+
+// sibling reports whether a holder of the Lease is, or was, a pod of the same Deployment as this
+// one. Of other holders, this gateway does not know how long they live.
 //
 // +checklocks:e.mu
 func (e *Elector) sibling(holder string) bool {
@@ -141,7 +158,8 @@ func (e *Elector) sibling(holder string) bool {
 	return strings.HasPrefix(holder, e.owner.Name[:dash+1])
 }
 
-// find records whether the pod that holds the Lease exists. If it does not, this gateway does not wait until its Lease has run out.
+// find records whether the pod that holds the Lease exists. If it does not, this gateway does not
+// wait until its Lease has run out.
 //
 // +checklocks:e.mu
 func (e *Elector) find(holder string, exists bool) {

@@ -95,8 +95,9 @@ func TestCopy(t *testing.T) {
 	})
 }
 
-// TestGone: a standby does not wait for a holder of the Lease whose pod no longer exists, or has ended. It waits for one whose pod exists, and for one that
-// is not a pod of its Deployment. It then owns the Lease by what owns its pod.
+// TestGone: a standby does not wait for a holder of the Lease whose pod no longer exists, or has
+// ended. It waits for one whose pod exists, and for one that is not a pod of its Deployment. It
+// then owns the Lease by what owns its pod.
 func TestGone(t *testing.T) {
 	const lasts = 15 * time.Second
 	for _, tt := range []struct {
@@ -108,14 +109,19 @@ func TestGone(t *testing.T) {
 		{"gw-milan-77aa-ended", false},
 		{"gw-milan-77aa-there", true},
 		{"gw-milan-77aa-there_6f1c", true},
+		{"gw-milan-77aa-orphan", true},
 		{"gw-turin-77aa-gone", true},
 		{"somebody", true},
 	} {
 		t.Run(tt.holder, func(t *testing.T) {
 			need.Bubble(t, func(t *testing.T) {
 				var all []runtime.Object
-				for _, name := range []string{"gw-milan-5d9c-self", "gw-milan-77aa-there", "gw-milan-77aa-ended"} {
-					p := pod(name, map[string]any{"component": "gateway", "gateway-name": "milan"})
+				for _, name := range []string{"gw-milan-5d9c-self", "gw-milan-77aa-there", "gw-milan-77aa-ended", "gw-milan-77aa-orphan"} {
+					labels := map[string]any{"component": "gateway", "gateway-name": "milan"}
+					if strings.HasSuffix(name, "orphan") {
+						delete(labels, "component") // somebody debugs it; it still runs
+					}
+					p := pod(name, labels)
 					set := name[:strings.LastIndexByte(name, '-')]
 					p.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: set, UID: types.UID("of " + set), Controller: new(true)}})
 					if strings.HasSuffix(name, "ended") {

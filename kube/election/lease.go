@@ -61,8 +61,8 @@ func readLease(u *unstructured.Unstructured) (*role.Lease, error) {
 // replicaSet is the kind of what controls the pods of a Deployment.
 const replicaSet = "ReplicaSet"
 
-// writeLease returns u, or a new Lease if u is nil, with the fields of l, renewed at now. Kubernetes removes the Lease together with owner, unless that is
-// nil. Other fields stay.
+// writeLease returns u, or a new Lease if u is nil, with the fields of l, renewed at now.
+// Kubernetes removes the Lease together with owner, unless that is nil. Other fields stay.
 func writeLease(u *unstructured.Unstructured, namespace, name string, owner *metav1.OwnerReference, l *role.Lease, now time.Time) (*unstructured.Unstructured, error) {
 	l.Renewed = now.UTC().Format(metav1.RFC3339Micro)
 	fields := map[string]any{}
