@@ -66,7 +66,7 @@ func NewOver(c *config.Config, budget Budget, log *logrus.Logger, open func(netw
 	}
 	o := internalOptions(c, budget)
 	o.UDP.Open = open
-	o.Aside = open == nil && (c.Elected || c.Given.Rules) // it is a pod
+	o.Aside = open == nil && (c.Liqo || c.Peering) // it is a pod
 	return newGateway(c, budget, log, o)
 }
 

@@ -40,8 +40,6 @@ func (g *Gateway) Become(to role.Role) {
 	}
 	if from == role.Standby {
 		g.life.Mute("wireguard", false)
-	}
-	if from == role.Standby {
 		g.endpoint.Greet()
 	}
 	g.monitor.SetReach(reaches[to])
