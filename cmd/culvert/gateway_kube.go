@@ -28,7 +28,8 @@ type peeringGateway struct {
 	elected *electing
 }
 
-// Trouble returns the gateway's latest log message about its peer, or, if the peer answers, about a path that not all packets pass.
+// Trouble returns the gateway's latest log message about its peer, or, if the peer answers, about a
+// path that not all packets pass.
 func (g peeringGateway) Trouble(answers bool) string { return trouble(g.Findings(), answers) }
 
 func trouble(findings []health.Finding, answers bool) string {

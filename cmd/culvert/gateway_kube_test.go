@@ -11,8 +11,8 @@ import (
 	"culvert/gateway/health"
 )
 
-// TestTrouble: while the peer answers, its Peering's message names a path that large packets do not pass, with the Peering's field; while it does not, the
-// message says why.
+// TestTrouble: while the peer answers, its Peering's message names a path that large packets do not
+// pass, with the Peering's field; while it does not, the message says why.
 func TestTrouble(t *testing.T) {
 	o := &health.Observation{
 		Peer:  health.Peer{Name: "milan", Peering: true, Role: "client", Endpoint: netip.MustParseAddrPort("192.0.2.1:31840"), Knock: health.KnockRefused},

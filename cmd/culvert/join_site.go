@@ -191,7 +191,8 @@ func (s *site) lacksGateway() error {
 	if s.plan.Owner == "" || s.had.Replicas > 0 {
 		return nil
 	}
-	return fmt.Errorf("the Peering is there, and its gateway is not: set %s in the values of %s, then run the same command again", s.wants.Values(s.had), s.plan.Owner)
+	return fmt.Errorf("the Peering is there, and its gateway is not: set %s in the values of %s, then run the same "+
+		"command again", s.wants.Values(s.had), s.plan.Owner)
 }
 
 // of adds the name of the cluster to an error.

@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert/cmd/internal/cli"
+	"culvert/kube/deploy"
+	"culvert/kube/manifests"
 )
 
 // TestJoinFlags: faults of flags are reported before any cluster is asked.
@@ -45,5 +47,28 @@ func TestWaitingFits(t *testing.T) {
 	}
 	if said := strings.Join(strings.Fields(page.String()), " "); said != "rome: waiting: "+missing {
 		t.Error(said)
+	}
+}
+
+// TestLacksGateway: join says at once what another program has to do before it can go on, and only
+// then.
+func TestLacksGateway(t *testing.T) {
+	wants := &manifests.Gateway{Peering: "milan", Image: "x", Expose: "ClusterIP", Replicas: 2}
+	for _, c := range []struct {
+		owner    string
+		replicas int // of the gateway that is there
+		want     string
+	}{
+		{"", 0, ""}, // join makes it
+		{"Helm's release kube-system/culvert", 1, ""},
+		{"Helm's release kube-system/culvert", 0, "set peerings: [{name: milan, expose: ClusterIP, replicas: 2}] in the values of " +
+			"Helm's release kube-system/culvert, then run the same command again"},
+	} {
+		had := &manifests.Gateway{Peering: "milan", Image: "x", Replicas: c.replicas}
+		s := &site{plan: &deploy.Plan{Owner: c.owner}, had: had, wants: wants}
+		err := s.lacksGateway()
+		if (err == nil) != (c.want == "") || err != nil && !strings.HasSuffix(err.Error(), c.want) {
+			t.Errorf("%q, %d pods: %v, want %q", c.owner, c.replicas, err, c.want)
+		}
 	}
 }

@@ -66,7 +66,8 @@ func newKubeTemplateCommand() *cobra.Command {
 			if err := e.Err(); err != nil {
 				return err
 			}
-			return printKube(cmd.OutOrStdout(), manifests.Gateway{Image: image, Expose: expose, Imports: imports, Replicas: replicas}, peerings, alone)
+			g := manifests.Gateway{Image: image, Expose: expose, Imports: imports, Replicas: replicas}
+			return printKube(cmd.OutOrStdout(), g, peerings, alone)
 		},
 	}
 	cmd.Flags().StringVar(&image, "image", "", "`NAME` of culvert's image in your registry (required)")

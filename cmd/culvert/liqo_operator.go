@@ -62,8 +62,9 @@ func (o *operator) current() (string, error) {
 func (o *operator) config() (*rest.Config, error) {
 	c, err := o.loader().ClientConfig()
 	if err != nil {
-		if raw, e := o.loader().RawConfig(); e == nil && o.context != "" && raw.Contexts[o.context] == nil && len(raw.Contexts) > 0 {
-			return nil, fmt.Errorf("--context: there is no context %q; there are %s", o.context, strings.Join(slices.Sorted(maps.Keys(raw.Contexts)), ", "))
+		raw, _ := o.loader().RawConfig()
+		if there := slices.Sorted(maps.Keys(raw.Contexts)); o.context != "" && len(there) > 0 && raw.Contexts[o.context] == nil {
+			return nil, fmt.Errorf("--context: there is no context %q; there are %s", o.context, strings.Join(there, ", "))
 		}
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}

@@ -155,7 +155,9 @@ const (
 
 // leave cleans up if the DaemonSet of this process is unwanted: it calls remove for what this process has made and, if it served Services, removes
 // their rules and devices. Otherwise all stays for the next process.
-func (l *nodeLiqo) leave(ctx context.Context, k *nodeKube, log logrus.FieldLogger, served bool, remove func() ([]string, error)) error {
+func (l *nodeLiqo) leave(
+	ctx context.Context, k *nodeKube, log logrus.FieldLogger, served bool, remove func() ([]string, error),
+) error {
 	config, err := restConfig(k.kubeconfig)
 	if err != nil {
 		return err
@@ -191,15 +193,19 @@ func (l *nodeLiqo) leaveServices(ctx context.Context, k *nodeKube) error {
 	return l.leave(ctx, k, log.WithField("node", k.name), true, func() ([]string, error) { return nil, nil })
 }
 
-// unwanted reports whether the DaemonSet that this process belongs to, or its namespace, is gone or being deleted. Without an answer it is not.
-// Uninstalling everything at once may first remove the right to ask. So a process is unwanted too if the API server refuses it for refusedTime. One
-// that is not ready refuses everybody until it has read all roles and accounts.
-func (l *nodeLiqo) unwanted(ctx context.Context, client dynamic.Interface, ready func(context.Context) bool, log logrus.FieldLogger) bool {
+// unwanted reports whether the DaemonSet that this process belongs to, or its namespace, is gone or
+// being deleted. Without an answer it is not. Uninstalling everything at once may first remove the
+// right to ask. So a process is unwanted too if the API server refuses it for refusedTime. One that
+// is not ready refuses everybody until it has read all roles and accounts.
+func (l *nodeLiqo) unwanted(
+	ctx context.Context, client dynamic.Interface, ready func(context.Context) bool, log logrus.FieldLogger,
+) bool {
 	if l.daemonSet == "" {
 		return false
 	}
 	namespace, name, _ := strings.Cut(l.daemonSet, "/")
-	daemonSets := client.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}).Namespace(namespace)
+	apps := schema.GroupVersion{Group: "apps", Version: "v1"}
+	daemonSets := client.Resource(apps.WithResource("daemonsets")).Namespace(namespace)
 	namespaces := client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"})
 	began, noRight := time.Now(), 0
 	for {
@@ -241,8 +247,8 @@ func deleted(ctx context.Context, of dynamic.ResourceInterface, name string) (bo
 
 func isRefusal(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) }
 
-// readiness returns a function that reports whether the API server does not say that it is still starting. It asks without the token, whose account
-// may be deleted, and takes a refusal for a yes.
+// readiness returns a function that reports whether the API server does not say that it is still
+// starting. It asks without the token, whose account may be deleted, and takes a refusal for a yes.
 func readiness(c *rest.Config) func(context.Context) bool {
 	return func(ctx context.Context) bool {
 		ctx, cancel := context.WithTimeout(ctx, leaveTime)

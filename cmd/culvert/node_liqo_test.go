@@ -24,8 +24,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestUnwanted: an agent removes its links only if its DaemonSet or namespace goes, or if a ready API server refuses it
-// for long.
+// TestUnwanted: an agent removes its links only if its DaemonSet or namespace goes, or if a ready
+// API server refuses it for long.
 func TestUnwanted(t *testing.T) {
 	there := func() (runtime.Object, error) { return &unstructured.Unstructured{Object: map[string]any{}}, nil }
 	going := func() (runtime.Object, error) {
@@ -97,7 +97,8 @@ func one(f func() (runtime.Object, error)) func() func() (runtime.Object, error)
 	return func() func() (runtime.Object, error) { return f }
 }
 
-// TestReadiness: only an API server that does not call itself ready, or does not answer, is not ready.
+// TestReadiness: only an API server that does not call itself ready, or does not answer, is not
+// ready.
 func TestReadiness(t *testing.T) {
 	for status, want := range map[int]bool{200: true, 401: true, 403: true, 500: false, 503: false} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

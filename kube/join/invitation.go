@@ -90,8 +90,8 @@ var (
 	errAltered      = errors.New("altered on its way: the checksum is that of another text; send it again, as a file")
 )
 
-// ParseInvitation reads an invitation. What a mail has around it is ignored: text before and after, the marks of a quotation, blank lines, spaces at the
-// ends of lines, and carriage returns.
+// ParseInvitation reads an invitation. What a mail has around it is ignored: text before and after,
+// the marks of a quotation, blank lines, spaces at the ends of lines, and carriage returns.
 func ParseInvitation(text []byte) (*Invitation, error) {
 	if len(text) > MaxInvitation {
 		return nil, fmt.Errorf("%d bytes; an invitation has at most %d", len(text), MaxInvitation)

@@ -247,7 +247,8 @@ func TestProposeAddsPods(t *testing.T) {
 	}
 }
 
-// TestProposeMachines: a peer's CIDR that its nodes or its gateway's endpoint are in is remapped, because packets to them would go into the tunnel.
+// TestProposeMachines: a peer's CIDR that its nodes or its gateway's endpoint are in is remapped,
+// because packets to them would go into the tunnel.
 func TestProposeMachines(t *testing.T) {
 	cloud := func(name string) *Cluster {
 		c, err := survey(t, node(1, "10.43.2.4", ""), serviceCIDR, pod(1, 1, "10.43.3.9")).Find(name, Hints{Pods: parse(t, "10.43.2.0/23")})
@@ -278,7 +279,8 @@ func TestProposeMachines(t *testing.T) {
 	}
 }
 
-// TestProposeShows: the user sees the endpoint that a message names, and is warned of addresses that somebody owns.
+// TestProposeShows: the user sees the endpoint that a message names, and is warned of addresses
+// that somebody owns.
 func TestProposeShows(t *testing.T) {
 	rome := cluster(t, "rome", "172.18.0")
 	_, lines, err := rome.Propose(Peer{Name: "milan", Pods: parse(t, "140.82.112.0/20", "10.9.0.0/16", "100.64.0.0/16", "11.0.0.0/8"), External: parse(t, "203.0.113.0/24")[0],
@@ -289,7 +291,7 @@ func TestProposeShows(t *testing.T) {
 		got = append(got, l.What+" "+l.Value+" "+l.Source)
 	}
 	const public = " as it is PUBLIC: nothing here will reach its owners any more"
-	if want := []string{"endpoint of milan 192.0.2.7:51840 as milan says", "pods of milan 140.82.112.0/20" + public, "pods of milan 10.9.0.0/16 as it is nothing here overlaps it",
+	if want := []string{"endpoint of milan 192.0.2.7:51840 by which its gateway is reached", "pods of milan 140.82.112.0/20" + public, "pods of milan 10.9.0.0/16 as it is nothing here overlaps it",
 		"pods of milan 100.64.0.0/16 as it is nothing here overlaps it", "pods of milan 11.0.0.0/8" + public, "external of milan 203.0.113.0/24" + public}; !slices.Equal(got, want) {
 		t.Errorf("%q\nwant\n%q", got, want)
 	}

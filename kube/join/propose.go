@@ -217,7 +217,7 @@ func (c *Cluster) Propose(peer Peer, external netip.Prefix, beside []netip.Prefi
 	if spec.Role == "Client" && spec.Endpoint != "" {
 		source := stands
 		if spec.Endpoint != old.Endpoint {
-			source = "as " + peer.Name + " says"
+			source = "by which its gateway is reached"
 		}
 		lines = append(lines, Line{"endpoint of " + peer.Name, spec.Endpoint, source})
 	}
@@ -317,13 +317,12 @@ func (x *chooser) remotes(spec, old *peering.Spec, peer Peer) (lines []Line, err
 
 // private reports whether a CIDR is in a range that nobody owns: RFC 1918, RFC 6598 and RFC 2544.
 func private(p netip.Prefix) bool {
-	return slices.ContainsFunc([]string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "198.18.0.0/15"}, func(text string) bool {
-		within := netip.MustParsePrefix(text)
-		return within.Contains(p.Addr()) && within.Bits() <= p.Bits()
-	})
+	ranges := prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "198.18.0.0/15")
+	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(p.Addr()) && r.Bits() <= p.Bits() })
 }
 
-// Pair proposes both ends of a peering, of the client first. endpoint is the server's; "" if it is not known yet.
+// Pair proposes both ends of a peering, of the client first. endpoint is the server's; "" if it is
+// not known yet.
 func Pair(client, server *Cluster, endpoint string) (specs [2]*peering.Spec, lines [2][]Line, err error) {
 	ends := [2]*Cluster{client, server}
 	var externals [2]netip.Prefix
@@ -338,8 +337,11 @@ func Pair(client, server *Cluster, endpoint string) (specs [2]*peering.Spec, lin
 		beside[1-i] = append(beside[1-i], externals[i])
 	}
 	for i, c := range ends {
-		peer := Peer{Name: ends[1-i].Name, Pods: ends[1-i].PodCIDRs(), External: externals[1-i], Role: []string{"Client", "Server"}[i], Endpoint: []string{endpoint, ""}[i],
-			hosts: slices.DeleteFunc(slices.Clone(ends[1-i].hosts), func(a netip.Addr) bool { return !a.IsValid() })}
+		other := ends[1-i]
+		peer := Peer{
+			Name: other.Name, Pods: other.PodCIDRs(), External: externals[1-i], hosts: other.hosts,
+			Role: []string{"Client", "Server"}[i], Endpoint: []string{endpoint, ""}[i],
+		}
 		if specs[i], lines[i], err = c.Propose(peer, externals[i], beside[i]); err != nil {
 			return specs, lines, fmt.Errorf("%s: %w", c.Name, err)
 		}
