@@ -31,13 +31,17 @@
 //
 // # Neighbours
 //
-// The inner Ethernet of a tunnel has two hosts: ourselves, with a MAC address derived from VNI and role, and the peer, whose address is learnt. ARP
-// (RFC 826) or IPv6 neighbour discovery (RFC 4861) confirms it; until then the source of the last accepted frame is used. A frame from another source
-// makes us ask again, and the new source counts only if the old one stays silent. So another host behind a node's bridge does not divert the tunnel,
-// and a node that re-created its link is found at once. Requests go out in both encapsulations while the peer's is unknown. Packets of both families
-// go to the same MAC address, so ARP asks for it if the tunnel has IPv4 addresses, otherwise neighbour discovery does. Requests for our addresses are
-// answered, at most maxAnswers a second. A gateway in a pod asks from other ports (Options.Aside) until it is answered. The endpoint neither solicits
-// nor advertises routers; other messages of a kernel link are counted and dropped.
+// The inner Ethernet of a tunnel has two hosts: ourselves, with a MAC address derived from VNI and
+// role, and the peer, whose address is learnt. ARP (RFC 826) or IPv6 neighbour discovery (RFC 4861)
+// confirms it; until then the source of the last accepted frame is used. A frame from another
+// source makes us ask again, and the new source counts only if the old one stays silent. So another
+// host behind a node's bridge does not divert the tunnel, and a node that re-created its link is
+// found at once. Requests go out in both encapsulations while the peer's is unknown. Packets of
+// both families go to the same MAC address, so ARP asks for it if the tunnel has IPv4 addresses,
+// otherwise neighbour discovery does. Requests for our addresses are answered, at most maxAnswers a
+// second. A gateway in a pod asks from other ports (Options.Aside) until it is answered. The
+// endpoint neither solicits nor advertises routers; other messages of a kernel link are counted and
+// dropped.
 //
 // # Goroutines and locks
 //

@@ -212,9 +212,11 @@ func (n *neighbours) ask(t *tunnel, now time.Duration) {
 // asideBuffer is the size of both buffers of a socket that sends one request.
 const asideBuffer = 4 << 10
 
-// aside makes requests come from a port that nothing else is sent from, until done is called. Where the network masquerades what a pod sends to a node,
-// the kernel does so with all packets between two ports, for as long as some follow. So the first packet between the tunnels' own ports should be the
-// node's: answers to it are not masqueraded, and a request that was masqueraded before the network got an exception for this pod does no harm.
+// aside makes requests come from a port that nothing else is sent from, until done is called. Where
+// the network masquerades what a pod sends to a node, the kernel does so with all packets between
+// two ports, for as long as some follow. So the first packet between the tunnels' own ports should
+// be the node's: answers to it are not masqueraded, and a request that was masqueraded before the
+// network got an exception for this pod does no harm.
 //
 // Preconditions: n.mu is held, also when done is called.
 func (n *neighbours) aside() (done func()) {

@@ -520,8 +520,9 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// TestAside: with Aside, requests to an end that was not heard come each from another port, and all else from the tunnels' own. A gateway that takes
-// another one's place asks like this although it knows that end's MAC address.
+// TestAside: with Aside, requests to an end that was not heard come each from another port, and all
+// else from the tunnels' own. A gateway that takes another one's place asks like this although it
+// knows that end's MAC address.
 func TestAside(t *testing.T) {
 	f := newFixture(t)
 	f.e.neighbours.open = func() (udp.Conn, error) {

@@ -67,8 +67,9 @@ func (e *Endpoint) AskNew() {
 	}
 }
 
-// Greet forgets who the other ends are, if requests come from other ports, and asks them. A gateway that takes another one's place knows them from that
-// one, but whatever it sends before it has heard them could be masqueraded from then on.
+// Greet forgets who the other ends are, if requests come from other ports, and asks them. A gateway
+// that takes another one's place knows them from that one, but whatever it sends before it has
+// heard them could be masqueraded from then on.
 func (e *Endpoint) Greet() {
 	n := &e.neighbours
 	if n.open == nil {

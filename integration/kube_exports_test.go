@@ -376,8 +376,8 @@ func testBait(t *testing.T, rome, milan *peeringLab, exportLabel object) {
 	}
 }
 
-// testExportGoes: connections stay while the label is away for two seconds, after which the import has its ClusterIP again, and when the Service is
-// deleted. New clients are refused meanwhile.
+// testExportGoes: connections stay while the label is away for two seconds, after which the import
+// has its ClusterIP again, and when the Service is deleted. New clients are refused meanwhile.
 func testExportGoes(t *testing.T, rome, milan *peeringLab, exportLabel object) {
 	server := milan.pod(&kubeNodes[0], 5)
 	milan.pods[0].accept(t, "tcp4", server+":7777", func(conn net.Conn) { io.Copy(conn, conn) })
@@ -445,8 +445,8 @@ func testExportGoes(t *testing.T, rome, milan *peeringLab, exportLabel object) {
 	talk("without the Service")
 }
 
-// testExportShares: a namespace that exports as many ports as there may be, and a peer that exports more Services than this cluster has ClusterIPs, keep
-// nobody else's away.
+// testExportShares: a namespace that exports as many ports as there may be, and a peer that exports
+// more Services than this cluster has ClusterIPs, keep nobody else's away.
 func testExportShares(t *testing.T, rome, milan *peeringLab, exportLabel object) {
 	exported := func(name string, count int) object {
 		ports := []object{}

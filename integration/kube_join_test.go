@@ -168,7 +168,8 @@ func (p *peeringLab) roll() {
 	}
 }
 
-// controllers stops the gateway when its Deployment is deleted, and the agents when their DaemonSet is, and empties and removes the namespaces.
+// controllers stops the gateway when its Deployment is deleted, and the agents when their DaemonSet
+// is, and empties and removes the namespaces.
 func (p *peeringLab) controllers() {
 	p.t.Helper()
 	eventuallyWithin(p.t, kubeStartTimeout, p.name+": the Deployment is deleted", func() error {

@@ -193,7 +193,8 @@ func testPeeringAnother(t *testing.T, rome *peeringLab, streams []*linkStream) {
 	requireAlive(t, "the second peering gone", streams)
 }
 
-// testPeeringNodeClaims: a node that lists another one's address does not get its packets, nor cut it off.
+// testPeeringNodeClaims: a node that lists another one's address does not get its packets, nor cut
+// it off.
 func testPeeringNodeClaims(t *testing.T, p, other *peeringLab) {
 	claim := p.node(&kubeNodes[0])
 	addresses := claim["status"].(object)["addresses"].([]object)

@@ -34,7 +34,8 @@ type peeringLab struct {
 	imports     string // namespace for what the peer exports
 }
 
-// newPeeringLabs builds two clusters with the same CIDRs. flags are more flags of rome's API server.
+// newPeeringLabs builds two clusters with the same CIDRs. flags are more flags of rome's API
+// server.
 func newPeeringLabs(t *testing.T, flags ...string) (rome, milan *peeringLab) {
 	t.Helper()
 	rome, milan = newPeeringLab(t, &kubeRome, &kubeMilan, flags...), newPeeringLab(t, &kubeMilan, &kubeRome)

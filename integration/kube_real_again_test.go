@@ -7,8 +7,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestKubeClustersAgain: what contradicts a peering that works is refused without any change, one end that left comes back, and agents that went first
-// are named and put back.
+// TestKubeClustersAgain: what contradicts a peering that works is refused without any change, one
+// end that left comes back, and agents that went first are named and put back.
 func TestKubeClustersAgain(t *testing.T) {
 	need.Long(t, "culvert join and leave, a second time")
 	isolated(t, func(t *testing.T) {

@@ -31,7 +31,8 @@ func (l *kubeAnnounceLab) startKubeProxyItself() {
 		"--hostname-override=n2", "--cluster-cidr=10.244.0.0/16", "--conntrack-max-per-core=0", "--healthz-bind-address=127.0.0.1:10256")
 }
 
-// service makes a Service at a cluster address and a node port, over TCP and UDP, with endpoints on these hosts.
+// service makes a Service at a cluster address and a node port, over TCP and UDP, with endpoints on
+// these hosts.
 func (l *kubeAnnounceLab) service(name, cluster, policy string, nodePort, target int, hosts ...*peerHost) {
 	l.Helper()
 	ports, at, endpoints := []object{}, []object{}, []object{}
@@ -50,7 +51,8 @@ func (l *kubeAnnounceLab) service(name, cluster, policy string, nodePort, target
 		"ports":    at, "endpoints": endpoints})
 }
 
-// tellPorts answers with the client's source port. Over UDP the answer goes to the port that the request names: so do DHCP servers, and SIP without rport.
+// tellPorts answers with the client's source port. Over UDP the answer goes to the port that the
+// request names: so do DHCP servers, and SIP without rport.
 func (l *kubeAnnounceLab) tellPorts(h *peerHost, port int) {
 	l.Helper()
 	h.accept(l.T, "tcp", fmt.Sprintf("[::]:%d", port), func(conn net.Conn) {
@@ -78,7 +80,8 @@ func (l *kubeAnnounceLab) tellPorts(h *peerHost, port int) {
 	}()
 }
 
-// sees asks from a source port, and returns the one that the server sees; named: the server answers to the port that the client names.
+// sees asks from a source port, and returns the one that the server sees; named: the server answers
+// to the port that the client names.
 func (l *kubeAnnounceLab) sees(h *peerHost, network string, port int, to string, named bool) (seen int, err error) {
 	err = h.do(func() error {
 		d := net.Dialer{Timeout: 2 * time.Second, LocalAddr: &net.TCPAddr{Port: port}}
@@ -114,8 +117,9 @@ func (l *kubeAnnounceLab) sees(h *peerHost, network string, port int, to string,
 	return seen, err
 }
 
-// TestKubeSourcePorts has culvert on one node and kube-proxy on another one of the same API server. Clients bind to ports as NFS, DHCP and SIP do:
-// servers see on culvert's node at least what they see on kube-proxy's, and what they send to a client's own port comes from the Service.
+// TestKubeSourcePorts has culvert on one node and kube-proxy on another one of the same API server.
+// Clients bind to ports as NFS, DHCP and SIP do: servers see on culvert's node at least what they
+// see on kube-proxy's, and what they send to a client's own port comes from the Service.
 func TestKubeSourcePorts(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newKubeAnnounceLab(t)

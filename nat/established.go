@@ -123,8 +123,8 @@ func (e *Engine) evaluate(d *decision, p *packet.Packet, now Time) {
 	}
 }
 
-// stays reports whether a connection keeps the node by which it leaves after the last route to its backend has gone: the backend is outside the
-// cluster, and the route was its service's.
+// stays reports whether a connection keeps the node by which it leaves after the last route to its
+// backend has gone: the backend is outside the cluster, and the route was its service's.
 func (s *snapshot) stays(c *conn, backend netip.Addr) bool {
 	return c.has(flagService) && !s.pods.Contains(backend)
 }

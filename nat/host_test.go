@@ -128,8 +128,9 @@ func TestHostWhoAsks(t *testing.T) {
 	}
 }
 
-// A client keeps the source port that it has asked for where a pod sees its address, and a process of the node a privileged one. Other clients'
-// privileged ports stay privileged. What the kernel could not tell from other packets gets one of the node's ports, as does a port that is taken.
+// A client keeps the source port that it has asked for where a pod sees its address, and a process
+// of the node a privileged one. Other clients' privileged ports stay privileged. What the kernel
+// could not tell from other packets gets one of the node's ports, as does a port that is taken.
 func TestHostSourcePorts(t *testing.T) {
 	const outside, pod, process = "198.51.100.9", "10.244.2.9", "172.18.0.2"
 	privileged, given := [2]uint16{512, 1023}, [2]uint16{61000, 61999}
@@ -188,8 +189,8 @@ func TestHostSourcePorts(t *testing.T) {
 	}
 }
 
-// Two Services have one endpoint: a client that uses one port for both keeps it for the first. Packets to a privileged port that answer no
-// connection belong to the node's own processes.
+// Two Services have one endpoint: a client that uses one port for both keeps it for the first.
+// Packets to a privileged port that answer no connection belong to the node's own processes.
 func TestHostSourcePortTaken(t *testing.T) {
 	const pod = "10.244.2.9"
 	e, seen := host(t, only(0)), []uint16{}

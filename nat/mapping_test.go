@@ -167,8 +167,9 @@ func TestBackendLeaves(t *testing.T) {
 	}
 }
 
-// TestServiceLeaves: when a service is removed as a whole, its connections go on as if its backends alone had been removed: those of TCP and SCTP stay
-// with theirs, also in the next process, and those of UDP end. With onRemoval: reset, all end.
+// TestServiceLeaves: when a service is removed as a whole, its connections go on as if its backends
+// alone had been removed: those of TCP and SCTP stay with theirs, also in the next process, and
+// those of UDP end. With onRemoval: reset, all end.
 func TestServiceLeaves(t *testing.T) {
 	pod, host := rules.Backend{Address: address("10.200.1.5"), Port: 8080}, rules.Backend{Address: address("192.0.2.50"), Port: 8080, Via: node2}
 	gone := func(*nat.Config) {}

@@ -86,8 +86,9 @@ func TestNodesAreClosed(t *testing.T) {
 	}
 }
 
-// TestNodesTakeNoBroadcast: nobody opens a connection to an address of a pod network that Linux takes for the node's
-// own; the pod beside it, and networks too small to have such an address, get theirs.
+// TestNodesTakeNoBroadcast: nobody opens a connection to an address of a pod network that Linux
+// takes for the node's own; the pod beside it, and networks too small to have such an address, get
+// theirs.
 func TestNodesTakeNoBroadcast(t *testing.T) {
 	small := func(c *nat.Config) {
 		dual(c)
@@ -141,7 +142,8 @@ func TestNodesTakeNoBroadcast(t *testing.T) {
 	forwarded(t, e, nat.Tunnel, udp("10.200.3.9", "10.200.1.255", 1, 9).Bytes(), start)
 }
 
-// TestAddressBecomesBroadcast: connections of the peer to a pod end when its address becomes a network's last one.
+// TestAddressBecomesBroadcast: connections of the peer to a pod end when its address becomes a
+// network's last one.
 func TestAddressBecomesBroadcast(t *testing.T) {
 	host := rules.Route{Prefix: prefix("10.200.1.255/32"), Link: node1}
 	e := engine(t, func(c *nat.Config) { c.Routes = append(c.Routes, host) })

@@ -266,13 +266,15 @@ func (tb *table) unlist(of uint64, number uint32) {
 	}
 }
 
-// A portChoice says which source ports a new connection may get: its own, if it keeps it, or one of n ports from low.
+// A portChoice says which source ports a new connection may get: its own, if it keeps it, or one of
+// n ports from low.
 type portChoice struct {
 	low, n uint32
 	keeps  bool
 }
 
-// sourcePorts returns the choice for a new connection: a Host's depends on what its node's kernel routes here.
+// sourcePorts returns the choice for a new connection: a Host's depends on what its node's kernel
+// routes here.
 func (e *Engine) sourcePorts(tr *rules.Traversal, identifier bool) (from portChoice) {
 	port := tr.To.SourcePort()
 	if e.table.given.Last == 0 {

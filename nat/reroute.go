@@ -5,8 +5,9 @@ import (
 	"net/netip"
 )
 
-// Reroute replaces the Routes of some nodes' links, and changes nothing else. Its cost depends on these links alone. It returns false, and changes
-// nothing, in cases that need Prepare: if a prefix is invalid or another link's, if a link is not a node's, or if tables of the Config route
+// Reroute replaces the Routes of some nodes' links, and changes nothing else. Its cost depends on
+// these links alone. It returns false, and changes nothing, in cases that need Prepare: if a prefix
+// is invalid or another link's, if a link is not a node's, or if tables of the Config route
 // packets. An earlier Prepared that was not committed becomes invalid.
 func (e *Engine) Reroute(routes map[Link][]netip.Prefix) bool {
 	e.apply.Lock()
@@ -23,7 +24,8 @@ func (e *Engine) Reroute(routes map[Link][]netip.Prefix) bool {
 	return ok
 }
 
-// rerouted returns s with the routes of some links replaced; nil if a prefix is invalid or another link's.
+// rerouted returns s with the routes of some links replaced; nil if a prefix is invalid or another
+// link's.
 func (s *surroundings) rerouted(routes map[Link][]netip.Prefix) *surroundings {
 	next := &surroundings{s.nodes, maps.Clone(s.routes), s.homes, s.nodeAddresses}
 	for link, prefixes := range routes { // first, because a prefix may move from one of the links to another

@@ -21,8 +21,9 @@ func (e *Engine) recheck(d *decision, now Time) Reason {
 	return reason
 }
 
-// stillBound compares the translation of c with the one it would get now. Ports are kept. A service's backends are kept unless its onRemoval says
-// otherwise, and so is the backend of a service that has gone, as with the kernel's connection tracking.
+// stillBound compares the translation of c with the one it would get now. Ports are kept. A
+// service's backends are kept unless its onRemoval says otherwise, and so is the backend of a
+// service that has gone, as with the kernel's connection tracking.
 func (e *Engine) stillBound(tr *rules.Traversal, c *conn, now Time) (Reason, bool) {
 	s := e.snapshot
 	from := e.table.tuple(c, original)

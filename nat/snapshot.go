@@ -133,9 +133,11 @@ func (s *snapshot) closed(destination netip.Addr, in Link) bool {
 	return in.Outside() && s.rules.Generated() && s.nodeAddresses.Contains(destination)
 }
 
-// reserved reports whether the node of a pod network takes packets to a for its own, although the network's route leads there: to its broadcast
-// addresses, the last one and, for Linux before 5.14, the first, and to the subnet-router anycast address, the first (RFC 4291, Section 2.6.1).
-// Networks of two addresses have none (RFC 3021, RFC 6164). Configured rules decide this themselves.
+// reserved reports whether the node of a pod network takes packets to a for its own, although the
+// network's route leads there: to its broadcast addresses, the last one and, for Linux before 5.14,
+// the first, and to the subnet-router anycast address, the first (RFC 4291, Section 2.6.1).
+// Networks of two addresses have none (RFC 3021, RFC 6164). Configured rules decide this
+// themselves.
 func (s *snapshot) reserved(a netip.Addr) bool {
 	p, _, _ := s.homes.LookupPrefixLPM(netip.PrefixFrom(a, a.BitLen()))
 	return p.IsValid() && p.Bits() < a.BitLen()-1 && (a == p.Addr() || a.Is4() && !p.Contains(a.Next())) && s.rules.Generated()

@@ -88,7 +88,8 @@ func TestLiqoSettles(t *testing.T) {
 	}
 }
 
-// TestPeeringWords: in the gateway of a Peering no sentence names a field of the file, for either role.
+// TestPeeringWords: in the gateway of a Peering no sentence names a field of the file, for either
+// role.
 func TestPeeringWords(t *testing.T) {
 	file := regexp.MustCompile(`network\.(local|remote)|geneve\.[a-z]|wireguard\.[a-z]|\bnat\.|culvert (node|keygen|init)|connectionCheck|` +
 		`[^.{]\bmtu\b|mssClamp|change rules|unknownSource|gatewayAddress|maxConnections|sourceCheck|the file`)

@@ -1,7 +1,8 @@
 package health
 
-// peeringWords is the wording of causes if a Peering configures the gateway: its fields stand in for those of the file. An empty text means the cause's
-// own. server is the remedy for the Server, which has no spec.endpoint.
+// peeringWords is the wording of causes if a Peering configures the gateway: its fields stand in
+// for those of the file. An empty text means the cause's own. server is the remedy for the Server,
+// which has no spec.endpoint.
 var peeringWords = map[*Cause]struct{ says, remedy, server string }{
 	NoName:       {"spec.endpoint {configured} has no address ({error})", "correct the name, or the cluster's name server; it is asked again every 5 s", ""},
 	NoRouteThere: {"", "correct spec.endpoint, or add a route to this pod's network", "add a route to this pod's network; the peer has called from there"},
@@ -90,7 +91,8 @@ var peeringReasons = map[string]reason{
 	"bad-mac1":         {"", "if it is the peer, set spec.publicKey of its Peering to status.publicKey of this one; else keep it out by a firewall"},
 }
 
-// Peering returns the cause with the wording for the gateway of a Peering, or c itself if that is the same.
+// Peering returns the cause with the wording for the gateway of a Peering, or c itself if that is
+// the same.
 func (c *Cause) Peering() *Cause {
 	key := c
 	if c.plain != nil {

@@ -137,8 +137,8 @@ const (
 	ByPeering
 )
 
-// Explain returns what a drop reason means ("" if there is no such reason) and the remedy ("" if none is needed), in the words of what configures the
-// gateway.
+// Explain returns what a drop reason means ("" if there is no such reason) and the remedy ("" if
+// none is needed), in the words of what configures the gateway.
 func Explain(name string, by By) (means, remedy string) {
 	r := reasons[name]
 	if words, other := map[By]map[string]reason{ByLiqo: liqoReasons, ByPeering: peeringReasons}[by][name]; other {

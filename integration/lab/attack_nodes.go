@@ -39,7 +39,8 @@ func otherHalf(p netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(a, p.Bits()+1)
 }
 
-// broadcast is an address of the pods' network that Linux takes for the node's own: the last one or, over IPv6, the first (anycast).
+// broadcast is an address of the pods' network that Linux takes for the node's own: the last one
+// or, over IPv6, the first (anycast).
 func (n *ClusterNode) broadcast() netip.Addr {
 	a := n.PodCIDR.Masked().Addr()
 	for next := a.Next(); a.Is4() && n.PodCIDR.Contains(next); next = a.Next() {
@@ -48,8 +49,10 @@ func (n *ClusterNode) broadcast() netip.Addr {
 	return a
 }
 
-// attackNodes sends packets that would open connections to a node's own address, whole and in fragments, and to those of its pods' network that Linux
-// takes for its own, from a pod of the peer. Meanwhile the node asks that cluster, and pods ask each other; none of their answers may be lost.
+// attackNodes sends packets that would open connections to a node's own address, whole and in
+// fragments, and to those of its pods' network that Linux takes for its own, from a pod of the
+// peer. Meanwhile the node asks that cluster, and pods ask each other; none of their answers may be
+// lost.
 func (l *Lab) attackNodes(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	p := l.plan()

@@ -104,7 +104,8 @@ func (c *Nodes) link(l *NodeLink) (whose, remedy string) {
 	return Unknown, fmt.Sprintf("no pod of this node says anything of it; look there: ip link show %s", l.Interface)
 }
 
-// on returns the pod on a node; nil if there is none. During an update there may be two, of which one waits, or cannot start.
+// on returns the pod on a node; nil if there is none. During an update there may be two, of which
+// one waits, or cannot start.
 func on(pods []Pod, node string) *Pod {
 	i := slices.IndexFunc(pods, func(p Pod) bool { return p.Node == node && p.Phase == "Running" })
 	if i < 0 {

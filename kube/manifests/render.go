@@ -31,7 +31,8 @@ func LiqoNodesOf(image, namespace, serve string) string {
 }
 
 const (
-	// What lets the next pod start before the one that it replaces ends. One that serves Services, too, cannot wait beside it.
+	// What lets the next pod start before the one that it replaces ends. One that serves Services,
+	// too, cannot wait beside it.
 	surgeFirst = "  # The new pod waits until the old one ends, and carries its packets at once. If it does not start, the old one stays.\n" +
 		"  updateStrategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 0, maxSurge: 25%}}\n"
 	hasStarted = "        startupProbe: {exec: {command: [/usr/bin/culvert, status]}, periodSeconds: 1, timeoutSeconds: 5, failureThreshold: 86400} # it has started\n"
@@ -106,8 +107,8 @@ func (g *Gateway) text(replicas string) string {
 }
 
 // Budget returns the PodDisruptionBudget of a gateway in one of Liqo's tenant namespaces, which
-// keeps one of its replicas when nodes are drained. Kubernetes removes it together with the gateway,
-// a GatewayServer or GatewayClient with this UID.
+// keeps one of its replicas when nodes are drained. Kubernetes removes it together with the
+// gateway, a GatewayServer or GatewayClient with this UID.
 func Budget(kind, gateway, namespace, uid string) string {
 	return `---
 apiVersion: policy/v1

@@ -79,7 +79,8 @@ func TestGatewayReplicas(t *testing.T) {
 	}
 }
 
-// TestBudget: the disruption budget of a gateway under Liqo selects its pods and belongs to it, even if the gateway's name is a number.
+// TestBudget: the disruption budget of a gateway under Liqo selects its pods and belongs to it,
+// even if the gateway's name is a number.
 func TestBudget(t *testing.T) {
 	b := documents(t, strings.TrimPrefix(Budget("GatewayServer", "7", "liqo-tenant-7", "1e3"), "---\n"))["PodDisruptionBudget liqo-tenant-7"]
 	if at(b, "metadata", "name") != "gw-7" || at(b, "spec", "selector", "matchLabels", "networking.liqo.io/gateway-name") != "7" || at(b, "spec", "maxUnavailable") != float64(1) {

@@ -144,8 +144,9 @@ func without(all []*Condition, kind string) []*Condition {
 // noPeerKey is the reason of Connected before two clusters have exchanged their keys.
 const noPeerKey = "NoPeerKey"
 
-// message returns what is wrong, most urgent first. While only the peer's key is missing, it says what will be wrong then, too. Services that are not
-// exported are their owners' matter, and would hide all that comes after: they are in the condition alone. Last comes a path that is too narrow.
+// message returns what is wrong, most urgent first. While only the peer's key is missing, it says
+// what will be wrong then, too. Services that are not exported are their owners' matter, and would
+// hide all that comes after: they are in the condition alone. Last comes a path that is too narrow.
 func message(s *Status) string {
 	key, narrow := "", ""
 	for _, kind := range []string{Accepted, OneGateway, Connected, NodesReady, StandbyReady, Exported, Imported} {

@@ -59,8 +59,9 @@ func TestOnePodAgain(t *testing.T) {
 	}
 }
 
-// TestMessage: the most urgent fault is the message. One Service that is not exported is its owner's matter. While the peer's key is missing, nodes' faults
-// are told too, and a narrow path is told when all else is well.
+// TestMessage: the most urgent fault is the message. One Service that is not exported is its
+// owner's matter. While the peer's key is missing, nodes' faults are told too, and a narrow path is
+// told when all else is well.
 func TestMessage(t *testing.T) {
 	key, lost := &Condition{Type: Connected, Status: "False", Reason: noPeerKey, Message: "no key"}, &Condition{Type: Connected, Status: "False", Reason: "PeerSilent", Message: "lost"}
 	well, narrow := &Condition{Type: Connected, Status: "True"}, &Condition{Type: Connected, Status: "True", Message: "narrow"}

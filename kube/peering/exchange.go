@@ -93,8 +93,9 @@ func (x *serviceExchange) watches() []followed {
 	return all
 }
 
-// needs returns the sets that a plan requires, and follows the EndpointSlices of the Services that are exported. Exports are unknown without them. If
-// the gateway may not list them, it stops waiting after listsWait and exports nothing.
+// needs returns the sets that a plan requires, and follows the EndpointSlices of the Services that
+// are exported. Exports are unknown without them. If the gateway may not list them, it stops
+// waiting after listsWait and exports nothing.
 //
 // Preconditions: x.of.mu is held.
 // +checklocksignore: its caller holds the lock by another name
@@ -116,7 +117,8 @@ func (x *serviceExchange) needs() (sets []string) {
 	return sets
 }
 
-// followSlices follows the EndpointSlices of the Services that have an address of the external CIDR, and forgets others: a cluster has many.
+// followSlices follows the EndpointSlices of the Services that have an address of the external
+// CIDR, and forgets others: a cluster has many.
 //
 // Preconditions: x.of.mu is held.
 // +checklocksignore: its caller holds the lock by another name

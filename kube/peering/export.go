@@ -268,7 +268,8 @@ func newSliceIndex() *sliceIndex {
 		map[service.Name]bool{}}
 }
 
-// want forgets the Services that are not among all, and reports whether others are there that must be begun.
+// want forgets the Services that are not among all, and reports whether others are there that must
+// be begun.
 func (x *sliceIndex) want(all map[service.Name]bool) (more bool) {
 	for name := range x.wanted {
 		if !all[name] {
@@ -308,7 +309,8 @@ func (x *sliceIndex) begin(name service.Name) {
 // known reports whether all EndpointSlices of a Service are here.
 func (x *sliceIndex) known(name service.Name) bool { return x.wanted[name] && !x.listing[name] }
 
-// began returns what to do when the EndpointSlices of the Services that are wanted now have been listed.
+// began returns what to do when the EndpointSlices of the Services that are wanted now have been
+// listed.
 func (x *sliceIndex) began() func() {
 	now := slices.Collect(maps.Keys(x.wanted))
 	return func() {
@@ -346,8 +348,8 @@ func (x *sliceIndex) of(name service.Name) (all []*service.Slice) {
 	return all
 }
 
-// serveExport serves a Service at an address. Clients get its ready endpoints; without any they are refused. It returns false if there are too many. Once
-// there are no longer, they are listed again.
+// serveExport serves a Service at an address. Clients get its ready endpoints; without any they are
+// refused. It returns false if there are too many. Once there are no longer, they are listed again.
 func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*service.Slice) bool {
 	n := 0
 	for _, s := range endpoints {

@@ -255,8 +255,9 @@ func TestExportUnknown(t *testing.T) {
 	}
 }
 
-// TestOnlyExportedSlices: of EndpointSlices, a gateway keeps those of exported Services alone, however many others there are. A Service that is exported
-// later has its endpoints too, and those of others stay meanwhile.
+// TestOnlyExportedSlices: of EndpointSlices, a gateway keeps those of exported Services alone,
+// however many others there are. A Service that is exported later has its endpoints too, and those
+// of others stay meanwhile.
 func TestOnlyExportedSlices(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		slice := func(namespace, service string, n int) string {

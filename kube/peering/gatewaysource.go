@@ -33,7 +33,8 @@ type Running interface {
 	Check() kube.Check
 	// Speaks reports whether this gateway, of several, is the active one, which writes the Peering's status.
 	Speaks() bool
-	// Trouble returns a sentence that says why nothing passes or, if the peer answers, why not everything does; "" if the gateway knows no reason.
+	// Trouble returns a sentence that says why nothing passes or, if the peer answers, why not
+	// everything does; "" if the gateway knows no reason.
 	Trouble(answers bool) string
 	// Exchange and Tell are the methods of gateway.Gateway.
 	Exchange(take func(datagram []byte) (answer []byte, ok bool))

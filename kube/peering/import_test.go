@@ -278,7 +278,8 @@ func (c *cluster) services() int {
 	return len(all.Items)
 }
 
-// limit makes an API server that gives each new object a uid, and has ClusterIPs for so many Services.
+// limit makes an API server that gives each new object a uid, and has ClusterIPs for so many
+// Services.
 func (c *cluster) limit(most int) {
 	made, there := 0, 0 // reactors are called one at a time
 	c.PrependReactor("create", "*", func(a kubetesting.Action) (bool, runtime.Object, error) {
@@ -297,7 +298,8 @@ func (c *cluster) limit(most int) {
 	})
 }
 
-// TestImportReturns: an import without its export serves nobody, and keeps its ClusterIP for holdTime.
+// TestImportReturns: an import without its export serves nobody, and keeps its ClusterIP for
+// holdTime.
 func TestImportReturns(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		c.limit(1000)
@@ -361,7 +363,8 @@ func many(name string, n int) (all []exports.Export) {
 	return all
 }
 
-// TestImportShare: a peer's imports have a quarter of the ClusterIPs at most, with those that are held. What was imported first stays.
+// TestImportShare: a peer's imports have a quarter of the ClusterIPs at most, with those that are
+// held. What was imported first stays.
 func TestImportShare(t *testing.T) {
 	for name, test := range map[string]struct {
 		ranges string
@@ -415,7 +418,8 @@ func TestImportShare(t *testing.T) {
 	}
 }
 
-// TestImportFull: when the cluster has no ClusterIP left, the condition says so, few requests are made, and no address is held.
+// TestImportFull: when the cluster has no ClusterIP left, the condition says so, few requests are
+// made, and no address is held.
 func TestImportFull(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		c.limit(10)

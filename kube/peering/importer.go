@@ -24,7 +24,8 @@ const (
 	retryForeign  = 5 * time.Minute  // for a namespace other than that of spec.imports, in which nothing can be removed
 	retryFull     = time.Minute      // after the API server had no ClusterIP left
 
-	// An import without its export keeps its ClusterIP for holdTime, because the export may return: clients may have the address.
+	// An import without its export keeps its ClusterIP for holdTime, because the export may return:
+	// clients may have the address.
 	holdTime = 5 * time.Minute
 
 	// A peer's imports may have one in addressShare of the cluster's ClusterIPs.
@@ -138,8 +139,8 @@ func (m *importer) round(ctx context.Context, x *serviceExchange) {
 	s.mu.Unlock()
 }
 
-// look finds out how many Services there may be, if some are missing. Where the API server has no ServiceCIDRs to show, as before Kubernetes 1.33,
-// only the length of the peer's list limits them.
+// look finds out how many Services there may be, if some are missing. Where the API server has no
+// ServiceCIDRs to show, as before Kubernetes 1.33, only the length of the peer's list limits them.
 func (j *job) look(namespace string, want map[string]*imported) {
 	if j.missing(namespace, want) == 0 || j.now.Before(j.ranges.Add(rangesInterval)) {
 		return
@@ -158,7 +159,8 @@ func (j *job) look(namespace string, want map[string]*imported) {
 	})
 }
 
-// count counts the Services in a namespace. Those elsewhere may be somebody else's, who must not take the peer's share.
+// count counts the Services in a namespace. Those elsewhere may be somebody else's, who must not
+// take the peer's share.
 func (j *job) count(namespace string) (n int) {
 	for _, u := range j.services {
 		if u.GetNamespace() == namespace {
@@ -202,8 +204,9 @@ func sizeOf(all []unstructured.Unstructured) int {
 	return n
 }
 
-// held returns the Services that are not wanted and keep their ClusterIPs all the same: those that were wanted holdTime ago, except for the first ones
-// that have gone if the peer's other Services need their room.
+// held returns the Services that are not wanted and keep their ClusterIPs all the same: those that
+// were wanted holdTime ago, except for the first ones that have gone if the peer's other Services
+// need their room.
 func (j *job) held(namespace string, want map[string]*imported) map[string]bool {
 	maps.DeleteFunc(j.gone, func(key string, _ time.Time) bool {
 		u := j.services[key]

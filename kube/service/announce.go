@@ -92,8 +92,8 @@ func (s *State) able(node string, a netip.Addr) bool {
 	return !slices.ContainsFunc(s.unable[node], func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// answers returns the addresses that this node announces at layer 2, in order: those it serves and owns. Services
-// beyond the limit, and those that no node may announce, get an Event.
+// answers returns the addresses that this node announces at layer 2, in order: those it serves and
+// owns. Services beyond the limit, and those that no node may announce, get an Event.
 func (s *State) answers(c *services.Config) (all []netip.Addr) {
 	for _, key := range s.surplus {
 		delete(s.wrong, key)

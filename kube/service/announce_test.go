@@ -313,7 +313,8 @@ func manyBalanced(t testing.TB, i int, addresses ...string) *Object {
 	return o
 }
 
-// An address that no node may announce, because all that could are excluded, is reported on its Service, and no other.
+// An address that no node may announce, because all that could are excluded, is reported on its
+// Service, and no other.
 func TestAnnouncingExcluded(t *testing.T) {
 	const label = ", labels: {node.kubernetes.io/exclude-from-external-load-balancers: ''}"
 	endpoint := func(service string, node int) *Object {

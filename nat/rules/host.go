@@ -22,8 +22,9 @@ type Host struct {
 	Addresses []netip.Addr // the node's own: the addresses of a Service with the unspecified address, and the sources of the node's own processes
 	// Masquerade are the source addresses for clients whose address backends may not see, or whose answers would not return through the node.
 	Masquerade Pair
-	// Ports are the source ports that clients get unless HostPorts says otherwise. The node's kernel recognises by them the answers that it routes
-	// here. Nothing else on the node uses them.
+	// Ports are the source ports that clients get unless HostPorts says otherwise. The node's
+	// kernel recognises by them the answers that it routes here. Nothing else on the node uses
+	// them.
 	Ports PortRange
 	// ServiceCIDRs are the ranges from which the addresses of Services are taken. A packet for one that no Service has is dropped.
 	ServiceCIDRs []netip.Prefix
@@ -152,8 +153,9 @@ func (h *hostFacts) unanswerable(client, backend netip.Addr) bool {
 // Privileged are the source ports that replace a privileged one (RFC 4787, Section 4.2, REQ-3 a).
 var Privileged = PortRange{512, 1023}
 
-// Kept returns the source ports that clients keep whose address a pod sees. Linux gives the ports above 32767 to connections that did not ask for
-// one. Pods may lower that limit, and have most of their traffic over TCP: there, only privileged ports are known to be asked for.
+// Kept returns the source ports that clients keep whose address a pod sees. Linux gives the ports
+// above 32767 to connections that did not ask for one. Pods may lower that limit, and have most of
+// their traffic over TCP: there, only privileged ports are known to be asked for.
 func Kept(protocol uint8) PortRange {
 	if protocol == packet.TCP {
 		return PortRange{1, Privileged.Last}
@@ -164,8 +166,9 @@ func Kept(protocol uint8) PortRange {
 // LastRulePort is the last port that a rule of the kernel's can name.
 const LastRulePort = 65534
 
-// HostPorts returns the source ports for a new connection, and whether it may keep its own. The kernel recognises the answers of pods to a kept port
-// by the ports of both ends; everything else it recognises by Host.Ports.
+// HostPorts returns the source ports for a new connection, and whether it may keep its own. The
+// kernel recognises the answers of pods to a kept port by the ports of both ends; everything else
+// it recognises by Host.Ports.
 func (r *Ruleset) HostPorts(tr *Traversal) (given PortRange, keeps bool) {
 	h, port := r.host, tr.From.SourcePort()
 	keeps = h.Ports.First <= port && port <= h.Ports.Last
@@ -271,8 +274,9 @@ func (s *Service) EndsUDP(protocol uint8) bool {
 	return s.OnRemoval == RemovalKeep && protocol == packet.UDP
 }
 
-// Outlives reports whether a connection of a service may continue after the service was removed. A gateway's does as if its backend alone had been
-// removed. A Host's TCP connection does, as long as the source that its backend sees is the client's or the node's.
+// Outlives reports whether a connection of a service may continue after the service was removed. A
+// gateway's does as if its backend alone had been removed. A Host's TCP connection does, as long as
+// the source that its backend sees is the client's or the node's.
 func (r *Ruleset) Outlives(from, to *packet.Tuple) bool {
 	if r.host == nil {
 		return from.Protocol == packet.TCP || from.Protocol == packet.SCTP

@@ -39,7 +39,8 @@ type Traversal struct {
 	keep    packet.Tuple
 	keeping bool
 	home    Link // by which the direction has left so far; 0: not known
-	// For an existing connection. Outlives: it keeps its translation if the service is gone. Stays: it keeps home if no route is left.
+	// For an existing connection. Outlives: it keeps its translation if the service is gone. Stays:
+	// it keeps home if no route is left.
 	Outlives, Stays bool
 
 	trace Tracer

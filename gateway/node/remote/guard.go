@@ -135,8 +135,9 @@ func noWayBack() []byte {
 		number(unix.NFTA_FIB_FLAGS, fibSource|fibIIF)), equals(native32(0)))
 }
 
-// ofThisMachine continues the rule if the packet's source is an address of this machine. Another node's packet to a gateway's pod here may have a
-// translated port, if the pod has sent to that node before.
+// ofThisMachine continues the rule if the packet's source is an address of this machine. Another
+// node's packet to a gateway's pod here may have a translated port, if the pod has sent to that
+// node before.
 func ofThisMachine() []byte {
 	return slices.Concat(expression("fib", number(unix.NFTA_FIB_DREG, register), number(unix.NFTA_FIB_RESULT, fibResultType),
 		number(unix.NFTA_FIB_FLAGS, fibSource)), equals(native32(unix.RTN_LOCAL)))

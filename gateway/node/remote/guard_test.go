@@ -235,7 +235,8 @@ func TestGuard(t *testing.T) {
 					return fmt.Errorf("nothing arrives")
 				}
 			})
-			// A gateway's pod is here, and the other machine is a node. What that sends after a masqueraded packet of the pod has another port.
+			// A gateway's pod is here, and the other machine is a node. What that sends after a
+			// masqueraded packet of the pod has another port.
 			k.Protect([]Tunnel{{netip.MustParseAddr(tt.pod), 6091, ""}})
 			eventually(t, "guard of a pod here", func() error {
 				if all, fault := k.Guarded(); len(all) != 1 || !strings.Contains(fmt.Sprint(all), tt.pod) || fault != "" {

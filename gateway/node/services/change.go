@@ -128,7 +128,8 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	return nil
 }
 
-// leads reports whether the kernel leads to the device what the endpoints of services send to clients that keep their ports.
+// leads reports whether the kernel leads to the device what the endpoints of services send to
+// clients that keep their ports.
 //
 // +checklocks:s.mu
 func (s *Server) leads(services []rules.Service) bool {

@@ -14,13 +14,16 @@
 //	answers of pods to clients that they see        by a rule for the same ports, behind the local table
 //	answers of pods to ports that clients keep      by rules for the ports of both ends, in front of it and behind it
 //
-// A client gets a source port from a range that only the engine uses, even if it keeps its address. So the kernel recognises an endpoint's answers
-// among its other packets, whatever endpoints there are. Packets to these ports that answer no connection pass unchanged.
+// A client gets a source port from a range that only the engine uses, even if it keeps its address.
+// So the kernel recognises an endpoint's answers among its other packets, whatever endpoints there
+// are. Packets to these ports that answer no connection pass unchanged.
 //
-// A client that has asked for its port keeps it (rules.Kept), if the endpoint is a pod: servers may look at it, or answer to it. A masqueraded one
-// gets another privileged port. Then the kernel recognises answers by the endpoint's port, too. These rules exist before the engine relies on them,
-// and as long as a connection needs them (change.go, left.go). They would also match packets of direct connections if they were for all ports: half
-// of the traffic of a pod whose own ports begin at 1024.
+// A client that has asked for its port keeps it (rules.Kept), if the endpoint is a pod: servers may
+// look at it, or answer to it. A masqueraded one gets another privileged port. Then the kernel
+// recognises answers by the endpoint's port, too. These rules exist before the engine relies on
+// them, and as long as a connection needs them (change.go, left.go). They would also match packets
+// of direct connections if they were for all ports: half of the traffic of a pod whose own ports
+// begin at 1024.
 //
 // # The local table
 //

@@ -13,9 +13,10 @@ import (
 	"culvert/nat"
 )
 
-// leftBehind returns the addresses and ports at which TCP connections continue although no Service of c has them: their packets must still reach the
-// device after a Service, a port or a node port is deleted. The same holds for the ports of endpoints that have left, where clients kept theirs. It
-// reads the table in slices, with pauses for packets.
+// leftBehind returns the addresses and ports at which TCP connections continue although no Service
+// of c has them: their packets must still reach the device after a Service, a port or a node port
+// is deleted. The same holds for the ports of endpoints that have left, where clients kept theirs.
+// It reads the table in slices, with pauses for packets.
 //
 // +checklocks:s.mu
 func (s *Server) leftBehind(c *Config) remnant {

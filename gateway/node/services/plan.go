@@ -26,7 +26,8 @@ type plan struct {
 	ends     []portOf              // endpoints' ports: what comes from them to clients that keep theirs leads to the device
 }
 
-// A steer leads packets of a protocol (or all protocols) to a port range to the device, by their source, destination and source port.
+// A steer leads packets of a protocol (or all protocols) to a port range to the device, by their
+// source, destination and source port.
 type steer struct {
 	from, to netip.Prefix // the zero Prefix: any
 	protocol uint8        // 0: all
@@ -54,8 +55,8 @@ type portOf struct {
 	port     uint16
 }
 
-// plan returns the plan of c for a node whose addresses are own and those of c, one of which may be missing for a while. What is left leads to the
-// device too.
+// plan returns the plan of c for a node whose addresses are own and those of c, one of which may be
+// missing for a while. What is left leads to the device too.
 func (c *Config) plan(own []netip.Addr, left remnant) *plan {
 	own = slices.Clip(own)
 	for _, a := range c.Addresses {
@@ -277,7 +278,7 @@ func (c *Config) endpointPorts(more []portOf) []portOf {
 	for i := range c.Services {
 		last := portOf{}
 		for _, e := range c.Services[i].Endpoints {
-			if at := (portOf{c.Services[i].Protocol, e.Port}); at != last && e.Port <= rules.LastRulePort {
+			if at := (portOf{c.Services[i].Protocol, e.Port}); at != last && e.Port <= maxPort {
 				last, known[at] = at, true
 			}
 		}

@@ -18,7 +18,8 @@ const (
 	reservedPorts = "net.ipv4.ip_local_reserved_ports"
 )
 
-// checkPorts returns an error if the kernel may give client ports to its own connections: answers to those go to the device.
+// checkPorts returns an error if the kernel may give client ports to its own connections: answers
+// to those go to the device.
 func (c *Config) checkPorts() error {
 	own, reserved, err := localPorts()
 	if err != nil || len(lent(c.Ports, own, reserved)) == 0 {
@@ -29,7 +30,8 @@ func (c *Config) checkPorts() error {
 		"sysctl -w %s=%s, and write that into /etc/sysctl.d, or choose others", c.Ports.First, c.Ports.Last, own.First, own.Last, reservedPorts, line)
 }
 
-// localPorts returns the ports that the kernel gives to its own connections, and the list of those that it does not give.
+// localPorts returns the ports that the kernel gives to its own connections, and the list of those
+// that it does not give.
 func localPorts() (own rules.PortRange, reserved string, err error) {
 	b, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(localRange, ".", "/"))
 	if err != nil {
@@ -70,7 +72,8 @@ func lent(want, own rules.PortRange, reserved string) (all []rules.PortRange) {
 	return all
 }
 
-// lentPorts returns the node ports that the kernel may give to its own connections, whose answers the service would then get.
+// lentPorts returns the node ports that the kernel may give to its own connections, whose answers
+// the service would then get.
 func (c *Config) lentPorts() (all []rules.PortRange) {
 	own, reserved, err := localPorts()
 	if err != nil {
@@ -84,8 +87,8 @@ func (c *Config) lentPorts() (all []rules.PortRange) {
 	return all
 }
 
-// watchPorts logs when the kernel begins to give client ports to its own connections, and when that ends. The Services are served all the same: a
-// node without them would be worse off.
+// watchPorts logs when the kernel begins to give client ports to its own connections, and when that
+// ends. The Services are served all the same: a node without them would be worse off.
 //
 // +checklocks:s.mu
 func (s *Server) watchPorts() {

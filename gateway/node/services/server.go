@@ -54,7 +54,8 @@ type Server struct {
 	steering *steering
 	// +checklocks:mu
 	announcer *announcer
-	// what the last plan led to the device without a Service, and all ports of endpoints +checklocks:mu
+	// what the last plan led to the device without a Service, and all ports of endpoints
+	// +checklocks:mu
 	left remnant
 	// +checklocks:mu
 	changes Changes
@@ -298,8 +299,9 @@ func (s *Server) close() error {
 
 func (s *Server) now() nat.Time { return nat.Time(time.Since(s.began)) + nat.Time(time.Hour) }
 
-// Check returns what is wrong with this machine for serving c by a device now: it lacks addresses, without which New fails unless it is tolerant, or
-// else the kernel gives client ports to its own connections, of which a Server warns.
+// Check returns what is wrong with this machine for serving c by a device now: it lacks addresses,
+// without which New fails unless it is tolerant, or else the kernel gives client ports to its own
+// connections, of which a Server warns.
 func (c *Config) Check() error {
 	if _, err := OwnAddresses(c); err != nil {
 		return err

@@ -183,8 +183,8 @@ func TestServerRefused(t *testing.T) {
 	n.requireServed("after those", "pa", everywhere...)
 }
 
-// The kernel gives client ports to its own connections: --check says so, and a Server that starts serves all the same and says so too, as one that
-// runs. Ports that are reserved are not given.
+// The kernel gives client ports to its own connections: --check says so, and a Server that starts
+// serves all the same and says so too, as one that runs. Ports that are reserved are not given.
 func TestServerLentPorts(t *testing.T) {
 	n := newNode(t)
 	set := func(name, value string) {

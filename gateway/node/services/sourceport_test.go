@@ -32,8 +32,8 @@ func (n *node) dialFrom(port int, to string) *stream {
 	return s
 }
 
-// A connection keeps its privileged port, whatever becomes of the endpoint's port or of the Service, and the kernel leads the endpoint's packets to
-// the device for as long as that takes.
+// A connection keeps its privileged port, whatever becomes of the endpoint's port or of the
+// Service, and the kernel leads the endpoint's packets to the device for as long as that takes.
 func TestSourcePortKept(t *testing.T) {
 	n := newNode(t)
 	s := n.start(n.config())

@@ -199,7 +199,8 @@ func removeOwned(family int, which func(*netlink.Rule) bool) error {
 	return errors.Join(all...)
 }
 
-// lead adds the rules for what endpoints send to clients that keep their ports. The engine must let none keep it before.
+// lead adds the rules for what endpoints send to clients that keep their ports. The engine must let
+// none keep it before.
 func (s *steering) lead(p *plan) error {
 	there := map[string]bool{}
 	for i := range s.rules {
