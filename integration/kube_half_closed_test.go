@@ -25,18 +25,21 @@ var kubeProxyItself = probe{"kubernetes", func(testing.TB) error {
 }}
 
 // TestKubeHalfClosed has culvert on one node and kube-proxy on another one of the same API server.
-// A client sends its request, closes its direction and waits; the server reads to the end, takes
-// its time and answers. Both nodes bring the answer to clients on the node, in a pod and outside,
-// in make long after 75 seconds. docs/services.md says which timeouts kube-proxy sets.
+// A client sends its request, closes its direction and waits; the server reads to the end, and
+// answers once the connection has been seen in conntrack, in make long 75 seconds after that. Both
+// nodes bring the answer to clients on the node, in a pod and outside. docs/services.md says which
+// timeouts kube-proxy sets.
 func TestKubeHalfClosed(t *testing.T) {
 	isolated(t, func(t *testing.T) {
-		late := time.Second
+		var late time.Duration
 		if os.Getenv(longEnv) != "" {
 			late = 75 * time.Second // more than the kernel's own minute
 		}
 		l := newKubeAnnounceLab(t)
+		seen := make(chan struct{})
 		l.b.accept(t, "tcp", "[::]:8081", func(conn net.Conn) {
 			if request, err := io.ReadAll(conn); err == nil {
+				<-seen
 				time.Sleep(late) // not synchronisation: this is the server's work
 				fmt.Fprintf(conn, "answer to %s", request)
 			}
@@ -66,7 +69,7 @@ func TestKubeHalfClosed(t *testing.T) {
 			})
 			go func() {
 				defer conn.Close()
-				conn.SetDeadline(time.Now().Add(late + askPatience))
+				conn.SetDeadline(time.Now().Add(startTimeout + late + askPatience))
 				_, err := conn.Write([]byte(w.node))
 				answer, e := []byte(nil), error(nil)
 				if err = errors.Join(err, conn.(*net.TCPConn).CloseWrite()); err == nil {
@@ -78,19 +81,19 @@ func TestKubeHalfClosed(t *testing.T) {
 				answers <- err
 			}()
 		}
-		var left uint32
-		await(t, "a half-closed connection of kube-proxy's node", func() bool {
+		await(t, "a half-closed connection of kube-proxy's node", func() (halfClosed bool) {
 			need.NoError(t, l.n2.do(func() error {
 				flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(unix.AF_INET))
 				for _, f := range flows {
 					if f.Forward.DstPort == 30030 && f.Forward.DstIP.String() == "172.18.0.3" && f.Reverse.SrcPort == 8081 {
-						left = max(left, f.TimeOut)
+						halfClosed = f.TimeOut > 3000 && f.TimeOut <= 3600
 					}
 				}
 				return err
 			}))
-			return left > 3000 && left <= 3600
+			return halfClosed
 		})
+		close(seen)
 		for range ways {
 			if err := <-answers; err != nil {
 				t.Error(err)
