@@ -32,6 +32,7 @@ func showServices(ctx context.Context, name string, status func() control.NodeSt
 	server := control.NewNodeServer(func() control.NodeStatus {
 		n := status()
 		n.Findings = append(n.Findings, nodeLoad.Findings()...)
+		n.DeviceDrops = nodeLoad.Drops()
 		n.Version, n.PID, n.Started, n.UptimeSeconds = control.ReadVersion(), os.Getpid(), began, time.Since(began).Seconds()
 		return n
 	}, stdlog.New(io.Discard, "", 0))

@@ -38,7 +38,7 @@ func printNodeStatus(w io.Writer, s *control.NodeStatus) error {
 	}
 	printLinks(w, s)
 	if s.Mode == "" {
-		return nil
+		return printDrops(w, deviceDrops, s.DeviceDrops)
 	}
 	t := cli.NewTable(w)
 	by := "sockets"
@@ -73,8 +73,12 @@ func printNodeStatus(w io.Writer, s *control.NodeStatus) error {
 	if more := len(s.Services) - maxShown; more > 0 {
 		fmt.Fprintf(w, "and %d more: -o json names all\n", more)
 	}
-	return printDrops(w, "DROPPED", s.Traffic.Drops)
+	printDrops(w, "DROPPED", s.Traffic.Drops)
+	return printDrops(w, deviceDrops, s.DeviceDrops)
 }
+
+// deviceDrops is the title of the packets that the kernel dropped because culvert was late.
+const deviceDrops = "DROPPED UNREAD AT"
 
 // printDrops prints the drop reasons that have occurred, under a title.
 func printDrops(w io.Writer, title string, drops []control.Drop) error {

@@ -20,13 +20,29 @@ func TestStatusOfLinks(t *testing.T) {
 	turin.Answers, turin.RTTSeconds, turin.ReceivedBytes, turin.SentBytes = false, nil, 0, 8_400
 	var b strings.Builder
 	if err := printNodeStatus(&b, &control.NodeStatus{Name: "node1", UptimeSeconds: 7_800, PID: 1, Version: control.Version{Version: "v1.0.0"},
-		Links: []control.NodeLink{turin, milan}, LinkDrops: []control.Drop{{Reason: "unresolved", Packets: 90}}}); err != nil {
+		Links: []control.NodeLink{turin, milan}, LinkDrops: []control.Drop{{Reason: "unresolved", Packets: 90}},
+		DeviceDrops: []control.Drop{{Reason: "liqo.k5dx8v2mq1", Packets: 393}}}); err != nil {
 		t.Fatal(err)
 	}
 	doc, err := os.ReadFile("../../docs/liqo.md")
 	need.NoError(t, err)
 	if want := "culvert status\n" + b.String() + "```"; !strings.Contains(string(doc), want) {
 		t.Errorf("docs/liqo.md has not\n%s", want)
+	}
+}
+
+// TestStatusOfServices: docs/services.md shows how drops are printed of a node that serves Services.
+func TestStatusOfServices(t *testing.T) {
+	var b strings.Builder
+	need.NoError(t, printNodeStatus(&b, &control.NodeStatus{
+		Mode: "tun", Traffic: control.Traffic{Drops: []control.Drop{{Reason: "bad-source", Packets: 2}}},
+		DeviceDrops: []control.Drop{{Reason: "culvert1", Packets: 17}},
+	}))
+	doc, err := os.ReadFile("../../docs/services.md")
+	need.NoError(t, err)
+	_, drops, _ := strings.Cut(b.String(), "\n\nDROPPED ")
+	if want := "\n\nDROPPED " + drops + "```"; drops == "" || !strings.Contains(string(doc), want) {
+		t.Errorf("docs/services.md has not%s", want)
 	}
 }
 

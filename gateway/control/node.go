@@ -30,6 +30,10 @@ type NodeStatus struct {
 	Table         Table         `json:"table"`
 	Traffic       Traffic       `json:"traffic"` // packets to Services, and answers; in mode sockets only Drops: refused connections
 
+	// DeviceDrops are packets that the kernel dropped because culvert had not read those before.
+	// Reason is the TUN device.
+	DeviceDrops []Drop `json:"deviceDrops,omitempty"`
+
 	Links     []NodeLink       `json:"links,omitempty"`     // those that Liqo's resources or Peerings request
 	Guarded   []netip.AddrPort `json:"guarded,omitempty"`   // gateways at which pods cannot act as this node
 	LinkDrops []Drop           `json:"linkDrops,omitempty"` // of packets that came for or were to leave by any link, by reason

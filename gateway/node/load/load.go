@@ -154,6 +154,19 @@ func (w *Watch) Findings() []control.Finding {
 	return []control.Finding{{Level: f.Cause.Level.String(), Cause: f.Cause.Name, Kind: string(f.Kind), Of: f.Of, Text: f.Text}}
 }
 
+// Drops returns what the kernel dropped because this process had not read the packets before, by
+// TUN device.
+func (w *Watch) Drops() (drops []control.Drop) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.eachDevice(func(name string, i intake) {
+		if i.lost > 0 {
+			drops = append(drops, control.Drop{Reason: name, Packets: i.lost})
+		}
+	})
+	return drops
+}
+
 // Metrics returns the present findings and the losses of devices in Prometheus' text format, under the same names as a gateway's.
 func (w *Watch) Metrics() string {
 	w.mu.Lock()

@@ -3,10 +3,12 @@ package load
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"culvert/gateway/control"
 	"culvert/gateway/health"
 	"culvert/geneve/udp"
 )
@@ -52,6 +54,13 @@ func TestNode(t *testing.T) {
 				}
 				if lost := fmt.Sprintf("\nculvert_device_overflows_total{device=\"culvert0\"} %d\n", second*test.device); !strings.Contains(w.Metrics(), lost) {
 					t.Errorf("second %d: no%sin\n%s", second, lost, w.Metrics())
+				}
+				drops, want := w.Drops(), []control.Drop(nil)
+				if lost := second * test.device; lost > 0 {
+					want = []control.Drop{{Reason: "culvert0", Packets: lost}}
+				}
+				if !slices.Equal(drops, want) {
+					t.Errorf("second %d: drops %v, want %v", second, drops, want)
 				}
 				if f := w.Findings(); len(f) > 0 && (f[0].Level != "warning" || !strings.HasSuffix(said[0], f[0].Text)) {
 					t.Errorf("status says %v", f)

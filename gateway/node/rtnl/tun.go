@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,7 +28,28 @@ func OpenTUN(name string, flags uint16) (fd int, called string, err error) {
 		}
 		return -1, "", err
 	}
+	if err := lengthen(request.Name()); err != nil {
+		unix.Close(fd)
+		return -1, "", err
+	}
 	return fd, request.Name(), nil
+}
+
+// queueLength is how many packets wait at least for a device's reader: more than the SYNs,
+// acknowledgements and requests of 400 connections that start at once. The kernel's default is 500.
+const queueLength = 2000
+
+// lengthen gives a device a queue of queueLength, unless it has a longer one. The owner of a kept
+// device may open it without CAP_NET_ADMIN, and then the queue stays as it is.
+func lengthen(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err == nil && link.Attrs().TxQLen < queueLength {
+		err = netlink.LinkSetTxQLen(link, queueLength)
+	}
+	if err != nil && !errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("set the queue length of %s: %w", name, err)
+	}
+	return nil
 }
 
 // PersistTUN lets an open TUN device outlive this process.

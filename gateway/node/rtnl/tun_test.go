@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"culvert/integration/need"
@@ -45,6 +47,58 @@ func TestPersistentDevice(t *testing.T) {
 	fd, _, err := OpenTUN(name, unix.IFF_VNET_HDR)
 	need.NoError(t, err)
 	need.NoError(t, unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 0))
+	unix.Close(fd)
+}
+
+// TestQueue: the first three packets of 400 connections wait for a device's reader. A kept device
+// with the kernel's queue gets the longer one. A still longer queue stays, and without
+// CAP_NET_ADMIN the queue stays as it is.
+func TestQueue(t *testing.T) {
+	need.Namespace(t)
+	const name, packets = "culvert-queue", 3 * 400
+	open := func() (fd int, link netlink.Link) {
+		fd, _, err := OpenTUN(name, 0)
+		need.Kernel(t, "tun", err)
+		link, err = netlink.LinkByName(name)
+		need.NoError(t, err)
+		return fd, link
+	}
+	length := func() int {
+		link, err := netlink.LinkByName(name)
+		need.NoError(t, err)
+		return link.Attrs().TxQLen
+	}
+	fd, link := open()
+	need.NoError(t, PersistTUN(fd))
+	defer func() { netlink.LinkDel(link) }()
+	network := &net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: net.CIDRMask(24, 32)}
+	need.NoError(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: network}))
+	need.NoError(t, netlink.LinkSetUp(link))
+	conn, err := net.Dial("udp", "192.0.2.2:9")
+	need.NoError(t, err)
+	defer conn.Close()
+	for range packets {
+		_, err := conn.Write([]byte("x"))
+		need.NoError(t, err)
+	}
+	link, err = netlink.LinkByName(name)
+	need.NoError(t, err)
+	if lost := link.Attrs().Statistics.TxDropped; lost > 0 {
+		t.Errorf("%d of %d packets lost", lost, packets)
+	}
+	for _, c := range []struct{ before, after int }{{500, queueLength}, {3 * queueLength, 3 * queueLength}} {
+		unix.Close(fd)
+		need.NoError(t, netlink.LinkSetTxQLen(link, c.before))
+		if fd, link = open(); length() != c.after {
+			t.Errorf("queue %d -> %d, want %d", c.before, length(), c.after)
+		}
+	}
+	need.NoError(t, netlink.LinkSetTxQLen(link, 500))
+	unix.Close(fd)
+	need.WithoutCapabilities(t, func() { fd, link = open() })
+	if length() != 500 {
+		t.Errorf("without CAP_NET_ADMIN: queue 500 -> %d", length())
+	}
 	unix.Close(fd)
 }
 
