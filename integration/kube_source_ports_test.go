@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -8,12 +9,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/control"
 	"culvert/integration/need"
 )
 
@@ -182,6 +185,106 @@ func TestKubeSourcePorts(t *testing.T) {
 						t.Errorf("%s, port %d: no answer of %s to the port itself: %v", who.name, c.port, w.to, err)
 					}
 				}
+			}
+		}
+	}, kubernetes, kubeProxyItself)
+}
+
+// numbered puts a number into a text that has a place for it.
+func numbered(text string, number int) string {
+	return strings.Replace(text, "%d", fmt.Sprint(number), 1)
+}
+
+// fails opens connections at once, holds them open, and returns how many got no answer. to may have
+// a place for the number of the connection.
+func (l *kubeAnnounceLab) fails(from *peerHost, connections int, to string) int {
+	failed := make(chan bool)
+	var held sync.WaitGroup
+	held.Add(connections)
+	for i := range connections {
+		go func() {
+			conn, err := from.dialWithin(2*time.Second, "tcp4", numbered(to, i+1))
+			held.Done()
+			held.Wait()
+			if err == nil {
+				conn.Close()
+			}
+			failed <- err != nil
+		}()
+	}
+	n := 0
+	for range connections {
+		if <-failed {
+			n++
+		}
+	}
+	return n
+}
+
+// TestKubeLentPorts gives the kernel of culvert's node, and of kube-proxy's beside it, nearly all
+// ports for connections of the nodes themselves. culvert starts and its status has the line that
+// reserves its ports. With that line every connection of both nodes succeeds.
+func TestKubeLentPorts(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		l := newKubeAnnounceLab(t)
+		const target, connections = 2049, 254
+		for _, h := range []*peerHost{l.a, l.b, l.out} {
+			l.tellPorts(h, target)
+		}
+		l.service("here", "10.96.0.31", "Cluster", 30031, target, l.a)
+		l.service("there", "10.96.0.32", "Cluster", 30032, target, l.b)
+		for _, h := range []*peerHost{l.n1, l.n2} {
+			h.sysctl("net/ipv4/ip_local_port_range", "1024 65535")
+		}
+		l.startKubeProxyItself()
+		folder := t.TempDir()
+		file, flags := l.given(l.n1, "services: {pods: [10.244.0.0/16], serviceCIDRs: [10.96.0.0/16]}\n")
+		l.nodes["n1"] = l.n1.start(nil, "env",
+			append([]string{"XDG_RUNTIME_DIR=" + folder, os.Getenv(binaryEnv), "node", "--config", file}, flags...)...)
+		l.says(l.n1, "services are served", 1)
+		var reserve string
+		eventually(t, "culvert status names the remedy", func() error {
+			var n control.NodeStatus
+			out, err := l.n1.try("", "env", "XDG_RUNTIME_DIR="+folder, os.Getenv(binaryEnv), "status", "-o", "json")
+			if err != nil {
+				return err
+			}
+			if err := json.Unmarshal([]byte(out), &n); err != nil {
+				return err
+			}
+			for _, f := range n.Findings {
+				_, line, _ := strings.Cut(f.Text, "sysctl -w net.ipv4.ip_local_reserved_ports=")
+				if reserve, _, _ = strings.Cut(line, ", "); f.Cause == "client-ports" && reserve != "" {
+					return nil
+				}
+			}
+			return fmt.Errorf("findings: %v", n.Findings)
+		})
+		const outside = "192.0.2.%d:2049" // the kernel chooses ports near each other for one address
+		l.out.ip("route add local 192.0.2.0/24 dev lo")
+		for _, h := range []*peerHost{l.n1, l.n2} {
+			h.ip("route add 192.0.2.0/24 via " + serviceAddresses[l.out.name][0])
+		}
+		ways := []struct {
+			from *peerHost
+			to   string
+		}{{l.n1, outside}, {l.n1, "10.96.0.32:80"}, {l.n2, outside}, {l.n2, "10.96.0.31:80"}}
+		for _, w := range ways {
+			eventually(t, w.to+" is served", func() error {
+				_, err := l.sees(w.from, "tcp4", 0, numbered(w.to, 1), false)
+				return err
+			})
+		}
+		n := l.fails(l.n1, connections, outside)
+		if t.Logf("without the line, %d of %d connections of culvert's node fail", n, connections); n == 0 {
+			t.Error("all succeed without the line")
+		}
+		for _, h := range []*peerHost{l.n1, l.n2} {
+			h.sysctl("net/ipv4/ip_local_reserved_ports", reserve)
+		}
+		for _, w := range ways {
+			if n := l.fails(w.from, connections, w.to); n > 0 {
+				t.Errorf("with the line, %d of %d connections of %s to %s fail", n, connections, w.from.name, w.to)
 			}
 		}
 	}, kubernetes, kubeProxyItself)
