@@ -14,7 +14,8 @@ import (
 	"culvert/gateway/prometheus"
 )
 
-// Announces reports whether nodes are configured to announce an address at layer 2 and this one can, because it serves the address family.
+// Announces reports whether nodes are configured to announce an address at layer 2 and this one
+// can, because it serves the address family.
 func (c *Config) Announces(a netip.Addr) bool {
 	return c.masquerade().Of(a.Is6()).IsValid() && slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Contains(a) })
 }

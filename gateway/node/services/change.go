@@ -26,7 +26,8 @@ func (s *Service) sameBut(o *Service) bool {
 		s.ProxyProtocol == o.ProxyProtocol
 }
 
-// Amended returns the argument for nat.Engine.Amend if next differs from c only in the endpoints of some Services; it returns false if more differs.
+// Amended returns the argument for nat.Engine.Amend if next differs from c only in the endpoints of
+// some Services; it returns false if more differs.
 func (c *Config) Amended(next *Config) (all []rules.Service, alone bool) {
 	if c.Node != next.Node || !slices.Equal(c.Answers, next.Answers) || !slices.Equal(c.AnnounceOn, next.AnnounceOn) || !c.SameBut(next) {
 		return nil, false
@@ -43,7 +44,8 @@ func (c *Config) Amended(next *Config) (all []rules.Service, alone bool) {
 	return all, true
 }
 
-// sameEndpoints avoids comparing each element: a caller that knows of no change passes the same slice again.
+// sameEndpoints avoids comparing each element: a caller that knows of no change passes the same
+// slice again.
 func sameEndpoints(a, b []Endpoint) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
 }
@@ -51,7 +53,8 @@ func sameEndpoints(a, b []Endpoint) bool {
 // ErrRestart means that a node accepts another configuration only at a restart.
 var ErrRestart = errors.New("only at a restart")
 
-// Replaceable returns, as an error, the changes in next that a node which serves c can only make at a restart.
+// Replaceable returns, as an error, the changes in next that a node which serves c can only make at
+// a restart.
 func (c *Config) Replaceable(next *Config) error {
 	if c.Mode != next.Mode {
 		return fmt.Errorf("services.mode: changes %w", ErrRestart)
@@ -65,8 +68,9 @@ func (c *Config) Replaceable(next *Config) error {
 	return nil
 }
 
-// Apply serves another configuration from now on. Connections continue as far as their services do. After an error the previous configuration is
-// still served. Endpoints change all the time: if nothing else has changed, the cost depends on them alone.
+// Apply serves another configuration from now on. Connections continue as far as their services do.
+// After an error the previous configuration is still served. Endpoints change all the time: if
+// nothing else has changed, the cost depends on them alone.
 func (s *Server) Apply(ctx context.Context, c *Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,8 +98,9 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	if err := s.steering.taken(p); err != nil {
 		return err
 	}
-	// The engine knows what is new before packets for it arrive, and keeps what is removed until none do: for a removed address it keeps an entry
-	// that refuses all ports, until the next change.
+	// The engine knows what is new before packets for it arrive, and keeps what is removed until
+	// none do: for a removed address it keeps an entry that refuses all ports, until the next
+	// change.
 	prepared, err := s.engine.Prepare(&c.plan(own, remnant{at: append(left.at, s.config.gone(c)...)}).nat)
 	if err != nil {
 		return err

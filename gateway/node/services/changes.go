@@ -6,8 +6,9 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// A Changes logs changes of Services: the first at once, those of the following minute in one line, together with the first change after it. Its zero
-// value has logged nothing. It belongs to one goroutine at a time.
+// A Changes logs changes of Services: the first at once, those of the following minute in one line,
+// together with the first change after it. Its zero value has logged nothing. It belongs to one
+// goroutine at a time.
 type Changes struct {
 	logged time.Time
 	count  int // since then

@@ -31,7 +31,8 @@ const (
 	MaxAnnounced       = 256  // addresses that one node announces: again a list of rules, and each IPv6 address needs a socket
 )
 
-// defaultPorts are above the ports that Linux gives to its own connections (net.ipv4.ip_local_port_range).
+// defaultPorts are above the ports that Linux gives to its own connections
+// (net.ipv4.ip_local_port_range).
 var defaultPorts = rules.PortRange{First: 61000, Last: maxPort}
 
 // A Mode says how Services are served.
@@ -62,7 +63,8 @@ type Config struct {
 	Answers      []netip.Addr   // the addresses that this node announces
 	Services     []Service
 
-	// From the command line: which Services Kubernetes provides ("" none); and whether to take over from a process that serves with the same State.
+	// From the command line: which Services Kubernetes provides ("" none); and whether to take over
+	// from a process that serves with the same State.
 	Which    string
 	TakeOver bool
 }

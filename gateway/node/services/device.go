@@ -17,9 +17,10 @@ import (
 // deviceGroup marks a device that survives its process.
 const deviceGroup = 0x63756c76 // "culv"
 
-// dummyAddress (RFC 7600, Section 4.8: the IPv4 dummy address) is the device's own address, which nobody uses. From a device without an address the
-// kernel accepts no ICMP error in this node's name, whatever rp_filter is: it looks for a route back to this node by port, which an ICMP error lacks,
-// and finds the node itself.
+// dummyAddress (RFC 7600, Section 4.8: the IPv4 dummy address) is the device's own address, which
+// nobody uses. From a device without an address the kernel accepts no ICMP error in this node's
+// name, whatever rp_filter is: it looks for a route back to this node by port, which an ICMP error
+// lacks, and finds the node itself.
 var dummyAddress = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 
 func addressDevice(l netlink.Link) error {
@@ -30,8 +31,8 @@ func addressDevice(l netlink.Link) error {
 	return nil
 }
 
-// createDevice makes a TUN device, or continues with one that was kept. The device's reader does the segmentation and checksums that the node's
-// network leaves to network cards.
+// createDevice makes a TUN device, or continues with one that was kept. The device's reader does
+// the segmentation and checksums that the node's network leaves to network cards.
 func createDevice(name string) (*os.File, error) {
 	fd, _, err := rtnl.OpenTUN(name, unix.IFF_VNET_HDR)
 	if err != nil {
@@ -54,7 +55,8 @@ func isKept(l netlink.Link) bool {
 	return ok && l.Attrs().Group == deviceGroup
 }
 
-// keepDevice sets whether a device survives this process. The group is set first, so that a crash leaves no device without it.
+// keepDevice sets whether a device survives this process. The group is set first, so that a crash
+// leaves no device without it.
 func keepDevice(device *os.File, name string, stays bool) error {
 	link, err := netlink.LinkByName(name)
 	if err == nil && stays {
@@ -93,8 +95,9 @@ const (
 	acceptLocal = 23 // IPV4_DEVCONF_ACCEPT_LOCAL
 )
 
-// openDevice makes the kernel accept packets from a device whose source is one of this node's addresses, or whose reply route differs: the engine
-// answers in the name of the node and of its backends. A container may not write to /proc/sys, so netlink is used.
+// openDevice makes the kernel accept packets from a device whose source is one of this node's
+// addresses, or whose reply route differs: the engine answers in the name of the node and of its
+// backends. A container may not write to /proc/sys, so netlink is used.
 func openDevice(name string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {

@@ -1,10 +1,11 @@
-// Package services makes a node serve Services, as kube-proxy does, but without netfilter: with routes, policy rules and one TUN device, behind which
-// a nat.Engine decides.
+// Package services makes a node serve Services, as kube-proxy does, but without netfilter: with
+// routes, policy rules and one TUN device, behind which a nat.Engine decides.
 //
 //	client ─ node's rules ─► TUN ─► nat.Engine ─► TUN ─► node's routes ─ backend
 //	client ◄─ node's routes ─ TUN ◄─ nat.Engine ◄─ TUN ◄─ node's rules ─ backend
 //
-// Work that the node's network leaves to network cards stays with them: super-frames pass whole, with partial checksums (way.go).
+// Work that the node's network leaves to network cards stays with them: super-frames pass whole,
+// with partial checksums (way.go).
 //
 // The kernel sends these packets to the device (plan.go):
 //
@@ -27,38 +28,48 @@
 //
 // # The local table
 //
-// A rule before the local table needs the local table's own rule moved, because that has priority 0 and nothing can come before it. steer.go adds a
-// later rule for the local table, and only then removes the one at 0; at the end it restores that one before it removes the other. So one of them
-// exists at any moment, whenever this process dies. The device and its routes end with the process, and rules for an empty table have no effect, so
-// leftovers do not affect the node's own traffic. watch.go restores what others remove, and removes what they add before.
+// A rule before the local table needs the local table's own rule moved, because that has priority 0
+// and nothing can come before it. steer.go adds a later rule for the local table, and only then
+// removes the one at 0; at the end it restores that one before it removes the other. So one of them
+// exists at any moment, whenever this process dies. The device and its routes end with the process,
+// and rules for an empty table have no effect, so leftovers do not affect the node's own traffic.
+// watch.go restores what others remove, and removes what they add before.
 //
 // # Restarts
 //
-// With a state folder the device is persistent (TUNSETPERSIST), and rules and routes stay. Packets for Services then end in a device that nobody
-// reads, so no kernel resets a connection, until the next run takes everything over and restores the connections (keep.go). No rule changes
-// meanwhile. A connection that was not saved is recognised by its client's next packet, which gets the same endpoint and, unless it is in use, the
-// same port by the saved key; if the endpoint speaks first, its packet is lost.
+// With a state folder the device is persistent (TUNSETPERSIST), and rules and routes stay. Packets
+// for Services then end in a device that nobody reads, so no kernel resets a connection, until the
+// next run takes everything over and restores the connections (keep.go). No rule changes meanwhile.
+// A connection that was not saved is recognised by its client's next packet, which gets the same
+// endpoint and, unless it is in use, the same port by the saved key; if the endpoint speaks first,
+// its packet is lost.
 //
-// A process may also take over from a running one (handover.go, takeover.go), by a socket in the state folder: it gets the open device, with the
-// packets waiting there, and the connections, while the old process serves. Then the old one stops reading and sends the changes, and the new one
+// A process may also take over from a running one (handover.go, takeover.go), by a socket in the
+// state folder: it gets the open device, with the packets waiting there, and the connections, while
+// the old process serves. Then the old one stops reading and sends the changes, and the new one
 // starts reading. So no packet is lost, and none is processed by two engines.
 //
-// The last state from Kubernetes is saved too (saved.go), so that a process that starts without the API server serves it.
+// The last state from Kubernetes is saved too (saved.go), so that a process that starts without the
+// API server serves it.
 //
-// All rules and routes have the kernel's protocol number, because systemd-networkd removes those of others whenever it starts
-// (ManageForeignRoutingPolicyRules), and the only rule for the local table may be among them. A later run recognises the leftovers of an earlier one
-// by that number and by their content (steer.go).
+// All rules and routes have the kernel's protocol number, because systemd-networkd removes those of
+// others whenever it starts (ManageForeignRoutingPolicyRules), and the only rule for the local
+// table may be among them. A later run recognises the leftovers of an earlier one by that number
+// and by their content (steer.go).
 //
 // # Layer 2
 //
-// One node announces a load balancer's address that no host has (announce.go): its kernel answers, as set up by neighbour.go, so no packet socket is
-// needed. The configuration says which node. With CAP_NET_RAW, neighbours get gratuitous ARP (garp.go).
+// One node announces a load balancer's address that no host has (announce.go): its kernel answers,
+// as set up by neighbour.go, so no packet socket is needed. The configuration says which node. With
+// CAP_NET_RAW, neighbours get gratuitous ARP (garp.go).
 //
-// The kernel must stop answering when this process dies, so that another node can take over, even if a kill leaves the device behind. So the
-// answering addresses have a route by a device that never outlives the process (keepalive.go), and packets to them have another route.
+// The kernel must stop answering when this process dies, so that another node can take over, even
+// if a kill leaves the device behind. So the answering addresses have a route by a device that
+// never outlives the process (keepalive.go), and packets to them have another route.
 //
 // # What this does not do
 //
-// Later fragments of a datagram have no ports, so fragmented datagrams are served only at cluster, external and load balancer addresses. Routers'
-// errors about masqueraded packets have none either, and stay with the node; TCP's MSS is clamped instead.
+// Later fragments of a datagram have no ports, so fragmented datagrams are served only at cluster,
+// external and load balancer addresses. Routers' errors about masqueraded packets have none either,
+// and stay with the node; TCP's MSS is clamped instead.
 package services

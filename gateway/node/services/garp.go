@@ -19,14 +19,15 @@ import (
 
 const (
 	macLength = 6
-	// Neighbours are updated as often as by MetalLB: at once, and every 1.1 s for five seconds. A kernel accepts a change only one second after it
-	// last updated the entry.
+	// Neighbours are updated as often as by MetalLB: at once, and every 1.1 s for five seconds. A
+	// kernel accepts a change only one second after it last updated the entry.
 	garpRepeats  = 5
 	garpInterval = 1100 * time.Millisecond
 )
 
-// A garpSender sends gratuitous ARP and unsolicited neighbour advertisements for announced addresses. Without them, neighbours that know an address
-// at another node keep sending there until they ask again. It needs CAP_NET_RAW; without, it sends nothing.
+// A garpSender sends gratuitous ARP and unsolicited neighbour advertisements for announced
+// addresses. Without them, neighbours that know an address at another node keep sending there until
+// they ask again. It needs CAP_NET_RAW; without, it sends nothing.
 type garpSender struct {
 	log  logrus.FieldLogger
 	wake chan struct{}
@@ -104,8 +105,8 @@ func (h *garpSender) warn(err error) {
 	log.Warn("neighbours cannot be told that an address is here: they notice when their entries expire")
 }
 
-// sendDue sends once for every announcement that is due, or, if fresh, only for those not sent before. It reports whether more remains, and returns
-// the first error.
+// sendDue sends once for every announcement that is due, or, if fresh, only for those not sent
+// before. It reports whether more remains, and returns the first error.
 func (h *garpSender) sendDue(fresh bool) (more bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -191,8 +192,8 @@ const (
 	arpReply   = 2
 )
 
-// gratuitous returns an ARP packet (RFC 826), request or reply, as in RFC 5944, Section 4.6, for an address that has moved; some hosts accept only
-// one of the two forms.
+// gratuitous returns an ARP packet (RFC 826), request or reply, as in RFC 5944, Section 4.6, for an
+// address that has moved; some hosts accept only one of the two forms.
 func gratuitous(operation uint16, a netip.Addr, mac net.HardwareAddr) []byte {
 	b := []byte{7: byte(operation), 27: 0}
 	copy(b, []byte{0, 1, 8, 0, macLength, 4})
@@ -203,8 +204,9 @@ func gratuitous(operation uint16, a netip.Addr, mac net.HardwareAddr) []byte {
 	return b
 }
 
-// advertisement returns an unsolicited neighbour advertisement that replaces neighbours' entries (RFC 4861, Section 7.2.6): override, with the
-// target's link-layer address. The kernel adds the checksum.
+// advertisement returns an unsolicited neighbour advertisement that replaces neighbours' entries
+// (RFC 4861, Section 7.2.6): override, with the target's link-layer address. The kernel adds the
+// checksum.
 func advertisement(a netip.Addr, mac net.HardwareAddr) []byte {
 	const override, targetLinkLayer = 0x20, 2
 	b := append([]byte{136, 0, 0, 0, override, 0, 0, 0}, a.AsSlice()...)

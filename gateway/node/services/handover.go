@@ -17,7 +17,8 @@ import (
 	"culvert/nat"
 )
 
-// doneTime is how long the new process may take to announce addresses before this one ends its announcements.
+// doneTime is how long the new process may take to announce addresses before this one ends its
+// announcements.
 const doneTime = 2 * time.Second
 
 // Names of the descriptors for the new process (handover.Socket). Both versions must know them.
@@ -34,18 +35,20 @@ type HandedOver struct{ Process int } // its ID; 0: unknown here, as in another 
 
 func (h *HandedOver) Error() string { return "services: another process serves them" }
 
-// takeoverPath is the socket where a process asks for a hand-over. Processes with another version of the protocol do not find it.
+// takeoverPath is the socket where a process asks for a hand-over. Processes with another version
+// of the protocol do not find it.
 func takeoverPath(folder string) string {
 	return filepath.Join(folder, fmt.Sprintf("takeover-%d.sock", handover.Version))
 }
 
-// listenTakeover listens for processes that want to take over. Whoever may use the state folder may connect.
+// listenTakeover listens for processes that want to take over. Whoever may use the state folder may
+// connect.
 func listenTakeover(dir *state.Dir) (net.Listener, error) {
 	return unixsocket.Listen(takeoverPath(dir.Path()))
 }
 
-// serveTakeover hands over to a process that asks, until one has taken over or the listener is closed. When ctx is done, a hand-over that has not
-// reached its cut ends.
+// serveTakeover hands over to a process that asks, until one has taken over or the listener is
+// closed. When ctx is done, a hand-over that has not reached its cut ends.
 func (s *Server) serveTakeover(ctx context.Context, gone chan<- *HandedOver) {
 	if s.takeover == nil {
 		return

@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// Connections are written once per keepInterval while there are new ones. At most 1/keepShare of the time is spent writing.
+	// Connections are written once per keepInterval while there are new ones. At most 1/keepShare
+	// of the time is spent writing.
 	keepInterval = time.Second
 	keepMost     = 30 * time.Second
 	keepShare    = 50
@@ -29,8 +30,8 @@ const (
 	maxRecordRest = 8 << 20 // for clients of services, and for unused space in blocks
 )
 
-// A keeper saves for the next run what is not in the configuration: the key for the choice of ports and endpoints, and connections. Its zero value
-// saves nothing.
+// A keeper saves for the next run what is not in the configuration: the key for the choice of ports
+// and endpoints, and connections. Its zero value saves nothing.
 type keeper struct {
 	log logrus.FieldLogger
 	dir *state.Dir // nil: nothing is saved
@@ -48,8 +49,8 @@ type keeper struct {
 	broken bool
 }
 
-// openKeeper opens the folder of c and reads the key that an earlier run left there. It fails only if another process uses the folder; unusable
-// content is logged and ignored.
+// openKeeper opens the folder of c and reads the key that an earlier run left there. It fails only
+// if another process uses the folder; unusable content is logged and ignored.
 func openKeeper(c *Config, log logrus.FieldLogger) (*keeper, error) {
 	k := &keeper{log: log}
 	rand.Read(k.key[:])

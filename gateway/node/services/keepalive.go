@@ -17,9 +17,11 @@ const (
 	keepaliveName   = keepalivePrefix + "%d"
 )
 
-// A keepaliveDevice is a TUN device that exists as long as this process, while the other device may survive it. The kernel answers ARP for addresses
-// with a route by this device, and stops when the route disappears. ARP requests have no protocol, so rules that match protocols send only packets
-// for such an address to the other device. Packets of protocols without a rule reach this device, and the kernel drops them.
+// A keepaliveDevice is a TUN device that exists as long as this process, while the other device may
+// survive it. The kernel answers ARP for addresses with a route by this device, and stops when the
+// route disappears. ARP requests have no protocol, so rules that match protocols send only packets
+// for such an address to the other device. Packets of protocols without a rule reach this device,
+// and the kernel drops them.
 type keepaliveDevice struct{ descriptor, index int }
 
 // keepaliveDeviceOf adopts another process's device by its descriptor.

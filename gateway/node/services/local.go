@@ -12,7 +12,8 @@ import (
 	"culvert/gateway/node/rtnl"
 )
 
-// moveLocal moves the rules of the local table behind those of this package. Somebody else may have done so before.
+// moveLocal moves the rules of the local table behind those of this package. Somebody else may have
+// done so before.
 func (s *steering) moveLocal() error {
 	for _, family := range s.families {
 		if err := s.moveLocalOf(family); err != nil {

@@ -19,15 +19,18 @@ import (
 	"culvert/gateway/node/rtnl"
 )
 
-// proxyProtocol marks this package's proxy neighbours for later runs (NDA_PROTOCOL). No other user of this number is known.
+// proxyProtocol marks this package's proxy neighbours for later runs (NDA_PROTOCOL). No other user
+// of this number is known.
 const proxyProtocol = 203
 
 // An announcer makes the kernel answer at layer 2 for addresses that are not this node's.
 //
-// For IPv4 it uses proxy neighbours. The kernel answers while the address has a route by the keepalive device, which ends with this process.
+// For IPv4 it uses proxy neighbours. The kernel answers while the address has a route by the
+// keepalive device, which ends with this process.
 //
-// For IPv6 it uses a socket's anycast membership, which always ends with this process; rules before the local table (plan.go) send to the device what
-// the membership would deliver to the node. Proxy neighbours would survive a kill, beside the node that answers from then on, and need a setting,
+// For IPv6 it uses a socket's anycast membership, which always ends with this process; rules before
+// the local table (plan.go) send to the device what the membership would deliver to the node. Proxy
+// neighbours would survive a kill, beside the node that answers from then on, and need a setting,
 // proxy_ndp, that a container may not write.
 type announcer struct {
 	log    logrus.FieldLogger
@@ -48,7 +51,8 @@ func newAnnouncer(device int, log logrus.FieldLogger) *announcer {
 	return &announcer{log: log, device: device, garp: newGARPSender(log), answered: map[announcement]int{}}
 }
 
-// withdraw ends all announcements except those of but, before the routes that their packets need are removed.
+// withdraw ends all announcements except those of but, before the routes that their packets need
+// are removed.
 func (a *announcer) withdraw(but []netip.Addr) error {
 	return a.end(func(at announcement) bool { return !slices.Contains(but, at.address) })
 }
@@ -89,7 +93,8 @@ func (a *announcer) end(which func(announcement) bool) error {
 	return errors.Join(failed...)
 }
 
-// apply announces addresses on the named links, or on all that are attached to a network, and no others. Failures are logged and must be retried.
+// apply announces addresses on the named links, or on all that are attached to a network, and no
+// others. Failures are logged and must be retried.
 func (a *announcer) apply(addresses []netip.Addr, on []string) {
 	switch err := a.announce(addresses, on); {
 	case err == nil:
@@ -178,7 +183,8 @@ func proxy(at announcement, l *announceLink, there map[announcement]uint8) error
 
 const noSocket = -1
 
-// join makes the kernel answer neighbour solicitations for an address (RFC 4861, Section 7.2.7), until the socket is closed.
+// join makes the kernel answer neighbour solicitations for an address (RFC 4861, Section 7.2.7),
+// until the socket is closed.
 func join(at announcement, l *announceLink) (socket int, err error) {
 	socket, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
@@ -228,8 +234,9 @@ type announceLink struct {
 	of    map[bool]bool // by family: IPv6, IPv4
 }
 
-// forwards returns an error if the kernel does not forward packets arriving on a link: over IPv4 it then does not answer there either; over IPv6 it
-// answers, and loses what is sent to it. Settings are written with slashes because link names may contain dots.
+// forwards returns an error if the kernel does not forward packets arriving on a link: over IPv4 it
+// then does not answer there either; over IPv6 it answers, and loses what is sent to it. Settings
+// are written with slashes because link names may contain dots.
 func (l *announceLink) forwards(six bool) error {
 	settings := []string{"net/ipv4/conf/" + l.name + "/forwarding"}
 	if six {
@@ -249,7 +256,8 @@ func (l *announceLink) forwards(six bool) error {
 	return fmt.Errorf("services.announce: %s does not forward, and no address is announced there; sysctl -w %s=1", l.name, settings[0])
 }
 
-// links returns the named links, or all that are attached to a network with other hosts, and the names of unusable ones.
+// links returns the named links, or all that are attached to a network with other hosts, and the
+// names of unusable ones.
 func (a *announcer) links(on []string) (all []*announceLink, missing []string, err error) {
 	list, err := rtnl.List(netlink.LinkList)
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 type plan struct {
 	nat    nat.Config
 	routes []netip.Prefix // to the device
-	// answered lead to the device too, by protocol, because the kernel answers ARP for them while this process lives.
+	// answered lead to the device too, by protocol, because the kernel answers ARP for them while
+	// this process lives.
 	answered []netip.Prefix
 	answers  bool                  // there may be such addresses
 	front    []steer               // before the local table
@@ -211,8 +212,8 @@ type Place struct {
 	ProxyProtocol bool
 }
 
-// Places returns where sockets listen on a node whose addresses are own, or on any node if own is nil. Services without endpoints have no listener:
-// their clients are refused.
+// Places returns where sockets listen on a node whose addresses are own, or on any node if own is
+// nil. Services without endpoints have no listener: their clients are refused.
 func (c *Config) Places(own []netip.Addr) (all []Place) {
 	for i := range c.Services {
 		s := &c.Services[i]
@@ -303,8 +304,8 @@ func (c *Config) nodePorts() []portsOf {
 	return ranges(all)
 }
 
-// fewer joins the closest ranges of a protocol until there are at most most, or one per protocol. Ports in between belong to nobody; their packets
-// pass unchanged.
+// fewer joins the closest ranges of a protocol until there are at most most, or one per protocol.
+// Ports in between belong to nobody; their packets pass unchanged.
 func fewer(all []portsOf, most int) []portsOf {
 	gap := func(i int) int { return int(all[i].ports.First) - int(all[i-1].ports.Last) }
 	var gaps []int

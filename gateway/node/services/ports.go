@@ -109,7 +109,8 @@ type listener struct {
 	process string
 }
 
-// listeners returns the sockets that receive nothing because their port is a node port or used for masquerading.
+// listeners returns the sockets that receive nothing because their port is a node port or used for
+// masquerading.
 func (c *Config) listeners() []listener {
 	type at struct {
 		protocol uint8
@@ -145,8 +146,8 @@ func (c *Config) listeners() []listener {
 	return all
 }
 
-// nameListeners warns about sockets on this machine whose packets go to the device, and about ports where such sockets could appear: once each,
-// however often Services change.
+// nameListeners warns about sockets on this machine whose packets go to the device, and about ports
+// where such sockets could appear: once each, however often Services change.
 //
 // +checklocks:s.mu
 func (s *Server) nameListeners() {

@@ -10,9 +10,10 @@ import (
 	"culvert/gateway/node/rtnl"
 )
 
-// RemoveRemains removes what ended runs left behind: policy rules and, with devices, the devices that wait for the next run, with their routes.
-// Without devices it touches nothing while one waits. It returns the number of rules and devices found. While another process serves Services, it
-// removes nothing and returns an error.
+// RemoveRemains removes what ended runs left behind: policy rules and, with devices, the devices
+// that wait for the next run, with their routes. Without devices it touches nothing while one
+// waits. It returns the number of rules and devices found. While another process serves Services,
+// it removes nothing and returns an error.
 func RemoveRemains(devices bool) (found int, err error) {
 	rules, err := rulesOf(netlink.FAMILY_ALL)
 	if err != nil {

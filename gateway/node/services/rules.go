@@ -46,8 +46,9 @@ func (s *steer) rule(priority int) netlink.Rule {
 var answeredProtocols = []int{unix.IPPROTO_ICMP, unix.IPPROTO_IPIP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_IPV6, unix.IPPROTO_GRE, unix.IPPROTO_ESP,
 	unix.IPPROTO_AH, unix.IPPROTO_SCTP, unix.IPPROTO_UDPLITE}
 
-// answered returns the rules for addresses whose route only makes the kernel answer ARP (keepalive.go). They lead packets on, by protocol, and also
-// packets that this node sends, because not all of the kernel's lookups specify a protocol.
+// answered returns the rules for addresses whose route only makes the kernel answer ARP
+// (keepalive.go). They lead packets on, by protocol, and also packets that this node sends, because
+// not all of the kernel's lookups specify a protocol.
 func answered() (all []netlink.Rule) {
 	rule := func() *netlink.Rule {
 		r := netlink.NewRule()
@@ -68,8 +69,9 @@ func answered() (all []netlink.Rule) {
 // ownPackets is the interface by which rules recognise packets of this node (ip-rule(8)).
 const ownPackets = "lo"
 
-// probe returns a rule that leaves to the kernel neighbours' probes of a known address (RFC 4861, Section 7.3.3). They normally come from a
-// link-local address. A router's error about a connection does not; it belongs to the device.
+// probe returns a rule that leaves to the kernel neighbours' probes of a known address (RFC 4861,
+// Section 7.3.3). They normally come from a link-local address. A router's error about a connection
+// does not; it belongs to the device.
 func probe() netlink.Rule {
 	r := netlink.NewRule()
 	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = unix.AF_INET6, priorityProbe, unix.RT_TABLE_LOCAL, lasting, unix.IPPROTO_ICMPV6

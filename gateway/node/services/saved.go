@@ -16,8 +16,8 @@ import (
 	"culvert/gateway/state"
 )
 
-// A node saves the last state from Kubernetes as lines of text: savedHead, the Config without its Services, one Service per line, and savedTail with
-// the CRC-32C of the lines before it.
+// A node saves the last state from Kubernetes as lines of text: savedHead, the Config without its
+// Services, one Service per line, and savedTail with the CRC-32C of the lines before it.
 const (
 	savedHead = "culvert services, version 1\n"
 	savedTail = "crc %08x\n"
@@ -112,7 +112,8 @@ func (k *keeper) writeServices(s *Server, pause func()) {
 	k.logFault(err)
 }
 
-// Saved returns what the previous run served, if base has not changed and no process serves here; nil: nothing usable was saved.
+// Saved returns what the previous run served, if base has not changed and no process serves here;
+// nil: nothing usable was saved.
 func Saved(base *Config, log logrus.FieldLogger) *Config {
 	if base.State == "" {
 		return nil

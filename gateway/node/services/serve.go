@@ -12,9 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how often an empty device is polled before its reader sleeps. Processes woken by the last packets run first, and their packets are then
-// taken without a wake-up: a wake-up from another CPU takes 15 µs, a poll less than one. Medians of three series on two CPUs, more and less busy,
-// together with raw calls: 1.05 to 1.5 of the throughput, 1.03 to 1.4 of the connections a second.
+// patience is how often an empty device is polled before its reader sleeps. Processes woken by the
+// last packets run first, and their packets are then taken without a wake-up: a wake-up from
+// another CPU takes 15 µs, a poll less than one. Medians of three series on two CPUs, more and less
+// busy, together with raw calls: 1.05 to 1.5 of the throughput, 1.03 to 1.4 of the connections a
+// second.
 const patience = 20
 
 // A queue is the descriptor of a non-blocking TUN device.
@@ -24,8 +26,9 @@ func (q queue) Read(b []byte) (int, error) { return q.call(unix.SYS_READ, b) }
 
 func (q queue) Write(b []byte) (int, error) { return q.call(unix.SYS_WRITE, b) }
 
-// call makes the call raw: it does not wait for packets, but a written packet passes through the whole kernel, often for longer than 20 µs. A normal
-// call would then lose its P to another thread, at the cost of a thread switch per packet.
+// call makes the call raw: it does not wait for packets, but a written packet passes through the
+// whole kernel, often for longer than 20 µs. A normal call would then lose its P to another thread,
+// at the cost of a thread switch per packet.
 func (q queue) call(trap uintptr, b []byte) (int, error) {
 	n, _, errno := unix.RawSyscall(trap, uintptr(q), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
 	if errno != 0 {
@@ -49,8 +52,8 @@ type parking struct {
 	goOn  chan bool
 }
 
-// park makes the reader of the device pause within a time. goOn makes it continue, or end. Preconditions: the caller holds s.mu, so that everybody
-// who checks s.closing waits.
+// park makes the reader of the device pause within a time. goOn makes it continue, or end.
+// Preconditions: the caller holds s.mu, so that everybody who checks s.closing waits.
 func (s *Server) park(within time.Duration) (goOn func(bool), err error) {
 	p := &parking{rests: make(chan struct{}), goOn: make(chan bool, 1)}
 	s.parking.Store(p)
@@ -114,7 +117,8 @@ func (s *Server) serveSome() error {
 	return fmt.Errorf("services: read from the device: %w", err)
 }
 
-// isRemoved reports whether a device is gone: Go's poller then often fails before a read does, with an error that has no name.
+// isRemoved reports whether a device is gone: Go's poller then often fails before a read does, with
+// an error that has no name.
 func isRemoved(device syscall.RawConn) bool {
 	request, err := unix.NewIfreq("")
 	if err != nil {
@@ -124,7 +128,8 @@ func isRemoved(device syscall.RawConn) bool {
 	return err == unix.EBADFD
 }
 
-// pass takes packets from a device until it is closed, or has been empty for a while: unix.EAGAIN. The device stays open meanwhile.
+// pass takes packets from a device until it is closed, or has been empty for a while: unix.EAGAIN.
+// The device stays open meanwhile.
 func (s *Server) pass(w *way, device io.Reader, buffer []byte) error {
 	for looks := 0; !s.closing.Load(); {
 		n, err := device.Read(buffer[headroom-virtioLen:])

@@ -63,10 +63,11 @@ type Server struct {
 	named map[string]bool
 }
 
-// New makes the device, and the routes and rules that lead to it, or continues with those of an earlier run. With c.TakeOver it takes over from a
-// running process; it may then return a Server together with a TakenError, which says what the next Apply must leave out. A tolerant Server runs
-// without addresses of c that this machine lacks. An error without a Server means that nothing new was left behind, unless it says so. The error is
-// state.ErrInUse while another process serves.
+// New makes the device, and the routes and rules that lead to it, or continues with those of an
+// earlier run. With c.TakeOver it takes over from a running process; it may then return a Server
+// together with a TakenError, which says what the next Apply must leave out. A tolerant Server runs
+// without addresses of c that this machine lacks. An error without a Server means that nothing new
+// was left behind, unless it says so. The error is state.ErrInUse while another process serves.
 func New(c *Config, tolerant bool, log logrus.FieldLogger) (*Server, error) {
 	s, err := newServer(c, tolerant, nil, log)
 	if !c.TakeOver || !errors.Is(err, state.ErrInUse) {
@@ -154,8 +155,8 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 	return s, nil
 }
 
-// open opens the device, and makes the kernel lead the packets of p to it. If a process that takes over gets a TakenError, everything except the
-// named destinations is in place.
+// open opens the device, and makes the kernel lead the packets of p to it. If a process that takes
+// over gets a TakenError, everything except the named destinations is in place.
 //
 // +checklocks:s.mu
 func (s *Server) open(p *plan, t *taking) error {
@@ -205,8 +206,8 @@ func (s *Server) open(p *plan, t *taking) error {
 	return taken
 }
 
-// sources returns, by family, the source address that the node's own processes use towards the device. It returns no address that this machine lacks,
-// because the kernel would refuse that.
+// sources returns, by family, the source address that the node's own processes use towards the
+// device. It returns no address that this machine lacks, because the kernel would refuse that.
 func (c *Config) sources(own []netip.Addr) func(family int) net.IP {
 	return func(family int) net.IP {
 		if a := c.masquerade().Of(family == unix.AF_INET6); slices.Contains(own, a) {
@@ -216,8 +217,8 @@ func (c *Config) sources(own []netip.Addr) func(family int) net.IP {
 	}
 }
 
-// Run serves until ctx is done, and removes what New made, unless it is kept. The error is a HandedOver if another process has taken over. It is
-// called once.
+// Run serves until ctx is done, and removes what New made, unless it is kept. The error is a
+// HandedOver if another process has taken over. It is called once.
 func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -309,7 +310,8 @@ func (c *Config) Check() error {
 	return c.checkPorts()
 }
 
-// OwnAddresses returns all addresses of this machine, together with an error that names the configured ones it lacks.
+// OwnAddresses returns all addresses of this machine, together with an error that names the
+// configured ones it lacks.
 func OwnAddresses(c *Config) ([]netip.Addr, error) {
 	list, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {

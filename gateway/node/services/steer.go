@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	// lasting is the protocol of this package's rules and routes, the kernel's own: systemd-networkd removes rules and routes of all other protocols
-	// when it starts, including the rule for the local table, without which the node is cut off.
+	// lasting is the protocol of this package's rules and routes, the kernel's own:
+	// systemd-networkd removes rules and routes of all other protocols when it starts, including
+	// the rule for the local table, without which the node is cut off.
 	lasting = unix.RTPROT_KERNEL
 	// tableID is the routing table with the routes to the device.
 	tableID = 7091
@@ -38,8 +39,8 @@ const (
 	priorityEnd       = 119
 )
 
-// A steering knows the routes and rules to the device that are in the kernel. It belongs to a Server, whose mutex
-// guards it.
+// A steering knows the routes and rules to the device that are in the kernel. It belongs to a
+// Server, whose mutex guards it.
 type steering struct {
 	device    string
 	index     int
@@ -62,8 +63,9 @@ func familiesOf(addresses []netip.Addr) (all []int) {
 	return all
 }
 
-// newSteering continues with what an earlier run left, and moves the rule of the local table behind this package's rules. before is the keepalive
-// device of the process that this one replaces; nil: there is none. After an error nothing has changed.
+// newSteering continues with what an earlier run left, and moves the rule of the local table behind
+// this package's rules. before is the keepalive device of the process that this one replaces; nil:
+// there is none. After an error nothing has changed.
 func newSteering(device string, index int, families []int, before *keepaliveDevice) (*steering, error) {
 	s := &steering{device: device, index: index, families: families, keepalive: before}
 	if err := s.alone(); err != nil {
@@ -92,7 +94,8 @@ func newSteering(device string, index int, families []int, before *keepaliveDevi
 	return s, nil
 }
 
-// adopt records what an earlier run left. apply later removes what is not wanted; the rest works all the time.
+// adopt records what an earlier run left. apply later removes what is not wanted; the rest works
+// all the time.
 func (s *steering) adopt(family int) error {
 	rules, err := rulesOf(family)
 	if err != nil {
@@ -134,7 +137,8 @@ func (s *steering) routesOf(family int) (all []netlink.Route, err error) {
 	return all, nil
 }
 
-// alone returns an error if another process serves Services: its device exists, and is removed when it ends.
+// alone returns an error if another process serves Services: its device exists, and is removed when
+// it ends.
 func (s *steering) alone() error {
 	list, err := rulesOf(netlink.FAMILY_ALL)
 	if err != nil {
@@ -174,7 +178,8 @@ func isOwned(r *netlink.Rule) bool {
 	return false
 }
 
-// removeSteers removes the rules that lead packets to a device, and then those that let packets from it pass.
+// removeSteers removes the rules that lead packets to a device, and then those that let packets
+// from it pass.
 func removeSteers(family int) error {
 	if err := removeOwned(family, func(r *netlink.Rule) bool { return r.Table == tableID || r.Table == answeredTable }); err != nil {
 		return err
@@ -221,7 +226,8 @@ func (s *steering) lead(p *plan) error {
 	return nil
 }
 
-// apply makes the kernel lead the packets of p to the device, and no others. It adds before it removes.
+// apply makes the kernel lead the packets of p to the device, and no others. It adds before it
+// removes.
 func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	var routes []netlink.Route
 	var rules []netlink.Rule
@@ -339,8 +345,9 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	return err
 }
 
-// forgetRemoved forgets the routes and rules that the kernel no longer has, so that apply adds them again. When the address that is its source
-// disappears, an IPv4 route is removed, and an IPv6 route loses its source.
+// forgetRemoved forgets the routes and rules that the kernel no longer has, so that apply adds them
+// again. When the address that is its source disappears, an IPv4 route is removed, and an IPv6
+// route loses its source.
 func (s *steering) forgetRemoved() error {
 	rulesThere, routesThere := map[string]bool{}, map[string]net.IP{}
 	for _, family := range s.families {
@@ -392,7 +399,8 @@ func (s *steering) prune(wanted map[string]bool) error {
 	return errors.Join(failed...)
 }
 
-// close removes the rules, and with the first of them every path to the device. Its routes disappear with the device.
+// close removes the rules, and with the first of them every path to the device. Its routes
+// disappear with the device.
 func (s *steering) close() error {
 	var failed []error
 	for _, family := range s.families {

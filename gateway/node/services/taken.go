@@ -13,8 +13,9 @@ import (
 	"culvert/gateway/node/rtnl"
 )
 
-// taken returns a TakenError for new routes of p that conflict with another route of this node, or with its routers. It changes nothing, so an
-// address that stays taken causes no changes however often it is tried.
+// taken returns a TakenError for new routes of p that conflict with another route of this node, or
+// with its routers. It changes nothing, so an address that stays taken causes no changes however
+// often it is tried.
 func (s *steering) taken(p *plan) error {
 	there := map[string]bool{}
 	for i := range s.routes {
@@ -46,15 +47,15 @@ func (s *steering) taken(p *plan) error {
 	return nil
 }
 
-// nextHops returns the routers of this node. With a route to a router through the device, a kernel with a strict rp_filter would reject everything
-// from the router, even ARP, and cut the node off.
+// nextHops returns the routers of this node. With a route to a router through the device, a kernel
+// with a strict rp_filter would reject everything from the router, even ARP, and cut the node off.
 func nextHops() (map[netip.Addr]bool, error) {
 	hops, _, err := otherRoutes()
 	return hops, err
 }
 
-// otherRoutes returns the routers of this node, and the destinations in the main table for which the kernel accepts no second route with the default
-// priority.
+// otherRoutes returns the routers of this node, and the destinations in the main table for which
+// the kernel accepts no second route with the default priority.
 func otherRoutes() (hops map[netip.Addr]bool, others map[string]bool, err error) {
 	hops, others = map[netip.Addr]bool{}, map[string]bool{}
 	add := func(gateway net.IP) {
@@ -89,7 +90,8 @@ func oneHost(to *net.IPNet) (netip.Addr, bool) {
 	return a.Unmap(), ones == bits
 }
 
-// A TakenError lists destinations for which this node has another route, or which are its routers: addresses of Services, and CIDRs of serviceCIDRs.
+// A TakenError lists destinations for which this node has another route, or which are its routers:
+// addresses of Services, and CIDRs of serviceCIDRs.
 type TakenError struct {
 	Addresses []netip.Addr
 	Prefixes  []netip.Prefix

@@ -11,7 +11,8 @@ import (
 	"culvert/gateway/state"
 )
 
-// A taking is the new process's side of a hand-over (see handOver); nil means that the Server takes over from nobody.
+// A taking is the new process's side of a hand-over (see handOver); nil means that the Server takes
+// over from nobody.
 type taking struct {
 	line     *handover.Line
 	dir      *state.Dir
@@ -108,7 +109,8 @@ func (t *taking) done() {
 	t.files.Close()
 }
 
-// restore gives s the connections of the old process, waits until that has stopped, and lets it end.
+// restore gives s the connections of the old process, waits until that has stopped, and lets it
+// end.
 func (t *taking) restore(s *Server) error {
 	if err := t.records(s, handover.KindStanding); err != nil {
 		return err
@@ -136,7 +138,8 @@ func (t *taking) records(s *Server, last handover.Kind) error {
 	return err
 }
 
-// openTakeover lets another process take over later. A process that has taken over continues with its predecessor's listener.
+// openTakeover lets another process take over later. A process that has taken over continues with
+// its predecessor's listener.
 func (s *Server) openTakeover(t *taking) {
 	if s.takeover = t.listener(offerListener, ""); s.takeover != nil || s.keeper.dir == nil {
 		return

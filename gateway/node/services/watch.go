@@ -26,7 +26,8 @@ const (
 	retryTime = 10 * time.Second       // after what could not be restored, and without reports of changes
 )
 
-// watch restores rules and routes to the device that others remove, and follows the addresses of this machine, until ctx is done.
+// watch restores rules and routes to the device that others remove, and follows the addresses of
+// this machine, until ctx is done.
 func (s *Server) watch(ctx context.Context) {
 	changed := make(chan struct{}, 1)
 	var hearing sync.WaitGroup
@@ -95,8 +96,9 @@ func text(err error) *string {
 	return &why
 }
 
-// listen reports changes that may affect this server, until ctx is done. When the kernel's reports end, it subscribes again, each time after twice as
-// long, up to retryTime. Meanwhile watch checks every retryTime, and the health check fails.
+// listen reports changes that may affect this server, until ctx is done. When the kernel's reports
+// end, it subscribes again, each time after twice as long, up to retryTime. Meanwhile watch checks
+// every retryTime, and the health check fails.
 func (s *Server) listen(ctx context.Context, changed chan<- struct{}) {
 	tell := func() {
 		select {
@@ -138,13 +140,15 @@ type newsSocket interface {
 	Close()
 }
 
-// subscribe asks the kernel to report changes of links, addresses, routes and rules. Tests replace it.
+// subscribe asks the kernel to report changes of links, addresses, routes and rules. Tests replace
+// it.
 var subscribe = func() (newsSocket, error) {
 	return nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
 }
 
-// hear calls tell for changes that may affect this server, until the socket fails. heard: it has received something.
+// hear calls tell for changes that may affect this server, until the socket fails. heard: it has
+// received something.
 func (s *Server) hear(ctx context.Context, socket newsSocket, tell func()) (heard bool, err error) {
 	for ctx.Err() == nil {
 		messages, _, err := socket.Receive()

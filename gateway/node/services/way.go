@@ -19,8 +19,9 @@ const (
 	heldRoom   = 2048  // maximum size of a fragment that has waited, in bytes (nat.Engine.Release)
 )
 
-// A virtio is a packet's header in this machine's byte order: it says what the sender left to a network card. A packet returns to the device with the
-// header it came with, because neither its header lengths nor its payload change: super-frames stay whole, and partial checksums partial.
+// A virtio is a packet's header in this machine's byte order: it says what the sender left to a
+// network card. A packet returns to the device with the header it came with, because neither its
+// header lengths nor its payload change: super-frames stay whole, and partial checksums partial.
 type virtio []byte
 
 // sums reports whether the transport checksum is left to a network card.
@@ -75,7 +76,8 @@ func header(buffer []byte) virtio { return virtio(buffer[headroom-virtioLen : he
 func (w *way) act(p *packet.Packet, v *nat.Verdict, buffer []byte, now nat.Time) {
 	switch v.Action {
 	case nat.Forward:
-		// One complete checksum in 65,536 looks like the sum of its pseudo-header, and is completed again.
+		// One complete checksum in 65,536 looks like the sum of its pseudo-header, and is completed
+		// again.
 		if h := header(buffer); p.LeadLen() > 0 || p.IsPartial() && !h.sums(p) {
 			w.cut(p, v, h)
 			return
@@ -107,6 +109,6 @@ func (w *way) cut(p *packet.Packet, v *nat.Verdict, h virtio) {
 	}
 }
 
-// write gives the n bytes after the headroom back to the device. An error means that the kernel refuses a packet, or that the device is closed, which
-// reading reports.
+// write gives the n bytes after the headroom back to the device. An error means that the kernel
+// refuses a packet, or that the device is closed, which reading reports.
 func (w *way) write(buffer []byte, n int) { w.device.Write(buffer[headroom-virtioLen : headroom+n]) }
