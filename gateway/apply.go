@@ -116,7 +116,7 @@ func (g *Gateway) reaches(c *config.Config) error {
 	for i := range c.Geneve.Nodes {
 		at := c.Geneve.Nodes[i].Underlay
 		if !g.endpoint.Reaches(at) {
-			errs = append(errs, fmt.Errorf("geneve.nodes[%d].underlay: %s is of IPv6, which the kernel of this machine has not; boot it without ipv6.disable=1, "+
+			errs = append(errs, fmt.Errorf("geneve.nodes[%d].underlay: %s is IPv6, which this kernel does not support; boot it without ipv6.disable=1, "+
 				"or write an IPv4 address", i, at))
 		}
 	}

@@ -171,7 +171,7 @@ func TestCapture(t *testing.T) {
 func TestOneCapture(t *testing.T) {
 	p, client := newControlled(t, nil)
 	captured(t, p, client, control.CaptureOptions{}, func() {
-		if _, _, err := client.Capture(t.Context(), &control.CaptureOptions{}, io.Discard); err == nil || !strings.Contains(err.Error(), "captures already") {
+		if _, _, err := client.Capture(t.Context(), &control.CaptureOptions{}, io.Discard); err == nil || !strings.Contains(err.Error(), "another capture is running") {
 			t.Errorf("a second capture: %v", err)
 		}
 	})

@@ -210,7 +210,7 @@ func TestFaultyOldProcess(t *testing.T) {
 	}{
 		{"goes at once", func(l *handover.Line) { l.Close() }, "EOF"},
 		{"refuses", func(l *handover.Line) { l.Refuse(errors.New("not today")) }, `refuses: "not today"`},
-		{"offers what is no offer", func(l *handover.Line) { l.Send(handover.KindOffer, []byte("{"), time.Second, int(file.Fd())) }, "says what it must not"},
+		{"offers what is no offer", func(l *handover.Line) { l.Send(handover.KindOffer, []byte("{"), time.Second, int(file.Fd())) }, "protocol violation"},
 		{"says something else", func(l *handover.Line) { l.Send(handover.KindCut, nil, time.Second) }, "message 5 in the place of 1"},
 		{"has no identity", func(l *handover.Line) { l.SendJSON(handover.KindOffer, &handover.Offer{}, time.Second) }, "damaged"},
 		{"has no relay", func(l *handover.Line) {

@@ -121,9 +121,9 @@ var oldFaults = []struct {
 	want string
 }{
 	{"dies", func(l *handover.Line) { l.Close() }, "EOF"},
-	{"lies", func(l *handover.Line) { l.Send(handover.KindReady, nil, time.Second) }, "says what it must not"},
-	{"says nonsense", func(l *handover.Line) { l.Send(handover.KindRefusal+1, nil, time.Second) }, "says what it must not"},
-	{"says half of a message", func(l *handover.Line) { l.Send(handover.KindCut, []byte("{"), time.Second) }, "says what it must not"},
+	{"lies", func(l *handover.Line) { l.Send(handover.KindReady, nil, time.Second) }, "protocol violation"},
+	{"says nonsense", func(l *handover.Line) { l.Send(handover.KindRefusal+1, nil, time.Second) }, "protocol violation"},
+	{"says half of a message", func(l *handover.Line) { l.Send(handover.KindCut, []byte("{"), time.Second) }, "protocol violation"},
 	{"refuses", func(l *handover.Line) { l.Refuse(errors.New("not today")) }, `refuses: "not today"`},
 	{"hangs", func(*handover.Line) {}, "i/o timeout"},
 }

@@ -163,8 +163,8 @@ func TestKubeAnnounce(t *testing.T) {
 			said[i] = strings.Count(l.nodes[h.name].output(), "address")
 		}
 		l.api.relay.cut(true)
-		l.says(first, "the API server cannot be asked", 1)
-		l.says(second, "the API server cannot be asked", 1)
+		l.says(first, "request to the API server failed", 1)
+		l.says(second, "request to the API server failed", 1)
 		for end := time.Now().Add(2 * 8 * time.Second); time.Now().Before(end); {
 			require("the API server is away", first.name)
 		}

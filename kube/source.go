@@ -210,7 +210,7 @@ func (s *Source) apply(g Gateway) bool {
 		s.writes.verdicts[v.Key] = v.Applied
 	}
 	for _, e := range s.state.Events() {
-		s.log.WithFields(logrus.Fields{"resource": e.Key().String(), "cause": e.Message}).Warn("a resource cannot be obeyed")
+		s.log.WithFields(logrus.Fields{"resource": e.Key().String(), "cause": e.Message}).Warn("cannot apply a resource")
 		if len(s.writes.events) < maxEvents {
 			s.writes.events = append(s.writes.events, e)
 		}

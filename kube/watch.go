@@ -269,6 +269,6 @@ func (c *Causes) Log(ctx context.Context, verb, resource string, err error) {
 	}
 	if !c.told[cause] {
 		c.told[cause] = true
-		c.log.WithError(err).WithFields(logrus.Fields{"verb": verb, "resource": resource}).Warn("the API server cannot be asked; trying again")
+		c.log.WithError(err).WithFields(logrus.Fields{"verb": verb, "resource": resource}).Warn("request to the API server failed; retrying")
 	}
 }

@@ -34,7 +34,7 @@ func (f *fakeGateway) Reload(context.Context, bool) (*control.Reloaded, error) {
 }
 
 func (f *fakeGateway) Capture(context.Context, *control.CaptureOptions, io.Writer, func() error) (packets, lost uint64, err error) {
-	return 0, 0, errors.New("somebody else captures already")
+	return 0, 0, errors.New("another capture is running")
 }
 
 // serve returns the socket of f.
@@ -78,7 +78,7 @@ func TestRefusedCapture(t *testing.T) {
 		if before != "" {
 			need.NoError(t, os.WriteFile(file, []byte(before), 0o600))
 		}
-		if _, said, status := run(t, "capture", "--socket", socket, "-w", file); status != 2 || !strings.Contains(said, "somebody else captures already") {
+		if _, said, status := run(t, "capture", "--socket", socket, "-w", file); status != 2 || !strings.Contains(said, "another capture is running") {
 			t.Errorf("status %d, %s", status, said)
 		}
 		if got, err := os.ReadFile(file); string(got) != before || before == "" && !errors.Is(err, os.ErrNotExist) {

@@ -5,13 +5,11 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/configfile"
+	"culvert/gateway/role"
 )
 
 // electionTimes are the times in Liqo's flags.
 type electionTimes struct{ lease, deadline, retry time.Duration }
-
-// jitter is the maximum fraction by which standbys lengthen the time between two attempts, as in client-go's elector.
-const jitter = 1.2
 
 // election reads the flags of an election into c, and returns its times. Missing flags default to def.
 func (l *liqoFlags) election(e *configfile.Errors, c *config.Config, def electionTimes) electionTimes {
@@ -37,8 +35,8 @@ func (l *liqoFlags) election(e *configfile.Errors, c *config.Config, def electio
 	if t.lease <= t.deadline {
 		e.Add("--"+prefix+"lease-duration", "%v is not longer than --leader-election-renew-deadline, %v", t.lease, t.deadline)
 	}
-	if float64(t.deadline) <= jitter*float64(t.retry) {
-		e.Add("--"+prefix+"renew-deadline", "%v is not longer than 1.2 times --leader-election-retry-period, %v", t.deadline, t.retry)
+	if float64(t.deadline) <= role.Jitter*float64(t.retry) {
+		e.Add("--"+prefix+"renew-deadline", "%v is not longer than %v times --leader-election-retry-period, %v", t.deadline, role.Jitter, t.retry)
 	}
 	c.Elected = e.Bool("--leader-election", configfile.Scalar(*l.text["leader-election"]), false)
 	return t

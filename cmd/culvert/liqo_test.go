@@ -122,7 +122,7 @@ func TestLiqoReadiness(t *testing.T) {
 		}
 		return nil
 	})
-	if n := strings.Count(said, "cannot be asked"); n != 1 {
+	if n := strings.Count(said, "request to the API server failed"); n != 1 {
 		t.Errorf("it said %d times why it is not ready:\n%s", n, said)
 	}
 	cmd.Process.Signal(syscall.SIGTERM)

@@ -156,7 +156,7 @@ func (l *Line) Refuse(cause error) { l.Send(KindRefusal, []byte(cause.Error()), 
 var ErrRefused = errors.New("the other gateway refuses")
 
 // ErrStrange means that the other end has violated the protocol.
-var ErrStrange = errors.New("the other gateway says what it must not")
+var ErrStrange = errors.New("protocol violation by the other process")
 
 // Receive returns the next message, and the descriptors of an Offer, which comes first; descriptors of others are closed. The error of a Refusal is
 // ErrRefused; io.EOF means that the other end is gone.

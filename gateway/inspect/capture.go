@@ -274,7 +274,7 @@ func (x *sight) noteOf(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdi
 	return text
 }
 
-var errCaptures = errors.New("somebody else captures already; end that first")
+var errCaptures = errors.New("another capture is running; stop it first")
 
 // Capture implements control.Source.
 func (src *Source) Capture(ctx context.Context, o *control.CaptureOptions, w io.Writer, sent func() error) (packets, lost uint64, err error) {

@@ -83,7 +83,7 @@ func (c *Config) ownAddresses(say func(path, format string, args ...any)) {
 func (c *Config) wayTo(gateway netip.Addr, say func(path, format string, args ...any)) {
 	routes, err := netlink.RouteGet(gateway.AsSlice())
 	if err != nil || len(routes) == 0 {
-		say("gateway.underlay", "this machine has no route to %s (%v); add one, or mend the address", gateway, err)
+		say("gateway.underlay", "this machine has no route to %s (%v); add one, or correct the address", gateway, err)
 		return
 	}
 	link, err := netlink.LinkByIndex(routes[0].LinkIndex)

@@ -40,7 +40,7 @@ const (
 )
 
 // errProtocol means that the other end has violated the protocol.
-var errProtocol = errors.New("the other end says what it must not")
+var errProtocol = errors.New("protocol violation by the other end")
 
 // most is the length of the longest message of this kind.
 func (k kind) most() int {

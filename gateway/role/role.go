@@ -35,6 +35,10 @@ type Times struct {
 	Patience time.Duration // how long the peer may be silent towards a Static gateway
 }
 
+// Jitter is the largest part of the time between two attempts by which a standby lengthens it, as in
+// client-go's elector, so that standbys do not all try at once.
+const Jitter = 1.2
+
 // Bounds of how long another holder's Lease is believed. Without them, anybody who may write Leases could lock out all gateways.
 const (
 	minForeign = time.Second

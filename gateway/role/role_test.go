@@ -331,7 +331,7 @@ func (m *model) pass() {
 			}
 		}
 		if m.now >= r.due {
-			r.due = m.now + retry + time.Duration(m.rng.Float64()*1.2*float64(retry))
+			r.due = m.now + retry + time.Duration(m.rng.Float64()*Jitter*float64(retry))
 			if r.cut {
 				r.m.Failed()
 			}

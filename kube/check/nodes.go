@@ -134,14 +134,14 @@ func (p *Pod) says(link, tunnel, fabric string) (whose, trouble string) {
 			whose, trouble = Ours, ""
 		case (strings.Contains(line, `msg="link is removed"`) || strings.Contains(line, `msg="link is no longer wanted"`) || strings.Contains(line, `msg="device was removed`)) && about("interface=", link):
 			whose, trouble = NoLink, "its link was removed; culvert's pod makes it anew if the resources ask for it"
-		case strings.Contains(line, `msg="the API server cannot be asked; trying again"`) && strings.Contains(line, "forbidden"):
+		case strings.Contains(line, `msg="request to the API server failed; retrying"`) && strings.Contains(line, "forbidden"):
 			if whose != Ours {
 				whose, trouble = NoLink, fmt.Sprintf("culvert's pod %s/%s may not %s %s: apply the manifest again: culvert liqo template --nodes --image IMAGE | kubectl apply -f -",
 					p.Namespace, p.Name, word(line, "verb"), word(line, "resource"))
 			}
 		case strings.Contains(line, `msg="the API server answers again"`) && strings.Contains(trouble, " may not "+word(line, "verb")+" "+word(line, "resource")+":"):
 			whose, trouble = Unknown, ""
-		case strings.Contains(line, `msg="a resource cannot be obeyed"`) && (about("resource=", "InternalFabric/"+fabric) || about("resource=", "GeneveTunnel/"+tunnel)):
+		case strings.Contains(line, `msg="cannot apply a resource"`) && (about("resource=", "InternalFabric/"+fabric) || about("resource=", "GeneveTunnel/"+tunnel)):
 			if whose != Ours { // otherwise it is a warning about an existing link
 				_, cause, _ := strings.Cut(line, "cause=")
 				cause, _, _ = strings.Cut(strings.TrimPrefix(cause, `"`), `" `)

@@ -15,9 +15,9 @@ const (
 	linkGone    = "time=\"2026-07-23T10:00:00Z\" level=info msg=\"link is removed\" interface=liqo.abc node=n1\n"
 	linkUnasked = "time=\"2026-07-23T10:00:00Z\" level=info msg=\"link is no longer wanted\" interface=liqo.abc node=n1\n"
 	linkOther   = "time=\"2026-07-23T10:00:00Z\" level=info msg=\"link is up\" interface=liqo.abcd mtu=1340 node=n1 remote=10.244.1.7 vni=3\n"
-	linkRefused = "time=\"2026-07-23T10:00:00Z\" level=warning msg=\"a resource cannot be obeyed\" cause=\"interface: liqo.abc exists and is a veth link that culvert did not make; " +
+	linkRefused = "time=\"2026-07-23T10:00:00Z\" level=warning msg=\"cannot apply a resource\" cause=\"interface: liqo.abc exists and is a veth link that culvert did not make; " +
 		"remove it: ip link del liqo.abc\" node=n1 resource=InternalFabric/tenant/milan\n"
-	forbidden = "time=\"2026-07-23T10:00:00Z\" level=warning msg=\"the API server cannot be asked; trying again\" error=\"internalnodes.networking.liqo.io is forbidden: " +
+	forbidden = "time=\"2026-07-23T10:00:00Z\" level=warning msg=\"request to the API server failed; retrying\" error=\"internalnodes.networking.liqo.io is forbidden: " +
 		"User \\\"system:serviceaccount:liqo:culvert-links\\\" cannot list resource\" node=n1 resource=internalnodes verb=list\n"
 	allowed     = "time=\"2026-07-23T10:00:00Z\" level=info msg=\"the API server answers again\" node=n1 resource=internalnodes verb=list\n"
 	agentMade   = "I0723 10:00:00.000000       1 genevetunnel_controller.go:150] Enforced interface liqo.abc for genevetunnel tenant/milan-n1\n"
@@ -73,8 +73,8 @@ func TestLinksOfNodes(t *testing.T) {
 	// The messages are those that docs/logs.md has, which is compared with the code.
 	doc, err := os.ReadFile("../../docs/logs.md")
 	need.NoError(t, err)
-	for _, message := range []string{"link is up", "link is removed", "link is no longer wanted", "device was removed by somebody else", "the API server cannot be asked; trying again",
-		"the API server answers again", "a resource cannot be obeyed"} {
+	for _, message := range []string{"link is up", "link is removed", "link is no longer wanted", "device was removed by somebody else", "request to the API server failed; retrying",
+		"the API server answers again", "cannot apply a resource"} {
 		if !strings.Contains(string(doc), "`"+message+"`") {
 			t.Errorf("nobody logs %q", message)
 		}

@@ -75,9 +75,6 @@ func New(o Options) *Elector {
 		said: make(chan notice, maxSaid), taken: make(chan struct{}, 1), yielded: make(chan struct{}, 1), trying: make(chan struct{}, 1)}
 }
 
-// jitter keeps standbys from trying all at once, as in client-go's elector.
-const jitter = 1.2
-
 // look is how often the role is decided again while nothing happens.
 const look = 200 * time.Millisecond
 
@@ -177,7 +174,7 @@ func (e *Elector) attempts(ctx context.Context) {
 		e.mu.Unlock()
 		wait := e.Retry
 		if !r.Forwards() {
-			wait += time.Duration(rand.Float64() * jitter * float64(e.Retry))
+			wait += time.Duration(rand.Float64() * role.Jitter * float64(e.Retry))
 		}
 		select {
 		case <-ctx.Done():

@@ -250,7 +250,7 @@ func (e *Elector) release(ctx context.Context) (other *role.Lease, err error) {
 
 // leavePatience is longer than a standby without a stream takes to see that the Lease is free.
 func (e *Elector) leavePatience() time.Duration {
-	return time.Duration((1+jitter)*float64(e.Retry)) + time.Second/2
+	return time.Duration((1+role.Jitter)*float64(e.Retry)) + time.Second/2
 }
 
 // awaitSuccessor waits until another gateway has the Lease, and returns it; nil: none has taken it.

@@ -190,7 +190,7 @@ func (s *Source) tell(faults []Fault) {
 		key := fmt.Sprint(e.Key(), " ", e.Metadata.UID, " ", e.Message)
 		now[key] = true
 		if !s.told[key] {
-			s.log.WithFields(logrus.Fields{"resource": e.Key().String(), "cause": e.Message}).Warn("a resource cannot be obeyed")
+			s.log.WithFields(logrus.Fields{"resource": e.Key().String(), "cause": e.Message}).Warn("cannot apply a resource")
 			s.unsaid = append(s.unsaid, *e)
 		}
 	}

@@ -261,7 +261,7 @@ func (s *GatewaySource) apply(plan *Plan, g Running) error {
 	next := s.base // without a Peering there is no peer and no node
 	if p := plan.Peering; p != nil {
 		if was := s.begun; p.Role != was.Role || p.MTU != was.MTU || p.Cluster != was.Cluster || p.Peer != was.Peer {
-			return fmt.Errorf("spec.role or spec.mtu of Peering %s/%s has changed: a gateway has to begin anew with it", s.self.Namespace, s.self.Name)
+			return fmt.Errorf("the clusters, spec.role or spec.mtu of Peering %s/%s changed: the gateway must restart", s.self.Namespace, s.self.Name)
 		}
 		next = plan.Config(s.base)
 	}
@@ -280,7 +280,7 @@ func (s *GatewaySource) apply(plan *Plan, g Running) error {
 		s.applied, s.refused = next, ""
 		return nil
 	}
-	s.refused = "what the objects say is refused, and what runs stays: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	s.refused = "the new configuration is invalid; the previous one stays in force: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 	return nil
 }
 
@@ -314,7 +314,7 @@ func (s *GatewaySource) tell(plan *Plan, more ...string) {
 	for _, text := range append(s.allowed(plan.Faults), more...) {
 		now[text] = true
 		if !s.said[text] {
-			s.log.WithField("cause", text).Warn("an object cannot be obeyed")
+			s.log.WithField("cause", text).Warn("cannot apply an object")
 			meta := kube.Metadata{Name: s.self.Name, Namespace: s.self.Namespace}
 			if plan.Current != nil {
 				meta = plan.Current.Metadata

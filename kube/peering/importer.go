@@ -399,7 +399,7 @@ func (j *job) do(verb, set, namespace string, request func(context.Context) erro
 	case apierrors.IsNotFound(err):
 		j.fault = fmt.Sprintf("spec.imports: namespace %s is not there; make it", namespace)
 	default:
-		j.fault = "what the peer exports cannot be written: the API server cannot be asked"
+		j.fault = "cannot write the peer's exports: requests to the API server fail"
 	}
 	return false
 }

@@ -252,7 +252,7 @@ func (s *Source) answer(c *services.Config, all []Check) {
 // +checklocks:s.mu
 func (s *Source) report(all ...kube.Event) {
 	for _, e := range all {
-		s.log.WithFields(logrus.Fields{"resource": e.Key().String(), "cause": e.Message}).Warn("a resource cannot be obeyed")
+		s.log.WithFields(logrus.Fields{"resource": e.Key().String(), "cause": e.Message}).Warn("cannot apply a resource")
 		if len(s.events) < maxEvents {
 			s.events = append(s.events, e)
 		}

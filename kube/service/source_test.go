@@ -219,7 +219,7 @@ func TestSourceWaits(t *testing.T) {
 			if got, _ := c.last(); got != nil {
 				t.Errorf("without the list of %s: %s", kind, show(got))
 			}
-			if n := strings.Count(c.log.String(), "the API server cannot be asked"); n != 1 {
+			if n := strings.Count(c.log.String(), "request to the API server failed"); n != 1 {
 				t.Errorf("%s: said %d times: %s", kind, n, &c.log)
 			}
 			mu.Lock()
@@ -309,7 +309,7 @@ func TestBrokenWatch(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		log := c.log.String()
-		if !strings.Contains(log, "the API server cannot be asked") || !strings.Contains(log, "the API server answers again") {
+		if !strings.Contains(log, "request to the API server failed") || !strings.Contains(log, "the API server answers again") {
 			t.Errorf("it says\n%s", log)
 		}
 		for line := range strings.Lines(log) {

@@ -160,7 +160,7 @@ func (k *Keeper) reconcile(report func([]Status)) {
 	if err := k.keep(pairs); err != nil {
 		for i := range all {
 			if all[i].Err == nil {
-				all[i].Warning = fmt.Sprintf("the node may masquerade packets of pods to the other cluster, which then come from nobody's address: "+
+				all[i].Warning = fmt.Sprintf("the node may masquerade packets of pods to the other cluster, which then come from an unknown source: "+
 					"nftables refuses the exception (%v); except %v from masquerading in your CNI's settings", err, desired[i].Remote)
 			}
 		}

@@ -71,7 +71,7 @@ func openKeeper(c *Config, log logrus.FieldLogger) (*keeper, error) {
 		k.key = before.PortKey
 		return k, nil
 	case !errors.Is(err, fs.ErrNotExist):
-		log.WithError(err).WithField("folder", dir.Path()).Warn("services.state: what is there cannot be used: connections of the previous run may end")
+		log.WithError(err).WithField("folder", dir.Path()).Warn("services.state: the saved state is unusable; connections of the previous run may end")
 	}
 	err = dir.KeepIdentity(&state.Identity{Cluster: c.Node, PortKey: k.key})
 	k.writing.Lock()
