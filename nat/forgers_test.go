@@ -93,7 +93,10 @@ func servicesOfBoth(c *nat.Config) {
 func TestForgedSources(t *testing.T) {
 	const burst, rate, tries = 50_000, 730, 10
 	for _, side := range forgerSides {
-		for _, f := range forgeries(side.of64, side.of24, side.to64, side.to24) {
+		for i, f := range forgeries(side.of64, side.of24, side.to64, side.to24) {
+			if i != 1 && testing.Short() {
+				continue // one row is enough for the race detector, and not the one of 300 seconds
+			}
 			t.Run(side.name+"/"+f.name, func(t *testing.T) {
 				e := engine(t, dual, servicesOfBoth, func(c *nat.Config) { c.MaxConnections = 65_535 })
 				now, sent := start, 0

@@ -28,6 +28,9 @@ func TestShortConnectionsLoseNoSYN(t *testing.T) {
 		"twelve clients, 4,000 a second": {[]string{node, pod, outside, "10.244.2.10", "10.244.2.11", "10.244.2.12", "10.244.2.13", "10.244.2.14", "10.244.2.15", "10.244.2.16", "10.244.2.17", "10.244.2.18"}, 4000, 40_000},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if testing.Short() {
+				test.total /= 10
+			}
 			random := rand.New(rand.NewPCG(23, 4))
 			e, now, lost := host(t, only(1), clientPorts), start, 0
 			for i := range test.total {
