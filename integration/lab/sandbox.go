@@ -24,7 +24,8 @@ type Sandbox struct {
 	Groups string
 }
 
-// SandboxMemory is what a gateway needs, in bytes, when it shares its control group with gVisor's kernel.
+// SandboxMemory is what a gateway needs, in bytes, when it shares its control group with gVisor's kernel, and that kernel does not queue packets
+// without a bound.
 const SandboxMemory = 128 << 20
 
 const (
@@ -43,7 +44,9 @@ type sandbox struct {
 // command prepares a runsc command about this sandbox.
 func (s *sandbox) command(ctx context.Context, args ...string) *exec.Cmd {
 	// Gofers get an empty network namespace each: with a shared one, runsc would leave it mounted below root.
-	flags := []string{"--root=" + s.root, "--platform=systrap", "--network=sandbox", "--gofer-network-namespace=new"}
+	// With one processor for a channel, what reads packets also handles them. With more, gVisor queues packets for its processors without a bound,
+	// and a flood of small ones fills the group on a slow CPU (pkg/tcpip/link/fdbased/processors.go).
+	flags := []string{"--root=" + s.root, "--platform=systrap", "--network=sandbox", "--network-processors-per-channel=1", "--gofer-network-namespace=new"}
 	if s.Groups == "" {
 		flags = append(flags, "--ignore-cgroups")
 	}
