@@ -173,14 +173,20 @@ func (c *Config) running() bool {
 // because the kernel reports none when a link goes down.
 func (n *Node) keepRoutes(ctx context.Context) {
 	changed := make(chan struct{}, 1)
-	if socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE); err == nil {
-		var hearing sync.WaitGroup
-		defer hearing.Wait()
-		defer socket.Close() // ends the wait for messages
-		hearing.Go(func() { n.hearRoutes(ctx, socket, changed) })
-	} else {
-		n.log.WithError(err).Debug("the kernel does not tell of changes of routes: they are looked at every few seconds")
+	tell := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
 	}
+	var hearing sync.WaitGroup
+	defer hearing.Wait()
+	hearing.Go(func() {
+		groups := []uint{unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE}
+		rtnl.Listen(ctx, groups, n.config.routed, tell, func(err error) {
+			n.log.WithError(err).Debug("meanwhile, routes are compared every few seconds")
+		})
+	})
 	timer := time.NewTimer(0) // for changes since New
 	defer timer.Stop()
 	var r repair
@@ -206,24 +212,6 @@ func (n *Node) keepRoutes(ctx context.Context) {
 		}
 		if ctx.Err() == nil {
 			r.log(n.log, time.Now(), back, fault)
-		}
-	}
-}
-
-// hearRoutes reports kernel messages about the node's routes.
-func (n *Node) hearRoutes(ctx context.Context, socket *nl.NetlinkSocket, changed chan<- struct{}) {
-	for {
-		messages, _, err := socket.Receive()
-		full := errors.Is(err, unix.ENOBUFS) // more than the socket's buffer holds
-		if ctx.Err() != nil || err != nil && !full {
-			return
-		}
-		if !full && !slices.ContainsFunc(messages, n.config.routed) {
-			continue
-		}
-		select {
-		case changed <- struct{}{}:
-		default:
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/sirupsen/logrus/hooks/test"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"culvert/integration/need"
 )
@@ -62,6 +63,7 @@ func TestRoutesComeBack(t *testing.T) {
 		}
 		t.Fatalf("the log has %q; want %s: %s", lines, what, why)
 	}
+	need.BreakNetlink(t, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 	l, err := netlink.LinkByName(c.Interface)
 	need.NoError(t, err)
 	_, routes := c.belongings(l.Attrs().Index)

@@ -258,6 +258,7 @@ func TestDeviceStays(t *testing.T) {
 func TestDeviceIsDeleted(t *testing.T) {
 	s := carrying(t, milan, vienna)
 	was := device(t, milan.Name)
+	need.BreakNetlink(t, unix.RTNLGRP_LINK)
 	need.NoError(t, netlink.LinkDel(was))
 	s.is(t, Pending, Carried)
 	route(t, "10.62.0.0/16", vienna.Name)

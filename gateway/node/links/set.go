@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -202,27 +203,12 @@ func (s *Set) closeSocket() {
 	}
 }
 
-// watch wakes Run when a device changes.
+// watch wakes Run when a device is deleted.
 func (s *Set) watch(ctx context.Context) {
-	updates, done := make(chan netlink.LinkUpdate, 16), make(chan struct{})
-	defer close(done)
-	if err := netlink.LinkSubscribe(updates, done); err != nil {
-		s.log.WithError(err).Debug("no notice of changed devices; they are compared every 5 s")
-		return
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case u, ok := <-updates:
-			if !ok {
-				return
-			}
-			if u.Header.Type == unix.RTM_DELLINK {
-				s.wakeUp()
-			}
-		}
-	}
+	deleted := func(m syscall.NetlinkMessage) bool { return m.Header.Type == unix.RTM_DELLINK }
+	rtnl.Listen(ctx, []uint{unix.RTNLGRP_LINK}, deleted, s.wakeUp, func(err error) {
+		s.log.WithError(err).Debug("meanwhile, devices are compared every few seconds")
+	})
 }
 
 // ask sends ARP requests to all gateways and tests whether trains arrive there.

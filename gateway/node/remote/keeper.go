@@ -8,11 +8,11 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node/rtnl"
@@ -108,12 +108,12 @@ func (k *Keeper) Look() {
 func (k *Keeper) Run(ctx context.Context, report func([]Status)) {
 	var beside sync.WaitGroup
 	defer beside.Wait()
-	if socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_LINK); err == nil {
-		defer socket.Close() // ends the wait for messages
-		beside.Go(func() { k.hear(ctx, socket) })
-	} else {
-		k.log.WithError(err).Debug("no notice of changed routes; they are compared every few seconds")
-	}
+	beside.Go(func() {
+		every := func(syscall.NetlinkMessage) bool { return true }
+		rtnl.Listen(ctx, []uint{unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_LINK}, every, k.Look, func(err error) {
+			k.log.WithError(err).Debug("meanwhile, routes are compared every few seconds")
+		})
+	})
 	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
 	for {
@@ -129,16 +129,6 @@ func (k *Keeper) Run(ctx context.Context, report func([]Status)) {
 			case <-time.After(settleTime):
 			}
 		}
-	}
-}
-
-// hear wakes Run when routes change.
-func (k *Keeper) hear(ctx context.Context, socket *nl.NetlinkSocket) {
-	for ctx.Err() == nil {
-		if _, _, err := socket.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
-			return
-		}
-		k.Look()
 	}
 }
 

@@ -176,6 +176,7 @@ func TestKeeper(t *testing.T) {
 	wantRoutes(t, milanRoutes...)
 	wantRules(t, milanRules...)
 
+	need.BreakNetlink(t, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_LINK)
 	table, err := mainTable()
 	need.NoError(t, err)
 	for _, r := range table {

@@ -1,5 +1,6 @@
-// Package rtnl is what a node's parts ask its kernel in common: lists that may change while they are read, TUN devices that outlive their process,
-// and who holds a device, a port or a name. It formats routes, and distinguishes new failures from repeated ones.
+// Package rtnl is what a node's parts ask its kernel in common: lists that may change while they are
+// read, reports of changes, TUN devices that outlive their process, and who holds a device, a port or
+// a name. It formats routes, and distinguishes new failures from repeated ones.
 package rtnl
 
 import (

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node/rtnl"
@@ -96,71 +95,24 @@ func text(err error) *string {
 	return &why
 }
 
-// listen reports changes that may affect this server, until ctx is done. When the kernel's reports
-// end, it subscribes again, each time after twice as long, up to retryTime. Meanwhile watch checks
-// every retryTime, and the health check fails.
+// listen tells of changes that may affect this server, until ctx is done. While the kernel reports
+// none, watch checks every retryTime, and the health check fails.
 func (s *Server) listen(ctx context.Context, changed chan<- struct{}) {
+	groups := []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
+		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE}
 	tell := func() {
+		s.deaf.Store(nil)
 		select {
 		case changed <- struct{}{}:
 		default:
 		}
 	}
-	for pause := quietTime; ctx.Err() == nil; pause = min(2*pause, retryTime) {
-		socket, err := subscribe()
-		if err == nil {
-			s.deaf.Store(nil)
-			tell() // for earlier changes
-			stop := context.AfterFunc(ctx, func() { socket.Close() })
-			heard, receiveErr := s.hear(ctx, socket, tell)
-			if err = receiveErr; stop() {
-				socket.Close()
-			}
-			if heard {
-				pause = quietTime
-			}
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		err = fmt.Errorf("services: the kernel tells of no changes to rules and routes: %w; asking again", err)
+	rtnl.Listen(ctx, groups, s.concerns, tell, func(err error) {
+		err = fmt.Errorf("services: %w", err)
 		if s.deaf.Swap(text(err)) == nil {
 			s.log.WithError(err).Warn("rules and routes are not watched: what others remove comes back within seconds")
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-	}
-}
-
-// A newsSocket receives the kernel's reports of changes.
-type newsSocket interface {
-	Receive() ([]syscall.NetlinkMessage, *unix.SockaddrNetlink, error)
-	Close()
-}
-
-// subscribe asks the kernel to report changes of links, addresses, routes and rules. Tests replace
-// it.
-var subscribe = func() (newsSocket, error) {
-	return nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
-}
-
-// hear calls tell for changes that may affect this server, until the socket fails. heard: it has
-// received something.
-func (s *Server) hear(ctx context.Context, socket newsSocket, tell func()) (heard bool, err error) {
-	for ctx.Err() == nil {
-		messages, _, err := socket.Receive()
-		full := errors.Is(err, unix.ENOBUFS) // more than the socket's buffer holds
-		if err != nil && !full {
-			return heard, err
-		}
-		if heard = true; full || slices.ContainsFunc(messages, s.concerns) {
-			tell()
-		}
-	}
-	return heard, ctx.Err()
+	})
 }
 
 // concerns reports whether a kernel message may be about the routes and rules to the device.
