@@ -80,19 +80,16 @@ func (k *keepingPair) restart(at **cluster, c *config.Config, net byte) {
 	time.Sleep(2 * device.HandshakeInitationRate) // within this time after a handshake, the peer accepts no other
 	began := time.Now()
 	*at = start(k.t, c, net)
-	deadline := began.Add(10 * time.Second) // a peer notices after 15 s that its session is dead
 	for _, g := range []*cluster{k.rome, k.milan} {
-		for {
-			if s, err := g.wg.PeerStats(); err != nil {
-				k.t.Fatal(err)
-			} else if s.LastHandshake.After(began) {
-				break
+		left := time.Until(began.Add(10 * time.Second)) // a peer notices after 15 s that its session is dead
+		need.Eventually(k.t, left, "a handshake", func() error {
+			s, err := g.wg.PeerStats()
+			need.NoError(k.t, err)
+			if !s.LastHandshake.After(began) {
+				return fmt.Errorf("the last one was at %v", s.LastHandshake)
 			}
-			if time.Now().After(deadline) {
-				k.t.Fatal("no handshake")
-			}
-			time.Sleep(time.Millisecond)
-		}
+			return nil
+		})
 	}
 }
 

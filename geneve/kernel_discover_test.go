@@ -2,6 +2,7 @@ package geneve
 
 import (
 	"bytes"
+	"errors"
 	"net"
 	"net/netip"
 	"testing"
@@ -83,13 +84,12 @@ func TestKernelDiscovery(t *testing.T) {
 		t.Errorf("the kernel's neighbours %v, want us reachable", neighbours)
 	}
 	e.AskLarge(1, 3, 1340)
-	deadline := time.Now().Add(genevetest.Timeout)
-	for answers := uint64(0); answers == 0; answers = e.LargeAnswers(1) {
-		if time.Now().After(deadline) {
-			t.Fatal("the kernel does not answer a large probe")
+	need.Eventually(t, genevetest.Timeout, "the kernel answers a large probe", func() error {
+		if e.LargeAnswers(1) == 0 {
+			return errors.New("no answer")
 		}
-		time.Sleep(time.Millisecond) // polling for the kernel
-	}
+		return nil
+	})
 	for r, n := range e.Drops() {
 		if Reason(r) != NeighbourDiscovery && n != 0 { // what the link says when it comes up
 			t.Errorf("%v: %d drops", Reason(r), n)

@@ -174,11 +174,12 @@ func newCarriers(t *testing.T) (all [2]*carrier) {
 		t.Cleanup(c.r.Close)
 		c.Drive(c, c.r)
 		tasks.Go(func() { c.Run(ctx) })
-		for end := time.Now().Add(30 * time.Second); i == 0 && c.Role() != role.Active; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal("nobody is active")
+		need.Eventually(t, 30*time.Second, "the first one is active", func() error {
+			if is := c.Role(); i == 0 && is != role.Active {
+				return fmt.Errorf("it is %v", is)
 			}
-		}
+			return nil
+		})
 		all[i] = c
 	}
 	return all

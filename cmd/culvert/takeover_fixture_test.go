@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -200,11 +201,12 @@ func (r *replaceable) started() (next int) {
 // until waits for a condition.
 func until(t *testing.T, what string, is func() bool, log logFile) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not yet: %s\n%s", what, log)
+	need.Eventually(t, 20*time.Second, what, func() error {
+		if !is() {
+			return errors.New(log.String())
 		}
-	}
+		return nil
+	})
 }
 
 // logFile is what processes have logged, whichever of them still runs.

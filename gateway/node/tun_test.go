@@ -165,15 +165,13 @@ func TestTUNCarriesFamilies(t *testing.T) {
 // later.
 func untilLocal(t *testing.T, a netip.Addr) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) { // polling for the kernel
+	need.Eventually(t, 10*time.Second, a.String()+" is local", func() error {
 		routes, err := netlink.RouteGet(a.AsSlice())
-		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
-			return
+		if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_LOCAL {
+			return fmt.Errorf("%v, %v", routes, err)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s is not local: %v, %v", a, routes, err)
-		}
-	}
+		return nil
+	})
 }
 
 // TestTUNLosesTrains: if trains to the gateway are lost, the node notices, logs it once, and sends
@@ -203,17 +201,13 @@ func TestTUNLosesTrains(t *testing.T) {
 		}
 		sender.Flush()
 	}
-	deadline := time.Now().Add(20 * time.Second)
-	for {
+	need.Eventually(t, 20*time.Second, "the loss is noticed", func() error {
 		sendTrain("lost")
-		if s, _ := endpoint.TunnelStats(tunnelID); !s.Train {
-			break
+		if s, _ := endpoint.TunnelStats(tunnelID); s.Train {
+			return errors.New("the node sends trains")
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("the loss is not noticed")
-		}
-		time.Sleep(20 * time.Millisecond) // polling for what the node does each second
-	}
+		return nil
+	})
 	sendTrain("single")
 	for i := 0; i < 3; {
 		if bytes.HasSuffix(gateway.Receive(), fmt.Appendf(nil, "single %d", i)) {

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"errors"
 	"runtime"
 	"slices"
 	"testing"
@@ -62,9 +63,12 @@ func BenchmarkStopped(b *testing.B) {
 	}
 	before := heap()
 	standby.Follow(active.at)
-	for len(active.Status().Followers) == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	eventually(b, func() error {
+		if len(active.Status().Followers) == 0 {
+			return errors.New("nobody follows")
+		}
+		return nil
+	})
 	for b.Loop() {
 		most := uint64(0)
 		for i := range 4 { // in less than the time after which the stream is closed

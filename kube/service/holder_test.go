@@ -154,12 +154,12 @@ func (e *electorate) stays(when string, d time.Duration, owners ...string) {
 func (e *electorate) until(when string, owners ...string) time.Duration {
 	e.t.Helper()
 	began := time.Now()
-	for !slices.Equal(e.owners(), owners) {
-		if time.Since(began) > time.Minute {
-			e.t.Fatalf("%s: %v own the address, want %v\n%s", when, e.owners(), owners, &e.log)
+	need.Eventually(e.t, time.Minute, when, func() error {
+		if got := e.owners(); !slices.Equal(got, owners) {
+			return fmt.Errorf("%v own the address, want %v\n%s", got, owners, &e.log)
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return nil
+	})
 	return time.Since(began)
 }
 
