@@ -42,7 +42,6 @@ func TestDaemonSetsAvoidVirtualNodes(t *testing.T) {
 					}
 				}
 			}
-			document = strings.ReplaceAll(document, "{{ .Values.image }}", "image")
 			if err := yaml.Unmarshal([]byte(document), &d); err != nil {
 				t.Fatal(err)
 			}

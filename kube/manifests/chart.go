@@ -6,11 +6,15 @@ import "strings"
 // values where clusters differ.
 func Chart() map[string]string {
 	const note = "# Generated from kube/manifests: go test ./kube/manifests -update\n"
-	g := &Gateway{Peering: "{{ .name }}", Image: "{{ $.Values.image }}", Expose: "{{ .expose }}"}
-	imports := strings.NewReplacer(Peering, g.Peering, Importing, "{{ .imports }}").Replace(Imports)
+	g := &Gateway{Peering: Peering, Image: "IMAGE", Expose: "EXPOSE", Imports: Importing}
+	all := g.objects()
+	set(at(find(all, "Deployment"), "spec", "replicas"), "REPLICAS")
+	imports := len(all) - len(parse(Imports))
+	values := strings.NewReplacer(Peering, "{{ .name }}", "IMAGE", "{{ $.Values.image }}", "EXPOSE", "{{ .expose }}",
+		Importing, "{{ .imports }}", "REPLICAS", "{{ or .replicas 1 }}")
 	return map[string]string{
-		"culvert.yaml": note + Common("{{ .Values.image }}"),
-		"gateways.yaml": note + "{{- range .Values.peerings }}\n---\n" + g.text("{{ or .replicas 1 }}") +
-			"{{- if .imports }}\n---\n" + imports + "{{- end }}\n{{- end }}\n",
+		"culvert.yaml": note + values.Replace(Common("IMAGE")),
+		"gateways.yaml": note + "{{- range .Values.peerings }}\n---\n" + values.Replace(format(all[:imports])) +
+			"{{- if .imports }}\n---\n" + values.Replace(format(all[imports:])) + "{{- end }}\n{{- end }}\n",
 	}
 }

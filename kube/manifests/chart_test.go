@@ -43,6 +43,7 @@ func objects(t *testing.T, text string) map[string]any {
 	t.Helper()
 	all := map[string]any{}
 	for document := range strings.SplitSeq(text, "\n---\n") {
+		document += "\n"
 		var o map[string]any
 		if err := yaml.UnmarshalStrict([]byte(document), &o); err != nil {
 			t.Fatalf("%v in\n%s", err, document)

@@ -1,68 +1,115 @@
 package manifests
 
 import (
+	"slices"
 	"strconv"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // Common returns the objects that a cluster needs once for all its peerings, with an image.
 func Common(image string) string {
-	return strings.TrimSuffix(Kinds, "\n") + "\n---\n" + strings.ReplaceAll(Nodes, Image, image)
+	nodes := parse(Nodes)
+	set(at(container(find(nodes, "DaemonSet")), "image"), image)
+	return strings.TrimSuffix(Kinds, "\n") + "\n---\n" + format(nodes)
 }
+
+// pod returns the spec of the pods of a Deployment or DaemonSet.
+func pod(o *yaml.Node) *yaml.Node { return at(o, "spec", "template", "spec") }
+
+// container returns the container of these pods.
+func container(o *yaml.Node) *yaml.Node { return at(pod(o), "containers", "culvert") }
 
 // LiqoNodesOf returns LiqoNodes with an image and Liqo's namespace. If serve is "labelled" or
 // "all", the DaemonSet also serves these Services, with the settings and rights of the manifest
 // Services.
 func LiqoNodesOf(image, namespace, serve string) string {
-	text := LiqoNodes
+	all, header := parse(LiqoNodes), ""
+	agent := find(all, "DaemonSet")
+	set(at(container(agent), "image"), image)
 	if serve != "" {
-		text = servicesHeader + strings.NewReplacer(
-			surgeFirst, "", hasStarted, "",
-			"=liqo/culvert-links]", "=liqo/culvert-links, --services="+serve+", --config=/etc/culvert/node.yaml, --lease-namespace=culvert-leases]",
-			"        resources:", servicesEnv+"        resources:",
-			"requests: {cpu: 100m, memory: 64Mi}\n          limits: {memory: 128Mi}\n", "requests: {cpu: 300m, memory: 128Mi}\n",
-			"      volumes:\n", "        - {name: config, mountPath: /etc/culvert, readOnly: true}\n        - {name: state, mountPath: /var/lib/culvert}\n      volumes:\n"+servicesVolumes,
-		).Replace(text)
-		text = strings.TrimSuffix(text, "\n") + "\n" + servicesObjects()
+		header = servicesHeader
+		all = append(all, addServices(agent, serve)...)
 	}
-	return strings.NewReplacer("image: "+Image, "image: "+image, "namespace: "+Namespace+"\n", "namespace: "+namespace+"\n",
-		"namespace: "+Namespace+"}", "namespace: "+namespace+"}", "="+Namespace+"/", "="+namespace+"/",
-		"["+Namespace+"]", "["+namespace+"]").Replace(text)
+	for _, o := range all {
+		visit(o, "", func(name string, value *yaml.Node) {
+			switch {
+			case value.Value == Namespace && (name == "namespace" || name == "resourceNames"):
+				set(value, namespace)
+			case name == "args":
+				value.Value = strings.Replace(value.Value, "--daemonset="+Namespace+"/", "--daemonset="+namespace+"/", 1)
+			}
+		})
+	}
+	return header + format(all)
 }
 
-const (
-	// What lets the next pod start before the one that it replaces ends. One that serves Services,
-	// too, cannot wait beside it.
-	surgeFirst = "  # The new pod waits until the old one ends, and carries its packets at once. If it does not start, the old one stays.\n" +
-		"  updateStrategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 0, maxSurge: 25%}}\n"
-	hasStarted = "        startupProbe: {exec: {command: [/usr/bin/culvert, status]}, periodSeconds: 1, timeoutSeconds: 5, failureThreshold: 86400} # it has started\n"
+const servicesHeader = "# With Services: put your cluster's CIDRs into the ConfigMap at the end. An update restarts the process:\n" +
+	"# services.state and the links keep connections meanwhile. Delete the DaemonSet culvert-node of services.yaml first,\n" +
+	"# where there is one: a node's Services have one server.\n"
 
-	servicesHeader = "# With Services: put your cluster's CIDRs into the ConfigMap at the end. An update restarts the process: services.state and the links keep\n" +
-		"# connections meanwhile. Delete the DaemonSet culvert-node of services.yaml first, where there is one: a node's Services have one server.\n"
-	servicesEnv = "        # With --services=all, an address and a port of the API server that need no Service:\n" +
-		"        # - {name: KUBERNETES_SERVICE_HOST, value: 172.18.0.4}\n" +
-		"        # - {name: KUBERNETES_SERVICE_PORT, value: \"6443\"}\n"
-	servicesVolumes = "      - name: config\n        configMap: {name: culvert-links}\n" +
-		"      - name: state # of the node, so that it outlives the pod; its owner is root alone\n" +
-		"        hostPath: {path: /run/culvert-node, type: DirectoryOrCreate}\n"
-)
-
-// servicesObjects returns the objects of Services for the account of LiqoNodes, without the DaemonSet, its account and the right to read the
-// DaemonSet.
-func servicesObjects() (text string) {
-	for _, o := range strings.Split(Services, "\n---\n") {
-		if strings.Contains(o, "kind: DaemonSet\n") || strings.Contains(o, "kind: ServiceAccount\nmetadata:") ||
-			strings.Contains(o, "kind: Role") && strings.Contains(o, "\n  namespace: kube-system\n") {
-			continue
-		}
-		text += "---\n" + strings.NewReplacer(
-			"{kind: ServiceAccount, name: culvert-node, namespace: kube-system}", "{kind: ServiceAccount, name: culvert-links, namespace: "+Namespace+"}",
-			"kind: ConfigMap\nmetadata:\n  name: culvert-node\n", "kind: ConfigMap\nmetadata:\n  name: culvert-links\n",
-			"name: culvert-node", "name: culvert-links-services",
-			"namespace: kube-system", "namespace: "+Namespace,
-		).Replace(o) + "\n"
+// addServices makes the agent of LiqoNodes serve Services, too, and returns the objects of Services
+// that it needs.
+func addServices(agent *yaml.Node, serve string) []*yaml.Node {
+	all := parse(Services)
+	own, other := container(agent), find(all, "DaemonSet")
+	// The next pod cannot start before this one ends: it cannot serve Services beside it.
+	remove(at(agent, "spec"), "updateStrategy")
+	remove(own, "startupProbe")
+	args := at(own, "args")
+	for _, arg := range []string{"--services=" + serve, "--config=/etc/culvert/node.yaml", "--lease-namespace=culvert-leases"} {
+		n := &yaml.Node{Kind: yaml.ScalarNode}
+		set(n, arg)
+		args.Content = append(args.Content, n)
 	}
-	return text
+	resources := at(own, "resources")
+	remove(resources, "limits")
+	set(at(resources, "requests", "cpu"), "300m")
+	set(at(resources, "requests", "memory"), "128Mi")
+	// A comment above this field says how a pod reaches the API server without Services.
+	server := container(other)
+	own.Content[field(own, "resources")].HeadComment = server.Content[field(server, "resources")].HeadComment
+	mounts, volumes := at(own, "volumeMounts"), at(pod(agent), "volumes")
+	for i, name := range []string{"config", "state"} {
+		mounts.Content = append(mounts.Content, at(server, "volumeMounts", name))
+		volumes.Content = slices.Insert(volumes.Content, i, at(pod(other), "volumes", name))
+	}
+	set(at(volumes, "config", "configMap", "name"), "culvert-links")
+	return servicesObjects(all)
+}
+
+// servicesObjects returns the objects of Services for the account of LiqoNodes, without the
+// DaemonSet, its account and the right to read the DaemonSet.
+func servicesObjects(all []*yaml.Node) (rest []*yaml.Node) {
+	for _, o := range all {
+		name := "culvert-links-services"
+		switch at(o, "kind").Value {
+		case "DaemonSet", "ServiceAccount":
+			continue
+		case "Role", "RoleBinding":
+			if at(o, "metadata", "namespace").Value == "kube-system" {
+				continue
+			}
+		case "ConfigMap":
+			name = "culvert-links"
+		}
+		visit(o, "", func(key string, value *yaml.Node) {
+			switch {
+			case key == "name" && value.Value == "culvert-node":
+				set(value, name)
+			case key == "namespace" && value.Value == "kube-system":
+				set(value, Namespace)
+			}
+		})
+		if field(o, "subjects") >= 0 {
+			for _, subject := range at(o, "subjects").Content {
+				set(at(subject, "name"), "culvert-links")
+			}
+		}
+		rest = append(rest, o)
+	}
+	return rest
 }
 
 // A Gateway has the values of the manifest for a Peering's gateway.
@@ -94,33 +141,49 @@ func (g *Gateway) Values(had *Gateway) string {
 }
 
 // YAML returns the manifest.
-func (g *Gateway) YAML() string { return g.text(strconv.Itoa(g.Replicas)) }
+func (g *Gateway) YAML() string { return format(g.objects()) }
 
-// text returns the manifest, with a text for the number of pods.
-func (g *Gateway) text(replicas string) string {
-	text := strings.NewReplacer(Peering, g.Peering, Image, g.Image, "type: LoadBalancer", "type: "+g.Expose,
-		"replicas: 1", "replicas: "+replicas).Replace(GatewayYAML)
+// objects returns the objects of the manifest.
+func (g *Gateway) objects() []*yaml.Node {
+	all := parse(GatewayYAML)
 	if g.Imports != "" {
-		text += "---\n" + strings.NewReplacer(Peering, g.Peering, Importing, g.Imports).Replace(Imports)
+		all = append(all, parse(Imports)...)
 	}
-	return text
+	names := strings.NewReplacer(Peering, g.Peering, Importing, g.Imports)
+	for _, o := range all {
+		replace(o, names)
+	}
+	deployment := find(all, "Deployment")
+	set(at(container(deployment), "image"), g.Image)
+	set(at(deployment, "spec", "replicas"), g.Replicas)
+	set(at(find(all, "Service"), "spec", "type"), g.Expose)
+	return all
 }
+
+const budget = `apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: NAME
+  namespace: NAMESPACE
+  ownerReferences:
+  - {apiVersion: networking.liqo.io/v1beta1, kind: KIND, name: NAME, uid: UID}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels: {networking.liqo.io/component: gateway, networking.liqo.io/gateway-name: NAME}
+`
 
 // Budget returns the PodDisruptionBudget of a gateway in one of Liqo's tenant namespaces, which
 // keeps one of its replicas when nodes are drained. Kubernetes removes it together with the
 // gateway, a GatewayServer or GatewayClient with this UID.
 func Budget(kind, gateway, namespace, uid string) string {
-	return `---
-apiVersion: policy/v1
-kind: PodDisruptionBudget
-metadata:
-  name: gw-` + gateway + `
-  namespace: ` + namespace + `
-  ownerReferences:
-  - {apiVersion: networking.liqo.io/v1beta1, kind: ` + kind + `, name: ` + strconv.Quote(gateway) + `, uid: ` + strconv.Quote(uid) + `}
-spec:
-  maxUnavailable: 1
-  selector:
-    matchLabels: {networking.liqo.io/component: gateway, networking.liqo.io/gateway-name: ` + strconv.Quote(gateway) + `}
-`
+	o := parse(budget)[0]
+	set(at(o, "metadata", "name"), "gw-"+gateway)
+	set(at(o, "metadata", "namespace"), namespace)
+	owner := at(o, "metadata", "ownerReferences").Content[0]
+	set(at(owner, "kind"), kind)
+	set(at(owner, "name"), gateway)
+	set(at(owner, "uid"), uid)
+	set(at(o, "spec", "selector", "matchLabels", "networking.liqo.io/gateway-name"), gateway)
+	return "---\n" + format([]*yaml.Node{o})
 }

@@ -20,7 +20,7 @@ func documents(t *testing.T, text string) map[string]object {
 			t.Fatalf("%v in\n%s", err, doc)
 		}
 		if o != nil {
-			namespace, _ := at(o, "metadata", "namespace").(string)
+			namespace, _ := valueAt(o, "metadata", "namespace").(string)
 			kind := o["kind"].(string)
 			if kind == "RoleBinding" {
 				continue
@@ -31,7 +31,7 @@ func documents(t *testing.T, text string) map[string]object {
 	return all
 }
 
-func at(o any, path ...string) any {
+func valueAt(o any, path ...string) any {
 	for _, name := range path {
 		m, _ := o.(object)
 		o = m[name]
@@ -45,36 +45,36 @@ func TestGatewayReplicas(t *testing.T) {
 	one := documents(t, (&Gateway{Peering: "milan", Image: "registry.invalid/culvert:1", Expose: "NodePort", Replicas: 1}).YAML())
 	all := documents(t, (&Gateway{Peering: "milan", Image: "registry.invalid/culvert:1", Expose: "NodePort", Replicas: 2}).YAML())
 	d := all["Deployment culvert"]
-	if n := at(d, "spec", "replicas"); n != 2. {
+	if n := valueAt(d, "spec", "replicas"); n != 2. {
 		t.Errorf("%v replicas", n)
 	}
-	at(d, "spec").(object)["replicas"] = 1.
+	valueAt(d, "spec").(object)["replicas"] = 1.
 	if !reflect.DeepEqual(one, all) {
 		t.Errorf("another number of pods changes something else:\n%v\n%v", one, all)
 	}
-	if is := at(d, "spec", "strategy"); !reflect.DeepEqual(is, object{"type": "RollingUpdate", "rollingUpdate": object{"maxUnavailable": 0., "maxSurge": 1.}}) {
+	if is := valueAt(d, "spec", "strategy"); !reflect.DeepEqual(is, object{"type": "RollingUpdate", "rollingUpdate": object{"maxUnavailable": 0., "maxSurge": 1.}}) {
 		t.Errorf("strategy %v", is)
 	}
-	pod := at(d, "spec", "template")
-	if is := at(pod, "metadata", "labels", "culvert.io/active"); is != "false" {
+	pod := valueAt(d, "spec", "template")
+	if is := valueAt(pod, "metadata", "labels", "culvert.io/active"); is != "false" {
 		t.Errorf("active %v", is)
 	}
-	if at(all["Service culvert"], "spec", "selector", "culvert.io/active") != "true" || at(all["Service culvert"], "spec", "type") != "NodePort" {
+	if valueAt(all["Service culvert"], "spec", "selector", "culvert.io/active") != "true" || valueAt(all["Service culvert"], "spec", "type") != "NodePort" {
 		t.Errorf("%v", all["Service culvert"])
 	}
-	if args := at(pod, "spec", "containers").([]any)[0].(object)["args"].([]any); !slices.Contains(args, any("--leader-election")) {
+	if args := valueAt(pod, "spec", "containers").([]any)[0].(object)["args"].([]any); !slices.Contains(args, any("--leader-election")) {
 		t.Errorf("args %v", args)
 	}
-	if rules := at(all["Role culvert"], "rules").([]any); len(rules) != 7 {
+	if rules := valueAt(all["Role culvert"], "rules").([]any); len(rules) != 7 {
 		t.Errorf("%d rules", len(rules))
 	}
-	pods := at(d, "spec", "selector")
-	if budget := at(all["PodDisruptionBudget culvert"], "spec"); !reflect.DeepEqual(budget, object{"maxUnavailable": 1., "selector": pods}) {
+	pods := valueAt(d, "spec", "selector")
+	if budget := valueAt(all["PodDisruptionBudget culvert"], "spec"); !reflect.DeepEqual(budget, object{"maxUnavailable": 1., "selector": pods}) {
 		t.Errorf("the budget is %v, of pods %v", budget, pods)
 	}
 	apart := object{"podAntiAffinity": object{"preferredDuringSchedulingIgnoredDuringExecution": []any{object{"weight": 100.,
 		"podAffinityTerm": object{"topologyKey": "kubernetes.io/hostname", "labelSelector": pods}}}}}
-	if is := at(pod, "spec", "affinity"); !reflect.DeepEqual(is, apart) {
+	if is := valueAt(pod, "spec", "affinity"); !reflect.DeepEqual(is, apart) {
 		t.Errorf("affinity %v, want %v", is, apart)
 	}
 }
@@ -83,11 +83,11 @@ func TestGatewayReplicas(t *testing.T) {
 // even if the gateway's name is a number.
 func TestBudget(t *testing.T) {
 	b := documents(t, strings.TrimPrefix(Budget("GatewayServer", "7", "liqo-tenant-7", "1e3"), "---\n"))["PodDisruptionBudget liqo-tenant-7"]
-	if at(b, "metadata", "name") != "gw-7" || at(b, "spec", "selector", "matchLabels", "networking.liqo.io/gateway-name") != "7" || at(b, "spec", "maxUnavailable") != float64(1) {
+	if valueAt(b, "metadata", "name") != "gw-7" || valueAt(b, "spec", "selector", "matchLabels", "networking.liqo.io/gateway-name") != "7" || valueAt(b, "spec", "maxUnavailable") != float64(1) {
 		t.Errorf("%v", b)
 	}
 	owners := []any{object{"apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer", "name": "7", "uid": "1e3"}}
-	if is := at(b, "metadata", "ownerReferences"); !reflect.DeepEqual(is, owners) {
+	if is := valueAt(b, "metadata", "ownerReferences"); !reflect.DeepEqual(is, owners) {
 		t.Errorf("owners %v, want %v", is, owners)
 	}
 }

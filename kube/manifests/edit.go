@@ -1,0 +1,121 @@
+package manifests
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Manifests are edited as trees of YAML nodes, because these keep the comments, which tell a user
+// which line to change. A field that is not there is a fault of this package, and panics.
+
+// parse returns the objects of a manifest.
+func parse(text string) (all []*yaml.Node) {
+	for document := range strings.SplitSeq(text, "\n---\n") {
+		var n yaml.Node
+		if err := yaml.Unmarshal([]byte(document+"\n"), &n); err != nil {
+			panic(err)
+		}
+		all = append(all, n.Content[0])
+	}
+	return all
+}
+
+// format returns the manifest of objects.
+func format(all []*yaml.Node) string {
+	var b bytes.Buffer
+	for i, o := range all {
+		if i > 0 {
+			b.WriteString("---\n")
+		}
+		e := yaml.NewEncoder(&b)
+		e.SetIndent(2)
+		e.CompactSeqIndent()
+		if err := e.Encode(o); err != nil {
+			panic(err)
+		}
+		e.Close()
+	}
+	return b.String()
+}
+
+// find returns the first object of a kind.
+func find(all []*yaml.Node, kind string) *yaml.Node {
+	return all[slices.IndexFunc(all, func(o *yaml.Node) bool { return at(o, "kind").Value == kind })]
+}
+
+// field returns the index of a field's name in a mapping; its value is the next. Of a list of
+// mappings, it returns the index of the item with that name.
+func field(n *yaml.Node, name string) int {
+	step := 2
+	if n.Kind == yaml.SequenceNode {
+		step = 1
+	}
+	for i := 0; i < len(n.Content); i += step {
+		if step == 2 && n.Content[i].Value == name || step == 1 && at(n.Content[i], "name").Value == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// at returns what a path of fields and of names of list items leads to.
+func at(n *yaml.Node, path ...string) *yaml.Node {
+	for _, name := range path {
+		i := field(n, name)
+		if i < 0 {
+			panic("a manifest has no " + strings.Join(path, "."))
+		}
+		if n.Kind == yaml.MappingNode {
+			i++
+		}
+		n = n.Content[i]
+	}
+	return n
+}
+
+// remove removes a field and its comments from a mapping.
+func remove(n *yaml.Node, name string) {
+	at(n, name)
+	i := field(n, name)
+	n.Content = slices.Delete(n.Content, i, i+2)
+}
+
+// set changes a value. It quotes what a reader would take for a number or a boolean.
+func set(n *yaml.Node, value any) {
+	var v yaml.Node
+	if err := v.Encode(value); err != nil {
+		panic(err)
+	}
+	if v.Tag == n.Tag {
+		v.Style |= n.Style & yaml.DoubleQuotedStyle
+	}
+	n.Tag, n.Value, n.Style = v.Tag, v.Value, v.Style
+}
+
+// visit calls f for each value that is no mapping and no list, with the name of its field.
+func visit(n *yaml.Node, name string, f func(name string, value *yaml.Node)) {
+	for i, part := range n.Content {
+		if n.Kind == yaml.MappingNode {
+			if name = n.Content[i&^1].Value; i%2 == 0 {
+				continue
+			}
+		}
+		visit(part, name, f)
+	}
+	if n.Kind == yaml.ScalarNode {
+		f(name, n)
+	}
+}
+
+// replace replaces parts of all values and comments.
+func replace(n *yaml.Node, r *strings.Replacer) {
+	for _, text := range []*string{&n.Value, &n.HeadComment, &n.LineComment, &n.FootComment} {
+		*text = r.Replace(*text)
+	}
+	for _, part := range n.Content {
+		replace(part, r)
+	}
+}
