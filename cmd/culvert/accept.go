@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert/cmd/internal/cli"
-	"culvert/kube/deploy"
 	"culvert/kube/join"
 	"culvert/kube/peering"
 )
@@ -82,7 +82,7 @@ func (x *inviting) accept(i *join.Invitation) error {
 		x.peer.Role = "Server"
 		return x.complete(i)
 	}
-	nonce := deploy.Nonce(x.found, i.From)
+	nonce := cmp.Or(x.found.Nonce(i.From), join.NewNonce())
 	if err := x.install(nonce); err != nil {
 		return err
 	}

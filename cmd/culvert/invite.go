@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -123,7 +124,7 @@ func (x *inviting) invite() error {
 	if role := x.found.Role(x.peer.Name); role == "Client" {
 		return x.of(fmt.Errorf("its Peering %s is a Client, and a Server invites: let %[1]s invite, or leave the peering first", x.peer.Name))
 	}
-	nonce := deploy.Nonce(x.found, x.peer.Name)
+	nonce := cmp.Or(x.found.Nonce(x.peer.Name), join.NewNonce())
 	if err := x.install(nonce); err != nil {
 		return err
 	}

@@ -5,12 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -35,6 +32,9 @@ type podSet struct {
 	resource                      schema.GroupVersionResource
 	namespace, name, kind, labels string
 }
+
+// gatewayLabels select the pods of a Peering's gateway.
+func gatewayLabels(name string) string { return "app=culvert-gateway,culvert.io/peering=" + name }
 
 // Rolled returns what is missing until the pods of a Peering's gateway and all agents are those that were applied last, and run. The error is a
 // StuckError if one of them cannot start.
@@ -92,54 +92,6 @@ func rolled(u *unstructured.Unstructured) string {
 		return fmt.Sprintf("%s: %d pods are to end", of, st.Replicas-want)
 	}
 	return ""
-}
-
-// Key returns the public key of a Peering's gateway once that of its Secret is the one in use, by a pod that stays; otherwise missing says why not.
-func (c *Cluster) Key(ctx context.Context, name string) (key, missing string, err error) {
-	status, err := c.Status(ctx, name)
-	if err != nil {
-		return "", "", err
-	}
-	if status.PublicKey == "" || status.Active == nil {
-		return "", "the gateway's key" + colon(cmp.Or(status.Message, "the gateway is starting")), nil
-	}
-	pod, err := c.client.Resource(pods).Namespace(peering.GatewayNamespace).Get(ctx, status.Active.Pod, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && pod.GetDeletionTimestamp() != nil {
-		return "", fmt.Sprintf("another gateway in the place of pod %s, which ends", status.Active.Pod), nil
-	}
-	if err != nil {
-		return "", "", fmt.Errorf("get pod %s: %w", status.Active.Pod, err)
-	}
-	annotations, err := c.annotations(ctx, "/api/v1/namespaces/"+peering.GatewayNamespace+"/secrets/culvert-"+name)
-	if err != nil {
-		return "", "", fmt.Errorf("get the annotations of Secret culvert-%s: %w", name, err)
-	}
-	if has := annotations[peering.KeyAnnotation]; has != "" && has != status.PublicKey {
-		return "", fmt.Sprintf("a gateway with the key of Secret culvert-%s, whose public one is %s; the active one began with another: kubectl -n %s rollout restart deployment culvert-%[1]s",
-			name, has, peering.GatewayNamespace), nil
-	}
-	return status.PublicKey, "", nil
-}
-
-// annotations returns those of an object, without reading the rest of it: a private key stays in its cluster.
-func (c *Cluster) annotations(ctx context.Context, path string) (map[string]string, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.host+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	request.Header.Set("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1")
-	response, err := c.http.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the API server answers %s", response.Status)
-	}
-	var o struct {
-		Metadata struct{ Annotations map[string]string }
-	}
-	return o.Metadata.Annotations, json.NewDecoder(io.LimitReader(response.Body, 1<<20)).Decode(&o)
 }
 
 // Trouble says, from the cluster's objects, why pods of a Peering's gateway or of agents do not run; "" if they do. The error is a StuckError if a pod

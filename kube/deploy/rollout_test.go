@@ -1,11 +1,8 @@
 package deploy
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/rest"
 	kubetesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
@@ -73,23 +69,6 @@ func TestTrouble(t *testing.T) {
 	}
 }
 
-// TestAwaitStuck: a pod that cannot start ends the wait, unless it does start a moment later.
-func TestAwaitStuck(t *testing.T) {
-	need.Bubble(t, func(t *testing.T) {
-		began := time.Now()
-		look := func(context.Context) (string, error) {
-			if since := time.Since(began); since > 10*time.Second && since < 20*time.Second { // the registry is back for a while
-				return "the pod starts", nil
-			}
-			return "", &StuckError{"pod a: ErrImagePull"}
-		}
-		err := Await(t.Context(), func(string) {}, look)
-		if took := time.Since(began).Round(time.Second); err == nil || !strings.HasPrefix(err.Error(), "pod a: ErrImagePull; correct it") || took != 20*time.Second+stuckTime {
-			t.Errorf("%v after %v", err, took)
-		}
-	})
-}
-
 // TestOlderKindEnds: before a gateway that elects takes the place of one that does not, the latter's pods have ended.
 func TestOlderKindEnds(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
@@ -111,38 +90,4 @@ func TestOlderKindEnds(t *testing.T) {
 			t.Errorf("%d replicas after %v", n, time.Since(began))
 		}
 	})
-}
-
-// TestKeyIsOfSecret: the key that the peer gets is that of the Secret, of a gateway that stays, and the private one is not asked for.
-func TestKeyIsOfSecret(t *testing.T) {
-	var pod, annotation string
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		switch {
-		case strings.Contains(r.URL.Path, "/secrets/"):
-			if !strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata") {
-				t.Errorf("%s: the whole Secret is asked for", r.URL)
-			}
-			fmt.Fprintf(w, `{"metadata": {"annotations": {%s}}}`, annotation)
-		case strings.Contains(r.URL.Path, "/pods/"):
-			fmt.Fprintf(w, `{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a" %s}}`, pod)
-		default:
-			fmt.Fprint(w, `{"apiVersion": "culvert.io/v1alpha1", "kind": "Peering", "metadata": {"name": "milan"}, "status": {"publicKey": "k", "active": {"pod": "a"}}}`)
-		}
-	}))
-	defer server.Close()
-	c, err := New(&rest.Config{Host: server.URL})
-	need.NoError(t, err)
-	for _, tt := range []struct{ pod, annotation, missing string }{
-		{"", `"culvert.io/public-key": "k"`, ""},
-		{"", ``, ""}, // of an older version
-		{"", `"culvert.io/public-key": "other"`, "a gateway with the key of Secret culvert-milan, whose public one is other"},
-		{`, "deletionTimestamp": "2026-01-01T00:00:00Z"`, `"culvert.io/public-key": "k"`, "another gateway in the place of pod a, which ends"},
-	} {
-		pod, annotation = tt.pod, tt.annotation
-		key, missing, err := c.Key(t.Context(), "milan")
-		if err != nil || !strings.HasPrefix(missing, tt.missing) || (missing == "") != (tt.missing == "") || (key == "k") != (missing == "") {
-			t.Errorf("%+v: %q, %q, %v", tt, key, missing, err)
-		}
-	}
 }

@@ -1,0 +1,162 @@
+package deploy
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"culvert/kube/manifests"
+	"culvert/kube/peering"
+)
+
+// InstallRights returns the rights that Install and ApplyPeering need.
+func InstallRights() []Right {
+	all, err := Parts(anyGateway("any"))
+	if err != nil {
+		panic(err) // the manifests are our own
+	}
+	rights := append(rightsFor(all, "create", "patch"), rightsFor([]*unstructured.Unstructured{newPeering("any", nil, nil)}, "get", "list", "create", "update")...)
+	for _, r := range []string{"nodes", "pods", "services"} {
+		rights = append(rights, Right{"list", "", r, ""})
+	}
+	return append(rights, Right{"get", "", "namespaces", ""}, Right{"get", "", "secrets", peering.GatewayNamespace}, // its annotations
+		Right{"get", "apps", "deployments", peering.GatewayNamespace}, Right{"get", "apps", "daemonsets", peering.NodeNamespace})
+}
+
+// Parts returns the objects of one Peering's end, and those that every peering needs.
+func Parts(g *manifests.Gateway) ([]*unstructured.Unstructured, error) {
+	return Objects(manifests.Common(g.Image) + "\n---\n" + g.YAML())
+}
+
+// anyGateway has all objects that a gateway can have.
+func anyGateway(name string) *manifests.Gateway {
+	return &manifests.Gateway{Peering: name, Image: manifests.Image, Expose: "NodePort", Replicas: 2}
+}
+
+// A Plan is what Install does in a cluster.
+type Plan struct {
+	Owner string   // who else installs culvert there, such as Helm: nothing of theirs is changed, and nothing is added; "" = nobody
+	Kept  []string // labels of others, which stay
+	all   []*unstructured.Unstructured
+	g     *manifests.Gateway
+}
+
+// Rehearse plans what Install and ApplyPeering are to do, and has the API server check all of it, without any change. Objects in a namespace that is
+// not there yet, and of a kind that is not there yet, are checked only here.
+func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peering.Spec, notes map[string]string) (*Plan, error) {
+	all, err := Parts(g)
+	if err != nil {
+		return nil, err
+	}
+	p := &Plan{g: g, all: all}
+	dry := []string{metav1.DryRunAll}
+	for _, u := range all {
+		if u.GetKind() == "Namespace" {
+			if err := c.keepLevel(ctx, u, p); err != nil {
+				return nil, err
+			}
+		}
+		stored, err := c.of(u).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: manager, Force: true, DryRun: dry})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("apply %s: %w", nameOf(u), err)
+		}
+		if err == nil {
+			p.Owner = cmp.Or(p.Owner, ownerOf(stored))
+		}
+	}
+	if p.Owner != "" {
+		p.all = nil
+	}
+	wants := *spec
+	if wants.Role == "Client" && wants.Endpoint == "" {
+		wants.Endpoint = "192.0.2.1:51840" // the Server does not have one yet
+	}
+	u := newPeering(spec.Peer, &wants, notes)
+	if fault := peering.PeeringOf(u).Fault(); fault != "" {
+		return nil, fmt.Errorf("%s: %s", nameOf(u), fault)
+	}
+	if err := c.replace(ctx, u, dry); err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("apply %s: %w", nameOf(u), err)
+	}
+	return p, nil
+}
+
+// levelLabel is the label of a namespace that says which pods its Pod Security lets in.
+const levelLabel = "pod-security.kubernetes.io/enforce"
+
+// keepLevel leaves out the Pod Security level of a namespace that has another one, if our pods fit in.
+func (c *Cluster) keepLevel(ctx context.Context, u *unstructured.Unstructured, p *Plan) error {
+	stored, err := c.of(u).Get(ctx, u.GetName(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get %s: %w", nameOf(u), err)
+	}
+	have, want := stored.GetLabels()[levelLabel], u.GetLabels()[levelLabel]
+	switch {
+	case have == "" || have == want:
+	case want == "privileged":
+		return fmt.Errorf("namespace %s has the label %s=%s, which keeps out the agents, and somebody else has set it; if they may run there: kubectl label --overwrite namespace %[1]s %[2]s=%s",
+			u.GetName(), levelLabel, have, want)
+	default:
+		p.Kept = append(p.Kept, fmt.Sprintf("%s=%s of namespace %s", levelLabel, have, u.GetName()))
+		u.SetLabels(nil)
+	}
+	return nil
+}
+
+// Install creates or updates everything that runs for a Peering. Objects that are already right are not changed.
+func (c *Cluster) Install(ctx context.Context, p *Plan) error {
+	for _, u := range p.all {
+		if u.GetKind() == "Deployment" {
+			if err := c.elected(ctx, u); err != nil {
+				return err
+			}
+		}
+		if err := c.apply(ctx, u); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// elected prepares for a gateway's Deployment one of an older version, whose pods do not elect the one that forwards: beside one of them, a pod that
+// elects would take turns with it. So the old ones end first.
+func (c *Cluster) elected(ctx context.Context, next *unstructured.Unstructured) error {
+	of := c.of(next)
+	old, err := of.Get(ctx, next.GetName(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get %s: %w", nameOf(next), err)
+	}
+	if elects(old) {
+		return nil
+	}
+	if _, err := of.Patch(ctx, next.GetName(), types.MergePatchType, []byte(`{"spec":{"replicas":0}}`), metav1.PatchOptions{FieldManager: manager}); err != nil {
+		return fmt.Errorf("scale %s to 0, because its pods do not elect: %w", nameOf(next), err)
+	}
+	labels := gatewayLabels(strings.TrimPrefix(next.GetName(), "culvert-"))
+	return Await(ctx, func(string) {}, func(ctx context.Context) (missing string, err error) {
+		err = c.each(ctx, pods, next.GetNamespace(), labels, func(u *unstructured.Unstructured) { missing = nameOf(u) + ", of an older version, is ending" })
+		return missing, err
+	})
+}
+
+func elects(d *unstructured.Unstructured) bool {
+	all, _, _ := unstructured.NestedSlice(d.Object, "spec", "template", "spec", "containers")
+	return slices.ContainsFunc(all, func(one any) bool {
+		container, _ := one.(map[string]any)
+		args, _ := container["args"].([]any)
+		return slices.Contains(args, any("--leader-election"))
+	})
+}

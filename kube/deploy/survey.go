@@ -1,0 +1,112 @@
+package deploy
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"culvert/kube/join"
+	"culvert/kube/manifests"
+	"culvert/kube/peering"
+)
+
+// Survey reads what a cluster's objects say about its addresses.
+func (c *Cluster) Survey(ctx context.Context) (*join.Survey, error) {
+	s := &join.Survey{}
+	if err := c.each(ctx, nodes, "", "", s.Node); err != nil {
+		return nil, err
+	}
+	if err := c.each(ctx, pods, "", "", s.Pod); err != nil {
+		return nil, err
+	}
+	if err := c.each(ctx, services, "", "", s.Service); err != nil {
+		return nil, err
+	}
+	if err := c.each(ctx, cidrs, "", "", s.ServiceCIDR); err != nil {
+		return nil, err
+	}
+	if err := c.each(ctx, pools, "", "", s.IPPool); err != nil {
+		return nil, err
+	}
+	if err := c.each(ctx, peerings, peering.GatewayNamespace, "", s.Peering); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Peerings returns the names of the cluster's Peerings, including those of which only parts exist.
+func (c *Cluster) Peerings(ctx context.Context) ([]string, error) {
+	names := map[string]bool{}
+	err := c.each(ctx, peerings, peering.GatewayNamespace, "", func(u *unstructured.Unstructured) { names[u.GetName()] = true })
+	if err == nil {
+		err = c.each(ctx, bindings, "", "", func(u *unstructured.Unstructured) {
+			role, _, _ := unstructured.NestedString(u.Object, "roleRef", "name")
+			if name, ok := strings.CutPrefix(u.GetName(), "culvert-"); ok && role == "culvert-gateway" {
+				names[name] = true
+			}
+		})
+	}
+	return slices.Sorted(maps.Keys(names)), err
+}
+
+// Installed returns what is installed in a cluster: the image of its agents ("" if there are none), and about a Peering's gateway the type of its
+// Service, its number of pods (0 if there is no gateway), and whether it has rights in imports, the namespace for the peer's exports.
+func (c *Cluster) Installed(ctx context.Context, name, imports string) (*manifests.Gateway, error) {
+	i := &manifests.Gateway{Peering: name}
+	u, err := c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node", metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("get DaemonSet culvert-node: %w", err)
+	}
+	if err == nil {
+		if all, _, _ := unstructured.NestedSlice(u.Object, "spec", "template", "spec", "containers"); len(all) > 0 {
+			first, _ := all[0].(map[string]any)
+			i.Image, _ = first["image"].(string)
+		}
+	}
+	s, err := c.client.Resource(services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name, metav1.GetOptions{})
+	if err == nil {
+		i.Expose, _, _ = unstructured.NestedString(s.Object, "spec", "type")
+	} else if !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("get Service culvert-%s: %w", name, err)
+	}
+	d, err := c.client.Resource(deployments).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name, metav1.GetOptions{})
+	if err == nil {
+		n, _, _ := unstructured.NestedInt64(d.Object, "spec", "replicas")
+		i.Replicas = int(n)
+	} else if !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("get Deployment culvert-%s: %w", name, err)
+	}
+	if imports == "" {
+		return i, nil
+	}
+	if _, err = c.client.Resource(roles).Namespace(imports).Get(ctx, peering.ImportRole(name), metav1.GetOptions{}); err == nil {
+		i.Imports = imports
+	} else if !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("get Role %s in %s: %w", peering.ImportRole(name), imports, err)
+	}
+	return i, nil
+}
+
+// CanImport returns why a gateway cannot get rights in the namespace for its peer's exports.
+func (c *Cluster) CanImport(ctx context.Context, g *manifests.Gateway) error {
+	all, err := Parts(g)
+	if err != nil {
+		return err
+	}
+	all = slices.DeleteFunc(all, func(u *unstructured.Unstructured) bool { return u.GetNamespace() != g.Imports })
+	if err := c.Allowed(ctx, rightsFor(all, "create", "patch")); err != nil {
+		return err
+	}
+	if _, err := c.client.Resource(namespaces).Get(ctx, g.Imports, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+		return fmt.Errorf("--imports: there is no namespace %s; make it: kubectl create namespace %[1]s", g.Imports)
+	} else if err != nil {
+		return fmt.Errorf("get Namespace %s: %w", g.Imports, err)
+	}
+	return nil
+}
