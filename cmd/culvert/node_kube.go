@@ -61,7 +61,7 @@ func (k *nodeKube) serve(base *services.Config, show shower, log *logrus.Logger)
 				stop()
 			}
 			saved = nil
-			if err != nil && server == nil && !errors.As(err, new(*services.TakenError)) && !errors.Is(err, state.ErrInUse) { // this machine cannot serve
+			if err != nil && server == nil && !errors.As(err, new(*services.ConflictError)) && !errors.Is(err, state.ErrInUse) { // this machine cannot serve
 				failed = err
 				stop()
 			}

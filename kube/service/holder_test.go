@@ -91,7 +91,7 @@ func (e *electorate) join(name string) {
 				return errors.New("no TUN device")
 			}
 			if e.taken == name && slices.ContainsFunc(c.Services, func(s services.Service) bool { return len(s.LoadBalancerIPs) > 0 }) {
-				return &services.TakenError{Addresses: addr(announcedAddress)}
+				return &services.ConflictError{Addresses: addr(announcedAddress)}
 			}
 			m.answers = fmt.Sprint(c.Answers)
 			return nil

@@ -92,7 +92,7 @@ const (
 	maxEvents = 1024                   // that wait for the API server; all are in the log
 )
 
-// Run makes apply serve what the objects say, until ctx ends. A refused configuration is tried again; a services.TakenError costs only the addresses
+// Run makes apply serve what the objects say, until ctx ends. A refused configuration is tried again; a services.ConflictError costs only the addresses
 // that it names.
 func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 	var tasks sync.WaitGroup
@@ -186,7 +186,7 @@ func (s *Source) apply(serve func(*services.Config) error) {
 		s.mu.Unlock()
 
 		err := serve(c)
-		var taken *services.TakenError
+		var taken *services.ConflictError
 		if errors.As(err, &taken) && s.refuse(taken) {
 			continue
 		}
@@ -218,7 +218,7 @@ func (s *Source) apply(serve func(*services.Config) error) {
 }
 
 // refuse leaves out addresses that the kernel has refused, and reports whether there are new ones.
-func (s *Source) refuse(taken *services.TakenError) bool {
+func (s *Source) refuse(taken *services.ConflictError) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	news := s.state.Refuse(taken.Addresses)

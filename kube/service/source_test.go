@@ -261,7 +261,7 @@ func TestSourceRefused(t *testing.T) {
 		c.mutex.Lock()
 		c.refusal = func(w *services.Config) error {
 			if slices.Contains(w.Services[0].ExternalIPs, taken[0]) {
-				return &services.TakenError{Addresses: taken}
+				return &services.ConflictError{Addresses: taken}
 			}
 			return nil
 		}

@@ -26,7 +26,7 @@ func TestAnnounceFile(t *testing.T) {
 	// The node also has the IPv6 address: before the local table, everything to it is routed to the
 	// device.
 	front := 0
-	for _, s := range c.plan(c.Addresses, remnant{}).front {
+	for _, s := range c.plan(c.Addresses, orphans{}).front {
 		if s.protocol == 0 {
 			front++
 			if want := (steer{to: netip.MustParsePrefix("fd99::7/128")}); s != want {
@@ -38,11 +38,11 @@ func TestAnnounceFile(t *testing.T) {
 		t.Errorf("%d rules for all protocols", front)
 	}
 	// For IPv4 it has a route that ends with the process, although the device does not.
-	if p := c.plan(c.Addresses, remnant{}); p.answers || p.answered != nil || !slices.Contains(p.routes, netip.MustParsePrefix("203.0.113.8/32")) {
+	if p := c.plan(c.Addresses, orphans{}); p.answers || p.answered != nil || !slices.Contains(p.routes, netip.MustParsePrefix("203.0.113.8/32")) {
 		t.Errorf("without a state folder it plans %v apart from %v", p.answered, p.routes)
 	}
 	c.State = "/run/culvert"
-	p := c.plan(c.Addresses, remnant{})
+	p := c.plan(c.Addresses, orphans{})
 	if want := []netip.Prefix{netip.MustParsePrefix("203.0.113.8/32"), netip.MustParsePrefix("203.0.113.9/32")}; !p.answers || !slices.Equal(p.answered, want) {
 		t.Errorf("with a state folder it plans %v apart, want %v", p.answered, want)
 	}

@@ -103,7 +103,7 @@ func TestPlan(t *testing.T) {
 	need.NoError(t, err)
 	own := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("172.18.0.9"), netip.MustParseAddr("fd18::2")}
 	c.Services[1].Endpoints[1].Port = 65535 // no rule can name it
-	p := c.plan(own, remnant{})
+	p := c.plan(own, orphans{})
 	if want := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("203.0.113.7/32")}; !slices.Equal(p.routes, want) {
 		t.Errorf("routes %v, want %v", p.routes, want)
 	}
@@ -166,7 +166,7 @@ func TestFewEndpointPorts(t *testing.T) {
 		x.Endpoints = append(x.Endpoints, Endpoint{Address: netip.MustParseAddr("10.244.1.5"), Port: 1000 + 2*i})
 	}
 	c.Services = []Service{x}
-	p := c.plan(c.Addresses, remnant{})
+	p := c.plan(c.Addresses, orphans{})
 	if n := len(p.front) + len(p.behind); n > 2*maxEndpointPorts+2 {
 		t.Errorf("%d rules", n)
 	}
@@ -208,7 +208,7 @@ func TestFewerRanges(t *testing.T) {
 	for i := range uint16(2 * maxNodePorts) {
 		c.Services = append(c.Services, Service{NodePort: 30000 + 2*i, Port: 80, Protocol: 6})
 	}
-	p := c.plan(nil, remnant{})
+	p := c.plan(nil, orphans{})
 	if n := len(p.front); n > maxNodePorts+1 {
 		t.Errorf("%d rules in front of the local table", n)
 	}
@@ -223,7 +223,7 @@ func TestFewerRanges(t *testing.T) {
 		s := &c.Services[i]
 		s.Port, s.NodePort, s.ExternalIPs = s.NodePort, 0, c.Addresses
 	}
-	p = c.plan(c.Addresses, remnant{})
+	p = c.plan(c.Addresses, orphans{})
 	if n := len(p.front); n > maxNodePorts+1 {
 		t.Errorf("%d rules for external addresses in front of the local table", n)
 	}

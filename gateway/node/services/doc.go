@@ -22,9 +22,9 @@
 // A client that has asked for its port keeps it (rules.Kept), if the endpoint is a pod: servers may
 // look at it, or answer to it. A masqueraded one gets another privileged port. Then the kernel
 // recognises answers by the endpoint's port, too. These rules exist before the engine relies on
-// them, and as long as a connection needs them (change.go, left.go). They would also match packets
-// of direct connections if they were for all ports: half of the traffic of a pod whose own ports
-// begin at 1024.
+// them, and as long as a connection needs them (apply.go, orphans.go). They would also match
+// packets of direct connections if they were for all ports: half of the traffic of a pod whose own
+// ports begin at 1024.
 //
 // # The local table
 //
@@ -39,18 +39,18 @@
 //
 // With a state folder the device is persistent (TUNSETPERSIST), and rules and routes stay. Packets
 // for Services then end in a device that nobody reads, so no kernel resets a connection, until the
-// next run takes everything over and restores the connections (keep.go). No rule changes meanwhile.
-// A connection that was not saved is recognised by its client's next packet, which gets the same
-// endpoint and, unless it is in use, the same port by the saved key; if the endpoint speaks first,
-// its packet is lost.
+// next run takes everything over and restores the connections (keeper.go). No rule changes
+// meanwhile. A connection that was not saved is recognised by its client's next packet, which gets
+// the same endpoint and, unless it is in use, the same port by the saved key; if the endpoint
+// speaks first, its packet is lost.
 //
 // A process may also take over from a running one (handover.go, takeover.go), by a socket in the
 // state folder: it gets the open device, with the packets waiting there, and the connections, while
 // the old process serves. Then the old one stops reading and sends the changes, and the new one
 // starts reading. So no packet is lost, and none is processed by two engines.
 //
-// The last state from Kubernetes is saved too (saved.go), so that a process that starts without the
-// API server serves it.
+// The last state from Kubernetes is saved too (savedconfig.go), so that a process that starts
+// without the API server serves it.
 //
 // All rules and routes have the kernel's protocol number, because systemd-networkd removes those of
 // others whenever it starts (ManageForeignRoutingPolicyRules), and the only rule for the local
@@ -65,7 +65,7 @@
 //
 // The kernel must stop answering when this process dies, so that another node can take over, even
 // if a kill leaves the device behind. So the answering addresses have a route by a device that
-// never outlives the process (keepalive.go), and packets to them have another route.
+// never outlives the process (vip.go), and packets to them have another route.
 //
 // # What this does not do
 //

@@ -23,11 +23,11 @@ const doneTime = 2 * time.Second
 
 // Names of the descriptors for the new process (handover.Socket). Both versions must know them.
 const (
-	offerLock      = "lock"   // of the state folder
-	offerDevice    = "device" // to read from, including the waiting packets
-	offerKeepalive = "pulse"  // see keepalive.go; absent if no IPv4 address is announced
-	offerListener  = "door"   // where the next process asks to take over
-	offerPage      = "page"   // of services.metrics, with its address
+	offerLock     = "lock"   // of the state folder
+	offerDevice   = "device" // to read from, including the waiting packets
+	offerVIP      = "pulse"  // see vip.go; absent if no IPv4 address is announced
+	offerListener = "door"   // where the next process asks to take over
+	offerPage     = "page"   // of services.metrics, with its address
 )
 
 // HandedOver is the error of a Run that has ended because another process serves instead.
@@ -139,7 +139,7 @@ func (s *Server) send(line *handover.Line, since nat.Time, pause, within time.Du
 // offer sends the open descriptors, and what the other process must know before it opens anything.
 func (s *Server) offer(line *handover.Line) error {
 	s.mu.Lock()
-	node, keepalive := s.config.Node, s.steering.keepalive
+	node, vip := s.config.Node, s.steering.vip
 	s.mu.Unlock()
 	identity := state.Identity{Cluster: node, PortKey: s.keeper.key}
 	offer := handover.Offer{Identity: identity.Encode()}
@@ -148,9 +148,9 @@ func (s *Server) offer(line *handover.Line) error {
 		handover.Open(offerDevice, "", s.device),
 		handover.Open(offerListener, "", s.takeover.(*net.UnixListener)),
 	}
-	if keepalive != nil {
-		again := func() (int, error) { return unix.FcntlInt(uintptr(keepalive.descriptor), unix.F_DUPFD_CLOEXEC, 0) }
-		open = append(open, handover.Opened{Socket: handover.Socket{Name: offerKeepalive}, Descriptor: again})
+	if vip != nil {
+		again := func() (int, error) { return unix.FcntlInt(uintptr(vip.descriptor), unix.F_DUPFD_CLOEXEC, 0) }
+		open = append(open, handover.Opened{Socket: handover.Socket{Name: offerVIP}, Descriptor: again})
 	}
 	if l, address := s.page.Socket(); l != nil {
 		open = append(open, handover.Open(offerPage, address, l.(*net.TCPListener)))

@@ -26,7 +26,7 @@ const proxyProtocol = 203
 // An announcer makes the kernel answer at layer 2 for addresses that are not this node's.
 //
 // For IPv4 it uses proxy neighbours. The kernel answers while the address has a route by the
-// keepalive device, which ends with this process.
+// VIP device, which ends with this process.
 //
 // For IPv6 it uses a socket's anycast membership, which always ends with this process; rules before
 // the local table (plan.go) send to the device what the membership would deliver to the node. Proxy

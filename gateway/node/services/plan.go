@@ -44,8 +44,8 @@ func (s *steer) family() int {
 	return familyOf(s.from)
 }
 
-// A remnant is what connections need although no Service of the configuration has it.
-type remnant struct {
+// orphans are what connections need although no Service of the configuration has it.
+type orphans struct {
 	at   []netip.AddrPort // where clients reach a Service over TCP
 	ends []portOf         // ports of endpoints
 }
@@ -58,7 +58,7 @@ type portOf struct {
 
 // plan returns the plan of c for a node whose addresses are own and those of c, one of which may be
 // missing for a while. What is left leads to the device too.
-func (c *Config) plan(own []netip.Addr, left remnant) *plan {
+func (c *Config) plan(own []netip.Addr, left orphans) *plan {
 	own = slices.Clip(own)
 	for _, a := range c.Addresses {
 		if !slices.Contains(own, a) {
@@ -161,7 +161,7 @@ func (c *Config) plan(own []netip.Addr, left remnant) *plan {
 }
 
 // NAT returns the engine's configuration for c, on a node whose addresses are own.
-func (c *Config) NAT(own []netip.Addr) *nat.Config { return &c.plan(own, remnant{}).nat }
+func (c *Config) NAT(own []netip.Addr) *nat.Config { return &c.plan(own, orphans{}).nat }
 
 func containsAddr(list []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })

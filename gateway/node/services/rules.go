@@ -47,7 +47,7 @@ var answeredProtocols = []int{unix.IPPROTO_ICMP, unix.IPPROTO_IPIP, unix.IPPROTO
 	unix.IPPROTO_AH, unix.IPPROTO_SCTP, unix.IPPROTO_UDPLITE}
 
 // answered returns the rules for addresses whose route only makes the kernel answer ARP
-// (keepalive.go). They lead packets on, by protocol, and also packets that this node sends, because
+// (vip.go). They lead packets on, by protocol, and also packets that this node sends, because
 // not all of the kernel's lookups specify a protocol.
 func answered() (all []netlink.Rule) {
 	rule := func() *netlink.Rule {

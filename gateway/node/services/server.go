@@ -56,18 +56,18 @@ type Server struct {
 	announcer *announcer
 	// what the last plan led to the device without a Service, and all ports of endpoints
 	// +checklocks:mu
-	left remnant
+	orphans orphans
 	// +checklocks:mu
-	changes Changes
+	changeLog ChangeLog
 	// the last findings of nameListeners +checklocks:mu
 	named map[string]bool
 }
 
 // New makes the device, and the routes and rules that lead to it, or continues with those of an
 // earlier run. With c.TakeOver it takes over from a running process; it may then return a Server
-// together with a TakenError, which says what the next Apply must leave out. A tolerant Server runs
-// without addresses of c that this machine lacks. An error without a Server means that nothing new
-// was left behind, unless it says so. The error is state.ErrInUse while another process serves.
+// together with a ConflictError, which says what the next Apply must leave out. A tolerant Server
+// runs without addresses of c that this machine lacks. An error without a Server means that nothing
+// new was left behind, unless it says so. The error is state.ErrInUse while another process serves.
 func New(c *Config, tolerant bool, log logrus.FieldLogger) (*Server, error) {
 	s, err := newServer(c, tolerant, nil, log)
 	if !c.TakeOver || !errors.Is(err, state.ErrInUse) {
@@ -108,7 +108,7 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := c.plan(own, remnant{})
+	p := c.plan(own, orphans{})
 	if s.page, err = page.New("services.metrics", c.Metrics, t.listener(offerPage, c.Metrics), s.metrics, s.broken); err == nil {
 		s.engine, err = nat.New(s.keeper.key, &p.nat)
 	}
@@ -118,15 +118,15 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 		s.keeper.restore(s.engine, s.now())
 	}
 	if err == nil {
-		if s.left = s.leftBehind(c); len(s.left.at)+len(s.left.ends) > 0 {
-			p = c.plan(own, s.left)
+		if s.orphans = s.findOrphans(c); len(s.orphans.at)+len(s.orphans.ends) > 0 {
+			p = c.plan(own, s.orphans)
 			err = s.engine.Apply(&p.nat)
 		}
-		s.left.ends = p.ends
+		s.orphans.ends = p.ends
 	}
-	var taken *TakenError
+	var conflict *ConflictError
 	if err == nil {
-		if err = s.open(p, t); t != nil && errors.As(err, &taken) {
+		if err = s.open(p, t); t != nil && errors.As(err, &conflict) {
 			err = nil
 		}
 	}
@@ -148,15 +148,15 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 	s.log.WithFields(logrus.Fields{"services": len(c.Services), "routes": len(p.routes), "rules": len(p.front) + len(p.behind)}).Info("services are served")
 	s.watchPorts()
 	s.nameListeners()
-	if taken != nil {
+	if conflict != nil {
 		s.own = nil // makes Apply check everything
-		return s, taken
+		return s, conflict
 	}
 	return s, nil
 }
 
 // open opens the device, and makes the kernel lead the packets of p to it. If a process that takes
-// over gets a TakenError, everything except the named destinations is in place.
+// over gets a ConflictError, everything except the named destinations is in place.
 //
 // +checklocks:s.mu
 func (s *Server) open(p *plan, t *taking) error {
@@ -185,16 +185,16 @@ func (s *Server) open(p *plan, t *taking) error {
 			return err
 		}
 	}
-	before, err := t.keepalive()
+	before, err := t.vip()
 	if err != nil {
 		return err
 	}
 	if s.steering, err = newSteering(c.Interface, s.index, familiesOf(c.Addresses), before); err != nil {
 		return err
 	}
-	taken := s.steering.apply(p, c.sources(s.own))
-	if taken != nil && (t == nil || !errors.As(taken, new(*TakenError))) {
-		return taken
+	conflict := s.steering.apply(p, c.sources(s.own))
+	if conflict != nil && (t == nil || !errors.As(conflict, new(*ConflictError))) {
+		return conflict
 	}
 	stays := s.keeper.dir != nil
 	if err := keepDevice(s.device, c.Interface, stays); err != nil {
@@ -203,7 +203,7 @@ func (s *Server) open(p *plan, t *taking) error {
 	s.stays = stays
 	s.announcer = newAnnouncer(s.index, s.log)
 	s.announcer.apply(c.Answers, c.AnnounceOn)
-	return taken
+	return conflict
 }
 
 // sources returns, by family, the source address that the node's own processes use towards the
@@ -286,7 +286,7 @@ func (s *Server) close() error {
 	case s.steering != nil && !s.stays:
 		err = errors.Join(err, s.steering.close())
 	case s.steering != nil:
-		s.steering.stopKeepalive()
+		s.steering.closeVIP()
 	}
 	s.closing.Store(true)
 	s.page.Close()

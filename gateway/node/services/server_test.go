@@ -250,8 +250,8 @@ func TestServerRestores(t *testing.T) {
 		"routes":                    func() { n.flush(unix.RT_TABLE_MAIN, both...) },
 		"the table":                 func() { n.flush(tableID, both...) },
 		"the device is up":          func() { need.NoError(t, netlink.LinkSetDown(link("culvert1"))) },
-		"the keepalive device":      func() { need.NoError(t, netlink.LinkDel(link(keepalivePrefix+"0"))) },
-		"the keepalive is up":       func() { need.NoError(t, netlink.LinkSetDown(link(keepalivePrefix+"0"))) },
+		"the VIP device":            func() { need.NoError(t, netlink.LinkDel(link(vipPrefix+"0"))) },
+		"the VIP device is up":      func() { need.NoError(t, netlink.LinkSetDown(link(vipPrefix+"0"))) },
 		"the local table is behind": func() { need.NoError(t, netlink.RuleAdd(localRule(unix.AF_INET, 0))) },
 	} {
 		remove()

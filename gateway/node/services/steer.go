@@ -42,13 +42,13 @@ const (
 // A steering knows the routes and rules to the device that are in the kernel. It belongs to a
 // Server, whose mutex guards it.
 type steering struct {
-	device    string
-	index     int
-	families  []int
-	routes    []netlink.Route
-	rules     []netlink.Rule
-	keepalive *keepaliveDevice // nil: not needed
-	made      int              // changes so far, not counting removals
+	device   string
+	index    int
+	families []int
+	routes   []netlink.Route
+	rules    []netlink.Rule
+	vip      *vipDevice // nil: not needed
+	made     int        // changes so far, not counting removals
 }
 
 func familiesOf(addresses []netip.Addr) (all []int) {
@@ -64,10 +64,10 @@ func familiesOf(addresses []netip.Addr) (all []int) {
 }
 
 // newSteering continues with what an earlier run left, and moves the rule of the local table behind
-// this package's rules. before is the keepalive device of the process that this one replaces; nil:
+// this package's rules. before is the VIP device of the process that this one replaces; nil:
 // there is none. After an error nothing has changed.
-func newSteering(device string, index int, families []int, before *keepaliveDevice) (*steering, error) {
-	s := &steering{device: device, index: index, families: families, keepalive: before}
+func newSteering(device string, index int, families []int, before *vipDevice) (*steering, error) {
+	s := &steering{device: device, index: index, families: families, vip: before}
 	if err := s.alone(); err != nil {
 		return nil, err
 	}
@@ -122,8 +122,8 @@ func (s *steering) adopt(family int) error {
 // routesOf lists the routes to the device in all tables, and those that end with this process.
 func (s *steering) routesOf(family int) (all []netlink.Route, err error) {
 	devices := []int{s.index}
-	if s.keepalive != nil {
-		devices = append(devices, s.keepalive.index)
+	if s.vip != nil {
+		devices = append(devices, s.vip.index)
 	}
 	for _, index := range devices {
 		routes, err := rtnl.List(func() ([]netlink.Route, error) {
@@ -242,14 +242,14 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 		}
 	}
 	if len(p.answered) > 0 {
-		if err := s.ensureKeepalive(); err != nil {
+		if err := s.ensureVIP(); err != nil {
 			return err
 		}
 	}
 	for _, to := range p.answered {
 		r := netlink.Route{Family: unix.AF_INET, LinkIndex: s.index, Table: answeredTable, Protocol: lasting, Src: sources(unix.AF_INET), Dst: ipNet(to)}
 		routes = append(routes, r) // routes for packets first
-		r.LinkIndex, r.Table = s.keepalive.index, unix.RT_TABLE_MAIN
+		r.LinkIndex, r.Table = s.vip.index, unix.RT_TABLE_MAIN
 		routes = append(routes, r)
 	}
 	for priority, list := range map[int][]steer{priorityFront: p.front, priorityBehind: p.behind} {
@@ -294,7 +294,7 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 			return err
 		}
 	}
-	var taken TakenError
+	var conflicts ConflictError
 	var hops map[netip.Addr]bool
 	for i := range routes {
 		r := &routes[i]
@@ -314,12 +314,12 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 				}
 			}
 			if hops[a] {
-				taken.add(r.Dst, p.spare)
+				conflicts.add(r.Dst, p.spare)
 				continue
 			}
 		}
 		if err := add(r); errors.Is(err, unix.EEXIST) {
-			taken.add(r.Dst, p.spare)
+			conflicts.add(r.Dst, p.spare)
 			continue
 		} else if err != nil {
 			return fmt.Errorf("services: add route to %s through %s: %w", r.Dst, s.device, err)
@@ -332,15 +332,15 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 		there[to] = len(s.routes)
 		s.routes = append(s.routes, *r)
 	}
-	if len(taken.Addresses)+len(taken.Prefixes) > 0 {
-		return &taken
+	if len(conflicts.Addresses)+len(conflicts.Prefixes) > 0 {
+		return &conflicts
 	}
 	if err := addRules(rules); err != nil {
 		return err
 	}
 	err := s.prune(wanted)
 	if len(p.answered) == 0 {
-		s.stopKeepalive()
+		s.closeVIP()
 	}
 	return err
 }
@@ -407,6 +407,6 @@ func (s *steering) close() error {
 		failed = append(failed, removeSteers(family), restoreLocal(family))
 	}
 	s.rules, s.routes = nil, nil
-	s.stopKeepalive()
+	s.closeVIP()
 	return errors.Join(failed...)
 }

@@ -80,7 +80,7 @@ func steered(t *testing.T, index int, families []int) (*steering, *plan) {
 	need.NoError(t, err)
 	s, err := newSteering("culvert1", index, families, nil)
 	need.NoError(t, err)
-	p := c.plan(c.Addresses, remnant{})
+	p := c.plan(c.Addresses, orphans{})
 	need.NoError(t, s.apply(p, source4("172.18.0.2")))
 	return s, p
 }
@@ -220,7 +220,7 @@ func TestRouter(t *testing.T) {
 		next := *p
 		next.routes = append(slices.Clone(p.routes), host(netip.MustParseAddr(router)))
 		err := s.apply(&next, source4("172.18.0.2"))
-		var named *TakenError
+		var named *ConflictError
 		if errors.As(err, &named) != taken || !taken && err != nil {
 			t.Errorf("%s: %v", router, err)
 		} else if taken && !slices.Equal(named.Addresses, []netip.Addr{netip.MustParseAddr(router)}) {
@@ -238,14 +238,14 @@ func TestTakeOver(t *testing.T) {
 	need.NoError(t, err)
 	s, err := newSteering("culvert1", index, both, nil)
 	need.NoError(t, err)
-	need.NoError(t, s.apply(c.plan(c.Addresses, remnant{}), source4("172.18.0.2")))
+	need.NoError(t, s.apply(c.plan(c.Addresses, orphans{}), source4("172.18.0.2")))
 	left := kernelRules(t)
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE)
 	need.NoError(t, err)
 	defer socket.Close()
 	next, err := newSteering("culvert1", index, both, nil)
 	need.NoError(t, err)
-	need.NoError(t, next.apply(c.plan(c.Addresses, remnant{}), source4("172.18.0.2")))
+	need.NoError(t, next.apply(c.plan(c.Addresses, orphans{}), source4("172.18.0.2")))
 	if after := kernelRules(t); !slices.Equal(after, left) {
 		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
 	}
@@ -262,7 +262,7 @@ func TestTakeOver(t *testing.T) {
 		}
 	}
 	c.Services = c.Services[:1] // without the UDP Service
-	p := c.plan(c.Addresses, remnant{})
+	p := c.plan(c.Addresses, orphans{})
 	need.NoError(t, next.apply(p, source4("172.18.0.2")))
 	if after := kernelRules(t); len(after) >= len(left) || slices.ContainsFunc(after, func(r string) bool { return strings.Contains(r, "ipproto 17") }) {
 		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
@@ -338,7 +338,7 @@ func TestTakenChangesNothing(t *testing.T) {
 	index := inNamespace(t)
 	s, p := steered(t, index, both[:1])
 	need.NoError(t, s.apply(p, source4("172.18.0.22")))
-	if err := s.taken(p); err != nil {
+	if err := s.conflicts(p); err != nil {
 		t.Errorf("what is there already: %v", err)
 	}
 	other := &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN, Dst: ipNet(netip.MustParsePrefix("203.0.113.77/32"))}
@@ -346,8 +346,8 @@ func TestTakenChangesNothing(t *testing.T) {
 	before, made := kernelRules(t), s.made
 	next := *p
 	next.routes = append(slices.Clone(p.routes), netip.MustParsePrefix("203.0.113.76/32"), netip.MustParsePrefix("203.0.113.77/32"))
-	var named *TakenError
-	if err := s.taken(&next); !errors.As(err, &named) || !slices.Equal(named.Addresses, []netip.Addr{netip.MustParseAddr("203.0.113.77")}) {
+	var named *ConflictError
+	if err := s.conflicts(&next); !errors.As(err, &named) || !slices.Equal(named.Addresses, []netip.Addr{netip.MustParseAddr("203.0.113.77")}) {
 		t.Errorf("%v", err)
 	}
 	if s.made != made {

@@ -88,18 +88,18 @@ func (t *taking) listener(name, address string) net.Listener {
 	return l
 }
 
-// keepalive returns the device of the old process; nil: there is none.
-func (t *taking) keepalive() (*keepaliveDevice, error) {
-	f := t.use(offerKeepalive)
+// vip returns the device of the old process; nil: there is none.
+func (t *taking) vip() (*vipDevice, error) {
+	f := t.use(offerVIP)
 	if f == nil {
 		return nil, nil
 	}
 	defer f.Close()
 	fd, err := handover.Duplicate(f)
 	if err != nil {
-		return nil, fmt.Errorf("services: %s of the process before: %w", keepalivePrefix, err)
+		return nil, fmt.Errorf("services: %s of the process before: %w", vipPrefix, err)
 	}
-	return keepaliveDeviceOf(fd)
+	return vipDeviceOf(fd)
 }
 
 // done lets the old process end.

@@ -69,7 +69,7 @@ func TestServerTakenOver(t *testing.T) {
 		n.requireAnswer(when, tcp, "still")
 		n.requireAnswer(when, announced, "still")
 	}
-	keepalive, err := netlink.LinkByName(keepalivePrefix + "0")
+	vip, err := netlink.LinkByName(vipPrefix + "0")
 	need.NoError(t, err)
 	serving := n.kernelState()
 	stop := n.connectAlways()
@@ -120,8 +120,8 @@ func TestServerTakenOver(t *testing.T) {
 	alive("after the hand-over")
 	stop()
 	n.requireState("after the hand-over", serving)
-	if after, err := netlink.LinkByName(keepalivePrefix + "0"); err != nil || after.Attrs().Index != keepalive.Attrs().Index {
-		t.Errorf("the keepalive device was %v, and is %v: %v", keepalive, after, err)
+	if after, err := netlink.LinkByName(vipPrefix + "0"); err != nil || after.Attrs().Index != vip.Attrs().Index {
+		t.Errorf("the VIP device was %v, and is %v: %v", vip, after, err)
 	}
 	if restored := s.Status().Table.Restored; restored < 2 {
 		t.Errorf("the next goes on with %d connections", restored)

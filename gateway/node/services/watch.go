@@ -125,7 +125,7 @@ func (s *Server) concerns(m syscall.NetlinkMessage) bool {
 		return len(m.Data) > protocol && m.Data[protocol] == lasting
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK: // a device that goes down loses its routes
 		const index = 4 // of struct ifinfomsg
-		return len(m.Data) >= index+4 && binary.NativeEndian.Uint32(m.Data[index:]) == uint32(s.index) || bytes.Contains(m.Data, []byte(keepalivePrefix))
+		return len(m.Data) >= index+4 && binary.NativeEndian.Uint32(m.Data[index:]) == uint32(s.index) || bytes.Contains(m.Data, []byte(vipPrefix))
 	}
 	return false
 }
@@ -154,9 +154,9 @@ func (s *Server) mend(ctx context.Context) (back int, err error) {
 	if own == nil {
 		return 0, missing
 	}
-	left := s.left
+	left := s.orphans
 	if len(left.at) > 0 {
-		left = s.leftBehind(s.config)
+		left = s.findOrphans(s.config)
 	}
 	p := s.config.plan(own, left)
 	if err := s.steering.apply(p, s.config.sources(own)); err != nil {
@@ -164,7 +164,7 @@ func (s *Server) mend(ctx context.Context) (back int, err error) {
 	}
 	s.announcer.apply(s.config.Answers, s.config.AnnounceOn)
 	back = s.steering.made - before
-	if slices.Equal(own, s.own) && slices.Equal(left.at, s.left.at) {
+	if slices.Equal(own, s.own) && slices.Equal(left.at, s.orphans.at) {
 		return back, missing
 	}
 	prepared, err := s.engine.Prepare(&p.nat)
@@ -172,6 +172,6 @@ func (s *Server) mend(ctx context.Context) (back int, err error) {
 		return 0, err
 	}
 	s.engine.Commit(prepared)
-	s.own, s.left = own, remnant{left.at, p.ends}
+	s.own, s.orphans = own, orphans{left.at, p.ends}
 	return 0, missing // nobody removed these
 }

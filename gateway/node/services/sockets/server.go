@@ -48,7 +48,7 @@ type Server struct {
 	// +checklocks:mu
 	config *services.Config
 	// +checklocks:mu
-	changes services.Changes
+	changeLog services.ChangeLog
 	// the addresses of this machine that config was applied with
 	// +checklocks:mu
 	own []netip.Addr
@@ -213,7 +213,7 @@ func (s *Server) Apply(ctx context.Context, c *services.Config) error {
 	}
 	before := s.config
 	if s.config = c; !before.SameBut(c) {
-		s.changes.Add(s.log, len(c.Services), time.Now())
+		s.changeLog.Add(s.log, len(c.Services), time.Now())
 	}
 	return nil
 }

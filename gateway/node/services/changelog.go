@@ -6,16 +6,16 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// A Changes logs changes of Services: the first at once, those of the following minute in one line,
-// together with the first change after it. Its zero value has logged nothing. It belongs to one
-// goroutine at a time.
-type Changes struct {
+// A ChangeLog logs changes of Services: the first at once, those of the following minute in one
+// line, together with the first change after it. Its zero value has logged nothing. It belongs to
+// one goroutine at a time.
+type ChangeLog struct {
 	logged time.Time
 	count  int // since then
 }
 
 // Add counts a change at now, after which this many services are served.
-func (c *Changes) Add(log logrus.FieldLogger, services int, now time.Time) {
+func (c *ChangeLog) Add(log logrus.FieldLogger, services int, now time.Time) {
 	if c.count++; now.Sub(c.logged) < tellPause {
 		return
 	}

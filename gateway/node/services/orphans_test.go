@@ -17,7 +17,7 @@ func TestPlanOfWhatIsLeft(t *testing.T) {
 	own := netip.MustParseAddr("172.18.0.2")
 	c := &Config{Addresses: []netip.Addr{own}, Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, MTU: 1500,
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, Ports: rules.PortRange{First: 61000, Last: 65534}}
-	left := remnant{ends: []portOf{{unix.IPPROTO_TCP, 2049}}}
+	left := orphans{ends: []portOf{{unix.IPPROTO_TCP, 2049}}}
 	for _, at := range []string{"172.18.0.2:30080", "203.0.113.7:80", "10.96.0.10:80"} {
 		left.at = append(left.at, netip.MustParseAddrPort(at))
 	}
@@ -41,10 +41,10 @@ func TestPlanOfWhatIsLeft(t *testing.T) {
 	if len(p.nat.Services) != 1 || p.nat.Services[0].Address != lb.Addr() || p.nat.Services[0].Port != 0 {
 		t.Errorf("the engine is told of %v", p.nat.Services)
 	}
-	var taken TakenError
-	taken.add(ipNet(lb), p.spare)
-	if taken.add(ipNet(netip.MustParsePrefix("203.0.113.8/32")), p.spare); len(taken.Addresses) != 1 {
-		t.Errorf("taken: %v", taken.Addresses)
+	var conflicts ConflictError
+	conflicts.add(ipNet(lb), p.spare)
+	if conflicts.add(ipNet(netip.MustParsePrefix("203.0.113.8/32")), p.spare); len(conflicts.Addresses) != 1 {
+		t.Errorf("conflicts: %v", conflicts.Addresses)
 	}
 }
 

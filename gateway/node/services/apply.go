@@ -93,15 +93,15 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 			return nil
 		}
 	}
-	left := s.leftBehind(c)
+	left := s.findOrphans(c)
 	p := c.plan(own, left)
-	if err := s.steering.taken(p); err != nil {
+	if err := s.steering.conflicts(p); err != nil {
 		return err
 	}
 	// The engine knows what is new before packets for it arrive, and keeps what is removed until
 	// none do: for a removed address it keeps an entry that refuses all ports, until the next
 	// change.
-	prepared, err := s.engine.Prepare(&c.plan(own, remnant{at: append(left.at, s.config.gone(c)...)}).nat)
+	prepared, err := s.engine.Prepare(&c.plan(own, orphans{at: append(left.at, s.config.gone(c)...)}).nat)
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	}
 	s.engine.Commit(prepared)
 	if err := s.steering.apply(p, c.sources(own)); err != nil {
-		before := s.config.plan(own, s.left)
+		before := s.config.plan(own, s.orphans)
 		err = errors.Join(err, s.steering.apply(before, s.config.sources(own)))
 		if prepared, prepareErr := s.engine.Prepare(&before.nat); prepareErr == nil {
 			s.engine.Commit(prepared)
@@ -124,11 +124,11 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	}
 	s.announcer.apply(c.Answers, c.AnnounceOn)
 	before := s.config
-	s.config, s.own, s.left = c, own, remnant{left.at, p.ends}
+	s.config, s.own, s.orphans = c, own, orphans{left.at, p.ends}
 	if before.SameBut(c) {
 		return nil
 	}
-	s.changes.Add(s.log, len(c.Services), time.Now())
+	s.changeLog.Add(s.log, len(c.Services), time.Now())
 	s.nameListeners()
 	return nil
 }
@@ -142,7 +142,7 @@ func (s *Server) leads(services []rules.Service) bool {
 		last := portOf{}
 		for _, b := range services[i].Backends {
 			at := portOf{services[i].Protocol, b.Port}
-			if at != last && b.Port <= maxPort && !slices.Contains(s.left.ends, at) {
+			if at != last && b.Port <= maxPort && !slices.Contains(s.orphans.ends, at) {
 				return false
 			}
 			last = at

@@ -13,17 +13,17 @@ import (
 	"culvert/gateway/node/rtnl"
 )
 
-// taken returns a TakenError for new routes of p that conflict with another route of this node, or
-// with its routers. It changes nothing, so an address that stays taken causes no changes however
-// often it is tried.
-func (s *steering) taken(p *plan) error {
+// conflicts returns a ConflictError for new routes of p that conflict with another route of this
+// node, or with its routers. It changes nothing, so an address that stays taken causes no changes
+// however often it is tried.
+func (s *steering) conflicts(p *plan) error {
 	there := map[string]bool{}
 	for i := range s.routes {
 		if r := &s.routes[i]; r.Table == unix.RT_TABLE_MAIN {
 			there[r.Dst.String()] = true
 		}
 	}
-	var all TakenError
+	var all ConflictError
 	var hops map[netip.Addr]bool
 	var others map[string]bool
 	for _, to := range slices.Concat(p.routes, p.answered) {
@@ -90,15 +90,15 @@ func oneHost(to *net.IPNet) (netip.Addr, bool) {
 	return a.Unmap(), ones == bits
 }
 
-// A TakenError lists destinations for which this node has another route, or which are its routers:
-// addresses of Services, and CIDRs of serviceCIDRs.
-type TakenError struct {
+// A ConflictError lists destinations for which this node has another route, or which are its
+// routers: addresses of Services, and CIDRs of serviceCIDRs.
+type ConflictError struct {
 	Addresses []netip.Addr
 	Prefixes  []netip.Prefix
 }
 
 // add adds a destination that is not in spare.
-func (e *TakenError) add(to *net.IPNet, spare map[netip.Prefix]bool) {
+func (e *ConflictError) add(to *net.IPNet, spare map[netip.Prefix]bool) {
 	a, one := oneHost(to)
 	if one && spare[host(a)] {
 		return
@@ -111,7 +111,7 @@ func (e *TakenError) add(to *net.IPNet, spare map[netip.Prefix]bool) {
 	e.Addresses = append(e.Addresses, a)
 }
 
-func (e *TakenError) Error() string {
+func (e *ConflictError) Error() string {
 	var all []string
 	for _, p := range e.Prefixes {
 		all = append(all, p.String())

@@ -13,13 +13,13 @@ import (
 	"culvert/nat"
 )
 
-// leftBehind returns the addresses and ports at which TCP connections continue although no Service
+// findOrphans returns the addresses and ports at which TCP connections continue although no Service
 // of c has them: their packets must still reach the device after a Service, a port or a node port
 // is deleted. The same holds for the ports of endpoints that have left, where clients kept theirs.
 // It reads the table in slices, with pauses for packets.
 //
 // +checklocks:s.mu
-func (s *Server) leftBehind(c *Config) remnant {
+func (s *Server) findOrphans(c *Config) orphans {
 	served := map[netip.AddrPort]bool{}
 	for i := range c.Services {
 		if p := &c.Services[i]; p.Protocol == unix.IPPROTO_TCP {
@@ -62,7 +62,7 @@ func (s *Server) leftBehind(c *Config) remnant {
 		all = append(all, to)
 	}
 	sort.Slice(all, func(i, j int) bool { return all[i].Compare(all[j]) < 0 })
-	return remnant{all, slices.Collect(maps.Keys(ends))}
+	return orphans{all, slices.Collect(maps.Keys(ends))}
 }
 
 // gone returns the addresses, without ports, at which c has Services and next has none.

@@ -29,7 +29,7 @@ func keeping(t *testing.T, folder string) (*Server, *test.Hook) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.keeper.close)
-	if s.engine, err = nat.New(s.keeper.key, &c.plan(c.Addresses, remnant{}).nat); err != nil {
+	if s.engine, err = nat.New(s.keeper.key, &c.plan(c.Addresses, orphans{}).nat); err != nil {
 		t.Fatal(err)
 	}
 	s.keeper.restore(s.engine, s.now())

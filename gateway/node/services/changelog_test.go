@@ -9,11 +9,11 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 )
 
-// TestChanges: the first change is logged at once. Of ten changes a second for two minutes, there
+// TestChangeLog: the first change is logged at once. Of ten changes a second for two minutes, there
 // is one line a minute, which counts them all.
-func TestChanges(t *testing.T) {
+func TestChangeLog(t *testing.T) {
 	log, hook := test.NewNullLogger()
-	var c Changes
+	var c ChangeLog
 	now := time.Unix(1e9, 0)
 	for range 1201 {
 		c.Add(log, 7, now)

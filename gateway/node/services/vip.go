@@ -1,0 +1,83 @@
+package services
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/rtnl"
+)
+
+// vipName is the name pattern of the non-persistent device; the kernel fills in the number.
+const (
+	vipPrefix = "culvert-vip"
+	vipName   = vipPrefix + "%d"
+)
+
+// A vipDevice is a TUN device that exists as long as this process, while the other device may
+// survive it. The kernel answers ARP for addresses with a route by this device, and stops when the
+// route disappears. ARP requests have no protocol, so rules that match protocols send only packets
+// for such an address to the other device. Packets of protocols without a rule reach this device,
+// and the kernel drops them.
+type vipDevice struct{ descriptor, index int }
+
+// vipDeviceOf adopts another process's device by its descriptor.
+func vipDeviceOf(fd int) (*vipDevice, error) {
+	var link netlink.Link
+	request, err := unix.NewIfreq("")
+	if err == nil {
+		err = unix.IoctlIfreq(fd, unix.TUNGETIFF, request)
+	}
+	if err == nil {
+		link, err = netlink.LinkByName(request.Name())
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("services: find the %s of the process before: %w", vipPrefix, err)
+	}
+	return &vipDevice{fd, link.Attrs().Index}, nil
+}
+
+func openVIP() (*vipDevice, error) {
+	fd, name, err := rtnl.OpenTUN(vipName, 0)
+	if err != nil {
+		return nil, deviceError(vipPrefix, err)
+	}
+	link, err := netlink.LinkByName(name)
+	if err == nil {
+		err = netlink.LinkSetUp(link)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("services: bring up %s: %w", name, err)
+	}
+	return &vipDevice{fd, link.Attrs().Index}, nil
+}
+
+// ensureVIP makes sure that the device exists, because others may remove it.
+func (s *steering) ensureVIP() error {
+	if s.vip != nil {
+		link, err := netlink.LinkByIndex(s.vip.index)
+		if err == nil && link.Attrs().Flags&net.FlagUp == 0 {
+			err = netlink.LinkSetUp(link)
+		}
+		if !errors.As(err, new(netlink.LinkNotFoundError)) {
+			return err
+		}
+		s.closeVIP()
+	}
+	var err error
+	s.vip, err = openVIP()
+	return err
+}
+
+// closeVIP removes the device, with its routes.
+func (s *steering) closeVIP() {
+	if s.vip != nil {
+		unix.Close(s.vip.descriptor)
+		s.vip = nil
+	}
+}
