@@ -2,10 +2,12 @@ package main
 
 import (
 	"flag"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -115,15 +117,52 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestManualNamesCommands: go doc of the command lists each of them.
+// TestManualNamesCommands: go doc of the command lists each of them, and their subcommands.
 func TestManualNamesCommands(t *testing.T) {
 	manual, err := os.ReadFile("doc.go")
 	need.NoError(t, err)
 	for _, c := range newRootCommand().Commands() {
+		if !c.IsAvailableCommand() {
+			continue
+		}
 		// Either alone, or behind others on its line.
-		named := regexp.MustCompile(`(?m)^//\tculvert ([a-z]+ \| )*` + c.Name() + `\b`)
-		if c.IsAvailableCommand() && !named.Match(manual) {
+		named := `(?m)^//\tculvert ([a-z]+ \| )*` + c.Name() + `\b`
+		if !regexp.MustCompile(named).Match(manual) {
 			t.Errorf("doc.go does not name culvert %s", c.Name())
 		}
+		for _, sub := range c.Commands() {
+			if sub.IsAvailableCommand() && !regexp.MustCompile(named+`.*\b`+sub.Name()+`\b`).Match(manual) {
+				t.Errorf("doc.go does not name %s", sub.CommandPath())
+			}
+		}
+	}
+}
+
+// TestManualNamesVariables: go doc of the command names each environment variable that product code
+// reads.
+func TestManualNamesVariables(t *testing.T) {
+	manual, err := os.ReadFile("doc.go")
+	need.NoError(t, err)
+	_, section, _ := strings.Cut(string(manual), "\n// # Environment\n")
+	reads := regexp.MustCompile(`\b(?:os|syscall|unix)\.(?:Getenv|LookupEnv)\(([^)]*)\)`)
+	found := 0
+	for _, folder := range []string{".", "../internal", "../../gateway", "../../geneve", "../../ipam", "../../kube", "../../nat"} {
+		need.NoError(t, filepath.WalkDir(folder, func(file string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+				return err
+			}
+			code, err := os.ReadFile(file)
+			for _, m := range reads.FindAllSubmatch(code, -1) {
+				found++
+				name, err := strconv.Unquote(string(m[1]))
+				if err != nil || !regexp.MustCompile(`\b`+name+`\b`).MatchString(section) {
+					t.Errorf("%s reads the variable %s; doc.go does not name it under Environment", file, m[1])
+				}
+			}
+			return err
+		}))
+	}
+	if found < 10 {
+		t.Errorf("only %d places that read variables were found", found)
 	}
 }
