@@ -314,3 +314,21 @@ func TestTree(t *testing.T) {
 		}
 	}
 }
+
+// TestCipherAsDoctorJudges: x/crypto chooses its assembly as package doctor judges CPUs.
+func TestCipherAsDoctorJudges(t *testing.T) {
+	out, err := need.Go("list", "-f", "{{.Dir}}", "golang.org/x/crypto/chacha20poly1305").Output()
+	need.NoError(t, err)
+	dir := strings.TrimSpace(string(out))
+	code, err := os.ReadFile(filepath.Join(dir, "chacha20poly1305_amd64.go"))
+	need.NoError(t, err)
+	const amd64 = "cpu.X86.HasSSSE3 && cpu.X86.HasAVX2 && cpu.X86.HasBMI2"
+	if strings.Count(string(code), "cpu.X86.") != 3 || !strings.Contains(string(code), amd64) {
+		t.Errorf("x/crypto no longer asks for %s: change gateway/doctor/cipher.go", amd64)
+	}
+	for pattern, want := range map[string]int{"chacha20/*_arm64.s": 1, "chacha20poly1305/*_arm64.s": 0, "internal/poly1305/*_arm64.s": 0} {
+		if files, err := filepath.Glob(filepath.Join(filepath.Dir(dir), pattern)); err != nil || len(files) != want {
+			t.Errorf("x/crypto has %q, want %d of %s (%v): change gateway/doctor/cipher.go", files, want, pattern, err)
+		}
+	}
+}

@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/cpu"
 
 	"culvert/gateway/control"
 	"culvert/geneve/udp"
@@ -85,6 +88,39 @@ func TestCipherThatIsWrong(t *testing.T) {
 			t.Errorf("%+v", c)
 		}
 		b[3] ^= 1
+	}
+}
+
+// TestFeatures: an amd64 CPU without AVX2 or BMI2 is poor; x/crypto asks for no feature on others.
+func TestFeatures(t *testing.T) {
+	for _, tt := range []struct {
+		arch  string
+		fast  bool
+		state string
+		found string
+	}{
+		{"amd64", true, good, "AVX2, BMI2"},
+		{"amd64", false, poor, "no AVX2"},
+		{"arm64", false, good, "Poly1305 has none"},
+		{"riscv64", false, good, "unknown on riscv64"},
+	} {
+		c := judge(tt.arch, tt.fast)
+		if c.State != tt.state || !strings.Contains(c.Found, tt.found) || (c.Remedy != "") != (c.State == poor) {
+			t.Errorf("%s, %v: %+v", tt.arch, tt.fast, c)
+		}
+	}
+	had := cpu.X86
+	defer func() { cpu.X86 = had }()
+	cpu.X86.HasSSSE3, cpu.X86.HasAVX2, cpu.X86.HasBMI2 = true, true, true
+	if c := features(); c.State != good {
+		t.Errorf("a CPU with all: %+v", c)
+	}
+	for _, feature := range []*bool{&cpu.X86.HasSSSE3, &cpu.X86.HasAVX2, &cpu.X86.HasBMI2} {
+		*feature = false
+		if c := features(); (c.State == poor) != (runtime.GOARCH == "amd64") {
+			t.Errorf("a CPU that lacks one: %+v", c)
+		}
+		*feature = true
 	}
 }
 
