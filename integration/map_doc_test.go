@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -99,6 +100,90 @@ func TestDocsLinks(t *testing.T) {
 	}
 	if linked < 100 {
 		t.Errorf("only %d links were found", linked)
+	}
+}
+
+// TestDocsReach: links lead from README.md to every page.
+func TestDocsReach(t *testing.T) {
+	reached := map[string]bool{"../README.md": true}
+	for queue := []string{"../README.md"}; len(queue) > 0; queue = queue[1:] {
+		text, err := os.ReadFile(queue[0])
+		need.NoError(t, err)
+		for _, m := range regexp.MustCompile(`\]\(([^)\s#]+\.md)`).FindAllStringSubmatch(string(text), -1) {
+			page := filepath.Join(filepath.Dir(queue[0]), m[1])
+			if !strings.Contains(m[1], "://") && !reached[page] {
+				reached[page] = true
+				queue = append(queue, page)
+			}
+		}
+	}
+	for _, page := range pages(t) {
+		if !reached[page] {
+			t.Errorf("no link leads from README.md to %s", page)
+		}
+	}
+}
+
+// TestDocsRooms: in the picture of the rooms, arrows lead from each room to what it imports, and an
+// import between two rooms that has no arrow has a chain of them.
+func TestDocsRooms(t *testing.T) {
+	text, err := os.ReadFile("../docs/pictures/rooms.dot")
+	need.NoError(t, err)
+	drawing, err := os.ReadFile("../docs/pictures/rooms.svg")
+	need.NoError(t, err)
+	folders := make(map[string]string) // of the names in the picture
+	for _, m := range regexp.MustCompile(`(\w+) \[label="([\w/]+)\\n`).FindAllStringSubmatch(string(text), -1) {
+		folders[m[1]] = m[2]
+		if !strings.Contains(string(drawing), ">"+m[2]+"<") {
+			t.Errorf("the drawing lacks %s; run make pictures", m[2])
+		}
+	}
+	// What the room gateway is; the other packages in its folder are small, and stand in no room.
+	gateway := []string{"gateway", "gateway/path", "gateway/monitor", "gateway/inspect", "gateway/lifecycle"}
+	room := func(path string) (found string) {
+		path = strings.TrimPrefix(path, "culvert/")
+		for _, f := range folders {
+			inside := path == f || strings.HasPrefix(path, f+"/")
+			if f == "gateway" {
+				inside = slices.Contains(gateway, path)
+			}
+			if inside && len(f) > len(found) {
+				found = f
+			}
+		}
+		return found
+	}
+	imports := make(map[[2]string]bool)
+	for _, p := range packages(t) {
+		for _, imported := range p.Imports {
+			if from, to := room(p.ImportPath), room(imported); from != "" && to != "" && from != to {
+				imports[[2]string{from, to}] = true
+			}
+		}
+	}
+	chains := make(map[[2]string]bool)
+	for _, m := range regexp.MustCompile(`(?m)^\t(\w+) -> (\w+)$`).FindAllStringSubmatch(string(text), -1) {
+		arrow := [2]string{folders[m[1]], folders[m[2]]}
+		if chains[arrow] = true; !imports[arrow] {
+			t.Errorf("%s does not import %s, as the picture says", arrow[0], arrow[1])
+		}
+	}
+	for range folders {
+		for a := range maps.Clone(chains) {
+			for b := range maps.Clone(chains) {
+				if a[1] == b[0] {
+					chains[[2]string{a[0], b[1]}] = true
+				}
+			}
+		}
+	}
+	for i := range imports {
+		if !chains[i] && i[0] != "integration" { // which imports what it likes
+			t.Errorf("%s imports %s; no arrow of the picture leads there", i[0], i[1])
+		}
+	}
+	if len(folders) != 10 || len(imports) < 10 {
+		t.Errorf("there are %d rooms and %d imports between them", len(folders), len(imports))
 	}
 }
 
