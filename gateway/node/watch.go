@@ -144,7 +144,7 @@ func (n *Node) silence(ctx context.Context, remote netip.Addr) (cause, remedy st
 		return fmt.Sprintf("UDP port %d is closed at %s", c.Port, remote),
 			"start culvert gateway there, with that geneve.listenPort, or let the port in"
 	case errors.Is(err, unix.EHOSTUNREACH):
-		return fmt.Sprintf("nobody is at %s", remote), "mend gateway.underlay, or start that machine"
+		return fmt.Sprintf("nobody is at %s", remote), "correct gateway.underlay, or start that machine"
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		return fmt.Sprintf("sending to %s is refused: %v", at, errors.Unwrap(err)),
 			"let UDP pass there in this machine's firewall and routes"

@@ -165,7 +165,7 @@ func TestTUNSees(t *testing.T) {
 	c := testConfig(t, TUN)
 	says := sees(t, c)
 	const lost = "the gateway does not answer"
-	says(lost, "nobody is at 172.18.0.9", "mend gateway.underlay")
+	says(lost, "nobody is at 172.18.0.9", "correct gateway.underlay")
 	const closed = "UDP port 6091 is closed at 172.18.0.9"
 	underlay := gatewayUnderlay(t, "172.18.0.9")
 	says(lost, closed, "start culvert gateway there")

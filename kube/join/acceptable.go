@@ -35,9 +35,9 @@ func (c *Cluster) Acceptable(i *Invitation) error {
 	case i.Answers == "" && old.Role == "Server":
 		return fmt.Errorf("this cluster has invited %[1]s itself: accept the answer of %[1]s, or leave the peering first", i.From)
 	case i.Answers != "" && (old == nil || c.Nonce(i.From) != i.Answers):
-		return errors.New("the message does not answer an invitation of this cluster: it was answered to another one, or the invitation was made anew")
+		return errors.New("the message answers no open invitation of this cluster: it is for another cluster, or a newer invitation has replaced the one it answers")
 	case key != "" && key != i.Key.Base64():
-		return fmt.Errorf("Peering %s has another key of it already: what is used once is used up; leave the peering to begin anew", i.From)
+		return fmt.Errorf("Peering %s already has another key of its peer: a message can be used once; leave the peering, then invite again", i.From)
 	}
 	return nil
 }

@@ -26,14 +26,14 @@ func TestAcceptable(t *testing.T) {
 	}{
 		{"first", serviceCIDR, from(invitation()), ""},
 		{"used twice", client(invitation().Key.Base64()), from(invitation()), ""}, // nothing changes
-		{"used by another", client(other), from(invitation()), "Peering milan has another key of it already: what is used once is used up"},
+		{"used by another", client(other), from(invitation()), "Peering milan already has another key of its peer: a message can be used once"},
 		{"answer", peering("", other), answer(), ""},
 		{"answer again", peering(", publicKey: "+answer().Key.Base64(), other), answer(), ""},
 		{"its own", peering("", invitation().Key.Base64()), from(invitation()), "the message is this cluster's own"},
 		{"both invite", peering("", other), from(invitation()), "this cluster has invited milan itself"},
-		{"another nonce", peering("", other), another(answer()), "the message does not answer an invitation of this cluster"},
-		{"none was sent", serviceCIDR, answer(), "the message does not answer an invitation of this cluster"},
-		{"used up", peering(", publicKey: "+other, other), answer(), "Peering milan has another key of it already"},
+		{"another nonce", peering("", other), another(answer()), "the message answers no open invitation of this cluster"},
+		{"none was sent", serviceCIDR, answer(), "the message answers no open invitation of this cluster"},
+		{"used up", peering(", publicKey: "+other, other), answer(), "Peering milan already has another key of its peer"},
 		{"joined by another name", strings.ReplaceAll(client(invitation().Key.Base64()), "milan", "milano"), from(invitation()), "the message is from milan, whose gateway is joined already, by Peering milano"},
 		{"for another", strings.Replace(peering("", other), "cluster: rome", "cluster: turin", 1), answer(), "the message is for rome, and this cluster is turin"},
 	} {
