@@ -8,44 +8,75 @@ import (
 	"culvert/gateway/health"
 )
 
-// FaultReference is the page of all faults, with what culvert status says about each. Only the paragraphs are wrapped.
+// symptoms are the sections of the page of faults, in the order in which it has them.
+var symptoms = []struct {
+	of      Symptom
+	heading string
+}{
+	{AllCut, "No pod reaches the other cluster"},
+	{FirstCut, "One node's pods, or some of them, do not reach the other cluster"},
+	{FirstDeaf, "The other cluster does not reach the pods of one node, but they reach it"},
+	{HalfCut, "Some connections of one node's pods work, others do not"},
+	{NewCut, "Pods reach each other, and new connections of other senders fail"},
+	{PortCut, "Pods reach each other, and other senders do not reach one destination"},
+	{AllLarge, "Small packets pass, large ones vanish"},
+	{FirstLarge, "Small packets of one node's pods pass, large ones vanish"},
+	{SlowTCP, "TCP is slow"},
+	{SlowBulk, "Streams in one direction are slow"},
+	{Harmless, "All is well, and the status warns of a node"},
+	{Unmeasured, "All is well, and the status warns of the peer"},
+}
+
+// FaultReference is the page of all faults, with what culvert status says about each. Its paragraphs and the elements
+// of its lists are lines, which cli.WrapLines wraps.
 func FaultReference() string {
 	var b, others strings.Builder
-	named, made := 0, make(map[string]bool)
-	for i := range faults {
-		f := &faults[i]
-		fmt.Fprintf(&b, "- `%s`: %s\n", f.Name, f.Does)
-		if f.Named == nil {
-			fmt.Fprintf(&b, "  - not named: %s\n", f.Untold)
-		} else {
-			named++
-			for n := f.Named; n != nil; n = n.Or {
-				made[n.Cause] = true
-				fmt.Fprintf(&b, "  - `%s` of %s: %s\n", n.Cause, n.Cluster, n.sentence())
+	named, made := 0, make(map[string]string) // the fault that has each finding first
+	causes := make(map[string]bool)
+	for _, s := range symptoms {
+		fmt.Fprintf(&b, "## %s\n\n", s.heading)
+		for i := range faults {
+			f := &faults[i]
+			if f.Symptom != s.of {
+				continue
 			}
+			fmt.Fprintf(&b, "- `%s`: %s\n", f.Name, f.Does)
+			if f.Named == nil {
+				fmt.Fprintf(&b, "  - not named: %s\n", f.Untold)
+			} else {
+				named++
+				for n := f.Named; n != nil; n = n.Or {
+					finding := fmt.Sprintf("`%s` of %s: %s", n.Cause, n.Cluster, n.sentence())
+					if causes[n.Cause] = true; made[finding] != "" {
+						finding = fmt.Sprintf("`%s` of %s, as for `%s`", n.Cause, n.Cluster, made[finding])
+					} else {
+						made[finding] = f.Name
+					}
+					fmt.Fprintf(&b, "  - %s\n", finding)
+				}
+			}
+			fmt.Fprintf(&b, "  - fix: %s\n", f.Remedy)
 		}
-		fmt.Fprintf(&b, "  - fix: %s\n", f.Remedy)
+		b.WriteString("\n")
 	}
 	for _, c := range health.Causes() {
-		if c.Level == health.Warning && !made[c.Name] {
+		if c.Level == health.Warning && !causes[c.Name] {
 			fmt.Fprintf(&others, "- `%s`: %s\n", c.Name, blank.ReplaceAllString(c.Sentence(), "…"))
 		}
 	}
 	return fmt.Sprintf(`# Faults
 
-This page lists ways to break the path between pods of two clusters, and how culvert names them.
-While packets flow in both directions, or somebody tries to send them, `+"`culvert status`"+` names a
-fault within %d seconds and the gateway's log within %d: %d of %d are named. … stands for counts,
-times and other values that vary. This page is generated.
+This page says by symptom what breaks the path between pods of two clusters, and how culvert names it. `+
+		"While packets flow in both directions, or somebody tries to send them, `culvert status` names a fault within "+
+		`%d seconds and the gateway's log within %d: %d of %d are named. In the examples, rome and milan are the `+
+		`clusters, node1 is a node of rome, and pod1 a pod there. … stands for values that vary.
 
-`+"`culvert-lab check --named all --mode vxlan --offloads on`"+` makes each fault, reads the status and
-the log, and fixes it. `+"`culvert-lab break FAULT`"+` makes it in a running lab, to learn from.
+`+"`culvert-lab break FAULT` makes a fault in a running lab, to learn from. `culvert-lab check --named all --mode "+
+		"vxlan --offloads on` makes each, reads the status and the log, and fixes it. This page is generated."+`
 
-%s
-## Other warnings
+%s## Other warnings
 
-`+"`culvert status`"+` and the log also warn of conditions that none of these faults causes, such as too
-little CPU time:
+`+"`culvert status`"+` and the log also warn of conditions that none of these faults causes:
 
 %s`, int(namedWithin.Seconds()), int(loggedWithin.Seconds()), named, len(faults), b.String(), others.String())
 }

@@ -3,6 +3,7 @@ package lab
 import (
 	"reflect"
 	"regexp"
+	"strings"
 	"testing"
 
 	"culvert/gateway/health"
@@ -41,6 +42,12 @@ func TestFaultsAreWhole(t *testing.T) {
 			if change(after, node.VXLAN); reflect.DeepEqual(before, after) {
 				t.Errorf("%s leaves the configuration of %s as it is", f.Name, host)
 			}
+		}
+	}
+	page := FaultReference()
+	for _, f := range Faults() {
+		if strings.Count(page, "\n- `"+f.Name+"`: ") != 1 {
+			t.Errorf("the page of faults has no section for %s: %q", f.Name, f.Symptom)
 		}
 	}
 	if total := len(Faults()); total < 40 || named < 36 {

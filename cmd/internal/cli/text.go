@@ -41,16 +41,18 @@ func Wrap(text string, width int) string {
 	return strings.Join(split(Printable(text), width, "  "), "\n")
 }
 
-// WrapLines applies Wrap to each line of a text. A line indented by two keeps that indent in all its parts.
+// WrapLines breaks each line of a text at blanks into lines of at most width columns, below each other: those of an
+// element of a list behind its "- ".
 func WrapLines(text string, width int) string {
-	const indent = "  "
 	var b strings.Builder
 	for line := range strings.Lines(text) {
-		if nested, ok := strings.CutPrefix(line, indent); ok {
-			b.WriteString(indent + Wrap(nested, width-len(indent)) + "\n")
-		} else {
-			b.WriteString(Wrap(line, width) + "\n")
+		body := strings.TrimLeft(line, " ")
+		indent, hanging := line[:len(line)-len(body)], ""
+		if strings.HasPrefix(body, "- ") {
+			hanging = "  "
 		}
+		parts := split(Printable(body), width-len(indent), hanging)
+		b.WriteString(indent + strings.Join(parts, "\n"+indent) + "\n")
 	}
 	return b.String()
 }
