@@ -41,10 +41,7 @@ func (s *steering) conflicts(p *plan) error {
 			all.add(dst, p.spare)
 		}
 	}
-	if len(all.Addresses)+len(all.Prefixes) > 0 {
-		return &all
-	}
-	return nil
+	return all.orNil()
 }
 
 // nextHops returns the routers of this node. With a route to a router through the device, a kernel
@@ -109,6 +106,14 @@ func (e *ConflictError) add(to *net.IPNet, spare map[netip.Prefix]bool) {
 		return
 	}
 	e.Addresses = append(e.Addresses, a)
+}
+
+// orNil returns e, or nil if it lists nothing.
+func (e *ConflictError) orNil() error {
+	if len(e.Addresses)+len(e.Prefixes) == 0 {
+		return nil
+	}
+	return e
 }
 
 func (e *ConflictError) Error() string {

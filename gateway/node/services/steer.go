@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -207,142 +208,161 @@ func removeOwned(family int, which func(*netlink.Rule) bool) error {
 // lead adds the rules for what endpoints send to clients that keep their ports. The engine must let
 // none keep it before.
 func (s *steering) lead(p *plan) error {
-	there := map[string]bool{}
-	for i := range s.rules {
-		there[describe(&s.rules[i])] = true
-	}
-	for priority, list := range map[int][]steer{priorityFront: p.front, priorityBehind: p.behind} {
-		for _, to := range list {
-			r := to.rule(priority)
-			if what := describe(&r); to.ends.First != 0 && slices.Contains(s.families, r.Family) && !there[what] {
-				if err := netlink.RuleAdd(&r); err != nil {
-					return ruleError("add rule "+what, err)
-				}
-				s.made++
-				s.rules = append(s.rules, r)
-			}
-		}
-	}
-	return nil
+	return s.addRules(s.steers(p, func(to *steer) bool { return to.ends.First != 0 }))
 }
 
 // apply makes the kernel lead the packets of p to the device, and no others. It adds before it
 // removes.
 func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
-	var routes []netlink.Route
-	var rules []netlink.Rule
-	for _, family := range s.families {
-		routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Table: tableID, Protocol: lasting, Src: sources(family), Dst: ipNet(all(family))})
-		rules = append(rules, s.over(family, priorityOver, priorityOn), on(family, priorityOn),
-			s.over(family, priorityOverAgain, priorityEnd), on(family, priorityEnd))
-	}
-	for _, to := range p.routes {
-		if family := familyOf(to); slices.Contains(s.families, family) {
-			routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Table: unix.RT_TABLE_MAIN, Protocol: lasting, Src: sources(family), Dst: ipNet(to)})
-		}
-	}
 	if len(p.answered) > 0 {
 		if err := s.ensureVIP(); err != nil {
 			return err
 		}
 	}
-	for _, to := range p.answered {
-		r := netlink.Route{Family: unix.AF_INET, LinkIndex: s.index, Table: answeredTable, Protocol: lasting, Src: sources(unix.AF_INET), Dst: ipNet(to)}
-		routes = append(routes, r) // routes for packets first
-		r.LinkIndex, r.Table = s.vip.index, unix.RT_TABLE_MAIN
-		routes = append(routes, r)
-	}
-	for priority, list := range map[int][]steer{priorityFront: p.front, priorityBehind: p.behind} {
-		for _, to := range list {
-			if slices.Contains(s.families, to.family()) {
-				rules = append(rules, to.rule(priority))
-			}
-		}
-	}
-	if p.probed && slices.Contains(s.families, unix.AF_INET6) {
-		rules = append(rules, probe())
+	routes, rules := s.wantedRoutes(p, sources), s.wantedRules(p)
+	var first []netlink.Rule // before the routes that they bypass
+	if p.answers {
+		first = answered()
 	}
 	if err := s.forgetRemoved(); err != nil {
 		return err
 	}
-	wanted, there := map[string]bool{}, map[string]int{}
-	for i := range s.routes {
-		there[destination(&s.routes[i])] = i
+	if err := s.addRules(first); err != nil {
+		return err
 	}
-	for i := range s.rules {
-		there[describe(&s.rules[i])] = i
+	if err := s.addRoutes(routes, p.spare); err != nil {
+		return err
 	}
-	addRules := func(rules []netlink.Rule) error {
-		for i := range rules {
-			r := &rules[i]
-			what := describe(r)
-			wanted[what] = true
-			if _, known := there[what]; known {
-				continue
-			}
-			if err := netlink.RuleAdd(r); err != nil {
-				return ruleError("add rule "+what, err)
-			}
-			s.made++
-			there[what] = len(s.rules)
-			s.rules = append(s.rules, *r)
+	if err := s.addRules(rules); err != nil {
+		return err
+	}
+	err := s.prune(routes, slices.Concat(first, rules))
+	if len(p.answered) == 0 {
+		s.closeVIP()
+	}
+	return err
+}
+
+// wantedRoutes returns the routes of p: those of each family's table, then those of addresses.
+func (s *steering) wantedRoutes(p *plan, sources func(family int) net.IP) (routes []netlink.Route) {
+	route := func(table int, to netip.Prefix) netlink.Route {
+		family := familyOf(to)
+		return netlink.Route{Family: family, LinkIndex: s.index, Table: table, Protocol: lasting, Src: sources(family),
+			Dst: ipNet(to)}
+	}
+	for _, family := range s.families {
+		routes = append(routes, route(tableID, all(family)))
+	}
+	for _, to := range p.routes {
+		if slices.Contains(s.families, familyOf(to)) {
+			routes = append(routes, route(unix.RT_TABLE_MAIN, to))
 		}
+	}
+	for _, to := range p.answered {
+		routes = append(routes, route(answeredTable, to)) // routes for packets first
+		r := route(unix.RT_TABLE_MAIN, to)
+		r.LinkIndex = s.vip.index
+		routes = append(routes, r)
+	}
+	return routes
+}
+
+// wantedRules returns the rules of p, except those that come before the routes.
+func (s *steering) wantedRules(p *plan) (rules []netlink.Rule) {
+	for _, family := range s.families {
+		rules = append(rules, s.over(family, priorityOver, priorityOn), on(family, priorityOn),
+			s.over(family, priorityOverAgain, priorityEnd), on(family, priorityEnd))
+	}
+	rules = append(rules, s.steers(p, func(*steer) bool { return true })...)
+	if p.probed && slices.Contains(s.families, unix.AF_INET6) {
+		rules = append(rules, probe())
+	}
+	return rules
+}
+
+// steers returns the rules for those steers of p that which selects.
+func (s *steering) steers(p *plan, which func(*steer) bool) (rules []netlink.Rule) {
+	add := func(priority int, list []steer) {
+		for i := range list {
+			if to := &list[i]; slices.Contains(s.families, to.family()) && which(to) {
+				rules = append(rules, to.rule(priority))
+			}
+		}
+	}
+	add(priorityFront, p.front)
+	add(priorityBehind, p.behind)
+	return rules
+}
+
+// addRules adds those of some rules that are not known.
+func (s *steering) addRules(rules []netlink.Rule) error {
+	if len(rules) == 0 {
 		return nil
 	}
-	if p.answers { // before the routes that they bypass
-		if err := addRules(answered()); err != nil {
-			return err
-		}
+	known := map[string]bool{}
+	for i := range s.rules {
+		known[describe(&s.rules[i])] = true
 	}
-	var conflicts ConflictError
-	var hops map[netip.Addr]bool
-	for i := range routes {
-		r := &routes[i]
-		to, add := destination(r), netlink.RouteAdd
-		wanted[to] = true
-		at, known := there[to]
-		if known && s.routes[at].Equal(*r) {
+	for i := range rules {
+		r := &rules[i]
+		what := describe(r)
+		if known[what] {
 			continue
 		}
-		if known {
-			add = netlink.RouteReplace // with another source
+		if err := netlink.RuleAdd(r); err != nil {
+			return ruleError("add rule "+what, err)
+		}
+		s.made++
+		known[what] = true
+		s.rules = append(s.rules, *r)
+	}
+	return nil
+}
+
+// addRoutes adds those of some routes that are not known, and replaces those with another source.
+// It adds all that it can before it returns a ConflictError for the rest, but for those in spare.
+func (s *steering) addRoutes(routes []netlink.Route, spare map[netip.Prefix]bool) error {
+	known := map[string]int{}
+	for i := range s.routes {
+		known[destination(&s.routes[i])] = i
+	}
+	var conflicts ConflictError
+	hops := sync.OnceValues(nextHops)
+	for i := range routes {
+		r := &routes[i]
+		to := destination(r)
+		at, there := known[to]
+		if there && s.routes[at].Equal(*r) {
+			continue
+		}
+		add := netlink.RouteAdd
+		if there {
+			add = netlink.RouteReplace
 		} else if a, one := oneHost(r.Dst); one && r.Table == unix.RT_TABLE_MAIN {
-			if hops == nil {
-				var err error
-				if hops, err = nextHops(); err != nil {
-					return err
-				}
+			routers, err := hops()
+			if err != nil {
+				return err
 			}
-			if hops[a] {
-				conflicts.add(r.Dst, p.spare)
+			if routers[a] {
+				conflicts.add(r.Dst, spare)
 				continue
 			}
 		}
 		if err := add(r); errors.Is(err, unix.EEXIST) {
-			conflicts.add(r.Dst, p.spare)
+			conflicts.add(r.Dst, spare)
 			continue
 		} else if err != nil {
 			return fmt.Errorf("services: add route to %s through %s: %w", r.Dst, s.device, err)
 		}
 		s.made++
-		if known {
+		if there {
 			s.routes[at] = *r
 			continue
 		}
-		there[to] = len(s.routes)
+		known[to] = len(s.routes)
 		s.routes = append(s.routes, *r)
 	}
-	if len(conflicts.Addresses)+len(conflicts.Prefixes) > 0 {
-		return &conflicts
-	}
-	if err := addRules(rules); err != nil {
-		return err
-	}
-	err := s.prune(wanted)
-	if len(p.answered) == 0 {
-		s.closeVIP()
-	}
-	return err
+	return conflicts.orNil()
 }
 
 // forgetRemoved forgets the routes and rules that the kernel no longer has, so that apply adds them
@@ -374,8 +394,15 @@ func (s *steering) forgetRemoved() error {
 	return nil
 }
 
-// prune removes routes and rules that are not wanted.
-func (s *steering) prune(wanted map[string]bool) error {
+// prune removes all routes and rules but these.
+func (s *steering) prune(routes []netlink.Route, rules []netlink.Rule) error {
+	wanted := map[string]bool{}
+	for i := range routes {
+		wanted[destination(&routes[i])] = true
+	}
+	for i := range rules {
+		wanted[describe(&rules[i])] = true
+	}
 	var failed []error
 	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool {
 		what := describe(&r)
