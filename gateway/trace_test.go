@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -380,69 +379,6 @@ func TestTraceConnection(t *testing.T) {
 	}
 }
 
-// TestTraceNext: the next packet that matches the filter is explained when it comes; others are
-// not. A second waiting client is refused.
-func TestTraceNext(t *testing.T) {
-	p, client := newTraced(t)
-	o := control.TraceOptions{Next: true, Filter: control.Filter{Protocol: "udp", Ports: []uint16{7}}}
-	found := make(chan *control.Trace, 1)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	go func() {
-		control.Each(ctx, client, "/v1/trace", o.Values(), func(x *control.Trace) bool {
-			found <- x
-			return false
-		})
-	}()
-	awaits(t, func() bool { return p.rome.path.Tapped() })
-	if err := control.Each(t.Context(), client, "/v1/trace", o.Values(), func(*control.Trace) bool { return true }); err == nil || !strings.Contains(err.Error(), "somebody else waits") {
-		t.Errorf("a second one: %v", err)
-	}
-	p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nil))
-	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
-	if len(found) != 0 {
-		t.Fatalf("%+v is none", <-found)
-	}
-	sent := nattest.IP{Source: "10.0.1.5", Destination: "10.61.1.7", Body: nattest.UDP{SourcePort: 4001, DestinationPort: 7, Payload: []byte("x")}}.Bytes()
-	p.rome.nodes[0].Send(sent)
-	if x := <-found; x.From != "rome-1" || x.Verdict != "drop" || x.Reason != "filtered" || !bytes.Equal(x.Packet.Bytes, sent) {
-		t.Errorf("%+v", x)
-	}
-	awaits(t, func() bool { return !p.rome.path.Tapped() })
-}
-
-// TestTraceNextPassesOverTheGateways: packets to the gateway itself, such as answers to its probes,
-// are explained only if the filter names one of its addresses.
-func TestTraceNextPassesOverTheGateways(t *testing.T) {
-	p, client := newTraced(t)
-	for _, tt := range []struct {
-		filter control.Filter
-		want   string // destination
-	}{
-		{control.Filter{Protocol: "icmp"}, "10.61.1.7"},
-		{control.Filter{}, "10.61.1.7"},
-		{control.Filter{Addresses: []netip.Prefix{netip.MustParsePrefix("10.80.0.4/32")}}, "10.80.0.4"},
-	} {
-		found := make(chan *control.Trace, 1)
-		o := control.TraceOptions{Next: true, Filter: tt.filter}
-		ctx, cancel := context.WithCancel(t.Context())
-		go func() {
-			control.Each(ctx, client, "/v1/trace", o.Values(), func(x *control.Trace) bool {
-				found <- x
-				return false
-			})
-		}()
-		awaits(t, func() bool { return p.rome.path.Tapped() })
-		p.rome.nodes[0].Send(echo("10.0.1.5", "10.80.0.4", 64, 8))
-		p.rome.nodes[0].Send(echo("10.0.1.5", "10.61.1.7", 64, 8))
-		if x := <-found; x.Packet.Destination.String() != tt.want {
-			t.Errorf("%+v: it is for %s, want %s", tt.filter, x.Packet.Destination, tt.want)
-		}
-		cancel()
-		awaits(t, func() bool { return !p.rome.path.Tapped() })
-	}
-}
-
 // TestTraceRefuses: a packet that cannot be explained is refused by the name of the bad field.
 func TestTraceRefuses(t *testing.T) {
 	_, client := newTraced(t)
@@ -453,7 +389,6 @@ func TestTraceRefuses(t *testing.T) {
 		"from: no node has pods with the address 10.9.9.9":           tcpTrace("", "10.9.9.9:1", "10.61.1.7:80"),
 		"connection 77: there is none":                               {Connection: 77},
 		"size: 39 bytes; tcp takes at least 40":                      small,
-		"node: no node \"rome-9\"":                                   {Next: true, Filter: control.Filter{Node: "rome-9"}},
 	} {
 		err := control.Each(t.Context(), client, "/v1/trace", o.Values(), func(*control.Trace) bool { return true })
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// lasting reports whether a command runs until it is interrupted, or until a packet comes.
+// lasting reports whether a command runs until it is interrupted.
 func lasting(args []string) bool {
-	return args[0] == "capture" || args[0] == "page" || slices.Contains(args, "--watch") || slices.Contains(args, "--next")
+	return args[0] == "capture" || args[0] == "page" || slices.Contains(args, "--watch")
 }
 
 // interrupted runs a lasting command beside packets of all kinds that the examples wait for, and

@@ -25,9 +25,8 @@ func newCaptureCommand() *cobra.Command {
 		Long: "Record packets on their way through a running gateway, as pcapng, until interrupted. Each stage has an\n" +
 			"interface: geneve has the datagrams of nodes, pre and post have inner packets before and after translation,\n" +
 			"wireguard has the messages of the tunnel. A comment says what happened to each packet and why.\n\n" +
-			"Filters apply to inner packets and their connections; for wireguard they apply to the outer addresses. --rule\n" +
-			"explains each packet first, which takes time. A capture never delays packets: it drops what it has no room\n" +
-			"for, and says how much.",
+			"Filters apply to inner packets and their connections; for wireguard they apply to the outer addresses. A\n" +
+			"capture never delays packets: it drops what it has no room for, and says how much.",
 		Example: "  culvert capture --at pre,post --address 10.0.1.5 -w pod.pcapng\n" +
 			"  culvert capture --reason no-route,filtered -w refused.pcapng\n" +
 			"  culvert capture --drops | tshark -r - -T fields -e frame.interface_name -e frame.comment -e ip.dst",
@@ -38,7 +37,6 @@ func newCaptureCommand() *cobra.Command {
 	c.Flags().BoolVar(&o.Drops, "drops", false, "only dropped packets")
 	c.Flags().StringSliceVar(&o.Reasons, "reason", nil, "only packets dropped for one of these `REASONS`, as culvert status names them")
 	c.Flags().StringVar(&o.Verdict, "verdict", "", "only packets with this verdict: "+strings.Join(control.Verdicts, ", "))
-	c.Flags().StringVar(&o.Rule, "rule", "", "only packets that `RULE` matches, by its name or table/chain/name; it does not see packets of established connections")
 	c.Flags().StringVarP(&file, "write", "w", "-", "`FILE` to write; - is standard output")
 	c.Flags().Uint64VarP(&o.Count, "count", "c", 0, "stop after this number of packets")
 	c.Flags().IntVar(&o.Snaplen, "snaplen", 0, "keep this number of bytes of each packet; 0 keeps all")

@@ -21,7 +21,7 @@
 //
 //	culvert status [--watch]
 //	culvert connections [--watch] [delete]
-//	culvert trace [-v] [--fail] [--from NODE] PROTOCOL SOURCE DESTINATION | --flow ID | --next
+//	culvert trace [-v] [--fail] [--from NODE] PROTOCOL SOURCE DESTINATION | --flow ID
 //	culvert capture [--at STAGES] [--drops] [-w FILE]
 //	culvert reload [--dry-run]
 //	culvert rules | routes

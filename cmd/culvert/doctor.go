@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,34 +15,21 @@ import (
 )
 
 func newDoctorCommand() *cobra.Command {
-	var file, trace string
-	var over time.Duration
+	var file string
 	c := newClientCommand(&cobra.Command{
-		Use:   "doctor [--config FILE | --socket SOCKET | --trace FILE]",
+		Use:   "doctor [--config FILE | --socket SOCKET]",
 		Short: "Show whether this machine suits a gateway, and how to improve it",
 		Long: "Show whether this machine suits a gateway: socket buffers, offloads, memory, free ports, and a correct and\n" +
 			"fast cipher. \"poor\" means that it costs performance; \"bad\" means that a gateway cannot work, and the exit\n" +
 			"status is 1. Ports used by your own gateway are no fault: name its file with --config. With --socket, ask a\n" +
-			"running gateway what it has.\n\n" +
-			"With --trace, a running gateway records how its goroutines run until a batch of packets takes longer than\n" +
-			"--over. The seconds before that are written to FILE, for go tool trace.",
-		Example: "  culvert doctor\n  culvert doctor -o json\n  culvert doctor --config rome/gateway.yaml\n  culvert doctor --socket rome\n" +
-			"  culvert doctor --socket rome --trace slow.trace --over 5ms",
-		Args: cobra.NoArgs,
+			"running gateway what it has.",
+		Example: "  culvert doctor\n  culvert doctor -o json\n  culvert doctor --config rome/gateway.yaml\n  culvert doctor --socket rome",
+		Args:    cobra.NoArgs,
 	}, "text", "json", "yaml")
 	c.Flags().Lookup("socket").Usage = "ask the gateway with this control `SOCKET`, or with a name such as rome or rome-milan"
 	c.Flags().StringVar(&file, "config", "", "configuration `FILE` of the ports to check; without it, the default ports")
-	c.Flags().StringVar(&trace, "trace", "", "`FILE` to write the trace of a slow batch of packets to")
-	c.Flags().DurationVar(&over, "over", 5*time.Millisecond, "with --trace, the time from which a batch is slow")
 	c.MarkFlagsMutuallyExclusive("config", "socket")
-	c.MarkFlagsMutuallyExclusive("config", "trace")
 	c.RunE = func(*cobra.Command, []string) error {
-		if trace != "" {
-			return c.record(trace, over)
-		}
-		if c.Flags().Changed("over") {
-			return errors.New("--over: only with --trace")
-		}
 		conditions, err := c.examine(file)
 		if err != nil {
 			return err
@@ -65,39 +50,6 @@ func newDoctorCommand() *cobra.Command {
 		return nil
 	}
 	return c.Command
-}
-
-// flight describes the file that --trace has written.
-type flight struct {
-	File        string  `json:"file"`
-	TookSeconds float64 `json:"tookSeconds"`
-}
-
-// record makes a gateway record its execution until a batch is slow.
-func (c *clientCommand) record(name string, over time.Duration) (err error) {
-	g, err := c.gateway()
-	if err != nil {
-		return err
-	}
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("--trace: %w; choose a file that does not exist yet", err)
-	}
-	took, err := g.Flight(c.Context(), over, f, func() {
-		fmt.Fprintf(c.ErrOrStderr(), "recording, until a batch of packets takes longer than %v\n", over)
-	})
-	if err = errors.Join(err, f.Close()); err != nil {
-		os.Remove(name) // an incomplete trace cannot be read
-		if c.Context().Err() != nil {
-			err = cli.Failed(fmt.Errorf("no batch took longer than %v; choose a shorter --over", over))
-		}
-		return err
-	}
-	if c.output != "text" {
-		return c.print(flight{name, took.Seconds()})
-	}
-	_, err = fmt.Fprintf(c.OutOrStdout(), "a batch took %v; look at the seconds before: go tool trace %s\n", took, name)
-	return err
 }
 
 // examine asks the selected gateway, or examines this machine.

@@ -21,27 +21,25 @@ type traceFlags struct {
 	from       string
 	flags      []string
 	size, ttl  int
-	df, next   bool
+	df         bool
 	fail, all  bool
 	connection uint64
-	filter     filterFlags
 }
 
 func newTraceCommand() *cobra.Command {
 	var f traceFlags
 	c := newClientCommand(&cobra.Command{
-		Use:   "trace [--from NODE] PROTOCOL SOURCE DESTINATION | --flow ID | --next",
+		Use:   "trace [--from NODE] PROTOCOL SOURCE DESTINATION | --flow ID",
 		Short: "Explain what a running gateway does with a packet, and why",
-		Long: "Explain what a running gateway does with a packet that you describe, with a packet of a connection in each\n" +
-			"direction, or with the next real packet. The output names the field of the file, or the resource, that applies\n" +
-			"to the packet, and then shows the packet as it leaves or says why it is dropped. With -v, it lists every\n" +
-			"check, rule and route, by the names in culvert rules.\n\n" +
+		Long: "Explain what a running gateway does with a packet that you describe, or with a packet of a connection in each\n" +
+			"direction. The output names the field of the file, or the resource, that applies to the packet, and then shows\n" +
+			"the packet as it leaves or says why it is dropped. With -v, it lists every check, rule and route, by the names\n" +
+			"in culvert rules.\n\n" +
 			"The code of the packet path decides, but nothing is sent, counted or changed. The exit status is 0 whatever\n" +
 			"happens to the packet; with --fail it is 1 if the packet is dropped.",
 		Example: "  culvert trace tcp 10.0.1.5:40000 10.61.1.5:80\n" +
 			"  culvert trace --from tunnel icmp 10.0.1.5 10.0.1.5\n" +
-			"  culvert trace --flow 17 -o json | jq .verdict\n" +
-			"  culvert trace --next --protocol udp --port 53",
+			"  culvert trace --flow 17 -o json | jq .verdict",
 		Args: cobra.MaximumNArgs(3),
 	}, "text", "json", "yaml")
 	flags := c.Flags()
@@ -51,10 +49,8 @@ func newTraceCommand() *cobra.Command {
 	flags.IntVar(&f.ttl, "ttl", 0, "TTL or hop limit; without it, 64")
 	flags.BoolVar(&f.df, "df", false, "the packet may not be fragmented")
 	flags.Uint64Var(&f.connection, "flow", 0, "`ID` of a connection, as culvert connections shows it")
-	flags.BoolVar(&f.next, "next", false, "wait for the next packet that --address, --port, --protocol and --node select; for packets of the gateway itself, give its --address")
 	flags.BoolVarP(&f.all, "verbose", "v", false, "every check, rule and route, also those that do not match")
 	flags.BoolVar(&f.fail, "fail", false, "exit status 1 if the packet, or one direction of the connection, is dropped")
-	f.filter.add(c, false)
 	c.RegisterFlagCompletionFunc("from", c.nodeNames)
 	c.RegisterFlagCompletionFunc("flags", cobra.FixedCompletions(control.TCPFlags, cobra.ShellCompDirectiveNoFileComp))
 	c.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -79,44 +75,21 @@ func newTraceCommand() *cobra.Command {
 
 // query returns the parameters that flags and arguments stand for, checked.
 func (f *traceFlags) query(c *cobra.Command, args []string) (url.Values, error) {
-	of := map[string][]string{
-		"next": {"address", "port", "protocol", "node"}, "flow": nil, "": {"from", "flags", "size", "ttl", "df"},
-	}
-	mode := ""
-	for _, name := range []string{"flow", "next"} {
-		if c.Flags().Changed(name) && mode != "" {
-			return nil, errors.New("--flow, --next: give one of them")
-		} else if c.Flags().Changed(name) {
-			mode = name
-		}
-	}
-	for other, names := range of {
-		for _, name := range names {
-			if other != mode && c.Flags().Changed(name) {
-				want := "a packet that is described: culvert trace PROTOCOL SOURCE DESTINATION"
-				if other != "" {
-					want = "--" + other
-				}
-				return nil, fmt.Errorf("--%s: only with %s", name, want)
-			}
-		}
+	described := []string{"from", "flags", "size", "ttl", "df"}
+	flow := c.Flags().Changed("flow")
+	if i := slices.IndexFunc(described, c.Flags().Changed); flow && i >= 0 {
+		return nil, fmt.Errorf("--%s: only with a packet that is described: culvert trace PROTOCOL SOURCE DESTINATION", described[i])
 	}
 	switch {
-	case mode != "" && len(args) > 0:
-		return nil, fmt.Errorf("trace: --%s takes no packet; leave out %s", mode, strings.Join(args, " "))
-	case mode == "next":
-		query, err := f.filter.query()
-		if err == nil {
-			query.Set("next", "true")
-		}
-		return query, err
-	case mode == "flow" && f.connection == 0:
+	case flow && len(args) > 0:
+		return nil, fmt.Errorf("trace: --flow takes no packet; leave out %s", strings.Join(args, " "))
+	case flow && f.connection == 0:
 		return nil, errors.New("--flow: 0 is no connection's ID; culvert connections lists them")
-	case mode == "flow":
+	case flow:
 		o := control.TraceOptions{Connection: f.connection}
 		return o.Values(), nil
 	case len(args) < 3:
-		return nil, errors.New("trace: which packet? Describe it, such as tcp 10.0.1.5:40000 10.61.1.5:80, or give --flow or --next; see culvert trace --help")
+		return nil, errors.New("trace: which packet? Describe it, such as tcp 10.0.1.5:40000 10.61.1.5:80, or give --flow; see culvert trace --help")
 	}
 	query := url.Values{"protocol": {args[0]}, "source": {args[1]}, "destination": {args[2]}}
 	for name, value := range map[string]string{"from": f.from, "flags": strings.Join(f.flags, ","), "size": fmt.Sprint(f.size), "ttl": fmt.Sprint(f.ttl), "df": fmt.Sprint(f.df)} {
@@ -145,9 +118,6 @@ func (c *clientCommand) trace(gateway *control.Client, query url.Values, f *trac
 		}
 		return failed == nil
 	})
-	if n == 0 && failed == nil && query.Has("next") {
-		return c.lost(err)
-	}
 	if err = errors.Join(err, failed); err == nil && f.fail && dropped {
 		return cli.Failed(errors.New("trace: --fail: the packet is dropped"))
 	}

@@ -22,10 +22,9 @@ type CaptureOptions struct {
 	Filter  Filter
 	Count   uint64 // of packets, after which the capture ends; 0 = none
 	Snaplen int    // bytes kept of each packet; 0 = all
-	// Verdict, Reasons and Rule select packets by outcome.
+	// Verdict and Reasons select packets by outcome.
 	Verdict string   // forward, drop, deliver or hold; "" = any
 	Reasons []string // drop reasons, any of; none = any
-	Rule    string   // rule, or table/chain/rule, that it meets; "" = any
 }
 
 // Verdicts are the possible outcomes for a packet.
@@ -46,9 +45,6 @@ func (o *CaptureOptions) Values() url.Values {
 	if o.Verdict != "" {
 		v.Set("verdict", o.Verdict)
 	}
-	if o.Rule != "" {
-		v.Set("rule", o.Rule)
-	}
 	if o.Count > 0 {
 		v.Set("count", strconv.FormatUint(o.Count, 10))
 	}
@@ -62,7 +58,7 @@ func parseCapture(v url.Values) (o CaptureOptions, err error) {
 	o.At, o.Reasons = v["at"], v["reason"]
 	v = cloneWithout(v, "at", "reason")
 	var errs []error
-	if o.Filter, err = ParseFilter(v, "drops", "count", "snaplen", "verdict", "rule"); err != nil {
+	if o.Filter, err = ParseFilter(v, "drops", "count", "snaplen", "verdict"); err != nil {
 		errs = append(errs, err)
 	}
 	if v.Has("drops") {
@@ -70,7 +66,6 @@ func parseCapture(v url.Values) (o CaptureOptions, err error) {
 			errs = append(errs, fmt.Errorf("drops: %w", err))
 		}
 	}
-	o.Rule = v.Get("rule")
 	if o.Verdict = v.Get("verdict"); o.Verdict != "" && !slices.Contains(Verdicts, o.Verdict) {
 		errs = append(errs, fmt.Errorf("verdict: %q is none of %s", o.Verdict, strings.Join(Verdicts, ", ")))
 	}

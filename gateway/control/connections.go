@@ -123,10 +123,14 @@ func ParseFilter(v url.Values, others ...string) (f Filter, err error) {
 		case name == "state":
 			f.State = values[0]
 		case !slices.Contains(others, name):
-			errs = append(errs, fmt.Errorf("%s: unknown parameter", name))
+			errs = append(errs, unknownParameter(name))
 		}
 	}
 	return f, errors.Join(errs...)
+}
+
+func unknownParameter(name string) error {
+	return fmt.Errorf("%s: unknown parameter: %s", name, otherVersion)
 }
 
 func parsePrefix(s string) (netip.Prefix, error) {

@@ -22,7 +22,7 @@ func TestParametersRoundTrip(t *testing.T) {
 	for _, o := range []CaptureOptions{
 		{},
 		{At: []string{"pre", "wireguard"}, Drops: true, Count: 1 << 40, Snaplen: 96},
-		{Verdict: "drop", Reasons: []string{"filtered", "no-route"}, Rule: "rules/forward/no-ssh"},
+		{Verdict: "drop", Reasons: []string{"filtered", "no-route"}},
 		{Filter: Filter{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::1/128")}, Ports: []uint16{0, 65535},
 			Protocol: "tcp", Node: "rome-1", State: "established"}},
 	} {
@@ -44,6 +44,7 @@ func TestBadParameters(t *testing.T) {
 		"protocol=256":              {"protocol: "},
 		"protocol=tcp&protocol=udp": {"protocol: given 2 times"},
 		"nodes=rome-1":              {"nodes: unknown parameter"},
+		"rule=no-ssh":               {"rule: unknown parameter: is the command of another version than the gateway?"}, // an old command
 		"count=-1&snaplen=-1":       {"count: ", "snaplen: "},
 		"verdict=accept":            {"verdict: \"accept\" is none of forward, drop"},
 		"drops=yes":                 {`drops: "yes" is neither true nor false`},
@@ -65,7 +66,6 @@ func TestBadParameters(t *testing.T) {
 func TestTraceParameters(t *testing.T) {
 	at := netip.MustParseAddrPort
 	for _, o := range []TraceOptions{
-		{Next: true, Filter: Filter{Ports: []uint16{80}}},
 		{Connection: 1 << 60},
 		{From: "rome-1", Protocol: "tcp", Source: at("10.0.1.5:1000"), Destination: at("10.0.2.5:80"), Flags: []string{"syn", "ack"}, Size: 1400, TTL: 3, DF: true},
 		{Protocol: "icmpv6", Source: at("[fd00::1]:0"), Destination: at("[fd00::2]:0")},
@@ -79,6 +79,7 @@ func TestTraceParameters(t *testing.T) {
 	}
 	for query, want := range map[string]string{
 		"50%25size=0":                  "50%size: unknown parameter",
+		"next=true":                    "next: unknown parameter: is the command of another version than the gateway?", // an old command
 		"size=0":                       `size: "0" is no number of bytes from 1 to 65535`,
 		"size=65536":                   `size: "65536" is no number of bytes from 1 to 65535`,
 		"df=0":                         `df: "0" is neither true nor false`,

@@ -17,7 +17,6 @@
 //	POST   /v1/reload                 Reloaded; dryRun=true changes nothing
 //	POST   /v1/takeover               the connection becomes the conversation of package handover
 //	POST   /v1/capture                pcapng, until the request's body ends; see CaptureOptions
-//	GET    /debug/flight              a Go execution trace of the last seconds, when a batch of packets takes longer than over=5ms
 //	GET    /debug/pprof/…             the profiles of runtime/pprof, as net/http/pprof serves them, such as for go tool pprof
 //
 // Filters and options are query parameters, named like the commands' flags. Lists are NDJSON, and complete if the last chunk has arrived. An answer

@@ -14,7 +14,6 @@ import (
 type Source interface {
 	rulesSource
 	traceSource
-	flightSource
 	takeoverSource
 	Status() Status
 	// Doctor returns the conditions of the gateway's machine.
@@ -32,6 +31,9 @@ type Source interface {
 	// how many were lost.
 	Capture(ctx context.Context, o *CaptureOptions, w io.Writer, sent func() error) (packets, lost uint64, err error)
 }
+
+// otherVersion is the likely cause of a request that the gateway does not know.
+const otherVersion = "is the command of another version than the gateway?"
 
 // Error is an answer whose status is not 200.
 type Error struct {
@@ -66,10 +68,9 @@ func NewServer(s Source, errors *log.Logger) *Server {
 	mux.HandleFunc("POST /v1/takeover", serveTakeover(s))
 	mux.HandleFunc("POST /v1/capture", serveCapture(s))
 	mux.HandleFunc("GET /v1/trace", serveTrace(s))
-	mux.HandleFunc("GET /debug/flight", serveFlight(s))
 	mux.HandleFunc("GET /debug/pprof/{name...}", serveProfile)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		fail(w, http.StatusNotFound, "no "+r.Method+" "+r.URL.Path+" here: is the command of another version than the gateway?")
+		fail(w, http.StatusNotFound, "no "+r.Method+" "+r.URL.Path+" here: "+otherVersion)
 	})
 	return newServer(mux, errors)
 }

@@ -1,7 +1,6 @@
 package control
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -12,7 +11,7 @@ import (
 	"strings"
 )
 
-// TraceOptions select the packet to be explained: a described one, those of a connection, or the next that arrives.
+// TraceOptions select the packet to be explained: a described one, or those of a connection.
 type TraceOptions struct {
 	From        string // node, or tunnel; "" = the node whose pods have Source
 	Protocol    string // tcp, udp, sctp, icmp, icmpv6 or a number
@@ -24,9 +23,6 @@ type TraceOptions struct {
 	DF          bool           // it may not be fragmented
 
 	Connection uint64 // ID of a connection, of which a packet in each direction is explained; 0 = none
-
-	Next   bool // the next packet that Filter selects
-	Filter Filter
 }
 
 // A Trace explains what the gateway does with a packet, and why. It changes nothing.
@@ -74,12 +70,7 @@ var TCPFlags = []string{"fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr"}
 
 // Values returns o as query parameters.
 func (o *TraceOptions) Values() url.Values {
-	switch {
-	case o.Next:
-		v := o.Filter.Values()
-		v.Set("next", "true")
-		return v
-	case o.Connection != 0:
+	if o.Connection != 0 {
 		return url.Values{"connection": {strconv.FormatUint(o.Connection, 10)}}
 	}
 	v := url.Values{"protocol": {o.Protocol}, "source": {addrPortText(o.Source)}, "destination": {addrPortText(o.Destination)}}
@@ -111,11 +102,6 @@ func addrPortText(a netip.AddrPort) string {
 
 // ParseTrace parses the parameters from Values.
 func ParseTrace(v url.Values) (o TraceOptions, err error) {
-	if v.Get("next") == "true" {
-		o.Next = true
-		o.Filter, err = ParseFilter(v, "next")
-		return o, err
-	}
 	var errs []error
 	note := func(name, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%s: %w", name, fmt.Errorf(format, args...)))
@@ -164,7 +150,7 @@ func ParseTrace(v url.Values) (o TraceOptions, err error) {
 				note(name, "%w", err)
 			}
 		default:
-			note(name, "unknown parameter")
+			errs = append(errs, unknownParameter(name))
 		}
 	}
 	if err := errors.Join(errs...); err != nil || o.Connection != 0 {
@@ -250,17 +236,12 @@ func serveTrace(s Source) http.HandlerFunc {
 			return
 		}
 		l := newLines(w)
-		l.end(s.Trace(r.Context(), &o, func(t *Trace) bool {
-			if t == nil {
-				return l.flush()
-			}
-			return l.line(t)
-		}))
+		l.end(s.Trace(&o, func(t *Trace) bool { return l.line(t) }))
 	}
 }
 
 // traceSource is a Source that can explain single packets.
 type traceSource interface {
-	// Trace calls yield for each explained packet, and with nil while it waits for one.
-	Trace(ctx context.Context, o *TraceOptions, yield func(*Trace) bool) error
+	// Trace calls yield for each explained packet.
+	Trace(o *TraceOptions, yield func(*Trace) bool) error
 }

@@ -17,73 +17,7 @@ import (
 	"culvert/nat/packet"
 )
 
-// lookers holds the captures and traces that watch packets on the path. Without any, the path has no Tap.
-type lookers struct {
-	mu      sync.Mutex
-	current lookersNow // +checklocks:mu
-}
-
-// lookersNow is a path.Tap. Its nil fields do not watch.
-type lookersNow struct {
-	recording *recording
-	next      *nextTrace
-}
-
-// look changes the set of lookers by change, and sets the path's Tap accordingly.
-func (src *Source) look(change func(*lookersNow)) {
-	src.lookers.mu.Lock()
-	defer src.lookers.mu.Unlock()
-	if change(&src.lookers.current); src.lookers.current == (lookersNow{}) {
-		src.Path.SetTap(nil)
-		return
-	}
-	tap := src.lookers.current
-	src.Path.SetTap(&tap)
-}
-
-// recorded returns the recording in progress; nil = none.
-func (src *Source) recorded() *recording {
-	src.lookers.mu.Lock()
-	defer src.lookers.mu.Unlock()
-	return src.lookers.current.recording
-}
-
-// Packet implements path.Tap.
-func (l *lookersNow) Packet(at path.Stage, p *packet.Packet, data []byte, in nat.Link, v nat.Verdict, now nat.Time) {
-	if at == path.Arrived && l.next != nil {
-		l.next.offer(p, data, in, now)
-	}
-	r := l.recording
-	if r == nil {
-		return
-	}
-	switch x := r.sightOf(in); at {
-	case path.Arrived:
-		x.remember(r, p, data, in)
-	case path.Decided:
-		x.tell(r, p, in, &v, now)
-	case path.Released:
-		x.tellReleased(r, p, in, &v, now)
-	}
-}
-
-// Lost implements path.Tap.
-func (l *lookersNow) Lost(at path.Stage, reason string, packet []byte, link nat.Link) {
-	r := l.recording
-	if r == nil {
-		return
-	}
-	switch at {
-	case path.ToLocal:
-		r.sightOf(link).tellRefused(r, link, reason)
-	case path.Sent:
-		r.sightOf(link).tellLost(r, reason, packet)
-	case path.Made:
-		r.tellMade(reason, packet, link)
-	}
-}
-
-// A recording is a capture in progress.
+// A recording is a capture in progress. It is a path.Tap.
 type recording struct {
 	*capture.Session
 	engine *nat.Engine
@@ -93,7 +27,6 @@ type recording struct {
 
 	verdict string   // "" = any
 	reasons []string // none = any
-	rule    string   // table/chain/rule, or rule, that a packet must match; "" = any
 
 	geneve    netip.AddrPort // our ends of the tunnels
 	wireguard netip.AddrPort
@@ -112,7 +45,6 @@ type sight struct {
 	length int
 	tuple  packet.Tuple
 	parsed bool
-	met    bool // the recording's rule
 
 	key  noteKey // of note
 	note string
@@ -124,6 +56,30 @@ type noteKey struct {
 	in, out  nat.Link
 	original packet.Tuple
 	id       uint64
+}
+
+// Packet implements path.Tap.
+func (r *recording) Packet(at path.Stage, p *packet.Packet, data []byte, in nat.Link, v nat.Verdict, now nat.Time) {
+	switch x := r.sightOf(in); at {
+	case path.Arrived:
+		x.remember(r, p, data, in)
+	case path.Decided:
+		x.tell(r, p, in, &v, now)
+	case path.Released:
+		x.tellReleased(r, p, in, &v, now)
+	}
+}
+
+// Lost implements path.Tap.
+func (r *recording) Lost(at path.Stage, reason string, packet []byte, link nat.Link) {
+	switch at {
+	case path.ToLocal:
+		r.sightOf(link).tellRefused(r, link, reason)
+	case path.Sent:
+		r.sightOf(link).tellLost(r, reason, packet)
+	case path.Made:
+		r.tellMade(reason, packet, link)
+	}
 }
 
 // sightOf returns the sight of the direction of packets from in.
@@ -139,9 +95,6 @@ func (x *sight) remember(r *recording, p *packet.Packet, data []byte, in nat.Lin
 	x.before = append(x.before[:0], data[:r.Room(len(data))]...)
 	x.length = len(data)
 	x.look(p, in)
-	if r.rule != "" {
-		x.met = r.meets(data, p.SegmentSize, in)
-	}
 }
 
 func (x *sight) look(p *packet.Packet, in nat.Link) {
@@ -155,7 +108,7 @@ func (x *sight) look(p *packet.Packet, in nat.Link) {
 func (x *sight) tell(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
 	dropped, outbound := v.Action == nat.Drop, in != nat.Tunnel
 	pre, post := r.Wants(capture.Pre, dropped), v.Action == nat.Forward && r.Wants(capture.Post, false)
-	if !pre && !post || r.rule != "" && !x.met || !r.match(v.Action.String(), v.Reason.String()) {
+	if !pre && !post || !r.match(v.Action.String(), v.Reason.String()) {
 		return
 	}
 	c, known := r.connection(&x.tuple, v.Out, now)
@@ -184,15 +137,13 @@ func (x *sight) tell(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict
 // tellReleased records a fragment that waited for the first one of its packet. Its arrival is already recorded.
 func (x *sight) tellReleased(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
 	x.look(p, in)
-	met := x.met // by the first one
 	if v.Action == nat.Drop {
 		x.remember(r, p, p.Bytes(), in)
-		x.met = met
 		x.tell(r, p, in, v, now)
 		return
 	}
 	c, known := r.connection(&x.tuple, v.Out, now)
-	if b := p.Bytes(); r.Wants(capture.Post, false) && (r.rule == "" || met) && r.match(v.Action.String(), "") && (r.all || r.filter.Selects(&c)) {
+	if b := p.Bytes(); r.Wants(capture.Post, false) && r.match(v.Action.String(), "") && (r.all || r.filter.Selects(&c)) {
 		r.Add(capture.Post, in != nat.Tunnel, x.noteOf(r, p, in, v, &c, known), len(b), b)
 	}
 }
@@ -203,7 +154,7 @@ func (x *sight) tellRefused(r *recording, in nat.Link, reason string) {
 		return
 	}
 	c, _ := r.connection(&x.tuple, in, path.Now())
-	if r.Wants(capture.Pre, true) && (r.rule == "" || x.met) && r.match(nat.Drop.String(), reason) && (r.all || x.parsed && r.filter.Selects(&c)) {
+	if r.Wants(capture.Pre, true) && r.match(nat.Drop.String(), reason) && (r.all || x.parsed && r.filter.Selects(&c)) {
 		r.Add(capture.Pre, in != nat.Tunnel, "drop: "+reason+", from "+r.names.names[in], x.length, x.before)
 	}
 }
@@ -211,7 +162,7 @@ func (x *sight) tellRefused(r *recording, in nat.Link, reason string) {
 // tellLost records a packet that was lost after the engine, as it would have left. If another packet took its room,
 // it may be one like it.
 func (x *sight) tellLost(r *recording, reason string, packet []byte) {
-	if !r.Wants(capture.Post, true) || r.rule != "" && !x.met || !r.match(nat.Drop.String(), reason) {
+	if !r.Wants(capture.Post, true) || !r.match(nat.Drop.String(), reason) {
 		return
 	}
 	if c, _ := r.connection(&x.tuple, nat.Tunnel, path.Now()); r.all || r.filter.Selects(&c) {
@@ -222,17 +173,16 @@ func (x *sight) tellLost(r *recording, reason string, packet []byte) {
 // tellMade records a packet that the gateway made for a link and dropped. Any goroutine may call it. It is called
 // before the drop is counted, so a counted packet is in the recording.
 func (r *recording) tellMade(reason string, packet []byte, out nat.Link) {
-	met := ruleTracer{of: r}
+	rule := ruleTracer{names: r.names}
 	if reason == path.DropOutput.String() {
-		r.engine.ExplainOut(packet, out, &met)
+		r.engine.ExplainOut(packet, out, &rule)
 	}
-	r.addLost(capture.Post, out == nat.Tunnel, reason, met.by(), packet, out, met.met)
+	r.addLost(capture.Post, out == nat.Tunnel, reason, rule.by(), packet, out)
 }
 
-// addLost records a packet at its link that no sight remembers. met says whether it matched the
-// recording's rule. It does not look for a connection.
-func (r *recording) addLost(at capture.Stage, outbound bool, reason, more string, packet []byte, link nat.Link, met bool) {
-	if r.Wants(at, true) && (r.rule == "" || met) && r.match(nat.Drop.String(), reason) && (r.all || r.selects(packet, link, true)) {
+// addLost records a packet at its link that no sight remembers. It does not look for a connection.
+func (r *recording) addLost(at capture.Stage, outbound bool, reason, more string, packet []byte, link nat.Link) {
+	if r.Wants(at, true) && r.match(nat.Drop.String(), reason) && (r.all || r.selects(packet, link, true)) {
 		r.Add(at, outbound, "drop: "+reason+more, len(packet), packet)
 	}
 }
@@ -286,7 +236,7 @@ func (src *Source) Capture(ctx context.Context, o *control.CaptureOptions, w io.
 		}
 		stages = append(stages, capture.Stage(i))
 	}
-	r := &recording{engine: src.Path.Engine, names: src.view(), all: o.Filter.IsZero(), verdict: o.Verdict, reasons: o.Reasons, rule: o.Rule}
+	r := &recording{engine: src.Path.Engine, names: src.view(), all: o.Filter.IsZero(), verdict: o.Verdict, reasons: o.Reasons}
 	if r.filter, err = r.names.filter(&o.Filter); err == nil {
 		err = r.check(src)
 	}
@@ -295,10 +245,11 @@ func (src *Source) Capture(ctx context.Context, o *control.CaptureOptions, w io.
 	}
 	drops := o.Drops || o.Verdict == nat.Drop.String() || len(o.Reasons) > 0
 	r.Session = capture.NewSession(stages, drops, o.Snaplen)
-	if !src.capturing.CompareAndSwap(false, true) {
+	r.prepare(src)
+	if !src.recording.CompareAndSwap(nil, r) {
 		return 0, 0, errCaptures
 	}
-	defer src.capturing.Store(false)
+	defer src.recording.Store(nil)
 	defer r.attach(src)()
 	result, err := r.Write(ctx, w, o.Count, sent)
 	return result.Packets, result.Lost, err

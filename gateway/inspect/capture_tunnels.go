@@ -16,19 +16,23 @@ import (
 	"culvert/nat/packet"
 )
 
-// attach makes the packet path and the tunnels show their packets to r, until detach is called.
-func (r *recording) attach(src *Source) (detach func()) {
+// prepare notes what r compares with later.
+func (r *recording) prepare(src *Source) {
 	s := src.Path.WG.Stats()
 	r.telling.Lock()
 	r.discards = [2]uint64{s.Outbound[wg.TunnelDiscard], s.Inbound[wg.TunnelDiscard]}
 	r.telling.Unlock()
 	r.geneve, r.wireguard = src.Path.Endpoint.LocalAddr(), netip.AddrPortFrom(netip.IPv4Unspecified(), src.Path.WG.Port())
+}
+
+// attach makes the packet path and the tunnels show their packets to r, until detach is called.
+func (r *recording) attach(src *Source) (detach func()) {
 	src.Path.Endpoint.SetTap(r.tellGeneve)
 	src.Path.WG.SetTap(r.tellWireGuard)
 	src.Path.Engine.TapFragments(r.tellWaiting)
-	src.look(func(l *lookersNow) { l.recording = r })
+	src.Path.SetTap(r)
 	return func() {
-		src.look(func(l *lookersNow) { l.recording = nil })
+		src.Path.SetTap(nil)
 		src.Path.Engine.TapFragments(nil)
 		src.Path.Endpoint.SetTap(nil)
 		src.Path.WG.SetTap(nil)
@@ -55,7 +59,7 @@ func (r *recording) tellGeneve(d *geneve.Datagram) {
 // tellWaiting records a fragment that was dropped while it waited for the first one of its packet. Its arrival is
 // already recorded.
 func (r *recording) tellWaiting(fragment []byte, in nat.Link, why nat.Reason) {
-	r.addLost(capture.Pre, in != nat.Tunnel, why.String(), ", from "+r.names.names[in], fragment, in, false)
+	r.addLost(capture.Pre, in != nat.Tunnel, why.String(), ", from "+r.names.names[in], fragment, in)
 }
 
 // tellWireGuard records a message of WireGuard. It is encrypted, so the filter applies to its outer addresses.
@@ -82,7 +86,7 @@ func (r *recording) addMessage(m *wg.Message, note string) {
 // tellDiscards records what wireguard-go has discarded since the last look. Only their number is known, because
 // wireguard-go discards them silently, so one empty datagram stands for all.
 func (src *Source) tellDiscards() {
-	r := src.recorded()
+	r := src.recording.Load()
 	if r == nil {
 		return
 	}

@@ -69,7 +69,6 @@ func fullPage(t *testing.T) string {
 	p.legs("milan", nil, func(nat.Link) monitor.Traffic { return monitor.Traffic{RTT: 1} })
 	p.sockets(map[string]udp.Stats{"geneve": {OverflowsKnown: true}})
 	p.listener(seats.New(nil))
-	p.flight()
 	src.Life.WriteMetrics(&p.Page)
 	p.build(control.Version{})
 	p.findings([]health.Finding{{Cause: health.NodeSilent, Of: "rome-1"}})
@@ -86,7 +85,6 @@ func fullPage(t *testing.T) string {
 // notShown are the metrics that the dashboard omits, with the reason.
 var notShown = map[string]string{
 	"culvert_socket_waiting":                     "what /healthz looks at; an overflow is what it comes to",
-	"culvert_flight_recorder_bytes":              "for a minute, while somebody looks into how a gateway runs",
 	"culvert_listener_connections":               "about whoever reads the metrics",
 	"culvert_listener_refused_connections_total": "about whoever reads the metrics",
 }

@@ -48,7 +48,6 @@ func (src *Source) Metrics(l *seats.Listener, size int) []byte {
 	p.paths(peer, links, src.Monitor.KnownPaths())
 	p.sockets(src.Path.Sockets(&tunnel))
 	p.listener(l)
-	p.flight()
 	src.Life.WriteMetrics(&p.Page)
 	if src.Elector != nil {
 		p.replica(src.Elector.Replica())
@@ -328,11 +327,6 @@ func (p *page) stages(tunnel *wg.Stats, of *path.Path) {
 	p.durations(&tunnel.Decrypt, "inbound", "decrypt")
 	p.durations(&in, "inbound", "decide")
 	p.durations(&sent, "inbound", "send")
-}
-
-// flight reports whether somebody waits for a slow batch.
-func (p *page) flight() {
-	p.One(prometheus.Gauge, "flight_recorder_bytes", "What Go's flight recorder may keep while somebody waits for a slow batch; 0 if nobody does.", float64(flightRecorded.Load()))
 }
 
 // build reports the version of this build.

@@ -62,8 +62,7 @@ type Options struct {
 // A Source is a gateway as package control sees it.
 type Source struct {
 	Options
-	lookers   lookers     // of captures and traces
-	capturing atomic.Bool // there is one
+	recording atomic.Pointer[recording] // of the capture in progress; nil = none
 	dropRates dropRates
 	lastView  viewCache
 	watches   atomic.Int32 // of connections

@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -24,12 +23,9 @@ import (
 )
 
 // Trace implements control.Source.
-func (src *Source) Trace(ctx context.Context, o *control.TraceOptions, yield func(*control.Trace) bool) error {
+func (src *Source) Trace(o *control.TraceOptions, yield func(*control.Trace) bool) error {
 	v := src.view()
-	switch {
-	case o.Next:
-		return src.traceNext(ctx, v, &o.Filter, yield)
-	case o.Connection != 0:
+	if o.Connection != 0 {
 		return src.traceConnection(v, o.Connection, yield)
 	}
 	in, err := v.sender(o)
@@ -78,7 +74,7 @@ func (src *Source) traceConnection(v *view, id uint64, yield func(*control.Trace
 		if err != nil {
 			return err
 		}
-		if !yield(src.explain(v, b, 0, next.in, now)) {
+		if !yield(src.explain(v, b, next.in, now)) {
 			break
 		}
 	}
@@ -125,11 +121,11 @@ func (t *tracer) add(s control.TraceStep) { t.trace.Steps = append(t.trace.Steps
 
 // Explain returns what the gateway would do with packet b from link in. It changes nothing but b.
 func (src *Source) Explain(b []byte, in nat.Link) *control.Trace {
-	return src.explain(src.view(), b, 0, in, path.Now())
+	return src.explain(src.view(), b, in, path.Now())
 }
 
-// explain implements Explain. segment is the SegmentSize of the packet.
-func (src *Source) explain(v *view, b []byte, segment int, in nat.Link, now nat.Time) *control.Trace {
+// explain implements Explain.
+func (src *Source) explain(v *view, b []byte, in nat.Link, now nat.Time) *control.Trace {
 	t := &control.Trace{From: v.link(in), Packet: packetOf(b), Steps: []control.TraceStep{}}
 	steps := &tracer{names: v, places: v.places(), trace: t}
 	if !src.traceDecode(steps, in) {
@@ -137,7 +133,6 @@ func (src *Source) explain(v *view, b []byte, segment int, in nat.Link, now nat.
 	}
 	var p packet.Packet
 	p.Parse(b)
-	p.SegmentSize = segment
 	d := src.Path.Engine.Explain(&p, in, now, steps)
 	t.Verdict, t.Asymmetric = d.Action.String(), d.Asymmetric
 	switch d.Action {

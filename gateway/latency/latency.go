@@ -34,9 +34,6 @@ func (h *Histogram) Observe(d time.Duration) {
 	}
 	h.buckets[i].Add(1)
 	h.sum.Add(int64(d))
-	if w := slow.Load(); w != nil && d > w.bound {
-		w.report(d)
-	}
 }
 
 // Counts returns what has been counted so far.

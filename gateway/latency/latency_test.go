@@ -44,34 +44,3 @@ func TestSampler(t *testing.T) {
 		}
 	}
 }
-
-// TestAwaitSlow: a waiter learns of the first duration above its bound, in any histogram; only one
-// may wait at a time.
-func TestAwaitSlow(t *testing.T) {
-	var a, b Histogram
-	found, stop, ok := AwaitSlow(time.Millisecond)
-	if !ok {
-		t.Fatal("somebody waits already")
-	}
-	if _, _, ok := AwaitSlow(0); ok {
-		t.Error("two wait")
-	}
-	a.Observe(time.Millisecond)
-	if len(found) > 0 {
-		t.Error("told of what is not longer than the bound")
-	}
-	b.Observe(2 * time.Millisecond)
-	a.Observe(3 * time.Millisecond) // must not block
-	if d := <-found; d != 2*time.Millisecond || len(found) > 0 {
-		t.Errorf("told of %v, want the first alone, 2ms", d)
-	}
-	stop()
-	a.Observe(time.Second)
-	if len(found) > 0 {
-		t.Error("told after the end")
-	}
-	if _, stop, ok = AwaitSlow(0); !ok {
-		t.Fatal("nobody can wait again")
-	}
-	stop()
-}
