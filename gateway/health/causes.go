@@ -58,6 +58,8 @@ var (
 		"is the peer running, with role client (one side is the server, the other the client), is its wireguard.endpoint an address of this gateway, and is UDP {listen} open here?")
 	AnswersLost = cause("answers-lost", Warning, "the peer begins handshakes ({received} received), is answered, and completes none",
 		"do answers reach it? A firewall or NAT must let UDP from port {listen} of this gateway through")
+	PeerClock = cause("peer-clock", Warning, "the peer's clock went back: its handshakes are of {seen} and so older than its last one, "+
+		"and WireGuard refuses them", "correct the clock of the peer's machine, or restart this gateway, which then accepts them; the keys are right")
 	PeerLoss = cause("peer-loss", Warning, "{lost} of the last {of} requests through the tunnel to {endpoint} were lost",
 		"look for a full or faulty link between the gateways, and for overflows and refusals of sockets in culvert status here and there")
 	DataLost = cause("data-lost", Warning, "handshakes with {endpoint} are made, but nothing has come through the tunnel for {time}",
@@ -151,9 +153,6 @@ var (
 		"if it is the peer, set its wireguard.peerPublicKey to ours: {key}")
 	StrangerInitiator = cause("stranger-peer", Warning, "{address} knows our public key, and has another one than wireguard.peerPublicKey",
 		"if it is the peer, set wireguard.peerPublicKey here to the key that `culvert keygen` printed there")
-	PeerClock = cause("peer-clock", Warning, "{address} has the peer's key, and its clock went back: its handshakes are of {seen} and so "+
-		"older than its last one, and WireGuard refuses them", "correct the clock of the peer's machine, or restart this gateway, which then "+
-		"accepts them; the keys are right")
 	StrangerData = cause("stranger-data", Warning, "{address} sends data messages and is not the peer",
 		"if the peer has moved, wait for its next handshake; else keep it out by a firewall")
 	StrangerRate = cause("stranger-rate", Warning, "{address} sends more handshakes than a peer does",

@@ -106,7 +106,7 @@ func (n *notices) disproved(p *Peer) {
 		return
 	}
 	address := p.Endpoint.Addr().Unmap().String()
-	for _, c := range []*Cause{StrangerMAC1, StrangerInitiator, PeerClock, StrangerData} {
+	for _, c := range []*Cause{StrangerMAC1, StrangerInitiator, StrangerData} {
 		delete(n.all, noticeKey{c, address})
 	}
 }
@@ -194,16 +194,12 @@ func (n *notices) unanswered(now time.Duration, p *Peer) (Finding, bool) {
 	n.received = received
 	if answered != n.answered {
 		n.answered = answered
-		n.acquit(StrangerInitiator, PeerClock)
+		n.acquit()
 		return Finding{}, false
 	}
-	if at := p.Outdated; !at.IsZero() { // it is the peer; the initiation may be of the last observation
-		if p.Initiator.IsValid() {
-			n.initiator = p.Initiator
-		}
-		n.acquit(StrangerInitiator)
-		address := n.initiator.String()
-		return n.see(now, PeerClock, OfAddress, address, address, 1, "{address}", address, "{seen}", at.UTC().Format(time.DateTime+" UTC"))
+	if !p.Outdated.IsZero() { // it is the peer; the initiation may be of the last observation
+		n.acquit()
+		return Finding{}, false
 	}
 	if received == before || !p.Initiator.IsValid() || p.NameError != "" && !p.Endpoint.IsValid() {
 		return Finding{}, false // also where WireGuard does not know the peer yet, because its name has no address
@@ -213,12 +209,8 @@ func (n *notices) unanswered(now time.Duration, p *Peer) (Finding, bool) {
 	return n.see(now, StrangerInitiator, OfAddress, address, address, 1, "{address}", address)
 }
 
-// acquit forgets causes of the last initiator's.
-func (n *notices) acquit(of ...*Cause) {
-	for _, c := range of {
-		delete(n.all, noticeKey{c, n.initiator.String()})
-	}
-}
+// acquit forgets that the last initiator seemed to have another key.
+func (n *notices) acquit() { delete(n.all, noticeKey{StrangerInitiator, n.initiator.String()}) }
 
 // see records one observation of a thing, and returns whether it must be logged.
 func (n *notices) see(now time.Duration, c *Cause, kind Kind, of, key string, packets uint64, blanks ...string) (Finding, bool) {

@@ -26,6 +26,10 @@ type peerHistory struct {
 	missed    int           // requests since the last answer
 	missedAt  time.Duration // time of the first of them
 	troubled  time.Duration // when it was last deaf, at fault or unanswered
+	outdated  int           // observations of refused handshakes since it was last heard
+	behind    time.Duration // time of the first of them
+	refused   time.Duration // time of the last one
+	seen      time.Time     // its clock then
 
 	// The attempt that is still unanswered.
 	waiting                   bool
@@ -78,6 +82,15 @@ func (h *peerHistory) judge(now time.Duration, p *Peer) (Finding, bool) {
 	if h.waiting || h.bad {
 		h.troubled = now
 	}
+	switch {
+	case h.handshake != last.handshake || h.bytes != last.bytes:
+		h.outdated = 0
+	case !p.Outdated.IsZero():
+		if h.outdated == 0 {
+			h.behind = now
+		}
+		h.outdated, h.refused, h.seen = h.outdated+1, now, p.Outdated
+	}
 	endpoint := p.Endpoint.String()
 	if alive && h.handshake != 0 {
 		h.bad = false
@@ -104,7 +117,7 @@ func (h *peerHistory) judge(now time.Duration, p *Peer) (Finding, bool) {
 	f, _ := h.become(p, c,
 		"{endpoint}", endpoint, "{configured}", p.Configured, "{error}", p.NameError, "{time}", seconds(now-since),
 		"{sent}", fmt.Sprint(h.sent-h.sentBefore), "{answers}", fmt.Sprint(p.ReceivedAnswers-h.answersBefore),
-		"{received}", fmt.Sprint(p.ReceivedHandshakes), "{port}", fmt.Sprint(p.Endpoint.Port()), "{listen}", fmt.Sprint(p.ListenPort), "{missed}", fmt.Sprint(h.missed))
+		"{seen}", h.seen.UTC().Format(time.DateTime+" UTC"), "{received}", fmt.Sprint(p.ReceivedHandshakes), "{port}", fmt.Sprint(p.Endpoint.Port()), "{listen}", fmt.Sprint(p.ListenPort), "{missed}", fmt.Sprint(h.missed))
 	return f, !again
 }
 
@@ -145,6 +158,8 @@ func (h *peerHistory) fault(now time.Duration, p *Peer) (c *Cause, since time.Du
 	switch {
 	case p.NameError != "" && !p.Endpoint.IsValid():
 		return NoName, h.started
+	case h.outdated >= often && now-h.refused < liveTime: // it is there, perhaps not where it was
+		return PeerClock, h.behind
 	case h.waiting && p.Knock != KnockSilent && (h.handshake != 0 || waited >= proven): // WireGuard has been patient before
 		return knocks[p.Knock], h.since
 	case h.missed >= missedPings && p.Knock != KnockSilent && h.handshake != 0:

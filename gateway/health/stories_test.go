@@ -486,6 +486,7 @@ var stories = []struct {
 	}, []string{"7 warning address 192.0.2.7: 192.0.2.7 knows our public key, and has another one than wireguard.peerPublicKey"}},
 	{"a peer whose clock went back", 60, func(s int, o *Observation) {
 		server(o)
+		o.Peer.Handshake, o.Peer.Endpoint = 1, milan
 		o.Peer.Initiator, o.Peer.Outdated = netip.Addr{}, time.Time{}
 		if s%5 == 2 {
 			o.Peer.ReceivedHandshakes++
@@ -494,7 +495,13 @@ var stories = []struct {
 		if s%10 == 2 || s%10 == 8 { // WireGuard looks at every other one a moment later
 			o.Peer.Outdated = time.Date(2026, 2, 3, 4, 5, s, 0, time.UTC)
 		}
-	}, []string{"8 warning address 192.0.2.7: 192.0.2.7 has the peer's key, and its clock went back: its handshakes are of 2026-02-03 04:05:08 UTC"}},
+		if s >= 20 { // packets for the peer go to where it was
+			o.Peer.SentHandshakes, o.Peer.Knock = uint64(s/5), KnockRefused
+		}
+		if s >= 50 { // somebody corrects the clock
+			o.Peer.Handshake, o.Peer.Outdated, o.Peer.Knock, o.Peer.SentAnswers = 2, time.Time{}, KnockSilent, o.Peer.ReceivedHandshakes
+		}
+	}, []string{"0 info peer milan: handshake made", "8 warning peer milan: the peer's clock went back: its handshakes are of 2026-02-03 04:05:08 UTC", "50 info peer milan: handshake made with 192.0.2.7:51840: the tunnel is back after 48 s"}},
 	{"a peer whose handshakes are answered a moment later", 60, func(s int, o *Observation) {
 		o.Peer.Handshake = 1
 		o.Peer.Initiator = netip.Addr{}
