@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -165,8 +164,8 @@ func (c *kubeCase) ports() ([]kubePort, error) {
 		s.Put(x)
 	}
 	config := s.Config()
-	if events, _ := s.Events(time.Time{}); len(events) > 0 {
-		return nil, fmt.Errorf("culvert refuses what is well formed: %v", events)
+	if faults := s.Faults(); len(faults) > 0 {
+		return nil, fmt.Errorf("culvert refuses what is well formed: %v", faults)
 	}
 	checks := map[bool]service.Check{}
 	for _, check := range s.Checks() {

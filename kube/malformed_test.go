@@ -240,24 +240,24 @@ func outcomeOf(s *State, g *fakeGateway) outcome {
 	return o
 }
 
-func outcomeWith(objects ...*Object) (outcome, []Event) {
+func outcomeWith(objects ...*Object) (outcome, []Fault) {
 	s, g := NewState(gatewayOf("cluster-b")), newFakeGateway()
 	for _, o := range objects {
 		s.Put(o)
 	}
 	g.take(s)
-	return outcomeOf(s, g), s.Events()
+	return outcomeOf(s, g), s.Reports()
 }
 
 // checkSpoilt compares an outcome with the one of good resources alone.
-func checkSpoilt(t *testing.T, good, got outcome, events []Event, spoiled []*Object, want []string) {
+func checkSpoilt(t *testing.T, good, got outcome, events []Fault, spoiled []*Object, want []string) {
 	t.Helper()
 	for i, o := range spoiled {
 		key := o.Key()
 		if !strings.Contains(got.faults[key], want[i]+": ") {
 			t.Errorf("fault %q does not name %s", got.faults[key], want[i])
 		}
-		named := slices.ContainsFunc(events, func(e Event) bool {
+		named := slices.ContainsFunc(events, func(e Fault) bool {
 			return e.Metadata.UID == o.Metadata.UID && e.Kind == o.Kind && strings.Contains(e.Message, want[i]+": ")
 		})
 		if !named {
@@ -317,15 +317,15 @@ func TestResourceMalformedForAWhile(t *testing.T) {
 		s.Put(&bad)
 		g.take(s)
 	}
-	if e := s.Events(); len(e) != 1 || !strings.Contains(e[0].Message, natRule0+".natType") {
-		t.Errorf("Events %v", e)
+	if f := s.Faults(); len(f) != 1 || !strings.Contains(f[bad.Key()], natRule0+".natType") {
+		t.Errorf("faults %v", f)
 	}
 	if _, there := g.pieces[bad.Key()]; there || outcomeOf(s, g).verdicts[bad.Key()] {
 		t.Error("a malformed resource still has rules")
 	}
 	s.Put(objects[i])
 	g.take(s)
-	if got := outcomeOf(s, g); !reflect.DeepEqual(before, got) || len(s.Events()) > 0 {
+	if got := outcomeOf(s, g); !reflect.DeepEqual(before, got) {
 		t.Errorf("after it was fixed:\n%+v\n%+v", before, got)
 	}
 }

@@ -2,6 +2,8 @@ package kube
 
 import (
 	"encoding/json"
+	"maps"
+	"slices"
 	"strconv"
 
 	"culvert/nat/rules"
@@ -99,13 +101,11 @@ func (e *Event) Key() rules.Key {
 	return rules.Key{Kind: e.Kind, Namespace: e.Metadata.Namespace, Name: e.Metadata.Name}
 }
 
-func (s *State) event(it *item, message string) {
-	s.events = append(s.events, Event{Kind: it.key.Kind, Metadata: it.meta, Message: message})
-}
-
-// Events returns the events since the last call. Each cause is reported once.
-func (s *State) Events() []Event {
-	all := s.events
-	s.events = nil
+// Reports returns why resources are left out, in order.
+func (s *State) Reports() (all []Fault) {
+	faults := s.Faults()
+	for _, key := range slices.SortedFunc(maps.Keys(faults), compareKeys) {
+		all = append(all, Fault{Event: Event{Kind: key.Kind, Metadata: s.items[key.Kind][key].meta, Message: faults[key]}})
+	}
 	return all
 }

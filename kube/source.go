@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -31,28 +32,27 @@ type Gateway interface {
 // A Source configures a Gateway by a cluster's resources, and reports back. Nothing is applied before every list is complete, so a restart cuts no
 // connection; while the API server is away, nothing changes.
 //
-// Each watch has a goroutine, which changes the State under mu. Run applies the results, and only it calls the Gateway. A separate goroutine writes,
-// so that a slow API server does not delay rules. complete has the kinds whose lists are complete; connection is the Connection in the API server,
+// Each watch has a goroutine, which changes the State under mu. Run applies the results, and only it calls the Gateway. A Teller writes. complete has the kinds whose lists are complete; connection is the Connection in the API server,
 // nil if there is none.
 type Source struct {
 	client   dynamic.Interface
 	identity Identity
 	log      *logrus.Entry
 	causes   *Causes
+	teller   *Teller
 	wake     chan struct{} // something has changed
 
 	now func() time.Time // the clock of conditions and Events
 	// For Run only.
-	waiting []string // last logged
-	site    *Site    // not applied yet; nil: none
-	hasPeer bool     // in the last Site applied
+	notes   []Fault
+	site    *Site // not applied yet; nil: none
+	hasPeer bool  // in the last Site applied
 
 	mu         sync.Mutex
 	state      *State          // +checklocks:mu
 	complete   map[string]bool // +checklocks:mu
 	connection *connection     // +checklocks:mu
 	refused    string          // +checklocks:mu
-	writes     writes          // +checklocks:mu
 	ready      bool            // +checklocks:mu
 }
 
@@ -68,34 +68,30 @@ type Identity struct {
 // writes are pending writes.
 type writes struct {
 	verdicts map[rules.Key]bool
-	events   []Event
 	check    Check
 	hasPeer  bool
 }
 
 // NewSource returns the Source of a gateway, which is inactive until Run.
 func NewSource(client dynamic.Interface, id Identity, log *logrus.Entry) *Source {
+	causes := NewCauses(log)
 	return &Source{
-		client: client, identity: id, log: log, causes: NewCauses(log), wake: make(chan struct{}, 1),
-		state: NewState(id.Self), complete: map[string]bool{}, now: time.Now,
+		client: client, identity: id, log: log, causes: causes, wake: make(chan struct{}, 1),
+		teller: NewTeller(Reporter{Client: client, Causes: causes, Self: id.Namespace + "/" + id.Name, Node: id.Node, Instance: cmp.Or(id.Pod, id.Name)}, log),
+		state:  NewState(id.Self), complete: map[string]bool{}, now: time.Now,
 	}
 }
 
 // Note adds an Event about the gateway itself, on its GatewayServer or GatewayClient. It must be called before Run.
-func (s *Source) Note(message string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.addEvent(message)
-}
+func (s *Source) Note(message string) { s.notes = append(s.notes, s.ofItself(message)) }
 
-// +checklocks:s.mu
-func (s *Source) addEvent(message string) {
+func (s *Source) ofItself(message string) Fault {
 	kind := "GatewayClient"
 	if s.identity.Server {
 		kind = "GatewayServer"
 	}
 	of := Metadata{Name: s.identity.Name, Namespace: s.identity.Namespace, UID: s.identity.UID}
-	s.state.events = append(s.state.events, Event{Kind: kind, Metadata: of, Message: message})
+	return Fault{Event: Event{Kind: kind, Metadata: of, Message: message}}
 }
 
 // Ready reports whether every list has been complete once.
@@ -108,9 +104,6 @@ func (s *Source) Ready() bool {
 // pace is how often Run checks for pending writes.
 const pace = time.Second
 
-// breath is the minimum wait of the writer between two rounds.
-const breath = 100 * time.Millisecond
-
 // Run configures g until ctx ends.
 func (s *Source) Run(ctx context.Context, g Gateway) {
 	var tasks sync.WaitGroup
@@ -120,21 +113,7 @@ func (s *Source) Run(ctx context.Context, g Gateway) {
 	for _, w := range s.watches() {
 		tasks.Go(func() { s.follow(ctx, w) })
 	}
-	writing := make(chan struct{}, 1)
-	tasks.Go(func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-writing:
-				s.write(ctx, g.Speaks())
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(breath):
-			}
-		}
-	})
+	tasks.Go(func() { s.teller.Run(ctx, g.Speaks) })
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
 	for {
@@ -144,11 +123,8 @@ func (s *Source) Run(ctx context.Context, g Gateway) {
 		case <-s.wake:
 		case <-tick.C:
 		}
-		if s.apply(g) {
-			select {
-			case writing <- struct{}{}:
-			default: // it is about to check
-			}
+		if w := s.apply(g); w != nil {
+			s.teller.Status(func(ctx context.Context) { s.write(ctx, w) })
 		}
 	}
 }
@@ -161,9 +137,9 @@ func (s *Source) changed() {
 	}
 }
 
-// apply passes changes to g, and records what must be written. It returns false until every list is complete. s.mu is free while g works, which may
+// apply passes changes to g, tells faults, and returns what must be written; nil until every list is complete. s.mu is free while g works, which may
 // take long: probes and commands ask meanwhile, and watches continue.
-func (s *Source) apply(g Gateway) bool {
+func (s *Source) apply(g Gateway) *writes {
 	check := g.Check()
 	s.mu.Lock()
 	whole, ready := len(s.complete) == len(s.watches()), s.ready
@@ -173,7 +149,7 @@ func (s *Source) apply(g Gateway) bool {
 	}
 	s.mu.Unlock()
 	if !whole {
-		return false
+		return nil
 	}
 	if c.Site != nil {
 		s.site = c.Site
@@ -197,26 +173,24 @@ func (s *Source) apply(g Gateway) bool {
 		s.log.Info("all resources are known")
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.ready = true
 	for i, p := range c.Put {
 		if s.state.Refused(p.Key, answers[i]) {
 			s.log.WithError(answers[i]).WithField("resource", p.Key.String()).Warn("rules are refused")
 		}
 	}
-	s.logWaiting()
-	s.writes.verdicts = map[rules.Key]bool{}
+	w := &writes{verdicts: map[rules.Key]bool{}, check: check, hasPeer: s.hasPeer}
 	for _, v := range s.state.Verdicts() {
-		s.writes.verdicts[v.Key] = v.Applied
+		w.verdicts[v.Key] = v.Applied
 	}
-	for _, e := range s.state.Events() {
-		s.log.WithFields(logrus.Fields{"resource": e.Key().String(), "cause": e.Message}).Warn("cannot apply a resource")
-		if len(s.writes.events) < maxEvents {
-			s.writes.events = append(s.writes.events, e)
-		}
+	waiting, faults := s.state.Waiting(), append(s.state.Reports(), s.notes...)
+	if s.refused != "" {
+		faults = append(faults, s.ofItself(s.refused))
 	}
-	s.writes.check, s.writes.hasPeer = check, s.hasPeer
-	return true
+	s.mu.Unlock()
+	s.teller.Wait(waiting...)
+	s.teller.Tell(faults)
+	return w
 }
 
 // applySite passes the Site to g. If g refuses it, the next round tries again: the conflict may be gone by then.
@@ -231,10 +205,7 @@ func (s *Source) applySite(g Gateway) {
 		s.hasPeer, s.site, s.refused = s.site.PeerPublicKey != [32]byte{}, nil, ""
 		return
 	}
-	if why := "what the resources say about the gateway is refused, and what runs stays: " + err.Error(); why != s.refused {
-		s.refused = why
-		s.addEvent(why)
-	}
+	s.refused = "what the resources say about the gateway is refused, and what runs stays: " + err.Error()
 }
 
 // Resources returns what the gateway needs and lacks, and why resources are left out.
@@ -254,25 +225,6 @@ func (s *Source) Resources() (waiting []string, leftOut map[rules.Key]string) {
 		waiting = append(waiting, refused)
 	}
 	return waiting, s.state.Faults()
-}
-
-// maxEvents caps the Events that wait for the API server; all are in the log.
-const maxEvents = 1024
-
-// logWaiting logs what is missing, once.
-//
-// +checklocks:s.mu
-func (s *Source) logWaiting() {
-	waiting := s.state.Waiting()
-	if slices.Equal(waiting, s.waiting) {
-		return
-	}
-	for _, w := range waiting {
-		if !slices.Contains(s.waiting, w) {
-			s.log.WithField("for", w).Info("waiting")
-		}
-	}
-	s.waiting = slices.Clone(waiting)
 }
 
 // take replaces all resources of a kind.

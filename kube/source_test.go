@@ -625,13 +625,14 @@ func TestStatusWhileTheGatewayWorks(t *testing.T) {
 			t.Error("requests for the status wait while the gateway applies rules")
 		}
 	}}
-	if !s.apply(g) || !asked {
+	w := s.apply(g)
+	if w == nil || !asked {
 		t.Fatal("nothing was put")
 	}
-	if applied, ok := s.writes.verdicts[late.Key()]; ok {
+	if applied, ok := w.verdicts[late.Key()]; ok {
 		t.Errorf("rules that the gateway does not have are reported as applied: %t", applied)
 	}
-	if s.apply(g); !s.writes.verdicts[late.Key()] {
+	if w = s.apply(g); !w.verdicts[late.Key()] {
 		t.Error("rules that the gateway has are not reported as applied")
 	}
 }

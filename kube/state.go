@@ -76,7 +76,6 @@ type State struct {
 	own     map[rules.Key]rules.Resource // the Site's own rules
 	said    map[rules.Key]string         // the fault that the Site has found with a resource
 	waiting []string
-	events  []Event
 }
 
 // An item is a resource for this gateway.
@@ -125,9 +124,6 @@ func (s *State) Put(o *Object) {
 		if o.Kind == KindPublicKey && old != nil {
 			it.parsed = old.parsed
 		}
-	}
-	if it.fault != "" && (old == nil || old.fault != it.fault || old.meta.UID != it.meta.UID) {
-		s.event(it, it.fault)
 	}
 	s.items[o.Kind][key] = it
 	s.changed(key, old, it)
@@ -271,7 +267,7 @@ func (s *State) Changes() Changes {
 		s.again = false
 		d := s.derive()
 		s.waiting = d.waiting
-		s.say(d.fault)
+		s.said = d.fault
 		if !reflect.DeepEqual(s.applied, d.site) {
 			s.applied = d.site
 			c.Site = &d.site
@@ -305,18 +301,6 @@ func (s *State) Changes() Changes {
 
 func compareKeys(a, b rules.Key) int { return strings.Compare(a.String(), b.String()) }
 
-// say reports each new fault that the Site has found.
-func (s *State) say(fault map[rules.Key]string) {
-	for _, key := range slices.SortedFunc(maps.Keys(fault), compareKeys) {
-		it := s.items[key.Kind][key]
-		if cause := it.meta.UID + fault[key]; s.said[key] != cause {
-			s.event(it, fault[key])
-			s.said[key] = cause
-		}
-	}
-	maps.DeleteFunc(s.said, func(key rules.Key, _ string) bool { _, ok := fault[key]; return !ok })
-}
-
 // replaceOwn replaces the rules that follow from the Site.
 func (s *State) replaceOwn(c *Changes) {
 	own := s.applied.rules(&s.self)
@@ -343,10 +327,7 @@ func (s *State) Refused(key rules.Key, err error) (news bool) {
 	if err != nil {
 		why = "spec.table: " + err.Error()
 	}
-	if news = why != "" && why != it.refused; news {
-		s.event(it, why)
-	}
-	it.refused = why
+	news, it.refused = why != "" && why != it.refused, why
 	return news
 }
 
@@ -363,8 +344,10 @@ func (s *State) Faults() map[rules.Key]string {
 			}
 		}
 	}
-	for key, cause := range s.said {
-		all[key] = strings.TrimPrefix(cause, s.items[key.Kind][key].meta.UID)
+	for key, why := range s.said {
+		if s.items[key.Kind][key] != nil {
+			all[key] = why
+		}
 	}
 	return all
 }

@@ -22,36 +22,32 @@ import (
 // writePatience bounds one write.
 const writePatience = 10 * time.Second
 
-// write makes the pending writes. Failed ones are retried: apply records them again until the resources have them.
-func (s *Source) write(ctx context.Context, speaks bool) {
+// breath is the minimum wait between two rounds of writes.
+const breath = 100 * time.Millisecond
+
+// write makes the writes. Failed ones are retried: apply finds them again until the resources have them.
+func (s *Source) write(ctx context.Context, t *writes) {
 	s.mu.Lock()
-	t, have := s.writes, s.connection
-	s.writes.events = nil
+	have := s.connection
 	s.mu.Unlock()
-	if !speaks { // the gateway that speaks writes the same
-		return
-	}
 	try := func(f func(context.Context) error) bool {
 		ctx, cancel := context.WithTimeout(ctx, writePatience)
 		defer cancel()
 		return f(ctx) == nil
 	}
-	try(func(ctx context.Context) error { return s.writeConnection(ctx, &t, have) })
-	id := &s.identity
-	r := &Reporter{Client: s.client, Causes: s.causes, Self: id.Namespace + "/" + id.Name, Node: id.Node, Instance: cmp.Or(id.Pod, id.Name)}
-	if left := r.WriteAll(ctx, t.events, s.now()); len(left) > 0 {
-		s.mu.Lock()
-		s.writes.events = append(left, s.writes.events...)
-		s.mu.Unlock()
-	}
-	failures := 0
+	try(func(ctx context.Context) error { return s.writeConnection(ctx, t, have) })
+	failures, began := 0, time.Now()
 	for key, good := range t.verdicts { // in any order, so that one that always fails does not block others
-		if ctx.Err() != nil || failures == maxFailures {
-			return
+		if ctx.Err() != nil || failures == maxFailures || time.Since(began) > writePatience { // there is a newer round by then
+			break
 		}
 		if !try(func(ctx context.Context) error { return s.writeCondition(ctx, key, good) }) {
 			failures++
 		}
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(breath):
 	}
 }
 

@@ -51,7 +51,42 @@ func TestFaultLimits(t *testing.T) {
 		t.Errorf("%d faults told in 100 s", told)
 	}
 	f.Allow("TunnelNode c", start.Add(time.Hour))
-	if len(f) != 1 {
-		t.Errorf("%d objects after an hour", len(f))
+	if n := len(f.used) + len(f.before); n != 1 {
+		t.Errorf("%d objects after an hour", n)
+	}
+}
+
+// TestFaultLimitsAge: a limit counts for as long as it is not as good as a new one.
+func TestFaultLimitsAge(t *testing.T) {
+	f, at := FaultLimits{}, time.Date(2026, 11, 27, 14, 0, 0, 0, time.UTC)
+	for i := range 3 * FaultsAtOnce {
+		if told := f.Allow("a", at); told != (i < FaultsAtOnce) {
+			t.Errorf("fault %d at once: %t", i, told)
+		}
+	}
+	for i := range 3 * FaultsAtOnce {
+		at = at.Add(FaultInterval)
+		if !f.Allow("a", at) || f.Allow("a", at) {
+			t.Errorf("minute %d: not one fault", i)
+		}
+	}
+}
+
+// TestManyFaultsAtOnce: new faults of twenty times as many objects cost about twenty times as much.
+func TestManyFaultsAtOnce(t *testing.T) {
+	cost := func(n int) time.Duration {
+		best := time.Hour
+		for range 5 {
+			f, began := FaultLimits{}, time.Now()
+			for i := range n {
+				f.Allow(fmt.Sprint(i), began)
+			}
+			best = min(best, time.Since(began))
+		}
+		return best
+	}
+	few, many := cost(500), cost(10000)
+	if many > 100*few {
+		t.Errorf("%v for 500 objects, %v for 10,000", few, many)
 	}
 }

@@ -2,7 +2,6 @@ package fabric
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -18,33 +17,30 @@ import (
 	"culvert/nat/rules"
 )
 
-// lookInterval is how often the source checks for changes that are only due to time, and retries
-// Events.
+// lookInterval is how often the source checks for changes that are only due to time.
 const lookInterval = time.Second
 
 // A Source makes the links of a node follow Liqo's resources.
 type Source struct {
-	client   dynamic.Interface
-	log      *logrus.Entry
-	causes   *kube.Causes
-	reporter *kube.Reporter
-	node     string
-	wake     chan struct{}
+	client dynamic.Interface
+	log    *logrus.Entry
+	causes *kube.Causes
+	teller *kube.Teller
+	node   string
+	wake   chan struct{}
 
 	mu       sync.Mutex
 	state    *State          // +checklocks:mu
 	complete map[string]bool // +checklocks:mu
 	late     time.Time       // when links no longer wait for the list of pods; zero: other lists are missing; +checklocks:mu
 	statuses []links.Status  // +checklocks:mu
-	faults   []Fault         // +checklocks:mu
+	faults   []kube.Fault    // +checklocks:mu
 	waiting  string          // +checklocks:mu
 
 	// For Run only.
 	applied []links.Link
 	begun   bool
-	told    map[string]bool // faults that were logged
 	kernel  map[string]bool // links that the kernel serves, as logged
-	unsaid  []kube.Event
 }
 
 // NewSource returns the Source of the node called name. It is inactive until Run.
@@ -52,8 +48,8 @@ func NewSource(client dynamic.Interface, node string, log *logrus.Entry) *Source
 	causes := kube.NewCauses(log)
 	return &Source{
 		client: client, log: log, causes: causes, node: node, wake: make(chan struct{}, 1),
-		reporter: &kube.Reporter{Client: client, Causes: causes, Self: node + "/links", Node: node, Instance: node},
-		state:    NewState(node), complete: map[string]bool{}, waiting: "the API server; links of an earlier run are carried as they were", told: map[string]bool{},
+		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: node + "/links", Node: node, Instance: node}, log),
+		state:  NewState(node), complete: map[string]bool{}, waiting: "the API server; links of an earlier run are carried as they were",
 	}
 }
 
@@ -88,6 +84,7 @@ func (s *Source) Run(ctx context.Context, apply func([]links.Link)) {
 		}
 		tasks.Go(func() { f.Follow(ctx, s.causes) })
 	}
+	tasks.Go(func() { s.teller.Run(ctx, func() bool { return true }) })
 	tick := time.NewTicker(lookInterval)
 	defer tick.Stop()
 	for {
@@ -97,7 +94,7 @@ func (s *Source) Run(ctx context.Context, apply func([]links.Link)) {
 		case <-s.wake:
 		case <-tick.C:
 		}
-		s.follow(ctx, apply)
+		s.follow(apply)
 	}
 }
 
@@ -116,7 +113,7 @@ func (s *Source) signal() {
 	}
 }
 
-func (s *Source) follow(ctx context.Context, apply func([]links.Link)) {
+func (s *Source) follow(apply func([]links.Link)) {
 	s.mu.Lock()
 	lists, now := len(s.complete), time.Now()
 	if !s.complete[kindPod] {
@@ -133,12 +130,10 @@ func (s *Source) follow(ctx context.Context, apply func([]links.Link)) {
 		want.Waiting = "the list of pods with " + activeGateways + ", which this agent may have no right to read: apply the manifest of this version; " +
 			"links follow InternalFabrics meanwhile, which Liqo's controller writes"
 	}
-	statuses, changed := s.statuses, s.waiting != want.Waiting
+	statuses := s.statuses
 	s.waiting = want.Waiting
 	s.mu.Unlock()
-	if changed && want.Waiting != "" {
-		s.log.WithField("for", want.Waiting).Info("waiting")
-	}
+	s.teller.Wait(want.Waiting)
 	if !s.begun || !slices.Equal(want.Links, s.applied) {
 		s.begun, s.applied = true, want.Links
 		apply(want.Links)
@@ -156,15 +151,14 @@ func (s *Source) follow(ctx context.Context, apply func([]links.Link)) {
 			}
 		}
 		if ok && text != "" {
-			faults = append(faults, Fault{kube.KindFabric, origin, text})
+			faults = append(faults, faultOf(kube.KindFabric, origin, text))
 		}
 	}
 	s.kernel = kernel
 	s.mu.Lock()
 	s.faults = faults
 	s.mu.Unlock()
-	s.tell(faults)
-	s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, time.Now())
+	s.teller.Tell(faults)
 }
 
 // Show adds to n what the links wait for, and which resources are left out.
@@ -178,23 +172,8 @@ func (s *Source) Show(n *control.NodeStatus) {
 		n.Waiting = append(n.Waiting, refused+": apply the manifest of this version (culvert liqo template --nodes)")
 	}
 	for _, f := range s.faults {
-		n.LeftOut = append(n.LeftOut, control.LeftOut{Resource: f.event().Key().String(), Reason: f.Message})
+		n.LeftOut = append(n.LeftOut, control.LeftOut{Resource: f.Key().String(), Reason: f.Message})
 	}
-}
-
-// tell logs new faults, and queues their Events.
-func (s *Source) tell(faults []Fault) {
-	now := map[string]bool{}
-	for _, f := range faults {
-		e := f.event()
-		key := fmt.Sprint(e.Key(), " ", e.Metadata.UID, " ", e.Message)
-		now[key] = true
-		if !s.told[key] {
-			s.log.WithFields(logrus.Fields{"resource": e.Key().String(), "cause": e.Message}).Warn("cannot apply a resource")
-			s.unsaid = append(s.unsaid, *e)
-		}
-	}
-	s.told = now
 }
 
 // A sink takes the resources of a kind.

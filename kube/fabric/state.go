@@ -22,15 +22,9 @@ const maxVNI = 1<<24 - 1
 // after the other.
 const patience = 15 * time.Second
 
-// A Fault is a fault of a resource.
-type Fault struct {
-	Kind     string
-	Metadata kube.Metadata
-	Message  string // begins with the path of a field
-}
-
-func (f *Fault) event() *kube.Event {
-	return &kube.Event{Kind: f.Kind, Metadata: f.Metadata, Message: f.Message}
+// faultOf returns a fault of a resource. message begins with the path of a field.
+func faultOf(kind string, of kube.Metadata, message string) kube.Fault {
+	return kube.Fault{Event: kube.Event{Kind: kind, Metadata: of, Message: message}}
 }
 
 // A resource is one object, with its own fault if it has one.
@@ -274,7 +268,7 @@ type Desired struct {
 	Links []links.Link // by name
 	// Origin is the InternalFabric of each link, by the link's name.
 	Origin map[string]kube.Metadata
-	Faults []Fault
+	Faults []kube.Fault
 	// Waiting says what is missing before anything is known; "" if nothing.
 	Waiting string
 }
@@ -284,7 +278,7 @@ type Desired struct {
 func (s *State) Desired(now time.Time) Desired {
 	d := Desired{Origin: map[string]kube.Metadata{}}
 	fault := func(kind string, r *resource, format string, args ...any) {
-		d.Faults = append(d.Faults, Fault{kind, r.meta, fmt.Sprintf(format, args...)})
+		d.Faults = append(d.Faults, faultOf(kind, r.meta, fmt.Sprintf(format, args...)))
 	}
 	var own *internalNode
 	for _, n := range s.nodes {

@@ -62,8 +62,7 @@ var ofN1 = []links.Link{
 
 func texts(d Desired) (all []string) {
 	for _, f := range d.Faults {
-		e := f.event()
-		all = append(all, e.Key().String()+": "+f.Message)
+		all = append(all, f.Key().String()+": "+f.Message)
 	}
 	return all
 }
@@ -258,7 +257,7 @@ func TestKernelLinks(t *testing.T) {
 	link := []links.Status{{Link: links.Link{Name: "liqo.milan"}, State: links.Kernel}}
 	for i, statuses := range [][]links.Status{link, link, nil, link} {
 		s.Report(statuses)
-		s.follow(t.Context(), func([]links.Link) {})
+		s.follow(func([]links.Link) {})
 		if len(s.kernel) != len(statuses) {
 			t.Errorf("%d: %v", i, s.kernel)
 		}
@@ -347,7 +346,7 @@ func TestWithoutPods(t *testing.T) {
 			s.state.Put(o, false, start)
 		}
 		var applied []links.Link
-		follow := func() { s.follow(t.Context(), func(l []links.Link) { applied = l }) }
+		follow := func() { s.follow(func(l []links.Link) { applied = l }) }
 		follow()
 		time.Sleep(time.Hour)
 		for _, kind := range []string{kube.KindFabric, kube.KindTunnel, kube.KindNode} {

@@ -317,20 +317,18 @@ const (
 	refusedExports = "Refused"
 )
 
-// faults returns the faults of exports and imports that may be reported.
-func (x *serviceExchange) faults(plan *Plan) (all []string) {
+// faults returns the faults of exports and imports.
+func (x *serviceExchange) faults(plan *Plan) []kube.Fault {
 	x.of.mu.Lock()
 	defer x.of.mu.Unlock()
-	told := slices.Clone(x.refused)
+	all := x.of.faults(plan, plan.ExportFaults)
+	for _, text := range x.refused {
+		all = append(all, x.of.fault(plan, thePeer, text))
+	}
 	if x.fault != "" && plan.Peering != nil && plan.Peering.Imports != "" {
-		told = append(told, "the peer's list of Services is refused: "+x.fault)
+		all = append(all, x.of.fault(plan, thePeer, "the peer's list of Services is refused: "+x.fault))
 	}
-	for _, text := range told {
-		if x.of.tells(thePeer, text) {
-			all = append(all, text)
-		}
-	}
-	return append(all, x.of.allowed(plan.ExportFaults)...)
+	return all
 }
 
 // ours returns the keys of imported objects, in order.

@@ -49,11 +49,11 @@ type Running interface {
 // list is complete; while the API server is away, nothing changes.
 type GatewaySource struct {
 	*follower
-	self     Self
-	nodes    string // namespace of TunnelNodes
-	log      *logrus.Entry
-	reporter *kube.Reporter
-	now      func() time.Time
+	self   Self
+	nodes  string // namespace of TunnelNodes
+	log    *logrus.Entry
+	teller *kube.Teller
+	now    func() time.Time
 
 	services *serviceExchange
 
@@ -68,22 +68,21 @@ type GatewaySource struct {
 	begun     *Peering // the Peering from which the fixed part of base was made
 	applied   *config.Config
 	refused   string
-	said      map[string]bool // faults that were logged
-	unsaid    []kube.Event
 	rtt       time.Duration
 	rttAt     time.Time
 	following bool // Pods
-	pace      pace
-	limits    kube.FaultLimits
+
+	// For the writer of the status only.
+	pace  pace
+	stale *unstructured.Unstructured // the version before the one that was written last
 }
 
 // NewGatewaySource returns the source of a gateway. Await and then Run make it work.
 func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string, log *logrus.Entry) *GatewaySource {
 	causes := kube.NewCauses(log)
 	s := &GatewaySource{
-		follower: newFollower(client, causes), self: self, nodes: nodeNamespace, log: log, now: time.Now, state: NewGateway(self), said: map[string]bool{},
-		reporter: &kube.Reporter{Client: client, Causes: causes, Self: self.Namespace + "/" + self.Name, Node: self.Node, Instance: self.Pod},
-		pace:     newPace(), limits: kube.FaultLimits{},
+		follower: newFollower(client, causes), self: self, nodes: nodeNamespace, log: log, now: time.Now, state: NewGateway(self), pace: newPace(),
+		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: self.Namespace + "/" + self.Name, Node: self.Node, Instance: self.Pod}, log),
 	}
 	s.services = newServiceExchange(s)
 	return s
@@ -97,6 +96,7 @@ func (s *GatewaySource) Await(ctx context.Context, base *config.Config, speaks f
 	defer tasks.Wait()
 	defer cancel()
 	tasks.Go(func() { s.follow(ctx, s.ownPeering()) })
+	tasks.Go(func() { s.teller.Run(ctx, speaks) })
 	tick := time.NewTicker(lookInterval)
 	defer tick.Stop()
 	for {
@@ -114,15 +114,9 @@ func (s *GatewaySource) Await(ctx context.Context, base *config.Config, speaks f
 			return s.base, nil
 		}
 		s.tell(plan)
-		if !speaks() {
-			s.unsaid = nil
-			continue
-		}
-		s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, s.now())
 		if plan.Current != nil {
 			plan.Status.Conditions = s.conditions(plan, kube.Check{}, "")
-			plan.Status.Message = message(&plan.Status)
-			s.writeStatus(ctx, u, plan)
+			s.writeLater(u, plan)
 		}
 	}
 }
@@ -148,10 +142,18 @@ func (s *GatewaySource) ownPeering() followed {
 // Run drives g, which was made from the result of Await, until ctx ends. It returns an error when the Peering requires a change that only a new
 // process can make.
 func (s *GatewaySource) Run(ctx context.Context, g Running) error {
+	err := s.run(ctx, g)
+	s.last(context.WithoutCancel(ctx), err) // nothing else writes any more
+	return err
+}
+
+// run is Run without the final status.
+func (s *GatewaySource) run(ctx context.Context, g Running) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer cancel()
+	tasks.Go(func() { s.teller.Run(ctx, g.Speaks) })
 	all, pods := s.watches()
 	for _, w := range append(all, s.services.watches()...) {
 		tasks.Go(func() { s.follow(ctx, w) })
@@ -162,13 +164,12 @@ func (s *GatewaySource) Run(ctx context.Context, g Running) error {
 	for {
 		select {
 		case <-ctx.Done():
-			s.last(context.WithoutCancel(ctx))
 			return nil
 		case <-s.wake:
 		case <-tick.C:
 		}
 		more := func(w *followed) { tasks.Go(func() { s.follow(ctx, *w) }) }
-		if err := s.round(ctx, more, &pods, g); err != nil {
+		if err := s.round(more, &pods, g); err != nil {
 			return err
 		}
 		select { // many Pods change at once
@@ -189,8 +190,8 @@ func (s *GatewaySource) watches() (all []followed, pods followed) {
 	}, into(kindPod, "", s.state.pods, readPod)
 }
 
-// round applies and writes changes. It calls more with each set to follow from now on.
-func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *followed, g Running) error {
+// round applies changes and tells of them. It calls more with each set to follow from now on.
+func (s *GatewaySource) round(more func(*followed), pods *followed, g Running) error {
 	speaks := g.Speaks()
 	s.mu.Lock()
 	if !speaks || s.self.Elected {
@@ -215,26 +216,20 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 		return nil
 	}
 	if plan.Ousted {
-		if plan.Again && u != nil {
-			plan.Status.Conditions = s.set(plan, plan.Status.Conditions, displaced(s.self.Pod, plan.Status.Active.Pod))
-			plan.Status.Message = message(&plan.Status)
-			s.pace.urgent = nil // there is no later round
-			s.writeStatus(ctx, u, plan)
-		}
 		return fmt.Errorf("status.active of Peering %s/%s names another gateway, pod %s, which began later",
 			s.self.Namespace, s.self.Name, plan.Status.Active.Pod)
 	}
 	if err := s.apply(plan, g); err != nil {
 		return err
 	}
-	if !speaks {
-		s.rest(plan)
+	if !speaks { // the active gateway says the same
+		s.services.rest()
+		s.tell(plan)
 		return nil
 	}
 	check := g.Check()
 	s.services.follow(plan, check)
 	s.tell(plan, s.services.faults(plan)...)
-	s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, s.now())
 	if u == nil {
 		return nil
 	}
@@ -244,16 +239,8 @@ func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *f
 	plan.Status.Conditions = s.conditions(plan, check, g.Trouble(check.State == kube.CheckConnected))
 	standbys, alone := g.Standbys()
 	plan.Status.Conditions = s.standby(plan, s.undisputed(plan.Status.Conditions), standbys, alone)
-	plan.Status.Message = message(&plan.Status)
-	s.writeStatus(ctx, u, plan)
+	s.writeLater(u, plan)
 	return nil
-}
-
-// rest leaves reports to the active gateway, which would say the same.
-func (s *GatewaySource) rest(plan *Plan) {
-	s.services.rest()
-	s.tell(plan)
-	s.unsaid = nil
 }
 
 // apply passes changes to g.
@@ -305,28 +292,29 @@ func (s *GatewaySource) Waiting() []string {
 	return slices.Clone(s.told)
 }
 
-// tell logs new faults and queues Events about them. more are faults that do not affect whether the Peering is accepted.
-func (s *GatewaySource) tell(plan *Plan, more ...string) {
+// tell tells faults. more are those that do not affect whether the Peering is accepted.
+func (s *GatewaySource) tell(plan *Plan, more ...kube.Fault) {
 	if s.refused != "" {
 		plan.Faults = append(plan.Faults, s.refused)
 	}
-	now := map[string]bool{}
-	for _, text := range append(s.allowed(plan.Faults), more...) {
-		now[text] = true
-		if !s.said[text] {
-			s.log.WithField("cause", text).Warn("cannot apply an object")
-			meta := kube.Metadata{Name: s.self.Name, Namespace: s.self.Namespace}
-			if plan.Current != nil {
-				meta = plan.Current.Metadata
-			}
-			s.unsaid = append(s.unsaid, kube.Event{APIVersion: Group + "/" + Version, Kind: KindPeering, Metadata: meta, Message: text})
-		}
+	s.teller.Tell(append(s.faults(plan, plan.Faults), more...))
+	s.teller.Wait(plan.Waiting...)
+}
+
+// faults returns faults of objects. Each has the limit of the object or the field that its text names before the first ": ".
+func (s *GatewaySource) faults(plan *Plan, texts []string) (all []kube.Fault) {
+	for _, text := range texts {
+		of, _, _ := strings.Cut(text, ": ")
+		all = append(all, s.fault(plan, of, text))
 	}
-	for _, text := range plan.Waiting {
-		now[text] = true
-		if !s.said[text] {
-			s.log.WithField("for", text).Info("waiting")
-		}
+	return all
+}
+
+// fault returns a fault that is told by an Event on the Peering.
+func (s *GatewaySource) fault(plan *Plan, of, text string) kube.Fault {
+	meta := kube.Metadata{Name: s.self.Name, Namespace: s.self.Namespace}
+	if plan.Current != nil {
+		meta = plan.Current.Metadata
 	}
-	s.said = now
+	return kube.Fault{Of: of, Event: kube.Event{APIVersion: Group + "/" + Version, Kind: KindPeering, Metadata: meta, Message: text}}
 }

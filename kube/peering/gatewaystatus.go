@@ -29,27 +29,39 @@ func (s *GatewaySource) roundTrip(c *kube.Check) string {
 	return fmt.Sprintf("%.1fms", float64(s.rtt.Microseconds())/1000)
 }
 
+// writeLater has a plan's status written.
+func (s *GatewaySource) writeLater(u *unstructured.Unstructured, plan *Plan) {
+	plan.Status.Message = message(&plan.Status)
+	s.teller.Status(func(ctx context.Context) { s.writeStatus(ctx, u, &plan.Status) })
+}
+
 // writeStatus writes the Peering's status if it differs from the stored one and is due. After a conflict the new version comes by the watch, and the
 // next round writes.
-func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstructured, plan *Plan) error {
+func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstructured, next *Status) error {
+	if u == s.stale {
+		return nil // the next round has the version that was written
+	}
 	part, err := kube.PartOf(u, "status")
 	if err != nil {
 		return err
 	}
 	var have Status
-	if json.Unmarshal(part, &have) == nil && same(&have, &plan.Status) {
+	if json.Unmarshal(part, &have) == nil && same(&have, next) {
 		s.pace.urgent = have.urgent()
 		return nil
 	}
-	if !s.pace.due(&plan.Status, s.now()) {
+	if !s.pace.due(next, s.now()) {
 		return nil
 	}
-	next := with(u, "status", &plan.Status)
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	_, err = s.client.Resource(paths[KindPeering]).Namespace(s.self.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	client := s.client.Resource(paths[KindPeering]).Namespace(s.self.Namespace)
+	written, err := client.UpdateStatus(ctx, with(u, "status", next), metav1.UpdateOptions{})
 	if apierrors.IsConflict(err) {
 		s.pace.urgent = nil
+	}
+	if err == nil && written.GetResourceVersion() != u.GetResourceVersion() {
+		s.stale = u
 	}
 	if !apierrors.IsNotFound(err) {
 		s.causes.Log(ctx, "update", "peerings/status", err)
@@ -64,19 +76,39 @@ func same(a, b *Status) bool {
 	return errX == nil && errY == nil && string(x) == string(y)
 }
 
-// last writes the final status: the gateway has stopped.
-func (s *GatewaySource) last(ctx context.Context) {
+// last writes the final status: the gateway has stopped, or another one has displaced it.
+func (s *GatewaySource) last(ctx context.Context, why error) {
 	ctx, cancel := context.WithTimeout(ctx, lastTimeout)
 	defer cancel()
-	s.mu.Lock()
-	plan, u, last := s.state.Plan(), s.u, s.ready && s.ended
-	s.mu.Unlock()
-	if !last || u == nil || plan.Current == nil || plan.Ousted || plan.Current.Status.Active == nil || plan.Current.Status.Active.Pod != s.self.Pod {
-		return // another one is active
+	for range 2 {
+		s.mu.Lock()
+		plan, u, ends := s.state.Plan(), s.u, s.ready && s.ended
+		s.mu.Unlock()
+		switch {
+		case u == nil || plan.Current == nil:
+			return
+		case why != nil && plan.Ousted && plan.Again:
+			plan.Status.Conditions = s.set(plan, plan.Status.Conditions, displaced(s.self.Pod, plan.Status.Active.Pod))
+		case why != nil || plan.Ousted || !ends || plan.Current.Status.Active == nil || plan.Current.Status.Active.Pod != s.self.Pod:
+			return // another one is active
+		default:
+			plan.Status.Conditions = s.set(plan, plan.Status.Conditions,
+				&Condition{Type: Connected, Status: "False", Reason: "GatewayStopped", Message: "the gateway's pod has ended"})
+			plan.Status.RTT = ""
+		}
+		plan.Status.Message = message(&plan.Status)
+		s.pace.urgent, s.stale = nil, nil // there is no later round
+		if !apierrors.IsConflict(s.writeStatus(ctx, u, &plan.Status)) {
+			return
+		}
+		client := s.client.Resource(paths[KindPeering]).Namespace(s.self.Namespace)
+		l, err := client.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + s.self.Name}) // it may not get
+		if err != nil || len(l.Items) != 1 {
+			return
+		}
+		s.mu.Lock()
+		s.u = &l.Items[0]
+		s.state.put(readPeering(s.u))
+		s.mu.Unlock()
 	}
-	plan.Status.Conditions = s.set(plan, plan.Status.Conditions,
-		&Condition{Type: Connected, Status: "False", Reason: "GatewayStopped", Message: "the gateway's pod has ended"})
-	plan.Status.Message, plan.Status.RTT = message(&plan.Status), ""
-	s.pace.urgent = nil // there is no later round
-	s.writeStatus(ctx, u, plan)
 }

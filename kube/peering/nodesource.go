@@ -1,7 +1,6 @@
 package peering
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"maps"
@@ -41,21 +40,24 @@ type NodeSource struct {
 	namespace         string // of TunnelNodes
 	peeringsNamespace string
 	log               *logrus.Entry
-	reporter          *kube.Reporter
+	teller            *kube.Teller
 	now               func() time.Time
-	state             *Node                      // +checklocks:mu
-	linkStatuses      []links.Status             // +checklocks:mu
-	routeStatuses     []remote.Status            // +checklocks:mu
-	shown             []NodePeering              // +checklocks:mu
-	refused           map[string]string          // Peerings; replaced as a whole; +checklocks:mu
-	tunnelNode        *unstructured.Unstructured // last version seen at the API server; nil if it must be read; this and the rest for Run only
-	asked             time.Time
-	appliedLinks      []links.Link
-	appliedPeers      []remote.Peer
-	begun             bool
-	said              map[string]bool
-	unsaid            []kube.Event
-	local, remote     netip.Addr // last known addresses
+	state             *Node             // +checklocks:mu
+	linkStatuses      []links.Status    // +checklocks:mu
+	routeStatuses     []remote.Status   // +checklocks:mu
+	shown             []NodePeering     // +checklocks:mu
+	refused           map[string]string // Peerings; replaced as a whole; +checklocks:mu
+	uid               string            // of the TunnelNode; "": it is not known yet; +checklocks:mu
+
+	// For Run only.
+	appliedLinks []links.Link
+	appliedPeers []remote.Peer
+	begun        bool
+
+	// For the writer of the TunnelNode only.
+	tunnelNode    *unstructured.Unstructured // last version seen at the API server; nil if it must be read
+	asked         time.Time
+	local, remote netip.Addr // last known addresses
 }
 
 // NewNodeSource returns the source of the node called name, which follows the Peerings of a namespace. api are addresses of the API server.
@@ -63,8 +65,8 @@ func NewNodeSource(client dynamic.Interface, name, peerings, tunnelNodes string,
 	causes := kube.NewCauses(log)
 	return &NodeSource{
 		follower: newFollower(client, causes), name: name, namespace: tunnelNodes, peeringsNamespace: peerings, log: log, now: time.Now,
-		state: NewNode(name, api), said: map[string]bool{},
-		reporter: &kube.Reporter{Client: client, Causes: causes, Self: name + "/peerings", Node: name, Instance: name},
+		state:  NewNode(name, api),
+		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: name + "/peerings", Node: name, Instance: name}, log),
 	}
 }
 
@@ -92,6 +94,7 @@ func (s *NodeSource) Run(ctx context.Context, m Machine) {
 	for _, w := range all {
 		tasks.Go(func() { s.follow(ctx, w) })
 	}
+	tasks.Go(func() { s.teller.Run(ctx, func() bool { return true }) })
 	tick := time.NewTicker(lookInterval)
 	defer tick.Stop()
 	for {
@@ -101,7 +104,7 @@ func (s *NodeSource) Run(ctx context.Context, m Machine) {
 		case <-s.wake:
 		case <-tick.C:
 		}
-		s.round(ctx, len(all), m)
+		s.round(len(all), m)
 		select { // many Services change at once, and each plan looks at all of them
 		case <-ctx.Done():
 		case <-time.After(breath):
@@ -109,8 +112,8 @@ func (s *NodeSource) Run(ctx context.Context, m Machine) {
 	}
 }
 
-// round applies and writes changes, once that many lists are complete.
-func (s *NodeSource) round(ctx context.Context, lists int, m Machine) {
+// round applies changes and tells of them, once that many lists are complete.
+func (s *NodeSource) round(lists int, m Machine) {
 	s.mu.Lock()
 	if len(s.complete) < lists {
 		s.mu.Unlock()
@@ -125,9 +128,9 @@ func (s *NodeSource) round(ctx context.Context, lists int, m Machine) {
 	s.mu.Lock()
 	s.shown, s.refused = status.Peerings, plan.Refused
 	s.mu.Unlock()
-	s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, s.now())
 	if own != nil {
-		s.writeTunnelNode(ctx, own, s.sources(plan, m), status)
+		local, remote := sources(plan, m)
+		s.teller.Status(func(ctx context.Context) { s.writeTunnelNode(ctx, own, local, remote, status) })
 	}
 }
 
@@ -155,9 +158,8 @@ func (s *NodeSource) apply(plan *NodePlan, m Machine) {
 	m.Apply(wanted, peers)
 }
 
-// sources returns the addresses from which the node sends to gateways. An address that is unknown at present stays as it was.
-func (s *NodeSource) sources(plan *NodePlan, m Machine) NodeSpec {
-	here, elsewhere := netip.Addr{}, netip.Addr{}
+// sources returns the addresses from which the node sends to gateways on it and elsewhere. One that is unknown at present is invalid.
+func sources(plan *NodePlan, m Machine) (here, elsewhere netip.Addr) {
 	for _, p := range plan.Peers {
 		at := &elsewhere
 		if p.Here {
@@ -167,8 +169,7 @@ func (s *NodeSource) sources(plan *NodePlan, m Machine) NodeSpec {
 			*at = a
 		}
 	}
-	s.local, s.remote = known(here, s.local), known(elsewhere, s.remote)
-	return NodeSpec{Local: addressText(s.local), Remote: addressText(s.remote)}
+	return here, elsewhere
 }
 
 func known(now, before netip.Addr) netip.Addr {
@@ -178,28 +179,24 @@ func known(now, before netip.Addr) netip.Addr {
 	return before
 }
 
-// tell logs new faults and queues Events about them.
+// tell tells what is wrong with Peerings, by Events on the TunnelNode.
 func (s *NodeSource) tell(status *NodeStatus) {
-	now := map[string]bool{}
+	s.mu.Lock()
+	of := kube.Metadata{Name: s.name, Namespace: s.namespace, UID: s.uid}
+	s.mu.Unlock()
+	var all []kube.Fault
 	for _, p := range status.Peerings {
-		if p.Message == "" {
-			continue
-		}
-		text := p.Name + ": " + p.Message
-		now[text] = true
-		if !s.said[text] {
-			s.log.WithFields(logrus.Fields{"peering": p.Name, "ready": p.Ready}).Warn(p.Message)
-			if s.tunnelNode != nil {
-				s.unsaid = append(s.unsaid, kube.Event{APIVersion: Group + "/" + Version, Kind: KindTunnelNode, Message: text,
-					Metadata: kube.Metadata{Name: s.name, Namespace: s.namespace, UID: string(s.tunnelNode.GetUID())}})
-			}
+		if p.Message != "" {
+			all = append(all, kube.Fault{Of: p.Name, LogOnly: of.UID == "",
+				Event: kube.Event{APIVersion: Group + "/" + Version, Kind: KindTunnelNode, Metadata: of, Message: p.Name + ": " + p.Message}})
 		}
 	}
-	s.said = now
+	s.teller.Tell(all)
 }
 
 // writeTunnelNode creates this node's TunnelNode, or updates it.
-func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, spec NodeSpec, status *NodeStatus) {
+func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, local, remote netip.Addr, status *NodeStatus) {
+	s.local, s.remote = known(local, s.local), known(remote, s.remote) // one that is unknown at present stays as it was
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	client := s.client.Resource(paths[KindTunnelNode]).Namespace(s.namespace)
@@ -209,12 +206,15 @@ func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, spec NodeSp
 			return false
 		}
 		s.tunnelNode, s.asked = u, s.now()
+		s.mu.Lock()
+		s.uid = string(u.GetUID())
+		s.mu.Unlock()
 		return true
 	}
 	if s.tunnelNode == nil || s.now().Sub(s.asked) >= tunnelNodeInterval {
 		u, err := client.Get(ctx, s.name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			u, err = client.Create(ctx, s.newTunnelNode(own, spec), metav1.CreateOptions{})
+			u, err = client.Create(ctx, s.newTunnelNode(own, NodeSpec{Local: addressText(s.local), Remote: addressText(s.remote)}), metav1.CreateOptions{})
 			if !did("create", "tunnelnodes", u, err) {
 				return
 			}
@@ -224,7 +224,7 @@ func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, spec NodeSp
 	}
 	was := readTunnelNode(s.tunnelNode)
 	s.local, s.remote = known(s.local, was.local), known(s.remote, was.remote) // from the previous run
-	spec.Local, spec.Remote = cmp.Or(spec.Local, addressText(was.local)), cmp.Or(spec.Remote, addressText(was.remote))
+	spec := NodeSpec{Local: addressText(s.local), Remote: addressText(s.remote)}
 	if was.fault != "" || addressText(was.local) != spec.Local || addressText(was.remote) != spec.Remote {
 		u, err := client.Update(ctx, with(s.tunnelNode, "spec", spec), metav1.UpdateOptions{})
 		if !did("update", "tunnelnodes", u, err) {

@@ -1,7 +1,6 @@
 package peering
 
 import (
-	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -40,21 +39,5 @@ func (st *Status) urgent() *Status {
 	return part
 }
 
-// thePeer is the key for limits of faults in the peer's list. For other faults, the key is the text before the first ": ", such as "TunnelNode
-// worker1", or a field of the Peering.
+// thePeer is the key for limits of faults in the peer's list.
 const thePeer = "the peer"
-
-// tells reports whether a fault may be reported, in the log and by an Event. A reported fault stays reported until it has gone.
-func (s *GatewaySource) tells(of, fault string) bool {
-	return s.said[fault] || s.limits.Allow(of, s.now())
-}
-
-// allowed returns the faults of objects that may be reported.
-func (s *GatewaySource) allowed(faults []string) (told []string) {
-	for _, text := range faults {
-		if of, _, _ := strings.Cut(text, ": "); s.tells(of, text) {
-			told = append(told, text)
-		}
-	}
-	return told
-}

@@ -26,6 +26,7 @@ import (
 	"culvert/gateway/node/links"
 	"culvert/gateway/node/remote"
 	"culvert/integration/need"
+	"culvert/integration/need/slowapi"
 	"culvert/kube"
 )
 
@@ -41,6 +42,9 @@ type cluster struct {
 	mu     sync.Mutex
 	check  kube.Check
 	rests  atomic.Bool // another gateway is active
+	slow   *slowapi.Client
+	config atomic.Pointer[config.Config] // of the gateway
+	stop   func()                        // ends the gateway
 }
 
 func (c *cluster) Resource(r schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
@@ -83,13 +87,17 @@ func (o objectsIn) UpdateStatus(ctx context.Context, u *unstructured.Unstructure
 }
 
 func (c *cluster) Apply(*config.Config) error           { return nil }
-func (c *cluster) Amend(*config.Config) bool            { return true }
 func (c *cluster) Speaks() bool                         { return !c.rests.Load() }
 func (c *cluster) Trouble(bool) string                  { return "" }
 func (c *cluster) Exchange(func([]byte) ([]byte, bool)) {}
 func (c *cluster) Tell([]byte)                          {}
 func (c *cluster) NodeTroubles() map[string]string      { return nil }
 func (c *cluster) Standbys() ([]Standby, bool)          { return nil, true }
+func (c *cluster) Amend(next *config.Config) bool {
+	c.config.Store(next)
+	return true
+}
+
 func (c *cluster) Check() kube.Check {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -118,7 +126,8 @@ func inCluster(t *testing.T, f func(*testing.T, *cluster)) {
 		c.create(kindRole, "metadata: {name: culvert-imports-milan, namespace: imported, uid: u-role}")
 		log := logrus.New()
 		log.SetOutput(io.Discard)
-		s := NewGatewaySource(c, rome(t).self, NodeNamespace, logrus.NewEntry(log))
+		c.slow = &slowapi.Client{Interface: c}
+		s := NewGatewaySource(c.slow, rome(t).self, NodeNamespace, logrus.NewEntry(log))
 		c.source = s
 		ctx, cancel := context.WithCancel(t.Context())
 		if _, err := s.Await(ctx, base(), c.Speaks); err != nil {
@@ -130,8 +139,8 @@ func inCluster(t *testing.T, f func(*testing.T, *cluster)) {
 				t.Error(err)
 			}
 		})
-		defer tasks.Wait()
-		defer cancel()
+		c.stop = func() { cancel(); tasks.Wait() }
+		defer c.stop()
 		c.connect(kube.CheckConnected)
 		time.Sleep(5 * time.Second)
 		synctest.Wait()

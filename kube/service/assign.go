@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -149,27 +148,18 @@ func (s *State) report(kind string, meta kube.Metadata, what faults) {
 // apiVersions are the API versions of the kinds, for Events.
 var apiVersions = map[string]string{KindService: "v1", KindSlice: "discovery.k8s.io/v1", KindNode: "v1"}
 
-// Events returns the events since the last call. Each cause is reported once; more reports whether some must wait for a later call, because of the
-// limits of their objects. Preconditions: Config was called; later changes may be reported later.
-func (s *State) Events(now time.Time) (all []kube.Event, more bool) {
-	still := map[string]bool{}
+// Faults returns what is wrong with objects, in order. Preconditions: Config was called; the result may lack later changes.
+func (s *State) Faults() (all []kube.Fault) {
 	for _, key := range slices.Sorted(maps.Keys(s.wrong)) {
 		w := s.wrong[key]
 		if w.kind == KindSlice && s.services[s.owners[Name{w.meta.Namespace, w.meta.Name}]] == nil {
 			continue // of a Service that another proxy serves
 		}
-		still[key] = true
-		if message := strings.Join(w.what, "; "); s.told[key] != message {
-			if !s.limits.Allow(key, now) {
-				more = true
-				continue
-			}
-			s.told[key] = message
-			all = append(all, kube.Event{APIVersion: apiVersions[w.kind], Kind: w.kind, Metadata: w.meta, Message: message})
-		}
+		all = append(all, kube.Fault{Event: kube.Event{
+			APIVersion: apiVersions[w.kind], Kind: w.kind, Metadata: w.meta, Message: strings.Join(w.what, "; "),
+		}})
 	}
-	maps.DeleteFunc(s.told, func(key, _ string) bool { return !still[key] })
-	return all, more
+	return all
 }
 
 // A Check is what a load balancer learns about a Service at its healthCheckNodePort, at addresses of one family.

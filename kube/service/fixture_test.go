@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"sigs.k8s.io/yaml"
 
@@ -115,8 +114,7 @@ func addr(list ...string) (all []netip.Addr) {
 
 // texts returns what Events say of each object.
 func texts(s *State) (all []string) {
-	events, _ := s.Events(time.Time{})
-	for _, e := range events {
+	for _, e := range s.Faults() {
 		all = append(all, e.Key().String()+": "+e.Message)
 	}
 	slices.Sort(all)

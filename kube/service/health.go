@@ -58,7 +58,8 @@ func (c *checks) set(addresses []netip.Addr, all []Check) map[Name]error {
 			delete(c.answering, who)
 		}
 	}
-	for who, k := range wanted {
+	for _, k := range all {
+		who := asked{k.Name, k.V4}
 		a := c.answering[who]
 		if a == nil {
 			var err error

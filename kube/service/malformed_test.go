@@ -109,9 +109,6 @@ func TestMalformed(t *testing.T) {
 			t.Errorf("%s: %q", what, told)
 		}
 		names(what, m, told)
-		if again := texts(s); again != nil {
-			t.Errorf("%s: reported again: %q", what, again)
-		}
 		mended := aService(t, fmt.Sprintf("bad-%d", i), "clusterIP: 10.96.0.30, ports: [{name: http, port: 80}]")
 		s.Put(mended)
 		if m.Slice != "" {

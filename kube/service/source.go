@@ -20,16 +20,14 @@ import (
 // A Source makes a node serve the Services of its cluster. Nothing is served before every list is complete; while the API server is away, nothing
 // changes.
 //
-// Each watch has a goroutine, which changes the State under mu. Run applies the results. A separate goroutine writes Events, so that a slow API
-// server does not delay endpoints.
+// Each watch has a goroutine, which changes the State under mu. Run applies the results. A Teller writes Events.
 type Source struct {
-	client   dynamic.Interface
-	log      *logrus.Entry
-	causes   *kube.Causes
-	reporter *kube.Reporter
-	wake     chan struct{} // something has changed
-	written  chan struct{} // there are Events to write
-	self     string
+	client dynamic.Interface
+	log    *logrus.Entry
+	causes *kube.Causes
+	teller *kube.Teller
+	wake   chan struct{} // something has changed
+	self   string
 	// namespace is that of Leases, which are used only if addresses are announced at layer 2.
 	namespace string
 	announces bool
@@ -40,17 +38,15 @@ type Source struct {
 
 	// For Run only.
 	checks  checks
-	waiting string          // last logged
-	refused string          // why the objects' state is not served
-	closed  map[Name]string // why health checks are not answered
+	refused string         // why the objects' state is not served
+	closed  map[Name]error // why health checks are not answered
+	untold  bool           // faults wait for their limits
 
 	mu       sync.Mutex
 	state    *State          // +checklocks:mu
 	complete map[string]bool // +checklocks:mu
 	changed  bool            // +checklocks:mu
 	routed   []netip.Prefix  // of Route; +checklocks:mu
-	events   []kube.Event    // +checklocks:mu
-	untold   bool            // faults wait for their limits; +checklocks:mu
 	tracker  *leaseTracker   // +checklocks:mu
 	// unable lists the addresses that this node cannot announce, as in its Lease.
 	unable []netip.Prefix // +checklocks:mu
@@ -61,10 +57,10 @@ type Source struct {
 func NewSource(client dynamic.Interface, mode Mode, self, namespace string, base *services.Config, log *logrus.Entry) *Source {
 	causes := kube.NewCauses(log)
 	return &Source{
-		client: client, log: log, causes: causes, wake: make(chan struct{}, 1), written: make(chan struct{}, 1), self: self,
-		reporter: &kube.Reporter{Client: client, Causes: causes, Self: self, Node: self, Instance: self},
-		checks:   checks{answering: map[asked]*answering{}}, closed: map[Name]string{},
-		state: NewState(mode, self, base), complete: map[string]bool{}, tracker: newLeaseTracker(self), namespace: namespace, announces: len(base.Announce) > 0,
+		client: client, log: log, causes: causes, wake: make(chan struct{}, 1), self: self,
+		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: self, Node: self, Instance: self}, log),
+		checks: checks{answering: map[asked]*answering{}},
+		state:  NewState(mode, self, base), complete: map[string]bool{}, tracker: newLeaseTracker(self), namespace: namespace, announces: len(base.Announce) > 0,
 		serving: make(chan struct{}), ableness: make(chan struct{}, 1),
 	}
 }
@@ -85,11 +81,9 @@ func (s *Source) watches() []watched {
 }
 
 const (
-	retry     = time.Second            // between attempts after a refusal
-	forgive   = time.Minute            // after which an address refused by the kernel is tried again
-	rest      = 100 * time.Millisecond // maximum pause between two changes; it is as long as the last change took
-	patience  = 10 * time.Second       // for one Event
-	maxEvents = 1024                   // that wait for the API server; all are in the log
+	retry   = time.Second            // between attempts after a refusal
+	forgive = time.Minute            // after which an address refused by the kernel is tried again
+	rest    = 100 * time.Millisecond // maximum pause between two changes; it is as long as the last change took
 )
 
 // Run makes apply serve what the objects say, until ctx ends. A refused configuration is tried again; a services.ConflictError costs only the addresses
@@ -102,7 +96,7 @@ func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 		f := &kube.Followed{Client: s.client.Resource(w.resource), Resource: w.resource.Resource, Labels: w.labels, Into: sink{s, w.kind}}
 		tasks.Go(func() { f.Follow(ctx, s.causes) })
 	}
-	tasks.Go(func() { s.write(ctx) })
+	tasks.Go(func() { s.teller.Run(ctx, func() bool { return true }) })
 	if s.announces {
 		tasks.Go(func() { s.followLeases(ctx) })
 		tasks.Go(func() { s.hold(ctx) })
@@ -170,12 +164,9 @@ func (s *Source) apply(serve func(*services.Config) error) {
 			s.mu.Unlock()
 			return
 		}
-		if waiting := s.state.Waiting(); waiting != s.waiting {
-			if s.waiting = waiting; waiting != "" {
-				s.log.WithField("for", waiting).Info("waiting")
-			}
-		}
-		if s.waiting != "" {
+		waiting := s.state.Waiting()
+		s.teller.Wait(waiting)
+		if waiting != "" {
 			s.mu.Unlock()
 			return
 		}
@@ -191,9 +182,6 @@ func (s *Source) apply(serve func(*services.Config) error) {
 			continue
 		}
 		s.mu.Lock()
-		var news []kube.Event
-		news, s.untold = s.state.Events(time.Now()) // a repeated refusal of the kernel is not reported again
-		s.report(news...)
 		// Other refusals change nothing that this node announces.
 		if unable := s.state.Unable(); err == nil && !slices.Equal(unable, s.unable) {
 			s.unable = unable
@@ -201,7 +189,17 @@ func (s *Source) apply(serve func(*services.Config) error) {
 		}
 		s.mu.Unlock()
 		s.checks.healthy.Store(err == nil)
-		s.answer(c, checks)
+		s.closed = s.checks.set(c.Addresses, checks)
+		s.mu.Lock()
+		faults := s.state.Faults()
+		for name, err := range s.closed {
+			if meta, ok := s.state.metadata(name); ok {
+				faults = append(faults, kube.Fault{Event: kube.Event{APIVersion: "v1", Kind: KindService, Metadata: meta,
+					Message: "spec.healthCheckNodePort: " + err.Error()}})
+			}
+		}
+		s.mu.Unlock()
+		s.untold = s.teller.Tell(faults)
 		switch {
 		case err == nil:
 			if s.refused != "" {
@@ -224,79 +222,6 @@ func (s *Source) refuse(taken *services.ConflictError) bool {
 	news := s.state.Refuse(taken.Addresses)
 	s.changed = s.changed || news
 	return news
-}
-
-// answer updates the answers to load balancers' health checks.
-func (s *Source) answer(c *services.Config, all []Check) {
-	failed := s.checks.set(c.Addresses, all)
-	for name := range s.closed {
-		if failed[name] == nil {
-			delete(s.closed, name)
-		}
-	}
-	for name, err := range failed {
-		if s.closed[name] == err.Error() {
-			continue
-		}
-		s.closed[name] = err.Error()
-		s.mu.Lock()
-		if meta, ok := s.state.metadata(name); ok {
-			s.report(kube.Event{APIVersion: "v1", Kind: KindService, Metadata: meta, Message: "spec.healthCheckNodePort: " + err.Error()})
-		}
-		s.mu.Unlock()
-	}
-}
-
-// report logs Events and queues them for writing.
-//
-// +checklocks:s.mu
-func (s *Source) report(all ...kube.Event) {
-	for _, e := range all {
-		s.log.WithFields(logrus.Fields{"resource": e.Key().String(), "cause": e.Message}).Warn("cannot apply a resource")
-		if len(s.events) < maxEvents {
-			s.events = append(s.events, e)
-		}
-	}
-	if len(all) > 0 {
-		signal(s.written)
-	}
-}
-
-// write writes Events until ctx ends. Failed ones are retried.
-func (s *Source) write(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.written:
-		}
-		for {
-			s.mu.Lock()
-			if len(s.events) == 0 {
-				s.mu.Unlock()
-				break
-			}
-			e := s.events[0]
-			s.events = slices.Delete(s.events, 0, 1)
-			s.mu.Unlock()
-			if !s.writeOne(ctx, &e) { // others first: this one may always fail
-				s.mu.Lock()
-				s.events = append(s.events, e)
-				s.mu.Unlock()
-				select {
-				case <-ctx.Done():
-					return
-				case <-time.After(retry):
-				}
-			}
-		}
-	}
-}
-
-func (s *Source) writeOne(ctx context.Context, e *kube.Event) bool {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	return s.reporter.Write(ctx, e, time.Now()) == nil
 }
 
 func signal(c chan struct{}) {

@@ -36,8 +36,6 @@ type State struct {
 	served  map[Name][]services.Service // with endpoints, for Services whose slices have not changed
 	fronts  []*service                  // oldest first, without what older ones have; nil: must be assigned again
 	settled []*service                  // the last fronts
-	told    map[string]string           // the last Event about an object
-	limits  kube.FaultLimits            // of told
 	wrong   map[string]report           // pending reports
 	taken   map[netip.Addr]bool         // refused by the node's kernel
 
@@ -52,7 +50,7 @@ type State struct {
 func NewState(mode Mode, self string, base *services.Config) *State {
 	return &State{
 		mode: mode, self: self, base: base, services: map[Name]*service{}, slices: map[Name]map[string]*slice{}, owners: map[Name]Name{},
-		served: map[Name][]services.Service{}, told: map[string]string{}, limits: kube.FaultLimits{}, wrong: map[string]report{}, taken: map[netip.Addr]bool{},
+		served: map[Name][]services.Service{}, wrong: map[string]report{}, taken: map[netip.Addr]bool{},
 		others: map[Name]*node{}, unable: map[string][]netip.Prefix{},
 	}
 }
