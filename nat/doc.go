@@ -8,8 +8,8 @@
 //	Engine.Process       decides, then commits                                    engine.go
 //	  decide             finds the connection by tuple                            decide.go, table.go, directory.go
 //	    established      finds its translation, cached verdict and route          established.go, fit.go
-//	    first            checks, rules, translation, port: a new connection       open.go, evaluate.go, ports.go, affinity.go
-//	    stream           shifts TCP's numbers for a PROXY protocol header          proxystream.go
+//	    first            checks, rules, translation, port: a new connection       open.go, evaluate.go, ports.go
+//	    stream           shifts TCP's numbers for a PROXY protocol header         proxystream.go
 //	    fragment         gives later fragments the ports of their first one       fragments.go
 //	    icmpError        finds what an ICMP error quotes, and its connection      icmperror.go, pathmtu.go
 //	  commit             rewrites the packet; makes, moves and removes            commit.go
@@ -131,7 +131,8 @@
 //	REQ-11 deterministic: met, choices are functions of the key and the packet. TestCollision
 //	REQ-12 ICMP never ends a mapping: met. TestTrackedICMPErrors
 //	REQ-13 fragmentation needed, or fragments: met. TestTooBig, TestAppendError
-//	REQ-14 fragments in any order, bounded: met. TestFragmentOrders, TestFragmentsHeld, TestFragmentOverlap, TestFragmentFlood
+//	REQ-14 fragments in any order, bounded: met. TestFragmentOrders, TestFragmentsHeld,
+//	       TestFragmentOverlap, TestFragmentFlood
 //
 // RFC 5382, TCP:
 //
@@ -151,7 +152,8 @@
 //
 //	REQ-1  queries and their answers pass: met. TestUnknownSource, TestCollision
 //	REQ-2  query timer of 60 s, configurable: met. TestTimeouts
-//	REQ-3  a bad ICMP checksum drops an error; embedded options are followed; embedded transport checksums are not verified: met.
+//	REQ-3  a bad ICMP checksum drops an error; embedded options are followed;
+//	       embedded transport checksums are not verified: met.
 //	       TestICMPErrorChecksum, TestICMPErrors. a), the embedded IP checksum: not verified on purpose, routers differ in what they quote.
 //	REQ-4  errors from outside translated, or dropped without a mapping: met. TestICMPErrors, TestICMPErrorUnrelated
 //	REQ-5  errors from inside translated, or dropped without a mapping: met. TestICMPErrors, TestTrackedICMPErrors
@@ -159,7 +161,8 @@
 //	REQ-7  hairpinned errors: met. TestHairpinICMPError
 //	REQ-8  code 13 when resources are short: not met on purpose. A flood must not spend the rate of errors that senders need.
 //	REQ-9  a policy may silence errors: n/a.
-//	REQ-10 a) too big, b) source route, c) unreachable, e) time exceeded as RFC 1812: met, but for b), which is dropped with a reason.
+//	REQ-10 a) too big, b) source route, c) unreachable, e) time exceeded as RFC 1812: met,
+//	       but for b), which is dropped with a reason.
 //	       TestAppendError, TestTooBig, TestTTL. d) redirects are never made.
 //	REQ-11 other ICMP messages: dropped if they belong to one link, forwarded otherwise. TestICMPTypes
 //

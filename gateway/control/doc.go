@@ -17,7 +17,7 @@
 //	POST   /v1/reload                 Reloaded; dryRun=true changes nothing
 //	POST   /v1/takeover               the connection becomes the conversation of package handover
 //	POST   /v1/capture                pcapng, until the request's body ends; see CaptureOptions
-//	GET    /debug/pprof/…             the profiles of runtime/pprof, as net/http/pprof serves them, such as for go tool pprof
+//	GET    /debug/pprof/…             the profiles of runtime/pprof, for go tool pprof
 //
 // Filters and options are query parameters, named like the commands' flags. Lists are NDJSON, and complete if the last chunk has arrived. An answer
 // whose status is not 200 is an Error. Numbers of packets and bytes are totals since the gateway started. Fields may be added; under /v1 none is

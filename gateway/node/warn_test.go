@@ -74,7 +74,8 @@ func TestWarningsOfName(t *testing.T) {
 	n, err := New(t.Context(), c, log)
 	need.NoError(t, err)
 	first := said.AllEntries()[0].Message
-	if want := "mtu: 1340 needs 1390 bytes on the way to gateway.underlay 127.0.0.1, where lo carries 1389"; !strings.HasPrefix(first, want) {
+	want := "mtu: 1340 needs 1390 bytes on the way to gateway.underlay 127.0.0.1, where lo carries 1389"
+	if !strings.HasPrefix(first, want) {
 		t.Errorf("says %q first, want %q", first, want)
 	}
 	ended, cancel := context.WithCancel(t.Context())

@@ -6,7 +6,7 @@
 //	TLS 1.3; both keys follow from WireGuard's private key
 //	hello: version, configuration, name, clock  ──►
 //	                                            ◄──   hello
-//	                                            ◄──   facts: key of port choice, the peer's endpoint, what is known of nodes
+//	                                            ◄──   facts: key of port choice, the peer's endpoint, nodes
 //	                                            ◄──   blocks of package nat's Feed: first a full copy, then changes
 //	                                            ◄──   mark: all that had changed before this time was sent
 //	ack: the mark                               ──►

@@ -11,7 +11,7 @@
 //
 //	Services, EndpointSlices ─► Gateway ─► config.Service       ─► gateway
 //	                               └─────► exports.Export ─► package exports ═► peer
-//	                                                 peer ═► package exports ─► Services, EndpointSlices of one namespace
+//	                                     peer ═► package exports ─► Services, EndpointSlices of one namespace
 //
 // A Service with LabelExport gets an address of the external CIDR, at which the gateway serves it as an entry of nat.services with its ready
 // endpoints. So no Service CIDR crosses, and the pod sees its client. The address is in the Peering's status, although backups drop a status. Remaps

@@ -208,7 +208,8 @@ func TestExportFull(t *testing.T) {
 	store(g, d)
 	exportWith(t, g, "web-old", "2026-11-23T12:00:00Z", "2020-01-01T00:00:00Z")
 	d = g.Plan()
-	if want := "Service shop/web-old: spec.local.externalCIDR of Peering milan: 10.70.0.0/30 has no address left"; !d.ExternalFull || !slices.Equal(d.ExportFaults, []string{want}) || len(d.Exports) != 3 {
+	want := "Service shop/web-old: spec.local.externalCIDR of Peering milan: 10.70.0.0/30 has no address left"
+	if !d.ExternalFull || !slices.Equal(d.ExportFaults, []string{want}) || len(d.Exports) != 3 {
 		t.Errorf("%t %q %v", d.ExternalFull, d.ExportFaults, d.Exports)
 	}
 	g.put(readIn(t, ", externalCIDR: 10.70.0.0/24}", "}"))

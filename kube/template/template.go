@@ -153,12 +153,12 @@ func apart() any {
 	for i, value := range []string{"gateway", "{{ .Name }}", "{{ .Namespace }}"} {
 		labels[podLabels[i]] = value
 	}
-	return map[string]any{"podAntiAffinity": map[string]any{"preferredDuringSchedulingIgnoredDuringExecution": []any{map[string]any{
-		"weight": int64(100),
-		"podAffinityTerm": map[string]any{
-			"topologyKey": "kubernetes.io/hostname", "labelSelector": map[string]any{"matchLabels": labels},
-		},
-	}}}}
+	preferred := map[string]any{"weight": int64(100), "podAffinityTerm": map[string]any{
+		"topologyKey": "kubernetes.io/hostname", "labelSelector": map[string]any{"matchLabels": labels},
+	}}
+	return map[string]any{"podAntiAffinity": map[string]any{
+		"preferredDuringSchedulingIgnoredDuringExecution": []any{preferred},
+	}}
 }
 
 func emptyDir(name, size string) any {

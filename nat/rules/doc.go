@@ -3,12 +3,12 @@
 //
 // # From resources to a Ruleset
 //
-//	Resource  tables, policy tables, a device, a service, or a shorthand for these        rule.go, policy.go, resource.go, shorthands.go
-//	Config    how two clusters see each other; generates resources                         config.go, validate.go, generate.go
-//	Set       resources by key, changed in Drafts                                          set.go, draft.go
-//	piece     what one resource compiles to                                                builder.go, match.go, balancer.go
-//	Ruleset   what a commit publishes: immutable, shares everything unchanged              ruleset.go, index.go, policy.go, cowmap.go
-//	Affected  which addresses, links and marks a commit could affect                       affected.go
+//	Resource  tables, policy tables, a device, a service, a shorthand           rule.go, policy.go, resource.go
+//	Config    how two clusters see each other; generates resources              config.go, validate.go, generate.go
+//	Set       resources by key, changed in Drafts                               set.go, draft.go
+//	piece     what one resource compiles to                                     builder.go, match.go, balancer.go
+//	Ruleset   what a commit publishes: immutable, shares everything unchanged   ruleset.go, index.go, policy.go
+//	Affected  which addresses, links and marks a commit could affect            affected.go
 //
 // Each resource compiles alone, and a fault belongs to its key. A commit removes the old piece's rules and routes from persistent indexes and adds
 // the new ones. An unchanged resource causes no change. The order of puts does not matter: chains of one stage run by priority, order of their
