@@ -7,6 +7,7 @@
 //	culvert verify --context NAME --context NAME
 //	culvert leave --context NAME --peer NAME | --all
 //	culvert kube template
+//	culvert image push REF | save FILE | load
 //
 // Under Liqo:
 //

@@ -30,7 +30,7 @@ func kubeCommands() []*cobra.Command {
 	}
 	cmd.AddCommand(newLiqoTemplateCommand(), newLiqoCheckCommand())
 	return []*cobra.Command{cmd, newKubeCommand(), newJoinCommand(), newInviteCommand(), newAcceptCommand(), newLeaveCommand(),
-		newVerifyCommand(), newProbeCommand()}
+		newVerifyCommand(), newImageCommand(), newProbeCommand()}
 }
 
 // An operator reads from a cluster with the user's permissions.

@@ -1,0 +1,228 @@
+//go:build !nokube
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"culvert/kube/image"
+)
+
+func newImageCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "image",
+		Short: "Put this program into a registry or a node, as a container image",
+		Long: "Pack this program as a container image, without docker and without a Dockerfile. The image is that of the\n" +
+			"Dockerfile: one file, user 65532. The same release has the same digest everywhere.",
+		Example: "  culvert image push registry.example/net/culvert\n" +
+			"  culvert image save culvert.tar && kind load image-archive culvert.tar\n" +
+			"  sudo culvert image load",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return errors.New("image: want push, save or load; see --help") },
+	}
+	cmd.AddCommand(newImagePushCommand(), newImageSaveCommand(), newImageLoadCommand())
+	return cmd
+}
+
+func newImagePushCommand() *cobra.Command {
+	var binaries []string
+	var o image.PushOptions
+	cmd := &cobra.Command{
+		Use:   "push REF",
+		Short: "Push the image to a registry",
+		Long: "Push the image to a registry, and print its name with the digest, which join --image takes. Without a tag, REF gets\n" +
+			"this program's version. Credentials are those of docker login and podman login: $DOCKER_CONFIG/config.json or\n" +
+			"~/.docker/config.json, its credential helpers, $REGISTRY_AUTH_FILE, and podman's auth.json.",
+		Example: "  culvert image push registry.example/net/culvert\n" +
+			"  culvert join --context rome --context milan --image $(culvert image push registry.example/net/culvert)",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			im, tag, err := packed(binaries, cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			said := time.Now()
+			o.Progress = func(done, total int64) {
+				if time.Since(said) >= 2*time.Second {
+					said = time.Now()
+					fmt.Fprintf(cmd.ErrOrStderr(), "%d of %d MB\n", done/1e6, total/1e6)
+				}
+			}
+			ref, err := im.Push(cmd.Context(), args[0], tag, o)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), ref)
+			return err
+		},
+	}
+	addBinaries(cmd, &binaries)
+	cmd.Flags().BoolVar(&o.PlainHTTP, "plain-http", false, "allow a registry without TLS; loopback needs no permission")
+	return cmd
+}
+
+func newImageSaveCommand() *cobra.Command {
+	var binaries []string
+	var name string
+	cmd := &cobra.Command{
+		Use:   "save FILE",
+		Short: "Write the image as an archive",
+		Long: "Write the image to FILE, or - for standard output, as an archive that docker load, podman load, ctr images import,\n" +
+			"k3s ctr images import and kind load image-archive take.",
+		Example: "  culvert image save culvert.tar\n  culvert image save - | ssh node sudo k3s ctr images import -",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			im, tag, err := packed(binaries, cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			if name == "" {
+				name = localName(tag)
+			}
+			if args[0] == "-" {
+				return im.Save(cmd.OutOrStdout(), name)
+			}
+			if err := saveFile(im, args[0], name); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), name)
+			return err
+		},
+	}
+	addBinaries(cmd, &binaries)
+	addImageName(cmd, &name)
+	return cmd
+}
+
+func newImageLoadCommand() *cobra.Command {
+	var binaries []string
+	var name, namespace string
+	cmd := &cobra.Command{
+		Use:   "load",
+		Short: "Put the image into the containerd of this machine",
+		Long: "Put the image into the containerd of this machine, by ctr or by k3s, so that pods with this image and the pull policy\n" +
+			"IfNotPresent start here. Other container runtimes take what image save writes.",
+		Example: "  sudo culvert image load",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			im, tag, err := packed(binaries, cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			if name == "" {
+				name = localName(tag)
+			}
+			if err := loadImage(cmd, im, name, namespace); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), name)
+			return err
+		},
+	}
+	addBinaries(cmd, &binaries)
+	addImageName(cmd, &name)
+	cmd.Flags().StringVar(&namespace, "namespace", "k8s.io", "containerd's `NAMESPACE`; Kubernetes uses k8s.io")
+	return cmd
+}
+
+func addBinaries(cmd *cobra.Command, binaries *[]string) {
+	cmd.Flags().StringArrayVar(binaries, "binary", nil,
+		"`FILE` to pack, once for each architecture (default: this program, and "+
+			"culvert-linux-ARCH of the same build beside it)")
+}
+
+func addImageName(cmd *cobra.Command, name *string) {
+	cmd.Flags().StringVar(name, "name", "",
+		"`REF` of the image (default: localhost/culvert with this program's version)")
+}
+
+func localName(tag string) string { return "localhost/culvert:" + tag }
+
+// packed packs the named binaries, or else this program and what lies beside it for other
+// architectures. It returns the tag for an image without one.
+func packed(names []string, warn io.Writer) (*image.Image, string, error) {
+	var all []*image.Binary
+	for _, name := range names {
+		b, err := image.Read(name)
+		if err != nil {
+			return nil, "", fmt.Errorf("--binary: %w", err)
+		}
+		all = append(all, b)
+	}
+	if len(names) == 0 {
+		own, err := image.Read("/proc/self/exe") // also where the file has been replaced since
+		if err != nil {
+			return nil, "", fmt.Errorf("this program cannot be packed: %w; or name another one with --binary", err)
+		}
+		all = append(all, own)
+		self, err := os.Executable()
+		if err != nil {
+			return nil, "", err
+		}
+		for _, arch := range []string{"amd64", "arm64"} {
+			name := filepath.Join(filepath.Dir(self), "culvert-linux-"+arch)
+			if _, err := os.Stat(name); err != nil || arch == own.Arch {
+				continue
+			}
+			other, err := image.Read(name)
+			switch {
+			case err != nil:
+				return nil, "", fmt.Errorf("%w; or name the binaries with --binary", err)
+			case !other.SameBuild(own):
+				fmt.Fprintf(warn, "%s is of another build, and is not packed\n", name)
+			default:
+				all = append(all, other)
+			}
+		}
+	}
+	im, err := image.New(all...)
+	return im, all[0].Tag(), err
+}
+
+// saveFile writes an archive that is whole or absent.
+func saveFile(im *image.Image, file, name string) error {
+	f, err := os.CreateTemp(filepath.Dir(file), ".culvert-image-*")
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, errors.Unwrap(err))
+	}
+	defer os.Remove(f.Name())
+	err = errors.Join(im.Save(f, name), f.Chmod(0o644), f.Close())
+	if err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), file)
+}
+
+// loadImage hands the archive to the program that containerd or k3s comes with.
+func loadImage(cmd *cobra.Command, im *image.Image, name, namespace string) error {
+	program, args := "ctr", []string{"--namespace", namespace, "images", "import", "-"}
+	if _, err := exec.LookPath(program); err != nil {
+		program, args = "k3s", append([]string{"ctr"}, args...)
+		if _, err := exec.LookPath(program); err != nil {
+			return errors.New("neither ctr nor k3s is in PATH; write an archive with culvert image save, and load it with the program of your container runtime")
+		}
+	}
+	archive, input := io.Pipe()
+	importer := exec.CommandContext(cmd.Context(), program, args...)
+	importer.Stdin, importer.Stdout, importer.Stderr = archive, cmd.ErrOrStderr(), cmd.ErrOrStderr()
+	saved := make(chan error, 1)
+	go func() {
+		err := im.Save(input, name)
+		input.CloseWithError(err)
+		saved <- err
+	}()
+	err := importer.Run()
+	archive.Close()
+	if err != nil {
+		return fmt.Errorf("%s: %w; does this user reach containerd's socket?", importer, err)
+	}
+	return <-saved
+}

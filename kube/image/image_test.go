@@ -1,0 +1,264 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"culvert/integration/need"
+)
+
+var (
+	amd64 = &Binary{Name: "a", Arch: "amd64", Version: "v0.1.0", Revision: "1234", Created: time.Unix(1e9, 0),
+		bytes: []byte("first")}
+	arm64 = &Binary{Name: "b", Arch: "arm64", Version: "v0.1.0", Revision: "1234", Created: time.Unix(1e9, 0),
+		bytes: []byte("second")}
+)
+
+func newImage(t *testing.T) *Image {
+	t.Helper()
+	im, err := New(amd64, arm64)
+	need.NoError(t, err)
+	return im
+}
+
+// serve starts a registry on loopback and returns HOST:PORT.
+func serve(t *testing.T, h http.Handler) string {
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://")
+}
+
+func silent() http.Handler {
+	return registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+}
+
+// TestPush: what a registry then has starts the binary of each architecture as the Dockerfile's
+// image does.
+func TestPush(t *testing.T) {
+	im := newImage(t)
+	host := serve(t, silent())
+	sent := int64(0)
+	ref, err := im.Push(t.Context(), host+"/net/culvert", amd64.Tag(), PushOptions{Progress: func(done, _ int64) {
+		sent = done
+	}})
+	need.NoError(t, err)
+	digest, err := im.Digest()
+	need.NoError(t, err)
+	if want := host + "/net/culvert:v0.1.0@" + digest; ref != want || sent == 0 {
+		t.Errorf("%s after %d bytes, want %s", ref, sent, want)
+	}
+	for _, b := range []*Binary{amd64, arm64} {
+		r, err := name.ParseReference(ref)
+		need.NoError(t, err)
+		one, err := remote.Image(r, remote.WithPlatform(v1.Platform{OS: "linux", Architecture: b.Arch}))
+		need.NoError(t, err)
+		f, err := one.ConfigFile()
+		need.NoError(t, err)
+		c := f.Config
+		if f.Architecture != b.Arch || c.User != "65532:65532" || !slices.Equal(c.Entrypoint,
+			[]string{"/usr/bin/culvert"}) ||
+			!slices.Equal(c.Env, []string{"PATH=/usr/bin"}) || c.Labels["org.opencontainers.image.revision"] != "1234" {
+			t.Errorf("%s: %s %+v", b.Arch, f.Architecture, c)
+		}
+		layers, err := one.Layers()
+		need.NoError(t, err)
+		if len(layers) != 1 {
+			t.Fatalf("%d layers", len(layers))
+		}
+		r2, err := layers[0].Uncompressed()
+		need.NoError(t, err)
+		text, err := io.ReadAll(r2)
+		need.NoError(t, err)
+		if got := entries(t, text)["usr/bin/culvert"]; got != string(b.bytes) {
+			t.Errorf("%s: the file has %q, want %q", b.Arch, got, b.bytes)
+		}
+	}
+	again, err := im.Push(t.Context(), host+"/net/culvert:other", "", PushOptions{})
+	if want := host + "/net/culvert:other@" + digest; err != nil || again != want {
+		t.Errorf("%s, %v, want %s", again, err, want)
+	}
+}
+
+// entries returns the files of a tar file, and "folder" for each folder.
+func entries(t *testing.T, text []byte) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	for r := tar.NewReader(bytes.NewReader(text)); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return all
+		}
+		need.NoError(t, err)
+		content, err := io.ReadAll(r)
+		need.NoError(t, err)
+		if all[h.Name] = string(content); h.Typeflag == tar.TypeDir {
+			all[h.Name] = "folder"
+		}
+		if want := fs(h.Name); h.Mode != want || h.Uid != 0 || h.Gid != 0 {
+			t.Errorf("%s: mode %o of %d:%d, want %o of root", h.Name, h.Mode, h.Uid, h.Gid, want)
+		}
+	}
+}
+
+func fs(name string) int64 {
+	if strings.HasPrefix(name, "usr/") {
+		return 0o755
+	}
+	return 0o644
+}
+
+// TestReproducible: the digest follows from the binary alone.
+func TestReproducible(t *testing.T) {
+	digests := make(map[string]bool)
+	for range 2 {
+		d, err := newImage(t).Digest()
+		need.NoError(t, err)
+		digests[d] = true
+	}
+	if len(digests) != 1 {
+		t.Errorf("digests %v", digests)
+	}
+}
+
+// TestPushRefused: each cause has its sentence, and no tag is left behind.
+func TestPushRefused(t *testing.T) {
+	html := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		io.WriteString(w, "<html>\n<body>"+strings.Repeat("welcome ", 1000)+"</body></html>")
+	})
+	cut := silent()
+	for _, tt := range []struct {
+		name     string
+		registry http.Handler
+		ref      string // %s is the registry
+		want     string
+	}{
+		{"no credentials", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		}), "%s/a:b", "log in with docker login "},
+		{"no rights", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/v2/" {
+				w.WriteHeader(http.StatusForbidden)
+			}
+		}), "%s/a:b", "check that you may push to it"},
+		{"a page", html, "%s/a:b", "is a registry"},
+		{"to elsewhere without TLS", http.RedirectHandler("http://192.0.2.1/", http.StatusTemporaryRedirect), "%s/a:b",
+			"--plain-http allows it"},
+		{"to elsewhere", http.RedirectHandler("http://192.0.2.1/", http.StatusTemporaryRedirect), "%s/a",
+			"refusing http://192.0.2.1"},
+		{"in the middle", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPatch || r.Method == http.MethodPut {
+				panic(http.ErrAbortHandler)
+			}
+			cut.ServeHTTP(w, r)
+		}), "%s/a:b", "EOF"},
+		{"no registry", nil, "culvert:1", `"culvert:1" names no registry; want HOST`},
+		{"none there", nil, "docker/culvert:1", `"docker/culvert:1" names no registry; want HOST`},
+		{"a URL", nil, "https://x.example/a", "is a URL"},
+		{"a digest", nil, "x.example/a@sha256:" + strings.Repeat("0", 64), "has a digest"},
+		{"capitals", nil, "x.example/Culvert", "want HOST"},
+		{"nothing listens", nil, "127.0.0.1:1/a", "check the name of the registry, and the way to it"},
+		{"unencrypted", nil, "192.0.2.1:0/a", "192.0.2.1:0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			ref := tt.ref
+			if tt.registry != nil {
+				ref = fmt.Sprintf(tt.ref, serve(t, tt.registry))
+			}
+			_, err := newImage(t).Push(t.Context(), ref, "v1", PushOptions{})
+			if err == nil || !strings.Contains(err.Error(), tt.want) || len(err.Error()) > 500 {
+				t.Errorf("%v, want %q in at most 500 bytes", err, tt.want)
+			}
+		})
+	}
+}
+
+// TestSave: the archive is an OCI layout, and docker's manifest leads to blobs that are there.
+func TestSave(t *testing.T) {
+	var text, again bytes.Buffer
+	need.NoError(t, newImage(t).Save(&text, "localhost/culvert:v0.1.0"))
+	need.NoError(t, newImage(t).Save(&again, "localhost/culvert:v0.1.0"))
+	if !bytes.Equal(text.Bytes(), again.Bytes()) {
+		t.Error("two archives differ")
+	}
+	files := entries(t, text.Bytes())
+	var docker []struct {
+		Config           string
+		RepoTags, Layers []string
+	}
+	need.NoError(t, json.Unmarshal([]byte(files["manifest.json"]), &docker))
+	if d := docker[0]; d.RepoTags[0] != "localhost/culvert:v0.1.0" || files[d.Config] == "" || len(d.Layers) != 1 ||
+		files[d.Layers[0]] == "" {
+		t.Errorf("%+v of %d files", d, len(files))
+	}
+	var layout, index v1.IndexManifest
+	need.NoError(t, json.Unmarshal([]byte(files["index.json"]), &layout))
+	need.NoError(t, json.Unmarshal([]byte(files[blobPath(layout.Manifests[0].Digest)]), &index))
+	if len(index.Manifests) != 2 || layout.Manifests[0].Annotations["io.containerd.image.name"] !=
+		"localhost/culvert:v0.1.0" {
+		t.Errorf("%+v, %+v", layout, index)
+	}
+	for _, d := range index.Manifests {
+		if files[blobPath(d.Digest)] == "" {
+			t.Errorf("%v is not there", d.Digest)
+		}
+	}
+	if err := newImage(t).Save(io.Discard, "Culvert:1:2"); err == nil {
+		t.Error("a bad name is accepted")
+	}
+}
+
+// TestRead: what is no culvert for linux is refused, and named.
+func TestRead(t *testing.T) {
+	self, err := os.Executable()
+	need.NoError(t, err)
+	text := filepath.Join(t.TempDir(), "text")
+	need.NoError(t, os.WriteFile(text, []byte("#!/bin/sh\n"), 0o755))
+	for file, want := range map[string]string{
+		self: "is no culvert", text: "is no culvert", text + "x": "no such file", filepath.Dir(text): "is a directory",
+	} {
+		if _, err := Read(file); err == nil || !strings.HasPrefix(err.Error(), file+": ") ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", file, err, want)
+		}
+	}
+}
+
+// TestNewRefuses: two binaries of one architecture, or of two builds.
+func TestNewRefuses(t *testing.T) {
+	other := *arm64
+	other.Revision = "5678"
+	for want, all := range map[string][]*Binary{
+		"a and a are both for amd64; give one for each architecture":                        {amd64, amd64},
+		"a is v0.1.0 of commit 1234, and b is v0.1.0 of commit 5678; give two of one build": {amd64, &other},
+	} {
+		if _, err := New(all...); err == nil || err.Error() != want {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if got := (&Binary{Version: "v0.1.0+dirty"}).Tag(); got != "v0.1.0-dirty" {
+		t.Errorf("tag %s", got)
+	}
+	if got := (&Binary{Version: "(devel)"}).Tag(); got != "devel" {
+		t.Errorf("tag %s", got)
+	}
+}
