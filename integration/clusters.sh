@@ -5,7 +5,7 @@
 #
 #   clusters.sh check               whether this machine has what they need
 #   clusters.sh up DIR [turin]      two nodes in each; kubeconfigs are DIR/NAME/kubeconfig, and all in DIR/kubeconfig
-#   clusters.sh load DIR IMAGE PROGRAM    makes an image of a static program and gives it to all nodes
+#   clusters.sh load DIR IMAGE PROGRAM    makes an image of a culvert and gives it to all nodes
 #   clusters.sh dns DIR             CoreDNS in each, if make kube-dns has built it
 #   clusters.sh hello DIR NAME      a pod hello-N on each node N, which serves HTTP at port 8080
 #   clusters.sh join DIR IMAGE      culvert join, how long it took until those pods reached each other, and culvert verify
@@ -434,7 +434,9 @@ leave)
 	rm -rf "${dir:?}/$1/$2"
 	;;
 load)
-	file=$(image "$1" "$2" "/usr/bin/$(basename "$2")")
+	file=$dir/images/${1//[\/:]/_}.tar
+	mkdir -p "$dir/images"
+	"$2" image save --name "$1" "$file" >/dev/null
 	for sock in "$dir"/*/*/containerd.sock; do ctr -a "$sock" -n k8s.io images import "$file" >/dev/null; done
 	;;
 process) process "$1" "$2" ;;
