@@ -72,8 +72,9 @@ func TestGatewayReplicas(t *testing.T) {
 	if budget := valueAt(all["PodDisruptionBudget culvert"], "spec"); !reflect.DeepEqual(budget, object{"maxUnavailable": 1., "selector": pods}) {
 		t.Errorf("the budget is %v, of pods %v", budget, pods)
 	}
-	apart := object{"podAntiAffinity": object{"preferredDuringSchedulingIgnoredDuringExecution": []any{object{"weight": 100.,
-		"podAffinityTerm": object{"topologyKey": "kubernetes.io/hostname", "labelSelector": pods}}}}}
+	term := object{"topologyKey": "kubernetes.io/hostname", "labelSelector": pods}
+	preferred := []any{object{"weight": 100., "podAffinityTerm": term}}
+	apart := object{"podAntiAffinity": object{"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 	if is := valueAt(pod, "spec", "affinity"); !reflect.DeepEqual(is, apart) {
 		t.Errorf("affinity %v, want %v", is, apart)
 	}
