@@ -24,16 +24,18 @@ import (
 
 // A Node derives the links and routes of one node from all objects. It belongs to one goroutine.
 type Node struct {
-	name     string
-	api      []netip.Addr // addresses by which this node reaches the API server
-	peerings map[string]*Peering
-	nodes    map[string]*node
-	services map[string]*clusterIPs
+	name      string
+	api       []netip.Addr // addresses by which this node reaches the API server
+	peerings  map[string]*Peering
+	faultless map[string]*Peering // what each Peering said when it last had no fault
+	nodes     map[string]*node
+	services  map[string]*clusterIPs
 }
 
 // NewNode returns the Node called name in a cluster without objects.
 func NewNode(name string, api []netip.Addr) *Node {
-	return &Node{name: name, api: api, peerings: map[string]*Peering{}, nodes: map[string]*node{}, services: map[string]*clusterIPs{}}
+	return &Node{name: name, api: api, peerings: map[string]*Peering{}, faultless: map[string]*Peering{},
+		nodes: map[string]*node{}, services: map[string]*clusterIPs{}}
 }
 
 // clusterIPs are the addresses of a Service inside the cluster.
@@ -60,7 +62,8 @@ func readService(u *unstructured.Unstructured) *clusterIPs {
 // A NodePlan is what a node must have for each Peering.
 type NodePlan struct {
 	Peers []NodePeer
-	// Refused are the Peerings that this node does not apply, and Waiting the incomplete ones, each with the reason.
+	// Refused are the Peerings that this node does not apply as they are, and Waiting the incomplete
+	// ones, each with the reason.
 	Refused, Waiting map[string]string
 }
 
@@ -73,23 +76,40 @@ type NodePeer struct {
 }
 
 // Plan derives the plan from the objects. A user who may write Peerings controls where packets of this node go. So Plan refuses any Peering that
-// would take addresses that the cluster itself uses.
+// would take addresses that the cluster itself uses. A Peering that gets a fault stays what it was
+// before, because its gateway goes on with that.
 func (n *Node) Plan() *NodePlan {
 	d := &NodePlan{Refused: map[string]string{}, Waiting: map[string]string{}}
+	maps.DeleteFunc(n.faultless, func(name string, _ *Peering) bool { return n.peerings[name] == nil })
 	var accepted []*Peering
 	for _, p := range n.inOrder() {
 		name := p.Metadata.Name
 		if p.Deleting {
 			continue
 		}
-		if why := cmp.Or(p.Fault(), n.taken(p), besides(p, accepted)); why != "" {
-			d.Refused[name] = why
+		fault := p.Fault()
+		if fault == "" {
+			n.faultless[name] = p
+		} else {
+			d.Refused[name] = fault
+			was := n.faultless[name]
+			if was == nil || was.Metadata.UID != p.Metadata.UID {
+				continue
+			}
+			former := *was
+			former.Status = p.Status
+			p = &former
+		}
+		if why := cmp.Or(n.taken(p), besides(p, accepted)); why != "" {
+			d.Refused[name] = cmp.Or(fault, why)
 			continue
 		}
 		accepted = append(accepted, p)
 		peer, why := n.peer(p)
 		if why != "" {
-			d.Waiting[name] = why
+			if fault == "" {
+				d.Waiting[name] = why
+			}
 			continue
 		}
 		d.Peers = append(d.Peers, peer)

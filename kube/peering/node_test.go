@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -96,6 +97,48 @@ func TestNodeRefuses(t *testing.T) {
 		if d := n.Plan(); !strings.Contains(d.Waiting["milan"], c.want) || len(d.Peers) > 0 {
 			t.Errorf("%q, want %q", d.Waiting["milan"], c.want)
 		}
+	}
+}
+
+// TestNodeFault: a Peering that works and gets a fault stays what it was on the node, follows its
+// gateway, and is named. One that was made again with a fault gets nothing.
+func TestNodeFault(t *testing.T) {
+	n := node2(t)
+	status := n.peerings["milan"].Status
+	change := func(uid string, with ...string) *NodePlan {
+		p := readIn(t, with...)
+		p.Status, p.Metadata.UID = status, uid
+		n.peerings["milan"] = p
+		return n.Plan()
+	}
+	const endpoint = "milan.example:51840"
+	was := change("1").Peers
+	for _, c := range []struct {
+		with []string
+		want string
+	}{
+		{[]string{endpoint, "10.61.2.4:51840"}, "contains the address of spec.endpoint"},
+		{[]string{"remap: 10.61.0.0/16", "remap: 0.0.0.0/0"}, "is shorter than /8"},
+		{nil, ""},
+		{[]string{endpoint, "10.61.2.4:51840"}, "contains the address of spec.endpoint"},
+	} {
+		d := change("1", c.with...)
+		got := d.Refused["milan"]
+		if !strings.Contains(got, c.want) || (got == "") != (c.want == "") || !reflect.DeepEqual(d.Peers, was) {
+			t.Errorf("%q: refused %q, want %q; %+v, want %+v", c.with, got, c.want, d.Peers, was)
+		}
+		st := d.status([]links.Status{{Link: was[0].Link, State: links.Carried}}, []remote.Status{{Name: "milan"}})
+		if p := st.Peerings[0]; !p.Ready || !strings.Contains(p.Message, c.want) {
+			t.Errorf("%q: %+v", c.with, p)
+		}
+	}
+	status.Active = new(*status.Active)
+	status.Active.Addresses = []string{"10.244.1.77"}
+	if d := change("1", endpoint, "10.61.2.4:51840"); len(d.Peers) != 1 || d.Peers[0].Link.Remote.String() != "10.244.1.77" {
+		t.Errorf("its gateway has moved: %+v", d.Peers)
+	}
+	if d := change("2", endpoint, "10.61.2.4:51840"); len(d.Peers) > 0 || d.Refused["milan"] == "" {
+		t.Errorf("made again with a fault: %+v", d)
 	}
 }
 

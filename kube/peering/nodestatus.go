@@ -57,7 +57,7 @@ func (d *NodePlan) status(all []links.Status, routes []remote.Status) *NodeStatu
 		case routes[r].Err != nil:
 			n.Message = routes[r].Err.Error()
 		default:
-			n.Ready, n.Message = true, cmp.Or(routes[r].Warning, all[l].Warning)
+			n.Ready, n.Message = true, cmp.Or(d.Refused[p.Peering], routes[r].Warning, all[l].Warning)
 		}
 		found[p.Peering] = n
 	}
