@@ -5,223 +5,143 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"culvert/gateway/capture"
 	"culvert/gateway/control"
 	"culvert/gateway/path"
+	"culvert/gateway/wg"
 	"culvert/nat"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // A recording is a capture in progress. It is a path.Tap.
 type recording struct {
 	*capture.Session
-	engine *nat.Engine
-	filter nat.ConnFilter
-	all    bool // filter selects everything
-	names  *view
+	names *view
 
+	filter  nat.ConnFilter
+	all     bool     // filter selects everything
 	verdict string   // "" = any
 	reasons []string // none = any
 
-	geneve    netip.AddrPort // our ends of the tunnels
-	wireguard netip.AddrPort
-
-	sights [2]sight // outbound and inbound
+	notes [2]atomic.Pointer[note] // the latest, inbound and outbound
 
 	telling sync.Mutex
 	// discards, outbound and inbound, that are recorded or older than the recording
 	discards [2]uint64 // +checklocks:telling
 }
 
-// A sight is what one direction remembers of the current packet during a capture. Only the goroutine of that
-// direction uses it.
-type sight struct {
-	before []byte // the packet as it came, or its first bytes
-	length int
-	tuple  packet.Tuple
-	parsed bool
-
-	key  noteKey // of note
-	note string
+// A note is the comment of packets that are alike, as most packets of a connection are.
+type note struct {
+	of   noteKey
+	text string
 }
 
 type noteKey struct {
-	action   nat.Action
-	reason   nat.Reason
-	in, out  nat.Link
-	original packet.Tuple
-	id       uint64
+	verdict, reason string
+	made            bool
+	in, out         nat.Link
+	original        packet.Tuple
+	id              uint64
 }
 
-// Packet implements path.Tap.
-func (r *recording) Packet(at path.Stage, p *packet.Packet, data []byte, in nat.Link, v nat.Verdict, now nat.Time) {
-	switch x := r.sightOf(in); at {
-	case path.Arrived:
-		x.remember(r, p, data, in)
-	case path.Decided:
-		x.tell(r, p, in, &v, now)
-	case path.Released:
-		x.tellReleased(r, p, in, &v, now)
-	}
+var captureStages = [...]capture.Stage{
+	path.Geneve: capture.Geneve, path.Pre: capture.Pre, path.Post: capture.Post, path.WireGuard: capture.WireGuard,
 }
 
-// Lost implements path.Tap.
-func (r *recording) Lost(at path.Stage, reason string, packet []byte, link nat.Link) {
-	switch at {
-	case path.ToLocal:
-		r.sightOf(link).tellRefused(r, link, reason)
-	case path.Sent:
-		r.sightOf(link).tellLost(r, reason, packet)
-	case path.Made:
-		r.tellMade(reason, packet, link)
-	}
-}
-
-// sightOf returns the sight of the direction of packets from in.
-func (r *recording) sightOf(in nat.Link) *sight {
-	if in == nat.Tunnel {
-		return &r.sights[1]
-	}
-	return &r.sights[0]
-}
-
-// remember copies a packet before the engine changes it.
-func (x *sight) remember(r *recording, p *packet.Packet, data []byte, in nat.Link) {
-	x.before = append(x.before[:0], data[:r.Room(len(data))]...)
-	x.length = len(data)
-	x.look(p, in)
-}
-
-func (x *sight) look(p *packet.Packet, in nat.Link) {
-	x.tuple = packet.Tuple{}
-	if x.parsed = p.Fault() == packet.NoFault; x.parsed {
-		p.Tuple(&x.tuple, in)
-	}
-}
-
-// tell records the remembered packet and what the engine has made of it.
-func (x *sight) tell(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
-	dropped, outbound := v.Action == nat.Drop, in != nat.Tunnel
-	pre, post := r.Wants(capture.Pre, dropped), v.Action == nat.Forward && r.Wants(capture.Post, false)
-	if !pre && !post || !r.match(v.Action.String(), v.Reason.String()) {
+// See implements path.Tap.
+func (r *recording) See(o *path.Observation) {
+	at := captureStages[o.At]
+	if !r.Wants(at, o.Reason != "") || r.verdict != "" && r.verdict != o.Verdict ||
+		len(r.reasons) > 0 && !slices.Contains(r.reasons, o.Reason) {
 		return
 	}
-	c, known := r.connection(&x.tuple, v.Out, now)
-	if !r.all && !(x.parsed && r.filter.Selects(&c)) {
+	inner := o.At == path.Pre || o.At == path.Post
+	var c nat.ConnInfo
+	known := false
+	if inner || !r.all {
+		c, known = o.Connection()
+	}
+	if !r.all && !(o.Parsed && r.filter.Selects(&c)) {
 		return
 	}
-	note := x.noteOf(r, p, in, v, &c, known)
-	if pre {
-		r.Add(capture.Pre, outbound, note, x.length, x.before)
+	var text string
+	switch {
+	case inner:
+		text = r.noteOf(o, &c, known)
+	case o.Reason != "":
+		text = o.Verdict + ": " + o.Reason + o.More
+	}
+	if o.Outer == (packet.Tuple{}) {
+		r.Add(at, o.Outbound, text, o.Length, o.Bytes)
+		return
+	}
+	var room [maxOuter]byte
+	head := outerHeaders(room[:], &o.Outer, o.Bytes)
+	r.Add(at, o.Outbound, text, len(head)+o.Length, head, o.Bytes)
+}
+
+// noteOf returns the comment for an inner packet.
+func (r *recording) noteOf(o *path.Observation, c *nat.ConnInfo, known bool) string {
+	last := &r.notes[0]
+	if o.Outbound {
+		last = &r.notes[1]
+	}
+	key := noteKey{o.Verdict, o.Reason, o.Made, o.In, o.Out, c.Original, c.ID}
+	if n := last.Load(); n != nil && n.of == key {
+		return n.text
+	}
+	text := o.Verdict
+	if o.Reason != "" {
+		text += ": " + o.Reason
 	}
 	switch {
-	case !post:
-	case p.LeadLen() > 0: // p does not hold all of the packet that leaves
-		var c packet.Cutter
-		room := make([]byte, p.Len()+p.LeadLen())
-		c.Start(p, v.SegmentSize, v.MTU)
-		for n := c.Next(room); n > 0; n = c.Next(room) {
-			r.Add(capture.Post, outbound, note, n, room[:n])
-		}
+	case o.Made:
+	case o.Verdict == nat.Forward.String():
+		text += " from " + r.names.names[o.In] + " to " + r.names.names[o.Out]
 	default:
-		b := p.Bytes()
-		r.Add(capture.Post, outbound, note, len(b), b)
+		text += ", from " + r.names.names[o.In]
 	}
-}
-
-// tellReleased records a fragment that waited for the first one of its packet. Its arrival is already recorded.
-func (x *sight) tellReleased(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
-	x.look(p, in)
-	if v.Action == nat.Drop {
-		x.remember(r, p, p.Bytes(), in)
-		x.tell(r, p, in, v, now)
-		return
-	}
-	c, known := r.connection(&x.tuple, v.Out, now)
-	if b := p.Bytes(); r.Wants(capture.Post, false) && r.match(v.Action.String(), "") && (r.all || r.filter.Selects(&c)) {
-		r.Add(capture.Post, in != nat.Tunnel, x.noteOf(r, p, in, v, &c, known), len(b), b)
-	}
-}
-
-// tellRefused records that the gateway itself dropped the remembered packet.
-func (x *sight) tellRefused(r *recording, in nat.Link, reason string) {
-	if x.length == 0 { // it came before the recording started
-		return
-	}
-	c, _ := r.connection(&x.tuple, in, path.Now())
-	if r.Wants(capture.Pre, true) && r.match(nat.Drop.String(), reason) && (r.all || x.parsed && r.filter.Selects(&c)) {
-		r.Add(capture.Pre, in != nat.Tunnel, "drop: "+reason+", from "+r.names.names[in], x.length, x.before)
-	}
-}
-
-// tellLost records a packet that was lost after the engine, as it would have left. If another packet took its room,
-// it may be one like it.
-func (x *sight) tellLost(r *recording, reason string, packet []byte) {
-	if !r.Wants(capture.Post, true) || !r.match(nat.Drop.String(), reason) {
-		return
-	}
-	if c, _ := r.connection(&x.tuple, nat.Tunnel, path.Now()); r.all || r.filter.Selects(&c) {
-		r.Add(capture.Post, x.tuple.Link != nat.Tunnel, "drop: "+reason, len(packet), packet)
-	}
-}
-
-// tellMade records a packet that the gateway made for a link and dropped. Any goroutine may call it. It is called
-// before the drop is counted, so a counted packet is in the recording.
-func (r *recording) tellMade(reason string, packet []byte, out nat.Link) {
-	rule := ruleTracer{names: r.names}
-	if reason == path.DropOutput.String() {
-		r.engine.ExplainOut(packet, out, &rule)
-	}
-	r.addLost(capture.Post, out == nat.Tunnel, reason, rule.by(), packet, out)
-}
-
-// addLost records a packet at its link that no sight remembers. It does not look for a connection.
-func (r *recording) addLost(at capture.Stage, outbound bool, reason, more string, packet []byte, link nat.Link) {
-	if r.Wants(at, true) && r.match(nat.Drop.String(), reason) && (r.all || r.selects(packet, link, true)) {
-		r.Add(at, outbound, "drop: "+reason+more, len(packet), packet)
-	}
-}
-
-// connection returns the connection of a packet with tuple t, or the one that it would create.
-func (r *recording) connection(t *packet.Tuple, out nat.Link, now nat.Time) (c nat.ConnInfo, known bool) {
-	if c, known = r.engine.FindConnection(t, now); known {
-		return c, true
-	}
-	return nat.ConnInfo{Original: *t, Reply: t.Reply(out), Out: [2]nat.Link{out, t.Link}}, false
-}
-
-// noteOf returns the comment for a packet, which is mostly the same for all packets of a connection.
-func (x *sight) noteOf(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, c *nat.ConnInfo, known bool) string {
-	key := noteKey{v.Action, v.Reason, in, v.Out, c.Original, c.ID}
-	if x.note != "" && x.key == key {
-		return x.note
-	}
-	text := v.Action.String()
-	switch v.Action {
-	case nat.Drop:
-		text += ": " + v.Reason.String() + ", from " + r.names.names[in]
-		if v.Reason == nat.ReasonFiltered || v.Reason == nat.ReasonRejected {
-			text += r.ruleText(p, in)
+	switch o.Reason {
+	case nat.ReasonFiltered.String(), nat.ReasonRejected.String(), path.DropOutput.String():
+		rule := ruleTracer{names: r.names}
+		if o.Explain(&rule); rule.path != "" {
+			text += ", by rule " + rule.path
 		}
-	case nat.Forward:
-		text += " from " + r.names.names[in] + " to " + r.names.names[v.Out]
-	default:
-		text += ", from " + r.names.names[in]
 	}
 	if known {
 		o, a := tupleOf(&c.Original), tupleOf(&c.Reply)
 		text += fmt.Sprintf("; connection %d, %s %v > %v", c.ID, control.ProtocolName(c.Original.Protocol), o.From(), o.To())
 		if a.To() != o.From() || a.From() != o.To() {
-			text += fmt.Sprintf(", translated by %s to %v > %v", strings.Join(r.names.uses(c, nil), ", "), a.To(), a.From())
+			uses := strings.Join(r.names.uses(c, nil), ", ")
+			text += fmt.Sprintf(", translated by %s to %v > %v", uses, a.To(), a.From())
 		}
 	}
-	x.key, x.note = key, text
+	last.Store(&note{key, text})
 	return text
+}
+
+// ruleTracer is a rules.Tracer that keeps the last rule that a packet matches: if one refused it, that one.
+type ruleTracer struct {
+	names *view
+	path  string // table/chain/rule
+}
+
+// LinkName implements rules.Tracer.
+func (l *ruleTracer) LinkName(link nat.Link) string { return l.names.link(link) }
+
+// Trace implements rules.Tracer.
+func (l *ruleTracer) Trace(s rules.Step) {
+	if s.Kind == rules.StepRule && s.Passed {
+		l.path = s.Name
+	}
 }
 
 var errCaptures = errors.New("another capture is running; stop it first")
@@ -236,21 +156,72 @@ func (src *Source) Capture(ctx context.Context, o *control.CaptureOptions, w io.
 		}
 		stages = append(stages, capture.Stage(i))
 	}
-	r := &recording{engine: src.Path.Engine, names: src.view(), all: o.Filter.IsZero(), verdict: o.Verdict, reasons: o.Reasons}
+	r := &recording{names: src.view(), all: o.Filter.IsZero(), verdict: o.Verdict, reasons: o.Reasons, discards: src.discards()}
 	if r.filter, err = r.names.filter(&o.Filter); err == nil {
-		err = r.check(src)
+		err = src.checkReasons(o.Reasons)
 	}
 	if err != nil {
 		return 0, 0, err
 	}
 	drops := o.Drops || o.Verdict == nat.Drop.String() || len(o.Reasons) > 0
 	r.Session = capture.NewSession(stages, drops, o.Snaplen)
-	r.prepare(src)
 	if !src.recording.CompareAndSwap(nil, r) {
 		return 0, 0, errCaptures
 	}
 	defer src.recording.Store(nil)
-	defer r.attach(src)()
+	src.Path.SetTap(r)
+	defer src.Path.SetTap(nil)
 	result, err := r.Write(ctx, w, o.Count, sent)
 	return result.Packets, result.Lost, err
+}
+
+// checkReasons returns an error for an unknown reason.
+func (src *Source) checkReasons(reasons []string) error {
+	if len(reasons) == 0 {
+		return nil
+	}
+	stats, tunnels, tunnel := src.Path.Engine.Stats(), src.Path.Endpoint.Stats(), src.Path.WG.Stats()
+	all := make(map[string]bool)
+	for key := range src.drops(&stats, &tunnels, &tunnel) {
+		all[key.reason] = true
+	}
+	var errs []error
+	for _, reason := range reasons {
+		if !all[reason] {
+			known := strings.Join(slices.Sorted(maps.Keys(all)), ", ")
+			errs = append(errs, fmt.Errorf("reason: no reason %q; there are %s", reason, known))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// discards returns how many packets wireguard-go has discarded, outbound and inbound.
+func (src *Source) discards() [2]uint64 {
+	s := src.Path.WG.Stats()
+	return [2]uint64{s.Outbound[wg.TunnelDiscard], s.Inbound[wg.TunnelDiscard]}
+}
+
+// tellDiscards records what wireguard-go has discarded since the last look. Only their number is known, because
+// wireguard-go discards them silently, so one empty datagram stands for all.
+func (src *Source) tellDiscards() {
+	r := src.recording.Load()
+	if r == nil {
+		return
+	}
+	now := src.discards()
+	r.telling.Lock()
+	defer r.telling.Unlock()
+	m := wg.Message{Dropped: true, Reason: wg.TunnelDiscard} // Peer is zero: not known yet
+	if p, err := src.Path.WG.PeerStats(); err == nil {
+		m.Peer, _ = netip.ParseAddrPort(p.Endpoint)
+	}
+	for i, why := range []string{"without a session, or its queue was full", "forged, replayed or of no session"} {
+		if n := now[i] - r.discards[i]; n > 0 {
+			m.Outbound = i == 0
+			o := src.Path.ObserveMessage(&m)
+			o.More = fmt.Sprintf(", %d packets, %s; what was in them is not known", n, why)
+			r.See(&o)
+		}
+	}
+	r.discards = now
 }

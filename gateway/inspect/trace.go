@@ -145,8 +145,9 @@ func (src *Source) explain(v *view, b []byte, in nat.Link, now nat.Time) *contro
 		if d.MTU > 0 {
 			t.MTU = d.MTU
 		}
-		if source, destination, ok := path.Addresses(b); ok {
-			drop := monitor.DropOf(v.config, d.Reason, in == nat.Tunnel, t.From, source, destination)
+		if o, ok := path.Observe(&p, in); ok {
+			drop := monitor.DropOf(v.config, &o, t.From)
+			drop.Reason = t.Reason
 			drop.Rule = lastRule(t.Steps)
 			t.Why = drop.Why(&health.Peer{Name: v.config.Peer, Liqo: v.config.Liqo, Peering: v.config.Peering, Role: v.config.WireGuard.Role.String()})
 		}

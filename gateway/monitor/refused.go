@@ -12,6 +12,7 @@ import (
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/nat"
+	"culvert/nat/packet"
 )
 
 // maxRefusals is how many kinds of refused packets are remembered.
@@ -52,19 +53,20 @@ func (r *refusals) all() []control.Refusal {
 	return append([]control.Refusal{}, r.list...)
 }
 
-// refused adds packets that were dropped for a reason of nat.
-func (m *Monitor) refused(x *path.Witness, r nat.Reason, inbound bool, packets uint64) {
-	m.refusals.note(control.Refusal{
-		Time: time.Now(), Direction: directionName(inbound), Reason: r.String(), From: m.current.LinkName(x.In), Packets: packets,
-		Protocol: protocolOf(x), Source: EndText(x.Source, x.Ports[0]), Destination: EndText(x.Destination, x.Ports[1]),
-	})
-}
-
-func protocolOf(x *path.Witness) string {
-	if x.Malformed {
-		return ""
+// refused adds packets of which x is one.
+func (m *Monitor) refused(x *path.Observation, packets uint64) {
+	t := &x.Tuple
+	protocol, from, to := "", t.SourcePort(), t.DestinationPort()
+	if x.Parsed {
+		protocol = control.ProtocolName(t.Protocol)
 	}
-	return control.ProtocolName(x.Protocol)
+	if packet.IsICMP(t.Protocol) { // the identifier stands in both ports
+		from, to = 0, 0
+	}
+	m.refusals.note(control.Refusal{
+		Time: time.Now(), Direction: directionName(x.In == nat.Tunnel), Reason: x.Reason, From: m.current.LinkName(x.In),
+		Packets: packets, Protocol: protocol, Source: EndText(t.Source(), from), Destination: EndText(t.Destination(), to),
+	})
 }
 
 // refusedSign adds a datagram from no known node, or of a kind that the node must not send.

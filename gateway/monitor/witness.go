@@ -17,23 +17,24 @@ func (m *Monitor) drops(c *config.Config, d *nat.Direction, own *path.Counters, 
 		if x == nil {
 			continue
 		}
-		drop := DropOf(c, r, inbound, m.current.NodeName(x.In), x.Source, x.Destination)
+		drop := DropOf(c, x, m.current.NodeName(x.In))
 		drop.Total = d.Dropped[r]
 		if r == nat.ReasonFiltered || r == nat.ReasonRejected {
 			drop.Rule = m.rule(c.Rules)
 		}
 		drops = append(drops, drop)
-		m.refused(x, r, inbound, drop.Total-m.dropped[inbound][r])
+		m.refused(x, drop.Total-m.dropped[inbound][r])
 		m.dropped[inbound][r] = drop.Total
 	}
 	return drops
 }
 
-// DropOf describes a dropped packet.
-func DropOf(c *config.Config, r nat.Reason, inbound bool, node string, source, destination netip.Addr) health.Drop {
+// DropOf describes a dropped packet that came by the link with this name.
+func DropOf(c *config.Config, o *path.Observation, node string) health.Drop {
 	tunnel, peer := c.WireGuard.Role.TunnelAddresses()
+	source, destination := o.Tuple.Source(), o.Tuple.Destination()
 	return health.Drop{
-		Reason: r.String(), Inbound: inbound, Node: node, Source: source, Destination: destination,
+		Reason: o.Reason, Inbound: o.In == nat.Tunnel, Node: node, Source: source, Destination: destination,
 		Owner: Owner(c, source), Local: within(c.Local.PodCIDRs, destination), Tunnel: tunnel.Has(source),
 		Remote: remote(c, source) || c.Geneve.GatewayAddress.Has(source) || tunnel.Has(source) || peer.Has(source),
 	}

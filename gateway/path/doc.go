@@ -22,7 +22,8 @@
 //	           ▼
 //	     wg/tun.go Read ─► wireguard-go encrypts ─► wg/bind.go Send ─► peer
 //
-// Files in the order of that walk: outbound.go, inbound.go, forward.go, queue.go, echo.go, drops.go.
+// Files in the order of that walk: outbound.go, inbound.go, forward.go, queue.go, echo.go, drops.go. What each packet
+// shows to captures and to the record of dropped packets is made in observe.go alone.
 // Package wg keeps wireguard-go fed and in bounds.
 //
 // # Goroutines and buffers

@@ -1,14 +1,12 @@
 package path
 
 import (
-	"net/netip"
 	"sync/atomic"
 
 	"culvert/gateway/latency"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/nat"
-	"culvert/nat/packet"
 )
 
 // DropReason is why the gateway itself dropped a packet. The reasons of the
@@ -62,13 +60,13 @@ func (r DropReason) String() string { return dropReasonNames[r] }
 type Counters struct {
 	generated atomic.Uint64 // made by the gateway itself, for this direction
 	drops     [numDropReasons]atomic.Uint64
-	decided   latency.Histogram         // time to decide about a batch
-	witnesses []atomic.Pointer[Witness] // by nat.Reason
+	decided   latency.Histogram             // time to decide about a batch
+	witnesses []atomic.Pointer[Observation] // by nat.Reason
 }
 
 func newCounters() Counters {
 	all := nat.Reasons()
-	return Counters{witnesses: make([]atomic.Pointer[Witness], all[len(all)-1]+1)}
+	return Counters{witnesses: make([]atomic.Pointer[Observation], all[len(all)-1]+1)}
 }
 
 // Generated returns how many packets the gateway itself made for this direction.
@@ -108,48 +106,4 @@ func (p *Path) EachDrop(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats, y
 		}
 		yield(direction, r.String(), tunnels.Drops[r])
 	}
-}
-
-// A Witness is one dropped packet: where it came from, and its addresses.
-type Witness struct {
-	In                  nat.Link
-	Source, Destination netip.Addr
-	Malformed           bool // the fields below are unknown
-	Protocol            uint8
-	Ports               [2]uint16 // of source and destination; 0 = none
-}
-
-// Witness returns a packet that was dropped for a reason since the last call; nil = none was.
-func (c *Counters) Witness(r nat.Reason) *Witness { return c.witnesses[r].Swap(nil) }
-
-// see keeps a dropped packet as an example of its reason, unless one was kept since the last call of Witness. So all
-// but the first in a second cost one load.
-func (c *Counters) see(p *packet.Packet, in nat.Link, r nat.Reason) {
-	if c.witnesses[r].Load() != nil {
-		return
-	}
-	source, destination, ok := Addresses(p.Bytes())
-	if !ok {
-		return
-	}
-	x := &Witness{In: in, Source: source, Destination: destination, Malformed: p.Fault() != packet.NoFault}
-	if !x.Malformed {
-		var t packet.Tuple
-		p.Tuple(&t, in)
-		if x.Protocol = t.Protocol; !packet.IsICMP(t.Protocol) {
-			x.Ports = [2]uint16{t.SourcePort(), t.DestinationPort()}
-		}
-	}
-	c.witnesses[r].Store(x)
-}
-
-// Addresses returns the addresses of an IP packet that may be malformed.
-func Addresses(b []byte) (source, destination netip.Addr, ok bool) {
-	switch {
-	case len(b) >= 20 && b[0]>>4 == 4:
-		return netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:])), true
-	case len(b) >= 40 && b[0]>>4 == 6:
-		return netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:])), true
-	}
-	return netip.Addr{}, netip.Addr{}, false
 }

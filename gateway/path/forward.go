@@ -6,8 +6,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// forward writes p, cut to size, directly behind its new headers, for the node v.Out. p came by link in.
-func (path *Path) forward(to *geneve.Sender, cutter *packet.Cutter, p *packet.Packet, v nat.Verdict, in nat.Link) {
+// forward writes p, cut to size, directly behind its new headers, for the node v.Out.
+func forward(to *geneve.Sender, cutter *packet.Cutter, p *packet.Packet, v nat.Verdict, seen *sight) {
 	size := p.Len() + p.LeadLen()
 	if v.MTU > 0 {
 		size = min(size, v.MTU)
@@ -19,7 +19,7 @@ func (path *Path) forward(to *geneve.Sender, cutter *packet.Cutter, p *packet.Pa
 		room, reason := to.Reserve(uint16(v.Out), size)
 		if reason != geneve.Accepted { // counted by the sender, packet by packet
 			if i == 0 {
-				path.lost(Sent, reason.String(), p.Bytes(), in)
+				seen.lost(reason.String(), p.Bytes())
 			}
 			continue
 		}

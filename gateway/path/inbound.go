@@ -30,6 +30,7 @@ type inbound struct {
 	fragment fragmentRoom
 	piece    []byte // of MTU bytes, on its way back into the tunnel
 	scratch  []byte
+	sight    sight
 	divert   atomic.Pointer[func(bufs [][]byte, offset int)] // takes packets instead of carry during a hand-over
 	sample   latency.Sampler
 	sent     latency.Histogram // batches to nodes
@@ -80,20 +81,19 @@ func (in *inbound) flushTimed(begun nat.Time) {
 // decide decides about p, whose bytes are data.
 func (in *inbound) decide(p *packet.Packet, data []byte, now nat.Time) {
 	copy(in.source[:], data[min(sourceAt, len(data)):])
-	t := in.tap.Load()
-	if t != nil {
-		(*t).Packet(Arrived, p, data, nat.Tunnel, nat.Verdict{}, now)
+	if in.sight.tap = in.tap.Load(); in.sight.tap != nil {
+		in.sight.arrive(in.Engine, p, data, nat.Tunnel, now)
 	}
 	v := in.Engine.Process(p, nat.Tunnel, now)
-	if t != nil {
-		(*t).Packet(Decided, p, nil, nat.Tunnel, v, now)
+	if in.sight.tap != nil {
+		in.sight.decided(p, &v)
 	}
 	held := v.Held
 	in.act(p, v, now)
 	for ; held > 0; held-- {
 		if v, ok := in.Engine.Release(p, in.fragment[:], nat.Tunnel, now); ok {
-			if t != nil {
-				(*t).Packet(Released, p, nil, nat.Tunnel, v, now)
+			if in.sight.tap != nil {
+				in.sight.released(p, &v)
 			}
 			in.act(p, v, now)
 		}
@@ -108,7 +108,7 @@ func (in *inbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 			in.hairpin(p, v)
 			return
 		}
-		in.forward(in.sender, &in.cutter, p, v, nat.Tunnel)
+		forward(in.sender, &in.cutter, p, v, &in.sight)
 	case nat.Deliver:
 		in.deliver(p, now)
 	case nat.Drop:
@@ -129,8 +129,7 @@ func (in *inbound) refuse(p *packet.Packet, v nat.Verdict, now nat.Time) {
 func (in *inbound) reply(packet []byte) {
 	in.other.generated.Add(1)
 	if !in.Engine.LetsOut(packet, nat.Tunnel) {
-		in.lost(Made, DropOutput.String(), packet, nat.Tunnel)
-		in.other.drops[DropOutput].Add(1)
+		in.dropMade(in.other, DropOutput, packet, nat.Tunnel)
 		return
 	}
 	in.push(packet)
@@ -143,8 +142,8 @@ func (in *inbound) push(packet []byte) {
 		of = netip.AddrFrom16(in.source)
 	}
 	if !in.answers.push(of, packet) {
+		in.sight.lost(DropLocalQueueFull.String(), packet)
 		in.other.drops[DropLocalQueueFull].Add(1)
-		in.lost(Sent, DropLocalQueueFull.String(), packet, nat.Tunnel)
 	}
 }
 
@@ -169,8 +168,8 @@ func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
 	switch {
 	case !mine:
 	case !ok:
+		in.sight.lost(bad.String(), nil)
 		in.drops[bad].Add(1)
-		in.lost(ToLocal, bad.String(), nil, nat.Tunnel)
 		return
 	case answer != nil:
 		in.reply(answer)
@@ -179,8 +178,8 @@ func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
 		return
 	}
 	if !AnswerEcho(p, len(in.piece)) {
+		in.sight.lost(DropNoService.String(), nil)
 		in.drops[DropNoService].Add(1)
-		in.lost(ToLocal, DropNoService.String(), nil, nat.Tunnel)
 		in.refuse(p, PortUnreachable, now)
 		return
 	}

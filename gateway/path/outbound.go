@@ -33,6 +33,7 @@ type outbound struct {
 	cutting  bool
 	sample   latency.Sampler
 	held     int // fragments that waited for packet
+	sight    sight
 	local    linkCounts
 	fragment fragmentRoom
 	scratch  []byte // for ICMP errors
@@ -114,8 +115,8 @@ func (o *outbound) next(now nat.Time) bool {
 		p := &o.packet
 		o.held--
 		if v, ok := o.Engine.Release(p, o.fragment[:], o.from, now); ok {
-			if t := o.tap.Load(); t != nil {
-				(*t).Packet(Released, p, nil, o.from, v, now)
+			if o.sight.tap != nil {
+				o.sight.released(p, &v)
 			}
 			o.act(p, v, now)
 			return true
@@ -128,13 +129,12 @@ func (o *outbound) next(now nat.Time) bool {
 	p, frame := &a.packets[a.next], &a.frames[a.next]
 	a.next++
 	o.from = nat.Link(frame.Tunnel)
-	t := o.tap.Load()
-	if t != nil {
-		(*t).Packet(Arrived, p, frame.Data, o.from, nat.Verdict{}, now)
+	if o.sight.tap = o.tap.Load(); o.sight.tap != nil {
+		o.sight.arrive(o.Engine, p, frame.Data, o.from, now)
 	}
 	v := o.Engine.Process(p, o.from, now)
-	if t != nil {
-		(*t).Packet(Decided, p, nil, o.from, v, now)
+	if o.sight.tap != nil {
+		o.sight.decided(p, &v)
 	}
 	o.held = v.Held
 	o.act(p, v, now)
@@ -163,13 +163,11 @@ func (o *outbound) gather() bool {
 func (o *outbound) send(packet []byte) {
 	o.generated.Add(1)
 	if !o.Engine.LetsOut(packet, nat.Tunnel) {
-		o.lost(Made, DropOutput.String(), packet, nat.Tunnel)
-		o.drops[DropOutput].Add(1)
+		o.dropMade(&o.Counters, DropOutput, packet, nat.Tunnel)
 		return
 	}
 	if !o.queue.push(netip.Addr{}, packet) {
-		o.lost(Made, DropLocalQueueFull.String(), packet, nat.Tunnel)
-		o.drops[DropLocalQueueFull].Add(1)
+		o.dropMade(&o.Counters, DropLocalQueueFull, packet, nat.Tunnel)
 	}
 }
 
@@ -182,7 +180,7 @@ func (o *outbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 			o.cutting = true
 			return
 		}
-		o.forward(o.replies, &o.cutter, p, v, o.from) // to another node, or back to this one
+		forward(o.replies, &o.cutter, p, v, &o.sight) // to another node, or back to this one
 	case nat.Deliver:
 		o.deliver(p, o.from, now)
 	case nat.Drop:
@@ -206,8 +204,8 @@ func (o *outbound) deliver(p *packet.Packet, from nat.Link, now nat.Time) {
 	}
 	o.local.add(from)
 	if !AnswerEcho(p, len(o.piece)) {
+		o.sight.lost(DropNoService.String(), nil)
 		o.drops[DropNoService].Add(1)
-		o.lost(ToLocal, DropNoService.String(), nil, from)
 		o.refuse(p, from, PortUnreachable, now)
 		return
 	}

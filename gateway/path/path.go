@@ -1,7 +1,6 @@
 package path
 
 import (
-	"sync/atomic"
 	"time"
 
 	"culvert/gateway/latency"
@@ -9,7 +8,6 @@ import (
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
-	"culvert/nat/packet"
 )
 
 // A Path is the packet path of one gateway, in both directions. Its exported fields are set before Open and do not
@@ -86,8 +84,7 @@ func (p *Path) SendTo(sender *geneve.Sender, link nat.Link, packet []byte) {
 	}
 	p.in.generated.Add(1)
 	if !p.Engine.LetsOut(packet, link) {
-		p.lost(Made, DropOutput.String(), packet, link)
-		p.in.drops[DropOutput].Add(1)
+		p.dropMade(&p.in.Counters, DropOutput, packet, link)
 		return
 	}
 	sender.Send(uint16(link), packet)
@@ -136,50 +133,3 @@ func Now() nat.Time { return nat.Time(time.Since(started)) }
 func Uptime() time.Duration { return time.Since(started) }
 
 var started = time.Now()
-
-// A Tap sees packets on the path. Its methods must not block. Their arguments are valid only until they return.
-type Tap interface {
-	// Packet is called with a packet that came by link in. At Arrived, data is the packet as it came, before the engine
-	// decides about it. Later, data is nil, p is the packet as it is then, and v the verdict. Each direction's
-	// goroutine calls it for its own packets; inbound packets come by nat.Tunnel.
-	Packet(at Stage, p *packet.Packet, data []byte, in nat.Link, v nat.Verdict, now nat.Time)
-	// Lost is called with a packet that came by a link and that the path itself drops, and the reason. At ToLocal,
-	// packet is nil: it is the packet of link that was shown last. At Made, link is the packet's destination and any
-	// goroutine may call. The drop is counted after the call, so a counted packet has been shown.
-	Lost(at Stage, reason string, packet []byte, link nat.Link)
-}
-
-// A Stage says where on the path a Tap sees a packet.
-type Stage uint8
-
-// Stages.
-const (
-	Arrived  Stage = iota // the engine has not seen it yet
-	Decided               // the engine has decided about it
-	Released              // a fragment that waited for the first one of its packet, which was shown as Decided
-	ToLocal               // a packet to the gateway itself, which has no use for it
-	Sent                  // the packet as it would have left; if another packet took its room, one like it
-	Made                  // a packet made by the gateway
-)
-
-// tap holds the Tap. Without a Tap it costs each packet a load and a branch.
-type tap = atomic.Pointer[Tap]
-
-// SetTap shows packets to t from now on, instead of to the previous Tap; nil = to no Tap.
-func (p *Path) SetTap(t Tap) {
-	if t == nil {
-		p.tap.Store(nil)
-		return
-	}
-	p.tap.Store(&t)
-}
-
-// Tapped reports whether there is a Tap.
-func (p *Path) Tapped() bool { return p.tap.Load() != nil }
-
-// lost shows a dropped packet to the Tap, if there is one.
-func (p *Path) lost(at Stage, reason string, packet []byte, link nat.Link) {
-	if t := p.tap.Load(); t != nil {
-		(*t).Lost(at, reason, packet, link)
-	}
-}
