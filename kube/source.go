@@ -266,11 +266,19 @@ type Causes struct {
 	mu        sync.Mutex
 	told      map[string]bool // +checklocks:mu
 	forbidden map[string]bool // requests that the API server refuses for want of a right; +checklocks:mu
+	refused   map[string]bool // those and others that it refuses whenever it answers; +checklocks:mu
 }
 
 // NewCauses returns a Causes that has logged nothing.
 func NewCauses(log *logrus.Entry) *Causes {
-	return &Causes{log: log, told: map[string]bool{}, forbidden: map[string]bool{}}
+	return &Causes{log: log, told: map[string]bool{}, forbidden: map[string]bool{}, refused: map[string]bool{}}
+}
+
+// Refuses reports whether the API server has refused the last request of a verb and a resource for want of a right, or because it does not know it.
+func (c *Causes) Refuses(request string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.refused[request]
 }
 
 // Refused says which rights are missing; "" if none is.

@@ -253,7 +253,11 @@ func (c *Causes) Log(ctx context.Context, verb, resource string, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if request := verb + " " + resource; apierrors.IsForbidden(err) {
+	request := verb + " " + resource
+	if c.refused[request] = apierrors.IsForbidden(err) || apierrors.IsNotFound(err); !c.refused[request] {
+		delete(c.refused, request)
+	}
+	if apierrors.IsForbidden(err) {
 		c.forbidden[request] = true
 	} else if err == nil {
 		delete(c.forbidden, request)

@@ -94,8 +94,8 @@ func (x *serviceExchange) watches() []followed {
 }
 
 // needs returns the sets that a plan requires, and follows the EndpointSlices of the Services that
-// are exported. Exports are unknown without them. If the gateway may not list them, it stops
-// waiting after listsWait and exports nothing.
+// are exported. Exports are unknown without them. If the API server refuses to list them, the
+// gateway stops waiting after listsWait and exports nothing. Once it has a plan, it waits for none.
 //
 // Preconditions: x.of.mu is held.
 // +checklocksignore: its caller holds the lock by another name
@@ -111,8 +111,11 @@ func (x *serviceExchange) needs() (sets []string) {
 		sets = append(sets, kindSlice)
 	}
 	x.of.state.exportsKnown = !slices.ContainsFunc(sets, func(set string) bool { return !x.of.complete[set] })
+	if x.of.ready {
+		return nil
+	}
 	if x.of.now().Sub(x.began) > listsWait {
-		sets = nil
+		sets = slices.DeleteFunc(sets, func(set string) bool { return x.of.causes.Refuses("list " + paths[set].Resource) })
 	}
 	return sets
 }

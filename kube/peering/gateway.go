@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"culvert/gateway/config"
 	"culvert/gateway/exports"
@@ -78,6 +77,7 @@ type Plan struct {
 	nodes   int
 	// disputed are the nodes that claim an address that another one had first.
 	disputed map[string]bool
+	unready  map[string]bool // the nodes of Unready
 
 	Services     []config.Service // one for each exported port
 	Exports      []exports.Export // the same, for the peer
@@ -88,7 +88,7 @@ type Plan struct {
 
 // Plan derives the plan from the objects. It remembers this gateway's term once the API server has it.
 func (g *Gateway) Plan() *Plan {
-	d := &Plan{disputed: map[string]bool{}}
+	d := &Plan{disputed: map[string]bool{}, unready: map[string]bool{}}
 	if d.Current = g.peering; g.peering == nil {
 		g.good = nil
 		d.Waiting = append(d.Waiting, fmt.Sprintf("Peering %s/%s", g.self.Namespace, g.self.Name))
@@ -121,15 +121,20 @@ func (d *Plan) count() { d.Status.NodesReady = fmt.Sprintf("%d/%d", d.nodes-len(
 // troubles adds the problems that the gateway itself has found on the way to nodes that are otherwise ready.
 func (d *Plan) troubles(all map[string]string) {
 	for _, n := range d.Nodes {
-		known := slices.ContainsFunc(d.Unready, func(why string) bool { return strings.HasPrefix(why, "node "+n.Name+": ") })
-		if why := all[n.Name]; why != "" && !known {
-			d.Unready = append(d.Unready, fmt.Sprintf("node %s: %s", n.Name, why))
+		if why := all[n.Name]; why != "" && !d.unready[n.Name] {
+			d.lacks(n.Name, why)
 		}
 	}
 	slices.Sort(d.Unready)
 	if d.Peering != nil {
 		d.count()
 	}
+}
+
+// lacks records why no packets pass through a node.
+func (d *Plan) lacks(node, why string) {
+	d.unready[node] = true
+	d.Unready = append(d.Unready, "node "+node+": "+why)
 }
 
 // fault records a fault of an object; "" is the Peering.
@@ -266,10 +271,12 @@ func (g *Gateway) connect(d *Plan) {
 			}
 		}
 	}
+	assigned := make(map[string]bool, len(d.Status.Nodes))
 	for _, a := range d.Status.Nodes {
+		assigned[a.Name] = true
 		t := g.tunnels[a.Name]
 		unready := func(format string, args ...any) {
-			d.Unready = append(d.Unready, fmt.Sprintf("node %s: ", a.Name)+fmt.Sprintf(format, args...))
+			d.lacks(a.Name, fmt.Sprintf(format, args...))
 		}
 		if rules.ReservedName(a.Name) {
 			d.fault(kindNode+" "+a.Name, "metadata.name: %q is a name of the gateway's own", a.Name)
@@ -329,8 +336,8 @@ func (g *Gateway) connect(d *Plan) {
 		}
 	}
 	for name := range g.nodes {
-		if !slices.ContainsFunc(d.Status.Nodes, func(a Assigned) bool { return a.Name == name }) {
-			d.Unready = append(d.Unready, fmt.Sprintf("node %s: spec.internalCIDR has no address left", name))
+		if !assigned[name] {
+			d.lacks(name, "spec.internalCIDR has no address left")
 		}
 	}
 	slices.Sort(d.Unready)

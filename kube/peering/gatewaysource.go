@@ -18,11 +18,13 @@ import (
 )
 
 const (
-	lookInterval = time.Second            // between two looks at the running gateway, and between retries
-	writeTimeout = 10 * time.Second       // of one object
-	lastTimeout  = 2 * time.Second        // of the final status, which says that the gateway has stopped
-	rttInterval  = 30 * time.Second       // between two round-trip times
-	breath       = 100 * time.Millisecond // between two rounds of a gateway or an agent
+	lookInterval = time.Second      // between two looks at the running gateway, and between retries
+	writeTimeout = 10 * time.Second // of one object
+	lastTimeout  = 2 * time.Second  // of the final status, which says that the gateway has stopped
+	rttInterval  = 30 * time.Second // between two round-trip times
+	// refusedInterval is the time between two attempts of a configuration that the gateway refuses: to check it takes long, and seldom helps.
+	refusedInterval = time.Minute
+	breath          = 100 * time.Millisecond // between two rounds of a gateway or an agent
 )
 
 // Running is the gateway that a GatewaySource drives.
@@ -65,9 +67,10 @@ type GatewaySource struct {
 
 	// For Run only.
 	base      *config.Config
-	begun     *Peering // the Peering from which the fixed part of base was made
-	applied   *config.Config
-	refused   string
+	begun     *Peering       // the Peering from which the fixed part of base was made
+	tried     *config.Config // the last one that was passed to the gateway
+	triedAt   time.Time
+	refused   string // why the gateway refused it
 	rtt       time.Duration
 	rttAt     time.Time
 	following bool // Pods
@@ -256,15 +259,15 @@ func (s *GatewaySource) apply(plan *Plan, g Running) error {
 	s.ready = true
 	s.told = slices.Concat(plan.Waiting, plan.Unready)
 	s.mu.Unlock()
-	if s.applied != nil && reflect.DeepEqual(s.applied, next) {
+	if s.tried != nil && reflect.DeepEqual(s.tried, next) && (s.refused == "" || s.now().Sub(s.triedAt) < refusedInterval) {
 		return nil
 	}
+	s.tried, s.triedAt = next, s.now()
 	var err error
 	if !g.Amend(next) {
 		err = g.Apply(next)
 	}
-	if err == nil {
-		s.applied, s.refused = next, ""
+	if s.refused = ""; err == nil {
 		return nil
 	}
 	s.refused = "the new configuration is invalid; the previous one stays in force: " + strings.ReplaceAll(err.Error(), "\n", "; ")

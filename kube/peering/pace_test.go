@@ -2,6 +2,7 @@ package peering
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -37,14 +38,16 @@ func init() {
 // A cluster is a simulated API server with a gateway that runs.
 type cluster struct {
 	*fake.FakeDynamicClient
-	t      *testing.T
-	source *GatewaySource
-	mu     sync.Mutex
-	check  kube.Check
-	rests  atomic.Bool // another gateway is active
-	slow   *slowapi.Client
-	config atomic.Pointer[config.Config] // of the gateway
-	stop   func()                        // ends the gateway
+	t       *testing.T
+	source  *GatewaySource
+	mu      sync.Mutex
+	check   kube.Check
+	rests   atomic.Bool // another gateway is active
+	slow    *slowapi.Client
+	config  atomic.Pointer[config.Config] // of the gateway
+	refuses atomic.Bool                   // configurations
+	refused atomic.Int64
+	stop    func() // ends the gateway
 }
 
 func (c *cluster) Resource(r schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
@@ -86,7 +89,6 @@ func (o objectsIn) UpdateStatus(ctx context.Context, u *unstructured.Unstructure
 	return o.ResourceInterface.UpdateStatus(ctx, decoded(u), opts)
 }
 
-func (c *cluster) Apply(*config.Config) error           { return nil }
 func (c *cluster) Speaks() bool                         { return !c.rests.Load() }
 func (c *cluster) Trouble(bool) string                  { return "" }
 func (c *cluster) Exchange(func([]byte) ([]byte, bool)) {}
@@ -95,7 +97,12 @@ func (c *cluster) NodeTroubles() map[string]string      { return nil }
 func (c *cluster) Standbys() ([]Standby, bool)          { return nil, true }
 func (c *cluster) Amend(next *config.Config) bool {
 	c.config.Store(next)
-	return true
+	return !c.refuses.Load()
+}
+
+func (c *cluster) Apply(*config.Config) error {
+	c.refused.Add(1)
+	return errors.New("refused")
 }
 
 func (c *cluster) Check() kube.Check {

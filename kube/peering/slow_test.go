@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	kubetesting "k8s.io/client-go/testing"
 
+	"culvert/integration/need"
 	"culvert/integration/need/slowapi"
 	"culvert/kube"
 )
@@ -148,6 +149,58 @@ func TestSlowAPIServerOfAgent(t *testing.T) {
 		}
 		if events < kube.FaultsAtOnce || events > kube.FaultsAtOnce+5 {
 			t.Errorf("%d Events about 40 problems of one Peering", events)
+		}
+	})
+}
+
+// TestRefusedConfiguration: a gateway that refuses a configuration gets it again when something has changed, and once a minute.
+func TestRefusedConfiguration(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		c.refuses.Store(true)
+		for n := range int64(3) {
+			c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 2), "172.18.0.2", fmt.Sprintf("172.18.0.%d", 20+n)))
+			time.Sleep(30 * time.Second)
+			synctest.Wait()
+			if got := c.refused.Load(); got != n+1 {
+				t.Fatalf("%d attempts of %d configurations", got, n+1)
+			}
+		}
+		c.refuses.Store(false)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := c.condition(Accepted); c.refused.Load() != 3 || got.Status != "True" {
+			t.Errorf("a minute later: %d attempts, %+v", c.refused.Load(), got)
+		}
+	})
+}
+
+// TestSlowLists: at its start a gateway waits for slow lists of Services, and not for those that the API server refuses.
+func TestSlowLists(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
+		log := logrus.New()
+		log.SetOutput(io.Discard)
+		s := NewGatewaySource(nil, rome(t).self, NodeNamespace, logrus.NewEntry(log))
+		needs := func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return slices.Contains(s.services.needs(), setExported)
+		}
+		list := func(err error) { s.causes.Log(t.Context(), "list", "services", err) }
+		needs()
+		time.Sleep(time.Hour)
+		if !needs() {
+			t.Error("a slow list is not awaited")
+		}
+		list(errors.New("connection refused"))
+		if !needs() {
+			t.Error("a list is not awaited while the API server is away")
+		}
+		list(apierrors.NewForbidden(paths[setExported].GroupResource(), "", nil))
+		if needs() {
+			t.Error("a refused list is awaited")
+		}
+		if list(nil); !needs() {
+			t.Error("a list that is allowed again is not awaited")
 		}
 	})
 }
