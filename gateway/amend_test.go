@@ -11,12 +11,13 @@ import (
 	"culvert/nat/rules"
 )
 
-// TestAmend: a configuration in which only nodes' pods and the pods behind services differ takes effect at once; any other is left to Apply, which says what
-// is wrong.
+// TestAmend: a configuration in which only nodes' pods and the pods behind services differ takes
+// effect at once; any other is left to Apply, which says what is wrong.
 func TestAmend(t *testing.T) {
 	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
 	p := newPair(t, func(rome, _ *config.Config) {
-		rome.Services = []config.Service{{Name: "dns", Address: rules.PairOf(addr("10.70.0.20")), Port: 53, Protocol: packet.UDP,
+		rome.Services = []config.Service{{Name: "dns", Address: rules.PairOf(addr("10.70.0.20")), Port: 53,
+			Protocol: packet.UDP,
 			Backends: []config.Backend{{Address: addr("10.0.1.7"), Port: 5353}}}}
 	})
 	ping := func(node int, from string) {
@@ -69,9 +70,13 @@ func TestAmend(t *testing.T) {
 	}
 	served(1, "10.0.1.9")
 	for name, change := range map[string]func(c *config.Config){
-		"nothing":             func(*config.Config) {},
-		"outside":             func(c *config.Config) { c.Geneve.Nodes[0].PodCIDRs = []netip.Prefix{prefix("10.9.0.0/24")} },
-		"another's":           func(c *config.Config) { c.Geneve.Nodes[0].PodCIDRs = []netip.Prefix{prefix("10.0.1.5/32")} },
+		"nothing": func(*config.Config) {},
+		"outside": func(c *config.Config) {
+			c.Geneve.Nodes[0].PodCIDRs = []netip.Prefix{prefix("10.9.0.0/24")}
+		},
+		"another's": func(c *config.Config) {
+			c.Geneve.Nodes[0].PodCIDRs = []netip.Prefix{prefix("10.0.1.5/32")}
+		},
 		"a node less":         func(c *config.Config) { c.Geneve.Nodes = c.Geneve.Nodes[:1] },
 		"something of a node": func(c *config.Config) { c.Geneve.Nodes[0].PodCIDRs, c.Geneve.Nodes[0].VNI = nil, 99 },
 		"something else":      func(c *config.Config) { c.Geneve.Nodes[0].PodCIDRs, c.MSSClamp = nil, 1200 },
@@ -79,14 +84,18 @@ func TestAmend(t *testing.T) {
 		"by a node":           func(c *config.Config) { c.Services[0].Backends = backend("10.0.1.5", "rome-2") },
 		"of IPv6":             func(c *config.Config) { c.Services[0].Backends = backend("fd00::5", "") },
 		"a service less":      func(c *config.Config) { c.Services = nil },
-		"another port":        func(c *config.Config) { c.Services[0].Backends, c.Services[0].Port = backend("10.0.1.5", ""), 54 },
+		"another port": func(c *config.Config) {
+			c.Services[0].Backends, c.Services[0].Port = backend("10.0.1.5", ""), 54
+		},
 	} {
 		if p.rome.Amend(with(change)) || p.rome.config() != moved {
 			t.Errorf("%s: not refused", name)
 		}
 	}
 	served(1, "10.0.1.9")
-	need.NoError(t, p.rome.Apply(with(func(c *config.Config) { c.Geneve.Nodes[1].PodCIDRs = c.Geneve.Nodes[1].PodCIDRs[:1] })))
+	need.NoError(t, p.rome.Apply(with(func(c *config.Config) {
+		c.Geneve.Nodes[1].PodCIDRs = c.Geneve.Nodes[1].PodCIDRs[:1]
+	})))
 	ping(0, "10.0.1.5")
 	back(0, "10.0.1.5")
 	served(0, "10.0.1.9")

@@ -22,8 +22,9 @@ type prepared struct {
 	tunnels *geneve.Prepared
 }
 
-// Apply replaces the desired state. It refuses a configuration as a whole, without effect, if it is invalid, changes
-// something that cannot change while the gateway runs, or comes while another process takes over.
+// Apply replaces the desired state. It refuses a configuration as a whole, without effect, if it is
+// invalid, changes something that cannot change while the gateway runs, or comes while another
+// process takes over.
 func (g *Gateway) Apply(c *config.Config) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -41,9 +42,10 @@ func (g *Gateway) Apply(c *config.Config) error {
 	return nil
 }
 
-// Amend is Apply for a configuration that differs from the running one only in the PodCIDRs of some nodes and in the backends, all of them pods, of some
-// services. It returns false for any other, which needs Apply. Its cost depends on these nodes and services, and it logs nothing: pods come and go
-// all the time.
+// Amend is Apply for a configuration that differs from the running one only in the PodCIDRs of some
+// nodes and in the backends, all of them pods, of some services. It returns false for any other,
+// which needs Apply. Its cost depends on these nodes and services, and it logs nothing: pods come
+// and go all the time.
 func (g *Gateway) Amend(c *config.Config) bool {
 	g.applying.Lock()
 	defer g.applying.Unlock()
@@ -116,8 +118,9 @@ func (g *Gateway) reaches(c *config.Config) error {
 	for i := range c.Geneve.Nodes {
 		at := c.Geneve.Nodes[i].Underlay
 		if !g.endpoint.Reaches(at) {
-			errs = append(errs, fmt.Errorf("geneve.nodes[%d].underlay: %s is IPv6, which this kernel does not support; boot it without ipv6.disable=1, "+
-				"or write an IPv4 address", i, at))
+			errs = append(errs,
+				fmt.Errorf("geneve.nodes[%d].underlay: %s is IPv6, which this kernel does not support; boot it without ipv6.disable=1, "+
+					"or write an IPv4 address", i, at))
 		}
 	}
 	return errors.Join(errs...)
@@ -138,7 +141,8 @@ func (g *Gateway) commit(p *prepared) {
 		g.log.WithError(err).Warn("the WireGuard device is closed")
 	}
 	old, _ := g.current.Get()
-	if p.config.ConnectionCheck != old.ConnectionCheck || p.config.WireGuard.PeerPublicKey != old.WireGuard.PeerPublicKey {
+	if p.config.ConnectionCheck != old.ConnectionCheck ||
+		p.config.WireGuard.PeerPublicKey != old.WireGuard.PeerPublicKey {
 		g.monitor.BeginCheck(p.config)
 	}
 	changes, level, before := p.config.Changes(old), p.config.Log.Level, old.Log.Level

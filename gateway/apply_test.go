@@ -22,7 +22,8 @@ func TestPrepareRefusal(t *testing.T) {
 	// A Config that no file makes: without its second node, and with a node without underlay
 	// address, which only the tunnels refuse.
 	next := *p.rome.config()
-	next.Geneve.Nodes = []config.Node{next.Geneve.Nodes[0], {Name: "third", VNI: 99, Address: rules.PairOf(netip.MustParseAddr("10.80.0.9"))}}
+	next.Geneve.Nodes = []config.Node{next.Geneve.Nodes[0],
+		{Name: "third", VNI: 99, Address: rules.PairOf(netip.MustParseAddr("10.80.0.9"))}}
 	need.NoError(t, next.Validate())
 	if config.Check(&next) == nil {
 		t.Error("Check accepts what no layer does")

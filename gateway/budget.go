@@ -39,8 +39,8 @@ func ReadBudget() Budget {
 //
 // Go gets 7/10 of the group's limit, unless GOMEMLIMIT says otherwise. The rest is for the kernel,
 // above all for socket buffers. The connection table may use a quarter. A flood fills the receive
-// buffers, which control groups of version 2 charge as memory: each buffer gets 1/32, and the kernel charges up to
-// twice as much for it.
+// buffers, which control groups of version 2 charge as memory: each buffer gets 1/32, and the
+// kernel charges up to twice as much for it.
 func divide(group, heap int64) Budget {
 	b := Budget{Connections: maxAutoConnections, ReceiveBuffer: udp.DefaultSocketBuffer}
 	limit := group

@@ -58,7 +58,8 @@ func recorded(t *testing.T, p *pair, client *control.Client, o control.CaptureOp
 
 // captured describes each packet of a capture of traffic: its stage, the addresses of an inner
 // packet, the comment.
-func captured(t *testing.T, p *pair, client *control.Client, o control.CaptureOptions, traffic func()) (lines []string) {
+func captured(t *testing.T, p *pair, client *control.Client, o control.CaptureOptions,
+	traffic func()) (lines []string) {
 	t.Helper()
 	r, err := pcapgo.NewNgReader(recorded(t, p, client, o, traffic), pcapgo.DefaultNgReaderOptions)
 	need.NoError(t, err)
@@ -86,7 +87,8 @@ func captured(t *testing.T, p *pair, client *control.Client, o control.CaptureOp
 func TestCapture(t *testing.T) {
 	p, client := newControlled(t, func(rome, _ *config.Config) {
 		rome.WireGuard.Keepalive = 0
-		rome.Rules = []rules.FilterRule{{Name: "no-telnet", Protocol: 6, Ports: []rules.PortRange{{First: 23, Last: 23}}, Action: rules.FilterDrop}}
+		rome.Rules = []rules.FilterRule{{Name: "no-telnet", Protocol: 6,
+			Ports: []rules.PortRange{{First: 23, Last: 23}}, Action: rules.FilterDrop}}
 	})
 	const connection = "; connection 1, udp 10.0.1.5:4000 > 10.61.1.7:53, translated by remap to 10.0.1.5:4000 > 10.0.1.7:53"
 	stranger, err := net.Dial("udp4", fmt.Sprintf("127.0.0.1:%d", p.rome.wg.Port()))
@@ -95,7 +97,8 @@ func TestCapture(t *testing.T) {
 	traffic := func() {
 		p.rome.nodes[0].Send(udpPacket("127.0.0.1", "10.61.1.7", nil))
 		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.80.0.4", nil)) // no-service
-		p.rome.nodes[0].Send(nattest.IP{Source: "10.0.1.5", Destination: "10.61.1.7", Body: nattest.TCP{DestinationPort: 23, Flags: nattest.SYN}}.Bytes())
+		p.rome.nodes[0].Send(nattest.IP{Source: "10.0.1.5", Destination: "10.61.1.7",
+			Body: nattest.TCP{DestinationPort: 23, Flags: nattest.SYN}}.Bytes())
 		before := p.rome.wg.Stats().Inbound[wg.NotWireGuard]
 		stranger.Write([]byte("noise"))
 		for p.rome.wg.Stats().Inbound[wg.NotWireGuard] == before && t.Context().Err() == nil {
@@ -132,18 +135,24 @@ func TestCapture(t *testing.T) {
 			"pre 10.0.1.5>10.61.1.7 drop: filtered, from rome-1, by rule rules/forward/no-telnet",
 		}, []string{"geneve", "wireguard"}},
 		{"drops", control.CaptureOptions{Drops: true}, []string{
-			"pre 127.0.0.1>10.61.1.7 drop: bad-source, from rome-1", "pre 10.0.1.5>10.80.0.4 drop: no-service, from rome-1", "wireguard drop: not-wireguard",
+			"pre 127.0.0.1>10.61.1.7 drop: bad-source, from rome-1",
+			"pre 10.0.1.5>10.80.0.4 drop: no-service, from rome-1", "wireguard drop: not-wireguard",
 		}, []string{"forward from", "post", "deliver"}},
-		{"tunnels", control.CaptureOptions{At: []string{"geneve", "wireguard"}}, []string{"geneve", "wireguard", "wireguard drop: not-wireguard"},
+		{"tunnels", control.CaptureOptions{At: []string{"geneve", "wireguard"}}, []string{"geneve", "wireguard",
+			"wireguard drop: not-wireguard"},
 			[]string{"pre", "post"}},
-		{"by the translated address", control.CaptureOptions{At: []string{"pre", "post"}, Filter: filter("address=10.0.1.7&address=10.61.1.7&protocol=udp")}, []string{
-			"pre 10.0.1.5>10.61.1.7 forward from rome-1 to tunnel" + connection, "post 10.0.1.5>10.0.1.7 forward from rome-1 to tunnel" + connection,
+		{"by the translated address", control.CaptureOptions{At: []string{"pre", "post"},
+			Filter: filter("address=10.0.1.7&address=10.61.1.7&protocol=udp")}, []string{
+			"pre 10.0.1.5>10.61.1.7 forward from rome-1 to tunnel" + connection,
+			"post 10.0.1.5>10.0.1.7 forward from rome-1 to tunnel" + connection,
 		}, []string{"drop"}},
 		{"by reason", control.CaptureOptions{Reasons: []string{"no-service", "not-wireguard"}}, []string{
 			"pre 10.0.1.5>10.80.0.4 drop: no-service, from rome-1", "wireguard drop: not-wireguard",
 		}, []string{"bad-source", "forward", "deliver"}},
-		{"by verdict", control.CaptureOptions{At: []string{"pre", "post"}, Verdict: "deliver"}, []string{"pre 10.0.1.5>10.80.0.4 deliver, from rome-1"}, []string{"drop", "forward"}},
-		{"by another node", control.CaptureOptions{At: []string{"geneve", "pre", "post"}, Filter: filter("node=rome-2")}, nil, []string{""}},
+		{"by verdict", control.CaptureOptions{At: []string{"pre", "post"}, Verdict: "deliver"},
+			[]string{"pre 10.0.1.5>10.80.0.4 deliver, from rome-1"}, []string{"drop", "forward"}},
+		{"by another node", control.CaptureOptions{At: []string{"geneve", "pre", "post"},
+			Filter: filter("node=rome-2")}, nil, []string{""}},
 	} {
 		lines := captured(t, p, client, tt.options, traffic)
 		for _, want := range tt.want {
@@ -166,7 +175,8 @@ func TestCapture(t *testing.T) {
 func TestOneCapture(t *testing.T) {
 	p, client := newControlled(t, nil)
 	captured(t, p, client, control.CaptureOptions{}, func() {
-		if _, _, err := client.Capture(t.Context(), &control.CaptureOptions{}, io.Discard); err == nil || !strings.Contains(err.Error(), "another capture is running") {
+		if _, _, err := client.Capture(t.Context(), &control.CaptureOptions{}, io.Discard); err == nil ||
+			!strings.Contains(err.Error(), "another capture is running") {
 			t.Errorf("a second capture: %v", err)
 		}
 	})
@@ -175,7 +185,8 @@ func TestOneCapture(t *testing.T) {
 		"no node":  {Filter: control.Filter{Node: "nope"}},
 		`reason: no reason "noise"; there are arp-rate, bad-arp`: {Reasons: []string{"noise"}},
 	} {
-		if _, _, err := client.Capture(t.Context(), &o, io.Discard); err == nil || !strings.Contains(err.Error(), want) {
+		if _, _, err := client.Capture(t.Context(), &o, io.Discard); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}
@@ -186,7 +197,8 @@ func TestOneCapture(t *testing.T) {
 // arrives and when it is dropped.
 func TestCaptureOfWaitingFragments(t *testing.T) {
 	p, client := newControlled(t, nil)
-	later := nattest.IP{Source: "203.0.113.9", Destination: "10.61.1.7", ID: 7, Offset: 800, Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(80, 1)}}
+	later := nattest.IP{Source: "203.0.113.9", Destination: "10.61.1.7", ID: 7, Offset: 800,
+		Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(80, 1)}}
 	traffic := func() {
 		p.rome.nodes[0].Send(later.Bytes())
 		awaits(t, func() bool { return p.rome.engine.Stats().Outbound.Held == 1 }, "a fragment that waits")
@@ -195,7 +207,8 @@ func TestCaptureOfWaitingFragments(t *testing.T) {
 		expect(t, p.rome.nodes[0], "10.80.0.4", "10.0.1.5")
 		p.rome.engine.Sweep(path.Now().Add(31 * time.Second))
 	}
-	const held, dropped = "pre 203.0.113.9>10.61.1.7 hold, from rome-1", "pre 203.0.113.9>10.61.1.7 drop: fragment, from rome-1"
+	const held, dropped = "pre 203.0.113.9>10.61.1.7 hold, from rome-1",
+		"pre 203.0.113.9>10.61.1.7 drop: fragment, from rome-1"
 	at := func(address string) control.Filter {
 		return control.Filter{Addresses: []netip.Prefix{netip.MustParsePrefix(address)}}
 	}
@@ -204,7 +217,9 @@ func TestCaptureOfWaitingFragments(t *testing.T) {
 		options control.CaptureOptions
 		want    []string
 	}{
-		{"all of its protocol", control.CaptureOptions{At: []string{"pre"}, Filter: control.Filter{Protocol: "udp"}}, []string{held, dropped}}, // pings come each second
+		// pings come each second
+		{"all of its protocol", control.CaptureOptions{At: []string{"pre"}, Filter: control.Filter{Protocol: "udp"}},
+			[]string{held, dropped}},
 		{"drops of its address", control.CaptureOptions{Drops: true, Filter: at("203.0.113.9/32")}, []string{dropped}},
 		{"of another address", control.CaptureOptions{At: []string{"pre"}, Filter: at("203.0.113.8/32")}, nil},
 		{"by reason", control.CaptureOptions{Reasons: []string{"fragment"}}, []string{dropped}},
@@ -216,7 +231,8 @@ func TestCaptureOfWaitingFragments(t *testing.T) {
 	}
 }
 
-// TestCaptureOfReleasedFragments: a fragment that has waited leaves beside its datagram's first one.
+// TestCaptureOfReleasedFragments: a fragment that has waited leaves beside its datagram's first
+// one.
 func TestCaptureOfReleasedFragments(t *testing.T) {
 	p, client := newControlled(t, nil)
 	id := uint16(7)
@@ -224,7 +240,8 @@ func TestCaptureOfReleasedFragments(t *testing.T) {
 		id++
 		first := nattest.IP{Source: "203.0.113.9", Destination: "10.61.1.7", ID: id, MF: true,
 			Body: nattest.UDP{SourcePort: 4000 + id, DestinationPort: 53, Payload: nattest.Payload(792, 1)}}
-		later := nattest.IP{Source: "203.0.113.9", Destination: "10.61.1.7", ID: id, Offset: 800, Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(80, 1)}}
+		later := nattest.IP{Source: "203.0.113.9", Destination: "10.61.1.7", ID: id, Offset: 800,
+			Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(80, 1)}}
 		p.rome.nodes[0].Send(later.Bytes())
 		awaits(t, func() bool { return p.rome.engine.Stats().Outbound.Held == 1 }, "a fragment that waits")
 		p.rome.nodes[0].Send(first.Bytes())
@@ -232,7 +249,8 @@ func TestCaptureOfReleasedFragments(t *testing.T) {
 		p.milan.nodes[0].Receive()
 	}
 	for address, want := range map[string]int{"203.0.113.9/32": 2, "203.0.113.8/32": 0} {
-		o := control.CaptureOptions{At: []string{"post"}, Filter: control.Filter{Addresses: []netip.Prefix{netip.MustParsePrefix(address)}}}
+		o := control.CaptureOptions{At: []string{"post"},
+			Filter: control.Filter{Addresses: []netip.Prefix{netip.MustParsePrefix(address)}}}
 		lines := captured(t, p, client, o, traffic)
 		if len(lines) != want || want == 2 && lines[0] != lines[1] {
 			t.Errorf("%s: %q, want %d equal lines", address, lines, want)
@@ -244,9 +262,12 @@ func TestCaptureOfReleasedFragments(t *testing.T) {
 // the gateway's addresses and node.
 func TestCaptureOfOwnPackets(t *testing.T) {
 	p, client := newControlled(t, nil)
-	drop := rules.Rule{Name: "no", Action: rules.ActionDrop, Match: []rules.Match{{IP: rules.Operand{Value: "10.0.1.5", Position: rules.PositionDestination}}}}
-	if err := p.rome.Put(rules.Key{Kind: "user", Name: "output"}, rules.Resource{Tables: []rules.Table{{Name: "own", Family: rules.FamilyIPv4,
-		Chains: []rules.Chain{{Name: "c", Type: rules.ChainFilter, Hook: rules.HookOutput, Rules: []rules.Rule{drop}}}}}}); err != nil {
+	drop := rules.Rule{Name: "no", Action: rules.ActionDrop,
+		Match: []rules.Match{{IP: rules.Operand{Value: "10.0.1.5", Position: rules.PositionDestination}}}}
+	if err := p.rome.Put(rules.Key{Kind: "user", Name: "output"},
+		rules.Resource{Tables: []rules.Table{{Name: "own", Family: rules.FamilyIPv4,
+			Chains: []rules.Chain{{Name: "c", Type: rules.ChainFilter, Hook: rules.HookOutput,
+				Rules: []rules.Rule{drop}}}}}}); err != nil {
 		t.Fatal(err)
 	}
 	p.rome.CommitRules()
@@ -255,8 +276,10 @@ func TestCaptureOfOwnPackets(t *testing.T) {
 		p.rome.nodes[0].Send(echo("10.0.1.5", "10.80.0.4", 64, 8))
 		awaits(t, func() bool { return p.rome.path.Inbound().Dropped(path.DropOutput) > before }, "a drop")
 	}
-	for node, want := range map[string][]string{"rome-1": {"post 10.80.0.4>10.0.1.5 drop: output, by rule own/c/no"}, "rome-2": nil} {
-		o := control.CaptureOptions{Drops: true, Filter: control.Filter{Node: node, Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.1.5/32")}}}
+	for node, want := range map[string][]string{"rome-1": {"post 10.80.0.4>10.0.1.5 drop: output, by rule own/c/no"},
+		"rome-2": nil} {
+		o := control.CaptureOptions{Drops: true, Filter: control.Filter{Node: node,
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.1.5/32")}}}
 		if lines := captured(t, p, client, o, traffic); !slices.Equal(lines, want) {
 			t.Errorf("node %s: %q, want %q", node, lines, want)
 		}
@@ -298,9 +321,12 @@ func TestLongCapture(t *testing.T) {
 	}
 	// Hosts send bad packets on purpose, so only inner packets that the gateway forwards count.
 	// Payloads are random data, whatever their port. The last packet shows that all were read.
-	args := []string{"-r", name, "-d", "udp.port==1-65535,data", "-d", "tcp.port==1-65535,data", "-T", "fields", "-e", "frame.number",
-		"-Y", fmt.Sprintf("frame.number == %d or (frame.interface_name == \"post\" or frame.interface_name == \"wireguard\") and "+
-			"(_ws.malformed or _ws.expert.severity == error)", want)}
+	args := []string{"-r", name, "-d", "udp.port==1-65535,data", "-d", "tcp.port==1-65535,data", "-T", "fields", "-e",
+		"frame.number",
+		"-Y",
+		fmt.Sprintf(
+			"frame.number == %d or (frame.interface_name == \"post\" or frame.interface_name == \"wireguard\") and "+
+				"(_ws.malformed or _ws.expert.severity == error)", want)}
 	var out, diag bytes.Buffer
 	cmd := need.Command(t, "tshark", args...)
 	cmd.Stdout, cmd.Stderr = &out, &diag

@@ -32,7 +32,8 @@ func TestCheckBetweenGateways(t *testing.T) {
 			}
 		}
 	}
-	if s := await(p.rome, monitor.CheckConnected); s.RTT <= 0 || s.RTT > 10*time.Second || s.Measured.IsZero() || s.Answered > s.Sent {
+	if s := await(p.rome, monitor.CheckConnected); s.RTT <= 0 || s.RTT > 10*time.Second || s.Measured.IsZero() ||
+		s.Answered > s.Sent {
 		t.Errorf("%+v", s)
 	}
 	if s := p.milan.Connection(); s.State != monitor.CheckOff || s.Asked == 0 || s.Sent != 0 {
@@ -71,7 +72,8 @@ func TestCheckJunk(t *testing.T) {
 		packets[i] = append(make([]byte, headroom), b...)
 	}
 	g.path.Carry(packets, headroom)
-	if bad, delivered := g.path.Inbound().Dropped(path.DropBadCheck), g.engine.Stats().Inbound.Delivered; bad != 2 || delivered != 3 {
+	if bad, delivered := g.path.Inbound().Dropped(path.DropBadCheck), g.engine.Stats().Inbound.Delivered; bad != 2 ||
+		delivered != 3 {
 		t.Errorf("%d of %d packets to the gateway are bad", bad, delivered)
 	}
 	answers, sizes := [][]byte{make([]byte, 65535), make([]byte, 65535)}, make([]int, 2)

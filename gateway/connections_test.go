@@ -35,8 +35,10 @@ func listed(t *testing.T, client *control.Client, query string) (all []*control.
 // translate it.
 func TestConnectionsSayWhatTranslates(t *testing.T) {
 	p, client := newControlled(t, func(rome, _ *config.Config) {
-		rome.Addresses = []config.AddressMapping{{External: rules.PairOf(netip.MustParseAddr("10.70.0.9")), Internal: rules.PairOf(netip.MustParseAddr("192.0.2.10")), Via: "rome-1"}}
-		rome.Services = []config.Service{{Name: "web", Address: rules.PairOf(netip.MustParseAddr("10.70.0.20")), Port: 53, Protocol: 17,
+		rome.Addresses = []config.AddressMapping{{External: rules.PairOf(netip.MustParseAddr("10.70.0.9")),
+			Internal: rules.PairOf(netip.MustParseAddr("192.0.2.10")), Via: "rome-1"}}
+		rome.Services = []config.Service{{Name: "web", Address: rules.PairOf(netip.MustParseAddr("10.70.0.20")),
+			Port: 53, Protocol: 17,
 			Backends: []config.Backend{{Address: netip.MustParseAddr("10.0.1.7"), Port: 5353}}}}
 	})
 	rome, milan := p.rome.nodes[0], p.milan.nodes[0]
@@ -65,7 +67,8 @@ func TestConnectionsSayWhatTranslates(t *testing.T) {
 			continue
 		}
 		c := all[0]
-		if c.From != tt.from || c.To != tt.to || !slices.Equal(c.Uses, tt.uses) || c.Protocol != "udp" || c.Sent.Packets != 1 || c.Sent.Bytes == 0 {
+		if c.From != tt.from || c.To != tt.to || !slices.Equal(c.Uses, tt.uses) || c.Protocol != "udp" ||
+			c.Sent.Packets != 1 || c.Sent.Bytes == 0 {
 			t.Errorf("%s: %+v, want %+v", tt.query, c, tt)
 		}
 	}
@@ -73,11 +76,14 @@ func TestConnectionsSayWhatTranslates(t *testing.T) {
 		t.Errorf("%d connections, %d of another node", len(all), len(some))
 	}
 	for query, want := range map[string]string{
-		"node=nope": "rome-1, rome-2, tunnel", "state=nope": "established", "protocol=nope": "tcp", "port=nope": "65535", "address=10.0.0.0/33": "prefix",
+		"node=nope": "rome-1, rome-2, tunnel", "state=nope": "established", "protocol=nope": "tcp",
+		"port=nope": "65535", "address=10.0.0.0/33": "prefix",
 		"adress=10.0.0.1": "unknown parameter",
 	} {
 		values, _ := url.ParseQuery(query)
-		err := control.Each(t.Context(), client, "/v1/connections", values, func(*control.Connection) bool { return true })
+		err := control.Each(t.Context(), client, "/v1/connections", values, func(*control.Connection) bool {
+			return true
+		})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", query, err, want)
 		}
@@ -98,23 +104,27 @@ func TestEventsAndDelete(t *testing.T) {
 	events := json.NewDecoder(response.Body)
 	send := func() {
 		t.Helper()
-		p.rome.nodes[0].Send(nattest.IP{Source: "10.0.1.5", Destination: "10.61.1.7", Body: nattest.ICMP{Type: 8, Rest: 1}}.Bytes())
+		p.rome.nodes[0].Send(nattest.IP{Source: "10.0.1.5", Destination: "10.61.1.7", Body: nattest.ICMP{Type: 8,
+			Rest: 1}}.Bytes())
 		expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
 		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nil))
 		expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
 	}
 	var deleted control.Deleted
-	if err := client.Get(t.Context(), http.MethodDelete, "/v1/connections", nil, &deleted); err == nil || !strings.Contains(err.Error(), "which connections") {
+	if err := client.Get(t.Context(), http.MethodDelete, "/v1/connections", nil, &deleted); err == nil ||
+		!strings.Contains(err.Error(), "which connections") {
 		t.Errorf("without a filter: %v", err)
 	}
 	send()
-	if err := client.Get(t.Context(), http.MethodDelete, "/v1/connections", url.Values{"all": {"true"}}, &deleted); err != nil || deleted.Connections != 2 {
+	if err := client.Get(t.Context(), http.MethodDelete, "/v1/connections", url.Values{"all": {"true"}},
+		&deleted); err != nil || deleted.Connections != 2 {
 		t.Errorf("%+v, %v", deleted, err)
 	}
 	for i, want := range []string{"new", "ended"} {
 		var e control.Event
 		need.NoError(t, events.Decode(&e))
-		if e.Kind != want || e.Connection == nil || e.Connection.Protocol != "udp" || e.Connection.Original.Source.String() != "10.0.1.5" ||
+		if e.Kind != want || e.Connection == nil || e.Connection.Protocol != "udp" ||
+			e.Connection.Original.Source.String() != "10.0.1.5" ||
 			i == 1 && (e.Reason != "deleted" || e.Connection.Sent.Packets != 1) {
 			t.Errorf("%+v", e)
 		}

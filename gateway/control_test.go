@@ -50,20 +50,24 @@ func TestStatus(t *testing.T) {
 
 	s, err := client.Status(t.Context())
 	need.NoError(t, err)
-	if s.Cluster != "rome" || s.Peer != "milan" || s.Role != "client" || s.PID != os.Getpid() || s.MTU != int(config.DefaultMTU) {
+	if s.Cluster != "rome" || s.Peer != "milan" || s.Role != "client" || s.PID != os.Getpid() ||
+		s.MTU != int(config.DefaultMTU) {
 		t.Errorf("%+v", s)
 	}
-	if s.Tunnel.State != "up" || s.Tunnel.HandshakeSeconds == nil || s.Tunnel.Endpoint != p.rome.config().WireGuard.Endpoint || s.Tunnel.SentBytes == 0 {
+	if s.Tunnel.State != "up" || s.Tunnel.HandshakeSeconds == nil ||
+		s.Tunnel.Endpoint != p.rome.config().WireGuard.Endpoint || s.Tunnel.SentBytes == 0 {
 		t.Errorf("tunnel %+v", s.Tunnel)
 	}
-	if len(s.Nodes) != 2 || s.Nodes[0].State != "up" || s.Nodes[0].SilenceSeconds == nil || s.Nodes[0].ReceivedPackets != 2 || s.Nodes[0].Encap != "geneve" ||
+	if len(s.Nodes) != 2 || s.Nodes[0].State != "up" || s.Nodes[0].SilenceSeconds == nil ||
+		s.Nodes[0].ReceivedPackets != 2 || s.Nodes[0].Encap != "geneve" ||
 		s.Nodes[1].State != "unresolved" || s.Nodes[1].Name != "rome-2" || s.Nodes[1].Encap != "vxlan" {
 		t.Errorf("nodes %+v", s.Nodes)
 	}
 	if s.Table.Connections != 1 || s.Table.Created != 1 || s.Table.Unreplied != 1 || s.Table.Pressed {
 		t.Errorf("table %+v", s.Table)
 	}
-	if d := s.Outbound.Drops; s.Outbound.Received != 2 || s.Outbound.Forwarded != 1 || len(d) != 1 || d[0].Reason != "bad-source" || d[0].Packets != 1 || d[0].Rate <= 0 {
+	if d := s.Outbound.Drops; s.Outbound.Received != 2 || s.Outbound.Forwarded != 1 || len(d) != 1 ||
+		d[0].Reason != "bad-source" || d[0].Packets != 1 || d[0].Rate <= 0 {
 		t.Errorf("outbound %+v", s.Outbound)
 	}
 	if k := s.Sockets["geneve"]; k.ReceivedBytes == 0 || k.Overflows == nil || k.ReceiveBuffer == 0 {
@@ -90,7 +94,8 @@ func TestStatusShowsNoSecret(t *testing.T) {
 	key := p.rome.config().WireGuard.PrivateKey
 	for _, path := range []string{"/v1/status", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline"} {
 		path, query, _ := strings.Cut(path, "?")
-		response, err := client.Open(t.Context(), http.MethodGet, path, map[string][]string{"debug": {strings.TrimPrefix(query, "debug=")}}, nil)
+		response, err := client.Open(t.Context(), http.MethodGet, path,
+			map[string][]string{"debug": {strings.TrimPrefix(query, "debug=")}}, nil)
 		need.NoError(t, err)
 		text, err := io.ReadAll(response.Body)
 		response.Body.Close()
@@ -133,7 +138,8 @@ func TestControlPlace(t *testing.T) {
 		t.Fatal(err, log)
 	}
 	second.close()
-	if _, _, err := open(usual); err == nil || !strings.Contains(err.Error(), "control: "+usual+" is in use by another process; stop it") {
+	if _, _, err := open(usual); err == nil || !strings.Contains(err.Error(),
+		"control: "+usual+" is in use by another process; stop it") {
 		t.Fatal(err)
 	}
 	if conn, err := net.Dial("unix", usual); err != nil {
@@ -161,7 +167,9 @@ func TestControlIsBounded(t *testing.T) {
 		idle = conn
 	}
 	_, err := client.Status(t.Context())
-	if late := err == nil && time.Since(began) > requestTime; !late && (err == nil || !strings.Contains(err.Error(), "too many")) { // late: some idle connections have been closed
+	// late: some idle connections have been closed
+	if late := err == nil && time.Since(began) > requestTime; !late && (err == nil || !strings.Contains(err.Error(),
+		"too many")) {
 		t.Errorf("one more: %v", err)
 	}
 	io.Copy(io.Discard, idle) // until the gateway closes it

@@ -25,7 +25,8 @@ func dual(rome, milan *config.Config) {
 		nodes := slices.Clone(c.Geneve.Nodes)
 		for i := range nodes {
 			nodes[i].Address.V6 = address([]string{"fd80::2", "fd80::3"}[i])
-			nodes[i].PodCIDRs = append(slices.Clone(nodes[i].PodCIDRs), prefix([]string{"fd00:10:0:1::/64", "fd00:10:0:2::/63"}[i]))
+			nodes[i].PodCIDRs = append(slices.Clone(nodes[i].PodCIDRs),
+				prefix([]string{"fd00:10:0:1::/64", "fd00:10:0:2::/63"}[i]))
 		}
 		c.Geneve.Nodes = nodes
 		c.Local.PodCIDRs = append(c.Local.PodCIDRs, prefix("fd00:10::/48"))
@@ -55,7 +56,8 @@ func TestDualStack(t *testing.T) {
 				t.Errorf("hop limit %d", v.TTL)
 			}
 			milan.Send(nattest.IP{Source: tt.real, Destination: tt.seenFrom,
-				Body: nattest.UDP{SourcePort: 53, DestinationPort: v.SourcePort, Payload: nattest.Payload(9, 2)}}.Bytes())
+				Body: nattest.UDP{SourcePort: 53, DestinationPort: v.SourcePort, Payload: nattest.Payload(9,
+					2)}}.Bytes())
 			if v := expect(t, rome, tt.to, tt.from); v.DestinationPort != 4000 {
 				t.Errorf("to port %d", v.DestinationPort)
 			}
@@ -88,8 +90,10 @@ func TestDualStack(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			rome.Send(tt.packet)
 			v := expect(t, rome, tt.from, "fd00:10:0:1::5")
-			if v.Protocol != 58 || v.Body[0] != tt.kind || v.Body[1] != tt.code || binary.BigEndian.Uint32(v.Body[4:]) != tt.mtu {
-				t.Errorf("protocol %d, ICMPv6 %d/%d, %d", v.Protocol, v.Body[0], v.Body[1], binary.BigEndian.Uint32(v.Body[4:]))
+			if v.Protocol != 58 || v.Body[0] != tt.kind || v.Body[1] != tt.code ||
+				binary.BigEndian.Uint32(v.Body[4:]) != tt.mtu {
+				t.Errorf("protocol %d, ICMPv6 %d/%d, %d", v.Protocol, v.Body[0], v.Body[1],
+					binary.BigEndian.Uint32(v.Body[4:]))
 			}
 		})
 	}
@@ -122,15 +126,18 @@ func TestTunnelAddressIPv6(t *testing.T) {
 		t.Fatalf("the client has %v, the server %v", own, peer)
 	}
 	node := p.rome.nodes[0]
-	node.Send(nattest.IP{Source: own.V6.String(), Destination: "fd00:61:0:3::9", Body: nattest.UDP{SourcePort: 1, DestinationPort: 2}}.Bytes())
-	node.Send(nattest.IP{Source: "fd00:10:0:1::5", Destination: peer.V6.String(), Body: nattest.UDP{SourcePort: 1, DestinationPort: 2}}.Bytes())
+	node.Send(nattest.IP{Source: own.V6.String(), Destination: "fd00:61:0:3::9", Body: nattest.UDP{SourcePort: 1,
+		DestinationPort: 2}}.Bytes())
+	node.Send(nattest.IP{Source: "fd00:10:0:1::5", Destination: peer.V6.String(), Body: nattest.UDP{SourcePort: 1,
+		DestinationPort: 2}}.Bytes())
 	node.Send(udpPacket("fd00:10:0:1::5", "fd00:61:0:3::9", nil))
 	expect(t, p.milan.nodes[1], "fd00:62:0:1::5", "fd00:10:0:3::9")
 	d := p.rome.engine.Stats().Outbound.Dropped
 	if d[nat.ReasonBadSource] != 1 || d[nat.ReasonBadDestination] != 1 {
 		t.Errorf("bad-source %d, bad-destination %d", d[nat.ReasonBadSource], d[nat.ReasonBadDestination])
 	}
-	p.rome.path.Send(nattest.IP{Source: own.V6.String(), Destination: peer.V6.String(), Body: nattest.ICMP{Type: 128, Rest: 1}}.Bytes())
+	p.rome.path.Send(nattest.IP{Source: own.V6.String(), Destination: peer.V6.String(), Body: nattest.ICMP{Type: 128,
+		Rest: 1}}.Bytes())
 	p.rome.nodes[0].Send(udpPacket("fd00:10:0:1::5", "fd00:61:0:3::9", nil))
 	expect(t, p.milan.nodes[1], "fd00:62:0:1::5", "fd00:10:0:3::9")
 	if n := p.milan.engine.Stats().Inbound.Delivered; n == 0 {

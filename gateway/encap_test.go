@@ -77,7 +77,8 @@ func TestEncapByItself(t *testing.T) {
 	mac, address := cl.nodes[0].MAC, netip.MustParseAddr("10.80.0.2").As4()
 	announcement := append([]byte{0, 1, 8, 0, 6, 4, 0, 1}, mac[:]...)
 	announcement = append(append(append(announcement, address[:]...), 0, 0, 0, 0, 0, 0), address[:]...)
-	cl.nodes[0].SendRaw(genevetest.VXLAN(11, genevetest.Frame([6]byte{255, 255, 255, 255, 255, 255}, mac, genevetest.ARP, announcement)))
+	cl.nodes[0].SendRaw(genevetest.VXLAN(11, genevetest.Frame([6]byte{255, 255, 255, 255, 255, 255}, mac,
+		genevetest.ARP, announcement)))
 	answers(1) // which came after it
 	tells("warning rome-1 vxlan geneve")
 	shows(`culvert_node_encap{encap="vxlan",node="rome-1"} 1`, `culvert_node_encap{encap="vxlan",node="rome-2"} 1`,

@@ -17,7 +17,9 @@ import (
 // default ports if c is nil. running names the gateways that may use these ports, by process ID.
 func Examine(c *config.Config, running map[int]string) []control.Condition {
 	if c == nil {
-		c = &config.Config{Metrics: config.DefaultMetrics, WireGuard: config.WireGuard{ListenPort: config.DefaultWireGuardPort}, Geneve: config.Geneve{ListenPort: config.DefaultGenevePort}}
+		c = &config.Config{Metrics: config.DefaultMetrics,
+			WireGuard: config.WireGuard{ListenPort: config.DefaultWireGuardPort},
+			Geneve:    config.Geneve{ListenPort: config.DefaultGenevePort}}
 	}
 	ports := slices.DeleteFunc([]doctor.Port{
 		{Field: "wireguard.listenPort", Network: "udp", Address: fmt.Sprintf(":%d", c.WireGuard.ListenPort)},

@@ -19,8 +19,9 @@ func TestExportsBetweenGateways(t *testing.T) {
 	p := newPair(t, nil)
 	var list []exports.Export
 	for i := range 300 {
-		list = append(list, exports.Export{Namespace: "shop", Name: fmt.Sprint("web-", i), Address: netip.MustParseAddr("10.71.0.9"),
-			Ports: []exports.Port{{Protocol: 6, Port: uint16(i)}}})
+		list = append(list, exports.Export{Namespace: "shop", Name: fmt.Sprint("web-", i),
+			Address: netip.MustParseAddr("10.71.0.9"),
+			Ports:   []exports.Port{{Protocol: 6, Port: uint16(i)}}})
 	}
 	rome, milan := exports.New(exports.MaxDatagram), exports.New(exports.MaxDatagram)
 	p.rome.Exchange(rome.Receive)

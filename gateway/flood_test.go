@@ -23,7 +23,8 @@ import (
 // A peerFlood makes handshake initiations that only the owner of the peer's private key can make.
 func peerFlood(t *testing.T, own, peer wgkey.Key, count int) (messages [][]byte) {
 	t.Helper()
-	d := device.NewDevice(tuntest.NewChannelTUN().TUN(), conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
+	d := device.NewDevice(tuntest.NewChannelTUN().TUN(), conn.NewDefaultBind(),
+		device.NewLogger(device.LogLevelSilent, ""))
 	defer d.Close()
 	need.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%x\npublic_key=%x\n", own[:], peer[:])))
 	var macs device.CookieGenerator
@@ -91,7 +92,8 @@ func TestPeerFloods(t *testing.T) {
 	ping := func(mark int) {
 		t.Helper()
 		rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nattest.Payload(100+mark, uint32(mark))))
-		if v := expect(t, milan.nodes[0], "10.62.1.5", "10.0.1.7"); !bytes.Equal(v.Payload, nattest.Payload(100+mark, uint32(mark))) {
+		if v := expect(t, milan.nodes[0], "10.62.1.5", "10.0.1.7"); !bytes.Equal(v.Payload, nattest.Payload(100+mark,
+			uint32(mark))) {
 			t.Fatalf("%d bytes came through, want packet %d", len(v.Payload), mark)
 		}
 	}

@@ -60,7 +60,8 @@ func New(c *config.Config, budget Budget, log *logrus.Logger) (*Gateway, error) 
 }
 
 // NewOver is New on the caller's network: open opens its sockets. It asks nothing of the kernel.
-func NewOver(c *config.Config, budget Budget, log *logrus.Logger, open func(network string, at netip.AddrPort) (udp.Conn, error)) (*Gateway, error) {
+func NewOver(c *config.Config, budget Budget, log *logrus.Logger, open func(network string,
+	at netip.AddrPort) (udp.Conn, error)) (*Gateway, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
@@ -81,7 +82,8 @@ func newGateway(c *config.Config, budget Budget, log *logrus.Logger, internal ge
 	return newGatewayFrom(nil, c, budget, log, internal)
 }
 
-func newGatewayFrom(t *lifecycle.Taking, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
+func newGatewayFrom(t *lifecycle.Taking, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (
+	*Gateway, error) {
 	g := &Gateway{log: logrus.NewEntry(log), budget: budget, deaf: internal.UDP.Open != nil}
 	if c.Cluster != "" {
 		g.log = g.log.WithField("cluster", c.Cluster)
@@ -89,7 +91,8 @@ func newGatewayFrom(t *lifecycle.Taking, c *config.Config, budget Budget, log *l
 	if c.Elected {
 		g.role.Store(int32(role.Standby))
 	}
-	g.life = lifecycle.New(lifecycle.Options{Log: g.log, Current: &g.current, Applying: &g.applying, Ready: g.ready.Load, Listeners: g.listeners,
+	g.life = lifecycle.New(lifecycle.Options{Log: g.log, Current: &g.current, Applying: &g.applying,
+		Ready: g.ready.Load, Listeners: g.listeners,
 		AsOf: g.asOf}, t)
 	g.udp, internal.UDP = g.life.Lend("wireguard", internal.UDP), g.life.Lend("geneve", internal.UDP)
 	if err := g.open(c, internal); err != nil {
@@ -166,7 +169,8 @@ func (g *Gateway) connectPath(c *config.Config) {
 	g.monitor.SetReach(reaches[g.Role()])
 	g.life.Begin(g.path, g.monitor)
 	g.inspect = inspect.New(inspect.Options{
-		Log: g.log, Path: g.path, Monitor: g.monitor, Current: &g.current, Life: g.life, Ready: g.ready.Load, Heap: g.budget.Heap, Memory: g.budget.memory,
+		Log: g.log, Path: g.path, Monitor: g.monitor, Current: &g.current, Life: g.life, Ready: g.ready.Load,
+		Heap: g.budget.Heap, Memory: g.budget.memory,
 	})
 }
 
@@ -272,8 +276,8 @@ func (g *Gateway) logStart(c *config.Config) {
 // to 64 KiB, which the kernel books as about twice that.
 const minReceiveBuffer = 1 << 20
 
-// close closes what open opened, in an order in which each part can stop: the WireGuard device stops read through the
-// tun device.
+// close closes what open opened, in an order in which each part can stop: the WireGuard device
+// stops read through the tun device.
 func (g *Gateway) close() {
 	if g.uapi != nil {
 		g.uapi.Close()
@@ -302,7 +306,8 @@ func (g *Gateway) close() {
 // Connection returns what the connection check has found.
 func (g *Gateway) Connection() monitor.CheckStatus { return g.monitor.Connection() }
 
-// Findings returns what the log last said about each current fault and each fault that has just ended.
+// Findings returns what the log last said about each current fault and each fault that has just
+// ended.
 func (g *Gateway) Findings() []health.Finding { return g.monitor.Findings(path.Uptime()) }
 
 // listeners returns the open listeners by name.
@@ -344,7 +349,8 @@ func (g *Gateway) Exchange(take func(datagram []byte) (answer []byte, ok bool)) 
 	g.monitor.Exchange(take)
 }
 
-// Tell sends the peer a datagram about exports, as package exports makes them. In a role that does not speak it does nothing.
+// Tell sends the peer a datagram about exports, as package exports makes them. In a role that does
+// not speak it does nothing.
 func (g *Gateway) Tell(datagram []byte) { g.monitor.Tell(datagram) }
 
 // ElectedBy makes the gateway's status show the election of e. It must be called before Run.

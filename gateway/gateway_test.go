@@ -79,8 +79,9 @@ func open(t testing.TB, c *config.Config, net byte, log *logrus.Logger, now func
 	for _, n := range c.Geneve.Nodes {
 		cl.nodes = append(cl.nodes, genevetest.NewNode(t, genevetest.NodeConfig{
 			Listen: netip.AddrPortFrom(n.Underlay, cl.endpoint.LocalAddr().Port()), Gateway: cl.endpoint.LocalAddr(),
-			VNI: uint32(n.VNI), VXLAN: n.Encap == geneve.VXLAN, Address: n.Address.V4, GatewayAddress: c.Geneve.GatewayAddress.V4,
-			Address6: n.Address.V6, GatewayAddress6: c.Geneve.GatewayAddress.V6,
+			VNI: uint32(n.VNI), VXLAN: n.Encap == geneve.VXLAN, Address: n.Address.V4,
+			GatewayAddress: c.Geneve.GatewayAddress.V4,
+			Address6:       n.Address.V6, GatewayAddress6: c.Geneve.GatewayAddress.V6,
 		}))
 	}
 	return cl
@@ -97,7 +98,8 @@ func unopened(t testing.TB) *Gateway {
 	g := &Gateway{log: logrus.NewEntry(logrus.New())}
 	links := config.Links{}.Assign(c.Geneve.Nodes)
 	g.current.Set(c, links)
-	g.life = lifecycle.New(lifecycle.Options{Log: g.log, Current: &g.current, Applying: &g.applying, Ready: g.ready.Load, Listeners: g.listeners}, nil)
+	g.life = lifecycle.New(lifecycle.Options{Log: g.log, Current: &g.current, Applying: &g.applying,
+		Ready: g.ready.Load, Listeners: g.listeners}, nil)
 	var err error
 	if err = g.life.Open(c); err != nil {
 		t.Fatal(err)
@@ -105,7 +107,8 @@ func unopened(t testing.TB) *Gateway {
 	if g.engine, err = nat.New([16]byte{1}, c.NAT(links, 0)); err != nil {
 		t.Fatal(err)
 	}
-	if g.endpoint, err = geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 30, 1}), 0)}); err != nil {
+	if g.endpoint, err = geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 30,
+		1}), 0)}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { g.endpoint.Close() })
@@ -141,9 +144,10 @@ func startPair(t testing.TB, edit func(rome, milan *config.Config)) *pair {
 	return p
 }
 
-// settled returns an error until both gateways have a session, and no message of a handshake is under way. A gateway without a session starts a handshake
-// for each pause in which it gets no answer, and handshakes of both may cross. wireguard-go has one session before the current one, so that a packet which
-// is under way meanwhile can be lost.
+// settled returns an error until both gateways have a session, and no message of a handshake is
+// under way. A gateway without a session starts a handshake for each pause in which it gets no
+// answer, and handshakes of both may cross. wireguard-go has one session before the current one, so
+// that a packet which is under way meanwhile can be lost.
 func (p *pair) settled() error {
 	rome, milan := p.rome.wg, p.milan.wg
 	for _, d := range []*wg.Device{rome, milan} {
@@ -156,7 +160,8 @@ func (p *pair) settled() error {
 		}
 	}
 	r, m := rome.Stats().Talk, milan.Stats().Talk
-	if r.SentInitiations != m.ReceivedInitiations || r.SentAnswers != m.ReceivedAnswers || m.SentInitiations != r.ReceivedInitiations ||
+	if r.SentInitiations != m.ReceivedInitiations || r.SentAnswers != m.ReceivedAnswers ||
+		m.SentInitiations != r.ReceivedInitiations ||
 		m.SentAnswers != r.ReceivedAnswers {
 		return fmt.Errorf("a handshake is under way: rome %+v, milan %+v", r, m)
 	}
@@ -189,8 +194,9 @@ func TestEveryNodePair(t *testing.T) {
 	p := newPair(t, nil)
 	podOf := []string{"1.5", "3.9"} // behind node 1 and 2
 	for _, way := range []struct {
-		from, to           *cluster
-		seenThere, seenRet string // prefixes: the remote pods as the sender sees them, the sender's pods as the receiver does
+		from, to *cluster
+		// prefixes: the remote pods as the sender sees them, the sender's pods as the receiver does
+		seenThere, seenRet string
 	}{{p.rome, p.milan, "10.61.", "10.62."}, {p.milan, p.rome, "10.62.", "10.61."}} {
 		for i, from := range way.from.nodes {
 			for k, to := range way.to.nodes {
@@ -213,7 +219,8 @@ func TestSuperFrame(t *testing.T) {
 	p := newPair(t, nil)
 	payload := nattest.Payload(60000, 1)
 	p.rome.nodes[0].Send(nattest.IP{Source: "10.0.1.5", Destination: "10.61.2.7", DF: true, Body: nattest.TCP{
-		SourcePort: 1, DestinationPort: 2, Seq: 1000, Ack: 1, Flags: nattest.ACK | nattest.PSH, Payload: payload, Partial: true}}.Bytes())
+		SourcePort: 1, DestinationPort: 2, Seq: 1000, Ack: 1, Flags: nattest.ACK | nattest.PSH, Payload: payload,
+		Partial: true}}.Bytes())
 	var got []byte
 	for len(got) < len(payload) {
 		v := expect(t, p.milan.nodes[1], "10.62.1.5", "10.0.2.7")
@@ -281,7 +288,8 @@ func TestTooBig(t *testing.T) {
 		}
 		quoted, err := nattest.Quoted(b)
 		need.NoError(t, err)
-		if quoted.Source.String() != "10.0.1.5" || quoted.Destination.String() != "10.61.1.7" || quoted.SourcePort != 4000 {
+		if quoted.Source.String() != "10.0.1.5" || quoted.Destination.String() != "10.61.1.7" ||
+			quoted.SourcePort != 4000 {
 			t.Errorf("quoted %v > %v", quoted.Source, quoted.Destination)
 		}
 	}
@@ -353,7 +361,8 @@ func TestApply(t *testing.T) {
 	bad := next
 	bad.MTU, bad.WireGuard.ListenPort = 1400, 1
 	err := p.rome.Apply(&bad)
-	if err == nil || !strings.Contains(err.Error(), "mtu: ") || !strings.Contains(err.Error(), "wireguard.listenPort: ") {
+	if err == nil || !strings.Contains(err.Error(), "mtu: ") || !strings.Contains(err.Error(),
+		"wireguard.listenPort: ") {
 		t.Errorf("Apply of what takes a restart: %v", err)
 	}
 	bad = next
@@ -381,7 +390,8 @@ func TestHostilePackets(t *testing.T) {
 		for range 1 + r.IntN(4) {
 			b[r.IntN(len(b))] = byte(r.Uint32())
 		}
-		datagram := genevetest.Geneve(node.VNI, 0x6558, genevetest.Frame(node.GatewayMAC(), node.MAC, genevetest.IPv4, b))
+		datagram := genevetest.Geneve(node.VNI, 0x6558, genevetest.Frame(node.GatewayMAC(), node.MAC,
+			genevetest.IPv4, b))
 		node.SendRaw(datagram[:r.IntN(len(datagram)+1)])
 	}
 	last := nattest.Payload(64, 2) // no corrupted packet has this payload
@@ -418,7 +428,8 @@ func TestNoSession(t *testing.T) {
 	}
 	p.rome.wg.Settle()
 	p.rome.wg.Settle()
-	n, own := p.rome.wg.Stats().Outbound[wg.TunnelDiscard], p.rome.path.Outbound().Generated() // the gateway sends probes each second
+	// the gateway sends probes each second
+	n, own := p.rome.wg.Stats().Outbound[wg.TunnelDiscard], p.rome.path.Outbound().Generated()
 	if n < sent || n > sent+own {
 		t.Errorf("%d counted as discarded, want %d and some of %d", n, sent, own)
 	}

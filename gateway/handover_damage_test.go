@@ -81,7 +81,8 @@ func TestNewProcessFailsAtEachStep(t *testing.T) {
 				continue // the old process kills it: TestSuccessorHangs of the command
 			}
 			t.Run(step.name+" it "+name, func(t *testing.T) {
-				conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
+				conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version,
+					Cluster: "rome", Peer: "milan"})
 				need.NoError(t, err)
 				f := &fakeNext{handover.NewLine(conn), t}
 				defer f.Close()
@@ -117,14 +118,20 @@ func TestNewProcessFailsAtEachStep(t *testing.T) {
 // TestFaultyNewProcess: the old process says what the new one did wrong.
 func TestFaultyNewProcess(t *testing.T) {
 	p, socket := newHandPair(t)
-	const offer, standing, ready, cut, forwarding = handover.KindOffer, handover.KindStanding, handover.KindReady, handover.KindCut, handover.KindForwarding
+	const offer, standing, ready, cut, forwarding = handover.KindOffer, handover.KindStanding, handover.KindReady,
+		handover.KindCut, handover.KindForwarding
 	for _, tt := range []struct {
 		name string
 		do   func(f *fakeNext)
 		said string // by the old process
 	}{
-		{"refuses", func(f *fakeNext) { f.want(offer, standing); f.Refuse(errors.New("no room")) }, `refuses: \"no room\"`},
-		{"says that it forwards before the cut", func(f *fakeNext) { f.want(offer, standing); f.Send(forwarding, nil, time.Second) }, "message 6 in the place of 4"},
+		{"refuses", func(f *fakeNext) { f.want(offer, standing); f.Refuse(errors.New("no room")) },
+			`refuses: \"no room\"`},
+		{"says that it forwards before the cut", func(f *fakeNext) {
+			f.want(offer, standing)
+			f.Send(forwarding, nil,
+				time.Second)
+		}, "message 6 in the place of 4"},
 		{"says too much", func(f *fakeNext) {
 			f.want(offer, standing)
 			f.Send(ready, make([]byte, handover.MaxBody+1), time.Second)
@@ -139,7 +146,8 @@ func TestFaultyNewProcess(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			said := new(lockedText)
 			p.rome.log.Logger.SetOutput(said)
-			conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
+			conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version,
+				Cluster: "rome", Peer: "milan"})
 			need.NoError(t, err)
 			f := &fakeNext{handover.NewLine(conn), t}
 			defer f.Close()
@@ -210,17 +218,24 @@ func TestFaultyOldProcess(t *testing.T) {
 	}{
 		{"goes at once", func(l *handover.Line) { l.Close() }, "EOF"},
 		{"refuses", func(l *handover.Line) { l.Refuse(errors.New("not today")) }, `refuses: "not today"`},
-		{"offers what is no offer", func(l *handover.Line) { l.Send(handover.KindOffer, []byte("{"), time.Second, int(file.Fd())) }, "protocol violation"},
-		{"says something else", func(l *handover.Line) { l.Send(handover.KindCut, nil, time.Second) }, "message 5 in the place of 1"},
-		{"has no identity", func(l *handover.Line) { l.SendJSON(handover.KindOffer, &handover.Offer{}, time.Second) }, "damaged"},
+		{"offers what is no offer", func(l *handover.Line) {
+			l.Send(handover.KindOffer, []byte("{"), time.Second,
+				int(file.Fd()))
+		}, "protocol violation"},
+		{"says something else", func(l *handover.Line) { l.Send(handover.KindCut, nil, time.Second) },
+			"message 5 in the place of 1"},
+		{"has no identity", func(l *handover.Line) { l.SendJSON(handover.KindOffer, &handover.Offer{}, time.Second) },
+			"damaged"},
 		{"has no relay", func(l *handover.Line) {
 			l.SendJSON(handover.KindOffer, &handover.Offer{Identity: good.Encode()}, time.Second)
 		}, "no relay"},
 		{"gives files for sockets", func(l *handover.Line) {
-			l.SendJSON(handover.KindOffer, &handover.Offer{Identity: good.Encode(), Sockets: []handover.Socket{{Name: "relay"}}}, time.Second, int(file.Fd()))
+			l.SendJSON(handover.KindOffer, &handover.Offer{Identity: good.Encode(),
+				Sockets: []handover.Socket{{Name: "relay"}}}, time.Second, int(file.Fd()))
 		}, "relay"},
 		{"gives more than it names", func(l *handover.Line) {
-			l.SendJSON(handover.KindOffer, &handover.Offer{Identity: good.Encode()}, time.Second, int(file.Fd()), int(file.Fd()))
+			l.SendJSON(handover.KindOffer, &handover.Offer{Identity: good.Encode()}, time.Second, int(file.Fd()),
+				int(file.Fd()))
 		}, "no relay"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -230,7 +245,8 @@ func TestFaultyOldProcess(t *testing.T) {
 			if g != nil || err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%v, want %q", err, tt.want)
 			}
-			waitFor(t, "no more descriptors than before", func() bool { return openFDs(t) <= before }) // the fake closes its own
+			// the fake closes its own
+			waitFor(t, "no more descriptors than before", func() bool { return openFDs(t) <= before })
 		})
 	}
 	p.there(t, 1)

@@ -35,7 +35,8 @@ func (p *pair) fill(t testing.TB, n int, number func(packet []byte, i int)) (sen
 	if !ok {
 		t.Fatal("no node")
 	}
-	template := nattest.IP{Source: "11.0.0.0", Destination: "10.61.0.0", Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: []byte("x")}}.Bytes()
+	template := nattest.IP{Source: "11.0.0.0", Destination: "10.61.0.0", Body: nattest.UDP{SourcePort: 4000,
+		DestinationPort: 53, Payload: []byte("x")}}.Bytes()
 	work := make([]byte, len(template))
 	var parsed packet.Packet
 	process := func(i int) nat.Verdict {
@@ -79,7 +80,8 @@ func TestHandOverOfPods(t *testing.T) {
 		copy(packet[12:], []byte{10, 0, 1, byte(2 + i%pods), 10, 61, 1, 7})
 		binary.BigEndian.PutUint16(packet[20:], uint16(1024+i/pods))
 	})
-	conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
+	conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version,
+		Cluster: "rome", Peer: "milan"})
 	need.NoError(t, err)
 	f := &fakeNext{handover.NewLine(conn), t}
 	defer f.Close()

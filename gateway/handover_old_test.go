@@ -29,11 +29,16 @@ var oldSteps = []struct {
 }{
 	{"at the start", nil, 0},
 	{"after its offer", func(l *handover.Line, relay int) error {
-		offer := handover.Offer{Identity: (&state.Identity{Cluster: "rome"}).Encode(), Sockets: []handover.Socket{{Name: "relay"}}, Session: true}
+		offer := handover.Offer{Identity: (&state.Identity{Cluster: "rome"}).Encode(),
+			Sockets: []handover.Socket{{Name: "relay"}}, Session: true}
 		return l.SendJSON(handover.KindOffer, &offer, time.Second, relay)
 	}, 0},
-	{"in its records", func(l *handover.Line, _ int) error { return l.Send(handover.KindRecords, nil, time.Second) }, 0},
-	{"in the place of the cut", func(l *handover.Line, _ int) error { return l.Send(handover.KindStanding, nil, time.Second) }, handover.KindReady},
+	{"in its records", func(l *handover.Line, _ int) error { return l.Send(handover.KindRecords, nil, time.Second) },
+		0},
+	{"in the place of the cut", func(l *handover.Line, _ int) error {
+		return l.Send(handover.KindStanding, nil,
+			time.Second)
+	}, handover.KindReady},
 	{"after the cut", func(l *handover.Line, _ int) error {
 		return l.SendJSON(handover.KindCut, &handover.Cut{Stopped: handover.Monotonic()}, time.Second)
 	}, handover.KindForwarding},
@@ -122,8 +127,10 @@ var oldFaults = []struct {
 }{
 	{"dies", func(l *handover.Line) { l.Close() }, "EOF"},
 	{"lies", func(l *handover.Line) { l.Send(handover.KindReady, nil, time.Second) }, "protocol violation"},
-	{"says nonsense", func(l *handover.Line) { l.Send(handover.KindRefusal+1, nil, time.Second) }, "protocol violation"},
-	{"says half of a message", func(l *handover.Line) { l.Send(handover.KindCut, []byte("{"), time.Second) }, "protocol violation"},
+	{"says nonsense", func(l *handover.Line) { l.Send(handover.KindRefusal+1, nil, time.Second) },
+		"protocol violation"},
+	{"says half of a message", func(l *handover.Line) { l.Send(handover.KindCut, []byte("{"), time.Second) },
+		"protocol violation"},
 	{"refuses", func(l *handover.Line) { l.Refuse(errors.New("not today")) }, `refuses: "not today"`},
 	{"hangs", func(*handover.Line) {}, "i/o timeout"},
 }
@@ -157,7 +164,8 @@ func TestOldProcessFailsAtEachStep(t *testing.T) {
 				began := time.Now()
 				g, err := p.nextRome(t, socket, nil)
 				if last < len(oldSteps)-1 {
-					if g != nil || err == nil || !strings.Contains(err.Error(), fault.want) || !strings.Contains(err.Error(), "the previous gateway goes on") {
+					if g != nil || err == nil || !strings.Contains(err.Error(), fault.want) ||
+						!strings.Contains(err.Error(), "the previous gateway goes on") {
 						t.Errorf("%v, want %q", err, fault.want)
 					}
 					if took := time.Since(began); took > 2*askTime {

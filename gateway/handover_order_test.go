@@ -50,7 +50,8 @@ func TestNothingIsAppliedMeanwhile(t *testing.T) {
 	p := newPair(t, nil)
 	c := *p.rome.config()
 	waitFor(t, "a gateway that runs", p.rome.ready.Load)
-	talk, err := p.rome.inspect.HandOver(control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
+	talk, err := p.rome.inspect.HandOver(control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome",
+		Peer: "milan"})
 	need.NoError(t, err)
 	if err := p.rome.Apply(&c); !errors.Is(err, lifecycle.ErrHanding) {
 		t.Errorf("during a hand-over: %v, want %v", err, lifecycle.ErrHanding)
@@ -71,7 +72,8 @@ func TestNothingIsAppliedMeanwhile(t *testing.T) {
 		}
 		return false
 	})
-	talk, err = p.rome.inspect.HandOver(control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
+	talk, err = p.rome.inspect.HandOver(control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome",
+		Peer: "milan"})
 	p.rome.applying.Unlock()
 	need.NoError(t, err)
 	if err := <-late; !errors.Is(err, lifecycle.ErrHanding) {
@@ -84,7 +86,8 @@ func TestNothingIsAppliedMeanwhile(t *testing.T) {
 // the process that forwards.
 func TestEndAfterTheCut(t *testing.T) {
 	p, socket := newHandPair(t)
-	conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
+	conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version,
+		Cluster: "rome", Peer: "milan"})
 	need.NoError(t, err)
 	f := &fakeNext{handover.NewLine(conn), t}
 	defer f.Close()
@@ -133,7 +136,8 @@ func TestHandOverKeepsAddressAsked(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "milan.sock")
 	rc := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 	mc := configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
-	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(), rc.WireGuard.PrivateKey.Public()
+	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(),
+		rc.WireGuard.PrivateKey.Public()
 	mc.Control = socket
 	p := &pair{milan: start(t, mc, 20)}
 	asked := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.9"), p.milan.wg.Port())

@@ -57,7 +57,8 @@ func (p *pair) nextRome(t testing.TB, socket string, edit func(*config.Config)) 
 	return p.nextRomeLogging(t, socket, edit, log)
 }
 
-func (p *pair) nextRomeLogging(t testing.TB, socket string, edit func(*config.Config), log *logrus.Logger) (*Gateway, error) {
+func (p *pair) nextRomeLogging(t testing.TB, socket string, edit func(*config.Config),
+	log *logrus.Logger) (*Gateway, error) {
 	t.Helper()
 	c := *p.rome.config()
 	if edit != nil {
@@ -71,7 +72,8 @@ func overlapped(t *testing.T, g *Gateway) {
 	t.Helper()
 	c := g.config()
 	waitFor(t, "the end of the overlap", func() bool {
-		talk, err := g.inspect.HandOver(control.TakeoverOptions{Protocol: handover.Version, Cluster: c.Cluster, Peer: c.Peer})
+		talk, err := g.inspect.HandOver(control.TakeoverOptions{Protocol: handover.Version, Cluster: c.Cluster,
+			Peer: c.Peer})
 		if err == nil {
 			talk(nil)
 		}
@@ -149,8 +151,10 @@ func testHandOverLosesNothing(t *testing.T, edit func(*config.Config), one bool)
 			came := make(map[uint32]bool)
 			for len(came) < packets {
 				v, err := nattest.Check(w.to.nodes[0].Receive())
-				if err != nil || v.Source.String() != w.seen[0] || v.Destination.String() != w.seen[1] || v.SourcePort != 4001 {
-					t.Errorf("got %v:%d > %v, %v; %d of %d have come", v.Source, v.SourcePort, v.Destination, err, len(came), packets)
+				if err != nil || v.Source.String() != w.seen[0] || v.Destination.String() != w.seen[1] ||
+					v.SourcePort != 4001 {
+					t.Errorf("got %v:%d > %v, %v; %d of %d have come", v.Source, v.SourcePort, v.Destination, err,
+						len(came), packets)
 					return
 				}
 				n := binary.BigEndian.Uint32(v.Payload)
@@ -233,8 +237,10 @@ func TestHandOverIsRefused(t *testing.T) {
 		ask  control.TakeoverOptions
 		want string
 	}{
-		{"another version", control.TakeoverOptions{Protocol: 99, Cluster: "rome", Peer: "milan"}, "by version 1 of the conversation, not 99"},
-		{"another peer", control.TakeoverOptions{Protocol: 1, Cluster: "rome", Peer: "oslo"}, "towards milan, not of rome towards oslo"},
+		{"another version", control.TakeoverOptions{Protocol: 99, Cluster: "rome", Peer: "milan"},
+			"by version 1 of the conversation, not 99"},
+		{"another peer", control.TakeoverOptions{Protocol: 1, Cluster: "rome", Peer: "oslo"},
+			"towards milan, not of rome towards oslo"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			conn, err := control.TakeOver(t.Context(), socket, tt.ask)
@@ -247,7 +253,8 @@ func TestHandOverIsRefused(t *testing.T) {
 		})
 	}
 	// A configuration that cannot start changes nothing, nor does one whose peer does not know it.
-	if _, err := p.nextRome(t, socket, func(c *config.Config) { c.Health = "192.0.2.1:1" }); err == nil || !strings.Contains(err.Error(), "health") {
+	if _, err := p.nextRome(t, socket, func(c *config.Config) { c.Health = "192.0.2.1:1" }); err == nil ||
+		!strings.Contains(err.Error(), "health") {
 		t.Error(err)
 	}
 	p.there(t, 1)

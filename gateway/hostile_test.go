@@ -57,12 +57,15 @@ func TestHostileGeneve(t *testing.T) {
 	}{
 		{"unknown option", datagram(1, 0, 1, 2, 3, 0), geneve.Accepted},
 		{"63 unknown options", datagram(63, 0, many...), geneve.Accepted},
-		{"option of the largest size", datagram(32, 0, append([]byte{1, 2, 3, 31}, make([]byte, 124)...)...), geneve.Accepted},
+		{"option of the largest size", datagram(32, 0, append([]byte{1, 2, 3, 31}, make([]byte, 124)...)...),
+			geneve.Accepted},
 		{"reserved bits", datagram(1, 0x3f, 1, 2, 3, 0xe0), geneve.Accepted},
 		{"critical option", datagram(1, 0x40, 1, 2, 0x83, 0), geneve.CriticalOption},
 		{"critical option that the header hides", datagram(1, 0, 1, 2, 0x83, 0), geneve.CriticalOption},
-		{"critical option behind others", datagram(3, 0x40, 1, 2, 3, 1, 0, 0, 0, 0, 1, 2, 0x83, 0), geneve.CriticalOption},
-		{"critical option, last of 63", datagram(63, 0x40, append(slices.Clone(many[:62*4]), 1, 2, 0xff, 0)...), geneve.CriticalOption},
+		{"critical option behind others", datagram(3, 0x40, 1, 2, 3, 1, 0, 0, 0, 0, 1, 2, 0x83, 0),
+			geneve.CriticalOption},
+		{"critical option, last of 63", datagram(63, 0x40, append(slices.Clone(many[:62*4]), 1, 2, 0xff, 0)...),
+			geneve.CriticalOption},
 		{"control message", datagram(0, 0x80), geneve.ControlPacket},
 		{"control message with a critical option", datagram(1, 0xc0, 1, 2, 0x83, 0), geneve.ControlPacket},
 		{"version 1", datagram(0x40, 0), geneve.BadVersion},
@@ -74,7 +77,8 @@ func TestHostileGeneve(t *testing.T) {
 		{"MPLS", slices.Concat([]byte{0, 0, 0x88, 0x47}, datagram(0, 0)[4:]), geneve.UnknownProtocol},
 		{"IP where there are frames", slices.Concat([]byte{0, 0, 8, 0}, datagram(0, 0)[4:]), geneve.WrongInner},
 		{"VXLAN", slices.Concat([]byte{8, 0, 0, 0}, datagram(0, 0)[4:]), geneve.WrongEncap},
-		{"VNI of the other node", slices.Concat(datagram(0, 0)[:4], []byte{0, 0, 7, 0}, datagram(0, 0)[8:]), geneve.UnknownNode},
+		{"VNI of the other node", slices.Concat(datagram(0, 0)[:4], []byte{0, 0, 7, 0}, datagram(0, 0)[8:]),
+			geneve.UnknownNode},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			const times = 20
@@ -140,7 +144,8 @@ func TestHostileTrains(t *testing.T) {
 	}{
 		{"honest", slices.Concat(good, good, good), geneve.Accepted, 3},
 		{"inner train with forged frames at its cuts", inner, geneve.Accepted, 8},
-		{"forged frame behind a longer one", slices.Concat(change(good, 24, 0x20, 0), forged, forged), geneve.BadTrain, 0},
+		{"forged frame behind a longer one", slices.Concat(change(good, 24, 0x20, 0), forged, forged),
+			geneve.BadTrain, 0},
 		{"several VNIs", slices.Concat(good, change(good, 6, 7), good), geneve.BadTrain, 0},
 		{"VNI of nobody first", slices.Concat(change(good, 6, 99), good), geneve.UnknownNode, 0},
 		{"last one cut short", slices.Concat(good, good, good[:500]), geneve.BadTrain, 0},
@@ -155,7 +160,8 @@ func TestHostileTrains(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			before := p.rome.endpoint.Drops()
-			train := []udp.Train{{Destination: p.rome.endpoint.LocalAddr(), SegmentSize: size, Parts: [][]byte{tt.train}}}
+			train := []udp.Train{{Destination: p.rome.endpoint.LocalAddr(), SegmentSize: size,
+				Parts: [][]byte{tt.train}}}
 			if _, err := sender.Send(train); err != nil {
 				t.Fatal(err)
 			}

@@ -125,13 +125,16 @@ func TestDiskThatTakesNothing(t *testing.T) {
 			said := new(lockedText)
 			k.rome.log.Logger.SetOutput(said)
 			keepNow(k.rome.Gateway)
-			if page := string(k.rome.inspect.Metrics(seats.New(nil), 0)); strings.Contains(page, "culvert_state_save_failures_total 0\n") {
+			if page := string(k.rome.inspect.Metrics(seats.New(nil), 0)); strings.Contains(page,
+				"culvert_state_save_failures_total 0\n") {
 				t.Error("no write has failed")
 			}
-			if err := os.WriteFile(filepath.Join(d.path, "milan/other"), make([]byte, 8<<10), 0o600); !errors.Is(err, tt.want) {
+			if err := os.WriteFile(filepath.Join(d.path, "milan/other"), make([]byte, 8<<10),
+				0o600); !errors.Is(err, tt.want) {
 				t.Errorf("a write fails with %v, want %v", err, tt.want)
 			}
-			if after, err := os.ReadFile(filepath.Join(d.path, "milan/connections")); err != nil || string(after) != string(before) {
+			if after, err := os.ReadFile(filepath.Join(d.path, "milan/connections")); err != nil ||
+				string(after) != string(before) {
 				t.Errorf("what was kept has changed: %v", err)
 			}
 			tt.mend(d)
@@ -146,7 +149,8 @@ func TestDiskThatTakesNothing(t *testing.T) {
 
 // TestEmptyDiskThatTakesNothing: a gateway does not need any content there either.
 func TestEmptyDiskThatTakesNothing(t *testing.T) {
-	for name, spoil := range map[string]func(*disk){"full": (*disk).fill, "read-only": func(d *disk) { d.setReadOnly(true) }} {
+	for name, spoil := range map[string]func(*disk){"full": (*disk).fill,
+		"read-only": func(d *disk) { d.setReadOnly(true) }} {
 		t.Run(name, func(t *testing.T) {
 			d := newDisk(t)
 			spoil(d)
@@ -186,7 +190,8 @@ func TestClaimWithoutWriting(t *testing.T) {
 	}
 	nothing.Close()
 	chosen.IPAM.File = c.IPAM.File
-	if _, err := chosen.Claim(t.Context()); !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "make the folder writable") {
+	if _, err := chosen.Claim(t.Context()); !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(),
+		"make the folder writable") {
 		t.Errorf("something is auto: %v", err)
 	}
 }

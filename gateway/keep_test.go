@@ -158,7 +158,8 @@ func TestFolderOfOneGateway(t *testing.T) {
 	log, _ := listeningLog()
 	cl := open(t, c, 10, log, nil)
 	_, err := newGateway(c, Budget{}, log, geneve.Options{Listen: netip.MustParseAddrPort("127.0.0.1:0")})
-	if want := fmt.Sprintf("as process %d; stop it", os.Getpid()); !errors.Is(err, state.ErrInUse) || !strings.Contains(err.Error(), want) {
+	if want := fmt.Sprintf("as process %d; stop it", os.Getpid()); !errors.Is(err, state.ErrInUse) ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("a second one: %v, want one that names %q", err, want)
 	}
 	cl.close()
@@ -189,15 +190,22 @@ func TestWhatIsKeptMayBeAnything(t *testing.T) {
 		line     string // "" = none
 		metric   string
 	}{
-		"nothing":                {map[string][]byte{"connections": nil, "identity": nil}, 0, "", ""},
-		"whole":                  {nil, 2, `"state: connections of the previous gateway are restored"`, `reason="damaged-block"} 0`},
-		"damaged identity":       {map[string][]byte{"identity": []byte("junk")}, 2, "the identity there cannot be used", ""},
-		"newer identity":         {map[string][]byte{"identity": []byte("culvert state, version 2, CRC-32C 00000000\n{}")}, 2, "of a newer version", ""},
-		"another's identity":     {map[string][]byte{"identity": (&state.Identity{Cluster: "paris"}).Encode()}, 0, "of another gateway", ""},
-		"damaged connections":    {map[string][]byte{"connections": damaged}, 0, "damaged-block 1, the end is missing", `reason="damaged-block"} 1`},
-		"connections cut short":  {map[string][]byte{"connections": connections[:100]}, 0, "damaged-block 1, the end is missing", `reason="damaged-block"} 1`},
-		"connections, then junk": {map[string][]byte{"connections": append(slices.Clone(connections), "junk"...)}, 2, "not all: damaged-block 1", `reason="damaged-block"} 1`},
-		"empty connections":      {map[string][]byte{"connections": {}}, 0, "not all: the end is missing", ""},
+		"nothing": {map[string][]byte{"connections": nil, "identity": nil}, 0, "", ""},
+		"whole": {nil, 2, `"state: connections of the previous gateway are restored"`,
+			`reason="damaged-block"} 0`},
+		"damaged identity": {map[string][]byte{"identity": []byte("junk")}, 2,
+			"the identity there cannot be used", ""},
+		"newer identity": {map[string][]byte{
+			"identity": []byte("culvert state, version 2, CRC-32C 00000000\n{}")}, 2, "of a newer version", ""},
+		"another's identity": {map[string][]byte{"identity": (&state.Identity{Cluster: "paris"}).Encode()}, 0,
+			"of another gateway", ""},
+		"damaged connections": {map[string][]byte{"connections": damaged}, 0, "damaged-block 1, the end is missing",
+			`reason="damaged-block"} 1`},
+		"connections cut short": {map[string][]byte{"connections": connections[:100]}, 0,
+			"damaged-block 1, the end is missing", `reason="damaged-block"} 1`},
+		"connections, then junk": {map[string][]byte{"connections": append(slices.Clone(connections), "junk"...)}, 2,
+			"not all: damaged-block 1", `reason="damaged-block"} 1`},
+		"empty connections": {map[string][]byte{"connections": {}}, 0, "not all: the end is missing", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := *k.rc
@@ -218,7 +226,8 @@ func TestWhatIsKeptMayBeAnything(t *testing.T) {
 			if n := cl.engine.Stats().Restored; n != test.restored {
 				t.Errorf("%d connections restored, want %d", n, test.restored)
 			}
-			if lines := strings.Count(text.String(), "state: "); test.line == "" && lines > 0 || !strings.Contains(text.String(), test.line) {
+			if lines := strings.Count(text.String(), "state: "); test.line == "" && lines > 0 ||
+				!strings.Contains(text.String(), test.line) {
 				t.Errorf("log %s, want %q", text, test.line)
 			}
 			if page := string(cl.inspect.Metrics(seats.New(nil), 0)); !strings.Contains(page, test.metric) {
@@ -254,7 +263,8 @@ func TestWithoutFolder(t *testing.T) {
 	if n := strings.Count(text.String(), "state: cannot be written"); n != 1 {
 		t.Errorf("said %d times, want once: %s", n, text)
 	}
-	if page := string(cl.inspect.Metrics(seats.New(nil), 0)); !strings.Contains(page, "culvert_state_save_failures_total 2\n") {
+	if page := string(cl.inspect.Metrics(seats.New(nil), 0)); !strings.Contains(page,
+		"culvert_state_save_failures_total 2\n") {
 		t.Error("the metric does not count 2 failures")
 	}
 	need.NoError(t, os.MkdirAll(filepath.Join(c.State, "milan"), 0o700))

@@ -50,7 +50,8 @@ func TestLearn(t *testing.T) {
 		n := &full.Geneve.Nodes[i]
 		n.Underlay = netip.AddrFrom4([4]byte{127, 0, 30, byte(2 + i)})
 		rome.nodes = append(rome.nodes, genevetest.NewNode(t, genevetest.NodeConfig{
-			Listen: netip.AddrPortFrom(n.Underlay, listens.Port()), Gateway: listens, VNI: uint32(n.VNI), VXLAN: n.Encap == geneve.VXLAN,
+			Listen: netip.AddrPortFrom(n.Underlay, listens.Port()), Gateway: listens, VNI: uint32(n.VNI),
+			VXLAN:   n.Encap == geneve.VXLAN,
 			Address: n.Address.V4, GatewayAddress: full.Geneve.GatewayAddress.V4,
 		}))
 	}
@@ -100,7 +101,8 @@ func TestLearn(t *testing.T) {
 		for _, p := range pieces {
 			p.put(&now, &config.Config{})
 			apply("without " + p.name)
-			if s, err := rome.wg.PeerStats(); err != nil || (s.Endpoint == "") != (now.WireGuard.PeerPublicKey == wgkey.Key{}) {
+			if s, err := rome.wg.PeerStats(); err != nil ||
+				(s.Endpoint == "") != (now.WireGuard.PeerPublicKey == wgkey.Key{}) {
 				t.Errorf("without %s: %+v, %v", p.name, s, err)
 			}
 		}
@@ -150,7 +152,8 @@ func TestNodeReturns(t *testing.T) {
 // one.
 func TestLearnAddress(t *testing.T) {
 	moved := netip.MustParseAddr("10.80.0.99")
-	p := newPair(t, func(rome, _ *config.Config) { rome.Geneve.GatewayAddress.V4 = moved }) // the nodes ask for this one
+	// the nodes ask for this one
+	p := newPair(t, func(rome, _ *config.Config) { rome.Geneve.GatewayAddress.V4 = moved })
 	for _, a := range []netip.Addr{netip.MustParseAddr("10.80.0.4"), moved} {
 		next := *p.rome.config()
 		next.Geneve.GatewayAddress.V4 = a

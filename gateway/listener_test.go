@@ -59,7 +59,8 @@ func TestPipelinedRequests(t *testing.T) {
 	crowd := make([]net.Conn, connections)
 	for i := range crowd {
 		crowd[i] = dialFrom(t, fmt.Sprintf("127.%d.%d.1", 1+i%100, i/100), address)
-		io.WriteString(crowd[i], strings.Repeat("GET /metrics HTTP/1.1\r\nHost: culvert\r\n\r\n", requests)) // may have been closed already
+		// may have been closed already
+		io.WriteString(crowd[i], strings.Repeat("GET /metrics HTTP/1.1\r\nHost: culvert\r\n\r\n", requests))
 	}
 	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
 		if status, _ := getFrom(t, "127.0.1.1", address, path); status != http.StatusOK {
@@ -76,7 +77,8 @@ func TestPipelinedRequests(t *testing.T) {
 		served += answers
 	}
 	refused := p.rome.metrics.Listener.Refused()
-	// A connection that has its answer can lose its seat before the server closes it, and counts as both then.
+	// A connection that has its answer can lose its seat before the server closes it, and counts as
+	// both then.
 	if served == 0 || refused == 0 || refused > connections+3 {
 		t.Errorf("%d served, %d refused of %d", served, refused, connections)
 	}
@@ -96,7 +98,8 @@ func TestSilentConnections(t *testing.T) {
 	// The listener has accepted all of the crowd before it answers. A silent connection loses its
 	// seat after requestTime.
 	_, _ = getFrom(t, "127.0.1.1", address, "/healthz")
-	if n, most, least := p.rome.metrics.Listener.Refused(), 301-11, 301-11*(1+int(took/requestTime)); int(n) > most || int(n) < least {
+	if n, most, least := p.rome.metrics.Listener.Refused(), 301-11, 301-11*(1+int(took/requestTime)); int(n) > most ||
+		int(n) < least {
 		t.Errorf("%d connections refused, want %d, and %d at least", n, most, least)
 	}
 	for range 20 {

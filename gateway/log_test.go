@@ -43,7 +43,8 @@ func logLines(t *testing.T, formatter logrus.Formatter) (*logrus.Logger, <-chan 
 // characters, and sends arbitrary data from unknown senders. Each log entry must stay one line.
 func TestLogInjection(t *testing.T) {
 	const forged = "\nlevel=error msg=forged time=\"now\"\r\x1b[31m\x00\u2028\x85"
-	for name, formatter := range map[string]logrus.Formatter{"text": new(logrus.TextFormatter), "json": new(logrus.JSONFormatter)} {
+	for name, formatter := range map[string]logrus.Formatter{"text": new(logrus.TextFormatter),
+		"json": new(logrus.JSONFormatter)} {
 		t.Run(name, func(t *testing.T) {
 			log, lines := logLines(t, formatter)
 			c := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")

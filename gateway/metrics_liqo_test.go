@@ -28,7 +28,8 @@ func TestLiqoMetrics(t *testing.T) {
 	}
 	_, page := getFrom(t, "127.0.0.1", p.rome.metrics.Listener.Addr(), "/metrics")
 	for _, want := range []string{
-		"liqo_peer_is_connected" + peer + " 1", "# TYPE liqo_peer_receive_bytes_total counter", "liqo_peer_receive_bytes_total" + peer, "liqo_peer_transmit_bytes_total" + peer,
+		"liqo_peer_is_connected" + peer + " 1", "# TYPE liqo_peer_receive_bytes_total counter",
+		"liqo_peer_receive_bytes_total" + peer, "liqo_peer_transmit_bytes_total" + peer,
 		"liqo_peer_latency_us" + peer, "# TYPE liqo_peer_latency_histogram_us histogram",
 		`liqo_peer_latency_histogram_us_bucket{driver="wireguard",cluster_id="milan",le="10000"} `,
 		`liqo_peer_latency_histogram_us_bucket{driver="wireguard",cluster_id="milan",le="299992"} `,

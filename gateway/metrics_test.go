@@ -80,7 +80,8 @@ func TestMetrics(t *testing.T) {
 		}
 		series[name] = true
 	}
-	if key := p.rome.config().WireGuard.PrivateKey; strings.Contains(page, key.Base64()) || strings.Contains(page, hex.EncodeToString(key[:])) {
+	if key := p.rome.config().WireGuard.PrivateKey; strings.Contains(page, key.Base64()) ||
+		strings.Contains(page, hex.EncodeToString(key[:])) {
 		t.Error("the private key is shown")
 	}
 }

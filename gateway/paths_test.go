@@ -35,7 +35,8 @@ type pathTest struct {
 // newPathTest uses IPv4, or only IPv6.
 func newPathTest(t *testing.T, net byte, six bool) *pathTest {
 	log, said := logtest.NewNullLogger()
-	c, pods := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16"), [2]string{"10.0.1.5", "10.0.2.5"}
+	c, pods := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16"),
+		[2]string{"10.0.1.5", "10.0.2.5"}
 	if six {
 		dual(c, configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16"))
 		c, pods = alone6(c), [2]string{"fd00:10:0:1::5", "fd00:10:0:2::5"}
@@ -59,7 +60,8 @@ func alone6(c *config.Config) *config.Config {
 		n.Address.V4 = netip.Addr{}
 		n.PodCIDRs = slices.DeleteFunc(n.PodCIDRs, four)
 	}
-	c.Local.PodCIDRs, c.Local.ExternalCIDRs = slices.DeleteFunc(c.Local.PodCIDRs, four), slices.DeleteFunc(c.Local.ExternalCIDRs, four)
+	c.Local.PodCIDRs, c.Local.ExternalCIDRs = slices.DeleteFunc(c.Local.PodCIDRs, four),
+		slices.DeleteFunc(c.Local.ExternalCIDRs, four)
 	c.Remote = slices.DeleteFunc(c.Remote, func(r rules.RemoteCIDR) bool { return four(r.Real) })
 	return c
 }

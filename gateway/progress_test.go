@@ -43,7 +43,9 @@ func TestHealthOfAStoppedPath(t *testing.T) {
 	health(http.StatusOK, "ok")
 	const later = 10 * time.Second
 	look(later)
-	if fault, want := p.rome.monitor.Fault(path.Uptime()+later), "the packet path has taken nothing for 10 s of what waits at its socket geneve"; !strings.Contains(fault, want) {
+	if fault, want := p.rome.monitor.Fault(path.Uptime()+later),
+		"the packet path has taken nothing for 10 s of what waits at its socket geneve"; !strings.Contains(
+		fault, want) {
 		t.Errorf("%q, want %q", fault, want)
 	}
 

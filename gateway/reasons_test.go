@@ -153,10 +153,12 @@ func (p *losingPair) shown(ways map[string]func()) map[string]bool {
 	for reason := range ways {
 		counted := false
 		for line := range strings.Lines(page) {
-			counted = counted || strings.HasPrefix(line, "culvert_dropped_packets_total{") && strings.Contains(line, `reason="`+reason+`"`) && !strings.HasSuffix(line, " 0\n")
+			counted = counted || strings.HasPrefix(line, "culvert_dropped_packets_total{") && strings.Contains(line,
+				`reason="`+reason+`"`) && !strings.HasSuffix(line, " 0\n")
 		}
 		if !comments[reason] || !stated[reason] || !counted {
-			t.Errorf("%s: in the capture %v, in status %v, in the metrics %v", reason, comments[reason], stated[reason], counted)
+			t.Errorf("%s: in the capture %v, in status %v, in the metrics %v", reason, comments[reason],
+				stated[reason], counted)
 		}
 	}
 	return all
@@ -170,7 +172,8 @@ func TestEveryReasonShows(t *testing.T) {
 		"too-long":   true, // they are no longer than the MTU
 		"standby":    true, // TestBecome covers it: a standby does not parse what it drops
 	}
-	pod := nattest.IP{Source: "10.0.1.5", Destination: "10.61.1.7", Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53}}
+	pod := nattest.IP{Source: "10.0.1.5", Destination: "10.61.1.7", Body: nattest.UDP{SourcePort: 4000,
+		DestinationPort: 53}}
 	with := func(change func(*nattest.IP)) nattest.IP {
 		ip := pod
 		change(&ip)
@@ -181,18 +184,22 @@ func TestEveryReasonShows(t *testing.T) {
 			{Name: "drop", Protocol: 17, Ports: []rules.PortRange{{First: 7, Last: 7}}, Action: rules.FilterDrop},
 			{Name: "reject", Protocol: 17, Ports: []rules.PortRange{{First: 9, Last: 9}}, Action: rules.FilterReject},
 		}
-		rome.Services = []config.Service{{Name: "empty", Address: rules.PairOf(netip.MustParseAddr("10.70.0.21")), Port: 80, Protocol: 17},
-			{Name: "told", Address: rules.PairOf(netip.MustParseAddr("10.70.0.22")), Port: 80, Protocol: 6, ProxyProtocol: true,
-				Backends: []config.Backend{{Address: netip.MustParseAddr("10.0.1.7"), Port: 80}}}}
+		rome.Services = []config.Service{{Name: "empty", Address: rules.PairOf(netip.MustParseAddr("10.70.0.21")),
+			Port: 80, Protocol: 17},
+			{Name: "told", Address: rules.PairOf(netip.MustParseAddr("10.70.0.22")), Port: 80, Protocol: 6,
+				ProxyProtocol: true,
+				Backends:      []config.Backend{{Address: netip.MustParseAddr("10.0.1.7"), Port: 80}}}}
 	})
 	ways := p.ofPackets(with)
 	maps.Copy(ways, p.ofTunnels())
 	ways["output"] = func() {
 		keep := rules.Chain{Name: "c", Type: rules.ChainFilter, Hook: rules.HookOutput, Rules: []rules.Rule{
-			{Name: "keep", Action: rules.ActionDrop, Match: []rules.Match{{IP: rules.Operand{Value: "10.0.1.6", Position: rules.PositionDestination}}}},
+			{Name: "keep", Action: rules.ActionDrop,
+				Match: []rules.Match{{IP: rules.Operand{Value: "10.0.1.6", Position: rules.PositionDestination}}}},
 		}}
 		table := rules.Table{Name: "own", Family: rules.FamilyIPv4, Chains: []rules.Chain{keep}}
-		need.NoError(t, p.rome.Put(rules.Key{Kind: "user", Name: "output"}, rules.Resource{Tables: []rules.Table{table}}))
+		need.NoError(t, p.rome.Put(rules.Key{Kind: "user", Name: "output"},
+			rules.Resource{Tables: []rules.Table{table}}))
 		p.rome.CommitRules()
 		p.inner(nattest.IP{Source: "10.0.1.6", Destination: "10.80.0.4", Body: nattest.ICMP{Type: 8, Rest: 7}})
 	}
@@ -237,11 +244,18 @@ func (p *losingPair) ofPackets(with func(func(*nattest.IP)) nattest.IP) map[stri
 		"source-route":    func() { p.inner(with(func(ip *nattest.IP) { ip.Options = []byte{131, 3, 4, 0} })) },
 		"bad-source":      func() { p.inner(with(func(ip *nattest.IP) { ip.Source = "127.0.0.1" })) },
 		"bad-destination": func() { p.inner(with(func(ip *nattest.IP) { ip.Destination = "224.0.0.5" })) },
-		"to-node":         func() { p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.80.0.2", Body: datagram(10250)}) },
-		"no-mapping":      func() { p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.70.0.99", Body: datagram(53)}) },
-		"no-backend":      func() { p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.70.0.21", Body: datagram(80)}) },
+		"to-node": func() {
+			p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.80.0.2", Body: datagram(10250)})
+		},
+		"no-mapping": func() {
+			p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.70.0.99", Body: datagram(53)})
+		},
+		"no-backend": func() {
+			p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.70.0.21", Body: datagram(80)})
+		},
 		"mid-stream": func() {
-			p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.70.0.22", Body: nattest.TCP{DestinationPort: 80, Flags: nattest.ACK}})
+			p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.70.0.22", Body: nattest.TCP{DestinationPort: 80,
+				Flags: nattest.ACK}})
 		},
 		"no-route":     func() { p.inner(with(func(ip *nattest.IP) { ip.Destination = "8.8.8.8" })) },
 		"ttl-exceeded": func() { p.inner(with(func(ip *nattest.IP) { ip.TTL = 1 })) },
@@ -260,7 +274,9 @@ func (p *losingPair) ofPackets(with func(func(*nattest.IP)) nattest.IP) map[stri
 		"rejected": func() { p.inner(with(func(ip *nattest.IP) { ip.Body = datagram(9) })) },
 		"port-exhausted": func() { // two clients with one address, and no port to tell them apart
 			for _, source := range []string{"203.0.113.1", "203.0.113.2"} {
-				p.inner(with(func(ip *nattest.IP) { ip.Source, ip.Body = source, nattest.Raw{Protocol: 47, Payload: make([]byte, 8)} }))
+				p.inner(with(func(ip *nattest.IP) {
+					ip.Source, ip.Body = source, nattest.Raw{Protocol: 47, Payload: make([]byte, 8)}
+				}))
 			}
 		},
 		"port-share": func() {
@@ -273,7 +289,8 @@ func (p *losingPair) ofPackets(with func(func(*nattest.IP)) nattest.IP) map[stri
 		"fragment": func() { // its port must change, but the checksum is in another fragment
 			for _, source := range []string{"203.0.113.1", "203.0.113.2"} {
 				p.inner(with(func(ip *nattest.IP) {
-					ip.Source, ip.MF, ip.Body = source, true, nattest.SCTP{SourcePort: 700, DestinationPort: 53, Tag: 7, Chunks: make([]byte, 12)}
+					ip.Source, ip.MF, ip.Body = source, true, nattest.SCTP{SourcePort: 700, DestinationPort: 53, Tag: 7,
+						Chunks: make([]byte, 12)}
 				}))
 			}
 		},
@@ -286,7 +303,8 @@ func (p *losingPair) ofPackets(with func(func(*nattest.IP)) nattest.IP) map[stri
 		},
 		"fragment-limit": func() {
 			p.inner(with(func(ip *nattest.IP) {
-				ip.Source, ip.ID, ip.Offset, ip.Body = "203.0.113.1", 4, 800, nattest.Raw{Protocol: 17, Payload: make([]byte, 2400)}
+				ip.Source, ip.ID, ip.Offset, ip.Body = "203.0.113.1", 4, 800, nattest.Raw{Protocol: 17,
+					Payload: make([]byte, 2400)}
 			}))
 		},
 		"no-service": func() { p.inner(with(func(ip *nattest.IP) { ip.Destination = "10.80.0.4" })) },
@@ -320,12 +338,14 @@ func (p *losingPair) ofTunnels() map[string]func() {
 	arp := func(n int, message ...byte) func() {
 		return func() {
 			for range n {
-				p.outer(udp.Train{Parts: [][]byte{genevetest.Geneve(11, 0x6558, genevetest.Frame([6]byte{255, 255, 255, 255, 255, 255}, p.node.MAC, genevetest.ARP, message))}})
+				p.outer(udp.Train{Parts: [][]byte{genevetest.Geneve(11, 0x6558,
+					genevetest.Frame([6]byte{255, 255, 255, 255, 255, 255}, p.node.MAC, genevetest.ARP, message))}})
 			}
 		}
 	}
 	request := func(target ...byte) []byte {
-		return slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, 1}, p.node.MAC[:], []byte{10, 80, 0, 2}, make([]byte, 6), target)
+		return slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, 1}, p.node.MAC[:], []byte{10, 80, 0, 2},
+			make([]byte, 6), target)
 	}
 	frame := func(to, from [6]byte, etherType uint16, b []byte) func() {
 		return func() {
@@ -333,7 +353,8 @@ func (p *losingPair) ofTunnels() map[string]func() {
 		}
 	}
 	ip := udpPacket("10.0.1.5", "10.61.1.7", nil)
-	solicitation := append([]byte{0x60, 0, 0, 0, 0, 24, 58, 255, 0xfe, 0x80, 15: 1, 23: 0, 24: 0xff, 25: 2, 39: 1}, append([]byte{133}, make([]byte, 23)...)...)
+	solicitation := append([]byte{0x60, 0, 0, 0, 0, 24, 58, 255, 0xfe, 0x80, 15: 1, 23: 0, 24: 0xff, 25: 2, 39: 1},
+		append([]byte{133}, make([]byte, 23)...)...)
 	discovery := func(n int, ip []byte) func() {
 		return func() {
 			for range n {
@@ -347,8 +368,11 @@ func (p *losingPair) ofTunnels() map[string]func() {
 	}
 	ghost := func(name string, n byte, packets int) { // packets to a node that never answers
 		p.apply(func(c *config.Config) {
-			c.Geneve.Nodes = append(c.Geneve.Nodes, config.Node{Name: name, VNI: geneve.VNI(n), Underlay: netip.AddrFrom4([4]byte{127, 0, 10, n}),
-				Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, 0, n}), netip.AddrFrom16([16]byte{0xfd, 0x80, 15: n})), PodCIDRs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, n, 0}), 24)}})
+			c.Geneve.Nodes = append(c.Geneve.Nodes, config.Node{Name: name, VNI: geneve.VNI(n),
+				Underlay: netip.AddrFrom4([4]byte{127, 0, 10, n}),
+				Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, 0, n}),
+					netip.AddrFrom16([16]byte{0xfd, 0x80, 15: n})),
+				PodCIDRs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, n, 0}), 24)}})
 		})
 		for range packets {
 			p.node.Send(udpPacket("10.0.1.5", fmt.Sprintf("10.0.%d.5", n), nil))
@@ -360,11 +384,13 @@ func (p *losingPair) ofTunnels() map[string]func() {
 		})
 	}
 	return map[string]func(){
-		"truncated":           func() { p.outer(udp.Train{Parts: [][]byte{good[:7]}}) },
-		"unknown-node":        changed(4, 0, 0, 77),
-		"wrong-encap":         func() { p.rome.nodes[1].SendRaw(genevetest.Geneve(7, 0x6558, good[8:])) },
-		"bad-version":         changed(0, 0x40),
-		"bad-flags":           func() { p.rome.nodes[1].SendRaw(append(make([]byte, 4), genevetest.VXLAN(7, good[8:])[4:]...)) },
+		"truncated":    func() { p.outer(udp.Train{Parts: [][]byte{good[:7]}}) },
+		"unknown-node": changed(4, 0, 0, 77),
+		"wrong-encap":  func() { p.rome.nodes[1].SendRaw(genevetest.Geneve(7, 0x6558, good[8:])) },
+		"bad-version":  changed(0, 0x40),
+		"bad-flags": func() {
+			p.rome.nodes[1].SendRaw(append(make([]byte, 4), genevetest.VXLAN(7, good[8:])[4:]...))
+		},
 		"bad-options":         changed(0, 1, 0, 0x65, 0x58, 0, 0, 11, 0, 0, 1, 0, 9),
 		"control-packet":      changed(1, 0x80),
 		"critical-option":     changed(0, 1, 0x40, 0x65, 0x58, 0, 0, 11, 0, 0, 1, 0x80, 0),
@@ -379,10 +405,11 @@ func (p *losingPair) ofTunnels() map[string]func() {
 		"bad-arp":             arp(1, request(10, 80, 0, 4)[:27]...),
 		"other-arp":           arp(1, request(10, 80, 0, 9)...),
 		"arp-rate":            arp(100, request(10, 80, 0, 4)...),
-		"bad-nd":              discovery(1, genevetest.Solicit(node6, losingGateway6, [6]byte{2, 9, 9, 9, 9, 9}, false)),
-		"other-nd":            discovery(1, genevetest.Solicit(node6, other6, p.node.MAC, false)),
-		"nd-rate":             discovery(100, genevetest.Solicit(node6, losingGateway6, p.node.MAC, false)),
-		"ecn":                 func() { p.outer(udp.Train{Parts: [][]byte{good}, TOS: 3}) },
+		"bad-nd": discovery(1, genevetest.Solicit(node6, losingGateway6,
+			[6]byte{2, 9, 9, 9, 9, 9}, false)),
+		"other-nd": discovery(1, genevetest.Solicit(node6, other6, p.node.MAC, false)),
+		"nd-rate":  discovery(100, genevetest.Solicit(node6, losingGateway6, p.node.MAC, false)),
+		"ecn":      func() { p.outer(udp.Train{Parts: [][]byte{good}, TOS: 3}) },
 		"bad-train": func() {
 			p.outer(udp.Train{SegmentSize: len(good), Parts: [][]byte{good, bytes.Repeat([]byte{0}, len(good))}})
 		},
@@ -402,8 +429,10 @@ func (p *losingPair) ofTunnels() map[string]func() {
 		},
 		"send-failed": func() { // from a socket that is bound to loopback
 			p.apply(func(c *config.Config) {
-				c.Geneve.Nodes = append(c.Geneve.Nodes, config.Node{Name: "far", VNI: 98, Underlay: netip.MustParseAddr("192.0.2.98"), Inner: geneve.IP,
-					Address: rules.PairOf(netip.MustParseAddr("10.80.0.98"), netip.MustParseAddr("fd80::98")), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.98.0/24")}})
+				c.Geneve.Nodes = append(c.Geneve.Nodes, config.Node{Name: "far", VNI: 98,
+					Underlay: netip.MustParseAddr("192.0.2.98"), Inner: geneve.IP,
+					Address:  rules.PairOf(netip.MustParseAddr("10.80.0.98"), netip.MustParseAddr("fd80::98")),
+					PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.98.0/24")}})
 			})
 			p.node.Send(udpPacket("10.0.1.5", "10.0.98.5", nil))
 		},
@@ -417,12 +446,15 @@ func (p *losingPair) fillTable() {
 		body := nattest.UDP{SourcePort: 5000 + i, DestinationPort: 53}
 		for range 2 { // four packets in both directions make a stream, which is not evicted
 			p.inner(nattest.IP{Source: fmt.Sprintf("203.0.113.%d", 100+i), Destination: "10.61.1.7", Body: body})
-			awaits(p.t, func() bool { return p.lost("connection-share") || p.rome.engine.Stats().Created >= uint64(i)+2 })
+			awaits(p.t, func() bool {
+				return p.lost("connection-share") || p.rome.engine.Stats().Created >= uint64(i)+2
+			})
 			if p.lost("connection-share") {
 				return
 			}
 			v := until(p.t, p.milan.nodes[0], body.SourcePort)
-			p.milan.nodes[0].Send(nattest.IP{Source: "10.0.1.7", Destination: v.Source.String(), Body: nattest.UDP{SourcePort: 53, DestinationPort: v.SourcePort}}.Bytes())
+			p.milan.nodes[0].Send(nattest.IP{Source: "10.0.1.7", Destination: v.Source.String(),
+				Body: nattest.UDP{SourcePort: 53, DestinationPort: v.SourcePort}}.Bytes())
 			until(p.t, p.node, 53)
 		}
 	}
@@ -433,7 +465,8 @@ func TestEachReasonIsExplained(t *testing.T) {
 	p := newPair(t, nil)
 	p.rome.path.EachDrop(&nat.Stats{}, &geneve.Stats{}, &wg.Stats{}, func(_, reason string, _ uint64) {
 		for _, by := range []health.By{health.ByFile, health.ByLiqo, health.ByPeering} {
-			if means, remedy := health.Explain(reason, by); !strings.HasSuffix(means, ".") || strings.HasSuffix(remedy, ".") {
+			if means, remedy := health.Explain(reason, by); !strings.HasSuffix(means, ".") ||
+				strings.HasSuffix(remedy, ".") {
 				t.Errorf("%s: %q, %q", reason, means, remedy)
 			}
 		}

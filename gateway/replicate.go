@@ -33,8 +33,9 @@ type replicating struct {
 	took []byte // the latest facts of the active gateway; nil = none since this one forwarded; +checklocks:mu
 }
 
-// Replicate opens the listener at which other replicas of the gateway copy its table, and returns the Replica that copies theirs. It must be called
-// once, before Run, which serves and closes both. The gateway's configuration must be Elected.
+// Replicate opens the listener at which other replicas of the gateway copy its table, and returns
+// the Replica that copies theirs. It must be called once, before Run, which serves and closes both.
+// The gateway's configuration must be Elected.
 func (g *Gateway) Replicate(o ReplicateOptions) (*replica.Replica, error) {
 	l, err := net.Listen("tcp", o.Listen)
 	if err != nil {
@@ -48,7 +49,8 @@ func (g *Gateway) ReplicateOver(o ReplicateOptions, l net.Listener, dial replica
 	c, _ := g.current.Get()
 	r := &replicating{listener: l}
 	r.Replica = replica.New(replica.Options{
-		Log: g.log, Key: c.WireGuard.PrivateKey, Name: o.Name, Version: control.ReadVersion().String(), Engine: g.engine, Now: path.Now,
+		Log: g.log, Key: c.WireGuard.PrivateKey, Name: o.Name, Version: control.ReadVersion().String(),
+		Engine: g.engine, Now: path.Now,
 		LinkName: func(link nat.Link) string {
 			_, links := g.current.Get()
 			return links.Name(link)
@@ -57,7 +59,8 @@ func (g *Gateway) ReplicateOver(o ReplicateOptions, l net.Listener, dial replica
 			_, links := g.current.Get()
 			return links.Find(name)
 		},
-		Config: g.current.Identity, Facts: r.facts(g), Took: func(facts []byte) { g.take(r, facts) }, Heard: o.Heard, Dial: dial,
+		Config: g.current.Identity, Facts: r.facts(g), Took: func(facts []byte) { g.take(r, facts) },
+		Heard: o.Heard, Dial: dial,
 		Restored: g.life.RestoredAsOf,
 	})
 	g.replicating = r
@@ -81,7 +84,8 @@ func (g *Gateway) asOf() time.Time {
 	return g.replicating.AsOf()
 }
 
-// facts returns a function that says what a successor has to know: on a standby, what the active gateway has sent.
+// facts returns a function that says what a successor has to know: on a standby, what the active
+// gateway has sent.
 func (r *replicating) facts(g *Gateway) func() []byte {
 	return func() []byte {
 		r.mu.Lock()

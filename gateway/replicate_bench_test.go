@@ -32,8 +32,8 @@ func (cl *cluster) received(ctx context.Context, b *testing.B, tasks *sync.WaitG
 	return n
 }
 
-// BenchmarkCopy has a standby copy a million connections while 100 Mb/s pass each way, and counts what of that is lost. Both gateways, the standby and
-// the nodes share the machine.
+// BenchmarkCopy has a standby copy a million connections while 100 Mb/s pass each way, and counts
+// what of that is lost. Both gateways, the standby and the nodes share the machine.
 func BenchmarkCopy(b *testing.B) {
 	const million, size, rate = 1_000_000, 1340, 100e6 / 8 / 1340
 	for b.Loop() {
@@ -98,8 +98,9 @@ func BenchmarkCopy(b *testing.B) {
 	}
 }
 
-// BenchmarkBesideStandby compares what passes of one stream of trains with and without a standby, in turns. All share the machine, so new connections, each
-// of which the standby takes into its table, are no part of it: TestKubeStandbyCost of integration has a process for each gateway.
+// BenchmarkBesideStandby compares what passes of one stream of trains with and without a standby,
+// in turns. All share the machine, so new connections, each of which the standby takes into its
+// table, are no part of it: TestKubeStandbyCost of integration has a process for each gateway.
 func BenchmarkBesideStandby(b *testing.B) {
 	const outstanding, lasts = 256, time.Second
 	r := newReplicas(b)

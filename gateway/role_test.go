@@ -61,7 +61,8 @@ func TestBecome(t *testing.T) {
 	}
 	toRome := func() { rome.nodes[0].Send(out) }
 
-	stranger, err := net.Dial("udp4", rome.endpoint.LocalAddr().String()) // a node would first ask for the gateway, in vain
+	// a node would first ask for the gateway, in vain
+	stranger, err := net.Dial("udp4", rome.endpoint.LocalAddr().String())
 	need.NoError(t, err)
 	defer stranger.Close()
 	refused("a standby", "outbound", func() { stranger.Write(payload) })
@@ -113,12 +114,13 @@ func TestBecome(t *testing.T) {
 	}
 }
 
-// TestLostHandshake: a gateway that takes over repeats a first handshake that is lost before WireGuard would, and the packet that waits for the session
-// is not lost.
+// TestLostHandshake: a gateway that takes over repeats a first handshake that is lost before
+// WireGuard would, and the packet that waits for the session is not lost.
 func TestLostHandshake(t *testing.T) {
 	rc := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 	mc := configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
-	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(), rc.WireGuard.PrivateKey.Public()
+	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(),
+		rc.WireGuard.PrivateKey.Public()
 	rc.Elected = true
 	milan := start(t, mc, 20)
 	between := newRelay(t, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), milan.wg.Port()))
@@ -134,7 +136,8 @@ func TestLostHandshake(t *testing.T) {
 	}
 }
 
-// A nodePort forwards between clients and a gateway as the NodePort of a Service does: nobody reaches a client but in answer to it.
+// A nodePort forwards between clients and a gateway as the NodePort of a Service does: nobody
+// reaches a client but in answer to it.
 type nodePort struct {
 	front *net.UDPConn
 	to    netip.AddrPort
@@ -147,7 +150,8 @@ func newNodePort(t *testing.T, to netip.AddrPort) *nodePort {
 	t.Helper()
 	n := &nodePort{to: to}
 	var err error
-	if n.front, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0"))); err != nil {
+	if n.front, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0"))); err !=
+		nil {
 		t.Fatal(err)
 	}
 	n.flush(t)
@@ -169,7 +173,8 @@ func newNodePort(t *testing.T, to netip.AddrPort) *nodePort {
 	return n
 }
 
-// flush forgets the clients, as a node does whose Service has another endpoint: their next packets come from another address.
+// flush forgets the clients, as a node does whose Service has another endpoint: their next packets
+// come from another address.
 func (n *nodePort) flush(t *testing.T) {
 	back, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(n.to))
 	need.NoError(t, err)
@@ -189,12 +194,14 @@ func (n *nodePort) flush(t *testing.T) {
 	})
 }
 
-// TestBecomeBehindNodePort: a gateway that takes over has a session as soon as packets of the peer come to it, where nothing that it sends by itself
-// reaches the peer. WireGuard's own timers would take 15 s.
+// TestBecomeBehindNodePort: a gateway that takes over has a session as soon as packets of the peer
+// come to it, where nothing that it sends by itself reaches the peer. WireGuard's own timers would
+// take 15 s.
 func TestBecomeBehindNodePort(t *testing.T) {
 	rc := configtest.Cluster("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
 	mc := configtest.Cluster("milan", "rome", config.Client, "10.62.0.0/16", "10.72.0.0/16")
-	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(), rc.WireGuard.PrivateKey.Public()
+	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(),
+		rc.WireGuard.PrivateKey.Public()
 	rc.Elected = true
 	rome := start(t, rc, 10)
 	front := newNodePort(t, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), rome.wg.Port()))
@@ -212,7 +219,8 @@ func TestBecomeBehindNodePort(t *testing.T) {
 	milan.expectPassage(t, out, rome, began)
 }
 
-// expectPassage sends a packet again and again until one reaches the other cluster, which has to be long before WireGuard's own timers would see to it.
+// expectPassage sends a packet again and again until one reaches the other cluster, which has to be
+// long before WireGuard's own timers would see to it.
 func (cl *cluster) expectPassage(t *testing.T, packet []byte, other *cluster, began time.Time) {
 	t.Helper()
 	waitFor(t, "a packet arrives", func() bool {
@@ -229,12 +237,13 @@ func (cl *cluster) expectPassage(t *testing.T, packet []byte, other *cluster, be
 	}
 }
 
-// TestServerBeginsAnew: a Server that knows nothing of the process before it has a session as soon as packets of the peer come, in the old session.
-// WireGuard's own timers would take 15 s.
+// TestServerBeginsAnew: a Server that knows nothing of the process before it has a session as soon
+// as packets of the peer come, in the old session. WireGuard's own timers would take 15 s.
 func TestServerBeginsAnew(t *testing.T) {
 	rc := configtest.Cluster("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
 	mc := configtest.Cluster("milan", "rome", config.Client, "10.62.0.0/16", "10.72.0.0/16")
-	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(), rc.WireGuard.PrivateKey.Public()
+	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(),
+		rc.WireGuard.PrivateKey.Public()
 	rome := start(t, rc, 10)
 	rc.WireGuard.ListenPort = rome.wg.Port() // of the next one too
 	mc.WireGuard.Endpoint = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), rome.wg.Port()).String()

@@ -8,11 +8,12 @@ import (
 	"culvert/gateway/sweep"
 )
 
-// askPace is the pause between two ARP requests: many times the time in which a nearby node answers.
+// askPace is the pause between two ARP requests: many times the time in which a nearby node
+// answers.
 const askPace = time.Millisecond
 
-// sweep removes expired connections while no packet does so. Once a second it checks whether trains arrive and which
-// encapsulations nodes use, and lets the monitor look at everything else.
+// sweep removes expired connections while no packet does so. Once a second it checks whether trains
+// arrive and which encapsulations nodes use, and lets the monitor look at everything else.
 func (g *Gateway) sweep(ctx context.Context) {
 	duties := func() {
 		g.monitor.ProbeTrains(path.Uptime())

@@ -12,8 +12,9 @@ import (
 	"culvert/nat/nattest"
 )
 
-// TestSwitches: replicas forward in turns, beside traffic and looks at their status. After each switch a connection that needs its record goes on, by
-// the port that it had from the first replica.
+// TestSwitches: replicas forward in turns, beside traffic and looks at their status. After each
+// switch a connection that needs its record goes on, by the port that it had from the first
+// replica.
 func TestSwitches(t *testing.T) {
 	switches := 10
 	if os.Getenv("CULVERT_LONG") != "" {
@@ -21,11 +22,13 @@ func TestSwitches(t *testing.T) {
 	}
 	r := newReplicas(t)
 	udp := func(source, destination string, from, to uint16) nattest.IP {
-		return nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: from, DestinationPort: to, Payload: []byte("x")}}
+		return nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: from,
+			DestinationPort: to, Payload: []byte("x")}}
 	}
 	active, standby := 0, 1
 	r.lead(r.pods[active])
-	port := r.send(r.pods[active], r.milan, 0, 0, udp("172.18.0.10", "10.61.1.5", 4000, 53), "10.72.0.0", "10.0.1.5").SourcePort
+	port := r.send(r.pods[active], r.milan, 0, 0, udp("172.18.0.10", "10.61.1.5", 4000, 53), "10.72.0.0",
+		"10.0.1.5").SourcePort
 	var forwards atomic.Pointer[cluster]
 	noise, stop := context.WithCancel(context.Background())
 	var tasks sync.WaitGroup

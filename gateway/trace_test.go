@@ -26,13 +26,18 @@ func newTraced(t testing.TB) (*pair, *control.Client) {
 	return newControlled(t, func(rome, milan *config.Config) {
 		milan.MTU = 1280
 		for i, c := range []*config.Config{rome, milan} {
-			c.Addresses = []config.AddressMapping{{External: rules.PairOf(netip.MustParseAddr("10.70.0.9")), Internal: rules.PairOf(netip.MustParseAddr("192.0.2.10")), Via: c.Geneve.Nodes[i].Name}}
-			c.Services = []config.Service{{Name: "web", Address: rules.PairOf(netip.MustParseAddr("10.70.0.20")), Port: 53, Protocol: 17, Backends: []config.Backend{
-				{Address: netip.MustParseAddr("10.0.1.7"), Port: 5353, Weight: 1}, {Address: netip.MustParseAddr("10.0.2.7"), Port: 5353, Weight: 1}}}}
+			c.Addresses = []config.AddressMapping{{External: rules.PairOf(netip.MustParseAddr("10.70.0.9")),
+				Internal: rules.PairOf(netip.MustParseAddr("192.0.2.10")), Via: c.Geneve.Nodes[i].Name}}
+			c.Services = []config.Service{{Name: "web", Address: rules.PairOf(netip.MustParseAddr("10.70.0.20")),
+				Port: 53, Protocol: 17, Backends: []config.Backend{
+					{Address: netip.MustParseAddr("10.0.1.7"), Port: 5353, Weight: 1},
+					{Address: netip.MustParseAddr("10.0.2.7"), Port: 5353, Weight: 1}}}}
 			c.Rules = []rules.FilterRule{
-				{Name: "let", Source: []netip.Prefix{netip.MustParsePrefix("10.0.1.240/29")}, Protocol: 17, Ports: []rules.PortRange{{First: 7, Last: 7}}, Action: rules.FilterAccept},
+				{Name: "let", Source: []netip.Prefix{netip.MustParsePrefix("10.0.1.240/29")}, Protocol: 17,
+					Ports: []rules.PortRange{{First: 7, Last: 7}}, Action: rules.FilterAccept},
 				{Name: "drop", Protocol: 17, Ports: []rules.PortRange{{First: 7, Last: 7}}, Action: rules.FilterDrop},
-				{Name: "reject", Protocol: 17, Ports: []rules.PortRange{{First: 9, Last: 9}}, Action: rules.FilterReject},
+				{Name: "reject", Protocol: 17, Ports: []rules.PortRange{{First: 9, Last: 9}},
+					Action: rules.FilterReject},
 			}
 		}
 	})
@@ -58,14 +63,16 @@ func (w *wanderer) next() (cluster, node int, p []byte) {
 	far, farExternal := []string{"10.61.", "10.62."}[cluster], []string{"10.71.", "10.72."}[cluster]
 	pod := []string{"10.0.1.", "10.0.2."}[node]
 	ip := nattest.IP{
-		Source: pod + fmt.Sprint(5+w.IntN(20)), Destination: far + choose(w.Rand, "1.", "2.") + fmt.Sprint(5+w.IntN(9)), ID: uint16(w.Uint32()), TTL: 64,
+		Source: pod + fmt.Sprint(5+w.IntN(20)), Destination: far + choose(w.Rand, "1.", "2.") + fmt.Sprint(5+w.IntN(9)),
+		ID: uint16(w.Uint32()), TTL: 64,
 	}
 	payload := nattest.Payload(w.IntN(200), w.Uint32())
 	port := uint16(1024 + w.IntN(3000))
 	ip.Body = nattest.UDP{SourcePort: port, DestinationPort: choose[uint16](w.Rand, 53, 4000), Payload: payload}
 	switch w.IntN(24) {
 	case 0, 1:
-		ip.Body = nattest.TCP{SourcePort: port, DestinationPort: 80, Seq: w.Uint32(), Flags: nattest.SYN, Window: 1000, Options: []byte{2, 4, 5, 180}}
+		ip.Body = nattest.TCP{SourcePort: port, DestinationPort: 80, Seq: w.Uint32(), Flags: nattest.SYN, Window: 1000,
+			Options: []byte{2, 4, 5, 180}}
 	case 2:
 		ip.Body = nattest.ICMP{Type: 8, Rest: uint32(port) << 16, Payload: payload}
 	case 3:
@@ -78,7 +85,8 @@ func (w *wanderer) next() (cluster, node int, p []byte) {
 	case 6:
 		ip.Destination = farExternal + "0.99" // no-mapping
 	case 7:
-		ip.Source = choose(w.Rand, "127.0.0.1", far+"1.5", "10.80.0.4", []string{"10.0.2.5", "10.0.1.5"}[node]) // bad-source
+		// bad-source
+		ip.Source = choose(w.Rand, "127.0.0.1", far+"1.5", "10.80.0.4", []string{"10.0.2.5", "10.0.1.5"}[node])
 	case 8:
 		ip.Destination = choose(w.Rand, "224.0.0.5", "127.0.0.1", "255.255.255.255") // bad-destination
 	case 9:
@@ -87,11 +95,13 @@ func (w *wanderer) next() (cluster, node int, p []byte) {
 		ip.TTL = uint8(1 + w.IntN(2)) // ttl-exceeded, here or there
 	case 11:
 		ip.DF = w.IntN(3) > 0 // too-big, here or there
-		ip.Body = nattest.UDP{SourcePort: port, DestinationPort: 53, Payload: nattest.Payload(choose(w.Rand, 1290, 1400), 1)}
+		ip.Body = nattest.UDP{SourcePort: port, DestinationPort: 53,
+			Payload: nattest.Payload(choose(w.Rand, 1290, 1400), 1)}
 	case 12:
 		ip.Body = nattest.ICMP{Type: 5, Payload: make([]byte, 28)} // icmp-type
 	case 13:
-		quoted := nattest.IP{Source: ip.Destination, Destination: "10.9.9.9", Body: nattest.UDP{SourcePort: 1, DestinationPort: 2}}.Bytes()
+		quoted := nattest.IP{Source: ip.Destination, Destination: "10.9.9.9", Body: nattest.UDP{SourcePort: 1,
+			DestinationPort: 2}}.Bytes()
 		ip.Body = nattest.ICMP{Type: 3, Code: 1, Payload: quoted} // icmp-unrelated
 	case 14:
 		ip.Body = nattest.UDP{SourcePort: port, DestinationPort: choose[uint16](w.Rand, 7, 9)} // filtered, rejected
@@ -161,7 +171,9 @@ type dropKey struct{ direction, reason string }
 func dropsOf(g *Gateway) map[dropKey]uint64 {
 	all := make(map[dropKey]uint64)
 	stats, tunnels, tunnel := g.engine.Stats(), g.endpoint.Stats(), g.wg.Stats()
-	g.path.EachDrop(&stats, &tunnels, &tunnel, func(direction, reason string, packets uint64) { all[dropKey{direction, reason}] += packets })
+	g.path.EachDrop(&stats, &tunnels, &tunnel, func(direction, reason string, packets uint64) {
+		all[dropKey{direction, reason}] += packets
+	})
 	return all
 }
 
@@ -225,18 +237,21 @@ func TestTraceIsPath(t *testing.T) {
 				key := [2]string{fmt.Sprint(s.at), s.last.Reason}
 				lost[key]++
 				awaits(t, func() bool {
-					return dropsOf(c.Gateway)[dropKey{direction, s.last.Reason}] >= before[s.at][dropKey{direction, s.last.Reason}]+lost[key]
+					return dropsOf(c.Gateway)[dropKey{direction, s.last.Reason}] >= before[s.at][dropKey{direction,
+						s.last.Reason}]+lost[key]
 				}, what)
 			case "hold":
 				awaits(t, func() bool {
 					st := c.engine.Stats()
-					return st.Outbound.Received+st.Inbound.Received > held[s.at].Outbound.Received+held[s.at].Inbound.Received
+					return st.Outbound.Received+st.Inbound.Received > held[s.at].Outbound.Received+
+						held[s.at].Inbound.Received
 				}, what)
 			}
 		}
 	}
 	t.Logf("%v\n%v", verdicts, reasons)
-	for _, reason := range []string{"bad-source", "bad-destination", "no-route", "no-mapping", "ttl-exceeded", "too-big", "icmp-type", "icmp-unrelated",
+	for _, reason := range []string{"bad-source", "bad-destination", "no-route", "no-mapping", "ttl-exceeded",
+		"too-big", "icmp-type", "icmp-unrelated",
 		"filtered", "rejected", "source-route", "malformed", "no-service"} {
 		if reasons[reason] < max(1, n/2000) {
 			t.Errorf("%d packets dropped for %s, want %d", reasons[reason], reason, max(1, n/2000))
@@ -266,7 +281,8 @@ func receive(t testing.TB, n *genevetest.Node, want []byte, what string) {
 	t.Helper()
 	for {
 		b := n.Receive()
-		if bytes.Equal(b, want) || want == nil && b[9] == 1 && b[20] == 0 && binary.BigEndian.Uint32(b[12:]) == 0x0a500004 {
+		if bytes.Equal(b, want) || want == nil && b[9] == 1 && b[20] == 0 &&
+			binary.BigEndian.Uint32(b[12:]) == 0x0a500004 {
 			return
 		}
 		if v, err := nattest.Check(b); err == nil && v.Protocol != 1 {
@@ -288,7 +304,8 @@ func traced(t testing.TB, client *control.Client, o control.TraceOptions) (all [
 }
 
 func tcpTrace(from, source, destination string) control.TraceOptions {
-	return control.TraceOptions{From: from, Protocol: "tcp", Source: netip.MustParseAddrPort(source), Destination: netip.MustParseAddrPort(destination)}
+	return control.TraceOptions{From: from, Protocol: "tcp", Source: netip.MustParseAddrPort(source),
+		Destination: netip.MustParseAddrPort(destination)}
 }
 
 func udpTrace(from, source, destination string) control.TraceOptions {
@@ -310,31 +327,49 @@ func TestTraceTells(t *testing.T) {
 		egress  string // to, egress
 		step    control.TraceStep
 	}{
-		{"a new connection", tcpTrace("", "10.0.1.5:40000", "10.61.1.7:80"), "forward", "tunnel encrypted to 127.0.0.1:",
-			control.TraceStep{Kind: "rule", Name: "remap-podcidr/outgoing/10.61.0.0/16", Passed: true, Detail: "dnat 10.0.0.0/16", Origin: "network/remap", Field: "network.remote.podCIDRs[0]"}},
+		{"a new connection", tcpTrace("", "10.0.1.5:40000", "10.61.1.7:80"), "forward",
+			"tunnel encrypted to 127.0.0.1:",
+			control.TraceStep{Kind: "rule", Name: "remap-podcidr/outgoing/10.61.0.0/16", Passed: true,
+				Detail: "dnat 10.0.0.0/16", Origin: "network/remap", Field: "network.remote.podCIDRs[0]"}},
 		{"its node", tcpTrace("rome-2", "10.0.2.5:40000", "10.61.1.7:80"), "forward", "tunnel encrypted to",
-			control.TraceStep{Kind: "decode", Name: "vxlan", Passed: true, Detail: "rome-2 has VNI 7 and sends from 127.0.10.3", Origin: "node/rome-2", Field: "geneve.nodes[1]"}},
+			control.TraceStep{Kind: "decode", Name: "vxlan", Passed: true,
+				Detail: "rome-2 has VNI 7 and sends from 127.0.10.3", Origin: "node/rome-2", Field: "geneve.nodes[1]"}},
 		{"a connection", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:53"), "forward", "tunnel encrypted to",
-			control.TraceStep{Kind: "connection", Name: "1", Passed: true, Detail: "udp, direction original, mark 1; this packet meets the rules"}},
-		{"a rule", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:7"), "drop; filtered; rule rules/forward/drop refuses it: change rules if that is not meant", "",
-			control.TraceStep{Kind: "rule", Name: "rules/forward/drop", Passed: true, Detail: "drop", Origin: "network/rules", Field: "rules[1]"}},
-		{"what would let it through", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:7"), "drop; filtered; rule rules/forward/drop refuses it: change rules if that is not meant", "",
-			control.TraceStep{Kind: "nearest", Name: "rules/forward/let", Detail: "only for src 10.0.1.240/29", Origin: "network/rules", Field: "rules[0]"}},
-		{"what it is told", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:9"), "drop; rejected; rule rules/forward/reject refuses it: change rules if that is not meant; ICMP: network unreachable", "",
-			control.TraceStep{Kind: "rule", Name: "rules/forward/reject", Passed: true, Detail: "reject", Origin: "network/rules", Field: "rules[2]"}},
-		{"another node's pod", tcpTrace("rome-1", "10.0.2.5:40000", "10.61.1.7:80"), "drop; bad-source; 10.0.2.5 is an address of rome-2: give the CIDR to the node that its pods are on", "",
+			control.TraceStep{Kind: "connection", Name: "1", Passed: true,
+				Detail: "udp, direction original, mark 1; this packet meets the rules"}},
+		{"a rule", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:7"),
+			"drop; filtered; rule rules/forward/drop refuses it: change rules if that is not meant", "",
+			control.TraceStep{Kind: "rule", Name: "rules/forward/drop", Passed: true, Detail: "drop",
+				Origin: "network/rules", Field: "rules[1]"}},
+		{"what would let it through", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:7"),
+			"drop; filtered; rule rules/forward/drop refuses it: change rules if that is not meant", "",
+			control.TraceStep{Kind: "nearest", Name: "rules/forward/let", Detail: "only for src 10.0.1.240/29",
+				Origin: "network/rules", Field: "rules[0]"}},
+		{"what it is told", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:9"),
+			"drop; rejected; rule rules/forward/reject refuses it: change rules if that is not meant; ICMP: network unreachable", "",
+			control.TraceStep{Kind: "rule", Name: "rules/forward/reject", Passed: true, Detail: "reject",
+				Origin: "network/rules", Field: "rules[2]"}},
+		{"another node's pod", tcpTrace("rome-1", "10.0.2.5:40000", "10.61.1.7:80"),
+			"drop; bad-source; 10.0.2.5 is an address of rome-2: give the CIDR to the node that its pods are on", "",
 			control.TraceStep{Kind: "check", Name: "source"}},
-		{"a route", tcpTrace("tunnel", "10.0.1.9:80", "10.0.2.5:40000"), "forward", "rome-2 waits until rome-2 answers ARP for 10.80.0.3",
-			control.TraceStep{Kind: "route", Name: "rome-2/2", Passed: true, Detail: "to rome-2, with mark 0", Origin: "node/rome-2", Field: "geneve.nodes[1]"}},
-		{"no route", tcpTrace("tunnel", "10.0.1.9:80", "10.0.200.5:40000"), "drop; no-route; no node has it: add its CIDR to podCIDRs of its node in geneve.nodes; ICMP: host unreachable", "",
+		{"a route", tcpTrace("tunnel", "10.0.1.9:80", "10.0.2.5:40000"), "forward",
+			"rome-2 waits until rome-2 answers ARP for 10.80.0.3",
+			control.TraceStep{Kind: "route", Name: "rome-2/2", Passed: true, Detail: "to rome-2, with mark 0",
+				Origin: "node/rome-2", Field: "geneve.nodes[1]"}},
+		{"no route", tcpTrace("tunnel", "10.0.1.9:80", "10.0.200.5:40000"),
+			"drop; no-route; no node has it: add its CIDR to podCIDRs of its node in geneve.nodes; ICMP: host unreachable", "",
 			control.TraceStep{Kind: "route", Detail: "nowhere, with mark 0"}},
-		{"a node itself", tcpTrace("tunnel", "10.0.1.9:4321", "10.80.0.2:2222"), "drop; to-node; it is a node's own address: give the node an address in nat.addresses", "",
+		{"a node itself", tcpTrace("tunnel", "10.0.1.9:4321", "10.80.0.2:2222"),
+			"drop; to-node; it is a node's own address: give the node an address in nat.addresses", "",
 			control.TraceStep{Kind: "check", Name: "the destination is no node's own address"}},
-		{"no mapping", tcpTrace("tunnel", "10.0.1.9:80", "10.70.0.20:80"), "drop; no-mapping; it stands for nothing: add it to nat.addresses", "",
+		{"no mapping", tcpTrace("tunnel", "10.0.1.9:80", "10.70.0.20:80"),
+			"drop; no-mapping; it stands for nothing: add it to nat.addresses", "",
 			control.TraceStep{Kind: "nearest", Name: "web", Detail: "only for protocol udp, dport 53"}},
 		{"a service", udpTrace("tunnel", "10.0.1.9:80", "10.70.0.20:53"), "forward", "rome-",
-			control.TraceStep{Kind: "service", Name: "web", Passed: true, Origin: "service/web 10.70.0.20:53/17", Field: "nat.services[0]"}},
-		{"the gateway", udpTrace("rome-1", "10.0.1.5:80", "10.80.0.4:53"), "drop; no-service; the gateway itself answers pings and no more there; ICMP: port unreachable", "",
+			control.TraceStep{Kind: "service", Name: "web", Passed: true, Origin: "service/web 10.70.0.20:53/17",
+				Field: "nat.services[0]"}},
+		{"the gateway", udpTrace("rome-1", "10.0.1.5:80", "10.80.0.4:53"),
+			"drop; no-service; the gateway itself answers pings and no more there; ICMP: port unreachable", "",
 			control.TraceStep{Kind: "check", Name: "source", Passed: true}},
 	} {
 		all := traced(t, client, tt.options)
@@ -342,8 +377,10 @@ func TestTraceTells(t *testing.T) {
 			t.Fatalf("%s: %d traces", tt.name, len(all))
 		}
 		x := all[0]
-		verdict := strings.Join(slices.DeleteFunc([]string{x.Verdict, x.Reason, x.Why, x.Told}, func(s string) bool { return s == "" }), "; ")
-		if egress := x.To + " " + x.Egress; !strings.HasPrefix(verdict, tt.verdict) || !strings.HasPrefix(egress, tt.egress) {
+		verdict := strings.Join(slices.DeleteFunc([]string{x.Verdict, x.Reason, x.Why, x.Told},
+			func(s string) bool { return s == "" }), "; ")
+		if egress := x.To + " " + x.Egress; !strings.HasPrefix(verdict, tt.verdict) ||
+			!strings.HasPrefix(egress, tt.egress) {
 			t.Errorf("%s: %q, %q; want %q, %q", tt.name, verdict, egress, tt.verdict, tt.egress)
 		}
 		if !slices.ContainsFunc(x.Steps, func(s control.TraceStep) bool {
@@ -365,16 +402,22 @@ func TestTraceConnection(t *testing.T) {
 	expect(t, p.milan.nodes[0], "10.72.0.0", "10.0.1.7")
 	c := listed(t, client, "address=203.0.113.9")[0]
 	all := traced(t, client, control.TraceOptions{Connection: c.ID})
-	if len(all) != 2 || all[0].From != "rome-2" || all[0].To != "tunnel" || all[1].From != "tunnel" || all[1].To != "rome-2" ||
-		all[0].Sent[0].Source.String() != "10.70.0.0" || all[1].Sent[0].Destination.String() != "203.0.113.9" || all[1].Sent[0].DestinationPort != 4000 {
+	if len(all) != 2 || all[0].From != "rome-2" || all[0].To != "tunnel" || all[1].From != "tunnel" ||
+		all[1].To != "rome-2" ||
+		all[0].Sent[0].Source.String() != "10.70.0.0" || all[1].Sent[0].Destination.String() != "203.0.113.9" ||
+		all[1].Sent[0].DestinationPort != 4000 {
 		t.Errorf("%+v", all)
 	}
 	for _, x := range all {
-		if !slices.ContainsFunc(x.Steps, func(s control.TraceStep) bool { return s.Kind == "connection" && s.Name == fmt.Sprint(c.ID) }) {
+		if !slices.ContainsFunc(x.Steps, func(s control.TraceStep) bool {
+			return s.Kind == "connection" &&
+				s.Name == fmt.Sprint(c.ID)
+		}) {
 			t.Errorf("it is not of connection %d: %+v", c.ID, x)
 		}
 	}
-	if now := listed(t, client, "address=203.0.113.9")[0]; now.Sent != c.Sent || now.Received != c.Received || now.Replied {
+	if now := listed(t, client, "address=203.0.113.9")[0]; now.Sent != c.Sent || now.Received != c.Received ||
+		now.Replied {
 		t.Errorf("a trace has changed the connection: %+v, %+v", c, now)
 	}
 }
@@ -402,8 +445,10 @@ func TestTraceRefuses(t *testing.T) {
 func TestTraceOfAnswers(t *testing.T) {
 	p, _ := newTraced(t)
 	for icmpType, want := range map[uint8]string{0: "deliver an answer, if the gateway has asked", 13: "drop "} {
-		for in, ends := range map[nat.Link][2]string{p.rome.links().ByName["rome-1"]: {"10.80.0.2", "10.80.0.4"}, nat.Tunnel: {"169.254.18.1", "169.254.18.2"}} {
-			b := nattest.IP{Source: ends[0], Destination: ends[1], Body: nattest.ICMP{Type: icmpType, Payload: make([]byte, 16)}}.Bytes()
+		for in, ends := range map[nat.Link][2]string{p.rome.links().ByName["rome-1"]: {"10.80.0.2", "10.80.0.4"},
+			nat.Tunnel: {"169.254.18.1", "169.254.18.2"}} {
+			b := nattest.IP{Source: ends[0], Destination: ends[1], Body: nattest.ICMP{Type: icmpType,
+				Payload: make([]byte, 16)}}.Bytes()
 			if x := p.rome.inspect.Explain(b, in); !strings.HasPrefix(x.Verdict+" "+x.Egress, want) {
 				t.Errorf("type %d from %s: %s, %q; want %q", icmpType, x.From, x.Verdict, x.Egress, want)
 			}

@@ -17,20 +17,24 @@ func TestStatusMeasures(t *testing.T) {
 	for _, check := range []bool{false, true} {
 		p, client := newControlled(t, func(rome, _ *config.Config) {
 			if check {
-				rome.ConnectionCheck = config.ConnectionCheck{Port: 12345, Interval: 100 * time.Millisecond, Threshold: 5}
+				rome.ConnectionCheck = config.ConnectionCheck{Port: 12345, Interval: 100 * time.Millisecond,
+					Threshold: 5}
 			}
 		})
 		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nil))
 		expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
 		measured := func(l *control.Leg) bool {
-			return l.RTTSeconds != nil && *l.RTTSeconds > 0 && *l.RTTSeconds < 1 && l.Requests > 0 && l.RequestsLost == 0
+			return l.RTTSeconds != nil && *l.RTTSeconds > 0 && *l.RTTSeconds < 1 && l.Requests > 0 &&
+				l.RequestsLost == 0
 		}
 		for deadline := time.Now().Add(genevetest.Timeout); ; time.Sleep(20 * time.Millisecond) {
 			s, err := client.Status(t.Context())
 			need.NoError(t, err)
 			node := &s.Nodes[0]
 			if measured(&s.Tunnel.Leg) && measured(&node.Leg) {
-				if s.Tunnel.LastSentSeconds == nil || s.Tunnel.LastReceivedSeconds != nil || node.LastReceivedSeconds == nil { // the gateway itself may send to a node
+				// the gateway itself may send to a node
+				if s.Tunnel.LastSentSeconds == nil || s.Tunnel.LastReceivedSeconds != nil ||
+					node.LastReceivedSeconds == nil {
 					t.Errorf("a packet from a node to the peer: %+v, %+v", s.Tunnel.Leg, node.Leg)
 				}
 				if c := s.Tunnel.Check; (c != nil) != check || check && (c.State != "connected" || c.Answered == 0) {

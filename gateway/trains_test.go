@@ -154,13 +154,15 @@ func bulk(t *testing.T, from, to *genevetest.Node, port uint16, source, destinat
 
 func bulkPacket(port uint16, source, destination string, payload []byte) []byte {
 	return nattest.IP{Source: source, Destination: destination, DF: true, Body: nattest.TCP{
-		SourcePort: port, DestinationPort: 2, Seq: 1000, Ack: 1, Flags: nattest.ACK, Payload: payload, Partial: true}}.Bytes()
+		SourcePort: port, DestinationPort: 2, Seq: 1000, Ack: 1, Flags: nattest.ACK, Payload: payload,
+		Partial: true}}.Bytes()
 }
 
 // said counts how often rome has logged a cause for a peer or node.
 func (p *lossyPair) said(cause *health.Cause, of string) (n int) {
 	for _, e := range p.log.AllEntries() {
-		if e.Data["cause"] == cause.Name && (e.Data["peer"] == of || e.Data["node"] == of) && e.Level == logrus.WarnLevel {
+		if e.Data["cause"] == cause.Name && (e.Data["peer"] == of || e.Data["node"] == of) &&
+			e.Level == logrus.WarnLevel {
 			n++
 		}
 	}
@@ -184,7 +186,9 @@ func TestPeerLosesTrains(t *testing.T) {
 
 	p.relay.lossy.Store(true)
 	for seconds := 0; p.rome.wg.Stats().Trains; seconds++ {
-		if seconds == 30 { // normally 6; a probe that is sent in two parts arrives, and then all seems well until the next train
+		// normally 6; a probe that is sent in two parts arrives, and then all seems well until the
+		// next train
+		if seconds == 30 {
 			t.Fatal("the loss is not noticed")
 		}
 		before := p.relay.trains.Load()

@@ -11,7 +11,8 @@ import (
 	"culvert/integration/need"
 )
 
-// receivable is one message of a kind for allocation tests and benchmarks, with the packets that it holds.
+// receivable is one message of a kind for allocation tests and benchmarks, with the packets that it
+// holds.
 type receivable struct {
 	name    string
 	m       udp.Message
@@ -73,12 +74,14 @@ func TestReceiveAllocs(t *testing.T) {
 		return message(genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(us, from, etherType, b)))
 	}
 	for name, messages := range map[string][]udp.Message{
-		"bad train":              {bad},
-		"unknown node":           {unknown},
-		"bad length":             {frame(nodeMAC, genevetest.IPv4, good[22:50])},
-		"ARP requests":           {frame(nodeMAC, genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, us, gatewayInner))},
-		"ARP that changes":       {frame(nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, us, gatewayInner)), frame(station, genevetest.ARP, arpMessage(2, station, nodeInner, us, gatewayInner))},
-		"frames of two stations": {frame(nodeMAC, genevetest.IPv4, ipPacket(1, 100)), frame(station, genevetest.IPv4, ipPacket(1, 100))},
+		"bad train":    {bad},
+		"unknown node": {unknown},
+		"bad length":   {frame(nodeMAC, genevetest.IPv4, good[22:50])},
+		"ARP requests": {frame(nodeMAC, genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, us, gatewayInner))},
+		"ARP that changes": {frame(nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, us, gatewayInner)),
+			frame(station, genevetest.ARP, arpMessage(2, station, nodeInner, us, gatewayInner))},
+		"frames of two stations": {frame(nodeMAC, genevetest.IPv4, ipPacket(1, 100)), frame(station, genevetest.IPv4,
+			ipPacket(1, 100))},
 	} {
 		if n := testing.AllocsPerRun(100, func() {
 			for _, m := range messages {
@@ -130,8 +133,8 @@ func BenchmarkDecap(b *testing.B) {
 	}
 }
 
-// BenchmarkEncap measures what a packet costs up to, and without, the system call: with one tunnel, and with packets to many tunnels
-// by turns.
+// BenchmarkEncap measures what a packet costs up to, and without, the system call: with one tunnel,
+// and with packets to many tunnels by turns.
 func BenchmarkEncap(b *testing.B) {
 	for _, tunnels := range []int{1, 2, 16, 500} {
 		for _, size := range []int{60, 1340} {
@@ -141,7 +144,8 @@ func BenchmarkEncap(b *testing.B) {
 				defer e.Close()
 				var set []Tunnel
 				for i := range tunnels {
-					set = append(set, Tunnel{ID: uint16(i), VNI: VNI(i), Remote: nodeOuter, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}})
+					set = append(set, Tunnel{ID: uint16(i), VNI: VNI(i), Remote: nodeOuter,
+						Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}})
 				}
 				need.NoError(b, e.Apply(set))
 				for _, t := range e.table.Load().ids {
@@ -164,15 +168,16 @@ func BenchmarkEncap(b *testing.B) {
 	}
 }
 
-// BenchmarkLoopback sends packets of 1340 bytes from a gateway to a node over loopback, both ends in one goroutine, system calls
-// included.
+// BenchmarkLoopback sends packets of 1340 bytes from a gateway to a node over loopback, both ends
+// in one goroutine, system calls included.
 func BenchmarkLoopback(b *testing.B) {
 	for _, o := range []udp.Options{{}, {NoGSO: true, NoGRO: true}} {
 		b.Run(fmt.Sprintf("offloads=%v", !o.NoGSO), func(b *testing.B) {
 			node, err := Listen(Options{Listen: netip.AddrPortFrom(nodeOuter, 0), UDP: o})
 			need.NoError(b, err)
 			defer node.Close()
-			gateway, err := Listen(Options{Listen: netip.AddrPortFrom(gatewayOuter, 0), RemotePort: node.LocalAddr().Port(), UDP: o})
+			gateway, err := Listen(Options{Listen: netip.AddrPortFrom(gatewayOuter, 0),
+				RemotePort: node.LocalAddr().Port(), UDP: o})
 			need.NoError(b, err)
 			defer gateway.Close()
 			need.NoError(b, gateway.Apply([]Tunnel{{Remote: nodeOuter, Inner: IP}}))

@@ -12,7 +12,8 @@ const (
 	arpReply   = 2
 )
 
-// arpPrefix is the fixed start of such a message: hardware type 1, protocol type IPv4, address lengths 6 and 4.
+// arpPrefix is the fixed start of such a message: hardware type 1, protocol type IPv4, address
+// lengths 6 and 4.
 var arpPrefix = [6]byte{0, 1, 0x08, 0x00, 6, 4}
 
 // arp is an ARP message.

@@ -12,8 +12,9 @@ const (
 	protoICMPv6   = 58
 )
 
-// decap strips the headers of one datagram of tunnel t in encapsulation encap, and returns the inner IP packet without padding. For a datagram
-// addressed to ourselves (ARP, neighbour discovery) it returns no packet and Accepted. borrowed: the packet is a part of b and may have been
+// decap strips the headers of one datagram of tunnel t in encapsulation encap, and returns the
+// inner IP packet without padding. For a datagram addressed to ourselves (ARP, neighbour discovery)
+// it returns no packet and Accepted. borrowed: the packet is a part of b and may have been
 // rewritten (ECN).
 func (e *Endpoint) decap(t *tunnel, encap Encap, b []byte, tos uint8, now time.Duration) ([]byte, Reason) {
 	inner, protocol, r := t.header(encap, b)
@@ -57,7 +58,8 @@ func (e *Endpoint) frame(t *tunnel, encap Encap, b []byte, tos uint8, now time.D
 	return ip, r
 }
 
-// packet checks the length of an inner IP packet, cuts off padding, and applies the outer congestion mark.
+// packet checks the length of an inner IP packet, cuts off padding, and applies the outer
+// congestion mark.
 func packet(b []byte, etherType uint16, tos uint8) ([]byte, Reason) {
 	n := ipLength(b, etherType)
 	if n < 0 {
@@ -70,8 +72,8 @@ func packet(b []byte, etherType uint16, tos uint8) ([]byte, Reason) {
 	return b, Accepted
 }
 
-// ipLength returns the size in bytes of the IP packet at the start of b, according to its header, or -1 if it does not have the header that etherType
-// says or b is too short.
+// ipLength returns the size in bytes of the IP packet at the start of b, according to its header,
+// or -1 if it does not have the header that etherType says or b is too short.
 func ipLength(b []byte, etherType uint16) int {
 	switch {
 	case etherType == etherTypeIPv4 && len(b) >= 20 && b[0]>>4 == 4:
@@ -87,8 +89,9 @@ func ipLength(b []byte, etherType uint16) int {
 	return -1
 }
 
-// isNeighbourDiscovery reports whether an IPv6 packet is one that a kernel link sends by itself: multicast listener discovery (RFC 3810, after a
-// hop-by-hop header), router and neighbour discovery (RFC 4861).
+// isNeighbourDiscovery reports whether an IPv6 packet is one that a kernel link sends by itself:
+// multicast listener discovery (RFC 3810, after a hop-by-hop header), router and neighbour
+// discovery (RFC 4861).
 func isNeighbourDiscovery(ip []byte) bool {
 	if len(ip) < 41 || ip[0]>>4 != 6 {
 		return false
@@ -108,8 +111,8 @@ func isNeighbourDiscovery(ip []byte) bool {
 	return kind >= 130 && kind <= 137 || kind == 143
 }
 
-// length returns the size in bytes that the datagram at the start of b must have according to its own headers, without padding, or -1 if they do not
-// say.
+// length returns the size in bytes that the datagram at the start of b must have according to its
+// own headers, without padding, or -1 if they do not say.
 func (t *tunnel) length(e Encap, b []byte) int {
 	if len(b) < headerLen {
 		return -1
@@ -138,8 +141,8 @@ func (t *tunnel) length(e Encap, b []byte) int {
 // maxInnerSegments is the largest UDP_MAX_SEGMENTS of any Linux kernel: no genuine train has more.
 const maxInnerSegments = 128
 
-// isUDPTrain reports whether an IP packet accepted by ipLength is one unfragmented UDP datagram whose payload is more than one segment and no more
-// than a kernel sends at once.
+// isUDPTrain reports whether an IP packet accepted by ipLength is one unfragmented UDP datagram
+// whose payload is more than one segment and no more than a kernel sends at once.
 func isUDPTrain(ip []byte, segment int) bool {
 	var udp []byte
 	if ip[0]>>4 == 4 {
@@ -154,5 +157,6 @@ func isUDPTrain(ip []byte, segment int) bool {
 		}
 		udp = ip[40:]
 	}
-	return len(udp) > 8+segment && len(udp) <= 8+segment*maxInnerSegments && int(binary.BigEndian.Uint16(udp[4:])) == len(udp)
+	return len(udp) > 8+segment && len(udp) <= 8+segment*maxInnerSegments &&
+		int(binary.BigEndian.Uint16(udp[4:])) == len(udp)
 }

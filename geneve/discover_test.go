@@ -21,7 +21,8 @@ var (
 	nodeGroup     = netip.MustParseAddr("ff02::1:ff00:2")
 	gatewayGroup  = netip.MustParseAddr("ff02::1:ff00:4")
 
-	routerSolicitation = genevetest.Discovery(nodeLink, netip.MustParseAddr("ff02::2"), []byte{133, 0, 0, 0, 0, 0, 0, 0})
+	routerSolicitation = genevetest.Discovery(nodeLink, netip.MustParseAddr("ff02::2"),
+		[]byte{133, 0, 0, 0, 0, 0, 0, 0})
 )
 
 // Flags of an advertisement.
@@ -33,7 +34,8 @@ const (
 
 // tunnel6 is the fixture's tunnel to nodeOuter with IPv6 alone; dual has IPv4 too.
 func tunnel6(dual bool) Tunnel {
-	t := Tunnel{ID: toNode, VNI: nodeVNI, Remote: nodeOuter, Encap: Geneve, Local: Pair{V6: gatewayInner6}, Peer: Pair{V6: nodeInner6}}
+	t := Tunnel{ID: toNode, VNI: nodeVNI, Remote: nodeOuter, Encap: Geneve, Local: Pair{V6: gatewayInner6},
+		Peer: Pair{V6: nodeInner6}}
 	if dual {
 		t.Local.V4, t.Peer.V4 = gatewayInner, nodeInner
 	}
@@ -76,7 +78,8 @@ func (f *fixture) solicited() {
 	}
 }
 
-// TestNDAnswers: a solicitation for our address is answered as RFC 4861, Section 7.2.4, says, and the peer's MAC address is learnt from it.
+// TestNDAnswers: a solicitation for our address is answered as RFC 4861, Section 7.2.4, says, and
+// the peer's MAC address is learnt from it.
 func TestNDAnswers(t *testing.T) {
 	none := [6]byte{}
 	ours := genevetest.GroupMAC(gatewayGroup)
@@ -89,12 +92,17 @@ func TestNDAnswers(t *testing.T) {
 		answer       []byte
 		learnt, told bool
 	}{
-		{"to the group", ours, genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, true), nodeMAC, genevetest.Advertise(gatewayInner6, nodeInner6, usual, us), true, false},
-		{"unreachability detection", us, genevetest.Solicit(nodeInner6, gatewayInner6, none, false), nodeMAC, genevetest.Advertise(gatewayInner6, nodeInner6, usual, us), true, false},
-		{"from the link's own address", ours, genevetest.Solicit(nodeLink, gatewayInner6, nodeMAC, true), nodeMAC, genevetest.Advertise(gatewayInner6, nodeLink, usual, us), false, false},
-		{"from another address of the node", ours, genevetest.Solicit(node2Inner6, gatewayInner6, nodeMAC, true), nodeMAC, genevetest.Advertise(gatewayInner6, node2Inner6, usual, us), false, true},
+		{"to the group", ours, genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, true), nodeMAC,
+			genevetest.Advertise(gatewayInner6, nodeInner6, usual, us), true, false},
+		{"unreachability detection", us, genevetest.Solicit(nodeInner6, gatewayInner6, none, false), nodeMAC,
+			genevetest.Advertise(gatewayInner6, nodeInner6, usual, us), true, false},
+		{"from the link's own address", ours, genevetest.Solicit(nodeLink, gatewayInner6, nodeMAC, true), nodeMAC,
+			genevetest.Advertise(gatewayInner6, nodeLink, usual, us), false, false},
+		{"from another address of the node", ours, genevetest.Solicit(node2Inner6, gatewayInner6, nodeMAC, true),
+			nodeMAC, genevetest.Advertise(gatewayInner6, node2Inner6, usual, us), false, true},
 		{"duplicate address detection", ours, genevetest.Solicit(netip.IPv6Unspecified(), gatewayInner6, none, true),
-			[6]byte{0x33, 0x33, 0, 0, 0, 1}, genevetest.Advertise(gatewayInner6, netip.MustParseAddr("ff02::1"), byRouter|overriding, us), false, false},
+			[6]byte{0x33, 0x33, 0, 0, 0, 1}, genevetest.Advertise(gatewayInner6, netip.MustParseAddr("ff02::1"),
+				byRouter|overriding, us), false, false},
 	} {
 		for _, dual := range []bool{false, true} {
 			t.Run(tt.name, func(t *testing.T) {
@@ -124,12 +132,14 @@ func TestNDAnswers(t *testing.T) {
 	}
 }
 
-// TestNDRefuses lists the messages that are dropped, each with its reason. None is answered, and no MAC address is learnt from them.
+// TestNDRefuses lists the messages that are dropped, each with its reason. None is answered, and no
+// MAC address is learnt from them.
 func TestNDRefuses(t *testing.T) {
 	none, ours := [6]byte{}, genevetest.GroupMAC(gatewayGroup)
 	group := func(a string) [6]byte { return genevetest.GroupMAC(netip.MustParseAddr(a)) }
 	solicit := func(change func(body []byte) []byte) []byte {
-		return genevetest.Discovery(nodeInner6, gatewayInner6, change(bytes.Clone(genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, false)[40:])))
+		return genevetest.Discovery(nodeInner6, gatewayInner6,
+			change(bytes.Clone(genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, false)[40:])))
 	}
 	with := func(at int, value byte) []byte { // of the packet, behind its checksum
 		b := genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, false)
@@ -147,26 +157,41 @@ func TestNDRefuses(t *testing.T) {
 		{"code", us, solicit(func(b []byte) []byte { b[1], b[2], b[3] = 1, 0, 0; return b }), BadND},
 		{"target is a group", us, solicit(func(b []byte) []byte { b[2], b[3], b[8] = 0, 0, 0xff; return b }), BadND},
 		{"option of no length", us, solicit(func(b []byte) []byte { b[2], b[3], b[25] = 0, 0, 0; return b }), BadND},
-		{"option that is too long", us, solicit(func(b []byte) []byte { b[2], b[3], b[25] = 0, 0, 2; return b }), BadND},
+		{"option that is too long", us, solicit(func(b []byte) []byte { b[2], b[3], b[25] = 0, 0, 2; return b }),
+			BadND},
 		{"half an option", us, solicit(func(b []byte) []byte { b[2], b[3] = 0, 0; return b[:25] }), BadND},
 		{"no target", us, solicit(func(b []byte) []byte { b[2], b[3] = 0, 0; return b[:23] }), BadND},
-		{"address of 14 bytes", us, solicit(func(b []byte) []byte { b[2], b[3], b[25] = 0, 0, 2; return append(b, make([]byte, 8)...) }), BadND},
+		{"address of 14 bytes", us, solicit(func(b []byte) []byte {
+			b[2], b[3], b[25] = 0, 0,
+				2
+			return append(b, make([]byte, 8)...)
+		}), BadND},
 		{"another MAC address inside", us, genevetest.Solicit(nodeInner6, gatewayInner6, station, false), BadND},
 		{"from our own address", us, genevetest.Solicit(gatewayInner6, gatewayInner6, nodeMAC, false), BadND},
 		{"from a group", us, genevetest.Solicit(nodeGroup, gatewayInner6, nodeMAC, false), BadND},
-		{"frame to another group than the packet", group("ff02::1"), genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, true), BadND},
+		{"frame to another group than the packet", group("ff02::1"), genevetest.Solicit(nodeInner6, gatewayInner6,
+			nodeMAC, true), BadND},
 		{"frame to a group, packet to us", ours, genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, false), BadND},
-		{"duplicate address detection with a MAC address", ours, genevetest.Solicit(netip.IPv6Unspecified(), gatewayInner6, nodeMAC, true), BadND},
-		{"duplicate address detection to us alone", us, genevetest.Solicit(netip.IPv6Unspecified(), gatewayInner6, none, false), BadND},
-		{"another station has our address", group("ff02::1"), genevetest.Advertise(gatewayInner6, netip.MustParseAddr("ff02::1"), overriding, nodeMAC), BadND},
-		{"solicited answer to all", group("ff02::1"), genevetest.Advertise(nodeInner6, netip.MustParseAddr("ff02::1"), whenSolicited|overriding, nodeMAC), BadND},
+		{"duplicate address detection with a MAC address", ours, genevetest.Solicit(netip.IPv6Unspecified(),
+			gatewayInner6, nodeMAC, true), BadND},
+		{"duplicate address detection to us alone", us, genevetest.Solicit(netip.IPv6Unspecified(), gatewayInner6, none,
+			false), BadND},
+		{"another station has our address", group("ff02::1"), genevetest.Advertise(gatewayInner6,
+			netip.MustParseAddr("ff02::1"), overriding, nodeMAC), BadND},
+		{"solicited answer to all", group("ff02::1"), genevetest.Advertise(nodeInner6, netip.MustParseAddr("ff02::1"),
+			whenSolicited|overriding, nodeMAC), BadND},
 		{"to another station", station, genevetest.Solicit(node2Inner6, gatewayInner6, nodeMAC, false), OtherMAC},
-		{"a route without gateway", group("ff02::1:ff00:9"), genevetest.Solicit(nodeLink, remotePod6.Addr(), nodeMAC, true), OtherND},
-		{"answer of somebody else", us, genevetest.Advertise(node2Inner6, gatewayInner6, whenSolicited|overriding, nodeMAC), OtherND},
-		{"the link looks for others with its address", genevetest.GroupMAC(nodeGroup), genevetest.Solicit(netip.IPv6Unspecified(), nodeInner6, none, true), NeighbourDiscovery},
-		{"the link looks for others with its own", group("ff02::1:ff0a:5000"), genevetest.Solicit(netip.IPv6Unspecified(), nodeLink, none, true), NeighbourDiscovery},
+		{"a route without gateway", group("ff02::1:ff00:9"), genevetest.Solicit(nodeLink, remotePod6.Addr(), nodeMAC,
+			true), OtherND},
+		{"answer of somebody else", us, genevetest.Advertise(node2Inner6, gatewayInner6, whenSolicited|overriding,
+			nodeMAC), OtherND},
+		{"the link looks for others with its address", genevetest.GroupMAC(nodeGroup),
+			genevetest.Solicit(netip.IPv6Unspecified(), nodeInner6, none, true), NeighbourDiscovery},
+		{"the link looks for others with its own", group("ff02::1:ff0a:5000"),
+			genevetest.Solicit(netip.IPv6Unspecified(), nodeLink, none, true), NeighbourDiscovery},
 		{"router solicitation", group("ff02::2"), routerSolicitation, NeighbourDiscovery},
-		{"redirect", us, genevetest.Discovery(nodeLink, gatewayInner6, slices.Concat([]byte{137}, make([]byte, 39))), NeighbourDiscovery},
+		{"redirect", us, genevetest.Discovery(nodeLink, gatewayInner6, slices.Concat([]byte{137}, make([]byte, 39))),
+			NeighbourDiscovery},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFixture6(t, false)
@@ -186,7 +211,8 @@ func TestNDRefuses(t *testing.T) {
 func TestNDWithoutIPv6(t *testing.T) {
 	f := newFixture(t)
 	before := f.e.Drops()
-	f.discovery(genevetest.GroupMAC(gatewayGroup), nodeMAC, genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, true))
+	f.discovery(genevetest.GroupMAC(gatewayGroup), nodeMAC, genevetest.Solicit(nodeInner6, gatewayInner6,
+		nodeMAC, true))
 	f.drops(before, map[Reason]uint64{NeighbourDiscovery: 1})
 	f.silent(f.node)
 }
@@ -224,7 +250,8 @@ func TestNDLearning(t *testing.T) {
 	f.discovery(toAll, station, genevetest.Advertise(nodeInner6, allNodes, overriding, station))
 	f.neighbour(station) // a link that was made anew
 	f.silent(f.node)
-	f.discovery(genevetest.GroupMAC(gatewayGroup), nodeMAC, genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, true))
+	f.discovery(genevetest.GroupMAC(gatewayGroup), nodeMAC, genevetest.Solicit(nodeInner6, gatewayInner6,
+		nodeMAC, true))
 	f.neighbour(nodeMAC)
 	f.datagrams(f.node) // the answer
 	for range maxUnanswered {
@@ -238,7 +265,8 @@ func TestNDLearning(t *testing.T) {
 	f.neighbour(station) // the old one has neither answered nor spoken
 }
 
-// TestNDResolves: packets wait until the node has answered, and are dropped when it does not. A dual tunnel's node is asked by ARP.
+// TestNDResolves: packets wait until the node has answered, and are dropped when it does not. A
+// dual tunnel's node is asked by ARP.
 func TestNDResolves(t *testing.T) {
 	packet := genevetest.UDP(pod6, remotePod6, []byte("x"))
 	t.Run("answered", func(t *testing.T) {
@@ -282,7 +310,8 @@ func TestNDResolves(t *testing.T) {
 		need.NoError(t, f.e.Apply([]Tunnel{tunnel}))
 		f.s.Send(toNode, packet)
 		f.solicited()
-		frame := genevetest.Frame(genevetest.GroupMAC(nodeGroup), us, genevetest.IPv6, genevetest.Solicit(gatewayInner6, nodeInner6, us, true))
+		frame := genevetest.Frame(genevetest.GroupMAC(nodeGroup), us, genevetest.IPv6, genevetest.Solicit(gatewayInner6,
+			nodeInner6, us, true))
 		if got, _ := f.datagrams(f.node); len(got) != 1 || !bytes.Equal(got[0], genevetest.VXLAN(nodeVNI, frame)) {
 			t.Errorf("sent % x, want the solicitation in VXLAN", got)
 		}
@@ -298,16 +327,18 @@ func TestNDResolves(t *testing.T) {
 	})
 }
 
-// TestNDProbes: without IPv4, neighbour solicitations probe whether trains arrive and how large packets may be. Their senders' addresses are not taken
-// for ours.
+// TestNDProbes: without IPv4, neighbour solicitations probe whether trains arrive and how large
+// packets may be. Their senders' addresses are not taken for ours.
 func TestNDProbes(t *testing.T) {
 	f := newFixture6(t, false)
 	needOffloads(t, f.node)
 	f.advertised()
 	before := f.e.Drops()
-	links := []string{"fe80::463:76ff:fe00:5", "fe80::863:76ff:fe00:5", "fe80::c63:76ff:fe00:5"} // of the probes' MAC addresses
+	// of the probes' MAC addresses
+	links := []string{"fe80::463:76ff:fe00:5", "fe80::863:76ff:fe00:5", "fe80::c63:76ff:fe00:5"}
 	answer := func(p udp.Probe) {
-		f.discovery(probeMACs(nodeVNI)[p], nodeMAC, genevetest.Advertise(nodeInner6, netip.MustParseAddr(links[p]), whenSolicited, [6]byte{}))
+		f.discovery(probeMACs(nodeVNI)[p], nodeMAC, genevetest.Advertise(nodeInner6, netip.MustParseAddr(links[p]),
+			whenSolicited, [6]byte{}))
 	}
 	if n := f.train(); n != 1 {
 		t.Fatalf("three packets in %d messages, want one train", n)
@@ -316,7 +347,8 @@ func TestNDProbes(t *testing.T) {
 		f.expect()
 		var want [][]byte
 		for p, from := range probeMACs(nodeVNI) {
-			want = append(want, inFrame(nodeMAC, from, genevetest.Solicit(netip.MustParseAddr(links[p]), nodeInner6, from, false)))
+			want = append(want, inFrame(nodeMAC, from, genevetest.Solicit(netip.MustParseAddr(links[p]), nodeInner6,
+				from, false)))
 		}
 		for _, want := range [][][]byte{want[:1], want[1:]} {
 			if got, _ := f.datagrams(f.node); !slices.EqualFunc(got, want, bytes.Equal) {
@@ -334,13 +366,15 @@ func TestNDProbes(t *testing.T) {
 		t.Fatalf("large probe % x, want %d bytes", got, maxHeader+1340)
 	}
 	asker := [6]byte(got[0][8+6:])
-	f.discovery(asker, nodeMAC, genevetest.Advertise(nodeInner6, netip.AddrFrom16([16]byte(got[0][maxHeader+8:])), whenSolicited, [6]byte{}))
+	f.discovery(asker, nodeMAC, genevetest.Advertise(nodeInner6, netip.AddrFrom16([16]byte(got[0][maxHeader+8:])),
+		whenSolicited, [6]byte{}))
 	if answers := f.e.LargeAnswers(toNode); answers != 1<<7 {
 		t.Errorf("answers %b, want number 7", answers)
 	}
 	f.drops(before, nil)
 	// A kernel looks later whether the senders of the probes are still there.
-	f.discovery(probeMACs(nodeVNI)[1], nodeMAC, genevetest.Solicit(nodeLink, netip.MustParseAddr(links[1]), nodeMAC, false))
+	f.discovery(probeMACs(nodeVNI)[1], nodeMAC, genevetest.Solicit(nodeLink, netip.MustParseAddr(links[1]),
+		nodeMAC, false))
 	f.drops(before, map[Reason]uint64{NeighbourDiscovery: 1})
 	f.silent(f.node)
 }
@@ -348,7 +382,8 @@ func TestNDProbes(t *testing.T) {
 // TestNDAnyLength: a message cut short anywhere is refused, and no byte behind it is read.
 func TestNDAnyLength(t *testing.T) {
 	for _, ip := range [][]byte{
-		genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, false), genevetest.Advertise(nodeInner6, gatewayInner6, whenSolicited, nodeMAC),
+		genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, false), genevetest.Advertise(nodeInner6, gatewayInner6,
+			whenSolicited, nodeMAC),
 	} {
 		if m, ok := parseND(append(bytes.Clone(ip), 1, 2, 3)); !ok || m.link != parseMAC(nodeMAC[:]) { // padding
 			t.Errorf("% x: %+v, %v", ip, m, ok)
@@ -361,7 +396,8 @@ func TestNDAnyLength(t *testing.T) {
 	}
 }
 
-// FuzzND reads arbitrary packets, with a checksum that is right so that more of them get far: what is accepted reads back the same when it is written.
+// FuzzND reads arbitrary packets, with a checksum that is right so that more of them get far: what
+// is accepted reads back the same when it is written.
 func FuzzND(f *testing.F) {
 	f.Add(genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, true))
 	f.Add(genevetest.Solicit(netip.IPv6Unspecified(), gatewayInner6, [6]byte{}, true))
@@ -394,8 +430,11 @@ func FuzzND(f *testing.F) {
 func TestNDAllocs(t *testing.T) {
 	f := newFixture6(t, true)
 	for name, ip := range map[string][]byte{
-		"answered": genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, false), "learnt": genevetest.Advertise(nodeInner6, gatewayInner6, whenSolicited|overriding, nodeMAC),
-		"bad": genevetest.Solicit(nodeInner6, gatewayInner6, station, false), "other": genevetest.Solicit(nodeInner6, node2Inner6, nodeMAC, false),
+		"answered": genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, false),
+		"learnt":   genevetest.Advertise(nodeInner6, gatewayInner6, whenSolicited|overriding, nodeMAC),
+		"bad":      genevetest.Solicit(nodeInner6, gatewayInner6, station, false),
+		"other": genevetest.Solicit(nodeInner6,
+			node2Inner6, nodeMAC, false),
 	} {
 		m := message(inFrame(us, nodeMAC, ip))
 		f.r.feed(m)

@@ -18,8 +18,8 @@ func ecnOf(ip []byte) uint8 {
 	return ip[1] & 3
 }
 
-// decapECN sets the inner packet's ECN field as in RFC 6040, Section 4.2, Figure 4. It returns false if the packet must be dropped: it has a
-// congestion mark that its ends do not understand.
+// decapECN sets the inner packet's ECN field as in RFC 6040, Section 4.2, Figure 4. It returns
+// false if the packet must be dropped: it has a congestion mark that its ends do not understand.
 //
 //	inner \ outer   Not-ECT   ECT(0)   ECT(1)   CE
 //	Not-ECT         Not-ECT   Not-ECT  Not-ECT  drop

@@ -32,7 +32,8 @@ func TestDecapECN(t *testing.T) {
 						t.Errorf("IPv6 %v, inner %d, outer %d: kept %v", v6, inner, outer, ok)
 					}
 					if ok && !bytes.Equal(got, build(want[inner][outer])) {
-						t.Errorf("IPv6 %v, inner %d, outer %d: % x, want % x", v6, inner, outer, got[:20], build(want[inner][outer])[:20])
+						t.Errorf("IPv6 %v, inner %d, outer %d: % x, want % x", v6, inner, outer, got[:20],
+							build(want[inner][outer])[:20])
 					}
 				}
 			}
@@ -40,7 +41,8 @@ func TestDecapECN(t *testing.T) {
 	}
 }
 
-// TestSetECNChecksum compares the incremental checksum with a full one over headers of every identification.
+// TestSetECNChecksum compares the incremental checksum with a full one over headers of every
+// identification.
 func TestSetECNChecksum(t *testing.T) {
 	ip := genevetest.IP(pod.Addr(), remotePod.Addr(), 17, ect0, nil)
 	for id := range 1 << 16 {
@@ -55,7 +57,8 @@ func TestSetECNChecksum(t *testing.T) {
 	}
 }
 
-// TestEncapECN sends packets with every code point: the outer header has it, without the DSCP, and a train has but one.
+// TestEncapECN sends packets with every code point: the outer header has it, without the DSCP, and
+// a train has but one.
 func TestEncapECN(t *testing.T) {
 	f := newFixture(t)
 	for _, ip := range [][]byte{
@@ -75,7 +78,8 @@ func TestEncapECN(t *testing.T) {
 		tos       uint8
 	}{{2, ect0}, {1, ce}, {1, ect1}, {1, notECT}} {
 		if got, tos := f.datagrams(f.node); len(got) != want.datagrams || tos != want.tos {
-			t.Errorf("message %d: %d datagrams with outer TOS %#x, want %d with %#x", i, len(got), tos, want.datagrams, want.tos)
+			t.Errorf("message %d: %d datagrams with outer TOS %#x, want %d with %#x", i, len(got), tos,
+				want.datagrams, want.tos)
 		}
 	}
 }

@@ -57,14 +57,16 @@ func (f *fixture) speaks(want, was Encap) {
 	}
 }
 
-// asks sends a packet and checks in which encapsulations the gateway asks for the node; the packet itself is taken away where it leaves.
+// asks sends a packet and checks in which encapsulations the gateway asks for the node; the packet
+// itself is taken away where it leaves.
 func (f *fixture) asks(leaves bool, want ...Encap) {
 	f.Helper()
 	f.s.Send(openTunnel.ID, genevetest.UDP(remotePod, pod, []byte("question")))
 	f.s.Flush()
 	us := MAC(openTunnel.VNI, Gateway)
 	for _, e := range want {
-		request := onOpen(e, genevetest.Frame(broadcastMAC, us, genevetest.ARP, arpMessage(1, us, gatewayInner, [6]byte{}, nodeInner)))
+		request := onOpen(e, genevetest.Frame(broadcastMAC, us, genevetest.ARP, arpMessage(1, us, gatewayInner,
+			[6]byte{}, nodeInner)))
 		if got, _ := f.datagrams(f.node); len(got) != 1 || !bytes.Equal(got[0], request) {
 			f.Errorf("sent % x, want the request in %v", got, e)
 		}
@@ -112,17 +114,20 @@ func TestEncapOf(t *testing.T) {
 	}
 }
 
-// TestEncapFound: the first valid frame of a node decides the encapsulation, and everything to the node uses it from then on.
+// TestEncapFound: the first valid frame of a node decides the encapsulation, and everything to the
+// node uses it from then on.
 func TestEncapFound(t *testing.T) {
 	packet := genevetest.UDP(pod, remotePod, []byte("x"))
 	request := arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner)
 	us := MAC(openTunnel.VNI, Gateway)
 	for _, e := range []Encap{Geneve, VXLAN} {
 		for name, frame := range map[string][]byte{
-			"packet":       genevetest.Frame(us, nodeMAC, genevetest.IPv4, packet),
-			"ARP request":  genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP, request),
-			"ARP reply":    genevetest.Frame(us, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, us, gatewayInner)),
-			"announcement": genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, [6]byte{}, nodeInner)),
+			"packet":      genevetest.Frame(us, nodeMAC, genevetest.IPv4, packet),
+			"ARP request": genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP, request),
+			"ARP reply": genevetest.Frame(us, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, us,
+				gatewayInner)),
+			"announcement": genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP, arpMessage(1, nodeMAC, nodeInner,
+				[6]byte{}, nodeInner)),
 		} {
 			t.Run(e.String()+"/"+name, func(t *testing.T) {
 				f := newOpen(t, Auto)
@@ -132,12 +137,14 @@ func TestEncapFound(t *testing.T) {
 				f.deliver(message(onOpen(e, frame)))
 				f.speaks(e, Auto)
 				// What has waited leaves, and a request is answered, in kind.
-				waited := onOpen(e, genevetest.Frame(nodeMAC, us, genevetest.IPv4, genevetest.UDP(remotePod, pod, []byte("question"))))
+				waited := onOpen(e, genevetest.Frame(nodeMAC, us, genevetest.IPv4, genevetest.UDP(remotePod, pod,
+					[]byte("question"))))
 				if got, _ := f.datagrams(f.node); !bytes.Equal(got[0], waited) {
 					t.Errorf("sent % x, want % x", got[0], waited)
 				}
 				if name == "ARP request" {
-					reply := onOpen(e, genevetest.Frame(nodeMAC, us, genevetest.ARP, arpMessage(2, us, gatewayInner, nodeMAC, nodeInner)))
+					reply := onOpen(e, genevetest.Frame(nodeMAC, us, genevetest.ARP, arpMessage(2, us, gatewayInner,
+						nodeMAC, nodeInner)))
 					if got, _ := f.datagrams(f.node); !bytes.Equal(got[0], reply) {
 						t.Errorf("answered % x, want % x", got[0], reply)
 					}
@@ -151,13 +158,16 @@ func TestEncapFound(t *testing.T) {
 	}
 }
 
-// TestEncapAnswersOthers: a node may ask from another of its addresses. The answer has the encapsulation of the request, which decides nothing else.
+// TestEncapAnswersOthers: a node may ask from another of its addresses. The answer has the
+// encapsulation of the request, which decides nothing else.
 func TestEncapAnswersOthers(t *testing.T) {
 	for _, e := range []Encap{Geneve, VXLAN} {
 		f := newOpen(t, Auto)
 		us, underlay := MAC(openTunnel.VNI, Gateway), netip.MustParseAddr("172.18.0.2")
-		f.deliver(message(onOpen(e, genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP, arpMessage(1, nodeMAC, underlay, [6]byte{}, gatewayInner)))))
-		want := onOpen(e, genevetest.Frame(nodeMAC, us, genevetest.ARP, arpMessage(2, us, gatewayInner, nodeMAC, underlay)))
+		f.deliver(message(onOpen(e, genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP,
+			arpMessage(1, nodeMAC, underlay, [6]byte{}, gatewayInner)))))
+		want := onOpen(e, genevetest.Frame(nodeMAC, us, genevetest.ARP, arpMessage(2, us, gatewayInner,
+			nodeMAC, underlay)))
 		if got, _ := f.datagrams(f.node); !bytes.Equal(got[0], want) {
 			t.Errorf("answered % x, want % x", got[0], want)
 		}
@@ -165,7 +175,8 @@ func TestEncapAnswersOthers(t *testing.T) {
 	}
 }
 
-// TestEncapStands: the other encapsulation is dropped while the node is heard, and for 60 s after that; then it takes over.
+// TestEncapStands: the other encapsulation is dropped while the node is heard, and for 60 s after
+// that; then it takes over.
 func TestEncapStands(t *testing.T) {
 	packet := genevetest.UDP(pod, remotePod, []byte("x"))
 	for _, tt := range []struct{ is, other Encap }{{Geneve, VXLAN}, {VXLAN, Geneve}} {
@@ -182,7 +193,8 @@ func TestEncapStands(t *testing.T) {
 				}
 				f.drops(before, want)
 			}
-			f.deliver(message(openEncap(tt.is)(genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, [6]byte{}, gatewayInner))))
+			f.deliver(message(openEncap(tt.is)(genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, [6]byte{},
+				gatewayInner))))
 			f.speaks(tt.is, Auto)
 			for range 3 { // it is heard within 60 s, again and again
 				f.advance(encapSilence - time.Second)
@@ -227,14 +239,16 @@ func TestEncapPinned(t *testing.T) {
 func TestEncapOfIP(t *testing.T) {
 	f := newFixture(t)
 	before := f.e.Drops()
-	f.deliver(message(genevetest.VXLAN(ipVNI, genevetest.Frame(us, nodeMAC, genevetest.IPv4, genevetest.UDP(pod, remotePod, []byte("x"))))))
+	f.deliver(message(genevetest.VXLAN(ipVNI, genevetest.Frame(us, nodeMAC, genevetest.IPv4,
+		genevetest.UDP(pod, remotePod, []byte("x"))))))
 	f.drops(before, map[Reason]uint64{WrongEncap: 1})
 	if s, _ := f.e.TunnelStats(toIP); s.Encap != Geneve {
 		t.Errorf("speaks %v", s.Encap)
 	}
 }
 
-// TestEncapForgeries: an invalid frame, or one that is not the node's, does not decide the encapsulation, neither at first nor after a minute of silence.
+// TestEncapForgeries: an invalid frame, or one that is not the node's, does not decide the
+// encapsulation, neither at first nor after a minute of silence.
 func TestEncapForgeries(t *testing.T) {
 	packet := genevetest.UDP(pod, remotePod, payload(1, 100))
 	us := MAC(openTunnel.VNI, Gateway)
@@ -264,14 +278,19 @@ func TestEncapForgeries(t *testing.T) {
 		{"to another station", onVXLAN([6]byte{2, 9}, nodeMAC, genevetest.IPv4, packet), nodeOuter, 0, OtherMAC},
 		{"broadcast", onVXLAN(broadcastMAC, nodeMAC, genevetest.IPv4, packet), nodeOuter, 0, Multicast},
 		{"in our name", onVXLAN(us, us, genevetest.IPv4, packet), nodeOuter, 0, BadMAC},
-		{"ARP that claims our address", vxlan(genevetest.ARP, arpMessage(2, nodeMAC, gatewayInner, us, gatewayInner)), nodeOuter, 0, BadARP},
-		{"ARP of another address", vxlan(genevetest.ARP, arpMessage(2, nodeMAC, node2Inner, us, gatewayInner)), nodeOuter, 0, OtherARP},
-		{"half an ARP message", vxlan(genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, us, gatewayInner)[:27]), nodeOuter, 0, BadARP},
+		{"ARP that claims our address", vxlan(genevetest.ARP, arpMessage(2, nodeMAC, gatewayInner, us, gatewayInner)),
+			nodeOuter, 0, BadARP},
+		{"ARP of another address", vxlan(genevetest.ARP, arpMessage(2, nodeMAC, node2Inner, us, gatewayInner)),
+			nodeOuter, 0, OtherARP},
+		{"half an ARP message", vxlan(genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, us, gatewayInner)[:27]),
+			nodeOuter, 0, BadARP},
 		{"a train of both encapsulations", join(good, geneve(genevetest.IPv4, packet)), nodeOuter, len(good), BadTrain},
 		{"neither", change(good, 0, 0), nodeOuter, 0, UnknownProtocol},
 		{"Geneve, control", change(geneve(genevetest.IPv4, packet), 1, 0x80), nodeOuter, 0, ControlPacket},
-		{"Geneve, critical option", change(geneve(genevetest.IPv4, packet), 0, 1, 0x40, 0x65, 0x58, 0, 0, 8, 0, 0, 1, 0x80, 0), nodeOuter, 0, CriticalOption},
-		{"Geneve, options that do not add up", change(geneve(genevetest.IPv4, packet), 0, 1, 0, 0x65, 0x58, 0, 0, 8, 0, 0, 1, 0, 9), nodeOuter, 0, BadOptions},
+		{"Geneve, critical option", change(geneve(genevetest.IPv4, packet), 0, 1, 0x40, 0x65, 0x58, 0, 0, 8, 0, 0, 1,
+			0x80, 0), nodeOuter, 0, CriticalOption},
+		{"Geneve, options that do not add up", change(geneve(genevetest.IPv4, packet), 0, 1, 0, 0x65, 0x58, 0, 0, 8, 0,
+			0, 1, 0, 9), nodeOuter, 0, BadOptions},
 		{"Geneve without Ethernet", genevetest.Geneve(8, genevetest.IPv4, packet), nodeOuter, 0, WrongInner},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -285,7 +304,8 @@ func TestEncapForgeries(t *testing.T) {
 					f.advance(encapSilence)
 				}
 				before := f.e.Drops()
-				m := udp.Message{Data: bytes.Clone(tt.data), Source: netip.AddrPortFrom(tt.source, 40000), SegmentSize: tt.segment}
+				m := udp.Message{Data: bytes.Clone(tt.data), Source: netip.AddrPortFrom(tt.source, 40000),
+					SegmentSize: tt.segment}
 				if got := f.deliver(m); len(got) != 0 {
 					t.Errorf("%d packets came out", len(got))
 				}

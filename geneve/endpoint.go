@@ -15,10 +15,12 @@ import (
 
 // Options of Listen.
 type Options struct {
-	// Listen is the underlay address and port to receive on and to send from. Its family is that of the underlay; without an address the endpoint
-	// listens on all addresses, of both families if the machine has both.
+	// Listen is the underlay address and port to receive on and to send from. Its family is that of
+	// the underlay; without an address the endpoint listens on all addresses, of both families if
+	// the machine has both.
 	Listen netip.AddrPort
-	// RemotePort is the destination port of all tunnels (0: the port of Listen). The port that nodes send from does not matter.
+	// RemotePort is the destination port of all tunnels (0: the port of Listen). The port that
+	// nodes send from does not matter.
 	RemotePort uint16
 	// UDP are the options of the socket.
 	UDP udp.Options
@@ -76,8 +78,9 @@ func Listen(o Options) (*Endpoint, error) {
 	case at.Is6():
 		network = "udp6"
 	}
-	// RFC 8200, Section 8.1, and RFC 8926, Section 3.3: a tunnel over IPv6 may omit the checksum. Only configured pairs of VNI and source pass, and
-	// the addresses and lengths of inner packets are checked (RFC 6936, Section 5).
+	// RFC 8200, Section 8.1, and RFC 8926, Section 3.3: a tunnel over IPv6 may omit the checksum.
+	// Only configured pairs of VNI and source pass, and the addresses and lengths of inner packets
+	// are checked (RFC 6936, Section 5).
 	o.UDP.ZeroChecksums = true
 	socket, err := udp.Open(network, netip.AddrPortFrom(at, o.Listen.Port()), o.UDP)
 	if err != nil {
@@ -121,7 +124,8 @@ func Check(tunnels []Tunnel) error {
 		}
 		key := outerKey{t.Remote.Unmap(), t.VNI}
 		if other, ok := outer[key]; ok {
-			errs = append(errs, fmt.Errorf("geneve: tunnel %d: VNI %d and remote address %v are those of tunnel %d", t.ID, t.VNI, key.source, other))
+			errs = append(errs, fmt.Errorf("geneve: tunnel %d: VNI %d and remote address %v are those of tunnel %d",
+				t.ID, t.VNI, key.source, other))
 		}
 		ids[t.ID], outer[key] = true, t.ID
 	}
@@ -131,8 +135,8 @@ func Check(tunnels []Tunnel) error {
 // Prepared is a valid set of tunnels.
 type Prepared struct{ table *table }
 
-// Prepare makes tunnels ready for Commit or returns all their faults. It changes nothing. Between Prepare and Commit, the caller must keep others
-// from committing.
+// Prepare makes tunnels ready for Commit or returns all their faults. It changes nothing. Between
+// Prepare and Commit, the caller must keep others from committing.
 func (e *Endpoint) Prepare(tunnels []Tunnel) (*Prepared, error) {
 	if err := Check(tunnels); err != nil {
 		return nil, err
@@ -154,7 +158,8 @@ func (e *Endpoint) Prepare(tunnels []Tunnel) (*Prepared, error) {
 		case t.Tunnel != c:
 			was := t
 			t = newTunnel(c, e.remotePort, was.tunnelState)
-			// Towards another remote the kernel chooses: a gateway knows a node by the source of the node's route to it.
+			// Towards another remote the kernel chooses: a gateway knows a node by the source of
+			// the node's route to it.
 			if t.Remote == was.Remote {
 				t.local.Store(was.local.Load())
 			}
@@ -167,8 +172,8 @@ func (e *Endpoint) Prepare(tunnels []Tunnel) (*Prepared, error) {
 	return &Prepared{next}, nil
 }
 
-// Commit makes p, the last one prepared, the set of tunnels. Unchanged tunnels keep their neighbour and waiting packets; changed ones keep their
-// counters.
+// Commit makes p, the last one prepared, the set of tunnels. Unchanged tunnels keep their neighbour
+// and waiting packets; changed ones keep their counters.
 func (e *Endpoint) Commit(p *Prepared) {
 	old := e.table.Swap(p.table)
 	for _, t := range old.ids {
@@ -220,8 +225,9 @@ type Stats struct {
 	ARPReceived, ARPSent uint64             // messages of the neighbours to us, and ours
 	NDReceived, NDSent   uint64             // the same of IPv6 neighbour discovery
 	Held                 int                // packets waiting for a neighbour
-	Doubted              uint64             // neighbours forgotten because they were silent while the send buffer was full
-	Socket               udp.Stats
+	// neighbours forgotten because they were silent while the send buffer was full
+	Doubted uint64
+	Socket  udp.Stats
 }
 
 // Drops returns how many packets were dropped, by Reason.
@@ -240,23 +246,28 @@ func (e *Endpoint) Stats() Stats {
 	n.mu.Unlock()
 	return Stats{
 		Drops:       e.Drops(),
-		ARPReceived: e.arpReceived.Load(), ARPSent: e.arpSent.Load(), NDReceived: e.ndReceived.Load(), NDSent: e.ndSent.Load(),
-		Held: held, Doubted: e.doubted.Load(), Socket: e.socket.Stats(),
+		ARPReceived: e.arpReceived.Load(), ARPSent: e.arpSent.Load(), NDReceived: e.ndReceived.Load(),
+		NDSent: e.ndSent.Load(),
+		Held:   held, Doubted: e.doubted.Load(), Socket: e.socket.Stats(),
 	}
 }
 
-// TunnelStats is a snapshot of one tunnel's counters. Packets and bytes are inner ones; a super-frame is one packet.
+// TunnelStats is a snapshot of one tunnel's counters. Packets and bytes are inner ones; a
+// super-frame is one packet.
 type TunnelStats struct {
 	ReceivedPackets, ReceivedBytes uint64
 	SentPackets, SentBytes         uint64
-	Encap                          Encap            // of the other end; Auto: not known yet
-	EncapChanges                   uint64           // how often the other end has changed it
-	RefusedTrains                  uint64           // trains that our kernel refused
-	LostTrains                     uint64           // how often ProbeTrains found that trains are lost
-	Train                          bool             // trains are in use: the socket has UDP_SEGMENT, and neither a probe nor a refusal speaks against them
-	Held                           int              // packets waiting for the neighbour
-	MAC                            net.HardwareAddr // of the neighbour; nil when unknown
-	Silence                        time.Duration    // since the neighbour was last heard, to the second; meaningless without MAC
+	Encap                          Encap  // of the other end; Auto: not known yet
+	EncapChanges                   uint64 // how often the other end has changed it
+	RefusedTrains                  uint64 // trains that our kernel refused
+	LostTrains                     uint64 // how often ProbeTrains found that trains are lost
+	// trains are in use: the socket has UDP_SEGMENT, and neither a probe nor a refusal speaks
+	// against them
+	Train bool
+	Held  int              // packets waiting for the neighbour
+	MAC   net.HardwareAddr // of the neighbour; nil when unknown
+	// since the neighbour was last heard, to the second; meaningless without MAC
+	Silence time.Duration
 }
 
 // TunnelStats returns the counters of one tunnel; ok is false when there is none.

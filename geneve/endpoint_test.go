@@ -41,14 +41,18 @@ const (
 
 func fixtureTunnels() []Tunnel {
 	return []Tunnel{
-		{ID: toNode, VNI: nodeVNI, Remote: nodeOuter, Encap: Geneve, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}},
-		{ID: toVXLAN, VNI: vxlanVNI, Remote: nodeOuter, Encap: VXLAN, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}},
+		{ID: toNode, VNI: nodeVNI, Remote: nodeOuter, Encap: Geneve, Local: Pair{V4: gatewayInner},
+			Peer: Pair{V4: nodeInner}},
+		{ID: toVXLAN, VNI: vxlanVNI, Remote: nodeOuter, Encap: VXLAN, Local: Pair{V4: gatewayInner},
+			Peer: Pair{V4: nodeInner}},
 		{ID: toIP, VNI: ipVNI, Remote: nodeOuter, Inner: IP},
-		{ID: toNode2, VNI: node2VNI, Remote: node2Outer, Encap: Geneve, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: node2Inner}},
+		{ID: toNode2, VNI: node2VNI, Remote: node2Outer, Encap: Geneve, Local: Pair{V4: gatewayInner},
+			Peer: Pair{V4: node2Inner}},
 	}
 }
 
-// fixture is a gateway's endpoint with a clock that only the test moves, and the sockets at the other ends of its tunnels.
+// fixture is a gateway's endpoint with a clock that only the test moves, and the sockets at the
+// other ends of its tunnels.
 type fixture struct {
 	*testing.T
 	e     *Endpoint
@@ -67,7 +71,8 @@ func newFixture(t *testing.T) *fixture {
 	if f.node, err = udp.Listen("udp4", netip.AddrPortFrom(nodeOuter, 0), udp.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	if f.node2, err = udp.Listen("udp4", netip.AddrPortFrom(node2Outer, f.node.LocalAddr().Port()), udp.Options{}); err != nil {
+	if f.node2, err = udp.Listen("udp4", netip.AddrPortFrom(node2Outer, f.node.LocalAddr().Port()),
+		udp.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	f.e, err = Listen(Options{
@@ -94,7 +99,8 @@ func message(data []byte) udp.Message {
 	return udp.Message{Data: data, Source: netip.AddrPortFrom(nodeOuter, 40000)}
 }
 
-// deliver passes messages to the Receiver as if Fill had received them, and returns the packets that come out, as copies.
+// deliver passes messages to the Receiver as if Fill had received them, and returns the packets
+// that come out, as copies.
 func (f *fixture) deliver(messages ...udp.Message) (packets []Packet) {
 	f.Helper()
 	f.r.account()
@@ -132,11 +138,13 @@ func (f *fixture) datagrams(s *udp.Socket) (datagrams [][]byte, tos uint8) {
 	return datagrams, f.m[0].TOS
 }
 
-// silent checks that the gateway has sent nothing to s that has not been read: what comes next is a datagram sent now.
+// silent checks that the gateway has sent nothing to s that has not been read: what comes next is a
+// datagram sent now.
 func (f *fixture) silent(s *udp.Socket) {
 	f.Helper()
 	marker := []byte("marker")
-	if _, err := f.e.socket.NewSender().Send([]udp.Train{{Destination: s.LocalAddr(), Parts: [][]byte{marker}}}); err != nil {
+	if _, err := f.e.socket.NewSender().Send([]udp.Train{{Destination: s.LocalAddr(), Parts: [][]byte{marker}}}); err !=
+		nil {
 		f.Fatal(err)
 	}
 	if got, _ := f.datagrams(s); string(got[0]) != string(marker) {
@@ -159,13 +167,15 @@ func toGateway(vni VNI) [6]byte { return MAC(vni, Gateway) }
 
 // arpMessage returns an ARP message.
 func arpMessage(operation byte, sender [6]byte, senderIP netip.Addr, target [6]byte, targetIP netip.Addr) []byte {
-	return join([]byte{0, 1, 0x08, 0x00, 6, 4, 0, operation}, sender[:], senderIP.AsSlice(), target[:], targetIP.AsSlice())
+	return join([]byte{0, 1, 0x08, 0x00, 6, 4, 0, operation}, sender[:], senderIP.AsSlice(), target[:],
+		targetIP.AsSlice())
 }
 
 // resolve makes the node's MAC address known by an ARP announcement.
 func (f *fixture) resolve() {
 	f.Helper()
-	announcement := genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, [6]byte{}, nodeInner))
+	announcement := genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP, arpMessage(1, nodeMAC, nodeInner,
+		[6]byte{}, nodeInner))
 	if got := f.deliver(message(genevetest.Geneve(nodeVNI, 0x6558, announcement))); len(got) > 0 {
 		f.Fatalf("ARP came out as %d packets", len(got))
 	}
@@ -186,7 +196,8 @@ func payload(seed, size int) []byte {
 func TestApply(t *testing.T) {
 	f := newFixture(t)
 	f.resolve()
-	f.deliver(message(genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(toGateway(nodeVNI), nodeMAC, genevetest.IPv4, genevetest.UDP(pod, remotePod, []byte("x"))))))
+	f.deliver(message(genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(toGateway(nodeVNI), nodeMAC, genevetest.IPv4,
+		genevetest.UDP(pod, remotePod, []byte("x"))))))
 	known := func() bool {
 		s, ok := f.e.TunnelStats(toNode)
 		return ok && s.MAC != nil
@@ -281,14 +292,16 @@ func TestMAC(t *testing.T) {
 	}
 }
 
-// TestLocalAddress: the address of ours that the other end sends to is kept while that end is where it was. Elsewhere the kernel chooses: a gateway knows
-// a node by the source of the node's route to it.
+// TestLocalAddress: the address of ours that the other end sends to is kept while that end is where
+// it was. Elsewhere the kernel chooses: a gateway knows a node by the source of the node's route to
+// it.
 func TestLocalAddress(t *testing.T) {
 	f, next := newFixture(t), newFixture(t)
 	local := func(f *fixture) netip.Addr { return f.e.table.Load().byID(toNode).train(nil).Source }
 	f.resolve()
 	asked := netip.MustParseAddr("127.0.0.9")
-	m := message(genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(toGateway(nodeVNI), nodeMAC, genevetest.IPv4, genevetest.UDP(pod, remotePod, []byte("x")))))
+	m := message(genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(toGateway(nodeVNI), nodeMAC, genevetest.IPv4,
+		genevetest.UDP(pod, remotePod, []byte("x")))))
 	m.Destination = asked
 	if got := f.deliver(m); len(got) != 1 || local(f) != asked {
 		t.Fatalf("%d packets; sent from %v, want %v", len(got), local(f), asked)

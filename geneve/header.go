@@ -55,13 +55,15 @@ var (
 	errVNI     = errors.New("geneve: VNI above 24 bits")
 )
 
-// ParseHeader reads the header at the start of b. The Reason is Accepted, Truncated, BadVersion or BadOptions; the caller handles flags, options and
-// protocol. borrowed: h.Options and payload are parts of b.
+// ParseHeader reads the header at the start of b. The Reason is Accepted, Truncated, BadVersion or
+// BadOptions; the caller handles flags, options and protocol. borrowed: h.Options and payload are
+// parts of b.
 func ParseHeader(b []byte) (h Header, payload []byte, r Reason) {
 	if len(b) < headerLen {
 		return Header{}, nil, Truncated
 	}
-	// RFC 8926, Section 3.4: "Packets received by a tunnel endpoint with an unknown version MUST be dropped."
+	// RFC 8926, Section 3.4: "Packets received by a tunnel endpoint with an unknown version MUST be
+	// dropped."
 	if b[0]&versionMask != 0 {
 		return Header{}, nil, BadVersion
 	}
@@ -78,7 +80,8 @@ func ParseHeader(b []byte) (h Header, payload []byte, r Reason) {
 	}
 	if end > headerLen {
 		h.Options = OptionList(b[headerLen:end:end])
-		// RFC 8926, Section 3.5: a total length other than Opt Len makes the packet invalid; it "MUST be silently dropped".
+		// RFC 8926, Section 3.5: a total length other than Opt Len makes the packet invalid; it
+		// "MUST be silently dropped".
 		if !h.Options.valid() {
 			return Header{}, nil, BadOptions
 		}
@@ -86,7 +89,8 @@ func ParseHeader(b []byte) (h Header, payload []byte, r Reason) {
 	return h, b[end:], Accepted
 }
 
-// parseVNI reads the VNI of a Geneve or VXLAN header of at least headerLen bytes: both have it at the same place.
+// parseVNI reads the VNI of a Geneve or VXLAN header of at least headerLen bytes: both have it at
+// the same place.
 func parseVNI(b []byte) VNI { return VNI(binary.BigEndian.Uint32(b[4:]) >> 8) }
 
 // AppendTo appends the header to b. It fails if the VNI or the options do not fit.
@@ -101,7 +105,8 @@ func (h *Header) AppendTo(b []byte) ([]byte, error) {
 	if h.Control {
 		flags |= controlFlag
 	}
-	// RFC 8926, Section 3.5: if any option has its critical bit set, the C flag of the header MUST be set.
+	// RFC 8926, Section 3.5: if any option has its critical bit set, the C flag of the header MUST
+	// be set.
 	if h.Critical || h.Options.critical() {
 		flags |= critFlag
 	}

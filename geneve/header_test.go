@@ -26,11 +26,16 @@ func TestHeader(t *testing.T) {
 			[]byte{0x00, 0x00, 0x01}, // VNI
 			[]byte{0x00},             // reserved
 		), Header{VNI: 1, Protocol: 0x6558}, false},
-		{"IPv4, VNI 0", join([]byte{0x00, 0x00}, []byte{0x08, 0x00}, []byte{0, 0, 0}, []byte{0}), Header{Protocol: 0x0800}, false},
-		{"IPv6, largest VNI", join([]byte{0x00, 0x00}, []byte{0x86, 0xdd}, []byte{0xff, 0xff, 0xff}, []byte{0}), Header{VNI: MaxVNI, Protocol: 0x86dd}, false},
-		{"control", join([]byte{0x00, 0x80}, []byte{0x65, 0x58}, []byte{0x12, 0x34, 0x56}, []byte{0}), Header{VNI: 0x123456, Protocol: 0x6558, Control: true}, false},
-		{"critical flag alone", join([]byte{0x00, 0x40}, []byte{0x65, 0x58}, []byte{0, 0, 7}, []byte{0}), Header{VNI: 7, Protocol: 0x6558, Critical: true}, false},
-		{"reserved bits set", join([]byte{0x00, 0x3f}, []byte{0x65, 0x58}, []byte{0, 0, 7}, []byte{0xff}), Header{VNI: 7, Protocol: 0x6558}, true},
+		{"IPv4, VNI 0", join([]byte{0x00, 0x00}, []byte{0x08, 0x00}, []byte{0, 0, 0}, []byte{0}),
+			Header{Protocol: 0x0800}, false},
+		{"IPv6, largest VNI", join([]byte{0x00, 0x00}, []byte{0x86, 0xdd}, []byte{0xff, 0xff, 0xff}, []byte{0}),
+			Header{VNI: MaxVNI, Protocol: 0x86dd}, false},
+		{"control", join([]byte{0x00, 0x80}, []byte{0x65, 0x58}, []byte{0x12, 0x34, 0x56}, []byte{0}),
+			Header{VNI: 0x123456, Protocol: 0x6558, Control: true}, false},
+		{"critical flag alone", join([]byte{0x00, 0x40}, []byte{0x65, 0x58}, []byte{0, 0, 7}, []byte{0}),
+			Header{VNI: 7, Protocol: 0x6558, Critical: true}, false},
+		{"reserved bits set", join([]byte{0x00, 0x3f}, []byte{0x65, 0x58}, []byte{0, 0, 7}, []byte{0xff}),
+			Header{VNI: 7, Protocol: 0x6558}, true},
 		{"two options", join(
 			[]byte{0x05, 0x40},             // 5 × 4 bytes of options, critical
 			[]byte{0x65, 0x58},             // Ethernet
@@ -82,8 +87,10 @@ func TestHeaderInvalid(t *testing.T) {
 	}{
 		{"version 1", []byte{0x40, 0, 0x65, 0x58, 0, 0, 1, 0}, BadVersion},
 		{"version 3 with options", []byte{0xc1, 0, 0x65, 0x58, 0, 0, 1, 0, 0, 0, 0, 0}, BadVersion},
-		{"option longer than the list", join([]byte{0x01, 0, 0x65, 0x58, 0, 0, 1, 0}, []byte{0, 1, 0, 1}, []byte{1, 2, 3, 4}), BadOptions},
-		{"second option longer than the list", join([]byte{0x02, 0, 0x65, 0x58, 0, 0, 1, 0}, []byte{0, 1, 0, 0}, []byte{0, 1, 0, 31}), BadOptions},
+		{"option longer than the list", join([]byte{0x01, 0, 0x65, 0x58, 0, 0, 1, 0}, []byte{0, 1, 0, 1},
+			[]byte{1, 2, 3, 4}), BadOptions},
+		{"second option longer than the list", join([]byte{0x02, 0, 0x65, 0x58, 0, 0, 1, 0}, []byte{0, 1, 0, 0},
+			[]byte{0, 1, 0, 31}), BadOptions},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -179,8 +186,8 @@ func TestReasonNames(t *testing.T) {
 	}
 }
 
-// FuzzHeader checks that parsing never fails to end in a verdict, and that encoding what was parsed gives the same bytes, save the
-// reserved bits and a C flag that the options demand.
+// FuzzHeader checks that parsing never fails to end in a verdict, and that encoding what was parsed
+// gives the same bytes, save the reserved bits and a C flag that the options demand.
 func FuzzHeader(f *testing.F) {
 	f.Add([]byte{0x00, 0x00, 0x65, 0x58, 0, 0, 1, 0, 0xde, 0xad})
 	f.Add([]byte{0x02, 0x40, 0x65, 0x58, 0, 0, 1, 0, 0xff, 0xff, 0x81, 0x01, 1, 2, 3, 4})

@@ -12,8 +12,8 @@ type held struct {
 // room is how much of the limit the packet uses.
 func (h *held) room() int { return max(len(h.buffer), minHeldBytes) }
 
-// hold keeps a packet until the neighbour of t is known, and asks for it. If the neighbour became known meanwhile, to is not 0, and the packet is not
-// kept and can be sent.
+// hold keeps a packet until the neighbour of t is known, and asks for it. If the neighbour became
+// known meanwhile, to is not 0, and the packet is not kept and can be sent.
 func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, to speaker) {
 	now := n.e.now()
 	n.mu.Lock()
@@ -46,8 +46,8 @@ func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, to speaker) {
 	return Accepted, 0
 }
 
-// makeRoom makes room for a packet of t and reports whether it succeeded. Tunnels share the room in equal parts, so neighbours that never answer cannot
-// block packets for others.
+// makeRoom makes room for a packet of t and reports whether it succeeded. Tunnels share the room in
+// equal parts, so neighbours that never answer cannot block packets for others.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) makeRoom(t *tunnel, room int) bool {
@@ -159,7 +159,8 @@ func (n *neighbours) forget(t *tunnel) {
 	}
 }
 
-// remove discards the waiting packets of a tunnel that is no longer configured. Senders that still know it can hold no more.
+// remove discards the waiting packets of a tunnel that is no longer configured. Senders that still
+// know it can hold no more.
 func (n *neighbours) remove(t *tunnel) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

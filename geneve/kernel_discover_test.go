@@ -16,8 +16,9 @@ import (
 	"culvert/integration/need"
 )
 
-// TestKernelDiscovery: a kernel's link without IPv4 and this package find each other, with nothing told beforehand: the kernel's packet comes out, ours goes in, the
-// kernel thinks us reachable, and it answers the probes.
+// TestKernelDiscovery: a kernel's link without IPv4 and this package find each other, with nothing
+// told beforehand: the kernel's packet comes out, ours goes in, the kernel thinks us reachable, and
+// it answers the probes.
 func TestKernelDiscovery(t *testing.T) {
 	node, e := kernelNode(t, udp.Options{})
 	tunnel := e.table.Load().byID(1).Tunnel
@@ -54,14 +55,16 @@ func TestKernelDiscovery(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := <-at
-	if want := genevetest.UDP(netip.AddrPortFrom(nodeInner6, uint16(conn.LocalAddr().(*net.UDPAddr).Port)), remotePod6, []byte("there")); !bytes.Equal(p.Data[6:40], want[6:40]) ||
+	if want := genevetest.UDP(netip.AddrPortFrom(nodeInner6, uint16(conn.LocalAddr().(*net.UDPAddr).Port)), remotePod6,
+		[]byte("there")); !bytes.Equal(p.Data[6:40], want[6:40]) ||
 		!bytes.HasSuffix(p.Data, []byte("there")) { // the flow label is the kernel's, and the checksum is not finished
 		t.Fatalf("% x came out, want % x", p.Data, want)
 	}
 	// The node has a link of another MAC address from here on, so that we must ask.
 	e.table.Load().byID(1).neighbour.store(newSpeaker(VXLAN, 0))
 	s := e.NewSender()
-	s.Send(1, genevetest.UDP(remotePod6, netip.AddrPortFrom(nodeInner6, uint16(conn.LocalAddr().(*net.UDPAddr).Port)), []byte("back")))
+	s.Send(1, genevetest.UDP(remotePod6, netip.AddrPortFrom(nodeInner6, uint16(conn.LocalAddr().(*net.UDPAddr).Port)),
+		[]byte("back")))
 	s.Flush()
 	buffer := make([]byte, 100)
 	conn.SetReadDeadline(time.Now().Add(genevetest.Timeout))
@@ -78,7 +81,8 @@ func TestKernelDiscovery(t *testing.T) {
 	reachable := false
 	self := MAC(tunnel.VNI, Gateway)
 	for _, n := range neighbours {
-		reachable = reachable || n.IP.Equal(gatewayInner6.AsSlice()) && n.State == netlink.NUD_REACHABLE && bytes.Equal(n.HardwareAddr, self[:])
+		reachable = reachable || n.IP.Equal(gatewayInner6.AsSlice()) && n.State == netlink.NUD_REACHABLE &&
+			bytes.Equal(n.HardwareAddr, self[:])
 	}
 	if !reachable {
 		t.Errorf("the kernel's neighbours %v, want us reachable", neighbours)

@@ -94,30 +94,35 @@ func kernelNode(t *testing.T, o udp.Options) (node netns.NsHandle, e *Endpoint) 
 		check(h.LinkSetUp(link))
 		return link
 	}
-	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "cvnode0", MTU: 1500}, PeerName: "cvgw0", PeerNamespace: netlink.NsFd(gateway)}
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "cvnode0", MTU: 1500}, PeerName: "cvgw0",
+		PeerNamespace: netlink.NsFd(gateway)}
 	check(nodeLinks.LinkAdd(veth))
 	up(nodeLinks, "cvnode0", "192.0.2.2/24")
 	up(gatewayLinks, "cvgw0", "192.0.2.1/24")
 	vxlan := &netlink.Vxlan{
-		LinkAttrs: netlink.LinkAttrs{Name: "cvx0", MTU: 1340}, VxlanId: vxlanVNI, Group: gatewayVeth.AsSlice(), SrcAddr: nodeVeth.AsSlice(), Port: kernelPort,
+		LinkAttrs: netlink.LinkAttrs{Name: "cvx0", MTU: 1340}, VxlanId: vxlanVNI, Group: gatewayVeth.AsSlice(),
+		SrcAddr: nodeVeth.AsSlice(), Port: kernelPort,
 	}
 	if err := nodeLinks.LinkAdd(vxlan); err != nil {
 		need.Kernel(t, "vxlan", err)
 	}
 	link := up(nodeLinks, "cvx0", "10.80.0.2/32")
 	_, remote, _ := net.ParseCIDR("10.61.0.0/16")
-	check(nodeLinks.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: gatewayInner.AsSlice(), Mask: net.CIDRMask(32, 32)}, Scope: netlink.SCOPE_LINK}))
+	check(nodeLinks.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: gatewayInner.AsSlice(),
+		Mask: net.CIDRMask(32, 32)}, Scope: netlink.SCOPE_LINK}))
 	check(nodeLinks.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: remote, Gw: gatewayInner.AsSlice()}))
 	inside(t, gateway, func() {
 		e, err = Listen(Options{Listen: netip.AddrPortFrom(gatewayVeth, kernelPort), UDP: o})
 	})
 	check(err)
-	check(e.Apply([]Tunnel{{ID: 1, VNI: vxlanVNI, Remote: nodeVeth, Encap: VXLAN, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}}}))
+	check(e.Apply([]Tunnel{{ID: 1, VNI: vxlanVNI, Remote: nodeVeth, Encap: VXLAN, Local: Pair{V4: gatewayInner},
+		Peer: Pair{V4: nodeInner}}}))
 	return node, e
 }
 
-// TestKernelInnerTrain has a pod send a UDP train with UDP_SEGMENT in which a datagram of the tunnel stands wherever a naive receiver would
-// cut. With UDP_GRO it comes as one, without the kernel cuts it; the forged packet never comes out.
+// TestKernelInnerTrain has a pod send a UDP train with UDP_SEGMENT in which a datagram of the
+// tunnel stands wherever a naive receiver would cut. With UDP_GRO it comes as one, without the
+// kernel cuts it; the forged packet never comes out.
 func TestKernelInnerTrain(t *testing.T) {
 	for _, o := range []udp.Options{{}, {NoGRO: true}} {
 		node, e := kernelNode(t, o)
@@ -173,8 +178,8 @@ func TestKernelInnerTrain(t *testing.T) {
 	}
 }
 
-// TestKernelDeadNodes: nodes that are gone do not block sending to the others, although the kernel queues packets for their underlay
-// addresses. The send buffer is as large as most machines grant.
+// TestKernelDeadNodes: nodes that are gone do not block sending to the others, although the kernel
+// queues packets for their underlay addresses. The send buffer is as large as most machines grant.
 func TestKernelDeadNodes(t *testing.T) {
 	const wmemMax, dead, want = 212992, 4, 20000
 	_, e := kernelNode(t, udp.Options{SendBuffer: wmemMax})
@@ -228,7 +233,8 @@ func TestKernelTrains(t *testing.T) {
 	for _, size := range []int{1312, 1, 700} {
 		const count = 100
 		for i := range count {
-			if r := s.Send(1, genevetest.UDP(remotePod, netip.AddrPortFrom(nodeInner, 5353), payload(i, size))); r != Accepted {
+			if r := s.Send(1, genevetest.UDP(remotePod, netip.AddrPortFrom(nodeInner, 5353),
+				payload(i, size))); r != Accepted {
 				t.Fatal(r)
 			}
 			if i == 0 {
@@ -297,13 +303,15 @@ func TestKernelProbe(t *testing.T) {
 	neighbours, err := links.NeighList(link.Attrs().Index, netlink.FAMILY_V4)
 	need.NoError(t, err)
 	for _, n := range neighbours {
-		if us := toGateway(vxlanVNI); n.IP.IsUnspecified() || len(n.HardwareAddr) > 0 && !bytes.Equal(n.HardwareAddr, us[:]) {
+		if us := toGateway(vxlanVNI); n.IP.IsUnspecified() || len(n.HardwareAddr) > 0 &&
+			!bytes.Equal(n.HardwareAddr, us[:]) {
 			t.Errorf("the kernel has learnt %v is at %v", n.IP, n.HardwareAddr)
 		}
 	}
 }
 
-// TestKernelSuperFrames lets a kernel TCP connection send as fast as it can: super-frames with unfinished checksums come out whole.
+// TestKernelSuperFrames lets a kernel TCP connection send as fast as it can: super-frames with
+// unfinished checksums come out whole.
 func TestKernelSuperFrames(t *testing.T) {
 	node, e := kernelNode(t, udp.Options{})
 	want := payload(1, 8<<20)
@@ -331,7 +339,8 @@ func TestKernelSuperFrames(t *testing.T) {
 		t.Error("the stream has changed")
 	}
 	if sink.largest < 20000 || sink.unfinished == 0 {
-		t.Errorf("largest packet %d bytes, %d with unfinished checksums: no super-frames", sink.largest, sink.unfinished)
+		t.Errorf("largest packet %d bytes, %d with unfinished checksums: no super-frames", sink.largest,
+			sink.unfinished)
 	}
 }
 
@@ -389,7 +398,8 @@ func (k *tcpSink) run(t *testing.T, e *Endpoint, size int) {
 			k.unfinished++
 		}
 		k.largest = max(k.largest, len(ip))
-		answer := slices.Concat(tcp[2:4], tcp[:2], []byte{0, 0, 3, 0xe8, 0, 0, 0, 0, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0})
+		answer := slices.Concat(tcp[2:4], tcp[:2], []byte{0, 0, 3, 0xe8, 0, 0, 0, 0, 0x50, 0x10, 0xff,
+			0xff, 0, 0, 0, 0})
 		const syn, ack = 2, 16
 		switch {
 		case flags&syn != 0:
@@ -405,26 +415,30 @@ func (k *tcpSink) run(t *testing.T, e *Endpoint, size int) {
 		binary.BigEndian.PutUint32(answer[8:], k.next)
 		pseudo = slices.Concat(ip[12:20], []byte{0, 6, 0, byte(len(answer))})
 		binary.BigEndian.PutUint16(answer[16:], ^genevetest.Sum(append(pseudo, answer...)))
-		s.Send(p.Tunnel, genevetest.IP(netip.AddrFrom4([4]byte(ip[16:])), netip.AddrFrom4([4]byte(ip[12:])), 6, 0, answer))
+		s.Send(p.Tunnel, genevetest.IP(netip.AddrFrom4([4]byte(ip[16:])), netip.AddrFrom4([4]byte(ip[12:])),
+			6, 0, answer))
 	}
 }
 
-// deliver makes the way to an IPv6 address of a link. A kernel makes it some time after link and address are up, one before the other, and a
-// socket that is connected before keeps what it finds.
+// deliver makes the way to an IPv6 address of a link. A kernel makes it some time after link and
+// address are up, one before the other, and a socket that is connected before keeps what it finds.
 func deliver(t *testing.T, links *netlink.Handle, link netlink.Link, a netip.Addr) {
 	t.Helper()
-	way := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(128, 128)}, Type: unix.RTN_LOCAL,
+	way := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(128, 128)},
+		Type:  unix.RTN_LOCAL,
 		Table: unix.RT_TABLE_LOCAL}
 	if err := links.RouteReplace(way); err != nil {
 		t.Fatalf("the way to %v: %v", a, err)
 	}
 }
 
-// TestKernelSourceOfAnswers: what a gateway with several addresses sends to a node comes from the one that the node sends to. A kernel link
-// takes nothing from another address than its remote; here, a connected socket stands for it.
+// TestKernelSourceOfAnswers: what a gateway with several addresses sends to a node comes from the
+// one that the node sends to. A kernel link takes nothing from another address than its remote;
+// here, a connected socket stands for it.
 func TestKernelSourceOfAnswers(t *testing.T) {
 	const nodePort = kernelPort + 1000
-	for _, family := range []struct{ name, asked, node string }{{"IPv4", "192.0.2.2", "192.0.2.3"}, {"IPv6", "2001:db8::2", "2001:db8::3"}} {
+	for _, family := range []struct{ name, asked, node string }{{"IPv4", "192.0.2.2", "192.0.2.3"},
+		{"IPv6", "2001:db8::2", "2001:db8::3"}} {
 		t.Run(family.name, func(t *testing.T) {
 			asked, node := netip.MustParseAddr(family.asked), netip.MustParseAddr(family.node)
 			ns := newNamespace(t)
@@ -434,7 +448,8 @@ func TestKernelSourceOfAnswers(t *testing.T) {
 			lo, err := links.LinkByName("lo")
 			need.NoError(t, err)
 			for _, a := range []netip.Addr{node, asked} {
-				at := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Flags: unix.IFA_F_NODAD}
+				at := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())},
+					Flags: unix.IFA_F_NODAD}
 				if err := links.AddrAdd(lo, at); err != nil {
 					need.Kernel(t, map[bool]string{true: "ipv6", false: "ipv4"}[a.Is6()], err)
 				}
@@ -448,10 +463,12 @@ func TestKernelSourceOfAnswers(t *testing.T) {
 			var e *Endpoint
 			var link *net.UDPConn
 			inside(t, ns, func() {
-				if e, err = Listen(Options{Listen: netip.AddrPortFrom(netip.Addr{}, kernelPort), RemotePort: nodePort}); err != nil {
+				if e, err = Listen(Options{Listen: netip.AddrPortFrom(netip.Addr{}, kernelPort),
+					RemotePort: nodePort}); err != nil {
 					t.Fatal(err)
 				}
-				link, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(node, nodePort)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(asked, kernelPort)))
+				link, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(node, nodePort)),
+					net.UDPAddrFromAddrPort(netip.AddrPortFrom(asked, kernelPort)))
 				need.NoError(t, err)
 			})
 			defer link.Close()

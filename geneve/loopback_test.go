@@ -48,7 +48,8 @@ func run(t *testing.T, e *Endpoint, out chan<- Packet) {
 	})
 }
 
-// TestGatewayAndNode joins two endpoints: neither knows the other's MAC address, packets go both ways.
+// TestGatewayAndNode joins two endpoints: neither knows the other's MAC address, packets go both
+// ways.
 func TestGatewayAndNode(t *testing.T) {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	underlays := []struct {
@@ -78,13 +79,17 @@ func TestGatewayAndNode(t *testing.T) {
 					if u.all {
 						listen = netip.Addr{}
 					}
-					gateway, err := Listen(Options{Listen: netip.AddrPortFrom(listen, 0), RemotePort: node.LocalAddr().Port(), UDP: o})
+					gateway, err := Listen(Options{Listen: netip.AddrPortFrom(listen, 0),
+						RemotePort: node.LocalAddr().Port(), UDP: o})
 					need.NoError(t, err)
 					node.remotePort = gateway.LocalAddr().Port()
-					if err := gateway.Apply([]Tunnel{{ID: 2, VNI: 300, Remote: u.node, Encap: shape.encap, Inner: shape.inner, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}}}); err != nil {
+					if err := gateway.Apply([]Tunnel{{ID: 2, VNI: 300, Remote: u.node, Encap: shape.encap,
+						Inner: shape.inner, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}}}); err != nil {
 						t.Fatal(err)
 					}
-					if err := node.Apply([]Tunnel{{ID: 0, VNI: 300, Remote: u.gateway, Encap: shape.encap, Inner: shape.inner, Local: Pair{V4: nodeInner}, Peer: Pair{V4: gatewayInner}, Role: Node}}); err != nil {
+					if err := node.Apply([]Tunnel{{ID: 0, VNI: 300, Remote: u.gateway, Encap: shape.encap,
+						Inner: shape.inner, Local: Pair{V4: nodeInner}, Peer: Pair{V4: gatewayInner},
+						Role: Node}}); err != nil {
 						t.Fatal(err)
 					}
 					atGateway, atNode := make(chan Packet, 200), make(chan Packet, 200)
@@ -140,7 +145,8 @@ func TestFakeNode(t *testing.T) {
 		c.Address, c.GatewayAddress = nodeInner, gatewayInner
 		node := genevetest.NewNode(t, c)
 		e.remotePort = node.Underlay().Port()
-		tunnel := Tunnel{ID: 1, VNI: VNI(c.VNI), Remote: nodeOuter, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}}
+		tunnel := Tunnel{ID: 1, VNI: VNI(c.VNI), Remote: nodeOuter, Local: Pair{V4: gatewayInner},
+			Peer: Pair{V4: nodeInner}}
 		if c.VXLAN {
 			tunnel.Encap = VXLAN
 		}
@@ -157,7 +163,8 @@ func TestFakeNode(t *testing.T) {
 		if got := node.Receive(); !bytes.Equal(got, answer) {
 			t.Errorf("node received % x, want % x", got, answer)
 		}
-		first, second, third := genevetest.UDP(pod, remotePod, payload(1, 900)), genevetest.UDP(pod6, remotePod6, payload(2, 880)), genevetest.UDP(pod, remotePod, payload(3, 8))
+		first, second, third := genevetest.UDP(pod, remotePod, payload(1, 900)), genevetest.UDP(pod6, remotePod6,
+			payload(2, 880)), genevetest.UDP(pod, remotePod, payload(3, 8))
 		node.Send(first)
 		node.SendTrain(first, second, third)
 		for _, want := range [][]byte{first, first, second, third} {
@@ -171,7 +178,8 @@ func TestFakeNode(t *testing.T) {
 	}
 }
 
-// TestConcurrency has two Senders, a Receiver, Apply and the counters at work at once, for the race detector.
+// TestConcurrency has two Senders, a Receiver, Apply and the counters at work at once, for the race
+// detector.
 func TestConcurrency(t *testing.T) {
 	f := newFixture(t)
 	var senders, others sync.WaitGroup
@@ -220,29 +228,36 @@ func TestConcurrency(t *testing.T) {
 	others.Wait()
 }
 
-// FuzzReceive delivers arbitrary messages: whatever they are, packets come out that lie inside the message one after the other, or
-// a reason is counted.
+// FuzzReceive delivers arbitrary messages: whatever they are, packets come out that lie inside the
+// message one after the other, or a reason is counted.
 func FuzzReceive(f *testing.F) {
 	ip := genevetest.UDP(pod, remotePod, payload(1, 60))
 	good := encapsulations[0].encap(genevetest.IPv4, ip)
 	f.Add(good, 0, uint8(0), false)
 	f.Add(join(good, good, good[:40]), len(good), uint8(2), false)
-	f.Add(encapsulations[1].encap(genevetest.IPv6, genevetest.UDP(pod6, remotePod6, payload(1, 600))), 100, uint8(3), false)
-	f.Add(encapsulations[2].encap(genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner)), 0, uint8(0), false)
+	f.Add(encapsulations[1].encap(genevetest.IPv6, genevetest.UDP(pod6, remotePod6, payload(1, 600))), 100,
+		uint8(3), false)
+	f.Add(encapsulations[2].encap(genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner)), 0,
+		uint8(0), false)
 	f.Add(encapsulations[3].encap(genevetest.IPv4, ip), 20, uint8(1), true)
 	f.Add(openEncap(Geneve)(genevetest.IPv4, ip), 0, uint8(0), false)
-	f.Add(openEncap(VXLAN)(genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner)), 0, uint8(0), false)
-	f.Add(join(openEncap(VXLAN)(genevetest.IPv4, ip), openEncap(Geneve)(genevetest.IPv4, ip)), len(good), uint8(0), false)
+	f.Add(openEncap(VXLAN)(genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner)), 0,
+		uint8(0), false)
+	f.Add(join(openEncap(VXLAN)(genevetest.IPv4, ip), openEncap(Geneve)(genevetest.IPv4, ip)), len(good),
+		uint8(0), false)
 	e, err := Listen(Options{Listen: netip.AddrPortFrom(gatewayOuter, 0), RemotePort: 9})
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { e.Close() })
 	f.Add(inFrame(us, nodeMAC, genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, false)), 0, uint8(0), false)
-	f.Add(inFrame(us, nodeMAC, genevetest.Advertise(nodeInner6, gatewayInner6, whenSolicited|overriding, nodeMAC)), 0, uint8(0), false)
+	f.Add(inFrame(us, nodeMAC, genevetest.Advertise(nodeInner6, gatewayInner6, whenSolicited|overriding, nodeMAC)), 0,
+		uint8(0), false)
 	f.Add(inFrame(us, nodeMAC, genevetest.Solicit(nodeInner6, node2Inner6, nodeMAC, false)), 0, uint8(0), false)
-	f.Add(inFrame(us, nodeMAC, genevetest.Advertise(node2Inner6, gatewayInner6, overriding, nodeMAC)), 0, uint8(0), false)
-	f.Add(inFrame([6]byte{0x33, 0x33, 0xff, 0, 0, 4}, nodeMAC, genevetest.Solicit(netip.IPv6Unspecified(), gatewayInner6, [6]byte{}, true)), 0, uint8(0), false)
+	f.Add(inFrame(us, nodeMAC, genevetest.Advertise(node2Inner6, gatewayInner6, overriding, nodeMAC)), 0,
+		uint8(0), false)
+	f.Add(inFrame([6]byte{0x33, 0x33, 0xff, 0, 0, 4}, nodeMAC, genevetest.Solicit(netip.IPv6Unspecified(),
+		gatewayInner6, [6]byte{}, true)), 0, uint8(0), false)
 	tunnels := append(fixtureTunnels(), openTunnel)
 	tunnels[0] = tunnel6(true)
 	if err := e.Apply(tunnels); err != nil {
@@ -267,14 +282,16 @@ func FuzzReceive(f *testing.F) {
 			}
 			packets++
 			used += headerLen + len(p.Data)
-			if len(p.Data) < 20 || p.SegmentSize != 0 && (packets > 1 || p.SegmentSize != segment || len(p.Data) <= segment) {
+			if len(p.Data) < 20 || p.SegmentSize != 0 && (packets > 1 || p.SegmentSize != segment ||
+				len(p.Data) <= segment) {
 				t.Fatalf("packet of %d bytes, segment size %d", len(p.Data), p.SegmentSize)
 			}
 		}
 		if used > len(data) {
 			t.Fatalf("%d packets of %d bytes with their headers from a message of %d", packets, used, len(data))
 		}
-		if packets == 0 && e.Drops() == before && e.Stats().ARPReceived+e.Stats().NDReceived == stats.ARPReceived+stats.NDReceived {
+		if packets == 0 && e.Drops() == before && e.Stats().ARPReceived+e.Stats().NDReceived == stats.ARPReceived+
+			stats.NDReceived {
 			t.Fatal("nothing came out and nothing was counted")
 		}
 	})

@@ -5,7 +5,8 @@ import (
 	"net/netip"
 )
 
-// Neighbour discovery for IPv6 over Ethernet (RFC 4861, RFC 2464): the messages of two hosts that look for each other.
+// Neighbour discovery for IPv6 over Ethernet (RFC 4861, RFC 2464): the messages of two hosts that
+// look for each other.
 const (
 	ndSolicitation  = 135
 	ndAdvertisement = 136
@@ -35,8 +36,9 @@ type nd struct {
 	link                        mac // from the option; 0: there is none
 }
 
-// parseND reads the message in the IPv6 packet at the start of b, of at least ipv6Len+1 bytes. The rest is Ethernet padding. ok is false for messages
-// that RFC 4861, Sections 7.1.1 and 7.1.2, require to be silently discarded.
+// parseND reads the message in the IPv6 packet at the start of b, of at least ipv6Len+1 bytes. The
+// rest is Ethernet padding. ok is false for messages that RFC 4861, Sections 7.1.1 and 7.1.2,
+// require to be silently discarded.
 func parseND(b []byte) (m nd, ok bool) {
 	n := ipLength(b, etherTypeIPv6)
 	if n < ipv6Len+ndLen {
@@ -49,7 +51,8 @@ func parseND(b []byte) (m nd, ok bool) {
 	}
 	m = nd{
 		kind: icmp[0], flags: icmp[4],
-		source: netip.AddrFrom16([16]byte(b[8:])), destination: netip.AddrFrom16([16]byte(b[24:])), target: netip.AddrFrom16([16]byte(icmp[8:])),
+		source: netip.AddrFrom16([16]byte(b[8:])), destination: netip.AddrFrom16([16]byte(b[24:])),
+		target: netip.AddrFrom16([16]byte(icmp[8:])),
 	}
 	wanted := byte(ndSource)
 	if m.kind == ndAdvertisement {
@@ -97,8 +100,9 @@ func (m *nd) put(b []byte) {
 	binary.BigEndian.PutUint16(icmp[2:], checksumICMPv6(b))
 }
 
-// checksumICMPv6 returns the checksum (RFC 4443, Section 2.3) of an IPv6 packet whose first header is followed by ICMPv6. If the field is 0, the
-// result belongs into it; if the field is right, the result is 0.
+// checksumICMPv6 returns the checksum (RFC 4443, Section 2.3) of an IPv6 packet whose first header
+// is followed by ICMPv6. If the field is 0, the result belongs into it; if the field is right, the
+// result is 0.
 func checksumICMPv6(b []byte) uint16 {
 	sum := uint32(len(b)-ipv6Len) + protoICMPv6
 	for b = b[8:]; len(b) > 1; b = b[2:] { // the addresses, then the message
@@ -127,6 +131,7 @@ func groupMAC(group netip.Addr) mac {
 
 // linkLocal returns the link-local address that a host derives from m (RFC 4291, Appendix A).
 func (m mac) linkLocal() netip.Addr {
-	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: byte(m>>40) ^ 2, 9: byte(m >> 32), 10: byte(m >> 24), 11: 0xff, 12: 0xfe,
+	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: byte(m>>40) ^ 2, 9: byte(m >> 32), 10: byte(m >> 24),
+		11: 0xff, 12: 0xfe,
 		13: byte(m >> 16), 14: byte(m >> 8), 15: byte(m)})
 }

@@ -17,13 +17,18 @@ const (
 	minHeldBytes     = 2 << 10 // minimum room of a packet, which bounds the number of small ones
 	holdTime         = 3 * time.Second
 	holdTick         = 100 * time.Millisecond // how often requests are repeated while packets wait
-	askInterval      = 900 * time.Millisecond // between two requests to one neighbour: a little less than between two calls of AskAll
-	repeatInterval   = 90 * time.Millisecond  // between repetitions of a request to a neighbour never heard: a little less than holdTick
-	maxUnanswered    = 3                      // requests after which the peer's word no longer outweighs frames from elsewhere
-	silentInterval   = 5 * time.Second        // between two requests to a neighbour that has left maxUnanswered unanswered
-	reachableTime    = 30 * time.Second       // silence after which a neighbour in use is asked again (RFC 4861, Section 10)
-	heardGranularity = time.Second            // precision of the last frame's time
-	maxAnswers       = 20                     // requests answered per tunnel and second
+	// between two requests to one neighbour: a little less than between two calls of AskAll
+	askInterval = 900 * time.Millisecond
+	// between repetitions of a request to a neighbour never heard: a little less than holdTick
+	repeatInterval = 90 * time.Millisecond
+	// requests after which the peer's word no longer outweighs frames from elsewhere
+	maxUnanswered = 3
+	// between two requests to a neighbour that has left maxUnanswered unanswered
+	silentInterval = 5 * time.Second
+	// silence after which a neighbour in use is asked again (RFC 4861, Section 10)
+	reachableTime    = 30 * time.Second
+	heardGranularity = time.Second // precision of the last frame's time
+	maxAnswers       = 20          // requests answered per tunnel and second
 	never            = -time.Hour
 )
 
@@ -52,7 +57,8 @@ func (n *neighbour) init(e Encap) {
 func (n *neighbour) load() speaker   { return speaker(n.speaker.Load()) }
 func (n *neighbour) store(s speaker) { n.speaker.Store(uint64(s)) }
 
-// neighbours is the slow path of all tunnels: ARP, neighbour discovery, and packets waiting for them.
+// neighbours is the slow path of all tunnels: ARP, neighbour discovery, and packets waiting for
+// them.
 type neighbours struct {
 	e *Endpoint
 
@@ -81,10 +87,12 @@ func (n *neighbours) heard(t *tunnel, from speaker, now time.Duration) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// This is another host, or the peer with a new link. The answer to a request decides which; if none comes, the one that still sends is the peer.
-	// A frame in another encapsulation comes from a new link whose predecessor is silent, or the frame would have been dropped.
+	// This is another host, or the peer with a new link. The answer to a request decides which; if
+	// none comes, the one that still sends is the peer. A frame in another encapsulation comes from
+	// a new link whose predecessor is silent, or the frame would have been dropped.
 	silence := now - time.Duration(nb.lastHeard.Load())
-	if nb.confirmed && nb.load().encap() == from.encap() && (nb.unanswered < maxUnanswered || silence < maxUnanswered*askInterval) {
+	if nb.confirmed && nb.load().encap() == from.encap() && (nb.unanswered < maxUnanswered ||
+		silence < maxUnanswered*askInterval) {
 		n.ask(t, now)
 		return
 	}
@@ -125,7 +133,8 @@ func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Dur
 		if m.sender != t.Peer.V4 {
 			n.e.signARP(Accepted, t, &m)
 		}
-		n.sendARP(t, from, &arp{operation: arpReply, senderMAC: t.self, sender: t.Local.V4, targetMAC: from.mac(), target: m.sender})
+		n.sendARP(t, from, &arp{operation: arpReply, senderMAC: t.self, sender: t.Local.V4, targetMAC: from.mac(),
+			target: m.sender})
 	case m.operation == arpRequest && m.target != m.sender: // equal: the peer announces itself (RFC 5227, Section 3)
 		n.e.signARP(OtherARP, t, &m)
 		return OtherARP
@@ -134,8 +143,8 @@ func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Dur
 	return Accepted
 }
 
-// told handles a message in which the peer itself states its address. reply: the message is an answer or has the form of one. probed: it answers a
-// probe.
+// told handles a message in which the peer itself states its address. reply: the message is an
+// answer or has the form of one. probed: it answers a probe.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) told(t *tunnel, from speaker, reply, probed bool, now time.Duration) {
@@ -179,7 +188,8 @@ func (n *neighbours) learn(t *tunnel, from speaker, now time.Duration) {
 	nb.store(from)
 }
 
-// ask requests the peer's address, in both encapsulations if either may be in use, unless it did so just now.
+// ask requests the peer's address, in both encapsulations if either may be in use, unless it did so
+// just now.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) ask(t *tunnel, now time.Duration) {
@@ -191,8 +201,10 @@ func (n *neighbours) ask(t *tunnel, now time.Duration) {
 	case now-nb.requests.at >= askInterval:
 		nb.requests.ask(n.e.now()) // a batch of packets may have begun long before
 		nb.unanswered++
-	case nb.lastHeard.Load() == int64(never) && nb.unanswered <= maxUnanswered && now-nb.requests.sent >= repeatInterval:
-		// The other end may learn of this one a moment later than this one of it. A repetition does not count as a request.
+	case nb.lastHeard.Load() == int64(never) && nb.unanswered <= maxUnanswered &&
+		now-nb.requests.sent >= repeatInterval:
+		// The other end may learn of this one a moment later than this one of it. A repetition does
+		// not count as a request.
 		nb.requests.sent = n.e.now()
 	default:
 		return
@@ -232,17 +244,21 @@ func (n *neighbours) aside() (done func()) {
 	}
 }
 
-// request broadcasts a request for the peer. The peer has one MAC address for both families, so one request is enough.
+// request broadcasts a request for the peer. The peer has one MAC address for both families, so one
+// request is enough.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) request(t *tunnel, e Encap) {
 	if t.Local.V4.IsValid() {
-		n.sendARP(t, newSpeaker(e, macBroadcast), &arp{operation: arpRequest, senderMAC: t.self, sender: t.Local.V4, target: t.Peer.V4})
+		n.sendARP(t, newSpeaker(e, macBroadcast), &arp{operation: arpRequest, senderMAC: t.self, sender: t.Local.V4,
+			target: t.Peer.V4})
 		return
 	}
-	// To the group even if the address is known, unlike RFC 4861, Section 7.3.3, because a re-created link has another address.
+	// To the group even if the address is known, unlike RFC 4861, Section 7.3.3, because a
+	// re-created link has another address.
 	group := solicitedNode(t.Peer.V6)
-	n.sendND(t, newSpeaker(e, groupMAC(group)), &nd{kind: ndSolicitation, source: t.Local.V6, destination: group, target: t.Peer.V6, link: t.self})
+	n.sendND(t, newSpeaker(e, groupMAC(group)), &nd{kind: ndSolicitation, source: t.Local.V6, destination: group,
+		target: t.Peer.V6, link: t.self})
 }
 
 // confirm asks for a neighbour that packets are sent to and that has been silent.
@@ -252,8 +268,9 @@ func (n *neighbours) confirm(t *tunnel, now time.Duration) {
 	n.ask(t, now)
 }
 
-// doubt forgets silent neighbours. It is called after the send buffer, which all tunnels share, was full for long. The kernel keeps up to 208 KiB for
-// each underlay address that does not answer ARP (net.ipv4.neigh.*.unres_qlen_bytes), so a few nodes that have gone keep filling the buffer. A
+// doubt forgets silent neighbours. It is called after the send buffer, which all tunnels share, was
+// full for long. The kernel keeps up to 208 KiB for each underlay address that does not answer ARP
+// (net.ipv4.neigh.*.unres_qlen_bytes), so a few nodes that have gone keep filling the buffer. A
 // neighbour that is still there answers our request at once.
 func (n *neighbours) doubt(now time.Duration) {
 	n.mu.Lock()

@@ -52,7 +52,8 @@ func (f *fixture) neighbour(want [6]byte) {
 // asked checks that the gateway has sent the node exactly one ARP request.
 func (f *fixture) asked() {
 	f.Helper()
-	want := genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(broadcastMAC, us, genevetest.ARP, arpMessage(1, us, gatewayInner, [6]byte{}, nodeInner)))
+	want := genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(broadcastMAC, us, genevetest.ARP,
+		arpMessage(1, us, gatewayInner, [6]byte{}, nodeInner)))
 	if got, _ := f.datagrams(f.node); len(got) != 1 || !bytes.Equal(got[0], want) {
 		f.Errorf("sent % x, want the request % x", got, want)
 	}
@@ -76,7 +77,8 @@ func TestARPAnswers(t *testing.T) {
 			f := newFixture(t)
 			before := f.e.Drops()
 			f.arpFrom(tt.to, 1, nodeMAC, tt.senderIP, gatewayInner)
-			want := genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(nodeMAC, us, genevetest.ARP, arpMessage(2, us, gatewayInner, nodeMAC, tt.senderIP)))
+			want := genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(nodeMAC, us, genevetest.ARP,
+				arpMessage(2, us, gatewayInner, nodeMAC, tt.senderIP)))
 			if got, _ := f.datagrams(f.node); len(got) != 1 || !bytes.Equal(got[0], want) {
 				t.Errorf("answer % x, want % x", got, want)
 			}
@@ -96,9 +98,11 @@ func TestARPAnswers(t *testing.T) {
 func TestARPOverVXLAN(t *testing.T) {
 	f := newFixture(t)
 	us := toGateway(vxlanVNI)
-	request := genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP, append(arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner), make([]byte, 18)...))
+	request := genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP,
+		append(arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner), make([]byte, 18)...))
 	f.deliver(message(genevetest.VXLAN(vxlanVNI, request)))
-	want := genevetest.VXLAN(vxlanVNI, genevetest.Frame(nodeMAC, us, genevetest.ARP, arpMessage(2, us, gatewayInner, nodeMAC, nodeInner)))
+	want := genevetest.VXLAN(vxlanVNI, genevetest.Frame(nodeMAC, us, genevetest.ARP, arpMessage(2, us, gatewayInner,
+		nodeMAC, nodeInner)))
 	if got, _ := f.datagrams(f.node); !bytes.Equal(got[0], want) {
 		t.Errorf("answer % x, want % x", got[0], want)
 	}
@@ -188,7 +192,8 @@ func TestLearning(t *testing.T) {
 	})
 }
 
-// TestHold sends before the neighbour is known: packets wait, in order, and leave before later ones.
+// TestHold sends before the neighbour is known: packets wait, in order, and leave before later
+// ones.
 func TestHold(t *testing.T) {
 	f := newFixture(t)
 	var sent [][]byte
@@ -301,7 +306,8 @@ func (f *fixture) manyTunnels(count int) {
 	f.Helper()
 	var tunnels []Tunnel
 	for i := range count {
-		tunnels = append(tunnels, Tunnel{ID: uint16(i), VNI: VNI(i), Remote: nodeOuter, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}})
+		tunnels = append(tunnels, Tunnel{ID: uint16(i), VNI: VNI(i), Remote: nodeOuter, Local: Pair{V4: gatewayInner},
+			Peer: Pair{V4: nodeInner}})
 	}
 	if err := f.e.Apply(tunnels); err != nil {
 		f.Fatal(err)
@@ -314,10 +320,12 @@ func (f *fixture) waits(id uint16) int {
 	return s.Held
 }
 
-// TestHoldCaps fills the room for all tunnels together with packets of one size; then each tunnel has an equal part.
+// TestHoldCaps fills the room for all tunnels together with packets of one size; then each tunnel
+// has an equal part.
 func TestHoldCaps(t *testing.T) {
 	const tunnels = 30
-	for _, tt := range []struct{ size, want int }{{20, maxHeldBytes / minHeldBytes}, {40000, maxHeldBytes / (40000 + maxHeader)}} {
+	for _, tt := range []struct{ size, want int }{{20, maxHeldBytes / minHeldBytes},
+		{40000, maxHeldBytes / (40000 + maxHeader)}} {
 		f := newFixture(t)
 		f.manyTunnels(tunnels)
 		before := f.e.Drops()
@@ -339,8 +347,9 @@ func TestHoldCaps(t *testing.T) {
 	}
 }
 
-// TestHoldShares: one tunnel alone may use all room that one tunnel may have. Many tunnels whose neighbours never answer do not keep room
-// from one more, whatever the order and the sizes of their packets.
+// TestHoldShares: one tunnel alone may use all room that one tunnel may have. Many tunnels whose
+// neighbours never answer do not keep room from one more, whatever the order and the sizes of their
+// packets.
 func TestHoldShares(t *testing.T) {
 	small := genevetest.UDP(pod, remotePod, []byte("x"))
 	large := genevetest.IP(pod.Addr(), remotePod.Addr(), 17, 0, make([]byte, 60000))
@@ -421,8 +430,9 @@ func TestRefresh(t *testing.T) {
 	f.silent(f.node)
 }
 
-// TestMovedGateway: a node asks a gateway that has moved at once, without a packet, and while packets wait it asks again soon, because that gateway may
-// learn of the node a moment later. Once the gateway is heard, or is away for long, it is asked once a second.
+// TestMovedGateway: a node asks a gateway that has moved at once, without a packet, and while
+// packets wait it asks again soon, because that gateway may learn of the node a moment later. Once
+// the gateway is heard, or is away for long, it is asked once a second.
 func TestMovedGateway(t *testing.T) {
 	f := newFixture(t)
 	f.know()
@@ -477,7 +487,8 @@ func TestMovedGateway(t *testing.T) {
 	}
 }
 
-// TestDoubt: after a flush was delayed, silent neighbours must answer before more is sent to them; others need not.
+// TestDoubt: after a flush was delayed, silent neighbours must answer before more is sent to them;
+// others need not.
 func TestDoubt(t *testing.T) {
 	f := newFixture(t)
 	f.know()
@@ -511,7 +522,8 @@ func TestDoubt(t *testing.T) {
 	if f.waits(toNode2) != 1 {
 		t.Error("a packet is sent to a neighbour that is doubted")
 	}
-	frame := genevetest.Frame(toGateway(node2VNI), nodeMAC, genevetest.IPv4, genevetest.UDP(pod, remotePod, []byte("x")))
+	frame := genevetest.Frame(toGateway(node2VNI), nodeMAC, genevetest.IPv4, genevetest.UDP(pod, remotePod,
+		[]byte("x")))
 	m := message(genevetest.Geneve(node2VNI, 0x6558, frame))
 	m.Source = netip.AddrPortFrom(node2Outer, 40000)
 	f.deliver(m)

@@ -7,8 +7,10 @@ import (
 
 // A Presence describes the signs of life from a tunnel's other end.
 type Presence struct {
-	ID                           uint16
-	ARP                          bool          // the tunnel carries frames, so the peer is asked for its address; without, the related fields are meaningless
+	ID uint16
+	// the tunnel carries frames, so the peer is asked for its address; without, the related fields
+	// are meaningless
+	ARP                          bool
 	Answered                     bool          // ARP or neighbour discovery has confirmed the MAC address
 	Asked                        int           // requests since the last answer
 	Known                        bool          // a frame has arrived
@@ -17,7 +19,8 @@ type Presence struct {
 	RTT                          time.Duration // of the last request; 0 if none of the recent ones was answered
 	Requests, Lost               int           // recent requests, and how many of them had no answer
 	TrainsLost                   bool          // ProbeTrains found that trains do not arrive
-	AllRequests, AllMissed       uint64        // since the tunnel was made, and how many had no answer when the next one was sent
+	// since the tunnel was made, and how many had no answer when the next one was sent
+	AllRequests, AllMissed uint64
 }
 
 // Presences calls yield for each tunnel. The packet path may wait for it, so yield must be quick.
@@ -44,7 +47,8 @@ func (e *Endpoint) Presences(yield func(Presence)) {
 	}
 }
 
-// A Sign is a datagram that fits no tunnel, or not its tunnel's configuration. For each Reason, the first one since the last call of Signs is kept.
+// A Sign is a datagram that fits no tunnel, or not its tunnel's configuration. For each Reason, the
+// first one since the last call of Signs is kept.
 type Sign struct {
 	Reason Reason // Accepted: a sender other than the tunnel's Peer asked for our address, and got an answer
 	// Tunnel is the tunnel's ID, meaningless for UnknownNode.
@@ -63,7 +67,8 @@ func (e *Endpoint) Signs(yield func(*Sign)) {
 	}
 }
 
-// unsigned reports whether there is no sign for a reason yet; if there is one, this load is the only cost.
+// unsigned reports whether there is no sign for a reason yet; if there is one, this load is the
+// only cost.
 func (e *Endpoint) unsigned(r Reason) bool { return e.signs[r].Load() == nil }
 
 func (e *Endpoint) sign(s *Sign) { e.signs[s.Reason].Store(s) }

@@ -41,25 +41,30 @@ func TestPresences(t *testing.T) {
 	see("heard by a packet", toNode, Presence{ARP: true, Asked: 1, Known: true, ReceivedPackets: 1, AllRequests: 1})
 	f.advance(2 * time.Millisecond)
 	f.arpFrom(us, 2, nodeMAC, nodeInner, gatewayInner)
-	see("answered", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1, RTT: 2 * time.Millisecond, Requests: 1, AllRequests: 1})
+	see("answered", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1,
+		RTT: 2 * time.Millisecond, Requests: 1, AllRequests: 1})
 	f.s.Send(toNode, genevetest.UDP(pod, remotePod, []byte("x")))
 	f.s.Flush()
 	f.advance(5 * time.Second)
-	see("sent to", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1, SentPackets: 1, Silence: 5 * time.Second, RTT: 2 * time.Millisecond, Requests: 1,
+	see("sent to", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1, SentPackets: 1,
+		Silence: 5 * time.Second, RTT: 2 * time.Millisecond, Requests: 1,
 		AllRequests: 1})
 	f.advance(reachableTime - 5*time.Second)
 	for range 3 {
 		ask()
 	}
-	see("silent", toNode, Presence{ARP: true, Answered: true, Asked: 3, Known: true, ReceivedPackets: 1, SentPackets: 1, Silence: reachableTime + 3*time.Second,
-		RTT: 2 * time.Millisecond, Requests: 3, Lost: 2, AllRequests: 4, AllMissed: 2})
+	see("silent", toNode, Presence{ARP: true, Answered: true, Asked: 3, Known: true, ReceivedPackets: 1, SentPackets: 1,
+		Silence: reachableTime + 3*time.Second,
+		RTT:     2 * time.Millisecond, Requests: 3, Lost: 2, AllRequests: 4, AllMissed: 2})
 	for range 2 {
 		ask()
 	}
-	see("long silent", toNode, Presence{ARP: true, Answered: true, Asked: 4, Known: true, ReceivedPackets: 1, SentPackets: 1, Silence: reachableTime + 5*time.Second, Requests: 4, Lost: 3,
+	see("long silent", toNode, Presence{ARP: true, Answered: true, Asked: 4, Known: true, ReceivedPackets: 1,
+		SentPackets: 1, Silence: reachableTime + 5*time.Second, Requests: 4, Lost: 3,
 		AllRequests: 5, AllMissed: 3})
 	f.arpFrom(us, 2, nodeMAC, nodeInner, gatewayInner)
-	see("back", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1, SentPackets: 1, RTT: time.Second, Requests: 1,
+	see("back", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1, SentPackets: 1,
+		RTT: time.Second, Requests: 1,
 		AllRequests: 5, AllMissed: 3})
 }
 
@@ -81,13 +86,17 @@ func TestLostRequests(t *testing.T) {
 	})
 }
 
-// TestEachNodeHasItsOwnRTT: what one node takes to answer is not counted for another that is asked in the same round.
+// TestEachNodeHasItsOwnRTT: what one node takes to answer is not counted for another that is asked
+// in the same round.
 func TestEachNodeHasItsOwnRTT(t *testing.T) {
 	f := newFixture(t)
 	after := map[uint16]time.Duration{toNode: 300 * time.Microsecond, toNode2: 7 * time.Millisecond}
 	answers := map[uint16]udp.Message{
-		toNode:  {Source: netip.AddrPortFrom(nodeOuter, 40000), Data: genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(us, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, us, gatewayInner)))},
-		toNode2: {Source: netip.AddrPortFrom(node2Outer, 40000), Data: genevetest.Geneve(node2VNI, 0x6558, genevetest.Frame(toGateway(node2VNI), nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, node2Inner, toGateway(node2VNI), gatewayInner)))},
+		toNode: {Source: netip.AddrPortFrom(nodeOuter, 40000), Data: genevetest.Geneve(nodeVNI, 0x6558,
+			genevetest.Frame(us, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, us, gatewayInner)))},
+		toNode2: {Source: netip.AddrPortFrom(node2Outer, 40000), Data: genevetest.Geneve(node2VNI, 0x6558,
+			genevetest.Frame(toGateway(node2VNI), nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, node2Inner,
+				toGateway(node2VNI), gatewayInner)))},
 	}
 	presences := func() map[uint16]Presence {
 		all := make(map[uint16]Presence)
@@ -129,7 +138,8 @@ func TestAskAll(t *testing.T) {
 	}
 	var tunnels []Tunnel
 	for i := range 3 * maxAsked {
-		tunnels = append(tunnels, Tunnel{ID: uint16(i + 1), VNI: VNI(i + 1), Remote: nodeOuter, Encap: Geneve, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}})
+		tunnels = append(tunnels, Tunnel{ID: uint16(i + 1), VNI: VNI(i + 1), Remote: nodeOuter, Encap: Geneve,
+			Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}})
 	}
 	need.NoError(t, f.e.Apply(tunnels))
 	for round := range 4 {
@@ -162,7 +172,8 @@ func TestAskAllBesideApply(t *testing.T) {
 func TestSigns(t *testing.T) {
 	other := netip.MustParseAddr("10.80.0.7")
 	request := func(sender, target netip.Addr) []byte {
-		return genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP, arpMessage(1, nodeMAC, sender, [6]byte{}, target)))
+		return genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP,
+			arpMessage(1, nodeMAC, sender, [6]byte{}, target)))
 	}
 	frame := genevetest.Frame(us, nodeMAC, genevetest.IPv4, genevetest.UDP(pod, remotePod, []byte("x")))
 	for _, tt := range []struct {
@@ -171,12 +182,19 @@ func TestSigns(t *testing.T) {
 		want     *Sign
 	}{
 		{"what fits", genevetest.Geneve(nodeVNI, 0x6558, frame), nil},
-		{"another VNI", genevetest.Geneve(99, 0x6558, frame), &Sign{Reason: UnknownNode, VNI: 99, Source: netip.AddrPortFrom(nodeOuter, 40000)}},
-		{"another encapsulation", genevetest.Geneve(vxlanVNI, 0x6558, frame), &Sign{Reason: WrongEncap, Tunnel: toVXLAN, VNI: vxlanVNI}},
-		{"no frame", genevetest.Geneve(nodeVNI, 0x800, frame[14:]), &Sign{Reason: WrongInner, Tunnel: toNode, VNI: nodeVNI}},
-		{"ARP from another address", request(other, gatewayInner), &Sign{Reason: Accepted, Tunnel: toNode, VNI: nodeVNI, Sender: other, Target: gatewayInner}},
-		{"ARP for another address", request(nodeInner, other), &Sign{Reason: OtherARP, Tunnel: toNode, VNI: nodeVNI, Sender: nodeInner, Target: other}},
-		{"ARP from and for others", request(other, netip.MustParseAddr("10.80.0.9")), &Sign{Reason: OtherARP, Tunnel: toNode, VNI: nodeVNI, Sender: other, Target: netip.MustParseAddr("10.80.0.9")}},
+		{"another VNI", genevetest.Geneve(99, 0x6558, frame), &Sign{Reason: UnknownNode, VNI: 99,
+			Source: netip.AddrPortFrom(nodeOuter, 40000)}},
+		{"another encapsulation", genevetest.Geneve(vxlanVNI, 0x6558, frame), &Sign{Reason: WrongEncap, Tunnel: toVXLAN,
+			VNI: vxlanVNI}},
+		{"no frame", genevetest.Geneve(nodeVNI, 0x800, frame[14:]), &Sign{Reason: WrongInner, Tunnel: toNode,
+			VNI: nodeVNI}},
+		{"ARP from another address", request(other, gatewayInner), &Sign{Reason: Accepted, Tunnel: toNode, VNI: nodeVNI,
+			Sender: other, Target: gatewayInner}},
+		{"ARP for another address", request(nodeInner, other), &Sign{Reason: OtherARP, Tunnel: toNode, VNI: nodeVNI,
+			Sender: nodeInner, Target: other}},
+		{"ARP from and for others", request(other, netip.MustParseAddr("10.80.0.9")),
+			&Sign{Reason: OtherARP, Tunnel: toNode, VNI: nodeVNI, Sender: other,
+				Target: netip.MustParseAddr("10.80.0.9")}},
 		{"an address that is being looked for", request(netip.IPv4Unspecified(), gatewayInner), nil},
 		{"ARP as it is to be", request(nodeInner, gatewayInner), nil},
 	} {

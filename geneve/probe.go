@@ -7,14 +7,15 @@ import (
 	"culvert/geneve/udp"
 )
 
-// TrainChange reports that trains to a tunnel were found to be lost (On is false), or to arrive again.
+// TrainChange reports that trains to a tunnel were found to be lost (On is false), or to arrive
+// again.
 type TrainChange struct {
 	Tunnel uint16
 	On     bool
 }
 
-// probeMAC returns the source MAC address of a probe of t: our address in another block of the locally administered ones, so that the answer
-// identifies the probe.
+// probeMAC returns the source MAC address of a probe of t: our address in another block of the
+// locally administered ones, so that the answer identifies the probe.
 func (t *tunnel) probeMAC(p udp.Probe) mac { return t.self + mac(p+1)<<42 }
 
 // probeOf returns the probe that an answer to this MAC address belongs to.
@@ -26,16 +27,19 @@ func (t *tunnel) probeOf(to mac) (udp.Probe, bool) {
 	return p, p < firstLarge+NumLargeProbes
 }
 
-// ProbeTrains finds out whether the trains sent to tunnels arrive: see udp.TrainProbe. One goroutine must call it once a second; it returns the
-// changes. A tunnel that loses trains gets single datagrams until trains arrive.
+// ProbeTrains finds out whether the trains sent to tunnels arrive: see udp.TrainProbe. One
+// goroutine must call it once a second; it returns the changes. A tunnel that loses trains gets
+// single datagrams until trains arrive.
 //
-// The probes are ARP requests for the peer's address with the sender address 0.0.0.0 (RFC 5227, Section 2.1.1), which every host answers and none
-// learns from. Without IPv4 they are neighbour solicitations from link-local addresses that nobody sends to. Tunnels that carry IP directly are not
-// probed.
+// The probes are ARP requests for the peer's address with the sender address 0.0.0.0 (RFC 5227,
+// Section 2.1.1), which every host answers and none learns from. Without IPv4 they are neighbour
+// solicitations from link-local addresses that nobody sends to. Tunnels that carry IP directly are
+// not probed.
 func (e *Endpoint) ProbeTrains() (changes []TrainChange) {
 	now := e.now()
 	for _, t := range e.table.Load().ids {
-		if t == nil || t.Inner != Ethernet || !e.socket.GSO(t.Remote) { // without GSO, Senders send single datagrams anyway
+		// without GSO, Senders send single datagrams anyway
+		if t == nil || t.Inner != Ethernet || !e.socket.GSO(t.Remote) {
 			continue
 		}
 		due, changed := t.probe.Look(now, t.sentTrains.Load())
@@ -65,7 +69,8 @@ func (n *neighbours) sendProbes(t *tunnel, now time.Duration) bool {
 	for p := range udp.NumProbes {
 		n.putProbe(n.frames[p][:size], t, to, p)
 	}
-	single, first, second := n.frames[udp.ProbeSingle][:size], n.frames[udp.ProbeFirst][:size], n.frames[udp.ProbeSecond][:size]
+	single, first, second := n.frames[udp.ProbeSingle][:size], n.frames[udp.ProbeFirst][:size],
+		n.frames[udp.ProbeSecond][:size]
 	n.trains = append(n.trains[:0], t.train(append(n.parts(0), single)), t.train(append(n.parts(1), first, second)))
 	n.trains[1].SegmentSize = len(first)
 	n.flush(int(udp.NumProbes))
@@ -73,16 +78,18 @@ func (n *neighbours) sendProbes(t *tunnel, now time.Duration) bool {
 	return !train.Single && train.Sent == 2
 }
 
-// Numbers of large probes follow those of trains; there are as many as bits for them in a MAC address.
+// Numbers of large probes follow those of trains; there are as many as bits for them in a MAC
+// address.
 const (
 	firstLarge = udp.NumProbes
 	// NumLargeProbes is the number of distinguishable large probes.
 	NumLargeProbes = 60
 )
 
-// AskLarge sends the probe with this number, below NumLargeProbes, padded so that the tunnel carries as much as for an IP packet of size bytes. The
-// answer is short, so it says something about the way there alone; LargeAnswers reports it. The padding follows the message in its frame, where every
-// receiver ignores it.
+// AskLarge sends the probe with this number, below NumLargeProbes, padded so that the tunnel
+// carries as much as for an IP packet of size bytes. The answer is short, so it says something
+// about the way there alone; LargeAnswers reports it. The padding follows the message in its frame,
+// where every receiver ignores it.
 func (e *Endpoint) AskLarge(id uint16, number uint8, size int) {
 	t := e.table.Load().byID(id)
 	if t == nil || t.Inner != Ethernet || number >= NumLargeProbes || size > t.maxPacket() {
@@ -101,7 +108,8 @@ func (e *Endpoint) AskLarge(id uint16, number uint8, size int) {
 	n.flush(1)
 }
 
-// LargeAnswers returns a bitmap of the AskLarge numbers that a tunnel has answered since the last call.
+// LargeAnswers returns a bitmap of the AskLarge numbers that a tunnel has answered since the last
+// call.
 func (e *Endpoint) LargeAnswers(id uint16) uint64 {
 	if t := e.table.Load().byID(id); t != nil {
 		return t.largeAnswers.Swap(0)

@@ -21,13 +21,15 @@ func probeMACs(vni VNI) (macs [udp.NumProbes][6]byte) {
 	return macs
 }
 
-// probed checks that exactly one round of probes has been sent to the node: a datagram alone, then a train of two.
+// probed checks that exactly one round of probes has been sent to the node: a datagram alone, then
+// a train of two.
 func (f *fixture) probed() {
 	f.Helper()
 	var want [][]byte
 	for _, from := range probeMACs(nodeVNI) {
 		want = append(want, genevetest.Geneve(nodeVNI, 0x6558,
-			genevetest.Frame(nodeMAC, from, genevetest.ARP, arpMessage(1, from, netip.IPv4Unspecified(), [6]byte{}, nodeInner))))
+			genevetest.Frame(nodeMAC, from, genevetest.ARP, arpMessage(1, from, netip.IPv4Unspecified(), [6]byte{},
+				nodeInner))))
 	}
 	for _, want := range [][][]byte{want[:1], want[1:]} {
 		got, _ := f.datagrams(f.node)
@@ -44,7 +46,8 @@ func (f *fixture) answer(probes ...udp.Probe) {
 	for _, p := range probes {
 		to := probeMACs(nodeVNI)[p]
 		f.deliver(message(genevetest.Geneve(nodeVNI, 0x6558,
-			genevetest.Frame(to, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, to, netip.IPv4Unspecified())))))
+			genevetest.Frame(to, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, to,
+				netip.IPv4Unspecified())))))
 	}
 }
 
@@ -193,12 +196,17 @@ func TestProbeAnswers(t *testing.T) {
 		frame []byte
 		want  Reason
 	}{
-		{"from another address", genevetest.Frame(marker[1], nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, node2Inner, marker[1], netip.IPv4Unspecified())), OtherARP},
-		{"a request", genevetest.Frame(marker[1], nodeMAC, genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner)), OtherMAC},
-		{"another sender inside", genevetest.Frame(marker[1], nodeMAC, genevetest.ARP, arpMessage(2, station, nodeInner, marker[1], netip.IPv4Unspecified())), BadARP},
+		{"from another address", genevetest.Frame(marker[1], nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, node2Inner,
+			marker[1], netip.IPv4Unspecified())), OtherARP},
+		{"a request", genevetest.Frame(marker[1], nodeMAC, genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, [6]byte{},
+			gatewayInner)), OtherMAC},
+		{"another sender inside", genevetest.Frame(marker[1], nodeMAC, genevetest.ARP, arpMessage(2, station, nodeInner,
+			marker[1], netip.IPv4Unspecified())), BadARP},
 		{"a packet", genevetest.Frame(marker[1], nodeMAC, genevetest.IPv4, ipPacket(1, 100)), OtherMAC},
-		{"another MAC address", genevetest.Frame([6]byte{0x06, us[1], us[2], us[3], us[4], us[5] ^ 1}, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, marker[1], netip.IPv4Unspecified())), OtherMAC},
-		{"of another VNI", genevetest.Frame(probeMACs(node2VNI)[1], nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, marker[1], netip.IPv4Unspecified())), OtherMAC},
+		{"another MAC address", genevetest.Frame([6]byte{0x06, us[1], us[2], us[3], us[4], us[5] ^ 1}, nodeMAC,
+			genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, marker[1], netip.IPv4Unspecified())), OtherMAC},
+		{"of another VNI", genevetest.Frame(probeMACs(node2VNI)[1], nodeMAC, genevetest.ARP,
+			arpMessage(2, nodeMAC, nodeInner, marker[1], netip.IPv4Unspecified())), OtherMAC},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFixture(t)
@@ -233,7 +241,8 @@ func TestProbeTrainsAllocs(t *testing.T) {
 	}
 }
 
-// TestProbeNode runs the probes between two endpoints, the far one as culvert node has it, and against genevetest.Node, which loses trains.
+// TestProbeNode runs the probes between two endpoints, the far one as culvert node has it, and
+// against genevetest.Node, which loses trains.
 func TestProbeNode(t *testing.T) {
 	var clock time.Duration // moved while nobody reads it: no packet is under way
 	listen := func(o Options) *Endpoint {
@@ -242,13 +251,16 @@ func TestProbeNode(t *testing.T) {
 		return e
 	}
 	node := listen(Options{Listen: netip.AddrPortFrom(nodeOuter, 0)})
-	gateway := listen(Options{Listen: netip.AddrPortFrom(gatewayOuter, 0), RemotePort: node.LocalAddr().Port(), Now: func() time.Duration { return clock }})
+	gateway := listen(Options{Listen: netip.AddrPortFrom(gatewayOuter, 0), RemotePort: node.LocalAddr().Port(),
+		Now: func() time.Duration { return clock }})
 	t.Cleanup(func() { gateway.Close() })
 	needOffloads(t, gateway.socket)
 	node.remotePort = gateway.LocalAddr().Port()
-	tunnel := Tunnel{ID: 2, VNI: 300, Remote: nodeOuter, Encap: Geneve, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}}
+	tunnel := Tunnel{ID: 2, VNI: 300, Remote: nodeOuter, Encap: Geneve, Local: Pair{V4: gatewayInner},
+		Peer: Pair{V4: nodeInner}}
 	need.NoError(t, gateway.Apply([]Tunnel{tunnel}))
-	need.NoError(t, node.Apply([]Tunnel{{VNI: 300, Remote: gatewayOuter, Local: Pair{V4: nodeInner}, Peer: Pair{V4: gatewayInner}, Role: Node}}))
+	need.NoError(t, node.Apply([]Tunnel{{VNI: 300, Remote: gatewayOuter, Local: Pair{V4: nodeInner},
+		Peer: Pair{V4: gatewayInner}, Role: Node}}))
 	atNode := make(chan Packet, 200)
 	run(t, node, atNode)
 	rounds := func(received func(), arrive bool, want ...TrainChange) {
@@ -264,7 +276,8 @@ func TestProbeNode(t *testing.T) {
 	}
 	node.Close()
 
-	double := genevetest.NewNode(t, genevetest.NodeConfig{Listen: netip.AddrPortFrom(nodeOuter, node.LocalAddr().Port()), Gateway: gateway.LocalAddr(),
+	double := genevetest.NewNode(t, genevetest.NodeConfig{Listen: netip.AddrPortFrom(nodeOuter,
+		node.LocalAddr().Port()), Gateway: gateway.LocalAddr(),
 		VNI: 300, Address: nodeInner, GatewayAddress: gatewayInner, MAC: MAC(300, Node)})
 	received := func() { double.Receive() }
 	rounds(received, true)
@@ -275,9 +288,11 @@ func TestProbeNode(t *testing.T) {
 	rounds(received, true, TrainChange{Tunnel: 2, On: true})
 }
 
-// probeRounds has gateway probe its tunnel 2 for some seconds, and returns what changes. arrive tells whether the node answers the train's
-// probes too. received waits for a packet at the node: what was sent before it has then been answered.
-func probeRounds(t *testing.T, gateway *Endpoint, clock *time.Duration, received func(), arrive bool) (changes []TrainChange) {
+// probeRounds has gateway probe its tunnel 2 for some seconds, and returns what changes. arrive
+// tells whether the node answers the train's probes too. received waits for a packet at the node:
+// what was sent before it has then been answered.
+func probeRounds(t *testing.T, gateway *Endpoint, clock *time.Duration, received func(),
+	arrive bool) (changes []TrainChange) {
 	t.Helper()
 	tunnel := gateway.table.Load().byID(2)
 	r, s := gateway.NewReceiver(), gateway.NewSender()
@@ -319,7 +334,8 @@ func probeRounds(t *testing.T, gateway *Endpoint, clock *time.Duration, received
 	return changes
 }
 
-// TestAskLarge: a large probe fills the tunnel like a packet, its answer is known by its number, and train probes are not disturbed.
+// TestAskLarge: a large probe fills the tunnel like a packet, its answer is known by its number,
+// and train probes are not disturbed.
 func TestAskLarge(t *testing.T) {
 	f := newFixture(t)
 	f.e.AskLarge(toNode, 0, 1340)
@@ -338,7 +354,8 @@ func TestAskLarge(t *testing.T) {
 		from := toGateway(nodeVNI)
 		from[0] = byte(0x02 + 4*(4+number))
 		want := append(genevetest.Geneve(nodeVNI, 0x6558,
-			genevetest.Frame(nodeMAC, from, genevetest.ARP, arpMessage(1, from, netip.IPv4Unspecified(), [6]byte{}, nodeInner))), make([]byte, 1340-arpLen)...)
+			genevetest.Frame(nodeMAC, from, genevetest.ARP, arpMessage(1, from, netip.IPv4Unspecified(), [6]byte{},
+				nodeInner))), make([]byte, 1340-arpLen)...)
 		if got, _ := f.datagrams(f.node); len(got) != 1 || !bytes.Equal(got[0], want) {
 			t.Fatalf("probe %d\n% x\nwant\n% x", number, got, want)
 		}
@@ -346,7 +363,8 @@ func TestAskLarge(t *testing.T) {
 			t.Fatalf("answers %b before there are any", answers)
 		}
 		f.deliver(message(genevetest.Geneve(nodeVNI, 0x6558,
-			genevetest.Frame(from, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, from, netip.IPv4Unspecified())))))
+			genevetest.Frame(from, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, from,
+				netip.IPv4Unspecified())))))
 		if answers := f.e.LargeAnswers(toNode); answers != 1<<number {
 			t.Errorf("answers %b to probe %d", answers, number)
 		}

@@ -8,18 +8,20 @@ import (
 	"culvert/geneve/udp"
 )
 
-// receiveMessages is the number of 64 KiB messages per recvmmsg call. Measured: 2 to 8 are best; more only cost cache.
+// receiveMessages is the number of 64 KiB messages per recvmmsg call. Measured: 2 to 8 are best;
+// more only cost cache.
 const receiveMessages = 8
 
 // Packet is one inner IP packet.
 type Packet struct {
-	// Data is the whole packet, without padding. Its checksums may be partial (the pseudo-header's sum only), and it may be a TCP super-frame of up
-	// to 64 KiB. borrowed: until the next Fill; it may be rewritten in place.
+	// Data is the whole packet, without padding. Its checksums may be partial (the pseudo-header's
+	// sum only), and it may be a TCP super-frame of up to 64 KiB. borrowed: until the next Fill; it
+	// may be rewritten in place.
 	Data []byte
 	// Tunnel is the ID of its tunnel.
 	Tunnel uint16
-	// SegmentSize is not 0 for an inner UDP train: one UDP packet to be split into datagrams with this many payload bytes, the last of which may be
-	// shorter.
+	// SegmentSize is not 0 for an inner UDP train: one UDP packet to be split into datagrams with
+	// this many payload bytes, the last of which may be shorter.
 	SegmentSize int
 }
 
@@ -52,8 +54,9 @@ func (e *Endpoint) NewReceiver() *Receiver {
 	return r
 }
 
-// Fill blocks until at least one message has arrived. It invalidates all packets handed out before, and discards those that Next has not returned.
-// The error is udp.ErrWoken after Wake, net.ErrClosed after Close, or an unexpected system error.
+// Fill blocks until at least one message has arrived. It invalidates all packets handed out before,
+// and discards those that Next has not returned. The error is udp.ErrWoken after Wake,
+// net.ErrClosed after Close, or an unexpected system error.
 func (r *Receiver) Fill() error {
 	r.account()
 	r.received, r.next, r.rest = 0, 0, nil
@@ -118,7 +121,8 @@ func (r *Receiver) open(m *udp.Message) {
 	if m.SegmentSize > 0 {
 		datagrams = uint64((len(m.Data) + m.SegmentSize - 1) / m.SegmentSize)
 	}
-	// Only configured pairs of VNI and outer source pass. Both encapsulations have the VNI in the same place.
+	// Only configured pairs of VNI and outer source pass. Both encapsulations have the VNI in the
+	// same place.
 	t := r.e.table.Load().find(parseVNI(m.Data), m.Source.Addr())
 	if t == nil {
 		r.e.drop(UnknownNode, datagrams)
@@ -151,10 +155,11 @@ func (r *Receiver) open(m *udp.Message) {
 	}
 }
 
-// shape decides what a message with a UDP_GRO size is. The kernel reports the same number for two things: the size of the outer datagrams that it has
-// merged, and the payload size of an inner UDP train that a pod on this machine sent with UDP_SEGMENT. Cutting the second kind like the first would
-// let the pod forge tunnel headers. They differ in the length of the first inner packet, which the node's kernel has written: it ends with the first
-// datagram, or with the message.
+// shape decides what a message with a UDP_GRO size is. The kernel reports the same number for two
+// things: the size of the outer datagrams that it has merged, and the payload size of an inner UDP
+// train that a pod on this machine sent with UDP_SEGMENT. Cutting the second kind like the first
+// would let the pod forge tunnel headers. They differ in the length of the first inner packet,
+// which the node's kernel has written: it ends with the first datagram, or with the message.
 func (r *Receiver) shape(m *udp.Message) Reason {
 	_, _, reason := r.t.header(r.encap, m.Data)
 	if reason != Accepted {

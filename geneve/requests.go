@@ -6,7 +6,8 @@ import (
 	"culvert/geneve/udp"
 )
 
-// requests are the ARP or neighbour discovery requests to one neighbour, and the path quality measured by its answers.
+// requests are the ARP or neighbour discovery requests to one neighbour, and the path quality
+// measured by its answers.
 type requests struct {
 	at      time.Duration // of the last one that counts
 	sent    time.Duration // of the last one or its last repetition
@@ -21,7 +22,8 @@ func (r *requests) ask(now time.Duration) {
 	r.recent.Request()
 }
 
-// answer records the answer to the last request. Requests to a neighbour that was away do not count as lost.
+// answer records the answer to the last request. Requests to a neighbour that was away do not count
+// as lost.
 func (r *requests) answer(now time.Duration, away bool) {
 	if !r.waiting {
 		return
@@ -36,12 +38,13 @@ func (r *requests) answer(now time.Duration, away bool) {
 // maxAsked is how many neighbours one AskAll asks.
 const maxAsked = 64
 
-// AskAll asks neighbours whether they are there, at most maxAsked per call, all of them in turn. A live neighbour answers, so silence is meaningful;
-// the answers measure round trip time and loss. It is called once a second. A neighbour that does not answer is asked each second at first, then each
-// silentInterval.
+// AskAll asks neighbours whether they are there, at most maxAsked per call, all of them in turn. A
+// live neighbour answers, so silence is meaningful; the answers measure round trip time and loss.
+// It is called once a second. A neighbour that does not answer is asked each second at first, then
+// each silentInterval.
 //
-// pace is called between two requests and waits a little: datagrams received together get the same time, so the answers to requests sent together
-// would all seem as late as the last one.
+// pace is called between two requests and waits a little: datagrams received together get the same
+// time, so the answers to requests sent together would all seem as late as the last one.
 func (e *Endpoint) AskAll(pace func()) {
 	for asked, left := 0, len(e.table.Load().ids); left > 0 && asked < maxAsked; left-- {
 		if !e.neighbours.askNext() {
@@ -52,8 +55,9 @@ func (e *Endpoint) AskAll(pace func()) {
 	}
 }
 
-// AskNew asks neighbours that were never asked, at most maxAsked: those of tunnels that are new or changed. So a gateway and a node that have just
-// learned of each other need not wait for the next call of AskAll.
+// AskNew asks neighbours that were never asked, at most maxAsked: those of tunnels that are new or
+// changed. So a gateway and a node that have just learned of each other need not wait for the next
+// call of AskAll.
 func (e *Endpoint) AskNew() {
 	n := &e.neighbours
 	n.mu.Lock()

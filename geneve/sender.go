@@ -9,7 +9,8 @@ import (
 )
 
 const (
-	// arenaSize is the room in bytes for the packets of one flush: three full trains of one tunnel, or 128 packets to many.
+	// arenaSize is the room in bytes for the packets of one flush: three full trains of one tunnel,
+	// or 128 packets to many.
 	arenaSize = 256 << 10
 	// maxTrains is the number of trains of one flush.
 	maxTrains = 64
@@ -19,7 +20,8 @@ const (
 	stallTime = 100 * time.Millisecond
 )
 
-// Sender sends to tunnels for one goroutine. It copies packets into its own arena until Flush, or until the arena is full.
+// Sender sends to tunnels for one goroutine. It copies packets into its own arena until Flush, or
+// until the arena is full.
 type Sender struct {
 	e      *Endpoint
 	out    udp.Sender
@@ -52,8 +54,9 @@ func (e *Endpoint) NewSender() *Sender {
 	}
 }
 
-// Send sends a copy of an inner IP packet to the tunnel with this ID, at the latest with the next Flush. The Reason is also Accepted for a packet
-// that waits for its neighbour; otherwise the packet is dropped and counted.
+// Send sends a copy of an inner IP packet to the tunnel with this ID, at the latest with the next
+// Flush. The Reason is also Accepted for a packet that waits for its neighbour; otherwise the
+// packet is dropped and counted.
 func (s *Sender) Send(id uint16, packet []byte) Reason {
 	buffer, r := s.Reserve(id, len(packet))
 	if r != Accepted {
@@ -62,8 +65,9 @@ func (s *Sender) Send(id uint16, packet []byte) Reason {
 	return s.Commit(copy(buffer, packet))
 }
 
-// Reserve returns room for a packet of up to size bytes to the tunnel with this ID, to be written there and sent by Commit. If the Reason is not
-// Accepted, the packet counts as dropped. borrowed: the room belongs to the Sender and is valid until the next call of any method.
+// Reserve returns room for a packet of up to size bytes to the tunnel with this ID, to be written
+// there and sent by Commit. If the Reason is not Accepted, the packet counts as dropped. borrowed:
+// the room belongs to the Sender and is valid until the next call of any method.
 func (s *Sender) Reserve(id uint16, size int) ([]byte, Reason) {
 	s.room = 0
 	t := s.e.table.Load().byID(id)
@@ -82,8 +86,8 @@ func (s *Sender) Reserve(id uint16, size int) ([]byte, Reason) {
 	return s.arena[start : start+size : start+size], Accepted
 }
 
-// Commit sends the first n bytes of the reserved room, at the latest with the next Flush. It panics if n is larger than the reservation. Commit of 0
-// cancels it.
+// Commit sends the first n bytes of the reserved room, at the latest with the next Flush. It panics
+// if n is larger than the reservation. Commit of 0 cancels it.
 func (s *Sender) Commit(n int) Reason {
 	if n > s.room {
 		panic("geneve: commit of more than was reserved")
@@ -122,7 +126,8 @@ func (s *Sender) Commit(n int) Reason {
 	if tap := s.e.tap.Load(); tap != nil {
 		(*tap)(&Datagram{Outbound: true, Peer: t.destination, Tunnel: t.ID, Data: datagram, Inner: packet})
 	}
-	// RFC 6040, Section 4.1: in normal mode the outer ECN field is a copy of the inner one. DSCP is not copied.
+	// RFC 6040, Section 4.1: in normal mode the outer ECN field is a copy of the inner one. DSCP is
+	// not copied.
 	s.add(t, datagram, ecnOf(packet))
 	s.used += len(datagram)
 	return Accepted
@@ -163,11 +168,13 @@ func (s *Sender) add(t *tunnel, datagram []byte, tos uint8) {
 	train := &s.trains[i]
 	*train = t.train(append(train.Parts[:0], datagram))
 	train.SegmentSize, train.TOS, train.Single = len(datagram), tos, single
-	s.open = append(s.open, openTrain{t: t, bytes: len(datagram), datagrams: 1, end: s.used + len(datagram), single: single})
+	s.open = append(s.open, openTrain{t: t, bytes: len(datagram), datagrams: 1, end: s.used + len(datagram),
+		single: single})
 }
 
-// Flush sends everything committed. It blocks while the socket's send buffer is full. Datagrams that the kernel refuses are dropped and counted. The
-// error is net.ErrClosed after Close, else nil.
+// Flush sends everything committed. It blocks while the socket's send buffer is full. Datagrams
+// that the kernel refuses are dropped and counted. The error is net.ErrClosed after Close, else
+// nil.
 func (s *Sender) Flush() error {
 	s.fresh = false
 	if len(s.trains) == 0 {

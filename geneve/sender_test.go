@@ -26,7 +26,8 @@ func onWire(tunnel uint16, packet []byte) []byte {
 	case toIP:
 		return genevetest.Geneve(ipVNI, genevetest.IPv4, packet)
 	case toNode2:
-		return genevetest.Geneve(node2VNI, 0x6558, genevetest.Frame(nodeMAC, toGateway(node2VNI), genevetest.IPv4, packet))
+		return genevetest.Geneve(node2VNI, 0x6558, genevetest.Frame(nodeMAC, toGateway(node2VNI),
+			genevetest.IPv4, packet))
 	}
 	return genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(nodeMAC, us, genevetest.IPv4, packet))
 }
@@ -46,7 +47,8 @@ func (f *fixture) refuseTrains(id uint16) {
 	f.e.table.Load().byID(id).singleUntil.Store(math.MaxInt64)
 }
 
-// TestTrains sends batches and checks how they leave: which datagrams, in which order, and in how many trains.
+// TestTrains sends batches and checks how they leave: which datagrams, in which order, and in how
+// many trains.
 func TestTrains(t *testing.T) {
 	type p struct {
 		tunnel uint16
@@ -122,7 +124,8 @@ func TestTrains(t *testing.T) {
 						}
 					}
 					if s, _ := f.e.TunnelStats(id); s.SentPackets != packets || s.SentBytes != uint64(size) {
-						t.Errorf("tunnel %d: counted %d packets of %d bytes, want %d of %d", id, s.SentPackets, s.SentBytes, packets, size)
+						t.Errorf("tunnel %d: counted %d packets of %d bytes, want %d of %d", id, s.SentPackets,
+							s.SentBytes, packets, size)
 					}
 				}
 				f.drops(before, nil)
@@ -192,7 +195,8 @@ func TestReserve(t *testing.T) {
 	f.s.Commit(1)
 }
 
-// TestRefusedTrain has the kernel refuse a train: its datagrams leave one by one, and the tunnel goes without trains for a while.
+// TestRefusedTrain has the kernel refuse a train: its datagrams leave one by one, and the tunnel
+// goes without trains for a while.
 func TestRefusedTrain(t *testing.T) {
 	f := newFixture(t)
 	f.know()

@@ -30,10 +30,12 @@ func (e *Endpoint) Stations() (all []Station) {
 	return all
 }
 
-// Meet adds s as a neighbour entry until the other end states its address, so that no packet waits for an answer.
+// Meet adds s as a neighbour entry until the other end states its address, so that no packet waits
+// for an answer.
 func (e *Endpoint) Meet(s Station) {
 	t := e.table.Load().byID(s.ID)
-	if t == nil || t.Inner != Ethernet || len(s.MAC) != 6 || s.Encap > VXLAN || s.Encap == Auto || t.Encap != Auto && t.Encap != s.Encap {
+	if t == nil || t.Inner != Ethernet || len(s.MAC) != 6 || s.Encap > VXLAN || s.Encap == Auto || t.Encap != Auto &&
+		t.Encap != s.Encap {
 		return
 	}
 	e.neighbours.mu.Lock()

@@ -18,8 +18,9 @@ type Datagram struct {
 	Reason   Reason         // why it is dropped; Accepted: it is not
 }
 
-// SetTap registers tap, which is called for each datagram that is received or about to be sent; nil unregisters. Several goroutines call it, and
-// packets wait for it. borrowed: its argument is valid until it returns.
+// SetTap registers tap, which is called for each datagram that is received or about to be sent; nil
+// unregisters. Several goroutines call it, and packets wait for it. borrowed: its argument is valid
+// until it returns.
 func (e *Endpoint) SetTap(tap func(*Datagram)) {
 	if tap == nil {
 		e.tap.Store(nil)
@@ -28,7 +29,8 @@ func (e *Endpoint) SetTap(tap func(*Datagram)) {
 	e.tap.Store(&tap)
 }
 
-// show calls the tap, if there is one, for a received message: once per datagram if the kernel has merged it.
+// show calls the tap, if there is one, for a received message: once per datagram if the kernel has
+// merged it.
 func (r *Receiver) show(source netip.AddrPort, data []byte, size int, reason Reason) {
 	tap := r.e.tap.Load()
 	if tap == nil {
@@ -44,14 +46,16 @@ func (r *Receiver) show(source netip.AddrPort, data []byte, size int, reason Rea
 	}
 }
 
-// showRefused calls the tap, if there is one, for a packet to a tunnel that never becomes a datagram.
+// showRefused calls the tap, if there is one, for a packet to a tunnel that never becomes a
+// datagram.
 func (e *Endpoint) showRefused(t *tunnel, packet []byte, reason Reason) {
 	if tap := e.tap.Load(); tap != nil {
 		(*tap)(&Datagram{Outbound: true, Peer: t.destination, Tunnel: t.ID, Inner: packet, Reason: reason})
 	}
 }
 
-// showUnsent calls the tap, if there is one, for the datagrams of a train that the kernel did not accept.
+// showUnsent calls the tap, if there is one, for the datagrams of a train that the kernel did not
+// accept.
 func (e *Endpoint) showUnsent(train *udp.Train) {
 	tap := e.tap.Load()
 	if tap == nil {

@@ -36,7 +36,8 @@ type Tunnel struct {
 	Remote netip.Addr // outer address of the other end
 	Encap  Encap      // Auto means Geneve if the tunnel carries IP
 	Inner  Inner
-	// Local and Peer are the inner addresses of the two ends, for ARP and neighbour discovery. A tunnel that carries IP needs none.
+	// Local and Peer are the inner addresses of the two ends, for ARP and neighbour discovery. A
+	// tunnel that carries IP needs none.
 	Local, Peer Pair
 	Role        Role
 }
@@ -61,7 +62,8 @@ func (t *Tunnel) validate() error {
 	if t.Inner == Ethernet {
 		check(t.Local != Pair{}, "no inner addresses")
 		for _, ends := range [][2]netip.Addr{{t.Local.V4, t.Peer.V4}, {t.Local.V6, t.Peer.V6}} {
-			check(ends[0].IsValid() == ends[1].IsValid(), "inner addresses %v and %v: one end lacks a family", ends[0], ends[1])
+			check(ends[0].IsValid() == ends[1].IsValid(), "inner addresses %v and %v: one end lacks a family",
+				ends[0], ends[1])
 			check(!ends[0].IsValid() || ends[0] != ends[1], "both ends have the inner address %v", ends[0])
 		}
 		for _, a := range []netip.Addr{t.Local.V4, t.Peer.V4} {
@@ -74,7 +76,8 @@ func (t *Tunnel) validate() error {
 	return errors.Join(errs...)
 }
 
-// MAC returns the inner MAC address of one end: locally administered, and the same after every restart.
+// MAC returns the inner MAC address of one end: locally administered, and the same after every
+// restart.
 func MAC(vni VNI, role Role) [6]byte {
 	return [6]byte{0x02, 'c', 'v' + byte(role), byte(vni >> 16), byte(vni >> 8), byte(vni)}
 }
@@ -108,8 +111,9 @@ type tunnel struct {
 	Tunnel
 	self        mac
 	destination netip.AddrPort
-	// template, by Encap, precedes each packet: the tunnel header, then an Ethernet header (if the tunnel carries Ethernet) whose destination and
-	// type are still to be filled in, or else a protocol type.
+	// template, by Encap, precedes each packet: the tunnel header, then an Ethernet header (if the
+	// tunnel carries Ethernet) whose destination and type are still to be filled in, or else a
+	// protocol type.
 	template    [VXLAN + 1][maxHeader]byte
 	templateLen int
 
@@ -128,13 +132,15 @@ type tunnelState struct {
 	refusedTrains                  atomic.Uint64
 	encapChanges                   atomic.Uint64
 	largeAnswers                   atomic.Uint64 // bitmap by number, since the last LargeAnswers
-	singleUntil                    atomic.Int64  // time.Duration of Options.Now until which trains are off, because the kernel refused one
+	// time.Duration of Options.Now until which trains are off, because the kernel refused one
+	singleUntil atomic.Int64
 }
 
 func newTunnel(t Tunnel, port uint16, state *tunnelState) *tunnel {
 	t.Remote = t.Remote.Unmap()
 	addr := MAC(t.VNI, t.Role)
-	w := &tunnel{Tunnel: t, self: parseMAC(addr[:]), destination: netip.AddrPortFrom(t.Remote, port), told: t.Encap, tunnelState: state}
+	w := &tunnel{Tunnel: t, self: parseMAC(addr[:]), destination: netip.AddrPortFrom(t.Remote, port), told: t.Encap,
+		tunnelState: state}
 	(&Header{VNI: t.VNI, Protocol: etherTypeEthernet}).AppendTo(w.template[Geneve][:0]) // validated before
 	AppendVXLAN(w.template[VXLAN][:0], t.VNI)
 	w.templateLen = headerLen
@@ -147,8 +153,9 @@ func newTunnel(t Tunnel, port uint16, state *tunnelState) *tunnel {
 	return w
 }
 
-// train returns a train to the other end, from our address at which it was last heard: kernel links only accept packets from the remote that they
-// were made with, and a host may have several addresses.
+// train returns a train to the other end, from our address at which it was last heard: kernel links
+// only accept packets from the remote that they were made with, and a host may have several
+// addresses.
 func (t *tunnel) train(parts [][]byte) udp.Train {
 	train := udp.Train{Destination: t.destination, Parts: parts}
 	if local := t.local.Load(); local != nil {
@@ -170,7 +177,8 @@ func (t *tunnel) trains(now time.Duration) bool {
 	return !t.probe.Lost() && now >= time.Duration(t.singleUntil.Load())
 }
 
-// encap writes the headers for an inner packet of this EtherType to the first templateLen bytes of b.
+// encap writes the headers for an inner packet of this EtherType to the first templateLen bytes of
+// b.
 func (t *tunnel) encap(b []byte, to speaker, etherType uint16) {
 	copy(b[:t.templateLen], t.template[to.encap()][:t.templateLen])
 	if t.Inner == IP {
@@ -181,8 +189,8 @@ func (t *tunnel) encap(b []byte, to speaker, etherType uint16) {
 	binary.BigEndian.PutUint16(b[headerLen+12:], etherType)
 }
 
-// header parses the tunnel header of a datagram from the tunnel's other end. borrowed: inner is a part of b; protocol is its
-// EtherType, etherTypeEthernet for a frame.
+// header parses the tunnel header of a datagram from the tunnel's other end. borrowed: inner is a
+// part of b; protocol is its EtherType, etherTypeEthernet for a frame.
 func (t *tunnel) header(e Encap, b []byte) (inner []byte, protocol uint16, r Reason) {
 	if e == VXLAN {
 		_, inner, r = ParseVXLAN(b)
@@ -193,11 +201,12 @@ func (t *tunnel) header(e Encap, b []byte) (inner []byte, protocol uint16, r Rea
 	case r != Accepted:
 		return nil, 0, r
 	case h.Control:
-		// RFC 8926, Section 3.4: "Tunnel endpoints MUST NOT forward the payload" of a control packet.
+		// RFC 8926, Section 3.4: "Tunnel endpoints MUST NOT forward the payload" of a control
+		// packet.
 		return nil, 0, ControlPacket
 	case len(h.Options) > 0 && h.Options.critical():
-		// RFC 8926, Section 3.5: unknown options with the critical bit set MUST be dropped; others are skipped. The options decide, so the C flag of
-		// the header adds nothing.
+		// RFC 8926, Section 3.5: unknown options with the critical bit set MUST be dropped; others
+		// are skipped. The options decide, so the C flag of the header adds nothing.
 		return nil, 0, CriticalOption
 	case !known(h.Protocol):
 		return nil, 0, UnknownProtocol

@@ -2,11 +2,12 @@ package geneve
 
 import "encoding/binary"
 
-// vxlanVNIFlag is the I flag: "The I flag MUST be set to 1 for a valid VXLAN Network ID" (RFC 7348, Section 5).
+// vxlanVNIFlag is the I flag: "The I flag MUST be set to 1 for a valid VXLAN Network ID" (RFC 7348,
+// Section 5).
 const vxlanVNIFlag = 0x08
 
-// ParseVXLAN reads the VXLAN header (RFC 7348, Section 5) at the start of b. The Reason is Accepted, Truncated or BadFlags.
-// borrowed: payload, an Ethernet frame, is a part of b.
+// ParseVXLAN reads the VXLAN header (RFC 7348, Section 5) at the start of b. The Reason is
+// Accepted, Truncated or BadFlags. borrowed: payload, an Ethernet frame, is a part of b.
 //
 //	+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //	|R|R|R|R|I|R|R|R|            Reserved                           |

@@ -31,14 +31,16 @@ func TestStrangersFlood(t *testing.T) {
 		wireGuard, index := overhearSession(c.romeGateway, "192.0.2.7")
 
 		floods := []*flood{
-			{name: "WireGuard messages", from: c.milanGateway, local: stranger, to: wireGuard, size: device.MessageInitiationSize, fill: inTurn(
-				initiations(t, c.romeKey.public),
-				message(device.MessageInitiationType),
-				message(device.MessageTransportType),
-				message(device.MessageTransportType, index...),
-				garbage(9))},
-			{name: "frames of nobody", from: c.romeNode, local: "172.18.0.66", to: "172.18.0.9:6091", size: 700, fill: inTurn(
-				garbage(8, 0, 0, 0, 0x70, 0, 1), garbage(0, 0, 0x65, 0x58, 0x70, 0, 1), garbage())},
+			{name: "WireGuard messages", from: c.milanGateway, local: stranger, to: wireGuard,
+				size: device.MessageInitiationSize, fill: inTurn(
+					initiations(t, c.romeKey.public),
+					message(device.MessageInitiationType),
+					message(device.MessageTransportType),
+					message(device.MessageTransportType, index...),
+					garbage(9))},
+			{name: "frames of nobody", from: c.romeNode, local: "172.18.0.66", to: "172.18.0.9:6091", size: 700,
+				fill: inTurn(
+					garbage(8, 0, 0, 0, 0x70, 0, 1), garbage(0, 0, 0x65, 0x58, 0x70, 0, 1), garbage())},
 		}
 		overflows := func() (n float64) {
 			for _, socket := range []string{"geneve", "wireguard"} {
@@ -69,7 +71,8 @@ func TestStrangersFlood(t *testing.T) {
 		}
 		// The log may have five lines about strangers at once, and one more each 10 s.
 		most := 6 + int(time.Since(began)/(10*time.Second))
-		if log := c.romeCulvert.output(); strings.Count(log, "cause=stranger-") > most || strings.Count(log, "\n") > most+5 {
+		if log := c.romeCulvert.output(); strings.Count(log, "cause=stranger-") > most ||
+			strings.Count(log, "\n") > most+5 {
 			t.Errorf("the flood writes the log:\n%s", log)
 		}
 	}, programs("ping", "ping"))
@@ -79,7 +82,8 @@ func TestStrangersFlood(t *testing.T) {
 // all but one in lossOf if that is not 0.
 func (c *clusters) pings(t *testing.T, interval time.Duration, count, lossOf int) {
 	t.Helper()
-	out, err := c.romePod.try("", "ping", "-q", "-W", "1", "-i", fmt.Sprint(interval.Seconds()), "-c", fmt.Sprint(count), milanPodAtRome)
+	out, err := c.romePod.try("", "ping", "-q", "-W", "1", "-i", fmt.Sprint(interval.Seconds()), "-c",
+		fmt.Sprint(count), milanPodAtRome)
 	if err != nil {
 		t.Error(err)
 		return

@@ -38,8 +38,10 @@ func newBrowser(t *testing.T) *browser {
 	fromChild, out, err := os.Pipe()
 	need.NoError(t, err)
 	// Without the last four flags it contacts hosts of its vendor.
-	cmd := need.Command(t, "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "--no-first-run",
-		"--user-data-dir="+t.TempDir(), "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync", "about:blank")
+	cmd := need.Command(t, "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+		"--hide-scrollbars", "--remote-debugging-pipe", "--no-first-run",
+		"--user-data-dir="+t.TempDir(), "--disable-quic", "--disable-background-networking",
+		"--disable-component-update", "--disable-sync", "about:blank")
 	cmd.ExtraFiles = []*os.File{in, out} // its descriptors 3 and 4
 	need.NoError(t, cmd.Start())
 	in.Close()
@@ -152,7 +154,8 @@ func (b *browser) eval(expression string, value any) {
 			Exception struct{ Description string }
 		}
 	}
-	b.call("Runtime.evaluate", map[string]any{"expression": expression, "awaitPromise": true, "returnByValue": true}, &r)
+	b.call("Runtime.evaluate", map[string]any{"expression": expression, "awaitPromise": true, "returnByValue": true},
+		&r)
 	if r.ExceptionDetails != nil {
 		b.t.Fatalf("%s: %s", expression, r.ExceptionDetails.Exception.Description)
 	}
@@ -184,12 +187,14 @@ func (b *browser) wait(expression string) {
 
 // size gives the window the size of some device.
 func (b *browser) size(width, height int) {
-	b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false}, nil)
+	b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height,
+		"deviceScaleFactor": 1, "mobile": false}, nil)
 }
 
 // prefers sets a preference of the user, such as prefers-color-scheme: dark.
 func (b *browser) prefers(feature, value string) {
-	b.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": feature, "value": value}}}, nil)
+	b.call("Emulation.setEmulatedMedia",
+		map[string]any{"features": []map[string]string{{"name": feature, "value": value}}}, nil)
 }
 
 // key presses a key, such as Tab or Enter.

@@ -102,7 +102,8 @@ func TestChangesBesideStreams(t *testing.T) {
 		const lasted = changesRounds * changesWindow
 		t.Logf("%d changes in %v; a stream of %.0f Mbit/s (%s) keeps %.3f of its rate (%s); %.3f of a core in all, %.3f without changes; %d MiB resident",
 			g.changes, lasted, median(quiet), quarters(quiet), median(shares), quarters(shares),
-			cpu[true].Seconds()/lasted.Seconds(), cpu[false].Seconds()/(lasted+changesWindow).Seconds(), g.resident(t)>>20)
+			cpu[true].Seconds()/lasted.Seconds(), cpu[false].Seconds()/(lasted+changesWindow).Seconds(),
+			g.resident(t)>>20)
 		if want := int(lasted / changesPace * 95 / 100); g.changes < want {
 			t.Errorf("%d changes, want %d: more keep the gateway too long", g.changes, want)
 		}
@@ -141,22 +142,29 @@ func newChangingClusters(t *testing.T) (*clusters, *changingGateway) {
 	text := new(strings.Builder)
 	before, after, _ := strings.Cut(romeConfig, "network:")
 	text.WriteString(before)
-	underlay, internal, pod := netip.MustParseAddr("172.24.0.1"), netip.MustParseAddr("10.81.0.1"), netip.MustParseAddr("10.0.16.0")
+	underlay, internal, pod := netip.MustParseAddr("172.24.0.1"), netip.MustParseAddr("10.81.0.1"),
+		netip.MustParseAddr("10.0.16.0")
 	for i := 1; i < changesNodes; i++ {
-		fmt.Fprintf(text, "    - {name: absent-%d, vni: %d, underlay: %s, address: %s, podCIDRs: [%s/32]}\n", i, 1000+i, underlay, internal, pod)
+		fmt.Fprintf(text, "    - {name: absent-%d, vni: %d, underlay: %s, address: %s, podCIDRs: [%s/32]}\n", i, 1000+i,
+			underlay, internal, pod)
 		underlay, internal, pod = underlay.Next(), internal.Next(), pod.Next()
 	}
 	client := control.NewClient(filepath.Join(dir, "rome.sock"))
-	text.WriteString("network:" + strings.Replace(after, `control: ""`, "control: "+client.Path, 1) + "nat:\n  maxConnections: 4000000\n  services:\n")
+	text.WriteString("network:" + strings.Replace(after, `control: ""`, "control: "+client.Path,
+		1) + "nat:\n  maxConnections: 4000000\n  services:\n")
 	for i := range changesServices {
-		fmt.Fprintf(text, "    - {name: s%d, address: 10.70.%d.%d, port: 80, protocol: tcp, backends: [{address: %s, port: 8080}]}\n", i, 240+i>>8, i&255, podAddress)
+		fmt.Fprintf(text,
+			"    - {name: s%d, address: 10.70.%d.%d, port: 80, protocol: tcp, backends: [{address: %s, port: 8080}]}\n",
+			i, 240+i>>8, i&255, podAddress)
 	}
-	for name, text := range map[string]string{"gateway.yaml": text.String(), "own.key": c.romeKey.private + "\n", "peer.pub": c.milanKey.public + "\n"} {
+	for name, text := range map[string]string{"gateway.yaml": text.String(), "own.key": c.romeKey.private + "\n",
+		"peer.pub": c.milanKey.public + "\n"} {
 		need.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	own, err := os.Executable()
 	need.NoError(t, err)
-	g := &changingGateway{client: client, peerProcess: c.romeGateway.start(nil, "env", changesEnv+"="+filepath.Join(dir, "gateway.yaml"),
+	g := &changingGateway{client: client, peerProcess: c.romeGateway.start(nil, "env", changesEnv+"="+filepath.Join(dir,
+		"gateway.yaml"),
 		own, "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")}
 	c.romeCulvert = g.peerProcess
 	eventually(t, "rome's gateway", func() error {
@@ -183,7 +191,8 @@ func (c *clusters) changesFlows(t *testing.T) (streams []*echoFlow, idle []net.C
 			return conn
 		}
 		for range changesStreams / 2 {
-			f := &echoFlow{name: "stream to " + way.address, conn: dial(), pause: 10 * time.Millisecond, ended: make(chan error, 1)}
+			f := &echoFlow{name: "stream to " + way.address, conn: dial(), pause: 10 * time.Millisecond,
+				ended: make(chan error, 1)}
 			streams = append(streams, f)
 			seed := uint64(len(streams))
 			go func() { f.ended <- f.run(seed) }()
@@ -265,14 +274,16 @@ func runChangingGateway(t *testing.T, file string) {
 	need.NoError(t, err)
 	put := func(external, internal netip.Addr) {
 		key := rules.Key{Kind: "IP", Namespace: "default", Name: external.String()}
-		if err := g.Put(key, rules.Resource{Mapping: &rules.MappingRules{External: external, Internal: internal, Device: "rome-1"}}); err != nil {
+		if err := g.Put(key, rules.Resource{Mapping: &rules.MappingRules{External: external, Internal: internal,
+			Device: "rome-1"}}); err != nil {
 			t.Error(err)
 		}
 	}
 	put(netip.MustParseAddr(mappedExternal), netip.MustParseAddr(mappedInternal))
 	changing := func(i int) {
 		at := i % changesMappings
-		put(netip.AddrFrom4([4]byte{10, 70, byte(4 + at>>8), byte(at)}), netip.AddrFrom4([4]byte{198, byte(18 + i>>16&1), byte(i >> 8), byte(i)}))
+		put(netip.AddrFrom4([4]byte{10, 70, byte(4 + at>>8), byte(at)}),
+			netip.AddrFrom4([4]byte{198, byte(18 + i>>16&1), byte(i >> 8), byte(i)}))
 	}
 	for i := range changesMappings {
 		changing(i)

@@ -148,7 +148,8 @@ func TestGroupFolder(t *testing.T) {
 		{"cgroup", "memory", "4:memory:/elsewhere/c\n", ""}, // not below what is mounted
 		{"cgroup2", "", "0::/gone\n", ""},
 	} {
-		if got := controllerMount(mountinfo, test.kind, test.option).folder(test.own, test.option); got != dir+test.want {
+		if got := controllerMount(mountinfo, test.kind, test.option).folder(test.own, test.option); got !=
+			dir+test.want {
 			t.Errorf("%s, %q: %s, want %s%s", test.kind, test.own, got, dir, test.want)
 		}
 	}

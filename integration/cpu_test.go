@@ -46,7 +46,8 @@ func newQuota(name string, cpus float64) (*controlGroup, error) {
 	if err := os.Mkdir(g.dir, 0o755); err != nil {
 		return nil, err
 	}
-	period, most := strconv.FormatInt(cpuPeriod.Microseconds(), 10), strconv.FormatFloat(cpus*float64(cpuPeriod.Microseconds()), 'f', 0, 64)
+	period, most := strconv.FormatInt(cpuPeriod.Microseconds(), 10),
+		strconv.FormatFloat(cpus*float64(cpuPeriod.Microseconds()), 'f', 0, 64)
 	set := func(file, text string) {
 		err = errors.Join(err, os.WriteFile(filepath.Join(g.dir, file), []byte(text), 0))
 	}
@@ -74,16 +75,17 @@ func (c *clusters) loadOfNode(rate int) *flood {
 	pod, peer := always(10, 0, 1, 5), always(10, 61, 1, 5)
 	fill := vxlanFrames(romeVNI, nodeMAC(c.romeNode), unix.IPPROTO_UDP, pod, peer)
 	var one []byte // of one connection
-	return &flood{name: "the node", from: c.romeNode, to: "172.18.0.9:6091", size: 8 + 14 + 20 + 8 + 64, train: true, rate: rate, fill: func(b []byte) {
-		if one == nil {
-			fill(b)
-			one = append(one, b...)
-			copy(one[8+14+20:], []byte{0, 9, 0, 9})
-		}
-		if b[8+14+20+1] != 9 {
-			copy(b, one)
-		}
-	}}
+	return &flood{name: "the node", from: c.romeNode, to: "172.18.0.9:6091", size: 8 + 14 + 20 + 8 + 64, train: true,
+		rate: rate, fill: func(b []byte) {
+			if one == nil {
+				fill(b)
+				one = append(one, b...)
+				copy(one[8+14+20:], []byte{0, 9, 0, 9})
+			}
+			if b[8+14+20+1] != 9 {
+				copy(b, one)
+			}
+		}}
 }
 
 // tooFast is a rate that no gateway can carry on one CPU.
@@ -159,7 +161,8 @@ func (c *clusters) expectCause(t *testing.T, cause string, words ...string) {
 		}
 	})
 	began = time.Now()
-	t.Logf("%v after the load: %s", time.Since(began).Round(100*time.Millisecond), saysOf(t, c.romeCulvert, "cpu-restored"))
+	t.Logf("%v after the load: %s", time.Since(began).Round(100*time.Millisecond),
+		saysOf(t, c.romeCulvert, "cpu-restored"))
 	if c.faultMetric(t, cause) {
 		t.Errorf("the metric culvert_fault of %s stays", cause)
 	}
@@ -207,7 +210,8 @@ func TestCPUProcs(t *testing.T) {
 			time.Sleep(time.Second) // the load lasts a second
 			packets, used = c.romeGateway.metric(forwarded), cpuTime(t, c.romeCulvert.cmd.Process.Pid).Seconds()
 			time.Sleep(3 * time.Second) // the load lasts three seconds
-			packets, used = c.romeGateway.metric(forwarded)-packets, cpuTime(t, c.romeCulvert.cmd.Process.Pid).Seconds()-used
+			packets, used = c.romeGateway.metric(forwarded)-packets,
+				cpuTime(t, c.romeCulvert.cmd.Process.Pid).Seconds()-used
 		})
 		carries := packets / used
 		t.Logf("one P carries %.0f packets a second", carries)
@@ -219,7 +223,8 @@ func TestCPUProcs(t *testing.T) {
 					t.Fatalf("after %v at 90 %%: %s", time.Since(began).Round(100*time.Millisecond), said)
 				}
 			}
-			t.Logf("at 90 %% it uses %.0f %% of a CPU", 100*(cpuTime(t, c.romeCulvert.cmd.Process.Pid)-before).Seconds()/while.Seconds())
+			t.Logf("at 90 %% it uses %.0f %% of a CPU", 100*(cpuTime(t, c.romeCulvert.cmd.Process.Pid)-before).
+				Seconds()/while.Seconds())
 		})
 		c.expectCause(t, "cpu-procs", "write cpus: 2")
 	}, programs("ping", "ping"))
@@ -274,19 +279,23 @@ func TestCPUNode(t *testing.T) {
 		c.romeNode.group = nil
 		pingThrough(c.romePod, milanPodAtRome)
 		const cause = "cpu-quota"
-		ofPod := &flood{name: "the pod", from: c.romePod, to: "10.96.0.10:9", size: 64, rate: tooFast, fill: func([]byte) {}}
+		ofPod := &flood{name: "the pod", from: c.romePod, to: "10.96.0.10:9", size: 64, rate: tooFast,
+			fill: func([]byte) {}}
 		ofPod.during(t, func() {
 			line := saysOf(t, node, cause)
 			t.Log(line)
-			for _, w := range []string{"quota of 0.1 CPUs", " packets from this node by culvert", "were lost", "raise the quota"} {
+			for _, w := range []string{"quota of 0.1 CPUs", " packets from this node by culvert", "were lost",
+				"raise the quota"} {
 				if !strings.Contains(line, w) {
 					t.Errorf("the log lacks %q", w)
 				}
 			}
-			if page, err := c.romeNode.getFrom("127.0.0.1:8083", "/metrics"); err != nil || !strings.Contains(page, "\nculvert_fault{cause=\"cpu-quota\",of=\"rome-1\"} 1\n") {
+			if page, err := c.romeNode.getFrom("127.0.0.1:8083", "/metrics"); err != nil ||
+				!strings.Contains(page, "\nculvert_fault{cause=\"cpu-quota\",of=\"rome-1\"} 1\n") {
 				t.Errorf("metrics: %v\n%s", err, nonZero(page))
 			}
-			if said := c.romeNode.run(os.Getenv(binaryEnv), "status"); !strings.Contains(strings.Join(strings.Fields(said), " "), "warning: Go code has used") {
+			if said := c.romeNode.run(os.Getenv(binaryEnv), "status"); !strings.Contains(
+				strings.Join(strings.Fields(said), " "), "warning: Go code has used") {
 				t.Errorf("status:\n%s", said)
 			}
 		})

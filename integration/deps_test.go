@@ -36,63 +36,90 @@ var importRules = []importRule{
 	{"gateway/wgkey", nil, "a key is 32 bytes, and whoever has one needs nothing else"},
 	{"gateway/unixsocket", []string{"golang.org/x/sys/unix"}, "a socket and its folder"},
 	{"gateway/control", nil, "outsiders use its types and its client: the standard library and nothing of the gateway"},
-	{"gateway/webpage", []string{"culvert/gateway/control"}, "it shows what the control socket says, like any other client"},
+	{"gateway/webpage", []string{"culvert/gateway/control"},
+		"it shows what the control socket says, like any other client"},
 	{"gateway/capture", nil, "it records bytes with a note, and does not know what they mean"},
-	{"gateway/config", []string{"culvert/nat", "culvert/geneve", "culvert/ipam", "culvert/gateway/configfile", "culvert/gateway/wgkey", "github.com/gaissmai/bart"},
+	{"gateway/config", []string{"culvert/nat", "culvert/geneve", "culvert/ipam", "culvert/gateway/configfile",
+		"culvert/gateway/wgkey", "github.com/gaissmai/bart"},
 		"a configuration is written, read and judged where no gateway runs: values, no sockets, no WireGuard"},
 	{"gateway/echo", nil, "bytes in, bytes out: who asks, and what an answer means, is not its business"},
 	{"gateway/seats", []string{"culvert/geneve/share"}, "connections and where they come from, whatever is said there"},
 	{"gateway/state", []string{"culvert/ipam/durable"}, "a folder and its files"},
-	{"gateway/handover", []string{"culvert/geneve/udp", "golang.org/x/sys/unix"}, "two processes and their sockets: what these carry is not its business"},
-	{"gateway/replica", []string{"culvert/nat", "culvert/gateway/control", "culvert/gateway/seats", "culvert/gateway/sweep", "culvert/gateway/wgkey", "github.com/sirupsen/logrus"},
+	{"gateway/handover", []string{"culvert/geneve/udp", "golang.org/x/sys/unix"},
+		"two processes and their sockets: what these carry is not its business"},
+	{"gateway/replica", []string{"culvert/nat", "culvert/gateway/control", "culvert/gateway/seats",
+		"culvert/gateway/sweep", "culvert/gateway/wgkey", "github.com/sirupsen/logrus"},
 		"a table and its copy: no sockets of tunnels, no configuration, no role"},
 	{"gateway/latency", nil, "durations and counts"},
-	{"gateway/wg", []string{"culvert/geneve/share", "culvert/geneve/udp", "culvert/gateway/echo", "culvert/gateway/latency", "culvert/gateway/procs", "culvert/gateway/wgkey", "culvert/gateway/unixsocket", wireguard, "golang.org/x/crypto/blake2s",
-		gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", "github.com/sirupsen/logrus", "golang.org/x/sys/unix"},
+	{"gateway/wg", []string{"culvert/geneve/share", "culvert/geneve/udp", "culvert/gateway/echo",
+		"culvert/gateway/latency", "culvert/gateway/procs", "culvert/gateway/wgkey", "culvert/gateway/unixsocket",
+		wireguard, "golang.org/x/crypto/blake2s",
+		gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", "github.com/sirupsen/logrus",
+		"golang.org/x/sys/unix"},
 		"wireguard-go is fed and bounded here by whoever has packets: no NAT, no Geneve, no configuration"},
 	{"gateway/procs", []string{"golang.org/x/sys/unix"}, "threads of this process, whatever they do"},
-	{"gateway/doctor", []string{"culvert/gateway/control", "culvert/gateway/procs", "culvert/geneve/udp", "golang.org/x/crypto/chacha20poly1305", "golang.org/x/sys/cpu"},
+	{"gateway/doctor", []string{"culvert/gateway/control", "culvert/gateway/procs", "culvert/geneve/udp",
+		"golang.org/x/crypto/chacha20poly1305", "golang.org/x/sys/cpu"},
 		"it looks at a machine, with or without a gateway on it"},
 	{"gateway/exports", nil, "datagrams and times in, datagrams and lists out: no sockets, no clock, no Kubernetes"},
 	{"gateway/health", nil, "observations in, sentences out: no sockets, no clock, no logging"},
 	{"gateway/pathmtu", nil, "sizes and times in, probes and sizes out: no sockets, no clock, no packets"},
-	{"gateway/node/services", []string{"culvert/geneve/share", "culvert/nat", "culvert/gateway/configfile", "culvert/gateway/seats", "culvert/gateway/state", "culvert/gateway/sweep",
-		"culvert/gateway/handover", "culvert/gateway/unixsocket", "culvert/gateway/control", "culvert/gateway/prometheus", "culvert/gateway/node/page",
+	{"gateway/node/services", []string{"culvert/geneve/share", "culvert/nat", "culvert/gateway/configfile",
+		"culvert/gateway/seats", "culvert/gateway/state", "culvert/gateway/sweep",
+		"culvert/gateway/handover", "culvert/gateway/unixsocket", "culvert/gateway/control",
+		"culvert/gateway/prometheus", "culvert/gateway/node/page",
 		"culvert/gateway/node/rtnl", "github.com/vishvananda/netlink", "golang.org/x/sys",
 		wireguard + "/tun", "github.com/sirupsen/logrus"},
 		"a node's Services need its kernel's routes and the engine, neither the tunnel nor the gateway"},
-	{"gateway/node/links", []string{"culvert/geneve", "culvert/geneve/udp", "culvert/gateway/control", "culvert/gateway/prometheus", "culvert/gateway/node/carry",
-		"culvert/gateway/node/rtnl", "culvert/gateway/unixsocket", "github.com/vishvananda/netlink", "golang.org/x/sys", wireguard + "/tun", "github.com/sirupsen/logrus"},
+	{"gateway/node/links", []string{"culvert/geneve", "culvert/geneve/udp", "culvert/gateway/control",
+		"culvert/gateway/prometheus", "culvert/gateway/node/carry",
+		"culvert/gateway/node/rtnl", "culvert/gateway/unixsocket", "github.com/vishvananda/netlink", "golang.org/x/sys",
+		wireguard + "/tun", "github.com/sirupsen/logrus"},
 		"links need the kernel's devices and the tunnel, whoever asks for them"},
-	{"gateway/node/load", []string{"culvert/gateway/control", "culvert/gateway/health", "culvert/gateway/procs", "culvert/gateway/prometheus", "culvert/geneve/udp",
+	{"gateway/node/load", []string{"culvert/gateway/control", "culvert/gateway/health", "culvert/gateway/procs",
+		"culvert/gateway/prometheus", "culvert/geneve/udp",
 		"github.com/vishvananda/netlink", "github.com/sirupsen/logrus"},
 		"counters of devices and sockets, whatever passes them"},
-	{"gateway/node/remote", []string{"culvert/gateway/node/rtnl", "github.com/vishvananda/netlink", "golang.org/x/sys", "github.com/sirupsen/logrus"},
+	{"gateway/node/remote", []string{"culvert/gateway/node/rtnl", "github.com/vishvananda/netlink", "golang.org/x/sys",
+		"github.com/sirupsen/logrus"},
 		"routes and a table of the kernel's, whoever asks for them"},
-	{"gateway/node", []string{"culvert/geneve", "culvert/geneve/udp", "culvert/gateway/echo", "culvert/gateway/configfile", "culvert/gateway/prometheus", "culvert/gateway/seats", "culvert/gateway/unixsocket", "github.com/vishvananda/netlink", "golang.org/x/sys",
+	{"gateway/node", []string{"culvert/geneve", "culvert/geneve/udp", "culvert/gateway/echo",
+		"culvert/gateway/configfile", "culvert/gateway/prometheus", "culvert/gateway/seats",
+		"culvert/gateway/unixsocket", "github.com/vishvananda/netlink", "golang.org/x/sys",
 		wireguard + "/tun", "github.com/sirupsen/logrus"},
 		"the node end needs the kernel's links, not the gateway"},
-	{"gateway/path", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/share", "culvert/geneve/udp", "culvert/gateway/wg", "culvert/gateway/latency",
+	{"gateway/path", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/share", "culvert/geneve/udp",
+		"culvert/gateway/wg", "culvert/gateway/latency",
 		gvisor + "tcpip/header", gvisor + "tcpip/checksum"},
 		"a packet's way needs the engine and both tunnels; who looks at packets or probes the other ends is called by interfaces"},
-	{"gateway/monitor", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", "culvert/gateway/path", "culvert/gateway/wg", "culvert/gateway/wgkey",
-		"culvert/gateway/config", "culvert/gateway/control", "culvert/gateway/echo", "culvert/gateway/exports", "culvert/gateway/health", "culvert/gateway/pathmtu",
+	{"gateway/monitor", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", "culvert/gateway/path",
+		"culvert/gateway/wg", "culvert/gateway/wgkey",
+		"culvert/gateway/config", "culvert/gateway/control", "culvert/gateway/echo", "culvert/gateway/exports",
+		"culvert/gateway/health", "culvert/gateway/pathmtu",
 		"culvert/gateway/procs",
-		gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", "github.com/sirupsen/logrus", "golang.org/x/sys/unix", "golang.org/x/time/rate"},
+		gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", "github.com/sirupsen/logrus",
+		"golang.org/x/sys/unix", "golang.org/x/time/rate"},
 		"it judges a path by what that counts, whoever asks for it and however long it lives"},
-	{"gateway/inspect", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", "culvert/gateway/path", "culvert/gateway/monitor", "culvert/gateway/wg",
-		"culvert/gateway/config", "culvert/gateway/control", "culvert/gateway/echo", "culvert/gateway/health", "culvert/gateway/pathmtu", "culvert/gateway/latency",
-		"culvert/gateway/capture", "culvert/gateway/doctor", "culvert/gateway/prometheus", "culvert/gateway/role", "culvert/gateway/seats", "culvert/gateway/sweep",
+	{"gateway/inspect", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", "culvert/gateway/path",
+		"culvert/gateway/monitor", "culvert/gateway/wg",
+		"culvert/gateway/config", "culvert/gateway/control", "culvert/gateway/echo", "culvert/gateway/health",
+		"culvert/gateway/pathmtu", "culvert/gateway/latency",
+		"culvert/gateway/capture", "culvert/gateway/doctor", "culvert/gateway/prometheus", "culvert/gateway/role",
+		"culvert/gateway/seats", "culvert/gateway/sweep",
 		"culvert/gateway/unixsocket", gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum",
 		"github.com/sirupsen/logrus", "golang.org/x/sys/unix", "golang.org/x/time/rate"},
 		"it shows what there is, and knows nothing of how a gateway begins or ends"},
-	{"gateway/lifecycle", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", "culvert/gateway/path", "culvert/gateway/monitor", "culvert/gateway/wg",
-		"culvert/gateway/config", "culvert/gateway/control", "culvert/gateway/handover", "culvert/gateway/pathmtu", "culvert/gateway/prometheus",
-		"culvert/gateway/seats", "culvert/gateway/state", "culvert/gateway/sweep", "github.com/sirupsen/logrus", "golang.org/x/sys/unix"},
+	{"gateway/lifecycle", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", "culvert/gateway/path",
+		"culvert/gateway/monitor", "culvert/gateway/wg",
+		"culvert/gateway/config", "culvert/gateway/control", "culvert/gateway/handover", "culvert/gateway/pathmtu",
+		"culvert/gateway/prometheus",
+		"culvert/gateway/seats", "culvert/gateway/state", "culvert/gateway/sweep", "github.com/sirupsen/logrus",
+		"golang.org/x/sys/unix"},
 		"it moves connections, sockets and packets to another process, whoever looks at them"},
 	{"gateway/role", nil, "a value in, a value out: no clock, no socket, no Kubernetes"},
 	{"gateway/prometheus", nil, "names, labels and numbers"},
-	{"gateway", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", "github.com/sirupsen/logrus", "github.com/KimMachineGun/automemlimit/memlimit"},
+	{"gateway", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", "github.com/sirupsen/logrus",
+		"github.com/KimMachineGun/automemlimit/memlimit"},
 		"the gateway needs neither netlink nor Kubernetes, and wireguard-go only by gateway/wg"},
 	{"nat/packet", []string{gvisor + "tcpip/header", gvisor + "tcpip/checksum"},
 		"bytes in, bytes out: no connections, no rules, no links but by number"},
@@ -111,27 +138,37 @@ var importRules = []importRule{
 	{"kube/template", nil, "templates are objects as JSON has them, made and rendered where no cluster is"},
 	{"kube/manifests", []string{"go.yaml.in/yaml/v3"}, "manifests alone, in and out"},
 	{"kube/image", []string{"github.com/google/go-containerregistry"}, "a file and a registry: no cluster"},
-	{"kube/deploy", []string{"culvert/kube", "culvert/kube/join", "culvert/kube/manifests", "culvert/kube/peering", "k8s.io/apimachinery", "k8s.io/client-go/dynamic", "k8s.io/client-go/rest",
+	{"kube/deploy", []string{"culvert/kube", "culvert/kube/join", "culvert/kube/manifests", "culvert/kube/peering",
+		"k8s.io/apimachinery", "k8s.io/client-go/dynamic", "k8s.io/client-go/rest",
 		"sigs.k8s.io/yaml"},
 		"it applies and removes what others have decided: no flags, no terminal, no gateway"},
-	{"kube/join", []string{"culvert/gateway/configfile", "culvert/gateway/wgkey", "culvert/ipam", "culvert/kube", "culvert/kube/peering", "k8s.io/apimachinery"},
+	{"kube/join", []string{"culvert/gateway/configfile", "culvert/gateway/wgkey", "culvert/ipam", "culvert/kube",
+		"culvert/kube/peering", "k8s.io/apimachinery"},
 		"what is proposed follows from objects and flags: no client, no clock, no file"},
-	{"kube/fabric", []string{"culvert/gateway/control", "culvert/gateway/node/links", "culvert/geneve", "culvert/kube", "culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic",
+	{"kube/fabric", []string{"culvert/gateway/control", "culvert/gateway/node/links", "culvert/geneve", "culvert/kube",
+		"culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic",
 		"github.com/sirupsen/logrus"},
 		"which links a node has is a value: no devices, no packets"},
-	{"kube/election", []string{"culvert/gateway/role", "culvert/kube", "k8s.io/apimachinery", "k8s.io/client-go/dynamic", "github.com/sirupsen/logrus"},
+	{"kube/election", []string{"culvert/gateway/role", "culvert/kube", "k8s.io/apimachinery",
+		"k8s.io/client-go/dynamic", "github.com/sirupsen/logrus"},
 		"whom pods elect is independent of what a gateway carries"},
-	{"kube/peering", []string{"culvert/gateway/config", "culvert/gateway/configfile", "culvert/gateway/control", "culvert/gateway/exports", "culvert/gateway/node/links",
-		"culvert/gateway/node/remote", "culvert/gateway/node/services", "culvert/gateway/wgkey", "golang.org/x/time/rate", "culvert/kube/service",
-		"culvert/geneve", "culvert/kube", "culvert/nat", "culvert/nat/packet", "culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic", "github.com/sirupsen/logrus"},
+	{"kube/peering", []string{"culvert/gateway/config", "culvert/gateway/configfile", "culvert/gateway/control",
+		"culvert/gateway/exports", "culvert/gateway/node/links",
+		"culvert/gateway/node/remote", "culvert/gateway/node/services", "culvert/gateway/wgkey",
+		"golang.org/x/time/rate", "culvert/kube/service",
+		"culvert/geneve", "culvert/kube", "culvert/nat", "culvert/nat/packet", "culvert/nat/rules",
+		"k8s.io/apimachinery", "k8s.io/client-go/dynamic", "github.com/sirupsen/logrus"},
 		"what a gateway and a node have is a value: no devices, no packets"},
 	{"kube/verify/probe", []string{"golang.org/x/sys/unix"}, "two ends of a connection, wherever they run"},
-	{"kube/verify", []string{"culvert/gateway/config", "culvert/gateway/wgkey", "culvert/kube", "culvert/kube/peering", "k8s.io/apimachinery", "k8s.io/client-go/dynamic"},
+	{"kube/verify", []string{"culvert/gateway/config", "culvert/gateway/wgkey", "culvert/kube", "culvert/kube/peering",
+		"k8s.io/apimachinery", "k8s.io/client-go/dynamic"},
 		"it sees what any user of the clusters sees: no gateway, no node"},
-	{"kube/service", []string{"culvert/gateway/seats", "culvert/gateway/node/services", "culvert/kube", "culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic",
+	{"kube/service", []string{"culvert/gateway/seats", "culvert/gateway/node/services", "culvert/kube",
+		"culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic",
 		"github.com/sirupsen/logrus", "golang.org/x/sys/unix"},
 		"what a node serves is a value: no routes, no packets, no gateway"},
-	{"kube", []string{"culvert/gateway/config", "culvert/geneve", "culvert/nat", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/klog/v2", "github.com/sirupsen/logrus",
+	{"kube", []string{"culvert/gateway/config", "culvert/geneve", "culvert/nat", "k8s.io/apimachinery",
+		"k8s.io/client-go", "k8s.io/klog/v2", "github.com/sirupsen/logrus",
 		"golang.org/x/time/rate", "sigs.k8s.io/json", "k8s.io/utils/net"},
 		"Kubernetes stops here; Liqo is no dependency"},
 }
@@ -227,14 +264,16 @@ func allowed(rule *importRule, imported string) bool {
 	return false
 }
 
-// TestTestPackagesOnlyInTests: only tests import test doubles. The lab, which forges packets, may build them with nattest.
+// TestTestPackagesOnlyInTests: only tests import test doubles. The lab, which forges packets, may
+// build them with nattest.
 func TestTestPackagesOnlyInTests(t *testing.T) {
 	for _, p := range packages(t) {
 		if isDouble(p.ImportPath) {
 			continue
 		}
 		for _, imported := range p.Imports {
-			if isDouble(imported) && strings.HasPrefix(imported, "culvert/") && !(p.ImportPath == "culvert/integration/lab" && imported == "culvert/nat/nattest") {
+			if isDouble(imported) && strings.HasPrefix(imported, "culvert/") &&
+				!(p.ImportPath == "culvert/integration/lab" && imported == "culvert/nat/nattest") {
 				t.Errorf("%s imports the test double %s outside its tests", p.ImportPath, imported)
 			}
 			if imported == "culvert/integration/need" {
@@ -253,7 +292,8 @@ func TestProductWithoutLab(t *testing.T) {
 	for _, p := range packages(t) {
 		all[p.ImportPath] = p
 	}
-	ways := map[string]string{"culvert/cmd/culvert": "culvert/cmd/culvert"} // the chain of imports that leads to each package
+	// the chain of imports that leads to each package
+	ways := map[string]string{"culvert/cmd/culvert": "culvert/cmd/culvert"}
 	for queue := []string{"culvert/cmd/culvert"}; len(queue) > 0; queue = queue[1:] {
 		for _, imported := range all[queue[0]].Imports {
 			if _, known := ways[imported]; known || !strings.HasPrefix(imported, "culvert/") {
@@ -300,7 +340,8 @@ func TestPackageDocs(t *testing.T) {
 
 // TestTree: the root holds only the agreed folders and files.
 func TestTree(t *testing.T) {
-	want := []string{"cmd", "gateway", "nat", "geneve", "ipam", "kube", "integration", "go.mod", "go.sum", "Makefile", "Dockerfile",
+	want := []string{"cmd", "gateway", "nat", "geneve", "ipam", "kube", "integration", "go.mod", "go.sum", "Makefile",
+		"Dockerfile",
 		"docs", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "bin"}
 	entries, err := os.ReadDir("..")
 	need.NoError(t, err)
@@ -327,7 +368,8 @@ func TestCipherAsDoctorJudges(t *testing.T) {
 	if strings.Count(string(code), "cpu.X86.") != 3 || !strings.Contains(string(code), amd64) {
 		t.Errorf("x/crypto no longer asks for %s: change gateway/doctor/cipher.go", amd64)
 	}
-	for pattern, want := range map[string]int{"chacha20/*_arm64.s": 1, "chacha20poly1305/*_arm64.s": 0, "internal/poly1305/*_arm64.s": 0} {
+	for pattern, want := range map[string]int{"chacha20/*_arm64.s": 1, "chacha20poly1305/*_arm64.s": 0,
+		"internal/poly1305/*_arm64.s": 0} {
 		if files, err := filepath.Glob(filepath.Join(filepath.Dir(dir), pattern)); err != nil || len(files) != want {
 			t.Errorf("x/crypto has %q, want %d of %s (%v): change gateway/doctor/cipher.go", files, want, pattern, err)
 		}

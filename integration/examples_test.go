@@ -70,8 +70,10 @@ func TestInit(t *testing.T) {
 		join(milanGateway, x.milan, "172.19.0.9/24", "172.19.0.2/24", 1500)
 		x.pod(rome, 1)
 		x.pod(x.milan, 1)
-		rome.run(binary, "init", dir, "--cluster", "rome", "--pods", "10.0.0.0/16", "--gateway", "172.18.0.9", "--nodes", "rome-1=172.18.0.2,10.0.1.0/24",
-			"--peer", "milan", "--peer-pods", "10.0.0.0/16", "--peer-gateway", "172.19.0.9", "--peer-nodes", "milan-1=172.19.0.2,10.0.1.0/24",
+		rome.run(binary, "init", dir, "--cluster", "rome", "--pods", "10.0.0.0/16", "--gateway", "172.18.0.9",
+			"--nodes", "rome-1=172.18.0.2,10.0.1.0/24",
+			"--peer", "milan", "--peer-pods", "10.0.0.0/16", "--peer-gateway", "172.19.0.9", "--peer-nodes",
+			"milan-1=172.19.0.2,10.0.1.0/24",
 			"--endpoint", "192.0.2.7:4500")
 		for _, p := range []struct {
 			host       *peerHost
@@ -94,14 +96,16 @@ const exampleFolder = "../docs/examples"
 func newExamples(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	need.NoError(t, errors.Join(os.CopyFS(dir, os.DirFS(exampleFolder)), os.Chmod(filepath.Dir(dir), 0o711), os.Chmod(dir, 0o711)))
+	need.NoError(t, errors.Join(os.CopyFS(dir, os.DirFS(exampleFolder)), os.Chmod(filepath.Dir(dir), 0o711),
+		os.Chmod(dir, 0o711)))
 	rome, milan := newKeyPair(t), newKeyPair(t)
 	for name, text := range map[string]string{
 		"rome/gateway.key": rome.private, "milan/peer.pub": rome.public,
 		"milan/gateway.key": milan.private, "rome/peer.pub": milan.public,
 	} {
 		name = filepath.Join(dir, name)
-		need.NoError(t, errors.Join(os.WriteFile(name, []byte(text), 0o600), os.Chown(name, unprivilegedUID, unprivilegedUID)))
+		need.NoError(t, errors.Join(os.WriteFile(name, []byte(text), 0o600), os.Chown(name, unprivilegedUID,
+			unprivilegedUID)))
 	}
 	return dir
 }
@@ -136,13 +140,15 @@ func TestExamples(t *testing.T) {
 		user := &syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID}
 		x.check(x.romeGateway, "gateway", "rome/gateway.yaml")
 		x.romeGateway.ip("link set milan-gw mtu 1399")
-		if said := x.romeGateway.run(binary, "gateway", "--check", "--config", filepath.Join(dir, "rome/gateway.yaml")); !strings.Contains(said,
+		if said := x.romeGateway.run(binary, "gateway", "--check", "--config",
+			filepath.Join(dir, "rome/gateway.yaml")); !strings.Contains(said,
 			"mtu: 1340 needs 1400 bytes on the way to wireguard.endpoint 192.0.2.7, where milan-gw carries 1399; write at most 1339") {
 			t.Errorf("a way of 1399 bytes: %s", said)
 		}
 		x.romeGateway.ip("link set milan-gw mtu 1500")
 		x.check(milanGateway, "gateway", "milan/gateway.yaml")
-		x.romeGateway.start(user, "sh", "-c", fmt.Sprintf("cd %s/rome && PATH=%s:$PATH exec ../container.sh", dir, docker))
+		x.romeGateway.start(user, "sh", "-c", fmt.Sprintf("cd %s/rome && PATH=%s:$PATH exec ../container.sh",
+			dir, docker))
 		milanGateway.start(user, binary, "gateway", "--config", filepath.Join(dir, "milan/gateway.yaml"))
 		x.check(x.milan, "node", "milan/milan-1.yaml")
 		x.milan.start(nil, binary, "node", "--config", filepath.Join(dir, "milan/milan-1.yaml"))
@@ -151,7 +157,8 @@ func TestExamples(t *testing.T) {
 			node := x.node(t, 1, "172.18.0.2/24")
 			x.check(node, "node", "rome/rome-1.yaml")
 			node.start(nil, "setpriv", "--reuid=65532", "--regid=65532", "--clear-groups", "--inh-caps=-all,+net_admin",
-				"--ambient-caps=-all,+net_admin", "--bounding-set=-all,+net_admin", binary, "node", "--config", filepath.Join(dir, "rome/rome-1.yaml"))
+				"--ambient-caps=-all,+net_admin", "--bounding-set=-all,+net_admin", binary, "node", "--config",
+				filepath.Join(dir, "rome/rome-1.yaml"))
 			x.reaches(t, node, 1)
 			x.alerts(t)
 		})
@@ -169,14 +176,17 @@ func TestExamples(t *testing.T) {
 			// copy of each packet: the kernel must not answer too.
 			o.vsctl("add-br br-phy -- set bridge br-phy datapath_type=netdev -- add-port br-phy rome-gw")
 			node.feed("add table netdev ovs\n"+
-				"add chain netdev ovs ingress { type filter hook ingress device rome-gw priority 0; policy drop; }\n", "nft", "-f", "-")
+				"add chain netdev ovs ingress { type filter hook ingress device rome-gw priority 0; policy drop; }\n",
+				"nft", "-f", "-")
 			node.ip("address add 172.18.0.4/24 dev br-phy", "link set br-phy up")
-			node.run("env", "OVS_RUNDIR="+o.dir, "DATAPATH=netdev", "sh", filepath.Join(dir, "nodes/rome-3-openvswitch.sh"))
+			node.run("env", "OVS_RUNDIR="+o.dir, "DATAPATH=netdev", "sh",
+				filepath.Join(dir, "nodes/rome-3-openvswitch.sh"))
 			x.reaches(t, node, 3)
 		})
 		t.Run("Geneve by ip", func(t *testing.T) {
 			node := x.node(t, 4, "172.18.0.5/24")
-			if _, err := node.try("", "ip", "link", "add", "probe", "type", "geneve", "id", "9", "remote", "172.18.0.9"); err != nil {
+			if _, err := node.try("", "ip", "link", "add", "probe", "type", "geneve", "id", "9", "remote",
+				"172.18.0.9"); err != nil {
 				x.differsInLink(t)
 				return
 			}
@@ -213,7 +223,8 @@ func (x *examples) pod(h *peerHost, number int) {
 // check fails unless --check accepts a file without a warning.
 func (x *examples) check(h *peerHost, kind, name string) {
 	h.t.Helper()
-	if said := h.run(os.Getenv(binaryEnv), kind, "--check", "--config", filepath.Join(x.dir, name)); !strings.Contains(said, "good") || strings.Contains(said, "warning") {
+	if said := h.run(os.Getenv(binaryEnv), kind, "--check", "--config", filepath.Join(x.dir, name)); !strings.Contains(
+		said, "good") || strings.Contains(said, "warning") {
 		h.t.Errorf("%s: %s", name, said)
 	}
 }
@@ -301,7 +312,8 @@ func TestExampleUnits(t *testing.T) {
 		// systemd-analyze verify checks that the program exists.
 		edited := strings.ReplaceAll(string(text), "/usr/local/bin/culvert", binary)
 		need.NoError(t, os.WriteFile(unit, []byte(edited), 0o644))
-		if out, err := need.Command(t, "systemd-analyze", "verify", "--man=no", unit).CombinedOutput(); err != nil || len(out) > 0 {
+		if out, err := need.Command(t, "systemd-analyze", "verify", "--man=no", unit).CombinedOutput(); err != nil ||
+			len(out) > 0 {
 			t.Errorf("%s: %v: %s", name, err, out)
 		}
 	}

@@ -79,10 +79,12 @@ func newFaultLab(t *testing.T, id string) *faultLab {
 	return l
 }
 
-// newFaultLabOf makes a lab of a family. The caller joins rome's gateway with its node and with milan's gateway.
+// newFaultLabOf makes a lab of a family. The caller joins rome's gateway with its node and with
+// milan's gateway.
 func newFaultLabOf(t *testing.T, f peerFamily, id string) *faultLab {
 	l := &faultLab{t: t, romeKey: newKeyPair(t), milanKey: newKeyPair(t), processes: make(map[string]*peerProcess)}
-	for name, h := range map[string]**peerHost{"p": &l.pod, "n": &l.node, "g": &l.gateway, "mg": &l.milanGateway, "m": &l.milan1} {
+	for name, h := range map[string]**peerHost{"p": &l.pod, "n": &l.node, "g": &l.gateway, "mg": &l.milanGateway,
+		"m": &l.milan1} {
 		*h = newPeerHostOf(t, f, id+name)
 	}
 	join(l.pod, l.node, "10.0.1.5/24", "10.0.1.1/24", 1340)
@@ -113,7 +115,8 @@ geneve:
     externalCIDRs: [{cidr: 10.70.0.0/16, remap: 10.71.0.0/16}]
 `
 	l.rome = config + network
-	l.milan = strings.NewReplacer("cluster: rome", "cluster: milan", "peer: milan", "peer: rome", `client, endpoint: "192.0.2.7:51840"`, "server",
+	l.milan = strings.NewReplacer("cluster: rome", "cluster: milan", "peer: milan", "peer: rome",
+		`client, endpoint: "192.0.2.7:51840"`, "server",
 		"rome-1", "milan-1", "172.18", "172.19", "10.61", "10.62", "10.71", "10.72").Replace(l.rome)
 	l.romePeer, l.milanPeer = l.milanKey.public, l.romeKey.public
 	return l
@@ -150,7 +153,8 @@ func (l *faultLab) gatewayIn(h *peerHost, config string, own keyPair, peer strin
 func (l *faultLab) gatewayBy(command []string, h *peerHost, config string, own keyPair, peer string) *peerProcess {
 	l.t.Helper()
 	dir := l.t.TempDir()
-	for name, text := range map[string]string{"gateway.yaml": h.family.of(config) + "\ncontrol: gateway.sock\n", "own.key": own.private + "\n", "peer.pub": peer + "\n"} {
+	for name, text := range map[string]string{"gateway.yaml": h.family.of(config) + "\ncontrol: gateway.sock\n",
+		"own.key": own.private + "\n", "peer.pub": peer + "\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			l.t.Fatal(err)
 		}

@@ -21,7 +21,8 @@ import (
 // gvisorGaps are the checks that fail with the gateways in gVisor, each because of something gVisor
 // lacks. All others pass.
 var gvisorGaps = map[string]struct{ says, reason string }{
-	"outer ecn":       {"outer TOS 0x0 around 0xb9, want 0x1", "its UDP sockets take IP_TOS with a datagram and do not send it"},
+	"outer ecn": {"outer TOS 0x0 around 0xb9, want 0x1",
+		"its UDP sockets take IP_TOS with a datagram and do not send it"},
 	"socket offloads": {" is 0, the kernel has 1", "its UDP sockets have neither UDP_GRO nor UDP_SEGMENT"},
 }
 
@@ -160,7 +161,8 @@ func TestGVisorKilled(t *testing.T) {
 	}{
 		{"the holder", func(u *labUser, _ *gatewayGroups) int { return u.holder() }},
 		{"runsc", func(u *labUser, _ *gatewayGroups) int { return u.find(" run --bundle=") }},
-		{"the sandbox", func(u *labUser, g *gatewayGroups) int { return g.sandbox(u.t) }}, // as the kernel does when memory runs out
+		// as the kernel does when memory runs out
+		{"the sandbox", func(u *labUser, g *gatewayGroups) int { return g.sandbox(u.t) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			u := newLabUser(t)

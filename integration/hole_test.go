@@ -46,7 +46,8 @@ func TestHoleRate(t *testing.T) {
 					}
 					took := time.Since(began)
 					after := c.rate(h.into)
-					t.Logf("%.0f Mbit/s; %.1f s after the hole has opened %.0f, %.2f of it", before, took.Seconds(), after, after/before)
+					t.Logf("%.0f Mbit/s; %.1f s after the hole has opened %.0f, %.2f of it", before, took.Seconds(),
+						after, after/before)
 					if gateway == "culvert" && after < holeShare*before {
 						t.Errorf("want %.2f of it", holeShare)
 					}
@@ -66,7 +67,9 @@ func (c *tcpFlow) control(name string) {
 		if err != nil {
 			c.l.t.Fatal(err)
 		}
-		raw.Control(func(fd uintptr) { err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, name) })
+		raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
+		})
 		if err != nil {
 			c.l.t.Fatalf("congestion control %s: %v", name, err)
 		}
@@ -96,7 +99,8 @@ func (l *faultLab) startReference() {
 	l.gatewayBy(reference, l.gateway, l.rome, l.romeKey, l.romePeer)
 	l.node.ip(l.script)
 	eventually(l.t, "a ping through the reference gateway", func() error {
-		_, err := l.pod.try("", "ping", "-c", "1", "-W", "1", "10.61.1.5") // the reference does not translate sources that are not pods
+		// the reference does not translate sources that are not pods
+		_, err := l.pod.try("", "ping", "-c", "1", "-W", "1", "10.61.1.5")
 		return err
 	})
 }

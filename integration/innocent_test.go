@@ -60,7 +60,8 @@ func TestInnocentThroughput(t *testing.T) {
 				}
 				share := median(shares)
 				t.Logf("%.0f Mbit/s (%.0f to %.0f), beside harmless packets %.0f (%.0f to %.0f): %.2f (%.2f to %.2f)",
-					median(rates[1]), slices.Min(rates[1]), slices.Max(rates[1]), median(rates[0]), slices.Min(rates[0]), slices.Max(rates[0]),
+					median(rates[1]), slices.Min(rates[1]), slices.Max(rates[1]), median(rates[0]),
+					slices.Min(rates[0]), slices.Max(rates[0]),
 					share, slices.Min(shares), slices.Max(shares))
 				if share < innocentShare {
 					t.Errorf("the stream keeps %.2f of its throughput, want %.2f", share, innocentShare)
@@ -78,10 +79,12 @@ var innocentPairs = []struct {
 }{
 	{"new connections of pods", fromRome(90, oneConnection), fromRome(90, toPods(within(10, 0), within(10, 61)))},
 	{"new connections of U", fromRome(90, oneConnection), fromRome(90, toPods(within(11, 11), always(10, 61, 1, 5)))},
-	{"one unknown source", fromRome(90, oneConnection), fromRome(90, toPods(always(11, 11, 11, 7), always(10, 61, 1, 5)))},
-	{"fragments", fromRome(vxlanLen+20+96, oneConnection), fromRome(vxlanLen+20+96, func(mac net.HardwareAddr) func([]byte) {
-		return inFragments(toPods(sources(10_000), always(10, 61, 1, 5))(mac))
-	})},
+	{"one unknown source", fromRome(90, oneConnection),
+		fromRome(90, toPods(always(11, 11, 11, 7), always(10, 61, 1, 5)))},
+	{"fragments", fromRome(vxlanLen+20+96, oneConnection),
+		fromRome(vxlanLen+20+96, func(mac net.HardwareAddr) func([]byte) {
+			return inFragments(toPods(sources(10_000), always(10, 61, 1, 5))(mac))
+		})},
 	{"what errors answer", fromRome(90, oneConnection), fromRome(90, func(mac net.HardwareAddr) func([]byte) {
 		return lastHop(toPods(sources(10_000), always(10, 61, 1, 5))(mac))
 	})},
@@ -91,9 +94,10 @@ var innocentPairs = []struct {
 	{"forged data", fromMilan(vxlanLen+1340, toRomePod), func(c *clusters, s *session) *flood {
 		return c.fromStranger(s, 1340+device.MessageTransportSize, message(device.MessageTransportType, s.index...))
 	}},
-	{"initiations", fromMilan(vxlanLen+device.MessageInitiationSize-device.MessageTransportSize, toRomePod), func(c *clusters, s *session) *flood {
-		return c.fromStranger(s, device.MessageInitiationSize, initiations(c.romeGateway.t, c.romeKey.public))
-	}},
+	{"initiations", fromMilan(vxlanLen+device.MessageInitiationSize-device.MessageTransportSize, toRomePod),
+		func(c *clusters, s *session) *flood {
+			return c.fromStranger(s, device.MessageInitiationSize, initiations(c.romeGateway.t, c.romeKey.public))
+		}},
 }
 
 func fromRome(size int, fill func(net.HardwareAddr) func([]byte)) func(*clusters, *session) *flood {

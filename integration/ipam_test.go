@@ -127,8 +127,10 @@ func ipamPeerings(t *testing.T) {
 		node, pod := newPeerHost(t, peer+"-node"), newPeerHost(t, peer+"-pod")
 		connectPod(node, pod)
 		pods[peer] = pod
-		near := &ipamGateway{host: newPeerHost(t, "rome-gw-"+peer[:1]), cluster: "rome", peer: peer, number: 2 * i, node: romeNode,
-			wireguard: fmt.Sprintf(`role: client, endpoint: "192.0.2.%d:51840"`, 6+4*i), state: romeState, keys: newKeyPair(t)}
+		near := &ipamGateway{host: newPeerHost(t, "rome-gw-"+peer[:1]), cluster: "rome", peer: peer, number: 2 * i,
+			node:      romeNode,
+			wireguard: fmt.Sprintf(`role: client, endpoint: "192.0.2.%d:51840"`, 6+4*i), state: romeState,
+			keys: newKeyPair(t)}
 		far := &ipamGateway{host: newPeerHost(t, peer+"-gw"), cluster: peer, peer: "rome", number: 2*i + 1, node: node,
 			wireguard: "role: server", state: stateFolder(t), keys: newKeyPair(t)}
 		near.peerKey, far.peerKey = far.keys.public, near.keys.public
@@ -211,7 +213,8 @@ func (g *ipamGateway) connectNode() {
 	g.host.t.Helper()
 	join(g.host, g.node, fmt.Sprintf("172.18.%d.9/24", g.number), fmt.Sprintf("172.18.%d.2/24", g.number), 1500)
 	tunnel := fmt.Sprintf("tunnel%d", g.number)
-	for _, command := range vxlanLink(100+g.number, fmt.Sprintf("172.18.%d.2", g.number), fmt.Sprintf("172.18.%d.9", g.number)) {
+	for _, command := range vxlanLink(100+g.number, fmt.Sprintf("172.18.%d.2", g.number),
+		fmt.Sprintf("172.18.%d.9", g.number)) {
 		g.node.ip(strings.ReplaceAll(command, " tunnel ", " "+tunnel+" "))
 	}
 	g.node.ip(fmt.Sprintf("address add 10.80.%d.2/24 dev %s", g.number, tunnel))
@@ -252,12 +255,14 @@ func holdConnections(t *testing.T, server, client *peerHost, listen, target stri
 func refuseRelease(t *testing.T, g *ipamGateway) {
 	t.Helper()
 	release := []string{"ipam", "release", "--config", g.file, g.peer}
-	if out, err := g.host.try("", os.Getenv(binaryEnv), release...); err == nil || !strings.Contains(err.Error(), "gateway is running") {
+	if out, err := g.host.try("", os.Getenv(binaryEnv), release...); err == nil || !strings.Contains(err.Error(),
+		"gateway is running") {
 		t.Errorf("release beside a running gateway: %s, %v", out, err)
 	}
 	g.process.cmd.Process.Kill()
 	<-g.process.ended
-	if out, err := g.host.try("", os.Getenv(binaryEnv), release...); err != nil || strings.Count(out, " released\n") != 3 {
+	if out, err := g.host.try("", os.Getenv(binaryEnv), release...); err != nil ||
+		strings.Count(out, " released\n") != 3 {
 		t.Errorf("release after the gateway was killed: %s, %v", out, err)
 	}
 }
@@ -272,7 +277,8 @@ func ipamFullDisk(t *testing.T) {
 	t.Cleanup(func() { syscall.Unmount(dir, 0) })
 	file, ballast := filepath.Join(dir, "ipam.json"), filepath.Join(dir, "ballast")
 	acquire := func(n int) (string, error) {
-		out, err := need.Command(t, os.Getenv(binaryEnv), "ipam", "acquire", "--file", file, "milan", "pod", fmt.Sprintf("10.1.%d.0/24", n)).CombinedOutput()
+		out, err := need.Command(t, os.Getenv(binaryEnv), "ipam", "acquire", "--file", file, "milan", "pod",
+			fmt.Sprintf("10.1.%d.0/24", n)).CombinedOutput()
 		return string(out), err
 	}
 	for n := range 60 { // more than a page

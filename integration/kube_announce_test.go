@@ -18,7 +18,8 @@ import (
 	"culvert/integration/need"
 )
 
-// A kubeAnnounceLab is an announceLab whose nodes read Services from an API server, with the rights of their manifest.
+// A kubeAnnounceLab is an announceLab whose nodes read Services from an API server, with the rights
+// of their manifest.
 type kubeAnnounceLab struct {
 	*announceLab
 	api    *kubeAPI
@@ -47,10 +48,12 @@ func newKubeAnnounceLab(t *testing.T) *kubeAnnounceLab {
 			"status": object{"addresses": []object{{"type": "InternalIP", "address": serviceAddresses[h.name][0]}}}})
 	}
 	l.apply(object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "web", "namespace": "default"},
-		"spec":   object{"type": "LoadBalancer", "clusterIP": "10.96.0.10", "ports": []object{{"name": "http", "port": 80, "protocol": "TCP"}}},
+		"spec": object{"type": "LoadBalancer", "clusterIP": "10.96.0.10",
+			"ports": []object{{"name": "http", "port": 80, "protocol": "TCP"}}},
 		"status": object{"loadBalancer": object{"ingress": []object{{"ip": l.vip[0].String()}}}}})
 	l.apply(object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-		"metadata":  object{"name": "web-1", "namespace": "default", "labels": object{"kubernetes.io/service-name": "web"}},
+		"metadata": object{"name": "web-1", "namespace": "default",
+			"labels": object{"kubernetes.io/service-name": "web"}},
 		"ports":     []object{{"name": "http", "port": 8080, "protocol": "TCP"}},
 		"endpoints": []object{{"addresses": []string{serviceAddresses["pb"][0]}, "nodeName": "n2"}}})
 	return l
@@ -64,7 +67,9 @@ func (l *kubeAnnounceLab) apply(o object) {
 // join starts a node with the rights of the manifest.
 func (l *kubeAnnounceLab) join(h *peerHost) {
 	l.Helper()
-	file, flags := l.given(h, "services: {pods: [10.244.0.0/16], serviceCIDRs: [10.96.0.0/16], announce: [172.18.0.77/32], state: "+filepath.Join(l.states, h.name)+"}\n")
+	file, flags := l.given(h,
+		"services: {pods: [10.244.0.0/16], serviceCIDRs: [10.96.0.0/16], announce: [172.18.0.77/32], state: "+
+			filepath.Join(l.states, h.name)+"}\n")
 	l.nodes[h.name] = h.start(nil, os.Getenv(binaryEnv), append([]string{"node", "--config", file}, flags...)...)
 	l.says(h, "services are served", 1)
 }
@@ -75,7 +80,8 @@ func (l *kubeAnnounceLab) given(h *peerHost, text string) (file string, flags []
 	l.Helper()
 	file = filepath.Join(l.TempDir(), "node.yaml")
 	writeReadable(l.T, file, text)
-	return file, []string{"--services=all", "--node-name", h.name, "--lease-namespace", announceNamespace, "--daemonset", "kube-system/culvert-node",
+	return file, []string{"--services=all", "--node-name", h.name, "--lease-namespace", announceNamespace,
+		"--daemonset", "kube-system/culvert-node",
 		"--kubeconfig", l.api.kubeconfigOf("kube-system", "culvert-node")}
 }
 
@@ -90,7 +96,8 @@ func (l *kubeAnnounceLab) lease(h *peerHost) (end time.Time, held bool, err erro
 	}
 	path := kubePath("coordination.k8s.io/v1", "Lease", announceNamespace, "culvert-node-"+h.name)
 	err = l.api.admin.request(http.MethodGet, path, "", nil, &lease)
-	return lease.Spec.RenewTime.Add(time.Duration(lease.Spec.LeaseDurationSeconds) * time.Second), lease.Spec.HolderIdentity != "", err
+	return lease.Spec.RenewTime.Add(time.Duration(lease.Spec.LeaseDurationSeconds) * time.Second),
+		lease.Spec.HolderIdentity != "", err
 }
 
 const takesOver = "this node answers for an address"
@@ -174,7 +181,8 @@ func TestKubeAnnounce(t *testing.T) {
 		require("the API server is back", first.name)
 		for i, h := range hosts {
 			if now := strings.Count(l.nodes[h.name].output(), "address"); now != said[i] {
-				t.Errorf("%s logs %d lines about addresses while the API server is away, want none", h.name, now-said[i])
+				t.Errorf("%s logs %d lines about addresses while the API server is away, want none",
+					h.name, now-said[i])
 			}
 		}
 		l.requireRights("create /events") // nothing was malformed
@@ -206,6 +214,7 @@ func (l *kubeAnnounceLab) requireRights(but ...string) {
 		delete(granted, right)
 	}
 	if !maps.Equal(asked, granted) {
-		l.Errorf("the nodes have used the rights %v, the manifest grants %v", slices.Sorted(maps.Keys(asked)), slices.Sorted(maps.Keys(granted)))
+		l.Errorf("the nodes have used the rights %v, the manifest grants %v", slices.Sorted(maps.Keys(asked)),
+			slices.Sorted(maps.Keys(granted)))
 	}
 }

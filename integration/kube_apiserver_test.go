@@ -64,7 +64,8 @@ type kubeAPI struct {
 // kubeStart is the time in which an API server already answers but has not read the roles yet.
 type kubeStart struct{ began, ready time.Time }
 
-// kubeStartTimeout limits how long etcd or an API server may take to start, which needs much CPU time.
+// kubeStartTimeout limits how long etcd or an API server may take to start, which needs much CPU
+// time.
 const kubeStartTimeout = time.Minute
 
 // startKubeAPI starts etcd and the API server at an address of the host, and returns when the
@@ -76,10 +77,12 @@ func startKubeAPI(h *peerHost, address string, flags ...string) *kubeAPI {
 	k.write("tokens.csv", adminToken+",admin,admin,system:masters\n")
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	need.NoError(h.t, err)
-	k.write("accounts.key", string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})))
+	k.write("accounts.key",
+		string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})))
 
 	assets := os.Getenv(kubeAssetsEnv)
-	k.etcd = h.start(nil, filepath.Join(assets, "etcd"), "--data-dir="+k.path("etcd"), "--unsafe-no-fsync", "--log-level=warn",
+	k.etcd = h.start(nil, filepath.Join(assets, "etcd"), "--data-dir="+k.path("etcd"), "--unsafe-no-fsync",
+		"--log-level=warn",
 		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380",
 		"--initial-cluster=default=http://127.0.0.1:2380")
@@ -94,9 +97,11 @@ func startKubeAPI(h *peerHost, address string, flags ...string) *kubeAPI {
 		"--etcd-servers=http://127.0.0.1:2379", "--bind-address=" + address, "--advertise-address=" + address,
 		fmt.Sprintf("--secure-port=%d", kubeAPIPort), "--cert-dir=" + k.path("certificates"),
 		"--service-cluster-ip-range=" + kubeServices, "--endpoint-reconciler-type=none",
-		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + k.path("accounts.key"),
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" +
+			k.path("accounts.key"),
 		"--service-account-signing-key-file=" + k.path("accounts.key"), "--token-auth-file=" + k.path("tokens.csv"),
-		"--authorization-mode=RBAC", "--audit-policy-file=" + k.path("audit.yaml"), "--audit-log-path=" + k.path("audit.log"),
+		"--authorization-mode=RBAC", "--audit-policy-file=" + k.path("audit.yaml"),
+		"--audit-log-path=" + k.path("audit.log"),
 		"--allow-privileged=true", // as in every cluster with Liqo
 		// No controller runs that makes the default account of each namespace.
 		"--disable-admission-plugins=ServiceAccount",
@@ -140,8 +145,10 @@ func (k *kubeAPI) write(name, text string) {
 // token returns a token of a ServiceAccount.
 func (k *kubeAPI) token(namespace, account string) (string, error) {
 	var answer struct{ Status struct{ Token string } }
-	request := object{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": object{"expirationSeconds": 3600}}
-	err := k.admin.request(http.MethodPost, kubePath("v1", "ServiceAccount", namespace, account)+"/token", "application/json", request, &answer)
+	request := object{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+		"spec": object{"expirationSeconds": 3600}}
+	err := k.admin.request(http.MethodPost, kubePath("v1", "ServiceAccount", namespace, account)+"/token",
+		"application/json", request, &answer)
 	return answer.Status.Token, err
 }
 
@@ -153,12 +160,14 @@ func (k *kubeAPI) kubeconfigOf(namespace, account string) string {
 	return k.kubeconfig(token)
 }
 
-// kubeconfig writes a file with which a client outside a pod uses a token, and returns its path. Every user may read it.
+// kubeconfig writes a file with which a client outside a pod uses a token, and returns its path.
+// Every user may read it.
 func (k *kubeAPI) kubeconfig(token string) string {
 	k.host.t.Helper()
 	text, err := yaml.Marshal(object{
 		"apiVersion": "v1", "kind": "Config", "current-context": "lab",
-		"clusters": []object{{"name": "lab", "cluster": object{"server": "https://" + k.relay.listener.Addr().String(), "certificate-authority-data": k.roots}}},
+		"clusters": []object{{"name": "lab", "cluster": object{"server": "https://" + k.relay.listener.Addr().String(),
+			"certificate-authority-data": k.roots}}},
 		"users":    []object{{"name": "lab", "user": object{"token": token}}},
 		"contexts": []object{{"name": "lab", "context": object{"cluster": "lab", "user": "lab"}}},
 	})
@@ -197,8 +206,9 @@ func (k *kubeAPI) audit(t *testing.T, user string) (events []auditEvent) {
 	return events
 }
 
-// requested returns what a user has requested, as "verb resource" or "verb resource/subresource". It fails the test if the API server forbade something
-// whose URI contains none of the texts in but.
+// requested returns what a user has requested, as "verb resource" or "verb resource/subresource".
+// It fails the test if the API server forbade something whose URI contains none of the texts in
+// but.
 func (k *kubeAPI) requested(t *testing.T, user string, but ...string) map[string]bool {
 	t.Helper()
 	all := map[string]bool{}
@@ -223,7 +233,8 @@ func requireUsed(t *testing.T, user string, used map[string]bool, rights ...stri
 }
 
 // awaitEvent waits until a namespace has an Event for which matches returns true.
-func (k *kubeAPI) awaitEvent(t *testing.T, limit time.Duration, namespace, what string, matches func(e object, message string) bool) {
+func (k *kubeAPI) awaitEvent(t *testing.T, limit time.Duration, namespace, what string,
+	matches func(e object, message string) bool) {
 	t.Helper()
 	eventuallyWithin(t, limit, "an Event: "+what, func() error {
 		events, err := k.admin.list("v1", "Event", namespace)
@@ -257,5 +268,6 @@ func withinRole(t *testing.T) map[string]bool {
 
 // right returns what an event asked for, in the same form.
 func (e *auditEvent) right() string {
-	return strings.TrimSuffix(fmt.Sprintf("%s %s/%s/%s", e.Verb, e.ObjectRef.APIGroup, e.ObjectRef.Resource, e.ObjectRef.Subresource), "/")
+	return strings.TrimSuffix(fmt.Sprintf("%s %s/%s/%s", e.Verb, e.ObjectRef.APIGroup, e.ObjectRef.Resource,
+		e.ObjectRef.Subresource), "/")
 }

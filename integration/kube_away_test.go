@@ -125,10 +125,13 @@ func testKubeWriters(t *testing.T, rome *kubeLab, gateways ...*kubeLab) {
 			for said < kubeWrites {
 				err := rome.rewrite(shared, func(conditions []any) ([]any, error) {
 					conditions, own := others(conditions, host)
-					if said > 0 && (len(own) != 1 || field(own[0].(object), "lastTransitionTime") != kubeWriteTime(said)) {
-						return nil, fmt.Errorf("%s wrote the time %s, and its conditions are %v", host, kubeWriteTime(said), own)
+					if said > 0 && (len(own) != 1 || field(own[0].(object), "lastTransitionTime") !=
+						kubeWriteTime(said)) {
+						return nil, fmt.Errorf("%s wrote the time %s, and its conditions are %v", host,
+							kubeWriteTime(said), own)
 					}
-					return append(conditions, object{"host": host, "type": "Applied", "status": "True", "lastTransitionTime": kubeWriteTime(said + 1)}), nil
+					return append(conditions, object{"host": host, "type": "Applied", "status": "True",
+						"lastTransitionTime": kubeWriteTime(said + 1)}), nil
 				})
 				if err != nil {
 					t.Error(err)
@@ -175,7 +178,8 @@ func testKubeWriters(t *testing.T, rome *kubeLab, gateways ...*kubeLab) {
 	for i := range kubeWriters {
 		host := fmt.Sprintf("gateway-%d", i)
 		rest, own := others(conditions, host)
-		if conditions = rest; len(own) != 1 || field(own[0].(object), "lastTransitionTime") != kubeWriteTime(kubeWrites) {
+		if conditions = rest; len(own) != 1 || field(own[0].(object), "lastTransitionTime") !=
+			kubeWriteTime(kubeWrites) {
 			t.Errorf("%s has conditions %v, want one with the time %s", host, own, kubeWriteTime(kubeWrites))
 		}
 	}
@@ -230,7 +234,8 @@ func (k *kubeLab) requireApplied(t *testing.T, what string, o object, limit time
 			return err
 		}
 		conditions, _ := field(stored, "status", "conditions").([]any)
-		if _, own := others(conditions, k.liqo.account()); len(own) != 1 || field(own[0].(object), "type") != "Applied" || field(own[0].(object), "status") != "True" {
+		if _, own := others(conditions, k.liqo.account()); len(own) != 1 ||
+			field(own[0].(object), "type") != "Applied" || field(own[0].(object), "status") != "True" {
 			return fmt.Errorf("conditions of %s: %v, want one, Applied True", k.liqo.account(), own)
 		}
 		return nil

@@ -62,7 +62,8 @@ func (p kubeProbe) ask() (source string, err error) {
 	return string(b[:n]), err
 }
 
-// await sends the probe until it works, or until it fails if works is false, and returns how long that took.
+// await sends the probe until it works, or until it fails if works is false, and returns how long
+// that took.
 func (p kubeProbe) await(t *testing.T, what string, works bool, limit time.Duration) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -73,7 +74,8 @@ func (p kubeProbe) await(t *testing.T, what string, works bool, limit time.Durat
 			return asked
 		}
 		if asked > limit {
-			t.Errorf("%s: after %v the probe from %s to %s works: %t, want %t (%v)", what, asked, p.from.name, p.to, err == nil, works, err)
+			t.Errorf("%s: after %v the probe from %s to %s works: %t, want %t (%v)", what, asked, p.from.name, p.to,
+				err == nil, works, err)
 			return asked
 		}
 	}

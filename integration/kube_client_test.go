@@ -79,16 +79,21 @@ func (k *kubeClient) request(method, path, contentType string, body, answer any)
 // kubePlurals maps kinds to their names in paths.
 var kubePlurals = map[string]string{
 	"Namespace": "namespaces", "ServiceAccount": "serviceaccounts", "Pod": "pods", "Event": "events",
-	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings", "Role": "roles", "RoleBinding": "rolebindings",
-	"Node": "nodes", "Service": "services", "EndpointSlice": "endpointslices", "Lease": "leases", "ConfigMap": "configmaps", "DaemonSet": "daemonsets",
+	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings", "Role": "roles",
+	"RoleBinding": "rolebindings",
+	"Node":        "nodes", "Service": "services", "EndpointSlice": "endpointslices", "Lease": "leases",
+	"ConfigMap": "configmaps", "DaemonSet": "daemonsets",
 	"CustomResourceDefinition": "customresourcedefinitions",
 	"PublicKey":                "publickeies", "Connection": "connections", "GeneveTunnel": "genevetunnels",
 	"InternalFabric": "internalfabrics", "InternalNode": "internalnodes",
 	"FirewallConfiguration": "firewallconfigurations", "RouteConfiguration": "routeconfigurations",
-	"NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets", "Deployment": "deployments", "GatewayServer": "gatewayservers", "GatewayClient": "gatewayclients",
+	"NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets", "Deployment": "deployments",
+	"GatewayServer": "gatewayservers", "GatewayClient": "gatewayclients",
 	"Peering": "peerings", "TunnelNode": "tunnelnodes", "Secret": "secrets",
-	"ValidatingAdmissionPolicy": "validatingadmissionpolicies", "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
-	"WgGatewayServerTemplate": "wggatewayservertemplates", "WgGatewayClientTemplate": "wggatewayclienttemplates",
+	"ValidatingAdmissionPolicy":        "validatingadmissionpolicies",
+	"ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+	"WgGatewayServerTemplate":          "wggatewayservertemplates",
+	"WgGatewayClientTemplate":          "wggatewayclienttemplates",
 }
 
 // kubePath returns the path of a resource.
@@ -117,7 +122,8 @@ const standInManager = "?force=true&fieldManager=stand-in"
 
 // apply creates a resource, or changes it to what o says.
 func (k *kubeClient) apply(o object) error {
-	err := k.request(http.MethodPatch, pathOf(o)+standInManager+"&fieldValidation=Strict", "application/apply-patch+yaml", o, nil)
+	err := k.request(http.MethodPatch, pathOf(o)+standInManager+"&fieldValidation=Strict",
+		"application/apply-patch+yaml", o, nil)
 	if _, ok := o["status"]; err != nil || !ok {
 		return err
 	}
@@ -126,7 +132,8 @@ func (k *kubeClient) apply(o object) error {
 
 // dryRun returns what apply would return, and changes nothing.
 func (k *kubeClient) dryRun(o object) error {
-	return k.request(http.MethodPatch, pathOf(o)+standInManager+"&fieldValidation=Strict&dryRun=All", "application/apply-patch+yaml", o, nil)
+	return k.request(http.MethodPatch, pathOf(o)+standInManager+"&fieldValidation=Strict&dryRun=All",
+		"application/apply-patch+yaml", o, nil)
 }
 
 // delete removes a resource.
@@ -153,7 +160,8 @@ func (k *kubeClient) get(o object) (stored object, err error) {
 // list reads all resources of a kind in a namespace; "" = in all.
 func (k *kubeClient) list(apiVersion, kind, namespace string) ([]object, error) {
 	var list struct{ Items []object }
-	return list.Items, k.request(http.MethodGet, kubePath(apiVersion, kind, namespace, ""), "application/json", nil, &list)
+	return list.Items, k.request(http.MethodGet, kubePath(apiVersion, kind, namespace, ""),
+		"application/json", nil, &list)
 }
 
 // field returns the field of a resource at a path of names; nil if it does not exist.

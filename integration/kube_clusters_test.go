@@ -163,7 +163,8 @@ func (k *kubeLab) startNodes() {
 		ip daddr { %[3]s, %[4]s } snat to %[6]s
 		ip daddr %[2]s masquerade
 	}
-}`, kubeMapped, k.kubeEnd.client(), remote.seenPods, remote.seenExt, k.kubeEnd.pods, k.unknown(), remote.name), "nft", "-f", "-")
+}`, kubeMapped, k.kubeEnd.client(), remote.seenPods, remote.seenExt, k.kubeEnd.pods, k.unknown(), remote.name),
+			"nft", "-f", "-")
 	}
 }
 
@@ -175,7 +176,8 @@ func (k *kubeLab) startTunnels() {
 	for i, h := range k.nodes {
 		n := &kubeNodes[i]
 		text, err := yaml.Marshal(object{
-			"name": n.name, "underlay": k.tunnelAddress(n), "gateway": object{"underlay": k.gateway(), "address": k.internal},
+			"name": n.name, "underlay": k.tunnelAddress(n), "gateway": object{"underlay": k.gateway(),
+				"address": k.internal},
 			"vni": k.vni(n), "address": n.internal, "mtu": kubeMTU, "mode": "tun", "interface": "liqo-" + remote.name,
 			"routes": []string{remote.seenPods, remote.seenExt},
 		})
@@ -190,7 +192,8 @@ func (k *kubeLab) startTunnels() {
 func (k *kubeLab) nodePort(port int, to string) {
 	k.t.Helper()
 	for _, h := range k.nodes {
-		h.feed(fmt.Sprintf("table ip nodeport { chain prerouting { type nat hook prerouting priority -100; fib daddr type local tcp dport %d dnat to %s; }; }\n", port, to),
+		h.feed(
+			fmt.Sprintf("table ip nodeport { chain prerouting { type nat hook prerouting priority -100; fib daddr type local tcp dport %d dnat to %s; }; }\n", port, to),
 			"nft", "-f", "-")
 	}
 }
@@ -206,10 +209,13 @@ func (k *kubeLab) startLiqoGateway(uid, gid uint32, more ...string) *peerProcess
 		need.NoError(k.t, os.WriteFile(filepath.Join(dir, name), text, 0o644))
 	}
 	args := []string{
-		"gateway", "--liqo", "--name=" + k.liqo.account(), "--namespace=" + k.liqo.tenant(), "--remote-cluster-id=" + k.remote().name,
-		"--gateway-uid=" + kubeGatewayUID, "--mode=" + k.mode, "--node-name=" + kubeNodes[k.on].name, "--pod-name=" + k.liqo.podName(),
+		"gateway", "--liqo", "--name=" + k.liqo.account(), "--namespace=" + k.liqo.tenant(),
+		"--remote-cluster-id=" + k.remote().name,
+		"--gateway-uid=" + kubeGatewayUID, "--mode=" + k.mode, "--node-name=" + kubeNodes[k.on].name,
+		"--pod-name=" + k.liqo.podName(),
 		fmt.Sprintf("--mtu=%d", kubeMTU), "--keys-dir=" + dir, "--metrics-address=" + metricsAddress,
-		"--health-probe-bind-address=" + healthAddress, "--kubeconfig=" + k.api.kubeconfigOf(k.liqo.tenant(), k.liqo.account()),
+		"--health-probe-bind-address=" + healthAddress, "--kubeconfig=" + k.api.kubeconfigOf(k.liqo.tenant(),
+			k.liqo.account()),
 	}
 	if k.mode == "client" {
 		args = append(args, "--endpoint-address="+k.remote().peering)
@@ -229,7 +235,8 @@ func (k *kubeLab) startFileGateway(peer *ecdh.PublicKey) *peerProcess {
 	var nodes []object
 	for i := range kubeNodes {
 		n := &kubeNodes[i]
-		nodes = append(nodes, object{"name": n.name, "vni": k.vni(n), "underlay": k.tunnelAddress(n), "address": n.internal,
+		nodes = append(nodes, object{"name": n.name, "vni": k.vni(n), "underlay": k.tunnelAddress(n),
+			"address":  n.internal,
 			"podCIDRs": []string{k.pod(n, 0) + "/24"}})
 	}
 	text, err := yaml.Marshal(object{

@@ -33,7 +33,8 @@ func confine(volume string) error {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
 	if volume != "" {
-		if err := unix.Mount("var", filepath.Dir(kubeState), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
+		if err := unix.Mount("var", filepath.Dir(kubeState), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV,
+			"mode=0755"); err != nil {
 			return fmt.Errorf("mount %s: %w", filepath.Dir(kubeState), err)
 		}
 		if err := os.Mkdir(kubeState, 0o755); err != nil {
@@ -43,11 +44,13 @@ func confine(volume string) error {
 			return fmt.Errorf("mount %s: %w", kubeState, err)
 		}
 	}
-	if err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+	if err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE,
+		&unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
 		return fmt.Errorf("make the root read-only: %w", err)
 	}
 	if volume != "" {
-		if err := unix.MountSetattr(unix.AT_FDCWD, kubeState, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}); err != nil {
+		if err := unix.MountSetattr(unix.AT_FDCWD, kubeState, 0,
+			&unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}); err != nil {
 			return fmt.Errorf("make %s writable: %w", kubeState, err)
 		}
 	}
@@ -55,7 +58,8 @@ func confine(volume string) error {
 		return fmt.Errorf("mount %s: %w", scratch, err)
 	}
 	for c := uintptr(0); ; c++ {
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); errors.Is(err, unix.EINVAL) { // past the last capability
+		// past the last capability
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); errors.Is(err, unix.EINVAL) {
 			break
 		} else if err != nil {
 			return fmt.Errorf("drop capability %d: %w", c, err)
@@ -82,8 +86,10 @@ func (p *peerProcess) requireConfined(t *testing.T, uid, gid uint32) {
 	}
 	const none = "0000000000000000"
 	for name, want := range map[string]string{
-		"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none, "NoNewPrivs": "1", "Seccomp": "2", // 2 = a filter
-		"Uid": fmt.Sprintf("%d\t%[1]d\t%[1]d\t%[1]d", uid), "Gid": fmt.Sprintf("%d\t%[1]d\t%[1]d\t%[1]d", gid),
+		// 2 = a filter
+		"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none, "NoNewPrivs": "1",
+		"Seccomp": "2",
+		"Uid":     fmt.Sprintf("%d\t%[1]d\t%[1]d\t%[1]d", uid), "Gid": fmt.Sprintf("%d\t%[1]d\t%[1]d\t%[1]d", gid),
 	} {
 		if status[name] != want {
 			t.Errorf("%s: %s %q, want %q", p.cmd.Path, name, status[name], want)

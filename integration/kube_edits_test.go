@@ -53,8 +53,10 @@ func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 			{"another priority", put(-99, "spec", "table", "chains", 0, "priority"), nil},
 			{"family INET", put("INET", "spec", "table", "family"), nil},
 			{"no rule", put([]any{}, "spec", "table", "chains", 0, "rules", "natRules"), []kubeProbe{p.mapping}},
-			{"another category", put("fabric", "metadata", "labels", liqoLabel+"firewall-category"), []kubeProbe{p.mapping}},
-			{"another subcategory", put("other", "metadata", "labels", liqoLabel+"firewall-subcategory"), []kubeProbe{p.mapping}},
+			{"another category", put("fabric", "metadata", "labels", liqoLabel+"firewall-category"),
+				[]kubeProbe{p.mapping}},
+			{"another subcategory", put("other", "metadata", "labels", liqoLabel+"firewall-subcategory"),
+				[]kubeProbe{p.mapping}},
 		}},
 		{firewall, tenant, "milan-remap-podcidr", []kubeEdit{
 			{"a part of the CIDR", put("10.71.1.0/24", natRule(0, "match", 0, "ip", "value")...), fromNode2},
@@ -63,11 +65,13 @@ func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 		}},
 		{firewall, tenant, "milan-remap-externalcidr", []kubeEdit{
 			{"another CIDR", put(gone, natRule(0, "to")...), []kubeProbe{p.theirs}},
-			{"from another device", put(kubeNodes[1].device, natRule(0, "match", 1, "dev", "value")...), []kubeProbe{p.theirs}},
+			{"from another device", put(kubeNodes[1].device, natRule(0, "match", 1, "dev", "value")...),
+				[]kubeProbe{p.theirs}},
 		}},
 		{firewall, liqoNamespace, "service-nodeport-routing", []kubeEdit{
 			{"another mark", put("9", filterRule(0, 1, "value")...), []kubeProbe{p.host}},
-			{"another action", put("accept", filterRule(0, 1, "action")...), nil}, // culvert routes replies back without this rule
+			// culvert routes replies back without this rule
+			{"another action", put("accept", filterRule(0, 1, "action")...), nil},
 		}},
 		{firewall, liqoNamespace, "gw-mss-clamping", []kubeEdit{
 			{"drop of a pod", putFilter("drop", ofPod), fromNode2},
@@ -81,13 +85,15 @@ func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 		{route, tenant, "milan-gw-ext", []kubeEdit{
 			// The table has the route for both rules: changing only one rule would leave the
 			// other's.
-			{"another router", all(put("169.254.18.9", rule(0, "routes", 0, "gw")...), put("169.254.18.9", rule(2, "routes", 0, "gw")...)), fromNode2},
+			{"another router", all(put("169.254.18.9", rule(0, "routes", 0, "gw")...),
+				put("169.254.18.9", rule(2, "routes", 0, "gw")...)), fromNode2},
 			{"from another device", put("liqo.nobody", rule(2, "iif")...), fromNode2},
 			{"another destination", put(gone, rule(2, "dst")...), fromNode2},
 			{"another source", put(gone, rule(2, "src")...), fromNode2},
 			{"another mark", put(77, rule(2, "fwmark")...), fromNode2},
 			{"a priority", put(100, rule(2, "priority")...), nil},
-			{"another cluster's", put("turin", "metadata", "labels", liqoLabel+"route-unique"), append([]kubeProbe{p.theirs}, fromNode2...)},
+			{"another cluster's", put("turin", "metadata", "labels", liqoLabel+"route-unique"),
+				append([]kubeProbe{p.theirs}, fromNode2...)},
 		}},
 		{route, liqoNamespace, "node2-gw-node", []kubeEdit{
 			{"another pod", put(rome.pod(&kubeNodes[1], 6)+"/32", rule(1, "routes", 0, "dst")...), toPod2},
@@ -122,7 +128,8 @@ func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 		{"InternalFabric", tenant, "milan", []kubeEdit{
 			{"another MTU", put(1300, "spec", "mtu"), nil},
 			{"another cluster's", put("turin", "metadata", "labels", "liqo.io/remote-cluster-id"), p.all()},
-			{"another internal address", put("10.80.0.44", "spec", "interface", "gateway", "ip"), []kubeProbe{p.gateway}},
+			{"another internal address", put("10.80.0.44", "spec", "interface", "gateway", "ip"),
+				[]kubeProbe{p.gateway}},
 			{"fewer remote CIDRs", put([]string{milan.seenPods}, "spec", "remoteCIDRs"), nil},
 		}},
 		{"PublicKey", tenant, "milan", []kubeEdit{
@@ -196,7 +203,8 @@ func testKubeMove(t *testing.T, rome, milan *kubeLab) {
 	moved.gatewayN = 19
 	link := rome.network.name
 	rome.culvert.stop()
-	rome.gatewayHost.ip(fmt.Sprintf("address del %s/24 dev %s", rome.gateway(), link), fmt.Sprintf("address add %s/24 dev %s", moved.gateway(), link))
+	rome.gatewayHost.ip(fmt.Sprintf("address del %s/24 dev %s", rome.gateway(), link),
+		fmt.Sprintf("address add %s/24 dev %s", moved.gateway(), link))
 	rome.kubeEnd, rome.liqo.here = &moved, &moved
 	rome.ready(rome.startLiqoGateway(unprivilegedUID, unprivilegedUID))
 	rome.liqo.gatewayRuns()
@@ -285,6 +293,7 @@ func all(edits ...func(object)) func(object) {
 func putFilter(action string, match ...object) func(object) {
 	return func(o object) {
 		rules := o["spec"].(object)["table"].(object)["chains"].([]any)[0].(object)["rules"].(object)
-		rules["filterRules"] = append([]any{filterRule("first", action, "", true, match...)}, rules["filterRules"].([]any)...)
+		rules["filterRules"] = append([]any{filterRule("first", action, "", true, match...)},
+			rules["filterRules"].([]any)...)
 	}
 }

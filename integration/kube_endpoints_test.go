@@ -99,8 +99,11 @@ func TestKubeEndpoints(t *testing.T) {
 				}
 			}
 			for what, is := range map[string]bool{
-				"cluster": len(want[i].Cluster) > 0, "local": len(want[i].Local) > 0, "nowhere": !want[i].Any, "elsewhere": want[i].Any && want[i].UsesLocal && len(want[i].Local) == 0,
-				"local only": slices.ContainsFunc(want[i].Local, func(e string) bool { return !slices.Contains(want[i].Cluster, e) }),
+				"cluster": len(want[i].Cluster) > 0, "local": len(want[i].Local) > 0, "nowhere": !want[i].Any,
+				"elsewhere": want[i].Any && want[i].UsesLocal && len(want[i].Local) == 0,
+				"local only": slices.ContainsFunc(want[i].Local, func(e string) bool {
+					return !slices.Contains(want[i].Cluster, e)
+				}),
 			} {
 				if is {
 					used[what]++
@@ -177,10 +180,13 @@ func (c *kubeCase) ports() ([]kubePort, error) {
 		check := checks[x.ClusterIPs[0].Is4()]
 		_, name, _ := strings.Cut(x.Name, ":")
 		p := kubePort{
-			Name: name, Protocol: map[uint8]string{6: "TCP", 17: "UDP", 132: "SCTP"}[x.Protocol], Port: int(x.Port), NodePort: int(x.NodePort),
-			ClusterIP: x.ClusterIPs[0].String(), External: texts(x.ExternalIPs), Balanced: texts(x.LoadBalancerIPs), Sources: texts(x.SourceRanges),
-			Affinity: "None", AffinitySeconds: int(x.AffinityTimeout.Seconds()), ExternalLocal: x.ExternalLocal, InternalLocal: x.InternalLocal,
-			HealthCheck: int(check.Port), Here: check.Endpoints, Cluster: []string{}, Local: []string{},
+			Name: name, Protocol: map[uint8]string{6: "TCP", 17: "UDP", 132: "SCTP"}[x.Protocol], Port: int(x.Port),
+			NodePort:  int(x.NodePort),
+			ClusterIP: x.ClusterIPs[0].String(), External: texts(x.ExternalIPs), Balanced: texts(x.LoadBalancerIPs),
+			Sources:  texts(x.SourceRanges),
+			Affinity: "None", AffinitySeconds: int(x.AffinityTimeout.Seconds()), ExternalLocal: x.ExternalLocal,
+			InternalLocal: x.InternalLocal,
+			HealthCheck:   int(check.Port), Here: check.Endpoints, Cluster: []string{}, Local: []string{},
 		}
 		if x.Affinity == rules.AffinityClientIP {
 			p.Affinity = "ClientIP"
@@ -224,7 +230,8 @@ func (g *kubeGenerator) of(list ...string) string { return list[g.IntN(len(list)
 
 func (g *kubeGenerator) aCase() *kubeCase {
 	c := &kubeCase{Node: "n1", Zone: g.of("east", "east", "")}
-	spec := object{"clusterIP": "10.96.0.10", "clusterIPs": []string{"10.96.0.10"}, "ipFamilies": []string{"IPv4"}, "sessionAffinity": "None"}
+	spec := object{"clusterIP": "10.96.0.10", "clusterIPs": []string{"10.96.0.10"}, "ipFamilies": []string{"IPv4"},
+		"sessionAffinity": "None"}
 	switch g.IntN(4) {
 	case 0:
 		spec["clusterIPs"], spec["ipFamilies"] = []string{"10.96.0.10", "fd96::10"}, []string{"IPv4", "IPv6"}
@@ -238,7 +245,8 @@ func (g *kubeGenerator) aCase() *kubeCase {
 		spec["externalTrafficPolicy"] = g.of("Cluster", "Local")
 	}
 	if g.one(4) {
-		spec["sessionAffinity"], spec["sessionAffinityConfig"] = "ClientIP", object{"clientIP": object{"timeoutSeconds": 1 + g.IntN(86400)}}
+		spec["sessionAffinity"], spec["sessionAffinityConfig"] = "ClientIP",
+			object{"clientIP": object{"timeoutSeconds": 1 + g.IntN(86400)}}
 	}
 	if g.one(4) {
 		spec["externalIPs"] = []string{"198.51.100.7", "2001:db8::7"}[:1+g.IntN(2)]
@@ -249,7 +257,8 @@ func (g *kubeGenerator) aCase() *kubeCase {
 	status := object{}
 	if kind == "LoadBalancer" {
 		if g.one(2) {
-			status["loadBalancer"] = object{"ingress": []object{{"ip": "203.0.113.1"}, {"ip": "2001:db8::1"}, {"ip": "203.0.113.2", "ipMode": g.of("VIP", "Proxy")}, {"hostname": "example.org"}}[:1+g.IntN(4)]}
+			status["loadBalancer"] = object{"ingress": []object{{"ip": "203.0.113.1"}, {"ip": "2001:db8::1"},
+				{"ip": "203.0.113.2", "ipMode": g.of("VIP", "Proxy")}, {"hostname": "example.org"}}[:1+g.IntN(4)]}
 		}
 		if g.one(3) {
 			spec["loadBalancerSourceRanges"] = []string{"192.0.2.0/24", " 2001:db8:1::/48"}[:1+g.IntN(2)]
@@ -259,7 +268,8 @@ func (g *kubeGenerator) aCase() *kubeCase {
 		}
 	}
 	ports := []object{
-		{"name": "http", "port": 80, "protocol": "TCP"}, {"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}, {"name": "s", "port": 99, "protocol": "SCTP"},
+		{"name": "http", "port": 80, "protocol": "TCP"}, {"name": "dns", "port": 53, "protocol": "UDP"},
+		{"name": "dns-tcp", "port": 53, "protocol": "TCP"}, {"name": "s", "port": 99, "protocol": "SCTP"},
 	}[:1+g.IntN(4)]
 	if kind != "ClusterIP" {
 		for i := range ports {
@@ -267,7 +277,8 @@ func (g *kubeGenerator) aCase() *kubeCase {
 		}
 	}
 	spec["ports"] = ports
-	c.Service = object{"kind": "Service", "metadata": object{"namespace": "shop", "name": "web"}, "spec": spec, "status": status}
+	c.Service = object{"kind": "Service", "metadata": object{"namespace": "shop", "name": "web"}, "spec": spec,
+		"status": status}
 	hints := g.IntN(6)
 	for i := range g.IntN(4) {
 		c.Slices = append(c.Slices, g.aSlice(i, hints))
@@ -281,7 +292,8 @@ func (g *kubeGenerator) aSlice(i, manner int) object {
 		kind, prefix = "IPv6", "fd24::"
 	}
 	ports := []object{
-		{"name": "http", "port": 8080 + g.IntN(2), "protocol": "TCP"}, {"name": "dns", "port": 5353, "protocol": "UDP"}, {"name": "dns-tcp", "port": 5353, "protocol": "TCP"},
+		{"name": "http", "port": 8080 + g.IntN(2), "protocol": "TCP"}, {"name": "dns", "port": 5353, "protocol": "UDP"},
+		{"name": "dns-tcp", "port": 5353, "protocol": "TCP"},
 		{"name": "s", "port": 99, "protocol": "SCTP"}, {"name": "other", "port": 1, "protocol": "TCP"},
 	}
 	g.Shuffle(len(ports), func(i, j int) { ports[i], ports[j] = ports[j], ports[i] })
@@ -295,7 +307,8 @@ func (g *kubeGenerator) aSlice(i, manner int) object {
 		endpoints = append(endpoints, g.anEndpoint(fmt.Sprintf("%s%d", prefix, n), n == 99, manner))
 	}
 	s := object{
-		"kind": "EndpointSlice", "metadata": object{"namespace": "shop", "name": fmt.Sprintf("web-%d", i), "labels": object{"kubernetes.io/service-name": g.of("web", "web", "web", "web", "other")}},
+		"kind": "EndpointSlice", "metadata": object{"namespace": "shop", "name": fmt.Sprintf("web-%d", i),
+			"labels": object{"kubernetes.io/service-name": g.of("web", "web", "web", "web", "other")}},
 		"addressType": kind, "ports": ports[:1+g.IntN(5)], "endpoints": endpoints,
 	}
 	return s
@@ -303,7 +316,8 @@ func (g *kubeGenerator) aSlice(i, manner int) object {
 
 func (g *kubeGenerator) anEndpoint(address string, same bool, manner int) object {
 	if same {
-		return object{"addresses": []string{address}, "nodeName": "n1", "hints": object{"forZones": []object{{"name": "east"}}}}
+		return object{"addresses": []string{address}, "nodeName": "n1",
+			"hints": object{"forZones": []object{{"name": "east"}}}}
 	}
 	e := object{"addresses": []string{address}}
 	if !g.one(6) {

@@ -26,11 +26,13 @@ const (
 
 // shop is a Service of the cluster.
 func shop(name string, labels object, spec object) object {
-	with := object{"ports": []object{{"name": "http", "protocol": "TCP", "port": 80, "targetPort": "web"}, {"name": "dns", "protocol": "UDP", "port": 53, "targetPort": 5353}}}
+	with := object{"ports": []object{{"name": "http", "protocol": "TCP", "port": 80, "targetPort": "web"},
+		{"name": "dns", "protocol": "UDP", "port": 53, "targetPort": 5353}}}
 	for k, v := range spec {
 		with[k] = v
 	}
-	return object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name, "namespace": "shop", "labels": labels}, "spec": with}
+	return object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name, "namespace": "shop",
+		"labels": labels}, "spec": with}
 }
 
 // shopSlice returns the endpoints of a Service, as a controller would write them.
@@ -39,9 +41,12 @@ func shopSlice(name string, addresses ...string) object {
 	for _, a := range addresses {
 		endpoints = append(endpoints, object{"addresses": []string{a}, "conditions": object{"ready": true}})
 	}
-	return object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": endpoints,
-		"metadata": object{"name": name + "-1", "namespace": "shop", "labels": object{"kubernetes.io/service-name": name}},
-		"ports":    []object{{"name": "http", "protocol": "TCP", "port": 8080}, {"name": "dns", "protocol": "UDP", "port": 5353}}}
+	return object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+		"endpoints": endpoints,
+		"metadata": object{"name": name + "-1", "namespace": "shop",
+			"labels": object{"kubernetes.io/service-name": name}},
+		"ports": []object{{"name": "http", "protocol": "TCP", "port": 8080}, {"name": "dns", "protocol": "UDP",
+			"port": 5353}}}
 }
 
 // keepShop serves a pod's port until the end of the test.
@@ -88,7 +93,8 @@ func (p *peeringLab) imported(namespace, name string) (clusterIP, address string
 		return "", "", err
 	}
 	clusterIP, _ = field(service, "spec", "clusterIP").(string)
-	if owners, _ := field(service, "metadata", "ownerReferences").([]any); len(owners) != 1 || field(owners[0].(object), "name") != "culvert-imports-milan" {
+	if owners, _ := field(service, "metadata", "ownerReferences").([]any); len(owners) != 1 || field(owners[0].(object),
+		"name") != "culvert-imports-milan" {
 		return "", "", fmt.Errorf("the Service's owners are %v, want the Role that lets the gateway write it", owners)
 	}
 	endpoints, _ := slice["endpoints"].([]any)
@@ -101,20 +107,21 @@ func (p *peeringLab) imported(namespace, name string) (clusterIP, address string
 // awaitImport waits until an imported Service has its endpoint, or until it has none.
 func (p *peeringLab) awaitImport(namespace, name string, there bool) (clusterIP, address string) {
 	p.t.Helper()
-	eventually(p.t, fmt.Sprintf("%s: Service %s/%s has its endpoint: %t", p.name, namespace, name, there), func() (err error) {
-		clusterIP, address, err = p.imported(namespace, name)
-		if refused := new(kubeError); !there && errors.As(err, &refused) && refused.Code == 404 {
-			return nil
-		}
-		switch {
-		case (err == nil) == there:
-			return nil
-		case there:
-			return fmt.Errorf("%w; %s; gateway: %s", err, p.condition("Imported"), p.gateway.output())
-		default: // the Peering may be gone
-			return fmt.Errorf("it has; gateway: %s", p.gateway.output())
-		}
-	})
+	eventually(p.t, fmt.Sprintf("%s: Service %s/%s has its endpoint: %t", p.name, namespace, name, there),
+		func() (err error) {
+			clusterIP, address, err = p.imported(namespace, name)
+			if refused := new(kubeError); !there && errors.As(err, &refused) && refused.Code == 404 {
+				return nil
+			}
+			switch {
+			case (err == nil) == there:
+				return nil
+			case there:
+				return fmt.Errorf("%w; %s; gateway: %s", err, p.condition("Imported"), p.gateway.output())
+			default: // the Peering may be gone
+				return fmt.Errorf("it has; gateway: %s", p.gateway.output())
+			}
+		})
 	return clusterIP, address
 }
 
@@ -122,7 +129,8 @@ func (p *peeringLab) awaitImport(namespace, name string, there bool) (clusterIP,
 func (p *peeringLab) awaitNoImport(namespace, name string) {
 	p.t.Helper()
 	eventually(p.t, fmt.Sprintf("%s: Service %s/%s is not there", p.name, namespace, name), func() error {
-		_, err := p.api.admin.get(object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name, "namespace": namespace}})
+		_, err := p.api.admin.get(object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name,
+			"namespace": namespace}})
 		if refused := new(kubeError); errors.As(err, &refused) && refused.Code == 404 {
 			return nil
 		}
@@ -142,8 +150,9 @@ func namespace(name string) object {
 	return object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": name}}
 }
 
-// TestKubeExports: pods of rome use a Service of milan under a name in their own cluster, through the tunnel. milan needs no kube-proxy, and the gateways
-// have no rights but those of the manifests.
+// TestKubeExports: pods of rome use a Service of milan under a name in their own cluster, through
+// the tunnel. milan needs no kube-proxy, and the gateways have no rights but those of the
+// manifests.
 func TestKubeExports(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		rome, milan := newPeeringLabs(t, "--service-cluster-ip-range="+exportServices)
@@ -209,9 +218,12 @@ func TestKubeExports(t *testing.T) {
 	}, kubernetes)
 }
 
-// testExportUsed: a pod reaches the Service at its ClusterIP, which a rule translates as kube-proxy would, over TCP and UDP. The server sees the pod's address.
+// testExportUsed: a pod reaches the Service at its ClusterIP, which a rule translates as kube-proxy
+// would, over TCP and UDP. The server sees the pod's address.
 func testExportUsed(t *testing.T, rome, milan *peeringLab, clusterIP, address string) {
-	rome.nodes[1].feed(fmt.Sprintf("table ip proxy { chain prerouting { type nat hook prerouting priority -100; ip daddr %s dnat to %s; }; }\n", clusterIP, address), "nft", "-f", "-")
+	rome.nodes[1].feed(fmt.Sprintf(
+		"table ip proxy { chain prerouting { type nat hook prerouting priority -100; ip daddr %s dnat to %s; }; }\n",
+		clusterIP, address), "nft", "-f", "-")
 	client, server := rome.pod(&kubeNodes[1], 5), milan.pod(&kubeNodes[0], 5)
 	want := server + " sees " + rome.seen(client)
 	awaitVisit(t, rome.pods[1], clusterIP, want+"\n")
@@ -235,17 +247,21 @@ func testExportUsed(t *testing.T, rome, milan *peeringLab, clusterIP, address st
 	})
 }
 
-// testExportByServices: a culvert node that serves Services, too, does not change the source of packets that pods send to the peer.
+// testExportByServices: a culvert node that serves Services, too, does not change the source of
+// packets that pods send to the peer.
 func testExportByServices(t *testing.T, rome, milan *peeringLab, clusterIP string) {
 	const rbac = "rbac.authorization.k8s.io/v1"
-	rome.apply(object{"apiVersion": rbac, "kind": "ClusterRole", "metadata": object{"name": "services"}, "rules": []object{
-		{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{"endpointslices"}, "verbs": []string{"list", "watch"}}}},
+	rome.apply(object{"apiVersion": rbac, "kind": "ClusterRole", "metadata": object{"name": "services"},
+		"rules": []object{
+			{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{"endpointslices"},
+				"verbs": []string{"list", "watch"}}}},
 		object{"apiVersion": rbac, "kind": "ClusterRoleBinding", "metadata": object{"name": "services"},
 			"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "services"},
 			"subjects": []object{{"kind": "ServiceAccount", "name": "culvert-node", "namespace": agentNamespace}}})
 	rome.api.awaitRight(t, agentUser, "list", "discovery.k8s.io/endpointslices", "")
 	file := filepath.Join(t.TempDir(), "node.yaml")
-	writeReadable(t, file, fmt.Sprintf("services: {addresses: [%s], pods: [%s], serviceCIDRs: [%s]}\n", rome.address(1), rome.podCIDR(), kubeServices))
+	writeReadable(t, file, fmt.Sprintf("services: {addresses: [%s], pods: [%s], serviceCIDRs: [%s]}\n", rome.address(1),
+		rome.podCIDR(), kubeServices))
 	rome.endAgent(0, syscall.SIGTERM)
 	rome.startAgent(0, "--services=all", "--config", file)
 	client, server := rome.pod(&kubeNodes[0], 5), milan.pod(&kubeNodes[0], 5)
@@ -257,7 +273,8 @@ func testExportByServices(t *testing.T, rome, milan *peeringLab, clusterIP strin
 	rome.awaitAgentStatus(0, "gateway answers")
 }
 
-// testExportEndpoints: new clients reach new endpoints within a second, and nothing while there are none.
+// testExportEndpoints: new clients reach new endpoints within a second, and nothing while there are
+// none.
 func testExportEndpoints(t *testing.T, rome, milan *peeringLab, address string) {
 	for _, n := range []int{1, 0, 1} {
 		server := milan.pod(&kubeNodes[n], 5)
@@ -281,7 +298,8 @@ func testExportEndpoints(t *testing.T, rome, milan *peeringLab, address string) 
 	awaitVisit(t, rome.pods[0], address, "")
 }
 
-// testExportRestart: imports stay while the peer's gateway is down, and the next gateway of either side continues with the same addresses.
+// testExportRestart: imports stay while the peer's gateway is down, and the next gateway of either
+// side continues with the same addresses.
 func testExportRestart(t *testing.T, rome, milan *peeringLab, clusterIP, address string) {
 	for _, p := range []*peeringLab{milan, rome} {
 		need.NoError(t, p.gateway.cmd.Process.Signal(syscall.SIGKILL))
@@ -290,24 +308,29 @@ func testExportRestart(t *testing.T, rome, milan *peeringLab, clusterIP, address
 			rome.awaitCondition("Connected", "False PeerSilent")
 		}
 		if ip, at, err := rome.imported("milan", "web-shop"); err != nil || ip != clusterIP || at != address {
-			t.Errorf("while %s's gateway is down: ClusterIP %s for %s, want %s for %s (%v)", p.name, ip, at, clusterIP, address, err)
+			t.Errorf("while %s's gateway is down: ClusterIP %s for %s, want %s for %s (%v)", p.name, ip, at, clusterIP,
+				address, err)
 		}
 		p.startGateway("gateway-2")
 		awaitVisit(t, rome.pods[0], address, "")
 		p.awaitCondition("Connected", "True")
 		if ip, at, err := rome.imported("milan", "web-shop"); err != nil || ip != clusterIP || at != address {
-			t.Errorf("with %s's next gateway: ClusterIP %s for %s, want %s for %s (%v)", p.name, ip, at, clusterIP, address, err)
+			t.Errorf("with %s's next gateway: ClusterIP %s for %s, want %s for %s (%v)", p.name, ip, at, clusterIP,
+				address, err)
 		}
 	}
 	rome.awaitCondition("Imported", "True")
 	milan.awaitCondition("Exported", "True")
 }
 
-// testExportRefused: a headless Service is refused with an Event. A Service that already has the name of an import is left alone.
+// testExportRefused: a headless Service is refused with an Event. A Service that already has the
+// name of an import is left alone.
 func testExportRefused(t *testing.T, rome, milan *peeringLab, exportLabel object) {
 	event := func(p *peeringLab, what string) {
 		t.Helper()
-		p.api.awaitEvent(t, startTimeout, peeringNamespace, what, func(_ object, message string) bool { return strings.Contains(message, what) })
+		p.api.awaitEvent(t, startTimeout, peeringNamespace, what, func(_ object, message string) bool {
+			return strings.Contains(message, what)
+		})
 	}
 	headless := shop("nobody", exportLabel, object{"clusterIP": "None"})
 	milan.apply(headless)
@@ -337,9 +360,11 @@ func testExportRefused(t *testing.T, rome, milan *peeringLab, exportLabel object
 // testImportPutRight: the gateway undoes what others change in an import.
 func testImportPutRight(t *testing.T, rome *peeringLab, clusterIP, address string) {
 	at := object{"name": "web-shop", "namespace": "milan"}
-	service := object{"apiVersion": "v1", "kind": "Service", "metadata": at, "spec": object{"selector": object{"app": "other"}}}
-	rome.apply(service, object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": at, "addressType": "IPv4",
-		"endpoints": []object{{"addresses": []string{"203.0.113.9"}}}, "ports": []object{}})
+	service := object{"apiVersion": "v1", "kind": "Service", "metadata": at,
+		"spec": object{"selector": object{"app": "other"}}}
+	rome.apply(service, object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": at,
+		"addressType": "IPv4",
+		"endpoints":   []object{{"addresses": []string{"203.0.113.9"}}}, "ports": []object{}})
 	eventually(t, "the selector is gone, and the endpoint is restored", func() error {
 		stored, err := rome.api.admin.get(service)
 		if err != nil {
@@ -356,12 +381,15 @@ func testImportPutRight(t *testing.T, rome *peeringLab, clusterIP, address strin
 	}
 }
 
-// testBait: a Service in another namespace that looks like an import, and is there to stay, keeps no other Service away.
+// testBait: a Service in another namespace that looks like an import, and is there to stay, keeps
+// no other Service away.
 func testBait(t *testing.T, rome, milan *peeringLab, exportLabel object) {
 	rome.apply(namespace("evil"))
 	bait := shop("bait", object{"culvert.io/imported-by": "milan"}, nil)
-	for k, v := range (object{"namespace": "evil", "finalizers": []string{"example.org/stay"}, "ownerReferences": []object{
-		{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "name": "culvert-imports-milan", "uid": "x"}}}) {
+	for k, v := range (object{"namespace": "evil", "finalizers": []string{"example.org/stay"},
+		"ownerReferences": []object{
+			{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "name": "culvert-imports-milan",
+				"uid": "x"}}}) {
 		bait["metadata"].(object)[k] = v
 	}
 	rome.apply(bait)
@@ -385,7 +413,9 @@ func testExportGoes(t *testing.T, rome, milan *peeringLab, exportLabel object) {
 	slice["ports"] = []object{{"name": "http", "protocol": "TCP", "port": 7777}}
 	milan.apply(echo, slice)
 	clusterIP, address := rome.awaitImport("milan", "echo-shop", true)
-	rome.nodes[1].feed(fmt.Sprintf("table ip echo { chain prerouting { type nat hook prerouting priority -100; ip daddr %s dnat to %s; }; }\n", clusterIP, address), "nft", "-f", "-")
+	rome.nodes[1].feed(fmt.Sprintf(
+		"table ip echo { chain prerouting { type nat hook prerouting priority -100; ip daddr %s dnat to %s; }; }\n",
+		clusterIP, address), "nft", "-f", "-")
 	dial := func() (net.Conn, error) {
 		return rome.pods[1].dialWithin(followed, "tcp4", net.JoinHostPort(clusterIP, shopPort))
 	}
@@ -478,7 +508,8 @@ func testExportShares(t *testing.T, rome, milan *peeringLab, exportLabel object)
 		all = append(all, exported(fmt.Sprintf("bait%02d", n), 1))
 	}
 	milan.apply(all...)
-	rome.awaitCondition("Imported", "False Refused: 25 of the peer's Services are not imported: they may have 8 ClusterIPs")
+	rome.awaitCondition("Imported",
+		"False Refused: 25 of the peer's Services are not imported: they may have 8 ClusterIPs")
 	if _, _, err := rome.imported("milan", "web-shop"); err != nil {
 		t.Error(err)
 	}
@@ -492,7 +523,8 @@ func testExportShares(t *testing.T, rome, milan *peeringLab, exportLabel object)
 	rome.awaitCondition("Imported", "True")
 }
 
-// testImportNamespace: when spec.imports changes, imports leave the former namespace. If the gateway has no rights in the new one, a condition names it.
+// testImportNamespace: when spec.imports changes, imports leave the former namespace. If the
+// gateway has no rights in the new one, a condition names it.
 func testImportNamespace(t *testing.T, rome *peeringLab) {
 	rome.setImports("elsewhere")
 	rome.awaitNoImport("milan", "web-shop")
@@ -500,12 +532,14 @@ func testImportNamespace(t *testing.T, rome *peeringLab) {
 	rome.setImports("milan")
 	rome.awaitImport("milan", "web-shop", true)
 	rome.awaitCondition("Imported", "True")
-	service := object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "web-shop", "namespace": "milan"}}
+	service := object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "web-shop",
+		"namespace": "milan"}}
 	need.NoError(t, rome.api.admin.delete(service))
 	rome.awaitImport("milan", "web-shop", true)
 }
 
-// requireWithinExportRights: the gateways have used each of their rights to Services, and nothing was forbidden except in the namespace where they have none.
+// requireWithinExportRights: the gateways have used each of their rights to Services, and nothing
+// was forbidden except in the namespace where they have none.
 func requireWithinExportRights(t *testing.T, rome, milan *peeringLab) {
 	t.Helper()
 	for _, p := range []*peeringLab{rome, milan} {
@@ -518,6 +552,7 @@ func requireWithinExportRights(t *testing.T, rome, milan *peeringLab) {
 				rights = append(rights, verb+" services", verb+" endpointslices")
 			}
 		}
-		requireUsed(t, p.gatewayUser(), p.api.requested(t, p.gatewayUser(), "/namespaces/elsewhere/", "/namespaces/evil/"), rights...)
+		requireUsed(t, p.gatewayUser(), p.api.requested(t, p.gatewayUser(), "/namespaces/elsewhere/",
+			"/namespaces/evil/"), rights...)
 	}
 }

@@ -45,10 +45,12 @@ const (
 
 // fakeNode returns the fake node with a number that no other node has.
 func fakeNode(number int) kubeNode {
-	return kubeNode{fmt.Sprintf("fake%03d", number), number, fmt.Sprintf("10.80.1.%d", number), fmt.Sprintf("liqo.fake%06d", number)}
+	return kubeNode{fmt.Sprintf("fake%03d", number), number, fmt.Sprintf("10.80.1.%d", number),
+		fmt.Sprintf("liqo.fake%06d", number)}
 }
 
-// addFakeNodes extends a cluster under Liqo to a number of nodes. Requests to their pods come from far.
+// addFakeNodes extends a cluster under Liqo to a number of nodes. Requests to their pods come from
+// far.
 func (k *kubeLab) addFakeNodes(nodes int, far *peerHost) *fakeNodes {
 	k.t.Helper()
 	c := k.newFakeNodes(nodes, far)
@@ -85,7 +87,8 @@ func (k *kubeLab) newFakeNodes(nodes int, far *peerHost) *fakeNodes {
 func (c *fakeNodes) watch(t *testing.T) {
 	t.Helper()
 	admin := c.lab.api.admin
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, admin.base+kubePath(liqoVersion, "RouteConfiguration", "", "")+"?watch=1", nil)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, admin.base+kubePath(liqoVersion,
+		"RouteConfiguration", "", "")+"?watch=1", nil)
 	need.NoError(t, err)
 	request.Header.Set("Authorization", "Bearer "+admin.token)
 	response, err := admin.http.Do(request)
@@ -139,7 +142,8 @@ func (c *fakeNodes) receive() {
 		switch inner := frame[14:]; {
 		case binary.BigEndian.Uint16(frame[12:]) == 0x0806 && len(inner) >= 28 && inner[7] == 1:
 			to := inner[24:28] // the node's own address
-			answer := c.frame(h.VNI, 0x0806, append(append([]byte{0, 1, 8, 0, 6, 4, 0, 2}, fakeNodeMAC(h.VNI)...), to...), inner[8:18])
+			answer := c.frame(h.VNI, 0x0806, append(append([]byte{0, 1, 8, 0, 6, 4, 0, 2}, fakeNodeMAC(h.VNI)...),
+				to...), inner[8:18])
 			// A kernel's link answers to its own port, whatever port a request comes from.
 			c.send(h.VNI, answer, &net.UDPAddr{IP: from.(*net.UDPAddr).IP, Port: config.DefaultGenevePort})
 		case inner[0]>>4 == 4:
@@ -220,7 +224,8 @@ func (c *fakeNodes) awaitAt(t *testing.T, at, pod string, n *kubeNode, limit tim
 			return asked
 		}
 		if asked > limit {
-			t.Errorf("after %v a datagram for pod %s arrives: %t, by VNI %d; want it at node %v", asked, pod, ok, vni, n)
+			t.Errorf("after %v a datagram for pod %s arrives: %t, by VNI %d; want it at node %v", asked,
+				pod, ok, vni, n)
 			return asked
 		}
 	}
@@ -244,11 +249,13 @@ func (c *fakeNodes) connect(t *testing.T, to string, each int) {
 			for pod := fakeNodePods - fakeNodeKept; pod < fakeNodePods; pod++ {
 				source := netip.MustParseAddr(c.pod(n, pod)).As4()
 				for port := range each {
-					ip := append(append([]byte{0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0}, source[:]...), destination[:]...)
+					ip := append(append([]byte{0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0}, source[:]...),
+						destination[:]...)
 					sumHeader(ip)
 					udp := binary.BigEndian.AppendUint16(nil, uint16(1024+port))
 					vni := geneve.VNI(c.lab.vni(n))
-					if err := c.send(vni, c.frame(vni, 0x0800, ip, append(udp, 0, kubeDiscard, 0, 8, 0, 0)), gateway); err != nil {
+					if err := c.send(vni, c.frame(vni, 0x0800, ip, append(udp, 0, kubeDiscard, 0, 8, 0, 0)),
+						gateway); err != nil {
 						return err
 					}
 					if sent++; sent%batch == 0 {

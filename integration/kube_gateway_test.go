@@ -12,8 +12,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestKubeGateways: traffic of pods passes between two clusters with the same CIDRs, through gateways
-// that know only what the API servers tell them.
+// TestKubeGateways: traffic of pods passes between two clusters with the same CIDRs, through
+// gateways that know only what the API servers tell them.
 func TestKubeGateways(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		rome, milan := newKubeLabs(t)
@@ -148,7 +148,8 @@ func (k *kubeLab) requireWithinRole(t *testing.T) {
 	for _, e := range events {
 		forbidden := e.ResponseStatus.Code == http.StatusForbidden && !k.api.starting(e.Received)
 		if forbidden || e.ObjectRef.Resource != "" && !rights[e.right()] {
-			t.Errorf("%s: %s %s is not within the role's rights: status %d", k.name, e.Verb, e.RequestURI, e.ResponseStatus.Code)
+			t.Errorf("%s: %s %s is not within the role's rights: status %d", k.name, e.Verb, e.RequestURI,
+				e.ResponseStatus.Code)
 		}
 	}
 	if len(events) == 0 {
@@ -164,15 +165,16 @@ func testKubePods(t *testing.T, from, to *kubeLab) {
 		for j, other := range to.pods {
 			target := to.seen(to.pod(&kubeNodes[j], 5))
 			pingThrough(pod, target)
-			e := exchange{from: pod, to: other, listen: to.pod(&kubeNodes[j], 5), dial: target, source: from.seen(from.pod(&kubeNodes[i], 5)), bytes: kubeBytes}
+			e := exchange{from: pod, to: other, listen: to.pod(&kubeNodes[j], 5), dial: target,
+				source: from.seen(from.pod(&kubeNodes[i], 5)), bytes: kubeBytes}
 			e.run(t)
 			e.datagrams(t, 1, 1312, 4000)
 		}
 	}
 }
 
-// testKubeNodePort: when a remote pod is reached through a NodePort, its replies come back through the
-// same node.
+// testKubeNodePort: when a remote pod is reached through a NodePort, its replies come back through
+// the same node.
 func testKubeNodePort(t *testing.T, from, to *kubeLab) {
 	from.nodePort(5201, to.seen(to.pod(&kubeNodes[1], 5)))
 	for _, n := range kubeNodes {
@@ -182,18 +184,19 @@ func testKubeNodePort(t *testing.T, from, to *kubeLab) {
 	}
 }
 
-// testKubeHosts: the remote pod sees the address for unknown sources as the source of the nodes' own
-// packets.
+// testKubeHosts: the remote pod sees the address for unknown sources as the source of the nodes'
+// own packets.
 func testKubeHosts(t *testing.T, from, to *kubeLab) {
 	for _, node := range from.nodes {
-		e := exchange{from: node, to: to.pods[0], listen: to.pod(&kubeNodes[0], 5), dial: to.seen(to.pod(&kubeNodes[0], 5)),
+		e := exchange{from: node, to: to.pods[0], listen: to.pod(&kubeNodes[0], 5),
+			dial:   to.seen(to.pod(&kubeNodes[0], 5)),
 			source: from.seen(from.unknown()), bytes: kubeBytes}
 		e.run(t)
 	}
 }
 
-// testKubeMapping: an external address stands for a host outside the cluster, which is reached through
-// the gateway's node.
+// testKubeMapping: an external address stands for a host outside the cluster, which is reached
+// through the gateway's node.
 func testKubeMapping(t *testing.T, from, to *kubeLab) {
 	e := exchange{from: from.pods[1], to: to.client, listen: to.kubeEnd.client(), dial: to.seen(kubeMapped),
 		source: to.address(kubeNodes[to.on].number), bytes: kubeBytes}
@@ -236,7 +239,8 @@ func testKubeErrors(t *testing.T, from, to *kubeLab) {
 		}
 		return errNotYet
 	})
-	// A node sends ARP requests for three seconds, if it tries at all. Kernels send few ICMP errors a second.
+	// A node sends ARP requests for three seconds, if it tries at all. Kernels send few ICMP errors
+	// a second.
 	nobody := to.seen(to.pod(&kubeNodes[0], 99))
 	eventually(t, "the address "+nobody+" of no pod is unreachable", func() error {
 		out, err := from.pods[0].try("", "ping", "-c", "1", "-W", "5", nobody)

@@ -44,10 +44,13 @@ func TestKubeHalfClosed(t *testing.T) {
 				fmt.Fprintf(conn, "answer to %s", request)
 			}
 		})
-		l.apply(object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "slow", "namespace": "default"},
-			"spec": object{"type": "NodePort", "clusterIP": "10.96.0.30", "ports": []object{{"name": "tcp", "port": 80, "nodePort": 30030, "protocol": "TCP"}}}})
+		l.apply(object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "slow",
+			"namespace": "default"},
+			"spec": object{"type": "NodePort", "clusterIP": "10.96.0.30",
+				"ports": []object{{"name": "tcp", "port": 80, "nodePort": 30030, "protocol": "TCP"}}}})
 		l.apply(object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-			"metadata":  object{"name": "slow-1", "namespace": "default", "labels": object{"kubernetes.io/service-name": "slow"}},
+			"metadata": object{"name": "slow-1", "namespace": "default",
+				"labels": object{"kubernetes.io/service-name": "slow"}},
 			"ports":     []object{{"name": "tcp", "port": 8081, "protocol": "TCP"}},
 			"endpoints": []object{{"addresses": []string{serviceAddresses["pb"][0]}, "nodeName": "n2"}}})
 		l.startKubeProxyItself()
@@ -57,8 +60,10 @@ func TestKubeHalfClosed(t *testing.T) {
 			node string
 			to   string
 		}{
-			{l.n1, "culvert", "10.96.0.30:80"}, {l.c, "culvert", "10.96.0.30:80"}, {l.out, "culvert", "172.18.0.2:30030"},
-			{l.n2, "kube-proxy", "10.96.0.30:80"}, {l.b, "kube-proxy", "10.96.0.30:80"}, {l.out, "kube-proxy", "172.18.0.3:30030"},
+			{l.n1, "culvert", "10.96.0.30:80"}, {l.c, "culvert", "10.96.0.30:80"},
+			{l.out, "culvert", "172.18.0.2:30030"},
+			{l.n2, "kube-proxy", "10.96.0.30:80"}, {l.b, "kube-proxy", "10.96.0.30:80"},
+			{l.out, "kube-proxy", "172.18.0.3:30030"},
 		}
 		answers := make(chan error, len(ways))
 		for _, w := range ways {
@@ -85,7 +90,8 @@ func TestKubeHalfClosed(t *testing.T) {
 			need.NoError(t, l.n2.do(func() error {
 				flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(unix.AF_INET))
 				for _, f := range flows {
-					if f.Forward.DstPort == 30030 && f.Forward.DstIP.String() == "172.18.0.3" && f.Reverse.SrcPort == 8081 {
+					if f.Forward.DstPort == 30030 && f.Forward.DstIP.String() == "172.18.0.3" &&
+						f.Reverse.SrcPort == 8081 {
 						halfClosed = f.TimeOut > 3000 && f.TimeOut <= 3600
 					}
 				}

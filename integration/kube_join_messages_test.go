@@ -34,14 +34,17 @@ func testJoinMessages(t *testing.T, l *joinLab) {
 		line, _, _ := strings.Cut(after, "\n")
 		return line
 	}
-	invite := l.start("invite", "--context=admin@milan", "--peer=rome", "--image=registry.example/culvert:test", "--expose=LoadBalancer", "--yes")
+	invite := l.start("invite", "--context=admin@milan", "--peer=rome", "--image=registry.example/culvert:test",
+		"--expose=LoadBalancer", "--yes")
 	milan.kubelet("gateway-1")
 	l.await(invite, "checksum")
 	invitation := file("milan.invite", invite)
-	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", invitation); err == nil || !strings.Contains(out, "culvert: admin@milan: the message is this cluster's own") {
+	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", invitation); err == nil ||
+		!strings.Contains(out, "culvert: admin@milan: the message is this cluster's own") {
 		t.Errorf("a cluster accepts its own invitation: %v: %s", err, out)
 	}
-	if out, err := l.culvert("accept", "--context=admin@rome", "--image=registry.example/culvert:test", "--yes", unfit(t, invitation)); err == nil ||
+	if out, err := l.culvert("accept", "--context=admin@rome", "--image=registry.example/culvert:test", "--yes",
+		unfit(t, invitation)); err == nil ||
 		!strings.Contains(out, "remap of 10.0.0.0/8, pods of milan: no private /8 is free in rome") {
 		t.Errorf("an invitation with CIDRs that no remap fits: %v: %s", err, out)
 	}
@@ -61,7 +64,8 @@ func testJoinMessages(t *testing.T, l *joinLab) {
 		err = os.WriteFile(altered, bytes.Replace(text, []byte("pods 10.244"), []byte("pods 10.245"), 1), 0o600)
 	}
 	need.NoError(t, err)
-	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", altered); err == nil || !strings.Contains(out, "altered on its way") {
+	if out, err := l.culvert("accept", "--context=admin@milan", "--yes", altered); err == nil ||
+		!strings.Contains(out, "altered on its way") {
 		t.Errorf("an altered answer is accepted: %v: %s", err, out)
 	}
 	for range 2 { // the second time nothing changes
@@ -84,12 +88,14 @@ func unfit(t *testing.T, file string) string {
 	return file
 }
 
-// testJoinKey: a gateway that starts with an empty Secret makes another key, and culvert join gives it to the peer.
+// testJoinKey: a gateway that starts with an empty Secret makes another key, and culvert join gives
+// it to the peer.
 func testJoinKey(t *testing.T, l *joinLab) {
 	rome, milan := l.rome, l.milan
 	before := rome.status("publicKey")
 	secret := kubePath("v1", "Secret", peeringNamespace, "culvert-milan")
-	need.NoError(t, rome.api.admin.request(http.MethodPatch, secret, "application/merge-patch+json", object{"data": nil}, nil))
+	need.NoError(t, rome.api.admin.request(http.MethodPatch, secret, "application/merge-patch+json",
+		object{"data": nil}, nil))
 	need.NoError(t, rome.gateway.cmd.Process.Signal(syscall.SIGTERM))
 	<-rome.gateway.ended
 	rome.startGateway("gateway-2")

@@ -19,7 +19,8 @@ import (
 	"culvert/integration/need"
 )
 
-// joinLab is two clusters with API servers, nodes and pods but without culvert, and a host from which a user reaches both.
+// joinLab is two clusters with API servers, nodes and pods but without culvert, and a host from
+// which a user reaches both.
 type joinLab struct {
 	t           *testing.T
 	rome, milan *peeringLab
@@ -37,20 +38,25 @@ func newJoinLab(t *testing.T) *joinLab {
 		relayBetween(l.desk, address, p.client, fmt.Sprintf("%s:%d", p.kubeEnd.api(), kubeAPIPort))
 		p.masquerade()
 		go p.roll()
-		clusters = append(clusters, object{"name": p.name, "cluster": object{"server": "https://" + address, "tls-server-name": p.kubeEnd.api(), "certificate-authority-data": p.api.roots}})
+		clusters = append(clusters, object{"name": p.name, "cluster": object{"server": "https://" + address,
+			"tls-server-name": p.kubeEnd.api(), "certificate-authority-data": p.api.roots}})
 		users = append(users, object{"name": p.name, "user": object{"token": adminToken}})
-		contexts = append(contexts, object{"name": "admin@" + p.name, "context": object{"cluster": p.name, "user": p.name}})
+		contexts = append(contexts, object{"name": "admin@" + p.name, "context": object{"cluster": p.name,
+			"user": p.name}})
 	}
 	clusters = append(clusters, object{"name": "away", "cluster": object{"server": "https://127.0.0.1:7999"}})
-	contexts = append(contexts, object{"name": "again", "context": object{"cluster": "rome", "user": "rome"}}, object{"name": "away", "context": object{"cluster": "away", "user": "rome"}})
-	text, err := yaml.Marshal(object{"apiVersion": "v1", "kind": "Config", "clusters": clusters, "users": users, "contexts": contexts})
+	contexts = append(contexts, object{"name": "again", "context": object{"cluster": "rome", "user": "rome"}},
+		object{"name": "away", "context": object{"cluster": "away", "user": "rome"}})
+	text, err := yaml.Marshal(object{"apiVersion": "v1", "kind": "Config", "clusters": clusters, "users": users,
+		"contexts": contexts})
 	need.NoError(t, err)
 	l.kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
 	need.NoError(t, os.WriteFile(l.kubeconfig, text, 0o600))
 	return l
 }
 
-// relayBetween relays connections from an address of one host to an address that another host reaches.
+// relayBetween relays connections from an address of one host to an address that another host
+// reaches.
 func relayBetween(at *peerHost, address string, from *peerHost, to string) {
 	at.t.Helper()
 	at.accept(at.t, "tcp4", address, func(client net.Conn) {
@@ -103,12 +109,14 @@ func (l *joinLab) await(p *peerProcess, want string) {
 	}
 }
 
-// kubelet starts what a cluster's objects describe as soon as they exist: agents, the gateway, and a load balancer for a Server.
+// kubelet starts what a cluster's objects describe as soon as they exist: agents, the gateway, and
+// a load balancer for a Server.
 func (p *peeringLab) kubelet(pod string) {
 	p.t.Helper()
 	has := func(apiVersion, kind, namespace, name string) {
 		eventuallyWithin(p.t, kubeStartTimeout, p.name+": "+kind+" "+name, func() error {
-			_, err := p.api.admin.get(object{"apiVersion": apiVersion, "kind": kind, "metadata": object{"namespace": namespace, "name": name}})
+			_, err := p.api.admin.get(object{"apiVersion": apiVersion, "kind": kind,
+				"metadata": object{"namespace": namespace, "name": name}})
 			if refused := new(kubeError); err != nil && !errors.As(err, &refused) {
 				p.t.Fatal(err)
 			}
@@ -124,10 +132,12 @@ func (p *peeringLab) kubelet(pod string) {
 			p.startAgent(i)
 		}
 	}
-	service := object{"apiVersion": "v1", "kind": "Service", "metadata": object{"namespace": peeringNamespace, "name": "culvert-" + p.remote.name}}
+	service := object{"apiVersion": "v1", "kind": "Service", "metadata": object{"namespace": peeringNamespace,
+		"name": "culvert-" + p.remote.name}}
 	if stored := mustObject(p.t)(p.api.admin.get(service)); field(stored, "spec", "type") == "LoadBalancer" {
 		service["status"] = object{"loadBalancer": object{"ingress": []object{{"ip": p.kubeEnd.peering}}}}
-		need.NoError(p.t, p.api.admin.request(http.MethodPatch, pathOf(service)+"/status"+standInManager, "application/apply-patch+yaml", service, nil))
+		need.NoError(p.t, p.api.admin.request(http.MethodPatch, pathOf(service)+"/status"+standInManager,
+			"application/apply-patch+yaml", service, nil))
 	}
 	p.startGateway(pod)
 	p.podOf(pod)
@@ -137,17 +147,21 @@ func (p *peeringLab) kubelet(pod string) {
 func (p *peeringLab) podOf(name string) {
 	p.t.Helper()
 	d := mustObject(p.t)(p.api.admin.get(p.deployment()))
-	p.apply(object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"namespace": peeringNamespace, "name": name, "labels": field(d, "spec", "template", "metadata", "labels")},
+	p.apply(object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"namespace": peeringNamespace, "name": name,
+		"labels": field(d, "spec", "template", "metadata", "labels")},
 		"spec": field(d, "spec", "template", "spec")})
 }
 
 func (p *peeringLab) deployment() object {
-	return object{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object{"namespace": peeringNamespace, "name": "culvert-" + p.remote.name}}
+	return object{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object{"namespace": peeringNamespace,
+		"name": "culvert-" + p.remote.name}}
 }
 
-// roll says of each change of the Deployment and of the DaemonSet that its rollout is complete, as their controllers do in the end.
+// roll says of each change of the Deployment and of the DaemonSet that its rollout is complete, as
+// their controllers do in the end.
 func (p *peeringLab) roll() {
-	set := object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"namespace": agentNamespace, "name": "culvert-node"}}
+	set := object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"namespace": agentNamespace,
+		"name": "culvert-node"}}
 	for ; p.t.Context().Err() == nil; time.Sleep(100 * time.Millisecond) {
 		for _, o := range []object{p.deployment(), set} {
 			stored, err := p.api.admin.get(o)
@@ -156,14 +170,17 @@ func (p *peeringLab) roll() {
 				continue
 			}
 			n := field(stored, "spec", "replicas")
-			status := object{"observedGeneration": generation, "replicas": n, "updatedReplicas": n, "readyReplicas": n, "availableReplicas": n}
+			status := object{"observedGeneration": generation, "replicas": n, "updatedReplicas": n, "readyReplicas": n,
+				"availableReplicas": n}
 			if o["kind"] == "DaemonSet" {
 				n := len(kubeNodes)
-				status = object{"observedGeneration": generation, "desiredNumberScheduled": n, "currentNumberScheduled": n, "updatedNumberScheduled": n,
+				status = object{"observedGeneration": generation, "desiredNumberScheduled": n,
+					"currentNumberScheduled": n, "updatedNumberScheduled": n,
 					"numberReady": n, "numberAvailable": n, "numberMisscheduled": 0}
 			}
 			p.api.admin.request(http.MethodPatch, pathOf(o)+"/status"+standInManager, "application/apply-patch+yaml",
-				object{"apiVersion": o["apiVersion"], "kind": o["kind"], "metadata": o["metadata"], "status": status}, nil)
+				object{"apiVersion": o["apiVersion"], "kind": o["kind"], "metadata": o["metadata"], "status": status},
+				nil)
 		}
 	}
 }
@@ -182,8 +199,10 @@ func (p *peeringLab) controllers() {
 		p.t.Fatal(err)
 	}
 	<-p.gateway.ended
-	need.NoError(p.t, p.api.admin.request(http.MethodDelete, kubePath("v1", "Pod", peeringNamespace, "")+"?gracePeriodSeconds=0", "application/json", nil, nil))
-	daemonSet := object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": "culvert-node", "namespace": agentNamespace}}
+	need.NoError(p.t, p.api.admin.request(http.MethodDelete, kubePath("v1", "Pod", peeringNamespace,
+		"")+"?gracePeriodSeconds=0", "application/json", nil, nil))
+	daemonSet := object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": "culvert-node",
+		"namespace": agentNamespace}}
 	eventuallyWithin(p.t, kubeStartTimeout, p.name+": the DaemonSet is deleted", func() error {
 		if _, err := p.api.admin.get(daemonSet); err == nil {
 			return errNotYet
@@ -196,7 +215,8 @@ func (p *peeringLab) controllers() {
 	}
 	for _, namespace := range []string{agentNamespace, peeringNamespace} {
 		for _, kind := range []string{"Pod", "Event"} {
-			need.NoError(p.t, p.api.admin.request(http.MethodDelete, kubePath("v1", kind, namespace, "")+"?gracePeriodSeconds=0", "application/json", nil, nil))
+			need.NoError(p.t, p.api.admin.request(http.MethodDelete, kubePath("v1", kind, namespace,
+				"")+"?gracePeriodSeconds=0", "application/json", nil, nil))
 		}
 		eventuallyWithin(p.t, kubeStartTimeout, p.name+": namespace "+namespace, func() error {
 			o := object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": namespace}}
@@ -214,7 +234,8 @@ func (p *peeringLab) controllers() {
 	}
 }
 
-// everything lists what a cluster has: its objects, and the links, addresses, routes, rules and nftables of its nodes.
+// everything lists what a cluster has: its objects, and the links, addresses, routes, rules and
+// nftables of its nodes.
 func (p *peeringLab) everything(t *testing.T) (all []string) {
 	t.Helper()
 	var groups struct {
@@ -243,7 +264,8 @@ func (p *peeringLab) everything(t *testing.T) (all []string) {
 			var objects struct{ Items []object }
 			get(path+"/"+r.Name, &objects)
 			for _, o := range objects.Items {
-				all = append(all, fmt.Sprint(path, " ", r.Name, " ", field(o, "metadata", "namespace"), "/", field(o, "metadata", "name")))
+				all = append(all, fmt.Sprint(path, " ", r.Name, " ", field(o, "metadata", "namespace"), "/",
+					field(o, "metadata", "name")))
 			}
 		}
 	}
@@ -254,7 +276,8 @@ func (p *peeringLab) everything(t *testing.T) (all []string) {
 			}
 			return nil
 		})
-		for _, command := range []string{"ip -o link", "ip -o address", "ip route show table all", "ip rule", "nft list ruleset"} {
+		for _, command := range []string{"ip -o link", "ip -o address", "ip route show table all", "ip rule",
+			"nft list ruleset"} {
 			words := strings.Fields(command)
 			all = append(all, node.name+" "+command+":\n"+node.run(words[0], words[1:]...))
 		}
@@ -286,13 +309,15 @@ func (p *peeringLab) versions(t *testing.T) (all []string) {
 		var o object
 		need.NoError(t, yaml.Unmarshal([]byte(document), &o))
 		stored := mustObject(t)(p.api.admin.get(o))
-		all = append(all, fmt.Sprint(o["kind"], " ", field(o, "metadata", "name"), " ", field(stored, "metadata", "generation"), " ", field(stored, "spec")))
+		all = append(all, fmt.Sprint(o["kind"], " ", field(o, "metadata", "name"), " ", field(stored, "metadata",
+			"generation"), " ", field(stored, "spec")))
 	}
 	stored := mustObject(t)(p.api.admin.get(p.peering()))
 	return append(all, fmt.Sprint("Peering ", field(stored, "metadata", "generation"), " ", field(stored, "spec")))
 }
 
-// ping has each pod of a cluster ping a pod of the other one, at its address under the Peering's remap.
+// ping has each pod of a cluster ping a pod of the other one, at its address under the Peering's
+// remap.
 func (p *peeringLab) ping(to *peeringLab) {
 	p.t.Helper()
 	all, _ := field(mustObject(p.t)(p.api.admin.get(p.peering())), "spec", "remote", "podCIDRs").([]any)
@@ -316,7 +341,8 @@ func (p *peeringLab) ping(to *peeringLab) {
 	}
 }
 
-// TestKubeJoin: two clusters with the same CIDRs are joined, by one command and by messages, and separated again. Afterwards both are as they were before.
+// TestKubeJoin: two clusters with the same CIDRs are joined, by one command and by messages, and
+// separated again. Afterwards both are as they were before.
 func TestKubeJoin(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newJoinLab(t)
@@ -327,7 +353,8 @@ func TestKubeJoin(t *testing.T) {
 		both := []string{"--context=admin@rome", "--context=admin@milan"}
 		t.Run("refused", func(t *testing.T) { testJoinRefused(t, l) })
 		t.Run("join", func(t *testing.T) {
-			join := l.start(append([]string{"join", "--image=registry.example/culvert:test", "--expose=LoadBalancer", "--yes"}, both...)...)
+			join := l.start(append([]string{"join", "--image=registry.example/culvert:test", "--expose=LoadBalancer",
+				"--yes"}, both...)...)
 			milan.kubelet("gateway-1")
 			rome.kubelet("gateway-1")
 			l.await(join, "rome is connected, 2/2 nodes")
@@ -336,13 +363,15 @@ func TestKubeJoin(t *testing.T) {
 		})
 		t.Run("again", func(t *testing.T) {
 			had := [2][]string{rome.versions(t), milan.versions(t)}
-			l.must("milan is connected, 2/2 nodes", append([]string{"join"}, both...)...) // nothing changes, so it asks no question
+			// nothing changes, so it asks no question
+			l.must("milan is connected, 2/2 nodes", append([]string{"join"}, both...)...)
 			for i, p := range []*peeringLab{rome, milan} {
 				if now := p.versions(t); !slices.Equal(now, had[i]) {
 					t.Errorf("%s has changed to\n%q\nwant\n%q", p.name, now, had[i])
 				}
 			}
-			need.NoError(t, rome.api.admin.delete(object{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": object{"name": "culvert-milan", "namespace": peeringNamespace}}))
+			need.NoError(t, rome.api.admin.delete(object{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+				"metadata": object{"name": "culvert-milan", "namespace": peeringNamespace}}))
 			l.must("", append([]string{"join"}, both...)...)
 			if now := rome.versions(t); !slices.Equal(now, had[0]) {
 				t.Errorf("rome is not repaired: it has\n%q\nwant\n%q", now, had[0])
@@ -386,8 +415,9 @@ func testJoinRefused(t *testing.T, l *joinLab) {
 	}
 }
 
-// testJoinManagers: after culvert join, applying the output of culvert kube template causes no conflict and changes nothing. A second replica can be added
-// by join and removed again, also if kubectl has applied the objects in between.
+// testJoinManagers: after culvert join, applying the output of culvert kube template causes no
+// conflict and changes nothing. A second replica can be added by join and removed again, also if
+// kubectl has applied the objects in between.
 func testJoinManagers(t *testing.T, l *joinLab) {
 	milan := l.milan
 	had := milan.versions(t)
@@ -396,7 +426,8 @@ func testJoinManagers(t *testing.T, l *joinLab) {
 		t.Errorf("culvert kube template changes what culvert join has applied:\n%q\nbefore\n%q", now, had)
 	}
 	join := []string{"join", "--context=admin@rome", "--context=admin@milan", "--yes"}
-	budget := object{"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": object{"name": "culvert-rome", "namespace": peeringNamespace}}
+	budget := object{"apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+		"metadata": object{"name": "culvert-rome", "namespace": peeringNamespace}}
 	l.must("", append(join, "--replicas=2")...)
 	mustObject(t)(milan.api.admin.get(budget))
 	stored := mustObject(t)(milan.api.admin.get(milan.deployment()))
@@ -410,14 +441,17 @@ func testJoinManagers(t *testing.T, l *joinLab) {
 	}
 }
 
-// applyTemplate applies the output of culvert kube template as kubectl apply --server-side does; force is "" or "&force=true".
+// applyTemplate applies the output of culvert kube template as kubectl apply --server-side does;
+// force is "" or "&force=true".
 func (p *peeringLab) applyTemplate(image, force string, args ...string) {
 	p.t.Helper()
-	out := p.client.run(os.Getenv(binaryEnv), append([]string{"kube", "template", "--image=" + image, "--peering=" + p.remote.name}, args...)...)
+	out := p.client.run(os.Getenv(binaryEnv), append([]string{"kube", "template", "--image=" + image,
+		"--peering=" + p.remote.name}, args...)...)
 	for document := range strings.SplitSeq(out, "\n---\n") {
 		var o object
 		need.NoError(p.t, yaml.Unmarshal([]byte(document), &o))
-		if err := p.api.admin.request(http.MethodPatch, pathOf(o)+"?fieldManager=kubectl"+force, "application/apply-patch+yaml", o, nil); err != nil {
+		if err := p.api.admin.request(http.MethodPatch, pathOf(o)+"?fieldManager=kubectl"+force,
+			"application/apply-patch+yaml", o, nil); err != nil {
 			p.t.Errorf("apply %v %v: %v", o["kind"], field(o, "metadata", "name"), err)
 		}
 	}
@@ -431,7 +465,8 @@ func testJoinImports(t *testing.T, l *joinLab) {
 	l.rome.awaitImport("milan", "web-shop", true)
 }
 
-// testJoinLeave: culvert leave removes everything, although its first run is killed. A cluster that cannot be reached does not keep it from the other one.
+// testJoinLeave: culvert leave removes everything, although its first run is killed. A cluster that
+// cannot be reached does not keep it from the other one.
 func testJoinLeave(t *testing.T, l *joinLab, before [2][]string) {
 	rome, milan := l.rome, l.milan
 	first := l.start("leave", "--context=admin@rome", "--all", "--yes")
@@ -450,7 +485,8 @@ func testJoinLeave(t *testing.T, l *joinLab, before [2][]string) {
 	for i, p := range []*peeringLab{rome, milan} {
 		requireSame(t, p, before[i])
 	}
-	if out, err := l.culvert("leave", "--context=admin@rome", "--context=away", "--all", "--yes"); err == nil || !strings.Contains(out, "admin@rome: done") || !strings.Contains(out, "away: cannot be reached") {
+	if out, err := l.culvert("leave", "--context=admin@rome", "--context=away", "--all", "--yes"); err == nil ||
+		!strings.Contains(out, "admin@rome: done") || !strings.Contains(out, "away: cannot be reached") {
 		t.Errorf("with a cluster that cannot be reached: %v: %s", err, out)
 	}
 }

@@ -73,7 +73,8 @@ func (l *liqo) install() {
 	rules := readYAML(l.t, "testdata/liqo-crds/liqo-gateway-ClusterRole.rules.yaml")["rules"]
 	l.apply(
 		object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": liqoNamespace}},
-		object{"apiVersion": rbac + "/v1", "kind": "ClusterRole", "metadata": object{"name": "liqo-gateway"}, "rules": rules},
+		object{"apiVersion": rbac + "/v1", "kind": "ClusterRole", "metadata": object{"name": "liqo-gateway"},
+			"rules": rules},
 	)
 }
 
@@ -85,7 +86,8 @@ func (l *liqo) admit() {
 	l.t.Helper()
 	l.apply(
 		object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": l.tenant()}},
-		object{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": object{"name": l.account(), "namespace": l.tenant()}},
+		object{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": object{"name": l.account(),
+			"namespace": l.tenant()}},
 		object{"apiVersion": rbac + "/v1", "kind": "ClusterRoleBinding",
 			"metadata": object{"name": "liqo-gateway-" + l.tenant() + "-" + l.account()},
 			"roleRef":  object{"apiGroup": rbac, "kind": "ClusterRole", "name": "liqo-gateway"},
@@ -113,10 +115,12 @@ func (l *liqo) nodesJoin() {
 		l.podsRun(n)
 		l.externalRoutes(n)
 		l.applyRoutes(n.name+"-service-nodeport-routing", n.name+"-service-nodeport-routing", fabricRoutes, object{
-			"dst": l.here.unknown() + "/32", "fwmark": n.number, "targetRef": object{"kind": "InternalNode", "name": n.name},
+			"dst": l.here.unknown() + "/32", "fwmark": n.number, "targetRef": object{"kind": "InternalNode",
+				"name": n.name},
 			"routes": []object{{"dst": l.here.unknown() + "/32", "gw": n.internal, "dev": n.device}},
 		})
-		marks = append(marks, filterRule(n.name, "ctmark", mark, false, matchIP("eq", "src", l.here.unknown()), matchDevice("eq", "in", n.device)))
+		marks = append(marks, filterRule(n.name, "ctmark", mark, false, matchIP("eq", "src", l.here.unknown()),
+			matchDevice("eq", "in", n.device)))
 	}
 	l.apply(
 		firewall(liqoNamespace, "service-nodeport-routing", "service-nodeport-routing", subcategory("fabric"),
@@ -133,7 +137,8 @@ func (l *liqo) mssClamping() object {
 	toTunnel := matchDevice("eq", "out", liqoTunnel)
 	toTunnel["proto"] = object{"value": "tcp"}
 	return firewall(liqoNamespace, "gw-mss-clamping", "mss-clamping", subcategory("all-gateways"),
-		chain("mss-clamping", "filter", "forward", 0, filterRule("mss-clamping-out", "tcpmssclamp", "0", true, toTunnel)))
+		chain("mss-clamping", "filter", "forward", 0, filterRule("mss-clamping-out", "tcpmssclamp", "0",
+			true, toTunnel)))
 }
 
 // configure writes what depends on the CIDRs of both clusters.
@@ -175,7 +180,8 @@ func (l *liqo) gatewayPod(more ...string) object {
 	labels := append(more, "app.kubernetes.io/name", l.account(), liqoLabel+"component", "gateway",
 		liqoLabel+"gateway-name", l.account(), liqoLabel+"gateway-namespace", l.tenant())
 	return object{
-		"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": l.podName(), "namespace": l.tenant(), "labels": pairs(labels...)},
+		"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": l.podName(), "namespace": l.tenant(),
+			"labels": pairs(labels...)},
 		"spec": object{"nodeName": kubeNodes[l.here.on].name, "serviceAccountName": l.account(),
 			"containers": []object{{"name": "gateway", "image": "culvert"}}},
 		"status": object{"phase": "Running", "podIP": l.here.gateway(), "podIPs": []object{{"ip": l.here.gateway()}}},
@@ -196,7 +202,8 @@ func (l *liqo) podName() string { return fmt.Sprintf("gw-%s-%d", l.account(), l.
 func (l *liqo) tunnel(n *kubeNode) object {
 	return resource("GeneveTunnel", l.tenant(), l.remote.name+"-"+n.name, object{
 		"id":                l.here.vni(n),
-		"internalFabricRef": object{"name": l.remote.name, "namespace": l.tenant()}, "internalNodeRef": object{"name": n.name},
+		"internalFabricRef": object{"name": l.remote.name, "namespace": l.tenant()},
+		"internalNodeRef":   object{"name": n.name},
 	}, liqoLabel+"internal-fabric-name", l.remote.name, liqoLabel+"internal-node-name", n.name)
 }
 
@@ -206,10 +213,12 @@ func (l *liqo) externalTraffic() {
 	var rules []object
 	for _, n := range l.nodes {
 		for _, cidr := range []string{l.remote.pods, l.remote.external} { // as the remote cluster names them
-			rules = append(rules, object{"iif": n.device, "dst": cidr, "routes": []object{{"dst": cidr, "gw": l.peerTunnel()}}})
+			rules = append(rules, object{"iif": n.device, "dst": cidr,
+				"routes": []object{{"dst": cidr, "gw": l.peerTunnel()}}})
 		}
 	}
-	l.apply(resource("RouteConfiguration", l.tenant(), l.remote.name+"-gw-ext", routeTable(l.remote.name, rules...), l.unique("route")...))
+	l.apply(resource("RouteConfiguration", l.tenant(), l.remote.name+"-gw-ext", routeTable(l.remote.name, rules...),
+		l.unique("route")...))
 }
 
 // nodesMeasured writes the address that each node sends from to the pod of the gateway. Agents on
@@ -261,13 +270,14 @@ func (l *liqo) mapping(name, external, host string) object {
 		chain("postrouting", "nat", "postrouting", 100, natRule(name, "snat", host, matchIP("eq", "src", external))))
 }
 
-// externalRoutes routes traffic from the tunnel to mapped hosts, and to other clusters, through a node.
-// Only a gateway on that node obeys it.
+// externalRoutes routes traffic from the tunnel to mapped hosts, and to other clusters, through a
+// node. Only a gateway on that node obeys it.
 func (l *liqo) externalRoutes(n *kubeNode) {
 	l.t.Helper()
 	via := func(cidr string) object { return object{"dst": cidr, "gw": n.internal, "dev": n.device} }
 	l.applyRoutes(n.name+"-extcidr", n.name+"-extcidr",
-		[]string{liqoLabel + "route-category", "gateway", liqoLabel + "route-subcategory", "fabric-node", liqoLabel + "route-unique", n.name},
+		[]string{liqoLabel + "route-category", "gateway", liqoLabel + "route-subcategory", "fabric-node",
+			liqoLabel + "route-unique", n.name},
 		object{"iif": liqoTunnel, "dst": l.remote.seenPods, "routes": []object{via(l.remote.seenPods)}},
 		object{"iif": liqoTunnel, "routes": []object{via(l.here.client() + "/32")}})
 }
@@ -279,15 +289,18 @@ func (l *liqo) podsRun(n *kubeNode, pods ...string) {
 }
 
 func (l *liqo) podRoutes(n *kubeNode, pods ...string) object {
-	rules := []object{{"dst": n.internal + "/32", "routes": []object{{"dst": n.internal + "/32", "dev": n.device, "scope": "link"}}}}
+	rules := []object{{"dst": n.internal + "/32", "routes": []object{{"dst": n.internal + "/32", "dev": n.device,
+		"scope": "link"}}}}
 	if len(pods) > 0 {
 		var routes []object
 		for _, pod := range pods {
-			routes = append(routes, object{"dst": pod + "/32", "gw": n.internal, "targetRef": object{"kind": "Pod", "namespace": "default", "name": "pod-" + pod}})
+			routes = append(routes, object{"dst": pod + "/32", "gw": n.internal, "targetRef": object{"kind": "Pod",
+				"namespace": "default", "name": "pod-" + pod}})
 		}
 		rules = append(rules, object{"iif": liqoTunnel, "routes": routes})
 	}
-	return resource("RouteConfiguration", liqoNamespace, n.name+"-gw-node", routeTable(n.name, rules...), fabricRoutes...)
+	return resource("RouteConfiguration", liqoNamespace, n.name+"-gw-node", routeTable(n.name, rules...),
+		fabricRoutes...)
 }
 
 // keysExchanged gives the gateway the key of the other one: the last step.

@@ -31,7 +31,8 @@ func matchEdits(rome *kubeLab, p *kubeProbes) []kubeEdit {
 		drop("a range of sources", []kubeProbe{p.host, p.theirs}, matchIP("eq", "src", "10.70.0.0-10.70.0.9")),
 		drop("all sources but pods", []kubeProbe{p.host, p.theirs, p.mapping}, matchIP("neq", "src", pods)),
 		drop("a network", []kubeProbe{p.host, p.theirs}, matchIP("eq", "dst", external)),
-		drop("all destinations but a range", []kubeProbe{p.host, p.theirs, p.mapping}, matchIP("neq", "dst", "10.244.0.0-10.244.255.255")),
+		drop("all destinations but a range", []kubeProbe{p.host, p.theirs, p.mapping},
+			matchIP("neq", "dst", "10.244.0.0-10.244.255.255")),
 		drop("a protocol", p.all(), udp),
 		drop("a port", p.all(), udp, matchPort("eq", "dst", kubeProbePort)),
 		drop("a range of ports", p.all(), udp, matchPort("eq", "src", "5299-5301")),
@@ -39,9 +40,12 @@ func matchEdits(rome *kubeLab, p *kubeProbes) []kubeEdit {
 		drop("a port of another protocol", nil, matchProto("tcp"), matchPort("eq", "dst", kubeProbePort)),
 		drop("what comes from a device", ofNode2, matchDevice("eq", "in", node2)),
 		drop("what goes to a device", ofNode2, matchDevice("eq", "out", node2)),
-		drop("what comes from another device", ofNode2, matchDevice("neq", "in", node1), matchDevice("neq", "in", liqoTunnel)),
-		drop("what goes to another device", ofNode2, matchDevice("neq", "out", node1), matchDevice("neq", "out", liqoTunnel)),
-		drop("what goes from one device to another", []kubeProbe{p.mapping}, udp, matchDevice("eq", "in", liqoTunnel), matchDevice("eq", "out", node1)),
+		drop("what comes from another device", ofNode2, matchDevice("neq", "in", node1),
+			matchDevice("neq", "in", liqoTunnel)),
+		drop("what goes to another device", ofNode2, matchDevice("neq", "out", node1), matchDevice("neq", "out",
+			liqoTunnel)),
+		drop("what goes from one device to another", []kubeProbe{p.mapping}, udp, matchDevice("eq", "in", liqoTunnel),
+			matchDevice("eq", "out", node1)),
 		drop("what comes from any tunnel", p.all(), udp, matchDevice("eq", "in", liqoTunnel+"*")),
 		drop("what comes from a device that is not there", nil, matchDevice("eq", "in", "liqo.nobody")),
 	}
@@ -55,7 +59,8 @@ func (k *kubeLab) testKubeUnknown(t *testing.T, p *kubeProbes, other *kubeLab) {
 	need.NoError(t, err)
 	const another = "10.70.0.9"
 	var changed object
-	need.NoError(t, json.Unmarshal(bytes.ReplaceAll(text, []byte(`"`+k.unknown()+`"`), []byte(`"`+another+`"`)), &changed))
+	need.NoError(t, json.Unmarshal(bytes.ReplaceAll(text, []byte(`"`+k.unknown()+`"`), []byte(`"`+another+`"`)),
+		&changed))
 	for _, edit := range []struct {
 		o    object
 		from string

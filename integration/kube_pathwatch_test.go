@@ -10,8 +10,9 @@ import (
 	"culvert/integration/need"
 )
 
-// A pathWatch sends datagrams to a host that returns them, and measures for how long no answer arrives. TCP streams cannot measure that: they repeat lost
-// segments after pauses that double (RFC 6298, Section 5.5), so a stream may pause for twice as long as the path.
+// A pathWatch sends datagrams to a host that returns them, and measures for how long no answer
+// arrives. TCP streams cannot measure that: they repeat lost segments after pauses that double (RFC
+// 6298, Section 5.5), so a stream may pause for twice as long as the path.
 type pathWatch struct {
 	longest, last atomic.Int64 // longest time between two answers, and time of the last answer, in nanoseconds
 }

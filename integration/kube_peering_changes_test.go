@@ -36,8 +36,9 @@ func testPeeringPutBack(t *testing.T, p *peeringLab) {
 	has(exception, true, "nft", "list", "table", "ip", "culvert")
 }
 
-// testPeeringPodAsNode: what a pod sends to the gateway's tunnel port does not arrive, though its node masquerades it. Without the agent's rule it does,
-// as the node's. The node's own datagrams and the pod's to other ports arrive.
+// testPeeringPodAsNode: what a pod sends to the gateway's tunnel port does not arrive, though its
+// node masquerades it. Without the agent's rule it does, as the node's. The node's own datagrams
+// and the pod's to other ports arrive.
 func testPeeringPodAsNode(t *testing.T, p *peeringLab) {
 	const truncated = `culvert_dropped_packets_total{direction="outbound",reason="truncated"}`
 	at := p.kubeLab.gateway() + ":6091"
@@ -83,7 +84,8 @@ func testPeeringPodAsNode(t *testing.T, p *peeringLab) {
 	})
 }
 
-// testPeeringWider: a Peering gets another CIDR and loses it again while it carries traffic, whose connections go on.
+// testPeeringWider: a Peering gets another CIDR and loses it again while it carries traffic, whose
+// connections go on.
 func testPeeringWider(t *testing.T, p, other *peeringLab) {
 	with, spec := p.keyed()
 	more := object{"cidr": "10.201.0.0/16", "remap": "10.99.0.0/16"}
@@ -108,7 +110,8 @@ func testPeeringWider(t *testing.T, p, other *peeringLab) {
 // peeringAway is how long the API server is away if longEnv is set.
 const peeringAway = time.Minute
 
-// testPeeringAway: the caller has cut off the API server. Until it is back, connections go on; then the agents obey what has changed meanwhile.
+// testPeeringAway: the caller has cut off the API server. Until it is back, connections go on; then
+// the agents obey what has changed meanwhile.
 func testPeeringAway(t *testing.T, p *peeringLab, streams []*linkStream) {
 	t.Helper()
 	if os.Getenv(longEnv) != "" {
@@ -116,7 +119,8 @@ func testPeeringAway(t *testing.T, p *peeringLab, streams []*linkStream) {
 	}
 	requireAlive(t, "the API server is away", streams)
 	with, spec := p.keyed()
-	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}, {"cidr": "10.201.0.0/16", "remap": "10.99.0.0/16"}}
+	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods},
+		{"cidr": "10.201.0.0/16", "remap": "10.99.0.0/16"}}
 	p.apply(with)
 	p.api.relay.hold(false)
 	eventuallyWithin(t, kubeBack, "what has changed meanwhile is obeyed", func() error {
@@ -132,7 +136,8 @@ func testPeeringAway(t *testing.T, p *peeringLab, streams []*linkStream) {
 	requireAlive(t, "the API server is back", streams)
 }
 
-// testPeeringChanged: when the remap changes, the other cluster is reached at its new addresses and no longer at the old ones.
+// testPeeringChanged: when the remap changes, the other cluster is reached at its new addresses and
+// no longer at the old ones.
 func testPeeringChanged(t *testing.T, p, other *peeringLab) {
 	with, spec := p.keyed()
 	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": "10.99.0.0/16"}}
@@ -159,7 +164,8 @@ func testPeeringChanged(t *testing.T, p, other *peeringLab) {
 	})
 }
 
-// testPeeringAnother: a second peering, with a cluster without Kubernetes, is added to the same nodes and removed.
+// testPeeringAnother: a second peering, with a cluster without Kubernetes, is added to the same
+// nodes and removed.
 func testPeeringAnother(t *testing.T, rome *peeringLab, streams []*linkStream) {
 	again := *rome.kubeLab
 	again.t, again.kubeEnd = t, &kubeRomeTurin
@@ -198,15 +204,18 @@ func testPeeringAnother(t *testing.T, rome *peeringLab, streams []*linkStream) {
 func testPeeringNodeClaims(t *testing.T, p, other *peeringLab) {
 	claim := p.node(&kubeNodes[0])
 	addresses := claim["status"].(object)["addresses"].([]object)
-	claim["status"].(object)["addresses"] = append(addresses, object{"type": "ExternalIP", "address": p.address(kubeNodes[1].number)})
+	claim["status"].(object)["addresses"] = append(addresses, object{"type": "ExternalIP",
+		"address": p.address(kubeNodes[1].number)})
 	p.apply(claim)
 	p.awaitCondition("Accepted", "False Invalid: Node "+kubeNodes[0].name+": status.addresses[")
-	if got, want := p.condition("Accepted"), fmt.Sprintf("%s is of node %s, which had it first", p.address(kubeNodes[1].number), kubeNodes[1].name); !strings.Contains(got, want) {
+	if got, want := p.condition("Accepted"), fmt.Sprintf("%s is of node %s, which had it first",
+		p.address(kubeNodes[1].number), kubeNodes[1].name); !strings.Contains(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	p.awaitCondition("NodesReady", "True")
 	for i := range kubeNodes {
-		if out, err := other.pods[0].try("", "ping", "-c", "3", "-i", "0.2", "-W", "2", p.seen(p.pod(&kubeNodes[i], 5))); err != nil {
+		if out, err := other.pods[0].try("", "ping", "-c", "3", "-i", "0.2", "-W", "2",
+			p.seen(p.pod(&kubeNodes[i], 5))); err != nil {
 			t.Errorf("the pod on %s: %v: %s", kubeNodes[i].name, err, out)
 		}
 	}
@@ -214,7 +223,8 @@ func testPeeringNodeClaims(t *testing.T, p, other *peeringLab) {
 	p.awaitCondition("Accepted", "True")
 }
 
-// testPeeringPods: with podsFrom: Pods, a pod is reached from when its Pod has an address until the Pod ends.
+// testPeeringPods: with podsFrom: Pods, a pod is reached from when its Pod has an address until the
+// Pod ends.
 func testPeeringPods(t *testing.T, p, other *peeringLab) {
 	to := p.pod(&kubeNodes[1], 5)
 	reached := func(want bool) {
@@ -243,8 +253,9 @@ func testPeeringPods(t *testing.T, p, other *peeringLab) {
 		"spec":   object{"nodeName": kubeNodes[0].name, "containers": []object{{"name": "thief", "image": "thief"}}},
 		"status": object{"phase": "Running", "podIP": to, "podIPs": []object{{"ip": to}}}}
 	p.apply(namespace("aaa"), thief)
-	p.awaitCondition("Accepted", fmt.Sprintf("False Invalid: Node %s: status.podIPs of its Pod aaa/thief: %s is of Pod default/shop on node %s, which had it first",
-		kubeNodes[0].name, to, kubeNodes[1].name))
+	p.awaitCondition("Accepted",
+		fmt.Sprintf("False Invalid: Node %s: status.podIPs of its Pod aaa/thief: %s is of Pod default/shop on node %s, which had it first",
+			kubeNodes[0].name, to, kubeNodes[1].name))
 	reached(true)
 	need.NoError(t, p.api.admin.delete(thief))
 	p.awaitCondition("Accepted", "True")
@@ -252,12 +263,14 @@ func testPeeringPods(t *testing.T, p, other *peeringLab) {
 	reached(false)
 }
 
-// testPeeringDeleted: when a Peering is deleted, nodes remove all that belongs to it, and the gateway has no nodes.
+// testPeeringDeleted: when a Peering is deleted, nodes remove all that belongs to it, and the
+// gateway has no nodes.
 func testPeeringDeleted(t *testing.T, p *peeringLab) {
 	need.NoError(t, p.api.admin.delete(p.peering()))
 	for _, node := range p.nodes {
 		eventually(t, node.name+" has nothing of the Peering", func() error {
-			for _, left := range [][]string{{"ip", "link", "show", "cv-" + p.remote.name}, {"nft", "list", "table", "ip", "culvert"}} {
+			for _, left := range [][]string{{"ip", "link", "show", "cv-" + p.remote.name},
+				{"nft", "list", "table", "ip", "culvert"}} {
 				if out, err := node.try("", left[0], left[1:]...); err == nil {
 					return errors.New(out)
 				}
@@ -274,7 +287,8 @@ func testPeeringDeleted(t *testing.T, p *peeringLab) {
 	})
 }
 
-// testPeeringGatewayEnds: a gateway that stops says so in the status, and the next one keeps the nodes' assignments.
+// testPeeringGatewayEnds: a gateway that stops says so in the status, and the next one keeps the
+// nodes' assignments.
 func testPeeringGatewayEnds(t *testing.T, p, other *peeringLab) {
 	before := fmt.Sprint(p.status("nodes"))
 	need.NoError(t, p.gateway.cmd.Process.Signal(syscall.SIGTERM))
@@ -287,13 +301,15 @@ func testPeeringGatewayEnds(t *testing.T, p, other *peeringLab) {
 	if after := fmt.Sprint(p.status("nodes")); after != before || before == "<nil>" {
 		t.Errorf("the next gateway has assigned %s, want %s as before", after, before)
 	}
-	if pod, term := p.status("active", "pod"), p.status("active", "term"); pod != "gateway-2" || fmt.Sprint(term) != "2" {
+	if pod, term := p.status("active", "pod"), p.status("active", "term"); pod != "gateway-2" ||
+		fmt.Sprint(term) != "2" {
 		t.Errorf("active are pod %v and term %v, want gateway-2 and 2", pod, term)
 	}
 	testKubePods(t, p.kubeLab, other.kubeLab)
 }
 
-// testPeeringGone: links, routes and the masquerading exception stay as long as the DaemonSet exists. They are removed with it, or by the command.
+// testPeeringGone: links, routes and the masquerading exception stay as long as the DaemonSet
+// exists. They are removed with it, or by the command.
 func testPeeringGone(t *testing.T, p *peeringLab) {
 	link := "cv-" + p.remote.name
 	for i := range p.nodes {
@@ -303,9 +319,11 @@ func testPeeringGone(t *testing.T, p *peeringLab) {
 	}
 	p.startAgent(0)
 	await(t, "the first node's link is up", func() bool { return strings.Contains(p.agents[0].output(), "link is up") })
-	need.NoError(t, p.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": "culvert-node", "namespace": agentNamespace}}))
+	need.NoError(t, p.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet",
+		"metadata": object{"name": "culvert-node", "namespace": agentNamespace}}))
 	p.endAgent(0, syscall.SIGTERM)
-	if out := p.nodes[1].run(os.Getenv(binaryEnv), "node", "--kube", "--remove"); !strings.Contains(out, "removed link "+link) || !strings.Contains(out, "removed nftables table ip culvert") {
+	if out := p.nodes[1].run(os.Getenv(binaryEnv), "node", "--kube", "--remove"); !strings.Contains(out,
+		"removed link "+link) || !strings.Contains(out, "removed nftables table ip culvert") {
 		t.Error(out)
 	}
 	for _, node := range p.nodes {
@@ -320,17 +338,21 @@ func testPeeringGone(t *testing.T, p *peeringLab) {
 	}
 }
 
-// requireWithinPeeringRoles fails if something was forbidden, or if a right was not used. Some are used in one of the clusters only.
+// requireWithinPeeringRoles fails if something was forbidden, or if a right was not used. Some are
+// used in one of the clusters only.
 func requireWithinPeeringRoles(t *testing.T, p *peeringLab) {
 	t.Helper()
 	for user, rights := range map[string][]string{
-		p.gatewayUser(): {"get secrets", "update secrets", "list peerings", "watch peerings", "update peerings/status", "list nodes", "watch nodes",
+		p.gatewayUser(): {"get secrets", "update secrets", "list peerings", "watch peerings", "update peerings/status",
+			"list nodes", "watch nodes",
 			"list tunnelnodes", "watch tunnelnodes", "list pods", "watch pods"},
-		agentUser: {"list nodes", "watch nodes", "list services", "watch services", "list peerings", "watch peerings", "get tunnelnodes", "create tunnelnodes",
+		agentUser: {"list nodes", "watch nodes", "list services", "watch services", "list peerings", "watch peerings",
+			"get tunnelnodes", "create tunnelnodes",
 			"update tunnelnodes", "update tunnelnodes/status", "create events", "get daemonsets"},
 	} {
 		rights = slices.DeleteFunc(rights, func(right string) bool {
-			return p.name != kubeRome.name && slices.Contains([]string{"get daemonsets", "create events", "update tunnelnodes"}, right) ||
+			return p.name != kubeRome.name && slices.Contains([]string{"get daemonsets", "create events",
+				"update tunnelnodes"}, right) ||
 				p.name != kubeMilan.name && strings.HasSuffix(right, " pods")
 		})
 		requireUsed(t, user, p.api.requested(t, user), rights...)
@@ -342,14 +364,17 @@ func (p *peeringLab) asAgent(n *kubeNode) *kubeClient {
 	return newKubeClient(p.client, p.api.base, p.api.roots, p.agentToken(n))
 }
 
-// testPeeringBad: the schema refuses bad Peerings, a node cannot write for another one, and agents refuse CIDRs that the node uses otherwise.
+// testPeeringBad: the schema refuses bad Peerings, a node cannot write for another one, and agents
+// refuse CIDRs that the node uses otherwise.
 func testPeeringBad(t *testing.T, p *peeringLab) {
 	for _, c := range []struct {
 		name, want string
 		change     func(spec object)
 	}{
 		{"no CIDR", "spec.internalCIDR: Invalid value", func(s object) { s["internalCIDR"] = "10.80.0.0" }},
-		{"default route", "is shorter than /8", func(s object) { s["remote"].(object)["podCIDRs"] = []object{{"cidr": "0.0.0.0/0"}} }},
+		{"default route", "is shorter than /8", func(s object) {
+			s["remote"].(object)["podCIDRs"] = []object{{"cidr": "0.0.0.0/0"}}
+		}},
 		{"IPv6", "is no IPv4 CIDR", func(s object) { s["internalCIDR"] = "fd00::/64" }},
 		{"bits", "has bits to the right", func(s object) { s["internalCIDR"] = "10.80.0.1/24" }},
 		{"lengths", "differ in length", func(s object) {
@@ -373,7 +398,8 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 	}
 
 	tunnelNode := func(n *kubeNode, address string) object {
-		return object{"apiVersion": peeringVersion, "kind": "TunnelNode", "metadata": object{"name": n.name, "namespace": agentNamespace}, "spec": object{"local": address, "remote": address}}
+		return object{"apiVersion": peeringVersion, "kind": "TunnelNode", "metadata": object{"name": n.name,
+			"namespace": agentNamespace}, "spec": object{"local": address, "remote": address}}
 	}
 	agent := p.asAgent(&kubeNodes[0])
 	put := func(o object) error {
@@ -382,12 +408,14 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 			need.NoError(t, err)
 			stored["spec"] = o["spec"]
 			err = agent.request(http.MethodPut, pathOf(o), "application/json", stored, nil)
-			if err == nil || !strings.Contains(err.Error(), "409 Conflict") { // with a status that was written meanwhile
+			// with a status that was written meanwhile
+			if err == nil || !strings.Contains(err.Error(), "409 Conflict") {
 				return err
 			}
 		}
 	}
-	if err := put(tunnelNode(&kubeNodes[1], p.address(1))); err == nil || !strings.Contains(err.Error(), "its own node alone") {
+	if err := put(tunnelNode(&kubeNodes[1], p.address(1))); err == nil || !strings.Contains(err.Error(),
+		"its own node alone") {
 		t.Errorf("an agent writes another node's TunnelNode: %v", err)
 	}
 	p.endAgent(0, syscall.SIGTERM) // which would put it right
@@ -402,7 +430,8 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 		t.Error(err)
 	}
 	eventually(t, "an address to which the gateway cannot send is refused", func() error {
-		if got := p.condition("Accepted"); !strings.Contains(got, "the gateway's pod has no address of the family of 2001:db8::9") {
+		if got := p.condition("Accepted"); !strings.Contains(got,
+			"the gateway's pod has no address of the family of 2001:db8::9") {
 			return errors.New(got)
 		}
 		return nil
@@ -420,12 +449,17 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 
 	key, _ := field(mustObject(t)(p.api.admin.get(p.peering())), "spec", "publicKey").(string)
 	for _, c := range []struct{ name, remap, internal, key, want string }{
-		{"nodes", "172.18.0.0/16", "10.81.0.0/24", "", "spec.remote.podCIDRs[0].remap: 172.18.0.0/16 contains " + p.address(60) + ", an address of the API server"},
-		{"pods", "10.244.1.0/24", "10.81.0.0/24", "", "spec.remote.podCIDRs[0].remap: 10.244.1.0/24 overlaps spec.local.podCIDRs[0]"},
+		{"nodes", "172.18.0.0/16", "10.81.0.0/24", "", "spec.remote.podCIDRs[0].remap: 172.18.0.0/16 contains " +
+			p.address(60) + ", an address of the API server"},
+		{"pods", "10.244.1.0/24", "10.81.0.0/24", "",
+			"spec.remote.podCIDRs[0].remap: 10.244.1.0/24 overlaps spec.local.podCIDRs[0]"},
 		{"services", "10.96.0.0/16", "10.81.0.0/24", "", "the address of Service culvert/culvert-" + p.remote.name},
-		{"another", p.remote.seenPods, "10.81.0.0/24", "", "spec.remote.podCIDRs[0].remap: " + p.remote.seenPods + " overlaps spec.remote.podCIDRs[0].remap of Peering " + p.remote.name},
-		{"tunnel", "10.99.0.0/16", "10.80.0.0/16", "", "spec.internalCIDR: 10.80.0.0/16 overlaps spec.internalCIDR of Peering " + p.remote.name},
-		{"key", "10.99.0.0/16", "10.81.0.0/24", key, "spec.publicKey: Peering " + p.remote.name + " has it too, and is older"},
+		{"another", p.remote.seenPods, "10.81.0.0/24", "", "spec.remote.podCIDRs[0].remap: " + p.remote.seenPods +
+			" overlaps spec.remote.podCIDRs[0].remap of Peering " + p.remote.name},
+		{"tunnel", "10.99.0.0/16", "10.80.0.0/16", "",
+			"spec.internalCIDR: 10.80.0.0/16 overlaps spec.internalCIDR of Peering " + p.remote.name},
+		{"key", "10.99.0.0/16", "10.81.0.0/24", key, "spec.publicKey: Peering " + p.remote.name +
+			" has it too, and is older"},
 	} {
 		o := p.peering()
 		o["metadata"].(object)["name"] = "bad-" + c.name
@@ -444,7 +478,8 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 			}
 			all, _ := field(stored, "status", "peerings").([]any)
 			for _, x := range all {
-				if x := x.(object); x["name"] == "bad-"+c.name && x["ready"] == false && strings.Contains(fmt.Sprint(x["message"]), c.want) {
+				if x := x.(object); x["name"] == "bad-"+c.name && x["ready"] == false &&
+					strings.Contains(fmt.Sprint(x["message"]), c.want) {
 					return nil
 				}
 			}
@@ -456,7 +491,9 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 		need.NoError(t, p.api.admin.delete(o))
 	}
 	const another = "bad-another: spec.remote.podCIDRs[0].remap"
-	p.api.awaitEvent(t, startTimeout, agentNamespace, another, func(_ object, message string) bool { return strings.HasPrefix(message, another) })
+	p.api.awaitEvent(t, startTimeout, agentNamespace, another, func(_ object, message string) bool {
+		return strings.HasPrefix(message, another)
+	})
 	if out := p.nodes[1].run("ip", "link"); strings.Contains(out, "cv-bad") {
 		t.Errorf("a refused Peering has a link: %s", out)
 	}

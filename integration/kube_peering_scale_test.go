@@ -23,8 +23,9 @@ const (
 	podWriters    = 16
 )
 
-// TestKubePeeringScale: with podsFrom: Pods, the gateway of a large cluster starts within its memory, and obeys a change of one pod soon and at little cost:
-// it keeps only the fields of Pods that it needs, and looks only at what has changed.
+// TestKubePeeringScale: with podsFrom: Pods, the gateway of a large cluster starts within its
+// memory, and obeys a change of one pod soon and at little cost: it keeps only the fields of Pods
+// that it needs, and looks only at what has changed.
 func TestKubePeeringScale(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		nodes := 10
@@ -40,7 +41,8 @@ func TestKubePeeringScale(t *testing.T) {
 		fakes := rome.newFakeNodes(len(kubeNodes)+nodes, milan.pods[0])
 		began := time.Now()
 		size := rome.populate(fakes)
-		t.Logf("%d nodes and %d Pods of %d bytes each are there after %v", nodes, nodes*peeringPods, size, time.Since(began).Round(time.Second))
+		t.Logf("%d nodes and %d Pods of %d bytes each are there after %v", nodes, nodes*peeringPods, size,
+			time.Since(began).Round(time.Second))
 		with := rome.peering()
 		with["spec"].(object)["podsFrom"] = "Pods"
 		with["spec"].(object)["publicKey"] = base64.StdEncoding.EncodeToString(milan.key.PublicKey().Bytes())
@@ -54,14 +56,17 @@ func TestKubePeeringScale(t *testing.T) {
 			n := &fakes.nodes[i]
 			fakes.await(t, fakes.pod(n, peeringPods-1), n, kubeBack)
 		}
-		t.Logf("all pods are reached after %v; %d MiB resident, %d at most", time.Since(began).Round(time.Millisecond), rome.gateway.resident(t)>>20, rome.gateway.peak(t)>>20)
+		t.Logf("all pods are reached after %v; %d MiB resident, %d at most", time.Since(began).Round(time.Millisecond),
+			rome.gateway.resident(t)>>20, rome.gateway.peak(t)>>20)
 		spent, slowest := rome.gateway.cpu(t), time.Duration(0)
 		for i := range peeringMoves {
 			n, from, to := &fakes.nodes[i%len(fakes.nodes)], i/len(fakes.nodes), peeringPods+i/len(fakes.nodes)
 			changed := object{"status": object{"podIP": fakes.pod(n, to), "podIPs": []object{{"ip": fakes.pod(n, to)}}}}
 			path := kubePath("v1", "Pod", "default", fakePodName(n, from)) + "/status"
-			need.NoError(t, rome.api.admin.request(http.MethodPatch, path, "application/merge-patch+json", changed, nil))
-			took := max(fakes.await(t, fakes.pod(n, to), n, peeringSoon), fakes.await(t, fakes.pod(n, from), nil, peeringSoon))
+			need.NoError(t, rome.api.admin.request(http.MethodPatch, path, "application/merge-patch+json",
+				changed, nil))
+			took := max(fakes.await(t, fakes.pod(n, to), n, peeringSoon), fakes.await(t, fakes.pod(n, from), nil,
+				peeringSoon))
 			slowest = max(slowest, took)
 		}
 		rome.requireCheap("a Pod", slowest, rome.gateway.cpu(t)-spent)
@@ -72,23 +77,28 @@ func TestKubePeeringScale(t *testing.T) {
 	}, kubernetes)
 }
 
-// requireCheap fails if changes of an object are obeyed late, or cost the gateway too much CPU time together.
+// requireCheap fails if changes of an object are obeyed late, or cost the gateway too much CPU time
+// together.
 func (p *peeringLab) requireCheap(what string, slowest, spent time.Duration) {
 	p.t.Helper()
 	each := spent / peeringMoves
-	p.t.Logf("%d changes of %s: obeyed within %v, %v of CPU each; %d MiB resident, %d at most", peeringMoves, what, slowest.Round(time.Millisecond), each,
+	p.t.Logf("%d changes of %s: obeyed within %v, %v of CPU each; %d MiB resident, %d at most", peeringMoves, what,
+		slowest.Round(time.Millisecond), each,
 		p.gateway.resident(p.t)>>20, p.gateway.peak(p.t)>>20)
 	if slowest > peeringSoon || each > peeringCPU {
-		p.t.Errorf("a change of %s is obeyed within %v and costs %v, want at most %v and %v", what, slowest, each, peeringSoon, peeringCPU)
+		p.t.Errorf("a change of %s is obeyed within %v and costs %v, want at most %v and %v", what, slowest, each,
+			peeringSoon, peeringCPU)
 	}
 }
 
-// testScaleExport: the pods of each node have a Service, and some Services are exported. A gateway obeys a change of an exported Service's endpoints as soon
-// and at as little cost as one of a Pod, and changes of other Services cost no more.
+// testScaleExport: the pods of each node have a Service, and some Services are exported. A gateway
+// obeys a change of an exported Service's endpoints as soon and at as little cost as one of a Pod,
+// and changes of other Services cost no more.
 func testScaleExport(t *testing.T, p *peeringLab, fakes *fakeNodes) {
 	exportLabel := object{"culvert/export": "true"}
 	service := func(name string, labels object) object {
-		return object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name, "namespace": "default", "labels": labels},
+		return object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name, "namespace": "default",
+			"labels": labels},
 			"spec": object{"ports": []object{{"name": "discard", "protocol": "UDP", "port": kubeDiscard}}}}
 	}
 	// slice has all pods of a node as endpoints, of which one is ready, or all.
@@ -96,12 +106,15 @@ func testScaleExport(t *testing.T, p *peeringLab, fakes *fakeNodes) {
 		endpoints := []object{}
 		for i := range peeringPods {
 			at := fakes.pod(n, i)
-			endpoints = append(endpoints, object{"addresses": []string{at}, "conditions": object{"ready": ready == "" || ready == at}, "nodeName": n.name,
+			endpoints = append(endpoints, object{"addresses": []string{at}, "conditions": object{"ready": ready == "" ||
+				ready == at}, "nodeName": n.name,
 				"targetRef": object{"kind": "Pod", "namespace": "default", "name": fakePodName(n, i)}})
 		}
-		return object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": endpoints,
-			"metadata": object{"name": name + "-1", "namespace": "default", "labels": object{"kubernetes.io/service-name": name}},
-			"ports":    []object{{"name": "discard", "protocol": "UDP", "port": kubeDiscard}}}
+		return object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+			"endpoints": endpoints,
+			"metadata": object{"name": name + "-1", "namespace": "default",
+				"labels": object{"kubernetes.io/service-name": name}},
+			"ports": []object{{"name": "discard", "protocol": "UDP", "port": kubeDiscard}}}
 	}
 	for i := range fakes.nodes {
 		n, labels := &fakes.nodes[i], object{}
@@ -137,7 +150,8 @@ func testScaleExport(t *testing.T, p *peeringLab, fakes *fakeNodes) {
 		p.apply(slice("shop-"+other.name, other, fakes.pod(other, 20+i)))
 	}
 	p.apply(slice("web", last, fakes.pod(last, 10)))
-	p.requireCheap("another EndpointSlice", fakes.awaitAt(t, fakes.lab.seen(address), fakes.pod(last, 10), last, peeringSoon), p.gateway.cpu(t)-spent)
+	p.requireCheap("another EndpointSlice", fakes.awaitAt(t, fakes.lab.seen(address), fakes.pod(last, 10), last,
+		peeringSoon), p.gateway.cpu(t)-spent)
 }
 
 // populate makes the Nodes, TunnelNodes and Pods of fake nodes, and returns the size of a Pod.
@@ -160,7 +174,8 @@ func (p *peeringLab) populate(c *fakeNodes) (size int) {
 		node := p.node(n)
 		node["status"].(object)["addresses"] = []object{{"type": "InternalIP", "address": at}}
 		jobs <- node
-		jobs <- object{"apiVersion": peeringVersion, "kind": "TunnelNode", "metadata": object{"name": n.name, "namespace": agentNamespace},
+		jobs <- object{"apiVersion": peeringVersion, "kind": "TunnelNode", "metadata": object{"name": n.name,
+			"namespace": agentNamespace},
 			"spec":   object{"local": at, "remote": at},
 			"status": object{"message": "", "peerings": []object{{"name": p.remote.name, "ready": true}}}}
 		for i := range peeringPods {
@@ -178,7 +193,8 @@ func (p *peeringLab) create(o object) error {
 	meta := o["metadata"].(object)
 	namespace, _ := meta["namespace"].(string)
 	var stored object
-	err := p.api.admin.request(http.MethodPost, kubePath(o["apiVersion"].(string), o["kind"].(string), namespace, ""), "application/json", o, &stored)
+	err := p.api.admin.request(http.MethodPost, kubePath(o["apiVersion"].(string), o["kind"].(string), namespace, ""),
+		"application/json", o, &stored)
 	if err != nil {
 		return err
 	}
@@ -188,7 +204,8 @@ func (p *peeringLab) create(o object) error {
 
 func fakePodName(n *kubeNode, i int) string { return fmt.Sprintf("shop-%s-%03d", n.name, i) }
 
-// fakePod is a Pod of a common size: a template with probes, volumes and environment, and what kubelet says of it.
+// fakePod is a Pod of a common size: a template with probes, volumes and environment, and what
+// kubelet says of it.
 func fakePod(n *kubeNode, i int, address string) object {
 	name := fakePodName(n, i)
 	var env, mounts, volumes []object
@@ -198,26 +215,36 @@ func fakePod(n *kubeNode, i int, address string) object {
 	for k := range 4 {
 		volume := fmt.Sprintf("volume-%d", k)
 		mounts = append(mounts, object{"name": volume, "mountPath": "/var/lib/shop/" + volume, "readOnly": true})
-		volumes = append(volumes, object{"name": volume, "configMap": object{"name": "shop-" + volume, "defaultMode": 420}})
+		volumes = append(volumes, object{"name": volume, "configMap": object{"name": "shop-" + volume,
+			"defaultMode": 420}})
 	}
-	probe := object{"httpGet": object{"path": "/healthz", "port": 8080, "scheme": "HTTP"}, "periodSeconds": 10, "timeoutSeconds": 1, "failureThreshold": 3}
+	probe := object{"httpGet": object{"path": "/healthz", "port": 8080, "scheme": "HTTP"}, "periodSeconds": 10,
+		"timeoutSeconds": 1, "failureThreshold": 3}
 	var containers, statuses []object
 	for _, c := range []string{"shop", "proxy"} {
-		containers = append(containers, object{"name": c, "image": "registry.example/shop/" + c + ":1.2.3", "env": env, "volumeMounts": mounts,
-			"ports": []object{{"containerPort": 8080, "name": "http-" + c}}, "readinessProbe": probe, "livenessProbe": probe,
-			"resources": object{"requests": object{"cpu": "10m", "memory": "32Mi"}, "limits": object{"memory": "64Mi"}}})
-		statuses = append(statuses, object{"name": c, "ready": true, "started": true, "restartCount": 0, "image": "registry.example/shop/" + c + ":1.2.3",
+		containers = append(containers, object{"name": c, "image": "registry.example/shop/" + c + ":1.2.3", "env": env,
+			"volumeMounts": mounts,
+			"ports":        []object{{"containerPort": 8080, "name": "http-" + c}}, "readinessProbe": probe,
+			"livenessProbe": probe,
+			"resources": object{"requests": object{"cpu": "10m", "memory": "32Mi"},
+				"limits": object{"memory": "64Mi"}}})
+		statuses = append(statuses, object{"name": c, "ready": true, "started": true, "restartCount": 0,
+			"image":       "registry.example/shop/" + c + ":1.2.3",
 			"imageID":     "registry.example/shop/" + c + "@sha256:" + strings.Repeat("0123456789abcdef", 4),
-			"containerID": "containerd://" + strings.Repeat("0123456789abcdef", 4), "state": object{"running": object{"startedAt": "2026-11-26T12:00:00Z"}}})
+			"containerID": "containerd://" + strings.Repeat("0123456789abcdef", 4),
+			"state":       object{"running": object{"startedAt": "2026-11-26T12:00:00Z"}}})
 	}
 	var conditions []object
 	for _, c := range []string{"Initialized", "Ready", "ContainersReady", "PodScheduled"} {
-		conditions = append(conditions, object{"type": c, "status": "True", "lastTransitionTime": "2026-11-26T12:00:00Z"})
+		conditions = append(conditions, object{"type": c, "status": "True",
+			"lastTransitionTime": "2026-11-26T12:00:00Z"})
 	}
 	return object{"apiVersion": "v1", "kind": "Pod",
-		"metadata": object{"name": name, "namespace": "default", "labels": object{"app.kubernetes.io/name": "shop", "app.kubernetes.io/instance": name, "pod-template-hash": "5d4f8c7b9"},
+		"metadata": object{"name": name, "namespace": "default", "labels": object{"app.kubernetes.io/name": "shop",
+			"app.kubernetes.io/instance": name, "pod-template-hash": "5d4f8c7b9"},
 			"annotations": object{"shop.example/checksum": strings.Repeat("0123456789abcdef", 4)}},
 		"spec": object{"nodeName": n.name, "containers": containers, "volumes": volumes},
-		"status": object{"phase": "Running", "podIP": address, "podIPs": []object{{"ip": address}}, "conditions": conditions, "containerStatuses": statuses,
+		"status": object{"phase": "Running", "podIP": address, "podIPs": []object{{"ip": address}},
+			"conditions": conditions, "containerStatuses": statuses,
 			"startTime": "2026-11-26T12:00:00Z", "qosClass": "Burstable"}}
 }

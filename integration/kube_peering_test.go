@@ -23,7 +23,8 @@ const (
 	agentUser        = "system:serviceaccount:" + agentNamespace + ":culvert-node"
 )
 
-// peeringLab is a cluster with culvert's own kinds of objects. Gateways and agents have only the rights of the manifests.
+// peeringLab is a cluster with culvert's own kinds of objects. Gateways and agents have only the
+// rights of the manifests.
 type peeringLab struct {
 	*kubeLab
 	remote      *kubeEnd
@@ -47,7 +48,8 @@ func newPeeringLab(t *testing.T, here, remote *kubeEnd, flags ...string) *peerin
 	t.Helper()
 	k := newKubeHosts(t, here)
 	k.api = startKubeAPI(k.join("api", k.kubeEnd.api()), k.kubeEnd.api(), flags...)
-	p := &peeringLab{kubeLab: k, remote: remote, kubeconfigs: make([]string, len(kubeNodes)), agents: make([]*peerProcess, len(kubeNodes))}
+	p := &peeringLab{kubeLab: k, remote: remote, kubeconfigs: make([]string, len(kubeNodes)),
+		agents: make([]*peerProcess, len(kubeNodes))}
 	for i := range kubeNodes {
 		p.apply(p.node(&kubeNodes[i]))
 	}
@@ -66,14 +68,16 @@ func (p *peeringLab) apply(all ...object) {
 // node is a Node as kubelet and the controller manager make it.
 func (p *peeringLab) node(n *kubeNode) object {
 	return object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": n.name},
-		"spec":   object{"podCIDR": p.pod(n, 0) + "/24", "podCIDRs": []string{p.pod(n, 0) + "/24"}},
-		"status": object{"addresses": []object{{"type": "InternalIP", "address": p.address(n.number)}, {"type": "Hostname", "address": n.name}}}}
+		"spec": object{"podCIDR": p.pod(n, 0) + "/24", "podCIDRs": []string{p.pod(n, 0) + "/24"}},
+		"status": object{"addresses": []object{{"type": "InternalIP", "address": p.address(n.number)},
+			{"type": "Hostname", "address": n.name}}}}
 }
 
 // template applies what culvert kube template prints.
 func (p *peeringLab) template(args ...string) {
 	p.t.Helper()
-	out := p.client.run(os.Getenv(binaryEnv), append([]string{"kube", "template", "--image=registry.example/culvert:test"}, args...)...)
+	out := p.client.run(os.Getenv(binaryEnv),
+		append([]string{"kube", "template", "--image=registry.example/culvert:test"}, args...)...)
 	for _, document := range strings.Split(out, "\n---\n") {
 		var o object
 		need.NoError(p.t, yaml.Unmarshal([]byte(document), &o))
@@ -103,10 +107,12 @@ func (p *peeringLab) peering() object {
 	if p.imports != "" {
 		spec["imports"] = p.imports
 	}
-	return object{"apiVersion": peeringVersion, "kind": "Peering", "metadata": object{"name": p.remote.name, "namespace": peeringNamespace}, "spec": spec}
+	return object{"apiVersion": peeringVersion, "kind": "Peering", "metadata": object{"name": p.remote.name,
+		"namespace": peeringNamespace}, "spec": spec}
 }
 
-// keyed returns the same Peering, and its spec, with the peer's key that is stored in the API server.
+// keyed returns the same Peering, and its spec, with the peer's key that is stored in the API
+// server.
 func (p *peeringLab) keyed() (peering, spec object) {
 	p.t.Helper()
 	stored := mustObject(p.t)(p.api.admin.get(p.peering()))
@@ -142,20 +148,24 @@ func (p *peeringLab) install() {
 func (p *peeringLab) awaitRights() {
 	p.t.Helper()
 	for _, right := range []struct{ user, verb, resource, namespace string }{
-		{p.gatewayUser(), "list", "/nodes", ""}, {p.gatewayUser(), "list", "culvert.io/tunnelnodes", agentNamespace}, {p.gatewayUser(), "create", "/events", peeringNamespace},
-		{agentUser, "list", "/services", ""}, {agentUser, "list", "culvert.io/peerings", peeringNamespace}, {agentUser, "create", "culvert.io/tunnelnodes", agentNamespace},
+		{p.gatewayUser(), "list", "/nodes", ""}, {p.gatewayUser(), "list", "culvert.io/tunnelnodes", agentNamespace},
+		{p.gatewayUser(), "create", "/events", peeringNamespace},
+		{agentUser, "list", "/services", ""}, {agentUser, "list", "culvert.io/peerings", peeringNamespace},
+		{agentUser, "create", "culvert.io/tunnelnodes", agentNamespace},
 	} {
 		p.api.awaitRight(p.t, right.user, right.verb, right.resource, right.namespace)
 	}
 }
 
-// requireRestricted: in a namespace that enforces "restricted", the API server accepts the gateway's pod, and refuses one with hostNetwork.
+// requireRestricted: in a namespace that enforces "restricted", the API server accepts the
+// gateway's pod, and refuses one with hostNetwork.
 func (p *peeringLab) requireRestricted() {
 	p.t.Helper()
 	deployment := mustObject(p.t)(p.api.admin.get(object{"apiVersion": "apps/v1", "kind": "Deployment",
 		"metadata": object{"name": "culvert-" + p.remote.name, "namespace": peeringNamespace}}))
 	spec := field(deployment, "spec", "template", "spec").(object)
-	pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "gateway", "namespace": peeringNamespace}, "spec": spec}
+	pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "gateway",
+		"namespace": peeringNamespace}, "spec": spec}
 	if err := p.api.admin.dryRun(pod); err != nil {
 		p.t.Error(err)
 	}
@@ -169,34 +179,44 @@ func (p *peeringLab) gatewayUser() string {
 	return "system:serviceaccount:" + peeringNamespace + ":culvert-" + p.remote.name
 }
 
-// agentToken returns the token that kubelet gives the agent's pod on a node. It is bound to that pod, and so to the node.
+// agentToken returns the token that kubelet gives the agent's pod on a node. It is bound to that
+// pod, and so to the node.
 func (p *peeringLab) agentToken(n *kubeNode) string {
 	p.t.Helper()
-	pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "culvert-node-" + n.name, "namespace": agentNamespace, "labels": object{"app": "culvert-node"}},
-		"spec": object{"nodeName": n.name, "serviceAccountName": "culvert-node", "hostNetwork": true, "containers": []object{{"name": "culvert", "image": "culvert"}}}}
+	pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "culvert-node-" + n.name,
+		"namespace": agentNamespace, "labels": object{"app": "culvert-node"}},
+		"spec": object{"nodeName": n.name, "serviceAccountName": "culvert-node", "hostNetwork": true,
+			"containers": []object{{"name": "culvert", "image": "culvert"}}}}
 	p.apply(pod)
 	stored, err := p.api.admin.get(pod)
 	need.NoError(p.t, err)
 	var answer struct{ Status struct{ Token string } }
-	request := object{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": object{"expirationSeconds": 3600,
-		"boundObjectRef": object{"kind": "Pod", "apiVersion": "v1", "name": field(pod, "metadata", "name"), "uid": field(stored, "metadata", "uid")}}}
-	need.NoError(p.t, p.api.admin.request(http.MethodPost, kubePath("v1", "ServiceAccount", agentNamespace, "culvert-node")+"/token", "application/json", request, &answer))
+	request := object{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+		"spec": object{"expirationSeconds": 3600,
+			"boundObjectRef": object{"kind": "Pod", "apiVersion": "v1", "name": field(pod, "metadata", "name"),
+				"uid": field(stored, "metadata", "uid")}}}
+	need.NoError(p.t, p.api.admin.request(http.MethodPost, kubePath("v1", "ServiceAccount", agentNamespace,
+		"culvert-node")+"/token", "application/json", request, &answer))
 	return answer.Status.Token
 }
 
 // startGateway starts the gateway's pod.
 func (p *peeringLab) startGateway(pod string) {
 	p.t.Helper()
-	p.gateway = p.gatewayHost.startAs(unprivilegedUID, unprivilegedUID, os.Getenv(binaryEnv), "gateway", "--kube", "--name="+p.remote.name, "--namespace="+peeringNamespace,
-		"--node-name="+kubeNodes[p.on].name, "--pod-name="+pod, "--pod-ips="+p.kubeLab.gateway(), "--metrics-address="+metricsAddress,
-		"--health-probe-bind-address="+healthAddress, "--kubeconfig="+p.api.kubeconfigOf(peeringNamespace, "culvert-"+p.remote.name))
+	p.gateway = p.gatewayHost.startAs(unprivilegedUID, unprivilegedUID, os.Getenv(binaryEnv), "gateway", "--kube",
+		"--name="+p.remote.name, "--namespace="+peeringNamespace,
+		"--node-name="+kubeNodes[p.on].name, "--pod-name="+pod, "--pod-ips="+p.kubeLab.gateway(),
+		"--metrics-address="+metricsAddress,
+		"--health-probe-bind-address="+healthAddress, "--kubeconfig="+p.api.kubeconfigOf(peeringNamespace,
+			"culvert-"+p.remote.name))
 }
 
 func (p *peeringLab) startAgent(i int, more ...string) {
 	if p.runtime[i] == "" {
 		p.runtime[i] = p.t.TempDir()
 	}
-	p.agents[i] = p.nodes[i].start(nil, "env", append([]string{"XDG_RUNTIME_DIR=" + p.runtime[i], os.Getenv(binaryEnv), "node", "--kube", "--node-name", kubeNodes[i].name,
+	p.agents[i] = p.nodes[i].start(nil, "env", append([]string{"XDG_RUNTIME_DIR=" + p.runtime[i], os.Getenv(binaryEnv),
+		"node", "--kube", "--node-name", kubeNodes[i].name,
 		"--kubeconfig", p.kubeconfigs[i], "--daemonset", agentNamespace + "/culvert-node"}, more...)...)
 }
 
@@ -288,7 +308,8 @@ func (p *peeringLab) publicKey() (key *ecdh.PublicKey) {
 	return key
 }
 
-// masquerade makes the nodes do what CNIs do: packets between pods and other addresses get the node's address as their source.
+// masquerade makes the nodes do what CNIs do: packets between pods and other addresses get the
+// node's address as their source.
 func (p *peeringLab) masquerade() {
 	p.t.Helper()
 	for _, node := range p.nodes {
@@ -300,8 +321,8 @@ func (p *peeringLab) masquerade() {
 	}
 }
 
-// TestKubePeering joins two clusters with the same CIDRs, each with a real API server, the manifests, and a CNI that masquerades. Gateways and agents have
-// only the rights of the manifests.
+// TestKubePeering joins two clusters with the same CIDRs, each with a real API server, the
+// manifests, and a CNI that masquerades. Gateways and agents have only the rights of the manifests.
 func TestKubePeering(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		rome, milan := newPeeringLabs(t)

@@ -30,7 +30,9 @@ func newProxyNode(t *testing.T, name string, f *proxyFamily) *proxyNode {
 	}
 	n.router()
 	for name, value := range map[string]string{"ipv6/conf/all/forwarding": "1",
-		"ipv4/icmp_ratelimit": "0", "ipv6/icmp/ratelimit": "0", "ipv4/icmp_msgs_per_sec": "1000000", "ipv4/icmp_msgs_burst": "1000000", "ipv4/conf/all/send_redirects": "0", "ipv4/conf/default/send_redirects": "0"} {
+		"ipv4/icmp_ratelimit": "0", "ipv6/icmp/ratelimit": "0", "ipv4/icmp_msgs_per_sec": "1000000",
+		"ipv4/icmp_msgs_burst": "1000000", "ipv4/conf/all/send_redirects": "0",
+		"ipv4/conf/default/send_redirects": "0"} {
 		n.sysctl("net/"+name, value)
 	}
 	err := n.do(func() (err error) {
@@ -69,15 +71,17 @@ func (p *proxyProbe) source() uint16 { return uint16(1024 + p.id%60000) }
 func (p *proxyProbe) bytes() []byte {
 	ip := nattest.IP{Source: p.from, Destination: p.to, DF: true}
 	if p.udp {
-		ip.Body = nattest.UDP{SourcePort: p.source(), DestinationPort: p.port, Payload: binary.BigEndian.AppendUint32(nil, p.id)}
+		ip.Body = nattest.UDP{SourcePort: p.source(), DestinationPort: p.port,
+			Payload: binary.BigEndian.AppendUint32(nil, p.id)}
 	} else {
-		ip.Body = nattest.TCP{SourcePort: p.source(), DestinationPort: p.port, Seq: p.id, Flags: nattest.SYN, Window: 65535}
+		ip.Body = nattest.TCP{SourcePort: p.source(), DestinationPort: p.port, Seq: p.id, Flags: nattest.SYN,
+			Window: 65535}
 	}
 	return ip.Bytes()
 }
 
-// A proxyFate is what happens to a probe: its new destination and source, fateRefused, or "" if it is
-// dropped.
+// A proxyFate is what happens to a probe: its new destination and source, fateRefused, or "" if it
+// is dropped.
 type proxyFate string
 
 const fateRefused proxyFate = "refused"
@@ -107,7 +111,8 @@ func (n *proxyNode) next(deadline time.Time) (*nattest.View, error) {
 // ask sends probes to the node, then marker, which the node is known to forward. As a node decides
 // in order, the fates of all probes are known when the marker has passed. settled is false if the
 // marker does not come.
-func (n *proxyNode) ask(probes []*proxyProbe, marker *proxyProbe, patience time.Duration) (fates map[uint32]proxyFate, settled bool, err error) {
+func (n *proxyNode) ask(probes []*proxyProbe, marker *proxyProbe, patience time.Duration) (fates map[uint32]proxyFate,
+	settled bool, err error) {
 	by := map[uint16]*proxyProbe{marker.source(): marker}
 	for _, p := range append(probes, marker) {
 		by[p.source()] = p
@@ -225,13 +230,15 @@ func (n *proxyNode) process(p, marker *proxyProbe) (fate proxyFate, err error) {
 			}
 			switch {
 			case v.Protocol == unix.IPPROTO_TCP && v.Flags&nattest.SYN != 0 && v.Seq == marker.id:
-				if code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || code == int(unix.ECONNREFUSED) {
+				if code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil ||
+					code == int(unix.ECONNREFUSED) {
 					fate = fateRefused
 					return err
 				}
 				return nil
 			case !p.udp && v.Protocol == unix.IPPROTO_TCP && v.Flags&(nattest.SYN|nattest.ACK) == nattest.SYN,
-				p.udp && v.Protocol == unix.IPPROTO_UDP && len(v.Payload) == 4 && binary.BigEndian.Uint32(v.Payload) == p.id:
+				p.udp && v.Protocol == unix.IPPROTO_UDP && len(v.Payload) == 4 &&
+					binary.BigEndian.Uint32(v.Payload) == p.id:
 				fate = p.went(v)
 			}
 		}

@@ -17,7 +17,8 @@ type proxyFamily struct {
 
 var proxyFamilies = map[string]proxyFamily{
 	"IPv4": {
-		node: "172.18.0.2", other: "172.18.0.3", pods: "10.244.0.0/16", services: "10.96.0.0/12", ranges: "198.18.0.0/25",
+		node: "172.18.0.2", other: "172.18.0.3", pods: "10.244.0.0/16", services: "10.96.0.0/12",
+		ranges:  "198.18.0.0/25",
 		pod:     func(node, n int) string { return fmt.Sprintf("10.244.%d.%d", node, 2+n%250) },
 		outside: func(n int) string { return fmt.Sprintf("198.18.%d.%d", n>>8&255, n&255) },
 		cluster: func(n int) string { return fmt.Sprintf("10.97.%d.%d", n>>8&255, n&255) },
@@ -49,7 +50,8 @@ func (f *proxyFamily) objects(services []*proxyService) (all proxySet) {
 		protocol := s.protocol()
 		port := kubePart{"protocol": strings.ToUpper(protocol), "port": s.port, "targetPort": s.targetPort}
 		spec := kubePart{
-			"type": "ClusterIP", "clusterIP": s.cluster, "clusterIPs": []string{s.cluster}, "ipFamilies": []string{family}, "ports": []kubePart{port},
+			"type": "ClusterIP", "clusterIP": s.cluster, "clusterIPs": []string{s.cluster},
+			"ipFamilies": []string{family}, "ports": []kubePart{port},
 			"externalIPs": s.external, "internalTrafficPolicy": policy[s.internalLocal],
 		}
 		status := kubePart{}
@@ -68,17 +70,21 @@ func (f *proxyFamily) objects(services []*proxyService) (all proxySet) {
 			spec["externalTrafficPolicy"] = policy[s.externalLocal]
 		}
 		if s.affinity {
-			spec["sessionAffinity"], spec["sessionAffinityConfig"] = "ClientIP", kubePart{"clientIP": kubePart{"timeoutSeconds": 10800}}
+			spec["sessionAffinity"], spec["sessionAffinityConfig"] = "ClientIP",
+				kubePart{"clientIP": kubePart{"timeoutSeconds": 10800}}
 		}
-		all.Services = append(all.Services, kubePart{"metadata": kubePart{"name": s.name, "namespace": "default"}, "spec": spec, "status": status})
+		all.Services = append(all.Services, kubePart{"metadata": kubePart{"name": s.name, "namespace": "default"},
+			"spec": spec, "status": status})
 		var endpoints []kubePart
 		for _, e := range s.endpoints {
 			endpoints = append(endpoints, kubePart{"addresses": []string{e.address}, "nodeName": e.node,
 				"conditions": kubePart{"ready": true, "serving": true, "terminating": false}})
 		}
 		all.Slices = append(all.Slices, kubePart{
-			"metadata":    kubePart{"name": s.name + "-1", "namespace": "default", "labels": kubePart{"kubernetes.io/service-name": s.name}},
-			"addressType": family, "endpoints": endpoints, "ports": []kubePart{{"name": "", "protocol": strings.ToUpper(protocol), "port": s.targetPort}},
+			"metadata": kubePart{"name": s.name + "-1", "namespace": "default",
+				"labels": kubePart{"kubernetes.io/service-name": s.name}},
+			"addressType": family, "endpoints": endpoints,
+			"ports": []kubePart{{"name": "", "protocol": strings.ToUpper(protocol), "port": s.targetPort}},
 		})
 	}
 	return all
@@ -94,19 +100,22 @@ func (s *proxyService) protocol() string {
 // yaml returns the file of a culvert node that serves the same Services.
 func (f *proxyFamily) yaml(services []*proxyService) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "name: n1\nservices:\n  addresses: [%q]\n  pods: [%q]\n  serviceCIDRs: [%q]\n  metrics: 127.0.0.1:8083\n  serve:\n", f.node, f.pods, f.services)
+	fmt.Fprintf(&b,
+		"name: n1\nservices:\n  addresses: [%q]\n  pods: [%q]\n  serviceCIDRs: [%q]\n  metrics: 127.0.0.1:8083\n  serve:\n", f.node, f.pods, f.services)
 	quoted := func(list []string) string { return `["` + strings.Join(list, `", "`) + `"]` }
 	for _, s := range services {
 		fmt.Fprintf(&b, "  - {name: %s, protocol: %s, clusterIP: %q, port: %d", s.name, s.protocol(), s.cluster, s.port)
 		if s.nodePort > 0 {
 			fmt.Fprintf(&b, ", nodePort: %d", s.nodePort)
 		}
-		for field, list := range map[string][]string{"externalIPs": s.external, "loadBalancerIPs": s.balancer, "sourceRanges": s.ranges} {
+		for field, list := range map[string][]string{"externalIPs": s.external, "loadBalancerIPs": s.balancer,
+			"sourceRanges": s.ranges} {
 			if len(list) > 0 {
 				fmt.Fprintf(&b, ", %s: %s", field, quoted(list))
 			}
 		}
-		for field, set := range map[string]bool{"affinity: clientIP": s.affinity, "externalTrafficPolicy: Local": s.externalLocal,
+		for field, set := range map[string]bool{"affinity: clientIP": s.affinity,
+			"externalTrafficPolicy: Local": s.externalLocal,
 			"internalTrafficPolicy: Local": s.internalLocal} {
 			if set {
 				fmt.Fprintf(&b, ", %s", field)

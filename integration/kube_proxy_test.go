@@ -77,7 +77,8 @@ func TestKubeProxyAgrees(t *testing.T) {
 	}
 	for _, family := range slices.Sorted(maps.Keys(proxyFamilies)) {
 		t.Run(family, func(t *testing.T) {
-			isolated(t, func(t *testing.T) { compareWithKubeProxy(t, proxyFamilies[family]) }, kubeProxy, programs("nft", "nft"))
+			isolated(t, func(t *testing.T) { compareWithKubeProxy(t, proxyFamilies[family]) }, kubeProxy,
+				programs("nft", "nft"))
 		})
 	}
 }
@@ -87,7 +88,8 @@ func compareWithKubeProxy(t *testing.T, f proxyFamily) {
 	need.NoError(t, err)
 	t.Logf("replay with -oracle.seed=%d", seed)
 	c := &proxyComparison{T: t, Rand: rand.New(rand.NewPCG(seed, 0)), f: f, counts: map[string]int{},
-		kube: newProxyNode(t, "kube", &f), culvert: newProxyNode(t, "culvert", &f), file: filepath.Join(t.TempDir(), "node.yaml")}
+		kube: newProxyNode(t, "kube", &f), culvert: newProxyNode(t, "culvert", &f), file: filepath.Join(t.TempDir(),
+			"node.yaml")}
 	c.startKubeProxy()
 	sets := 6
 	if os.Getenv(longEnv) != "" {
@@ -111,7 +113,8 @@ func compareWithKubeProxy(t *testing.T, f proxyFamily) {
 // startKubeProxy starts kube-proxy, which reads sets from a pipe.
 func (c *proxyComparison) startKubeProxy() {
 	c.Helper()
-	cmd := need.Command(c, filepath.Join(os.Getenv(kubeAssetsEnv), "kubeproxy"), "-node", "n1", "-address", c.f.node, "-pods", c.f.pods, "-services", c.f.services)
+	cmd := need.Command(c, filepath.Join(os.Getenv(kubeAssetsEnv), "kubeproxy"), "-node", "n1", "-address", c.f.node,
+		"-pods", c.f.pods, "-services", c.f.services)
 	in, err := cmd.StdinPipe()
 	need.NoError(c, err)
 	log, err := os.Create(filepath.Join(c.TempDir(), "kube-proxy.log"))
@@ -138,8 +141,9 @@ func (c *proxyComparison) services() (all []*proxyService) {
 	c.set++
 	for i := range 3 + c.IntN(4) {
 		s := &proxyService{
-			name: fmt.Sprintf("s%d", i), udp: c.some(.4), affinity: c.some(.2), externalLocal: c.some(.4), internalLocal: c.some(.3),
-			cluster: c.f.cluster(20*c.set%3000 + i), port: uint16(80 + i), targetPort: uint16(8000 + c.IntN(100)),
+			name: fmt.Sprintf("s%d", i), udp: c.some(.4), affinity: c.some(.2), externalLocal: c.some(.4),
+			internalLocal: c.some(.3),
+			cluster:       c.f.cluster(20*c.set%3000 + i), port: uint16(80 + i), targetPort: uint16(8000 + c.IntN(100)),
 		}
 		if c.some(.6) {
 			s.nodePort = uint16(30000 + 10*i + c.IntN(10))
@@ -172,8 +176,9 @@ func (c *proxyComparison) services() (all []*proxyService) {
 // next gives both nodes the same Services, and compares what they do with packets.
 func (c *proxyComparison) next(services []*proxyService) {
 	c.Helper()
-	c.marker = proxyService{name: "marker", cluster: c.f.cluster(20*c.set%3000 + 19), port: 9, targetPort: uint16(20000 + c.set),
-		endpoints: []proxyEndpoint{{c.f.pod(2, 251), "n2"}}}
+	c.marker = proxyService{name: "marker", cluster: c.f.cluster(20*c.set%3000 + 19), port: 9,
+		targetPort: uint16(20000 + c.set),
+		endpoints:  []proxyEndpoint{{c.f.pod(2, 251), "n2"}}}
 	all := append(slices.Clone(services), &c.marker)
 	text, err := json.Marshal(c.f.objects(all))
 	need.NoError(c, err)
@@ -192,7 +197,8 @@ func (c *proxyComparison) next(services []*proxyService) {
 		eventually(c.T, "the marker of "+n.name, func() error {
 			marker := c.mark()
 			fates, _, err := n.ask(nil, marker, 20*time.Millisecond)
-			if end := fmt.Sprintf("to %s,", net.JoinHostPort(c.marker.endpoints[0].address, strconv.Itoa(int(c.marker.targetPort)))); err == nil &&
+			if end := fmt.Sprintf("to %s,", net.JoinHostPort(c.marker.endpoints[0].address,
+				strconv.Itoa(int(c.marker.targetPort)))); err == nil &&
 				!strings.HasPrefix(string(fates[marker.id]), end) {
 				err = errNotYet
 			}
@@ -260,7 +266,8 @@ func (c *proxyComparison) groups(s *proxyService) (all []proxyGroup) {
 			{who: "a process of the node", fixed: true},
 		}
 		for _, e := range s.endpoints {
-			clients = append(clients, proxyGroup{who: "the endpoint " + e.address, from: func() string { return e.address }, fixed: true})
+			clients = append(clients, proxyGroup{who: "the endpoint " + e.address,
+				from: func() string { return e.address }, fixed: true})
 		}
 		c.Shuffle(len(clients), func(i, j int) { clients[i], clients[j] = clients[j], clients[i] })
 		for _, g := range clients[:2] {
@@ -313,7 +320,8 @@ func (c *proxyComparison) compare(g proxyGroup) {
 				c.Log(strings.TrimSpace(line))
 			}
 		}
-		c.Errorf("set %d, %s asks %s port %d:\nkube-proxy: %v\nculvert:    %v\nservice: %+v", c.set, g.who, g.to, g.port, want, got, *g.service)
+		c.Errorf("set %d, %s asks %s port %d:\nkube-proxy: %v\nculvert:    %v\nservice: %+v", c.set, g.who, g.to,
+			g.port, want, got, *g.service)
 	}
 }
 
@@ -343,8 +351,10 @@ func (c *proxyComparison) outcome(n *proxyNode, g *proxyGroup, size int) map[pro
 	for _, p := range probes {
 		fate := fates[p.id]
 		all[fate]++
-		if before, again := first[p.from]; again && g.service.affinity && strings.HasPrefix(string(fate), "to ") && before != fate {
-			c.Errorf("%s: %s asks %s port %d: %q, then %q in spite of affinity", n.name, p.from, g.to, g.port, before, fate)
+		if before, again := first[p.from]; again && g.service.affinity && strings.HasPrefix(string(fate), "to ") &&
+			before != fate {
+			c.Errorf("%s: %s asks %s port %d: %q, then %q in spite of affinity", n.name, p.from, g.to, g.port,
+				before, fate)
 		}
 		first[p.from] = fate
 	}

@@ -19,7 +19,8 @@ func TestKubeClustersAgain(t *testing.T) {
 		l.meet()
 		specs := func() (all [2]string) {
 			for i, cluster := range realNames {
-				all[i] = l.kubectl(cluster, "-n", "culvert", "get", "peering", realNames[1-i], "-o", "jsonpath={.metadata.generation} {.spec}")
+				all[i] = l.kubectl(cluster, "-n", "culvert", "get", "peering", realNames[1-i], "-o",
+					"jsonpath={.metadata.generation} {.spec}")
 			}
 			return all
 		}
@@ -43,7 +44,8 @@ func TestKubeClustersAgain(t *testing.T) {
 
 		l.kubectl("milan", "delete", "namespace", "culvert-nodes")
 		for _, node := range []string{"milan-1", "milan-2"} {
-			if out := l.node(node).run("ip", "-br", "link") + l.node(node).run("nft", "list", "tables"); strings.Contains(out, "cv-rome") || strings.Contains(out, "culvert") {
+			if out := l.node(node).run("ip", "-br", "link") + l.node(node).run("nft", "list",
+				"tables"); strings.Contains(out, "cv-rome") || strings.Contains(out, "culvert") {
 				t.Errorf("%s has something of agents whose namespace is deleted: %s", node, out)
 			}
 		}

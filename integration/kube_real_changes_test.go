@@ -10,7 +10,8 @@ import (
 	"culvert/integration/need"
 )
 
-// realChanges is two joined clusters whose installation an administrator changes, beside connections and datagrams.
+// realChanges is two joined clusters whose installation an administrator changes, beside
+// connections and datagrams.
 type realChanges struct {
 	*realLab
 	t        *testing.T
@@ -19,7 +20,8 @@ type realChanges struct {
 	gateways [2]*realGateway
 }
 
-// A realChange is one change. A pause of more than its bound, a lost connection, and a container that has ended are faults.
+// A realChange is one change. A pause of more than its bound, a lost connection, and a container
+// that has ended are faults.
 type realChange struct {
 	name   string
 	bound  time.Duration
@@ -48,14 +50,16 @@ func (c *realChanges) make(x *realChange) {
 	for _, w := range c.watches {
 		longest = max(longest, w.pause(t, x.name))
 	}
-	t.Logf("%-40s %5.1f s, the path pauses for %v, bound %v", x.name, took.Seconds(), longest.Round(10*time.Millisecond), x.bound)
+	t.Logf("%-40s %5.1f s, the path pauses for %v, bound %v", x.name, took.Seconds(),
+		longest.Round(10*time.Millisecond), x.bound)
 	if longest > x.bound || lost > 0 {
 		t.Errorf("%s: a pause of %v, want at most %v; %d connections lost, want none", x.name, longest, x.bound, lost)
 	}
 	for _, cluster := range realNames {
 		for _, namespace := range []string{"culvert", "culvert-nodes"} {
-			out := c.kubectl(cluster, "-n", namespace, "get", "pods", "-o", `go-template={{range .items}}{{$n := .metadata.name}}{{range .status.containerStatuses}}`+
-				`{{if .restartCount}}{{$n}} was restarted {{.restartCount}} times, {{end}}{{end}}{{end}}`)
+			out := c.kubectl(cluster, "-n", namespace, "get", "pods", "-o",
+				`go-template={{range .items}}{{$n := .metadata.name}}{{range .status.containerStatuses}}`+
+					`{{if .restartCount}}{{$n}} was restarted {{.restartCount}} times, {{end}}{{end}}{{end}}`)
 			if out != "" {
 				t.Errorf("%s: %s: %s", x.name, cluster, out)
 			}
@@ -96,8 +100,9 @@ const (
 func (c *realChanges) changes() []*realChange {
 	one, standby, both := [2]int{1, 1}, [2]int{2, 1}, [2]int{2, 2}
 	agents := func() string {
-		return c.kubectl("rome", "-n", "culvert-nodes", "get", "pods", "-o", `go-template={{range .items}}{{if not .metadata.deletionTimestamp}}`+
-			`{{range .status.containerStatuses}}{{.ready}} {{end}}{{end}}{{end}}`)
+		return c.kubectl("rome", "-n", "culvert-nodes", "get", "pods", "-o",
+			`go-template={{range .items}}{{if not .metadata.deletionTimestamp}}`+
+				`{{range .status.containerStatuses}}{{.ready}} {{end}}{{end}}{{end}}`)
 	}
 	return []*realChange{
 		{name: "nothing", bound: time.Second, make: func() { c.join() }, counts: one},
@@ -117,31 +122,39 @@ func (c *realChanges) changes() []*realChange {
 				c.t.Errorf("after a wrong image, %d of 2 agents are ready: %s", ready, agents())
 			}
 			out, err := c.culvert("verify", inBoth[0], inBoth[1])
-			if text := strings.Join(strings.Fields(out), " "); err == nil || !strings.Contains(text, "localhost/absent:9") {
+			if text := strings.Join(strings.Fields(out), " "); err == nil ||
+				!strings.Contains(text, "localhost/absent:9") {
 				c.t.Errorf("culvert verify does not name the rollout that cannot start: %v\n%s", err, out)
 			}
 			c.join("--image=" + realImage)
 		}, counts: both},
 		{name: "join --replicas 1", bound: realHandover, make: func() { c.join("--replicas=1") }, counts: one},
 		{name: "kubectl apply and join", bound: realHandover, make: func() {
-			c.apply("rome", c.must("kube", "template", "--image="+realImage2, "--peering=milan", "--expose=ClusterIP", "--replicas=2"))
+			c.apply("rome", c.must("kube", "template", "--image="+realImage2, "--peering=milan", "--expose=ClusterIP",
+				"--replicas=2"))
 			c.join("--replicas=1", "--image="+realImage2)
 		}, counts: one},
-		{name: "a deleted pod", bound: realHandover, make: func() { c.kubectl("rome", "-n", "culvert", "delete", "pod", c.gateways[0].active()) }, counts: one},
+		{name: "a deleted pod", bound: realHandover, make: func() {
+			c.kubectl("rome", "-n", "culvert", "delete", "pod",
+				c.gateways[0].active())
+		}, counts: one},
 		{name: "another node port", bound: time.Minute, make: c.anotherNodePort, counts: one, loses: true},
 		{name: "another key", bound: time.Minute, make: func() {
-			c.kubectl("rome", "-n", "culvert", "patch", "secret", "culvert-milan", "--type=merge", "-p", `{"data":null}`)
+			c.kubectl("rome", "-n", "culvert", "patch", "secret", "culvert-milan", "--type=merge", "-p",
+				`{"data":null}`)
 			c.kubectl("rome", "-n", "culvert", "rollout", "restart", "deployment", "culvert-milan")
 			c.join()
 			want := c.kubectl("rome", "-n", "culvert", "get", "peering", "milan", "-o", "jsonpath={.status.publicKey}")
-			if key := c.kubectl("milan", "-n", "culvert", "get", "peering", "rome", "-o", "jsonpath={.spec.publicKey}"); key != want {
+			if key := c.kubectl("milan", "-n", "culvert", "get", "peering", "rome", "-o",
+				"jsonpath={.spec.publicKey}"); key != want {
 				c.t.Errorf("milan has the key %s, rome %s", key, want)
 			}
 		}, counts: one, loses: true},
 		{name: "scale 1 to 0 to 1", bound: time.Minute, make: func() {
 			c.scale(0)
 			eventuallyWithin(c.t, kubeStartTimeout, "the Peering says that its gateway has stopped", func() error {
-				if reason := c.gateways[0].peering(`.status.conditions[?(@.type=="Connected")].reason`); reason != "GatewayStopped" {
+				if reason := c.gateways[0].peering(`.status.conditions[?(@.type=="Connected")].reason`); reason !=
+					"GatewayStopped" {
 					return fmt.Errorf("Connected: %s", reason)
 				}
 				return nil
@@ -150,9 +163,11 @@ func (c *realChanges) changes() []*realChange {
 		}, counts: one, loses: true},
 		{name: "a gateway that does not elect", bound: time.Minute, make: func() {
 			c.scale(0)
-			c.kubectl("rome", "-n", "culvert", "wait", "--for=delete", "pod", "-l", "app=culvert-gateway", "--timeout=60s")
-			c.kubectl("rome", "-n", "culvert", "patch", "deployment", "culvert-milan", "--type=json", "-p", `[{"op": "remove", "path": "/spec/template/spec/containers/0/args/2"}, `+
-				`{"op": "add", "path": "/spec/template/metadata/labels/culvert.io~1active", "value": "true"}]`)
+			c.kubectl("rome", "-n", "culvert", "wait", "--for=delete", "pod", "-l", "app=culvert-gateway",
+				"--timeout=60s")
+			c.kubectl("rome", "-n", "culvert", "patch", "deployment", "culvert-milan", "--type=json", "-p",
+				`[{"op": "remove", "path": "/spec/template/spec/containers/0/args/2"}, `+
+					`{"op": "add", "path": "/spec/template/metadata/labels/culvert.io~1active", "value": "true"}]`)
 			c.scale(1)
 		}, counts: one, loses: true},
 		{name: "two of them, and join", bound: time.Minute, make: c.displaced, counts: one, loses: true},
@@ -160,34 +175,40 @@ func (c *realChanges) changes() []*realChange {
 	}
 }
 
-// displaced runs two pods of rome's gateway that do not elect, until the Peering and culvert verify say what that leads to.
+// displaced runs two pods of rome's gateway that do not elect, until the Peering and culvert verify
+// say what that leads to.
 func (c *realChanges) displaced() {
 	c.kubectl("rome", "-n", "culvert", "scale", "deployment", "culvert-milan", "--replicas=2")
 	eventuallyWithin(c.t, 3*time.Minute, "the Peering says that two gateways displace each other", func() error {
-		if reason := c.gateways[0].peering(`.status.conditions[?(@.type=="OneGateway")].reason`); reason != "Displaced" {
+		if reason := c.gateways[0].peering(`.status.conditions[?(@.type=="OneGateway")].reason`); reason !=
+			"Displaced" {
 			return fmt.Errorf("OneGateway: %q", reason)
 		}
 		return nil
 	})
 	out, err := c.culvert("verify", inBoth[0], inBoth[1])
 	text := strings.Join(strings.Fields(out), " ")
-	if err == nil || !strings.Contains(text, "each takes the place of the other") || strings.Contains(text, "spec.mtu") || strings.Contains(text, "faulty link") {
+	if err == nil || !strings.Contains(text, "each takes the place of the other") ||
+		strings.Contains(text, "spec.mtu") || strings.Contains(text, "faulty link") {
 		c.t.Errorf("culvert verify: %v\n%s", err, out)
 	}
 	c.join("--replicas=1")
 }
 
-// anotherNodePort makes milan's Service again. Its node port is then another one, which culvert join gives to rome.
+// anotherNodePort makes milan's Service again. Its node port is then another one, which culvert
+// join gives to rome.
 func (c *realChanges) anotherNodePort() {
 	c.kubectl("milan", "-n", "culvert", "delete", "service", "culvert-rome")
 	c.join()
-	port := c.kubectl("milan", "-n", "culvert", "get", "service", "culvert-rome", "-o", "jsonpath={.spec.ports[0].nodePort}")
+	port := c.kubectl("milan", "-n", "culvert", "get", "service", "culvert-rome", "-o",
+		"jsonpath={.spec.ports[0].nodePort}")
 	if at := c.gateways[0].peering(".spec.endpoint"); !strings.HasSuffix(at, ":"+port) {
 		c.t.Errorf("rome's endpoint is %s, want port %s", at, port)
 	}
 }
 
-// TestKubeClustersChanges: an administrator changes an installation, wrongly too, changes it back, and mixes the ways.
+// TestKubeClustersChanges: an administrator changes an installation, wrongly too, changes it back,
+// and mixes the ways.
 func TestKubeClustersChanges(t *testing.T) {
 	need.Long(t, "changes of an installation beside connections")
 	isolated(t, func(t *testing.T) {
@@ -195,8 +216,10 @@ func TestKubeClustersChanges(t *testing.T) {
 		l.script("load", realImage2, os.Getenv(binaryEnv))
 		l.must("join", "--image="+realImage, "--yes", inBoth[0], inBoth[1])
 		c := &realChanges{realLab: l, t: t, talks: l.talks(1, 30), watches: []*pathWatch{
-			watchPath(t, l.pod("milan", "default/hello-2"), ":5301", l.pod("rome", "default/hello-1"), l.seen("rome", "milan", "hello-2")+":5301"),
-			watchPath(t, l.pod("rome", "default/hello-2"), ":5301", l.pod("milan", "default/hello-1"), l.seen("milan", "rome", "hello-2")+":5301"),
+			watchPath(t, l.pod("milan", "default/hello-2"), ":5301", l.pod("rome", "default/hello-1"),
+				l.seen("rome", "milan", "hello-2")+":5301"),
+			watchPath(t, l.pod("rome", "default/hello-2"), ":5301", l.pod("milan", "default/hello-1"),
+				l.seen("milan", "rome", "hello-2")+":5301"),
 		}}
 		for i, cluster := range realNames {
 			c.gateways[i] = &realGateway{realLab: l, cluster: cluster, peer: realNames[1-i]}

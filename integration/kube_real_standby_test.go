@@ -46,7 +46,8 @@ func (g *realGateway) pods() []string {
 func (g *realGateway) settle(n int) {
 	g.t.Helper()
 	eventuallyWithin(g.t, 3*time.Minute, g.cluster+" has its gateways", func() error {
-		ready := g.kubectl(g.cluster, "-n", "culvert", "get", "deployment", "culvert-"+g.peer, "-o", "jsonpath={.status.readyReplicas} {.status.replicas}")
+		ready := g.kubectl(g.cluster, "-n", "culvert", "get", "deployment", "culvert-"+g.peer, "-o",
+			"jsonpath={.status.readyReplicas} {.status.replicas}")
 		if want := fmt.Sprintf("%d %d", n, n); ready != want {
 			return fmt.Errorf("%s of %s", ready, want)
 		}
@@ -104,7 +105,8 @@ func (g *realGateway) awaitTerm(term int) {
 	})
 }
 
-// moveTo moves the active pod to a node: the next standby can run only there, and takes over when the active pod is deleted.
+// moveTo moves the active pod to a node: the next standby can run only there, and takes over when
+// the active pod is deleted.
 func (g *realGateway) moveTo(node string, n int) {
 	g.t.Helper()
 	k := func(args ...string) string { g.t.Helper(); return g.kubectl(g.cluster, args...) }
@@ -131,15 +133,18 @@ func (g *realGateway) moveTo(node string, n int) {
 func (g *realGateway) cut() (heal func()) {
 	g.t.Helper()
 	active := g.active()
-	from := g.kubectl(g.cluster, "-n", "default", "get", "endpoints", "kubernetes", "-o", "jsonpath={.subsets[0].addresses[0].ip}") + ", 10.96.0.1"
+	from := g.kubectl(g.cluster, "-n", "default", "get", "endpoints", "kubernetes", "-o",
+		"jsonpath={.subsets[0].addresses[0].ip}") + ", 10.96.0.1"
 	for _, pod := range g.pods() {
 		if pod != active {
 			from += ", " + g.kubectl(g.cluster, "-n", "culvert", "get", "pod", pod, "-o", "jsonpath={.status.podIP}")
 		}
 	}
 	host := g.pod(g.cluster, "culvert/"+active)
-	host.feed(fmt.Sprintf("table ip cut { chain output { type filter hook output priority 0; meta l4proto tcp ip daddr { %[1]s } drop; }; "+
-		"chain input { type filter hook input priority 0; meta l4proto tcp ip saddr { %[1]s } drop; }; }\n", from), "nft", "-f", "-")
+	host.feed(
+		fmt.Sprintf("table ip cut { chain output { type filter hook output priority 0; meta l4proto tcp ip daddr { %[1]s } drop; }; "+
+			"chain input { type filter hook input priority 0; meta l4proto tcp ip saddr { %[1]s } drop; }; }\n", from),
+		"nft", "-f", "-")
 	return func() { host.run("nft", "delete", "table", "ip", "cut") }
 }
 
@@ -178,11 +183,13 @@ var realEvents = []realEvent{
 	{"rolling update", realHandover, func(g *realGateway) func() {
 		before := g.pods()
 		g.kubectl(g.cluster, "-n", "culvert", "rollout", "restart", "deployment", "culvert-"+g.peer)
-		g.kubectl(g.cluster, append([]string{"-n", "culvert", "wait", "--for=delete", "--timeout=120s", "pod"}, before...)...)
+		g.kubectl(g.cluster, append([]string{"-n", "culvert", "wait", "--for=delete", "--timeout=120s", "pod"},
+			before...)...)
 		return nil
 	}, 2, false},
 	{"SIGKILL", realKilled, func(g *realGateway) func() { g.signal(syscall.SIGKILL); return nil }, 1, false},
-	{"API server away for 60 s", time.Second / 2, func(g *realGateway) func() { g.away(time.Minute); return nil }, 0, false},
+	{"API server away for 60 s", time.Second / 2, func(g *realGateway) func() { g.away(time.Minute); return nil }, 0,
+		false},
 	{"cut off, but for the peer", realKilled, func(g *realGateway) func() {
 		term := g.term()
 		heal := g.cut()
@@ -196,22 +203,32 @@ var realEvents = []realEvent{
 	}, 1, true},
 }
 
-// talks opens n connections of each kind between both clusters in each direction. Connections of both nodes have the same source ports, so that the gateway
-// has to change the port of one of each two.
+// talks opens n connections of each kind between both clusters in each direction. Connections of
+// both nodes have the same source ports, so that the gateway has to change the port of one of each
+// two.
 func (l *realLab) talks(replicas, n int) *talks {
 	l.t.Helper()
 	f := newTalks(l.t)
-	imported := map[string]string{"rome": l.exported("milan", "rome", "ClusterIP", replicas), "milan": l.exported("rome", "milan", "NodePort", replicas)}
+	imported := map[string]string{"rome": l.exported("milan", "rome", "ClusterIP", replicas),
+		"milan": l.exported("rome", "milan", "NodePort", replicas)}
 	l.listen(f.accept)
 	for i, from := range realNames {
 		to := realNames[1-i]
-		entry := "172.30.0." + map[string]string{"rome": "12", "milan": "22"}[from] + ":" + l.nodePort(from, l.seen(from, to, "hello-2"))
+		entry := "172.30.0." + map[string]string{"rome": "12", "milan": "22"}[from] + ":" + l.nodePort(from,
+			l.seen(from, to, "hello-2"))
 		nodes := []*peerHost{l.node(from + "-1"), l.node(from + "-2")}
-		first, second, lan := l.pod(from, "default/hello-1"), l.pod(from, "default/hello-2"), l.host("lan", "/run/netns/cv-lan")
+		first, second, lan := l.pod(from, "default/hello-1"), l.pod(from, "default/hello-2"),
+			l.host("lan", "/run/netns/cv-lan")
 		pod1, pod2 := l.seen(from, to, "hello-1")+":"+realPort, l.seen(from, to, "hello-2")+":"+realPort
-		f.add(talkWay{podToPod, n, func(int) (net.Conn, error) { return first.dialWithin(5*time.Second, "tcp4", pod2) }})
-		f.add(talkWay{byNodePort, n, func(int) (net.Conn, error) { return lan.dialWithin(5*time.Second, "tcp4", entry) }})
-		f.add(talkWay{byExport, n, func(int) (net.Conn, error) { return second.dialWithin(5*time.Second, "tcp4", imported[from]) }})
+		f.add(talkWay{podToPod, n, func(int) (net.Conn, error) {
+			return first.dialWithin(5*time.Second, "tcp4", pod2)
+		}})
+		f.add(talkWay{byNodePort, n, func(int) (net.Conn, error) {
+			return lan.dialWithin(5*time.Second, "tcp4", entry)
+		}})
+		f.add(talkWay{byExport, n, func(int) (net.Conn, error) {
+			return second.dialWithin(5*time.Second, "tcp4", imported[from])
+		}})
 		again := map[int]int{} // further attempts, each with another port
 		f.add(talkWay{fromNode, n, func(i int) (conn net.Conn, err error) {
 			d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{Port: 20000 + again[i]*n + i/2}}
@@ -234,7 +251,8 @@ func (g *realGateway) term() int {
 	return n
 }
 
-// runEvents makes every event happen to the active one of n pods of a gateway, beside talks and datagrams.
+// runEvents makes every event happen to the active one of n pods of a gateway, beside talks and
+// datagrams.
 func (g *realGateway) runEvents(n int, f *talks, watches []*pathWatch) {
 	t := g.t
 	pause := func(what string) (longest time.Duration) {
@@ -266,9 +284,11 @@ func (g *realGateway) runEvents(n int, f *talks, watches []*pathWatch) {
 		}
 		g.settle(n)
 		switches := g.term() - term
-		t.Logf("%-28s the path pauses for %v, bound %v; %d switches", e.name, dark.Round(10*time.Millisecond), e.bound, switches)
+		t.Logf("%-28s the path pauses for %v, bound %v; %d switches", e.name, dark.Round(10*time.Millisecond),
+			e.bound, switches)
 		if n > 1 && (lost > 0 || dark > e.bound || switches > e.most) {
-			t.Errorf("%s: %d connections lost, want none; a pause of %v, want at most %v; %d switches, want at most %d", e.name, lost, dark, e.bound, switches, e.most)
+			t.Errorf("%s: %d connections lost, want none; a pause of %v, want at most %v; %d switches, want at most %d",
+				e.name, lost, dark, e.bound, switches, e.most)
 		}
 		again := f.count()
 		if lost := f.said(e.name+", after", again); n > 1 && lost > 0 {
@@ -278,7 +298,8 @@ func (g *realGateway) runEvents(n int, f *talks, watches []*pathWatch) {
 	}
 }
 
-// testRealStandby joins two clusters, and makes every event happen to the active pod of the gateway of one of them.
+// testRealStandby joins two clusters, and makes every event happen to the active pod of the gateway
+// of one of them.
 func testRealStandby(t *testing.T, cluster string, replicas int) {
 	need.Long(t, "2,000 connections beside switches")
 	isolated(t, func(t *testing.T) {
@@ -289,8 +310,10 @@ func testRealStandby(t *testing.T, cluster string, replicas int) {
 		f := l.talks(replicas, realTalks/2)
 		(&realGateway{realLab: l, cluster: peer, peer: cluster}).settle(replicas)
 		(&realGateway{realLab: l, cluster: cluster, peer: peer}).runEvents(replicas, f, []*pathWatch{
-			watchPath(t, l.pod("milan", "default/hello-2"), ":5301", l.pod("rome", "default/hello-1"), l.seen("rome", "milan", "hello-2")+":5301"),
-			watchPath(t, l.pod("rome", "default/hello-2"), ":5301", l.pod("milan", "default/hello-1"), l.seen("milan", "rome", "hello-2")+":5301"),
+			watchPath(t, l.pod("milan", "default/hello-2"), ":5301", l.pod("rome", "default/hello-1"),
+				l.seen("rome", "milan", "hello-2")+":5301"),
+			watchPath(t, l.pod("rome", "default/hello-2"), ":5301", l.pod("milan", "default/hello-1"),
+				l.seen("milan", "rome", "hello-2")+":5301"),
 		})
 	}, kubernetes, realClusters)
 }
@@ -301,6 +324,7 @@ func TestKubeClustersStandby(t *testing.T) { testRealStandby(t, "rome", 2) }
 // TestKubeClustersStandbyServer is the same for a Server, which is reached through a NodePort.
 func TestKubeClustersStandbyServer(t *testing.T) { testRealStandby(t, "milan", 2) }
 
-// TestKubeClustersAlone and TestKubeClustersAloneServer measure what the same events cost without a standby.
+// TestKubeClustersAlone and TestKubeClustersAloneServer measure what the same events cost without a
+// standby.
 func TestKubeClustersAlone(t *testing.T)       { testRealStandby(t, "rome", 1) }
 func TestKubeClustersAloneServer(t *testing.T) { testRealStandby(t, "milan", 1) }

@@ -11,8 +11,9 @@ import (
 
 const standInAddress = "10.244.77.1" // among the pods of the stand-in
 
-// TestKubeClustersStandbyStandIn: events of the active pod of a Server whose peer is plain wireguard-go, which starts a new session only when WireGuard's own
-// timers require it. The peer is reached at its own address, and has no Services.
+// TestKubeClustersStandbyStandIn: events of the active pod of a Server whose peer is plain
+// wireguard-go, which starts a new session only when WireGuard's own timers require it. The peer is
+// reached at its own address, and has no Services.
 func TestKubeClustersStandbyStandIn(t *testing.T) {
 	need.Long(t, "1,500 connections beside switches")
 	isolated(t, func(t *testing.T) {
@@ -23,7 +24,8 @@ func TestKubeClustersStandbyStandIn(t *testing.T) {
 		peer.ip("address add 172.30.0.99/24 dev eth0", "link set eth0 up")
 
 		g := &realGateway{realLab: l, cluster: "rome", peer: "standin", standIn: true}
-		l.apply("rome", l.must("kube", "template", "--image="+realImage, "--peering=standin", "--expose=NodePort", "--replicas=2"))
+		l.apply("rome", l.must("kube", "template", "--image="+realImage, "--peering=standin", "--expose=NodePort",
+			"--replicas=2"))
 		key, own := newKeyPair(t), ""
 		l.apply("rome", fmt.Sprintf(`
 apiVersion: culvert.io/v1alpha1
@@ -46,10 +48,12 @@ spec:
 			}
 			return nil
 		})
-		port := l.kubectl("rome", "-n", "culvert", "get", "service", "culvert-standin", "-o", "jsonpath={.spec.ports[0].nodePort}")
+		port := l.kubectl("rome", "-n", "culvert", "get", "service", "culvert-standin", "-o",
+			"jsonpath={.spec.ports[0].nodePort}")
 		g.settle(2)
 		startWireGuard(t, peer, key, own, "endpoint=172.30.0.12:"+port, "persistent_keepalive_interval=25")
-		peer.ip("address add "+standInAddress+"/32 dev lo", "route add 10.244.0.0/16 dev "+liqoTunnel+" src "+standInAddress, "route add 10.70.0.0/24 dev "+liqoTunnel+" src "+standInAddress)
+		peer.ip("address add "+standInAddress+"/32 dev lo", "route add 10.244.0.0/16 dev "+liqoTunnel+" src "+
+			standInAddress, "route add 10.70.0.0/24 dev "+liqoTunnel+" src "+standInAddress)
 
 		f := newTalks(t)
 		for _, h := range []*peerHost{peer, l.pod("rome", "default/hello-2")} {
@@ -64,7 +68,8 @@ spec:
 			f.add(talkWay{kind, n, func(int) (net.Conn, error) { return from.dialWithin(5*time.Second, "tcp4", at) }})
 		}
 		way(podToPod, realTalks/2, pod, remapped+":"+realPort)
-		way(podToPod, realTalks/2, peer, l.kubectl("rome", "get", "pod", "hello-2", "-o", "jsonpath={.status.podIP}")+":"+realPort)
+		way(podToPod, realTalks/2, peer, l.kubectl("rome", "get", "pod", "hello-2", "-o",
+			"jsonpath={.status.podIP}")+":"+realPort)
 		way(byNodePort, realTalks, lan, "172.30.0.12:"+l.nodePort("rome", remapped))
 		way(fromNode, realTalks, node, remapped+":"+realPort)
 		g.runEvents(2, f, []*pathWatch{watchPath(t, peer, ":5301", pod, remapped+":5301")})

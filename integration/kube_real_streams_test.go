@@ -33,24 +33,29 @@ type realStreams struct {
 	all  map[string][]*linkStream
 }
 
-// exported exports a Service hello, whose port 80 is realPort of each pod hello, and returns its address in the other cluster.
+// exported exports a Service hello, whose port 80 is realPort of each pod hello, and returns its
+// address in the other cluster.
 func (l *realLab) exported(from, to, expose string, replicas int) string {
 	l.t.Helper()
-	l.apply(from, fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: hello, namespace: default, labels: {culvert/export: 'true'}}\n"+
-		"spec: {selector: {app: hello}, ports: [{port: 80, targetPort: %s}]}\n", realPort))
+	l.apply(from,
+		fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: hello, namespace: default, labels: {culvert/export: 'true'}}\n"+
+			"spec: {selector: {app: hello}, ports: [{port: 80, targetPort: %s}]}\n", realPort))
 	l.kubectl(to, "create", "namespace", from)
-	l.apply(to, l.must("kube", "template", "--image="+realImage, "--peering="+from, "--expose="+expose, "--imports="+from, "--replicas="+strconv.Itoa(replicas)))
+	l.apply(to, l.must("kube", "template", "--image="+realImage, "--peering="+from, "--expose="+expose,
+		"--imports="+from, "--replicas="+strconv.Itoa(replicas)))
 	l.kubectl(to, "-n", "culvert", "patch", "peering", from, "--type=merge", "-p", `{"spec":{"imports":"`+from+`"}}`)
 	address := ""
 	eventuallyWithin(l.t, kubeStartTimeout, to+" imports the Service", func() error {
-		out, err := l.command("shell", "kubectl", "--context", to, "-n", from, "get", "service", "hello-default", "-o", "jsonpath={.spec.clusterIP}").Output()
+		out, err := l.command("shell", "kubectl", "--context", to, "-n", from, "get", "service", "hello-default", "-o",
+			"jsonpath={.spec.clusterIP}").Output()
 		address = string(out)
 		return err
 	})
 	return address + ":80"
 }
 
-// nodePort makes a NodePort Service of a cluster, which leads to a pod of the other one, and returns its port.
+// nodePort makes a NodePort Service of a cluster, which leads to a pod of the other one, and
+// returns its port.
 func (l *realLab) nodePort(cluster, address string) string {
 	l.t.Helper()
 	l.apply(cluster, fmt.Sprintf(`
@@ -82,7 +87,8 @@ func (l *realLab) listen(serve func(net.Listener)) {
 	}
 }
 
-// newRealStreams listens on each pod, makes the Services through which the other cluster reaches them, and opens streams of each kind.
+// newRealStreams listens on each pod, makes the Services through which the other cluster reaches
+// them, and opens streams of each kind.
 func newRealStreams(l *realLab) *realStreams {
 	l.t.Helper()
 	l.listen(echoBytes)
@@ -124,7 +130,8 @@ func (s *realStreams) fill(kind string) {
 	})
 }
 
-// beside makes a change, and logs the pauses and losses of streams during it. It fails if a stream is lost, unless its kind is in mayEnd.
+// beside makes a change, and logs the pauses and losses of streams during it. It fails if a stream
+// is lost, unless its kind is in mayEnd.
 func (s *realStreams) beside(what string, change func(), mayEnd ...string) {
 	s.t.Helper()
 	for _, all := range s.all {
@@ -158,7 +165,8 @@ func (s *realStreams) beside(what string, change func(), mayEnd ...string) {
 				live = append(live, one)
 			}
 		}
-		s.t.Logf("%-34s %6.1f s  %-17s longest pause %8v, %d of %d lost %v", what, took.Seconds(), kind, longest.Round(time.Millisecond), lost, len(s.all[kind]), why)
+		s.t.Logf("%-34s %6.1f s  %-17s longest pause %8v, %d of %d lost %v", what, took.Seconds(), kind,
+			longest.Round(time.Millisecond), lost, len(s.all[kind]), why)
 		if lost > 0 && !slices.Contains(mayEnd, kind) {
 			s.t.Errorf("%s: %d streams of the kind %q were lost: %v", what, lost, kind, why)
 		}
@@ -167,7 +175,8 @@ func (s *realStreams) beside(what string, change func(), mayEnd ...string) {
 	}
 }
 
-// TestKubeClustersStreams: streams between two clusters of real nodes continue while nodes, pods, peerings and programs change.
+// TestKubeClustersStreams: streams between two clusters of real nodes continue while nodes, pods,
+// peerings and programs change.
 func TestKubeClustersStreams(t *testing.T) {
 	need.Long(t, "100 streams beside changes")
 	isolated(t, func(t *testing.T) {
@@ -178,7 +187,8 @@ func TestKubeClustersStreams(t *testing.T) {
 		s.beside("agents restarted", func() {
 			for _, cluster := range realNames {
 				l.kubectl(cluster, "-n", "culvert-nodes", "rollout", "restart", "daemonset", "culvert-node")
-				l.kubectl(cluster, "-n", "culvert-nodes", "rollout", "status", "daemonset", "culvert-node", "--timeout=120s")
+				l.kubectl(cluster, "-n", "culvert-nodes", "rollout", "status", "daemonset", "culvert-node",
+					"--timeout=120s")
 			}
 		})
 		s.beside("a node added", func() { l.script("node", "rome", "3"); l.script("hello", "rome") })
@@ -202,7 +212,8 @@ func TestKubeClustersStreams(t *testing.T) {
 			l.script("load", "localhost/culvert:2", os.Getenv(binaryEnv))
 			l.must("join", "--image=localhost/culvert:2", "--yes", inBoth[0], inBoth[1])
 			for _, cluster := range realNames {
-				l.kubectl(cluster, "-n", "culvert-nodes", "rollout", "status", "daemonset", "culvert-node", "--timeout=120s")
+				l.kubectl(cluster, "-n", "culvert-nodes", "rollout", "status", "daemonset", "culvert-node",
+					"--timeout=120s")
 			}
 		}, byNodePort, fromNode, byExport) // without a standby, connections that the gateway translates end with it
 	}, kubernetes, realClusters)

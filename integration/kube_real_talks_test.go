@@ -26,8 +26,8 @@ const (
 const (
 	talkPace = 500 * time.Millisecond // time between two bytes of a talk
 	talkTick = 5 * time.Millisecond   // time between two groups of talks that get a byte
-	// A talk that carries nothing for this time counts as lost. TCP repeats lost segments after pauses that double. If the path fails for 13 s, the longest
-	// pause is 26 s.
+	// A talk that carries nothing for this time counts as lost. TCP repeats lost segments after
+	// pauses that double. If the path fails for 13 s, the longest pause is 26 s.
 	talkLost = 40 * time.Second
 )
 
@@ -77,7 +77,8 @@ func newTalks(t *testing.T) *talks {
 	return f
 }
 
-// accept takes the servers' ends of talks until the listener is closed. A client first sends the number of its talk.
+// accept takes the servers' ends of talks until the listener is closed. A client first sends the
+// number of its talk.
 func (f *talks) accept(listener net.Listener) {
 	for {
 		conn, err := listener.Accept()
@@ -241,7 +242,8 @@ func (c talkCount) String() string {
 	return text
 }
 
-// count waits until each talk has carried a byte since the call or is lost, and counts both by kind. It replaces lost talks.
+// count waits until each talk has carried a byte since the call or is lost, and counts both by
+// kind. It replaces lost talks.
 func (f *talks) count() map[string]*talkCount {
 	f.t.Helper()
 	by := map[string]*talkCount{}

@@ -37,7 +37,8 @@ var realClusters = probe{"clusters", func(t testing.TB) error {
 	return nil
 }}
 
-// realLab is two clusters with kubelet, containerd and kube-proxy, two nodes each, that clusters.sh has made.
+// realLab is two clusters with kubelet, containerd and kube-proxy, two nodes each, that clusters.sh
+// has made.
 type realLab struct {
 	t   *testing.T
 	dir string
@@ -50,7 +51,8 @@ var (
 	inBoth    = []string{"--context=rome", "--context=milan"}
 )
 
-// newRealLab makes the clusters, with a pod on each node and culvert's image. third names a third cluster, if any.
+// newRealLab makes the clusters, with a pod on each node and culvert's image. third names a third
+// cluster, if any.
 func newRealLab(t *testing.T, third ...string) *realLab {
 	t.Helper()
 	l := &realLab{t, filepath.Join(t.TempDir(), "c")}
@@ -114,13 +116,15 @@ func (l *realLab) kubectl(cluster string, args ...string) string {
 	return l.script("shell", append([]string{"kubectl", "--context", cluster}, args...)...)
 }
 
-// apply applies objects to a cluster. It retries while the API server does not know a kind that was just defined.
+// apply applies objects to a cluster. It retries while the API server does not know a kind that was
+// just defined.
 func (l *realLab) apply(cluster, text string) {
 	l.t.Helper()
 	file := filepath.Join(l.t.TempDir(), "objects.yaml")
 	need.NoError(l.t, os.WriteFile(file, []byte(text), 0o600))
 	eventuallyWithin(l.t, kubeStartTimeout, cluster+" takes objects", func() error {
-		out, err := l.command("shell", "kubectl", "--context", cluster, "apply", "--server-side", "--force-conflicts", "-f", file).CombinedOutput()
+		out, err := l.command("shell", "kubectl", "--context", cluster, "apply", "--server-side", "--force-conflicts",
+			"-f", file).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
@@ -177,7 +181,8 @@ func (l *realLab) meet() {
 	}
 }
 
-// everything lists what a cluster has, except what changes by itself: its objects, and the links, addresses, routes, rules and nftables of its nodes.
+// everything lists what a cluster has, except what changes by itself: its objects, and the links,
+// addresses, routes, rules and nftables of its nodes.
 func (l *realLab) everything(cluster string) (all []string) {
 	l.t.Helper()
 	kinds := strings.Fields(l.kubectl(cluster, "api-resources", "--verbs=list", "-o", "name"))
@@ -189,7 +194,8 @@ func (l *realLab) everything(cluster string) (all []string) {
 	all = strings.Split(out, "\n")
 	for _, n := range []string{"1", "2"} {
 		host := l.node(cluster + "-" + n)
-		for _, command := range []string{"ip -o link", "ip -o -4 address", "ip route show table all", "ip rule", "nft list tables", "nft list table ip cni"} {
+		for _, command := range []string{"ip -o link", "ip -o -4 address", "ip route show table all", "ip rule",
+			"nft list tables", "nft list table ip cni"} {
 			words := strings.Fields(command)
 			for line := range strings.Lines(host.run(words[0], words[1:]...)) {
 				if strings.Contains(line, "veth") { // of pods, which have other names and numbers when they come again
@@ -202,8 +208,9 @@ func (l *realLab) everything(cluster string) (all []string) {
 	return all
 }
 
-// atRest lists everything of both clusters, once nothing changes by itself any more: the kernel adds routes
-// when its duplicate address detection ends, and controllers add objects to a new cluster.
+// atRest lists everything of both clusters, once nothing changes by itself any more: the kernel
+// adds routes when its duplicate address detection ends, and controllers add objects to a new
+// cluster.
 func (l *realLab) atRest() map[string][]string {
 	l.t.Helper()
 	last := map[string][]string{}
@@ -242,7 +249,8 @@ func alike(before, after map[string][]string) error {
 	return errors.Join(errs...)
 }
 
-// requireAsBefore waits until both clusters have exactly what they had before. Controllers take some time to clean up.
+// requireAsBefore waits until both clusters have exactly what they had before. Controllers take
+// some time to clean up.
 func (l *realLab) requireAsBefore(t *testing.T, before map[string][]string) {
 	t.Helper()
 	eventuallyWithin(t, kubeStartTimeout, "the clusters are as before", func() error {
@@ -254,7 +262,8 @@ func (l *realLab) requireAsBefore(t *testing.T, before map[string][]string) {
 	})
 }
 
-// TestKubeClusters runs culvert join, verify and leave on two clusters of real nodes with the same CIDRs, whose CNI masquerades.
+// TestKubeClusters runs culvert join, verify and leave on two clusters of real nodes with the same
+// CIDRs, whose CNI masquerades.
 func TestKubeClusters(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newRealLab(t)
@@ -271,7 +280,8 @@ func TestKubeClusters(t *testing.T) {
 		if out := l.must("verify", inBoth[0], inBoth[1]); !strings.Contains(out, "All is well") {
 			t.Error(out)
 		}
-		if out := l.kubectl("rome", "-n", "culvert", "get", "peerings"); !regexp.MustCompile(`(?m)^milan +milan +True +[0-9.]+(µs|ms) +2/2 +10\.61\.0\.0/16 *$`).MatchString(out) {
+		if out := l.kubectl("rome", "-n", "culvert", "get", "peerings"); !regexp.MustCompile(
+			`(?m)^milan +milan +True +[0-9.]+(µs|ms) +2/2 +10\.61\.0\.0/16 *$`).MatchString(out) {
 			t.Error(out)
 		}
 		t.Run("no exception", func(t *testing.T) { testRealNoException(t, l) })
@@ -288,9 +298,11 @@ func TestKubeClusters(t *testing.T) {
 // testRealNoException: culvert verify names a masquerade rule that comes before the exception.
 func testRealNoException(t *testing.T, l *realLab) {
 	node := l.node("rome-1")
-	node.run("nft", "add table ip early; add chain ip early post { type nat hook postrouting priority 98; }; add rule ip early post ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade")
+	node.run("nft",
+		"add table ip early; add chain ip early post { type nat hook postrouting priority 98; }; add rule ip early post ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade")
 	out, err := l.culvert("verify", inBoth[0], inBoth[1])
-	if err == nil || !strings.Contains(out, "wrong: rome: packets of pods on node rome-1 leave with the node's address") {
+	if err == nil || !strings.Contains(out,
+		"wrong: rome: packets of pods on node rome-1 leave with the node's address") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	node.run("nft", "delete table ip early")

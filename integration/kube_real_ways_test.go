@@ -40,7 +40,8 @@ func testRealMessages(t *testing.T, l *realLab, before map[string][]string) {
 	l.leave(t, before)
 }
 
-// peerings returns both Peerings as an administrator would write them. rome reads pods' addresses from Pods, and imports what milan exports.
+// peerings returns both Peerings as an administrator would write them. rome reads pods' addresses
+// from Pods, and imports what milan exports.
 func (l *realLab) peerings() (rome, milan string) {
 	const text = `
 apiVersion: culvert.io/v1alpha1
@@ -55,8 +56,10 @@ spec:
     podCIDRs: [{cidr: 10.244.0.0/16, remap: 10.61.0.0/16}]
     externalCIDR: {cidr: 10.70.0.0/24, remap: 10.71.0.0/24}
 `
-	port := l.kubectl("milan", "-n", "culvert", "get", "service", "culvert-rome", "-o", "jsonpath={.spec.ports[0].nodePort}")
-	return strings.NewReplacer("OWN", "rome", "PEER", "milan").Replace(text) + "  role: Client\n  podsFrom: Pods\n  imports: milan\n  endpoint: 172.30.0.21:" + port + "\n",
+	port := l.kubectl("milan", "-n", "culvert", "get", "service", "culvert-rome", "-o",
+		"jsonpath={.spec.ports[0].nodePort}")
+	return strings.NewReplacer("OWN", "rome", "PEER", "milan").Replace(text) +
+			"  role: Client\n  podsFrom: Pods\n  imports: milan\n  endpoint: 172.30.0.21:" + port + "\n",
 		strings.NewReplacer("OWN", "milan", "PEER", "rome").Replace(text) + "  role: Server\n"
 }
 
@@ -69,7 +72,8 @@ func (l *realLab) exchange(t *testing.T) {
 	for i, cluster := range realNames {
 		l.apply(cluster, specs[cluster])
 		eventuallyWithin(t, kubeStartTimeout, cluster+" has a key", func() error {
-			if keys[cluster] = l.kubectl(cluster, "-n", "culvert", "get", "peering", realNames[1-i], "-o", "jsonpath={.status.publicKey}"); keys[cluster] == "" {
+			if keys[cluster] = l.kubectl(cluster, "-n", "culvert", "get", "peering", realNames[1-i], "-o",
+				"jsonpath={.status.publicKey}"); keys[cluster] == "" {
 				return errNotYet
 			}
 			return nil
@@ -80,10 +84,12 @@ func (l *realLab) exchange(t *testing.T) {
 	}
 }
 
-// testRealTemplate joins the clusters by the output of culvert kube template, and uses an exported Service by its name.
+// testRealTemplate joins the clusters by the output of culvert kube template, and uses an exported
+// Service by its name.
 func testRealTemplate(t *testing.T, l *realLab, before map[string][]string) {
 	l.kubectl("rome", "create", "namespace", "milan")
-	l.apply("rome", l.must("kube", "template", "--image="+realImage, "--peering=milan", "--expose=ClusterIP", "--imports=milan"))
+	l.apply("rome", l.must("kube", "template", "--image="+realImage, "--peering=milan", "--expose=ClusterIP",
+		"--imports=milan"))
 	l.apply("milan", l.must("kube", "template", "--image="+realImage, "--peering=rome", "--expose=NodePort"))
 	l.exchange(t)
 	l.meet()
@@ -92,7 +98,8 @@ func testRealTemplate(t *testing.T, l *realLab, before map[string][]string) {
 	l.apply("milan", fmt.Sprintf(exported, 80))
 	address := ""
 	eventuallyWithin(t, kubeStartTimeout, "rome imports the Service", func() error {
-		out, err := l.command("shell", "kubectl", "--context", "rome", "-n", "milan", "get", "service", "hello-default", "-o", "jsonpath={.spec.clusterIP}").Output()
+		out, err := l.command("shell", "kubectl", "--context", "rome", "-n", "milan", "get", "service", "hello-default",
+			"-o", "jsonpath={.spec.clusterIP}").Output()
 		address = string(out)
 		return err
 	})
@@ -106,14 +113,17 @@ func testRealTemplate(t *testing.T, l *realLab, before map[string][]string) {
 	})
 	l.apply("milan", fmt.Sprintf(exported, 81))
 	eventuallyWithin(t, kubeStartTimeout, "rome follows", func() error {
-		if port := l.kubectl("rome", "-n", "milan", "get", "service", "hello-default", "-o", "jsonpath={.spec.ports[0].port}"); port != "81" {
+		if port := l.kubectl("rome", "-n", "milan", "get", "service", "hello-default", "-o",
+			"jsonpath={.spec.ports[0].port}"); port != "81" {
 			return fmt.Errorf("port %s", port)
 		}
 		return nil
 	})
-	l.apply("milan", "apiVersion: v1\nkind: Service\nmetadata: {name: headless, namespace: default, labels: {culvert/export: 'true'}}\nspec: {clusterIP: None, selector: {app: hello}, ports: [{port: 80}]}\n")
+	l.apply("milan",
+		"apiVersion: v1\nkind: Service\nmetadata: {name: headless, namespace: default, labels: {culvert/export: 'true'}}\nspec: {clusterIP: None, selector: {app: hello}, ports: [{port: 80}]}\n")
 	eventuallyWithin(t, kubeStartTimeout, "milan says why a Service is refused", func() error {
-		if events := l.kubectl("milan", "-n", "culvert", "get", "events", "-o", "jsonpath={.items[*].message}"); !strings.Contains(events, "headless") {
+		if events := l.kubectl("milan", "-n", "culvert", "get", "events", "-o",
+			"jsonpath={.items[*].message}"); !strings.Contains(events, "headless") {
 			return errors.New(events)
 		}
 		return nil
@@ -124,16 +134,19 @@ func testRealTemplate(t *testing.T, l *realLab, before map[string][]string) {
 	l.requireAsBefore(t, before)
 }
 
-// testRealChart joins the clusters by the Helm chart, and removes everything by deleting its objects.
+// testRealChart joins the clusters by the Helm chart, and removes everything by deleting its
+// objects.
 func testRealChart(t *testing.T, l *realLab, before map[string][]string) {
 	chart := func(peer, expose, imports string) string {
 		var b strings.Builder
-		values := map[string]any{"image": realImage, "peerings": []any{map[string]any{"name": peer, "expose": expose, "imports": imports}}}
+		values := map[string]any{"image": realImage, "peerings": []any{map[string]any{"name": peer, "expose": expose,
+			"imports": imports}}}
 		for _, name := range slices.Sorted(maps.Keys(manifests.Chart())) {
 			text, err := os.ReadFile(filepath.Join("..", "kube", "chart", "templates", name))
 			need.NoError(t, err)
 			b.WriteString("---\n")
-			need.NoError(t, template.Must(template.New(name).Parse(string(text))).Execute(&b, map[string]any{"Values": values}))
+			need.NoError(t, template.Must(template.New(name).Parse(string(text))).Execute(&b,
+				map[string]any{"Values": values}))
 		}
 		return b.String()
 	}
@@ -146,7 +159,8 @@ func testRealChart(t *testing.T, l *realLab, before map[string][]string) {
 	l.meet()
 	l.kubectl("milan", "expose", "pod", "hello-1", "--port=8080", "--labels=culvert/export=true")
 	eventuallyWithin(t, kubeStartTimeout, "rome imports the Service", func() error {
-		return l.command("shell", "kubectl", "--context", "rome", "-n", "milan", "get", "service", "hello-1-default").Run()
+		return l.command("shell", "kubectl", "--context", "rome", "-n", "milan", "get", "service",
+			"hello-1-default").Run()
 	})
 	for cluster, text := range texts {
 		file := filepath.Join(t.TempDir(), cluster)
@@ -164,7 +178,8 @@ func testRealChart(t *testing.T, l *realLab, before map[string][]string) {
 	l.requireAsBefore(t, before)
 }
 
-// requireRights fails if a request was forbidden and, if all is true, if an account of culvert has a right that it has not used.
+// requireRights fails if a request was forbidden and, if all is true, if an account of culvert has
+// a right that it has not used.
 func (l *realLab) requireRights(t *testing.T, all bool) {
 	t.Helper()
 	used := map[string]bool{} // by account, without the name of its Peering
@@ -176,9 +191,12 @@ func (l *realLab) requireRights(t *testing.T, all bool) {
 			if err := json.Unmarshal([]byte(line), &e); err != nil {
 				t.Fatalf("%v in %s", err, line)
 			}
-			// Nothing can be made in a namespace that is being deleted, whatever the rights, such as the last Event of a gateway.
-			if e.ResponseStatus.Code == 403 && !strings.Contains(e.ResponseStatus.Message, "because it is being terminated") {
-				t.Errorf("%s: %s: %s %s was refused: %s", cluster, e.User.Username, e.Verb, e.RequestURI, e.ResponseStatus.Message)
+			// Nothing can be made in a namespace that is being deleted, whatever the rights, such
+			// as the last Event of a gateway.
+			if e.ResponseStatus.Code == 403 && !strings.Contains(e.ResponseStatus.Message,
+				"because it is being terminated") {
+				t.Errorf("%s: %s: %s %s was refused: %s", cluster, e.User.Username, e.Verb, e.RequestURI,
+					e.ResponseStatus.Message)
 			}
 			account := "culvert-gateway"
 			if e.User.Username == agentUser {
@@ -201,7 +219,8 @@ func (l *realLab) requireRights(t *testing.T, all bool) {
 // grantedRights returns the rights that the manifests grant, by account.
 func grantedRights(t *testing.T) (all []string) {
 	t.Helper()
-	text := manifests.Common(manifests.Image) + "\n---\n" + (&manifests.Gateway{Peering: "milan", Image: manifests.Image, Expose: "NodePort", Imports: "milan", Replicas: 1}).YAML()
+	text := manifests.Common(manifests.Image) + "\n---\n" + (&manifests.Gateway{Peering: "milan",
+		Image: manifests.Image, Expose: "NodePort", Imports: "milan", Replicas: 1}).YAML()
 	for document := range strings.SplitSeq(text, "\n---\n") {
 		var role struct {
 			Kind     string

@@ -14,8 +14,8 @@ import (
 	"culvert/integration/need"
 )
 
-// A kubeRelay relays connections between gateways and the API server, so that a test can cut or hold
-// them. It copies bytes without understanding them.
+// A kubeRelay relays connections between gateways and the API server, so that a test can cut or
+// hold them. It copies bytes without understanding them.
 type kubeRelay struct {
 	listener net.Listener
 	moves    *sync.Cond // of mu: no longer held
@@ -134,7 +134,8 @@ func (r *kubeRelay) open() {
 
 // askEtcd returns a client of the API server's etcd.
 func (k *kubeAPI) askEtcd(t *testing.T) *kubeClient {
-	return &kubeClient{t: t, base: "http://127.0.0.1:2379", http: http.Client{Transport: &http.Transport{DialContext: k.host.dialContext}}}
+	return &kubeClient{t: t, base: "http://127.0.0.1:2379",
+		http: http.Client{Transport: &http.Transport{DialContext: k.host.dialContext}}}
 }
 
 // store writes an object that the API server itself would refuse.
@@ -142,7 +143,8 @@ func (k *kubeAPI) store(t *testing.T, key string, o object) {
 	t.Helper()
 	text, err := json.Marshal(o)
 	if err == nil {
-		err = k.askEtcd(t).request(http.MethodPost, "/v3/kv/put", "application/json", object{"key": []byte(key), "value": text}, nil)
+		err = k.askEtcd(t).request(http.MethodPost, "/v3/kv/put", "application/json", object{"key": []byte(key),
+			"value": text}, nil)
 	}
 	need.NoError(t, err)
 }
@@ -153,7 +155,8 @@ func (k *kubeAPI) compact(t *testing.T) {
 	etcd := k.askEtcd(t)
 	var found struct{ Header struct{ Revision string } }
 	need.NoError(t, etcd.request(http.MethodPost, "/v3/kv/range", "application/json", object{"key": "AA=="}, &found))
-	err := etcd.request(http.MethodPost, "/v3/kv/compaction", "application/json", object{"revision": found.Header.Revision, "physical": true}, nil)
+	err := etcd.request(http.MethodPost, "/v3/kv/compaction", "application/json",
+		object{"revision": found.Header.Revision, "physical": true}, nil)
 	if err != nil {
 		t.Fatalf("compact at revision %s: %v", found.Header.Revision, err)
 	}

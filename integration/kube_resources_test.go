@@ -70,7 +70,8 @@ func routeTable(name string, rules ...object) object {
 }
 
 func firewall(namespace, name, table string, labels []string, chains ...object) object {
-	return resource("FirewallConfiguration", namespace, name, object{"table": object{"name": table, "family": "IPV4", "chains": chains}}, labels...)
+	return resource("FirewallConfiguration", namespace, name, object{"table": object{"name": table, "family": "IPV4",
+		"chains": chains}}, labels...)
 }
 
 func chain(name, kind, hook string, priority int, rules ...object) object {

@@ -17,8 +17,9 @@ import (
 // kubeState is where the template mounts the volume for data that outlive a container.
 const kubeState = "/var/lib/culvert"
 
-// keepsState returns the flag by which the template makes a gateway keep its state, on a volume that
-// exists as long as the pod, not the container. The Deployment must never run two pods at once.
+// keepsState returns the flag by which the template makes a gateway keep its state, on a volume
+// that exists as long as the pod, not the container. The Deployment must never run two pods at
+// once.
 func keepsState(t *testing.T, server bool) (flag string) {
 	t.Helper()
 	made, _, err := template.From(template.Default(server, "liqo", liqoNamespace), "registry.invalid/culvert:1", 1)
@@ -31,7 +32,8 @@ func keepsState(t *testing.T, server bool) (flag string) {
 	}
 	for _, m := range container["volumeMounts"].([]any) {
 		for _, v := range pod["volumes"].([]any) {
-			if m, v := m.(object), v.(object); m["mountPath"] == kubeState && m["name"] == v["name"] && m["readOnly"] == nil && v["emptyDir"] != nil {
+			if m, v := m.(object), v.(object); m["mountPath"] == kubeState && m["name"] == v["name"] &&
+				m["readOnly"] == nil && v["emptyDir"] != nil {
 				if how := field(deployment, "strategy", "type"); how != "Recreate" {
 					t.Fatalf("strategy %v", how)
 				}

@@ -215,7 +215,8 @@ func (c *fakeNodes) compare(t *testing.T, other *kubeLab, pairs int, refresh fun
 		slices.Sort(r)
 	}
 	ratio := sum[1] / sum[0]
-	t.Logf("a stream of %.0f Mbit/s (%.0f to %.0f), with watches off %.0f (%.0f to %.0f): %.3f; %.0f connections", sum[1]/float64(pairs), rates[1][0], rates[1][pairs-1],
+	t.Logf("a stream of %.0f Mbit/s (%.0f to %.0f), with watches off %.0f (%.0f to %.0f): %.3f; %.0f connections",
+		sum[1]/float64(pairs), rates[1][0], rates[1][pairs-1],
 		sum[0]/float64(pairs), rates[0][0], rates[0][pairs-1], ratio, c.lab.gatewayHost.metric("culvert_connections"))
 	if ratio < kubeKeeps {
 		t.Errorf("the stream keeps %.3f of its rate, want at least %.2f", ratio, kubeKeeps)

@@ -40,18 +40,22 @@ func (m *kubeMalformed) store(l *kubeAnnounceLab, i int) (kind, name string) {
 			l.Fatalf("%v in %s", err, text)
 		}
 		o["apiVersion"], o["kind"] = apiVersion, kind
-		o["metadata"] = object{"namespace": "default", "name": name, "uid": fmt.Sprintf("%s-%s", strings.ToLower(kind), name),
-			"labels":            object{"kubernetes.io/service-name": name},
-			"creationTimestamp": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)} // younger than all well-formed ones
+		o["metadata"] = object{"namespace": "default", "name": name, "uid": fmt.Sprintf("%s-%s",
+			strings.ToLower(kind), name),
+			"labels": object{"kubernetes.io/service-name": name},
+			// younger than all well-formed ones
+			"creationTimestamp": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)}
 		l.api.store(l.T, "/registry/"+at+"/default/"+name, o)
 	}
 	name = fmt.Sprintf("bad-%d", i)
 	if m.Slice == "" {
-		spec := strings.Replace(m.Spec, "10.96.0.20", fmt.Sprintf("10.96.2.%d", i+1), 1) // each has an address of its own
+		// each has an address of its own
+		spec := strings.Replace(m.Spec, "10.96.0.20", fmt.Sprintf("10.96.2.%d", i+1), 1)
 		put("Service", "v1", "services/specs", "spec: {"+spec+"}, status: {"+m.Status+"}")
 		return "Service", name
 	}
-	put("Service", "v1", "services/specs", fmt.Sprintf("spec: {clusterIP: 10.96.1.%d, ports: [{name: http, port: 80}]}", i+1))
+	put("Service", "v1", "services/specs", fmt.Sprintf("spec: {clusterIP: 10.96.1.%d, ports: [{name: http, port: 80}]}",
+		i+1))
 	put("EndpointSlice", "discovery.k8s.io/v1", "endpointslices", m.Slice)
 	return "EndpointSlice", name
 }
@@ -69,7 +73,8 @@ func (l *kubeAnnounceLab) shop(host string) {
 func (l *kubeAnnounceLab) shopAt(host string) {
 	l.Helper()
 	l.apply(object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-		"metadata":  object{"name": "shop-1", "namespace": "default", "labels": object{"kubernetes.io/service-name": "shop"}},
+		"metadata": object{"name": "shop-1", "namespace": "default",
+			"labels": object{"kubernetes.io/service-name": "shop"}},
 		"ports":     []object{{"name": "http", "port": 8080, "protocol": "TCP"}},
 		"endpoints": []object{{"addresses": []string{serviceAddresses[host][0]}, "nodeName": "n1"}}})
 }
@@ -94,16 +99,23 @@ func TestKubeServicesMany(t *testing.T) {
 		}
 		for i := range many {
 			name := fmt.Sprintf("many-%d", i)
-			meta := object{"namespace": "default", "name": name, "uid": name, "labels": object{"kubernetes.io/service-name": name},
+			meta := object{"namespace": "default", "name": name, "uid": name,
+				"labels":            object{"kubernetes.io/service-name": name},
 				"creationTimestamp": time.Now().UTC().Format(time.RFC3339)}
-			l.api.store(t, "/registry/services/specs/default/"+name, object{"apiVersion": "v1", "kind": "Service", "metadata": meta,
-				"spec": object{"clusterIP": fmt.Sprintf("10.96.%d.%d", 100+i>>8, i&255), "ports": []object{{"name": "http", "port": 80, "protocol": "TCP"}}}})
+			l.api.store(t, "/registry/services/specs/default/"+name, object{"apiVersion": "v1", "kind": "Service",
+				"metadata": meta,
+				"spec": object{"clusterIP": fmt.Sprintf("10.96.%d.%d", 100+i>>8, i&255),
+					"ports": []object{{"name": "http", "port": 80, "protocol": "TCP"}}}})
 			var endpoints []object
 			for j := range 10 {
-				endpoints = append(endpoints, object{"addresses": []string{fmt.Sprintf("10.244.%d.%d", 10+(i*10+j)>>8, (i*10+j)&255)}, "nodeName": "n2"})
+				endpoints = append(endpoints,
+					object{"addresses": []string{fmt.Sprintf("10.244.%d.%d", 10+(i*10+j)>>8, (i*10+j)&255)},
+						"nodeName": "n2"})
 			}
-			l.api.store(t, "/registry/endpointslices/default/"+name, object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": meta,
-				"addressType": "IPv4", "ports": []object{{"name": "http", "port": 8080, "protocol": "TCP"}}, "endpoints": endpoints})
+			l.api.store(t, "/registry/endpointslices/default/"+name, object{"apiVersion": "discovery.k8s.io/v1",
+				"kind": "EndpointSlice", "metadata": meta,
+				"addressType": "IPv4", "ports": []object{{"name": "http", "port": 8080, "protocol": "TCP"}},
+				"endpoints": endpoints})
 		}
 		l.join(l.n1)
 		const beside = 3 // web, shop and kubernetes
@@ -124,7 +136,8 @@ func TestKubeServicesMany(t *testing.T) {
 			took = append(took, time.Since(began))
 		}
 		slices.Sort(took)
-		t.Logf("among %d Services of ten endpoints, a changed endpoint answers after %v at the median, %v at most", many, took[kubeChanges/2], took[kubeChanges-1])
+		t.Logf("among %d Services of ten endpoints, a changed endpoint answers after %v at the median, %v at most",
+			many, took[kubeChanges/2], took[kubeChanges-1])
 		if took[kubeChanges/2] > kubeChangeAtMost {
 			t.Errorf("the median is %v, want at most %v", took[kubeChanges/2], kubeChangeAtMost)
 		}
@@ -137,7 +150,8 @@ func TestKubeNodeLacksAddress(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newKubeAnnounceLab(t)
 		l.shop("pa")
-		file, flags := l.given(l.n1, "services: {addresses: [172.18.0.2, 'fd18::99'], pods: [10.244.0.0/16, 'fd24::/16'], serviceCIDRs: [10.96.0.0/16, 'fd96::/112']}\n")
+		file, flags := l.given(l.n1,
+			"services: {addresses: [172.18.0.2, 'fd18::99'], pods: [10.244.0.0/16, 'fd24::/16'], serviceCIDRs: [10.96.0.0/16, 'fd96::/112']}\n")
 		l.nodes["n1"] = l.n1.start(nil, os.Getenv(binaryEnv), append([]string{"node", "--config", file}, flags...)...)
 		l.says(l.n1, "services.addresses[1]: fd18::99 is not an address of this machine", 1)
 		if who, _, err := l.ask(l.c, "tcp", "10.96.0.11:80"); err != nil || who != "pa" {
@@ -164,7 +178,8 @@ func TestKubeServices(t *testing.T) {
 		places := []struct {
 			from *peerHost
 			to   string
-		}{{l.n1, "10.96.0.11:80"}, {l.a, "10.96.0.11:80"}, {l.c, "10.96.0.11:80"}, {l.out, "172.18.0.2:30011"}, {l.b, "172.18.0.2:30011"},
+		}{{l.n1, "10.96.0.11:80"}, {l.a, "10.96.0.11:80"}, {l.c, "10.96.0.11:80"}, {l.out, "172.18.0.2:30011"},
+			{l.b, "172.18.0.2:30011"},
 			{l.out, "172.18.0.3:30011"}, {l.b, "172.18.0.3:30011"}}
 		served := func(when, want string) {
 			t.Helper()
@@ -185,7 +200,8 @@ func TestKubeServices(t *testing.T) {
 				return nil
 			})
 		}
-		t.Logf("both nodes follow a changed endpoint within %v of the API server's answer, asked at %d places in turn", time.Since(began), len(places))
+		t.Logf("both nodes follow a changed endpoint within %v of the API server's answer, asked at %d places in turn",
+			time.Since(began), len(places))
 
 		all := readMalformed(t)
 		for i := range all {
@@ -193,7 +209,9 @@ func TestKubeServices(t *testing.T) {
 			what := m.Spec + m.Status + m.Slice
 			kind, name := m.store(l, i)
 			names := func(text string) bool {
-				return !slices.ContainsFunc(m.Fields, func(field string) bool { return !strings.Contains(text, field+": ") })
+				return !slices.ContainsFunc(m.Fields, func(field string) bool {
+					return !strings.Contains(text, field+": ")
+				})
 			}
 			eventually(t, "a line of the log for "+what, func() error {
 				for line := range strings.Lines(l.nodes["n1"].output()) {
@@ -206,9 +224,11 @@ func TestKubeServices(t *testing.T) {
 			if who, _, err := l.ask(l.out, "tcp", "172.18.0.2:30011"); err != nil || who != "pc" {
 				t.Errorf("beside %s, %q answers, want pc: %v", what, who, err)
 			}
-			l.api.awaitEvent(t, startTimeout, "default", fmt.Sprintf("%q of %s", m.Fields, what), func(e object, message string) bool {
-				return field(e, "involvedObject", "name") == name && field(e, "involvedObject", "kind") == kind && field(e, "source", "host") == "n1" && names(message)
-			})
+			l.api.awaitEvent(t, startTimeout, "default", fmt.Sprintf("%q of %s", m.Fields, what),
+				func(e object, message string) bool {
+					return field(e, "involvedObject", "name") == name && field(e, "involvedObject", "kind") == kind &&
+						field(e, "source", "host") == "n1" && names(message)
+				})
 		}
 		t.Logf("%d malformed Services and slices, each named in the log and by an Event", len(all))
 		served("beside all that is malformed", "pc")

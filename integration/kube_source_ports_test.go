@@ -30,8 +30,10 @@ const (
 // startKubeProxyItself starts kube-proxy on the second node.
 func (l *kubeAnnounceLab) startKubeProxyItself() {
 	l.Helper()
-	l.n2.start(nil, filepath.Join(os.Getenv(kubeAssetsEnv), "kube-proxy"), "--kubeconfig="+l.api.kubeconfig(adminToken), "--proxy-mode=nftables",
-		"--hostname-override=n2", "--cluster-cidr=10.244.0.0/16", "--conntrack-max-per-core=0", "--healthz-bind-address=127.0.0.1:10256")
+	l.n2.start(nil, filepath.Join(os.Getenv(kubeAssetsEnv), "kube-proxy"), "--kubeconfig="+l.api.kubeconfig(adminToken),
+		"--proxy-mode=nftables",
+		"--hostname-override=n2", "--cluster-cidr=10.244.0.0/16", "--conntrack-max-per-core=0",
+		"--healthz-bind-address=127.0.0.1:10256")
 }
 
 // service makes a Service at a cluster address and a node port, over TCP and UDP, with endpoints on
@@ -45,13 +47,15 @@ func (l *kubeAnnounceLab) service(name, cluster, policy string, nodePort, target
 		at = append(at, object{"name": of, "port": target, "protocol": protocol})
 	}
 	for _, h := range hosts {
-		endpoints = append(endpoints, object{"addresses": []string{serviceAddresses[h.name][0]}, "nodeName": map[*peerHost]string{l.a: "n1", l.b: "n2"}[h]})
+		endpoints = append(endpoints, object{"addresses": []string{serviceAddresses[h.name][0]},
+			"nodeName": map[*peerHost]string{l.a: "n1", l.b: "n2"}[h]})
 	}
 	l.apply(object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name, "namespace": "default"},
 		"spec": object{"type": "NodePort", "clusterIP": cluster, "externalTrafficPolicy": policy, "ports": ports}})
 	l.apply(object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-		"metadata": object{"name": name + "-1", "namespace": "default", "labels": object{"kubernetes.io/service-name": name}},
-		"ports":    at, "endpoints": endpoints})
+		"metadata": object{"name": name + "-1", "namespace": "default",
+			"labels": object{"kubernetes.io/service-name": name}},
+		"ports": at, "endpoints": endpoints})
 }
 
 // tellPorts answers with the client's source port. Over UDP the answer goes to the port that the
@@ -92,7 +96,9 @@ func (l *kubeAnnounceLab) sees(h *peerHost, network string, port int, to string,
 			d.LocalAddr = &net.UDPAddr{Port: port}
 		}
 		d.Control = func(_, _ string, conn syscall.RawConn) (err error) {
-			e := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+			e := conn.Control(func(fd uintptr) {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+			})
 			return errors.Join(e, err)
 		}
 		conn, err := d.Dial(network, to)
@@ -173,9 +179,11 @@ func TestKubeSourcePorts(t *testing.T) {
 				}
 				seen, is := class(who.culvert)
 				want, least := class(who.kube)
-				t.Logf("%s, %s port %d: the server sees %d on culvert's node, %d on kube-proxy's", who.name, c.network, c.port, seen, want)
+				t.Logf("%s, %s port %d: the server sees %d on culvert's node, %d on kube-proxy's", who.name, c.network,
+					c.port, seen, want)
 				if is < least || c.port < 1024 && is < seenPrivileged {
-					t.Errorf("%s, %s port %d: the server sees %d, with kube-proxy %d", who.name, c.network, c.port, seen, want)
+					t.Errorf("%s, %s port %d: the server sees %d, with kube-proxy %d", who.name, c.network,
+						c.port, seen, want)
 				}
 				if c.network != "udp4" || least != seenOwn {
 					continue

@@ -24,7 +24,8 @@ const (
 	costStream      = 0.98
 )
 
-// shortConnections has both nodes open TCP connections at a fixed rate. Each carries a byte in both directions and closes. It returns how many succeeded.
+// shortConnections has both nodes open TCP connections at a fixed rate. Each carries a byte in both
+// directions and closes. It returns how many succeeded.
 func shortConnections(t *testing.T, from []*peerHost, at string) (done int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), costRound)
@@ -69,7 +70,8 @@ func shortConnections(t *testing.T, from []*peerHost, at string) (done int64) {
 	return n.Load()
 }
 
-// bulk sends through one connection for costRound, at a rate that leaves the machine some idle time, and returns how many bytes it has sent.
+// bulk sends through one connection for costRound, at a rate that leaves the machine some idle
+// time, and returns how many bytes it has sent.
 func bulk(t *testing.T, from *peerHost, at string) (bytes int64) {
 	t.Helper()
 	conn, err := from.dial("tcp4", at)
@@ -90,8 +92,9 @@ func bulk(t *testing.T, from *peerHost, at string) (bytes int64) {
 	return bytes
 }
 
-// TestKubeStandbyCost measures what the copying of its table costs the active gateway, in CPU time for a connection and for a byte of one stream. The
-// standby is another process, whose own work does not count.
+// TestKubeStandbyCost measures what the copying of its table costs the active gateway, in CPU time
+// for a connection and for a byte of one stream. The standby is another process, whose own work
+// does not count.
 func TestKubeStandbyCost(t *testing.T) {
 	need.Long(t, "160 s of load")
 	isolated(t, func(t *testing.T) {
@@ -144,7 +147,8 @@ func TestKubeStandbyCost(t *testing.T) {
 			with, without := costs[0][kind], costs[1][kind]
 			name := []string{"a connection, µs", "a byte of one stream, ns"}[kind]
 			ratio := without[costRounds/2] / with[costRounds/2]
-			t.Logf("CPU time of the active gateway for %s: with a standby %.3g, without %.3g: ratio %.3f (bound %v)", name, with, without, ratio, limit)
+			t.Logf("CPU time of the active gateway for %s: with a standby %.3g, without %.3g: ratio %.3f (bound %v)",
+				name, with, without, ratio, limit)
 			if ratio < limit {
 				t.Errorf("%s: ratio %.3f, want at least %v", name, ratio, limit)
 			}

@@ -28,8 +28,9 @@ type kubeReplica struct {
 	flags []string
 }
 
-// kubeReplicas returns two pods of rome's gateway on different nodes, each with a link of its own to milan's gateway. Each node sends to the pod on itself
-// from another address than to the other pod.
+// kubeReplicas returns two pods of rome's gateway on different nodes, each with a link of its own
+// to milan's gateway. Each node sends to the pod on itself from another address than to the other
+// pod.
 func kubeReplicas(t *testing.T, rome, milan *kubeLab) []*kubeReplica {
 	t.Helper()
 	second := *rome
@@ -44,7 +45,8 @@ func kubeReplicas(t *testing.T, rome, milan *kubeLab) []*kubeReplica {
 		local, _ := at.outer(&kubeNodes[at.on])
 		rome.nodes[at.on].ip("route add " + at.gateway() + "/32 dev " + rome.network.name + " src " + local)
 	}
-	flags := []string{"--leader-election", "--leader-election-lease-duration=" + standbyLease.String(), "--leader-election-renew-deadline=2s",
+	flags := []string{"--leader-election", "--leader-election-lease-duration=" + standbyLease.String(),
+		"--leader-election-renew-deadline=2s",
 		"--leader-election-retry-period=" + standbyRetry.String(), "--ping-interval=400ms"}
 	return []*kubeReplica{{rome, flags}, {&second, append(flags, "--endpoint-address=192.0.4.7")}}
 }
@@ -66,7 +68,9 @@ func newStandbyLab(t *testing.T) (rome, milan *kubeLab, all []*kubeReplica) {
 	milan.liqoSteps()
 	// Count what the gateways send: a standby sends no handshake, no ARP in a tunnel, and no probe.
 	for _, r := range all {
-		r.gatewayHost.feed("table inet said { chain output { type filter hook output priority 0; meta l4proto udp counter; }; }\n", "nft", "-f", "-")
+		r.gatewayHost.feed(
+			"table inet said { chain output { type filter hook output priority 0; meta l4proto udp counter; }; }\n",
+			"nft", "-f", "-")
 	}
 	all[0].start()
 	all[0].await(t, "active", startTimeout)
@@ -106,8 +110,9 @@ func (r *kubeReplica) await(t *testing.T, role string, limit time.Duration) {
 	})
 }
 
-// A labelWatch does what Liqo does about the pod that is labelled as active: its agents write from which address each node sends to that pod, and its
-// controller, unless it is away, points nodes to it. Both change nothing while two pods are labelled.
+// A labelWatch does what Liqo does about the pod that is labelled as active: its agents write from
+// which address each node sends to that pod, and its controller, unless it is away, points nodes to
+// it. Both change nothing while two pods are labelled.
 type labelWatch struct {
 	switches, none, many atomic.Int32
 	away                 atomic.Bool
@@ -135,7 +140,8 @@ func watchLabel(t *testing.T, all []*kubeReplica) *labelWatch {
 			}
 			var labelled []string
 			for _, p := range list {
-				if at, there := field(p, "status", "podIP").(string); there && field(p, "metadata", "labels", liqoLabel+"active") == "true" {
+				if at, there := field(p, "status", "podIP").(string); there && field(p, "metadata", "labels",
+					liqoLabel+"active") == "true" {
 					labelled = append(labelled, at)
 				}
 			}
@@ -163,20 +169,25 @@ func watchLabel(t *testing.T, all []*kubeReplica) *labelWatch {
 	return w
 }
 
-// TestKubeStandby: a gateway has two pods with the rights of Liqo's role. One of them forwards, whichever process ends and whichever pod is cut off.
+// TestKubeStandby: a gateway has two pods with the rights of Liqo's role. One of them forwards,
+// whichever process ends and whichever pod is cut off.
 func TestKubeStandby(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		rome, milan, all := newStandbyLab(t)
 		labels := watchLabel(t, all)
 		testKubePods(t, rome, milan)
 		testKubeHosts(t, milan, rome)
-		if said := all[1].gatewayHost.run("nft", "list", "table", "inet", "said"); !strings.Contains(said, "packets 0 ") {
+		if said := all[1].gatewayHost.run("nft", "list", "table", "inet", "said"); !strings.Contains(said,
+			"packets 0 ") {
 			t.Errorf("the standby has sent packets, want none: %s", said)
 		}
-		// All connections of nodes get U as their source. Both nodes use the same source ports, so the gateway has to change the port of one of them. Only
-		// a standby with a copy knows that port.
-		streams := slices.Concat(linkStreams(t, rome, milan, 20), streamsFrom(t, rome.nodes, milan, "5302", pairPort, 20))
-		// A node's kernel masquerades connections to the mapped host, so they end if they leave by another node.
+		// All connections of nodes get U as their source. Both nodes use the same source ports, so
+		// the gateway has to change the port of one of them. Only a standby with a copy knows that
+		// port.
+		streams := slices.Concat(linkStreams(t, rome, milan, 20), streamsFrom(t, rome.nodes, milan, "5302",
+			pairPort, 20))
+		// A node's kernel masquerades connections to the mapped host, so they end if they leave by
+		// another node.
 		rome.client.accept(t, "tcp4", net.JoinHostPort(rome.kubeEnd.client(), "5304"), echo)
 		for range 20 {
 			conn, err := milan.pods[1].dial("tcp4", net.JoinHostPort(rome.seen(kubeMapped), "5304"))
@@ -190,7 +201,8 @@ func TestKubeStandby(t *testing.T) {
 			t.Helper()
 			requireAlive(t, what, streams)
 			longest := datagrams.pause(t, what)
-			t.Logf("%-45s longest pause %8v, bound %v; %d switches, label nowhere %d times, twice %d times", what, longest.Round(time.Millisecond), bound,
+			t.Logf("%-45s longest pause %8v, bound %v; %d switches, label nowhere %d times, twice %d times", what,
+				longest.Round(time.Millisecond), bound,
 				labels.switches.Load(), labels.none.Load(), labels.many.Load())
 			if longest > bound {
 				t.Errorf("%s: the path pauses for %v, want at most %v", what, longest, bound)
@@ -211,7 +223,8 @@ func TestKubeStandby(t *testing.T) {
 		for i := range rome.nodes {
 			for _, d := range rome.links.status(i).LinkDrops {
 				if d.Reason == "hold-full" {
-					t.Errorf("node %d dropped %d packets while it looked for the gateway that took over", i+1, d.Packets)
+					t.Errorf("node %d dropped %d packets while it looked for the gateway that took over",
+						i+1, d.Packets)
 				}
 			}
 		}
@@ -253,10 +266,14 @@ func TestKubeStandby(t *testing.T) {
 			t.Errorf("nodes were switched %d times while the API server was away, want never", n)
 		}
 
-		// The active pod alone is cut off from the API server. The standby tells it who has the Lease.
+		// The active pod alone is cut off from the API server. The standby tells it who has the
+		// Lease.
 		cut := func(from ...string) {
-			active.gatewayHost.feed(fmt.Sprintf("table inet cut { chain output { type filter hook output priority 0; ip daddr { %[1]s } drop; }; "+
-				"chain input { type filter hook input priority 0; ip saddr { %[1]s } drop; }; }\n", strings.Join(from, ", ")), "nft", "-f", "-")
+			active.gatewayHost.feed(
+				fmt.Sprintf(
+					"table inet cut { chain output { type filter hook output priority 0; ip daddr { %[1]s } drop; }; "+
+						"chain input { type filter hook input priority 0; ip saddr { %[1]s } drop; }; }\n",
+					strings.Join(from, ", ")), "nft", "-f", "-")
 		}
 		heal := func() { active.gatewayHost.run("nft", "delete", "table", "inet", "cut") }
 		standby.awaitCopy(t)
@@ -271,7 +288,8 @@ func TestKubeStandby(t *testing.T) {
 		turn()
 		active.await(t, "active", 0)
 
-		// It is cut off from the API server and from the standby. It becomes silent, because the peer has moved to the other pod.
+		// It is cut off from the API server and from the standby. It becomes silent, because the
+		// peer has moved to the other pod.
 		standby.awaitCopy(t)
 		cut(rome.kubeEnd.api(), standby.gateway())
 		standby.await(t, "active", standbyKilled)
@@ -327,11 +345,12 @@ func TestKubeStandby(t *testing.T) {
 	}, kubernetes, liqoMode)
 }
 
-// Source ports of the nodes' connections: those of streamsFrom begin at pairPort, those of beginPairs at latePort. The kernel assigns no ports below 32768,
-// so they are free.
+// Source ports of the nodes' connections: those of streamsFrom begin at pairPort, those of
+// beginPairs at latePort. The kernel assigns no ports below 32768, so they are free.
 const pairPort, latePort = 20000, 21000
 
-// standbyHandover limits the pause when the active pod hands over to the standby, including the time until nodes follow.
+// standbyHandover limits the pause when the active pod hands over to the standby, including the
+// time until nodes follow.
 const standbyHandover = time.Second
 
 // awaitCopy waits until a standby has a copy of the whole table.
@@ -346,8 +365,9 @@ func (r *kubeReplica) awaitCopy(t *testing.T) {
 	})
 }
 
-// beginPairs opens connections of both nodes with the same source ports, pair after pair, until stop is called, which returns them. The gateway changes the
-// port of one connection of each pair, which only a copy knows. When beginPairs returns, there are at least 40 connections.
+// beginPairs opens connections of both nodes with the same source ports, pair after pair, until
+// stop is called, which returns them. The gateway changes the port of one connection of each pair,
+// which only a copy knows. When beginPairs returns, there are at least 40 connections.
 func beginPairs(t *testing.T, from, to *kubeLab, port string) (stop func() []*linkStream) {
 	t.Helper()
 	streamsFrom(t, from.nodes[:1], to, port, 0, 1) // so that the pod listens

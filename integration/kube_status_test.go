@@ -13,7 +13,8 @@ func (k *kubeLab) requireStatus(t *testing.T, p *peerProcess, uid, gid uint32) {
 	t.Helper()
 	exec := func(args ...string) string {
 		id := func(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
-		enter := []string{"--target", strconv.Itoa(p.cmd.Process.Pid), "--mount", "--setgid", id(gid), "--setuid", id(uid), "--", "env", "-i", os.Getenv(binaryEnv)}
+		enter := []string{"--target", strconv.Itoa(p.cmd.Process.Pid), "--mount", "--setgid", id(gid), "--setuid",
+			id(uid), "--", "env", "-i", os.Getenv(binaryEnv)}
 		out, err := k.gatewayHost.try("", "nsenter", append(enter, args...)...)
 		if err != nil {
 			t.Error(err)
@@ -26,7 +27,8 @@ func (k *kubeLab) requireStatus(t *testing.T, p *peerProcess, uid, gid uint32) {
 	k.liqo.apply(bridge)
 	const left = "left out: FirewallConfiguration/" + liqoNamespace + "/left-out: spec.table.family:"
 	eventually(t, "status", func() error {
-		if out := exec("status"); !strings.Contains(out, left) || !strings.HasPrefix(out, "gateway "+k.liqo.tenant()+"/"+k.liqo.account()+" to ") {
+		if out := exec("status"); !strings.Contains(out, left) ||
+			!strings.HasPrefix(out, "gateway "+k.liqo.tenant()+"/"+k.liqo.account()+" to ") {
 			return errNotYet
 		}
 		return nil
@@ -34,7 +36,8 @@ func (k *kubeLab) requireStatus(t *testing.T, p *peerProcess, uid, gid uint32) {
 	if out := exec("rules"); !strings.Contains(out, left) {
 		t.Errorf("rules: %s", out)
 	}
-	if out := exec("status", "-o", "json"); !strings.Contains(out, `"waiting": [`) || !strings.Contains(out, `"ready": true`) {
+	if out := exec("status", "-o", "json"); !strings.Contains(out, `"waiting": [`) ||
+		!strings.Contains(out, `"ready": true`) {
 		t.Errorf("status -o json: %s", out)
 	}
 }

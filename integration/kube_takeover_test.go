@@ -18,18 +18,21 @@ import (
 // several starts counts, so that the pauses of a busy machine do not.
 const servesWithin = 100 * time.Millisecond
 
-// TestKubeTakeOver: a node process under Kubernetes takes over from another one. No connection is lost
-// or waits, and the Lease is held all the time. Then the process is killed while the API server is
-// away: the next one serves the same Services at once, and follows their changes when the API server
-// is back.
+// TestKubeTakeOver: a node process under Kubernetes takes over from another one. No connection is
+// lost or waits, and the Lease is held all the time. Then the process is killed while the API
+// server is away: the next one serves the same Services at once, and follows their changes when the
+// API server is back.
 func TestKubeTakeOver(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newKubeAnnounceLab(t)
 		l.shop("pa")
 		l.join(l.n1)
-		file, flags := l.given(l.n1, "services: {pods: [10.244.0.0/16], serviceCIDRs: [10.96.0.0/16], announce: [172.18.0.77/32], state: "+filepath.Join(l.states, "n1")+"}\n")
+		file, flags := l.given(l.n1,
+			"services: {pods: [10.244.0.0/16], serviceCIDRs: [10.96.0.0/16], announce: [172.18.0.77/32], state: "+
+				filepath.Join(l.states, "n1")+"}\n")
 		start := func(more ...string) {
-			l.nodes["n1"] = l.n1.start(nil, os.Getenv(binaryEnv), append(append([]string{"node", "--config", file}, flags...), more...)...)
+			l.nodes["n1"] = l.n1.start(nil, os.Getenv(binaryEnv),
+				append(append([]string{"node", "--config", file}, flags...), more...)...)
 		}
 		l.says(l.n1, "this node answers for an address", 1)
 		stream := l.stream(l.out, "tcp", "172.18.0.2:30011")
@@ -50,8 +53,10 @@ func TestKubeTakeOver(t *testing.T) {
 			before := l.nodes["n1"]
 			start("--takeover")
 			<-before.ended
-			if code := before.cmd.ProcessState.ExitCode(); code != 0 || !strings.Contains(before.output(), "another process serves") {
-				t.Errorf("the former process exits with %d, want 0 and a message that another one serves:\n%s", code, before.output())
+			if code := before.cmd.ProcessState.ExitCode(); code != 0 || !strings.Contains(before.output(),
+				"another process serves") {
+				t.Errorf("the former process exits with %d, want 0 and a message that another one serves:\n%s", code,
+					before.output())
 			}
 			l.says(l.n1, "this node answers for an address", 1)
 			if err := stream.alive(); err != nil {
@@ -116,14 +121,20 @@ func TestKubeTakeOver(t *testing.T) {
 			}
 			return p.output(), l.n1.run("ip", "rule") + l.n1.run("ip", "-br", "link")
 		}
-		if said, rules := ends(); !strings.Contains(said, "everything stays for the next process") || !strings.Contains(rules, "culvert1") {
-			t.Errorf("when its pod restarts, rules and links are\n%s\nwant culvert1 to stay; the process said\n%s", rules, said)
+		if said, rules := ends(); !strings.Contains(said, "everything stays for the next process") ||
+			!strings.Contains(rules, "culvert1") {
+			t.Errorf("when its pod restarts, rules and links are\n%s\nwant culvert1 to stay; the process said\n%s",
+				rules, said)
 		}
 		start()
 		l.says(l.n1, "this node answers for an address", 1)
-		need.NoError(t, l.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"namespace": "kube-system", "name": "culvert-node"}}))
-		if said, rules := ends(); !strings.Contains(said, "removed with the DaemonSet") || strings.Contains(rules, "culvert") {
-			t.Errorf("when its DaemonSet is deleted, rules and links are\n%s\nwant nothing of culvert; the process said\n%s", rules, said)
+		need.NoError(t, l.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet",
+			"metadata": object{"namespace": "kube-system", "name": "culvert-node"}}))
+		if said, rules := ends(); !strings.Contains(said, "removed with the DaemonSet") ||
+			strings.Contains(rules, "culvert") {
+			t.Errorf(
+				"when its DaemonSet is deleted, rules and links are\n%s\nwant nothing of culvert; the process said\n%s",
+				rules, said)
 		}
 	}, kubernetes)
 }

@@ -18,13 +18,15 @@ import (
 	"culvert/kube/template"
 )
 
-// TestKubeTemplates replaces Liqo's templates by culvert's in a real API server, which validates the
-// results.
+// TestKubeTemplates replaces Liqo's templates by culvert's in a real API server, which validates
+// the results.
 func TestKubeTemplates(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		k := newKubeLab(t, &kubeRome, &kubeMilan)
-		for _, stock := range []map[string]any{template.Default(true, "liqo", liqoNamespace), template.Default(false, "liqo", liqoNamespace)} {
-			field(stock, "metadata").(object)["name"] = map[any]string{template.ServerKind: "wireguard-server", template.ClientKind: "wireguard-client"}[stock["kind"]]
+		for _, stock := range []map[string]any{template.Default(true, "liqo", liqoNamespace),
+			template.Default(false, "liqo", liqoNamespace)} {
+			field(stock, "metadata").(object)["name"] = map[any]string{template.ServerKind: "wireguard-server",
+				template.ClientKind: "wireguard-client"}[stock["kind"]]
 			k.liqo.apply(stock)
 		}
 		o := newKubeOperator(k)
@@ -33,7 +35,8 @@ func TestKubeTemplates(t *testing.T) {
 			name string
 			run  func(*testing.T, *kubeOperator, map[string]object)
 		}{
-			{"restricted", testKubeRestricted}, {"switch and back", testKubeSwitch}, {"check", testKubeCheck}, {"start", testKubeStart}, {"policy", testKubePolicy},
+			{"restricted", testKubeRestricted}, {"switch and back", testKubeSwitch}, {"check", testKubeCheck},
+			{"start", testKubeStart}, {"policy", testKubePolicy},
 			{"peer", testKubePeer},
 		} {
 			t.Run(test.name, func(t *testing.T) { test.run(t, o, templates) })
@@ -55,20 +58,24 @@ const kubeConnects = 3 * time.Second
 func newKubeOperator(k *kubeLab) *kubeOperator {
 	k.t.Helper()
 	k.liqo.apply(
-		object{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": object{"name": kubeReader, "namespace": liqoNamespace}},
+		object{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": object{"name": kubeReader,
+			"namespace": liqoNamespace}},
 		object{"apiVersion": rbac + "/v1", "kind": "ClusterRole", "metadata": object{"name": kubeReader},
-			"rules": []object{{"apiGroups": []string{"*"}, "resources": []string{"*"}, "verbs": []string{"get", "list"}}}},
+			"rules": []object{{"apiGroups": []string{"*"}, "resources": []string{"*"},
+				"verbs": []string{"get", "list"}}}},
 		object{"apiVersion": rbac + "/v1", "kind": "ClusterRoleBinding", "metadata": object{"name": kubeReader},
 			"roleRef":  object{"apiGroup": rbac, "kind": "ClusterRole", "name": kubeReader},
 			"subjects": []object{{"kind": "ServiceAccount", "name": kubeReader, "namespace": liqoNamespace}}},
 	)
-	k.api.awaitRight(k.t, "system:serviceaccount:"+liqoNamespace+":"+kubeReader, "list", "networking.liqo.io/internalnodes", "")
+	k.api.awaitRight(k.t, "system:serviceaccount:"+liqoNamespace+":"+kubeReader, "list",
+		"networking.liqo.io/internalnodes", "")
 	return &kubeOperator{k, k.api.kubeconfigOf(liqoNamespace, kubeReader)}
 }
 
 // culvert runs a command of culvert liqo.
 func (o *kubeOperator) culvert(args ...string) (string, error) {
-	return o.gatewayHost.try("", os.Getenv(binaryEnv), append(append([]string{"liqo"}, args...), "--kubeconfig", o.file)...)
+	return o.gatewayHost.try("", os.Getenv(binaryEnv), append(append([]string{"liqo"}, args...),
+		"--kubeconfig", o.file)...)
 }
 
 // printTemplates applies what the command prints, as kubectl apply does, and returns it by kind.
@@ -92,7 +99,8 @@ func (o *kubeOperator) printTemplates(t *testing.T) map[string]object {
 
 // kubeGateways are the gateways of the captures.
 var kubeGateways = []struct{ template, gateway, made string }{
-	{template.ServerKind, "gatewayservers", "wggatewayservers"}, {template.ClientKind, "gatewayclients", "wggatewayclients"},
+	{template.ServerKind, "gatewayservers", "wggatewayservers"}, {template.ClientKind, "gatewayclients",
+		"wggatewayclients"},
 }
 
 // deployments returns the Deployment of a captured gateway, and the one that Liqo's controller
@@ -133,13 +141,15 @@ func deployment(made object, namespace, name string) object {
 		}
 	}
 	return object{"apiVersion": "apps/v1", "kind": "Deployment", "spec": spec,
-		"metadata": object{"name": "gw-" + name, "namespace": namespace, "labels": field(made, "spec", "deployment", "metadata", "labels")}}
+		"metadata": object{"name": "gw-" + name, "namespace": namespace, "labels": field(made, "spec", "deployment",
+			"metadata", "labels")}}
 }
 
 // podFrom returns the pod that a Deployment would start.
 func podFrom(deployment object, namespace string) object {
 	return object{"apiVersion": "v1", "kind": "Pod", "spec": field(deployment, "spec", "template", "spec"),
-		"metadata": object{"name": "gw", "namespace": namespace, "labels": field(deployment, "spec", "template", "metadata", "labels")}}
+		"metadata": object{"name": "gw", "namespace": namespace, "labels": field(deployment, "spec", "template",
+			"metadata", "labels")}}
 }
 
 // testKubeRestricted: in a namespace that enforces "restricted", Liqo's pod is refused and ours
@@ -151,7 +161,8 @@ func testKubeRestricted(t *testing.T, o *kubeOperator, templates map[string]obje
 		for _, g := range kubeGateways {
 			stock, ours := deployments(t, capture, g.template, templates)
 			refused := new(kubeError)
-			if err := o.api.admin.dryRun(podFrom(stock, "restricted")); !errors.As(err, &refused) || refused.Code != http.StatusForbidden ||
+			if err := o.api.admin.dryRun(podFrom(stock, "restricted")); !errors.As(err, &refused) ||
+				refused.Code != http.StatusForbidden ||
 				!strings.Contains(refused.Message, `violates PodSecurity "restricted`) {
 				t.Errorf("%s %s: Liqo's pod: %v", capture, g.made, err)
 			}
@@ -170,9 +181,11 @@ func testKubeSwitch(t *testing.T, o *kubeOperator, templates map[string]object) 
 	for _, capture := range captures {
 		for _, g := range kubeGateways {
 			stock, ours := deployments(t, capture, g.template, templates)
-			o.liqo.apply(object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": field(stock, "metadata", "namespace")}})
+			o.liqo.apply(object{"apiVersion": "v1", "kind": "Namespace",
+				"metadata": object{"name": field(stock, "metadata", "namespace")}})
 			put := func(d object) error {
-				return o.api.admin.request(http.MethodPut, pathOf(d)+"?fieldValidation=Strict", "application/json", d, nil)
+				return o.api.admin.request(http.MethodPut, pathOf(d)+"?fieldValidation=Strict",
+					"application/json", d, nil)
 			}
 			collection := strings.TrimSuffix(pathOf(stock), "/"+field(stock, "metadata", "name").(string))
 			if err := o.api.admin.request(http.MethodPost, collection, "application/json", stock, nil); err != nil {
@@ -220,11 +233,15 @@ func testKubeCheck(t *testing.T, o *kubeOperator, templates map[string]object) {
 			}
 		}
 	}
-	says(false, "no pod of Deployment gw-cluster-b is Running: until one is", "kubectl delete deployment -n "+namespace+" gw-"+name)
-	pod := object{"apiVersion": "v1", "kind": "Pod", "spec": object{"serviceAccountName": kubeReader, "containers": []object{{"name": "c", "image": "i"}}},
-		"metadata": object{"name": "gw-1", "namespace": namespace, "labels": field(stock, "spec", "template", "metadata", "labels")},
-		"status":   object{"phase": "Running"}}
-	o.liqo.apply(object{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": object{"name": kubeReader, "namespace": namespace}}, pod)
+	says(false, "no pod of Deployment gw-cluster-b is Running: until one is", "kubectl delete deployment -n "+
+		namespace+" gw-"+name)
+	pod := object{"apiVersion": "v1", "kind": "Pod", "spec": object{"serviceAccountName": kubeReader,
+		"containers": []object{{"name": "c", "image": "i"}}},
+		"metadata": object{"name": "gw-1", "namespace": namespace, "labels": field(stock, "spec", "template",
+			"metadata", "labels")},
+		"status": object{"phase": "Running"}}
+	o.liqo.apply(object{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": object{"name": kubeReader,
+		"namespace": namespace}}, pod)
 	says(true, "culvert would work here.\nTo switch:\n")
 
 	// After the switch: defaults that the API server adds to a Deployment are no difference from
@@ -240,21 +257,26 @@ func testKubeCheck(t *testing.T, o *kubeOperator, templates map[string]object) {
 		}
 	}
 	o.liqo.apply(ours)
-	if said, err := o.culvert("check", namespace+"/"+name); err != nil || strings.Contains(said, "is not what its template makes") || !strings.Contains(said, "it has culvert's template already") {
+	if said, err := o.culvert("check", namespace+"/"+name); err != nil ||
+		strings.Contains(said, "is not what its template makes") ||
+		!strings.Contains(said, "it has culvert's template already") {
 		t.Errorf("after the switch: %v\n%s", err, said)
 	}
-	o.liqo.apply(object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": namespace, "labels": object{"pod-security.kubernetes.io/enforce": "restricted"}}})
+	o.liqo.apply(object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": namespace,
+		"labels": object{"pod-security.kubernetes.io/enforce": "restricted"}}})
 	says(true, "refuses the pod of wireguard-server, so that the way back is closed")
 	container["image"] = "registry.invalid/culvert:0"
 	o.liqo.apply(ours)
-	says(true, "spec.template.spec.containers[0].image is registry.invalid/culvert:0, and registry.invalid/culvert:1 in the template",
+	says(true,
+		"spec.template.spec.containers[0].image is registry.invalid/culvert:0, and registry.invalid/culvert:1 in the template",
 		"kubectl annotate gatewayservers.networking.liqo.io -n "+namespace+" "+name+" --overwrite touched=")
 
 	bridge := firewall(liqoNamespace, "bridge", "bridge", subcategory("all-gateways"))
 	table := field(bridge, "spec", "table").(object)
 	table["family"], table["chains"] = "BRIDGE", []object{}
 	o.liqo.apply(bridge)
-	if said, err := o.culvert("check", namespace+"/"+name); err == nil || !strings.Contains(err.Error()+said, "spec.table.family") {
+	if said, err := o.culvert("check", namespace+"/"+name); err == nil || !strings.Contains(err.Error()+said,
+		"spec.table.family") {
 		t.Errorf("with a table of frames: %v\n%s", err, said)
 	}
 	var verbs []string
@@ -276,14 +298,16 @@ func testKubeCheck(t *testing.T, o *kubeOperator, templates map[string]object) {
 // OpenShift would choose. It becomes ready when nothing but its account exists, and uses only the
 // rights of its role.
 func testKubeStart(t *testing.T, o *kubeOperator, templates map[string]object) {
-	g := template.Gateway{Name: o.liqo.account(), Namespace: o.liqo.tenant(), ClusterID: o.remote().name, GatewayUID: kubeGatewayUID}
+	g := template.Gateway{Name: o.liqo.account(), Namespace: o.liqo.tenant(), ClusterID: o.remote().name,
+		GatewayUID: kubeGatewayUID}
 	g.Spec.MTU, g.Spec.Endpoint.Port, g.Spec.Endpoint.Addresses = kubeMTU, 51840, []string{o.remote().peering}
 	made, err := template.Render(templates[template.ClientKind], g)
 	need.NoError(t, err)
 	container := field(made, "spec", "deployment", "spec", "template", "spec", "containers").([]any)[0]
 	var args []string
 	for _, arg := range field(container.(object), "args").([]any) {
-		args = append(args, strings.NewReplacer("$(NODE_NAME)", kubeNodes[0].name, "$(POD_NAME)", o.liqo.podName()).Replace(arg.(string)))
+		args = append(args, strings.NewReplacer("$(NODE_NAME)", kubeNodes[0].name, "$(POD_NAME)",
+			o.liqo.podName()).Replace(arg.(string)))
 	}
 	const uid, gid = 1000680000, 0
 	p := o.startLiqoGateway(uid, gid, args[1:]...)

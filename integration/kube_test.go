@@ -43,7 +43,8 @@ func testKubeCaptures(t *testing.T, k *kubeLab) {
 				for _, name := range []string{"uid", "resourceVersion", "creationTimestamp", "generation"} {
 					delete(meta, name)
 				}
-				k.liqo.apply(object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": meta["namespace"]}})
+				k.liqo.apply(object{"apiVersion": "v1", "kind": "Namespace",
+					"metadata": object{"name": meta["namespace"]}})
 				if err := k.api.admin.dryRun(o); err != nil {
 					t.Errorf("%s: %v", capture, err)
 				}
@@ -81,13 +82,15 @@ func testKubeAccount(t *testing.T, k *kubeLab) {
 	got := make(map[string]bool)
 	for _, resource := range resources {
 		for _, verb := range kubeVerbs {
-			if k.api.may(t, k.liqo.user(), verb, resource, k.liqo.tenant()) && !k.api.may(t, nobody, verb, resource, k.liqo.tenant()) {
+			if k.api.may(t, k.liqo.user(), verb, resource, k.liqo.tenant()) && !k.api.may(t, nobody, verb, resource,
+				k.liqo.tenant()) {
 				got[verb+" "+resource] = true
 			}
 		}
 	}
 	if !maps.Equal(got, want) {
-		t.Errorf("the account may\n%q, the role says\n%q", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+		t.Errorf("the account may\n%q, the role says\n%q", slices.Sorted(maps.Keys(got)),
+			slices.Sorted(maps.Keys(want)))
 	}
 
 	token, err := k.api.token(k.liqo.tenant(), k.liqo.account())
@@ -147,11 +150,14 @@ func (k *kubeAPI) may(t *testing.T, user, verb, resource, namespace string) bool
 	group, resource, _ := strings.Cut(resource, "/")
 	resource, subresource, _ := strings.Cut(resource, "/")
 	review := object{"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": object{
-		"user": user, "groups": []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
-		"resourceAttributes": object{"verb": verb, "group": group, "resource": resource, "subresource": subresource, "namespace": namespace},
+		"user": user, "groups": []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace,
+			"system:authenticated"},
+		"resourceAttributes": object{"verb": verb, "group": group, "resource": resource, "subresource": subresource,
+			"namespace": namespace},
 	}}
 	var answer struct{ Status struct{ Allowed bool } }
-	if err := k.admin.request(http.MethodPost, "/apis/authorization.k8s.io/v1/subjectaccessreviews", "application/json", review, &answer); err != nil {
+	if err := k.admin.request(http.MethodPost, "/apis/authorization.k8s.io/v1/subjectaccessreviews", "application/json",
+		review, &answer); err != nil {
 		t.Fatal(err)
 	}
 	return answer.Status.Allowed
@@ -174,14 +180,16 @@ func testKubeOrder(t *testing.T, k *kubeLab) {
 		if e.Verb != "patch" || strings.Contains(e.RequestURI, "dryRun") {
 			continue
 		}
-		for _, name := range []string{e.ObjectRef.Resource, e.ObjectRef.Resource + "/" + e.ObjectRef.Subresource, e.ObjectRef.Name} {
+		for _, name := range []string{e.ObjectRef.Resource, e.ObjectRef.Resource + "/" + e.ObjectRef.Subresource,
+			e.ObjectRef.Name} {
 			if _, ok := first[name]; !ok {
 				first[name] = i
 			}
 		}
 	}
 	order := []string{
-		"internalnodes", "service-nodeport-routing", "milan-remap-podcidr", "pods/status", "internalfabrics", "genevetunnels",
+		"internalnodes", "service-nodeport-routing", "milan-remap-podcidr", "pods/status", "internalfabrics",
+		"genevetunnels",
 		"milan-gw-ext", "internalnodes/status", "external-host-remap-ipmapping-gw", "publickeies",
 	}
 	for i, name := range order {

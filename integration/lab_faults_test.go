@@ -14,7 +14,8 @@ func TestLabFaults(t *testing.T) {
 	t.Parallel()
 	labs := [][2]string{{"vxlan", "ipv4"}, {"vxlan", "v6-outside"}, {"geneve", "ipv4"}}
 	if os.Getenv(longEnv) != "" {
-		labs = append(labs, [2]string{"tun", "ipv4"}, [2]string{"vxlan", "v6-inside"}, [2]string{"geneve", "v6-outside"}, [2]string{"tun", "v6-outside"})
+		labs = append(labs, [2]string{"tun", "ipv4"}, [2]string{"vxlan", "v6-inside"},
+			[2]string{"geneve", "v6-outside"}, [2]string{"tun", "v6-outside"})
 	}
 	for _, of := range labs {
 		mode, kind := of[0], of[1]

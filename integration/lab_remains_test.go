@@ -57,7 +57,8 @@ func (u *labUser) processes() map[int]string {
 	for _, dir := range dirs {
 		environment, err := os.ReadFile(dir + "/environ")
 		here := "XDG_RUNTIME_DIR=" + u.runtime // this folder or one below it
-		if err != nil || !strings.Contains(string(environment), here+"\x00") && !strings.Contains(string(environment), here+"/") {
+		if err != nil || !strings.Contains(string(environment), here+"\x00") &&
+			!strings.Contains(string(environment), here+"/") {
 			continue // ended, or another user's
 		}
 		pid, err := strconv.Atoi(filepath.Base(dir))

@@ -132,7 +132,8 @@ func TestLabAnswersAfterKill(t *testing.T) {
 		// A process that has ended exists until its parent has reaped it.
 		for deadline := time.Now().Add(startTimeout); ; time.Sleep(time.Millisecond) {
 			stat, err := os.ReadFile(proc + "/stat")
-			if threads, _ := os.ReadDir(proc + "/task"); err != nil || holder && len(threads) == 1 && bytes.Contains(stat, []byte(") Z ")) {
+			if threads, _ := os.ReadDir(proc + "/task"); err != nil || holder && len(threads) == 1 &&
+				bytes.Contains(stat, []byte(") Z ")) {
 				break
 			}
 			if time.Now().After(deadline) {
@@ -185,7 +186,8 @@ func TestLabUpOnce(t *testing.T) {
 		switch answer := <-answers; {
 		case answer == "up":
 			up++
-		case !strings.Contains(answer, "there is one up already") && !strings.Contains(answer, "another command is starting one"):
+		case !strings.Contains(answer, "there is one up already") && !strings.Contains(answer,
+			"another command is starting one"):
 			t.Error(answer)
 		}
 	}
@@ -220,9 +222,11 @@ func TestLabInterruptedAnyTime(t *testing.T) {
 		{"check begins", folder, []string{"check", "--mode", "vxlan", "--offloads", "on"}},
 		{"a lab is being built", after("nodes vxlan"), []string{"check", "--mode", "vxlan", "--offloads", "on"}},
 		{"a stream goes", after("ok   udp trains"), []string{"check", "--mode", "vxlan", "--offloads", "on"}},
-		{"the second lab is being built", after("mtu 1340 and 1280"), []string{"check", "--mode", "vxlan", "--offloads", "on"}},
+		{"the second lab is being built", after("mtu 1340 and 1280"), []string{"check", "--mode", "vxlan",
+			"--offloads", "on"}},
 		{"brief", after("milan"), []string{"check", "--brief", "--mode", "vxlan", "--offloads", "on"}},
-		{"a fault is made", after("wrong-key-milan"), []string{"check", "--faults", "--mode", "vxlan", "--offloads", "on"}},
+		{"a fault is made", after("wrong-key-milan"), []string{"check", "--faults", "--mode", "vxlan",
+			"--offloads", "on"}},
 		{"up begins", folder, []string{"up", "--mode", "vxlan"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -237,7 +241,8 @@ func TestLabInterruptedAnyTime(t *testing.T) {
 			err = cmd.Wait()
 			if exit := new(exec.ExitError); err == nil && test.args[0] == "up" {
 				u.expect(0, "up: gone", "down") // up was faster
-			} else if !errors.As(err, &exit) || exit.ExitCode() != 1 || stderr.String() != "culvert-lab: interrupted; nothing of the lab is left\n" {
+			} else if !errors.As(err, &exit) || exit.ExitCode() != 1 ||
+				stderr.String() != "culvert-lab: interrupted; nothing of the lab is left\n" {
 				t.Errorf("%v: %q, want a clean word and exit status 1", err, stderr)
 			}
 			if strings.Contains(string(rest), "FAIL") {

@@ -29,7 +29,8 @@ var culvertBinary = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(os.TempDir(), fmt.Sprintf("culvert-lab-binary-%d-%08x", os.Getuid(), crc32.ChecksumIEEE([]byte(here))))
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("culvert-lab-binary-%d-%08x", os.Getuid(),
+		crc32.ChecksumIEEE([]byte(here))))
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return "", err
 	}
@@ -155,7 +156,8 @@ func (u *labUser) need(names ...string) {
 	if err := json.Unmarshal([]byte(out), &answers); err != nil {
 		// Even the namespaces in which the probes run cannot be made.
 		for _, name := range names {
-			answers = append(answers, probeAnswer{name, "refused here", fmt.Sprintf("status %d: %s", status, strings.TrimSpace(out))})
+			answers = append(answers, probeAnswer{name, "refused here", fmt.Sprintf("status %d: %s", status,
+				strings.TrimSpace(out))})
 		}
 	}
 	for _, a := range answers {
@@ -268,7 +270,8 @@ func TestLongLab(t *testing.T) {
 					u := *u
 					u.t = t
 					u.need(mode, "ipv6")
-					u.check(290, "ipv4", "dual", "attacks", "v6-inside", "v6-outside", "--mode", mode, "--offloads", offloads)
+					u.check(290, "ipv4", "dual", "attacks", "v6-inside", "v6-outside", "--mode", mode,
+						"--offloads", offloads)
 					u.requireNothingLeft()
 				})
 			}

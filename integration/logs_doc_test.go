@@ -37,7 +37,8 @@ func TestLogsAreDocumented(t *testing.T) {
 			inPeering.WriteString(wrapped(fmt.Sprintf("- `%s`: %s", c.Name, p.Sentence())))
 		}
 	}
-	for section, want := range map[string]string{"Findings": findings.String(), "Findings under Liqo": underLiqo.String(), "Findings of a Peering": inPeering.String()} {
+	for section, want := range map[string]string{"Findings": findings.String(),
+		"Findings under Liqo": underLiqo.String(), "Findings of a Peering": inPeering.String()} {
 		before, rest, _ := strings.Cut(doc, "## "+section+"\n")
 		head, list, _ := strings.Cut(rest, "\n- ")
 		list, after, _ := strings.Cut("- "+list, "\n\n")
@@ -75,7 +76,8 @@ func TestLogsAreDocumented(t *testing.T) {
 	}
 	compare("message", "Other messages", "(?m)^- (`.*?` \\(\\w+\\))", messages)
 	// Keys that are not literals: those of logrus, and that of a finding.
-	keys = append(keys, "time", "level", "msg", "error", string(health.OfPeer), string(health.OfNode), string(health.OfAddress))
+	keys = append(keys, "time", "level", "msg", "error", string(health.OfPeer), string(health.OfNode),
+		string(health.OfAddress))
 	compare("key", "Keys", "(?m)^- `(\\w+)`", keys)
 }
 

@@ -40,7 +40,8 @@ func TestDocsMap(t *testing.T) {
 	}
 }
 
-// TestDocsFit: pages fit 100 columns, but for tables, code and names of log messages, and README is short.
+// TestDocsFit: pages fit 100 columns, but for tables, code and names of log messages, and README is
+// short.
 func TestDocsFit(t *testing.T) {
 	whole := regexp.MustCompile("^(\\s*\\||    |- `)")
 	for _, page := range pages(t) {
@@ -62,7 +63,8 @@ func TestDocsFit(t *testing.T) {
 	}
 }
 
-// TestDocsLinks: links between pages lead to files that exist and, with a fragment, to a heading there.
+// TestDocsLinks: links between pages lead to files that exist and, with a fragment, to a heading
+// there.
 func TestDocsLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	heading := regexp.MustCompile(`(?m)^#+ (.+)$`)
@@ -91,7 +93,8 @@ func TestDocsLinks(t *testing.T) {
 			}
 			var fragments []string
 			for _, h := range heading.FindAllStringSubmatch(string(there), -1) {
-				fragments = append(fragments, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-"))
+				fragments = append(fragments, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(h[1]),
+					""), " ", "-"))
 			}
 			if fragment != "" && !slices.Contains(fragments, fragment) {
 				t.Errorf("%s: %s has no heading %q", page, target, fragment)

@@ -137,11 +137,13 @@ func (c *counts) account(before *counts, floods []*flood, took time.Duration) er
 	for from, sum := range sent {
 		var found float64
 		if from.name == "rome-node" {
-			found = d.metrics[`culvert_node_received_packets_total{node="rome-1"}`] + d.dropped("outbound", geneveReasons...) + d.overflow("geneve")
+			found = d.metrics[`culvert_node_received_packets_total{node="rome-1"}`] + d.dropped("outbound",
+				geneveReasons...) + d.overflow("geneve")
 		} else {
 			found = d.dropped("inbound", strangerDrops...) + d.overflow("wireguard") + mostAdmitted(took)
 		}
-		check(sum <= found+d.lost, "%s sent %v datagrams, of which only %v are in a counter; %v were lost before", from.name, sum, found, d.lost)
+		check(sum <= found+d.lost, "%s sent %v datagrams, of which only %v are in a counter; %v were lost before",
+			from.name, sum, found, d.lost)
 	}
 
 	for _, r := range strangerDrops {

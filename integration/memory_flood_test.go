@@ -100,7 +100,8 @@ func (f *flood) run(began, end time.Time) error {
 		}
 		n, err := socket.WriteBatch(messages, 0)
 		// The far pod answers "port unreachable", or its gateway is too busy.
-		if err != nil && !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ENOBUFS) {
+		if err != nil && !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.EHOSTUNREACH) &&
+			!errors.Is(err, syscall.ENOBUFS) {
 			return fmt.Errorf("flood of %s: %w", f.name, err)
 		}
 		f.sent += max(n, 0) * each
@@ -147,7 +148,8 @@ func initiations(t *testing.T, public string) func([]byte) {
 
 // vxlanFrames fills datagrams with a node's frames, which carry random IPv4 packets of a protocol,
 // from source to destination.
-func vxlanFrames(vni geneve.VNI, node net.HardwareAddr, protocol byte, source, destination func() [4]byte) func([]byte) {
+func vxlanFrames(vni geneve.VNI, node net.HardwareAddr, protocol byte, source,
+	destination func() [4]byte) func([]byte) {
 	header := append([]byte{0x08, 0, 0, 0}, binary.BigEndian.AppendUint32(nil, uint32(vni)<<8)...)
 	gateway := geneve.MAC(vni, geneve.Gateway)
 	header = append(append(append(header, gateway[:]...), node...), 0x08, 0x00)
@@ -220,7 +222,8 @@ func overhearSession(h *peerHost, peer string) (to string, index []byte) {
 		if err != nil {
 			h.t.Fatalf("no data message of the peer: %v", err)
 		}
-		if n < ipLen+udpLen+device.MessageTransportSize || packet[9] != unix.IPPROTO_UDP || net.IP(packet[12:16]).String() != peer {
+		if n < ipLen+udpLen+device.MessageTransportSize || packet[9] != unix.IPPROTO_UDP ||
+			net.IP(packet[12:16]).String() != peer {
 			continue
 		}
 		if m := packet[ipLen+udpLen:]; m[0] == device.MessageTransportType {

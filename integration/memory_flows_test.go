@@ -43,7 +43,8 @@ func (c *clusters) echoFlows(t *testing.T, eachWay int) (flows []*echoFlow) {
 		for i := range eachWay {
 			conn, err := way.from.dial("tcp4", net.JoinHostPort(way.address, echoPort))
 			need.NoError(t, err)
-			f := &echoFlow{name: fmt.Sprintf("flow %d from %s", i+1, way.from.name), from: way.from, conn: conn, ended: make(chan error, 1)}
+			f := &echoFlow{name: fmt.Sprintf("flow %d from %s", i+1, way.from.name), from: way.from, conn: conn,
+				ended: make(chan error, 1)}
 			flows = append(flows, f)
 			seed := uint64(len(flows))
 			go func() { f.ended <- f.run(seed) }()

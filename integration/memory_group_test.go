@@ -73,7 +73,8 @@ type memoryUse struct {
 }
 
 func (u memoryUse) String() string {
-	return fmt.Sprintf("peak of the group %.1f MiB, %d times at its limit, %d processes killed", float64(u.peak)/(1<<20), u.atLimit, u.killed)
+	return fmt.Sprintf("peak of the group %.1f MiB, %d times at its limit, %d processes killed",
+		float64(u.peak)/(1<<20), u.atLimit, u.killed)
 }
 
 func (g *memoryGroup) use(t *testing.T) memoryUse {

@@ -57,7 +57,8 @@ func TestMemorySiege(t *testing.T) {
 		ping := make(chan string, 1)
 		go func() {
 			count := int(lasting.Seconds() * siegePings)
-			out, err := c.romePod.try("", "ping", "-q", "-i", fmt.Sprint(1.0/siegePings), "-c", fmt.Sprint(count), "-W", "2", milanPodAtRome)
+			out, err := c.romePod.try("", "ping", "-q", "-i", fmt.Sprint(1.0/siegePings), "-c", fmt.Sprint(count), "-W",
+				"2", milanPodAtRome)
 			ping <- fmt.Sprintf("%s (%v)", out, err)
 		}()
 		began := time.Now()
@@ -87,7 +88,8 @@ func TestMemorySiege(t *testing.T) {
 			}
 		}
 		t.Logf("%d connections of slow scrapers, which read %d bytes", scraping.dialled.Load(), scraping.read.Load())
-		t.Logf("the gateway used %v of CPU time in %v", cpuTime(t, c.romeCulvert.cmd.Process.Pid).Round(time.Millisecond), took.Round(time.Millisecond))
+		t.Logf("the gateway used %v of CPU time in %v",
+			cpuTime(t, c.romeCulvert.cmd.Process.Pid).Round(time.Millisecond), took.Round(time.Millisecond))
 		use := group.use(t)
 		t.Logf("%v; %s", use, residentPeak(t, c.romeCulvert.cmd.Process.Pid))
 		if use.killed != 0 {
@@ -149,7 +151,8 @@ func stickyServices() string {
 	var b strings.Builder
 	b.WriteString("nat:\n  services:\n")
 	for i := range siegeServices {
-		fmt.Fprintf(&b, "    - {name: sticky-%d, address: 10.70.1.%d, port: %d, protocol: tcp, affinity: clientIP, backends: [{address: %s, port: 8080}]}\n",
+		fmt.Fprintf(&b,
+			"    - {name: sticky-%d, address: 10.70.1.%d, port: %d, protocol: tcp, affinity: clientIP, backends: [{address: %s, port: 8080}]}\n",
 			i, i%250, 80+i/250, podAddress)
 	}
 	return b.String()
@@ -169,19 +172,24 @@ func (c *clusters) siege(t *testing.T, lasting time.Duration) []*flood {
 		}
 	}
 	add(c.romeNode, "", node, []flood{
-		{name: "connections that are answered", size: 90, fill: vxlanFrames(romeVNI, mac, unix.IPPROTO_UDP, pods(), always(10, 61, 1, 5))},
-		{name: "connections that are not", size: 90, fill: vxlanFrames(romeVNI, mac, unix.IPPROTO_UDP, within(10, 0), within(10, 61))},
-		{name: "fragments", size: vxlanLen + 20 + 96, fill: inFragments(vxlanFrames(romeVNI, mac, unix.IPPROTO_UDP, sources(10_000), always(10, 61, 1, 5)))},
+		{name: "connections that are answered", size: 90, fill: vxlanFrames(romeVNI, mac, unix.IPPROTO_UDP, pods(),
+			always(10, 61, 1, 5))},
+		{name: "connections that are not", size: 90, fill: vxlanFrames(romeVNI, mac, unix.IPPROTO_UDP, within(10, 0),
+			within(10, 61))},
+		{name: "fragments", size: vxlanLen + 20 + 96, fill: inFragments(vxlanFrames(romeVNI, mac, unix.IPPROTO_UDP,
+			sources(10_000), always(10, 61, 1, 5)))},
 		{name: "garbage", size: 700, fill: garbage(8)},
 	})
 	add(c.milanGateway, stranger, wireGuard, []flood{
 		{name: "forged data of the session", size: 1400, fill: message(device.MessageTransportType, index...)},
-		{name: "forged keepalives of the session", size: device.MessageKeepaliveSize, fill: message(device.MessageTransportType, index...)},
+		{name: "forged keepalives of the session", size: device.MessageKeepaliveSize,
+			fill: message(device.MessageTransportType, index...)},
 		{name: "initiations", size: device.MessageInitiationSize, fill: initiations(t, c.romeKey.public)},
 		{name: "WireGuard garbage", size: 700, fill: garbage(4)},
 	})
 	return append(floods, &flood{name: "SYNs to services", from: c.milanNode, to: "172.19.0.9:6091", size: 22 + 40,
-		rate: int(siegeSYNs / lasting.Seconds()), fill: serviceSYNs(vxlanFrames(milanVNI, nodeMAC(c.milanNode), unix.IPPROTO_TCP, pods(), always(10, 72, 1, 0)))})
+		rate: int(siegeSYNs / lasting.Seconds()), fill: serviceSYNs(vxlanFrames(milanVNI, nodeMAC(c.milanNode),
+			unix.IPPROTO_TCP, pods(), always(10, 72, 1, 0)))})
 }
 
 // pods goes through the addresses of a node's pods.

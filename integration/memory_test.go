@@ -95,12 +95,15 @@ func (c *clusters) floods(t *testing.T) []*flood {
 	}
 	return []*flood{
 		fromNode("new flows", 1362, vxlanFrames(romeVNI, mac, unix.IPPROTO_UDP, within(10, 0), within(10, 61))),
-		fromNode("pings of the gateway", 1000, vxlanFrames(romeVNI, mac, unix.IPPROTO_ICMP, always(10, 80, 0, 2), always(10, 80, 0, 4))),
+		fromNode("pings of the gateway", 1000, vxlanFrames(romeVNI, mac, unix.IPPROTO_ICMP, always(10, 80, 0, 2),
+			always(10, 80, 0, 4))),
 		fromNode("garbage", 700, garbage(8)),
 		{name: "super-frames", from: c.romePod, to: milanPodAtRome + ":9", size: 1200, train: true, fill: garbage()},
-		{name: "peer's super-frames", from: c.milanPod, to: romePodAtMilan + ":9", size: 1200, train: true, fill: garbage()},
+		{name: "peer's super-frames", from: c.milanPod, to: romePodAtMilan + ":9", size: 1200, train: true,
+			fill: garbage()},
 		fromStranger("forged data of the session", 1400, message(device.MessageTransportType, index...)),
-		fromStranger("forged keepalives of the session", device.MessageKeepaliveSize, message(device.MessageTransportType, index...)),
+		fromStranger("forged keepalives of the session", device.MessageKeepaliveSize,
+			message(device.MessageTransportType, index...)),
 		fromStranger("data of no session", 1400, message(device.MessageTransportType)),
 		fromStranger("initiations", device.MessageInitiationSize, initiations(t, c.romeKey.public)),
 		fromStranger("initiations to nobody", device.MessageInitiationSize, message(device.MessageInitiationType)),

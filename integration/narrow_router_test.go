@@ -34,7 +34,8 @@ type routedLab struct {
 }
 
 func newRoutedLab(t *testing.T, f peerFamily, id string) *routedLab {
-	l := &routedLab{faultLab: newFaultLabOf(t, f, id), near: newPeerHostOf(t, f, id+"r"), far: newPeerHostOf(t, f, id+"q")}
+	l := &routedLab{faultLab: newFaultLabOf(t, f, id), near: newPeerHostOf(t, f, id+"r"),
+		far: newPeerHostOf(t, f, id+"q")}
 	join(l.node, l.near, "172.18.0.2/24", "172.18.0.1/24", 1500)
 	join(l.near, l.gateway, "198.51.100.1/24", "198.51.100.9/24", 1500)
 	join(l.gateway, l.far, "192.0.2.1/24", "192.0.2.2/24", 1500)

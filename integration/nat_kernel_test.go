@@ -185,7 +185,8 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Lin
 	b := slices.MinFunc(parts, func(x, y []byte) int { return offset(x) - offset(y) })
 	got = c.wait(kernel, b, got, len(want), settle)
 	describe := func() string {
-		return fmt.Sprintf("packet at port %d:\n%s%v\nnft:\n%s\nrouting:\n%s", in, dump(b), viewOf(b), nftText(c.tables), routingText(c.routing))
+		return fmt.Sprintf("packet at port %d:\n%s%v\nnft:\n%s\nrouting:\n%s", in, dump(b), viewOf(b),
+			nftText(c.tables), routingText(c.routing))
 	}
 	v, _ := nattest.Check(b)
 	f.told = f.told || isError(v)
@@ -198,7 +199,8 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Lin
 			c.counts["difference: "+verdict.Reason.String()+": "+why]++
 			return
 		}
-		c.t.Errorf("the engine says %v %v, the kernel sends at link %d:\n%s%v\n%s", verdict.Action, verdict.Reason, got[0].link,
+		c.t.Errorf("the engine says %v %v, the kernel sends at link %d:\n%s%v\n%s", verdict.Action,
+			verdict.Reason, got[0].link,
 			dump(got[0].bytes), viewOf(got[0].bytes), describe())
 		return
 	}
@@ -216,7 +218,9 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Lin
 		got = append(got, c.wait(kernel, b, nil, len(want)-len(got), 100*settle)...)
 	}
 	f.told = f.told || c.counts[ownMessages] > own
-	elsewhere := len(got) != len(want) || len(want) > 0 && slices.ContainsFunc(want, func(o output) bool { return o.link != got[0].link })
+	elsewhere := len(got) != len(want) || len(want) > 0 && slices.ContainsFunc(want, func(o output) bool {
+		return o.link != got[0].link
+	})
 	switch marks := have(c.tables, rules.ActionCTMark); {
 	case marks && elsewhere && len(parts) > 1:
 		c.counts["difference: a mark that a first fragment gives its connection leads the later ones; the kernel routes them together"]++
@@ -250,7 +254,8 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Lin
 			continue
 		}
 		if got[i].link != want[i].link || !equalPackets(got[i].bytes, want[i].bytes) {
-			c.t.Errorf("packet %d: the engine sends at link %d\n%s%v\nthe kernel at link %d\n%s%v\n%s", i, want[i].link, dump(want[i].bytes),
+			c.t.Errorf("packet %d: the engine sends at link %d\n%s%v\nthe kernel at link %d\n%s%v\n%s", i, want[i].link,
+				dump(want[i].bytes),
 				viewOf(want[i].bytes), got[i].link, dump(got[i].bytes), viewOf(got[i].bytes), describe())
 			return
 		}
@@ -267,7 +272,8 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Lin
 	} else if len(want) > 1 {
 		c.counts["  of them fragmented"]++
 	}
-	if !bytes.Equal(b[12:20], want[0].bytes[12:20]) && b[0]>>4 == 4 || b[0]>>4 == 6 && !bytes.Equal(b[8:40], want[0].bytes[8:40]) {
+	if !bytes.Equal(b[12:20], want[0].bytes[12:20]) && b[0]>>4 == 4 || b[0]>>4 == 6 && !bytes.Equal(b[8:40],
+		want[0].bytes[8:40]) {
 		c.counts["  of them translated"]++
 	}
 	if b[0]>>4 == 6 {
@@ -281,7 +287,8 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Lin
 func (c *comparison) process(engine *nat.Engine, in nat.Link, parts [][]byte) (verdict nat.Verdict, sent []output) {
 	var p packet.Packet
 	take := func(v nat.Verdict) {
-		if _, known := oracleDifferences[verdict.Reason]; !known && (p.FragmentOffset() == 0 || oracleDifferences[v.Reason] != "") {
+		if _, known := oracleDifferences[verdict.Reason]; !known && (p.FragmentOffset() == 0 ||
+			oracleDifferences[v.Reason] != "") {
 			verdict = v
 		}
 		if v.Action != nat.Forward {
@@ -404,7 +411,8 @@ func equalButTCPChecksum(got, want []byte) bool {
 
 func viewOf(b []byte) string {
 	v, err := nattest.Check(b)
-	return fmt.Sprintf("%v:%d → %v:%d protocol %d TTL %d flags %#x, %d bytes, check: %v", v.Source, v.SourcePort, v.Destination, v.DestinationPort,
+	return fmt.Sprintf("%v:%d → %v:%d protocol %d TTL %d flags %#x, %d bytes, check: %v", v.Source, v.SourcePort,
+		v.Destination, v.DestinationPort,
 		v.Protocol, v.TTL, v.Flags, len(b), err)
 }
 
@@ -413,7 +421,8 @@ func routingText(tables []rules.PolicyTable) string {
 	var b strings.Builder
 	for _, t := range tables {
 		for _, r := range t.Rules {
-			fmt.Fprintf(&b, "rule priority %d to %v from %v iif %q oif %q fwmark %d table %s\n", r.Priority, r.Destination, r.Source, r.In, r.Out, r.Mark, t.Name)
+			fmt.Fprintf(&b, "rule priority %d to %v from %v iif %q oif %q fwmark %d table %s\n", r.Priority,
+				r.Destination, r.Source, r.In, r.Out, r.Mark, t.Name)
 			for _, route := range r.Routes {
 				fmt.Fprintf(&b, "\troute %v dev %s\n", route.Destination, route.Device)
 			}

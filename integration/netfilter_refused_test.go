@@ -22,7 +22,8 @@ const (
 // IPVS) and packet sockets, and the socket options of iptables and IPVS.
 func refuseNetfilter() error {
 	const second, third = seccompArgument + 8, seccompArgument + 16
-	no, yes := bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)}, bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
+	no, yes := bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
+		bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
 	return filterCalls([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: seccompCall, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SYS_SETSOCKOPT, SkipTrue: 8},
@@ -52,7 +53,8 @@ func requireNetfilterRefused(t *testing.T) {
 	t.Helper()
 	try := func() map[string]error {
 		all := map[string]error{}
-		for name, protocol := range map[string]int{"nftables": unix.NETLINK_NETFILTER, "IPVS by netlink": unix.NETLINK_GENERIC} {
+		for name, protocol := range map[string]int{"nftables": unix.NETLINK_NETFILTER,
+			"IPVS by netlink": unix.NETLINK_GENERIC} {
 			fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 			if all[name] = err; err == nil {
 				unix.Close(fd)

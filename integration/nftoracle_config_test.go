@@ -35,7 +35,8 @@ func (m *maker) generated() *nat.Config {
 			c.Remote[3*i] = rules.RemoteCIDR{Real: oraclePods[family(v6)], Remapped: oracleSeen[family(v6)]}
 		}
 		if maybe() { // and the same external CIDR
-			c.Remote[3*i+2] = rules.RemoteCIDR{Real: oracleOwn[family(v6)], Remapped: prefixes("10.6.0.0/16", "fd00:6::/48")[family(v6)], External: true}
+			c.Remote[3*i+2] = rules.RemoteCIDR{Real: oracleOwn[family(v6)], Remapped: prefixes("10.6.0.0/16",
+				"fd00:6::/48")[family(v6)], External: true}
 		}
 		if maybe() {
 			c.UnknownSource.Set(oracleOwn[family(v6)].Addr())
@@ -63,13 +64,15 @@ func (m *maker) generated() *nat.Config {
 		{"10.7.0.9", "172.20.0.10", 0}, {"10.7.1.9", "172.21.0.10", node()}, {"10.7.0.10", "10.1.0.5", 0},
 		{"fd00:7::9", "fd00:8::9", 0}, {"fd00:7:0:1::9", "fd00:8:1::9", node()}, {"fd00:7::10", "fd00:1::5", 0},
 	} {
-		a := rules.AddressMapping{External: netip.MustParseAddr(x.external), Internal: netip.MustParseAddr(x.internal), Via: x.via}
+		a := rules.AddressMapping{External: netip.MustParseAddr(x.external), Internal: netip.MustParseAddr(x.internal),
+			Via: x.via}
 		if has(a.External) && maybe() {
 			c.Addresses = append(c.Addresses, a)
 		}
 	}
 	for range m.IntN(4) {
-		r := rules.FilterRule{Name: string(rune('a' + len(c.Rules))), From: pick(m, rules.FromAnywhere, rules.FromLocal, rules.FromRemote),
+		r := rules.FilterRule{Name: string(rune('a' + len(c.Rules))), From: pick(m, rules.FromAnywhere, rules.FromLocal,
+			rules.FromRemote),
 			Action: pick(m, rules.FilterAccept, rules.FilterDrop, rules.FilterReject)}
 		for range m.IntN(3) {
 			a := m.in(oraclePods[family(m.v6())])
@@ -100,7 +103,8 @@ func (m *maker) planOf(c *nat.Config) plan {
 		p.nodeSources = append(p.nodeSources, r.Prefix)
 		// A generated route to a node's own address is meant for replies: the engine drops first
 		// packets from the tunnel to it, a kernel forwards them.
-		if c.Routing != nil || !slices.ContainsFunc(c.Nodes, func(n rules.Node) bool { return n.Address.Has(r.Prefix.Addr()) }) {
+		if c.Routing != nil || !slices.ContainsFunc(c.Nodes,
+			func(n rules.Node) bool { return n.Address.Has(r.Prefix.Addr()) }) {
 			p.tunnelDestinations = append(p.tunnelDestinations, r.Prefix)
 		}
 	}
@@ -162,7 +166,8 @@ func (m *maker) liqo(c *nat.Config) *nat.Config {
 	for _, t := range c.Firewall {
 		for _, chain := range t.Chains {
 			for _, r := range chain.Rules {
-				if a, err := netip.ParseAddr(r.Match[0].IP.Value); err == nil && r.Action == rules.ActionDNAT && !strings.Contains(r.To, "/") {
+				if a, err := netip.ParseAddr(r.Match[0].IP.Value); err == nil && r.Action == rules.ActionDNAT &&
+					!strings.Contains(r.To, "/") {
 					p.tunnelDestinations = append(p.tunnelDestinations, netip.PrefixFrom(a, 32))
 				}
 			}

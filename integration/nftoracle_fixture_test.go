@@ -98,7 +98,8 @@ func (r *recorder) write(now nat.Time, in nat.Link, b []byte, sent []output) {
 	packet := func(link nat.Link, side int, b []byte) {
 		at := slices.IndexFunc(r.devices, func(d oracleDevice) bool { return d.link == link })
 		err := r.writer.WritePacket(gopacket.CaptureInfo{
-			Timestamp: time.Unix(0, int64(now)).UTC(), CaptureLength: len(b), Length: len(b), InterfaceIndex: 2*at + side,
+			Timestamp: time.Unix(0, int64(now)).UTC(), CaptureLength: len(b), Length: len(b),
+			InterfaceIndex: 2*at + side,
 		}, b)
 		if err != nil {
 			r.t.Fatal(err)

@@ -49,7 +49,8 @@ func oracleDevicesOf(c *nat.Config) []oracleDevice {
 	return all
 }
 
-// An oracle is a network namespace whose kernel forwards between TUN devices by nftables and policy routing.
+// An oracle is a network namespace whose kernel forwards between TUN devices by nftables and policy
+// routing.
 type oracle struct {
 	t       testing.TB
 	devices []oracleDevice
@@ -178,12 +179,14 @@ func (o *oracle) load(tables []rules.Table, routing []rules.PolicyTable) error {
 		slices.Reverse(tables)
 		// If no rule needs connections, the kernel tracks none, and then does not reassemble
 		// fragments either.
-		text := nftText(tables) + "table inet conntrack {\n\tchain c {\n\t\ttype filter hook prerouting priority 400;\n\t\tct state invalid counter\n\t}\n}\n"
+		text := nftText(tables) +
+			"table inet conntrack {\n\tchain c {\n\t\ttype filter hook prerouting priority 400;\n\t\tct state invalid counter\n\t}\n}\n"
 		cmd.Stdin = strings.NewReader(text)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("nft: %w: %s\n%s", err, out, text)
 		}
-		for _, name := range []string{"tcp_be_liberal", "checksum"} { // these files exist once connection tracking is loaded
+		// these files exist once connection tracking is loaded
+		for _, name := range []string{"tcp_be_liberal", "checksum"} {
 			value := map[string]string{"tcp_be_liberal": "1", "checksum": "0"}[name]
 			err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_"+name, []byte(value), 0)
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -213,7 +216,8 @@ func (o *oracle) loadRouting(t *rules.PolicyTable, table int) error {
 		r := &t.Rules[i]
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 			v6 := family == unix.AF_INET6
-			if r.Destination.IsValid() && r.Destination.Addr().Is6() != v6 || r.Source.IsValid() && r.Source.Addr().Is6() != v6 {
+			if r.Destination.IsValid() && r.Destination.Addr().Is6() != v6 || r.Source.IsValid() &&
+				r.Source.Addr().Is6() != v6 {
 				continue
 			}
 			rule := netlink.NewRule()
@@ -237,7 +241,8 @@ func (o *oracle) loadRouting(t *rules.PolicyTable, table int) error {
 			if err != nil {
 				continue // no such device: no such route
 			}
-			err = netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: netOf(route.Destination), Table: table, Scope: netlink.SCOPE_LINK})
+			err = netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: netOf(route.Destination),
+				Table: table, Scope: netlink.SCOPE_LINK})
 			if err != nil && !errors.Is(err, unix.EEXIST) {
 				return fmt.Errorf("route %+v: %w", route, err)
 			}

@@ -20,7 +20,8 @@ var (
 	oracleAlias    = prefixes("10.6.128.0/17", "fd00:6:0:1000::/52")
 	oracleOwn      = prefixes("10.7.0.0/16", "fd00:7::/48") // local external
 	oracleOutside  = prefixes("172.20.0.0/14", "fd00:8::/40")
-	oraclePools    = [][2]netip.Prefix{oraclePods, oracleRemote, oracleSeen, oracleFlat, oracleExternal, oracleAlias, oracleOwn, oracleOutside}
+	oraclePools    = [][2]netip.Prefix{oraclePods, oracleRemote, oracleSeen, oracleFlat, oracleExternal, oracleAlias,
+		oracleOwn, oracleOutside}
 )
 
 func prefixes(v4, v6 string) [2]netip.Prefix {
@@ -198,10 +199,12 @@ func (m *maker) match(v6 bool) rules.Match {
 			x.Proto = pick(m, "tcp", "udp", "253", map[bool]string{false: "icmp", true: "icmpv6"}[v6])
 		}
 		if m.IntN(3) == 0 {
-			x.Dev = rules.Operand{Value: pick(m, oracleNames...), Position: pick(m, rules.PositionIn, rules.PositionOut)}
+			x.Dev = rules.Operand{Value: pick(m, oracleNames...), Position: pick(m, rules.PositionIn,
+				rules.PositionOut)}
 		}
 		if m.IntN(2) == 0 {
-			x.IP = rules.Operand{Value: m.operand(v6), Position: pick(m, rules.PositionSource, rules.PositionDestination)}
+			x.IP = rules.Operand{Value: m.operand(v6), Position: pick(m, rules.PositionSource,
+				rules.PositionDestination)}
 		}
 		if m.IntN(8) == 0 {
 			m.ports = true
@@ -267,9 +270,11 @@ func (m *maker) rule(name string, t *rules.Table, c *rules.Chain) rules.Rule {
 	r := rules.Rule{Name: name}
 	switch {
 	case c.Type == rules.ChainFilter:
-		r.Action = pick(m, rules.ActionCTMark, rules.ActionMetaMarkFromCT, rules.ActionSetMark, rules.ActionClampMSS, rules.ActionAccept,
+		r.Action = pick(m, rules.ActionCTMark, rules.ActionMetaMarkFromCT, rules.ActionSetMark, rules.ActionClampMSS,
+			rules.ActionAccept,
 			rules.ActionAccept, rules.ActionNoTrack, rules.ActionDrop, rules.ActionReject)
-		if r.Action == rules.ActionReject && c.Hook != rules.HookForward || r.Action == rules.ActionNoTrack && c.Hook != rules.HookPrerouting {
+		if r.Action == rules.ActionReject && c.Hook != rules.HookForward || r.Action == rules.ActionNoTrack &&
+			c.Hook != rules.HookPrerouting {
 			r.Action = rules.ActionAccept
 		}
 	case c.Hook == rules.HookPrerouting:
@@ -310,7 +315,8 @@ func (m *maker) rule(name string, t *rules.Table, c *rules.Chain) rules.Rule {
 			r.Value = max(r.Value, 1200) // no route is known at this hook
 		}
 	case rules.ActionDrop, rules.ActionReject: // match little, so that some packets pass
-		r.Match = append(r.Match, rules.Match{IP: rules.Operand{Value: m.in(m.pool(v6)).String(), Position: pick(m, rules.PositionSource, rules.PositionDestination)}})
+		r.Match = append(r.Match, rules.Match{IP: rules.Operand{Value: m.in(m.pool(v6)).String(),
+			Position: pick(m, rules.PositionSource, rules.PositionDestination)}})
 	}
 	return r
 }
@@ -366,7 +372,8 @@ func (m *maker) routing() []rules.PolicyTable {
 				r.Out = device()
 			}
 			for range 1 + m.IntN(6) {
-				r.Routes = append(r.Routes, rules.PolicyRoute{Destination: m.prefix(v6).Masked(), Device: pick(m, device(), device(), device(), "eth0")})
+				r.Routes = append(r.Routes, rules.PolicyRoute{Destination: m.prefix(v6).Masked(),
+					Device: pick(m, device(), device(), device(), "eth0")})
 			}
 			t.Rules = append(t.Rules, r)
 		}

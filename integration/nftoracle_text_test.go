@@ -13,14 +13,16 @@ import (
 func nftText(tables []rules.Table) string {
 	var b strings.Builder
 	for i, t := range tables {
-		family := map[rules.Family]string{rules.FamilyIPv4: "ip", rules.FamilyIPv6: "ip6", rules.FamilyINET: "inet"}[t.Family]
+		family := map[rules.Family]string{rules.FamilyIPv4: "ip", rules.FamilyIPv6: "ip6",
+			rules.FamilyINET: "inet"}[t.Family]
 		fmt.Fprintf(&b, "table %s t%d {\n", family, i)
 		for j, c := range t.Chains {
 			policy := c.Policy
 			if policy == "" {
 				policy = rules.PolicyAccept
 			}
-			fmt.Fprintf(&b, "\tchain c%d {\n\t\ttype %s hook %s priority %d; policy %s;\n", j, c.Type, c.Hook, c.Priority, policy)
+			fmt.Fprintf(&b, "\tchain c%d {\n\t\ttype %s hook %s priority %d; policy %s;\n", j, c.Type, c.Hook,
+				c.Priority, policy)
 			for k := range c.Rules {
 				fmt.Fprintf(&b, "\t\t%s\n", nftRule(&c.Rules[k], t.Family))
 			}
@@ -43,7 +45,8 @@ func nftRule(r *rules.Rule, f rules.Family) string {
 			add("meta l4proto %s", m.Proto)
 		}
 		if m.Dev.Value != "" {
-			add("%sifname %s%q", map[rules.Position]string{rules.PositionIn: "i", rules.PositionOut: "o"}[m.Dev.Position], op, m.Dev.Value)
+			add("%sifname %s%q", map[rules.Position]string{rules.PositionIn: "i",
+				rules.PositionOut: "o"}[m.Dev.Position], op, m.Dev.Value)
 		}
 		if m.IP.Value != "" {
 			add("%s", nftAddress(m.IP, op))
@@ -52,7 +55,8 @@ func nftRule(r *rules.Rule, f rules.Family) string {
 			if strings.Contains(m.Port.Value, "-") {
 				op = "" // a range ignores the operator
 			}
-			add("@th,%d,16 %s%s", map[rules.Position]int{rules.PositionSource: 0, rules.PositionDestination: 16}[m.Port.Position], op, m.Port.Value)
+			add("@th,%d,16 %s%s", map[rules.Position]int{rules.PositionSource: 0,
+				rules.PositionDestination: 16}[m.Port.Position], op, m.Port.Value)
 		}
 	}
 	if r.Action == rules.ActionClampMSS {
@@ -71,7 +75,8 @@ func nftAddress(o rules.Operand, op string) string {
 	if strings.Contains(o.Value, ":") {
 		family = "ip6"
 	}
-	field := family + " " + map[rules.Position]string{rules.PositionSource: "saddr", rules.PositionDestination: "daddr"}[o.Position]
+	field := family + " " + map[rules.Position]string{rules.PositionSource: "saddr",
+		rules.PositionDestination: "daddr"}[o.Position]
 	p, err := netip.ParsePrefix(o.Value)
 	if err != nil {
 		return fmt.Sprintf("%s %s%s", field, op, o.Value)

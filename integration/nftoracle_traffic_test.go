@@ -123,10 +123,12 @@ func (m *maker) script(protocol uint8) []flowStep {
 			s = append(s, flowStep{m.IntN(2), nattest.RST, 0, false})
 		case 1:
 			a := m.IntN(2)
-			s = append(s, flowStep{a, nattest.FIN | nattest.ACK, 0, false}, flowStep{1 - a, nattest.FIN | nattest.ACK, 0, false}, flowStep{a, nattest.ACK, 0, false})
+			s = append(s, flowStep{a, nattest.FIN | nattest.ACK, 0, false}, flowStep{1 - a, nattest.FIN | nattest.ACK,
+				0, false}, flowStep{a, nattest.ACK, 0, false})
 		}
 	default:
-		s = []flowStep{{size: 1 + m.IntN(1500)}} // IPv6 without a payload looks like a jumbogram, which the engine refuses
+		// IPv6 without a payload looks like a jumbogram, which the engine refuses
+		s = []flowStep{{size: 1 + m.IntN(1500)}}
 		for range m.IntN(6) {
 			s = append(s, flowStep{from: m.IntN(2), size: 1 + m.IntN(600)})
 		}
@@ -167,7 +169,8 @@ func (m *maker) next(f *flow, id uint16) (nat.Link, [][]byte) {
 		}
 		// The kernel considers segments that fit no connection invalid, and forwards them
 		// untranslated.
-		if s.flags&(nattest.FIN|nattest.RST) != 0 && !f.ends[1].open || f.protocol == protoTCP && f.script[0].flags == nattest.SYN && s.flags&nattest.SYN == 0 && !s.icmpErr && !f.answered {
+		if s.flags&(nattest.FIN|nattest.RST) != 0 && !f.ends[1].open || f.protocol == protoTCP &&
+			f.script[0].flags == nattest.SYN && s.flags&nattest.SYN == 0 && !s.icmpErr && !f.answered {
 			continue
 		}
 		f.step++
@@ -180,7 +183,8 @@ func (m *maker) next(f *flow, id uint16) (nat.Link, [][]byte) {
 }
 
 func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) [][]byte {
-	p := nattest.IP{Source: e.src.String(), Destination: e.dst.String(), ID: id, TTL: uint8(2 + m.IntN(250)), TOS: pick(m, uint8(0), 0, 1, 2), DF: m.IntN(3) > 0}
+	p := nattest.IP{Source: e.src.String(), Destination: e.dst.String(), ID: id, TTL: uint8(2 + m.IntN(250)),
+		TOS: pick(m, uint8(0), 0, 1, 2), DF: m.IntN(3) > 0}
 	if m.IntN(60) == 0 {
 		p.TTL = 1
 	}
@@ -190,7 +194,8 @@ func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) [][]byte {
 	}
 	switch f.protocol {
 	case protoTCP:
-		t := nattest.TCP{SourcePort: e.sport, DestinationPort: e.dport, Seq: f.seq[s.from], Ack: f.seq[1-s.from], Flags: s.flags, Window: 60000, Payload: payload}
+		t := nattest.TCP{SourcePort: e.sport, DestinationPort: e.dport, Seq: f.seq[s.from], Ack: f.seq[1-s.from],
+			Flags: s.flags, Window: 60000, Payload: payload}
 		if s.flags&nattest.SYN != 0 {
 			t.Options = pick(m,
 				[]byte{2, 4, 5, 180},
@@ -212,11 +217,14 @@ func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) [][]byte {
 		f.seq[s.from] += uint32(s.size)
 		p.Body = t
 	case protoUDP:
-		p.Body = nattest.UDP{SourcePort: e.sport, DestinationPort: e.dport, Payload: payload, NoChecksum: !f.v6 && m.IntN(4) == 0}
+		p.Body = nattest.UDP{SourcePort: e.sport, DestinationPort: e.dport, Payload: payload, NoChecksum: !f.v6 &&
+			m.IntN(4) == 0}
 	case protoICMP:
-		p.Body = nattest.ICMP{Type: map[int]uint8{0: 8, 1: 0}[s.from], Rest: uint32(e.sport)<<16 | uint32(f.step), Payload: payload}
+		p.Body = nattest.ICMP{Type: map[int]uint8{0: 8, 1: 0}[s.from], Rest: uint32(e.sport)<<16 | uint32(f.step),
+			Payload: payload}
 	case protoICMPv6:
-		p.Body = nattest.ICMP{Type: map[int]uint8{0: 128, 1: 129}[s.from], Rest: uint32(e.sport)<<16 | uint32(f.step), Payload: payload}
+		p.Body = nattest.ICMP{Type: map[int]uint8{0: 128, 1: 129}[s.from], Rest: uint32(e.sport)<<16 | uint32(f.step),
+			Payload: payload}
 	default:
 		// Rules with ports look at the first bytes. The engine keeps their verdict for the whole
 		// direction.
@@ -319,7 +327,8 @@ func (f *flow) learn(in, out nat.Link, sent []byte) {
 	other := &f.ends[1-from]
 	other.last = sent
 	if from == 0 && !other.open {
-		*other = end{link: out, src: v.Destination, dst: v.Source, sport: v.DestinationPort, dport: v.SourcePort, last: sent, open: true}
+		*other = end{link: out, src: v.Destination, dst: v.Source, sport: v.DestinationPort, dport: v.SourcePort,
+			last: sent, open: true}
 		if f.protocol == protoOther {
 			other.sport, other.dport = f.ends[0].dport, f.ends[0].sport
 		}

@@ -16,13 +16,16 @@ func TestNodeSees(t *testing.T) {
 		join(gateway, node, "172.18.0.9/24", "172.18.0.2/24", 1500)
 		own, peer := newKeyPair(t), newKeyPair(t)
 		file := filepath.Join(t.TempDir(), "node.yaml")
-		if err := errors.Join(os.Chmod(filepath.Dir(filepath.Dir(file)), 0o711), os.WriteFile(file, []byte(strings.Replace(romeNodeConfig, "mode: geneve\n", "", 1)), 0o644)); err != nil {
+		if err := errors.Join(os.Chmod(filepath.Dir(filepath.Dir(file)), 0o711),
+			os.WriteFile(file, []byte(strings.Replace(romeNodeConfig, "mode: geneve\n", "", 1)), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 		start := func() (p *peerProcess, says func(string)) {
 			t.Helper()
-			p = node.start(nil, "setpriv", "--reuid=65532", "--regid=65532", "--clear-groups", "--inh-caps=-all,+net_admin",
-				"--ambient-caps=-all,+net_admin", "--bounding-set=-all,+net_admin", os.Getenv(binaryEnv), "node", "--config", file)
+			p = node.start(nil, "setpriv", "--reuid=65532", "--regid=65532", "--clear-groups",
+				"--inh-caps=-all,+net_admin",
+				"--ambient-caps=-all,+net_admin", "--bounding-set=-all,+net_admin", os.Getenv(binaryEnv), "node",
+				"--config", file)
 			return p, func(line string) {
 				t.Helper()
 				p.awaitOutput(t, line)

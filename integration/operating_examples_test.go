@@ -48,7 +48,8 @@ func (u *labUser) interrupted(args ...string) {
 			u.t.Errorf("culvert %s says nothing", strings.Join(args, " "))
 			break
 		}
-		u.expect(0, "", "exec", "rome/pod1", "--", "bash", "-c", "ping -c 1 -W 1 10.61.1.5; echo > /dev/udp/10.61.1.5/53")
+		u.expect(0, "", "exec", "rome/pod1", "--", "bash", "-c",
+			"ping -c 1 -W 1 10.61.1.5; echo > /dev/udp/10.61.1.5/53")
 	}
 	cmd.Process.Signal(syscall.SIGINT)
 	if err := <-ended; err != nil {

@@ -52,7 +52,8 @@ func TestOperating(t *testing.T) {
 		t.Helper()
 		out, diag, got := u.culvert(args...)
 		if got != status || !strings.Contains(out+diag, text) {
-			t.Errorf("culvert %s: status %d, want %d and %q:\n%s%s", strings.Join(args, " "), got, status, text, out, diag)
+			t.Errorf("culvert %s: status %d, want %d and %q:\n%s%s", strings.Join(args, " "), got, status,
+				text, out, diag)
 		}
 		return out
 	}
@@ -65,7 +66,8 @@ func TestOperating(t *testing.T) {
 	want(0, "RFC 8439", "doctor", "--socket", "rome")
 
 	file := filepath.Join(u.runtime, "ping.pcapng")
-	capture := u.program(u.binary, "capture", "--socket", "rome", "--at", "pre,post", "--protocol", "icmp", "-a", "10.61.1.5", "-w", file)
+	capture := u.program(u.binary, "capture", "--socket", "rome", "--at", "pre,post", "--protocol", "icmp", "-a",
+		"10.61.1.5", "-w", file)
 	var lost bytes.Buffer
 	capture.Stderr = &lost
 	need.NoError(t, capture.Start())
@@ -83,8 +85,10 @@ func TestOperating(t *testing.T) {
 		t.Errorf("capture: %v, %s", err, lost.String())
 	}
 	var c control.Connection
-	if err := json.Unmarshal([]byte(want(0, "", "connections", "--socket", "rome", "--address", "10.61.1.5", "-o", "json")), &c); err != nil ||
-		c.ID == 0 || c.From != "rome-node1" || c.To != "tunnel" || c.Sent.Packets != 3 || c.Received.Packets != 3 || c.Uses[0] != "remap" {
+	if err := json.Unmarshal([]byte(want(0, "", "connections", "--socket", "rome", "--address", "10.61.1.5", "-o",
+		"json")), &c); err != nil ||
+		c.ID == 0 || c.From != "rome-node1" || c.To != "tunnel" || c.Sent.Packets != 3 || c.Received.Packets != 3 ||
+		c.Uses[0] != "remap" {
 		t.Errorf("%+v, %v", c, err)
 	}
 	want(0, "10.61.1.5", "connections", "--socket", "rome", "--node", "rome-node1")
@@ -92,9 +96,11 @@ func TestOperating(t *testing.T) {
 	flow := fmt.Sprint(c.ID)
 	want(0, "connection  "+flow+": icmp, direction original", "trace", "--socket", "rome", "--flow", flow)
 	want(0, "drop: no-route: no remote CIDR has it", "trace", "--socket", "rome", "tcp", "10.0.1.5", "8.8.8.8:443")
-	want(2, "no node has pods with the address 172.16.0.1; say where the packet comes in", "trace", "--socket", "rome", "tcp", "172.16.0.1", "10.61.1.5:80")
+	want(2, "no node has pods with the address 172.16.0.1; say where the packet comes in", "trace", "--socket", "rome",
+		"tcp", "172.16.0.1", "10.61.1.5:80")
 	ours := strings.NewReplacer("--flow 17", "--flow "+flow, "--port 8090", "--port 0", "rome-1", "rome-node1")
-	for _, command := range []string{"status", "connections", "trace", "capture", "rules", "routes", "reload", "page", "connections delete"} {
+	for _, command := range []string{"status", "connections", "trace", "capture", "rules", "routes", "reload", "page",
+		"connections delete"} {
 		help, _, _ := u.culvert(append(strings.Fields(command), "--help")...)
 		for _, example := range examplesOf(help) {
 			args := strings.Fields(ours.Replace(strings.Join(example, " ")))
@@ -112,15 +118,19 @@ func TestOperating(t *testing.T) {
 	if err != nil || len(out) > 0 {
 		t.Errorf("tshark: %v, %s", err, out)
 	}
-	out, err = need.Command(t, "tshark", "-r", file, "-T", "fields", "-e", "frame.interface_name", "-e", "ip.dst", "-e", "frame.comment", "-c", "2").Output()
-	if s := string(out); err != nil || !strings.Contains(s, "pre\t10.61.1.5\tforward from rome-node1 to tunnel; connection ") ||
-		!strings.Contains(s, ", icmp 10.0.1.5:") || !strings.Contains(s, ", translated by remap to 10.0.1.5:") || !strings.Contains(s, "post\t10.0.1.5\t") {
+	out, err = need.Command(t, "tshark", "-r", file, "-T", "fields", "-e", "frame.interface_name", "-e", "ip.dst", "-e",
+		"frame.comment", "-c", "2").Output()
+	if s := string(out); err != nil ||
+		!strings.Contains(s, "pre\t10.61.1.5\tforward from rome-node1 to tunnel; connection ") ||
+		!strings.Contains(s, ", icmp 10.0.1.5:") || !strings.Contains(s, ", translated by remap to 10.0.1.5:") ||
+		!strings.Contains(s, "post\t10.0.1.5\t") {
 		t.Errorf("tshark: %v, %s", err, s)
 	}
 
 	want(2, "rome-node1, rome-node2, tunnel", "connections", "--socket", "rome", "--node", "nope")
 	want(2, "connections delete: which?", "connections", "delete", "--socket", "rome")
-	if deleted := want(0, " connections deleted", "connections", "delete", "--socket", "rome", "--address", "10.61.1.5"); strings.HasPrefix(deleted, "0 ") {
+	if deleted := want(0, " connections deleted", "connections", "delete", "--socket", "rome", "--address",
+		"10.61.1.5"); strings.HasPrefix(deleted, "0 ") {
 		t.Error(deleted)
 	}
 	want(0, "0 connections deleted", "connections", "delete", "--socket", "rome", "--address", "10.61.1.5")
@@ -153,7 +163,8 @@ func TestOperating(t *testing.T) {
 		other.runtime = "/" // another user may not open the first one's sockets
 		other.credential = &syscall.Credential{Uid: 65533, Gid: 65533}
 		path := filepath.Join(u.runtime, "culvert/lab/up/culvert/rome-milan.sock")
-		if _, diag, status := other.culvert("status", "--socket", path); status != 2 || !strings.Contains(diag, "permission denied; run this as ") || strings.Count(diag, "\n") != 1 {
+		if _, diag, status := other.culvert("status", "--socket", path); status != 2 ||
+			!strings.Contains(diag, "permission denied; run this as ") || strings.Count(diag, "\n") != 1 {
 			t.Errorf("another user: status %d, %s", status, diag)
 		}
 	}

@@ -36,22 +36,32 @@ func (g *shownGateway) Status() control.Status {
 	n := uint64(g.looks.Add(1))
 	silence, handshake, rest := 0.4, 12.0, uint64(0)
 	s := control.Status{
-		Cluster: "rome", Peer: "milan", Role: "client", Version: control.Version{Version: "v1.2.3"}, PID: 4711, Started: time.Now().Add(-3 * time.Hour),
-		UptimeSeconds: 3*3600 + float64(n), MTU: 1340, Findings: []control.Finding{{Level: "info", Cause: "node-heard", Of: "rome-1", Text: "first packet"}},
-		Tunnel: control.Tunnel{State: "up", Endpoint: "192.0.2.7:51840", HandshakeSeconds: &handshake, ReceivedBytes: n * 1_250_000, SentBytes: n * 125_000_000},
-		Table:  control.Table{Connections: 1234, Max: 1 << 20, Created: 8 * n, BusiestPorts: 300, BusiestPortsMax: 60480},
+		Cluster: "rome", Peer: "milan", Role: "client", Version: control.Version{Version: "v1.2.3"}, PID: 4711,
+		Started:       time.Now().Add(-3 * time.Hour),
+		UptimeSeconds: 3*3600 + float64(n), MTU: 1340, Findings: []control.Finding{{Level: "info", Cause: "node-heard",
+			Of: "rome-1", Text: "first packet"}},
+		Tunnel: control.Tunnel{State: "up", Endpoint: "192.0.2.7:51840", HandshakeSeconds: &handshake,
+			ReceivedBytes: n * 1_250_000, SentBytes: n * 125_000_000},
+		Table: control.Table{Connections: 1234, Max: 1 << 20, Created: 8 * n, BusiestPorts: 300,
+			BusiestPortsMax: 60480},
 		Outbound: control.Traffic{Received: n * 90_000, Forwarded: n * 90_000, Drops: []control.Drop{
-			{Reason: "no-route", Packets: 3 * n, Rate: 3, Means: "No node and no remote CIDR has the destination.", Remedy: "make routes and remaps the same"}}},
+			{Reason: "no-route", Packets: 3 * n, Rate: 3, Means: "No node and no remote CIDR has the destination.",
+				Remedy: "make routes and remaps the same"}}},
 		Inbound: control.Traffic{Forwarded: n * 9_000, Drops: []control.Drop{}},
-		Refused: []control.Refusal{{Time: time.Now(), Direction: "outbound", Reason: "no-route", From: "rome-1", Protocol: "tcp", Source: "10.0.1.5:40000", Destination: "10.99.0.1:80", Packets: 3 * n},
-			{Time: time.Now(), Direction: "inbound", Reason: "bad-mac1", Protocol: "udp", Source: "203.0.113.9", Packets: 1}},
-		Sockets: map[string]control.Socket{"geneve": {ReceiveBuffer: 8 << 20, GRO: true, GSO: true, Overflows: &rest}, "wireguard": {ReceiveBuffer: 8 << 20}},
-		Memory:  control.Memory{Resident: 26 << 20},
+		Refused: []control.Refusal{{Time: time.Now(), Direction: "outbound", Reason: "no-route", From: "rome-1",
+			Protocol: "tcp", Source: "10.0.1.5:40000", Destination: "10.99.0.1:80", Packets: 3 * n},
+			{Time: time.Now(), Direction: "inbound", Reason: "bad-mac1", Protocol: "udp", Source: "203.0.113.9",
+				Packets: 1}},
+		Sockets: map[string]control.Socket{"geneve": {ReceiveBuffer: 8 << 20, GRO: true, GSO: true, Overflows: &rest},
+			"wireguard": {ReceiveBuffer: 8 << 20}},
+		Memory: control.Memory{Resident: 26 << 20},
 	}
 	for i, name := range []string{"rome-1", "rome-2", `<img src=x onerror="throw 1">`} {
-		node := control.Node{Name: name, State: "up", Underlay: netip.AddrFrom4([4]byte{172, 18, 0, byte(2 + i)}), Encap: "vxlan", VNI: uint32(i + 1),
-			PodCIDRs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(1 + i), 0}), 24)}, SilenceSeconds: &silence,
-			ReceivedBytes: n * 125_000_000 >> (7 * i), SentBytes: n * 1_250_000 >> (7 * i)}
+		node := control.Node{Name: name, State: "up", Underlay: netip.AddrFrom4([4]byte{172, 18, 0, byte(2 + i)}),
+			Encap: "vxlan", VNI: uint32(i + 1),
+			PodCIDRs:       []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(1 + i), 0}), 24)},
+			SilenceSeconds: &silence,
+			ReceivedBytes:  n * 125_000_000 >> (7 * i), SentBytes: n * 1_250_000 >> (7 * i)}
 		s.Nodes = append(s.Nodes, node)
 	}
 	if g.change != nil {
@@ -111,7 +121,8 @@ func TestPage(t *testing.T) {
 	rome, milan := &shownGateway{}, &shownGateway{change: milanOf}
 	stop := rome.serve(t, filepath.Join(dir, "rome-milan.sock"))
 	milan.serve(t, filepath.Join(dir, "milan-rome.sock"))
-	page := webpage.New([]*control.Client{control.NewClient(filepath.Join(dir, "rome-milan.sock")), control.NewClient(filepath.Join(dir, "milan-rome.sock"))})
+	page := webpage.New([]*control.Client{control.NewClient(filepath.Join(dir, "rome-milan.sock")),
+		control.NewClient(filepath.Join(dir, "milan-rome.sock"))})
 	server := httptest.NewServer(page)
 	defer server.Close()
 
@@ -123,8 +134,10 @@ func TestPage(t *testing.T) {
 	var text string
 	b.eval(`document.body.innerText`, &text)
 	for _, want := range []string{
-		"rome", "milan", "Nothing is wrong", "← 10 Mbit/s", "90,000 packets/s", "rome-1", "→ 7.81 Mbit/s", "1,234 of 1,048,576", "300 of 60,480", "12 s ago", "192.0.2.7:51840",
-		"no-route", "No node and no remote CIDR has the destination.", "Make routes and remaps the same", "tcp 10.0.1.5:40000 → 10.99.0.1:80", "a stranger",
+		"rome", "milan", "Nothing is wrong", "← 10 Mbit/s", "90,000 packets/s", "rome-1", "→ 7.81 Mbit/s",
+		"1,234 of 1,048,576", "300 of 60,480", "12 s ago", "192.0.2.7:51840",
+		"no-route", "No node and no remote CIDR has the destination.", "Make routes and remaps the same",
+		"tcp 10.0.1.5:40000 → 10.99.0.1:80", "a stranger",
 		"10.0.1.0/24", "vxlan, VNI 1", "GRO and GSO", "26 MiB", `<img src=x onerror="throw 1">`,
 	} {
 		if !strings.Contains(text, want) {
@@ -149,7 +162,8 @@ func TestPage(t *testing.T) {
 	}
 	const fits = `document.documentElement.scrollWidth <= document.documentElement.clientWidth`
 	check(fits, true)
-	check(`document.querySelectorAll("#path .flow:not(.l0)").length`, 8.0) // three nodes and the peer, in both directions
+	// three nodes and the peer, in both directions
+	check(`document.querySelectorAll("#path .flow:not(.l0)").length`, 8.0)
 	check(`getComputedStyle(document.querySelector(".flow.l5")).animationName`, "flow")
 	contrast("light")
 	b.picture("light")
@@ -180,9 +194,11 @@ func TestPage(t *testing.T) {
 	b.key("Tab", 9)
 	b.key("Tab", 9)
 	b.key("Enter", 13)
-	b.wait(`document.querySelector("#cluster").textContent === "milan" && document.title.startsWith("(1) milan → rome")`)
+	b.wait(
+		`document.querySelector("#cluster").textContent === "milan" && document.title.startsWith("(1) milan → rome")`)
 	b.eval(`document.body.innerText`, &text)
-	for _, want := range []string{"1 thing is wrong", "is UDP 51840 open here?", "never heard", "and 24 more, below", "Show all 30", "none yet", "From rome"} {
+	for _, want := range []string{"1 thing is wrong", "is UDP 51840 open here?", "never heard", "and 24 more, below",
+		"Show all 30", "none yet", "From rome"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q on the page:\n%s", want, text)
 		}
@@ -213,7 +229,10 @@ func TestPage(t *testing.T) {
 	if len(b.faults) > 0 {
 		t.Errorf("the browser complains: %s", b.faults)
 	}
-	if i := slices.IndexFunc(b.asked, func(url string) bool { return !strings.HasPrefix(url, server.URL+page.Path()) }); i >= 0 || len(b.asked) < 4 {
+	if i := slices.IndexFunc(b.asked, func(url string) bool {
+		return !strings.HasPrefix(url,
+			server.URL+page.Path())
+	}); i >= 0 || len(b.asked) < 4 {
 		t.Errorf("the page asks for %s", b.asked)
 	}
 }

@@ -26,32 +26,37 @@ type hole struct {
 }
 
 var holes = []hole{
-	{"to a node", "node-path-mtu", "on the way to rome-1 (172.18.0.2), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.gateway, l.node }, 0},
-	{"from a node", "node-path-mtu", "on the way from rome-1 (172.18.0.2), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.node, l.gateway }, 1},
-	{"to the peer", "peer-path-mtu", "on the way to the peer (192.0.2.7), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.gateway, l.milanGateway }, 1},
-	{"from the peer", "peer-path-mtu", "on the way from the peer (192.0.2.7), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.milanGateway, l.gateway }, 0},
+	{"to a node", "node-path-mtu", "on the way to rome-1 (172.18.0.2), mtu is 1340",
+		func(l *faultLab) (from, to *peerHost) { return l.gateway, l.node }, 0},
+	{"from a node", "node-path-mtu", "on the way from rome-1 (172.18.0.2), mtu is 1340",
+		func(l *faultLab) (from, to *peerHost) { return l.node, l.gateway }, 1},
+	{"to the peer", "peer-path-mtu", "on the way to the peer (192.0.2.7), mtu is 1340",
+		func(l *faultLab) (from, to *peerHost) { return l.gateway, l.milanGateway }, 1},
+	{"from the peer", "peer-path-mtu", "on the way from the peer (192.0.2.7), mtu is 1340",
+		func(l *faultLab) (from, to *peerHost) { return l.milanGateway, l.gateway }, 0},
 }
 
 // holeFaults returns faults that open a hole during a TCP connection.
 func holeFaults() (all []fault) {
 	for _, h := range holes {
-		all = append(all, fault{name: "large packets vanish on the way " + h.way, make: answering, inLog: "rome", cause: h.cause, says: h.says, later: func(l *faultLab) {
-			c := l.newFlow(flowPace, 0, 1)
-			defer c.close()
-			c.moves(1<<20, startTimeout)
-			l.cutTrains(&h)
-			l.swallow(&h)
-			began := time.Now()
-			l.until("rome", "cause="+h.cause)
-			known := time.Since(began)
-			if l.t.Logf("known after %.1f s", known.Seconds()); known > pathTime {
-				l.t.Errorf("that took %v, want at most %v", known, pathTime)
-			}
-			c.moves(1<<20, pathTime+3*known) // TCP retransmits after pauses that double, and may need two of them
-			d := l.newFlow(flowPace, 0, 1)
-			defer d.close()
-			d.moves(1<<20, pathTime)
-		}})
+		all = append(all, fault{name: "large packets vanish on the way " + h.way, make: answering, inLog: "rome",
+			cause: h.cause, says: h.says, later: func(l *faultLab) {
+				c := l.newFlow(flowPace, 0, 1)
+				defer c.close()
+				c.moves(1<<20, startTimeout)
+				l.cutTrains(&h)
+				l.swallow(&h)
+				began := time.Now()
+				l.until("rome", "cause="+h.cause)
+				known := time.Since(began)
+				if l.t.Logf("known after %.1f s", known.Seconds()); known > pathTime {
+					l.t.Errorf("that took %v, want at most %v", known, pathTime)
+				}
+				c.moves(1<<20, pathTime+3*known) // TCP retransmits after pauses that double, and may need two of them
+				d := l.newFlow(flowPace, 0, 1)
+				defer d.close()
+				d.moves(1<<20, pathTime)
+			}})
 	}
 	return all
 }
@@ -66,7 +71,8 @@ func (l *faultLab) cutTrains(h *hole) {
 	from, to := h.ends(l)
 	for end, other := range map[*peerHost]*peerHost{from: to, to: from} {
 		err := end.do(func() error {
-			return node.SetFeatures(other.name, false, "tx-tcp-segmentation", "tx-generic-segmentation", "tx-udp_tnl-segmentation",
+			return node.SetFeatures(other.name, false, "tx-tcp-segmentation", "tx-generic-segmentation",
+				"tx-udp_tnl-segmentation",
 				"tx-udp_tnl-csum-segmentation", node.FeatureUDPSegmentation)
 		})
 		if err != nil {

@@ -146,7 +146,8 @@ func (b bindOf) Open(port uint16) (receive []conn.ReceiveFunc, actual uint16, er
 	return receive, actual, err
 }
 
-// startWireGuard makes a host the server of a tunnel, with nothing but wireguard-go; more are settings of its peer.
+// startWireGuard makes a host the server of a tunnel, with nothing but wireguard-go; more are
+// settings of its peer.
 func startWireGuard(t *testing.T, h *peerHost, own keyPair, peer string, more ...string) {
 	t.Helper()
 	key := func(text string) string {
@@ -161,7 +162,8 @@ func startWireGuard(t *testing.T, h *peerHost, own keyPair, peer string, more ..
 		}
 		d := device.NewDevice(link, bindOf{conn.NewDefaultBind(), h}, device.NewLogger(device.LogLevelSilent, ""))
 		t.Cleanup(d.Close)
-		if err := d.IpcSet(fmt.Sprintf("private_key=%s\nlisten_port=51840\npublic_key=%s\nallowed_ip=0.0.0.0/0\n%s\n", key(own.private), key(peer), strings.Join(more, "\n"))); err != nil {
+		if err := d.IpcSet(fmt.Sprintf("private_key=%s\nlisten_port=51840\npublic_key=%s\nallowed_ip=0.0.0.0/0\n%s\n",
+			key(own.private), key(peer), strings.Join(more, "\n"))); err != nil {
 			return err
 		}
 		return d.Up()

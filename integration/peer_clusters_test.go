@@ -230,7 +230,8 @@ func connectPod(node, pod *peerHost) {
 // vxlanLink makes the kernel's own VXLAN link, named tunnel.
 func vxlanLink(vni int, local, remote string) []string {
 	return []string{
-		fmt.Sprintf("link add tunnel mtu 1340 type vxlan id %d local %s remote %s dstport 6091 nolearning", vni, local, remote),
+		fmt.Sprintf("link add tunnel mtu 1340 type vxlan id %d local %s remote %s dstport 6091 nolearning", vni,
+			local, remote),
 		"link set tunnel up",
 	}
 }

@@ -27,7 +27,8 @@ const (
 
 // probeGuest builds the guest unless that has been done.
 var probeGuest = probe{"guest", func(t testing.TB) error {
-	err := programs("guest", "sh", "bash", "qemu-system-x86_64", "socat", "busybox", "cpio", "wg", "nft", "ping", "tc").try(t)
+	err := programs("guest", "sh", "bash", "qemu-system-x86_64", "socat", "busybox", "cpio", "wg", "nft",
+		"ping", "tc").try(t)
 	if err != nil {
 		return err
 	}
@@ -85,7 +86,8 @@ func startGuest(host *peerHost, address, hostAddress string) *guest {
 	// The kernel unpacks one archive after the other.
 	initrd := filepath.Join(g.dir, "initrd.img")
 	script := `cat "$1" >"$2" && mkdir -p sbin && cp "$3" sbin/culvert && echo sbin/culvert | cpio -o -H newc --quiet >>"$2"`
-	cmd := need.Command(t, "sh", "-euc", script, "sh", filepath.Join(os.Getenv(guestEnv), "initrd.img"), initrd, os.Getenv(binaryEnv))
+	cmd := need.Command(t, "sh", "-euc", script, "sh", filepath.Join(os.Getenv(guestEnv), "initrd.img"), initrd,
+		os.Getenv(binaryEnv))
 	cmd.Dir = g.dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("guest: %v\n%s", err, out)
@@ -114,7 +116,8 @@ func startGuest(host *peerHost, address, hostAddress string) *guest {
 
 // drive runs the script that runs guests.
 func (g *guest) drive(args ...string) (string, error) {
-	out, err := need.Command(g.t, "bash", append([]string{filepath.Join(guestScripts, driveGuest)}, args...)...).CombinedOutput()
+	out, err := need.Command(g.t, "bash", append([]string{filepath.Join(guestScripts, driveGuest)}, args...)...).
+		CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("%s %s: %w\n%s", driveGuest, args[0], err, out)
 	}
@@ -146,7 +149,8 @@ func (g *guest) trySh(lines ...string) (string, error) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(guestTimeout))
 	text := g.host.family.of(strings.Join(lines, "\n"))
-	if _, err := fmt.Fprintf(conn, "(\nset -e\n%s\n) </dev/null\nprintf '\\n@status=%%d@' $?\nexit\n", text); err != nil {
+	if _, err := fmt.Fprintf(conn, "(\nset -e\n%s\n) </dev/null\nprintf '\\n@status=%%d@' $?\nexit\n",
+		text); err != nil {
 		return "", err
 	}
 	var out strings.Builder
@@ -184,7 +188,8 @@ func (g *guest) pod(mtu int) {
 		"ip -n pod route add default via 10.0.1.1",
 		"echo 1 >/proc/sys/net/ipv4/ip_forward",
 		"echo 1 >/proc/sys/net/ipv6/conf/all/forwarding",
-		"ip netns exec pod socat TCP6-LISTEN:"+exchangePort+",fork,reuseaddr,ipv6only=0 EXEC:cat,nofork >/dev/null 2>&1 &",
+		"ip netns exec pod socat TCP6-LISTEN:"+exchangePort+
+			",fork,reuseaddr,ipv6only=0 EXEC:cat,nofork >/dev/null 2>&1 &",
 	)
 }
 
@@ -193,7 +198,8 @@ func (g *guest) ping(to string) {
 	g.t.Helper()
 	g.sh(
 		"n=0; until ip netns exec pod ping -c 1 -W 1 "+to+" >/dev/null; do n=$((n+1)); [ $n -lt 20 ]; done",
-		"for size in "+strings.Trim(fmt.Sprint(pingSizes), "[]")+"; do ip netns exec pod ping -q -c 3 -i 0.05 -W 2 -s $size "+to+"; done",
+		"for size in "+strings.Trim(fmt.Sprint(pingSizes), "[]")+
+			"; do ip netns exec pod ping -q -c 3 -i 0.05 -W 2 -s $size "+to+"; done",
 	)
 }
 
@@ -261,7 +267,8 @@ func (g *guest) exchange(server *peerHost, dial, source string, size int) {
 			server.name, r.received, r.got, r.answered, sums, seed)
 	default:
 		rate := func(d time.Duration) float64 { return float64(8*size) / d.Seconds() / 1e6 }
-		t.Logf("TCP guest → %s and back: %d bytes each way, SHA-256 equal, %.0f and %.0f Mbit/s", server.name, size, rate(r.up), rate(r.down))
+		t.Logf("TCP guest → %s and back: %d bytes each way, SHA-256 equal, %.0f and %.0f Mbit/s", server.name, size,
+			rate(r.up), rate(r.down))
 	}
 }
 

@@ -135,7 +135,8 @@ func (h *peerHost) try(input, program string, args ...string) (string, error) {
 	cmd := need.Command(h.t, program, h.family.all(args)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &diagnostics
 	if err := h.do(cmd.Run); err != nil {
-		return "", fmt.Errorf("%s: %s: %w\n%s%s%s", h.name, strings.Join(cmd.Args, " "), err, input, out.String(), diagnostics.String())
+		return "", fmt.Errorf("%s: %s: %w\n%s%s%s", h.name, strings.Join(cmd.Args, " "), err, input, out.String(),
+			diagnostics.String())
 	}
 	return out.String(), nil
 }
@@ -270,7 +271,9 @@ func join(a, b *peerHost, addressA, addressB string, mtu int) {
 	}{{a, b.name, addressA}, {b, a.name, addressB}} {
 		if end.prefix != "" {
 			add := end.h.family.of(fmt.Sprintf("address add %s dev %s", end.prefix, end.dev))
-			if strings.Contains(add, "::") { // else it is tentative until Linux has noted the link's carrier, a while after "up", even with accept_dad 0
+			// else it is tentative until Linux has noted the link's carrier, a while after "up",
+			// even with accept_dad 0
+			if strings.Contains(add, "::") {
 				add += " nodad"
 			}
 			end.h.ip(add)
@@ -325,12 +328,15 @@ func (h *peerHost) acceptHeaded(t testing.TB, address string, handle func(net.Co
 	t.Helper()
 	h.acceptBehind(t, "tcp", address, func(l net.Listener) net.Listener {
 		return &proxyproto.Listener{Listener: l, ReadHeaderTimeout: startTimeout,
-			ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
+			ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) {
+				return proxyproto.REQUIRE, nil
+			}}
 	}, handle)
 }
 
 // acceptBehind is accept on what wrap makes of the listener.
-func (h *peerHost) acceptBehind(t testing.TB, network, address string, wrap func(net.Listener) net.Listener, handle func(net.Conn)) {
+func (h *peerHost) acceptBehind(t testing.TB, network, address string, wrap func(net.Listener) net.Listener,
+	handle func(net.Conn)) {
 	t.Helper()
 	l, err := h.listen(network, address)
 	need.NoError(t, err)

@@ -79,7 +79,8 @@ func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 	if os.Getenv(longEnv) != "" {
 		limit = "15m"
 	}
-	cmd := need.Self("-test.v", "-test.timeout="+limit, fmt.Sprintf("-test.parallel=%d", faultsAtOnce), "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
+	cmd := need.Self("-test.v", "-test.timeout="+limit, fmt.Sprintf("-test.parallel=%d", faultsAtOnce),
+		"-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
 	cmd.Env = append(os.Environ(), need.Asked(t), isolatedEnv+"="+t.Name(), binaryEnv+"="+user.binary)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET,
@@ -97,10 +98,12 @@ const programOutput = "output of "
 
 var testLine = regexp.MustCompile(`(?m)^(panic|fatal error| +\w+_test\.go:\d+): .*`)
 
-// lastWords returns the last lines that a failed test itself has logged. The output of its programs follows them, of which there is often so much that a
-// reader of CI's log never sees what failed.
+// lastWords returns the last lines that a failed test itself has logged. The output of its programs
+// follows them, of which there is often so much that a reader of CI's log never sees what failed.
 func lastWords(out []byte) []byte {
-	lines := slices.DeleteFunc(testLine.FindAll(out, -1), func(l []byte) bool { return bytes.Contains(l, []byte(": "+programOutput)) })
+	lines := slices.DeleteFunc(testLine.FindAll(out, -1), func(l []byte) bool {
+		return bytes.Contains(l, []byte(": "+programOutput))
+	})
 	return bytes.Join(lines[max(0, len(lines)-9):], []byte("\n"))
 }
 

@@ -12,7 +12,8 @@ func TestLastWords(t *testing.T) {
     kube_standby_test.go:184: SIGTERM: a connection is lost: EOF
         and a second line
     peer_host_test.go:188: output of rome-gw: culvert gateway:
-` + strings.Repeat("        {\"level\":\"info\"}\n        gateway.go:12: no test said this\n", 40) + `    peer_host_test.go:188: output of rome-api: etcd --a:
+` + strings.Repeat("        {\"level\":\"info\"}\n        gateway.go:12: no test said this\n", 40) +
+		`    peer_host_test.go:188: output of rome-api: etcd --a:
         {"level":"warn"}
 --- FAIL: TestKubeStandby (19.16s)
 panic: after it
@@ -21,7 +22,8 @@ panic: after it
 	if got := string(lastWords([]byte(out))); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	if got := string(lastWords([]byte(strings.Repeat("    a_test.go:1: again\n", 20)))); strings.Count(got, "again") != 9 {
+	if got := string(lastWords([]byte(strings.Repeat("    a_test.go:1: again\n", 20)))); strings.Count(got,
+		"again") != 9 {
 		t.Errorf("%d lines, want the last 9", strings.Count(got, "again"))
 	}
 }

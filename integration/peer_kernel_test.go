@@ -100,7 +100,8 @@ func testDiscovery(t *testing.T, g *guest) {
 	}
 	g.sh(
 		"ip addr add "+romeInternal+"/32 dev tunnel",
-		"n=0; until ip addr show dev tunnel dadfailed | grep -q "+romeInternal+"; do n=$((n+1)); [ $n -lt 100 ] || { ip addr show dev tunnel; exit 1; }; sleep 0.1; done",
+		"n=0; until ip addr show dev tunnel dadfailed | grep -q "+romeInternal+
+			"; do n=$((n+1)); [ $n -lt 100 ] || { ip addr show dev tunnel; exit 1; }; sleep 0.1; done",
 		"ip addr del "+romeInternal+"/32 dev tunnel",
 	)
 }
@@ -215,7 +216,8 @@ func testRoaming(t *testing.T, c *clusters, g *guest) {
 	g.sh("wg set wg0 listen-port " + port)
 	g.ping(romePodAtMilan) // the first packet from there informs the gateway
 	pingThrough(c.romePod, milanPodAtRome)
-	if got, want := c.romeGateway.run("wg", "show", uapiLink, "endpoints"), c.milanKey.public+g.host.family.of("\t192.0.2.7:")+port+"\n"; got != want {
+	if got, want := c.romeGateway.run("wg", "show", uapiLink, "endpoints"),
+		c.milanKey.public+g.host.family.of("\t192.0.2.7:")+port+"\n"; got != want {
 		t.Errorf("wg show endpoints: %q, want %q", got, want)
 	}
 

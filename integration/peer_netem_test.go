@@ -35,7 +35,8 @@ func TestPeerNetem(t *testing.T) {
 			return err
 		})
 		t.Log(c.romePod.run("ping", "-q", "-c", "100", "-i", "0.02", milanPodAtRome))
-		exchange{from: c.romePod, to: c.milanPod, listen: podAddress, dial: milanPodAtRome, source: romePodAtMilan, bytes: 10_000_003}.run(t)
+		exchange{from: c.romePod, to: c.milanPod, listen: podAddress, dial: milanPodAtRome, source: romePodAtMilan,
+			bytes: 10_000_003}.run(t)
 		out := g.sh("tc -s qdisc show dev eth0")
 		t.Log(out)
 		lost := regexp.MustCompile(`dropped ([0-9]+),`).FindStringSubmatch(out)

@@ -10,7 +10,8 @@ import (
 // ovsSchema is where Debian's openvswitch-common puts it.
 const ovsSchema = "/usr/share/openvswitch/vswitch.ovsschema"
 
-var probeOVS = programs("ovs", "ovs-vswitchd", "ovsdb-server", "ovsdb-tool", "ovs-vsctl", "ovs-appctl", "ovs-ofctl", "nft", "ethtool", "ping")
+var probeOVS = programs("ovs", "ovs-vswitchd", "ovsdb-server", "ovsdb-tool", "ovs-vsctl", "ovs-appctl", "ovs-ofctl",
+	"nft", "ethtool", "ping")
 
 // An openVSwitch is an Open vSwitch that the test starts, with its user-space datapath.
 type openVSwitch struct {
@@ -24,13 +25,15 @@ func startOVS(h *peerHost) *openVSwitch {
 	o := &openVSwitch{host: h, dir: h.t.TempDir()}
 	in := func(name string) string { return filepath.Join(o.dir, name) }
 	h.run("ovsdb-tool", "create", in("conf.db"), ovsSchema)
-	h.start(nil, "env", "OVS_RUNDIR="+o.dir, "ovsdb-server", in("conf.db"), "-vconsole:warn", "--remote=punix:"+in("db.sock"),
+	h.start(nil, "env", "OVS_RUNDIR="+o.dir, "ovsdb-server", in("conf.db"), "-vconsole:warn",
+		"--remote=punix:"+in("db.sock"),
 		"--unixctl="+in("ovsdb.ctl"), "--pidfile="+in("ovsdb.pid"))
 	eventually(h.t, "ovsdb-server", func() error {
 		_, err := h.try("", "ovs-vsctl", "--db=unix:"+in("db.sock"), "--no-wait", "init")
 		return err
 	})
-	h.start(nil, "env", "OVS_RUNDIR="+o.dir, "ovs-vswitchd", "unix:"+in("db.sock"), "--disable-system", "-vconsole:warn",
+	h.start(nil, "env", "OVS_RUNDIR="+o.dir, "ovs-vswitchd", "unix:"+in("db.sock"), "--disable-system",
+		"-vconsole:warn",
 		"--unixctl="+in("vswitchd.ctl"), "--pidfile="+in("vswitchd.pid"))
 	return o
 }
@@ -51,7 +54,8 @@ func (o *openVSwitch) appctl(command string) string {
 // ofctl changes or shows a bridge's flows.
 func (o *openVSwitch) ofctl(command, bridge string, args ...string) string {
 	o.host.t.Helper()
-	return o.host.run("ovs-ofctl", append([]string{"-O", "OpenFlow15", command, filepath.Join(o.dir, bridge+".mgmt")}, args...)...)
+	return o.host.run("ovs-ofctl", append([]string{"-O", "OpenFlow15", command, filepath.Join(o.dir, bridge+".mgmt")},
+		args...)...)
 }
 
 // addFlow adds a flow to br-int and waits until no packet uses an older one.
@@ -77,10 +81,13 @@ func newOVSClusters(t *testing.T, f peerFamily, tunnelOptions string) (*clusters
 	o := startOVS(c.romeNode)
 	o.vsctl("add-br br-phy -- set bridge br-phy datapath_type=netdev -- add-port br-phy rome-gw")
 	o.vsctl("add-br br-int -- set bridge br-int datapath_type=netdev -- add-port br-int tunnel" +
-		fmt.Sprintf(" -- set interface tunnel type=geneve options:remote_ip=172.18.0.9 options:key=%d options:dst_port=6091 ", romeVNI) + tunnelOptions)
+		fmt.Sprintf(
+			" -- set interface tunnel type=geneve options:remote_ip=172.18.0.9 options:key=%d options:dst_port=6091 ",
+			romeVNI) + tunnelOptions)
 	// AF_PACKET copies, so the kernel would answer the same frames.
 	c.romeNode.feed("add table netdev ovs\n"+
-		"add chain netdev ovs ingress { type filter hook ingress device rome-gw priority 0; policy drop; }\n", "nft", "-f", "-")
+		"add chain netdev ovs ingress { type filter hook ingress device rome-gw priority 0; policy drop; }\n",
+		"nft", "-f", "-")
 	c.romeNode.ip(
 		"address add 172.18.0.2/24 dev br-phy",
 		"link set br-phy up",
@@ -99,8 +106,10 @@ func TestPeerOpenVSwitch(t *testing.T) {
 		pingThrough(c.romePod, milanPodAtRome)
 		pingThrough(c.milanPod, romePodAtMilan)
 		pingThrough(c.romeNode, romeInternal)
-		exchange{from: c.romePod, to: c.milanPod, listen: podAddress, dial: milanPodAtRome, source: romePodAtMilan, bytes: 12_345_678}.run(t)
-		exchange{from: c.milanPod, to: c.romePod, listen: podAddress, dial: romePodAtMilan, source: milanPodAtRome, bytes: 10_000_001}.run(t)
+		exchange{from: c.romePod, to: c.milanPod, listen: podAddress, dial: milanPodAtRome, source: romePodAtMilan,
+			bytes: 12_345_678}.run(t)
+		exchange{from: c.milanPod, to: c.romePod, listen: podAddress, dial: romePodAtMilan, source: milanPodAtRome,
+			bytes: 10_000_001}.run(t)
 		for _, want := range []string{fmt.Sprintf("tunnel(tun_id=%#x", romeVNI), "tnl_push("} {
 			if flows := o.appctl("dpctl/dump-flows"); !strings.Contains(flows, want) {
 				t.Errorf("no flow of the datapath has %s:\n%s", want, flows)
@@ -115,7 +124,8 @@ func TestPeerOpenVSwitch(t *testing.T) {
 // testOptions sends Geneve options through Open vSwitch: a critical option makes the gateway drop
 // the packet, another one is ignored.
 func testOptions(t *testing.T, c *clusters, o *openVSwitch) {
-	o.ofctl("add-tlv-map", "br-int", "{class=0xfff0,type=0x01,len=8}->tun_metadata0,{class=0xfff0,type=0x81,len=4}->tun_metadata1")
+	o.ofctl("add-tlv-map", "br-int",
+		"{class=0xfff0,type=0x01,len=8}->tun_metadata0,{class=0xfff0,type=0x81,len=4}->tun_metadata1")
 	const dropped = `culvert_dropped_packets_total{direction="outbound",reason="critical-option"}`
 	ping := []string{"-c", "3", "-i", "0.05", "-W", "1", milanPodAtRome}
 

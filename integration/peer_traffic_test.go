@@ -76,7 +76,8 @@ func (e exchange) run(t *testing.T) {
 	}
 	if !t.Failed() {
 		took := time.Since(began)
-		t.Logf("TCP %s → %s and back: %d bytes each way in %v, SHA-256 equal, %.0f Mbit/s", e.from.name, e.to.name, e.bytes,
+		t.Logf("TCP %s → %s and back: %d bytes each way in %v, SHA-256 equal, %.0f Mbit/s", e.from.name,
+			e.to.name, e.bytes,
 			took.Round(time.Millisecond), float64(2*8*e.bytes)/took.Seconds()/1e6)
 	}
 }
@@ -151,8 +152,10 @@ func (e exchange) datagrams(t *testing.T, sizes ...int) {
 		if err != nil {
 			t.Fatalf("UDP, %d bytes: %v (seed %d)", size, err, seed)
 		}
-		if want := append([]byte(e.to.family.of(net.JoinHostPort(e.source, port))), sent...); !bytes.Equal(buffer[:n], want) {
-			t.Errorf("UDP, %d bytes: %d bytes came back, unlike the %d expected from %s (seed %d)", size, n, len(want), e.source, seed)
+		if want := append([]byte(e.to.family.of(net.JoinHostPort(e.source, port))),
+			sent...); !bytes.Equal(buffer[:n], want) {
+			t.Errorf("UDP, %d bytes: %d bytes came back, unlike the %d expected from %s (seed %d)", size, n, len(want),
+				e.source, seed)
 		}
 	}
 }

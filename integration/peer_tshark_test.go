@@ -66,7 +66,8 @@ func (c *capture) dissect() ([]dissected, error) {
 	}
 	for _, field := range []string{
 		"ip.src", "ipv6.src", "frame.protocols", "geneve.vni", "ip.checksum.status", "udp.checksum.status",
-		"tcp.checksum.status", "icmp.checksum.status", "icmpv6.checksum.status", "_ws.malformed", "_ws.expert.group", "_ws.expert.severity",
+		"tcp.checksum.status", "icmp.checksum.status", "icmpv6.checksum.status", "_ws.malformed", "_ws.expert.group",
+		"_ws.expert.severity",
 		"_ws.expert.message", "frame.number",
 	} {
 		args = append(args, "-e", field)
@@ -135,7 +136,8 @@ func (f *dissected) complaint() string {
 		if err != nil {
 			return err.Error()
 		}
-		// The kernel of a pod sends a checksum of 0xffff where RFC 1624 wants 0, and is not judged here.
+		// The kernel of a pod sends a checksum of 0xffff where RFC 1624 wants 0, and is not judged
+		// here.
 		if severity >= severityWarn && group != groupSequence && f.ours {
 			return "expert information"
 		}
@@ -160,8 +162,9 @@ func (f *dissected) complaint() string {
 
 func TestPeerComplaint(t *testing.T) {
 	good := dissected{
-		vni: fmt.Sprintf("%#x", romeVNI), ipStatus: []string{"1", "1"}, udpStatus: []string{"3"}, otherStatus: []string{"1"},
-		groups: []string{"33554432"}, severities: []string{"6291456"}, // a retransmission
+		vni: fmt.Sprintf("%#x", romeVNI), ipStatus: []string{"1", "1"}, udpStatus: []string{"3"},
+		otherStatus: []string{"1"},
+		groups:      []string{"33554432"}, severities: []string{"6291456"}, // a retransmission
 	}
 	for _, test := range []struct {
 		name   string
@@ -178,9 +181,15 @@ func TestPeerComplaint(t *testing.T) {
 		{"TCP checksum unverified", func(f *dissected) { f.otherStatus = []string{"2"} }, "IP, TCP or ICMP checksum"},
 		{"other VNI", func(f *dissected) { f.vni = "0x1" }, fmt.Sprintf("VNI, want %#x", romeVNI)},
 		{"malformed", func(f *dissected) { f.malformed = "1" }, "malformed"},
-		{"warning of a protocol", func(f *dissected) { f.ours, f.udpStatus, f.groups = true, []string{"1"}, []string{"150994944"} }, "expert information"},
+		{"warning of a protocol", func(f *dissected) {
+			f.ours, f.udpStatus, f.groups = true, []string{"1"},
+				[]string{"150994944"}
+		}, "expert information"},
 		{"warning about a pod", func(f *dissected) { f.groups = []string{"150994944"} }, ""},
-		{"chat of a protocol", func(f *dissected) { f.groups, f.severities = []string{"150994944"}, []string{"2097152"} }, ""},
+		{"chat of a protocol", func(f *dissected) {
+			f.groups, f.severities = []string{"150994944"},
+				[]string{"2097152"}
+		}, ""},
 	} {
 		f := good
 		test.change(&f)
@@ -198,7 +207,8 @@ func TestPeerTshark(t *testing.T) {
 		capture := startCapture(c.romeGateway, c.romeNode.name)
 		pingThrough(c.romePod, milanPodAtRome)
 		pingThrough(c.milanPod, romePodAtMilan)
-		e := exchange{from: c.romePod, to: c.milanPod, listen: podAddress, dial: milanPodAtRome, source: romePodAtMilan, bytes: 1_234_567}
+		e := exchange{from: c.romePod, to: c.milanPod, listen: podAddress, dial: milanPodAtRome, source: romePodAtMilan,
+			bytes: 1_234_567}
 		e.run(t)
 		e.datagrams(t, 1, 100, 1000, 1312, 4001)
 

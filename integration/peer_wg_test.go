@@ -25,7 +25,8 @@ func TestPeerWgShow(t *testing.T) {
 		began := time.Now().Truncate(time.Second)
 		c := newVXLANClusters(t)
 		pingThrough(c.romePod, milanPodAtRome)
-		e := exchange{from: c.romePod, to: c.milanPod, listen: podAddress, dial: milanPodAtRome, source: romePodAtMilan, bytes: 765_432}
+		e := exchange{from: c.romePod, to: c.milanPod, listen: podAddress, dial: milanPodAtRome, source: romePodAtMilan,
+			bytes: 765_432}
 		e.run(t)
 		wg := func(args ...string) string { return c.romeGateway.run("wg", args...) }
 
@@ -34,7 +35,8 @@ func TestPeerWgShow(t *testing.T) {
 		}
 		text := wg("show", uapiLink)
 		t.Log(text)
-		for _, want := range []string{"interface: " + uapiLink, "peer: " + c.milanKey.public, "latest handshake: ", "transfer: "} {
+		for _, want := range []string{"interface: " + uapiLink, "peer: " + c.milanKey.public, "latest handshake: ",
+			"transfer: "} {
 			if !strings.Contains(text, want) {
 				t.Errorf("wg show: no %q in\n%s", want, text)
 			}

@@ -72,7 +72,8 @@ func starts(f *ast.File) (at []token.Pos) {
 				at = append(at, s.Pos())
 			}
 		case "os", "syscall", "golang.org/x/sys/unix":
-			if slices.Contains([]string{"StartProcess", "ForkExec", "Exec"}, name) || strings.HasPrefix(name, "SYS_EXECVE") {
+			if slices.Contains([]string{"StartProcess", "ForkExec", "Exec"}, name) ||
+				strings.HasPrefix(name, "SYS_EXECVE") {
 				at = append(at, s.Pos())
 			}
 		}

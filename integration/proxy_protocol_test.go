@@ -149,10 +149,11 @@ func proxiedAt(server int) (all []netip.AddrPort) {
 	return all
 }
 
-// TestServicesProxyProtocol has HAProxy, nginx and a Go library take the headers that culvert node puts in front of the streams of clients,
-// who are hidden behind the node's address: whoever speaks first, over both families, with and without TCP's options, from clients that
-// begin with super-frames of 64 KiB, and on a path that loses a fifth of what the servers should get, with and without selective
-// acknowledgements. What follows the header arrives as it was sent.
+// TestServicesProxyProtocol has HAProxy, nginx and a Go library take the headers that culvert node
+// puts in front of the streams of clients, who are hidden behind the node's address: whoever speaks
+// first, over both families, with and without TCP's options, from clients that begin with
+// super-frames of 64 KiB, and on a path that loses a fifth of what the servers should get, with and
+// without selective acknowledgements. What follows the header arrives as it was sent.
 func TestServicesProxyProtocol(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
@@ -171,7 +172,8 @@ func TestServicesProxyProtocol(t *testing.T) {
 				for server := proxyHAProxy; server <= proxyGoFirst; server++ {
 					for _, to := range proxiedAt(server) {
 						if told, want, err := from.askProxied(server, to); err != nil || told != want {
-							t.Errorf("%s asks server %d at %s: %v; it was told %q, want %q", from.name, server, to, err, told, want)
+							t.Errorf("%s asks server %d at %s: %v; it was told %q, want %q", from.name, server, to,
+								err, told, want)
 						}
 					}
 				}
@@ -193,7 +195,9 @@ func TestServicesProxyProtocol(t *testing.T) {
 		}
 		options("0")
 		t.Run("no options", all)
-		t.Run("stream", func(t *testing.T) { compareRates(t, l.out, proxiedAt(proxyNothingHash)[0], proxiedAt(proxyGoHash)[0]) })
+		t.Run("stream", func(t *testing.T) {
+			compareRates(t, l.out, proxiedAt(proxyNothingHash)[0], proxiedAt(proxyGoHash)[0])
+		})
 		l.a.feed("table inet losses { chain in { type filter hook input priority 0; tcp dport 8081-8085 numgen random mod 5 == 0 drop\n }\n}\n", "nft", "-f", "-")
 		losses := func(t *testing.T, size int64) {
 			for i := range 12 {
@@ -264,7 +268,8 @@ func (h *peerHost) hash(to netip.AddrPort, size int64) (rate float64, err error)
 func hashOver(c net.Conn, size int64) (rate float64, got, want string, err error) {
 	c.SetDeadline(time.Now().Add(2 * time.Minute))
 	sum, begin := sha256.New(), time.Now()
-	if _, err := io.CopyBuffer(io.MultiWriter(c, sum), io.LimitReader(randomBytes(7), size), make([]byte, 1<<18)); err != nil {
+	if _, err := io.CopyBuffer(io.MultiWriter(c, sum), io.LimitReader(randomBytes(7), size),
+		make([]byte, 1<<18)); err != nil {
 		return 0, "", "", err
 	}
 	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
@@ -306,7 +311,8 @@ func TestGatewayProxyProtocol(t *testing.T) {
 		for server := proxyHAProxy; server <= proxyGoFirst; server++ {
 			told, want, err := c.milanPod.askProxied(server, service(server))
 			// The header has both ends' addresses as rome sees them.
-			want = strings.Replace(strings.Replace(want, podAddress+" ", milanPodAtRome+" ", 1), " 10.72.", " 10.70.", 1)
+			want = strings.Replace(strings.Replace(want, podAddress+" ", milanPodAtRome+" ", 1), " 10.72.",
+				" 10.70.", 1)
 			if err != nil || told != want {
 				t.Errorf("milan's pod asks server %d: %v; it was told %q, want %q", server, err, told, want)
 			}

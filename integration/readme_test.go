@@ -21,7 +21,8 @@ func blocks(t *testing.T, page string) map[string]string {
 	text, err := os.ReadFile(page)
 	need.NoError(t, err)
 	found := make(map[string]string)
-	for i, m := range regexp.MustCompile("(?ms)^```(\\S*) ?(\\S*)\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
+	for i, m := range regexp.MustCompile("(?ms)^```(\\S*) ?(\\S*)\n(.*?)^```$").FindAllStringSubmatch(
+		string(text), -1) {
 		name := m[2]
 		if file := regexp.MustCompile(`^# (\S+\.yaml), `).FindStringSubmatch(m[3]); file != nil {
 			name = file[1]
@@ -86,7 +87,8 @@ type asWritten struct {
 func newAsWritten(h *peerHost, dir string) *asWritten {
 	h.t.Helper()
 	bin := h.t.TempDir()
-	err := errors.Join(os.Symlink(os.Getenv(binaryEnv), filepath.Join(bin, "culvert")), os.Chmod(bin, 0o755), os.Chmod(filepath.Dir(bin), 0o711),
+	err := errors.Join(os.Symlink(os.Getenv(binaryEnv), filepath.Join(bin, "culvert")), os.Chmod(bin, 0o755),
+		os.Chmod(filepath.Dir(bin), 0o711),
 		os.Chmod(filepath.Dir(dir), 0o711), os.Chown(dir, unprivilegedUID, unprivilegedUID))
 	need.NoError(h.t, err)
 	return &asWritten{h, dir, bin}
@@ -167,8 +169,10 @@ func TestReadmeGeneve(t *testing.T) {
 					nodes++
 				}
 			}
-			g.sh("cd "+dir, fmt.Sprintf("n=0; until [ $(grep -l 'the gateway answers\"' *.log | wc -l) = %d ]; do n=$((n+1)); [ $n -lt 200 ] || { cat *.log; exit 1; }; sleep 0.2; done", nodes))
-			if said := g.sh("cd "+dir, strings.TrimPrefix(ping, "sudo "), "cat *.log"); !strings.Contains(said, "encap=geneve node=rome-1") {
+			g.sh("cd "+dir,
+				fmt.Sprintf("n=0; until [ $(grep -l 'the gateway answers\"' *.log | wc -l) = %d ]; do n=$((n+1)); [ $n -lt 200 ] || { cat *.log; exit 1; }; sleep 0.2; done", nodes))
+			if said := g.sh("cd "+dir, strings.TrimPrefix(ping, "sudo "), "cat *.log"); !strings.Contains(said,
+				"encap=geneve node=rome-1") {
 				t.Errorf("%s: the node's encapsulation is not found: %s", kind, said)
 			}
 			g.sh("cd "+dir, "kill $(cat"+pids+")", "sh rome-milan/here.sh down")
@@ -194,9 +198,11 @@ func TestFirstNetworkFiles(t *testing.T) {
 		places := make(map[string]*asWritten)
 		for name, h := range map[string]*peerHost{"rome": rome, "milan": milan, "rome-1": node, "milan-1": x.milan} {
 			places[name] = newAsWritten(h, t.TempDir())
-			need.NoError(t, os.WriteFile(filepath.Join(places[name].dir, name+".yaml"), []byte(page[name+".yaml"]), 0o644))
+			need.NoError(t, os.WriteFile(filepath.Join(places[name].dir, name+".yaml"),
+				[]byte(page[name+".yaml"]), 0o644))
 		}
-		for _, m := range regexp.MustCompile("`(culvert keygen (\\w+)\\.key > (\\w+\\.pub))`").FindAllStringSubmatch(string(text), -1) {
+		for _, m := range regexp.MustCompile("`(culvert keygen (\\w+)\\.key > (\\w+\\.pub))`").FindAllStringSubmatch(
+			string(text), -1) {
 			own, other := places[m[2]], places["milan"]
 			if m[2] == "milan" {
 				other = places["rome"]
@@ -210,7 +216,8 @@ func TestFirstNetworkFiles(t *testing.T) {
 			if !ok {
 				t.Fatalf("%s does not say how it is started", name)
 			}
-			if said := places[name].run("sh", "-c", fmt.Sprintf("cd %s; %s/%s --check", places[name].dir, places[name].path, strings.TrimPrefix(command, "sudo "))); strings.Contains(said, "warning") {
+			if said := places[name].run("sh", "-c", fmt.Sprintf("cd %s; %s/%s --check", places[name].dir,
+				places[name].path, strings.TrimPrefix(command, "sudo "))); strings.Contains(said, "warning") {
 				t.Errorf("%s: %s", name, said)
 			}
 			if p := places[name].command(command + " &"); strings.Contains(command, "culvert node") {
@@ -231,7 +238,8 @@ func TestFirstNetworkFiles(t *testing.T) {
 func TestReadmeIPv6(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		files := blocks(t, "../docs/gateway.md")
-		milans := strings.NewReplacer("cluster: rome", "cluster: milan", "peer: milan", "peer: rome", `client, endpoint: "[2001:db8:c::7]:51840"`, "server",
+		milans := strings.NewReplacer("cluster: rome", "cluster: milan", "peer: milan", "peer: rome",
+			`client, endpoint: "[2001:db8:c::7]:51840"`, "server",
 			"rome.key", "milan.key", "milan.pub", "rome.pub", "rome-1", "milan-1", "fd18:", "fd19:",
 			"10.61.", "10.62.", "10.71.", "10.72.", "fd00:61:", "fd00:62:", "fd00:71:", "fd00:72:")
 		hosts := make(map[string]*peerHost)
@@ -249,7 +257,8 @@ func TestReadmeIPv6(t *testing.T) {
 			hosts[name].sysctl("net/ipv6/conf/all/forwarding", "1")
 		}
 		rome, milan := newKeyPair(t), newKeyPair(t)
-		keys := map[string]string{"rome.key": rome.private, "rome.pub": rome.public, "milan.key": milan.private, "milan.pub": milan.public}
+		keys := map[string]string{"rome.key": rome.private, "rome.pub": rome.public, "milan.key": milan.private,
+			"milan.pub": milan.public}
 		for _, p := range []struct{ host, kind, text string }{
 			{"milan-gw", "gateway", milans.Replace(files["dual.yaml"])}, {"rome-gw", "gateway", files["dual.yaml"]},
 			{"milan-1", "node", milans.Replace(files["dual-1.yaml"])}, {"rome-1", "node", files["dual-1.yaml"]},
@@ -260,7 +269,8 @@ func TestReadmeIPv6(t *testing.T) {
 				need.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 			}
 			need.NoError(t, os.WriteFile(file, []byte(p.text), 0o600))
-			if said := h.run(os.Getenv(binaryEnv), p.kind, "--check", "--config", file); !strings.Contains(said, "good") || strings.Contains(said, "warning") {
+			if said := h.run(os.Getenv(binaryEnv), p.kind, "--check", "--config", file); !strings.Contains(said,
+				"good") || strings.Contains(said, "warning") {
 				t.Errorf("%s: %s", p.host, said)
 			}
 			if started := h.start(nil, os.Getenv(binaryEnv), p.kind, "--config", file); p.kind == "node" {

@@ -15,8 +15,11 @@ import (
 func TestResults(t *testing.T) {
 	need.Programs(t, "awk", "awk")
 	for _, tt := range []struct{ name, says, want string }{
-		{"all is well", "=== RUN   TestA\n    a_test.go:1: fine\n--- PASS: TestA (0.00s)\nPASS\nok  \tculvert/a\t0.1s\n", "ok  \tculvert/a\t0.1s\n"},
-		{"skipped", "=== RUN   TestA\n    a_test.go:1: probe tun: refused\n--- SKIP: TestA (0.00s)\nPASS\nok  \tculvert/a\t0.1s\n",
+		{"all is well",
+			"=== RUN   TestA\n    a_test.go:1: fine\n--- PASS: TestA (0.00s)\nPASS\nok  \tculvert/a\t0.1s\n",
+			"ok  \tculvert/a\t0.1s\n"},
+		{"skipped",
+			"=== RUN   TestA\n    a_test.go:1: probe tun: refused\n--- SKIP: TestA (0.00s)\nPASS\nok  \tculvert/a\t0.1s\n",
 			"SKIP: TestA a_test.go:1: probe tun: refused\nok  \tculvert/a\t0.1s\n"},
 		{"a subtest failed",
 			"=== RUN   TestA\n=== RUN   TestA/b\n    a_test.go:1: 3, want 4\n        of 5\n=== RUN   TestA/bb\n    a_test.go:1: 4\n=== NAME  TestA\n    a_test.go:9: a log\n" +
@@ -44,7 +47,8 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// TestOnceMore: a test that fails once and passes alone is named as flaky; all other failures fail the run.
+// TestOnceMore: a test that fails once and passes alone is named as flaky; all other failures fail
+// the run.
 func TestOnceMore(t *testing.T) {
 	need.Programs(t, "shell", "bash", "awk", "sed", "grep", "sort", "tee", "mktemp", "wc", "cut", "paste")
 	for _, tt := range []struct {
@@ -57,7 +61,8 @@ func TestOnceMore(t *testing.T) {
 		{"two pass alone", "failed: culvert/a TestA/b\nfailed: culvert/a TestA/c\nfailed: culvert/b TestB\n", 0,
 			"", "flaky: culvert/a TestA\n"},
 		{"it fails alone", "failed: culvert/a TestA\n", 1, "settle", "once more, alone: culvert/a TestA\n"},
-		{"three fail", "failed: culvert/a TestA\nfailed: culvert/a TestB\nfailed: culvert/b TestA\n", 0, "settle", "more than two tests failed"},
+		{"three fail", "failed: culvert/a TestA\nfailed: culvert/a TestB\nfailed: culvert/b TestA\n", 0, "settle",
+			"more than two tests failed"},
 		{"a crash", "failed: culvert/a panic: test timed out after 1s\n", 0, "try", ""},
 		{"it does not compile", "failed: culvert/a \n", 0, "try", ""},
 		{"a data race", "WARNING: DATA RACE\nfailed: culvert/a TestA\n", 0, "try", ""},
@@ -67,7 +72,8 @@ func TestOnceMore(t *testing.T) {
 			dir := t.TempDir()
 			// It fails as make test does; RUN and PACKAGES ask it for one test.
 			target := filepath.Join(dir, "target")
-			script := "#!/usr/bin/env bash\n[ $# = 0 ] || { echo \"$*\" >>" + dir + "/alone; exit " + strconv.Itoa(tt.alone) + "; }\ncat " + dir + "/said\nexit 1\n"
+			script := "#!/usr/bin/env bash\n[ $# = 0 ] || { echo \"$*\" >>" + dir + "/alone; exit " +
+				strconv.Itoa(tt.alone) + "; }\ncat " + dir + "/said\nexit 1\n"
 			need.NoError(t, os.WriteFile(target, []byte(script), 0o700))
 			need.NoError(t, os.WriteFile(filepath.Join(dir, "said"), []byte(tt.said), 0o600))
 			failed, last := "", ""

@@ -31,7 +31,8 @@ func newSeen(t *testing.T) (*clusters, *control.Client) {
 	path := filepath.Join(dir, "rome.sock")
 	c := newVXLANClusters(t)
 	c.romeCulvert.stop()
-	c.romeCulvert = startGateway(c.romeGateway, strings.Replace(romeConfig, `control: ""`, "control: "+path+"\nnat: {maxConnections: 4000000}", 1),
+	c.romeCulvert = startGateway(c.romeGateway, strings.Replace(romeConfig, `control: ""`,
+		"control: "+path+"\nnat: {maxConnections: 4000000}", 1),
 		c.romeKey, c.milanKey.public)
 	pingThrough(c.romePod, milanPodAtRome)
 	return c, control.NewClient(path)
@@ -87,7 +88,8 @@ func TestMillionConnections(t *testing.T) {
 			quiet = append(quiet, beats.at(1))
 		}
 		held := slices.Min(listed) - slices.Min(quiet)
-		t.Logf("in the best listing no answer is later than %v, in the best turn without one %v", slices.Min(listed), slices.Min(quiet))
+		t.Logf("in the best listing no answer is later than %v, in the best turn without one %v", slices.Min(listed),
+			slices.Min(quiet))
 		if held > beatTime {
 			t.Errorf("a listing holds a packet up for %v, want %v", held, beatTime)
 		}
@@ -100,10 +102,11 @@ func (c *clusters) fillTable(t *testing.T, client *control.Client, connections i
 	t.Helper()
 	fill := vxlanFrames(romeVNI, nodeMAC(c.romeNode), unix.IPPROTO_UDP, always(10, 0, 1, 7), always(10, 61, 1, 5))
 	began := time.Now()
-	f := &flood{name: "new connections", from: c.romeNode, to: "172.18.0.9:6091", size: 90, rate: 100_000, fill: func(b []byte) {
-		fill(b)
-		binary.BigEndian.PutUint16(b[vxlanLen+20+6:], 0xbaad)
-	}}
+	f := &flood{name: "new connections", from: c.romeNode, to: "172.18.0.9:6091", size: 90, rate: 100_000,
+		fill: func(b []byte) {
+			fill(b)
+			binary.BigEndian.PutUint16(b[vxlanLen+20+6:], 0xbaad)
+		}}
 	for have := 0; have < connections; {
 		f.sent = 0
 		need.NoError(t, f.run(time.Now(), time.Now().Add(time.Second)))
@@ -246,5 +249,6 @@ type pulses []time.Duration
 func (p pulses) at(share float64) time.Duration { return p[int(share*float64(len(p)-1))] }
 
 func (p pulses) String() string {
-	return fmt.Sprintf("%d answers after %v, of 1000 one later than %v, one at %v", len(p), p.at(0.5), p.at(0.999), p.at(1))
+	return fmt.Sprintf("%d answers after %v, of 1000 one later than %v, one at %v", len(p), p.at(0.5),
+		p.at(0.999), p.at(1))
 }

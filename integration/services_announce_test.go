@@ -30,7 +30,8 @@ type announceLab struct {
 
 func newAnnounceLab(t *testing.T) *announceLab {
 	return &announceLab{
-		serviceLab: newServiceLab(t), vip: [2]netip.Addr{netip.MustParseAddr("172.18.0.77"), netip.MustParseAddr("fd18::77")},
+		serviceLab: newServiceLab(t), vip: [2]netip.Addr{netip.MustParseAddr("172.18.0.77"),
+			netip.MustParseAddr("fd18::77")},
 		files: map[string]string{}, nodes: map[string]*peerProcess{},
 	}
 }
@@ -105,12 +106,13 @@ func (l *announceLab) mac(h *peerHost) (mac string) {
 	return mac
 }
 
-// answerPatience is how long answers of hosts that should be silent are waited for: a kernel that answers for others does so at a random time within
-// 0.8 s (proxy_delay).
+// answerPatience is how long answers of hosts that should be silent are waited for: a kernel that
+// answers for others does so at a random time within 0.8 s (proxy_delay).
 const answerPatience = 1200 * time.Millisecond
 
 // answers makes the outside host forget the address's neighbour entry and ask again. It returns the
-// names of the hosts that answer, in order. However busy the machine is, it waits for those in want.
+// names of the hosts that answer, in order. However busy the machine is, it waits for those in
+// want.
 func (l *announceLab) answers(to netip.Addr, want []string) (names []string) {
 	l.Helper()
 	macs := map[string]string{l.mac(l.n1): "n1", l.mac(l.n2): "n2"}
@@ -181,9 +183,11 @@ func layer2Answer(b []byte) (mac string, a netip.Addr, unasked bool) {
 	mac = net.HardwareAddr(b[6:12]).String()
 	broadcast := b[0]&1 != 0
 	switch kind, body := binary.BigEndian.Uint16(b[12:]), b[14:]; {
-	case kind == unix.ETH_P_ARP && len(body) >= 28 && (body[7] == 2 || broadcast && bytes.Equal(body[14:18], body[24:28])):
+	case kind == unix.ETH_P_ARP && len(body) >= 28 && (body[7] == 2 || broadcast && bytes.Equal(body[14:18],
+		body[24:28])):
 		a, _ = netip.AddrFromSlice(body[14:18])
-	case kind == unix.ETH_P_IPV6 && len(body) >= 64 && body[6] == unix.IPPROTO_ICMPV6 && body[40] == 136 && body[7] == 255:
+	case kind == unix.ETH_P_IPV6 && len(body) >= 64 && body[6] == unix.IPPROTO_ICMPV6 && body[40] == 136 &&
+		body[7] == 255:
 		a, _ = netip.AddrFromSlice(body[48:64])
 	}
 	return mac, a, broadcast

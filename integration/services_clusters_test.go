@@ -75,8 +75,10 @@ func TestServicesOfTwoClusters(t *testing.T) {
 		second := c.joinSecond()
 		c.startRomeOfTwo(t)
 		both := []*servingCluster{
-			{name: "rome", node: c.romeNode, pod: c.romePod, second: second, address: "172.18.0.2", farPod: milanPodAtRome, seenAs: "10.72.0.0"},
-			{name: "milan", node: c.milanNode, pod: c.milanPod, address: "172.19.0.130", farPod: romePodAtMilan, seenAs: "10.71.0.0"},
+			{name: "rome", node: c.romeNode, pod: c.romePod, second: second, address: "172.18.0.2",
+				farPod: milanPodAtRome, seenAs: "10.72.0.0"},
+			{name: "milan", node: c.milanNode, pod: c.milanPod, address: "172.19.0.130", farPod: romePodAtMilan,
+				seenAs: "10.71.0.0"},
 		}
 		processes := []*peerProcess{c.romeCulvert, c.milanCulvert}
 		for _, s := range both {
@@ -108,7 +110,8 @@ func TestServicesOfTwoClusters(t *testing.T) {
 			rome, milan := both[0], both[1]
 			eventually(t, "milan's pod", func() error {
 				for range 8 {
-					if who, _, err := (&serviceLab{T: t}).ask(rome.client, "tcp", "203.0.113.1:30080"); err == nil && who == milan.pod.name {
+					if who, _, err := (&serviceLab{T: t}).ask(rome.client, "tcp", "203.0.113.1:30080"); err == nil &&
+						who == milan.pod.name {
 						return nil
 					}
 				}
@@ -119,13 +122,15 @@ func TestServicesOfTwoClusters(t *testing.T) {
 	}, programs("nft", "nft"))
 }
 
-// joinSecond gives rome a second node, which has no pod. A bridge in the gateway's host joins the nodes.
+// joinSecond gives rome a second node, which has no pod. A bridge in the gateway's host joins the
+// nodes.
 func (c *clusters) joinSecond() *peerHost {
 	g := c.romeGateway
 	g.t.Helper()
 	second := newPeerHostOf(g.t, g.family, "rome-second")
 	join(g, second, "", secondAddress+"/24", 1500)
-	g.ip("address del 172.18.0.9/24 dev rome-node", "link add lan type bridge", "link set rome-node master lan", "link set rome-second master lan",
+	g.ip("address del 172.18.0.9/24 dev rome-node", "link add lan type bridge", "link set rome-node master lan",
+		"link set rome-second master lan",
 		"link set lan up", "address add 172.18.0.9/24 dev lan")
 	second.router()
 	second.ip(vxlanLink(secondVNI, secondAddress, "172.18.0.9")...)
@@ -145,7 +150,8 @@ func (c *clusters) startRomeOfTwo(t *testing.T) {
 func (s *servingCluster) start(t *testing.T, node *peerHost, name, addresses, announced string) *peerProcess {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "node.yaml")
-	text := strings.NewReplacer("SELF", name, "NODE", s.name+"-1", "ADDRESSES", addresses, "ANNOUNCED", announced, "FAR", s.farPod).Replace(clusterServices)
+	text := strings.NewReplacer("SELF", name, "NODE", s.name+"-1", "ADDRESSES", addresses, "ANNOUNCED", announced,
+		"FAR", s.farPod).Replace(clusterServices)
 	need.NoError(t, os.WriteFile(file, []byte(node.family.of(text)), 0o600))
 	node.refused = refuseNetfilter
 	process := node.start(nil, os.Getenv(binaryEnv), "node", "--config", file)
@@ -239,7 +245,8 @@ func (s *servingCluster) ask(t *testing.T, far *servingCluster, from *peerHost, 
 	for range questions {
 		who, sees, err := (&serviceLab{T: t}).ask(from, network, to)
 		if err != nil || want[who] == "" || want[who] != sees {
-			t.Fatalf("%s asks %s %s: %q answers and sees %q (%v), want %v", from.name, network, to, who, sees, err, want)
+			t.Fatalf("%s asks %s %s: %q answers and sees %q (%v), want %v", from.name, network, to, who,
+				sees, err, want)
 		}
 		if got[who] = true; len(got) == 2 {
 			return

@@ -22,7 +22,8 @@ func TestServicesDeleted(t *testing.T) {
 				streams = append(streams, l.stream(from, "tcp", to))
 			}
 			if from != l.out {
-				streams = append(streams, l.stream(from, "tcp", "10.96.0.10:80"), l.stream(from, "tcp", "[fd96::10]:80"))
+				streams = append(streams, l.stream(from, "tcp", "10.96.0.10:80"),
+					l.stream(from, "tcp", "[fd96::10]:80"))
 			}
 		}
 		alive := func(when string) {

@@ -49,11 +49,13 @@ func TestServicesSCTP(t *testing.T) {
 			"head -c 100000 /dev/urandom >/tmp/sent",
 		}
 		for _, h := range hosts[:3] {
-			lines = append(lines, "ip netns add "+h.name, fmt.Sprintf("ip link add %s type veth peer name eth0 netns %[1]s; ip link set %[1]s up", h.name),
+			lines = append(lines, "ip netns add "+h.name,
+				fmt.Sprintf("ip link add %s type veth peer name eth0 netns %[1]s; ip link set %[1]s up", h.name),
 				fmt.Sprintf("ip -n %s link set lo up; ip -n %[1]s link set eth0 up", h.name))
 			for family, a := range h.addresses {
 				gateway, bits := strings.TrimSuffix(a, "5")+"1", []int{24, 64}[family]
-				lines = append(lines, fmt.Sprintf("ip addr add %s/%d dev %s %s", gateway, bits, h.name, []string{"", "nodad"}[family]),
+				lines = append(lines, fmt.Sprintf("ip addr add %s/%d dev %s %s", gateway, bits, h.name,
+					[]string{"", "nodad"}[family]),
 					fmt.Sprintf("ip -n %s addr add %s/%d dev eth0 %s", h.name, a, bits, []string{"", "nodad"}[family]),
 					fmt.Sprintf("ip -n %s -%d route add default via %s", h.name, []int{4, 6}[family], gateway))
 			}
@@ -61,10 +63,13 @@ func TestServicesSCTP(t *testing.T) {
 		for _, h := range hosts[:2] {
 			for family, a := range h.addresses {
 				// Bound to one address, so that neither end announces others.
-				listen := fmt.Sprintf("SCTP%d-LISTEN:808%%d,bind=%s,fork,reuseaddr", []int{4, 6}[family], []string{a, "[" + a + "]"}[family])
+				listen := fmt.Sprintf("SCTP%d-LISTEN:808%%d,bind=%s,fork,reuseaddr", []int{4, 6}[family],
+					[]string{a, "[" + a + "]"}[family])
 				lines = append(lines,
-					fmt.Sprintf("ip netns exec %s socat -U "+listen+" SYSTEM:'echo %[1]s $SOCAT_PEERADDR; cat /tmp/sent' >/dev/null 2>&1 &", h.name, 1),
-					fmt.Sprintf("ip netns exec %s socat -u "+listen+" SYSTEM:'s=$(sha256sum); echo %[1]s $SOCAT_PEERADDR $s >/tmp/heard.new; mv /tmp/heard.new /tmp/heard' >/dev/null 2>&1 &", h.name, 2))
+					fmt.Sprintf("ip netns exec %s socat -U "+listen+
+						" SYSTEM:'echo %[1]s $SOCAT_PEERADDR; cat /tmp/sent' >/dev/null 2>&1 &", h.name, 1),
+					fmt.Sprintf("ip netns exec %s socat -u "+listen+
+						" SYSTEM:'s=$(sha256sum); echo %[1]s $SOCAT_PEERADDR $s >/tmp/heard.new; mv /tmp/heard.new /tmp/heard' >/dev/null 2>&1 &", h.name, 2))
 			}
 		}
 		g.sh(lines...)
@@ -74,7 +79,8 @@ func TestServicesSCTP(t *testing.T) {
 		sum := strings.Fields(g.sh("sha256sum </tmp/sent"))[0]
 		asked, answered := 0, map[string]int{}
 		for family := range 2 {
-			cluster, external := []string{"10.96.0.10", "[fd96::a]"}[family], []string{"198.51.100.10", "[2001:db8:5::a]"}[family]
+			cluster, external := []string{"10.96.0.10", "[fd96::a]"}[family], []string{"198.51.100.10",
+				"[2001:db8:5::a]"}[family]
 			node := hosts[3].addresses[family]
 			for _, from := range hosts {
 				for _, to := range []string{cluster, "node", external} {
@@ -90,15 +96,19 @@ func TestServicesSCTP(t *testing.T) {
 							address, port = []string{node, "[" + node + "]"}[family], port+30000+2*family
 						}
 						own := []string{from.addresses[family], "[" + from.addresses[family] + "]"}[family]
-						client, at := fmt.Sprintf("SCTP%d:%s:%d,bind=%s", []int{4, 6}[family], address, port, own), "ip netns exec "+from.name+" "
+						client, at := fmt.Sprintf("SCTP%d:%s:%d,bind=%s", []int{4, 6}[family], address, port, own),
+							"ip netns exec "+from.name+" "
 						if from.name == "node" {
 							at = ""
 						}
 						var out string
 						if listens {
-							out = g.sh("rm -f /tmp/heard", at+"socat -u /tmp/sent "+client, "n=0; until [ -e /tmp/heard ]; do n=$((n+1)); [ $n -lt 200 ]; sleep 0.05; done", "cat /tmp/heard")
+							out = g.sh("rm -f /tmp/heard", at+"socat -u /tmp/sent "+client,
+								"n=0; until [ -e /tmp/heard ]; do n=$((n+1)); [ $n -lt 200 ]; sleep 0.05; done",
+								"cat /tmp/heard")
 						} else {
-							out = g.sh(at+"socat -u "+client+" - >/tmp/got", "echo $(head -n 1 /tmp/got) $(tail -n +2 /tmp/got | sha256sum) $(wc -c </tmp/got)")
+							out = g.sh(at+"socat -u "+client+" - >/tmp/got",
+								"echo $(head -n 1 /tmp/got) $(tail -n +2 /tmp/got | sha256sum) $(wc -c </tmp/got)")
 						}
 						said := strings.Fields(out)
 						if len(said) < 3 {
@@ -112,11 +122,13 @@ func TestServicesSCTP(t *testing.T) {
 						// externalTrafficPolicy Local, keep their address; a pod that reaches
 						// itself never does.
 						want := node
-						if pod := from.name == "one" || from.name == "two"; pod && who != from.name && (to == cluster || listens) || from.name == "outside" && listens {
+						if pod := from.name == "one" || from.name == "two"; pod && who != from.name &&
+							(to == cluster || listens) || from.name == "outside" && listens {
 							want = from.addresses[family]
 						}
 						if netip.MustParseAddr(sees).String() != want || said[2] != sum {
-							t.Errorf("%s asks %s:%d: %s answers, which sees %s, want %s; SHA-256 %s, want %s", from.name, address, port, who, sees, want, said[2], sum)
+							t.Errorf("%s asks %s:%d: %s answers, which sees %s, want %s; SHA-256 %s, want %s",
+								from.name, address, port, who, sees, want, said[2], sum)
 						}
 					}
 				}
@@ -126,7 +138,8 @@ func TestServicesSCTP(t *testing.T) {
 			t.Errorf("%d asked, answered by %v", asked, answered)
 		}
 		t.Logf("%d associations of 100,000 bytes each, endpoints %v", asked, answered)
-		g.sh("kill $(cat /tmp/services.pid)", "n=0; while ip link show culvert0 2>/dev/null; do n=$((n+1)); [ $n -lt 200 ]; sleep 0.05; done")
+		g.sh("kill $(cat /tmp/services.pid)",
+			"n=0; while ip link show culvert0 2>/dev/null; do n=$((n+1)); [ $n -lt 200 ]; sleep 0.05; done")
 	}, probeGuest)
 }
 
@@ -156,7 +169,8 @@ services:
 			t.Errorf("while the node lives: %s", alive)
 		}
 		g.sh("kill -9 $(cat /tmp/node.pid); n=0; while ip link show culvert-vip0 2>/dev/null; do n=$((n+1)); [ $n -lt 200 ]; sleep 0.05; done", "ip link show culvert1")
-		if dead := g.sh(ask(3)); strings.Contains(dead, "web") || strings.Contains(dead, "lladdr") || !strings.Contains(dead, "203.0.113.77") {
+		if dead := g.sh(ask(3)); strings.Contains(dead, "web") || strings.Contains(dead, "lladdr") ||
+			!strings.Contains(dead, "203.0.113.77") {
 			t.Errorf("when it was killed: %s", dead)
 		}
 	}, probeGuest)

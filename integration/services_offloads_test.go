@@ -24,7 +24,8 @@ func TestServicesOffloads(t *testing.T) {
 		for host, links := range map[*peerHost][]string{l.n1: {"lan", "pc"}, l.n2: {"lan", "pb"}} {
 			for _, link := range links {
 				err := host.do(func() error {
-					return node.SetFeatures(link, false, "tx-checksum-ip-generic", "tx-tcp-segmentation", "tx-tcp6-segmentation", node.FeatureUDPSegmentation)
+					return node.SetFeatures(link, false, "tx-checksum-ip-generic", "tx-tcp-segmentation",
+						"tx-tcp6-segmentation", node.FeatureUDPSegmentation)
 				})
 				need.NoError(t, err)
 			}
@@ -70,7 +71,8 @@ func answersTrain(to string) error {
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(askPatience))
-	if _, _, err := conn.(*net.UDPConn).WriteMsgUDP(make([]byte, size*datagrams), segmentOption(size), nil); err != nil {
+	if _, _, err := conn.(*net.UDPConn).WriteMsgUDP(make([]byte, size*datagrams), segmentOption(size),
+		nil); err != nil {
 		return err
 	}
 	for i := range datagrams {

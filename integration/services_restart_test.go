@@ -157,8 +157,10 @@ func TestServicesRestart(t *testing.T) {
 				from        *peerHost
 				network, to string
 			}{
-				{l.out, "tcp", "172.18.0.2:30010"}, {l.out, "udp", "172.18.0.2:30010"}, {l.out, "tcp", "[fd18::2]:30010"}, {l.out, "udp", "[fd18::2]:30010"},
-				{l.out, "tcp", "172.18.0.2:30011"}, {l.c, "tcp", "10.96.0.10:80"}, {l.c, "udp", "[fd96::10]:80"}, {l.n1, "tcp", "[fd96::10]:80"},
+				{l.out, "tcp", "172.18.0.2:30010"}, {l.out, "udp", "172.18.0.2:30010"},
+				{l.out, "tcp", "[fd18::2]:30010"}, {l.out, "udp", "[fd18::2]:30010"},
+				{l.out, "tcp", "172.18.0.2:30011"}, {l.c, "tcp", "10.96.0.10:80"}, {l.c, "udp", "[fd96::10]:80"},
+				{l.n1, "tcp", "[fd96::10]:80"},
 				{l.n1, "udp", "10.96.0.10:80"}, {l.b, "tcp", "172.18.0.2:30010"},
 			} {
 				streams = append(streams, l.stream(r.from, r.network, r.to))
@@ -237,7 +239,8 @@ func (l *serviceLab) down(how string, signal unix.Signal, tcp []*serviceStream, 
 	l.start(serve...)
 	pause := time.Since(began)
 	failed := l.all(tcp, how+": what was sent while it was down", (*serviceStream).heard)
-	l.Logf("%s: down for %v: %d of %d TCP connections go on", how, pause.Round(time.Millisecond), len(tcp)-failed, len(tcp))
+	l.Logf("%s: down for %v: %d of %d TCP connections go on", how, pause.Round(time.Millisecond),
+		len(tcp)-failed, len(tcp))
 	if _, _, err := l.ask(l.out, "tcp", "172.18.0.2:30010"); err != nil {
 		l.Errorf("%s: a new connection after it: %v", how, err)
 	}
@@ -261,7 +264,8 @@ func TestServicesDuplicateAddress(t *testing.T) {
 		requireOutput := func(h *peerHost, want string, args ...string) {
 			t.Helper()
 			eventually(t, want, func() error {
-				if out := l.node.output(); len(args) == 0 && !strings.Contains(out, want) || len(args) > 0 && !strings.Contains(h.run("ip", args...), want) {
+				if out := l.node.output(); len(args) == 0 && !strings.Contains(out, want) || len(args) > 0 &&
+					!strings.Contains(h.run("ip", args...), want) {
 					return errNotYet
 				}
 				return nil

@@ -47,7 +47,8 @@ func TestServicesShortConnections(t *testing.T) {
 			page, err := l.n1.get("/metrics")
 			need.NoError(t, err)
 			for line := range strings.Lines(page) {
-				if strings.HasPrefix(line, "culvert_dropped_packets_total") && strings.Contains(line, `"`+reason+`"`) && !strings.HasSuffix(line, " 0\n") {
+				if strings.HasPrefix(line, "culvert_dropped_packets_total") && strings.Contains(line, `"`+reason+`"`) &&
+					!strings.HasSuffix(line, " 0\n") {
 					t.Error(line)
 				}
 			}
@@ -63,10 +64,12 @@ func TestServicesShortConnectionsOfKubeProxy(t *testing.T) {
 		l, f := newServiceLab(t), proxyFamilies["IPv4"]
 		var all []*proxyService
 		for i := range 16 {
-			all = append(all, &proxyService{name: fmt.Sprintf("web%d", i), cluster: fmt.Sprintf("10.96.0.%d", 10+i), port: 80, nodePort: uint16(30010 + i),
+			all = append(all, &proxyService{name: fmt.Sprintf("web%d", i), cluster: fmt.Sprintf("10.96.0.%d", 10+i),
+				port: 80, nodePort: uint16(30010 + i),
 				targetPort: 8080, endpoints: []proxyEndpoint{{serviceAddresses["pb"][0], "n2"}}})
 		}
-		cmd := need.Command(t, filepath.Join(os.Getenv(kubeAssetsEnv), "kubeproxy"), "-node", "n1", "-address", f.node, "-pods", f.pods, "-services", f.services)
+		cmd := need.Command(t, filepath.Join(os.Getenv(kubeAssetsEnv), "kubeproxy"), "-node", "n1", "-address", f.node,
+			"-pods", f.pods, "-services", f.services)
 		in, err := cmd.StdinPipe()
 		need.NoError(t, err)
 		need.NoError(t, l.n1.do(cmd.Start))
@@ -143,7 +146,8 @@ func (l *serviceLab) shortConnections(from *peerHost, total, rate, services int)
 	}
 	wait.Wait()
 	failed, repeated = int(bad.Load()), l.repeatedSYNs(from)-before
-	l.Logf("%s: %d connections in %.1f s: %d failed, %d took over a second, %d SYNs repeated", from.name, total, time.Since(begin).Seconds(),
+	l.Logf("%s: %d connections in %.1f s: %d failed, %d took over a second, %d SYNs repeated", from.name, total,
+		time.Since(begin).Seconds(),
 		failed, slow.Load(), repeated)
 	return failed, repeated
 }

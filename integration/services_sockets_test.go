@@ -23,7 +23,8 @@ import (
 // bySocket returns one port of a Service for the file of a node with mode: sockets. places are the
 // hosts of its endpoints.
 func bySocket(name, protocol string, nodePort, port int, more string, places ...string) string {
-	s := fmt.Sprintf("  - {name: %s, protocol: %s, port: 80, nodePort: %d, %s endpoints: [", name, protocol, nodePort, more)
+	s := fmt.Sprintf("  - {name: %s, protocol: %s, port: 80, nodePort: %d, %s endpoints: [", name, protocol,
+		nodePort, more)
 	for _, place := range places {
 		node := map[string]string{"pa": "n1", "pb": "n2"}[place]
 		for _, address := range serviceAddresses[place] {
@@ -45,10 +46,12 @@ func writeReadable(t *testing.T, file, text string) {
 // serves.
 func startUnprivileged(h *peerHost, file string, flags ...string) *peerProcess {
 	h.t.Helper()
-	p := h.start(&syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID}, os.Getenv(binaryEnv), append([]string{"node", "--config", file}, flags...)...)
+	p := h.start(&syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID}, os.Getenv(binaryEnv),
+		append([]string{"node", "--config", file}, flags...)...)
 	p.awaitOutput(h.t, "services are served by sockets")
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil || !bytes.Contains(status, []byte("CapEff:\t0000000000000000\n")) || !bytes.Contains(status, []byte("CapPrm:\t0000000000000000\n")) {
+	if err != nil || !bytes.Contains(status, []byte("CapEff:\t0000000000000000\n")) ||
+		!bytes.Contains(status, []byte("CapPrm:\t0000000000000000\n")) {
 		h.t.Fatalf("it has capabilities (%v):\n%s", err, status)
 	}
 	return p
@@ -68,9 +71,11 @@ func TestServicesBySockets(t *testing.T) {
 		}
 		const local = "externalTrafficPolicy: Local,"
 		services := func(web ...string) string {
-			return strings.Replace(serviceConfig[:strings.Index(serviceConfig, "  serviceCIDRs")], "services:\n", "services:\n  mode: sockets\n", 1) + "  serve:\n" +
+			return strings.Replace(serviceConfig[:strings.Index(serviceConfig, "  serviceCIDRs")], "services:\n",
+				"services:\n  mode: sockets\n", 1) + "  serve:\n" +
 				bySocket("web", "tcp", 30010, 8080, "", web...) + bySocket("dns", "udp", 30010, 8080, "", web...) +
-				bySocket("near", "tcp", 30011, 8080, local, "pa", "pb") + bySocket("near-dns", "udp", 30011, 8080, local, "pa", "pb") +
+				bySocket("near", "tcp", 30011, 8080, local, "pa", "pb") + bySocket("near-dns", "udp", 30011, 8080,
+				local, "pa", "pb") +
 				bySocket("far", "tcp", 30014, 8080, local, "pb") + bySocket("nobody", "tcp", 30013, 8080, "") +
 				bySocket("hash", "tcp", 30015, 8085, "proxyProtocol: v2,", "pa", "pb")
 		}
@@ -94,13 +99,15 @@ func TestServicesBySockets(t *testing.T) {
 					for range questions {
 						who, sees, err := l.ask(r.from, network, at(family, r.port))
 						if err != nil || sees != serviceAddresses["n1"][family] {
-							t.Fatalf("%s asks %s %s: %q answers and sees %q: %v", r.from.name, network, at(family, r.port), who, sees, err)
+							t.Fatalf("%s asks %s %s: %q answers and sees %q: %v", r.from.name, network,
+								at(family, r.port), who, sees, err)
 						}
 						got[who] = true
 					}
 					for _, who := range strings.Fields(r.want) {
 						if !got[who] || len(got) != len(strings.Fields(r.want)) {
-							t.Errorf("%s asks %s %s: %v answer, want %s", r.from.name, network, at(family, r.port), got, r.want)
+							t.Errorf("%s asks %s %s: %v answer, want %s", r.from.name, network,
+								at(family, r.port), got, r.want)
 						}
 					}
 				}
@@ -131,7 +138,9 @@ func TestServicesBySockets(t *testing.T) {
 			applied := strings.Count(node.output(), "configuration applied")
 			writeReadable(t, l.file, services(only))
 			node.cmd.Process.Signal(unix.SIGHUP)
-			await(t, "the other endpoint", func() bool { return strings.Count(node.output(), "configuration applied") != applied })
+			await(t, "the other endpoint", func() bool {
+				return strings.Count(node.output(), "configuration applied") != applied
+			})
 			if err := stream.echo(); err != nil {
 				t.Errorf("with %s alone, the connection to %s: %v", only, stream.who, err)
 			}
@@ -143,7 +152,8 @@ func TestServicesBySockets(t *testing.T) {
 			t.Errorf("rules, routes or links have changed:\n%s\nthere was:\n%s", after, before)
 		}
 		out, err := l.n1.try("", os.Getenv(binaryEnv), "node", "--config", l.file, "--check")
-		if name := fmt.Sprintf("process %d", node.cmd.Process.Pid); err != nil || !strings.Contains(out, "nodePort: 172.18.0.2:30010/tcp is in use by culvert, "+name) {
+		if name := fmt.Sprintf("process %d", node.cmd.Process.Pid); err != nil ||
+			!strings.Contains(out, "nodePort: 172.18.0.2:30010/tcp is in use by culvert, "+name) {
 			t.Errorf("--check beside who serves: %v: %s", err, out)
 		}
 		node.stop()
@@ -192,9 +202,10 @@ func TestServicesAcrossClusters(t *testing.T) {
 		for _, mode := range []string{"tun", "sockets"} {
 			t.Run(mode, func(t *testing.T) {
 				const endpoints = "{address: 10.0.1.5, port: %d}, {address: 10.61.1.5, port: %[1]d, weight: 3}"
-				writeReadable(t, file, fmt.Sprintf("name: rome-1\nservices:\n  mode: %s\n  addresses: [172.18.0.2, 203.0.113.1]\n  pods: [10.0.0.0/16]\n  serve:\n"+
-					"  - {name: plain, port: 80, nodePort: 30080, endpoints: [%s]}\n  - {name: told, port: 80, nodePort: 30085, proxyProtocol: v2, endpoints: [%s]}\n",
-					mode, fmt.Sprintf(endpoints, 8080), fmt.Sprintf(endpoints, 8085)))
+				writeReadable(t, file,
+					fmt.Sprintf("name: rome-1\nservices:\n  mode: %s\n  addresses: [172.18.0.2, 203.0.113.1]\n  pods: [10.0.0.0/16]\n  serve:\n"+
+						"  - {name: plain, port: 80, nodePort: 30080, endpoints: [%s]}\n  - {name: told, port: 80, nodePort: 30085, proxyProtocol: v2, endpoints: [%s]}\n",
+						mode, fmt.Sprintf(endpoints, 8080), fmt.Sprintf(endpoints, 8085)))
 				var node *peerProcess
 				if mode == "sockets" {
 					node = startUnprivileged(c.romeNode, file)
@@ -220,14 +231,17 @@ func TestServicesAcrossClusters(t *testing.T) {
 						seen[who+" sees "+sees] = true
 					}
 					// Five times the standard deviation of the binomial distribution.
-					if d := float64(got["milan"]) - share*n; got["rome"]+got["milan"] != n || d*d > 25*n*share*(1-share) {
+					if d := float64(got["milan"]) - share*n; got["rome"]+got["milan"] != n ||
+						d*d > 25*n*share*(1-share) {
 						t.Errorf("port %s: %v answer %d clients, with weights 1 and 3", port, got, n)
 					}
 					t.Logf("port %s: %v, %v", port, got, seen)
-					if port == "30085" && (len(seen) != 2 || !seen["rome sees 203.0.113.5"] || !seen["milan sees 203.0.113.5"]) {
+					if port == "30085" && (len(seen) != 2 || !seen["rome sees 203.0.113.5"] ||
+						!seen["milan sees 203.0.113.5"]) {
 						t.Errorf("who is told of the client: %v", seen)
 					}
-					if port == "30080" && (len(seen) != 2 || seen["milan sees 203.0.113.5"] || seen["rome sees 203.0.113.5"]) {
+					if port == "30080" && (len(seen) != 2 || seen["milan sees 203.0.113.5"] ||
+						seen["rome sees 203.0.113.5"]) {
 						t.Errorf("answers need not come back through the node: %v", seen)
 					}
 				}

@@ -140,7 +140,8 @@ func (l *serviceLab) takeOver() {
 			return errNotYet
 		}
 	})
-	if code := before.cmd.ProcessState.ExitCode(); code != 0 || !strings.Contains(before.output(), "another process serves") {
+	if code := before.cmd.ProcessState.ExitCode(); code != 0 || !strings.Contains(before.output(),
+		"another process serves") {
 		l.Errorf("the process before ended with %d:\n%s", code, before.output())
 	}
 }

@@ -86,9 +86,11 @@ func newServiceLab(t *testing.T) *serviceLab {
 		own := serviceAddresses[p.name]
 		join(p.node, *p.at, "169.254.1.1/32", own[0]+"/32", 1500)
 		dev := p.node.name
-		(*p.at).ip("address add "+own[1]+"/128 dev "+dev+" nodad", "route add 169.254.1.1 dev "+dev, "route add default via 169.254.1.1",
+		(*p.at).ip("address add "+own[1]+"/128 dev "+dev+" nodad", "route add 169.254.1.1 dev "+dev,
+			"route add default via 169.254.1.1",
 			"route add default via fe80::1 dev "+dev)
-		p.node.ip("address add fe80::1/64 dev "+p.name+" nodad", "route add "+own[0]+" dev "+p.name+" src "+serviceAddresses[p.node.name][0], "route add "+own[1]+" dev "+p.name)
+		p.node.ip("address add fe80::1/64 dev "+p.name+" nodad", "route add "+own[0]+" dev "+p.name+" src "+
+			serviceAddresses[p.node.name][0], "route add "+own[1]+" dev "+p.name)
 		l.serve(*p.at)
 	}
 	l.serve(l.n1)
@@ -201,14 +203,18 @@ func repeats(conn net.Conn) (n uint32, err error) {
 		return 0, err
 	}
 	var info *unix.TCPInfo
-	if e := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }); e != nil || err != nil {
+	if e := raw.Control(func(fd uintptr) {
+		info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP,
+			unix.TCP_INFO)
+	}); e != nil || err != nil {
 		return 0, errors.Join(e, err)
 	}
 	return info.Total_retrans, nil
 }
 
 // askThen is ask, with a check of the connection after the answer.
-func (l *serviceLab) askThen(h *peerHost, network, to string, check func(net.Conn) error) (who, sees string, err error) {
+func (l *serviceLab) askThen(h *peerHost, network, to string, check func(net.Conn) error) (who,
+	sees string, err error) {
 	err = h.do(func() error {
 		conn, err := net.DialTimeout(network, h.family.of(to), askPatience)
 		if err != nil {
@@ -280,7 +286,8 @@ func TestServices(t *testing.T) {
 			for i := range rows {
 				r := &rows[i]
 				for family := range 2 {
-					to := net.JoinHostPort([]string{fmt.Sprintf("10.96.0.%d", r.to), fmt.Sprintf("fd96::%d", r.to)}[family], "80")
+					to := net.JoinHostPort([]string{fmt.Sprintf("10.96.0.%d", r.to),
+						fmt.Sprintf("fd96::%d", r.to)}[family], "80")
 					if r.to > 30000 {
 						to = net.JoinHostPort(serviceAddresses["n1"][family], strconv.Itoa(r.to))
 					}
@@ -294,7 +301,8 @@ func TestServices(t *testing.T) {
 								t.Fatalf("rp_filter %s: %s asks %s %s: %v", filter, r.from.name, network, to, err)
 							}
 							if want := serviceAddresses[r.seen[who]][family]; want != sees {
-								t.Errorf("rp_filter %s: %s asks %s %s: %s answers and sees %s, want %q", filter, r.from.name, network, to, who, sees, want)
+								t.Errorf("rp_filter %s: %s asks %s %s: %s answers and sees %s, want %q", filter,
+									r.from.name, network, to, who, sees, want)
 							}
 							if r.found == nil {
 								r.found = map[string]bool{}
@@ -323,12 +331,14 @@ func (l *serviceLab) neighbours(filter string) {
 		from *peerHost
 		to   string
 		sees string
-	}{{l.c, "pa", "pc"}, {l.b, "pa", "pb"}, {l.out, "pa", "out"}, {l.a, "pb", "pa"}, {l.out, "n1", "out"}, {l.c, "n1", "pc"}, {l.n1, "pb", "n1"}} {
+	}{{l.c, "pa", "pc"}, {l.b, "pa", "pb"}, {l.out, "pa", "out"}, {l.a, "pb", "pa"}, {l.out, "n1", "out"},
+		{l.c, "n1", "pc"}, {l.n1, "pb", "n1"}} {
 		for family, address := range serviceAddresses[r.to] {
 			for _, network := range []string{"tcp", "udp"} {
 				who, sees, err := l.ask(r.from, network, net.JoinHostPort(address, "8080"))
 				if err != nil || who != r.to || sees != serviceAddresses[r.sees][family] {
-					l.Errorf("rp_filter %s: %s asks %s: %s answers and sees %s: %v", filter, r.from.name, address, who, sees, err)
+					l.Errorf("rp_filter %s: %s asks %s: %s answers and sees %s: %v", filter, r.from.name, address,
+						who, sees, err)
 				}
 			}
 		}
@@ -344,7 +354,9 @@ func (l *serviceLab) unserved() {
 		refused bool
 	}{
 		{l.c, "10.96.0.10:81", true}, {l.n1, "10.96.0.10:81", true}, {l.c, "[fd96::10]:81", true}, // another port
-		{l.c, "10.96.0.13:80", true}, {l.n1, "10.96.0.13:80", true}, {l.out, "172.18.0.2:30013", true}, {l.out, "[fd18::2]:30013", true}, // no endpoint
+		// no endpoint
+		{l.c, "10.96.0.13:80", true}, {l.n1, "10.96.0.13:80", true}, {l.out, "172.18.0.2:30013", true},
+		{l.out, "[fd18::2]:30013", true},
 		{l.c, "10.96.0.14:80", false}, {l.out, "172.18.0.2:30014", false}, // none on this node
 		{l.c, "10.96.0.99:80", false}, {l.n1, "10.96.0.99:80", false}, // nobody's
 	} {
@@ -359,7 +371,8 @@ func (l *serviceLab) unserved() {
 			}
 			return err
 		})
-		if timeout := net.Error(nil); r.refused != errors.Is(err, unix.ECONNREFUSED) || !r.refused && !(errors.As(err, &timeout) && timeout.Timeout()) {
+		if timeout := net.Error(nil); r.refused != errors.Is(err, unix.ECONNREFUSED) || !r.refused &&
+			!(errors.As(err, &timeout) && timeout.Timeout()) {
 			l.Errorf("%s asks %s: %v", r.from.name, r.to, err)
 		}
 	}
@@ -391,7 +404,8 @@ func crashServices(t *testing.T, kept bool) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
 		before := l.kernelState()
-		web, near := served("web", "tcp", 10, "", "pa", "pb"), served("near", "tcp", 11, "externalTrafficPolicy: Local,", "pa")
+		web, near := served("web", "tcp", 10, "", "pa", "pb"), served("near", "tcp", 11,
+			"externalTrafficPolicy: Local,", "pa")
 		var monitors []*peerProcess
 		for _, family := range []string{"-4", "-6"} {
 			monitors = append(monitors, l.n1.start(nil, "ip", family, "monitor", "rule"))
@@ -526,9 +540,12 @@ func (l *serviceLab) kernelState() string {
 	for _, what := range []string{"-4 rule", "-6 rule", "-4 route show table all", "route show table all", "-br link"} {
 		out := strings.ReplaceAll(l.n1.run("ip", strings.Fields(what)...), " linkdown", "")
 		if what == "-br link" {
-			out = strings.NewReplacer("NO-CARRIER,", "", ",LOWER_UP", "").Replace(operationalState.ReplaceAllString(out, "$1"))
+			out = strings.NewReplacer("NO-CARRIER,", "", ",LOWER_UP",
+				"").Replace(operationalState.ReplaceAllString(out, "$1"))
 		}
-		lines := slices.DeleteFunc(strings.Split(out, "\n"), func(line string) bool { return strings.Contains(line, "fe80:") })
+		lines := slices.DeleteFunc(strings.Split(out, "\n"), func(line string) bool {
+			return strings.Contains(line, "fe80:")
+		})
 		slices.Sort(lines)
 		fmt.Fprintf(&all, "%s\n%s\n", what, strings.Join(lines, "\n"))
 	}

@@ -26,7 +26,8 @@ func TestSkipsHaveProbes(t *testing.T) {
 				function = fn.Name.Name
 			}
 			for _, skip := range skips(at) {
-				t.Errorf("%s: %s skips by itself; let integration/need do it, by the name of a probe", fset.Position(skip), function)
+				t.Errorf("%s: %s skips by itself; let integration/need do it, by the name of a probe",
+					fset.Position(skip), function)
 			}
 		}
 	})

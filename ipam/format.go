@@ -49,7 +49,8 @@ func separate(b []byte, i int) []byte {
 	return append(b, "\n    "...)
 }
 
-// decode parses the output of encode, possibly edited by hand. The error begins with the line and names the field.
+// decode parses the output of encode, possibly edited by hand. The error begins with the line and
+// names the field.
 func decode(text string) (*Ledger, error) {
 	r := &reader{text: text}
 	l := new(Ledger)
@@ -90,7 +91,8 @@ func decode(text string) (*Ledger, error) {
 		owners[e.Owner] = e.at
 		if i > 0 && l.given[i-1].Remapped.Overlaps(e.Remapped) {
 			r.at = e.at
-			r.fail("remapped: %s overlaps %s in line %d", e.RemappedText(), l.given[i-1].RemappedText(), r.line(l.given[i-1].at))
+			r.fail("remapped: %s overlaps %s in line %d", e.RemappedText(), l.given[i-1].RemappedText(),
+				r.line(l.given[i-1].at))
 		}
 	}
 	for i := range l.given {

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// The errors that errors.Is finds in this package's errors. Each error's text names the cause and the remedy.
+// The errors that errors.Is finds in this package's errors. Each error's text names the cause and
+// the remedy.
 var (
 	ErrExhausted = errors.New("no space")           // no pool or network has room
 	ErrConflict  = errors.New("overlap")            // an earlier choice overlaps the configuration
@@ -26,8 +27,9 @@ const (
 // Kind is the kind of an owner.
 type Kind string
 
-// A Pod or External owner is a remote CIDR and gets a CIDR. A Host owner (an entry of nat.addresses) or a Service owner gets one address of a local
-// external CIDR; a service with backends of both families is both a Service and a Service6.
+// A Pod or External owner is a remote CIDR and gets a CIDR. A Host owner (an entry of
+// nat.addresses) or a Service owner gets one address of a local external CIDR; a service with
+// backends of both families is both a Service and a Service6.
 const (
 	Pod      Kind = "pod"
 	External Kind = "external"
@@ -79,7 +81,8 @@ func checkName(field, s string) error {
 		good = good && (digitOrLetter(s[i]) || s[i] == '.' || s[i] == '-' || s[i] == '_')
 	}
 	if !good {
-		return fmt.Errorf("%s: %.60q is no name of 1 to %d letters, digits, dots, dashes and underscores", field, s, maxName)
+		return fmt.Errorf("%s: %.60q is no name of 1 to %d letters, digits, dots, dashes and underscores",
+			field, s, maxName)
 	}
 	return nil
 }
@@ -111,7 +114,8 @@ func (e *Entry) check() error {
 		return fmt.Errorf("remapped: %s is no CIDR without host bits", e.Remapped)
 	}
 	if e.Kind == Pod || e.Kind == External {
-		if p := netip.MustParsePrefix(e.Real); p.Bits() != e.Remapped.Bits() || p.Addr().BitLen() != e.Remapped.Addr().BitLen() {
+		if p := netip.MustParsePrefix(e.Real); p.Bits() != e.Remapped.Bits() ||
+			p.Addr().BitLen() != e.Remapped.Addr().BitLen() {
 			return fmt.Errorf("remapped: %s and %s differ in length; a remap is 1:1", e.Remapped, p)
 		}
 		if e.Network.IsValid() {
@@ -153,8 +157,9 @@ func (l *Ledger) Find(o Owner) (Entry, bool) {
 	return Entry{}, false
 }
 
-// Network returns the CIDR under which this cluster sees o, whose kind is Pod or External. An owner without one gets want, which is as long as
-// o.Real, or a free block of that length. now is only recorded. After an error, such as ErrExhausted, nothing has changed.
+// Network returns the CIDR under which this cluster sees o, whose kind is Pod or External. An owner
+// without one gets want, which is as long as o.Real, or a free block of that length. now is only
+// recorded. After an error, such as ErrExhausted, nothing has changed.
 func (l *Ledger) Network(p *Plan, o Owner, want netip.Prefix, now time.Time) (netip.Prefix, error) {
 	if e, ok := l.Find(o); ok {
 		return e.Remapped, nil
@@ -182,9 +187,10 @@ func (l *Ledger) Network(p *Plan, o Owner, want netip.Prefix, now time.Time) (ne
 	return found, l.insert(e, now)
 }
 
-// Address returns the address in network, a local external CIDR, that stands for o, whose kind satisfies OneAddress. An owner keeps its address,
-// whatever its network; a new one gets the next that is neither in an entry nor Taken within network. now is only recorded. After an error, such as
-// ErrExhausted, nothing has changed.
+// Address returns the address in network, a local external CIDR, that stands for o, whose kind
+// satisfies OneAddress. An owner keeps its address, whatever its network; a new one gets the next
+// that is neither in an entry nor Taken within network. now is only recorded. After an error, such
+// as ErrExhausted, nothing has changed.
 func (l *Ledger) Address(p *Plan, o Owner, network netip.Prefix, now time.Time) (netip.Addr, error) {
 	if e, ok := l.Find(o); ok {
 		return e.Remapped.Addr(), nil
@@ -218,8 +224,9 @@ func (l *Ledger) Address(p *Plan, o Owner, network netip.Prefix, now time.Time) 
 	}
 	a, ok := newSpans(used).next(network, from)
 	if !ok {
-		return netip.Addr{}, fmt.Errorf("%w: %s needs an address of %s, which has none free; %s; release what is not used",
-			ErrExhausted, o, network, inside.most(l.given, []netip.Prefix{network}))
+		return netip.Addr{},
+			fmt.Errorf("%w: %s needs an address of %s, which has none free; %s; release what is not used",
+				ErrExhausted, o, network, inside.most(l.given, []netip.Prefix{network}))
 	}
 	if err := l.insert(Entry{Owner: o, Network: network, Remapped: single(a)}, now); err != nil {
 		return netip.Addr{}, err
@@ -257,7 +264,9 @@ func (l *Ledger) insert(e Entry, now time.Time) error {
 		return fmt.Errorf("%w: %d owners have something already; release what is not used", ErrExhausted, maxGiven)
 	}
 	e.Since = now.UTC().Truncate(time.Second)
-	i, _ := slices.BinarySearchFunc(l.given, e.Remapped, func(e Entry, p netip.Prefix) int { return order(e.Remapped, p) })
+	i, _ := slices.BinarySearchFunc(l.given, e.Remapped, func(e Entry, p netip.Prefix) int {
+		return order(e.Remapped, p)
+	})
 	l.given = slices.Insert(l.given, i, e)
 	l.changed = true
 	return nil
@@ -289,8 +298,9 @@ func (l *Ledger) drop(goes func(Entry) bool) bool {
 // Releasing returns the command that releases what was given to o, for messages.
 func (l *Ledger) Releasing(o Owner) string { return l.release + " " + o.String() }
 
-// Conflicts compares the entries with p. The error, ErrConflict, joins all overlaps, each with both names and the command that resolves it. Overlaps
-// with connected networks are returned as warnings.
+// Conflicts compares the entries with p. The error, ErrConflict, joins all overlaps, each with both
+// names and the command that resolves it. Overlaps with connected networks are returned as
+// warnings.
 func (l *Ledger) Conflicts(p *Plan) (warnings []string, err error) {
 	remaps := make(spans, len(l.given))
 	for i := range l.given {
@@ -309,9 +319,11 @@ func (l *Ledger) Conflicts(p *Plan) (warnings []string, err error) {
 			case !inside || t.Owner != (Owner{}) && t.Owner == e.Owner:
 			case t.Connected && e.Network.IsValid():
 			case t.Connected:
-				warnings = append(warnings, fmt.Sprintf("%s (%s) overlaps %s, the remap of %s, which stays", t.Name, t.Prefix, e.Remapped, e.Owner))
+				warnings = append(warnings, fmt.Sprintf("%s (%s) overlaps %s, the remap of %s, which stays", t.Name,
+					t.Prefix, e.Remapped, e.Owner))
 			default:
-				errs = append(errs, fmt.Errorf("%s: %w of %s with %s, the remap of %s; change it, or give another remap: %s",
+				errs = append(errs, fmt.Errorf(
+					"%s: %w of %s with %s, the remap of %s; change it, or give another remap: %s",
 					t.Name, ErrConflict, t.Prefix, e.RemappedText(), e.Owner, l.Releasing(e.Owner)))
 			}
 		}

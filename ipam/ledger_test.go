@@ -66,7 +66,8 @@ func TestAddresses(t *testing.T) {
 		t.Helper()
 		got, err := l.Address(plan, Owner{"milan", Service, name}, cidr("10.70.0.0/29"), noon)
 		if want == "" {
-			if !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "10.70.0.0/29, which has none free; peer milan holds most, 62.5 %") {
+			if !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(),
+				"10.70.0.0/29, which has none free; peer milan holds most, 62.5 %") {
 				t.Errorf("%s: %s, %v", name, got, err)
 			}
 			return
@@ -112,7 +113,8 @@ func TestRefusals(t *testing.T) {
 		want  []string
 	}{
 		{"no room", newPlan(t, "10.9.0.0/18", "10.9.48.0/22"), Owner{"milan", Pod, "10.0.0.0/19"}, "10.0.0.0/19",
-			[]string{"milan pod 10.0.0.0/19 needs a free /19 in 10.9.0.0/18", "the largest free block is a /21", "peer paris holds most, 75.0 %", "add a pool to ipam.pools"}},
+			[]string{"milan pod 10.0.0.0/19 needs a free /19 in 10.9.0.0/18", "the largest free block is a /21",
+				"peer paris holds most, 75.0 %", "add a pool to ipam.pools"}},
 		{"longer than the pool", newPlan(t, "10.9.0.0/18"), Owner{"milan", Pod, "10.0.0.0/8"}, "10.0.0.0/8",
 			[]string{"needs a free /8", "largest free block is a /20"}},
 		{"empty pool that is too small", newPlan(t, "10.200.0.0/24"), Owner{"milan", Pod, "10.0.0.0/16"}, "10.0.0.0/16",
@@ -120,8 +122,10 @@ func TestRefusals(t *testing.T) {
 		{"all taken", newPlan(t, "10.9.0.0/18", "10.0.0.0/8"), Owner{"milan", Pod, "10.0.0.0/24"}, "10.0.0.0/24",
 			[]string{"nothing is free", "taken 10.0.0.0/8 (10.0.0.0/8) holds most, 100.0 %"}},
 		{"IPv6 beyond the default pool", newPlan(t, "", "fd00::/16"), Owner{"milan", Pod, "fd00::/24"}, "fd00::/24",
-			[]string{"milan pod fd00::/24 needs a free /24 in fd63:756c::/32", "the largest free block is a /32", "add a pool to ipam.pools"}},
-		{"unequal length", newPlan(t, ""), Owner{"milan", Pod, "10.0.0.0/16"}, "10.0.0.0/17", []string{"differ in length"}},
+			[]string{"milan pod fd00::/24 needs a free /24 in fd63:756c::/32", "the largest free block is a /32",
+				"add a pool to ipam.pools"}},
+		{"unequal length", newPlan(t, ""), Owner{"milan", Pod, "10.0.0.0/16"}, "10.0.0.0/17",
+			[]string{"differ in length"}},
 		{"other family", newPlan(t, ""), Owner{"milan", Pod, "10.0.0.0/16"}, "fd00::/16", []string{"1:1"}},
 		{"host bits", newPlan(t, ""), Owner{"milan", Pod, "10.0.0.0/16"}, "10.0.0.1/16", []string{"host bits"}},
 		{"no peer", newPlan(t, ""), Owner{"", Pod, "10.0.0.0/16"}, "10.0.0.0/16", []string{"peer: "}},
@@ -173,7 +177,8 @@ func TestBadPools(t *testing.T) {
 		want  string
 	}{
 		{many, "ipam.pools: 65 pools; at most 64"},
-		{[]netip.Prefix{cidr("10.0.0.0/8"), cidr("fd00::/8"), cidr("10.1.0.0/16")}, "ipam.pools[2]: 10.1.0.0/16 overlaps ipam.pools[0]"},
+		{[]netip.Prefix{cidr("10.0.0.0/8"), cidr("fd00::/8"), cidr("10.1.0.0/16")},
+			"ipam.pools[2]: 10.1.0.0/16 overlaps ipam.pools[0]"},
 		{[]netip.Prefix{cidr("10.0.0.1/8")}, "ipam.pools[0]: 10.0.0.1/8 "},
 		{[]netip.Prefix{cidr("::ffff:10.0.0.0/104")}, "ipam.pools[0]: "},
 	} {
@@ -203,12 +208,16 @@ func TestConflicts(t *testing.T) {
 		{"nothing", Taken{Prefix: cidr("10.72.0.0/16")}, ""},
 		{"a part", Taken{Name: "ipam.reserved[0]", Prefix: cidr("10.71.4.0/24")},
 			"ipam.reserved[0]: overlap of 10.71.4.0/24 with 10.71.0.0/16, the remap of milan pod 10.0.0.0/16; change it, or give another remap: culvert ipam release --file f milan pod 10.0.0.0/16"},
-		{"more than all", Taken{Name: "all", Prefix: cidr("10.64.0.0/10")}, "all: overlap of 10.64.0.0/10 with 10.71.0.0/16"},
+		{"more than all", Taken{Name: "all", Prefix: cidr("10.64.0.0/10")},
+			"all: overlap of 10.64.0.0/10 with 10.71.0.0/16"},
 		{"its own", Taken{Prefix: cidr("10.71.0.0/16"), Owner: milan}, ""},
-		{"another's", Taken{Name: "other", Prefix: cidr("10.71.0.0/16"), Owner: Owner{"milan", External, "10.0.0.0/16"}}, "other: overlap"},
-		{"connected", Taken{Name: "eth0", Prefix: cidr("10.71.4.0/24"), Connected: true}, "!eth0 (10.71.4.0/24) overlaps 10.71.0.0/16, the remap of milan pod 10.0.0.0/16, which stays"},
+		{"another's", Taken{Name: "other", Prefix: cidr("10.71.0.0/16"), Owner: Owner{"milan", External,
+			"10.0.0.0/16"}}, "other: overlap"},
+		{"connected", Taken{Name: "eth0", Prefix: cidr("10.71.4.0/24"), Connected: true},
+			"!eth0 (10.71.4.0/24) overlaps 10.71.0.0/16, the remap of milan pod 10.0.0.0/16, which stays"},
 		{"the network of an address", Taken{Prefix: cidr("10.70.0.0/16")}, ""},
-		{"an address", Taken{Name: "nat.addresses[0].external", Prefix: cidr("10.70.0.1/32")}, "nat.addresses[0].external: overlap of 10.70.0.1/32 with 10.70.0.1, the remap of milan service web"},
+		{"an address", Taken{Name: "nat.addresses[0].external", Prefix: cidr("10.70.0.1/32")},
+			"nat.addresses[0].external: overlap of 10.70.0.1/32 with 10.70.0.1, the remap of milan service web"},
 		{"connected to the network of an address", Taken{Prefix: cidr("10.70.0.0/24"), Connected: true}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

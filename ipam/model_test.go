@@ -98,7 +98,8 @@ func (m *model) best(occupied []bool, pool netip.Prefix, bits int) (netip.Prefix
 	worse := func(p netip.Prefix) bool { // than its other half
 		other := p
 		for i := range occupied {
-			if q := m.at(i, p.Bits()); q != p && netip.PrefixFrom(q.Addr(), p.Bits()-1).Masked() == netip.PrefixFrom(p.Addr(), p.Bits()-1).Masked() {
+			if q := m.at(i, p.Bits()); q != p && netip.PrefixFrom(q.Addr(), p.Bits()-1).Masked() == netip.PrefixFrom(
+				p.Addr(), p.Bits()-1).Masked() {
 				other = q
 			}
 		}
@@ -151,7 +152,10 @@ func (m *model) address(o Owner, network netip.Prefix) (netip.Addr, bool) {
 		p := netip.PrefixFrom(all[at], all[at].BitLen())
 		if at == 0 || all[at].Is4() && at == len(all)-1 ||
 			slices.ContainsFunc(m.given, func(e Entry) bool { return e.Remapped.Overlaps(p) }) ||
-			slices.ContainsFunc(m.taken, func(t Taken) bool { return t.Prefix.Bits() > network.Bits() && t.Prefix.Overlaps(p) }) {
+			slices.ContainsFunc(m.taken, func(t Taken) bool {
+				return t.Prefix.Bits() > network.Bits() &&
+					t.Prefix.Overlaps(p)
+			}) {
 			continue
 		}
 		m.given = append(m.given, Entry{Owner: o, Network: network, Remapped: p})
@@ -193,7 +197,8 @@ func newEpisode(t *testing.T, r *rand.Rand) *episode {
 	e.unit, e.last = unit, map[netip.Prefix]netip.Addr{}
 	e.base = netip.PrefixFrom(a, max(0, unit-r.IntN(9))).Masked()
 	for range 1 + r.IntN(3) {
-		e.networks = append(e.networks, netip.PrefixFrom(e.at(r.IntN(e.units()), a.BitLen()).Addr(), a.BitLen()-r.IntN(7)).Masked())
+		e.networks = append(e.networks, netip.PrefixFrom(e.at(r.IntN(e.units()), a.BitLen()).Addr(),
+			a.BitLen()-r.IntN(7)).Masked())
 	}
 	e.configure(t)
 	return e
@@ -334,7 +339,8 @@ func TestModel(t *testing.T) {
 		e.step(t, count)
 	}
 	t.Logf("%v, %d lengths of units", count, len(lengths))
-	for _, what := range []string{"no network", "network remembered", "network as wished", "network moved", "address true", "address false", "release true", "release false"} {
+	for _, what := range []string{"no network", "network remembered", "network as wished", "network moved",
+		"address true", "address false", "release true", "release false"} {
 		if count[what] == 0 {
 			t.Errorf("no operation was %q", what)
 		}

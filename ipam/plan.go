@@ -20,9 +20,10 @@ func DefaultPools() []netip.Prefix {
 	}
 }
 
-// defaultPool6 is the pool for IPv6 if pools has no IPv6 pool: unique local addresses (RFC 4193), "cul" in ASCII behind
-// fd. It holds 65,536 /48 networks, one for each cluster's pods. A site that draws its own prefix at random, as Section
-// 3.2.2 requires, collides with it once in 16 million times, unlike with fd00::/16, which many use without drawing.
+// defaultPool6 is the pool for IPv6 if pools has no IPv6 pool: unique local addresses (RFC 4193),
+// "cul" in ASCII behind fd. It holds 65,536 /48 networks, one for each cluster's pods. A site that
+// draws its own prefix at random, as Section 3.2.2 requires, collides with it once in 16 million
+// times, unlike with fd00::/16, which many use without drawing.
 var defaultPool6 = netip.MustParsePrefix("fd63:756c::/32")
 
 // Taken is a prefix that is in use, by whatever the configuration calls Name.
@@ -30,10 +31,12 @@ type Taken struct {
 	Name   string
 	Prefix netip.Prefix
 
-	// Owner is set if Prefix is the configuration's own choice of how to see a remote CIDR: an earlier choice for that owner is then no conflict.
+	// Owner is set if Prefix is the configuration's own choice of how to see a remote CIDR: an
+	// earlier choice for that owner is then no conflict.
 	Owner Owner
 
-	// Connected marks a network of this machine's interfaces. New choices avoid it; earlier ones stay.
+	// Connected marks a network of this machine's interfaces. New choices avoid it; earlier ones
+	// stay.
 	Connected bool
 }
 
@@ -45,8 +48,9 @@ type Plan struct {
 }
 
 // NewPlan checks pools, searched in their order, and keeps taken, which the caller must not
-// change afterwards. Without an IPv4 pool, IPv4 uses DefaultPools. Without an IPv6 pool, IPv6 CIDRs that overlap nothing stay, and the others move to
-// fd63:756c::/32. The error names the pool as the configuration does: ipam.pools[1].
+// change afterwards. Without an IPv4 pool, IPv4 uses DefaultPools. Without an IPv6 pool, IPv6 CIDRs
+// that overlap nothing stay, and the others move to fd63:756c::/32. The error names the pool as the
+// configuration does: ipam.pools[1].
 func NewPlan(pools []netip.Prefix, taken []Taken) (*Plan, error) {
 	if len(pools) > maxPools {
 		return nil, fmt.Errorf("ipam.pools: %d pools; at most %d, so give larger ones", len(pools), maxPools)

@@ -9,7 +9,8 @@ import (
 // spans are ordered prefixes that do not overlap.
 type spans []netip.Prefix
 
-// order orders canonical prefixes by address, and a prefix directly before those within it. It is netip.Prefix.Compare without masking.
+// order orders canonical prefixes by address, and a prefix directly before those within it. It is
+// netip.Prefix.Compare without masking.
 func order(p, q netip.Prefix) int {
 	if c := p.Addr().Compare(q.Addr()); c != 0 {
 		return c
@@ -100,7 +101,8 @@ func last(p netip.Prefix) netip.Addr {
 // single returns a as a prefix.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// canonical reports whether p is in the stored form: without host bits, zone, or an IPv4-mapped IPv6 address.
+// canonical reports whether p is in the stored form: without host bits, zone, or an IPv4-mapped
+// IPv6 address.
 func canonical(p netip.Prefix) bool {
 	return p.IsValid() && p == p.Masked() && !p.Addr().Is4In6()
 }

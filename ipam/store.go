@@ -17,7 +17,8 @@ import (
 // maxFile is more than maxGiven entries occupy.
 const maxFile = 64 << 20
 
-// Store is the file with the choices. Its methods read it again each time, so that processes can share it.
+// Store is the file with the choices. Its methods read it again each time, so that processes can
+// share it.
 type Store struct {
 	path string
 	disk durable.Disk
@@ -34,8 +35,8 @@ func Open(path string) *Store {
 // Path returns the file's path.
 func (s *Store) Path() string { return s.path }
 
-// Read returns the content of the file; without a file, an empty Ledger. It needs no lock, because a write replaces the whole file. The error is
-// ErrFile.
+// Read returns the content of the file; without a file, an empty Ledger. It needs no lock, because
+// a write replaces the whole file. The error is ErrFile.
 func (s *Store) Read() (*Ledger, error) {
 	l := &Ledger{}
 	text, err := readFile(s.path)
@@ -72,8 +73,9 @@ func readFile(path string) (string, error) {
 	return text.String(), err
 }
 
-// Update passes the content of the file to fn, and returns when fn's changes are durable. No other Update of the file runs meanwhile. It creates the
-// folder, mode 0700, if necessary. An error of fn is returned and changes nothing. Any other error is ErrFile: the file is then unchanged, or, if
+// Update passes the content of the file to fn, and returns when fn's changes are durable. No other
+// Update of the file runs meanwhile. It creates the folder, mode 0700, if necessary. An error of fn
+// is returned and changes nothing. Any other error is ErrFile: the file is then unchanged, or, if
 // only syncing the folder failed, already changed. ctx limits the wait for the lock.
 func (s *Store) Update(ctx context.Context, fn func(*Ledger) error) error {
 	lock, err := s.lock(ctx, "", syscall.LOCK_EX)
@@ -95,7 +97,8 @@ func (s *Store) Update(ctx context.Context, fn func(*Ledger) error) error {
 	return nil
 }
 
-// Claim marks the gateway towards peer as running, until the result is closed or the process dies. Several processes may hold the mark.
+// Claim marks the gateway towards peer as running, until the result is closed or the process dies.
+// Several processes may hold the mark.
 func (s *Store) Claim(ctx context.Context, peer string) (io.Closer, error) {
 	return s.lock(ctx, peer, syscall.LOCK_SH)
 }
@@ -110,8 +113,8 @@ func (s *Store) Exclude(ctx context.Context, peer string) (io.Closer, error) {
 	return lock, err
 }
 
-// lock locks the file for Updates, or the one that marks peer's gateway as running. The kernel frees the lock when the result is closed, at the
-// latest with the process.
+// lock locks the file for Updates, or the one that marks peer's gateway as running. The kernel
+// frees the lock when the result is closed, at the latest with the process.
 func (s *Store) lock(ctx context.Context, peer string, how int) (*os.File, error) {
 	path := s.path + ".lock"
 	if peer != "" {
@@ -142,7 +145,8 @@ func (s *Store) lock(ctx context.Context, peer string, how int) (*os.File, error
 	case err = <-locked:
 	case <-ctx.Done():
 		go func() { <-locked; f.Close() }()
-		return nil, fmt.Errorf("%w: %s is locked by another process: %w; fuser(1) names it", ErrFile, path, context.Cause(ctx))
+		return nil, fmt.Errorf("%w: %s is locked by another process: %w; fuser(1) names it", ErrFile, path,
+			context.Cause(ctx))
 	}
 	if err != nil {
 		f.Close()

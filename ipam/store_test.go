@@ -267,7 +267,8 @@ func TestTornWrites(t *testing.T) {
 	before, _ := os.ReadFile(s.path)
 	for limit := 0; limit <= len(before); limit += 37 {
 		out, err := acquirerCommand(s.path, "milan", 100, limit).Output()
-		if err != nil || !strings.HasPrefix(string(out), "error "+ErrFile.Error()) || !strings.Contains(string(out), "file too large") {
+		if err != nil || !strings.HasPrefix(string(out), "error "+ErrFile.Error()) || !strings.Contains(string(out),
+			"file too large") {
 			t.Errorf("files of at most %d bytes: %s", limit, out)
 		}
 		if after, _ := os.ReadFile(s.path); !bytes.Equal(before, after) {
@@ -276,7 +277,8 @@ func TestTornWrites(t *testing.T) {
 	}
 }
 
-// TestFileMode: only the owner may read the file and its locks; a symbolic link to the file stays a link.
+// TestFileMode: only the owner may read the file and its locks; a symbolic link to the file stays a
+// link.
 func TestFileMode(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	s := Open(filepath.Join(dir, "ipam.json"))
@@ -336,7 +338,8 @@ func TestLocks(t *testing.T) {
 		cancel(errors.New("waited long enough"))
 		return s.Update(ctx, func(*Ledger) error { return errors.New("two at once") })
 	})
-	if !errors.Is(err, ErrFile) || !strings.Contains(err.Error(), "ipam.json.lock is locked by another process: waited long enough") {
+	if !errors.Is(err, ErrFile) || !strings.Contains(err.Error(),
+		"ipam.json.lock is locked by another process: waited long enough") {
 		t.Errorf("an Update within another: %v", err)
 	}
 	background := context.Background()

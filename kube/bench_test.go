@@ -20,7 +20,8 @@ import (
 	"culvert/nat"
 )
 
-// A pod is added or removed in a cluster of 200 nodes with 50 pods each: from the API server's objects to the rules of the packet path.
+// A pod is added or removed in a cluster of 200 nodes with 50 pods each: from the API server's
+// objects to the rules of the packet path.
 func BenchmarkPodChange(b *testing.B) {
 	self := gatewayOf("cluster-b")
 	s, g := NewState(self), newFakeGateway()
@@ -65,7 +66,8 @@ func BenchmarkWatchedPodChange(b *testing.B) {
 		case r.Method != http.MethodGet || kind == "":
 			w.WriteHeader(http.StatusNotFound)
 		case r.URL.Query().Get("watch") == "":
-			list := map[string]any{"kind": kind + "List", "apiVersion": group + "/" + version, "metadata": map[string]any{"resourceVersion": "7"}, "items": stored(b, all[kind]...)}
+			list := map[string]any{"kind": kind + "List", "apiVersion": group + "/" + version,
+				"metadata": map[string]any{"resourceVersion": "7"}, "items": stored(b, all[kind]...)}
 			if err := json.NewEncoder(w).Encode(list); err != nil {
 				b.Error(err)
 			}
@@ -94,7 +96,8 @@ func BenchmarkWatchedPodChange(b *testing.B) {
 	}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	source := NewSource(client, Identity{Self: self, Base: baseOf(self.Remote), UID: "u", Refresh: time.Hour}, logrus.NewEntry(log))
+	source := NewSource(client, Identity{Self: self, Base: baseOf(self.Remote), UID: "u", Refresh: time.Hour},
+		logrus.NewEntry(log))
 	ctx, cancel := context.WithCancel(b.Context())
 	done := make(chan struct{})
 	go func() { source.Run(ctx, g); close(done) }()
@@ -136,7 +139,8 @@ func (g *benchGateway) Check() Check { return Check{} }
 
 func (g *benchGateway) Speaks() bool { return true }
 
-// stored returns resources as the API server has them, with this gateway's condition and managedFields.
+// stored returns resources as the API server has them, with this gateway's condition and
+// managedFields.
 func stored(b *testing.B, objects ...*Object) (all []map[string]any) {
 	for _, o := range objects {
 		text, err := json.Marshal(o)
@@ -145,15 +149,21 @@ func stored(b *testing.B, objects ...*Object) (all []map[string]any) {
 		need.NoError(b, json.Unmarshal(text, &u))
 		u["apiVersion"] = group + "/" + version
 		if o.Kind == KindRoute || o.Kind == KindFirewall {
-			u["status"] = map[string]any{"conditions": []any{map[string]any{"host": "cluster-b", "type": "Applied", "status": "True", "lastTransitionTime": "2026-11-21T00:00:00Z"}}}
+			u["status"] = map[string]any{"conditions": []any{map[string]any{"host": "cluster-b", "type": "Applied",
+				"status": "True", "lastTransitionTime": "2026-11-21T00:00:00Z"}}}
 		}
 		meta := u["metadata"].(map[string]any)
 		meta["resourceVersion"], meta["generation"] = "8", 3
 		meta["managedFields"] = []any{
-			map[string]any{"manager": "liqo", "operation": "Apply", "apiVersion": group + "/" + version, "time": "2026-11-21T00:00:00Z", "fieldsType": "FieldsV1",
-				"fieldsV1": map[string]any{"f:metadata": map[string]any{"f:labels": map[string]any{}}, "f:spec": map[string]any{"f:table": map[string]any{"f:name": map[string]any{}, "f:rules": map[string]any{}}}}},
-			map[string]any{"manager": "culvert", "operation": "Update", "apiVersion": group + "/" + version, "time": "2026-11-21T00:00:00Z", "fieldsType": "FieldsV1",
-				"fieldsV1": map[string]any{"f:status": map[string]any{".": map[string]any{}, "f:conditions": map[string]any{}}}, "subresource": "status"},
+			map[string]any{"manager": "liqo", "operation": "Apply", "apiVersion": group + "/" + version,
+				"time": "2026-11-21T00:00:00Z", "fieldsType": "FieldsV1",
+				"fieldsV1": map[string]any{"f:metadata": map[string]any{"f:labels": map[string]any{}},
+					"f:spec": map[string]any{"f:table": map[string]any{"f:name": map[string]any{},
+						"f:rules": map[string]any{}}}}},
+			map[string]any{"manager": "culvert", "operation": "Update", "apiVersion": group + "/" + version,
+				"time": "2026-11-21T00:00:00Z", "fieldsType": "FieldsV1",
+				"fieldsV1": map[string]any{"f:status": map[string]any{".": map[string]any{},
+					"f:conditions": map[string]any{}}}, "subresource": "status"},
 		}
 		all = append(all, u)
 	}
@@ -168,8 +178,10 @@ func largeCluster(b *testing.B) []*Object {
 	for node := range largeNodes {
 		name := fmt.Sprintf("n%d", node)
 		all = append(all,
-			object(b, strings.NewReplacer("NAME", name, "ADDRESS", fmt.Sprintf("10.80.%d.%d", 1+node/256, node%256)).Replace(nodeText)),
-			object(b, strings.NewReplacer("NAME", name, "ID", fmt.Sprint(node)).Replace(tunnelText)), podRoutes(b, node, 200))
+			object(b, strings.NewReplacer("NAME", name, "ADDRESS", fmt.Sprintf("10.80.%d.%d", 1+node/256, node%256)).
+				Replace(nodeText)),
+			object(b, strings.NewReplacer("NAME", name, "ID", fmt.Sprint(node)).Replace(tunnelText)),
+			podRoutes(b, node, 200))
 	}
 	return all
 }
@@ -193,16 +205,20 @@ func podRoutes(b *testing.B, node, changed int) *Object {
 			octet = changed
 		}
 		all = append(all, map[string]any{
-			"dst": fmt.Sprintf("10.%d.%d.%d/32", 100+node/256, node%256, octet), "gw": fmt.Sprintf("10.80.%d.%d", 1+node/256, node%256),
-			"targetRef": map[string]any{"kind": "Pod", "namespace": "default", "name": fmt.Sprintf("pod-%d-%d", node, octet)},
+			"dst": fmt.Sprintf("10.%d.%d.%d/32", 100+node/256, node%256, octet), "gw": fmt.Sprintf("10.80.%d.%d",
+				1+node/256, node%256),
+			"targetRef": map[string]any{"kind": "Pod", "namespace": "default", "name": fmt.Sprintf("pod-%d-%d",
+				node, octet)},
 		})
 	}
 	spec, err := json.Marshal(map[string]any{"table": map[string]any{"name": device, "rules": []any{
-		map[string]any{"dst": fmt.Sprintf("10.80.%d.%d/32", 1+node/256, node%256), "routes": []any{map[string]any{"dst": fmt.Sprintf("10.80.%d.%d/32", 1+node/256, node%256), "dev": device}}},
+		map[string]any{"dst": fmt.Sprintf("10.80.%d.%d/32", 1+node/256, node%256),
+			"routes": []any{map[string]any{"dst": fmt.Sprintf("10.80.%d.%d/32", 1+node/256, node%256), "dev": device}}},
 		map[string]any{"iif": "liqo-tunnel", "routes": all},
 	}}})
 	need.NoError(b, err)
-	o := object(b, fmt.Sprintf(`{kind: RouteConfiguration, metadata: {name: n%d, namespace: liqo, uid: r%d, labels: {networking.liqo.io/route-category: gateway, networking.liqo.io/route-subcategory: fabric}}}`, node, node))
+	o := object(b,
+		fmt.Sprintf(`{kind: RouteConfiguration, metadata: {name: n%d, namespace: liqo, uid: r%d, labels: {networking.liqo.io/route-category: gateway, networking.liqo.io/route-subcategory: fabric}}}`, node, node))
 	o.Spec = spec
 	return o
 }

@@ -20,7 +20,8 @@ import (
 
 var update = flag.Bool("update", false, "write the tables of the captured gateways anew, for the tests of nat")
 
-// The tables of each captured gateway are those that nat's tests walk packets through, and that a lab has compared with the kernel.
+// The tables of each captured gateway are those that nat's tests walk packets through, and that a
+// lab has compared with the kernel.
 func TestCapturesGiveTheRulesThatNatHasChecked(t *testing.T) {
 	for _, capture := range captures {
 		for _, remote := range []string{"cluster-b", "cluster-c"} {
@@ -60,12 +61,14 @@ func checkSite(t *testing.T, s *Site, checked *nat.Config) {
 	t.Helper()
 	var nodes []rules.Node
 	for i, n := range s.Nodes {
-		nodes = append(nodes, rules.Node{Link: nat.Link(i + 1), Name: n.Name, Address: rules.PairOf(n.Address), Device: n.Device})
+		nodes = append(nodes, rules.Node{Link: nat.Link(i + 1), Name: n.Name, Address: rules.PairOf(n.Address),
+			Device: n.Device})
 	}
 	if !slices.Equal(nodes, checked.Nodes) {
 		t.Errorf("nodes %v, want %v", nodes, checked.Nodes)
 	}
-	if s.GatewayAddress == (netip.Addr{}) || s.UnknownSource != checked.UnknownSource.V4 || s.PeerPublicKey == [32]byte{} {
+	if s.GatewayAddress == (netip.Addr{}) || s.UnknownSource != checked.UnknownSource.V4 ||
+		s.PeerPublicKey == [32]byte{} {
 		t.Errorf("site %+v", s)
 	}
 	var real, seen []netip.Prefix
@@ -76,7 +79,10 @@ func checkSite(t *testing.T, s *Site, checked *nat.Config) {
 		t.Errorf("from the tunnel %v, not from nodes %v; want %v, %v", s.FromTunnel, s.NotFromNodes, real, seen)
 	}
 	for _, r := range s.Remote {
-		if !slices.ContainsFunc(checked.Remote, func(o rules.RemoteCIDR) bool { return r.Real == o.Real && r.Seen() == o.Seen() }) {
+		if !slices.ContainsFunc(checked.Remote, func(o rules.RemoteCIDR) bool {
+			return r.Real == o.Real &&
+				r.Seen() == o.Seen()
+		}) {
 			t.Errorf("%v is no pair of %v", r, checked.Remote)
 		}
 	}

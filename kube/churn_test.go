@@ -48,14 +48,15 @@ func (g *liveGateway) passes(f flow) error {
 		return fmt.Errorf("outbound %v %v, %s > %s", v.Action, v.Reason, out.Source, out.Destination)
 	}
 	v, in := send(g.t, g.engine, nat.Tunnel, udp(remotePod, f.pod, 80, f.port))
-	if v.Action != nat.Forward || in.Source.String() != remotePodHere || in.Destination.String() != f.pod || v.Out != g.links.ByName[f.node] {
+	if v.Action != nat.Forward || in.Source.String() != remotePodHere || in.Destination.String() != f.pod ||
+		v.Out != g.links.ByName[f.node] {
 		return fmt.Errorf("inbound %v %v, %s > %s to %d", v.Action, v.Reason, in.Source, in.Destination, v.Out)
 	}
 	return nil
 }
 
-// Each resource is deleted and created again while 500 connections carry packets. Connections that do not need it are not affected. The others work again
-// when it is back.
+// Each resource is deleted and created again while 500 connections carry packets. Connections that
+// do not need it are not affected. The others work again when it is back.
 func TestResourcesDeletedAndRestored(t *testing.T) {
 	self := gatewayOf("cluster-b")
 	objects := loadCapture(t, captures[0])
@@ -98,8 +99,10 @@ func TestResourcesDeletedAndRestored(t *testing.T) {
 		s.Delete(o.Key())
 		g.take(s)
 		all(o.Key().String()+" is gone", o.Metadata.Name)
-		if st := e.Stats(); !slices.Contains(append(needs["n1"], needs["n2"]...), o.Metadata.Name) && (st.Evicted != before.Evicted || st.Created != created) {
-			t.Errorf("%s: %d connections were evicted and %d created, want none", o.Key(), st.Evicted-before.Evicted, st.Created-created)
+		if st := e.Stats(); !slices.Contains(append(needs["n1"], needs["n2"]...), o.Metadata.Name) &&
+			(st.Evicted != before.Evicted || st.Created != created) {
+			t.Errorf("%s: %d connections were evicted and %d created, want none", o.Key(), st.Evicted-before.Evicted,
+				st.Created-created)
 		}
 		s.Put(o)
 		g.take(s)

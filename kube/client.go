@@ -12,8 +12,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// NewClient returns a client that leaves large parts of objects as json.RawMessage, to be parsed into other types: specs, and the endpoints and ports
-// of an EndpointSlice. Such objects cannot be copied by DeepCopy.
+// NewClient returns a client that leaves large parts of objects as json.RawMessage, to be parsed
+// into other types: specs, and the endpoints and ports of an EndpointSlice. Such objects cannot be
+// copied by DeepCopy.
 func NewClient(c *rest.Config) (dynamic.Interface, error) {
 	c = dynamic.ConfigFor(c)
 	c.NegotiatedSerializer = rawSpecs{c.NegotiatedSerializer}
@@ -41,7 +42,8 @@ func (s rawSpecs) SupportedMediaTypes() []runtime.SerializerInfo {
 type rawSpec struct{ runtime.Serializer }
 
 // Decode decodes a list, an object, or an error of the API server.
-func (s rawSpec) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+func (s rawSpec) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object,
+	*schema.GroupVersionKind, error) {
 	var list *unstructured.UnstructuredList
 	var one *unstructured.Unstructured
 	switch o := into.(type) {

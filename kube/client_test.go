@@ -30,7 +30,8 @@ const storedText = `{"apiVersion": "networking.liqo.io/v1beta1", "kind": "RouteC
 	"spec": {"table": {"name": "t", "number": 12345678901234567890, "rules": []}},
 	"status": {"conditions": [{"host": "other", "status": "True"}], "count": 7}}`
 
-// clientOf returns a client of a server that answers each request, by method and path, with a status and a body.
+// clientOf returns a client of a server that answers each request, by method and path, with a
+// status and a body.
 func clientOf(t *testing.T, answer func(method, path string, body []byte) (int, string)) dynamic.ResourceInterface {
 	t.Helper()
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -82,7 +83,9 @@ func TestObjectsAreWrittenBackWhole(t *testing.T) {
 	}
 	want := decode([]byte(storedText))
 	want["status"].(map[string]any)["value"] = "False"
-	if got := decode(written); path != "/apis/networking.liqo.io/v1beta1/namespaces/liqo/routeconfigurations/r/status" || !reflect.DeepEqual(got, want) {
+	if got := decode(written); path !=
+		"/apis/networking.liqo.io/v1beta1/namespaces/liqo/routeconfigurations/r/status" ||
+		!reflect.DeepEqual(got, want) {
 		t.Errorf("%s: written\n%v, want\n%v", path, got, want)
 	}
 }
@@ -101,7 +104,8 @@ func TestSpecsKeepTheirText(t *testing.T) {
 		need.NoError(t, err)
 		var got, want map[string]any
 		need.NoError(t, json.Unmarshal([]byte(storedText), &want))
-		if err := json.Unmarshal(o.Spec, &got); err != nil || !reflect.DeepEqual(got, want["spec"]) || o.Metadata.Labels["a"] != "b" {
+		if err := json.Unmarshal(o.Spec, &got); err != nil || !reflect.DeepEqual(got, want["spec"]) ||
+			o.Metadata.Labels["a"] != "b" {
 			t.Errorf("%s of %v (%v)", o.Spec, o.Metadata, err)
 		}
 	}
@@ -116,7 +120,8 @@ func TestSpecsKeepTheirText(t *testing.T) {
 	need.NoError(t, err)
 	defer w.Stop()
 	added, bookmark, refusal := <-w.ResultChan(), <-w.ResultChan(), <-w.ResultChan()
-	if added.Type != watch.Added || bookmark.Type != watch.Bookmark || bookmark.Object.(*unstructured.Unstructured).GetResourceVersion() != "9" {
+	if added.Type != watch.Added || bookmark.Type != watch.Bookmark ||
+		bookmark.Object.(*unstructured.Unstructured).GetResourceVersion() != "9" {
 		t.Errorf("%v, %v", added, bookmark)
 	}
 	requireSpec(added.Object)
@@ -132,11 +137,15 @@ func TestRefusalsAreUnderstood(t *testing.T) {
 		text   string
 		really func(error) bool
 	}{
-		{http.StatusConflict, `{"apiVersion": "v1", "kind": "Status", "code": 409, "reason": "Conflict"}`, apierrors.IsConflict},
-		{http.StatusNotFound, `{"apiVersion": "v1", "kind": "Status", "code": 404, "reason": "NotFound"}`, apierrors.IsNotFound},
+		{http.StatusConflict, `{"apiVersion": "v1", "kind": "Status", "code": 409, "reason": "Conflict"}`,
+			apierrors.IsConflict},
+		{http.StatusNotFound, `{"apiVersion": "v1", "kind": "Status", "code": 404, "reason": "NotFound"}`,
+			apierrors.IsNotFound},
 		{http.StatusForbidden, "no JSON", apierrors.IsForbidden},
 		{http.StatusOK, "no JSON", func(err error) bool { return err != nil }},
-		{http.StatusOK, `{"apiVersion": "v1", "kind": "Status", "metadata": 7}`, func(err error) bool { return err != nil }},
+		{http.StatusOK, `{"apiVersion": "v1", "kind": "Status", "metadata": 7}`, func(err error) bool {
+			return err != nil
+		}},
 		{http.StatusOK, `{"items": {}}`, func(err error) bool { return err != nil }},
 		{http.StatusOK, `{"items": [7]}`, func(err error) bool { return err != nil }},
 	} {
@@ -161,7 +170,8 @@ func TestRequestsDoNotNestDecoders(t *testing.T) {
 	}
 }
 
-// A trimmed list is read in parts, each of which keeps only what Into uses. A list that is not trimmed is read from the API server's cache.
+// A trimmed list is read in parts, each of which keeps only what Into uses. A list that is not
+// trimmed is read from the API server's cache.
 func TestListsInParts(t *testing.T) {
 	type request struct{ limit, at, version string }
 	for _, trims := range []bool{true, false} {
@@ -178,7 +188,8 @@ func TestListsInParts(t *testing.T) {
 			asked = append(asked, request{q.Get("limit"), q.Get("continue"), q.Get("resourceVersion")})
 			mu.Unlock()
 			more := map[string]string{"": `, "continue": "1"`, "1": ""}[q.Get("continue")]
-			fmt.Fprintf(w, `{"kind": "List", "metadata": {"resourceVersion": "7"%s}, "items": [{"metadata": {"name": "r%s"}, "spec": {"large": true}}]}`, more, q.Get("continue"))
+			fmt.Fprintf(w,
+				`{"kind": "List", "metadata": {"resourceVersion": "7"%s}, "items": [{"metadata": {"name": "r%s"}, "spec": {"large": true}}]}`, more, q.Get("continue"))
 		}))
 		defer api.Close()
 		client, err := NewClient(&rest.Config{Host: api.URL})

@@ -9,7 +9,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// Config returns base with the content of the resources. The Site checks the sources of packets, and rules come from resources.
+// Config returns base with the content of the resources. The Site checks the sources of packets,
+// and rules come from resources.
 func (s *Site) Config(base *config.Config) *config.Config {
 	c := *base
 	c.WireGuard.PeerPublicKey = s.PeerPublicKey
@@ -18,7 +19,8 @@ func (s *Site) Config(base *config.Config) *config.Config {
 	c.Geneve.Nodes = make([]config.Node, 0, len(s.Nodes))
 	for _, n := range s.Nodes {
 		c.Geneve.Nodes = append(c.Geneve.Nodes, config.Node{
-			Name: n.Name, Device: n.Device, VNI: geneve.VNI(n.VNI), Underlay: n.Underlay, Address: rules.PairOf(n.Address),
+			Name: n.Name, Device: n.Device, VNI: geneve.VNI(n.VNI), Underlay: n.Underlay,
+			Address: rules.PairOf(n.Address),
 		})
 	}
 	c.Local = config.LocalNetwork{}

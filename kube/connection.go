@@ -11,7 +11,8 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// A Check is the result of the connection check: the peer answers, has been silent for too long, or is not known yet.
+// A Check is the result of the connection check: the peer answers, has been silent for too long, or
+// is not known yet.
 type Check struct {
 	State   CheckState
 	Latency time.Duration
@@ -157,7 +158,8 @@ func (s *Source) newConnection() *unstructured.Unstructured {
 		"spec": map[string]any{
 			"type": side,
 			"gatewayRef": map[string]any{
-				"apiVersion": api, "kind": "WgGateway" + side, "name": id.Name, "namespace": id.Namespace, "uid": id.UID,
+				"apiVersion": api, "kind": "WgGateway" + side, "name": id.Name, "namespace": id.Namespace,
+				"uid": id.UID,
 			},
 		},
 	}}

@@ -18,7 +18,8 @@ const start = nat.Time(time.Hour)
 // The nodes of every capture.
 const linkN1, linkN2 = nat.Link(1), nat.Link(2)
 
-// engine returns an engine with the configuration of g, and with its rules, which it gets piece by piece.
+// engine returns an engine with the configuration of g, and with its rules, which it gets piece by
+// piece.
 func (g *fakeGateway) engine(t testing.TB, self Self) *nat.Engine {
 	t.Helper()
 	base := baseOf(self.Remote)
@@ -46,7 +47,8 @@ func capturedEngine(t testing.TB, self Self, more ...*Object) *nat.Engine {
 }
 
 func udp(source, destination string, from, to uint16) nattest.IP {
-	return nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: from, DestinationPort: to, Payload: []byte("x")}}
+	return nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: from, DestinationPort: to,
+		Payload: []byte("x")}}
 }
 
 // send returns the verdict and what goes on, as "source > destination".
@@ -70,9 +72,11 @@ func send(t *testing.T, e *nat.Engine, in nat.Link, p nattest.IP) (nat.Verdict, 
 func expectSent(t *testing.T, e *nat.Engine, in nat.Link, p nattest.IP, source, destination string, out nat.Link) {
 	t.Helper()
 	v, view := send(t, e, in, p)
-	if v.Action != nat.Forward || v.Out != out || view.Source.String() != source || view.Destination.String() != destination {
+	if v.Action != nat.Forward || v.Out != out || view.Source.String() != source ||
+		view.Destination.String() != destination {
 		t.Errorf("%s > %s from %d: %v %v, %s > %s to %d; want %s > %s to %d",
-			p.Source, p.Destination, in, v.Action, v.Reason, view.Source, view.Destination, v.Out, source, destination, out)
+			p.Source, p.Destination, in, v.Action, v.Reason, view.Source, view.Destination, v.Out, source,
+			destination, out)
 	}
 }
 
@@ -121,7 +125,8 @@ func TestLiqosOwnMarksWin(t *testing.T) {
 func TestUnknownSourceIsKeptAsTheKernelDoes(t *testing.T) {
 	self := gatewayOf("cluster-b")
 	self.KeepUnknown = true
-	expectSent(t, capturedEngine(t, self), linkN2, udp(nodeOfItsOwn, remotePodHere, 4000, 80), nodeOfItsOwn, remotePod, nat.Tunnel)
+	expectSent(t, capturedEngine(t, self), linkN2, udp(nodeOfItsOwn, remotePodHere, 4000, 80), nodeOfItsOwn,
+		remotePod, nat.Tunnel)
 }
 
 func TestSourcesAreAdmittedByRoutes(t *testing.T) {
@@ -143,7 +148,8 @@ func TestErrorsOfPodsKeepTheirSource(t *testing.T) {
 	expectSent(t, e, nat.Tunnel, udp(remotePod, podN1, 7, 80), remotePodHere, podN1, linkN1)
 	arrived := udp(remotePodHere, podN1, 7, 80)
 	for source, want := range map[string]string{podN1: podN1, "192.0.2.11": unknownAddress} {
-		unreachable := nattest.IP{Source: source, Destination: remotePodHere, Body: nattest.ICMP{Type: 3, Code: 3, Payload: arrived.Bytes()}}
+		unreachable := nattest.IP{Source: source, Destination: remotePodHere, Body: nattest.ICMP{Type: 3, Code: 3,
+			Payload: arrived.Bytes()}}
 		expectSent(t, e, linkN1, unreachable, want, remotePod, nat.Tunnel)
 	}
 }
@@ -153,7 +159,8 @@ const dropText = `{kind: FirewallConfiguration, metadata: {name: no-PORT, namesp
 	spec: {table: {name: user, family: IPV4, chains: [{name: c, type: filter, hook: forward, policy: accept, priority: 0, rules: {filterRules: [
 	{name: r, action: drop, counter: true, match: [{op: eq, proto: {value: udp}, dev: {value: "liqo-tunnel*", position: in}}, {op: eq, port: {value: "PORT", position: dst}}]}]}}]}}}`
 
-// Two resources whose tables have the same name are two tables, and every tunnel that rules name is the gateway's only one.
+// Two resources whose tables have the same name are two tables, and every tunnel that rules name is
+// the gateway's only one.
 func TestTablesOfOneName(t *testing.T) {
 	var drops []*Object
 	for _, port := range []string{"80", "81"} {
@@ -171,7 +178,8 @@ const routeText = `{kind: RouteConfiguration, metadata: {name: user, namespace: 
 	spec: {table: {name: user, rules: [{iif: liqo.klqsmd2krc, routes: [{dst: 172.16.0.0/12, nextHops: [
 	{gw: 169.254.18.6, dev: liqo-tunnel1, weight: 1}, {gw: 169.254.18.2, dev: liqo-tunnel, weight: 1}]}]}]}}}`
 
-// Of several next hops, the one through the tunnel is used, and its destinations are accepted as sources.
+// Of several next hops, the one through the tunnel is used, and its destinations are accepted as
+// sources.
 func TestNextHops(t *testing.T) {
 	e := capturedEngine(t, gatewayOf("cluster-b"), object(t, routeText))
 	expectSent(t, e, linkN1, udp(podN1, "172.16.0.9", 7, 80), podN1, "172.16.0.9", nat.Tunnel)

@@ -62,7 +62,8 @@ type operand struct {
 	Position rules.Position `json:"position"`
 }
 
-// tunnelDevice is the name of the WireGuard tunnel in resources, anyTunnel the name of all of a gateway's tunnels; here there is only one.
+// tunnelDevice is the name of the WireGuard tunnel in resources, anyTunnel the name of all of a
+// gateway's tunnels; here there is only one.
 const (
 	tunnelDevice = "liqo-tunnel"
 	anyTunnel    = "liqo-tunnel*"
@@ -128,7 +129,8 @@ func (c *firewallChain) check(path string, f *faults) bool {
 	case rules.ChainNAT:
 		switch c.Hook {
 		case rules.HookInput, rules.HookOutput:
-			f.add(path+".hook", "type nat at %s translates the gateway's own traffic, which is never translated", c.Hook)
+			f.add(path+".hook", "type nat at %s translates the gateway's own traffic, which is never translated",
+				c.Hook)
 		case rules.HookForward:
 			f.add(path+".hook", "type nat is at prerouting or postrouting, not at forward")
 		}
@@ -180,7 +182,8 @@ func (c *firewallChain) chain(path string, family rules.Family, f *faults) rules
 		r := &c.Rules.Filter[i]
 		at := fmt.Sprintf("%s.rules.filterRules[%d]", path, i)
 		value := r.check(at, c.Hook, f)
-		add(at, i, rules.Rule{Name: r.Name, Action: r.Action, Value: value, NoCounter: r.Counter != nil && !*r.Counter}, r.Match)
+		add(at, i, rules.Rule{Name: r.Name, Action: r.Action, Value: value, NoCounter: r.Counter != nil && !*r.Counter},
+			r.Match)
 	}
 	return out
 }

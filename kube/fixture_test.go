@@ -17,14 +17,17 @@ import (
 	"culvert/nat/rules"
 )
 
-// What Liqo's own controllers made, for two nodes and two peerings of overlapping clusters, in three versions and settings.
+// What Liqo's own controllers made, for two nodes and two peerings of overlapping clusters, in
+// three versions and settings.
 var captures = []string{"main-557c199cf", "v1.2.0", "main-557c199cf-options"}
 
-var captureFiles = []string{"firewallconfigurations", "routeconfigurations", "genevetunnels", "internalfabrics", "internalnodes"}
+var captureFiles = []string{"firewallconfigurations", "routeconfigurations", "genevetunnels", "internalfabrics",
+	"internalnodes"}
 
 // gatewayOf is the gateway of one of the captures' peerings, on node n1.
 func gatewayOf(remote string) Self {
-	return Self{Name: remote, Namespace: "liqo-tenant-" + remote, Remote: remote, Node: "n1", Server: remote == "cluster-b", MTU: 1340}
+	return Self{Name: remote, Namespace: "liqo-tenant-" + remote, Remote: remote, Node: "n1",
+		Server: remote == "cluster-b", MTU: 1340}
 }
 
 func loadCapture(t testing.TB, capture string) []*Object {
@@ -57,7 +60,8 @@ func publicKey(t testing.TB, remote, name, created string, octet byte) *Object {
 	t.Helper()
 	spec, err := json.Marshal(map[string]any{"publicKey": bytes.Repeat([]byte{octet}, 32)})
 	need.NoError(t, err)
-	o := object(t, `{kind: PublicKey, metadata: {name: `+name+`, namespace: liqo-tenant-`+remote+`, uid: `+name+`-uid, creationTimestamp: "`+created+`", labels: {liqo.io/remote-cluster-id: `+remote+`}}}`)
+	o := object(t, `{kind: PublicKey, metadata: {name: `+name+`, namespace: liqo-tenant-`+remote+`, uid: `+name+
+		`-uid, creationTimestamp: "`+created+`", labels: {liqo.io/remote-cluster-id: `+remote+`}}}`)
 	o.Spec = spec
 	return o
 }
@@ -105,7 +109,8 @@ func baseConfig() *nat.Config {
 	own := g
 	own.Server = !own.Server
 	c := &nat.Config{MTU: 1340}
-	c.Firewall, c.Routing, c.PeerTunnelAddress, c.TunnelAddress = []rules.Table{}, []rules.PolicyTable{}, rules.PairOf(g.peer()), rules.PairOf(own.peer())
+	c.Firewall, c.Routing, c.PeerTunnelAddress, c.TunnelAddress = []rules.Table{}, []rules.PolicyTable{},
+		rules.PairOf(g.peer()), rules.PairOf(own.peer())
 	c.GatewayAddress = rules.PairOf(own.peer().Next().Next().Next())
 	return c
 }
@@ -119,7 +124,8 @@ func (g *fakeGateway) tables() (firewall []rules.Table, routing []rules.PolicyTa
 		}
 	}
 	slices.SortFunc(keys, func(a, b rules.Key) int {
-		return cmp.Or(cmp.Compare(g.pieces[a].Order, g.pieces[b].Order), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(g.pieces[a].Order, g.pieces[b].Order), cmp.Compare(a.Namespace, b.Namespace),
+			cmp.Compare(a.Name, b.Name))
 	})
 	for _, key := range keys {
 		firewall = append(firewall, g.pieces[key].Tables...)

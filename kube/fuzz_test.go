@@ -2,7 +2,8 @@ package kube
 
 import "testing"
 
-// nat accepts every spec that is found valid here, so no condition is True for rules that do not exist.
+// nat accepts every spec that is found valid here, so no condition is True for rules that do not
+// exist.
 func FuzzSpec(f *testing.F) {
 	for _, capture := range captures {
 		for _, o := range loadCapture(f, capture) {

@@ -12,7 +12,8 @@ import (
 const perPage = 500
 
 // Each lists objects page by page and calls visit for each of them, until a request or visit fails.
-func Each(ctx context.Context, client dynamic.ResourceInterface, o metav1.ListOptions, visit func(*unstructured.Unstructured) error) error {
+func Each(ctx context.Context, client dynamic.ResourceInterface, o metav1.ListOptions,
+	visit func(*unstructured.Unstructured) error) error {
 	for o.Limit = perPage; ; {
 		l, err := client.List(ctx, o)
 		if err != nil {

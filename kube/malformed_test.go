@@ -14,7 +14,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// A spoilt resource is a copy of a captured one with another value at path; nil removes what is there.
+// A spoilt resource is a copy of a captured one with another value at path; nil removes what is
+// there.
 type spoilt struct {
 	kind, name string
 	path       string
@@ -95,19 +96,30 @@ var allSpoilt = []spoilt{
 	{KindFirewall, markTable, chain0 + ".rules.filterRules[1].name", "n2", ""},
 	{KindFirewall, mssTable, filter0 + ".value", "65536", ""},
 	{KindFirewall, mssTable, filter0 + ".match", oneMatch, ""},
-	{KindFirewall, mssTable, filter0 + ".match", []any{map[string]any{"op": "eq", "proto": map[string]any{"value": "sctp"}}}, filter0 + ".match[0].proto.value"},
-	{KindFirewall, mssTable, filter0 + ".match", []any{map[string]any{"op": "eq", "port": map[string]any{"value": "80-", "position": "dst"}}}, filter0 + ".match[0].port.value"},
-	{KindFirewall, mssTable, filter0 + ".match", []any{map[string]any{"op": "eq", "port": map[string]any{"value": "90-80", "position": "dst"}}}, filter0 + ".match[0].port.value"},
-	{KindFirewall, mssTable, filter0 + ".match", []any{map[string]any{"op": "eq", "port": map[string]any{"value": "80", "position": "in"}}}, filter0 + ".match[0].port.position"},
+	{KindFirewall, mssTable, filter0 + ".match",
+		[]any{map[string]any{"op": "eq", "proto": map[string]any{"value": "sctp"}}}, filter0 + ".match[0].proto.value"},
+	{KindFirewall, mssTable, filter0 + ".match",
+		[]any{map[string]any{"op": "eq", "port": map[string]any{"value": "80-", "position": "dst"}}},
+		filter0 + ".match[0].port.value"},
+	{KindFirewall, mssTable, filter0 + ".match",
+		[]any{map[string]any{"op": "eq", "port": map[string]any{"value": "90-80", "position": "dst"}}},
+		filter0 + ".match[0].port.value"},
+	{KindFirewall, mssTable, filter0 + ".match",
+		[]any{map[string]any{"op": "eq", "port": map[string]any{"value": "80", "position": "in"}}},
+		filter0 + ".match[0].port.position"},
 	{KindFirewall, mssTable, chain0 + ".hook", "prerouting", filter0 + ".value"},
-	{KindFirewall, mssTable, chain0, map[string]any{"name": "c", "type": "filter", "hook": "postrouting", "policy": "accept", "rules": map[string]any{"filterRules": aRule("action", "reject")}}, filter0 + ".action"},
-	{KindFirewall, mssTable, chain0, map[string]any{"name": "c", "type": "filter", "hook": "output", "policy": "reject"}, chain0 + ".policy"},
-	// Fields of a newer Liqo: without the part that is not understood, a rule would match too much. Where the API server's CRD does not have
-	// the field either, an empty match is left.
-	{KindFirewall, markTable, filter0 + ".match", []any{map[string]any{"op": "eq", "ctstate": map[string]any{"value": []any{"established", "related"}}}},
+	{KindFirewall, mssTable, chain0, map[string]any{"name": "c", "type": "filter", "hook": "postrouting",
+		"policy": "accept", "rules": map[string]any{"filterRules": aRule("action", "reject")}}, filter0 + ".action"},
+	{KindFirewall, mssTable, chain0, map[string]any{"name": "c", "type": "filter", "hook": "output",
+		"policy": "reject"}, chain0 + ".policy"},
+	// Fields of a newer Liqo: without the part that is not understood, a rule would match too much.
+	// Where the API server's CRD does not have the field either, an empty match is left.
+	{KindFirewall, markTable, filter0 + ".match",
+		[]any{map[string]any{"op": "eq", "ctstate": map[string]any{"value": []any{"established", "related"}}}},
 		filter0 + ".match[0].ctstate"},
 	{KindFirewall, markTable, filter0 + ".match", []any{map[string]any{"op": "eq"}}, filter0 + ".match[0]"},
-	{KindFirewall, markTable, filter0 + ".match", []any{map[string]any{"op": "eq", "IP": map[string]any{"value": "10.0.0.1", "position": "src"}}},
+	{KindFirewall, markTable, filter0 + ".match",
+		[]any{map[string]any{"op": "eq", "IP": map[string]any{"value": "10.0.0.1", "position": "src"}}},
 		filter0 + ".match[0].IP"},
 	{KindFirewall, natTable, natRule0 + ".match[0].ip.set", "blocked", ""},
 	{KindFirewall, natTable, natRule0 + ".toPort", 80, ""},
@@ -135,7 +147,8 @@ var allSpoilt = []spoilt{
 	{KindRoute, extTable, route0 + ".src", "::1", ""},
 	{KindRoute, extTable, route0, map[string]any{"dst": "10.0.0.0/8"}, ""},
 	{KindRoute, extTable, route0 + ".nextHops", []any{map[string]any{"gw": "10.80.0.2"}}, ""},
-	{KindRoute, extTable, route0, map[string]any{"dst": "10.0.0.0/8", "nextHops": []any{map[string]any{"weight": 1}}}, route0 + ".nextHops[0]"},
+	{KindRoute, extTable, route0, map[string]any{"dst": "10.0.0.0/8", "nextHops": []any{map[string]any{"weight": 1}}},
+		route0 + ".nextHops[0]"},
 	{KindFabric, "cluster-b", "spec.interface.gateway.ip", nil, ""},
 	{KindFabric, "cluster-b", "spec.interface.gateway.ip", "10.80.0", ""},
 	{KindFabric, "cluster-b", "spec.interface.gateway.ip", "127.0.0.1", ""},
@@ -171,11 +184,13 @@ func (p *spoilt) want() string {
 	return p.path
 }
 
-// object returns a copy of the captured resource under another name, spoilt. It is the youngest of its kind.
+// object returns a copy of the captured resource under another name, spoilt. It is the youngest of
+// its kind.
 func (p *spoilt) object(t *testing.T, from []*Object, number int) *Object {
 	t.Helper()
 	for _, o := range from {
-		if o.Kind != p.kind || o.Metadata.Name != p.name || p.kind == KindPublicKey && o.Metadata.Namespace != "liqo-tenant-cluster-b" {
+		if o.Kind != p.kind || o.Metadata.Name != p.name || p.kind == KindPublicKey &&
+			o.Metadata.Namespace != "liqo-tenant-cluster-b" {
 			continue
 		}
 		text, err := json.Marshal(o)
@@ -300,7 +315,8 @@ func TestMalformedResourceIsLeftOutAlone(t *testing.T) {
 	})
 }
 
-// A resource that is malformed for some time loses its rules and gets them back when it is fixed. Each cause is reported once.
+// A resource that is malformed for some time loses its rules and gets them back when it is fixed.
+// Each cause is reported once.
 func TestResourceMalformedForAWhile(t *testing.T) {
 	objects := loadCapture(t, captures[0])
 	s, g := NewState(gatewayOf("cluster-b")), newFakeGateway()

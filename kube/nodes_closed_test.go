@@ -9,13 +9,15 @@ import (
 	"culvert/nat/nattest"
 )
 
-// TestNodesClosed: under Liqo's own rules the peer reaches a node's internal address. With the FirewallConfiguration that docs/liqo.md names
-// it does not, while answers to nodes and what is sent to pods go on.
+// TestNodesClosed: under Liqo's own rules the peer reaches a node's internal address. With the
+// FirewallConfiguration that docs/liqo.md names it does not, while answers to nodes and what is
+// sent to pods go on.
 func TestNodesClosed(t *testing.T) {
 	text, err := os.ReadFile("manifests/nodes-closed.yaml")
 	need.NoError(t, err)
 	const node = "10.80.0.2" // n1
-	syn := nattest.IP{Source: remotePod, Destination: node, Body: nattest.TCP{SourcePort: 4321, DestinationPort: 10250, Flags: nattest.SYN}}
+	syn := nattest.IP{Source: remotePod, Destination: node, Body: nattest.TCP{SourcePort: 4321, DestinationPort: 10250,
+		Flags: nattest.SYN}}
 	expectSent(t, capturedEngine(t, gatewayOf("cluster-b")), nat.Tunnel, syn, remotePodHere, node, linkN1)
 
 	e := capturedEngine(t, gatewayOf("cluster-b"), object(t, string(text)))

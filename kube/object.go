@@ -23,7 +23,8 @@ const (
 	KindPublicKey = "PublicKey"
 )
 
-// An Object is a resource from the API server. Its parts are parsed when its kind is known, so that a faulty one affects nothing else.
+// An Object is a resource from the API server. Its parts are parsed when its kind is known, so that
+// a faulty one affects nothing else.
 type Object struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
@@ -60,7 +61,8 @@ func (m *Metadata) compare(o *Metadata) int {
 // The order of rules has room for seconds until 2038, and as much again for rules that come last.
 const orderLast = 1 << 31
 
-// order returns the order of the resource's chains and rules among those of equal priority. Ties are broken by namespace and name.
+// order returns the order of the resource's chains and rules among those of equal priority. Ties
+// are broken by namespace and name.
 func (m *Metadata) order(last bool) int64 {
 	n := min(max(m.Created.Unix(), 0), orderLast-1)
 	if last {
@@ -106,7 +108,8 @@ func (f *faults) readStrictly(field string, part json.RawMessage, to any) {
 	}
 }
 
-// ReadPart parses a part of an object, whose path is field, into to. It returns "" or the fault, with the path of the field.
+// ReadPart parses a part of an object, whose path is field, into to. It returns "" or the fault,
+// with the path of the field.
 func ReadPart(field string, part json.RawMessage, to any) (fault string) {
 	if len(part) == 0 {
 		return ""

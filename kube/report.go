@@ -71,7 +71,8 @@ func conditionWord(good bool) string {
 	return string(word[0]-'a'+'A') + word[1:]
 }
 
-// setCondition returns a resource's conditions with the right one for host. Others' conditions stay.
+// setCondition returns a resource's conditions with the right one for host. Others' conditions
+// stay.
 func setCondition(all []any, host string, good bool, now string) []any {
 	next := make([]any, 0, len(all)+1)
 	mine := map[string]any{"host": host, "type": applied, "status": conditionWord(good), "lastTransitionTime": now}
@@ -105,7 +106,8 @@ func (e *Event) Key() rules.Key {
 func (s *State) Reports() (all []Fault) {
 	faults := s.Faults()
 	for _, key := range slices.SortedFunc(maps.Keys(faults), compareKeys) {
-		all = append(all, Fault{Event: Event{Kind: key.Kind, Metadata: s.items[key.Kind][key].meta, Message: faults[key]}})
+		all = append(all, Fault{Event: Event{Kind: key.Kind, Metadata: s.items[key.Kind][key].meta,
+			Message: faults[key]}})
 	}
 	return all
 }

@@ -28,8 +28,8 @@ type routeRule struct {
 	About       any     `json:"targetRef"`
 }
 
-// A route is a route of a table. A gateway ignores the source, a hint for packets of the host itself,
-// and scope and onlink, which tell a kernel how to find the neighbour.
+// A route is a route of a table. A gateway ignores the source, a hint for packets of the host
+// itself, and scope and onlink, which tell a kernel how to find the neighbour.
 type route struct {
 	Destination string `json:"dst"`
 	Source      string `json:"src"`
@@ -47,8 +47,9 @@ type hop struct {
 	Weight any    `json:"weight"` // of several next hops one is used
 }
 
-// table returns the spec's routing table. It must not be used if f has grown. If there are several next hops, the one to the tunnel whose other end
-// is peer is used. ownNode: the routes lead by the gateway's own node, and those of a gateway on another node by that one.
+// table returns the spec's routing table. It must not be used if f has grown. If there are several
+// next hops, the one to the tunnel whose other end is peer is used. ownNode: the routes lead by the
+// gateway's own node, and those of a gateway on another node by that one.
 func (s *routeSpec) table(peer netip.Addr, ownNode bool, f *faults) rules.PolicyTable {
 	t := rules.PolicyTable{Name: s.Table.Name}
 	if t.Name == "" {
@@ -60,7 +61,8 @@ func (s *routeSpec) table(peer netip.Addr, ownNode bool, f *faults) rules.Policy
 	for i := range s.Table.Rules {
 		from := &s.Table.Rules[i]
 		path := fmt.Sprintf("spec.table.rules[%d]", i)
-		r := rules.PolicyRule{In: device(from.In), Out: device(from.Out), Mark: uint32(from.Mark), Priority: int(from.Priority), Keep: ownNode}
+		r := rules.PolicyRule{In: device(from.In), Out: device(from.Out), Mark: uint32(from.Mark),
+			Priority: int(from.Priority), Keep: ownNode}
 		if from.Mark < 0 || from.Mark > math.MaxUint32 {
 			f.add(path+".fwmark", "%d is no number from 0 to %d", from.Mark, uint32(math.MaxUint32))
 		}

@@ -12,17 +12,18 @@ import (
 	"culvert/nat/rules"
 )
 
-// A Site is what the resources say about the gateway and its surroundings, except rules and routes. It is consistent: contradictions are left out,
-// and their resources are reported.
+// A Site is what the resources say about the gateway and its surroundings, except rules and routes.
+// It is consistent: contradictions are left out, and their resources are reported.
 type Site struct {
 	PeerPublicKey  [32]byte   // all zero: none yet
 	GatewayAddress netip.Addr // invalid: none yet
 	Nodes          []Node
 	UnknownSource  netip.Addr // invalid: none yet
-	// Remote pairs the remote cluster's real CIDRs with those under which the local one sees them. It is used only to translate ICMP errors about
-	// packets without a connection.
+	// Remote pairs the remote cluster's real CIDRs with those under which the local one sees them.
+	// It is used only to translate ICMP errors about packets without a connection.
 	Remote []rules.RemoteCIDR
-	// FromTunnel are the sources from which the peer may send, NotFromNodes those from which nodes may not.
+	// FromTunnel are the sources from which the peer may send, NotFromNodes those from which nodes
+	// may not.
 	FromTunnel, NotFromNodes []netip.Prefix
 }
 
@@ -89,7 +90,8 @@ type internalNode struct {
 	waiting           string // what is missing; "" = nothing
 }
 
-// Meanwhile is a part of what a gateway waits for that it can do without as long as it is a standby.
+// Meanwhile is a part of what a gateway waits for that it can do without as long as it is a
+// standby.
 const Meanwhile = ", which Liqo writes after this pod becomes active; until then this is "
 
 func readNode(o *Object, self *Self, f *faults) *internalNode {
@@ -110,13 +112,15 @@ func readNode(o *Object, self *Self, f *faults) *internalNode {
 	case tunnelDevice, anyTunnel:
 		f.add("spec.interface.gateway.name", "%q is the WireGuard tunnel's", out.device)
 	}
-	field, value, other, meanwhile := "status.nodeIP.remote", status.NodeIP.Remote, "status.nodeIP.local", status.NodeIP.Local
+	field, value, other, meanwhile := "status.nodeIP.remote", status.NodeIP.Remote, "status.nodeIP.local",
+		status.NodeIP.Local
 	if o.Metadata.Name == self.Node {
 		field, value, other, meanwhile = other, meanwhile, field, value
 	}
 	if value == "" {
-		// Liqo measures one of the two for the pod that is active, and the other one only after that pod has moved. A standby must know the node
-		// before, or it could copy no connection of it. Both addresses are the node's own.
+		// Liqo measures one of the two for the pod that is active, and the other one only after
+		// that pod has moved. A standby must know the node before, or it could copy no connection
+		// of it. Both addresses are the node's own.
 		if out.waiting = "no " + field; meanwhile == "" {
 			return out
 		}
@@ -244,7 +248,8 @@ func (d *derivation) fabric() (name string, f *fabric) {
 	}
 	first := fabrics[0]
 	for _, other := range fabrics[1:] {
-		d.fault[other.key] = fmt.Sprintf("metadata.labels: InternalFabric %s is of cluster %s too, and older", first.meta.Name, d.self.Remote)
+		d.fault[other.key] = fmt.Sprintf("metadata.labels: InternalFabric %s is of cluster %s too, and older",
+			first.meta.Name, d.self.Remote)
 	}
 	f = first.parsed.(*fabric)
 	if f.address == d.site.UnknownSource {
@@ -272,13 +277,15 @@ func (d *derivation) unknownSource() {
 func (d *derivation) nodes(fabric string) {
 	names, devices := map[string]rules.Key{}, map[string]rules.Key{}
 	vnis, addresses := map[int64]rules.Key{}, map[netip.Addr]rules.Key{}
-	taken := map[netip.Addr]string{d.site.UnknownSource: "the unknown-source address", d.site.GatewayAddress: "InternalFabric " + fabric + "'s spec.interface.gateway.ip"}
+	taken := map[netip.Addr]string{d.site.UnknownSource: "the unknown-source address",
+		d.site.GatewayAddress: "InternalFabric " + fabric + "'s spec.interface.gateway.ip"}
 	for _, it := range d.of(KindTunnel) {
 		t := it.parsed.(*tunnelSpec)
 		key := rules.Key{Kind: KindNode, Name: t.Node.Name}
 		node := d.items[KindNode][key]
 		if t.Fabric.Name != fabric {
-			d.fault[it.key] = fmt.Sprintf("spec.internalFabricRef.name: %s is not %s, the InternalFabric of this gateway", t.Fabric.Name, fabric)
+			d.fault[it.key] = fmt.Sprintf(
+				"spec.internalFabricRef.name: %s is not %s, the InternalFabric of this gateway", t.Fabric.Name, fabric)
 			continue
 		}
 		if other, ok := vnis[*t.ID]; ok {
@@ -287,7 +294,8 @@ func (d *derivation) nodes(fabric string) {
 		}
 		vnis[*t.ID] = it.key
 		if other, ok := names[t.Node.Name]; ok {
-			d.fault[it.key] = fmt.Sprintf("spec.internalNodeRef.name: GeneveTunnel %s leads to %s too", other.Name, t.Node.Name)
+			d.fault[it.key] = fmt.Sprintf("spec.internalNodeRef.name: GeneveTunnel %s leads to %s too",
+				other.Name, t.Node.Name)
 			continue
 		}
 		names[t.Node.Name] = it.key
@@ -330,7 +338,8 @@ func claim[T comparable](f *faults, of map[T]rules.Key, key rules.Key, field str
 	of[value] = key
 }
 
-// remote finds the CIDRs of the remote cluster in the routes to the tunnel and in the tables that translate them.
+// remote finds the CIDRs of the remote cluster in the routes to the tunnel and in the tables that
+// translate them.
 func (d *derivation) remote() {
 	real := map[netip.Prefix]bool{}
 	for _, it := range d.items[KindRoute] {
@@ -340,7 +349,8 @@ func (d *derivation) remote() {
 			}
 		}
 	}
-	d.site.FromTunnel = sortedPrefixes(slices.AppendSeq([]netip.Prefix{}, maps.Keys(real))) // not nil: nil would mean all
+	// not nil: nil would mean all
+	d.site.FromTunnel = sortedPrefixes(slices.AppendSeq([]netip.Prefix{}, maps.Keys(real)))
 	seen := map[netip.Prefix]netip.Prefix{}
 	for _, it := range d.of(KindFirewall) {
 		for _, m := range it.parsed.(*piece).remaps {
@@ -351,8 +361,11 @@ func (d *derivation) remote() {
 	}
 	var taken []netip.Prefix
 	free := func(p netip.Prefix) bool {
-		return !slices.ContainsFunc(taken, p.Overlaps) && !p.Contains(d.site.GatewayAddress) && !p.Contains(d.site.UnknownSource) &&
-			!p.Overlaps(tunnelBlock) && !slices.ContainsFunc(d.site.Nodes, func(n Node) bool { return p.Contains(n.Address) })
+		return !slices.ContainsFunc(taken, p.Overlaps) && !p.Contains(d.site.GatewayAddress) &&
+			!p.Contains(d.site.UnknownSource) &&
+			!p.Overlaps(tunnelBlock) && !slices.ContainsFunc(d.site.Nodes, func(n Node) bool {
+			return p.Contains(n.Address)
+		})
 	}
 	for i, r := range d.site.FromTunnel {
 		as, ok := seen[r]
@@ -360,7 +373,9 @@ func (d *derivation) remote() {
 			as = r
 		}
 		among := slices.Contains(d.site.NotFromNodes, as)
-		overlaps := i > 0 && slices.ContainsFunc(d.site.Remote, func(o rules.RemoteCIDR) bool { return o.Real.Overlaps(r) })
+		overlaps := i > 0 && slices.ContainsFunc(d.site.Remote, func(o rules.RemoteCIDR) bool {
+			return o.Real.Overlaps(r)
+		})
 		if !among || overlaps || !free(as) || r.Overlaps(tunnelBlock) {
 			continue
 		}
@@ -381,9 +396,10 @@ const nodeMark = 1 << 24
 // priorityReturn puts a routing rule after all others.
 const priorityReturn = 1 << 30
 
-// rules returns the rules that the gateway adds to those of resources. A source without a route back belongs to a node, or to a client of one whose
-// CNI bypassed Liqo's rules for nodes: it gets U, and the answers go to that node. These rules run before those of resources, so that a mark from
-// Liqo prevails.
+// rules returns the rules that the gateway adds to those of resources. A source without a route
+// back belongs to a node, or to a client of one whose CNI bypassed Liqo's rules for nodes: it gets
+// U, and the answers go to that node. These rules run before those of resources, so that a mark
+// from Liqo prevails.
 func (s *Site) rules(self *Self) map[rules.Key]rules.Resource {
 	if self.KeepUnknown {
 		return nil
@@ -398,20 +414,23 @@ func (s *Site) rules(self *Self) map[rules.Key]rules.Resource {
 	}
 	if u := s.UnknownSource; u.IsValid() {
 		unknown.Action, unknown.To = rules.ActionSNAT, u.String()
-		unknown.Match = append(unknown.Match, rules.Match{Op: rules.OpNotEqual, IP: rules.Operand{Value: u.String(), Position: rules.PositionSource}})
+		unknown.Match = append(unknown.Match, rules.Match{Op: rules.OpNotEqual, IP: rules.Operand{Value: u.String(),
+			Position: rules.PositionSource}})
 	}
 	all := map[rules.Key]rules.Resource{
 		{Kind: "Gateway", Namespace: self.Namespace, Name: self.Name}: {Order: -1, Tables: []rules.Table{{
 			Name: "unknown-source", Family: rules.FamilyIPv4,
 			Chains: []rules.Chain{
 				{
-					Name: "unknown-source", Type: rules.ChainNAT, Hook: rules.HookPostrouting, Priority: rules.PrioritySNAT + 1,
-					Rules: []rules.Rule{unknown},
+					Name: "unknown-source", Type: rules.ChainNAT, Hook: rules.HookPostrouting,
+					Priority: rules.PrioritySNAT + 1,
+					Rules:    []rules.Rule{unknown},
 				},
 				{
 					Name: "return", Type: rules.ChainFilter, Hook: rules.HookPrerouting, Priority: rules.PriorityFilter,
 					Rules: []rules.Rule{{
-						Name: "return", Match: []rules.Match{in(rules.OpEqual, tunnelDevice)}, Action: rules.ActionMetaMarkFromCT, NoCounter: true,
+						Name: "return", Match: []rules.Match{in(rules.OpEqual, tunnelDevice)},
+						Action: rules.ActionMetaMarkFromCT, NoCounter: true,
 					}},
 				},
 			},
@@ -426,13 +445,15 @@ func (s *Site) rules(self *Self) map[rules.Key]rules.Resource {
 				Chains: []rules.Chain{{
 					Name: "return", Type: rules.ChainFilter, Hook: rules.HookForward, Priority: rules.PriorityFilter,
 					Rules: []rules.Rule{{
-						Name: n.Name, Match: []rules.Match{in(rules.OpEqual, n.Device), out}, Action: rules.ActionCTMark, Value: mark, NoCounter: true,
+						Name: n.Name, Match: []rules.Match{in(rules.OpEqual, n.Device), out},
+						Action: rules.ActionCTMark, Value: mark, NoCounter: true,
 					}},
 				}},
 			}},
 			Routing: []rules.PolicyTable{{Name: n.Name + "-return", Rules: []rules.PolicyRule{{
 				Mark: mark, Priority: priorityReturn,
-				Routes: []rules.PolicyRoute{{Destination: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Device: n.Device}},
+				Routes: []rules.PolicyRoute{{Destination: netip.PrefixFrom(netip.IPv4Unspecified(), 0),
+					Device: n.Device}},
 			}}}},
 		}
 	}

@@ -43,23 +43,45 @@ func TestSite(t *testing.T) {
 	}{
 		{"two nodes", base, "n1 n2", "", ""},
 		{"nothing", nil, "", "", "no InternalFabric of cluster cluster-b"},
-		{"fabric of another cluster", replaced(0, labelled(fabricText, "remote-cluster-id: cluster-b", "remote-cluster-id: cluster-c")), "", "", "no InternalFabric of cluster cluster-b"},
-		{"fabric of another namespace", replaced(0, labelled(fabricText, "liqo-tenant-cluster-b", "other")), "", "", "no InternalFabric of cluster cluster-b"},
-		{"a second fabric", append(slices.Clone(base), labelled(fabricText, "name: b", "name: c")), "n1 n2", "InternalFabric/liqo-tenant-cluster-b/c metadata.labels: InternalFabric b", ""},
-		{"another MTU", replaced(0, labelled(fabricText, "1340", "1400")), "n1 n2", "InternalFabric/liqo-tenant-cluster-b/b spec.mtu: 1400 is not the 1340 of --mtu", ""},
-		{"tunnel without node", append(slices.Clone(base), tunnelTo(t, "n3", "7")), "n1 n2", "", "GeneveTunnel b-n3: no InternalNode n3"},
+		{"fabric of another cluster", replaced(0, labelled(fabricText, "remote-cluster-id: cluster-b",
+			"remote-cluster-id: cluster-c")), "", "", "no InternalFabric of cluster cluster-b"},
+		{"fabric of another namespace", replaced(0, labelled(fabricText, "liqo-tenant-cluster-b", "other")), "", "",
+			"no InternalFabric of cluster cluster-b"},
+		{"a second fabric", append(slices.Clone(base), labelled(fabricText, "name: b", "name: c")), "n1 n2",
+			"InternalFabric/liqo-tenant-cluster-b/c metadata.labels: InternalFabric b", ""},
+		{"another MTU", replaced(0, labelled(fabricText, "1340", "1400")), "n1 n2",
+			"InternalFabric/liqo-tenant-cluster-b/b spec.mtu: 1400 is not the 1340 of --mtu", ""},
+		{"tunnel without node", append(slices.Clone(base), tunnelTo(t, "n3", "7")), "n1 n2", "",
+			"GeneveTunnel b-n3: no InternalNode n3"},
 		{"node without tunnel", append(slices.Clone(base), nodeNamed(t, "n3", "10.80.0.9")), "n1 n2", "", ""},
-		{"node without address", replaced(2, labelled(strings.NewReplacer("NAME", "n2", "ADDRESS", "10.80.0.2").Replace(nodeText), "local: 10.1.1.1, remote: 192.0.2.1", "")), "n1", "", "InternalNode n2: no status.nodeIP.remote"},
-		{"node of the gateway without address", replaced(1, labelled(strings.NewReplacer("NAME", "n1", "ADDRESS", "10.80.0.1").Replace(nodeText), "local: 10.1.1.1, remote: 192.0.2.1", "")), "n2", "", "InternalNode n1: no status.nodeIP.local"},
-		{"node measured by the other pod alone", replaced(2, labelled(strings.NewReplacer("NAME", "n2", "ADDRESS", "10.80.0.2").Replace(nodeText), "local: 10.1.1.1, remote: 192.0.2.1", "local: 192.0.2.1")), "n1 n2", "",
+		{"node without address",
+			replaced(2, labelled(strings.NewReplacer("NAME", "n2", "ADDRESS", "10.80.0.2").Replace(nodeText),
+				"local: 10.1.1.1, remote: 192.0.2.1", "")), "n1", "", "InternalNode n2: no status.nodeIP.remote"},
+		{"node of the gateway without address",
+			replaced(1, labelled(strings.NewReplacer("NAME", "n1", "ADDRESS", "10.80.0.1").Replace(nodeText),
+				"local: 10.1.1.1, remote: 192.0.2.1", "")), "n2", "", "InternalNode n1: no status.nodeIP.local"},
+		{"node measured by the other pod alone",
+			replaced(2, labelled(strings.NewReplacer("NAME", "n2", "ADDRESS", "10.80.0.2").Replace(nodeText),
+				"local: 10.1.1.1, remote: 192.0.2.1", "local: 192.0.2.1")), "n1 n2", "",
 			"InternalNode n2: no status.nodeIP.remote, which Liqo writes after this pod becomes active; until then this is status.nodeIP.local"},
-		{"node of the gateway measured by the other pod alone", replaced(1, labelled(strings.NewReplacer("NAME", "n1", "ADDRESS", "10.80.0.1").Replace(nodeText), "local: 10.1.1.1, remote: 192.0.2.1", "remote: 10.1.1.1")), "n1 n2", "",
+		{"node of the gateway measured by the other pod alone",
+			replaced(1, labelled(strings.NewReplacer("NAME", "n1", "ADDRESS", "10.80.0.1").Replace(nodeText),
+				"local: 10.1.1.1, remote: 192.0.2.1", "remote: 10.1.1.1")), "n1 n2", "",
 			"InternalNode n1: no status.nodeIP.local, which Liqo writes after this pod becomes active; until then this is status.nodeIP.remote"},
-		{"node with the gateway's address", replaced(2, nodeNamed(t, "n2", "10.80.0.3")), "n1", "InternalNode/n2 spec.interface.node.ip: 10.80.0.3 is InternalFabric b's", ""},
-		{"two nodes of one address", replaced(2, nodeNamed(t, "n2", "10.80.0.1")), "n1", "InternalNode/n2 spec.interface.node.ip: 10.80.0.1 is that of InternalNode n1 too", ""},
-		{"two nodes of one device", replaced(2, labelled(strings.NewReplacer("NAME", "n2", "ADDRESS", "10.80.0.2").Replace(nodeText), "liqo.n2", "liqo.n1")), "n1", "InternalNode/n2 spec.interface.gateway.name: liqo.n1 is that of InternalNode n1 too", ""},
-		{"two tunnels of one VNI", replaced(4, tunnelTo(t, "n2", "0")), "n1", "GeneveTunnel/liqo-tenant-cluster-b/b-n2 spec.id: 0 is that of GeneveTunnel b-n1 too", ""},
-		{"two tunnels to one node", append(slices.Clone(base), labelled(strings.NewReplacer("NAME", "n1", "ID", "9").Replace(tunnelText), "name: b-n1", "name: c-n1")), "n1 n2", "GeneveTunnel/liqo-tenant-cluster-b/c-n1 spec.internalNodeRef.name: GeneveTunnel b-n1 leads to n1 too", ""},
+		{"node with the gateway's address", replaced(2, nodeNamed(t, "n2", "10.80.0.3")), "n1",
+			"InternalNode/n2 spec.interface.node.ip: 10.80.0.3 is InternalFabric b's", ""},
+		{"two nodes of one address", replaced(2, nodeNamed(t, "n2", "10.80.0.1")), "n1",
+			"InternalNode/n2 spec.interface.node.ip: 10.80.0.1 is that of InternalNode n1 too", ""},
+		{"two nodes of one device",
+			replaced(2, labelled(strings.NewReplacer("NAME", "n2", "ADDRESS", "10.80.0.2").Replace(nodeText), "liqo.n2",
+				"liqo.n1")), "n1",
+			"InternalNode/n2 spec.interface.gateway.name: liqo.n1 is that of InternalNode n1 too", ""},
+		{"two tunnels of one VNI", replaced(4, tunnelTo(t, "n2", "0")), "n1",
+			"GeneveTunnel/liqo-tenant-cluster-b/b-n2 spec.id: 0 is that of GeneveTunnel b-n1 too", ""},
+		{"two tunnels to one node", append(slices.Clone(base),
+			labelled(strings.NewReplacer("NAME", "n1", "ID", "9").Replace(tunnelText), "name: b-n1", "name: c-n1")),
+			"n1 n2",
+			"GeneveTunnel/liqo-tenant-cluster-b/c-n1 spec.internalNodeRef.name: GeneveTunnel b-n1 leads to n1 too", ""},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -71,7 +93,8 @@ func TestSite(t *testing.T) {
 			var names []string
 			for _, n := range g.site.Nodes {
 				names = append(names, n.Name)
-				if want := map[bool]string{true: "10.1.1.1", false: "192.0.2.1"}[n.Name == "n1"]; n.Underlay != netip.MustParseAddr(want) {
+				if want := map[bool]string{true: "10.1.1.1", false: "192.0.2.1"}[n.Name == "n1"]; n.Underlay !=
+					netip.MustParseAddr(want) {
 					t.Errorf("%s is sent to at %s, want %s", n.Name, n.Underlay, want)
 				}
 			}
@@ -82,7 +105,8 @@ func TestSite(t *testing.T) {
 			for key, why := range s.Faults() {
 				faults = append(faults, key.String()+" "+why)
 			}
-			if test.fault == "" && len(faults) > 0 || test.fault != "" && (len(faults) != 1 || !strings.Contains(faults[0], test.fault)) {
+			if test.fault == "" && len(faults) > 0 || test.fault != "" && (len(faults) != 1 ||
+				!strings.Contains(faults[0], test.fault)) {
 				t.Errorf("faults %q, want %q", faults, test.fault)
 			}
 			if test.waiting != "" && !slices.Contains(s.Waiting(), test.waiting) {

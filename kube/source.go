@@ -16,8 +16,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// Gateway is what a Source configures. Apply is for everything except the rules, which are put one by one: CommitRules publishes all puts and
-// deletes.
+// Gateway is what a Source configures. Apply is for everything except the rules, which are put one
+// by one: CommitRules publishes all puts and deletes.
 type Gateway interface {
 	Apply(*config.Config) error
 	Put(rules.Key, rules.Resource) error
@@ -25,15 +25,18 @@ type Gateway interface {
 	CommitRules()
 	// Check returns the result of the connection check.
 	Check() Check
-	// Speaks reports whether this gateway, of several, is the one that writes the status of resources.
+	// Speaks reports whether this gateway, of several, is the one that writes the status of
+	// resources.
 	Speaks() bool
 }
 
-// A Source configures a Gateway by a cluster's resources, and reports back. Nothing is applied before every list is complete, so a restart cuts no
-// connection; while the API server is away, nothing changes.
+// A Source configures a Gateway by a cluster's resources, and reports back. Nothing is applied
+// before every list is complete, so a restart cuts no connection; while the API server is away,
+// nothing changes.
 //
-// Each watch has a goroutine, which changes the State under mu. Run applies the results, and only it calls the Gateway. A Teller writes. complete has the kinds whose lists are complete; connection is the Connection in the API server,
-// nil if there is none.
+// Each watch has a goroutine, which changes the State under mu. Run applies the results, and only
+// it calls the Gateway. A Teller writes. complete has the kinds whose lists are complete;
+// connection is the Connection in the API server, nil if there is none.
 type Source struct {
 	client   dynamic.Interface
 	identity Identity
@@ -77,12 +80,14 @@ func NewSource(client dynamic.Interface, id Identity, log *logrus.Entry) *Source
 	causes := NewCauses(log)
 	return &Source{
 		client: client, identity: id, log: log, causes: causes, wake: make(chan struct{}, 1),
-		teller: NewTeller(Reporter{Client: client, Causes: causes, Self: id.Namespace + "/" + id.Name, Node: id.Node, Instance: cmp.Or(id.Pod, id.Name)}, log),
-		state:  NewState(id.Self), complete: map[string]bool{}, now: time.Now,
+		teller: NewTeller(Reporter{Client: client, Causes: causes, Self: id.Namespace + "/" + id.Name, Node: id.Node,
+			Instance: cmp.Or(id.Pod, id.Name)}, log),
+		state: NewState(id.Self), complete: map[string]bool{}, now: time.Now,
 	}
 }
 
-// Note adds an Event about the gateway itself, on its GatewayServer or GatewayClient. It must be called before Run.
+// Note adds an Event about the gateway itself, on its GatewayServer or GatewayClient. It must be
+// called before Run.
 func (s *Source) Note(message string) { s.notes = append(s.notes, s.ofItself(message)) }
 
 func (s *Source) ofItself(message string) Fault {
@@ -137,8 +142,9 @@ func (s *Source) changed() {
 	}
 }
 
-// apply passes changes to g, tells faults, and returns what must be written; nil until every list is complete. s.mu is free while g works, which may
-// take long: probes and commands ask meanwhile, and watches continue.
+// apply passes changes to g, tells faults, and returns what must be written; nil until every list
+// is complete. s.mu is free while g works, which may take long: probes and commands ask meanwhile,
+// and watches continue.
 func (s *Source) apply(g Gateway) *writes {
 	check := g.Check()
 	s.mu.Lock()
@@ -168,7 +174,8 @@ func (s *Source) apply(g Gateway) *writes {
 		g.CommitRules()
 	}
 	if !ready {
-		// The first nodes come after all rules, so that no packet of theirs, and no connection of the previous gateway, is judged without them.
+		// The first nodes come after all rules, so that no packet of theirs, and no connection of
+		// the previous gateway, is judged without them.
 		s.applySite(g)
 		s.log.Info("all resources are known")
 	}
@@ -193,7 +200,8 @@ func (s *Source) apply(g Gateway) *writes {
 	return w
 }
 
-// applySite passes the Site to g. If g refuses it, the next round tries again: the conflict may be gone by then.
+// applySite passes the Site to g. If g refuses it, the next round tries again: the conflict may be
+// gone by then.
 func (s *Source) applySite(g Gateway) {
 	if s.site == nil {
 		return
@@ -274,7 +282,8 @@ func NewCauses(log *logrus.Entry) *Causes {
 	return &Causes{log: log, told: map[string]bool{}, forbidden: map[string]bool{}, refused: map[string]bool{}}
 }
 
-// Refuses reports whether the API server has refused the last request of a verb and a resource for want of a right, or because it does not know it.
+// Refuses reports whether the API server has refused the last request of a verb and a resource for
+// want of a right, or because it does not know it.
 func (c *Causes) Refuses(request string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

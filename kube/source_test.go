@@ -133,7 +133,8 @@ func unstructuredOf(t testing.TB, o *Object) *unstructured.Unstructured {
 
 // baseOf is what flags say of the gateway of a peering.
 func baseOf(remote string) *config.Config {
-	c := &config.Config{Peer: remote, MTU: 1340, WireGuard: config.WireGuard{Role: config.Server, PrivateKey: wgkey.NewPrivate(), ListenPort: 51840}}
+	c := &config.Config{Peer: remote, MTU: 1340, WireGuard: config.WireGuard{Role: config.Server,
+		PrivateKey: wgkey.NewPrivate(), ListenPort: 51840}}
 	c.Geneve.ListenPort = 6091
 	return c
 }
@@ -154,7 +155,8 @@ func inCluster(t *testing.T, objects []*Object, prepare func(*cluster), f func(*
 		log := logrus.New()
 		log.SetOutput(&c.log)
 		log.SetFormatter(&logrus.JSONFormatter{})
-		c.source = NewSource(c.api, Identity{Self: gatewayOf("cluster-b"), Base: baseOf("cluster-b"), UID: "gateway-uid", Pod: "pod-1", Refresh: 10 * time.Second}, logrus.NewEntry(log))
+		c.source = NewSource(c.api, Identity{Self: gatewayOf("cluster-b"), Base: baseOf("cluster-b"),
+			UID: "gateway-uid", Pod: "pod-1", Refresh: 10 * time.Second}, logrus.NewEntry(log))
 		if prepare != nil {
 			prepare(c)
 		}
@@ -262,11 +264,14 @@ func TestSourceAppliesCaptureAndSaysSo(t *testing.T) {
 	objects := loadCapture(t, captures[0])
 	want, _ := outcomeWith(objects...)
 	inCluster(t, objects, nil, func(c *cluster) {
-		if !c.source.Ready() || c.sites != 1 || !maps.EqualFunc(c.pieces, want.pieces, func(a, b rules.Resource) bool { return a.Order == b.Order }) {
-			t.Errorf("ready %v, %d sites, %d pieces of %d\n%s", c.source.Ready(), c.sites, len(c.pieces), len(want.pieces), &c.log)
+		if !c.source.Ready() || c.sites != 1 || !maps.EqualFunc(c.pieces, want.pieces,
+			func(a, b rules.Resource) bool { return a.Order == b.Order }) {
+			t.Errorf("ready %v, %d sites, %d pieces of %d\n%s", c.source.Ready(), c.sites, len(c.pieces),
+				len(want.pieces), &c.log)
 		}
 		for key := range want.verdicts {
-			if got := c.conditions(key.Kind, key.Namespace, key.Name); !slices.Equal(got, []string{"cluster-b Applied True"}) {
+			if got := c.conditions(key.Kind, key.Namespace, key.Name); !slices.Equal(got,
+				[]string{"cluster-b Applied True"}) {
 				t.Errorf("%s: %q", key, got)
 			}
 		}
@@ -301,7 +306,8 @@ func TestNothingIsAppliedBeforeEveryListIsComplete(t *testing.T) {
 					t.Error("something is applied before all lists are complete")
 				}
 				said := strings.Count(c.log.String(), `"level":"warning"`)
-				if want := fmt.Sprintf(`"resource":%q,`, resources[kind]); said != 1 || !strings.Contains(c.log.String(), want) || !strings.Contains(c.log.String(), `"verb":"list"`) {
+				if want := fmt.Sprintf(`"resource":%q,`, resources[kind]); said != 1 ||
+					!strings.Contains(c.log.String(), want) || !strings.Contains(c.log.String(), `"verb":"list"`) {
 					t.Errorf("%d warnings, want one that names list and %s:\n%s", said, resources[kind], &c.log)
 				}
 				mu.Lock()
@@ -340,7 +346,8 @@ func TestConditionsOfOthersSurvive(t *testing.T) {
 	objects[i] = &shared
 	conflicts := 0
 	inCluster(t, objects, func(c *cluster) {
-		c.api.PrependReactor("update", resources[KindFirewall], func(a kubetesting.Action) (bool, runtime.Object, error) {
+		c.api.PrependReactor("update", resources[KindFirewall], func(a kubetesting.Action) (bool,
+			runtime.Object, error) {
 			u := a.(kubetesting.UpdateAction).GetObject().(*unstructured.Unstructured)
 			if u.GetName() != mssTable || conflicts == 7 {
 				return false, nil, nil
@@ -348,7 +355,8 @@ func TestConditionsOfOthersSurvive(t *testing.T) {
 			conflicts++ // somebody was faster
 			now := c.get(KindFirewall, u.GetNamespace(), u.GetName()).DeepCopy()
 			all, _, _ := unstructured.NestedSlice(now.Object, "status", "conditions")
-			all = append(all, map[string]any{"host": fmt.Sprintf("gateway-%d", conflicts), "type": "Applied", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"})
+			all = append(all, map[string]any{"host": fmt.Sprintf("gateway-%d", conflicts), "type": "Applied",
+				"status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"})
 			if err := unstructured.SetNestedSlice(now.Object, all, "status", "conditions"); err != nil {
 				t.Error(err)
 			}
@@ -394,7 +402,8 @@ func TestMalformedResourceGetsConditionAndOneEvent(t *testing.T) {
 	full.Metadata.Name = "too-much"
 	inCluster(t, append(objects, bad, node, full), nil, func(c *cluster) {
 		for _, o := range []*Object{bad, full} {
-			if got := c.conditions(o.Kind, o.Metadata.Namespace, o.Metadata.Name); !slices.Equal(got, []string{"cluster-b Applied False"}) {
+			if got := c.conditions(o.Kind, o.Metadata.Namespace, o.Metadata.Name); !slices.Equal(got,
+				[]string{"cluster-b Applied False"}) {
 				t.Errorf("%s: conditions %q", o.Metadata.Name, got)
 			}
 		}
@@ -421,7 +430,8 @@ func TestMalformedResourceGetsConditionAndOneEvent(t *testing.T) {
 			}
 		}
 		c.update(&mended)
-		if got := c.conditions(bad.Kind, bad.Metadata.Namespace, bad.Metadata.Name); !slices.Equal(got, []string{"cluster-b Applied True"}) {
+		if got := c.conditions(bad.Kind, bad.Metadata.Namespace, bad.Metadata.Name); !slices.Equal(got,
+			[]string{"cluster-b Applied True"}) {
 			t.Errorf("after it was fixed: conditions %q", got)
 		}
 	})
@@ -512,66 +522,77 @@ func TestConnection(t *testing.T) {
 
 func TestConnectionNeedsAKey(t *testing.T) {
 	inCluster(t, nil, nil, func(c *cluster) {
-		if _, err := c.api.Tracker().Get(gvr(kindConnection), "liqo-tenant-cluster-b", "gw-cluster-b"); !apierrors.IsNotFound(err) {
+		if _, err := c.api.Tracker().Get(gvr(kindConnection), "liqo-tenant-cluster-b",
+			"gw-cluster-b"); !apierrors.IsNotFound(err) {
 			t.Errorf("a Connection without a peer's key: %v", err)
 		}
 	})
 }
 
-// A gateway that restarts leaves the status of its Connection as it was until it knows the state of the tunnel.
+// A gateway that restarts leaves the status of its Connection as it was until it knows the state of
+// the tunnel.
 func TestConnectionSurvivesARestart(t *testing.T) {
-	old := object(t, `{kind: Connection, metadata: {name: gw-cluster-b, namespace: liqo-tenant-cluster-b}, status: {value: Connected, latency: {value: 3ms, timestamp: "1999-01-01T00:00:00Z"}}}`)
+	old := object(t,
+		`{kind: Connection, metadata: {name: gw-cluster-b, namespace: liqo-tenant-cluster-b}, status: {value: Connected, latency: {value: 3ms, timestamp: "1999-01-01T00:00:00Z"}}}`)
 	inCluster(t, append(loadCapture(t, captures[0]), old), nil, func(c *cluster) {
 		c.expectConnection(`{"latency":{"timestamp":"1999-01-01T00:00:00Z","value":"3ms"},"value":"Connected"}`)
 	})
 }
 
-// A configuration that a gateway refuses is reported once in the log and in an Event, and in the status, and tried again even if no resource changes.
+// A configuration that a gateway refuses is reported once in the log and in an Event, and in the
+// status, and tried again even if no resource changes.
 func TestRefusedSiteIsTriedAgain(t *testing.T) {
 	refuse := func(c *cluster, err error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.refusal = err
 	}
-	inCluster(t, loadCapture(t, captures[0]), func(c *cluster) { refuse(c, errors.New("geneve.nodes: too many of them")) }, func(c *cluster) {
-		if c.sites != 0 || len(c.pieces) == 0 || !c.source.Ready() {
-			t.Errorf("%d sites, %d pieces", c.sites, len(c.pieces))
-		}
-		const said = "what the resources say about the gateway is refused, and what runs stays: geneve.nodes: too many of them"
-		if n := strings.Count(c.log.String(), said); n != 1 {
-			t.Errorf("said %d times\n%s", n, &c.log)
-		}
-		made, err := c.api.Tracker().List(events, schema.GroupVersionKind{Version: "v1", Kind: "Event"}, "liqo-tenant-cluster-b")
-		need.NoError(t, err)
-		if all := made.(*unstructured.UnstructuredList).Items; len(all) != 1 || all[0].Object["message"] != said ||
-			all[0].Object["involvedObject"].(map[string]any)["kind"] != "GatewayServer" {
-			t.Errorf("Events: %v", all)
-		}
-		if waiting, _ := c.source.Resources(); !slices.Equal(waiting, []string{said}) {
-			t.Errorf("waiting: %q", waiting)
-		}
-		if _, err := c.api.Tracker().Get(gvr(kindConnection), "liqo-tenant-cluster-b", "gw-cluster-b"); !apierrors.IsNotFound(err) {
-			t.Errorf("a Connection without a peer: %v", err)
-		}
-		refuse(c, nil)
-		c.awaitQuiet()
-		if waiting, leftOut := c.source.Resources(); c.sites != 1 || c.config.WireGuard.PeerPublicKey == (wgkey.Key{}) || len(waiting)+len(leftOut) > 0 {
-			t.Errorf("%d sites, waiting %q, left out %v", c.sites, waiting, leftOut)
-		}
-		c.get(kindConnection, "liqo-tenant-cluster-b", "gw-cluster-b")
-	})
+	inCluster(t, loadCapture(t, captures[0]),
+		func(c *cluster) { refuse(c, errors.New("geneve.nodes: too many of them")) }, func(c *cluster) {
+			if c.sites != 0 || len(c.pieces) == 0 || !c.source.Ready() {
+				t.Errorf("%d sites, %d pieces", c.sites, len(c.pieces))
+			}
+			const said = "what the resources say about the gateway is refused, and what runs stays: geneve.nodes: too many of them"
+			if n := strings.Count(c.log.String(), said); n != 1 {
+				t.Errorf("said %d times\n%s", n, &c.log)
+			}
+			made, err := c.api.Tracker().List(events, schema.GroupVersionKind{Version: "v1", Kind: "Event"},
+				"liqo-tenant-cluster-b")
+			need.NoError(t, err)
+			if all := made.(*unstructured.UnstructuredList).Items; len(all) != 1 || all[0].Object["message"] != said ||
+				all[0].Object["involvedObject"].(map[string]any)["kind"] != "GatewayServer" {
+				t.Errorf("Events: %v", all)
+			}
+			if waiting, _ := c.source.Resources(); !slices.Equal(waiting, []string{said}) {
+				t.Errorf("waiting: %q", waiting)
+			}
+			if _, err := c.api.Tracker().Get(gvr(kindConnection), "liqo-tenant-cluster-b",
+				"gw-cluster-b"); !apierrors.IsNotFound(err) {
+				t.Errorf("a Connection without a peer: %v", err)
+			}
+			refuse(c, nil)
+			c.awaitQuiet()
+			if waiting, leftOut := c.source.Resources(); c.sites != 1 ||
+				c.config.WireGuard.PeerPublicKey == (wgkey.Key{}) || len(waiting)+len(leftOut) > 0 {
+				t.Errorf("%d sites, waiting %q, left out %v", c.sites, waiting, leftOut)
+			}
+			c.get(kindConnection, "liqo-tenant-cluster-b", "gw-cluster-b")
+		})
 }
 
-// Rules that the gateway refuses are put again whenever rules change, because there may be room by then. The refusal is logged once.
+// Rules that the gateway refuses are put again whenever rules change, because there may be room by
+// then. The refusal is logged once.
 func TestRefusedRulesAreLoggedOnce(t *testing.T) {
 	objects := loadCapture(t, captures[0])
 	full := (&spoilt{kind: KindFirewall, name: mssTable, path: "spec.table.name", value: "good"}).object(t, objects, 5)
 	full.Metadata.Name = "too-much"
-	other := (&spoilt{kind: KindFirewall, name: mssTable, path: "spec.table.name", value: "first"}).object(t, objects, 6)
+	other := (&spoilt{kind: KindFirewall, name: mssTable, path: "spec.table.name", value: "first"}).object(
+		t, objects, 6)
 	other.Metadata.Name = "other"
 	inCluster(t, append(objects, full, other), nil, func(c *cluster) {
 		for i := range 5 {
-			next := (&spoilt{kind: KindFirewall, name: mssTable, path: "spec.table.name", value: fmt.Sprint("changed-", i)}).object(t, objects, 6)
+			next := (&spoilt{kind: KindFirewall, name: mssTable, path: "spec.table.name", value: fmt.Sprint("changed-",
+				i)}).object(t, objects, 6)
 			next.Metadata.Name = "other"
 			before := c.commits
 			if c.update(next); c.commits == before {
@@ -595,7 +616,8 @@ func (g busyGateway) Put(key rules.Key, r rules.Resource) error {
 	return g.cluster.Put(key, r)
 }
 
-// While a gateway applies rules, status requests are answered and watches continue. Rules are not reported as applied before they are.
+// While a gateway applies rules, status requests are answered and watches continue. Rules are not
+// reported as applied before they are.
 func TestStatusWhileTheGatewayWorks(t *testing.T) {
 	objects := loadCapture(t, captures[0])
 	log := logrus.New()
@@ -644,7 +666,8 @@ func TestResourcesInStatus(t *testing.T) {
 	objects = slices.DeleteFunc(objects, func(o *Object) bool { return o.Kind == KindPublicKey })
 	inCluster(t, append(objects, bad), nil, func(c *cluster) {
 		waiting, leftOut := c.source.Resources()
-		if !slices.Equal(waiting, []string{"no PublicKey of cluster cluster-b"}) || len(leftOut) != 1 || !strings.HasPrefix(leftOut[bad.Key()], "spec.table.family: ") {
+		if !slices.Equal(waiting, []string{"no PublicKey of cluster cluster-b"}) || len(leftOut) != 1 ||
+			!strings.HasPrefix(leftOut[bad.Key()], "spec.table.family: ") {
 			t.Errorf("waiting %q, left out %v", waiting, leftOut)
 		}
 	})

@@ -19,7 +19,8 @@ type Self struct {
 	Node            string // the gateway's node
 	Server          bool
 	MTU             int
-	// KeepUnknown leaves sources without a route back unchanged. Otherwise they become U, and answers to them go to their node.
+	// KeepUnknown leaves sources without a route back unchanged. Otherwise they become U, and
+	// answers to them go to their node.
 	KeepUnknown bool
 }
 
@@ -54,7 +55,8 @@ func (s *Self) selects(o *Object) bool {
 			(sub == "all-gateways" || sub == "fabric" || sub == ipMapping || l[labelFirewall+unique] == s.Remote)
 	case KindRoute:
 		sub, only := l[labelRoute+subcategory], l[labelRoute+unique]
-		return l[labelRoute+category] == forGateways && (sub == "fabric" || sub == ownNode && only == s.Node || only == s.Remote)
+		return l[labelRoute+category] == forGateways && (sub == "fabric" || sub == ownNode && only == s.Node ||
+			only == s.Remote)
 	case KindPublicKey, KindFabric:
 		return o.Metadata.Namespace == s.Namespace && l[labelRemote] == s.Remote
 	case KindTunnel:
@@ -65,8 +67,9 @@ func (s *Self) selects(o *Object) bool {
 	return false
 }
 
-// A State is the meaning of all resources together. It depends on the resources, not on their order, with one exception: a PublicKey that becomes
-// invalid keeps its key. It belongs to one goroutine.
+// A State is the meaning of all resources together. It depends on the resources, not on their
+// order, with one exception: a PublicKey that becomes invalid keeps its key. It belongs to one
+// goroutine.
 type State struct {
 	self    Self
 	items   map[string]map[rules.Key]*item // by kind
@@ -80,9 +83,11 @@ type State struct {
 
 // An item is a resource for this gateway.
 type item struct {
-	key       rules.Key
-	meta      Metadata
-	parsed    any        // by kind: *piece, *fabric, *internalNode, *tunnelSpec, [32]byte; nil if the resource is left out
+	key  rules.Key
+	meta Metadata
+	// by kind: *piece, *fabric, *internalNode, *tunnelSpec, [32]byte; nil if the resource is left
+	// out
+	parsed    any
 	fault     string     // why
 	refused   string     // why the gateway refused its rules
 	condition *Condition // this gateway's condition on the resource
@@ -99,7 +104,8 @@ type piece struct {
 // NewState returns the State of a cluster without resources.
 func NewState(self Self) *State {
 	s := &State{
-		self: self, items: map[string]map[rules.Key]*item{}, dirty: map[rules.Key]bool{}, own: map[rules.Key]rules.Resource{},
+		self: self, items: map[string]map[rules.Key]*item{}, dirty: map[rules.Key]bool{},
+		own:  map[rules.Key]rules.Resource{},
 		said: map[rules.Key]string{}, again: true,
 	}
 	for _, kind := range []string{KindFirewall, KindRoute, KindTunnel, KindFabric, KindNode, KindPublicKey} {
@@ -169,7 +175,8 @@ func (it *item) parse(o *Object, self *Self, f *faults) {
 		var spec firewallSpec
 		if f.readStrictly("spec", o.Spec, &spec); len(*f) == 0 {
 			t := spec.table(f)
-			p := &piece{Resource: rules.Resource{Tables: []rules.Table{t}}, unknown: unknownSource(&t), remaps: remaps(&t)}
+			p := &piece{Resource: rules.Resource{Tables: []rules.Table{t}}, unknown: unknownSource(&t),
+				remaps: remaps(&t)}
 			p.Order = o.Metadata.order(o.Metadata.Labels[labelFirewall+subcategory] == ipMapping)
 			it.parsed = p
 		}
@@ -317,7 +324,8 @@ func (s *State) replaceOwn(c *Changes) {
 	s.own = own
 }
 
-// Refused records the gateway's answer to a resource's rules: nil, or why it refused them. It reports whether the refusal is new.
+// Refused records the gateway's answer to a resource's rules: nil, or why it refused them. It
+// reports whether the refusal is new.
 func (s *State) Refused(key rules.Key, err error) (news bool) {
 	it := s.items[key.Kind][key]
 	if it == nil {

@@ -18,8 +18,9 @@ type Fault struct {
 	LogOnly bool   // the Event has no object yet
 }
 
-// A Teller says what is wrong, in the log and by Events, and writes status. Goroutines of its own write, so that a slow API server does not delay
-// the goroutine that applies configuration. Only that goroutine calls Tell, Wait and Status.
+// A Teller says what is wrong, in the log and by Events, and writes status. Goroutines of its own
+// write, so that a slow API server does not delay the goroutine that applies configuration. Only
+// that goroutine calls Tell, Wait and Status.
 type Teller struct {
 	reporter Reporter
 	log      *logrus.Entry
@@ -39,8 +40,9 @@ func NewTeller(r Reporter, log *logrus.Entry) *Teller {
 	return &Teller{reporter: r, log: log, wake: make(chan struct{}, 1), status: make(chan func(context.Context), 1)}
 }
 
-// Tell logs new faults and has Events written about them. all are the faults that exist now. A fault that its limit does not allow yet is new at the
-// next call, too; more reports whether there is one.
+// Tell logs new faults and has Events written about them. all are the faults that exist now. A
+// fault that its limit does not allow yet is new at the next call, too; more reports whether there
+// is one.
 func (t *Teller) Tell(all []Fault) (more bool) {
 	said, now := make(map[string]bool, len(all)), time.Now()
 	for i := range all {
@@ -74,8 +76,9 @@ func (t *Teller) Wait(all ...string) {
 	t.waiting = slices.Clone(all)
 }
 
-// Status has a status written, in place of one that is not written yet. Whether that succeeds is not known: the caller passes the next status soon,
-// and write finds out whether there is anything to do.
+// Status has a status written, in place of one that is not written yet. Whether that succeeds is
+// not known: the caller passes the next status soon, and write finds out whether there is anything
+// to do.
 func (t *Teller) Status(write func(context.Context)) {
 	select {
 	case <-t.status:
@@ -114,7 +117,8 @@ func (t *Teller) next(speaks bool) (e Event, ok bool) {
 // writeRetry is the pause after an Event that could not be written.
 const writeRetry = time.Second
 
-// Run writes until ctx ends; then it may be called again. While speaks returns false, it writes nothing, because another process says the same.
+// Run writes until ctx ends; then it may be called again. While speaks returns false, it writes
+// nothing, because another process says the same.
 func (t *Teller) Run(ctx context.Context, speaks func() bool) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
@@ -156,8 +160,9 @@ const (
 	FaultInterval = time.Minute // between two further ones
 )
 
-// FaultLimits limit how many faults are reported, in the log and by Events: FaultsAtOnce for each object and one more in each FaultInterval, so that
-// no object hides the faults of another. The keys name objects. A limit that was not used for limitsAge is as good as a new one.
+// FaultLimits limit how many faults are reported, in the log and by Events: FaultsAtOnce for each
+// object and one more in each FaultInterval, so that no object hides the faults of another. The
+// keys name objects. A limit that was not used for limitsAge is as good as a new one.
 type FaultLimits struct {
 	used, before map[string]*rate.Limiter // since a time, and in the limitsAge before it
 	since        time.Time

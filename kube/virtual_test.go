@@ -12,7 +12,8 @@ import (
 )
 
 // TestDaemonSetsAvoidVirtualNodes: a pod on a virtual node never runs, and would use up
-// maxUnavailable, so that no real node ever got an upgrade. Each manifest leaves out the same nodes.
+// maxUnavailable, so that no real node ever got an upgrade. Each manifest leaves out the same
+// nodes.
 func TestDaemonSetsAvoidVirtualNodes(t *testing.T) {
 	seen := 0
 	for _, text := range []string{manifests.Nodes, manifests.LiqoNodes, manifests.Services,
@@ -67,7 +68,8 @@ func TestDaemonSetsAvoidVirtualNodes(t *testing.T) {
 }
 
 func TestVirtual(t *testing.T) {
-	for _, labels := range []string{"liqo.io/type=virtual-node", "type=virtual-kubelet", "eks.amazonaws.com/compute-type=fargate"} {
+	for _, labels := range []string{"liqo.io/type=virtual-node", "type=virtual-kubelet",
+		"eks.amazonaws.com/compute-type=fargate"} {
 		key, value, _ := strings.Cut(labels, "=")
 		if !Virtual(map[string]string{"kubernetes.io/os": "linux", key: value}) {
 			t.Errorf("%s is not virtual", labels)

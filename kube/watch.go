@@ -31,15 +31,17 @@ const (
 
 // resources are the names of the kinds in the API.
 var resources = map[string]string{
-	KindFirewall: "firewallconfigurations", KindRoute: "routeconfigurations", KindTunnel: "genevetunnels", KindFabric: "internalfabrics",
-	KindNode: "internalnodes", KindPublicKey: "publickeies", kindConnection: "connections",
+	KindFirewall: "firewallconfigurations", KindRoute: "routeconfigurations", KindTunnel: "genevetunnels",
+	KindFabric: "internalfabrics",
+	KindNode:   "internalnodes", KindPublicKey: "publickeies", kindConnection: "connections",
 }
 
 func (s *Source) resource(kind string) dynamic.NamespaceableResourceInterface {
 	return s.client.Resource(schema.GroupVersionResource{Group: group, Version: version, Resource: resources[kind]})
 }
 
-// A watched is a set of resources that a Source follows, selected by the API server as far as possible.
+// A watched is a set of resources that a Source follows, selected by the API server as far as
+// possible.
 type watched struct {
 	kind   string
 	own    bool // only in the gateway's namespace
@@ -60,7 +62,8 @@ func (s *Source) watches() []watched {
 	}
 }
 
-// backoff is how long a failed watch waits: short enough to catch up soon after the API server is back.
+// backoff is how long a failed watch waits: short enough to catch up soon after the API server is
+// back.
 var backoff = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 5, Cap: 2 * time.Second}
 
 // follow updates the State from the API server until ctx ends.
@@ -69,10 +72,12 @@ func (s *Source) follow(ctx context.Context, w watched) {
 	if w.own {
 		client = s.resource(w.kind).Namespace(s.identity.Namespace)
 	}
-	(&Followed{Client: client, Resource: resources[w.kind], Labels: w.labels, Fields: w.fields, Into: sink{s, w.kind}}).Follow(ctx, s.causes)
+	(&Followed{Client: client, Resource: resources[w.kind], Labels: w.labels, Fields: w.fields, Into: sink{s, w.kind}}).
+		Follow(ctx, s.causes)
 }
 
-// brokenWatch is what client-go returns, without an error, for a connection that ended before the API server answered.
+// brokenWatch is what client-go returns, without an error, for a connection that ended before the
+// API server answered.
 var brokenWatch = reflect.TypeOf(watch.NewEmptyWatch())
 
 // Followed is a set of objects to follow, selected by the API server as far as possible.
@@ -81,8 +86,8 @@ type Followed struct {
 	Resource       string // name in the API
 	Labels, Fields string // selectors
 	Into           Taker
-	// Trim, if not nil, removes from an object of a list what Into does not use: a list of all Pods of a large cluster has hundreds of megabytes, and
-	// comes in parts.
+	// Trim, if not nil, removes from an object of a list what Into does not use: a list of all Pods
+	// of a large cluster has hundreds of megabytes, and comes in parts.
 	Trim func(*unstructured.Unstructured)
 }
 
@@ -157,7 +162,8 @@ func (f *Followed) Follow(ctx context.Context, causes *Causes) {
 	}
 	backoff := backoff
 	ctx = klog.NewContext(ctx, klog.Logger{}) // causes has logged it
-	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, plainLists{}), &unstructured.Unstructured{}, store{f.Into},
+	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, plainLists{}),
+		&unstructured.Unstructured{}, store{f.Into},
 		cache.ReflectorOptions{Name: "culvert", TypeDescription: f.Resource, Backoff: &backoff}).RunWithContext(ctx)
 }
 
@@ -220,10 +226,12 @@ func resourceOf(kind string, u *unstructured.Unstructured) (*Object, error) {
 	return o, err
 }
 
-// MetadataOf reads the metadata of an object. They are valid, because the API server has checked them.
+// MetadataOf reads the metadata of an object. They are valid, because the API server has checked
+// them.
 func MetadataOf(u *unstructured.Unstructured) Metadata {
 	return Metadata{
-		Name: u.GetName(), Namespace: u.GetNamespace(), UID: string(u.GetUID()), Labels: u.GetLabels(), Created: u.GetCreationTimestamp().Time,
+		Name: u.GetName(), Namespace: u.GetNamespace(), UID: string(u.GetUID()), Labels: u.GetLabels(),
+		Created: u.GetCreationTimestamp().Time,
 	}
 }
 
@@ -235,7 +243,8 @@ func PartOf(u *unstructured.Unstructured, name string) (json.RawMessage, error) 
 	return json.Marshal(u.Object[name])
 }
 
-// Log logs why a request failed, once for each cause. While the API server is away, all requests have the same cause.
+// Log logs why a request failed, once for each cause. While the API server is away, all requests
+// have the same cause.
 func (c *Causes) Log(ctx context.Context, verb, resource string, err error) {
 	if ctx.Err() != nil {
 		return
@@ -273,6 +282,7 @@ func (c *Causes) Log(ctx context.Context, verb, resource string, err error) {
 	}
 	if !c.told[cause] {
 		c.told[cause] = true
-		c.log.WithError(err).WithFields(logrus.Fields{"verb": verb, "resource": resource}).Warn("request to the API server failed; retrying")
+		c.log.WithError(err).WithFields(logrus.Fields{"verb": verb, "resource": resource}).Warn(
+			"request to the API server failed; retrying")
 	}
 }

@@ -25,7 +25,8 @@ const writePatience = 10 * time.Second
 // breath is the minimum wait between two rounds of writes.
 const breath = 100 * time.Millisecond
 
-// write makes the writes. Failed ones are retried: apply finds them again until the resources have them.
+// write makes the writes. Failed ones are retried: apply finds them again until the resources have
+// them.
 func (s *Source) write(ctx context.Context, t *writes) {
 	s.mu.Lock()
 	have := s.connection
@@ -38,7 +39,8 @@ func (s *Source) write(ctx context.Context, t *writes) {
 	try(func(ctx context.Context) error { return s.writeConnection(ctx, t, have) })
 	failures, began := 0, time.Now()
 	for key, good := range t.verdicts { // in any order, so that one that always fails does not block others
-		if ctx.Err() != nil || failures == maxFailures || time.Since(began) > writePatience { // there is a newer round by then
+		// there is a newer round by then
+		if ctx.Err() != nil || failures == maxFailures || time.Since(began) > writePatience {
 			break
 		}
 		if !try(func(ctx context.Context) error { return s.writeCondition(ctx, key, good) }) {
@@ -51,10 +53,12 @@ func (s *Source) write(ctx context.Context, t *writes) {
 	}
 }
 
-// maxFailures ends a round, so that a refusing API server does not get requests about all resources every second.
+// maxFailures ends a round, so that a refusing API server does not get requests about all resources
+// every second.
 const maxFailures = 3
 
-// writeCondition writes this gateway's condition on a resource. Others write there too: after a conflict the resource is read again.
+// writeCondition writes this gateway's condition on a resource. Others write there too: after a
+// conflict the resource is read again.
 func (s *Source) writeCondition(ctx context.Context, key rules.Key, good bool) error {
 	client := s.resource(key.Kind).Namespace(key.Namespace)
 	verb := "get"
@@ -84,7 +88,8 @@ func (s *Source) writeCondition(ctx context.Context, key rules.Key, good bool) e
 }
 
 // conflictBackoff allows twenty gateways to write to one resource.
-var conflictBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.5, Jitter: 1, Steps: 20, Cap: 500 * time.Millisecond}
+var conflictBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.5, Jitter: 1, Steps: 20,
+	Cap: 500 * time.Millisecond}
 
 // sameConditions reports whether there is nothing to write.
 func sameConditions(a, b []any) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
@@ -103,7 +108,8 @@ type Reporter struct {
 	Node, Instance string
 }
 
-// WriteAll creates Events in order until one cannot be written. It returns that one and the rest, at most maxEvents, for another try.
+// WriteAll creates Events in order until one cannot be written. It returns that one and the rest,
+// at most maxEvents, for another try.
 func (r *Reporter) WriteAll(ctx context.Context, all []Event, at time.Time) (left []Event) {
 	for i := range all {
 		one, cancel := context.WithTimeout(ctx, writePatience)
@@ -124,7 +130,8 @@ func Cut(text string, most int) string {
 	return text
 }
 
-// Write creates an Event. Its name is derived from its content, so that a restarted process does not repeat it. After an error it may be retried.
+// Write creates an Event. Its name is derived from its content, so that a restarted process does
+// not repeat it. After an error it may be retried.
 func (r *Reporter) Write(ctx context.Context, e *Event, at time.Time) error {
 	now, kind := at.UTC().Format(time.RFC3339), "Warning"
 	if e.Reason != "" {
@@ -136,20 +143,22 @@ func (r *Reporter) Write(ctx context.Context, e *Event, at time.Time) error {
 	name := e.Metadata.Name
 	name = fmt.Sprintf("%s.%x", name[:min(len(name), 200)], sum[:8])
 	involved := map[string]any{
-		"apiVersion": cmp.Or(e.APIVersion, group+"/"+version), "kind": e.Kind, "name": e.Metadata.Name, "uid": e.Metadata.UID,
+		"apiVersion": cmp.Or(e.APIVersion, group+"/"+version), "kind": e.Kind, "name": e.Metadata.Name,
+		"uid": e.Metadata.UID,
 	}
 	if e.Metadata.Namespace != "" {
 		involved["namespace"] = e.Metadata.Namespace
 	}
-	_, err := r.Client.Resource(events).Namespace(namespace).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "v1", "kind": "Event",
-		"metadata":       map[string]any{"name": name, "namespace": namespace},
-		"involvedObject": involved,
-		"type":           kind, "reason": cmp.Or(e.Reason, "NotApplied"), "message": message,
-		"source":         map[string]any{"component": "culvert", "host": r.Node},
-		"firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
-		"reportingComponent": "culvert", "reportingInstance": r.Instance,
-	}}, metav1.CreateOptions{})
+	_, err := r.Client.Resource(events).Namespace(namespace).Create(ctx,
+		&unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "v1", "kind": "Event",
+			"metadata":       map[string]any{"name": name, "namespace": namespace},
+			"involvedObject": involved,
+			"type":           kind, "reason": cmp.Or(e.Reason, "NotApplied"), "message": message,
+			"source":         map[string]any{"component": "culvert", "host": r.Node},
+			"firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
+			"reportingComponent": "culvert", "reportingInstance": r.Instance,
+		}}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		err = nil
 	}

@@ -13,7 +13,8 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 )
 
-// TestEventsWait: while the API server is away, Events wait in their order, and no more than maxEvents.
+// TestEventsWait: while the API server is away, Events wait in their order, and no more than
+// maxEvents.
 func TestEventsWait(t *testing.T) {
 	api, away := fake.NewSimpleDynamicClient(runtime.NewScheme()), true
 	api.PrependReactor("create", "events", func(kubetesting.Action) (bool, runtime.Object, error) {

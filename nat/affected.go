@@ -2,7 +2,8 @@ package nat
 
 import "culvert/nat/rules"
 
-// concerns reports whether a commit could change something about a connection. A connection without a route is always concerned.
+// concerns reports whether a commit could change something about a connection. A connection without
+// a route is always concerned.
 func concerns(a *rules.Affected, tb *table, c *conn) bool {
 	if a.All || c.verdict[original] == ReasonNoRoute || c.verdict[reply] == ReasonNoRoute {
 		return true
@@ -29,14 +30,16 @@ func concerns(a *rules.Affected, tb *table, c *conn) bool {
 	return false
 }
 
-// historyLength is how many commits a connection may miss before it is revalidated regardless of what they changed. It is a power of two.
+// historyLength is how many commits a connection may miss before it is revalidated regardless of
+// what they changed. It is a power of two.
 const historyLength = 64
 
 // A history keeps what the last commits changed, by generation.
 type history struct {
 	commits [historyLength]*rules.Affected
-	// since merges the changes of all commits after generation from. Most connections have missed several commits and none of them matters to most
-	// connections, so one question answers for all.
+	// since merges the changes of all commits after generation from. Most connections have missed
+	// several commits and none of them matters to most connections, so one question answers for
+	// all.
 	since rules.Affected
 	from  uint32
 }

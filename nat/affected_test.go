@@ -75,7 +75,8 @@ func TestChangeConcernsFew(t *testing.T) {
 		}
 		packets("after")
 		if st := e.Stats(); looked != 1 || st.Evicted != 1 || st.Created != 2*n+1 {
-			t.Errorf("sweep %v: %d packets met the rules, %d connections evicted, %d made; want 1, 1, %d", sweep, looked, st.Evicted, st.Created, 2*n+1)
+			t.Errorf("sweep %v: %d packets met the rules, %d connections evicted, %d made; want 1, 1, %d", sweep,
+				looked, st.Evicted, st.Created, 2*n+1)
 		}
 	}
 }
@@ -167,7 +168,8 @@ func alter(r *rand.Rand, c *Config, marks bool) string {
 	switch r.IntN(12) {
 	case 0:
 		m := &c.Addresses[r.IntN(len(c.Addresses))]
-		if h := host(); !slices.ContainsFunc(c.Addresses, func(m rules.AddressMapping) bool { return m.Internal == h }) {
+		if h := host(); !slices.ContainsFunc(c.Addresses,
+			func(m rules.AddressMapping) bool { return m.Internal == h }) {
 			m.Internal = h
 		}
 		return "mapping"
@@ -199,7 +201,8 @@ func alter(r *rand.Rand, c *Config, marks bool) string {
 	case 7:
 		c.Rules = nil
 		for i := range r.IntN(3) {
-			f := rules.FilterRule{Name: fmt.Sprint("f", i), From: rules.From(r.IntN(3)), Action: rules.FilterAction(r.IntN(3))}
+			f := rules.FilterRule{Name: fmt.Sprint("f", i), From: rules.From(r.IntN(3)),
+				Action: rules.FilterAction(r.IntN(3))}
 			if r.IntN(4) > 0 {
 				f.Destination = []netip.Prefix{netip.PrefixFrom(host(), 31).Masked(), pfx("10.200.1.0/30")}
 			}
@@ -220,9 +223,11 @@ func alter(r *rand.Rand, c *Config, marks bool) string {
 		c.Firewall, c.Routing = nil, nil
 		if marks && r.IntN(2) == 0 {
 			c.Firewall = []rules.Table{markTable(r), clampTable}
-			c.Routing = append((&rules.Config{Nodes: c.Nodes, Routes: c.Routes, Remote: c.Remote, PeerTunnelAddress: c.PeerTunnelAddress}).PolicyTables(),
-				rules.PolicyTable{Name: "marked", Rules: []rules.PolicyRule{{Mark: uint32(1 + r.IntN(3)), Priority: 50, Routes: []rules.PolicyRoute{
-					{Destination: pfx("0.0.0.0/0"), Device: one(r, "liqo-tunnel", device(&c.Nodes[0]))}}}}})
+			c.Routing = append((&rules.Config{Nodes: c.Nodes, Routes: c.Routes, Remote: c.Remote,
+				PeerTunnelAddress: c.PeerTunnelAddress}).PolicyTables(),
+				rules.PolicyTable{Name: "marked", Rules: []rules.PolicyRule{{Mark: uint32(1 + r.IntN(3)), Priority: 50,
+					Routes: []rules.PolicyRoute{
+						{Destination: pfx("0.0.0.0/0"), Device: one(r, "liqo-tunnel", device(&c.Nodes[0]))}}}}})
 		}
 		return "tables"
 	}
@@ -230,22 +235,27 @@ func alter(r *rand.Rand, c *Config, marks bool) string {
 }
 
 // clampTable lowers the MSS of packets to the tunnel.
-var clampTable = rules.Table{Name: "mss", Family: rules.FamilyIPv4, Chains: []rules.Chain{{Name: "c", Type: rules.ChainFilter, Hook: rules.HookForward, Rules: []rules.Rule{{
-	Name:  "out",
-	Match: []rules.Match{{Proto: "tcp"}, {Dev: rules.Operand{Value: "liqo-tunnel", Position: rules.PositionOut}}}, Action: rules.ActionClampMSS, Value: 1000,
-}}}}}
+var clampTable = rules.Table{Name: "mss", Family: rules.FamilyIPv4,
+	Chains: []rules.Chain{{Name: "c", Type: rules.ChainFilter, Hook: rules.HookForward, Rules: []rules.Rule{{
+		Name:   "out",
+		Match:  []rules.Match{{Proto: "tcp"}, {Dev: rules.Operand{Value: "liqo-tunnel", Position: rules.PositionOut}}},
+		Action: rules.ActionClampMSS, Value: 1000,
+	}}}}}
 
 // markTable marks packets and connections, in both directions.
 func markTable(r *rand.Rand) rules.Table {
-	prefix, action := one(r, "10.70.0.9", "10.99.64.0/18", "10.200.1.0/24"), one(r, rules.ActionSetMark, rules.ActionCTMark)
+	prefix, action := one(r, "10.70.0.9", "10.99.64.0/18", "10.200.1.0/24"), one(r, rules.ActionSetMark,
+		rules.ActionCTMark)
 	first, second := uint32(1+r.IntN(3)), uint32(1+r.IntN(3))
-	chain := rules.Chain{Name: "mark", Type: rules.ChainFilter, Hook: rules.HookPrerouting, Priority: rules.PriorityMangle}
+	chain := rules.Chain{Name: "mark", Type: rules.ChainFilter, Hook: rules.HookPrerouting,
+		Priority: rules.PriorityMangle}
 	for i, match := range [][]rules.Match{{ip(prefix, rules.PositionSource)}, {ip(prefix, rules.PositionDestination)}} {
 		chain.Rules = append(chain.Rules,
 			rules.Rule{Name: fmt.Sprint("connection", i), Match: match, Action: rules.ActionCTMark, Value: first},
 			rules.Rule{Name: fmt.Sprint("packet", i), Match: match, Action: action, Value: second})
 	}
-	chain.Rules = append(chain.Rules, rules.Rule{Name: "restore", Match: []rules.Match{in("liqo-tunnel")}, Action: rules.ActionMetaMarkFromCT})
+	chain.Rules = append(chain.Rules, rules.Rule{Name: "restore", Match: []rules.Match{in("liqo-tunnel")},
+		Action: rules.ActionMetaMarkFromCT})
 	return rules.Table{Name: "marks", Family: rules.FamilyIPv4, Chains: []rules.Chain{chain}}
 }
 
@@ -283,10 +293,12 @@ func TestAffectedIsAllThatIsConcerned(t *testing.T) {
 			for range 60 {
 				p := packet{
 					one(r, Tunnel, 4, 9), netip.AddrFrom4([4]byte{10, 200, 1, byte(1 + r.IntN(6))}),
-					one(r, addr("10.71.1.4"), addr("10.99.64.5"), addr("10.75.64.5"), addr("192.0.2.12")), uint16(r.IntN(3)), 80,
+					one(r, addr("10.71.1.4"), addr("10.99.64.5"), addr("10.75.64.5"), addr("192.0.2.12")),
+					uint16(r.IntN(3)), 80,
 				}
 				if p.in == Tunnel {
-					p.to = one(r, addr("10.70.0.9"), addr("10.70.0.10"), addr("10.70.0.11"), addr("10.200.1.3"), addr("10.70.0.20"), addr("10.64.32.7"))
+					p.to = one(r, addr("10.70.0.9"), addr("10.70.0.10"), addr("10.70.0.11"), addr("10.200.1.3"),
+						addr("10.70.0.20"), addr("10.64.32.7"))
 				}
 				if len(flows) > 0 && r.IntN(3) > 0 {
 					p = flows[r.IntN(len(flows))]
@@ -303,16 +315,19 @@ func TestAffectedIsAllThatIsConcerned(t *testing.T) {
 					got.Asymmetric, want.Asymmetric = false, false
 				}
 				if got != want || !bytes.Equal(b, wanted) {
-					t.Fatalf("run %d, step %d, %s: %+v:\n%+v %x\nwant\n%+v %x", run, step, changed, p, got, b, want, wanted)
+					t.Fatalf("run %d, step %d, %s: %+v:\n%+v %x\nwant\n%+v %x", run, step, changed, p, got, b,
+						want, wanted)
 				}
 				if got.Action == Forward && !got.Asymmetric {
 					from, to := netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:]))
-					flows = append(flows, p, packet{got.Out, to, from, uint16(b[22])<<8 | uint16(b[23]), uint16(b[20])<<8 | uint16(b[21])})
+					flows = append(flows, p, packet{got.Out, to, from, uint16(b[22])<<8 | uint16(b[23]),
+						uint16(b[20])<<8 | uint16(b[21])})
 				}
 			}
 		}
 		if few, all := few.Stats(), all.Stats(); few.Created != all.Created || few.Evicted > all.Evicted {
-			t.Errorf("run %d: %d made and %d evicted, want %d and %d", run, few.Created, few.Evicted, all.Created, all.Evicted)
+			t.Errorf("run %d: %d made and %d evicted, want %d and %d", run, few.Created, few.Evicted,
+				all.Created, all.Evicted)
 		}
 	}
 	if spared < runs*100 {

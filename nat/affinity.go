@@ -7,7 +7,8 @@ import (
 )
 
 const (
-	// defaultAffinityTimeout is Kubernetes' default for service.spec.sessionAffinityConfig.clientIP.timeoutSeconds.
+	// defaultAffinityTimeout is Kubernetes' default for
+	// service.spec.sessionAffinityConfig.clientIP.timeoutSeconds.
 	defaultAffinityTimeout = 3 * time.Hour
 	// affinityRatio is how many connections the table may hold for each client that is remembered.
 	affinityRatio = 2
@@ -15,9 +16,10 @@ const (
 	affinityBudget = 64
 )
 
-// An affinityTable remembers the backends of the clients of all services with affinity. It is independent of the configuration: services are known by
-// name, port and protocol, backends by address and port. It grows with use, and each service has a share of it. It belongs to an Engine, whose mutex
-// guards it.
+// An affinityTable remembers the backends of the clients of all services with affinity. It is
+// independent of the configuration: services are known by name, port and protocol, backends by
+// address and port. It grows with use, and each service has a share of it. It belongs to an Engine,
+// whose mutex guards it.
 type affinityTable struct {
 	directory directory // of entries, as references of direction original
 	lists     map[serviceIdentity]*clientList
@@ -74,9 +76,10 @@ func identityOf(s *rules.Service) serviceIdentity {
 	return serviceIdentity{s.Name, s.Port, s.Protocol}
 }
 
-// backend returns the index of the backend for a new connection of a client. It is a function of the key, the service, the client and, with affinity,
-// the client's earlier connections, so a packet in mid-stream finds the backend that its connection had.
-// Preconditions: there is a backend.
+// backend returns the index of the backend for a new connection of a client. It is a function of
+// the key, the service, the client and, with affinity, the client's earlier connections, so a
+// packet in mid-stream finds the backend that its connection had. Preconditions: there is a
+// backend.
 func (e *Engine) backend(b *rules.Balancer, client *rules.Client, now Time) int32 {
 	if b.Service.Affinity == rules.AffinityClientIP {
 		if n, ok := e.backendOf(b, client, now); ok {
@@ -116,7 +119,8 @@ func (t *affinityTable) find(k *affinityKey, hash uint32) uint32 {
 	return 0
 }
 
-// network returns the identity of the /64 of an IPv6 client of a service. An IPv4 client has none: only its address counts.
+// network returns the identity of the /64 of an IPv6 client of a service. An IPv4 client has none:
+// only its address counts.
 func (k *affinityKey) network(s *shares) (identity uint64, ok bool) {
 	if k.client[0] == 0 {
 		return 0, false
@@ -132,7 +136,8 @@ func (k *affinityKey) neighbours(s *shares) int {
 	return 0
 }
 
-// backendOf returns the backend that a client of a service had, if it is remembered and still there.
+// backendOf returns the backend that a client of a service had, if it is remembered and still
+// there.
 func (e *Engine) backendOf(b *rules.Balancer, client *rules.Client, now Time) (int32, bool) {
 	t := &e.clients
 	l := t.lists[identityOf(&b.Service)]
@@ -197,8 +202,9 @@ func (e *Engine) keep(l *clientList, key *affinityKey, hash uint32, backend uint
 	return true
 }
 
-// remembers makes room for one more client and reports whether it may be remembered. A service at its share forgets its least recently seen client;
-// an IPv6 /64 at its share of the service gets no more entries.
+// remembers makes room for one more client and reports whether it may be remembered. A service at
+// its share forgets its least recently seen client; an IPv6 /64 at its share of the service gets no
+// more entries.
 func (e *Engine) remembers(l *clientList, key *affinityKey, now Time) bool {
 	t, s := &e.clients, &e.table.shares
 	e.forgetSome(l, now, 2)

@@ -53,7 +53,8 @@ func TestEviction(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			e := engine(t, base)
-			for p, in := range map[*nattest.IP]nat.Link{&podCIDR: node1, &client: node1, &host: nat.Tunnel, &inbound: nat.Tunnel} {
+			for p, in := range map[*nattest.IP]nat.Link{&podCIDR: node1, &client: node1, &host: nat.Tunnel,
+				&inbound: nat.Tunnel} {
 				forwarded(t, e, in, p.Bytes(), start)
 			}
 			c := rome()
@@ -79,9 +80,11 @@ func TestFilterChange(t *testing.T) {
 	returned(t, e, p, node1, out, nat.Tunnel, start)
 	for _, action := range []rules.FilterAction{rules.FilterDrop, rules.FilterReject} {
 		c := rome()
-		c.Rules = []rules.FilterRule{{Name: "no-ssh", From: rules.FromLocal, Protocol: 6, Ports: []rules.PortRange{{First: 22, Last: 22}}, Action: action}}
+		c.Rules = []rules.FilterRule{{Name: "no-ssh", From: rules.FromLocal, Protocol: 6,
+			Ports: []rules.PortRange{{First: 22, Last: 22}}, Action: action}}
 		need.NoError(t, e.Apply(c))
-		want := map[rules.FilterAction]nat.Reason{rules.FilterDrop: nat.ReasonFiltered, rules.FilterReject: nat.ReasonRejected}[action]
+		want := map[rules.FilterAction]nat.Reason{rules.FilterDrop: nat.ReasonFiltered,
+			rules.FilterReject: nat.ReasonRejected}[action]
 		for range 2 {
 			v := dropped(t, e, node1, p.Bytes(), start, want)
 			if got := v.Refusal == packet.NetUnreachable; got != (action == rules.FilterReject) {

@@ -53,7 +53,8 @@ func newStream(v6 bool, in nat.Link) stream {
 	}
 	if in == nat.Tunnel {
 		p.Source, p.Destination = "10.200.0.1", "10.200.1.0"
-		p.Body = nattest.TCP{SourcePort: 443, DestinationPort: 1, Seq: 2000, Ack: 1000, Flags: nattest.ACK, Window: 65535}
+		p.Body = nattest.TCP{SourcePort: 443, DestinationPort: 1, Seq: 2000, Ack: 1000, Flags: nattest.ACK,
+			Window: 65535}
 		if v6 {
 			p.Source, p.Destination = "fd00:200::1", "fd00:200:0:1::1"
 		}
@@ -164,7 +165,8 @@ func BenchmarkEstablished(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, v6 := range []bool{false, true} {
 		for _, in := range []nat.Link{node1, nat.Tunnel} {
-			name := map[bool]string{false: "IPv4", true: "IPv6"}[v6] + map[nat.Link]string{node1: "/outbound", nat.Tunnel: "/inbound"}[in]
+			name := map[bool]string{false: "IPv4", true: "IPv6"}[v6] + map[nat.Link]string{node1: "/outbound",
+				nat.Tunnel: "/inbound"}[in]
 			zipf := rand.NewZipf(r, 1.1, 1, 1e6-1)
 			for _, x := range []struct {
 				name     string

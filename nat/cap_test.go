@@ -22,8 +22,9 @@ func TestCapRanks(t *testing.T) {
 		return handshake(t, e, in, source(next), 2000, start)
 	}
 	fromServer := func(out nattest.View, flags uint8, seq uint32) []byte {
-		return nattest.IP{Source: out.Destination.String(), Destination: out.Source.String(), Body: nattest.TCP{SourcePort: 80,
-			DestinationPort: out.SourcePort, Seq: seq, Ack: 1001, Flags: flags, Window: 1000}}.Bytes()
+		return nattest.IP{Source: out.Destination.String(), Destination: out.Source.String(),
+			Body: nattest.TCP{SourcePort: 80,
+				DestinationPort: out.SourcePort, Seq: seq, Ack: 1001, Flags: flags, Window: 1000}}.Bytes()
 	}
 	alive := func(outs []nattest.View) (n int) {
 		for _, out := range outs {
@@ -57,7 +58,8 @@ func TestCapRanks(t *testing.T) {
 	}
 	check("unanswered ones flood")
 	if n, m := alive(old), alive(ending); n != settled || m != closing {
-		t.Fatalf("%d settled and %d closing connections outlive the unanswered ones, want %d and %d", n, m, settled, closing)
+		t.Fatalf("%d settled and %d closing connections outlive the unanswered ones, want %d and %d", n, m,
+			settled, closing)
 	}
 
 	// Settled connections replace those that may be evicted, until there are none.
@@ -73,7 +75,8 @@ func TestCapRanks(t *testing.T) {
 	}
 	check("no room")
 	if st := e.Stats(); st.Unreplied != 0 || alive(ending) == closing || st.EarlyDropped == 0 {
-		t.Errorf("no room beside %d unanswered and %d closing connections, %d dropped early", st.Unreplied, alive(ending), st.EarlyDropped)
+		t.Errorf("no room beside %d unanswered and %d closing connections, %d dropped early", st.Unreplied,
+			alive(ending), st.EarlyDropped)
 	}
 	if n := e.Stats().Outbound.Dropped[reason]; reason == nat.ReasonNone || n == 0 {
 		t.Errorf("refused for %v, %d counted", reason, n)
@@ -84,7 +87,8 @@ func TestCapRanks(t *testing.T) {
 
 	// An existing connection continues in fragments; a fragmented datagram that would need a new
 	// one does not pass.
-	body := nattest.TCP{SourcePort: 2000, DestinationPort: 80, Seq: 1001, Ack: 5001, Flags: nattest.ACK, Window: 1000, Payload: nattest.Payload(600, 1)}
+	body := nattest.TCP{SourcePort: 2000, DestinationPort: 80, Seq: 1001, Ack: 5001, Flags: nattest.ACK, Window: 1000,
+		Payload: nattest.Payload(600, 1)}
 	for _, b := range nattest.Pieces(nattest.IP{Source: first, Destination: "10.71.3.9", Body: body}, 304, 99) {
 		forwarded(t, e, node1, b, start)
 	}

@@ -7,10 +7,12 @@ import (
 	"culvert/nat/rules"
 )
 
-// Choose returns the backend that Process would give a new connection. It is for a caller that carries the connection itself, instead of a Host. The
-// choice depends on the client, the Service and the client's affinity. Backends in failed did not answer and are left out. The reason says why there
-// is no backend.
-func (e *Engine) Choose(client, service netip.AddrPort, protocol uint8, failed []netip.AddrPort, now Time) (netip.AddrPort, Reason) {
+// Choose returns the backend that Process would give a new connection. It is for a caller that
+// carries the connection itself, instead of a Host. The choice depends on the client, the Service
+// and the client's affinity. Backends in failed did not answer and are left out. The reason says
+// why there is no backend.
+func (e *Engine) Choose(client, service netip.AddrPort, protocol uint8, failed []netip.AddrPort,
+	now Time) (netip.AddrPort, Reason) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var tr rules.Traversal
@@ -31,8 +33,9 @@ func (e *Engine) Choose(client, service netip.AddrPort, protocol uint8, failed [
 	return b.Place(n), ReasonNone
 }
 
-// Keeps reports whether a connection that Choose gave to a backend may continue, as Process would decide: its client is still admitted, and the
-// backend is still one of the Service's or may finish its connections.
+// Keeps reports whether a connection that Choose gave to a backend may continue, as Process would
+// decide: its client is still admitted, and the backend is still one of the Service's or may finish
+// its connections.
 func (e *Engine) Keeps(client, service netip.AddrPort, protocol uint8, backend netip.AddrPort) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -45,7 +48,8 @@ func (e *Engine) Keeps(client, service netip.AddrPort, protocol uint8, backend n
 	return tr.Service.Has(backend) || !tr.Service.Service.EndsUDP(protocol)
 }
 
-// ask runs the first packet of a connection up to the lookup of its Service or, for an existing connection, of its backend to.
+// ask runs the first packet of a connection up to the lookup of its Service or, for an existing
+// connection, of its backend to.
 func (e *Engine) ask(tr *rules.Traversal, client, service netip.AddrPort, protocol uint8, to *packet.Tuple) {
 	from := hostTuple(client, service, protocol)
 	tr.Start(&from, nil, rules.HostLink, nil)
@@ -55,7 +59,8 @@ func (e *Engine) ask(tr *rules.Traversal, client, service netip.AddrPort, protoc
 	tr.Enter(e.snapshot.rules)
 }
 
-// hostTuple returns the tuple of a packet from a Host's kernel. Preconditions: both addresses are of one family.
+// hostTuple returns the tuple of a packet from a Host's kernel. Preconditions: both addresses are
+// of one family.
 func hostTuple(source, destination netip.AddrPort, protocol uint8) packet.Tuple {
 	t := packet.Tuple{Link: rules.HostLink, Protocol: protocol, IPv6: source.Addr().Is6()}
 	t.SetSource(source.Addr())

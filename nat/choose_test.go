@@ -27,7 +27,8 @@ func TestChooseIsProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			processes, chooses := host(t, change), host(t, change)
 			for _, from := range []string{"198.51.100.9", "203.0.113.99", "10.244.1.9", "172.18.0.2"} {
-				for to, port := range map[string]uint16{"172.18.0.2": 30080, "10.244.1.1": 30081, "203.0.113.7": 80, "10.96.0.10": 80, "10.96.0.99": 80} {
+				for to, port := range map[string]uint16{"172.18.0.2": 30080, "10.244.1.1": 30081, "203.0.113.7": 80,
+					"10.96.0.10": 80, "10.96.0.99": 80} {
 					for i := range uint16(16) {
 						var p packet.Packet
 						p.Parse(tcp(from, to, 40000+i, port, nattest.SYN, "").Bytes())
@@ -38,10 +39,12 @@ func TestChooseIsProcess(t *testing.T) {
 							p.Tuple(&to, rules.HostLink)
 							want = netip.AddrPortFrom(to.Destination(), to.DestinationPort())
 						}
-						client, service := netip.AddrPortFrom(address(from), 40000+i), netip.AddrPortFrom(address(to), port)
+						client, service := netip.AddrPortFrom(address(from), 40000+i),
+							netip.AddrPortFrom(address(to), port)
 						got, reason := chooses.Choose(client, service, packet.TCP, nil, start)
 						if got != want || reason != v.Reason {
-							t.Fatalf("%s asks %s: %v (%v), and its first packet goes to %v (%v)", client, service, got, reason, want, v.Reason)
+							t.Fatalf("%s asks %s: %v (%v), and its first packet goes to %v (%v)", client, service, got,
+								reason, want, v.Reason)
 						}
 					}
 				}
@@ -87,7 +90,8 @@ func TestChooseAnother(t *testing.T) {
 	if last, reason := e.Choose(client, service, packet.TCP, []netip.AddrPort{at(1), at(2)}, start); last != at(0) {
 		t.Errorf("the last backend is %v (%v)", last, reason)
 	}
-	if _, reason := e.Choose(client, service, packet.TCP, []netip.AddrPort{at(0), at(1), at(2)}, start); reason != nat.ReasonNoBackend {
+	if _, reason := e.Choose(client, service, packet.TCP, []netip.AddrPort{at(0), at(1), at(2)},
+		start); reason != nat.ReasonNoBackend {
 		t.Errorf("after all have failed: %v", reason)
 	}
 }

@@ -5,7 +5,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// commit does what d decided: to the packet, the connections, the counters and everything else in the Engine.
+// commit does what d decided: to the packet, the connections, the counters and everything else in
+// the Engine.
 func (e *Engine) commit(d *decision, p *packet.Packet, now Time) {
 	c := d.hit.conn
 	if d.renewal != renewNone {
@@ -98,7 +99,8 @@ func (e *Engine) advance(x *decision, p *packet.Packet, now Time) {
 		if p.HasPorts() {
 			c.state = c.tcp.sctpNext(c.state, p, d, d == reply || c.has(flagReplied))
 		}
-	case c.state == stateUDP && (d == reply || c.has(flagReplied)) && c.packets[original]+c.packets[reply] >= streamPackets:
+	case c.state == stateUDP && (d == reply || c.has(flagReplied)) &&
+		c.packets[original]+c.packets[reply] >= streamPackets:
 		c.state = stateUDPStream
 	}
 	if c.state != was {
@@ -125,8 +127,8 @@ func (e *Engine) learn(d *decision) {
 	}
 }
 
-// renew brings a connection to the newest generation, or removes it. home is where its packets go, and so where replies come from until their route
-// is found again.
+// renew brings a connection to the newest generation, or removes it. home is where its packets go,
+// and so where replies come from until their route is found again.
 func (e *Engine) renew(c *conn, number uint32, r renewal, home Link, now Time) {
 	switch r {
 	case renewEvict:
@@ -159,7 +161,8 @@ func (e *Engine) cache(c *conn, number uint32, d int, tr *rules.Traversal) {
 	c.hits[d] = e.hits.number(tr, d)
 }
 
-// insert creates a connection from its first packet. It returns false if the packet is dropped instead.
+// insert creates a connection from its first packet. It returns false if the packet is dropped
+// instead.
 func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 	tb, s, tr := &e.table, e.snapshot, &d.tr
 	if d.stale {
@@ -235,8 +238,8 @@ func (e *Engine) makeRoom(number uint32, now Time) {
 	e.end(c, number, why, now)
 }
 
-// requeue moves the connections that could not make room, or could not give up their ports, to the end of their list. The predecessor, which renew
-// has just removed, may have been alone in it.
+// requeue moves the connections that could not make room, or could not give up their ports, to the
+// end of their list. The predecessor, which renew has just removed, may have been alone in it.
 func (e *Engine) requeue(d *decision) {
 	tb := &e.table
 	for range d.passed {
@@ -263,7 +266,8 @@ func (e *Engine) requeue(d *decision) {
 	}
 }
 
-// hurry removes the oldest unsettled connections that have outlived their short life under pressure, two for each new one.
+// hurry removes the oldest unsettled connections that have outlived their short life under
+// pressure, two for each new one.
 func (e *Engine) hurry(now Time) {
 	for range 2 {
 		number := e.table.lists[rankUnsettled].first

@@ -17,9 +17,12 @@ func TestInputRulesCount(t *testing.T) {
 	c := milan()
 	e, err := New([16]byte{}, c)
 	need.NoError(t, err)
-	if err := e.Put(rules.Key{Kind: "firewall-of-others", Name: "input"}, rules.Resource{Tables: []rules.Table{{Name: "own", Family: rules.FamilyIPv4, Chains: []rules.Chain{
-		{Name: "input", Type: rules.ChainFilter, Hook: rules.HookInput, Rules: []rules.Rule{{Name: "pings", Match: []rules.Match{{Proto: "icmp"}}, Action: rules.ActionAccept}}},
-	}}}}); err != nil {
+	if err := e.Put(rules.Key{Kind: "firewall-of-others", Name: "input"},
+		rules.Resource{Tables: []rules.Table{{Name: "own", Family: rules.FamilyIPv4, Chains: []rules.Chain{
+			{Name: "input", Type: rules.ChainFilter, Hook: rules.HookInput,
+				Rules: []rules.Rule{{Name: "pings", Match: []rules.Match{{Proto: "icmp"}},
+					Action: rules.ActionAccept}}},
+		}}}}); err != nil {
 		t.Fatal(err)
 	}
 	e.CommitRules()
@@ -39,8 +42,8 @@ func TestInputRulesCount(t *testing.T) {
 	}
 }
 
-// A commit ends the only closing connection, at the packet of its server. That packet would open another, for which there is no room: the lists of
-// those that make room are as before.
+// A commit ends the only closing connection, at the packet of its server. That packet would open
+// another, for which there is no room: the lists of those that make room are as before.
 func TestEvictedMakesNoRoom(t *testing.T) {
 	c := milan()
 	c.MaxConnections = 30
@@ -49,7 +52,8 @@ func TestEvictedMakesNoRoom(t *testing.T) {
 	segment := func(in Link, source, destination string, sport, dport uint16, flags uint8, seq, ack uint32) Verdict {
 		var p packet.Packet
 		p.Parse(nattest.IP{Source: source, Destination: destination,
-			Body: nattest.TCP{SourcePort: sport, DestinationPort: dport, Flags: flags, Seq: seq, Ack: ack, Window: 9}}.Bytes())
+			Body: nattest.TCP{SourcePort: sport, DestinationPort: dport, Flags: flags, Seq: seq, Ack: ack,
+				Window: 9}}.Bytes())
 		return e.Process(&p, in, 1)
 	}
 	open := func(in, out Link, client, server, seenClient, seenServer string) {
@@ -91,7 +95,8 @@ func TestExpiredMakeRoom(t *testing.T) {
 		}
 		full := e.Stats().Connections
 		var p packet.Packet
-		p.Parse(nattest.IP{Source: source, Destination: "10.71.2.6", Body: nattest.UDP{SourcePort: 1199, DestinationPort: 53}}.Bytes())
+		p.Parse(nattest.IP{Source: source, Destination: "10.71.2.6", Body: nattest.UDP{SourcePort: 1199,
+			DestinationPort: 53}}.Bytes())
 		in := Link(9)
 		if source == "10.200.1.77" {
 			in = 4
@@ -99,7 +104,8 @@ func TestExpiredMakeRoom(t *testing.T) {
 		if v := e.Process(&p, in, Time(time.Hour)); v.Action != Forward || v.Untracked {
 			t.Errorf("%s: %+v", name, v)
 		}
-		if st := e.Stats(); full < 33 || st.EarlyDropped != uint64(200-full) || st.Created != 201 || uint64(st.Connections) != st.Created-st.Expired-st.EarlyDropped {
+		if st := e.Stats(); full < 33 || st.EarlyDropped != uint64(200-full) || st.Created != 201 ||
+			uint64(st.Connections) != st.Created-st.Expired-st.EarlyDropped {
 			t.Errorf("%s: %d connections before, then %+v", name, full, st)
 		}
 	}

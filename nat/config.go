@@ -38,8 +38,8 @@ const (
 	SourceCheckCluster                    // any node may send from any address of the local cluster
 )
 
-// Timeouts are the lifetimes of idle connections by state. A zero field means the default in parentheses: nf_conntrack's, except
-// where a reason is given. docs/services.md compares them all.
+// Timeouts are the lifetimes of idle connections by state. A zero field means the default in
+// parentheses: nf_conntrack's, except where a reason is given. docs/services.md compares them all.
 type Timeouts struct {
 	TCPSynSent     time.Duration // (120 s)
 	TCPSynReceived time.Duration // (60 s)

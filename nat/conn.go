@@ -2,14 +2,17 @@ package nat
 
 import "culvert/nat/packet"
 
-// Directions are named after tuples: a packet that matches original is rewritten to the reverse of reply, and vice versa.
+// Directions are named after tuples: a packet that matches original is rewritten to the reverse of
+// reply, and vice versa.
 const (
 	original = 0
 	reply    = 1
 )
 
-// A conn is what each packet of a tracked connection reads and writes. Its 128 bytes are two cache lines: one for lookup and verdict, one for
-// counters. It holds no pointers, so the garbage collector skips the slab. The rest of a connection is in its coldPart and, for IPv6, in table.wide.
+// A conn is what each packet of a tracked connection reads and writes. Its 128 bytes are two cache
+// lines: one for lookup and verdict, one for counters. It holds no pointers, so the garbage
+// collector skips the slab. The rest of a connection is in its coldPart and, for IPv6, in
+// table.wide.
 type conn struct {
 	keys [2]tupleKey
 
@@ -17,7 +20,8 @@ type conn struct {
 	generation uint32 // of the snapshot that verdict, out, clamp and hits come from
 	mark       uint32
 	hits       [2]uint16 // the counting rules that each direction's packets hit, by number in ruleHits
-	// addresses and ports are the checksum deltas of direction original; those of reply are their complements.
+	// addresses and ports are the checksum deltas of direction original; those of reply are their
+	// complements.
 	addresses, ports uint16
 	out              [2]Link
 	clamp            [2]uint16 // bound for the MSS option of SYNs; 0 = off
@@ -32,8 +36,8 @@ type conn struct {
 
 // A tupleKey is a tuple as stored in an entry.
 type tupleKey struct {
-	// addresses is Words[0] of an IPv4 tuple. For IPv6, the original's is the index in table.wide of both tuples' addresses, and the reply's is the
-	// share identity of the address.
+	// addresses is Words[0] of an IPv4 tuple. For IPv6, the original's is the index in table.wide
+	// of both tuples' addresses, and the reply's is the share identity of the address.
 	addresses uint64
 	ports     uint32
 	link      Link
@@ -49,8 +53,8 @@ func newTupleKey(t *packet.Tuple) tupleKey {
 type coldPart struct {
 	id             uint64 // of the connection in this entry, or of the next one
 	next, previous uint32 // in the list of its rank
-	// wheelNext and wheelPrevious link the entries of a timer slot. In the first entry, wheelPrevious is the slot with slotBit set. wheelNext also
-	// links free entries.
+	// wheelNext and wheelPrevious link the entries of a timer slot. In the first entry,
+	// wheelPrevious is the slot with slotBit set. wheelNext also links free entries.
 	wheelNext, wheelPrevious uint32
 	// older and newer link the closed connections among which their holder looks for a port.
 	older, newer uint32
@@ -62,12 +66,13 @@ type connFlags uint8
 const (
 	rankMask connFlags = 3
 
-	flagEvaluated0 connFlags = 1 << (iota + 1) // verdict, out, clamp and hits are valid for generation, direction original
-	flagEvaluated1                             // the same for direction reply
-	flagReplied                                // a packet of direction reply was forwarded
-	flagService                                // the destination is a backend of a service
-	flagPort                                   // counted in its port space
-	flagPortShare                              // counted for its holder too
+	// verdict, out, clamp and hits are valid for generation, direction original
+	flagEvaluated0 connFlags = 1 << (iota + 1)
+	flagEvaluated1           // the same for direction reply
+	flagReplied              // a packet of direction reply was forwarded
+	flagService              // the destination is a backend of a service
+	flagPort                 // counted in its port space
+	flagPortShare            // counted for its holder too
 )
 
 // A rank orders connections by which must make room for others first.

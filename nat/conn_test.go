@@ -11,17 +11,21 @@ import (
 
 // returned sends the answer to a packet that came out of e, and expects it at the port and address
 // from which the first packet came.
-func returned(t *testing.T, e *nat.Engine, sent nattest.IP, in nat.Link, out nattest.View, outLink nat.Link, now nat.Time) nattest.View {
+func returned(t *testing.T, e *nat.Engine, sent nattest.IP, in nat.Link, out nattest.View, outLink nat.Link,
+	now nat.Time) nattest.View {
 	t.Helper()
 	answer := nattest.IP{Source: out.Destination.String(), Destination: out.Source.String()}
 	switch body := sent.Body.(type) {
 	case nattest.TCP:
-		answer.Body = nattest.TCP{SourcePort: out.DestinationPort, DestinationPort: out.SourcePort, Flags: nattest.SYN | nattest.ACK,
-			Seq: 5000, Ack: body.Seq + 1, Window: 1000, Options: []byte{2, 4, 5, 0}}
+		answer.Body = nattest.TCP{SourcePort: out.DestinationPort, DestinationPort: out.SourcePort,
+			Flags: nattest.SYN | nattest.ACK,
+			Seq:   5000, Ack: body.Seq + 1, Window: 1000, Options: []byte{2, 4, 5, 0}}
 	case nattest.UDP:
-		answer.Body = nattest.UDP{SourcePort: out.DestinationPort, DestinationPort: out.SourcePort, Payload: []byte("answer")}
+		answer.Body = nattest.UDP{SourcePort: out.DestinationPort, DestinationPort: out.SourcePort,
+			Payload: []byte("answer")}
 	case nattest.SCTP:
-		answer.Body = nattest.SCTP{SourcePort: out.DestinationPort, DestinationPort: out.SourcePort, Chunks: []byte{2, 0, 0, 4}}
+		answer.Body = nattest.SCTP{SourcePort: out.DestinationPort, DestinationPort: out.SourcePort,
+			Chunks: []byte{2, 0, 0, 4}}
 	case nattest.ICMP:
 		answer.Body = nattest.ICMP{Rest: uint32(out.SourcePort)<<16 | 1}
 		if out.Source.Is6() {
@@ -37,7 +41,8 @@ func returned(t *testing.T, e *nat.Engine, sent nattest.IP, in nat.Link, out nat
 	expect(t, back, sent.Destination, sent.Source)
 	original, _ := nattest.Check(sent.Bytes())
 	if back.DestinationPort != original.SourcePort || back.SourcePort != original.DestinationPort {
-		t.Fatalf("the answer has ports %d > %d, want %d > %d", back.SourcePort, back.DestinationPort, original.DestinationPort, original.SourcePort)
+		t.Fatalf("the answer has ports %d > %d, want %d > %d", back.SourcePort, back.DestinationPort,
+			original.DestinationPort, original.SourcePort)
 	}
 	return back
 }
@@ -102,7 +107,8 @@ func TestCollision(t *testing.T) {
 					original.SourcePort = first.SourcePort
 				}
 				if first.SourcePort != original.SourcePort || second.SourcePort == first.SourcePort {
-					t.Fatalf("ports %d and %d, want %d and another", first.SourcePort, second.SourcePort, original.SourcePort)
+					t.Fatalf("ports %d and %d, want %d and another", first.SourcePort, second.SourcePort,
+						original.SourcePort)
 				}
 				for range 2 {
 					returned(t, e, p, node2, second, nat.Tunnel, start)
@@ -122,7 +128,8 @@ func TestCollision(t *testing.T) {
 	}
 	t.Run("no ports to choose", func(t *testing.T) {
 		e := engine(t, speakForAll)
-		p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.Raw{Protocol: 47, Payload: make([]byte, 8)}}
+		p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.Raw{Protocol: 47,
+			Payload: make([]byte, 8)}}
 		forwarded(t, e, node1, p.Bytes(), start)
 		dropped(t, e, node2, p.Bytes(), start, nat.ReasonPortExhausted)
 		// A pod needs no choice: its answers follow the routes.
@@ -134,7 +141,8 @@ func TestCollision(t *testing.T) {
 	})
 }
 
-// RFC 4787, Section 4.2, REQ-3 a: privileged ports stay privileged; when two nodes have their shares of them, packets are dropped.
+// RFC 4787, Section 4.2, REQ-3 a: privileged ports stay privileged; when two nodes have their
+// shares of them, packets are dropped.
 func TestPortRange(t *testing.T) {
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = 1 << 20 })
 	seen := map[uint16]bool{}
@@ -168,8 +176,9 @@ func TestSegmentsFollowMSS(t *testing.T) {
 			e := engine(t)
 			syn := tcp("10.200.1.5", "10.71.3.9", 40000, 80, nattest.SYN, "")
 			_, out, _ := forwarded(t, e, node1, syn.Bytes(), start)
-			answer := nattest.IP{Source: "10.200.3.9", Destination: out.Source.String(), Body: nattest.TCP{SourcePort: 80, DestinationPort: 40000,
-				Seq: 7, Ack: 1001, Flags: nattest.SYN | nattest.ACK, Window: 9999}}
+			answer := nattest.IP{Source: "10.200.3.9", Destination: out.Source.String(),
+				Body: nattest.TCP{SourcePort: 80, DestinationPort: 40000,
+					Seq: 7, Ack: 1001, Flags: nattest.SYN | nattest.ACK, Window: 9999}}
 			if mss != 0 {
 				b := answer.Body.(nattest.TCP)
 				b.Options = []byte{2, 4, byte(mss >> 8), byte(mss)}
@@ -177,8 +186,10 @@ func TestSegmentsFollowMSS(t *testing.T) {
 			}
 			forwarded(t, e, nat.Tunnel, answer.Bytes(), start)
 			options := []byte{1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2}
-			super := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", DF: true, Body: nattest.TCP{SourcePort: 40000, DestinationPort: 80,
-				Seq: 1001, Ack: 8, Flags: nattest.ACK, Options: options, Payload: nattest.Payload(9000, 1), Partial: true}}
+			super := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", DF: true,
+				Body: nattest.TCP{SourcePort: 40000, DestinationPort: 80,
+					Seq: 1001, Ack: 8, Flags: nattest.ACK, Options: options, Payload: nattest.Payload(9000, 1),
+					Partial: true}}
 			v, _ := process(t, e, node1, super.Bytes(), start)
 			want := 1300 - 12
 			if mss == 536 {

@@ -8,8 +8,9 @@ import (
 	"culvert/nat/packet"
 )
 
-// A ConnInfo describes a tracked connection. Its tuples are those of arriving packets: Original of the first packet, Reply of the answer. Packets of
-// one direction leave with the reverse of the other tuple. IDs are unique over the Engine's life.
+// A ConnInfo describes a tracked connection. Its tuples are those of arriving packets: Original of
+// the first packet, Reply of the answer. Packets of one direction leave with the reverse of the
+// other tuple. IDs are unique over the Engine's life.
 type ConnInfo struct {
 	ID              uint64 // 0: there is no connection
 	Original, Reply packet.Tuple
@@ -31,8 +32,10 @@ func States() []string { return slices.Clone(stateNames[:]) }
 func (e *Engine) info(c *conn, number uint32, now Time) ConnInfo {
 	idle := time.Duration(max(now-e.seen(c, now), 0))
 	return ConnInfo{
-		ID: e.id(number), Original: e.table.tuple(c, original), Reply: e.table.tuple(c, reply), Out: c.out, State: c.state.String(), Replied: c.has(flagReplied),
-		Service: c.has(flagService), ProxyProtocol: c.tcp.flags[original]&tcpShifted != 0, Verdict: c.verdict, Mark: c.mark, Idle: idle, Left: max(e.snapshot.lifetime(c, e.pressed())-idle, 0),
+		ID: e.id(number), Original: e.table.tuple(c, original), Reply: e.table.tuple(c, reply), Out: c.out,
+		State: c.state.String(), Replied: c.has(flagReplied),
+		Service: c.has(flagService), ProxyProtocol: c.tcp.flags[original]&tcpShifted != 0, Verdict: c.verdict,
+		Mark: c.mark, Idle: idle, Left: max(e.snapshot.lifetime(c, e.pressed())-idle, 0),
 		Packets: c.packets, Bytes: c.bytes,
 	}
 }
@@ -66,13 +69,15 @@ func (f *ConnFilter) tuples(first, answer *packet.Tuple) bool {
 		return false
 	}
 	for _, port := range f.Ports {
-		if port != first.SourcePort() && port != first.DestinationPort() && port != answer.SourcePort() && port != answer.DestinationPort() {
+		if port != first.SourcePort() && port != first.DestinationPort() && port != answer.SourcePort() &&
+			port != answer.DestinationPort() {
 			return false
 		}
 	}
 	for i := range f.Addresses {
 		p := &f.Addresses[i]
-		if !p.Contains(first.Source()) && !p.Contains(first.Destination()) && !p.Contains(answer.Source()) && !p.Contains(answer.Destination()) {
+		if !p.Contains(first.Source()) && !p.Contains(first.Destination()) && !p.Contains(answer.Source()) &&
+			!p.Contains(answer.Destination()) {
 			return false
 		}
 	}
@@ -82,12 +87,15 @@ func (f *ConnFilter) tuples(first, answer *packet.Tuple) bool {
 // A Cursor is a position in the table of connections; the zero Cursor is its start.
 type Cursor uint32
 
-// listBudget is how many table entries Connections and DeleteConnections visit per call, while packets wait.
+// listBudget is how many table entries Connections and DeleteConnections visit per call, while
+// packets wait.
 const listBudget = 64
 
-// Connections appends to list the connections among the next listBudget table entries that f selects, and returns where to continue; more is false at
-// the end. A connection that exists from the first call to the last is listed once.
-func (e *Engine) Connections(at Cursor, f *ConnFilter, now Time, list []ConnInfo) (all []ConnInfo, next Cursor, more bool) {
+// Connections appends to list the connections among the next listBudget table entries that f
+// selects, and returns where to continue; more is false at the end. A connection that exists from
+// the first call to the last is listed once.
+func (e *Engine) Connections(at Cursor, f *ConnFilter, now Time, list []ConnInfo) (all []ConnInfo,
+	next Cursor, more bool) {
 	next, more = e.some(at, func(c *conn, number uint32) {
 		if f.selects(&e.table, c) {
 			list = append(list, e.info(c, number, now))
@@ -96,7 +104,8 @@ func (e *Engine) Connections(at Cursor, f *ConnFilter, now Time, list []ConnInfo
 	return list, next, more
 }
 
-// DeleteConnections ends the connections among the next listBudget table entries that f selects. Their next packets open new connections.
+// DeleteConnections ends the connections among the next listBudget table entries that f selects.
+// Their next packets open new connections.
 func (e *Engine) DeleteConnections(at Cursor, f *ConnFilter, now Time) (deleted int, next Cursor, more bool) {
 	next, more = e.some(at, func(c *conn, number uint32) {
 		if f.selects(&e.table, c) {

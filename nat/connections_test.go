@@ -23,11 +23,14 @@ func connections(e *nat.Engine, f nat.ConnFilter, now nat.Time) (all []nat.ConnI
 // and by no others.
 func TestConnectionFilters(t *testing.T) {
 	e := engine(t)
-	handshake(t, e, node1, "203.0.113.9", 2000, start)                                                        // gets U
-	forwarded(t, e, node2, udp("10.200.2.5", "10.72.48.7", 4000, 53).Bytes(), start)                          // a pod, to a remap
-	forwarded(t, e, nat.Tunnel, udp("10.200.3.9", "10.200.1.5", 7, 9).Bytes(), start)                         // from the peer
+	handshake(t, e, node1, "203.0.113.9", 2000, start) // gets U
+	// a pod, to a remap
+	forwarded(t, e, node2, udp("10.200.2.5", "10.72.48.7", 4000, 53).Bytes(), start)
+	// from the peer
+	forwarded(t, e, nat.Tunnel, udp("10.200.3.9", "10.200.1.5", 7, 9).Bytes(), start)
 	forwarded(t, e, node1, udp("fd00:200:0:1::5", "fd00:71:0:4000::7", 1, 2).Bytes(), start.Add(time.Second)) // IPv6
-	forwarded(t, e, node1, nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 8, Rest: 77 << 16}}.Bytes(), start)
+	forwarded(t, e, node1, nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 8,
+		Rest: 77 << 16}}.Bytes(), start)
 	port := func(p nat.Link) *nat.Link { return &p }
 	for _, tt := range []struct {
 		name   string
@@ -40,7 +43,8 @@ func TestConnectionFilters(t *testing.T) {
 		{"destination as seen", nat.ConnFilter{Addresses: []netip.Prefix{prefix("10.72.0.0/16")}}, 1},
 		{"translated destination", nat.ConnFilter{Addresses: []netip.Prefix{prefix("10.64.0.0/20")}}, 1},
 		{"both ends", nat.ConnFilter{Addresses: []netip.Prefix{prefix("10.200.2.5/32"), prefix("10.72.48.7/32")}}, 1},
-		{"ends of two connections", nat.ConnFilter{Addresses: []netip.Prefix{prefix("203.0.113.9/32"), prefix("10.72.48.7/32")}}, 0},
+		{"ends of two connections", nat.ConnFilter{Addresses: []netip.Prefix{prefix("203.0.113.9/32"),
+			prefix("10.72.48.7/32")}}, 0},
 		{"IPv6", nat.ConnFilter{Addresses: []netip.Prefix{prefix("fd00::/16")}}, 1},
 		{"port", nat.ConnFilter{Ports: []uint16{53}}, 1},
 		{"two ports", nat.ConnFilter{Ports: []uint16{80, 2000}}, 1},
@@ -63,8 +67,10 @@ func TestConnectionFilters(t *testing.T) {
 		}
 	}
 	c := connections(e, nat.ConnFilter{State: "established"}, start.Add(time.Minute))[0]
-	if c.Original.String() != "6 203.0.113.9:2000>10.71.3.9:80@1" || c.Reply.Source() != address("10.200.3.9") || c.Reply.Destination() != address("10.70.0.0") ||
-		!c.Replied || c.Idle != time.Minute || c.Left != 120*time.Hour-time.Minute || c.Packets != [2]uint64{2, 1} || c.Bytes[0] == 0 || c.Out != [2]nat.Link{nat.Tunnel, node1} {
+	if c.Original.String() != "6 203.0.113.9:2000>10.71.3.9:80@1" || c.Reply.Source() != address("10.200.3.9") ||
+		c.Reply.Destination() != address("10.70.0.0") ||
+		!c.Replied || c.Idle != time.Minute || c.Left != 120*time.Hour-time.Minute || c.Packets != [2]uint64{2, 1} ||
+		c.Bytes[0] == 0 || c.Out != [2]nat.Link{nat.Tunnel, node1} {
 		t.Errorf("%+v", c)
 	}
 	if found, ok := e.FindConnection(&c.Reply, start.Add(time.Minute)); !ok || found != c {
@@ -77,7 +83,8 @@ func TestConnectionsWhileTheyChange(t *testing.T) {
 	e := engine(t)
 	const stay = 1000
 	open := func(prefix string, i int) {
-		forwarded(t, e, node1, udp(fmt.Sprintf("203.0.%s.%d", prefix, 1+i%250), "10.71.3.9", uint16(2000+i), 53).Bytes(), start)
+		forwarded(t, e, node1, udp(fmt.Sprintf("203.0.%s.%d", prefix, 1+i%250), "10.71.3.9", uint16(2000+i),
+			53).Bytes(), start)
 	}
 	for i := range stay {
 		open("113", i)
@@ -88,7 +95,8 @@ func TestConnectionsWhileTheyChange(t *testing.T) {
 	var list []nat.ConnInfo
 	calls := 0
 	for at, more := nat.Cursor(0), true; more; calls++ {
-		list, at, more = e.Connections(at, &nat.ConnFilter{Addresses: []netip.Prefix{prefix("203.0.113.0/24")}}, start, list[:0])
+		list, at, more = e.Connections(at, &nat.ConnFilter{Addresses: []netip.Prefix{prefix("203.0.113.0/24")}},
+			start, list[:0])
 		for _, c := range list {
 			seen[c.Original.SourcePort()]++
 		}
@@ -120,7 +128,8 @@ func TestDeleteConnections(t *testing.T) {
 	if st := e.Stats(); st.Deleted != 1 || st.Connections != 1 {
 		t.Errorf("%+v", st)
 	}
-	if left := connections(e, nat.ConnFilter{}, start); len(left) != 1 || left[0].Original.Source() != address("203.0.113.8") {
+	if left := connections(e, nat.ConnFilter{}, start); len(left) != 1 ||
+		left[0].Original.Source() != address("203.0.113.8") {
 		t.Errorf("%+v is left", left)
 	}
 	handshake(t, e, node1, "203.0.113.9", 2000, start)
@@ -184,7 +193,8 @@ func TestConnectionIDs(t *testing.T) {
 		var all []nat.ConnInfo
 		for i := range each {
 			forwarded(t, e, node1, udp(fmt.Sprintf("203.0.113.%d", 1+i), "10.71.3.9", uint16(round), 53).Bytes(), now)
-			forwarded(t, e, node1, udp(fmt.Sprintf("fd00:200:0:1::%d", 1+i), "fd00:71:0:4000::7", uint16(round), 53).Bytes(), now)
+			forwarded(t, e, node1, udp(fmt.Sprintf("fd00:200:0:1::%d", 1+i), "fd00:71:0:4000::7", uint16(round),
+				53).Bytes(), now)
 		}
 		all = connections(e, nat.ConnFilter{}, now)
 		if len(all) != 2*each {

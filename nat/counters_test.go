@@ -20,8 +20,10 @@ func TestRuleCounters(t *testing.T) {
 			{External: address("10.70.0.6"), Internal: address("10.200.1.6")},
 		}
 		c.Rules = []rules.FilterRule{
-			{Name: "no/dns", Action: rules.FilterDrop, Protocol: 17, Ports: []rules.PortRange{{First: 53, Last: 53}, {First: 853, Last: 853}}},
-			{Name: "pods", From: rules.FromLocal, Source: c.LocalPodCIDRs[:2], Destination: []netip.Prefix{prefix("10.200.0.0/16"), prefix("10.64.0.0/20")}},
+			{Name: "no/dns", Action: rules.FilterDrop, Protocol: 17, Ports: []rules.PortRange{{First: 53, Last: 53},
+				{First: 853, Last: 853}}},
+			{Name: "pods", From: rules.FromLocal, Source: c.LocalPodCIDRs[:2],
+				Destination: []netip.Prefix{prefix("10.200.0.0/16"), prefix("10.64.0.0/20")}},
 			{Name: "nothing", Protocol: 132},
 		}
 	})

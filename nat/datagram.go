@@ -8,8 +8,8 @@ import (
 
 const (
 	maxDatagrams = 1024
-	// fragmentLifetime is how long a datagram's fragments may be apart (RFC 1122, Section 3.3.2, has 60 s to 120 s for hosts that keep them all;
-	// Linux's ipfrag_time is 30 s).
+	// fragmentLifetime is how long a datagram's fragments may be apart (RFC 1122, Section 3.3.2,
+	// has 60 s to 120 s for hosts that keep them all; Linux's ipfrag_time is 30 s).
 	fragmentLifetime = 30 * time.Second
 	maxHeld          = 256
 	heldSize         = 2048
@@ -17,8 +17,9 @@ const (
 	datagramTries = 64
 )
 
-// A fragmentTable remembers fragmented datagrams. Its memory grows with their number. Shares limit the incomplete ones; complete ones stay, to
-// recognise duplicates, only while nobody needs their place.
+// A fragmentTable remembers fragmented datagrams. Its memory grows with their number. Shares limit
+// the incomplete ones; complete ones stay, to recognise duplicates, only while nobody needs their
+// place.
 type fragmentTable struct {
 	index             map[datagramKey]*datagram // hashed with a secret of the process
 	partial, complete datagramList
@@ -100,12 +101,15 @@ func (l *datagramList) remove(g *datagram) {
 func newDatagramKey(p *packet.Packet, t *packet.Tuple) datagramKey {
 	k := datagramKey{words: t.Words, id: p.FragmentID(), link: t.Link, protocol: t.Protocol, v6: t.IPv6}
 	if k.v6 {
-		k.protocol = 0 // RFC 8200, Section 4.5: fragments of one datagram may name different next headers; the first one's counts
+		// RFC 8200, Section 4.5: fragments of one datagram may name different next headers; the
+		// first one's counts
+		k.protocol = 0
 	}
 	return k
 }
 
-// datagram finds the datagram of a fragment, or decides which one to evict for it. It returns false if there is no room.
+// datagram finds the datagram of a fragment, or decides which one to evict for it. It returns false
+// if there is no room.
 func (e *Engine) datagram(d *decision, p *packet.Packet, now Time) bool {
 	f, s := &e.fragments, &e.table.shares
 	d.reassembly = reassembly{}
@@ -124,7 +128,8 @@ func (e *Engine) datagram(d *decision, p *packet.Packet, now Time) bool {
 	return r.victim != nil
 }
 
-// victim returns the oldest incomplete datagram that h may evict. For shareHeld, only its waiting fragments are evicted.
+// victim returns the oldest incomplete datagram that h may evict. For shareHeld, only its waiting
+// fragments are evicted.
 func (f *fragmentTable) victim(s *shares, h holder, r resource, but *datagram, now Time) *datagram {
 	g := f.partial.first
 	for i := 0; i < datagramTries && g != nil; i, g = i+1, g.next {
@@ -132,7 +137,8 @@ func (f *fragmentTable) victim(s *shares, h holder, r resource, but *datagram, n
 			continue
 		}
 		over := g.expires <= now
-		if s.yields(g.holder.of(r), h.of(r)) || over && r == shareDatagrams && !s.full(h.of(r), f.partial.length-1, maxDatagrams) ||
+		if s.yields(g.holder.of(r), h.of(r)) || over && r == shareDatagrams && !s.full(h.of(r), f.partial.length-1,
+			maxDatagrams) ||
 			over && r == shareHeld && !s.full(h.of(r), f.holds-1, maxHeld) {
 			return g
 		}
@@ -172,7 +178,8 @@ func (f *fragmentTable) replace(e *Engine, g *datagram, now Time) {
 	e.stats.DatagramsReplaced++
 }
 
-// forget takes a datagram out of the table. Fragments that still wait for it are dropped for reason.
+// forget takes a datagram out of the table. Fragments that still wait for it are dropped for
+// reason.
 func (f *fragmentTable) forget(e *Engine, g *datagram, reason Reason) {
 	f.lose(e, g, reason)
 	if g.complete {
@@ -204,7 +211,8 @@ func (f *fragmentTable) abandon(e *Engine, g *datagram, now Time) {
 	f.finish(e, g, now)
 }
 
-// completeIf moves a datagram to the complete ones once all its fragments have been seen and none waits.
+// completeIf moves a datagram to the complete ones once all its fragments have been seen and none
+// waits.
 func (f *fragmentTable) completeIf(e *Engine, g *datagram, now Time) {
 	if !g.complete && g.known && g.total != 0 && g.seen == g.total && g.held == nil {
 		f.finish(e, g, now)
@@ -233,9 +241,11 @@ func blocksOf(p *packet.Packet) (first, last int) {
 	return p.FragmentOffset() / 8, (p.FragmentOffset() + p.FragmentLen() - 1) / 8
 }
 
-// overlaps reports whether some bytes of a fragment were seen before. An overlapping fragment is dropped, so that no receiver can be made to see
-// other bytes than a filter did (RFC 1858), and with it all of its datagram that has not been forwarded yet. A fragment whose bytes were all seen
-// before is only dropped itself: the network may have duplicated it (RFC 8200, Section 4.5, from RFC 5722; Linux does so for IPv4 too).
+// overlaps reports whether some bytes of a fragment were seen before. An overlapping fragment is
+// dropped, so that no receiver can be made to see other bytes than a filter did (RFC 1858), and
+// with it all of its datagram that has not been forwarded yet. A fragment whose bytes were all seen
+// before is only dropped itself: the network may have duplicated it (RFC 8200, Section 4.5, from
+// RFC 5722; Linux does so for IPv4 too).
 func (g *datagram) overlaps(p *packet.Packet) bool {
 	first, last := blocksOf(p)
 	for i := first; i <= last; i++ {

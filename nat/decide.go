@@ -20,7 +20,8 @@ type decision struct {
 	holder holder
 	answer packet.Tuple
 	closed uint64 // the list of closed connections among which the holder looks for a port, if passed is not 0
-	// For a forwarded ICMP error: the quoted packet, and the quotation's tuple before and after translation.
+	// For a forwarded ICMP error: the quoted packet, and the quotation's tuple before and after
+	// translation.
 	quote      packet.Packet
 	quoted     [2]packet.Tuple
 	shift      packet.StreamShift // for quotesStream
@@ -40,7 +41,8 @@ type outline struct {
 	stale    bool  // effectOpen: expired connections hold its tuples
 	relays   bool  // the packet is an ICMP error to be translated with its quotation
 	teaches  bool  // the error reports a path MTU
-	// quotesStream: the quotation has the server's sequence numbers of a stream with a PROXY header.
+	// quotesStream: the quotation has the server's sequence numbers of a stream with a PROXY
+	// header.
 	quotesStream bool
 	home         Link // renewAnew: link to which the connection's packets go
 	asked        [ranks]uint8
@@ -129,13 +131,15 @@ func (e *Engine) dispatch(d *decision, p *packet.Packet, now Time) {
 	e.first(d, p, now)
 }
 
-// notracked reports whether the rules exempt the packet from connection tracking, or drop it before.
+// notracked reports whether the rules exempt the packet from connection tracking, or drop it
+// before.
 func (e *Engine) notracked(d *decision, p *packet.Packet) bool {
 	d.tr.Start(&d.from, p, d.in, nil) // no tracer: the next stage runs these rules again and traces them
 	return !d.tr.Raw(e.snapshot.rules) || d.tr.NoTrack
 }
 
-// find looks up a live connection other than gone. If there is none, it returns a hit on one of the connections it skipped.
+// find looks up a live connection other than gone. If there is none, it returns a hit on one of the
+// connections it skipped.
 func (e *Engine) find(t *packet.Tuple, gone uint32, now Time) (hit, bool) {
 	tb := &e.table
 	hash := tb.directory.hash(t)

@@ -9,16 +9,18 @@ import (
 
 const (
 	segmentSlots = 1 << 10
-	// segmentFull is when a segment is split. All segments fill in step, so the whole table is as full as one of them: a search that finds nothing
-	// visits 8 slots when 3/4 are in use, at 128 when 15/16 are (Knuth, vol. 3, Section 6.4).
+	// segmentFull is when a segment is split. All segments fill in step, so the whole table is as
+	// full as one of them: a search that finds nothing visits 8 slots when 3/4 are in use, at 128
+	// when 15/16 are (Knuth, vol. 3, Section 6.4).
 	segmentFull = segmentSlots * 3 / 4
 	// maxDepth caps the directory. With 32 bits of hash, 10 choose the slot.
 	maxDepth = 16
 )
 
-// A directory finds connections by either tuple: extendible hashing (Fagin et al., 1979) with a small open-addressing table per
-// bucket. A full segment is split in two, which costs a packet some microseconds; nothing larger is ever copied but the list of
-// buckets, 16 bytes for about 500 tuples.
+// A directory finds connections by either tuple: extendible hashing (Fagin et al., 1979) with a
+// small open-addressing table per bucket. A full segment is split in two, which costs a packet some
+// microseconds; nothing larger is ever copied but the list of buckets, 16 bytes for about 500
+// tuples.
 type directory struct {
 	secrets [7]uint64
 	depth   uint // buckets are chosen by this many leading bits of the hash
@@ -26,19 +28,20 @@ type directory struct {
 	scratch segment
 }
 
-// A bucketEntry leads to a segment. Where the hashes of a segment share fewer bits than depth, several entries that lie side by
-// side lead to it and are equal.
+// A bucketEntry leads to a segment. Where the hashes of a segment share fewer bits than depth,
+// several entries that lie side by side lead to it and are equal.
 type bucketEntry struct {
 	slots *segment
 	depth uint16 // leading bits that all hashes in the segment share
 	used  uint16 // slots
 }
 
-// A segment holds slots: 32 bits of hash, 32 bits of reference; 0 is empty. A segment has no pointers for the garbage collector to follow, and is two
-// pages large.
+// A segment holds slots: 32 bits of hash, 32 bits of reference; 0 is empty. A segment has no
+// pointers for the garbage collector to follow, and is two pages large.
 type segment [segmentSlots]uint64
 
-// A reference is a connection's number and, in the lowest bit, which of its tuples is meant. 0 is none.
+// A reference is a connection's number and, in the lowest bit, which of its tuples is meant. 0 is
+// none.
 type reference uint32
 
 func newReference(number uint32, d int) reference { return reference(number<<1 | uint32(d)) }
@@ -54,8 +57,9 @@ func (dir *directory) init() {
 	dir.buckets = []bucketEntry{{slots: new(segment)}}
 }
 
-// hash is keyed by the process. It includes the side of the gateway but not the node, so one search finds both a tuple of a certain node and one of
-// any node. It is a chain of folded multiplications (as in wyhash), each of sender-chosen words with secrets that the sender cannot see.
+// hash is keyed by the process. It includes the side of the gateway but not the node, so one search
+// finds both a tuple of a certain node and one of any node. It is a chain of folded multiplications
+// (as in wyhash), each of sender-chosen words with secrets that the sender cannot see.
 func (dir *directory) hash(t *packet.Tuple) uint32 {
 	k := &dir.secrets
 	last := uint64(t.Ports)<<32 | uint64(t.Protocol)<<8
@@ -94,7 +98,8 @@ func count(run []bucketEntry, n int) {
 	}
 }
 
-// insert adds a reference. It returns false if the hash's segment is full and cannot be split, which takes more equal hashes than chance produces.
+// insert adds a reference. It returns false if the hash's segment is full and cannot be split,
+// which takes more equal hashes than chance produces.
 func (dir *directory) insert(hash uint32, r reference) bool {
 	run := dir.run(hash)
 	for run[0].used >= segmentFull {

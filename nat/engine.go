@@ -11,8 +11,9 @@ import (
 	"culvert/nat/siphash"
 )
 
-// An Engine translates and filters the packets of one gateway. Its methods may be called from several goroutines. It is built for two, one per
-// direction, which share one lock for tens of nanoseconds per packet.
+// An Engine translates and filters the packets of one gateway. Its methods may be called from
+// several goroutines. It is built for two, one per direction, which share one lock for tens of
+// nanoseconds per packet.
 type Engine struct {
 	hashKey siphash.Key // for port and backend choice; as long-lived as the saved state
 
@@ -43,11 +44,13 @@ type Engine struct {
 	made      packet.Packet // scratch of LetsOut, for packets that the gateway itself sends
 }
 
-// New returns an Engine with configuration c, or all faults of c. key seeds the choice of ports and backends: an Engine with the same key gives a
-// packet in mid-stream the ports that its predecessor gave the connection.
+// New returns an Engine with configuration c, or all faults of c. key seeds the choice of ports and
+// backends: an Engine with the same key gives a packet in mid-stream the ports that its predecessor
+// gave the connection.
 func New(key [16]byte, c *Config) (*Engine, error) {
 	set := rules.NewSet()
-	e := &Engine{hashKey: siphash.NewKey(key), set: set, put: set.Draft(), snapshot: &snapshot{}, hits: newRuleHits(), floor: math.MinInt64}
+	e := &Engine{hashKey: siphash.NewKey(key), set: set, put: set.Draft(), snapshot: &snapshot{}, hits: newRuleHits(),
+		floor: math.MinInt64}
 	e.table.init()
 	e.clients.init()
 	e.table.given, e.table.shares.flat = c.given(), c.Host != nil
@@ -75,8 +78,8 @@ type Prepared struct {
 	all      bool      // it affects all connections, even if no rule changed
 }
 
-// Prepare compiles c for Commit or, if c has faults, returns them all. Packets do not notice. An earlier Prepared that was not committed becomes
-// invalid.
+// Prepare compiles c for Commit or, if c has faults, returns them all. Packets do not notice. An
+// earlier Prepared that was not committed becomes invalid.
 func (e *Engine) Prepare(c *Config) (*Prepared, error) {
 	e.apply.Lock()
 	defer e.apply.Unlock()
@@ -117,7 +120,8 @@ func (e *Engine) current() *snapshot {
 	return e.snapshot
 }
 
-// Commit replaces the configuration by p, the last one prepared. Connections survive unless something they need is gone.
+// Commit replaces the configuration by p, the last one prepared. Connections survive unless
+// something they need is gone.
 func (e *Engine) Commit(p *Prepared) {
 	e.apply.Lock()
 	defer e.apply.Unlock()
@@ -133,7 +137,8 @@ func (e *Engine) adopt(p *Prepared) {
 	e.publish(p.snapshot, p.rules, p.all)
 }
 
-// publish commits draft and makes its rules, as part of s, visible to packets. all: every connection is affected.
+// publish commits draft and makes its rules, as part of s, visible to packets. all: every
+// connection is affected.
 //
 // +checklocks:e.apply
 func (e *Engine) publish(s *snapshot, draft *rules.Draft, all bool) {
@@ -152,8 +157,9 @@ func (e *Engine) publish(s *snapshot, draft *rules.Draft, all bool) {
 	e.round.extend(e.table.high)
 }
 
-// Put makes r the resource of key from the next CommitRules on, beside the resources of the Config. If r is wrong, the error names the field, and key
-// keeps its resource. Tables may name devices and neighbours before they exist.
+// Put makes r the resource of key from the next CommitRules on, beside the resources of the Config.
+// If r is wrong, the error names the field, and key keeps its resource. Tables may name devices and
+// neighbours before they exist.
 func (e *Engine) Put(key rules.Key, r rules.Resource) error {
 	e.apply.Lock()
 	defer e.apply.Unlock()
@@ -167,7 +173,8 @@ func (e *Engine) Delete(key rules.Key) {
 	e.put.Delete(key)
 }
 
-// CommitRules publishes all puts and deletes since the last call. It does not touch connections that they do not affect.
+// CommitRules publishes all puts and deletes since the last call. It does not touch connections
+// that they do not affect.
 func (e *Engine) CommitRules() {
 	e.apply.Lock()
 	defer e.apply.Unlock()
@@ -191,8 +198,9 @@ func (e *Engine) Apply(c *Config) error {
 	return nil
 }
 
-// Amend replaces services of the Config that have the same name, address, port and protocol, or returns all faults and changes nothing. Unless the
-// Config is a Host's, their backends must be pods of the local cluster. An earlier Prepared that was not committed becomes invalid.
+// Amend replaces services of the Config that have the same name, address, port and protocol, or
+// returns all faults and changes nothing. Unless the Config is a Host's, their backends must be
+// pods of the local cluster. An earlier Prepared that was not committed becomes invalid.
 func (e *Engine) Amend(services []rules.Service) error {
 	e.apply.Lock()
 	defer e.apply.Unlock()
@@ -210,8 +218,9 @@ func (e *Engine) Amend(services []rules.Service) error {
 	return nil
 }
 
-// Stats are the counters of an Engine. In packets after segmentation, each direction's ledger is Received = Forwarded + Delivered + Held + Σ Dropped.
-// The table's is Connections = Created + Restored − Expired − Evicted − EarlyDropped − Deleted.
+// Stats are the counters of an Engine. In packets after segmentation, each direction's ledger is
+// Received = Forwarded + Delivered + Held + Σ Dropped. The table's is Connections = Created +
+// Restored − Expired − Evicted − EarlyDropped − Deleted.
 type Stats struct {
 	Outbound, Inbound Direction
 	Connections       int // in the table
@@ -296,9 +305,10 @@ func (d *Direction) count(v *Verdict) {
 	}
 }
 
-// Process decides what happens to the packet p, filled by Parse, that arrived on link in at time now. If the verdict is Forward, the bytes of p have
-// been rewritten, and a Cutter makes of them what goes out on Verdict.Out; otherwise they are unchanged. now must not run backwards by more than the
-// skew between two callers.
+// Process decides what happens to the packet p, filled by Parse, that arrived on link in at time
+// now. If the verdict is Forward, the bytes of p have been rewritten, and a Cutter makes of them
+// what goes out on Verdict.Out; otherwise they are unchanged. now must not run backwards by more
+// than the skew between two callers.
 func (e *Engine) Process(p *packet.Packet, in Link, now Time) (v Verdict) {
 	d := &e.scratch
 	e.mu.Lock()

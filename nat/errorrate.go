@@ -2,14 +2,17 @@ package nat
 
 import "time"
 
-// The rate limits of errors that we originate (RFC 4443, Section 2.4 (f); RFC 1812, Section 4.3.2.8).
+// The rate limits of errors that we originate (RFC 4443, Section 2.4 (f); RFC 1812, Section
+// 4.3.2.8).
 const (
 	// In each errorWindow, errorsMost go out. A link may not send more of them than are still left.
 	errorsMost  = 200
 	errorWindow = 200 * time.Millisecond
-	// Each host, as defined by hostOf, gets at most errorRateEach a second, with bursts of errorBurstEach.
+	// Each host, as defined by hostOf, gets at most errorRateEach a second, with bursts of
+	// errorBurstEach.
 	errorRateEach, errorBurstEach = 20, 20
-	// errorDestinations is more than the number of hosts that can be sent errors before a bucket is full again.
+	// errorDestinations is more than the number of hosts that can be sent errors before a bucket is
+	// full again.
 	errorDestinations = 4 * errorsMost * int(errorBurstEach*time.Second/errorRateEach/errorWindow)
 )
 

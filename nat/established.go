@@ -6,8 +6,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// established decides about a packet of an existing connection. It returns false if the configuration no longer admits the connection, so that the
-// packet is the first of another.
+// established decides about a packet of an existing connection. It returns false if the
+// configuration no longer admits the connection, so that the packet is the first of another.
 func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	s, c, dir := e.snapshot, d.hit.conn, d.hit.direction
 	home, evaluated := c.out[original], c.flags&(flagEvaluated0<<dir) != 0
@@ -30,8 +30,9 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 		e.traceConnection(d, evaluated)
 	}
 	if c.state.closed() && dir == original && p.HasPorts() && p.TCPFlags()&(packet.SYN|packet.ACK) == packet.SYN {
-		// The ports are reused (RFC 9293, Section 3.6.1) for a connection of its own: the backends and the rules of now
-		// decide about it, as in nf_conntrack, which looks such a SYN up again.
+		// The ports are reused (RFC 9293, Section 3.6.1) for a connection of its own: the backends
+		// and the rules of now decide about it, as in nf_conntrack, which looks such a SYN up
+		// again.
 		d.renewal, d.predecessor = renewEvict, d.hit.number
 		return false
 	}
@@ -47,7 +48,8 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	switch {
 	case !evaluated || asymmetric:
 		e.evaluate(d, p, now)
-		// The verdict for a reply from another link than expected holds for this packet only; it is not cached.
+		// The verdict for a reply from another link than expected holds for this packet only; it is
+		// not cached.
 		if d.finding = findAll; asymmetric {
 			d.finding = findOne
 		}
@@ -118,7 +120,8 @@ func (e *Engine) evaluate(d *decision, p *packet.Packet, now Time) {
 	tr.Stays = e.snapshot.stays(c, to.Destination())
 	e.traverse(tr, now)
 	if dir == reply && e.snapshot.rules.Generated() {
-		// Filters mark by the incoming node. The node of a reply must not replace the node of origin.
+		// Filters mark by the incoming node. The node of a reply must not replace the node of
+		// origin.
 		tr.ConnMark = c.mark
 	}
 }

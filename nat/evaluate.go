@@ -35,7 +35,8 @@ func (s *snapshot) refusal(tr *rules.Traversal) Verdict {
 		return s.noRoute(tr.To.Destination())
 	case rules.NoBackend:
 		if s.rules.IsHost() && tr.From.Protocol == packet.TCP {
-			// The kernel accepts no ICMP error from the device whose source is one of the node's own addresses.
+			// The kernel accepts no ICMP error from the device whose source is one of the node's
+			// own addresses.
 			return refuse(ReasonNoBackend, packet.Reset)
 		}
 		return refuse(ReasonNoBackend, packet.PortUnreachable)

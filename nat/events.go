@@ -40,7 +40,8 @@ type ConnEvent struct {
 	ConnInfo
 }
 
-// A ConnWatch buffers the events of connections that its filter selects until Take; it has bounded room.
+// A ConnWatch buffers the events of connections that its filter selects until Take; it has bounded
+// room.
 type ConnWatch struct {
 	engine *Engine
 	filter ConnFilter
@@ -71,7 +72,8 @@ func (w *ConnWatch) Close() {
 	}
 }
 
-// Take appends the oldest events to list, at most listBudget of them, and returns how many were lost since the last call.
+// Take appends the oldest events to list, at most listBudget of them, and returns how many were
+// lost since the last call.
 func (w *ConnWatch) Take(list []ConnEvent) (all []ConnEvent, lost uint64) {
 	w.engine.mu.Lock()
 	defer w.engine.mu.Unlock()

@@ -49,7 +49,8 @@ func ExampleEngine_Process() {
 		}
 		var rewritten packet.Tuple
 		p.Tuple(&rewritten, verdict.Out)
-		fmt.Printf("%v to link %#x: %v > %v\n", verdict.Action, verdict.Out, rewritten.Source(), rewritten.Destination())
+		fmt.Printf("%v to link %#x: %v > %v\n", verdict.Action, verdict.Out, rewritten.Source(),
+			rewritten.Destination())
 	}
 	// Output:
 	// forward to link 0xff00: 10.0.1.5 > 10.0.2.7

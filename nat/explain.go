@@ -9,8 +9,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// Explain decides about a packet as Process would now, and traces each step to t, which may be nil. It rewrites p as Process would, ready for a
-// Cutter, but leaves the Engine unchanged.
+// Explain decides about a packet as Process would now, and traces each step to t, which may be nil.
+// It rewrites p as Process would, ready for a Cutter, but leaves the Engine unchanged.
 func (e *Engine) Explain(p *packet.Packet, in Link, now Time, t rules.Tracer) Verdict {
 	d := &decision{trace: t}
 	e.mu.Lock()
@@ -42,6 +42,7 @@ func (e *Engine) traceConnection(d *decision, evaluated bool) {
 	d.trace.Trace(rules.Step{
 		Kind: rules.StepConnection, Name: strconv.FormatUint(e.id(d.hit.number), 10), Passed: true,
 		Detail: fmt.Sprintf("%s, direction %s, mark %d; %s", c.state, direction, c.mark, known),
-		Source: netip.AddrPortFrom(t.Source(), t.SourcePort()), Destination: netip.AddrPortFrom(t.Destination(), t.DestinationPort()),
+		Source: netip.AddrPortFrom(t.Source(), t.SourcePort()), Destination: netip.AddrPortFrom(t.Destination(),
+			t.DestinationPort()),
 	})
 }

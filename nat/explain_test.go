@@ -30,7 +30,8 @@ func (r *recorder) LinkName(l Link) string { return fmt.Sprintf("link %d", l) }
 func (r *recorder) String() string {
 	var b strings.Builder
 	for _, s := range r.steps {
-		fmt.Fprintf(&b, "%s %q %s: %v, %s (%s to %s)\n", s.Kind, s.Name, s.Origin, s.Passed, s.Detail, s.Source, s.Destination)
+		fmt.Fprintf(&b, "%s %q %s: %v, %s (%s to %s)\n", s.Kind, s.Name, s.Origin, s.Passed, s.Detail, s.Source,
+			s.Destination)
 	}
 	return b.String()
 }
@@ -124,10 +125,13 @@ func (m *trafficMaker) body(source, destination uint16, n int) nattest.Body {
 	case 0:
 		return nattest.UDP{SourcePort: source, DestinationPort: destination, Payload: payload}
 	case 1:
-		return nattest.SCTP{SourcePort: source, DestinationPort: destination, Tag: 7, Chunks: []byte{byte(m.IntN(15)), 0, 0, 4}}
+		return nattest.SCTP{SourcePort: source, DestinationPort: destination, Tag: 7,
+			Chunks: []byte{byte(m.IntN(15)), 0, 0, 4}}
 	}
-	flags := []uint8{nattest.SYN, nattest.SYN | nattest.ACK, nattest.ACK, nattest.ACK, nattest.FIN | nattest.ACK, nattest.RST}[m.IntN(6)]
-	s := nattest.TCP{SourcePort: source, DestinationPort: destination, Seq: 100, Ack: 100, Flags: flags, Window: 65535, Payload: payload}
+	flags := []uint8{nattest.SYN, nattest.SYN | nattest.ACK, nattest.ACK, nattest.ACK, nattest.FIN | nattest.ACK,
+		nattest.RST}[m.IntN(6)]
+	s := nattest.TCP{SourcePort: source, DestinationPort: destination, Seq: 100, Ack: 100, Flags: flags, Window: 65535,
+		Payload: payload}
 	if flags&nattest.SYN != 0 {
 		s.Options = []byte{2, 4, 5, 180}
 	}
@@ -136,13 +140,15 @@ func (m *trafficMaker) body(source, destination uint16, n int) nattest.Body {
 
 // flood returns a packet of a client that takes all the ports it can get.
 func (m *trafficMaker) flood() []byte {
-	return nattest.IP{Source: "11.11.11.250", Destination: "10.71.2.77", Body: nattest.UDP{SourcePort: uint16(512 + m.IntN(512)), DestinationPort: 53}}.Bytes()
+	return nattest.IP{Source: "11.11.11.250", Destination: "10.71.2.77",
+		Body: nattest.UDP{SourcePort: uint16(512 + m.IntN(512)), DestinationPort: 53}}.Bytes()
 }
 
 // next returns a packet and where it enters.
 func (m *trafficMaker) next() (in Link, b []byte) {
 	node := one(m.Rand, Link(4), 9)
-	p := nattest.IP{TTL: uint8(one(m.Rand, 1, 64, 64, 64, 64, 64, 64, 64)), ID: uint16(m.IntN(60)), Body: m.body(uint16(1000+m.IntN(40)), uint16(one(m.Rand, 53, 80, 443, 6091)), 60)}
+	p := nattest.IP{TTL: uint8(one(m.Rand, 1, 64, 64, 64, 64, 64, 64, 64)), ID: uint16(m.IntN(60)),
+		Body: m.body(uint16(1000+m.IntN(40)), uint16(one(m.Rand, 53, 80, 443, 6091)), 60)}
 	pod, remote := m.host("10.200.1.", 20), m.host("10.71.2.", 5)
 	p.Source, p.Destination, in = pod, remote, 9
 	switch m.IntN(22) {
@@ -153,7 +159,8 @@ func (m *trafficMaker) next() (in Link, b []byte) {
 		p.Body = m.body(uint16(512+m.IntN(512)), 53, 10)
 		p.MF = m.IntN(8) == 0
 	case 3:
-		p.Source, p.Destination, in = m.host("10.200.2.", 9), "10.70.0."+fmt.Sprint(one(m.Rand, 9, 10, 11, 20, 21, 22, 99)), Tunnel
+		p.Source, p.Destination, in = m.host("10.200.2.", 9), "10.70.0."+fmt.Sprint(one(m.Rand, 9, 10, 11, 20, 21,
+			22, 99)), Tunnel
 		p.Body = m.body(uint16(1000+m.IntN(40)), one(m.Rand, uint16(80), 81), 10)
 	case 4: // IPv6, which has no U
 		p.Source, p.Destination, in = one(m.Rand, "fd00:200:0:1::5", "2001:db8::7"), m.host("fd00:71:0:4001::", 5), 4
@@ -168,13 +175,15 @@ func (m *trafficMaker) next() (in Link, b []byte) {
 	case 9: // protocols without ports
 		p.Source, p.Body, in = m.host("11.11.11.", 200), nattest.Raw{Protocol: 47, Payload: make([]byte, 8)}, node
 	case 10:
-		p.Body = nattest.ICMP{Type: one(m.Rand, uint8(5), 8, 9, 0, 3), Rest: uint32(m.IntN(4)) << 16, Payload: make([]byte, 28)}
+		p.Body = nattest.ICMP{Type: one(m.Rand, uint8(5), 8, 9, 0, 3), Rest: uint32(m.IntN(4)) << 16,
+			Payload: make([]byte, 28)}
 	case 11, 12, 13: // fragments of few datagrams
 		offset := 8 * m.IntN(12)
 		p.Offset, p.MF, in = offset+8, m.IntN(3) > 0, one(m.Rand, Tunnel, 9)
 		p.Body = nattest.Raw{Protocol: packet.UDP, Payload: make([]byte, 8*(1+m.IntN(6)))}
 		if offset == 0 {
-			p.Offset, p.MF, p.Body = 0, true, nattest.UDP{SourcePort: 1000, DestinationPort: 53, Payload: make([]byte, 8)}
+			p.Offset, p.MF, p.Body = 0, true, nattest.UDP{SourcePort: 1000, DestinationPort: 53,
+				Payload: make([]byte, 8)}
 		}
 		if m.IntN(4) == 0 && offset > 0 {
 			p.Body = nattest.Raw{Protocol: packet.UDP, Payload: make([]byte, 2400)}
@@ -204,7 +213,8 @@ func (m *trafficMaker) next() (in Link, b []byte) {
 				e.Code, e.Rest = 4, 900
 			}
 			if s.tuple.IPv6 {
-				e, router = nattest.ICMP{Type: 1, Payload: s.bytes[:min(len(s.bytes), 60)]}, s.tuple.Destination().String()
+				e, router = nattest.ICMP{Type: 1, Payload: s.bytes[:min(len(s.bytes), 60)]},
+					s.tuple.Destination().String()
 			}
 			p.Source, p.Destination, p.Body, in = router, s.tuple.Source().String(), e, s.tuple.Link
 			if m.IntN(6) == 0 && !s.tuple.IPv6 {
@@ -232,31 +242,43 @@ func explained(t *testing.T) (*Engine, *Config) {
 	c.Addresses[1].ProxyProtocol = true
 	c.Services = append(c.Services,
 		rules.Service{Name: "empty", Address: addr("10.70.0.21"), Port: 80, Protocol: packet.TCP},
-		rules.Service{Name: "sticky", Address: addr("10.70.0.22"), Port: 80, Protocol: packet.TCP, Affinity: rules.AffinityClientIP, Backends: slices.Clone(c.Services[0].Backends)})
+		rules.Service{Name: "sticky", Address: addr("10.70.0.22"), Port: 80, Protocol: packet.TCP,
+			Affinity: rules.AffinityClientIP, Backends: slices.Clone(c.Services[0].Backends)})
 	c.Rules = []rules.FilterRule{
-		{Name: "let", Source: []netip.Prefix{pfx("10.200.1.240/29")}, Ports: []rules.PortRange{{First: 7, Last: 7}}, Protocol: packet.TCP, Action: rules.FilterAccept},
+		{Name: "let", Source: []netip.Prefix{pfx("10.200.1.240/29")}, Ports: []rules.PortRange{{First: 7, Last: 7}},
+			Protocol: packet.TCP, Action: rules.FilterAccept},
 		{Name: "drop", Ports: []rules.PortRange{{First: 7, Last: 7}}, Protocol: packet.TCP, Action: rules.FilterDrop},
-		{Name: "reject", Ports: []rules.PortRange{{First: 9, Last: 9}}, Protocol: packet.TCP, Action: rules.FilterReject},
+		{Name: "reject", Ports: []rules.PortRange{{First: 9, Last: 9}}, Protocol: packet.TCP,
+			Action: rules.FilterReject},
 	}
 	e, err := New([16]byte{1}, c)
 	need.NoError(t, err)
 	udp := func(port string) []rules.Match {
 		return []rules.Match{{Proto: "udp"}, {Port: rules.Operand{Value: port, Position: rules.PositionDestination}}}
 	}
-	if err := e.Put(rules.Key{Kind: "firewall-of-others", Namespace: "liqo", Name: "extra"}, rules.Resource{Order: 9, Tables: []rules.Table{{
-		Name: "extra", Family: rules.FamilyIPv4, Chains: []rules.Chain{
-			{Name: "raw", Type: rules.ChainFilter, Hook: rules.HookPrerouting, Priority: rules.PriorityRaw, Rules: []rules.Rule{
-				{Name: "untracked", Match: udp("6091"), Action: rules.ActionNoTrack}}},
-			{Name: "masquerade", Type: rules.ChainNAT, Hook: rules.HookPostrouting, Priority: rules.PrioritySNAT, Rules: []rules.Rule{
-				{Name: "own", Match: append(udp("9"), ip("10.200.1.0/24", rules.PositionSource)), Action: rules.ActionMasquerade}}},
-			{Name: "guard", Type: rules.ChainFilter, Hook: rules.HookForward, Policy: rules.PolicyDrop, Rules: []rules.Rule{
-				{Name: "few", Match: append(udp("11"), ip("10.200.1.0/25", rules.PositionSource)), Action: rules.ActionAccept},
-				{Name: "not 11", Match: []rules.Match{{Op: rules.OpNotEqual, Port: rules.Operand{Value: "11", Position: rules.PositionDestination}}}, Action: rules.ActionAccept},
-				{Name: "others", Match: []rules.Match{{Op: rules.OpEqual, IP: rules.Operand{Value: "0.0.0.0/0", Position: rules.PositionSource}, Proto: "47"}}, Action: rules.ActionAccept},
-				{Name: "icmp", Match: []rules.Match{{Proto: "icmp"}}, Action: rules.ActionAccept},
-				{Name: "mss", Match: []rules.Match{{Proto: "tcp"}}, Action: rules.ActionClampMSS, Value: 1000}}},
-		},
-	}}}); err != nil {
+	if err := e.Put(rules.Key{Kind: "firewall-of-others", Namespace: "liqo", Name: "extra"},
+		rules.Resource{Order: 9, Tables: []rules.Table{{
+			Name: "extra", Family: rules.FamilyIPv4, Chains: []rules.Chain{
+				{Name: "raw", Type: rules.ChainFilter, Hook: rules.HookPrerouting, Priority: rules.PriorityRaw,
+					Rules: []rules.Rule{
+						{Name: "untracked", Match: udp("6091"), Action: rules.ActionNoTrack}}},
+				{Name: "masquerade", Type: rules.ChainNAT, Hook: rules.HookPostrouting, Priority: rules.PrioritySNAT,
+					Rules: []rules.Rule{
+						{Name: "own", Match: append(udp("9"), ip("10.200.1.0/24", rules.PositionSource)),
+							Action: rules.ActionMasquerade}}},
+				{Name: "guard", Type: rules.ChainFilter, Hook: rules.HookForward, Policy: rules.PolicyDrop,
+					Rules: []rules.Rule{
+						{Name: "few", Match: append(udp("11"), ip("10.200.1.0/25", rules.PositionSource)),
+							Action: rules.ActionAccept},
+						{Name: "not 11", Match: []rules.Match{{Op: rules.OpNotEqual, Port: rules.Operand{Value: "11",
+							Position: rules.PositionDestination}}}, Action: rules.ActionAccept},
+						{Name: "others", Match: []rules.Match{{Op: rules.OpEqual, IP: rules.Operand{Value: "0.0.0.0/0",
+							Position: rules.PositionSource}, Proto: "47"}}, Action: rules.ActionAccept},
+						{Name: "icmp", Match: []rules.Match{{Proto: "icmp"}}, Action: rules.ActionAccept},
+						{Name: "mss", Match: []rules.Match{{Proto: "tcp"}}, Action: rules.ActionClampMSS,
+							Value: 1000}}},
+			},
+		}}}); err != nil {
 		t.Fatal(err)
 	}
 	e.CommitRules()
@@ -279,7 +301,8 @@ func TestExplainIsProcess(t *testing.T) {
 	kinds, actionsOfRules := map[rules.StepKind]int{}, map[string]int{}
 	now := Time(time.Hour)
 	var work [4096]byte
-	// missing returns what has not happened often enough. Some cases are rare: where chance withholds one, the test goes on, for at most 5n packets.
+	// missing returns what has not happened often enough. Some cases are rare: where chance
+	// withholds one, the test goes on, for at most 5n packets.
 	missing := func() (all []string) {
 		add := func(times int, what string, of any) {
 			if want := n / 2000; times < want {
@@ -292,7 +315,8 @@ func TestExplainIsProcess(t *testing.T) {
 		for _, a := range []Action{Drop, Forward, Deliver, Hold} {
 			add(actions[a], "times", a)
 		}
-		for _, a := range []rules.Action{rules.ActionAccept, rules.ActionDrop, rules.ActionReject, rules.ActionCTMark, rules.ActionMetaMarkFromCT, rules.ActionSetMark, rules.ActionClampMSS,
+		for _, a := range []rules.Action{rules.ActionAccept, rules.ActionDrop, rules.ActionReject, rules.ActionCTMark,
+			rules.ActionMetaMarkFromCT, rules.ActionSetMark, rules.ActionClampMSS,
 			rules.ActionNoTrack, rules.ActionDNAT, rules.ActionSNAT, rules.ActionMasquerade, rules.ActionRefuseSource} {
 			add(actionsOfRules[string(a)], "packets met a rule with action", a)
 		}
@@ -329,8 +353,10 @@ func TestExplainIsProcess(t *testing.T) {
 		if fingerprint(e, seed) != before {
 			t.Fatalf("packet %d, %x from link %d: Explain has changed something\n%s", i, b, in, &steps)
 		}
-		if did := e.Process(&q, in, now); did != said || !bytes.Equal(p.Bytes(), q.Bytes()) || p.SegmentSize != q.SegmentSize {
-			t.Fatalf("packet %d, %x from link %d: %+v with %x, and Explain said %+v with %x\n%s", i, b, in, did, q.Bytes(), said, p.Bytes(), &steps)
+		if did := e.Process(&q, in, now); did != said || !bytes.Equal(p.Bytes(), q.Bytes()) ||
+			p.SegmentSize != q.SegmentSize {
+			t.Fatalf("packet %d, %x from link %d: %+v with %x, and Explain said %+v with %x\n%s", i, b, in, did,
+				q.Bytes(), said, p.Bytes(), &steps)
 		}
 		for held := said.Held; held > 0; held-- {
 			if v, ok := e.Release(&q, work[:], in, now); !ok {
@@ -377,22 +403,42 @@ func TestExplainSteps(t *testing.T) {
 		want Verdict
 		step rules.Step // without Source and Destination
 	}{
-		{"a chain's policy", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
-			drop(ReasonFiltered), rules.Step{Kind: rules.StepRule, Name: "extra/guard", Origin: rules.Origin{Key: extra, Field: "tables[0].chains[2].policy"}, Passed: true, Detail: "drop"}},
-		{"what it would take", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
-			drop(ReasonFiltered), rules.Step{Kind: rules.StepNearest, Name: "extra/guard/few", Origin: rules.Origin{Key: extra, Field: "tables[0].chains[2].rules[0]"}, Detail: "only for src 10.200.1.0/25"}},
-		{"a rule that does not match", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
-			drop(ReasonFiltered), rules.Step{Kind: rules.StepRule, Name: "extra/raw/untracked", Origin: rules.Origin{Key: extra, Field: "tables[0].chains[0].rules[0]"}, Detail: "only for dport 6091"}},
-		{"a source of another cluster", Tunnel, nattest.IP{Source: "9.9.9.9", Destination: "10.200.1.5", Body: nattest.UDP{}},
+		{"a chain's policy", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6",
+			Body: nattest.UDP{DestinationPort: 11}},
+			drop(ReasonFiltered), rules.Step{Kind: rules.StepRule, Name: "extra/guard", Origin: rules.Origin{Key: extra,
+				Field: "tables[0].chains[2].policy"}, Passed: true, Detail: "drop"}},
+		{"what it would take", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6",
+			Body: nattest.UDP{DestinationPort: 11}},
+			drop(ReasonFiltered), rules.Step{Kind: rules.StepNearest, Name: "extra/guard/few",
+				Origin: rules.Origin{Key: extra, Field: "tables[0].chains[2].rules[0]"},
+				Detail: "only for src 10.200.1.0/25"}},
+		{"a rule that does not match", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6",
+			Body: nattest.UDP{DestinationPort: 11}},
+			drop(ReasonFiltered), rules.Step{Kind: rules.StepRule, Name: "extra/raw/untracked",
+				Origin: rules.Origin{Key: extra, Field: "tables[0].chains[0].rules[0]"},
+				Detail: "only for dport 6091"}},
+		{"a source of another cluster", Tunnel, nattest.IP{Source: "9.9.9.9", Destination: "10.200.1.5",
+			Body: nattest.UDP{}},
 			drop(ReasonBadSource), rules.Step{Name: "source"}},
-		{"a mapping", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.11", Body: nattest.UDP{DestinationPort: 53}},
-			Verdict{Action: Forward, Out: 9, Packets: 1}, rules.Step{Kind: rules.StepRule, Name: "10.70.0.11-remap-ipmapping-gw/prerouting/10.70.0.11", Origin: rules.Origin{Key: rules.Key{Kind: "mapping", Name: "10.70.0.11"}}, Passed: true, Detail: "dnat 10.200.1.3"}},
-		{"a service", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.21", Body: nattest.TCP{DestinationPort: 80, Flags: nattest.SYN}},
-			refuse(ReasonNoBackend, packet.PortUnreachable), rules.Step{Kind: rules.StepService, Name: "empty", Origin: rules.Origin{Key: rules.Key{Kind: "service", Name: "empty 10.70.0.21:80/6"}}, Passed: true}},
-		{"a route", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.200.1.5", Body: nattest.UDP{DestinationPort: 53}},
-			Verdict{Action: Forward, Out: 9, Packets: 1}, rules.Step{Kind: rules.StepRoute, Name: "milan-2/1", Origin: rules.Origin{Key: rules.Key{Kind: "node", Name: "milan-2"}}, Passed: true, Detail: "to link 9, with mark 0"}},
-		{"no route", 9, nattest.IP{Source: "10.200.1.5", Destination: "8.8.8.8", Body: nattest.UDP{DestinationPort: 53}},
-			refuse(ReasonNoRoute, packet.NetUnreachable), rules.Step{Kind: rules.StepRoute, Detail: "nowhere, with mark 0"}},
+		{"a mapping", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.11",
+			Body: nattest.UDP{DestinationPort: 53}},
+			Verdict{Action: Forward, Out: 9, Packets: 1}, rules.Step{Kind: rules.StepRule,
+				Name:   "10.70.0.11-remap-ipmapping-gw/prerouting/10.70.0.11",
+				Origin: rules.Origin{Key: rules.Key{Kind: "mapping", Name: "10.70.0.11"}}, Passed: true,
+				Detail: "dnat 10.200.1.3"}},
+		{"a service", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.21",
+			Body: nattest.TCP{DestinationPort: 80, Flags: nattest.SYN}},
+			refuse(ReasonNoBackend, packet.PortUnreachable), rules.Step{Kind: rules.StepService, Name: "empty",
+				Origin: rules.Origin{Key: rules.Key{Kind: "service", Name: "empty 10.70.0.21:80/6"}}, Passed: true}},
+		{"a route", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.200.1.5",
+			Body: nattest.UDP{DestinationPort: 53}},
+			Verdict{Action: Forward, Out: 9, Packets: 1}, rules.Step{Kind: rules.StepRoute, Name: "milan-2/1",
+				Origin: rules.Origin{Key: rules.Key{Kind: "node", Name: "milan-2"}}, Passed: true,
+				Detail: "to link 9, with mark 0"}},
+		{"no route", 9, nattest.IP{Source: "10.200.1.5", Destination: "8.8.8.8",
+			Body: nattest.UDP{DestinationPort: 53}},
+			refuse(ReasonNoRoute, packet.NetUnreachable), rules.Step{Kind: rules.StepRoute,
+				Detail: "nowhere, with mark 0"}},
 	} {
 		var p packet.Packet
 		p.Parse(tt.p.Bytes())
@@ -412,14 +458,17 @@ func TestExplainSteps(t *testing.T) {
 // A connection is explained by the rules that the first packet of its direction matched.
 func TestExplainConnection(t *testing.T) {
 	e, _ := explained(t)
-	b := nattest.IP{Source: "10.200.1.5", Destination: "10.71.2.6", Body: nattest.UDP{SourcePort: 7, DestinationPort: 53}}.Bytes()
+	b := nattest.IP{Source: "10.200.1.5", Destination: "10.71.2.6", Body: nattest.UDP{SourcePort: 7,
+		DestinationPort: 53}}.Bytes()
 	for i := range 3 {
 		var p packet.Packet
 		var steps recorder
 		p.Parse(slices.Clone(b))
 		e.Explain(&p, 9, 1, &steps)
 		connection := slices.IndexFunc(steps.steps, func(s rules.Step) bool { return s.Kind == rules.StepConnection })
-		rule := slices.IndexFunc(steps.steps, func(s rules.Step) bool { return s.Name == "extra/guard/not 11" && s.Passed })
+		rule := slices.IndexFunc(steps.steps, func(s rules.Step) bool {
+			return s.Name == "extra/guard/not 11" && s.Passed
+		})
 		if (connection >= 0) != (i > 0) || rule < 0 {
 			t.Errorf("packet %d: connection at %d, rule at %d\n%s", i, connection, rule, &steps)
 		}
@@ -449,7 +498,8 @@ func TestExplainProxyProtocol(t *testing.T) {
 		want string
 	}{
 		{client, nattest.TCP{Seq: 1001, Flags: nattest.ACK}, `check "begin of a TCP connection" /: false`},
-		{client, nattest.TCP{Seq: 1000, Flags: nattest.SYN}, "a header of 28 bytes will tell the server 10.71.2.6:4000 > 10.70.0.20:80"},
+		{client, nattest.TCP{Seq: 1000, Flags: nattest.SYN},
+			"a header of 28 bytes will tell the server 10.71.2.6:4000 > 10.70.0.20:80"},
 		{client, nattest.TCP{Seq: 1000, Flags: nattest.SYN}, "the handshake passes without data"},
 		{server, nattest.TCP{Seq: 9000, Ack: 1001, Flags: nattest.SYN | nattest.ACK}, "acknowledgements - 28"},
 		{client, nattest.TCP{Seq: 1001, Ack: 9001, Flags: nattest.ACK}, "a header of 28 bytes goes in front"},

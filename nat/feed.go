@@ -7,14 +7,17 @@ import (
 	"culvert/nat/packet"
 )
 
-// A Feed sends an Engine's connections and clients of services to another process, which has a Mirror: first everything that Records would save, then
-// each one that starts, changes its state, or ends.
+// A Feed sends an Engine's connections and clients of services to another process, which has a
+// Mirror: first everything that Records would save, then each one that starts, changes its state,
+// or ends.
 //
-// It keeps changes as one bit for each table entry. So it sends several changes of a connection as one, and does not send a connection that starts
-// and ends between two passes. Up to feedRoom ended connections and clients wait; beyond that, the Feed starts again with a full copy. So packets
+// It keeps changes as one bit for each table entry. So it sends several changes of a connection as
+// one, and does not send a connection that starts and ends between two passes. Up to feedRoom ended
+// connections and clients wait; beyond that, the Feed starts again with a full copy. So packets
 // never wait for a Feed, and a Feed that nobody reads costs 2 bits for each entry and 2 MiB.
 //
-// Packets of an established connection do not concern a Feed, because ages do not advance in a Mirror.
+// Packets of an established connection do not concern a Feed, because ages do not advance in a
+// Mirror.
 type Feed struct {
 	e *Engine
 	blockWriter
@@ -44,15 +47,16 @@ type Feed struct {
 // feedRoom is how many ended connections and clients wait for a Feed.
 const feedRoom = 1 << 15
 
-// A gone is an ended connection, by its original tuple, or a forgotten client, whose address is in the tuple.
+// A gone is an ended connection, by its original tuple, or a forgotten client, whose address is in
+// the tuple.
 type gone struct {
 	tuple   packet.Tuple
 	service serviceIdentity
 	client  bool
 }
 
-// Feed starts a Feed with a full copy. name names a Link; connections on links with the name "" are left out. Close stops it. One goroutine at a time
-// may call its methods.
+// Feed starts a Feed with a full copy. name names a Link; connections on links with the name "" are
+// left out. Close stops it. One goroutine at a time may call its methods.
 func (e *Engine) Feed(name func(Link) string) *Feed {
 	f := &Feed{e: e, blockWriter: blockWriter{name: name}, gone: make([]gone, feedRoom), lost: true}
 	e.mu.Lock()
@@ -85,9 +89,11 @@ func (f *Feed) Copy() {
 
 // A FeedState is the progress of a Feed.
 type FeedState struct {
-	Copies  uint64 // full copies that have started: the first by Feed, others by Copy or because ended connections had no room
-	Copying bool   // the copy is not yet whole
-	Lost    bool   // the next block begins another copy
+	// full copies that have started: the first by Feed, others by Copy or because ended connections
+	// had no room
+	Copies  uint64
+	Copying bool // the copy is not yet whole
+	Lost    bool // the next block begins another copy
 }
 
 // State returns the progress of f.
@@ -109,9 +115,10 @@ func (f *Feed) end(g *gone) {
 	}
 }
 
-// Next appends the next block to dst, if there is anything to send. more is false at the end of a pass: then all changes from before the pass have
-// been sent. It calls pause whenever it has worked long enough that packets should have their turn; they wait while it reads listBudget table entries
-// at a time.
+// Next appends the next block to dst, if there is anything to send. more is false at the end of a
+// pass: then all changes from before the pass have been sent. It calls pause whenever it has worked
+// long enough that packets should have their turn; they wait while it reads listBudget table
+// entries at a time.
 func (f *Feed) Next(dst []byte, now Time, pause func()) (all []byte, more bool) {
 	f.begin(dst)
 	wrote := false
@@ -148,7 +155,10 @@ func (f *Feed) due() bool {
 func (f *Feed) addNext() (written, fits bool) {
 	switch {
 	case f.begins:
-		if written, fits = f.add(func(b []byte) []byte { return binary.AppendUvarint(append(b, itemCopy), f.copies) }); fits {
+		if written, fits = f.add(func(b []byte) []byte {
+			return binary.AppendUvarint(append(b, itemCopy),
+				f.copies)
+		}); fits {
 			f.begins, f.written = false, [2]uint64{}
 		}
 	case len(f.ended) > 0:
@@ -179,8 +189,8 @@ func (f *Feed) count(kind int, written bool) {
 	}
 }
 
-// read reads some changes to send. It returns false at the end of a pass. It reads ends before connections that have started since, because those may
-// have the same tuple.
+// read reads some changes to send. It returns false at the end of a pass. It reads ends before
+// connections that have started since, because those may have the same tuple.
 func (f *Feed) read(now Time) (more bool) {
 	e := f.e
 	e.mu.Lock()

@@ -16,7 +16,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// replicated is keeping with room for few, and with a service whose backend gets a PROXY protocol header.
+// replicated is keeping with room for few, and with a service whose backend gets a PROXY protocol
+// header.
 func replicated(c *nat.Config) {
 	keeping(c)
 	c.MaxConnections = 48
@@ -148,7 +149,8 @@ func (x *feedTraffic) step(config *nat.Config) {
 		}
 	case r.IntN(100) == 0: // a mapping comes and goes
 		if config.Addresses = nil; r.IntN(2) == 0 {
-			config.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
+			config.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"),
+				Internal: address("192.0.2.10"), Via: node2}}
 		}
 		if err := x.e.Apply(config); err != nil {
 			x.t.Fatal(err)
@@ -170,8 +172,9 @@ func tell(f *nat.Feed, m *nat.Mirror, now nat.Time, some int) bool {
 	return false
 }
 
-// BenchmarkFeed measures connections of strangers: their first packets, with a Feed that is read beside them and without; what a million of them
-// take to copy; and packets of established ones. It prints medians of the ratios.
+// BenchmarkFeed measures connections of strangers: their first packets, with a Feed that is read
+// beside them and without; what a million of them take to copy; and packets of established ones. It
+// prints medians of the ratios.
 func BenchmarkFeed(b *testing.B) {
 	const n = 1 << 18
 	change := func(c *nat.Config) { c.MaxConnections = 12 * n }
@@ -227,8 +230,9 @@ func BenchmarkFeed(b *testing.B) {
 	b.ReportMetric(middle(copied), "ns/copied")
 }
 
-// A Mirror has the table of the Feed's Engine at the end of each pass, whatever has happened and however long nobody read: each connection that needs
-// a record, with its translation, state and mark, and no other; and so have the Mirror of that one, and a process that restarts on either.
+// A Mirror has the table of the Feed's Engine at the end of each pass, whatever has happened and
+// however long nobody read: each connection that needs a record, with its translation, state and
+// mark, and no other; and so have the Mirror of that one, and a process that restarts on either.
 func TestFeedModel(t *testing.T) {
 	rounds := 150
 	if testing.Short() {
@@ -287,10 +291,12 @@ func TestFeedModel(t *testing.T) {
 				missing := slices.DeleteFunc(slices.Clone(want), func(s string) bool { return slices.Contains(got, s) })
 				more := slices.DeleteFunc(got, func(s string) bool {
 					tuples, _, _ := strings.Cut(s, "|")
-					return slices.Contains(want, s) || !slices.ContainsFunc(want, func(o string) bool { return strings.HasPrefix(o, tuples) }) && slices.Contains(most, tuples)
+					return slices.Contains(want, s) || !slices.ContainsFunc(want,
+						func(o string) bool { return strings.HasPrefix(o, tuples) }) && slices.Contains(most, tuples)
 				})
 				if len(missing)+len(more) > 0 {
-					t.Fatalf("seed %d, mirror %d lacks\n%s\nhas\n%s\n%+v", seed, i, strings.Join(missing, "\n"), strings.Join(more, "\n"), mirror.State())
+					t.Fatalf("seed %d, mirror %d lacks\n%s\nhas\n%s\n%+v", seed, i, strings.Join(missing, "\n"),
+						strings.Join(more, "\n"), mirror.State())
 				}
 				ledger(t, e)
 			}
@@ -302,7 +308,8 @@ func TestFeedModel(t *testing.T) {
 	}
 }
 
-// switchTo sends the same packets to the engine of the model and to its mirror: both do the same with them.
+// switchTo sends the same packets to the engine of the model and to its mirror: both do the same
+// with them.
 func (x *feedTraffic) switchTo(other *nat.Engine) {
 	x.now = x.now.Add(10 * time.Minute)
 	other.Thaw(x.now)
@@ -323,7 +330,8 @@ func (x *feedTraffic) switchTo(other *nat.Engine) {
 			v, out := process(x.t, x.e, in, p.Bytes(), at)
 			w, got := process(x.t, other, in, p.Bytes(), x.now)
 			if v.Action != w.Action || v.Out != w.Out || v.Reason != w.Reason || fmt.Sprint(got) != fmt.Sprint(out) {
-				x.t.Fatalf("%v at link %d: %v %v %v, want %v %v %v", t, in, w.Action, w.Reason, w.Out, v.Action, v.Reason, v.Out)
+				x.t.Fatalf("%v at link %d: %v %v %v, want %v %v %v", t, in, w.Action, w.Reason, w.Out, v.Action,
+					v.Reason, v.Out)
 			}
 		}
 	}

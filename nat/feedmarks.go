@@ -50,8 +50,8 @@ func (m *markedEntries) all() {
 // feedWords is how many words of a set are read at a time, while packets wait.
 const feedWords = 1024
 
-// some calls visit for some of the changed entries, at most listBudget, from where the last call ended. It returns false at the end of the set, where
-// the next call begins again.
+// some calls visit for some of the changed entries, at most listBudget, from where the last call
+// ended. It returns false at the end of the set, where the next call begins again.
 func (m *markedEntries) some(visit func(number uint32) (told bool)) (more bool) {
 	if m.waiting == 0 {
 		m.at = 0
@@ -105,7 +105,8 @@ func (t *affinityTable) changed(number uint32) {
 func (t *affinityTable) ended(a *affinity, number uint32) {
 	for _, f := range t.feeds {
 		if f.clients.end(number) {
-			f.end(&gone{tuple: packet.Tuple{Words: [4]uint64{a.key.client[0], a.key.client[1]}}, service: t.services[a.key.list], client: true})
+			f.end(&gone{tuple: packet.Tuple{Words: [4]uint64{a.key.client[0], a.key.client[1]}},
+				service: t.services[a.key.list], client: true})
 		}
 	}
 }

@@ -2,7 +2,8 @@ package nat
 
 import "culvert/nat/packet"
 
-// minSegment is the smallest TCP payload into which a super-frame is cut, whatever MSS a peer announced.
+// minSegment is the smallest TCP payload into which a super-frame is cut, whatever MSS a peer
+// announced.
 const minSegment = 48
 
 // A plan is what the translation stages decided for a packet to be forwarded.
@@ -57,7 +58,8 @@ func (pl *plan) fits(p *packet.Packet) bool {
 	return p.Len() <= pl.mtu && !p.IsPartial() && p.SegmentSize == 0 && pl.stream.step != streamLeads
 }
 
-// fit decides how a packet larger than the MTU, a super-frame or a train goes on: segmented, fragmented or, if it returns false, not at all.
+// fit decides how a packet larger than the MTU, a super-frame or a train goes on: segmented,
+// fragmented or, if it returns false, not at all.
 func (pl *plan) fit(p *packet.Packet, v *Verdict) bool {
 	n := p.Len()
 	if pl.stream.dropsPayload(p) {
@@ -96,9 +98,10 @@ func (pl *plan) fit(p *packet.Packet, v *Verdict) bool {
 	return true
 }
 
-// fitTCP sets the segment size of a super-frame, or of a segment that a header makes longer and of which n bytes go on: what the MTU, the path MTU
-// and the receiver's MSS allow, less the TCP options. The sender of a super-frame left segmentation to a network card, so no size chosen here can be
-// too small for it.
+// fitTCP sets the segment size of a super-frame, or of a segment that a header makes longer and of
+// which n bytes go on: what the MTU, the path MTU and the receiver's MSS allow, less the TCP
+// options. The sender of a super-frame left segmentation to a network card, so no size chosen here
+// can be too small for it.
 func (pl *plan) fitTCP(p *packet.Packet, n int, v *Verdict) {
 	limit := pl.mtu
 	if pl.pathMTU > 0 && pl.pathMTU < limit {

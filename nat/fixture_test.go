@@ -73,7 +73,8 @@ func process(t testing.TB, e *nat.Engine, in nat.Link, b []byte, now nat.Time) (
 	return processTrain(t, e, in, b, 0, now)
 }
 
-func processTrain(t testing.TB, e *nat.Engine, in nat.Link, b []byte, segment int, now nat.Time) (nat.Verdict, [][]byte) {
+func processTrain(t testing.TB, e *nat.Engine, in nat.Link, b []byte, segment int,
+	now nat.Time) (nat.Verdict, [][]byte) {
 	t.Helper()
 	work := bytes.Clone(b)
 	var p packet.Packet
@@ -165,7 +166,8 @@ func udp(source, destination string, sport, dport uint16) nattest.IP {
 
 func tcp(source, destination string, sport, dport uint16, flags uint8, payload string) nattest.IP {
 	return nattest.IP{Source: source, Destination: destination, DF: true,
-		Body: nattest.TCP{SourcePort: sport, DestinationPort: dport, Seq: 1000, Ack: 2000, Flags: flags, Window: 65535, Payload: []byte(payload)}}
+		Body: nattest.TCP{SourcePort: sport, DestinationPort: dport, Seq: 1000, Ack: 2000, Flags: flags, Window: 65535,
+			Payload: []byte(payload)}}
 }
 
 func expect(t testing.TB, v nattest.View, source, destination string) {

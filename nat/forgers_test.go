@@ -35,13 +35,14 @@ var forgerSides = []struct {
 	of64, of24, to64, to24 string
 	bystanders             []bystander
 }{
-	{"where the packets go", nat.Tunnel, "fd00:200:0:2::%x", "10.200.5.%d", "fd00:200:0:1::5", "10.200.1.5", []bystander{
-		{"a pod of the forger's node", nat.Tunnel, "fd00:200:0:2:a::1", "fd00:70::20"},
-		{"a pod of the forger's node over IPv4", nat.Tunnel, "10.200.5.253", "10.70.0.20"},
-		{"a pod of another node", nat.Tunnel, "fd00:200:0:3::a1", "fd00:70::20"},
-		{"a pod of another node over IPv4", nat.Tunnel, "10.200.6.7", "10.70.0.20"},
-		{"a host behind a node there, as U", node1, "203.0.113.9", "10.71.3.9"},
-	}},
+	{"where the packets go", nat.Tunnel, "fd00:200:0:2::%x", "10.200.5.%d", "fd00:200:0:1::5",
+		"10.200.1.5", []bystander{
+			{"a pod of the forger's node", nat.Tunnel, "fd00:200:0:2:a::1", "fd00:70::20"},
+			{"a pod of the forger's node over IPv4", nat.Tunnel, "10.200.5.253", "10.70.0.20"},
+			{"a pod of another node", nat.Tunnel, "fd00:200:0:3::a1", "fd00:70::20"},
+			{"a pod of another node over IPv4", nat.Tunnel, "10.200.6.7", "10.70.0.20"},
+			{"a host behind a node there, as U", node1, "203.0.113.9", "10.71.3.9"},
+		}},
 	{"where they come from", node1, "fd00:200:0:1::%x", "10.64.32.%d", remote6, "10.71.3.9", []bystander{
 		{"a pod of the other cluster", nat.Tunnel, "fd00:200:0:3::a1", "fd00:70::20"},
 		{"a pod of the other cluster over IPv4", nat.Tunnel, "10.200.6.7", "10.70.0.20"},
@@ -65,7 +66,8 @@ func forgeries(of64, of24, to64, to24 string) []forgery {
 	back := func(i int) nattest.Body { return nattest.UDP{SourcePort: 53, DestinationPort: port(i)} }
 	backSegment := func(flags uint8) func(int) nattest.Body {
 		return func(i int) nattest.Body {
-			return nattest.TCP{SourcePort: 80, DestinationPort: port(i), Seq: 5000, Ack: 1001, Flags: flags | nattest.ACK, Window: 1000}
+			return nattest.TCP{SourcePort: 80, DestinationPort: port(i), Seq: 5000, Ack: 1001,
+				Flags: flags | nattest.ACK, Window: 1000}
 		}
 	}
 	return []forgery{
@@ -82,7 +84,8 @@ func forgeries(of64, of24, to64, to24 string) []forgery {
 // services of both families.
 func servicesOfBoth(c *nat.Config) {
 	for i, s := range [][2]string{{"10.70.0.20", "10.200.1.6"}, {"fd00:70::20", "fd00:200:0:1::6"}} {
-		c.Services = append(c.Services, rules.Service{Name: fmt.Sprint("web", i), Address: address(s[0]), Port: 80, Protocol: packet.TCP,
+		c.Services = append(c.Services, rules.Service{Name: fmt.Sprint("web", i), Address: address(s[0]), Port: 80,
+			Protocol: packet.TCP,
 			Backends: []rules.Backend{{Address: address(s[1]), Port: 8080}}})
 	}
 }
@@ -107,7 +110,8 @@ func TestForgedSources(t *testing.T) {
 						if f.network == side.of24 {
 							host = sent%250 + 2
 						}
-						q := nattest.IP{Source: fmt.Sprintf(f.network, host&0xffff), Destination: f.to, Body: f.body(sent)}
+						q := nattest.IP{Source: fmt.Sprintf(f.network, host&0xffff), Destination: f.to,
+							Body: f.body(sent)}
 						var p packet.Packet
 						p.Parse(q.Bytes())
 						v := e.Process(&p, side.in, now)
@@ -116,7 +120,8 @@ func TestForgedSources(t *testing.T) {
 						}
 						var there packet.Tuple
 						if p.Tuple(&there, v.Out); f.answer != nil {
-							a := nattest.IP{Source: there.Destination().String(), Destination: there.Source().String(), Body: f.answer(sent)}
+							a := nattest.IP{Source: there.Destination().String(), Destination: there.Source().String(),
+								Body: f.answer(sent)}
 							p.Parse(a.Bytes())
 							if v := e.Process(&p, v.Out, now); v.Action != nat.Forward {
 								t.Fatalf("answer %d: %v", sent, v.Reason)
@@ -137,7 +142,8 @@ func TestForgedSources(t *testing.T) {
 						continue
 					}
 					for i, b := range side.bystanders {
-						if connects(t, e, b, uint16(40_000+second), func() nat.Time { forge(2, time.Millisecond/2); return now }) {
+						if connects(t, e, b, uint16(40_000+second),
+							func() nat.Time { forge(2, time.Millisecond/2); return now }) {
 							reached[i]++
 						}
 					}
@@ -157,7 +163,8 @@ func TestForgedSources(t *testing.T) {
 // each packet and returns its time.
 func connects(t *testing.T, e *nat.Engine, b bystander, port uint16, later func() nat.Time) bool {
 	t.Helper()
-	send := func(in nat.Link, source, destination string, body nattest.TCP) (v nat.Verdict, view nattest.View, ok bool) {
+	send := func(in nat.Link, source, destination string, body nattest.TCP) (v nat.Verdict,
+		view nattest.View, ok bool) {
 		v, out := process(t, e, in, nattest.IP{Source: source, Destination: destination, Body: body}.Bytes(), later())
 		if v.Action != nat.Forward || v.Untracked {
 			return v, view, false
@@ -165,7 +172,8 @@ func connects(t *testing.T, e *nat.Engine, b bystander, port uint16, later func(
 		view, err := nattest.Check(out[0])
 		return v, view, err == nil
 	}
-	v, there, ok := send(b.in, b.from, b.to, nattest.TCP{SourcePort: port, DestinationPort: 80, Seq: 1000, Flags: nattest.SYN, Window: 1000})
+	v, there, ok := send(b.in, b.from, b.to, nattest.TCP{SourcePort: port, DestinationPort: 80, Seq: 1000,
+		Flags: nattest.SYN, Window: 1000})
 	for i := range 3 {
 		if !ok {
 			return false
@@ -174,12 +182,14 @@ func connects(t *testing.T, e *nat.Engine, b bystander, port uint16, later func(
 		if i > 0 {
 			flags, payload = nattest.ACK, "answer"
 		}
-		_, here, ok := send(v.Out, there.Destination.String(), there.Source.String(), nattest.TCP{SourcePort: there.DestinationPort, DestinationPort: there.SourcePort,
-			Seq: 5000 + uint32(i), Ack: 1001, Flags: flags, Window: 1000, Payload: []byte(payload)})
+		_, here, ok := send(v.Out, there.Destination.String(), there.Source.String(),
+			nattest.TCP{SourcePort: there.DestinationPort, DestinationPort: there.SourcePort,
+				Seq: 5000 + uint32(i), Ack: 1001, Flags: flags, Window: 1000, Payload: []byte(payload)})
 		if !ok || here.Source != address(b.to) || here.Destination != address(b.from) || here.DestinationPort != port {
 			return false
 		}
-		_, there, ok = send(b.in, b.from, b.to, nattest.TCP{SourcePort: port, DestinationPort: 80, Seq: 1001, Ack: 5001, Flags: nattest.ACK, Window: 1000})
+		_, there, ok = send(b.in, b.from, b.to, nattest.TCP{SourcePort: port, DestinationPort: 80, Seq: 1001, Ack: 5001,
+			Flags: nattest.ACK, Window: 1000})
 		if !ok {
 			return false
 		}
@@ -202,17 +212,21 @@ func TestAnswersOpenNothing(t *testing.T) {
 	}{
 		{name: "echo reply", body: nattest.ICMP{Type: 0, Rest: 7 << 16}},
 		{name: "timestamp reply", body: nattest.ICMP{Type: 14, Rest: 7 << 16, Payload: make([]byte, 12)}},
-		{name: "echo reply over IPv6", source: pod6, destination: remote6, body: nattest.ICMP{Type: 129, Rest: 7 << 16}},
+		{name: "echo reply over IPv6", source: pod6, destination: remote6, body: nattest.ICMP{Type: 129,
+			Rest: 7 << 16}},
 		{name: "SYN-ACK", body: tcp(nattest.SYN | nattest.ACK)},
 		{name: "RST", body: tcp(nattest.RST)},
 		{name: "RST-ACK", body: tcp(nattest.RST | nattest.ACK)},
-		{name: "INIT ACK", body: nattest.SCTP{SourcePort: 80, DestinationPort: 4000, Tag: 1, Chunks: []byte{2, 0, 0, 20, 0, 0, 0, 9, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0}}},
+		{name: "INIT ACK", body: nattest.SCTP{SourcePort: 80, DestinationPort: 4000, Tag: 1, Chunks: []byte{2, 0, 0, 20,
+			0, 0, 0, 9, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0}}},
 		{name: "echo request", body: nattest.ICMP{Type: 8, Rest: 7 << 16}, opens: true},
 		{name: "SYN", body: tcp(nattest.SYN), opens: true},
 		{name: "a segment in mid-stream", body: tcp(nattest.ACK), opens: true},
 		{name: "FIN", body: tcp(nattest.FIN | nattest.ACK), opens: true},
-		{name: "SYN-ACK of an unknown source", source: "203.0.113.9", body: tcp(nattest.SYN | nattest.ACK), opens: true},
-		{name: "echo reply of an unknown source", source: "203.0.113.9", body: nattest.ICMP{Type: 0, Rest: 7 << 16}, opens: true},
+		{name: "SYN-ACK of an unknown source", source: "203.0.113.9", body: tcp(nattest.SYN | nattest.ACK),
+			opens: true},
+		{name: "echo reply of an unknown source", source: "203.0.113.9", body: nattest.ICMP{Type: 0, Rest: 7 << 16},
+			opens: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			e := engine(t, dual)
@@ -240,7 +254,8 @@ func TestRestartInAHandshake(t *testing.T) {
 	forwarded(t, e, node1, tcp("10.200.1.5", "10.71.3.9", 4000, 80, nattest.ACK, "question").Bytes(), start)
 	forwarded(t, e, nat.Tunnel, tcp("10.200.3.9", "10.200.1.5", 80, 4000, nattest.ACK, "answer").Bytes(), start)
 	list, _, _ := e.Connections(0, &nat.ConnFilter{}, start, nil)
-	if len(list) != 1 || list[0].State != "established" || !list[0].Replied || list[0].Original.Source() != address("10.200.1.5") {
+	if len(list) != 1 || list[0].State != "established" || !list[0].Replied ||
+		list[0].Original.Source() != address("10.200.1.5") {
 		t.Fatalf("%+v", list)
 	}
 	ledger(t, e)
@@ -266,7 +281,8 @@ func TestAnswersCountForNobody(t *testing.T) {
 		}
 	}
 	list, _, _ := e.Connections(0, &nat.ConnFilter{Addresses: []netip.Prefix{prefix("10.71.0.0/16")}}, start, nil)
-	if n := e.Stats().Connections; n != most*2/5 || untracked != 2*most-n || len(list) > 0 && list[0].Original.Link != nat.Tunnel {
+	if n := e.Stats().Connections; n != most*2/5 || untracked != 2*most-n || len(list) > 0 &&
+		list[0].Original.Link != nat.Tunnel {
 		t.Errorf("%d connections, %d without; want %d", n, untracked, most*2/5)
 	}
 	ledger(t, e)

@@ -8,7 +8,8 @@ import (
 	"culvert/nat/nattest"
 )
 
-// A call is a TCP connection from a pod of the local cluster to one of the remote cluster. Both ends count from 1000 on.
+// A call is a TCP connection from a pod of the local cluster to one of the remote cluster. Both
+// ends count from 1000 on.
 type call struct {
 	e                 *nat.Engine
 	node              nat.Link
@@ -17,12 +18,14 @@ type call struct {
 }
 
 func (c call) outbound(flags uint8, seq, ack uint32, payload []byte) []byte {
-	return nattest.IP{Source: c.local, Destination: c.seen, Body: nattest.TCP{SourcePort: c.port, DestinationPort: 80, Seq: seq, Ack: ack,
+	return nattest.IP{Source: c.local, Destination: c.seen, Body: nattest.TCP{SourcePort: c.port, DestinationPort: 80,
+		Seq: seq, Ack: ack,
 		Flags: flags, Window: 65535, Payload: payload, Partial: len(payload) > 1000}}.Bytes()
 }
 
 func (c call) inbound(flags uint8, seq, ack uint32) []byte {
-	return nattest.IP{Source: c.real, Destination: c.local, Body: nattest.TCP{SourcePort: 80, DestinationPort: c.port, Seq: seq, Ack: ack,
+	return nattest.IP{Source: c.real, Destination: c.local, Body: nattest.TCP{SourcePort: 80, DestinationPort: c.port,
+		Seq: seq, Ack: ack,
 		Flags: flags, Window: 65535}}.Bytes()
 }
 
@@ -47,15 +50,18 @@ func (c call) segment(t testing.TB, now nat.Time) int {
 
 // sent is a segment of the call as a router beyond the tunnel sees it.
 func (c call) sent(seq uint32) nattest.IP {
-	return nattest.IP{Source: c.local, Destination: c.real, Body: nattest.TCP{SourcePort: c.port, DestinationPort: 80, Seq: seq, Flags: nattest.ACK}}
+	return nattest.IP{Source: c.local, Destination: c.real, Body: nattest.TCP{SourcePort: c.port, DestinationPort: 80,
+		Seq: seq, Flags: nattest.ACK}}
 }
 
 // tooBig is the error of a router that cannot forward a packet.
 func tooBig(mtu uint32, quoted nattest.IP) []byte {
 	if address(quoted.Source).Is6() {
-		return nattest.IP{Source: "2001:db8::1", Destination: quoted.Source, Body: nattest.ICMP{Type: 2, Rest: mtu, Payload: quoted.Bytes()}}.Bytes()
+		return nattest.IP{Source: "2001:db8::1", Destination: quoted.Source, Body: nattest.ICMP{Type: 2, Rest: mtu,
+			Payload: quoted.Bytes()}}.Bytes()
 	}
-	return nattest.IP{Source: "192.0.2.1", Destination: quoted.Source, Body: nattest.ICMP{Type: 3, Code: 4, Rest: mtu, Payload: quoted.Bytes()}}.Bytes()
+	return nattest.IP{Source: "192.0.2.1", Destination: quoted.Source, Body: nattest.ICMP{Type: 3, Code: 4, Rest: mtu,
+		Payload: quoted.Bytes()}}.Bytes()
 }
 
 // A host that does not see a connection's packets cannot slow the connection down, although its
@@ -67,7 +73,9 @@ func TestForgedPathMTU(t *testing.T) {
 		quoted func(c call) nattest.IP
 	}{
 		{"no connection", func(call) nattest.IP { return other.sent(1001) }},
-		{"no connection, to a pod that none leads to", func(call) nattest.IP { return udp("10.200.1.6", "10.200.3.9", 1, 2) }},
+		{"no connection, to a pod that none leads to", func(call) nattest.IP {
+			return udp("10.200.1.6", "10.200.3.9", 1, 2)
+		}},
 		{"a number that was acknowledged", func(c call) nattest.IP { return c.sent(1000) }},
 		{"a number that was not sent yet", func(c call) nattest.IP { return c.sent(21_001) }},
 		{"any number", func(c call) nattest.IP { return c.sent(1 << 31) }},
@@ -81,7 +89,8 @@ func TestForgedPathMTU(t *testing.T) {
 			return c.sent(1000)
 		}},
 		{"a later fragment", func(c call) nattest.IP {
-			return nattest.IP{Source: c.local, Destination: c.real, Offset: 8, Body: nattest.Raw{Protocol: 6, Payload: make([]byte, 8)}}
+			return nattest.IP{Source: c.local, Destination: c.real, Offset: 8, Body: nattest.Raw{Protocol: 6,
+				Payload: make([]byte, 8)}}
 		}},
 	}
 	for _, test := range tests {
@@ -105,12 +114,14 @@ func TestForgedFIN(t *testing.T) {
 	const first = 0x21234567
 	scaled := []byte{1, 3, 3, 7}
 	client := func(flags uint8, seq, ack uint32, options []byte) []byte {
-		return nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.TCP{SourcePort: 4000, DestinationPort: 80,
-			Seq: seq, Ack: ack, Flags: flags, Window: 65535, Options: options}}.Bytes()
+		return nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.TCP{SourcePort: 4000,
+			DestinationPort: 80,
+			Seq:             seq, Ack: ack, Flags: flags, Window: 65535, Options: options}}.Bytes()
 	}
 	server := func(flags uint8, seq, ack uint32, options []byte) []byte {
-		return nattest.IP{Source: "10.200.3.9", Destination: "10.70.0.0", Body: nattest.TCP{SourcePort: 80, DestinationPort: 4000,
-			Seq: seq, Ack: ack, Flags: flags, Window: 65535, Options: options}}.Bytes()
+		return nattest.IP{Source: "10.200.3.9", Destination: "10.70.0.0", Body: nattest.TCP{SourcePort: 80,
+			DestinationPort: 4000,
+			Seq:             seq, Ack: ack, Flags: flags, Window: 65535, Options: options}}.Bytes()
 	}
 	forwarded(t, e, node1, client(nattest.SYN, first, 0, scaled), start)
 	forwarded(t, e, nat.Tunnel, server(nattest.SYN|nattest.ACK, 5000, first+1, scaled), start)

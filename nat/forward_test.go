@@ -19,11 +19,15 @@ func TestSuperFrame(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		for _, options := range [][]byte{nil, timestamps} {
 			for _, size := range []int{1, 1299, 1300, 1301, 2600, 65260} {
-				for _, flags := range []uint8{nattest.ACK, nattest.ACK | nattest.PSH | nattest.FIN | nattest.CWR | nattest.ECE} {
+				for _, flags := range []uint8{nattest.ACK, nattest.ACK | nattest.PSH | nattest.FIN | nattest.CWR |
+					nattest.ECE} {
 					t.Run(fmt.Sprintf("v6=%t/options=%d/%d/%#x", v6, len(options), size, flags), func(t *testing.T) {
-						body := nattest.TCP{SourcePort: 40000, DestinationPort: 443, Seq: 0xffffff00, Ack: 7, Flags: flags, Window: 99,
-							Options: options, Payload: nattest.Payload(min(size, 65320-60-len(options)), 5), Partial: true}
-						p := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", ID: 0xfffe, DF: true, TOS: 2, Body: body}
+						body := nattest.TCP{SourcePort: 40000, DestinationPort: 443, Seq: 0xffffff00, Ack: 7,
+							Flags: flags, Window: 99,
+							Options: options, Payload: nattest.Payload(min(size, 65320-60-len(options)), 5),
+							Partial: true}
+						p := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", ID: 0xfffe, DF: true,
+							TOS: 2, Body: body}
 						head := 20
 						if v6 {
 							p.Source, p.Destination, head = "fd00:200:0:1::5", "fd00:71:0:4000::9", 40
@@ -48,7 +52,8 @@ func TestSuperFrame(t *testing.T) {
 							if !last {
 								want &^= nattest.FIN | nattest.PSH
 							}
-							if got.Flags != want || got.Seq != 0xffffff00+uint32(i*segment) || got.Ack != 7 || !bytes.Equal(got.Options, options) || got.TOS != 2 {
+							if got.Flags != want || got.Seq != 0xffffff00+uint32(i*segment) || got.Ack != 7 ||
+								!bytes.Equal(got.Options, options) || got.TOS != 2 {
 								t.Fatalf("segment %d: %+v", i, got)
 							}
 							if !v6 && got.ID != 0xfffe+uint16(i) {
@@ -85,7 +90,8 @@ func TestTooBig(t *testing.T) {
 		{"IPv4 TCP with a finished checksum", nattest.IP{DF: true, Body: nattest.TCP{Payload: make([]byte, 1400)}}, 0},
 		{"IPv6", nattest.IP{Source: "fd00:200:0:1::5", Destination: "fd00:71:0:4000::9", Body: body(1340)}, 0},
 		{"IPv4 without DF", nattest.IP{ID: 9, Body: body(1340 - 27)}, 2},
-		{"partial", nattest.IP{ID: 9, Body: nattest.UDP{SourcePort: 1, Payload: nattest.Payload(5000, 1), Partial: true}}, 4},
+		{"partial", nattest.IP{ID: 9, Body: nattest.UDP{SourcePort: 1, Payload: nattest.Payload(5000, 1),
+			Partial: true}}, 4},
 		{"largest", nattest.IP{ID: 9, Body: body(65507)}, 50},
 		{"options", nattest.IP{ID: 9, Options: []byte{1, 7, 3, 0, 148, 4, 0, 0}, Body: body(2600)}, 2},
 	}
@@ -97,7 +103,8 @@ func TestTooBig(t *testing.T) {
 			}
 			e := engine(t)
 			if test.pieces == 0 {
-				if v := dropped(t, e, node1, p.Bytes(), start, nat.ReasonTooBig); v.Refusal != packet.TooBig || v.MTU != 1340 {
+				if v := dropped(t, e, node1, p.Bytes(), start, nat.ReasonTooBig); v.Refusal != packet.TooBig ||
+					v.MTU != 1340 {
 					t.Fatalf("%+v", v)
 				}
 				return
@@ -114,7 +121,8 @@ func TestTooBig(t *testing.T) {
 	}
 }
 
-// checkFragments verifies that out are fragments of at most 1340 bytes of p after translation, with each option where it belongs.
+// checkFragments verifies that out are fragments of at most 1340 bytes of p after translation, with
+// each option where it belongs.
 func checkFragments(t *testing.T, out [][]byte, p nattest.IP, id uint16) {
 	t.Helper()
 	for i, b := range out {
@@ -187,7 +195,8 @@ func TestTrain(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			body := nattest.UDP{SourcePort: 4, DestinationPort: 443, Payload: nattest.Payload(test.payload, 2), Partial: test.partial, NoChecksum: test.noChecksum}
+			body := nattest.UDP{SourcePort: 4, DestinationPort: 443, Payload: nattest.Payload(test.payload, 2),
+				Partial: test.partial, NoChecksum: test.noChecksum}
 			p := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", ID: 0xfff0, DF: test.df, Body: body}
 			if test.v6 {
 				p.Source, p.Destination = "fd00:200:0:1::5", "fd00:71:0:4000::9"
@@ -235,9 +244,10 @@ func TestBadTrain(t *testing.T) {
 	e := engine(t)
 	b := udp("10.200.1.5", "10.71.3.9", 1, 2).Bytes()
 	for name, b := range map[string][]byte{
-		"TCP":            tcp("10.200.1.5", "10.71.3.9", 1, 2, nattest.ACK, "0123456789").Bytes(),
-		"surplus":        func() []byte { b[25]--; return b }(),
-		"first fragment": nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", MF: true, Body: nattest.UDP{Payload: make([]byte, 16)}}.Bytes(),
+		"TCP":     tcp("10.200.1.5", "10.71.3.9", 1, 2, nattest.ACK, "0123456789").Bytes(),
+		"surplus": func() []byte { b[25]--; return b }(),
+		"first fragment": nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", MF: true,
+			Body: nattest.UDP{Payload: make([]byte, 16)}}.Bytes(),
 	} {
 		if v, _ := processTrain(t, e, node1, b, 4, start); v.Reason != nat.ReasonMalformed {
 			t.Errorf("%s: %v %v", name, v.Action, v.Reason)
@@ -250,7 +260,8 @@ func TestUDPZero(t *testing.T) {
 	e := engine(t)
 	found := 0
 	for i := range 1 << 16 {
-		p := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: uint16(i), DestinationPort: 53, Payload: []byte{1, 2, 3}}}
+		p := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: uint16(i),
+			DestinationPort: 53, Payload: []byte{1, 2, 3}}}
 		_, v, _ := forwarded(t, e, node1, p.Bytes(), start)
 		if v.Body[6] == 0 && v.Body[7] == 0 {
 			t.Fatalf("source port %d: checksum 0", i)
@@ -281,7 +292,8 @@ func TestMSS(t *testing.T) {
 		{"off", rules.MSSOff, false, mss(1460), mss(1460)},
 		{"no option", rules.MSSAuto, false, []byte{4, 2, 1, 1}, []byte{4, 2, 1, 1}},
 		{"odd offset", rules.MSSAuto, false, []byte{1, 2, 4, 5, 180, 1, 1, 1}, []byte{1, 2, 4, 5, 20, 1, 1, 1}},
-		{"behind others", rules.MSSAuto, false, []byte{3, 3, 7, 4, 2, 2, 4, 5, 180, 0, 9, 9}, []byte{3, 3, 7, 4, 2, 2, 4, 5, 20, 0, 9, 9}},
+		{"behind others", rules.MSSAuto, false, []byte{3, 3, 7, 4, 2, 2, 4, 5, 180, 0, 9, 9},
+			[]byte{3, 3, 7, 4, 2, 2, 4, 5, 20, 0, 9, 9}},
 		{"behind the end", rules.MSSAuto, false, []byte{0, 2, 4, 5, 180, 1, 1, 1}, []byte{0, 2, 4, 5, 180, 1, 1, 1}},
 		{"broken option", rules.MSSAuto, false, []byte{9, 1, 2, 4, 5, 180, 1, 1}, []byte{9, 1, 2, 4, 5, 180, 1, 1}},
 		{"option cut off", rules.MSSAuto, false, []byte{1, 1, 2, 4}, []byte{1, 1, 2, 4}},
@@ -293,7 +305,8 @@ func TestMSS(t *testing.T) {
 					t.Run(fmt.Sprintf("%s/%#x/%t/%d", test.name, flags, partial, in), func(t *testing.T) {
 						e := engine(t, func(c *nat.Config) { c.MSSClamp = test.clamp })
 						p := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9",
-							Body: nattest.TCP{SourcePort: 1, DestinationPort: 2, Flags: flags, Options: test.options, Partial: partial}}
+							Body: nattest.TCP{SourcePort: 1, DestinationPort: 2, Flags: flags, Options: test.options,
+								Partial: partial}}
 						if test.v6 {
 							p.Source, p.Destination = "fd00:200:0:1::5", "fd00:71:0:4000::9"
 						}
@@ -329,12 +342,15 @@ func TestAllocations(t *testing.T) {
 		in nat.Link
 		b  []byte
 	}{
-		"IPv4":        {node1, udp("10.200.1.5", "10.71.3.9", 1, 2).Bytes()},
-		"IPv6":        {nat.Tunnel, udp("fd00:200:0:2::9", "fd00:200:0:1::5", 1, 2).Bytes()},
-		"super-frame": {node1, nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.TCP{Payload: make([]byte, 20000), Partial: true}}.Bytes()},
-		"fragmented":  {node1, nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{Payload: make([]byte, 20000)}}.Bytes()},
-		"ICMP error":  {nat.Tunnel, nattest.IP{Source: "192.0.2.1", Destination: "10.200.1.5", Body: nattest.ICMP{Type: 3, Code: 4, Rest: 1300, Payload: quoted.Bytes()}}.Bytes()},
-		"expired":     {node1, expired.Bytes()},
+		"IPv4": {node1, udp("10.200.1.5", "10.71.3.9", 1, 2).Bytes()},
+		"IPv6": {nat.Tunnel, udp("fd00:200:0:2::9", "fd00:200:0:1::5", 1, 2).Bytes()},
+		"super-frame": {node1, nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9",
+			Body: nattest.TCP{Payload: make([]byte, 20000), Partial: true}}.Bytes()},
+		"fragmented": {node1, nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9",
+			Body: nattest.UDP{Payload: make([]byte, 20000)}}.Bytes()},
+		"ICMP error": {nat.Tunnel, nattest.IP{Source: "192.0.2.1", Destination: "10.200.1.5",
+			Body: nattest.ICMP{Type: 3, Code: 4, Rest: 1300, Payload: quoted.Bytes()}}.Bytes()},
+		"expired": {node1, expired.Bytes()},
 	} {
 		work := make([]byte, len(test.b))
 		var p packet.Packet
@@ -372,7 +388,8 @@ func TestConnectionAllocations(t *testing.T) {
 		p := udp(source, destination, 1000, 53)
 		_, out, _ := forwarded(t, e, node1, p.Bytes(), start)
 		answer := udp(remote, out.Source.String(), 53, out.SourcePort).Bytes()
-		parts := nattest.Pieces(nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: 1000, DestinationPort: 53, Payload: make([]byte, 2000)}}, 1000, 1)
+		parts := nattest.Pieces(nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: 1000,
+			DestinationPort: 53, Payload: make([]byte, 2000)}}, 1000, 1)
 		deliver(t, e, node1, parts, start)
 		work := make([]byte, 2048)
 		var q packet.Packet

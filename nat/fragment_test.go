@@ -56,7 +56,8 @@ func TestFragmentOrders(t *testing.T) {
 				whole := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: body}
 				// Another node already uses the ports, so this one's are translated.
 				forwarded(t, e, node1, udp("10.70.0.0", "10.71.3.9", 9, 10).Bytes(), start)
-				forwarded(t, e, node1, nattest.IP{Source: "10.70.0.0", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 8, Rest: 9 << 16}}.Bytes(), start)
+				forwarded(t, e, node1, nattest.IP{Source: "10.70.0.0", Destination: "10.71.3.9",
+					Body: nattest.ICMP{Type: 8, Rest: 9 << 16}}.Bytes(), start)
 				forwarded(t, e, node1, tcp("10.70.0.0", "10.71.3.9", 9, 10, nattest.SYN, "").Bytes(), start)
 				there := nattest.Pieces(whole, 800, 77)
 				r.Shuffle(len(there), func(i, j int) { there[i], there[j] = there[j], there[i] })
@@ -76,7 +77,8 @@ func TestFragmentOrders(t *testing.T) {
 				case "udp":
 					answer.Body = nattest.UDP{SourcePort: 10, DestinationPort: v.SourcePort, Payload: payload}
 				case "tcp":
-					answer.Body = nattest.TCP{SourcePort: 10, DestinationPort: v.SourcePort, Flags: nattest.ACK, Payload: payload}
+					answer.Body = nattest.TCP{SourcePort: 10, DestinationPort: v.SourcePort, Flags: nattest.ACK,
+						Payload: payload}
 				case "echo":
 					answer.Body = nattest.ICMP{Rest: uint32(v.SourcePort)<<16 | 1, Payload: payload}
 				}
@@ -99,7 +101,8 @@ func TestFragmentOrders(t *testing.T) {
 // IPv6 fragments are remapped, in any order.
 func TestFragmentsIPv6(t *testing.T) {
 	e := engine(t)
-	p := nattest.IP{Source: "fd00:200:0:1::5", Destination: "fd00:71:0:4000::9", Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: nattest.Payload(3000, 1)}}
+	p := nattest.IP{Source: "fd00:200:0:1::5", Destination: "fd00:71:0:4000::9", Body: nattest.UDP{SourcePort: 1,
+		DestinationPort: 2, Payload: nattest.Payload(3000, 1)}}
 	parts := nattest.Pieces(p, 1200, 0xabcdef01)
 	out := deliver(t, e, node1, [][]byte{parts[2], parts[0], parts[1]}, start)
 	if len(out) != 3 {
@@ -118,12 +121,14 @@ func TestEarlyFragments(t *testing.T) {
 	const client, client6 = "10.200.3.9", remoteReal6
 	mapped := func(c *nat.Config) {
 		c.Addresses = []rules.AddressMapping{
-			{External: address("10.70.0.9"), Internal: address("10.200.1.5")}, {External: address("fd00:70::9"), Internal: address(pod6)},
+			{External: address("10.70.0.9"), Internal: address("10.200.1.5")}, {External: address("fd00:70::9"),
+				Internal: address(pod6)},
 		}
 	}
 	served := func(c *nat.Config) {
 		for _, x := range [][2]string{{"10.70.0.20", "10.200.1.5"}, {"fd00:70::20", pod6}} {
-			c.Services = append(c.Services, rules.Service{Name: "dns", Address: address(x[0]), Port: 53, Protocol: packet.UDP,
+			c.Services = append(c.Services, rules.Service{Name: "dns", Address: address(x[0]), Port: 53,
+				Protocol: packet.UDP,
 				Backends: []rules.Backend{{Address: address(x[1]), Port: 53}}})
 		}
 	}
@@ -198,7 +203,8 @@ func TestFragmentOverlap(t *testing.T) {
 			}
 		}
 		for name, b := range map[string][]byte{
-			"its begin": part(792, 16, true), "its end": part(1592, 16, true), "all and more": part(0, 2000, true), "its end, last": part(1592, 16, false),
+			"its begin": part(792, 16, true), "its end": part(1592, 16, true), "all and more": part(0, 2000, true),
+			"its end, last": part(1592, 16, false),
 		} {
 			t.Run(family+"/"+name, func(t *testing.T) {
 				e := engine(t)
@@ -241,9 +247,11 @@ func TestFragmentOverlap(t *testing.T) {
 // A dropped first fragment takes the later ones with it.
 func TestFragmentFiltered(t *testing.T) {
 	e := engine(t, func(c *nat.Config) {
-		c.Rules = []rules.FilterRule{{Name: "dns", Protocol: 17, Ports: []rules.PortRange{{First: 53, Last: 53}}, Action: rules.FilterDrop}}
+		c.Rules = []rules.FilterRule{{Name: "dns", Protocol: 17, Ports: []rules.PortRange{{First: 53, Last: 53}},
+			Action: rules.FilterDrop}}
 	})
-	p := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: 1, DestinationPort: 53, Payload: make([]byte, 3000)}}
+	p := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: 1,
+		DestinationPort: 53, Payload: make([]byte, 3000)}}
 	for _, b := range nattest.Pieces(p, 1200, 3) {
 		dropped(t, e, node1, b, start, nat.ReasonFiltered)
 	}
@@ -282,7 +290,8 @@ func TestFragmentsHeld(t *testing.T) {
 	}
 	ledger(t, e)
 	// A large one is not held.
-	big := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", ID: 999, Offset: 8000, Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 3000)}}
+	big := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", ID: 999, Offset: 8000,
+		Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 3000)}}
 	dropped(t, e, node1, big.Bytes(), start.Add(time.Minute), nat.ReasonFragmentLimit)
 }
 
@@ -299,7 +308,8 @@ func ledger(t testing.TB, e *nat.Engine) {
 			t.Fatalf("%s: %d received, %d accounted for: %+v", name, d.Received, sum, d)
 		}
 	}
-	if left := s.Created + s.Restored - s.Expired - s.Evicted - s.EarlyDropped - s.Deleted; uint64(s.Connections) != left {
+	if left := s.Created + s.Restored - s.Expired - s.Evicted - s.EarlyDropped - s.Deleted; uint64(
+		s.Connections) != left {
 		t.Fatalf("%d connections, the counters say %d", s.Connections, left)
 	}
 }
@@ -309,7 +319,8 @@ func ledger(t testing.TB, e *nat.Engine) {
 func TestFragmentsComplete(t *testing.T) {
 	e := engine(t)
 	send := func(id uint32, drop int) (sent, out int) {
-		p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: 7, DestinationPort: 53, Payload: nattest.Payload(3000, id)}}
+		p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: 7,
+			DestinationPort: 53, Payload: nattest.Payload(3000, id)}}
 		all := nattest.Pieces(p, 1000, id)
 		if drop >= 0 {
 			all = append(all[:drop], all[drop+1:]...)
@@ -347,13 +358,15 @@ func TestFragmentedICMPErrors(t *testing.T) {
 		router, quotedSource, quotedDest     string
 		wantSource, wantDest, wantQ, wantQTo string
 	}{
-		{"about a pod's packet, from a router in a remote CIDR", nat.Tunnel, node1, "10.70.0.1", "10.200.1.5", "10.200.3.9",
+		{"about a pod's packet, from a router in a remote CIDR", nat.Tunnel, node1, "10.70.0.1", "10.200.1.5",
+			"10.200.3.9",
 			"10.74.0.1", "10.200.1.5", "10.200.1.5", "10.71.3.9"},
 		{"about a pod's packet, from a router elsewhere", nat.Tunnel, node1, "192.0.2.77", "10.200.1.5", "10.200.3.9",
 			"10.71.3.9", "10.200.1.5", "10.200.1.5", "10.71.3.9"},
 		{"about a packet of U, from a router elsewhere", nat.Tunnel, node2, "192.0.2.77", "10.70.0.0", "10.200.3.9",
 			"10.71.3.9", "203.0.113.9", "203.0.113.9", "10.71.3.9"},
-		{"from a node", node1, nat.Tunnel, "10.80.0.2", "10.71.3.9", "10.200.1.5", "10.70.0.0", "10.200.3.9", "10.200.3.9", "10.200.1.5"},
+		{"from a node", node1, nat.Tunnel, "10.80.0.2", "10.71.3.9", "10.200.1.5", "10.70.0.0", "10.200.3.9",
+			"10.200.3.9", "10.200.1.5"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -392,7 +405,8 @@ func TestFragmentedICMPErrors(t *testing.T) {
 	})
 	t.Run("strangers' fragments that belong to no error", func(t *testing.T) {
 		e := engine(t)
-		echo := nattest.Pieces(nattest.IP{Source: "192.0.2.77", Destination: "10.200.1.5", Body: nattest.ICMP{Type: 8, Payload: make([]byte, 2000)}}, 800, 9)
+		echo := nattest.Pieces(nattest.IP{Source: "192.0.2.77", Destination: "10.200.1.5", Body: nattest.ICMP{Type: 8,
+			Payload: make([]byte, 2000)}}, 800, 9)
 		deliver(t, e, nat.Tunnel, [][]byte{echo[1], echo[0], echo[2]}, start)
 		if d := e.Stats().Inbound; d.Dropped[nat.ReasonBadSource] != 3 || d.Forwarded != 0 {
 			t.Fatalf("%+v", d)
@@ -403,8 +417,10 @@ func TestFragmentedICMPErrors(t *testing.T) {
 // withRaw puts a rule before connection tracking.
 func withRaw(action rules.Action, m rules.Match) func(*nat.Config) {
 	return func(c *nat.Config) {
-		c.Firewall = append(c.Tables(), rules.Table{Name: "raw", Family: rules.FamilyIPv4, Chains: []rules.Chain{{Name: "raw", Type: rules.ChainFilter,
-			Hook: rules.HookPrerouting, Priority: rules.PriorityRaw, Rules: []rules.Rule{{Name: "raw", Match: []rules.Match{m}, Action: action}}}}})
+		c.Firewall = append(c.Tables(), rules.Table{Name: "raw", Family: rules.FamilyIPv4,
+			Chains: []rules.Chain{{Name: "raw", Type: rules.ChainFilter,
+				Hook: rules.HookPrerouting, Priority: rules.PriorityRaw,
+				Rules: []rules.Rule{{Name: "raw", Match: []rules.Match{m}, Action: action}}}}})
 	}
 }
 
@@ -439,7 +455,8 @@ func TestFragmentsMeetRawRules(t *testing.T) {
 				parts := nattest.Pieces(nattest.IP{Source: test.source, Destination: "10.99.64.9",
 					Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: make([]byte, 2000)}}, 800, 3)
 				out := deliver(t, e, node1, [][]byte{parts[order[0]], parts[order[1]], parts[order[2]]}, start)
-				if st := e.Stats(); st.Connections != 0 || test.action == rules.ActionDrop && st.Outbound.Dropped[nat.ReasonFiltered] != 3 {
+				if st := e.Stats(); st.Connections != 0 || test.action == rules.ActionDrop &&
+					st.Outbound.Dropped[nat.ReasonFiltered] != 3 {
 					t.Fatalf("%+v", st)
 				}
 				if test.action == rules.ActionNoTrack {
@@ -453,9 +470,11 @@ func TestFragmentsMeetRawRules(t *testing.T) {
 	}
 	t.Run("what is not tracked is not translated", func(t *testing.T) {
 		e := engine(t, withRaw(rules.ActionNoTrack, from("10.200.1.5")))
-		parts := nattest.Pieces(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{Payload: make([]byte, 2000)}}, 800, 3)
+		parts := nattest.Pieces(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9",
+			Body: nattest.UDP{Payload: make([]byte, 2000)}}, 800, 3)
 		out := deliver(t, e, node1, [][]byte{parts[2], parts[0], parts[1]}, start)
-		if n := e.Stats().Outbound.Dropped[nat.ReasonNoRoute]; len(out) != 0 || n != 3 { // the real address has no route
+		// the real address has no route
+		if n := e.Stats().Outbound.Dropped[nat.ReasonNoRoute]; len(out) != 0 || n != 3 {
 			t.Fatalf("%d forwarded, %d without a route", len(out), n)
 		}
 	})
@@ -464,7 +483,8 @@ func TestFragmentsMeetRawRules(t *testing.T) {
 		for i := range 64 { // no source's share is smaller
 			process(t, e, node1, loneFragment(fmt.Sprintf("203.0.113.%d", i), "10.71.3.9", 1), start)
 		}
-		first := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", MF: true, Body: nattest.UDP{Payload: make([]byte, 8)}}
+		first := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", MF: true,
+			Body: nattest.UDP{Payload: make([]byte, 8)}}
 		for first.ID = range uint16(1024 / 3) {
 			dropped(t, e, node1, first.Bytes(), start, nat.ReasonFiltered)
 		}

@@ -6,8 +6,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// Virtual reassembly: fragments are forwarded one by one but share the ports of their first fragment. Later fragments that arrive before it wait for
-// it (RFC 4787, Section 11, REQ-14).
+// Virtual reassembly: fragments are forwarded one by one but share the ports of their first
+// fragment. Later fragments that arrive before it wait for it (RFC 4787, Section 11, REQ-14).
 
 // A part is what commit does with a fragment.
 type part uint8
@@ -82,8 +82,9 @@ func (e *Engine) later(d *decision, p *packet.Packet, now Time) {
 	}
 }
 
-// early decides about a later fragment that comes before its first one: it waits, because it may belong to a connection whose translation no
-// rule tells, such as that of a service's backend. Where it cannot wait, it goes on if its own translation needs no connection.
+// early decides about a later fragment that comes before its first one: it waits, because it may
+// belong to a connection whose translation no rule tells, such as that of a service's backend.
+// Where it cannot wait, it goes on if its own translation needs no connection.
 func (e *Engine) early(d *decision, p *packet.Packet, room bool, now Time) {
 	s, in := e.snapshot, d.in
 	source, destination := d.from.Source(), d.from.Destination()
@@ -91,7 +92,8 @@ func (e *Engine) early(d *decision, p *packet.Packet, room bool, now Time) {
 	// It may belong to an ICMP error, which any router may send.
 	ofError := in.Outside() && packet.IsICMP(d.from.Protocol) && packet.Forwardable(source)
 	switch {
-	case !admitted && !ofError, !owned && (linkLocal6(source) || !packet.Forwardable(destination) || s.closed(destination, in)):
+	case !admitted && !ofError, !owned && (linkLocal6(source) || !packet.Forwardable(destination) ||
+		s.closed(destination, in)):
 		e.first(d, p, now)
 	case room && e.wait(d, p, now):
 	case admitted && owned:
@@ -220,8 +222,9 @@ func (f *fragmentTable) unhold(e *Engine, g *datagram) *heldFragment {
 	return h
 }
 
-// Release processes a fragment that waited for its first one. After Process of that first one, the caller calls Release Verdict.Held times. The
-// fragment is copied to b, which needs room for 2048 bytes, and p becomes its view. Release returns false if none is left.
+// Release processes a fragment that waited for its first one. After Process of that first one, the
+// caller calls Release Verdict.Held times. The fragment is copied to b, which needs room for 2048
+// bytes, and p becomes its view. Release returns false if none is left.
 func (e *Engine) Release(p *packet.Packet, b []byte, in Link, now Time) (Verdict, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -245,8 +248,9 @@ func (e *Engine) Release(p *packet.Packet, b []byte, in Link, now Time) (Verdict
 	return d.verdict, true
 }
 
-// TapFragments registers tap, which is called for each fragment dropped while it waits; nil unregisters. tap must not call methods of e, because it
-// runs under e's lock, and must not keep the fragment.
+// TapFragments registers tap, which is called for each fragment dropped while it waits; nil
+// unregisters. tap must not call methods of e, because it runs under e's lock, and must not keep
+// the fragment.
 func (e *Engine) TapFragments(tap func(fragment []byte, in Link, why Reason)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

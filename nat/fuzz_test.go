@@ -15,10 +15,13 @@ import (
 // busy returns an engine with connections of every kind, which fuzzed packets may match.
 func busy(t testing.TB) *nat.Engine {
 	e := engine(t, func(c *nat.Config) {
-		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
+		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"),
+			Internal: address("192.0.2.10"), Via: node2}}
 		c.Services = []rules.Service{service(rules.Backend{Address: address("10.200.1.5"), Port: 8080})}
-		c.Addresses = append(c.Addresses, rules.AddressMapping{External: address("10.70.0.11"), Internal: address("192.0.2.11"), Via: node2, ProxyProtocol: true})
-		c.Rules = []rules.FilterRule{{Name: "no-telnet", Protocol: 6, Ports: []rules.PortRange{{First: 23, Last: 23}}, Action: rules.FilterReject}}
+		c.Addresses = append(c.Addresses, rules.AddressMapping{External: address("10.70.0.11"),
+			Internal: address("192.0.2.11"), Via: node2, ProxyProtocol: true})
+		c.Rules = []rules.FilterRule{{Name: "no-telnet", Protocol: 6, Ports: []rules.PortRange{{First: 23, Last: 23}},
+			Action: rules.FilterReject}}
 	})
 	for _, source := range []string{"10.200.1.5", "203.0.113.9", "10.70.0.0"} {
 		for _, body := range nattest.Bodies(false) {
@@ -26,7 +29,8 @@ func busy(t testing.TB) *nat.Engine {
 		}
 	}
 	for _, body := range nattest.Bodies(true) {
-		process(t, e, node1, nattest.IP{Source: "fd00:200:0:1::5", Destination: "fd00:71:0:4000::9", Body: body}.Bytes(), start)
+		process(t, e, node1, nattest.IP{Source: "fd00:200:0:1::5", Destination: "fd00:71:0:4000::9",
+			Body: body}.Bytes(), start)
 	}
 	for _, to := range []string{"10.200.1.5", "10.70.0.9", "10.70.0.20", "10.70.0.11"} {
 		process(t, e, nat.Tunnel, tcp("10.200.3.9", to, 40000, 80, nattest.SYN, "").Bytes(), start)
@@ -39,24 +43,33 @@ func examples() [][]byte {
 	var all [][]byte
 	for _, v6 := range []bool{false, true} {
 		for _, body := range nattest.Bodies(v6) {
-			p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", ID: 7, Options: []byte{148, 4, 0, 0}, Body: body}
+			p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", ID: 7, Options: []byte{148, 4, 0,
+				0}, Body: body}
 			if v6 {
-				p = nattest.IP{Source: "fd00:200:0:1::5", Destination: "fd00:71:0:4000::9", First: 60, Extensions: [][]byte{{0, 0, 1, 4, 0, 0, 0, 0}}, Body: body}
+				p = nattest.IP{Source: "fd00:200:0:1::5", Destination: "fd00:71:0:4000::9", First: 60,
+					Extensions: [][]byte{{0, 0, 1, 4, 0, 0, 0, 0}}, Body: body}
 			}
 			all = append(all, p.Bytes())
 		}
 	}
-	big := nattest.IP{Source: pod6, Destination: remote6, Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: make([]byte, 1000)}}
+	big := nattest.IP{Source: pod6, Destination: remote6, Body: nattest.UDP{SourcePort: 1, DestinationPort: 2,
+		Payload: make([]byte, 1000)}}
 	all = append(all, nattest.Pieces(big, 400, 9)...)
 	all = append(all, tooBig(1280, tcp(pod6, remoteReal6, 40000, 80, nattest.ACK, "x")))
 	quoted := tcp("10.70.0.0", "10.200.3.9", 40000, 80, nattest.ACK, "x").Bytes()
 	return append(all,
-		nattest.IP{Source: "192.0.2.1", Destination: "10.70.0.0", Body: nattest.ICMP{Type: 3, Code: 4, Rest: 1280, Payload: quoted}}.Bytes(),
-		nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", MF: true, Body: nattest.UDP{Payload: make([]byte, 16)}}.Bytes(),
-		nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Offset: 24, Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 16)}}.Bytes(),
-		nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.TCP{Flags: nattest.SYN, Options: []byte{2, 4, 5, 180, 1, 3, 3, 7}}}.Bytes(),
-		nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.TCP{Flags: nattest.ACK, Payload: make([]byte, 5000), Partial: true}}.Bytes(),
-		nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.UDP{Payload: make([]byte, 5000)}}.Bytes(),
+		nattest.IP{Source: "192.0.2.1", Destination: "10.70.0.0", Body: nattest.ICMP{Type: 3, Code: 4, Rest: 1280,
+			Payload: quoted}}.Bytes(),
+		nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", MF: true,
+			Body: nattest.UDP{Payload: make([]byte, 16)}}.Bytes(),
+		nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Offset: 24, Body: nattest.Raw{Protocol: 17,
+			Payload: make([]byte, 16)}}.Bytes(),
+		nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.TCP{Flags: nattest.SYN,
+			Options: []byte{2, 4, 5, 180, 1, 3, 3, 7}}}.Bytes(),
+		nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.TCP{Flags: nattest.ACK,
+			Payload: make([]byte, 5000), Partial: true}}.Bytes(),
+		nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9",
+			Body: nattest.UDP{Payload: make([]byte, 5000)}}.Bytes(),
 	)
 }
 
@@ -182,11 +195,14 @@ func playSequence(t *testing.T, ops []byte) {
 	}
 	e := engine(t, dual, func(c *nat.Config) {
 		c.MaxConnections = 40
-		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
+		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"),
+			Internal: address("192.0.2.10"), Via: node2}}
 	})
 	now := start
-	locals := []string{"10.200.1.5", "203.0.113.9", "10.70.0.0", "192.0.2.10", "10.80.0.2", "10.200.2.9", pod6, "2001:db8::9"}
-	remotes := map[string]string{"10.71.3.9": "10.200.3.9", "10.72.49.9": "10.64.1.9", "10.99.70.1": "10.99.70.1", remote6: remoteReal6}
+	locals := []string{"10.200.1.5", "203.0.113.9", "10.70.0.0", "192.0.2.10", "10.80.0.2", "10.200.2.9", pod6,
+		"2001:db8::9"}
+	remotes := map[string]string{"10.71.3.9": "10.200.3.9", "10.72.49.9": "10.64.1.9", "10.99.70.1": "10.99.70.1",
+		remote6: remoteReal6}
 	seen := []string{"10.71.3.9", "10.72.49.9", "10.99.70.1"}
 	for ; len(ops) >= 6; ops = ops[6:] {
 		now = now.Add(time.Duration(ops[0]) * time.Duration(ops[0]) * time.Millisecond)
@@ -202,7 +218,8 @@ func playSequence(t *testing.T, ops []byte) {
 		case 0:
 			body = nattest.UDP{SourcePort: port, DestinationPort: 53, Payload: payload}
 		case 1:
-			body = nattest.TCP{SourcePort: port, DestinationPort: 80, Flags: ops[5], Seq: uint32(ops[3]), Payload: payload[:len(payload)/2]}
+			body = nattest.TCP{SourcePort: port, DestinationPort: 80, Flags: ops[5], Seq: uint32(ops[3]),
+				Payload: payload[:len(payload)/2]}
 		case 2:
 			if body = (nattest.ICMP{Type: 8, Rest: uint32(port) << 16}); v6 {
 				body = nattest.ICMP{Type: 128, Rest: uint32(port) << 16}
@@ -210,7 +227,8 @@ func playSequence(t *testing.T, ops []byte) {
 		case 3:
 			body = nattest.SCTP{SourcePort: port, DestinationPort: 9, Chunks: []byte{ops[5], 0, 0, 4}}
 		case 4:
-			body = nattest.TCP{SourcePort: port, DestinationPort: 80, Flags: nattest.ACK, Payload: nattest.Payload(5000, 1), Partial: true}
+			body = nattest.TCP{SourcePort: port, DestinationPort: 80, Flags: nattest.ACK, Payload: nattest.Payload(5000,
+				1), Partial: true}
 		case 5:
 			if ops[5]%8 > 1 {
 				continue
@@ -253,9 +271,11 @@ func answerTo(t *testing.T, e *nat.Engine, p nattest.IP, view nattest.View, now 
 	case nattest.UDP:
 		answer.Body = nattest.UDP{SourcePort: view.DestinationPort, DestinationPort: view.SourcePort}
 	case nattest.TCP:
-		answer.Body = nattest.TCP{SourcePort: view.DestinationPort, DestinationPort: view.SourcePort, Flags: b.Flags &^ nattest.RST, Seq: b.Ack, Ack: b.Seq}
+		answer.Body = nattest.TCP{SourcePort: view.DestinationPort, DestinationPort: view.SourcePort,
+			Flags: b.Flags &^ nattest.RST, Seq: b.Ack, Ack: b.Seq}
 	case nattest.ICMP:
-		answer.Body = nattest.ICMP{Type: map[bool]uint8{true: 129}[view.Source.Is6()], Rest: uint32(view.SourcePort) << 16}
+		answer.Body = nattest.ICMP{Type: map[bool]uint8{true: 129}[view.Source.Is6()],
+			Rest: uint32(view.SourcePort) << 16}
 	case nattest.SCTP:
 		answer.Body = nattest.SCTP{SourcePort: view.DestinationPort, DestinationPort: view.SourcePort, Tag: 1}
 	}
@@ -266,8 +286,10 @@ func answerTo(t *testing.T, e *nat.Engine, p nattest.IP, view nattest.View, now 
 	got, err := nattest.Check(back[0])
 	need.NoError(t, err)
 	expect(t, got, p.Destination, p.Source)
-	if want, _ := nattest.Check(p.Bytes()); got.DestinationPort != want.SourcePort || got.SourcePort != want.DestinationPort {
+	if want, _ := nattest.Check(p.Bytes()); got.DestinationPort != want.SourcePort ||
+		got.SourcePort != want.DestinationPort {
 		// A super-frame has ports, but no finished checksum.
-		t.Fatalf("the answer has ports %d > %d, want %d > %d", got.SourcePort, got.DestinationPort, want.DestinationPort, want.SourcePort)
+		t.Fatalf("the answer has ports %d > %d, want %d > %d", got.SourcePort, got.DestinationPort,
+			want.DestinationPort, want.SourcePort)
 	}
 }

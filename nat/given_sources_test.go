@@ -17,7 +17,8 @@ func given(c *nat.Config) {
 		Name: "c", Type: rules.ChainNAT, Hook: rules.HookPostrouting, Priority: rules.PrioritySNAT,
 		Rules: []rules.Rule{{
 			Name: "no-return", Action: rules.ActionSNAT, To: "10.70.0.0",
-			Match: []rules.Match{{Dev: rules.Operand{Value: "liqo-tunnel", Position: rules.PositionOut}, NoReturn: true}},
+			Match: []rules.Match{{Dev: rules.Operand{Value: "liqo-tunnel", Position: rules.PositionOut},
+				NoReturn: true}},
 		}},
 	}}}}
 	c.Routing = []rules.PolicyTable{{Name: "all", Rules: []rules.PolicyRule{{Routes: []rules.PolicyRoute{

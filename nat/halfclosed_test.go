@@ -14,7 +14,8 @@ import (
 func halfClosed(t testing.TB, e *nat.Engine, source string, port uint16, now nat.Time) nattest.View {
 	t.Helper()
 	out := handshake(t, e, node1, source, port, now)
-	fin := nattest.TCP{SourcePort: port, DestinationPort: 80, Seq: 1001, Ack: 5001, Flags: nattest.FIN | nattest.ACK, Window: 1000}
+	fin := nattest.TCP{SourcePort: port, DestinationPort: 80, Seq: 1001, Ack: 5001, Flags: nattest.FIN | nattest.ACK,
+		Window: 1000}
 	forwarded(t, e, node1, nattest.IP{Source: source, Destination: "10.71.3.9", Body: fin}.Bytes(), now)
 	serverSends(t, e, out, nattest.ACK, "", now)
 	return out
@@ -22,8 +23,10 @@ func halfClosed(t testing.TB, e *nat.Engine, source string, port uint16, now nat
 
 func serverSends(t testing.TB, e *nat.Engine, out nattest.View, flags uint8, payload string, now nat.Time) {
 	t.Helper()
-	body := nattest.TCP{SourcePort: 80, DestinationPort: out.SourcePort, Seq: 5001, Ack: 1002, Flags: flags, Window: 1000, Payload: []byte(payload)}
-	forwarded(t, e, nat.Tunnel, nattest.IP{Source: out.Destination.String(), Destination: out.Source.String(), Body: body}.Bytes(), now)
+	body := nattest.TCP{SourcePort: 80, DestinationPort: out.SourcePort, Seq: 5001, Ack: 1002, Flags: flags,
+		Window: 1000, Payload: []byte(payload)}
+	forwarded(t, e, nat.Tunnel, nattest.IP{Source: out.Destination.String(), Destination: out.Source.String(),
+		Body: body}.Bytes(), now)
 }
 
 // A client that has closed its direction gets an answer up to an hour later, behind U too.
@@ -57,8 +60,10 @@ func TestHalfClosedMakesRoomLast(t *testing.T) {
 	for i := range uint16(4) { // over
 		out := halfClosed(t, e, client, 2002+i, start.Add(time.Second))
 		serverSends(t, e, out, nattest.FIN|nattest.ACK, "", start.Add(time.Second))
-		last := nattest.TCP{SourcePort: 2002 + i, DestinationPort: 80, Seq: 1002, Ack: 5002, Flags: nattest.ACK, Window: 1000}
-		forwarded(t, e, node1, nattest.IP{Source: client, Destination: "10.71.3.9", Body: last}.Bytes(), start.Add(time.Second))
+		last := nattest.TCP{SourcePort: 2002 + i, DestinationPort: 80, Seq: 1002, Ack: 5002, Flags: nattest.ACK,
+			Window: 1000}
+		forwarded(t, e, node1, nattest.IP{Source: client, Destination: "10.71.3.9", Body: last}.Bytes(),
+			start.Add(time.Second))
 	}
 	now := start.Add(2 * time.Second)
 	opened := uint16(0)
@@ -69,7 +74,8 @@ func TestHalfClosedMakesRoomLast(t *testing.T) {
 			// A handshake settles it, so that it makes no room for the next one.
 			list, _, _ := e.Connections(0, &nat.ConnFilter{Ports: []uint16{3000 + opened}}, now, nil)
 			serverSendsSYN(t, e, &list[0], now)
-			ack := nattest.TCP{SourcePort: 3000 + opened, DestinationPort: 80, Seq: 1001, Ack: 5001, Flags: nattest.ACK, Window: 1000}
+			ack := nattest.TCP{SourcePort: 3000 + opened, DestinationPort: 80, Seq: 1001, Ack: 5001, Flags: nattest.ACK,
+				Window: 1000}
 			forwarded(t, e, node1, nattest.IP{Source: client, Destination: "10.71.3.9", Body: ack}.Bytes(), now)
 		}
 		return v
@@ -98,14 +104,17 @@ func TestHalfClosedMakesRoomLast(t *testing.T) {
 	}
 	serverSends(t, e, established, nattest.ACK, "", now)
 	dropped(t, e, nat.Tunnel, nattest.IP{Source: half.Destination.String(), Destination: half.Source.String(),
-		Body: nattest.TCP{SourcePort: 80, DestinationPort: half.SourcePort, Seq: 5001, Ack: 1002, Flags: nattest.ACK}}.Bytes(), now, nat.ReasonNoMapping)
+		Body: nattest.TCP{SourcePort: 80, DestinationPort: half.SourcePort, Seq: 5001, Ack: 1002,
+			Flags: nattest.ACK}}.Bytes(), now, nat.ReasonNoMapping)
 	ledger(t, e)
 }
 
 func serverSendsSYN(t testing.TB, e *nat.Engine, c *nat.ConnInfo, now nat.Time) {
 	t.Helper()
-	body := nattest.TCP{SourcePort: 80, DestinationPort: c.Reply.DestinationPort(), Seq: 5000, Ack: 1001, Flags: nattest.SYN | nattest.ACK, Window: 1000}
-	forwarded(t, e, nat.Tunnel, nattest.IP{Source: c.Reply.Source().String(), Destination: c.Reply.Destination().String(), Body: body}.Bytes(), now)
+	body := nattest.TCP{SourcePort: 80, DestinationPort: c.Reply.DestinationPort(), Seq: 5000, Ack: 1001,
+		Flags: nattest.SYN | nattest.ACK, Window: 1000}
+	forwarded(t, e, nat.Tunnel, nattest.IP{Source: c.Reply.Source().String(),
+		Destination: c.Reply.Destination().String(), Body: body}.Bytes(), now)
 }
 
 // A client that uses one port again and again, as NFS does, finds the endpoints of now: with the
@@ -114,23 +123,28 @@ func serverSendsSYN(t testing.TB, e *nat.Engine, c *nat.ConnInfo, now nat.Time) 
 func TestHostPortAgain(t *testing.T) {
 	const client, port = "198.51.100.9", 700
 	syn := func(seq uint32) []byte {
-		return nattest.IP{Source: client, Destination: "172.18.0.2", Body: nattest.TCP{SourcePort: port, DestinationPort: 30080, Seq: seq,
+		return nattest.IP{Source: client, Destination: "172.18.0.2", Body: nattest.TCP{SourcePort: port,
+			DestinationPort: 30080, Seq: seq,
 			Flags: nattest.SYN, Window: 1000}}.Bytes()
 	}
-	for name, end := range map[string]uint8{"never answered": 0, "refused": nattest.RST | nattest.ACK, "both have closed": nattest.FIN | nattest.ACK} {
+	for name, end := range map[string]uint8{"never answered": 0, "refused": nattest.RST | nattest.ACK,
+		"both have closed": nattest.FIN | nattest.ACK} {
 		t.Run(name, func(t *testing.T) {
 			e := host(t, only(0))
 			_, was, _ := forwarded(t, e, rules.HostLink, syn(1000), start)
 			expectTo(t, was, local)
 			answer := func(seq, ack uint32, flags uint8) {
 				t.Helper()
-				forwarded(t, e, rules.HostLink, nattest.IP{Source: local, Destination: was.Source.String(), Body: nattest.TCP{SourcePort: 8080,
-					DestinationPort: was.SourcePort, Seq: seq, Ack: ack, Flags: flags, Window: 1000}}.Bytes(), start)
+				forwarded(t, e, rules.HostLink, nattest.IP{Source: local, Destination: was.Source.String(),
+					Body: nattest.TCP{SourcePort: 8080,
+						DestinationPort: was.SourcePort, Seq: seq, Ack: ack, Flags: flags, Window: 1000}}.Bytes(),
+					start)
 			}
 			send := func(seq, ack uint32, flags uint8) {
 				t.Helper()
-				forwarded(t, e, rules.HostLink, nattest.IP{Source: client, Destination: "172.18.0.2", Body: nattest.TCP{SourcePort: port,
-					DestinationPort: 30080, Seq: seq, Ack: ack, Flags: flags, Window: 1000}}.Bytes(), start)
+				forwarded(t, e, rules.HostLink, nattest.IP{Source: client, Destination: "172.18.0.2",
+					Body: nattest.TCP{SourcePort: port,
+						DestinationPort: 30080, Seq: seq, Ack: ack, Flags: flags, Window: 1000}}.Bytes(), start)
 			}
 			switch {
 			case end&nattest.RST != 0:

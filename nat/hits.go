@@ -8,12 +8,14 @@ import (
 // maxHitLists caps the lists of counting rules that are numbered. They take less than 3 MiB.
 const maxHitLists = 1 << 14
 
-// hitEpoch is the number of lists at which a commit numbers them again: some may be of rules that are gone.
+// hitEpoch is the number of lists at which a commit numbers them again: some may be of rules that
+// are gone.
 const hitEpoch = maxHitLists / 4 * 3
 
-// ruleHits numbers the lists of counting rules that directions of connections hit. There are few different ones, so a connection stores its list in 2
-// bytes. Number 0 is the empty list. Number 1 stands for all lists beyond maxHitLists: their rules do not count; Stats.Uncounted does. Numbers stay
-// valid when rules change, because lists hold counters, which surviving rules keep.
+// ruleHits numbers the lists of counting rules that directions of connections hit. There are few
+// different ones, so a connection stores its list in 2 bytes. Number 0 is the empty list. Number 1
+// stands for all lists beyond maxHitLists: their rules do not count; Stats.Uncounted does. Numbers
+// stay valid when rules change, because lists hold counters, which surviving rules keep.
 type ruleHits struct {
 	numbers map[rules.Hits]uint16
 	lists   []rules.Hits

@@ -13,15 +13,18 @@ import (
 // translation, and one in forward.
 func counting(t *testing.T, n int) (*Engine, []rules.Table) {
 	t.Helper()
-	early := rules.Chain{Name: "early", Type: rules.ChainFilter, Hook: rules.HookPrerouting, Priority: rules.PriorityMangle}
+	early := rules.Chain{Name: "early", Type: rules.ChainFilter, Hook: rules.HookPrerouting,
+		Priority: rules.PriorityMangle}
 	for i := range n {
 		early.Rules = append(early.Rules, rules.Rule{Name: string(rune('a' + i)), Action: rules.ActionSetMark})
 	}
 	c := milan()
 	c.Firewall = []rules.Table{{Name: "t", Family: rules.FamilyIPv4, Chains: []rules.Chain{
 		early,
-		{Name: "dnat", Type: rules.ChainNAT, Hook: rules.HookPrerouting, Priority: rules.PriorityDNAT, Rules: []rules.Rule{{Name: "to", Action: rules.ActionDNAT, To: "10.200.1.6"}}},
-		{Name: "late", Type: rules.ChainFilter, Hook: rules.HookForward, Rules: []rules.Rule{{Name: "a", Action: rules.ActionSetMark}}},
+		{Name: "dnat", Type: rules.ChainNAT, Hook: rules.HookPrerouting, Priority: rules.PriorityDNAT,
+			Rules: []rules.Rule{{Name: "to", Action: rules.ActionDNAT, To: "10.200.1.6"}}},
+		{Name: "late", Type: rules.ChainFilter, Hook: rules.HookForward,
+			Rules: []rules.Rule{{Name: "a", Action: rules.ActionSetMark}}},
 	}}}
 	e, err := New([16]byte{}, c)
 	need.NoError(t, err)
@@ -40,7 +43,8 @@ func (e *Engine) counted(rule string) uint64 {
 
 func (e *Engine) arrive(ttl uint8) Verdict {
 	var p packet.Packet
-	p.Parse(nattest.IP{Source: "10.200.3.9", Destination: "10.200.1.5", TTL: ttl, Body: nattest.UDP{SourcePort: 1, DestinationPort: 2}}.Bytes())
+	p.Parse(nattest.IP{Source: "10.200.3.9", Destination: "10.200.1.5", TTL: ttl, Body: nattest.UDP{SourcePort: 1,
+		DestinationPort: 2}}.Bytes())
 	return e.Process(&p, Tunnel, 0)
 }
 
@@ -62,7 +66,8 @@ func TestRefusedPacketsAreCounted(t *testing.T) {
 		if v := e.arrive(s.ttl); (v.Action == Forward) != (s.ttl > 1) {
 			t.Fatalf("%s: %v %v", s.name, v.Action, v.Reason)
 		}
-		if early, to, forward := e.counted("early/a"), e.counted("dnat/to"), e.counted("late/a"); early != s.early || to != s.to || forward != s.forward {
+		if early, to, forward := e.counted("early/a"), e.counted("dnat/to"), e.counted("late/a"); early != s.early ||
+			to != s.to || forward != s.forward {
 			t.Fatalf("%s: counted %d, %d, %d; want %d, %d, %d", s.name, early, to, forward, s.early, s.to, s.forward)
 		}
 	}
@@ -101,8 +106,10 @@ func TestHitsAreBounded(t *testing.T) {
 			if len(h.lists) > maxHitLists {
 				t.Errorf("%d lists", len(h.lists))
 			}
-			if early, forward := e.counted("early/a"), e.counted("late/a"); early != test.early || forward != test.forward || e.Stats().Uncounted != test.uncounted {
-				t.Errorf("counted %d and %d, %d not; want %d and %d, %d not", early, forward, e.Stats().Uncounted, test.early, test.forward, test.uncounted)
+			if early, forward := e.counted("early/a"), e.counted("late/a"); early != test.early ||
+				forward != test.forward || e.Stats().Uncounted != test.uncounted {
+				t.Errorf("counted %d and %d, %d not; want %d and %d, %d not", early, forward, e.Stats().Uncounted,
+					test.early, test.forward, test.uncounted)
 			}
 		})
 	}

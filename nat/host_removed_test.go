@@ -91,7 +91,8 @@ func TestHostServiceRemoved(t *testing.T) {
 				for !e.Sweep(now) {
 				}
 				if protocol == packet.UDP {
-					if v, out := process(t, e, rules.HostLink, request(5000, false), now); v.Action == nat.Forward && v.Untracked == false {
+					if v, out := process(t, e, rules.HostLink, request(5000, false), now); v.Action == nat.Forward &&
+						v.Untracked == false {
 						if got, err := nattest.Check(out[0]); err != nil || got.Destination.String() == local {
 							t.Errorf("%s, restart %v: UDP goes on to %s (%v)", name, restart, got.Destination, err)
 						}
@@ -104,25 +105,31 @@ func TestHostServiceRemoved(t *testing.T) {
 					continue
 				}
 				got, err := nattest.Check(out[0])
-				if err != nil || got.Destination != was.Destination || got.Source != was.Source || got.SourcePort != was.SourcePort {
-					t.Errorf("%s, restart %v: TCP goes from %s port %d to %s, was from %s port %d to %s (%v)", name, restart, got.Source, got.SourcePort,
+				if err != nil || got.Destination != was.Destination || got.Source != was.Source ||
+					got.SourcePort != was.SourcePort {
+					t.Errorf("%s, restart %v: TCP goes from %s port %d to %s, was from %s port %d to %s (%v)", name,
+						restart, got.Source, got.SourcePort,
 						got.Destination, was.Source, was.SourcePort, was.Destination, err)
 				}
 				if v, out := process(t, e, rules.HostLink, answer(), now); v.Action != nat.Forward {
 					t.Errorf("%s, restart %v: the answer: %v %v", name, restart, v.Action, v.Reason)
-				} else if got, err := nattest.Check(out[0]); err != nil || got.Source.String() != test.to || got.SourcePort != test.port {
-					t.Errorf("%s, restart %v: the answer comes from %s port %d (%v)", name, restart, got.Source, got.SourcePort, err)
+				} else if got, err := nattest.Check(out[0]); err != nil || got.Source.String() != test.to ||
+					got.SourcePort != test.port {
+					t.Errorf("%s, restart %v: the answer comes from %s port %d (%v)", name, restart, got.Source,
+						got.SourcePort, err)
 				}
 				v, out = process(t, e, rules.HostLink, request(5001, true), now)
 				if test.next == "" {
 					if v.Action == nat.Forward && !v.Untracked {
 						got, err := nattest.Check(out[0])
 						if err != nil || got.Destination.String() != test.to {
-							t.Errorf("%s, restart %v: a new connection goes to %s (%v)", name, restart, got.Destination, err)
+							t.Errorf("%s, restart %v: a new connection goes to %s (%v)", name, restart,
+								got.Destination, err)
 						}
 					}
 				} else if got, err := nattest.Check(out[0]); err != nil || got.Destination.String() != test.next {
-					t.Errorf("%s, restart %v: a new connection goes to %s, want %s (%v)", name, restart, got.Destination, test.next, err)
+					t.Errorf("%s, restart %v: a new connection goes to %s, want %s (%v)", name, restart,
+						got.Destination, test.next, err)
 				}
 			}
 		}

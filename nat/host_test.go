@@ -17,9 +17,11 @@ import (
 // vienna is a node with pods of 10.244.0.0/16, its own behind a bridge, and a service at all kinds
 // of addresses.
 func vienna(change ...func(*nat.Config)) *nat.Config {
-	backends := []rules.Backend{{Address: address("10.244.1.5"), Port: 8080, Local: true}, {Address: address("10.244.2.5"), Port: 8080}}
+	backends := []rules.Backend{{Address: address("10.244.1.5"), Port: 8080, Local: true},
+		{Address: address("10.244.2.5"), Port: 8080}}
 	frontend := func(a string, port uint16, f rules.Frontend) rules.Service {
-		return rules.Service{Name: "web", Address: address(a), Port: port, Protocol: packet.TCP, Backends: backends, Frontend: &f}
+		return rules.Service{Name: "web", Address: address(a), Port: port, Protocol: packet.TCP, Backends: backends,
+			Frontend: &f}
 	}
 	c := &nat.Config{MTU: 65535, Config: rules.Config{
 		LocalPodCIDRs: []netip.Prefix{prefix("10.244.0.0/16")},
@@ -35,7 +37,8 @@ func vienna(change ...func(*nat.Config)) *nat.Config {
 			frontend("10.96.0.11", 80, rules.Frontend{Local: true}),
 			frontend("0.0.0.0", 30080, rules.Frontend{External: true}),
 			frontend("0.0.0.0", 30081, rules.Frontend{External: true, Local: true}),
-			frontend("203.0.113.7", 80, rules.Frontend{External: true, Local: true, Sources: []netip.Prefix{prefix("198.51.100.0/24")}}),
+			frontend("203.0.113.7", 80, rules.Frontend{External: true, Local: true,
+				Sources: []netip.Prefix{prefix("198.51.100.0/24")}}),
 			{Name: "other ports", Address: address("10.96.0.10"), Frontend: &rules.Frontend{}},
 		},
 	}}
@@ -121,7 +124,8 @@ func TestHostWhoAsks(t *testing.T) {
 					t.Fatalf("answer's ports %d > %d", back.SourcePort, back.DestinationPort)
 				}
 			}
-			if len(seen) != len(test.backends) || !seen[test.backends[0]] || !seen[test.backends[len(test.backends)-1]] {
+			if len(seen) != len(test.backends) || !seen[test.backends[0]] ||
+				!seen[test.backends[len(test.backends)-1]] {
 				t.Errorf("backends %v, want %v", seen, test.backends)
 			}
 		})
@@ -161,7 +165,8 @@ func TestHostSourcePorts(t *testing.T) {
 			e := host(t, func(c *nat.Config) {
 				for i := range c.Services {
 					if s := &c.Services[i]; len(s.Backends) > 0 {
-						s.Backends = []rules.Backend{{Address: address(test.backend), Port: 8080, Local: test.backend == local}}
+						s.Backends = []rules.Backend{{Address: address(test.backend), Port: 8080,
+							Local: test.backend == local}}
 						if test.udp {
 							s.Protocol = packet.UDP
 						}
@@ -196,7 +201,8 @@ func TestHostSourcePortTaken(t *testing.T) {
 	e, seen := host(t, only(0)), []uint16{}
 	for _, to := range []string{"10.96.0.10", "10.96.0.11"} {
 		_, got, _ := forwarded(t, e, rules.HostLink, tcp(pod, to, 700, 80, nattest.SYN, "").Bytes(), start)
-		_, back, _ := forwarded(t, e, rules.HostLink, tcp(local, pod, 8080, got.SourcePort, nattest.SYN|nattest.ACK, "").Bytes(), start)
+		_, back, _ := forwarded(t, e, rules.HostLink, tcp(local, pod, 8080, got.SourcePort, nattest.SYN|nattest.ACK,
+			"").Bytes(), start)
 		if expect(t, back, to, pod); back.DestinationPort != 700 {
 			t.Errorf("%s answers to port %d", to, back.DestinationPort)
 		}
@@ -205,7 +211,8 @@ func TestHostSourcePortTaken(t *testing.T) {
 	if seen[0] != 700 || seen[1] < 61000 {
 		t.Errorf("the endpoint sees %v", seen)
 	}
-	_, got, _ := forwarded(t, e, rules.HostLink, tcp(local, "172.18.0.2", 8080, 701, nattest.SYN|nattest.ACK, "").Bytes(), start)
+	_, got, _ := forwarded(t, e, rules.HostLink, tcp(local, "172.18.0.2", 8080, 701, nattest.SYN|nattest.ACK,
+		"").Bytes(), start)
 	expect(t, got, local, "172.18.0.2")
 }
 
@@ -219,13 +226,18 @@ func TestHostUnserved(t *testing.T) {
 		told           packet.Refusal
 	}{
 		{"no endpoint at all", "10.244.2.9", "10.96.0.10", 80, none, nat.ReasonNoBackend, packet.Reset},
-		{"no endpoint at all, policy Local", "198.51.100.9", "172.18.0.2", 30081, none, nat.ReasonNoBackend, packet.Reset},
-		{"no local endpoint, internal policy Local", "10.244.2.9", "10.96.0.11", 80, only(1), nat.ReasonNoBackend, packet.NoRefusal},
-		{"no local endpoint, external policy Local", "198.51.100.9", "172.18.0.2", 30081, only(1), nat.ReasonNoBackend, packet.NoRefusal},
+		{"no endpoint at all, policy Local", "198.51.100.9", "172.18.0.2", 30081, none, nat.ReasonNoBackend,
+			packet.Reset},
+		{"no local endpoint, internal policy Local", "10.244.2.9", "10.96.0.11", 80, only(1), nat.ReasonNoBackend,
+			packet.NoRefusal},
+		{"no local endpoint, external policy Local", "198.51.100.9", "172.18.0.2", 30081, only(1), nat.ReasonNoBackend,
+			packet.NoRefusal},
 		{"another port of a cluster address", "10.244.2.9", "10.96.0.10", 81, nil, nat.ReasonNoBackend, packet.Reset},
-		{"a cluster address that no service has", "10.244.2.9", "10.96.0.99", 80, nil, nat.ReasonNoMapping, packet.NoRefusal},
+		{"a cluster address that no service has", "10.244.2.9", "10.96.0.99", 80, nil, nat.ReasonNoMapping,
+			packet.NoRefusal},
 		{"outside of the source ranges", "192.0.2.1", "203.0.113.7", 80, nil, nat.ReasonFiltered, packet.NoRefusal},
-		{"an answer to a masqueraded connection that is over", "10.244.2.5", "172.18.0.2", 61005, nil, nat.ReasonNoMapping, packet.NoRefusal},
+		{"an answer to a masqueraded connection that is over", "10.244.2.5", "172.18.0.2", 61005, nil,
+			nat.ReasonNoMapping, packet.NoRefusal},
 		{"a pod's answer to a probe", "10.244.1.5", "172.18.0.2", 41000, nil, nat.ReasonNone, packet.NoRefusal},
 		{"a pod to a pod", "10.244.1.5", "10.244.2.9", 41000, nil, nat.ReasonNone, packet.NoRefusal},
 	} {
@@ -267,11 +279,13 @@ func TestHostRefusesInTheNameOfTheService(t *testing.T) {
 func TestHostPortsRunOut(t *testing.T) {
 	e := host(t, only(1), func(c *nat.Config) { c.Host.Ports.Last = 61099 })
 	for i := range uint16(31) { // one client gets a third
-		forwarded(t, e, rules.HostLink, tcp("198.51.100.9", "172.18.0.2", 2000+i, 30080, nattest.SYN, "").Bytes(), start)
+		forwarded(t, e, rules.HostLink, tcp("198.51.100.9", "172.18.0.2", 2000+i, 30080, nattest.SYN,
+			"").Bytes(), start)
 	}
 	seen := 0
 	for i := range 200 {
-		v, _ := process(t, e, rules.HostLink, tcp(fmt.Sprintf("198.51.100.%d", 10+i), "172.18.0.2", 2000, 30080, nattest.SYN, "").Bytes(), start)
+		v, _ := process(t, e, rules.HostLink, tcp(fmt.Sprintf("198.51.100.%d", 10+i), "172.18.0.2", 2000, 30080,
+			nattest.SYN, "").Bytes(), start)
 		if v.Action == nat.Forward {
 			seen++
 		} else if v.Reason != nat.ReasonPortShare && v.Reason != nat.ReasonPortExhausted {
@@ -298,7 +312,8 @@ func TestHostEndpointLeaves(t *testing.T) {
 			address string
 			port    uint16
 			amend   bool
-		}{{"10.96.0.10", 80, false}, {"10.96.0.10", 80, true}, {"172.18.0.2", 30080, false}, {"172.18.0.2", 30080, true}} {
+		}{{"10.96.0.10", 80, false}, {"10.96.0.10", 80, true}, {"172.18.0.2", 30080, false},
+			{"172.18.0.2", 30080, true}} {
 			e := host(t, both)
 			send := func(now nat.Time) string {
 				b := udp("10.244.2.9", to.address, 5000, to.port).Bytes()
@@ -332,15 +347,16 @@ func TestHostEndpointLeaves(t *testing.T) {
 	}
 }
 
-// A backend that is no pod of the cluster, as of an imported Service, sees the node unless its answers are routed here; then it sees the pod that
-// asks, and still no other client.
+// A backend that is no pod of the cluster, as of an imported Service, sees the node unless its
+// answers are routed here; then it sees the pod that asks, and still no other client.
 func TestHostRouted(t *testing.T) {
 	for _, test := range []struct {
 		from   string
 		routed bool
 		sees   string
 	}{
-		{"10.244.2.9", false, "172.18.0.2"}, {"10.244.2.9", true, "10.244.2.9"}, {"198.51.100.9", true, "172.18.0.2"}, {"172.18.0.2", true, "172.18.0.2"},
+		{"10.244.2.9", false, "172.18.0.2"}, {"10.244.2.9", true, "10.244.2.9"}, {"198.51.100.9", true, "172.18.0.2"},
+		{"172.18.0.2", true, "172.18.0.2"},
 	} {
 		e := host(t, func(c *nat.Config) {
 			for i := range c.Services {
@@ -352,25 +368,31 @@ func TestHostRouted(t *testing.T) {
 				c.Host.Routed = []netip.Prefix{prefix("10.71.0.0/24")}
 			}
 		})
-		_, got, out := forwarded(t, e, rules.HostLink, tcp(test.from, "10.96.0.10", 40000, 80, nattest.SYN, "").Bytes(), start)
+		_, got, out := forwarded(t, e, rules.HostLink, tcp(test.from, "10.96.0.10", 40000, 80, nattest.SYN,
+			"").Bytes(), start)
 		if got.Source.String() != test.sees || got.Destination.String() != "10.71.0.9" || got.SourcePort < 61000 {
-			t.Errorf("%s, routed %t: %s:%d to %s, want %s", test.from, test.routed, got.Source, got.SourcePort, got.Destination, test.sees)
+			t.Errorf("%s, routed %t: %s:%d to %s, want %s", test.from, test.routed, got.Source, got.SourcePort,
+				got.Destination, test.sees)
 		}
 		answer := tcp("10.71.0.9", got.Source.String(), 80, got.SourcePort, nattest.SYN|nattest.ACK, "")
-		if _, back, _ := forwarded(t, e, rules.HostLink, answer.Bytes(), start); back.Destination.String() != test.from || back.Source.String() != "10.96.0.10" || len(out) == 0 {
-			t.Errorf("%s, routed %t: the answer goes from %s to %s", test.from, test.routed, back.Source, back.Destination)
+		if _, back, _ := forwarded(t, e, rules.HostLink, answer.Bytes(), start); back.Destination.String() !=
+			test.from || back.Source.String() != "10.96.0.10" || len(out) == 0 {
+			t.Errorf("%s, routed %t: the answer goes from %s to %s", test.from, test.routed, back.Source,
+				back.Destination)
 		}
 	}
 }
 
-// What is amended is one service alone; what is wrong with it, or that there is none of its kind, is said, and nothing changes.
+// What is amended is one service alone; what is wrong with it, or that there is none of its kind,
+// is said, and nothing changes.
 func TestHostAmend(t *testing.T) {
 	e := host(t, only(0))
 	source := uint16(5000)
 	sentTo := func(to string, port uint16) string {
 		t.Helper()
 		source++
-		_, got, _ := forwarded(t, e, rules.HostLink, tcp("10.244.2.9", to, source, port, nattest.SYN, "").Bytes(), start)
+		_, got, _ := forwarded(t, e, rules.HostLink, tcp("10.244.2.9", to, source, port, nattest.SYN,
+			"").Bytes(), start)
 		return got.Destination.String()
 	}
 	for want, change := range map[string]func(*rules.Service){
@@ -417,8 +439,10 @@ func TestHostAffinity(t *testing.T) {
 				}
 			}
 		})
-		_, first, _ := forwarded(t, e, rules.HostLink, tcp(client, "172.18.0.2", 1000, 30080, nattest.SYN, "").Bytes(), start)
-		_, second, _ := forwarded(t, e, rules.HostLink, tcp(client, "10.96.0.10", 1001, 80, nattest.SYN, "").Bytes(), start)
+		_, first, _ := forwarded(t, e, rules.HostLink, tcp(client, "172.18.0.2", 1000, 30080, nattest.SYN,
+			"").Bytes(), start)
+		_, second, _ := forwarded(t, e, rules.HostLink, tcp(client, "10.96.0.10", 1001, 80, nattest.SYN,
+			"").Bytes(), start)
 		if first.Destination != second.Destination {
 			t.Fatalf("%s: %s, then %s", client, first.Destination, second.Destination)
 		}

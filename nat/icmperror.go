@@ -7,9 +7,11 @@ import (
 	"culvert/nat/rules"
 )
 
-// icmpError translates an ICMP error about a packet that passed here, and the packet it quotes. Any router may have sent it. It goes to the sender of
-// the quoted packet or nowhere (RFC 5508, Section 4.2), and neither makes, refreshes nor ends a connection (Section 4.3, REQ-6). The sender judges
-// the quoted sequence numbers, as with Linux's nf_conntrack; learnPath judges them before the gateway itself learns from an error.
+// icmpError translates an ICMP error about a packet that passed here, and the packet it quotes. Any
+// router may have sent it. It goes to the sender of the quoted packet or nowhere (RFC 5508, Section
+// 4.2), and neither makes, refreshes nor ends a connection (Section 4.3, REQ-6). The sender judges
+// the quoted sequence numbers, as with Linux's nf_conntrack; learnPath judges them before the
+// gateway itself learns from an error.
 func (e *Engine) icmpError(d *decision, p *packet.Packet, now Time) {
 	s, in := e.snapshot, d.in
 	source, destination := d.from.Source(), d.from.Destination()
@@ -52,7 +54,8 @@ func (e *Engine) icmpError(d *decision, p *packet.Packet, now Time) {
 	}
 }
 
-// quotedConn finds the connection of a quoted packet by the packet's answer. The hit has the answer's direction.
+// quotedConn finds the connection of a quoted packet by the packet's answer. The hit has the
+// answer's direction.
 func (e *Engine) quotedConn(quoted *packet.Tuple, in Link, now Time) (hit, bool) {
 	answer := quoted.Reply(in)
 	if h, ok := e.find(&answer, 0, now); ok || in.Outside() {
@@ -62,7 +65,8 @@ func (e *Engine) quotedConn(quoted *packet.Tuple, in Link, now Time) (hit, bool)
 	return e.find(&answer, 0, now)
 }
 
-// relayTracked translates an error about a connection's packet: the quotation becomes what its sender sent.
+// relayTracked translates an error about a connection's packet: the quotation becomes what its
+// sender sent.
 func (e *Engine) relayTracked(d *decision, p *packet.Packet, now Time) {
 	s, c, dir := e.snapshot, d.hit.conn, d.hit.direction
 	evaluated := c.flags&(flagEvaluated0<<dir) != 0
@@ -95,11 +99,13 @@ func (e *Engine) relayTracked(d *decision, p *packet.Packet, now Time) {
 	}
 }
 
-// relayFromTunnel translates an error about an untracked packet that left through the tunnel, by prefixes alone.
+// relayFromTunnel translates an error about an untracked packet that left through the tunnel, by
+// prefixes alone.
 func (e *Engine) relayFromTunnel(d *decision, p *packet.Packet) {
 	s, quoted := e.snapshot, &d.quoted[0]
 	seen, ok := s.real.Lookup(quoted.Destination())
-	if destination := d.from.Destination(); !ok || s.external.Contains(destination) || s.closed(destination, d.in) || s.reserved(destination) {
+	if destination := d.from.Destination(); !ok || s.external.Contains(destination) || s.closed(destination, d.in) ||
+		s.reserved(destination) {
 		d.drop(ReasonICMPUnrelated)
 		return
 	}
@@ -146,9 +152,10 @@ func (e *Engine) relay(d *decision, p *packet.Packet, sent *packet.Tuple) {
 	d.relays, d.quoted[1] = true, *sent
 }
 
-// errorSource returns the source of a translated error. From the tunnel: the address as seen here if it lies in a remote CIDR, else the destination
-// of the quoted packet, as Linux's NAT does and strict reverse-path filters accept. To the tunnel: its own if the remote cluster knows it, else U,
-// else again the destination of the quoted packet. Between nodes: its own.
+// errorSource returns the source of a translated error. From the tunnel: the address as seen here
+// if it lies in a remote CIDR, else the destination of the quoted packet, as Linux's NAT does and
+// strict reverse-path filters accept. To the tunnel: its own if the remote cluster knows it, else
+// U, else again the destination of the quoted packet. Between nodes: its own.
 func (s *snapshot) errorSource(source, sentTo netip.Addr, in, out Link) netip.Addr {
 	if in.Outside() {
 		if seen, ok := s.real.Lookup(source); ok {

@@ -75,12 +75,16 @@ func TestICMPErrors(t *testing.T) {
 	}
 }
 
-// A quotation may end anywhere behind 8 bytes of transport header (RFC 792); the ICMP checksum is right at each length.
+// A quotation may end anywhere behind 8 bytes of transport header (RFC 792); the ICMP checksum is
+// right at each length.
 func TestICMPErrorTruncated(t *testing.T) {
 	e := engine(t)
 	for _, p := range []nattest.IP{
-		{Source: "10.200.1.5", Destination: "10.200.3.9", Options: []byte{1, 7, 3, 0}, Body: nattest.TCP{SourcePort: 1, Payload: make([]byte, 11)}},
-		{Source: "fd00:200:0:1::5", Destination: "fd00:200::9", First: 0, Extensions: [][]byte{{0, 0, 1, 4, 0, 0, 0, 0}}, Body: nattest.UDP{SourcePort: 1, Payload: make([]byte, 11)}},
+		{Source: "10.200.1.5", Destination: "10.200.3.9", Options: []byte{1, 7, 3, 0}, Body: nattest.TCP{SourcePort: 1,
+			Payload: make([]byte, 11)}},
+		{Source: "fd00:200:0:1::5", Destination: "fd00:200::9", First: 0,
+			Extensions: [][]byte{{0, 0, 1, 4, 0, 0, 0, 0}}, Body: nattest.UDP{SourcePort: 1,
+				Payload: make([]byte, 11)}},
 	} {
 		whole := p.Bytes()
 		for n := range len(whole) + 1 {
@@ -101,7 +105,8 @@ func TestICMPErrorTruncated(t *testing.T) {
 
 func TestICMPErrorUnrelated(t *testing.T) {
 	quote := func(source, destination string) []byte { return udp(source, destination, 1, 2).Bytes() }
-	inner := nattest.IP{Source: "10.200.1.5", Destination: "10.200.3.9", Body: nattest.ICMP{Type: 3, Payload: quote("10.200.3.9", "10.200.1.5")}}.Bytes()
+	inner := nattest.IP{Source: "10.200.1.5", Destination: "10.200.3.9", Body: nattest.ICMP{Type: 3,
+		Payload: quote("10.200.3.9", "10.200.1.5")}}.Bytes()
 	tests := []struct {
 		name   string
 		in     nat.Link
@@ -109,9 +114,12 @@ func TestICMPErrorUnrelated(t *testing.T) {
 		quoted []byte
 		want   nat.Reason
 	}{
-		{"not the sender of what is quoted", nat.Tunnel, "10.200.1.5", quote("10.200.1.6", "10.200.3.9"), nat.ReasonICMPUnrelated},
-		{"not to the remote cluster", nat.Tunnel, "10.200.1.5", quote("10.200.1.5", "192.0.2.1"), nat.ReasonICMPUnrelated},
-		{"as seen here, not as sent", nat.Tunnel, "10.200.1.5", quote("10.200.1.5", "10.71.3.9"), nat.ReasonICMPUnrelated},
+		{"not the sender of what is quoted", nat.Tunnel, "10.200.1.5", quote("10.200.1.6", "10.200.3.9"),
+			nat.ReasonICMPUnrelated},
+		{"not to the remote cluster", nat.Tunnel, "10.200.1.5", quote("10.200.1.5", "192.0.2.1"),
+			nat.ReasonICMPUnrelated},
+		{"as seen here, not as sent", nat.Tunnel, "10.200.1.5", quote("10.200.1.5", "10.71.3.9"),
+			nat.ReasonICMPUnrelated},
 		{"not the sender, from a node", node1, "10.71.3.9", quote("10.71.3.8", "10.200.1.5"), nat.ReasonICMPUnrelated},
 		{"error about an error", nat.Tunnel, "10.200.1.5", inner, nat.ReasonMalformed},
 		{"no packet", nat.Tunnel, "10.200.1.5", make([]byte, 40), nat.ReasonMalformed},
@@ -123,7 +131,8 @@ func TestICMPErrorUnrelated(t *testing.T) {
 			if test.in != nat.Tunnel {
 				source = "10.200.1.5"
 			}
-			b := nattest.IP{Source: source, Destination: test.to, Body: nattest.ICMP{Type: 3, Code: 1, Payload: test.quoted}}.Bytes()
+			b := nattest.IP{Source: source, Destination: test.to, Body: nattest.ICMP{Type: 3, Code: 1,
+				Payload: test.quoted}}.Bytes()
 			v := dropped(t, engine(t), test.in, b, start, test.want)
 			if v.Refusal != packet.NoRefusal {
 				t.Fatalf("answers an error: %d", v.Refusal)
@@ -135,8 +144,10 @@ func TestICMPErrorUnrelated(t *testing.T) {
 // RFC 5508, Section 4.1, REQ-3.
 func TestICMPErrorChecksum(t *testing.T) {
 	for _, p := range []nattest.IP{
-		{Source: "192.0.2.1", Destination: "10.200.1.5", Body: nattest.ICMP{Type: 11, Payload: udp("10.200.1.5", "10.200.3.9", 1, 2).Bytes()}},
-		{Source: "2001:db8::1", Destination: "fd00:200:0:1::5", Body: nattest.ICMP{Type: 3, Payload: udp("fd00:200:0:1::5", "fd00:200::9", 1, 2).Bytes()}},
+		{Source: "192.0.2.1", Destination: "10.200.1.5", Body: nattest.ICMP{Type: 11, Payload: udp("10.200.1.5",
+			"10.200.3.9", 1, 2).Bytes()}},
+		{Source: "2001:db8::1", Destination: "fd00:200:0:1::5", Body: nattest.ICMP{Type: 3,
+			Payload: udp("fd00:200:0:1::5", "fd00:200::9", 1, 2).Bytes()}},
 	} {
 		e := engine(t)
 		b := p.Bytes()
@@ -153,7 +164,8 @@ func TestICMPErrorChecksum(t *testing.T) {
 func TestICMPErrorRefreshesNothing(t *testing.T) {
 	e := engine(t)
 	_, _, sent := forwarded(t, e, node1, udp("203.0.113.9", "10.71.3.9", 1, 2).Bytes(), start)
-	m := nattest.IP{Source: "192.0.2.66", Destination: "10.70.0.0", Body: nattest.ICMP{Type: 3, Code: 3, Payload: sent}}.Bytes()
+	m := nattest.IP{Source: "192.0.2.66", Destination: "10.70.0.0", Body: nattest.ICMP{Type: 3, Code: 3,
+		Payload: sent}}.Bytes()
 	forwarded(t, e, nat.Tunnel, m, start.Add(119*time.Second))
 	if st := e.Stats(); st.Connections != 1 || st.Unreplied != 1 {
 		t.Fatalf("%+v", st)
@@ -161,12 +173,15 @@ func TestICMPErrorRefreshesNothing(t *testing.T) {
 	dropped(t, e, nat.Tunnel, m, start.Add(120*time.Second), nat.ReasonICMPUnrelated)
 }
 
-// RFC 5508, Section 5, REQ-7: a router between the node and a mapped host complains about a hairpinned packet.
+// RFC 5508, Section 5, REQ-7: a router between the node and a mapped host complains about a
+// hairpinned packet.
 func TestHairpinICMPError(t *testing.T) {
 	e := engine(t, func(c *nat.Config) {
-		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
+		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"),
+			Internal: address("192.0.2.10"), Via: node2}}
 	})
-	for _, body := range []nattest.Body{nattest.ICMP{Type: 8, Rest: 7 << 16}, nattest.UDP{SourcePort: 1, DestinationPort: 2}} {
+	for _, body := range []nattest.Body{nattest.ICMP{Type: 8, Rest: 7 << 16}, nattest.UDP{SourcePort: 1,
+		DestinationPort: 2}} {
 		p := nattest.IP{Source: "10.200.1.5", Destination: "10.70.0.9", Body: body}
 		_, _, sent := forwarded(t, e, node1, p.Bytes(), start)
 		m := nattest.IP{Source: "198.51.100.1", Destination: "10.80.0.4", Body: nattest.ICMP{Type: 11, Payload: sent}}
@@ -181,7 +196,8 @@ func TestHairpinICMPError(t *testing.T) {
 	}
 }
 
-// ICMP errors about translated packets reach the sender with what it had sent, through the connection.
+// ICMP errors about translated packets reach the sender with what it had sent, through the
+// connection.
 func TestTrackedICMPErrors(t *testing.T) {
 	for name, body := range nattest.Bodies(false) {
 		if name == "empty" || name == "gre" {
@@ -195,8 +211,10 @@ func TestTrackedICMPErrors(t *testing.T) {
 			_ = sent
 			b[8] = 1
 			b = nattest.Fix(b)
-			for _, router := range []struct{ source, want string }{{"192.0.2.66", "10.72.49.9"}, {"10.200.7.7", "10.71.7.7"}} {
-				m := nattest.IP{Source: router.source, Destination: "10.70.0.0", Body: nattest.ICMP{Type: 11, Payload: b}}.Bytes()
+			for _, router := range []struct{ source, want string }{{"192.0.2.66", "10.72.49.9"},
+				{"10.200.7.7", "10.71.7.7"}} {
+				m := nattest.IP{Source: router.source, Destination: "10.70.0.0", Body: nattest.ICMP{Type: 11,
+					Payload: b}}.Bytes()
 				v, got, out := forwarded(t, e, nat.Tunnel, m, start)
 				if v.Out != node2 {
 					t.Fatalf("goes to link %d", v.Out)
@@ -217,9 +235,11 @@ func TestTrackedICMPErrors(t *testing.T) {
 			}
 			// The same for the answer, from node 1 towards the tunnel: U is the source that the
 			// remote cluster knows.
-			answer := nattest.IP{Source: "10.200.3.9", Destination: "10.200.1.5", Body: nattest.UDP{SourcePort: 9, DestinationPort: 10}}
+			answer := nattest.IP{Source: "10.200.3.9", Destination: "10.200.1.5", Body: nattest.UDP{SourcePort: 9,
+				DestinationPort: 10}}
 			_, _, arrived := forwarded(t, e, nat.Tunnel, answer.Bytes(), start)
-			m := nattest.IP{Source: "10.80.0.2", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 3, Code: 3, Payload: arrived}}.Bytes()
+			m := nattest.IP{Source: "10.80.0.2", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 3, Code: 3,
+				Payload: arrived}}.Bytes()
 			v, got, out := forwarded(t, e, node1, m, start)
 			expect(t, got, "10.70.0.0", "10.200.3.9")
 			quoted, err := nattest.CheckQuoted(out)

@@ -15,17 +15,20 @@ func by(node string, keep bool) func(*nat.Config) {
 	return func(c *nat.Config) {
 		given(c)
 		c.Routing = append(c.Routing, rules.PolicyTable{Name: "host", Rules: []rules.PolicyRule{
-			{In: "liqo-tunnel", Keep: keep, Routes: []rules.PolicyRoute{{Destination: netip.MustParsePrefix("203.0.113.10/32"), Device: node}}},
+			{In: "liqo-tunnel", Keep: keep,
+				Routes: []rules.PolicyRoute{{Destination: netip.MustParsePrefix("203.0.113.10/32"), Device: node}}},
 		}})
 	}
 }
 
-// TestKeptNode: a connection to a host that any node could reach stays with the node by which it began, in this gateway and in its successors, while that
-// node is there. New connections, and those to a pod, go as their route says.
+// TestKeptNode: a connection to a host that any node could reach stays with the node by which it
+// began, in this gateway and in its successors, while that node is there. New connections, and
+// those to a pod, go as their route says.
 func TestKeptNode(t *testing.T) {
 	leaves := func(what string, e *nat.Engine, port uint16, want nat.Link) {
 		t.Helper()
-		if v, _, _ := forwarded(t, e, nat.Tunnel, udp("192.0.2.9", "203.0.113.10", port, 53).Bytes(), start); v.Out != want {
+		if v, _, _ := forwarded(t, e, nat.Tunnel, udp("192.0.2.9", "203.0.113.10", port, 53).Bytes(),
+			start); v.Out != want {
 			t.Errorf("%s: it leaves by link %d, want %d", what, v.Out, want)
 		}
 	}
@@ -56,7 +59,9 @@ func TestKeptNode(t *testing.T) {
 	apply(first, by("rome-1", true))
 	leaves("the route again", first, 1, node1)
 	withoutFirst := func(c *nat.Config) {
-		c.Nodes, c.Routes = c.Nodes[1:], slices.DeleteFunc(c.Routes, func(r rules.Route) bool { return r.Link == node1 })
+		c.Nodes, c.Routes = c.Nodes[1:], slices.DeleteFunc(c.Routes, func(r rules.Route) bool {
+			return r.Link == node1
+		})
 	}
 	apply(second, by("rome-2", true), withoutFirst)
 	leaves("its node is gone", second, 1, node2)

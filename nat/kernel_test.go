@@ -66,7 +66,8 @@ func replay(t *testing.T, name string, c *nat.Config) {
 			want := packets[i]
 			if n >= len(sent) || v.Out != links[want.device] || !bytes.Equal(sent[n], want.bytes) {
 				got, _ := nattest.Check(p.bytes)
-				t.Fatalf("packet %d (%v → %v, protocol %d): verdict %+v, sent %x, want %x at %s", i, got.Source, got.Destination, got.Protocol, v, sent,
+				t.Fatalf("packet %d (%v → %v, protocol %d): verdict %+v, sent %x, want %x at %s", i, got.Source,
+					got.Destination, got.Protocol, v, sent,
 					want.bytes, want.device)
 			}
 			sent[n] = nil

@@ -2,13 +2,14 @@ package nat
 
 import "culvert/nat/rules"
 
-// ListRules calls yield for each rule, in order of evaluation, until it returns false. link names a Link. While yield runs, neither packets nor a new
-// configuration wait.
+// ListRules calls yield for each rule, in order of evaluation, until it returns false. link names a
+// Link. While yield runs, neither packets nor a new configuration wait.
 func (e *Engine) ListRules(link func(Link) string, yield func(*rules.RuleInfo) bool) {
 	e.ruleList().Each(link, yield)
 }
 
-// RuleCounters calls yield for the counted rules, like RuleList.Counters. Nothing waits for it either.
+// RuleCounters calls yield for the counted rules, like RuleList.Counters. Nothing waits for it
+// either.
 func (e *Engine) RuleCounters(yield func(rules.RuleCount)) { e.ruleList().Counters(yield) }
 
 func (e *Engine) ruleList() rules.RuleList {

@@ -5,13 +5,16 @@ import "culvert/nat/packet"
 const (
 	// MaxLoad is how many packets Load handles.
 	MaxLoad = 32
-	// loadFrom is about how many connections fit into a processor's own cache. With fewer, there is nothing to preload.
+	// loadFrom is about how many connections fit into a processor's own cache. With fewer, there is
+	// nothing to preload.
 	loadFrom = 1 << 12
 )
 
-// Load prefetches what Process will need of the connections of at most MaxLoad packets that arrive by in or by other links of its side. In a large
-// table a packet waits for memory twice, for its slot and then for its entry; a batch overlaps these waits. Load returns how many packets have a
-// connection, or 0 if the table is small enough to skip the work, and leaves hints for Process. It decides and changes nothing.
+// Load prefetches what Process will need of the connections of at most MaxLoad packets that arrive
+// by in or by other links of its side. In a large table a packet waits for memory twice, for its
+// slot and then for its entry; a batch overlaps these waits. Load returns how many packets have a
+// connection, or 0 if the table is small enough to skip the work, and leaves hints for Process. It
+// decides and changes nothing.
 func (e *Engine) Load(packets []packet.Packet, in Link) (known int) {
 	if len(packets) < 2 {
 		return 0
@@ -23,7 +26,8 @@ func (e *Engine) Load(packets []packet.Packet, in Link) (known int) {
 	if tb.used < loadFrom {
 		return 0
 	}
-	// A processor overlaps loads only within a few hundred instructions, so these loops do nothing else.
+	// A processor overlaps loads only within a few hundred instructions, so these loops do nothing
+	// else.
 	var hashes, numbers, generations [MaxLoad]uint32
 	var slots [MaxLoad]uint64
 	for i := range packets {

@@ -35,7 +35,8 @@ func TestLoad(t *testing.T) {
 				{"none", 0, 0, 0},
 			} {
 				if got := batch(test.first, test.count); got != test.want {
-					t.Errorf("IPv6 %v, link %d, %s: %d of %d are known, want %d", v6, in, test.name, got, test.count, test.want)
+					t.Errorf("IPv6 %v, link %d, %s: %d of %d are known, want %d", v6, in, test.name, got,
+						test.count, test.want)
 				}
 			}
 			packets := make([]packet.Packet, 3) // not parsed

@@ -89,7 +89,8 @@ func service(backends ...rules.Backend) rules.Service {
 }
 
 func TestService(t *testing.T) {
-	backends := []rules.Backend{{Address: address("10.200.1.5"), Port: 8080, Weight: 3}, {Address: address("192.0.2.50"), Port: 8081, Via: node2}}
+	backends := []rules.Backend{{Address: address("10.200.1.5"), Port: 8080, Weight: 3},
+		{Address: address("192.0.2.50"), Port: 8081, Via: node2}}
 	e := engine(t, func(c *nat.Config) { c.Services = []rules.Service{service(backends...)} })
 	count := map[string]int{}
 	for i := range 400 {
@@ -99,7 +100,8 @@ func TestService(t *testing.T) {
 		count[key]++
 		returned(t, e, p, nat.Tunnel, out, v.Out, start)
 		// The backend stays.
-		again, _, _ := forwarded(t, e, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", uint16(20000+i), 80, nattest.ACK, "x").Bytes(), start)
+		again, _, _ := forwarded(t, e, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", uint16(20000+i), 80, nattest.ACK,
+			"x").Bytes(), start)
 		if again.Out != v.Out {
 			t.Fatal("the backend changed")
 		}
@@ -107,9 +109,11 @@ func TestService(t *testing.T) {
 	if a, b := count["10.200.1.5:8080@1"], count["192.0.2.50:8081@7"]; a+b != 400 || a < 260 || a > 340 {
 		t.Fatalf("chosen %v", count)
 	}
-	dropped(t, e, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", 5, 81, nattest.SYN, "").Bytes(), start, nat.ReasonNoMapping)
+	dropped(t, e, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", 5, 81, nattest.SYN, "").Bytes(), start,
+		nat.ReasonNoMapping)
 	empty := engine(t, func(c *nat.Config) { c.Services = []rules.Service{service()} })
-	dropped(t, empty, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", 5, 80, nattest.SYN, "").Bytes(), start, nat.ReasonNoBackend)
+	dropped(t, empty, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", 5, 80, nattest.SYN, "").Bytes(), start,
+		nat.ReasonNoBackend)
 }
 
 // UDP leaves a backend that was removed with its next datagram, though datagrams never pause.
@@ -124,7 +128,8 @@ func TestBackendLeavesUDP(t *testing.T) {
 		if i == 2 {
 			need.NoError(t, e.Apply(next))
 		}
-		_, out, _ := forwarded(t, e, nat.Tunnel, udp("10.200.3.9", "10.70.0.20", 40000, 80).Bytes(), start.Add(time.Duration(i)*time.Second))
+		_, out, _ := forwarded(t, e, nat.Tunnel, udp("10.200.3.9", "10.70.0.20", 40000, 80).Bytes(),
+			start.Add(time.Duration(i)*time.Second))
 		expect(t, out, "10.71.3.9", want)
 	}
 	ledger(t, e)
@@ -132,7 +137,8 @@ func TestBackendLeavesUDP(t *testing.T) {
 
 // onRemoval: TCP connections of a removed backend continue, or are reset.
 func TestBackendLeaves(t *testing.T) {
-	leaving, staying := rules.Backend{Address: address("10.200.1.5"), Port: 8080}, rules.Backend{Address: address("10.200.1.6"), Port: 8080}
+	leaving, staying := rules.Backend{Address: address("10.200.1.5"), Port: 8080},
+		rules.Backend{Address: address("10.200.1.6"), Port: 8080}
 	for _, on := range []rules.OnRemoval{rules.RemovalKeep, rules.RemovalReset} {
 		for _, rest := range [][]rules.Backend{{staying}, nil} {
 			t.Run(fmt.Sprintf("%d/%d", on, len(rest)), func(t *testing.T) {
@@ -171,7 +177,8 @@ func TestBackendLeaves(t *testing.T) {
 // alone had been removed: those of TCP and SCTP stay with theirs, also in the next process, and
 // those of UDP end. With onRemoval: reset, all end.
 func TestServiceLeaves(t *testing.T) {
-	pod, host := rules.Backend{Address: address("10.200.1.5"), Port: 8080}, rules.Backend{Address: address("192.0.2.50"), Port: 8080, Via: node2}
+	pod, host := rules.Backend{Address: address("10.200.1.5"), Port: 8080},
+		rules.Backend{Address: address("192.0.2.50"), Port: 8080, Via: node2}
 	gone := func(*nat.Config) {}
 	taken := func(internal string) func(*nat.Config) {
 		return func(c *nat.Config) {
@@ -184,11 +191,17 @@ func TestServiceLeaves(t *testing.T) {
 		after   func(*nat.Config)
 		stays   bool
 	}{
-		"a pod":                       {pod, false, gone, true},
-		"a host by a node":            {host, false, gone, true},
-		"reset":                       {pod, true, gone, false},
-		"its node is gone":            {pod, false, func(c *nat.Config) { c.Nodes, c.Routes = c.Nodes[1:], nil }, false},
-		"a host, its node is gone":    {host, false, func(c *nat.Config) { c.Nodes, c.Routes = c.Nodes[:1], nil }, false},
+		"a pod":            {pod, false, gone, true},
+		"a host by a node": {host, false, gone, true},
+		"reset":            {pod, true, gone, false},
+		"its node is gone": {pod, false, func(c *nat.Config) {
+			c.Nodes, c.Routes = c.Nodes[1:],
+				nil
+		}, false},
+		"a host, its node is gone": {host, false, func(c *nat.Config) {
+			c.Nodes, c.Routes = c.Nodes[:1],
+				nil
+		}, false},
 		"another has its address now": {pod, false, taken("192.0.2.10"), false},
 		"its pod has its address now": {pod, false, taken("10.200.1.5"), true},
 	} {
@@ -234,7 +247,8 @@ func TestServiceLeaves(t *testing.T) {
 				for !e.Sweep(start) {
 				}
 				again := tcp("10.200.3.9", "10.70.0.20", 40001, 80, nattest.SYN, "").Bytes()
-				if v, _ := process(t, e, nat.Tunnel, again, start); v.Action == nat.Forward && test.backend == pod && name == "a pod" {
+				if v, _ := process(t, e, nat.Tunnel, again, start); v.Action == nat.Forward && test.backend == pod &&
+					name == "a pod" {
 					t.Errorf("a new connection is forwarded")
 				}
 				ledger(t, e)
@@ -245,7 +259,8 @@ func TestServiceLeaves(t *testing.T) {
 		s := service(pod)
 		s.Protocol = protocol
 		e := engine(t, func(c *nat.Config) { c.Services = []rules.Service{s} })
-		packet := nattest.IP{Source: "10.200.3.9", Destination: "10.70.0.20", TTL: 9, Body: nattest.UDP{SourcePort: 40000, DestinationPort: 80}}
+		packet := nattest.IP{Source: "10.200.3.9", Destination: "10.70.0.20", TTL: 9,
+			Body: nattest.UDP{SourcePort: 40000, DestinationPort: 80}}
 		if protocol == 132 {
 			packet.Body = nattest.SCTP{SourcePort: 40000, DestinationPort: 80, Chunks: []byte{1, 0, 0, 4}}
 		}

@@ -31,11 +31,14 @@ func milan() *Config {
 			{Real: pfx("10.70.0.0/16"), Remapped: pfx("10.74.0.0/16"), External: true},
 			{Real: pfx("fd00:200::/50"), Remapped: pfx("fd00:71:0:4000::/50")},
 		},
-		GatewayAddress: rules.PairOf(addr("10.80.0.4")), TunnelAddress: rules.PairOf(addr("169.254.18.1")), PeerTunnelAddress: rules.PairOf(addr("169.254.18.2")),
-		UnknownSource: rules.PairOf(addr("10.70.0.0")),
+		GatewayAddress: rules.PairOf(addr("10.80.0.4")), TunnelAddress: rules.PairOf(addr("169.254.18.1")),
+		PeerTunnelAddress: rules.PairOf(addr("169.254.18.2")),
+		UnknownSource:     rules.PairOf(addr("10.70.0.0")),
 		Routes: []rules.Route{
-			{Prefix: pfx("10.200.0.0/20"), Link: 4}, {Prefix: pfx("10.200.1.0/24"), Link: 9}, {Prefix: pfx("10.200.1.77/32"), Link: 4},
-			{Prefix: pfx("10.64.32.0/20"), Link: 9}, {Prefix: pfx("10.80.0.2/32"), Link: 4}, {Prefix: pfx("10.80.0.3/32"), Link: 9},
+			{Prefix: pfx("10.200.0.0/20"), Link: 4}, {Prefix: pfx("10.200.1.0/24"), Link: 9},
+			{Prefix: pfx("10.200.1.77/32"), Link: 4},
+			{Prefix: pfx("10.64.32.0/20"), Link: 9}, {Prefix: pfx("10.80.0.2/32"), Link: 4},
+			{Prefix: pfx("10.80.0.3/32"), Link: 9},
 			{Prefix: pfx("fd00:200:0:1::/64"), Link: 4},
 		},
 		Addresses: []rules.AddressMapping{
@@ -45,7 +48,8 @@ func milan() *Config {
 		},
 		Services: []rules.Service{{
 			Name: "web", Address: addr("10.70.0.20"), Port: 80, Protocol: packet.TCP,
-			Backends: []rules.Backend{{Address: addr("10.200.1.5"), Port: 8080}, {Address: addr("198.51.100.7"), Port: 81, Via: 9}},
+			Backends: []rules.Backend{{Address: addr("10.200.1.5"), Port: 8080}, {Address: addr("198.51.100.7"),
+				Port: 81, Via: 9}},
 		}},
 	}}
 }
@@ -57,15 +61,18 @@ func sized(n int) *Config {
 	c.Nodes, c.Routes, c.Addresses, c.Services = nil, nil, nil, nil
 	c.LocalPodCIDRs, c.LocalExternalCIDRs = []netip.Prefix{pfx("10.0.0.0/12")}, []netip.Prefix{pfx("10.64.0.0/14")}
 	c.UnknownSource = rules.PairOf(addr("10.64.0.0"))
-	c.Remote = []rules.RemoteCIDR{{Real: pfx("10.0.0.0/12"), Remapped: pfx("10.128.0.0/12")}, {Real: pfx("10.64.0.0/14"), Remapped: pfx("10.68.0.0/14"), External: true}}
+	c.Remote = []rules.RemoteCIDR{{Real: pfx("10.0.0.0/12"), Remapped: pfx("10.128.0.0/12")},
+		{Real: pfx("10.64.0.0/14"), Remapped: pfx("10.68.0.0/14"), External: true}}
 	nodes := max(2, min(n/10, 5000))
 	for i := range nodes {
-		c.Nodes = append(c.Nodes, rules.Node{Link: Link(i + 1), Name: fmt.Sprint("node-", i+1), Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}))})
+		c.Nodes = append(c.Nodes, rules.Node{Link: Link(i + 1), Name: fmt.Sprint("node-", i+1),
+			Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}))})
 	}
 	c.GatewayAddress = rules.PairOf(addr("10.81.0.1"))
 	for i := range n {
 		c.Routes = append(c.Routes, rules.Route{Prefix: netip.PrefixFrom(pod(i), 32), Link: Link(i%nodes + 1)})
-		c.Addresses = append(c.Addresses, rules.AddressMapping{External: mapped(i), Internal: netip.AddrFrom4([4]byte{192, 1 + byte(i>>16), byte(i >> 8), byte(i)})})
+		c.Addresses = append(c.Addresses, rules.AddressMapping{External: mapped(i),
+			Internal: netip.AddrFrom4([4]byte{192, 1 + byte(i>>16), byte(i >> 8), byte(i)})})
 	}
 	return c
 }

@@ -7,11 +7,12 @@ import (
 	"culvert/nat/siphash"
 )
 
-// A Mirror keeps the table of an Engine equal to that of another process, from the blocks of that process's Feed. The Engine should be frozen, and
-// gets no packets until it replaces the other one.
+// A Mirror keeps the table of an Engine equal to that of another process, from the blocks of that
+// process's Feed. The Engine should be frozen, and gets no packets until it replaces the other one.
 //
-// Connections are restored as by Restore. Entries that a copy does not contain end when the copy is whole; until then the table may hold entries of
-// an earlier copy. One goroutine at a time may call Write.
+// Connections are restored as by Restore. Entries that a copy does not contain end when the copy is
+// whole; until then the table may hold entries of an earlier copy. One goroutine at a time may call
+// Write.
 type Mirror struct {
 	r     *Restore
 	stale uint32 // entries below it are fresh, or free
@@ -28,14 +29,16 @@ type MirrorState struct {
 	Removed  uint64 // connections that a whole copy did not contain
 }
 
-// Mirror returns a Mirror of another process's table in e. link finds a Link by its name in the Feed.
+// Mirror returns a Mirror of another process's table in e. link finds a Link by its name in the
+// Feed.
 func (e *Engine) Mirror(link func(name string) (Link, bool)) *Mirror {
 	m := &Mirror{r: e.Restore(link, 0)}
 	m.r.mirror = m
 	return m
 }
 
-// Write takes blocks, in pieces of any size. It never fails; State counts what it did not understand.
+// Write takes blocks, in pieces of any size. It never fails; State counts what it did not
+// understand.
 func (m *Mirror) Write(b []byte, now Time) {
 	m.r.now = now
 	m.r.Write(b)
@@ -197,7 +200,8 @@ func (m *Mirror) putClients() {
 	r.clients = r.clients[:0]
 }
 
-// freshEntries are the table entries that were made since a copy began. Nil is used while there is no copy.
+// freshEntries are the table entries that were made since a copy began. Nil is used while there is
+// no copy.
 type freshEntries struct{ bits []uint64 }
 
 func (f *freshEntries) add(number uint32) {
@@ -232,8 +236,8 @@ func (e *Engine) age(floor Time) {
 	e.floor = floor
 }
 
-// SetKey replaces the key given to New by that of the Engine that this one replaces. It must be called before the first
-// packet.
+// SetKey replaces the key given to New by that of the Engine that this one replaces. It must be
+// called before the first packet.
 func (e *Engine) SetKey(key [16]byte) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -13,7 +13,8 @@ import (
 	"culvert/nat/nattest"
 )
 
-// A model is a slow connection table: a slice, searched from its start. It knows UDP and ICMP echo over IPv4 and IPv6.
+// A model is a slow connection table: a slice, searched from its start. It knows UDP and ICMP echo
+// over IPv4 and IPv6.
 type model struct {
 	most        int
 	life        time.Duration // of all connections; 0: by protocol
@@ -151,7 +152,8 @@ func (m *model) yields(c *modelConn, link nat.Link, addr netip.Addr) bool {
 	case l != link:
 		return his.link > mine.link
 	case networkOf(a) != networkOf(addr):
-		return his.network >= mine.network || mine.network <= mine.link/16 || mine.address <= mine.link/16 && his.network > mine.link/16
+		return his.network >= mine.network || mine.network <= mine.link/16 || mine.address <= mine.link/16 &&
+			his.network > mine.link/16
 	}
 	return his.address >= mine.address || mine.address <= mine.network/16
 }
@@ -238,7 +240,8 @@ func (x *ether) send(in nat.Link, icmp, request bool, from, to modelEnd) (nat.Ve
 	if err != nil {
 		x.fail("%v", err)
 	}
-	x.log = append(x.log, fmt.Sprintf("%d: %d %v > %v: %d %s:%d > %s:%d", x.now, in, from, to, v.Out, view.Source, view.SourcePort, view.Destination, view.DestinationPort))
+	x.log = append(x.log, fmt.Sprintf("%d: %d %v > %v: %d %s:%d > %s:%d", x.now, in, from, to, v.Out, view.Source,
+		view.SourcePort, view.Destination, view.DestinationPort))
 	return v, &view
 }
 
@@ -247,14 +250,17 @@ func (x *ether) expect(v nat.Verdict, got *nattest.View, out nat.Link, from, to 
 	if v.Action != nat.Forward || v.Out != out {
 		x.fail("%v %v to link %d, want link %d", v.Action, v.Reason, v.Out, out)
 	}
-	if got.Source != from.addr || got.Destination != to.addr || got.SourcePort != from.port || got.DestinationPort != to.port {
-		x.fail("%s:%d > %s:%d, want %v > %v", got.Source, got.SourcePort, got.Destination, got.DestinationPort, from, to)
+	if got.Source != from.addr || got.Destination != to.addr || got.SourcePort != from.port ||
+		got.DestinationPort != to.port {
+		x.fail("%s:%d > %s:%d, want %v > %v", got.Source, got.SourcePort, got.Destination,
+			got.DestinationPort, from, to)
 	}
 }
 
 var (
 	modelLocals = []string{"10.200.1.5", "10.200.1.6", "203.0.113.9", "10.70.0.0", "10.80.0.2", "fd00:200:0:1::5"}
-	modelSeen   = map[string]string{"10.71.3.9": "10.200.3.9", "10.72.49.9": "10.64.1.9", "10.74.0.0": "10.70.0.0", "fd00:71:0:4000::9": "fd00:200::9"}
+	modelSeen   = map[string]string{"10.71.3.9": "10.200.3.9", "10.72.49.9": "10.64.1.9", "10.74.0.0": "10.70.0.0",
+		"fd00:71:0:4000::9": "fd00:200::9"}
 )
 
 func (x *ether) pick() (icmp bool, local, seen, real modelEnd) {
@@ -337,7 +343,8 @@ func (x *ether) fromNode(in nat.Link, icmp bool, local, seen, real modelEnd) {
 		c.pass(x.now, c.inbound)
 		return
 	}
-	c = &modelConn{icmp: icmp, node: in, local: local, seen: seen, mapped: local, real: real, lastSeen: x.now, packets: 1}
+	c = &modelConn{icmp: icmp, node: in, local: local, seen: seen, mapped: local, real: real,
+		lastSeen: x.now, packets: 1}
 	stateful := !pod(local.addr)
 	if !stateful && x.m.full(nat.Tunnel, real.addr) {
 		if x.expect(v, got, nat.Tunnel, local, real); !v.Untracked {
@@ -421,7 +428,8 @@ func (x *ether) fromTunnel(icmp bool, real, mapped modelEnd) {
 				seen.addr = address(s)
 			}
 		}
-		c = &modelConn{icmp: icmp, inbound: true, node: node1, local: mapped, seen: seen, mapped: mapped, real: real, lastSeen: x.now, packets: 1}
+		c = &modelConn{icmp: icmp, inbound: true, node: node1, local: mapped, seen: seen, mapped: mapped, real: real,
+			lastSeen: x.now, packets: 1}
 		if x.m.full(node1, mapped.addr) {
 			if x.expect(v, got, node1, c.seen, c.local); !v.Untracked {
 				x.fail("tracked, but the model's destination is at its share")
@@ -477,7 +485,8 @@ func TestModel(t *testing.T) {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
 			for round := range rounds {
 				t.Logf("NAT_SEED=%d round %d", seed, round)
-				x := ether{t: t, r: rand.New(rand.NewPCG(seed, round)), now: start, m: model{most: most}, check: nat.SourceCheck(round % 2)}
+				x := ether{t: t, r: rand.New(rand.NewPCG(seed, round)), now: start, m: model{most: most},
+					check: nat.SourceCheck(round % 2)}
 				x.e = engine(t, func(c *nat.Config) { c.MaxConnections, c.SourceCheck = most, x.check })
 				for range 2000 {
 					x.step()

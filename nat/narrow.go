@@ -6,7 +6,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// narrowLinks holds the MTU of links whose path carries less than configured, by Link; 0 means as configured. It is nil while there are none.
+// narrowLinks holds the MTU of links whose path carries less than configured, by Link; 0 means as
+// configured. It is nil while there are none.
 type narrowLinks []uint16
 
 // of returns how large a packet of a family may be on a link with the configured mtu.
@@ -21,7 +22,8 @@ func (n narrowLinks) of(link Link, v6 bool, mtu int) int {
 	return min(narrow, mtu)
 }
 
-// SetPathMTU sets the largest packet for a link until the next call; it also clamps the MSS of SYNs from there. 0 restores the configured MTU.
+// SetPathMTU sets the largest packet for a link until the next call; it also clamps the MSS of SYNs
+// from there. 0 restores the configured MTU.
 func (e *Engine) SetPathMTU(link Link, mtu int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -58,11 +60,14 @@ func (e *Engine) keepNarrow(pl *plan, p *packet.Packet, in Link) {
 	}
 }
 
-// TellNarrow appends to list the too-big messages for senders behind a link whose path became narrow: one for each of the next listBudget connections
-// whose packets come in there. The messages go to that link. It returns where to continue; more is false at the end. Packets that are too big for the
-// path to the gateway never arrive here to be refused, so nothing else would tell their senders.
+// TellNarrow appends to list the too-big messages for senders behind a link whose path became
+// narrow: one for each of the next listBudget connections whose packets come in there. The messages
+// go to that link. It returns where to continue; more is false at the end. Packets that are too big
+// for the path to the gateway never arrive here to be refused, so nothing else would tell their
+// senders.
 //
-// TCP senders accept the message, because it quotes the byte that the other end is waiting for (RFC 5927, Section 4.1).
+// TCP senders accept the message, because it quotes the byte that the other end is waiting for (RFC
+// 5927, Section 4.1).
 func (e *Engine) TellNarrow(at Cursor, link Link, list [][]byte) (all [][]byte, next Cursor, more bool) {
 	next, more = e.some(at, func(c *conn, _ uint32) {
 		for d := range c.keys {
@@ -74,7 +79,8 @@ func (e *Engine) TellNarrow(at Cursor, link Link, list [][]byte) (all [][]byte, 
 	return list, next, more
 }
 
-// tooBigAhead returns the message for the sender of one direction of a connection, or nil if none is due.
+// tooBigAhead returns the message for the sender of one direction of a connection, or nil if none
+// is due.
 func (e *Engine) tooBigAhead(c *conn, d int, link Link) []byte {
 	s, t := e.snapshot, e.table.tuple(c, d)
 	in := t.Link

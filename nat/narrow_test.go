@@ -77,7 +77,8 @@ func TestNarrowPath(t *testing.T) {
 				}
 			}
 			e.SetPathMTU(tt.narrow, 0)
-			if v, out := process(t, e, tt.in, udp(tt.source, tt.destination, 1340, true), start); v.Action != nat.Forward || len(out[0]) != 1340 {
+			if v, out := process(t, e, tt.in, udp(tt.source, tt.destination, 1340, true),
+				start); v.Action != nat.Forward || len(out[0]) != 1340 {
 				t.Errorf("after the path has become wide again: %v %v", v.Action, v.Reason)
 			}
 		})
@@ -116,9 +117,12 @@ func TestNarrowMSS(t *testing.T) {
 				{"fd00:200:0:1::5", "fd00:71:0:4000::9", "fd00:200::9", "fd00:200:0:1::5", tt.want6}} {
 				mss := []byte{2, 4, 1460 >> 8, 1460 & 0xff}
 				syn := nattest.TCP{SourcePort: 4000, DestinationPort: 80, Seq: 1, Flags: nattest.SYN, Options: mss}
-				answer := nattest.TCP{SourcePort: 80, DestinationPort: 4000, Seq: 9, Ack: 2, Flags: nattest.SYN | nattest.ACK, Options: mss}
-				_, there, _ := forwarded(t, e, node1, nattest.IP{Source: end.source, Destination: end.seen, Body: syn}.Bytes(), start)
-				_, back, _ := forwarded(t, e, nat.Tunnel, nattest.IP{Source: end.real, Destination: end.answer, Body: answer}.Bytes(), start)
+				answer := nattest.TCP{SourcePort: 80, DestinationPort: 4000, Seq: 9, Ack: 2,
+					Flags: nattest.SYN | nattest.ACK, Options: mss}
+				_, there, _ := forwarded(t, e, node1, nattest.IP{Source: end.source, Destination: end.seen,
+					Body: syn}.Bytes(), start)
+				_, back, _ := forwarded(t, e, nat.Tunnel, nattest.IP{Source: end.real, Destination: end.answer,
+					Body: answer}.Bytes(), start)
 				for way, v := range map[string]nattest.View{"SYN": there, "SYN-ACK": back} {
 					if got := binary.BigEndian.Uint16(v.Body[22:]); got != end.want {
 						t.Errorf("%s of %s: MSS %d, want %d", way, end.source, got, end.want)
@@ -153,7 +157,8 @@ func TestTellNarrow(t *testing.T) {
 	udp := nattest.UDP{SourcePort: 4001, DestinationPort: 443, Payload: nattest.Payload(100, 1)}
 	forwarded(t, e, node1, nattest.IP{Source: "10.200.1.6", Destination: "10.71.3.9", Body: udp}.Bytes(), start)
 	forwarded(t, e, node2, nattest.IP{Source: "10.200.2.6", Destination: "10.71.3.9", Body: udp}.Bytes(), start)
-	forwarded(t, e, node1, nattest.IP{Source: "10.200.1.7", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 8, Rest: 1 << 16}}.Bytes(), start)
+	forwarded(t, e, node1, nattest.IP{Source: "10.200.1.7", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 8,
+		Rest: 1 << 16}}.Bytes(), start)
 
 	tell := func(link nat.Link) (told map[string]nattest.View) {
 		t.Helper()
@@ -183,11 +188,13 @@ func TestTellNarrow(t *testing.T) {
 	}
 	e.SetPathMTU(node1, 1246)
 	told := tell(node1)
-	if len(told) != 2 || told["10.200.1.5"].Source.String() != "10.80.0.4" || told["10.200.1.6"].Source.String() != "10.80.0.4" {
+	if len(told) != 2 || told["10.200.1.5"].Source.String() != "10.80.0.4" ||
+		told["10.200.1.6"].Source.String() != "10.80.0.4" {
 		t.Errorf("told %v, want the TCP and the UDP sender behind node 1, by the gateway", told)
 	}
 	quote := told["10.200.1.5"].Body[8:]
-	if length, seq := binary.BigEndian.Uint16(quote[2:]), binary.BigEndian.Uint32(quote[24:]); length != 1340 || seq != 1301 {
+	if length, seq := binary.BigEndian.Uint16(quote[2:]), binary.BigEndian.Uint32(quote[24:]); length != 1340 ||
+		seq != 1301 {
 		t.Errorf("quotes %d bytes at %d, want 1340 at 1301, which is what is waited for", length, seq)
 	}
 	if nattest.Checksum(quote[:20]) != 0 {

@@ -19,10 +19,12 @@ func dualNodes(c *nat.Config) {
 	c.Nodes[0].Address.V6 = address(nodeV6)
 	c.Routes = append(c.Routes, rules.Route{Prefix: prefix(nodeV6 + "/128"), Link: node1})
 	for external, internal := range map[string]string{"10.70.0.30": nodeV4, "fd00:70::30": nodeV6} {
-		c.Addresses = append(c.Addresses, rules.AddressMapping{External: address(external), Internal: address(internal)})
+		c.Addresses = append(c.Addresses, rules.AddressMapping{External: address(external),
+			Internal: address(internal)})
 	}
 	for external, internal := range map[string]string{"10.70.0.31": nodeV4, "fd00:70::31": nodeV6} {
-		c.Services = append(c.Services, rules.Service{Name: external, Address: address(external), Port: 80, Protocol: packet.TCP,
+		c.Services = append(c.Services, rules.Service{Name: external, Address: address(external), Port: 80,
+			Protocol: packet.TCP,
 			Backends: []rules.Backend{{Address: address(internal), Port: 10250}}})
 	}
 }
@@ -31,7 +33,8 @@ func dualNodes(c *nat.Config) {
 // fragments, whether or not the tables have room.
 func TestNodesAreClosed(t *testing.T) {
 	large := nattest.Payload(3000, 1)
-	for _, family := range []struct{ name, remote, node string }{{"IPv4", "10.200.3.9", nodeV4}, {"IPv6", remoteReal6, nodeV6}} {
+	for _, family := range []struct{ name, remote, node string }{{"IPv4", "10.200.3.9", nodeV4},
+		{"IPv6", remoteReal6, nodeV6}} {
 		to := func(body nattest.Body) nattest.IP {
 			return nattest.IP{Source: family.remote, Destination: family.node, Body: body}
 		}
@@ -40,8 +43,9 @@ func TestNodesAreClosed(t *testing.T) {
 			echo.Type = 128
 		}
 		whole := map[string]nattest.Body{
-			"SYN":              nattest.TCP{SourcePort: 4321, DestinationPort: 10250, Flags: nattest.SYN},
-			"mid-stream":       nattest.TCP{SourcePort: 4321, DestinationPort: 10250, Flags: nattest.ACK, Payload: []byte("x")},
+			"SYN": nattest.TCP{SourcePort: 4321, DestinationPort: 10250, Flags: nattest.SYN},
+			"mid-stream": nattest.TCP{SourcePort: 4321, DestinationPort: 10250, Flags: nattest.ACK,
+				Payload: []byte("x")},
 			"datagram":         nattest.UDP{SourcePort: 4321, DestinationPort: 10250},
 			"echo request":     echo,
 			"another protocol": nattest.Raw{Protocol: 47, Payload: make([]byte, 8)},
@@ -49,7 +53,8 @@ func TestNodesAreClosed(t *testing.T) {
 		for name, body := range whole {
 			t.Run(family.name+"/"+name, func(t *testing.T) {
 				for what, change := range map[string]func(*nat.Config){
-					"room": func(*nat.Config) {}, "no room": func(c *nat.Config) { c.MaxConnections = 1 }, "sourceCheck: cluster": speakForAll,
+					"room": func(*nat.Config) {}, "no room": func(c *nat.Config) { c.MaxConnections = 1 },
+					"sourceCheck: cluster": speakForAll,
 				} {
 					e := engine(t, dualNodes, change)
 					for port := range uint16(3) { // there is room for one
@@ -76,7 +81,8 @@ func TestNodesAreClosed(t *testing.T) {
 		})
 		t.Run(family.name+"/an error about nothing", func(t *testing.T) {
 			e := engine(t, dualNodes)
-			quoted := nattest.IP{Source: family.node, Destination: family.remote, Body: nattest.UDP{SourcePort: 9, DestinationPort: 10}}
+			quoted := nattest.IP{Source: family.node, Destination: family.remote, Body: nattest.UDP{SourcePort: 9,
+				DestinationPort: 10}}
 			m := nattest.ICMP{Type: 3, Code: 1, Payload: quoted.Bytes()}
 			if family.name == "IPv6" {
 				m.Type = 1
@@ -92,7 +98,8 @@ func TestNodesAreClosed(t *testing.T) {
 func TestNodesTakeNoBroadcast(t *testing.T) {
 	small := func(c *nat.Config) {
 		dual(c)
-		for i, p := range []string{"10.200.8.0/30", "10.200.8.4/31", "10.200.8.6/32", "fd00:200:0:2::/126", "fd00:200:0:2::4/127",
+		for i, p := range []string{"10.200.8.0/30", "10.200.8.4/31", "10.200.8.6/32", "fd00:200:0:2::/126",
+			"fd00:200:0:2::4/127",
 			"fd00:200:0:2::6/128", "10.200.1.254/31"} {
 			c.Routes = append(c.Routes, rules.Route{Prefix: prefix(p), Link: []nat.Link{node1, node2}[i%2]})
 		}
@@ -101,10 +108,13 @@ func TestNodesTakeNoBroadcast(t *testing.T) {
 	for _, check := range []nat.SourceCheck{nat.SourceCheckNode, nat.SourceCheckCluster} {
 		e := engine(t, small, func(c *nat.Config) { c.SourceCheck = check })
 		for to, taken := range map[string]bool{
-			"10.200.1.0": true, "10.200.1.1": false, "10.200.1.255": false, "10.200.2.0": true, "10.200.2.255": false, "10.200.3.0": false,
-			"10.200.3.255": true, "10.64.47.255": true, "10.70.0.30": true, "10.200.8.0": true, "10.200.8.1": false, "10.200.8.2": false,
+			"10.200.1.0": true, "10.200.1.1": false, "10.200.1.255": false, "10.200.2.0": true, "10.200.2.255": false,
+			"10.200.3.0":   false,
+			"10.200.3.255": true, "10.64.47.255": true, "10.70.0.30": true, "10.200.8.0": true, "10.200.8.1": false,
+			"10.200.8.2": false,
 			"10.200.8.3": true, "10.200.8.4": false, "10.200.8.5": false, "10.200.8.6": false,
-			"fd00:200:0:1::": true, "fd00:200:0:1::1": false, "fd00:200:0:1:ffff:ffff:ffff:ffff": false, "fd00:200:0:2::": true,
+			"fd00:200:0:1::": true, "fd00:200:0:1::1": false, "fd00:200:0:1:ffff:ffff:ffff:ffff": false,
+			"fd00:200:0:2::":  true,
 			"fd00:200:0:2::3": false, "fd00:200:0:2::4": false, "fd00:200:0:2::5": false, "fd00:200:0:2::6": false,
 		} {
 			sources := map[nat.Link]string{nat.Tunnel: "10.200.3.9", node1: "10.200.1.5"}
@@ -167,7 +177,8 @@ func TestNodesAreAnswered(t *testing.T) {
 			asked := udp(family.node, family.seen, 7, 53)
 			_, got, sent := forwarded(t, e, node1, asked.Bytes(), start)
 			expect(t, got, family.u, family.remote)
-			answer := nattest.IP{Source: family.remote, Destination: family.u, Body: nattest.UDP{SourcePort: 53, DestinationPort: got.SourcePort, Payload: nattest.Payload(2000, 2)}}
+			answer := nattest.IP{Source: family.remote, Destination: family.u, Body: nattest.UDP{SourcePort: 53,
+				DestinationPort: got.SourcePort, Payload: nattest.Payload(2000, 2)}}
 			pieces := nattest.Pieces(answer, 1000, 9)
 			if out := deliver(t, e, nat.Tunnel, [][]byte{pieces[1], pieces[0], pieces[2]}, start); len(out) != 3 {
 				t.Errorf("%d of 3 fragments of an answer arrive", len(out))
@@ -176,7 +187,8 @@ func TestNodesAreAnswered(t *testing.T) {
 			if family.name == "IPv6" {
 				m.Type, m.Code = 1, 4
 			}
-			v, got, _ := forwarded(t, e, nat.Tunnel, nattest.IP{Source: family.remote, Destination: family.u, Body: m}.Bytes(), start)
+			v, got, _ := forwarded(t, e, nat.Tunnel, nattest.IP{Source: family.remote, Destination: family.u,
+				Body: m}.Bytes(), start)
 			if expect(t, got, family.seen, family.node); v.Out != node1 {
 				t.Errorf("the error goes to link %d", v.Out)
 			}
@@ -207,7 +219,8 @@ func TestGivenRulesOpenNodes(t *testing.T) {
 	}
 }
 
-// TestAddressBecomesANodes: connections of the peer to a pod end when its address becomes that of a node.
+// TestAddressBecomesANodes: connections of the peer to a pod end when its address becomes that of a
+// node.
 func TestAddressBecomesANodes(t *testing.T) {
 	const was = "10.90.0.5" // of no cluster's CIDR, as nodes' addresses are
 	routed := func(c *nat.Config) {

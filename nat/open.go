@@ -62,7 +62,8 @@ func (d *decision) dropped(s *snapshot) {
 	d.verdict = s.refusal(&d.tr)
 }
 
-// open decides about a packet that may pass: it opens a connection or, if the table has no room, forwards it without one where no state is needed.
+// open decides about a packet that may pass: it opens a connection or, if the table has no room,
+// forwards it without one where no state is needed.
 func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 	tr, pl := &d.tr, &d.plan
 	if !tr.Out.Outside() && e.snapshot.reserved(tr.To.Destination()) {
@@ -117,7 +118,8 @@ func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 // free reports whether a packet may pass without a connection.
 func (e *Engine) free(tr *rules.Traversal) bool { return !tr.Stateful && e.returns(tr) }
 
-// returns reports whether answers to an outbound packet find their way without a connection: their route does not depend on the packet's node.
+// returns reports whether answers to an outbound packet find their way without a connection: their
+// route does not depend on the packet's node.
 func (e *Engine) returns(tr *rules.Traversal) bool {
 	if tr.In.Outside() || !tr.Out.Outside() {
 		return true
@@ -126,8 +128,9 @@ func (e *Engine) returns(tr *rules.Traversal) bool {
 	return ok
 }
 
-// crowded reports whether a packet's destination is at its share of connections. The packet may be the answer to one that passed untracked; it must
-// not open a connection that counts against the host that answers.
+// crowded reports whether a packet's destination is at its share of connections. The packet may be
+// the answer to one that passed untracked; it must not open a connection that counts against the
+// host that answers.
 func (e *Engine) crowded(tr *rules.Traversal) bool {
 	tb := &e.table
 	if 3*tb.used < e.snapshot.maxEntries { // shortcut: see shares.full
@@ -138,7 +141,8 @@ func (e *Engine) crowded(tr *rules.Traversal) bool {
 	return tb.shares.full(h.of(shareConnections), tb.used, e.snapshot.maxEntries)
 }
 
-// place chooses the reply tuple of a new connection and the one to evict for it, or says why there is neither.
+// place chooses the reply tuple of a new connection and the one to evict for it, or says why there
+// is neither.
 func (e *Engine) place(d *decision, p *packet.Packet, now Time) Reason {
 	tb, s, tr := &e.table, e.snapshot, &d.tr
 	to, link := tr.To, wayOf(tr.Out)
@@ -164,12 +168,14 @@ func (e *Engine) place(d *decision, p *packet.Packet, now Time) Reason {
 // yieldTries is how many of the oldest connections of a rank are considered for eviction.
 const yieldTries = 4
 
-// room decides which connection, if any, is evicted for one more of holder, or says why there is none. At its share, a holder replaces the connection
-// whose tuple it takes, or else one of the oldest unsettled, closing or half-closed connections that is its own, of a holder with at least as many, or
-// expired. Those passed over go to the end of the list. Established connections stay.
+// room decides which connection, if any, is evicted for one more of holder, or says why there is
+// none. At its share, a holder replaces the connection whose tuple it takes, or else one of the
+// oldest unsettled, closing or half-closed connections that is its own, of a holder with at least
+// as many, or expired. Those passed over go to the end of the list. Established connections stay.
 func (e *Engine) room(d *decision, now Time) Reason {
 	tb, h := &e.table, d.holder.of(shareConnections)
-	if !tb.shares.full(h, tb.used, e.snapshot.maxEntries) || d.predecessor != 0 && e.yields(d.predecessor, h, true) || d.reused != 0 && e.yields(d.reused, h, false) {
+	if !tb.shares.full(h, tb.used, e.snapshot.maxEntries) || d.predecessor != 0 && e.yields(d.predecessor, h, true) ||
+		d.reused != 0 && e.yields(d.reused, h, false) {
 		return ReasonNone
 	}
 	for r := rankUnsettled; r < ranks; r++ {

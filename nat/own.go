@@ -5,8 +5,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// LetsOut reports whether the output and postrouting filters let b, a packet made by the gateway itself, leave by link out, and counts it for the
-// filters it meets.
+// LetsOut reports whether the output and postrouting filters let b, a packet made by the gateway
+// itself, leave by link out, and counts it for the filters it meets.
 func (e *Engine) LetsOut(b []byte, out Link) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

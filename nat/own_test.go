@@ -16,7 +16,8 @@ func TestOwnTraffic(t *testing.T) {
 	const here, pod, gateway = Link(9), "10.200.1.5", "10.80.0.4"
 	ping := nattest.IP{Source: pod, Destination: gateway, Body: nattest.ICMP{Type: 8}}
 	pong := nattest.IP{Source: gateway, Destination: pod, Body: nattest.ICMP{}}
-	forwarded := nattest.IP{Source: pod, Destination: "10.71.2.6", Body: nattest.UDP{SourcePort: 7, DestinationPort: 53}}
+	forwarded := nattest.IP{Source: pod, Destination: "10.71.2.6", Body: nattest.UDP{SourcePort: 7,
+		DestinationPort: 53}}
 	icmp := []rules.Match{{Proto: "icmp"}}
 	for _, tt := range []struct {
 		name      string
@@ -27,22 +28,48 @@ func TestOwnTraffic(t *testing.T) {
 		forwarded bool
 	}{
 		{"nothing", rules.Chain{Hook: rules.HookOutput}, true, true, 0, 0, true},
-		{"drop at output", rules.Chain{Hook: rules.HookOutput, Rules: []rules.Rule{{Action: rules.ActionDrop, Match: icmp}}}, true, false, 0, 1, true},
-		{"reject at output", rules.Chain{Hook: rules.HookOutput, Rules: []rules.Rule{{Action: rules.ActionReject, Match: icmp}}}, true, false, 0, 1, true},
-		{"accept at output, drop else", rules.Chain{Hook: rules.HookOutput, Policy: rules.PolicyDrop, Rules: []rules.Rule{{Action: rules.ActionAccept, Match: icmp}}}, true, true, 0, 1, true},
-		{"drop policy at output", rules.Chain{Hook: rules.HookOutput, Policy: rules.PolicyDrop}, true, false, 0, 0, true},
-		{"drop at output by device", rules.Chain{Hook: rules.HookOutput, Rules: []rules.Rule{{Action: rules.ActionDrop, Match: []rules.Match{{Dev: rules.Operand{Value: "liqo.milan2", Position: rules.PositionOut}}}}}}, true, false, 0, 1, true},
-		{"drop at output of another device", rules.Chain{Hook: rules.HookOutput, Rules: []rules.Rule{{Action: rules.ActionDrop, Match: []rules.Match{{Dev: rules.Operand{Value: "liqo-tunnel", Position: rules.PositionOut}}}}}}, true, true, 0, 0, true},
-		{"drop at output of what came from somewhere", rules.Chain{Hook: rules.HookOutput, Rules: []rules.Rule{{Action: rules.ActionDrop, Match: []rules.Match{{Dev: rules.Operand{Value: "liqo.milan2", Position: rules.PositionIn}}}}}}, true, true, 0, 0, true},
-		{"marks and no connection at output", rules.Chain{Hook: rules.HookOutput, Priority: rules.PriorityRaw, Rules: []rules.Rule{{Action: rules.ActionNoTrack, Match: icmp}}}, true, true, 0, 1, true},
-		{"drop at postrouting", rules.Chain{Hook: rules.HookPostrouting, Rules: []rules.Rule{{Action: rules.ActionDrop, Match: []rules.Match{{IP: rules.Operand{Value: gateway, Position: rules.PositionSource}}}}}}, true, false, 0, 1, true},
-		{"drop behind translation", rules.Chain{Hook: rules.HookPostrouting, Priority: 150, Rules: []rules.Rule{{Action: rules.ActionDrop, Match: []rules.Match{{IP: rules.Operand{Value: gateway, Position: rules.PositionSource}}}}}}, true, false, 0, 1, true},
-		{"drop at input", rules.Chain{Hook: rules.HookInput, Rules: []rules.Rule{{Action: rules.ActionDrop, Match: icmp}}}, false, true, ReasonFiltered, 1, true},
-		{"reject at input", rules.Chain{Hook: rules.HookInput, Rules: []rules.Rule{{Action: rules.ActionReject, Match: icmp}}}, false, true, ReasonRejected, 1, true},
-		{"drop policy at input", rules.Chain{Hook: rules.HookInput, Policy: rules.PolicyDrop}, false, true, ReasonFiltered, 0, true},
-		{"drop at prerouting", rules.Chain{Hook: rules.HookPrerouting, Rules: []rules.Rule{{Action: rules.ActionDrop, Match: icmp}}}, false, true, ReasonFiltered, 1, true},
-		{"drop before translation", rules.Chain{Hook: rules.HookPrerouting, Priority: rules.PriorityMangle, Rules: []rules.Rule{{Action: rules.ActionDrop, Match: icmp}}}, false, true, ReasonFiltered, 1, true},
-		{"drop policy at prerouting", rules.Chain{Hook: rules.HookPrerouting, Policy: rules.PolicyDrop}, false, true, ReasonFiltered, 0, false},
+		{"drop at output", rules.Chain{Hook: rules.HookOutput,
+			Rules: []rules.Rule{{Action: rules.ActionDrop, Match: icmp}}}, true, false, 0, 1, true},
+		{"reject at output", rules.Chain{Hook: rules.HookOutput,
+			Rules: []rules.Rule{{Action: rules.ActionReject, Match: icmp}}}, true, false, 0, 1, true},
+		{"accept at output, drop else", rules.Chain{Hook: rules.HookOutput, Policy: rules.PolicyDrop,
+			Rules: []rules.Rule{{Action: rules.ActionAccept, Match: icmp}}}, true, true, 0, 1, true},
+		{"drop policy at output", rules.Chain{Hook: rules.HookOutput, Policy: rules.PolicyDrop}, true,
+			false, 0, 0, true},
+		{"drop at output by device", rules.Chain{Hook: rules.HookOutput,
+			Rules: []rules.Rule{{Action: rules.ActionDrop,
+				Match: []rules.Match{{Dev: rules.Operand{Value: "liqo.milan2", Position: rules.PositionOut}}}}}}, true,
+			false, 0, 1, true},
+		{"drop at output of another device", rules.Chain{Hook: rules.HookOutput,
+			Rules: []rules.Rule{{Action: rules.ActionDrop,
+				Match: []rules.Match{{Dev: rules.Operand{Value: "liqo-tunnel", Position: rules.PositionOut}}}}}}, true,
+			true, 0, 0, true},
+		{"drop at output of what came from somewhere", rules.Chain{Hook: rules.HookOutput,
+			Rules: []rules.Rule{{Action: rules.ActionDrop,
+				Match: []rules.Match{{Dev: rules.Operand{Value: "liqo.milan2", Position: rules.PositionIn}}}}}}, true,
+			true, 0, 0, true},
+		{"marks and no connection at output", rules.Chain{Hook: rules.HookOutput, Priority: rules.PriorityRaw,
+			Rules: []rules.Rule{{Action: rules.ActionNoTrack, Match: icmp}}}, true, true, 0, 1, true},
+		{"drop at postrouting", rules.Chain{Hook: rules.HookPostrouting,
+			Rules: []rules.Rule{{Action: rules.ActionDrop,
+				Match: []rules.Match{{IP: rules.Operand{Value: gateway, Position: rules.PositionSource}}}}}}, true,
+			false, 0, 1, true},
+		{"drop behind translation", rules.Chain{Hook: rules.HookPostrouting, Priority: 150,
+			Rules: []rules.Rule{{Action: rules.ActionDrop,
+				Match: []rules.Match{{IP: rules.Operand{Value: gateway, Position: rules.PositionSource}}}}}}, true,
+			false, 0, 1, true},
+		{"drop at input", rules.Chain{Hook: rules.HookInput,
+			Rules: []rules.Rule{{Action: rules.ActionDrop, Match: icmp}}}, false, true, ReasonFiltered, 1, true},
+		{"reject at input", rules.Chain{Hook: rules.HookInput,
+			Rules: []rules.Rule{{Action: rules.ActionReject, Match: icmp}}}, false, true, ReasonRejected, 1, true},
+		{"drop policy at input", rules.Chain{Hook: rules.HookInput, Policy: rules.PolicyDrop}, false, true,
+			ReasonFiltered, 0, true},
+		{"drop at prerouting", rules.Chain{Hook: rules.HookPrerouting,
+			Rules: []rules.Rule{{Action: rules.ActionDrop, Match: icmp}}}, false, true, ReasonFiltered, 1, true},
+		{"drop before translation", rules.Chain{Hook: rules.HookPrerouting, Priority: rules.PriorityMangle,
+			Rules: []rules.Rule{{Action: rules.ActionDrop, Match: icmp}}}, false, true, ReasonFiltered, 1, true},
+		{"drop policy at prerouting", rules.Chain{Hook: rules.HookPrerouting, Policy: rules.PolicyDrop}, false, true,
+			ReasonFiltered, 0, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e, err := New([16]byte{}, milan())
@@ -51,7 +78,9 @@ func TestOwnTraffic(t *testing.T) {
 			for i := range tt.chain.Rules {
 				tt.chain.Rules[i].Name = "r"
 			}
-			if err := e.Put(rules.Key{Kind: "user", Name: "own"}, rules.Resource{Tables: []rules.Table{{Name: "own", Family: rules.FamilyIPv4, Chains: []rules.Chain{tt.chain}}}}); err != nil {
+			if err := e.Put(rules.Key{Kind: "user", Name: "own"},
+				rules.Resource{Tables: []rules.Table{{Name: "own", Family: rules.FamilyIPv4,
+					Chains: []rules.Chain{tt.chain}}}}); err != nil {
 				t.Fatal(err)
 			}
 			e.CommitRules()

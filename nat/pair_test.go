@@ -95,8 +95,9 @@ func TestSourcesOfIPv6(t *testing.T) {
 // Sending a later fragment first does not circumvent it.
 func TestFragmentFromThePeerItself(t *testing.T) {
 	e := engine(t, dual)
-	b := nattest.IP{Source: "fe80::a9fe:1201", Destination: pod6, First: 44, Extensions: [][]byte{{0, 0, 0, 80, 0, 0, 0, 9}},
-		Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(80, 1)}}.Bytes()
+	b := nattest.IP{Source: "fe80::a9fe:1201", Destination: pod6, First: 44,
+		Extensions: [][]byte{{0, 0, 0, 80, 0, 0, 0, 9}},
+		Body:       nattest.Raw{Protocol: 17, Payload: nattest.Payload(80, 1)}}.Bytes()
 	dropped(t, e, nat.Tunnel, b, start, nat.ReasonBadSource)
 	ledger(t, e)
 }
@@ -107,23 +108,27 @@ func TestFragmentFromThePeerItself(t *testing.T) {
 func TestFragmentsBehindDestinationOptions(t *testing.T) {
 	const client = "2001:db8::7"
 	fragment := func(offset, more byte, options []byte, body nattest.Body) []byte {
-		ip := nattest.IP{Source: client, Destination: remote6, First: 44, Extensions: [][]byte{{60, 0, 0, offset | more, 0, 0, 0, 9}}, Body: body}
+		ip := nattest.IP{Source: client, Destination: remote6, First: 44,
+			Extensions: [][]byte{{60, 0, 0, offset | more, 0, 0, 0, 9}}, Body: body}
 		if options != nil {
 			ip.Extensions = append(ip.Extensions, options)
 		}
 		return ip.Bytes()
 	}
-	first := fragment(0, 1, []byte{0, 0, 1, 4, 0, 0, 0, 0}, nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: nattest.Payload(16, 1)})
+	first := fragment(0, 1, []byte{0, 0, 1, 4, 0, 0, 0, 0}, nattest.UDP{SourcePort: 4000, DestinationPort: 53,
+		Payload: nattest.Payload(16, 1)})
 	for _, test := range []struct {
 		offset, protocol byte
 		want             nat.Reason
 	}{
-		{32, 60, nat.ReasonNone}, {32, 17, nat.ReasonNone}, {24, 60, nat.ReasonFragmentOverlap}, {8, 60, nat.ReasonFragmentOverlap}, {24, 17, nat.ReasonFragmentOverlap},
+		{32, 60, nat.ReasonNone}, {32, 17, nat.ReasonNone}, {24, 60, nat.ReasonFragmentOverlap},
+		{8, 60, nat.ReasonFragmentOverlap}, {24, 17, nat.ReasonFragmentOverlap},
 	} {
 		t.Run(fmt.Sprintf("%d of protocol %d", test.offset, test.protocol), func(t *testing.T) {
 			e := engine(t, dual)
 			forwarded(t, e, node1, first, start)
-			later := fragment(test.offset, 0, nil, nattest.Raw{Protocol: test.protocol, Payload: nattest.Payload(40, 2)})
+			later := fragment(test.offset, 0, nil, nattest.Raw{Protocol: test.protocol,
+				Payload: nattest.Payload(40, 2)})
 			if test.want != nat.ReasonNone {
 				dropped(t, e, node1, later, start, test.want)
 			} else {

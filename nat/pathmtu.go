@@ -15,8 +15,9 @@ const (
 	pathSets, pathWays = 128, 8
 )
 
-// A pathTable remembers path MTUs by sender and destination: an error about a connection of one sender says nothing
-// about others, who would pay for what two colluding ends claim. Each pair has one set that it may be in.
+// A pathTable remembers path MTUs by sender and destination: an error about a connection of one
+// sender says nothing about others, who would pay for what two colluding ends claim. Each pair has
+// one set that it may be in.
 type pathTable struct {
 	seed  maphash.Seed
 	until Time // when the last entry expires
@@ -32,7 +33,8 @@ type path struct {
 	expires Time
 }
 
-// pathEnds are the source of packets as they arrive here, their destination as they leave, and both ways.
+// pathEnds are the source of packets as they arrive here, their destination as they leave, and both
+// ways.
 type pathEnds struct {
 	addresses [32]byte
 	in, out   Link
@@ -83,8 +85,9 @@ func (pt *pathTable) learn(p path, now Time) {
 	pt.until = max(pt.until, p.expires)
 }
 
-// displace returns the entry of a set that p replaces: an expired one or, in a full set, the oldest entry of the sender with the most entries on the
-// link with the most, p included. So a sender with many destinations displaces its own entries, and the senders of one link each other's, before
+// displace returns the entry of a set that p replaces: an expired one or, in a full set, the oldest
+// entry of the sender with the most entries on the link with the most, p included. So a sender with
+// many destinations displaces its own entries, and the senders of one link each other's, before
 // anybody else loses one.
 func (p *path) displace(set *[pathWays]path, now Time) *path {
 	var victim *path
@@ -105,7 +108,8 @@ func (p *path) displace(set *[pathWays]path, now Time) *path {
 	return victim
 }
 
-// shares returns what other adds to the share of p's sender: a whole for the same link, and a little for the same sender.
+// shares returns what other adds to the share of p's sender: a whole for the same link, and a
+// little for the same sender.
 func (p *path) shares(other *path) int {
 	switch {
 	case p.link != other.link:
@@ -116,11 +120,14 @@ func (p *path) shares(other *path) int {
 	return 2*pathWays + 1
 }
 
-// learnPath learns a path MTU from an ICMP error p about a packet of the connection of d, for the segments that the error's receiver sends.
+// learnPath learns a path MTU from an ICMP error p about a packet of the connection of d, for the
+// segments that the error's receiver sends.
 //
-// Only an error about a segment in flight counts: a forger who has not seen the segment does not know its number (RFC 5927, Section 7.2). The
-// handshake must be complete, so that who forges a SYN of somebody else's does not lower that sender's path MTU. Other protocols teach nothing,
-// because only TCP is cut to the path MTU, and every connection with oversized segments gets an error of its own.
+// Only an error about a segment in flight counts: a forger who has not seen the segment does not
+// know its number (RFC 5927, Section 7.2). The handshake must be complete, so that who forges a SYN
+// of somebody else's does not lower that sender's path MTU. Other protocols teach nothing, because
+// only TCP is cut to the path MTU, and every connection with oversized segments gets an error of
+// its own.
 func (e *Engine) learnPath(d *decision, p *packet.Packet) {
 	c, q, to := d.hit.conn, &d.quote, 1-d.hit.direction
 	mtu := p.AnnouncedMTU()

@@ -43,10 +43,12 @@ func TestPathMTU(t *testing.T) {
 		}
 	}
 	now := start.Add(13 * time.Minute)
-	if got := (call{e, node1, "10.200.1.5", "10.71.3.9", "10.200.3.9", 4001}).begin(t, now).segment(t, now); got != 512 {
+	if got := (call{e, node1, "10.200.1.5", "10.71.3.9", "10.200.3.9", 4001}).begin(t, now).segment(t,
+		now); got != 512 {
 		t.Fatalf("another connection to the destination gets segments of %d bytes", got)
 	}
-	if got := (call{e, node1, "10.200.1.5", "10.71.3.10", "10.200.3.10", 4000}).begin(t, now).segment(t, now); got != 1300 {
+	if got := (call{e, node1, "10.200.1.5", "10.71.3.10", "10.200.3.10", 4000}).begin(t, now).segment(t,
+		now); got != 1300 {
 		t.Fatalf("another destination gets segments of %d bytes", got)
 	}
 }
@@ -60,8 +62,9 @@ func TestPathMTUOfOthers(t *testing.T) {
 		mtu                                         uint32
 		want                                        int
 	}{
-		"IPv4":     {"10.200.1.5", "10.200.1.6", "10.200.2.7", "10.71.3.9", "10.200.3.9", 552, 512},
-		"IPv6":     {"fd00:200:0:1::5", "fd00:200:0:1::6", "fd00:200:0:2::7", "fd00:71:0:4000::9", "fd00:200::9", 1280, 1220},
+		"IPv4": {"10.200.1.5", "10.200.1.6", "10.200.2.7", "10.71.3.9", "10.200.3.9", 552, 512},
+		"IPv6": {"fd00:200:0:1::5", "fd00:200:0:1::6", "fd00:200:0:2::7", "fd00:71:0:4000::9",
+			"fd00:200::9", 1280, 1220},
 		"behind U": {"203.0.113.9", "203.0.113.10", "198.51.100.7", "10.71.3.9", "10.200.3.9", 552, 512},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -105,7 +108,8 @@ func TestPathMTUOfForgedSource(t *testing.T) {
 	full := victim.segment(t, start)
 	forged := victim
 	forged.port = 4666
-	forwarded(t, e, node1, forged.outbound(nattest.SYN, 1000, 0, []byte("data of a SYN, which its receiver does not take")), start)
+	forwarded(t, e, node1, forged.outbound(nattest.SYN, 1000, 0,
+		[]byte("data of a SYN, which its receiver does not take")), start)
 	forwarded(t, e, nat.Tunnel, forged.inbound(nattest.SYN|nattest.ACK, 1000, 1001), start)
 	for _, refused := range []bool{false, true} {
 		if refused {
@@ -160,12 +164,14 @@ func TestPathMTUShares(t *testing.T) {
 			}
 			innocent := make([]call, 12)
 			for i := range innocent {
-				innocent[i] = call{e, test.node, fmt.Sprintf(test.innocent, i+1), fmt.Sprintf("10.71.1.%d", i), fmt.Sprintf("10.200.1.%d", i), 4000}
+				innocent[i] = call{e, test.node, fmt.Sprintf(test.innocent, i+1), fmt.Sprintf("10.71.1.%d", i),
+					fmt.Sprintf("10.200.1.%d", i), 4000}
 				learn(innocent[i])
 			}
 			for i := range 5000 {
 				host := fmt.Sprintf("%d.%d", 2+i/250, i%250)
-				learn(call{e, node1, fmt.Sprintf("10.200.1.%d", 100+i%test.pods), "10.71." + host, "10.200." + host, 4000})
+				learn(call{e, node1, fmt.Sprintf("10.200.1.%d", 100+i%test.pods), "10.71." + host,
+					"10.200." + host, 4000})
 			}
 			for _, c := range innocent {
 				if got := c.segment(t, start); got != 960 {
@@ -197,11 +203,13 @@ func FuzzTooBig(f *testing.F) {
 		c.begin(t, start)
 		c.segment(t, start)
 		forwarded(t, c.e, nat.Tunnel, c.inbound(nattest.ACK, 1001, 1001+uint32(taken)), start)
-		quoted := nattest.IP{Source: c.local, Destination: c.real, Body: nattest.TCP{SourcePort: source, DestinationPort: destination, Seq: seq}}
+		quoted := nattest.IP{Source: c.local, Destination: c.real, Body: nattest.TCP{SourcePort: source,
+			DestinationPort: destination, Seq: seq}}
 		want := 1340 - header
 		if b := tooBig(uint32(mtu), quoted); refused {
 			dropped(t, c.e, nat.Tunnel, b, start, nat.ReasonMalformed)
-		} else if forwarded(t, c.e, nat.Tunnel, b, start); source == 4000 && destination == 80 && seq >= 1001+uint32(taken) && seq < 21_001 && mtu > 0 {
+		} else if forwarded(t, c.e, nat.Tunnel, b, start); source == 4000 && destination == 80 &&
+			seq >= 1001+uint32(taken) && seq < 21_001 && mtu > 0 {
 			want = min(want, max(int(mtu), least)-header)
 		}
 		if got := c.segment(t, start); got != want {

@@ -8,15 +8,18 @@ import (
 const (
 	// portTries bounds the search for a free port.
 	portTries = 128
-	// takeTries bounds each of the two searches for a port to take over, and so the cost of a source that floods a space in which it has its share.
+	// takeTries bounds each of the two searches for a port to take over, and so the cost of a
+	// source that floods a space in which it has its share.
 	takeTries = 32
-	// Of 16 ports of a range, 15 are given out: while one is free, portTries tries miss it three times in ten thousand.
+	// Of 16 ports of a range, 15 are given out: while one is free, portTries tries miss it three
+	// times in ten thousand.
 	portsNumerator, portsDenominator = 15, 16
 	// Below a 64th of them, ports are not scarce, and are not counted by holder.
 	portsUncontended = 64
 )
 
-// portUse tracks how many ports are in use, and which space has most of them, updated by its new connections.
+// portUse tracks how many ports are in use, and which space has most of them, updated by its new
+// connections.
 type portUse struct {
 	all        int
 	busiest    uint64
@@ -39,7 +42,8 @@ func (u *portUse) give(space uint64) {
 	}
 }
 
-// sharesPorts reports whether the source of a new connection's packets is shared: U, or an address that another rule binds sources to.
+// sharesPorts reports whether the source of a new connection's packets is shared: U, or an address
+// that another rule binds sources to.
 func sharesPorts(tr *rules.Traversal, p *packet.Packet, s *snapshot) bool {
 	if !p.HasPorts() && !p.HasIdentifier() {
 		return false
@@ -47,8 +51,8 @@ func sharesPorts(tr *rules.Traversal, p *packet.Packet, s *snapshot) bool {
 	return tr.SharesSource() || s.unknown.Has(tr.To.Source())
 }
 
-// portSpace returns the identity of the ports that tell apart connections with answers like t, those of one source towards one protocol, address and
-// port, and how many of them may be in use.
+// portSpace returns the identity of the ports that tell apart connections with answers like t,
+// those of one source towards one protocol, address and port, and how many of them may be in use.
 func (tb *table) portSpace(t *packet.Tuple) (space uint64, most int) {
 	port, remote := t.DestinationPort(), t.SourcePort()
 	if packet.IsICMP(t.Protocol) {
@@ -62,7 +66,8 @@ func (tb *table) portSpace(t *packet.Tuple) (space uint64, most int) {
 	return space ^ uint64(sharePorts)<<32, int(n) * portsNumerator / portsDenominator
 }
 
-// portsFull reports whether h may take no more ports in the space of answer. It may take the port of the connection that it replaces.
+// portsFull reports whether h may take no more ports in the space of answer. It may take the port
+// of the connection that it replaces.
 func (tb *table) portsFull(answer packet.Tuple, h holder, predecessor uint32) (space uint64, full bool) {
 	space, most := tb.portSpace(&answer)
 	used := tb.shares.held(space)
@@ -111,15 +116,19 @@ func (tb *table) givePort(c *conn, number uint32) {
 	}
 }
 
-// choosePort makes the reply tuple of a connection unique. It keeps the source port or ICMP identifier of to if it can, and else probes from a keyed
-// hash of (node, source, destination), so a packet in mid-stream gets the port that its connection had. If none is free, it takes over the port of a
-// closed connection. It returns false if all tries fail, or if the packet has no port or identifier.
+// choosePort makes the reply tuple of a connection unique. It keeps the source port or ICMP
+// identifier of to if it can, and else probes from a keyed hash of (node, source, destination), so
+// a packet in mid-stream gets the port that its connection had. If none is free, it takes over the
+// port of a closed connection. It returns false if all tries fail, or if the packet has no port or
+// identifier.
 //
-// full: the holder is at its share of a space. It may only take over a port: one of its own, or else one of a holder that has as many.
+// full: the holder is at its share of a space. It may only take over a port: one of its own, or
+// else one of a holder that has as many.
 //
-// The choice depends on the destination's address and port: RFC 4787, Section 4.1, REQ-1, is not met on purpose, so that one U serves 64,512
-// connections to each remote address and port.
-func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, link Link, among portChoice, space uint64, full bool, now Time) bool {
+// The choice depends on the destination's address and port: RFC 4787, Section 4.1, REQ-1, is not
+// met on purpose, so that one U serves 64,512 connections to each remote address and port.
+func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, link Link, among portChoice, space uint64,
+	full bool, now Time) bool {
 	low, n := among.low, among.n
 	if !full && among.keeps {
 		if _, taken := e.answers(d, to, link, now); !taken {
@@ -140,7 +149,8 @@ func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, lin
 	}
 	var closed uint16 // the port of d.reused
 	from := &d.from
-	h := e.hashKey.Sum(from.Words[0], from.Words[1], from.Words[2], from.Words[3], uint64(from.Ports), uint64(from.Link)<<8|uint64(from.Protocol))
+	h := e.hashKey.Sum(from.Words[0], from.Words[1], from.Words[2], from.Words[3], uint64(from.Ports),
+		uint64(from.Link)<<8|uint64(from.Protocol))
 	if full {
 		h ^= uint64(now) // a retransmitted SYN tries other ports
 	}
@@ -155,7 +165,8 @@ func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, lin
 			d.reused = 0
 			return true
 		}
-		if taken && d.reused == 0 && other.leaves(p) && (!full || e.table.shares.yields(e.table.holder(other.conn).within(space), d.holder.within(space))) {
+		if taken && d.reused == 0 && other.leaves(p) &&
+			(!full || e.table.shares.yields(e.table.holder(other.conn).within(space), d.holder.within(space))) {
 			d.reused, closed = other.number, port
 			if full {
 				return true
@@ -171,9 +182,10 @@ func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, lin
 	return true
 }
 
-// ownPort gives a new connection the port of one that its holder has closed, among the oldest few. If all of these must keep theirs, they go to the
-// end of the list, so that a retransmitted SYN tries others. Otherwise they stay in front: moving them one by one
-// would gather connections with similar sequence numbers, which would then refuse the same SYN together.
+// ownPort gives a new connection the port of one that its holder has closed, among the oldest few.
+// If all of these must keep theirs, they go to the end of the list, so that a retransmitted SYN
+// tries others. Otherwise they stay in front: moving them one by one would gather connections with
+// similar sequence numbers, which would then refuse the same SYN together.
 func (e *Engine) ownPort(d *decision, p *packet.Packet, to *packet.Tuple, link Link, space uint64, now Time) bool {
 	tb := &e.table
 	d.closed = d.holder.within(space).address
@@ -193,7 +205,8 @@ func (e *Engine) ownPort(d *decision, p *packet.Packet, to *packet.Tuple, link L
 	return false
 }
 
-// answers computes the reply tuple of a new connection from to, and returns the connection that already has it.
+// answers computes the reply tuple of a new connection from to, and returns the connection that
+// already has it.
 func (e *Engine) answers(d *decision, to *packet.Tuple, link Link, now Time) (other hit, taken bool) {
 	d.answer = to.Reply(link)
 	other, taken = e.find(&d.answer, d.predecessor, now)
@@ -203,8 +216,9 @@ func (e *Engine) answers(d *decision, to *packet.Tuple, link Link, now Time) (ot
 	return other, taken
 }
 
-// leaves reports whether the connection of h gives up its reply tuple to the one that p opens: it was reset, or both ends have closed it and the end
-// in TIME-WAIT tells p from old segments by the sequence number (RFC 9293, Section 3.6.1; RFC 1122, Section 4.2.2.13).
+// leaves reports whether the connection of h gives up its reply tuple to the one that p opens: it
+// was reset, or both ends have closed it and the end in TIME-WAIT tells p from old segments by the
+// sequence number (RFC 9293, Section 3.6.1; RFC 1122, Section 4.2.2.13).
 func (h *hit) leaves(p *packet.Packet) bool {
 	if h.direction != reply || !p.IsSYN() || !h.conn.state.closed() {
 		return false
@@ -220,7 +234,8 @@ func (s state) closed() bool { return s == stateClosed || s == stateTimeWait }
 // A closedList is a list of closed connections, the first closed in front.
 type closedList struct{ first, last uint32 }
 
-// relist adds a connection to the list of closed ones, or removes it, after its state changed from was.
+// relist adds a connection to the list of closed ones, or removes it, after its state changed from
+// was.
 func (tb *table) relist(c *conn, number uint32, was state) {
 	if !c.has(flagPortShare) || c.state.closed() == was.closed() {
 		return
@@ -294,8 +309,8 @@ func (tb *table) portRange(port uint16, identifier bool) (low, n uint32) {
 	return portRange(port, identifier)
 }
 
-// portRange returns the ports that may replace port: privileged ones replace a privileged one, others the others (RFC 4787, Section 4.2, REQ-3 a). An
-// identifier may be any but 0.
+// portRange returns the ports that may replace port: privileged ones replace a privileged one,
+// others the others (RFC 4787, Section 4.2, REQ-3 a). An identifier may be any but 0.
 func portRange(port uint16, identifier bool) (low, n uint32) {
 	switch {
 	case identifier:

@@ -22,10 +22,11 @@ func TestShortConnectionsLoseNoSYN(t *testing.T) {
 		clients     []string
 		rate, total int
 	}{
-		"one client, 400 a second":       {[]string{node}, 400, 12_000},
-		"one client, 1,000 a second":     {[]string{node}, 1000, 20_000},
-		"three clients, 1,000 a second":  {[]string{node, pod, outside}, 1000, 20_000},
-		"twelve clients, 4,000 a second": {[]string{node, pod, outside, "10.244.2.10", "10.244.2.11", "10.244.2.12", "10.244.2.13", "10.244.2.14", "10.244.2.15", "10.244.2.16", "10.244.2.17", "10.244.2.18"}, 4000, 40_000},
+		"one client, 400 a second":      {[]string{node}, 400, 12_000},
+		"one client, 1,000 a second":    {[]string{node}, 1000, 20_000},
+		"three clients, 1,000 a second": {[]string{node, pod, outside}, 1000, 20_000},
+		"twelve clients, 4,000 a second": {[]string{node, pod, outside, "10.244.2.10", "10.244.2.11", "10.244.2.12",
+			"10.244.2.13", "10.244.2.14", "10.244.2.15", "10.244.2.16", "10.244.2.17", "10.244.2.18"}, 4000, 40_000},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if testing.Short() {
@@ -90,7 +91,8 @@ func TestRestoredConnectionsLeaveTheirPorts(t *testing.T) {
 	}
 	kept := write(e.Records(0, start, func(nat.Link) string { return "host" }))
 	e = host(t, only(1), clientPorts)
-	if got := read(e.Restore(func(string) (nat.Link, bool) { return rules.HostLink, true }, start), kept); got.Connections < 1000 {
+	if got := read(e.Restore(func(string) (nat.Link, bool) { return rules.HostLink, true }, start),
+		kept); got.Connections < 1000 {
 		t.Fatalf("restored: %+v", got)
 	}
 	for i := range 5000 {

@@ -20,11 +20,13 @@ func fewPorts(t *testing.T) *nat.Engine {
 // connect sends a client's SYN with a sequence number to the node port. It returns the port that
 // the endpoint sees, or 0 and why the SYN was dropped. With closed, both ends close the connection
 // at once.
-func connect(t *testing.T, e *nat.Engine, client string, port uint16, seq uint32, closed bool, now nat.Time) (uint16, nat.Reason) {
+func connect(t *testing.T, e *nat.Engine, client string, port uint16, seq uint32, closed bool, now nat.Time) (uint16,
+	nat.Reason) {
 	t.Helper()
 	segment := func(from, to string, sport, dport uint16, seq, ack uint32, flags uint8) []byte {
 		return nattest.IP{Source: from, Destination: to, DF: true,
-			Body: nattest.TCP{SourcePort: sport, DestinationPort: dport, Seq: seq, Ack: ack, Flags: flags, Window: 65535}}.Bytes()
+			Body: nattest.TCP{SourcePort: sport, DestinationPort: dport, Seq: seq, Ack: ack, Flags: flags,
+				Window: 65535}}.Bytes()
 	}
 	const node, endpoint = "172.18.0.2", remote
 	v, out := process(t, e, rules.HostLink, segment(client, node, port, 30080, seq, 0, nattest.SYN), now)
@@ -40,7 +42,8 @@ func connect(t *testing.T, e *nat.Engine, client string, port uint16, seq uint32
 	}
 	answer := func(seq, ack uint32, flags uint8) {
 		t.Helper()
-		_, got, _ := forwarded(t, e, rules.HostLink, segment(endpoint, node, 8080, syn.SourcePort, seq, ack, flags), now)
+		_, got, _ := forwarded(t, e, rules.HostLink, segment(endpoint, node, 8080, syn.SourcePort, seq,
+			ack, flags), now)
 		if expect(t, got, node, client); got.DestinationPort != port {
 			t.Fatalf("the answer goes to port %d, want %d", got.DestinationPort, port)
 		}
@@ -64,8 +67,10 @@ func TestClosedConnectionsLeaveTheirPorts(t *testing.T) {
 			t.Fatalf("connection %d: %v", i, why)
 		}
 	}
-	if st := e.Stats(); st.Created != 3000 || st.Connections > 93 || st.Ports != st.Connections || int(st.EarlyDropped) != 3000-st.Connections {
-		t.Errorf("%d created, %d there, %d ports, %d early dropped", st.Created, st.Connections, st.Ports, st.EarlyDropped)
+	if st := e.Stats(); st.Created != 3000 || st.Connections > 93 || st.Ports != st.Connections ||
+		int(st.EarlyDropped) != 3000-st.Connections {
+		t.Errorf("%d created, %d there, %d ports, %d early dropped", st.Created, st.Connections, st.Ports,
+			st.EarlyDropped)
 	}
 }
 
@@ -89,7 +94,8 @@ func TestClosedConnectionsKeepTheirPorts(t *testing.T) {
 				}
 				opened++
 			}
-			if port, why := connect(t, e, "198.51.100.9", 9000, test.seq, false, start); port != 0 || why != nat.ReasonPortShare {
+			if port, why := connect(t, e, "198.51.100.9", 9000, test.seq, false, start); port != 0 ||
+				why != nat.ReasonPortShare {
 				t.Errorf("after %d connections: port %d, %v", opened, port, why)
 			}
 			// Two minutes after the last packet all ports are free again, except those of open

@@ -11,8 +11,10 @@ func TestPortUse(t *testing.T) {
 	e := engine(t)
 	use := func(ports, busiest int) {
 		t.Helper()
-		if st := e.Stats(); st.Ports != ports || st.BusiestPorts != busiest || busiest > 0 && st.BusiestPortsMax != (65536-1024)*15/16 {
-			t.Errorf("%d ports, %d of %d towards the busiest; want %d and %d", st.Ports, st.BusiestPorts, st.BusiestPortsMax, ports, busiest)
+		if st := e.Stats(); st.Ports != ports || st.BusiestPorts != busiest || busiest > 0 &&
+			st.BusiestPortsMax != (65536-1024)*15/16 {
+			t.Errorf("%d ports, %d of %d towards the busiest; want %d and %d", st.Ports, st.BusiestPorts,
+				st.BusiestPortsMax, ports, busiest)
 		}
 	}
 	use(0, 0)

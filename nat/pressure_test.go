@@ -17,10 +17,12 @@ import (
 func handshake(t testing.TB, e *nat.Engine, in nat.Link, source string, port uint16, now nat.Time) nattest.View {
 	t.Helper()
 	_, out, _ := forwarded(t, e, in, tcp(source, "10.71.3.9", port, 80, nattest.SYN, "").Bytes(), now)
-	answer := nattest.IP{Source: out.Destination.String(), Destination: out.Source.String(), Body: nattest.TCP{SourcePort: 80,
-		DestinationPort: out.SourcePort, Seq: 5000, Ack: 1001, Flags: nattest.SYN | nattest.ACK, Window: 1000}}
+	answer := nattest.IP{Source: out.Destination.String(), Destination: out.Source.String(),
+		Body: nattest.TCP{SourcePort: 80,
+			DestinationPort: out.SourcePort, Seq: 5000, Ack: 1001, Flags: nattest.SYN | nattest.ACK, Window: 1000}}
 	forwarded(t, e, nat.Tunnel, answer.Bytes(), now)
-	ack := nattest.IP{Source: source, Destination: "10.71.3.9", Body: nattest.TCP{SourcePort: port, DestinationPort: 80, Seq: 1001, Ack: 5001,
+	ack := nattest.IP{Source: source, Destination: "10.71.3.9", Body: nattest.TCP{SourcePort: port, DestinationPort: 80,
+		Seq: 1001, Ack: 5001,
 		Flags: nattest.ACK, Window: 1000}}
 	forwarded(t, e, in, ack.Bytes(), now)
 	return out
@@ -47,12 +49,14 @@ func TestFlood(t *testing.T) {
 	}
 	st := e.Stats()
 	// The last few of the half are not available to networks that have 13 each.
-	if limit := (most-established)/2 - 3; st.Connections != established+limit || st.EarlyDropped != 100_000-uint64(limit) {
+	if limit := (most-established)/2 - 3; st.Connections != established+limit ||
+		st.EarlyDropped != 100_000-uint64(limit) {
 		t.Fatalf("%+v", st)
 	}
 	for i := range out {
-		p := nattest.IP{Source: "10.200.3.9", Destination: "10.70.0.0", Body: nattest.TCP{SourcePort: 80, DestinationPort: out[i].SourcePort,
-			Seq: 5001, Ack: 1001, Flags: nattest.ACK, Payload: []byte("x")}}
+		p := nattest.IP{Source: "10.200.3.9", Destination: "10.70.0.0", Body: nattest.TCP{SourcePort: 80,
+			DestinationPort: out[i].SourcePort,
+			Seq:             5001, Ack: 1001, Flags: nattest.ACK, Payload: []byte("x")}}
 		if v, _, _ := forwarded(t, e, nat.Tunnel, p.Bytes(), start.Add(time.Second)); v.Out != node1 {
 			t.Fatalf("connection %d is answered at link %d", i, v.Out)
 		}
@@ -66,7 +70,8 @@ func TestFlood(t *testing.T) {
 func TestFloodOfTwoNetworks(t *testing.T) {
 	const most = 256
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = most })
-	forwarded(t, e, node1, tcp("203.0.112.9", "10.71.3.9", 3000, 80, nattest.SYN, "").Bytes(), start) // the small network's, the oldest
+	// the small network's, the oldest
+	forwarded(t, e, node1, tcp("203.0.112.9", "10.71.3.9", 3000, 80, nattest.SYN, "").Bytes(), start)
 	flood(t, e, node1, udp("198.51.100.66", "10.71.3.9", 1, 53), 40, start)
 	handshake(t, e, node1, "203.0.113.10", 2000, start)
 	flood(t, e, node1, udp("203.0.113.66", "10.71.3.9", 1, 54), 57, start)
@@ -133,7 +138,8 @@ func TestCap(t *testing.T) {
 		t.Fatalf("%+v", st)
 	}
 	// A closing connection makes room.
-	reset := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.TCP{SourcePort: 2000, DestinationPort: 80, Seq: 1001, Flags: nattest.RST}}
+	reset := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.TCP{SourcePort: 2000,
+		DestinationPort: 80, Seq: 1001, Flags: nattest.RST}}
 	forwarded(t, e, node1, reset.Bytes(), start)
 	forwarded(t, e, node1, udp("203.0.113.9", "10.71.3.9", 1, 2).Bytes(), start)
 	if st := e.Stats(); st.EarlyDropped != 1 || st.Connections != most {

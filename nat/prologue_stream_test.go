@@ -56,7 +56,8 @@ func (s *streamEnd) total() int { return len(s.data) + 1 }
 
 // segment returns the segment from one offset to another.
 func (s *streamEnd) segment(from, to int) nattest.TCP {
-	t := nattest.TCP{Seq: s.isn + 1 + uint32(from), Ack: s.peer + 1 + uint32(s.received()), Flags: ack, Window: uint16(s.window)}
+	t := nattest.TCP{Seq: s.isn + 1 + uint32(from), Ack: s.peer + 1 + uint32(s.received()), Flags: ack,
+		Window: uint16(s.window)}
 	t.Payload = s.data[min(max(from, 0), len(s.data)):min(to, len(s.data))]
 	if from < to && to == s.total() {
 		t.Flags |= nattest.FIN
@@ -162,7 +163,8 @@ func (n *streamNet) step() {
 		n.hear(1-of, v)
 	case kind == 6 && n.r.IntN(100) == 0: // another process takes over
 		other := engine(n.t, n.change)
-		if got := restore(other, n.now, records(n.e, 0, n.now)); !got.Whole || got.Connections+got.Unbound != n.e.Stats().Connections {
+		if got := restore(other, n.now, records(n.e, 0, n.now)); !got.Whole ||
+			got.Connections+got.Unbound != n.e.Stats().Connections {
 			n.t.Fatalf("%+v of %d", got, n.e.Stats().Connections)
 		}
 		n.e, n.moved = other, true
@@ -185,7 +187,8 @@ func (n *streamNet) speak(of int) {
 	case of == reply && s.una == 0 && s.next == 0 && s.received() == 0 && n.r.IntN(3) == 0:
 		n.say(of, s.synAck())
 	case n.r.IntN(10) == 0: // a keepalive
-		n.say(of, nattest.TCP{Seq: s.isn + uint32(s.una), Ack: s.peer + 1 + uint32(s.received()), Flags: ack, Window: uint16(s.window)})
+		n.say(of, nattest.TCP{Seq: s.isn + uint32(s.una), Ack: s.peer + 1 + uint32(s.received()), Flags: ack,
+			Window: uint16(s.window)})
 		s.most = max(s.most, s.received()+s.window)
 	case s.una < s.next && n.r.IntN(4) == 0: // repeats, in other pieces
 		n.say(of, s.segment(s.una, min(s.una+1+n.r.IntN(n.largest), s.next)))
@@ -290,7 +293,8 @@ func (n *streamNet) acknowledged(at int, v nattest.View) {
 		}
 		if kind == 5 {
 			for j := i + 2; j < i+length; j += 8 {
-				left, right := int(int32(binary.BigEndian.Uint32(v.Options[j:])-s.isn-1)), int(int32(binary.BigEndian.Uint32(v.Options[j+4:])-s.isn-1))
+				left, right := int(int32(binary.BigEndian.Uint32(v.Options[j:])-s.isn-1)),
+					int(int32(binary.BigEndian.Uint32(v.Options[j+4:])-s.isn-1))
 				if left < n.oldest(at) || left >= right || right > s.next {
 					n.t.Fatalf("end %d: SACK of %d to %d, sent %d", at, left, right, s.next)
 				}
@@ -302,7 +306,8 @@ func (n *streamNet) acknowledged(at int, v nattest.View) {
 
 func newStreamNet(t testing.TB, seed uint64, change func(*nat.Config)) *streamNet {
 	r := rand.New(rand.NewPCG(seed, 3))
-	n := &streamNet{path: pathTo(t, engine(t, change), pathNames[r.IntN(3)]), r: r, change: change, largest: 1200, loss: []float64{0, 0.05, 0.3}[r.IntN(3)]}
+	n := &streamNet{path: pathTo(t, engine(t, change), pathNames[r.IntN(3)]), r: r, change: change, largest: 1200,
+		loss: []float64{0, 0.05, 0.3}[r.IntN(3)]}
 	if r.IntN(2) == 0 {
 		n.options = []byte{1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8}
 	}
@@ -311,7 +316,8 @@ func newStreamNet(t testing.TB, seed uint64, change func(*nat.Config)) *streamNe
 		n.largest = 60_000
 	}
 	for i := range n.ends {
-		s := &streamEnd{isn: r.Uint32(), data: nattest.Payload(r.IntN(3*n.largest), uint32(seed)), window: 100 + r.IntN(65_000)}
+		s := &streamEnd{isn: r.Uint32(), data: nattest.Payload(r.IntN(3*n.largest), uint32(seed)),
+			window: 100 + r.IntN(65_000)}
 		if r.IntN(3) == 0 {
 			s.isn = -uint32(r.IntN(100)) // numbers wrap soon
 		}
@@ -356,7 +362,8 @@ func playStream(t testing.TB, seed uint64) {
 	}
 	for at, s := range n.ends {
 		if !n.done() || !bytes.Equal(s.got, n.expect[at]) {
-			t.Fatalf("end %d has %d of %d bytes, FIN %t, and %d of its own acknowledged of %d", at, len(s.got), len(n.expect[at]), s.finished, s.una, s.total())
+			t.Fatalf("end %d has %d of %d bytes, FIN %t, and %d of its own acknowledged of %d", at, len(s.got),
+				len(n.expect[at]), s.finished, s.una, s.total())
 		}
 	}
 	ledger(t, n.e)

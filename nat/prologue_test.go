@@ -23,7 +23,8 @@ func proxied(c *nat.Config) {
 	v6 := v4
 	v6.Address, v6.Backends = address("fd00:70::14"), []rules.Backend{{Address: address(pod6), Port: 8080}}
 	c.Services = []rules.Service{v4, v6}
-	c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2, ProxyProtocol: true}}
+	c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2,
+		ProxyProtocol: true}}
 }
 
 // A path is one connection between a client and a server, through an Engine.
@@ -55,9 +56,10 @@ func pathTo(t testing.TB, e *nat.Engine, to string) *path {
 	addresses := map[string][5]string{
 		// The client's real address and the address that it contacts; the source that the server
 		// sees; the server; the client's address in the header, as the server's cluster knows it.
-		"service":   {"10.200.3.9:40000", "10.70.0.20:80", "10.71.3.9:40000", "10.200.1.5:8080", "10.71.3.9:40000"},
-		"service 6": {"[fd00:200::9]:40000", "[fd00:70::14]:80", "[fd00:71:0:4000::9]:40000", "[fd00:200:0:1::5]:8080", "[fd00:71:0:4000::9]:40000"},
-		"mapping":   {"10.200.1.9:40000", "10.70.0.9:443", "10.80.0.4:40000", "192.0.2.10:443", "10.200.1.9:40000"},
+		"service": {"10.200.3.9:40000", "10.70.0.20:80", "10.71.3.9:40000", "10.200.1.5:8080", "10.71.3.9:40000"},
+		"service 6": {"[fd00:200::9]:40000", "[fd00:70::14]:80", "[fd00:71:0:4000::9]:40000", "[fd00:200:0:1::5]:8080",
+			"[fd00:71:0:4000::9]:40000"},
+		"mapping": {"10.200.1.9:40000", "10.70.0.9:443", "10.80.0.4:40000", "192.0.2.10:443", "10.200.1.9:40000"},
 	}[to]
 	if to == "mapping" {
 		p.client, p.server = node1, node2
@@ -100,8 +102,10 @@ func (p *path) views(v nat.Verdict, out [][]byte, link nat.Link, from, to netip.
 	for _, b := range out {
 		view, err := nattest.Check(b)
 		need.NoError(p.t, err)
-		if netip.AddrPortFrom(view.Source, view.SourcePort) != from || netip.AddrPortFrom(view.Destination, view.DestinationPort) != to {
-			p.t.Fatalf("%s:%d > %s:%d, want %s > %s", view.Source, view.SourcePort, view.Destination, view.DestinationPort, from, to)
+		if netip.AddrPortFrom(view.Source, view.SourcePort) != from || netip.AddrPortFrom(view.Destination,
+			view.DestinationPort) != to {
+			p.t.Fatalf("%s:%d > %s:%d, want %s > %s", view.Source, view.SourcePort, view.Destination,
+				view.DestinationPort, from, to)
 		}
 		all = append(all, view)
 	}
@@ -131,7 +135,8 @@ func (p *path) openWide() {
 func (p *path) leads(v []nattest.View, payload string) {
 	p.t.Helper()
 	if len(v) != 1 || v[0].Seq != 1001 || !bytes.Equal(v[0].Payload, append(bytes.Clone(p.header), payload...)) {
-		p.t.Fatalf("%d segments; number %d, %q; want the header and %q at 1001", len(v), v[0].Seq, v[0].Payload, payload)
+		p.t.Fatalf("%d segments; number %d, %q; want the header and %q at 1001", len(v), v[0].Seq,
+			v[0].Payload, payload)
 	}
 }
 
@@ -158,18 +163,22 @@ func TestProxyProtocolPayloadFirst(t *testing.T) {
 		p.leads(p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack}), "")
 		// Until the server has acknowledged the header, every segment at the beginning repeats it:
 		// nobody knows what was lost.
-		p.leads(p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack | nattest.PSH, Payload: []byte("GET /")}), "GET /")
-		if v := p.fromClient(nattest.TCP{Seq: 1006, Ack: 9001, Flags: ack, Payload: []byte("index")})[0]; v.Seq != 1006+n || string(v.Payload) != "index" {
+		p.leads(p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack | nattest.PSH, Payload: []byte("GET /")}),
+			"GET /")
+		if v := p.fromClient(nattest.TCP{Seq: 1006, Ack: 9001, Flags: ack, Payload: []byte("index")})[0]; v.Seq != 1006+
+			n || string(v.Payload) != "index" {
 			t.Fatalf("%d %q", v.Seq, v.Payload)
 		}
 		// The server has the first segment without its end; then all of it.
 		if v := p.fromServer(nattest.TCP{Seq: 9001, Ack: 1001 + n + 2, Flags: ack}); v.Ack != 1003 {
 			t.Fatalf("acknowledgement %d, want 1003", v.Ack)
 		}
-		if v := p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack, Payload: []byte("GET /")})[0]; v.Seq != 1001+n || string(v.Payload) != "GET /" {
+		if v := p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack, Payload: []byte("GET /")})[0]; v.Seq != 1001+
+			n || string(v.Payload) != "GET /" {
 			t.Fatalf("%d %q: the server has the header", v.Seq, v.Payload)
 		}
-		if v := p.fromServer(nattest.TCP{Seq: 9001, Ack: 1011 + n, Flags: ack, Payload: []byte("200")}); v.Ack != 1011 || v.Seq != 9001 || string(v.Payload) != "200" {
+		if v := p.fromServer(nattest.TCP{Seq: 9001, Ack: 1011 + n, Flags: ack, Payload: []byte("200")}); v.Ack !=
+			1011 || v.Seq != 9001 || string(v.Payload) != "200" {
 			t.Fatalf("%d %d %q", v.Seq, v.Ack, v.Payload)
 		}
 		if v := p.fromClient(nattest.TCP{Seq: 1011, Ack: 9004, Flags: ack | nattest.FIN})[0]; v.Seq != 1011+n {
@@ -204,14 +213,16 @@ func TestProxyProtocolServerFirst(t *testing.T) {
 		p.leads(p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack}), "") // this one is lost
 		p.fromServer(nattest.TCP{Seq: 9000, Ack: 1001, Flags: nattest.SYN | ack})
 		p.leads(p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack}), "")
-		if v := p.fromServer(nattest.TCP{Seq: 9001, Ack: 1001 + n, Flags: ack, Payload: []byte("220 hello")}); v.Ack != 1001 {
+		if v := p.fromServer(nattest.TCP{Seq: 9001, Ack: 1001 + n, Flags: ack, Payload: []byte("220 hello")}); v.Ack !=
+			1001 {
 			t.Fatalf("acknowledgement %d", v.Ack)
 		}
 		if v := p.fromClient(nattest.TCP{Seq: 1001, Ack: 9010, Flags: ack})[0]; v.Seq != 1001+n || len(v.Payload) != 0 {
 			t.Fatalf("%d %q", v.Seq, v.Payload)
 		}
 		// A keepalive repeats the last number, with or without a byte (RFC 1122, Section 4.2.3.6).
-		if v := p.fromClient(nattest.TCP{Seq: 1000, Ack: 9010, Flags: ack, Payload: []byte{0}})[0]; v.Seq != 1000+n || len(v.Payload) != 1 {
+		if v := p.fromClient(nattest.TCP{Seq: 1000, Ack: 9010, Flags: ack, Payload: []byte{0}})[0]; v.Seq != 1000+n ||
+			len(v.Payload) != 1 {
 			t.Fatalf("keepalive %d %q", v.Seq, v.Payload)
 		}
 	})
@@ -359,8 +370,10 @@ func TestProxyProtocolLongStarts(t *testing.T) {
 						if !partial && size > most { // its sender would have kept it smaller
 							return
 						}
-						for _, v := range p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack | nattest.PSH, Options: options, Payload: data, Partial: partial}) {
-							if v.Seq != 1001+uint32(len(got)) || !bytes.Equal(v.Options, options) || len(v.Payload) > most {
+						for _, v := range p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack | nattest.PSH,
+							Options: options, Payload: data, Partial: partial}) {
+							if v.Seq != 1001+uint32(len(got)) || !bytes.Equal(v.Options, options) ||
+								len(v.Payload) > most {
 								t.Fatalf("%d bytes at %d with options %x", len(v.Payload), v.Seq, v.Options)
 							}
 							got = append(got, v.Payload...)
@@ -369,7 +382,9 @@ func TestProxyProtocolLongStarts(t *testing.T) {
 							t.Fatalf("%d bytes, want the header and %d", len(got), size)
 						}
 						// Later ones are only renumbered.
-						if v := p.fromClient(nattest.TCP{Seq: 1001 + uint32(size), Ack: 9001, Flags: ack, Options: options, Payload: []byte("x"), Partial: partial})[0]; v.Seq != 1001+uint32(size+len(p.header)) {
+						if v := p.fromClient(nattest.TCP{Seq: 1001 + uint32(size), Ack: 9001, Flags: ack,
+							Options: options, Payload: []byte("x"), Partial: partial})[0]; v.Seq != 1001+
+							uint32(size+len(p.header)) {
 							t.Fatalf("%d", v.Seq)
 						}
 					})
@@ -384,8 +399,9 @@ func TestProxyProtocolPathMTU(t *testing.T) {
 	p := pathTo(t, engine(t, proxied), "service")
 	p.open()
 	p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack, Payload: nattest.Payload(1000, 1)})
-	quoted := nattest.IP{Source: p.as.Addr().String(), Destination: p.at.Addr().String(), DF: true, Body: nattest.TCP{SourcePort: p.as.Port(),
-		DestinationPort: p.at.Port(), Seq: 1001, Flags: ack, Payload: nattest.Payload(1028, 1)}}
+	quoted := nattest.IP{Source: p.as.Addr().String(), Destination: p.at.Addr().String(), DF: true,
+		Body: nattest.TCP{SourcePort: p.as.Port(),
+			DestinationPort: p.at.Port(), Seq: 1001, Flags: ack, Payload: nattest.Payload(1028, 1)}}
 	forwarded(t, p.e, p.server, tooBig(700, quoted), p.now)
 	for _, v := range p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack, Payload: nattest.Payload(640, 1)}) {
 		if n := len(v.Header) + len(v.Body); n > 700 {
@@ -401,7 +417,8 @@ func TestProxyProtocolWindow(t *testing.T) {
 		n := len(p.header)
 		window := func(v nattest.View) int { return int(binary.BigEndian.Uint16(v.Body[14:])) }
 		p.fromClient(nattest.TCP{Seq: 1000, Flags: nattest.SYN, Options: []byte{3, 3, 7, 0}})
-		if v := p.fromServer(nattest.TCP{Seq: 9000, Ack: 1001, Flags: nattest.SYN | ack, Window: 1000, Options: []byte{3, 3, 3, 0}}); window(v) != 1000-n {
+		if v := p.fromServer(nattest.TCP{Seq: 9000, Ack: 1001, Flags: nattest.SYN | ack, Window: 1000,
+			Options: []byte{3, 3, 3, 0}}); window(v) != 1000-n {
 			t.Errorf("SYN-ACK: window %d, want %d", window(v), 1000-n)
 		}
 		p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack, Payload: []byte("x")})
@@ -410,7 +427,8 @@ func TestProxyProtocolWindow(t *testing.T) {
 			{0, 1, 0},
 			{n - 9, 100, 98}, {n - 8, 100, 99}, {n - 1, 100, 99}, {n, 100, 100}, {n + 1, 100, 100},
 		} {
-			if v := p.fromServer(nattest.TCP{Seq: 9001, Ack: 1001 + uint32(tt.of), Flags: ack, Window: uint16(tt.window)}); window(v) != tt.want {
+			if v := p.fromServer(nattest.TCP{Seq: 9001, Ack: 1001 + uint32(tt.of), Flags: ack,
+				Window: uint16(tt.window)}); window(v) != tt.want {
 				t.Errorf("%d bytes acknowledged, window %d: %d, want %d", tt.of, tt.window, window(v), tt.want)
 			}
 		}
@@ -454,7 +472,8 @@ func TestProxyProtocolICMPErrors(t *testing.T) {
 		if p.from.Addr().Is6() {
 			m.Type = 3
 		}
-		_, _, out := forwarded(t, p.e, p.client, nattest.IP{Source: p.from.Addr().String(), Destination: p.to.Addr().String(), Body: m}.Bytes(), p.now)
+		_, _, out := forwarded(t, p.e, p.client, nattest.IP{Source: p.from.Addr().String(),
+			Destination: p.to.Addr().String(), Body: m}.Bytes(), p.now)
 		if v, err := nattest.CheckQuoted(out); err != nil || v.Seq != 9001 {
 			t.Fatalf("%v; number %d", err, v.Seq)
 		}
@@ -478,11 +497,13 @@ func TestProxyProtocolMidStream(t *testing.T) {
 		}
 	})
 	e := engine(t, proxied)
-	dropped(t, e, node2, tcp("192.0.2.10", "10.71.3.9", 443, 40000, nattest.ACK, "tail").Bytes(), start, nat.ReasonMidStream)
+	dropped(t, e, node2, tcp("192.0.2.10", "10.71.3.9", 443, 40000, nattest.ACK, "tail").Bytes(), start,
+		nat.ReasonMidStream)
 	// The host may also be a client, whose own stream gets no header; UDP has no stream.
 	_, v, _ := forwarded(t, e, node2, tcp("192.0.2.10", "10.71.3.9", 50000, 80, nattest.SYN, "").Bytes(), start)
 	expect(t, v, "10.70.0.9", "10.200.3.9")
-	if _, v, _ = forwarded(t, e, node2, tcp("192.0.2.10", "10.71.3.9", 50000, 80, nattest.ACK, "mine").Bytes(), start); v.Seq != 1000 || string(v.Payload) != "mine" {
+	if _, v, _ = forwarded(t, e, node2, tcp("192.0.2.10", "10.71.3.9", 50000, 80, nattest.ACK, "mine").Bytes(),
+		start); v.Seq != 1000 || string(v.Payload) != "mine" {
 		t.Errorf("%d %q", v.Seq, v.Payload)
 	}
 	forwarded(t, e, nat.Tunnel, udp("10.200.3.9", "10.70.0.9", 40000, 53).Bytes(), start)
@@ -497,7 +518,8 @@ func TestProxyProtocolPortsAgain(t *testing.T) {
 		begin := func(number uint32) {
 			t.Helper()
 			p.fromClient(nattest.TCP{Seq: number, Flags: nattest.SYN})
-			if v := p.fromServer(nattest.TCP{Seq: 70000, Ack: number + 1, Flags: nattest.SYN | ack}); v.Ack != number+1 {
+			if v := p.fromServer(nattest.TCP{Seq: 70000, Ack: number + 1, Flags: nattest.SYN | ack}); v.Ack != number+
+				1 {
 				t.Fatalf("acknowledgement %d, want %d", v.Ack, number+1)
 			}
 			v := p.fromClient(nattest.TCP{Seq: number + 1, Ack: 70001, Flags: ack, Payload: []byte("again")})
@@ -547,11 +569,13 @@ func TestProxyProtocolChanges(t *testing.T) {
 		p.fromServer(nattest.TCP{Seq: 9001, Ack: 1004 + n, Flags: ack | nattest.RST})
 		// The same port again, now without a header.
 		p.open()
-		if v := p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack, Payload: []byte("two")})[0]; string(v.Payload) != "two" {
+		if v := p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack, Payload: []byte("two")})[0]; string(
+			v.Payload) != "two" {
 			t.Fatalf("%q", v.Payload)
 		}
 		apply(p, proxied)
-		if v := p.fromClient(nattest.TCP{Seq: 1004, Ack: 9001, Flags: ack, Payload: []byte("three")})[0]; v.Seq != 1004 || string(v.Payload) != "three" {
+		if v := p.fromClient(nattest.TCP{Seq: 1004, Ack: 9001, Flags: ack, Payload: []byte("three")})[0]; v.Seq !=
+			1004 || string(v.Payload) != "three" {
 			t.Fatalf("%d %q", v.Seq, v.Payload)
 		}
 		p.fromServer(nattest.TCP{Seq: 9001, Ack: 1009, Flags: ack | nattest.RST})
@@ -582,7 +606,8 @@ func TestProxyProtocolBrokenStart(t *testing.T) {
 	})
 	p := pathTo(t, engine(t, proxied), "service")
 	p.open()
-	whole := nattest.IP{Source: "10.200.3.9", Destination: "10.70.0.20", Body: nattest.TCP{SourcePort: 40000, DestinationPort: 80, Seq: 1001, Ack: 9001, Flags: ack, Payload: make([]byte, 400)}}
+	whole := nattest.IP{Source: "10.200.3.9", Destination: "10.70.0.20", Body: nattest.TCP{SourcePort: 40000,
+		DestinationPort: 80, Seq: 1001, Ack: 9001, Flags: ack, Payload: make([]byte, 400)}}
 	for _, b := range nattest.Pieces(whole, 200, 7) {
 		dropped(t, p.e, p.client, b, p.now, nat.ReasonFragment)
 	}
@@ -597,14 +622,17 @@ func TestProxyProtocolForgedHeader(t *testing.T) {
 		try := func(first uint32) {
 			t.Helper()
 			for _, before := range []uint32{1, 2, n - 1, n, n + 1, uint32(len(forged)) + n - 1, 1000} {
-				for _, v := range p.fromClient(nattest.TCP{Seq: first - before, Ack: 9001, Flags: ack | nattest.PSH, Payload: forged}) {
+				for _, v := range p.fromClient(nattest.TCP{Seq: first - before, Ack: 9001, Flags: ack | nattest.PSH,
+					Payload: forged}) {
 					if v.Seq != first || !bytes.Equal(v.Payload, p.header) {
-						t.Fatalf("%d before the stream: %q at %d, want the header at %d", before, v.Payload, v.Seq, first)
+						t.Fatalf("%d before the stream: %q at %d, want the header at %d", before, v.Payload,
+							v.Seq, first)
 					}
 				}
 			}
 			long := slices.Concat(make([]byte, 60_000), forged)
-			if v := p.fromClient(nattest.TCP{Seq: first - 60_000 - n, Ack: 9001, Flags: ack, Payload: long, Partial: true}); v[0].Seq != first || !bytes.Equal(v[0].Payload, p.header) {
+			if v := p.fromClient(nattest.TCP{Seq: first - 60_000 - n, Ack: 9001, Flags: ack, Payload: long,
+				Partial: true}); v[0].Seq != first || !bytes.Equal(v[0].Payload, p.header) {
 				t.Fatalf("%q at %d", v[0].Payload, v[0].Seq)
 			}
 		}
@@ -617,7 +645,8 @@ func TestProxyProtocolForgedHeader(t *testing.T) {
 			t.Fatalf("SYN-ACK of %d", v.Ack)
 		}
 		try(2001 + n)
-		if v := p.fromClient(nattest.TCP{Seq: 2001 + n, Ack: 9001, Flags: ack, Payload: []byte("mine")})[0]; v.Seq != 2001+n || !bytes.Equal(v.Payload, append(bytes.Clone(p.header), "mine"...)) {
+		if v := p.fromClient(nattest.TCP{Seq: 2001 + n, Ack: 9001, Flags: ack, Payload: []byte("mine")})[0]; v.Seq !=
+			2001+n || !bytes.Equal(v.Payload, append(bytes.Clone(p.header), "mine"...)) {
 			t.Fatalf("%q at %d", v.Payload, v.Seq)
 		}
 	})
@@ -632,14 +661,17 @@ func TestProxyProtocolLongPayloadDropped(t *testing.T) {
 					p.fromServer(nattest.TCP{Seq: 9000, Ack: 1001, Flags: nattest.SYN | ack})
 				}
 				of.Payload, of.Partial = nattest.Payload(9000, 1), partial
-				if v := p.fromClient(of); len(v) != 1 || of.Flags == ack && !bytes.Equal(v[0].Payload, p.header) || of.Flags != ack && len(v[0].Payload) > 0 {
+				if v := p.fromClient(of); len(v) != 1 || of.Flags == ack && !bytes.Equal(v[0].Payload, p.header) ||
+					of.Flags != ack && len(v[0].Payload) > 0 {
 					t.Errorf("flags %#x: %d segments, the first of %d bytes", of.Flags, len(v), len(v[0].Payload))
 				}
 			}
 		}
 		// One that may be fragmented.
-		b := nattest.IP{Source: p.from.Addr().String(), Destination: p.to.Addr().String(), Body: nattest.TCP{SourcePort: p.from.Port(),
-			DestinationPort: p.to.Port(), Seq: 1000, Flags: nattest.SYN, Window: 65535, Payload: nattest.Payload(9000, 1)}}.Bytes()
+		b := nattest.IP{Source: p.from.Addr().String(), Destination: p.to.Addr().String(),
+			Body: nattest.TCP{SourcePort: p.from.Port(),
+				DestinationPort: p.to.Port(), Seq: 1000, Flags: nattest.SYN, Window: 65535,
+				Payload: nattest.Payload(9000, 1)}}.Bytes()
 		v, out := process(t, p.e, p.client, b, p.now)
 		p.views(v, out, p.server, p.as, p.at)
 	})
@@ -669,13 +701,15 @@ func TestProxyProtocolRecords(t *testing.T) {
 				}
 			}
 			other := engine(t, proxied)
-			if got := restore(other, p.now.Add(time.Second), records(p.e, 0, p.now)); got.Connections != 1 || !got.Whole {
+			if got := restore(other, p.now.Add(time.Second), records(p.e, 0, p.now)); got.Connections != 1 ||
+				!got.Whole {
 				t.Fatalf("%s: %+v", name, got)
 			}
 			p.e, p.now = other, p.now.Add(time.Second)
 			if stage < 3 {
 				p.leads(p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack, Payload: []byte("x")}), "x")
-			} else if v := p.fromClient(nattest.TCP{Seq: at, Ack: 9001, Flags: ack, Payload: []byte("x")})[0]; v.Seq != at+n || string(v.Payload) != "x" {
+			} else if v := p.fromClient(nattest.TCP{Seq: at, Ack: 9001, Flags: ack, Payload: []byte("x")})[0]; v.Seq !=
+				at+n || string(v.Payload) != "x" {
 				t.Fatalf("%s: %d %q, want %d", name, v.Seq, v.Payload, at+n)
 			}
 			if v := p.fromServer(nattest.TCP{Seq: 9001, Ack: at + 1 + n, Flags: ack}); v.Ack != at+1 {
@@ -695,7 +729,8 @@ func TestProxyProtocolFarStreams(t *testing.T) {
 		at := uint32(1001)
 		for range 3 << 6 { // 12 GiB
 			at += 1 << 26
-			if v := p.fromClient(nattest.TCP{Seq: at - 1000, Ack: 9001, Flags: ack, Payload: make([]byte, 1000)})[0]; v.Seq != at-1000+n || len(v.Payload) != 1000 {
+			if v := p.fromClient(nattest.TCP{Seq: at - 1000, Ack: 9001, Flags: ack,
+				Payload: make([]byte, 1000)})[0]; v.Seq != at-1000+n || len(v.Payload) != 1000 {
 				t.Fatalf("%#x: %#x, %d bytes", at, v.Seq, len(v.Payload))
 			}
 			for _, behind := range []uint32{3000, 0} {

@@ -8,20 +8,27 @@ import (
 	"culvert/nat/rules"
 )
 
-// A proxyStream is a TCP connection whose server gets a PROXY protocol header in front of the client's data. The header is inserted in flight:
+// A proxyStream is a TCP connection whose server gets a PROXY protocol header in front of the
+// client's data. The header is inserted in flight:
 //
-//	SYN                  loses what a server could take for the beginning of the stream: data of TCP Fast Open, and Multipath TCP
-//	up to the server's   each segment that begins where the stream does carries the header: data, the acknowledgement that ends the
-//	acknowledgement of   handshake (a server may speak first), FIN, a keepalive. What the client repeats brings it once more, so that
+//	SYN                  loses what a server could take for the beginning of the stream: data of
+//	                     TCP Fast Open, and Multipath TCP
+//	up to the server's   each segment that begins where the stream does carries the header: data,
+//	                     the acknowledgement that ends the
+//	acknowledgement of   handshake (a server may speak first), FIN, a keepalive. What the client
+//	                     repeats brings it once more, so that
 //	the header           no loss is the gateway's to mend.
-//	other segments       count on by its length; acknowledgements, SACK blocks and quotations of ICMP errors count back
+//	other segments       count on by its length; acknowledgements, SACK blocks and quotations of
+//	                     ICMP errors count back
 //
 // tcpState has the client's sequence numbers.
 type proxyStream struct {
 	header packet.ProxyHeader // never changed, since Cutters read it without the Engine's lock
 	seen   bool               // it names the client's address as the server's cluster sees it, not as it came
 	stage  headerStage
-	first  uint32 // the client's sequence number after its SYN; after several SYNs, that of the one the server acknowledged
+	// the client's sequence number after its SYN; after several SYNs, that of the one the server
+	// acknowledged
+	first uint32
 }
 
 // A headerStage says how far the header has got.
@@ -34,10 +41,12 @@ const (
 	headerFar                        // packet.StreamShift.Far
 )
 
-// beforeStream is more than a segment and a header hold: a segment that begins so far before the stream does not reach it.
+// beforeStream is more than a segment and a header hold: a segment that begins so far before the
+// stream does not reach it.
 const beforeStream = 1 << 17
 
-// headerFarFrom is where nothing of the beginning of a stream is under way any more: beyond the largest window.
+// headerFarFrom is where nothing of the beginning of a stream is under way any more: beyond the
+// largest window.
 const headerFarFrom = maxWindow
 
 func (pr *proxyStream) shift() packet.StreamShift {
@@ -57,7 +66,8 @@ const (
 	streamBack             // the server's numbers become the client's
 )
 
-// A streamPlan is what a plan says about a proxyStream. The other fields are stale when step is streamAsIs.
+// A streamPlan is what a plan says about a proxyStream. The other fields are stale when step is
+// streamAsIs.
 type streamPlan struct {
 	step        streamStep
 	stage       headerStage  // streamBack: the new stage
@@ -66,7 +76,8 @@ type streamPlan struct {
 	window      uint16       // streamBack: how much less than the server's window is announced
 }
 
-// openStream decides about the first packet of a connection. It returns false if the packet is dropped.
+// openStream decides about the first packet of a connection. It returns false if the packet is
+// dropped.
 func (d *decision) openStream(p *packet.Packet) bool {
 	tr := &d.tr
 	if !tr.ShiftsStream() || tr.NoTrack || p.Protocol() != packet.TCP || !p.HasPorts() {
@@ -87,7 +98,8 @@ func (d *decision) openStream(p *packet.Packet) bool {
 	}
 	if d.trace != nil {
 		client, server := proxied(&d.from, tr.ClientSource())
-		d.traceStream(fmt.Sprintf("a header of %d bytes will tell the server %s > %s", packet.ProxyHeaderLen(d.from.IPv6), client, server))
+		d.traceStream(fmt.Sprintf("a header of %d bytes will tell the server %s > %s",
+			packet.ProxyHeaderLen(d.from.IPv6), client, server))
 	}
 	return true
 }
@@ -97,7 +109,8 @@ func proxied(from *packet.Tuple, source netip.Addr) (client, server netip.AddrPo
 	return netip.AddrPortFrom(source, from.SourcePort()), netip.AddrPortFrom(from.Destination(), from.DestinationPort())
 }
 
-// newProxyStream returns the stream of a connection with original tuple first and reply tuple answer.
+// newProxyStream returns the stream of a connection with original tuple first and reply tuple
+// answer.
 func newProxyStream(first, answer *packet.Tuple, seen bool, number uint32) *proxyStream {
 	source := first.Source()
 	if seen {
@@ -123,7 +136,8 @@ func (tb *table) proxyStreamOf(c *conn, number uint32) *proxyStream {
 	return tb.proxies[number]
 }
 
-// stream decides about a segment of the connection of hit, which is a proxyStream. It returns false if the segment is dropped.
+// stream decides about a segment of the connection of hit, which is a proxyStream. It returns false
+// if the segment is dropped.
 func (e *Engine) stream(d *decision, p *packet.Packet) bool {
 	pl, c, pr := &d.plan.stream, d.hit.conn, e.table.proxies[d.hit.number]
 	*pl = streamPlan{proxyStream: pr, stage: pr.stage, first: pr.first}
@@ -156,14 +170,14 @@ func (pr *proxyStream) forth(p *packet.Packet) streamStep {
 	case pr.stage >= headerTaken:
 		return streamMoves
 	case flags&packet.RST != 0:
-		// RFC 5961, Section 3.2: a RST must have exactly the number that the server waits for. If the header was lost, the server says so in its
-		// challenge.
+		// RFC 5961, Section 3.2: a RST must have exactly the number that the server waits for. If
+		// the header was lost, the server says so in its challenge.
 		if at == 0 && pr.stage == headerDue || at == ^uint32(0) {
 			return streamAsIs
 		}
 	case at == 0, at > ^uint32(beforeStream):
-		// A keepalive or a window probe (RFC 1122, Section 4.2.3.6) repeats the number before. Only a client that wants its own header in the place
-		// of the true one sends anything earlier.
+		// A keepalive or a window probe (RFC 1122, Section 4.2.3.6) repeats the number before. Only
+		// a client that wants its own header in the place of the true one sends anything earlier.
 		return streamLeads
 	}
 	return streamMoves
@@ -179,7 +193,8 @@ func (pl *streamPlan) back(t *tcpState, p *packet.Packet) {
 	}
 	syn := p.IsSYN()
 	if syn && number != pr.first {
-		// Only the server knows which of several SYNs it took: a client can send any number of them and have some lost behind the gateway.
+		// Only the server knows which of several SYNs it took: a client can send any number of them
+		// and have some lost behind the gateway.
 		pl.first, pl.stage = number, headerDue
 	}
 	length := pr.length()
@@ -188,19 +203,22 @@ func (pl *streamPlan) back(t *tcpState, p *packet.Packet) {
 	case pl.stage == headerFar:
 		return
 	case at < length:
-		// RFC 9293, Section 3.8.6: the client's window ends where it would without the header, so nothing exceeds the server's.
+		// RFC 9293, Section 3.8.6: the client's window ends where it would without the header, so
+		// nothing exceeds the server's.
 		pl.window = lessWindow(length-at, t.shift[reply], syn)
 		if at == 0 && pl.stage == headerOffered {
 			pl.stage = headerDue
 		}
 	case at >= headerFarFrom && at <= 2*headerFarFrom && pl.stage == headerTaken:
 		pl.stage = headerFar
-	case pl.stage < headerTaken && t.flags[original]&tcpHeard != 0 && !before(t.end[original], number-length) && !before(number, pl.first):
+	case pl.stage < headerTaken && t.flags[original]&tcpHeard != 0 && !before(t.end[original], number-length) &&
+		!before(number, pl.first):
 		pl.stage = headerTaken
 	}
 }
 
-// lessWindow returns how much to subtract from the window field for so many bytes. The window of a SYN is not scaled (RFC 7323, Section 2.2).
+// lessWindow returns how much to subtract from the window field for so many bytes. The window of a
+// SYN is not scaled (RFC 7323, Section 2.2).
 func lessWindow(bytes uint32, scale uint8, syn bool) uint16 {
 	if syn {
 		scale = 0

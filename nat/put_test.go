@@ -15,7 +15,8 @@ var firewallX = rules.Key{Kind: "FirewallConfiguration", Namespace: "liqo", Name
 // dropping drops what matches.
 func dropping(match ...rules.Match) rules.Resource {
 	return rules.Resource{Tables: []rules.Table{{Name: "t", Family: rules.FamilyIPv4, Chains: []rules.Chain{{
-		Name: "c", Type: rules.ChainFilter, Hook: rules.HookForward, Rules: []rules.Rule{{Name: "drop", Match: match, Action: rules.ActionDrop}},
+		Name: "c", Type: rules.ChainFilter, Hook: rules.HookForward,
+		Rules: []rules.Rule{{Name: "drop", Match: match, Action: rules.ActionDrop}},
 	}}}}}
 }
 
@@ -98,18 +99,28 @@ func TestPutRefuses(t *testing.T) {
 		want string
 	}{
 		{firewallX, dropping(in("milan-1")), ""},
-		{firewallX, dropping(rules.Match{IP: rules.Operand{Value: "10.0.0.300", Position: rules.PositionSource}}), `ip "10.0.0.300" is no address`},
+		{firewallX, dropping(rules.Match{IP: rules.Operand{Value: "10.0.0.300", Position: rules.PositionSource}}),
+			`ip "10.0.0.300" is no address`},
 		{rules.Key{Kind: "node", Name: "x"}, dropping(), "use another kind"},
-		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 9, Name: "a"}}, "device number 9 is taken by node/milan-2"},
-		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "milan-1"}}, `device "milan-1" is taken by node/milan-1`},
-		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "liqo-tunnel"}}, `taken by network/tunnel`},
-		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a", Address: rules.PairOf(addr("10.80.0.3"))}}, `10.80.0.3 is taken by node/milan-2`},
-		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50}}, "Device.Name: a device needs a name"},
-		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Name: "a"}}, "Device.Link: 0 is reserved"},
-		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a", Address: rules.PairOf(addr("::ffff:1.2.3.4"))}}, "Device.Address"},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 9, Name: "a"}},
+			"device number 9 is taken by node/milan-2"},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "milan-1"}},
+			`device "milan-1" is taken by node/milan-1`},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "liqo-tunnel"}},
+			`taken by network/tunnel`},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a",
+			Address: rules.PairOf(addr("10.80.0.3"))}}, `10.80.0.3 is taken by node/milan-2`},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50}},
+			"Device.Name: a device needs a name"},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Name: "a"}},
+			"Device.Link: 0 is reserved"},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a",
+			Address: rules.PairOf(addr("::ffff:1.2.3.4"))}}, "Device.Address"},
 		{rules.Key{Kind: "Service", Name: "a"}, rules.Resource{Service: &rules.Service{}}, "Service.Address"},
-		{rules.Key{Kind: "Service", Name: "a"}, rules.Resource{Service: &milan().Services[0]}, "taken by service/web 10.70.0.20:80/6"},
-		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a", Address: rules.PairOf(addr("10.80.0.50"))}}, ""},
+		{rules.Key{Kind: "Service", Name: "a"}, rules.Resource{Service: &milan().Services[0]},
+			"taken by service/web 10.70.0.20:80/6"},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a",
+			Address: rules.PairOf(addr("10.80.0.50"))}}, ""},
 	} {
 		err := e.Put(tt.key, tt.r)
 		if got := fmt.Sprint(err); tt.want == "" && err != nil || !strings.Contains(got, tt.want) {
@@ -134,7 +145,8 @@ func TestPutRefuses(t *testing.T) {
 
 // Rules and routes may name a device before it exists. Connections from it live as long as it does.
 func TestDevicesComeAndGo(t *testing.T) {
-	e, err := New([16]byte{}, &Config{MTU: 1340, Config: rules.Config{Firewall: []rules.Table{}, Routing: []rules.PolicyTable{}}})
+	e, err := New([16]byte{}, &Config{MTU: 1340, Config: rules.Config{Firewall: []rules.Table{},
+		Routing: []rules.PolicyTable{}}})
 	need.NoError(t, err)
 	put := func(name string, r rules.Resource) {
 		t.Helper()
@@ -151,7 +163,8 @@ func TestDevicesComeAndGo(t *testing.T) {
 	try("nothing is there", "10.1.0.1", ReasonNoRoute, 0)
 	put("rule", dropping(in("n50"), ip("10.1.0.2", rules.PositionSource)))
 	put("route", rules.Resource{Routing: []rules.PolicyTable{{Name: "r", Rules: []rules.PolicyRule{
-		{In: "n50", Priority: 1, Routes: []rules.PolicyRoute{{Destination: pfx("198.51.100.0/24"), Via: addr("10.80.0.60")}}}}}}})
+		{In: "n50", Priority: 1, Routes: []rules.PolicyRoute{{Destination: pfx("198.51.100.0/24"),
+			Via: addr("10.80.0.60")}}}}}}})
 	try("no device", "10.1.0.1", ReasonNoRoute, 0)
 	put("n50", rules.Resource{Device: &rules.Device{Link: 50, Name: "n50"}})
 	try("the neighbour is missing", "10.1.0.1", ReasonNoRoute, 0)
@@ -186,7 +199,8 @@ func TestRuleConcernsAsymmetricAnswer(t *testing.T) {
 	}
 	answer := func(when string, from Link, want Reason) {
 		t.Helper()
-		if v, _ := send(e, from, pod, seen, 2, 1); v.Reason != want || want == ReasonNone && v.Asymmetric != (from == 9) {
+		if v, _ := send(e, from, pod, seen, 2, 1); v.Reason != want || want == ReasonNone &&
+			v.Asymmetric != (from == 9) {
 			t.Errorf("%s: an answer by %d: %+v, want %v", when, from, v, want)
 		}
 	}

@@ -28,7 +28,8 @@ const (
 	ReasonFiltered               // a rule with action drop
 	ReasonRejected               // a rule with action reject
 	ReasonNoBackend              // a service has no backend, or the connection's backend left
-	ReasonMidStream              // TCP in mid-stream without a connection, to a server that gets a PROXY protocol header
+	// TCP in mid-stream without a connection, to a server that gets a PROXY protocol header
+	ReasonMidStream
 
 	reasons // the number of reasons
 )

@@ -8,11 +8,12 @@ import (
 	"culvert/nat/rules"
 )
 
-// Records saves what an Engine knows and its successor could not learn from packets: connections, except those that the next packet would make again,
-// and clients of services with affinity.
+// Records saves what an Engine knows and its successor could not learn from packets: connections,
+// except those that the next packet would make again, and clients of services with affinity.
 //
-// Times are saved as ages, and age does not advance between saving and restoring. No clock that survives a restart can be trusted with more; a
-// connection restored too late costs a table entry until it expires.
+// Times are saved as ages, and age does not advance between saving and restoring. No clock that
+// survives a restart can be trusted with more; a connection restored too late costs a table entry
+// until it expires.
 type Records struct {
 	e     *Engine
 	since Time
@@ -30,8 +31,9 @@ type Records struct {
 	blockWriter
 }
 
-// Records starts saving at now. name names a Link; connections on links with the name "" are left out. If since is not 0, only connections with a
-// packet at or after since are saved: a second round after a complete one then costs only what has changed.
+// Records starts saving at now. name names a Link; connections on links with the name "" are left
+// out. If since is not 0, only connections with a packet at or after since are saved: a second
+// round after a complete one then costs only what has changed.
 func (e *Engine) Records(since, now Time, name func(Link) string) *Records {
 	return &Records{e: e, since: since, now: now, blockWriter: blockWriter{name: name}, pause: func() {}}
 }
@@ -39,14 +41,15 @@ func (e *Engine) Records(since, now Time, name func(Link) string) *Records {
 const (
 	// RecordWrite is the most that Write writes at a time, in bytes.
 	RecordWrite = 16 * RecordBlock
-	// recordBurst is how much work is done between two pauses, about half a millisecond of a processor. Its unit is skipping one idle entry, in
-	// memory that is read ahead. Judging or saving an entry, or saving a client, costs as much as skipping recordWork of them.
+	// recordBurst is how much work is done between two pauses, about half a millisecond of a
+	// processor. Its unit is skipping one idle entry, in memory that is read ahead. Judging or
+	// saving an entry, or saving a client, costs as much as skipping recordWork of them.
 	recordBurst = 1024 * recordWork
 	recordWork  = 16
 )
 
-// Write writes all blocks to w. It calls pause whenever it has worked long enough that packets should have their turn, even if there was little to
-// write. It returns the error of w.
+// Write writes all blocks to w. It calls pause whenever it has worked long enough that packets
+// should have their turn, even if there was little to write. It returns the error of w.
 func (r *Records) Write(w io.Writer, pause func()) error {
 	r.pause = pause
 	buffer := make([]byte, 0, RecordWrite)
@@ -62,7 +65,8 @@ func (r *Records) Write(w io.Writer, pause func()) error {
 	return nil
 }
 
-// Next appends the next block to dst; more is false after the last one. Packets wait while it reads listBudget table entries at a time.
+// Next appends the next block to dst; more is false after the last one. Packets wait while it reads
+// listBudget table entries at a time.
 func (r *Records) Next(dst []byte) (all []byte, more bool) {
 	r.begin(dst)
 	for !more && r.read() {
@@ -135,7 +139,8 @@ func (r *Records) readConnections() {
 // +checklocksignore: the closures that call it cannot be annotated
 func (e *Engine) record(c *conn, number uint32, now Time) (x connRecord, ok bool) {
 	x = connRecord{
-		first: e.table.tuple(c, original), answer: e.table.tuple(c, reply), idle: time.Duration(max(now-e.seen(c, now), 0)), mark: c.mark,
+		first: e.table.tuple(c, original), answer: e.table.tuple(c, reply),
+		idle: time.Duration(max(now-e.seen(c, now), 0)), mark: c.mark,
 		state: c.state, packets: c.packets, bytes: c.bytes, tcp: c.tcp,
 	}
 	if pr := e.table.proxyStreamOf(c, number); pr != nil {
@@ -166,14 +171,17 @@ func (e *Engine) record(c *conn, number uint32, now Time) (x connRecord, ok bool
 	return x, true
 }
 
-// reproducible reports whether the next packet of a connection, in either direction, would make it again: it is a pod's with the other cluster,
-// translated only by the clusters' CIDRs, and its answers go to the same node without a mark. It does not ask configured rules about a first packet.
+// reproducible reports whether the next packet of a connection, in either direction, would make it
+// again: it is a pod's with the other cluster, translated only by the clusters' CIDRs, and its
+// answers go to the same node without a mark. It does not ask configured rules about a first
+// packet.
 func (e *Engine) reproducible(c *conn, first, answer *packet.Tuple) bool {
 	s, inside, outside := e.snapshot, first, answer
 	if first.Link.Outside() {
 		inside, outside = answer, first
 	}
-	if !s.rules.Generated() || c.has(flagService|flagPort) || c.tcp.flags[original]&tcpShifted != 0 || inside.Link.Outside() || !outside.Link.Outside() {
+	if !s.rules.Generated() || c.has(flagService|flagPort) || c.tcp.flags[original]&tcpShifted != 0 ||
+		inside.Link.Outside() || !outside.Link.Outside() {
 		return false
 	}
 	local, seen := inside.Source(), inside.Destination()

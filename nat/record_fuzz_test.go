@@ -53,7 +53,8 @@ func FuzzRestore(f *testing.F) {
 			t.Fatalf("%d connections and %d clients, %+v", st.Connections, st.Clients, got)
 		}
 		again := restore(other, start, records(e, 0, start))
-		if !again.Whole || again.Expired+again.UnknownLink+again.Unbound+again.NoRoom > 0 || again.Clients != e.Stats().Clients {
+		if !again.Whole || again.Expired+again.UnknownLink+again.Unbound+again.NoRoom > 0 ||
+			again.Clients != e.Stats().Clients {
 			t.Fatalf("%+v, then %+v", got, again)
 		}
 		for _, b := range examples() {
@@ -66,7 +67,8 @@ func FuzzRestore(f *testing.F) {
 	})
 }
 
-// FuzzMirror has a Mirror, whose Engine has a connection, read any items twice. Afterwards the table is sound.
+// FuzzMirror has a Mirror, whose Engine has a connection, read any items twice. Afterwards the
+// table is sound.
 func FuzzMirror(f *testing.F) {
 	fed := func(e *nat.Engine) []byte {
 		feed := e.Feed(recordName)

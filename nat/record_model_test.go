@@ -49,9 +49,11 @@ func newSmallTable(t *testing.T) *smallTable {
 	}
 	s := &smallTable{t: t, e: engine(t, small), other: engine(t, small), now: start, m: model{most: 3, life: smallLife}}
 	for i := range s.sent {
-		s.sent[i] = nattest.IP{Source: smallClients[i/2], Destination: smallSeen.addr.String(), Body: nattest.UDP{SourcePort: uint16(2000 + i%2), DestinationPort: 53}}.Bytes()
+		s.sent[i] = nattest.IP{Source: smallClients[i/2], Destination: smallSeen.addr.String(),
+			Body: nattest.UDP{SourcePort: uint16(2000 + i%2), DestinationPort: 53}}.Bytes()
 	}
-	s.answer = nattest.IP{Source: smallReal.addr.String(), Destination: "10.70.0.0", Body: nattest.UDP{SourcePort: 53}}.Bytes()
+	s.answer = nattest.IP{Source: smallReal.addr.String(), Destination: "10.70.0.0",
+		Body: nattest.UDP{SourcePort: 53}}.Bytes()
 	binary.BigEndian.PutUint16(s.answer[26:], 0) // no checksum: ports change
 	return s
 }
@@ -103,7 +105,8 @@ func (s *smallTable) send(i int) {
 	v, from, to := s.process(in, s.sent[i])
 	c := s.m.outbound(in, false, local, smallSeen)
 	if c == nil {
-		c = &modelConn{node: in, local: local, seen: smallSeen, mapped: modelEnd{address("10.70.0.0"), local.port}, real: smallReal}
+		c = &modelConn{node: in, local: local, seen: smallSeen, mapped: modelEnd{address("10.70.0.0"), local.port},
+			real: smallReal}
 		if s.m.fromTunnel(false, smallReal, c.mapped) != nil && v.Action == nat.Forward {
 			c.mapped.port = from.port
 			if s.chosen[i] == 0 {

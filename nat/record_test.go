@@ -55,7 +55,8 @@ func restore(e *nat.Engine, now nat.Time, b []byte) nat.Restored {
 func keeping(c *nat.Config) {
 	dual(c)
 	c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
-	s := service(rules.Backend{Address: address("10.200.1.5"), Port: 8080}, rules.Backend{Address: address("10.200.2.5"), Port: 8080})
+	s := service(rules.Backend{Address: address("10.200.1.5"), Port: 8080},
+		rules.Backend{Address: address("10.200.2.5"), Port: 8080})
 	s.Affinity = rules.AffinityClientIP
 	c.Services = []rules.Service{s}
 }
@@ -87,7 +88,8 @@ func listed(e *nat.Engine, now nat.Time) (all []string) {
 	}
 	for i := range list {
 		c := &list[i]
-		all = append(all, fmt.Sprint(c.Original.String(), " ", c.Reply.String(), " ", c.Out[0], c.State, c.Replied, c.Service, c.Mark, c.Idle, c.Left, c.Packets, c.Bytes))
+		all = append(all, fmt.Sprint(c.Original.String(), " ", c.Reply.String(), " ", c.Out[0], c.State, c.Replied,
+			c.Service, c.Mark, c.Idle, c.Left, c.Packets, c.Bytes))
 	}
 	slices.Sort(all)
 	return all
@@ -102,7 +104,9 @@ func TestRecords(t *testing.T) {
 	other := engine(t, keeping)
 	const later = 99 * nat.Time(time.Hour) // by another clock
 	got := restore(other, later, saved)
-	want := slices.DeleteFunc(listed(e, now), func(s string) bool { return strings.HasPrefix(s, "17 10.200.1.5:5000>") })
+	want := slices.DeleteFunc(listed(e, now), func(s string) bool {
+		return strings.HasPrefix(s, "17 10.200.1.5:5000>")
+	})
 	if got != (nat.Restored{Connections: len(want), Clients: 1, Whole: true}) {
 		t.Errorf("%+v, want all %d connections and a client", got, len(want))
 	}
@@ -110,7 +114,8 @@ func TestRecords(t *testing.T) {
 		t.Errorf("restored\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	if st := other.Stats(); st.Ports != e.Stats().Ports || st.Unreplied != e.Stats().Unreplied-1 {
-		t.Errorf("%d ports and %d unreplied, want %d and %d", st.Ports, st.Unreplied, e.Stats().Ports, e.Stats().Unreplied-1)
+		t.Errorf("%d ports and %d unreplied, want %d and %d", st.Ports, st.Unreplied, e.Stats().Ports,
+			e.Stats().Unreplied-1)
 	}
 	if again := records(other, 0, later); !bytes.Equal(again[16:], saved[16:]) {
 		t.Error("the records of what was restored are others")
@@ -120,11 +125,13 @@ func TestRecords(t *testing.T) {
 	_, v, _ := forwarded(t, other, nat.Tunnel, udp("10.200.3.9", "10.70.0.0", 53, 5000).Bytes(), later)
 	expect(t, v, "10.71.3.9", "203.0.113.9")
 	_, old, _ := forwarded(t, e, node2, tcp("203.0.113.10", "10.71.3.9", 2000, 80, nattest.ACK, "").Bytes(), now)
-	if _, v, _ = forwarded(t, other, node2, tcp("203.0.113.10", "10.71.3.9", 2000, 80, nattest.ACK, "").Bytes(), later); v.SourcePort != old.SourcePort || v.SourcePort == 2000 {
+	if _, v, _ = forwarded(t, other, node2, tcp("203.0.113.10", "10.71.3.9", 2000, 80, nattest.ACK, "").Bytes(),
+		later); v.SourcePort != old.SourcePort || v.SourcePort == 2000 {
 		t.Errorf("port %d, was %d", v.SourcePort, old.SourcePort)
 	}
 	back := tcp("10.200.3.9", "10.70.0.0", 80, v.SourcePort, nattest.ACK, "")
-	if out, v, _ := forwarded(t, other, nat.Tunnel, back.Bytes(), later); out.Out != node2 || v.DestinationPort != 2000 {
+	if out, v, _ := forwarded(t, other, nat.Tunnel, back.Bytes(), later); out.Out != node2 ||
+		v.DestinationPort != 2000 {
 		t.Errorf("to port %d at link %d", v.DestinationPort, out.Out)
 	}
 	ledger(t, other)
@@ -181,15 +188,20 @@ func TestRestoreElsewhere(t *testing.T) {
 		want   nat.Restored // Connections: how many less than all; Clients: less than 1
 	}{
 		{"the same", func(*nat.Config) {}, nat.Restored{}},
-		{"another U", func(c *nat.Config) { c.UnknownSource.V6 = address("fd00:70::7") }, nat.Restored{Connections: 1, Unbound: 1}},
+		{"another U", func(c *nat.Config) { c.UnknownSource.V6 = address("fd00:70::7") }, nat.Restored{Connections: 1,
+			Unbound: 1}},
 		{"no mapping", func(c *nat.Config) { c.Addresses = nil }, nat.Restored{Connections: 1, Unbound: 1}},
 		{"no service", func(c *nat.Config) { c.Services = nil }, nat.Restored{}},
 		{"other backends", func(c *nat.Config) { c.Services[0].Backends = c.Services[0].Backends[:1] }, nat.Restored{}},
 		{"a node less", func(c *nat.Config) {
-			c.Nodes, c.Addresses, c.Routes = c.Nodes[:1], nil, slices.DeleteFunc(c.Routes, func(r rules.Route) bool { return r.Link == node2 })
+			c.Nodes, c.Addresses, c.Routes = c.Nodes[:1], nil, slices.DeleteFunc(c.Routes, func(r rules.Route) bool {
+				return r.Link == node2
+			})
 		}, nat.Restored{Connections: 3, Unbound: 1, UnknownLink: 2}},
-		{"less time", func(c *nat.Config) { c.Timeouts.UDPStream = time.Second }, nat.Restored{Connections: 1, Expired: 1}},
-		{"less room", func(c *nat.Config) { c.MaxConnections = 4 }, nat.Restored{Connections: all - 4, NoRoom: all - 4}},
+		{"less time", func(c *nat.Config) { c.Timeouts.UDPStream = time.Second }, nat.Restored{Connections: 1,
+			Expired: 1}},
+		{"less room", func(c *nat.Config) { c.MaxConnections = 4 }, nat.Restored{Connections: all - 4,
+			NoRoom: all - 4}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			e := engine(t, keeping, test.change)
@@ -285,7 +297,8 @@ func TestRestoredOrder(t *testing.T) {
 		t.Fatalf("%+v", other.Stats())
 	}
 	for i, want := range []bool{false, false, true, true, true, true, true} {
-		list, _, _ := other.Connections(0, &nat.ConnFilter{Addresses: []netip.Prefix{prefix(fmt.Sprintf("203.0.%d.9/32", i))}}, now, nil)
+		list, _, _ := other.Connections(0,
+			&nat.ConnFilter{Addresses: []netip.Prefix{prefix(fmt.Sprintf("203.0.%d.9/32", i))}}, now, nil)
 		if len(list) > 0 != want {
 			t.Errorf("203.0.%d.9: %t", i, !want)
 		}
@@ -295,7 +308,8 @@ func TestRestoredOrder(t *testing.T) {
 // many has enough nodes to fill a block of records with their names.
 func many(c *nat.Config) {
 	for l := nat.Link(20); l < 30; l++ {
-		c.Nodes = append(c.Nodes, rules.Node{Link: l, Name: fmt.Sprint("n", l), Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, 1, byte(l)}))})
+		c.Nodes = append(c.Nodes, rules.Node{Link: l, Name: fmt.Sprint("n", l),
+			Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, 1, byte(l)}))})
 	}
 }
 
@@ -419,7 +433,8 @@ func TestRestoreForeign(t *testing.T) {
 		b := bytes.Clone(saved)
 		b[4] = version
 		nat.SumRecords(b[:nat.RecordBlock])
-		if got := read(engine(t, many).Restore(longLink, start), b); got != (nat.Restored{Connections: in[1], Foreign: 1}) {
+		if got := read(engine(t, many).Restore(longLink, start), b); got != (nat.Restored{Connections: in[1],
+			Foreign: 1}) {
 			t.Errorf("version %d: %+v", version, got)
 		}
 	}
@@ -427,7 +442,8 @@ func TestRestoreForeign(t *testing.T) {
 		"empty": nil, "text": bytes.Repeat([]byte("connections: none\n"), 1000), "zeros": make([]byte, 1<<20),
 	} {
 		e := engine(t)
-		if got, blocks := restore(e, start, b), (len(b)+nat.RecordBlock-1)/nat.RecordBlock; got != (nat.Restored{Damaged: blocks}) {
+		if got, blocks := restore(e, start, b), (len(b)+nat.RecordBlock-1)/nat.RecordBlock; got !=
+			(nat.Restored{Damaged: blocks}) {
 			t.Errorf("%s: %+v, want %d damaged blocks", name, got, blocks)
 		}
 	}
@@ -470,7 +486,9 @@ func TestRecordsOfChanges(t *testing.T) {
 	}
 	restore(other, start, first)
 	got := restore(other, now, second)
-	want := slices.DeleteFunc(listed(e, now), func(s string) bool { return strings.HasPrefix(s, "17 10.200.1.5:5000>") })
+	want := slices.DeleteFunc(listed(e, now), func(s string) bool {
+		return strings.HasPrefix(s, "17 10.200.1.5:5000>")
+	})
 	if all := listed(other, now); !slices.Equal(all, want) {
 		t.Errorf("restored\n%s\nwant\n%s", strings.Join(all, "\n"), strings.Join(want, "\n"))
 	}
@@ -557,7 +575,8 @@ func TestRestoredTCP(t *testing.T) {
 			seq := [2]uint32{1001 + test.sent, 5001 + test.heard}
 			send := func(flags uint8, payload string, back bool) {
 				t.Helper()
-				b := nattest.TCP{SourcePort: 2000, DestinationPort: 80, Seq: seq[0], Ack: seq[1], Flags: nattest.ACK | flags, Window: 1000, Payload: []byte(payload)}
+				b := nattest.TCP{SourcePort: 2000, DestinationPort: 80, Seq: seq[0], Ack: seq[1],
+					Flags: nattest.ACK | flags, Window: 1000, Payload: []byte(payload)}
 				p, in := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: b}, node1
 				if back {
 					b.SourcePort, b.DestinationPort, b.Seq, b.Ack = 80, 2000, seq[1], seq[0]
@@ -606,7 +625,8 @@ func TestRestoredAffinity(t *testing.T) {
 		was[source] = v.Destination.String()
 	}
 	empty(t, e)
-	if got := restore(other, start, records(e, 0, start.Add(time.Hour))); got != (nat.Restored{Clients: 40, Whole: true}) {
+	if got := restore(other, start, records(e, 0, start.Add(time.Hour))); got != (nat.Restored{Clients: 40,
+		Whole: true}) {
 		t.Errorf("%+v", got)
 	}
 	same, chosen := 0, 0
@@ -614,7 +634,8 @@ func TestRestoredAffinity(t *testing.T) {
 		if _, v, _ := forwarded(t, other, nat.Tunnel, syn(source, 50000), start); v.Destination.String() == backend {
 			same++
 		}
-		if _, v, _ := forwarded(t, engine(t, keeping), nat.Tunnel, syn(source, 50000), start); v.Destination.String() == backend {
+		if _, v, _ := forwarded(t, engine(t, keeping), nat.Tunnel, syn(source, 50000),
+			start); v.Destination.String() == backend {
 			chosen++
 		}
 	}

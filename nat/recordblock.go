@@ -20,7 +20,8 @@ const RecordBlock = 4096
 //	8  an upper bound for how often a table entry was used; ids continue from there
 //	16 items, each a byte for its kind and then its fields, most of them uvarints
 //
-// Links and services are defined in a block before they are first used there, and count from 1. So no block needs another.
+// Links and services are defined in a block before they are first used there, and count from 1. So
+// no block needs another.
 const (
 	recordVersion = 1
 	recordHeader  = 16
@@ -53,8 +54,10 @@ const (
 	recordService
 	recordPort
 	recordOwnMark // the mark is the number of the node of origin
-	recordHome    // its answers come from inside, and it stays with the node by which it leaves, whose link is in their place
-	recordEnds    // it ends with its service
+	// its answers come from inside, and it stays with the node by which it leaves, whose link is in
+	// their place
+	recordHome
+	recordEnds // it ends with its service
 )
 
 var recordFlags = [...]struct {
@@ -183,7 +186,8 @@ func (r *Restore) connection(in *fields) {
 			t.shift[d], t.flags[d] = min(in.byte(), packet.MaxWindowShift), tcpFlags(in.byte())&(tcpStray-1)
 		}
 	}
-	if in.short = in.short || from == 0 || !x.state.suits(protocol) || x.prologue.stage > 0 && protocol != packet.TCP; in.short {
+	if in.short = in.short || from == 0 || !x.state.suits(protocol) || x.prologue.stage > 0 &&
+		protocol != packet.TCP; in.short {
 		return
 	}
 	r.since[0]++

@@ -51,7 +51,8 @@ func Needed(e *Engine, now Time, expired bool) (all []string) {
 			continue
 		}
 		if x, ok := e.record(c, n, now); ok {
-			all = append(all, fmt.Sprintf("%s %s | %v mark %d facts %x header %+v ports %t", x.first.String(), x.answer.String(), x.state, x.mark, x.facts, x.prologue, c.has(flagPort)))
+			all = append(all, fmt.Sprintf("%s %s | %v mark %d facts %x header %+v ports %t", x.first.String(),
+				x.answer.String(), x.state, x.mark, x.facts, x.prologue, c.has(flagPort)))
 		}
 	}
 	for n := uint32(1); n < e.clients.high; n++ {

@@ -24,7 +24,8 @@ func (w *blockWriter) begin(dst []byte) {
 	w.links, w.named = w.links[:0], w.named[:0]
 }
 
-// add appends an item to the block. fits is false if the block has no room for it; written is false if there is nothing to write.
+// add appends an item to the block. fits is false if the block has no room for it; written is false
+// if there is nothing to write.
 func (w *blockWriter) add(item func([]byte) []byte) (written, fits bool) {
 	n, links, named := len(w.all), len(w.links), len(w.named)
 	w.all = item(w.all)
@@ -38,7 +39,8 @@ func (w *blockWriter) add(item func([]byte) []byte) (written, fits bool) {
 	return written, fits
 }
 
-// finish completes the block, and returns all. rounds is an upper bound for how often a table entry was used.
+// finish completes the block, and returns all. rounds is an upper bound for how often a table entry
+// was used.
 func (w *blockWriter) finish(rounds uint64) (all []byte) {
 	used := len(w.all) - w.start - recordHeader
 	all = append(w.all, make([]byte, w.start+RecordBlock-len(w.all))...)
@@ -113,7 +115,8 @@ func words(ipv6 bool) int {
 // remembers reports whether connections of a protocol have a tcpState.
 func remembers(protocol uint8) bool { return protocol == packet.TCP || protocol == packet.SCTP }
 
-// appendLink returns the number of a link in the block and defines it if necessary; 0 if the link has no name.
+// appendLink returns the number of a link in the block and defines it if necessary; 0 if the link
+// has no name.
 func (w *blockWriter) appendLink(b []byte, l Link) ([]byte, uint64) {
 	for i, o := range w.links {
 		if o == l {
@@ -144,7 +147,8 @@ func (w *blockWriter) appendClient(b []byte, x *clientRecord) []byte {
 	return binary.AppendUvarint(b, uint64(x.left.Milliseconds()))
 }
 
-// appendService returns the number of a service in the block and defines it if necessary; 0 if its name is too long.
+// appendService returns the number of a service in the block and defines it if necessary; 0 if its
+// name is too long.
 func (w *blockWriter) appendService(b []byte, s serviceIdentity) ([]byte, uint64) {
 	for i, o := range w.named {
 		if o == s {

@@ -6,9 +6,10 @@ import (
 	"culvert/nat/packet"
 )
 
-// AppendError appends to dst the error packet by which v refuses p, to be sent to link in, and returns the extended slice. It returns nil if v holds
-// no refusal, Packet.Refusable forbids one, or the rate limit is exceeded. p must be as Process left it. AppendError allocates nothing if dst has
-// room for 1280 bytes.
+// AppendError appends to dst the error packet by which v refuses p, to be sent to link in, and
+// returns the extended slice. It returns nil if v holds no refusal, Packet.Refusable forbids one,
+// or the rate limit is exceeded. p must be as Process left it. AppendError allocates nothing if dst
+// has room for 1280 bytes.
 func (e *Engine) AppendError(dst []byte, p *packet.Packet, in Link, v Verdict, now Time) []byte {
 	if v.Action != Drop || !p.Refusable(v.Refusal) {
 		return nil
@@ -31,8 +32,9 @@ func (e *Engine) AppendError(dst []byte, p *packet.Packet, in Link, v Verdict, n
 	return p.AppendRefusal(dst, v.Refusal, from, v.MTU)
 }
 
-// refusalSource returns the source address of our own errors: towards nodes the gateway's internal address; towards an outside link U, or else the
-// gateway's own address there. It returns the zero Addr if there is none of the family.
+// refusalSource returns the source address of our own errors: towards nodes the gateway's internal
+// address; towards an outside link U, or else the gateway's own address there. It returns the zero
+// Addr if there is none of the family.
 func (s *snapshot) refusalSource(in Link, v6 bool) netip.Addr {
 	if !in.Outside() {
 		return s.gateway.Of(v6)

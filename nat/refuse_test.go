@@ -33,11 +33,14 @@ func TestAppendError(t *testing.T) {
 	}{
 		{"too big, to a node", node1, long, nil, "10.80.0.4", 3, 4, 1340, 576},
 		{"time exceeded, to the tunnel", nat.Tunnel, expired, nil, "10.70.0.0", 11, 0, 0, 28 + 35},
-		{"time exceeded, to the tunnel, U off", nat.Tunnel, expired, func(c *nat.Config) { c.UnknownSource = rules.Pair{} },
+		{"time exceeded, to the tunnel, U off", nat.Tunnel, expired, func(c *nat.Config) {
+			c.UnknownSource = rules.Pair{}
+		},
 			"169.254.18.2", 11, 0, 0, 28 + 35},
 		{"host unreachable", nat.Tunnel, udp("10.200.3.9", "10.200.99.1", 1, 2), nil, "10.70.0.0", 3, 1, 0, 28 + 35},
 		{"net unreachable", node1, udp("10.200.1.5", "192.0.2.1", 1, 2), nil, "10.80.0.4", 3, 0, 0, 28 + 35},
-		{"IPv6 too big", node1, six, func(c *nat.Config) { c.GatewayAddress = rules.PairOf(address("fd00:80::4")) }, "fd00:80::4", 2, 0, 1340, 1280},
+		{"IPv6 too big", node1, six, func(c *nat.Config) { c.GatewayAddress = rules.PairOf(address("fd00:80::4")) },
+			"fd00:80::4", 2, 0, 1340, 1280},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -53,7 +56,8 @@ func TestAppendError(t *testing.T) {
 			}
 			view, _ := nattest.Check(got)
 			expect(t, view, test.source, test.p.Source)
-			if view.Body[0] != test.kind || view.Body[1] != test.code || uint16(view.Body[6])<<8|uint16(view.Body[7]) != test.mtu {
+			if view.Body[0] != test.kind || view.Body[1] != test.code ||
+				uint16(view.Body[6])<<8|uint16(view.Body[7]) != test.mtu {
 				t.Fatalf("message %x", view.Body[:8])
 			}
 			if len(got) != test.size || !bytes.HasPrefix(b, view.Payload) {
@@ -70,13 +74,16 @@ func TestNoAppendError(t *testing.T) {
 	about := func(p nattest.IP) []byte { p.TTL = 1; return p.Bytes() }
 	quoted := udp("10.200.3.9", "10.200.1.5", 1, 2)
 	for name, b := range map[string][]byte{
-		"ICMP error":     about(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 3, Payload: quoted.Bytes()}}),
-		"later fragment": about(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Offset: 80, Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 8)}}),
-		"multicast":      about(udp("10.200.1.5", "224.0.0.9", 1, 2)),
-		"broadcast":      about(udp("10.200.1.5", "255.255.255.255", 1, 2)),
-		"no source":      about(udp("0.0.0.0", "10.71.3.9", 1, 2)),
-		"redirect":       about(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 5}}),
-		"malformed":      {0x45, 0, 0},
+		"ICMP error": about(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 3,
+			Payload: quoted.Bytes()}}),
+		"later fragment": about(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Offset: 80,
+			Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 8)}}),
+		"multicast": about(udp("10.200.1.5", "224.0.0.9", 1, 2)),
+		"broadcast": about(udp("10.200.1.5", "255.255.255.255", 1, 2)),
+		"no source": about(udp("0.0.0.0", "10.71.3.9", 1, 2)),
+		"redirect": about(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9",
+			Body: nattest.ICMP{Type: 5}}),
+		"malformed": {0x45, 0, 0},
 	} {
 		v := nat.Verdict{Action: nat.Drop, Reason: nat.ReasonTTLExceeded, Refusal: packet.TimeExceeded}
 		if got := answer(t, e, node1, b, v, start); got != nil {
@@ -201,9 +208,10 @@ func TestUnansweredResetsCostNothing(t *testing.T) {
 	e := engine(t)
 	v := nat.Verdict{Action: nat.Drop, Reason: nat.ReasonNoBackend, Refusal: packet.Reset}
 	for name, p := range map[string]nattest.IP{
-		"RST":            tcp("10.200.3.9", "10.70.0.20", 5, 80, nattest.RST, ""),
-		"first fragment": {Source: "10.200.3.9", Destination: "10.70.0.20", MF: true, Body: nattest.TCP{Flags: nattest.ACK, Payload: make([]byte, 12)}},
-		"UDP":            udp("10.200.3.9", "10.70.0.20", 5, 80),
+		"RST": tcp("10.200.3.9", "10.70.0.20", 5, 80, nattest.RST, ""),
+		"first fragment": {Source: "10.200.3.9", Destination: "10.70.0.20", MF: true,
+			Body: nattest.TCP{Flags: nattest.ACK, Payload: make([]byte, 12)}},
+		"UDP": udp("10.200.3.9", "10.70.0.20", 5, 80),
 	} {
 		for range 100 {
 			if got := answer(t, e, nat.Tunnel, p.Bytes(), v, start); got != nil {

@@ -18,23 +18,29 @@ func TestRemap(t *testing.T) {
 	}{
 		{"pod to pod, both CIDRs equal", node1, nat.Tunnel, "10.200.1.5", "10.71.3.9", "10.200.1.5", "10.200.3.9"},
 		{"to a CIDR of 20 bits", node2, nat.Tunnel, "10.200.2.5", "10.72.61.255", "10.200.2.5", "10.64.13.255"},
-		{"to a CIDR that is not remapped", node1, nat.Tunnel, "10.64.40.1", "10.99.127.255", "10.64.40.1", "10.99.127.255"},
+		{"to a CIDR that is not remapped", node1, nat.Tunnel, "10.64.40.1", "10.99.127.255", "10.64.40.1",
+			"10.99.127.255"},
 		{"to an external address", node1, nat.Tunnel, "10.200.1.5", "10.74.0.9", "10.200.1.5", "10.70.0.9"},
 		{"U stays U", node2, nat.Tunnel, "10.70.0.0", "10.71.3.9", "10.70.0.0", "10.200.3.9"},
 		{"from the tunnel", nat.Tunnel, node1, "10.200.3.9", "10.200.1.5", "10.71.3.9", "10.200.1.5"},
-		{"from the tunnel to the other node", nat.Tunnel, node2, "10.64.13.255", "10.200.3.1", "10.72.61.255", "10.200.3.1"},
+		{"from the tunnel to the other node", nat.Tunnel, node2, "10.64.13.255", "10.200.3.1", "10.72.61.255",
+			"10.200.3.1"},
 		{"longest prefix", nat.Tunnel, node2, "10.64.0.0", "10.200.1.77", "10.72.48.0", "10.200.1.77"},
 		{"from the remote cluster's U", nat.Tunnel, node1, "10.70.0.0", "10.200.1.5", "10.74.0.0", "10.200.1.5"},
-		{"from the peer's tunnel address", nat.Tunnel, node1, "169.254.18.1", "10.200.1.5", "169.254.18.1", "10.200.1.5"},
-		{"IPv6", node1, nat.Tunnel, "fd00:200:0:1::5", "fd00:71:0:7fff:1:2:3:4", "fd00:200:0:1::5", "fd00:200:0:3fff:1:2:3:4"},
-		{"IPv6 from the tunnel", nat.Tunnel, node1, "fd00:200:0:3fff:1:2:3:4", "fd00:200:0:1::5", "fd00:71:0:7fff:1:2:3:4", "fd00:200:0:1::5"},
+		{"from the peer's tunnel address", nat.Tunnel, node1, "169.254.18.1", "10.200.1.5", "169.254.18.1",
+			"10.200.1.5"},
+		{"IPv6", node1, nat.Tunnel, "fd00:200:0:1::5", "fd00:71:0:7fff:1:2:3:4", "fd00:200:0:1::5",
+			"fd00:200:0:3fff:1:2:3:4"},
+		{"IPv6 from the tunnel", nat.Tunnel, node1, "fd00:200:0:3fff:1:2:3:4", "fd00:200:0:1::5",
+			"fd00:71:0:7fff:1:2:3:4", "fd00:200:0:1::5"},
 		{"between nodes", node1, node2, "10.200.1.5", "10.80.0.3", "10.200.1.5", "10.80.0.3"},
 	}
 	for _, test := range tests {
 		v6 := address(test.source).Is6()
 		headers := map[string]nattest.IP{"plain": {TTL: 9, TOS: 0xb9, ID: 0xfffe}}
 		if v6 {
-			headers["extensions"] = nattest.IP{TTL: 2, First: 0, Extensions: [][]byte{{0, 0, 5, 2, 0, 0, 1, 0}, {0, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}}}
+			headers["extensions"] = nattest.IP{TTL: 2, First: 0, Extensions: [][]byte{{0, 0, 5, 2, 0, 0, 1, 0},
+				{0, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}}}
 			headers["extensions"].Extensions[0][0] = 60
 		} else {
 			headers["options"] = nattest.IP{TTL: 2, DF: true, Options: []byte{148, 4, 0, 0, 1, 1, 1, 0}}

@@ -25,8 +25,9 @@ func routed(routes map[Link][]netip.Prefix) *Config {
 	return c
 }
 
-// Two engines have the same packets. One gets whole configurations, the other only what has changed of its routes: they never differ, whatever moves
-// from node to node, comes or goes, and a whole configuration goes on from there.
+// Two engines have the same packets. One gets whole configurations, the other only what has changed
+// of its routes: they never differ, whatever moves from node to node, comes or goes, and a whole
+// configuration goes on from there.
 func TestRerouteIsApply(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -34,7 +35,8 @@ func TestRerouteIsApply(t *testing.T) {
 	var pool []netip.Prefix
 	for i := range 30 {
 		bits := []int{32, 32, 32, 28, 24}[i%5]
-		pool = append(pool, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 200, byte(i % 3), byte(7 * i)}), bits).Masked())
+		pool = append(pool, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 200, byte(i % 3), byte(7 * i)}),
+			bits).Masked())
 	}
 	links := []Link{4, 9}
 	routes := map[Link][]netip.Prefix{4: {pfx("10.80.0.2/32")}, 9: {pfx("10.80.0.3/32")}}
@@ -83,7 +85,8 @@ func TestRerouteIsApply(t *testing.T) {
 	}
 }
 
-// sameVerdict gives both engines the same packet and reports whether they forward it. They must not differ.
+// sameVerdict gives both engines the same packet and reports whether they forward it. They must not
+// differ.
 func sameVerdict(t *testing.T, whole, part *Engine, in Link, source, destination netip.Addr, port uint16) bool {
 	t.Helper()
 	a, x := send(whole, in, source, destination, port, 80)
@@ -128,7 +131,8 @@ func TestRerouteRefuses(t *testing.T) {
 		if e.Reroute(c.routes) || e.current() != before {
 			t.Errorf("%s: not refused", name)
 		}
-		if v, _ := send(e, Tunnel, addr("10.200.3.9"), addr("10.200.9.9"), 1, 80); v.Out != 4 && c.change == nil { // by 10.200.0.0/20
+		// by 10.200.0.0/20
+		if v, _ := send(e, Tunnel, addr("10.200.3.9"), addr("10.200.9.9"), 1, 80); v.Out != 4 && c.change == nil {
 			t.Errorf("%s: %+v", name, v)
 		}
 	}

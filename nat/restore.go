@@ -11,14 +11,17 @@ import (
 	"culvert/nat/packet"
 )
 
-// idMargin is how often a table entry may have been used since its records were written: ids continue after that.
+// idMargin is how often a table entry may have been used since its records were written: ids
+// continue after that.
 const idMargin = 1 << 16
 
-// A Restore gives an Engine the connections and clients from records. It accepts the output of Records in pieces of any size.
+// A Restore gives an Engine the connections and clients from records. It accepts the output of
+// Records in pieces of any size.
 //
-// A connection is restored if it has not expired and the Engine's configuration would admit its first packet with the same addresses; it keeps its
-// port. Its next packets meet the rules, as after a commit that affects it. It replaces whatever has its addresses and ports: that allows a second
-// Restore with records of later changes.
+// A connection is restored if it has not expired and the Engine's configuration would admit its
+// first packet with the same addresses; it keeps its port. Its next packets meet the rules, as
+// after a commit that affects it. It replaces whatever has its addresses and ports: that allows a
+// second Restore with records of later changes.
 type Restore struct {
 	e        *Engine
 	link     func(name string) (Link, bool)
@@ -55,8 +58,8 @@ type Restored struct {
 	NoRoom      int // the table is full
 }
 
-// Restore starts restoring records at now. link finds a Link by the name that Records saved. Packets should wait until it is done: a packet of a
-// connection not yet restored opens a new one.
+// Restore starts restoring records at now. link finds a Link by the name that Records saved.
+// Packets should wait until it is done: a packet of a connection not yet restored opens a new one.
 func (e *Engine) Restore(link func(name string) (Link, bool), now Time) *Restore {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -133,7 +136,8 @@ func (r *Restore) block(b []byte) {
 	}
 }
 
-// idsAfter gives connections ids that were never used by a table whose entries were used that often.
+// idsAfter gives connections ids that were never used by a table whose entries were used that
+// often.
 func (e *Engine) idsAfter(rounds uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -161,8 +165,9 @@ func (r *Restore) putSome(some []connRecord) {
 	}
 }
 
-// loadPlaces prefetches what restore reads first for at most listBudget connections, and returns how many of these places are in use, so that the
-// compiler keeps the reads. In a large table restore would wait for memory three times per connection; here the waits overlap, as in Load.
+// loadPlaces prefetches what restore reads first for at most listBudget connections, and returns
+// how many of these places are in use, so that the compiler keeps the reads. In a large table
+// restore would wait for memory three times per connection; here the waits overlap, as in Load.
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu
@@ -220,7 +225,8 @@ func (e *Engine) restore(x *connRecord, r *Restore) *int {
 	return became
 }
 
-// reinsert puts a connection into the table after displace has removed what was in its way, and returns the counter of the outcome.
+// reinsert puts a connection into the table after displace has removed what was in its way, and
+// returns the counter of the outcome.
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu
@@ -238,7 +244,8 @@ func (e *Engine) reinsert(x *connRecord, draft *conn, lifetime time.Duration, r 
 	}
 	to := x.answer.Reply(0)
 	c.addresses, c.ports = packet.Deltas(&x.first, &to)
-	c.lastSeen, c.mark, c.state, c.packets, c.bytes, c.tcp = now.Add(-x.idle), x.mark, x.state, x.packets, x.bytes, x.tcp
+	c.lastSeen, c.mark, c.state, c.packets, c.bytes, c.tcp = now.Add(-x.idle), x.mark, x.state, x.packets,
+		x.bytes, x.tcp
 	c.flags |= draft.flags & flagService
 	if x.facts&recordEnds != 0 {
 		c.tcp.flags[reply] |= tcpEnds
@@ -254,7 +261,8 @@ func (e *Engine) reinsert(x *connRecord, draft *conn, lifetime time.Duration, r 
 		tb.takePort(c, number, h)
 	}
 	if c.state == stateEstablished {
-		// The numbers are as old as the record. The first segment that does not fit them is believed, as in mid-stream.
+		// The numbers are as old as the record. The first segment that does not fit them is
+		// believed, as in mid-stream.
 		for d := range c.tcp.flags {
 			c.tcp.flags[d] |= strays * tcpStray
 		}
@@ -274,8 +282,9 @@ func (e *Engine) reinsert(x *connRecord, draft *conn, lifetime time.Duration, r 
 	return &result.Connections
 }
 
-// displace removes connections that hold a tuple of x, and reports whether one of them was the same connection, from an earlier record or made by its
-// packets since. It counts others as removed, but not the same one, which is about to return.
+// displace removes connections that hold a tuple of x, and reports whether one of them was the same
+// connection, from an earlier record or made by its packets since. It counts others as removed, but
+// not the same one, which is about to return.
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu
@@ -299,8 +308,9 @@ func (e *Engine) displace(x *connRecord, now Time) (again bool) {
 	return again
 }
 
-// crowds reports whether an unsettled connection of h would leave no room for others, which can happen if the table is smaller than the recorded one:
-// a link gets half of it, and some of it stays free for newcomers.
+// crowds reports whether an unsettled connection of h would leave no room for others, which can
+// happen if the table is smaller than the recorded one: a link gets half of it, and some of it
+// stays free for newcomers.
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu
@@ -309,7 +319,8 @@ func (e *Engine) crowds(h holder) bool {
 	return tb.used >= most-most/16 || 2*tb.shares.held(h.of(shareConnections).link) >= most
 }
 
-// giveWay makes room in a full table for a restored connection that is settled, by evicting one that is not, or is closing.
+// giveWay makes room in a full table for a restored connection that is settled, by evicting one
+// that is not, or is closing.
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu

@@ -6,8 +6,10 @@ import (
 	"culvert/nat/rules"
 )
 
-// recheck decides about the connection of hit after the configuration has changed. If the change affects it, a first packet must still be admitted
-// with the same addresses; verdicts and routes are then computed again. Otherwise the connection ends; on ReasonNoBackend both ends are notified.
+// recheck decides about the connection of hit after the configuration has changed. If the change
+// affects it, a first packet must still be admitted with the same addresses; verdicts and routes
+// are then computed again. Otherwise the connection ends; on ReasonNoBackend both ends are
+// notified.
 func (e *Engine) recheck(d *decision, now Time) Reason {
 	c := d.hit.conn
 	if !e.history.concerns(&e.table, c, e.snapshot.generation) {
@@ -46,7 +48,8 @@ func (e *Engine) stillBound(tr *rules.Traversal, c *conn, now Time) (Reason, boo
 		if !b.Has(backend) && b.Service.EndsUDP(keep.Protocol) {
 			return ReasonNone, false // its next packet opens another connection
 		}
-	} else if c.has(flagService) && (ok || tr.Outcome == rules.NoRoute || tr.Outcome == rules.Unserved) { // the service is gone
+	} else if c.has(flagService) && (ok || tr.Outcome == rules.NoRoute || tr.Outcome == rules.Unserved) {
+		// the service is gone
 		switch {
 		case outlives:
 			tr.Out = in
@@ -56,18 +59,21 @@ func (e *Engine) stillBound(tr *rules.Traversal, c *conn, now Time) (Reason, boo
 		}
 	}
 	if !ok {
-		// Filters may change their verdict again; a connection whose destination is unreachable or belongs to somebody else now is over.
+		// Filters may change their verdict again; a connection whose destination is unreachable or
+		// belongs to somebody else now is over.
 		filtered := tr.Outcome == rules.Filtered || tr.Outcome == rules.Rejected
 		return ReasonNone, filtered && tr.KeepsAddresses()
 	}
 	return ReasonNone, outlives || tr.To.Words == keep.Words && (tr.Out.Outside() || !s.reserved(keep.Destination()))
 }
 
-// sweepBudget is how many connections Sweep handles per call: a full traversal of the rules for each takes about as long as a batch of packets.
+// sweepBudget is how many connections Sweep handles per call: a full traversal of the rules for
+// each takes about as long as a batch of packets.
 const sweepBudget = 64
 
-// Sweep removes connections that have expired or that the configuration no longer admits, up to sweepBudget at a time. Process does the same for
-// connections that packets hit. Callers call Sweep about once a second; while it returns false, they call it again after packets had their turn.
+// Sweep removes connections that have expired or that the configuration no longer admits, up to
+// sweepBudget at a time. Process does the same for connections that packets hit. Callers call Sweep
+// about once a second; while it returns false, they call it again after packets had their turn.
 func (e *Engine) Sweep(now Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -77,8 +83,9 @@ func (e *Engine) Sweep(now Time) bool {
 	return left > 0 && e.revalidateSome(now, left)
 }
 
-// A round is the pass of revalidateSome over the slab after a change of the configuration. Another change extends the round instead of restarting it,
-// so the last entries are reached however often the configuration changes.
+// A round is the pass of revalidateSome over the slab after a change of the configuration. Another
+// change extends the round instead of restarting it, so the last entries are reached however often
+// the configuration changes.
 type round struct {
 	at   uint32 // the last entry visited
 	end  uint32 // of the slab when the configuration changed; later entries are of its generation
@@ -88,7 +95,8 @@ type round struct {
 // extend makes a round visit all entries below end.
 func (r *round) extend(end uint32) { r.end, r.left = end, end-1 }
 
-// revalidateSome revalidates up to budget connections, and returns false if the round is not finished.
+// revalidateSome revalidates up to budget connections, and returns false if the round is not
+// finished.
 func (e *Engine) revalidateSome(now Time, budget int) bool {
 	r := &e.round
 	if r.left == 0 {

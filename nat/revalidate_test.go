@@ -90,8 +90,9 @@ func TestManyServices(t *testing.T) {
 	services := make([]rules.Service, n)
 	at := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 70, 1 + byte(i>>8), byte(i)}) }
 	for i := range services {
-		services[i] = rules.Service{Name: at(i).String(), Address: at(i), Port: 80, Protocol: 6, OnRemoval: rules.RemovalReset,
-			Backends: []rules.Backend{backend}}
+		services[i] = rules.Service{Name: at(i).String(), Address: at(i), Port: 80, Protocol: 6,
+			OnRemoval: rules.RemovalReset,
+			Backends:  []rules.Backend{backend}}
 	}
 	e := engine(t, func(c *nat.Config) { c.Services = services })
 	to := func(i int, flags uint8) []byte { return tcp("10.200.3.9", at(i).String(), 4000, 80, flags, "").Bytes() }
@@ -118,7 +119,8 @@ func TestReservedLinks(t *testing.T) {
 		c := rome()
 		c.Nodes = append(c.Nodes, rules.Node{Link: link, Name: "rome-3", Address: rules.PairOf(address("10.80.0.9"))})
 		_, err := nat.New([16]byte{}, c)
-		if reserved := err != nil && err.Error() == fmt.Sprintf("rules: config: Nodes[2].Link: %d is reserved", link); reserved != (link != 0xfeff) {
+		if reserved := err != nil && err.Error() == fmt.Sprintf("rules: config: Nodes[2].Link: %d is reserved",
+			link); reserved != (link != 0xfeff) {
 			t.Errorf("link %#x: %v", link, err)
 		}
 	}

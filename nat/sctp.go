@@ -2,8 +2,9 @@ package nat
 
 import "culvert/nat/packet"
 
-// sctpNext returns the state after an SCTP packet of direction d. end[d] is the verification tag of packets of direction d, chosen by the other side
-// in its INIT or INIT ACK, or else learnt from the first packet seen. A shutdown or abort counts only with the right tag (RFC 9260, Section 8.5).
+// sctpNext returns the state after an SCTP packet of direction d. end[d] is the verification tag of
+// packets of direction d, chosen by the other side in its INIT or INIT ACK, or else learnt from the
+// first packet seen. A shutdown or abort counts only with the right tag (RFC 9260, Section 8.5).
 func (t *tcpState) sctpNext(now state, p *packet.Packet, d int, replied bool) state {
 	c := p.Chunk()
 	if c.Initiates {

@@ -13,7 +13,8 @@ import (
 func TestSCTPBroken(t *testing.T) {
 	e := engine(t)
 	send := func(from string, chunks []byte, spoil bool) (uint16, error) {
-		b := nattest.IP{Source: from, Destination: "10.71.3.9", Body: nattest.SCTP{SourcePort: 2000, DestinationPort: 9899, Tag: 7, Chunks: chunks}}.Bytes()
+		b := nattest.IP{Source: from, Destination: "10.71.3.9", Body: nattest.SCTP{SourcePort: 2000,
+			DestinationPort: 9899, Tag: 7, Chunks: chunks}}.Bytes()
 		if spoil {
 			b[len(b)-1] ^= 4
 		}

@@ -20,9 +20,11 @@ import (
 )
 
 func serviceOf(balance rules.Balance, affinity rules.Affinity, weights ...int) *rules.Balancer {
-	s := rules.Service{Name: "web", Address: addr("10.70.0.20"), Port: 80, Protocol: packet.TCP, Balance: balance, Affinity: affinity}
+	s := rules.Service{Name: "web", Address: addr("10.70.0.20"), Port: 80, Protocol: packet.TCP, Balance: balance,
+		Affinity: affinity}
 	for i, w := range weights {
-		s.Backends = append(s.Backends, rules.Backend{Address: netip.AddrFrom4([4]byte{10, 200, byte(i), 5}), Port: 8080, Weight: w})
+		s.Backends = append(s.Backends, rules.Backend{Address: netip.AddrFrom4([4]byte{10, 200, byte(i), 5}),
+			Port: 8080, Weight: w})
 	}
 	return rules.NewBalancer(s)
 }
@@ -71,7 +73,8 @@ func TestServiceWeights(t *testing.T) {
 // The choice is a function of key and client; another key gives another choice.
 func TestServiceDeterminism(t *testing.T) {
 	for _, balance := range []rules.Balance{rules.BalanceRandom, rules.BalanceHash} {
-		a, b := serviceOf(balance, rules.AffinityNone, 1, 1, 1, 1, 1), serviceOf(balance, rules.AffinityNone, 1, 1, 1, 1, 1)
+		a, b := serviceOf(balance, rules.AffinityNone, 1, 1, 1, 1, 1), serviceOf(balance, rules.AffinityNone,
+			1, 1, 1, 1, 1)
 		e, other := picker(key), picker(otherKey)
 		r := rand.New(rand.NewPCG(3, 4))
 		differ := 0
@@ -94,7 +97,8 @@ func TestServiceDeterminism(t *testing.T) {
 // With a consistent hash, a removed backend moves only its own clients, and a new one takes its
 // share and moves no others.
 func TestServiceConsistency(t *testing.T) {
-	before, after := serviceOf(rules.BalanceHash, rules.AffinityNone, 2, 1, 3, 1), serviceOf(rules.BalanceHash, rules.AffinityNone, 2, 1, 3)
+	before, after := serviceOf(rules.BalanceHash, rules.AffinityNone, 2, 1, 3, 1), serviceOf(rules.BalanceHash,
+		rules.AffinityNone, 2, 1, 3)
 	e, r := picker(key), rand.New(rand.NewPCG(5, 6))
 	moved := 0
 	for range 7000 {
@@ -148,7 +152,8 @@ func TestServiceAffinityAcrossApply(t *testing.T) {
 	c := milan()
 	c.Services[0].Affinity, c.Services[0].Backends = rules.AffinityClientIP, nil
 	for i := range byte(6) {
-		c.Services[0].Backends = append(c.Services[0].Backends, rules.Backend{Address: netip.AddrFrom4([4]byte{10, 200, i, 5}), Port: 8080})
+		c.Services[0].Backends = append(c.Services[0].Backends,
+			rules.Backend{Address: netip.AddrFrom4([4]byte{10, 200, i, 5}), Port: 8080})
 	}
 	first := rules.NewBalancer(c.Services[0])
 	backends := slices.Clone(c.Services[0].Backends)
@@ -159,7 +164,8 @@ func TestServiceAffinityAcrossApply(t *testing.T) {
 		before[x] = pickIndex(e, first, x, 5)
 	}
 	// Another backend replaces the first, and the others change their order.
-	c.Services[0].Backends = append(slices.Clone(backends[2:6]), backends[1], rules.Backend{Address: addr("10.200.9.5"), Port: 8080})
+	c.Services[0].Backends = append(slices.Clone(backends[2:6]), backends[1],
+		rules.Backend{Address: addr("10.200.9.5"), Port: 8080})
 	second, gone := rules.NewBalancer(c.Services[0]), 0
 	for x, old := range before {
 		again := netip.AddrPortFrom(x.Addr(), x.Port()+1) // a new connection of the same client
@@ -174,7 +180,8 @@ func TestServiceAffinityAcrossApply(t *testing.T) {
 	if gone == 0 {
 		t.Error("no client had the backend that left")
 	}
-	if second.Has(netip.MustParseAddrPort("10.200.0.5:8080")) || !second.Has(netip.MustParseAddrPort("10.200.9.5:8080")) {
+	if second.Has(netip.MustParseAddrPort("10.200.0.5:8080")) ||
+		!second.Has(netip.MustParseAddrPort("10.200.9.5:8080")) {
 		t.Error("has: the backends of the second configuration are wrong")
 	}
 }
@@ -183,7 +190,8 @@ func TestServiceAffinityAcrossApply(t *testing.T) {
 // replaces the client that was absent longest. Clients of other services are remembered.
 func TestServiceAffinityFlood(t *testing.T) {
 	e, r := picker(key), rand.New(rand.NewPCG(9, 10))
-	flooded, other := serviceOf(rules.BalanceRandom, rules.AffinityClientIP, 1, 1, 1), serviceOf(rules.BalanceRandom, rules.AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
+	flooded, other := serviceOf(rules.BalanceRandom, rules.AffinityClientIP, 1, 1, 1), serviceOf(rules.BalanceRandom,
+		rules.AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
 	other.Service.Name = "other"
 	host := func(i int) netip.AddrPort {
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 71, 9, byte(i)}), uint16(r.Uint32()))
@@ -315,7 +323,8 @@ func TestServiceWithoutBackends(t *testing.T) {
 		e, err := New([16]byte{}, c)
 		need.NoError(t, err)
 		var p packet.Packet
-		p.Parse(nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.20", Body: nattest.TCP{DestinationPort: 80, Flags: nattest.SYN}}.Bytes())
+		p.Parse(nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.20", Body: nattest.TCP{DestinationPort: 80,
+			Flags: nattest.SYN}}.Bytes())
 		if v := e.Process(&p, Tunnel, 1); v != refuse(ReasonNoBackend, packet.PortUnreachable) {
 			t.Errorf("a backend out of none: %+v", v)
 		}

@@ -35,7 +35,8 @@ func benchmarkSYNs(b *testing.B, v6 bool, most, some, before int) {
 			for kind := range names {
 				e := engine(b, func(c *nat.Config) {
 					c.MaxConnections = most
-					c.Services = floodedServices(v6, map[bool]rules.Affinity{true: rules.AffinityClientIP}[names[kind] == "affinity"])
+					c.Services = floodedServices(v6,
+						map[bool]rules.Affinity{true: rules.AffinityClientIP}[names[kind] == "affinity"])
 				})
 				s := newSYNs(v6, names[kind] == "pod")
 				s.send(b, e, before)
@@ -59,7 +60,8 @@ func floodedServices(v6 bool, affinity rules.Affinity) (all []rules.Service) {
 		if !v6 {
 			a, pod = netip.AddrFrom4([4]byte{10, 70, 1 + byte(i>>8), byte(i)}), address("10.200.1.5")
 		}
-		all = append(all, rules.Service{Name: fmt.Sprint("sticky-", i), Address: a, Port: 80, Protocol: packet.TCP, Affinity: affinity,
+		all = append(all, rules.Service{Name: fmt.Sprint("sticky-", i), Address: a, Port: 80, Protocol: packet.TCP,
+			Affinity: affinity,
 			Backends: []rules.Backend{{Address: pod, Port: 8080}}})
 	}
 	return all

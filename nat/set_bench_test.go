@@ -13,14 +13,16 @@ import (
 	"culvert/nat/rules"
 )
 
-// goalSize returns a configuration with 5,000 nodes, 500 services and, apart, 50,000 mappings as resources.
+// goalSize returns a configuration with 5,000 nodes, 500 services and, apart, 50,000 mappings as
+// resources.
 func goalSize() (*Config, func(i int, internal netip.Addr) (rules.Key, rules.Resource)) {
 	c := sized(50_000)
 	mappings := c.Addresses
 	c.Addresses, c.Routes, c.MaxConnections = nil, c.Routes[:len(c.Nodes)], 1<<19 // a pod CIDR each
 	for i := range 500 {
 		c.Services = append(c.Services, rules.Service{
-			Name: fmt.Sprint("s", i), Address: netip.AddrFrom4([4]byte{10, 67, byte(i >> 8), byte(i)}), Port: 80, Protocol: packet.TCP,
+			Name: fmt.Sprint("s", i), Address: netip.AddrFrom4([4]byte{10, 67, byte(i >> 8), byte(i)}), Port: 80,
+			Protocol: packet.TCP,
 			Backends: []rules.Backend{{Address: pod(i), Port: 8080}},
 		})
 	}
@@ -57,7 +59,8 @@ func BenchmarkChange(b *testing.B) {
 	runtime.ReadMemStats(&after)
 	const connections = 300_000
 	for i := range connections {
-		if v, _ := send(e, Link(i%5000+1), pod(i%50_000), addr("10.129.2.6"), uint16(1+i/50_000), 53); v.Action != Forward || v.Untracked {
+		if v, _ := send(e, Link(i%5000+1), pod(i%50_000), addr("10.129.2.6"), uint16(1+i/50_000),
+			53); v.Action != Forward || v.Untracked {
 			b.Fatalf("connection %d: %+v", i, v)
 		}
 	}
@@ -89,7 +92,8 @@ func BenchmarkSweepAfterChanges(b *testing.B) {
 	need.NoError(b, err)
 	nodes := len(c.Nodes)
 	for i := range connections {
-		if v, _ := send(e, Link(i%nodes+1), pod(i%1000), addr("10.129.2.6"), uint16(1+i/1000), 53); v.Action != Forward || v.Untracked {
+		if v, _ := send(e, Link(i%nodes+1), pod(i%1000), addr("10.129.2.6"), uint16(1+i/1000),
+			53); v.Action != Forward || v.Untracked {
 			b.Fatalf("connection %d: %+v", i, v)
 		}
 	}
@@ -101,7 +105,8 @@ func BenchmarkSweepAfterChanges(b *testing.B) {
 		b.StopTimer()
 		for i := range changes {
 			m := &mappings[(rounds*changes+i)%len(mappings)]
-			r := rules.MappingRules{External: m.External, Internal: netip.AddrFrom4([4]byte{198, 18, byte(rounds), byte(i)}), Device: c.Nodes[0].Name}
+			r := rules.MappingRules{External: m.External, Internal: netip.AddrFrom4([4]byte{198, 18, byte(rounds),
+				byte(i)}), Device: c.Nodes[0].Name}
 			need.NoError(b, e.Put(rules.Key{Kind: "IP", Name: m.External.String()}, rules.Resource{Mapping: &r}))
 			e.CommitRules()
 		}

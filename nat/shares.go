@@ -6,18 +6,21 @@ import (
 	"culvert/nat/packet"
 )
 
-// No source of packets may exhaust a shared resource. Of each resource, a link (a node, or the tunnel) holds at most as much as is free. An address
-// of a link holds at most as much as its link may still take, and a network twice that:
+// No source of packets may exhaust a shared resource. Of each resource, a link (a node, or the
+// tunnel) holds at most as much as is free. An address of a link holds at most as much as its link
+// may still take, and a network twice that:
 //
 //	held by the address     < the whole − held by all − held by its link
 //	held by its network / 2 < the whole − held by all − held by its link
 //
-// These are the dynamic thresholds of Choudhury and Hahne ("Dynamic queue length thresholds for shared-memory packet switches", 1998):
-// one address alone gets a third, one network alone two fifths and one link alone a half; n links that take what they can get
-// the (n+1)th part each, and as much stays free for the next one.
+// These are the dynamic thresholds of Choudhury and Hahne ("Dynamic queue length thresholds for
+// shared-memory packet switches", 1998): one address alone gets a third, one network alone two
+// fifths and one link alone a half; n links that take what they can get the (n+1)th part each, and
+// as much stays free for the next one.
 //
-// An address is that of an IPv4 host or of a pod, or else an IPv6 /64, in which a host has as many addresses as it likes. A network is an IPv4 /24 or
-// an IPv6 /64, by default that of the pods of a Kubernetes node; a pod there may be able to forge any of its addresses.
+// An address is that of an IPv4 host or of a pod, or else an IPv6 /64, in which a host has as many
+// addresses as it likes. A network is an IPv4 /24 or an IPv6 /64, by default that of the pods of a
+// Kubernetes node; a pod there may be able to forge any of its addresses.
 
 // A holder identifies who holds something: an address, its network and its link.
 type holder struct{ address, network, link uint64 }
@@ -45,8 +48,9 @@ func (h holder) within(part uint64) holder {
 
 const shareShards = 256
 
-// shares counts exactly what each holder has. Identities are 64-bit hashes keyed by the process, so no sender can make two of them collide. Each
-// shard grows and shrinks with its content, which costs a packet some microseconds at a time.
+// shares counts exactly what each holder has. Identities are 64-bit hashes keyed by the process, so
+// no sender can make two of them collide. Each shard grows and shrinks with its content, which
+// costs a packet some microseconds at a time.
 type shares struct {
 	secrets [7]uint64
 	flat    bool // all packets come by one link: addresses take the place of networks and links too
@@ -79,7 +83,8 @@ func (e *Engine) holder(t *packet.Tuple) holder {
 	return s.at(s.identify(address, host, uint64(t.Link)), t)
 }
 
-// networkBit distinguishes the identity of a network from that of an address, because an IPv6 /64 may be either.
+// networkBit distinguishes the identity of a network from that of an address, because an IPv6 /64
+// may be either.
 const networkBit = 1 << 40
 
 // at returns the holder with the given address identity that sent a packet with tuple t.
@@ -132,13 +137,16 @@ func (s *shares) full(h holder, used, most int) bool {
 	return left <= 0 || s.held(h.address) >= left || s.held(h.network) >= 2*left
 }
 
-// smallPart is the fraction of a network's or link's share below which a holder is never full, however little its neighbours hold.
+// smallPart is the fraction of a network's or link's share below which a holder is never full,
+// however little its neighbours hold.
 const smallPart = 16
 
-// yields reports whether an item of v's, the oldest, is evicted for h: it is h's own, or of a link that has more. Within a link, a network with at
-// least as much yields, and within a network an address. There, a holder with only a small part of the whole takes from anybody, because a sender
-// that forges many addresses has next to nothing at each. An address with a small part of the link, in a network with more, takes from every network
-// whose part is not small: it does not pay for what its neighbours hold, and forging them takes nothing from a small network.
+// yields reports whether an item of v's, the oldest, is evicted for h: it is h's own, or of a link
+// that has more. Within a link, a network with at least as much yields, and within a network an
+// address. There, a holder with only a small part of the whole takes from anybody, because a sender
+// that forges many addresses has next to nothing at each. An address with a small part of the link,
+// in a network with more, takes from every network whose part is not small: it does not pay for
+// what its neighbours hold, and forging them takes nothing from a small network.
 func (s *shares) yields(v, h holder) bool {
 	switch {
 	case v.link != h.link:

@@ -56,8 +56,10 @@ func recount(t testing.TB, e *Engine) {
 		}
 	}
 	clients := recountClients(t, e, want)
-	if connections != e.table.used || datagrams != e.fragments.partial.length || holds != e.fragments.holds || clients != e.clients.used {
-		t.Fatalf("%d connections, %d datagrams, %d held, %d clients; counted %d, %d, %d, %d", connections, datagrams, holds, clients,
+	if connections != e.table.used || datagrams != e.fragments.partial.length || holds != e.fragments.holds ||
+		clients != e.clients.used {
+		t.Fatalf("%d connections, %d datagrams, %d held, %d clients; counted %d, %d, %d, %d", connections, datagrams,
+			holds, clients,
 			e.table.used, e.fragments.partial.length, e.fragments.holds, e.clients.used)
 	}
 	counters := 0
@@ -236,7 +238,8 @@ func playShares(t *testing.T, ops []byte) {
 				var answer packet.Tuple
 				p.Tuple(&answer, 0)
 				q := p.Bytes()
-				p.Parse(ipv4([4]byte(q[16:20]), [4]byte(q[12:16]), answer.DestinationPort(), answer.SourcePort(), 0, 0, false))
+				p.Parse(ipv4([4]byte(q[16:20]), [4]byte(q[12:16]), answer.DestinationPort(), answer.SourcePort(),
+					0, 0, false))
 				e.Process(&p, v.Out, now)
 			}
 		case 4, 5:
@@ -255,7 +258,8 @@ func playShares(t *testing.T, ops []byte) {
 				next.Services = nil
 			}
 			if b%8 > 3 { // IPv6 hosts that were pods are pods no longer
-				next.LocalPodCIDRs[2], next.Routes = pfx("fd00:300::/50"), slices.DeleteFunc(next.Routes, func(r rules.Route) bool { return r.Prefix.Addr().Is6() })
+				next.LocalPodCIDRs[2], next.Routes = pfx("fd00:300::/50"), slices.DeleteFunc(next.Routes,
+					func(r rules.Route) bool { return r.Prefix.Addr().Is6() })
 			}
 			need.NoError(t, e.Apply(next))
 		}

@@ -63,14 +63,16 @@ func TestPortFlood(t *testing.T) {
 func TestPortsNearExhaustion(t *testing.T) {
 	e := engine(t, func(c *nat.Config) {
 		for i := range 20 {
-			c.Nodes = append(c.Nodes, rules.Node{Link: nat.Link(100 + i), Name: fmt.Sprint("n", i), Address: rules.PairOf(address(fmt.Sprintf("10.80.1.%d", i)))})
+			c.Nodes = append(c.Nodes, rules.Node{Link: nat.Link(100 + i), Name: fmt.Sprint("n", i),
+				Address: rules.PairOf(address(fmt.Sprintf("10.80.1.%d", i)))})
 		}
 		c.MaxConnections = 1 << 20
 	})
 	total := 0
 	for i := range 20 {
 		for j := range 12 {
-			n, _ := flood(t, e, nat.Link(100+i), udp(fmt.Sprintf("203.0.%d.%d", i, j), "10.71.3.9", 1, 9000), 40000>>min(i, 8), start)
+			n, _ := flood(t, e, nat.Link(100+i), udp(fmt.Sprintf("203.0.%d.%d", i, j), "10.71.3.9", 1, 9000),
+				40000>>min(i, 8), start)
 			total += n
 		}
 	}
@@ -171,12 +173,14 @@ func TestConnectionShares(t *testing.T) {
 			test.attack(t, e)
 			for i := range 100 {
 				p := tcp("198.51.100.7", "10.71.3.9", uint16(3000+i), 80, nattest.ACK, "x")
-				if _, view, _ := forwarded(t, e, node2, p.Bytes(), start.Add(time.Second)); view.SourcePort != uint16(3000+i) {
+				if _, view, _ := forwarded(t, e, node2, p.Bytes(), start.Add(time.Second)); view.SourcePort !=
+					uint16(3000+i) {
 					t.Fatal(view)
 				}
 			}
-			back := nattest.IP{Source: "10.200.3.9", Destination: "10.70.0.0", Body: nattest.TCP{SourcePort: 80, DestinationPort: settled.SourcePort,
-				Seq: 5001, Ack: 1001, Flags: nattest.ACK, Payload: []byte("x")}}
+			back := nattest.IP{Source: "10.200.3.9", Destination: "10.70.0.0", Body: nattest.TCP{SourcePort: 80,
+				DestinationPort: settled.SourcePort,
+				Seq:             5001, Ack: 1001, Flags: nattest.ACK, Payload: []byte("x")}}
 			forwarded(t, e, nat.Tunnel, back.Bytes(), start.Add(time.Second))
 			ledger(t, e)
 		})
@@ -235,7 +239,8 @@ func TestSharesOfPods(t *testing.T) {
 			}
 			// The same for fragments that wait for their first fragment.
 			pieces := func(source string, id uint32) [][]byte {
-				p := nattest.IP{Source: source, Destination: test.to, Body: nattest.UDP{SourcePort: 9, DestinationPort: 53, Payload: make([]byte, 1000)}}
+				p := nattest.IP{Source: source, Destination: test.to, Body: nattest.UDP{SourcePort: 9,
+					DestinationPort: 53, Payload: make([]byte, 1000)}}
 				return nattest.Pieces(p, 800, id)
 			}
 			const some = 20
@@ -265,7 +270,8 @@ func TestSharesAreExact(t *testing.T) {
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = most })
 	flood(t, e, node1, udp("203.0.113.9", "10.71.3.9", 1, 53), 65536-1024, start)
 	for i := range 10_000 {
-		forwarded(t, e, node2, udp(fmt.Sprintf("198.%d.%d.9", i>>8, i&255), "10.71.3.9", 2000, uint16(1+i%50)).Bytes(), start)
+		forwarded(t, e, node2, udp(fmt.Sprintf("198.%d.%d.9", i>>8, i&255), "10.71.3.9", 2000, uint16(1+i%50)).Bytes(),
+			start)
 	}
 	if d := e.Stats().Outbound; d.Dropped[nat.ReasonConnectionShare] != 0 {
 		t.Fatalf("%+v", d)
@@ -289,7 +295,8 @@ func loneFragment(source, destination string, id int) []byte {
 // fragmented traffic: of other nodes, of U, mappings and services, and of the tunnel.
 func TestFragmentFlood(t *testing.T) {
 	big := func(source, destination string, sport, dport uint16) nattest.IP {
-		return nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: sport, DestinationPort: dport, Payload: make([]byte, 2000)}}
+		return nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: sport,
+			DestinationPort: dport, Payload: make([]byte, 2000)}}
 	}
 	innocents := []struct {
 		name string
@@ -309,8 +316,12 @@ func TestFragmentFlood(t *testing.T) {
 		source func(i int) string
 	}{
 		{"4,000 lone fragments of one pod", time.Millisecond / 20, 4000, func(int) string { return "10.200.1.5" }},
-		{"4,000 lone fragments of one unknown source", time.Millisecond / 20, 4000, func(int) string { return "203.0.113.9" }},
-		{"4,000 lone fragments of as many sources", time.Millisecond / 20, 4000, func(i int) string { return fmt.Sprintf("203.0.%d.%d", i>>8, i&255) }},
+		{"4,000 lone fragments of one unknown source", time.Millisecond / 20, 4000, func(int) string {
+			return "203.0.113.9"
+		}},
+		{"4,000 lone fragments of as many sources", time.Millisecond / 20, 4000, func(i int) string {
+			return fmt.Sprintf("203.0.%d.%d", i>>8, i&255)
+		}},
 		{"nine a second", time.Second / 9, 9 * 120, func(int) string { return "203.0.113.9" }},
 	}
 	for _, a := range attacks {
@@ -345,7 +356,8 @@ func TestFragmentPlaces(t *testing.T) {
 	for _, distance := range []int{1, 2, 16, 64, 128} {
 		e := engine(t)
 		for i := range 1024 / 3 {
-			first := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", ID: uint16(i * distance), MF: true, Body: nattest.UDP{Payload: make([]byte, 8)}}
+			first := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", ID: uint16(i * distance), MF: true,
+				Body: nattest.UDP{Payload: make([]byte, 8)}}
 			forwarded(t, e, node1, first.Bytes(), start)
 		}
 		if st := e.Stats(); st.Datagrams != 1024/3 || st.DatagramsReplaced != 0 {
@@ -360,7 +372,8 @@ func TestFragmentLoss(t *testing.T) {
 	sent, lost := 0, 0
 	for id := range uint32(30_000) { // a thousand a second
 		now := start.Add(time.Duration(id) * time.Millisecond)
-		p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: make([]byte, 1592)}}
+		p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: 1,
+			DestinationPort: 2, Payload: make([]byte, 1592)}}
 		for i, b := range nattest.Pieces(p, 800, id) {
 			if (int(id)*2+i)%100 == 99 {
 				lost++
@@ -370,7 +383,8 @@ func TestFragmentLoss(t *testing.T) {
 			forwarded(t, e, node1, b, now)
 		}
 	}
-	if st := e.Stats(); sent != 59_400 || lost != 600 || st.Outbound.Forwarded != uint64(sent) || st.DatagramsReplaced == 0 {
+	if st := e.Stats(); sent != 59_400 || lost != 600 || st.Outbound.Forwarded != uint64(sent) ||
+		st.DatagramsReplaced == 0 {
 		t.Fatalf("%d sent, %d lost: %+v", sent, lost, st)
 	}
 }

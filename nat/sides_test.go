@@ -22,12 +22,15 @@ func twoTunnels(t *testing.T, tables ...rules.Table) *nat.Engine {
 		c.Services = []rules.Service{{Name: "web", Address: address("10.70.0.20"), Port: 80, Protocol: packet.UDP,
 			Backends: []rules.Backend{{Address: address("10.200.1.5"), Port: 8080}}}}
 	})
-	device := rules.Device{Link: paris, Name: "paris", Address: rules.PairOf(address("169.254.19.1")), Own: rules.PairOf(address("169.254.19.2")), Sources: []netip.Prefix{prefix("10.98.0.0/16")}}
+	device := rules.Device{Link: paris, Name: "paris", Address: rules.PairOf(address("169.254.19.1")),
+		Own: rules.PairOf(address("169.254.19.2")), Sources: []netip.Prefix{prefix("10.98.0.0/16")}}
 	routing := rules.PolicyTable{Name: "paris", Rules: []rules.PolicyRule{
 		{Priority: 50, Routes: []rules.PolicyRoute{{Destination: prefix("10.98.0.0/16"), Via: device.Address.V4}}},
-		{Priority: 51, In: "paris", Routes: []rules.PolicyRoute{{Destination: prefix("10.99.64.0/18"), Device: "liqo-tunnel"}}},
+		{Priority: 51, In: "paris", Routes: []rules.PolicyRoute{{Destination: prefix("10.99.64.0/18"),
+			Device: "liqo-tunnel"}}},
 	}}
-	need.NoError(t, e.Put(parisKey, rules.Resource{Device: &device, Tables: tables, Routing: []rules.PolicyTable{routing}}))
+	need.NoError(t, e.Put(parisKey, rules.Resource{Device: &device, Tables: tables,
+		Routing: []rules.PolicyTable{routing}}))
 	e.CommitRules()
 	return e
 }
@@ -36,10 +39,12 @@ func twoTunnels(t *testing.T, tables ...rules.Table) *nat.Engine {
 // addresses.
 func TestTwoTunnels(t *testing.T) {
 	e := twoTunnels(t)
-	if v, view, _ := forwarded(t, e, node1, udp("10.200.1.5", "10.98.0.7", 4000, 53).Bytes(), start); v.Out != paris || view.Source != address("10.200.1.5") {
+	if v, view, _ := forwarded(t, e, node1, udp("10.200.1.5", "10.98.0.7", 4000, 53).Bytes(), start); v.Out != paris ||
+		view.Source != address("10.200.1.5") {
 		t.Fatalf("to paris: %+v from %v", v, view.Source)
 	}
-	if v, _, _ := forwarded(t, e, node1, udp("10.200.1.5", "10.99.64.9", 4000, 53).Bytes(), start); v.Out != nat.Tunnel {
+	if v, _, _ := forwarded(t, e, node1, udp("10.200.1.5", "10.99.64.9", 4000, 53).Bytes(),
+		start); v.Out != nat.Tunnel {
 		t.Fatalf("to the first cluster: %+v", v)
 	}
 	if v, _, _ := forwarded(t, e, paris, udp("10.98.0.7", "10.200.1.5", 53, 4000).Bytes(), start); v.Out != node1 {
@@ -49,7 +54,8 @@ func TestTwoTunnels(t *testing.T) {
 	dropped(t, e, nat.Tunnel, udp("10.98.0.7", "10.200.1.5", 53, 4000).Bytes(), start, nat.ReasonBadSource)
 	dropped(t, e, paris, udp("10.99.64.9", "10.200.1.5", 53, 4000).Bytes(), start, nat.ReasonBadSource)
 	dropped(t, e, nat.Tunnel+2, udp("10.98.0.7", "10.200.1.5", 53, 4000).Bytes(), start, nat.ReasonBadSource)
-	if v, view, _ := forwarded(t, e, paris, udp("10.98.0.7", "10.70.0.20", 4000, 80).Bytes(), start); v.Out != node1 || view.DestinationPort != 8080 {
+	if v, view, _ := forwarded(t, e, paris, udp("10.98.0.7", "10.70.0.20", 4000, 80).Bytes(), start); v.Out != node1 ||
+		view.DestinationPort != 8080 {
 		t.Errorf("to a service: %+v, port %d", v, view.DestinationPort)
 	}
 	if v, _, _ := forwarded(t, e, paris, udp("10.98.0.7", "10.99.64.9", 4000, 53).Bytes(), start); v.Out != nat.Tunnel {
@@ -60,7 +66,8 @@ func TestTwoTunnels(t *testing.T) {
 	}
 	ledger(t, e)
 	if st := e.Stats(); st.Outbound.Received != 2 || st.Inbound.Received != 7 || st.Created != 4 {
-		t.Errorf("%d outbound, %d inbound, %d connections made; want 2, 7, 4", st.Outbound.Received, st.Inbound.Received, st.Created)
+		t.Errorf("%d outbound, %d inbound, %d connections made; want 2, 7, 4", st.Outbound.Received,
+			st.Inbound.Received, st.Created)
 	}
 }
 
@@ -68,8 +75,10 @@ func TestTwoTunnels(t *testing.T) {
 // it.
 func TestTunnelsHaveAddresses(t *testing.T) {
 	e := twoTunnels(t, rules.Table{Name: "own", Family: rules.FamilyIPv4, Chains: []rules.Chain{{
-		Name: "c", Type: rules.ChainNAT, Hook: rules.HookPostrouting, Priority: rules.PrioritySNAT - 1, Rules: []rules.Rule{
-			{Name: "host", Match: []rules.Match{{IP: rules.Operand{Value: "10.200.1.9", Position: rules.PositionSource}}}, Action: rules.ActionMasquerade}},
+		Name: "c", Type: rules.ChainNAT, Hook: rules.HookPostrouting, Priority: rules.PrioritySNAT - 1,
+		Rules: []rules.Rule{
+			{Name: "host", Match: []rules.Match{{IP: rules.Operand{Value: "10.200.1.9",
+				Position: rules.PositionSource}}}, Action: rules.ActionMasquerade}},
 	}}})
 	for _, tt := range []struct {
 		out                     nat.Link
@@ -107,7 +116,8 @@ func TestTunnelsComeAndGo(t *testing.T) {
 	forwarded(t, e, nat.Tunnel, udp("10.99.64.9", "10.200.1.5", 53, 4000).Bytes(), start)
 	put := func(sources ...netip.Prefix) {
 		t.Helper()
-		r := rules.Resource{Device: &rules.Device{Link: paris, Name: "paris", Address: rules.PairOf(address("169.254.19.1")), Sources: sources}}
+		r := rules.Resource{Device: &rules.Device{Link: paris, Name: "paris",
+			Address: rules.PairOf(address("169.254.19.1")), Sources: sources}}
 		need.NoError(t, e.Put(parisKey, r))
 		e.CommitRules()
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// A snapshot is a compiled Config. Once published it is immutable, except for the counters of its rules.
+// A snapshot is a compiled Config. Once published it is immutable, except for the counters of its
+// rules.
 type snapshot struct {
 	generation uint32
 	rules      *rules.Ruleset
@@ -50,8 +51,8 @@ type surroundings struct {
 	nodeAddresses *bart.Lite
 }
 
-// compile turns a Config into the snapshot that follows previous, without rules. It shares what has not changed. all: the change affects all
-// connections, whatever the rules say.
+// compile turns a Config into the snapshot that follows previous, without rules. It shares what has
+// not changed. all: the change affects all connections, whatever the rules say.
 func compile(c *Config, previous *snapshot) (s *snapshot, all bool) {
 	s = &snapshot{
 		timeouts:     c.Timeouts.compile(),
@@ -82,7 +83,8 @@ func compile(c *Config, previous *snapshot) (s *snapshot, all bool) {
 }
 
 func newSite(is siteConfig) *site {
-	is.localPods, is.localExternal, is.remote = slices.Clone(is.localPods), slices.Clone(is.localExternal), slices.Clone(is.remote)
+	is.localPods, is.localExternal, is.remote = slices.Clone(is.localPods), slices.Clone(is.localExternal),
+		slices.Clone(is.remote)
 	is.fromTunnel, is.notFromNodes = slices.Clone(is.fromTunnel), slices.Clone(is.notFromNodes)
 	s := &site{siteConfig: is}
 	for _, p := range is.localPods {
@@ -106,7 +108,8 @@ func newSite(is siteConfig) *site {
 }
 
 func newSurroundings(c *Config) *surroundings {
-	s := &surroundings{nodes: slices.Clone(c.Nodes), routes: c.RoutesByLink(), homes: new(bart.Table[Link]), nodeAddresses: new(bart.Lite)}
+	s := &surroundings{nodes: slices.Clone(c.Nodes), routes: c.RoutesByLink(), homes: new(bart.Table[Link]),
+		nodeAddresses: new(bart.Lite)}
 	for i := range c.Nodes {
 		for a := range c.Nodes[i].Address.All() {
 			s.nodeAddresses.Insert(netip.PrefixFrom(a, a.BitLen()))
@@ -118,8 +121,9 @@ func newSurroundings(c *Config) *surroundings {
 	return s
 }
 
-// admits is the source check. On an outside link only the cluster there may send, from its real addresses, and the peer. A node may send from any
-// host address except the gateway's own, those of the remote cluster and those of other nodes.
+// admits is the source check. On an outside link only the cluster there may send, from its real
+// addresses, and the peer. A node may send from any host address except the gateway's own, those of
+// the remote cluster and those of other nodes.
 func (s *snapshot) admits(source netip.Addr, in Link) bool {
 	if in.Outside() {
 		return s.rules.Admits(in, source)
@@ -127,8 +131,9 @@ func (s *snapshot) admits(source netip.Addr, in Link) bool {
 	return packet.Forwardable(source) && !s.own(source) && !s.refused.Contains(source) && !s.foreign(source, in)
 }
 
-// closed reports whether a packet from outside is addressed to a node itself. Routes lead there only for the answers to nodes' connections, which
-// arrive at U. Configured rules decide this themselves.
+// closed reports whether a packet from outside is addressed to a node itself. Routes lead there
+// only for the answers to nodes' connections, which arrive at U. Configured rules decide this
+// themselves.
 func (s *snapshot) closed(destination netip.Addr, in Link) bool {
 	return in.Outside() && s.rules.Generated() && s.nodeAddresses.Contains(destination)
 }
@@ -140,11 +145,13 @@ func (s *snapshot) closed(destination netip.Addr, in Link) bool {
 // themselves.
 func (s *snapshot) reserved(a netip.Addr) bool {
 	p, _, _ := s.homes.LookupPrefixLPM(netip.PrefixFrom(a, a.BitLen()))
-	return p.IsValid() && p.Bits() < a.BitLen()-1 && (a == p.Addr() || a.Is4() && !p.Contains(a.Next())) && s.rules.Generated()
+	return p.IsValid() && p.Bits() < a.BitLen()-1 && (a == p.Addr() || a.Is4() && !p.Contains(a.Next())) &&
+		s.rules.Generated()
 }
 
-// linkLocal6 reports whether packets from a may go no further than the gateway (RFC 4291, Section 2.5.6). Liqo's gateway forwards packets from the
-// IPv4 address of the peer's gateway, which is link-local too.
+// linkLocal6 reports whether packets from a may go no further than the gateway (RFC 4291, Section
+// 2.5.6). Liqo's gateway forwards packets from the IPv4 address of the peer's gateway, which is
+// link-local too.
 func linkLocal6(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
 // foreign reports whether a belongs to another node than in.
@@ -153,7 +160,8 @@ func (s *snapshot) foreign(a netip.Addr, in Link) bool {
 	return ok && home != in && s.check == SourceCheckNode
 }
 
-// owns reports whether a packet is for the gateway itself: from nodes, for its internal address; from an outside link, for its address there.
+// owns reports whether a packet is for the gateway itself: from nodes, for its internal address;
+// from an outside link, for its address there.
 func (s *snapshot) owns(destination netip.Addr, in Link) bool {
 	if in.Outside() {
 		return s.rules.Own(in).Has(destination)
@@ -161,8 +169,8 @@ func (s *snapshot) owns(destination netip.Addr, in Link) bool {
 	return s.gateway.Has(destination)
 }
 
-// noRoute is the verdict on a packet without a route: a pod without a node is unreachable as a host, anything else as a network (RFC 1812, Section
-// 5.2.7.1).
+// noRoute is the verdict on a packet without a route: a pod without a node is unreachable as a
+// host, anything else as a network (RFC 1812, Section 5.2.7.1).
 func (s *snapshot) noRoute(destination netip.Addr) Verdict {
 	if s.pods.Contains(destination) {
 		return refuse(ReasonNoRoute, packet.HostUnreachable)
@@ -179,7 +187,8 @@ func (s *snapshot) isPod(a netip.Addr, at Link) bool {
 	return ok && !out.Outside()
 }
 
-// hostOf returns the key of rates and shares for a host at link: its address or, where a host may use many addresses, their /64.
+// hostOf returns the key of rates and shares for a host at link: its address or, where a host may
+// use many addresses, their /64.
 func (s *snapshot) hostOf(a netip.Addr, link Link) [16]byte {
 	b := a.As16()
 	if !s.isHost(a, link) {
@@ -188,8 +197,9 @@ func (s *snapshot) hostOf(a netip.Addr, link Link) [16]byte {
 	return b
 }
 
-// isHost reports whether a host at link has only one address: an IPv4 address, or one in the CIDRs of the cluster there. Elsewhere an IPv6 host has a
-// /64 to itself (RFC 8273); the pods of a node share a /64 too, but each has only one address.
+// isHost reports whether a host at link has only one address: an IPv4 address, or one in the CIDRs
+// of the cluster there. Elsewhere an IPv6 host has a /64 to itself (RFC 8273); the pods of a node
+// share a /64 too, but each has only one address.
 func (s *snapshot) isHost(a netip.Addr, link Link) bool {
 	if link.Outside() {
 		return a.Is4() || s.real.Contains(a)

@@ -17,7 +17,8 @@ func TestNodesSpeakForThemselves(t *testing.T) {
 	called := udp(remote, pod, 7, 80) // the remote pod opens a connection to the pod
 	arrived := udp(remoteSeen, pod, 7, 80)
 	late := nattest.Pieces(forged, 8, 1)[1]
-	unreachable := nattest.IP{Source: "10.80.0.2", Destination: remoteSeen, Body: nattest.ICMP{Type: 3, Code: 3, Payload: arrived.Bytes()}}
+	unreachable := nattest.IP{Source: "10.80.0.2", Destination: remoteSeen, Body: nattest.ICMP{Type: 3, Code: 3,
+		Payload: arrived.Bytes()}}
 	tests := []struct {
 		name   string
 		opened []nattest.IP // from the tunnel or, if its source is the pod, from node 2

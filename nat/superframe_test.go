@@ -22,12 +22,17 @@ func TestSuperFrameHostileMSS(t *testing.T) {
 			t.Run(fmt.Sprintf("%d/options=%d", mss, options), func(t *testing.T) {
 				e := engine(t)
 				forwarded(t, e, node1, tcp("10.200.1.5", "10.71.3.9", 4000, 80, nattest.SYN, "").Bytes(), start)
-				synAck := nattest.IP{Source: "10.200.3.9", Destination: "10.200.1.5", Body: nattest.TCP{SourcePort: 80, DestinationPort: 4000,
-					Seq: 5000, Ack: 1001, Flags: nattest.SYN | nattest.ACK, Window: 65535, Options: binary.BigEndian.AppendUint16([]byte{2, 4}, mss)}}
+				synAck := nattest.IP{Source: "10.200.3.9", Destination: "10.200.1.5", Body: nattest.TCP{SourcePort: 80,
+					DestinationPort: 4000,
+					Seq:             5000, Ack: 1001, Flags: nattest.SYN | nattest.ACK, Window: 65535,
+					Options: binary.BigEndian.AppendUint16([]byte{2, 4}, mss)}}
 				forwarded(t, e, nat.Tunnel, synAck.Bytes(), start)
-				body := nattest.TCP{SourcePort: 4000, DestinationPort: 80, Seq: 1001, Ack: 5001, Flags: nattest.ACK | nattest.PSH, Window: 65535,
-					Options: bytes.Repeat([]byte{1}, options), Payload: nattest.Payload(65535-40-options, 3), Partial: true}
-				v, out := process(t, e, node1, nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", DF: true, Body: body}.Bytes(), start)
+				body := nattest.TCP{SourcePort: 4000, DestinationPort: 80, Seq: 1001, Ack: 5001,
+					Flags: nattest.ACK | nattest.PSH, Window: 65535,
+					Options: bytes.Repeat([]byte{1}, options), Payload: nattest.Payload(65535-40-options, 3),
+					Partial: true}
+				v, out := process(t, e, node1, nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", DF: true,
+					Body: body}.Bytes(), start)
 				if v.Action != nat.Forward {
 					t.Fatal(v.Reason)
 				}
@@ -35,7 +40,8 @@ func TestSuperFrameHostileMSS(t *testing.T) {
 				if mss > 0 {
 					segment = min(segment, max(int(mss)-options, leastSegment))
 				}
-				if want := (len(body.Payload) + segment - 1) / segment; len(out) != want || want > 65535/leastSegment+1 {
+				if want := (len(body.Payload) + segment - 1) / segment; len(out) != want ||
+					want > 65535/leastSegment+1 {
 					t.Fatalf("%d segments, want %d", len(out), want)
 				}
 				var stream []byte
@@ -56,7 +62,8 @@ func TestSuperFrameHostileMSS(t *testing.T) {
 
 // superFrame is one of 64 KiB in which a test may change what it likes.
 func superFrame(from, to string, change func(ip []byte)) []byte {
-	b := nattest.IP{Source: from, Destination: to, DF: true, Body: nattest.TCP{SourcePort: 4000, DestinationPort: 80, Seq: 1, Ack: 1,
+	b := nattest.IP{Source: from, Destination: to, DF: true, Body: nattest.TCP{SourcePort: 4000, DestinationPort: 80,
+		Seq: 1, Ack: 1,
 		Flags: nattest.ACK, Window: 65535, Payload: nattest.Payload(65000, 3), Partial: true}}.Bytes()
 	change(b)
 	return nattest.Fix(b)
@@ -65,7 +72,8 @@ func superFrame(from, to string, change func(ip []byte)) []byte {
 // Crafted super-frames, of a node and of the peer, are refused under a reason or become valid
 // segments.
 func TestSuperFrameCrafted(t *testing.T) {
-	// partial puts the sum into the checksum that says that somebody else is to finish it, for a length of the TCP segment.
+	// partial puts the sum into the checksum that says that somebody else is to finish it, for a
+	// length of the TCP segment.
 	partial := func(ip []byte) {
 		pseudo := append(append([]byte(nil), ip[12:20]...), 0, 6, 0, 0)
 		binary.BigEndian.PutUint16(pseudo[10:], binary.BigEndian.Uint16(ip[2:])-uint16(ip[0]&15)*4)
@@ -82,9 +90,12 @@ func TestSuperFrameCrafted(t *testing.T) {
 		{"SYN", func(ip []byte) { ip[33] = nattest.SYN }, nat.ReasonNone},
 		{"RST", func(ip []byte) { ip[33] = nattest.RST }, nat.ReasonNone},
 		{"reserved bits of the header", func(ip []byte) { ip[32] |= 0xf }, nat.ReasonNone},
-		{"urgent pointer behind the end", func(ip []byte) { ip[33] |= nattest.URG; ip[38], ip[39] = 0xff, 0xff }, nat.ReasonNone},
-		{"40 bytes of options that are none", func(ip []byte) { ip[32] = 0xf0; copy(ip[40:], bytes.Repeat([]byte{2, 0, 8, 255}, 10)) }, nat.ReasonNone},
-		{"MSS option that ends behind the header", func(ip []byte) { ip[32] = 0x60; copy(ip[40:], []byte{1, 1, 1, 2}) }, nat.ReasonNone},
+		{"urgent pointer behind the end", func(ip []byte) { ip[33] |= nattest.URG; ip[38], ip[39] = 0xff, 0xff },
+			nat.ReasonNone},
+		{"40 bytes of options that are none",
+			func(ip []byte) { ip[32] = 0xf0; copy(ip[40:], bytes.Repeat([]byte{2, 0, 8, 255}, 10)) }, nat.ReasonNone},
+		{"MSS option that ends behind the header", func(ip []byte) { ip[32] = 0x60; copy(ip[40:], []byte{1, 1, 1, 2}) },
+			nat.ReasonNone},
 		{"header of 16 bytes", func(ip []byte) { ip[32] = 0x40 }, nat.ReasonMalformed},
 		{"claims to be longer", func(ip []byte) { ip[2], ip[3] = 0xff, 0xff }, nat.ReasonMalformed},
 		{"claims to be shorter", func(ip []byte) { ip[2], ip[3] = 0x20, 0; partial(ip) }, nat.ReasonNone},

@@ -9,15 +9,16 @@ import (
 
 const (
 	chunkEntries = 1 << 10
-	// idStep is the distance between ids of successive connections in one entry. The lower bits of an id are the entry's number, at most maxEntries;
-	// the upper bits wrap after 2^39 connections in one entry.
+	// idStep is the distance between ids of successive connections in one entry. The lower bits of
+	// an id are the entry's number, at most maxEntries; the upper bits wrap after 2^39 connections
+	// in one entry.
 	idStep = 2 * maxEntries
 	// pressure is the share of the cap above which unsettled connections live shortUnsettled.
 	pressureNumerator, pressureDenominator = 3, 4
 )
 
-// A table holds the connections: a slab of entries in chunks that never move, indexed by the directory and expired by the wheel. Entry 0 is never
-// used: its number means none.
+// A table holds the connections: a slab of entries in chunks that never move, indexed by the
+// directory and expired by the wheel. Entry 0 is never used: its number means none.
 type table struct {
 	chunks    []*chunk
 	free      uint32 // first of the free entries
@@ -39,7 +40,8 @@ type table struct {
 	fresh     *freshEntries           // of a Mirror's copy; nil = there is none
 }
 
-// A chunk is 20 pages of 8 KiB, the allocator's unit: nothing is wasted, and entries are aligned to cache lines.
+// A chunk is 20 pages of 8 KiB, the allocator's unit: nothing is wasted, and entries are aligned to
+// cache lines.
 type chunk struct {
 	conns [chunkEntries]conn
 	cold  [chunkEntries]coldPart
@@ -81,7 +83,8 @@ func (tb *table) tuple(c *conn, d int) packet.Tuple {
 	return t
 }
 
-// reverse gives t the addresses and ports of the tuple of direction d, with source and destination exchanged.
+// reverse gives t the addresses and ports of the tuple of direction d, with source and destination
+// exchanged.
 func (tb *table) reverse(t *packet.Tuple, c *conn, d int) {
 	k := &c.keys[d]
 	t.Ports = bits.RotateLeft32(k.ports, 16)
@@ -106,7 +109,8 @@ type hit struct {
 	direction int
 }
 
-// search finds the connection of a packet with tuple t and this hash. It begins at slot i of the segment, and returns the slot where it ended.
+// search finds the connection of a packet with tuple t and this hash. It begins at slot i of the
+// segment, and returns the slot where it ended.
 func (tb *table) search(t *packet.Tuple, hash, i uint32) (h hit, slot uint32, ok bool) {
 	s := tb.directory.segment(hash)
 	for ; s[i] != 0; i = (i + 1) % segmentSlots {
@@ -129,8 +133,9 @@ func (tb *table) matches(r reference, t *packet.Tuple) bool {
 		(!t.IPv6 && k.addresses == t.Words[0] || t.IPv6 && tb.wideOf(c)[r.direction()] == t.Words)
 }
 
-// add makes a connection of two tuples and adds it to the slab, the directory and the list of unsettled ones; h holds it. It returns nil if the
-// directory has no room. Preconditions: neither tuple is in the table, and generation is not 0.
+// add makes a connection of two tuples and adds it to the slab, the directory and the list of
+// unsettled ones; h holds it. It returns nil if the directory has no room. Preconditions: neither
+// tuple is in the table, and generation is not 0.
 func (tb *table) add(first, answer *packet.Tuple, h holder, generation uint32) (*conn, uint32) {
 	number := tb.free
 	if number != 0 {

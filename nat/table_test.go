@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// FullSegment is the connections per segment when a table is about to split its segments. Hashes spread evenly, so that all come to it in
-// step: the table has as many times a power of two.
+// FullSegment is the connections per segment when a table is about to split its segments. Hashes
+// spread evenly, so that all come to it in step: the table has as many times a power of two.
 const FullSegment = segmentFull * 11 / 12 / 2
 
 // DirectoryFill returns what share of the directory's slots is in use.
@@ -18,7 +18,8 @@ func (e *Engine) DirectoryFill() float64 {
 	return float64(2*e.table.used) / float64(len(segments)*segmentSlots)
 }
 
-// Entries lie in whole cache lines, and chunks in whole pages of Go's allocator, which rounds up to them.
+// Entries lie in whole cache lines, and chunks in whole pages of Go's allocator, which rounds up to
+// them.
 func TestEntryLayout(t *testing.T) {
 	const line, page = 64, 8 << 10
 	if n := unsafe.Sizeof(conn{}); n != 2*line {
@@ -30,12 +31,14 @@ func TestEntryLayout(t *testing.T) {
 	if n := unsafe.Sizeof([2][4]uint64{}); n != line {
 		t.Errorf("the addresses of an IPv6 connection take %d bytes, want a cache line", n)
 	}
-	for name, n := range map[string]uintptr{"entries": unsafe.Sizeof(chunk{}), "IPv6 addresses": unsafe.Sizeof(wideChunk{}), "slots": unsafe.Sizeof(segment{})} {
+	for name, n := range map[string]uintptr{"entries": unsafe.Sizeof(chunk{}),
+		"IPv6 addresses": unsafe.Sizeof(wideChunk{}), "slots": unsafe.Sizeof(segment{})} {
 		if n%page != 0 {
 			t.Errorf("a chunk of %s takes %d bytes, want whole pages of %d", name, n, page)
 		}
 	}
-	// The table is bounded by the number of connections: 256 bytes each, of either family, with slots that are half full.
+	// The table is bounded by the number of connections: 256 bytes each, of either family, with
+	// slots that are half full.
 	if n := (unsafe.Sizeof(chunk{})+unsafe.Sizeof(wideChunk{}))/chunkEntries + 2*2*8; n > 256 {
 		t.Errorf("an IPv6 connection takes %d bytes", n)
 	}
@@ -87,13 +90,15 @@ func recountRanks(t testing.TB, tb *table) {
 		l, length, last := &tb.lists[r], 0, uint32(0)
 		for number := l.first; number != 0; number = tb.cold(number).next {
 			if at := tb.cold(number); tb.at(number).rank() != r || at.previous != last {
-				t.Fatalf("entry %d, of rank %d, follows %d in the list of rank %d, not %d", number, tb.at(number).rank(), last, r, at.previous)
+				t.Fatalf("entry %d, of rank %d, follows %d in the list of rank %d, not %d", number,
+					tb.at(number).rank(), last, r, at.previous)
 			}
 			last = number
 			length++
 		}
 		if length != l.length || length != of[r] || last != l.last {
-			t.Fatalf("%d connections of rank %d, %d in its list, which says %d and ends with %d, not %d", of[r], r, length, l.length, l.last, last)
+			t.Fatalf("%d connections of rank %d, %d in its list, which says %d and ends with %d, not %d", of[r], r,
+				length, l.length, l.last, last)
 		}
 	}
 }

@@ -6,11 +6,11 @@ import (
 	"culvert/nat/packet"
 )
 
-// A tcpState is what is remembered of a TCP connection, by direction of the sender. For SCTP, end holds the verification tags that packets of each
-// direction carry.
+// A tcpState is what is remembered of a TCP connection, by direction of the sender. For SCTP, end
+// holds the verification tags that packets of each direction carry.
 //
-// Segments are never dropped for their sequence numbers; segments that a receiver would not process change nothing. This is nf_conntrack's "liberal"
-// mode: windows are for end points to enforce.
+// Segments are never dropped for their sequence numbers; segments that a receiver would not process
+// change nothing. This is nf_conntrack's "liberal" mode: windows are for end points to enforce.
 type tcpState struct {
 	end    [2]uint32 // highest sequence number sent, FIN and SYN counted, plus one
 	ack    [2]uint32 // highest acknowledgement sent; without tcpAcked, a lower bound for the first one
@@ -38,10 +38,12 @@ const (
 	tcpEnds = tcpFlags(1 << 7)
 )
 
-// strays is how many unacceptable segments in a row, in each direction, make the state of a connection be forgotten.
+// strays is how many unacceptable segments in a row, in each direction, make the state of a
+// connection be forgotten.
 const strays = 4
 
-// maxWindow is the largest window (RFC 7323, Section 2.3), and so the largest distance between acknowledgements.
+// maxWindow is the largest window (RFC 7323, Section 2.3), and so the largest distance between
+// acknowledgements.
 const maxWindow = 1 << 30
 
 // unknownShift is the window scale assumed of a connection picked up in mid-stream: the largest.
@@ -84,8 +86,10 @@ func (t *tcpState) hear(s *packet.Segment, d int) {
 		t.end[d] = end
 	}
 	t.flags[d] |= tcpHeard
-	if s.Flags&packet.ACK == 0 || t.flags[d]&tcpAcked == 0 || before(t.ack[d], s.Ack) || s.Ack == t.ack[d] && end == t.end[d] {
-		// Acknowledgements never go back, so the highest one has the newest window (RFC 9293, Section 3.10.7.4: SND.WL1, SND.WL2).
+	if s.Flags&packet.ACK == 0 || t.flags[d]&tcpAcked == 0 || before(t.ack[d], s.Ack) || s.Ack == t.ack[d] &&
+		end == t.end[d] {
+		// Acknowledgements never go back, so the highest one has the newest window (RFC 9293,
+		// Section 3.10.7.4: SND.WL1, SND.WL2).
 		t.window[d] = s.Window
 	}
 	if s.Flags&packet.ACK != 0 {
@@ -143,13 +147,16 @@ func (t *tcpState) next(now state, s *packet.Segment, d int) state {
 	return t.progress(now)
 }
 
-// stray counts an unacceptable segment. If the last few of both directions were unacceptable, the state has fallen behind, because packets passed
-// elsewhere or while the table was full. It then starts again from s, as in mid-stream.
+// stray counts an unacceptable segment. If the last few of both directions were unacceptable, the
+// state has fallen behind, because packets passed elsewhere or while the table was full. It then
+// starts again from s, as in mid-stream.
 //
-// An attacker who can speak for only one end does not get here: the end that receives the forged segments answers them (RFC 9293, Section 3.10.7.4;
-// RFC 5961, Section 5), and the answer is acceptable, like all segments of the true ends.
+// An attacker who can speak for only one end does not get here: the end that receives the forged
+// segments answers them (RFC 9293, Section 3.10.7.4; RFC 5961, Section 5), and the answer is
+// acceptable, like all segments of the true ends.
 //
-// A segment that only repeats what was acknowledged up to a window ago is no stray: ends that lose each other's acknowledgements send it.
+// A segment that only repeats what was acknowledged up to a window ago is no stray: ends that lose
+// each other's acknowledgements send it.
 func (t *tcpState) stray(now state, s *packet.Segment, d int) state {
 	other := 1 - d
 	if t.flags[other]&tcpAcked != 0 && t.ack[other]-(s.Seq+s.Length) <= t.room(other) {
@@ -190,11 +197,14 @@ func (t *tcpState) synchronize(now state, s *packet.Segment, d int) state {
 	case stateSynSent, stateSynReceived:
 		if d == original && s.Flags&packet.ACK == 0 {
 			if now == stateSynSent || s.Seq+s.Length == t.end[original] {
-				t.reopen(s, d) // retransmitted, with or without ECN (RFC 3168, Section 6.1.1), or a new attempt on the same ports
+				// retransmitted, with or without ECN (RFC 3168, Section 6.1.1), or a new attempt on
+				// the same ports
+				t.reopen(s, d)
 			}
 			return now
 		}
-		// A SYN-ACK must acknowledge the SYN; a bare SYN is a simultaneous open (RFC 9293, Section 3.5).
+		// A SYN-ACK must acknowledge the SYN; a bare SYN is a simultaneous open (RFC 9293, Section
+		// 3.5).
 		if s.Flags&packet.ACK != 0 && !(t.credible(s.Ack, d) && (t.flags[d]&tcpAcked == 0 || s.Ack == t.ack[d])) {
 			return now
 		}
@@ -207,8 +217,9 @@ func (t *tcpState) synchronize(now state, s *packet.Segment, d int) state {
 	return now // RFC 5961, Section 4.2: an end point answers with a challenge ACK
 }
 
-// reopen starts direction d again from its SYN, and forgets an attempt with another number. A repeated SYN may lack the data of the first (RFC 7413,
-// Section 4.1.3), which its receiver may acknowledge all the same.
+// reopen starts direction d again from its SYN, and forgets an attempt with another number. A
+// repeated SYN may lack the data of the first (RFC 7413, Section 4.1.3), which its receiver may
+// acknowledge all the same.
 func (t *tcpState) reopen(s *packet.Segment, d int) {
 	if t.ack[1-d] != s.Seq {
 		t.flags[d] &= tcpShifted
@@ -216,8 +227,9 @@ func (t *tcpState) reopen(s *packet.Segment, d int) {
 	t.hear(s, d)
 }
 
-// exactReset reports whether a RST ends the connection. RFC 5961, Section 3.2, requires the receiver's next sequence number. It is known from the
-// receiver's acknowledgements; those still in flight will acknowledge up to the end of what was sent. In SYN-SENT, RFC 9293, Section 3.10.7.3,
+// exactReset reports whether a RST ends the connection. RFC 5961, Section 3.2, requires the
+// receiver's next sequence number. It is known from the receiver's acknowledgements; those still in
+// flight will acknowledge up to the end of what was sent. In SYN-SENT, RFC 9293, Section 3.10.7.3,
 // requires that the RST acknowledges the SYN.
 func (t *tcpState) exactReset(now state, s *packet.Segment, d int) bool {
 	other := 1 - d
@@ -237,8 +249,8 @@ func (t *tcpState) exactReset(now state, s *packet.Segment, d int) bool {
 	return s.Seq == t.end[d]
 }
 
-// acceptable reports whether a receiver would process a segment (RFC 9293, Section 3.10.7.4), so that its flags can be believed: it overlaps the
-// window and has a credible acknowledgement.
+// acceptable reports whether a receiver would process a segment (RFC 9293, Section 3.10.7.4), so
+// that its flags can be believed: it overlaps the window and has a credible acknowledgement.
 func (t *tcpState) acceptable(s *packet.Segment, d int) bool {
 	other := 1 - d
 	if t.flags[other]&tcpAcked != 0 {
@@ -250,8 +262,9 @@ func (t *tcpState) acceptable(s *packet.Segment, d int) bool {
 	return s.Flags&packet.ACK != 0 && t.credible(s.Ack, d)
 }
 
-// credible reports whether the other end would believe an acknowledgement of direction d: it covers nothing that was never sent, and is at most a
-// window older than the SYN or the last acknowledgement (RFC 5961, Section 5.2).
+// credible reports whether the other end would believe an acknowledgement of direction d: it covers
+// nothing that was never sent, and is at most a window older than the SYN or the last
+// acknowledgement (RFC 5961, Section 5.2).
 func (t *tcpState) credible(ack uint32, d int) bool {
 	switch other := 1 - d; {
 	case t.flags[other]&tcpHeard == 0:
@@ -267,7 +280,8 @@ func (t *tcpState) credible(ack uint32, d int) bool {
 // room is the window announced by direction d, or the size that both ends' first windows may have.
 func (t *tcpState) room(d int) uint32 { return max(uint32(t.window[d])<<t.shift[d], 1<<16) }
 
-// inFlight reports whether a segment of direction d with sequence number seq was sent and is not yet acknowledged (RFC 5927, Section 4.1).
+// inFlight reports whether a segment of direction d with sequence number seq was sent and is not
+// yet acknowledged (RFC 5927, Section 4.1).
 func (t *tcpState) inFlight(seq uint32, d int) bool {
 	return t.flags[d]&tcpHeard != 0 && t.flags[1-d]&tcpAcked != 0 && !before(seq, t.ack[1-d]) && before(seq, t.end[d])
 }

@@ -6,8 +6,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// A conversation is two honest ends, which send in order, within the other's window, and get all that the gateway sees, and what the
-// gateway makes of it.
+// A conversation is two honest ends, which send in order, within the other's window, and get all
+// that the gateway sees, and what the gateway makes of it.
 type conversation struct {
 	t            *testing.T
 	tcp          tcpState
@@ -26,7 +26,8 @@ func (c *conversation) see(d int, s packet.Segment) {
 	c.acknowledged[1-d] = s.Ack
 }
 
-// room lets the other end acknowledge what direction d has sent, if n more would not fit its window.
+// room lets the other end acknowledge what direction d has sent, if n more would not fit its
+// window.
 func (c *conversation) room(d int, n uint32) {
 	if c.next[d]+n-c.acknowledged[d] > conversationWindow {
 		c.data(1-d, 0)
@@ -39,7 +40,8 @@ func (c *conversation) data(d int, n uint32) {
 	c.next[d] += n
 }
 
-// again repeats the last bytes of direction d. Its receiver takes nothing from it and says that it has them (RFC 9293, Section 3.10.7.4).
+// again repeats the last bytes of direction d. Its receiver takes nothing from it and says that it
+// has them (RFC 9293, Section 3.10.7.4).
 func (c *conversation) again(d int, n uint32) {
 	c.unheard(d, packet.Segment{Seq: c.next[d] - n, Ack: c.next[1-d], Length: n, Flags: packet.ACK})
 	c.data(1-d, 0)
@@ -61,7 +63,8 @@ func (c *conversation) finish(d int) {
 	}
 }
 
-// elsewhere lets both ends exchange n bytes that the gateway does not see. After a few more segments it knows where they are.
+// elsewhere lets both ends exchange n bytes that the gateway does not see. After a few more
+// segments it knows where they are.
 func (c *conversation) elsewhere(n uint32) {
 	if c.finished[0] || c.finished[1] {
 		return
@@ -91,9 +94,11 @@ func (c *conversation) begin(first [2]uint32, data, taken uint32) {
 	}
 }
 
-// forge sends in the name of direction d what is wrong by far, in its sequence number or its acknowledgement.
+// forge sends in the name of direction d what is wrong by far, in its sequence number or its
+// acknowledgement.
 func (c *conversation) forge(d int, op byte, far uint32) {
-	s := packet.Segment{Seq: c.next[d], Ack: c.next[1-d] + far, Length: 1 + uint32(op), Flags: packet.ACK | op>>4&packet.FIN}
+	s := packet.Segment{Seq: c.next[d], Ack: c.next[1-d] + far, Length: 1 + uint32(op),
+		Flags: packet.ACK | op>>4&packet.FIN}
 	if op&1 != 0 {
 		s.Seq, s.Ack = s.Seq+far, c.next[1-d]
 		s.Flags |= op >> 4 & packet.RST
@@ -101,8 +106,9 @@ func (c *conversation) forge(d int, op byte, far uint32) {
 	c.unheard(d, s)
 }
 
-// FuzzTCP reads its input as a conversation and, where forge says so, as what a third host sends in the name of direction forger
-// without knowing its numbers. That must make no difference. A conversation that both ends finish ends in TIME-WAIT.
+// FuzzTCP reads its input as a conversation and, where forge says so, as what a third host sends in
+// the name of direction forger without knowing its numbers. That must make no difference. A
+// conversation that both ends finish ends in TIME-WAIT.
 func FuzzTCP(f *testing.F) {
 	f.Add(uint32(1), uint32(2), uint16(0), true, []byte{0, 1, 10, 13, 12, 13, 12, 13, 12, 0x86, 7, 5, 4})
 	f.Add(uint32(1<<32-10), uint32(1<<31), uint16(1000), true, []byte("0123456789abcdefghijklmnopqrstuvwxyz"))
@@ -127,7 +133,8 @@ func FuzzTCP(f *testing.F) {
 					c.finish(d)
 				case kind == 6 && forge:
 					if c == &dirty {
-						// Farther from the truth than all that a conversation sends and all windows.
+						// Farther from the truth than all that a conversation sends and all
+						// windows.
 						far := (1 + uint32(op>>4)*63 + uint32(i)%63) << 22
 						c.forge(forger, op, far)
 					}
@@ -137,7 +144,8 @@ func FuzzTCP(f *testing.F) {
 					c.data(d, 0)
 				}
 			}
-			if dirty.now != clean.now || dirty.tcp.end != clean.tcp.end || dirty.tcp.ack != clean.tcp.ack || dirty.tcp.window != clean.tcp.window {
+			if dirty.now != clean.now || dirty.tcp.end != clean.tcp.end || dirty.tcp.ack != clean.tcp.ack ||
+				dirty.tcp.window != clean.tcp.window {
 				t.Fatalf("after %d: %v %+v beside a forger, else %v %+v", i, dirty.now, dirty.tcp, clean.now, clean.tcp)
 			}
 		}

@@ -42,7 +42,8 @@ func (b *bout) segment(d int, flags byte, n int) (packet.Segment, int) {
 	return s, n
 }
 
-// window returns one that has room for all that step keeps in flight, so that no sender overruns it.
+// window returns one that has room for all that step keeps in flight, so that no sender overruns
+// it.
 func (b *bout) window() uint16 { return uint16(22_000 + b.r.IntN(65536-22_000)) }
 
 // arrive is what the other host makes of a segment that was not lost.
@@ -80,12 +81,14 @@ func (b *bout) step() (d int, s packet.Segment, n int) {
 
 func tcpBytes(s packet.Segment) header.TCP {
 	h := header.TCP(make([]byte, header.TCPMinimumSize))
-	h.Encode(&header.TCPFields{SeqNum: s.Seq, AckNum: s.Ack, Flags: header.TCPFlags(s.Flags), WindowSize: s.Window, DataOffset: header.TCPMinimumSize})
+	h.Encode(&header.TCPFields{SeqNum: s.Seq, AckNum: s.Ack, Flags: header.TCPFlags(s.Flags), WindowSize: s.Window,
+		DataOffset: header.TCPMinimumSize})
 	return h
 }
 
-// TestTCPOracle compares the state of random connections with gVisor's tcpconntrack, segment by segment. What the oracle is known to get
-// wrong is left out here and has tests of its own below. NAT_SEED replays a run.
+// TestTCPOracle compares the state of random connections with gVisor's tcpconntrack, segment by
+// segment. What the oracle is known to get wrong is left out here and has tests of its own below.
+// NAT_SEED replays a run.
 func TestTCPOracle(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if s, err := strconv.ParseUint(os.Getenv("NAT_SEED"), 10, 64); err == nil {
@@ -152,7 +155,8 @@ func agree(s state, r tcpconntrack.Result) bool {
 	case tcpconntrack.ResultConnecting:
 		return s == stateSynSent
 	case tcpconntrack.ResultAlive:
-		return s == stateSynReceived || s == stateEstablished || s == stateFinWait || s == stateCloseWait || s == stateLastAck
+		return s == stateSynReceived || s == stateEstablished || s == stateFinWait || s == stateCloseWait ||
+			s == stateLastAck
 	case tcpconntrack.ResultReset:
 		return s == stateClosed
 	}
@@ -177,45 +181,80 @@ func TestTCPBeyondOracle(t *testing.T) {
 		steps []step
 		want  state
 	}{
-		{"SYN retransmitted with ECN", []step{{0, syn}, {0, with(syn, func(s *packet.Segment) { s.Flags |= 0xc0 })}, {1, synAck}, {0, ack}}, stateEstablished},
-		{"RST by the originator in SYN-SENT", []step{{0, syn}, {0, packet.Segment{Seq: 101, Flags: packet.RST}}}, stateClosed},
-		{"RST by the responder that acknowledges nothing", []step{{0, syn}, {1, packet.Segment{Seq: 0, Ack: 7, Flags: packet.RST | packet.ACK}}}, stateSynSent},
-		{"connection refused", []step{{0, syn}, {1, packet.Segment{Ack: 101, Flags: packet.RST | packet.ACK}}}, stateClosed},
+		{"SYN retransmitted with ECN", []step{{0, syn}, {0, with(syn, func(s *packet.Segment) { s.Flags |= 0xc0 })},
+			{1, synAck}, {0, ack}}, stateEstablished},
+		{"RST by the originator in SYN-SENT", []step{{0, syn}, {0, packet.Segment{Seq: 101, Flags: packet.RST}}},
+			stateClosed},
+		{"RST by the responder that acknowledges nothing",
+			[]step{{0, syn}, {1, packet.Segment{Seq: 0, Ack: 7, Flags: packet.RST | packet.ACK}}}, stateSynSent},
+		{"connection refused", []step{{0, syn}, {1, packet.Segment{Ack: 101, Flags: packet.RST | packet.ACK}}},
+			stateClosed},
 		{"SYN with another ISN in SYN-SENT", []step{{0, syn}, {0, with(syn, func(s *packet.Segment) { s.Seq = 9000 })},
-			{1, with(synAck, func(s *packet.Segment) { s.Ack = 9001 })}, {0, with(ack, func(s *packet.Segment) { s.Seq = 9001 })}}, stateEstablished},
-		{"SYN-ACK for another SYN", []step{{0, syn}, {1, with(synAck, func(s *packet.Segment) { s.Ack = 77 })}}, stateSynSent},
-		{"simultaneous open", []step{{0, syn}, {1, with(synAck, func(s *packet.Segment) { s.Flags, s.Ack = packet.SYN, 0 })},
-			{0, with(synAck, func(s *packet.Segment) { s.Seq, s.Ack = 100, 501 })}, {1, with(ack, func(s *packet.Segment) { s.Seq, s.Ack = 501, 101 })}}, stateEstablished},
-		{"mid-stream", []step{{0, ack}, {1, with(ack, func(s *packet.Segment) { s.Seq, s.Ack = 501, 101 })}}, stateEstablished},
-		{"mid-stream FIN both ways", []step{{0, with(ack, func(s *packet.Segment) { s.Flags |= packet.FIN; s.Length = 1 })},
-			{1, packet.Segment{Seq: 501, Ack: 102, Length: 1, Flags: packet.ACK | packet.FIN, Window: 9}}, {0, packet.Segment{Seq: 102, Ack: 502, Flags: packet.ACK, Window: 9}}}, stateTimeWait},
-		{"inexact RST in the window, RFC 5961", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 511, Flags: packet.RST}}}, stateEstablished},
-		{"RST outside of the window", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 1 << 30, Flags: packet.RST}}}, stateEstablished},
-		{"exact RST", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Flags: packet.RST}}}, stateClosed},
-		{"SYN in ESTABLISHED, RFC 5961", []step{{0, syn}, {1, synAck}, {0, ack}, {0, with(syn, func(s *packet.Segment) { s.Seq = 77 })}}, stateEstablished},
-		{"FIN outside of the window", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 1 << 29, Ack: 101, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateEstablished},
-		{"FIN that acknowledges what was never sent", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Ack: 1 << 20, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateEstablished},
-		{"FIN with an acknowledgement that is too old", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Ack: 1<<32 - 1<<17, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateEstablished},
-		{"FIN with an old acknowledgement", []step{{0, syn}, {1, synAck}, {0, ack}, {0, with(ack, func(s *packet.Segment) { s.Length = 900 })},
-			{1, packet.Segment{Seq: 501, Ack: 1001, Flags: packet.ACK}}, {1, packet.Segment{Seq: 501, Ack: 501, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateFinWait},
-		{"FIN without an acknowledgement", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Length: 1, Flags: packet.FIN}}}, stateEstablished},
-		{"data of a SYN taken, RFC 7413", []step{{0, fastOpen}, {1, acknowledging(201)}, {0, with(ack, func(s *packet.Segment) { s.Seq = 201 })}}, stateEstablished},
-		{"data of a SYN taken in part", []step{{0, fastOpen}, {1, acknowledging(150)}, {0, with(ack, func(s *packet.Segment) { s.Seq = 150 })}}, stateEstablished},
+			{1, with(synAck, func(s *packet.Segment) { s.Ack = 9001 })},
+			{0, with(ack, func(s *packet.Segment) { s.Seq = 9001 })}}, stateEstablished},
+		{"SYN-ACK for another SYN", []step{{0, syn}, {1, with(synAck, func(s *packet.Segment) { s.Ack = 77 })}},
+			stateSynSent},
+		{"simultaneous open", []step{{0, syn}, {1, with(synAck, func(s *packet.Segment) {
+			s.Flags, s.Ack = packet.SYN, 0
+		})},
+			{0, with(synAck, func(s *packet.Segment) { s.Seq, s.Ack = 100, 501 })},
+			{1, with(ack, func(s *packet.Segment) { s.Seq, s.Ack = 501, 101 })}}, stateEstablished},
+		{"mid-stream", []step{{0, ack}, {1, with(ack, func(s *packet.Segment) { s.Seq, s.Ack = 501, 101 })}},
+			stateEstablished},
+		{"mid-stream FIN both ways", []step{{0, with(ack, func(s *packet.Segment) {
+			s.Flags |= packet.FIN
+			s.Length = 1
+		})},
+			{1, packet.Segment{Seq: 501, Ack: 102, Length: 1, Flags: packet.ACK | packet.FIN, Window: 9}},
+			{0, packet.Segment{Seq: 102, Ack: 502, Flags: packet.ACK, Window: 9}}}, stateTimeWait},
+		{"inexact RST in the window, RFC 5961", []step{{0, syn}, {1, synAck}, {0, ack},
+			{1, packet.Segment{Seq: 511, Flags: packet.RST}}}, stateEstablished},
+		{"RST outside of the window", []step{{0, syn}, {1, synAck}, {0, ack},
+			{1, packet.Segment{Seq: 1 << 30, Flags: packet.RST}}}, stateEstablished},
+		{"exact RST", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Flags: packet.RST}}},
+			stateClosed},
+		{"SYN in ESTABLISHED, RFC 5961", []step{{0, syn}, {1, synAck}, {0, ack},
+			{0, with(syn, func(s *packet.Segment) { s.Seq = 77 })}}, stateEstablished},
+		{"FIN outside of the window", []step{{0, syn}, {1, synAck}, {0, ack},
+			{1, packet.Segment{Seq: 1 << 29, Ack: 101, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateEstablished},
+		{"FIN that acknowledges what was never sent", []step{{0, syn}, {1, synAck}, {0, ack},
+			{1, packet.Segment{Seq: 501, Ack: 1 << 20, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateEstablished},
+		{"FIN with an acknowledgement that is too old", []step{{0, syn}, {1, synAck}, {0, ack},
+			{1, packet.Segment{Seq: 501, Ack: 1<<32 - 1<<17, Length: 1, Flags: packet.FIN | packet.ACK}}},
+			stateEstablished},
+		{"FIN with an old acknowledgement", []step{{0, syn}, {1, synAck}, {0, ack},
+			{0, with(ack, func(s *packet.Segment) { s.Length = 900 })},
+			{1, packet.Segment{Seq: 501, Ack: 1001, Flags: packet.ACK}},
+			{1, packet.Segment{Seq: 501, Ack: 501, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateFinWait},
+		{"FIN without an acknowledgement", []step{{0, syn}, {1, synAck}, {0, ack},
+			{1, packet.Segment{Seq: 501, Length: 1, Flags: packet.FIN}}}, stateEstablished},
+		{"data of a SYN taken, RFC 7413", []step{{0, fastOpen}, {1, acknowledging(201)},
+			{0, with(ack, func(s *packet.Segment) { s.Seq = 201 })}}, stateEstablished},
+		{"data of a SYN taken in part", []step{{0, fastOpen}, {1, acknowledging(150)},
+			{0, with(ack, func(s *packet.Segment) { s.Seq = 150 })}}, stateEstablished},
 		{"data of a SYN not taken", []step{{0, fastOpen}, {1, acknowledging(101)}, {0, ack}}, stateEstablished},
-		{"data of a SYN sent again without a SYN", []step{{0, fastOpen}, {1, acknowledging(101)}, {0, with(ack, func(s *packet.Segment) { s.Length = 100 })}}, stateEstablished},
+		{"data of a SYN sent again without a SYN", []step{{0, fastOpen}, {1, acknowledging(101)},
+			{0, with(ack, func(s *packet.Segment) { s.Length = 100 })}}, stateEstablished},
 		{"SYN-ACK that does not acknowledge the SYN", []step{{0, fastOpen}, {1, acknowledging(100)}}, stateSynSent},
 		{"SYN-ACK of more data than a SYN has", []step{{0, fastOpen}, {1, acknowledging(202)}}, stateSynSent},
-		{"SYN repeated without its data, which the server has taken", []step{{0, fastOpen}, {0, syn}, {1, acknowledging(201)}, {0, with(ack, func(s *packet.Segment) { s.Seq = 201 })}}, stateEstablished},
-		{"data of the server before the handshake ends", []step{{0, fastOpen}, {1, acknowledging(201)}, {1, packet.Segment{Seq: 501, Ack: 201, Length: 1000, Flags: packet.ACK}},
+		{"SYN repeated without its data, which the server has taken", []step{{0, fastOpen}, {0, syn},
+			{1, acknowledging(201)}, {0, with(ack, func(s *packet.Segment) { s.Seq = 201 })}}, stateEstablished},
+		{"data of the server before the handshake ends", []step{{0, fastOpen}, {1, acknowledging(201)},
+			{1, packet.Segment{Seq: 501, Ack: 201, Length: 1000, Flags: packet.ACK}},
 			{0, packet.Segment{Seq: 201, Ack: 501, Flags: packet.ACK}}}, stateEstablished},
 		{"SYN with data refused", []step{{0, fastOpen}, {1, refusing(201)}}, stateClosed},
 		{"SYN with data refused, its data ignored", []step{{0, fastOpen}, {1, refusing(101)}}, stateClosed},
 		{"RST that acknowledges more than a SYN has", []step{{0, fastOpen}, {1, refusing(202)}}, stateSynSent},
-		{"simultaneous open with SYN-ACKs", []step{{0, syn}, {1, with(synAck, func(s *packet.Segment) { s.Flags, s.Ack = packet.SYN, 0 })},
-			{0, with(synAck, func(s *packet.Segment) { s.Seq, s.Ack = 100, 501 })}, {1, with(synAck, func(s *packet.Segment) { s.Seq, s.Ack = 500, 101 })},
+		{"simultaneous open with SYN-ACKs", []step{{0, syn}, {1, with(synAck, func(s *packet.Segment) {
+			s.Flags, s.Ack = packet.SYN, 0
+		})},
+			{0, with(synAck, func(s *packet.Segment) { s.Seq, s.Ack = 100, 501 })},
+			{1, with(synAck, func(s *packet.Segment) { s.Seq, s.Ack = 500, 101 })},
 			{0, ack}}, stateEstablished},
-		{"late segment after RST", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Flags: packet.RST}}, {0, ack}}, stateClosed},
-		{"SYN-ACK first, the SYN went another way", []step{{0, synAck}, {1, with(ack, func(s *packet.Segment) { s.Seq, s.Ack = 101, 501 })}}, stateEstablished},
+		{"late segment after RST", []step{{0, syn}, {1, synAck}, {0, ack},
+			{1, packet.Segment{Seq: 501, Flags: packet.RST}}, {0, ack}}, stateClosed},
+		{"SYN-ACK first, the SYN went another way",
+			[]step{{0, synAck}, {1, with(ack, func(s *packet.Segment) { s.Seq, s.Ack = 101, 501 })}}, stateEstablished},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -231,7 +270,8 @@ func TestTCPBeyondOracle(t *testing.T) {
 	}
 }
 
-// What a window means follows from the newest acknowledgement. Segments that overtake one another tell nothing about it.
+// What a window means follows from the newest acknowledgement. Segments that overtake one another
+// tell nothing about it.
 func TestTCPWindow(t *testing.T) {
 	var tcp tcpState
 	now := tcp.open(&packet.Segment{Seq: 100, Length: 1, Flags: packet.SYN, Window: 1000, Shift: 7, Scaled: true}, 0)
@@ -241,15 +281,22 @@ func TestTCPWindow(t *testing.T) {
 		s    packet.Segment
 		want uint32 // of direction 1
 	}{
-		{"a SYN's is not scaled", 1, packet.Segment{Seq: 500, Ack: 101, Length: 1, Flags: packet.SYN | packet.ACK, Window: 5120, Shift: 7, Scaled: true}, 5120},
+		{"a SYN's is not scaled", 1, packet.Segment{Seq: 500, Ack: 101, Length: 1, Flags: packet.SYN | packet.ACK,
+			Window: 5120, Shift: 7, Scaled: true}, 5120},
 		{"handshake", 0, packet.Segment{Seq: 101, Ack: 501, Flags: packet.ACK}, 5120},
-		{"an acknowledgement opens it", 1, packet.Segment{Seq: 501, Ack: 101, Length: 10, Flags: packet.ACK, Window: 4000}, 4000 << 7},
+		{"an acknowledgement opens it", 1, packet.Segment{Seq: 501, Ack: 101, Length: 10, Flags: packet.ACK,
+			Window: 4000}, 4000 << 7},
 		{"data", 0, packet.Segment{Seq: 101, Ack: 511, Length: 1000, Flags: packet.ACK}, 4000 << 7},
-		{"the newest acknowledgement opens it further", 1, packet.Segment{Seq: 511, Ack: 1101, Flags: packet.ACK, Window: 8000}, 8000 << 7},
-		{"an older acknowledgement is late", 1, packet.Segment{Seq: 511, Ack: 601, Flags: packet.ACK, Window: 3}, 8000 << 7},
-		{"an older segment is late", 1, packet.Segment{Seq: 501, Ack: 1101, Length: 10, Flags: packet.ACK, Window: 3}, 8000 << 7},
-		{"the same acknowledgement, the window filled", 1, packet.Segment{Seq: 511, Ack: 1101, Flags: packet.ACK, Window: 2}, 2 << 7},
-		{"a retransmission that acknowledges more", 1, packet.Segment{Seq: 501, Ack: 1101, Length: 20, Flags: packet.ACK, Window: 9}, 9 << 7},
+		{"the newest acknowledgement opens it further", 1, packet.Segment{Seq: 511, Ack: 1101, Flags: packet.ACK,
+			Window: 8000}, 8000 << 7},
+		{"an older acknowledgement is late", 1, packet.Segment{Seq: 511, Ack: 601, Flags: packet.ACK,
+			Window: 3}, 8000 << 7},
+		{"an older segment is late", 1, packet.Segment{Seq: 501, Ack: 1101, Length: 10, Flags: packet.ACK,
+			Window: 3}, 8000 << 7},
+		{"the same acknowledgement, the window filled", 1, packet.Segment{Seq: 511, Ack: 1101, Flags: packet.ACK,
+			Window: 2}, 2 << 7},
+		{"a retransmission that acknowledges more", 1, packet.Segment{Seq: 501, Ack: 1101, Length: 20,
+			Flags: packet.ACK, Window: 9}, 9 << 7},
 	}
 	for _, step := range steps {
 		now = tcp.next(now, &step.s, step.d)
@@ -262,11 +309,13 @@ func TestTCPWindow(t *testing.T) {
 	}
 }
 
-// talk sends data both ways between two ends that have got as far as next, as a gateway between them sees it.
+// talk sends data both ways between two ends that have got as far as next, as a gateway between
+// them sees it.
 func talk(tcp *tcpState, now state, next *[2]uint32, rounds int) state {
 	for range rounds {
 		for d := range 2 {
-			now = tcp.next(now, &packet.Segment{Seq: next[d], Ack: next[1-d], Length: 1000, Flags: packet.ACK, Window: 1000}, d)
+			now = tcp.next(now, &packet.Segment{Seq: next[d], Ack: next[1-d], Length: 1000, Flags: packet.ACK,
+				Window: 1000}, d)
 			next[d] += 1000
 		}
 	}
@@ -305,7 +354,8 @@ func TestTCPResynchronises(t *testing.T) {
 	}
 }
 
-// Ends that do not hear each other say the same again. That tells nothing new, and a connection that is over stays so.
+// Ends that do not hear each other say the same again. That tells nothing new, and a connection
+// that is over stays so.
 func TestTCPRepetitions(t *testing.T) {
 	tcp, now, next := inMidLife()
 	fins := [2]packet.Segment{
@@ -324,7 +374,8 @@ func TestTCPRepetitions(t *testing.T) {
 	}
 }
 
-// Who speaks for one end alone cannot make the gateway forget what it knows: the other end goes on as before.
+// Who speaks for one end alone cannot make the gateway forget what it knows: the other end goes on
+// as before.
 func TestTCPKeepsItsGroundAgainstOneSide(t *testing.T) {
 	tcp, now, next := inMidLife()
 	junk := packet.Segment{Seq: next[1] + 1<<24, Ack: next[0] + 1<<24, Length: 1000, Flags: packet.ACK, Window: 1}

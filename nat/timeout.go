@@ -24,7 +24,8 @@ const (
 	states
 )
 
-var stateNames = [states]string{"syn-sent", "syn-received", "established", "fin-wait", "close-wait", "last-ack", "time-wait", "closed",
+var stateNames = [states]string{"syn-sent", "syn-received", "established", "fin-wait", "close-wait", "last-ack",
+	"time-wait", "closed",
 	"udp", "udp-stream", "icmp", "sctp-opening", "sctp", "sctp-closing", "other"}
 
 func (s state) String() string { return stateNames[s] }
@@ -32,19 +33,23 @@ func (s state) String() string { return stateNames[s] }
 const (
 	// shortUnsettled is how long unsettled connections live when the table is under pressure.
 	shortUnsettled = 30 * time.Second
-	// streamPackets is how many packets in both directions make a UDP connection a stream: more than a question and its answer.
+	// streamPackets is how many packets in both directions make a UDP connection a stream: more
+	// than a question and its answer.
 	streamPackets = 4
 )
 
 // compile returns the timeouts by state.
 func (t *Timeouts) compile() [states]time.Duration {
 	all := [states]time.Duration{
-		t.TCPSynSent, t.TCPSynReceived, t.TCPEstablished, t.TCPFinWait, t.TCPCloseWait, t.TCPLastAck, t.TCPTimeWait, t.TCPClosed,
+		t.TCPSynSent, t.TCPSynReceived, t.TCPEstablished, t.TCPFinWait, t.TCPCloseWait, t.TCPLastAck,
+		t.TCPTimeWait, t.TCPClosed,
 		t.UDP, t.UDPStream, t.ICMP, t.SCTPOpening, t.SCTP, t.SCTPClosing, t.Other,
 	}
 	for s, d := range [states]time.Duration{
-		120 * time.Second, 60 * time.Second, 120 * time.Hour, 120 * time.Second, time.Hour, 30 * time.Second, 120 * time.Second, 10 * time.Second,
-		120 * time.Second, 120 * time.Second, 60 * time.Second, 30 * time.Second, 120 * time.Hour, 10 * time.Second, 600 * time.Second,
+		120 * time.Second, 60 * time.Second, 120 * time.Hour, 120 * time.Second, time.Hour, 30 * time.Second,
+		120 * time.Second, 10 * time.Second,
+		120 * time.Second, 120 * time.Second, 60 * time.Second, 30 * time.Second, 120 * time.Hour, 10 * time.Second,
+		600 * time.Second,
 	} {
 		if all[s] == 0 {
 			all[s] = d
@@ -53,9 +58,10 @@ func (t *Timeouts) compile() [states]time.Duration {
 	return all
 }
 
-// rankOf returns the rank of a replied connection. An answer alone settles nothing: it goes to whatever address a sender has forged. A handshake
-// settles a connection, and so does a stream of UDP. A ping never does (the kernel likewise never sets IPS_ASSURED in nf_conntrack_proto_icmp.c), nor
-// a connection that was reset.
+// rankOf returns the rank of a replied connection. An answer alone settles nothing: it goes to
+// whatever address a sender has forged. A handshake settles a connection, and so does a stream of
+// UDP. A ping never does (the kernel likewise never sets IPS_ASSURED in nf_conntrack_proto_icmp.c),
+// nor a connection that was reset.
 func rankOf(s state) rank {
 	switch s {
 	case stateSynSent, stateSynReceived, stateClosed, stateUDP, stateICMP, stateSCTPOpening:
@@ -88,8 +94,8 @@ const (
 	wheelTick  = time.Second
 )
 
-// A wheel is a hashed timing wheel (Varghese and Lauck, 1987). Packets only store their arrival time; a connection whose slot comes up early is moved
-// to a later slot.
+// A wheel is a hashed timing wheel (Varghese and Lauck, 1987). Packets only store their arrival
+// time; a connection whose slot comes up early is moved to a later slot.
 type wheel struct {
 	tick    int64 // the current slot
 	due     Time  // when the current slot ends; nothing to do before
@@ -104,7 +110,8 @@ func (w *wheel) start(now Time) {
 	}
 }
 
-// arm puts a connection into the slot of its deadline, or the furthest slot. Preconditions: it is in no slot.
+// arm puts a connection into the slot of its deadline, or the furthest slot. Preconditions: it is
+// in no slot.
 func (w *wheel) arm(tb *table, number uint32, deadline Time) {
 	tick := int64(deadline)/int64(wheelTick) + 1
 	tick = max(min(tick, w.tick+wheelSlots-1), w.tick+1)
@@ -137,7 +144,8 @@ func (w *wheel) unlink(tb *table, number uint32) {
 	at.wheelNext, at.wheelPrevious = 0, 0
 }
 
-// expire checks up to budget connections whose slot has come up, and returns the rest of the budget: 0 if there may be more.
+// expire checks up to budget connections whose slot has come up, and returns the rest of the
+// budget: 0 if there may be more.
 func (e *Engine) expire(now Time, budget int) int {
 	tb, w := &e.table, &e.table.wheel
 	if now < w.due {

@@ -59,7 +59,8 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// A dialogue sends TCP segments with right numbers between 10.200.1.5 and 10.71.3.9, and other things by name.
+// A dialogue sends TCP segments with right numbers between 10.200.1.5 and 10.71.3.9, and other
+// things by name.
 type dialogue struct {
 	e   *nat.Engine
 	seq [2]uint32

@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// The smallest MTU: what every IPv4 host must accept unfragmented (RFC 791, Section 3.1), and IPv6's minimum (RFC 8200, Section 5).
+// The smallest MTU: what every IPv4 host must accept unfragmented (RFC 791, Section 3.1), and
+// IPv6's minimum (RFC 8200, Section 5).
 const (
 	minMTU  = 576
 	minMTU6 = 1280
@@ -27,7 +28,8 @@ func (c *Config) validate() error {
 		faults = append(faults, fmt.Errorf("nat: config: MTU: %d is not between %d and %d", c.MTU, low, maxMTU))
 	}
 	if c.MaxConnections < 0 || c.MaxConnections > maxEntries {
-		faults = append(faults, fmt.Errorf("nat: config: MaxConnections: %d is not between 0 and %d", c.MaxConnections, maxEntries))
+		faults = append(faults, fmt.Errorf("nat: config: MaxConnections: %d is not between 0 and %d",
+			c.MaxConnections, maxEntries))
 	}
 	return errors.Join(faults...)
 }

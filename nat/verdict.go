@@ -7,13 +7,15 @@ import (
 	"culvert/nat/rules"
 )
 
-// A Link names where a packet comes from or goes to. The caller chooses the numbers and keeps them stable across Apply.
+// A Link names where a packet comes from or goes to. The caller chooses the numbers and keeps them
+// stable across Apply.
 type Link = packet.Link
 
 const (
 	// Tunnel is the link of the Config's WireGuard tunnel. Nodes are numbered from 1.
 	Tunnel = rules.Tunnel
-	// anyNode stands for every inside link: in the reply tuple of a connection to a node, and as the link of a path MTU.
+	// anyNode stands for every inside link: in the reply tuple of a connection to a node, and as
+	// the link of a path MTU.
 	anyNode Link = 0xffff
 )
 
@@ -25,7 +27,8 @@ func wayOf(out Link) Link {
 	return anyNode
 }
 
-// Time is a reading of a monotonic clock in nanoseconds. The package never reads a clock of its own.
+// Time is a reading of a monotonic clock in nanoseconds. The package never reads a clock of its
+// own.
 type Time int64
 
 // Add returns the time d later.
@@ -41,7 +44,8 @@ const (
 	Forward
 	// Deliver hands the unchanged packet to the gateway's own stack.
 	Deliver
-	// Hold means that the Engine has copied the packet, a later fragment whose first one has not arrived. The caller forgets it; Release returns it.
+	// Hold means that the Engine has copied the packet, a later fragment whose first one has not
+	// arrived. The caller forgets it; Release returns it.
 	Hold
 )
 
@@ -66,13 +70,17 @@ type Verdict struct {
 	Reason  Reason         // why Action is Drop
 	Refusal packet.Refusal // what AppendError reports to the sender
 	Out     Link           // where a forwarded packet goes
-	// SegmentSize is the TCP payload, in bytes, of each segment of a forwarded super-frame; 0 means no segmentation.
+	// SegmentSize is the TCP payload, in bytes, of each segment of a forwarded super-frame; 0 means
+	// no segmentation.
 	SegmentSize int
-	// MTU, if positive, is the size in bytes to which a forwarded IPv4 packet is fragmented, or the MTU that TooBig reports.
+	// MTU, if positive, is the size in bytes to which a forwarded IPv4 packet is fragmented, or the
+	// MTU that TooBig reports.
 	MTU int
-	// Packets counts packets on the wire: 1, or the segments, datagrams and fragments that the Cutter makes.
+	// Packets counts packets on the wire: 1, or the segments, datagrams and fragments that the
+	// Cutter makes.
 	Packets int
-	// Held counts the fragments that waited for this first one. The caller calls Release as many times.
+	// Held counts the fragments that waited for this first one. The caller calls Release as many
+	// times.
 	Held int
 	// Untracked marks a packet that was forwarded without a connection because the table is full.
 	Untracked bool

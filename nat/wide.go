@@ -1,7 +1,8 @@
 package nat
 
-// A wideSlab holds the addresses of IPv6 connections, so that IPv4 entries need no room for them: one cache line each, in chunks that never move. It
-// belongs to a table of connections, whose lock guards it.
+// A wideSlab holds the addresses of IPv6 connections, so that IPv4 entries need no room for them:
+// one cache line each, in chunks that never move. It belongs to a table of connections, whose lock
+// guards it.
 type wideSlab struct {
 	chunks []*wideChunk
 	free   uint64 // first free one; each begins with the next one's index; 0 = none

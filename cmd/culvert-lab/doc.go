@@ -9,8 +9,9 @@
 //	culvert-lab completion bash | zsh | fish
 //	culvert-lab version [-o json | yaml]
 //
-// check, up and bench run the culvert in the same folder as this program, or the one named by --culvert. Both must have the same version, because the
-// lab depends on that version's files and output.
+// check, up and bench run the culvert in the same folder as this program, or the one named by
+// --culvert. Both must have the same version, because the lab depends on that version's files and
+// output.
 //
 // # Exit status
 //
@@ -19,7 +20,8 @@
 //	2  bad input: arguments, a missing privilege, no culvert or another version of it;
 //	   standard error has one line per cause, and nothing is left behind
 //
-// exec ends with the status of its command, or with 128 plus the signal's number if a signal ended it.
+// exec ends with the status of its command, or with 128 plus the signal's number if a signal ended
+// it.
 //
 // # Privileges
 //
@@ -27,5 +29,6 @@
 //
 // # Environment
 //
-// Labs have their folders in XDG_RUNTIME_DIR; without it in /run or, for users other than root, in the user's own folder in the temporary folder.
+// Labs have their folders in XDG_RUNTIME_DIR; without it in /run or, for users other than root, in
+// the user's own folder in the temporary folder.
 package main

@@ -16,7 +16,8 @@ import (
 	"culvert/integration/lab"
 )
 
-// inHolder calls fn in the holder of a new lab: a second run of this command, inside the lab's namespaces.
+// inHolder calls fn in the holder of a new lab: a second run of this command, inside the lab's
+// namespaces.
 func inHolder(cmd *cobra.Command, fn func(dir string) error) error {
 	if dir, ok := lab.Inside(); ok {
 		if err := lab.EnterHolder(); err != nil {
@@ -44,11 +45,13 @@ type labFlags struct{ mode, offloads string }
 func (f *labFlags) add(cmd *cobra.Command, mode, offloads string) {
 	cmd.Flags().StringVar(&f.mode, "mode", mode, "what the nodes use: geneve, vxlan, tun, or all that there are")
 	cli.FlagValues(cmd, "mode", "geneve", "vxlan", "tun", "all")
-	cmd.Flags().StringVar(&f.offloads, "offloads", offloads, "on the underlay: on (super-frames), off (ordinary frames), or both")
+	cmd.Flags().StringVar(&f.offloads, "offloads", offloads,
+		"on the underlay: on (super-frames), off (ordinary frames), or both")
 	cli.FlagValues(cmd, "offloads", "on", "off", "both")
 }
 
-// parse returns the requested modes and offloads. A mode named explicitly must be available; missing is called for modes that "all" skips.
+// parse returns the requested modes and offloads. A mode named explicitly must be available;
+// missing is called for modes that "all" skips.
 func (f *labFlags) parse(missing func(node.Mode, error)) (modes []node.Mode, offloads []bool, err error) {
 	switch f.offloads {
 	case "on":
@@ -97,15 +100,20 @@ func newCheckCommand() *cobra.Command {
 	var culvert program
 	culvert.add(cmd)
 	var sandbox lab.Sandbox
-	cmd.Flags().StringVar(&sandbox.Runsc, "runsc", "", "run the gateways in gVisor, with this runsc; needs root and a static busybox")
-	cmd.Flags().StringVar(&sandbox.Groups, "runsc-groups", "", "control groups of these gateways, without -rome and -milan")
+	cmd.Flags().StringVar(&sandbox.Runsc, "runsc", "",
+		"run the gateways in gVisor, with this runsc; needs root and a static busybox")
+	cmd.Flags().StringVar(&sandbox.Groups, "runsc-groups", "",
+		"control groups of these gateways, without -rome and -milan")
 	cmd.Flags().MarkHidden("runsc-groups") // for the tests, which read gateways' memory use
 	var faults bool
-	cmd.Flags().BoolVar(&faults, "faults", false, "instead, make each fault of break, check its symptom, and mend it; in v6-inside and v6-outside, over IPv6")
+	cmd.Flags().BoolVar(&faults, "faults", false,
+		"instead, make each fault of break, check its symptom, and mend it; in v6-inside and v6-outside, over IPv6")
 	var named []string
-	cmd.Flags().StringSliceVar(&named, "named", nil, "instead, make these `FAULTS` of break, or all, and wait until culvert status names each")
+	cmd.Flags().StringSliceVar(&named, "named", nil,
+		"instead, make these `FAULTS` of break, or all, and wait until culvert status names each")
 	var brief, verbose bool
-	cmd.Flags().BoolVar(&brief, "brief", false, "a line for each lab, super-frames only, services in one mode; without a name, no v6-inside and v6-outside")
+	cmd.Flags().BoolVar(&brief, "brief", false,
+		"a line for each lab, super-frames only, services in one mode; without a name, no v6-inside and v6-outside")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "with --brief: a line for each check too")
 	cmd.MarkFlagsMutuallyExclusive("faults", "named")
 	isJSON := cli.OutputFlag(cmd)
@@ -119,7 +127,8 @@ func newCheckCommand() *cobra.Command {
 		instead := faults || len(named) > 0
 		for _, name := range names {
 			if instead && name != "ipv4" && !(faults && strings.HasPrefix(name, "v6-")) {
-				return fmt.Errorf("%s: this lab makes no faults; name ipv4 instead or, with --faults, v6-inside or v6-outside", name)
+				return fmt.Errorf(
+					"%s: this lab makes no faults; name ipv4 instead or, with --faults, v6-inside or v6-outside", name)
 			}
 		}
 		if len(names) == 0 && instead {
@@ -131,7 +140,9 @@ func newCheckCommand() *cobra.Command {
 			}
 			if err := lab.Probe("ipv6"); err != nil {
 				fmt.Fprintln(cmd.ErrOrStderr(), "left out: the labs with IPv6, which this kernel lacks:", err)
-				names = slices.DeleteFunc(names, func(name string) bool { return name == "dual" || strings.HasPrefix(name, "v6-") })
+				names = slices.DeleteFunc(names, func(name string) bool {
+					return name == "dual" || strings.HasPrefix(name, "v6-")
+				})
 			}
 		}
 		asJSON, err := isJSON()
@@ -155,7 +166,8 @@ func newCheckCommand() *cobra.Command {
 			return err
 		}
 		return inHolder(cmd, func(dir string) error {
-			o := lab.CheckOptions{Culvert: file, Labs: names, Sandbox: sandbox, Faults: faults, Short: brief, Named: named, Style: style, Missing: make(map[node.Mode]error)}
+			o := lab.CheckOptions{Culvert: file, Labs: names, Sandbox: sandbox, Faults: faults, Short: brief,
+				Named: named, Style: style, Missing: make(map[node.Mode]error)}
 			var err error
 			o.Modes, o.Offloads, err = flags.parse(func(m node.Mode, err error) { o.Missing[m] = err })
 			if err != nil {
@@ -185,7 +197,8 @@ func newUpCommand() *cobra.Command {
 			if dir, ok := lab.Inside(); ok {
 				return holdLab(cmd, dir, file, &flags)
 			}
-			if err := lab.Detach(cmd.Context(), os.Args[1:], reportTo(cmd.OutOrStdout())); errors.Is(err, lab.ErrInterrupted) {
+			if err := lab.Detach(cmd.Context(), os.Args[1:], reportTo(cmd.OutOrStdout())); errors.Is(err,
+				lab.ErrInterrupted) {
 				return cli.Failed(err)
 			} else if err != nil {
 				return err

@@ -22,7 +22,8 @@ import (
 
 var update = flag.Bool("update", false, "write the generated files of docs/")
 
-// TestGeneratedDocs: the page of faults is made from their list; go test ./cmd/culvert-lab -run TestGeneratedDocs -update writes it.
+// TestGeneratedDocs: the page of faults is made from their list; go test ./cmd/culvert-lab -run
+// TestGeneratedDocs -update writes it.
 func TestGeneratedDocs(t *testing.T) {
 	const name = "../../docs/faults.md"
 	want := cli.WrapLines(lab.FaultReference(), 100)
@@ -110,17 +111,20 @@ func TestProgram(t *testing.T) {
 	dir := t.TempDir()
 	for _, tt := range []struct{ name, script, want string }{
 		{"same", fmt.Sprintf("echo '%s'", own), ""},
-		{"other", `echo '{"version": "v0.0.1", "revision": "0123456789abcdef"}'`, "other is culvert v0.0.1, commit 0123456789ab of "},
+		{"other", `echo '{"version": "v0.0.1", "revision": "0123456789abcdef"}'`,
+			"other is culvert v0.0.1, commit 0123456789ab of "},
 		{"no-culvert", "echo hello", "does not print its version"},
 		{"fails", "exit 3", "exit status 3"},
 	} {
 		file := filepath.Join(dir, tt.name)
-		need.NoError(t, os.WriteFile(file, []byte("#!/bin/sh\n[ \"$*\" = 'version -o json' ] || exit 9\n"+tt.script+"\n"), 0o755))
+		need.NoError(t, os.WriteFile(file, []byte("#!/bin/sh\n[ \"$*\" = 'version -o json' ] || exit 9\n"+tt.script+
+			"\n"), 0o755))
 		p := program{file}
 		got, err := p.find(newUpCommandIn(t))
 		if tt.want == "" && (err != nil || got != file) {
 			t.Errorf("%s: %q, %v", tt.name, got, err)
-		} else if tt.want != "" && (err == nil || !strings.HasPrefix(err.Error(), "--culvert: ") || !strings.Contains(err.Error(), tt.want)) {
+		} else if tt.want != "" && (err == nil || !strings.HasPrefix(err.Error(), "--culvert: ") ||
+			!strings.Contains(err.Error(), tt.want)) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
 		}
 	}
@@ -128,7 +132,8 @@ func TestProgram(t *testing.T) {
 	for _, args := range [][]string{{"up"}, {"check"}, {"bench"}, {"up", "--culvert", filepath.Join(dir, "none")}} {
 		root := newRootCommand()
 		root.SetArgs(args)
-		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "--culvert: ") || !strings.Contains(err.Error(), "no such file") {
+		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "--culvert: ") ||
+			!strings.Contains(err.Error(), "no such file") {
 			t.Errorf("culvert-lab %s: %v", strings.Join(args, " "), err)
 		}
 	}
@@ -136,9 +141,11 @@ func TestProgram(t *testing.T) {
 
 // TestStatusFits: a long folder does not widen the tables of the status.
 func TestStatusFits(t *testing.T) {
-	s := &lab.Status{Description: "nodes vxlan, offloads on (super-frames)", Dir: "/" + strings.Repeat("d", 100), Broken: []string{"wrong-vni"},
-		Hosts:     []lab.HostStatus{{Name: "milan/pod2", Address: "10.0.130.7", Seen: "10.61.130.7"}},
-		Processes: []lab.ProcessStatus{{Name: "culvert gateway in rome/gateway", Log: "logs/rome-gateway.log", Running: true}}}
+	s := &lab.Status{Description: "nodes vxlan, offloads on (super-frames)", Dir: "/" + strings.Repeat("d", 100),
+		Broken: []string{"wrong-vni"},
+		Hosts:  []lab.HostStatus{{Name: "milan/pod2", Address: "10.0.130.7", Seen: "10.61.130.7"}},
+		Processes: []lab.ProcessStatus{{Name: "culvert gateway in rome/gateway", Log: "logs/rome-gateway.log",
+			Running: true}}}
 	var text strings.Builder
 	need.NoError(t, printStatus(&text, s))
 	want := s.Description + "; files in " + s.Dir + `

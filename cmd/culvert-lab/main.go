@@ -10,8 +10,10 @@ func main() { cli.Run(newRootCommand()) }
 
 func newRootCommand() *cobra.Command {
 	root := cli.New("culvert-lab", "Two clusters in network namespaces: check them, or explore", examples,
-		newCheckCommand(), newUpCommand(), newDownCommand(), newExecCommand(), newStatusCommand(), newRestartCommand(), newBreakCommand(), newMendCommand(),
-		newProbeCommand(), newBenchCommand(), newReferenceCommand(), newWithoutOffloadsCommand(), cli.NewVersionCommand("culvert-lab"))
+		newCheckCommand(), newUpCommand(), newDownCommand(), newExecCommand(), newStatusCommand(), newRestartCommand(),
+		newBreakCommand(), newMendCommand(),
+		newProbeCommand(), newBenchCommand(), newReferenceCommand(), newWithoutOffloadsCommand(),
+		cli.NewVersionCommand("culvert-lab"))
 	root.Long = "Two clusters with the same pod CIDR in network namespaces, with real gateways and nodes. Needs\n" +
 		"root or user namespaces and touches nothing that it did not make. Hosts are rome/pod1, rome/pod2,\n" +
 		"rome/node1, rome/node2, rome/gateway, rome/client, rome/router, and the same of milan."

@@ -17,10 +17,12 @@ import (
 type program struct{ file string }
 
 func (p *program) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&p.file, "culvert", "", "the culvert to run, a `FILE` of the same version; without it, the one in the folder of culvert-lab")
+	cmd.Flags().StringVar(&p.file, "culvert", "",
+		"the culvert to run, a `FILE` of the same version; without it, the one in the folder of culvert-lab")
 }
 
-// find returns the path of culvert. It refuses another version, whose configuration and output may differ from what this lab expects.
+// find returns the path of culvert. It refuses another version, whose configuration and output may
+// differ from what this lab expects.
 func (p *program) find(cmd *cobra.Command) (string, error) {
 	file := p.file
 	if file == "" {
@@ -46,7 +48,8 @@ func (p *program) find(cmd *cobra.Command) (string, error) {
 		return "", fmt.Errorf("--culvert: %s does not print its version as culvert does: %w", file, err)
 	}
 	if own := control.ReadVersion(); theirs != own {
-		return "", fmt.Errorf("--culvert: %s is %s, but this lab needs %s; build both with make build", file, theirs, own)
+		return "", fmt.Errorf("--culvert: %s is %s, but this lab needs %s; build both with make build",
+			file, theirs, own)
 	}
 	return file, nil
 }

@@ -37,7 +37,8 @@ func newAcceptCommand() *cobra.Command {
 			return err
 		}
 		if args[0] == "-" && !x.yes {
-			return errors.New("-: standard input has the message, so that you cannot be asked; give a file, or add --yes")
+			return errors.New(
+				"-: standard input has the message, so that you cannot be asked; give a file, or add --yes")
 		}
 		i, err := readInvitation(args[0], x.InOrStdin())
 		if err != nil {
@@ -77,7 +78,8 @@ func (x *inviting) accept(i *join.Invitation) error {
 		return (&site{context: x.context}).of(err) // the message may name another cluster
 	}
 	x.say("words of this message, which %s has printed too: %s", i.From, i.Words())
-	x.peer = join.Peer{Name: i.From, Pods: i.Pods, External: i.External, Key: i.Key, Role: "Client", Endpoint: i.Endpoint}
+	x.peer = join.Peer{Name: i.From, Pods: i.Pods, External: i.External, Key: i.Key, Role: "Client",
+		Endpoint: i.Endpoint}
 	if i.Answers != "" {
 		x.peer.Role = "Server"
 		return x.complete(i)
@@ -103,7 +105,8 @@ func (x *inviting) complete(i *join.Invitation) error {
 	if err != nil {
 		return cli.Failed(x.of(err))
 	}
-	return printEnds(x.Command, []endReport{{Cluster: x.site.name, Nodes: status.NodesReady, RTT: status.RTT, Sees: sees(x.spec)}})
+	return printEnds(x.Command, []endReport{{Cluster: x.site.name, Nodes: status.NodesReady, RTT: status.RTT,
+		Sees: sees(x.spec)}})
 }
 
 // same reports whether a Peering already matches the proposal.

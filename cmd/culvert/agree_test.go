@@ -84,20 +84,26 @@ var agreeEdits = []struct{ old, new string }{
 	{"metrics: \"\"", "127.0.0.1 \"127.0.0.1:99999\" \"127.0.0.1:0\""},
 }
 
-// agreeDual makes agreeFile one of both families, in which each of agreeDualEdits' texts stands once.
+// agreeDual makes agreeFile one of both families, in which each of agreeDualEdits' texts stands
+// once.
 var agreeDual = strings.NewReplacer(
 	"gatewayAddress: 10.80.0.4", `gatewayAddress: [10.80.0.4, "fd80::4"]`,
-	"address: 10.80.0.2, podCIDRs: [10.0.1.0/24]", `address: [10.80.0.2, "fd80::2"], podCIDRs: [10.0.1.0/24, "fd00:10:0:1::/64"]`,
-	"address: 10.80.0.3, podCIDRs: [10.0.2.0/24]", `address: [10.80.0.3, "fd80::3"], podCIDRs: [10.0.2.0/24, "fd00:10:0:2::/64"]`,
-	"podCIDRs: [10.0.0.0/16], externalCIDRs: [10.70.0.0/16]", `podCIDRs: [10.0.0.0/16, "fd00:10::/48"], externalCIDRs: [10.70.0.0/16, "fd00:70::/48"]`,
+	"address: 10.80.0.2, podCIDRs: [10.0.1.0/24]",
+	`address: [10.80.0.2, "fd80::2"], podCIDRs: [10.0.1.0/24, "fd00:10:0:1::/64"]`,
+	"address: 10.80.0.3, podCIDRs: [10.0.2.0/24]",
+	`address: [10.80.0.3, "fd80::3"], podCIDRs: [10.0.2.0/24, "fd00:10:0:2::/64"]`,
+	"podCIDRs: [10.0.0.0/16], externalCIDRs: [10.70.0.0/16]",
+	`podCIDRs: [10.0.0.0/16, "fd00:10::/48"], externalCIDRs: [10.70.0.0/16, "fd00:70::/48"]`,
 	"{cidr: 10.64.0.0/20}", `{cidr: 10.64.0.0/20}, {cidr: "fd00:10::/48", remap: "fd00:61::/48"}`,
 )
 
 var agreeDualEdits = []struct{ old, new string }{
 	{"mtu: 1340", "1279 1280"},
 	{"endpoint: \"127.0.0.1:9\"", `"[fe80::7]:9" "fd00::7:9" "[::ffff:127.0.0.1]:9" "[fd00::7]:9"`},
-	{`gatewayAddress: [10.80.0.4, "fd80::4"]`, `"fd80::4" 10.80.0.4 [10.80.0.4,"fe80::4"] [10.80.0.4,"::ffff:10.80.0.5"] ["fd80::4","fd80::5"] ["fd80::4",10.80.0.4]`},
-	{`address: [10.80.0.3, "fd80::3"]`, `"fd80::3" ["fd80::3",10.80.0.3] [10.80.0.3,"fd80::2"] [10.80.0.3,"fd80::3%eth0"] [10.80.0.3,"ff02::1"]`},
+	{`gatewayAddress: [10.80.0.4, "fd80::4"]`,
+		`"fd80::4" 10.80.0.4 [10.80.0.4,"fe80::4"] [10.80.0.4,"::ffff:10.80.0.5"] ["fd80::4","fd80::5"] ["fd80::4",10.80.0.4]`},
+	{`address: [10.80.0.3, "fd80::3"]`,
+		`"fd80::3" ["fd80::3",10.80.0.3] [10.80.0.3,"fd80::2"] [10.80.0.3,"fd80::3%eth0"] [10.80.0.3,"ff02::1"]`},
 	{"underlay: 127.0.0.3", `"fe80::3" "fd00::3" "ff02::1" "::ffff:127.0.0.3"`},
 	{`remap: "fd00:61::/48"`, `"fd00:61::/56" 10.99.0.0/16 "fe80::/48" "fd00:61::1/48" "fd00:70::/48" "fd00:99::/48"`},
 	{"unknownSource: auto", `[10.70.0.1,"fd00:70::1"] "fd00:99::1"`},

@@ -35,12 +35,15 @@ func newCaptureCommand() *cobra.Command {
 	flags.add(c, false)
 	c.Flags().StringSliceVar(&o.At, "at", nil, "`STAGES` such as pre,post; without it, all stages")
 	c.Flags().BoolVar(&o.Drops, "drops", false, "only dropped packets")
-	c.Flags().StringSliceVar(&o.Reasons, "reason", nil, "only packets dropped for one of these `REASONS`, as culvert status names them")
-	c.Flags().StringVar(&o.Verdict, "verdict", "", "only packets with this verdict: "+strings.Join(control.Verdicts, ", "))
+	c.Flags().StringSliceVar(&o.Reasons, "reason", nil,
+		"only packets dropped for one of these `REASONS`, as culvert status names them")
+	c.Flags().StringVar(&o.Verdict, "verdict", "", "only packets with this verdict: "+
+		strings.Join(control.Verdicts, ", "))
 	c.Flags().StringVarP(&file, "write", "w", "-", "`FILE` to write; - is standard output")
 	c.Flags().Uint64VarP(&o.Count, "count", "c", 0, "stop after this number of packets")
 	c.Flags().IntVar(&o.Snaplen, "snaplen", 0, "keep this number of bytes of each packet; 0 keeps all")
-	c.RegisterFlagCompletionFunc("verdict", cobra.FixedCompletions(control.Verdicts, cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("verdict", cobra.FixedCompletions(control.Verdicts,
+		cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("reason", c.reasonNames)
 	c.RegisterFlagCompletionFunc("at", cobra.FixedCompletions(captureStages, cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(*cobra.Command, []string) error {
@@ -76,7 +79,8 @@ func newCaptureCommand() *cobra.Command {
 	return c.Command
 }
 
-// A captureFile is created when the first bytes arrive, so that a refused capture does not change the previous file.
+// A captureFile is created when the first bytes arrive, so that a refused capture does not change
+// the previous file.
 type captureFile struct {
 	name string
 	file *os.File // nil: not yet

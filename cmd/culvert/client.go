@@ -23,11 +23,14 @@ type clientCommand struct {
 	socket, output string
 }
 
-// newClientCommand adds the flags common to all clients to a command. outputs are the formats of -o, the default first.
+// newClientCommand adds the flags common to all clients to a command. outputs are the formats of
+// -o, the default first.
 func newClientCommand(cmd *cobra.Command, outputs ...string) *clientCommand {
 	c := &clientCommand{Command: cmd}
-	cmd.Flags().StringVar(&c.socket, "socket", "", "control `SOCKET` of the gateway, or its name such as rome or rome-milan; without it, the only one that runs")
-	cmd.RegisterFlagCompletionFunc("socket", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	cmd.Flags().StringVar(&c.socket, "socket", "",
+		"control `SOCKET` of the gateway, or its name such as rome or rome-milan; without it, the only one that runs")
+	cmd.RegisterFlagCompletionFunc("socket", func(*cobra.Command, []string, string) ([]string,
+		cobra.ShellCompDirective) {
 		return control.Sockets(), cobra.ShellCompDirectiveDefault
 	})
 	if len(outputs) == 0 {

@@ -21,7 +21,8 @@ import (
 	"culvert/integration/need"
 )
 
-// A fakeGateway refuses to reload and to capture. This process serves its socket; its status has another process ID, as that of a gateway in a container.
+// A fakeGateway refuses to reload and to capture. This process serves its socket; its status has
+// another process ID, as that of a gateway in a container.
 type fakeGateway struct {
 	control.Source
 	pid atomic.Int64
@@ -33,7 +34,8 @@ func (f *fakeGateway) Reload(context.Context, bool) (*control.Reloaded, error) {
 	return nil, errors.New("mtu: " + config.TakesOver)
 }
 
-func (f *fakeGateway) Capture(context.Context, *control.CaptureOptions, io.Writer, func() error) (packets, lost uint64, err error) {
+func (f *fakeGateway) Capture(context.Context, *control.CaptureOptions, io.Writer, func() error) (packets,
+	lost uint64, err error) {
 	return 0, 0, errors.New("another capture is running")
 }
 
@@ -49,8 +51,8 @@ func (f *fakeGateway) serve(t *testing.T) string {
 	return path
 }
 
-// TestReloadElsewhere: culvert reload --takeover signals the process that serves the socket, not the one that has here the number of the gateway in its
-// container.
+// TestReloadElsewhere: culvert reload --takeover signals the process that serves the socket, not
+// the one that has here the number of the gateway in its container.
 func TestReloadElsewhere(t *testing.T) {
 	const nobody = 1<<22 + 1 // more than a process can have (pid_max(5))
 	f := &fakeGateway{}
@@ -71,14 +73,16 @@ func TestReloadElsewhere(t *testing.T) {
 	<-done
 }
 
-// TestRefusedCapture: a capture that the gateway refuses leaves the file of an earlier one as it is, and makes none.
+// TestRefusedCapture: a capture that the gateway refuses leaves the file of an earlier one as it
+// is, and makes none.
 func TestRefusedCapture(t *testing.T) {
 	socket, file := (&fakeGateway{}).serve(t), filepath.Join(t.TempDir(), "pod.pcapng")
 	for _, before := range []string{"", "packets of yesterday"} {
 		if before != "" {
 			need.NoError(t, os.WriteFile(file, []byte(before), 0o600))
 		}
-		if _, said, status := run(t, "capture", "--socket", socket, "-w", file); status != 2 || !strings.Contains(said, "another capture is running") {
+		if _, said, status := run(t, "capture", "--socket", socket, "-w", file); status != 2 ||
+			!strings.Contains(said, "another capture is running") {
 			t.Errorf("status %d, %s", status, said)
 		}
 		if got, err := os.ReadFile(file); string(got) != before || before == "" && !errors.Is(err, os.ErrNotExist) {
@@ -87,7 +91,8 @@ func TestRefusedCapture(t *testing.T) {
 	}
 }
 
-// TestCutOff: a command has exit status 1 where a gateway disappears while it answers, and 2 where another program answers.
+// TestCutOff: a command has exit status 1 where a gateway disappears while it answers, and 2 where
+// another program answers.
 func TestCutOff(t *testing.T) {
 	for text, want := range map[string]int{`{"pid": 7`: cli.ExitFailed, "7": cli.ExitBadInput} {
 		path := filepath.Join(t.TempDir(), "rome.sock")
@@ -109,7 +114,8 @@ func TestCutOff(t *testing.T) {
 				continue // it writes what it gets
 			}
 			out, said, status := run(t, append(strings.Fields(command), "--socket", path)...)
-			if status != want || out != "" && command != "rules" || strings.Contains(said, "cut off") != (want == cli.ExitFailed) {
+			if status != want || out != "" && command != "rules" ||
+				strings.Contains(said, "cut off") != (want == cli.ExitFailed) {
 				t.Errorf("culvert %s of %s: status %d, %s%s; want %d", command, text, status, out, said, want)
 			}
 		}

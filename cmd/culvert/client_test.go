@@ -15,13 +15,18 @@ func leg(rtt float64) *control.Leg { return &control.Leg{RTTSeconds: &rtt} }
 
 func TestTexts(t *testing.T) {
 	for _, tt := range []struct{ got, want string }{
-		{bytesText(0), "0 B"}, {bytesText(1023), "1023 B"}, {bytesText(1024), "1 KiB"}, {bytesText(1023 << 10), "0.999 MiB"}, {bytesText(123456789), "118 MiB"},
+		{bytesText(0), "0 B"}, {bytesText(1023), "1023 B"}, {bytesText(1024), "1 KiB"},
+		{bytesText(1023 << 10), "0.999 MiB"}, {bytesText(123456789), "118 MiB"},
 		{bytesText(5 << 40), "5 TiB"}, {bytesText(1 << 63), "8 EiB"},
-		{ageText(0.4), "0s"}, {ageText(59.9), "59s"}, {ageText(61), "1m1s"}, {ageText(3600 * 25), "1d1h"}, {ageText(7300), "2h1m"},
-		{rttText(&control.Leg{}), "-"}, {rttText(leg(0.000412)), "0.41 ms"}, {rttText(leg(0.01234)), "12.3 ms"}, {rttText(leg(1.234)), "1234 ms"},
+		{ageText(0.4), "0s"}, {ageText(59.9), "59s"}, {ageText(61), "1m1s"}, {ageText(3600 * 25), "1d1h"},
+		{ageText(7300), "2h1m"},
+		{rttText(&control.Leg{}), "-"}, {rttText(leg(0.000412)), "0.41 ms"}, {rttText(leg(0.01234)), "12.3 ms"},
+		{rttText(leg(1.234)), "1234 ms"},
 		{rttText(&control.Leg{Requests: 32, RequestsLost: 4}), "-, 4/32 lost"}, {agoText(nil), "never"},
-		{cli.Wrap("a short one", 20), "a short one"}, {cli.Wrap("words that do not fit in one", 12), "words that\n  do not fit\n  in one"},
-		{cli.Wrap("unbreakablewordislong x", 5), "unbreakablewordislong\n  x"}, {cli.Wrap("a\x1b[2J b\rc", 0), "a�[2J b�c"},
+		{cli.Wrap("a short one", 20), "a short one"}, {cli.Wrap("words that do not fit in one", 12),
+			"words that\n  do not fit\n  in one"},
+		{cli.Wrap("unbreakablewordislong x", 5), "unbreakablewordislong\n  x"}, {cli.Wrap("a\x1b[2J b\rc", 0),
+			"a�[2J b�c"},
 	} {
 		if tt.got != tt.want {
 			t.Errorf("%q, want %q", tt.got, tt.want)
@@ -62,13 +67,15 @@ func TestClientErrors(t *testing.T) {
 		{"rules now", "see culvert rules --help"},
 	} {
 		out, diag, status := run(t, strings.Fields(tt.args)...)
-		if status != cli.ExitBadInput || out != "" || strings.Count(diag, "\n") != 1 || !strings.Contains(diag, tt.want) {
+		if status != cli.ExitBadInput || out != "" || strings.Count(diag, "\n") != 1 ||
+			!strings.Contains(diag, tt.want) {
 			t.Errorf("culvert %s: status %d, %q, %q; want %q", tt.args, status, out, diag, tt.want)
 		}
 	}
 }
 
-// TestExamplesOfClients: the examples of each command that asks a gateway fail only because no gateway runs.
+// TestExamplesOfClients: the examples of each command that asks a gateway fail only because no
+// gateway runs.
 func TestExamplesOfClients(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	n := 0
@@ -83,7 +90,8 @@ func TestExamplesOfClients(t *testing.T) {
 				continue // it asks no gateway
 			}
 			out, diag, status := run(t, append(args, "--socket", "/no/such.sock")...)
-			if status != cli.ExitBadInput || out != "" || !strings.Contains(diag, "/no/such.sock: no gateway answers there") {
+			if status != cli.ExitBadInput || out != "" ||
+				!strings.Contains(diag, "/no/such.sock: no gateway answers there") {
 				t.Errorf("culvert %s: status %d, %q, %q", strings.Join(args, " "), status, out, diag)
 			}
 			n++
@@ -94,24 +102,28 @@ func TestExamplesOfClients(t *testing.T) {
 	}
 }
 
-// TestClientsAreAlike: each command that asks a gateway takes its socket, and prints text, JSON and YAML unless it writes a capture;
-// a shell completes what its flags take.
+// TestClientsAreAlike: each command that asks a gateway takes its socket, and prints text, JSON and
+// YAML unless it writes a capture; a shell completes what its flags take.
 func TestClientsAreAlike(t *testing.T) {
-	for _, name := range []string{"status", "connections", "connections delete", "trace", "rules", "routes", "reload", "capture"} {
+	for _, name := range []string{"status", "connections", "connections delete", "trace", "rules", "routes",
+		"reload", "capture"} {
 		if socket := complete(t, append(strings.Fields(name), "--")...); !slices.Contains(socket, "--socket") {
 			t.Errorf("culvert %s has no --socket: %q", name, socket)
 		}
-		if outputs := complete(t, append(strings.Fields(name), "-o", "")...); name != "capture" && !slices.Equal(outputs, []string{"text", "json", "yaml"}) {
+		if outputs := complete(t, append(strings.Fields(name), "-o", "")...); name != "capture" &&
+			!slices.Equal(outputs, []string{"text", "json", "yaml"}) {
 			t.Errorf("culvert %s -o: %q", name, outputs)
 		}
 		if strings.HasPrefix(name, "connections") || name == "capture" {
-			if protocols := complete(t, append(strings.Fields(name), "--protocol", "")...); !slices.Contains(protocols, "sctp") {
+			if protocols := complete(t, append(strings.Fields(name), "--protocol", "")...); !slices.Contains(
+				protocols, "sctp") {
 				t.Errorf("culvert %s: %q", name, protocols)
 			}
 		}
 	}
 	for words, want := range map[string]string{
-		"trace ": "udp", "trace --from ": "tunnel", "trace --flags ": "syn", "capture --at ": "post", "capture --verdict ": "deliver", "version -o ": "yaml",
+		"trace ": "udp", "trace --from ": "tunnel", "trace --flags ": "syn", "capture --at ": "post",
+		"capture --verdict ": "deliver", "version -o ": "yaml",
 	} {
 		if offers := complete(t, strings.Split(words, " ")...); !slices.Contains(offers, want) {
 			t.Errorf("culvert %s: %q", words, offers)

@@ -22,11 +22,14 @@ type filterFlags struct {
 
 func (f *filterFlags) add(c *clientCommand, withState bool) {
 	flags := c.Flags()
-	flags.StringSliceVarP(&f.addresses, "address", "a", nil, "`ADDRESS` or prefix of an end, before or after translation; given twice, both must fit")
-	flags.StringSliceVarP(&f.ports, "port", "p", nil, "`PORT` of an end, or ICMP identifier; given twice, both must fit")
+	flags.StringSliceVarP(&f.addresses, "address", "a", nil,
+		"`ADDRESS` or prefix of an end, before or after translation; given twice, both must fit")
+	flags.StringSliceVarP(&f.ports, "port", "p", nil,
+		"`PORT` of an end, or ICMP identifier; given twice, both must fit")
 	flags.StringVar(&f.protocol, "protocol", "", "tcp, udp, sctp, icmp, icmpv6 or a number")
 	flags.StringVarP(&f.node, "node", "n", "", "`NODE` from or to which packets go, or tunnel")
-	c.RegisterFlagCompletionFunc("protocol", cobra.FixedCompletions(control.Protocols, cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("protocol", cobra.FixedCompletions(control.Protocols,
+		cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("node", c.nodeNames)
 	if withState {
 		flags.StringVar(&f.state, "state", "", "`STATE`: one of "+strings.Join(nat.States(), ", "))
@@ -49,7 +52,8 @@ func (c *clientCommand) nodeNames(*cobra.Command, []string, string) (names []str
 // query returns the parameters for the flags, checked.
 func (f *filterFlags) query() (url.Values, error) {
 	v := make(url.Values)
-	for name, values := range map[string][]string{"address": f.addresses, "port": f.ports, "protocol": {f.protocol}, "node": {f.node}, "state": {f.state}} {
+	for name, values := range map[string][]string{"address": f.addresses, "port": f.ports, "protocol": {f.protocol},
+		"node": {f.node}, "state": {f.state}} {
 		for _, value := range values {
 			if value != "" {
 				v.Add(name, value)
@@ -88,7 +92,8 @@ func newConnectionsCommand() *cobra.Command {
 		if watch {
 			return c.watchConnections(gateway, query)
 		}
-		return list(c, gateway, "/v1/connections", query, "ID\tSTATE\tAT\tSOURCE\tDESTINATION\tIDLE\tSENT\tRECEIVED", nil, connectionText)
+		return list(c, gateway, "/v1/connections", query, "ID\tSTATE\tAT\tSOURCE\tDESTINATION\tIDLE\tSENT\tRECEIVED",
+			nil, connectionText)
 	}
 	c.AddCommand(newConnectionsDeleteCommand())
 	return c.Command
@@ -98,8 +103,10 @@ func newConnectionsCommand() *cobra.Command {
 const flushLines = 2000
 
 func connectionText(x *control.Connection) string {
-	text := fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", x.ID, stateText(x), x.From, endText(x, x.Original.Source, x.Original.SourcePort),
-		endText(x, x.Original.Destination, x.Original.DestinationPort), ageText(x.IdleSeconds), bytesText(x.Sent.Bytes), bytesText(x.Received.Bytes))
+	text := fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", x.ID, stateText(x), x.From, endText(x, x.Original.Source,
+		x.Original.SourcePort),
+		endText(x, x.Original.Destination, x.Original.DestinationPort), ageText(x.IdleSeconds), bytesText(x.Sent.Bytes),
+		bytesText(x.Received.Bytes))
 	if len(x.Uses) > 0 {
 		text += fmt.Sprintf("\t%s\t%s\t%s\t%s\t\t\t\n", strings.Join(x.Uses, ", "), x.To,
 			endText(x, x.Reply.Destination, x.Reply.DestinationPort), endText(x, x.Reply.Source, x.Reply.SourcePort))
@@ -133,14 +140,18 @@ func (c *clientCommand) watchConnections(gateway *control.Client, query url.Valu
 		case c.output != "text":
 			failed = c.line(e)
 		case x == nil:
-			_, failed = fmt.Fprintf(c.OutOrStdout(), "%s  %d events were lost: too many at one time\n", e.Time.Local().Format("15:04:05.000"), e.Lost)
+			_, failed = fmt.Fprintf(c.OutOrStdout(), "%s  %d events were lost: too many at one time\n",
+				e.Time.Local().Format("15:04:05.000"), e.Lost)
 		default:
 			end := ""
 			if e.Kind == "ended" {
-				end = fmt.Sprintf(": %s, %s sent, %s received", e.Reason, bytesText(x.Sent.Bytes), bytesText(x.Received.Bytes))
+				end = fmt.Sprintf(": %s, %s sent, %s received", e.Reason, bytesText(x.Sent.Bytes),
+					bytesText(x.Received.Bytes))
 			}
-			_, failed = fmt.Fprintf(c.OutOrStdout(), "%s  %-5s  %d  %s  %s %s > %s%s\n", e.Time.Local().Format("15:04:05.000"), e.Kind, x.ID, x.From, x.Protocol,
-				endText(x, x.Original.Source, x.Original.SourcePort), endText(x, x.Original.Destination, x.Original.DestinationPort), end)
+			_, failed = fmt.Fprintf(c.OutOrStdout(), "%s  %-5s  %d  %s  %s %s > %s%s\n",
+				e.Time.Local().Format("15:04:05.000"), e.Kind, x.ID, x.From, x.Protocol,
+				endText(x, x.Original.Source, x.Original.SourcePort), endText(x, x.Original.Destination,
+					x.Original.DestinationPort), end)
 		}
 		return failed == nil
 	})

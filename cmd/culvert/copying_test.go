@@ -35,7 +35,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// A carrier is an engine that carries packets in the roles of a gateway, and takes part in an election.
+// A carrier is an engine that carries packets in the roles of a gateway, and takes part in an
+// election.
 type carrier struct {
 	*election.Elector
 	api  *cutAPI
@@ -68,7 +69,8 @@ var born = time.Now()
 
 func elapsed() nat.Time { return nat.Time(time.Since(born)) }
 
-// begin begins a connection of a node, whose port no packet can find again. It returns false if this carrier does not forward.
+// begin begins a connection of a node, whose port no packet can find again. It returns false if
+// this carrier does not forward.
 func (c *carrier) begin(t *testing.T, n int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,7 +126,8 @@ type cutObjects struct {
 
 var errCut = errors.New("cut off")
 
-func (o *cutObjects) Get(ctx context.Context, name string, g metav1.GetOptions, sub ...string) (*unstructured.Unstructured, error) {
+func (o *cutObjects) Get(ctx context.Context, name string, g metav1.GetOptions,
+	sub ...string) (*unstructured.Unstructured, error) {
 	if o.of.cut.Load() {
 		return nil, errCut
 	}
@@ -143,7 +146,8 @@ func newCarriers(t *testing.T) (all [2]*carrier) {
 	log.SetOutput(io.Discard)
 	entry := logrus.NewEntry(log)
 	api := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
-		{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}: "LeaseList", {Version: "v1", Resource: "pods"}: "PodList"})
+		{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}: "LeaseList",
+		{Version: "v1", Resource: "pods"}:                                 "PodList"})
 	key := wgkey.NewPrivate()
 	ctx, stop := context.WithCancel(context.Background())
 	var tasks sync.WaitGroup
@@ -159,13 +163,15 @@ func newCarriers(t *testing.T) (all [2]*carrier) {
 		c.e.Freeze()
 		name := string(rune('a' + i))
 		c.Elector = election.New(election.Options{
-			Client: c.api, Namespace: "culvert", Name: "culvert-milan", Pod: name, Retry: 200 * time.Millisecond, Deadline: time.Second,
-			Times: role.Times{Lease: time.Second, Patience: time.Minute}, Log: entry, Causes: kube.NewCauses(entry),
+			Client: c.api, Namespace: "culvert", Name: "culvert-milan", Pod: name, Retry: 200 * time.Millisecond,
+			Deadline: time.Second,
+			Times:    role.Times{Lease: time.Second, Patience: time.Minute}, Log: entry, Causes: kube.NewCauses(entry),
 			Label: election.Label{Selector: "app=culvert-gateway", Name: "active"},
 		})
 		c.r = replica.New(replica.Options{
 			Log: entry, Key: key, Name: name, Engine: c.e, Now: elapsed, LinkName: links.Name, Link: links.Find,
-			Config: func() string { return "" }, Facts: func() []byte { return nil }, Took: func([]byte) {}, Heard: c.Heard,
+			Config: func() string { return "" }, Facts: func() []byte { return nil }, Took: func([]byte) {},
+			Heard: c.Heard,
 		})
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		need.NoError(t, err)
@@ -185,12 +191,15 @@ func newCarriers(t *testing.T) (all [2]*carrier) {
 	return all
 }
 
-// TestNoConnectionIsMissing: connections begin as fast as they can, at whichever gateway forwards, until the very moment in which it stops. When the
-// other one forwards, it has all of them, although nothing but the stream could have told it.
+// TestNoConnectionIsMissing: connections begin as fast as they can, at whichever gateway forwards,
+// until the very moment in which it stops. When the other one forwards, it has all of them,
+// although nothing but the stream could have told it.
 func TestNoConnectionIsMissing(t *testing.T) {
 	for name, change := range map[string]func(context.Context, *carrier){
 		"it leaves": func(ctx context.Context, active *carrier) { active.Leave(ctx) },
-		"it alone is cut off from the API server": func(_ context.Context, active *carrier) { active.api.cut.Store(true) },
+		"it alone is cut off from the API server": func(_ context.Context, active *carrier) {
+			active.api.cut.Store(true)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			all := newCarriers(t)

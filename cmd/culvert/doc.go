@@ -42,8 +42,9 @@
 //
 // # Signals
 //
-// SIGTERM and SIGINT stop every command cleanly, with exit status 0. SIGHUP makes the gateway read its file again; a file that has any fault, or
-// changes anything that needs a restart, is refused as a whole and the running configuration stays.
+// SIGTERM and SIGINT stop every command cleanly, with exit status 0. SIGHUP makes the gateway read
+// its file again; a file that has any fault, or changes anything that needs a restart, is refused
+// as a whole and the running configuration stays.
 //
 // # Exit status
 //
@@ -53,15 +54,17 @@
 //	2  bad input: arguments, configuration, a port in use, a missing privilege;
 //	   standard error has one line per cause, and nothing is left behind
 //
-// The commands that talk to a running gateway (status …) exit with 2 if none answers or the gateway refuses the request, and with 1 if it disappears
-// while answering. trace exits with 0 whatever the outcome for the packet, or with --fail with 1 if the packet is dropped.
+// The commands that talk to a running gateway (status …) exit with 2 if none answers or the gateway
+// refuses the request, and with 1 if it disappears while answering. trace exits with 0 whatever the
+// outcome for the packet, or with --fail with 1 if the packet is dropped.
 //
 // lab executes culvert-lab, which must be in the same folder.
 //
 // # The control socket
 //
-// A gateway serves a Unix socket to which only its own user may connect; package culvert/gateway/control documents the protocol. Commands find the
-// socket themselves if one gateway runs, otherwise by --socket.
+// A gateway serves a Unix socket to which only its own user may connect; package
+// culvert/gateway/control documents the protocol. Commands find the socket themselves if one
+// gateway runs, otherwise by --socket.
 //
 // # Privileges
 //
@@ -70,12 +73,14 @@
 //
 // # Environment
 //
-// GOMAXPROCS, GOMEMLIMIT and GOGC work as in every Go program. Without them, gateways and nodes run Go code on as many
-// threads as cpus in their file says, one by default; the gateway keeps Go's memory below 7/10 of its control group's
-// limit, and collects garbage whenever the heap has grown by half. KUBECONFIG leads to clusters, as it does for kubectl.
-// NODE_NAME, POD_NAMESPACE, POD_NAME and POD_IPS are defaults of flags of gateway and node; in a pod,
-// KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT lead to the API server. Control sockets are in RUNTIME_DIRECTORY
-// under systemd, else in XDG_RUNTIME_DIR; without both in /run or, for users other than root, in the user's own folder
-// in the temporary folder. NOTIFY_SOCKET and CREDENTIALS_DIRECTORY are systemd's: sd_notify(3), and the folder of a key
-// whose file has no path. Clients of API servers take HTTPS_PROXY and NO_PROXY as Go's net/http does.
+// GOMAXPROCS, GOMEMLIMIT and GOGC work as in every Go program. Without them, gateways and nodes run
+// Go code on as many threads as cpus in their file says, one by default; the gateway keeps Go's
+// memory below 7/10 of its control group's limit, and collects garbage whenever the heap has grown
+// by half. KUBECONFIG leads to clusters, as it does for kubectl. NODE_NAME, POD_NAMESPACE, POD_NAME
+// and POD_IPS are defaults of flags of gateway and node; in a pod, KUBERNETES_SERVICE_HOST and
+// KUBERNETES_SERVICE_PORT lead to the API server. Control sockets are in RUNTIME_DIRECTORY under
+// systemd, else in XDG_RUNTIME_DIR; without both in /run or, for users other than root, in the
+// user's own folder in the temporary folder. NOTIFY_SOCKET and CREDENTIALS_DIRECTORY are systemd's:
+// sd_notify(3), and the folder of a key whose file has no path. Clients of API servers take
+// HTTPS_PROXY and NO_PROXY as Go's net/http does.
 package main

@@ -26,8 +26,10 @@ func newDoctorCommand() *cobra.Command {
 		Example: "  culvert doctor\n  culvert doctor -o json\n  culvert doctor --config rome/gateway.yaml\n  culvert doctor --socket rome",
 		Args:    cobra.NoArgs,
 	}, "text", "json", "yaml")
-	c.Flags().Lookup("socket").Usage = "ask the gateway with this control `SOCKET`, or with a name such as rome or rome-milan"
-	c.Flags().StringVar(&file, "config", "", "configuration `FILE` of the ports to check; without it, the default ports")
+	c.Flags().Lookup("socket").
+		Usage = "ask the gateway with this control `SOCKET`, or with a name such as rome or rome-milan"
+	c.Flags().StringVar(&file, "config", "",
+		"configuration `FILE` of the ports to check; without it, the default ports")
 	c.MarkFlagsMutuallyExclusive("config", "socket")
 	c.RunE = func(*cobra.Command, []string) error {
 		conditions, err := c.examine(file)
@@ -76,7 +78,8 @@ func (c *clientCommand) examine(file string) ([]control.Condition, error) {
 	return gateway.Examine(wanted, c.running(wanted)), nil
 }
 
-// running returns the running gateways of this user whose ports are not a fault: that of the file, or all. There may be none.
+// running returns the running gateways of this user whose ports are not a fault: that of the file,
+// or all. There may be none.
 func (c *clientCommand) running(wanted *config.Config) map[int]string {
 	clients, _ := control.Running(c.Context(), "")
 	if wanted != nil && wanted.Control != "" && wanted.Control != config.ControlAuto {
@@ -105,7 +108,8 @@ func printConditions(w io.Writer, conditions []control.Condition) error {
 			continue
 		}
 		costs, remedy := fmt.Sprintf("%s is %s: %s", x.Name, x.State, x.Costs), "do: "+x.Remedy
-		if _, err := fmt.Fprintf(w, "\n%s\n  %s\n", cli.Wrap(costs, cli.Width(w)), cli.Wrap(remedy, max(0, cli.Width(w)-2))); err != nil {
+		if _, err := fmt.Fprintf(w, "\n%s\n  %s\n", cli.Wrap(costs, cli.Width(w)),
+			cli.Wrap(remedy, max(0, cli.Width(w)-2))); err != nil {
 			return err
 		}
 	}

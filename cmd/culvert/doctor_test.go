@@ -21,7 +21,8 @@ func TestDoctor(t *testing.T) {
 	dir, port := folder(t)
 	file := filepath.Join(dir, "gateway.yaml")
 	out, diag, status := run(t, "doctor", "--config", file)
-	if status != 0 || diag != "" || !strings.Contains(out, fmt.Sprintf("UDP %d is free", port)) || !strings.Contains(out, "RFC 8439") {
+	if status != 0 || diag != "" || !strings.Contains(out, fmt.Sprintf("UDP %d is free", port)) ||
+		!strings.Contains(out, "RFC 8439") {
 		t.Errorf("status %d, %s%s", status, out, diag)
 	}
 	var byJSON, byYAML []control.Condition
@@ -30,7 +31,8 @@ func TestDoctor(t *testing.T) {
 		t.Error(err)
 	}
 	out, _, _ = run(t, "doctor", "-o", "yaml", "--config", file)
-	if err := yaml.Unmarshal([]byte(out), &byYAML); err != nil || len(byYAML) != len(byJSON) || byYAML[0] != byJSON[0] || byJSON[0].Name != "receive buffer" {
+	if err := yaml.Unmarshal([]byte(out), &byYAML); err != nil || len(byYAML) != len(byJSON) ||
+		byYAML[0] != byJSON[0] || byJSON[0].Name != "receive buffer" {
 		t.Errorf("%v, %+v, %+v", err, byYAML, byJSON)
 	}
 
@@ -38,8 +40,10 @@ func TestDoctor(t *testing.T) {
 	need.NoError(t, err)
 	defer taken.Close()
 	out, diag, status = run(t, "doctor", "--config", file)
-	if status != cli.ExitFailed || !strings.Contains(out, "bad   geneve.listenPort") || strings.Count(diag, "\n") != 1 ||
-		!strings.Contains(diag, fmt.Sprintf("geneve.listenPort: UDP %d is taken by ", port)) || !strings.Contains(diag, "; stop that, or choose another geneve.listenPort") {
+	if status != cli.ExitFailed || !strings.Contains(out, "bad   geneve.listenPort") ||
+		strings.Count(diag, "\n") != 1 ||
+		!strings.Contains(diag, fmt.Sprintf("geneve.listenPort: UDP %d is taken by ", port)) ||
+		!strings.Contains(diag, "; stop that, or choose another geneve.listenPort") {
 		t.Errorf("status %d, %s%s", status, out, diag)
 	}
 
@@ -57,17 +61,20 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// TestDoctorBesideGateway: ports that a running gateway has are good for the file of that gateway, and bad for another file.
+// TestDoctorBesideGateway: ports that a running gateway has are good for the file of that gateway,
+// and bad for another file.
 func TestDoctorBesideGateway(t *testing.T) {
 	r := newReplaceable(t)
 	r.hears("READY=1")
 	file := filepath.Join(r.dir, "gateway.yaml")
 	want := fmt.Sprintf(" is taken by the gateway rome to milan, process %d, which runs", r.Process.Pid)
-	if out, diag, status := run(t, "doctor", "--config", file); status != 0 || !strings.Contains(out, "good  geneve.listenPort") || !strings.Contains(out, want) {
+	if out, diag, status := run(t, "doctor", "--config", file); status != 0 ||
+		!strings.Contains(out, "good  geneve.listenPort") || !strings.Contains(out, want) {
 		t.Errorf("status %d, %s%s", status, out, diag)
 	}
 	edit(t, r.dir, "peer: milan", "peer: paris")
-	if out, diag, status := run(t, "doctor", "--config", file); status != cli.ExitFailed || !strings.Contains(out, "bad   geneve.listenPort") || strings.Contains(out, want) {
+	if out, diag, status := run(t, "doctor", "--config", file); status != cli.ExitFailed ||
+		!strings.Contains(out, "bad   geneve.listenPort") || strings.Contains(out, want) {
 		t.Errorf("status %d, %s%s", status, out, diag)
 	}
 }

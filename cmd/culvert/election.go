@@ -34,7 +34,8 @@ type electing struct {
 }
 
 // elect returns the election for the gateway of base; nil if it has no replicas.
-func elect(client dynamic.Interface, base *config.Config, t electionTimes, o election.Options, about kube.Event, reporter *kube.Reporter, log *logrus.Entry) *electing {
+func elect(client dynamic.Interface, base *config.Config, t electionTimes, o election.Options, about kube.Event,
+	reporter *kube.Reporter, log *logrus.Entry) *electing {
 	if !base.Elected {
 		return nil
 	}
@@ -86,8 +87,8 @@ func (e *electing) speaks() bool { return e == nil || e.Role().Speaks() }
 // eventTimeout is how long a round of Events may take. The rest wait for the next round.
 const eventTimeout = 2 * time.Second
 
-// tell writes Events until ctx ends, and then once more, because a gateway that leaves has just changed its role for
-// the last time.
+// tell writes Events until ctx ends, and then once more, because a gateway that leaves has just
+// changed its role for the last time.
 func (e *electing) tell(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -113,7 +114,8 @@ func (e *electing) tell(ctx context.Context) {
 // Replica implements inspect.Elector.
 func (e *electing) Replica() control.Replica {
 	s := e.State()
-	r := control.Replica{Role: s.Role.String(), Why: s.Why, Pod: e.Pod, Holder: s.Holder, Lease: e.Namespace + "/" + e.Name, Term: s.Term, Changes: s.Changes}
+	r := control.Replica{Role: s.Role.String(), Why: s.Why, Pod: e.Pod, Holder: s.Holder,
+		Lease: e.Namespace + "/" + e.Name, Term: s.Term, Changes: s.Changes}
 	if s.Holder != "" {
 		age := s.Age.Seconds()
 		r.LeaseSeconds = &age
@@ -125,8 +127,8 @@ func (e *electing) Replica() control.Replica {
 	return r
 }
 
-// runElected runs g until ctx ends, and then hands over to another replica, if there is one. e is nil without an
-// election.
+// runElected runs g until ctx ends, and then hands over to another replica, if there is one. e is
+// nil without an election.
 func runElected(ctx context.Context, g *gateway.Gateway, e *electing) error {
 	if e == nil {
 		return g.Run(ctx)
@@ -135,7 +137,8 @@ func runElected(ctx context.Context, g *gateway.Gateway, e *electing) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
-	r, err := g.Replicate(gateway.ReplicateOptions{Name: e.Pod, Listen: ":" + strconv.Itoa(gateway.ReplicaPort), Heard: e.Heard})
+	r, err := g.Replicate(gateway.ReplicateOptions{Name: e.Pod, Listen: ":" + strconv.Itoa(gateway.ReplicaPort),
+		Heard: e.Heard})
 	if err != nil {
 		return err
 	}

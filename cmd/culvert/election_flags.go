@@ -11,7 +11,8 @@ import (
 // electionTimes are the times in Liqo's flags.
 type electionTimes struct{ lease, deadline, retry time.Duration }
 
-// election reads the flags of an election into c, and returns its times. Missing flags default to def.
+// election reads the flags of an election into c, and returns its times. Missing flags default to
+// def.
 func (l *liqoFlags) election(e *configfile.Errors, c *config.Config, def electionTimes) electionTimes {
 	t := def
 	const prefix = "leader-election-"
@@ -33,10 +34,12 @@ func (l *liqoFlags) election(e *configfile.Errors, c *config.Config, def electio
 		e.Add("--"+prefix+"lease-duration", "%v: a Lease counts in whole seconds", t.lease)
 	}
 	if t.lease <= t.deadline {
-		e.Add("--"+prefix+"lease-duration", "%v is not longer than --leader-election-renew-deadline, %v", t.lease, t.deadline)
+		e.Add("--"+prefix+"lease-duration", "%v is not longer than --leader-election-renew-deadline, %v",
+			t.lease, t.deadline)
 	}
 	if float64(t.deadline) <= role.Jitter*float64(t.retry) {
-		e.Add("--"+prefix+"renew-deadline", "%v is not longer than %v times --leader-election-retry-period, %v", t.deadline, role.Jitter, t.retry)
+		e.Add("--"+prefix+"renew-deadline", "%v is not longer than %v times --leader-election-retry-period, %v",
+			t.deadline, role.Jitter, t.retry)
 	}
 	c.Elected = e.Bool("--leader-election", configfile.Scalar(*l.text["leader-election"]), false)
 	return t

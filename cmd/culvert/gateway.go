@@ -75,7 +75,8 @@ func newGatewayCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` (YAML)")
 	cmd.Flags().BoolVar(&check, "check", false, "validate the configuration and exit")
-	cmd.Flags().StringVar(&takeover, "takeover", "", "take over sockets and connections from the gateway that serves this control `SOCKET`")
+	cmd.Flags().StringVar(&takeover, "takeover", "",
+		"take over sockets and connections from the gateway that serves this control `SOCKET`")
 	cmd.Flags().Lookup("takeover").NoOptDefVal = fromConfig
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "with --check: text or json")
 	cli.FlagValues(cmd, "output", "text", "json")
@@ -84,7 +85,8 @@ func newGatewayCommand() *cobra.Command {
 	return cmd
 }
 
-// loadConfig reads a gateway's file and checks that it requests no more CPUs than this process may use.
+// loadConfig reads a gateway's file and checks that it requests no more CPUs than this process may
+// use.
 func loadConfig(file string) (*config.Config, error) {
 	c, err := config.Load(file)
 	if err != nil {
@@ -94,8 +96,9 @@ func loadConfig(file string) (*config.Config, error) {
 }
 
 func runGateway(ctx context.Context, file, takeover string, c *config.Config) error {
-	// Signals that arrive before the gateway runs wait for it; otherwise SIGHUP would end the process, and SIGUSR2 do nothing. This is never undone:
-	// a SIGHUP after the gateway has stopped must not turn success into a failure.
+	// Signals that arrive before the gateway runs wait for it; otherwise SIGHUP would end the
+	// process, and SIGUSR2 do nothing. This is never undone: a SIGHUP after the gateway has stopped
+	// must not turn success into a failure.
 	hup, usr2 := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	signal.Notify(usr2, syscall.SIGUSR2)
@@ -170,7 +173,8 @@ type reloader struct {
 	mu   sync.Mutex // one at a time
 }
 
-// reload applies the file, or in a dry run reports what that would change. A file with any fault changes nothing.
+// reload applies the file, or in a dry run reports what that would change. A file with any fault
+// changes nothing.
 func (r *reloader) reload(ctx context.Context, dryRun bool) (*control.Reloaded, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -207,7 +211,8 @@ func logRemaps(log *logrus.Logger, r *config.Remapped) {
 	}
 	for _, c := range r.Choices {
 		if c.New {
-			log.WithFields(logrus.Fields{"field": c.Path, "real": c.Real, "remapped": c.RemappedText()}).Info("remap chosen")
+			log.WithFields(logrus.Fields{"field": c.Path, "real": c.Real, "remapped": c.RemappedText()}).Info(
+				"remap chosen")
 		}
 	}
 }

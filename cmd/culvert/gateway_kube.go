@@ -43,10 +43,13 @@ func trouble(findings []health.Finding, answers bool) string {
 }
 
 // closed are the causes that let nothing pass. Others may be one-way traffic or a full link.
-var closed = []*health.Cause{health.NeverThere, health.NodeRefuses, health.NodeNobody, health.NodeUnroutable, health.NodeSilent, health.NodeDeaf,
-	health.WrongUnderlay, health.WrongVNI, health.WrongEncap, health.WrongInner, health.WrongAddress, health.WrongGateway}
+var closed = []*health.Cause{health.NeverThere, health.NodeRefuses, health.NodeNobody, health.NodeUnroutable,
+	health.NodeSilent, health.NodeDeaf,
+	health.WrongUnderlay, health.WrongVNI, health.WrongEncap, health.WrongInner, health.WrongAddress,
+	health.WrongGateway}
 
-// NodeTroubles returns the gateway's latest log message about each node through which nothing passes.
+// NodeTroubles returns the gateway's latest log message about each node through which nothing
+// passes.
 func (g peeringGateway) NodeTroubles() map[string]string {
 	all := map[string]string{}
 	for _, f := range g.Findings() {
@@ -73,7 +76,8 @@ type peeringSource struct {
 
 // Resources implements inspect.Teacher.
 func (s peeringSource) Resources() control.Resources {
-	return control.Resources{Gateway: s.name, Ready: s.Ready(), Waiting: append([]string{}, s.Waiting()...), LeftOut: []control.LeftOut{}}
+	return control.Resources{Gateway: s.name, Ready: s.Ready(), Waiting: append([]string{}, s.Waiting()...),
+		LeftOut: []control.LeftOut{}}
 }
 
 // keyPause is how long a gateway waits before it requests its key again.
@@ -104,7 +108,8 @@ func runKube(ctx context.Context, flags *kubeFlags) error {
 		case <-time.After(keyPause):
 		}
 	}
-	source := peering.NewGatewaySource(client, peering.Self{Name: k.name, Namespace: k.namespace, Node: k.node, Pod: k.pod, Addresses: k.addresses,
+	source := peering.NewGatewaySource(client, peering.Self{Name: k.name, Namespace: k.namespace, Node: k.node,
+		Pod: k.pod, Addresses: k.addresses,
 		Elected: k.base.Elected}, k.nodeNamespace, entry)
 	e := k.elect(client, source, entry)
 	if e != nil {
@@ -129,7 +134,8 @@ func runKube(ctx context.Context, flags *kubeFlags) error {
 	}
 	running, stop := context.WithCancel(ctx)
 	defer stop()
-	sourcing, stopSource := context.WithCancel(context.WithoutCancel(ctx)) // a leaving gateway keeps following the objects until it has left
+	// a leaving gateway keeps following the objects until it has left
+	sourcing, stopSource := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopSource()
 	var tasks sync.WaitGroup
 	var anew error
@@ -154,6 +160,8 @@ func (k *kubeGateway) elect(client dynamic.Interface, source *peering.GatewaySou
 	return elect(client, k.base, k.election, election.Options{
 		Namespace: k.namespace, Name: "culvert-" + k.name, Pod: k.pod, Changed: source.Wake,
 		Label: election.Label{Name: "culvert.io/active", Selector: "app=culvert-gateway,culvert.io/peering=" + k.name},
-	}, kube.Event{APIVersion: peering.Group + "/" + peering.Version, Kind: peering.KindPeering, Metadata: kube.Metadata{Name: k.name, Namespace: k.namespace}},
-		&kube.Reporter{Client: client, Causes: kube.NewCauses(log), Self: k.namespace + "/" + k.name, Node: k.node, Instance: k.pod}, log)
+	}, kube.Event{APIVersion: peering.Group + "/" + peering.Version, Kind: peering.KindPeering,
+		Metadata: kube.Metadata{Name: k.name, Namespace: k.namespace}},
+		&kube.Reporter{Client: client, Causes: kube.NewCauses(log), Self: k.namespace + "/" + k.name, Node: k.node,
+			Instance: k.pod}, log)
 }

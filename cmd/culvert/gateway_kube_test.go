@@ -15,7 +15,8 @@ import (
 // pass, with the Peering's field; while it does not, the message says why.
 func TestTrouble(t *testing.T) {
 	o := &health.Observation{
-		Peer:  health.Peer{Name: "milan", Peering: true, Role: "client", Endpoint: netip.MustParseAddrPort("192.0.2.1:31840"), Knock: health.KnockRefused},
+		Peer: health.Peer{Name: "milan", Peering: true, Role: "client",
+			Endpoint: netip.MustParseAddrPort("192.0.2.1:31840"), Knock: health.KnockRefused},
 		Paths: []health.Path{{Kind: health.OfNode, Of: "node1", Size: 1200, Configured: 1340, Wire: 1400, Way: "to"}},
 	}
 	j, now := health.NewJudge(), time.Duration(0)
@@ -23,7 +24,8 @@ func TestTrouble(t *testing.T) {
 		o.Peer.SentHandshakes = uint64(now / (5 * time.Second))
 		j.Look(now, o)
 	}
-	for answers, want := range map[bool]string{true: "or set spec.mtu: 1200 in the Peerings of both clusters", false: "is the port of spec.endpoint that of its Service"} {
+	for answers, want := range map[bool]string{true: "or set spec.mtu: 1200 in the Peerings of both clusters",
+		false: "is the port of spec.endpoint that of its Service"} {
 		if got := trouble(j.Findings(now), answers); !strings.Contains(got, want) {
 			t.Errorf("the peer answers %t: %q, want %q", answers, got, want)
 		}

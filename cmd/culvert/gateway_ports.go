@@ -13,11 +13,13 @@ import (
 	"culvert/gateway/control"
 )
 
-// runningPatience is how long --check waits for an answer of a gateway that may already run with the same file.
+// runningPatience is how long --check waits for an answer of a gateway that may already run with
+// the same file.
 const runningPatience = time.Second
 
-// portsInUse returns a warning for each port of a configuration that a process on this machine uses. There is none if that process is the gateway of
-// this configuration, which answers at its control socket.
+// portsInUse returns a warning for each port of a configuration that a process on this machine
+// uses. There is none if that process is the gateway of this configuration, which answers at its
+// control socket.
 func portsInUse(ctx context.Context, c *config.Config) (warnings []string) {
 	if runs(ctx, c) {
 		return nil
@@ -30,7 +32,9 @@ func portsInUse(ctx context.Context, c *config.Config) (warnings []string) {
 		if err == nil {
 			conn.Close()
 		} else if errors.Is(err, syscall.EADDRINUSE) {
-			warnings = append(warnings, fmt.Sprintf("%s: UDP port %d is in use on this machine; stop what uses it or choose another", field, port))
+			warnings = append(warnings,
+				fmt.Sprintf("%s: UDP port %d is in use on this machine; stop what uses it or choose another",
+					field, port))
 		}
 	}
 	tcp := func(field, address string) {
@@ -41,7 +45,8 @@ func portsInUse(ctx context.Context, c *config.Config) (warnings []string) {
 		if err == nil {
 			l.Close()
 		} else if errors.Is(err, syscall.EADDRINUSE) {
-			warnings = append(warnings, fmt.Sprintf("%s: %s is in use on this machine; stop what uses it or choose another", field, address))
+			warnings = append(warnings,
+				fmt.Sprintf("%s: %s is in use on this machine; stop what uses it or choose another", field, address))
 		}
 	}
 	udp("wireguard.listenPort", c.WireGuard.ListenPort)

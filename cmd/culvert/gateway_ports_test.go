@@ -13,7 +13,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestPortsInUse: a port that another program has is reported under its field; a port that the gateway itself has is not.
+// TestPortsInUse: a port that another program has is reported under its field; a port that the
+// gateway itself has is not.
 func TestPortsInUse(t *testing.T) {
 	udp, err := net.ListenPacket("udp", ":0")
 	need.NoError(t, err)
@@ -25,7 +26,8 @@ func TestPortsInUse(t *testing.T) {
 	need.NoError(t, err)
 	free.Close()
 	port := func(c net.PacketConn) uint16 { return uint16(c.LocalAddr().(*net.UDPAddr).Port) }
-	c := &config.Config{Cluster: "rome", Peer: "milan", Control: filepath.Join(t.TempDir(), "s"), Metrics: tcp.Addr().String()}
+	c := &config.Config{Cluster: "rome", Peer: "milan", Control: filepath.Join(t.TempDir(), "s"),
+		Metrics: tcp.Addr().String()}
 	c.WireGuard.ListenPort, c.Geneve.ListenPort = port(udp), port(free)
 	const what = " is in use on this machine; stop what uses it or choose another"
 	want := []string{fmt.Sprintf("wireguard.listenPort: UDP port %d", port(udp)) + what, "metrics: " + c.Metrics + what}

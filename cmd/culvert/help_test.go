@@ -39,7 +39,8 @@ func TestGeneratedDocs(t *testing.T) {
 			t.Errorf("%s is not what the types make (%v); run this test with -update", name, err)
 		}
 	}
-	if out, _, status := run(t, "help", "config"); status != 0 || !strings.Contains(out, strings.TrimSuffix(configReference(), "\n")) {
+	if out, _, status := run(t, "help", "config"); status != 0 ||
+		!strings.Contains(out, strings.TrimSuffix(configReference(), "\n")) {
 		t.Error("culvert help config prints another page")
 	}
 }
@@ -98,7 +99,8 @@ func TestUsageErrors(t *testing.T) {
 		{"node --kube --node-name=n1 --lease-namespace=x", "--lease-namespace: only with --services"},
 	} {
 		out, diag, status := run(t, strings.Fields(tt.args)...)
-		if status != cli.ExitBadInput || out != "" || strings.Count(diag, "\n") != 1 || !strings.Contains(diag, tt.want) {
+		if status != cli.ExitBadInput || out != "" || strings.Count(diag, "\n") != 1 ||
+			!strings.Contains(diag, tt.want) {
 			t.Errorf("culvert %s: status %d, %q, %q; want %q", tt.args, status, out, diag, tt.want)
 		}
 	}
@@ -146,7 +148,8 @@ func TestManualNamesVariables(t *testing.T) {
 	_, section, _ := strings.Cut(string(manual), "\n// # Environment\n")
 	reads := regexp.MustCompile(`\b(?:os|syscall|unix)\.(?:Getenv|LookupEnv)\(([^)]*)\)`)
 	found := 0
-	for _, folder := range []string{".", "../internal", "../../gateway", "../../geneve", "../../ipam", "../../kube", "../../nat"} {
+	for _, folder := range []string{".", "../internal", "../../gateway", "../../geneve", "../../ipam", "../../kube",
+		"../../nat"} {
 		need.NoError(t, filepath.WalkDir(folder, func(file string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
 				return err

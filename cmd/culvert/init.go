@@ -28,36 +28,48 @@ type question struct {
 var (
 	askCluster = question{"cluster", "name of the cluster whose gateway connects to the other", "rome", "rome",
 		func(p *initPlan, e *asked, text string) { p.Own.readName(e, text) }}
-	askPods = question{"pods", "CIDR of {own}'s pods, or one of IPv4 and one of IPv6 with a comma between", "10.0.0.0/16", "10.0.0.0/16",
+	askPods = question{"pods", "CIDR of {own}'s pods, or one of IPv4 and one of IPv6 with a comma between",
+		"10.0.0.0/16", "10.0.0.0/16",
 		func(p *initPlan, e *asked, text string) { p.Own.readPods(e, text) }}
-	askGateway = question{"gateway", "address of {own}'s gateway, by which its nodes reach it", "172.18.0.9", "198.18.1.1",
+	askGateway = question{"gateway", "address of {own}'s gateway, by which its nodes reach it", "172.18.0.9",
+		"198.18.1.1",
 		func(p *initPlan, e *asked, text string) { p.Own.Underlay = e.Underlay(e.flag, configfile.Scalar(text)) }}
-	askNodes = question{"nodes", "{own}'s nodes, as NAME=ADDRESS,PODCIDR with blanks between nodes, and a PODCIDR of each family of pods",
+	askNodes = question{"nodes",
+		"{own}'s nodes, as NAME=ADDRESS,PODCIDR with blanks between nodes, and a PODCIDR of each family of pods",
 		"{own}-1=172.18.0.2,10.0.1.0/24 {own}-2=172.18.0.3,10.0.2.0/24", "rome-1=198.18.1.2,10.0.1.0/24",
 		func(p *initPlan, e *asked, text string) { p.Own.readNodes(e, text) }}
 	askPeer = question{"peer", "name of the other cluster, which is connected to", "milan", "milan",
 		func(p *initPlan, e *asked, text string) { p.Own.Peer.readName(e, text) }}
-	askPeerPods = question{"peer-pods", "CIDR of {peer}'s pods, of the same families as {own}'s", "10.0.0.0/16", "10.0.0.0/16",
+	askPeerPods = question{"peer-pods", "CIDR of {peer}'s pods, of the same families as {own}'s", "10.0.0.0/16",
+		"10.0.0.0/16",
 		func(p *initPlan, e *asked, text string) { p.Own.Peer.readPods(e, text) }}
-	askPeerGateway = question{"peer-gateway", "address of {peer}'s gateway, by which its nodes reach it", "172.19.0.9", "198.18.2.1",
+	askPeerGateway = question{"peer-gateway", "address of {peer}'s gateway, by which its nodes reach it", "172.19.0.9",
+		"198.18.2.1",
 		func(p *initPlan, e *asked, text string) {
 			p.Own.Peer.Underlay = e.Underlay(e.flag, configfile.Scalar(text))
 		}}
-	askPeerNodes = question{"peer-nodes", "{peer}'s nodes, in the same way", "{peer}-1=172.19.0.2,10.0.1.0/24", "milan-1=198.18.2.2,10.0.1.0/24",
+	askPeerNodes = question{"peer-nodes", "{peer}'s nodes, in the same way", "{peer}-1=172.19.0.2,10.0.1.0/24",
+		"milan-1=198.18.2.2,10.0.1.0/24",
 		func(p *initPlan, e *asked, text string) { p.Own.Peer.readNodes(e, text) }}
-	askEndpoint = question{"endpoint", "address or name of {server}'s gateway, by which {client}'s reaches it, with :PORT unless 51840", "192.0.2.7", "127.0.0.1",
+	askEndpoint = question{"endpoint",
+		"address or name of {server}'s gateway, by which {client}'s reaches it, with :PORT unless 51840",
+		"192.0.2.7", "127.0.0.1",
 		(*initPlan).readEndpoint}
-	askPeerExternal = question{flag: "peer-external", text: "with --side, the CIDR by which {peer} wants what is no pod there to be seen",
+	askPeerExternal = question{flag: "peer-external",
+		text: "with --side, the CIDR by which {peer} wants what is no pod there to be seen",
 		read: func(p *initPlan, e *asked, text string) { p.Own.Peer.readExternal(e, text) }}
 	askPeerKey = question{flag: "peer-key", text: "with --side, the public key of {peer}'s gateway",
 		read: func(p *initPlan, e *asked, text string) { p.Own.Peer.readKey(e, text) }}
-	askExternal = question{flag: "external", text: "with --side, the CIDR by which {peer} sees what is no pod here; chosen without it",
+	askExternal = question{flag: "external",
+		text: "with --side, the CIDR by which {peer} sees what is no pod here; chosen without it",
 		read: func(p *initPlan, e *asked, text string) { p.Own.readExternal(e, text) }}
 )
 
-// questions returns the questions about the sides to be made, and those that the other side answers.
+// questions returns the questions about the sides to be made, and those that the other side
+// answers.
 func (p *initPlan) questions() (own, others []question) {
-	own, others = []question{askCluster, askPods, askGateway, askNodes}, []question{askPeer, askPeerPods, askPeerExternal, askPeerKey}
+	own, others = []question{askCluster, askPods, askGateway, askNodes}, []question{askPeer, askPeerPods,
+		askPeerExternal, askPeerKey}
 	if p.Side != "" {
 		own[0].text = "name of this cluster"
 	}
@@ -113,12 +125,15 @@ func newInitCommand() *cobra.Command {
 			return x.run()
 		},
 	}
-	for _, q := range []question{askCluster, askPods, askGateway, askNodes, askPeer, askPeerPods, askPeerGateway, askPeerNodes, askEndpoint,
+	for _, q := range []question{askCluster, askPods, askGateway, askNodes, askPeer, askPeerPods, askPeerGateway,
+		askPeerNodes, askEndpoint,
 		askExternal, askPeerExternal, askPeerKey} {
-		cmd.Flags().String(q.flag, "", strings.NewReplacer("{own}", "the cluster", "{peer}", "the peer", "{server}", "the peer", "{client}", "the cluster").Replace(q.text))
+		cmd.Flags().String(q.flag, "", strings.NewReplacer("{own}", "the cluster", "{peer}", "the peer", "{server}",
+			"the peer", "{client}", "the cluster").Replace(q.text))
 	}
 	cmd.Flags().StringVar(&side, "side", "", "write only this side: client, or server, to which the client connects")
-	cmd.Flags().BoolVar(&here, "here", false, "both clusters on this machine: nodes and pods in two network namespaces, gateways in the machine's own")
+	cmd.Flags().BoolVar(&here, "here", false,
+		"both clusters on this machine: nodes and pods in two network namespaces, gateways in the machine's own")
 	cmd.Flags().SortFlags = false
 	return cmd
 }
@@ -154,11 +169,12 @@ func (x *initRun) run() error {
 	if keeping := x.keep(); keeping != nil {
 		return errors.Join(err, keeping)
 	}
-	return fmt.Errorf("%w\nyour answers are kept in %s; continue with: culvert init %s", err, filepath.Join(x.dir, answersName), x.dir)
+	return fmt.Errorf("%w\nyour answers are kept in %s; continue with: culvert init %s", err,
+		filepath.Join(x.dir, answersName), x.dir)
 }
 
-// exchange prints what the other side needs to know, and reads the other side's line. done without an error means that
-// there is no such line yet.
+// exchange prints what the other side needs to know, and reads the other side's line. done without
+// an error means that there is no such line yet.
 func (x *initRun) exchange(others []question) (done bool, err error) {
 	p := x.plan
 	if external := x.Flags().Lookup(askExternal.flag); external.Changed {
@@ -176,13 +192,15 @@ func (x *initRun) exchange(others []question) (done bool, err error) {
 	if err := x.keep(); err != nil {
 		return true, err
 	}
-	fmt.Fprintf(x.OutOrStdout(), "The other side needs this line. It is no secret, but must arrive as it is:\n\n    %s\n\n", line)
+	fmt.Fprintf(x.OutOrStdout(),
+		"The other side needs this line. It is no secret, but must arrive as it is:\n\n    %s\n\n", line)
 	if slices.ContainsFunc(others, func(q question) bool { return x.Flags().Changed(q.flag) }) {
 		return false, x.answered(others)
 	}
 	ok, err := x.hear(others)
 	if err == nil && !ok {
-		fmt.Fprintf(x.OutOrStdout(), "When the other side's init has printed its line, go on with: culvert init %s LINE\n", x.dir)
+		fmt.Fprintf(x.OutOrStdout(),
+			"When the other side's init has printed its line, go on with: culvert init %s LINE\n", x.dir)
 	}
 	return !ok, err
 }
@@ -208,8 +226,8 @@ func (x *initRun) keep() error {
 	return os.WriteFile(filepath.Join(x.dir, answersName), []byte(b.String()), 0o600)
 }
 
-// readAnswers sets flags that the command line leaves out to the answers kept in dir. dir must be new, or have such
-// answers and no complete files.
+// readAnswers sets flags that the command line leaves out to the answers kept in dir. dir must be
+// new, or have such answers and no complete files.
 func readAnswers(dir string, flags *pflag.FlagSet) error {
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil

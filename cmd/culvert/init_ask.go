@@ -110,7 +110,8 @@ func (x *initRun) prompt(text string) (string, error) {
 	}
 }
 
-// readLines returns the lines of in, read in a separate goroutine, because a signal does not interrupt a read.
+// readLines returns the lines of in, read in a separate goroutine, because a signal does not
+// interrupt a read.
 func readLines(in io.Reader) <-chan string {
 	lines := make(chan string)
 	go func() {
@@ -125,7 +126,8 @@ func readLines(in io.Reader) <-chan string {
 // hear asks for the other side's line until it is valid. ok is false if there is none yet.
 func (x *initRun) hear(others []question) (ok bool, err error) {
 	for {
-		line, err := x.prompt("the line that culvert init printed at the other side; leave it empty if you do not have it yet")
+		line, err := x.prompt(
+			"the line that culvert init printed at the other side; leave it empty if you do not have it yet")
 		if err == io.EOF || line == "" {
 			return false, nil
 		}
@@ -140,7 +142,8 @@ func (x *initRun) hear(others []question) (ok bool, err error) {
 				flags.String(q.flag, "", "")
 			}
 		}
-		if err = flags.Parse(strings.Fields(line)); err == nil && flags.Changed(askEndpoint.flag) && x.plan.Side == sideServer {
+		if err = flags.Parse(strings.Fields(line)); err == nil && flags.Changed(askEndpoint.flag) &&
+			x.plan.Side == sideServer {
 			return false, errTwoServers
 		}
 		if err == nil {
@@ -167,7 +170,8 @@ func (x *initRun) answered(questions []question) error {
 		case q.flag == askEndpoint.flag:
 			errs = append(errs, errTwoClients)
 		default:
-			errs = append(errs, fmt.Errorf("--%s: missing; it is in the line that culvert init printed at the other side", q.flag))
+			errs = append(errs, fmt.Errorf(
+				"--%s: missing; it is in the line that culvert init printed at the other side", q.flag))
 		}
 	}
 	return errors.Join(errs...)

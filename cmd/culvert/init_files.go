@@ -37,7 +37,8 @@ func (p *initPlan) introduce(dir string) (string, error) {
 	if err := p.Own.makeKey(dir); err != nil {
 		return "", err
 	}
-	line := fmt.Sprintf("--%s %s --%s %s --%s %s --%s %s", askPeer.flag, p.Own.Cluster, askPeerPods.flag, p.answers[askPods.flag],
+	line := fmt.Sprintf("--%s %s --%s %s --%s %s --%s %s", askPeer.flag, p.Own.Cluster, askPeerPods.flag,
+		p.answers[askPods.flag],
 		askPeerExternal.flag, p.answers[askExternal.flag], askPeerKey.flag, p.Own.Key.Base64())
 	if p.Own == p.Server {
 		line += " --" + askEndpoint.flag + " " + p.Endpoint
@@ -45,7 +46,8 @@ func (p *initPlan) introduce(dir string) (string, error) {
 	return line, nil
 }
 
-// write writes all files into dir. If the gateway or the nodes would refuse them, it removes them again.
+// write writes all files into dir. If the gateway or the nodes would refuse them, it removes them
+// again.
 func (p *initPlan) write(dir string, out io.Writer) (err error) {
 	_, missing := os.Lstat(dir)
 	var written []string
@@ -136,7 +138,8 @@ func (p *initPlan) check(dir string) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%w\n%s: no file was written; change the answers that the lines above name", err, strings.TrimSuffix(dir, "/"))
+		return fmt.Errorf("%w\n%s: no file was written; change the answers that the lines above name", err,
+			strings.TrimSuffix(dir, "/"))
 	}
 	return nil
 }

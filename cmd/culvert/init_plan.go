@@ -122,7 +122,8 @@ func (s *initSide) readPods(e *asked, text string) {
 	s.Families = nil
 	all := e.cidrs(text)
 	if peer := s.Peer.Families; e.Err() == nil && len(peer) > 0 && !slices.EqualFunc(all, peer, sameFamily) {
-		e.add("%q has other families than %s's pods; nothing translates between them, give both clusters the same", text, s.Peer.Cluster)
+		e.add("%q has other families than %s's pods; nothing translates between them, give both clusters the same",
+			text, s.Peer.Cluster)
 	}
 	for _, pods := range all {
 		s.Families = append(s.Families, initFamily{Pods: pods})
@@ -162,7 +163,8 @@ func (s *initSide) readNodes(e *asked, text string) {
 			continue
 		}
 		e.Name(e.flag, name, configfile.MaxDomain)
-		n := initNode{Name: name, VNI: i + 1, Side: s, Underlay: e.Underlay(e.flag, configfile.Scalar(underlay)), Pods: e.cidrs(pods)}
+		n := initNode{Name: name, VNI: i + 1, Side: s, Underlay: e.Underlay(e.flag, configfile.Scalar(underlay)),
+			Pods: e.cidrs(pods)}
 		if e.Err() == nil {
 			n.check(e, text)
 		}
@@ -214,7 +216,8 @@ func (p *initPlan) readEndpoint(e *asked, text string) {
 	p.freeEndpoint(e, p.Endpoint == text)
 }
 
-// Where choose looks first, for the client and for the server. IPv6 choices are unique local addresses.
+// Where choose looks first, for the client and for the server. IPv6 choices are unique local
+// addresses.
 var (
 	initInternal  = [2]string{"10.80.0.0/16", "fd80::/64"} // IPv4, IPv6
 	initExternals = [2][2]string{{"10.70.0.0/16", "10.71.0.0/16"}, {"fd00:70::/48", "fd00:71::/48"}}
@@ -257,7 +260,8 @@ func (c *chooser) pick(owner *initSide, want netip.Prefix) netip.Prefix {
 	plan, err := ipam.NewPlan(nil, taken)
 	var found netip.Prefix
 	if err == nil {
-		found, err = new(ipam.Ledger).Network(plan, ipam.Owner{Peer: owner.Cluster, Kind: ipam.Pod, Real: want.String()}, want, time.Time{})
+		found, err = new(ipam.Ledger).Network(plan, ipam.Owner{Peer: owner.Cluster, Kind: ipam.Pod,
+			Real: want.String()}, want, time.Time{})
 	}
 	if err != nil {
 		flag := askPods.flag
@@ -270,7 +274,8 @@ func (c *chooser) pick(owner *initSide, want netip.Prefix) netip.Prefix {
 	return c.take(found)
 }
 
-// unlessTaken takes p if it overlaps nothing, otherwise a network of the same length, preferably at want.
+// unlessTaken takes p if it overlaps nothing, otherwise a network of the same length, preferably at
+// want.
 func (c *chooser) unlessTaken(owner *initSide, p netip.Prefix, want netip.Addr) netip.Prefix {
 	if slices.ContainsFunc(c.taken, p.Overlaps) {
 		return c.pick(owner, netip.PrefixFrom(want, p.Bits()).Masked())

@@ -29,8 +29,10 @@ var romeMilan6 = []string{"--cluster", "rome", "--pods", "fd00:10::/48,10.0.0.0/
 	"--peer-nodes", "milan-1=fd18:2::2,10.0.1.0/24,fd00:10:0:1::/64", "--endpoint", "2001:db8::7"}
 
 // alone6 has IPv6 alone.
-var alone6 = []string{"--cluster", "rome", "--pods", "fd00:10::/48", "--gateway", "fd18:1::9", "--nodes", "rome-1=fd18:1::2,fd00:10:0:1::/64",
-	"--peer", "milan", "--peer-pods", "fd00:10::/48", "--peer-gateway", "fd18:2::9", "--peer-nodes", "milan-1=fd18:2::2,fd00:10:0:1::/64",
+var alone6 = []string{"--cluster", "rome", "--pods", "fd00:10::/48", "--gateway", "fd18:1::9", "--nodes",
+	"rome-1=fd18:1::2,fd00:10:0:1::/64",
+	"--peer", "milan", "--peer-pods", "fd00:10::/48", "--peer-gateway", "fd18:2::9", "--peer-nodes",
+	"milan-1=fd18:2::2,fd00:10:0:1::/64",
 	"--endpoint", "gw.milan.example"}
 
 // changed returns the answers with one of them changed.
@@ -53,7 +55,8 @@ func TestInit(t *testing.T) {
 	}{
 		{"same pods", romeMilan, "10.61.0.0/16"},
 		{"other pods", changed("--peer-pods", "10.1.0.0/16"), "10.1.0.0/16"},
-		{"pods where remaps would be", append(changed("--pods", "10.60.0.0/14"), "--peer-pods", "10.60.0.0/14"), "10.48.0.0/14"},
+		{"pods where remaps would be", append(changed("--pods", "10.60.0.0/14"), "--peer-pods", "10.60.0.0/14"),
+			"10.48.0.0/14"},
 		{"IPv6 endpoint with a port", changed("--endpoint", "[2001:db8::7]:4500"), "10.61.0.0/16"},
 		{"named endpoint", changed("--endpoint", "gw.milan.example"), "10.61.0.0/16"},
 		{"here", []string{"--here"}, "10.61.0.0/16"},
@@ -66,14 +69,16 @@ func TestInit(t *testing.T) {
 			if strings.HasPrefix(tt.seen, "10.1.") {
 				args = append(args, "--peer-nodes", "milan-1=172.19.0.2,10.1.1.0/24")
 			} else if strings.HasPrefix(tt.seen, "10.48.") {
-				args = append(args, "--nodes", "rome-1=172.18.0.2,10.60.1.0/24", "--peer-nodes", "milan-1=172.19.0.2,10.61.1.0/24")
+				args = append(args, "--nodes", "rome-1=172.18.0.2,10.60.1.0/24", "--peer-nodes",
+					"milan-1=172.19.0.2,10.61.1.0/24")
 			}
 			out, diag, status := run(t, append([]string{"init", dir}, args...)...)
 			if status != 0 || diag != "" {
 				t.Fatalf("status %d: %s", status, diag)
 			}
 			start, err := os.ReadFile(filepath.Join(dir, "START.txt"))
-			if err != nil || out != string(start) || !strings.Contains(out, "gateway --config ") || !strings.Contains(out, "node --config ") {
+			if err != nil || out != string(start) || !strings.Contains(out, "gateway --config ") ||
+				!strings.Contains(out, "node --config ") {
 				t.Errorf("START.txt (%v) and what was printed: %q, %q", err, start, out)
 			}
 			rome, milan := loadQuiet(t, dir, "rome"), loadQuiet(t, dir, "milan")
@@ -84,7 +89,8 @@ func TestInit(t *testing.T) {
 			if remapped != " "+tt.seen {
 				t.Errorf("rome sees milan's pods as%s, want %s", remapped, tt.seen)
 			}
-			if rome.WireGuard.PeerPublicKey != milan.WireGuard.PrivateKey.Public() || milan.WireGuard.PeerPublicKey != rome.WireGuard.PrivateKey.Public() {
+			if rome.WireGuard.PeerPublicKey != milan.WireGuard.PrivateKey.Public() ||
+				milan.WireGuard.PeerPublicKey != rome.WireGuard.PrivateKey.Public() {
 				t.Error("the keys do not belong together")
 			}
 			for _, side := range [][2]*config.Config{{rome, milan}, {milan, rome}} {
@@ -99,7 +105,8 @@ func TestInit(t *testing.T) {
 				for _, n := range own.Geneve.Nodes {
 					c, err := node.LoadConfig(filepath.Join(dir, own.Cluster, "nodes", n.Name+".yaml"))
 					need.NoError(t, err)
-					if c.VNI != uint32(n.VNI) || c.Underlay != n.Underlay || c.Address != geneve.Pair(n.Address) || c.Port != own.Geneve.ListenPort ||
+					if c.VNI != uint32(n.VNI) || c.Underlay != n.Underlay || c.Address != geneve.Pair(n.Address) ||
+						c.Port != own.Geneve.ListenPort ||
 						c.GatewayAddress != geneve.Pair(own.Geneve.GatewayAddress) || !slices.Equal(c.Routes, routes) {
 						t.Errorf("%s: node %+v, gateway %+v", n.Name, c, n)
 					}
@@ -152,7 +159,8 @@ func sameFiles(t *testing.T, one, other string, names ...string) {
 // TestInitAsks: init asks for what no flag gives, with names and an example, and again after a bad
 // answer; answers have the same effect as flags.
 func TestInitAsks(t *testing.T) {
-	bad := map[string]string{"--pods": "10.0.0.1/16", "--nodes": "rome-1", "--peer": "rome", "--peer-pods": "fd00::/48", "--endpoint": "a b"}
+	bad := map[string]string{"--pods": "10.0.0.1/16", "--nodes": "rome-1", "--peer": "rome", "--peer-pods": "fd00::/48",
+		"--endpoint": "a b"}
 	typed, asked := "", 0
 	for i := 3; i < len(romeMilan); i += 2 { // the first is a flag
 		if wrong := bad[romeMilan[i-1]]; wrong != "" {
@@ -173,21 +181,25 @@ func TestInitAsks(t *testing.T) {
 	for _, want := range []string{
 		"CIDR of rome's pods, or one of IPv4 and one of IPv6 with a comma between, such as 10.0.0.0/16: ",
 		"address of milan's gateway, by which its nodes reach it, such as 172.19.0.9: ",
-		"such as milan-1=172.19.0.2,10.0.1.0/24: ", "address or name of milan's gateway, by which rome's reaches it, with :PORT unless 51840, such as 192.0.2.7: ",
+		"such as milan-1=172.19.0.2,10.0.1.0/24: ",
+		"address or name of milan's gateway, by which rome's reaches it, with :PORT unless 51840, such as 192.0.2.7: ",
 		"--pods: 10.0.0.1/16 has host bits set", "--endpoint: \"a b\" is neither",
 	} {
 		if !strings.Contains(diag, want) {
 			t.Errorf("%q is not in %s", want, diag)
 		}
 	}
-	sameFiles(t, byFlags, byAnswers, "rome/gateway.yaml", "milan/gateway.yaml", "rome/nodes/rome-2.yaml", "milan/nodes/milan-1.yaml")
+	sameFiles(t, byFlags, byAnswers, "rome/gateway.yaml", "milan/gateway.yaml", "rome/nodes/rome-2.yaml",
+		"milan/nodes/milan-1.yaml")
 }
 
-// TestInitKeeps: after an init that ended too early, the next one does not ask for the same answers again.
+// TestInitKeeps: after an init that ended too early, the next one does not ask for the same answers
+// again.
 func TestInitKeeps(t *testing.T) {
 	dir, byFlags := filepath.Join(t.TempDir(), "d"), filepath.Join(t.TempDir(), "d")
 	_, diag, status := answer(t, "rome\n10.0.0.0/16\n172.18.0.9\n", dir)
-	if status != cli.ExitBadInput || !strings.Contains(diag, "--nodes: missing; rome's nodes") || !strings.Contains(diag, "continue with: culvert init "+dir) {
+	if status != cli.ExitBadInput || !strings.Contains(diag, "--nodes: missing; rome's nodes") ||
+		!strings.Contains(diag, "continue with: culvert init "+dir) {
 		t.Fatalf("status %d: %s", status, diag)
 	}
 	typed := ""
@@ -200,8 +212,10 @@ func TestInitKeeps(t *testing.T) {
 	if _, diag, status := run(t, append([]string{"init", byFlags}, romeMilan...)...); status != 0 {
 		t.Fatal(diag)
 	}
-	sameFiles(t, byFlags, dir, "rome/gateway.yaml", "milan/gateway.yaml", "rome/nodes/rome-1.yaml", "milan/nodes/milan-1.yaml")
-	if _, diag, status := answer(t, "", dir); status != cli.ExitBadInput || !strings.Contains(diag, "exists and is not changed") {
+	sameFiles(t, byFlags, dir, "rome/gateway.yaml", "milan/gateway.yaml", "rome/nodes/rome-1.yaml",
+		"milan/nodes/milan-1.yaml")
+	if _, diag, status := answer(t, "", dir); status != cli.ExitBadInput ||
+		!strings.Contains(diag, "exists and is not changed") {
 		t.Errorf("a folder that is complete: status %d: %s", status, diag)
 	}
 }
@@ -240,7 +254,8 @@ func introduction(t *testing.T, out string) []string {
 func TestInitSide(t *testing.T) {
 	for name, flags := range map[string][]string{"IPv4": romeMilan, "both families": romeMilan6, "IPv6 alone": alone6} {
 		t.Run(name, func(t *testing.T) {
-			both, rome, milan := filepath.Join(t.TempDir(), "d"), filepath.Join(t.TempDir(), "d"), filepath.Join(t.TempDir(), "d")
+			both, rome, milan := filepath.Join(t.TempDir(), "d"), filepath.Join(t.TempDir(), "d"),
+				filepath.Join(t.TempDir(), "d")
 			if _, diag, status := run(t, append([]string{"init", both}, flags...)...); status != 0 {
 				t.Fatal(diag)
 			}
@@ -282,13 +297,15 @@ func TestInitSide(t *testing.T) {
 func TestInitSideMoves(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "d")
 	args := append([]string{"init", dir, "--side", "server", "--endpoint", "192.0.2.7"}, romeMilan[:8]...)
-	line := strings.Fields("--peer milan --peer-pods 10.1.0.0/16 --peer-external 10.71.0.0/16 --peer-key " + strings.Repeat("Q", 42) + "E=")
+	line := strings.Fields("--peer milan --peer-pods 10.1.0.0/16 --peer-external 10.71.0.0/16 --peer-key " +
+		strings.Repeat("Q", 42) + "E=")
 	out, diag, status := run(t, append(args, line...)...)
 	if status != 0 || !strings.Contains(out, "10.1.0.0/16 of milan is 10.1.0.0/16 in rome") {
 		t.Fatalf("status %d: %s%s", status, out, diag)
 	}
 	c := loadQuiet(t, dir, "rome")
-	if external := c.Local.ExternalCIDRs[0]; len(c.Remote) != 2 || c.Remote[1].Real != external || c.Remote[1].Remapped.Overlaps(external) {
+	if external := c.Local.ExternalCIDRs[0]; len(c.Remote) != 2 || c.Remote[1].Real != external ||
+		c.Remote[1].Remapped.Overlaps(external) {
 		t.Errorf("the peer has our external CIDR %v and is seen as %+v", external, c.Remote)
 	}
 }
@@ -316,12 +333,14 @@ func TestInitSideRefuses(t *testing.T) {
 			own = ""
 		}
 		for name, tt := range map[string]struct{ line, want string }{
-			"own line":      {strings.Join(introduction(t, out)[:8], " ") + own, "is the other cluster's name too"},
-			"own key":       {line + introduction(t, out)[7] + own, "--peer-key: it is the key of this side"},
-			"no key":        {line + "x" + own, "--peer-key: not a WireGuard key"},
-			"half a line":   {"--peer milan" + own, "--peer-pods: missing; it is in the line"},
-			"families":      {strings.Replace(line, "10.71.0.0/16", "fd00:71::/48", 1) + other + own, "--peer-external: \"fd00:71::/48\" has other families than milan's pods"},
-			"the same role": {line + other + map[string]string{"client": "", "server": " --endpoint 192.0.2.1:51840"}[side], "again, with --side"},
+			"own line":    {strings.Join(introduction(t, out)[:8], " ") + own, "is the other cluster's name too"},
+			"own key":     {line + introduction(t, out)[7] + own, "--peer-key: it is the key of this side"},
+			"no key":      {line + "x" + own, "--peer-key: not a WireGuard key"},
+			"half a line": {"--peer milan" + own, "--peer-pods: missing; it is in the line"},
+			"families": {strings.Replace(line, "10.71.0.0/16", "fd00:71::/48", 1) + other + own,
+				"--peer-external: \"fd00:71::/48\" has other families than milan's pods"},
+			"the same role": {line + other + map[string]string{"client": "",
+				"server": " --endpoint 192.0.2.1:51840"}[side], "again, with --side"},
 		} {
 			_, diag, status := run(t, append([]string{"init", dir}, strings.Fields(tt.line)...)...)
 			if status != cli.ExitBadInput || !strings.Contains(diag, tt.want) {
@@ -348,19 +367,26 @@ func TestInitRefuses(t *testing.T) {
 		{"CIDR", "--pods: 10.0.0.1/16 has host bits set", changed("--pods", "10.0.0.1/16")},
 		{"name", "--cluster: \"a/b\" is no name", changed("--cluster", "a/b")},
 		{"same names", "--peer: \"rome\" is the other cluster's name too", changed("--peer", "rome")},
-		{"two of a family", "--pods: \"10.0.0.0/16,10.1.0.0/16\" has more than one CIDR of a family", changed("--pods", "10.0.0.0/16,10.1.0.0/16")},
-		{"families of the clusters", "--peer-pods: \"fd00:10::/48\" has other families than rome's pods", append(changed("--peer-pods", "fd00:10::/48"), "--peer-nodes", "milan-1=172.19.0.2,fd00:10::/64")},
-		{"families of a node", "--nodes: \"rome-1=172.18.0.2,fd00:10::/64\" has other families than rome's pods", changed("--nodes", "rome-1=172.18.0.2,fd00:10::/64")},
+		{"two of a family", "--pods: \"10.0.0.0/16,10.1.0.0/16\" has more than one CIDR of a family",
+			changed("--pods", "10.0.0.0/16,10.1.0.0/16")},
+		{"families of the clusters", "--peer-pods: \"fd00:10::/48\" has other families than rome's pods",
+			append(changed("--peer-pods", "fd00:10::/48"), "--peer-nodes", "milan-1=172.19.0.2,fd00:10::/64")},
+		{"families of a node", "--nodes: \"rome-1=172.18.0.2,fd00:10::/64\" has other families than rome's pods",
+			changed("--nodes", "rome-1=172.18.0.2,fd00:10::/64")},
 		{"nodes", "--nodes: \"rome-1\" is not NAME=ADDRESS,PODCIDR", changed("--nodes", "rome-1")},
 		{"node's path", "--nodes: \"../x\" is no name", changed("--nodes", "../x=172.18.0.2,10.0.1.0/24")},
-		{"nodes of other pods", "--nodes: \"rome-1=172.18.0.2,10.9.1.0/24\": 10.9.1.0/24 is outside rome's pods", changed("--nodes", "rome-1=172.18.0.2,10.9.1.0/24")},
+		{"nodes of other pods", "--nodes: \"rome-1=172.18.0.2,10.9.1.0/24\": 10.9.1.0/24 is outside rome's pods",
+			changed("--nodes", "rome-1=172.18.0.2,10.9.1.0/24")},
 		{"endpoint", "--endpoint: \"a b\" is neither", changed("--endpoint", "a b")},
 		{"endpoint's port", "--endpoint: \"x\" is not a port", changed("--endpoint", "192.0.2.7:x")},
-		{"gateway's address", "--nodes: \"rome-1=172.18.0.9,10.0.1.0/24\": 172.18.0.9 is the address of rome's gateway", changed("--nodes", "rome-1=172.18.0.9,10.0.1.0/24")},
-		{"one address twice", "\"b=172.18.0.2,10.0.2.0/24\" has the name or the address of a", changed("--nodes", "a=172.18.0.2,10.0.1.0/24 b=172.18.0.2,10.0.2.0/24")},
+		{"gateway's address", "--nodes: \"rome-1=172.18.0.9,10.0.1.0/24\": 172.18.0.9 is the address of rome's gateway",
+			changed("--nodes", "rome-1=172.18.0.9,10.0.1.0/24")},
+		{"one address twice", "\"b=172.18.0.2,10.0.2.0/24\" has the name or the address of a",
+			changed("--nodes", "a=172.18.0.2,10.0.1.0/24 b=172.18.0.2,10.0.2.0/24")},
 		{"no such side", "--side: want client or server", append([]string{"--side", "rome"}, romeMilan...)},
 		{"both and a side", "--side: --here makes both", []string{"--side", "client", "--here"}},
-		{"too large", "--peer-pods: no private /8 is free", append(changed("--pods", "10.0.0.0/8"), "--peer-pods", "10.0.0.0/8")},
+		{"too large", "--peer-pods: no private /8 is free", append(changed("--pods", "10.0.0.0/8"), "--peer-pods",
+			"10.0.0.0/8")},
 		{"nobody answers", "--cluster: missing", nil},
 		{"here and more", "--pods: --here answers it", []string{"--here", "--pods", "10.0.0.0/16"}},
 	} {
@@ -375,7 +401,8 @@ func TestInitRefuses(t *testing.T) {
 			}
 		})
 	}
-	if _, diag, status := run(t, append([]string{"init", there}, romeMilan...)...); status != cli.ExitBadInput || !strings.Contains(diag, "exists") {
+	if _, diag, status := run(t, append([]string{"init", there}, romeMilan...)...); status != cli.ExitBadInput ||
+		!strings.Contains(diag, "exists") {
 		t.Errorf("a folder that is there: status %d, %q", status, diag)
 	}
 }

@@ -11,9 +11,10 @@ import (
 //go:embed init_templates
 var initTemplates embed.FS
 
-// fill returns a template with its placeholders in angle brackets replaced by words. It repeats a line that begins with "each| " for every node, and
-// one that begins with "back| " from the last node to the first. It does not use text/template, because that makes the linker keep every method of
-// every type: a quarter of the binary.
+// fill returns a template with its placeholders in angle brackets replaced by words. It repeats a
+// line that begins with "each| " for every node, and one that begins with "back| " from the last
+// node to the first. It does not use text/template, because that makes the linker keep every method
+// of every type: a quarter of the binary.
 func fill(name string, nodes []initNode, words []string) (string, error) {
 	text, err := initTemplates.ReadFile("init_templates/" + name)
 	if err != nil {
@@ -55,16 +56,20 @@ func (s *initSide) words() []string {
 	seen := ""
 	for k, f := range s.Families {
 		peer := s.Peer.Families[k]
-		pods, external, internal = append(pods, inYAML(f.Pods)), append(external, inYAML(f.External)), append(internal, f.Internal)
-		remote, remoteExternal = append(remote, remapped(peer.Pods, peer.Seen)), append(remoteExternal, remapped(peer.External, peer.ExternalSeen))
+		pods, external, internal = append(pods, inYAML(f.Pods)), append(external, inYAML(f.External)),
+			append(internal, f.Internal)
+		remote, remoteExternal = append(remote, remapped(peer.Pods, peer.Seen)),
+			append(remoteExternal, remapped(peer.External, peer.ExternalSeen))
 		routes[0] += "\n  - " + inYAML(peer.Seen)
 		routes[1] += "\n  - " + inYAML(peer.ExternalSeen)
 		seen += fmt.Sprintf("    %s of %s is %s in %s\n", peer.Pods, s.Peer.Cluster, peer.Seen, s.Cluster)
 	}
 	return []string{
 		"<cluster>", s.Cluster, "<peer>", s.Peer.Cluster, "<role>", role, "<gateway>", inYAML(s.Underlay),
-		"<pods>", strings.Join(pods, ", "), "<external>", strings.Join(external, ", "), "<internal>", oneOrTwo(internal), "<port>", fmt.Sprint(s.Port),
-		"<remote>", strings.Join(remote, ", "), "<remote-external>", strings.Join(remoteExternal, ", "), "<routes>", routes[0] + routes[1],
+		"<pods>", strings.Join(pods, ", "), "<external>", strings.Join(external, ", "), "<internal>",
+		oneOrTwo(internal), "<port>", fmt.Sprint(s.Port),
+		"<remote>", strings.Join(remote, ", "), "<remote-external>", strings.Join(remoteExternal, ", "), "<routes>",
+		routes[0] + routes[1],
 		"<metrics>", s.Metrics, "<seen>\n", seen, "<interface>\n", interfaceLine,
 	}
 }
@@ -126,7 +131,8 @@ func (n *initNode) words() []string {
 		peerPod = said(n.Side.Peer.Nodes[0].PodOf())
 	}
 	return append([]string{
-		"<name>", n.Name, "<vni>", fmt.Sprint(n.VNI), "<underlay>", inYAML(n.Underlay), "<address>", oneOrTwo(n.Address), "<node-pods>", strings.Join(pods, ", "),
+		"<name>", n.Name, "<vni>", fmt.Sprint(n.VNI), "<underlay>", inYAML(n.Underlay), "<address>",
+		oneOrTwo(n.Address), "<node-pods>", strings.Join(pods, ", "),
 		"<pod>", said(n.PodOf()), "<pod-seen>", said(n.SeenPod()), "<peer-pod>", peerPod,
 	}, n.Side.words()...)
 }
@@ -138,8 +144,11 @@ func (p *initPlan) words(dir, program string) []string {
 		beside += s.besideText()
 	}
 	return []string{
-		"<beside>\n", beside, "<dir>", dir, "<program>", program, "<endpoint>", p.Endpoint, "<endpoint-port>", p.EndpointPort,
-		"<client>", p.Client.Cluster, "<client-port>", fmt.Sprint(p.Client.Port), "<client-gateway>", p.Client.Underlay.String(),
-		"<forward>", forwarding(p.Client.Families), "<server>", p.Server.Cluster, "<server-port>", fmt.Sprint(p.Server.Port), "<server-gateway>", p.Server.Underlay.String(),
+		"<beside>\n", beside, "<dir>", dir, "<program>", program, "<endpoint>", p.Endpoint, "<endpoint-port>",
+		p.EndpointPort,
+		"<client>", p.Client.Cluster, "<client-port>", fmt.Sprint(p.Client.Port), "<client-gateway>",
+		p.Client.Underlay.String(),
+		"<forward>", forwarding(p.Client.Families), "<server>", p.Server.Cluster, "<server-port>",
+		fmt.Sprint(p.Server.Port), "<server-gateway>", p.Server.Underlay.String(),
 	}
 }

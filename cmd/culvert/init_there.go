@@ -45,7 +45,9 @@ func readThere(dir, cluster string) (*initThere, error) {
 			continue
 		}
 		if err := t.read(file); err != nil {
-			return nil, fmt.Errorf("%s is another peering of %s, and cannot be read: %w; fix it, or choose a folder elsewhere", file, cluster, err)
+			return nil, fmt.Errorf(
+				"%s is another peering of %s, and cannot be read: %w; fix it, or choose a folder elsewhere", file,
+				cluster, err)
 		}
 		t.folders = append(t.folders, f.Name())
 	}
@@ -99,7 +101,8 @@ func (t *initThere) port(from int) int {
 	return from
 }
 
-// beside gives a side ports, an interface and an address for metrics that its other peerings do not use.
+// beside gives a side ports, an interface and an address for metrics that its other peerings do not
+// use.
 func (s *initSide) beside(t *initThere) {
 	s.There, s.Port = t, t.port(s.Port)
 	for t.metrics[s.Metrics] {
@@ -121,7 +124,8 @@ func (s *initSide) besideText() string {
 		s.Cluster, strings.Join(s.There.folders, ", "))
 }
 
-// freeEndpoint gives the server's gateway a port that no other peering of its cluster uses. A port that the user has chosen stays.
+// freeEndpoint gives the server's gateway a port that no other peering of its cluster uses. A port
+// that the user has chosen stays.
 func (p *initPlan) freeEndpoint(e *asked, chosen bool) {
 	host, port, err := net.SplitHostPort(p.Endpoint)
 	n, notNumber := strconv.ParseUint(port, 10, 16)

@@ -23,12 +23,15 @@ func romeAnd(peer string) []string {
 	return args
 }
 
-// requireApart requires that two peerings of rome share nothing on its nodes and on a gateway's machine.
+// requireApart requires that two peerings of rome share nothing on its nodes and on a gateway's
+// machine.
 func requireApart(t *testing.T, one, other string) {
 	t.Helper()
 	a, b := loadQuiet(t, one, "rome"), loadQuiet(t, other, "rome")
-	if a.Geneve.ListenPort == b.Geneve.ListenPort || a.Metrics == b.Metrics || a.WireGuard.ListenPort != 0 && a.WireGuard.ListenPort == b.WireGuard.ListenPort {
-		t.Errorf("ports %d, %d, metrics %s, %s, WireGuard %d, %d", a.Geneve.ListenPort, b.Geneve.ListenPort, a.Metrics, b.Metrics, a.WireGuard.ListenPort, b.WireGuard.ListenPort)
+	if a.Geneve.ListenPort == b.Geneve.ListenPort || a.Metrics == b.Metrics || a.WireGuard.ListenPort != 0 &&
+		a.WireGuard.ListenPort == b.WireGuard.ListenPort {
+		t.Errorf("ports %d, %d, metrics %s, %s, WireGuard %d, %d", a.Geneve.ListenPort, b.Geneve.ListenPort, a.Metrics,
+			b.Metrics, a.WireGuard.ListenPort, b.WireGuard.ListenPort)
 	}
 	var prefixes [2][]netip.Prefix
 	for i, x := range []*config.Config{a, b} {
@@ -61,13 +64,14 @@ func requireApart(t *testing.T, one, other string) {
 			}
 		}
 		if links[0].Interface == links[1].Interface || links[0].Port == links[1].Port {
-			t.Errorf("%s: interfaces %s, %s, ports %d, %d", n.Name, links[0].Interface, links[1].Interface, links[0].Port, links[1].Port)
+			t.Errorf("%s: interfaces %s, %s, ports %d, %d", n.Name, links[0].Interface, links[1].Interface,
+				links[0].Port, links[1].Port)
 		}
 	}
 }
 
-// TestInitFurther: a further peering of a cluster collides with none in the folders beside it, whether made by one init or by two; folders of another
-// cluster change nothing.
+// TestInitFurther: a further peering of a cluster collides with none in the folders beside it,
+// whether made by one init or by two; folders of another cluster change nothing.
 func TestInitFurther(t *testing.T) {
 	for name, flags := range map[string]func(string) []string{
 		"IPv4": romeAnd,
@@ -84,7 +88,8 @@ func TestInitFurther(t *testing.T) {
 				if status != 0 {
 					t.Fatal(diag)
 				}
-				if said := strings.Contains(out, "rome has other peerings here (rome-"); said != (i > 0) || strings.Contains(out, "<beside>") {
+				if said := strings.Contains(out, "rome has other peerings here (rome-"); said != (i > 0) ||
+					strings.Contains(out, "<beside>") {
 					t.Errorf("%s: %s", peer, out)
 				}
 				for _, other := range dirs {
@@ -98,7 +103,8 @@ func TestInitFurther(t *testing.T) {
 	server := func(peer string, more ...string) (dir, out string) {
 		dir = filepath.Join(parent, "rome-"+peer)
 		args := append([]string{"init", dir, "--side", "server", "--endpoint", "192.0.2.7"}, romeMilan[:8]...)
-		line := strings.Fields("--peer " + peer + " --peer-pods 10.1.0.0/16 --peer-external 10.71.0.0/16 --peer-key " + strings.Repeat("Q", 42) + "E=")
+		line := strings.Fields("--peer " + peer + " --peer-pods 10.1.0.0/16 --peer-external 10.71.0.0/16 --peer-key " +
+			strings.Repeat("Q", 42) + "E=")
 		out, diag, status := run(t, append(append(args, line...), more...)...)
 		if status != 0 {
 			t.Fatal(diag)
@@ -112,9 +118,11 @@ func TestInitFurther(t *testing.T) {
 		t.Errorf("the other side is not told the port: %s", out)
 	}
 	file := filepath.Join(milan, "rome", "gateway.yaml")
-	_, diag, status := run(t, "init", filepath.Join(parent, "genoa"), "--side", "server", "--cluster", "rome", "--pods", "10.0.0.0/16", "--gateway", "172.18.0.9",
+	_, diag, status := run(t, "init", filepath.Join(parent, "genoa"), "--side", "server", "--cluster", "rome", "--pods",
+		"10.0.0.0/16", "--gateway", "172.18.0.9",
 		"--nodes", "rome-1=172.18.0.2,10.0.1.0/24", "--endpoint", "192.0.2.7:51840")
-	if want := fmt.Sprintf("--endpoint: port 51840 is of %s already; choose another, such as 51842", file); status != cli.ExitBadInput || !strings.Contains(diag, want) {
+	if want := fmt.Sprintf("--endpoint: port 51840 is of %s already; choose another, such as 51842",
+		file); status != cli.ExitBadInput || !strings.Contains(diag, want) {
 		t.Errorf("status %d: %s, want %s", status, diag, want)
 	}
 	need.NoError(t, os.WriteFile(file, []byte("junk: {"), 0o600))

@@ -122,7 +122,9 @@ func (x *inviting) invite() error {
 		return x.of(err)
 	}
 	if role := x.found.Role(x.peer.Name); role == "Client" {
-		return x.of(fmt.Errorf("its Peering %s is a Client, and a Server invites: let %[1]s invite, or leave the peering first", x.peer.Name))
+		return x.of(fmt.Errorf(
+			"its Peering %s is a Client, and a Server invites: let %[1]s invite, or leave the peering first",
+			x.peer.Name))
 	}
 	nonce := cmp.Or(x.found.Nonce(x.peer.Name), join.NewNonce())
 	if err := x.install(nonce); err != nil {

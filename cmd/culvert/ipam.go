@@ -42,7 +42,8 @@ type memoryFlags struct {
 
 func (f *memoryFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.file, "file", "", "the `FILE` with the choices, such as /var/lib/culvert/rome/ipam.json")
-	cmd.Flags().StringVar(&f.config, "config", "", "a gateway's configuration `FILE`, which names the file with the choices")
+	cmd.Flags().StringVar(&f.config, "config", "",
+		"a gateway's configuration `FILE`, which names the file with the choices")
 	cmd.MarkFlagsOneRequired("file", "config")
 	cmd.MarkFlagsMutuallyExclusive("file", "config")
 	f.isJSON = cli.OutputFlag(cmd)
@@ -161,7 +162,8 @@ func newIPAMAcquireCommand() *cobra.Command {
 		var entries []given
 		switch {
 		case len(args) == 3:
-			entries, err = acquireOne(ctx, store, c, ipam.Owner{Peer: args[0], Kind: ipam.Kind(args[1]), Real: args[2]}, want, network)
+			entries, err = acquireOne(ctx, store, c, ipam.Owner{Peer: args[0], Kind: ipam.Kind(args[1]), Real: args[2]},
+				want, network)
 		case c == nil:
 			err = errors.New("without --config, name an owner: PEER KIND REAL")
 		default:
@@ -190,7 +192,8 @@ func countArgs(counts ...int) cobra.PositionalArgs {
 	}
 }
 
-func acquireOne(ctx context.Context, s *ipam.Store, c *config.Config, o ipam.Owner, want, network string) ([]given, error) {
+func acquireOne(ctx context.Context, s *ipam.Store, c *config.Config, o ipam.Owner, want,
+	network string) ([]given, error) {
 	var pools []netip.Prefix
 	taken := config.Connected()
 	if c != nil {

@@ -88,13 +88,15 @@ func checkPeering(files []string) ([]checkedSide, error) {
 	here := configs[0]
 	if len(configs) == 1 {
 		if len(here.Remote) == 0 {
-			return nil, fmt.Errorf("%s: network.remote.podCIDRs: missing; say what the peer has, or give its file too", files[0])
+			return nil, fmt.Errorf("%s: network.remote.podCIDRs: missing; say what the peer has, or give its file too",
+				files[0])
 		}
 		return []checkedSide{checkSide(files[0], *here, here.Remote, here.Peer, true)}, nil
 	}
 	there := configs[1]
 	if here.Cluster == there.Cluster {
-		return nil, fmt.Errorf("%s: cluster: %q is also the cluster of %s; give the files of two clusters", files[1], there.Cluster, files[0])
+		return nil, fmt.Errorf("%s: cluster: %q is also the cluster of %s; give the files of two clusters", files[1],
+			there.Cluster, files[0])
 	}
 	return []checkedSide{
 		checkSide(files[0], *here, remoteOf(there), there.Cluster, true),
@@ -114,8 +116,8 @@ func remoteOf(c *config.Config) []rules.RemoteCIDR {
 	return rs
 }
 
-// checkSide checks how c would see a peer that has the CIDRs remote. The networks of this machine count only if c is the configuration of this
-// machine's gateway.
+// checkSide checks how c would see a peer that has the CIDRs remote. The networks of this machine
+// count only if c is the configuration of this machine's gateway.
 func checkSide(file string, c config.Config, remote []rules.RemoteCIDR, peer string, here bool) checkedSide {
 	side := checkedSide{File: file, Cluster: c.Cluster, Peer: peer, Overlaps: []overlap{}, Seen: []seen{}}
 	written, memory := c.Remote, c.IPAM.File != ""
@@ -124,7 +126,9 @@ func checkSide(file string, c config.Config, remote []rules.RemoteCIDR, peer str
 	taken := slices.DeleteFunc(c.Taken(), func(t ipam.Taken) bool { return t.Connected && !here })
 	own := len(taken)
 	for _, r := range remote {
-		at := slices.IndexFunc(written, func(w rules.RemoteCIDR) bool { return w.Real == r.Real && w.External == r.External })
+		at := slices.IndexFunc(written, func(w rules.RemoteCIDR) bool {
+			return w.Real == r.Real && w.External == r.External
+		})
 		if at >= 0 {
 			r.Remapped = written[at].Remapped
 		}

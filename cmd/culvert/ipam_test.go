@@ -84,14 +84,19 @@ func TestBadMemory(t *testing.T) {
 		{"key twice", `"last": [`, `"version": 1, "last": [`, "10: version: is there twice"},
 		{"unknown kind", `"external"`, `"extern"`, `5: given[1]: kind: "extern" is not one of pod, external`},
 		{"no CIDR", `"10.61.0.0/16"`, `"10.61.0.0.0/16"`, `4: given[0]: remapped: "10.61.0.0.0/16" is not understood`},
-		{"host bits", `"10.61.0.0/16"`, `"10.61.0.1/16"`, "4: given[0]: remapped: 10.61.0.1/16 is no CIDR without host bits"},
-		{"unequal lengths", `"10.61.0.0/16"`, `"10.61.0.0/17"`, "4: given[0]: remapped: 10.61.0.0/17 and 10.0.0.0/16 differ in length"},
+		{"host bits", `"10.61.0.0/16"`, `"10.61.0.1/16"`,
+			"4: given[0]: remapped: 10.61.0.1/16 is no CIDR without host bits"},
+		{"unequal lengths", `"10.61.0.0/16"`, `"10.61.0.0/17"`,
+			"4: given[0]: remapped: 10.61.0.0/17 and 10.0.0.0/16 differ in length"},
 		{"other family", `"10.61.0.0/16"`, `"fd00::/16"`, "4: given[0]: remapped: fd00::/16 and 10.0.0.0/16 differ"},
 		{"overlap", `"10.64.0.0/16"`, `"10.62.0.0/16"`, "8: remapped: 10.62.0.0/16 overlaps 10.62.0.0/16 in line 5"},
 		{"owner twice", `"paris"`, `"milan"`, "8: milan pod 10.0.0.0/16 is in line 4 too"},
-		{"address twice", `"10.70.0.2", "since"`, `"10.70.0.1", "since"`, "7: remapped: 10.70.0.1 overlaps 10.70.0.1 in line 6"},
-		{"address outside its network", `"10.70.0.2", "since"`, `"10.71.0.2", "since"`, "7: given[3]: remapped: 10.71.0.2 is not in 10.70.0.0/16"},
-		{"U given away", `"10.70.0.2", "since"`, `"10.70.0.0", "since"`, "7: given[3]: remapped: 10.70.0.0 is the first"},
+		{"address twice", `"10.70.0.2", "since"`, `"10.70.0.1", "since"`,
+			"7: remapped: 10.70.0.1 overlaps 10.70.0.1 in line 6"},
+		{"address outside its network", `"10.70.0.2", "since"`, `"10.71.0.2", "since"`,
+			"7: given[3]: remapped: 10.71.0.2 is not in 10.70.0.0/16"},
+		{"U given away", `"10.70.0.2", "since"`, `"10.70.0.0", "since"`,
+			"7: given[3]: remapped: 10.70.0.0 is the first"},
 		{"path as a name", `"paris"`, `"../paris"`, `8: given[4]: peer: "../paris" is no name`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -105,7 +110,8 @@ func TestBadMemory(t *testing.T) {
 			for _, args := range [][]string{
 				{"gateway", "--config", config}, {"gateway", "--check", "--config", config},
 				{"ipam", "list", "--file", file}, {"ipam", "list", "--config", config, "-o", "json"},
-				{"ipam", "acquire", "--file", file, "oslo", "pod", "10.9.0.0/16"}, {"ipam", "release", "--file", file, "milan"},
+				{"ipam", "acquire", "--file", file, "oslo", "pod", "10.9.0.0/16"}, {"ipam", "release", "--file",
+					file, "milan"},
 			} {
 				refuses(t, want+tt.want, args...)
 			}
@@ -123,29 +129,49 @@ func TestContradictions(t *testing.T) {
 	for _, tt := range []struct{ name, old, new, want string }{
 		{"local pods over a remap", "podCIDRs: [10.0.0.0/16]", "podCIDRs: [10.0.0.0/16, 10.61.0.0/16]",
 			"network.local.podCIDRs[1]: overlap of 10.61.0.0/16 with 10.61.0.0/16, the remap of milan pod 10.0.0.0/16; " + release},
-		{"local pods over a part", "podCIDRs: [10.0.0.0/16]", "podCIDRs: [10.0.0.0/16, 10.61.7.0/24]", "network.local.podCIDRs[1]: overlap of 10.61.7.0/24 with 10.61.0.0/16"},
-		{"local external over a remap", "externalCIDRs: [10.70.0.0/16]}", "externalCIDRs: [10.70.0.0/16, 10.62.0.0/15]}", "network.local.externalCIDRs[1]: overlap of 10.62.0.0/15 with 10.62.0.0/16"},
-		{"another peering's remap", "reserved: [10.96.0.0/16]", "reserved: [10.64.0.0/10]", "the remap of paris pod 10.0.0.0/16; " + release},
-		{"reserved over a remap", "reserved: [10.96.0.0/16]", "reserved: [10.61.128.0/17]", "ipam.reserved[0]: overlap of 10.61.128.0/17 with 10.61.0.0/16"},
-		{"node in a remap", "address: 10.80.0.2", "address: 10.61.0.2", "geneve.nodes[0].address: overlap of 10.61.0.2/32 with 10.61.0.0/16"},
-		{"gateway in a remap", "gatewayAddress: 10.80.0.4", "gatewayAddress: 10.62.0.4", "geneve.gatewayAddress: overlap of 10.62.0.4/32 with 10.62.0.0/16"},
+		{"local pods over a part", "podCIDRs: [10.0.0.0/16]", "podCIDRs: [10.0.0.0/16, 10.61.7.0/24]",
+			"network.local.podCIDRs[1]: overlap of 10.61.7.0/24 with 10.61.0.0/16"},
+		{"local external over a remap", "externalCIDRs: [10.70.0.0/16]}",
+			"externalCIDRs: [10.70.0.0/16, 10.62.0.0/15]}",
+			"network.local.externalCIDRs[1]: overlap of 10.62.0.0/15 with 10.62.0.0/16"},
+		{"another peering's remap", "reserved: [10.96.0.0/16]", "reserved: [10.64.0.0/10]",
+			"the remap of paris pod 10.0.0.0/16; " + release},
+		{"reserved over a remap", "reserved: [10.96.0.0/16]", "reserved: [10.61.128.0/17]",
+			"ipam.reserved[0]: overlap of 10.61.128.0/17 with 10.61.0.0/16"},
+		{"node in a remap", "address: 10.80.0.2", "address: 10.61.0.2",
+			"geneve.nodes[0].address: overlap of 10.61.0.2/32 with 10.61.0.0/16"},
+		{"gateway in a remap", "gatewayAddress: 10.80.0.4", "gatewayAddress: 10.62.0.4",
+			"geneve.gatewayAddress: overlap of 10.62.0.4/32 with 10.62.0.0/16"},
 		{"underlay in a remap", "underlay: 127.0.0.2", "underlay: 10.62.0.2", "geneve.nodes[0].underlay: overlap"},
 		{"endpoint in a remap", "127.0.0.1:9", "10.62.0.2:9", "wireguard.endpoint: overlap"},
-		{"written remap over another's", "cidr: 10.0.0.0/16, remap: auto", "cidr: 10.0.0.0/16, remap: 10.64.0.0/16", "network.remote.podCIDRs[0]: overlap of 10.64.0.0/16 with 10.64.0.0/16, the remap of paris"},
-		{"seen as it is over another's", "cidr: 10.0.0.0/16, remap: auto", "cidr: 10.64.4.0/24", "network.remote.podCIDRs[0]: overlap of 10.64.4.0/24"},
-		{"address that is given", "nat:\n  addresses: [", "nat:\n  addresses: [{external: 10.70.0.2, internal: 192.0.2.11}, ",
+		{"written remap over another's", "cidr: 10.0.0.0/16, remap: auto", "cidr: 10.0.0.0/16, remap: 10.64.0.0/16",
+			"network.remote.podCIDRs[0]: overlap of 10.64.0.0/16 with 10.64.0.0/16, the remap of paris"},
+		{"seen as it is over another's", "cidr: 10.0.0.0/16, remap: auto", "cidr: 10.64.4.0/24",
+			"network.remote.podCIDRs[0]: overlap of 10.64.4.0/24"},
+		{"address that is given", "nat:\n  addresses: [",
+			"nat:\n  addresses: [{external: 10.70.0.2, internal: 192.0.2.11}, ",
 			"nat.addresses[0].external: overlap of 10.70.0.2/32 with 10.70.0.2, the remap of milan service web"},
-		{"unknown source that is given", "nat:\n", "nat:\n  unknownSource: 10.70.0.1\n", "nat.unknownSource: overlap of 10.70.0.1/32 with 10.70.0.1, the remap of milan address 192.0.2.10"},
-		{"address of a CIDR that is gone", "externalCIDRs: [10.70.0.0/16]}", "externalCIDRs: [10.71.0.0/16]}", "nat.addresses[0].external: auto chose 10.70.0.1, which is in no CIDR of network.local.externalCIDRs any more; add one with it there, or choose again after: culvert ipam release --file "},
-		{"no memory", "state: state\n", "", "network.remote.podCIDRs[0].remap: auto needs a file that remembers the choice: set state"},
+		{"unknown source that is given", "nat:\n", "nat:\n  unknownSource: 10.70.0.1\n",
+			"nat.unknownSource: overlap of 10.70.0.1/32 with 10.70.0.1, the remap of milan address 192.0.2.10"},
+		{"address of a CIDR that is gone", "externalCIDRs: [10.70.0.0/16]}", "externalCIDRs: [10.71.0.0/16]}",
+			"nat.addresses[0].external: auto chose 10.70.0.1, which is in no CIDR of network.local.externalCIDRs any more; add one with it there, or choose again after: culvert ipam release --file "},
+		{"no memory", "state: state\n", "",
+			"network.remote.podCIDRs[0].remap: auto needs a file that remembers the choice: set state"},
 		{"state is a file", "state: state\n", "state: rome.key\n", "not a directory"},
-		{"nothing to choose addresses from", "externalCIDRs: [10.70.0.0/16]}", "externalCIDRs: []}", "nat.addresses[0].external: auto needs an IPv4 CIDR in network.local.externalCIDRs to choose from"},
-		{"pools overlap", "pools: [10.0.0.0/8]", "pools: [10.0.0.0/8, 10.1.0.0/16]", "ipam.pools[1]: 10.1.0.0/16 overlaps ipam.pools[0]"},
-		{"pool with host bits", "pools: [10.0.0.0/8]", "pools: [10.1.0.0/8]", "ipam.pools[0]: 10.1.0.0/8 has host bits set"},
-		{"pool too small", "podCIDRs: [{cidr: 10.0.0.0/16, remap: auto}", "podCIDRs: [{cidr: 10.0.0.0/16, remap: auto}, {cidr: 32.0.0.0/3, remap: auto}",
+		{"nothing to choose addresses from", "externalCIDRs: [10.70.0.0/16]}", "externalCIDRs: []}",
+			"nat.addresses[0].external: auto needs an IPv4 CIDR in network.local.externalCIDRs to choose from"},
+		{"pools overlap", "pools: [10.0.0.0/8]", "pools: [10.0.0.0/8, 10.1.0.0/16]",
+			"ipam.pools[1]: 10.1.0.0/16 overlaps ipam.pools[0]"},
+		{"pool with host bits", "pools: [10.0.0.0/8]", "pools: [10.1.0.0/8]",
+			"ipam.pools[0]: 10.1.0.0/8 has host bits set"},
+		{"pool too small", "podCIDRs: [{cidr: 10.0.0.0/16, remap: auto}",
+			"podCIDRs: [{cidr: 10.0.0.0/16, remap: auto}, {cidr: 32.0.0.0/3, remap: auto}",
 			"network.remote.podCIDRs[1].remap: no space: milan pod 32.0.0.0/3 needs a free /3 in 10.0.0.0/8; the largest free block is a /9"},
-		{"one remote CIDR twice", "podCIDRs: [{cidr: 10.0.0.0/16, remap: auto}", "podCIDRs: [{cidr: 10.0.0.0/16, remap: auto}, {cidr: 10.0.0.0/16, remap: auto}", "network.remote.podCIDRs[1].cidr: 10.0.0.0/16 overlaps"},
-		{"one port of one service twice", "port: 443", "port: 80", "nat.services[1].port: 10.70.0.2 port 80 is nat.services[0].port too"},
+		{"one remote CIDR twice", "podCIDRs: [{cidr: 10.0.0.0/16, remap: auto}",
+			"podCIDRs: [{cidr: 10.0.0.0/16, remap: auto}, {cidr: 10.0.0.0/16, remap: auto}",
+			"network.remote.podCIDRs[1].cidr: 10.0.0.0/16 overlaps"},
+		{"one port of one service twice", "port: 443", "port: 80",
+			"nat.services[1].port: 10.70.0.2 port 80 is nat.services[0].port too"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir, config := autoFolder(t)
@@ -173,7 +199,8 @@ func TestRememberedRemaps(t *testing.T) {
 		return view
 	}
 	first := chosenBy("gateway", "--check")
-	if len(first.Chosen) != 5 || !first.Chosen[0].New || !first.Chosen[4].New || first.Nodes[0].Routes[0].String() != first.Chosen[0].Remapped {
+	if len(first.Chosen) != 5 || !first.Chosen[0].New || !first.Chosen[4].New ||
+		first.Nodes[0].Routes[0].String() != first.Chosen[0].Remapped {
 		t.Errorf("at first: %+v", first)
 	}
 	if first.Chosen[3].Remapped != first.Chosen[4].Remapped {
@@ -182,7 +209,8 @@ func TestRememberedRemaps(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "state")); err == nil {
 		t.Error("--check made the state folder")
 	}
-	if out, diag, status := run(t, "ipam", "acquire", "--config", config); status != 0 || strings.Count(out, " new\n") != 5 {
+	if out, diag, status := run(t, "ipam", "acquire", "--config", config); status != 0 ||
+		strings.Count(out, " new\n") != 5 {
 		t.Fatalf("acquire: %d, %s%s", status, out, diag)
 	}
 	// What was chosen first would fit better now.
@@ -210,14 +238,17 @@ func TestIPAMCommands(t *testing.T) {
 		want   string // a regular expression
 	}{
 		{"list --file FILE", 0, `(?m)^milan  external  10.70.0.0/16  10.62.0.0/16  2026-11-21T12:00:00Z  known$`},
-		{"list --config CONFIG", 0, `(?s)paris  pod .* unused\n.*milan  service   web           10.70.0.2     2026-11-21T12:00:00Z  used\n`},
+		{"list --config CONFIG", 0,
+			`(?s)paris  pod .* unused\n.*milan  service   web           10.70.0.2     2026-11-21T12:00:00Z  used\n`},
 		{"list --config CONFIG -o json", 0, `(?s)"peer": "paris".*"state": "unused"`},
 		{"list", 2, "at least one of the flags in the group .file config. is required"},
 		{"list --file FILE --config CONFIG", 2, "none of the others can be"},
 		{"list --file FILE -o xml", 2, "--output: want text or json"},
-		{"acquire --file FILE oslo pod 10.9.0.0/16 --want 10.63.0.0/16", 0, `\noslo  pod   10.9.0.0/16  10.63.0.0/16  2.*Z  new\n$`},
+		{"acquire --file FILE oslo pod 10.9.0.0/16 --want 10.63.0.0/16", 0,
+			`\noslo  pod   10.9.0.0/16  10.63.0.0/16  2.*Z  new\n$`},
 		{"acquire --file FILE oslo pod 10.9.0.0/16", 0, "10.63.0.0/16 .* remembered"},
-		{"acquire --config CONFIG oslo address 192.0.2.1 --network 10.70.0.0/16 -o json", 0, `(?s)"remapped": "10.70.0.3".*"state": "new"`},
+		{"acquire --config CONFIG oslo address 192.0.2.1 --network 10.70.0.0/16 -o json", 0,
+			`(?s)"remapped": "10.70.0.3".*"state": "new"`},
 		{"acquire --file FILE oslo service dns --network 10.70.0.0/16", 0, "10.70.0.4 .* new"},
 		{"acquire --file FILE oslo service sip", 2, `--network: "" is no CIDR`},
 		{"acquire --file FILE oslo pod 10.9.0.0/16 --want 10.63.0.0/17", 0, "10.63.0.0/16 .* remembered"},
@@ -234,7 +265,8 @@ func TestIPAMCommands(t *testing.T) {
 		{"release --file FILE oslo -o json", 0, `(?s)"kind": "address".*"kind": "service"`},
 		{"release --file FILE oslo", 2, "never given"},
 	} {
-		args := append([]string{"ipam"}, strings.Fields(strings.NewReplacer("FILE", file, "CONFIG", config).Replace(tt.args))...)
+		args := append([]string{"ipam"}, strings.Fields(strings.NewReplacer("FILE", file, "CONFIG",
+			config).Replace(tt.args))...)
 		out, diag, status := run(t, args...)
 		if status != tt.status || !regexp.MustCompile(tt.want).MatchString(out+diag) {
 			t.Errorf("%s: status %d, want %d\n%s%s\nwant %s", tt.args, status, tt.status, out, diag, tt.want)
@@ -291,7 +323,8 @@ func TestReleaseBesideGateway(t *testing.T) {
 	if err != nil || len(before.Entries()) != 4 {
 		t.Fatalf("%v, %v", before, err)
 	}
-	refuses(t, "gateway is running: the one towards milan uses what was given for it; stop it first, or add --force", "ipam", "release", "--config", config, "milan")
+	refuses(t, "gateway is running: the one towards milan uses what was given for it; stop it first, or add --force",
+		"ipam", "release", "--config", config, "milan")
 	refuses(t, "never given", "ipam", "release", "--config", config, "paris")
 
 	edit(t, dir, "podCIDRs: [{cidr: 10.0.0.0/16, remap: auto}]", "podCIDRs: [{cidr: 10.77.0.0/24, remap: auto}]")
@@ -314,12 +347,14 @@ func TestReleaseBesideGateway(t *testing.T) {
 	if l, _ := ipam.Open(file).Read(); len(l.Entries()) != 5 {
 		t.Errorf("after a refused file: %v", l.Entries())
 	}
-	if out, diag, status := run(t, "ipam", "release", "--file", file, "milan", "pod", "10.77.0.0/24", "--force"); status != 0 {
+	if out, diag, status := run(t, "ipam", "release", "--file", file, "milan", "pod", "10.77.0.0/24",
+		"--force"); status != 0 {
 		t.Errorf("by force: %d, %s%s", status, out, diag)
 	}
 	cmd.Process.Kill()
 	cmd.Wait()
-	if out, diag, status := run(t, "ipam", "release", "--file", file, "milan"); status != 0 || strings.Count(out, "released") != 4 {
+	if out, diag, status := run(t, "ipam", "release", "--file", file, "milan"); status != 0 ||
+		strings.Count(out, "released") != 4 {
 		t.Errorf("after a kill: %d, %s%s", status, out, diag)
 	}
 }
@@ -363,7 +398,8 @@ ipam: {reserved: [10.96.0.0/12]}
 	milan := strings.NewReplacer("rome", "milan", "milan", "rome").Replace(rome)
 	disjoint := strings.NewReplacer("10.0.0.0/16", "10.8.0.0/16", "10.70.", "10.71.", "10.80", "10.81").Replace(milan)
 	remote := func(c, pods, externals string) string {
-		return strings.Replace(c, "ipam:", "  remote:\n    podCIDRs: ["+pods+"]\n    externalCIDRs: ["+externals+"]\nipam:", 1)
+		return strings.Replace(c, "ipam:", "  remote:\n    podCIDRs: ["+pods+"]\n    externalCIDRs: ["+externals+
+			"]\nipam:", 1)
 	}
 	for _, tt := range []struct {
 		name        string
@@ -375,21 +411,35 @@ ipam: {reserved: [10.96.0.0/12]}
 			"rome (rome.yaml) towards milan\n  overlap: pod 10.0.0.0/16 with network.local.podCIDRs[0], 10.0.0.0/16\n  overlap: external 10.70.0.0/16 with network.local.externalCIDRs[0], 10.70.0.0/16\n",
 			"  sees pod 10.0.0.0/16 as 10.", ", new\n", "          - {cidr: 10.70.0.0/16, remap: 10.",
 			"milan (milan.yaml) towards rome\n", "ipam check: remaps needed"}},
-		{"nothing overlaps, nothing written", rome, disjoint, 1, []string{"  sees pod 10.8.0.0/16 as 10.8.0.0/16, as it is\n", "          - {cidr: 10.8.0.0/16}\n"}},
-		{"nothing overlaps, all written", remote(rome, "{cidr: 10.8.0.0/16}", "{cidr: 10.71.0.0/16}"), remote(disjoint, "{cidr: 10.0.0.0/16}", "{cidr: 10.70.0.0/16}"), 0, nil},
-		{"remapped by hand", remote(rome, "{cidr: 10.0.0.0/16, remap: 10.61.0.0/16}", "{cidr: 10.70.0.0/16, remap: 10.62.0.0/16}"),
-			remote(milan, "{cidr: 10.0.0.0/16, remap: 10.61.0.0/16}", "{cidr: 10.70.0.0/16, remap: 10.62.0.0/16}"), 0, []string{"as 10.61.0.0/16, configured"}},
-		{"auto, with state", remote(rome, "{cidr: 10.0.0.0/16, remap: auto}", "{cidr: 10.70.0.0/16, remap: auto}") + "state: none\n", "", 0, []string{", new\n"}},
-		{"auto, without state", remote(rome, "{cidr: 10.0.0.0/16, remap: auto}", "{cidr: 10.70.0.0/16, remap: auto}"), "", 1, []string{"- {cidr: 10.0.0.0/16, remap: 10."}},
-		{"lines may say auto with state", rome + "state: none\n", milan, 1, []string{"- {cidr: 10.0.0.0/16, remap: auto}"}},
-		{"a remap that hides services", remote(rome, "{cidr: 10.0.0.0/16, remap: 10.97.0.0/16}", "{cidr: 10.70.0.0/16, remap: 10.62.0.0/16}"), "", 1, []string{"sees external 10.70.0.0/16 as 10.62.0.0/16, configured"}},
-		{"services", strings.Replace(rome, "10.96.0.0/12", "10.8.0.0/16", 1), disjoint, 1, []string{"overlap: pod 10.8.0.0/16 with ipam.reserved[0], 10.8.0.0/16"}},
-		{"internal addresses", rome, strings.Replace(disjoint, "10.8.0.0/16", "10.80.0.0/16", 1), 1, []string{"overlap: pod 10.80.0.0/16 with geneve.gatewayAddress, 10.80.0.4/32"}},
-		{"node networks", rome, strings.Replace(disjoint, "10.8.0.0/16", "172.18.0.0/16", 1), 1, []string{"overlap: pod 172.18.0.0/16 with geneve.nodes[0].underlay, 172.18.0.2/32"}},
-		{"no room", strings.Replace(rome, "reserved: [10.96.0.0/12]", "pools: [10.0.0.0/16]", 1), milan, 2, []string{"no space: milan pod 10.0.0.0/16 needs a free /16 in 10.0.0.0/16; nothing is free"}},
+		{"nothing overlaps, nothing written", rome, disjoint, 1,
+			[]string{"  sees pod 10.8.0.0/16 as 10.8.0.0/16, as it is\n", "          - {cidr: 10.8.0.0/16}\n"}},
+		{"nothing overlaps, all written", remote(rome, "{cidr: 10.8.0.0/16}", "{cidr: 10.71.0.0/16}"),
+			remote(disjoint, "{cidr: 10.0.0.0/16}", "{cidr: 10.70.0.0/16}"), 0, nil},
+		{"remapped by hand", remote(rome, "{cidr: 10.0.0.0/16, remap: 10.61.0.0/16}",
+			"{cidr: 10.70.0.0/16, remap: 10.62.0.0/16}"),
+			remote(milan, "{cidr: 10.0.0.0/16, remap: 10.61.0.0/16}", "{cidr: 10.70.0.0/16, remap: 10.62.0.0/16}"), 0,
+			[]string{"as 10.61.0.0/16, configured"}},
+		{"auto, with state", remote(rome, "{cidr: 10.0.0.0/16, remap: auto}", "{cidr: 10.70.0.0/16, remap: auto}") +
+			"state: none\n", "", 0, []string{", new\n"}},
+		{"auto, without state", remote(rome, "{cidr: 10.0.0.0/16, remap: auto}", "{cidr: 10.70.0.0/16, remap: auto}"),
+			"", 1, []string{"- {cidr: 10.0.0.0/16, remap: 10."}},
+		{"lines may say auto with state", rome + "state: none\n", milan, 1,
+			[]string{"- {cidr: 10.0.0.0/16, remap: auto}"}},
+		{"a remap that hides services", remote(rome, "{cidr: 10.0.0.0/16, remap: 10.97.0.0/16}",
+			"{cidr: 10.70.0.0/16, remap: 10.62.0.0/16}"), "", 1,
+			[]string{"sees external 10.70.0.0/16 as 10.62.0.0/16, configured"}},
+		{"services", strings.Replace(rome, "10.96.0.0/12", "10.8.0.0/16", 1), disjoint, 1,
+			[]string{"overlap: pod 10.8.0.0/16 with ipam.reserved[0], 10.8.0.0/16"}},
+		{"internal addresses", rome, strings.Replace(disjoint, "10.8.0.0/16", "10.80.0.0/16", 1), 1,
+			[]string{"overlap: pod 10.80.0.0/16 with geneve.gatewayAddress, 10.80.0.4/32"}},
+		{"node networks", rome, strings.Replace(disjoint, "10.8.0.0/16", "172.18.0.0/16", 1), 1,
+			[]string{"overlap: pod 172.18.0.0/16 with geneve.nodes[0].underlay, 172.18.0.2/32"}},
+		{"no room", strings.Replace(rome, "reserved: [10.96.0.0/12]", "pools: [10.0.0.0/16]", 1), milan, 2,
+			[]string{"no space: milan pod 10.0.0.0/16 needs a free /16 in 10.0.0.0/16; nothing is free"}},
 		{"one cluster twice", rome, rome, 2, []string{`milan.yaml: cluster: "rome" is also the cluster of rome.yaml`}},
 		{"nothing known of the peer", rome, "", 2, []string{"rome.yaml: network.remote.podCIDRs: missing"}},
-		{"bad file", strings.Replace(rome, "10.0.0.0/16", "10.0.0.0", 1), "", 2, []string{`rome.yaml:5:22: network.local.podCIDRs[0]: "10.0.0.0" is not a CIDR`}},
+		{"bad file", strings.Replace(rome, "10.0.0.0/16", "10.0.0.0", 1), "", 2,
+			[]string{`rome.yaml:5:22: network.local.podCIDRs[0]: "10.0.0.0" is not a CIDR`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Chdir(t.TempDir())

@@ -39,9 +39,11 @@ func newJoinCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 	}
 	j.addCluster(cmd, "`NAME` of the context of a cluster; give two")
-	cmd.Flags().StringArrayVar(&j.names, "name", nil, "`NAME` of each cluster, in the order of contexts (default: made of those)")
+	cmd.Flags().StringArrayVar(&j.names, "name", nil,
+		"`NAME` of each cluster, in the order of contexts (default: made of those)")
 	j.addInstall(cmd, "CLUSTER=")
-	cmd.Flags().StringVar(&server, "server", "", "`CONTEXT` of the cluster whose gateway is reached by the other (default: one with load balancers, or the second)")
+	cmd.Flags().StringVar(&server, "server", "",
+		"`CONTEXT` of the cluster whose gateway is reached by the other (default: one with load balancers, or the second)")
 	j.addExpose(cmd)
 	isJSON := cli.OutputFlag(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
@@ -121,10 +123,12 @@ func (x *joining) look(ctx context.Context, server string) error {
 	case a.name == b.name:
 		return fmt.Errorf("--name: both clusters would be %s; give two names", a.name)
 	}
-	for flag, names := range map[string]iter.Seq[string]{"--pod-cidr": maps.Keys(x.pods), "--service-cidr": maps.Keys(x.services), "--imports": maps.Keys(x.imports)} {
+	for flag, names := range map[string]iter.Seq[string]{"--pod-cidr": maps.Keys(x.pods),
+		"--service-cidr": maps.Keys(x.services), "--imports": maps.Keys(x.imports)} {
 		for name := range names {
 			if name != a.name && name != b.name {
-				return fmt.Errorf("%s: %q is the name of neither cluster; they are %s and %s", flag, name, a.name, b.name)
+				return fmt.Errorf("%s: %q is the name of neither cluster; they are %s and %s", flag, name,
+					a.name, b.name)
 			}
 		}
 	}
@@ -140,7 +144,8 @@ func (x *joining) look(ctx context.Context, server string) error {
 // guess decides which cluster is the server, and says why.
 func (x *joining) guess(server string) (s *site, why string) {
 	a, b := x.ends[0], x.ends[1]
-	role := cmp.Or(a.found.Role(b.name), map[string]string{"Server": "Client", "Client": "Server"}[b.found.Role(a.name)])
+	role := cmp.Or(a.found.Role(b.name), map[string]string{"Server": "Client",
+		"Client": "Server"}[b.found.Role(a.name)])
 	switch {
 	case role == "Server":
 		return a, "its Peering says so"
@@ -199,13 +204,15 @@ func (x *joining) apply() error {
 		return server.of(err)
 	}
 	was := x.specs[0].Endpoint
-	if was == "" || was == client.found.Reached(server.name) || x.endpoint != "" || !x.works(ctx, client, server.name) { // an administrator may have given a better one
+	// an administrator may have given a better one
+	if was == "" || was == client.found.Reached(server.name) || x.endpoint != "" || !x.works(ctx, client, server.name) {
 		var err error
 		if x.specs[0].Endpoint, err = x.reached(ctx, server, client.name, was); err != nil {
 			return server.of(err)
 		}
 	}
-	found, _, err := server.Endpoint(ctx, client.name, server.found.NodeAddress(was)) // of its Service, which may change
+	// of its Service, which may change
+	found, _, err := server.Endpoint(ctx, client.name, server.found.NodeAddress(was))
 	if err != nil {
 		return server.of(err)
 	}
@@ -236,7 +243,8 @@ func (x *joining) apply() error {
 	return nil
 }
 
-// reached waits until a Server's gateway has an address, and returns it. was is the one before, whose node stays if it can.
+// reached waits until a Server's gateway has an address, and returns it. was is the one before,
+// whose node stays if it can.
 func (j *joiner) reached(ctx context.Context, s *site, peer, was string) (endpoint string, err error) {
 	if j.endpoint != "" {
 		return j.endpoint, nil
@@ -262,7 +270,9 @@ func (j *joiner) key(ctx context.Context, s *site, peer string) (key string, err
 // works reports whether packets pass.
 func (j *joiner) works(ctx context.Context, s *site, peer string) bool {
 	status, err := s.Status(ctx, peer)
-	return err == nil && slices.ContainsFunc(status.Conditions, func(c *peering.Condition) bool { return c.Type == peering.Connected && c.Status == "True" })
+	return err == nil && slices.ContainsFunc(status.Conditions, func(c *peering.Condition) bool {
+		return c.Type == peering.Connected && c.Status == "True"
+	})
 }
 
 // connected waits until what was applied runs, and packets pass through every node.
@@ -325,7 +335,8 @@ func (x *joining) report(asJSON bool) error {
 		if err != nil {
 			return cli.Failed(s.of(err))
 		}
-		all = append(all, endReport{Cluster: s.name, Context: s.context, Role: x.specs[i].Role, Endpoint: x.specs[i].Endpoint, Nodes: status.NodesReady,
+		all = append(all, endReport{Cluster: s.name, Context: s.context, Role: x.specs[i].Role,
+			Endpoint: x.specs[i].Endpoint, Nodes: status.NodesReady,
 			RTT: status.RTT, Sees: sees(x.specs[i]), Found: x.lines[i]})
 	}
 	if asJSON {

@@ -66,20 +66,28 @@ func (j *joiner) addCluster(cmd *cobra.Command, contexts string) {
 	flags.SortFlags = false
 }
 
-// addInstall adds the flags for installing. of is the prefix by which a flag's value names its cluster.
+// addInstall adds the flags for installing. of is the prefix by which a flag's value names its
+// cluster.
 func (j *joiner) addInstall(cmd *cobra.Command, of string) {
 	flags := cmd.Flags()
-	flags.StringVar(&j.image, "image", "", "`NAME` of culvert's image in a registry that all nodes reach (default: the one that is installed)")
-	flags.IntVar(&j.replicas, "replicas", 0, "`NUMBER` of pods of the gateway, of which one forwards (default: as it is, or 1)")
-	flags.StringArrayVar(&j.importing, "imports", nil, "`"+of+"NAMESPACE` for Services that the other cluster exports, which has to be there (default: as it is, or none)")
+	flags.StringVar(&j.image, "image", "",
+		"`NAME` of culvert's image in a registry that all nodes reach (default: the one that is installed)")
+	flags.IntVar(&j.replicas, "replicas", 0,
+		"`NUMBER` of pods of the gateway, of which one forwards (default: as it is, or 1)")
+	flags.StringArrayVar(&j.importing, "imports", nil,
+		"`"+of+
+			"NAMESPACE` for Services that the other cluster exports, which has to be there (default: as it is, or none)")
 	flags.StringArrayVar(&j.podCIDRs, "pod-cidr", nil, "`"+of+"CIDR` of pods, if it is not found; may be repeated")
-	flags.StringArrayVar(&j.serviceCIDRs, "service-cidr", nil, "`"+of+"CIDR` of Services, if it is not found; may be repeated")
+	flags.StringArrayVar(&j.serviceCIDRs, "service-cidr", nil,
+		"`"+of+"CIDR` of Services, if it is not found; may be repeated")
 	flags.StringArrayVar(&j.avoided, "avoid", nil, "`CIDR` that nothing that is chosen may overlap; may be repeated")
 }
 
 func (j *joiner) addExpose(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&j.expose, "expose", "", "`TYPE` of the Service by which the Server is reached: LoadBalancer or NodePort (default: LoadBalancer if that cluster has load balancers)")
-	cmd.Flags().StringVar(&j.endpoint, "endpoint", "", "`HOST:PORT` by which the Client reaches the Server, if it is not that of the Service")
+	cmd.Flags().StringVar(&j.expose, "expose", "",
+		"`TYPE` of the Service by which the Server is reached: LoadBalancer or NodePort (default: LoadBalancer if that cluster has load balancers)")
+	cmd.Flags().StringVar(&j.endpoint, "endpoint", "",
+		"`HOST:PORT` by which the Client reaches the Server, if it is not that of the Service")
 	cli.FlagValues(cmd, "expose", "LoadBalancer", "NodePort")
 }
 
@@ -95,7 +103,8 @@ func (j *joiner) check(single bool) error {
 			name, value = "", text
 		}
 		if named == single && flag != "--avoid" {
-			e.Add(flag, "%q: want %s", text, map[bool]string{true: "a " + what, false: "NAME=" + strings.ToUpper(what) + " with the name of a cluster"}[single])
+			e.Add(flag, "%q: want %s", text, map[bool]string{true: "a " + what, false: "NAME=" + strings.ToUpper(what) +
+				" with the name of a cluster"}[single])
 		}
 		return name, value
 	}
@@ -114,7 +123,8 @@ func (j *joiner) check(single bool) error {
 		}
 		return all
 	}
-	j.pods, j.services, j.avoid = read("--pod-cidr", j.podCIDRs), read("--service-cidr", j.serviceCIDRs), read("--avoid", j.avoided)[""]
+	j.pods, j.services, j.avoid = read("--pod-cidr", j.podCIDRs), read("--service-cidr", j.serviceCIDRs),
+		read("--avoid", j.avoided)[""]
 	j.imports = map[string]string{}
 	for _, text := range j.importing {
 		name, namespace := of("--imports", "namespace", text)
@@ -156,7 +166,8 @@ func (j *joiner) site(ctx context.Context, name string, rights []deploy.Right) (
 	return s, err
 }
 
-// survey reads the state of a cluster. name is its ID; "" derives one from its Peerings or the context.
+// survey reads the state of a cluster. name is its ID; "" derives one from its Peerings or the
+// context.
 func (j *joiner) survey(ctx context.Context, s *site, name string) error {
 	survey, err := s.Survey(ctx)
 	if err != nil {
@@ -177,11 +188,13 @@ func (j *joiner) survey(ctx context.Context, s *site, name string) error {
 		key = ""
 	}
 	s.name, s.imports = name, j.imports[key]
-	s.found, err = survey.Find(name, join.Hints{Pods: j.pods[key], Services: j.services[key], Avoid: j.avoid, API: s.API()})
+	s.found, err = survey.Find(name, join.Hints{Pods: j.pods[key], Services: j.services[key], Avoid: j.avoid,
+		API: s.API()})
 	return err
 }
 
-// notes returns the annotations of a Peering that culvert join writes; endpoint is the one that was found, if any.
+// notes returns the annotations of a Peering that culvert join writes; endpoint is the one that was
+// found, if any.
 func (s *site) notes(spec *peering.Spec, endpoint string) map[string]string {
 	return s.found.Notes(spec, s.found.Nonce(spec.Peer), endpoint)
 }
@@ -224,7 +237,8 @@ func (j *joiner) confirm(question string) error {
 	}
 	if f, ok := j.InOrStdin().(*os.File); ok {
 		if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err != nil {
-			return errors.New("nothing was changed: there is no terminal to ask at; if what is shown is right, add --yes")
+			return errors.New(
+				"nothing was changed: there is no terminal to ask at; if what is shown is right, add --yes")
 		}
 	}
 	fmt.Fprintf(j.ErrOrStderr(), "%s [y/N] ", question)
@@ -239,8 +253,8 @@ func (j *joiner) confirm(question string) error {
 	}
 }
 
-// unchanged returns err, an error from before any change. If the user has interrupted, it hides the interrupted
-// request, which does not matter.
+// unchanged returns err, an error from before any change. If the user has interrupted, it hides the
+// interrupted request, which does not matter.
 func (j *joiner) unchanged(err error) error {
 	if err != nil && errors.Is(j.Context().Err(), context.Canceled) {
 		return errors.New("interrupted; nothing was changed")
@@ -255,7 +269,8 @@ func (j *joiner) show(s *site, role string, lines []join.Line) error {
 	if s.found.Nodes == 1 {
 		nodes = "node"
 	}
-	fmt.Fprintf(out, "%s (context %s, Kubernetes %s, %d %s), %s:\n", s.name, s.context, s.version, s.found.Nodes, nodes, role)
+	fmt.Fprintf(out, "%s (context %s, Kubernetes %s, %d %s), %s:\n", s.name, s.context, s.version,
+		s.found.Nodes, nodes, role)
 	t := cli.NewTable(out)
 	for _, l := range lines {
 		fmt.Fprintf(t, "  %s\t%s\t%s\n", l.What, l.Value, l.Source)
@@ -263,15 +278,17 @@ func (j *joiner) show(s *site, role string, lines []join.Line) error {
 	return t.Flush()
 }
 
-// wanted decides the parts of a Peering and its gateway that depend on the user or on the present installation: image, Service, number of pods, and
-// the namespace for imports. It adds them to lines.
+// wanted decides the parts of a Peering and its gateway that depend on the user or on the present
+// installation: image, Service, number of pods, and the namespace for imports. It adds them to
+// lines.
 func (j *joiner) wanted(s *site, spec *peering.Spec, lines *[]join.Line) (err error) {
 	peer, role := spec.Peer, spec.Role
 	if s.had, err = s.Installed(j.Context(), peer, spec.Imports); err != nil {
 		return err
 	}
 	spec.Imports = cmp.Or(s.imports, spec.Imports)
-	s.wants = &manifests.Gateway{Peering: peer, Image: cmp.Or(j.image, s.had.Image), Expose: j.expose, Imports: spec.Imports, Replicas: cmp.Or(j.replicas, s.had.Replicas, 1)}
+	s.wants = &manifests.Gateway{Peering: peer, Image: cmp.Or(j.image, s.had.Image), Expose: j.expose,
+		Imports: spec.Imports, Replicas: cmp.Or(j.replicas, s.had.Replicas, 1)}
 	if *s.had != *s.wants && spec.Imports != "" {
 		if err := s.CanImport(j.Context(), s.wants); err != nil {
 			return err
@@ -303,7 +320,8 @@ func (j *joiner) wanted(s *site, spec *peering.Spec, lines *[]join.Line) (err er
 		if s.imports != "" {
 			source = "--imports"
 		}
-		*lines = append(*lines, join.Line{What: "exports of " + peer, Value: "in namespace " + spec.Imports, Source: source})
+		*lines = append(*lines, join.Line{What: "exports of " + peer, Value: "in namespace " + spec.Imports,
+			Source: source})
 	}
 	*lines = append(*lines, join.Line{What: "image", Value: s.wants.Image})
 	if role == "Server" && s.wants.Expose == "NodePort" && j.endpoint == "" && !s.found.Address.IsValid() {
@@ -312,13 +330,15 @@ func (j *joiner) wanted(s *site, spec *peering.Spec, lines *[]join.Line) (err er
 	return j.rehearse(s, spec, lines)
 }
 
-// rehearse has the API server check everything before anything is changed. Of what somebody else owns, nothing is changed later either.
+// rehearse has the API server check everything before anything is changed. Of what somebody else
+// owns, nothing is changed later either.
 func (j *joiner) rehearse(s *site, spec *peering.Spec, lines *[]join.Line) (err error) {
 	if s.plan, err = s.Rehearse(j.Context(), s.wants, spec, s.notes(spec, "")); err != nil {
 		return err
 	}
 	for _, label := range s.plan.Kept {
-		*lines = append(*lines, join.Line{What: "stays", Value: label, Source: "somebody else has set it, and gateways fit in"})
+		*lines = append(*lines, join.Line{What: "stays", Value: label,
+			Source: "somebody else has set it, and gateways fit in"})
 	}
 	if s.plan.Owner == "" {
 		return nil
@@ -330,7 +350,8 @@ func (j *joiner) rehearse(s *site, spec *peering.Spec, lines *[]join.Line) (err 
 	if text == "" {
 		text = "nothing"
 	}
-	*lines = append(*lines, join.Line{What: "installed by", Value: s.plan.Owner, Source: "nothing of it is changed here: only the Peering is made"},
+	*lines = append(*lines, join.Line{What: "installed by", Value: s.plan.Owner,
+		Source: "nothing of it is changed here: only the Peering is made"},
 		join.Line{What: "change there", Value: text, Source: "in its values, as of the chart"})
 	return nil
 }

@@ -23,14 +23,16 @@ func TestJoinFlags(t *testing.T) {
 		"--pod-cidr rome=fd00::/64":    `--pod-cidr: "fd00::/64" is no IPv4 CIDR`,
 		"--pod-cidr rome=127.0.0.0/8":  "--pod-cidr: 127.0.0.0/8 has addresses that routers do not forward to",
 	} {
-		out, diag, status := run(t, append([]string{"join", "--context", "a", "--context", "b", "--kubeconfig", "/nowhere"}, strings.Fields(args)...)...)
+		out, diag, status := run(t, append([]string{"join", "--context", "a", "--context", "b", "--kubeconfig",
+			"/nowhere"}, strings.Fields(args)...)...)
 		if status != cli.ExitBadInput || out != "" || !strings.Contains(diag, want) {
 			t.Errorf("%s: status %d: %s%s", args, status, out, diag)
 		}
 	}
 }
 
-// TestWaitingFits: what a command waits for is broken where a terminal is too narrow, with all of its words.
+// TestWaitingFits: what a command waits for is broken where a terminal is too narrow, with all of
+// its words.
 func TestWaitingFits(t *testing.T) {
 	page := &cli.Page{Columns: 100}
 	cmd := &cobra.Command{}
@@ -61,8 +63,9 @@ func TestLacksGateway(t *testing.T) {
 	}{
 		{"", 0, ""}, // join makes it
 		{"Helm's release kube-system/culvert", 1, ""},
-		{"Helm's release kube-system/culvert", 0, "set peerings: [{name: milan, expose: ClusterIP, replicas: 2}] in the values of " +
-			"Helm's release kube-system/culvert, then run the same command again"},
+		{"Helm's release kube-system/culvert", 0,
+			"set peerings: [{name: milan, expose: ClusterIP, replicas: 2}] in the values of " +
+				"Helm's release kube-system/culvert, then run the same command again"},
 	} {
 		had := &manifests.Gateway{Peering: "milan", Image: "x", Replicas: c.replicas}
 		s := &site{plan: &deploy.Plan{Owner: c.owner}, had: had, wants: wants}

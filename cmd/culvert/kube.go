@@ -47,7 +47,8 @@ func newKubeTemplateCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			e := new(configfile.Errors)
 			if image == "" {
-				e.Add("--image", "missing; name culvert's image in a registry that your nodes reach, such as registry.example/culvert:1.0")
+				e.Add("--image",
+					"missing; name culvert's image in a registry that your nodes reach, such as registry.example/culvert:1.0")
 			}
 			for _, p := range peerings {
 				join.CheckName(e, "--peering", p)
@@ -71,11 +72,16 @@ func newKubeTemplateCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&image, "image", "", "`NAME` of culvert's image in your registry (required)")
-	cmd.Flags().StringArrayVar(&peerings, "peering", nil, "`NAME` of a Peering whose gateway is printed too; may be repeated")
-	cmd.Flags().BoolVar(&alone, "gateways-only", false, "with --peering: leave out what all peerings of the cluster share")
-	cmd.Flags().StringVar(&expose, "expose", "LoadBalancer", "with --peering: `TYPE` of the Service by which a peer reaches the gateway")
-	cmd.Flags().StringVar(&imports, "imports", "", "with --peering: `NAMESPACE` for Services that the peer exports, which has to be there")
-	cmd.Flags().IntVar(&replicas, "replicas", 1, "with --peering: `NUMBER` of pods of each gateway, of which one forwards")
+	cmd.Flags().StringArrayVar(&peerings, "peering", nil,
+		"`NAME` of a Peering whose gateway is printed too; may be repeated")
+	cmd.Flags().BoolVar(&alone, "gateways-only", false,
+		"with --peering: leave out what all peerings of the cluster share")
+	cmd.Flags().StringVar(&expose, "expose", "LoadBalancer",
+		"with --peering: `TYPE` of the Service by which a peer reaches the gateway")
+	cmd.Flags().StringVar(&imports, "imports", "",
+		"with --peering: `NAMESPACE` for Services that the peer exports, which has to be there")
+	cmd.Flags().IntVar(&replicas, "replicas", 1,
+		"with --peering: `NUMBER` of pods of each gateway, of which one forwards")
 	cli.FlagValues(cmd, "expose", "LoadBalancer", "NodePort", "ClusterIP")
 	return cmd
 }
@@ -92,8 +98,8 @@ func printKube(w io.Writer, g manifests.Gateway, peerings []string, alone bool) 
 	return err
 }
 
-// maxReplicas is the maximum number of pods of one gateway. One forwards, and each of the others holds all of its
-// connections.
+// maxReplicas is the maximum number of pods of one gateway. One forwards, and each of the others
+// holds all of its connections.
 const maxReplicas = 3
 
 func checkReplicas(e *configfile.Errors, n int) {

@@ -17,7 +17,8 @@ func newLabCommand() *cobra.Command {
 		Example:            "  culvert lab --help\n  culvert lab up",
 		DisableFlagParsing: true, // culvert-lab parses them
 		RunE:               func(_ *cobra.Command, args []string) error { return becomeLab(args) },
-		ValidArgsFunction: func(_ *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+		ValidArgsFunction: func(_ *cobra.Command, args []string, toComplete string) ([]string,
+			cobra.ShellCompDirective) {
 			becomeLab(append(append(os.Args[1:2:2], args...), toComplete)) // __complete
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		},

@@ -13,7 +13,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestLabBeside: culvert lab is the culvert-lab in its own folder, with its flags, its exit status and its completion.
+// TestLabBeside: culvert lab is the culvert-lab in its own folder, with its flags, its exit status
+// and its completion.
 func TestLabBeside(t *testing.T) {
 	dir := t.TempDir()
 	own := filepath.Join(dir, "culvert")
@@ -30,7 +31,8 @@ func TestLabBeside(t *testing.T) {
 	}
 	lab := filepath.Join(dir, "culvert-lab")
 	for _, args := range [][]string{{"lab", "up"}, {"lab", "--help"}, {"lab"}} {
-		if out, status := culvertThere(args...); status != cli.ExitBadInput || strings.Contains(out, "\n") || !strings.Contains(out, lab) {
+		if out, status := culvertThere(args...); status != cli.ExitBadInput || strings.Contains(out, "\n") ||
+			!strings.Contains(out, lab) {
 			t.Errorf("culvert %v without culvert-lab: status %d, %s", args, status, out)
 		}
 	}

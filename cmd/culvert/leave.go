@@ -75,7 +75,8 @@ func (j *joiner) leave(peer string) error {
 			names, err = s.Peerings(j.Context())
 		}
 		if err != nil {
-			unreached = append(unreached, fmt.Errorf("%s: %w; nothing was removed there: run the same command when it can be", name, err))
+			unreached = append(unreached,
+				fmt.Errorf("%s: %w; nothing was removed there: run the same command when it can be", name, err))
 			continue
 		}
 		if peer != "" {
@@ -123,7 +124,8 @@ func (j *joiner) leaveOne(s leaving, peer string) (err error) {
 		return s.of(err)
 	}
 	if owner := s.Owner(); owner != "" {
-		j.say("%s: the Peerings are gone, and nothing of them is left on nodes; the rest is for %s to remove", s.name, owner)
+		j.say("%s: the Peerings are gone, and nothing of them is left on nodes; the rest is for %s to remove",
+			s.name, owner)
 	} else {
 		j.say("%s: done", s.name)
 	}

@@ -38,7 +38,8 @@ func (g liqoGateway) Check() kube.Check {
 		return kube.Check{State: kube.CheckConnected}
 	}
 	s := g.Connection()
-	states := map[monitor.CheckState]kube.CheckState{monitor.CheckConnected: kube.CheckConnected, monitor.CheckError: kube.CheckLost}
+	states := map[monitor.CheckState]kube.CheckState{monitor.CheckConnected: kube.CheckConnected,
+		monitor.CheckError: kube.CheckLost}
 	return kube.Check{State: states[s.State], Latency: s.RTT, At: s.Measured}
 }
 
@@ -54,8 +55,10 @@ type liqoSource struct {
 // Resources implements inspect.Teacher.
 func (s liqoSource) Resources() control.Resources {
 	waiting, leftOut := s.Source.Resources()
-	r := control.Resources{Gateway: s.name, Ready: s.Ready(), Waiting: append([]string{}, waiting...), LeftOut: []control.LeftOut{}}
-	for _, key := range slices.SortedFunc(maps.Keys(leftOut), func(a, b rules.Key) int { return strings.Compare(a.String(), b.String()) }) {
+	r := control.Resources{Gateway: s.name, Ready: s.Ready(), Waiting: append([]string{}, waiting...),
+		LeftOut: []control.LeftOut{}}
+	for _, key := range slices.SortedFunc(maps.Keys(leftOut),
+		func(a, b rules.Key) int { return strings.Compare(a.String(), b.String()) }) {
 		r.LeftOut = append(r.LeftOut, control.LeftOut{Resource: key.String(), Reason: leftOut[key]})
 	}
 	return r
@@ -80,7 +83,8 @@ func runLiqo(ctx context.Context, flags *liqoFlags) error {
 	name := l.namespace + "/" + l.name
 	source := kube.NewSource(client, kube.Identity{
 		Self: kube.Self{
-			Name: l.name, Namespace: l.namespace, Remote: l.base.Peer, Node: l.node, Server: l.server(), MTU: int(l.base.MTU),
+			Name: l.name, Namespace: l.namespace, Remote: l.base.Peer, Node: l.node, Server: l.server(),
+			MTU:         int(l.base.MTU),
 			KeepUnknown: l.keepUnknown,
 		},
 		Base: l.base, UID: l.uid, Pod: l.pod, Refresh: l.refresh,
@@ -96,7 +100,8 @@ func runLiqo(ctx context.Context, flags *liqoFlags) error {
 		e.begin()
 	}
 	defer e.end()
-	sourcing, stop := context.WithCancel(context.WithoutCancel(ctx)) // a leaving gateway keeps following the resources until it has left
+	// a leaving gateway keeps following the resources until it has left
+	sourcing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
@@ -117,9 +122,11 @@ func (l *liqo) elect(client dynamic.Interface, log *logrus.Entry) *electing {
 	return elect(client, l.base, l.election, election.Options{
 		Namespace: l.namespace, Name: l.name + "." + l.namespace + "." + mode + ".connections.liqo.io", Pod: l.pod,
 		Label: election.Label{Name: "networking.liqo.io/active",
-			Selector: "networking.liqo.io/component=gateway,networking.liqo.io/gateway-name=" + l.name + ",networking.liqo.io/gateway-namespace=" + l.namespace},
+			Selector: "networking.liqo.io/component=gateway,networking.liqo.io/gateway-name=" + l.name +
+				",networking.liqo.io/gateway-namespace=" + l.namespace},
 	}, kube.Event{Kind: kind, Metadata: kube.Metadata{Name: l.name, Namespace: l.namespace, UID: l.uid}},
-		&kube.Reporter{Client: client, Causes: causes, Self: l.namespace + "/" + l.name, Node: l.node, Instance: l.pod}, log)
+		&kube.Reporter{Client: client, Causes: causes, Self: l.namespace + "/" + l.name, Node: l.node, Instance: l.pod},
+		log)
 }
 
 // The client makes few requests in steady state; at the start, each resource gets a condition.

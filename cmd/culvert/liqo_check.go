@@ -63,7 +63,8 @@ func newLiqoCheckCommand() *cobra.Command {
 		},
 	}
 	o.add(cmd)
-	cmd.Flags().StringVar(&templates, "template-namespace", "", "`NAMESPACE` of culvert's templates (default: that of the gateway's present one)")
+	cmd.Flags().StringVar(&templates, "template-namespace", "",
+		"`NAMESPACE` of culvert's templates (default: that of the gateway's present one)")
 	return cmd
 }
 
@@ -98,7 +99,8 @@ type liqoReader struct {
 	errs   []error
 }
 
-// gatewayResources are the resources for gateways, with the label by which Liqo marks them; own ones are in the tenant's namespace.
+// gatewayResources are the resources for gateways, with the label by which Liqo marks them; own
+// ones are in the tenant's namespace.
 var gatewayResources = []struct {
 	name, labels string
 	own          bool
@@ -115,10 +117,14 @@ func (r *liqoReader) read(namespace, name, templates string) (*check.Cluster, er
 	reference := "serverTemplateRef"
 	if c.Gateway == nil && r.errs == nil {
 		c.Gateway = r.get(liqoResource("gatewayclients"), namespace, name)
-		resource, ours, stock, reference = "wggatewayclienttemplates", template.ClientName, "wireguard-client", "clientTemplateRef"
+		resource, ours, stock, reference = "wggatewayclienttemplates", template.ClientName, "wireguard-client",
+			"clientTemplateRef"
 	}
 	if c.Gateway == nil {
-		return nil, errors.Join(append(r.errs, fmt.Errorf("%s/%s: no such GatewayServer or GatewayClient; see kubectl get gatewayservers,gatewayclients -A", namespace, name))...)
+		return nil, errors.Join(append(r.errs,
+			fmt.Errorf(
+				"%s/%s: no such GatewayServer or GatewayClient; see kubectl get gatewayservers,gatewayclients -A",
+				namespace, name))...)
 	}
 	present, _ := template.Field(c.Gateway, "spec", reference, "namespace").(string)
 	c.TemplateNamespace = cmp.Or(templates, present, "liqo")
@@ -127,10 +133,13 @@ func (r *liqoReader) read(namespace, name, templates string) (*check.Cluster, er
 		c.Stock = r.get(liqoResource(resource), c.TemplateNamespace, stock)
 	}
 	c.Namespace = r.get(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}, "", namespace)
-	c.Deployment = r.get(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, namespace, "gw-"+name)
-	c.Pods = r.list(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, namespace, "networking.liqo.io/component=gateway,networking.liqo.io/gateway-name="+name)
+	c.Deployment = r.get(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"},
+		namespace, "gw-"+name)
+	c.Pods = r.list(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, namespace,
+		"networking.liqo.io/component=gateway,networking.liqo.io/gateway-name="+name)
 	c.Controllers = r.list(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, "", controllerLabels)
-	c.Policies = r.list(schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}, namespace, "")
+	c.Policies = r.list(schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1",
+		Resource: "networkpolicies"}, namespace, "")
 	for _, kind := range gatewayResources {
 		of := ""
 		if kind.own {
@@ -159,8 +168,10 @@ const controllerLabels = "app.kubernetes.io/name=controller-manager,app.kubernet
 func (r *liqoReader) get(resource schema.GroupVersionResource, namespace, name string) map[string]any {
 	o, err := r.client.Resource(resource).Namespace(namespace).Get(r.ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		// If the cluster lacks the resource type, the error is also "not found", but without a name.
-		if status := apierrors.APIStatus(nil); errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != "" {
+		// If the cluster lacks the resource type, the error is also "not found", but without a
+		// name.
+		if status := apierrors.APIStatus(nil); errors.As(err, &status) && status.Status().Details != nil &&
+			status.Status().Details.Name != "" {
 			return nil
 		}
 	}
@@ -172,10 +183,11 @@ func (r *liqoReader) get(resource schema.GroupVersionResource, namespace, name s
 }
 
 func (r *liqoReader) list(resource schema.GroupVersionResource, namespace, labels string) (all []map[string]any) {
-	err := kube.Each(r.ctx, r.client.Resource(resource).Namespace(namespace), metav1.ListOptions{LabelSelector: labels}, func(u *unstructured.Unstructured) error {
-		all = append(all, u.Object)
-		return nil
-	})
+	err := kube.Each(r.ctx, r.client.Resource(resource).Namespace(namespace), metav1.ListOptions{LabelSelector: labels},
+		func(u *unstructured.Unstructured) error {
+			all = append(all, u.Object)
+			return nil
+		})
 	if err != nil {
 		r.errs = append(r.errs, fmt.Errorf("list %s: %w", resource.Resource, err))
 		return nil

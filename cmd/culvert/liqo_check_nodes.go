@@ -37,7 +37,8 @@ func checkNodes(ctx context.Context, o *operator, w io.Writer) error {
 		return err
 	}
 	r := &liqoReader{ctx: ctx, client: client}
-	c := &check.Nodes{Nodes: r.list(liqoResource("internalnodes"), "", ""), Fabrics: r.list(liqoResource("internalfabrics"), "", ""),
+	c := &check.Nodes{Nodes: r.list(liqoResource("internalnodes"), "", ""),
+		Fabrics: r.list(liqoResource("internalfabrics"), "", ""),
 		Tunnels: r.list(liqoResource("genevetunnels"), "", "")}
 	pods := func(labels string) (all []check.Pod) {
 		for _, p := range r.list(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, "", labels) {
@@ -124,7 +125,8 @@ func printLinksOf(w io.Writer, links []check.NodeLink) error {
 			word = "wrong"
 		}
 		if l.Remedy != "" {
-			fmt.Fprintf(w, "%s\n", cli.Wrap(fmt.Sprintf("%s: node %s: %s: %s", word, l.Node, l.Interface, l.Remedy), cli.Width(w)))
+			fmt.Fprintf(w, "%s\n", cli.Wrap(fmt.Sprintf("%s: node %s: %s: %s", word, l.Node, l.Interface, l.Remedy),
+				cli.Width(w)))
 		}
 	}
 	switch {

@@ -14,8 +14,8 @@ import (
 	"culvert/gateway/wgkey"
 )
 
-// liqoFlags are the flags of culvert gateway --liqo. Those that Liqo's gateways also have keep their names and meanings. All are text, so that all
-// faults are reported at once.
+// liqoFlags are the flags of culvert gateway --liqo. Those that Liqo's gateways also have keep
+// their names and meanings. All are text, so that all faults are reported at once.
 type liqoFlags struct {
 	on    bool
 	text  map[string]*string
@@ -49,10 +49,13 @@ var liqoFlagList = []liqoFlag{
 	{"metrics-address", "0", "listen `ADDRESS` of /metrics, /healthz and /readyz; 0 turns it off"},
 	{"health-probe-bind-address", "0", "listen `ADDRESS` of /healthz and /readyz alone; 0 turns it off"},
 	{"leader-election", "false", "be one of several replicas, of which one forwards"},
-	{"leader-election-lease-duration", "", "`TIME` after which a standby takes over from a gateway that does not renew its Lease (15s; with --kube 5s)"},
-	{"leader-election-renew-deadline", "", "`TIME` after which a gateway says that it cannot renew its Lease (10s; with --kube 3s)"},
+	{"leader-election-lease-duration", "",
+		"`TIME` after which a standby takes over from a gateway that does not renew its Lease (15s; with --kube 5s)"},
+	{"leader-election-renew-deadline", "",
+		"`TIME` after which a gateway says that it cannot renew its Lease (10s; with --kube 3s)"},
 	{"leader-election-retry-period", "", "`TIME` between two attempts to have the Lease (2s; with --kube 1s)"},
-	{"unknown-source", "auto", "source of packets from nodes to which no route leads back: auto gives them Liqo's, keep leaves theirs"},
+	{"unknown-source", "auto",
+		"source of packets from nodes to which no route leads back: auto gives them Liqo's, keep leaves theirs"},
 	{"state", "", "`FOLDER` of what outlives the container, such as connections; empty: nothing does"},
 	{"kubeconfig", "", "`FILE` that leads to the API server, outside of a pod"},
 }
@@ -97,10 +100,12 @@ func (l *liqoFlags) read() (*liqo, error) {
 		return d
 	}
 	c := &config.Config{
-		Peer: get("remote-cluster-id"), State: get("state"), Control: config.ControlAuto, Liqo: true, Log: config.Log{Level: "info", Format: "text"},
+		Peer: get("remote-cluster-id"), State: get("state"), Control: config.ControlAuto, Liqo: true,
+		Log: config.Log{Level: "info", Format: "text"},
 	}
 	out := &liqo{
-		base: c, name: get("name"), namespace: get("namespace"), uid: get("gateway-uid"), node: get("node-name"), pod: get("pod-name"),
+		base: c, name: get("name"), namespace: get("namespace"), uid: get("gateway-uid"), node: get("node-name"),
+		pod:        get("pod-name"),
 		kubeconfig: get("kubeconfig"),
 	}
 	for _, name := range []string{"name", "namespace", "remote-cluster-id"} {
@@ -118,7 +123,9 @@ func (l *liqoFlags) read() (*liqo, error) {
 	case "server":
 		server, c.WireGuard.Role = true, config.Server
 	case "client":
-		c.WireGuard.Keepalive = 25 * time.Second // Liqo's client pings instead; without keepalives, NAT devices on the path forget the mapping
+		// Liqo's client pings instead; without keepalives, NAT devices on the path forget the
+		// mapping
+		c.WireGuard.Keepalive = 25 * time.Second
 	case "":
 		e.Add("--mode", "missing; want server or client")
 	default:
@@ -151,12 +158,14 @@ func (l *liqoFlags) read() (*liqo, error) {
 			Threshold: number("ping-loss-threshold", 0, 1, 1000),
 		}
 	}
-	out.election = l.election(e, c, electionTimes{lease: 15 * time.Second, deadline: 10 * time.Second, retry: 2 * time.Second})
+	out.election = l.election(e, c, electionTimes{lease: 15 * time.Second, deadline: 10 * time.Second,
+		retry: 2 * time.Second})
 	if c.Elected {
 		e.Name("--pod-name", out.pod, configfile.MaxDomain) // it is the identity
 	}
 	out.refresh = duration("ping-update-status-interval", time.Second)
-	c.Metrics, c.Health = listenAddress(e, "--metrics-address", get("metrics-address")), listenAddress(e, "--health-probe-bind-address", get("health-probe-bind-address"))
+	c.Metrics, c.Health = listenAddress(e, "--metrics-address", get("metrics-address")),
+		listenAddress(e, "--health-probe-bind-address", get("health-probe-bind-address"))
 	if c.Health == c.Metrics {
 		c.Health = ""
 	}
@@ -219,7 +228,8 @@ func listenAddress(e *configfile.Errors, path, address string) string {
 // strange returns the given flags that do not apply if the gateway runs in this way.
 func (l *liqoFlags) strange() (all []string) {
 	l.given.Visit(func(f *pflag.Flag) {
-		if _, ours := l.text[f.Name]; ours != l.on && f.Name != "liqo" && (ours || f.Name == "config" || f.Name == "takeover" || f.Name == "check" || f.Name == "output") {
+		if _, ours := l.text[f.Name]; ours != l.on && f.Name != "liqo" && (ours || f.Name == "config" ||
+			f.Name == "takeover" || f.Name == "check" || f.Name == "output") {
 			all = append(all, f.Name)
 		}
 	})

@@ -28,7 +28,8 @@ func readLiqo(t *testing.T, more ...string) (*liqo, error) {
 	t.Helper()
 	set := pflag.NewFlagSet("gateway", pflag.ContinueOnError)
 	l := addLiqoFlags(set)
-	needed := []string{"--liqo", "--name=milan", "--namespace=liqo-tenant-milan", "--remote-cluster-id=milan", "--gateway-uid=u", "--node-name=rome-1", "--mode=server", "--keys-dir=" + keysDir(t)}
+	needed := []string{"--liqo", "--name=milan", "--namespace=liqo-tenant-milan", "--remote-cluster-id=milan",
+		"--gateway-uid=u", "--node-name=rome-1", "--mode=server", "--keys-dir=" + keysDir(t)}
 	need.NoError(t, set.Parse(append(needed, more...)))
 	return l.read()
 }
@@ -40,30 +41,42 @@ func TestLiqoFlags(t *testing.T) {
 	}{
 		{"", func(l *liqo) bool {
 			c := l.base
-			return c.WireGuard.ListenPort == 51840 && c.WireGuard.Endpoint == "" && c.WireGuard.Role == config.Server && c.Geneve.ListenPort == 6091 &&
-				c.MTU == 1340 && c.ConnectionCheck == config.LiqoConnectionCheck && c.Metrics == "" && c.Health == "" && l.refresh == 10*time.Second &&
+			return c.WireGuard.ListenPort == 51840 && c.WireGuard.Endpoint == "" && c.WireGuard.Role == config.Server &&
+				c.Geneve.ListenPort == 6091 &&
+				c.MTU == 1340 && c.ConnectionCheck == config.LiqoConnectionCheck && c.Metrics == "" && c.Health == "" &&
+				l.refresh == 10*time.Second &&
 				c.Peer == "milan" && !l.keepUnknown && l.pings && l.notes == nil
 		}},
 		{"--mode=client --endpoint-address=192.0.2.7", func(l *liqo) bool {
-			return l.base.WireGuard.Role == config.Client && l.base.WireGuard.ListenPort == 0 && l.base.WireGuard.Endpoint == "192.0.2.7:51840"
+			return l.base.WireGuard.Role == config.Client && l.base.WireGuard.ListenPort == 0 &&
+				l.base.WireGuard.Endpoint == "192.0.2.7:51840"
 		}},
 		{"--mode=client --endpoint-address=milan.example --endpoint-port=30000 --listen-port=7", func(l *liqo) bool {
 			return l.base.WireGuard.Endpoint == "milan.example:30000" && l.base.WireGuard.ListenPort == 7
 		}},
 		{"--listen-ports=51840", func(l *liqo) bool { return l.base.WireGuard.ListenPort == 51840 && l.notes == nil }},
 		{"--listen-ports=51850,51851", func(l *liqo) bool {
-			return l.base.WireGuard.ListenPort == 51850 && slices.Equal(l.notes, []string{"--listen-ports: of 51850,51851, 51850 alone is used"})
+			return l.base.WireGuard.ListenPort == 51850 && slices.Equal(l.notes,
+				[]string{"--listen-ports: of 51850,51851, 51850 alone is used"})
 		}},
 		{"--mode=client --endpoint-address=192.0.2.7 --endpoint-ports=30000,30001", func(l *liqo) bool {
 			return l.base.WireGuard.Endpoint == "192.0.2.7:30000" && len(l.notes) == 1
 		}},
-		{"--mtu=1400 --geneve-port=7000", func(l *liqo) bool { return l.base.MTU == 1400 && l.base.Geneve.ListenPort == 7000 }},
-		{"--ping-enabled=false --ping-interval=junk", func(l *liqo) bool { return !l.pings && l.base.ConnectionCheck.Interval == 0 }},
+		{"--mtu=1400 --geneve-port=7000", func(l *liqo) bool {
+			return l.base.MTU == 1400 && l.base.Geneve.ListenPort == 7000
+		}},
+		{"--ping-enabled=false --ping-interval=junk", func(l *liqo) bool {
+			return !l.pings && l.base.ConnectionCheck.Interval == 0
+		}},
 		{"--ping-interval=1s --ping-loss-threshold=3 --ping-port=9", func(l *liqo) bool {
 			return l.base.ConnectionCheck == config.ConnectionCheck{Port: 9, Interval: time.Second, Threshold: 3}
 		}},
-		{"--metrics-address=:8084 --health-probe-bind-address=:8085", func(l *liqo) bool { return l.base.Metrics == ":8084" && l.base.Health == ":8085" }},
-		{"--metrics-address=:8084 --health-probe-bind-address=:8084", func(l *liqo) bool { return l.base.Metrics == ":8084" && l.base.Health == "" }},
+		{"--metrics-address=:8084 --health-probe-bind-address=:8085", func(l *liqo) bool {
+			return l.base.Metrics == ":8084" && l.base.Health == ":8085"
+		}},
+		{"--metrics-address=:8084 --health-probe-bind-address=:8084", func(l *liqo) bool {
+			return l.base.Metrics == ":8084" && l.base.Health == ""
+		}},
 		{"", func(l *liqo) bool {
 			return !l.base.Elected && l.election == electionTimes{15 * time.Second, 10 * time.Second, 2 * time.Second}
 		}},
@@ -82,8 +95,9 @@ func TestLiqoFlags(t *testing.T) {
 
 func TestWrongLiqoFlags(t *testing.T) {
 	for _, tt := range []struct{ flags, want string }{
-		{"--name= --namespace= --remote-cluster-id= --gateway-uid= --node-name= --mode=", "--name: missing|--namespace: missing|--remote-cluster-id: missing|" +
-			"--node-name: missing|--gateway-uid: missing|--mode: missing; want server or client"},
+		{"--name= --namespace= --remote-cluster-id= --gateway-uid= --node-name= --mode=",
+			"--name: missing|--namespace: missing|--remote-cluster-id: missing|" +
+				"--node-name: missing|--gateway-uid: missing|--mode: missing; want server or client"},
 		{"--name=a/b", "--name: \"a/b\" is no name"},
 		{"--mode=both", "--mode: \"both\" is neither server nor client"},
 		{"--mtu=100 --geneve-port=0 --listen-port=70000", "--mtu: |--geneve-port: |--listen-port: "},
@@ -92,15 +106,20 @@ func TestWrongLiqoFlags(t *testing.T) {
 		{"--listen-ports=x,2", "--listen-ports: \"x\" is not a number"},
 		{"--endpoint-address=192.0.2.7", "--endpoint-address: is for --mode=client"},
 		{"--mode=client", "--endpoint-address: missing"},
-		{"--mode=client --endpoint-address=a_b --endpoint-port=-1", "--endpoint-port: |--endpoint-address: \"a_b\" is neither"},
-		{"--ping-interval=0s --ping-loss-threshold=0 --ping-port=x", "--ping-port: |--ping-interval: |--ping-loss-threshold: "},
+		{"--mode=client --endpoint-address=a_b --endpoint-port=-1",
+			"--endpoint-port: |--endpoint-address: \"a_b\" is neither"},
+		{"--ping-interval=0s --ping-loss-threshold=0 --ping-port=x",
+			"--ping-port: |--ping-interval: |--ping-loss-threshold: "},
 		{"--ping-enabled=maybe", "--ping-enabled: "},
 		{"--ping-update-status-interval=1ms", "--ping-update-status-interval: "},
-		{"--metrics-address=8084 --health-probe-bind-address=:99999", "--metrics-address: |--health-probe-bind-address: "},
+		{"--metrics-address=8084 --health-probe-bind-address=:99999",
+			"--metrics-address: |--health-probe-bind-address: "},
 		{"--leader-election", "--pod-name: "},
 		{"--leader-election=perhaps", "--leader-election: "},
-		{"--leader-election-lease-duration=10s", "--leader-election-lease-duration: 10s is not longer than --leader-election-renew-deadline"},
-		{"--leader-election-lease-duration=10500ms", "--leader-election-lease-duration: 10.5s: a Lease counts in whole seconds"},
+		{"--leader-election-lease-duration=10s",
+			"--leader-election-lease-duration: 10s is not longer than --leader-election-renew-deadline"},
+		{"--leader-election-lease-duration=10500ms",
+			"--leader-election-lease-duration: 10.5s: a Lease counts in whole seconds"},
 		{"--leader-election-retry-period=9s", "--leader-election-renew-deadline: 10s is not longer than 1.2 times"},
 		{"--leader-election-retry-period=1ms", "--leader-election-retry-period: "},
 		{"--unknown-source=off", "--unknown-source: off drops"},

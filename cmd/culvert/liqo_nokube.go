@@ -28,7 +28,8 @@ func (p *nodePeerings) run(context.Context, *nodeKube, *linkStatus, func(context
 // kubeCommands returns the commands that need Kubernetes.
 func kubeCommands() []*cobra.Command { return nil }
 
-func (k *nodeKube) serve(*services.Config, shower, *logrus.Logger) (func(context.Context) error, func(context.Context, *services.Config) error, error) {
+func (k *nodeKube) serve(*services.Config, shower, *logrus.Logger) (func(context.Context) error,
+	func(context.Context, *services.Config) error, error) {
 	return nil, nil, errors.New("--services: this culvert was built with the tag nokube; build it without")
 }
 

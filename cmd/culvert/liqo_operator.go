@@ -29,7 +29,8 @@ func kubeCommands() []*cobra.Command {
 		},
 	}
 	cmd.AddCommand(newLiqoTemplateCommand(), newLiqoCheckCommand())
-	return []*cobra.Command{cmd, newKubeCommand(), newJoinCommand(), newInviteCommand(), newAcceptCommand(), newLeaveCommand(),
+	return []*cobra.Command{cmd, newKubeCommand(), newJoinCommand(), newInviteCommand(), newAcceptCommand(),
+		newLeaveCommand(),
 		newVerifyCommand(), newImageCommand(), newProbeCommand()}
 }
 
@@ -44,7 +45,8 @@ func (o *operator) add(cmd *cobra.Command) {
 func (o *operator) loader() clientcmd.ClientConfig {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = o.kubeconfig
-	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.context})
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules,
+		&clientcmd.ConfigOverrides{CurrentContext: o.context})
 }
 
 // current returns the name of the context that is used without a flag.
@@ -63,8 +65,10 @@ func (o *operator) config() (*rest.Config, error) {
 	c, err := o.loader().ClientConfig()
 	if err != nil {
 		raw, _ := o.loader().RawConfig()
-		if there := slices.Sorted(maps.Keys(raw.Contexts)); o.context != "" && len(there) > 0 && raw.Contexts[o.context] == nil {
-			return nil, fmt.Errorf("--context: there is no context %q; there are %s", o.context, strings.Join(there, ", "))
+		if there := slices.Sorted(maps.Keys(raw.Contexts)); o.context != "" && len(there) > 0 &&
+			raw.Contexts[o.context] == nil {
+			return nil, fmt.Errorf("--context: there is no context %q; there are %s", o.context,
+				strings.Join(there, ", "))
 		}
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}

@@ -28,7 +28,8 @@ const templatesFile = "../../kube/manifests/liqo-templates.yaml"
 // exampleImage stands in the manifests for one in a registry.
 const exampleImage = "registry.example/culvert:1.0"
 
-// TestLiqoTemplates: the file among the manifests is what --offline prints; go test ./cmd/culvert -run TestLiqoTemplates -update writes it.
+// TestLiqoTemplates: the file among the manifests is what --offline prints; go test ./cmd/culvert
+// -run TestLiqoTemplates -update writes it.
 func TestLiqoTemplates(t *testing.T) {
 	out, diag, status := run(t, "liqo", "template", "--offline", "--release", "liqo", "--image", exampleImage)
 	if status != 0 || diag != "" {
@@ -41,7 +42,8 @@ func TestLiqoTemplates(t *testing.T) {
 		t.Errorf("%s is not what is printed (%v); run this test with -update", templatesFile, err)
 	}
 	other, _, _ := run(t, "liqo", "template", "--offline", "--release", "edge", "--image", "registry.invalid/culvert:1")
-	want := strings.NewReplacer("instance: liqo-{{", "instance: edge-{{", "image: "+exampleImage, "image: registry.invalid/culvert:1").Replace(out)
+	want := strings.NewReplacer("instance: liqo-{{", "instance: edge-{{", "image: "+exampleImage,
+		"image: registry.invalid/culvert:1").Replace(out)
 	if other != want {
 		t.Errorf("for release edge it prints\n%s", other)
 	}
@@ -58,7 +60,8 @@ func templates(t *testing.T, text string) (all []map[string]any) {
 	return all
 }
 
-// TestLiqoFlagsAreOurs: the gateway knows every flag in a template, and those flags together lack only what the pod itself provides.
+// TestLiqoFlagsAreOurs: the gateway knows every flag in a template, and those flags together lack
+// only what the pod itself provides.
 func TestLiqoFlagsAreOurs(t *testing.T) {
 	out, _, _ := run(t, "liqo", "template", "--offline", "--image", exampleImage)
 	for _, o := range templates(t, out) {
@@ -71,11 +74,13 @@ func TestLiqoFlagsAreOurs(t *testing.T) {
 		args, _ := template.Field(containers[0], "args").([]any)
 		var words []string
 		for _, a := range args {
-			words = append(words, strings.NewReplacer("$(NODE_NAME)", "node-1", "$(POD_NAME)", "gw-milan-1").Replace(a.(string)))
+			words = append(words, strings.NewReplacer("$(NODE_NAME)", "node-1", "$(POD_NAME)",
+				"gw-milan-1").Replace(a.(string)))
 		}
 		_, diag, status := run(t, words...)
 		if lines := strings.Split(strings.TrimSpace(diag), "\n"); status != cli.ExitBadInput || len(lines) != 2 ||
-			!strings.Contains(lines[0], "--keys-dir: /etc/wireguard/keys/privateKey: ") || !strings.Contains(lines[1], "--kubeconfig: missing") {
+			!strings.Contains(lines[0], "--keys-dir: /etc/wireguard/keys/privateKey: ") || !strings.Contains(lines[1],
+			"--kubeconfig: missing") {
 			t.Errorf("%q: status %d\n%s", words, status, diag)
 		}
 	}
@@ -106,7 +111,8 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		w.WriteHeader(http.StatusNotFound)
 		parts := strings.Split(r.URL.Path, "/")
-		o = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": http.StatusNotFound,
+		o = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound",
+			"code":    http.StatusNotFound,
 			"message": "not found", "details": map[string]any{"name": parts[len(parts)-1]}}
 	}
 	if list, ok := o.([]any); ok {
@@ -140,20 +146,22 @@ func newFakeCluster(t *testing.T) *fakeCluster {
 		liqoAPI + "/namespaces/liqo/wggatewayservertemplates/wireguard-server": template.Default(true, "edge", "liqo"),
 		liqoAPI + "/namespaces/liqo/wggatewayclienttemplates/wireguard-client": template.Default(false, "edge", "liqo"),
 		liqoAPI + tenant + "/gatewayservers/cluster-b":                         templates(t, string(text))[0],
-		"/api/v1/namespaces/liqo-tenant-cluster-b":                             map[string]any{"apiVersion": "v1", "kind": "Namespace"},
-		"/api/v1" + tenant + "/pods":                                           empty,
-		"/api/v1/pods":                                                         empty,
-		"/apis/networking.k8s.io/v1" + tenant + "/networkpolicies":             empty,
-		liqoAPI + "/firewallconfigurations":                                    empty,
-		liqoAPI + "/routeconfigurations":                                       empty,
-		liqoAPI + "/internalnodes":                                             empty,
-		liqoAPI + tenant + "/internalfabrics":                                  empty,
-		liqoAPI + tenant + "/genevetunnels":                                    empty,
-		liqoAPI + tenant + "/publickeies":                                      empty,
+		"/api/v1/namespaces/liqo-tenant-cluster-b": map[string]any{"apiVersion": "v1",
+			"kind": "Namespace"},
+		"/api/v1" + tenant + "/pods": empty,
+		"/api/v1/pods":               empty,
+		"/apis/networking.k8s.io/v1" + tenant + "/networkpolicies": empty,
+		liqoAPI + "/firewallconfigurations":                        empty,
+		liqoAPI + "/routeconfigurations":                           empty,
+		liqoAPI + "/internalnodes":                                 empty,
+		liqoAPI + tenant + "/internalfabrics":                      empty,
+		liqoAPI + tenant + "/genevetunnels":                        empty,
+		liqoAPI + tenant + "/publickeies":                          empty,
 	}}
 }
 
-// TestLiqoCommandsRead: template and check lead from nothing to a gateway that can be switched, and write nothing to the cluster.
+// TestLiqoCommandsRead: template and check lead from nothing to a gateway that can be switched, and
+// write nothing to the cluster.
 func TestLiqoCommandsRead(t *testing.T) {
 	c := newFakeCluster(t)
 	kubeconfig := c.start(t)
@@ -161,16 +169,20 @@ func TestLiqoCommandsRead(t *testing.T) {
 		return run(t, "liqo", "check", "liqo-tenant-cluster-b/cluster-b", "--kubeconfig", kubeconfig)
 	}
 	out, diag, status := check()
-	if status != cli.ExitFailed || !strings.Contains(out, "\nwrong: WgGatewayServerTemplate culvert-server: not in namespace liqo") || !strings.Contains(diag, "would not work") {
+	if status != cli.ExitFailed ||
+		!strings.Contains(out, "\nwrong: WgGatewayServerTemplate culvert-server: not in namespace liqo") ||
+		!strings.Contains(diag, "would not work") {
 		t.Errorf("without a template: status %d\n%s%s", status, out, diag)
 	}
-	printed, diag, status := run(t, "liqo", "template", "--kubeconfig", kubeconfig, "--image", "registry.invalid/culvert:1")
+	printed, diag, status := run(t, "liqo", "template", "--kubeconfig", kubeconfig, "--image",
+		"registry.invalid/culvert:1")
 	if status != 0 || diag != "" || !strings.Contains(printed, "instance: edge-{{ .Name }}") {
 		t.Fatalf("template: status %d\n%s%s", status, printed, diag)
 	}
 	c.put(liqoAPI+"/namespaces/liqo/wggatewayservertemplates/culvert-server", templates(t, printed)[0])
 	out, diag, status = check()
-	if status != 0 || diag != "" || !strings.Contains(out, "culvert would work here.\nTo switch:\n    kubectl patch gatewayservers") {
+	if status != 0 || diag != "" ||
+		!strings.Contains(out, "culvert would work here.\nTo switch:\n    kubectl patch gatewayservers") {
 		t.Errorf("with a template: status %d\n%s%s", status, out, diag)
 	}
 	c.mu.Lock()
@@ -183,7 +195,8 @@ func TestLiqoCommandsRead(t *testing.T) {
 // TestLiqoCannotLook: exit status 2, and each line names what is missing.
 func TestLiqoCannotLook(t *testing.T) {
 	c := newFakeCluster(t)
-	c.objects[liqoAPI+"/namespaces/liqo/wggatewayclienttemplates/wireguard-client"] = map[string]any{"apiVersion": template.APIVersion, "kind": template.ClientKind}
+	c.objects[liqoAPI+"/namespaces/liqo/wggatewayclienttemplates/wireguard-client"] = map[string]any{
+		"apiVersion": template.APIVersion, "kind": template.ClientKind}
 	delete(c.objects, liqoAPI+"/internalnodes")
 	kubeconfig := c.start(t)
 	for _, tt := range []struct {
@@ -196,13 +209,18 @@ func TestLiqoCannotLook(t *testing.T) {
 		{"liqo template --image= --offline", []string{"--image: missing"}},
 		{"liqo template --image x/y --release x --kubeconfig " + kubeconfig, []string{"only with --offline"}},
 		{"liqo template --image x/y --offline --kubeconfig " + kubeconfig, []string{"none of the others can be"}},
-		{"liqo template --image x/y --server-template other --kubeconfig " + kubeconfig, []string{"--server-template: other in --namespace liqo: "}},
-		{"liqo template --image x/y --kubeconfig " + kubeconfig, []string{"WgGatewayClientTemplate <nil>: spec.objectKind.kind: <nil>, and culvert stands in for a WgGatewayClient alone"}},
+		{"liqo template --image x/y --server-template other --kubeconfig " + kubeconfig,
+			[]string{"--server-template: other in --namespace liqo: "}},
+		{"liqo template --image x/y --kubeconfig " + kubeconfig,
+			[]string{
+				"WgGatewayClientTemplate <nil>: spec.objectKind.kind: <nil>, and culvert stands in for a WgGatewayClient alone"}},
 		{"liqo template --image x/y --kubeconfig /nowhere", []string{"--kubeconfig: "}},
 		{"liqo check cluster-b --kubeconfig " + kubeconfig, []string{"want NAMESPACE/NAME"}},
-		{"liqo check liqo-tenant-x/x --kubeconfig " + kubeconfig, []string{"liqo-tenant-x/x: no such GatewayServer or GatewayClient"}},
+		{"liqo check liqo-tenant-x/x --kubeconfig " + kubeconfig,
+			[]string{"liqo-tenant-x/x: no such GatewayServer or GatewayClient"}},
 		{"liqo check liqo-tenant-cluster-b/cluster-b --kubeconfig " + kubeconfig, []string{"list internalnodes: "}},
-		{"liqo check liqo-tenant-cluster-b/cluster-b --context y --kubeconfig " + kubeconfig, []string{`--context: there is no context "y"; there are x`}},
+		{"liqo check liqo-tenant-cluster-b/cluster-b --context y --kubeconfig " + kubeconfig,
+			[]string{`--context: there is no context "y"; there are x`}},
 	} {
 		out, diag, status := run(t, strings.Fields(tt.args)...)
 		lines := strings.Split(strings.TrimSuffix(diag, "\n"), "\n")
@@ -218,12 +236,14 @@ func TestLiqoCannotLook(t *testing.T) {
 	}
 }
 
-// TestLiqoCheckFits: findings are broken where a terminal is too narrow; commands, which are to be copied, are not.
+// TestLiqoCheckFits: findings are broken where a terminal is too narrow; commands, which are to be
+// copied, are not.
 func TestLiqoCheckFits(t *testing.T) {
 	const line = "kubectl patch gatewayservers.networking.liqo.io -n liqo-tenant-milan milan --type merge -p '{\"spec\":{\"serverTemplateRef\":{\"name\":\"culvert-server\"}}}'"
 	long := strings.TrimSpace(strings.Repeat("words ", 40))
 	page := &cli.Page{Columns: 100}
-	if err := printReport(page, &check.Report{Gateway: "GatewayServer a/b", Findings: []check.Finding{{Text: long}}, Commands: []check.Command{{Purpose: "To switch", Line: line}}}); err != nil {
+	if err := printReport(page, &check.Report{Gateway: "GatewayServer a/b", Findings: []check.Finding{{Text: long}},
+		Commands: []check.Command{{Purpose: "To switch", Line: line}}}); err != nil {
 		t.Error(err)
 	}
 	for text := range strings.Lines(page.String()) {
@@ -231,7 +251,8 @@ func TestLiqoCheckFits(t *testing.T) {
 			t.Error(text)
 		}
 	}
-	if said := strings.Join(strings.Fields(page.String()), " "); !strings.Contains(said, "note: "+long+" culvert would work here.") || !strings.Contains(page.String(), "    "+line+"\n") {
+	if said := strings.Join(strings.Fields(page.String()), " "); !strings.Contains(said,
+		"note: "+long+" culvert would work here.") || !strings.Contains(page.String(), "    "+line+"\n") {
 		t.Error(page)
 	}
 }

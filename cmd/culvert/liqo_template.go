@@ -35,7 +35,8 @@ func newLiqoTemplateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "template",
 		Short: "Print the templates by which Liqo starts culvert",
-		Long: "Print a " + template.ServerKind + " and a " + template.ClientKind + ", " + template.ServerName + " and " + template.ClientName + ",\n" +
+		Long: "Print a " + template.ServerKind + " and a " + template.ClientKind + ", " + template.ServerName +
+			" and " + template.ClientName + ",\n" +
 			"for kubectl apply. They are made of Liqo's own, which are read from the cluster: names, labels, selectors,\n" +
 			"the Service, scheduling, pull secrets and the values of flags are the same, so that a gateway that is there\n" +
 			"can be switched. Standard error has a line for each thing that is left out.\n\n" +
@@ -69,7 +70,8 @@ func newLiqoTemplateCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := printTemplates(cmd.OutOrStdout(), cmd.ErrOrStderr(), f.image, f.replicas, stocks); err != nil || f.replicas == 1 {
+			if err := printTemplates(cmd.OutOrStdout(), cmd.ErrOrStderr(), f.image, f.replicas, stocks); err != nil ||
+				f.replicas == 1 {
 				return err
 			}
 			return f.printBudgets(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -82,11 +84,14 @@ func newLiqoTemplateCommand() *cobra.Command {
 	cmd.Flags().StringVar(&f.image, "image", "", "`NAME` of culvert's image in your registry (required)")
 	cmd.Flags().IntVar(&f.replicas, "replicas", 1, "`NUMBER` of pods of each gateway, of which one forwards")
 	cmd.Flags().BoolVar(&f.offline, "offline", false, "read no cluster: take what Liqo's chart has by default")
-	cmd.Flags().BoolVar(&f.nodes, "nodes", false, "print the DaemonSet for nodes without Geneve instead; reads no cluster")
-	cmd.Flags().StringVar(&f.services, "services", "", "with --nodes: have the DaemonSet serve Services too: `WHICH` is labelled or all")
+	cmd.Flags().BoolVar(&f.nodes, "nodes", false,
+		"print the DaemonSet for nodes without Geneve instead; reads no cluster")
+	cmd.Flags().StringVar(&f.services, "services", "",
+		"with --nodes: have the DaemonSet serve Services too: `WHICH` is labelled or all")
 	cmd.Flags().Lookup("services").NoOptDefVal = "labelled"
 	cli.FlagValues(cmd, "services", "labelled", "all")
-	cmd.Flags().StringVar(&f.release, "release", "liqo", "with --offline: `NAME` of Liqo's Helm release, which is part of every selector")
+	cmd.Flags().StringVar(&f.release, "release", "liqo",
+		"with --offline: `NAME` of Liqo's Helm release, which is part of every selector")
 	for _, name := range []string{"kubeconfig", "context", "server-template", "client-template"} {
 		cmd.MarkFlagsMutuallyExclusive("offline", name)
 	}
@@ -109,7 +114,8 @@ func (f *templateFlags) checkServices() error {
 // stock returns Liqo's own templates.
 func (f *templateFlags) stock(ctx context.Context) ([]map[string]any, error) {
 	if f.offline {
-		return []map[string]any{template.Default(true, f.release, f.namespace), template.Default(false, f.release, f.namespace)}, nil
+		return []map[string]any{template.Default(true, f.release, f.namespace), template.Default(false, f.release,
+			f.namespace)}, nil
 	}
 	client, err := f.operator.client()
 	if err != nil {
@@ -118,11 +124,13 @@ func (f *templateFlags) stock(ctx context.Context) ([]map[string]any, error) {
 	var stocks []map[string]any
 	var errs []error
 	for _, t := range []struct{ flag, resource, name string }{
-		{"--server-template", "wggatewayservertemplates", f.server}, {"--client-template", "wggatewayclienttemplates", f.client},
+		{"--server-template", "wggatewayservertemplates", f.server},
+		{"--client-template", "wggatewayclienttemplates", f.client},
 	} {
 		o, err := client.Resource(liqoResource(t.resource)).Namespace(f.namespace).Get(ctx, t.name, metav1.GetOptions{})
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %s in --namespace %s: %w; see kubectl get %s --all-namespaces", t.flag, t.name, f.namespace, err, t.resource))
+			errs = append(errs, fmt.Errorf("%s: %s in --namespace %s: %w; see kubectl get %s --all-namespaces", t.flag,
+				t.name, f.namespace, err, t.resource))
 			continue
 		}
 		stocks = append(stocks, o.Object)
@@ -167,7 +175,8 @@ func printTemplates(out, diag io.Writer, image string, replicas int, stocks []ma
 // printBudgets prints a PodDisruptionBudget for each gateway in the cluster.
 func (f *templateFlags) printBudgets(ctx context.Context, out, diag io.Writer) error {
 	if f.offline {
-		fmt.Fprintln(diag, "culvert: note: no PodDisruptionBudgets are printed with --offline; without it, each gateway of the cluster gets one")
+		fmt.Fprintln(diag,
+			"culvert: note: no PodDisruptionBudgets are printed with --offline; without it, each gateway of the cluster gets one")
 		return nil
 	}
 	client, err := f.operator.client()

@@ -44,7 +44,8 @@ func TestLiqoBadInput(t *testing.T) {
 	}
 }
 
-// emptyAPI is an API server that has every kind and no resource. It forbids PublicKeys for as long as it is told to.
+// emptyAPI is an API server that has every kind and no resource. It forbids PublicKeys for as long
+// as it is told to.
 func emptyAPI(t *testing.T, forbid *atomic.Bool) (kubeconfig string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -52,12 +53,14 @@ func emptyAPI(t *testing.T, forbid *atomic.Bool) (kubeconfig string) {
 		switch {
 		case strings.HasSuffix(r.URL.Path, "/publickeies") && forbid.Load():
 			w.WriteHeader(http.StatusForbidden)
-			fmt.Fprint(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "message": "no", "code": 403}`)
+			fmt.Fprint(w,
+				`{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "message": "no", "code": 403}`)
 		case r.URL.Query().Get("watch") != "":
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 		default:
-			fmt.Fprint(w, `{"kind": "List", "apiVersion": "networking.liqo.io/v1beta1", "metadata": {"resourceVersion": "1"}, "items": []}`)
+			fmt.Fprint(w,
+				`{"kind": "List", "apiVersion": "networking.liqo.io/v1beta1", "metadata": {"resourceVersion": "1"}, "items": []}`)
 		}
 	}))
 	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
@@ -68,14 +71,15 @@ func emptyAPI(t *testing.T, forbid *atomic.Bool) (kubeconfig string) {
 	return kubeconfig
 }
 
-// TestLiqoReadiness: a gateway without the right to list is alive but not ready, and logs the reason once. When it gets the right, it is ready, even if
-// there is no resource at all.
+// TestLiqoReadiness: a gateway without the right to list is alive but not ready, and logs the
+// reason once. When it gets the right, it is ready, even if there is no resource at all.
 func TestLiqoReadiness(t *testing.T) {
 	var forbid atomic.Bool
 	forbid.Store(true)
 	kubeconfig := emptyAPI(t, &forbid)
 	health := fmt.Sprintf("127.0.0.1:%d", freePort(t))
-	cmd := culvert("gateway", "--liqo", "--name=milan", "--namespace=liqo-tenant-milan", "--remote-cluster-id=milan", "--gateway-uid=u", "--node-name=rome-1",
+	cmd := culvert("gateway", "--liqo", "--name=milan", "--namespace=liqo-tenant-milan", "--remote-cluster-id=milan",
+		"--gateway-uid=u", "--node-name=rome-1",
 		"--mode=server", "--keys-dir="+keysDir(t), "--kubeconfig="+kubeconfig, "--health-probe-bind-address="+health,
 		fmt.Sprintf("--listen-port=%d", freePort(t)), fmt.Sprintf("--geneve-port=%d", freePort(t)))
 	diag, err := cmd.StderrPipe()
@@ -111,7 +115,8 @@ func TestLiqoReadiness(t *testing.T) {
 		return r.StatusCode
 	}
 	await("gateway running", "resource=publickeies verb=list")
-	if live, ready, metrics := status("/healthz"), status("/readyz"), status("/metrics"); live != 200 || ready != 503 || metrics != 404 {
+	if live, ready, metrics := status("/healthz"), status("/readyz"), status("/metrics"); live != 200 || ready != 503 ||
+		metrics != 404 {
 		t.Errorf("forbidden: healthz %d, readyz %d, metrics %d", live, ready, metrics)
 	}
 	forbid.Store(false)

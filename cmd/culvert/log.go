@@ -21,7 +21,8 @@ func newLogger(level, format string) (*logrus.Logger, error) {
 	return log, nil
 }
 
-// jsonFormatter formats values like the text format: encoding/json would write a duration or a role as a number.
+// jsonFormatter formats values like the text format: encoding/json would write a duration or a role
+// as a number.
 type jsonFormatter struct{ logrus.JSONFormatter }
 
 func (f jsonFormatter) Format(e *logrus.Entry) ([]byte, error) {

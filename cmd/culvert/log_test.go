@@ -20,8 +20,10 @@ func TestJSONHasTheValuesOfText(t *testing.T) {
 	log, err := newLogger("info", "json")
 	need.NoError(t, err)
 	fields := logrus.Fields{
-		"role": config.Server, "after": 90 * time.Second, "endpoint": netip.MustParseAddrPort("192.0.2.7:51840"), "addr": netip.MustParseAddr("10.80.0.2"),
-		"real": netip.MustParsePrefix("10.0.0.0/16"), "nodes": 2, "port": uint16(6091), "again": true, "name": "rome-1", "prefixes": []netip.Prefix{},
+		"role": config.Server, "after": 90 * time.Second, "endpoint": netip.MustParseAddrPort("192.0.2.7:51840"),
+		"addr": netip.MustParseAddr("10.80.0.2"),
+		"real": netip.MustParsePrefix("10.0.0.0/16"), "nodes": 2, "port": uint16(6091), "again": true, "name": "rome-1",
+		"prefixes": []netip.Prefix{},
 	}
 	var out bytes.Buffer
 	log.SetOutput(&out)

@@ -9,8 +9,10 @@ import (
 func main() { cli.Run(newRootCommand()) }
 
 func newRootCommand() *cobra.Command {
-	commands := append(kubeCommands(), newGatewayCommand(), newNodeCommand(), newInitCommand(), newLabCommand(), newKeygenCommand(), newIPAMCommand(),
-		newStatusCommand(), newConnectionsCommand(), newTraceCommand(), newCaptureCommand(), newReloadCommand(), newRulesCommand(), newRoutesCommand(),
+	commands := append(kubeCommands(), newGatewayCommand(), newNodeCommand(), newInitCommand(), newLabCommand(),
+		newKeygenCommand(), newIPAMCommand(),
+		newStatusCommand(), newConnectionsCommand(), newTraceCommand(), newCaptureCommand(), newReloadCommand(),
+		newRulesCommand(), newRoutesCommand(),
 		newPageCommand(), newDoctorCommand(), cli.NewVersionCommand("culvert"), newConfigTopic())
 	return cli.New("culvert", "Carry pod traffic between Kubernetes clusters in user space", examples, commands...)
 }

@@ -81,8 +81,9 @@ metrics: ""
 // portsGiven are the ports that freePort has returned or tried.
 var portsGiven sync.Map
 
-// freePort returns a port that nobody has, neither of UDP nor of TCP, and that the kernel gives to nobody who asks for any: a process that
-// is about to open it, as one of those beside this test, would find it taken. It returns each port once.
+// freePort returns a port that nobody has, neither of UDP nor of TCP, and that the kernel gives to
+// nobody who asks for any: a process that is about to open it, as one of those beside this test,
+// would find it taken. It returns each port once.
 func freePort(t *testing.T) int {
 	t.Helper()
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
@@ -161,13 +162,15 @@ func TestBadInput(t *testing.T) {
 func TestCheck(t *testing.T) {
 	dir, _ := folder(t)
 	config := filepath.Join(dir, "gateway.yaml")
-	if out, diag, status := run(t, "gateway", "--check", "--config", config); status != 0 || !strings.Contains(out, "good") {
+	if out, diag, status := run(t, "gateway", "--check", "--config", config); status != 0 ||
+		!strings.Contains(out, "good") {
 		t.Fatalf("status %d, %q, %q", status, out, diag)
 	}
 	out, _, _ := run(t, "gateway", "--check", "-o", "json", "--config", config)
 	var view checked
 	need.NoError(t, json.Unmarshal([]byte(out), &view))
-	if len(view.Nodes) != 1 || len(view.Nodes[0].Routes) != 1 || view.Nodes[0].Routes[0].String() != "10.61.0.0/16" || view.UnknownSource != "10.70.0.0" {
+	if len(view.Nodes) != 1 || len(view.Nodes[0].Routes) != 1 || view.Nodes[0].Routes[0].String() != "10.61.0.0/16" ||
+		view.UnknownSource != "10.70.0.0" {
 		t.Errorf("got %+v", view)
 	}
 }
@@ -214,7 +217,8 @@ func TestGatewaySignals(t *testing.T) {
 	cmd.Process.Signal(syscall.SIGHUP)
 	await("configuration applied: log.level changed")
 	cmd.Process.Signal(syscall.SIGTERM)
-	if rest, err := io.ReadAll(io.MultiReader(messages.Buffered(), diag)); err != nil || strings.Contains(string(rest), "stopping") {
+	if rest, err := io.ReadAll(io.MultiReader(messages.Buffered(), diag)); err != nil || strings.Contains(string(rest),
+		"stopping") {
 		t.Errorf("at level error: %s, %v", rest, err)
 	}
 	if err := cmd.Wait(); err != nil {
@@ -237,7 +241,8 @@ func TestKeygen(t *testing.T) {
 	}
 }
 
-// TestSignalAtTheEnd interrupts a command at the moments after it has printed, when its work is done.
+// TestSignalAtTheEnd interrupts a command at the moments after it has printed, when its work is
+// done.
 func TestSignalAtTheEnd(t *testing.T) {
 	for range 100 {
 		cmd := culvert("version")

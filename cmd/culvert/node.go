@@ -91,7 +91,9 @@ func newNodeCommand() *cobra.Command {
 				if c.Services != nil {
 					k.remotes.services = c.Services.ServiceCIDRs
 				}
-				return runLinks(cmd.Context(), k, p, status, func(ctx context.Context) error { return runNode(ctx, load, c, k, status) })
+				return runLinks(cmd.Context(), k, p, status, func(ctx context.Context) error {
+					return runNode(ctx, load, c, k, status)
+				})
 			}
 			if err := runNode(cmd.Context(), load, c, k, nil); err != nil || !k.on() || l.daemonSet == "" {
 				return err
@@ -101,8 +103,10 @@ func newNodeCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` (YAML)")
 	cmd.Flags().BoolVar(&check, "check", false, "validate the configuration, compare it with this machine, and exit")
-	cmd.Flags().BoolVar(&remove, "remove", false, "remove what earlier runs left of Services (with --liqo or --kube: of links), and exit")
-	cmd.Flags().BoolVar(&takeOver, "takeover", false, "take over from the node that serves with the same services.state")
+	cmd.Flags().BoolVar(&remove, "remove", false,
+		"remove what earlier runs left of Services (with --liqo or --kube: of links), and exit")
+	cmd.Flags().BoolVar(&takeOver, "takeover", false,
+		"take over from the node that serves with the same services.state")
 	k.add(cmd)
 	l.add(cmd)
 	p.add(cmd)
@@ -118,7 +122,8 @@ func withCPUs(read func() (*node.Config, error), file string) (*node.Config, err
 	return c, checkCPUs(file, c.CPUs, &c.Warnings)
 }
 
-// removeRemains removes remains of earlier runs and prints how many. It fails while Services are served.
+// removeRemains removes remains of earlier runs and prints how many. It fails while Services are
+// served.
 func removeRemains(w io.Writer) error {
 	found, err := services.RemoveRemains(true)
 	if err != nil {
@@ -128,8 +133,9 @@ func removeRemains(w io.Writer) error {
 	return nil
 }
 
-// leaveRemains removes the remains of an earlier run that served Services by a TUN device, if this run does not: rules that lead to no device and, if
-// this run serves Services by sockets, a waiting device. It ignores what it cannot inspect, for example without privilege in some sandboxes.
+// leaveRemains removes the remains of an earlier run that served Services by a TUN device, if this
+// run does not: rules that lead to no device and, if this run serves Services by sockets, a waiting
+// device. It ignores what it cannot inspect, for example without privilege in some sandboxes.
 func leaveRemains(c *services.Config, log logrus.FieldLogger) {
 	if c != nil && c.Mode != services.Sockets {
 		return // this run continues with them
@@ -137,7 +143,8 @@ func leaveRemains(c *services.Config, log logrus.FieldLogger) {
 	found, err := services.RemoveRemains(c != nil)
 	switch {
 	case found > 0 && err != nil:
-		log.WithError(err).WithField("remedy", "run as root: culvert node --remove").Warn("an earlier run has left rules that lead packets for Services elsewhere")
+		log.WithError(err).WithField("remedy", "run as root: culvert node --remove").Warn(
+			"an earlier run has left rules that lead packets for Services elsewhere")
 	case found > 0:
 		log.WithField("removed", found).Info("leftovers of an earlier run's Services are removed")
 	}
@@ -160,7 +167,8 @@ type nodeKube struct {
 	remotes                           remotes
 }
 
-// remotes are the CIDRs of other clusters to which links of this process lead. The part of the process that serves Services needs them.
+// remotes are the CIDRs of other clusters to which links of this process lead. The part of the
+// process that serves Services needs them.
 type remotes struct {
 	services []netip.Prefix // the addresses of Services that this process serves; set before links are made
 
@@ -188,10 +196,13 @@ func (r *remotes) follow(tell func([]netip.Prefix)) {
 func (k *nodeKube) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&k.mode, "services", "off", "serve Services of Kubernetes: `WHICH` is labelled, all or off")
 	cmd.Flags().Lookup("services").NoOptDefVal = "labelled"
-	cmd.Flags().StringVar(&k.name, "node-name", os.Getenv("NODE_NAME"), "`NAME` of the Node under Kubernetes (default: $NODE_NAME)")
-	cmd.Flags().StringVar(&k.namespace, "lease-namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "kube-system"), "`NAMESPACE` of the Leases of nodes that announce addresses; the same on all nodes; $POD_NAMESPACE if that is set")
+	cmd.Flags().StringVar(&k.name, "node-name", os.Getenv("NODE_NAME"),
+		"`NAME` of the Node under Kubernetes (default: $NODE_NAME)")
+	cmd.Flags().StringVar(&k.namespace, "lease-namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "kube-system"),
+		"`NAMESPACE` of the Leases of nodes that announce addresses; the same on all nodes; $POD_NAMESPACE if that is set")
 	cmd.Flags().StringVar(&k.kubeconfig, "kubeconfig", "", "kubeconfig `FILE`, outside of a pod")
-	cmd.RegisterFlagCompletionFunc("services", cobra.FixedCompletions([]string{"labelled", "all", "off"}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("services", cobra.FixedCompletions([]string{"labelled", "all", "off"},
+		cobra.ShellCompDirectiveNoFileComp))
 }
 
 func (k *nodeKube) on() bool { return k.mode != "off" }
@@ -215,13 +226,15 @@ func (k *nodeKube) loader(file string) (load func() (*node.Config, error), err e
 }
 
 // runNode runs the node described by c. links also shows the status of links; nil: there are none.
-func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Config, k *nodeKube, links *linkStatus) error {
+func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Config, k *nodeKube,
+	links *linkStatus) error {
 	log, err := newLogger("info", "text")
 	if err != nil {
 		return err
 	}
-	// A signal that arrives before the rules are complete would end the process, and leave them. This is never undone: a signal after everything has
-	// stopped must not turn success into a failure.
+	// A signal that arrives before the rules are complete would end the process, and leave them.
+	// This is never undone: a signal after everything has stopped must not turn success into a
+	// failure.
 	hup, usr2 := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	if c.Services != nil {
@@ -299,8 +312,9 @@ func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Con
 	return nil
 }
 
-// afterHandOver ends this process after another one has taken over. As process 1 of a container it waits instead: otherwise the container would be
-// restarted and take over in turn. If the other process dies, this program restarts itself.
+// afterHandOver ends this process after another one has taken over. As process 1 of a container it
+// waits instead: otherwise the container would be restarted and take over in turn. If the other
+// process dies, this program restarts itself.
 func afterHandOver(ctx context.Context, c *services.Config, to *services.HandedOver, log logrus.FieldLogger) error {
 	if os.Getpid() != 1 {
 		if to.Process == 0 {
@@ -319,8 +333,10 @@ func afterHandOver(ctx context.Context, c *services.Config, to *services.HandedO
 	return cli.Failed(syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
 }
 
-// serveFile returns a function that serves the Services of a file until its context ends, and one that replaces them.
-func serveFile(c *services.Config, show shower, log *logrus.Logger) (serve func(context.Context) error, change func(context.Context, *services.Config) error, err error) {
+// serveFile returns a function that serves the Services of a file until its context ends, and one
+// that replaces them.
+func serveFile(c *services.Config, show shower, log *logrus.Logger) (serve func(context.Context) error,
+	change func(context.Context, *services.Config) error, err error) {
 	s, err := newServer(c, false, log)
 	if s == nil {
 		return nil, nil, err
@@ -350,7 +366,8 @@ func runServer(ctx context.Context, s server, name string, show shower, log logr
 	return err
 }
 
-// newServer returns a server for c. A tolerant one runs without addresses that the machine lacks and, by sockets, without ports that it cannot get.
+// newServer returns a server for c. A tolerant one runs without addresses that the machine lacks
+// and, by sockets, without ports that it cannot get.
 func newServer(c *services.Config, tolerant bool, log *logrus.Logger) (server, error) {
 	if c.Mode == services.Sockets {
 		return newSockets(c, tolerant, log)
@@ -362,8 +379,8 @@ func newServer(c *services.Config, tolerant bool, log *logrus.Logger) (server, e
 	return s, err
 }
 
-// rereadServices serves the file's Services again at each SIGHUP; change is nil if none are served. A file with any fault, or with changes to the
-// tunnel, changes nothing.
+// rereadServices serves the file's Services again at each SIGHUP; change is nil if none are served.
+// A file with any fault, or with changes to the tunnel, changes nothing.
 func rereadServices(ctx context.Context, hup <-chan os.Signal, load func() (*node.Config, error), c *node.Config,
 	change func(context.Context, *services.Config) error, log logrus.FieldLogger) {
 	for {

@@ -25,7 +25,8 @@ func printNode(w io.Writer, file string, c *node.Config) error {
 			kernel = fmt.Sprintf(", %d in the kernel", present)
 		}
 		warnings = append(warnings, lacking...)
-		fmt.Fprintf(w, "%s: good: %s to the gateway at %s, VNI %d, %d routes%s\n", file, c.Name, c.Gateway, c.VNI, len(c.Routes), kernel)
+		fmt.Fprintf(w, "%s: good: %s to the gateway at %s, VNI %d, %d routes%s\n", file, c.Name, c.Gateway, c.VNI,
+			len(c.Routes), kernel)
 	}
 	if c.Services != nil {
 		what := "Services"

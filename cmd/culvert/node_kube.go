@@ -14,9 +14,10 @@ import (
 	"culvert/kube/service"
 )
 
-// serve returns a function that serves the Services of Kubernetes until its context ends, and one that changes base, the settings that do not come
-// from Kubernetes.
-func (k *nodeKube) serve(base *services.Config, show shower, log *logrus.Logger) (serve func(context.Context) error, change func(context.Context, *services.Config) error, err error) {
+// serve returns a function that serves the Services of Kubernetes until its context ends, and one
+// that changes base, the settings that do not come from Kubernetes.
+func (k *nodeKube) serve(base *services.Config, show shower, log *logrus.Logger) (serve func(context.Context) error,
+	change func(context.Context, *services.Config) error, err error) {
 	client, err := newClient(k.kubeconfig)
 	if err != nil {
 		return nil, nil, err
@@ -48,9 +49,11 @@ func (k *nodeKube) serve(base *services.Config, show shower, log *logrus.Logger)
 		saved := services.Saved(base, log)
 		if saved != nil {
 			if err := start(saved); err != nil {
-				log.WithError(err).Warn("the Services of the previous run are not served: the API server says what they are")
+				log.WithError(err).Warn(
+					"the Services of the previous run are not served: the API server says what they are")
 			} else {
-				log.WithField("services", len(saved.Services)).Info("the Services of the previous run are served until the API server answers")
+				log.WithField("services", len(saved.Services)).Info(
+					"the Services of the previous run are served until the API server answers")
 			}
 		}
 		source.Run(ctx, func(c *services.Config) (err error) {
@@ -61,7 +64,9 @@ func (k *nodeKube) serve(base *services.Config, show shower, log *logrus.Logger)
 				stop()
 			}
 			saved = nil
-			if err != nil && server == nil && !errors.As(err, new(*services.ConflictError)) && !errors.Is(err, state.ErrInUse) { // this machine cannot serve
+			// this machine cannot serve
+			if err != nil && server == nil && !errors.As(err, new(*services.ConflictError)) &&
+				!errors.Is(err, state.ErrInUse) {
 				failed = err
 				stop()
 			}

@@ -16,16 +16,19 @@ import (
 	"culvert/integration/need"
 )
 
-// TestNodeNothingToCheck: a node does not start where it was to check a configuration, and there is none.
+// TestNodeNothingToCheck: a node does not start where it was to check a configuration, and there is
+// none.
 func TestNodeNothingToCheck(t *testing.T) {
 	for _, kind := range []string{"--kube", "--liqo"} {
-		if out, diag, status := run(t, "node", kind, "--check", "--node-name", "n1"); status != cli.ExitBadInput || out != "" || !strings.Contains(diag, "--check: only with --config or --services") {
+		if out, diag, status := run(t, "node", kind, "--check", "--node-name", "n1"); status != cli.ExitBadInput ||
+			out != "" || !strings.Contains(diag, "--check: only with --config or --services") {
 			t.Errorf("%s: status %d: %s%s", kind, status, out, diag)
 		}
 	}
 }
 
-// TestNodeHangUpEarly sends SIGHUP to a node that starts: it goes on, where the signal would end it with half of its rules made.
+// TestNodeHangUpEarly sends SIGHUP to a node that starts: it goes on, where the signal would end it
+// with half of its rules made.
 func TestNodeHangUpEarly(t *testing.T) {
 	for _, kind := range []string{"--services", "--liqo", "--kube"} {
 		path := filepath.Join(t.TempDir(), "kubeconfig")

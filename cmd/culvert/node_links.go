@@ -21,12 +21,16 @@ type nodeLiqo struct {
 
 func (l *nodeLiqo) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&l.on, "liqo", false, "make the links that Liqo's resources ask for")
-	cmd.Flags().IntVar(&l.port, "geneve-port", 6091, "with --liqo or --kube: UDP `PORT` of the tunnels, Liqo's networking.genevePort")
-	cmd.Flags().StringVar(&l.daemonSet, "daemonset", "", "`NAMESPACE/NAME` of this pod's DaemonSet; links and what serves Services go with it")
-	cmd.Flags().StringVar(&l.metrics, "links-metrics", "", "with --liqo or --kube: listen `ADDRESS` of the links' /metrics and /healthz, host:port")
+	cmd.Flags().IntVar(&l.port, "geneve-port", 6091,
+		"with --liqo or --kube: UDP `PORT` of the tunnels, Liqo's networking.genevePort")
+	cmd.Flags().StringVar(&l.daemonSet, "daemonset", "",
+		"`NAMESPACE/NAME` of this pod's DaemonSet; links and what serves Services go with it")
+	cmd.Flags().StringVar(&l.metrics, "links-metrics", "",
+		"with --liqo or --kube: listen `ADDRESS` of the links' /metrics and /healthz, host:port")
 }
 
-// strayNodeFlags returns an error for each flag that has no effect, because the flag that it belongs to is not given.
+// strayNodeFlags returns an error for each flag that has no effect, because the flag that it
+// belongs to is not given.
 func strayNodeFlags(cmd *cobra.Command, k *nodeKube, l *nodeLiqo, p *nodePeerings) error {
 	var errs []error
 	for _, f := range []struct {
@@ -53,14 +57,17 @@ func (l *nodeLiqo) check() error {
 	if l.port < 1 || l.port > 65535 {
 		return fmt.Errorf("--geneve-port: %d is out of range; want 1 to 65535", l.port)
 	}
-	if namespace, name, ok := strings.Cut(l.daemonSet, "/"); l.daemonSet != "" && (!ok || namespace == "" || name == "" || strings.Contains(name, "/")) {
+	if namespace, name, ok := strings.Cut(l.daemonSet, "/"); l.daemonSet != "" && (!ok || namespace == "" ||
+		name == "" || strings.Contains(name, "/")) {
 		return fmt.Errorf("--daemonset: %q is not NAMESPACE/NAME", l.daemonSet)
 	}
 	return nil
 }
 
-// runLinks gives the node its links until ctx ends. Meanwhile it runs beside, which serves Services and may be nil.
-func runLinks(ctx context.Context, k *nodeKube, p *nodePeerings, status *linkStatus, beside func(context.Context) error) error {
+// runLinks gives the node its links until ctx ends. Meanwhile it runs beside, which serves Services
+// and may be nil.
+func runLinks(ctx context.Context, k *nodeKube, p *nodePeerings, status *linkStatus,
+	beside func(context.Context) error) error {
 	e := new(configfile.Errors)
 	if e.Name("--node-name", k.name, configfile.MaxDomain); e.Err() != nil {
 		return e.Err()

@@ -32,7 +32,8 @@ import (
 
 // run gives the node the links that Liqo's resources request; see runLinks.
 func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
-	return l.carry(ctx, k, status, beside, func(client dynamic.Interface, set *links.Set, log *logrus.Entry) linkSource {
+	return l.carry(ctx, k, status, beside, func(client dynamic.Interface, set *links.Set,
+		log *logrus.Entry) linkSource {
 		s, guard := fabric.NewSource(client, k.name, log), remote.NewGuard(log)
 		return linkSource{s.Show, s.Report, guard, []func(context.Context){
 			func(ctx context.Context) { s.Run(ctx, set.Apply) },
@@ -49,8 +50,8 @@ type linkSource struct {
 	tasks  []func(context.Context)
 }
 
-// carry runs the links that a source requests, and beside, which may be nil, until ctx ends. Then it removes what it has made, if that is unwanted;
-// see leave.
+// carry runs the links that a source requests, and beside, which may be nil, until ctx ends. Then
+// it removes what it has made, if that is unwanted; see leave.
 func (l *nodeLiqo) carry(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error,
 	newSource func(dynamic.Interface, *links.Set, *logrus.Entry) linkSource) error {
 	chooseCollection()
@@ -153,8 +154,9 @@ const (
 	refusedTime = 20 * time.Second       // of refusals, after which nobody wants it
 )
 
-// leave cleans up if the DaemonSet of this process is unwanted: it calls remove for what this process has made and, if it served Services, removes
-// their rules and devices. Otherwise all stays for the next process.
+// leave cleans up if the DaemonSet of this process is unwanted: it calls remove for what this
+// process has made and, if it served Services, removes their rules and devices. Otherwise all stays
+// for the next process.
 func (l *nodeLiqo) leave(
 	ctx context.Context, k *nodeKube, log logrus.FieldLogger, served bool, remove func() ([]string, error),
 ) error {
@@ -183,8 +185,8 @@ func (l *nodeLiqo) leave(
 	return nil
 }
 
-// leaveServices removes the rules and devices of Services if the DaemonSet of this process is unwanted. If another pod of it still serves, as after a
-// hand-over, that pod removes them.
+// leaveServices removes the rules and devices of Services if the DaemonSet of this process is
+// unwanted. If another pod of it still serves, as after a hand-over, that pod removes them.
 func (l *nodeLiqo) leaveServices(ctx context.Context, k *nodeKube) error {
 	log, err := newLogger("info", "text")
 	if err != nil {
@@ -225,7 +227,8 @@ func (l *nodeLiqo) unwanted(
 			log.Info("everything stays for the next process")
 			return false
 		case !isRefusal(err) || !ready(ctx):
-			log.WithError(err).Info("everything stays for the next process: the API server does not say whether the DaemonSet does")
+			log.WithError(err).Info(
+				"everything stays for the next process: the API server does not say whether the DaemonSet does")
 			return false
 		case time.Since(began) >= refusedTime:
 			return true

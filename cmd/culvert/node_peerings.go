@@ -9,7 +9,8 @@ import (
 	"culvert/gateway/configfile"
 )
 
-// nodePeerings says whether the node follows Peerings. The port and the DaemonSet are those of --liqo.
+// nodePeerings says whether the node follows Peerings. The port and the DaemonSet are those of
+// --liqo.
 type nodePeerings struct {
 	on                  bool
 	gateways, own, host string

@@ -45,8 +45,10 @@ func (m nodeMachine) Apply(all []links.Link, peers []remote.Peer) {
 func (m nodeMachine) SourceTo(to netip.Addr) (netip.Addr, error) { return remote.SourceTo(to) }
 
 // run gives the node the links and routes that Peerings request; see runLinks.
-func (p *nodePeerings) run(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
-	return p.links.carry(ctx, k, status, beside, func(client dynamic.Interface, set *links.Set, log *logrus.Entry) linkSource {
+func (p *nodePeerings) run(ctx context.Context, k *nodeKube, status *linkStatus,
+	beside func(context.Context) error) error {
+	return p.links.carry(ctx, k, status, beside, func(client dynamic.Interface, set *links.Set,
+		log *logrus.Entry) linkSource {
 		set.Alone()
 		s := peering.NewNodeSource(client, k.name, p.gateways, p.own, p.apiServer(k.kubeconfig), log)
 		m := nodeMachine{set, remote.New(log), &k.remotes}
@@ -61,7 +63,8 @@ func (p *nodePeerings) run(ctx context.Context, k *nodeKube, status *linkStatus,
 	})
 }
 
-// apiServer returns the API server's addresses from the configuration. Its other addresses belong to Services or Nodes.
+// apiServer returns the API server's addresses from the configuration. Its other addresses belong
+// to Services or Nodes.
 func (p *nodePeerings) apiServer(kubeconfig string) (all []netip.Addr) {
 	hosts := []string{p.host}
 	if kubeconfig != "" {
@@ -79,7 +82,8 @@ func (p *nodePeerings) apiServer(kubeconfig string) (all []netip.Addr) {
 	return all
 }
 
-// removeAll removes what runs with --kube or --liqo have made. It removes nothing while one is running.
+// removeAll removes what runs with --kube or --liqo have made. It removes nothing while one is
+// running.
 func removeAll() (removed []string, err error) {
 	names, err := links.Remove()
 	for _, name := range names {

@@ -12,10 +12,12 @@ import (
 	"culvert/integration/need"
 )
 
-// TestSocketsElsewhere: a node that is to serve at an address of another machine by sockets does not start, and says why.
+// TestSocketsElsewhere: a node that is to serve at an address of another machine by sockets does
+// not start, and says why.
 func TestSocketsElsewhere(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "node.yaml")
-	need.NoError(t, os.WriteFile(name, []byte("name: n1\nservices: {mode: sockets, addresses: [192.0.2.1], serve: [{name: web, port: 80, nodePort: 30080}]}\n"), 0o600))
+	need.NoError(t, os.WriteFile(name,
+		[]byte("name: n1\nservices: {mode: sockets, addresses: [192.0.2.1], serve: [{name: web, port: 80, nodePort: 30080}]}\n"), 0o600))
 	c, err := node.LoadConfig(name)
 	need.NoError(t, err)
 	serve, _, err := serveFile(c.Services, nil, logrus.New())

@@ -10,8 +10,8 @@ import (
 	"culvert/gateway/control"
 )
 
-// places returns a function that finds the line of a field in the gateway's file, as file:line. It finds none if the file is not on this machine, or
-// differs from what the gateway has read.
+// places returns a function that finds the line of a field in the gateway's file, as file:line. It
+// finds none if the file is not on this machine, or differs from what the gateway has read.
 func (c *clientCommand) places(gateway *control.Client) func(field string) string {
 	nowhere := func(string) string { return "" }
 	s, err := gateway.Status(c.Context())

@@ -101,7 +101,8 @@ func haveReplaced(c *clientCommand, gateway *control.Client) error {
 		return err
 	}
 	if pid == 0 {
-		return errors.New("--takeover: the gateway's process cannot be signalled from here; run this in its container, as its user")
+		return errors.New(
+			"--takeover: the gateway's process cannot be signalled from here; run this in its container, as its user")
 	}
 	if err := syscall.Kill(pid, syscall.SIGUSR2); err != nil {
 		return fmt.Errorf("--takeover: process %d: %w; run this beside the gateway, as its user", pid, err)
@@ -109,7 +110,8 @@ func haveReplaced(c *clientCommand, gateway *control.Client) error {
 	for began := time.Now(); time.Since(began) < takeoverPatience; {
 		// While one process replaces another, there may be no answer.
 		if s, err := gateway.Status(c.Context()); err == nil && s.PID != before.PID {
-			_, err := fmt.Fprintf(c.OutOrStdout(), "applied: process %d has taken over from process %d\n", s.PID, before.PID)
+			_, err := fmt.Fprintf(c.OutOrStdout(), "applied: process %d has taken over from process %d\n",
+				s.PID, before.PID)
 			return err
 		}
 		select {

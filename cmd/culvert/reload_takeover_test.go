@@ -11,8 +11,8 @@ import (
 	"culvert/gateway/control"
 )
 
-// TestReloadTakesOver: culvert reload applies a change in place if it can. With --takeover, another process applies a change that needs a restart. A bad
-// file starts no process.
+// TestReloadTakesOver: culvert reload applies a change in place if it can. With --takeover, another
+// process applies a change that needs a restart. A bad file starts no process.
 func TestReloadTakesOver(t *testing.T) {
 	r := newReplaceable(t)
 	r.hears("READY=1")
@@ -28,11 +28,14 @@ func TestReloadTakesOver(t *testing.T) {
 		t.Fatalf("status %d, %s", status, said)
 	}
 	edit(t, r.dir, "mssClamps: 1000", "mssClamp: 1000")
-	if _, said, status := reload(); status != 2 || !strings.Contains(said, "mtu: cannot change while the gateway runs; to keep connections start culvert gateway --takeover") {
+	if _, said, status := reload(); status != 2 ||
+		!strings.Contains(said,
+			"mtu: cannot change while the gateway runs; to keep connections start culvert gateway --takeover") {
 		t.Fatalf("status %d, %s", status, said)
 	}
 	pid := fmt.Sprint(r.Process.Pid)
-	if out, said, status := reload("--takeover"); status != 0 || !strings.Contains(out, "has taken over from process "+pid) {
+	if out, said, status := reload("--takeover"); status != 0 ||
+		!strings.Contains(out, "has taken over from process "+pid) {
 		t.Fatalf("status %d, %s%s\n%s", status, out, said, r.log)
 	}
 	next := r.replaced()
@@ -51,8 +54,10 @@ func TestNeedsTakeover(t *testing.T) {
 		want bool
 	}{
 		{&control.Error{Message: "mtu: " + config.TakesOver + " start it"}, true},
-		{fmt.Errorf("asked: %w", &control.Error{Message: "mtu: " + config.TakesOver + "\nstate: " + config.TakesOver}), true},
-		{&control.Error{Message: "mtu: " + config.TakesOver + "\npeer: cannot change while the gateway runs; restart it"}, false},
+		{fmt.Errorf("asked: %w", &control.Error{Message: "mtu: " + config.TakesOver + "\nstate: " + config.TakesOver}),
+			true},
+		{&control.Error{Message: "mtu: " + config.TakesOver +
+			"\npeer: cannot change while the gateway runs; restart it"}, false},
 		{&control.Error{Message: "mtuu: no such field"}, false},
 		{&control.Error{}, false},
 		{errors.New(config.TakesOver), false},

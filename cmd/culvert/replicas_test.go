@@ -11,11 +11,13 @@ import (
 	"culvert/kube/template"
 )
 
-// TestReplicasPrinted: what docs/standby.md promises of two pods and of one is in what both template commands print, the budgets of existing gateways too.
+// TestReplicasPrinted: what docs/standby.md promises of two pods and of one is in what both
+// template commands print, the budgets of existing gateways too.
 func TestReplicasPrinted(t *testing.T) {
 	c := newFakeCluster(t)
 	gateway := func(name string) any {
-		return map[string]any{"apiVersion": template.APIVersion, "metadata": map[string]any{"name": name, "namespace": "liqo-tenant-" + name, "uid": "of " + name}}
+		return map[string]any{"apiVersion": template.APIVersion, "metadata": map[string]any{"name": name,
+			"namespace": "liqo-tenant-" + name, "uid": "of " + name}}
 	}
 	c.put(liqoAPI+"/gatewayservers", []any{gateway("milan")})
 	c.put(liqoAPI+"/gatewayclients", []any{gateway("7")})
@@ -32,7 +34,8 @@ func TestReplicasPrinted(t *testing.T) {
 		preferences int
 	}{
 		{liqo, nil, []string{recreate, recreate}, nil, 0},
-		{liqo, []string{"--replicas", "2"}, []string{joined, joined}, []string{"liqo-tenant-milan/gw-milan", "liqo-tenant-7/gw-7"}, 2},
+		{liqo, []string{"--replicas", "2"}, []string{joined, joined}, []string{"liqo-tenant-milan/gw-milan",
+			"liqo-tenant-7/gw-7"}, 2},
 		{kube, nil, []string{joined}, []string{"culvert/culvert-milan"}, 1},
 		{kube, []string{"--replicas", "2"}, []string{joined}, []string{"culvert/culvert-milan"}, 1},
 	} {
@@ -50,22 +53,26 @@ func TestReplicasPrinted(t *testing.T) {
 			}
 			if deployment != nil {
 				strategies = append(strategies, jsonOf(t, template.Field(deployment, "spec", "strategy")))
-				if affinity := jsonOf(t, template.Field(deployment, "spec", "template", "spec", "affinity")); strings.Contains(affinity, `"preferred`) && !strings.Contains(affinity, `"required`) {
+				if affinity := jsonOf(t, template.Field(deployment, "spec", "template", "spec",
+					"affinity")); strings.Contains(affinity, `"preferred`) && !strings.Contains(affinity, `"required`) {
 					preferences++
 				}
 			}
 			if o["kind"] == "PodDisruptionBudget" {
-				budgets = append(budgets, template.Field(o, "metadata", "namespace").(string)+"/"+template.Field(o, "metadata", "name").(string))
+				budgets = append(budgets, template.Field(o, "metadata", "namespace").(string)+"/"+template.Field(o,
+					"metadata", "name").(string))
 				if n := jsonOf(t, template.Field(o, "spec", "maxUnavailable")); n != "1" {
 					t.Errorf("%q: maxUnavailable %s", args, n)
 				}
 				name, _ := template.Field(o, "metadata", "name").(string)
-				if owners := jsonOf(t, template.Field(o, "metadata", "ownerReferences")); args[0] == "liqo" && !strings.Contains(owners, `"uid":"of `+strings.TrimPrefix(name, "gw-")+`"`) {
+				if owners := jsonOf(t, template.Field(o, "metadata", "ownerReferences")); args[0] == "liqo" &&
+					!strings.Contains(owners, `"uid":"of `+strings.TrimPrefix(name, "gw-")+`"`) {
 					t.Errorf("%q: budget %s belongs to %s", args, name, owners)
 				}
 			}
 		}
-		if !slices.Equal(strategies, tt.strategies) || !slices.Equal(budgets, tt.budgets) || preferences != tt.preferences {
+		if !slices.Equal(strategies, tt.strategies) || !slices.Equal(budgets, tt.budgets) ||
+			preferences != tt.preferences {
 			t.Errorf("%q: strategies %q, budgets %q, %d prefer other nodes", args, strategies, budgets, preferences)
 		}
 	}
@@ -94,7 +101,8 @@ func TestKubeTemplateParts(t *testing.T) {
 		t.Errorf("%s\nwant\n%s---\n%s", whole, common, gateways)
 	}
 	for _, o := range templates(t, gateways) {
-		if name, _ := template.Field(o, "metadata", "name").(string); !strings.HasSuffix(name, "milan") && !strings.HasSuffix(name, "turin") {
+		if name, _ := template.Field(o, "metadata", "name").(string); !strings.HasSuffix(name, "milan") &&
+			!strings.HasSuffix(name, "turin") {
 			t.Errorf("%v %s is not of one gateway", o["kind"], name)
 		}
 	}
@@ -102,7 +110,8 @@ func TestKubeTemplateParts(t *testing.T) {
 		`--peering: "Milan_1" is no name of a cluster`: {"--peering=Milan_1"},
 		"--gateways-only: needs --peering":             {"--gateways-only"},
 	} {
-		if out, diag, status := run(t, append([]string{"kube", "template", "--image=any"}, args...)...); status != 2 || !strings.Contains(diag, want) || out != "" {
+		if out, diag, status := run(t, append([]string{"kube", "template", "--image=any"}, args...)...); status != 2 ||
+			!strings.Contains(diag, want) || out != "" {
 			t.Errorf("%q: status %d: %s, want %s", args, status, diag, want)
 		}
 	}

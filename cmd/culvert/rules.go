@@ -28,18 +28,20 @@ func newRulesCommand() *cobra.Command {
 			return err
 		}
 		place := c.places(gateway)
-		err = list(c, gateway, "/v1/rules", nil, "STAGE\tPRIORITY\tPACKETS\tBYTES\tRULE", func(r *control.Rule) { r.Place = place(r.Field) }, func(r *control.Rule) string {
-			name := r.Table + "/" + r.Chain
-			if r.Name != "" && r.Name != r.Chain {
-				name += "/" + r.Name
-			}
-			packets, bytes := "-", "-"
-			if r.Packets != nil {
-				packets, bytes = fmt.Sprint(*r.Packets), bytesText(*r.Bytes)
-			}
-			return fmt.Sprintf("%s\t%d\t%s\t%s\t%s\n\t\t\t\t%s %s [%s]\n", r.Stage, r.Priority, packets, bytes, name,
-				r.Match, r.Action, originText(r.Origin, r.Field, r.Place))
-		})
+		err = list(c, gateway, "/v1/rules", nil, "STAGE\tPRIORITY\tPACKETS\tBYTES\tRULE",
+			func(r *control.Rule) { r.Place = place(r.Field) }, func(r *control.Rule) string {
+				name := r.Table + "/" + r.Chain
+				if r.Name != "" && r.Name != r.Chain {
+					name += "/" + r.Name
+				}
+				packets, bytes := "-", "-"
+				if r.Packets != nil {
+					packets, bytes = fmt.Sprint(*r.Packets), bytesText(*r.Bytes)
+				}
+				return fmt.Sprintf("%s\t%d\t%s\t%s\t%s\n\t\t\t\t%s %s [%s]\n", r.Stage, r.Priority,
+					packets, bytes, name,
+					r.Match, r.Action, originText(r.Origin, r.Field, r.Place))
+			})
 		if err != nil || c.output != "text" {
 			return err
 		}
@@ -68,18 +70,20 @@ func newRoutesCommand() *cobra.Command {
 			return err
 		}
 		place := c.places(gateway)
-		return list(c, gateway, "/v1/routes", nil, "PRIORITY\tDESTINATION\tTO\tFROM\tMARK\tSOURCE\tORIGIN", func(r *control.Route) { r.Place = place(r.Field) }, func(r *control.Route) string {
-			to := r.To
-			if r.Via != "" {
-				to += " via " + r.Via
-			}
-			mark := "any"
-			if r.Mark != 0 {
-				mark = fmt.Sprint(r.Mark)
-			}
-			return fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Priority, r.Destination, to, orAny(r.In), mark, orAny(r.Source),
-				cmp.Or(r.Place, r.Origin))
-		})
+		return list(c, gateway, "/v1/routes", nil, "PRIORITY\tDESTINATION\tTO\tFROM\tMARK\tSOURCE\tORIGIN",
+			func(r *control.Route) { r.Place = place(r.Field) }, func(r *control.Route) string {
+				to := r.To
+				if r.Via != "" {
+					to += " via " + r.Via
+				}
+				mark := "any"
+				if r.Mark != 0 {
+					mark = fmt.Sprint(r.Mark)
+				}
+				return fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Priority, r.Destination, to, orAny(r.In), mark,
+					orAny(r.Source),
+					cmp.Or(r.Place, r.Origin))
+			})
 	}
 	return c.Command
 }
@@ -91,8 +95,10 @@ func orAny(s string) string {
 	return s
 }
 
-// list prints a list from the gateway as a table, as NDJSON or as YAML. complete, which may be nil, fills in what the gateway does not know.
-func list[T any](c *clientCommand, gateway *control.Client, path string, query url.Values, head string, complete func(*T), row func(*T) string) error {
+// list prints a list from the gateway as a table, as NDJSON or as YAML. complete, which may be nil,
+// fills in what the gateway does not know.
+func list[T any](c *clientCommand, gateway *control.Client, path string, query url.Values, head string,
+	complete func(*T), row func(*T) string) error {
 	t := cli.NewTable(c.OutOrStdout())
 	if c.output == "text" {
 		fmt.Fprintln(t, head)

@@ -21,7 +21,8 @@ func newStatusCommand() *cobra.Command {
 		Short: "Show the state of a running gateway or node: tunnel, nodes, Services, connections, drops",
 		Args:  cobra.NoArgs,
 	}, "text", "json", "yaml")
-	c.Flags().BoolVarP(&watch, "watch", "w", false, "update every second until interrupted; with -o json, one line each time")
+	c.Flags().BoolVarP(&watch, "watch", "w", false,
+		"update every second until interrupted; with -o json, one line each time")
 	c.RunE = func(*cobra.Command, []string) error {
 		draw, err := c.drawer(watch)
 		if err != nil {
@@ -39,7 +40,8 @@ func newStatusCommand() *cobra.Command {
 }
 
 // drawStatus returns a function that requests a status and prints it.
-func drawStatus[T any](c *clientCommand, watch bool, ask func(context.Context) (*T, error), text func(io.Writer, *T) error) func(io.Writer) error {
+func drawStatus[T any](c *clientCommand, watch bool, ask func(context.Context) (*T, error),
+	text func(io.Writer, *T) error) func(io.Writer) error {
 	return func(w io.Writer) error {
 		s, err := ask(c.Context())
 		switch {
@@ -59,7 +61,8 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 	if s.Resources != nil {
 		name = "gateway " + s.Resources.Gateway
 	}
-	fmt.Fprintf(w, "%s to %s, %s, up %s, process %d, culvert %s\n\n", name, s.Peer, s.Role, ageText(s.UptimeSeconds), s.PID, s.Version.Version)
+	fmt.Fprintf(w, "%s to %s, %s, up %s, process %d, culvert %s\n\n", name, s.Peer, s.Role, ageText(s.UptimeSeconds),
+		s.PID, s.Version.Version)
 	told := 0
 	for _, f := range s.Findings {
 		if !shown[f.Cause] {
@@ -96,8 +99,10 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 
 	fmt.Fprintln(t, "\nNODE\tSTATE\tUNDERLAY\tTUNNEL\tRTT\tRECEIVED\tSENT\tTRAINS\tMTU")
 	for _, n := range s.Nodes {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s %d\t%s\t%s\t%s\t%s\t%s\n", n.Name, n.State, n.Underlay, n.Encap, n.VNI, rttText(&n.Leg),
-			lastText(n.ReceivedBytes, n.LastReceivedSeconds), lastText(n.SentBytes, n.LastSentSeconds), onOff(n.Trains), pathText(&n.Path))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s %d\t%s\t%s\t%s\t%s\t%s\n", n.Name, n.State, n.Underlay, n.Encap, n.VNI,
+			rttText(&n.Leg),
+			lastText(n.ReceivedBytes, n.LastReceivedSeconds), lastText(n.SentBytes, n.LastSentSeconds), onOff(n.Trains),
+			pathText(&n.Path))
 	}
 	t.Flush()
 
@@ -112,7 +117,8 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 			refused += n
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s, %s\t%s\t%s\t%s\t%d\n", name, bytesText(k.ReceivedBytes), bytesText(k.SentBytes),
-			bytesText(uint64(k.ReceiveBuffer)), bytesText(uint64(k.SendBuffer)), onOff(k.GRO), onOff(k.GSO), overflows, refused)
+			bytesText(uint64(k.ReceiveBuffer)), bytesText(uint64(k.SendBuffer)), onOff(k.GRO), onOff(k.GSO),
+			overflows, refused)
 	}
 	t.Flush()
 
@@ -205,11 +211,13 @@ func pathText(p *control.Path) string {
 }
 
 // shown are the causes of findings that the tables already show: they say that something works.
-var shown = map[string]bool{"handshake-made": true, "tunnel-restored": true, "path-mtu-restored": true, "node-heard": true, "node-restored": true}
+var shown = map[string]bool{"handshake-made": true, "tunnel-restored": true, "path-mtu-restored": true,
+	"node-heard": true, "node-restored": true}
 
 // peerText returns the traffic through the tunnel.
 func peerText(t *control.Tunnel) string {
-	text := fmt.Sprintf("rtt %s; last packet received %s, sent %s", rttText(&t.Leg), agoText(t.LastReceivedSeconds), agoText(t.LastSentSeconds))
+	text := fmt.Sprintf("rtt %s; last packet received %s, sent %s", rttText(&t.Leg), agoText(t.LastReceivedSeconds),
+		agoText(t.LastSentSeconds))
 	if c := t.Check; c != nil {
 		text += fmt.Sprintf("; check: %s, %d of %d answered", c.State, c.Answered, c.Sent)
 	}
@@ -260,7 +268,8 @@ func trafficText(t *control.Traffic) string {
 	for _, d := range t.Drops {
 		elsewhere += int64(d.Packets)
 	}
-	parts := []string{fmt.Sprintf("%d packets, %d forwarded, %d delivered here, %d dropped", t.Received, t.Forwarded, t.Delivered, t.Dropped)}
+	parts := []string{fmt.Sprintf("%d packets, %d forwarded, %d delivered here, %d dropped", t.Received, t.Forwarded,
+		t.Delivered, t.Dropped)}
 	if elsewhere > 0 {
 		parts = append(parts, fmt.Sprintf("%d more dropped before or after", elsewhere))
 	}
@@ -273,12 +282,13 @@ func trafficText(t *control.Traffic) string {
 	return strings.Join(parts, ", ")
 }
 
-// memoryText returns the memory in use. Go's figure includes pages that nobody has touched, and may exceed the resident size; it is shown beside the
-// limit that applies to it.
+// memoryText returns the memory in use. Go's figure includes pages that nobody has touched, and may
+// exceed the resident size; it is shown beside the limit that applies to it.
 func memoryText(m *control.Memory) string {
 	text := bytesText(m.Resident) + " resident"
 	if m.HeapLimit > 0 {
-		text += "; Go counts " + bytesText(m.Heap) + ", with pages not touched yet, and aims at " + bytesText(uint64(m.HeapLimit))
+		text += "; Go counts " + bytesText(m.Heap) + ", with pages not touched yet, and aims at " +
+			bytesText(uint64(m.HeapLimit))
 	}
 	return text
 }

@@ -9,7 +9,8 @@ import (
 	"culvert/gateway/control"
 )
 
-// drawer returns a function that shows the status of the selected gateway or node: a node if there is no gateway, or if its socket is named.
+// drawer returns a function that shows the status of the selected gateway or node: a node if there
+// is no gateway, or if its socket is named.
 func (c *clientCommand) drawer(watch bool) (func(io.Writer) error, error) {
 	gateway, err := c.gateway()
 	if err != nil || strings.Contains(c.socket, "/") {
@@ -29,7 +30,8 @@ func (c *clientCommand) drawer(watch bool) (func(io.Writer) error, error) {
 const maxShown = 40
 
 func printNodeStatus(w io.Writer, s *control.NodeStatus) error {
-	fmt.Fprintf(w, "node %s, up %s, process %d, culvert %s\n\n", s.Name, ageText(s.UptimeSeconds), s.PID, s.Version.Version)
+	fmt.Fprintf(w, "node %s, up %s, process %d, culvert %s\n\n", s.Name, ageText(s.UptimeSeconds), s.PID,
+		s.Version.Version)
 	if s.Fault != "" {
 		fmt.Fprintf(w, "%s\n\n", cli.Wrap("warning: "+s.Fault, cli.Width(w)))
 	}
@@ -67,7 +69,8 @@ func printNodeStatus(w io.Writer, s *control.NodeStatus) error {
 		if x.NodePort != 0 {
 			nodePort = fmt.Sprint(x.NodePort)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%d\n", x.Name, x.Protocol, joined(x.Addresses), x.Port, nodePort, x.Endpoints)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%d\n", x.Name, x.Protocol, joined(x.Addresses), x.Port,
+			nodePort, x.Endpoints)
 	}
 	t.Flush()
 	if more := len(s.Services) - maxShown; more > 0 {
@@ -116,7 +119,8 @@ func printLinks(w io.Writer, s *control.NodeStatus) {
 	for i := range s.Links {
 		l := &s.Links[i]
 		rtt := rttText(&control.Leg{RTTSeconds: l.RTTSeconds})
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", l.Interface, linkState(l), l.GatewayAddress, l.Underlay, l.VNI, l.MTU, rtt,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", l.Interface, linkState(l), l.GatewayAddress, l.Underlay,
+			l.VNI, l.MTU, rtt,
 			bytesText(l.ReceivedBytes), bytesText(l.SentBytes))
 	}
 	t.Flush()

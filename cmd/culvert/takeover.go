@@ -39,7 +39,8 @@ func openGateway(ctx context.Context, takeover string, c *config.Config, log *lo
 		takeover = controlSocket(c)
 	}
 	if takeover == "" {
-		return nil, errors.New(`--takeover: control is "" in this configuration; name the socket of the gateway that runs, by --takeover=SOCKET`)
+		return nil,
+			errors.New(`--takeover: control is "" in this configuration; name the socket of the gateway that runs, by --takeover=SOCKET`)
 	}
 	return gateway.TakeOver(ctx, takeover, c, budget, log)
 }
@@ -79,20 +80,24 @@ func (s *successor) start() error {
 	if err != nil {
 		return err
 	}
-	args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(a string) bool { return a == "--takeover" || strings.HasPrefix(a, "--takeover=") })
+	args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(a string) bool {
+		return a == "--takeover" || strings.HasPrefix(a, "--takeover=")
+	})
 	cmd := exec.Command(path, append(args, s.args...)...)
 	cmd.Args[0], cmd.Stdout, cmd.Stderr = os.Args[0], os.Stdout, os.Stderr
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", path, err)
 	}
-	s.log.WithFields(logrus.Fields{"process": cmd.Process.Pid, "program": path}).Info("starting the process that takes over")
+	s.log.WithFields(logrus.Fields{"process": cmd.Process.Pid, "program": path}).Info(
+		"starting the process that takes over")
 	if err := cmd.Wait(); err != nil { // its messages are in the same log
 		return fmt.Errorf("the process that was to take over: %w", err)
 	}
 	return nil
 }
 
-// startedAs is the path by which the program was started, evaluated before anything could change the working folder.
+// startedAs is the path by which the program was started, evaluated before anything could change
+// the working folder.
 var startedAs, startedIn = os.Args[0], workingFolder()
 
 func workingFolder() string {
@@ -100,7 +105,8 @@ func workingFolder() string {
 	return dir
 }
 
-// ownPath is the path from which the program was started. An update puts another program there, whereas /proc/self/exe remains this one.
+// ownPath is the path from which the program was started. An update puts another program there,
+// whereas /proc/self/exe remains this one.
 func ownPath() (string, error) {
 	path := startedAs
 	if !strings.Contains(path, "/") {

@@ -14,7 +14,8 @@ import (
 	"culvert/integration/need"
 )
 
-// startPeer starts the gateway of milan, and has rome's file in dir name it. Both ask each other whether they are there.
+// startPeer starts the gateway of milan, and has rome's file in dir name it. Both ask each other
+// whether they are there.
 func startPeer(t *testing.T, dir string) {
 	t.Helper()
 	rome, err := config.Load(filepath.Join(dir, "gateway.yaml"))
@@ -48,10 +49,12 @@ network:
 		milan.Wait()
 		log.Close()
 	})
-	until(t, "a peer that runs", func() bool { return strings.Contains(logFile{log}.String(), "gateway running") }, logFile{log})
+	until(t, "a peer that runs", func() bool { return strings.Contains(logFile{log}.String(), "gateway running") },
+		logFile{log})
 }
 
-// answered is how many pings of the gateway the peer has answered; 0: another process than pid says it.
+// answered is how many pings of the gateway the peer has answered; 0: another process than pid says
+// it.
 func (r *replaceable) answered(pid int) uint64 {
 	s, err := control.NewClient(r.socket).Status(r.t.Context())
 	if err != nil || s.PID != pid || s.Tunnel.Check == nil {
@@ -60,8 +63,8 @@ func (r *replaceable) answered(pid int) uint64 {
 	return s.Tunnel.Check.Answered
 }
 
-// TestSuccessorDies: if the new process is killed at any time in its first second of carrying packets, the old one continues, in a session with the
-// peer.
+// TestSuccessorDies: if the new process is killed at any time in its first second of carrying
+// packets, the old one continues, in a session with the peer.
 func TestSuccessorDies(t *testing.T) {
 	r := newReplaceableAfter(t, func(dir string) { startPeer(t, dir) })
 	r.hears("READY=1")
@@ -74,6 +77,7 @@ func TestSuccessorDies(t *testing.T) {
 		need.NoError(t, syscall.Kill(r.started(), syscall.SIGKILL))
 		r.says("hand-over failed: this gateway goes on", i+1)
 		before := r.answered(r.Process.Pid)
-		until(t, "an answer of the peer to the previous gateway", func() bool { return r.answered(r.Process.Pid) > before }, r.log)
+		until(t, "an answer of the peer to the previous gateway",
+			func() bool { return r.answered(r.Process.Pid) > before }, r.log)
 	}
 }

@@ -130,7 +130,8 @@ func (r *replaceable) signal(s syscall.Signal) {
 // says waits until a text is in the log, count times.
 func (r *replaceable) says(text string, count int) {
 	r.t.Helper()
-	until(r.t, fmt.Sprintf("%q in the log", text), func() bool { return strings.Count(r.log.String(), text) >= count }, r.log)
+	until(r.t, fmt.Sprintf("%q in the log", text), func() bool { return strings.Count(r.log.String(), text) >= count },
+		r.log)
 }
 
 // serves wants a gateway to answer.
@@ -141,7 +142,8 @@ func (r *replaceable) serves() {
 	}
 }
 
-// replaced wants the process that the service manager has been told of to be another one, and this one to have ended. It returns that.
+// replaced wants the process that the service manager has been told of to be another one, and this
+// one to have ended. It returns that.
 func (r *replaceable) replaced() (next int) {
 	r.t.Helper()
 	r.hears("READY=1")
@@ -157,7 +159,8 @@ func (r *replaceable) replaced() (next int) {
 	return next
 }
 
-// refuted wants a process that cannot open its sockets to leave the gateway alone that runs, whichever process that is.
+// refuted wants a process that cannot open its sockets to leave the gateway alone that runs,
+// whichever process that is.
 func (r *replaceable) refuted() {
 	r.t.Helper()
 	taken, err := net.ListenUDP("udp", nil)
@@ -171,7 +174,8 @@ func (r *replaceable) refuted() {
 	}
 	port := fmt.Sprintf("listenPort: %d", taken.LocalAddr().(*net.UDPAddr).Port)
 	file := filepath.Join(r.dir, "taken.yaml")
-	if err := os.WriteFile(file, regexp.MustCompile(`listenPort: \d+`).ReplaceAll(text, []byte(port)), 0o600); err != nil {
+	if err := os.WriteFile(file, regexp.MustCompile(`listenPort: \d+`).ReplaceAll(text, []byte(port)),
+		0o600); err != nil {
 		r.t.Fatal(err)
 	}
 	var said string

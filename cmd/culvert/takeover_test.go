@@ -37,7 +37,8 @@ func TestReplacedBySignal(t *testing.T) {
 	}, r.log)
 }
 
-// TestBadSuccessors: whatever file is at the program's path, and whatever its configuration, the gateway continues and logs why it could not hand over.
+// TestBadSuccessors: whatever file is at the program's path, and whatever its configuration, the
+// gateway continues and logs why it could not hand over.
 func TestBadSuccessors(t *testing.T) {
 	r := newReplaceable(t)
 	r.hears("READY=1")
@@ -54,11 +55,13 @@ func TestBadSuccessors(t *testing.T) {
 		{"missing", nothing, func() {}, "no such file or directory"},
 		{"not executable", script("#!/bin/sh\n", 0o600), func() {}, "permission denied"},
 		{"no program", script("\x7fjunk", 0o700), func() {}, "exec format error"},
-		{"an older version", script("#!/bin/sh\necho culvert: unknown flag: --takeover >&2\nexit 2\n", 0o700), func() {}, "unknown flag: --takeover"},
+		{"an older version", script("#!/bin/sh\necho culvert: unknown flag: --takeover >&2\nexit 2\n", 0o700),
+			func() {}, "unknown flag: --takeover"},
 		{"another configuration", func() error { install(t, r.program); return nil },
 			func() { edit(t, r.dir, "vni: 1,", "vni: -1,") }, "geneve.nodes[0].vni: "},
 		{"another peering", func() error { install(t, r.program); return nil },
-			func() { edit(t, r.dir, "vni: -1,", "vni: 1,"); edit(t, r.dir, "peer: milan", "peer: oslo") }, "towards milan, not of rome towards oslo"},
+			func() { edit(t, r.dir, "vni: -1,", "vni: 1,"); edit(t, r.dir, "peer: milan", "peer: oslo") },
+			"towards milan, not of rome towards oslo"},
 	} {
 		need.NoError(t, os.Remove(r.program))
 		need.NoError(t, tt.put())
@@ -135,7 +138,8 @@ func TestSignalledBeforeItRuns(t *testing.T) {
 	}
 }
 
-// TestEndedMeanwhile: SIGTERM to a gateway that is handing over a large table ends that gateway, and the one that takes over has all connections.
+// TestEndedMeanwhile: SIGTERM to a gateway that is handing over a large table ends that gateway,
+// and the one that takes over has all connections.
 func TestEndedMeanwhile(t *testing.T) {
 	const n = manyStrangers
 	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, n) })
@@ -152,7 +156,8 @@ func TestEndedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestBothEndedMeanwhile: if both processes of a hand-over get SIGTERM, as when a service manager stops the gateway, neither remains.
+// TestBothEndedMeanwhile: if both processes of a hand-over get SIGTERM, as when a service manager
+// stops the gateway, neither remains.
 func TestBothEndedMeanwhile(t *testing.T) {
 	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, manyStrangers) })
 	r.hears("READY=1")
@@ -170,7 +175,8 @@ func TestBothEndedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestKilledMeanwhile: if a gateway is killed while it hands over, the other one starts from the state folder within two seconds.
+// TestKilledMeanwhile: if a gateway is killed while it hands over, the other one starts from the
+// state folder within two seconds.
 func TestKilledMeanwhile(t *testing.T) {
 	const n = 20_000
 	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, n) })
@@ -193,7 +199,8 @@ func TestKilledMeanwhile(t *testing.T) {
 	until(t, "the end of the other process", func() bool { return syscall.Kill(next, 0) == syscall.ESRCH }, r.log)
 }
 
-// manyStrangers are as many connections as take half a second to hand over: a test has so long to do something meanwhile.
+// manyStrangers are as many connections as take half a second to hand over: a test has so long to
+// do something meanwhile.
 const manyStrangers = 60_000
 
 // keepStrangers leaves n translated connections in the state of a gateway whose folder is dir.
@@ -208,7 +215,8 @@ func keepStrangers(t *testing.T, dir string, n int) {
 	engine, err := nat.New(identity.PortKey, c.NAT(links, 0))
 	need.NoError(t, err)
 	now := nat.Time(time.Second)
-	template := nattest.IP{Source: "11.0.0.0", Destination: "10.61.1.5", Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: []byte("x")}}.Bytes()
+	template := nattest.IP{Source: "11.0.0.0", Destination: "10.61.1.5", Body: nattest.UDP{SourcePort: 4000,
+		DestinationPort: 53, Payload: []byte("x")}}.Bytes()
 	var p packet.Packet
 	for i := range n {
 		one := bytes.Clone(template)
@@ -229,7 +237,8 @@ func keepStrangers(t *testing.T, dir string, n int) {
 	need.NoError(t, err)
 }
 
-// TestSuccessorHangs: a new process that says that it carries packets, and then hangs, is killed, and the old gateway continues.
+// TestSuccessorHangs: a new process that says that it carries packets, and then hangs, is killed,
+// and the old gateway continues.
 func TestSuccessorHangs(t *testing.T) {
 	r := newReplaceable(t)
 	r.hears("READY=1")
@@ -247,7 +256,8 @@ func TestSuccessorHangs(t *testing.T) {
 	r.refuted()
 }
 
-// TestFailedAfterHandOver: a gateway that has taken over continues when the next process fails to take over from it.
+// TestFailedAfterHandOver: a gateway that has taken over continues when the next process fails to
+// take over from it.
 func TestFailedAfterHandOver(t *testing.T) {
 	r := newReplaceable(t)
 	r.hears("READY=1")

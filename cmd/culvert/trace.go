@@ -43,7 +43,8 @@ func newTraceCommand() *cobra.Command {
 		Args: cobra.MaximumNArgs(3),
 	}, "text", "json", "yaml")
 	flags := c.Flags()
-	flags.StringVar(&f.from, "from", "", "`NODE` from which the packet comes, or tunnel; without it, the node of the source's pod")
+	flags.StringVar(&f.from, "from", "",
+		"`NODE` from which the packet comes, or tunnel; without it, the node of the source's pod")
 	flags.StringSliceVar(&f.flags, "flags", nil, "TCP `FLAGS` such as syn,ack; without it, syn")
 	flags.IntVar(&f.size, "size", 0, "`BYTES` of the whole packet; without it, headers only")
 	flags.IntVar(&f.ttl, "ttl", 0, "TTL or hop limit; without it, 64")
@@ -78,7 +79,8 @@ func (f *traceFlags) query(c *cobra.Command, args []string) (url.Values, error) 
 	described := []string{"from", "flags", "size", "ttl", "df"}
 	flow := c.Flags().Changed("flow")
 	if i := slices.IndexFunc(described, c.Flags().Changed); flow && i >= 0 {
-		return nil, fmt.Errorf("--%s: only with a packet that is described: culvert trace PROTOCOL SOURCE DESTINATION", described[i])
+		return nil, fmt.Errorf("--%s: only with a packet that is described: culvert trace PROTOCOL SOURCE DESTINATION",
+			described[i])
 	}
 	switch {
 	case flow && len(args) > 0:
@@ -89,10 +91,12 @@ func (f *traceFlags) query(c *cobra.Command, args []string) (url.Values, error) 
 		o := control.TraceOptions{Connection: f.connection}
 		return o.Values(), nil
 	case len(args) < 3:
-		return nil, errors.New("trace: which packet? Describe it, such as tcp 10.0.1.5:40000 10.61.1.5:80, or give --flow; see culvert trace --help")
+		return nil,
+			errors.New("trace: which packet? Describe it, such as tcp 10.0.1.5:40000 10.61.1.5:80, or give --flow; see culvert trace --help")
 	}
 	query := url.Values{"protocol": {args[0]}, "source": {args[1]}, "destination": {args[2]}}
-	for name, value := range map[string]string{"from": f.from, "flags": strings.Join(f.flags, ","), "size": fmt.Sprint(f.size), "ttl": fmt.Sprint(f.ttl), "df": fmt.Sprint(f.df)} {
+	for name, value := range map[string]string{"from": f.from, "flags": strings.Join(f.flags, ","),
+		"size": fmt.Sprint(f.size), "ttl": fmt.Sprint(f.ttl), "df": fmt.Sprint(f.df)} {
 		if c.Flags().Changed(name) {
 			query.Set(name, value)
 		}
@@ -124,7 +128,8 @@ func (c *clientCommand) trace(gateway *control.Client, query url.Values, f *trac
 	return err
 }
 
-// printTrace prints the steps that apply to a packet and its outcome. all prints every step, with the names that rules and capture use.
+// printTrace prints the steps that apply to a packet and its outcome. all prints every step, with
+// the names that rules and capture use.
 func printTrace(w io.Writer, t *control.Trace, another, all bool) error {
 	var b strings.Builder
 	if another {
@@ -179,15 +184,16 @@ func printTrace(w io.Writer, t *control.Trace, another, all bool) error {
 	return err
 }
 
-// applies reports whether a step decides about the packet. Passed checks, rules that do not match, and marks, by which rules and routes find each
-// other, do not.
+// applies reports whether a step decides about the packet. Passed checks, rules that do not match,
+// and marks, by which rules and routes find each other, do not.
 func applies(s *control.TraceStep) bool {
 	action, _, _ := strings.Cut(s.Detail, " ")
 	switch s.Kind {
 	case "check":
 		return !s.Passed
 	case "rule":
-		return s.Passed && !slices.Contains([]rules.Action{rules.ActionCTMark, rules.ActionSetMark, rules.ActionMetaMarkFromCT}, rules.Action(action))
+		return s.Passed && !slices.Contains([]rules.Action{rules.ActionCTMark, rules.ActionSetMark,
+			rules.ActionMetaMarkFromCT}, rules.Action(action))
 	case "nearest":
 		return !strings.Contains(s.Detail, "mark ")
 	}
@@ -231,7 +237,8 @@ func packetText(p *control.TracePacket) string {
 		return fmt.Sprintf("%d bytes that are no packet", p.Length)
 	}
 	x := control.Connection{Protocol: p.Protocol}
-	return fmt.Sprintf("%s %s > %s, %d bytes", p.Protocol, endText(&x, p.Source, p.SourcePort), endText(&x, p.Destination, p.DestinationPort), p.Length)
+	return fmt.Sprintf("%s %s > %s, %d bytes", p.Protocol, endText(&x, p.Source, p.SourcePort),
+		endText(&x, p.Destination, p.DestinationPort), p.Length)
 }
 
 // stepText returns a step's name, detail, and source.

@@ -33,8 +33,10 @@ func TestTraceFail(t *testing.T) {
 func TestIPAMCheckSaysNoRemap(t *testing.T) {
 	var b strings.Builder
 	cidr := netip.MustParsePrefix("fd00:10::/48")
-	need.NoError(t, printSides(&b, []checkedSide{{File: "rome.yaml", Cluster: "rome", Peer: "milan", Seen: []seen{{Kind: ipam.Pod, CIDR: cidr}}, Error: "no pool"}}))
-	if got := b.String(); strings.Contains(got, "invalid") || !strings.Contains(got, "sees pod fd00:10::/48 not at all: no remap could be chosen") {
+	need.NoError(t, printSides(&b, []checkedSide{{File: "rome.yaml", Cluster: "rome", Peer: "milan",
+		Seen: []seen{{Kind: ipam.Pod, CIDR: cidr}}, Error: "no pool"}}))
+	if got := b.String(); strings.Contains(got, "invalid") ||
+		!strings.Contains(got, "sees pod fd00:10::/48 not at all: no remap could be chosen") {
 		t.Error(got)
 	}
 }
@@ -42,7 +44,8 @@ func TestIPAMCheckSaysNoRemap(t *testing.T) {
 // TestVersionFlag: --version prints what culvert version does.
 func TestVersionFlag(t *testing.T) {
 	want, _, _ := run(t, "version")
-	if out, said, status := run(t, "--version"); status != 0 || out != "culvert version "+strings.TrimPrefix(want, "culvert ") {
+	if out, said, status := run(t, "--version"); status != 0 || out != "culvert version "+strings.TrimPrefix(want,
+		"culvert ") {
 		t.Errorf("status %d, %q%s, want %q", status, out, said, want)
 	}
 }

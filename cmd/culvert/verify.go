@@ -35,7 +35,8 @@ func newVerifyCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 	}
 	isJSON := cli.OutputFlag(cmd)
-	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "`FILE` that leads to both clusters (default: what kubectl takes)")
+	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "",
+		"`FILE` that leads to both clusters (default: what kubectl takes)")
 	cmd.Flags().StringArrayVar(&contexts, "context", nil, "`NAME` of a context there; give two")
 	cmd.Flags().BoolVar(&o.AllNodes, "all-nodes", false, "ask from each node to each node of the other cluster")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -82,7 +83,8 @@ func printVerified(w io.Writer, r *verify.Report) error {
 		if c.Asked < c.Nodes {
 			nodes = fmt.Sprintf("%d of %d nodes are asked (--all-nodes asks all)", c.Asked, c.Nodes)
 		}
-		fmt.Fprintf(w, "%s: Peering %s, gateway on node %s, %s\n", c.Cluster, c.Peering, cli.Printable(cmp.Or(c.Gateway, "none")), nodes)
+		fmt.Fprintf(w, "%s: Peering %s, gateway on node %s, %s\n", c.Cluster, c.Peering,
+			cli.Printable(cmp.Or(c.Gateway, "none")), nodes)
 	}
 	if len(r.Paths) > 0 {
 		t := cli.NewTable(w)
@@ -123,5 +125,6 @@ func verifyVerdict(r *verify.Report) error {
 			wrong++
 		}
 	}
-	return cli.Failed(fmt.Errorf("verify: %d of %d paths have faults; correct what is wrong above", wrong, len(r.Paths)))
+	return cli.Failed(fmt.Errorf("verify: %d of %d paths have faults; correct what is wrong above", wrong,
+		len(r.Paths)))
 }

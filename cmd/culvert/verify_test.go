@@ -35,8 +35,10 @@ func TestVerifyFlags(t *testing.T) {
 
 // TestVerifyPrints: a line for each path, what is wrong, and the verdict.
 func TestVerifyPrints(t *testing.T) {
-	r := &verify.Report{Clusters: []verify.Joined{{Cluster: "rome", Peering: "milan", Gateway: "rome-1", Asked: 10, Nodes: 12}, {Cluster: "milan", Peering: "rome", Asked: 1, Nodes: 1}},
-		Paths:    []verify.Path{{Kind: verify.KindPods, From: "rome/rome-1", To: "milan/milan-1", Answer: probe.Answer{Error: "no answer"}, Faults: []string{"no answer"}}},
+	r := &verify.Report{Clusters: []verify.Joined{{Cluster: "rome", Peering: "milan", Gateway: "rome-1", Asked: 10,
+		Nodes: 12}, {Cluster: "milan", Peering: "rome", Asked: 1, Nodes: 1}},
+		Paths: []verify.Path{{Kind: verify.KindPods, From: "rome/rome-1", To: "milan/milan-1",
+			Answer: probe.Answer{Error: "no answer"}, Faults: []string{"no answer"}}},
 		Findings: []verify.Finding{{Cluster: "milan", Wrong: true, Text: "the gateway is down"}, {Text: "slow"}}}
 	var out strings.Builder
 	err := printVerified(&out, r)
@@ -49,15 +51,18 @@ wrong  rome/rome-1  milan/milan-1  no answer  –    –    –    –
 wrong: milan: the gateway is down
 note: slow
 `
-	if out.String() != want || err == nil || err.Error() != "verify: 1 of 1 paths have faults; correct what is wrong above" {
+	if out.String() != want || err == nil ||
+		err.Error() != "verify: 1 of 1 paths have faults; correct what is wrong above" {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 }
 
-// TestVerifyFits: with names as those of make clusters, and what takes most room in each column, a line has at most 100 columns. With names as clouds give
-// them, none has on a terminal of 100, and what is cut still tells nodes apart.
+// TestVerifyFits: with names as those of make clusters, and what takes most room in each column, a
+// line has at most 100 columns. With names as clouds give them, none has on a terminal of 100, and
+// what is cut still tells nodes apart.
 func TestVerifyFits(t *testing.T) {
-	a := probe.Answer{RTT: 123456 * time.Microsecond, Seen: "10.244.123.123", UDP: &probe.UDP{Sent: 20, Answered: 20}, Size: &probe.Size{Largest: 1340},
+	a := probe.Answer{RTT: 123456 * time.Microsecond, Seen: "10.244.123.123", UDP: &probe.UDP{Sent: 20, Answered: 20},
+		Size: &probe.Size{Largest: 1340},
 		Bulk: &probe.Bulk{Bytes: 10 << 20, Took: 100 * time.Millisecond}}
 	table := func(rome, milan [2]string) *verify.Report {
 		return &verify.Report{OK: true, Paths: []verify.Path{
@@ -73,11 +78,15 @@ func TestVerifyFits(t *testing.T) {
 		want    [2][2]string
 	}{
 		{0, plain, plain},
-		{100, [2][2]string{{"rome/ip-10-244-123-101.eu-central-1.compute.internal", "rome/ip-10-244-123-102.eu-central-1.compute.internal"},
+		{100, [2][2]string{{"rome/ip-10-244-123-101.eu-central-1.compute.internal",
+			"rome/ip-10-244-123-102.eu-central-1.compute.internal"},
 			{"milan/gke-production-default-pool-1a2b3c4d-x5z7", "milan/gke-production-default-pool-1a2b3c4d-abcd"}},
-			[2][2]string{{"rome/…10-244-123-101", "rome/…10-244-123-102"}, {"milan/…1a2b3c4d-x5z7", "milan/…1a2b3c4d-abcd"}}},
-		{100, [2][2]string{{"rome/aks-nodepool1-12345678-vmss000001", "rome/aks-nodepool1-12345678-vmss000002"}, {"production-frankfurt/worker-0001", "production-frankfurt/worker-0002"}},
-			[2][2]string{{"rome/…678-vmss000001", "rome/…678-vmss000002"}, {"production-frankfurt/…er-0001", "production-frankfurt/…er-0002"}}},
+			[2][2]string{{"rome/…10-244-123-101", "rome/…10-244-123-102"},
+				{"milan/…1a2b3c4d-x5z7", "milan/…1a2b3c4d-abcd"}}},
+		{100, [2][2]string{{"rome/aks-nodepool1-12345678-vmss000001", "rome/aks-nodepool1-12345678-vmss000002"},
+			{"production-frankfurt/worker-0001", "production-frankfurt/worker-0002"}},
+			[2][2]string{{"rome/…678-vmss000001", "rome/…678-vmss000002"}, {"production-frankfurt/…er-0001",
+				"production-frankfurt/…er-0002"}}},
 	} {
 		page := &cli.Page{Columns: tt.columns}
 		if err := printVerified(page, table(tt.places[0], tt.places[1])); err != nil {
@@ -86,12 +95,14 @@ func TestVerifyFits(t *testing.T) {
 		out := page.String()
 		for _, side := range tt.want {
 			for _, place := range side {
-				if broken := strings.Split(place, "/"); !strings.Contains(out, place) && (!strings.Contains(out, broken[0]+"/") || !strings.Contains(out, broken[1])) {
+				if broken := strings.Split(place, "/"); !strings.Contains(out, place) &&
+					(!strings.Contains(out, broken[0]+"/") || !strings.Contains(out, broken[1])) {
 					t.Errorf("no %s in\n%s", place, out)
 				}
 			}
 		}
-		if n := strings.Count(out, "10.244.123.123\n"); tt.columns == 0 && n != 3 { // a wider table has its cells wrapped
+		// a wider table has its cells wrapped
+		if n := strings.Count(out, "10.244.123.123\n"); tt.columns == 0 && n != 3 {
 			t.Errorf("%d lines end with who is seen:\n%s", n, out)
 		}
 		for line := range strings.Lines(out) {
@@ -105,8 +116,10 @@ func TestVerifyFits(t *testing.T) {
 // TestVerifyRepeats: what pods and gateways have said is shown without what a terminal would obey.
 func TestVerifyRepeats(t *testing.T) {
 	const said = "10.0.0.1\x1b[2J"
-	r := &verify.Report{Clusters: []verify.Joined{{Cluster: "rome", Peering: "milan", Gateway: said}}, Findings: []verify.Finding{{Text: said}}, Paths: []verify.Path{
-		{From: "rome/rome-1", To: "milan/milan-1", Answer: probe.Answer{Seen: said}}, {From: "rome/rome-1", To: "milan/milan-1", Answer: probe.Answer{Error: said}}}}
+	r := &verify.Report{Clusters: []verify.Joined{{Cluster: "rome", Peering: "milan", Gateway: said}},
+		Findings: []verify.Finding{{Text: said}}, Paths: []verify.Path{
+			{From: "rome/rome-1", To: "milan/milan-1", Answer: probe.Answer{Seen: said}},
+			{From: "rome/rome-1", To: "milan/milan-1", Answer: probe.Answer{Error: said}}}}
 	var out strings.Builder
 	printVerified(&out, r)
 	if n := strings.Count(out.String(), "10.0.0.1�[2J"); n != 4 || strings.Contains(out.String(), "\x1b") {
@@ -117,7 +130,8 @@ func TestVerifyRepeats(t *testing.T) {
 // TestProbe: the pods' commands ask each other as they do in pods.
 func TestProbe(t *testing.T) {
 	result := filepath.Join(t.TempDir(), "result")
-	_, diag, status := run(t, "probe", "ask", "--result", result, `{"token": "0123456789abcdef", "targets": [{"name": "0", "address": "127.0.0.1:1"}]}`)
+	_, diag, status := run(t, "probe", "ask", "--result", result,
+		`{"token": "0123456789abcdef", "targets": [{"name": "0", "address": "127.0.0.1:1"}]}`)
 	var answers []probe.Answer
 	text, err := os.ReadFile(result)
 	if err == nil {
@@ -126,7 +140,8 @@ func TestProbe(t *testing.T) {
 	if status != 0 || err != nil || len(answers) != 1 || answers[0].Error != "connection refused" {
 		t.Errorf("status %d: %v %s %s", status, err, text, diag)
 	}
-	if _, diag, status := run(t, "probe", "serve", "--token", "short"); status != 2 || !strings.Contains(diag, "token: 5 bytes; want 16") {
+	if _, diag, status := run(t, "probe", "serve", "--token", "short"); status != 2 ||
+		!strings.Contains(diag, "token: 5 bytes; want 16") {
 		t.Errorf("status %d: %s", status, diag)
 	}
 }

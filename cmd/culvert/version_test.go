@@ -22,7 +22,8 @@ func TestVersion(t *testing.T) {
 	if b.String()+"\n" != text {
 		t.Fatalf("text %q and JSON %+v differ", text, b)
 	}
-	if _, diag, status := run(t, "version", "-o", "xml"); status != cli.ExitBadInput || !strings.Contains(diag, "--output") {
+	if _, diag, status := run(t, "version", "-o", "xml"); status != cli.ExitBadInput ||
+		!strings.Contains(diag, "--output") {
 		t.Fatalf("status %d, %q", status, diag)
 	}
 }

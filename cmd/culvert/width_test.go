@@ -53,7 +53,8 @@ func onTerminal(t *testing.T, columns int, args ...string) string {
 // wide returns the lines of a text that have more columns and could be broken.
 func wide(text string, columns int) (lines []string) {
 	for line := range strings.Lines(text) {
-		if line = strings.TrimSuffix(line, "\n"); utf8.RuneCountInString(line) > columns && strings.ContainsAny(strings.TrimSpace(line), " /") {
+		if line = strings.TrimSuffix(line, "\n"); utf8.RuneCountInString(line) > columns &&
+			strings.ContainsAny(strings.TrimSpace(line), " /") {
 			lines = append(lines, line)
 		}
 	}
@@ -65,7 +66,8 @@ func TestWidth(t *testing.T) {
 	r := newReplaceable(t)
 	r.hears("READY=1")
 	for _, args := range [][]string{
-		{"status"}, {"rules"}, {"routes"}, {"trace", "tcp", "10.0.1.5", "8.8.8.8:443"}, {"trace", "tcp", "10.0.1.5", "10.61.1.5:443"}, {"doctor"},
+		{"status"}, {"rules"}, {"routes"}, {"trace", "tcp", "10.0.1.5", "8.8.8.8:443"}, {"trace", "tcp", "10.0.1.5",
+			"10.61.1.5:443"}, {"doctor"},
 	} {
 		args = append(args, "--socket", r.socket)
 		at80, at200 := onTerminal(t, 80, args...), onTerminal(t, 200, args...)
@@ -77,25 +79,35 @@ func TestWidth(t *testing.T) {
 		}
 	}
 	const remedy = "make the node's routes and the remaps of network.remote the same; its sender is told by ICMP: network unreachable"
-	if out, _, _ := run(t, "trace", "tcp", "10.0.1.5", "8.8.8.8:443", "--socket", r.socket); !strings.Contains(out, remedy) {
+	if out, _, _ := run(t, "trace", "tcp", "10.0.1.5", "8.8.8.8:443", "--socket", r.socket); !strings.Contains(
+		out, remedy) {
 		t.Errorf("broken in a pipe: %s", out)
 	}
-	if out := onTerminal(t, 80, "trace", "tcp", "10.0.1.5", "8.8.8.8:443", "--socket", r.socket); strings.Contains(out, remedy) {
+	if out := onTerminal(t, 80, "trace", "tcp", "10.0.1.5", "8.8.8.8:443", "--socket", r.socket); strings.Contains(
+		out, remedy) {
 		t.Errorf("not broken at 80 columns: %s", out)
 	}
 }
 
-// TestTraceShows: in short, what decides, by the field that it comes from; with -v every step, by the rule's own name.
+// TestTraceShows: in short, what decides, by the field that it comes from; with -v every step, by
+// the rule's own name.
 func TestTraceShows(t *testing.T) {
 	steps := []control.TraceStep{
-		{Kind: "decode", Name: "vxlan", Passed: true, Detail: "rome-1 has VNI 1", Origin: "node/rome-1", Field: "geneve.nodes[0]", Place: "g.yaml:5"},
+		{Kind: "decode", Name: "vxlan", Passed: true, Detail: "rome-1 has VNI 1", Origin: "node/rome-1",
+			Field: "geneve.nodes[0]", Place: "g.yaml:5"},
 		{Kind: "check", Name: "source", Passed: true},
-		{Kind: "rule", Name: "gw-ext/outgoing/x", Passed: true, Detail: "set-mark 65536", Origin: "network/outbound", Field: "network.remote.podCIDRs[0]", From: "a", To: "b"},
-		{Kind: "rule", Name: "remap/outgoing/x", Passed: true, Detail: "dnat 10.0.0.0/16", Origin: "network/remap", Field: "network.remote.podCIDRs[0]", From: "a", To: "b"},
-		{Kind: "rule", Name: "mss/mss/in", Detail: "only for in tunnel", Origin: "network/mss", Field: "mssClamp", From: "a", To: "c"},
-		{Kind: "route", Name: "gw-ext/1", Passed: true, Detail: "to tunnel via 169.254.18.1, with mark 65536", Origin: "network/routes", Field: "network.remote", From: "a", To: "c"},
-		{Kind: "rule", Name: "rules/forward/no-ssh", Passed: true, Detail: "drop", Origin: "network/rules", Field: "rules[0]", Place: "g.yaml:46", From: "a", To: "c"},
-		{Kind: "rule", Name: "deny/x/y", Passed: true, Detail: "drop", Origin: "FirewallConfiguration/liqo/deny", Field: "tables[0].chains[0].rules[1]", From: "a", To: "c"},
+		{Kind: "rule", Name: "gw-ext/outgoing/x", Passed: true, Detail: "set-mark 65536", Origin: "network/outbound",
+			Field: "network.remote.podCIDRs[0]", From: "a", To: "b"},
+		{Kind: "rule", Name: "remap/outgoing/x", Passed: true, Detail: "dnat 10.0.0.0/16", Origin: "network/remap",
+			Field: "network.remote.podCIDRs[0]", From: "a", To: "b"},
+		{Kind: "rule", Name: "mss/mss/in", Detail: "only for in tunnel", Origin: "network/mss", Field: "mssClamp",
+			From: "a", To: "c"},
+		{Kind: "route", Name: "gw-ext/1", Passed: true, Detail: "to tunnel via 169.254.18.1, with mark 65536",
+			Origin: "network/routes", Field: "network.remote", From: "a", To: "c"},
+		{Kind: "rule", Name: "rules/forward/no-ssh", Passed: true, Detail: "drop", Origin: "network/rules",
+			Field: "rules[0]", Place: "g.yaml:46", From: "a", To: "c"},
+		{Kind: "rule", Name: "deny/x/y", Passed: true, Detail: "drop", Origin: "FirewallConfiguration/liqo/deny",
+			Field: "tables[0].chains[0].rules[1]", From: "a", To: "c"},
 		{Kind: "check", Name: "room in the table"},
 	}
 	trace := &control.Trace{From: "rome-1", Verdict: "drop", Reason: "filtered", Steps: steps}
@@ -104,11 +116,16 @@ func TestTraceShows(t *testing.T) {
 		want, none []string
 	}{
 		{false, []string{
-			"  decode      geneve.nodes[0] (g.yaml:5): vxlan: rome-1 has VNI 1\n", "  rule        network.remote.podCIDRs[0]: dnat 10.0.0.0/16\n  becomes     a > c\n",
-			"  route       network.remote: to tunnel via 169.254.18.1\n", "  rule        rules[0] no-ssh (g.yaml:46): drop\n",
-			"  rule        FirewallConfiguration/liqo/deny tables[0].chains[0].rules[1]: drop\n", "  no check    room in the table\n", "drop: filtered\n",
+			"  decode      geneve.nodes[0] (g.yaml:5): vxlan: rome-1 has VNI 1\n",
+			"  rule        network.remote.podCIDRs[0]: dnat 10.0.0.0/16\n  becomes     a > c\n",
+			"  route       network.remote: to tunnel via 169.254.18.1\n",
+			"  rule        rules[0] no-ssh (g.yaml:46): drop\n",
+			"  rule        FirewallConfiguration/liqo/deny tables[0].chains[0].rules[1]: drop\n",
+			"  no check    room in the table\n", "drop: filtered\n",
 		}, []string{"mark", "gw-ext", "mss", "check       source"}},
-		{true, []string{"  yes  check       source\n", "gw-ext/outgoing/x: set-mark 65536", "  no   rule        mss/mss/in: only for in tunnel", "gw-ext/1: to tunnel via 169.254.18.1, with mark 65536"}, nil},
+		{true, []string{"  yes  check       source\n", "gw-ext/outgoing/x: set-mark 65536",
+			"  no   rule        mss/mss/in: only for in tunnel",
+			"gw-ext/1: to tunnel via 169.254.18.1, with mark 65536"}, nil},
 	} {
 		var b strings.Builder
 		need.NoError(t, printTrace(&b, trace, false, tt.all))
@@ -133,7 +150,8 @@ func TestTable(t *testing.T) {
 	}{
 		{0, "NAME    SAYS\na       some words that go on\nlonger  x\n\nalone\n"},
 		{20, "NAME    SAYS\na       some words\n        that go on\nlonger  x\n\nalone\n"},
-		{3, "NAME    SAYS\na       some\n        words\n        that\n        go on\nlonger  x\n\nalone\n"}, // no word is broken
+		// no word is broken
+		{3, "NAME    SAYS\na       some\n        words\n        that\n        go on\nlonger  x\n\nalone\n"},
 	} {
 		page := &cli.Page{Columns: tt.columns}
 		table := cli.NewTable(page)

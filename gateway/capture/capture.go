@@ -1,8 +1,9 @@
-// Package capture records packets at stages of their path through a gateway, and writes them as pcapng: an interface for each stage, and for each
-// packet a comment with its outcome.
+// Package capture records packets at stages of their path through a gateway, and writes them as
+// pcapng: an interface for each stage, and for each packet a comment with its outcome.
 //
-// A Session copies packets into blocks of fixed size, under its own lock; Write takes the blocks and writes them. Packets that do not fit are counted
-// and lost: forwarding never waits for a capture.
+// A Session copies packets into blocks of fixed size, under its own lock; Write takes the blocks
+// and writes them. Packets that do not fit are counted and lost: forwarding never waits for a
+// capture.
 package capture
 
 import (
@@ -13,8 +14,9 @@ import (
 // Stage is a point on a packet's path.
 type Stage uint8
 
-// The stages. Geneve and WireGuard are the tunnels' datagrams, with outer headers reconstructed from their addresses; Pre and Post are inner packets
-// before and after the gateway has decided, which may be super-frames.
+// The stages. Geneve and WireGuard are the tunnels' datagrams, with outer headers reconstructed
+// from their addresses; Pre and Post are inner packets before and after the gateway has decided,
+// which may be super-frames.
 const (
 	Geneve Stage = iota
 	Pre
@@ -38,7 +40,8 @@ var stageTexts = [NumStages]string{
 func Stages() []string { return stageNames[:] }
 
 const (
-	// A block has room for blockBytes of packets, at most blockRecords. There are two: one is filled while the other is written.
+	// A block has room for blockBytes of packets, at most blockRecords. There are two: one is
+	// filled while the other is written.
 	blockBytes   = 2 << 20
 	blockRecords = 1 << 13
 )
@@ -72,8 +75,8 @@ type record struct {
 	note     string
 }
 
-// NewSession returns a Session that records at some stages (none = all): all packets, or only dropped ones. snaplen is how much of each is kept, 0 =
-// everything.
+// NewSession returns a Session that records at some stages (none = all): all packets, or only
+// dropped ones. snaplen is how much of each is kept, 0 = everything.
 func NewSession(stages []Stage, drops bool, snaplen int) *Session {
 	s := &Session{drops: drops, snaplen: snaplen, filling: newBlock(), spare: newBlock(), half: make(chan struct{}, 1)}
 	for _, stage := range stages {
@@ -100,7 +103,8 @@ func (s *Session) Room(n int) int {
 	return n
 }
 
-// Add records a packet that Wants, given in consecutive parts. length is its size before the caller cut it to Room. note is its outcome.
+// Add records a packet that Wants, given in consecutive parts. length is its size before the caller
+// cut it to Room. note is its outcome.
 func (s *Session) Add(at Stage, outbound bool, note string, length int, parts ...[]byte) {
 	now := time.Now()
 	s.mu.Lock()

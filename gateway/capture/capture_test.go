@@ -83,7 +83,8 @@ func TestFile(t *testing.T) {
 		t.Fatalf("%+v, %+v, %v", all, r, lost)
 	}
 	for i := range want {
-		if w, g := want[i], all[i]; w.stage != g.stage || w.comment != g.comment || !bytes.Equal(w.data, g.data) || w.length != g.length || w.outbound != g.outbound {
+		if w, g := want[i], all[i]; w.stage != g.stage || w.comment != g.comment || !bytes.Equal(w.data, g.data) ||
+			w.length != g.length || w.outbound != g.outbound {
 			t.Errorf("packet %d: %+v, want %+v", i, g, w)
 		}
 	}
@@ -99,8 +100,10 @@ func TestWants(t *testing.T) {
 		drop   bool
 		want   bool
 	}{
-		{nil, false, Geneve, false, true}, {nil, false, WireGuard, true, true}, {nil, true, Pre, false, false}, {nil, true, Pre, true, true},
-		{[]Stage{Pre}, false, Post, false, false}, {[]Stage{Pre}, true, Geneve, true, false}, {[]Stage{Pre, Post}, false, Post, false, true},
+		{nil, false, Geneve, false, true}, {nil, false, WireGuard, true, true}, {nil, true, Pre, false, false},
+		{nil, true, Pre, true, true},
+		{[]Stage{Pre}, false, Post, false, false}, {[]Stage{Pre}, true, Geneve, true, false},
+		{[]Stage{Pre, Post}, false, Post, false, true},
 	} {
 		if got := NewSession(tt.stages, tt.drops, 0).Wants(tt.stage, tt.drop); got != tt.want {
 			t.Errorf("%+v: %v", tt, got)

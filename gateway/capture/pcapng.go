@@ -32,7 +32,8 @@ const (
 	flagInbound, flagOutbound = 1, 2
 )
 
-// pcapngWriter writes a file with one section. The library for such files also knows a hundred protocols, which would add a tenth to the binary.
+// pcapngWriter writes a file with one section. The library for such files also knows a hundred
+// protocols, which would add a tenth to the binary.
 type pcapngWriter struct {
 	w     *bufio.Writer
 	block []byte // being built

@@ -13,13 +13,15 @@ type Result struct{ Packets, Lost uint64 }
 const (
 	// writeInterval is the maximum delay before a packet is written.
 	writeInterval = 20 * time.Millisecond
-	// writeTurn is how many packets are written in one turn, about 0.2 ms. writePause is between two turns, because forwarding has priority.
+	// writeTurn is how many packets are written in one turn, about 0.2 ms. writePause is between
+	// two turns, because forwarding has priority.
 	writeTurn  = 200
 	writePause = 200 * time.Microsecond
 )
 
-// Write writes recorded packets to w, until ctx is done or count packets are written (0 = no limit), and then how many packets each interface has
-// lost. It calls sent when w has all of a turn.
+// Write writes recorded packets to w, until ctx is done or count packets are written (0 = no
+// limit), and then how many packets each interface has lost. It calls sent when w has all of a
+// turn.
 func (s *Session) Write(ctx context.Context, w io.Writer, count uint64, sent func() error) (r Result, err error) {
 	file, index, err := s.begin(w)
 	if err != nil {
@@ -47,7 +49,8 @@ func (s *Session) Write(ctx context.Context, w io.Writer, count uint64, sent fun
 				break
 			}
 			x := &full.records[i]
-			if err := file.packet(index[x.stage], x.at, full.data[from:x.end], x.length, x.outbound, x.note); err != nil {
+			if err := file.packet(index[x.stage], x.at, full.data[from:x.end], x.length, x.outbound,
+				x.note); err != nil {
 				return r, err
 			}
 			from = x.end

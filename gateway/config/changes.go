@@ -15,13 +15,16 @@ const maxNamed = 5
 // Changes describes the differences from old in words; "nothing changed" if there are none.
 func (c *Config) Changes(old *Config) string {
 	var d difference
-	d.of("nodes", listOf(old.Geneve.Nodes, func(n Node) string { return n.Name }), listOf(c.Geneve.Nodes, func(n Node) string { return n.Name }))
-	d.of("rules", listOf(old.Rules, func(r rules.FilterRule) string { return r.Name }), listOf(c.Rules, func(r rules.FilterRule) string { return r.Name }))
+	d.of("nodes", listOf(old.Geneve.Nodes, func(n Node) string { return n.Name }),
+		listOf(c.Geneve.Nodes, func(n Node) string { return n.Name }))
+	d.of("rules", listOf(old.Rules, func(r rules.FilterRule) string { return r.Name }),
+		listOf(c.Rules, func(r rules.FilterRule) string { return r.Name }))
 	remap := func(r rules.RemoteCIDR) string { return r.Real.String() }
 	d.of("remote CIDRs", listOf(old.Remote, remap), listOf(c.Remote, remap))
 	mapping := func(m AddressMapping) string { return m.External.String() }
 	d.of("address mappings", listOf(old.Addresses, mapping), listOf(c.Addresses, mapping))
-	d.of("services", listOf(old.Services, func(s Service) string { return s.Name }), listOf(c.Services, func(s Service) string { return s.Name }))
+	d.of("services", listOf(old.Services, func(s Service) string { return s.Name }),
+		listOf(c.Services, func(s Service) string { return s.Name }))
 	d.order("rules", names(old.Rules), names(c.Rules))
 	for _, f := range []struct {
 		path    string
@@ -73,7 +76,8 @@ func names(rules []rules.FilterRule) (list []string) {
 
 type difference struct{ parts []string }
 
-// of adds the entries added to, removed from and changed in a list. Several services may have one name.
+// of adds the entries added to, removed from and changed in a list. Several services may have one
+// name.
 func (d *difference) of(kind string, old, list []named) {
 	was := make(map[string][]any, len(old))
 	for _, x := range old {

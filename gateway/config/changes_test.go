@@ -17,9 +17,11 @@ func TestChanges(t *testing.T) {
 			c.Geneve.Nodes = append(c.Geneve.Nodes, Node{Name: name})
 		}
 		c.Rules = []rules.FilterRule{{Name: "a"}, {Name: "b"}}
-		c.Remote = []rules.RemoteCIDR{{Real: netip.MustParsePrefix("10.0.0.0/16"), Remapped: netip.MustParsePrefix("10.61.0.0/16")}}
+		c.Remote = []rules.RemoteCIDR{{Real: netip.MustParsePrefix("10.0.0.0/16"),
+			Remapped: netip.MustParsePrefix("10.61.0.0/16")}}
 		c.Addresses = []AddressMapping{{External: rules.PairOf(netip.MustParseAddr("10.70.0.9"))}}
-		c.Services = []Service{{Name: "web"}, {Name: "dns", Port: 53, Protocol: 6}, {Name: "dns", Port: 53, Protocol: 17}}
+		c.Services = []Service{{Name: "web"}, {Name: "dns", Port: 53, Protocol: 6},
+			{Name: "dns", Port: 53, Protocol: 17}}
 		return c
 	}
 	for _, tt := range []struct {
@@ -39,15 +41,20 @@ func TestChanges(t *testing.T) {
 				c.Geneve.Nodes = append(c.Geneve.Nodes, Node{Name: name})
 			}
 		}, "nodes: 6 added"},
-		{"rules", func(c *Config) { c.Rules = append(c.Rules[:1], rules.FilterRule{Name: "c"}) }, "rules: 1 added (c), 1 removed (b)"},
+		{"rules", func(c *Config) { c.Rules = append(c.Rules[:1], rules.FilterRule{Name: "c"}) },
+			"rules: 1 added (c), 1 removed (b)"},
 		{"the order of rules", func(c *Config) { slices.Reverse(c.Rules) }, "rules: reordered"},
-		{"a remap", func(c *Config) { c.Remote[0].Remapped = netip.MustParsePrefix("10.63.0.0/16") }, "remote CIDRs: 1 changed (10.0.0.0/16)"},
+		{"a remap", func(c *Config) { c.Remote[0].Remapped = netip.MustParsePrefix("10.63.0.0/16") },
+			"remote CIDRs: 1 changed (10.0.0.0/16)"},
 		{"a mapping", func(c *Config) { c.Addresses[0].Via = "rome-1" }, "address mappings: 1 changed (10.70.0.9)"},
-		{"a service and a field", func(c *Config) { c.Services, c.MaxConnections = c.Services[1:], 5 }, "services: 1 removed (web); nat.maxConnections changed"},
+		{"a service and a field", func(c *Config) { c.Services, c.MaxConnections = c.Services[1:], 5 },
+			"services: 1 removed (web); nat.maxConnections changed"},
 		{"services of one name, reordered", func(c *Config) {
-			c.Services = []Service{{Name: "dns", Port: 53, Protocol: 17}, {Name: "dns", Port: 53, Protocol: 6}, {Name: "web"}}
+			c.Services = []Service{{Name: "dns", Port: 53, Protocol: 17}, {Name: "dns", Port: 53, Protocol: 6},
+				{Name: "web"}}
 		}, "nothing changed"},
-		{"one of several services of one name", func(c *Config) { c.Services[1].Port = 54 }, "services: 1 changed (dns)"},
+		{"one of several services of one name", func(c *Config) { c.Services[1].Port = 54 },
+			"services: 1 changed (dns)"},
 		{"the log's level", func(c *Config) { c.Log.Level = "debug" }, "log.level changed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -63,7 +70,9 @@ func TestChanges(t *testing.T) {
 // TestChangesMissNothing: each field of a configuration either cannot change live, or its change is
 // reported.
 func TestChangesMissNothing(t *testing.T) {
-	silent := map[string]bool{"Warnings": true, "File.Path": true, "File.Sum": true, "IPAM.Pools": true, "IPAM.Reserved": true} // what they change is a remap
+	// what they change is a remap
+	silent := map[string]bool{"Warnings": true, "File.Path": true, "File.Sum": true, "IPAM.Pools": true,
+		"IPAM.Reserved": true}
 	var each func(v reflect.Value, path string, c *Config)
 	each = func(v reflect.Value, path string, c *Config) {
 		if v.Kind() == reflect.Struct && v.Type().PkgPath() == reflect.TypeFor[Config]().PkgPath() {

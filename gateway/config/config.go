@@ -10,11 +10,11 @@ import (
 	"culvert/nat/rules"
 )
 
-// Config is the desired state of one gateway: an immutable value that the YAML file, the Kubernetes source and the lab all produce. Apply publishes
-// it.
+// Config is the desired state of one gateway: an immutable value that the YAML file, the Kubernetes
+// source and the lab all produce. Apply publishes it.
 //
-// The comments give each field's path in the file; Validate uses the same paths in its errors. A field that is auto in the file is invalid until
-// Remap has chosen its value.
+// The comments give each field's path in the file; Validate uses the same paths in its errors. A
+// field that is auto in the file is invalid until Remap has chosen its value.
 type Config struct {
 	Cluster string    // cluster: this cluster's ID
 	Peer    string    // peer: the remote cluster's ID
@@ -25,7 +25,8 @@ type Config struct {
 	Local     LocalNetwork
 	Remote    []rules.RemoteCIDR // network.remote; Real equals Remapped where nothing is remapped
 
-	UnknownSource  rules.Pair         // nat.unknownSource; without an address, packets from unknown sources of the family are dropped
+	// nat.unknownSource; without an address, packets from unknown sources of the family are dropped
+	UnknownSource  rules.Pair
 	Addresses      []AddressMapping   // nat.addresses
 	Services       []Service          // nat.services
 	MaxConnections int                // nat.maxConnections; 0 = auto
@@ -48,7 +49,8 @@ type Config struct {
 
 	File File // the file it was read from
 
-	// Elected says that the gateway has replicas: it starts as a standby, and forwards when an election says so.
+	// Elected says that the gateway has replicas: it starts as a standby, and forwards when an
+	// election says so.
 	Elected bool
 
 	Liqo    bool // Liqo's resources configure the gateway; metrics also have the names of Liqo's gateway
@@ -116,7 +118,8 @@ type Node struct {
 	Inner    geneve.Inner
 }
 
-// Given says that no rules are generated from the other fields, and which sources packets may have if no CIDRs define them.
+// Given says that no rules are generated from the other fields, and which sources packets may have
+// if no CIDRs define them.
 type Given struct {
 	Rules        bool
 	FromTunnel   []netip.Prefix // sources that the peer may use
@@ -129,15 +132,16 @@ type LocalNetwork struct {
 	ExternalCIDRs []netip.Prefix
 }
 
-// AddressMapping is an address of a local external CIDR that stands for a host, or one for each of the host's families.
+// AddressMapping is an address of a local external CIDR that stands for a host, or one for each of
+// the host's families.
 type AddressMapping struct {
 	External, Internal rules.Pair
 	Via                string // name of the node that leads to Internal; "" = the first
 	ProxyProtocol      bool
 }
 
-// Service is an address and port of a local external CIDR that stands for several backends, or one address per family of the backends. The fields are
-// those of rules.Service.
+// Service is an address and port of a local external CIDR that stands for several backends, or one
+// address per family of the backends. The fields are those of rules.Service.
 type Service struct {
 	Name            string
 	Address         rules.Pair
@@ -168,13 +172,15 @@ type Log struct {
 // Role says which end of the WireGuard tunnel this gateway is.
 type Role uint8
 
-// The server listens on a known port and learns its peer's endpoint; the client knows the server's endpoint.
+// The server listens on a known port and learns its peer's endpoint; the client knows the server's
+// endpoint.
 const (
 	Client Role = iota
 	Server
 )
 
-// Tunnel addresses: for IPv4 the first /30 block of Liqo's 169.254.18.0/24 (liqo pkg/gateway/tunnel), for IPv6 the same as link-local addresses.
+// Tunnel addresses: for IPv4 the first /30 block of Liqo's 169.254.18.0/24 (liqo
+// pkg/gateway/tunnel), for IPv6 the same as link-local addresses.
 var (
 	serverTunnelAddress = rules.PairOf(netip.MustParseAddr("169.254.18.1"), netip.MustParseAddr("fe80::a9fe:1201"))
 	clientTunnelAddress = rules.PairOf(netip.MustParseAddr("169.254.18.2"), netip.MustParseAddr("fe80::a9fe:1202"))

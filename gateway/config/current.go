@@ -13,7 +13,8 @@ import (
 	"culvert/nat"
 )
 
-// Current holds the configuration that a gateway runs by and the links of its nodes, for all parts of the gateway. Get must not be called before Set.
+// Current holds the configuration that a gateway runs by and the links of its nodes, for all parts
+// of the gateway. Get must not be called before Set.
 type Current struct{ is atomic.Pointer[current] }
 
 type current struct {
@@ -27,14 +28,16 @@ func (c *Current) Set(config *Config, links Links) {
 	c.is.Store(&current{config, links, sync.OnceValue(config.identity)})
 }
 
-// Identity identifies the configuration: replicas whose configurations have the same identity admit the same connections.
-// It is computed once for each configuration.
+// Identity identifies the configuration: replicas whose configurations have the same identity admit
+// the same connections. It is computed once for each configuration.
 func (c *Current) Identity() string { return c.is.Load().identity() }
 
 func (c *Config) identity() string {
 	same := *c
 	same.File, same.Log = File{}, Log{}
-	same.Geneve.Nodes = slices.SortedFunc(slices.Values(c.Geneve.Nodes), func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+	same.Geneve.Nodes = slices.SortedFunc(slices.Values(c.Geneve.Nodes), func(a, b Node) int {
+		return cmp.Compare(a.Name, b.Name)
+	})
 	for i := range same.Geneve.Nodes {
 		same.Geneve.Nodes[i].Underlay = netip.Addr{} // from which a node sends to a pod depends on where the pod is
 	}
@@ -70,5 +73,6 @@ func (c *Current) LinkName(link nat.Link) string {
 	return c.NodeName(link)
 }
 
-// Tunnel is the name of the peer in places where nodes have names. A node of this name is not found by it.
+// Tunnel is the name of the peer in places where nodes have names. A node of this name is not found
+// by it.
 const Tunnel = "tunnel"

@@ -11,7 +11,8 @@ import (
 // minMTU6 is what every link of IPv6 carries (RFC 8200, Section 5).
 const minMTU6 TunnelMTU = 1280
 
-// reserved lists what no CIDR may overlap, besides the IPv4 tunnel addresses: routers forward nothing to it.
+// reserved lists what no CIDR may overlap, besides the IPv4 tunnel addresses: routers forward
+// nothing to it.
 var reserved = []struct {
 	name   string
 	prefix netip.Prefix
@@ -27,7 +28,8 @@ var reserved = []struct {
 func (c *Config) validateFamilies(e *configfile.Errors) {
 	six := ""
 	gateway := c.Geneve.GatewayAddress
-	// uses records that the field at path has a's family, which the gateway must then support towards nodes.
+	// uses records that the field at path has a's family, which the gateway must then support
+	// towards nodes.
 	uses := func(path string, a netip.Addr) {
 		if !a.IsValid() {
 			return
@@ -36,7 +38,9 @@ func (c *Config) validateFamilies(e *configfile.Errors) {
 			six = path
 		}
 		if gateway.IsValid() && !gateway.Of(a.Is6()).IsValid() {
-			e.Add(path, "%s is %s, and geneve.gatewayAddress has no address of this family; add one there and to each node", a, familyOf(a))
+			e.Add(path,
+				"%s is %s, and geneve.gatewayAddress has no address of this family; add one there and to each node",
+				a, familyOf(a))
 		}
 	}
 	for a := range gateway.All() {
@@ -47,7 +51,9 @@ func (c *Config) validateFamilies(e *configfile.Errors) {
 		for _, v6 := range []bool{false, true} {
 			a := gateway.Of(v6)
 			if n.Address.IsValid() && a.IsValid() && !n.Address.Of(v6).IsValid() {
-				e.Add(at+"address", "only %s, and geneve.gatewayAddress has %s too; add an %s address here, or remove that one", n.Address, a, familyOf(a))
+				e.Add(at+"address",
+					"only %s, and geneve.gatewayAddress has %s too; add an %s address here, or remove that one",
+					n.Address, a, familyOf(a))
 			}
 		}
 		for a := range n.Address.All() {
@@ -64,7 +70,8 @@ func (c *Config) validateFamilies(e *configfile.Errors) {
 		uses(path+".cidr", c.Remote[i].Real.Addr())
 	}
 	if six != "" && c.MTU < minMTU6 {
-		e.Add("mtu", "%d, and %s is IPv6, which needs 1280; write 1280 or more, or remove the IPv6 addresses", c.MTU, six)
+		e.Add("mtu", "%d, and %s is IPv6, which needs 1280; write 1280 or more, or remove the IPv6 addresses", c.MTU,
+			six)
 	}
 }
 
@@ -76,12 +83,14 @@ func familyOf(a netip.Addr) string {
 	return "IPv6"
 }
 
-// sameFamily reports whether both addresses of a translation have one family; invalid ones were reported before.
+// sameFamily reports whether both addresses of a translation have one family; invalid ones were
+// reported before.
 func sameFamily(e *configfile.Errors, path string, a, b netip.Addr) bool {
 	if !a.IsValid() || !b.IsValid() || a.Is4() == b.Is4() {
 		return true
 	}
-	e.Add(path, "%s is %s, and %s is not; nothing translates between IPv4 and IPv6, give both one family", a, familyOf(a), b)
+	e.Add(path, "%s is %s, and %s is not; nothing translates between IPv4 and IPv6, give both one family", a,
+		familyOf(a), b)
 	return false
 }
 
@@ -103,7 +112,9 @@ func validateRuleFamilies(e *configfile.Errors, path string, r *rules.FilterRule
 		return
 	}
 	if family, ok := icmpFamily[r.Protocol]; ok && src&dst&family.bit == 0 {
-		e.Add(path+".protocol", "%s, but the addresses in src or dst are of the other family, so no packet matches; write %s", family.name, family.other)
+		e.Add(path+".protocol",
+			"%s, but the addresses in src or dst are of the other family, so no packet matches; write %s", family.name,
+			family.other)
 	}
 }
 

@@ -103,7 +103,8 @@ func TestLive(t *testing.T) {
 	}
 	changed := *old
 	changed.Peer, changed.IPAM.File = "x", "x"
-	changed.Cluster, changed.MTU, changed.Control, changed.Metrics, changed.Log.Format = "x", 1000, "", "127.0.0.1:0", "x"
+	changed.Cluster, changed.MTU, changed.Control, changed.Metrics, changed.Log.Format = "x", 1000, "",
+		"127.0.0.1:0", "x"
 	changed.WireGuard.Role, changed.WireGuard.PrivateKey, changed.WireGuard.UAPI = Server, wgkey.NewPrivate(), true
 	changed.WireGuard.ListenPort, changed.Geneve.ListenPort = 1, 2
 	changed.Geneve.GatewayAddress.V4 = changed.Geneve.GatewayAddress.V4.Next()

@@ -22,14 +22,16 @@ import (
 	"culvert/nat/rules"
 )
 
-// auto stands for a value that ipam chooses, which is invalid in a Config, and for the default path of the control socket.
+// auto stands for a value that ipam chooses, which is invalid in a Config, and for the default path
+// of the control socket.
 const auto = "auto"
 
 type (
 	scalar = configfile.Scalar
 	list   = configfile.List
 
-	// file mirrors the YAML configuration file. Leaves are parsed later, so that one run finds all errors.
+	// file mirrors the YAML configuration file. Leaves are parsed later, so that one run finds all
+	// errors.
 	file struct {
 		Cluster   scalar        `json:"cluster"`
 		Peer      scalar        `json:"peer"`
@@ -99,8 +101,8 @@ type (
 	}
 )
 
-// Load reads, checks and returns the configuration in the YAML file at path. Key files named in it are relative to the file's folder. The error joins
-// all faults, one line each.
+// Load reads, checks and returns the configuration in the YAML file at path. Key files named in it
+// are relative to the file's folder. The error joins all faults, one line each.
 func Load(path string) (*Config, error) {
 	text, err := configfile.Read(path, configfile.MaxSize)
 	if err != nil {
@@ -185,8 +187,8 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 	return c
 }
 
-// firstAddresses returns the first address of the first CIDR of each family: for IPv6 it is the subnet-router anycast address (RFC 4291, Section
-// 2.6.1), which no host has either.
+// firstAddresses returns the first address of the first CIDR of each family: for IPv6 it is the
+// subnet-router anycast address (RFC 4291, Section 2.6.1), which no host has either.
 func firstAddresses(cidrs []netip.Prefix) (first rules.Pair) {
 	for _, p := range slices.Backward(cidrs) {
 		if p.Addr().Is4() {
@@ -236,8 +238,8 @@ func pathOf(e *configfile.Errors, path, dir string, s scalar) string {
 	return filepath.Join(dir, name)
 }
 
-// LoadNetworks reads only the parts of the configuration file at path about addresses in use and addresses to choose: enough to plan a peering before
-// keys exist.
+// LoadNetworks reads only the parts of the configuration file at path about addresses in use and
+// addresses to choose: enough to plan a peering before keys exist.
 func LoadNetworks(path string) (*Config, error) {
 	text, err := configfile.Read(path, configfile.MaxSize)
 	if err != nil {
@@ -294,8 +296,9 @@ func (f *fileWireGuard) config(e *configfile.Errors, dir string, c *WireGuard) {
 // maxKeyFile is more than a key needs in any format, in bytes.
 const maxKeyFile = 4096
 
-// keyPath returns the path of a key. A name without a folder is that of a credential that the service manager has given this process (systemd.exec(5),
-// LoadCredential). Any other relative path, and a name without a credential, begins at dir, the configuration's folder.
+// keyPath returns the path of a key. A name without a folder is that of a credential that the
+// service manager has given this process (systemd.exec(5), LoadCredential). Any other relative
+// path, and a name without a credential, begins at dir, the configuration's folder.
 func keyPath(dir, name string) string {
 	if filepath.IsAbs(name) {
 		return name

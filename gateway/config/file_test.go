@@ -68,14 +68,16 @@ func keyFolder(t testing.TB) string {
 func TestParse(t *testing.T) {
 	c, err := parseText([]byte(goodFile), keyFolder(t))
 	need.NoError(t, err)
-	if c.MTU != 1400 || c.WireGuard.Role != Client || c.WireGuard.ListenPort != 0 || c.WireGuard.Keepalive != 10*time.Second {
+	if c.MTU != 1400 || c.WireGuard.Role != Client || c.WireGuard.ListenPort != 0 ||
+		c.WireGuard.Keepalive != 10*time.Second {
 		t.Errorf("got mtu %d, %+v", c.MTU, c.WireGuard)
 	}
 	if len(c.Geneve.Nodes) != 2 || c.Geneve.ListenPort != 6091 {
 		t.Fatalf("got %+v", c.Geneve)
 	}
 	first, second := c.Geneve.Nodes[0], c.Geneve.Nodes[1]
-	if first.Inner != geneve.IP || first.Encap != geneve.Auto || second.VNI != 1<<24-1 || second.Encap != geneve.VXLAN || len(second.PodCIDRs) != 2 {
+	if first.Inner != geneve.IP || first.Encap != geneve.Auto || second.VNI != 1<<24-1 ||
+		second.Encap != geneve.VXLAN || len(second.PodCIDRs) != 2 {
 		t.Errorf("got nodes %+v", c.Geneve.Nodes)
 	}
 	if want := rules.PairOf(netip.MustParseAddr("10.70.0.0")); c.UnknownSource != want {
@@ -85,7 +87,8 @@ func TestParse(t *testing.T) {
 		t.Errorf("without remap, %v is seen as %v", c.Remote[1].Real, c.Remote[1].Remapped)
 	}
 	rule := c.Rules[0]
-	if rule.Action != rules.FilterDrop || rule.From != rules.FromRemote || rule.Protocol != 6 || rule.Ports[1] != (rules.PortRange{First: 8000, Last: 8080}) {
+	if rule.Action != rules.FilterDrop || rule.From != rules.FromRemote || rule.Protocol != 6 ||
+		rule.Ports[1] != (rules.PortRange{First: 8000, Last: 8080}) {
 		t.Errorf("got rule %+v", rule)
 	}
 	if c.MSSClamp != 1200 || c.Metrics != "" || c.Log.Format != "json" {
@@ -103,7 +106,8 @@ func TestKeyNamesOf32Bytes(t *testing.T) {
 		t.Error(err)
 	}
 	text = strings.Replace(text, "peerPublicKeyFile: ", "peerPublicKey: ", 1)
-	if _, err := parseText([]byte(text), dir); err == nil || !strings.Contains(err.Error(), "wireguard.peerPublicKey: not a WireGuard key; want 44 characters of base64") {
+	if _, err := parseText([]byte(text), dir); err == nil || !strings.Contains(err.Error(),
+		"wireguard.peerPublicKey: not a WireGuard key; want 44 characters of base64") {
 		t.Errorf("the name of a file in place of a key: %v", err)
 	}
 }
@@ -117,10 +121,14 @@ func TestKeysAreNotPrinted(t *testing.T) {
 	need.NoError(t, err)
 	key := private.Base64()
 	for _, tt := range []struct{ old, new, want string }{
-		{"privateKeyFile: rome.key", "privateKeyFile: " + key, "wireguard.privateKeyFile: this is a key; write it into a file"},
-		{"peerPublicKeyFile: milan.pub", "peerPublicKeyFile: " + key, "wireguard.peerPublicKeyFile: this is a key; write it into a file"},
-		{"peerPublicKeyFile: milan.pub", "peerPublicKeyFile: rome.key", "wireguard.peerPublicKey: this is this gateway's private key"},
-		{"peerPublicKeyFile: milan.pub", "peerPublicKey: " + key, "wireguard.peerPublicKey: this is this gateway's private key"},
+		{"privateKeyFile: rome.key", "privateKeyFile: " + key,
+			"wireguard.privateKeyFile: this is a key; write it into a file"},
+		{"peerPublicKeyFile: milan.pub", "peerPublicKeyFile: " + key,
+			"wireguard.peerPublicKeyFile: this is a key; write it into a file"},
+		{"peerPublicKeyFile: milan.pub", "peerPublicKeyFile: rome.key",
+			"wireguard.peerPublicKey: this is this gateway's private key"},
+		{"peerPublicKeyFile: milan.pub", "peerPublicKey: " + key,
+			"wireguard.peerPublicKey: this is this gateway's private key"},
 	} {
 		_, err := parseText([]byte(strings.Replace(goodFile, tt.old, tt.new, 1)), dir)
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -134,12 +142,15 @@ func TestKeysAreNotPrinted(t *testing.T) {
 
 // TestProxyProtocol: nat learns which backends get headers.
 func TestProxyProtocol(t *testing.T) {
-	text := strings.NewReplacer("via: rome-2}]", "via: rome-2, proxyProtocol: v2}, {external: 10.70.0.10, internal: 192.0.2.11}]",
-		"- {name: web,", "- {name: told, address: 10.70.0.21, port: 80, proxyProtocol: v2, backends: [{address: 10.0.1.6, port: 80}]}\n    - {name: web,").Replace(goodFile)
+	text := strings.NewReplacer("via: rome-2}]",
+		"via: rome-2, proxyProtocol: v2}, {external: 10.70.0.10, internal: 192.0.2.11}]",
+		"- {name: web,",
+		"- {name: told, address: 10.70.0.21, port: 80, proxyProtocol: v2, backends: [{address: 10.0.1.6, port: 80}]}\n    - {name: web,").Replace(goodFile)
 	c, err := parseText([]byte(text), keyFolder(t))
 	need.NoError(t, err)
 	nc := c.NAT(Links{}.Assign(c.Geneve.Nodes), 1)
-	if a, s := nc.Addresses, nc.Services; !a[0].ProxyProtocol || a[1].ProxyProtocol || !s[0].ProxyProtocol || s[1].ProxyProtocol {
+	if a, s := nc.Addresses, nc.Services; !a[0].ProxyProtocol || a[1].ProxyProtocol || !s[0].ProxyProtocol ||
+		s[1].ProxyProtocol {
 		t.Errorf("mappings %+v, services %+v", a, s)
 	}
 }
@@ -158,14 +169,21 @@ func TestParseErrors(t *testing.T) {
 		{"role", "role: client", "role: middle", "wireguard.role: \"middle\" is not one of client, server"},
 		{"missing key file", "rome.key", "paris.key", "wireguard.privateKeyFile: "},
 		{"short key", "rome.key", "short.key", "wireguard.privateKeyFile: "},
-		{"two peer keys", "peerPublicKeyFile: milan.pub", "peerPublicKeyFile: milan.pub\n  peerPublicKey: x", "wireguard.peerPublicKeyFile: "},
+		{"two peer keys", "peerPublicKeyFile: milan.pub", "peerPublicKeyFile: milan.pub\n  peerPublicKey: x",
+			"wireguard.peerPublicKeyFile: "},
 		{"endpoint", `"192.0.2.7:51840"`, "192.0.2.7", "wireguard.endpoint: \"192.0.2.7\" is not host:port"},
-		{"endpoint of no host", `"192.0.2.7:51840"`, "0.0.0.0:51840", "wireguard.endpoint: 0.0.0.0 is not the address of a host; give the peer's"},
-		{"multicast endpoint", `"192.0.2.7:51840"`, "224.0.0.1:51840", "wireguard.endpoint: 224.0.0.1 is not the address of a host"},
-		{"broadcast endpoint", `"192.0.2.7:51840"`, "255.255.255.255:51840", "wireguard.endpoint: 255.255.255.255 is not the address of a host"},
-		{"broadcast underlay", "underlay: 172.18.0.3", "underlay: 255.255.255.255", "geneve.nodes[1].underlay: 255.255.255.255 is not the address of a host"},
-		{"loopback pods", "externalCIDRs: [10.70.0.0/16]", "externalCIDRs: [10.70.0.0/16, 127.0.0.0/16]", "network.local.externalCIDRs[1]: 127.0.0.0/16 overlaps the loopback addresses (127.0.0.0/8)"},
-		{"multicast remap", "remap: 10.61.0.0/16", "remap: 239.1.0.0/16", "network.remote.podCIDRs[0].remap: 239.1.0.0/16 overlaps the multicast and reserved addresses (224.0.0.0/3)"},
+		{"endpoint of no host", `"192.0.2.7:51840"`, "0.0.0.0:51840",
+			"wireguard.endpoint: 0.0.0.0 is not the address of a host; give the peer's"},
+		{"multicast endpoint", `"192.0.2.7:51840"`, "224.0.0.1:51840",
+			"wireguard.endpoint: 224.0.0.1 is not the address of a host"},
+		{"broadcast endpoint", `"192.0.2.7:51840"`, "255.255.255.255:51840",
+			"wireguard.endpoint: 255.255.255.255 is not the address of a host"},
+		{"broadcast underlay", "underlay: 172.18.0.3", "underlay: 255.255.255.255",
+			"geneve.nodes[1].underlay: 255.255.255.255 is not the address of a host"},
+		{"loopback pods", "externalCIDRs: [10.70.0.0/16]", "externalCIDRs: [10.70.0.0/16, 127.0.0.0/16]",
+			"network.local.externalCIDRs[1]: 127.0.0.0/16 overlaps the loopback addresses (127.0.0.0/8)"},
+		{"multicast remap", "remap: 10.61.0.0/16", "remap: 239.1.0.0/16",
+			"network.remote.podCIDRs[0].remap: 239.1.0.0/16 overlaps the multicast and reserved addresses (224.0.0.0/3)"},
 		{"folder as a key", "rome.key", ".", "is a directory; name a file with a key"},
 		{"server with endpoint", "role: client", "role: server", "wireguard.endpoint: a server learns"},
 		{"keepalive", "keepalive: 10s", "keepalive: 10", "wireguard.keepalive: "},
@@ -177,18 +195,24 @@ func TestParseErrors(t *testing.T) {
 		{"node address in a pod CIDR", "address: 10.80.0.3", "address: 10.0.7.7", "geneve.nodes[1].address: "},
 		{"node is the gateway", "address: 10.80.0.3", "address: 10.80.0.4", "geneve.nodes[1].address: "},
 		{"foreign pod CIDR", "10.0.64.0/18", "10.9.64.0/18", "geneve.nodes[1].podCIDRs[1]: "},
-		{"host bits", "podCIDRs: [10.0.0.0/16]", "podCIDRs: [10.0.0.5/16]", "network.local.podCIDRs[0]: 10.0.0.5/16 has host bits set; write 10.0.0.0/16"},
+		{"host bits", "podCIDRs: [10.0.0.0/16]", "podCIDRs: [10.0.0.5/16]",
+			"network.local.podCIDRs[0]: 10.0.0.5/16 has host bits set; write 10.0.0.0/16"},
 		{"unequal prefixes", "remap: 10.61.0.0/16", "remap: 10.61.0.0/17", "network.remote.podCIDRs[0].remap: "},
-		{"overlap without remap", "externalCIDRs: [10.70.0.0/16]", "externalCIDRs: [10.70.0.0/16, 10.200.0.0/24]", "network.remote.podCIDRs[1].cidr: "},
+		{"overlap without remap", "externalCIDRs: [10.70.0.0/16]", "externalCIDRs: [10.70.0.0/16, 10.200.0.0/24]",
+			"network.remote.podCIDRs[1].cidr: "},
 		{"remap onto local", "remap: 10.61.0.0/16", "remap: 10.70.0.0/16", "network.remote.podCIDRs[0].remap: "},
 		{"remaps overlap", "remap: 10.71.0.0/16", "remap: 10.61.0.0/16", "network.remote.externalCIDRs[0].remap: "},
-		{"remap auto", "remap: 10.71.0.0/16", "remap: auto", "network.remote.externalCIDRs[0].remap: auto needs a file that remembers"},
-		{"pools overlap", "mssClamp: 1200", "ipam: {pools: [10.0.0.0/8, 10.1.0.0/16]}", "ipam.pools[1]: 10.1.0.0/16 overlaps ipam.pools[0]"},
+		{"remap auto", "remap: 10.71.0.0/16", "remap: auto",
+			"network.remote.externalCIDRs[0].remap: auto needs a file that remembers"},
+		{"pools overlap", "mssClamp: 1200", "ipam: {pools: [10.0.0.0/8, 10.1.0.0/16]}",
+			"ipam.pools[1]: 10.1.0.0/16 overlaps ipam.pools[0]"},
 		{"pool with host bits", "mssClamp: 1200", "ipam: {pools: [10.0.0.1/8]}", "ipam.pools[0]: "},
 		{"empty state", "mssClamp: 1200", "state: ''", "state: missing"},
 		{"control in ipam.file", "mssClamp: 1200", `ipam: {file: "a\nb"}`, "ipam.file: "},
-		{"external auto without memory", "external: 10.70.0.9", "external: auto", "nat.addresses[0].external: auto needs a file that remembers"},
-		{"address auto without memory", "address: 10.70.0.20", "address: auto", "nat.services[0].address: auto needs a file that remembers"},
+		{"external auto without memory", "external: 10.70.0.9", "external: auto",
+			"nat.addresses[0].external: auto needs a file that remembers"},
+		{"address auto without memory", "address: 10.70.0.20", "address: auto",
+			"nat.services[0].address: auto needs a file that remembers"},
 		{"control characters in control", "mssClamp: 1200", `control: "a\nb"`, "control: "},
 		{"control too long", "mssClamp: 1200", "control: /" + strings.Repeat("x", 107), "control: "},
 		{"connection check", "mssClamp: 1200", "connectionCheck: 2s", "connectionCheck: "},
@@ -197,46 +221,69 @@ func TestParseErrors(t *testing.T) {
 		{"mapping by unknown node", "via: rome-2", "via: rome-9", "nat.addresses[0].via: \"rome-9\" is no node"},
 		{"service on a mapping", "address: 10.70.0.20", "address: 10.70.0.9", "nat.services[0].address: "},
 		{"service port", "port: 80,", "port: 0,", "nat.services[0].port: "},
-		{"PROXY protocol of UDP", "port: 80, backends", "port: 80, protocol: udp, proxyProtocol: v2, backends", "nat.services[0].proxyProtocol: v2 needs protocol: tcp"},
-		{"PROXY protocol, version 1", "via: rome-2}", "via: rome-2, proxyProtocol: v1}", "nat.addresses[0].proxyProtocol: \"v1\" is not one of none, v2"},
+		{"PROXY protocol of UDP", "port: 80, backends", "port: 80, protocol: udp, proxyProtocol: v2, backends",
+			"nat.services[0].proxyProtocol: v2 needs protocol: tcp"},
+		{"PROXY protocol, version 1", "via: rome-2}", "via: rome-2, proxyProtocol: v1}",
+			"nat.addresses[0].proxyProtocol: \"v1\" is not one of none, v2"},
 		{"ports without protocol", "protocol: tcp, ports", "ports", "rules[0].ports: "},
 		{"port range backwards", "8000-8080", "8080-8000", "rules[0].ports: "},
 		{"action", "action: drop", "action: explode", "rules[0].action: "},
 		{"log level", "level: debug", "level: loud", "log.level: "},
-		{"two internal addresses", "via: rome-2}", "via: rome-2}, {external: 10.70.0.8, internal: 192.0.2.10}", "nat.addresses[1].internal: 192.0.2.10 is nat.addresses[0].internal too"},
-		{"internal multicast", "internal: 192.0.2.10", "internal: 224.0.0.1", "nat.addresses[0].internal: routers do not forward packets to 224.0.0.1"},
+		{"two internal addresses", "via: rome-2}", "via: rome-2}, {external: 10.70.0.8, internal: 192.0.2.10}",
+			"nat.addresses[1].internal: 192.0.2.10 is nat.addresses[0].internal too"},
+		{"internal multicast", "internal: 192.0.2.10", "internal: 224.0.0.1",
+			"nat.addresses[0].internal: routers do not forward packets to 224.0.0.1"},
 		{"backend loopback", "{address: 10.0.1.5,", "{address: 127.0.0.1,", "nat.services[0].backends[0].address: "},
-		{"gateway address unspecified", "gatewayAddress: 10.80.0.4", "gatewayAddress: 0.0.0.0", "geneve.gatewayAddress: routers do not forward packets to 0.0.0.0"},
+		{"gateway address unspecified", "gatewayAddress: 10.80.0.4", "gatewayAddress: 0.0.0.0",
+			"geneve.gatewayAddress: routers do not forward packets to 0.0.0.0"},
 		{"node address broadcast", "address: 10.80.0.3", "address: 255.255.255.255", "geneve.nodes[1].address: "},
-		{"IP in VXLAN", "encap: vxlan", "encap: vxlan, inner: ip", "geneve.nodes[1].inner: VXLAN carries Ethernet only"},
-		{"source check", "gatewayAddress: 10.80.0.4", "gatewayAddress: 10.80.0.4\n  sourceCheck: pod", "geneve.sourceCheck: \"pod\" is not one of node, cluster"},
-		{"node named as the tunnel", "name: rome-1", "name: liqo-tunnel", "geneve.nodes[0].name: \"liqo-tunnel\" is a name of the gateway's own"},
+		{"IP in VXLAN", "encap: vxlan", "encap: vxlan, inner: ip",
+			"geneve.nodes[1].inner: VXLAN carries Ethernet only"},
+		{"source check", "gatewayAddress: 10.80.0.4", "gatewayAddress: 10.80.0.4\n  sourceCheck: pod",
+			"geneve.sourceCheck: \"pod\" is not one of node, cluster"},
+		{"node named as the tunnel", "name: rome-1", "name: liqo-tunnel",
+			"geneve.nodes[0].name: \"liqo-tunnel\" is a name of the gateway's own"},
 		{"node named as a table", "name: rome-1", "name: gw-ext", "geneve.nodes[0].name: "},
 		{"node named as another's table", "name: rome-1", "name: rome-2-extcidr", "geneve.nodes[0].name: "},
-		{"node named as another's return table", "name: rome-1", "name: rome-2-service-nodeport-routing", "geneve.nodes[0].name: "},
-		{"line break in the cluster's name", "cluster: rome", `cluster: "rome\nlevel=error msg=forged"`, `cluster: "rome\nlevel=error msg=forged" is no name`},
+		{"node named as another's return table", "name: rome-1", "name: rome-2-service-nodeport-routing",
+			"geneve.nodes[0].name: "},
+		{"line break in the cluster's name", "cluster: rome", `cluster: "rome\nlevel=error msg=forged"`,
+			`cluster: "rome\nlevel=error msg=forged" is no name`},
 		{"path in the cluster's name", "cluster: rome", "cluster: /../../x", `cluster: "/../../x" is no name`},
 		{"folder in the cluster's name", "cluster: rome", "cluster: ..", `cluster: ".." is no name`},
 		{"NUL in the peer's name", "peer: milan", `peer: "mi\0lan"`, `peer: "mi\x00lan" is no name`},
-		{"escape sequence in a node's name", "name: rome-1", `name: "rome\e[31m"`, `geneve.nodes[0].name: "rome\x1b[31m" is no name`},
+		{"escape sequence in a node's name", "name: rome-1", `name: "rome\e[31m"`,
+			`geneve.nodes[0].name: "rome\x1b[31m" is no name`},
 		{"slash in a service's name", "name: web", "name: a/b", `nat.services[0].name: "a/b" is no name`},
 		{"blank in a rule's name", "name: no-ssh-in", "name: no ssh", `rules[0].name: "no ssh" is no name`},
-		{"long name", "cluster: rome", "cluster: " + strings.Repeat("a", 64), "cluster: 64 characters; a name here has at most 63"},
-		{"long name of a node", "name: rome-1", "name: " + strings.Repeat("a", 254), "geneve.nodes[0].name: 254 characters"},
+		{"long name", "cluster: rome", "cluster: " + strings.Repeat("a", 64),
+			"cluster: 64 characters; a name here has at most 63"},
+		{"long name of a node", "name: rome-1", "name: " + strings.Repeat("a", 254),
+			"geneve.nodes[0].name: 254 characters"},
 		{"second document", "mtu: 1400", "mtu: 1400\n---\nmtu: 1300", "the file holds more than one YAML document"},
-		{"empty second document", "log: {level: debug, format: json}\n", "log: {level: debug, format: json}\n---\n", "the file holds more than one YAML document"},
-		{"text behind the document", "log: {level: debug, format: json}\n", "log: {level: debug, format: json}\n...\nmtu: 1\n", "the file holds more than one YAML document"},
+		{"empty second document", "log: {level: debug, format: json}\n", "log: {level: debug, format: json}\n---\n",
+			"the file holds more than one YAML document"},
+		{"text behind the document", "log: {level: debug, format: json}\n",
+			"log: {level: debug, format: json}\n...\nmtu: 1\n", "the file holds more than one YAML document"},
 		{"escape sequence in a field's name", "mtu: 1400", `"\e[31m": 3`, `\x1b[31m: no such field`},
-		{"line break in a key file's name", "rome.key", `"rome\nforged"`, `\nforged": no such file or directory; make a key with culvert keygen`},
-		{"line break in a remapped CIDR", "{cidr: 10.70.0.0/16, remap: 10.71.0.0/16}", `{cidr: "10.70.0.0/16\nforged", remap: 10.71.0.0/16}`, `network.remote.externalCIDRs[0].cidr: "10.70.0.0/16\nforged" is not a CIDR`},
-		{"line break in a zone", "gatewayAddress: 10.80.0.4", `gatewayAddress: "fe80::1%a\nforged"`, "geneve.gatewayAddress: fe80::1 has a zone"},
-		{"line break in the endpoint's host", `"192.0.2.7:51840"`, `"milan\nforged:51840"`, `wireguard.endpoint: "milan\nforged" is neither an address nor a host name`},
-		{"line break in the endpoint's zone", `"192.0.2.7:51840"`, `"[fe80::1%a\nforged]:51840"`, `wireguard.endpoint: "fe80::1%a\nforged" is neither`},
+		{"line break in a key file's name", "rome.key", `"rome\nforged"`,
+			`\nforged": no such file or directory; make a key with culvert keygen`},
+		{"line break in a remapped CIDR", "{cidr: 10.70.0.0/16, remap: 10.71.0.0/16}",
+			`{cidr: "10.70.0.0/16\nforged", remap: 10.71.0.0/16}`,
+			`network.remote.externalCIDRs[0].cidr: "10.70.0.0/16\nforged" is not a CIDR`},
+		{"line break in a zone", "gatewayAddress: 10.80.0.4", `gatewayAddress: "fe80::1%a\nforged"`,
+			"geneve.gatewayAddress: fe80::1 has a zone"},
+		{"line break in the endpoint's host", `"192.0.2.7:51840"`, `"milan\nforged:51840"`,
+			`wireguard.endpoint: "milan\nforged" is neither an address nor a host name`},
+		{"line break in the endpoint's zone", `"192.0.2.7:51840"`, `"[fe80::1%a\nforged]:51840"`,
+			`wireguard.endpoint: "fe80::1%a\nforged" is neither`},
 		{"metrics without a port", `metrics: ""`, "metrics: 127.0.0.1", `metrics: "127.0.0.1" is not host:port`},
 		{"metrics port", `metrics: ""`, "metrics: 127.0.0.1:99999", `metrics: "99999" is not a port`},
 		{"metrics host", `metrics: ""`, "metrics: \"a b:1\"", `metrics: "a b" is neither`},
-		{"too many combinations", "- {name: no-ssh-in, from: remote, protocol: tcp, ports: \"22,8000-8080\"", "- {name: no-ssh-in, from: remote, protocol: tcp, src: [" +
-			strings.Repeat("10.0.0.0/8,", 1024) + "], dst: [" + strings.Repeat("10.0.0.0/8,", 513) + "]", "rules: more than 524288 combinations"},
+		{"too many combinations", "- {name: no-ssh-in, from: remote, protocol: tcp, ports: \"22,8000-8080\"",
+			"- {name: no-ssh-in, from: remote, protocol: tcp, src: [" +
+				strings.Repeat("10.0.0.0/8,", 1024) + "], dst: [" + strings.Repeat("10.0.0.0/8,", 513) + "]",
+			"rules: more than 524288 combinations"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			edited := strings.Replace(goodFile, tt.old, tt.new, 1)
@@ -281,7 +328,8 @@ func TestEmptyFile(t *testing.T) {
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	for _, path := range []string{"cluster:", "peer:", "wireguard.role:", "wireguard.privateKeyFile:", "geneve.gatewayAddress:",
+	for _, path := range []string{"cluster:", "peer:", "wireguard.role:", "wireguard.privateKeyFile:",
+		"geneve.gatewayAddress:",
 		"geneve.nodes:", "network.local.podCIDRs:", "network.remote.podCIDRs:"} {
 		if !strings.Contains("\n"+err.Error(), "\n"+path+" missing") {
 			t.Errorf("no error for %s in\n%v", path, err)
@@ -336,7 +384,8 @@ func TestConnectionCheckValue(t *testing.T) {
 		check ConnectionCheck
 		good  bool
 	}{
-		{ConnectionCheck{}, true}, {LiqoConnectionCheck, true}, {ConnectionCheck{Interval: time.Second, Threshold: 1000}, true},
+		{ConnectionCheck{}, true}, {LiqoConnectionCheck, true},
+		{ConnectionCheck{Interval: time.Second, Threshold: 1000}, true},
 		{ConnectionCheck{Interval: time.Second}, false}, {ConnectionCheck{Interval: -1, Threshold: 5}, false},
 		{ConnectionCheck{Interval: time.Second, Threshold: 1001}, false},
 		{ConnectionCheck{Interval: time.Millisecond, Threshold: 5}, false},
@@ -356,7 +405,8 @@ func TestConnectionCheckValue(t *testing.T) {
 // boolean.
 func TestOff(t *testing.T) {
 	for _, off := range []string{"off", `"off"`} {
-		text := strings.NewReplacer("mssClamp: 1200", "mssClamp: "+off, "nat:\n", "nat:\n  unknownSource: "+off+"\n").Replace(goodFile)
+		text := strings.NewReplacer("mssClamp: 1200", "mssClamp: "+off, "nat:\n", "nat:\n  unknownSource: "+off+"\n").
+			Replace(goodFile)
 		c, err := parseText([]byte(text), keyFolder(t))
 		if err != nil {
 			t.Errorf("%s: %v", off, err)
@@ -370,7 +420,8 @@ func TestOff(t *testing.T) {
 // like markers.
 func TestLeadingMarker(t *testing.T) {
 	dir := keyFolder(t)
-	for _, text := range []string{"---" + goodFile, "# rome\n---" + goodFile, "%YAML 1.1\n---" + goodFile, goodFile + "...\n", goodFile + "...\n# end\n"} {
+	for _, text := range []string{"---" + goodFile, "# rome\n---" + goodFile, "%YAML 1.1\n---" + goodFile,
+		goodFile + "...\n", goodFile + "...\n# end\n"} {
 		if _, err := parseText([]byte(text), dir); err != nil {
 			t.Errorf("%.20q: %v", text, err)
 		}
@@ -424,7 +475,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for line := range strings.SplitSeq(err.Error(), "\n") {
-			if strings.TrimSpace(line) == "" || strings.ContainsFunc(line, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			if strings.TrimSpace(line) == "" || strings.ContainsFunc(line,
+				func(r rune) bool { return !unicode.IsPrint(r) }) {
 				t.Errorf("%q of %q", line, err)
 			}
 		}
@@ -438,7 +490,8 @@ func TestCredentials(t *testing.T) {
 	t.Setenv("CREDENTIALS_DIRECTORY", given)
 	need.NoError(t, os.WriteFile(filepath.Join(given, "gateway.key"), nil, 0o400))
 	for name, want := range map[string]string{
-		"gateway.key": filepath.Join(given, "gateway.key"), "peer.pub": filepath.Join(dir, "peer.pub"), "keys/gateway.key": filepath.Join(dir, "keys/gateway.key"),
+		"gateway.key": filepath.Join(given, "gateway.key"), "peer.pub": filepath.Join(dir, "peer.pub"),
+		"keys/gateway.key": filepath.Join(dir, "keys/gateway.key"),
 	} {
 		if got := keyPath(dir, name); got != want {
 			t.Errorf("%s: %s, want %s", name, got, want)
@@ -451,7 +504,8 @@ func TestCredentials(t *testing.T) {
 	need.NoError(t, os.WriteFile(filepath.Join(given, "rome.key"), key, 0o400))
 	need.NoError(t, os.Chmod(filepath.Join(dir, "rome.key"), 0o644))
 	c, err := parseText([]byte(goodFile), dir)
-	if err != nil || slices.ContainsFunc(c.Warnings, func(w string) bool { return strings.Contains(w, "wireguard.privateKeyFile") }) {
+	if err != nil || slices.ContainsFunc(c.Warnings,
+		func(w string) bool { return strings.Contains(w, "wireguard.privateKeyFile") }) {
 		t.Errorf("%v, %q", err, c.Warnings)
 	}
 }

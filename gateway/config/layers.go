@@ -12,15 +12,16 @@ import (
 	"culvert/nat/rules"
 )
 
-// Links gives each node its nat.Link. Connections remember links, so a node that leaves and returns gets the same link, as long as new nodes can have
-// others.
+// Links gives each node its nat.Link. Connections remember links, so a node that leaves and returns
+// gets the same link, as long as new nodes can have others.
 type Links struct {
 	ByName map[string]nat.Link // immutable
 	last   map[nat.Link]string // its last owner
 	next   nat.Link
 }
 
-// Name returns a name by which Find finds link in other Links too; "" = the link has never had an owner.
+// Name returns a name by which Find finds link in other Links too; "" = the link has never had an
+// owner.
 func (l Links) Name(link nat.Link) string {
 	if link == nat.Tunnel {
 		return tunnelLink
@@ -97,7 +98,8 @@ func (c *Config) NAT(links Links, maxConnections int) *nat.Config {
 	}
 	for _, m := range c.Addresses {
 		for a := range m.External.All() {
-			nc.Addresses = append(nc.Addresses, rules.AddressMapping{External: a, Internal: m.Internal.Of(a.Is6()), Via: links.ByName[m.Via], ProxyProtocol: m.ProxyProtocol})
+			nc.Addresses = append(nc.Addresses, rules.AddressMapping{External: a, Internal: m.Internal.Of(a.Is6()),
+				Via: links.ByName[m.Via], ProxyProtocol: m.ProxyProtocol})
 		}
 	}
 	for i := range c.Services {
@@ -131,7 +133,8 @@ func (s *Service) nat(links Links) (all []rules.Service) {
 		}
 		for _, b := range s.Backends {
 			if b.Address.Is4() == a.Is4() {
-				one.Backends = append(one.Backends, rules.Backend{Address: b.Address, Port: b.Port, Weight: b.Weight, Via: links.ByName[b.Via]})
+				one.Backends = append(one.Backends, rules.Backend{Address: b.Address, Port: b.Port, Weight: b.Weight,
+					Via: links.ByName[b.Via]})
 			}
 		}
 		all = append(all, one)
@@ -139,12 +142,16 @@ func (s *Service) nat(links Links) (all []rules.Service) {
 	return all
 }
 
-// Amended returns the arguments for Reroute and Amend of a nat.Engine if c differs from old, whose links are given, only in the PodCIDRs of some nodes and in
-// the backends, all of them pods, of some services. It returns false if more differs, or if something is wrong that Validate must report.
-func (c *Config) Amended(old *Config, links Links) (routes map[nat.Link][]netip.Prefix, services []rules.Service, alone bool) {
+// Amended returns the arguments for Reroute and Amend of a nat.Engine if c differs from old, whose
+// links are given, only in the PodCIDRs of some nodes and in the backends, all of them pods, of
+// some services. It returns false if more differs, or if something is wrong that Validate must
+// report.
+func (c *Config) Amended(old *Config, links Links) (routes map[nat.Link][]netip.Prefix, services []rules.Service,
+	alone bool) {
 	a, b := *c, *old
 	a.Geneve.Nodes, b.Geneve.Nodes, a.Services, b.Services = nil, nil, nil, nil
-	if len(c.Geneve.Nodes) != len(old.Geneve.Nodes) || len(c.Services) != len(old.Services) || !reflect.DeepEqual(&a, &b) {
+	if len(c.Geneve.Nodes) != len(old.Geneve.Nodes) || len(c.Services) != len(old.Services) ||
+		!reflect.DeepEqual(&a, &b) {
 		return nil, nil, false
 	}
 	routes = map[nat.Link][]netip.Prefix{}
@@ -177,7 +184,8 @@ func (c *Config) Amended(old *Config, links Links) (routes map[nat.Link][]netip.
 	return routes, services, true
 }
 
-// ofPods reports whether a service has no backends, or only pods, with one in each family of which it has an address.
+// ofPods reports whether a service has no backends, or only pods, with one in each family of which
+// it has an address.
 func (c *Config) ofPods(s *Service) bool {
 	has := s.families()
 	for a := range s.Address.All() {
@@ -186,13 +194,16 @@ func (c *Config) ofPods(s *Service) bool {
 		}
 	}
 	return !slices.ContainsFunc(s.Backends, func(b Backend) bool {
-		return b.Via != "" || !b.Address.IsValid() || !s.Address.Of(b.Address.Is6()).IsValid() || !c.Local.hasPods(netip.PrefixFrom(b.Address, b.Address.BitLen()))
+		return b.Via != "" || !b.Address.IsValid() || !s.Address.Of(b.Address.Is6()).IsValid() ||
+			!c.Local.hasPods(netip.PrefixFrom(b.Address, b.Address.BitLen()))
 	})
 }
 
 // hasPods reports whether a prefix lies within one of the pod CIDRs.
 func (n *LocalNetwork) hasPods(p netip.Prefix) bool {
-	return slices.ContainsFunc(n.PodCIDRs, func(o netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Contains(p.Addr()) })
+	return slices.ContainsFunc(n.PodCIDRs, func(o netip.Prefix) bool {
+		return o.Bits() <= p.Bits() && o.Contains(p.Addr())
+	})
 }
 
 // notNil keeps an empty list distinct from nil.
@@ -203,7 +214,8 @@ func notNil(all []netip.Prefix) []netip.Prefix {
 	return all
 }
 
-// Tunnels returns the tunnels of the Geneve endpoint; a tunnel's ID is its node's nat.Link. Without an internal address, the gateway has none.
+// Tunnels returns the tunnels of the Geneve endpoint; a tunnel's ID is its node's nat.Link. Without
+// an internal address, the gateway has none.
 func (c *Config) Tunnels(links Links) []geneve.Tunnel {
 	var ts []geneve.Tunnel
 	if !c.Geneve.GatewayAddress.IsValid() {
@@ -224,8 +236,8 @@ func (c *Config) Tunnels(links Links) []geneve.Tunnel {
 	return ts
 }
 
-// Check returns all faults for which a gateway refuses c, each with its path in the configuration file. It does not cover what a gateway finds only
-// at start: ports and files held by others.
+// Check returns all faults for which a gateway refuses c, each with its path in the configuration
+// file. It does not cover what a gateway finds only at start: ports and files held by others.
 func Check(c *Config) error {
 	if err := c.Validate(); err != nil {
 		return err

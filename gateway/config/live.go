@@ -5,16 +5,18 @@ import (
 	"fmt"
 )
 
-// TakesOver is part of each line of ChangesLive about a field that can change in a process that takes over.
+// TakesOver is part of each line of ChangesLive about a field that can change in a process that
+// takes over.
 const TakesOver = "cannot change while the gateway runs; to keep connections"
 
-// ChangesLive refuses, by name, each difference from old that needs another process. A process that takes over may change everything except cluster
-// and peer.
+// ChangesLive refuses, by name, each difference from old that needs another process. A process that
+// takes over may change everything except cluster and peer.
 func (c *Config) ChangesLive(old *Config) error {
 	var errs []error
 	fixed := func(path string, same bool) {
 		if !same {
-			remedy := TakesOver + " start culvert gateway --takeover with this file (culvert reload --takeover does), else restart it"
+			remedy := TakesOver +
+				" start culvert gateway --takeover with this file (culvert reload --takeover does), else restart it"
 			if path == "cluster" || path == "peer" {
 				remedy = "cannot change while the gateway runs; restart it"
 			}
@@ -33,7 +35,8 @@ func (c *Config) ChangesLive(old *Config) error {
 	fixed("state", c.State == old.State)
 	fixed("ipam.file", c.IPAM.File == old.IPAM.File || c.State != old.State)
 	fixed("control", c.Control == old.Control)
-	fixed("metrics", c.Metrics == old.Metrics && c.Health == old.Health && c.Liqo == old.Liqo && c.Peering == old.Peering)
+	fixed("metrics", c.Metrics == old.Metrics && c.Health == old.Health && c.Liqo == old.Liqo &&
+		c.Peering == old.Peering)
 	fixed("--leader-election", c.Elected == old.Elected)
 	fixed("log.format", c.Log.Format == old.Log.Format)
 	return errors.Join(errs...)

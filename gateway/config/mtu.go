@@ -1,6 +1,7 @@
 package config
 
-// TunnelMTU is the largest inner packet of a tunnel, in bytes. Both tunnels of a gateway have the same; they are side by side, not nested.
+// TunnelMTU is the largest inner packet of a tunnel, in bytes. Both tunnels of a gateway have the
+// same; they are side by side, not nested.
 type TunnelMTU int
 
 // WireMTU is the largest IP packet that the underlay carries, in bytes.

@@ -9,13 +9,15 @@ import (
 // Places maps rules, routes and services of c to the fields of the file that specify them.
 type Places map[place]string
 
-// A place is a resource and, if that represents a list, the name of a rule in it; "" is the resource itself.
+// A place is a resource and, if that represents a list, the name of a rule in it; "" is the
+// resource itself.
 type place struct {
 	key  rules.Key
 	rule string
 }
 
-// Places returns the places of c. Resources that are not from the file, such as given rules, have none.
+// Places returns the places of c. Resources that are not from the file, such as given rules, have
+// none.
 func (c *Config) Places() Places {
 	all := Places{
 		{rules.Key{Kind: "network", Name: "unknown-source"}, ""}: "nat.unknownSource",

@@ -46,7 +46,9 @@ func (c *Config) automatics() []automatic {
 	var as []automatic
 	for i, path := range c.remotePaths() {
 		if r := &c.Remote[i]; !r.Remapped.IsValid() && r.Real.IsValid() {
-			as = append(as, automatic{path + ".remap", c.remoteOwner(i), r.Real.Addr(), func(e ipam.Entry) { r.Remapped = e.Remapped }})
+			as = append(as, automatic{path + ".remap", c.remoteOwner(i), r.Real.Addr(), func(e ipam.Entry) {
+				r.Remapped = e.Remapped
+			}})
 		}
 	}
 	for i := range c.Addresses {
@@ -55,7 +57,8 @@ func (c *Config) automatics() []automatic {
 			continue
 		}
 		for a := range m.Internal.All() {
-			as = append(as, automatic{fmt.Sprintf("nat.addresses[%d].external", i), c.hostOwner(a), a, func(e ipam.Entry) { m.External.Set(e.Remapped.Addr()) }})
+			as = append(as, automatic{fmt.Sprintf("nat.addresses[%d].external", i), c.hostOwner(a), a,
+				func(e ipam.Entry) { m.External.Set(e.Remapped.Addr()) }})
 		}
 	}
 	for i := range c.Services {
@@ -64,7 +67,8 @@ func (c *Config) automatics() []automatic {
 			continue
 		}
 		for a := range s.families().All() {
-			as = append(as, automatic{fmt.Sprintf("nat.services[%d].address", i), c.serviceOwner(s, a), a, func(e ipam.Entry) { s.Address.Set(e.Remapped.Addr()) }})
+			as = append(as, automatic{fmt.Sprintf("nat.services[%d].address", i), c.serviceOwner(s, a), a,
+				func(e ipam.Entry) { s.Address.Set(e.Remapped.Addr()) }})
 		}
 	}
 	return as
@@ -106,7 +110,8 @@ func (c *Config) hostOwner(internal netip.Addr) ipam.Owner {
 	return ipam.Owner{Peer: c.Peer, Kind: ipam.Host, Real: internal.String()}
 }
 
-// serviceOwner returns one owner for all services with the same name in a's family, so that they share an address.
+// serviceOwner returns one owner for all services with the same name in a's family, so that they
+// share an address.
 func (c *Config) serviceOwner(s *Service, a netip.Addr) ipam.Owner {
 	kind := ipam.Service
 	if a.Is6() {
@@ -210,7 +215,8 @@ func (c *Config) validateIPAM(e *configfile.Errors) {
 	for _, a := range c.automatics() {
 		switch {
 		case c.IPAM.File == "":
-			e.Add(a.path, "auto needs a file that remembers the choice: set state to a folder that outlives this process, or set ipam.file")
+			e.Add(a.path,
+				"auto needs a file that remembers the choice: set state to a folder that outlives this process, or set ipam.file")
 		case a.owner.Kind.OneAddress() && !c.externalOf(a.family).IsValid():
 			e.Add(a.path, "auto needs an %s CIDR in network.local.externalCIDRs to choose from", familyOf(a.family))
 		}
@@ -231,9 +237,10 @@ type Remapped struct {
 	Warnings []string
 }
 
-// Remap replaces each auto of c by its stored choice, or chooses one. accept may refuse the result before new choices are stored; then nothing has
-// changed. Remap returns once the choices are durable. With dry it stores nothing. now is stored with new choices; ctx limits the wait for other
-// gateways of the cluster.
+// Remap replaces each auto of c by its stored choice, or chooses one. accept may refuse the result
+// before new choices are stored; then nothing has changed. Remap returns once the choices are
+// durable. With dry it stores nothing. now is stored with new choices; ctx limits the wait for
+// other gateways of the cluster.
 func Remap(ctx context.Context, c *Config, now time.Time, dry bool, accept func(*Config) error) (*Remapped, error) {
 	if c.IPAM.File == "" {
 		return &Remapped{Config: c, Warnings: c.Warnings}, accept(c)
@@ -268,15 +275,18 @@ func (c *Config) Preview(l *ipam.Ledger, taken []ipam.Taken, now time.Time) (*Re
 		return nil, err
 	}
 	next := *c
-	next.Remote, next.Addresses, next.Services = slices.Clone(c.Remote), slices.Clone(c.Addresses), slices.Clone(c.Services)
+	next.Remote, next.Addresses, next.Services = slices.Clone(c.Remote), slices.Clone(c.Addresses),
+		slices.Clone(c.Services)
 	r := &Remapped{Config: &next, Warnings: slices.Concat(c.Warnings, warnings)}
 	isNew := map[ipam.Owner]bool{}
 	var errs []error
 	for _, a := range next.automatics() {
 		entry, known := l.Find(a.owner)
-		if known && entry.Network.IsValid() && !slices.ContainsFunc(c.Local.ExternalCIDRs, func(p netip.Prefix) bool { return p.Contains(entry.Remapped.Addr()) }) {
-			errs = append(errs, fmt.Errorf("%s: auto chose %s, which is in no CIDR of network.local.externalCIDRs any more; add one with it there, or choose again after: %s",
-				a.path, entry.RemappedText(), l.Releasing(a.owner)))
+		if known && entry.Network.IsValid() && !slices.ContainsFunc(c.Local.ExternalCIDRs,
+			func(p netip.Prefix) bool { return p.Contains(entry.Remapped.Addr()) }) {
+			errs = append(errs,
+				fmt.Errorf("%s: auto chose %s, which is in no CIDR of network.local.externalCIDRs any more; add one with it there, or choose again after: %s",
+					a.path, entry.RemappedText(), l.Releasing(a.owner)))
 			continue
 		}
 		if !known {
@@ -298,8 +308,9 @@ func (c *Config) Preview(l *ipam.Ledger, taken []ipam.Taken, now time.Time) (*Re
 	return r, errors.Join(errs...)
 }
 
-// Claim marks the gateway of c as running, in the folder with its stored choices, so that they are not released until the result is closed or the
-// process dies. If c leaves nothing to ipam, a folder that cannot be written is no error: it cannot hold a choice to release.
+// Claim marks the gateway of c as running, in the folder with its stored choices, so that they are
+// not released until the result is closed or the process dies. If c leaves nothing to ipam, a
+// folder that cannot be written is no error: it cannot hold a choice to release.
 func (c *Config) Claim(ctx context.Context) (io.Closer, error) {
 	if c.IPAM.File == "" {
 		return io.NopCloser(nil), nil

@@ -18,7 +18,8 @@ import (
 // autoConfig is goodFile with an ipam file and one "auto" of each kind.
 func autoConfig(t *testing.T) *Config {
 	t.Helper()
-	text := strings.NewReplacer("remap: 10.61.0.0/16", "remap: auto", "external: 10.70.0.9", "external: auto", "address: 10.70.0.20", "address: auto",
+	text := strings.NewReplacer("remap: 10.61.0.0/16", "remap: auto", "external: 10.70.0.9", "external: auto",
+		"address: 10.70.0.20", "address: auto",
 		"mssClamp: 1200", "state: state\nipam: {reserved: [10.96.0.0/16]}").Replace(goodFile)
 	c, err := parseText([]byte(text), keyFolder(t))
 	need.NoError(t, err)
@@ -28,7 +29,8 @@ func autoConfig(t *testing.T) *Config {
 // TestTaken: every address that a configuration uses is listed under its path in the file.
 func TestTaken(t *testing.T) {
 	c := autoConfig(t)
-	c.Addresses = append(c.Addresses, AddressMapping{External: rules.PairOf(netip.MustParseAddr("10.70.0.5")), Internal: rules.PairOf(netip.MustParseAddr("192.0.2.11"))})
+	c.Addresses = append(c.Addresses, AddressMapping{External: rules.PairOf(netip.MustParseAddr("10.70.0.5")),
+		Internal: rules.PairOf(netip.MustParseAddr("192.0.2.11"))})
 	c.UnknownSource.V4 = netip.MustParseAddr("10.70.0.7")
 	var got []string
 	for _, taken := range c.Taken() {
@@ -38,9 +40,12 @@ func TestTaken(t *testing.T) {
 	}
 	want := []string{
 		"the tunnel addresses 169.254.18.0/24",
-		`the addresses of "this network" 0.0.0.0/8`, "the loopback addresses 127.0.0.0/8", "the multicast and reserved addresses 224.0.0.0/3",
-		"the link-local addresses, of which the tunnel has some fe80::/10", "the multicast addresses ff00::/8", "network.local.podCIDRs[0] 10.0.0.0/16", "network.local.externalCIDRs[0] 10.70.0.0/16",
-		"ipam.reserved[0] 10.96.0.0/16", "network.remote.podCIDRs[1] 10.200.0.0/20", "network.remote.externalCIDRs[0] 10.71.0.0/16",
+		`the addresses of "this network" 0.0.0.0/8`, "the loopback addresses 127.0.0.0/8",
+		"the multicast and reserved addresses 224.0.0.0/3",
+		"the link-local addresses, of which the tunnel has some fe80::/10", "the multicast addresses ff00::/8",
+		"network.local.podCIDRs[0] 10.0.0.0/16", "network.local.externalCIDRs[0] 10.70.0.0/16",
+		"ipam.reserved[0] 10.96.0.0/16", "network.remote.podCIDRs[1] 10.200.0.0/20",
+		"network.remote.externalCIDRs[0] 10.71.0.0/16",
 		"geneve.gatewayAddress 10.80.0.4/32",
 		"geneve.nodes[0].address 10.80.0.2/32", "geneve.nodes[0].underlay 172.18.0.2/32",
 		"geneve.nodes[1].address 10.80.0.3/32", "geneve.nodes[1].underlay 172.18.0.3/32",
@@ -77,7 +82,8 @@ func TestConnectedNetworks(t *testing.T) {
 		t.Helper()
 		c := autoConfig(t)
 		c.Warnings = nil // those of the file on this machine
-		r, err := c.Preview(l, append(slices.DeleteFunc(c.Taken(), func(t ipam.Taken) bool { return t.Connected }), taken...), time.Unix(0, 0))
+		r, err := c.Preview(l, append(slices.DeleteFunc(c.Taken(), func(t ipam.Taken) bool { return t.Connected }),
+			taken...), time.Unix(0, 0))
 		need.NoError(t, err)
 		return r
 	}
@@ -90,7 +96,8 @@ func TestConnectedNetworks(t *testing.T) {
 	if got := later.Choices[0]; got.Remapped != first.Remapped || got.New {
 		t.Errorf("then %+v", got)
 	}
-	if len(later.Warnings) != 1 || !strings.Contains(later.Warnings[0], "the network of eth1 (10.1.7.0/24) overlaps 10.1.0.0/16, the remap of milan pod 10.0.0.0/16, which stays") {
+	if len(later.Warnings) != 1 || !strings.Contains(later.Warnings[0],
+		"the network of eth1 (10.1.7.0/24) overlaps 10.1.0.0/16, the remap of milan pod 10.0.0.0/16, which stays") {
 		t.Errorf("warnings %q", later.Warnings)
 	}
 	if got := choose(new(ipam.Ledger), connected).Choices[0]; got.Remapped.Overlaps(connected.Prefix) {
@@ -102,7 +109,8 @@ func TestConnectedNetworks(t *testing.T) {
 // was not valid before and is now.
 func TestRemapRefused(t *testing.T) {
 	c := autoConfig(t)
-	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "network.remote.podCIDRs[0].remap: auto, and nothing was chosen") {
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(),
+		"network.remote.podCIDRs[0].remap: auto, and nothing was chosen") {
 		t.Errorf("before: %v", err)
 	}
 	refused := errors.New("refused")

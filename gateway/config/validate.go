@@ -60,7 +60,8 @@ func (c *Config) validate(e *configfile.Errors) {
 	if private := c.WireGuard.PrivateKey; private != (wgkey.Key{}) {
 		switch c.WireGuard.PeerPublicKey {
 		case private:
-			e.Add("wireguard.peerPublicKey", "this is this gateway's private key; give the public key that culvert keygen printed for the peer")
+			e.Add("wireguard.peerPublicKey",
+				"this is this gateway's private key; give the public key that culvert keygen printed for the peer")
 		case private.Public():
 			e.Add("wireguard.peerPublicKey", "this is this gateway's own public key; give the peer's")
 		}
@@ -68,11 +69,14 @@ func (c *Config) validate(e *configfile.Errors) {
 	if k := c.WireGuard.Keepalive; k < 0 || k > maxKeepalive {
 		e.Add("wireguard.keepalive", "%v is not a duration from 0s to %v", k, maxKeepalive)
 	}
-	if k := c.ConnectionCheck; k.Interval != 0 && (k.Interval < minInterval || k.Threshold < 1 || k.Threshold > maxThreshold) {
-		e.Add("connectionCheck", "an interval of %v and a threshold of %d; want 0 or at least %v, and 1 to %d", k.Interval, k.Threshold, minInterval, maxThreshold)
+	if k := c.ConnectionCheck; k.Interval != 0 && (k.Interval < minInterval || k.Threshold < 1 ||
+		k.Threshold > maxThreshold) {
+		e.Add("connectionCheck", "an interval of %v and a threshold of %d; want 0 or at least %v, and 1 to %d",
+			k.Interval, k.Threshold, minInterval, maxThreshold)
 	}
 	if c.WireGuard.ListenPort == c.Geneve.ListenPort {
-		e.Add("geneve.listenPort", "%d is wireguard.listenPort too, and both are UDP; choose another port", c.Geneve.ListenPort)
+		e.Add("geneve.listenPort", "%d is wireguard.listenPort too, and both are UDP; choose another port",
+			c.Geneve.ListenPort)
 	}
 	if n := len(c.Control); n > maxSocketPath {
 		e.Add("control", "%d bytes; the path of a socket has at most %d, choose a shorter one", n, maxSocketPath)
@@ -108,7 +112,8 @@ func (c *Config) complete(e *configfile.Errors) {
 		e.Missing("network.local.podCIDRs")
 	}
 	if !slices.ContainsFunc(c.Remote, func(r rules.RemoteCIDR) bool { return !r.External }) {
-		e.Add("network.remote.podCIDRs", "missing; name what the peer has, such as {cidr: 10.0.0.0/16, remap: 10.61.0.0/16}")
+		e.Add("network.remote.podCIDRs",
+			"missing; name what the peer has, such as {cidr: 10.0.0.0/16, remap: 10.61.0.0/16}")
 	}
 	if len(c.Geneve.Nodes) == 0 {
 		e.Add("geneve.nodes", "missing; a gateway serves at least one node")
@@ -122,7 +127,8 @@ func tooMany(e *configfile.Errors, path string, n, most int) bool {
 	return n > most
 }
 
-// places finds overlaps between prefixes that the local cluster must tell apart. It has the path that claimed each prefix.
+// places finds overlaps between prefixes that the local cluster must tell apart. It has the path
+// that claimed each prefix.
 type places struct{ table bart.Table[string] }
 
 func (ps *places) claim(e *configfile.Errors, path string, p netip.Prefix, remedy string) {
@@ -146,7 +152,8 @@ func (ps *places) overlap(p netip.Prefix) (path string, q netip.Prefix, overlaps
 }
 
 func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
-	// seen: what this cluster's nodes can address; real: the remote cluster's own addresses, which may equal local CIDRs.
+	// seen: what this cluster's nodes can address; real: the remote cluster's own addresses, which
+	// may equal local CIDRs.
 	var seen, real places
 	for _, ps := range []*places{&seen, &real} {
 		ps.claim(e, "the tunnel addresses", tunnelBlock, "")
@@ -165,7 +172,8 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 		switch {
 		case !sameFamily(e, path+".remap", r.Remapped.Addr(), r.Real.Addr()):
 		case r.Real.IsValid() && r.Remapped.IsValid() && r.Real.Bits() != r.Remapped.Bits():
-			e.Add(path+".remap", "%s and %s differ in length; a remap is 1:1, write a /%d", r.Remapped, r.Real, r.Real.Bits())
+			e.Add(path+".remap", "%s and %s differ in length; a remap is 1:1, write a /%d", r.Remapped, r.Real,
+				r.Real.Bits())
 		}
 		real.claim(e, path+".cidr", r.Real, "; leave one of them out")
 		if r.Remapped == r.Real {
@@ -210,7 +218,8 @@ const (
 // isHost reports whether packets can be forwarded to a. If a is invalid, that was reported before.
 func isHost(e *configfile.Errors, path string, a netip.Addr) bool {
 	if a.IsValid() && !packet.Forwardable(a) {
-		e.Add(path, "routers do not forward packets to %s; write an address to which they do, such as 10.80.0.4 or fd80::4", a)
+		e.Add(path,
+			"routers do not forward packets to %s; write an address to which they do, such as 10.80.0.4 or fd80::4", a)
 	}
 	return a.IsValid() && packet.Forwardable(a)
 }
@@ -245,7 +254,9 @@ func (c *Config) validateNodes(e *configfile.Errors) {
 			}
 		}
 		if n.Underlay.IsValid() && noHost(n.Underlay) {
-			e.Add(at+"underlay", "%s is not the address of a host; write the one by which the gateway reaches the node's machine", n.Underlay)
+			e.Add(at+"underlay",
+				"%s is not the address of a host; write the one by which the gateway reaches the node's machine",
+				n.Underlay)
 		}
 		if n.Encap == geneve.VXLAN && n.Inner == geneve.IP {
 			e.Add(at+"inner", "VXLAN carries Ethernet only; leave the field out, or use encap: geneve")
@@ -253,7 +264,9 @@ func (c *Config) validateNodes(e *configfile.Errors) {
 		for k, p := range n.PodCIDRs {
 			path := fmt.Sprintf("%spodCIDRs[%d]", at, k)
 			if !local.LookupPrefix(p) {
-				e.Add(path, "%s is outside network.local.podCIDRs; add a CIDR there that contains it, or correct one of them", p)
+				e.Add(path,
+					"%s is outside network.local.podCIDRs; add a CIDR there that contains it, or correct one of them",
+					p)
 			}
 			if other, ok := podCIDRs[p]; ok {
 				e.Add(path, "%s is %s too; give each node its own", p, other)
@@ -342,7 +355,8 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 			path := fmt.Sprintf("%sbackends[%d].address", at, k)
 			isHost(e, path, b.Address)
 			if b.Address.IsValid() && s.Address.IsValid() && !s.Address.Of(b.Address.Is6()).IsValid() {
-				e.Add(path, "%s is %s, and the service has only %s; add an %[2]s address to it", b.Address, familyOf(b.Address), s.Address)
+				e.Add(path, "%s is %s, and the service has only %s; add an %[2]s address to it", b.Address,
+					familyOf(b.Address), s.Address)
 			}
 		}
 	}

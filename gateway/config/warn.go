@@ -11,7 +11,8 @@ import (
 	"culvert/gateway/configfile"
 )
 
-// warn reports what is valid but probably not meant. Some of it depends on this machine, and may differ on the gateway's.
+// warn reports what is valid but probably not meant. Some of it depends on this machine, and may
+// differ on the gateway's.
 func (c *Config) warn(e *configfile.Errors) {
 	c.warnNodes(e)
 	c.warnCovered(e)
@@ -25,7 +26,9 @@ func (c *Config) warnNodes(e *configfile.Errors) {
 	for i, n := range c.Geneve.Nodes {
 		at := fmt.Sprintf("geneve.nodes[%d].", i)
 		if j, ok := underlays[n.Underlay]; ok {
-			e.Warn(at+"underlay", "%s is geneve.nodes[%d].underlay too; give each node its own, unless both are on one machine", n.Underlay, j)
+			e.Warn(at+"underlay",
+				"%s is geneve.nodes[%d].underlay too; give each node its own, unless both are on one machine",
+				n.Underlay, j)
 		} else {
 			underlays[n.Underlay] = i
 		}
@@ -110,7 +113,8 @@ func (c *Config) warnNAT(e *configfile.Errors) {
 		} else if c.Geneve.GatewayAddress.V6.IsValid() {
 			which = "no IPv4 CIDR"
 		}
-		e.Warn("network.local.externalCIDRs", "%s, so packets from nodes and everything else that is not a pod are dropped; choose an unused one such as %s", which, such)
+		e.Warn("network.local.externalCIDRs",
+			"%s, so packets from nodes and everything else that is not a pod are dropped; choose an unused one such as %s", which, such)
 	}
 }
 
@@ -120,7 +124,8 @@ func (c *Config) warnUnderlay(e *configfile.Errors) {
 	for i, n := range c.Geneve.Nodes[:min(len(c.Geneve.Nodes), 16)] { // a few are enough to show a mistake
 		need := c.MTU.GeneveWireMTU(n.Underlay.Is6())
 		if d := devices.to(n.Underlay); d != nil && WireMTU(d.MTU) < need {
-			e.Warn("mtu", "%d needs %d bytes on the way to geneve.nodes[%d].underlay %s, where %s carries %d; write at most %d, here and at nodes",
+			e.Warn("mtu",
+				"%d needs %d bytes on the way to geneve.nodes[%d].underlay %s, where %s carries %d; write at most %d, here and at nodes",
 				c.MTU, need, i, n.Underlay, d.Name, d.MTU, d.MTU-int(need)+int(c.MTU))
 			break
 		}
@@ -139,12 +144,14 @@ func (c *Config) warnUnderlay(e *configfile.Errors) {
 	}
 	need := c.MTU.WireGuardWireMTU(peer.Is6())
 	if d := devices.to(peer); d != nil && WireMTU(d.MTU) < need {
-		e.Warn("mtu", "%d needs %d bytes on the way to wireguard.endpoint %s, where %s carries %d; write at most %d, here and at the peer",
+		e.Warn("mtu",
+			"%d needs %d bytes on the way to wireguard.endpoint %s, where %s carries %d; write at most %d, here and at the peer",
 			c.MTU, need, peer, d.Name, d.MTU, d.MTU-int(need)+int(c.MTU))
 	}
 }
 
-// deviceCache finds devices by address, and caches the results, because that is slow with many devices.
+// deviceCache finds devices by address, and caches the results, because that is slow with many
+// devices.
 type deviceCache map[netip.Addr]*net.Interface
 
 // to returns the device through which this machine sends to a, nil if there is none.
@@ -177,7 +184,8 @@ func (devices deviceCache) to(a netip.Addr) *net.Interface {
 func (f *fileWireGuard) warn(e *configfile.Errors, dir string) {
 	name := keyPath(dir, string(f.PrivateKeyFile))
 	if info, err := os.Stat(name); err == nil && info.Mode().Perm()&0o007 != 0 {
-		e.Warn("wireguard.privateKeyFile", "%q is open to every user of this machine (mode %04o); chmod 600 it, or make a new key",
+		e.Warn("wireguard.privateKeyFile",
+			"%q is open to every user of this machine (mode %04o); chmod 600 it, or make a new key",
 			name, info.Mode().Perm())
 	}
 }

@@ -1,8 +1,9 @@
-// Package configfile reads culvert's YAML configuration files so that one run reports all faults of a file, each with its path (geneve.nodes[1].vni:
-// …).
+// Package configfile reads culvert's YAML configuration files so that one run reports all faults of
+// a file, each with its path (geneve.nodes[1].vni: …).
 //
-// A file is decoded in two steps. Decode fills structs whose leaves are Scalars, which accept any text, and reports unknown and duplicate fields. The
-// owner of the structs then turns each Scalar into a value with the methods of Errors, which record what does not fit and continue.
+// A file is decoded in two steps. Decode fills structs whose leaves are Scalars, which accept any
+// text, and reports unknown and duplicate fields. The owner of the structs then turns each Scalar
+// into a value with the methods of Errors, which record what does not fit and continue.
 package configfile
 
 import (
@@ -22,7 +23,8 @@ import (
 // Scalar is a YAML text, number or boolean as written; "" if absent.
 type Scalar string
 
-// UnmarshalJSON keeps the text of any scalar. For a list or mapping it keeps the JSON text, which later conversions reject.
+// UnmarshalJSON keeps the text of any scalar. For a list or mapping it keeps the JSON text, which
+// later conversions reject.
 func (s *Scalar) UnmarshalJSON(b []byte) error {
 	text := string(b)
 	if text == "null" {
@@ -37,7 +39,8 @@ func (s *Scalar) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// MaxSize is the maximum size of a file, in bytes: the YAML parser takes about a second for 2 MiB, and a ConfigMap holds 1 MiB.
+// MaxSize is the maximum size of a file, in bytes: the YAML parser takes about a second for 2 MiB,
+// and a ConfigMap holds 1 MiB.
 const MaxSize = 8 << 20
 
 // Read returns the content of a file of at most limit bytes. Its error does not name the file.
@@ -81,7 +84,8 @@ type Errors struct {
 	bad      map[string]bool
 }
 
-// printable makes a text that may quote the file safe for one line of a log: no line breaks, no control characters.
+// printable makes a text that may quote the file safe for one line of a log: no line breaks, no
+// control characters.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -104,7 +108,8 @@ func capped(list []problem, p problem, most int) []problem {
 	return append(list, p)
 }
 
-// Add records an error at path. Only the first error of a path is kept, so a later check does not report an unreadable value again.
+// Add records an error at path. Only the first error of a path is kept, so a later check does not
+// report an unreadable value again.
 func (e *Errors) Add(path, format string, args ...any) {
 	if e.bad[path] || len(e.list) == maxErrors {
 		return
@@ -159,16 +164,19 @@ func (e *Errors) Text(path string, s Scalar) string {
 var (
 	name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 	// A DNS name in the letters of RFC 1123, Section 2.1; it may be fully qualified.
-	hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\.?$`)
+	hostName = regexp.MustCompile(
+		`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\.?$`)
 )
 
-// Maximum lengths of a label and a domain name (RFC 1123, Section 2.1), as used by Kubernetes for clusters and nodes.
+// Maximum lengths of a label and a domain name (RFC 1123, Section 2.1), as used by Kubernetes for
+// clusters and nodes.
 const (
 	MaxLabel  = 63
 	MaxDomain = 253
 )
 
-// Name requires a name of at most high letters, digits, dots, dashes and underscores, because it is used unescaped in logs, metrics and file names.
+// Name requires a name of at most high letters, digits, dots, dashes and underscores, because it is
+// used unescaped in logs, metrics and file names.
 func (e *Errors) Name(path, s string, high int) {
 	switch {
 	case s == "":
@@ -218,7 +226,8 @@ func (e *Errors) Int(path string, s Scalar, def, low, high int) int {
 const maxCPUs = 1 << 12
 
 // CPUsField is the reference of what CPUs reads.
-var CPUsField = Field{Path: "cpus", Type: "number, 1 to 4096", Default: "1", Live: true, Doc: "Number of threads that run Go code at once. One is fastest until it is no longer enough; the log and culvert status say when. More than the machine's CPUs, or than the control group's quota allows, is refused. GOMAXPROCS in the environment takes precedence."}
+var CPUsField = Field{Path: "cpus", Type: "number, 1 to 4096", Default: "1", Live: true,
+	Doc: "Number of threads that run Go code at once. One is fastest until it is no longer enough; the log and culvert status say when. More than the machine's CPUs, or than the control group's quota allows, is refused. GOMAXPROCS in the environment takes precedence."}
 
 // CPUs reads that field.
 func (e *Errors) CPUs(s Scalar) int { return e.Int(CPUsField.Path, s, 1, 1, maxCPUs) }
@@ -255,7 +264,8 @@ func (e *Errors) Underlay(path string, s Scalar) netip.Addr {
 	a := e.IP(path, s)
 	if a.Is6() && a.IsLinkLocalUnicast() {
 		// Linux refuses it too, for Geneve: a tunnel has no zone.
-		e.Add(path, "%s is link-local, and a tunnel cannot say on which link; write another address of that machine, such as a unique local one (fd00::/8)", a)
+		e.Add(path,
+			"%s is link-local, and a tunnel cannot say on which link; write another address of that machine, such as a unique local one (fd00::/8)", a)
 		return netip.Addr{}
 	}
 	return a

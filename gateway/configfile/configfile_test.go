@@ -136,7 +136,8 @@ func TestSchema(t *testing.T) {
 		{Path: "name", Type: "name", Default: Required},
 	}), &got)
 	p := got.Properties
-	if err != nil || strings.Join(got.Required, " ") != "name" || strings.Join(p.Mode.Enum, " ") != "a b" || p.Nodes.Type != "array" ||
+	if err != nil || strings.Join(got.Required, " ") != "name" || strings.Join(p.Mode.Enum, " ") != "a b" ||
+		p.Nodes.Type != "array" ||
 		strings.Join(p.Nodes.Items.Required, " ") != "vni" || p.Nodes.Items.Properties.VNI.Type != "integer" ||
 		p.Nodes.Items.Properties.VNI.Maximum != 9 {
 		t.Errorf("%+v, %v", got, err)
@@ -146,7 +147,8 @@ func TestSchema(t *testing.T) {
 // FuzzErrors: whatever the text, each error is one printable line that begins with the
 // file's name, and there are not too many.
 func FuzzErrors(f *testing.F) {
-	for _, seed := range []string{text, "a: &a [1]\nb: *a", "- 1", "deep: {nodes: [{vni: }, {vin: 1}]}", "\t", "a: 1\n---\nb: 2", "mtu: 1\nmtu: 2", "? [a]\n: b", "\"a.b[0]\": 1", "<<: {mtu: 1}"} {
+	for _, seed := range []string{text, "a: &a [1]\nb: *a", "- 1", "deep: {nodes: [{vni: }, {vin: 1}]}", "\t",
+		"a: 1\n---\nb: 2", "mtu: 1\nmtu: 2", "? [a]\n: b", "\"a.b[0]\": 1", "<<: {mtu: 1}"} {
 		f.Add(seed, "deep.nodes[0].vni")
 	}
 	f.Fuzz(func(t *testing.T, text, path string) {
@@ -157,7 +159,8 @@ func FuzzErrors(f *testing.F) {
 		}
 		lines := strings.Split(e.Err().Error(), "\n")
 		for _, line := range lines {
-			if !strings.HasPrefix(line, "f:") || strings.ContainsFunc(line, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			if !strings.HasPrefix(line, "f:") || strings.ContainsFunc(line,
+				func(r rune) bool { return !unicode.IsPrint(r) }) {
 				t.Errorf("%q", line)
 			}
 		}

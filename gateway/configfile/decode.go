@@ -12,8 +12,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Decode fills v, a pointer to a struct with json tags, from YAML text. It records unknown and duplicate fields in e and still decodes the rest. It
-// returns false if the text is not YAML or its shape does not fit v.
+// Decode fills v, a pointer to a struct with json tags, from YAML text. It records unknown and
+// duplicate fields in e and still decodes the rest. It returns false if the text is not YAML or its
+// shape does not fit v.
 func (e *Errors) Decode(text []byte, v any) bool {
 	e.text = text
 	asJSON, err := yaml.YAMLToJSONStrict(text)
@@ -52,7 +53,8 @@ func (e *Errors) syntax(err error) {
 		if key, ok := strings.CutSuffix(p.text, " already set in map"); ok {
 			p.text = printable(key) + " is already set in this mapping; keep one of them"
 		} else {
-			p.text = "not YAML: " + printable(p.text) + "; mind indentation, quotes and brackets in this line and the one before"
+			p.text = "not YAML: " + printable(p.text) +
+				"; mind indentation, quotes and brackets in this line and the one before"
 		}
 		e.add(p)
 	}
@@ -86,8 +88,8 @@ func fieldOf(msg string) string {
 	return msg
 }
 
-// shapeError rewrites `json: cannot unmarshal string into Go struct field T.a.b of type c` in terms of the file: which path has a value of the wrong
-// kind.
+// shapeError rewrites `json: cannot unmarshal string into Go struct field T.a.b of type c` in terms
+// of the file: which path has a value of the wrong kind.
 func shapeError(msg string) (path, text string) {
 	const intro, field, kind = "json: cannot unmarshal ", " into Go struct field ", " of type "
 	rest, ok := strings.CutPrefix(msg, intro)

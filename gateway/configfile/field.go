@@ -74,7 +74,8 @@ func Schema(title string, fields []Field) []byte {
 			// The parents of a required field are required too, unless it is in a list's elements.
 			required, _ := at["required"].([]string)
 			last := len(steps) - 1
-			if f.Default == Required && !slices.Contains(required, name) && !strings.Contains(strings.Join(steps[i:last], "."), "[]") {
+			if f.Default == Required && !slices.Contains(required, name) &&
+				!strings.Contains(strings.Join(steps[i:last], "."), "[]") {
 				if i == 0 && f.Unless != "" {
 					if others := unless[f.Unless]; !slices.Contains(others, name) {
 						unless[f.Unless] = append(others, name)

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Listen requires host:port, such as example, where a process can listen. The host may be missing, and the port may be 0.
+// Listen requires host:port, such as example, where a process can listen. The host may be missing,
+// and the port may be 0.
 func (e *Errors) Listen(path, address, example string) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

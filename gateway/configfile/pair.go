@@ -26,7 +26,8 @@ func (l *List) UnmarshalJSON(b []byte) error {
 // Is reports whether the list is this one word.
 func (l List) Is(word Scalar) bool { return len(l) == 1 && l[0] == word }
 
-// Pair requires one address, or one of each family in a list. It returns none if one of them is invalid.
+// Pair requires one address, or one of each family in a list. It returns none if one of them is
+// invalid.
 func (e *Errors) Pair(path string, l List) (v4, v6 netip.Addr) {
 	switch {
 	case len(l) == 0 || l.Is(""):
@@ -70,7 +71,8 @@ func (e *Errors) IP(path string, s Scalar) netip.Addr {
 	case a.Is4In6():
 		e.Add(path, "%s is IPv4 mapped into IPv6; write %s", a.WithZone(""), a.Unmap().WithZone(""))
 	case a.Zone() != "":
-		e.Add(path, "%s has a zone, which tunnels do not have; leave it out", a.WithZone("")) // a zone may contain anything
+		// a zone may contain anything
+		e.Add(path, "%s has a zone, which tunnels do not have; leave it out", a.WithZone(""))
 	default:
 		return a
 	}

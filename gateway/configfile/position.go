@@ -30,7 +30,8 @@ func newPositions(text []byte) *positions {
 	return p
 }
 
-// Lines returns a function that finds the line of a field by path; 0 means that the text lacks the field.
+// Lines returns a function that finds the line of a field by path; 0 means that the text lacks the
+// field.
 func Lines(text []byte) func(path string) (line int) {
 	p := newPositions(text)
 	return func(path string) (line int) {
@@ -41,8 +42,8 @@ func Lines(text []byte) func(path string) (line int) {
 	}
 }
 
-// find returns the line and column of the field at path, or of the innermost mapping or list around it that exists. They count from 1; 0, 0 =
-// unknown.
+// find returns the line and column of the field at path, or of the innermost mapping or list around
+// it that exists. They count from 1; 0, 0 = unknown.
 func (p *positions) find(path string) (line, column int) {
 	line, column, _ = p.lookUp(path)
 	return line, column

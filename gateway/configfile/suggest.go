@@ -27,7 +27,8 @@ func Closest(s string, words []string) string {
 	return best
 }
 
-// distance is the number of letters to insert, remove, replace or swap with a neighbour to turn a into b (optimal string alignment).
+// distance is the number of letters to insert, remove, replace or swap with a neighbour to turn a
+// into b (optimal string alignment).
 func distance(a, b string) int {
 	var before []int
 	row := make([]int, len(b)+1)
@@ -52,7 +53,8 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// Leaves returns the paths of all values in a file decoded into v, in the order of its types, with [] after each list.
+// Leaves returns the paths of all values in a file decoded into v, in the order of its types, with
+// [] after each list.
 func Leaves(v any) []string { return leaves(reflect.TypeOf(v), "") }
 
 func leaves(t reflect.Type, path string) (all []string) {

@@ -6,8 +6,9 @@ import (
 	"strconv"
 )
 
-// appendJSON appends the same JSON as encoding/json for c. A list may have a million connections: encoding/json takes four times as long and
-// allocates for each address, and packets wait while Go collects the garbage.
+// appendJSON appends the same JSON as encoding/json for c. A list may have a million connections:
+// encoding/json takes four times as long and allocates for each address, and packets wait while Go
+// collects the garbage.
 func (c *Connection) appendJSON(b []byte) []byte {
 	b = strconv.AppendUint(append(b, `{"id":`...), c.ID, 10)
 	b = appendString(append(b, `,"protocol":`...), c.Protocol)

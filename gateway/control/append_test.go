@@ -16,7 +16,8 @@ import (
 func TestConnectionsAsJSON(t *testing.T) {
 	const seed = 1
 	random := rand.New(rand.NewPCG(seed, 0))
-	strings := []string{"", "udp", "rome-node1", "service web", `a "quoted" \ name`, "<b>&", "with\ttab", "Köln", "\xff", "\u2028"}
+	strings := []string{"", "udp", "rome-node1", "service web", `a "quoted" \ name`, "<b>&", "with\ttab", "Köln",
+		"\xff", "\u2028"}
 	addresses := []netip.Addr{{}, netip.MustParseAddr("10.0.1.5"), netip.MustParseAddr("255.255.255.255"),
 		netip.MustParseAddr("2001:db8::7"), netip.MustParseAddr("::ffff:10.0.1.5"), netip.IPv6Unspecified()}
 	var fill func(v reflect.Value)
@@ -59,8 +60,10 @@ func TestConnectionsAsJSON(t *testing.T) {
 		}
 	}
 
-	c = Connection{ID: 1 << 40, Protocol: "tcp", State: "established", From: "rome-node1", To: "tunnel", Uses: []string{"remap"}, IdleSeconds: 0.125,
-		Original: Tuple{addresses[1], 40000, addresses[3], 443}, Reply: Tuple{addresses[3], 443, addresses[2], 40000}, Sent: Volume{1, 2}}
+	c = Connection{ID: 1 << 40, Protocol: "tcp", State: "established", From: "rome-node1", To: "tunnel",
+		Uses: []string{"remap"}, IdleSeconds: 0.125,
+		Original: Tuple{addresses[1], 40000, addresses[3], 443}, Reply: Tuple{addresses[3], 443, addresses[2], 40000},
+		Sent: Volume{1, 2}}
 	l := newLines(nowhere{})
 	const connections = 2000
 	n := testing.AllocsPerRun(3, func() {

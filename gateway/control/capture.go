@@ -113,7 +113,8 @@ func serveCapture(s Source) http.HandlerFunc {
 			io.Copy(io.Discard, r.Body)
 			cancel()
 		}()
-		out := &begun{w: w, control: control, kind: "application/vnd.tcpdump.pcap", trailers: TrailerPackets + ", " + TrailerLost}
+		out := &begun{w: w, control: control, kind: "application/vnd.tcpdump.pcap",
+			trailers: TrailerPackets + ", " + TrailerLost}
 		packets, lost, err := s.Capture(ctx, &o, out, out.flush)
 		out.renew(time.Now()) // for the last chunk
 		switch {
@@ -166,7 +167,8 @@ func (b *begun) renew(now time.Time) {
 	b.renewed = now
 }
 
-// Capture writes pcapng to w until ctx is done, and returns how many packets it contains and how many were lost.
+// Capture writes pcapng to w until ctx is done, and returns how many packets it contains and how
+// many were lost.
 func (c *Client) Capture(ctx context.Context, o *CaptureOptions, w io.Writer) (packets, lost uint64, err error) {
 	body, end := io.Pipe()
 	defer end.Close()

@@ -28,14 +28,15 @@ func NewClient(path string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
 	}
-	return &Client{path, http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true, DisableCompression: true}}}
+	return &Client{path, http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true,
+		DisableCompression: true}}}
 }
 
 // ErrNoGateway means that no gateway answers at a socket.
 var ErrNoGateway = errors.New("no gateway answers there")
 
-// Find returns a Client for the gateway called name: the path of a socket, its file name without .sock, or the cluster's name; "" means the only
-// running one.
+// Find returns a Client for the gateway called name: the path of a socket, its file name without
+// .sock, or the cluster's name; "" means the only running one.
 func Find(ctx context.Context, name string) (*Client, error) {
 	running, err := Running(ctx, name)
 	if err != nil {
@@ -46,7 +47,8 @@ func Find(ctx context.Context, name string) (*Client, error) {
 		for _, c := range running {
 			names = append(names, c.Path)
 		}
-		return nil, fmt.Errorf("--socket: %d gateways run here; choose one: %s", len(running), strings.Join(names, ", "))
+		return nil, fmt.Errorf("--socket: %d gateways run here; choose one: %s", len(running),
+			strings.Join(names, ", "))
 	}
 	return running[0], nil
 }
@@ -79,12 +81,15 @@ func Running(ctx context.Context, name string) ([]*Client, error) {
 		return nil, closed
 	}
 	if _, err := os.ReadDir("/run/culvert"); errors.Is(err, fs.ErrPermission) {
-		return nil, errors.New("/run/culvert cannot be read: gateways of root have their sockets there; run this as root (sudo), or name a socket by --socket")
+		return nil,
+			errors.New("/run/culvert cannot be read: gateways of root have their sockets there; run this as root (sudo), or name a socket by --socket")
 	}
 	if name != "" {
-		return nil, fmt.Errorf("--socket: no gateway %q runs here; give the path of its socket (control in its configuration)", name)
+		return nil, fmt.Errorf(
+			"--socket: no gateway %q runs here; give the path of its socket (control in its configuration)", name)
 	}
-	return nil, errors.New("no gateway of this user runs here; start one, or name its socket by --socket (control in its configuration)")
+	return nil, errors.New(
+		"no gateway of this user runs here; start one, or name its socket by --socket (control in its configuration)")
 }
 
 // alive reports whether somebody listens.
@@ -96,8 +101,9 @@ func (c *Client) alive(ctx context.Context) error {
 	return conn.Close()
 }
 
-// Process returns the ID of the process that serves the socket, as this process sees it. Status has another one if the gateway is in a PID namespace
-// of its own, such as in a container. 0: the process has no ID here (pid_namespaces(7)).
+// Process returns the ID of the process that serves the socket, as this process sees it. Status has
+// another one if the gateway is in a PID namespace of its own, such as in a container. 0: the
+// process has no ID here (pid_namespaces(7)).
 func (c *Client) Process(ctx context.Context) (pid int, err error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", c.Path)
 	if err != nil {
@@ -131,13 +137,16 @@ func (c *Client) explain(err error) error {
 		}
 		return fmt.Errorf("%s: permission denied; run this as %s", c.Path, owner)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%s: %w; is it running, and is control in its configuration this socket?", c.Path, ErrNoGateway)
+		return fmt.Errorf("%s: %w; is it running, and is control in its configuration this socket?", c.Path,
+			ErrNoGateway)
 	}
 	return fmt.Errorf("%s: %w", c.Path, err)
 }
 
-// Open sends a request and returns the answer, which must be closed. body may be nil. An Error of the gateway is returned as an error.
-func (c *Client) Open(ctx context.Context, method, path string, query url.Values, body io.Reader) (*http.Response, error) {
+// Open sends a request and returns the answer, which must be closed. body may be nil. An Error of
+// the gateway is returned as an error.
+func (c *Client) Open(ctx context.Context, method, path string, query url.Values,
+	body io.Reader) (*http.Response, error) {
 	target := "http://gateway" + path
 	if len(query) > 0 {
 		target += "?" + query.Encode()
@@ -188,7 +197,8 @@ func (c *Client) Get(ctx context.Context, method, path string, query url.Values,
 // ErrCutOff means that a gateway disappeared while it answered.
 var ErrCutOff = errors.New("the answer is cut off")
 
-var errForeign = errors.New("the answer is not that of a gateway: is this the socket of another program, or of another version?")
+var errForeign = errors.New(
+	"the answer is not that of a gateway: is this the socket of another program, or of another version?")
 
 // unread explains why an answer cannot be read.
 func (c *Client) unread(err error) error {

@@ -39,7 +39,8 @@ func TestTooManyConnections(t *testing.T) {
 		return near, far.Close()
 	}}
 	for range 100 {
-		if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "it has too many connections, or is stopping") {
+		if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(),
+			"it has too many connections, or is stopping") {
 			t.Fatal(err)
 		}
 	}
@@ -79,11 +80,14 @@ func TestClientExplains(t *testing.T) {
 		client     *Client
 		path, want string
 	}{
-		{NewClient(socket()), "/v1/status", "no gateway answers there; is it running, and is control in its configuration this socket?"},
+		{NewClient(socket()), "/v1/status",
+			"no gateway answers there; is it running, and is control in its configuration this socket?"},
 		{NewClient(dead), "/v1/status", "no gateway answers there; is it running"},
-		{serveAt(t, socket(), gateway.Serve), "/v2/status", "no GET /v2/status here: is the command of another version than the gateway?"},
+		{serveAt(t, socket(), gateway.Serve), "/v2/status",
+			"no GET /v2/status here: is the command of another version than the gateway?"},
 		{answers(http.StatusOK, "220 mail"), "/v1/status", "the answer is not that of a gateway"},
-		{answers(http.StatusOK, `{"cluster": 7}`), "/v1/status", "is this the socket of another program, or of another version?"},
+		{answers(http.StatusOK, `{"cluster": 7}`), "/v1/status",
+			"is this the socket of another program, or of another version?"},
 		{answers(http.StatusOK, `{"cluster": "rome"`), "/v1/status", "the answer is cut off"},
 		{answers(http.StatusBadGateway, "<html>"), "/v1/status", "502 Bad Gateway"},
 		{answers(http.StatusBadRequest, `{"error": "port: no"}`), "/v1/status", "port: no"},
@@ -102,7 +106,8 @@ func TestClientExplains(t *testing.T) {
 		owner = "root, who runs that gateway (sudo)"
 	}
 	for file, want := range map[string]string{os.Args[0]: owner, "/nowhere": "its owner"} {
-		if err := NewClient(file).explain(os.NewSyscallError("connect", syscall.EACCES)); err.Error() != file+": permission denied; run this as "+want {
+		if err := NewClient(file).explain(os.NewSyscallError("connect", syscall.EACCES)); err.Error() != file+
+			": permission denied; run this as "+want {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
@@ -121,7 +126,8 @@ func TestEach(t *testing.T) {
 			tables += r.Table
 			return len(tables) < enough
 		})
-		if tables != "ab"[:min(enough, 2)] || (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
+		if tables != "ab"[:min(enough, 2)] || (want == "") != (err == nil) || err != nil &&
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("of %d: %q, %v, want %q", enough, tables, err, want)
 		}
 	}
@@ -177,14 +183,16 @@ func TestFind(t *testing.T) {
 
 // TestNodeServer: a node tells its status, and that it is no gateway.
 func TestNodeServer(t *testing.T) {
-	want := NodeStatus{Name: "n1", Mode: "tun", Addresses: []netip.Addr{netip.MustParseAddr("172.18.0.2")}, Services: []NodeService{{Name: "web", Port: 80, Endpoints: 2}}}
+	want := NodeStatus{Name: "n1", Mode: "tun", Addresses: []netip.Addr{netip.MustParseAddr("172.18.0.2")},
+		Services: []NodeService{{Name: "web", Port: 80, Endpoints: 2}}}
 	s := NewNodeServer(func() NodeStatus { return want }, nil)
 	t.Cleanup(s.Close)
 	c := serveAt(t, filepath.Join(t.TempDir(), "socket"), s.Serve)
 	if got, err := c.Node(t.Context()); err != nil || !reflect.DeepEqual(*got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if _, err := c.Doctor(t.Context()); err == nil || err.Error() != "this is a node, which knows culvert status alone" {
+	if _, err := c.Doctor(t.Context()); err == nil ||
+		err.Error() != "this is a node, which knows culvert status alone" {
 		t.Errorf("as of a gateway: %v", err)
 	}
 }

@@ -11,18 +11,20 @@ import (
 	"time"
 )
 
-// A Connection is a tracked connection. Original is its first packet as it arrived, Reply the answer as it arrives; the translation is the
-// difference.
+// A Connection is a tracked connection. Original is its first packet as it arrived, Reply the
+// answer as it arrives; the translation is the difference.
 type Connection struct {
-	ID       uint64   `json:"id"`       // unique in this process
-	Protocol string   `json:"protocol"` // tcp, udp, sctp, icmp, icmpv6, or a number
-	State    string   `json:"state"`
-	From     string   `json:"from"` // name of the node that the first packet came from; "tunnel" is the peer
-	To       string   `json:"to"`
-	Original Tuple    `json:"original"`
-	Reply    Tuple    `json:"reply"`
-	Uses     []string `json:"uses,omitempty"`    // what translates it: remap, unknown-source, service NAME, address EXTERNAL; proxy-protocol: its server gets a header
-	Refused  string   `json:"refused,omitempty"` // why its packets are dropped; "" = they are forwarded
+	ID       uint64 `json:"id"`       // unique in this process
+	Protocol string `json:"protocol"` // tcp, udp, sctp, icmp, icmpv6, or a number
+	State    string `json:"state"`
+	From     string `json:"from"` // name of the node that the first packet came from; "tunnel" is the peer
+	To       string `json:"to"`
+	Original Tuple  `json:"original"`
+	Reply    Tuple  `json:"reply"`
+	// what translates it: remap, unknown-source, service NAME, address EXTERNAL; proxy-protocol:
+	// its server gets a header
+	Uses    []string `json:"uses,omitempty"`
+	Refused string   `json:"refused,omitempty"` // why its packets are dropped; "" = they are forwarded
 	// RefusedReply is why its replies are dropped.
 	RefusedReply string  `json:"refusedReply,omitempty"`
 	Replied      bool    `json:"replied"`
@@ -51,7 +53,8 @@ type Volume struct {
 type Event struct {
 	Time time.Time `json:"time"`
 	Kind string    `json:"event"` // new or ended; lost: Lost events were dropped for lack of room
-	// Reason is why it ended: expired, evicted with its configuration, early-dropped for others in a full table, or deleted.
+	// Reason is why it ended: expired, evicted with its configuration, early-dropped for others in
+	// a full table, or deleted.
 	Reason     string      `json:"reason,omitempty"`
 	Lost       uint64      `json:"lost,omitempty"`
 	Connection *Connection `json:"connection,omitempty"`
@@ -93,7 +96,8 @@ func (f *Filter) Values() url.Values {
 	return v
 }
 
-// ParseFilter parses the parameters from Values. An address may be a prefix. A parameter that is neither a filter's nor in others is an error.
+// ParseFilter parses the parameters from Values. An address may be a prefix. A parameter that is
+// neither a filter's nor in others is an error.
 func ParseFilter(v url.Values, others ...string) (f Filter, err error) {
 	var errs []error
 	for name, values := range v {

@@ -23,7 +23,8 @@ func TestParametersRoundTrip(t *testing.T) {
 		{},
 		{At: []string{"pre", "wireguard"}, Drops: true, Count: 1 << 40, Snaplen: 96},
 		{Verdict: "drop", Reasons: []string{"filtered", "no-route"}},
-		{Filter: Filter{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::1/128")}, Ports: []uint16{0, 65535},
+		{Filter: Filter{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"),
+			netip.MustParsePrefix("fd00::1/128")}, Ports: []uint16{0, 65535},
 			Protocol: "tcp", Node: "rome-1", State: "established"}},
 	} {
 		got, err := parseCapture(o.Values())
@@ -44,11 +45,12 @@ func TestBadParameters(t *testing.T) {
 		"protocol=256":              {"protocol: "},
 		"protocol=tcp&protocol=udp": {"protocol: given 2 times"},
 		"nodes=rome-1":              {"nodes: unknown parameter"},
-		"rule=no-ssh":               {"rule: unknown parameter: is the command of another version than the gateway?"}, // an old command
-		"count=-1&snaplen=-1":       {"count: ", "snaplen: "},
-		"verdict=accept":            {"verdict: \"accept\" is none of forward, drop"},
-		"drops=yes":                 {`drops: "yes" is neither true nor false`},
-		"drops=":                    {`drops: "" is neither true nor false`},
+		// an old command
+		"rule=no-ssh":         {"rule: unknown parameter: is the command of another version than the gateway?"},
+		"count=-1&snaplen=-1": {"count: ", "snaplen: "},
+		"verdict=accept":      {"verdict: \"accept\" is none of forward, drop"},
+		"drops=yes":           {`drops: "yes" is neither true nor false`},
+		"drops=":              {`drops: "" is neither true nor false`},
 	} {
 		v, err := url.ParseQuery(query)
 		need.NoError(t, err)
@@ -67,19 +69,22 @@ func TestTraceParameters(t *testing.T) {
 	at := netip.MustParseAddrPort
 	for _, o := range []TraceOptions{
 		{Connection: 1 << 60},
-		{From: "rome-1", Protocol: "tcp", Source: at("10.0.1.5:1000"), Destination: at("10.0.2.5:80"), Flags: []string{"syn", "ack"}, Size: 1400, TTL: 3, DF: true},
+		{From: "rome-1", Protocol: "tcp", Source: at("10.0.1.5:1000"), Destination: at("10.0.2.5:80"),
+			Flags: []string{"syn", "ack"}, Size: 1400, TTL: 3, DF: true},
 		{Protocol: "icmpv6", Source: at("[fd00::1]:0"), Destination: at("[fd00::2]:0")},
 	} {
 		if got, err := ParseTrace(o.Values()); err != nil || !reflect.DeepEqual(got, o) {
 			t.Errorf("%+v becomes %+v, %v", o, got, err)
 		}
 	}
-	if o, err := ParseTrace(url.Values{"protocol": {"UDP"}, "source": {"10.0.1.5"}, "destination": {"10.0.2.5:53"}}); err != nil || o.Source.Port() != 49152 || o.Protocol != "udp" {
+	if o, err := ParseTrace(url.Values{"protocol": {"UDP"}, "source": {"10.0.1.5"},
+		"destination": {"10.0.2.5:53"}}); err != nil || o.Source.Port() != 49152 || o.Protocol != "udp" {
 		t.Errorf("%+v, %v", o, err)
 	}
 	for query, want := range map[string]string{
-		"50%25size=0":                  "50%size: unknown parameter",
-		"next=true":                    "next: unknown parameter: is the command of another version than the gateway?", // an old command
+		"50%25size=0": "50%size: unknown parameter",
+		// an old command
+		"next=true":                    "next: unknown parameter: is the command of another version than the gateway?",
 		"size=0":                       `size: "0" is no number of bytes from 1 to 65535`,
 		"size=65536":                   `size: "65536" is no number of bytes from 1 to 65535`,
 		"df=0":                         `df: "0" is neither true nor false`,
@@ -111,7 +116,8 @@ func TestTraceParameters(t *testing.T) {
 // TestAddressesOfHosts: an address is the prefix of one host, a prefix loses its host bits.
 func TestAddressesOfHosts(t *testing.T) {
 	f, err := ParseFilter(url.Values{"address": {"10.1.2.3", "10.1.2.3/8", "fd00::1"}})
-	if err != nil || len(f.Addresses) != 3 || f.Addresses[0].String() != "10.1.2.3/32" || f.Addresses[1].String() != "10.0.0.0/8" || f.Addresses[2].String() != "fd00::1/128" {
+	if err != nil || len(f.Addresses) != 3 || f.Addresses[0].String() != "10.1.2.3/32" ||
+		f.Addresses[1].String() != "10.0.0.0/8" || f.Addresses[2].String() != "fd00::1/128" {
 		t.Errorf("%+v, %v", f, err)
 	}
 }

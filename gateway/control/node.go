@@ -15,36 +15,40 @@ import (
 
 // NodeStatus is the status of a node that serves Services or has links to gateways.
 type NodeStatus struct {
-	Name          string        `json:"name"`
-	Version       Version       `json:"version"`
-	PID           int           `json:"pid"`
-	Started       time.Time     `json:"started"`
-	UptimeSeconds float64       `json:"uptimeSeconds"`
-	Mode          string        `json:"mode"`                // tun or sockets; "": Services are not served
-	Interface     string        `json:"interface,omitempty"` // of mode tun
-	Addresses     []netip.Addr  `json:"addresses"`           // of the node, for node ports
-	Fault         string        `json:"fault"`               // why Services are not served as they should be; "": they are
-	Findings      []Finding     `json:"findings,omitempty"`  // what does not work, and why, as in the log
-	Services      []NodeService `json:"services"`
-	Announced     []string      `json:"announced"` // addresses that this node announces at layer 2
-	Table         Table         `json:"table"`
-	Traffic       Traffic       `json:"traffic"` // packets to Services, and answers; in mode sockets only Drops: refused connections
+	Name          string       `json:"name"`
+	Version       Version      `json:"version"`
+	PID           int          `json:"pid"`
+	Started       time.Time    `json:"started"`
+	UptimeSeconds float64      `json:"uptimeSeconds"`
+	Mode          string       `json:"mode"`                // tun or sockets; "": Services are not served
+	Interface     string       `json:"interface,omitempty"` // of mode tun
+	Addresses     []netip.Addr `json:"addresses"`           // of the node, for node ports
+	// why Services are not served as they should be; "": they are
+	Fault     string        `json:"fault"`
+	Findings  []Finding     `json:"findings,omitempty"` // what does not work, and why, as in the log
+	Services  []NodeService `json:"services"`
+	Announced []string      `json:"announced"` // addresses that this node announces at layer 2
+	Table     Table         `json:"table"`
+	// packets to Services, and answers; in mode sockets only Drops: refused connections
+	Traffic Traffic `json:"traffic"`
 
 	// DeviceDrops are packets that the kernel dropped because culvert had not read those before.
 	// Reason is the TUN device.
 	DeviceDrops []Drop `json:"deviceDrops,omitempty"`
 
-	Links     []NodeLink       `json:"links,omitempty"`     // those that Liqo's resources or Peerings request
-	Guarded   []netip.AddrPort `json:"guarded,omitempty"`   // gateways at which pods cannot act as this node
-	LinkDrops []Drop           `json:"linkDrops,omitempty"` // of packets that came for or were to leave by any link, by reason
-	Waiting   []string         `json:"waiting,omitempty"`   // what links wait for
-	LeftOut   []LeftOut        `json:"leftOut,omitempty"`   // Liqo's resources, or Peerings, without effect
+	Links   []NodeLink       `json:"links,omitempty"`   // those that Liqo's resources or Peerings request
+	Guarded []netip.AddrPort `json:"guarded,omitempty"` // gateways at which pods cannot act as this node
+	// of packets that came for or were to leave by any link, by reason
+	LinkDrops []Drop    `json:"linkDrops,omitempty"`
+	Waiting   []string  `json:"waiting,omitempty"` // what links wait for
+	LeftOut   []LeftOut `json:"leftOut,omitempty"` // Liqo's resources, or Peerings, without effect
 }
 
 // A NodeLink is a link of a node to a gateway.
 type NodeLink struct {
-	Interface      string     `json:"interface"`
-	State          string     `json:"state"`             // carried: by culvert; kernel: by the kernel, or Liqo's agent must make it; pending; refused
+	Interface string `json:"interface"`
+	// carried: by culvert; kernel: by the kernel, or Liqo's agent must make it; pending; refused
+	State          string     `json:"state"`
 	Fault          string     `json:"fault,omitempty"`   // why it is refused
 	Warning        string     `json:"warning,omitempty"` // why packets do not pass, or not all
 	VNI            uint32     `json:"vni"`
@@ -72,8 +76,8 @@ type NodeService struct {
 	Endpoints int          `json:"endpoints"`
 }
 
-// NewNodeServer returns a Server for a node's status. It answers no requests before Serve. Several goroutines may call
-// status.
+// NewNodeServer returns a Server for a node's status. It answers no requests before Serve. Several
+// goroutines may call status.
 func NewNodeServer(status func() NodeStatus, errors *log.Logger) *Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/node", func(w http.ResponseWriter, _ *http.Request) { answer(w, status()) })
@@ -88,7 +92,8 @@ func NodePath(name string) string { return filepath.Join(runtimeDirectory(), nod
 
 const nodeFolder = "culvert/nodes"
 
-// FindNode returns a Client for the node called name: the path of a socket, or the node's name; "" means the only running one.
+// FindNode returns a Client for the node called name: the path of a socket, or the node's name; ""
+// means the only running one.
 func FindNode(ctx context.Context, name string) (*Client, error) {
 	if strings.Contains(name, "/") {
 		c := NewClient(name)

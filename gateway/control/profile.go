@@ -18,8 +18,9 @@ const (
 	profileTime = 30 * time.Second
 )
 
-// serveProfile serves the profiles of runtime/pprof under the names, and with the parameters, that go tool pprof and go tool trace know
-// from net/http/pprof. net/http/pprof itself would add a reader that compares profiles, which the tools can do too.
+// serveProfile serves the profiles of runtime/pprof under the names, and with the parameters, that
+// go tool pprof and go tool trace know from net/http/pprof. net/http/pprof itself would add a
+// reader that compares profiles, which the tools can do too.
 func serveProfile(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -48,7 +49,8 @@ func serveProfile(w http.ResponseWriter, r *http.Request) {
 		if name == "heap" && r.FormValue("gc") != "" {
 			runtime.GC()
 		}
-		w.Header().Set("Content-Type", map[bool]string{true: "application/octet-stream", false: "text/plain; charset=utf-8"}[debug == 0])
+		w.Header().Set("Content-Type", map[bool]string{true: "application/octet-stream",
+			false: "text/plain; charset=utf-8"}[debug == 0])
 		p.WriteTo(w, debug) // the reader sees that it is cut short
 	}
 }
@@ -59,7 +61,8 @@ func profileFor(w http.ResponseWriter, r *http.Request, start func() error, stop
 	if text := r.FormValue("seconds"); text != "" {
 		seconds, err := strconv.ParseFloat(text, 64)
 		if err != nil || !(seconds > 0) || seconds > maxProfile.Seconds() {
-			fail(w, http.StatusBadRequest, fmt.Sprintf("seconds: %q is no number of seconds up to %v", text, maxProfile))
+			fail(w, http.StatusBadRequest, fmt.Sprintf("seconds: %q is no number of seconds up to %v",
+				text, maxProfile))
 			return
 		}
 		d = time.Duration(seconds * float64(time.Second))

@@ -41,7 +41,8 @@ func TestProfiles(t *testing.T) {
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel() // a client that asked for half a minute has left
-	if w := ask(httptest.NewRequest(http.MethodGet, "/debug/pprof/profile", nil).WithContext(gone)); w.Code != http.StatusOK {
+	if w := ask(httptest.NewRequest(http.MethodGet, "/debug/pprof/profile", nil).WithContext(gone)); w.Code !=
+		http.StatusOK {
 		t.Errorf("%d", w.Code)
 	}
 }

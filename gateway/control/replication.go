@@ -16,17 +16,19 @@ type Replication struct {
 
 // A Stream connects two replicas of a gateway.
 type Stream struct {
-	Pod        string            `json:"pod"`     // the other replica
-	Address    string            `json:"address"` // of it
-	Since      time.Time         `json:"since"`
-	Entries    int               `json:"entries"`            // connections at the follower
-	LagSeconds float64           `json:"lagSeconds"`         // the greatest age of what the follower may lack; of a source, since it was heard
-	NoFullCopy bool              `json:"noFullCopy"`         // no copy is whole yet
-	LastCopy   *time.Time        `json:"lastCopy,omitempty"` // when a copy became whole
-	CopyReason string            `json:"copyReason"`         // why the last copy began: first, overflow, configuration
-	NotTaken   map[string]uint64 `json:"notTaken"`           // what the follower could not use since the last copy began, by reason
-	Differs    string            `json:"differs,omitempty"`  // what differs there: version, configuration
-	ClockAhead float64           `json:"clockAheadSeconds"`  // of the other replica
+	Pod     string    `json:"pod"`     // the other replica
+	Address string    `json:"address"` // of it
+	Since   time.Time `json:"since"`
+	Entries int       `json:"entries"` // connections at the follower
+	// the greatest age of what the follower may lack; of a source, since it was heard
+	LagSeconds float64    `json:"lagSeconds"`
+	NoFullCopy bool       `json:"noFullCopy"`         // no copy is whole yet
+	LastCopy   *time.Time `json:"lastCopy,omitempty"` // when a copy became whole
+	CopyReason string     `json:"copyReason"`         // why the last copy began: first, overflow, configuration
+	// what the follower could not use since the last copy began, by reason
+	NotTaken   map[string]uint64 `json:"notTaken"`
+	Differs    string            `json:"differs,omitempty"` // what differs there: version, configuration
+	ClockAhead float64           `json:"clockAheadSeconds"` // of the other replica
 }
 
 // remedies say what each reason of Stream.NotTaken means, and what to do.
@@ -39,8 +41,8 @@ var remedies = []struct{ why, remedy string }{
 	{"unknown-link", "the standby lacks their node: see its `culvert status`"},
 }
 
-// Lacks returns, for each reason, a sentence without a period that says how much the follower could not use and what to do; nil if it could use
-// everything.
+// Lacks returns, for each reason, a sentence without a period that says how much the follower could
+// not use and what to do; nil if it could use everything.
 func (s *Stream) Lacks() (all []string) {
 	for why, n := range s.NotTaken {
 		text := fmt.Sprintf("%d not taken, %s", n, why)

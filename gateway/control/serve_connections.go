@@ -7,13 +7,15 @@ import (
 	"time"
 )
 
-// linesRoom is how much lines writes at once, because each write wakes the client; a connection uses up to lineRoom of it.
+// linesRoom is how much lines writes at once, because each write wakes the client; a connection
+// uses up to lineRoom of it.
 const (
 	linesRoom = 32 << 10
 	lineRoom  = 1 << 10
 )
 
-// lines writes NDJSON. Nothing is sent before the first line or flush, so that an error until then can be the answer.
+// lines writes NDJSON. Nothing is sent before the first line or flush, so that an error until then
+// can be the answer.
 type lines struct {
 	w       http.ResponseWriter
 	control *http.ResponseController

@@ -18,17 +18,18 @@ type Source interface {
 	Status() Status
 	// Doctor returns the conditions of the gateway's machine.
 	Doctor() []Condition
-	// Connections calls yield for each connection that f selects, until yield returns false. yield's argument is valid until it returns.
+	// Connections calls yield for each connection that f selects, until yield returns false.
+	// yield's argument is valid until it returns.
 	Connections(ctx context.Context, f *Filter, yield func(*Connection) bool) error
 	// DeleteConnections ends the connections that f selects.
 	DeleteConnections(ctx context.Context, f *Filter) (deleted int, err error)
-	// Events calls yield for each start and end of a connection that f selects, and with nil when it has to wait for more, until yield returns false
-	// or ctx is done.
+	// Events calls yield for each start and end of a connection that f selects, and with nil when
+	// it has to wait for more, until yield returns false or ctx is done.
 	Events(ctx context.Context, f *Filter, yield func(*Event) bool) error
 	// Reload reads and applies the configuration again or, in a dry run, returns what would change.
 	Reload(ctx context.Context, dryRun bool) (*Reloaded, error)
-	// Capture writes pcapng to w until ctx is done, and calls sent whenever w has all packets so far. It returns how many packets it has written, and
-	// how many were lost.
+	// Capture writes pcapng to w until ctx is done, and calls sent whenever w has all packets so
+	// far. It returns how many packets it has written, and how many were lost.
 	Capture(ctx context.Context, o *CaptureOptions, w io.Writer, sent func() error) (packets, lost uint64, err error)
 }
 

@@ -53,15 +53,16 @@ type Finding struct {
 
 // Replica is what a gateway with replicas knows of the election that decides which one forwards.
 type Replica struct {
-	Pod            string   `json:"pod"`
-	Role           string   `json:"role"`                     // standby, active, static or silent; see docs/standby.md
-	Why            string   `json:"why"`                      // the reason for the role, in words
-	Changes        uint64   `json:"changes"`                  // of its role since it started
-	Lease          string   `json:"lease"`                    // namespace/name
-	Holder         string   `json:"holder"`                   // of the Lease; "" is nobody, or unknown
-	Term           int64    `json:"term"`                     // of the Lease: how often its holder has changed
-	LeaseSeconds   *float64 `json:"leaseSeconds,omitempty"`   // since the Lease was seen to be renewed
-	FailingSeconds *float64 `json:"failingSeconds,omitempty"` // for how long the Lease could not be read or renewed; absent while it can
+	Pod          string   `json:"pod"`
+	Role         string   `json:"role"`                   // standby, active, static or silent; see docs/standby.md
+	Why          string   `json:"why"`                    // the reason for the role, in words
+	Changes      uint64   `json:"changes"`                // of its role since it started
+	Lease        string   `json:"lease"`                  // namespace/name
+	Holder       string   `json:"holder"`                 // of the Lease; "" is nobody, or unknown
+	Term         int64    `json:"term"`                   // of the Lease: how often its holder has changed
+	LeaseSeconds *float64 `json:"leaseSeconds,omitempty"` // since the Lease was seen to be renewed
+	// for how long the Lease could not be read or renewed; absent while it can
+	FailingSeconds *float64 `json:"failingSeconds,omitempty"`
 }
 
 // Resources summarises the resources that configure a gateway.
@@ -81,7 +82,8 @@ type LeftOut struct {
 // Tunnel is the WireGuard tunnel to the peer.
 type Tunnel struct {
 	Leg
-	State            string     `json:"state"`                // up; stale: the last handshake is so old that its keys are void; down: there never was one
+	// up; stale: the last handshake is so old that its keys are void; down: there never was one
+	State            string     `json:"state"`
 	Endpoint         string     `json:"endpoint"`             // where messages go; "" = nowhere yet
 	Configured       string     `json:"configured,omitempty"` // wireguard.endpoint; a roaming peer is elsewhere
 	ListenPort       int        `json:"listenPort"`
@@ -96,14 +98,15 @@ type Tunnel struct {
 	Check            *Check     `json:"check,omitempty"` // the connection check; absent if off
 }
 
-// Leg is the path to a node or to the peer, and back. ARP requests measure it for a node; for the peer the connection check, or else pings while
-// there is traffic.
+// Leg is the path to a node or to the peer, and back. ARP requests measure it for a node; for the
+// peer the connection check, or else pings while there is traffic.
 type Leg struct {
-	LastReceivedSeconds *float64 `json:"lastReceivedSeconds,omitempty"` // since the last forwarded packet from there; absent: none
-	LastSentSeconds     *float64 `json:"lastSentSeconds,omitempty"`     // since the last packet sent there
-	RTTSeconds          *float64 `json:"rttSeconds,omitempty"`          // round trip; absent if unknown
-	Requests            int      `json:"requests"`                      // the most recent ones that measure it
-	RequestsLost        int      `json:"requestsLost"`                  // of them
+	// since the last forwarded packet from there; absent: none
+	LastReceivedSeconds *float64 `json:"lastReceivedSeconds,omitempty"`
+	LastSentSeconds     *float64 `json:"lastSentSeconds,omitempty"` // since the last packet sent there
+	RTTSeconds          *float64 `json:"rttSeconds,omitempty"`      // round trip; absent if unknown
+	Requests            int      `json:"requests"`                  // the most recent ones that measure it
+	RequestsLost        int      `json:"requestsLost"`              // of them
 }
 
 // Check is the connection check between gateways, as in Liqo.
@@ -117,8 +120,9 @@ type Check struct {
 // Node is a node and the Geneve or VXLAN tunnel to it.
 type Node struct {
 	Leg
-	Name            string         `json:"name"`
-	State           string         `json:"state"` // up; silent: not heard for a minute; unresolved: it has not answered ARP
+	Name string `json:"name"`
+	// up; silent: not heard for a minute; unresolved: it has not answered ARP
+	State           string         `json:"state"`
 	Underlay        netip.Addr     `json:"underlay"`
 	Address         netip.Addr     `json:"address"`
 	VNI             uint32         `json:"vni"`
@@ -138,9 +142,12 @@ type Node struct {
 
 // Path is the result of path MTU probes.
 type Path struct {
-	MTU    int    `json:"mtu,omitempty"`    // the largest inner packet that passes; absent until a probe was answered
-	OneWay bool   `json:"oneWay,omitempty"` // MTU is known for the way there only, because the other end answers no pings
-	Narrow string `json:"narrow,omitempty"` // where those of the configured mtu vanish: on the way "to", "from", or "to or from" there; absent where they pass
+	MTU int `json:"mtu,omitempty"` // the largest inner packet that passes; absent until a probe was answered
+	// MTU is known for the way there only, because the other end answers no pings
+	OneWay bool `json:"oneWay,omitempty"`
+	// where those of the configured mtu vanish: on the way "to", "from", or "to or from" there;
+	// absent where they pass
+	Narrow string `json:"narrow,omitempty"`
 }
 
 // Table is the connection table.
@@ -170,7 +177,8 @@ type Traffic struct {
 	Untracked  uint64 `json:"untracked"`  // of the forwarded packets: without a connection
 	Asymmetric uint64 `json:"asymmetric"` // of the forwarded packets: from another node than the one that answers go to
 	Dropped    uint64 `json:"dropped"`    // of the received packets
-	Drops      []Drop `json:"drops"`      // by reason, if any; also of datagrams that were no packets, and after packets were forwarded
+	// by reason, if any; also of datagrams that were no packets, and after packets were forwarded
+	Drops []Drop `json:"drops"`
 }
 
 // A Drop is a drop reason with its counters.
@@ -182,7 +190,8 @@ type Drop struct {
 	Remedy  string  `json:"remedy,omitempty"` // what to do; "" = nothing
 }
 
-// A Refusal is an example of dropped packets. Per second and reason, the gateway examines only the first packet; the others are counted with it.
+// A Refusal is an example of dropped packets. Per second and reason, the gateway examines only the
+// first packet; the others are counted with it.
 type Refusal struct {
 	Time        time.Time `json:"time"` // of the last one
 	Direction   string    `json:"direction"`
@@ -196,9 +205,10 @@ type Refusal struct {
 
 // Socket is a UDP socket.
 type Socket struct {
-	ReceivedBytes uint64            `json:"receivedBytes"`
-	SentBytes     uint64            `json:"sentBytes"`
-	Overflows     *uint64           `json:"overflows,omitempty"` // datagrams lost because the receive buffer was full; absent if unknown
+	ReceivedBytes uint64 `json:"receivedBytes"`
+	SentBytes     uint64 `json:"sentBytes"`
+	// datagrams lost because the receive buffer was full; absent if unknown
+	Overflows     *uint64           `json:"overflows,omitempty"`
 	SendDrops     map[string]uint64 `json:"sendDrops,omitempty"` // datagrams that the kernel refused, by reason
 	ReceiveBuffer int               `json:"receiveBuffer"`       // bytes granted
 	SendBuffer    int               `json:"sendBuffer"`
@@ -209,7 +219,8 @@ type Socket struct {
 
 // Memory is the process's memory use and limits, in bytes.
 type Memory struct {
-	Resident  uint64 `json:"resident"`  // 0 if unknown
-	Heap      uint64 `json:"heap"`      // in use by Go objects, including pages not touched yet: may be more than Resident
+	Resident uint64 `json:"resident"` // 0 if unknown
+	// in use by Go objects, including pages not touched yet: may be more than Resident
+	Heap      uint64 `json:"heap"`
 	HeapLimit int64  `json:"heapLimit"` // target of Go's collector; 0 = none
 }

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// TakeoverOptions identify a process that wants to take over: its configuration must be for the same gateway, and it must speak the same version of
-// package handover's protocol.
+// TakeoverOptions identify a process that wants to take over: its configuration must be for the
+// same gateway, and it must speak the same version of package handover's protocol.
 type TakeoverOptions struct {
 	Protocol      int
 	Cluster, Peer string
@@ -23,7 +23,8 @@ type TakeoverOptions struct {
 
 // takeoverSource is a Source that can hand over to another process.
 type takeoverSource interface {
-	// HandOver returns the old process's side of the conversation, or an error. The conversation owns the connection.
+	// HandOver returns the old process's side of the conversation, or an error. The conversation
+	// owns the connection.
 	HandOver(o TakeoverOptions) (talk func(*net.UnixConn), err error)
 }
 
@@ -64,7 +65,8 @@ func serveTakeover(s Source) http.HandlerFunc {
 	}
 }
 
-// TakeOver asks the gateway at a socket to hand over, and returns the connection for the conversation, which must be closed.
+// TakeOver asks the gateway at a socket to hand over, and returns the connection for the
+// conversation, which must be closed.
 func TakeOver(ctx context.Context, socket string, o TakeoverOptions) (*net.UnixConn, error) {
 	c := NewClient(socket)
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -87,7 +89,8 @@ func (o *TakeoverOptions) ask(ctx context.Context, conn *net.UnixConn) error {
 	conn.SetDeadline(deadline)
 	defer conn.SetDeadline(time.Time{})
 	query := url.Values{"protocol": {strconv.Itoa(o.Protocol)}, "cluster": {o.Cluster}, "peer": {o.Peer}}
-	fmt.Fprintf(conn, "POST /v1/takeover?%s HTTP/1.1\r\nHost: gateway\r\nConnection: Upgrade\r\nUpgrade: %s\r\nContent-Length: 0\r\n\r\n", query.Encode(), upgrade)
+	fmt.Fprintf(conn,
+		"POST /v1/takeover?%s HTTP/1.1\r\nHost: gateway\r\nConnection: Upgrade\r\nUpgrade: %s\r\nContent-Length: 0\r\n\r\n", query.Encode(), upgrade)
 	// Byte by byte: the answer is followed by descriptors, which a longer read would lose.
 	response, err := http.ReadResponse(bufio.NewReaderSize(oneByte{conn}, 16), nil)
 	if err != nil {

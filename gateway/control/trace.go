@@ -56,7 +56,8 @@ type TraceStep struct {
 	Name   string `json:"name,omitempty"` // of a check, table/chain/rule, or the connection's ID
 	Passed bool   `json:"passed"`         // the check allows the packet; the connection, rule or route matches it
 	Detail string `json:"detail,omitempty"`
-	// The source of a node, rule, service or route, as in Rule. For a Kubernetes resource, Field is a field of it.
+	// The source of a node, rule, service or route, as in Rule. For a Kubernetes resource, Field is
+	// a field of it.
 	Origin string `json:"origin,omitempty"`
 	Field  string `json:"field,omitempty"`
 	Place  string `json:"place,omitempty"`
@@ -73,7 +74,8 @@ func (o *TraceOptions) Values() url.Values {
 	if o.Connection != 0 {
 		return url.Values{"connection": {strconv.FormatUint(o.Connection, 10)}}
 	}
-	v := url.Values{"protocol": {o.Protocol}, "source": {addrPortText(o.Source)}, "destination": {addrPortText(o.Destination)}}
+	v := url.Values{"protocol": {o.Protocol}, "source": {addrPortText(o.Source)},
+		"destination": {addrPortText(o.Destination)}}
 	if o.From != "" {
 		v.Set("from", o.From)
 	}
@@ -179,7 +181,8 @@ func parseEnd(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(a.Addr().WithZone("").Unmap(), a.Port()), nil
 }
 
-// firstEphemeral is the default source port of a described packet (RFC 6335, Section 6: dynamic ports).
+// firstEphemeral is the default source port of a described packet (RFC 6335, Section 6: dynamic
+// ports).
 const firstEphemeral = 49152
 
 // describes completes the description of a packet, or returns its faults.

@@ -65,7 +65,8 @@ func cipher() control.Condition {
 	}
 	each := time.Since(began) / seals
 	return control.Condition{Name: "cipher", State: good,
-		Found: fmt.Sprintf("right (RFC 8439, Section 2.8.2); %d bytes in %.2f µs, %.1f Gbit/s a core", sealedSize, each.Seconds()*1e6, sealedSize*8/each.Seconds()/1e9)}
+		Found: fmt.Sprintf("right (RFC 8439, Section 2.8.2); %d bytes in %.2f µs, %.1f Gbit/s a core", sealedSize,
+			each.Seconds()*1e6, sealedSize*8/each.Seconds()/1e9)}
 }
 
 // features reports whether the CPU has the features that make the cipher fast: those that
@@ -80,7 +81,8 @@ func judge(arch string, fast bool) control.Condition {
 	case "amd64":
 		c.Found = "AVX2, BMI2"
 		if !fast {
-			// Measured on one machine with and without GODEBUG=cpu.avx2=off: 3.9 and 1.0 µs for 1,400 bytes.
+			// Measured on one machine with and without GODEBUG=cpu.avx2=off: 3.9 and 1.0 µs for
+			// 1,400 bytes.
 			c.State, c.Found, c.Costs = poor, "no AVX2 with BMI2", "the cipher is about a quarter as fast"
 			c.Remedy = "run on a machine, or with a CPU model of the virtual machine, that has AVX2 and BMI2"
 		}

@@ -1,7 +1,8 @@
-// Package doctor checks what a gateway needs from its machine: socket buffers, offloads, memory, ports and fast encryption. For what is missing it
-// states the cost and a remedy.
+// Package doctor checks what a gateway needs from its machine: socket buffers, offloads, memory,
+// ports and fast encryption. For what is missing it states the cost and a remedy.
 //
-// It opens a socket of its own, and changes and keeps nothing. It measures no network; the status of a running gateway shows the fate of packets.
+// It opens a socket of its own, and changes and keeps nothing. It measures no network; the status
+// of a running gateway shows the fate of packets.
 package doctor
 
 import (
@@ -49,7 +50,8 @@ func Examine(s *Subject) []control.Condition {
 		socket, err := udp.Listen("udp4", loopback, udp.Options{})
 		if err != nil {
 			all = append(all, control.Condition{Name: "UDP sockets", State: bad, Found: "none: " + err.Error(),
-				Costs: "a gateway needs two", Remedy: "let this user open UDP sockets; a seccomp profile or the limit of open files may forbid it"})
+				Costs:  "a gateway needs two",
+				Remedy: "let this user open UDP sockets; a seccomp profile or the limit of open files may forbid it"})
 		} else {
 			defer socket.Close()
 			sockets = map[string]udp.Stats{"a socket made to see": socket.Stats()}
@@ -74,10 +76,13 @@ func ofSockets(sockets map[string]udp.Stats) []control.Condition {
 		gro, gso, known = gro && s.GRO, gso && s.GSO, known && s.OverflowsKnown
 	}
 	buffer := func(name string, bytes, least int, costs, sysctl string) control.Condition {
-		c := control.Condition{Name: name, State: good, Found: fmt.Sprintf("%s of %s", size(int64(bytes)), size(udp.DefaultSocketBuffer))}
+		c := control.Condition{Name: name, State: good, Found: fmt.Sprintf("%s of %s", size(int64(bytes)),
+			size(udp.DefaultSocketBuffer))}
 		if bytes < least {
 			c.State, c.Costs = poor, costs
-			c.Remedy = fmt.Sprintf("sysctl -w %s=%d on the node (what a Pod may not set), or give the process CAP_NET_ADMIN", sysctl, udp.DefaultSocketBuffer)
+			c.Remedy = fmt.Sprintf(
+				"sysctl -w %s=%d on the node (what a Pod may not set), or give the process CAP_NET_ADMIN", sysctl,
+				udp.DefaultSocketBuffer)
 		}
 		return c
 	}
@@ -85,18 +90,23 @@ func ofSockets(sockets map[string]udp.Stats) []control.Condition {
 		if on {
 			return control.Condition{Name: name, State: good, Found: "on"}
 		}
-		return control.Condition{Name: name, State: poor, Found: "off: this kernel does not have it", Costs: costs, Remedy: remedy}
+		return control.Condition{Name: name, State: poor, Found: "off: this kernel does not have it", Costs: costs,
+			Remedy: remedy}
 	}
 	counter := control.Condition{Name: "overflow counter", State: good, Found: "the kernel tells"}
 	if !known {
 		counter = control.Condition{Name: "overflow counter", State: poor, Found: "the kernel does not tell",
-			Costs: "what is lost because a receive buffer is full appears nowhere", Remedy: "none in gVisor; elsewhere Linux 4.12 or later"}
+			Costs:  "what is lost because a receive buffer is full appears nowhere",
+			Remedy: "none in gVisor; elsewhere Linux 4.12 or later"}
 	}
 	return []control.Condition{
 		buffer("receive buffer", receive, minReceiveBuffer, "bursts are lost, and TCP slows down", "net.core.rmem_max"),
-		buffer("send buffer", send, minSendBuffer, "senders wait for the link more often, or lose datagrams", "net.core.wmem_max"),
-		offload("UDP_SEGMENT (GSO)", gso, "a system call for few datagrams: a third of the rate without both offloads", "Linux 4.18 or later; none in gVisor"),
-		offload("UDP_GRO", gro, "each datagram is received by itself: a third of the rate without both offloads", "Linux 5.12 or later; none in gVisor"),
+		buffer("send buffer", send, minSendBuffer, "senders wait for the link more often, or lose datagrams",
+			"net.core.wmem_max"),
+		offload("UDP_SEGMENT (GSO)", gso, "a system call for few datagrams: a third of the rate without both offloads",
+			"Linux 4.18 or later; none in gVisor"),
+		offload("UDP_GRO", gro, "each datagram is received by itself: a third of the rate without both offloads",
+			"Linux 5.12 or later; none in gVisor"),
 		counter,
 	}
 }
@@ -105,7 +115,8 @@ func ofSockets(sockets map[string]udp.Stats) []control.Condition {
 const fewMemory = 64 << 20
 
 func (m *Memory) condition() control.Condition {
-	c := control.Condition{Name: "memory", State: good, Found: fmt.Sprintf("no limit; up to %d connections", m.Connections)}
+	c := control.Condition{Name: "memory", State: good, Found: fmt.Sprintf("no limit; up to %d connections",
+		m.Connections)}
 	switch {
 	case m.Limit == 0:
 	case m.Limit < fewMemory:
@@ -123,7 +134,8 @@ func processors() control.Condition {
 	a, n := procs.Allowed(), procs.Count()
 	c := control.Condition{Name: "CPUs", State: good, Found: fmt.Sprintf("%s; Go code on %d at once", a, n)}
 	if a.Quota > 0 && a.Quota < 1 {
-		c.State, c.Costs, c.Remedy = poor, "packets wait while the quota is used up, up to a tenth of a second", "raise the quota (the CPU limit of the container) to 1 or more, or leave it out"
+		c.State, c.Costs, c.Remedy = poor, "packets wait while the quota is used up, up to a tenth of a second",
+			"raise the quota (the CPU limit of the container) to 1 or more, or leave it out"
 	}
 	return c
 }

@@ -36,21 +36,28 @@ func TestConditions(t *testing.T) {
 		found   string
 	}{
 		{"a machine with everything", Subject{Sockets: whole(nil)}, "", "4 MiB of 4 MiB"},
-		{"a small receive buffer", Subject{Sockets: whole(func(s *udp.Stats) { s.ReceiveBuffer = 212992 })}, "receive buffer", "208 KiB of 4 MiB"},
-		{"a small send buffer", Subject{Sockets: whole(func(s *udp.Stats) { s.SendBuffer = 64 << 10 })}, "send buffer", "64 KiB of 4 MiB"},
+		{"a small receive buffer", Subject{Sockets: whole(func(s *udp.Stats) { s.ReceiveBuffer = 212992 })},
+			"receive buffer", "208 KiB of 4 MiB"},
+		{"a small send buffer", Subject{Sockets: whole(func(s *udp.Stats) { s.SendBuffer = 64 << 10 })}, "send buffer",
+			"64 KiB of 4 MiB"},
 		{"no UDP_SEGMENT", Subject{Sockets: whole(func(s *udp.Stats) { s.GSO = false })}, "UDP_SEGMENT (GSO)", "off"},
 		{"no UDP_GRO", Subject{Sockets: whole(func(s *udp.Stats) { s.GRO = false })}, "UDP_GRO", "off"},
-		{"nobody counts overflows", Subject{Sockets: whole(func(s *udp.Stats) { s.OverflowsKnown = false })}, "overflow counter", "does not tell"},
-		{"no limit", Subject{Sockets: whole(nil), Memory: Memory{Connections: 1 << 20}}, "", "no limit; up to 1048576 connections"},
-		{"much memory", Subject{Sockets: whole(nil), Memory: Memory{128 << 20, "the control group", 131072}}, "", "128 MiB by the control group; up to 131072 connections"},
-		{"little memory", Subject{Sockets: whole(nil), Memory: Memory{32 << 20, "GOMEMLIMIT", 46811}}, "memory", "32 MiB by GOMEMLIMIT; up to 46811 connections"},
+		{"nobody counts overflows", Subject{Sockets: whole(func(s *udp.Stats) { s.OverflowsKnown = false })},
+			"overflow counter", "does not tell"},
+		{"no limit", Subject{Sockets: whole(nil), Memory: Memory{Connections: 1 << 20}}, "",
+			"no limit; up to 1048576 connections"},
+		{"much memory", Subject{Sockets: whole(nil), Memory: Memory{128 << 20, "the control group", 131072}}, "",
+			"128 MiB by the control group; up to 131072 connections"},
+		{"little memory", Subject{Sockets: whole(nil), Memory: Memory{32 << 20, "GOMEMLIMIT", 46811}}, "memory",
+			"32 MiB by GOMEMLIMIT; up to 46811 connections"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			all := Examine(&tt.subject)
 			var told bool
 			for _, c := range all[:7] { // the other conditions depend on this machine
 				told = told || strings.Contains(c.Found, tt.found)
-				if want := c.Name == tt.poor; (c.State == poor) != want || (c.State == good) == want || (c.Costs != "") != want || (c.Remedy != "") != want {
+				if want := c.Name == tt.poor; (c.State == poor) != want || (c.State == good) == want ||
+					(c.Costs != "") != want || (c.Remedy != "") != want {
 					t.Errorf("%+v", c)
 				}
 			}
@@ -70,12 +77,14 @@ func TestHere(t *testing.T) {
 		}
 		seen[c.Name] = c
 	}
-	for _, name := range []string{"receive buffer", "UDP_GRO", "overflow counter", "memory", "CPUs", "cipher", "CPU features"} {
+	for _, name := range []string{"receive buffer", "UDP_GRO", "overflow counter", "memory", "CPUs", "cipher",
+		"CPU features"} {
 		if seen[name].Found == "" {
 			t.Errorf("nothing about %s", name)
 		}
 	}
-	if c := seen["cipher"]; c.State != good || !strings.Contains(c.Found, "RFC 8439") || !strings.Contains(c.Found, "Gbit/s a core") {
+	if c := seen["cipher"]; c.State != good || !strings.Contains(c.Found, "RFC 8439") || !strings.Contains(c.Found,
+		"Gbit/s a core") {
 		t.Errorf("%+v", c)
 	}
 }
@@ -132,10 +141,12 @@ func TestPorts(t *testing.T) {
 	need.NoError(t, err)
 	name, err := os.ReadFile("/proc/self/comm")
 	need.NoError(t, err)
-	ports := []Port{{Field: "geneve.listenPort", Network: "udp", Address: u.LocalAddr().String()}, {Field: "metrics", Network: "tcp", Address: l.Addr().String()}}
+	ports := []Port{{Field: "geneve.listenPort", Network: "udp", Address: u.LocalAddr().String()},
+		{Field: "metrics", Network: "tcp", Address: l.Addr().String()}}
 	for _, p := range ports {
 		c := p.condition()
-		if want := " is taken by " + strings.TrimSpace(string(name)) + ", process "; c.State != bad || !strings.Contains(c.Found, want) || !strings.Contains(c.Remedy, p.Field) {
+		if want := " is taken by " + strings.TrimSpace(string(name)) + ", process "; c.State != bad ||
+			!strings.Contains(c.Found, want) || !strings.Contains(c.Remedy, p.Field) {
 			t.Errorf("%+v, want %q", c, want)
 		}
 		p.Gateways = map[int]string{os.Getpid() + 1: "paris to milan"}
@@ -143,7 +154,8 @@ func TestPorts(t *testing.T) {
 			t.Errorf("taken by another gateway: %+v", c)
 		}
 		p.Gateways = map[int]string{os.Getpid(): "rome to milan"}
-		if c := p.condition(); c.State != good || !strings.HasSuffix(c.Found, fmt.Sprintf(" is taken by the gateway rome to milan, process %d, which runs", os.Getpid())) {
+		if c := p.condition(); c.State != good || !strings.HasSuffix(c.Found,
+			fmt.Sprintf(" is taken by the gateway rome to milan, process %d, which runs", os.Getpid())) {
 			t.Errorf("taken by the gateway itself: %+v", c)
 		}
 	}

@@ -99,7 +99,8 @@ func (p *Port) holder() (string, int) {
 	return somebody, 0
 }
 
-// inodesOf reads from a kernel table of sockets (Linux's proc_net_tcp.rst; the UDP table is similar) the inodes of unconnected sockets on the port.
+// inodesOf reads from a kernel table of sockets (Linux's proc_net_tcp.rst; the UDP table is
+// similar) the inodes of unconnected sockets on the port.
 func inodesOf(table io.Reader, port uint16, inodes map[string]bool) {
 	for lines := bufio.NewScanner(table); lines.Scan(); {
 		// sl local rem st queues timer retrnsmt uid timeout inode

@@ -1,6 +1,7 @@
-// Package echo makes ICMP echo requests and reads the answers (RFC 792, RFC 4443 Section 4), as whole IP packets: culvert asks the other end of a
-// tunnel itself, without the kernel. Callers decide what to ask and what an answer means; they recognise their answers by ID, sequence number and
-// payload.
+// Package echo makes ICMP echo requests and reads the answers (RFC 792, RFC 4443 Section 4), as
+// whole IP packets: culvert asks the other end of a tunnel itself, without the kernel. Callers
+// decide what to ask and what an answer means; they recognise their answers by ID, sequence number
+// and payload.
 package echo
 
 import (
@@ -46,7 +47,8 @@ func HeaderLen(a netip.Addr) int {
 	return ipv6Len + icmpLen
 }
 
-// Put writes the headers of a request to b, which has the payload after HeaderLen bytes. The request may not be fragmented.
+// Put writes the headers of a request to b, which has the payload after HeaderLen bytes. The
+// request may not be fragmented.
 func (r *Request) Put(b []byte) {
 	clear(b[:HeaderLen(r.From)])
 	if r.From.Is4() {
@@ -87,8 +89,9 @@ type Answer struct {
 	More         bool   // fragments follow
 }
 
-// Parse reads an answer; ok is false if b is none. It does not verify checksums: a caller to whom forgeries matter puts a secret into the payload. A
-// packet with options or other extension headers is not an answer to a Request.
+// Parse reads an answer; ok is false if b is none. It does not verify checksums: a caller to whom
+// forgeries matter puts a secret into the payload. A packet with options or other extension headers
+// is not an answer to a Request.
 func Parse(b []byte) (a Answer, ok bool) {
 	switch {
 	case len(b) >= ipv4Len+icmpLen && b[0] == 4<<4|ipv4Len/4:
@@ -124,7 +127,8 @@ func Message(request []byte) []byte {
 	return request[ipv6Len:]
 }
 
-// ParseMessage is Parse for an ICMP message without an IP header, as a ping socket receives it. From stays empty.
+// ParseMessage is Parse for an ICMP message without an IP header, as a ping socket receives it.
+// From stays empty.
 func ParseMessage(icmp []byte, is6 bool) (a Answer, ok bool) {
 	kind := byte(reply4)
 	if is6 {

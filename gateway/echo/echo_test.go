@@ -33,26 +33,32 @@ func TestRequest(t *testing.T) {
 			var icmp []byte
 			if pair[0].Is4() {
 				ip := header.IPv4(b)
-				if !ip.IsValid(size) || !ip.IsChecksumValid() || ip.Flags() != header.IPv4FlagDontFragment || ip.TTL() != ttl || ip.TransportProtocol() != header.ICMPv4ProtocolNumber ||
-					ip.SourceAddress() != tcpip.AddrFrom4(pair[0].As4()) || ip.DestinationAddress() != tcpip.AddrFrom4(pair[1].As4()) {
+				if !ip.IsValid(size) || !ip.IsChecksumValid() || ip.Flags() != header.IPv4FlagDontFragment ||
+					ip.TTL() != ttl || ip.TransportProtocol() != header.ICMPv4ProtocolNumber ||
+					ip.SourceAddress() != tcpip.AddrFrom4(pair[0].As4()) ||
+					ip.DestinationAddress() != tcpip.AddrFrom4(pair[1].As4()) {
 					t.Errorf("%s, %d bytes: header % x", name, size, b[:20])
 				}
-				if icmp = ip.Payload(); checksum.Checksum(icmp, 0) != 0xffff || header.ICMPv4(icmp).Type() != header.ICMPv4Echo {
+				if icmp = ip.Payload(); checksum.Checksum(icmp, 0) != 0xffff ||
+					header.ICMPv4(icmp).Type() != header.ICMPv4Echo {
 					t.Errorf("%s, %d bytes: message % x", name, size, icmp)
 				}
 			} else {
 				ip := header.IPv6(b)
 				if !ip.IsValid(size) || ip.HopLimit() != ttl || ip.NextHeader() != uint8(header.ICMPv6ProtocolNumber) ||
-					ip.SourceAddress() != tcpip.AddrFrom16(pair[0].As16()) || ip.DestinationAddress() != tcpip.AddrFrom16(pair[1].As16()) {
+					ip.SourceAddress() != tcpip.AddrFrom16(pair[0].As16()) ||
+					ip.DestinationAddress() != tcpip.AddrFrom16(pair[1].As16()) {
 					t.Errorf("%s, %d bytes: header % x", name, size, b[:40])
 				}
 				icmp = ip.Payload()
-				want := header.ICMPv6Checksum(header.ICMPv6ChecksumParams{Header: header.ICMPv6(icmp), Src: ip.SourceAddress(), Dst: ip.DestinationAddress()})
+				want := header.ICMPv6Checksum(header.ICMPv6ChecksumParams{Header: header.ICMPv6(icmp),
+					Src: ip.SourceAddress(), Dst: ip.DestinationAddress()})
 				if m := header.ICMPv6(icmp); m.Checksum() != want || m.Type() != header.ICMPv6EchoRequest {
 					t.Errorf("%s, %d bytes: message % x, checksum %#x", name, size, icmp, want)
 				}
 			}
-			if m := header.ICMPv4(icmp); m.Ident() != OfPeer || m.Sequence() != 0x1234 || !bytes.Equal(icmp, Message(b)) {
+			if m := header.ICMPv4(icmp); m.Ident() != OfPeer || m.Sequence() != 0x1234 ||
+				!bytes.Equal(icmp, Message(b)) {
 				t.Errorf("%s, %d bytes: % x", name, size, icmp[:8])
 			}
 		}
@@ -102,11 +108,14 @@ func TestParse(t *testing.T) {
 			want   bool
 			more   bool
 		}{
-			"an answer": {answer, true, false}, "its first fragment": {fragment(answer, 0, true), true, true}, "all of it in one": {fragment(answer, 0, false), true, false},
-			"a later fragment": {fragment(answer, 2, true), false, false}, "the last fragment": {fragment(answer, 2, false), false, false}, "a request": {b, false, false},
+			"an answer": {answer, true, false}, "its first fragment": {fragment(answer, 0, true), true, true},
+			"all of it in one":  {fragment(answer, 0, false), true, false},
+			"a later fragment":  {fragment(answer, 2, true), false, false},
+			"the last fragment": {fragment(answer, 2, false), false, false}, "a request": {b, false, false},
 		} {
 			a, ok := Parse(test.packet)
-			if ok != test.want || ok && (a.From != pair[1] || a.ID != OfPeer || a.Sequence != 0x1234 || a.More != test.more || !bytes.Equal(a.Payload, payload)) {
+			if ok != test.want || ok && (a.From != pair[1] || a.ID != OfPeer || a.Sequence != 0x1234 ||
+				a.More != test.more || !bytes.Equal(a.Payload, payload)) {
 				t.Errorf("%s, %s: %+v %v", name, what, a, ok)
 			}
 			for n := range test.packet {
@@ -121,7 +130,8 @@ func TestParse(t *testing.T) {
 				t.Errorf("%s with options: %+v", name, a)
 			}
 		}
-		if a, ok := ParseMessage(Message(answer), pair[0].Is6()); !ok || a.From.IsValid() || a.Sequence != 0x1234 || !bytes.Equal(a.Payload, payload) {
+		if a, ok := ParseMessage(Message(answer), pair[0].Is6()); !ok || a.From.IsValid() || a.Sequence != 0x1234 ||
+			!bytes.Equal(a.Payload, payload) {
 			t.Errorf("%s, its message: %+v %v", name, a, ok)
 		}
 		if a, ok := ParseMessage(Message(answer), pair[0].Is4()); ok {

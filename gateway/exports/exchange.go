@@ -27,9 +27,11 @@ const (
 
 	leastPart = 500 // bytes of the smallest parts, which fit through every tunnel
 
-	again    = time.Second      // between two transmissions of a list that the peer may not have
-	remind   = 30 * time.Second // between two transmissions of a list that the peer has
-	patience = time.Minute      // after this time, a peer that acknowledges nothing gets the list only as often as one that has it
+	again  = time.Second      // between two transmissions of a list that the peer may not have
+	remind = 30 * time.Second // between two transmissions of a list that the peer has
+	// after this time, a peer that acknowledges nothing gets the list only as often as one that has
+	// it
+	patience = time.Minute
 )
 
 const hashSize = 16
@@ -85,7 +87,8 @@ func New(size int) *Exchange {
 	return &Exchange{largest: max(leastPart, min(size, MaxDatagram)), heard: make(chan struct{}, 1)}
 }
 
-// Tell sets the list for the peer. Preconditions: it has at most MaxPorts ports, and each export has one.
+// Tell sets the list for the peer. Preconditions: it has at most MaxPorts ports, and each export
+// has one.
 func (x *Exchange) Tell(all []Export) {
 	list := encode(all)
 	h := hashOf(list)
@@ -109,7 +112,8 @@ func head(kind byte, index, count int, h hash) []byte {
 	return append(b, h[:]...)
 }
 
-// Due returns the datagrams that are due, and when to call it again, unless Tell or Reached is called earlier; the zero Time means never.
+// Due returns the datagrams that are due, and when to call it again, unless Tell or Reached is
+// called earlier; the zero Time means never.
 func (x *Exchange) Due(now time.Time) (datagrams [][]byte, next time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -141,8 +145,8 @@ func (x *Exchange) Due(now time.Time) (datagrams [][]byte, next time.Time) {
 	return datagrams, a.due
 }
 
-// Reached says that packets pass again. The peer may have restarted, so the list is sent at once; and if this gateway lacks the peer's list, it asks
-// for it.
+// Reached says that packets pass again. The peer may have restarted, so the list is sent at once;
+// and if this gateway lacks the peer's list, it asks for it.
 func (x *Exchange) Reached() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -150,7 +154,8 @@ func (x *Exchange) Reached() {
 	x.asking = asking{reached: true}
 }
 
-// Unanswered returns how long the list has been sent without an acknowledgement; 0 if it has not been sent, or the peer has it.
+// Unanswered returns how long the list has been sent without an acknowledgement; 0 if it has not
+// been sent, or the peer has it.
 func (x *Exchange) Unanswered(now time.Time) time.Duration {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -160,7 +165,8 @@ func (x *Exchange) Unanswered(now time.Time) time.Duration {
 	return 0
 }
 
-// Heard returns the peer's last valid list, and why a later one was refused; "" if none was. known is false until there is a list.
+// Heard returns the peer's last valid list, and why a later one was refused; "" if none was. known
+// is false until there is a list.
 func (x *Exchange) Heard() (list []Export, fault string, known bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -177,7 +183,8 @@ func (x *Exchange) Forget() {
 // Changed receives a value after the result of Heard has changed.
 func (x *Exchange) Changed() <-chan struct{} { return x.heard }
 
-// Receive handles a datagram of the peer. It returns the answer, or nil; ok is false if the datagram is useless.
+// Receive handles a datagram of the peer. It returns the answer, or nil; ok is false if the
+// datagram is useless.
 func (x *Exchange) Receive(b []byte) (answer []byte, ok bool) {
 	if len(b) < len(magic)+1 || string(b[:len(magic)]) != magic {
 		return nil, false
@@ -185,7 +192,8 @@ func (x *Exchange) Receive(b []byte) (answer []byte, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if v := b[len(magic)]; v != version {
-		x.refuse(fmt.Errorf("it is told in version %d, and this gateway reads version %d; upgrade the older gateway", v, version))
+		x.refuse(fmt.Errorf("it is told in version %d, and this gateway reads version %d; upgrade the older gateway", v,
+			version))
 		return nil, false
 	}
 	if len(b) < header {
@@ -222,7 +230,8 @@ func (x *Exchange) acknowledge(h hash) bool {
 	return true
 }
 
-// part handles a part of a list. If the list is known, its last part is answered, once for each transmission.
+// part handles a part of a list. If the list is known, its last part is answered, once for each
+// transmission.
 //
 // +checklocks:x.mu
 func (x *Exchange) part(h hash, index, count int, piece []byte) (answer []byte, ok bool) {

@@ -35,7 +35,8 @@ func newPair(t *testing.T) *pair {
 	return &pair{t: t, rome: New(MaxDatagram), milan: New(MaxDatagram), now: start}
 }
 
-// pass carries what rome has to say, and milan's answers, until a time. lose says what of it is lost.
+// pass carries what rome has to say, and milan's answers, until a time. lose says what of it is
+// lost.
 func (p *pair) pass(until time.Time, lose func(to string, b []byte) bool) {
 	p.t.Helper()
 	for !p.now.After(until) {
@@ -67,7 +68,8 @@ func (p *pair) requireHeard(want []Export) {
 	}
 }
 
-// TestExchange: a list arrives whole, in parts and empty; a new one takes its place; and silence changes nothing.
+// TestExchange: a list arrives whole, in parts and empty; a new one takes its place; and silence
+// changes nothing.
 func TestExchange(t *testing.T) {
 	for _, n := range []int{0, 1, 2, 40, MaxPorts} {
 		p := newPair(t)
@@ -93,8 +95,8 @@ func TestExchange(t *testing.T) {
 	}
 }
 
-// TestPace: each second until it is acknowledged, then every 30 s; a peer that never acknowledges is told each second for a minute only, and
-// again when packets pass again.
+// TestPace: each second until it is acknowledged, then every 30 s; a peer that never acknowledges
+// is told each second for a minute only, and again when packets pass again.
 func TestPace(t *testing.T) {
 	deaf := func(to string, _ []byte) bool { return to == "milan" }
 	for _, c := range []struct {
@@ -153,7 +155,8 @@ func TestPeerBeginsAnew(t *testing.T) {
 	p.requireHeard(shops(100))
 }
 
-// TestLossyNetwork: over networks that lose, repeat and reorder, the last list arrives in the end, and nothing but lists that were told.
+// TestLossyNetwork: over networks that lose, repeat and reorder, the last list arrives in the end,
+// and nothing but lists that were told.
 func TestLossyNetwork(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -185,7 +188,8 @@ func TestLossyNetwork(t *testing.T) {
 	}
 }
 
-// TestLies: what a peer says that breaks a limit is refused with a reason, costs one list at most, and leaves the list before.
+// TestLies: what a peer says that breaks a limit is refused with a reason, costs one list at most,
+// and leaves the list before.
 func TestLies(t *testing.T) {
 	datagram := func(index, count int, h hash, piece string) []byte {
 		return append(head(kindPart, index, count, h), piece...)
@@ -218,7 +222,8 @@ func TestLies(t *testing.T) {
 		{"no ports", whole(ports(0)), false, "an export without ports"},
 		{"cut", whole(ports(3)[:20]), false, errEnd.Error()},
 		{"too long", whole(ports(3) + "x"), false, errEnd.Error()},
-		{"long name", whole("\x00\x01\xff" + strings.Repeat("x", 255)), false, "a name of 255 bytes; at most 63 are possible"},
+		{"long name", whole("\x00\x01\xff" + strings.Repeat("x", 255)), false,
+			"a name of 255 bytes; at most 63 are possible"},
 		{"address", whole("\x00\x01\x01a\x01b\x03abc\x00\x01"), false, "an address of 3 bytes"},
 	} {
 		p := newPair(t)
@@ -236,7 +241,8 @@ func TestLies(t *testing.T) {
 	}
 }
 
-// TestEndlessLies: parts that never complete a list, and a list that changes all the time, leave what there was and take bounded memory.
+// TestEndlessLies: parts that never complete a list, and a list that changes all the time, leave
+// what there was and take bounded memory.
 func TestEndlessLies(t *testing.T) {
 	p := newPair(t)
 	p.rome.Tell(shops(3))
@@ -244,7 +250,8 @@ func TestEndlessLies(t *testing.T) {
 	piece := make([]byte, MaxDatagram)
 	refused := false
 	for i := range 3 * maxParts {
-		if _, ok := p.milan.Receive(append(head(kindPart, i%maxParts, maxParts, hash{byte(i / maxParts)}), piece...)); !ok {
+		if _, ok := p.milan.Receive(append(head(kindPart, i%maxParts, maxParts, hash{byte(i / maxParts)}),
+			piece...)); !ok {
 			refused = true
 		}
 		if size := p.milan.hearing.size; size > maxList {
@@ -313,8 +320,9 @@ func FuzzReceive(f *testing.F) {
 	})
 }
 
-// TestAsks: a gateway that begins anew asks for the list, and has it at once, although the peer knows that it had it; it asks no more often than lists
-// are told, and not at all once it knows one.
+// TestAsks: a gateway that begins anew asks for the list, and has it at once, although the peer
+// knows that it had it; it asks no more often than lists are told, and not at all once it knows
+// one.
 func TestAsks(t *testing.T) {
 	p := newPair(t)
 	p.rome.Tell(shops(3))

@@ -7,7 +7,8 @@ import (
 	"net/netip"
 )
 
-// MaxPorts is how many ports a list may have, of all exports together. It bounds what a peer can make this cluster keep.
+// MaxPorts is how many ports a list may have, of all exports together. It bounds what a peer can
+// make this cluster keep.
 const MaxPorts = 500
 
 const (

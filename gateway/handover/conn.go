@@ -12,8 +12,8 @@ import (
 	"culvert/geneve/udp"
 )
 
-// Conn is a udp.Conn shared by two processes, one of which forwards. In a process that forwards alone, it costs one load per batch over the socket
-// itself.
+// Conn is a udp.Conn shared by two processes, one of which forwards. In a process that forwards
+// alone, it costs one load per batch over the socket itself.
 type Conn struct {
 	udp.Conn
 	way    atomic.Pointer[way] // nil = the socket
@@ -42,8 +42,9 @@ func NewConn(socket udp.Conn) *Conn {
 	return &Conn{Conn: socket, closed: make(chan struct{})}
 }
 
-// Stop makes the Conn receive only from a Relay, if there is one, but still send. The channel is closed when the receiving goroutine returns for
-// more, and so has finished with what it received before.
+// Stop makes the Conn receive only from a Relay, if there is one, but still send. The channel is
+// closed when the receiving goroutine returns for more, and so has finished with what it received
+// before.
 func (c *Conn) Stop(r *Relay) (parked <-chan struct{}) {
 	return c.set(&way{relay: r, sends: true}).parked
 }
@@ -51,28 +52,31 @@ func (c *Conn) Stop(r *Relay) (parked <-chan struct{}) {
 // Silence is Stop, and stops sending too.
 func (c *Conn) Silence(r *Relay) { c.set(&way{relay: r}) }
 
-// Greet is Silence for a Conn of WireGuard in the new process, with one exception: it sends what starts a session, and receives what the other
-// process passes on. It calls session, possibly more than once, when there is one. With alone, the socket belongs to this process only, and it reads
-// it too: the peer sends to where it last heard the gateway (WireGuard paper, Section 2.1), even in sessions of the other process, and those messages
-// are passed back.
+// Greet is Silence for a Conn of WireGuard in the new process, with one exception: it sends what
+// starts a session, and receives what the other process passes on. It calls session, possibly more
+// than once, when there is one. With alone, the socket belongs to this process only, and it reads
+// it too: the peer sends to where it last heard the gateway (WireGuard paper, Section 2.1), even in
+// sessions of the other process, and those messages are passed back.
 func (c *Conn) Greet(r *Relay, alone bool, session func()) {
 	c.set(&way{relay: r, reads: alone, greets: session})
 }
 
-// Lend passes answers to handshakes on to the other process, which may have initiated them, and receives what that process passes back.
+// Lend passes answers to handshakes on to the other process, which may have initiated them, and
+// receives what that process passes back.
 func (c *Conn) Lend(r *Relay) {
 	r.wakes(c.Conn)
 	c.set(&way{relay: r, reads: true, lends: true, sends: true})
 }
 
-// Lead makes the new process receive and send. It passes back data of sessions that it did not start.
+// Lead makes the new process receive and send. It passes back data of sessions that it did not
+// start.
 func (c *Conn) Lead(r *Relay) {
 	r.wakes(c.Conn)
 	c.set(&way{relay: r, reads: true, sends: true})
 }
 
-// Drain reads a socket that the new process does not need, until it is closed or fails. It passes back data of sessions that c did not start; c
-// receives the rest.
+// Drain reads a socket that the new process does not need, until it is closed or fails. It passes
+// back data of sessions that c did not start; c receives the rest.
 func (c *Conn) Drain(socket udp.Conn, r *Relay) {
 	m := []udp.Message{{Buffer: make([]byte, udp.BufferSize)}}
 	for {
@@ -86,8 +90,8 @@ func (c *Conn) Drain(socket udp.Conn, r *Relay) {
 	}
 }
 
-// Mute makes the Conn send nothing and discard what comes to the socket; it calls heard with the number of datagrams. One batch that has already been
-// received may still be handed over.
+// Mute makes the Conn send nothing and discard what comes to the socket; it calls heard with the
+// number of datagrams. One batch that has already been received may still be handed over.
 func (c *Conn) Mute(heard func(datagrams int)) { c.set(&way{mute: heard}) }
 
 // Own makes the Conn plain again: it is the only user of the socket.
@@ -142,7 +146,8 @@ func (c *Conn) Receive(messages []udp.Message) (int, error) {
 				if w.lends {
 					lend(w.relay, m)
 				}
-				messages[kept], messages[i] = messages[i], messages[kept] // buffers stay the caller's, each exactly once
+				// buffers stay the caller's, each exactly once
+				messages[kept], messages[i] = messages[i], messages[kept]
 				kept++
 			}
 		}
@@ -167,8 +172,9 @@ func (c *Conn) Receive(messages []udp.Message) (int, error) {
 	}
 }
 
-// WireGuard's message types, by their first four bytes (WireGuard paper, Section 5.4). An initiation and a response contain the index of their
-// sender's session, which data messages to it then carry.
+// WireGuard's message types, by their first four bytes (WireGuard paper, Section 5.4). An
+// initiation and a response contain the index of their sender's session, which data messages to it
+// then carry.
 const (
 	initiation = 1
 	answer     = 2
@@ -254,7 +260,8 @@ type sender struct {
 	greetings []udp.Train
 }
 
-// Send implements udp.Sender. Packets that a parked Conn does not send count as sent: the other process sends what matters.
+// Send implements udp.Sender. Packets that a parked Conn does not send count as sent: the other
+// process sends what matters.
 func (s *sender) Send(trains []udp.Train) (sent int, err error) {
 	w := s.conn.way.Load()
 	if w == nil {

@@ -101,7 +101,8 @@ func TestLeadSortsTrains(t *testing.T) {
 	socket.come <- udp.Message{Data: train, SegmentSize: 100, Source: peer}
 	messages := buffers()
 	n, err := c.Receive(messages)
-	if n != 1 || err != nil || len(messages[0].Data) != 160 || indexOf(messages[0].Data) != 7 || indexOf(messages[0].Data[100:]) != 7 {
+	if n != 1 || err != nil || len(messages[0].Data) != 160 || indexOf(messages[0].Data) != 7 ||
+		indexOf(messages[0].Data[100:]) != 7 {
 		t.Fatalf("%d messages, %v: % x", n, err, messages[0].Data)
 	}
 	passed := <-theirs.inbox
@@ -152,7 +153,8 @@ func TestAnotherPort(t *testing.T) {
 	c := NewConn(next)
 	c.Greet(ours, true, func() {})
 	c.NewSender().Send([]udp.Train{{Destination: peer, Parts: [][]byte{wireguard(initiation, 7, 148)}}})
-	next.come <- udp.Message{Data: append(wireguard(data, 8, 100), wireguard(data, 8, 60)...), SegmentSize: 100, Source: peer}
+	next.come <- udp.Message{Data: append(wireguard(data, 8, 100), wireguard(data, 8, 60)...), SegmentSize: 100,
+		Source: peer}
 	next.come <- udp.Message{Data: wireguard(answer, 9, 92), Source: peer}
 	if m := comes(t, c); kindOf(m.Data) != answer {
 		t.Errorf("the new process gets % x", m.Data)
@@ -170,7 +172,8 @@ func TestAnotherPort(t *testing.T) {
 		defer close(ended)
 		c.Drain(former, ours)
 	}()
-	former.come <- udp.Message{Data: append(wireguard(data, 8, 100), wireguard(data, 7, 100)...), SegmentSize: 100, Source: peer}
+	former.come <- udp.Message{Data: append(wireguard(data, 8, 100), wireguard(data, 7, 100)...), SegmentSize: 100,
+		Source: peer}
 	if m := comes(t, c); len(m.Data) != 100 || indexOf(m.Data) != 7 || m.Source != peer {
 		t.Errorf("the new process gets % x from %v", m.Data, m.Source)
 	}
@@ -189,13 +192,15 @@ func TestGreetSendsNoData(t *testing.T) {
 	c := NewConn(socket)
 	sessions := 0
 	c.Greet(ours, false, func() { sessions++ })
-	sent, err := c.NewSender().Send([]udp.Train{{Destination: peer, SegmentSize: 32, Parts: [][]byte{wireguard(data, 5, 32), wireguard(data, 5, 32)}}})
+	sent, err := c.NewSender().Send([]udp.Train{{Destination: peer, SegmentSize: 32,
+		Parts: [][]byte{wireguard(data, 5, 32), wireguard(data, 5, 32)}}})
 	if sent != 2 || err != nil || len(socket.sent) != 0 || sessions != 1 {
 		t.Errorf("%d sent (%v), %d by the socket, %d sessions", sent, err, len(socket.sent), sessions)
 	}
 	theirs.pass(peer, wireguard(answer, 7, 92))
 	messages := buffers()
-	if n, err := c.Receive(messages); n != 1 || err != nil || messages[0].Source != peer || len(messages[0].Data) != 92 {
+	if n, err := c.Receive(messages); n != 1 || err != nil || messages[0].Source != peer ||
+		len(messages[0].Data) != 92 {
 		t.Errorf("%d messages, %v", n, err)
 	}
 }
@@ -249,10 +254,12 @@ func TestLastDecides(t *testing.T) {
 			old, next := lines(t)
 			tt.send(next)
 			k, err := old.Last(20 * time.Millisecond)
-			if tt.want == "" && (k != KindForwarding || err != nil) || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			if tt.want == "" && (k != KindForwarding || err != nil) || tt.want != "" &&
+				(err == nil || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("message %d, %v", k, err)
 			}
-			if err := next.Send(KindForwarding, nil, time.Second); tt.name == "never" && !errors.Is(err, syscall.EPIPE) {
+			if err := next.Send(KindForwarding, nil, time.Second); tt.name == "never" &&
+				!errors.Is(err, syscall.EPIPE) {
 				t.Errorf("a message that comes too late: %v", err)
 			}
 		})
@@ -285,7 +292,8 @@ func TestNewestSessionsAreKnown(t *testing.T) {
 	sender := c.NewSender()
 	const last = maxOwn + 1
 	for index := range uint32(last) {
-		if _, err := sender.Send([]udp.Train{{Destination: peer, Parts: [][]byte{wireguard(initiation, index, 148)}}}); err != nil {
+		if _, err := sender.Send([]udp.Train{{Destination: peer,
+			Parts: [][]byte{wireguard(initiation, index, 148)}}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,5 +1,6 @@
-// Package handover moves a running gateway from one process to another: the protocol between them, and the layer between a tunnel and its socket
-// meanwhile. It knows nothing of connections, rules or configurations. Package lifecycle has both sides of the conversation for a gateway. Package
+// Package handover moves a running gateway from one process to another: the protocol between them,
+// and the layer between a tunnel and its socket meanwhile. It knows nothing of connections, rules
+// or configurations. Package lifecycle has both sides of the conversation for a gateway. Package
 // services has both sides for the Services of a node, which have neither a peer nor a relay.
 //
 //	old                                   new
@@ -16,19 +17,23 @@
 //
 // # The cut
 //
-// Both processes have the same sockets, and the kernel buffers packets while nobody reads. Before the cut, the new process's Conn is parked: it
-// receives nothing from the socket and sends only what starts a session with the peer, because the old session's keys cannot leave WireGuard. The
+// Both processes have the same sockets, and the kernel buffers packets while nobody reads. Before
+// the cut, the new process's Conn is parked: it receives nothing from the socket and sends only
+// what starts a session with the peer, because the old session's keys cannot leave WireGuard. The
 // answers arrive at the old process, whose Conn passes them on.
 //
-// A new process with another port starts its session from that port, to verify that it can reach the peer from there. After the greeting the peer may
-// send to that port in the old session, because WireGuard lets peers roam: the new process reads the port and passes such messages back, before and
-// after the cut. After the cut it reads the old port as well.
+// A new process with another port starts its session from that port, to verify that it can reach
+// the peer from there. After the greeting the peer may send to that port in the old session,
+// because WireGuard lets peers roam: the new process reads the port and passes such messages back,
+// before and after the cut. After the cut it reads the old port as well.
 //
-// After the cut the old process is parked. Until the peer learns of the new session, it sends in the old one; the new process passes such messages
-// back, and the old one decrypts them and returns the packets. So nothing is lost if the peer answers within a second and no buffer overflows.
+// After the cut the old process is parked. Until the peer learns of the new session, it sends in
+// the old one; the new process passes such messages back, and the old one decrypts them and returns
+// the packets. So nothing is lost if the peer answers within a second and no buffer overflows.
 //
 // # Who forwards
 //
-// One of the two forwards at any time; during the cut neither does. The old process stops before it sends Cut. It continues if the new one disappears
-// before Done, or does not send Forwarding in time: the socket is then shut down, which tells the new process that it was too late.
+// One of the two forwards at any time; during the cut neither does. The old process stops before it
+// sends Cut. It continues if the new one disappears before Done, or does not send Forwarding in
+// time: the socket is then shut down, which tells the new process that it was too late.
 package handover

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// Version is the version of the protocol. Another version is refused at the start; fields may be added to an Offer or a Cut without a new version.
+// Version is the version of the protocol. Another version is refused at the start; fields may be
+// added to an Offer or a Cut without a new version.
 const Version = 1
 
 // Kind is the kind of a message.
@@ -158,15 +159,16 @@ var ErrRefused = errors.New("the other gateway refuses")
 // ErrStrange means that the other end has violated the protocol.
 var ErrStrange = errors.New("protocol violation by the other process")
 
-// Receive returns the next message, and the descriptors of an Offer, which comes first; descriptors of others are closed. The error of a Refusal is
-// ErrRefused; io.EOF means that the other end is gone.
+// Receive returns the next message, and the descriptors of an Offer, which comes first; descriptors
+// of others are closed. The error of a Refusal is ErrRefused; io.EOF means that the other end is
+// gone.
 func (l *Line) Receive(within time.Duration) (Kind, []byte, []*os.File, error) {
 	l.conn.SetReadDeadline(time.Now().Add(within))
 	return l.receive()
 }
 
-// Last is Receive for the message that decides who forwards. It shuts the Line: nothing can be sent afterwards, and the other end gets an error if it
-// tries.
+// Last is Receive for the message that decides who forwards. It shuts the Line: nothing can be sent
+// afterwards, and the other end gets an error if it tries.
 func (l *Line) Last(within time.Duration) (Kind, error) {
 	l.conn.SetReadDeadline(time.Now().Add(within))
 	k, _, _, err := l.receive()

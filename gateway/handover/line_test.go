@@ -46,7 +46,8 @@ func newLines(t *testing.T) (lines [2]*Line) {
 func TestStrangeDescriptors(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close leaked descriptors
 	lines := newLines(t)
-	for i, k := range []Kind{KindOffer, KindRecords, KindStanding, KindReady, KindCut, KindForwarding, KindDone, KindRefusal, KindOffer} {
+	for i, k := range []Kind{KindOffer, KindRecords, KindStanding, KindReady, KindCut, KindForwarding, KindDone,
+		KindRefusal, KindOffer} {
 		out, in, err := os.Pipe()
 		need.NoError(t, err)
 		defer out.Close()

@@ -21,16 +21,18 @@ const (
 	aliveTime = 100 * time.Millisecond
 )
 
-// Connections that had a packet while records were sent are sent again, until a round takes no longer than roundTime. The last round, in which no
-// process forwards, then takes about as long. If connections change faster than they are sent, it comes after maxRounds.
+// Connections that had a packet while records were sent are sent again, until a round takes no
+// longer than roundTime. The last round, in which no process forwards, then takes about as long. If
+// connections change faster than they are sent, it comes after maxRounds.
 const (
 	roundTime = 10 * time.Millisecond
 	maxRounds = 5
 )
 
-// CatchUp sends what has changed since began, in rounds, until little is left: round sends the records of connections that had a packet since a time.
-// CatchUp returns the time at which its last round began; after the cut, the caller sends what has changed since. now is the clock of these times, in
-// nanoseconds.
+// CatchUp sends what has changed since began, in rounds, until little is left: round sends the
+// records of connections that had a packet since a time. CatchUp returns the time at which its last
+// round began; after the cut, the caller sends what has changed since. now is the clock of these
+// times, in nanoseconds.
 func CatchUp[Time ~int64](now func() Time, began Time, round func(since Time) error) (Time, error) {
 	for range maxRounds {
 		again := now()
@@ -44,8 +46,8 @@ func CatchUp[Time ~int64](now func() Time, began Time, round func(since Time) er
 	return began, nil
 }
 
-// An Opened is a Socket of the old process. Descriptor returns a new descriptor of it; it is nil if the new process gets only the name and the
-// address.
+// An Opened is a Socket of the old process. Descriptor returns a new descriptor of it; it is nil if
+// the new process gets only the name and the address.
 type Opened struct {
 	Socket
 	Descriptor func() (int, error)
@@ -56,7 +58,8 @@ func Open(name, at string, file syscall.Conn) Opened {
 	return Opened{Socket{name, at}, func() (int, error) { return Duplicate(file) }}
 }
 
-// Duplicate returns a new descriptor of an open file, which the caller closes. (os.File.Fd would make the file blocking.)
+// Duplicate returns a new descriptor of an open file, which the caller closes. (os.File.Fd would
+// make the file blocking.)
 func Duplicate(file syscall.Conn) (fd int, err error) {
 	raw, err := file.SyscallConn()
 	if err != nil {
@@ -159,8 +162,9 @@ func (w *RecordWriter) Write(b []byte) (int, error) {
 	return len(b), err
 }
 
-// Pause sleeps. If nothing was sent for aliveTime, for example because few connections of a large table need records, it sends an empty message:
-// otherwise the other end would conclude that this one hangs. If this fails, so does the next Write.
+// Pause sleeps. If nothing was sent for aliveTime, for example because few connections of a large
+// table need records, it sends an empty message: otherwise the other end would conclude that this
+// one hangs. If this fails, so does the next Write.
 func (w *RecordWriter) Pause(length time.Duration) {
 	time.Sleep(length)
 	if time.Since(w.sent) >= aliveTime {
@@ -168,8 +172,9 @@ func (w *RecordWriter) Pause(length time.Duration) {
 	}
 }
 
-// WantRecords receives records until a message of kind last arrives, and returns the body of that message. It waits for each message as long as
-// within. begin starts to restore records, whose ages count from that moment, and end completes them. Before KindCut each message is restored by
+// WantRecords receives records until a message of kind last arrives, and returns the body of that
+// message. It waits for each message as long as within. begin starts to restore records, whose ages
+// count from that moment, and end completes them. Before KindCut each message is restored by
 // itself, because ages count from the time when it was sent.
 func (l *Line) WantRecords(last Kind, within time.Duration, begin func() (w io.Writer, end func())) ([]byte, error) {
 	w, end := begin()

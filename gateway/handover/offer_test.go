@@ -11,7 +11,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestCatchUp: rounds go on while they take long, each since the begin of the one before, but not for ever.
+// TestCatchUp: rounds go on while they take long, each since the begin of the one before, but not
+// for ever.
 func TestCatchUp(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -20,7 +21,8 @@ func TestCatchUp(t *testing.T) {
 	}{
 		{"little changes", []time.Duration{0}, []time.Duration{-1, 0}},
 		{"less and less", []time.Duration{80e6, 20e6, 9e6}, []time.Duration{-1, 0, 80e6, 100e6}},
-		{"always as much", []time.Duration{10e6, 10e6, 10e6, 10e6, 10e6}, []time.Duration{-1, 0, 10e6, 20e6, 30e6, 40e6}},
+		{"always as much", []time.Duration{10e6, 10e6, 10e6, 10e6, 10e6}, []time.Duration{-1, 0, 10e6, 20e6,
+			30e6, 40e6}},
 	} {
 		now, since := time.Duration(0), []time.Duration(nil)
 		last, err := CatchUp(func() time.Duration { return now }, -1, func(of time.Duration) error {
@@ -38,7 +40,8 @@ func TestCatchUp(t *testing.T) {
 	}
 }
 
-// TestOffer: the new process finds descriptors by name. What is offered without one has none, and a second of a name is closed.
+// TestOffer: the new process finds descriptors by name. What is offered without one has none, and a
+// second of a name is closed.
 func TestOffer(t *testing.T) {
 	lines := newLines(t)
 	var all []Opened

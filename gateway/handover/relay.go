@@ -11,8 +11,8 @@ import (
 	"culvert/geneve/udp"
 )
 
-// A Relay carries WireGuard's messages between two processes, and decrypted packets from the old one to the new one. It drops what does not fit, like
-// a network.
+// A Relay carries WireGuard's messages between two processes, and decrypted packets from the old
+// one to the new one. It drops what does not fit, like a network.
 type Relay struct {
 	conn    net.Conn // preserves message boundaries
 	inbox   chan message
@@ -54,8 +54,9 @@ const (
 
 // NewRelay returns a Relay over conn, which must preserve message boundaries.
 func NewRelay(conn net.Conn) *Relay {
-	r := &Relay{conn: conn, inbox: make(chan message, relayQueue), packets: make(chan []byte, relayQueue), outbox: make(chan []byte, relayQueue),
-		ended: make(chan struct{})}
+	r := &Relay{conn: conn, inbox: make(chan message, relayQueue), packets: make(chan []byte, relayQueue),
+		outbox: make(chan []byte, relayQueue),
+		ended:  make(chan struct{})}
 	r.tasks.Go(r.read)
 	r.tasks.Go(r.write)
 	return r
@@ -71,7 +72,8 @@ func (r *Relay) Close() {
 // Empty reports whether nothing is queued in this process, in either direction.
 func (r *Relay) Empty() bool { return len(r.inbox)+len(r.outbox) == 0 }
 
-// Packets returns the packets that the other process has decrypted. The channel is closed when the other process has closed its Relay.
+// Packets returns the packets that the other process has decrypted. The channel is closed when the
+// other process has closed its Relay.
 func (r *Relay) Packets() <-chan []byte { return r.packets }
 
 // Return sends a decrypted packet to the new process.
@@ -83,7 +85,8 @@ func (r *Relay) Return(packet []byte) {
 // Met reports whether data of a session of this process has arrived: the peer knows the session.
 func (r *Relay) Met() bool { return r.met.Load() }
 
-// Totals returns how many packets were returned, and how many packets and messages were dropped for lack of room.
+// Totals returns how many packets were returned, and how many packets and messages were dropped for
+// lack of room.
 func (r *Relay) Totals() (returned, lost uint64) { return r.returned.Load(), r.lost.Load() }
 
 // Quiet reports whether nothing has been passed on for this long.

@@ -9,11 +9,14 @@ import (
 
 // About the CPU: more packets come than the process can handle with the CPU time that it may use.
 var (
-	BusyProcs = cause("cpu-procs", Warning, "Go code runs on {procs} of {cpus} CPUs and has used {share} % of that for {time}, while {what} ({rate} came)",
+	BusyProcs = cause("cpu-procs", Warning,
+		"Go code runs on {procs} of {cpus} CPUs and has used {share} % of that for {time}, while {what} ({rate} came)",
 		"write cpus: {more}, reload, and compare")
-	BusyQuota = cause("cpu-quota", Warning, "Go code has used {share} % of the control group's quota of {quota} CPUs for {time}, while {what} ({rate} came)",
+	BusyQuota = cause("cpu-quota", Warning,
+		"Go code has used {share} % of the control group's quota of {quota} CPUs for {time}, while {what} ({rate} came)",
 		"raise the quota (the CPU limit of the container)")
-	BusyMachine = cause("cpu-machine", Warning, "Go code runs on all {cpus} CPUs that it may use, and has used {share} % of that for {time}, while {what} ({rate} came)",
+	BusyMachine = cause("cpu-machine", Warning,
+		"Go code runs on all {cpus} CPUs that it may use, and has used {share} % of that for {time}, while {what} ({rate} came)",
 		"find who sends so much, or use a machine with more CPUs")
 	BusyOver = cause("cpu-restored", Note, "there is CPU time to spare again after {time}", "")
 )
@@ -35,7 +38,8 @@ func (c *CPU) limit() float64 {
 }
 
 const (
-	// busyShare of the limit counts as all of it: a P that always had packets, beside a sender on the other of two CPUs, was measured to use 0.85.
+	// busyShare of the limit counts as all of it: a P that always had packets, beside a sender on
+	// the other of two CPUs, was measured to use 0.85.
 	busyShare = 0.8
 	// busyTime is how long all of it must be used. A burst is shorter.
 	busyTime = 10 * time.Second
@@ -43,7 +47,8 @@ const (
 	calmTime = 5 * time.Second
 )
 
-// A Load judges the CPU time of one process against the packets that come to it. The zero Load is ready.
+// A Load judges the CPU time of one process against the packets that come to it. The zero Load is
+// ready.
 type Load struct {
 	last    time.Duration // when Look last ran, with before
 	before  CPU
@@ -73,8 +78,9 @@ type intake struct {
 // Finding returns the current problem; its Cause is nil if there is CPU time to spare.
 func (b *Load) Finding() Finding { return b.said }
 
-// Look is called once a second with the CPU time that the process has used. If that is much, it calls read for the counters of the sockets. It
-// returns the changes, as findings about the subject named of, of that kind.
+// Look is called once a second with the CPU time that the process has used. If that is much, it
+// calls read for the counters of the sockets. It returns the changes, as findings about the subject
+// named of, of that kind.
 func (b *Load) Look(now time.Duration, c *CPU, read func() []Socket, kind Kind, of string) (changes []Finding) {
 	used, passed := c.Used-b.before.Used, now-b.last
 	known := b.before.Procs == c.Procs && c.Procs > 0 && b.before.Quota == c.Quota && passed > 0
@@ -117,7 +123,8 @@ func (b *Load) intakes(sockets []Socket, passed time.Duration) (all []intake) {
 	for _, s := range sockets {
 		i := intake{socket: s.Name, from: s.From}
 		if before, known := b.sockets[s.Name]; known {
-			i.lost, i.bytes, i.counted = uint64(uint32(s.Overflows-before.Overflows)), s.Bytes-min(before.Bytes, s.Bytes), passed
+			i.lost, i.bytes, i.counted = uint64(uint32(s.Overflows-before.Overflows)), s.Bytes-min(before.Bytes,
+				s.Bytes), passed
 		}
 		if i.lost > 0 {
 			i.losses = 1
@@ -130,9 +137,10 @@ func (b *Load) intakes(sockets []Socket, passed time.Duration) (all []intake) {
 	return all
 }
 
-// strained returns the socket that gets more than the process takes; nil if there is none. It is the socket that lost most, if it overflowed in half
-// of the seconds, because a burst can overflow a socket at any load. If the kernel does not count overflows, it is a socket at which packets waited
-// after every second.
+// strained returns the socket that gets more than the process takes; nil if there is none. It is
+// the socket that lost most, if it overflowed in half of the seconds, because a burst can overflow
+// a socket at any load. If the kernel does not count overflows, it is a socket at which packets
+// waited after every second.
 func (b *Load) strained() (most *intake) {
 	sums := make(map[string]*intake)
 	for _, s := range b.full {
@@ -172,6 +180,8 @@ func (b *Load) finding(now time.Duration, i *intake, c *CPU, kind Kind, of strin
 		used += s.used
 	}
 	took := now - b.full[0].began
-	return find(cause, kind, of, "{procs}", fmt.Sprint(c.Procs), "{cpus}", fmt.Sprint(c.CPUs), "{quota}", fmt.Sprintf("%.4g", c.Quota), "{time}", seconds(took),
-		"{what}", what, "{share}", fmt.Sprintf("%.0f", 100*used.Seconds()/(c.limit()*took.Seconds())), "{rate}", fmt.Sprintf("%.3g Gb/s", float64(i.bytes)*8/max(i.counted.Seconds(), 1)/1e9), "{more}", fmt.Sprint(c.Procs+1))
+	return find(cause, kind, of, "{procs}", fmt.Sprint(c.Procs), "{cpus}", fmt.Sprint(c.CPUs), "{quota}",
+		fmt.Sprintf("%.4g", c.Quota), "{time}", seconds(took),
+		"{what}", what, "{share}", fmt.Sprintf("%.0f", 100*used.Seconds()/(c.limit()*took.Seconds())), "{rate}",
+		fmt.Sprintf("%.3g Gb/s", float64(i.bytes)*8/max(i.counted.Seconds(), 1)/1e9), "{more}", fmt.Sprint(c.Procs+1))
 }

@@ -21,14 +21,16 @@ type Judge struct {
 
 // NewJudge returns a Judge without history.
 func NewJudge() *Judge {
-	return &Judge{nodes: make(map[string]*nodeHistory), paths: make(paths), trains: make(trains), overflows: overflows{before: make(map[string]Socket), never: true}, notices: newNotices()}
+	return &Judge{nodes: make(map[string]*nodeHistory), paths: make(paths), trains: make(trains),
+		overflows: overflows{before: make(map[string]Socket), never: true}, notices: newNotices()}
 }
 
-// patience is how long the peer or a node may be silent before that is a fault. It is three attempts of WireGuard, and the time that a node takes to
-// start.
+// patience is how long the peer or a node may be silent before that is a fault. It is three
+// attempts of WireGuard, and the time that a node takes to start.
 const patience = 12 * time.Second
 
-// proven is the same if a kernel reports that the host is unreachable: as long as Linux looks for a neighbour.
+// proven is the same if a kernel reports that the host is unreachable: as long as Linux looks for a
+// neighbour.
 const proven = 3 * time.Second
 
 // Look returns the changes since the last observation, for the log. now must not run backwards.
@@ -78,7 +80,8 @@ func (j *Judge) inWords(all []Finding) []Finding {
 	return all
 }
 
-// Findings returns the current findings: about the peer, each node by name, and drops and unknown senders of the last minute.
+// Findings returns the current findings: about the peer, each node by name, and drops and unknown
+// senders of the last minute.
 func (j *Judge) Findings(now time.Duration) (all []Finding) {
 	if j.peer.now.Cause != nil {
 		all = append(all, j.peer.now)
@@ -117,7 +120,8 @@ func (o *Observation) bySubject() map[string]*Sign {
 	return signs
 }
 
-// suspect returns the node that probably sent a datagram of no known node: the one with its address, else the silent one with its VNI.
+// suspect returns the node that probably sent a datagram of no known node: the one with its
+// address, else the silent one with its VNI.
 func (o *Observation) suspect(s *Sign) (name string) {
 	for i := range o.Nodes {
 		switch n := &o.Nodes[i]; {

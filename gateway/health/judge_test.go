@@ -19,11 +19,13 @@ var (
 // healthy is a client with two nodes at its start.
 func healthy() *Observation {
 	node := func(name string, vni uint32, underlay, address string) Node {
-		return Node{Name: name, VNI: vni, Underlay: netip.MustParseAddr(underlay), Address: netip.MustParseAddr(address),
-			Encap: "vxlan", ARP: true}
+		return Node{Name: name, VNI: vni, Underlay: netip.MustParseAddr(underlay),
+			Address: netip.MustParseAddr(address),
+			Encap:   "vxlan", ARP: true}
 	}
 	return &Observation{
-		Peer:    Peer{Name: "milan", Role: "client", Configured: milan.String(), Endpoint: milan, ListenPort: 51840, PublicKey: "KEY="},
+		Peer: Peer{Name: "milan", Role: "client", Configured: milan.String(), Endpoint: milan, ListenPort: 51840,
+			PublicKey: "KEY="},
 		Nodes:   []Node{node("rome-1", 1, "172.18.0.2", "10.80.0.2"), node("rome-2", 2, "172.18.0.3", "10.80.0.3")},
 		Gateway: gateway, Port: 6091,
 		Remote: netip.MustParsePrefix("10.61.0.0/16").Contains,
@@ -102,7 +104,8 @@ func TestFindings(t *testing.T) {
 	o.Nodes[1].Received = 1
 	for second := range 40 {
 		o.Nodes[0].Asked = second
-		o.Drops = []Drop{{Reason: "no-route", Node: "rome-2", Source: pod, Destination: far, Total: uint64(min(second, 20))}}
+		o.Drops = []Drop{{Reason: "no-route", Node: "rome-2", Source: pod, Destination: far,
+			Total: uint64(min(second, 20))}}
 		j.Look(time.Duration(second)*time.Second, o)
 	}
 	names := func(at time.Duration) (names []string) {
@@ -126,7 +129,9 @@ func TestFindings(t *testing.T) {
 // TestFindingsEnd: a finding ends at the event that disproves it, not some time later.
 func TestFindingsEnd(t *testing.T) {
 	found := func(j *Judge, second int, c *Cause) bool {
-		return slices.ContainsFunc(j.Findings(time.Duration(second)*time.Second), func(f Finding) bool { return f.Cause == c })
+		return slices.ContainsFunc(j.Findings(time.Duration(second)*time.Second), func(f Finding) bool {
+			return f.Cause == c
+		})
 	}
 	for _, tt := range []struct {
 		name   string

@@ -23,7 +23,8 @@ func TestLiqoWords(t *testing.T) {
 		}
 	}
 	for _, c := range []*Cause{NeverThere, NodeSilent, NodeDeaf, WrongUnderlay} { // what a masquerade looks like
-		if says := c.Liqo().Sentence(); !strings.Contains(says, "networking.fabric.config.gatewayMasqueradeBypass=true") {
+		if says := c.Liqo().Sentence(); !strings.Contains(says,
+			"networking.fabric.config.gatewayMasqueradeBypass=true") {
 			t.Errorf("%s does not name the remedy for a network that masquerades: %s", c.Name, says)
 		}
 	}
@@ -58,8 +59,10 @@ func TestLiqoSettles(t *testing.T) {
 			said := map[string]time.Duration{}
 			total := uint64(0)
 			for now := second; now <= 60*second; now += second {
-				o := &Observation{Peer: Peer{Name: "milan", Liqo: liqo}, Gateway: netip.MustParseAddr("10.80.0.4"), Port: 6091,
-					Nodes: []Node{{Name: "n1", Underlay: netip.MustParseAddr("192.0.2.1"), Address: netip.MustParseAddr("10.80.0.2"), ARP: true, Answered: true}}}
+				o := &Observation{Peer: Peer{Name: "milan", Liqo: liqo}, Gateway: netip.MustParseAddr("10.80.0.4"),
+					Port: 6091,
+					Nodes: []Node{{Name: "n1", Underlay: netip.MustParseAddr("192.0.2.1"),
+						Address: netip.MustParseAddr("10.80.0.2"), ARP: true, Answered: true}}}
 				if now <= lasts {
 					o.Nodes[0].Answered, o.Nodes[0].Asked, o.Nodes[0].Knock = false, 9, KnockRefused
 					total++
@@ -91,13 +94,15 @@ func TestLiqoSettles(t *testing.T) {
 // TestPeeringWords: in the gateway of a Peering no sentence names a field of the file, for either
 // role.
 func TestPeeringWords(t *testing.T) {
-	file := regexp.MustCompile(`network\.(local|remote)|geneve\.[a-z]|wireguard\.[a-z]|\bnat\.|culvert (node|keygen|init)|connectionCheck|` +
-		`[^.{]\bmtu\b|mssClamp|change rules|unknownSource|gatewayAddress|maxConnections|sourceCheck|the file`)
+	file := regexp.MustCompile(
+		`network\.(local|remote)|geneve\.[a-z]|wireguard\.[a-z]|\bnat\.|culvert (node|keygen|init)|connectionCheck|` +
+			`[^.{]\bmtu\b|mssClamp|change rules|unknownSource|gatewayAddress|maxConnections|sourceCheck|the file`)
 	for _, plain := range Causes() {
 		for _, role := range []string{"client", "server"} {
 			c := plain.by(role)
 			says := c.Peering().Sentence()
-			if file.MatchString(says) || role == "server" && plain.Server != "" && strings.Contains(says, "correct spec.endpoint") {
+			if file.MatchString(says) || role == "server" && plain.Server != "" && strings.Contains(says,
+				"correct spec.endpoint") {
 				t.Errorf("%s, %s: %s", c.Name, role, says)
 			}
 			for _, blank := range regexp.MustCompile(`\{\w+\}`).FindAllString(says, -1) {
@@ -109,7 +114,8 @@ func TestPeeringWords(t *testing.T) {
 	}
 	for name := range reasons {
 		means, remedy := Explain(name, ByPeering)
-		if _, without := Explain(name, ByFile); (without == "") != (remedy == "") || file.MatchString(means+" "+remedy) || strings.Contains(means+remedy, "(state)") {
+		if _, without := Explain(name, ByFile); (without == "") != (remedy == "") ||
+			file.MatchString(means+" "+remedy) || strings.Contains(means+remedy, "(state)") {
 			t.Errorf("%s: %s %s", name, means, remedy)
 		}
 	}
@@ -119,7 +125,8 @@ func TestPeeringWords(t *testing.T) {
 		}
 	}
 	for _, role := range []string{"client", "server"} {
-		o := &Observation{Peer: Peer{Name: "milan", Peering: true, Role: role, Endpoint: netip.MustParseAddrPort("192.0.2.1:31840")}}
+		o := &Observation{Peer: Peer{Name: "milan", Peering: true, Role: role,
+			Endpoint: netip.MustParseAddrPort("192.0.2.1:31840")}}
 		var said []Finding
 		j := NewJudge()
 		for at := time.Duration(0); at < time.Minute; at += time.Second {
@@ -127,7 +134,8 @@ func TestPeeringWords(t *testing.T) {
 			said = append(said, j.Look(at, o)...)
 		}
 		want := map[string]string{"client": "that of its Service", "server": "spec.endpoint of its Peering"}[role]
-		if len(said) != 1 || said[0].Cause.Name != "endpoint-refused" || !strings.Contains(said[0].Text, want) || len(j.Findings(time.Minute)) != 1 ||
+		if len(said) != 1 || said[0].Cause.Name != "endpoint-refused" || !strings.Contains(said[0].Text, want) ||
+			len(j.Findings(time.Minute)) != 1 ||
 			!strings.Contains(j.Findings(time.Minute)[0].Text, want) {
 			t.Errorf("%s: %+v", role, said)
 		}

@@ -48,16 +48,19 @@ const (
 	// oneWay is how many packets to a node without any from it, within oneWayTime, are no accident.
 	oneWay     = 3
 	oneWayTime = 4 * time.Second
-	// oddTime is how long a node may send without answering requests: longer than the interval between requests to a silent node.
+	// oddTime is how long a node may send without answering requests: longer than the interval
+	// between requests to a silent node.
 	oddTime = 6 * time.Second
 	// oneWayLate is the same if there were packets from it before.
 	oneWayLate = 10 * time.Second
-	// oneWayStale is how long after the last packet to a node the lack of answers is no longer reported: longer than between the first attempts of
-	// TCP (1, 2, 4 and 8 s; RFC 6298, Section 5.5).
+	// oneWayStale is how long after the last packet to a node the lack of answers is no longer
+	// reported: longer than between the first attempts of TCP (1, 2, 4 and 8 s; RFC 6298, Section
+	// 5.5).
 	oneWayStale = 20 * time.Second
 )
 
-// judge returns the node's state, and whether it has changed. deafened: this gateway loses datagrams, so silence proves nothing.
+// judge returns the node's state, and whether it has changed. deafened: this gateway loses
+// datagrams, so silence proves nothing.
 func (h *nodeHistory) judge(now time.Duration, n *Node, o *Observation, s *Sign, deafened bool) (Finding, bool) {
 	if !h.began {
 		h.began, h.started = true, now
@@ -195,13 +198,15 @@ func (h *nodeHistory) shown(now time.Duration, n *Node, o *Observation) *Cause {
 		return WrongEncap
 	case s.Kind == SignInner:
 		return WrongInner
-	// A node sends ARP requests from any of its addresses (arp_announce in Linux), but answers for the right one.
+	// A node sends ARP requests from any of its addresses (arp_announce in Linux), but answers for
+	// the right one.
 	case s.Kind == SignSender && h.doubtful:
 		return WrongAddress
 	case s.Kind == SignTarget && o.Remote != nil && o.Remote(s.Address):
 		return NoVia
 	// It may ask for other addresses too, unless it owes packets.
-	case s.Kind == SignTarget && (n.Received == 0 || h.owed(n) >= oneWay && now-h.passed >= oneWayTime && now-h.signAt < oneWayTime):
+	case s.Kind == SignTarget && (n.Received == 0 || h.owed(n) >= oneWay && now-h.passed >= oneWayTime &&
+		now-h.signAt < oneWayTime):
 		return WrongGateway
 	}
 	return nil
@@ -226,8 +231,10 @@ func (h *nodeHistory) become(c *Cause, n *Node, o *Observation, d string) (Findi
 			by = askedBy(s.Address)
 		}
 	}
-	h.now = find(c, OfNode, n.Name, "{node}", n.Name, "{underlay}", n.Underlay.String(), "{address}", n.Address.String(),
+	h.now = find(c, OfNode, n.Name, "{node}", n.Name, "{underlay}", n.Underlay.String(), "{address}",
+		n.Address.String(),
 		"{vni}", fmt.Sprint(n.VNI), "{encap}", n.Encap, "{gateway}", o.Gateway.String(), "{port}", fmt.Sprint(o.Port),
-		"{asked}", fmt.Sprint(n.Asked), "{sent}", fmt.Sprint(h.owed(n)), "{time}", d, "{seen}", seen, "{by}", by, "{source}", source.Addr().String())
+		"{asked}", fmt.Sprint(n.Asked), "{sent}", fmt.Sprint(h.owed(n)), "{time}", d, "{seen}", seen, "{by}", by,
+		"{source}", source.Addr().String())
 	return h.now, true
 }

@@ -40,7 +40,8 @@ type dropKey struct {
 }
 
 const (
-	// spell is the maximum distance between two observations of one thing: more than the 5 s between two handshakes of WireGuard.
+	// spell is the maximum distance between two observations of one thing: more than the 5 s
+	// between two handshakes of WireGuard.
 	spell = 12 * time.Second
 	// often is how many observations a thing needs: one may be chance, and a ping shows twice.
 	often = 2
@@ -50,7 +51,8 @@ const (
 	liveTime = time.Minute
 	// smallMSS is what every host accepts (RFC 9293, Section 3.7.1). Less is hardly intended.
 	smallMSS = 536
-	// maxNotices bounds what is remembered, even in a flood of unknown senders. Beyond it, only the metrics count.
+	// maxNotices bounds what is remembered, even in a flood of unknown senders. Beyond it, only the
+	// metrics count.
 	maxNotices = 256
 	// At most strangerBurst unknown senders are logged at once, then one per strangerInterval.
 	strangerBurst    = 5
@@ -87,7 +89,8 @@ func (n *notices) judge(now time.Duration, o *Observation, sign *Sign) (said []F
 	}
 	if sign != nil && sign.Kind == SignUnknownNode {
 		address := sign.Source.Addr().String()
-		say(n.see(now, StrangerGeneve, OfAddress, address, address, 1, "{address}", address, "{seen}", fmt.Sprint(sign.VNI)))
+		say(n.see(now, StrangerGeneve, OfAddress, address, address, 1, "{address}", address, "{seen}",
+			fmt.Sprint(sign.VNI)))
 	}
 	if o.MSS > 0 && o.MSS < smallMSS {
 		say(n.see(now, SmallMSS, OfPeer, o.Peer.Name, "", 1, "{mss}", fmt.Sprint(o.MSS), "{fits}", fmt.Sprint(o.Fits)))
@@ -97,7 +100,8 @@ func (n *notices) judge(now time.Duration, o *Observation, sign *Sign) (said []F
 	return said
 }
 
-// disproved forgets what a handshake with an address proves wrong: that it has wrong keys, or is not the peer.
+// disproved forgets what a handshake with an address proves wrong: that it has wrong keys, or is
+// not the peer.
 func (n *notices) disproved(p *Peer) {
 	if p.Handshake == n.handshake {
 		return
@@ -124,11 +128,13 @@ func (n *notices) drop(now time.Duration, d *Drop, p *Peer) (Finding, bool) {
 	if d.Inbound {
 		kind, of = OfPeer, p.Name
 	}
-	return n.see(now, c, kind, of, of+"/"+d.Rule, packets, "{of}", of, "{node}", d.Node, "{source}", d.Source.String(), "{destination}", d.Destination.String(),
+	return n.see(now, c, kind, of, of+"/"+d.Rule, packets, "{of}", of, "{node}", d.Node, "{source}", d.Source.String(),
+		"{destination}", d.Destination.String(),
 		"{owner}", d.Owner, "{role}", p.Role, "{rule}", d.Rule, "{reason}", d.Reason)
 }
 
-// cause returns the cause behind a drop, nil if it is normal for occasional packets: a TTL that expires, a packet too big, an error about nothing.
+// cause returns the cause behind a drop, nil if it is normal for occasional packets: a TTL that
+// expires, a packet too big, an error about nothing.
 func (d *Drop) cause() *Cause {
 	if !d.Source.IsValid() {
 		return nil // there is no example
@@ -184,10 +190,12 @@ func (n *notices) stranger(now time.Duration, s *Stranger, p *Peer) (Finding, bo
 	c := map[StrangerKind]*Cause{StrangerWithoutKey: StrangerMAC1, StrangerWithData: StrangerData,
 		StrangerTooFast: StrangerRate, StrangerWithNoise: StrangerNoise}[s.Kind]
 	address := s.Address.String()
-	return n.see(now, c, OfAddress, address, address, 1, "{address}", address, "{key}", p.PublicKey, "{listen}", fmt.Sprint(p.ListenPort))
+	return n.see(now, c, OfAddress, address, address, 1, "{address}", address, "{key}", p.PublicKey, "{listen}",
+		fmt.Sprint(p.ListenPort))
 }
 
-// unanswered records a sender of handshakes that WireGuard ignores, because it knows no peer with that key.
+// unanswered records a sender of handshakes that WireGuard ignores, because it knows no peer with
+// that key.
 func (n *notices) unanswered(now time.Duration, p *Peer) (Finding, bool) {
 	received, answered := p.ReceivedHandshakes, p.SentAnswers
 	before := n.received
@@ -213,7 +221,8 @@ func (n *notices) unanswered(now time.Duration, p *Peer) (Finding, bool) {
 func (n *notices) acquit() { delete(n.all, noticeKey{StrangerInitiator, n.initiator.String()}) }
 
 // see records one observation of a thing, and returns whether it must be logged.
-func (n *notices) see(now time.Duration, c *Cause, kind Kind, of, key string, packets uint64, blanks ...string) (Finding, bool) {
+func (n *notices) see(now time.Duration, c *Cause, kind Kind, of, key string, packets uint64,
+	blanks ...string) (Finding, bool) {
 	k := noticeKey{c, key}
 	x := n.all[k]
 	if x == nil {

@@ -7,9 +7,11 @@ import (
 
 // About sockets that receive more than they can buffer.
 var (
-	NodeCrowd = cause("node-overflow", Warning, "{lost} of {of} datagrams to the nodes' port were lost in a second: the receive buffer of UDP {listen} was full; {node} sent most",
+	NodeCrowd = cause("node-overflow", Warning,
+		"{lost} of {of} datagrams to the nodes' port were lost in a second: the receive buffer of UDP {listen} was full; {node} sent most",
 		"find who floods there (culvert connections), or give the gateway more CPU; other nodes that seem silent meanwhile may be well")
-	PeerCrowd = cause("peer-overflow", Warning, "{lost} of {of} datagrams from the peer or strangers were lost in a second: the receive buffer of UDP {listen} was full",
+	PeerCrowd = cause("peer-overflow", Warning,
+		"{lost} of {of} datagrams from the peer or strangers were lost in a second: the receive buffer of UDP {listen} was full",
 		"find who floods there, or give the gateway more CPU")
 )
 
@@ -31,7 +33,8 @@ type overflows struct {
 	never  bool          // it never has
 }
 
-// overflowLoss is the number of datagrams lost between two observations above which it is not just a burst of a TCP sender probing for its rate.
+// overflowLoss is the number of datagrams lost between two observations above which it is not just
+// a burst of a TCP sender probing for its rate.
 const overflowLoss = 1000
 
 // judgeSockets reports the sockets that lost a fifth of their datagrams since the last observation.
@@ -51,7 +54,8 @@ func (j *Judge) judgeSockets(now time.Duration, o *Observation) (said []Finding)
 				kind, name = OfAddress, "strangers"
 			}
 		}
-		f, say := j.notices.see(now, c, kind, name, s.Name, lost, "{lost}", fmt.Sprint(lost), "{of}", fmt.Sprint(of), "{listen}", fmt.Sprint(s.Port), "{node}", name)
+		f, say := j.notices.see(now, c, kind, name, s.Name, lost, "{lost}", fmt.Sprint(lost), "{of}", fmt.Sprint(of),
+			"{listen}", fmt.Sprint(s.Port), "{node}", name)
 		if say {
 			said = append(said, f)
 		}

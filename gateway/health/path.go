@@ -10,9 +10,11 @@ import (
 
 // About paths.
 var (
-	NarrowPeer = cause("peer-path-mtu", Warning, "packets of more than {size} bytes vanish on the way {way} the peer ({address}), mtu is {mtu}; senders are kept to what passes",
+	NarrowPeer = cause("peer-path-mtu", Warning,
+		"packets of more than {size} bytes vanish on the way {way} the peer ({address}), mtu is {mtu}; senders are kept to what passes",
 		"let IP packets of {wire} bytes pass there, or set mtu: {size} in both clusters")
-	NarrowNode = cause("node-path-mtu", Warning, "packets of more than {size} bytes vanish on the way {way} {node} ({address}), mtu is {mtu}; senders are kept to what passes",
+	NarrowNode = cause("node-path-mtu", Warning,
+		"packets of more than {size} bytes vanish on the way {way} {node} ({address}), mtu is {mtu}; senders are kept to what passes",
 		"let IP packets of {wire} bytes pass there, or set mtu: {size} in both clusters")
 	PathWide = cause("path-mtu-restored", Note, "packets of mtu bytes pass to and from {node} again", "")
 )
@@ -69,7 +71,8 @@ func (x *Path) finding() Finding {
 	if x.Kind == OfPeer {
 		c = NarrowPeer
 	}
-	return find(c, x.Kind, x.Of, "{node}", x.Of, "{address}", x.To.String(), "{size}", fmt.Sprint(x.Size), "{mtu}", fmt.Sprint(x.Configured),
+	return find(c, x.Kind, x.Of, "{node}", x.Of, "{address}", x.To.String(), "{size}", fmt.Sprint(x.Size), "{mtu}",
+		fmt.Sprint(x.Configured),
 		"{wire}", fmt.Sprint(x.Wire), "{way}", x.Way)
 }
 

@@ -42,10 +42,12 @@ type peerHistory struct {
 	said   []*Cause      // the causes logged since then: endpoints are tried in turn, each with its own cause
 }
 
-// silence is how long a server hears nothing before it reports that: longer than a session lives (device.RejectAfterTime of wireguard-go).
+// silence is how long a server hears nothing before it reports that: longer than a session lives
+// (device.RejectAfterTime of wireguard-go).
 const silence = 185 * time.Second
 
-// missedPings is how many requests a peer that has answered before may leave unanswered; mutePings is the limit for one that sends packets meanwhile.
+// missedPings is how many requests a peer that has answered before may leave unanswered; mutePings
+// is the limit for one that sends packets meanwhile.
 const (
 	missedPings = 4
 	mutePings   = 8
@@ -117,12 +119,14 @@ func (h *peerHistory) judge(now time.Duration, p *Peer) (Finding, bool) {
 	f, _ := h.become(p, c,
 		"{endpoint}", endpoint, "{configured}", p.Configured, "{error}", p.NameError, "{time}", seconds(now-since),
 		"{sent}", fmt.Sprint(h.sent-h.sentBefore), "{answers}", fmt.Sprint(p.ReceivedAnswers-h.answersBefore),
-		"{seen}", h.seen.UTC().Format(time.DateTime+" UTC"), "{received}", fmt.Sprint(p.ReceivedHandshakes), "{port}", fmt.Sprint(p.Endpoint.Port()), "{listen}", fmt.Sprint(p.ListenPort), "{missed}", fmt.Sprint(h.missed))
+		"{seen}", h.seen.UTC().Format(time.DateTime+" UTC"), "{received}", fmt.Sprint(p.ReceivedHandshakes), "{port}",
+		fmt.Sprint(p.Endpoint.Port()), "{listen}", fmt.Sprint(p.ListenPort), "{missed}", fmt.Sprint(h.missed))
 	return f, !again
 }
 
-// listen finds out whether more than handshakes comes through the tunnel. A peer that receives packets and has nothing to send sends a keepalive
-// after 10 s (WireGuard paper, Section 6.5), and one that has answered requests will do so again.
+// listen finds out whether more than handshakes comes through the tunnel. A peer that receives
+// packets and has nothing to send sends a keepalive after 10 s (WireGuard paper, Section 6.5), and
+// one that has answered requests will do so again.
 func (h *peerHistory) listen(now time.Duration, p *Peer, last *peerHistory) {
 	if h.pings > last.pings {
 		h.pinged = now
@@ -150,7 +154,8 @@ func (h *peerHistory) become(p *Peer, c *Cause, blanks ...string) (Finding, bool
 }
 
 // knocks maps the answers to a Knock to causes of silence.
-var knocks = map[Knock]*Cause{KnockRefused: Refused, KnockNobody: NoHost, KnockNoRoute: NoRouteThere, KnockForbidden: Forbidden}
+var knocks = map[Knock]*Cause{KnockRefused: Refused, KnockNobody: NoHost, KnockNoRoute: NoRouteThere,
+	KnockForbidden: Forbidden}
 
 // fault returns the peer's fault, nil if none is known, and since when it exists.
 func (h *peerHistory) fault(now time.Duration, p *Peer) (c *Cause, since time.Duration) {
@@ -160,7 +165,8 @@ func (h *peerHistory) fault(now time.Duration, p *Peer) (c *Cause, since time.Du
 		return NoName, h.started
 	case h.outdated >= often && now-h.refused < liveTime: // it is there, perhaps not where it was
 		return PeerClock, h.behind
-	case h.waiting && p.Knock != KnockSilent && (h.handshake != 0 || waited >= proven): // WireGuard has been patient before
+	case h.waiting && p.Knock != KnockSilent && (h.handshake != 0 || waited >= proven):
+		// WireGuard has been patient before
 		return knocks[p.Knock], h.since
 	case h.missed >= missedPings && p.Knock != KnockSilent && h.handshake != 0:
 		return knocks[p.Knock], h.missedAt

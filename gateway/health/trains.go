@@ -9,9 +9,11 @@ import (
 
 // About trains, batches of datagrams in one call of the kernel. Some kernel versions lose them.
 var (
-	PeerTrains = cause("peer-trains", Warning, "UDP_SEGMENT trains do not arrive at the peer ({address}): it is sent single datagrams, which is slower",
+	PeerTrains = cause("peer-trains", Warning,
+		"UDP_SEGMENT trains do not arrive at the peer ({address}): it is sent single datagrams, which is slower",
 		"update the kernels of both gateways' nodes if they are 7.0 to 7.1.4, or turn tx-udp-segmentation of the network interface off")
-	NodeTrains = cause("node-trains", Warning, "UDP_SEGMENT trains do not arrive at {node} ({address}): it is sent single datagrams, which is slower",
+	NodeTrains = cause("node-trains", Warning,
+		"UDP_SEGMENT trains do not arrive at {node} ({address}): it is sent single datagrams, which is slower",
 		"update the node's kernel to 6.8.5 or later, but not 7.0 to 7.1.4")
 	TrainsBack = cause("trains-restored", Note, "{node} is sent UDP_SEGMENT trains again", "")
 )

@@ -2,7 +2,8 @@ package health
 
 import "strings"
 
-// Why explains why one packet was dropped, with a remedy; "" if the reason says it all, or if it is normal for occasional packets.
+// Why explains why one packet was dropped, with a remedy; "" if the reason says it all, or if it is
+// normal for occasional packets.
 func (d *Drop) Why(p *Peer) string {
 	c := d.cause()
 	if c == nil {
@@ -33,6 +34,7 @@ func (d *Drop) fill(p *Peer) *strings.Replacer {
 	if d.Inbound {
 		of = p.Name
 	}
-	return strings.NewReplacer("{of}", of, "{node}", d.Node, "{source}", d.Source.String(), "{destination}", d.Destination.String(),
+	return strings.NewReplacer("{of}", of, "{node}", d.Node, "{source}", d.Source.String(), "{destination}",
+		d.Destination.String(),
 		"{owner}", d.Owner, "{role}", p.Role, "{rule}", d.Rule, "{reason}", d.Reason)
 }

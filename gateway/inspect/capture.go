@@ -118,7 +118,8 @@ func (r *recording) noteOf(o *path.Observation, c *nat.ConnInfo, known bool) str
 	}
 	if known {
 		o, a := tupleOf(&c.Original), tupleOf(&c.Reply)
-		text += fmt.Sprintf("; connection %d, %s %v > %v", c.ID, control.ProtocolName(c.Original.Protocol), o.From(), o.To())
+		text += fmt.Sprintf("; connection %d, %s %v > %v", c.ID, control.ProtocolName(c.Original.Protocol),
+			o.From(), o.To())
 		if a.To() != o.From() || a.From() != o.To() {
 			uses := strings.Join(r.names.uses(c, nil), ", ")
 			text += fmt.Sprintf(", translated by %s to %v > %v", uses, a.To(), a.From())
@@ -128,7 +129,8 @@ func (r *recording) noteOf(o *path.Observation, c *nat.ConnInfo, known bool) str
 	return text
 }
 
-// ruleTracer is a rules.Tracer that keeps the last rule that a packet matches: if one refused it, that one.
+// ruleTracer is a rules.Tracer that keeps the last rule that a packet matches: if one refused it,
+// that one.
 type ruleTracer struct {
 	names *view
 	path  string // table/chain/rule
@@ -147,7 +149,8 @@ func (l *ruleTracer) Trace(s rules.Step) {
 var errCaptures = errors.New("another capture is running; stop it first")
 
 // Capture implements control.Source.
-func (src *Source) Capture(ctx context.Context, o *control.CaptureOptions, w io.Writer, sent func() error) (packets, lost uint64, err error) {
+func (src *Source) Capture(ctx context.Context, o *control.CaptureOptions, w io.Writer, sent func() error) (packets,
+	lost uint64, err error) {
 	var stages []capture.Stage
 	for _, name := range o.At {
 		i := slices.Index(capture.Stages(), name)
@@ -156,7 +159,8 @@ func (src *Source) Capture(ctx context.Context, o *control.CaptureOptions, w io.
 		}
 		stages = append(stages, capture.Stage(i))
 	}
-	r := &recording{names: src.view(), all: o.Filter.IsZero(), verdict: o.Verdict, reasons: o.Reasons, discards: src.discards()}
+	r := &recording{names: src.view(), all: o.Filter.IsZero(), verdict: o.Verdict, reasons: o.Reasons,
+		discards: src.discards()}
 	if r.filter, err = r.names.filter(&o.Filter); err == nil {
 		err = src.checkReasons(o.Reasons)
 	}
@@ -201,8 +205,8 @@ func (src *Source) discards() [2]uint64 {
 	return [2]uint64{s.Outbound[wg.TunnelDiscard], s.Inbound[wg.TunnelDiscard]}
 }
 
-// tellDiscards records what wireguard-go has discarded since the last look. Only their number is known, because
-// wireguard-go discards them silently, so one empty datagram stands for all.
+// tellDiscards records what wireguard-go has discarded since the last look. Only their number is
+// known, because wireguard-go discards them silently, so one empty datagram stands for all.
 func (src *Source) tellDiscards() {
 	r := src.recording.Load()
 	if r == nil {

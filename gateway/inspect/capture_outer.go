@@ -11,8 +11,8 @@ import (
 // maxOuter is the length of the headers that outerHeaders makes, at most.
 const maxOuter = header.IPv6MinimumSize + header.UDPMinimumSize
 
-// outerHeaders writes the headers of a UDP datagram, made from its addresses, to the beginning of room. The gateway's
-// own address is unspecified if it listens on all addresses.
+// outerHeaders writes the headers of a UDP datagram, made from its addresses, to the beginning of
+// room. The gateway's own address is unspecified if it listens on all addresses.
 func outerHeaders(room []byte, t *packet.Tuple, payload []byte) []byte {
 	length := header.UDPMinimumSize + len(payload)
 	ipLength := header.IPv4MinimumSize
@@ -26,14 +26,16 @@ func outerHeaders(room []byte, t *packet.Tuple, payload []byte) []byte {
 	if !t.IPv6 {
 		ip := header.IPv4(b)
 		ip.Encode(&header.IPv4Fields{
-			TotalLength: uint16(len(b) + len(payload)), TTL: 64, Protocol: t.Protocol, Flags: header.IPv4FlagDontFragment,
+			TotalLength: uint16(len(b) + len(payload)), TTL: 64, Protocol: t.Protocol,
+			Flags:   header.IPv4FlagDontFragment,
 			SrcAddr: from, DstAddr: to,
 		})
 		ip.SetChecksum(^ip.CalculateChecksum())
 		return b
 	}
 	header.IPv6(b).Encode(&header.IPv6Fields{
-		PayloadLength: uint16(length), TransportProtocol: header.UDPProtocolNumber, HopLimit: 64, SrcAddr: from, DstAddr: to,
+		PayloadLength: uint16(length), TransportProtocol: header.UDPProtocolNumber, HopLimit: 64,
+		SrcAddr: from, DstAddr: to,
 	})
 	// RFC 8200, Section 8.1: IPv6 has no datagrams without a checksum.
 	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, from, to, uint16(length))

@@ -21,8 +21,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// A pacer gives packets precedence: after paceWork of work its goroutine sleeps. It does not merely yield, for the
-// reason given at sweep.Pause.
+// A pacer gives packets precedence: after paceWork of work its goroutine sleeps. It does not merely
+// yield, for the reason given at sweep.Pause.
 type pacer struct{ began time.Time }
 
 const paceWork = 150 * time.Microsecond
@@ -170,7 +170,8 @@ func (src *Source) view() *view {
 type viewCache = atomic.Pointer[view]
 
 func newView(c *config.Config, links config.Links) *view {
-	v := &view{config: c, places: sync.OnceValue(c.Places), links: links.ByName, names: map[nat.Link]string{nat.Tunnel: config.Tunnel}, services: make(map[serviceKey]served),
+	v := &view{config: c, places: sync.OnceValue(c.Places), links: links.ByName,
+		names: map[nat.Link]string{nat.Tunnel: config.Tunnel}, services: make(map[serviceKey]served),
 		mapped: make(map[netip.Addr]string), unknown: c.UnknownSource}
 	for name, link := range links.ByName {
 		v.names[link] = name
@@ -202,7 +203,8 @@ func (v *view) filter(f *control.Filter) (nat.ConnFilter, error) {
 	} else if f.Node != "" {
 		link, ok := v.links[f.Node]
 		if !ok {
-			errs = append(errs, fmt.Errorf("node: no node %q; there are %s", f.Node, some(slices.Sorted(maps.Keys(v.links)))))
+			errs = append(errs, fmt.Errorf("node: no node %q; there are %s", f.Node,
+				some(slices.Sorted(maps.Keys(v.links)))))
 		}
 		filter.Link = &link
 	}
@@ -235,12 +237,14 @@ func (v *view) connection(c *nat.ConnInfo, uses []string) control.Connection {
 		Original: tupleOf(&c.Original), Reply: tupleOf(&c.Reply),
 		Uses: v.uses(c, inserted(c, uses)), Refused: refused(0), RefusedReply: refused(1),
 		IdleSeconds: seconds(c.Idle), LeftSeconds: seconds(c.Left),
-		Sent: control.Volume{Packets: c.Packets[0], Bytes: c.Bytes[0]}, Received: control.Volume{Packets: c.Packets[1], Bytes: c.Bytes[1]},
+		Sent: control.Volume{Packets: c.Packets[0], Bytes: c.Bytes[0]}, Received: control.Volume{Packets: c.Packets[1],
+			Bytes: c.Bytes[1]},
 	}
 }
 
 func tupleOf(t *packet.Tuple) control.Tuple {
-	return control.Tuple{Source: t.Source(), SourcePort: t.SourcePort(), Destination: t.Destination(), DestinationPort: t.DestinationPort()}
+	return control.Tuple{Source: t.Source(), SourcePort: t.SourcePort(), Destination: t.Destination(),
+		DestinationPort: t.DestinationPort()}
 }
 
 // inserted appends the headers that are inserted into c's stream.
@@ -251,8 +255,8 @@ func inserted(c *nat.ConnInfo, uses []string) []string {
 	return uses
 }
 
-// uses appends what translated the addresses of c. The addresses tell, because each belongs to one mapping, service
-// or remap.
+// uses appends what translated the addresses of c. The addresses tell, because each belongs to one
+// mapping, service or remap.
 func (v *view) uses(c *nat.ConnInfo, uses []string) []string {
 	destination := c.Original.Destination()
 	if destination != c.Reply.Source() || c.Service {

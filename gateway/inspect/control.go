@@ -12,7 +12,8 @@ import (
 	"culvert/gateway/unixsocket"
 )
 
-// Control serves the control socket. It has as many connections as the metrics listener; see package seats.
+// Control serves the control socket. It has as many connections as the metrics listener; see
+// package seats.
 type Control struct {
 	Listener net.Listener // nil = off
 	server   *control.Server
@@ -33,7 +34,8 @@ func NewControl(c *config.Config, src *Source) (*Control, error) {
 	}
 	switch {
 	case err != nil && c.Control == config.ControlAuto:
-		src.Log.WithError(err).Warn("no control socket, so culvert status and similar commands cannot ask this gateway; set control to another path, or to \"\"")
+		src.Log.WithError(err).
+			Warn("no control socket, so culvert status and similar commands cannot ask this gateway; set control to another path, or to \"\"")
 		return &Control{}, nil
 	case err != nil:
 		return nil, fmt.Errorf("control: %w; or make control \"\"", err)

@@ -57,7 +57,9 @@ func fullPage(t *testing.T) string {
 	p.packets(&nat.Stats{}, &geneve.Stats{}, &wg.Stats{}, src.Path)
 	p.connections(&nat.Stats{})
 	p.shares(&nat.Stats{})
-	p.rules([]rules.FilterRule{{Name: "a"}}, func(yield func(rules.RuleCount)) { yield(rules.RuleCount{Table: rules.RulesTable, Rule: "a"}) })
+	p.rules([]rules.FilterRule{{Name: "a"}}, func(yield func(rules.RuleCount)) {
+		yield(rules.RuleCount{Table: rules.RulesTable, Rule: "a"})
+	})
 	p.neighbours(&geneve.Stats{})
 	p.nodes(map[string]nat.Link{"rome-1": 1}, func(uint16) (geneve.TunnelStats, bool) {
 		return geneve.TunnelStats{MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Encap: geneve.VXLAN}, true
@@ -219,7 +221,8 @@ func TestExpressionsAreRead(t *testing.T) {
 		`1`: "no metric",
 		`culvert_a{instance=~"$instance"} / on (peer) culvert_b_seconds_sum{instance=~"$instance"}`: "no label peer for the legend",
 	} {
-		if _, faults := readExpression(expr, "{{peer}}", known); want == "" && len(faults) > 0 || want != "" && !slices.Contains(faults, want) {
+		if _, faults := readExpression(expr, "{{peer}}", known); want == "" && len(faults) > 0 || want != "" &&
+			!slices.Contains(faults, want) {
 			t.Errorf("%s: %q, want %q", expr, faults, want)
 		}
 	}

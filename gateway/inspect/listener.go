@@ -22,9 +22,9 @@ import (
 	"culvert/gateway/seats"
 )
 
-// Server serves /metrics, /healthz and /readyz. Its clients must not be able to delay packets: connections are few
-// (package seats), each carries one request, and all that ask for the metrics at one time get the same page
-// (printer).
+// Server serves /metrics, /healthz and /readyz. Its clients must not be able to delay packets:
+// connections are few (package seats), each carries one request, and all that ask for the metrics
+// at one time get the same page (printer).
 type Server struct {
 	Listener *seats.Listener // nil = off
 	server   *http.Server
@@ -34,13 +34,13 @@ const (
 	requestTime = 2 * time.Second  // to send a request
 	answerTime  = 10 * time.Second // to wait for a page and read it; Prometheus waits no longer either
 	maxHeader   = 4 << 10
-	// socketBuffer limits the bytes that the kernel holds for a connection in each direction; it accounts for twice
-	// as much.
+	// socketBuffer limits the bytes that the kernel holds for a connection in each direction; it
+	// accounts for twice as much.
 	socketBuffer = 32 << 10
 )
 
-// NewServer opens the listener that a field of the configuration names; Serve starts answering. Only the listener of
-// the field metrics serves /metrics.
+// NewServer opens the listener that a field of the configuration names; Serve starts answering.
+// Only the listener of the field metrics serves /metrics.
 func NewServer(field, address string, src *Source) (*Server, error) {
 	if address == "" {
 		return &Server{}, nil
@@ -52,7 +52,9 @@ func NewServer(field, address string, src *Source) (*Server, error) {
 	}
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return nil, fmt.Errorf("%s: %s is in use; stop what uses it, choose another address or turn %s off with \"\"", field, address, field)
+			return nil, fmt.Errorf(
+				"%s: %s is in use; stop what uses it, choose another address or turn %s off with \"\"", field,
+				address, field)
 		}
 		return nil, fmt.Errorf("%s: %w", field, err)
 	}
@@ -92,8 +94,8 @@ func okUnless(fault func() string) http.HandlerFunc {
 	}
 }
 
-// limitSocket sets socket options that accepted connections inherit: how much the kernel holds for them, and for how
-// long if a client does not read, also after Close.
+// limitSocket sets socket options that accepted connections inherit: how much the kernel holds for
+// them, and for how long if a client does not read, also after Close.
 func limitSocket(_, _ string, c syscall.RawConn) error {
 	return c.Control(func(fd uintptr) {
 		unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, socketBuffer)
@@ -123,7 +125,8 @@ func (m *Server) Close() {
 
 // newErrorLog returns a logger for net/http that writes to ours, at most one line in ten seconds.
 func newErrorLog(to *logrus.Entry, listener string) *log.Logger {
-	return log.New(&errorLog{to: to.WithField("listener", listener), pace: rate.Sometimes{Interval: 10 * time.Second}}, "", 0)
+	return log.New(&errorLog{to: to.WithField("listener", listener), pace: rate.Sometimes{Interval: 10 * time.Second}},
+		"", 0)
 }
 
 type errorLog struct {
@@ -150,8 +153,8 @@ type printer struct {
 }
 
 const (
-	// A printer rests after each print for printRest times as long as the print took, so it uses at most a twentieth
-	// of a CPU. It never rests longer than maxRest.
+	// A printer rests after each print for printRest times as long as the print took, so it uses at
+	// most a twentieth of a CPU. It never rests longer than maxRest.
 	printRest = 19
 	minRest   = 100 * time.Millisecond
 	maxRest   = 2 * time.Second
@@ -163,8 +166,8 @@ func newPrinter(print func(int) []byte) *printer {
 	return &printer{print: print, turn: make(chan struct{}, 1)}
 }
 
-// page returns a page whose print began after the call, so it is not older than the request. If slow clients hold too
-// many pages, it returns the last one.
+// page returns a page whose print began after the call, so it is not older than the request. If
+// slow clients hold too many pages, it returns the last one.
 func (p *printer) page(ctx context.Context) ([]byte, error) {
 	asked := time.Now()
 	select {
@@ -188,8 +191,8 @@ func (p *printer) page(ctx context.Context) ([]byte, error) {
 	return p.text, nil
 }
 
-// ServeHTTP implements http.Handler. The page is not compressed, because that would cost more than printing it, for
-// each client.
+// ServeHTTP implements http.Handler. The page is not compressed, because that would cost more than
+// printing it, for each client.
 func (p *printer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	text, err := p.page(r.Context())
 	if err != nil {

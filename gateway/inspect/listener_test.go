@@ -26,7 +26,8 @@ import (
 
 // TestOKUnless: a fault is a status of 503 and its text; none is ok.
 func TestOKUnless(t *testing.T) {
-	for fault, want := range map[string]int{"": http.StatusOK, "the packet path has taken nothing": http.StatusServiceUnavailable} {
+	for fault, want := range map[string]int{"": http.StatusOK,
+		"the packet path has taken nothing": http.StatusServiceUnavailable} {
 		w := httptest.NewRecorder()
 		okUnless(func() string { return fault })(w, httptest.NewRequest(http.MethodGet, "/healthz", nil))
 		if text := cmp.Or(fault, "ok") + "\n"; w.Code != want || w.Body.String() != text {
@@ -180,7 +181,8 @@ func TestListenerErrors(t *testing.T) {
 		l := logrus.New()
 		l.SetOutput(&text)
 		l.SetFormatter(&logrus.JSONFormatter{DisableTimestamp: true})
-		m, err := NewServer("metrics", "127.0.0.1:0", New(Options{Log: logrus.NewEntry(l), Life: lifecycle.New(lifecycle.Options{}, nil)}))
+		m, err := NewServer("metrics", "127.0.0.1:0",
+			New(Options{Log: logrus.NewEntry(l), Life: lifecycle.New(lifecycle.Options{}, nil)}))
 		need.NoError(t, err)
 		m.Listener.Listener.Close()
 		began := time.Now()
@@ -192,7 +194,8 @@ func TestListenerErrors(t *testing.T) {
 			t.Errorf("log %q, want %q", lines[0], line)
 		}
 		// After a while net/http tries again once a second.
-		if n, want := len(lines)-1, 1+int(time.Since(began)/(10*time.Second)); outside.calls.Load() != 41 || n > want || n < 2 {
+		if n, want := len(lines)-1, 1+int(time.Since(began)/(10*time.Second)); outside.calls.Load() != 41 ||
+			n > want || n < 2 {
 			t.Errorf("%d lines in %v, want %d at most", n, time.Since(began), want)
 		}
 	})

@@ -18,7 +18,8 @@ func TestListingAllocations(t *testing.T) {
 	link := links.ByName[c.Geneve.Nodes[0].Name]
 	for i := range connections {
 		var parsed packet.Packet
-		parsed.Parse(nattest.IP{Source: "10.0.1.5", Destination: "10.61.2.7", Body: nattest.UDP{SourcePort: uint16(1024 + i), DestinationPort: 53}}.Bytes())
+		parsed.Parse(nattest.IP{Source: "10.0.1.5", Destination: "10.61.2.7",
+			Body: nattest.UDP{SourcePort: uint16(1024 + i), DestinationPort: 53}}.Bytes())
 		if v := src.Path.Engine.Process(&parsed, link, path.Now()); v.Action != nat.Forward {
 			t.Fatal(v.Reason)
 		}

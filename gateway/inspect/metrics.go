@@ -79,7 +79,8 @@ func (p *page) replica(r control.Replica) {
 		p.Add(prometheus.Bit[r.Role == name.String()], name.String())
 	}
 	p.One(prometheus.Counter, "role_changes_total", "Changes of the role.", float64(r.Changes))
-	p.Family(prometheus.Gauge, "lease_holder", "1 for the pod that has the Lease, as this gateway has read it last; absent if none has.", "pod")
+	p.Family(prometheus.Gauge, "lease_holder",
+		"1 for the pod that has the Lease, as this gateway has read it last; absent if none has.", "pod")
 	if r.Holder != "" {
 		p.Add(1, r.Holder)
 	}
@@ -91,7 +92,8 @@ func (p *page) replica(r control.Replica) {
 	if r.FailingSeconds != nil {
 		failing = *r.FailingSeconds
 	}
-	p.One(prometheus.Gauge, "lease_failing_seconds", "For how long the Lease could not be read or renewed; 0 = it can.", failing)
+	p.One(prometheus.Gauge, "lease_failing_seconds", "For how long the Lease could not be read or renewed; 0 = it can.",
+		failing)
 }
 
 // replication reports how complete and how old the copies of the table are.
@@ -100,7 +102,8 @@ func (p *page) replication(r control.Replication) {
 	for _, f := range r.Followers {
 		p.Add(float64(f.Entries), f.Pod)
 	}
-	p.Family(prometheus.Gauge, "replica_lag_seconds", "The greatest age of what a replica may lack of this gateway's table.", "pod")
+	p.Family(prometheus.Gauge, "replica_lag_seconds",
+		"The greatest age of what a replica may lack of this gateway's table.", "pod")
 	for _, f := range r.Followers {
 		p.Add(f.LagSeconds, f.Pod)
 	}
@@ -108,7 +111,9 @@ func (p *page) replication(r control.Replication) {
 	for _, f := range r.Followers {
 		p.Add(prometheus.Bit[!f.NoFullCopy], f.Pod)
 	}
-	p.Family(prometheus.Gauge, "replica_not_taken", "What a replica could not use of this gateway's table, of the last full copy and since, by reason.", "pod", "reason")
+	p.Family(prometheus.Gauge, "replica_not_taken",
+		"What a replica could not use of this gateway's table, of the last full copy and since, by reason.",
+		"pod", "reason")
 	for _, f := range r.Followers {
 		for _, reason := range slices.Sorted(maps.Keys(f.NotTaken)) {
 			p.Add(float64(f.NotTaken[reason]), f.Pod, reason)
@@ -118,12 +123,15 @@ func (p *page) replication(r control.Replication) {
 	if r.Source != nil && !r.Source.NoFullCopy {
 		followed = 1
 	}
-	p.One(prometheus.Gauge, "replica_follows", "1 if this gateway has a full copy of another replica's table, and follows its changes.", followed)
-	p.Family(prometheus.Counter, "replica_copies_total", "Full copies of this gateway's table that have begun, by why.", "reason")
+	p.One(prometheus.Gauge, "replica_follows",
+		"1 if this gateway has a full copy of another replica's table, and follows its changes.", followed)
+	p.Family(prometheus.Counter, "replica_copies_total", "Full copies of this gateway's table that have begun, by why.",
+		"reason")
 	for _, reason := range slices.Sorted(maps.Keys(r.Copies)) {
 		p.Add(float64(r.Copies[reason]), reason)
 	}
-	p.Family(prometheus.Counter, "replica_refused_total", "Connections to the port for replicas that were closed, by reason.", "reason")
+	p.Family(prometheus.Counter, "replica_refused_total",
+		"Connections to the port for replicas that were closed, by reason.", "reason")
 	for _, reason := range slices.Sorted(maps.Keys(r.Refused)) {
 		p.Add(float64(r.Refused[reason]), reason)
 	}
@@ -141,12 +149,22 @@ func (p *page) packets(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats, of
 		name, help string
 		value      func(*nat.Direction) uint64
 	}{
-		{"received", "Inner packets received, by direction, after segmentation.", func(d *nat.Direction) uint64 { return d.Received }},
-		{"forwarded", "Inner packets sent on to the tunnel on the other side.", func(d *nat.Direction) uint64 { return d.Forwarded }},
-		{"untracked", "Forwarded packets that belong to no connection, because a rule says so.", func(d *nat.Direction) uint64 { return d.Untracked }},
-		{"asymmetric", "Forwarded packets of connections that came in at another node than their answers go to.", func(d *nat.Direction) uint64 { return d.Asymmetric }},
-		{"delivered", "Inner packets addressed to the gateway itself.", func(d *nat.Direction) uint64 { return d.Delivered }},
-		{"answered", "Inner packets that the gateway answered with an error.", func(d *nat.Direction) uint64 { return d.Answered }},
+		{"received", "Inner packets received, by direction, after segmentation.", func(d *nat.Direction) uint64 {
+			return d.Received
+		}},
+		{"forwarded", "Inner packets sent on to the tunnel on the other side.", func(d *nat.Direction) uint64 {
+			return d.Forwarded
+		}},
+		{"untracked", "Forwarded packets that belong to no connection, because a rule says so.",
+			func(d *nat.Direction) uint64 { return d.Untracked }},
+		{"asymmetric", "Forwarded packets of connections that came in at another node than their answers go to.",
+			func(d *nat.Direction) uint64 { return d.Asymmetric }},
+		{"delivered", "Inner packets addressed to the gateway itself.", func(d *nat.Direction) uint64 {
+			return d.Delivered
+		}},
+		{"answered", "Inner packets that the gateway answered with an error.", func(d *nat.Direction) uint64 {
+			return d.Answered
+		}},
 	} {
 		p.Family(prometheus.Counter, f.name+"_packets_total", f.help, "direction")
 		for _, d := range directions {
@@ -163,20 +181,29 @@ func (p *page) packets(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats, of
 	}
 
 	p.Family(prometheus.Counter, "dropped_packets_total", "Inner packets dropped, by reason.", "direction", "reason")
-	of.EachDrop(s, tunnels, tunnel, func(direction, reason string, packets uint64) { p.Count(packets, direction, reason) })
+	of.EachDrop(s, tunnels, tunnel, func(direction, reason string, packets uint64) {
+		p.Count(packets, direction, reason)
+	})
 }
 
 func (p *page) connections(s *nat.Stats) {
 	p.One(prometheus.Gauge, "connections", "Connections in the table.", float64(s.Connections))
-	p.One(prometheus.Gauge, "connections_unreplied", "Connections in the table that have had no answer.", float64(s.Unreplied))
+	p.One(prometheus.Gauge, "connections_unreplied", "Connections in the table that have had no answer.",
+		float64(s.Unreplied))
 	p.One(prometheus.Gauge, "connections_max", "Cap of the connection table.", float64(s.MaxConnections))
-	p.One(prometheus.Gauge, "connections_pressed", "1 if the table is so full that connections without an answer live 30 s only.", prometheus.Bit[s.Pressed])
+	p.One(prometheus.Gauge, "connections_pressed",
+		"1 if the table is so full that connections without an answer live 30 s only.", prometheus.Bit[s.Pressed])
 	p.One(prometheus.Counter, "connections_created_total", "Connections made.", float64(s.Created))
-	p.One(prometheus.Counter, "connections_restored_total", "Connections that the previous gateway has left to this one.", float64(s.Restored))
-	p.One(prometheus.Gauge, "ports", "Source ports and ICMP identifiers that the gateway keeps apart for connections.", float64(s.Ports))
-	p.One(prometheus.Gauge, "ports_busiest", "Those towards the remote address and port that has most.", float64(s.BusiestPorts))
+	p.One(prometheus.Counter, "connections_restored_total",
+		"Connections that the previous gateway has left to this one.", float64(s.Restored))
+	p.One(prometheus.Gauge, "ports", "Source ports and ICMP identifiers that the gateway keeps apart for connections.",
+		float64(s.Ports))
+	p.One(prometheus.Gauge, "ports_busiest", "Those towards the remote address and port that has most.",
+		float64(s.BusiestPorts))
 	p.One(prometheus.Gauge, "ports_busiest_max", "How many there may be towards that one.", float64(s.BusiestPortsMax))
-	p.Family(prometheus.Counter, "connections_removed_total", "Connections removed: expired, evicted with their configuration, dropped early for others, deleted by command.", "reason")
+	p.Family(prometheus.Counter, "connections_removed_total",
+		"Connections removed: expired, evicted with their configuration, dropped early for others, deleted by command.",
+		"reason")
 	p.Count(s.Expired, "expired")
 	p.Count(s.Evicted, "evicted")
 	p.Count(s.EarlyDropped, "early-dropped")
@@ -186,13 +213,19 @@ func (p *page) connections(s *nat.Stats) {
 // shares reports the tables that sources share, and what was refused or replaced.
 func (p *page) shares(s *nat.Stats) {
 	p.One(prometheus.Gauge, "fragmented_datagrams", "Datagrams of which fragments are missing.", float64(s.Datagrams))
-	p.One(prometheus.Counter, "fragmented_datagrams_replaced_total", "Datagrams given up incomplete, for others.", float64(s.DatagramsReplaced))
-	p.One(prometheus.Gauge, "affinity_clients", "Clients of services with affinity that are remembered.", float64(s.Clients))
+	p.One(prometheus.Counter, "fragmented_datagrams_replaced_total", "Datagrams given up incomplete, for others.",
+		float64(s.DatagramsReplaced))
+	p.One(prometheus.Gauge, "affinity_clients", "Clients of services with affinity that are remembered.",
+		float64(s.Clients))
 	p.One(prometheus.Gauge, "affinity_clients_max", "Cap of the clients that are remembered.", float64(s.MaxClients))
-	p.One(prometheus.Counter, "affinity_clients_replaced_total", "Clients forgotten before their time, for others of their service.", float64(s.ClientsReplaced))
-	p.One(prometheus.Counter, "affinity_clients_refused_total", "Clients not remembered, because their network or service had its share.", float64(s.ClientsRefused))
-	p.One(prometheus.Counter, "errors_limited_total", "Errors not sent, because there were too many.", float64(s.ErrorsLimited))
-	p.One(prometheus.Counter, "rules_uncounted_packets_total", "Packets that rules did not count, because there were too many combinations of them.", float64(s.Uncounted))
+	p.One(prometheus.Counter, "affinity_clients_replaced_total",
+		"Clients forgotten before their time, for others of their service.", float64(s.ClientsReplaced))
+	p.One(prometheus.Counter, "affinity_clients_refused_total",
+		"Clients not remembered, because their network or service had its share.", float64(s.ClientsRefused))
+	p.One(prometheus.Counter, "errors_limited_total", "Errors not sent, because there were too many.",
+		float64(s.ErrorsLimited))
+	p.One(prometheus.Counter, "rules_uncounted_packets_total",
+		"Packets that rules did not count, because there were too many combinations of them.", float64(s.Uncounted))
 }
 
 // rules reports the packets that rules matched: configured rules by name, generated rules by table.
@@ -237,10 +270,12 @@ func (p *page) neighbours(s *geneve.Stats) {
 	p.Family(prometheus.Counter, "arp_messages_total", "ARP messages: of nodes and for us, and ours.", "way")
 	p.Count(s.ARPReceived, "received")
 	p.Count(s.ARPSent, "sent")
-	p.Family(prometheus.Counter, "nd_messages_total", "Messages of IPv6 neighbour discovery: of nodes and for us, and ours.", "way")
+	p.Family(prometheus.Counter, "nd_messages_total",
+		"Messages of IPv6 neighbour discovery: of nodes and for us, and ours.", "way")
 	p.Count(s.NDReceived, "received")
 	p.Count(s.NDSent, "sent")
-	p.One(prometheus.Counter, "neighbours_doubted_total", "Neighbours forgotten, because they were silent while the send buffer was full.", float64(s.Doubted))
+	p.One(prometheus.Counter, "neighbours_doubted_total",
+		"Neighbours forgotten, because they were silent while the send buffer was full.", float64(s.Doubted))
 	p.One(prometheus.Gauge, "held_packets", "Inner packets that wait for a node's answer to ARP.", float64(s.Held))
 }
 
@@ -249,15 +284,26 @@ var nodeFamilies = []struct {
 	kind, name, help string
 	value            func(*geneve.TunnelStats) float64
 }{
-	{prometheus.Counter, "received_packets_total", "Inner packets received from a node.", func(s *geneve.TunnelStats) float64 { return float64(s.ReceivedPackets) }},
-	{prometheus.Counter, "received_bytes_total", "Bytes of inner packets received from a node.", func(s *geneve.TunnelStats) float64 { return float64(s.ReceivedBytes) }},
-	{prometheus.Counter, "sent_packets_total", "Inner packets sent to a node.", func(s *geneve.TunnelStats) float64 { return float64(s.SentPackets) }},
-	{prometheus.Counter, "sent_bytes_total", "Bytes of inner packets sent to a node.", func(s *geneve.TunnelStats) float64 { return float64(s.SentBytes) }},
-	{prometheus.Gauge, "held_packets", "Inner packets that wait for the node's answer to ARP.", func(s *geneve.TunnelStats) float64 { return float64(s.Held) }},
-	{prometheus.Counter, "encap_changes_total", "How often a node was heard in the other encapsulation after a minute of silence.", func(s *geneve.TunnelStats) float64 { return float64(s.EncapChanges) }},
-	{prometheus.Gauge, "trains", "1 if UDP_SEGMENT trains are sent to a node, 0 if single datagrams.", func(s *geneve.TunnelStats) float64 { return prometheus.Bit[s.Train] }},
-	{prometheus.Counter, "trains_lost_total", "How often trains to a node were found lost.", func(s *geneve.TunnelStats) float64 { return float64(s.LostTrains) }},
-	{prometheus.Counter, "trains_refused_total", "Trains to a node that the gateway's kernel refused.", func(s *geneve.TunnelStats) float64 { return float64(s.RefusedTrains) }},
+	{prometheus.Counter, "received_packets_total", "Inner packets received from a node.",
+		func(s *geneve.TunnelStats) float64 { return float64(s.ReceivedPackets) }},
+	{prometheus.Counter, "received_bytes_total", "Bytes of inner packets received from a node.",
+		func(s *geneve.TunnelStats) float64 { return float64(s.ReceivedBytes) }},
+	{prometheus.Counter, "sent_packets_total", "Inner packets sent to a node.", func(s *geneve.TunnelStats) float64 {
+		return float64(s.SentPackets)
+	}},
+	{prometheus.Counter, "sent_bytes_total", "Bytes of inner packets sent to a node.",
+		func(s *geneve.TunnelStats) float64 { return float64(s.SentBytes) }},
+	{prometheus.Gauge, "held_packets", "Inner packets that wait for the node's answer to ARP.",
+		func(s *geneve.TunnelStats) float64 { return float64(s.Held) }},
+	{prometheus.Counter, "encap_changes_total",
+		"How often a node was heard in the other encapsulation after a minute of silence.",
+		func(s *geneve.TunnelStats) float64 { return float64(s.EncapChanges) }},
+	{prometheus.Gauge, "trains", "1 if UDP_SEGMENT trains are sent to a node, 0 if single datagrams.",
+		func(s *geneve.TunnelStats) float64 { return prometheus.Bit[s.Train] }},
+	{prometheus.Counter, "trains_lost_total", "How often trains to a node were found lost.",
+		func(s *geneve.TunnelStats) float64 { return float64(s.LostTrains) }},
+	{prometheus.Counter, "trains_refused_total", "Trains to a node that the gateway's kernel refused.",
+		func(s *geneve.TunnelStats) float64 { return float64(s.RefusedTrains) }},
 }
 
 func (p *page) nodes(links map[string]nat.Link, stats func(uint16) (geneve.TunnelStats, bool)) {
@@ -283,7 +329,8 @@ func (p *page) nodes(links map[string]nat.Link, stats func(uint16) (geneve.Tunne
 			p.Add(1, s.Encap.String(), nodes[i].name)
 		}
 	}
-	p.Family(prometheus.Gauge, "node_silence_seconds", "For how long nothing has come from a node; absent where its MAC address is not known.", "node")
+	p.Family(prometheus.Gauge, "node_silence_seconds",
+		"For how long nothing has come from a node; absent where its MAC address is not known.", "node")
 	for i := range nodes {
 		if s := &nodes[i].stats; s.MAC != nil {
 			p.Add(s.Silence.Seconds(), nodes[i].name)
@@ -300,17 +347,23 @@ func (p *page) peer(name string, s *wg.PeerStats, tunnel *wg.Stats) {
 		kind, name, help string
 		value            float64
 	}{
-		{prometheus.Gauge, "last_handshake_seconds", "Unix time of the last handshake with the peer; 0 = none.", handshake},
-		{prometheus.Counter, "received_bytes_total", "Bytes of WireGuard messages received from the peer.", float64(s.Received)},
+		{prometheus.Gauge, "last_handshake_seconds", "Unix time of the last handshake with the peer; 0 = none.",
+			handshake},
+		{prometheus.Counter, "received_bytes_total", "Bytes of WireGuard messages received from the peer.",
+			float64(s.Received)},
 		{prometheus.Counter, "sent_bytes_total", "Bytes of WireGuard messages sent to the peer.", float64(s.Sent)},
-		{prometheus.Gauge, "trains", "1 if UDP_SEGMENT trains are sent to the peer, 0 if single datagrams.", prometheus.Bit[tunnel.Trains]},
-		{prometheus.Counter, "trains_lost_total", "How often trains to the peer were found lost.", float64(tunnel.LostTrains)},
-		{prometheus.Counter, "receive_pauses_total", "Pauses of a receiver after an error that the kernel reported.", float64(tunnel.ReceivePauses)},
+		{prometheus.Gauge, "trains", "1 if UDP_SEGMENT trains are sent to the peer, 0 if single datagrams.",
+			prometheus.Bit[tunnel.Trains]},
+		{prometheus.Counter, "trains_lost_total", "How often trains to the peer were found lost.",
+			float64(tunnel.LostTrains)},
+		{prometheus.Counter, "receive_pauses_total", "Pauses of a receiver after an error that the kernel reported.",
+			float64(tunnel.ReceivePauses)},
 	} {
 		p.Family(f.kind, "wireguard_"+f.name, f.help, "peer")
 		p.Add(f.value, name)
 	}
-	p.Family(prometheus.Counter, "wireguard_handshake_messages_total", "Messages that begin handshakes (initiation) and answer them.", "kind", "peer", "way")
+	p.Family(prometheus.Counter, "wireguard_handshake_messages_total",
+		"Messages that begin handshakes (initiation) and answer them.", "kind", "peer", "way")
 	p.Count(tunnel.Talk.SentInitiations, "initiation", name, "sent")
 	p.Count(tunnel.Talk.ReceivedInitiations, "initiation", name, "received")
 	p.Count(tunnel.Talk.SentAnswers, "answer", name, "sent")
@@ -320,7 +373,8 @@ func (p *page) peer(name string, s *wg.PeerStats, tunnel *wg.Stats) {
 // stages reports how long packets take at each stage of the path.
 func (p *page) stages(tunnel *wg.Stats, of *path.Path) {
 	out, in, sent := of.Outbound().Decided(), of.Inbound().Decided(), of.SentToNodes()
-	p.Family(prometheus.Histogram, "stage_duration_seconds", "How long a batch of packets spends in a stage of its way; one in 256 packets tells.", "direction", "stage")
+	p.Family(prometheus.Histogram, "stage_duration_seconds",
+		"How long a batch of packets spends in a stage of its way; one in 256 packets tells.", "direction", "stage")
 	p.durations(&out, "outbound", "decide")
 	p.durations(&tunnel.Encrypt, "outbound", "encrypt")
 	p.durations(&tunnel.Send, "outbound", "send")
@@ -331,13 +385,15 @@ func (p *page) stages(tunnel *wg.Stats, of *path.Path) {
 
 // build reports the version of this build.
 func (p *page) build(v control.Version) {
-	p.Family(prometheus.Gauge, "build_info", "Which build of culvert this is; always 1.", "version", "revision", "modified", "goversion", "platform")
+	p.Family(prometheus.Gauge, "build_info", "Which build of culvert this is; always 1.", "version", "revision",
+		"modified", "goversion", "platform")
 	p.Add(1, v.Version, v.Revision, strconv.FormatBool(v.Modified), v.Go, v.Platform)
 }
 
 // findings reports present findings by the cause that the log names.
 func (p *page) findings(all []health.Finding) {
-	p.Family(prometheus.Gauge, "fault", "1 for each fault that is known now, by cause and whom it concerns: a peer, node or address. The log has the sentence.", "cause", "of")
+	p.Family(prometheus.Gauge, "fault",
+		"1 for each fault that is known now, by cause and whom it concerns: a peer, node or address. The log has the sentence.", "cause", "of")
 	for _, f := range all {
 		if f.Cause.Level == health.Warning {
 			p.Add(1, f.Cause.Name, f.Of)
@@ -346,15 +402,19 @@ func (p *page) findings(all []health.Finding) {
 }
 
 func (p *page) check(peer string, found monitor.CheckStatus) {
-	p.Family(prometheus.Gauge, "check_connected", "1 if the peer's gateway answers the connection check, 0 if not; absent where none is made.", "peer")
+	p.Family(prometheus.Gauge, "check_connected",
+		"1 if the peer's gateway answers the connection check, 0 if not; absent where none is made.", "peer")
 	if found.State != monitor.CheckOff {
 		p.Add(prometheus.Bit[found.State == monitor.CheckConnected], peer)
 	}
-	p.Family(prometheus.Gauge, "check_rtt_seconds", "Time to the peer's gateway and back; absent while it does not answer.", "peer")
+	p.Family(prometheus.Gauge, "check_rtt_seconds",
+		"Time to the peer's gateway and back; absent while it does not answer.", "peer")
 	if found.State == monitor.CheckConnected {
 		p.Add(found.RTT.Seconds(), peer)
 	}
-	p.Family(prometheus.Counter, "check_pings_total", "Pings of the connection check: sent to the peer, answered by it, received from it and answered.", "peer", "ping")
+	p.Family(prometheus.Counter, "check_pings_total",
+		"Pings of the connection check: sent to the peer, answered by it, received from it and answered.",
+		"peer", "ping")
 	p.Count(found.Sent, peer, "sent")
 	p.Count(found.Answered, peer, "answered")
 	p.Count(found.Asked, peer, "received")
@@ -362,7 +422,9 @@ func (p *page) check(peer string, found monitor.CheckStatus) {
 
 // paths reports the path MTUs found by probes.
 func (p *page) paths(peer string, links map[string]nat.Link, known map[nat.Link]pathmtu.Result) {
-	p.Family(prometheus.Gauge, "path_mtu_bytes", "Largest inner packet that passes to a node or the peer and back; absent while no probe has been answered.", "kind", "of")
+	p.Family(prometheus.Gauge, "path_mtu_bytes",
+		"Largest inner packet that passes to a node or the peer and back; absent while no probe has been answered.",
+		"kind", "of")
 	if r, ok := known[nat.Tunnel]; ok {
 		p.Add(float64(r.Size), string(health.OfPeer), peer)
 	}
@@ -378,16 +440,32 @@ var socketFamilies = []struct {
 	kind, name, help string
 	value            func(*udp.Stats) float64
 }{
-	{prometheus.Counter, "received_messages_total", "Messages received; a merged train is one.", func(s *udp.Stats) float64 { return float64(s.ReceivedMessages) }},
-	{prometheus.Counter, "received_bytes_total", "Bytes received, without UDP headers.", func(s *udp.Stats) float64 { return float64(s.ReceivedBytes) }},
-	{prometheus.Gauge, "waiting", "1 if a message is there that nobody has received yet.", func(s *udp.Stats) float64 { return prometheus.Bit[s.Waits] }},
-	{prometheus.Counter, "receive_errors_total", "Errors of datagrams sent earlier that the kernel reported.", func(s *udp.Stats) float64 { return float64(s.ReceiveErrors) }},
-	{prometheus.Counter, "truncated_messages_total", "Messages lost because they were longer than their buffer.", func(s *udp.Stats) float64 { return float64(s.Truncated) }},
-	{prometheus.Counter, "sent_datagrams_total", "Datagrams sent.", func(s *udp.Stats) float64 { return float64(s.SentDatagrams) }},
-	{prometheus.Counter, "sent_bytes_total", "Bytes sent, without UDP headers.", func(s *udp.Stats) float64 { return float64(s.SentBytes) }},
-	{prometheus.Counter, "refused_trains_total", "Trains that the kernel refused, sent again as single datagrams.", func(s *udp.Stats) float64 { return float64(s.RefusedTrains) }},
-	{prometheus.Gauge, "receive_buffer_bytes", "Receive buffer granted by the kernel.", func(s *udp.Stats) float64 { return float64(s.ReceiveBuffer) }},
-	{prometheus.Gauge, "send_buffer_bytes", "Send buffer granted by the kernel.", func(s *udp.Stats) float64 { return float64(s.SendBuffer) }},
+	{prometheus.Counter, "received_messages_total", "Messages received; a merged train is one.",
+		func(s *udp.Stats) float64 { return float64(s.ReceivedMessages) }},
+	{prometheus.Counter, "received_bytes_total", "Bytes received, without UDP headers.", func(s *udp.Stats) float64 {
+		return float64(s.ReceivedBytes)
+	}},
+	{prometheus.Gauge, "waiting", "1 if a message is there that nobody has received yet.", func(s *udp.Stats) float64 {
+		return prometheus.Bit[s.Waits]
+	}},
+	{prometheus.Counter, "receive_errors_total", "Errors of datagrams sent earlier that the kernel reported.",
+		func(s *udp.Stats) float64 { return float64(s.ReceiveErrors) }},
+	{prometheus.Counter, "truncated_messages_total", "Messages lost because they were longer than their buffer.",
+		func(s *udp.Stats) float64 { return float64(s.Truncated) }},
+	{prometheus.Counter, "sent_datagrams_total", "Datagrams sent.", func(s *udp.Stats) float64 {
+		return float64(s.SentDatagrams)
+	}},
+	{prometheus.Counter, "sent_bytes_total", "Bytes sent, without UDP headers.", func(s *udp.Stats) float64 {
+		return float64(s.SentBytes)
+	}},
+	{prometheus.Counter, "refused_trains_total", "Trains that the kernel refused, sent again as single datagrams.",
+		func(s *udp.Stats) float64 { return float64(s.RefusedTrains) }},
+	{prometheus.Gauge, "receive_buffer_bytes", "Receive buffer granted by the kernel.", func(s *udp.Stats) float64 {
+		return float64(s.ReceiveBuffer)
+	}},
+	{prometheus.Gauge, "send_buffer_bytes", "Send buffer granted by the kernel.", func(s *udp.Stats) float64 {
+		return float64(s.SendBuffer)
+	}},
 }
 
 func (p *page) sockets(sockets map[string]udp.Stats) {
@@ -404,13 +482,15 @@ func (p *page) sockets(sockets map[string]udp.Stats) {
 		p.Count(sockets[name].ReceiveCalls, "receive", name)
 		p.Count(sockets[name].SendCalls, "send", name)
 	}
-	p.Family(prometheus.Counter, "socket_overflows_total", "Datagrams lost because the receive buffer was full; absent where the kernel does not tell.", "socket")
+	p.Family(prometheus.Counter, "socket_overflows_total",
+		"Datagrams lost because the receive buffer was full; absent where the kernel does not tell.", "socket")
 	for _, name := range names {
 		if s := sockets[name]; s.OverflowsKnown {
 			p.Count(s.Overflows, name)
 		}
 	}
-	p.Family(prometheus.Counter, "socket_send_drops_total", "Datagrams that the kernel refused to send, by reason.", "reason", "socket")
+	p.Family(prometheus.Counter, "socket_send_drops_total", "Datagrams that the kernel refused to send, by reason.",
+		"reason", "socket")
 	for _, name := range names {
 		for r, n := range sockets[name].SendDrops {
 			p.Count(n, udp.Reason(r).String(), name)
@@ -425,5 +505,6 @@ func (p *page) sockets(sockets map[string]udp.Stats) {
 
 func (p *page) listener(l *seats.Listener) {
 	p.One(prometheus.Gauge, "listener_connections", "Connections to this listener.", float64(l.InUse()))
-	p.One(prometheus.Counter, "listener_refused_connections_total", "Connections closed because there were too many, or too many of their source.", float64(l.Refused()))
+	p.One(prometheus.Counter, "listener_refused_connections_total",
+		"Connections closed because there were too many, or too many of their source.", float64(l.Refused()))
 }

@@ -13,7 +13,8 @@ import (
 func TestLegMetrics(t *testing.T) {
 	p := new(page)
 	p.legs("milan", map[string]nat.Link{"rome-1": 1, "rome-2": 2}, func(l nat.Link) monitor.Traffic {
-		return map[nat.Link]monitor.Traffic{nat.Tunnel: {RTT: 20 * time.Millisecond, All: 7}, 1: {RTT: time.Millisecond, All: 60, AllMissed: 3}, 2: {All: 9, AllMissed: 8}}[l]
+		return map[nat.Link]monitor.Traffic{nat.Tunnel: {RTT: 20 * time.Millisecond, All: 7}, 1: {RTT: time.Millisecond,
+			All: 60, AllMissed: 3}, 2: {All: 9, AllMissed: 8}}[l]
 	})
 	const want = `# HELP culvert_leg_rtt_seconds Time to a node or the peer and back, of the last request that was answered; absent while none of the last few was.
 # TYPE culvert_leg_rtt_seconds gauge

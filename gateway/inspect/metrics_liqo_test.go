@@ -16,10 +16,13 @@ func TestLatencyHistogram(t *testing.T) {
 	found.RTTs[0], found.RTTs[1], found.RTTs[len(monitor.RTTBounds)] = 2, 1, 1
 	page.liqo("milan", &wg.PeerStats{}, &found)
 	for _, want := range []string{
-		`bucket{driver="wireguard",cluster_id="milan",le="10000"} 2`, `bucket{driver="wireguard",cluster_id="milan",le="15000"} 3`,
-		`bucket{driver="wireguard",cluster_id="milan",le="299992"} 3`, `bucket{driver="wireguard",cluster_id="milan",le="+Inf"} 4`,
+		`bucket{driver="wireguard",cluster_id="milan",le="10000"} 2`,
+		`bucket{driver="wireguard",cluster_id="milan",le="15000"} 3`,
+		`bucket{driver="wireguard",cluster_id="milan",le="299992"} 3`,
+		`bucket{driver="wireguard",cluster_id="milan",le="+Inf"} 4`,
 		`sum{driver="wireguard",cluster_id="milan"} 1.022e+06`, `count{driver="wireguard",cluster_id="milan"} 4`,
-		`liqo_peer_latency_us{driver="wireguard",cluster_id="milan"} 1e+06`, `liqo_peer_is_connected{driver="wireguard",cluster_id="milan"} 1`,
+		`liqo_peer_latency_us{driver="wireguard",cluster_id="milan"} 1e+06`,
+		`liqo_peer_is_connected{driver="wireguard",cluster_id="milan"} 1`,
 	} {
 		if !strings.Contains(page.Text.String(), want+"\n") {
 			t.Errorf("no line ends with %s:\n%s", want, &page.Text)
@@ -28,7 +31,8 @@ func TestLatencyHistogram(t *testing.T) {
 	page.Text.Reset()
 	found.State = monitor.CheckError
 	page.liqo("milan", &wg.PeerStats{}, &found)
-	if text := page.Text.String(); strings.Contains(text, "liqo_peer_latency_us") || !strings.Contains(text, `is_connected{driver="wireguard",cluster_id="milan"} 0`) {
+	if text := page.Text.String(); strings.Contains(text, "liqo_peer_latency_us") ||
+		!strings.Contains(text, `is_connected{driver="wireguard",cluster_id="milan"} 0`) {
 		t.Errorf("of a peer that does not answer:\n%s", text)
 	}
 }

@@ -43,9 +43,13 @@ func TestEachCounterHasAReader(t *testing.T) {
 			page.stages(s.(*wg.Stats), of)
 		}},
 		{&geneve.TunnelStats{MAC: mac}, func(page *page, s any) {
-			page.nodes(map[string]nat.Link{"rome-1": 1}, func(uint16) (geneve.TunnelStats, bool) { return *s.(*geneve.TunnelStats), true })
+			page.nodes(map[string]nat.Link{"rome-1": 1}, func(uint16) (geneve.TunnelStats, bool) {
+				return *s.(*geneve.TunnelStats), true
+			})
 		}},
-		{&udp.Stats{OverflowsKnown: true}, func(page *page, s any) { page.sockets(map[string]udp.Stats{"geneve": *s.(*udp.Stats)}) }},
+		{&udp.Stats{OverflowsKnown: true}, func(page *page, s any) {
+			page.sockets(map[string]udp.Stats{"geneve": *s.(*udp.Stats)})
+		}},
 	} {
 		text := func() string {
 			p := new(page)
@@ -103,7 +107,8 @@ func TestOverflowsThatNobodyCounts(t *testing.T) {
 	p := new(page)
 	p.sockets(map[string]udp.Stats{"geneve": {}, "wireguard": {OverflowsKnown: true, Overflows: 5}})
 	text := p.Text.String()
-	if strings.Contains(text, `overflows_total{socket="geneve"}`) || !strings.Contains(text, `overflows_total{socket="wireguard"} 5`) {
+	if strings.Contains(text, `overflows_total{socket="geneve"}`) ||
+		!strings.Contains(text, `overflows_total{socket="wireguard"} 5`) {
 		t.Error(text)
 	}
 }

@@ -15,7 +15,8 @@ func (v *view) link(p nat.Link) string { return v.names[p] }
 func (src *Source) Rules(ctx context.Context, yield func(*control.Rule) bool) error {
 	pace, v := newPacer(), src.view()
 	src.Path.Engine.ListRules(v.link, func(r *rules.RuleInfo) bool {
-		rule := control.Rule{Origin: r.Origin.String(), Field: v.places().Field(r.Origin, r.Rule), Stage: r.Stage, Priority: r.Priority, Table: r.Table, Chain: r.Chain, Name: r.Rule,
+		rule := control.Rule{Origin: r.Origin.String(), Field: v.places().Field(r.Origin, r.Rule), Stage: r.Stage,
+			Priority: r.Priority, Table: r.Table, Chain: r.Chain, Name: r.Rule,
 			Match: r.Match, Action: r.Action}
 		if r.Counted {
 			rule.Packets, rule.Bytes = &r.Packets, &r.Bytes
@@ -29,7 +30,8 @@ func (src *Source) Rules(ctx context.Context, yield func(*control.Rule) bool) er
 func (src *Source) Routes(ctx context.Context, yield func(*control.Route) bool) error {
 	pace, v := newPacer(), src.view()
 	src.Path.Engine.ListRoutes(v.link, func(r *rules.RouteInfo) bool {
-		route := control.Route{Origin: r.Origin.String(), Field: v.places().Field(r.Origin, ""), Rule: r.Rule, Priority: r.Priority, In: r.In, Mark: r.Mark, Destination: r.Destination.String(), To: r.To}
+		route := control.Route{Origin: r.Origin.String(), Field: v.places().Field(r.Origin, ""), Rule: r.Rule,
+			Priority: r.Priority, In: r.In, Mark: r.Mark, Destination: r.Destination.String(), To: r.To}
 		if r.Source.IsValid() {
 			route.Source = r.Source.String()
 		}

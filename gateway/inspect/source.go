@@ -1,6 +1,7 @@
-// Package inspect shows the state of a gateway: by the control socket (status, connections, rules, captures, traces)
-// and by HTTP (metrics, /healthz, /readyz). It reads counters that exist anyway, and the packet path does not wait
-// for it: long work is done in slices, between which packets pass.
+// Package inspect shows the state of a gateway: by the control socket (status, connections, rules,
+// captures, traces) and by HTTP (metrics, /healthz, /readyz). It reads counters that exist anyway,
+// and the packet path does not wait for it: long work is done in slices, between which packets
+// pass.
 package inspect
 
 import (
@@ -41,7 +42,8 @@ type Life interface {
 	WriteMetrics(page *prometheus.Page)
 }
 
-// Options are the parts of a gateway that a Source shows. Log, Path, Monitor, Current and Life are required.
+// Options are the parts of a gateway that a Source shows. Log, Path, Monitor, Current and Life are
+// required.
 type Options struct {
 	Log     *logrus.Entry
 	Path    *path.Path

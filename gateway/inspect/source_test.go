@@ -35,11 +35,13 @@ func newSource(t *testing.T) *Source {
 	need.NoError(t, life.Open(c))
 	engine, err := nat.New([16]byte{1}, c.NAT(links, 0))
 	need.NoError(t, err)
-	endpoint, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 51, 1}), 0)})
+	endpoint, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 51, 1}),
+		0)})
 	need.NoError(t, err)
 	need.NoError(t, endpoint.Apply(c.Tunnels(links)))
 	own, peer := c.WireGuard.Role.TunnelAddresses()
-	device := wg.New(wg.Options{PrivateKey: c.WireGuard.PrivateKey, MTU: int(c.MTU), Own: own.V4, Peer: peer.V4, Log: log})
+	device := wg.New(wg.Options{PrivateKey: c.WireGuard.PrivateKey, MTU: int(c.MTU), Own: own.V4,
+		Peer: peer.V4, Log: log})
 	p := path.New(engine, endpoint, device, int(c.MTU))
 	m := monitor.New(p, &current, log, false)
 	p.Local = m

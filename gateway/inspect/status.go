@@ -22,7 +22,8 @@ import (
 	"culvert/nat"
 )
 
-// silentTime is the silence after which a node's state is "silent". The node may simply have nothing to send.
+// silentTime is the silence after which a node's state is "silent". The node may simply have
+// nothing to send.
 const silentTime = time.Minute
 
 // Status implements control.Source. It holds each lock of the packet path only for one copy.
@@ -32,14 +33,17 @@ func (src *Source) Status() control.Status {
 	up, known := path.Uptime(), src.Monitor.KnownPaths()
 	st := control.Status{
 		Cluster: c.Cluster, Peer: c.Peer, Role: c.WireGuard.Role.String(), MTU: int(c.MTU),
-		Version: control.ReadVersion(), PID: os.Getpid(), Started: time.Now().Add(-up).Round(time.Second), UptimeSeconds: seconds(up),
-		Findings: src.findingStatus(),
-		Tunnel:   src.tunnelStatus(c, &tunnel, known[nat.Tunnel]),
-		Nodes:    src.nodeStatus(c, links, known, path.Uptime()),
+		Version: control.ReadVersion(), PID: os.Getpid(), Started: time.Now().Add(-up).Round(time.Second),
+		UptimeSeconds: seconds(up),
+		Findings:      src.findingStatus(),
+		Tunnel:        src.tunnelStatus(c, &tunnel, known[nat.Tunnel]),
+		Nodes:         src.nodeStatus(c, links, known, path.Uptime()),
 		Table: control.Table{
-			Connections: stats.Connections, Unreplied: stats.Unreplied, Max: stats.MaxConnections, Pressed: stats.Pressed,
-			Ports: stats.Ports, BusiestPorts: stats.BusiestPorts, BusiestPortsMax: stats.BusiestPortsMax,
-			Created: stats.Created, Restored: stats.Restored, Expired: stats.Expired, Evicted: stats.Evicted, EarlyDropped: stats.EarlyDropped, Deleted: stats.Deleted,
+			Connections: stats.Connections, Unreplied: stats.Unreplied, Max: stats.MaxConnections,
+			Pressed: stats.Pressed,
+			Ports:   stats.Ports, BusiestPorts: stats.BusiestPorts, BusiestPortsMax: stats.BusiestPortsMax,
+			Created: stats.Created, Restored: stats.Restored, Expired: stats.Expired, Evicted: stats.Evicted,
+			EarlyDropped: stats.EarlyDropped, Deleted: stats.Deleted,
 		},
 		Outbound: trafficStatus(&stats.Outbound), Inbound: trafficStatus(&stats.Inbound),
 		Refused: src.Monitor.Refused(),
@@ -76,14 +80,16 @@ func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds
 func (src *Source) findingStatus() []control.Finding {
 	list := []control.Finding{}
 	for _, f := range src.Monitor.Findings(path.Uptime()) {
-		list = append(list, control.Finding{Level: f.Cause.Level.String(), Cause: f.Cause.Name, Kind: string(f.Kind), Of: f.Of, Text: f.Text})
+		list = append(list, control.Finding{Level: f.Cause.Level.String(), Cause: f.Cause.Name, Kind: string(f.Kind),
+			Of: f.Of, Text: f.Text})
 	}
 	return list
 }
 
 func (src *Source) tunnelStatus(c *config.Config, s *wg.Stats, found pathmtu.Result) control.Tunnel {
-	t := control.Tunnel{State: "down", ListenPort: int(src.Path.WG.Port()), PublicKey: c.WireGuard.PrivateKey.Public().Base64(),
-		Trains: s.Trains, TrainsLost: s.LostTrains, Path: pathStatus(c, found), Configured: c.WireGuard.Endpoint}
+	t := control.Tunnel{State: "down", ListenPort: int(src.Path.WG.Port()),
+		PublicKey: c.WireGuard.PrivateKey.Public().Base64(),
+		Trains:    s.Trains, TrainsLost: s.LostTrains, Path: pathStatus(c, found), Configured: c.WireGuard.Endpoint}
 	t.Leg = src.Monitor.Leg(nat.Tunnel, path.Uptime())
 	if f := src.Monitor.Connection(); f.State != monitor.CheckOff {
 		t.Check = &control.Check{State: f.State.String(), Sent: f.Sent, Answered: f.Answered, Asked: f.Asked}
@@ -105,7 +111,8 @@ func (src *Source) tunnelStatus(c *config.Config, s *wg.Stats, found pathmtu.Res
 	return t
 }
 
-func (src *Source) nodeStatus(c *config.Config, links config.Links, known map[nat.Link]pathmtu.Result, now time.Duration) []control.Node {
+func (src *Source) nodeStatus(c *config.Config, links config.Links, known map[nat.Link]pathmtu.Result,
+	now time.Duration) []control.Node {
 	nodes := make([]control.Node, 0, len(c.Geneve.Nodes))
 	for _, n := range c.Geneve.Nodes {
 		s, ok := src.Path.Endpoint.TunnelStats(uint16(links.ByName[n.Name]))
@@ -114,9 +121,11 @@ func (src *Source) nodeStatus(c *config.Config, links config.Links, known map[na
 		}
 		node := control.Node{
 			Leg:  src.Monitor.Leg(links.ByName[n.Name], now),
-			Name: n.Name, State: "unresolved", Underlay: n.Underlay, Address: n.Address.First(), VNI: uint32(n.VNI), Encap: s.Encap.String(),
+			Name: n.Name, State: "unresolved", Underlay: n.Underlay, Address: n.Address.First(), VNI: uint32(n.VNI),
+			Encap:           s.Encap.String(),
 			PodCIDRs:        n.PodCIDRs,
-			ReceivedPackets: s.ReceivedPackets, ReceivedBytes: s.ReceivedBytes, SentPackets: s.SentPackets, SentBytes: s.SentBytes,
+			ReceivedPackets: s.ReceivedPackets, ReceivedBytes: s.ReceivedBytes, SentPackets: s.SentPackets,
+			SentBytes:   s.SentBytes,
 			HeldPackets: s.Held, Trains: s.Train, TrainsLost: s.LostTrains,
 			Path: pathStatus(c, known[links.ByName[n.Name]]),
 		}
@@ -148,14 +157,16 @@ func pathStatus(c *config.Config, r pathmtu.Result) (p control.Path) {
 }
 
 func trafficStatus(d *nat.Direction) control.Traffic {
-	return control.Traffic{Received: d.Received, Forwarded: d.Forwarded, Delivered: d.Delivered, Untracked: d.Untracked, Asymmetric: d.Asymmetric,
-		Dropped: d.DroppedInAll()}
+	return control.Traffic{Received: d.Received, Forwarded: d.Forwarded, Delivered: d.Delivered, Untracked: d.Untracked,
+		Asymmetric: d.Asymmetric,
+		Dropped:    d.DroppedInAll()}
 }
 
 func socketStatus(s *udp.Stats) control.Socket {
 	socket := control.Socket{
-		ReceivedBytes: s.ReceivedBytes, SentBytes: s.SentBytes, ReceiveBuffer: s.ReceiveBuffer, SendBuffer: s.SendBuffer,
-		GRO: s.GRO, GSO: s.GSO, RefusedTrains: s.RefusedTrains,
+		ReceivedBytes: s.ReceivedBytes, SentBytes: s.SentBytes, ReceiveBuffer: s.ReceiveBuffer,
+		SendBuffer: s.SendBuffer,
+		GRO:        s.GRO, GSO: s.GSO, RefusedTrains: s.RefusedTrains,
 	}
 	if s.OverflowsKnown {
 		socket.Overflows = &s.Overflows
@@ -202,7 +213,9 @@ type dropKey struct{ direction, reason string }
 // drops returns each counter of dropped packets.
 func (src *Source) drops(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats) map[dropKey]uint64 {
 	all := make(map[dropKey]uint64)
-	src.Path.EachDrop(s, tunnels, tunnel, func(direction, reason string, packets uint64) { all[dropKey{direction, reason}] += packets })
+	src.Path.EachDrop(s, tunnels, tunnel, func(direction, reason string, packets uint64) {
+		all[dropKey{direction, reason}] += packets
+	})
 	return all
 }
 
@@ -239,7 +252,8 @@ func (r *dropRates) note(now time.Duration, drops func() map[dropKey]uint64) {
 	}
 }
 
-// of returns the drops with rates, most packets first. liqo selects the words for a gateway under Liqo.
+// of returns the drops with rates, most packets first. liqo selects the words for a gateway under
+// Liqo.
 func (r *dropRates) of(drops map[dropKey]uint64, now time.Duration, by health.By) (outbound, inbound []control.Drop) {
 	r.mu.Lock()
 	since := r.older

@@ -7,11 +7,13 @@ import (
 	"culvert/gateway/health"
 )
 
-// TestDropRateOfYounger: packets that were counted before the sample that they are compared with have no rate.
+// TestDropRateOfYounger: packets that were counted before the sample that they are compared with
+// have no rate.
 func TestDropRateOfYounger(t *testing.T) {
 	key := dropKey{"inbound", "no-route"}
 	r := dropRates{newer: dropSample{time.Second, map[dropKey]uint64{key: 6}}}
-	if _, inbound := r.of(map[dropKey]uint64{key: 5}, time.Second, health.ByFile); len(inbound) != 1 || inbound[0].Rate != 0 {
+	if _, inbound := r.of(map[dropKey]uint64{key: 5}, time.Second, health.ByFile); len(inbound) != 1 ||
+		inbound[0].Rate != 0 {
 		t.Errorf("%+v", inbound)
 	}
 }

@@ -53,7 +53,8 @@ func (v *view) sender(o *control.TraceOptions) (nat.Link, error) {
 	}
 	nodes := some(slices.Sorted(maps.Keys(v.links)))
 	if name == "" {
-		return 0, fmt.Errorf("from: no node has pods with the address %s; say where the packet comes in, by one of %s", o.Source.Addr(), nodes)
+		return 0, fmt.Errorf("from: no node has pods with the address %s; say where the packet comes in, by one of %s",
+			o.Source.Addr(), nodes)
 	}
 	return 0, fmt.Errorf("from: no node %q; there are %s", name, nodes)
 }
@@ -109,7 +110,8 @@ func (t *tracer) Trace(s rules.Step) {
 		t.routed = s.Destination.Addr()
 	}
 	if s.Source.IsValid() {
-		step.From, step.To = monitor.EndText(s.Source.Addr(), s.Source.Port()), monitor.EndText(s.Destination.Addr(), s.Destination.Port())
+		step.From, step.To = monitor.EndText(s.Source.Addr(), s.Source.Port()), monitor.EndText(s.Destination.Addr(),
+			s.Destination.Port())
 		if strings.HasPrefix(t.trace.Packet.Protocol, "icmp") { // a connection has the identifier in place of ports
 			step.From, step.To = s.Source.Addr().String(), s.Destination.Addr().String()
 		}
@@ -149,7 +151,8 @@ func (src *Source) explain(v *view, b []byte, in nat.Link, now nat.Time) *contro
 			drop := monitor.DropOf(v.config, &o, t.From)
 			drop.Reason = t.Reason
 			drop.Rule = lastRule(t.Steps)
-			t.Why = drop.Why(&health.Peer{Name: v.config.Peer, Liqo: v.config.Liqo, Peering: v.config.Peering, Role: v.config.WireGuard.Role.String()})
+			t.Why = drop.Why(&health.Peer{Name: v.config.Peer, Liqo: v.config.Liqo, Peering: v.config.Peering,
+				Role: v.config.WireGuard.Role.String()})
 		}
 		src.traceNearest(steps, d.Reason)
 	}
@@ -182,15 +185,18 @@ func dropped(t *control.Trace, reason, why string) {
 	t.Verdict, t.Reason, t.Why = nat.Drop.String(), reason, why
 }
 
-// traceDecode adds the step that identifies the link of a packet, and reports whether there is such a tunnel.
+// traceDecode adds the step that identifies the link of a packet, and reports whether there is such
+// a tunnel.
 func (src *Source) traceDecode(steps *tracer, in nat.Link) bool {
 	if in == nat.Tunnel {
-		steps.add(control.TraceStep{Kind: "decode", Name: "wireguard", Passed: true, Detail: "as a session with the peer brings it"})
+		steps.add(control.TraceStep{Kind: "decode", Name: "wireguard", Passed: true,
+			Detail: "as a session with the peer brings it"})
 		return true
 	}
 	s, ok := src.Path.Endpoint.TunnelStats(uint16(in))
 	step := control.TraceStep{Kind: "decode", Name: "geneve", Passed: ok}
-	if i := slices.IndexFunc(steps.names.config.Geneve.Nodes, func(n config.Node) bool { return n.Name == steps.trace.From }); i >= 0 {
+	if i := slices.IndexFunc(steps.names.config.Geneve.Nodes,
+		func(n config.Node) bool { return n.Name == steps.trace.From }); i >= 0 {
 		n := &steps.names.config.Geneve.Nodes[i]
 		step.Detail = fmt.Sprintf("%s has VNI %d and sends from %s", n.Name, n.VNI, n.Underlay)
 		key := rules.Key{Kind: "node", Name: n.Name}
@@ -201,12 +207,14 @@ func (src *Source) traceDecode(steps *tracer, in nat.Link) bool {
 	}
 	steps.add(step)
 	if !ok {
-		dropped(steps.trace, geneve.UnknownNode.String(), "there is no tunnel to the node: it has gone, or has no addresses yet")
+		dropped(steps.trace, geneve.UnknownNode.String(),
+			"there is no tunnel to the node: it has gone, or has no addresses yet")
 	}
 	return ok
 }
 
-// traceForward cuts a forwarded packet as the packet path does, and adds what happens after the decision.
+// traceForward cuts a forwarded packet as the packet path does, and adds what happens after the
+// decision.
 func (src *Source) traceForward(steps *tracer, p *packet.Packet, d *nat.Verdict) {
 	t, v := steps.trace, steps.names
 	t.To, t.MTU = v.link(d.Out), d.MTU
@@ -228,13 +236,15 @@ func (src *Source) traceForward(steps *tracer, p *packet.Packet, d *nat.Verdict)
 	switch {
 	case !ok:
 		t.Sent = nil
-		dropped(t, geneve.UnknownTunnel.String(), "there is no tunnel to the node: it has gone, or has no addresses yet")
+		dropped(t, geneve.UnknownTunnel.String(),
+			"there is no tunnel to the node: it has gone, or has no addresses yet")
 	case n.Inner == geneve.Ethernet && s.MAC == nil:
 		asked := "ARP"
 		if !n.Address.V4.IsValid() {
 			asked = "neighbour discovery"
 		}
-		t.Egress = fmt.Sprintf("waits until %s answers %s for %s; if it does not, the packet is dropped as %s", n.Name, asked, n.Address.First(), geneve.Unresolved)
+		t.Egress = fmt.Sprintf("waits until %s answers %s for %s; if it does not, the packet is dropped as %s", n.Name,
+			asked, n.Address.First(), geneve.Unresolved)
 	default:
 		t.Egress = fmt.Sprintf("%s with VNI %d to %s", s.Encap, n.VNI, n.Underlay)
 	}
@@ -247,7 +257,8 @@ func (src *Source) tunnelEgress() string {
 	case err != nil || s.Endpoint == "":
 		return fmt.Sprintf("the peer's endpoint is not known: the packet is dropped as %s", wg.TunnelDiscard)
 	case s.LastHandshake.IsZero() || time.Since(s.LastHandshake) >= wg.SessionLifetime:
-		return fmt.Sprintf("no session with %s: the packet waits for a handshake; if none is made, it is dropped as %s", s.Endpoint, wg.TunnelDiscard)
+		return fmt.Sprintf("no session with %s: the packet waits for a handshake; if none is made, it is dropped as %s",
+			s.Endpoint, wg.TunnelDiscard)
 	}
 	return fmt.Sprintf("encrypted to %s, handshake %v ago", s.Endpoint, time.Since(s.LastHandshake).Round(time.Second))
 }
@@ -277,8 +288,11 @@ func isEchoReply(b []byte) bool {
 }
 
 var refusalTexts = map[packet.Refusal]string{
-	packet.NetUnreachable: "ICMP: network unreachable", packet.HostUnreachable: "ICMP: host unreachable", packet.PortUnreachable: "ICMP: port unreachable",
-	packet.Prohibited: "ICMP: prohibited", packet.TooBig: "ICMP: too big", packet.TimeExceeded: "ICMP: time exceeded", packet.Reset: "TCP: reset",
+	packet.NetUnreachable: "ICMP: network unreachable", packet.HostUnreachable: "ICMP: host unreachable",
+	packet.PortUnreachable: "ICMP: port unreachable",
+	packet.Prohibited:      "ICMP: prohibited", packet.TooBig: "ICMP: too big",
+	packet.TimeExceeded: "ICMP: time exceeded",
+	packet.Reset:        "TCP: reset",
 }
 
 // told says which ICMP error the sender of p gets; "" = none.
@@ -299,7 +313,8 @@ func (src *Source) traceNearest(steps *tracer, r nat.Reason) {
 		for key, service := range steps.names.services {
 			if key.address == destination {
 				steps.add(control.TraceStep{Kind: rules.StepNearest.String(), Name: service.name,
-					Detail: fmt.Sprintf("only for protocol %s, dport %d", control.ProtocolName(key.protocol), key.port)})
+					Detail: fmt.Sprintf("only for protocol %s, dport %d",
+						control.ProtocolName(key.protocol), key.port)})
 			}
 		}
 	}
@@ -332,7 +347,8 @@ func (src *Source) nearestRoute(steps *tracer) {
 		return
 	}
 	steps.add(control.TraceStep{
-		Kind: rules.StepNearest.String(), Name: nearest.Rule, Detail: fmt.Sprintf("to %s, only for %s", nearest.To, strings.Join(least, ", ")),
+		Kind: rules.StepNearest.String(), Name: nearest.Rule, Detail: fmt.Sprintf("to %s, only for %s", nearest.To,
+			strings.Join(least, ", ")),
 		Origin: nearest.Origin.String(), Field: steps.places.Field(nearest.Origin, ""),
 	})
 }

@@ -47,7 +47,8 @@ func described(o *control.TraceOptions) ([]byte, error) {
 func ofConnection(t *packet.Tuple, reply bool) ([]byte, error) {
 	d := description{
 		protocol: t.Protocol, flags: header.TCPFlagAck, reply: reply,
-		source: netip.AddrPortFrom(t.Source(), t.SourcePort()), destination: netip.AddrPortFrom(t.Destination(), t.DestinationPort()),
+		source: netip.AddrPortFrom(t.Source(), t.SourcePort()), destination: netip.AddrPortFrom(t.Destination(),
+			t.DestinationPort()),
 	}
 	return d.packet()
 }
@@ -65,7 +66,8 @@ func (d *description) packet() ([]byte, error) {
 		bodyLen = sctpHeader
 	}
 	if d.size != 0 && d.size < ipLen+bodyLen {
-		return nil, fmt.Errorf("size: %d bytes; %s takes at least %d with its headers", d.size, control.ProtocolName(d.protocol), ipLen+bodyLen)
+		return nil, fmt.Errorf("size: %d bytes; %s takes at least %d with its headers", d.size,
+			control.ProtocolName(d.protocol), ipLen+bodyLen)
 	}
 	b := make([]byte, max(d.size, ipLen+bodyLen))
 	if d.ttl == 0 {
@@ -81,8 +83,10 @@ func (d *description) packet() ([]byte, error) {
 			SrcAddr: tcpip.AddrFrom4(d.source.Addr().As4()), DstAddr: tcpip.AddrFrom4(d.destination.Addr().As4())})
 		ip.SetChecksum(^ip.CalculateChecksum())
 	} else {
-		header.IPv6(b).Encode(&header.IPv6Fields{PayloadLength: uint16(len(b) - ipLen), TransportProtocol: tcpip.TransportProtocolNumber(d.protocol),
-			HopLimit: d.ttl, SrcAddr: tcpip.AddrFrom16(d.source.Addr().As16()), DstAddr: tcpip.AddrFrom16(d.destination.Addr().As16())})
+		header.IPv6(b).Encode(&header.IPv6Fields{PayloadLength: uint16(len(b) - ipLen),
+			TransportProtocol: tcpip.TransportProtocolNumber(d.protocol),
+			HopLimit:          d.ttl, SrcAddr: tcpip.AddrFrom16(d.source.Addr().As16()),
+			DstAddr: tcpip.AddrFrom16(d.destination.Addr().As16())})
 	}
 	d.fill(b[ipLen:])
 	if d.protocol == packet.SCTP {
@@ -98,16 +102,20 @@ const sctpHeader = 12
 
 // fill writes the transport header to the body of the packet, with its checksum unless it is SCTP.
 func (d *description) fill(body []byte) {
-	source, destination := tcpip.AddrFromSlice(d.source.Addr().AsSlice()), tcpip.AddrFromSlice(d.destination.Addr().AsSlice())
-	pseudo := header.PseudoHeaderChecksum(tcpip.TransportProtocolNumber(d.protocol), source, destination, uint16(len(body)))
+	source, destination := tcpip.AddrFromSlice(d.source.Addr().AsSlice()),
+		tcpip.AddrFromSlice(d.destination.Addr().AsSlice())
+	pseudo := header.PseudoHeaderChecksum(tcpip.TransportProtocolNumber(d.protocol), source, destination,
+		uint16(len(body)))
 	switch d.protocol {
 	case packet.TCP:
 		tcp := header.TCP(body)
-		tcp.Encode(&header.TCPFields{SrcPort: d.source.Port(), DstPort: d.destination.Port(), DataOffset: header.TCPMinimumSize, Flags: d.flags, WindowSize: 0xffff})
+		tcp.Encode(&header.TCPFields{SrcPort: d.source.Port(), DstPort: d.destination.Port(),
+			DataOffset: header.TCPMinimumSize, Flags: d.flags, WindowSize: 0xffff})
 		tcp.SetChecksum(^checksum.Checksum(body, pseudo))
 	case packet.UDP:
 		udp := header.UDP(body)
-		udp.Encode(&header.UDPFields{SrcPort: d.source.Port(), DstPort: d.destination.Port(), Length: uint16(len(body))})
+		udp.Encode(&header.UDPFields{SrcPort: d.source.Port(), DstPort: d.destination.Port(),
+			Length: uint16(len(body))})
 		udp.SetChecksum(^checksum.Checksum(body, pseudo))
 		if udp.Checksum() == 0 {
 			udp.SetChecksum(0xffff) // RFC 768: 0 says that there is none

@@ -47,8 +47,10 @@ func TestDescribed(t *testing.T) {
 				t.Fatalf("%+v: %v", o, err)
 			}
 			v, err := nattest.Check(b)
-			if ports := [2]uint16{source.Port() + r.id, destination.Port() + r.id}; err != nil || v.Protocol != r.number || v.Source != source.Addr() || v.Destination != destination.Addr() ||
-				r.number != 47 && [2]uint16{v.SourcePort, v.DestinationPort} != ports || v.TTL != 3 || v.Flags != r.wantFlags || len(b) != max(size, ip+r.least) || ip == 20 && !v.DF {
+			if ports := [2]uint16{source.Port() + r.id, destination.Port() + r.id}; err != nil ||
+				v.Protocol != r.number || v.Source != source.Addr() || v.Destination != destination.Addr() ||
+				r.number != 47 && [2]uint16{v.SourcePort, v.DestinationPort} != ports || v.TTL != 3 ||
+				v.Flags != r.wantFlags || len(b) != max(size, ip+r.least) || ip == 20 && !v.DF {
 				t.Errorf("%+v makes %+v of %d bytes: %v", o, v, len(b), err)
 			}
 		}
@@ -64,7 +66,8 @@ func TestDescribed(t *testing.T) {
 			var of packet.Tuple
 			body := nattest.IP{Source: "10.0.1.5", Destination: "10.0.2.5", Body: nattest.ICMP{Type: 8, Rest: 77 << 16}}
 			if protocol == "icmpv6" {
-				body = nattest.IP{Source: "fd00::1", Destination: "fd00::2", Body: nattest.ICMP{Type: 128, Rest: 77 << 16}}
+				body = nattest.IP{Source: "fd00::1", Destination: "fd00::2", Body: nattest.ICMP{Type: 128,
+					Rest: 77 << 16}}
 			}
 			p.Parse(body.Bytes())
 			p.Tuple(&of, 0)
@@ -73,7 +76,8 @@ func TestDescribed(t *testing.T) {
 				want = types[1]
 			}
 			b, err := ofConnection(&of, reply)
-			if v, e := nattest.Check(b); err != nil || e != nil || v.Protocol != number || v.Body[0] != want || v.SourcePort != 77 || v.TTL != 64 {
+			if v, e := nattest.Check(b); err != nil || e != nil || v.Protocol != number || v.Body[0] != want ||
+				v.SourcePort != 77 || v.TTL != 64 {
 				t.Errorf("%s, reply %t: %+v, %v, %v", protocol, reply, v, err, e)
 			}
 		}

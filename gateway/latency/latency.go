@@ -1,5 +1,5 @@
-// Package latency samples how long batches of packets take, and counts them in histograms. A batch that is not sampled costs an addition and a
-// comparison.
+// Package latency samples how long batches of packets take, and counts them in histograms. A batch
+// that is not sampled costs an addition and a comparison.
 package latency
 
 import (

@@ -8,7 +8,8 @@ import (
 // TestHistogram: a bound belongs to the bucket below it, and every duration is counted.
 func TestHistogram(t *testing.T) {
 	var h Histogram
-	for _, d := range []time.Duration{-1, 0, Bounds[0], Bounds[0] + 1, Bounds[len(Bounds)-1], Bounds[len(Bounds)-1] + 1, time.Hour} {
+	for _, d := range []time.Duration{-1, 0, Bounds[0], Bounds[0] + 1, Bounds[len(Bounds)-1],
+		Bounds[len(Bounds)-1] + 1, time.Hour} {
 		h.Observe(d)
 	}
 	c := h.Counts()

@@ -70,7 +70,8 @@ func (k *keeper) adopt(other state.Identity) {
 // stations returns what this gateway knows about nodes.
 func (life *Life) stations() (all []handover.Station) {
 	for _, s := range life.path.Endpoint.Stations() {
-		all = append(all, handover.Station{Node: life.Current.NodeName(nat.Link(s.ID)), MAC: s.MAC.String(), VXLAN: s.Encap == geneve.VXLAN, Local: s.Local})
+		all = append(all, handover.Station{Node: life.Current.NodeName(nat.Link(s.ID)), MAC: s.MAC.String(),
+			VXLAN: s.Encap == geneve.VXLAN, Local: s.Local})
 	}
 	return all
 }
@@ -112,7 +113,8 @@ func (life *Life) expect(paths []handover.Path) {
 	for _, p := range paths {
 		link, ok := links.ByName[p.Node]
 		if ok || p.Node == "" { // the zero link is the tunnel to the peer
-			life.monitor.ExpectPath(link, pathmtu.Result{Size: p.Size, Known: true, Way: pathmtu.Way(p.Way), OneWay: p.OneWay})
+			life.monitor.ExpectPath(link, pathmtu.Result{Size: p.Size, Known: true, Way: pathmtu.Way(p.Way),
+				OneWay: p.OneWay})
 		}
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"culvert/gateway/state"
 )
 
-// TestAdoptWhileWriting: a standby takes what the active gateway tells it while it writes its table to a slow disk. Otherwise it could not take over
-// meanwhile, and would lose its stream.
+// TestAdoptWhileWriting: a standby takes what the active gateway tells it while it writes its table
+// to a slow disk. Otherwise it could not take over meanwhile, and would lose its stream.
 func TestAdoptWhileWriting(t *testing.T) {
 	k := new(keeper)
 	k.writing.Lock()

@@ -28,7 +28,8 @@ type handing struct {
 	process *process // next; nil = unknown
 }
 
-// run hands over. It returns nil if the other process carries the packets, and an error if this one does.
+// run hands over. It returns nil if the other process carries the packets, and an error if this one
+// does.
 func (h *handing) run() (err error) {
 	h.life.keeper.leave()
 	defer func() {
@@ -70,8 +71,10 @@ func (h *handing) offer() error {
 	c, _ := life.Current.Get()
 	w := c.WireGuard
 	identity := life.keeper.known()
-	identity.Peer = state.Peer{PublicKey: w.PeerPublicKey.Base64(), Configured: w.Endpoint, Endpoint: life.path.WG.Endpoint()}
-	offer := handover.Offer{Version: control.ReadVersion().String(), Identity: identity.Encode(), Local: life.path.WG.Local()}
+	identity.Peer = state.Peer{PublicKey: w.PeerPublicKey.Base64(), Configured: w.Endpoint,
+		Endpoint: life.path.WG.Endpoint()}
+	offer := handover.Offer{Version: control.ReadVersion().String(), Identity: identity.Encode(),
+		Local: life.path.WG.Local()}
 	if s, err := life.path.WG.PeerStats(); err == nil {
 		offer.Session = !s.LastHandshake.IsZero() && time.Since(s.LastHandshake) < wg.SessionLifetime
 		offer.Answers = offer.Session && life.path.WG.Pings().RTT != 0
@@ -83,14 +86,16 @@ func (h *handing) offer() error {
 			return err
 		}
 		h.relay = handover.NewRelay(ours)
-		relay := handover.Opened{Socket: handover.Socket{Name: "relay"}, Descriptor: func() (int, error) { return theirs, nil }}
+		relay := handover.Opened{Socket: handover.Socket{Name: "relay"}, Descriptor: func() (int, error) {
+			return theirs, nil
+		}}
 		open = append([]handover.Opened{relay}, open...)
 	}
 	return h.line.SendOffer(&offer, open)
 }
 
-// records sends the records of connections that had a packet since, with a limit of within for each message, and
-// sleeps for pause between slices.
+// records sends the records of connections that had a packet since, with a limit of within for each
+// message, and sleeps for pause between slices.
 func (h *handing) records(since nat.Time, pause, within time.Duration) error {
 	life := h.life
 	_, links := life.Current.Get()
@@ -98,8 +103,8 @@ func (h *handing) records(since nat.Time, pause, within time.Duration) error {
 	return life.path.Engine.Records(since, path.Now(), links.Name).Write(w, func() { w.Pause(pause) })
 }
 
-// cut stops the packets, sends the rest, and lets the other process carry them. It returns an error if the other
-// process does not.
+// cut stops the packets, sends the rest, and lets the other process carry them. It returns an error
+// if the other process does not.
 func (h *handing) cut(began nat.Time) error {
 	life := h.life
 	stopped := handover.Monotonic()
@@ -196,9 +201,9 @@ func (h *handing) goOn() {
 	h.life.path.WG.Confirm() // if the new process used another port and the peer heard it, the peer sends there
 }
 
-// renew starts a new session with the peer. WireGuard would repeat a lost handshake only after five seconds
-// (WireGuard paper, Section 6.1: Rekey-Timeout), and the peer ignores one that comes too soon after the other
-// process's.
+// renew starts a new session with the peer. WireGuard would repeat a lost handshake only after five
+// seconds (WireGuard paper, Section 6.1: Rekey-Timeout), and the peer ignores one that comes too
+// soon after the other process's.
 func (life *Life) renew() {
 	began, wait := time.Now(), greetTime
 	for again := began; time.Since(began) < sessionPatience; time.Sleep(renewPoll) {

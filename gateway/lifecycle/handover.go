@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// overlapTime is how long after the cut the old process decrypts the peer's packets of the old session, and would
-	// continue if the new process died. doneTime is how long it waits for the new process to confirm the end, which a
-	// busy machine may delay.
+	// overlapTime is how long after the cut the old process decrypts the peer's packets of the old
+	// session, and would continue if the new process died. doneTime is how long it waits for the
+	// new process to confirm the end, which a busy machine may delay.
 	overlapTime = time.Second
 	doneTime    = 1600 * time.Millisecond
-	// drainTime limits how long packets take to leave wireguard-go, and drainQuiet how long the next one takes, because
-	// a packet that was discarded there never leaves.
+	// drainTime limits how long packets take to leave wireguard-go, and drainQuiet how long the
+	// next one takes, because a packet that was discarded there never leaves.
 	drainTime  = 100 * time.Millisecond
 	drainQuiet = 10 * time.Millisecond
 	drainPoll  = 100 * time.Microsecond
@@ -40,9 +40,12 @@ func (life *Life) HandOver(o control.TakeoverOptions) (func(*net.UnixConn), erro
 	c, _ := life.Current.Get()
 	switch {
 	case o.Protocol != handover.Version:
-		return nil, fmt.Errorf("this gateway hands over by version %d of the conversation, not %d: restart it", handover.Version, o.Protocol)
+		return nil, fmt.Errorf("this gateway hands over by version %d of the conversation, not %d: restart it",
+			handover.Version, o.Protocol)
 	case o.Cluster != c.Cluster || o.Peer != c.Peer:
-		return nil, fmt.Errorf("this is the gateway of cluster %s towards %s, not of %s towards %s; name the right socket by --takeover", c.Cluster, c.Peer, o.Cluster, o.Peer)
+		return nil, fmt.Errorf(
+			"this is the gateway of cluster %s towards %s, not of %s towards %s; name the right socket by --takeover",
+			c.Cluster, c.Peer, o.Cluster, o.Peer)
 	case c.Elected:
 		return nil, errors.New("this gateway has replicas, of which another one takes over: end this one")
 	case !life.Ready():
@@ -67,8 +70,9 @@ func (life *Life) HandOver(o control.TakeoverOptions) (func(*net.UnixConn), erro
 	}, nil
 }
 
-// HandOverOver is HandOver to a gateway in this process that takes over through the other ends of wire and relay. It
-// closes both. It returns nil when the other gateway carries the packets; on an error this gateway continues.
+// HandOverOver is HandOver to a gateway in this process that takes over through the other ends of
+// wire and relay. It closes both. It returns nil when the other gateway carries the packets; on an
+// error this gateway continues.
 func (life *Life) HandOverOver(wire handover.Wire, relay net.Conn) error {
 	h := &handing{life: life, line: handover.NewLine(wire), relay: handover.NewRelay(relay)}
 	err := ErrHanding
@@ -108,8 +112,9 @@ func (h *handing) handOver() error {
 	return nil
 }
 
-// Finish waits for the end of a hand-over, and reports whether another process carries the packets then. Before the
-// cut the other process has no packets; if this one ended, it could only start afresh.
+// Finish waits for the end of a hand-over, and reports whether another process carries the packets
+// then. Before the cut the other process has no packets; if this one ended, it could only start
+// afresh.
 func (life *Life) Finish() bool {
 	if !life.handing.Load() {
 		return false

@@ -24,8 +24,8 @@ import (
 	"culvert/nat"
 )
 
-// keeper saves, for the next gateway, what is not in the configuration: the key of the port choice, the peer's address,
-// and connections.
+// keeper saves, for the next gateway, what is not in the configuration: the key of the port choice,
+// the peer's address, and connections.
 type keeper struct {
 	log     *logrus.Entry
 	current *config.Current
@@ -63,8 +63,8 @@ const (
 	maxRecordRest = 8 << 20 // for clients of services, and for what blocks leave unused
 )
 
-// openKeeper locks the folder of c's peering and reads what the previous gateway left there. It fails only if another
-// gateway uses the folder. Files that cannot be used are logged and ignored.
+// openKeeper locks the folder of c's peering and reads what the previous gateway left there. It
+// fails only if another gateway uses the folder. Files that cannot be used are logged and ignored.
 func openKeeper(life *Life, c *config.Config) (*keeper, error) {
 	k := &keeper{log: life.Log, current: life.Current, gone: life.gone, asOf: life.AsOf}
 	k.identity = state.Identity{Cluster: c.Cluster, PortKey: newPortKey()}
@@ -97,7 +97,8 @@ func openKeeper(life *Life, c *config.Config) (*keeper, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		k.pending = true
 	default:
-		life.Log.WithError(err).WithField("folder", k.dir.Path()).Warn("state: the identity there cannot be used: a new one takes its place")
+		life.Log.WithError(err).WithField("folder",
+			k.dir.Path()).Warn("state: the identity there cannot be used: a new one takes its place")
 		k.pending = !errors.Is(err, state.ErrForeign) // nor are its connections ours
 	}
 	if k.identity != k.written {
@@ -152,7 +153,8 @@ func (k *keeper) tell(err error) {
 		missing = append(missing, "the end is missing")
 	}
 	if len(missing) > 0 {
-		entry.Warn("state: connections of the previous gateway are restored, but not all: " + strings.Join(missing, ", "))
+		entry.Warn("state: connections of the previous gateway are restored, but not all: " +
+			strings.Join(missing, ", "))
 		return
 	}
 	entry.Info("state: connections of the previous gateway are restored")
@@ -180,7 +182,8 @@ type restored struct{ nat.Restored }
 
 // missing returns why connections, or blocks of them, were not restored.
 func (r *restored) missing() []missing {
-	return []missing{{"expired", r.Expired}, {"unknown-link", r.UnknownLink}, {"unbound", r.Unbound}, {"no-room", r.NoRoom},
+	return []missing{{"expired", r.Expired}, {"unknown-link", r.UnknownLink}, {"unbound", r.Unbound},
+		{"no-room", r.NoRoom},
 		{"damaged-block", r.Damaged}, {"foreign-block", r.Foreign}}
 }
 
@@ -330,7 +333,8 @@ func (k *keeper) note(err error) {
 		k.failures++
 		k.mu.Unlock()
 		if !k.broken {
-			k.log.WithError(err).Warn("state: cannot be written: a restart would cost connections; make room, and the folder writable")
+			k.log.WithError(err).Warn(
+				"state: cannot be written: a restart would cost connections; make room, and the folder writable")
 		}
 	} else if k.broken {
 		k.log.Info("state: is written again")

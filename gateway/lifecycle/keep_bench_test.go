@@ -40,14 +40,17 @@ func BenchmarkKeep(b *testing.B) {
 	}
 	k, engine := open()
 	k.restore(engine, links) // the folder is empty
-	first := nattest.IP{Source: "11.0.0.0", Destination: "10.61.1.5", Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: make([]byte, 10)}}.Bytes()
+	first := nattest.IP{Source: "11.0.0.0", Destination: "10.61.1.5", Body: nattest.UDP{SourcePort: 4000,
+		DestinationPort: 53, Payload: make([]byte, 10)}}.Bytes()
 	var p packet.Packet
 	for i := range n {
 		bytes := append([]byte(nil), first...)
 		binary.BigEndian.PutUint32(bytes[12:], 11<<24+uint32(i))
-		binary.BigEndian.PutUint16(bytes[22:], uint16(i>>4)) // connections to different destinations can share a port of U
+		// connections to different destinations can share a port of U
+		binary.BigEndian.PutUint16(bytes[22:], uint16(i>>4))
 		p.Parse(nattest.Fix(bytes))
-		if v := engine.Process(&p, links.ByName[c.Geneve.Nodes[0].Name], path.Now()); v.Action != nat.Forward || v.Untracked {
+		if v := engine.Process(&p, links.ByName[c.Geneve.Nodes[0].Name], path.Now()); v.Action != nat.Forward ||
+			v.Untracked {
 			b.Fatal(v.Reason)
 		}
 	}

@@ -50,8 +50,8 @@ func (life *Life) applyMute(tunnel string, conn *handover.Conn) {
 	})
 }
 
-// Lend returns o with an Open function whose sockets can be handed to another process; see package handover. The
-// first socket is called name, the second name6.
+// Lend returns o with an Open function whose sockets can be handed to another process; see package
+// handover. The first socket is called name, the second name6.
 func (life *Life) Lend(name string, o udp.Options) udp.Options {
 	plain := o
 	plain.ZeroChecksums = name == "geneve" // as package geneve asks of the sockets that it opens
@@ -96,7 +96,8 @@ func (life *Life) tunnelSockets() (all []*handover.Conn) {
 	return all
 }
 
-// openFiles returns the files that a process that takes over needs and that only one process can open.
+// openFiles returns the files that a process that takes over needs and that only one process can
+// open.
 func (life *Life) openFiles() (all []handover.Opened) {
 	for _, l := range life.lent {
 		port := fmt.Sprint(l.conn.LocalAddr().Port())
@@ -141,8 +142,8 @@ func (life *Life) listeners() map[string]listenAt {
 	return all
 }
 
-// keepFiles says whether the files of Unix sockets are left to another process. If not, clients see this process as
-// their owner.
+// keepFiles says whether the files of Unix sockets are left to another process. If not, clients see
+// this process as their owner.
 func (life *Life) keepFiles(leave bool) {
 	for _, l := range life.listeners() {
 		if u, ok := l.Listener.(*net.UnixListener); ok {
@@ -154,10 +155,11 @@ func (life *Life) keepFiles(leave bool) {
 	}
 }
 
-// claim makes the kernel name this process to clients, because SO_PEERCRED names the last caller of listen(2)
-// (unix(7)), which may have exited.
+// claim makes the kernel name this process to clients, because SO_PEERCRED names the last caller of
+// listen(2) (unix(7)), which may have exited.
 func claim(l syscall.Conn) {
 	if raw, err := l.SyscallConn(); err == nil {
-		raw.Control(func(fd uintptr) { unix.Listen(int(fd), math.MaxUint16) }) // at most net.core.somaxconn, as package net has it
+		// at most net.core.somaxconn, as package net has it
+		raw.Control(func(fd uintptr) { unix.Listen(int(fd), math.MaxUint16) })
 	}
 }

@@ -16,7 +16,8 @@ import (
 // checksums over IPv6, as package geneve asks; that of WireGuard does not.
 func TestLentZeroChecksums(t *testing.T) {
 	life := New(Options{}, nil)
-	endpoint, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(netip.IPv6Loopback(), 0), UDP: life.Lend("geneve", udp.Options{})})
+	endpoint, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(netip.IPv6Loopback(), 0),
+		UDP: life.Lend("geneve", udp.Options{})})
 	need.Kernel(t, "ipv6", err)
 	t.Cleanup(func() { endpoint.Close() })
 	other, err := udp.Open("udp6", netip.AddrPortFrom(netip.IPv6Loopback(), 0), life.Lend("wireguard", udp.Options{}))
@@ -26,7 +27,10 @@ func TestLentZeroChecksums(t *testing.T) {
 		raw, err := life.lent[i].socket.SyscallConn()
 		need.NoError(t, err)
 		got := -1
-		if e := raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_NO_CHECK6_RX) }); e != nil || err != nil {
+		if e := raw.Control(func(fd uintptr) {
+			got, err = unix.GetsockoptInt(int(fd), unix.SOL_UDP,
+				unix.UDP_NO_CHECK6_RX)
+		}); e != nil || err != nil {
 			t.Fatal(e, os.NewSyscallError("getsockopt", err))
 		}
 		if got != want {

@@ -1,6 +1,7 @@
-// Package lifecycle passes a gateway's state to another process: through a folder, to the gateway that is started
-// next (keep.go), or by the hand-over of a running gateway. handover.go and handing.go are the old process's side of a
-// hand-over; takeover.go, offered.go and overlap.go are the new one's. Package handover has the messages between them.
+// Package lifecycle passes a gateway's state to another process: through a folder, to the gateway
+// that is started next (keep.go), or by the hand-over of a running gateway. handover.go and
+// handing.go are the old process's side of a hand-over; takeover.go, offered.go and overlap.go are
+// the new one's. Package handover has the messages between them.
 package lifecycle
 
 import (
@@ -28,10 +29,12 @@ type Options struct {
 	Applying  sync.Locker                    // held while the configuration changes
 	Ready     func() bool                    // the gateway carries packets
 	Listeners func() map[string]net.Listener // that are open: metrics, health, control and uapi
-	AsOf      func() time.Time               // when the table of connections last equalled that of the forwarding gateway
+	// when the table of connections last equalled that of the forwarding gateway
+	AsOf func() time.Time
 }
 
-// A Life belongs to one gateway, from before the gateway opens anything until it has closed everything.
+// A Life belongs to one gateway, from before the gateway opens anything until it has closed
+// everything.
 type Life struct {
 	Options
 	path      *path.Path // nil until Begin, as monitor
@@ -60,8 +63,8 @@ func (life *Life) PortKey() [16]byte { return life.keeper.known().PortKey }
 // Restore gives e the saved connections, once, when it first has links.
 func (life *Life) Restore(e *nat.Engine, links config.Links) { life.keeper.restore(e, links) }
 
-// RestoredAsOf returns the time at which the restored connections were those of the forwarding gateway. It returns the zero Time if there were none,
-// or if some could not be read.
+// RestoredAsOf returns the time at which the restored connections were those of the forwarding
+// gateway. It returns the zero Time if there were none, or if some could not be read.
 func (life *Life) RestoredAsOf() time.Time {
 	life.keeper.mu.Lock()
 	defer life.keeper.mu.Unlock()
@@ -107,7 +110,8 @@ func (life *Life) Gone() <-chan struct{} { return life.gone }
 // Successor returns the process that has taken over; 0 = none has, or it is unknown.
 func (life *Life) Successor() int { return int(life.successor.Load()) }
 
-// Changeable returns an error while the gateway hands over, because the other process would not get the change.
+// Changeable returns an error while the gateway hands over, because the other process would not get
+// the change.
 func (life *Life) Changeable() error {
 	if life.handing.Load() {
 		return ErrHanding
@@ -115,14 +119,14 @@ func (life *Life) Changeable() error {
 	return nil
 }
 
-// Listener returns the previous process's listener with this name at the configured address; nil if it has none
-// there.
+// Listener returns the previous process's listener with this name at the configured address; nil if
+// it has none there.
 func (life *Life) Listener(name, address string) (net.Listener, error) {
 	return life.taken.listener(name, address)
 }
 
-// WriteMetrics reports what is saved for the next gateway, and which of the previous gateway's records this one could
-// not use.
+// WriteMetrics reports what is saved for the next gateway, and which of the previous gateway's
+// records this one could not use.
 func (life *Life) WriteMetrics(p *prometheus.Page) {
 	k := life.keeper
 	k.mu.Lock()
@@ -131,10 +135,13 @@ func (life *Life) WriteMetrics(p *prometheus.Page) {
 	if !k.saved.IsZero() {
 		saved = float64(k.saved.UnixMilli()) / 1000
 	}
-	p.One(prometheus.Gauge, "state_saved_timestamp_seconds", "When connections were last written to the state folder; 0 = never.", saved)
-	p.Family(prometheus.Gauge, "state_not_restored", "Connections that the previous gateway has left and this one has not, by reason; of blocks that cannot be read, the blocks.", "reason")
+	p.One(prometheus.Gauge, "state_saved_timestamp_seconds",
+		"When connections were last written to the state folder; 0 = never.", saved)
+	p.Family(prometheus.Gauge, "state_not_restored",
+		"Connections that the previous gateway has left and this one has not, by reason; of blocks that cannot be read, the blocks.", "reason")
 	for _, m := range k.restored.missing() {
 		p.Add(float64(m.n), m.why)
 	}
-	p.One(prometheus.Counter, "state_save_failures_total", "Writes to the state folder that failed.", float64(k.failures))
+	p.One(prometheus.Counter, "state_save_failures_total", "Writes to the state folder that failed.",
+		float64(k.failures))
 }

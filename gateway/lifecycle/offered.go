@@ -51,7 +51,8 @@ func (t *Taking) at(name, address string) *os.File {
 	return nil
 }
 
-// socket returns the old process's UDP socket with a name; nil if it has none at the port. Port 0 means any.
+// socket returns the old process's UDP socket with a name; nil if it has none at the port. Port 0
+// means any.
 func (t *Taking) socket(name string, port uint16, o udp.Options) (*udp.Socket, error) {
 	if t == nil {
 		return nil, nil
@@ -73,7 +74,8 @@ func (t *Taking) has(name string, port uint16) bool {
 	return t != nil && slices.Contains(t.offer.Sockets, handover.Socket{Name: name, At: strconv.Itoa(int(port))})
 }
 
-// listener returns the old process's listener with a name at the configured address; nil if it has none there.
+// listener returns the old process's listener with a name at the configured address; nil if it has
+// none there.
 func (t *Taking) listener(name, address string) (net.Listener, error) {
 	if t.at(name, address) == nil {
 		return nil, nil
@@ -101,8 +103,8 @@ func (t *Taking) folder(c *config.Config) *state.Dir {
 	return d
 }
 
-// hold keeps a new gateway's socket silent until the cut, because the old one may share it. It is called before there
-// is anything to send.
+// hold keeps a new gateway's socket silent until the cut, because the old one may share it. It is
+// called before there is anything to send.
 func (t *Taking) hold(l *lentSocket, shared bool) {
 	switch {
 	case t == nil:

@@ -24,8 +24,8 @@ func (t *Taking) busy() bool {
 	}
 }
 
-// finish carries the packets that the old process decrypts. It lets that process exit only after overlapTime, so that
-// there is a gateway if this process dies before.
+// finish carries the packets that the old process decrypts. It lets that process exit only after
+// overlapTime, so that there is a gateway if this process dies before.
 func (t *Taking) finish(life *Life) {
 	if t == nil {
 		return
@@ -35,14 +35,16 @@ func (t *Taking) finish(life *Life) {
 	for _, l := range life.lent {
 		switch socket, err := t.former(l); {
 		case err != nil:
-			life.Log.WithError(err).WithField("socket", l.name).Warn("packets that the peer still sends to the previous gateway's port are lost")
+			life.Log.WithError(err).WithField("socket",
+				l.name).Warn("packets that the peer still sends to the previous gateway's port are lost")
 		case socket != nil:
 			t.old = append(t.old, socket)
 			go l.conn.Drain(socket, t.relay)
 		}
 	}
 	for _, s := range t.offer.Sockets {
-		if (s.Name == "control" || s.Name == "uapi") && t.files[s.Name] != nil { // elsewhere here, and left to this process
+		// elsewhere here, and left to this process
+		if (s.Name == "control" || s.Name == "uapi") && t.files[s.Name] != nil {
 			os.Remove(s.At)
 		}
 	}
@@ -88,7 +90,8 @@ func (t *Taking) finish(life *Life) {
 	}
 }
 
-// former returns the old process's counterpart of WireGuard's socket l if it has another port, else nil.
+// former returns the old process's counterpart of WireGuard's socket l if it has another port, else
+// nil.
 func (t *Taking) former(l lentSocket) (udp.Conn, error) {
 	at := l.conn.LocalAddr()
 	i := slices.IndexFunc(t.offer.Sockets, func(s handover.Socket) bool { return s.Name == l.name })

@@ -21,7 +21,9 @@ func processOf(id int) *process {
 	}
 	fd, err := unix.PidfdOpen(id, 0)
 	if errors.Is(err, unix.ESRCH) {
-		return nil // the ID may be that of an earlier owner of the socket, because the process that speaks has not exited
+		// the ID may be that of an earlier owner of the socket, because the process that speaks has
+		// not exited
+		return nil
 	}
 	if err != nil {
 		fd = -1
@@ -29,8 +31,8 @@ func processOf(id int) *process {
 	return &process{id, fd}
 }
 
-// ended waits up to a time for the process to exit, and reports whether it has. A zombie has exited, although signals
-// can be sent to it. The result for nil is false.
+// ended waits up to a time for the process to exit, and reports whether it has. A zombie has
+// exited, although signals can be sent to it. The result for nil is false.
 func (p *process) ended(within time.Duration) bool {
 	if p == nil {
 		return false
@@ -41,15 +43,16 @@ func (p *process) ended(within time.Duration) bool {
 	}
 	for until := time.Now().Add(within); ; {
 		left := max(time.Until(until), 0)
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}, int(left.Milliseconds())) // pidfd_open(2)
+		// pidfd_open(2)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}, int(left.Milliseconds()))
 		if !errors.Is(err, unix.EINTR) {
 			return n > 0 && err == nil
 		}
 	}
 }
 
-// kill kills a process that may hang, if it is not this one and if this one is permitted to, and reports whether it
-// succeeded. It uses the pidfd, because the ID alone could hit another process.
+// kill kills a process that may hang, if it is not this one and if this one is permitted to, and
+// reports whether it succeeded. It uses the pidfd, because the ID alone could hit another process.
 func (p *process) kill() bool {
 	return p != nil && p.fd >= 0 && p.id != os.Getpid() && unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0) == nil
 }

@@ -22,20 +22,22 @@ import (
 )
 
 const (
-	// greetTime is the timeout of the first handshake. It doubles on each retry, because a new handshake invalidates the answer to the old
-	// one. sessionPatience bounds all tries together.
+	// greetTime is the timeout of the first handshake. It doubles on each retry, because a new
+	// handshake invalidates the answer to the old one. sessionPatience bounds all tries together.
 	greetTime       = 300 * time.Millisecond
 	sessionPatience = 5 * time.Second
-	// The peer still uses the old session if less than quietTime has passed since the last message in it.
+	// The peer still uses the old session if less than quietTime has passed since the last message
+	// in it.
 	quietTime = 150 * time.Millisecond
 	// A killed process closes its sockets before it is gone.
 	endTime = 100 * time.Millisecond
-	// stopTime limits the silence of the old process after it was told to stop, because it may have exited.
+	// stopTime limits the silence of the old process after it was told to stop, because it may have
+	// exited.
 	stopTime = 1200 * time.Millisecond
 )
 
-// Taking is the new process's side of a hand-over; see package handover. A gateway that takes over from none has a
-// nil Taking.
+// Taking is the new process's side of a hand-over; see package handover. A gateway that takes over
+// from none has a nil Taking.
 type Taking struct {
 	line     *handover.Line
 	offer    handover.Offer
@@ -59,16 +61,18 @@ type Taking struct {
 func Ask(ctx context.Context, socket string, c *config.Config) (*Taking, error) {
 	asking, cancel := context.WithTimeout(ctx, handover.AskTime)
 	defer cancel()
-	conn, err := control.TakeOver(asking, socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: c.Cluster, Peer: c.Peer})
+	conn, err := control.TakeOver(asking, socket, control.TakeoverOptions{Protocol: handover.Version,
+		Cluster: c.Cluster, Peer: c.Peer})
 	if err != nil {
 		return nil, fmt.Errorf("--takeover: %w", err)
 	}
 	return newTaking(conn), nil
 }
 
-// AskOver takes over from a gateway in this process that hands over through the other ends of wire and relay. Both
-// open their sockets by open.
-func AskOver(wire handover.Wire, relay net.Conn, open func(network string, at netip.AddrPort) (udp.Conn, error)) *Taking {
+// AskOver takes over from a gateway in this process that hands over through the other ends of wire
+// and relay. Both open their sockets by open.
+func AskOver(wire handover.Wire, relay net.Conn, open func(network string, at netip.AddrPort) (udp.Conn,
+	error)) *Taking {
 	t := newTaking(wire)
 	t.relay, t.open = handover.NewRelay(relay), open
 	return t
@@ -86,9 +90,11 @@ func (t *Taking) Refuse(err error) {
 	t.close()
 }
 
-// Take takes over with the gateway that begin makes for t; if the take-over fails, Take calls end to undo begin.
-// alone is true if the old process has exited, so that the caller should start a gateway as if there had been none.
-func (t *Taking) Take(ctx context.Context, c *config.Config, log *logrus.Logger, begin func() (*Life, error), end func()) (alone bool, err error) {
+// Take takes over with the gateway that begin makes for t; if the take-over fails, Take calls end
+// to undo begin. alone is true if the old process has exited, so that the caller should start a
+// gateway as if there had been none.
+func (t *Taking) Take(ctx context.Context, c *config.Config, log *logrus.Logger, begin func() (*Life, error),
+	end func()) (alone bool, err error) {
 	if err = t.run(ctx, c, begin, end); err == nil {
 		return false, nil
 	}
@@ -104,7 +110,8 @@ func (t *Taking) Take(ctx context.Context, c *config.Config, log *logrus.Logger,
 	ended := t.before.ended(within)
 	t.close()
 	if ended && ctx.Err() == nil {
-		log.WithError(err).Warn("the previous gateway ended during the hand-over: this one starts as if there had been none")
+		log.WithError(err).Warn(
+			"the previous gateway ended during the hand-over: this one starts as if there had been none")
 		return true, nil
 	}
 	return false, fmt.Errorf("--takeover: %w; the previous gateway goes on", err)
@@ -144,7 +151,8 @@ func (t *Taking) run(ctx context.Context, c *config.Config, begin func() (*Life,
 	return t.cut(life)
 }
 
-// restore gives the engine the records that arrive before a message of kind last, and returns that message.
+// restore gives the engine the records that arrive before a message of kind last, and returns that
+// message.
 func (t *Taking) restore(life *Life, last handover.Kind) ([]byte, error) {
 	within := handover.AskTime
 	if t.stopping {
@@ -162,8 +170,8 @@ func (t *Taking) restore(life *Life, last handover.Kind) ([]byte, error) {
 	})
 }
 
-// meetPeer makes a session with the peer. If it cannot, but the peer answers in the old process's session, there is
-// no hand-over.
+// meetPeer makes a session with the peer. If it cannot, but the peer answers in the old process's
+// session, there is no hand-over.
 func (t *Taking) meetPeer(ctx context.Context, life *Life) error {
 	if !t.offer.Session {
 		return nil
@@ -186,7 +194,9 @@ func (t *Taking) meetPeer(ctx context.Context, life *Life) error {
 			again.Reset(wait)
 		case <-late.C:
 			if !t.offer.Answers {
-				return nil // the peer does not answer the old process either, or answers no pings: nothing speaks against this process
+				// the peer does not answer the old process either, or answers no pings: nothing
+				// speaks against this process
+				return nil
 			}
 			return fmt.Errorf("the peer does not answer this gateway's handshakes in %v, and has a session with the one before: compare wireguard.privateKeyFile, peerPublicKey and endpoint with what that one has", sessionPatience)
 		case <-ctx.Done():
@@ -228,6 +238,7 @@ func (t *Taking) cut(life *Life) error {
 	life.path.WG.Confirm()
 	life.keepFiles(false)
 	pause := time.Duration(handover.Monotonic() - end.Stopped)
-	life.Log.WithFields(logrus.Fields{"process": t.line.Peer(), "was": t.offer.Version, "pause": pause.Round(10 * time.Microsecond).String()}).Info("taken over")
+	life.Log.WithFields(logrus.Fields{"process": t.line.Peer(), "was": t.offer.Version,
+		"pause": pause.Round(10 * time.Microsecond).String()}).Info("taken over")
 	return nil
 }

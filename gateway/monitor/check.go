@@ -39,21 +39,24 @@ type CheckStatus struct {
 	Measured time.Time // when RTT was; zero unless CheckConnected
 	Answered uint64    // pings of ours that the peer has answered
 	Asked    uint64    // pings of the peer that we have answered
-	// RTTs are the numbers of answers in each bucket of RTTBounds; the last one counts slower answers. RTTSum is the
-	// sum of all round-trip times.
+	// RTTs are the numbers of answers in each bucket of RTTBounds; the last one counts slower
+	// answers. RTTSum is the sum of all round-trip times.
 	RTTs   [len(RTTBounds) + 1]uint64
 	RTTSum time.Duration
 }
 
 // RTTBounds are the buckets of Liqo's gateway, so that the histograms of both can be added.
 var RTTBounds = [...]time.Duration{
-	10000 * time.Microsecond, 15000 * time.Microsecond, 20000 * time.Microsecond, 36250 * time.Microsecond, 52500 * time.Microsecond,
-	68750 * time.Microsecond, 85000 * time.Microsecond, 101250 * time.Microsecond, 117500 * time.Microsecond, 133750 * time.Microsecond,
-	150000 * time.Microsecond, 178380 * time.Microsecond, 212129 * time.Microsecond, 252264 * time.Microsecond, 299992 * time.Microsecond,
+	10000 * time.Microsecond, 15000 * time.Microsecond, 20000 * time.Microsecond, 36250 * time.Microsecond,
+	52500 * time.Microsecond,
+	68750 * time.Microsecond, 85000 * time.Microsecond, 101250 * time.Microsecond, 117500 * time.Microsecond,
+	133750 * time.Microsecond,
+	150000 * time.Microsecond, 178380 * time.Microsecond, 212129 * time.Microsecond, 252264 * time.Microsecond,
+	299992 * time.Microsecond,
 }
 
-// checkMessage is a datagram of Liqo's connection check, a JSON object. The answer to a ping is the same object with
-// another type.
+// checkMessage is a datagram of Liqo's connection check, a JSON object. The answer to a ping is the
+// same object with another type.
 type checkMessage struct {
 	ClusterID string          `json:"clusterID"` // of the receiver of the ping, as its sender knows it
 	Type      string          `json:"msgType"`
@@ -68,8 +71,8 @@ const (
 
 	maxCheckMessage = 1024 // bytes
 
-	// checkRate limits the messages that are handled in a second: more than two gateways exchange, and too few to
-	// keep one busy.
+	// checkRate limits the messages that are handled in a second: more than two gateways exchange,
+	// and too few to keep one busy.
 	checkRate  = 100
 	checkBurst = 200
 )
@@ -82,8 +85,8 @@ func parseCheck(b []byte) (m checkMessage, ok bool) {
 	return m, len(m.Stamp) > 0 && json.Unmarshal(m.Stamp, &m.at) == nil && !m.at.IsZero()
 }
 
-// check is the connection check: UDP pings between the tunnel addresses of both gateways. It depends neither on the
-// peer's clock nor on steps of ours.
+// check is the connection check: UDP pings between the tunnel addresses of both gateways. It
+// depends neither on the peer's clock nor on steps of ours.
 type check struct {
 	ends
 	largest int // message, bytes
@@ -107,7 +110,8 @@ type check struct {
 
 func newCheck(own, peer netip.Addr, mtu config.TunnelMTU) *check {
 	return &check{
-		ends: ends{own, peer}, largest: min(maxCheckMessage, int(mtu)-headersOfUDP), limit: rate.NewLimiter(checkRate, checkBurst),
+		ends: ends{own, peer}, largest: min(maxCheckMessage, int(mtu)-headersOfUDP),
+		limit: rate.NewLimiter(checkRate, checkBurst),
 		begun: make(chan struct{}, 1),
 	}
 }
@@ -159,8 +163,8 @@ func (c *check) found() CheckStatus {
 	return s
 }
 
-// tick returns the ping that is due, or nil, and when to call it again; the zero Time means never. No ping is sent to
-// a peer that cannot be reached; it counts as one without an answer.
+// tick returns the ping that is due, or nil, and when to call it again; the zero Time means never.
+// No ping is sent to a peer that cannot be reached; it counts as one without an answer.
 func (c *check) tick(now time.Time, reachable bool) (ping []byte, next time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -198,8 +202,8 @@ func (c *check) ping(now time.Time) []byte {
 	return c.packet(c.config.Port, c.config.Port, b)
 }
 
-// receive handles a packet to the check, one for which mine is true. It returns the answer to send, or nil, and false
-// if the packet is not a message, is an unexpected answer, or exceeds checkRate.
+// receive handles a packet to the check, one for which mine is true. It returns the answer to send,
+// or nil, and false if the packet is not a message, is an unexpected answer, or exceeds checkRate.
 func (c *check) receive(packet []byte, now time.Time) (answer []byte, ok bool) {
 	udp := header.UDP(header.IPv4(packet).Payload())
 	payload, ok := c.payload(udp)
@@ -245,8 +249,8 @@ func (c *check) answered(m *checkMessage, now time.Time) bool {
 	return true
 }
 
-// mine reports whether a packet to the tunnel address is for the check: an unfragmented datagram from the peer's
-// gateway itself to the check's port.
+// mine reports whether a packet to the tunnel address is for the check: an unfragmented datagram
+// from the peer's gateway itself to the check's port.
 func (c *check) mine(packet []byte) bool {
 	udp, ok := c.datagram(packet)
 	if !ok {
@@ -257,8 +261,8 @@ func (c *check) mine(packet []byte) bool {
 	return udp.DestinationPort() == c.config.Port
 }
 
-// checkRemedy and liqoRemedy say what to do when no ping is answered. Faults of the tunnel itself have findings of
-// their own.
+// checkRemedy and liqoRemedy say what to do when no ping is answered. Faults of the tunnel itself
+// have findings of their own.
 const (
 	checkRemedy = "if the tunnel works, the peer is no gateway of Liqo or culvert: set connectionCheck to false"
 	liqoRemedy  = "if the tunnel works, does the pod of the peer's gateway run, and does no FirewallConfiguration drop UDP between the gateways?"

@@ -30,7 +30,8 @@ func newTestCheck() *check {
 }
 
 func testCheckConfig() *config.Config {
-	return &config.Config{Peer: "milan", ConnectionCheck: checkConfig, WireGuard: config.WireGuard{PeerPublicKey: wgkey.Key{1}}}
+	return &config.Config{Peer: "milan", ConnectionCheck: checkConfig,
+		WireGuard: config.WireGuard{PeerPublicKey: wgkey.Key{1}}}
 }
 
 // fromPeer is a datagram from the peer's gateway to the check.
@@ -61,7 +62,8 @@ func pong(t *testing.T, packet []byte, zone *time.Location) []byte {
 		TimeStamp time.Time `json:"timeStamp"`
 	}
 	port, text := toPeer(t, packet)
-	if err := json.Unmarshal([]byte(text), &m); err != nil || m.MsgType != "PING" || m.ClusterID != "milan" || port != 12345 {
+	if err := json.Unmarshal([]byte(text), &m); err != nil || m.MsgType != "PING" || m.ClusterID != "milan" ||
+		port != 12345 {
 		t.Fatalf("ping %s to port %d: %v", text, port, err)
 	}
 	m.MsgType, m.TimeStamp = "PONG", m.TimeStamp.In(zone)
@@ -74,7 +76,8 @@ func pong(t *testing.T, packet []byte, zone *time.Location) []byte {
 // to, whatever the peer's clock and zone.
 func TestCheckAnswersPings(t *testing.T) {
 	for _, stamp := range []string{
-		"2026-11-20T12:00:00.123456789+02:00", "2026-11-20T12:00:00Z", "1999-01-01T00:00:00.5-09:30", "2026-11-20T12:00:00.100000000+00:00",
+		"2026-11-20T12:00:00.123456789+02:00", "2026-11-20T12:00:00Z", "1999-01-01T00:00:00.5-09:30",
+		"2026-11-20T12:00:00.100000000+00:00",
 	} {
 		for _, cluster := range []string{"rome", "somebody", ""} {
 			c := newTestCheck()
@@ -207,8 +210,10 @@ func TestCheckRefuses(t *testing.T) {
 		{"null for a time", message("milan", "PING", "null")},
 		{"a number for a time", message("milan", "PING", "5")},
 		{"a bad time", message("milan", "PING", `"yesterday"`)},
-		{"oversize", fromPeer(12345, `{"clusterID":"`+strings.Repeat("m", 1000)+`","msgType":"PING","timeStamp":`+stamp+`}`)},
-		{"grows when answered", fromPeer(12345, `{"clusterID":"`+strings.Repeat("<", 500)+`","msgType":"PING","timeStamp":`+stamp+`}`)},
+		{"oversize", fromPeer(12345, `{"clusterID":"`+strings.Repeat("m", 1000)+
+			`","msgType":"PING","timeStamp":`+stamp+`}`)},
+		{"grows when answered", fromPeer(12345, `{"clusterID":"`+strings.Repeat("<", 500)+
+			`","msgType":"PING","timeStamp":`+stamp+`}`)},
 		{"answer of an unknown cluster", fromPeer(12345, strings.Replace(string(good[28:]), "milan", "paris", 1))},
 		{"answer to what was not sent", message("milan", "PONG", stamp)},
 		{"answer to what was forgotten", pong(t, pings[1], time.UTC)},

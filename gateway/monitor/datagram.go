@@ -21,7 +21,8 @@ const headersOfUDP = header.IPv4MinimumSize + header.UDPMinimumSize
 // unfragmented and comes from the peer's gateway itself.
 func (e *ends) datagram(packet []byte) (header.UDP, bool) {
 	ip := header.IPv4(packet)
-	if header.IPVersion(packet) != header.IPv4Version || ip.TransportProtocol() != header.UDPProtocolNumber || ip.More() || ip.FragmentOffset() != 0 ||
+	if header.IPVersion(packet) != header.IPv4Version || ip.TransportProtocol() != header.UDPProtocolNumber ||
+		ip.More() || ip.FragmentOffset() != 0 ||
 		ip.SourceAddress() != tcpip.AddrFrom4(e.peer.As4()) || ip.DestinationAddress() != tcpip.AddrFrom4(e.own.As4()) {
 		return nil, false
 	}
@@ -36,7 +37,8 @@ func (e *ends) payload(udp header.UDP) ([]byte, bool) {
 	}
 	udp = udp[:udp.Length()]
 	// RFC 1122, Section 4.1.3.4: a datagram with a wrong checksum is discarded.
-	if udp.Checksum() != 0 && !udp.IsChecksumValid(tcpip.AddrFrom4(e.peer.As4()), tcpip.AddrFrom4(e.own.As4()), checksum.Checksum(udp.Payload(), 0)) {
+	if udp.Checksum() != 0 && !udp.IsChecksumValid(tcpip.AddrFrom4(e.peer.As4()), tcpip.AddrFrom4(e.own.As4()),
+		checksum.Checksum(udp.Payload(), 0)) {
 		return nil, false
 	}
 	return udp.Payload(), true
@@ -48,8 +50,9 @@ func (e *ends) packet(from, to uint16, payload []byte) []byte {
 	own, peer := tcpip.AddrFrom4(e.own.As4()), tcpip.AddrFrom4(e.peer.As4())
 	ip := header.IPv4(b)
 	ip.Encode(&header.IPv4Fields{
-		TotalLength: uint16(len(b)), TTL: path.TTL, Protocol: uint8(header.UDPProtocolNumber), SrcAddr: own, DstAddr: peer,
-		Flags: header.IPv4FlagDontFragment, // RFC 6864, Section 4.1: the ID is then meaningless
+		TotalLength: uint16(len(b)), TTL: path.TTL, Protocol: uint8(header.UDPProtocolNumber), SrcAddr: own,
+		DstAddr: peer,
+		Flags:   header.IPv4FlagDontFragment, // RFC 6864, Section 4.1: the ID is then meaningless
 	})
 	ip.SetChecksum(^ip.CalculateChecksum())
 	udp := header.UDP(ip.Payload())

@@ -28,7 +28,8 @@ type Take func(datagram []byte) (answer []byte, ok bool)
 // Exchange passes the peer's datagrams about exports to take, and its answers to the peer.
 func (m *Monitor) Exchange(take Take) { m.exchange.take.Store(&take) }
 
-// Tell sends the peer a datagram about exports, unless this gateway may not speak to the peer on its own account.
+// Tell sends the peer a datagram about exports, unless this gateway may not speak to the peer on
+// its own account.
 func (m *Monitor) Tell(datagram []byte) {
 	if _, peer := m.reaches(); !peer {
 		return

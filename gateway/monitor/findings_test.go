@@ -17,7 +17,8 @@ func TestManyNodesAreFewLines(t *testing.T) {
 	m := &Monitor{log: logrus.NewEntry(log)}
 	changes := make([]health.Finding, 1000)
 	for i := range changes {
-		changes[i] = health.Finding{Cause: health.NodeSilent, Kind: health.OfNode, Of: fmt.Sprint("node-", i), Text: "silent"}
+		changes[i] = health.Finding{Cause: health.NodeSilent, Kind: health.OfNode, Of: fmt.Sprint("node-", i),
+			Text: "silent"}
 	}
 	m.logChanges(append(changes, health.Finding{Cause: health.FirstPacket, Kind: health.OfNode, Of: "other"}))
 	entries := said.AllEntries()

@@ -12,9 +12,9 @@ import (
 	"culvert/gateway/health"
 )
 
-// knocker asks the kernel about addresses that do not answer. The tunnels' sockets ignore ICMP errors, because anybody
-// could forge them. So a socket of the knocker sends an empty datagram to the address and waits for an error. Its
-// results appear only in log lines and findings.
+// knocker asks the kernel about addresses that do not answer. The tunnels' sockets ignore ICMP
+// errors, because anybody could forge them. So a socket of the knocker sends an empty datagram to
+// the address and waits for an error. Its results appear only in log lines and findings.
 type knocker struct {
 	deaf    bool // the gateway's network is not the kernel's
 	sockets map[netip.AddrPort]*knockSocket
@@ -27,15 +27,15 @@ type knockSocket struct {
 	used bool
 }
 
-// Time between two datagrams to one address. Kernels limit the rate of ICMP errors, and a peer should not report the
-// datagrams as noise.
+// Time between two datagrams to one address. Kernels limit the rate of ICMP errors, and a peer
+// should not report the datagrams as noise.
 const (
 	nodeKnocks = time.Second
 	peerKnocks = 15 * time.Second
 )
 
-// knock sends a datagram to to if one is due, and returns what the kernel has reported about that address. It does not
-// block.
+// knock sends a datagram to to if one is due, and returns what the kernel has reported about that
+// address. It does not block.
 func (k *knocker) knock(to netip.AddrPort, now, interval time.Duration) health.Knock {
 	if k.deaf {
 		return health.KnockSilent
@@ -96,8 +96,8 @@ func (d *knockSocket) send(to netip.AddrPort) (err error) {
 		return err
 	}
 	d.control(func(fd int) {
-		// Without this option a connected socket learns only of "port unreachable". On a kernel that lacks it, less
-		// is known.
+		// Without this option a connected socket learns only of "port unreachable". On a kernel
+		// that lacks it, less is known.
 		if to.Addr().Is4() {
 			unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_RECVERR, 1)
 		} else {

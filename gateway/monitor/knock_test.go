@@ -67,7 +67,8 @@ func closedPort(t *testing.T) netip.AddrPort {
 
 func TestKnockOf(t *testing.T) {
 	for err, want := range map[syscall.Errno]health.Knock{
-		syscall.ECONNREFUSED: health.KnockRefused, syscall.EHOSTUNREACH: health.KnockNobody, syscall.ENETUNREACH: health.KnockNoRoute,
+		syscall.ECONNREFUSED: health.KnockRefused, syscall.EHOSTUNREACH: health.KnockNobody,
+		syscall.ENETUNREACH:   health.KnockNoRoute,
 		syscall.EADDRNOTAVAIL: health.KnockNoRoute,
 		syscall.EPERM:         health.KnockForbidden, syscall.ENOBUFS: health.KnockSilent,
 	} {

@@ -1,6 +1,7 @@
-// Package monitor watches a gateway. Once a second it reads the counters of the gateway's parts, and package health
-// judges them. It probes the path MTU of each leg with package pathmtu, and the peer with Liqo's connection check. It
-// writes its findings to the log, returns them to callers, and tells the engine the path MTUs.
+// Package monitor watches a gateway. Once a second it reads the counters of the gateway's parts,
+// and package health judges them. It probes the path MTU of each leg with package pathmtu, and the
+// peer with Liqo's connection check. It writes its findings to the log, returns them to callers,
+// and tells the engine the path MTUs.
 package monitor
 
 import (
@@ -24,8 +25,8 @@ import (
 	"culvert/nat"
 )
 
-// A Monitor lets a health.Judge look at a gateway once a second, probes the other ends of its links, and logs the
-// findings. It implements path.Local.
+// A Monitor lets a health.Judge look at a gateway once a second, probes the other ends of its
+// links, and logs the findings. It implements path.Local.
 type Monitor struct {
 	path    *path.Path
 	current *config.Current
@@ -56,15 +57,17 @@ type Monitor struct {
 	nodes   []health.Node                  // likewise
 }
 
-// New makes the Monitor of the gateway whose path is p. deaf says that the gateway is not on the kernel's network, as
-// in tests; then the kernel is not asked about addresses.
+// New makes the Monitor of the gateway whose path is p. deaf says that the gateway is not on the
+// kernel's network, as in tests; then the kernel is not asked about addresses.
 func New(p *path.Path, current *config.Current, log *logrus.Entry, deaf bool) *Monitor {
 	c, _ := current.Get()
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	m := &Monitor{
-		path: p, current: current, log: log, check: newCheck(own.V4, peer.V4, c.MTU), paths: newPaths(p, current, c.MTU),
+		path: p, current: current, log: log, check: newCheck(own.V4, peer.V4, c.MTU),
+		paths:    newPaths(p, current, c.MTU),
 		exchange: &exchange{ends: ends{own.V4, peer.V4}, limit: rate.NewLimiter(exportsRate, exportsRate)},
-		judge:    health.NewJudge(), knocker: knocker{deaf: deaf}, allowed: procs.Allowed(), rules: make(map[string]uint64),
+		judge:    health.NewJudge(), knocker: knocker{deaf: deaf}, allowed: procs.Allowed(),
+		rules:   make(map[string]uint64),
 		dropped: map[bool]map[nat.Reason]uint64{false: {}, true: {}},
 	}
 	m.check.begin(c, time.Now())
@@ -129,7 +132,8 @@ func (m *Monitor) ProbeTrains(now time.Duration) {
 	}
 }
 
-// maxLines limits the lines logged in a second for one cause, because thousands of nodes may come or go at once.
+// maxLines limits the lines logged in a second for one cause, because thousands of nodes may come
+// or go at once.
 const maxLines = 10
 
 // logChanges logs what has changed.
@@ -170,8 +174,9 @@ func (m *Monitor) observe(now time.Duration) *health.Observation {
 	doubtPeer, doubtful := m.judge.Doubtful()
 	m.mu.Unlock()
 	o := &health.Observation{
-		Peer: m.seePeer(c), Nodes: m.presences(c, links), Gateway: c.Geneve.GatewayAddress.First(), Port: c.Geneve.ListenPort,
-		MSS: int(c.MSSClamp), Fits: int(c.MTU) - headersOfTCP,
+		Peer: m.seePeer(c), Nodes: m.presences(c, links), Gateway: c.Geneve.GatewayAddress.First(),
+		Port: c.Geneve.ListenPort,
+		MSS:  int(c.MSSClamp), Fits: int(c.MTU) - headersOfTCP,
 		Remote: func(a netip.Addr) bool { return remote(c, a) },
 	}
 	o.Paths = m.narrowPaths(c, o.Peer.Endpoint.Addr())
@@ -181,7 +186,8 @@ func (m *Monitor) observe(now time.Duration) *health.Observation {
 		if name != "geneve" {
 			from, port = "the peer", m.path.WG.Port()
 		}
-		o.Sockets = append(o.Sockets, health.Socket{Name: name, From: from, Port: port, Received: s.ReceivedMessages, Bytes: s.ReceivedBytes,
+		o.Sockets = append(o.Sockets, health.Socket{Name: name, From: from, Port: port, Received: s.ReceivedMessages,
+			Bytes:     s.ReceivedBytes,
 			Overflows: s.Overflows, Waits: s.Waits && !s.OverflowsKnown})
 	}
 	o.CPU = health.CPU{Used: procs.Used(), Procs: procs.Count(), CPUs: m.allowed.CPUs, Quota: m.allowed.Quota}
@@ -195,7 +201,8 @@ func (m *Monitor) observe(now time.Duration) *health.Observation {
 	}
 	for _, name := range doubtful {
 		if i := slices.IndexFunc(o.Nodes, func(n health.Node) bool { return n.Name == name }); i >= 0 {
-			o.Nodes[i].Knock = m.knocker.knock(netip.AddrPortFrom(o.Nodes[i].Underlay, c.Geneve.ListenPort), now, nodeKnocks)
+			o.Nodes[i].Knock = m.knocker.knock(netip.AddrPortFrom(o.Nodes[i].Underlay, c.Geneve.ListenPort),
+				now, nodeKnocks)
 		}
 	}
 	m.path.Endpoint.Signs(func(s *geneve.Sign) {
@@ -214,11 +221,13 @@ func (m *Monitor) observe(now time.Duration) *health.Observation {
 		}
 	})
 	stats, pings := m.path.Engine.Stats(), m.pings()
-	o.Peer.ReceivedPackets, o.Peer.Pings = stats.Inbound.Received, health.Pings{RTT: pings.RTT, Requests: pings.Requests, Lost: pings.Lost, Sent: pings.Sent, Missed: pings.Missed}
+	o.Peer.ReceivedPackets, o.Peer.Pings = stats.Inbound.Received, health.Pings{RTT: pings.RTT,
+		Requests: pings.Requests, Lost: pings.Lost, Sent: pings.Sent, Missed: pings.Missed}
 	if m.passes(&stats, m.shown, pings, now); m.pingDue(now, o.Peer.Handshake) {
 		m.path.WG.Ping(path.Uptime()) // now may be long ago if there was much to observe
 	}
-	o.Drops = append(m.drops(c, &stats.Outbound, m.path.Outbound(), false), m.drops(c, &stats.Inbound, m.path.Inbound(), true)...)
+	o.Drops = append(m.drops(c, &stats.Outbound, m.path.Outbound(), false), m.drops(c, &stats.Inbound,
+		m.path.Inbound(), true)...)
 	return o
 }
 
@@ -231,8 +240,10 @@ func (m *Monitor) seePeer(c *config.Config) health.Peer {
 	if k := c.WireGuard.PrivateKey; k != m.private || m.public == "" {
 		m.private, m.public = k, k.Public().Base64() // costs as much as a handshake
 	}
-	p := health.Peer{Name: c.Peer, Liqo: c.Liqo, Peering: c.Peering, Role: c.WireGuard.Role.String(), Configured: c.WireGuard.Endpoint,
-		ListenPort: m.path.WG.Port(), PublicKey: m.public, Unknown: c.WireGuard.PeerPublicKey == (wgkey.Key{}), Initiator: m.path.WG.Initiator(), Outdated: m.path.WG.Outdated()}
+	p := health.Peer{Name: c.Peer, Liqo: c.Liqo, Peering: c.Peering, Role: c.WireGuard.Role.String(),
+		Configured: c.WireGuard.Endpoint,
+		ListenPort: m.path.WG.Port(), PublicKey: m.public, Unknown: c.WireGuard.PeerPublicKey == (wgkey.Key{}),
+		Initiator: m.path.WG.Initiator(), Outdated: m.path.WG.Outdated()}
 	s, err := m.path.WG.PeerStats()
 	if err != nil {
 		return p // it is being closed
@@ -269,8 +280,9 @@ func (m *Monitor) presences(c *config.Config, links config.Links) []health.Node 
 		local := m.path.Delivered(links.ByName[n.Name]) // each is answered
 		probes, answers := m.paths.counts(links.ByName[n.Name])
 		m.nodes = append(m.nodes, health.Node{
-			Name: n.Name, Underlay: n.Underlay, Address: n.Address.First(), VNI: uint32(n.VNI), Encap: encapName(n.Encap),
-			ARP: p.ARP, Answered: p.Answered, Asked: p.Asked, Known: p.Known, Silence: p.Silence,
+			Name: n.Name, Underlay: n.Underlay, Address: n.Address.First(), VNI: uint32(n.VNI),
+			Encap: encapName(n.Encap),
+			ARP:   p.ARP, Answered: p.Answered, Asked: p.Asked, Known: p.Known, Silence: p.Silence,
 			Received: p.ReceivedPackets, Sent: p.SentPackets, Requests: p.Requests, Lost: p.Lost,
 			LocalReceived: local + answers, LocalSent: local + probes, TrainsLost: p.TrainsLost,
 		})
@@ -308,7 +320,8 @@ func signOf(s *geneve.Sign) (health.Sign, bool) {
 // narrowPaths returns the paths that carry less than the configured MTU.
 func (m *Monitor) narrowPaths(c *config.Config, peer netip.Addr) (all []health.Path) {
 	for link, r := range m.paths.narrow() {
-		x := health.Path{Kind: health.OfPeer, Of: c.Peer, To: peer, Size: r.Size, Configured: int(c.MTU), Way: r.Way.String()}
+		x := health.Path{Kind: health.OfPeer, Of: c.Peer, To: peer, Size: r.Size, Configured: int(c.MTU),
+			Way: r.Way.String()}
 		x.Wire = int(c.MTU.WireGuardWireMTU(peer.Is6()))
 		if link != nat.Tunnel {
 			name := m.current.NodeName(link)

@@ -44,7 +44,8 @@ func monitored(t *testing.T) (*Monitor, []*genevetest.Node) {
 	need.NoError(t, endpoint.Apply(c.Tunnels(links)))
 	log, _ := logtest.NewNullLogger()
 	own, peer := c.WireGuard.Role.TunnelAddresses()
-	device := wg.New(wg.Options{PrivateKey: c.WireGuard.PrivateKey, MTU: int(c.MTU), Own: own.V4, Peer: peer.V4, Log: logrus.NewEntry(log)})
+	device := wg.New(wg.Options{PrivateKey: c.WireGuard.PrivateKey, MTU: int(c.MTU), Own: own.V4, Peer: peer.V4,
+		Log: logrus.NewEntry(log)})
 	p := path.New(engine, endpoint, device, int(c.MTU))
 	m := New(p, &current, logrus.NewEntry(log), false)
 	p.Local = m
@@ -58,14 +59,16 @@ func monitored(t *testing.T) (*Monitor, []*genevetest.Node) {
 	for _, n := range c.Geneve.Nodes {
 		nodes = append(nodes, genevetest.NewNode(t, genevetest.NodeConfig{
 			Listen: netip.AddrPortFrom(n.Underlay, endpoint.LocalAddr().Port()), Gateway: endpoint.LocalAddr(),
-			VNI: uint32(n.VNI), VXLAN: n.Encap == geneve.VXLAN, Address: n.Address.V4, GatewayAddress: c.Geneve.GatewayAddress.V4,
+			VNI: uint32(n.VNI), VXLAN: n.Encap == geneve.VXLAN, Address: n.Address.V4,
+			GatewayAddress: c.Geneve.GatewayAddress.V4,
 		}))
 	}
 	return m, nodes
 }
 
 func udpPacket(source, destination string, payload []byte) []byte {
-	return nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: payload}}.Bytes()
+	return nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53,
+		Payload: payload}}.Bytes()
 }
 
 // waitFor calls condition until it holds.

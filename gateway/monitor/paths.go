@@ -18,8 +18,8 @@ import (
 	"culvert/nat"
 )
 
-// paths finds the path MTU of the legs in use with package pathmtu, and tells the engine. A leg is the path to a node
-// or the peer, and back.
+// paths finds the path MTU of the legs in use with package pathmtu, and tells the engine. A leg is
+// the path to a node or the peer, and back.
 type paths struct {
 	path    *path.Path
 	current *config.Current
@@ -56,12 +56,15 @@ type pathLeg struct {
 const (
 	// awayAsked is the number of unanswered ARP requests above which an end may be away.
 	awayAsked = 2
-	// PathInterval is the time between two looks at the legs: slightly longer than an answer may take.
+	// PathInterval is the time between two looks at the legs: slightly longer than an answer may
+	// take.
 	PathInterval = 1050 * time.Millisecond
-	// busyTime is how long a leg counts as in use after a packet. It is longer than the time between two probes,
-	// because a sender whose large packets all vanish in a black hole is silent meanwhile.
+	// busyTime is how long a leg counts as in use after a packet. It is longer than the time
+	// between two probes, because a sender whose large packets all vanish in a black hole is silent
+	// meanwhile.
 	busyTime = 5 * time.Second
-	// maxPathLegs limits the legs that are probed in one look. The next look continues with the others.
+	// maxPathLegs limits the legs that are probed in one look. The next look continues with the
+	// others.
 	maxPathLegs = 256
 	// probePace is the time between two probes to one leg, so that they do not leave as a train.
 	probePace = 2 * time.Millisecond
@@ -70,7 +73,8 @@ const (
 )
 
 func newPaths(p *path.Path, current *config.Current, mtu config.TunnelMTU) *paths {
-	return &paths{path: p, current: current, sender: p.Endpoint.NewSender(), legs: make(map[nat.Link]*pathLeg), packet: make([]byte, mtu)}
+	return &paths{path: p, current: current, sender: p.Endpoint.NewSender(), legs: make(map[nat.Link]*pathLeg),
+		packet: make([]byte, mtu)}
 }
 
 // ProbePaths probes path MTUs until ctx ends.
@@ -89,7 +93,8 @@ func (m *Monitor) ProbePaths(ctx context.Context) {
 	}
 }
 
-// LookAtPaths sends the probes that are due. It returns the links whose paths have become narrower. One goroutine may call it.
+// LookAtPaths sends the probes that are due. It returns the links whose paths have become narrower.
+// One goroutine may call it.
 func (m *Monitor) LookAtPaths(now time.Duration) (narrower []nat.Link) {
 	nodes, peer := m.reaches()
 	if !nodes {
@@ -104,14 +109,15 @@ func (m *Monitor) KnownPaths() map[nat.Link]pathmtu.Result { return m.paths.know
 // NarrowPaths returns the legs that carry less than is configured.
 func (m *Monitor) NarrowPaths() map[nat.Link]pathmtu.Result { return m.paths.narrow() }
 
-// ExpectPath sets the previous gateway's result for the leg of a link, until this gateway has probed it.
+// ExpectPath sets the previous gateway's result for the leg of a link, until this gateway has
+// probed it.
 func (m *Monitor) ExpectPath(link nat.Link, r pathmtu.Result) { m.paths.expect(link, r) }
 
 // Probes returns how many path MTU probes were sent to a link, and how many answers came.
 func (m *Monitor) Probes(link nat.Link) (sent, answered uint64) { return m.paths.counts(link) }
 
-// look sends the probes that are due, but none to the peer if peer is false. It returns the links whose path MTUs have
-// fallen.
+// look sends the probes that are due, but none to the peer if peer is false. It returns the links
+// whose path MTUs have fallen.
 func (p *paths) look(now time.Duration, peer bool) (narrower []nat.Link) {
 	p.mu.Lock()
 	p.follow(now)
@@ -124,7 +130,8 @@ func (p *paths) look(now time.Duration, peer bool) (narrower []nat.Link) {
 		size := leg.search.Size
 		var changed bool
 		leg.nonce = newNonce()
-		leg.sending, changed = leg.search.Look(now, leg.nonce, leg.reachable && leg.busy != 0 && now-leg.busy < busyTime)
+		leg.sending, changed = leg.search.Look(now, leg.nonce, leg.reachable && leg.busy != 0 &&
+			now-leg.busy < busyTime)
 		if len(leg.sending) > 0 {
 			leg.rounds++
 			longest = max(longest, len(leg.sending))
@@ -168,7 +175,8 @@ func (p *paths) follow(now time.Duration) {
 	})
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	stats := p.path.Engine.Stats()
-	p.keep(nat.Tunnel, own.V4, peer.V4, false, c.MTU).use(peerKnown(p.path.WG), stats.Outbound.Forwarded+stats.Inbound.Forwarded, now)
+	p.keep(nat.Tunnel, own.V4, peer.V4, false, c.MTU).use(peerKnown(p.path.WG),
+		stats.Outbound.Forwarded+stats.Inbound.Forwarded, now)
 	for i := range c.Geneve.Nodes {
 		n := &c.Geneve.Nodes[i]
 		link := links.ByName[n.Name]
@@ -185,7 +193,8 @@ func (p *paths) follow(now time.Duration) {
 				leg.search.Returned()
 			}
 		}
-		for answers := p.path.Endpoint.LargeAnswers(uint16(link)) >> leg.firstLarge(); answers != 0; answers &= answers - 1 {
+		for answers := p.path.Endpoint.LargeAnswers(uint16(link)) >> leg.firstLarge(); answers !=
+			0; answers &= answers - 1 {
 			leg.search.AnsweredARP(bits.TrailingZeros64(answers))
 		}
 	}
@@ -239,8 +248,8 @@ func (leg *pathLeg) use(reachable bool, packets uint64, now time.Duration) {
 	}
 }
 
-// firstLarge is the number of the first large ARP probe of a round. Rounds alternate between two ranges of numbers,
-// so that late answers do not count.
+// firstLarge is the number of the first large ARP probe of a round. Rounds alternate between two
+// ranges of numbers, so that late answers do not count.
 func (leg *pathLeg) firstLarge() int { return int(leg.rounds%2) * pathmtu.MaxProbes }
 
 // due returns the legs to probe in this look.
@@ -277,7 +286,8 @@ func (p *paths) probe(link nat.Link, number int) {
 	p.path.SendTo(p.sender, link, b)
 }
 
-// tell sends the lower MTU of a path to the senders of its connections. It takes a millisecond for 64 connections.
+// tell sends the lower MTU of a path to the senders of its connections. It takes a millisecond for
+// 64 connections.
 func (p *paths) tell(ctx context.Context, link nat.Link) {
 	pace := time.NewTicker(tellPace)
 	defer pace.Stop()

@@ -9,7 +9,8 @@ import (
 	"culvert/nat"
 )
 
-// Probes are ICMP echo requests. Their payload is path.ShortMark or zeros, then the nonce of their round, then zeros.
+// Probes are ICMP echo requests. Their payload is path.ShortMark or zeros, then the nonce of their
+// round, then zeros.
 const (
 	nonceAt  = len(path.ShortMark)
 	probeLen = nonceAt + 8 // without padding
@@ -29,8 +30,8 @@ func (leg *pathLeg) request(room []byte, number int) []byte {
 	return b
 }
 
-// answered records b, a packet to the gateway itself, if it is an answer to a probe, and returns false otherwise. It does
-// not check the checksum, because the nonce proves the answer.
+// answered records b, a packet to the gateway itself, if it is an answer to a probe, and returns
+// false otherwise. It does not check the checksum, because the nonce proves the answer.
 func (p *paths) answered(link nat.Link, b []byte) bool {
 	a, ok := echo.Parse(b)
 	if !ok || a.ID != echo.OfPath || len(a.Payload) < probeLen {

@@ -26,8 +26,8 @@ type intake struct {
 	since    time.Duration // when they began to wait
 }
 
-// stuckTime limits how long datagrams may wait untaken, and how long look may not be called. It is long for one P, and
-// less than the 30 s after which Kubernetes restarts the pod.
+// stuckTime limits how long datagrams may wait untaken, and how long look may not be called. It is
+// long for one P, and less than the 30 s after which Kubernetes restarts the pod.
 const stuckTime = 10 * time.Second
 
 // look is called once a second with all sockets by name.
@@ -58,7 +58,9 @@ func (p *progress) fault(now time.Duration) string {
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.stuck)) {
 		if waited := now - p.stuck[name].since; waited >= stuckTime {
-			return fmt.Sprintf("the packet path has taken nothing for %.0f s of what waits at its socket %s; restart this gateway", waited.Seconds(), name)
+			return fmt.Sprintf(
+				"the packet path has taken nothing for %.0f s of what waits at its socket %s; restart this gateway",
+				waited.Seconds(), name)
 		}
 	}
 	return ""

@@ -12,8 +12,8 @@ const (
 	Nobody          // and it judges nothing, because nothing arrives either
 )
 
-// SetReach sets where the Monitor may send from now on. After Nobody it starts afresh. Package gateway calls it when
-// the gateway's role in an election changes, from any goroutine.
+// SetReach sets where the Monitor may send from now on. After Nobody it starts afresh. Package
+// gateway calls it when the gateway's role in an election changes, from any goroutine.
 func (m *Monitor) SetReach(r Reach) {
 	m.reach.Store(int32(r))
 	m.check.hold(r != Everybody)

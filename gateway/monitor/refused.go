@@ -64,8 +64,10 @@ func (m *Monitor) refused(x *path.Observation, packets uint64) {
 		from, to = 0, 0
 	}
 	m.refusals.note(control.Refusal{
-		Time: time.Now(), Direction: directionName(x.In == nat.Tunnel), Reason: x.Reason, From: m.current.LinkName(x.In),
-		Packets: packets, Protocol: protocol, Source: EndText(t.Source(), from), Destination: EndText(t.Destination(), to),
+		Time: time.Now(), Direction: directionName(x.In == nat.Tunnel), Reason: x.Reason,
+		From:    m.current.LinkName(x.In),
+		Packets: packets, Protocol: protocol, Source: EndText(t.Source(), from),
+		Destination: EndText(t.Destination(), to),
 	})
 }
 
@@ -86,7 +88,8 @@ func (m *Monitor) refusedSign(s *geneve.Sign) {
 
 // refusedStranger adds an unwanted message to WireGuard's port.
 func (m *Monitor) refusedStranger(r wg.Reason, from netip.Addr) {
-	m.refusals.note(control.Refusal{Time: time.Now(), Direction: directionName(true), Reason: r.String(), Protocol: "udp", Source: from.String(), Packets: 1})
+	m.refusals.note(control.Refusal{Time: time.Now(), Direction: directionName(true), Reason: r.String(),
+		Protocol: "udp", Source: from.String(), Packets: 1})
 }
 
 func directionName(inbound bool) string {

@@ -34,8 +34,10 @@ func TestLastRefused(t *testing.T) {
 		{Direction: "outbound", Reason: "wrong-encap", From: "rome-2", Packets: 1},
 		{Direction: "outbound", Reason: "unknown-node", Protocol: "udp", Source: "192.0.2.8:6081", Packets: 1},
 		{Direction: "inbound", Reason: "not-wireguard", Protocol: "udp", Source: "192.0.2.9", Packets: 1},
-		{Direction: "outbound", Reason: "no-route", From: "rome-1", Protocol: "udp", Source: "10.0.1.5:4000", Destination: "192.0.2.1:53", Packets: 4},
-		{Direction: "outbound", Reason: "bad-source", From: "rome-1", Protocol: "udp", Source: "127.0.0.1:4000", Destination: "10.61.1.7:53", Packets: 3},
+		{Direction: "outbound", Reason: "no-route", From: "rome-1", Protocol: "udp", Source: "10.0.1.5:4000",
+			Destination: "192.0.2.1:53", Packets: 4},
+		{Direction: "outbound", Reason: "bad-source", From: "rome-1", Protocol: "udp", Source: "127.0.0.1:4000",
+			Destination: "10.61.1.7:53", Packets: 3},
 	}
 	if len(refused) != len(want) {
 		t.Fatalf("%+v", refused)
@@ -57,7 +59,8 @@ func TestRefusalsAreFew(t *testing.T) {
 	for i := range 10 * maxRefusals {
 		r.note(control.Refusal{Source: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String(), Packets: 1})
 	}
-	if all := r.all(); len(all) != maxRefusals || all[0].Source != "10.0.1.63" || all[maxRefusals-1].Source != "10.0.1.32" {
+	if all := r.all(); len(all) != maxRefusals || all[0].Source != "10.0.1.63" ||
+		all[maxRefusals-1].Source != "10.0.1.32" {
 		t.Errorf("%d: %+v", len(all), all)
 	}
 }

@@ -55,7 +55,8 @@ func (m *Monitor) Traffic(link nat.Link) Traffic {
 // Leg converts Traffic for a status.
 func (m *Monitor) Leg(link nat.Link, now time.Duration) control.Leg {
 	t := m.Traffic(link)
-	l := control.Leg{LastReceivedSeconds: t.received.since(now), LastSentSeconds: t.sent.since(now), Requests: t.requests, RequestsLost: t.lost}
+	l := control.Leg{LastReceivedSeconds: t.received.since(now), LastSentSeconds: t.sent.since(now),
+		Requests: t.requests, RequestsLost: t.lost}
 	if t.RTT > 0 {
 		rtt := t.RTT.Seconds()
 		l.RTTSeconds = &rtt

@@ -7,7 +7,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// TestRuleAgain: the rule that refuses is named, and not one that was removed and added again, whose counter begins anew.
+// TestRuleAgain: the rule that refuses is named, and not one that was removed and added again,
+// whose counter begins anew.
 func TestRuleAgain(t *testing.T) {
 	m, nodes := monitored(t)
 	c, links := m.current.Get()

@@ -97,8 +97,8 @@ func LoadConfig(path string) (*Config, error) {
 	return parse(&configfile.Errors{File: path, Fields: fields}, text, "")
 }
 
-// LoadUnderKubernetes is LoadConfig for a node whose name and Services come from Kubernetes. The file must not contain Services, may omit name and
-// addresses, and an empty path means no file.
+// LoadUnderKubernetes is LoadConfig for a node whose name and Services come from Kubernetes. The
+// file must not contain Services, may omit name and addresses, and an empty path means no file.
 func LoadUnderKubernetes(path, name string) (*Config, error) {
 	text := []byte("{}")
 	if path != "" {
@@ -191,7 +191,8 @@ func vni(e *configfile.Errors, s configfile.Scalar) uint32 {
 // A name that the kernel accepts (dev_valid_name) and that needs no quotes in a shell.
 var interfaceName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 
-// validate reports contradictions. Values that could not be read are invalid here and were reported before.
+// validate reports contradictions. Values that could not be read are invalid here and were reported
+// before.
 func (c *Config) validate(e *configfile.Errors) {
 	if len(c.Interface) >= unix.IFNAMSIZ || !interfaceName.MatchString(c.Interface) {
 		e.Add("interface", "%q is no interface name: want 1 to %d letters, digits, dots, dashes and underscores",
@@ -201,9 +202,11 @@ func (c *Config) validate(e *configfile.Errors) {
 		switch e.Underlay("gateway.underlay", configfile.Scalar(c.Gateway)); {
 		case e.Bad("gateway.underlay"):
 		case c.Underlay.IsValid() && a.Is4() != c.Underlay.Is4():
-			e.Add("gateway.underlay", "%s is %s, and underlay %s is not; write addresses of one family", a, family(a), c.Underlay)
+			e.Add("gateway.underlay", "%s is %s, and underlay %s is not; write addresses of one family", a,
+				family(a), c.Underlay)
 		case !unicast(a):
-			e.Add("gateway.underlay", "%s is no host's address; write the one by which this node reaches the gateway", a)
+			e.Add("gateway.underlay", "%s is no host's address; write the one by which this node reaches the gateway",
+				a)
 		case a == c.Underlay:
 			e.Add("gateway.underlay", "%s is this node's own underlay address; write the gateway's", a)
 		}
@@ -222,13 +225,16 @@ func (c *Config) validate(e *configfile.Errors) {
 		}
 		routes[p] = i
 		if c.Address != (geneve.Pair{}) && !of(c.Address, p.Addr()).IsValid() {
-			e.Add(path, "%s is %s, and address is not; write a list of one address of each family at address and gateway.address, or leave the route out", p, family(p.Addr()))
+			e.Add(path,
+				"%s is %s, and address is not; write a list of one address of each family at address and gateway.address, or leave the route out", p, family(p.Addr()))
 		}
 		if p.Contains(c.Underlay) {
-			e.Add(path, "%s contains underlay %s: the tunnel would run through itself; write a CIDR without it", p, c.Underlay)
+			e.Add(path, "%s contains underlay %s: the tunnel would run through itself; write a CIDR without it",
+				p, c.Underlay)
 		}
 		if g, err := netip.ParseAddr(c.Gateway); err == nil && p.Contains(g) {
-			e.Add(path, "%s contains gateway.underlay %s: the tunnel would run through itself; write a CIDR without it", p, g)
+			e.Add(path, "%s contains gateway.underlay %s: the tunnel would run through itself; write a CIDR without it",
+				p, g)
 		}
 	}
 }
@@ -242,7 +248,8 @@ func (c *Config) validateEnds(e *configfile.Errors) {
 			a, other := both[i], both[1-i]
 			switch {
 			case !a.IsValid() && other.IsValid() && own != none && gateway != none:
-				e.Add(path, "has no %s address like %s, that of the other end; write both families at both ends, or the same one", family(other), other)
+				e.Add(path,
+					"has no %s address like %s, that of the other end; write both families at both ends, or the same one", family(other), other)
 			case !a.IsValid():
 			case !unicast(a):
 				e.Add(path, "%s is no host's address; write a unicast address, such as 10.80.0.2 or fd80::2", a)
@@ -254,7 +261,8 @@ func (c *Config) validateEnds(e *configfile.Errors) {
 		}
 	}
 	if own.V6.IsValid() && c.MTU < minMTU6 {
-		e.Add("mtu", "%d, and address is IPv6, which needs %d; write that or more, here and at the gateway", c.MTU, minMTU6)
+		e.Add("mtu", "%d, and address is IPv6, which needs %d; write that or more, here and at the gateway",
+			c.MTU, minMTU6)
 	}
 }
 
@@ -299,5 +307,6 @@ func written(p geneve.Pair) string {
 
 // unicast reports whether a can be the address of one host.
 func unicast(a netip.Addr) bool {
-	return !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	return !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() &&
+		a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }

@@ -50,7 +50,8 @@ func TestLoadConfig(t *testing.T) {
 	}
 
 	// Omitted fields have their default, except those without one.
-	short := strings.NewReplacer("mtu: 1340\n", "", "port: 6091\n", "", "mode: auto\n", "", "interface: culvert0\n", "").Replace(goodFile)
+	short := strings.NewReplacer("mtu: 1340\n", "", "port: 6091\n", "", "mode: auto\n", "", "interface: culvert0\n",
+		"").Replace(goodFile)
 	got, err = parseConfig([]byte(short))
 	need.NoError(t, err)
 	got.Warnings = nil
@@ -60,11 +61,13 @@ func TestLoadConfig(t *testing.T) {
 }
 
 // dual makes a file one with both families.
-var dual = strings.NewReplacer("address: 10.80.0.4", `address: [10.80.0.4, "fd80::4"]`, "address: 10.80.0.2", `address: ["fd80::2", 10.80.0.2]`,
+var dual = strings.NewReplacer("address: 10.80.0.4", `address: [10.80.0.4, "fd80::4"]`, "address: 10.80.0.2",
+	`address: ["fd80::2", 10.80.0.2]`,
 	"10.71.0.0/16", "10.71.0.0/16, \"fd00:61::/48\"")
 
 // v6only makes a file one with IPv6 alone.
-var v6only = strings.NewReplacer("10.80.0.4", `"fd80::4"`, "10.80.0.2", `"fd80::2"`, "10.61.0.0/16, 10.71.0.0/16", `"fd00:61::/48"`)
+var v6only = strings.NewReplacer("10.80.0.4", `"fd80::4"`, "10.80.0.2", `"fd80::2"`, "10.61.0.0/16, 10.71.0.0/16",
+	`"fd00:61::/48"`)
 
 func TestLoadFamilies(t *testing.T) {
 	four, six := netip.MustParseAddr("10.80.0.2"), netip.MustParseAddr("fd80::2")
@@ -100,45 +103,65 @@ func TestConfigRefuses(t *testing.T) {
 		{"empty", "", []string{"name: missing", "underlay: missing", "gateway.underlay: missing",
 			"gateway.address: missing", "vni: missing", "address: missing"}},
 		{"no YAML", "name: [", []string{"not YAML"}},
-		{"one name for two links", goodFile + "services: {interface: culvert0, addresses: [172.18.0.2]}\n", []string{"services.interface: culvert0 is interface too"}},
+		{"one name for two links", goodFile + "services: {interface: culvert0, addresses: [172.18.0.2]}\n",
+			[]string{"services.interface: culvert0 is interface too"}},
 		{"unknown fields", replace("mtu:", "mut:") + "gatway: 1\n", []string{"gatway: ", "mut: "}},
 		{"duplicate field", goodFile + "mtu: 1400\n", []string{"mtu"}},
-		{"gateway is text", replace("{underlay: 172.18.0.9, address: 10.80.0.4}", "172.18.0.9"), []string{"gateway: want a mapping"}},
+		{"gateway is text", replace("{underlay: 172.18.0.9, address: 10.80.0.4}", "172.18.0.9"),
+			[]string{"gateway: want a mapping"}},
 		{"routes is text", replace("[10.61.0.0/16, 10.71.0.0/16]", "10.61.0.0/16"), []string{"routes: want a list"}},
 		{"underlay is a name", replace("172.18.0.2", "rome-1.example"), []string{"underlay: "}},
 		{"underlay is loopback", replace("172.18.0.2", "127.0.0.1"), []string{"underlay: 127.0.0.1"}},
 		{"ends of unlike families", replace("10.80.0.2", `"fd80::2"`), []string{
-			"address: has no IPv4 address like 10.80.0.4, that of the other end", "gateway.address: has no IPv6 address like fd80::2, that of the other end",
+			"address: has no IPv4 address like 10.80.0.4, that of the other end",
+			"gateway.address: has no IPv6 address like fd80::2, that of the other end",
 			"routes[0]: 10.61.0.0/16 is IPv4, and address is not", "routes[1]: 10.71.0.0/16 is IPv4"}},
-		{"one end has more", replace("10.80.0.2", `[10.80.0.2, "fd80::2"]`), []string{"gateway.address: has no IPv6 address like fd80::2"}},
-		{"two of one family", replace("10.80.0.2", "[10.80.0.2, 10.80.0.3]"), []string{"address[1]: 10.80.0.3 is a second IPv4 address beside 10.80.0.2"}},
-		{"three addresses", replace("10.80.0.2", `[10.80.0.2, "fd80::2", "fd80::3"]`), []string{"address: 3 addresses; write one, or a list of one"}},
-		{"IPv6 without room", dual.Replace(replace("1340", "1279")), []string{"mtu: 1279, and address is IPv6, which needs 1280"}},
-		{"link-local address", v6only.Replace(strings.NewReplacer("10.80.0.2", `"fe80::2"`).Replace(goodFile)), []string{"address: fe80::2 is an address of one link; write one of a unique local prefix"}},
-		{"group as gateway", strings.NewReplacer("fd80::4", "ff02::4").Replace(v6only.Replace(goodFile)), []string{"gateway.address: ff02::4 is no host's address"}},
-		{"gateway has this node's IPv6 address", strings.NewReplacer("fd80::4", "fd80::2").Replace(dual.Replace(goodFile)), []string{"gateway.address: fd80::2 is this node's own"}},
-		{"IPv6 route without address", replace("10.71.0.0/16", `"fd00:61::/48"`), []string{"routes[1]: fd00:61::/48 is IPv6, and address is not; write a list"}},
+		{"one end has more", replace("10.80.0.2", `[10.80.0.2, "fd80::2"]`),
+			[]string{"gateway.address: has no IPv6 address like fd80::2"}},
+		{"two of one family", replace("10.80.0.2", "[10.80.0.2, 10.80.0.3]"),
+			[]string{"address[1]: 10.80.0.3 is a second IPv4 address beside 10.80.0.2"}},
+		{"three addresses", replace("10.80.0.2", `[10.80.0.2, "fd80::2", "fd80::3"]`),
+			[]string{"address: 3 addresses; write one, or a list of one"}},
+		{"IPv6 without room", dual.Replace(replace("1340", "1279")),
+			[]string{"mtu: 1279, and address is IPv6, which needs 1280"}},
+		{"link-local address", v6only.Replace(strings.NewReplacer("10.80.0.2", `"fe80::2"`).Replace(goodFile)),
+			[]string{"address: fe80::2 is an address of one link; write one of a unique local prefix"}},
+		{"group as gateway", strings.NewReplacer("fd80::4", "ff02::4").Replace(v6only.Replace(goodFile)),
+			[]string{"gateway.address: ff02::4 is no host's address"}},
+		{"gateway has this node's IPv6 address", strings.NewReplacer("fd80::4",
+			"fd80::2").Replace(dual.Replace(goodFile)), []string{"gateway.address: fd80::2 is this node's own"}},
+		{"IPv6 route without address", replace("10.71.0.0/16", `"fd00:61::/48"`),
+			[]string{"routes[1]: fd00:61::/48 is IPv6, and address is not; write a list"}},
 		{"underlays of two families", replace("underlay: 172.18.0.2", `underlay: "fd00::2"`),
-			[]string{"gateway.underlay: 172.18.0.9 is IPv4, and underlay fd00::2 is not; write addresses of one family"}},
+			[]string{
+				"gateway.underlay: 172.18.0.9 is IPv4, and underlay fd00::2 is not; write addresses of one family"}},
 		{"underlay is link-local", replace("underlay: 172.18.0.2", `underlay: "fe80::2"`),
 			[]string{"underlay: fe80::2 is link-local, and a tunnel cannot say on which link; write another address"}},
 		{"bad gateway name", replace("172.18.0.9", "-gateway"), []string{"gateway.underlay: "}},
-		{"gateway is link-local", replace("172.18.0.9", `"fe80::9"`), []string{"gateway.underlay: fe80::9 is link-local"}},
-		{"gateway with a zone", replace("172.18.0.9", `"fd00::9%eth0"`), []string{"gateway.underlay: fd00::9 has a zone, which tunnels do not have; leave it out"}},
-		{"gateway is this node", replace("172.18.0.9", "172.18.0.2"), []string{"gateway.underlay: 172.18.0.2 is this node's own"}},
-		{"gateway has this node's address", replace("10.80.0.4", "10.80.0.2"), []string{"gateway.address: 10.80.0.2 is this node's own"}},
+		{"gateway is link-local", replace("172.18.0.9", `"fe80::9"`),
+			[]string{"gateway.underlay: fe80::9 is link-local"}},
+		{"gateway with a zone", replace("172.18.0.9", `"fd00::9%eth0"`),
+			[]string{"gateway.underlay: fd00::9 has a zone, which tunnels do not have; leave it out"}},
+		{"gateway is this node", replace("172.18.0.9", "172.18.0.2"),
+			[]string{"gateway.underlay: 172.18.0.2 is this node's own"}},
+		{"gateway has this node's address", replace("10.80.0.4", "10.80.0.2"),
+			[]string{"gateway.address: 10.80.0.2 is this node's own"}},
 		{"VNI of 25 bits", replace("vni: 1", "vni: 16777216"), []string{"vni: "}},
 		{"tiny mtu", replace("1340", "575"), []string{"mtu: "}},
 		{"port 0", replace("6091", "0"), []string{"port: "}},
 		{"mode", replace("auto", "gre"), []string{`mode: "gre" is not one of auto, geneve, vxlan, tun`}},
 		{"host bits", replace("10.71.0.0/16", "10.71.0.1/16"), []string{"routes[1]: "}},
-		{"route twice", replace("10.71.0.0/16", "10.61.0.0/16"), []string{"routes[1]: 10.61.0.0/16 is routes[0] again"}},
-		{"route to the underlay", replace("10.71.0.0/16", "172.18.0.2/31"), []string{"routes[1]: 172.18.0.2/31 contains underlay"}},
-		{"route to the gateway", replace("10.71.0.0/16", "172.18.0.8/31"), []string{"routes[1]: 172.18.0.8/31 contains gateway.underlay"}},
+		{"route twice", replace("10.71.0.0/16", "10.61.0.0/16"),
+			[]string{"routes[1]: 10.61.0.0/16 is routes[0] again"}},
+		{"route to the underlay", replace("10.71.0.0/16", "172.18.0.2/31"),
+			[]string{"routes[1]: 172.18.0.2/31 contains underlay"}},
+		{"route to the gateway", replace("10.71.0.0/16", "172.18.0.8/31"),
+			[]string{"routes[1]: 172.18.0.8/31 contains gateway.underlay"}},
 		{"long interface", replace("culvert0", "sixteen-letters0"), []string{"interface: "}},
 		{"interface with a slash", replace("culvert0", "a/b"), []string{"interface: "}},
 		{"all at once", replace("vni: 1", "vni: x") + "colour: red\nmtu: y\n", []string{"mtu"}},
-		{"three at once", strings.NewReplacer("vni: 1", "vni: x", "auto", "gre", "10.61.0.0/16", "ten").Replace(goodFile),
+		{"three at once", strings.NewReplacer("vni: 1", "vni: x", "auto", "gre", "10.61.0.0/16",
+			"ten").Replace(goodFile),
 			[]string{"vni: ", "mode: ", "routes[0]: "}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"culvert/gateway/echo"
 )
 
-// cookieLen is the size in bytes of the cookie that begins the payload. It distinguishes answers to this process from
-// others.
+// cookieLen is the size in bytes of the cookie that begins the payload. It distinguishes answers to
+// this process from others.
 const cookieLen = 8
 
 // echoes are the echo requests to the gateway's internal address of one family, and their answers.

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FeatureUDPSegmentation is the feature of links that accept whole UDP trains (UDP_SEGMENT), as named by `ethtool -k`.
+// FeatureUDPSegmentation is the feature of links that accept whole UDP trains (UDP_SEGMENT), as
+// named by `ethtool -k`.
 const FeatureUDPSegmentation = "tx-udp-segmentation"
 
 const (
@@ -18,8 +19,9 @@ const (
 	featureStrings = 4   // ETH_SS_FEATURES, the string set of feature names
 )
 
-// SetFeatures turns features of an interface in this thread's network namespace on or off. It skips features that the kernel does not know. Some
-// features of some interfaces are fixed; Features returns the result.
+// SetFeatures turns features of an interface in this thread's network namespace on or off. It skips
+// features that the kernel does not know. Some features of some interfaces are fixed; Features
+// returns the result.
 func SetFeatures(name string, on bool, features ...string) error {
 	fd, names, err := openFeatures(name)
 	if err != nil {
@@ -47,7 +49,8 @@ func SetFeatures(name string, on bool, features ...string) error {
 	return nil
 }
 
-// Features returns the names of the enabled features of an interface in this thread's network namespace.
+// Features returns the names of the enabled features of an interface in this thread's network
+// namespace.
 func Features(name string) ([]string, error) {
 	fd, names, err := openFeatures(name)
 	if err != nil {
@@ -73,7 +76,8 @@ func Features(name string) ([]string, error) {
 	return on, nil
 }
 
-// openFeatures opens a socket for ethtool and reads the kernel's feature names, in the order of their bits.
+// openFeatures opens a socket for ethtool and reads the kernel's feature names, in the order of
+// their bits.
 func openFeatures(name string) (fd int, names []string, err error) {
 	fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -94,7 +98,8 @@ func openFeatures(name string) (fd int, names []string, err error) {
 		return -1, nil, fmt.Errorf("node: number of features of %s: %w", name, err)
 	}
 	if info.count > maxFeatures { // the kernel would write them all
-		return -1, nil, fmt.Errorf("node: %s has %d features, more than the %d known to exist", name, info.count, maxFeatures)
+		return -1, nil, fmt.Errorf("node: %s has %d features, more than the %d known to exist", name,
+			info.count, maxFeatures)
 	}
 	// struct ethtool_gstrings
 	strings := struct {
@@ -111,7 +116,8 @@ func openFeatures(name string) (fd int, names []string, err error) {
 	return fd, names, nil
 }
 
-// ethtool makes one SIOCETHTOOL request (netdevice(7)). data points to the request's struct, which begins with its command.
+// ethtool makes one SIOCETHTOOL request (netdevice(7)). data points to the request's struct, which
+// begins with its command.
 func ethtool(fd int, name string, data unsafe.Pointer) error {
 	var ifreq struct {
 		name [unix.IFNAMSIZ]byte

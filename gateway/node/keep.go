@@ -13,8 +13,8 @@ import (
 	"culvert/gateway/node/rtnl"
 )
 
-// kept returns the kind of a link left by an earlier run that c can continue with, or "". The properties that a link cannot change must match; the
-// others may differ.
+// kept returns the kind of a link left by an earlier run that c can continue with, or "". The
+// properties that a link cannot change must match; the others may differ.
 func kept(c *Config) Mode {
 	found, err := netlink.LinkByName(c.Interface)
 	if !c.KeepLinks || err != nil || found.Attrs().Group != linkGroup {
@@ -24,11 +24,13 @@ func kept(c *Config) Mode {
 	switch l := found.(type) {
 	case *netlink.Geneve:
 		// The kernel does not change a remote address to the other family.
-		if remote, _ := netip.AddrFromSlice(l.Remote); l.ID == c.VNI && l.Dport == c.Port && remote.Is4() == c.Underlay.Is4() {
+		if remote, _ := netip.AddrFromSlice(l.Remote); l.ID == c.VNI && l.Dport == c.Port &&
+			remote.Is4() == c.Underlay.Is4() {
 			kind = Geneve
 		}
 	case *netlink.Vxlan:
-		if own, _ := netip.AddrFromSlice(l.SrcAddr); l.VxlanId == int(c.VNI) && l.Port == int(c.Port) && own.Unmap() == c.Underlay {
+		if own, _ := netip.AddrFromSlice(l.SrcAddr); l.VxlanId == int(c.VNI) && l.Port == int(c.Port) &&
+			own.Unmap() == c.Underlay {
 			kind = VXLAN
 		}
 	case *netlink.Tuntap:
@@ -84,11 +86,13 @@ func (l *tunLink) keep() error {
 	return nil
 }
 
-// removeOthers removes addresses of a link and routes through it that its configuration does not have.
+// removeOthers removes addresses of a link and routes through it that its configuration does not
+// have.
 func removeOthers(l netlink.Link, addresses []netlink.Addr, routes []netlink.Route) error {
 	var errs []error
 	have, err := rtnl.List(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: l.Attrs().Index},
+			netlink.RT_FILTER_OIF)
 	})
 	errs = append(errs, err)
 	for _, r := range have {
@@ -100,7 +104,9 @@ func removeOthers(l netlink.Link, addresses []netlink.Addr, routes []netlink.Rou
 	had, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
 	errs = append(errs, err)
 	for _, a := range had {
-		wanted := slices.ContainsFunc(addresses, func(w netlink.Addr) bool { return a.IPNet.String() == w.IPNet.String() })
+		wanted := slices.ContainsFunc(addresses, func(w netlink.Addr) bool {
+			return a.IPNet.String() == w.IPNet.String()
+		})
 		if !wanted && a.Scope == unix.RT_SCOPE_UNIVERSE {
 			errs = append(errs, netlink.AddrDel(l, &a))
 		}

@@ -121,7 +121,8 @@ func TestKeptLinkOutlivesItsNode(t *testing.T) {
 			if l.Attrs().Index != index || l.Attrs().MTU != 1300 {
 				t.Errorf("link %d with mtu %d, want %d with 1300", l.Attrs().Index, l.Attrs().MTU, index)
 			}
-			if want, now := []string{"10.61.0.0/16", "10.80.0.44/32", "10.99.0.0/16"}, routesTo(t, c.Interface); !slices.Equal(now, want) {
+			if want, now := []string{"10.61.0.0/16", "10.80.0.44/32", "10.99.0.0/16"},
+				routesTo(t, c.Interface); !slices.Equal(now, want) {
 				t.Errorf("routes %q, want %q", now, want)
 			}
 			for _, r := range routesOf(t, c.Interface, netlink.FAMILY_V4) {
@@ -129,7 +130,9 @@ func TestKeptLinkOutlivesItsNode(t *testing.T) {
 					t.Errorf("%s goes by %s", r.Dst, r.Gw)
 				}
 			}
-			addresses, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_V4) })
+			addresses, err := rtnl.List(func() ([]netlink.Addr, error) {
+				return netlink.AddrList(l, netlink.FAMILY_V4)
+			})
 			if err != nil || len(addresses) != 1 || addresses[0].IPNet.String() != "10.80.0.22/32" {
 				t.Error("addresses:", addresses, err)
 			}
@@ -171,7 +174,8 @@ func TestKeptTUNCarriesPackets(t *testing.T) {
 		}
 		need.OwnTUN(t, c.Interface)
 	}
-	if err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: indexOf(t, c.Interface)}}); err != nil {
+	if err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: indexOf(t,
+		c.Interface)}}); err != nil {
 		t.Error("ip link del does not remove it:", err)
 	}
 	requireNothingLeft(t, c)

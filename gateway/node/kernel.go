@@ -16,7 +16,8 @@ import (
 	"culvert/gateway/echo"
 )
 
-// linkGroup marks the kernel links made by this package. The request that creates a link also sets the group, so a crash leaves no link without it.
+// linkGroup marks the kernel links made by this package. The request that creates a link also sets
+// the group, so a crash leaves no link without it.
 const linkGroup = 0x63756c76 // "culv"
 
 // kernelLink is a Geneve or VXLAN link of the kernel.
@@ -32,7 +33,8 @@ type kernelLink struct {
 	ping   int // ping socket; -1: this process may not have one
 }
 
-// openKernel creates the link and brings it up. The error is errors.ErrUnsupported if the kernel has no links of this kind.
+// openKernel creates the link and brings it up. The error is errors.ErrUnsupported if the kernel
+// has no links of this kind.
 func openKernel(c *Config, kind Mode, remote netip.Addr) (link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.Group = c.Interface, c.MTU, linkGroup
@@ -62,8 +64,8 @@ func newKernelLink(c *Config, kind Mode, index int) *kernelLink {
 }
 
 func (l *kernelLink) start() error {
-	// A UDP train that leaves the link whole reaches a gateway on this machine as one datagram with one tunnel header. culvert's gateway can handle
-	// that; others may not.
+	// A UDP train that leaves the link whole reaches a gateway on this machine as one datagram with
+	// one tunnel header. culvert's gateway can handle that; others may not.
 	if err := SetFeatures(l.name, false, FeatureUDPSegmentation); err != nil {
 		return err
 	}
@@ -71,8 +73,8 @@ func (l *kernelLink) start() error {
 	return netlink.LinkSetUp(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.index}})
 }
 
-// setRemote changes only the link's remote address. The message is built by hand because netlink.LinkModify sends every attribute, and VXLAN refuses
-// a port.
+// setRemote changes only the link's remote address. The message is built by hand because
+// netlink.LinkModify sends every attribute, and VXLAN refuses a port.
 func (l *kernelLink) setRemote(remote netip.Addr) error {
 	of4, of6 := nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_GROUP6
 	if l.kind == Geneve {
@@ -115,12 +117,14 @@ func (l *kernelLink) run(ctx context.Context, _ logrus.FieldLogger) error {
 	}
 }
 
-// probe asks the kernel, which looks for the gateway by ARP or neighbour discovery in the tunnel. If this process may have a ping socket
-// (net.ipv4.ping_group_range), packets of mtu bytes are tested too; otherwise whole is the same as small.
+// probe asks the kernel, which looks for the gateway by ARP or neighbour discovery in the tunnel.
+// If this process may have a ping socket (net.ipv4.ping_group_range), packets of mtu bytes are
+// tested too; otherwise whole is the same as small.
 func (l *kernelLink) probe() (small, whole answer) {
 	small = l.neighbour()
 	// NTF_USE makes the kernel ask as if there were a packet, and ask again after a failure.
-	err := netlink.NeighSet(&netlink.Neigh{LinkIndex: l.index, Family: l.family(), Flags: netlink.NTF_USE, IP: l.echoes.gateway.AsSlice()})
+	err := netlink.NeighSet(&netlink.Neigh{LinkIndex: l.index, Family: l.family(), Flags: netlink.NTF_USE,
+		IP: l.echoes.gateway.AsSlice()})
 	if err != nil {
 		return untold, untold // the link is gone
 	}
@@ -178,11 +182,14 @@ func (l *kernelLink) neighbour() answer {
 	return untold
 }
 
-// openPing opens a socket that sends unfragmented echo requests from an address. It returns -1 if this process may not have one.
+// openPing opens a socket that sends unfragmented echo requests from an address. It returns -1 if
+// this process may not have one.
 func openPing(source netip.Addr) int {
-	family, protocol, level, option, value := unix.AF_INET, unix.IPPROTO_ICMP, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE
+	family, protocol, level, option, value := unix.AF_INET, unix.IPPROTO_ICMP, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER,
+		unix.IP_PMTUDISC_PROBE
 	if source.Is6() {
-		family, protocol, level, option, value = unix.AF_INET6, unix.IPPROTO_ICMPV6, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE
+		family, protocol, level, option, value = unix.AF_INET6, unix.IPPROTO_ICMPV6, unix.IPPROTO_IPV6,
+			unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE
 	}
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
@@ -223,11 +230,15 @@ func linkError(c *Config, kind Mode, err error) error {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return fmt.Errorf("mode: this kernel has no %s links; try another mode: %w", kind, errors.ErrUnsupported)
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("node: adding a link needs CAP_NET_ADMIN in this network namespace; run culvert node as root: %w", err)
+		return fmt.Errorf(
+			"node: adding a link needs CAP_NET_ADMIN in this network namespace; run culvert node as root: %w", err)
 	case errors.Is(err, unix.EADDRINUSE):
-		return fmt.Errorf("port: UDP port %d is in use; stop what uses it or choose another port here and at the gateway: %w", c.Port, err)
+		return fmt.Errorf(
+			"port: UDP port %d is in use; stop what uses it or choose another port here and at the gateway: %w", c.Port,
+			err)
 	case errors.Is(err, unix.EEXIST), errors.Is(err, unix.EBUSY): // VXLAN, Geneve
-		return fmt.Errorf("vni: this node has another %s link with VNI %d on port %d; remove it or choose another VNI: %w",
+		return fmt.Errorf(
+			"vni: this node has another %s link with VNI %d on port %d; remove it or choose another VNI: %w",
 			kind, c.VNI, c.Port, err)
 	}
 	return fmt.Errorf("node: make %s link %s: %w", kind, c.Interface, err)
@@ -243,12 +254,14 @@ func removeLeftover(name string) error {
 		return fmt.Errorf("node: look for %s: %w", name, err)
 	}
 	if found.Attrs().Group != linkGroup {
-		return fmt.Errorf("interface: %s exists and is a %s link that culvert did not make; remove it or choose another name",
+		return fmt.Errorf(
+			"interface: %s exists and is a %s link that culvert did not make; remove it or choose another name",
 			name, found.Type())
 	}
 	if err := netlink.LinkDel(found); err != nil {
 		if errors.Is(err, unix.EPERM) {
-			return fmt.Errorf("node: removing %s of an earlier run needs CAP_NET_ADMIN; run culvert node as root: %w", name, err)
+			return fmt.Errorf("node: removing %s of an earlier run needs CAP_NET_ADMIN; run culvert node as root: %w",
+				name, err)
 		}
 		return fmt.Errorf("node: remove %s of an earlier run: %w", name, err)
 	}

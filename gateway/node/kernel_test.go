@@ -139,7 +139,9 @@ func TestKernelLink(t *testing.T) {
 			if slices.Contains(features, FeatureUDPSegmentation) || !slices.Contains(features, "tx-tcp-segmentation") {
 				t.Error("features:", features)
 			}
-			addresses, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_V4) })
+			addresses, err := rtnl.List(func() ([]netlink.Addr, error) {
+				return netlink.AddrList(l, netlink.FAMILY_V4)
+			})
 			if err != nil || len(addresses) != 1 || addresses[0].IPNet.String() != "10.80.0.2/32" {
 				t.Error("addresses:", addresses, err)
 			}
@@ -150,7 +152,8 @@ func TestKernelLink(t *testing.T) {
 				t.Error("IPv6 addresses:", addresses, err)
 			}
 			for family, want := range map[int][]string{
-				netlink.FAMILY_V4: {"10.61.0.0/16 via 10.80.0.4", "10.71.0.0/16 via 10.80.0.4", "10.80.0.4/32 via <nil>"},
+				netlink.FAMILY_V4: {"10.61.0.0/16 via 10.80.0.4", "10.71.0.0/16 via 10.80.0.4",
+					"10.80.0.4/32 via <nil>"},
 				netlink.FAMILY_V6: {"fd00:61::/48 via fd80::4", "fd80::2/128 via <nil>", "fd80::4/128 via <nil>"},
 			} {
 				var routes []string
@@ -172,7 +175,8 @@ func TestKernelLink(t *testing.T) {
 	}
 }
 
-// TestKernelLinkRemovedByOthers: a node whose link is gone ends, and says so, where no packet would.
+// TestKernelLinkRemovedByOthers: a node whose link is gone ends, and says so, where no packet
+// would.
 func TestKernelLinkRemovedByOthers(t *testing.T) {
 	needKind(t, VXLAN)
 	c := testConfig(t, VXLAN)
@@ -183,7 +187,8 @@ func TestKernelLinkRemovedByOthers(t *testing.T) {
 	l, err := netlink.LinkByName(c.Interface)
 	need.NoError(t, err)
 	need.NoError(t, netlink.LinkDel(l))
-	if err := n.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "node: "+c.Interface+" was removed by somebody else") {
+	if err := n.Run(t.Context()); err == nil || !strings.Contains(err.Error(),
+		"node: "+c.Interface+" was removed by somebody else") {
 		t.Errorf("Run returned %v", err)
 	}
 	if last := said.LastEntry().Message; last != "link is removed" {

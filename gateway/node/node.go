@@ -28,8 +28,8 @@ type link interface {
 	setRemote(netip.Addr) error
 	// run moves packets until ctx is done, and returns an error if it must stop before.
 	run(ctx context.Context, log logrus.FieldLogger) error
-	// probe reports whether the gateway has sent back anything (small), and a packet of mtu bytes (whole), since the last call, and sends new
-	// requests. One goroutine calls it while run runs.
+	// probe reports whether the gateway has sent back anything (small), and a packet of mtu bytes
+	// (whole), since the last call, and sends new requests. One goroutine calls it while run runs.
 	probe() (small, whole answer)
 	// keep makes the link outlive close and this process.
 	keep() error
@@ -47,8 +47,8 @@ type Node struct {
 	unlock func()
 }
 
-// New makes the link, its address and its routes, or continues with those that were kept. After an error nothing new is left behind, unless the error
-// says so.
+// New makes the link, its address and its routes, or continues with those that were kept. After an
+// error nothing new is left behind, unless the error says so.
 func New(ctx context.Context, c *Config, log logrus.FieldLogger) (*Node, error) {
 	unlock, err := lock(c.Interface)
 	if err != nil {
@@ -61,7 +61,9 @@ func New(ctx context.Context, c *Config, log logrus.FieldLogger) (*Node, error) 
 	}
 	n.log = log.WithFields(logrus.Fields{"node": c.Name, "interface": c.Interface, "mode": n.link.mode(), "vni": c.VNI})
 	if _, err := netip.ParseAddr(c.Gateway); err != nil { // a name, which LoadConfig does not resolve
-		c.wayTo(*n.remote.Load(), func(path, format string, args ...any) { n.log.Warn(path + ": " + fmt.Sprintf(format, args...)) })
+		c.wayTo(*n.remote.Load(), func(path, format string, args ...any) {
+			n.log.Warn(path + ": " + fmt.Sprintf(format, args...))
+		})
 	}
 	n.log.WithFields(logrus.Fields{"remote": n.remote.Load(), "mtu": c.MTU, "routes": len(c.Routes)}).Info("link is up")
 	return n, nil
@@ -97,7 +99,8 @@ func (n *Node) open(ctx context.Context) error {
 	return nil
 }
 
-// Run serves the tunnel until ctx is done and then removes what New made, unless it is kept. It is called once.
+// Run serves the tunnel until ctx is done and then removes what New made, unless it is kept. It is
+// called once.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.unlock()
 	ctx, cancel := context.WithCancel(ctx)
@@ -118,7 +121,8 @@ func (n *Node) Run(ctx context.Context) error {
 	return err
 }
 
-// Carrier returns the device that this process reads, and the counters of the socket to the gateway. ok is false if the kernel carries the packets.
+// Carrier returns the device that this process reads, and the counters of the socket to the
+// gateway. ok is false if the kernel carries the packets.
 func (n *Node) Carrier() (device string, socket func() udp.Stats, ok bool) {
 	l, ok := n.link.(*tunLink)
 	if !ok {
@@ -149,8 +153,8 @@ func openLink(c *Config, remote netip.Addr) (l link, err error) {
 	return l, err
 }
 
-// follow resolves the gateway's host name every resolveInterval and sets the tunnel's remote address to the result. If the gateway is given by
-// address, it returns at once.
+// follow resolves the gateway's host name every resolveInterval and sets the tunnel's remote
+// address to the result. If the gateway is given by address, it returns at once.
 func (n *Node) follow(ctx context.Context) {
 	if _, err := netip.ParseAddr(n.config.Gateway); err == nil {
 		return
@@ -182,8 +186,8 @@ func (n *Node) follow(ctx context.Context) {
 	}
 }
 
-// resolve returns the gateway's address of the node's family: current while the name still has it, else the lowest, so that all nodes choose the
-// same.
+// resolve returns the gateway's address of the node's family: current while the name still has it,
+// else the lowest, so that all nodes choose the same.
 func (c *Config) resolve(ctx context.Context, current netip.Addr) (netip.Addr, error) {
 	if a, err := netip.ParseAddr(c.Gateway); err == nil {
 		return a, nil
@@ -196,7 +200,8 @@ func (c *Config) resolve(ctx context.Context, current netip.Addr) (netip.Addr, e
 	}
 	list, err := net.DefaultResolver.LookupNetIP(ctx, network, c.Gateway)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("gateway.underlay: %w; check the name, this node's DNS, and that the name has an %s address, like underlay", err, family(c.Underlay))
+		return netip.Addr{},
+			fmt.Errorf("gateway.underlay: %w; check the name, this node's DNS, and that the name has an %s address, like underlay", err, family(c.Underlay))
 	}
 	for i, a := range list {
 		list[i] = a.Unmap()
@@ -211,7 +216,8 @@ func (c *Config) resolve(ctx context.Context, current netip.Addr) (netip.Addr, e
 func lock(name string) (unlock func(), err error) {
 	unlock, err = unixsocket.Hold(lockPrefix + name)
 	if errors.Is(err, unixsocket.ErrHeld) {
-		return nil, fmt.Errorf("interface: %s belongs to a culvert node that is running; stop it or choose another name; %s is held by %s",
+		return nil, fmt.Errorf(
+			"interface: %s belongs to a culvert node that is running; stop it or choose another name; %s is held by %s",
 			name, lockPrefix+name, rtnl.NameHolder(lockPrefix+name))
 	}
 	return unlock, err

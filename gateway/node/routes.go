@@ -31,20 +31,24 @@ func (c *Config) belongings(index int) (addresses []netlink.Addr, routes []netli
 	for _, e := range c.ends() {
 		address := netlink.Addr{IPNet: ipNet(netip.PrefixFrom(e.own, e.own.BitLen())), Scope: unix.RT_SCOPE_UNIVERSE}
 		if e.own.Is6() {
-			address.Flags = unix.IFA_F_NODAD // no duplicate detection, so that the address works at once: the tunnel has only two hosts, of known addresses
+			// no duplicate detection, so that the address works at once: the tunnel has only two
+			// hosts, of known addresses
+			address.Flags = unix.IFA_F_NODAD
 		}
 		addresses = append(addresses, address)
-		routes = append(routes, netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: ipNet(netip.PrefixFrom(e.gateway, e.gateway.BitLen()))})
+		routes = append(routes, netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK,
+			Dst: ipNet(netip.PrefixFrom(e.gateway, e.gateway.BitLen()))})
 	}
 	for _, p := range c.Routes {
 		gateway := of(c.GatewayAddress, p.Addr())
-		routes = append(routes, netlink.Route{LinkIndex: index, Dst: ipNet(p), Gw: gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
+		routes = append(routes, netlink.Route{LinkIndex: index, Dst: ipNet(p), Gw: gateway.AsSlice(),
+			Flags: int(netlink.FLAG_ONLINK)})
 	}
 	return addresses, routes
 }
 
-// configure gives the link the node's internal addresses, routes to the gateway's addresses, and the routes through it, and removes others from a
-// kept link.
+// configure gives the link the node's internal addresses, routes to the gateway's addresses, and
+// the routes through it, and removes others from a kept link.
 func configure(c *Config) error {
 	l, err := netlink.LinkByName(c.Interface)
 	if err != nil {
@@ -86,7 +90,8 @@ func (c *Config) addRoute(r *netlink.Route) error {
 			return netlink.RouteListFiltered(netlink.FAMILY_ALL, r, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
 		})
 		if err == nil && len(same) == 0 {
-			return fmt.Errorf("routes: this node has another route to %s; remove it or leave it out here: %w", r.Dst, unix.EEXIST)
+			return fmt.Errorf("routes: this node has another route to %s; remove it or leave it out here: %w",
+				r.Dst, unix.EEXIST)
 		}
 		if err == nil {
 			err = netlink.RouteReplace(r)
@@ -131,8 +136,9 @@ func lacking(routes []netlink.Route) (lacks []lack, err error) {
 	return lacks, nil
 }
 
-// CheckRoutes compares the file's routes with the kernel's. It returns how many lead through the link, and a warning about each other one. If there
-// is no link, present is -1 and the warnings are about conflicting routes.
+// CheckRoutes compares the file's routes with the kernel's. It returns how many lead through the
+// link, and a warning about each other one. If there is no link, present is -1 and the warnings are
+// about conflicting routes.
 func (c *Config) CheckRoutes() (present int, warnings []string, err error) {
 	index := -1
 	if l, err := netlink.LinkByName(c.Interface); err == nil && (l.Attrs().Group == linkGroup || c.running()) {
@@ -148,9 +154,13 @@ func (c *Config) CheckRoutes() (present int, warnings []string, err error) {
 		i := slices.IndexFunc(routes, func(r netlink.Route) bool { return r.Dst.String() == k.route.Dst.String() })
 		switch {
 		case k.other != "":
-			warnings = append(warnings, fmt.Sprintf("routes[%d]: the kernel has another route, %s; remove it or leave this one out: ip route del %s", i, k.other, k.other))
+			warnings = append(warnings,
+				fmt.Sprintf(
+					"routes[%d]: the kernel has another route, %s; remove it or leave this one out: ip route del %s", i,
+					k.other, k.other))
 		case index >= 0:
-			warnings = append(warnings, fmt.Sprintf("routes[%d]: the kernel has no route to %s; a running culvert node puts it back within 5 s, so start it", i, k.route.Dst))
+			warnings = append(warnings,
+				fmt.Sprintf("routes[%d]: the kernel has no route to %s; a running culvert node puts it back within 5 s, so start it", i, k.route.Dst))
 		}
 	}
 	if index < 0 {
@@ -159,7 +169,8 @@ func (c *Config) CheckRoutes() (present int, warnings []string, err error) {
 	return len(routes) - len(lacks), warnings, nil
 }
 
-// running reports whether a culvert node in this network namespace owns the interface: it holds the socket of lock.
+// running reports whether a culvert node in this network namespace owns the interface: it holds the
+// socket of lock.
 func (c *Config) running() bool {
 	conn, err := net.Dial("unixgram", "@"+lockPrefix+c.Interface)
 	if err != nil {
@@ -169,8 +180,9 @@ func (c *Config) running() bool {
 	return true
 }
 
-// keepRoutes restores the link's routes that others remove, until ctx is done. It runs when the kernel reports a change, and every routesPoll,
-// because the kernel reports none when a link goes down.
+// keepRoutes restores the link's routes that others remove, until ctx is done. It runs when the
+// kernel reports a change, and every routesPoll, because the kernel reports none when a link goes
+// down.
 func (n *Node) keepRoutes(ctx context.Context) {
 	changed := make(chan struct{}, 1)
 	tell := func() {
@@ -216,7 +228,8 @@ func (n *Node) keepRoutes(ctx context.Context) {
 	}
 }
 
-// routed reports whether a message is about a route to one of the prefixes of c, or to the gateway's internal address.
+// routed reports whether a message is about a route to one of the prefixes of c, or to the
+// gateway's internal address.
 func (c *Config) routed(m syscall.NetlinkMessage) bool {
 	if len(m.Data) < unix.SizeofRtMsg {
 		return false
@@ -236,7 +249,8 @@ func (c *Config) routed(m syscall.NetlinkMessage) bool {
 	return false
 }
 
-// restoreRoutes restores the routes that the kernel has lost, and returns them. fault, for the log, is why others could not be restored.
+// restoreRoutes restores the routes that the kernel has lost, and returns them. fault, for the log,
+// is why others could not be restored.
 func (n *Node) restoreRoutes() (back []string, fault error) {
 	c := n.config
 	l, err := netlink.LinkByName(c.Interface)
@@ -249,12 +263,15 @@ func (n *Node) restoreRoutes() (back []string, fault error) {
 		return nil, err
 	}
 	if l.Attrs().Flags&net.FlagUp == 0 {
-		return nil, fmt.Errorf("interface: somebody has taken %s down, and its routes are gone; ip link set %s up", c.Interface, c.Interface)
+		return nil, fmt.Errorf("interface: somebody has taken %s down, and its routes are gone; ip link set %s up",
+			c.Interface, c.Interface)
 	}
 	errs := []error{c.addAddresses(l, addresses)} // IPv6 addresses disappear when a link goes down
 	for _, k := range lacks {
 		if k.other != "" && !k.own {
-			errs = append(errs, fmt.Errorf("routes: packets to %s take another route, %s; remove it or leave it out here: ip route del %s", k.route.Dst, k.other, k.other))
+			errs = append(errs, fmt.Errorf(
+				"routes: packets to %s take another route, %s; remove it or leave it out here: ip route del %s",
+				k.route.Dst, k.other, k.other))
 			continue
 		}
 		err := c.addRoute(&k.route)
@@ -273,7 +290,8 @@ type repair struct {
 	before int // routes restored since then and not logged
 }
 
-// log writes a line about restored routes, at most one in routesLogPause, and one about a fault when it changes.
+// log writes a line about restored routes, at most one in routesLogPause, and one about a fault
+// when it changes.
 func (r *repair) log(log logrus.FieldLogger, now time.Time, back []string, fault error) {
 	if len(back) > 0 && now.Sub(r.told) < routesLogPause {
 		r.before += len(back)

@@ -16,7 +16,8 @@ import (
 	"culvert/integration/need"
 )
 
-// awaitRoutes waits for at most 5 s until all routes of c lead through its link, and those to the gateway.
+// awaitRoutes waits for at most 5 s until all routes of c lead through its link, and those to the
+// gateway.
 func awaitRoutes(t *testing.T, c *Config) {
 	t.Helper()
 	l, err := netlink.LinkByName(c.Interface)
@@ -77,10 +78,12 @@ func TestRoutesComeBack(t *testing.T) {
 
 	// With IPv6 the address disappears too.
 	need.NoError(t, netlink.LinkSetDown(l))
-	says("routes of this node do not lead to the gateway", "interface: somebody has taken culvert0 down, and its routes are gone; ip link set culvert0 up")
+	says("routes of this node do not lead to the gateway",
+		"interface: somebody has taken culvert0 down, and its routes are gone; ip link set culvert0 up")
 	need.NoError(t, netlink.LinkSetUp(l))
 	awaitRoutes(t, c)
-	if have, err := netlink.AddrList(l, netlink.FAMILY_V6); err != nil || !strings.Contains(describeAddresses(have), c.Address.V6.String()) {
+	if have, err := netlink.AddrList(l, netlink.FAMILY_V6); err != nil || !strings.Contains(describeAddresses(have),
+		c.Address.V6.String()) {
 		t.Errorf("addresses %v, %v; want %s back", have, err, c.Address.V6)
 	}
 
@@ -92,7 +95,8 @@ func TestRoutesComeBack(t *testing.T) {
 	awaitRoutes(t, c)
 	without := *other
 	without.Gw, without.LinkIndex, without.Scope = nil, l.Attrs().Index, netlink.SCOPE_LINK
-	if err := netlink.RouteReplace(&without); err != nil { // the kernel then sends ARP requests for each pod into the tunnel
+	// the kernel then sends ARP requests for each pod into the tunnel
+	if err := netlink.RouteReplace(&without); err != nil {
 		t.Fatal(err)
 	}
 	awaitRoutes(t, c)
@@ -130,9 +134,11 @@ func TestCheckRoutes(t *testing.T) {
 	defer netlink.LinkDel(l)
 	check(2)
 	need.NoError(t, netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(c.Routes[1])}))
-	check(1, "routes[1]: the kernel has no route to 10.71.0.0/16; a running culvert node puts it back within 5 s, so start it")
+	check(1,
+		"routes[1]: the kernel has no route to 10.71.0.0/16; a running culvert node puts it back within 5 s, so start it")
 	need.NoError(t, netlink.RouteReplace(other))
-	check(0, inTheWay, "routes[1]: the kernel has no route to 10.71.0.0/16; a running culvert node puts it back within 5 s, so start it")
+	check(0, inTheWay,
+		"routes[1]: the kernel has no route to 10.71.0.0/16; a running culvert node puts it back within 5 s, so start it")
 	need.NoError(t, netlink.RouteDel(other))
 }
 
@@ -147,7 +153,8 @@ func TestRunning(t *testing.T) {
 	if present, warnings, err := c.CheckRoutes(); !c.running() || present != 2 || warnings != nil || err != nil {
 		t.Errorf("running %v; %d in the kernel, %q, %v", c.running(), present, warnings, err)
 	}
-	if again, err := parseConfig([]byte(strings.Replace(goodFile, "auto", "tun", 1))); err != nil || strings.Contains(strings.Join(again.Warnings, ""), "did not make") {
+	if again, err := parseConfig([]byte(strings.Replace(goodFile, "auto", "tun", 1))); err != nil ||
+		strings.Contains(strings.Join(again.Warnings, ""), "did not make") {
 		t.Error(again.Warnings, err)
 	}
 	if err := stop(); err != nil {

@@ -38,7 +38,9 @@ func openTUN(c *Config, remote netip.Addr) (link, error) {
 	if err != nil {
 		switch {
 		case errors.Is(err, unix.EADDRINUSE):
-			return nil, fmt.Errorf("port: UDP port %d is in use; stop what uses it or choose another port here and at the gateway: %w", c.Port, err)
+			return nil, fmt.Errorf(
+				"port: UDP port %d is in use; stop what uses it or choose another port here and at the gateway: %w",
+				c.Port, err)
 		case errors.Is(err, unix.EADDRNOTAVAIL):
 			return nil, fmt.Errorf("underlay: %s is no address of this node: %w", c.Underlay, err)
 		}
@@ -61,9 +63,11 @@ func (l *tunLink) openDevice() error {
 		case errors.Is(err, unix.EBUSY):
 			return fmt.Errorf("interface: %w; stop it, or choose another name", err)
 		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
-			return fmt.Errorf("mode: this machine has no TUN devices (%w); load the module tun or choose another mode", err)
+			return fmt.Errorf("mode: this machine has no TUN devices (%w); load the module tun or choose another mode",
+				err)
 		case errors.Is(err, fs.ErrPermission): // also EPERM of TUNSETIFF
-			return fmt.Errorf("node: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
+			return fmt.Errorf(
+				"node: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
 		}
 		return fmt.Errorf("node: make TUN device %s: %w", l.config.Interface, err)
 	}
@@ -116,7 +120,8 @@ func (l *tunLink) run(ctx context.Context, log logrus.FieldLogger) error {
 	return err
 }
 
-// trainRemedy says what to do if trains to the gateway are lost, which is a known fault of some kernel versions.
+// trainRemedy says what to do if trains to the gateway are lost, which is a known fault of some
+// kernel versions.
 const trainRemedy = "update the kernels of this node and of the gateway's if they are 7.0 to 7.1.4, or turn tx-udp-segmentation of the network interface off"
 
 // probeTrains checks once a second whether trains arrive at the gateway, and logs changes.
@@ -133,7 +138,9 @@ func (l *tunLink) probeTrains(ctx context.Context, log logrus.FieldLogger) {
 			if change.On {
 				log.Info("trains arrive at the gateway again")
 			} else {
-				log.WithField("remedy", trainRemedy).Warn("UDP_SEGMENT trains do not arrive at the gateway: sending single datagrams, which is slower")
+				log.WithField("remedy",
+					trainRemedy).Warn(
+					"UDP_SEGMENT trains do not arrive at the gateway: sending single datagrams, which is slower")
 			}
 		}
 	}
@@ -172,7 +179,8 @@ func (l *tunLink) fromGateway() error {
 	return nil
 }
 
-// close removes the device, and with it its address and routes, unless it is kept. It may be called again.
+// close removes the device, and with it its address and routes, unless it is kept. It may be called
+// again.
 func (l *tunLink) close() error {
 	var err error
 	if l.device != nil {

@@ -47,7 +47,8 @@ func listenAt(t *testing.T, c *Config, underlay netip.Addr) *geneve.Endpoint {
 	e, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(underlay, c.Port)})
 	need.NoError(t, err)
 	t.Cleanup(func() { e.Close() })
-	err = e.Apply([]geneve.Tunnel{{ID: 7, VNI: geneve.VNI(c.VNI), Remote: c.Underlay, Local: c.GatewayAddress, Peer: c.Address, Role: geneve.Gateway}})
+	err = e.Apply([]geneve.Tunnel{{ID: 7, VNI: geneve.VNI(c.VNI), Remote: c.Underlay, Local: c.GatewayAddress,
+		Peer: c.Address, Role: geneve.Gateway}})
 	need.NoError(t, err)
 	return e
 }
@@ -151,7 +152,8 @@ func TestTUNCarriesFamilies(t *testing.T) {
 				t.Errorf("the gateway saw source %s, want %s", source, c.Address.V6)
 			}
 			if s := e.Stats(); tt.change == v6only && (s.NDReceived == 0 || s.ARPReceived+s.ARPSent > 0) {
-				t.Errorf("%d messages of neighbour discovery received, %d of ARP; want some, none", s.NDReceived, s.ARPReceived)
+				t.Errorf("%d messages of neighbour discovery received, %d of ARP; want some, none", s.NDReceived,
+					s.ARPReceived)
 			}
 			if err := stop(); err != nil {
 				t.Error("Run returned", err)
@@ -180,8 +182,9 @@ func TestTUNLosesTrains(t *testing.T) {
 	needTUN(t)
 	c := testConfig(t, TUN)
 	gateway := genevetest.NewNode(t, genevetest.NodeConfig{
-		Listen: netip.AddrPortFrom(gatewayUnderlay(t, "172.18.0.9"), c.Port), Gateway: netip.AddrPortFrom(c.Underlay, c.Port),
-		VNI: c.VNI, Address: c.GatewayAddress.V4, GatewayAddress: c.Address.V4,
+		Listen:  netip.AddrPortFrom(gatewayUnderlay(t, "172.18.0.9"), c.Port),
+		Gateway: netip.AddrPortFrom(c.Underlay, c.Port),
+		VNI:     c.VNI, Address: c.GatewayAddress.V4, GatewayAddress: c.Address.V4,
 	})
 	gateway.LoseTrains(true)
 	log, said := test.NewNullLogger()

@@ -12,7 +12,8 @@ import (
 	"culvert/gateway/node/rtnl"
 )
 
-// overhead is the size of the headers around an inner packet: IPv4 or IPv6, UDP, Geneve or VXLAN, Ethernet.
+// overhead is the size of the headers around an inner packet: IPv4 or IPv6, UDP, Geneve or VXLAN,
+// Ethernet.
 func (c *Config) overhead() int {
 	if c.Underlay.Is6() {
 		return 40 + 8 + 8 + 14
@@ -23,12 +24,14 @@ func (c *Config) overhead() int {
 // warn reports what is valid but probably not meant, above all what does not fit this machine.
 func (c *Config) warn(e *configfile.Errors) {
 	if len(c.Routes) == 0 {
-		e.Warn("routes", "none, so nothing goes to the gateway; name the remote CIDRs, which culvert gateway --check -o json lists")
+		e.Warn("routes",
+			"none, so nothing goes to the gateway; name the remote CIDRs, which culvert gateway --check -o json lists")
 	}
 	for i, p := range c.Routes {
 		for _, ends := range c.ends() {
 			if p.Contains(ends.gateway) || p.Contains(ends.own) {
-				e.Warn(fmt.Sprintf("routes[%d]", i), "%s contains an end of the tunnel; give internal addresses a CIDR of their own", p)
+				e.Warn(fmt.Sprintf("routes[%d]", i),
+					"%s contains an end of the tunnel; give internal addresses a CIDR of their own", p)
 			}
 		}
 	}
@@ -37,7 +40,8 @@ func (c *Config) warn(e *configfile.Errors) {
 		c.wayTo(gateway, e.Warn)
 	}
 	if link, err := netlink.LinkByName(c.Interface); err == nil && link.Attrs().Group != linkGroup && !c.running() {
-		e.Warn("interface", "%s exists and is a %s link that culvert did not make; remove it or choose another name", c.Interface, link.Type())
+		e.Warn("interface", "%s exists and is a %s link that culvert did not make; remove it or choose another name",
+			c.Interface, link.Type())
 	}
 	for _, f := range []struct {
 		own          netip.Addr
@@ -53,7 +57,8 @@ func (c *Config) warn(e *configfile.Errors) {
 	}
 }
 
-// ownAddresses warns about configured addresses that this machine should have but lacks, or has but should not.
+// ownAddresses warns about configured addresses that this machine should have but lacks, or has but
+// should not.
 func (c *Config) ownAddresses(say func(path, format string, args ...any)) {
 	own, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -75,7 +80,8 @@ func (c *Config) ownAddresses(say func(path, format string, args ...any)) {
 		if here == "" {
 			here = "none"
 		}
-		say("underlay", "%s is not an address of this machine, whose first is %s; ip -br address shows all", c.Underlay, here)
+		say("underlay", "%s is not an address of this machine, whose first is %s; ip -br address shows all",
+			c.Underlay, here)
 	}
 }
 
@@ -88,7 +94,8 @@ func (c *Config) wayTo(gateway netip.Addr, say func(path, format string, args ..
 	}
 	link, err := netlink.LinkByIndex(routes[0].LinkIndex)
 	if err == nil && link.Attrs().MTU < c.MTU+c.overhead() {
-		say("mtu", "%d needs %d bytes on the way to gateway.underlay %s, where %s carries %d; write at most %d, here and at the gateway",
+		say("mtu",
+			"%d needs %d bytes on the way to gateway.underlay %s, where %s carries %d; write at most %d, here and at the gateway",
 			c.MTU, c.MTU+c.overhead(), gateway, link.Attrs().Name, link.Attrs().MTU, link.Attrs().MTU-c.overhead())
 	}
 }

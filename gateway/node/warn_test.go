@@ -35,13 +35,20 @@ func TestWarnings(t *testing.T) {
 		want           string // "" = no warning
 	}{
 		{name: "fits", want: ""},
-		{name: "underlay of another", old: "underlay: 172.18.0.2", new: "underlay: 172.18.0.3", want: "underlay: 172.18.0.3 is not an address of this machine, whose first is 172.18.0.2"},
-		{name: "gateway's address is ours", old: "address: 10.80.0.4}", new: "address: 172.18.0.2}", want: "gateway.address: 172.18.0.2 is an address of this machine"},
-		{name: "no way to the gateway", old: "underlay: 172.18.0.9", new: "underlay: 192.0.2.9", want: "gateway.underlay: this machine has no route to 192.0.2.9"},
-		{name: "mtu", old: "mtu: 1340", new: "mtu: 1341", want: "mtu: 1341 needs 1391 bytes on the way to gateway.underlay 172.18.0.9, where under0 carries 1390; write at most 1340"},
-		{name: "no routes", old: "routes: [10.61.0.0/16, 10.71.0.0/16]", new: "routes: []", want: "routes: none, so nothing goes to the gateway"},
-		{name: "route over the tunnel's end", old: "10.71.0.0/16", new: "10.80.0.0/16", want: "routes[1]: 10.80.0.0/16 contains an end of the tunnel"},
-		{name: "link of another", old: "interface: culvert0", new: "interface: under0", want: "interface: under0 exists and is a veth link"},
+		{name: "underlay of another", old: "underlay: 172.18.0.2", new: "underlay: 172.18.0.3",
+			want: "underlay: 172.18.0.3 is not an address of this machine, whose first is 172.18.0.2"},
+		{name: "gateway's address is ours", old: "address: 10.80.0.4}", new: "address: 172.18.0.2}",
+			want: "gateway.address: 172.18.0.2 is an address of this machine"},
+		{name: "no way to the gateway", old: "underlay: 172.18.0.9", new: "underlay: 192.0.2.9",
+			want: "gateway.underlay: this machine has no route to 192.0.2.9"},
+		{name: "mtu", old: "mtu: 1340", new: "mtu: 1341",
+			want: "mtu: 1341 needs 1391 bytes on the way to gateway.underlay 172.18.0.9, where under0 carries 1390; write at most 1340"},
+		{name: "no routes", old: "routes: [10.61.0.0/16, 10.71.0.0/16]", new: "routes: []",
+			want: "routes: none, so nothing goes to the gateway"},
+		{name: "route over the tunnel's end", old: "10.71.0.0/16", new: "10.80.0.0/16",
+			want: "routes[1]: 10.80.0.0/16 contains an end of the tunnel"},
+		{name: "link of another", old: "interface: culvert0", new: "interface: under0",
+			want: "interface: under0 exists and is a veth link"},
 		{name: "no forwarding", old: "mtu: 1340", new: "mtu: 1300", want: "routes: this machine forwards no packets"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -54,7 +61,8 @@ func TestWarnings(t *testing.T) {
 			}
 			c, err := parseConfig([]byte(strings.Replace(goodFile, tt.old, tt.new, 1)))
 			need.NoError(t, err)
-			if got := strings.Join(c.Warnings, "\n"); tt.want == "" && got != "" || !strings.HasPrefix(got, tt.want) || len(c.Warnings) > 1 {
+			if got := strings.Join(c.Warnings, "\n"); tt.want == "" && got != "" || !strings.HasPrefix(got, tt.want) ||
+				len(c.Warnings) > 1 {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})

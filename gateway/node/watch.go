@@ -102,7 +102,8 @@ func (n *Node) watch(ctx context.Context) {
 			entry.Info("the gateway answers")
 		case changed && s.verdict == short:
 			entry.WithFields(logrus.Fields{"bytes": n.config.MTU, "remedy": fmt.Sprintf(
-				"let the way to it carry %d bytes, and write the same mtu and address at both ends", n.config.MTU+n.config.overhead())}).
+				"let the way to it carry %d bytes, and write the same mtu and address at both ends",
+				n.config.MTU+n.config.overhead())}).
 				Warn("the gateway answers, but packets of mtu bytes do not come back")
 		case s.verdict == silent && (changed || time.Since(saidAt) >= n.pace.cause):
 			cause, remedy := n.silence(ctx, remote)
@@ -154,8 +155,8 @@ func (n *Node) silence(ctx context.Context, remote netip.Addr) (cause, remedy st
 			c.Port, written(c.GatewayAddress), c.VNI, c.Underlay, written(c.Address), speaks)
 }
 
-// knock sends an empty datagram to the gateway's port and returns the resulting error, if any: the kernel reports ICMP errors to a connected socket.
-// A running gateway drops the datagram.
+// knock sends an empty datagram to the gateway's port and returns the resulting error, if any: the
+// kernel reports ICMP errors to a connected socket. A running gateway drops the datagram.
 func (c *Config) knock(ctx context.Context, at netip.AddrPort) error {
 	dialer := net.Dialer{
 		LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.Underlay, 0)),

@@ -70,8 +70,10 @@ func testEchoes(t *testing.T, own, gateway string, header int) {
 	fromAnother := reply(whole)
 	fromAnother[header-len(both.own.AsSlice())-1]++
 	for name, b := range map[string][]byte{
-		"request": whole, "of another node": reply(other.request(1341)), "from another": fromAnother, "cut short": reply(whole)[:e.least()-1],
-		"empty": nil, "with options, or of another version": append([]byte{whole[0] + 1<<(header/20*4-4)}, reply(whole)[1:]...),
+		"request": whole, "of another node": reply(other.request(1341)), "from another": fromAnother,
+		"cut short": reply(whole)[:e.least()-1],
+		"empty":     nil, "with options, or of another version": append([]byte{whole[0] + 1<<(header/20*4-4)},
+			reply(whole)[1:]...),
 	} {
 		if e.answeredIn(b) {
 			t.Errorf("%s is taken for an answer", name)
@@ -125,7 +127,8 @@ func sees(t *testing.T, c *Config) (says func(what, why, remedy string)) {
 	return func(what, why, remedy string) {
 		t.Helper()
 		deadline := time.Now().Add(30 * time.Second)
-		for ; time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) { // polling for what the node does by itself
+		// polling for what the node does by itself
+		for ; time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 			for entries := said.AllEntries(); seen < len(entries); {
 				e := entries[seen]
 				seen++
@@ -134,8 +137,10 @@ func sees(t *testing.T, c *Config) (says func(what, why, remedy string)) {
 				}
 				cause, _ := e.Data["error"].(string)
 				got, _ := e.Data["remedy"].(string)
-				if e.Message != what || cause != why || !strings.Contains(got, remedy) || (e.Level == logrus.InfoLevel) != (remedy == "") {
-					t.Fatalf("%v: %s, %q, remedy %q; want %s, %q, %q", e.Level, e.Message, cause, got, what, why, remedy)
+				if e.Message != what || cause != why || !strings.Contains(got, remedy) ||
+					(e.Level == logrus.InfoLevel) != (remedy == "") {
+					t.Fatalf("%v: %s, %q, remedy %q; want %s, %q, %q", e.Level, e.Message, cause, got,
+						what, why, remedy)
 				}
 				return
 			}
@@ -170,7 +175,8 @@ func TestTUNSees(t *testing.T) {
 	underlay := gatewayUnderlay(t, "172.18.0.9")
 	says(lost, closed, "start culvert gateway there")
 	e := listenAt(t, c, underlay)
-	says(lost, "nothing comes back from 172.18.0.9:6091", "gatewayAddress 10.80.0.4, and for this node vni 1, underlay 172.18.0.2, address 10.80.0.2, encap auto or geneve")
+	says(lost, "nothing comes back from 172.18.0.9:6091",
+		"gatewayAddress 10.80.0.4, and for this node vni 1, underlay 172.18.0.2, address 10.80.0.2, encap auto or geneve")
 	var size atomic.Int64
 	size.Store(1000)
 	go echoServer(e, &size)

@@ -18,19 +18,20 @@ type DropReason uint8
 const (
 	// DropNoService: a packet for the gateway itself, but nothing there answers it.
 	DropNoService DropReason = iota
-	// DropBadCheck: a packet to the connection check that is not one of its messages, is not expected, or exceeds the
-	// rate that a peer needs.
+	// DropBadCheck: a packet to the connection check that is not one of its messages, is not
+	// expected, or exceeds the rate that a peer needs.
 	DropBadCheck
-	// DropBadExports: a packet to the exchange of exports that is not part of a list, is part of a refused list, or
-	// exceeds the rate that a peer needs.
+	// DropBadExports: a packet to the exchange of exports that is not part of a list, is part of a
+	// refused list, or exceeds the rate that a peer needs.
 	DropBadExports
-	// DropLocalQueueFull: a packet made by the gateway itself, or turned back into the tunnel, when the queue was
-	// full and its source had its share.
+	// DropLocalQueueFull: a packet made by the gateway itself, or turned back into the tunnel, when
+	// the queue was full and its source had its share.
 	DropLocalQueueFull
-	// DropOutput: a packet made by the gateway itself that a rule or policy at output or postrouting drops.
+	// DropOutput: a packet made by the gateway itself that a rule or policy at output or
+	// postrouting drops.
 	DropOutput
-	// DropStandby: a datagram to a gateway that does not forward, because another one does. Its contents were not read, so it is outside of the
-	// ledger below.
+	// DropStandby: a datagram to a gateway that does not forward, because another one does. Its
+	// contents were not read, so it is outside of the ledger below.
 	DropStandby
 
 	numDropReasons
@@ -47,16 +48,16 @@ var dropReasonNames = [numDropReasons]string{
 
 func (r DropReason) String() string { return dropReasonNames[r] }
 
-// Counters are the gateway's own part of the ledger of one direction. Together with those of nat.Engine, counted in
-// inner packets after segmentation:
+// Counters are the gateway's own part of the ledger of one direction. Together with those of
+// nat.Engine, counted in inner packets after segmentation:
 //
 //	received (nat) = forwarded (nat) + delivered (nat) + drops (nat)
 //	forwarded + generated = sent + held (geneve) + drops (geneve, wg, gateway)
 //	delivered = answered echo requests + answers to probes + messages of the check and about exports + DropNoService +
 //	DropBadCheck + DropBadExports
 //
-// The second line holds for both directions together, because a packet from one node to another arrives outbound and
-// leaves inbound.
+// The second line holds for both directions together, because a packet from one node to another
+// arrives outbound and leaves inbound.
 type Counters struct {
 	generated atomic.Uint64 // made by the gateway itself, for this direction
 	drops     [numDropReasons]atomic.Uint64
@@ -82,13 +83,15 @@ func (c *Counters) Discard(datagrams int) { c.drops[DropStandby].Add(uint64(data
 func (c *Counters) Decided() latency.Counts { return c.decided.Counts() }
 
 // EachDrop calls yield for each counter of dropped packets, of every layer.
-func (p *Path) EachDrop(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats, yield func(direction, reason string, packets uint64)) {
+func (p *Path) EachDrop(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats, yield func(direction, reason string,
+	packets uint64)) {
 	for _, d := range []struct {
 		name string
 		nat  *nat.Direction
 		own  *Counters
 		wg   *[wg.NumReasons]uint64
-	}{{"outbound", &s.Outbound, &p.out.Counters, &tunnel.Outbound}, {"inbound", &s.Inbound, &p.in.Counters, &tunnel.Inbound}} {
+	}{{"outbound", &s.Outbound, &p.out.Counters, &tunnel.Outbound}, {"inbound", &s.Inbound, &p.in.Counters,
+		&tunnel.Inbound}} {
 		for _, r := range nat.Reasons() {
 			yield(d.name, r.String(), d.nat.Dropped[r])
 		}

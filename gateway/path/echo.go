@@ -11,11 +11,12 @@ import (
 // TTL is the time to live of the gateway's own packets.
 const TTL = 64
 
-// AnswerEcho turns p, an ICMP echo request to the gateway itself, into its reply, in place. It returns false for any
-// other packet.
+// AnswerEcho turns p, an ICMP echo request to the gateway itself, into its reply, in place. It
+// returns false for any other packet.
 //
-// Fragments are answered one by one, and the sender of the request reassembles them. So the gateway needs no table of
-// fragments, which somebody could fill. The caller must cut an IPv4 answer of more than mtu bytes.
+// Fragments are answered one by one, and the sender of the request reassembles them. So the gateway
+// needs no table of fragments, which somebody could fill. The caller must cut an IPv4 answer of
+// more than mtu bytes.
 func AnswerEcho(p *packet.Packet, mtu int) bool {
 	if p.IsIPv6() {
 		return answerEcho6(p, mtu)
@@ -36,8 +37,8 @@ func AnswerEcho(p *packet.Packet, mtu int) bool {
 		icmp.SetChecksum(^checksum.Combine(checksum.Combine(^icmp.Checksum(), ^fromRequest), toReply))
 		packet.KeepZeroSum(icmp, icmp[2:])
 	} else {
-		// A later fragment does not say whether it is of a request or a reply. The falling TTL ends a loop between
-		// two gateways that answer each other.
+		// A later fragment does not say whether it is of a request or a reply. The falling TTL ends
+		// a loop between two gateways that answer each other.
 		if ip.TTL() <= 1 {
 			return false
 		}
@@ -73,12 +74,14 @@ const ecnMask = 3
 // PortUnreachable refuses all other packets to the gateway itself. It ends a UDP traceroute.
 var PortUnreachable = nat.Verdict{Action: nat.Drop, Refusal: packet.PortUnreachable}
 
-// ShortMark, behind the header of an echo request, asks for an answer of only ShortEcho bytes of ICMP, so that the
-// answer tests only the path of the request. A host that does not run culvert answers with the whole request. A
-// gateway understands the mark in IPv4, which both ends of the WireGuard tunnel always have.
+// ShortMark, behind the header of an echo request, asks for an answer of only ShortEcho bytes of
+// ICMP, so that the answer tests only the path of the request. A host that does not run culvert
+// answers with the whole request. A gateway understands the mark in IPv4, which both ends of the
+// WireGuard tunnel always have.
 const ShortMark = "culvert>"
 
-// ShortEcho is the size in bytes of the ICMP header, ShortMark, and 8 bytes that identify the request.
+// ShortEcho is the size in bytes of the ICMP header, ShortMark, and 8 bytes that identify the
+// request.
 const ShortEcho = header.ICMPv4MinimumSize + len(ShortMark) + 8
 
 // shortAnswer returns how many bytes of an answer the sender of the request asks for.

@@ -7,9 +7,9 @@ import (
 	"culvert/nat/packet"
 )
 
-// answerEcho6 is AnswerEcho for IPv6. It does not answer packets with extension headers other than a fragment header,
-// because the answer would contain them too. It does not answer packets larger than mtu either: no router cuts them,
-// so their sender ignores the MTU.
+// answerEcho6 is AnswerEcho for IPv6. It does not answer packets with extension headers other than
+// a fragment header, because the answer would contain them too. It does not answer packets larger
+// than mtu either: no router cuts them, so their sender ignores the MTU.
 func answerEcho6(p *packet.Packet, mtu int) bool {
 	ip, extensions := header.IPv6(p.Bytes()), p.HeaderLen()-header.IPv6MinimumSize
 	fragment := p.IsFragment() && extensions == header.IPv6FragmentHeaderSize

@@ -34,7 +34,10 @@ func TestAnswerEchoIPv6(t *testing.T) {
 	}{
 		{"echo request", request(func(*nattest.IP, *nattest.ICMP) {}), 64},
 		{"of no bytes", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Payload = nil }), 64},
-		{"of nothing but zeros", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Rest, icmp.Payload = 0, make([]byte, 56) }), 64},
+		{"of nothing but zeros", request(func(_ *nattest.IP, icmp *nattest.ICMP) {
+			icmp.Rest, icmp.Payload = 0,
+				make([]byte, 56)
+		}), 64},
 		{"with congestion marks", request(func(ip *nattest.IP, _ *nattest.ICMP) { ip.TOS = 0xb8 | 3 }), 64},
 		{"first fragment", part(3, 0, 1, ping), 64},
 		{"later fragment", part(64, 800, 1, rest), 63},
@@ -44,12 +47,17 @@ func TestAnswerEchoIPv6(t *testing.T) {
 		{"with destination options", request(func(ip *nattest.IP, _ *nattest.ICMP) {
 			ip.First, ip.Extensions = 60, [][]byte{{0, 0, 1, 4, 0, 0, 0, 0}}
 		}), 0},
-		{"as large as the MTU", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Payload = make([]byte, echoMTU-48) }), 64},
+		{"as large as the MTU", request(func(_ *nattest.IP, icmp *nattest.ICMP) {
+			icmp.Payload = make([]byte,
+				echoMTU-48)
+		}), 64},
 		{"larger", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Payload = make([]byte, echoMTU-47) }), 0},
-		{"fragment that is larger", part(64, 800, 1, nattest.Raw{Protocol: packet.ICMPv6, Payload: nattest.Payload(echoMTU-44, 1)}), 0},
+		{"fragment that is larger", part(64, 800, 1, nattest.Raw{Protocol: packet.ICMPv6,
+			Payload: nattest.Payload(echoMTU-44, 1)}), 0},
 		{"echo reply", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Type = 129 }), 0},
 		{"neighbour solicitation", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Type = 135 }), 0},
-		{"UDP", nattest.IP{Source: "fd00:10:0:1::5", Destination: "fd80::4", Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53}}.Bytes(), 0},
+		{"UDP", nattest.IP{Source: "fd00:10:0:1::5", Destination: "fd80::4", Body: nattest.UDP{SourcePort: 4000,
+			DestinationPort: 53}}.Bytes(), 0},
 		{"another protocol", request(func(ip *nattest.IP, _ *nattest.ICMP) {
 			ip.Body = nattest.Raw{Protocol: 47, Payload: []byte{128, 0, 0, 0, 0, 0, 0, 0}}
 		}), 0},

@@ -36,7 +36,8 @@ func TestAnswerEcho(t *testing.T) {
 	}
 	later := func(ttl uint8, more bool) []byte {
 		return request(func(ip *nattest.IP, _ *nattest.ICMP) {
-			ip.TTL, ip.MF, ip.Offset, ip.Body = ttl, more, 800, nattest.Raw{Protocol: 1, Payload: nattest.Payload(80, 1)}
+			ip.TTL, ip.MF, ip.Offset, ip.Body = ttl, more, 800,
+				nattest.Raw{Protocol: 1, Payload: nattest.Payload(80, 1)}
 		})
 	}
 	route := []byte{7, 7, 4, 0, 0, 0, 0, 0} // record route, with room for one address
@@ -47,8 +48,14 @@ func TestAnswerEcho(t *testing.T) {
 	}{
 		{"echo request", request(func(*nattest.IP, *nattest.ICMP) {}), 64},
 		{"of no bytes", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Payload = nil }), 64},
-		{"whose checksum is 0", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Rest, icmp.Payload = 0xf7ff_0000, nil }), 64},
-		{"of nothing but zeros", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Rest, icmp.Payload = 0, make([]byte, 56) }), 64},
+		{"whose checksum is 0", request(func(_ *nattest.IP, icmp *nattest.ICMP) {
+			icmp.Rest,
+				icmp.Payload = 0xf7ff_0000, nil
+		}), 64},
+		{"of nothing but zeros", request(func(_ *nattest.IP, icmp *nattest.ICMP) {
+			icmp.Rest, icmp.Payload = 0,
+				make([]byte, 56)
+		}), 64},
 		{"not to be fragmented", request(func(ip *nattest.IP, _ *nattest.ICMP) { ip.DF = true }), 64},
 		{"with congestion marks", request(func(ip *nattest.IP, _ *nattest.ICMP) { ip.TOS = 0xb8 | 3 }), 64},
 		{"with options", request(func(ip *nattest.IP, _ *nattest.ICMP) { ip.Options = route }), 64},
@@ -58,15 +65,19 @@ func TestAnswerEcho(t *testing.T) {
 		{"later fragment that has come far", later(1, true), 0},
 		{"echo reply", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Type = 0 }), 0},
 		{"timestamp request", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Type = 13 }), 0},
-		{"first fragment of a timestamp request", request(func(ip *nattest.IP, icmp *nattest.ICMP) { ip.MF, icmp.Type = true, 13 }), 0},
-		{"UDP", nattest.IP{Source: "10.0.1.5", Destination: "10.80.0.4", Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53}}.Bytes(), 0},
+		{"first fragment of a timestamp request", request(func(ip *nattest.IP, icmp *nattest.ICMP) {
+			ip.MF,
+				icmp.Type = true, 13
+		}), 0},
+		{"UDP", nattest.IP{Source: "10.0.1.5", Destination: "10.80.0.4", Body: nattest.UDP{SourcePort: 4000,
+			DestinationPort: 53}}.Bytes(), 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) { requireAnswer(t, tt.request, tt.ttl) })
 	}
 }
 
-// requireAnswer fails unless AnswerEcho makes the reply to a request, with this TTL or hop limit; 0 =
-// none, and the packet stays as it is.
+// requireAnswer fails unless AnswerEcho makes the reply to a request, with this TTL or hop limit; 0
+// = none, and the packet stays as it is.
 func requireAnswer(t *testing.T, request []byte, ttl uint8) {
 	t.Helper()
 	var p packet.Packet
@@ -85,7 +96,8 @@ func requireAnswer(t *testing.T, request []byte, ttl uint8) {
 	need.NoError(t, err)
 	after, err := nattest.Check(p.Bytes())
 	need.NoError(t, err)
-	if after.Source != before.Destination || after.Destination != before.Source || after.TTL != ttl || after.TOS&ecnMask != 0 {
+	if after.Source != before.Destination || after.Destination != before.Source || after.TTL != ttl ||
+		after.TOS&ecnMask != 0 {
 		t.Errorf("%v > %v with TTL %d, type of service %#x", after.Source, after.Destination, after.TTL, after.TOS)
 	}
 	reply, first, last := byte(0), 4, 8 // identification, flags and offset
@@ -112,9 +124,11 @@ func FuzzAnswerEcho(f *testing.F) {
 	for _, b := range nattest.Fragment(whole, 40) {
 		f.Add(b)
 	}
-	six := nattest.IP{Source: "fd00::5", Destination: "fd80::4", Body: nattest.ICMP{Type: 128, Payload: nattest.Payload(9, 1)}}
+	six := nattest.IP{Source: "fd00::5", Destination: "fd80::4", Body: nattest.ICMP{Type: 128,
+		Payload: nattest.Payload(9, 1)}}
 	f.Add(six.Bytes())
-	six.First, six.Extensions, six.Body = 44, [][]byte{{0, 0, 3, 0x21, 0, 0, 0, 9}}, nattest.Raw{Protocol: packet.ICMPv6, Payload: nattest.Payload(80, 1)}
+	six.First, six.Extensions, six.Body = 44, [][]byte{{0, 0, 3, 0x21, 0, 0, 0, 9}},
+		nattest.Raw{Protocol: packet.ICMPv6, Payload: nattest.Payload(80, 1)}
 	f.Add(six.Bytes())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var p packet.Packet

@@ -13,9 +13,9 @@ import (
 	"culvert/nat/packet"
 )
 
-// inbound carries packets from the remote cluster to the local one: it takes them from wireguard-go's buffers, asks the
-// engine to decide and translate, encapsulates them and sends them to the node. It runs on wireguard-go's receiving
-// goroutine for the only peer.
+// inbound carries packets from the remote cluster to the local one: it takes them from
+// wireguard-go's buffers, asks the engine to decide and translate, encapsulates them and sends them
+// to the node. It runs on wireguard-go's receiving goroutine for the only peer.
 type inbound struct {
 	*Path
 	Counters
@@ -147,8 +147,8 @@ func (in *inbound) push(packet []byte) {
 	}
 }
 
-// Offsets of the source address in a header: the IPv6 address begins at sourceAt, the IPv4 address at ipv4SourceAt,
-// within the same 16 bytes.
+// Offsets of the source address in a header: the IPv6 address begins at sourceAt, the IPv4 address
+// at ipv4SourceAt, within the same 16 bytes.
 const (
 	sourceAt     = 8
 	ipv4SourceAt = 12

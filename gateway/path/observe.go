@@ -26,17 +26,18 @@ const (
 // An Observation is a packet at a stage of its way, and what has become of it.
 type Observation struct {
 	At       Stage
-	Outbound bool         // an inner packet leaves the local cluster, a datagram leaves the gateway
-	Made     bool         // by the gateway
-	In, Out  nat.Link     // where it came from, and goes; the same for a datagram and for a packet that the gateway made
-	Parsed   bool         // otherwise, Tuple has addresses at most
-	Tuple    packet.Tuple // as it came; of a message of WireGuard, the outer one
-	Verdict  string       // forward, drop, deliver or hold; "" = a datagram that is not dropped
-	Reason   string       // why it is dropped; "" = it is not
-	More     string       // what else is known about that
-	Bytes    []byte       // the packet or its beginning, or the payload of Outer; valid until Tap.See returns
-	Length   int          // of the packet
-	Outer    packet.Tuple // of a datagram; the zero Tuple = Bytes have all headers
+	Outbound bool // an inner packet leaves the local cluster, a datagram leaves the gateway
+	Made     bool // by the gateway
+	// where it came from, and goes; the same for a datagram and for a packet that the gateway made
+	In, Out nat.Link
+	Parsed  bool         // otherwise, Tuple has addresses at most
+	Tuple   packet.Tuple // as it came; of a message of WireGuard, the outer one
+	Verdict string       // forward, drop, deliver or hold; "" = a datagram that is not dropped
+	Reason  string       // why it is dropped; "" = it is not
+	More    string       // what else is known about that
+	Bytes   []byte       // the packet or its beginning, or the payload of Outer; valid until Tap.See returns
+	Length  int          // of the packet
+	Outer   packet.Tuple // of a datagram; the zero Tuple = Bytes have all headers
 
 	engine *nat.Engine    // nil = it must not be asked about this packet
 	packet *packet.Packet // nil = Bytes
@@ -97,16 +98,16 @@ func (o *Observation) Explain(t rules.Tracer) {
 type Tap interface {
 	// Room returns how many of n bytes of a packet it needs.
 	Room(n int) int
-	// See gets an Observation, which is valid until it returns. Any goroutine may call it. A packet that the path
-	// itself drops is counted after the call, so a counted packet has been seen.
+	// See gets an Observation, which is valid until it returns. Any goroutine may call it. A packet
+	// that the path itself drops is counted after the call, so a counted packet has been seen.
 	See(o *Observation)
 }
 
 // tap holds the Tap. Without a Tap it costs each packet a load and a branch.
 type tap = atomic.Pointer[Tap]
 
-// SetTap shows packets and the datagrams of both tunnels to t from now on, instead of to the previous Tap; nil = to no
-// Tap.
+// SetTap shows packets and the datagrams of both tunnels to t from now on, instead of to the
+// previous Tap; nil = to no Tap.
 func (p *Path) SetTap(t Tap) {
 	if t == nil {
 		p.tap.Store(nil)
@@ -151,21 +152,24 @@ func (p *Path) observeDatagram(d *geneve.Datagram) Observation {
 // ObserveMessage describes a message of WireGuard.
 func (p *Path) ObserveMessage(m *wg.Message) Observation {
 	outer := outerTuple(m.Outbound, netip.AddrPortFrom(netip.IPv4Unspecified(), p.WG.Port()), m.Peer)
-	o := Observation{At: WireGuard, Outbound: m.Outbound, Parsed: true, Tuple: outer, Outer: outer, Bytes: m.Data, Length: len(m.Data)}
+	o := Observation{At: WireGuard, Outbound: m.Outbound, Parsed: true, Tuple: outer, Outer: outer, Bytes: m.Data,
+		Length: len(m.Data)}
 	if m.Dropped {
 		o.dropped(m.Reason.String())
 	}
 	return o
 }
 
-// outerTuple returns the tuple of a datagram. A local address of another family than the remote one is unspecified.
+// outerTuple returns the tuple of a datagram. A local address of another family than the remote one
+// is unspecified.
 func outerTuple(outbound bool, local, remote netip.AddrPort) (t packet.Tuple) {
 	remote = netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port())
 	if !remote.IsValid() {
 		remote = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
 	}
 	if local.Addr().Is4() != remote.Addr().Is4() {
-		local = netip.AddrPortFrom(map[bool]netip.Addr{true: netip.IPv4Unspecified(), false: netip.IPv6Unspecified()}[remote.Addr().Is4()], local.Port())
+		local = netip.AddrPortFrom(map[bool]netip.Addr{true: netip.IPv4Unspecified(),
+			false: netip.IPv6Unspecified()}[remote.Addr().Is4()], local.Port())
 	}
 	from, to := remote, local
 	if outbound {
@@ -179,7 +183,8 @@ func outerTuple(outbound bool, local, remote netip.AddrPort) (t packet.Tuple) {
 	return t
 }
 
-// A sight is what a direction observes of its current packet. Only the goroutine of that direction uses it.
+// A sight is what a direction observes of its current packet. Only the goroutine of that direction
+// uses it.
 type sight struct {
 	Observation
 	tap    *Tap // that saw the packet come; nil = nobody looks
@@ -205,8 +210,8 @@ func (s *sight) decided(p *packet.Packet, v *nat.Verdict) {
 	s.leave(p, v)
 }
 
-// released shows a fragment that waited for the current packet, the first one of its datagram. Its arrival has been
-// shown.
+// released shows a fragment that waited for the current packet, the first one of its datagram. Its
+// arrival has been shown.
 func (s *sight) released(p *packet.Packet, v *nat.Verdict) {
 	if s.become(v); v.Action == nat.Drop {
 		s.packet = p
@@ -239,8 +244,8 @@ func (s *sight) leave(p *packet.Packet, v *nat.Verdict) {
 	}
 }
 
-// lost shows that the path itself drops the packet: as it would have left or, if b is nil, as it came. If another
-// packet took the room of b, b may be one like it.
+// lost shows that the path itself drops the packet: as it would have left or, if b is nil, as it
+// came. If another packet took the room of b, b may be one like it.
 func (s *sight) lost(reason string, b []byte) {
 	if s.tap == nil {
 		return
@@ -257,7 +262,8 @@ func (s *sight) show(at Stage, b []byte, length int) {
 	(*s.tap).See(&s.Observation)
 }
 
-// dropMade shows and counts a packet that the gateway made for a link and drops. Any goroutine may call it.
+// dropMade shows and counts a packet that the gateway made for a link and drops. Any goroutine may
+// call it.
 func (p *Path) dropMade(of *Counters, r DropReason, b []byte, out nat.Link) {
 	if t := p.tap.Load(); t != nil {
 		o := observeBytes(Post, b, out)
@@ -268,11 +274,12 @@ func (p *Path) dropMade(of *Counters, r DropReason, b []byte, out nat.Link) {
 	of.drops[r].Add(1)
 }
 
-// Witness returns a packet that was dropped for a reason since the last call, without its bytes; nil = none was.
+// Witness returns a packet that was dropped for a reason since the last call, without its bytes;
+// nil = none was.
 func (c *Counters) Witness(r nat.Reason) *Observation { return c.witnesses[r].Swap(nil) }
 
-// see keeps a dropped packet as an example of its reason, unless one was kept since the last call of Witness. So all
-// but the first in a second cost one load.
+// see keeps a dropped packet as an example of its reason, unless one was kept since the last call
+// of Witness. So all but the first in a second cost one load.
 func (c *Counters) see(p *packet.Packet, in nat.Link, r nat.Reason) {
 	if c.witnesses[r].Load() != nil {
 		return

@@ -15,9 +15,9 @@ import (
 	"culvert/nat/packet"
 )
 
-// outbound carries packets from the local cluster to the remote one, in order: it receives them from the Geneve
-// socket, asks the engine to decide and translate, and fills wireguard-go's buffers. All of it runs on the goroutine
-// that calls read; only the queue is shared.
+// outbound carries packets from the local cluster to the remote one, in order: it receives them
+// from the Geneve socket, asks the engine to decide and translate, and fills wireguard-go's
+// buffers. All of it runs on the goroutine that calls read; only the queue is shared.
 type outbound struct {
 	*Path
 	Counters
@@ -40,17 +40,17 @@ type outbound struct {
 	piece    []byte // of MTU bytes, for answers of the gateway's own address
 }
 
-// arrivals are packets from nodes. Those from next to end are undecided. Their bytes stay valid until the receiver is
-// filled again, which happens only when none is left.
+// arrivals are packets from nodes. Those from next to end are undecided. Their bytes stay valid
+// until the receiver is filled again, which happens only when none is left.
 type arrivals struct {
 	frames    [nat.MaxLoad]geneve.Packet
 	packets   [nat.MaxLoad]packet.Packet // parsed
 	next, end int
 }
 
-// pollInterval is how often the goroutine of a busy direction makes the other one check its socket (udp.Socket.Poll).
-// It bounds how long a packet waits for traffic in the other direction. A shorter interval would split
-// acknowledgements into batches of one.
+// pollInterval is how often the goroutine of a busy direction makes the other one check its socket
+// (udp.Socket.Poll). It bounds how long a packet waits for traffic in the other direction. A
+// shorter interval would split acknowledgements into batches of one.
 const pollInterval = 400 * time.Microsecond
 
 // receiveBackoff is the pause after an error of the Geneve socket.
@@ -82,8 +82,8 @@ func (o *outbound) read(bufs [][]byte, sizes []int, offset int) (int, error) {
 		case errors.Is(err, net.ErrClosed):
 			return 0, os.ErrClosed
 		default:
-			// Any error except ErrClosed would end the WireGuard device. Errors of the kernel are temporary here, but
-			// a loop must not spin on them.
+			// Any error except ErrClosed would end the WireGuard device. Errors of the kernel are
+			// temporary here, but a loop must not spin on them.
 			time.Sleep(receiveBackoff)
 		}
 	}
@@ -108,8 +108,8 @@ func (o *outbound) fill(bufs [][]byte, sizes []int, offset int, now nat.Time) in
 	return n
 }
 
-// next decides about the next packet: a fragment that waited for the previous packet, or a packet from a node. It
-// returns false if there is none.
+// next decides about the next packet: a fragment that waited for the previous packet, or a packet
+// from a node. It returns false if there is none.
 func (o *outbound) next(now nat.Time) bool {
 	if o.held > 0 {
 		p := &o.packet
@@ -141,8 +141,8 @@ func (o *outbound) next(now nat.Time) bool {
 	return true
 }
 
-// gather parses the packets that have arrived, and makes the engine load what it needs for them. It returns false if
-// none has arrived.
+// gather parses the packets that have arrived, and makes the engine load what it needs for them. It
+// returns false if none has arrived.
 func (o *outbound) gather() bool {
 	a := &o.arrivals
 	for a.next, a.end = 0, 0; a.end < len(a.frames); a.end++ {

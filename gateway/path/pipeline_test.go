@@ -60,8 +60,10 @@ func newPipeline(t testing.TB) *pipeline {
 	t.Cleanup(func() { endpoint.Close() })
 	need.NoError(t, endpoint.Apply(c.Tunnels(links)))
 	own, peer := c.WireGuard.Role.TunnelAddresses()
-	device := wg.New(wg.Options{PrivateKey: c.WireGuard.PrivateKey, MTU: int(c.MTU), Own: own.V4, Peer: peer.V4, Log: logrus.NewEntry(logrus.New())})
-	p := &pipeline{Path: New(engine, endpoint, device, int(c.MTU)), node: node, vni: uint32(n.VNI), bufs: make([][]byte, wg.BatchSize), sizes: make([]int, wg.BatchSize)}
+	device := wg.New(wg.Options{PrivateKey: c.WireGuard.PrivateKey, MTU: int(c.MTU), Own: own.V4, Peer: peer.V4,
+		Log: logrus.NewEntry(logrus.New())})
+	p := &pipeline{Path: New(engine, endpoint, device, int(c.MTU)), node: node, vni: uint32(n.VNI),
+		bufs: make([][]byte, wg.BatchSize), sizes: make([]int, wg.BatchSize)}
 	p.Local = nobody{}
 	for i := range p.bufs {
 		p.bufs[i] = make([]byte, 65535)
@@ -92,12 +94,14 @@ func (p *pipeline) read(t testing.TB) int {
 
 func tcpPacket(payload int, partial bool) []byte {
 	return nattest.IP{Source: "10.0.1.5", Destination: "10.61.2.7", DF: true, Body: nattest.TCP{
-		SourcePort: 4001, DestinationPort: 80, Seq: 1, Ack: 1, Flags: nattest.ACK, Payload: nattest.Payload(payload, 1), Partial: partial}}.Bytes()
+		SourcePort: 4001, DestinationPort: 80, Seq: 1, Ack: 1, Flags: nattest.ACK, Payload: nattest.Payload(payload, 1),
+		Partial: partial}}.Bytes()
 }
 
 func inboundPacket(payload int) []byte {
 	return nattest.IP{Source: "10.0.2.7", Destination: "10.0.1.5", DF: true, Body: nattest.TCP{
-		SourcePort: 80, DestinationPort: 4001, Seq: 1, Ack: 1, Flags: nattest.ACK, Payload: nattest.Payload(payload, 1)}}.Bytes()
+		SourcePort: 80, DestinationPort: 4001, Seq: 1, Ack: 1, Flags: nattest.ACK,
+		Payload: nattest.Payload(payload, 1)}}.Bytes()
 }
 
 // TestOutboundAllocations: a small packet, a super-frame and a dropped packet.
@@ -127,7 +131,8 @@ func TestInboundAllocations(t *testing.T) {
 	p := newPipeline(t)
 	p.send(t, tcpPacket(10, false)) // teaches the node's MAC
 	p.read(t)
-	good, refused := inboundPacket(1200), nattest.IP{Source: "10.0.2.7", Destination: "10.0.99.1", Body: nattest.UDP{}}.Bytes()
+	good, refused := inboundPacket(1200), nattest.IP{Source: "10.0.2.7", Destination: "10.0.99.1",
+		Body: nattest.UDP{}}.Bytes()
 	bufs := [][]byte{make([]byte, headroom+len(good)), make([]byte, headroom+len(refused))}
 	cycle := func() {
 		copy(bufs[0][headroom:], good)

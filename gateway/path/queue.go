@@ -8,8 +8,8 @@ import (
 	"culvert/geneve/share"
 )
 
-// queueLength limits how many of the gateway's own packets may wait for the tunnel: errors are rate limited, and there
-// are never more echo replies than requests.
+// queueLength limits how many of the gateway's own packets may wait for the tunnel: errors are rate
+// limited, and there are never more echo replies than requests.
 const queueLength = 256
 
 // A queue holds packets that the gateway itself sends to the peer (ICMP errors, echo replies and

@@ -6,13 +6,14 @@ import (
 )
 
 const (
-	// Floor is the smallest size that a Search finds, whatever probes say: every IPv4 host accepts it (RFC 791, Section 3.1). So an end that swallows
-	// probes reduces its own size no further.
+	// Floor is the smallest size that a Search finds, whatever probes say: every IPv4 host accepts
+	// it (RFC 791, Section 3.1). So an end that swallows probes reduces its own size no further.
 	Floor = 576
 	// Small is the size of the probe that shows whether probes are answered at all.
 	Small = 100
 
-	// answerTime is how long an answer may take. RFC 8899, Section 5.1.1, requires a second and recommends 15; so late answers count too.
+	// answerTime is how long an answer may take. RFC 8899, Section 5.1.1, requires a second and
+	// recommends 15; so late answers count too.
 	answerTime = time.Second
 	// confirmInterval is the time between probes of a size that passes, on a leg in use.
 	confirmInterval = 2 * time.Second
@@ -20,21 +21,26 @@ const (
 	muteInterval = 15 * time.Second
 	// muteRounds is how many rounds in a row without an answer make an end count as mute.
 	muteRounds = 3
-	// raiseInterval is how long a smaller size is kept before larger ones are tried. RFC 8899, Section 5.1.1, has 10 minutes for all paths; here only
-	// a path that fell again soon after it rose waits that long (raiseLong).
+	// raiseInterval is how long a smaller size is kept before larger ones are tried. RFC 8899,
+	// Section 5.1.1, has 10 minutes for all paths; here only a path that fell again soon after it
+	// rose waits that long (raiseLong).
 	raiseInterval = time.Minute
 	raiseLong     = 10 * time.Minute
-	// tryInterval is the time between single probes of the configured size on a path that carries less, to find out soon when it carries all again.
+	// tryInterval is the time between single probes of the configured size on a path that carries
+	// less, to find out soon when it carries all again.
 	tryInterval = 4 * time.Second
 
-	// sizesAtOnce is how many sizes between two others are tried at once; step is their final distance.
+	// sizesAtOnce is how many sizes between two others are tried at once; step is their final
+	// distance.
 	sizesAtOnce = 16
 	sizesAbove  = 6 // how many above them, so that one that passes shows that others were lost by chance
 	step        = 4
 
-	// Loss by congestion, as in a flood, says nothing about sizes (RFC 4821, Section 7.6.4). So an edge must be proved against two probabilities.
-	// Among probes of similar sizes, all n below it are answered and all n above it lost by chance at most once in 4^n. And of two sizes that are
-	// step apart, the smaller is answered n times before the larger once in 2^n. RFC 8899, Section 5.1.2, requires three losses.
+	// Loss by congestion, as in a flood, says nothing about sizes (RFC 4821, Section 7.6.4). So an
+	// edge must be proved against two probabilities. Among probes of similar sizes, all n below it
+	// are answered and all n above it lost by chance at most once in 4^n. And of two sizes that are
+	// step apart, the smaller is answered n times before the larger once in 2^n. RFC 8899, Section
+	// 5.1.2, requires three losses.
 	edgePairs = 8  // probes of both sizes in a round
 	edgeProof = 16 // bits
 )
@@ -57,7 +63,8 @@ type Kind uint8
 const (
 	// Echo is an ICMP echo request: its answer has the same size.
 	Echo Kind = iota
-	// ShortEcho is an echo request that also asks for a short answer, which tests only the way there. Other hosts answer it as usual.
+	// ShortEcho is an echo request that also asks for a short answer, which tests only the way
+	// there. Other hosts answer it as usual.
 	ShortEcho
 	// ARP is a padded ARP request, whose answer is short.
 	ARP
@@ -77,7 +84,8 @@ type Result struct {
 	Size  int  // the largest packet known to pass both ways
 	Known bool // by a probe; otherwise Size is the configured one
 	Way   Way  // where larger ones vanish
-	// OneWay: the other end answers no echo requests. So Size is for the way there, and the way back is unknown.
+	// OneWay: the other end answers no echo requests. So Size is for the way there, and the way
+	// back is unknown.
 	OneWay bool
 }
 
@@ -124,9 +132,10 @@ func New(ceiling int, arp bool) *Search {
 	return &Search{Result: Result{Size: ceiling}, ceiling: ceiling, arp: arp}
 }
 
-// Look must be called at least once in confirmInterval. nonce must be new and unpredictable; used says whether the leg is in use. The caller sends
-// the returned probes in order, the n-th with number n: the most important ones come first, because hosts limit how many they answer. changed: Result
-// has changed.
+// Look must be called at least once in confirmInterval. nonce must be new and unpredictable; used
+// says whether the leg is in use. The caller sends the returned probes in order, the n-th with
+// number n: the most important ones come first, because hosts limit how many they answer. changed:
+// Result has changed.
 func (s *Search) Look(now time.Duration, nonce uint64, used bool) (probes []Probe, changed bool) {
 	r := &s.now
 	if r.open {
@@ -175,14 +184,16 @@ func (s *Search) target() int {
 	return s.Size
 }
 
-// below is the size that represents all that pass: lo, or the small one if no other is known to pass.
+// below is the size that represents all that pass: lo, or the small one if no other is known to
+// pass.
 func (s *Search) below() int { return max(s.lo, Small) }
 
 // edge reports whether lo and hi are close enough to stop.
 func (s *Search) edge() bool { return s.hi > 0 && s.hi-max(s.lo, Floor-1) <= step }
 
-// plan returns the probes of the next round. Sizes fall, or alternate, so that at most two of them form a train. The last one is a small echo
-// request; if the other end answers none, a small ARP probe precedes it.
+// plan returns the probes of the next round. Sizes fall, or alternate, so that at most two of them
+// form a train. The last one is a small echo request; if the other end answers none, a small ARP
+// probe precedes it.
 func (s *Search) plan(p []Probe) []Probe {
 	target, kind := s.target(), Echo
 	if s.OneWay {
@@ -236,8 +247,8 @@ func between(p []Probe, kind Kind, lo, hi, n int) []Probe {
 	return p
 }
 
-// Answered handles an answer: its round and number, and its size. fragment: it is the first fragment of several. It returns false if no such answer
-// is expected.
+// Answered handles an answer: its round and number, and its size. fragment: it is the first
+// fragment of several. It returns false if no such answer is expected.
 func (s *Search) Answered(nonce uint64, number, size int, fragment bool) bool {
 	r := &s.now
 	if nonce != r.nonce {

@@ -32,7 +32,8 @@ const tick = 1050 * time.Millisecond
 
 // drive runs a Search for a while over a wire that changes. It returns each change of the Search's
 // result, and the number of probes.
-func drive(ceiling int, arp bool, lasts time.Duration, seed uint64, change func(now time.Duration, w *wire)) (seen []sight, s *Search, probes, bytes int) {
+func drive(ceiling int, arp bool, lasts time.Duration, seed uint64, change func(now time.Duration, w *wire)) (
+	seen []sight, s *Search, probes, bytes int) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	w := &wire{answers: true}
 	s = New(ceiling, arp)
@@ -130,14 +131,16 @@ func TestHoleIsFound(t *testing.T) {
 			for _, ceiling := range []int{1340, 1400, 8950} {
 				for _, begins := range []time.Duration{0, 60 * time.Second, 61 * time.Second, 62 * time.Second} {
 					t.Run(fmt.Sprintf("%s/%s/%d/%v", end.name, tt.name, ceiling, begins), func(t *testing.T) {
-						seen, s, _, _ := drive(ceiling, end.arp, begins+10*time.Second, 1, func(now time.Duration, w *wire) {
-							w.short = end.short
-							if now >= begins {
-								w.there, w.back = tt.there, tt.back
-							}
-						})
+						seen, s, _, _ := drive(ceiling, end.arp, begins+10*time.Second, 1,
+							func(now time.Duration, w *wire) {
+								w.short = end.short
+								if now >= begins {
+									w.there, w.back = tt.there, tt.back
+								}
+							})
 						if s.Size > hole || s.Size < hole-step || !s.Known || s.Way != tt.want {
-							t.Errorf("after 10 s: %+v, want %d to %d, way %q; seen %v", s.Result, hole-step, hole, tt.want, seen)
+							t.Errorf("after 10 s: %+v, want %d to %d, way %q; seen %v", s.Result, hole-step, hole,
+								tt.want, seen)
 						}
 						for _, x := range seen {
 							if x.Size < hole-step {
@@ -165,7 +168,9 @@ func TestARPAlone(t *testing.T) {
 	if s.Size > hole || s.Size < hole-step || s.Way != There || !s.OneWay {
 		t.Errorf("a hole on the way there: %+v", s.Result)
 	}
-	_, s, _, _ = drive(1340, true, 2*time.Minute, 1, func(now time.Duration, w *wire) { w.deaf, w.back = now < time.Minute, hole })
+	_, s, _, _ = drive(1340, true, 2*time.Minute, 1, func(now time.Duration, w *wire) {
+		w.deaf, w.back = now < time.Minute, hole
+	})
 	if s.Size > hole || s.Size < hole-step || s.Way != Back || s.OneWay {
 		t.Errorf("it has begun to answer: %+v", s.Result)
 	}
@@ -197,7 +202,8 @@ func TestNoHole(t *testing.T) {
 		{"a path that carries all", func(time.Duration, *wire) {}, true},
 		{"nobody answers", func(_ time.Duration, w *wire) { w.answers = false }, false},
 		{"nobody answers any more", func(now time.Duration, w *wire) { w.answers = now < time.Minute }, true},
-		{"the path is cut now and then", func(now time.Duration, w *wire) { w.answers = now/(10*time.Second)%2 == 0 }, true},
+		{"the path is cut now and then", func(now time.Duration, w *wire) { w.answers = now/(10*time.Second)%2 == 0 },
+			true},
 		{"answers take 3 s", func(_ time.Duration, w *wire) { w.delay = 3 * time.Second }, true},
 		{"answers take 1.5 s", func(_ time.Duration, w *wire) { w.delay = 1500 * time.Millisecond }, true},
 		{"two answers a second", func(_ time.Duration, w *wire) { w.limit = 2 }, true},
@@ -222,10 +228,13 @@ func TestLossIsNoHole(t *testing.T) {
 		for _, arp := range []bool{false, true} {
 			for _, bytes := range []bool{false, true} {
 				for seed := range uint64(10) {
-					seen, _, _, _ := drive(1340, arp, time.Hour, seed, func(_ time.Duration, w *wire) { w.loss, w.lossGrows = loss, bytes })
+					seen, _, _, _ := drive(1340, arp, time.Hour, seed, func(_ time.Duration, w *wire) {
+						w.loss, w.lossGrows = loss, bytes
+					})
 					for _, x := range seen {
 						if x.Size < 1340 {
-							t.Errorf("loss %v, ARP %v, of bytes %v, seed %d: %d at %v", loss, arp, bytes, seed, x.Size, x.at)
+							t.Errorf("loss %v, ARP %v, of bytes %v, seed %d: %d at %v", loss, arp, bytes, seed,
+								x.Size, x.at)
 						}
 					}
 				}
@@ -241,7 +250,9 @@ func TestHoleWithLoss(t *testing.T) {
 		time time.Duration
 	}{{0.05, 20 * time.Second}, {0.2, time.Minute}, {0.4, 5 * time.Minute}} {
 		for seed := range uint64(50) {
-			_, s, _, _ := drive(1340, false, tt.time, seed, func(_ time.Duration, w *wire) { w.loss, w.there = tt.loss, hole })
+			_, s, _, _ := drive(1340, false, tt.time, seed, func(_ time.Duration, w *wire) {
+				w.loss, w.there = tt.loss, hole
+			})
 			if s.Size > hole || s.Size < hole-step {
 				t.Errorf("loss %v, seed %d: %+v after %v", tt.loss, seed, s.Result, tt.time)
 			}
@@ -349,7 +360,8 @@ func TestForgedAnswers(t *testing.T) {
 		nonce        uint64
 		number, size int
 		want         bool
-	}{{0, 0, 1340, false}, {78, 0, 1340, false}, {77, len(probes), 1340, false}, {77, 65535, 1340, false}, {77, 0, 1339, true}, {77, 0, 20, true}} {
+	}{{0, 0, 1340, false}, {78, 0, 1340, false}, {77, len(probes), 1340, false}, {77, 65535, 1340, false},
+		{77, 0, 1339, true}, {77, 0, 20, true}} {
 		if got := s.Answered(a.nonce, a.number, a.size, false); got != a.want {
 			t.Errorf("%+v: %v", a, got)
 		}

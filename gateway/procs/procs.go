@@ -1,7 +1,9 @@
-// Package procs owns the number of Ps of this process: how many threads run Go code at once (GOMAXPROCS).
+// Package procs owns the number of Ps of this process: how many threads run Go code at once
+// (GOMAXPROCS).
 //
-// One P is the default on any machine. The goroutines of a gateway hand packets to each other all the time. On one P that costs a queue
-// operation; on several it wakes a thread, and the packet moves from one CPU's cache to another's. A gateway that needs more gets more by its
+// One P is the default on any machine. The goroutines of a gateway hand packets to each other all
+// the time. On one P that costs a queue operation; on several it wakes a thread, and the packet
+// moves from one CPU's cache to another's. A gateway that needs more gets more by its
 // configuration, even while packets pass.
 package procs
 
@@ -28,7 +30,8 @@ var own owner
 // Fixed returns GOMAXPROCS of the environment, "" for none. It overrides Use.
 func Fixed() string { return os.Getenv("GOMAXPROCS") }
 
-// Use makes Go code run on n Ps, or on one if n is 0. If the environment fixes the number, it stays.
+// Use makes Go code run on n Ps, or on one if n is 0. If the environment fixes the number, it
+// stays.
 func Use(n int) {
 	if Fixed() != "" {
 		n = runtime.GOMAXPROCS(0)
@@ -39,7 +42,8 @@ func Use(n int) {
 	own.set()
 }
 
-// Chosen returns the number that the last Use has set, 1 before that. It is cheap enough for the packet path.
+// Chosen returns the number that the last Use has set, 1 before that. It is cheap enough for the
+// packet path.
 func Chosen() int { return max(int(own.procs.Load()), 1) }
 
 // Count returns the number of Ps on which Go code runs, not counting those that Apart adds.
@@ -50,8 +54,9 @@ func Count() int {
 	return runtime.GOMAXPROCS(0)
 }
 
-// Apart calls do, which waits for a disk, while Go code has at least two Ps: a long system call keeps its P for a while, and packets would wait as
-// long. Calls may overlap. Before the first Use, it only calls do.
+// Apart calls do, which waits for a disk, while Go code has at least two Ps: a long system call
+// keeps its P for a while, and packets would wait as long. Calls may overlap. Before the first Use,
+// it only calls do.
 func Apart(do func() error) error {
 	own.apart(1)
 	defer own.apart(-1)

@@ -73,12 +73,18 @@ func TestQuota(t *testing.T) {
 		files      map[string]string
 		want       float64
 	}{
-		{"version 2", "0::/kubepods/pod1/c\n", map[string]string{"kubepods/pod1/c/cpu.max": "50000 100000\n", "kubepods/cpu.max": "max 100000\n"}, 0.5},
-		{"a group above has less", "0::/kubepods/pod1/c\n", map[string]string{"kubepods/pod1/c/cpu.max": "200000 100000\n", "kubepods/pod1/cpu.max": "150000 100000\n"}, 1.5},
+		{"version 2", "0::/kubepods/pod1/c\n", map[string]string{"kubepods/pod1/c/cpu.max": "50000 100000\n",
+			"kubepods/cpu.max": "max 100000\n"}, 0.5},
+		{"a group above has less", "0::/kubepods/pod1/c\n",
+			map[string]string{"kubepods/pod1/c/cpu.max": "200000 100000\n", "kubepods/pod1/cpu.max": "150000 100000\n"},
+			1.5},
 		{"no limit", "0::/a\n", map[string]string{"a/cpu.max": "max 100000\n"}, 0},
-		{"a container sees its group at the root", "0::/docker/abc\n", map[string]string{"cpu.max": "25000 100000\n"}, 0.25},
-		{"version 1", "5:cpuacct,cpu:/x\n3:memory:/y\n", map[string]string{"cpu/x/cpu.cfs_quota_us": "30000\n", "cpu/x/cpu.cfs_period_us": "20000\n"}, 1.5},
-		{"version 1 without a limit", "5:cpu:/x\n", map[string]string{"cpu/x/cpu.cfs_quota_us": "-1\n", "cpu/x/cpu.cfs_period_us": "100000\n"}, 0},
+		{"a container sees its group at the root", "0::/docker/abc\n", map[string]string{"cpu.max": "25000 100000\n"},
+			0.25},
+		{"version 1", "5:cpuacct,cpu:/x\n3:memory:/y\n", map[string]string{"cpu/x/cpu.cfs_quota_us": "30000\n",
+			"cpu/x/cpu.cfs_period_us": "20000\n"}, 1.5},
+		{"version 1 without a limit", "5:cpu:/x\n", map[string]string{"cpu/x/cpu.cfs_quota_us": "-1\n",
+			"cpu/x/cpu.cfs_period_us": "100000\n"}, 0},
 		{"nonsense", "nonsense\n0::/a\n7\n", map[string]string{"a/cpu.max": "1 0\n", "cpu.max": "-5 x\n"}, 0},
 		{"nothing", "", nil, 0},
 	} {
@@ -99,13 +105,15 @@ func TestQuota(t *testing.T) {
 		t.Errorf("this process may use %+v", a)
 	}
 	for want, a := range map[string]Allowance{
-		"8 CPUs": {CPUs: 8}, "1 CPU": {CPUs: 1}, "2 CPUs, 0.5 of them by the quota of the control group": {CPUs: 2, Quota: 0.5},
+		"8 CPUs": {CPUs: 8}, "1 CPU": {CPUs: 1}, "2 CPUs, 0.5 of them by the quota of the control group": {CPUs: 2,
+			Quota: 0.5},
 	} {
 		if a.String() != want {
 			t.Errorf("%+v is %q, want %q", a, a, want)
 		}
 	}
-	for most, a := range map[int]Allowance{1: {CPUs: 2, Quota: 0.5}, 2: {CPUs: 8, Quota: 1.5}, 4: {CPUs: 4, Quota: 16}} {
+	for most, a := range map[int]Allowance{1: {CPUs: 2, Quota: 0.5}, 2: {CPUs: 8, Quota: 1.5},
+		4: {CPUs: 4, Quota: 16}} {
 		if a.Most() != most {
 			t.Errorf("%+v leaves %d Ps something to do, want %d", a, a.Most(), most)
 		}

@@ -40,9 +40,10 @@ func (a Allowance) String() string {
 	return s
 }
 
-// readQuota returns the smallest quota of a process's control group and those above it, 0 for none. list is /proc/PID/cgroup (cgroups(7)),
-// mount where the hierarchies are mounted. A container without a cgroup namespace sees its own group at the root of the mount, and nothing at the
-// path in list; so missing files are skipped.
+// readQuota returns the smallest quota of a process's control group and those above it, 0 for none.
+// list is /proc/PID/cgroup (cgroups(7)), mount where the hierarchies are mounted. A container
+// without a cgroup namespace sees its own group at the root of the mount, and nothing at the path
+// in list; so missing files are skipped.
 func readQuota(list, mount string) (smallest float64) {
 	b, _ := os.ReadFile(list)
 	for line := range strings.Lines(string(b)) {
@@ -69,14 +70,16 @@ func readQuota(list, mount string) (smallest float64) {
 	return smallest
 }
 
-// readCPUMax reads "MAX PERIOD" in microseconds, or "max PERIOD" (Linux, Documentation/admin-guide/cgroup-v2.rst, CPU Interface Files).
+// readCPUMax reads "MAX PERIOD" in microseconds, or "max PERIOD" (Linux,
+// Documentation/admin-guide/cgroup-v2.rst, CPU Interface Files).
 func readCPUMax(group string) float64 {
 	b, _ := os.ReadFile(path.Join(group, "cpu.max"))
 	most, period, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
 	return share(most, period)
 }
 
-// readCFSQuota reads version 1, where -1 is no limit (Linux, Documentation/scheduler/sched-bwc.rst).
+// readCFSQuota reads version 1, where -1 is no limit (Linux,
+// Documentation/scheduler/sched-bwc.rst).
 func readCFSQuota(group string) float64 {
 	most, _ := os.ReadFile(path.Join(group, "cpu.cfs_quota_us"))
 	period, _ := os.ReadFile(path.Join(group, "cpu.cfs_period_us"))

@@ -12,8 +12,9 @@ import (
 // ContentType is that of a Page in HTTP.
 const ContentType = "text/plain; version=0.0.4; charset=utf-8"
 
-// A Page is a metrics page that is being built. Families are written to Text one after the other: a Registry of Prometheus' client library would
-// first make objects of all samples, which for 5,000 nodes takes 50 MB and 0.2 s of one CPU. The zero Page is empty.
+// A Page is a metrics page that is being built. Families are written to Text one after the other: a
+// Registry of Prometheus' client library would first make objects of all samples, which for 5,000
+// nodes takes 50 MB and 0.2 s of one CPU. The zero Page is empty.
 type Page struct {
 	Text    bytes.Buffer
 	name    string   // of the family
@@ -47,7 +48,8 @@ var labelEscaper = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 // Add adds a sample with a value for each label of the family.
 func (p *Page) Add(value float64, labels ...string) { p.add("", value, labels, "") }
 
-// add adds a sample, whose name is the family's with a suffix. The label le is the bound of a bucket; "" = there is none.
+// add adds a sample, whose name is the family's with a suffix. The label le is the bound of a
+// bucket; "" = there is none.
 func (p *Page) add(suffix string, value float64, labels []string, le string) {
 	p.Text.WriteString(p.name)
 	p.Text.WriteString(suffix)
@@ -87,8 +89,8 @@ func (p *Page) One(kind, name, help string, value float64) {
 	p.Add(value)
 }
 
-// Buckets adds a histogram. counts[i] is the number of values above bounds[i-1] and up to bounds[i]; the last count is of values above all bounds.
-// sum is the sum of all values.
+// Buckets adds a histogram. counts[i] is the number of values above bounds[i-1] and up to
+// bounds[i]; the last count is of values above all bounds. sum is the sum of all values.
 func (p *Page) Buckets(bounds []float64, counts []uint64, sum float64, labels ...string) {
 	total := uint64(0)
 	for i, n := range counts {

@@ -12,7 +12,8 @@ import (
 	"culvert/nat"
 )
 
-// BenchmarkLag begins 5,000 connections a second, which need translation, and measures when each is at the standby.
+// BenchmarkLag begins 5,000 connections a second, which need translation, and measures when each is
+// at the standby.
 func BenchmarkLag(b *testing.B) {
 	const rate, most = 5000, 1 << 20
 	key := wgkey.NewPrivate()
@@ -44,8 +45,8 @@ func BenchmarkLag(b *testing.B) {
 	b.ReportMetric(lags[len(lags)-1].Seconds()*1000, "max-ms")
 }
 
-// BenchmarkStopped measures the memory that a standby which has stopped reading costs the active replica. All of its million connections change, and more
-// end than a feed holds.
+// BenchmarkStopped measures the memory that a standby which has stopped reading costs the active
+// replica. All of its million connections change, and more end than a feed holds.
 func BenchmarkStopped(b *testing.B) {
 	const million = 1_000_000
 	key := wgkey.NewPrivate()

@@ -24,8 +24,8 @@ const (
 	warnTime = time.Minute
 	// askTime is the minimum time between two requests for another copy.
 	askTime = 5 * time.Second
-	// staleTime is how old the count of what this follower could not use may become. Since then its connections may have ended, or there may be room
-	// for them.
+	// staleTime is how old the count of what this follower could not use may become. Since then its
+	// connections may have ended, or there may be room for them.
 	staleTime = 5 * time.Minute
 )
 
@@ -45,12 +45,14 @@ type following struct {
 	heard   time.Time         // +checklocks:mu
 	unknown map[string]uint64 // messages of unknown kinds, by what they are; +checklocks:mu
 
-	// Only the receiving goroutine uses these: when it last asked for a copy, and the configuration at that time.
+	// Only the receiving goroutine uses these: when it last asked for a copy, and the configuration
+	// at that time.
 	asked      time.Time
 	generation uint32
 }
 
-// Follow makes the replica follow the source at an address instead of any other; the zero AddrPort means none. It does nothing after Lead.
+// Follow makes the replica follow the source at an address instead of any other; the zero AddrPort
+// means none. It does nothing after Lead.
 func (r *Replica) Follow(at netip.AddrPort) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -72,11 +74,13 @@ func (r *Replica) aim(at netip.AddrPort) {
 var (
 	// ErrNoTable means that the followed replica has neither led nor received a whole copy.
 	ErrNoTable = errors.New("the other pod has no table of connections")
-	// ErrOlder means that the followed replica does not lead, and that its table is older than this replica's.
+	// ErrOlder means that the followed replica does not lead, and that its table is older than this
+	// replica's.
 	ErrOlder = errors.New("the other pod's table of connections is older than this one's")
 )
 
-// Whole waits for a complete copy of the followed source's table. It fails with ErrNoTable or ErrOlder as soon as the source says so.
+// Whole waits for a complete copy of the followed source's table. It fails with ErrNoTable or
+// ErrOlder as soon as the source says so.
 func (r *Replica) Whole(ctx context.Context) error {
 	tick := time.NewTicker(passTime)
 	defer tick.Stop()
@@ -124,7 +128,8 @@ func (r *Replica) follow() {
 			}
 			if ctx.Err() == nil && time.Since(warned) >= warnTime {
 				warned = time.Now()
-				r.Log.WithError(err).WithField("address", at).Warn("connections are not copied: the stream from the active gateway is down")
+				r.Log.WithError(err).WithField("address",
+					at).Warn("connections are not copied: the stream from the active gateway is down")
 			}
 			cancel()
 			again = time.After(wait)
@@ -139,8 +144,10 @@ func (r *Replica) follow() {
 	}
 }
 
-// followAt follows one source until the stream or ctx ends, and returns how long that took. retarget is from when at became the target.
-func (r *Replica) followAt(ctx context.Context, at netip.AddrPort, retarget chan struct{}) (lasted time.Duration, err error) {
+// followAt follows one source until the stream or ctx ends, and returns how long that took.
+// retarget is from when at became the target.
+func (r *Replica) followAt(ctx context.Context, at netip.AddrPort, retarget chan struct{}) (lasted time.Duration,
+	err error) {
 	own := r.hello()
 	w, other, err := r.greet(ctx, at, own)
 	if err != nil {
@@ -168,19 +175,23 @@ func (r *Replica) followAt(ctx context.Context, at netip.AddrPort, retarget chan
 	if !r.aimsSince(retarget) {
 		return 0, ctx.Err()
 	}
-	f := &following{r: r, wire: w, conn: c, from: other.Name, mirror: r.Engine.Mirror(r.Link), whole: make(chan struct{}), other: other, heard: time.Now(),
+	f := &following{r: r, wire: w, conn: c, from: other.Name, mirror: r.Engine.Mirror(r.Link),
+		whole: make(chan struct{}), other: other, heard: time.Now(),
 		unknown: map[string]uint64{}, generation: r.Engine.Generation()}
-	f.is = control.Stream{Pod: other.Name, Address: at.String(), Since: time.Now(), NoFullCopy: true, ClockAhead: time.Until(other.Clock).Seconds()}
+	f.is = control.Stream{Pod: other.Name, Address: at.String(), Since: time.Now(), NoFullCopy: true,
+		ClockAhead: time.Until(other.Clock).Seconds()}
 	defer f.mirror.Close()
 	r.setSource(f)
 	defer r.setSource(nil)
-	r.Log.WithField("replica", other.Name).WithField("address", at).Info("connections are copied from the active gateway")
+	r.Log.WithField("replica", other.Name).WithField("address",
+		at).Info("connections are copied from the active gateway")
 	begin := time.Now()
 	err = f.receive()
 	return time.Since(begin), err
 }
 
-// greet connects to the replica at an address, and returns its hello. The caller closes the connection.
+// greet connects to the replica at an address, and returns its hello. The caller closes the
+// connection.
 func (r *Replica) greet(ctx context.Context, at netip.AddrPort, own hello) (w *wire, other hello, err error) {
 	ctx, cancel := context.WithTimeout(ctx, greetTime)
 	defer cancel()
@@ -196,8 +207,10 @@ func (r *Replica) greet(ctx context.Context, at netip.AddrPort, own hello) (w *w
 	}()
 	conn := tls.Client(c, r.keys.client())
 	if err := conn.HandshakeContext(ctx); err != nil {
-		if strings.Contains(err.Error(), "tls: internal error") { // the alert of a source that GetConfigForClient refuses
-			err = fmt.Errorf("%w of WireGuard, as while the key of a gateway is changed, and its older pods end: %w", errKey, err)
+		// the alert of a source that GetConfigForClient refuses
+		if strings.Contains(err.Error(), "tls: internal error") {
+			err = fmt.Errorf("%w of WireGuard, as while the key of a gateway is changed, and its older pods end: %w",
+				errKey, err)
 		}
 		r.refuse(reasonOf(err))
 		return nil, other, err
@@ -212,8 +225,9 @@ func (r *Replica) greet(ctx context.Context, at netip.AddrPort, own hello) (w *w
 	return w, other, nil
 }
 
-// Visit sends the replica at an address a notice of at most MaxNotice bytes, as Tell does to connected replicas. If
-// that replica neither leads nor has a source, it follows this one from then on.
+// Visit sends the replica at an address a notice of at most MaxNotice bytes, as Tell does to
+// connected replicas. If that replica neither leads nor has a source, it follows this one from then
+// on.
 func (r *Replica) Visit(ctx context.Context, at netip.AddrPort, message []byte) error {
 	own := r.hello()
 	own.Visit = true
@@ -280,16 +294,18 @@ func (f *following) receive() error {
 	}
 }
 
-// acknowledge answers a mark. It asks for another copy if that may bring what this follower could not use of the last
-// one.
+// acknowledge answers a mark. It asks for another copy if that may bring what this follower could
+// not use of the last one.
 func (f *following) acknowledge(mark uint64) error {
 	state := f.mirror.State()
-	a := ack{Mark: mark, Entries: f.r.Engine.Stats().Connections, Whole: state.Whole, NotTaken: map[string]uint64{}, Config: f.r.Config()}
+	a := ack{Mark: mark, Entries: f.r.Engine.Stats().Connections, Whole: state.Whole, NotTaken: map[string]uint64{},
+		Config: f.r.Config()}
 	f.mu.Lock()
 	for _, n := range []struct {
 		why string
 		n   int
-	}{{"unknown-link", state.UnknownLink}, {"unbound", state.Unbound}, {"no-room", state.NoRoom}, {"damaged-block", state.Damaged}, {"foreign-block", state.Foreign}} {
+	}{{"unknown-link", state.UnknownLink}, {"unbound", state.Unbound}, {"no-room", state.NoRoom},
+		{"damaged-block", state.Damaged}, {"foreign-block", state.Foreign}} {
 		if n.n > 0 {
 			a.NotTaken[n.why] = uint64(n.n)
 		}
@@ -317,9 +333,11 @@ func (f *following) acknowledge(mark uint64) error {
 	return f.ask(&state)
 }
 
-// ask asks for another copy if this follower could not use all of the last one, and the configuration has changed since or the count is old.
+// ask asks for another copy if this follower could not use all of the last one, and the
+// configuration has changed since or the count is old.
 func (f *following) ask(state *nat.MirrorState) error {
-	refused, generation := state.UnknownLink+state.Unbound+state.NoRoom+state.Damaged+state.Foreign, f.r.Engine.Generation()
+	refused, generation := state.UnknownLink+state.Unbound+state.NoRoom+state.Damaged+state.Foreign,
+		f.r.Engine.Generation()
 	if refused == 0 || time.Since(f.asked) < askTime {
 		return nil
 	}
@@ -336,7 +354,8 @@ func (f *following) ask(state *nat.MirrorState) error {
 	return f.wire.send(kindCopy, []byte(why))
 }
 
-// asOf returns the time at which the table last equalled the source's; if no copy is whole, it returns before.
+// asOf returns the time at which the table last equalled the source's; if no copy is whole, it
+// returns before.
 func (f *following) asOf(before time.Time) time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -23,7 +23,8 @@ const (
 	nameLabel     = "name"
 )
 
-// errKey means that the other end has another private key of WireGuard, so it is not a replica of this gateway.
+// errKey means that the other end has another private key of WireGuard, so it is not a replica of
+// this gateway.
 var errKey = errors.New("the other end has another key")
 
 // identities are both ends of a stream between replicas of one gateway.

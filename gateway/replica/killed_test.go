@@ -16,7 +16,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// A cutNetwork is a network that fails after a follower has received some bytes, as when a process is killed.
+// A cutNetwork is a network that fails after a follower has received some bytes, as when a process
+// is killed.
 type cutNetwork struct {
 	left atomic.Int64
 	dead chan struct{}
@@ -59,7 +60,8 @@ const (
 	cutBytes = 500_000 // bytes of a copy of them, which is longer
 )
 
-// requireCopied requires that all connections of e are those of the original table, and that their answers are translated by them.
+// requireCopied requires that all connections of e are those of the original table, and that their
+// answers are translated by them.
 func requireCopied(t *testing.T, e *nat.Engine, original []string) {
 	t.Helper()
 	own := table(e)
@@ -77,7 +79,8 @@ func requireCopied(t *testing.T, e *nat.Engine, original []string) {
 	for i := range list {
 		r := list[i].Reply
 		answer := nattest.IP{Source: r.Source().String(), Destination: r.Destination().String(),
-			Body: nattest.UDP{SourcePort: r.SourcePort(), DestinationPort: r.DestinationPort(), NoChecksum: true}}.Bytes()
+			Body: nattest.UDP{SourcePort: r.SourcePort(), DestinationPort: r.DestinationPort(),
+				NoChecksum: true}}.Bytes()
 		var p packet.Packet
 		p.Parse(answer)
 		if v := e.Process(&p, nat.Tunnel, now()); v.Action != nat.Forward || v.Untracked {
@@ -104,7 +107,8 @@ func cutInCopy(t *testing.T) (active, standby *pod, key wgkey.Key) {
 	return active, standby, key
 }
 
-// TestStandbyKilledInCopy: a standby that is killed during a full copy does not affect the active replica. The next standby gets a full copy.
+// TestStandbyKilledInCopy: a standby that is killed during a full copy does not affect the active
+// replica. The next standby gets a full copy.
 func TestStandbyKilledInCopy(t *testing.T) {
 	active, standby, key := cutInCopy(t)
 	standby.Close()
@@ -128,8 +132,8 @@ func TestStandbyKilledInCopy(t *testing.T) {
 	equal(t, next.e, active.e)
 }
 
-// TestActiveKilledInCopy: when the active replica is killed during a full copy, each connection that was copied survives with its ports, and the standby
-// reports that its copy is not whole.
+// TestActiveKilledInCopy: when the active replica is killed during a full copy, each connection
+// that was copied survives with its ports, and the standby reports that its copy is not whole.
 func TestActiveKilledInCopy(t *testing.T) {
 	active, standby, _ := cutInCopy(t)
 	active.Close()
@@ -143,8 +147,9 @@ func TestActiveKilledInCopy(t *testing.T) {
 	requireCopied(t, standby.e, table(active.e))
 }
 
-// TestActiveKilledAfterTakeover: a replica that has taken over is killed while a third one gets its first copy from it. The third one keeps the connections
-// of its former copy, and what it has received since.
+// TestActiveKilledAfterTakeover: a replica that has taken over is killed while a third one gets its
+// first copy from it. The third one keeps the connections of its former copy, and what it has
+// received since.
 func TestActiveKilledAfterTakeover(t *testing.T) {
 	key := wgkey.NewPrivate()
 	first, second := newPod(t, "a", key, 4*many), newPod(t, "b", key, 4*many)

@@ -31,14 +31,16 @@ type Options struct {
 	Took     func([]byte)  // takes the Facts of the source, before its blocks
 	Heard    func([]byte)  // takes a notice; must not block; nil: notices are ignored
 	Dial     Dial          // nil: by TCP
-	// Restored returns, like AsOf, the time of the table that Engine has from the state folder. nil: it has none.
+	// Restored returns, like AsOf, the time of the table that Engine has from the state folder.
+	// nil: it has none.
 	Restored func() time.Time
 }
 
 // Dial connects to a source.
 type Dial func(ctx context.Context, at netip.AddrPort) (net.Conn, error)
 
-// A Replica is one of the processes that have a gateway's table: a source for its followers, and at times a follower of another replica.
+// A Replica is one of the processes that have a gateway's table: a source for its followers, and at
+// times a follower of another replica.
 type Replica struct {
 	Options
 	keys      identities
@@ -65,7 +67,8 @@ const maxFollowers = 4
 
 // New returns a Replica that follows nobody. Close ends it.
 func New(o Options) *Replica {
-	r := &Replica{Options: o, keys: newIdentities(o.Key), refused: map[string]uint64{}, copies: map[string]uint64{}, retarget: make(chan struct{})}
+	r := &Replica{Options: o, keys: newIdentities(o.Key), refused: map[string]uint64{}, copies: map[string]uint64{},
+		retarget: make(chan struct{})}
 	if r.Dial == nil {
 		r.Dial = dialTCP
 	}
@@ -79,11 +82,12 @@ func dialTCP(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", at.String())
 }
 
-// Lead says that this replica forwards: from now on its table is the gateway's. It follows nobody until Rest. When Lead returns, no records of a
-// source are restored any more. Options.Heard must not call it.
+// Lead says that this replica forwards: from now on its table is the gateway's. It follows nobody
+// until Rest. When Lead returns, no records of a source are restored any more. Options.Heard must
+// not call it.
 //
-// A replica that has neither led nor received a whole copy serves no followers, because they would lose what they have. Nor does a replica that
-// follows another one.
+// A replica that has neither led nor received a whole copy serves no followers, because they would
+// lose what they have. Nor does a replica that follows another one.
 func (r *Replica) Lead() {
 	r.mu.Lock()
 	r.leads, r.complete = true, true
@@ -100,7 +104,8 @@ func (r *Replica) Rest() {
 	r.leads, r.asOf = false, time.Now()
 }
 
-// AsOf returns when the table last equalled that of the leading replica: now, if this replica leads. The zero Time means never.
+// AsOf returns when the table last equalled that of the leading replica: now, if this replica
+// leads. The zero Time means never.
 func (r *Replica) AsOf() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -146,7 +151,8 @@ func (r *Replica) Followed() bool {
 	return len(r.links) > 0
 }
 
-// Tell sends a notice of at most MaxNotice bytes to every connected replica, after what Flush has flushed, and returns the number of replicas.
+// Tell sends a notice of at most MaxNotice bytes to every connected replica, after what Flush has
+// flushed, and returns the number of replicas.
 func (r *Replica) Tell(message []byte) (n int) {
 	if len(message) > MaxNotice {
 		return 0
@@ -172,7 +178,8 @@ func (r *Replica) Tell(message []byte) (n int) {
 func (r *Replica) Status() control.Replication {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := control.Replication{Followers: []control.Stream{}, Refused: maps.Clone(r.refused), Copies: maps.Clone(r.copies)}
+	s := control.Replication{Followers: []control.Stream{}, Refused: maps.Clone(r.refused),
+		Copies: maps.Clone(r.copies)}
 	for _, l := range r.links {
 		s.Followers = append(s.Followers, l.describe(r.Now()))
 	}

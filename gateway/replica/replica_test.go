@@ -37,12 +37,14 @@ var started = time.Now()
 
 func now() nat.Time { return nat.Time(time.Since(started)) }
 
-// newEngine returns an Engine of a cluster in which all sources outside the pod CIDR share an address.
+// newEngine returns an Engine of a cluster in which all sources outside the pod CIDR share an
+// address.
 func newEngine(t testing.TB, most int) *nat.Engine {
 	t.Helper()
 	p := netip.MustParsePrefix
 	e, err := nat.New([16]byte{1, 2, 3}, &nat.Config{MTU: 1340, MaxConnections: most, Config: rules.Config{
-		Nodes:              []rules.Node{{Link: node, Name: "rome-1", Address: rules.PairOf(netip.MustParseAddr("10.80.0.2"))}},
+		Nodes: []rules.Node{{Link: node, Name: "rome-1",
+			Address: rules.PairOf(netip.MustParseAddr("10.80.0.2"))}},
 		LocalPodCIDRs:      []netip.Prefix{p("10.200.0.0/16")},
 		LocalExternalCIDRs: []netip.Prefix{p("10.70.0.0/16")},
 		Remote:             []rules.RemoteCIDR{{Real: p("10.0.0.0/8"), Remapped: p("100.0.0.0/8")}},
@@ -76,7 +78,8 @@ func link1(name string) (nat.Link, bool) {
 // talk opens n connections, numbered from first on.
 func talk(t testing.TB, e *nat.Engine, first, n int) {
 	t.Helper()
-	b := nattest.IP{Source: "192.0.2.1", Destination: "100.9.0.1", Body: nattest.UDP{SourcePort: 1, DestinationPort: 53, NoChecksum: true}}.Bytes()
+	b := nattest.IP{Source: "192.0.2.1", Destination: "100.9.0.1", Body: nattest.UDP{SourcePort: 1, DestinationPort: 53,
+		NoChecksum: true}}.Bytes()
 	for i := first; i < first+n; i++ {
 		work := bytes.Clone(b)
 		work[16], work[17], work[18], work[19] = 100, byte(i>>16), byte(i>>8), byte(i)
@@ -131,7 +134,8 @@ func newPodOn(t testing.TB, name string, key wgkey.Key, most int, l net.Listener
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	o := Options{
-		Log: logrus.NewEntry(log), Key: key, Name: name, Version: "v1", Engine: p.e, Now: now, LinkName: linkName, Link: link1,
+		Log: logrus.NewEntry(log), Key: key, Name: name, Version: "v1", Engine: p.e, Now: now,
+		LinkName: linkName, Link: link1,
 		Config: func() string { return "same" }, Facts: func() []byte { return []byte("facts of " + name) },
 		Took: func(b []byte) {
 			p.mu.Lock()
@@ -208,7 +212,8 @@ func TestStream(t *testing.T) {
 		active.mu.Lock()
 		defer active.mu.Unlock()
 		if !slices.Equal(standby.heard, []string{"yours"}) || !slices.Equal(active.heard, []string{"mine"}) {
-			return fmt.Errorf("the standby has heard %q, want yours; the active replica %q, want mine", standby.heard, active.heard)
+			return fmt.Errorf("the standby has heard %q, want yours; the active replica %q, want mine", standby.heard,
+				active.heard)
 		}
 		return nil
 	})
@@ -217,7 +222,8 @@ func TestStream(t *testing.T) {
 		t.Fatalf("the active replica has the streams %+v, want one follower and no source", s)
 	}
 	f, from := s.Followers[0], standby.Status().Source
-	if f.Pod != "b" || f.NoFullCopy || f.LastCopy == nil || f.CopyReason != "first" || f.Entries != len(table(active.e)) || f.Differs != "" || math.Abs(f.ClockAhead) > 1 {
+	if f.Pod != "b" || f.NoFullCopy || f.LastCopy == nil || f.CopyReason != "first" ||
+		f.Entries != len(table(active.e)) || f.Differs != "" || math.Abs(f.ClockAhead) > 1 {
 		t.Errorf("the follower is %+v, want b with a first full copy of all entries", f)
 	}
 	if from == nil || from.Pod != "a" || from.NoFullCopy || from.Entries != f.Entries || s.Copies["first"] != 1 {
@@ -251,7 +257,8 @@ func TestStream(t *testing.T) {
 	equal(t, standby.e, third.e)
 }
 
-// Connections that do not come from a replica of this gateway are closed and counted by reason, and do not disturb the others.
+// Connections that do not come from a replica of this gateway are closed and counted by reason, and
+// do not disturb the others.
 func TestForeignClients(t *testing.T) {
 	key := wgkey.NewPrivate()
 	active, standby := newPod(t, "a", key, 1000), newPod(t, "b", key, 1000)
@@ -294,7 +301,8 @@ func TestForeignClients(t *testing.T) {
 			closed(t, speak(dial(t)))
 			eventually(t, func() error {
 				if n := active.Status().Refused[reason]; n != before+1 {
-					return fmt.Errorf("%d refused with reason %s, want 1: %v", n-before, reason, active.Status().Refused)
+					return fmt.Errorf("%d refused with reason %s, want 1: %v", n-before, reason,
+						active.Status().Refused)
 				}
 				return nil
 			})
@@ -323,10 +331,12 @@ func TestForeignClients(t *testing.T) {
 	equal(t, standby.e, active.e)
 }
 
-// A replica that has no table, or that follows another one, serves no follower: a follower would lose its own connections.
+// A replica that has no table, or that follows another one, serves no follower: a follower would
+// lose its own connections.
 func TestNoTable(t *testing.T) {
 	key := wgkey.NewPrivate()
-	active, standby, fresh, other := newPod(t, "a", key, 1000), newPod(t, "b", key, 1000), newPod(t, "c", key, 1000), newPod(t, "d", key, 1000)
+	active, standby, fresh, other := newPod(t, "a", key, 1000), newPod(t, "b", key, 1000), newPod(t, "c", key, 1000),
+		newPod(t, "d", key, 1000)
 	active.Lead()
 	active.Follow(standby.at)
 	standby.Follow(active.at)
@@ -349,8 +359,8 @@ func TestNoTable(t *testing.T) {
 	}
 }
 
-// TestOlder: the table of a replica that does not lead is as old as the end of its stream. A replica that starts with a newer table, as from its state
-// folder, does not copy it.
+// TestOlder: the table of a replica that does not lead is as old as the end of its stream. A
+// replica that starts with a newer table, as from its state folder, does not copy it.
 func TestOlder(t *testing.T) {
 	key := wgkey.NewPrivate()
 	active, standby := newPod(t, "a", key, 1000), newPod(t, "b", key, 1000)
@@ -379,7 +389,11 @@ func TestOlder(t *testing.T) {
 	if n := len(table(newer.e)); n != 9 {
 		t.Errorf("%d connections, want all 9", n)
 	}
-	older := newPod(t, "a", key, 1000, func(o *Options) { o.Restored = func() time.Time { return before.Add(-time.Minute) } })
+	older := newPod(t, "a", key, 1000, func(o *Options) {
+		o.Restored = func() time.Time {
+			return before.Add(-time.Minute)
+		}
+	})
 	older.Follow(standby.at)
 	if err := older.Whole(within(t)); err != nil {
 		t.Error(err)
@@ -393,8 +407,8 @@ func TestOlder(t *testing.T) {
 	equal(t, newer.e, standby.e)
 }
 
-// TestEndedAttempt: a later call of Follow ends an attempt. What the source said to that attempt does not count for the later call, even if the address is
-// the same.
+// TestEndedAttempt: a later call of Follow ends an attempt. What the source said to that attempt
+// does not count for the later call, even if the address is the same.
 func TestEndedAttempt(t *testing.T) {
 	type ended struct{}
 	key := wgkey.NewPrivate()
@@ -409,7 +423,8 @@ func TestEndedAttempt(t *testing.T) {
 		}
 	})
 	p.Follow(fresh.at)
-	if _, err := p.followAt(context.WithValue(within(t), ended{}, true), fresh.at, make(chan struct{})); !errors.Is(err, ErrNoTable) {
+	if _, err := p.followAt(context.WithValue(within(t), ended{}, true), fresh.at, make(chan struct{})); !errors.Is(err,
+		ErrNoTable) {
 		t.Fatalf("the ended attempt: %v, want %v", err, ErrNoTable)
 	}
 	p.Replica.mu.Lock()
@@ -419,8 +434,8 @@ func TestEndedAttempt(t *testing.T) {
 	}
 }
 
-// TestSourceStartsAgain: a pod whose process has restarted gets its table back from its standby, although the standby's stream from the former process
-// is still open.
+// TestSourceStartsAgain: a pod whose process has restarted gets its table back from its standby,
+// although the standby's stream from the former process is still open.
 func TestSourceStartsAgain(t *testing.T) {
 	key := wgkey.NewPrivate()
 	dials := 0
@@ -443,7 +458,8 @@ func TestSourceStartsAgain(t *testing.T) {
 	equal(t, again.e, standby.e)
 }
 
-// A replica that visits another one delivers a notice and copies nothing. A replica that no longer forwards then follows the visitor.
+// A replica that visits another one delivers a notice and copies nothing. A replica that no longer
+// forwards then follows the visitor.
 func TestVisit(t *testing.T) {
 	key := wgkey.NewPrivate()
 	heard := make(chan string, 1)
@@ -491,7 +507,8 @@ func TestOtherKey(t *testing.T) {
 	}
 }
 
-// A follower that stops reading loses its place in the changes. When it reads again, it gets a full copy.
+// A follower that stops reading loses its place in the changes. When it reads again, it gets a full
+// copy.
 func TestStoppedFollower(t *testing.T) {
 	key := wgkey.NewPrivate()
 	stop := make(chan struct{})
@@ -520,14 +537,16 @@ func TestStoppedFollower(t *testing.T) {
 	goOn()
 	eventually(t, func() error {
 		if s := standby.Status().Source; s == nil || s.NoFullCopy || len(table(standby.e)) != 100 {
-			return fmt.Errorf("source %+v with %d connections, want a full copy of 100", standby.Status().Source, len(table(standby.e)))
+			return fmt.Errorf("source %+v with %d connections, want a full copy of 100", standby.Status().Source,
+				len(table(standby.e)))
 		}
 		return nil
 	})
 	equal(t, standby.e, active.e)
 }
 
-// Another version or configuration is reported. The standby takes what it understands, and counts the rest.
+// Another version or configuration is reported. The standby takes what it understands, and counts
+// the rest.
 func TestOtherVersion(t *testing.T) {
 	key := wgkey.NewPrivate()
 	active := newPod(t, "a", key, 1000, func(o *Options) { o.LinkName = func(nat.Link) string { return "rome-9" } })
@@ -546,7 +565,8 @@ func TestOtherVersion(t *testing.T) {
 	}
 	eventually(t, func() error {
 		s, f := standby.Status().Source, active.Status().Followers[0]
-		if s.Differs != "version" || f.Differs != "version and configuration" || f.NotTaken["unknown-link"] != 7 || f.NotTaken["message"] != 1 {
+		if s.Differs != "version" || f.Differs != "version and configuration" || f.NotTaken["unknown-link"] != 7 ||
+			f.NotTaken["message"] != 1 {
 			return fmt.Errorf("source %+v\nfollower %+v\nwant both to differ in the version, the follower in its configuration, 7 unknown links and 1 unknown message", s, f)
 		}
 		return nil
@@ -560,7 +580,8 @@ func TestOtherVersion(t *testing.T) {
 	})
 }
 
-// Records that the standby could not take are counted until the next full copy. It asks for one when its configuration changes, or when the count is old.
+// Records that the standby could not take are counted until the next full copy. It asks for one
+// when its configuration changes, or when the count is old.
 func TestNotTakenAgain(t *testing.T) {
 	key := wgkey.NewPrivate()
 	var known atomic.Bool
@@ -578,7 +599,8 @@ func TestNotTakenAgain(t *testing.T) {
 	refuses := func(want uint64) {
 		t.Helper()
 		eventually(t, func() error {
-			if all := active.Status().Followers; len(all) != 1 || all[0].NoFullCopy || all[0].NotTaken["unknown-link"] != want {
+			if all := active.Status().Followers; len(all) != 1 || all[0].NoFullCopy ||
+				all[0].NotTaken["unknown-link"] != want {
 				return fmt.Errorf("followers %+v, want one with a full copy and %d unknown links", all, want)
 			}
 			return nil
@@ -602,7 +624,8 @@ func TestNotTakenAgain(t *testing.T) {
 	}
 }
 
-// FuzzMessages has both ends read anything. Neither panics, nor takes more memory than a message has.
+// FuzzMessages has both ends read anything. Neither panics, nor takes more memory than a message
+// has.
 func FuzzMessages(f *testing.F) {
 	f.Add([]byte{2, 0, 0, 3, 'a', 'b', 'c'}, true)
 	f.Add(append([]byte{4, 0, 0, 8}, make([]byte, 8)...), true)
@@ -618,11 +641,13 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, follower bool) {
 		log := logrus.New()
 		log.SetOutput(io.Discard)
-		r := &Replica{Options: Options{Log: logrus.NewEntry(log), Engine: newEngine(t, 100), Now: now, LinkName: linkName, Link: link1,
+		r := &Replica{Options: Options{Log: logrus.NewEntry(log), Engine: newEngine(t, 100), Now: now,
+			LinkName: linkName, Link: link1,
 			Config: func() string { return "" }, Took: func([]byte) {}, Heard: func([]byte) {}}}
 		w := &wire{conn: said{bytes.NewReader(b)}}
 		if follower {
-			f := &following{r: r, wire: w, mirror: r.Engine.Mirror(link1), whole: make(chan struct{}), unknown: map[string]uint64{}}
+			f := &following{r: r, wire: w, mirror: r.Engine.Mirror(link1), whole: make(chan struct{}),
+				unknown: map[string]uint64{}}
 			f.receive()
 			f.describe()
 		} else {

@@ -11,12 +11,14 @@ import (
 const (
 	// passTime is the time between the starts of two passes.
 	passTime = 50 * time.Millisecond
-	// idleTime is the interval of marks while nothing changes, and the interval at which facts are checked.
+	// idleTime is the interval of marks while nothing changes, and the interval at which facts are
+	// checked.
 	idleTime = time.Second
 	// maxMarks is the limit of unacknowledged marks; at the limit, passes wait.
 	maxMarks = 16
-	// After one full copy, the next waits for copyWait, which doubles with each copy up to maxCopyWait. The follower hears nothing meanwhile:
-	// maxCopyWait must be shorter than stallTime.
+	// After one full copy, the next waits for copyWait, which doubles with each copy up to
+	// maxCopyWait. The follower hears nothing meanwhile: maxCopyWait must be shorter than
+	// stallTime.
 	copyWait, maxCopyWait = time.Second, 4 * time.Second
 )
 
@@ -84,7 +86,8 @@ func (s *sender) sendFacts() error {
 	return s.wire.send(kindFacts, is)
 }
 
-// ready reports whether a pass may start. Full copies must not keep a follower busy that is too slow even for changes.
+// ready reports whether a pass may start. Full copies must not keep a follower busy that is too
+// slow even for changes.
 func (s *sender) ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +107,8 @@ func (s *sender) ready() bool {
 	return !state.Lost || !early
 }
 
-// pass sends everything that has changed, then a mark. With flush, it sends the mark even if nothing has changed.
+// pass sends everything that has changed, then a mark. With flush, it sends the mark even if
+// nothing has changed.
 func (s *sender) pass(flush bool) error {
 	began, sent := s.r.Now(), false
 	pause := func() {
@@ -135,8 +139,8 @@ func (s *sender) pass(flush bool) error {
 	return s.mark(older)
 }
 
-// keepAlive sends a mark during a long pass, such as that of a full copy: an end that hears nothing concludes that the other is gone. If this fails,
-// so does the next message.
+// keepAlive sends a mark during a long pass, such as that of a full copy: an end that hears nothing
+// concludes that the other is gone. If this fails, so does the next message.
 func (s *sender) keepAlive() {
 	s.mu.Lock()
 	full := len(s.marks) >= maxMarks
@@ -146,7 +150,8 @@ func (s *sender) keepAlive() {
 	}
 }
 
-// mark sends the mark of the last complete pass. Nothing that the follower lacks is older than older.
+// mark sends the mark of the last complete pass. Nothing that the follower lacks is older than
+// older.
 func (s *sender) mark(older nat.Time) error {
 	s.marked = time.Now()
 	s.mu.Lock()

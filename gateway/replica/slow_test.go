@@ -82,7 +82,8 @@ func inBubble(t *testing.T, p *pipes, test func(t *testing.T, active, standby *p
 		key := wgkey.NewPrivate()
 		p.called, p.closed = make(chan net.Conn), make(chan struct{})
 		active := newPodOn(t, "a", key, 1<<17, p, change...)
-		standby := newPodOn(t, "b", key, 1<<17, newPipes(), append([]func(*Options){func(o *Options) { o.Dial = p.dial }}, change...)...)
+		standby := newPodOn(t, "b", key, 1<<17, newPipes(),
+			append([]func(*Options){func(o *Options) { o.Dial = p.dial }}, change...)...)
 		active.Lead()
 		standby.e.Freeze()
 		test(t, active, standby)
@@ -166,8 +167,8 @@ func (c *addressed) RemoteAddr() net.Addr {
 	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.from, 9))
 }
 
-// TestSlowStrangers: connections of many networks that send nothing, or half a request, do not keep a
-// standby out.
+// TestSlowStrangers: connections of many networks that send nothing, or half a request, do not keep
+// a standby out.
 func TestSlowStrangers(t *testing.T) {
 	p := newPipes()
 	inBubble(t, p, func(t *testing.T, _, standby *pod) {

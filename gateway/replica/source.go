@@ -95,8 +95,10 @@ func (r *Replica) serve(c net.Conn, config *tls.Config) {
 		}
 		return
 	}
-	l := &link{r: r, wire: w, other: other, wake: make(chan struct{}, 1), acked: make(chan struct{}), gone: make(chan struct{})}
-	l.is = control.Stream{Pod: other.Name, Address: c.RemoteAddr().String(), Since: time.Now(), NoFullCopy: true, CopyReason: copyFirst,
+	l := &link{r: r, wire: w, other: other, wake: make(chan struct{}, 1), acked: make(chan struct{}),
+		gone: make(chan struct{})}
+	l.is = control.Stream{Pod: other.Name, Address: c.RemoteAddr().String(), Since: time.Now(), NoFullCopy: true,
+		CopyReason: copyFirst,
 		ClockAhead: time.Until(other.Clock).Seconds()}
 	if why := r.join(l); why != "" {
 		r.refuse(why)
@@ -109,8 +111,8 @@ func (r *Replica) serve(c net.Conn, config *tls.Config) {
 	l.run()
 }
 
-// followVisitor follows a replica that has connected to say that it forwards and that nobody copies its table. That replica listens at the same port
-// as this one.
+// followVisitor follows a replica that has connected to say that it forwards and that nobody copies
+// its table. That replica listens at the same port as this one.
 func (r *Replica) followVisitor(c net.Conn) {
 	from, _ := netip.ParseAddrPort(c.RemoteAddr().String())
 	own, _ := netip.ParseAddrPort(c.LocalAddr().String())
@@ -142,7 +144,9 @@ func (r *Replica) join(l *link) (why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if s := r.source; s != nil && s.from == l.other.Name {
-		s.conn.Close() // a source follows nobody, so this stream leads to a process that has ended; it will be gone at the next attempt
+		// a source follows nobody, so this stream leads to a process that has ended; it will be
+		// gone at the next attempt
+		s.conn.Close()
 	}
 	if !r.complete || r.source != nil {
 		return "no-table"

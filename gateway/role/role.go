@@ -14,8 +14,10 @@ const (
 	Alone   Role = iota // it has no replicas: it forwards
 	Standby             // it has rules and connections, but sends nothing to the peer or to nodes
 	Active              // it has the Lease, and forwards
-	Static              // its Lease has run out: it forwards, but starts nothing towards the peer except for a node's packet
-	Silent              // as Standby, but data from the peer makes it Static again
+	// its Lease has run out: it forwards, but starts nothing towards the peer except for a node's
+	// packet
+	Static
+	Silent // as Standby, but data from the peer makes it Static again
 	numRoles
 )
 
@@ -26,7 +28,8 @@ func (r Role) String() string {
 // Forwards reports whether a gateway in this role carries packets.
 func (r Role) Forwards() bool { return r == Alone || r == Active || r == Static }
 
-// Speaks reports whether a gateway in this role may start conversations freely and write the status of resources.
+// Speaks reports whether a gateway in this role may start conversations freely and write the status
+// of resources.
 func (r Role) Speaks() bool { return r == Alone || r == Active }
 
 // Times are the durations of an election.
@@ -35,11 +38,12 @@ type Times struct {
 	Patience time.Duration // how long the peer may be silent towards a Static gateway
 }
 
-// Jitter is the largest part of the time between two attempts by which a standby lengthens it, as in
-// client-go's elector, so that standbys do not all try at once.
+// Jitter is the largest part of the time between two attempts by which a standby lengthens it, as
+// in client-go's elector, so that standbys do not all try at once.
 const Jitter = 1.2
 
-// Bounds of how long another holder's Lease is believed. Without them, anybody who may write Leases could lock out all gateways.
+// Bounds of how long another holder's Lease is believed. Without them, anybody who may write Leases
+// could lock out all gateways.
 const (
 	minForeign = time.Second
 	maxForeign = time.Minute
@@ -96,13 +100,14 @@ func New(self string, t Times) *Machine {
 // Role returns the role, and the reason for it in words.
 func (m *Machine) Role() (r Role, why string) { return m.role, m.why }
 
-// Lease returns the Lease as last read or written, and the time since this gateway last saw it change. ok is false if there is none.
+// Lease returns the Lease as last read or written, and the time since this gateway last saw it
+// change. ok is false if there is none.
 func (m *Machine) Lease(now time.Duration) (l Lease, age time.Duration, ok bool) {
 	return m.lease, max(m.now, now) - m.since, m.known
 }
 
-// Read records the Lease that was read from the API server; nil: there is none. It returns the Lease to write, without Renewed; nil: another gateway
-// has it.
+// Read records the Lease that was read from the API server; nil: there is none. It returns the
+// Lease to write, without Renewed; nil: another gateway has it.
 func (m *Machine) Read(l *Lease, now time.Duration) (write *Lease) {
 	m.tick(now)
 	if l == nil {
@@ -131,8 +136,9 @@ func (m *Machine) Read(l *Lease, now time.Duration) (write *Lease) {
 	return next
 }
 
-// Failed records that the Lease could not be read. Perhaps its holder could not renew it either. So once the Lease can be read again, it is believed
-// for at least half of its duration, and an API server that was down for all changes no roles.
+// Failed records that the Lease could not be read. Perhaps its holder could not renew it either. So
+// once the Lease can be read again, it is believed for at least half of its duration, and an API
+// server that was down for all changes no roles.
 func (m *Machine) Failed() { m.blind = true }
 
 // foreign returns how long another holder's Lease is believed after it was seen to change.
@@ -143,7 +149,8 @@ func (m *Machine) foreign(d time.Duration) time.Duration {
 	return min(max(d, minForeign), maxForeign)
 }
 
-// Wrote records that the API server has accepted a Lease that Read returned. asked is the time of the request.
+// Wrote records that the API server has accepted a Lease that Read returned. asked is the time of
+// the request.
 func (m *Machine) Wrote(l *Lease, asked, now time.Duration) {
 	m.tick(now)
 	m.lease, m.known, m.since, m.term = *l, true, m.now, l.Term
@@ -159,8 +166,9 @@ func (m *Machine) Released(now time.Duration) {
 	m.become(Standby, "it has given back its Lease")
 }
 
-// Told records what the other gateway said over the stream: that it holds the Lease with a term. A gateway whose own Lease has run out believes any
-// term, because the terms of a deleted Lease start again.
+// Told records what the other gateway said over the stream: that it holds the Lease with a term. A
+// gateway whose own Lease has run out believes any term, because the terms of a deleted Lease start
+// again.
 func (m *Machine) Told(holder string, term int64, now time.Duration) {
 	m.tick(now)
 	if m.role != Standby && (term > m.term || m.now >= m.ends) {
@@ -183,7 +191,9 @@ func (m *Machine) Look(s Signs, now time.Duration) (call bool) {
 	switch {
 	case m.role == Static && !s.Stream && m.now-m.heard >= m.times.Patience:
 		m.called = m.now
-		m.become(Silent, fmt.Sprintf("its Lease has run out, there is no stream to another gateway, and the peer was silent for %v", m.times.Patience))
+		m.become(Silent, fmt.Sprintf(
+			"its Lease has run out, there is no stream to another gateway, and the peer was silent for %v",
+			m.times.Patience))
 	case m.role == Silent && data:
 		m.become(Static, "the peer sends to it although its Lease has run out")
 	case m.role == Silent && m.now-m.called >= CallInterval:

@@ -267,7 +267,8 @@ func TestStories(t *testing.T) {
 
 // TestRoles: what each role may do.
 func TestRoles(t *testing.T) {
-	for r, want := range map[Role][2]bool{Alone: {true, true}, Standby: {}, Active: {true, true}, Static: {true, false}, Silent: {}} {
+	for r, want := range map[Role][2]bool{Alone: {true, true}, Standby: {}, Active: {true, true}, Static: {true, false},
+		Silent: {}} {
 		if got := [2]bool{r.Forwards(), r.Speaks()}; got != want {
 			t.Errorf("%v: forwards and speaks %v, want %v", r, got, want)
 		}
@@ -337,7 +338,8 @@ func (m *model) pass() {
 			}
 			if !r.cut && len(r.pending) == 0 {
 				if w := r.m.Read(m.lease, m.now); w != nil {
-					r.pending = append(r.pending, write{lease: w, version: m.version, asked: m.now, arrives: m.now + time.Duration(m.rng.Int64N(int64(second)))})
+					r.pending = append(r.pending, write{lease: w, version: m.version, asked: m.now,
+						arrives: m.now + time.Duration(m.rng.Int64N(int64(second)))})
 				}
 			}
 		}
@@ -389,7 +391,8 @@ func run(seed uint64) error {
 	for _, r := range m.all {
 		r.cut = false
 	}
-	// A Lease that a gateway that is no more has written, and two attempts of another one, each with a request and its answer.
+	// A Lease that a gateway that is no more has written, and two attempts of another one, each
+	// with a request and its answer.
 	healed := m.now + times.Lease + 2*(22*retry/10+2*second)
 	for m.now < healed {
 		m.pass()
@@ -403,7 +406,8 @@ func run(seed uint64) error {
 	return nil
 }
 
-// TestRandom: whatever is cut off and restarted, no two gateways have the Lease, and one has it when all is well again.
+// TestRandom: whatever is cut off and restarted, no two gateways have the Lease, and one has it
+// when all is well again.
 func TestRandom(t *testing.T) {
 	for seed := range uint64(300) {
 		if err := run(seed); err != nil {
@@ -428,7 +432,8 @@ func FuzzMachine(f *testing.F) {
 			case 1:
 				write = m.Read(&Lease{Holder: "a", Term: int64(b), Renewed: fmt.Sprint(i)}, now)
 			case 2:
-				write = m.Read(&Lease{Holder: "b", Term: int64(b), Duration: time.Duration(b) * second, Renewed: fmt.Sprint(i)}, now)
+				write = m.Read(&Lease{Holder: "b", Term: int64(b), Duration: time.Duration(b) * second,
+					Renewed: fmt.Sprint(i)}, now)
 				if r, _ := m.Role(); r != Standby || write != nil {
 					t.Fatalf("event %d: %v beside another holder, writes %v", i, r, write)
 				}

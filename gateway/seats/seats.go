@@ -1,4 +1,5 @@
-// Package seats is a per-source connection limiter for a listener: no client can lock out others by opening many connections.
+// Package seats is a per-source connection limiter for a listener: no client can lock out others by
+// opening many connections.
 package seats
 
 import (
@@ -13,17 +14,19 @@ import (
 	"culvert/geneve/share"
 )
 
-// A Listener has room for Max connections (seats) at a time. A network may hold as many seats as are free, and an address as many as its network may
-// still take: one address alone gets 11, and neither an address nor the rest of its network can lock out an address elsewhere. If a source has used
-// up its share, its next connection waits for one of its seats that is about to become free. If there is none, it takes the seat of the source's
-// oldest connection that has sent nothing, or else of its oldest. So a client that sends its request at once is answered before it can lose its seat.
-// A connection without a seat is closed at once. Connections without an address, by a Unix socket, may use all seats, and wait for one that is about
-// to become free.
+// A Listener has room for Max connections (seats) at a time. A network may hold as many seats as
+// are free, and an address as many as its network may still take: one address alone gets 11, and
+// neither an address nor the rest of its network can lock out an address elsewhere. If a source has
+// used up its share, its next connection waits for one of its seats that is about to become free.
+// If there is none, it takes the seat of the source's oldest connection that has sent nothing, or
+// else of its oldest. So a client that sends its request at once is answered before it can lose its
+// seat. A connection without a seat is closed at once. Connections without an address, by a Unix
+// socket, may use all seats, and wait for one that is about to become free.
 type Listener struct {
 	net.Listener
-	// Yields says that every client sends at once what proves who it is, whereupon Keep is called. Until
-	// then a connection loses its seat, the oldest first, to a source that has none. So many slow
-	// sources cannot lock out a new one. It must be set before Accept.
+	// Yields says that every client sends at once what proves who it is, whereupon Keep is called.
+	// Until then a connection loses its seat, the oldest first, to a source that has none. So many
+	// slow sources cannot lock out a new one. It must be set before Accept.
 	Yields  bool
 	refused atomic.Uint64
 	freed   sync.Cond
@@ -39,7 +42,8 @@ type Listener struct {
 const (
 	// Max is the number of seats.
 	Max = 32
-	// seatTime is the minimum time for which an answer takes a seat. So the seats also limit answers per second: 320, and 110 to one address.
+	// seatTime is the minimum time for which an answer takes a seat. So the seats also limit
+	// answers per second: 320, and 110 to one address.
 	seatTime = 100 * time.Millisecond
 )
 
@@ -87,8 +91,9 @@ func (s *Listener) Close() error {
 // A source is what a connection counts against. Its zero value is a Unix socket.
 type source struct{ network, address netip.Prefix }
 
-// Local sources, which count as one each, however many addresses they have: a local client may use all of 127.0.0.0/8 and ::1, and the machine's own
-// addresses. There are two, so that a client on a loopback address cannot lock out the kubelet, which probes a pod in the host network from the
+// Local sources, which count as one each, however many addresses they have: a local client may use
+// all of 127.0.0.0/8 and ::1, and the machine's own addresses. There are two, so that a client on a
+// loopback address cannot lock out the kubelet, which probes a pod in the host network from the
 // machine's own address.
 var (
 	loopback = source{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/32")}
@@ -109,8 +114,9 @@ func sourceOf(c net.Conn) source {
 	return origin(from.AddrPort().Addr())
 }
 
-// isOwn reports whether a connection comes from an address of this machine. It asks the kernel instead of keeping a list, because addresses change:
-// packets to the machine's own address have that address as source.
+// isOwn reports whether a connection comes from an address of this machine. It asks the kernel
+// instead of keeping a list, because addresses change: packets to the machine's own address have
+// that address as source.
 func isOwn(from *net.TCPAddr, to net.Addr) bool {
 	if to, ok := to.(*net.TCPAddr); ok && to.IP.Equal(from.IP) {
 		return true
@@ -123,7 +129,8 @@ func isOwn(from *net.TCPAddr, to net.Addr) bool {
 	return c.LocalAddr().(*net.UDPAddr).IP.Equal(from.IP)
 }
 
-// origin returns the source for a remote address. Its network is a /24 for IPv4; for IPv6, where a host has a /64 to itself, a site's /48.
+// origin returns the source for a remote address. Its network is a /24 for IPv4; for IPv6, where a
+// host has a /64 to itself, a site's /48.
 func origin(a netip.Addr) (of source) {
 	a = a.Unmap().WithZone("")
 	bits := 24
@@ -162,7 +169,8 @@ func (s *Listener) take(next *seated) (victim *seated, ok bool) {
 	return victim, true
 }
 
-// oldest returns the connection to evict for a new one of its address or, if that has none, of its network; nil if there is no such connection.
+// oldest returns the connection to evict for a new one of its address or, if that has none, of its
+// network; nil if there is no such connection.
 //
 // +checklocks:s.mu
 func (s *Listener) oldest(of source) (victim *seated) {
@@ -178,7 +186,8 @@ func (s *Listener) oldest(of source) (victim *seated) {
 	return victim
 }
 
-// stranger returns the oldest connection that is not kept, if such ones yield; nil if there is none.
+// stranger returns the oldest connection that is not kept, if such ones yield; nil if there is
+// none.
 //
 // +checklocks:s.mu
 func (s *Listener) stranger() *seated {
@@ -233,10 +242,12 @@ func (s *Listener) InUse() int {
 	return len(s.all)
 }
 
-// Refused returns how many connections were closed because they had no seat, or lost it to another of their source.
+// Refused returns how many connections were closed because they had no seat, or lost it to another
+// of their source.
 func (s *Listener) Refused() uint64 { return s.refused.Load() }
 
-// Keep lets no other source take the seat of a Listener's connection, once its client is probably known. It does nothing to other connections.
+// Keep lets no other source take the seat of a Listener's connection, once its client is probably
+// known. It does nothing to other connections.
 func Keep(c net.Conn) {
 	if c, ok := c.(*seated); ok {
 		c.of.mu.Lock()
@@ -245,7 +256,8 @@ func Keep(c net.Conn) {
 	}
 }
 
-// Release frees the seat of a Listener's connection but leaves the connection open, once its client is known. It does nothing to other connections.
+// Release frees the seat of a Listener's connection but leaves the connection open, once its client
+// is known. It does nothing to other connections.
 func Release(c net.Conn) {
 	if c, ok := c.(*seated); ok {
 		c.of.mu.Lock()

@@ -23,13 +23,18 @@ func TestSeats(t *testing.T) {
 	}{
 		{"one alone", []string{"10.0.1.1"}, []int{11}},
 		{"two networks", []string{"10.0.1.1", "10.0.2.1"}, []int{11, 7}},
-		{"a network of many", addresses("10.0.1.%d", 200, "10.9.9.9"), append(append([]int{11, 4, 1}, make([]int, 197)...), 6)},
-		{"a host with many addresses of IPv6", addresses("fd00::%x", 200, "fd00:1::1"), append(append([]int{11}, make([]int, 199)...), 7)},
-		{"a site with many hosts", addresses("fd00:0:0:%x::1", 200, "fd00:1::1"), append(append([]int{11, 4, 1}, make([]int, 197)...), 6)},
+		{"a network of many", addresses("10.0.1.%d", 200, "10.9.9.9"),
+			append(append([]int{11, 4, 1}, make([]int, 197)...), 6)},
+		{"a host with many addresses of IPv6", addresses("fd00::%x", 200, "fd00:1::1"),
+			append(append([]int{11}, make([]int, 199)...), 7)},
+		{"a site with many hosts", addresses("fd00:0:0:%x::1", 200, "fd00:1::1"),
+			append(append([]int{11, 4, 1}, make([]int, 197)...), 6)},
 		{"the same in both families", []string{"10.0.1.1", "::ffff:10.0.1.1"}, []int{11, 0}},
 		{"eight networks", addresses("10.0.%d.1", 8), []int{11, 7, 5, 3, 2, 2, 1, 1}},
-		{"this machine by its loopback addresses", addresses("127.1.%d.1", 200, "::1", "::ffff:127.0.0.1", "10.0.1.1"), append(append([]int{11}, make([]int, 201)...), 7)},
-		{"and by its own ones", addresses("127.1.%d.1", 200, "192.0.2.1", "192.0.2.1", "10.0.1.1"), append(append([]int{11}, make([]int, 199)...), 7, 0, 5)},
+		{"this machine by its loopback addresses", addresses("127.1.%d.1", 200, "::1", "::ffff:127.0.0.1", "10.0.1.1"),
+			append(append([]int{11}, make([]int, 201)...), 7)},
+		{"and by its own ones", addresses("127.1.%d.1", 200, "192.0.2.1", "192.0.2.1", "10.0.1.1"),
+			append(append([]int{11}, make([]int, 199)...), 7, 0, 5)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := New(nil)
@@ -67,8 +72,8 @@ func (s *Listener) from(a string) *seated {
 	return seat
 }
 
-// TestStrangersYield: slow connections of many networks hold all seats. Where they yield, a new source
-// gets the oldest one's seat, and keeps it from then on. Elsewhere it gets none.
+// TestStrangersYield: slow connections of many networks hold all seats. Where they yield, a new
+// source gets the oldest one's seat, and keeps it from then on. Elsewhere it gets none.
 func TestStrangersYield(t *testing.T) {
 	for _, yields := range []bool{true, false} {
 		s := New(nil)
@@ -144,7 +149,8 @@ func TestSeatsMakeRoom(t *testing.T) {
 	}
 	for i := range 6 { // four find a free seat, one takes another's
 		_, victim, ok := take(fmt.Sprintf("10.0.1.%d", 2+i/4))
-		if free := i < 5; !ok || free != (victim == nil) || victim != nil && victim.address != s.from("10.0.1.3").address {
+		if free := i < 5; !ok || free != (victim == nil) || victim != nil &&
+			victim.address != s.from("10.0.1.3").address {
 			t.Errorf("connection %d of the same network: %v, %t", i, victim, ok)
 		}
 	}
@@ -294,7 +300,8 @@ func TestSeatsAccept(t *testing.T) {
 		}
 		accept(other)
 		if s.Refused() != 39 || len(outside.closed) != 39 || s.InUse() != 12 {
-			t.Errorf("%d refused, %d closed, %d seats in use; want 39, 39, 12", s.Refused(), len(outside.closed), s.InUse())
+			t.Errorf("%d refused, %d closed, %d seats in use; want 39, 39, 12", s.Refused(),
+				len(outside.closed), s.InUse())
 		}
 		crowded = crowded[39:]
 		crowded[0].Write(nil) // closed at once, so its seat stays reserved

@@ -6,11 +6,13 @@ import (
 	"strconv"
 )
 
-// LockFile is the file whose lock reserves the folder for this process. A process that gets it may Adopt the folder.
+// LockFile is the file whose lock reserves the folder for this process. A process that gets it may
+// Adopt the folder.
 func (d *Dir) LockFile() *os.File { return d.lock }
 
-// Adopt is Open with the lock of the process that holds the folder. It returns nil if the lock belongs to another folder, or if Open would refuse the
-// folder. The lock is held until both processes have released it.
+// Adopt is Open with the lock of the process that holds the folder. It returns nil if the lock
+// belongs to another folder, or if Open would refuse the folder. The lock is held until both
+// processes have released it.
 func Adopt(root, peer string, lock *os.File) *Dir {
 	d := &Dir{path: filepath.Join(root, peer), lock: lock}
 	is, err := lock.Stat()

@@ -32,8 +32,9 @@ type Dir struct {
 	lock *os.File
 }
 
-// Open locks the folder of the peering with peer below root, and creates it if necessary. The error is ErrInUse if another process holds it; any
-// other error means that nothing can be saved there, or that another user may have written there. A read-only folder is opened too.
+// Open locks the folder of the peering with peer below root, and creates it if necessary. The error
+// is ErrInUse if another process holds it; any other error means that nothing can be saved there,
+// or that another user may have written there. A read-only folder is opened too.
 func Open(root, peer string) (*Dir, error) {
 	d := &Dir{path: Path(root, peer)}
 	made := disk.MakeFolder(d.path)
@@ -57,7 +58,9 @@ func Open(root, peer string) (*Dir, error) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		defer lock.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%w: %s belongs to the gateway that runs as %s; stop it, or give this one another folder", ErrInUse, d.path, holder(lock))
+			return nil, fmt.Errorf(
+				"%w: %s belongs to the gateway that runs as %s; stop it, or give this one another folder", ErrInUse,
+				d.path, holder(lock))
 		}
 		return nil, fmt.Errorf("state: lock %s: %w; choose a folder on a file system that has locks", name, err)
 	}
@@ -87,8 +90,8 @@ func (d *Dir) Path() string { return d.path }
 // Close releases the folder.
 func (d *Dir) Close() error { return d.lock.Close() }
 
-// Identity returns the saved identity of cluster's previous gateway. The error is fs.ErrNotExist if there is none; otherwise it says why it is
-// unusable.
+// Identity returns the saved identity of cluster's previous gateway. The error is fs.ErrNotExist if
+// there is none; otherwise it says why it is unusable.
 func (d *Dir) Identity(cluster string) (Identity, error) {
 	f, err := d.openKept(identityFile)
 	if err != nil {
@@ -117,8 +120,8 @@ func (d *Dir) KeepIdentity(i *Identity) error {
 	})
 }
 
-// Connections opens the saved connections, and returns the time at which they were true: the file's modification time. The error is fs.ErrNotExist if
-// there are none.
+// Connections opens the saved connections, and returns the time at which they were true: the file's
+// modification time. The error is fs.ErrNotExist if there are none.
 func (d *Dir) Connections() (f io.ReadCloser, asOf time.Time, err error) {
 	file, err := d.openKept(connectionsFile)
 	if err != nil {
@@ -149,8 +152,8 @@ func (d *Dir) openKept(name string) (*os.File, error) {
 	return f, nil
 }
 
-// KeepConnections replaces the saved connections by what fill writes, which was true at asOf; the zero Time means never. After an error the old ones
-// stay.
+// KeepConnections replaces the saved connections by what fill writes, which was true at asOf; the
+// zero Time means never. After an error the old ones stay.
 func (d *Dir) KeepConnections(asOf time.Time, fill func(io.Writer) error) error {
 	if asOf.IsZero() {
 		asOf = time.Unix(0, 0) // otherwise the time of the file would be now
@@ -188,8 +191,9 @@ func (d *Dir) open(name string) (*os.File, error) {
 	return f, nil
 }
 
-// Wait calls do, which waits for the disk, once per file written. A program with one P replaces it before it opens a folder: a system call keeps its
-// P until Go's monitor notices, up to 20 ms, and packets would wait as long.
+// Wait calls do, which waits for the disk, once per file written. A program with one P replaces it
+// before it opens a folder: a system call keeps its P until Go's monitor notices, up to 20 ms, and
+// packets would wait as long.
 var Wait = func(do func() error) error { return do() }
 
 var disk = durable.Disk{Wait: func(do func() error) error { return Wait(do) }}

@@ -21,7 +21,8 @@ import (
 
 var someone = Identity{
 	Cluster: "rome", PortKey: PortKey([]byte("0123456789abcdef")),
-	Peer: Peer{PublicKey: "Zm9vYmFyZm9vYmFyZm9vYmFyZm9vYmFyZm9vYmFyZm8=", Configured: "milan.example:51840", Endpoint: netip.MustParseAddrPort("[2001:db8::7]:51840")},
+	Peer: Peer{PublicKey: "Zm9vYmFyZm9vYmFyZm9vYmFyZm9vYmFyZm9vYmFyZm8=", Configured: "milan.example:51840",
+		Endpoint: netip.MustParseAddrPort("[2001:db8::7]:51840")},
 }
 
 func open(t *testing.T, root, peer string) *Dir {
@@ -40,7 +41,11 @@ func TestIdentityIsKept(t *testing.T) {
 	}
 	need.NoError(t, d.KeepIdentity(&someone))
 	asOf := time.Now().Add(-time.Hour)
-	if err := d.KeepConnections(asOf, func(w io.Writer) error { _, err := io.WriteString(w, "all"); return err }); err != nil {
+	if err := d.KeepConnections(asOf, func(w io.Writer) error {
+		_,
+			err := io.WriteString(w, "all")
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	d.Close()
@@ -61,7 +66,8 @@ func TestIdentityIsKept(t *testing.T) {
 	if _, err := open(t, root, "paris").Identity("rome"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("towards another peer: %v, want that it does not exist", err)
 	}
-	for name, want := range map[string]fs.FileMode{"": 0o700, lockFile: 0o600, identityFile: 0o600, connectionsFile: 0o600} {
+	for name, want := range map[string]fs.FileMode{"": 0o700, lockFile: 0o600, identityFile: 0o600,
+		connectionsFile: 0o600} {
 		if info, err := os.Stat(filepath.Join(d.Path(), name)); err != nil || info.Mode().Perm() != want {
 			t.Errorf("%q has mode %v, want %v", name, info.Mode(), want)
 		}
@@ -96,7 +102,8 @@ func TestDamage(t *testing.T) {
 			changed[at] ^= byte(flip)
 			// A change may give another valid version, or write the checksum differently: then the
 			// content must be what was written.
-			if i, err := DecodeIdentity(changed); err == nil && i != someone || err != nil && !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewer) {
+			if i, err := DecodeIdentity(changed); err == nil && i != someone || err != nil &&
+				!errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewer) {
 				t.Errorf("byte %d is %q: %v, %v", at, changed[at], i, err)
 			}
 		}
@@ -127,9 +134,11 @@ func TestWhatIsThere(t *testing.T) {
 		"a huge file": func(path string) error {
 			return errors.Join(os.WriteFile(path, someone.Encode(), 0o600), os.Truncate(path, 1<<40))
 		},
-		"a FIFO":                func(path string) error { return syscall.Mkfifo(path, 0o600) },
-		"a link to a device":    func(path string) error { return os.Symlink("/dev/zero", path) },
-		"what was not finished": func(path string) error { return os.WriteFile(path+durable.Beside, []byte("half"), 0o600) },
+		"a FIFO":             func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"a link to a device": func(path string) error { return os.Symlink("/dev/zero", path) },
+		"what was not finished": func(path string) error {
+			return os.WriteFile(path+durable.Beside, []byte("half"), 0o600)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := open(t, t.TempDir(), "milan")
@@ -167,7 +176,10 @@ func TestWaits(t *testing.T) {
 func TestFailedWriteChangesNothing(t *testing.T) {
 	d := open(t, t.TempDir(), "milan")
 	write := func(text string, err error) error {
-		return d.KeepConnections(time.Now(), func(w io.Writer) error { _, e := io.WriteString(w, text); return errors.Join(err, e) })
+		return d.KeepConnections(time.Now(), func(w io.Writer) error {
+			_, e := io.WriteString(w, text)
+			return errors.Join(err, e)
+		})
 	}
 	need.NoError(t, write("all", nil))
 	if err := write("ha", syscall.ENOSPC); !errors.Is(err, syscall.ENOSPC) {
@@ -184,7 +196,8 @@ func TestFailedWriteChangesNothing(t *testing.T) {
 func TestFolderThatCannotBe(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "file")
 	need.NoError(t, os.WriteFile(root, nil, 0o600))
-	if _, err := Open(root, "milan"); err == nil || errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "make the folder writable") {
+	if _, err := Open(root, "milan"); err == nil || errors.Is(err, ErrInUse) || !strings.Contains(err.Error(),
+		"make the folder writable") {
 		t.Errorf("below a file: %v, want an error with a remedy", err)
 	}
 }
@@ -198,7 +211,8 @@ func TestStrangeLock(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root, target := t.TempDir(), filepath.Join(t.TempDir(), "target")
 			folder := filepath.Join(root, "milan")
-			need.NoError(t, errors.Join(make(target), os.Mkdir(folder, 0o700), os.Symlink(target, filepath.Join(folder, lockFile))))
+			need.NoError(t, errors.Join(make(target), os.Mkdir(folder, 0o700),
+				os.Symlink(target, filepath.Join(folder, lockFile))))
 			if d, err := Open(root, "milan"); err == nil {
 				d.Close()
 				t.Errorf("a link to %s is taken for a lock", name)
@@ -211,8 +225,10 @@ func TestPortKeyIsHidden(t *testing.T) {
 	encoded, err := json.Marshal(someone)
 	need.NoError(t, err)
 	secret := string(someone.PortKey[:])
-	for _, text := range []string{fmt.Sprint(someone), fmt.Sprintf("%+v %#v %s %x", someone, someone, someone.PortKey, someone.PortKey), string(encoded)} {
-		if strings.Contains(text, secret) || strings.Contains(text, fmt.Sprintf("%x", secret)) || strings.Contains(text, "MDEyMz") {
+	for _, text := range []string{fmt.Sprint(someone), fmt.Sprintf("%+v %#v %s %x", someone, someone, someone.PortKey,
+		someone.PortKey), string(encoded)} {
+		if strings.Contains(text, secret) || strings.Contains(text, fmt.Sprintf("%x", secret)) ||
+			strings.Contains(text, "MDEyMz") {
 			t.Errorf("shown in %s", text)
 		}
 	}

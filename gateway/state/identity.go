@@ -26,7 +26,8 @@ type Peer struct {
 	Endpoint   netip.AddrPort `json:"endpoint"`   // its last address; the zero AddrPort = unknown
 }
 
-// PortKey is a secret: with it, the next ports can be predicted. It formats as "(hidden)" under every verb.
+// PortKey is a secret: with it, the next ports can be predicted. It formats as "(hidden)" under
+// every verb.
 type PortKey [16]byte
 
 // Format hides the key.
@@ -84,7 +85,8 @@ func DecodeIdentity(text []byte) (i Identity, err error) {
 	}
 	key, err := base64.StdEncoding.DecodeString(t.PortKey)
 	// The endpoint is written into a line of text.
-	if err != nil || len(key) != len(i.PortKey) || strings.ContainsFunc(t.Peer.Endpoint.Addr().Zone(), unicode.IsControl) {
+	if err != nil || len(key) != len(i.PortKey) || strings.ContainsFunc(t.Peer.Endpoint.Addr().Zone(),
+		unicode.IsControl) {
 		return Identity{}, ErrDamaged
 	}
 	i = Identity{t.Cluster, PortKey(key), t.Peer}

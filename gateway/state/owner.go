@@ -8,10 +8,12 @@ import (
 	"syscall"
 )
 
-// believable returns an error if a user other than this process's and root could have written to a place: writing connections there lets packets
-// through, and reading an identity reveals the next ports.
+// believable returns an error if a user other than this process's and root could have written to a
+// place: writing connections there lets packets through, and reading an identity reveals the next
+// ports.
 //
-// A group of this process may write: Kubernetes arranges that with fsGroup, and leaves the owner unchanged.
+// A group of this process may write: Kubernetes arranges that with fsGroup, and leaves the owner
+// unchanged.
 func believable(place string, info fs.FileInfo) error {
 	s, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {

@@ -27,7 +27,8 @@ func TestWhoCouldHaveWritten(t *testing.T) {
 		{0, 0, 0o755, ""},        // hostPath
 		{0, group, 0o2770, ""},   // fsGroup on a volume that root made
 		{uid, group, 0o2770, ""}, // fsGroup
-		{1001, 1001, 0o700, "belongs to user 1001, who could have written anything there, and this process is user 65532; remove it"},
+		{1001, 1001, 0o700,
+			"belongs to user 1001, who could have written anything there, and this process is user 65532; remove it"},
 		{1001, group, 0o2770, "belongs to user 1001"},
 		{uid, uid, 0o777, "has mode 0777: every user could have written there"},
 		{0, 0, 0o1777, "has mode 1777: every user"},
@@ -57,7 +58,8 @@ func TestFolderOfOthers(t *testing.T) {
 		t.Error("a folder that all may write to is taken over")
 	}
 	d.Close()
-	if _, err := Open(root, "milan"); err == nil || !strings.Contains(err.Error(), "every user could have written there; remove it") || errors.Is(err, ErrInUse) {
+	if _, err := Open(root, "milan"); err == nil || !strings.Contains(err.Error(),
+		"every user could have written there; remove it") || errors.Is(err, ErrInUse) {
 		t.Errorf("a folder that all may write to: %v", err)
 	}
 	change(0o700, "")
@@ -67,7 +69,8 @@ func TestFolderOfOthers(t *testing.T) {
 	if _, err := d.Services(); err == nil || !strings.Contains(err.Error(), "services has mode 0666: every user") {
 		t.Errorf("Services that all may write: %v", err)
 	}
-	if _, err := d.Identity("rome"); err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "identity has mode 0666: every user") {
+	if _, err := d.Identity("rome"); err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(),
+		"identity has mode 0666: every user") {
 		t.Errorf("an identity that all may write: %v", err)
 	}
 	need.NoError(t, d.KeepIdentity(&someone))
@@ -77,7 +80,8 @@ func TestFolderOfOthers(t *testing.T) {
 	d.Close()
 	const other = 54321
 	need.Kernel(t, "root", os.Chown(d.Path(), other, other))
-	if _, err := Open(root, "milan"); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("belongs to user %d", other)) {
+	if _, err := Open(root, "milan"); err == nil || !strings.Contains(err.Error(),
+		fmt.Sprintf("belongs to user %d", other)) {
 		t.Errorf("the folder of another user: %v", err)
 	}
 }

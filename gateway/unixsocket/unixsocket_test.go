@@ -58,7 +58,8 @@ func TestAnotherUser(t *testing.T) {
 			}
 			return l.Close()
 		})
-		if (err == nil) != tt.good || err != nil && !strings.Contains(err.Error(), dir+" belongs to user 1, who could replace") {
+		if (err == nil) != tt.good || err != nil && !strings.Contains(err.Error(),
+			dir+" belongs to user 1, who could replace") {
 			t.Errorf("in a folder of user %d, %v: %v", tt.owner, tt.mode, err)
 		}
 	}
@@ -106,7 +107,8 @@ func TestPlace(t *testing.T) {
 	busy, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	need.NoError(t, err)
 	defer unix.Close(busy)
-	need.NoError(t, errors.Join(unix.Bind(busy, &unix.SockaddrUnix{Name: filepath.Join(dir, "busy")}), unix.Listen(busy, 0)))
+	need.NoError(t, errors.Join(unix.Bind(busy, &unix.SockaddrUnix{Name: filepath.Join(dir, "busy")}),
+		unix.Listen(busy, 0)))
 	waiting, err := net.Dial("unix", filepath.Join(dir, "busy")) // fills its backlog
 	need.NoError(t, err)
 	defer waiting.Close()

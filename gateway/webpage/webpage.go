@@ -1,10 +1,11 @@
-// Package webpage shows the status of gateways in a browser: the packet path with live rates, and problems with remedies. It is a read-only client of
-// their control sockets.
+// Package webpage shows the status of gateways in a browser: the packet path with live rates, and
+// problems with remedies. It is a read-only client of their control sockets.
 //
-// A Page answers only GET, under a random token. A user who may read the control sockets can open it in a browser; another user of the machine, who
-// may connect to the same loopback address, cannot guess it. A request must have the loopback address as its host, so that no other site can make a
-// browser read the page under a name that it has pointed here (DNS rebinding). The page is one file, whose policy allows only its own style, its own
-// script and further requests to it.
+// A Page answers only GET, under a random token. A user who may read the control sockets can open
+// it in a browser; another user of the machine, who may connect to the same loopback address,
+// cannot guess it. A request must have the loopback address as its host, so that no other site can
+// make a browser read the page under a name that it has pointed here (DNS rebinding). The page is
+// one file, whose policy allows only its own style, its own script and further requests to it.
 package webpage
 
 import (
@@ -86,7 +87,8 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// isLoopback reports whether a request was meant for this machine. The port may be a tunnel's, such as one made by ssh -L.
+// isLoopback reports whether a request was meant for this machine. The port may be a tunnel's, such
+// as one made by ssh -L.
 func isLoopback(host string) bool {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h

@@ -88,8 +88,10 @@ func TestWhoMayRead(t *testing.T) {
 		if w.Code != 200 && strings.Contains(w.Body.String(), strings.Trim(p.Path(), "/")) {
 			t.Errorf("%s %s%s tells the token", tt.method, tt.host, tt.path)
 		}
-		if h := w.Header(); h.Get("Referrer-Policy") != "no-referrer" || h.Get("Cache-Control") != "no-store" || h.Get("X-Content-Type-Options") != "nosniff" ||
-			!strings.Contains(h.Get("Content-Security-Policy"), "default-src 'none'") || h.Get("Access-Control-Allow-Origin") != "" {
+		if h := w.Header(); h.Get("Referrer-Policy") != "no-referrer" || h.Get("Cache-Control") != "no-store" ||
+			h.Get("X-Content-Type-Options") != "nosniff" ||
+			!strings.Contains(h.Get("Content-Security-Policy"), "default-src 'none'") ||
+			h.Get("Access-Control-Allow-Origin") != "" {
 			t.Errorf("%s %s%s: %v", tt.method, tt.host, tt.path, h)
 		}
 	}
@@ -101,7 +103,8 @@ func TestWhoMayRead(t *testing.T) {
 // TestOneFile: the page loads nothing from other servers, and its policy allows its script and
 // style.
 func TestOneFile(t *testing.T) {
-	for _, bad := range []string{`(?i)\b(src|href)\s*=\s*["']?(https?:)?//`, `@import`, `\burl\(`, `innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(`, `(?i)\son\w+\s*=\s*"`, ` style="`} {
+	for _, bad := range []string{`(?i)\b(src|href)\s*=\s*["']?(https?:)?//`, `@import`, `\burl\(`,
+		`innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(`, `(?i)\son\w+\s*=\s*"`, ` style="`} {
 		if found := regexp.MustCompile(bad).Find(text); found != nil {
 			t.Errorf("the page has %s", found)
 		}
@@ -111,7 +114,9 @@ func TestOneFile(t *testing.T) {
 			t.Errorf("%d of %s", n, tag)
 		}
 	}
-	if strings.Contains(policy, "unsafe") || strings.Count(policy, "'sha256-") != 2 || strings.Contains(policy, "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=") { // of nothing
+	// of nothing
+	if strings.Contains(policy, "unsafe") || strings.Count(policy, "'sha256-") != 2 ||
+		strings.Contains(policy, "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=") {
 		t.Error(policy)
 	}
 }

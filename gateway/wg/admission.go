@@ -16,16 +16,19 @@ import (
 	"culvert/geneve/share"
 )
 
-// admission decides which datagrams wireguard-go may see. Each message in its queues, up to 1024 handshakes and 65536 keepalives, pins a buffer of 64
-// KiB, and wireguard-go does not report when it is done with one, so the window cannot limit them. Anybody can send such messages, so they pass only
-// at the rate that a peer could need.
+// admission decides which datagrams wireguard-go may see. Each message in its queues, up to 1024
+// handshakes and 65536 keepalives, pins a buffer of 64 KiB, and wireguard-go does not report when
+// it is done with one, so the window cannot limit them. Anybody can send such messages, so they
+// pass only at the rate that a peer could need.
 //
-// A flood must not lock out the peer, even if the peer's address has changed. Handshakes count only if their sender knows our public key (MAC1;
-// WireGuard paper, Section 5.4.4). The address that we send to has its own rate, and so has each other source; all others together have one more,
+// A flood must not lock out the peer, even if the peer's address has changed. Handshakes count only
+// if their sender knows our public key (MAC1; WireGuard paper, Section 5.4.4). The address that we
+// send to has its own rate, and so has each other source; all others together have one more,
 // because only a cookie could tell many addresses from forged ones.
 //
-// Data messages of other sources are limited too. A peer that has moved needs one to pass: it proves the new address. An eavesdropper who knows the
-// index of our session can forge more, and each forged one takes a place in the window until it times out.
+// Data messages of other sources are limited too. A peer that has moved needs one to pass: it
+// proves the new address. An eavesdropper who knows the index of our session can forge more, and
+// each forged one takes a place in the window until it times out.
 type admission struct {
 	drops      [NumReasons]atomic.Uint64
 	peer       atomic.Pointer[endpoint] // nil = nothing sent yet
@@ -100,7 +103,8 @@ func (a *admission) isPeer(from netip.Addr) bool {
 	return p != nil && p.addr.Addr() == from
 }
 
-// pass charges a message to the rate limits that apply, and reports whether all allow it. A refused message costs nothing.
+// pass charges a message to the rate limits that apply, and reports whether all allow it. A refused
+// message costs nothing.
 //
 // Preconditions: a.mu is held.
 // +checklocks:a.mu
@@ -146,7 +150,8 @@ func (a *admission) sent(bufs [][]byte, to *endpoint) {
 	}
 }
 
-// messageKind is the kind of a datagram on WireGuard's port, by type and size (WireGuard paper, Section 5.4).
+// messageKind is the kind of a datagram on WireGuard's port, by type and size (WireGuard paper,
+// Section 5.4).
 type messageKind uint8
 
 const (
@@ -188,14 +193,15 @@ var (
 	allPace = limit{10 * time.Millisecond, 8}
 	// A peer waits 5 seconds between attempts (WireGuard paper, Section 6.4).
 	sharePace = limit{time.Second, 4}
-	// At this rate forged data messages fill the window of 128 in half a second, and then the window waits 8 ms until they count as lost. A peer that
-	// moves and gets no answer keeps 50 packets a second until the keepalive, which is due within 10 s.
+	// At this rate forged data messages fill the window of 128 in half a second, and then the
+	// window waits 8 ms until they count as lost. A peer that moves and gets no answer keeps 50
+	// packets a second until the keepalive, which is due within 10 s.
 	allDataPace   = limit{4 * time.Millisecond, 8}
 	shareDataPace = limit{20 * time.Millisecond, 8}
 )
 
-// maxShares is more than the shares that can be in use, of all kinds: after burst intervals of sharePace without a message, a share is full again and
-// can be forgotten.
+// maxShares is more than the shares that can be in use, of all kinds: after burst intervals of
+// sharePace without a message, a share is full again and can be forgotten.
 const maxShares = 2048
 
 // pace enforces a limit.

@@ -34,18 +34,24 @@ func TestAdmission(t *testing.T) {
 		kind    messageKind
 		dropped Reason
 	}{
-		{"initiation", message(device.MessageInitiationType, device.MessageInitiationSize, own), handshakeMessage, passes},
+		{"initiation", message(device.MessageInitiationType, device.MessageInitiationSize, own),
+			handshakeMessage, passes},
 		{"response", message(device.MessageResponseType, device.MessageResponseSize, own), handshakeMessage, passes},
 		{"cookie", message(device.MessageCookieReplyType, device.MessageCookieReplySize, own), cookieMessage, passes},
 		{"keepalive", message(device.MessageTransportType, device.MessageKeepaliveSize, own), keepaliveMessage, passes},
 		{"data", message(device.MessageTransportType, device.MessageKeepaliveSize+1, own), dataMessage, passes},
-		{"initiation for another", message(device.MessageInitiationType, device.MessageInitiationSize, other), handshakeMessage, BadMAC1},
-		{"response for another", message(device.MessageResponseType, device.MessageResponseSize, other), handshakeMessage, BadMAC1},
+		{"initiation for another", message(device.MessageInitiationType, device.MessageInitiationSize, other),
+			handshakeMessage, BadMAC1},
+		{"response for another", message(device.MessageResponseType, device.MessageResponseSize, other),
+			handshakeMessage, BadMAC1},
 		{"nothing", nil, noMessage, NotWireGuard},
 		{"short", message(device.MessageTransportType, device.MessageKeepaliveSize-1, own), noMessage, NotWireGuard},
-		{"long initiation", message(device.MessageInitiationType, device.MessageInitiationSize+1, own), noMessage, NotWireGuard},
-		{"short response", message(device.MessageResponseType, device.MessageResponseSize-1, own), noMessage, NotWireGuard},
-		{"long cookie", message(device.MessageCookieReplyType, device.MessageCookieReplySize+1, own), noMessage, NotWireGuard},
+		{"long initiation", message(device.MessageInitiationType, device.MessageInitiationSize+1, own), noMessage,
+			NotWireGuard},
+		{"short response", message(device.MessageResponseType, device.MessageResponseSize-1, own), noMessage,
+			NotWireGuard},
+		{"long cookie", message(device.MessageCookieReplyType, device.MessageCookieReplySize+1, own), noMessage,
+			NotWireGuard},
 		{"other type", message(5, device.MessageInitiationSize, own), noMessage, NotWireGuard},
 		{"reserved bits", message(1<<8|device.MessageTransportType, 100, own), noMessage, NotWireGuard},
 	} {
@@ -94,8 +100,10 @@ func TestAdmissionPace(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		a := newAdmission(wgkey.Key{1})
 		stranger, peer := netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("192.0.2.7")
-		a.sent([][]byte{message(device.MessageInitiationType, device.MessageInitiationSize, wgkey.Key{2})}, &endpoint{addr: netip.AddrPortFrom(peer, 51840)})
-		a.sent([][]byte{message(device.MessageCookieReplyType, device.MessageCookieReplySize, wgkey.Key{})}, &endpoint{addr: netip.AddrPortFrom(stranger, 7)})
+		a.sent([][]byte{message(device.MessageInitiationType, device.MessageInitiationSize, wgkey.Key{2})},
+			&endpoint{addr: netip.AddrPortFrom(peer, 51840)})
+		a.sent([][]byte{message(device.MessageCookieReplyType, device.MessageCookieReplySize, wgkey.Key{})},
+			&endpoint{addr: netip.AddrPortFrom(stranger, 7)})
 		passed := 0
 		check := func(when string, from netip.Addr, want int) {
 			t.Helper()
@@ -179,7 +187,8 @@ func TestAdmissionShares(t *testing.T) {
 				for _, m := range paced() {
 					for range 100 {
 						next++
-						if _, ok := a.admit(m, netip.AddrFrom4([4]byte{10, byte(next >> 16), byte(next >> 8), byte(next)})); ok {
+						if _, ok := a.admit(m, netip.AddrFrom4([4]byte{10, byte(next >> 16), byte(next >> 8),
+							byte(next)})); ok {
 							passed++
 						}
 					}

@@ -16,8 +16,8 @@ import (
 	"culvert/geneve/udp"
 )
 
-// bind is wireguard-go's conn.Bind: one UDP socket per address family, read and written in trains. Unlike the standard Bind it allocates nothing per
-// packet and survives socket errors.
+// bind is wireguard-go's conn.Bind: one UDP socket per address family, read and written in trains.
+// Unlike the standard Bind it allocates nothing per packet and survives socket errors.
 type bind struct {
 	mu   sync.Mutex
 	legs []*leg // +checklocks:mu
@@ -42,7 +42,8 @@ type leg struct {
 	socket udp.Conn
 	is4    bool
 
-	// Received but not yet handed over: messages[next:filled], starting at byte offset of the first.
+	// Received but not yet handed over: messages[next:filled], starting at byte offset of the
+	// first.
 	messages  []udp.Message
 	next      int
 	filled    int
@@ -57,8 +58,8 @@ type leg struct {
 }
 
 const (
-	// receiveMessages of 64 KiB are read by one system call. More cause cache misses without a gain: a train of 48 datagrams already amortises the
-	// call.
+	// receiveMessages of 64 KiB are read by one system call. More cause cache misses without a
+	// gain: a train of 48 datagrams already amortises the call.
 	receiveMessages = 4
 	// Without UDP_GRO each message is one datagram.
 	receiveDatagrams = 64
@@ -160,8 +161,9 @@ func (b *bind) ParseEndpoint(s string) (conn.Endpoint, error) {
 	return e, nil
 }
 
-// Send implements conn.Bind. wireguard-go calls it from its sender goroutine and, for handshakes, from others. The socket counts what it cannot send;
-// that is not returned as an error, which wireguard-go could only log once per batch.
+// Send implements conn.Bind. wireguard-go calls it from its sender goroutine and, for handshakes,
+// from others. The socket counts what it cannot send; that is not returned as an error, which
+// wireguard-go could only log once per batch.
 func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 	if is := Voice(b.voice.is.Load()); is != Speaking {
 		if bufs = b.withhold(is, bufs); len(bufs) == 0 {
@@ -242,7 +244,8 @@ func (l *leg) send(bufs [][]byte, ep *endpoint, trains *peerTrains) error {
 		if probe {
 			end = first + 2
 		}
-		l.trains = append(l.trains, udp.Train{Destination: to, Source: from, SegmentSize: size, Parts: bufs[first:end], Single: single && !probe})
+		l.trains = append(l.trains, udp.Train{Destination: to, Source: from, SegmentSize: size, Parts: bufs[first:end],
+			Single: single && !probe})
 		if end-first > 1 {
 			trains.count(to, bufs[first:end])
 		}
@@ -275,8 +278,8 @@ func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoin
 		case errors.Is(err, net.ErrClosed):
 			return 0, net.ErrClosed
 		default:
-			// Any error except ErrClosed would eventually stop wireguard-go's receiver for good. The kernel's errors here are transient, but must not
-			// cause a busy loop.
+			// Any error except ErrClosed would eventually stop wireguard-go's receiver for good.
+			// The kernel's errors here are transient, but must not cause a busy loop.
 			b.receiveStops.Add(1)
 			time.Sleep(receiveBackoff)
 		}
@@ -293,7 +296,8 @@ func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoin
 }
 
 // untaken counts the data messages of the previous batch that wireguard-go dropped for lack
-// of a session. It replaces the buffer of each message it keeps, so an unchanged buffer means a drop.
+// of a session. It replaces the buffer of each message it keeps, so an unchanged buffer means a
+// drop.
 func (l *leg) untaken(packets [][]byte) (n int) {
 	for i, buffer := range l.handed[:min(len(l.handed), len(packets))] {
 		if buffer != 0 && buffer == bufferOf(packets[i]) {
@@ -314,8 +318,10 @@ func (b *bind) poll() {
 	}
 }
 
-// take moves received datagrams that a admits into packets. It returns their number, and the number of data messages among them.
-func (l *leg) take(a *admission, tap *func(*Message), packets [][]byte, sizes []int, eps []conn.Endpoint) (n, data int) {
+// take moves received datagrams that a admits into packets. It returns their number, and the number
+// of data messages among them.
+func (l *leg) take(a *admission, tap *func(*Message), packets [][]byte, sizes []int,
+	eps []conn.Endpoint) (n, data int) {
 	for n < len(packets) && l.next < l.filled {
 		m := &l.messages[l.next]
 		rest := m.Data[l.offset:]
@@ -354,7 +360,8 @@ func (l *leg) take(a *admission, tap *func(*Message), packets [][]byte, sizes []
 	return n, data
 }
 
-// endpoint returns the Endpoint of addr, heard at our address local. It is the same object until another address takes its place in the cache.
+// endpoint returns the Endpoint of addr, heard at our address local. It is the same object until
+// another address takes its place in the cache.
 func (l *leg) endpoint(addr netip.AddrPort, local netip.Addr) *endpoint {
 	b := addr.Addr().As16()
 	place := &l.endpoints[(uint16(b[15])^uint16(b[14])<<2^addr.Port())%endpointCache]
@@ -382,8 +389,9 @@ func (b *bind) stats() (s []udp.Stats) {
 	return s
 }
 
-// endpoint is a conn.Endpoint: the peer's outer address, and our address at which it was heard. Messages to it are sent from there, as firewalls
-// expect. The kernel chooses the source if nothing was heard, and after ClearSrc, which wireguard-go calls after an unanswered handshake.
+// endpoint is a conn.Endpoint: the peer's outer address, and our address at which it was heard.
+// Messages to it are sent from there, as firewalls expect. The kernel chooses the source if nothing
+// was heard, and after ClearSrc, which wireguard-go calls after an unanswered handshake.
 type endpoint struct {
 	addr    netip.AddrPort
 	local   netip.Addr // the zero Addr: none

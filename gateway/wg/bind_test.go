@@ -88,7 +88,8 @@ func TestBindKeepsOrderAndSizes(t *testing.T) {
 				need.NoError(t, err)
 				for k := range n {
 					if !bytes.Equal(got.packets[k][:got.sizes[k]], sent[i]) {
-						t.Fatalf("datagram %d of %d: got %d bytes, want %d or other content", i, len(sent), got.sizes[k], len(sent[i]))
+						t.Fatalf("datagram %d of %d: got %d bytes, want %d or other content", i, len(sent),
+							got.sizes[k], len(sent[i]))
 					}
 					i++
 				}
@@ -236,7 +237,8 @@ func TestAnswersFromTheAddressAsked(t *testing.T) {
 		_, source, err := peer.ReadFromUDPAddrPort(make([]byte, 65535))
 		need.NoError(t, err)
 		if source.Addr().Unmap() != test.want || ep.SrcIP() != test.next {
-			t.Errorf("from %v: came from %v, next from %v; want %v, %v", test.from, source, ep.SrcIP(), test.want, test.next)
+			t.Errorf("from %v: came from %v, next from %v; want %v, %v", test.from, source, ep.SrcIP(),
+				test.want, test.next)
 		}
 	}
 	heard.ClearSrc()
@@ -264,8 +266,10 @@ func TestAddressAskedIsKept(t *testing.T) {
 	leg.socket = untold{leg.socket}
 	need.NoError(t, a.Send([][]byte{newData(64)}, to))
 	in := newBatch(1)
-	if n, err := receive(in.packets, in.sizes, in.eps); n != 1 || err != nil || in.eps[0].DstToString() != at.String() || in.eps[0].SrcIP() != asked {
-		t.Errorf("%d, %v: %v is answered from %v, want %v from %v", n, err, in.eps[0].DstToString(), in.eps[0].SrcIP(), at, asked)
+	if n, err := receive(in.packets, in.sizes, in.eps); n != 1 || err != nil ||
+		in.eps[0].DstToString() != at.String() || in.eps[0].SrcIP() != asked {
+		t.Errorf("%d, %v: %v is answered from %v, want %v from %v", n, err, in.eps[0].DstToString(),
+			in.eps[0].SrcIP(), at, asked)
 	}
 }
 

@@ -17,8 +17,9 @@ import (
 	"culvert/geneve/udp"
 )
 
-// Device is a wireguard-go device with one peer. It owns the keys, the peer and the peer's endpoint. Allowed IPs are 0.0.0.0/0, as in Liqo, and ::/0;
-// the receiver of the packets checks their sources.
+// Device is a wireguard-go device with one peer. It owns the keys, the peer and the peer's
+// endpoint. Allowed IPs are 0.0.0.0/0, as in Liqo, and ::/0; the receiver of the packets checks
+// their sources.
 type Device struct {
 	options Options
 	bind    *bind
@@ -51,15 +52,19 @@ type Options struct {
 // Peer is the other end of the tunnel.
 type Peer struct {
 	PublicKey wgkey.Key
-	Endpoint  string         // host:port, "" = the peer comes to us
-	Last      netip.AddrPort // its last known address from before this process: used until Endpoint or the peer provides a better one
-	Keepalive time.Duration  // 0 = off
+	Endpoint  string // host:port, "" = the peer comes to us
+	// its last known address from before this process: used until Endpoint or the peer provides a
+	// better one
+	Last      netip.AddrPort
+	Keepalive time.Duration // 0 = off
 }
 
-// Path is the source and destination of inner packets. Its functions may be called as soon as Open is called.
+// Path is the source and destination of inner packets. Its functions may be called as soon as Open
+// is called.
 type Path struct {
-	// Read fills bufs[i][offset:] with packets for the peer and sizes[i] with their lengths. It returns their number, and blocks until there is one.
-	// Its only error is os.ErrClosed, after Close: any other would end the WireGuard device.
+	// Read fills bufs[i][offset:] with packets for the peer and sizes[i] with their lengths. It
+	// returns their number, and blocks until there is one. Its only error is os.ErrClosed, after
+	// Close: any other would end the WireGuard device.
 	Read func(bufs [][]byte, sizes []int, offset int) (int, error)
 	// Write consumes packets from the peer, bufs[i][offset:].
 	//
@@ -95,8 +100,8 @@ func (d *Device) Open(path Path, peer Peer) error {
 	return d.SetPeer(peer)
 }
 
-// newDeviceLogger makes wireguard-go log about the device. Its messages about the peer, which come every 5 s while the peer is absent, are debug
-// messages: Talk and PeerStats show the same.
+// newDeviceLogger makes wireguard-go log about the device. Its messages about the peer, which come
+// every 5 s while the peer is absent, are debug messages: Talk and PeerStats show the same.
 func newDeviceLogger(log *logrus.Entry, heard *handshakeStats) *device.Logger {
 	verbose := func(format string, args ...any) {
 		heard.hear(format, args)
@@ -131,8 +136,9 @@ func (d *Device) Poll() { d.bind.poll() }
 // Port is the sockets' port.
 func (d *Device) Port() uint16 { return d.bind.port() }
 
-// SetPeer makes p the only peer; without a public key there is none. A peer that stays keeps its session and its endpoint, which may have roamed. A
-// new one gets its endpoint at once if Endpoint is an address or Last is set, otherwise when FollowEndpoint has resolved the name. For a valid p,
+// SetPeer makes p the only peer; without a public key there is none. A peer that stays keeps its
+// session and its endpoint, which may have roamed. A new one gets its endpoint at once if Endpoint
+// is an address or Last is set, otherwise when FollowEndpoint has resolved the name. For a valid p,
 // SetPeer fails only when the device is closed.
 func (d *Device) SetPeer(p Peer) error {
 	d.mu.Lock()
@@ -176,8 +182,8 @@ func (p *Peer) keepalive() string {
 	return "persistent_keepalive_interval=" + strconv.Itoa(int(p.Keepalive/time.Second))
 }
 
-// greet starts a handshake if there is no session and the endpoint is known: after a restart, nothing else would tell the peer that its session is
-// dead.
+// greet starts a handshake if there is no session and the endpoint is known: after a restart,
+// nothing else would tell the peer that its session is dead.
 //
 // Preconditions: d.mu is held.
 // +checklocks:d.mu
@@ -198,8 +204,9 @@ func (d *Device) Up() error {
 	return nil
 }
 
-// addPeer configures the peer in the device. A peer with a configured endpoint is added only once the endpoint is resolved: before, a handshake for
-// the first packet would fail and delay the next one by device.RekeyTimeout.
+// addPeer configures the peer in the device. A peer with a configured endpoint is added only once
+// the endpoint is resolved: before, a handshake for the first packet would fail and delay the next
+// one by device.RekeyTimeout.
 //
 // Preconditions: d.mu is held.
 // +checklocks:d.mu

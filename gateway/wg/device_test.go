@@ -40,7 +40,8 @@ func TestNoPeer(t *testing.T) {
 	log.SetOutput(io.Discard)
 	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
-	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{Endpoint: "milan.invalid:1"}), d.Up(), d.updateEndpoint(t.Context(), false, false)))
+	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{Endpoint: "milan.invalid:1"}), d.Up(),
+		d.updateEndpoint(t.Context(), false, false)))
 	port := d.Port()
 	one, other := wgkey.NewPrivate().Public(), wgkey.NewPrivate().Public()
 	for _, step := range []struct {
@@ -57,7 +58,8 @@ func TestNoPeer(t *testing.T) {
 		{Peer{PublicKey: one}, one, ""}, // as a server
 	} {
 		need.NoError(t, d.SetPeer(step.peer))
-		if err := d.setEndpoint(&Peer{}, netip.MustParseAddrPort("127.0.0.1:11"), true); err != nil { // too late: the peer does not exist any more
+		// too late: the peer does not exist any more
+		if err := d.setEndpoint(&Peer{}, netip.MustParseAddrPort("127.0.0.1:11"), true); err != nil {
 			t.Fatal(err)
 		}
 		text, err := d.device.IpcGet()
@@ -66,7 +68,8 @@ func TestNoPeer(t *testing.T) {
 		if s, err = d.PeerStats(); err != nil {
 			t.Fatal(err)
 		}
-		if has := strings.Contains(text, "public_key="+hexKey(step.key)); keys > 1 || has != (step.key != wgkey.Key{}) || (keys == 1) != has || s.Endpoint != step.endpoint {
+		if has := strings.Contains(text, "public_key="+hexKey(step.key)); keys > 1 ||
+			has != (step.key != wgkey.Key{}) || (keys == 1) != has || s.Endpoint != step.endpoint {
 			t.Errorf("%+v: %d peers at %q:\n%s", step.peer, keys, s.Endpoint, text)
 		}
 		if d.Port() != port {
@@ -85,7 +88,8 @@ func TestPeerEndpoint(t *testing.T) {
 	log.SetOutput(io.Discard)
 	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
-	need.NoError(t, errors.Join(d.Open(idlePath(), peer), d.Up(), d.set("public_key="+hexKey(peer.PublicKey), "endpoint="+roamed)))
+	need.NoError(t, errors.Join(d.Open(idlePath(), peer), d.Up(), d.set("public_key="+hexKey(peer.PublicKey),
+		"endpoint="+roamed)))
 	apply := func(change func(p *Peer)) {
 		t.Helper()
 		change(&peer)
@@ -98,14 +102,16 @@ func TestPeerEndpoint(t *testing.T) {
 		return peer
 	}
 	apply(func(p *Peer) { p.Keepalive = 7 * time.Second })
-	if got := device(); !strings.Contains(got, "endpoint="+roamed) || !strings.Contains(got, "persistent_keepalive_interval=7\n") {
+	if got := device(); !strings.Contains(got, "endpoint="+roamed) ||
+		!strings.Contains(got, "persistent_keepalive_interval=7\n") {
 		t.Errorf("after a change of the keepalive: %s", got)
 	}
 
 	asked := peer
 	other := wgkey.NewPrivate().Public()
 	apply(func(p *Peer) { p.PublicKey, p.Endpoint = other, "milan.invalid:1" })
-	if err := d.setEndpoint(&asked, netip.MustParseAddrPort("127.0.0.1:10"), true); err != nil { // a late answer of DNS about the previous peer
+	// a late answer of DNS about the previous peer
+	if err := d.setEndpoint(&asked, netip.MustParseAddrPort("127.0.0.1:10"), true); err != nil {
 		t.Fatal(err)
 	}
 	if got := device(); strings.Contains(got, "endpoint=") || strings.Contains(got, hexKey(asked.PublicKey)) {
@@ -114,7 +120,8 @@ func TestPeerEndpoint(t *testing.T) {
 
 	apply(func(p *Peer) { p.Endpoint = roamed })
 	need.NoError(t, d.updateEndpoint(t.Context(), false, false))
-	if got := device(); !strings.Contains(got, "public_key="+hexKey(other)+"\n") || !strings.Contains(got, "endpoint="+roamed) {
+	if got := device(); !strings.Contains(got, "public_key="+hexKey(other)+"\n") ||
+		!strings.Contains(got, "endpoint="+roamed) {
 		t.Errorf("another peer, resolved: %s", got)
 	}
 }

@@ -18,14 +18,16 @@ func (d *Device) Local() (at netip.Addr) {
 	return at
 }
 
-// Expect makes messages to the peer leave from local, until the peer is heard at another address. It must be called before Open.
+// Expect makes messages to the peer leave from local, until the peer is heard at another address.
+// It must be called before Open.
 func (d *Device) Expect(peer netip.AddrPort, local netip.Addr) {
 	if peer.IsValid() && local.IsValid() {
 		d.bind.admission.peer.Store(&endpoint{addr: peer, local: local})
 	}
 }
 
-// Inside returns how many packets wireguard-go has received and not returned. For a while that includes dropped ones.
+// Inside returns how many packets wireguard-go has received and not returned. For a while that
+// includes dropped ones.
 func (d *Device) Inside() int64 { return d.bind.out.inside() + d.bind.in.inside() }
 
 func (w *window) inside() int64 { return max(0, w.handed.Load()-w.done.Load()) }
@@ -38,8 +40,8 @@ func (d *Device) Confirm() {
 	d.greet()
 }
 
-// Renew forgets all sessions with the peer and starts a handshake at once: for an unchanged peer, wireguard-go allows one only every
-// device.RekeyTimeout.
+// Renew forgets all sessions with the peer and starts a handshake at once: for an unchanged peer,
+// wireguard-go allows one only every device.RekeyTimeout.
 func (d *Device) Renew() error {
 	at := d.Endpoint()
 	d.mu.Lock()

@@ -11,7 +11,8 @@ import (
 	"golang.zx2c4.com/wireguard/tai64n"
 )
 
-// Talk counts the messages by which two gateways make a session: each initiation is answered by a response or a cookie. All are totals.
+// Talk counts the messages by which two gateways make a session: each initiation is answered by a
+// response or a cookie. All are totals.
 type Talk struct {
 	SentInitiations, ReceivedInitiations uint64
 	SentAnswers, ReceivedAnswers         uint64
@@ -86,8 +87,9 @@ func (t *handshakeStats) hear(format string, args []any) {
 	}
 }
 
-// Outdated returns what the peer's clock said in an initiation since the last call that was refused, because it was no newer than one before
-// (WireGuard paper, Section 5.1); the zero Time is none.
+// Outdated returns what the peer's clock said in an initiation since the last call that was
+// refused, because it was no newer than one before (WireGuard paper, Section 5.1); the zero Time is
+// none.
 func (d *Device) Outdated() (at time.Time) {
 	if a := d.bind.admission.handshakes.outdated.Swap(nil); a != nil {
 		at = *a
@@ -95,7 +97,8 @@ func (d *Device) Outdated() (at time.Time) {
 	return at
 }
 
-// Strangers calls yield for each reason for which messages were dropped since the last call, with one unknown sender.
+// Strangers calls yield for each reason for which messages were dropped since the last call, with
+// one unknown sender.
 func (d *Device) Strangers(yield func(Reason, netip.Addr)) {
 	t := &d.bind.admission.handshakes
 	for r := range t.unknown {

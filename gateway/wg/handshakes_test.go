@@ -37,7 +37,8 @@ func TestTalk(t *testing.T) {
 	admission.handshakes.sent([][]byte{initiation})
 	admission.handshakes.sent([][]byte{response})
 	admission.handshakes.sent([][]byte{cookie})
-	if got, want := d.Stats().Talk, (Talk{ReceivedInitiations: 1, ReceivedAnswers: 2, SentInitiations: 1, SentAnswers: 2}); got != want {
+	if got, want := d.Stats().Talk, (Talk{ReceivedInitiations: 1, ReceivedAnswers: 2, SentInitiations: 1,
+		SentAnswers: 2}); got != want {
 		t.Errorf("sent too: %+v, want %+v", got, want)
 	}
 	if got := d.Initiator(); got != a {
@@ -77,7 +78,8 @@ func TestWitnessesCostNothing(t *testing.T) {
 // is kept.
 func TestTalkAllocatesNothing(t *testing.T) {
 	var k handshakeStats
-	from, m := netip.MustParseAddr("2001:db8::7"), message(device.MessageResponseType, device.MessageResponseSize, wgkey.Key{1})
+	from, m := netip.MustParseAddr("2001:db8::7"), message(device.MessageResponseType, device.MessageResponseSize,
+		wgkey.Key{1})
 	if n := testing.AllocsPerRun(100, func() {
 		k.received(handshakeMessage, m, from)
 		k.received(dataMessage, m, from)

@@ -11,12 +11,16 @@ import (
 // hurryTime is the first timeout of a hurried handshake: longer than most round trips.
 const hurryTime = 250 * time.Millisecond
 
-// A hurry is the time until a gateway has a first session with its peer. The gateway may take the place of another one, on whose session the peer relies.
+// A hurry is the time until a gateway has a first session with its peer. The gateway may take the
+// place of another one, on whose session the peer relies.
 //
-// The peer may be behind a translation that admits only answers, such as a node's masquerade, and may have reached the other gateway by a third
-// address, such as a NodePort. Then a message to the address where the peer was last seen does not arrive. But the peer's packets, in the other
-// gateway's session, arrive here, and an answer to their source address reaches the peer. So an initiation goes to both addresses, and a restarted
-// Server need not wait 15 s until the peer starts a handshake itself. Anybody can forge such packets: they cost two initiations each hurryTime.
+// The peer may be behind a translation that admits only answers, such as a node's masquerade, and
+// may have reached the other gateway by a third address, such as a NodePort. Then a message to the
+// address where the peer was last seen does not arrive. But the peer's packets, in the other
+// gateway's session, arrive here, and an answer to their source address reaches the peer. So an
+// initiation goes to both addresses, and a restarted Server need not wait 15 s until the peer
+// starts a handshake itself. Anybody can forge such packets: they cost two initiations each
+// hurryTime.
 type hurry struct {
 	d *Device
 	p *device.Peer
@@ -29,10 +33,12 @@ type hurry struct {
 	ended bool          // +checklocks:mu
 }
 
-// hurry repeats a new peer's first handshake until there is a session: after hurryTime, after pauses that double up to device.RekeyTimeout, and when the
-// peer sends from a new address. WireGuard repeats one after device.RekeyTimeout (WireGuard paper, Section 6.4), which is too long for a gateway that
-// replaces another one. Messages may be lost, and the peer discards an initiation that comes within 20 ms of another gateway's or whose timestamp is
-// not newer (wireguard-go rounds timestamps to 16.8 ms).
+// hurry repeats a new peer's first handshake until there is a session: after hurryTime, after
+// pauses that double up to device.RekeyTimeout, and when the peer sends from a new address.
+// WireGuard repeats one after device.RekeyTimeout (WireGuard paper, Section 6.4), which is too long
+// for a gateway that replaces another one. Messages may be lost, and the peer discards an
+// initiation that comes within 20 ms of another gateway's or whose timestamp is not newer
+// (wireguard-go rounds timestamps to 16.8 ms).
 //
 // Preconditions: d.mu is held.
 // +checklocks:d.mu
@@ -79,7 +85,8 @@ func (h *hurry) again() {
 	default:
 		return
 	}
-	h.p.ExpireCurrentKeypairs() // without this, no further initiation leaves before device.RekeyTimeout; waiting packets stay
+	// without this, no further initiation leaves before device.RekeyTimeout; waiting packets stay
+	h.p.ExpireCurrentKeypairs()
 	h.p.SendHandshakeInitiation(false)
 }
 
@@ -102,8 +109,9 @@ func (h *hurry) end() {
 	h.timer.Stop()
 }
 
-// heard records where a data message came from. If the address has changed, the next handshake starts as soon as it may. It does not start for each
-// message, because a new initiation invalidates the answer to the last one.
+// heard records where a data message came from. If the address has changed, the next handshake
+// starts as soon as it may. It does not start for each message, because a new initiation
+// invalidates the answer to the last one.
 func (h *hurry) heard(eps []conn.Endpoint, handed []uintptr) {
 	for i := range eps {
 		if handed[i] == 0 {

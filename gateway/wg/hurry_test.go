@@ -13,13 +13,15 @@ import (
 	"culvert/integration/need"
 )
 
-// TestHurryEnds: after its last initiation a hurry still looks for a session, which ends it. It ends with its peer and with the device as well.
+// TestHurryEnds: after its last initiation a hurry still looks for a session, which ends it. It
+// ends with its peer and with the device as well.
 func TestHurryEnds(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
-	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "127.0.0.1:9"}), d.Up()))
+	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(),
+		Endpoint: "127.0.0.1:9"}), d.Up()))
 	h := d.bind.hurry.Load()
 	if h == nil {
 		t.Fatal("no hurry for a new peer")

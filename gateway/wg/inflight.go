@@ -8,10 +8,11 @@ import (
 	"culvert/gateway/procs"
 )
 
-// window limits how many packets of one direction are inside wireguard-go, and counts those that it silently drops: packets without a session, forged
-// ones, replays. wireguard-go's queues hold 1024 batches, and each packet in them pins a buffer of 64 KiB (device.MaxMessageSize): without a limit, a
-// sender that outruns the cipher costs gigabytes. When the window is full, the gateway stops reading that socket and the kernel drops packets, to
-// which TCP adapts.
+// window limits how many packets of one direction are inside wireguard-go, and counts those that it
+// silently drops: packets without a session, forged ones, replays. wireguard-go's queues hold 1024
+// batches, and each packet in them pins a buffer of 64 KiB (device.MaxMessageSize): without a
+// limit, a sender that outruns the cipher costs gigabytes. When the window is full, the gateway
+// stops reading that socket and the kernel drops packets, to which TCP adapts.
 type window struct {
 	handed atomic.Int64 // packets given to wireguard-go
 	done   atomic.Int64 // packets that it returned
@@ -24,7 +25,8 @@ type window struct {
 	timer   *time.Timer // +checklocks:waiting
 
 	mu sync.Mutex
-	// packets given up but not yet counted as lost: [0] since the last countLost, [1] in the second before
+	// packets given up but not yet counted as lost: [0] since the last countLost, [1] in the second
+	// before
 	missing [2]int64 // +checklocks:mu
 	// packets counted as lost that were returned later
 	late int64 // +checklocks:mu
@@ -35,8 +37,10 @@ type window struct {
 const (
 	// maxCiphers bounds the batches that are in the cipher at one time, each of which pins 4 MiB.
 	maxCiphers = 8
-	// windowPatience is how many ticks without a returned packet make the window give up its content, which makes room. wireguard-go needs less than
-	// a tick for its remaining work, but with little CPU this process may be delayed. So only packets missing for a second count as lost.
+	// windowPatience is how many ticks without a returned packet make the window give up its
+	// content, which makes room. wireguard-go needs less than a tick for its remaining work, but
+	// with little CPU this process may be delayed. So only packets missing for a second count as
+	// lost.
 	windowPatience = 8
 	windowTick     = time.Millisecond
 )
@@ -64,7 +68,8 @@ func (w *window) take(n int) {
 
 func (w *window) full() bool { return w.handed.Load()-w.done.Load() >= windowPackets() }
 
-// windowPackets is a full batch for each P, in the cipher, and one more that is read or sent. More only wait longer inside.
+// windowPackets is a full batch for each P, in the cipher, and one more that is read or sent. More
+// only wait longer inside.
 func windowPackets() int64 { return int64(min(procs.Chosen(), maxCiphers)+1) * BatchSize }
 
 // discard counts n packets that wireguard-go was seen to drop.
@@ -79,7 +84,8 @@ func (w *window) discard(n int) {
 	w.gone.Add(fresh)
 }
 
-// wait blocks while the window is full. It returns false if the window is open only because its content was given up.
+// wait blocks while the window is full. It returns false if the window is open only because its
+// content was given up.
 func (w *window) wait() bool {
 	w.forgive()
 	if !w.full() {
@@ -140,8 +146,8 @@ func (w *window) lose(n int64) {
 	w.gone.Add(n - known)
 }
 
-// countLost is called once a second. Packets missing for a second count as lost, and so do those inside if nothing has moved for a second, because
-// they may wait for a session that never comes.
+// countLost is called once a second. Packets missing for a second count as lost, and so do those
+// inside if nothing has moved for a second, because they may wait for a session that never comes.
 func (w *window) countLost() {
 	w.forgive()
 	w.mu.Lock()

@@ -145,7 +145,8 @@ func TestWindowFollowsPs(t *testing.T) {
 	for _, test := range []struct{ procs, batches int }{{1, 2}, {2, 3}, {4, 5}, {64, 9}} {
 		procs.Use(test.procs)
 		if n := windowPackets(); n != int64(test.batches*BatchSize) || w.full() != (test.batches == 2) {
-			t.Errorf("on %d Ps %d packets fit, full with two batches: %v; want %d batches", test.procs, n, w.full(), test.batches)
+			t.Errorf("on %d Ps %d packets fit, full with two batches: %v; want %d batches", test.procs, n, w.full(),
+				test.batches)
 		}
 	}
 }

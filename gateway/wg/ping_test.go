@@ -34,7 +34,8 @@ func TestPings(t *testing.T) {
 	answer(1, 4*time.Millisecond)
 	want("a late one", Pings{RTT: 3 * time.Millisecond, Sent: 5, Requests: 5, Lost: 3, AllMissed: 4})
 	ping(3)
-	want("three without answer", Pings{RTT: 3 * time.Millisecond, Sent: 8, Requests: 7, Lost: 5, Missed: 3, AllMissed: 6})
+	want("three without answer", Pings{RTT: 3 * time.Millisecond, Sent: 8, Requests: 7, Lost: 5, Missed: 3,
+		AllMissed: 6})
 	ping(1)
 	want("four", Pings{Sent: 9, Requests: 8, Lost: 6, Missed: 4, AllMissed: 7})
 	for range 200 { // more than there are numbers

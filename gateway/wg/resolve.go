@@ -14,20 +14,24 @@ import (
 	"culvert/gateway/wgkey"
 )
 
-// How often the peer's endpoint is resolved: at once until the first answer, after each unanswered handshake, and slowly while there is no session
-// and no attempt.
+// How often the peer's endpoint is resolved: at once until the first answer, after each unanswered
+// handshake, and slowly while there is no session and no attempt.
 const (
 	resolveRetry    = 5 * time.Second // at least device.RekeyTimeout of wireguard-go, between two handshakes
 	resolveInterval = time.Minute
-	// SessionLifetime is how long keys serve after their handshake (WireGuard paper, Section 6.5: Reject-After-Time).
+	// SessionLifetime is how long keys serve after their handshake (WireGuard paper, Section 6.5:
+	// Reject-After-Time).
 	SessionLifetime = device.RejectAfterTime
-	// lostTime is how long after the last message a peer that owes an answer is taken for lost (WireGuard paper, Section 6.5).
+	// lostTime is how long after the last message a peer that owes an answer is taken for lost
+	// (WireGuard paper, Section 6.5).
 	lostTime = device.KeepaliveTimeout + device.RekeyTimeout
 )
 
-// FollowEndpoint resolves the configured endpoint and updates the device when it changes. It keeps an address that is still among the answers as long
-// as the peer answers there, and the endpoint of a working session, which may have roamed. If a peer that has roamed is lost, it tries the name's
-// addresses and the peer's last one in turn: the name may now lead to another gateway that has replaced the peer.
+// FollowEndpoint resolves the configured endpoint and updates the device when it changes. It keeps
+// an address that is still among the answers as long as the peer answers there, and the endpoint of
+// a working session, which may have roamed. If a peer that has roamed is lost, it tries the name's
+// addresses and the peer's last one in turn: the name may now lead to another gateway that has
+// replaced the peer.
 func (d *Device) FollowEndpoint(ctx context.Context) {
 	again := true // resolve even if there is a session
 	var calls calls
@@ -71,8 +75,8 @@ type calls struct {
 	heard        time.Time // when received last grew
 }
 
-// vain reports whether, since the last check, a handshake was started that was not the first since the last completed one: WireGuard starts another
-// only if it gets no answer.
+// vain reports whether, since the last check, a handshake was started that was not the first since
+// the last completed one: WireGuard starts another only if it gets no answer.
 func (c *calls) vain(made time.Time, begun uint64) bool {
 	if !made.Equal(c.made) {
 		c.made, c.before = made, begun
@@ -82,7 +86,8 @@ func (c *calls) vain(made time.Time, begun uint64) bool {
 	return grown && begun-c.before > 1
 }
 
-// lost reports whether the peer has sent nothing for lostTime. received is the total of bytes that it has sent.
+// lost reports whether the peer has sent nothing for lostTime. received is the total of bytes that
+// it has sent.
 func (c *calls) lost(received uint64, now time.Time) bool {
 	if received != c.received {
 		c.received, c.heard = received, now
@@ -90,8 +95,8 @@ func (c *calls) lost(received uint64, now time.Time) bool {
 	return now.Sub(c.heard) >= lostTime
 }
 
-// comeHome forgets the resolved endpoint if the device uses another one: a peer that roamed, and whose session has ended, may be back at its name's
-// address.
+// comeHome forgets the resolved endpoint if the device uses another one: a peer that roamed, and
+// whose session has ended, may be back at its name's address.
 func (d *Device) comeHome(at string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -101,13 +106,15 @@ func (d *Device) comeHome(at string) {
 	}
 }
 
-// roaming is the address of a peer that had left its name's addresses, and the session that it had there.
+// roaming is the address of a peer that had left its name's addresses, and the session that it had
+// there.
 type roaming struct {
 	at   netip.AddrPort
 	made time.Time
 }
 
-// updateEndpoint gives the device an address of the endpoint. vain: the current one does not answer. lost: the peer has sent nothing either.
+// updateEndpoint gives the device an address of the endpoint. vain: the current one does not
+// answer. lost: the peer has sent nothing either.
 func (d *Device) updateEndpoint(ctx context.Context, vain, lost bool) error {
 	s, err := d.PeerStats()
 	if err != nil {
@@ -149,8 +156,8 @@ func (d *Device) updateEndpoint(ctx context.Context, vain, lost bool) error {
 	return nil
 }
 
-// setEndpoint sets p's address in the device and starts a handshake, unless there is a session. It does nothing if p is no longer the peer. named: the
-// address is one of the endpoint's.
+// setEndpoint sets p's address in the device and starts a handshake, unless there is a session. It
+// does nothing if p is no longer the peer. named: the address is one of the endpoint's.
 func (d *Device) setEndpoint(p *Peer, ep netip.AddrPort, named bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -177,7 +184,8 @@ func (d *Device) setEndpoint(p *Peer, ep netip.AddrPort, named bool) error {
 // tests replace lookup
 var lookup = net.DefaultResolver.LookupNetIP
 
-// resolve returns the addresses of endpoint (host:port), in the order in which they are to be called.
+// resolve returns the addresses of endpoint (host:port), in the order in which they are to be
+// called.
 func resolve(ctx context.Context, endpoint string) (all []netip.AddrPort, err error) {
 	host, service, err := net.SplitHostPort(endpoint)
 	if err != nil {
@@ -200,7 +208,8 @@ func resolve(ctx context.Context, endpoint string) (all []netip.AddrPort, err er
 	return all, nil
 }
 
-// choose returns current if it is among all, or the one after it if a handshake to it was in vain; otherwise the first.
+// choose returns current if it is among all, or the one after it if a handshake to it was in vain;
+// otherwise the first.
 func choose(all []netip.AddrPort, current netip.AddrPort, vain bool) netip.AddrPort {
 	switch at := slices.Index(all, current); {
 	case at < 0:
@@ -211,8 +220,9 @@ func choose(all []netip.AddrPort, current netip.AddrPort, vain bool) netip.AddrP
 	return current
 }
 
-// interleave alternates the families of addresses and otherwise keeps their order: if one family does not work, the other may (RFC 8305, Section 4).
-// The first address stays first: the resolver puts what this machine reaches best there (RFC 6724).
+// interleave alternates the families of addresses and otherwise keeps their order: if one family
+// does not work, the other may (RFC 8305, Section 4). The first address stays first: the resolver
+// puts what this machine reaches best there (RFC 6724).
 func interleave(addrs []netip.Addr) (turns []netip.Addr) {
 	var families [2][]netip.Addr // the first address's, and the other
 	for _, a := range addrs {

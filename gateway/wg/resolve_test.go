@@ -75,7 +75,8 @@ func TestComeHome(t *testing.T) {
 	log.SetOutput(io.Discard)
 	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
-	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "127.0.0.1:8"}), d.Up()))
+	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(),
+		Endpoint: "127.0.0.1:8"}), d.Up()))
 	d.comeHome("127.0.0.1:8")
 	if d.endpoint.String() != "127.0.0.1:8" {
 		t.Fatalf("at home: %v", d.endpoint)
@@ -93,7 +94,8 @@ func TestComeHome(t *testing.T) {
 }
 
 // TestTurns: a name whose addresses are all called in vain, one after another, is logged once. A
-// session that has roamed stays where it is, even after a lost call, unless nothing comes from the peer any more.
+// session that has roamed stays where it is, even after a lost call, unless nothing comes from the
+// peer any more.
 func TestTurns(t *testing.T) {
 	real := lookup
 	t.Cleanup(func() { lookup = real })
@@ -103,7 +105,8 @@ func TestTurns(t *testing.T) {
 	log, said := logtest.NewNullLogger()
 	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
-	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "gw.milan.example:8"}), d.Up()))
+	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(),
+		Endpoint: "gw.milan.example:8"}), d.Up()))
 	lost := false
 	turn := func(vain bool, want string) {
 		t.Helper()
@@ -161,7 +164,8 @@ func TestInterleave(t *testing.T) {
 // TestFallBack: after a call in vain, an address gives way to one of the other family; one that
 // answers stays.
 func TestFallBack(t *testing.T) {
-	six, four, other := netip.MustParseAddrPort("[2001:db8::1]:8"), netip.MustParseAddrPort("192.0.2.1:8"), netip.MustParseAddrPort("192.0.2.2:8")
+	six, four, other := netip.MustParseAddrPort("[2001:db8::1]:8"), netip.MustParseAddrPort("192.0.2.1:8"),
+		netip.MustParseAddrPort("192.0.2.2:8")
 	all := []netip.AddrPort{six, four, other}
 	current := netip.AddrPort{}
 	for step, tt := range []struct {

@@ -7,7 +7,8 @@ import (
 	"culvert/gateway/latency"
 )
 
-// A stageTimer times packets on their way through wireguard-go. It recognises a packet by its buffer, which wireguard-go fills and empties in place.
+// A stageTimer times packets on their way through wireguard-go. It recognises a packet by its
+// buffer, which wireguard-go fills and empties in place.
 type stageTimer struct {
 	latency.Histogram
 	buffer  atomic.Uintptr // of the timed packet; 0 = none
@@ -22,7 +23,8 @@ type stageTimers struct {
 
 var epoch = time.Now()
 
-// enter records that wireguard-go takes a batch of n packets, the ith of which is in buffer(i). If the batch is sampled, the last one is timed.
+// enter records that wireguard-go takes a batch of n packets, the ith of which is in buffer(i). If
+// the batch is sampled, the last one is timed.
 func (p *stageTimer) enter(n int, buffer func(i int) uintptr, sampled bool) {
 	if timed := p.buffer.Load(); timed != 0 {
 		for i := range n {

@@ -11,8 +11,9 @@ type Message struct {
 	Reason   Reason // why, if Dropped
 }
 
-// SetTap registers tap, which is called for each message received or about to be sent; nil unregisters. Several goroutines call it, and packets wait
-// for it. borrowed: its argument is valid until it returns.
+// SetTap registers tap, which is called for each message received or about to be sent; nil
+// unregisters. Several goroutines call it, and packets wait for it. borrowed: its argument is valid
+// until it returns.
 func (d *Device) SetTap(tap func(*Message)) {
 	if tap == nil {
 		d.bind.tap.Store(nil)

@@ -42,8 +42,9 @@ func (t *peerTrains) takeProbe(bufs [][]byte) bool {
 	return t.probe.Load() && isProbe(bufs) && t.probe.CompareAndSwap(true, false)
 }
 
-// isProbe reports whether bufs begin with two datagrams that look like a probe's. The peer's answers to its own probes look the same, which is good:
-// they must not make us probe either. Other datagrams of that size only cause a round more or less.
+// isProbe reports whether bufs begin with two datagrams that look like a probe's. The peer's
+// answers to its own probes look the same, which is good: they must not make us probe either. Other
+// datagrams of that size only cause a round more or less.
 func isProbe(bufs [][]byte) bool {
 	return len(bufs) > 1 && len(bufs[0]) == probeMessage && len(bufs[1]) == probeMessage
 }
@@ -60,16 +61,18 @@ func (b *bind) offload() bool {
 	return false
 }
 
-// Sizes of the echo requests in bytes. The single one is shorter, so that it cannot join a train with the others.
+// Sizes of the echo requests in bytes. The single one is shorter, so that it cannot join a train
+// with the others.
 const (
 	singleEcho   = 32
 	trainEcho    = 64 // a multiple of WireGuard's padding
 	probeMessage = trainEcho + device.MessageTransportSize
 )
 
-// peerProbe finds out whether trains arrive at the peer: see udp.TrainProbe. The probes are ICMP echo requests from our tunnel address to the peer's.
-// The last two are sent one after the other, so that WireGuard sends them in one batch and the bind as one train. A peer that does not answer pings
-// is not judged.
+// peerProbe finds out whether trains arrive at the peer: see udp.TrainProbe. The probes are ICMP
+// echo requests from our tunnel address to the peer's. The last two are sent one after the other,
+// so that WireGuard sends them in one batch and the bind as one train. A peer that does not answer
+// pings is not judged.
 type peerProbe struct {
 	udp.TrainProbe
 	bind     *bind
@@ -85,10 +88,12 @@ func newPeerProbe(b *bind, own, peer netip.Addr) *peerProbe {
 	return &peerProbe{bind: b, own: own, peer: peer}
 }
 
-// ProbeTrains tests whether trains arrive at the peer; Stats has the result. One goroutine must call it once a second.
+// ProbeTrains tests whether trains arrive at the peer; Stats has the result. One goroutine must
+// call it once a second.
 func (d *Device) ProbeTrains(now time.Duration) { d.probe.step(now) }
 
-// EchoAnswered handles an answer to a probe or a ping; false if b, a packet to our tunnel address, is neither.
+// EchoAnswered handles an answer to a probe or a ping; false if b, a packet to our tunnel address,
+// is neither.
 func (d *Device) EchoAnswered(b []byte, now time.Duration) bool {
 	sequence, ok := d.probe.answer(b)
 	if ok && sequence >= pingSequence {
@@ -149,8 +154,8 @@ func (p *peerProbe) echo(sequence uint16, size int) {
 	p.send(b)
 }
 
-// Hello sends the peer an echo request. Its source shows a peer with our own role that both have the same role. The goroutine that calls ProbeTrains
-// calls it.
+// Hello sends the peer an echo request. Its source shows a peer with our own role that both have
+// the same role. The goroutine that calls ProbeTrains calls it.
 func (d *Device) Hello() { d.probe.echo(helloSequence, singleEcho) }
 
 // Sequence numbers after those of the probes.
@@ -159,7 +164,8 @@ const (
 	pingSequence  = helloSequence + 1 // and pingSequences - 1 more
 )
 
-// answer handles an answer to a probe, and returns which echo request b answers; false if b, a packet to the tunnel address, answers none.
+// answer handles an answer to a probe, and returns which echo request b answers; false if b, a
+// packet to the tunnel address, answers none.
 func (p *peerProbe) answer(b []byte) (sequence uint16, ok bool) {
 	a, ok := echo.Parse(b)
 	if !ok || a.ID != echo.OfPeer || a.From != p.peer || a.More || a.Sequence >= pingSequence+pingSequences {

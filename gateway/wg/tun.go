@@ -12,11 +12,13 @@ import (
 // stalledBatch times device.QueueStagedSize packets is what waits for a session.
 const stalledBatch = 1
 
-// BatchSize is how many packets wireguard-go moves at once: room for a Geneve super-frame of 47 segments and its neighbours. conn.IdealBatchSize,
-// twice as many, would double the buffers of 64 KiB without a gain.
+// BatchSize is how many packets wireguard-go moves at once: room for a Geneve super-frame of 47
+// segments and its neighbours. conn.IdealBatchSize, twice as many, would double the buffers of 64
+// KiB without a gain.
 const BatchSize = 64
 
-// tunDevice is the tun.Device by which wireguard-go and a Path exchange inner packets. It only adapts interfaces and enforces the windows.
+// tunDevice is the tun.Device by which wireguard-go and a Path exchange inner packets. It only
+// adapts interfaces and enforces the windows.
 type tunDevice struct {
 	path   Path
 	out    *window // packets that wireguard-go has not sent yet
@@ -30,7 +32,8 @@ type tunDevice struct {
 }
 
 func newTunDevice(path Path, b *bind, mtu int) *tunDevice {
-	return &tunDevice{path: path, out: b.out, in: b.in, passed: &b.passed, bind: b, mtu: mtu, events: make(chan tun.Event)}
+	return &tunDevice{path: path, out: b.out, in: b.in, passed: &b.passed, bind: b, mtu: mtu,
+		events: make(chan tun.Event)}
 }
 
 // File returns nil: there is no kernel device.
@@ -40,7 +43,8 @@ func (d *tunDevice) File() *os.File { return nil }
 // there is one.
 func (d *tunDevice) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	if !d.out.wait() {
-		// There is no session with the peer, or it is too slow: wireguard-go queues batches of any size, so keep them small.
+		// There is no session with the peer, or it is too slow: wireguard-go queues batches of any
+		// size, so keep them small.
 		bufs = bufs[:stalledBatch]
 	}
 	n, err := d.path.Read(bufs, sizes, offset)

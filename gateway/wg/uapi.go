@@ -18,8 +18,8 @@ import (
 
 const uapiDirectory = "/var/run/wireguard"
 
-// ListenUAPI opens the socket where wg(8) looks for an interface of this name, which is cut to 15 characters, the maximum length of an interface
-// name.
+// ListenUAPI opens the socket where wg(8) looks for an interface of this name, which is cut to 15
+// characters, the maximum length of an interface name.
 func ListenUAPI(name string) (net.Listener, error) {
 	if name != filepath.Base(name) {
 		return nil, fmt.Errorf("%q is no name of a file in %s; choose another cluster", name, uapiDirectory)
@@ -53,7 +53,8 @@ const (
 
 func (d *Device) answerUAPI(conn net.Conn) {
 	conn.SetDeadline(time.Now().Add(uapiTimeout))
-	// Read up to the empty line that ends a request: closing a socket with unread bytes would discard the answer at the other end.
+	// Read up to the empty line that ends a request: closing a socket with unread bytes would
+	// discard the answer at the other end.
 	r := bufio.NewReader(io.LimitReader(conn, maxUAPIRequest))
 	request, err := r.ReadString('\n')
 	for line := request; line != "\n"; line, err = r.ReadString('\n') {

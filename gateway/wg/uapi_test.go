@@ -45,7 +45,8 @@ func TestUAPI(t *testing.T) {
 		conn.Close()
 		got := string(b)
 		if request == "get=1\n\n" {
-			if !strings.Contains(got, "public_key=") || !strings.Contains(got, "endpoint=127.0.0.1:9\n") || strings.Contains(got, "private_key=") || strings.Contains(got, "preshared_key=") {
+			if !strings.Contains(got, "public_key=") || !strings.Contains(got, "endpoint=127.0.0.1:9\n") ||
+				strings.Contains(got, "private_key=") || strings.Contains(got, "preshared_key=") {
 				t.Errorf("%q", got)
 			}
 			got = got[max(0, len(got)-len(want)):]

@@ -7,18 +7,20 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// A Voice says what a Device may send to the peer. A peer follows every authenticated message, so an unsolicited message draws the peer's packets
-// away from another gateway.
+// A Voice says what a Device may send to the peer. A peer follows every authenticated message, so
+// an unsolicited message draws the peer's packets away from another gateway.
 type Voice int32
 
 // Voices.
 const (
 	// Speaking: whatever WireGuard sends.
 	Speaking Voice = iota
-	// Answering: packets, answers to handshakes, and handshakes for a packet. No keepalive, and no handshake by WireGuard's own timers.
+	// Answering: packets, answers to handshakes, and handshakes for a packet. No keepalive, and no
+	// handshake by WireGuard's own timers.
 	Answering
-	// Calling: answers to handshakes, and one handshake for each Call. Neither packets nor keepalives. A peer that has only answered our handshake
-	// stays in its session with another gateway (WireGuard paper, Section 5.4.6: a responder waits for a message in the new session).
+	// Calling: answers to handshakes, and one handshake for each Call. Neither packets nor
+	// keepalives. A peer that has only answered our handshake stays in its session with another
+	// gateway (WireGuard paper, Section 5.4.6: a responder waits for a message in the new session).
 	Calling
 )
 
@@ -36,7 +38,8 @@ func (d *Device) SetVoice(v Voice) {
 	d.bind.voice.is.Store(int32(v))
 }
 
-// Call makes a Calling device start one handshake, unless it started one in the last device.RekeyTimeout.
+// Call makes a Calling device start one handshake, unless it started one in the last
+// device.RekeyTimeout.
 func (d *Device) Call() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

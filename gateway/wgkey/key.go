@@ -12,7 +12,8 @@ import (
 
 // Key is a Curve25519 key of WireGuard, private or public.
 //
-// It formats as "(hidden)" under every verb, so that no log line or error can show a private key by accident; Base64 returns the text.
+// It formats as "(hidden)" under every verb, so that no log line or error can show a private key by
+// accident; Base64 returns the text.
 type Key [32]byte
 
 // The errors describe a key's format without quoting the input, which may be a secret.
@@ -21,7 +22,8 @@ var (
 	errStored = fmt.Errorf("%w, or 32 raw bytes", errText)
 )
 
-// Parse parses the base64 text of wg(8), with or without surrounding white space. The all-zero key is no key.
+// Parse parses the base64 text of wg(8), with or without surrounding white space. The all-zero key
+// is no key.
 func Parse(text string) (k Key, err error) {
 	raw, err := base64.StdEncoding.Strict().DecodeString(strings.TrimSpace(text))
 	if copy(k[:], raw); err != nil || len(raw) != len(k) || k == (Key{}) {
@@ -30,8 +32,8 @@ func Parse(text string) (k Key, err error) {
 	return k, nil
 }
 
-// ParseStored parses what a file or a Secret holds: the text of Parse, or the 32 raw bytes in Liqo's Secrets. What somebody has typed may have 32
-// bytes by chance.
+// ParseStored parses what a file or a Secret holds: the text of Parse, or the 32 raw bytes in
+// Liqo's Secrets. What somebody has typed may have 32 bytes by chance.
 func ParseStored(b []byte) (Key, error) {
 	if k := (Key{}); len(b) == len(k) && copy(k[:], b) > 0 && k != (Key{}) {
 		return k, nil

@@ -62,7 +62,8 @@ func TestKeyHides(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := fmt.Sprintf("%v %+v %#v %s %x %q %d %v", k, k, k, k, k, k, k, struct{ K Key }{k}) + string(j)
-	if strings.Contains(all, k.Base64()) || strings.Contains(strings.ToLower(all), hex.EncodeToString(k[:])) || strings.Contains(all, fmt.Sprint(k[0], k[1])) {
+	if strings.Contains(all, k.Base64()) || strings.Contains(strings.ToLower(all), hex.EncodeToString(k[:])) ||
+		strings.Contains(all, fmt.Sprint(k[0], k[1])) {
 		t.Errorf("key shown: %s", all)
 	}
 	if n := strings.Count(all, "(hidden)"); n != 9 {

@@ -6,8 +6,9 @@ import (
 	"slices"
 )
 
-// Solicit returns the IPv6 packet of a neighbour solicitation (RFC 4861, Section 4.3) to the multicast group of the target's address, or to the
-// address itself. It has the option with the sender's MAC address unless that is zero.
+// Solicit returns the IPv6 packet of a neighbour solicitation (RFC 4861, Section 4.3) to the
+// multicast group of the target's address, or to the address itself. It has the option with the
+// sender's MAC address unless that is zero.
 func Solicit(source, target netip.Addr, mac [6]byte, multicast bool) []byte {
 	destination := target
 	if multicast {
@@ -21,8 +22,8 @@ func Solicit(source, target netip.Addr, mac [6]byte, multicast bool) []byte {
 	return Discovery(source, destination, body)
 }
 
-// Advertise returns the IPv6 packet of a neighbour advertisement (RFC 4861, Section 4.4) with the given flags, and with the option unless the MAC
-// address is zero.
+// Advertise returns the IPv6 packet of a neighbour advertisement (RFC 4861, Section 4.4) with the
+// given flags, and with the option unless the MAC address is zero.
 func Advertise(target, destination netip.Addr, flags byte, mac [6]byte) []byte {
 	body := slices.Concat([]byte{136, 0, 0, 0, flags, 0, 0, 0}, target.AsSlice())
 	if mac != [6]byte{} {
@@ -31,7 +32,8 @@ func Advertise(target, destination netip.Addr, flags byte, mac [6]byte) []byte {
 	return Discovery(target, destination, body)
 }
 
-// Discovery returns the IPv6 packet of an ICMPv6 message of neighbour discovery, whose checksum it fills in.
+// Discovery returns the IPv6 packet of an ICMPv6 message of neighbour discovery, whose checksum it
+// fills in.
 func Discovery(source, destination netip.Addr, body []byte) []byte {
 	pseudo := slices.Concat(source.AsSlice(), destination.AsSlice(), []byte{0, 0, 0, byte(len(body)), 0, 0, 0, 58})
 	binary.BigEndian.PutUint16(body[2:], ^Sum(append(pseudo, body...)))
@@ -51,7 +53,8 @@ func (n *Node) discover(to, from [6]byte, ip []byte) bool {
 	if len(ip) < 64 || ip[0]>>4 != 6 || ip[6] != 58 || ip[40] != 135 && ip[40] != 136 {
 		return false
 	}
-	source, destination, target := netip.AddrFrom16([16]byte(ip[8:])), netip.AddrFrom16([16]byte(ip[24:])), netip.AddrFrom16([16]byte(ip[48:]))
+	source, destination, target := netip.AddrFrom16([16]byte(ip[8:])), netip.AddrFrom16([16]byte(ip[24:])),
+		netip.AddrFrom16([16]byte(ip[48:]))
 	if to != n.MAC && (!destination.IsMulticast() || to != GroupMAC(destination)) {
 		n.tb.Errorf("genevetest: node %v: discovery to % x for %v", n.Address6, to, destination)
 	}

@@ -1,5 +1,5 @@
-// Package genevetest has test doubles and packet builders for users of package geneve. It does not use that package's codec, so an error there does
-// not cancel out.
+// Package genevetest has test doubles and packet builders for users of package geneve. It does not
+// use that package's codec, so an error there does not cancel out.
 package genevetest
 
 import (
@@ -36,8 +36,8 @@ type NodeConfig struct {
 	Address6, GatewayAddress6 netip.Addr // IPv6, if the tunnel has it
 }
 
-// Node is the node's end of a tunnel as a kernel would implement it: it answers ARP and neighbour solicitations for its addresses, asks for the
-// gateway's, and carries IP packets.
+// Node is the node's end of a tunnel as a kernel would implement it: it answers ARP and neighbour
+// solicitations for its addresses, asks for the gateway's, and carries IP packets.
 type Node struct {
 	NodeConfig
 	tb      testing.TB
@@ -73,7 +73,8 @@ func NewNode(tb testing.TB, c NodeConfig) *Node {
 		}
 		c.MAC = [6]byte{0x02, 'n', a[len(a)-4], a[len(a)-3], a[len(a)-2], a[len(a)-1]}
 	}
-	n := &Node{NodeConfig: c, tb: tb, socket: socket, packets: make(chan []byte, 4096), sender: socket.NewSender(), resolved: make(chan struct{})}
+	n := &Node{NodeConfig: c, tb: tb, socket: socket, packets: make(chan []byte, 4096), sender: socket.NewSender(),
+		resolved: make(chan struct{})}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -151,7 +152,8 @@ func (n *Node) GatewayMAC() [6]byte {
 		select {
 		case <-n.resolved:
 		case <-time.After(Timeout):
-			n.tb.Fatalf("genevetest: node %v %v: no answer for %v %v", n.Address, n.Address6, n.GatewayAddress, n.GatewayAddress6)
+			n.tb.Fatalf("genevetest: node %v %v: no answer for %v %v", n.Address, n.Address6, n.GatewayAddress,
+				n.GatewayAddress6)
 		}
 	}
 	n.mu.Lock()
@@ -209,20 +211,23 @@ func (n *Node) Drain() {
 	}
 }
 
-// LoseTrains makes the node drop what arrives as a train, as some kernels do, or accept it again. It needs UDP_GRO, without which the node's socket
-// cannot recognise trains.
+// LoseTrains makes the node drop what arrives as a train, as some kernels do, or accept it again.
+// It needs UDP_GRO, without which the node's socket cannot recognise trains.
 func (n *Node) LoseTrains(lose bool) { n.lossy.Store(lose) }
 
-// LoseLarge makes larger IP packets to the node, and its larger answers to echo requests, vanish; 0 is no bound.
+// LoseLarge makes larger IP packets to the node, and its larger answers to echo requests, vanish; 0
+// is no bound.
 func (n *Node) LoseLarge(there, back int) {
 	n.there.Store(int64(there))
 	n.back.Store(int64(back))
 }
 
-// Echoes returns how many echo requests the gateway sent to the node, including lost ones, and how many answers the node has sent.
+// Echoes returns how many echo requests the gateway sent to the node, including lost ones, and how
+// many answers the node has sent.
 func (n *Node) Echoes() (asked, replied int) { return int(n.asked.Load()), int(n.replied.Load()) }
 
-// echo answers an echo request of the gateway as a kernel does, and returns false for anything else.
+// echo answers an echo request of the gateway as a kernel does, and returns false for anything
+// else.
 func (n *Node) echo(ip []byte) bool {
 	var icmp []byte
 	var request, reply byte = 8, 0
@@ -294,7 +299,8 @@ func (n *Node) datagram(b []byte) {
 	if n.VXLAN {
 		other = Geneve(n.VNI, 0x6558, nil)
 	}
-	if len(b) > 22 && bytes.HasPrefix(b, other) && [6]byte(b[8:]) == broadcast && binary.BigEndian.Uint16(b[20:]) == ARP {
+	if len(b) > 22 && bytes.HasPrefix(b, other) && [6]byte(b[8:]) == broadcast &&
+		binary.BigEndian.Uint16(b[20:]) == ARP {
 		return // the gateway is trying encapsulations; a kernel ignores the wrong one too
 	}
 	if !bytes.HasPrefix(b, header) {
@@ -308,7 +314,8 @@ func (n *Node) datagram(b []byte) {
 	}
 	to, from, etherType, b := [6]byte(b), [6]byte(b[6:]), binary.BigEndian.Uint16(b[12:]), b[14:]
 	switch {
-	case n.there.Load() != 0 && int64(len(b)) > n.there.Load() && (etherType == ARP || etherType == IPv6 && b[6] == 58 && b[40] != 128):
+	case n.there.Load() != 0 && int64(len(b)) > n.there.Load() && (etherType == ARP || etherType == IPv6 &&
+		b[6] == 58 && b[40] != 128):
 	case etherType == IPv6 && n.discover(to, from, b):
 	case etherType == ARP && to != n.MAC && to != broadcast, etherType != ARP && to != n.MAC:
 		n.tb.Errorf("genevetest: node %v: frame to % x, want % x", n.Address, to, n.MAC)

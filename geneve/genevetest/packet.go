@@ -13,9 +13,11 @@ const (
 	IPv6 = 0x86dd
 )
 
-// Geneve returns a Geneve header (RFC 8926) for a protocol type (0x6558 for Ethernet), followed by inner.
+// Geneve returns a Geneve header (RFC 8926) for a protocol type (0x6558 for Ethernet), followed by
+// inner.
 func Geneve(vni uint32, protocol uint16, inner []byte) []byte {
-	return append([]byte{0, 0, byte(protocol >> 8), byte(protocol), byte(vni >> 16), byte(vni >> 8), byte(vni), 0}, inner...)
+	return append([]byte{0, 0, byte(protocol >> 8), byte(protocol), byte(vni >> 16), byte(vni >> 8), byte(vni),
+		0}, inner...)
 }
 
 // VXLAN returns a VXLAN header (RFC 7348), followed by a frame.
@@ -28,7 +30,8 @@ func Frame(to, from [6]byte, etherType uint16, payload []byte) []byte {
 	return slices.Concat(to[:], from[:], []byte{byte(etherType >> 8), byte(etherType)}, payload)
 }
 
-// IP returns an IP packet of the family of its addresses with the given protocol number and traffic class, the payload as it is.
+// IP returns an IP packet of the family of its addresses with the given protocol number and traffic
+// class, the payload as it is.
 func IP(src, dst netip.Addr, protocol, tos uint8, payload []byte) []byte {
 	if src.Is6() {
 		b := binary.BigEndian.AppendUint32(nil, 6<<28|uint32(tos)<<20)

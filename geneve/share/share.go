@@ -1,12 +1,16 @@
-// Package share divides a resource of a fixed size among its users, so that none of them can take it from the others. There are two rules:
+// Package share divides a resource of a fixed size among its users, so that none of them can take
+// it from the others. There are two rules:
 //
-//   - Of the free, for what is not taken back, such as connections: a user may hold as much as is still free. One user alone gets a half, n users
-//     that take all they can get an (n+1)th part each, and as much stays free for the next one.
-//   - Equal parts, for what can be taken back, such as waiting packets: a user may hold everything while nobody else needs it. In a full pool, a user
-//     that would still have no more than an equal part takes from the user that holds most.
+//   - Of the free, for what is not taken back, such as connections: a user may hold as much as is
+//     still free. One user alone gets a half, n users that take all they can get an (n+1)th part
+//     each, and as much stays free for the next one.
+//   - Equal parts, for what can be taken back, such as waiting packets: a user may hold everything
+//     while nobody else needs it. In a full pool, a user that would still have no more than an
+//     equal part takes from the user that holds most.
 //
-// "Of the free" is the dynamic threshold of Choudhury and Hahne ("Dynamic queue length thresholds for shared-memory packet switches", 1998). Package
-// nat applies the same rule to connections, ports and fragments, with tables of its own, because it asks for each packet.
+// "Of the free" is the dynamic threshold of Choudhury and Hahne ("Dynamic queue length thresholds
+// for shared-memory packet switches", 1998). Package nat applies the same rule to connections,
+// ports and fragments, with tables of its own, because it asks for each packet.
 package share
 
 import "net/netip"
@@ -32,8 +36,8 @@ func (p *Pool[K]) Free() int { return p.size - p.used }
 // Held returns how many units a user or a group holds.
 func (p *Pool[K]) Held(user K) int { return p.held[user] }
 
-// OfFree reports whether a user may take one more unit of what is free. A user of groups is listed after its groups, the widest one first: it may hold
-// as much as its group may still take.
+// OfFree reports whether a user may take one more unit of what is free. A user of groups is listed
+// after its groups, the widest one first: it may hold as much as its group may still take.
 func (p *Pool[K]) OfFree(users ...K) bool {
 	free := p.Free()
 	for _, user := range users {
@@ -42,8 +46,9 @@ func (p *Pool[K]) OfFree(users ...K) bool {
 	return p.Free() > 0 && free > 0
 }
 
-// EqualPart reports whether a user may take n more units of a resource that is shared in equal parts. If the units are not free, victim is the user
-// that holds most, and must give some back first.
+// EqualPart reports whether a user may take n more units of a resource that is shared in equal
+// parts. If the units are not free, victim is the user that holds most, and must give some back
+// first.
 func (p *Pool[K]) EqualPart(user K, n int) (victim K, free, ok bool) {
 	if p.used+n <= p.size {
 		return victim, true, true
@@ -82,8 +87,9 @@ func (p *Pool[K]) Give(n int, users ...K) {
 	}
 }
 
-// Source returns the prefix that counts as one user among senders: an IPv4 address, or the /64 of an IPv6 address, because one host has as many
-// addresses in it as it likes. The result for the zero Addr is the zero Prefix.
+// Source returns the prefix that counts as one user among senders: an IPv4 address, or the /64 of
+// an IPv6 address, because one host has as many addresses in it as it likes. The result for the
+// zero Addr is the zero Prefix.
 func Source(a netip.Addr) netip.Prefix {
 	a = a.Unmap()
 	bits := a.BitLen()

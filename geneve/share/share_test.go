@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// fill gives a user all that is free for it by the rule "of the free", and returns how much that is.
+// fill gives a user all that is free for it by the rule "of the free", and returns how much that
+// is.
 func fill(p *Pool[string], users ...string) (n int) {
 	for p.OfFree(users...) {
 		p.Take(1, users...)
@@ -15,7 +16,8 @@ func fill(p *Pool[string], users ...string) (n int) {
 	return n
 }
 
-// TestOfFree: one user gets a half, and each later one a half of the rest. What is given back is free again.
+// TestOfFree: one user gets a half, and each later one a half of the rest. What is given back is
+// free again.
 func TestOfFree(t *testing.T) {
 	p := New[string](64)
 	for _, tt := range []struct {
@@ -75,7 +77,8 @@ func TestOfFreeGroup(t *testing.T) {
 	}
 }
 
-// TestEqualPart: a user alone gets everything. One that comes later takes from the one with most until both have the same.
+// TestEqualPart: a user alone gets everything. One that comes later takes from the one with most
+// until both have the same.
 func TestEqualPart(t *testing.T) {
 	p := New[string](12)
 	take := func(user string, n int) (victim string, ok bool) {
@@ -116,7 +119,8 @@ func TestEqualPart(t *testing.T) {
 	}
 }
 
-// TestCounts: whatever is taken and given back, the sum of all users is what is in use, and it never exceeds the size.
+// TestCounts: whatever is taken and given back, the sum of all users is what is in use, and it
+// never exceeds the size.
 func TestCounts(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	p := New[int](50)

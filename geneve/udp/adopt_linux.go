@@ -7,7 +7,8 @@ import (
 	"syscall"
 )
 
-// Adopt is Listen for a socket that is already open, in this process or another: all holders share what arrives there. The file stays the caller's.
+// Adopt is Listen for a socket that is already open, in this process or another: all holders share
+// what arrives there. The file stays the caller's.
 func Adopt(file *os.File, o Options) (*Socket, error) {
 	pc, err := net.FilePacketConn(file)
 	if err != nil {

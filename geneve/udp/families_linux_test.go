@@ -12,8 +12,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestBothFamilies has one socket talk with two others, of a family each: trains, their type of service, and addresses as they are
-// written.
+// TestBothFamilies has one socket talk with two others, of a family each: trains, their type of
+// service, and addresses as they are written.
 func TestBothFamilies(t *testing.T) {
 	both := listenBoth(t)
 	for _, fam := range families {
@@ -33,7 +33,8 @@ func TestBothFamilies(t *testing.T) {
 				}
 				got := bytes.Join(receive(t, way.to, 4, func(m Message) {
 					if m.TOS != 0xb9 || m.Source != way.source {
-						t.Errorf("%v got type of service %#x from %v, want 0xb9 from %v", way.to.LocalAddr(), m.TOS, m.Source, way.source)
+						t.Errorf("%v got type of service %#x from %v, want 0xb9 from %v", way.to.LocalAddr(), m.TOS,
+							m.Source, way.source)
 					}
 					if way.to.Stats().GRO && m.SegmentSize != 100 {
 						t.Errorf("%v got segments of %d bytes, want 100", way.to.LocalAddr(), m.SegmentSize)
@@ -47,7 +48,8 @@ func TestBothFamilies(t *testing.T) {
 	}
 }
 
-// TestZeroChecksums sends a datagram over IPv6 without a checksum: a socket that has not asked for such datagrams never receives it.
+// TestZeroChecksums sends a datagram over IPv6 without a checksum: a socket that has not asked for
+// such datagrams never receives it.
 func TestZeroChecksums(t *testing.T) {
 	loopback := families[1].loopback
 	from, err := Listen("udp6", netip.AddrPortFrom(loopback, 0), Options{NoGSO: true})
@@ -72,8 +74,9 @@ func TestZeroChecksums(t *testing.T) {
 	}
 }
 
-// TestAnswersFromTheAddressAsked: a host with several addresses answers from the one that was asked, in trains and single datagrams. If the
-// kernel refuses to send from it, the kernel chooses the address.
+// TestAnswersFromTheAddressAsked: a host with several addresses answers from the one that was
+// asked, in trains and single datagrams. If the kernel refuses to send from it, the kernel chooses
+// the address.
 func TestAnswersFromTheAddressAsked(t *testing.T) {
 	asked, asker := netip.MustParseAddr("127.0.0.2"), families[0].loopback
 	for _, network := range []string{"udp4", "udp"} {
@@ -91,7 +94,8 @@ func TestAnswersFromTheAddressAsked(t *testing.T) {
 			}{{asked, asked, true}, {netip.Addr{}, asker, false}, {netip.MustParseAddr("203.0.113.1"), asker, false}} {
 				trains := []Train{
 					{Destination: there.LocalAddr(), Source: tt.from, Parts: [][]byte{payload(1, 10)}, TOS: 3},
-					{Destination: there.LocalAddr(), Source: tt.from, SegmentSize: 10, Parts: [][]byte{payload(2, 35)}, TOS: 3},
+					{Destination: there.LocalAddr(), Source: tt.from, SegmentSize: 10,
+						Parts: [][]byte{payload(2, 35)}, TOS: 3},
 				}
 				if n, err := here.NewSender().Send(trains); n != 5 || err != nil {
 					t.Fatalf("from %v: %d of 5 datagrams, %v", tt.from, n, err)
@@ -101,7 +105,8 @@ func TestAnswersFromTheAddressAsked(t *testing.T) {
 				}
 				receive(t, there, 5, func(m Message) {
 					if m.Source.Addr() != tt.want || m.TOS != 3 {
-						t.Errorf("from %v: %v with type of service %d, want %v with 3", tt.from, m.Source, m.TOS, tt.want)
+						t.Errorf("from %v: %v with type of service %d, want %v with 3", tt.from, m.Source,
+							m.TOS, tt.want)
 					}
 				})
 			}
@@ -109,7 +114,8 @@ func TestAnswersFromTheAddressAsked(t *testing.T) {
 	}
 }
 
-// TestOffloadOfOneFamily: where the kernel cannot send trains of one family, those of the other still leave as one.
+// TestOffloadOfOneFamily: where the kernel cannot send trains of one family, those of the other
+// still leave as one.
 func TestOffloadOfOneFamily(t *testing.T) {
 	both := listenBoth(t)
 	need.Offloads(t, both.Stats().GSO)
@@ -128,8 +134,10 @@ func TestOffloadOfOneFamily(t *testing.T) {
 		if n, err := s.Send(train); n != 3 || err != nil {
 			t.Fatalf("%s: %d of 3 datagrams, %v", fam.network, n, err)
 		}
-		if messages := []int{3, 1}[i]; len(s.headers) != messages || train[0].Single != (messages > 1) || both.GSO(fam.loopback) != (messages == 1) {
-			t.Errorf("%s: %d messages, single %v, GSO %v; want %d", fam.network, len(s.headers), train[0].Single, both.GSO(fam.loopback), messages)
+		if messages := []int{3, 1}[i]; len(s.headers) != messages || train[0].Single != (messages > 1) ||
+			both.GSO(fam.loopback) != (messages == 1) {
+			t.Errorf("%s: %d messages, single %v, GSO %v; want %d", fam.network, len(s.headers), train[0].Single,
+				both.GSO(fam.loopback), messages)
 		}
 	}
 	if st := both.Stats(); !st.GSO || st.RefusedTrains != 1 {
@@ -137,7 +145,8 @@ func TestOffloadOfOneFamily(t *testing.T) {
 	}
 }
 
-// TestOffloadEndsWhilePlanned: when one sender learns that there is no GSO, messages that another one has prepared still leave whole.
+// TestOffloadEndsWhilePlanned: when one sender learns that there is no GSO, messages that another
+// one has prepared still leave whole.
 func TestOffloadEndsWhilePlanned(t *testing.T) {
 	loopback := families[0].loopback
 	socket := listen(t, "udp4", loopback, Options{})

@@ -11,8 +11,9 @@ import (
 	"culvert/integration/need"
 )
 
-// TestSendFaults has the kernel refuse what a Sender sends, in turn and for good. Each message is offered once for each answer
-// that the kernel gives, what it refuses is counted, and the others arrive.
+// TestSendFaults has the kernel refuse what a Sender sends, in turn and for good. Each message is
+// offered once for each answer that the kernel gives, what it refuses is counted, and the others
+// arrive.
 func TestSendFaults(t *testing.T) {
 	const none unix.Errno = 0
 	for _, tt := range []struct {
@@ -30,7 +31,8 @@ func TestSendFaults(t *testing.T) {
 		{"ENOBUFS for all", []unix.Errno{unix.ENOBUFS, unix.ENOBUFS, unix.ENOBUFS}, 0, NoBuffer, 3, unix.ENOBUFS},
 		{"EPERM, then ENOBUFS", []unix.Errno{unix.EPERM, unix.ENOBUFS, none}, 1, NoBuffer, 3, unix.EPERM},
 		{"EIO for the train, which then goes as three", []unix.Errno{none, unix.EIO}, 5, 0, 2, nil},
-		{"EIO for the train, ENOBUFS for its first", []unix.Errno{none, unix.EIO, unix.ENOBUFS}, 4, NoBuffer, 3, unix.ENOBUFS},
+		{"EIO for the train, ENOBUFS for its first", []unix.Errno{none, unix.EIO, unix.ENOBUFS}, 4, NoBuffer, 3,
+			unix.ENOBUFS},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -51,10 +53,12 @@ func TestSendFaults(t *testing.T) {
 				return true
 			}
 			single := func(b byte) Train { return Train{Destination: to.LocalAddr(), Parts: [][]byte{{b}}} }
-			trains := []Train{single(1), {Destination: to.LocalAddr(), SegmentSize: 1, Parts: [][]byte{{2, 3, 4}}}, single(5)}
+			trains := []Train{single(1), {Destination: to.LocalAddr(), SegmentSize: 1, Parts: [][]byte{{2, 3, 4}}},
+				single(5)}
 			sent, err := s.Send(trains)
 			if sent != tt.sent || calls != tt.calls || len(left) != 0 || !errors.Is(err, tt.err) {
-				t.Fatalf("%d sent in %d calls with a fault, %v; want %d in %d, %v", sent, calls, err, tt.sent, tt.calls, tt.err)
+				t.Fatalf("%d sent in %d calls with a fault, %v; want %d in %d, %v", sent, calls, err, tt.sent,
+					tt.calls, tt.err)
 			}
 			if got := receive(t, to, sent); len(got) != sent {
 				t.Errorf("%d datagrams arrived, want %d", len(got), sent)
@@ -68,13 +72,15 @@ func TestSendFaults(t *testing.T) {
 				perTrain += train.Sent
 			}
 			if drops != uint64(5-tt.sent) || drops > 0 && from.Stats().SendDrops[tt.reason] == 0 || perTrain != sent {
-				t.Errorf("%d counted as dropped, %v by reason, want %d; %d sent by train", drops, from.Stats().SendDrops, 5-tt.sent, perTrain)
+				t.Errorf("%d counted as dropped, %v by reason, want %d; %d sent by train", drops,
+					from.Stats().SendDrops, 5-tt.sent, perTrain)
 			}
 		})
 	}
 }
 
-// TestSendBufferFull: a Sender that finds the send buffer full waits without calling the kernel again, until Close.
+// TestSendBufferFull: a Sender that finds the send buffer full waits without calling the kernel
+// again, until Close.
 func TestSendBufferFull(t *testing.T) {
 	from := fullSocket(t)
 	s, calls, full := from.NewSender().(*sender), 0, make(chan bool)
@@ -96,15 +102,18 @@ func TestSendBufferFull(t *testing.T) {
 	}
 }
 
-// fullSocket returns a socket whose send buffer is full and stays so: the kernel holds a datagram until it is uncorked (udp(7)). The poller of
-// Go meets it full. Of a socket that it meets empty it reports, at some time after the socket was opened, that it takes data.
+// fullSocket returns a socket whose send buffer is full and stays so: the kernel holds a datagram
+// until it is uncorked (udp(7)). The poller of Go meets it full. Of a socket that it meets empty it
+// reports, at some time after the socket was opened, that it takes data.
 func fullSocket(t *testing.T) *Socket {
 	t.Helper()
 	first := listen(t, "udp4", netip.AddrFrom4([4]byte{127, 0, 0, 1}), Options{SendBuffer: 1})
 	to := &unix.SockaddrInet4{Port: int(first.LocalAddr().Port()), Addr: [4]byte{127, 0, 0, 1}}
 	if err := first.raw.Control(func(fd uintptr) {
-		err := errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_CORK, 1), unix.Sendto(int(fd), make([]byte, 60_000), 0, to))
-		if n, e := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0); n != 0 || e != nil || err != nil {
+		err := errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_CORK, 1),
+			unix.Sendto(int(fd), make([]byte, 60_000), 0, to))
+		if n, e := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0); n != 0 ||
+			e != nil || err != nil {
 			t.Fatalf("the send buffer is not full: %v, %v", e, err)
 		}
 	}); err != nil {

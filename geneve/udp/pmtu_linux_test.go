@@ -18,7 +18,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestProbesPathMTU: each socket, one that was adopted too, ignores learnt path MTUs of each family that it has.
+// TestProbesPathMTU: each socket, one that was adopted too, ignores learnt path MTUs of each family
+// that it has.
 func TestProbesPathMTU(t *testing.T) {
 	for _, network := range []string{"udp4", "udp6", "udp"} {
 		s, err := Listen(network, netip.AddrPort{}, Options{})
@@ -35,10 +36,12 @@ func TestProbesPathMTU(t *testing.T) {
 		need.NoError(t, err)
 		defer adopted.Close()
 		adopted.raw.Control(func(fd uintptr) {
-			if how, err := unix.GetsockoptInt(int(fd), unix.SOL_IP, unix.IP_MTU_DISCOVER); err != nil || how != unix.IP_PMTUDISC_PROBE {
+			if how, err := unix.GetsockoptInt(int(fd), unix.SOL_IP, unix.IP_MTU_DISCOVER); err != nil ||
+				how != unix.IP_PMTUDISC_PROBE {
 				t.Errorf("%s: IP_MTU_DISCOVER %d, %v", network, how, err)
 			}
-			if how, err := unix.GetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_MTU_DISCOVER); s.is6 && (err != nil || how != unix.IPV6_PMTUDISC_PROBE) {
+			if how, err := unix.GetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_MTU_DISCOVER); s.is6 &&
+				(err != nil || how != unix.IPV6_PMTUDISC_PROBE) {
 				t.Errorf("%s: IPV6_MTU_DISCOVER %d, %v", network, how, err)
 			}
 		})
@@ -63,8 +66,9 @@ func inNamespace(t *testing.T, f func()) {
 	need.Kernel(t, "namespace", <-done)
 }
 
-// TestForgedPathMTU: an ICMP error that quotes the addresses of a tunnel, and wrong ports, changes nothing: datagrams and trains go on
-// whole. What is larger than the device's own MTU is refused and counted as too-big, and the rest of its batch is sent.
+// TestForgedPathMTU: an ICMP error that quotes the addresses of a tunnel, and wrong ports, changes
+// nothing: datagrams and trains go on whole. What is larger than the device's own MTU is refused
+// and counted as too-big, and the rest of its batch is sent.
 func TestForgedPathMTU(t *testing.T) {
 	need.Kernel(t, "root", rootOnly())
 	for _, fam := range []struct {
@@ -141,7 +145,8 @@ func narrowLink(t *testing.T, near netip.Prefix, far netip.Addr, mtu int) {
 		err = netlink.AddrAdd(link, address)
 	}
 	if err == nil {
-		err = netlink.NeighAdd(&netlink.Neigh{LinkIndex: link.Index, IP: far.AsSlice(), HardwareAddr: []byte{2, 0, 0, 0, 0, 1}, State: netlink.NUD_PERMANENT})
+		err = netlink.NeighAdd(&netlink.Neigh{LinkIndex: link.Index, IP: far.AsSlice(), HardwareAddr: []byte{2, 0, 0, 0,
+			0, 1}, State: netlink.NUD_PERMANENT})
 	}
 	if err != nil {
 		t.Error(err)
@@ -156,8 +161,8 @@ func setUp(name string) error {
 	return netlink.LinkSetUp(link)
 }
 
-// forgeTooBig has the kernel believe that the path from a socket to an address has an MTU, by an ICMP error about a packet that was never
-// sent. It sees for itself that the kernel does.
+// forgeTooBig has the kernel believe that the path from a socket to an address has an MTU, by an
+// ICMP error about a packet that was never sent. It sees for itself that the kernel does.
 func forgeTooBig(t *testing.T, socket netip.AddrPort, to netip.Addr, mtu uint32) {
 	t.Helper()
 	from, family, protocol := socket.Addr(), unix.AF_INET, unix.IPPROTO_ICMP

@@ -5,13 +5,15 @@ import (
 	"time"
 )
 
-// TrainProbe decides whether trains arrive at the other end of one path. Kernels up to 6.8.4 drop trains that reach a VXLAN or Geneve link, and
-// kernels 7.0 to 7.1.4 corrupt them with some drivers; single datagrams pass, and the sender is not notified.
+// TrainProbe decides whether trains arrive at the other end of one path. Kernels up to 6.8.4 drop
+// trains that reach a VXLAN or Geneve link, and kernels 7.0 to 7.1.4 corrupt them with some
+// drivers; single datagrams pass, and the sender is not notified.
 //
-// A round of probes is one datagram that travels alone and a train of two, all of a kind that the other end answers. If, in three rounds in a row,
-// the single one is answered but not both of the train, trains are lost. If the single one is not answered, the round proves nothing: the other end
-// may be down or may not answer such probes. Rounds take place only while trains are sent; while trains are lost, once a minute, until both probes of
-// a train are answered.
+// A round of probes is one datagram that travels alone and a train of two, all of a kind that the
+// other end answers. If, in three rounds in a row, the single one is answered but not both of the
+// train, trains are lost. If the single one is not answered, the round proves nothing: the other
+// end may be down or may not answer such probes. Rounds take place only while trains are sent;
+// while trains are lost, once a minute, until both probes of a train are answered.
 //
 // One goroutine calls Look, Void and Reset; any goroutine may call Answered and Lost.
 type TrainProbe struct {
@@ -44,8 +46,9 @@ const (
 	probeFailures = 3                       // rounds after which they count as lost
 )
 
-// Look must be called once a second, with the time of any clock and the number of trains sent on the path, not counting probes. due: the caller must
-// send the probes of a round. changed: Lost has changed.
+// Look must be called once a second, with the time of any clock and the number of trains sent on
+// the path, not counting probes. due: the caller must send the probes of a round. changed: Lost has
+// changed.
 func (p *TrainProbe) Look(now time.Duration, trains uint64) (due, changed bool) {
 	changed = p.conclude(now)
 	switch since := now - p.at; {

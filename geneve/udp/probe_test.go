@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// TestTrainProbe looks once a second at a path of which each step says how many trains are sent and which probes are answered. In the
-// results, P is a round begun, x trains found lost, o trains found to arrive.
+// TestTrainProbe looks once a second at a path of which each step says how many trains are sent and
+// which probes are answered. In the results, P is a round begun, x trains found lost, o trains
+// found to arrive.
 func TestTrainProbe(t *testing.T) {
 	const (
 		none   = 0
@@ -38,7 +39,8 @@ func TestTrainProbe(t *testing.T) {
 		{"not answered in between", []span{{2, 5, single}, {1, 5, none}, {5, 5, single}}, "PPP.PPPx"},
 		{"repaired", []span{{4, 5, single}, {58, 5, all}, {1, 5, all}, {5, 5, all}}, "PPPx" + dots(58) + "PoP.P."},
 		{"repaired while idle", []span{{62, 1, single}, {3, 0, all}}, "PPPx" + dots(58) + "Po."},
-		{"down while lost, up again", []span{{62, 1, single}, {60, 0, none}, {3, 0, all}}, "PPPx" + dots(58) + "P" + dots(59) + "Po."},
+		{"down while lost, up again", []span{{62, 1, single}, {60, 0, none}, {3, 0, all}},
+			"PPPx" + dots(58) + "P" + dots(59) + "Po."},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var p TrainProbe
@@ -90,7 +92,8 @@ func dots(n int) (s string) {
 	return s
 }
 
-// TestTrainProbeLateAnswers has answers come after half a second, and after the round has been given up.
+// TestTrainProbeLateAnswers has answers come after half a second, and after the round has been
+// given up.
 func TestTrainProbeLateAnswers(t *testing.T) {
 	var p TrainProbe
 	look := func(now time.Duration, trains uint64, wantDue, wantChanged bool) {

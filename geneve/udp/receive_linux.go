@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// receiver is the state of the one goroutine that calls Receive: the headers for recvmmsg and its result.
+// receiver is the state of the one goroutine that calls Receive: the headers for recvmmsg and its
+// result.
 type receiver struct {
 	headers  []unix.Mmsghdr
 	iovecs   []unix.Iovec
@@ -69,11 +70,12 @@ func (r *receiver) offer(messages []Message) {
 	}
 }
 
-// Receive blocks until at least one message has arrived and fills messages from the front; n says how many. Each message needs a Buffer; its other
-// fields are set. A message that did not fit its Buffer has no Data and is counted (Stats.Truncated).
+// Receive blocks until at least one message has arrived and fills messages from the front; n says
+// how many. Each message needs a Buffer; its other fields are set. A message that did not fit its
+// Buffer has no Data and is counted (Stats.Truncated).
 //
-// The error is ErrWoken after Wake and net.ErrClosed after Close; any other is an unexpected errno of recvmmsg, after which the
-// caller may try again, but not at once.
+// The error is ErrWoken after Wake and net.ErrClosed after Close; any other is an unexpected errno
+// of recvmmsg, after which the caller may try again, but not at once.
 func (s *Socket) Receive(messages []Message) (n int, err error) {
 	r := &s.rx
 	r.offer(messages)
@@ -96,9 +98,11 @@ func (s *Socket) Receive(messages []Message) (n int, err error) {
 		case 0:
 			s.accept(messages[:r.n])
 			return r.n, nil
-		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.ENOPROTOOPT, unix.EPROTO,
+		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN,
+			unix.ENOPROTOOPT, unix.EPROTO,
 			unix.EMSGSIZE, unix.ETIMEDOUT:
-			// An ICMP error for something sent earlier. Reading it has cleared it, so this loop does not spin.
+			// An ICMP error for something sent earlier. Reading it has cleared it, so this loop
+			// does not spin.
 			s.stats.receiveErrors.Add(1)
 		default:
 			return 0, os.NewSyscallError("recvmmsg", r.errno)

@@ -33,7 +33,8 @@ func (r *Recent) Answer(followed int) {
 	}
 }
 
-// Lost returns how many of the recent requests had no answer, and their number. The last request counts only once it has an answer or a successor.
+// Lost returns how many of the recent requests had no answer, and their number. The last request
+// counts only once it has an answer or a successor.
 func (r *Recent) Lost() (lost, of int) {
 	answered, of := r.answered, r.requests
 	if of > 0 && answered&1 == 0 {
@@ -42,5 +43,6 @@ func (r *Recent) Lost() (lost, of int) {
 	return of - bits.OnesCount32(answered&(1<<of-1)), of
 }
 
-// Totals returns the number of requests, and how many had no answer when the next one was sent. Both only grow.
+// Totals returns the number of requests, and how many had no answer when the next one was sent.
+// Both only grow.
 func (r *Recent) Totals() (requests, missed uint64) { return r.all, r.missed }

@@ -2,7 +2,8 @@ package udp
 
 import "testing"
 
-// TestRecent: what was lost is counted among the last requests, and a request that waits for its answer is not lost.
+// TestRecent: what was lost is counted among the last requests, and a request that waits for its
+// answer is not lost.
 func TestRecent(t *testing.T) {
 	request := func(n int) func(*Recent) {
 		return func(r *Recent) {
@@ -40,7 +41,8 @@ func TestRecent(t *testing.T) {
 		{"all of many, one that waits", []func(*Recent){request(1000)}, 31, 31, 999, 1000},
 		{"old losses are forgotten", []func(*Recent){request(100), ping(32)}, 0, 32, 100, 132},
 		{"who was away has lost nothing", []func(*Recent){ping(5), request(9), forget(1), answer(0)}, 0, 1, 8, 14},
-		{"another peer has nothing of the last one's", []func(*Recent){ping(5), request(9), forget(0), ping(3)}, 0, 3, 8, 17},
+		{"another peer has nothing of the last one's", []func(*Recent){ping(5), request(9), forget(0), ping(3)},
+			0, 3, 8, 17},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var r Recent

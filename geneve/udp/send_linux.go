@@ -62,10 +62,11 @@ func (s *sender) Send(trains []Train) (sent int, err error) {
 	return sent, err
 }
 
-// plan builds the headers for as many trains as fit into one call, at least one, and returns their number.
+// plan builds the headers for as many trains as fit into one call, at least one, and returns their
+// number.
 func (s *sender) plan(trains []Train) int {
-	// Count first: a slice that grew while being filled would leave pointers to its old array. Another sender may find out meanwhile that a family
-	// has no GSO.
+	// Count first: a slice that grew while being filled would leave pointers to its old array.
+	// Another sender may find out meanwhile that a family has no GSO.
 	for family := range s.gso {
 		s.gso[family] = s.socket.gso[family].Load()
 	}
@@ -173,7 +174,8 @@ func (s *sender) finish(t *Train, l load, first int) {
 	}
 }
 
-// destination writes to as the kernel's address and returns its length. An address of the other family is written as such, and the kernel refuses it.
+// destination writes to as the kernel's address and returns its length. An address of the other
+// family is written as such, and the kernel refuses it.
 func (s *sender) destination(name *sockaddr, to netip.AddrPort) uint32 {
 	*name = sockaddr{}
 	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&name.Port))[:], to.Port())
@@ -188,7 +190,8 @@ func (s *sender) destination(name *sockaddr, to netip.AddrPort) uint32 {
 		name.Family = unix.AF_UNIX // refused by both families, where AF_UNSPEC would mean this host
 		return unix.SizeofSockaddrInet6
 	}
-	name.Family, name.Addr = unix.AF_INET6, addr.As16() // IPv4 is mapped (RFC 4291, Section 2.5.5.2): an IPv6-only socket refuses it
+	// IPv4 is mapped (RFC 4291, Section 2.5.5.2): an IPv6-only socket refuses it
+	name.Family, name.Addr = unix.AF_INET6, addr.As16()
 	if zone := addr.Zone(); zone != "" {
 		name.Scope_id = scope(zone)
 	}
@@ -206,8 +209,9 @@ func scope(zone string) uint32 {
 	return 0
 }
 
-// flush gives the planned messages to the kernel. It returns how many trains are finished: all, or those before a train that the kernel refused as
-// one or because of its Source; that train must then be planned again without.
+// flush gives the planned messages to the kernel. It returns how many trains are finished: all, or
+// those before a train that the kernel refused as one or because of its Source; that train must
+// then be planned again without.
 func (s *sender) flush(trains []Train) (done, sent int, err error) {
 	var bytes, calls uint64
 	defer func() {
@@ -256,14 +260,15 @@ func (s *sender) flush(trains []Train) (done, sent int, err error) {
 	return len(trains), sent, err
 }
 
-// refusesTrain reports whether single datagrams may pass where a train did not: no checksum offload on the device (EIO), more segments than the
-// kernel takes (EINVAL), or segments above the device's MTU (EINVAL, EMSGSIZE), where the last, shorter one may fit.
+// refusesTrain reports whether single datagrams may pass where a train did not: no checksum offload
+// on the device (EIO), more segments than the kernel takes (EINVAL), or segments above the device's
+// MTU (EINVAL, EMSGSIZE), where the last, shorter one may fit.
 func refusesTrain(errno unix.Errno) bool {
 	return errno == unix.EIO || errno == unix.EINVAL || errno == unix.EMSGSIZE || errno == unix.EOPNOTSUPP
 }
 
-// refusesSource reports whether a datagram may pass from another address of ours. For an address that we do not have (any more), IPv4 returns
-// ENETUNREACH, IPv6 EINVAL.
+// refusesSource reports whether a datagram may pass from another address of ours. For an address
+// that we do not have (any more), IPv4 returns ENETUNREACH, IPv6 EINVAL.
 func refusesSource(errno unix.Errno) bool {
 	return errno == unix.EINVAL || errno == unix.ENETUNREACH || errno == unix.EADDRNOTAVAIL
 }
@@ -271,7 +276,8 @@ func refusesSource(errno unix.Errno) bool {
 // reasonOf classifies the errno of a datagram that was not sent.
 func reasonOf(errno unix.Errno) Reason {
 	switch errno {
-	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.ETIMEDOUT, unix.EPROTO,
+	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN,
+		unix.ETIMEDOUT, unix.EPROTO,
 		unix.EADDRNOTAVAIL: // returned for IPv6 by a machine without IPv6 addresses
 		return Unreachable
 	case unix.ENOBUFS, unix.ENOMEM:

@@ -33,7 +33,8 @@ func datagrams(m Message) iter.Seq[[]byte] {
 	return slices.Chunk(m.Data, m.SegmentSize)
 }
 
-// receive reads from s until want datagrams have come and returns copies of them. Each message goes through the checks.
+// receive reads from s until want datagrams have come and returns copies of them. Each message goes
+// through the checks.
 func receive(t *testing.T, s *Socket, want int, checks ...func(Message)) (got [][]byte) {
 	t.Helper()
 	m := messages(4)
@@ -53,7 +54,8 @@ func receive(t *testing.T, s *Socket, want int, checks ...func(Message)) (got []
 }
 
 func TestSendReceive(t *testing.T) {
-	offloads := map[string]Options{"offloads": {}, "no GSO": {NoGSO: true}, "no GRO": {NoGRO: true}, "none": {NoGSO: true, NoGRO: true}}
+	offloads := map[string]Options{"offloads": {}, "no GSO": {NoGSO: true}, "no GRO": {NoGRO: true},
+		"none": {NoGSO: true, NoGRO: true}}
 	trains := []struct {
 		name        string
 		segment     int
@@ -107,7 +109,8 @@ func TestSendReceive(t *testing.T) {
 					}
 					st := from.Stats()
 					if st.SentDatagrams != uint64(len(want)) || st.SentBytes != uint64(len(all)) {
-						t.Errorf("stats count %d datagrams of %d bytes, want %d of %d", st.SentDatagrams, st.SentBytes, len(want), len(all))
+						t.Errorf("stats count %d datagrams of %d bytes, want %d of %d", st.SentDatagrams, st.SentBytes,
+							len(want), len(all))
 					}
 				})
 			}
@@ -136,13 +139,15 @@ func TestTrainStaysWhole(t *testing.T) {
 		if st := from.Stats(); st.SendCalls != 1 || st.SentDatagrams != 41 {
 			t.Errorf("%d datagrams in %d calls, want 41 in 1", st.SentDatagrams, st.SendCalls)
 		}
-		if st := to.Stats(); st.ReceiveCalls != 1 || st.ReceivedMessages != 1 || st.ReceivedBytes != uint64(len(train.Parts[0])) {
+		if st := to.Stats(); st.ReceiveCalls != 1 || st.ReceivedMessages != 1 ||
+			st.ReceivedBytes != uint64(len(train.Parts[0])) {
 			t.Errorf("receiver counts %+v", st)
 		}
 	})
 }
 
-// TestBatchAcrossCalls sends more messages than one sendmmsg takes, mixing trains and single datagrams.
+// TestBatchAcrossCalls sends more messages than one sendmmsg takes, mixing trains and single
+// datagrams.
 func TestBatchAcrossCalls(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, listen func(Options) *Socket) {
 		for _, single := range []bool{false, true} {
@@ -212,19 +217,26 @@ func TestUndeliverable(t *testing.T) {
 		errno  error
 		lost   uint64
 	}{
-		{"broadcast without SO_BROADCAST", Train{Destination: netip.MustParseAddrPort("255.255.255.255:9"), Parts: [][]byte{{1}}}, NotPermitted, unix.EACCES, 1},
-		{"port 0", Train{Destination: netip.MustParseAddrPort("127.0.0.1:0"), Parts: [][]byte{{1}}}, Invalid, unix.EINVAL, 1},
-		{"train to port 0", Train{Destination: netip.MustParseAddrPort("127.0.0.1:0"), SegmentSize: 2, Parts: [][]byte{{1, 2}, {3, 4}, {5}}}, Invalid, unix.EINVAL, 3},
-		{"too big", Train{Destination: to.LocalAddr(), Parts: [][]byte{make([]byte, MaxPayload+1)}}, TooBig, unix.EMSGSIZE, 1},
-		{"other family", Train{Destination: netip.MustParseAddrPort("[::1]:9"), Parts: [][]byte{{1}}}, Invalid, unix.EAFNOSUPPORT, 1},
-		{"no address", Train{Destination: netip.AddrPortFrom(netip.Addr{}, to.LocalAddr().Port()), Parts: [][]byte{{1}}}, Invalid, unix.EAFNOSUPPORT, 1},
+		{"broadcast without SO_BROADCAST", Train{Destination: netip.MustParseAddrPort("255.255.255.255:9"),
+			Parts: [][]byte{{1}}}, NotPermitted, unix.EACCES, 1},
+		{"port 0", Train{Destination: netip.MustParseAddrPort("127.0.0.1:0"), Parts: [][]byte{{1}}}, Invalid,
+			unix.EINVAL, 1},
+		{"train to port 0", Train{Destination: netip.MustParseAddrPort("127.0.0.1:0"), SegmentSize: 2,
+			Parts: [][]byte{{1, 2}, {3, 4}, {5}}}, Invalid, unix.EINVAL, 3},
+		{"too big", Train{Destination: to.LocalAddr(), Parts: [][]byte{make([]byte, MaxPayload+1)}}, TooBig,
+			unix.EMSGSIZE, 1},
+		{"other family", Train{Destination: netip.MustParseAddrPort("[::1]:9"), Parts: [][]byte{{1}}}, Invalid,
+			unix.EAFNOSUPPORT, 1},
+		{"no address", Train{Destination: netip.AddrPortFrom(netip.Addr{}, to.LocalAddr().Port()),
+			Parts: [][]byte{{1}}}, Invalid, unix.EAFNOSUPPORT, 1},
 	}
 	sender := from.NewSender()
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			first, last := payload(1, 30), payload(2, 40)
 			before := from.Stats()
-			trains := []Train{{Destination: to.LocalAddr(), Parts: [][]byte{first}}, tt.train, {Destination: to.LocalAddr(), Parts: [][]byte{last}}}
+			trains := []Train{{Destination: to.LocalAddr(), Parts: [][]byte{first}}, tt.train,
+				{Destination: to.LocalAddr(), Parts: [][]byte{last}}}
 			sent, err := sender.Send(trains)
 			if trains[0].Sent != 1 || trains[1].Sent != 0 || trains[2].Sent != 1 {
 				t.Errorf("Sent %d, %d, %d; want 1, 0, 1", trains[0].Sent, trains[1].Sent, trains[2].Sent)
@@ -252,9 +264,11 @@ func TestUndeliverable(t *testing.T) {
 
 func TestReasonOf(t *testing.T) {
 	for errno, want := range map[syscall.Errno]Reason{
-		unix.ECONNREFUSED: Unreachable, unix.ENETUNREACH: Unreachable, unix.EHOSTUNREACH: Unreachable, unix.ENETDOWN: Unreachable,
+		unix.ECONNREFUSED: Unreachable, unix.ENETUNREACH: Unreachable, unix.EHOSTUNREACH: Unreachable,
+		unix.ENETDOWN:      Unreachable,
 		unix.EADDRNOTAVAIL: Unreachable,
-		unix.ENOBUFS:       NoBuffer, unix.ENOMEM: NoBuffer, unix.EMSGSIZE: TooBig, unix.EPERM: NotPermitted, unix.EACCES: NotPermitted,
+		unix.ENOBUFS:       NoBuffer, unix.ENOMEM: NoBuffer, unix.EMSGSIZE: TooBig, unix.EPERM: NotPermitted,
+		unix.EACCES: NotPermitted,
 		unix.EINVAL: Invalid, unix.EBADMSG: Invalid,
 	} {
 		if got := reasonOf(errno); got != want {

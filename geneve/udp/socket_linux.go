@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Socket is an unconnected UDP socket. See the package comment for which goroutine may call which method.
+// Socket is an unconnected UDP socket. See the package comment for which goroutine may call which
+// method.
 type Socket struct {
 	conn  *net.UDPConn
 	raw   syscall.RawConn
@@ -39,8 +40,9 @@ type counters struct {
 	sendDrops                                     [numReasons]atomic.Uint64
 }
 
-// Listen opens a socket: network is "udp4", "udp6" or "udp", which is both families if the machine has IPv6. An invalid or unspecified address
-// listens on all addresses, port 0 chooses a free one. Errors are those of net.ListenConfig, or wrap the errno of a socket option.
+// Listen opens a socket: network is "udp4", "udp6" or "udp", which is both families if the machine
+// has IPv6. An invalid or unspecified address listens on all addresses, port 0 chooses a free one.
+// Errors are those of net.ListenConfig, or wrap the errno of a socket option.
 func Listen(network string, addr netip.AddrPort, o Options) (*Socket, error) {
 	if network != "udp4" && network != "udp6" && network != "udp" {
 		return nil, fmt.Errorf("udp: listen: %w", net.UnknownNetworkError(network))
@@ -79,25 +81,32 @@ func (s *Socket) configure(o Options) (err error) {
 		_, counts := memoryDrops(fd)
 		s.receiveBuffer = setReceiveBuffer(fdInt, o.ReceiveBuffer, counts)
 		s.sendBuffer = setBuffer(fdInt, unix.SO_SNDBUF, unix.SO_SNDBUFFORCE, o.SendBuffer)
-		unix.SetsockoptInt(fdInt, unix.SOL_SOCKET, unix.SO_BROADCAST, 0) // package net sets it; a tunnel has one other end
-		// The kernel learns path MTUs from ICMP messages, which anybody can forge by quoting just two addresses. So the sockets ignore the learnt
-		// values, and their owners probe instead (RFC 8899). Packets keep DF, so that no router fragments a probe, and packets above the device's own
-		// MTU get EMSGSIZE. A kernel without the options, such as gVisor's, learns nothing for UDP.
-		unix.SetsockoptInt(fdInt, unix.SOL_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE) // of IPv4, if the socket has both
+		// package net sets it; a tunnel has one other end
+		unix.SetsockoptInt(fdInt, unix.SOL_SOCKET, unix.SO_BROADCAST, 0)
+		// The kernel learns path MTUs from ICMP messages, which anybody can forge by quoting just
+		// two addresses. So the sockets ignore the learnt values, and their owners probe instead
+		// (RFC 8899). Packets keep DF, so that no router fragments a probe, and packets above the
+		// device's own MTU get EMSGSIZE. A kernel without the options, such as gVisor's, learns
+		// nothing for UDP.
+		// of IPv4, if the socket has both
+		unix.SetsockoptInt(fdInt, unix.SOL_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
 		if s.is6 {
 			unix.SetsockoptInt(fdInt, unix.SOL_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE)
-			err = os.NewSyscallError("setsockopt IPV6_RECVTCLASS", unix.SetsockoptInt(fdInt, unix.SOL_IPV6, unix.IPV6_RECVTCLASS, 1))
+			err = os.NewSyscallError("setsockopt IPV6_RECVTCLASS", unix.SetsockoptInt(fdInt, unix.SOL_IPV6,
+				unix.IPV6_RECVTCLASS, 1))
 			unix.SetsockoptInt(fdInt, unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1) // also of IPv4
 			unix.SetsockoptInt(fdInt, unix.SOL_IP, unix.IP_RECVTOS, 1)         // of IPv4, if the socket has both
 			if o.ZeroChecksums {
 				unix.SetsockoptInt(fdInt, unix.SOL_UDP, unix.UDP_NO_CHECK6_RX, 1)
 			}
 		} else {
-			err = os.NewSyscallError("setsockopt IP_RECVTOS", unix.SetsockoptInt(fdInt, unix.SOL_IP, unix.IP_RECVTOS, 1))
+			err = os.NewSyscallError("setsockopt IP_RECVTOS", unix.SetsockoptInt(fdInt, unix.SOL_IP,
+				unix.IP_RECVTOS, 1))
 			unix.SetsockoptInt(fdInt, unix.SOL_IP, unix.IP_PKTINFO, 1)
 		}
 		if !o.NoGRO && unix.SetsockoptInt(fdInt, unix.SOL_UDP, unix.UDP_GRO, 1) == nil {
-			// Kernels before 5.12 cannot report the option, and merge trains that they should not: leave it off there.
+			// Kernels before 5.12 cannot report the option, and merge trains that they should not:
+			// leave it off there.
 			on, e := unix.GetsockoptInt(fdInt, unix.SOL_UDP, unix.UDP_GRO)
 			s.gro = e == nil && on == 1
 			if !s.gro {
@@ -117,8 +126,9 @@ func (s *Socket) configure(o Options) (err error) {
 	return err
 }
 
-// setBuffer asks for a socket buffer of size bytes and returns what was granted. The kernel caps a plain request at the system's maximum; force is
-// for processes with CAP_NET_ADMIN. Success of force proves nothing: gVisor accepts and ignores it.
+// setBuffer asks for a socket buffer of size bytes and returns what was granted. The kernel caps a
+// plain request at the system's maximum; force is for processes with CAP_NET_ADMIN. Success of
+// force proves nothing: gVisor accepts and ignores it.
 func setBuffer(fd, option, force, size int) int {
 	if size <= 0 {
 		size = DefaultSocketBuffer
@@ -134,12 +144,14 @@ func setBuffer(fd, option, force, size int) int {
 	return granted
 }
 
-// bareReceiveBuffer is the size in bytes of a receive buffer whose kernel counts only payloads. Under floods of small datagrams gVisor's kernel was
-// seen to need 117 MiB with twice as much on two busy CPUs, and 83 MiB with this.
+// bareReceiveBuffer is the size in bytes of a receive buffer whose kernel counts only payloads.
+// Under floods of small datagrams gVisor's kernel was seen to need 117 MiB with twice as much on
+// two busy CPUs, and 83 MiB with this.
 const bareReceiveBuffer = 1 << 19
 
-// setReceiveBuffer asks for a receive buffer of size bytes and returns what was granted. A kernel that counts memory counts everything that a
-// datagram occupies. gVisor's counts payloads, up to twice the requested size, and keeps the rest in its heap: a flood of small datagrams would need
+// setReceiveBuffer asks for a receive buffer of size bytes and returns what was granted. A kernel
+// that counts memory counts everything that a datagram occupies. gVisor's counts payloads, up to
+// twice the requested size, and keeps the rest in its heap: a flood of small datagrams would need
 // more there than the control group allows, and stall for many seconds.
 func setReceiveBuffer(fd, size int, counts bool) int {
 	if counts {
@@ -154,7 +166,8 @@ func setReceiveBuffer(fd, size int, counts bool) int {
 // LocalAddr returns the address and port that the socket is bound to.
 func (s *Socket) LocalAddr() netip.AddrPort { return s.local }
 
-// SetMark sets the firewall mark (SO_MARK) of packets that the socket sends. It needs CAP_NET_ADMIN or CAP_NET_RAW.
+// SetMark sets the firewall mark (SO_MARK) of packets that the socket sends. It needs CAP_NET_ADMIN
+// or CAP_NET_RAW.
 func (s *Socket) SetMark(mark uint32) error {
 	var err error
 	if e := s.raw.Control(func(fd uintptr) {
@@ -176,23 +189,26 @@ func (s *Socket) Wake() {
 	s.conn.SetReadDeadline(time.Unix(1, 0))
 }
 
-// Poll makes a blocked Receive check the socket again, and return ErrWoken if there is nothing. A goroutine that keeps a P busy calls it now and then
-// for the other direction: Go's scheduler polls the network only when a P has nothing else to run, and as a last resort every 10 ms. Any goroutine
-// may call it; a Receive that is not blocked ignores it.
+// Poll makes a blocked Receive check the socket again, and return ErrWoken if there is nothing. A
+// goroutine that keeps a P busy calls it now and then for the other direction: Go's scheduler polls
+// the network only when a P has nothing else to run, and as a last resort every 10 ms. Any
+// goroutine may call it; a Receive that is not blocked ignores it.
 func (s *Socket) Poll() {
 	if s.rx.blocked.Load() {
 		s.Wake()
 	}
 }
 
-// answerWake undoes Wake. The order matters: a Wake between the two statements does nothing, but the caller's following check of its queue covers it.
-// In the other order a deadline could be cleared that nobody would set again.
+// answerWake undoes Wake. The order matters: a Wake between the two statements does nothing, but
+// the caller's following check of its queue covers it. In the other order a deadline could be
+// cleared that nobody would set again.
 func (s *Socket) answerWake() {
 	s.conn.SetReadDeadline(time.Time{})
 	s.woken.Store(false)
 }
 
-// GSO reports whether trains to an address are sent with UDP_SEGMENT: a device may support it for one family only.
+// GSO reports whether trains to an address are sent with UDP_SEGMENT: a device may support it for
+// one family only.
 func (s *Socket) GSO(to netip.Addr) bool { return s.gso[familyOf(to)].Load() }
 
 // familyOf returns 0 for IPv4, 1 for IPv6.
@@ -211,9 +227,11 @@ func (s *Socket) Stats() Stats {
 	c := &s.stats
 	overflows, known := s.overflows()
 	st := Stats{
-		ReceiveCalls: c.receiveCalls.Load(), ReceivedMessages: c.receivedMessages.Load(), ReceivedBytes: c.receivedBytes.Load(),
-		Overflows: overflows, OverflowsKnown: known, Truncated: c.truncated.Load(), ReceiveErrors: c.receiveErrors.Load(),
-		SendCalls: c.sendCalls.Load(), SentDatagrams: c.sentDatagrams.Load(), SentBytes: c.sentBytes.Load(),
+		ReceiveCalls: c.receiveCalls.Load(), ReceivedMessages: c.receivedMessages.Load(),
+		ReceivedBytes: c.receivedBytes.Load(),
+		Overflows:     overflows, OverflowsKnown: known, Truncated: c.truncated.Load(),
+		ReceiveErrors: c.receiveErrors.Load(),
+		SendCalls:     c.sendCalls.Load(), SentDatagrams: c.sentDatagrams.Load(), SentBytes: c.sentBytes.Load(),
 		RefusedTrains: c.refusedTrains.Load(), Waits: s.waits(),
 		GRO: s.gro, GSO: s.gso[0].Load() || s.gso[1].Load(), ReceiveBuffer: s.receiveBuffer, SendBuffer: s.sendBuffer,
 	}
@@ -223,7 +241,8 @@ func (s *Socket) Stats() Stats {
 	return st
 }
 
-// waits asks the kernel whether a message can be received. A message without payload does not count.
+// waits asks the kernel whether a message can be received. A message without payload does not
+// count.
 func (s *Socket) waits() (waits bool) {
 	s.raw.Control(func(fd uintptr) {
 		n, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ) // udp(7): FIONREAD
@@ -232,11 +251,12 @@ func (s *Socket) waits() (waits bool) {
 	return waits
 }
 
-// overflows asks the kernel how many datagrams it has dropped because the receive buffer was full. This is unknown after Close, and always under
-// gVisor.
+// overflows asks the kernel how many datagrams it has dropped because the receive buffer was full.
+// This is unknown after Close, and always under gVisor.
 //
-// SO_RXQ_OVFL would report it with each message, but kernels with hardened usercopy (Debian's 6.1) have a bug there: the count is copied from the
-// packet buffer of a TCP segment that arrived in a tunnel, which is in a slab that must not be copied from, and recvmmsg never returns.
+// SO_RXQ_OVFL would report it with each message, but kernels with hardened usercopy (Debian's 6.1)
+// have a bug there: the count is copied from the packet buffer of a TCP segment that arrived in a
+// tunnel, which is in a slab that must not be copied from, and recvmmsg never returns.
 func (s *Socket) overflows() (n uint64, known bool) {
 	s.raw.Control(func(fd uintptr) { n, known = memoryDrops(fd) })
 	return n, known

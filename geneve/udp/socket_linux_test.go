@@ -75,7 +75,8 @@ func messages(n int) []Message {
 }
 
 func TestTruncated(t *testing.T) {
-	from, to := listen(t, "udp4", families[0].loopback, Options{NoGRO: true}), listen(t, "udp4", families[0].loopback, Options{NoGRO: true})
+	from, to := listen(t, "udp4", families[0].loopback, Options{NoGRO: true}), listen(t, "udp4", families[0].loopback,
+		Options{NoGRO: true})
 	sizes := []int{100, 101, 99}
 	for _, size := range sizes {
 		send(t, from, to.LocalAddr(), payload(1, size))
@@ -89,13 +90,16 @@ func TestTruncated(t *testing.T) {
 		t.Fatalf("Receive = %d, %v; want 3", n, err)
 	}
 	if len(m[0].Data) != 100 || len(m[1].Data) != 0 || len(m[2].Data) != 99 || to.Stats().Truncated != 1 {
-		t.Errorf("lengths %d %d %d, %d truncated; want 100 0 99, 1", len(m[0].Data), len(m[1].Data), len(m[2].Data), to.Stats().Truncated)
+		t.Errorf("lengths %d %d %d, %d truncated; want 100 0 99, 1", len(m[0].Data), len(m[1].Data), len(m[2].Data),
+			to.Stats().Truncated)
 	}
 }
 
-// TestOverflows fills a small receive buffer and checks that every datagram is either received or counted.
+// TestOverflows fills a small receive buffer and checks that every datagram is either received or
+// counted.
 func TestOverflows(t *testing.T) {
-	from, to := listen(t, "udp4", families[0].loopback, Options{}), listen(t, "udp4", families[0].loopback, Options{ReceiveBuffer: 4096, NoGRO: true})
+	from, to := listen(t, "udp4", families[0].loopback, Options{}), listen(t, "udp4", families[0].loopback,
+		Options{ReceiveBuffer: 4096, NoGRO: true})
 	const flood = 500
 	one := payload(1, 1000)
 	for range flood {
@@ -175,8 +179,8 @@ func TestWakeIsSticky(t *testing.T) {
 	}
 }
 
-// TestNoLostWake follows the protocol of the package comment with several producers and no traffic: a lost wake-up is a test
-// that never ends.
+// TestNoLostWake follows the protocol of the package comment with several producers and no traffic:
+// a lost wake-up is a test that never ends.
 func TestNoLostWake(t *testing.T) {
 	s := listen(t, "udp4", families[0].loopback, Options{})
 	const producers, each = 4, 2000
@@ -251,7 +255,8 @@ func TestConcurrentSenders(t *testing.T) {
 			sender := from.NewSender()
 			for i := range each {
 				d := fmt.Appendf(nil, "%d %03d", g, i)
-				if n, err := sender.Send([]Train{{Destination: to.LocalAddr(), SegmentSize: len(d), Parts: [][]byte{d, d}}}); n != 2 || err != nil {
+				if n, err := sender.Send([]Train{{Destination: to.LocalAddr(), SegmentSize: len(d),
+					Parts: [][]byte{d, d}}}); n != 2 || err != nil {
 					t.Errorf("Send = %d, %v", n, err)
 				}
 			}
@@ -297,7 +302,8 @@ func TestNoAllocations(t *testing.T) {
 	})
 }
 
-// BenchmarkLoopback moves datagrams of 1372 bytes through a loopback socket pair, send and receive in one goroutine.
+// BenchmarkLoopback moves datagrams of 1372 bytes through a loopback socket pair, send and receive
+// in one goroutine.
 func BenchmarkLoopback(b *testing.B) {
 	for _, bb := range []struct {
 		name string
@@ -307,7 +313,8 @@ func BenchmarkLoopback(b *testing.B) {
 			from, to := listen(b, "udp4", families[0].loopback, bb.o), listen(b, "udp4", families[0].loopback, bb.o)
 			const datagrams = 47
 			sender, m := from.NewSender(), messages(8)
-			trains := []Train{{Destination: to.LocalAddr(), SegmentSize: 1372, Parts: [][]byte{payload(1, datagrams*1372)}}}
+			trains := []Train{{Destination: to.LocalAddr(), SegmentSize: 1372,
+				Parts: [][]byte{payload(1, datagrams*1372)}}}
 			b.ReportAllocs()
 			b.SetBytes(1372)
 			for i := 0; i < b.N; i += datagrams {
@@ -327,8 +334,9 @@ func BenchmarkLoopback(b *testing.B) {
 	}
 }
 
-// TestBufferWhereForceIsIgnored: a kernel that accepts SO_SNDBUFFORCE and does nothing, as gVisor does, grants what the plain option
-// asks for. SO_TIMESTAMP is such an option of Linux: a set of any number succeeds, and changes no buffer.
+// TestBufferWhereForceIsIgnored: a kernel that accepts SO_SNDBUFFORCE and does nothing, as gVisor
+// does, grants what the plain option asks for. SO_TIMESTAMP is such an option of Linux: a set of
+// any number succeeds, and changes no buffer.
 func TestBufferWhereForceIsIgnored(t *testing.T) {
 	s := listen(t, "udp4", families[0].loopback, Options{SendBuffer: 65536})
 	const size = 98304
@@ -339,7 +347,8 @@ func TestBufferWhereForceIsIgnored(t *testing.T) {
 	})
 }
 
-// TestReceiveBufferOfPayloads: where the kernel counts no memory, the receive buffer holds few datagrams, however many are asked for.
+// TestReceiveBufferOfPayloads: where the kernel counts no memory, the receive buffer holds few
+// datagrams, however many are asked for.
 func TestReceiveBufferOfPayloads(t *testing.T) {
 	s := listen(t, "udp4", families[0].loopback, Options{})
 	most := min(bareReceiveBuffer, 2*s.Stats().ReceiveBuffer) // of what this system grants
@@ -361,7 +370,8 @@ func TestReceiveBufferOfPayloads(t *testing.T) {
 	}
 }
 
-// TestBufferBeyondTheMaximum: with CAP_NET_ADMIN, SO_SNDBUFFORCE gives more than net.core.wmem_max; without, what is granted is told.
+// TestBufferBeyondTheMaximum: with CAP_NET_ADMIN, SO_SNDBUFFORCE gives more than net.core.wmem_max;
+// without, what is granted is told.
 func TestBufferBeyondTheMaximum(t *testing.T) {
 	const size = 64 << 20
 	s := listen(t, "udp4", families[0].loopback, Options{SendBuffer: size})
@@ -383,7 +393,8 @@ func (e elsewhere) Control(f func(fd uintptr)) error {
 	return nil
 }
 
-// TestOverflowsUnknown: where the kernel knows no SO_MEMINFO, the count of overflows is unknown and not 0. A pipe is such a kernel.
+// TestOverflowsUnknown: where the kernel knows no SO_MEMINFO, the count of overflows is unknown and
+// not 0. A pipe is such a kernel.
 func TestOverflowsUnknown(t *testing.T) {
 	s := listen(t, "udp4", families[0].loopback, Options{})
 	if st := s.Stats(); st.Overflows != 0 || !st.OverflowsKnown {
@@ -408,7 +419,9 @@ func TestSetMark(t *testing.T) {
 	}
 	need.NoError(t, err)
 	var mark int
-	need.NoError(t, s.raw.Control(func(fd uintptr) { mark, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK) }))
+	need.NoError(t, s.raw.Control(func(fd uintptr) {
+		mark, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK)
+	}))
 	if err != nil || mark != 0x63 {
 		t.Errorf("mark %#x, %v", mark, err)
 	}

@@ -17,14 +17,16 @@ import (
 // attackMemory is what a gateway in a control group of 64 MiB chooses for itself.
 const attackMemory = "GOMEMLIMIT=46976204"
 
-// Attacks is a lab in which each check has an attacker and an innocent bystander, which must lose nothing.
+// Attacks is a lab in which each check has an attacker and an innocent bystander, which must lose
+// nothing.
 func Attacks(mode node.Mode, offloads bool) Options {
 	o := Outside(mode, offloads)
 	o.Attacks = true
 	return o
 }
 
-// onceMode selects one of the modes for checks that concern only the gateways, which are the same in all modes.
+// onceMode selects one of the modes for checks that concern only the gateways, which are the same
+// in all modes.
 func onceMode(modes []node.Mode) node.Mode {
 	if slices.Contains(modes, node.VXLAN) {
 		return node.VXLAN
@@ -38,7 +40,8 @@ func attackChecks(l *Lab) []Check {
 }
 
 // against is a check with fresh gateways; change, if not nil, changes their configurations.
-func (l *Lab) against(name, path string, change func(i int, config object), attack func(context.Context) (string, error)) Check {
+func (l *Lab) against(name, path string, change func(i int, config object), attack func(context.Context) (string,
+	error)) Check {
 	return Check{name, path, func(ctx context.Context) (figure string, err error) {
 		if err := l.freshGateways(ctx, change); err != nil {
 			return "", err
@@ -68,14 +71,16 @@ func (l *Lab) freshGateways(ctx context.Context, change func(i int, config objec
 	}
 	try(end(l.gateways()...))
 	for i := range clusters {
-		if err := os.Remove(l.path(clusters[i].Name, filepath.Join("state", clusters[1-i].Name, "connections"))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(l.path(clusters[i].Name, filepath.Join("state", clusters[1-i].Name, "connections"))); err !=
+			nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	return l.useGateways(ctx, &culvertGateway)
 }
 
-// removeEnded removes processes that have ended from the list, and returns an error if there are any.
+// removeEnded removes processes that have ended from the list, and returns an error if there are
+// any.
 func (l *Lab) removeEnded() error {
 	var errs []error
 	l.processes = slices.DeleteFunc(l.processes, func(p *Process) bool {
@@ -97,7 +102,8 @@ func (l *Lab) dropped(ctx context.Context) string {
 			fmt.Fprintf(&all, "  %s: %v\n", p.Host.Name, err)
 		}
 		for line := range strings.Lines(page) {
-			if labels, ok := strings.CutPrefix(line, "culvert_dropped_packets_total"); ok && !strings.HasSuffix(line, " 0\n") {
+			if labels, ok := strings.CutPrefix(line, "culvert_dropped_packets_total"); ok &&
+				!strings.HasSuffix(line, " 0\n") {
 				fmt.Fprintf(&all, "  %s: %s", p.Host.Name, labels)
 			}
 		}
@@ -105,7 +111,8 @@ func (l *Lab) dropped(ctx context.Context) string {
 	return all.String()
 }
 
-// How fast attackers send: a flood, but not enough to fill the receive buffers of an otherwise idle gateway.
+// How fast attackers send: a flood, but not enough to fill the receive buffers of an otherwise idle
+// gateway.
 const (
 	attackRate  = 25_000 // packets a second
 	attackBurst = 25     // at once
@@ -129,7 +136,8 @@ func (s sent) String() string {
 	return fmt.Sprintf("%d at %.0f k/s", s.packets, float64(s.packets)/s.seconds/1000)
 }
 
-// run sends the packets at attackRate until all are sent or ctx is done. A delayed sender catches up by at most attackLag: more would fill buffers.
+// run sends the packets at attackRate until all are sent or ctx is done. A delayed sender catches
+// up by at most attackLag: more would fill buffers.
 func (f *flood) run(ctx context.Context) (s sent, err error) {
 	raw, err := newRaw(f.from)
 	if err != nil {

@@ -21,8 +21,10 @@ func (l *Lab) forgeries() []Check {
 		l.against("forged too big", "milan/pod2 × rome/pod1", sourceCheckOff, l.attackPathMTU),
 		l.against("own too big", "rome/pod1, milan/pod2 × rome/node1, rome/pod2", sourceCheckOff, l.attackColluding),
 		l.against("forged too big", "stranger × milan/pod1", nil, l.attackOuterMTU),
-		l.against("narrow device", "milan/gateway → rome", nil, l.checkNarrow("peer", l.pair("milan/pod1", "rome/pod1"))),
-		l.against("narrow device", "milan/gateway → node2", nil, l.checkNarrow("eth0", l.pair("rome/pod2", "milan/pod2"))),
+		l.against("narrow device", "milan/gateway → rome", nil,
+			l.checkNarrow("peer", l.pair("milan/pod1", "rome/pod1"))),
+		l.against("narrow device", "milan/gateway → node2", nil,
+			l.checkNarrow("eth0", l.pair("rome/pod2", "milan/pod2"))),
 		l.against("blind FINs", "milan/node1 × rome/node2", setting("nat.maxConnections", smallTable), l.attackFIN),
 		l.against("another's pod", "rome/node1 × rome/pod2", nil, l.attackSource),
 		l.against("forged network", "rome/pod1 × rome/pod1, rome/pod2, milan/pod2", nil, l.attackNetwork),
@@ -33,7 +35,8 @@ func (l *Lab) forgeries() []Check {
 // sourceCheckOff lets nodes send from each other's pods' addresses.
 var sourceCheckOff = setting("geneve.sourceCheck", "cluster")
 
-// attackReload gives the gateway a file without the second node, which it must refuse because of a fault in a third one.
+// attackReload gives the gateway a file without the second node, which it must refuse because of a
+// fault in a third one.
 func (l *Lab) attackReload(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	config := l.gatewayConfig(0)
@@ -43,10 +46,12 @@ func (l *Lab) attackReload(ctx context.Context) (_ string, err error) {
 	try(l.writeYAML(clusters[0].Name, "gateway.yaml", config))
 	must(l.sendHangup(ctx, 0, refusedText))
 	e := l.pair("rome/pod2", "milan/pod2")
-	return l.beside(ctx, nil, echoRequests("pings", 20, e.from, e.target, 84), echoRequests("pings back", 20, e.to, e.wantSource, 84))
+	return l.beside(ctx, nil, echoRequests("pings", 20, e.from, e.target, 84), echoRequests("pings back", 20, e.to,
+		e.wantSource, 84))
 }
 
-// attackPathMTU sends too-big messages about packets that nobody sent: of no connection, or with a sequence number that is not in flight.
+// attackPathMTU sends too-big messages about packets that nobody sent: of no connection, or with a
+// sequence number that is not in flight.
 func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	e := l.pair("rome/pod1", "milan/pod1")
@@ -74,8 +79,9 @@ func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
 	return fmt.Sprintf("%s; segments %d, then %d", figure, before, after), err
 }
 
-// attackColluding lowers the path MTU of a connection of the attackers' own: one sends a segment after a gap, so that it stays in flight, and the
-// other a message that it is too big. That must slow down nobody else who sends to the same pod, on the same node or on another.
+// attackColluding lowers the path MTU of a connection of the attackers' own: one sends a segment
+// after a gap, so that it stays in flight, and the other a message that it is too big. That must
+// slow down nobody else who sends to the same pod, on the same node or on another.
 func (l *Lab) attackColluding(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	own, accomplice := l.pair("rome/pod1", "milan/pod1"), l.at("milan/pod2")
@@ -103,11 +109,14 @@ func (l *Lab) attackColluding(ctx context.Context) (_ string, err error) {
 	figure := must(l.beside(ctx, []*flood{{accomplice, 1, func(int) []byte { return message }}}))
 	try(l.pair("milan/pod2", "rome/pod1").reach(ctx)) // behind the message
 	if after := must(own.segmentsReceived()); after >= before {
-		return "", fmt.Errorf("segments of the attacker's own have %d bytes before and %d after; want less: nothing was learnt", before, after)
+		return "", fmt.Errorf(
+			"segments of the attacker's own have %d bytes before and %d after; want less: nothing was learnt",
+			before, after)
 	}
 	for i, e := range innocents {
 		if size := must(e.segmentsReceived()); size < sizes[i] {
-			return "", fmt.Errorf("segments of %d bytes from %s after one message about %s, %d before", size, e.from.Name, own.from.Name, sizes[i])
+			return "", fmt.Errorf("segments of %d bytes from %s after one message about %s, %d before", size,
+				e.from.Name, own.from.Name, sizes[i])
 		}
 	}
 	return fmt.Sprintf("%s; segments of others %v as before", figure, sizes), nil
@@ -161,8 +170,8 @@ func (i *idle) farEnds() (near, far netip.AddrPort, err error) {
 	return addrPort(peer), addrPort(local), errors.Join(err, e)
 }
 
-// attackFIN tries to end a connection without knowing its sequence numbers, from the far end's address, and then fills the table: an ended connection
-// would be evicted.
+// attackFIN tries to end a connection without knowing its sequence numbers, from the far end's
+// address, and then fills the table: an ended connection would be evicted.
 func (l *Lab) attackFIN(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	victim := must(newIdle(l.pair("rome/node2", "milan/pod1")))
@@ -203,11 +212,12 @@ func (s sourceServer) expect(want string, from netip.AddrPort) error {
 	return nil
 }
 
-// speakFor sends datagrams of count connections from the first node of rome, with pod e.from as their source. The first has the ports of a connection
-// that this pod opens later.
+// speakFor sends datagrams of count connections from the first node of rome, with pod e.from as
+// their source. The first has the ports of a connection that this pod opens later.
 func (l *Lab) speakFor(e *ends, count int) *flood {
 	return &flood{l.at("rome/node1"), count, func(i int) []byte {
-		return datagramOf(netip.AddrPortFrom(e.from.Address, forgedPort+uint16(i)), netip.AddrPortFrom(e.target, attackPort), []byte("forged")...).Bytes()
+		return datagramOf(netip.AddrPortFrom(e.from.Address, forgedPort+uint16(i)), netip.AddrPortFrom(e.target,
+			attackPort), []byte("forged")...).Bytes()
 	}}
 }
 
@@ -224,13 +234,15 @@ func (l *Lab) attackSource(ctx context.Context) (_ string, err error) {
 	if err := l.pair("rome/node1", "milan/pod1").reach(ctx); err != nil { // what it sends next arrives last
 		return "", err
 	}
-	client := must(e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.from.Address, forgedPort), netip.AddrPortFrom(e.target, attackPort), nil))
+	client := must(e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.from.Address, forgedPort),
+		netip.AddrPortFrom(e.target, attackPort), nil))
 	defer client.Close()
 	must(client.Write([]byte("own")))
 	return figure + " forged, none received", server.expect("own", netip.AddrPortFrom(e.wantSource, forgedPort))
 }
 
-// checkSourceAllowed requires that such packets pass where a node may send from the addresses of all pods.
+// checkSourceAllowed requires that such packets pass where a node may send from the addresses of
+// all pods.
 func (l *Lab) checkSourceAllowed(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	e := l.pair("rome/pod2", "milan/pod1")

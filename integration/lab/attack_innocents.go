@@ -23,14 +23,16 @@ type innocent struct {
 	what string // requests, in the plural
 	n    int    // how many after the flood; during it, as many as there is time for
 	ask  func(ctx context.Context) error
-	end  func() int // closes ask's sockets, and returns how many answers came after ask stopped waiting; nil: nothing to close
+	// closes ask's sockets, and returns how many answers came after ask stopped waiting; nil:
+	// nothing to close
+	end func() int
 
 	every time.Duration // pause before each request
 	most  int           // maximum number of requests during the flood, or 0
 }
 
-// The kernel's receive buffers and queues cannot be divided into shares: what is lost there is requested again, but not more often than the kernel
-// has counted losses.
+// The kernel's receive buffers and queues cannot be divided into shares: what is lost there is
+// requested again, but not more often than the kernel has counted losses.
 const (
 	attempts   = 3
 	askTimeout = time.Second
@@ -124,9 +126,11 @@ func judgeTallies(figures []string, innocents []*innocent, tallies []tally, kern
 		t.again = max(0, t.again-t.late)
 		again += t.again
 		if t.lost > 0 {
-			errs = append(errs, fmt.Errorf("%d of %d %s lost, %d attempts each: %w", t.lost, t.asked, innocents[i].what, attempts, t.err))
+			errs = append(errs, fmt.Errorf("%d of %d %s lost, %d attempts each: %w", t.lost, t.asked, innocents[i].what,
+				attempts, t.err))
 		} else if t.again > kernel {
-			errs = append(errs, fmt.Errorf("%d of %d %s lost, of which the kernel lost no more than %d: %w", t.again, t.asked, innocents[i].what, kernel, t.err))
+			errs = append(errs, fmt.Errorf("%d of %d %s lost, of which the kernel lost no more than %d: %w", t.again,
+				t.asked, innocents[i].what, kernel, t.err))
 		}
 		figures = append(figures, fmt.Sprintf("%d %s", t.asked, innocents[i].what))
 	}
@@ -136,8 +140,8 @@ func judgeTallies(figures []string, innocents []*innocent, tallies []tally, kern
 	return strings.Join(figures, "; "), errors.Join(errs...)
 }
 
-// kernelLosses counts the packets that the kernel has lost on the way to a socket of any host: in full receive buffers, and in full backlogs of this
-// machine's CPUs.
+// kernelLosses counts the packets that the kernel has lost on the way to a socket of any host: in
+// full receive buffers, and in full backlogs of this machine's CPUs.
 func (l *Lab) kernelLosses() (n int, err error) {
 	defer catch(&err)
 	for _, h := range l.hosts {
@@ -159,7 +163,8 @@ func (l *Lab) kernelLosses() (n int, err error) {
 	return n, nil
 }
 
-// snmpCounter returns a counter of a protocol in this thread's network namespace, of both families: such as RcvbufErrors of Udp and of Udp6.
+// snmpCounter returns a counter of a protocol in this thread's network namespace, of both families:
+// such as RcvbufErrors of Udp and of Udp6.
 func snmpCounter(protocol, name string) (n int, err error) {
 	six, err := os.ReadFile("/proc/thread-self/net/snmp6")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -253,14 +258,17 @@ func requests(what string, n int, from *Host, url string, timeout time.Duration,
 	}}
 }
 
-// questions asks a nameServer over one connection, which must keep its backend. TCP repeats what the kernel loses.
+// questions asks a nameServer over one connection, which must keep its backend. TCP repeats what
+// the kernel loses.
 func questions(n int, c *call, want string) *innocent {
 	c.patience = patience
-	return &innocent{what: "questions on one connection", n: n, ask: func(context.Context) error { return c.answeredBy(want) }}
+	return &innocent{what: "questions on one connection", n: n, ask: func(context.Context) error {
+		return c.answeredBy(want)
+	}}
 }
 
-// newCalls are connections to a nameServer that the host want must answer, or any host if want is "". They are fewer than the attacker's, and stay
-// open until the check ends.
+// newCalls are connections to a nameServer that the host want must answer, or any host if want is
+// "". They are fewer than the attacker's, and stay open until the check ends.
 func newCalls(n int, from *Host, to netip.AddrPort, want string) *innocent {
 	const every, most = 20 * time.Millisecond, 30
 	return &innocent{what: "new connections", n: n, every: every, most: most, ask: func(ctx context.Context) error {
@@ -307,7 +315,8 @@ func (i *idle) speak(from, to *socket) error {
 	return nil
 }
 
-// serverSpeaks sends from the far end, which a gateway that has forgotten the connection cannot carry.
+// serverSpeaks sends from the far end, which a gateway that has forgotten the connection cannot
+// carry.
 func (i *idle) serverSpeaks() error { return i.speak(i.far, i.near) }
 
 func (i *idle) close() {

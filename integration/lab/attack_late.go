@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// questioner asks one question over each connection. It keeps those without an answer, because an answer after the timeout is late but not lost.
+// questioner asks one question over each connection. It keeps those without an answer, because an
+// answer after the timeout is late but not lost.
 type questioner struct {
 	timeout    time.Duration
 	unanswered []net.Conn

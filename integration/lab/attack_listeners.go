@@ -42,7 +42,8 @@ const (
 	metricsEverywhere = ":8082"
 )
 
-// attackMetrics is a local user who requests pages without reading them, from many loopback addresses and from the machine's own.
+// attackMetrics is a local user who requests pages without reading them, from many loopback
+// addresses and from the machine's own.
 func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 	const (
 		greedy, requests = 500, 40
@@ -79,12 +80,15 @@ func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("hostile scraper %d: %w", i, err)
 		}
 	}
-	figure, err := l.beside(ctx, nil, echoRequests("pings", 100, e.from, e.target, 84), scrapes(5, l.Host("rome/node2"), own),
-		healthChecks("health checks of the machine's own", 20, gateway, own), healthChecks("health checks of another", 20, l.Host("rome/node2"), own))
+	figure, err := l.beside(ctx, nil, echoRequests("pings", 100, e.from, e.target, 84),
+		scrapes(5, l.Host("rome/node2"), own),
+		healthChecks("health checks of the machine's own", 20, gateway, own), healthChecks("health checks of another",
+			20, l.Host("rome/node2"), own))
 	return fmt.Sprintf("%d × %d unread, %d slow; %s", greedy, requests, slow, figure), err
 }
 
-// attackErrors makes the gateway report expired packets to one sender or many behind a node; another pod's traceroute needs such an error too.
+// attackErrors makes the gateway report expired packets to one sender or many behind a node;
+// another pod's traceroute needs such an error too.
 func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (string, error) {
 	const count = 50_000
 	e := l.pair("rome/pod2", "milan/pod2")
@@ -99,7 +103,8 @@ func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (strin
 	return l.beside(ctx, []*flood{f}, traces(15, e.from, e.target, p[0].Internal))
 }
 
-// stranger is an unused address: on the link between the gateways or, for IPv6, where a /64 counts as one sender, elsewhere.
+// stranger is an unused address: on the link between the gateways or, for IPv6, where a /64 counts
+// as one sender, elsewhere.
 func (l *Lab) stranger() netip.Addr {
 	if l.outer().is6() {
 		return netip.MustParseAddr("2001:db8:d::66")
@@ -116,7 +121,8 @@ func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (_ string, 
 	return l.beside(ctx, []*flood{f}, echoRequests("pings", 100, e.from, e.target, 84))
 }
 
-// attackSession starts such handshakes while the gateways start and do not know each other's address yet.
+// attackSession starts such handshakes while the gateways start and do not know each other's
+// address yet.
 func (l *Lab) attackSession(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	f := must(l.handshakes(0, l.stranger()))
@@ -149,7 +155,8 @@ func (l *Lab) attackSession(ctx context.Context) (_ string, err error) {
 	return fmt.Sprintf("%s; session after %d ms", s, took.Milliseconds()), err
 }
 
-// handshakes makes a flood of initiations from a sender that knows the public key of milan's gateway.
+// handshakes makes a flood of initiations from a sender that knows the public key of milan's
+// gateway.
 func (l *Lab) handshakes(count int, from netip.Addr) (*flood, error) {
 	const kinds, port = 64, 51840
 	key, err := base64.StdEncoding.DecodeString(l.publicKey[1])
@@ -165,12 +172,14 @@ func (l *Lab) handshakes(count int, from netip.Addr) (*flood, error) {
 		random.Read(message)
 		copy(message, []byte{device.MessageInitiationType, 0, 0, 0})
 		macs.AddMacs(message)
-		packets = append(packets, datagramOf(netip.AddrPortFrom(from, port), netip.AddrPortFrom(l.outer()[1].Peering.Addr(), port), message...).Bytes())
+		packets = append(packets, datagramOf(netip.AddrPortFrom(from, port),
+			netip.AddrPortFrom(l.outer()[1].Peering.Addr(), port), message...).Bytes())
 	}
 	return &flood{l.host(l.outer(), "rome/gateway"), count, func(i int) []byte { return packets[i%kinds] }}, nil
 }
 
-// attackNeighbourQueue sends to nodes that do not answer, while a node comes back whose MAC address must be resolved: its first packet waits for that.
+// attackNeighbourQueue sends to nodes that do not answer, while a node comes back whose MAC address
+// must be resolved: its first packet waits for that.
 func (l *Lab) attackNeighbourQueue(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	const absent, each = 32, 128
@@ -190,8 +199,9 @@ func (l *Lab) attackNeighbourQueue(ctx context.Context) (_ string, err error) {
 				for _, p := range l.plans() {
 					address = append(address, behind(p[0].Nodes[1].Internal, 100+i))
 				}
-				nodes = append(nodes, object{"name": fmt.Sprintf("rome-absent%d", i), "vni": 1000 + i, "underlay": behind(outer.Nodes[1].Underlay, 150+i),
-					"address": oneOrBoth(address), "podCIDRs": []netip.Prefix{pods(i)}})
+				nodes = append(nodes, object{"name": fmt.Sprintf("rome-absent%d", i), "vni": 1000 + i,
+					"underlay": behind(outer.Nodes[1].Underlay, 150+i),
+					"address":  oneOrBoth(address), "podCIDRs": []netip.Prefix{pods(i)}})
 			}
 			set(config, "geneve.nodes", nodes)
 		}
@@ -208,7 +218,8 @@ func (l *Lab) attackNeighbourQueue(ctx context.Context) (_ string, err error) {
 	return filled + "; " + more, err
 }
 
-// traces sends packets that expire at the gateway, which must report it. Their rate stays within a pod's share of errors.
+// traces sends packets that expire at the gateway, which must report it. Their rate stays within a
+// pod's share of errors.
 func traces(n int, from *Host, to, gateway netip.Addr) *innocent {
 	in := withPinger("traces", n, from, func(p *pinger) error {
 		a, err := p.echo(to, 84, 2)

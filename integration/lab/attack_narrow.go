@@ -10,10 +10,12 @@ import (
 // narrowTime is how soon TCP must continue.
 const narrowTime = 10 * time.Second
 
-// checkNarrow makes a device of milan's gateway carry less than its mtu needs, while there is a TCP connection. The connection must continue soon,
-// and the gateway's kernel must not fragment what it cannot send whole.
+// checkNarrow makes a device of milan's gateway carry less than its mtu needs, while there is a TCP
+// connection. The connection must continue soon, and the gateway's kernel must not fragment what it
+// cannot send whole.
 func (l *Lab) checkNarrow(device string, e *ends) func(context.Context) (string, error) {
-	// Less than the labs' mtu plus the headers of either tunnel, but enough for the IPv6 minimum (RFC 8200, Section 5).
+	// Less than the labs' mtu plus the headers of either tunnel, but enough for the IPv6 minimum
+	// (RFC 8200, Section 5).
 	mtu, gateway := l.ofOuter(1340, 1380), l.Host("milan/gateway")
 	set := func(mtu int) error {
 		return gateway.Do(func() error { return setMTU(device, mtu)(l) })

@@ -9,9 +9,10 @@ import (
 	"time"
 )
 
-// attackNetwork pings from many addresses of a pod's network, which another pod answers: 50,000 times within ten seconds, and then 730 times a second
-// for the lifetime of such connections. Meanwhile the forger's own pod, one on another node and one in the other cluster use services. With
-// CULVERT_LONG it continues for five minutes.
+// attackNetwork pings from many addresses of a pod's network, which another pod answers: 50,000
+// times within ten seconds, and then 730 times a second for the lifetime of such connections.
+// Meanwhile the forger's own pod, one on another node and one in the other cluster use services.
+// With CULVERT_LONG it continues for five minutes.
 func (l *Lab) attackNetwork(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	const burst, burstRate, rate, least = 50_000, 6_000, 730, 20_000
@@ -34,7 +35,9 @@ func (l *Lab) attackNetwork(ctx context.Context) (_ string, err error) {
 	defer must(l.serveBackends(p, 1))()
 	for n, tries := 0, 0; n < least; tries++ { // a busy kernel loses pings
 		if tries == attempts {
-			return "", fmt.Errorf("%d connections at milan after %d times %d pings, want %d at least, or nothing is attacked", n, tries, burst, least)
+			return "", fmt.Errorf(
+				"%d connections at milan after %d times %d pings, want %d at least, or nothing is attacked", n, tries,
+				burst, least)
 		}
 		must(l.beside(ctx, []*flood{forge(burst, attackBurst*time.Second/burstRate)}))
 		n, _ = must2(l.connections(ctx, "milan/gateway"))

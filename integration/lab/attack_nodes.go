@@ -10,18 +10,21 @@ import (
 	"culvert/nat/nattest"
 )
 
-// hostilePeer makes milan's gateway route to the addresses of rome's nodes too, because the owner of a peer's key can send anything. In rome, an
-// external address stands for the second node.
+// hostilePeer makes milan's gateway route to the addresses of rome's nodes too, because the owner
+// of a peer's key can send anything. In rome, an external address stands for the second node.
 func (l *Lab) hostilePeer(i int, config object) {
 	rome := &l.plan()[0]
 	if i == 0 {
 		nat := config["nat"].(object)
-		nat["addresses"] = append(nat["addresses"].([]object), object{"external": mappedNode(rome), "internal": rome.Nodes[1].Internal})
+		nat["addresses"] = append(nat["addresses"].([]object), object{"external": mappedNode(rome),
+			"internal": rome.Nodes[1].Internal})
 		return
 	}
 	config["state"] = l.path(clusters[1].Name, "hostile") // without stored remaps
 	set(config, "network.remote.externalCIDRs", []object{
-		{"cidr": firstHalf(rome.External), "remap": firstHalf(rome.SeenExt)}, {"cidr": firstHalf(netip.PrefixFrom(rome.Nodes[0].Internal, rome.External.Bits())), "remap": otherHalf(rome.SeenExt)},
+		{"cidr": firstHalf(rome.External), "remap": firstHalf(rome.SeenExt)},
+		{"cidr": firstHalf(netip.PrefixFrom(rome.Nodes[0].Internal, rome.External.Bits())),
+			"remap": otherHalf(rome.SeenExt)},
 	})
 }
 
@@ -79,7 +82,8 @@ func (l *Lab) attackNodes(ctx context.Context) (_ string, err error) {
 		return datagramOf(from, to, []byte("forged")...).Bytes()
 	}}
 	defer must(newNameServer(l.at("rome/node2").at(p[0].Nodes[1].Internal), backendPort)).close()
-	figure, err := l.beside(ctx, []*flood{f}, newCalls(20, asked.from, netip.AddrPortFrom(asked.target, backendPort), asked.to.Name),
+	figure, err := l.beside(ctx, []*flood{f}, newCalls(20, asked.from, netip.AddrPortFrom(asked.target, backendPort),
+		asked.to.Name),
 		newCalls(20, attacker, netip.AddrPortFrom(p[0].Seen(mappedNode(&p[0])), backendPort), "rome/node2"),
 		echoRequests("pings of a pod", 20, l.at("milan/pod2"), p[0].Seen(p[0].Nodes[1].Pod), 84))
 	if err != nil {

@@ -9,8 +9,9 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// attackOuterMTU forges too-big messages: an unknown sender about datagrams between the gateways, and a pod about those to a node. They quote unused
-// ports. A stream must continue in whole trains, and no gateway may fragment.
+// attackOuterMTU forges too-big messages: an unknown sender about datagrams between the gateways,
+// and a pod about those to a node. They quote unused ports. A stream must continue in whole trains,
+// and no gateway may fragment.
 func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	e, o := l.pair("milan/pod1", "rome/pod1"), l.outer()
@@ -24,7 +25,8 @@ func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
 		port      uint16
 	}{
 		{"rome/gateway", l.stranger(), o[1].Peering.Addr(), o[0].Peering.Addr(), 51840},
-		{"milan/node2", o[1].Nodes[1].Underlay, o[1].Gateway, o[1].Nodes[0].Underlay, 6091}, // like a pod masqueraded by its node
+		// like a pod masqueraded by its node
+		{"milan/node2", o[1].Nodes[1].Underlay, o[1].Gateway, o[1].Nodes[0].Underlay, 6091},
 	}
 	defer gateway.Do(forgetPaths)
 	for _, lie := range lies {
@@ -35,7 +37,8 @@ func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
 	}
 	before := must(outerCounts(ctx, gateway))
 	figure := must(e.stream(ctx, smallStream, smallStream))
-	told := must(l.beside(ctx, nil, echoRequests("large pings of another pod", 20, l.at("milan/pod2"), l.plan()[0].Seen(l.plan()[0].Nodes[1].Pod), largeMTU)))
+	told := must(l.beside(ctx, nil, echoRequests("large pings of another pod", 20, l.at("milan/pod2"),
+		l.plan()[0].Seen(l.plan()[0].Nodes[1].Pod), largeMTU)))
 	after, err := outerCounts(ctx, gateway)
 	if err == nil && after != before {
 		err = fmt.Errorf("%s: %+v before a stream, %+v after it; want no more", gateway.Name, before, after)
@@ -43,7 +46,8 @@ func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
 	return fmt.Sprintf("mtu %d believed by the kernel alone; segments %d; %s", mtu, figure.lastMSS, told), err
 }
 
-// outerCount counts trains that a gateway's kernel refused, and fragments that it made, among its tunnels' datagrams.
+// outerCount counts trains that a gateway's kernel refused, and fragments that it made, among its
+// tunnels' datagrams.
 type outerCount struct{ refusedTrains, fragments int }
 
 func outerCounts(ctx context.Context, gateway *Host) (c outerCount, err error) {
@@ -73,5 +77,6 @@ func awaitPathMTU(ctx context.Context, to netip.Addr, mtu int) error {
 
 // forgetPaths makes the kernel of this thread's namespace forget path MTUs.
 func forgetPaths() error {
-	return errors.Join(sysctl(map[string]string{"ipv4/route/flush": "1"}), sysctl(map[string]string{"ipv6/route/flush": "1"}))
+	return errors.Join(sysctl(map[string]string{"ipv4/route/flush": "1"}),
+		sysctl(map[string]string{"ipv6/route/flush": "1"}))
 }

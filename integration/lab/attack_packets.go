@@ -10,7 +10,8 @@ import (
 	"culvert/nat/nattest"
 )
 
-// rawSocket sends packets with any source: IPPROTO_RAW implies that their headers are given, see raw(7).
+// rawSocket sends packets with any source: IPPROTO_RAW implies that their headers are given, see
+// raw(7).
 type rawSocket struct{ *socket }
 
 func newRaw(h *Host) (rawSocket, error) {
@@ -43,10 +44,12 @@ func packetOf(from, to netip.Addr, body nattest.Body) nattest.IP {
 
 // datagramOf is a packet with a UDP datagram.
 func datagramOf(from, to netip.AddrPort, payload ...byte) nattest.IP {
-	return packetOf(from.Addr(), to.Addr(), nattest.UDP{SourcePort: from.Port(), DestinationPort: to.Port(), Payload: payload})
+	return packetOf(from.Addr(), to.Addr(), nattest.UDP{SourcePort: from.Port(), DestinationPort: to.Port(),
+		Payload: payload})
 }
 
-// badChecksum makes the receiver's kernel drop a packet silently, so that an attack affects gateways and nobody else.
+// badChecksum makes the receiver's kernel drop a packet silently, so that an attack affects
+// gateways and nobody else.
 const badChecksum = 0xbad
 
 // silentUDP makes a datagram that nobody answers.
@@ -63,7 +66,8 @@ func silentHop(from, to netip.AddrPort, ttl byte) []byte {
 
 // silentTCP makes a segment that nobody answers.
 func silentTCP(from, to netip.AddrPort, flags byte, seq, ack uint32) []byte {
-	b := packetOf(from.Addr(), to.Addr(), nattest.TCP{SourcePort: from.Port(), DestinationPort: to.Port(), Seq: seq, Ack: ack, Flags: flags, Window: 1024}).Bytes()
+	b := packetOf(from.Addr(), to.Addr(), nattest.TCP{SourcePort: from.Port(), DestinationPort: to.Port(), Seq: seq,
+		Ack: ack, Flags: flags, Window: 1024}).Bytes()
 	binary.BigEndian.PutUint16(b[ipHeader(from.Addr())+16:], badChecksum)
 	return b
 }
@@ -101,5 +105,6 @@ func firstFragment(from, to netip.AddrPort, id uint16) []byte {
 
 // fragment makes a fragment of a UDP datagram, but not the last one.
 func fragment(from, to netip.Addr, id uint16, at int, part []byte) []byte {
-	return nattest.Piece(packetOf(from, to, nil), nattest.Raw{Protocol: unix.IPPROTO_UDP, Payload: part}, at, true, uint32(id))
+	return nattest.Piece(packetOf(from, to, nil), nattest.Raw{Protocol: unix.IPPROTO_UDP, Payload: part}, at,
+		true, uint32(id))
 }

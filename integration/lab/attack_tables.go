@@ -30,7 +30,8 @@ func (l *Lab) tableAttacks() []Check {
 	}
 }
 
-// nth returns an address in the n-th place after a: for IPv6 in the n-th /64, because gateways count senders by it.
+// nth returns an address in the n-th place after a: for IPv6 in the n-th /64, because gateways
+// count senders by it.
 func nth(a netip.Addr, n int) netip.Addr {
 	b := a.AsSlice()
 	place := b
@@ -50,7 +51,8 @@ func behind(a netip.Addr, n int) netip.Addr {
 	return a
 }
 
-// attackPorts takes every port of U towards one service for one client; a client of the other node must still get some.
+// attackPorts takes every port of U towards one service for one client; a client of the other node
+// must still get some.
 func (l *Lab) attackPorts(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	e := l.pair("rome/node2", "milan/pod1")
@@ -63,7 +65,8 @@ func (l *Lab) attackPorts(ctx context.Context) (_ string, err error) {
 	return l.beside(ctx, []*flood{f}, datagrams("first packets", 200, e, server.port()))
 }
 
-// attackFragments sends later fragments without a first one, as many as nine incomplete datagrams a second accumulate in their lifetime of 30 s.
+// attackFragments sends later fragments without a first one, as many as nine incomplete datagrams a
+// second accumulate in their lifetime of 30 s.
 func (l *Lab) attackFragments(ctx context.Context) (string, error) {
 	const lone, incomplete = 4000, 270
 	p, e := l.plan(), l.pair("rome/node2", "milan/pod2")
@@ -86,7 +89,8 @@ func (l *Lab) manyServices(i int, config object) {
 	services := config["nat"].(object)["services"].([]object)
 	backends := services[len(services)-2]["backends"] // of the last family
 	for n := range hostileHosts {
-		services = append(services, object{"name": fmt.Sprintf("sticky-%d", n), "address": l.hostileService(n), "port": servicePort, "protocol": "tcp",
+		services = append(services, object{"name": fmt.Sprintf("sticky-%d", n), "address": l.hostileService(n),
+			"port": servicePort, "protocol": "tcp",
 			"affinity": "clientIP", "backends": backends})
 	}
 	set(config, "nat.services", services)
@@ -95,8 +99,8 @@ func (l *Lab) manyServices(i int, config object) {
 // hostileService is the address of one of manyServices.
 func (l *Lab) hostileService(n int) netip.Addr { return nth(l.plan()[0].Sticky, 256+n) }
 
-// attackAffinity is a remote cluster that makes services remember every client it can invent. A client of another service must keep its backend, and
-// the gateway's memory must stay bounded.
+// attackAffinity is a remote cluster that makes services remember every client it can invent. A
+// client of another service must keep its backend, and the gateway's memory must stay bounded.
 func (l *Lab) attackAffinity(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	p := l.plan()
@@ -114,19 +118,22 @@ func (l *Lab) attackAffinity(ctx context.Context) (_ string, err error) {
 	memory, err := l.gateway(0).memory()
 	const mib = 1 << 20
 	if err == nil && memory.anonymous > attackedRSS {
-		err = fmt.Errorf("the gateway has %.0f MiB that no file backs, want at most %d", memory.anonymous/mib, attackedRSS/mib)
+		err = fmt.Errorf("the gateway has %.0f MiB that no file backs, want at most %d", memory.anonymous/mib,
+			attackedRSS/mib)
 	}
 	return fmt.Sprintf("%s; %.0f MiB", figure, memory.anonymous/mib), err
 }
 
-// attackHalfOpen opens connections from many addresses behind one node. Meanwhile requests that the other node sent before wait for their answers.
+// attackHalfOpen opens connections from many addresses behind one node. Meanwhile requests that the
+// other node sent before wait for their answers.
 func (l *Lab) attackHalfOpen(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	e := l.pair("rome/node2", "milan/pod1")
 	waiting := must(newWaiting(ctx, e, 50))
 	defer must(newNameServer(e.to, backendPort)).close()
 	f := &flood{l.at("rome/node1"), 4 * smallTable, func(i int) []byte {
-		return silentTCP(netip.AddrPortFrom(nth(l.plan()[0].BehindFirst, i%10_000), uint16(1024+i/10_000)), netip.AddrPortFrom(e.target, attackPort), nattest.SYN, uint32(i), 0)
+		return silentTCP(netip.AddrPortFrom(nth(l.plan()[0].BehindFirst, i%10_000), uint16(1024+i/10_000)),
+			netip.AddrPortFrom(e.target, attackPort), nattest.SYN, uint32(i), 0)
 	}}
 	figure := must(l.beside(ctx, []*flood{f}, newCalls(50, e.from, netip.AddrPortFrom(e.target, backendPort), "")))
 	late, err := l.beside(ctx, nil, waiting.answers())
@@ -184,8 +191,8 @@ func (w *waiting) answers() *innocent {
 	}}
 }
 
-// attackTable fills the table with connections of one pod that the far end answers. An idle connection, over which the server speaks next, must
-// survive, and new ones must find room.
+// attackTable fills the table with connections of one pod that the far end answers. An idle
+// connection, over which the server speaks next, must survive, and new ones must find room.
 func (l *Lab) attackTable(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	idle := must(newIdle(l.pair("rome/node2", "milan/pod1")))
@@ -197,8 +204,9 @@ func (l *Lab) attackTable(ctx context.Context) (_ string, err error) {
 	return fmt.Sprintf("%s; then %s", figure, after), idle.serverSpeaks()
 }
 
-// fillTable runs the collusion, the first time beside the innocents, until it gains no more connections. It then makes sure that no evictable
-// connections are left that would spare the innocents.
+// fillTable runs the collusion, the first time beside the innocents, until it gains no more
+// connections. It then makes sure that no evictable connections are left that would spare the
+// innocents.
 func (l *Lab) fillTable(ctx context.Context, innocents ...*innocent) (figure string, err error) {
 	defer catch(&err)
 	e := l.pair("rome/pod1", "milan/pod1")
@@ -229,8 +237,9 @@ func (l *Lab) connections(ctx context.Context, gateway string) (n, most int, err
 	return int(metrics["culvert_connections"]), int(metrics["culvert_connections_max"]), err
 }
 
-// collusion fills the table of rome's gateway: the first pod of milan answers what the first pod of rome sends. Each packet is sent more than once,
-// because some are lost and some answers come too late.
+// collusion fills the table of rome's gateway: the first pod of milan answers what the first pod of
+// rome sends. Each packet is sent more than once, because some are lost and some answers come too
+// late.
 func (l *Lab) collusion() []*flood {
 	const flows, rounds = smallTable * 5 / 4, 2
 	one := func(from, to string) *flood {

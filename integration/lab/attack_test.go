@@ -29,10 +29,14 @@ func TestTallies(t *testing.T) {
 		err     string
 	}{
 		{"all answered", []tally{{asked: 10}, {asked: 5}}, 0, "9 at 1 k/s; 10 pings; 5 scrapes", ""},
-		{"the kernel lost some", []tally{{asked: 10, again: 2}, {asked: 5}}, 2, "9 at 1 k/s; 10 pings; 5 scrapes; 2 lost by the kernel", ""},
-		{"somebody else did", []tally{{asked: 10, again: 3}, {asked: 5}}, 2, "", "3 of 10 pings lost, of which the kernel lost no more than 2"},
-		{"the kernel lost some, and some were late", []tally{{asked: 10, again: 3, late: 1}, {asked: 5}}, 2, "9 at 1 k/s; 10 pings; 5 scrapes; 2 lost by the kernel", ""},
-		{"never answered", []tally{{asked: 10}, {asked: 5, again: 2, lost: 1}}, 100, "", "1 of 5 scrapes lost, 3 attempts each"},
+		{"the kernel lost some", []tally{{asked: 10, again: 2}, {asked: 5}}, 2,
+			"9 at 1 k/s; 10 pings; 5 scrapes; 2 lost by the kernel", ""},
+		{"somebody else did", []tally{{asked: 10, again: 3}, {asked: 5}}, 2, "",
+			"3 of 10 pings lost, of which the kernel lost no more than 2"},
+		{"the kernel lost some, and some were late", []tally{{asked: 10, again: 3, late: 1}, {asked: 5}}, 2,
+			"9 at 1 k/s; 10 pings; 5 scrapes; 2 lost by the kernel", ""},
+		{"never answered", []tally{{asked: 10}, {asked: 5, again: 2, lost: 1}}, 100, "",
+			"1 of 5 scrapes lost, 3 attempts each"},
 	} {
 		figure, err := judgeTallies([]string{"9 at 1 k/s"}, innocents, test.tallies, test.kernel)
 		if test.err == "" && (err != nil || figure != test.want) {
@@ -62,11 +66,13 @@ func TestInnocentGivesUp(t *testing.T) {
 	}
 }
 
-// TestLateAnswers: an answer that comes after its time is late, and one that never comes or is another one is not.
+// TestLateAnswers: an answer that comes after its time is late, and one that never comes or is
+// another one is not.
 func TestLateAnswers(t *testing.T) {
 	q := &questioner{timeout: time.Millisecond}
 	var answer []func()
-	for _, tt := range []struct{ now, later string }{{"question from pipe", ""}, {"", "question from pipe"}, {"", ""}, {"", "another"}} {
+	for _, tt := range []struct{ now, later string }{{"question from pipe", ""}, {"", "question from pipe"}, {"", ""},
+		{"", "another"}} {
 		near, far := net.Pipe()
 		if answered := make(chan error); tt.now != "" {
 			q.timeout = time.Minute
@@ -112,7 +118,8 @@ func TestForgedPackets(t *testing.T) {
 		{"datagram", udp, from.Addr(), to.Addr(), 17, 29, 0, false},
 		{"segment", tcp, from.Addr(), to.Addr(), 6, 40, 0, false},
 		{"too big", error68, router, from.Addr(), 1, 56, 0, false},
-		{"later fragment", laterFragment(from.Addr(), to.Addr(), 7), from.Addr(), to.Addr(), 17, 84, fragmentBytes / 8, true},
+		{"later fragment", laterFragment(from.Addr(), to.Addr(), 7), from.Addr(), to.Addr(), 17, 84,
+			fragmentBytes / 8, true},
 		{"first fragment", firstFragment(from, to, 7), from.Addr(), to.Addr(), 17, 92, 0, true},
 	} {
 		h, err := ipv4.ParseHeader(test.packet)
@@ -135,7 +142,8 @@ func TestForgedPackets(t *testing.T) {
 	}
 }
 
-// TestForgedPacketsIPv6: over IPv6 they are what they claim to be too, with checksums where IPv6 has no packets without.
+// TestForgedPacketsIPv6: over IPv6 they are what they claim to be too, with checksums where IPv6
+// has no packets without.
 func TestForgedPacketsIPv6(t *testing.T) {
 	from, to := netip.MustParseAddrPort("[fd00:10:0:1::5]:4000"), netip.MustParseAddrPort("[fd00:61:0:1::5]:4001")
 	router := netip.MustParseAddr("fd00:10:0:8002::7")
@@ -154,9 +162,11 @@ func TestForgedPacketsIPv6(t *testing.T) {
 			t.Errorf("%s: %d bytes, %+v, %v", tt.name, len(tt.packet), v, err)
 		}
 	}
-	for name, b := range map[string][]byte{"later": laterFragment(from.Addr(), to.Addr(), 7), "first": firstFragment(from, to, 7)} {
+	for name, b := range map[string][]byte{"later": laterFragment(from.Addr(), to.Addr(), 7),
+		"first": firstFragment(from, to, 7)} {
 		offset := binary.BigEndian.Uint16(b[42:])
-		if b[6] != 44 || b[40] != 17 || offset&1 != 1 || (name == "later") != (offset&^7 == fragmentBytes) || (len(b)-48)%8 != 0 || int(binary.BigEndian.Uint16(b[4:])) != len(b)-40 {
+		if b[6] != 44 || b[40] != 17 || offset&1 != 1 || (name == "later") != (offset&^7 == fragmentBytes) ||
+			(len(b)-48)%8 != 0 || int(binary.BigEndian.Uint16(b[4:])) != len(b)-40 {
 			t.Errorf("%s fragment: % x", name, b[:48])
 		}
 	}

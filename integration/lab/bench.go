@@ -34,8 +34,10 @@ type benchTimes struct {
 }
 
 var (
-	fullTimes  = benchTimes{5, 700 * time.Millisecond, 3 * time.Second, 2500 * time.Millisecond, 3 * time.Second, 500 * time.Millisecond, 3, 2}
-	quickTimes = benchTimes{2, 300 * time.Millisecond, time.Second, 800 * time.Millisecond, time.Second, 250 * time.Millisecond, 2, 1}
+	fullTimes = benchTimes{5, 700 * time.Millisecond, 3 * time.Second, 2500 * time.Millisecond, 3 * time.Second,
+		500 * time.Millisecond, 3, 2}
+	quickTimes = benchTimes{2, 300 * time.Millisecond, time.Second, 800 * time.Millisecond, time.Second,
+		250 * time.Millisecond, 2, 1}
 )
 
 // The gateways that are compared, in the order of a run.
@@ -48,7 +50,8 @@ var (
 	referenceNoOffloads = variant{Name: "reference, offloads refused", reference: true, noOffloads: true}
 )
 
-// benchProcs is GOMAXPROCS while measuring: a thread that returns from a system call must find a P at once, even if many wait in system calls.
+// benchProcs is GOMAXPROCS while measuring: a thread that returns from a system call must find a P
+// at once, even if many wait in system calls.
 const benchProcs = 64
 
 // bench is a bench under way.
@@ -63,8 +66,9 @@ type bench struct {
 	totals map[string]*totals // of the current run, by gateway
 }
 
-// RunBench builds a lab below dir, measures the path between two pods through culvert's gateways and through reference gateways in the same namespaces,
-// and prints the result to out. Progress goes to progress, line by line.
+// RunBench builds a lab below dir, measures the path between two pods through culvert's gateways
+// and through reference gateways in the same namespaces, and prints the result to out. Progress
+// goes to progress, line by line.
 func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.Writer) (err error) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(benchProcs))
 	b := &bench{times: fullTimes, progress: progress, began: time.Now(), rows: newRows()}
@@ -134,9 +138,10 @@ func (b *bench) takeOtherLabs(ctx context.Context, dir string, standard Options)
 	return b.takeFamilies(ctx, filepath.Join(dir, "6"), standard)
 }
 
-// alternate takes each measurement with every gateway in turn, and repeats that for each run. At the end of a run, record stores the totals of a
-// gateway.
-func (b *bench) alternate(ctx context.Context, runs int, all []measurement, variants []*variant, record func(*variant)) error {
+// alternate takes each measurement with every gateway in turn, and repeats that for each run. At
+// the end of a run, record stores the totals of a gateway.
+func (b *bench) alternate(ctx context.Context, runs int, all []measurement, variants []*variant,
+	record func(*variant)) error {
 	for run := range runs {
 		b.totals = make(map[string]*totals)
 		for _, v := range variants {

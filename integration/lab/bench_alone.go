@@ -15,8 +15,8 @@ import (
 	"culvert/geneve"
 )
 
-// aloneSize and aloneSmall are the payloads in bytes of the packets in the bench of one gateway alone. The larger one fills the lab's MTU of 1340
-// bytes.
+// aloneSize and aloneSmall are the payloads in bytes of the packets in the bench of one gateway
+// alone. The larger one fills the lab's MTU of 1340 bytes.
 const (
 	aloneSize  = 1312
 	aloneSmall = 64
@@ -28,12 +28,15 @@ const (
 
 	metricForwarded = "culvert_forwarded_packets_total"
 
-	trainMost      = 64    // datagrams that every kernel with UDP_SEGMENT takes at once (UDP_MAX_SEGMENTS before Linux 6.9)
+	// datagrams that every kernel with UDP_SEGMENT takes at once (UDP_MAX_SEGMENTS before Linux
+	// 6.9)
+	trainMost      = 64
 	trainMostBytes = 65000 // with headers it is a packet of less than 64 KiB
 )
 
-// alone stops milan's gateway and floods rome's with trains from a node. It returns the number of datagrams that rome's gateway encrypted and sent,
-// the duration in seconds, and the CPU seconds of its threads.
+// alone stops milan's gateway and floods rome's with trains from a node. It returns the number of
+// datagrams that rome's gateway encrypted and sent, the duration in seconds, and the CPU seconds of
+// its threads.
 func (b *bench) alone(ctx context.Context, v *variant, size int) (packets, seconds, used float64, err error) {
 	rome, milan := b.lab.gateway(0), b.lab.gateway(1)
 	if err := milan.signal(unix.SIGSTOP); err != nil {
@@ -77,8 +80,9 @@ func (b *bench) alone(ctx context.Context, v *variant, size int) (packets, secon
 	return after.packets - before.packets, after.at.Sub(before.at).Seconds(), after.used - before.used, err
 }
 
-// floodFromNode sends datagrams from rome/pod1 to milan/pod1 through rome's gateway, in trains, as rome/node1 or its network card would. It sends as
-// fast as it can until stop is called. The datagrams have size bytes of payload.
+// floodFromNode sends datagrams from rome/pod1 to milan/pod1 through rome's gateway, in trains, as
+// rome/node1 or its network card would. It sends as fast as it can until stop is called. The
+// datagrams have size bytes of payload.
 func (l *Lab) floodFromNode(size int) (stop func() error, err error) {
 	train, datagram, err := l.trainOfNode(size)
 	if err != nil {
@@ -139,7 +143,8 @@ func (l *Lab) trainOfNode(size int) (train []byte, datagram int, err error) {
 	to := geneve.MAC(vni, geneve.Gateway)
 	one = append(append(append(one, to[:]...), own[:]...), unix.ETH_P_IP>>8, unix.ETH_P_IP&0xff)
 	target := clusters[1].Seen(clusters[1].Nodes[0].Pod)
-	one = append(one, datagramOf(netip.AddrPortFrom(n.Pod, discardPort), netip.AddrPortFrom(target, discardPort), make([]byte, size)...).Bytes()...)
+	one = append(one, datagramOf(netip.AddrPortFrom(n.Pod, discardPort), netip.AddrPortFrom(target, discardPort),
+		make([]byte, size)...).Bytes()...)
 	for range min(trainMost, trainMostBytes/len(one)) {
 		train = append(train, one...)
 	}

@@ -101,8 +101,9 @@ func (b *bench) printCPUs(out io.Writer, mode node.Mode, o BenchOptions) error {
 		return printJSON(out, r)
 	}
 	var text strings.Builder
-	fmt.Fprint(&text, r.conditions.String(), "alone = one gateway gets trains of a node and encrypts them for nobody, beside the sender on another CPU\n"+
-		"reference = kernel VXLAN + nftables + wireguard-go on a TUN device\n")
+	fmt.Fprint(&text, r.conditions.String(),
+		"alone = one gateway gets trains of a node and encrypts them for nobody, beside the sender on another CPU\n"+
+			"reference = kernel VXLAN + nftables + wireguard-go on a TUN device\n")
 	widths := []int{benchNameWidth, 5, benchFigureWidth, benchFigureWidth, benchRatioWidth}
 	writeLine(&text, widths, []string{"", "CPUs", "culvert", "reference", "ratio"})
 	for _, row := range r.Rows {

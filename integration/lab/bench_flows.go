@@ -23,7 +23,8 @@ const (
 	flowDatagram  = 16    // bytes with the UDP header
 )
 
-// fillConnections makes n UDP connections through both gateways, with one datagram in each direction. Raw sockets replace many ports.
+// fillConnections makes n UDP connections through both gateways, with one datagram in each
+// direction. Raw sockets replace many ports.
 func (e *ends) fillConnections(ctx context.Context, n int) error {
 	near, err := newSocket(e.from, unix.SOCK_RAW, unix.IPPROTO_UDP)
 	if err != nil {

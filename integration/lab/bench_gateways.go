@@ -27,10 +27,12 @@ type variant struct {
 	connections int // made before its figures are taken
 }
 
-// reachTimeout is how long gateways may take until pods reach each other. A lost handshake is repeated after 5 seconds.
+// reachTimeout is how long gateways may take until pods reach each other. A lost handshake is
+// repeated after 5 seconds.
 const reachTimeout = 20 * time.Second
 
-// useGateways replaces both gateways by those of the variant, in the same namespaces, on the same links.
+// useGateways replaces both gateways by those of the variant, in the same namespaces, on the same
+// links.
 func (l *Lab) useGateways(ctx context.Context, v *variant) error {
 	if err := end(l.gateways()...); err != nil {
 		return err

@@ -34,7 +34,8 @@ var growthRows = []struct {
 	id    rowID
 	title string
 }{
-	{rowTCP1, "TCP Gb/s"}, {rowDials, "connects k/s"}, {rowUDP64, "UDP 64 B k/s"}, {rowIdleP50, "ping p50 µs"}, {rowResident, "resident MiB"},
+	{rowTCP1, "TCP Gb/s"}, {rowDials, "connects k/s"}, {rowUDP64, "UDP 64 B k/s"}, {rowIdleP50, "ping p50 µs"},
+	{rowResident, "resident MiB"},
 }
 
 // GrowthRow is culvert's figures at one size of its tables.
@@ -55,9 +56,10 @@ func (b *bench) grow(ctx context.Context) ([]GrowthRow, error) {
 	kept, grown := b.rows, newRows()
 	b.rows = grown
 	defer func() { b.rows = kept }()
-	err := b.alternate(ctx, b.times.growthRuns, []measurement{{name: "growing tables", take: b.takeGrown}}, variants, func(v *variant) {
-		b.record(v, rowResident, b.totals[v.Name].resident)
-	})
+	err := b.alternate(ctx, b.times.growthRuns, []measurement{{name: "growing tables", take: b.takeGrown}}, variants,
+		func(v *variant) {
+			b.record(v, rowResident, b.totals[v.Name].resident)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -115,11 +117,13 @@ func (l *Lab) writeGrown(i int) error {
 	return nil
 }
 
-// grownNodes adds nodes that do not answer, and gives all nodes in turn routes to single pods. The routes to pods that exist stay as they are.
+// grownNodes adds nodes that do not answer, and gives all nodes in turn routes to single pods. The
+// routes to pods that exist stay as they are.
 func grownNodes(c *Cluster, nodes []any, total, routes int) []any {
 	underlay, internal := netip.MustParseAddr("172.24.0.1"), netip.MustParseAddr("10.81.0.1")
 	for i := len(nodes); i < total; i++ {
-		nodes = append(nodes, object{"name": fmt.Sprintf("%s-absent%d", c.Name, i), "vni": 1000 + i, "underlay": underlay, "address": internal,
+		nodes = append(nodes, object{"name": fmt.Sprintf("%s-absent%d", c.Name, i), "vni": 1000 + i,
+			"underlay": underlay, "address": internal,
 			"podCIDRs": []any{}})
 		underlay, internal = underlay.Next(), internal.Next()
 	}
@@ -132,7 +136,8 @@ func grownNodes(c *Cluster, nodes []any, total, routes int) []any {
 		if pod == c.Nodes[0].Pod || pod == c.Nodes[1].Pod {
 			continue
 		}
-		lists[(len(nodes)-1+i)%len(nodes)] = append(lists[(len(nodes)-1+i)%len(nodes)], netip.PrefixFrom(pod, 32).String())
+		lists[(len(nodes)-1+i)%len(nodes)] = append(lists[(len(nodes)-1+i)%len(nodes)],
+			netip.PrefixFrom(pod, 32).String())
 		i++
 	}
 	for i, n := range nodes {
@@ -141,7 +146,8 @@ func grownNodes(c *Cluster, nodes []any, total, routes int) []any {
 	return nodes
 }
 
-// bypassBridgeFilters keeps packet filters from seeing frames on the routers' bridges, which stand for cables.
+// bypassBridgeFilters keeps packet filters from seeing frames on the routers' bridges, which stand
+// for cables.
 func (l *Lab) bypassBridgeFilters() error {
 	for i := range clusters {
 		err := l.Host(clusters[i].Name + "/router").Do(func() error {

@@ -8,8 +8,8 @@ import (
 	"culvert/gateway/node"
 )
 
-// takeFamilies compares one stream over IPv6 with one over IPv4, between the same pods of a dual-stack lab below dir. The order of the families
-// alternates from run to run.
+// takeFamilies compares one stream over IPv6 with one over IPv4, between the same pods of a
+// dual-stack lab below dir. The order of the families alternates from run to run.
 func (b *bench) takeFamilies(ctx context.Context, dir string, o Options) error {
 	o.Inside = IPv4AndIPv6
 	return b.inLab(ctx, dir, o, "one stream over each family", func(l *Lab, run int) error {
@@ -29,8 +29,8 @@ func (b *bench) takeFamilies(ctx context.Context, dir string, o Options) error {
 	})
 }
 
-// takeTUN measures one stream in a lab below dir whose nodes have TUN devices, as on nodes whose kernel has no link for tunnels, and
-// compares it with the row of kernel links, of the same run.
+// takeTUN measures one stream in a lab below dir whose nodes have TUN devices, as on nodes whose
+// kernel has no link for tunnels, and compares it with the row of kernel links, of the same run.
 func (b *bench) takeTUN(ctx context.Context, dir string, o Options) error {
 	o.Mode = node.TUN
 	return b.inLab(ctx, dir, o, "one stream by TUN nodes", func(l *Lab, run int) error {
@@ -44,7 +44,8 @@ func (b *bench) takeTUN(ctx context.Context, dir string, o Options) error {
 }
 
 // inLab measures in another lab below dir, once for each run.
-func (b *bench) inLab(ctx context.Context, dir string, o Options, what string, measure func(l *Lab, run int) error) (err error) {
+func (b *bench) inLab(ctx context.Context, dir string, o Options, what string,
+	measure func(l *Lab, run int) error) (err error) {
 	l, err := Start(ctx, dir, o)
 	defer func() { err = errors.Join(err, l.Stop()) }()
 	if err == nil {

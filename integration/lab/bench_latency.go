@@ -22,7 +22,8 @@ const (
 // latency is a distribution of round-trip times, in seconds.
 type latency struct{ p50, p99 float64 }
 
-// measureLatency sends echo requests one after the other; the far pod's kernel answers. A lost one counts as pingTimeout.
+// measureLatency sends echo requests one after the other; the far pod's kernel answers. A lost one
+// counts as pingTimeout.
 func (e *ends) measureLatency(ctx context.Context, duration time.Duration) (latency, error) {
 	s, err := newPing(e.from)
 	if err != nil {
@@ -58,7 +59,8 @@ func newPing(h *Host) (*socket, error) {
 	return newSocket(h, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
 }
 
-// echo returns the round-trip time of one request. The kernel fills in identifier and checksum and delivers only replies with that identifier.
+// echo returns the round-trip time of one request. The kernel fills in identifier and checksum and
+// delivers only replies with that identifier.
 func (s *socket) echo(request, reply []byte, sequence uint16) (time.Duration, error) {
 	echoReply := byte(0)
 	if request[0] = 8; s.family == unix.AF_INET6 {
@@ -92,7 +94,8 @@ func (e *ends) reach(ctx context.Context) error {
 	return nil
 }
 
-// answered pings with packets of size bytes until there is an answer, which may take wait, or ctx is done.
+// answered pings with packets of size bytes until there is an answer, which may take wait, or ctx
+// is done.
 func (e *ends) answered(ctx context.Context, size int, wait time.Duration) error {
 	s, err := newPing(e.from)
 	if err != nil {

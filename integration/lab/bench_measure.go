@@ -12,7 +12,8 @@ type measurement struct {
 	take    func(context.Context, *variant) error
 }
 
-// streams measures TCP connections that send as fast as they can, in one or both directions: throughput, CPU time and system calls.
+// streams measures TCP connections that send as fast as they can, in one or both directions:
+// throughput, CPU time and system calls.
 func (b *bench) streams(name string, id rowID, up, down int) measurement {
 	return measurement{name: name, take: func(ctx context.Context, v *variant) error {
 		f, err := b.path.measureBulk(ctx, up, down, &b.times, func() (sample, error) { return b.lab.sample(ctx, v) })
@@ -121,7 +122,8 @@ func (b *bench) takeLoaded(ctx context.Context, v *variant) error {
 	return nil
 }
 
-// takeRefused measures the figures promised for kernels without offloads, also compared with the reference on such a kernel.
+// takeRefused measures the figures promised for kernels without offloads, also compared with the
+// reference on such a kernel.
 func (b *bench) takeRefused(ctx context.Context, v *variant) error {
 	rate, err := b.path.streamRate(ctx, &b.times)
 	if err != nil {

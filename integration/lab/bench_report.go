@@ -69,10 +69,12 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 		return printJSON(out, r)
 	}
 	var b strings.Builder
-	fmt.Fprint(&b, r.conditions.String(), "reference = kernel VXLAN + nftables + wireguard-go on a TUN device; 1 P = with GOMAXPROCS=1\n"+
-		"ClusterIP: one node to another without gateways; reference = kube-proxy's rules, nftables mode\n")
+	fmt.Fprint(&b, r.conditions.String(),
+		"reference = kernel VXLAN + nftables + wireguard-go on a TUN device; 1 P = with GOMAXPROCS=1\n"+
+			"ClusterIP: one node to another without gateways; reference = kube-proxy's rules, nftables mode\n")
 	line := func(cells ...string) {
-		writeLine(&b, []int{benchNameWidth, benchFigureWidth, benchFigureWidth, benchRatioWidth, benchFigureWidth, benchRatioWidth}, cells)
+		writeLine(&b, []int{benchNameWidth, benchFigureWidth, benchFigureWidth, benchRatioWidth, benchFigureWidth,
+			benchRatioWidth}, cells)
 	}
 	line("", "culvert", "reference", "ratio budget", "reference 1 P", "ratio budget")
 	var met, judged int
@@ -81,7 +83,8 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 		if row.Bound != nil {
 			first += " " + row.mark(*row.BoundMet, *row.Bound)
 		}
-		line(strings.TrimSpace(row.Name+" "+row.Unit), row.figure(culvertGateway.Name), row.figure(referenceAsIs.Name), strings.TrimSpace(first),
+		line(strings.TrimSpace(row.Name+" "+row.Unit), row.figure(culvertGateway.Name), row.figure(referenceAsIs.Name),
+			strings.TrimSpace(first),
 			row.figure(referenceOneP.Name), second)
 		for _, m := range row.verdicts() {
 			judged++
@@ -105,7 +108,8 @@ func printJSON(out io.Writer, report any) error {
 	return encoder.Encode(report)
 }
 
-// othersLimit is the percentage of CPU time used by others, including interrupts, above which a report warns.
+// othersLimit is the percentage of CPU time used by others, including interrupts, above which a
+// report warns.
 const othersLimit = 15
 
 func warnOfOthers(b *strings.Builder, share float64) {

@@ -116,7 +116,8 @@ func newRows() rows {
 	return r
 }
 
-// others returns the largest share of CPU time in percent that others used during streams, with one of the gateways.
+// others returns the largest share of CPU time in percent that others used during streams, with one
+// of the gateways.
 func (r rows) others() (share float64) {
 	for _, figures := range r[rowOthers].figures {
 		share = max(share, summarise(figures, r[rowOthers].scale).Median)
@@ -174,7 +175,8 @@ func (r rows) judge() (all []Row) {
 }
 
 func (r *row) judge() Row {
-	out := Row{Name: r.Name, Unit: r.Unit, LowerBetter: r.lower, Figures: make(map[string]Figure), Ratios: make(map[string]Ratio)}
+	out := Row{Name: r.Name, Unit: r.Unit, LowerBetter: r.lower, Figures: make(map[string]Figure),
+		Ratios: make(map[string]Ratio)}
 	for name, values := range r.figures {
 		out.Figures[name] = summarise(values, r.scale)
 	}

@@ -19,7 +19,8 @@ type sample struct {
 }
 
 func (s sample) minus(t sample) sample {
-	return sample{s.busy - t.busy, s.idle - t.idle, s.own - t.own, s.faults - t.faults, s.calls - t.calls, s.packets - t.packets}
+	return sample{s.busy - t.busy, s.idle - t.idle, s.own - t.own, s.faults - t.faults, s.calls - t.calls,
+		s.packets - t.packets}
 }
 
 func (s sample) plus(t sample) sample { return s.minus(sample{}.minus(t)) }
@@ -92,8 +93,8 @@ func processStat(pid string) ([]float64, error) {
 	return numbers, nil
 }
 
-// readCPU reads the first line of /proc/stat: the time of all CPUs since the machine started, in seconds. Time stolen by other machines is neither
-// busy nor idle.
+// readCPU reads the first line of /proc/stat: the time of all CPUs since the machine started, in
+// seconds. Time stolen by other machines is neither busy nor idle.
 func readCPU() (busy, idle float64, err error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {

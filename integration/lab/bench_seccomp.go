@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ExecWithoutOffloads executes a program, whose path comes first in args, as on a kernel without offloads for UDP sockets.
+// ExecWithoutOffloads executes a program, whose path comes first in args, as on a kernel without
+// offloads for UDP sockets.
 func ExecWithoutOffloads(args []string) error {
 	runtime.LockOSThread() // the filter belongs to the thread, and to what it executes
 	if err := refuseOffloads(); err != nil {
@@ -18,7 +19,8 @@ func ExecWithoutOffloads(args []string) error {
 	return unix.Exec(args[0], args, os.Environ())
 }
 
-// refuseOffloads makes the kernel answer ENOPROTOOPT to the socket options UDP_GRO and UDP_SEGMENT, for this thread and what it executes.
+// refuseOffloads makes the kernel answer ENOPROTOOPT to the socket options UDP_GRO and UDP_SEGMENT,
+// for this thread and what it executes.
 func refuseOffloads() error {
 	const (
 		callOffset  = 0  // struct seccomp_data: nr

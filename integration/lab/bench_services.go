@@ -8,14 +8,16 @@ import (
 	"strings"
 )
 
-// benchPort is the first port of the cluster address; each port leads to the same port of its endpoint.
+// benchPort is the first port of the cluster address; each port leads to the same port of its
+// endpoint.
 const benchPort = 8080
 
-// takeServices measures a cluster address that a node serves to its pod, with an endpoint on the cluster's other node: by culvert node, and by
-// kube-proxy's rules in nftables mode.
+// takeServices measures a cluster address that a node serves to its pod, with an endpoint on the
+// cluster's other node: by culvert node, and by kube-proxy's rules in nftables mode.
 func (b *bench) takeServices(ctx context.Context, variants []*variant) error {
 	c := &clusters[0]
-	e := &ends{from: b.lab.Host(c.Name + "/" + c.Nodes[0].PodName), to: b.lab.Host(c.Name + "/" + c.Nodes[1].PodName), target: c.Served, port: benchPort}
+	e := &ends{from: b.lab.Host(c.Name + "/" + c.Nodes[0].PodName), to: b.lab.Host(c.Name + "/" + c.Nodes[1].PodName),
+		target: c.Served, port: benchPort}
 	for run := range b.times.runs {
 		for i := range variants {
 			v := variants[(run+i)%len(variants)]
@@ -60,8 +62,8 @@ func (l *Lab) serving(ctx context.Context, c *Cluster, e *ends, v *variant, do f
 	return l.serveOn(ctx, c, serve, do)
 }
 
-// kubeProxyTable is the table of kube-proxy of Kubernetes 1.35 in nftables mode for Services that have only cluster addresses, without its comments
-// and names.
+// kubeProxyTable is the table of kube-proxy of Kubernetes 1.35 in nftables mode for Services that
+// have only cluster addresses, without its comments and names.
 const kubeProxyTable = `table ip kube-proxy {
 	set cluster-ips { type ipv4_addr; elements = { %[1]s }; }
 	set nodeport-ips { type ipv4_addr; elements = { %[2]s }; }
@@ -116,8 +118,9 @@ func kubeProxyRules(c *Cluster, endpoint netip.Addr) string {
 	var chains, services strings.Builder
 	for i := range dialers {
 		port := benchPort + i
-		fmt.Fprintf(&chains, "\tchain endpoint-%[1]d {\n\t\tip saddr %[2]s jump mark-for-masquerade\n\t\tmeta l4proto tcp dnat to %[2]s:%[1]d\n\t}\n"+
-			"\tchain service-%[1]d {\n\t\tip daddr %[3]s ip saddr != %[4]s jump mark-for-masquerade\n\t\tnumgen random mod 1 vmap { 0 : goto endpoint-%[1]d }\n\t}\n",
+		fmt.Fprintf(&chains,
+			"\tchain endpoint-%[1]d {\n\t\tip saddr %[2]s jump mark-for-masquerade\n\t\tmeta l4proto tcp dnat to %[2]s:%[1]d\n\t}\n"+
+				"\tchain service-%[1]d {\n\t\tip daddr %[3]s ip saddr != %[4]s jump mark-for-masquerade\n\t\tnumgen random mod 1 vmap { 0 : goto endpoint-%[1]d }\n\t}\n",
 			port, endpoint, c.Served, c.PodCIDR)
 		fmt.Fprintf(&services, "%s . tcp . %d : goto service-%[2]d, ", c.Served, port)
 	}

@@ -8,7 +8,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestKubeProxyRules: the rules that stand for kube-proxy serve every port of the cluster address, and are gone afterwards.
+// TestKubeProxyRules: the rules that stand for kube-proxy serve every port of the cluster address,
+// and are gone afterwards.
 func TestKubeProxyRules(t *testing.T) {
 	l := buildOne(t, true)
 	need.Kernel(t, "nft", MissingForReference())

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is a blocking socket. Benchmarks use system calls without Go's poller, so that they measure the path and not themselves.
+// socket is a blocking socket. Benchmarks use system calls without Go's poller, so that they
+// measure the path and not themselves.
 type socket struct {
 	fd, family int
 	port       uint16 // local, if bound
@@ -20,7 +21,8 @@ type socket struct {
 // socketTimeout ends a call that would otherwise block forever.
 const socketTimeout = 5 * time.Second
 
-// newSocket makes a socket of the host's family inside it; calls on it may then come from any thread.
+// newSocket makes a socket of the host's family inside it; calls on it may then come from any
+// thread.
 func newSocket(h *Host, kind, protocol int) (*socket, error) {
 	s, err := in(h, func() (*socket, error) { return openSocket(familyOf(h.Address), kind, protocol) })
 	if err != nil {
@@ -91,7 +93,8 @@ func (s *socket) bind(a netip.AddrPort) error {
 	return nil
 }
 
-// listenTCP listens at a port, even if earlier connections to it are still closing; 0 is the kernel's choice.
+// listenTCP listens at a port, even if earlier connections to it are still closing; 0 is the
+// kernel's choice.
 func listenTCP(h *Host, port uint16) (*socket, error) {
 	s, err := newSocket(h, unix.SOCK_STREAM, 0)
 	if err != nil {

@@ -68,7 +68,8 @@ func (b *bulk) stream(from, to *socket) {
 			}
 			b.received.Add(int64(n))
 			now := time.Now()
-			for took, longest := int64(now.Sub(last)), b.pause.Load(); took > longest && !b.pause.CompareAndSwap(longest, took); longest = b.pause.Load() {
+			for took, longest := int64(now.Sub(last)), b.pause.Load(); took > longest &&
+				!b.pause.CompareAndSwap(longest, took); longest = b.pause.Load() {
 			}
 			last = now
 		}
@@ -107,7 +108,8 @@ type bulkFigures struct {
 }
 
 // measureBulk measures for duration, after the connections have run for warmUp.
-func (e *ends) measureBulk(ctx context.Context, up, down int, t *benchTimes, take func() (sample, error)) (f bulkFigures, err error) {
+func (e *ends) measureBulk(ctx context.Context, up, down int, t *benchTimes, take func() (sample, error)) (
+	f bulkFigures, err error) {
 	b, err := e.startBulk(up, down)
 	if err != nil {
 		return f, err
@@ -153,7 +155,8 @@ func (e *ends) connect() (near, far *socket, err error) {
 	return near, far, nil
 }
 
-// measureDials returns how many times a second clients connect, send a request, read the answer and close.
+// measureDials returns how many times a second clients connect, send a request, read the answer and
+// close.
 func (e *ends) measureDials(ctx context.Context, warmUp, duration time.Duration) (float64, error) {
 	var done atomic.Int64
 	var stopping atomic.Bool
@@ -229,7 +232,8 @@ func dialOnce(to netip.AddrPort) error {
 	return err
 }
 
-// answerRequests answers one connection after the other until the listener is shut down. Clients close first, so that they have the TIME-WAIT state.
+// answerRequests answers one connection after the other until the listener is shut down. Clients
+// close first, so that they have the TIME-WAIT state.
 func (s *socket) answerRequests() {
 	buffer := make([]byte, requestBytes)
 	for {

@@ -163,7 +163,8 @@ func TestReportWidth(t *testing.T) {
 }
 
 func TestFormatFigure(t *testing.T) {
-	for v, want := range map[float64]string{0: "0", 0.0372: "0.037", 0.1: "0.10", 3.456: "3.46", 9.996: "10.0", 31.4: "31.4", 99.96: "100", 7215: "7215"} {
+	for v, want := range map[float64]string{0: "0", 0.0372: "0.037", 0.1: "0.10", 3.456: "3.46", 9.996: "10.0",
+		31.4: "31.4", 99.96: "100", 7215: "7215"} {
 		if got := formatFigure(v); got != want {
 			t.Errorf("%v: %q, want %q", v, got, want)
 		}
@@ -193,7 +194,8 @@ func TestGrownNodes(t *testing.T) {
 				}
 			}
 			if len(nodes) != s.nodes || len(seen) != s.routes {
-				t.Errorf("%s, %s: %d nodes and %d routes, want %d and %d", s.name, c.Name, len(nodes), len(seen), s.nodes, s.routes)
+				t.Errorf("%s, %s: %d nodes and %d routes, want %d and %d", s.name, c.Name, len(nodes), len(seen),
+					s.nodes, s.routes)
 			}
 		}
 	}
@@ -214,7 +216,8 @@ func TestSample(t *testing.T) {
 	}
 	after, err := processStat("self")
 	need.NoError(t, err)
-	if after[statMinorFaults] <= before[statMinorFaults] || after[statUser]+after[statSystem] < before[statUser]+before[statSystem] {
+	if after[statMinorFaults] <= before[statMinorFaults] || after[statUser]+after[statSystem] < before[statUser]+
+		before[statSystem] {
 		t.Errorf("fields before %v, after %v", before, after)
 	}
 	x, y := sample{1, 2, 3, 4, 5, 6}, sample{60, 50, 40, 30, 20, 10}

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A rate passes if at most lossLimit of the datagrams are lost and the sender achieves at least paceLimit of it.
+// A rate passes if at most lossLimit of the datagrams are lost and the sender achieves at least
+// paceLimit of it.
 const (
 	lossLimit = 0.005
 	paceLimit = 0.97
@@ -25,8 +26,8 @@ const (
 	udpBuffer  = 16 << 20               // bytes, so that the receiving pod is not the limit
 )
 
-// measureUDP returns the highest rate of datagrams with size bytes of payload, per second, with at most lossLimit lost: by a ladder, then a
-// bisection.
+// measureUDP returns the highest rate of datagrams with size bytes of payload, per second, with at
+// most lossLimit lost: by a ladder, then a bisection.
 func (e *ends) measureUDP(ctx context.Context, size, bisections int, step time.Duration) (float64, error) {
 	passes := func(rate float64) (float64, bool, error) {
 		for range rateTries {

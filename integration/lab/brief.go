@@ -83,7 +83,8 @@ func (p *printer) headline() string {
 	return strings.Join(all, ", ")
 }
 
-// left estimates the remaining seconds of all planned labs, from the time of earlier ones; "" if none are left.
+// left estimates the remaining seconds of all planned labs, from the time of earlier ones; "" if
+// none are left.
 func (p *printer) left() string {
 	planned := func(labs []plannedLab) (seconds float64) {
 		for _, l := range labs {

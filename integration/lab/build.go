@@ -22,7 +22,8 @@ func (l *Lab) buildCluster(c *Cluster, o *ClusterOptions) error {
 	if err := router.Do(func() error { return addBridge("underlay") }); err != nil {
 		return fmt.Errorf("%s: %w", router.Name, err)
 	}
-	// attach makes a host whose eth0 leads to another host, where the end of the link has the new host's name.
+	// attach makes a host whose eth0 leads to another host, where the end of the link has the new
+	// host's name.
 	attach := func(name string, address netip.Addr, to *Host, bridge string, mtu int, offloads bool) (*Host, error) {
 		h, err := l.addHost(c, name, address)
 		if err != nil {
@@ -77,7 +78,8 @@ func (l *Lab) peer() error {
 	return nil
 }
 
-// addAddresses gives the hosts of clusters[i] their addresses and routes of p's family. Pods of other nodes are reached over the underlay.
+// addAddresses gives the hosts of clusters[i] their addresses and routes of p's family. Pods of
+// other nodes are reached over the underlay.
 func (l *Lab) addAddresses(p *plan, i int) (err error) {
 	c := &p[i]
 	do := func(host string, change func() error) {

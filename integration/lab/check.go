@@ -82,7 +82,8 @@ func LabNames() []string {
 var sixLabs = []struct {
 	name string
 	of   Options
-}{{dualLabs, Options{Inside: IPv4AndIPv6}}, {inside6Labs, Options{Inside: IPv6}}, {outer6Labs, Options{Inside: IPv4AndIPv6, Outside6: true}}}
+}{{dualLabs, Options{Inside: IPv4AndIPv6}}, {inside6Labs, Options{Inside: IPv6}},
+	{outer6Labs, Options{Inside: IPv4AndIPv6, Outside6: true}}}
 
 // labs returns the labs of a mode.
 func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
@@ -128,7 +129,8 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 	return all
 }
 
-// attackLabs are labs whose gateways are restarted for each attack, and whose memory is observed from outside.
+// attackLabs are labs whose gateways are restarted for each attack, and whose memory is observed
+// from outside.
 func (o *CheckOptions) attackLabs(mode node.Mode) (all []plannedLab) {
 	if o.Sandbox.Runsc != "" {
 		return nil
@@ -170,7 +172,8 @@ func (o *CheckOptions) ipv4Labs(mode node.Mode) (all []plannedLab) {
 		if !offloads || mode == node.TUN {
 			slow = 2
 		}
-		all = append(all, plannedLab{Standard(mode, offloads), standardChecks, 6 * slow}, plannedLab{UnequalMTU(mode, offloads), mtuChecks, 2 * slow})
+		all = append(all, plannedLab{Standard(mode, offloads), standardChecks, 6 * slow},
+			plannedLab{UnequalMTU(mode, offloads), mtuChecks, 2 * slow})
 		once := offloads && mode == onceMode(o.Modes)
 		switch { // checks about addresses do not depend on sizes
 		case once && !o.Short:
@@ -244,7 +247,8 @@ func runLab(ctx context.Context, dir string, o Options, checks func(*Lab) []Chec
 	}
 }
 
-// whileRunning returns a context that ends when a gateway or node does, because all following checks would wait in vain.
+// whileRunning returns a context that ends when a gateway or node does, because all following
+// checks would wait in vain.
 func (l *Lab) whileRunning(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if l.options.Attacks {

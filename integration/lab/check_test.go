@@ -42,15 +42,17 @@ func TestChecksPass(t *testing.T) {
 		client := within(l, "rome/client", "rome/node2")
 		hops := []netip.Addr{clusters[0].Nodes[0].PodCIDR.Addr(), clusters[0].Nodes[1].Underlay, e.target}
 		for name, check := range map[string]func(context.Context) (string, error){
-			"ping":     e.checkPing,
-			"client":   client.checkPing,
-			"udp":      e.checkUDP,
-			"trains":   e.checkTrains,
-			"up":       func(ctx context.Context) (string, error) { return e.checkStream(ctx, 3<<20+1, 0) },
-			"down":     func(ctx context.Context) (string, error) { return e.checkStream(ctx, 0, 3<<20+1) },
-			"both":     func(ctx context.Context) (string, error) { return e.checkStream(ctx, 1<<20, 2<<20) },
-			"trace":    func(ctx context.Context) (string, error) { return checkTrace(ctx, e.from, e.target, hops) },
-			"underlay": func(ctx context.Context) (string, error) { return checkInternal(client.to, clusters[0].Gateway) },
+			"ping":   e.checkPing,
+			"client": client.checkPing,
+			"udp":    e.checkUDP,
+			"trains": e.checkTrains,
+			"up":     func(ctx context.Context) (string, error) { return e.checkStream(ctx, 3<<20+1, 0) },
+			"down":   func(ctx context.Context) (string, error) { return e.checkStream(ctx, 0, 3<<20+1) },
+			"both":   func(ctx context.Context) (string, error) { return e.checkStream(ctx, 1<<20, 2<<20) },
+			"trace":  func(ctx context.Context) (string, error) { return checkTrace(ctx, e.from, e.target, hops) },
+			"underlay": func(ctx context.Context) (string, error) {
+				return checkInternal(client.to, clusters[0].Gateway)
+			},
 		} {
 			if figure, err := check(t.Context()); err != nil {
 				t.Errorf("offloads %v, %s: %v", offloads, name, err)
@@ -80,8 +82,12 @@ func TestChecksFail(t *testing.T) {
 			"rome/pod2 saw source 10.0.1.5, want 10.62.1.5"},
 		{"trace, hops", func(ctx context.Context) (string, error) { return checkTrace(ctx, e.from, e.target, hops) },
 			"hops [10.0.1.1 172.18.0.3 10.0.2.6], want [10.0.1.1 172.18.0.2 10.0.2.6]"},
-		{"too big, never comes", func(ctx context.Context) (string, error) { return e.checkTooBig(ctx, e.target) }, "no too-big message"},
-		{"segments, never shrink", func(ctx context.Context) (string, error) { return e.checkSegments(ctx, streamBytes, false) }, "segments of 1288 bytes at first and 1288 at last"},
+		{"too big, never comes", func(ctx context.Context) (string, error) { return e.checkTooBig(ctx, e.target) },
+			"no too-big message"},
+		{"segments, never shrink", func(ctx context.Context) (string, error) {
+			return e.checkSegments(ctx, streamBytes,
+				false)
+		}, "segments of 1288 bytes at first and 1288 at last"},
 	} {
 		figure, err := test.check(t.Context())
 		if err == nil || !strings.Contains(err.Error(), test.want) {
@@ -107,14 +113,16 @@ func TestMTUChecks(t *testing.T) {
 	if figure, err := e.checkFragments(t.Context()); err != nil {
 		t.Error(figure, err)
 	}
-	if figure, err := e.checkSegments(t.Context(), streamBytes, false); err != nil { // only pod1 learns of the small MTU
+	// only pod1 learns of the small MTU
+	if figure, err := e.checkSegments(t.Context(), streamBytes, false); err != nil {
 		t.Error(figure, err)
 	}
 	if figure, err := back.checkTooBig(t.Context(), clusters[0].Nodes[1].PodCIDR.Addr()); err != nil {
 		t.Error(figure, err)
 	}
 	// A router that speaks from another address than expected.
-	if figure, err := within(l, "rome/pod1", "rome/client").checkTooBig(t.Context(), clusters[0].Internal); err == nil ||
+	if figure, err := within(l, "rome/pod1", "rome/client").checkTooBig(t.Context(),
+		clusters[0].Internal); err == nil ||
 		!strings.Contains(err.Error(), "too-big message from 10.0.1.1 with MTU 1280, want 10.80.0.4 with 1280") {
 		t.Error(figure, err)
 	}

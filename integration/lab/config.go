@@ -64,7 +64,8 @@ func (l *Lab) writeYAML(cluster, file string, o object) error {
 // gatewayConfig returns the configuration of the gateway of clusters[i].
 func (l *Lab) gatewayConfig(i int) object {
 	c, peer, peerKey := &clusters[i], &clusters[1-i], l.publicKey[1-i]
-	wireguard := object{"role": c.Role, "privateKeyFile": l.path(c.Name, "private.key"), "peerPublicKey": peerKey, "listenPort": 51840}
+	wireguard := object{"role": c.Role, "privateKeyFile": l.path(c.Name, "private.key"), "peerPublicKey": peerKey,
+		"listenPort": 51840}
 	if c.Role == "client" {
 		wireguard["endpoint"] = netip.AddrPortFrom(l.outer()[1-i].Peering.Addr(), 51840).String()
 	}
@@ -75,7 +76,8 @@ func (l *Lab) gatewayConfig(i int) object {
 		for _, p := range l.plans() {
 			address, pods = append(address, p[i].Nodes[j].Internal), append(pods, p[i].Nodes[j].PodCIDR.Masked())
 		}
-		nodes = append(nodes, object{"name": c.Name + "-" + n.Name, "vni": n.VNI, "underlay": l.outer()[i].Nodes[j].Underlay, "address": oneOrBoth(address), "podCIDRs": pods})
+		nodes = append(nodes, object{"name": c.Name + "-" + n.Name, "vni": n.VNI,
+			"underlay": l.outer()[i].Nodes[j].Underlay, "address": oneOrBoth(address), "podCIDRs": pods})
 	}
 	var own []netip.Addr
 	var both []*Cluster
@@ -84,7 +86,8 @@ func (l *Lab) gatewayConfig(i int) object {
 	for _, p := range l.plans() {
 		c, peer := &p[i], &p[1-i]
 		own, both = append(own, c.Internal), append(both, c)
-		pods, externals, pools = append(pods, c.PodCIDR), append(externals, c.External), append(pools, peer.SeenPods, peer.SeenExt)
+		pods, externals, pools = append(pods, c.PodCIDR), append(externals, c.External), append(pools, peer.SeenPods,
+			peer.SeenExt)
 		remotePods = append(remotePods, object{"cidr": peer.PodCIDR, "remap": "auto"})
 		remoteExternals = append(remoteExternals, object{"cidr": peer.External, "remap": "auto"})
 	}
@@ -114,7 +117,8 @@ func (l *Lab) nodeConfig(i, j int) object {
 	c, n, outer := &clusters[i], &clusters[i].Nodes[j], &l.outer()[i]
 	var address, gateway []netip.Addr
 	var routes []netip.Prefix
-	for _, p := range slices.Backward(l.plans()) { // nodeReady waits for the last route, which must be of the first family
+	// nodeReady waits for the last route, which must be of the first family
+	for _, p := range slices.Backward(l.plans()) {
 		address, gateway = append(address, p[i].Nodes[j].Internal), append(gateway, p[i].Internal)
 		routes = append(routes, p[1-i].SeenPods, p[1-i].SeenExt)
 	}

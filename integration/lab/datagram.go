@@ -32,7 +32,8 @@ func newEchoServer(h *Host) (*echoServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Echoes may be fragmented on the path, whatever their size. With IPv6 only this host fragments them, for the known path MTU.
+	// Echoes may be fragmented on the path, whatever their size. With IPv6 only this host fragments
+	// them, for the known path MTU.
 	if !h.Address.Is6() {
 		if err := setMTUDiscovery(conn, unix.IP_PMTUDISC_DONT); err != nil {
 			conn.Close()
@@ -71,7 +72,8 @@ func (s *echoServer) close() map[netip.Addr]int {
 
 // dialUDP connects a UDP socket of the near pod to a port of the far one.
 func (e *ends) dialUDP(ctx context.Context, port int) (*net.UDPConn, error) {
-	conn, err := e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.local, 0), netip.AddrPortFrom(e.target, uint16(port)), nil)
+	conn, err := e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.local, 0),
+		netip.AddrPortFrom(e.target, uint16(port)), nil)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", e.from.Name, err)
 	}
@@ -148,8 +150,8 @@ const (
 	trainLength  = 20   // datagrams
 )
 
-// checkTrains sends UDP_SEGMENT trains in both directions; every datagram must arrive, in order and with its size. The receiver answers each train
-// before the next.
+// checkTrains sends UDP_SEGMENT trains in both directions; every datagram must arrive, in order and
+// with its size. The receiver answers each train before the next.
 func (e *ends) checkTrains(ctx context.Context) (string, error) {
 	server, err := e.to.listenUDP(e.to.Address, 0)
 	if err != nil {
@@ -200,7 +202,9 @@ func train(number int) []byte {
 
 // cutTrains makes the kernel send what is written to conn as trains.
 func cutTrains(conn *net.UDPConn) error {
-	return control(conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_SEGMENT, trainSegment) })
+	return control(conn, func(fd int) error {
+		return unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_SEGMENT, trainSegment)
+	})
 }
 
 // receiveTrain requires the datagrams of one train.

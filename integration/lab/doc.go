@@ -7,51 +7,65 @@
 //	               │        └─ rome/client      milan/client ──┘        │
 //	               └──────────────── 192.0.2.0/24 ──────────────────────┘
 //
-// Every name is a network namespace, every line a veth pair. A router is a bridge that joins a cluster's nodes and its gateway (the underlay) and
-// routes to a client outside the cluster. Both clusters have the pod CIDR 10.0.0.0/16, the external CIDR 10.70.0.0/16 and the internal addresses
-// 10.80.0.0/24; rome sees milan as 10.61.0.0/16 and 10.71.0.0/16, milan sees rome as 10.62.0.0/16 and 10.72.0.0/16. Pods with equal addresses exist
-// on purpose, and so do node CIDRs of unequal size.
+// Every name is a network namespace, every line a veth pair. A router is a bridge that joins a
+// cluster's nodes and its gateway (the underlay) and routes to a client outside the cluster. Both
+// clusters have the pod CIDR 10.0.0.0/16, the external CIDR 10.70.0.0/16 and the internal addresses
+// 10.80.0.0/24; rome sees milan as 10.61.0.0/16 and 10.71.0.0/16, milan sees rome as 10.62.0.0/16
+// and 10.72.0.0/16. Pods with equal addresses exist on purpose, and so do node CIDRs of unequal
+// size.
 //
-// Labs of one kind, see Outside, have more hosts that are not pods: a second address of each client, represented by an external address;
-// 11.11.11.0/24 behind each first pod; a VIP on each second node. There the first node routes from outside to the other cluster, and a NodePort is a
-// user-space forwarder on the node, which can keep a client's address as the kernel's NAT does. For checks of Services that a node serves, a second
-// culvert node runs there, with services only.
+// Labs of one kind, see Outside, have more hosts that are not pods: a second address of each
+// client, represented by an external address; 11.11.11.0/24 behind each first pod; a VIP on each
+// second node. There the first node routes from outside to the other cluster, and a NodePort is a
+// user-space forwarder on the node, which can keep a client's address as the kernel's NAT does. For
+// checks of Services that a node serves, a second culvert node runs there, with services only.
 //
 // # The holder
 //
-// One process, the holder, owns the whole lab. Isolate starts it from the same executable as the first process of a new PID namespace, in new mount
-// and network namespaces and, for an ordinary user, in a new user namespace whose root it is. It keeps the hosts' network namespaces as open files
-// and starts gateways, nodes and commands inside them; nothing is mounted in the machine's file system, and no link ever exists in a namespace that
-// the lab did not make. When the holder ends, for any reason, the kernel kills every process of its PID namespace, and with the last of them all
-// namespaces, links, routes and sockets disappear. Only a folder with the state file, configurations and logs can remain, which Down removes.
+// One process, the holder, owns the whole lab. Isolate starts it from the same executable as the
+// first process of a new PID namespace, in new mount and network namespaces and, for an ordinary
+// user, in a new user namespace whose root it is. It keeps the hosts' network namespaces as open
+// files and starts gateways, nodes and commands inside them; nothing is mounted in the machine's
+// file system, and no link ever exists in a namespace that the lab did not make. When the holder
+// ends, for any reason, the kernel kills every process of its PID namespace, and with the last of
+// them all namespaces, links, routes and sockets disappear. Only a folder with the state file,
+// configurations and logs can remain, which Down removes.
 //
-// The state file is written before the holder may make anything. It names the holder by process ID and start time, so that Down never kills an
-// unrelated process, and every command can tell a running lab from a killed one.
+// The state file is written before the holder may make anything. It names the holder by process ID
+// and start time, so that Down never kills an unrelated process, and every command can tell a
+// running lab from a killed one.
 //
-// A command in a host has a UTS namespace with the host's name, and a mount namespace with an /etc/hosts that has the other hosts' addresses as seen
-// from there: milan/pod1 is 10.61.1.5 in rome and 10.0.1.5 in milan. If the client has a terminal, the command gets a pseudo-terminal whose master
-// the client holds, so that a shell can control its jobs.
+// A command in a host has a UTS namespace with the host's name, and a mount namespace with an
+// /etc/hosts that has the other hosts' addresses as seen from there: milan/pod1 is 10.61.1.5 in
+// rome and 10.0.1.5 in milan. If the client has a terminal, the command gets a pseudo-terminal
+// whose master the client holds, so that a shell can control its jobs.
 //
 // # Faults
 //
-// A fault changes configurations, stops a process, or changes a host's kernel. Configurations are never edited but written again for the current set
-// of faults, and processes whose configuration has changed are restarted; so faults can be combined and mended in any order. Kernels need neither
-// netfilter nor traffic control: a firewall is a policy rule, a black hole for large packets a link with a small MTU.
+// A fault changes configurations, stops a process, or changes a host's kernel. Configurations are
+// never edited but written again for the current set of faults, and processes whose configuration
+// has changed are restarted; so faults can be combined and mended in any order. Kernels need
+// neither netfilter nor traffic control: a firewall is a policy rule, a black hole for large
+// packets a link with a small MTU.
 //
-// With Options.Sandbox a gateway is an OCI container that runsc runs inside the gateway's namespace. Its processes and mounts disappear with the
-// holder. Its control groups survive a killed holder; their creator must remove them.
+// With Options.Sandbox a gateway is an OCI container that runsc runs inside the gateway's
+// namespace. Its processes and mounts disappear with the holder. Its control groups survive a
+// killed holder; their creator must remove them.
 //
 // # Checks
 //
-// A check opens its sockets with Host.Do, on a thread that has entered the host's network namespace; a socket stays in the namespace it was made in.
-// Checks report the expectation and the observation: the source address seen by the far side, sizes, SHA-256 sums, the sender of an ICMP error and
-// its quotation.
+// A check opens its sockets with Host.Do, on a thread that has entered the host's network
+// namespace; a socket stays in the namespace it was made in. Checks report the expectation and the
+// observation: the source address seen by the far side, sizes, SHA-256 sums, the sender of an ICMP
+// error and its quotation.
 //
 // # Attacks
 //
-// Labs of another kind, see Attacks, have in each check an attacker and a well-behaved party, the innocent: another node or pod, or another client of
-// the same service. Attackers forge packets with raw sockets, 25,000 a second, with wrong transport checksums: receivers stay silent, so that only
-// the gateways are attacked. Each request of the innocent must be answered. The kernel's receive buffers cannot be divided into shares, so a request
-// may be repeated, but not more often than the kernel has counted losses. Each check starts its own gateways, with the memory limit that they would
-// choose in a control group of 64 MiB.
+// Labs of another kind, see Attacks, have in each check an attacker and a well-behaved party, the
+// innocent: another node or pod, or another client of the same service. Attackers forge packets
+// with raw sockets, 25,000 a second, with wrong transport checksums: receivers stay silent, so that
+// only the gateways are attacked. Each request of the innocent must be answered. The kernel's
+// receive buffers cannot be divided into shares, so a request may be repeated, but not more often
+// than the kernel has counted losses. Each check starts its own gateways, with the memory limit
+// that they would choose in a control group of 64 MiB.
 package lab

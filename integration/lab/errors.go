@@ -18,19 +18,26 @@ const errorPort = 42000
 func (l *Lab) errorChecks(p *plan) []Check {
 	rome, milan := &p[0], &p[1]
 	pod := l.host(p, "rome/pod1")
-	mapped := &ends{from: pod, to: l.Host("milan/client").at(milan.Mapped), target: milan.Seen(milan.MappedAs), wantSource: rome.Seen(pod.Address)}
+	mapped := &ends{from: pod, to: l.Host("milan/client").at(milan.Mapped), target: milan.Seen(milan.MappedAs),
+		wantSource: rome.Seen(pod.Address)}
 	// Errors about a mapped host come from an address that rome does not know.
 	u := milan.Seen(milan.UnknownSource())
 	hops := []netip.Addr{rome.Nodes[0].PodCIDR.Addr(), rome.Internal, u, u, u, mapped.target}
 	return []Check{
-		{"port unreachable", "rome → milan/pod2", func(ctx context.Context) (string, error) { return l.checkUnreachable(ctx, p) }},
-		{"traceroute, router", mapped.path(), func(ctx context.Context) (string, error) { return checkTrace(ctx, mapped.from, mapped.target, hops) }},
-		{"too big, router", mapped.path(), func(ctx context.Context) (string, error) { return mapped.checkTooBig(ctx, u) }},
+		{"port unreachable", "rome → milan/pod2", func(ctx context.Context) (string, error) {
+			return l.checkUnreachable(ctx, p)
+		}},
+		{"traceroute, router", mapped.path(), func(ctx context.Context) (string, error) {
+			return checkTrace(ctx, mapped.from, mapped.target, hops)
+		}},
+		{"too big, router", mapped.path(), func(ctx context.Context) (string, error) {
+			return mapped.checkTooBig(ctx, u)
+		}},
 	}
 }
 
-// checkUnreachable makes pods, nodes and hosts behind a pod send from the same port to a closed port of a remote pod. Each must get one error, about
-// its own datagram.
+// checkUnreachable makes pods, nodes and hosts behind a pod send from the same port to a closed
+// port of a remote pod. Each must get one error, about its own datagram.
 func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (_ string, err error) {
 	defer catch(&err)
 	rome := &plan[0]
@@ -39,7 +46,8 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (_ string, err e
 		host  string
 		local netip.Addr
 	}{
-		{"rome/pod1", rome.Nodes[0].Pod}, {"rome/pod2", rome.Nodes[1].Pod}, {"rome/pod1", rome.BehindFirst}, {"rome/pod1", rome.BehindOther},
+		{"rome/pod1", rome.Nodes[0].Pod}, {"rome/pod2", rome.Nodes[1].Pod}, {"rome/pod1", rome.BehindFirst},
+		{"rome/pod1", rome.BehindOther},
 		{"rome/node1", rome.Nodes[0].Underlay}, {"rome/node2", rome.Nodes[1].Underlay}, {"rome/client", rome.Client},
 	} {
 		e := l.pairOf(plan, s.host, "milan/pod2")
@@ -59,7 +67,8 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (_ string, err e
 			defer watchers[e.from].close()
 		}
 		want[e.from]++
-		conn, err := e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.local, errorPort), netip.AddrPortFrom(e.target, port), nil)
+		conn, err := e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.local, errorPort),
+			netip.AddrPortFrom(e.target, port), nil)
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", e.from.Name, err)
 		}
@@ -90,7 +99,8 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (_ string, err e
 				continue
 			}
 			if a.from != senders[0].target || a.quote.Destination != a.from || a.quote.SourcePort != errorPort {
-				return "", fmt.Errorf("%s: error from %s quotes port %d to %s, want %d to %s", host.Name, a.from, a.quote.SourcePort,
+				return "", fmt.Errorf("%s: error from %s quotes port %d to %s, want %d to %s", host.Name, a.from,
+					a.quote.SourcePort,
 					a.quote.Destination, errorPort, senders[0].target)
 			}
 			heard[a.quote.Source]++
@@ -99,7 +109,8 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (_ string, err e
 	}
 	for _, e := range senders {
 		if heard[e.local] != 1 {
-			return "", fmt.Errorf("%s received %d errors that quote %s, want 1 (all: %v)", e.from.Name, heard[e.local], e.local, heard)
+			return "", fmt.Errorf("%s received %d errors that quote %s, want 1 (all: %v)", e.from.Name, heard[e.local],
+				e.local, heard)
 		}
 	}
 	return fmt.Sprintf("%d senders of one port, 1 error each", len(senders)), nil

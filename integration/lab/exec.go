@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// request is a client's only message to a holder; a request to execute is sent with the three standard files.
+// request is a client's only message to a holder; a request to execute is sent with the three
+// standard files.
 type request struct {
 	Do   verb     `json:"do"`
 	Host string   `json:"host,omitempty"` // of doExec and doRestart
@@ -105,8 +106,8 @@ func (l *Lab) answer(ctx context.Context, conn *net.UnixConn) response {
 	return response{Status: l.status()}
 }
 
-// execute runs the command until it ends. Each byte that the client sends meanwhile is a signal for it; if the client disappears, the command is
-// ended.
+// execute runs the command until it ends. Each byte that the client sends meanwhile is a signal for
+// it; if the client disappears, the command is ended.
 func (l *Lab) execute(conn *net.UnixConn, r *request, files []*os.File) (code int, err error) {
 	h := l.Host(r.Host)
 	if h == nil {

@@ -26,8 +26,8 @@ func unbuilt(o Options) *Lab {
 	return l
 }
 
-// checksOf counts the checks of the labs of a kind, by name; each lab for itself where it has both families: of those only what is over
-// IPv6, or of one family as attacks are.
+// checksOf counts the checks of the labs of a kind, by name; each lab for itself where it has both
+// families: of those only what is over IPv6, or of one family as attacks are.
 func checksOf(kind string) map[string]int {
 	all := make(map[string]int)
 	o := CheckOptions{Modes: []node.Mode{node.VXLAN}, Offloads: []bool{true}, Labs: []string{kind}}
@@ -48,7 +48,8 @@ func checksOf(kind string) map[string]int {
 	return all
 }
 
-// TestNoCheckIsOfIPv4Alone: what is tried over IPv4 is tried over IPv6 as often, with IPv6 alone inside or with IPv6 outside too.
+// TestNoCheckIsOfIPv4Alone: what is tried over IPv4 is tried over IPv6 as often, with IPv6 alone
+// inside or with IPv6 outside too.
 func TestNoCheckIsOfIPv4Alone(t *testing.T) {
 	ipv4, inside, outside := checksOf(ipv4Labs), checksOf(inside6Labs), checksOf(outer6Labs)
 	if len(ipv4) < 50 {

@@ -16,8 +16,8 @@ import (
 	"culvert/gateway/node"
 )
 
-// Fault is a mistake that a lab can make, for learning and for tests. Faults of a node are made at rome/node1, faults of a gateway at rome's unless
-// the name says milan.
+// Fault is a mistake that a lab can make, for learning and for tests. Faults of a node are made at
+// rome/node1, faults of a gateway at rome's unless the name says milan.
 type Fault struct {
 	Name    string  `json:"name"`    // what culvert-lab break takes
 	Does    string  `json:"does"`    // what it does
@@ -90,14 +90,16 @@ func (l *Lab) Broken() []string {
 	return names
 }
 
-// Break makes faults, in addition to existing ones. It returns when the affected gateways and nodes run with them.
+// Break makes faults, in addition to existing ones. It returns when the affected gateways and nodes
+// run with them.
 func (l *Lab) Break(ctx context.Context, names ...string) (err error) {
 	defer catch(&err)
 	broken := slices.Clone(l.broken)
 	for _, name := range names {
 		f := must(findFault(name))
 		if f.not == l.options.Mode {
-			return fmt.Errorf("%s: there is no such fault with nodes %s; start the lab with another --mode", name, f.not)
+			return fmt.Errorf("%s: there is no such fault with nodes %s; start the lab with another --mode", name,
+				f.not)
 		}
 		if !slices.Contains(broken, f) {
 			broken = append(broken, f)
@@ -176,7 +178,8 @@ func (l *Lab) edit(host string, config object) object {
 	return config
 }
 
-// marshal writes a configuration as yaml.Marshal does. Faults are written with IPv4 addresses, which it replaces in a lab without IPv4.
+// marshal writes a configuration as yaml.Marshal does. Faults are written with IPv4 addresses,
+// which it replaces in a lab without IPv4.
 func (l *Lab) marshal(config object) ([]byte, error) {
 	text, err := json.Marshal(config)
 	if err != nil {

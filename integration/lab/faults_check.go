@@ -27,7 +27,9 @@ const (
 func faultChecks(l *Lab) (checks []Check) {
 	for i := range faults {
 		if f := &faults[i]; f.not != l.options.Mode {
-			checks = append(checks, Check{"fault", f.Name, func(ctx context.Context) (string, error) { return l.checkFault(ctx, f) }})
+			checks = append(checks, Check{"fault", f.Name, func(ctx context.Context) (string, error) {
+				return l.checkFault(ctx, f)
+			}})
 		}
 	}
 	return checks
@@ -53,7 +55,8 @@ func (l *Lab) checkFault(ctx context.Context, f *Fault) (_ string, err error) {
 	mended := time.Since(began)
 	after := must(l.kernels())
 	if !slices.Equal(before, after) {
-		return "", fmt.Errorf("after mend kernels differ: %q, before %q", without(after, before), without(before, after))
+		return "", fmt.Errorf("after mend kernels differ: %q, before %q", without(after, before),
+			without(before, after))
 	}
 	return fmt.Sprintf("made in %d ms, mended in %d ms", made.Milliseconds(), mended.Milliseconds()), nil
 }
@@ -72,7 +75,8 @@ func (l *Lab) kernels() (lines []string, err error) {
 			for _, link := range must(netlink.LinkList()) {
 				a := link.Attrs()
 				features := must(node.Features(a.Name))
-				add("link %s, mtu %d, %s, segmentation %v", a.Name, a.MTU, a.Flags&net.FlagUp, slices.Contains(features, "tx-tcp-segmentation"))
+				add("link %s, mtu %d, %s, segmentation %v", a.Name, a.MTU, a.Flags&net.FlagUp, slices.Contains(features,
+					"tx-tcp-segmentation"))
 				for _, family := range l.families() {
 					for _, r := range must(netlink.RouteList(link, family)) {
 						if r.Dst == nil || !r.Dst.IP.IsLinkLocalUnicast() { // these appear some time after a link is up
@@ -179,7 +183,8 @@ func (l *Lab) observeMore(ctx context.Context, want Symptom) error {
 func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
 	return await(ctx, reachTimeout, faultPace, func() error {
 		s, err := l.gatewayStatus(ctx, 0)
-		if err == nil && !slices.ContainsFunc(s.Outbound.Drops, func(d gatewaycontrol.Drop) bool { return slices.Contains(reasons, d.Reason) }) {
+		if err == nil && !slices.ContainsFunc(s.Outbound.Drops,
+			func(d gatewaycontrol.Drop) bool { return slices.Contains(reasons, d.Reason) }) {
 			err = fmt.Errorf("rome's gateway drops nothing as %s", strings.Join(reasons, " or "))
 		}
 		return err

@@ -27,8 +27,8 @@ var symptoms = []struct {
 	{Unmeasured, "All is well, and the status warns of the peer"},
 }
 
-// FaultReference is the page of all faults, with what culvert status says about each. Its paragraphs and the elements
-// of its lists are lines, which cli.WrapLines wraps.
+// FaultReference is the page of all faults, with what culvert status says about each. Its
+// paragraphs and the elements of its lists are lines, which cli.WrapLines wraps.
 func FaultReference() string {
 	var b, others strings.Builder
 	named, made := 0, make(map[string]string) // the fault that has each finding first

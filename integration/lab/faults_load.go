@@ -71,8 +71,8 @@ func repeat(ctx context.Context, step func() error) error {
 	}
 }
 
-// openStreams makes the first node open UDP streams, each from a new socket: connections of rome's unknown source. A stream is settled after four
-// packets, and is not evicted.
+// openStreams makes the first node open UDP streams, each from a new socket: connections of rome's
+// unknown source. A stream is settled after four packets, and is not evicted.
 func openStreams(ctx context.Context, l *Lab) error {
 	e := l.pair("rome/node1", "milan/pod1")
 	server, err := newEchoServer(e.to)
@@ -107,11 +107,14 @@ func streams(ctx context.Context, l *Lab) error {
 // discardPort is the port of the discard protocol (RFC 863), which nobody serves.
 const discardPort = 9
 
-// takePorts uses all source ports that rome's unknown source gives one client towards milan/pod1, and then asks for more.
+// takePorts uses all source ports that rome's unknown source gives one client towards milan/pod1,
+// and then asks for more.
 func takePorts(ctx context.Context, l *Lab) (err error) {
 	defer catch(&err)
 	to := netip.AddrPortFrom(l.pair("rome/node1", "milan/pod1").target, discardPort)
-	datagram := func(i int) []byte { return silentUDP(netip.AddrPortFrom(l.plan()[0].Nodes[0].Underlay, uint16(i)), to) }
+	datagram := func(i int) []byte {
+		return silentUDP(netip.AddrPortFrom(l.plan()[0].Nodes[0].Underlay, uint16(i)), to)
+	}
 	const ports = 1 << 16
 	f := &flood{l.at("rome/node1"), ports, datagram}
 	must(f.run(ctx))
@@ -128,7 +131,8 @@ func takePorts(ctx context.Context, l *Lab) (err error) {
 	for i := range clusters {
 		c := gatewaycontrol.NewClient(l.socket(i))
 		filter := gatewaycontrol.Filter{Protocol: "udp", Ports: []uint16{discardPort}}
-		err = errors.Join(err, c.Get(ctx, http.MethodDelete, "/v1/connections", filter.Values(), new(gatewaycontrol.Deleted)))
+		err = errors.Join(err, c.Get(ctx, http.MethodDelete, "/v1/connections", filter.Values(),
+			new(gatewaycontrol.Deleted)))
 	}
 	return err
 }

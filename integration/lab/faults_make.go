@@ -36,7 +36,8 @@ func edit(host string, pairs ...any) map[string]change {
 	}}
 }
 
-// wrongCIDR gives a gateway a wrong pod CIDR of the other cluster, with the remaps that nodes route. It chooses none, so that none is stored.
+// wrongCIDR gives a gateway a wrong pod CIDR of the other cluster, with the remaps that nodes
+// route. It chooses none, so that none is stored.
 func wrongCIDR(host, pods, external string) map[string]change {
 	return edit(host, "state", nil, "ipam", nil, "network.remote", object{
 		"podCIDRs":      []object{{"cidr": "10.9.0.0/16", "remap": pods}},
@@ -50,8 +51,8 @@ func both(pairs ...any) map[string]change {
 	return map[string]change{"rome/gateway": edit, "milan/gateway": edit}
 }
 
-// withoutState adds to the changes that gateways have no state, as when they are set up. A server that remembered the address of its peer would call
-// it there, and the fault would have no effect.
+// withoutState adds to the changes that gateways have no state, as when they are set up. A server
+// that remembered the address of its peer would call it there, and the fault would have no effect.
 func withoutState(changes map[string]change) map[string]change {
 	all := make(map[string]change)
 	for _, host := range []string{"rome/gateway", "milan/gateway"} {
@@ -77,13 +78,15 @@ func editFirstNode(edit change) map[string]change {
 
 func nodesOf(gateway object) []object { return gateway["geneve"].(object)["nodes"].([]object) }
 
-// Priorities of policy rules: blocking rules come before the rule of the local table, which is first otherwise.
+// Priorities of policy rules: blocking rules come before the rule of the local table, which is
+// first otherwise.
 const (
 	blockPriority = 10
 	ownPriority   = 20
 )
 
-// blockUDP drops packets for a UDP port arriving on a link, like a firewall. It is a policy rule, which every kernel supports.
+// blockUDP drops packets for a UDP port arriving on a link, like a firewall. It is a policy rule,
+// which every kernel supports.
 func blockUDP(host, link string, port uint16) []kernelFault {
 	return blackhole(host, func(l *Lab) *netlink.Rule { return l.udpRule(link, port) })
 }
@@ -105,8 +108,8 @@ func (l *Lab) udpRule(link string, port uint16) *netlink.Rule {
 	return r
 }
 
-// halfFlows drops the first node's packets to its gateway from the upper half of its source ports; each inner flow has one (RFC 8926, Section 3.3;
-// RFC 7348, Section 5).
+// halfFlows drops the first node's packets to its gateway from the upper half of its source ports;
+// each inner flow has one (RFC 8926, Section 3.3; RFC 7348, Section 5).
 func halfFlows() []kernelFault {
 	return blackhole("rome/gateway", func(l *Lab) *netlink.Rule {
 		r, middle := l.udpRule("eth0", 6091), uint16(1<<15)
@@ -114,7 +117,8 @@ func halfFlows() []kernelFault {
 			middle = (32768 + 60999) / 2 // of net.ipv4.ip_local_port_range
 		}
 		from := l.outer()[0].Nodes[0].Underlay
-		r.Src, r.Sport = ipNet(netip.PrefixFrom(from, from.BitLen())), netlink.NewRulePortRange(middle, 1<<16-2) // the kernel does not accept 65535
+		// the kernel does not accept 65535
+		r.Src, r.Sport = ipNet(netip.PrefixFrom(from, from.BitLen())), netlink.NewRulePortRange(middle, 1<<16-2)
 		return r
 	})
 }
@@ -167,10 +171,12 @@ func unless(forgiven, err error) error {
 	return err
 }
 
-// holeLink is the MTU of a link that just passes packets of holeMTU bytes: links leave room for a VLAN tag.
+// holeLink is the MTU of a link that just passes packets of holeMTU bytes: links leave room for a
+// VLAN tag.
 const holeLink = holeMTU - 4
 
-// nodeHole makes a link in the middle too small, so that neither end knows. Links pass super-frames of any size, so the ends must cut theirs.
+// nodeHole makes a link in the middle too small, so that neither end knows. Links pass super-frames
+// of any size, so the ends must cut theirs.
 func nodeHole() []kernelFault {
 	return []kernelFault{ordinary("rome/node1", "eth0"), ordinary("rome/gateway", "eth0"),
 		{"rome/router", setMTU("node1", holeLink), setMTU("node1", underlayMTU)}}
@@ -200,12 +206,14 @@ func setMTU(link string, mtu int) func(*Lab) error {
 	return onLink(link, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) })
 }
 
-// routeMTU sets the MTU of the route to the network between the gateways at clusters[i]; 0 removes it.
+// routeMTU sets the MTU of the route to the network between the gateways at clusters[i]; 0 removes
+// it.
 func routeMTU(link string, i, mtu int) func(*Lab) error {
 	return func(l *Lab) error {
 		address := l.outer()[i].Peering
 		return onLink(link, func(l netlink.Link) error {
-			r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(address.Masked()), Protocol: unix.RTPROT_KERNEL, MTU: mtu}
+			r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(address.Masked()),
+				Protocol: unix.RTPROT_KERNEL, MTU: mtu}
 			if address.Addr().Is6() {
 				r.Priority = connected6
 			} else {
@@ -219,7 +227,8 @@ func routeMTU(link string, i, mtu int) func(*Lab) error {
 // connected6 is the metric of the kernel's own routes of IPv6 (IP6_RT_PRIO_ADDRCONF).
 const connected6 = 256
 
-// onLink calls change with a link of the host. A node's tunnel may be missing, because its process makes it.
+// onLink calls change with a link of the host. A node's tunnel may be missing, because its process
+// makes it.
 func onLink(link string, change func(netlink.Link) error) func(*Lab) error {
 	return func(*Lab) error {
 		l, err := netlink.LinkByName(link)
@@ -233,7 +242,8 @@ func onLink(link string, change func(netlink.Link) error) func(*Lab) error {
 	}
 }
 
-// withoutVia replaces the first node's route to remote pods by one without a gateway. The node's file must not have the route, or it would be restored.
+// withoutVia replaces the first node's route to remote pods by one without a gateway. The node's
+// file must not have the route, or it would be restored.
 func withoutVia() []kernelFault {
 	route := func(change func(*netlink.Route) error) func(*Lab) error {
 		return func(l *Lab) error {

@@ -57,7 +57,9 @@ func namedChecks(names []string) func(*Lab) []Check {
 		for i := range faults {
 			f := &faults[i]
 			if f.not != l.options.Mode && (slices.Contains(names, f.Name) || slices.Contains(names, "all")) {
-				checks = append(checks, Check{"named", f.Name, func(ctx context.Context) (string, error) { return l.checkNamed(ctx, f) }})
+				checks = append(checks, Check{"named", f.Name, func(ctx context.Context) (string, error) {
+					return l.checkNamed(ctx, f)
+				}})
 			}
 		}
 		return checks
@@ -88,7 +90,8 @@ func (l *Lab) checkNamed(ctx context.Context, f *Fault) (_ string, err error) {
 	return fmt.Sprintf("after %.0f s: %s", took.Seconds(), found), nil
 }
 
-// waitMeasured waits until the gateways have measured the paths to each other and to the nodes, as in normal use.
+// waitMeasured waits until the gateways have measured the paths to each other and to the nodes, as
+// in normal use.
 func (l *Lab) waitMeasured(ctx context.Context) error {
 	return await(ctx, reachTimeout, statusPace, func() error {
 		for i := range clusters {
@@ -96,7 +99,8 @@ func (l *Lab) waitMeasured(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if s.Tunnel.RTTSeconds == nil || slices.ContainsFunc(s.Nodes, func(n gatewaycontrol.Node) bool { return n.RTTSeconds == nil }) {
+			if s.Tunnel.RTTSeconds == nil || slices.ContainsFunc(s.Nodes,
+				func(n gatewaycontrol.Node) bool { return n.RTTSeconds == nil }) {
 				return fmt.Errorf("the gateway of %s has not measured its paths: %+v", clusters[i].Name, s)
 			}
 		}
@@ -134,7 +138,8 @@ func (l *Lab) findings(ctx context.Context) (all []finding) {
 	return all
 }
 
-// waitNamed waits until the status names the fault in the words of the list. No other fault may be named.
+// waitNamed waits until the status names the fault in the words of the list. No other fault may be
+// named.
 func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding) (text string, err error) {
 	if f.Named == nil {
 		return f.Untold, nil
@@ -146,17 +151,20 @@ func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding) (text s
 			switch {
 			case !slices.Contains(before, x) && (f.Named.is(&x) || f.Named.Or != nil && f.Named.Or.is(&x)):
 				text = x.Text
-			case x.Level == "warning" && !slices.ContainsFunc(before, x.same) && !slices.Contains(f.Named.Besides, x.Cause):
+			case x.Level == "warning" && !slices.ContainsFunc(before, x.same) &&
+				!slices.Contains(f.Named.Besides, x.Cause):
 				others = append(others, fmt.Sprintf("%s: %s: %s", x.cluster, x.Cause, x.Text))
 			}
 		}
 		if text == "" {
-			return fmt.Errorf("%s: the status of %s does not say: %s: %s; it says\n%s", f.Does, f.Named.Cluster, f.Named.Cause, f.Named.Says, strings.Join(others, "\n"))
+			return fmt.Errorf("%s: the status of %s does not say: %s: %s; it says\n%s", f.Does, f.Named.Cluster,
+				f.Named.Cause, f.Named.Says, strings.Join(others, "\n"))
 		}
 		return nil
 	})
 	if err == nil && len(others) > 0 {
-		err = fmt.Errorf("%s: the status names not only %s but also\n%s", f.Does, f.Named.Cause, strings.Join(others, "\n"))
+		err = fmt.Errorf("%s: the status names not only %s but also\n%s", f.Does, f.Named.Cause,
+			strings.Join(others, "\n"))
 	}
 	return text, err
 }

@@ -15,7 +15,8 @@ import (
 func TestFaultsAreWhole(t *testing.T) {
 	seen, named := make(map[string]bool), 0
 	for _, f := range Faults() {
-		if f.Name == "" || f.Does == "" || f.Cause == "" || f.Remedy == "" || f.Symptom == "" || seen[f.Name] || seen[f.Cause] {
+		if f.Name == "" || f.Does == "" || f.Cause == "" || f.Remedy == "" || f.Symptom == "" || seen[f.Name] ||
+			seen[f.Cause] {
 			t.Errorf("%+v: something is empty, or another fault's", f)
 		}
 		seen[f.Name], seen[f.Cause] = true, true
@@ -59,7 +60,8 @@ func TestFaultsAreWhole(t *testing.T) {
 func saidOf(n *Named) bool {
 	for _, c := range health.Causes() {
 		if c.Name == n.Cause {
-			return regexp.MustCompile("^" + regexp.MustCompile(`\\\{\w+\\\}`).ReplaceAllString(regexp.QuoteMeta(c.Says), ".+") + "$").MatchString(n.Says)
+			return regexp.MustCompile("^" + regexp.MustCompile(`\\\{\w+\\\}`).ReplaceAllString(regexp.QuoteMeta(c.Says),
+				".+") + "$").MatchString(n.Says)
 		}
 	}
 	return false

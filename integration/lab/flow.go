@@ -19,7 +19,8 @@ const (
 	doings
 )
 
-// flow is one connection. Its two ends send messages of messageSize bytes: the numbers of the flow and the flow set, and the time of sending.
+// flow is one connection. Its two ends send messages of messageSize bytes: the numbers of the flow
+// and the flow set, and the time of sending.
 type flow struct {
 	set    int // number of its flowSet
 	kind   string
@@ -58,7 +59,8 @@ func endOf(conn net.Conn) flowEnd {
 	}}
 }
 
-// flowEpoch is the start of times in messages: with a clock that may be set, messages would seem late.
+// flowEpoch is the start of times in messages: with a clock that may be set, messages would seem
+// late.
 var flowEpoch = time.Now()
 
 // message is what an end of f sends now.
@@ -84,8 +86,10 @@ func (f *flow) arrived(end int, b []byte) {
 
 const leastRTO = 200 * time.Millisecond // TCP_RTO_MIN (include/net/tcp.h)
 
-// mostPause returns how long f pauses at most if its path carries nothing for outage. TCP sends again after leastRTO, and then waits twice as long each
-// time (RFC 6298, Section 5.5): the first repetition after the outage arrives at most 2 * outage + leastRTO after the message was first sent.
+// mostPause returns how long f pauses at most if its path carries nothing for outage. TCP sends
+// again after leastRTO, and then waits twice as long each time (RFC 6298, Section 5.5): the first
+// repetition after the outage arrives at most 2 * outage + leastRTO after the message was first
+// sent.
 func (f *flow) mostPause(outage time.Duration) time.Duration {
 	if f.udp || outage < leastRTO { // in so short a time, the check allows no loss
 		return outage
@@ -124,8 +128,8 @@ func (c *flowSet) deliver(f *flow, from int) error {
 	}
 }
 
-// send sends messages from one end of f until the flow set must be silent. Flows start at different times: if all spoke at once, they would wait for
-// each other.
+// send sends messages from one end of f until the flow set must be silent. Flows start at different
+// times: if all spoke at once, they would wait for each other.
 func (c *flowSet) send(f *flow) {
 	from := 0
 	if f.does == receives {

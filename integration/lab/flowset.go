@@ -13,9 +13,10 @@ import (
 	"time"
 )
 
-// A flowSet is connections of all kinds that are open while something happens to a gateway: between pods, from behind U through NodePorts of two
-// nodes with equal ports, to a mapped host, to a service. In a third of each kind nobody sends, in a third the near end sends and in a third the far
-// end does.
+// A flowSet is connections of all kinds that are open while something happens to a gateway: between
+// pods, from behind U through NodePorts of two nodes with equal ports, to a mapped host, to a
+// service. In a third of each kind nobody sends, in a third the near end sends and in a third the
+// far end does.
 type flowSet struct {
 	lab         *Lab
 	number      int // of the lab's flow sets
@@ -43,7 +44,8 @@ const (
 	flowsJudged = 32  // at once
 )
 
-// newFlowSet opens n connections of each kind, or only those between pods, for gateways that support no others.
+// newFlowSet opens n connections of each kind, or only those between pods, for gateways that
+// support no others.
 func newFlowSet(ctx context.Context, l *Lab, n int, podsAlone bool) (c *flowSet, err error) {
 	c = &flowSet{lab: l, number: l.flowSets, wait: idleWait, done: make(chan struct{})}
 	l.flowSets++
@@ -53,7 +55,8 @@ func newFlowSet(ctx context.Context, l *Lab, n int, podsAlone bool) (c *flowSet,
 	port := flowClient + c.number*flowsOf // unused ones, which nobody remembers
 	var opens []func() error
 	add := func(kind string, i int, udp bool, open func(f *flow) error) {
-		f := &flow{set: c.number, kind: kind, number: len(c.flows), does: doing(i) % doings, first: i / int(doings) % 2, udp: udp}
+		f := &flow{set: c.number, kind: kind, number: len(c.flows), does: doing(i) % doings,
+			first: i / int(doings) % 2, udp: udp}
 		c.flows = append(c.flows, f)
 		opens = append(opens, func() error { return open(f) })
 	}
@@ -80,12 +83,17 @@ func newFlowSet(ctx context.Context, l *Lab, n int, podsAlone bool) (c *flowSet,
 			continue
 		}
 		if udp {
-			add("U", i, true, c.dial(ctx, l.Host("rome/pod1"), netip.AddrPortFrom([]netip.Addr{rome.BehindFirst, rome.BehindOther}[other], uint16(port+i/(2*udpPart))), seen))
+			add("U", i, true, c.dial(ctx, l.Host("rome/pod1"),
+				netip.AddrPortFrom([]netip.Addr{rome.BehindFirst, rome.BehindOther}[other], uint16(port+i/(2*udpPart))),
+				seen))
 		} else {
-			add("U", i, false, c.dial(ctx, client, netip.AddrPortFrom(client.Address, uint16(port+i/2)), entrances[i%2]))
+			add("U", i, false, c.dial(ctx, client, netip.AddrPortFrom(client.Address, uint16(port+i/2)),
+				entrances[i%2]))
 		}
-		add("mapped host", i, udp, c.dial(ctx, l.Host("milan/pod2"), netip.AddrPort{}, netip.AddrPortFrom(rome.Seen(rome.MappedAs), flowsPort)))
-		add("service", i, false, c.dial(ctx, l.Host("rome/pod1"), netip.AddrPort{}, netip.AddrPortFrom(milan.Seen(milan.Balanced), servicePort)))
+		add("mapped host", i, udp, c.dial(ctx, l.Host("milan/pod2"), netip.AddrPort{},
+			netip.AddrPortFrom(rome.Seen(rome.MappedAs), flowsPort)))
+		add("service", i, false, c.dial(ctx, l.Host("rome/pod1"), netip.AddrPort{},
+			netip.AddrPortFrom(milan.Seen(milan.Balanced), servicePort)))
 	}
 	if err := atOnce(flowDials, opens); err != nil {
 		return c, err
@@ -123,9 +131,11 @@ func atOnce(n int, all []func() error) error {
 }
 
 // nodePorts makes both nodes of rome forward to a pod, keeping the clients' addresses.
-func (c *flowSet) nodePorts(ctx context.Context, client *Host, to netip.AddrPort) (entrances []netip.AddrPort, err error) {
+func (c *flowSet) nodePorts(ctx context.Context, client *Host, to netip.AddrPort) (entrances []netip.AddrPort,
+	err error) {
 	for _, n := range clusters[0].Nodes {
-		f := &forwarder{node: c.lab.Host("rome/" + n.Name), target: to, entrance: netip.AddrPortFrom(n.Underlay, nodePort), keepClient: true}
+		f := &forwarder{node: c.lab.Host("rome/" + n.Name), target: to, entrance: netip.AddrPortFrom(n.Underlay,
+			nodePort), keepClient: true}
 		if err := f.start(ctx, client.Address); err != nil {
 			return nil, err
 		}
@@ -243,7 +253,10 @@ func (c *flowSet) listenUDP(h *Host) error {
 			if was := f.ends[1].from; was.IsValid() && was != from {
 				f.err = errors.Join(f.err, fmt.Errorf("comes from %s, before from %s", from, was))
 			}
-			f.ends[1] = flowEnd{from: from, send: func(b []byte) error { _, err := conn.WriteToUDPAddrPort(b, from); return err }}
+			f.ends[1] = flowEnd{from: from, send: func(b []byte) error {
+				_, err := conn.WriteToUDPAddrPort(b, from)
+				return err
+			}}
 			f.mu.Unlock()
 			f.arrived(1, b[:n])
 		}

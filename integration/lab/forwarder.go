@@ -13,14 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarder is a service's entry point on a node, like kube-proxy's NodePort, but in user space so that no lab needs a firewall tool: it accepts TCP
-// connections and opens another to the target for each.
+// forwarder is a service's entry point on a node, like kube-proxy's NodePort, but in user space so
+// that no lab needs a firewall tool: it accepts TCP connections and opens another to the target for
+// each.
 type forwarder struct {
 	node     *Host
 	target   netip.AddrPort
 	entrance netip.AddrPort // where it listens
 
-	// keepClient is externalTrafficPolicy Local: the second connection has the source address and port of the first. Otherwise it has the node's own.
+	// keepClient is externalTrafficPolicy Local: the second connection has the source address and
+	// port of the first. Otherwise it has the node's own.
 	keepClient bool
 	// header returns what the target gets before the client's bytes, or is nil.
 	header func(client, entrance netip.AddrPort) []byte
@@ -74,7 +76,8 @@ func (f *forwarder) takeReplies(client netip.Addr) error {
 	if client.Is6() {
 		all, family = everywhere6, unix.AF_INET6
 	}
-	route := &netlink.Route{LinkIndex: lo.Attrs().Index, Table: transparentTable, Dst: ipNet(all), Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST}
+	route := &netlink.Route{LinkIndex: lo.Attrs().Index, Table: transparentTable, Dst: ipNet(all), Type: unix.RTN_LOCAL,
+		Scope: unix.RT_SCOPE_HOST}
 	if err := netlink.RouteAdd(route); err != nil {
 		return err
 	}
@@ -162,7 +165,8 @@ func proxyV1(client, entrance netip.AddrPort) []byte {
 	if client.Addr().Is6() {
 		family = "TCP6"
 	}
-	return fmt.Appendf(nil, "PROXY %s %s %s %d %d\r\n", family, client.Addr(), entrance.Addr(), client.Port(), entrance.Port())
+	return fmt.Appendf(nil, "PROXY %s %s %s %d %d\r\n", family, client.Addr(), entrance.Addr(), client.Port(),
+		entrance.Port())
 }
 
 // proxyV2 is what HAProxy sends with send-proxy-v2 (section 2.2): signature,

@@ -21,8 +21,8 @@ func (l *Lab) fragmentChecks(p *plan) []Check {
 	return []Check{{"fragment orders", e.path(), e.checkFragmentOrders}}
 }
 
-// checkFragmentOrders sends a datagram in both directions for every order in which its fragments can arrive, with e.local, which becomes U, at the
-// near end.
+// checkFragmentOrders sends a datagram in both directions for every order in which its fragments
+// can arrive, with e.local, which becomes U, at the near end.
 func (e *ends) checkFragmentOrders(ctx context.Context) (string, error) {
 	near, err := newFragmentEnd(e.from, e.local)
 	if err != nil {

@@ -19,7 +19,8 @@ const (
 func (l *Lab) handOver(ctx context.Context, p *Process) (_ *Process, err error) {
 	defer catch(&err)
 	p.stopped.Store(true)
-	args := append(slices.DeleteFunc(slices.Clone(p.Args), func(a string) bool { return a == "--takeover" }), "--takeover")
+	args := append(slices.DeleteFunc(slices.Clone(p.Args), func(a string) bool { return a == "--takeover" }),
+		"--takeover")
 	next := must(l.startProgram(p.Host, l.options.Culvert, false, args...))
 	next.ready = p.ready
 	select {
@@ -40,7 +41,8 @@ func (l *Lab) handOver(ctx context.Context, p *Process) (_ *Process, err error) 
 
 var pauseOf = regexp.MustCompile(` pause="?([^" \n]+)`)
 
-// lastCut returns how long neither process carried packets in the last hand-over, as the process that has taken over logged it.
+// lastCut returns how long neither process carried packets in the last hand-over, as the process
+// that has taken over logged it.
 func (p *Process) lastCut() (time.Duration, error) {
 	log, err := ReadLines(p.Log)
 	if err != nil {
@@ -53,7 +55,8 @@ func (p *Process) lastCut() (time.Duration, error) {
 	return time.ParseDuration(said[len(said)-1][1])
 }
 
-// checkHandOver replaces both gateways again and again, with the same configuration and with others.
+// checkHandOver replaces both gateways again and again, with the same configuration and with
+// others.
 func (l *Lab) checkHandOver(ctx context.Context, n, row int, pause time.Duration) (string, error) {
 	times := func(n int) func(*Process) error {
 		return func(p *Process) (err error) {
@@ -84,7 +87,8 @@ func (l *Lab) checkHandOver(ctx context.Context, n, row int, pause time.Duration
 	})
 }
 
-// handOverChanged hands over to a gateway with rules (for the client also with another port), and then to one with its nodes in another order.
+// handOverChanged hands over to a gateway with rules (for the client also with another port), and
+// then to one with its nodes in another order.
 func (l *Lab) handOverChanged(ctx context.Context, p *Process) (err error) {
 	defer catch(&err)
 	i := clusters.index(p.Host.Name)

@@ -31,8 +31,9 @@ func Inside() (dir string, ok bool) {
 	return dir, ok && os.Getpid() == 1
 }
 
-// Isolate runs this executable with the given arguments as a holder and returns its exit status when it has ended, or ErrInterrupted if ctx has ended
-// it. It passes on standard input and output. The holder cannot outlive this process.
+// Isolate runs this executable with the given arguments as a holder and returns its exit status
+// when it has ended, or ErrInterrupted if ctx has ended it. It passes on standard input and output.
+// The holder cannot outlive this process.
 func Isolate(ctx context.Context, args []string) (status int, err error) {
 	// The kernel kills the holder when the thread that started it ends.
 	runtime.LockOSThread()
@@ -89,8 +90,8 @@ func (h *holder) handOnSignals(ctx context.Context, stop <-chan struct{}) {
 	}
 }
 
-// Detach runs this executable with the given arguments as a holder that outlives this process, and returns when it has called Ready. If ctx ends
-// before, nothing is left.
+// Detach runs this executable with the given arguments as a holder that outlives this process, and
+// returns when it has called Ready. If ctx ends before, nothing is left.
 func Detach(ctx context.Context, args []string, report func(format string, args ...any)) (err error) {
 	h, err := newHolder(KindUp, args, report)
 	if err != nil {
@@ -239,7 +240,8 @@ func EnterHolder() error {
 		return errors.New("lab: the process that wanted the lab has ended")
 	}
 	os.Unsetenv(holderEnv)
-	// A process list with the lab's own process IDs, if the kernel allows it; nothing depends on it.
+	// A process list with the lab's own process IDs, if the kernel allows it; nothing depends on
+	// it.
 	if unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") == nil {
 		unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 	}

@@ -64,7 +64,8 @@ func (h *Host) close() {
 	}
 }
 
-// Do calls fn on a thread inside the host's network namespace. Sockets made and processes started by fn stay there. Goroutines started by fn do not.
+// Do calls fn on a thread inside the host's network namespace. Sockets made and processes started
+// by fn stay there. Goroutines started by fn do not.
 func (h *Host) Do(fn func() error) error {
 	return onThread(func() error {
 		if err := unix.Setns(int(h.ns.Fd()), unix.CLONE_NEWNET); err != nil {
@@ -74,7 +75,8 @@ func (h *Host) Do(fn func() error) error {
 	})
 }
 
-// onThread calls fn on a separate thread, which ends with fn: no other goroutine gets its namespaces or capabilities.
+// onThread calls fn on a separate thread, which ends with fn: no other goroutine gets its
+// namespaces or capabilities.
 func onThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -98,10 +100,12 @@ func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, err
 	return in(h, func() (net.Conn, error) { return new(net.Dialer).DialContext(ctx, network, address) })
 }
 
-// DialFrom dials from a local address inside the host; the zero Addr leaves it to the kernel. prepare, if not nil, is called with the socket before
-// it is bound. Sockets may share a local port if their peers differ; UDP sockets only a given port, because the kernel could choose the same for two
-// sockets with one peer.
-func (h *Host) DialFrom(ctx context.Context, network string, local, to netip.AddrPort, prepare func(fd int) error) (net.Conn, error) {
+// DialFrom dials from a local address inside the host; the zero Addr leaves it to the kernel.
+// prepare, if not nil, is called with the socket before it is bound. Sockets may share a local port
+// if their peers differ; UDP sockets only a given port, because the kernel could choose the same
+// for two sockets with one peer.
+func (h *Host) DialFrom(ctx context.Context, network string, local, to netip.AddrPort, prepare func(fd int) error) (
+	net.Conn, error) {
 	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		e := raw.Control(func(fd uintptr) {
 			if !strings.HasPrefix(network, "udp") || local.Port() != 0 {

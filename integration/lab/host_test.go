@@ -16,7 +16,8 @@ func TestDialFromOwnPorts(t *testing.T) {
 	defer h.close()
 	of := map[string]int{}
 	for i := range 1000 {
-		conn, err := h.DialFrom(t.Context(), "udp4", netip.AddrPortFrom(loopback, 0), netip.AddrPortFrom(loopback, attackPort), nil)
+		conn, err := h.DialFrom(t.Context(), "udp4", netip.AddrPortFrom(loopback, 0), netip.AddrPortFrom(loopback,
+			attackPort), nil)
 		need.NoError(t, err)
 		defer conn.Close()
 		port := conn.LocalAddr().String()

@@ -26,7 +26,8 @@ const replyTimeout = 2 * time.Second
 // maxTTL is more hops than any path in a lab.
 const maxTTL = 64
 
-// pinger sends ICMP echo requests from a host and reads all incoming ICMP of the family of the host's address.
+// pinger sends ICMP echo requests from a host and reads all incoming ICMP of the family of the
+// host's address.
 type pinger struct {
 	conn *icmp.PacketConn
 	six  bool
@@ -67,7 +68,8 @@ type answer struct {
 
 var errUnanswered = errors.New("no answer")
 
-// echo sends one request with an IP packet of size bytes and waits for its answer: a reply, or an error that quotes it.
+// echo sends one request with an IP packet of size bytes and waits for its answer: a reply, or an
+// error that quotes it.
 func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 	p.seq++
 	data := make([]byte, max(0, size-udpOverhead(to))) // ICMP and UDP headers have the same length
@@ -94,7 +96,8 @@ func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 	for {
 		a, err := p.read(began.Add(replyTimeout))
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return nil, fmt.Errorf("%w to an echo request of %d bytes to %s in %v", errUnanswered, size, to, replyTimeout)
+			return nil, fmt.Errorf("%w to an echo request of %d bytes to %s in %v", errUnanswered, size, to,
+				replyTimeout)
 		}
 		if err != nil {
 			return nil, err
@@ -109,11 +112,13 @@ func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 				return nil, fmt.Errorf("echo reply came from %s, want %s", a.from, to)
 			}
 			if !slices.Equal(body.Data, data) {
-				return nil, fmt.Errorf("echo reply from %s has %d bytes unlike the %d sent", to, len(body.Data), len(data))
+				return nil, fmt.Errorf("echo reply from %s has %d bytes unlike the %d sent", to,
+					len(body.Data), len(data))
 			}
 			return a, nil
 		default:
-			if a.quote != nil && int(a.quote.Protocol) == p.types().protocol && int(a.quote.SourcePort) == p.id { // the identifier
+			// the identifier
+			if a.quote != nil && int(a.quote.Protocol) == p.types().protocol && int(a.quote.SourcePort) == p.id {
 				return a, nil
 			}
 		}
@@ -143,12 +148,15 @@ type icmpTypes struct {
 
 func (p *pinger) types() *icmpTypes {
 	if p.six {
-		return &icmpTypes{unix.IPPROTO_ICMPV6, ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply, ipv6.ICMPTypeTimeExceeded, ipv6.ICMPTypeDestinationUnreachable}
+		return &icmpTypes{unix.IPPROTO_ICMPV6, ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply,
+			ipv6.ICMPTypeTimeExceeded, ipv6.ICMPTypeDestinationUnreachable}
 	}
-	return &icmpTypes{unix.IPPROTO_ICMP, ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply, ipv4.ICMPTypeTimeExceeded, ipv4.ICMPTypeDestinationUnreachable}
+	return &icmpTypes{unix.IPPROTO_ICMP, ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply, ipv4.ICMPTypeTimeExceeded,
+		ipv4.ICMPTypeDestinationUnreachable}
 }
 
-// quoted returns the packet that an ICMP error quotes, or nil if the message is no error, and the MTU of a fragmentation-needed message.
+// quoted returns the packet that an ICMP error quotes, or nil if the message is no error, and the
+// MTU of a fragmentation-needed message.
 func (p *pinger) quoted(m *icmp.Message, raw []byte) (quote *nattest.View, mtu int) {
 	var data []byte
 	switch body := m.Body.(type) {
@@ -170,7 +178,8 @@ func (p *pinger) quoted(m *icmp.Message, raw []byte) (quote *nattest.View, mtu i
 	return &v, mtu
 }
 
-// watchEchoes collects the source addresses of n echo requests with this ID that arrive at a host; wait returns them, or those that arrived in time.
+// watchEchoes collects the source addresses of n echo requests with this ID that arrive at a host;
+// wait returns them, or those that arrived in time.
 func watchEchoes(h *Host, id, n int) (wait func() ([]netip.Addr, error), err error) {
 	w, err := newPinger(h)
 	if err != nil {

@@ -46,10 +46,14 @@ func keepChecks(short bool) func(*Lab) []Check {
 			row, pause = 1, restartPause // little time may mean few CPUs
 		}
 		const moved = "peer-moved" // to another port, in a hand-over
-		checks = append(checks, Check{"hand-over", path, func(ctx context.Context) (string, error) { return l.checkHandOver(ctx, n, row, pause) }})
+		checks = append(checks, Check{"hand-over", path, func(ctx context.Context) (string, error) {
+			return l.checkHandOver(ctx, n, row, pause)
+		}})
 		if runtime.NumCPU() > 1 {
 			beside := fmt.Sprintf("%s, %d streams", path, cpusStreams)
-			checks = append(checks, Check{"cpus 1, 2, 1", beside, func(ctx context.Context) (string, error) { return l.checkCPUs(ctx, n, restartPause) }})
+			checks = append(checks, Check{"cpus 1, 2, 1", beside, func(ctx context.Context) (string, error) {
+				return l.checkCPUs(ctx, n, restartPause)
+			}})
 		}
 		if short {
 			return append(checks, l.logCheck(moved))
@@ -61,13 +65,19 @@ func keepChecks(short bool) func(*Lab) []Check {
 			// These lose connections, and the log rightly names faults.
 			Check{"kill -9, young", fmt.Sprintf("%d of each kind, not saved", youngOf), l.checkYoung},
 			Check{"restart, no folder", fmt.Sprintf("%d of each kind", youngOf), l.checkForgotten},
-			Check{"restart, kernel parts", between, func(ctx context.Context) (string, error) { return l.checkKernelParts(ctx, n, l.stop) }},
-			Check{"kill -9, kernel parts", between, func(ctx context.Context) (string, error) { return l.checkKernelParts(ctx, n, l.killKernelParts) }})
+			Check{"restart, kernel parts", between, func(ctx context.Context) (string, error) {
+				return l.checkKernelParts(ctx, n, l.stop)
+			}},
+			Check{"kill -9, kernel parts", between, func(ctx context.Context) (string, error) {
+				return l.checkKernelParts(ctx, n, l.killKernelParts)
+			}})
 	}
 }
 
-// besideFlows opens n connections of each kind and two SCTP associations, and calls do. exchange sends over the associations, the far end first.
-func (l *Lab) besideFlows(ctx context.Context, n int, do func(c *flowSet, exchange func() error) (string, error)) (_ string, err error) {
+// besideFlows opens n connections of each kind and two SCTP associations, and calls do. exchange
+// sends over the associations, the far end first.
+func (l *Lab) besideFlows(ctx context.Context, n int, do func(c *flowSet, exchange func() error) (string, error)) (
+	_ string, err error) {
 	c, err := newFlowSet(ctx, l, n, false)
 	defer func() { err = errors.Join(err, c.end()) }()
 	defer catch(&err)
@@ -91,8 +101,10 @@ func (c *flowSet) measureUndisturbed() error {
 	return nil
 }
 
-// eachGateway does something to the gateways in turn and judges c after each; bound is how long a path may carry nothing.
-func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) error, after func() error) (_ string, err error) {
+// eachGateway does something to the gateways in turn and judges c after each; bound is how long a
+// path may carry nothing.
+func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) error,
+	after func() error) (_ string, err error) {
 	defer catch(&err)
 	var pauses []string
 	longest, receive, most := time.Duration(0), 0, 0
@@ -127,7 +139,9 @@ func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) err
 		lost = fmt.Sprintf("≤ %d", most)
 	}
 	return fmt.Sprintf("≤ %d ms, %s of %d connections lost, %d only receive; %s, undisturbed %d ms",
-		longest.Milliseconds(), lost, len(c.flows), receive, strings.Join(pauses, ", "), c.undisturbed.Milliseconds()), nil
+			longest.Milliseconds(), lost, len(c.flows), receive, strings.Join(pauses, ", "),
+			c.undisturbed.Milliseconds()),
+		nil
 }
 
 func (l *Lab) checkRestart(ctx context.Context, n int) (string, error) {
@@ -175,7 +189,8 @@ func (l *Lab) awaitSaved(ctx context.Context, p *Process, after time.Time) error
 	})
 }
 
-// checkYoung kills gateways that have not saved their connections yet, and counts how many are lost. Connections between pods need no saving.
+// checkYoung kills gateways that have not saved their connections yet, and counts how many are
+// lost. Connections between pods need no saving.
 func (l *Lab) checkYoung(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	for _, c := range clusters { // afterwards, the next write is half a minute away

@@ -12,12 +12,12 @@ import (
 	"culvert/gateway/node"
 )
 
-// kernelPause is how long a restart of a kernel-based gateway may take: its peer notices after 15 s that their session is dead, and TCP has doubled
-// its timeout meanwhile.
+// kernelPause is how long a restart of a kernel-based gateway may take: its peer notices after 15 s
+// that their session is dead, and TCP has doubled its timeout meanwhile.
 const kernelPause = time.Minute
 
-// checkKernelParts is checkRestart for kernel-based gateways, for comparison: end ends one. Their connection tables are the kernel's and stay; they
-// support only connections between pods.
+// checkKernelParts is checkRestart for kernel-based gateways, for comparison: end ends one. Their
+// connection tables are the kernel's and stay; they support only connections between pods.
 func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) error) (figure string, err error) {
 	defer catch(&err)
 	missing := MissingForReference()
@@ -65,7 +65,8 @@ func (l *Lab) killKernelParts(p *Process) error {
 	return p.Host.Do(removeKilled)
 }
 
-// keepReferenceSysctls returns a function that restores the sysctls that a kernel-based gateway sets on the gateways' hosts.
+// keepReferenceSysctls returns a function that restores the sysctls that a kernel-based gateway
+// sets on the gateways' hosts.
 func (l *Lab) keepReferenceSysctls() (restore func() error, err error) {
 	before := make(map[*Host]map[string]string)
 	for i := range clusters {

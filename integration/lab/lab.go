@@ -103,8 +103,9 @@ type Lab struct {
 // startTimeout is how long a gateway or node may take to serve, even on a busy machine.
 const startTimeout = time.Minute
 
-// Start builds the clusters and waits until their gateways and nodes serve. It works only in the holder, see Isolate. The caller must call Stop even
-// after an error, which says where the logs are.
+// Start builds the clusters and waits until their gateways and nodes serve. It works only in the
+// holder, see Isolate. The caller must call Stop even after an error, which says where the logs
+// are.
 func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
 	l := &Lab{Dir: dir, options: o, six: make(map[string]*Host)}
 	for i := range clusters {
@@ -158,7 +159,8 @@ func (l *Lab) Host(name string) *Host {
 	return l.hosts[i]
 }
 
-// Stop ends all processes with SIGTERM, in at most stopTimeout, and releases the namespaces. The error reports processes that did not end cleanly.
+// Stop ends all processes with SIGTERM, in at most stopTimeout, and releases the namespaces. The
+// error reports processes that did not end cleanly.
 func (l *Lab) Stop() error {
 	l.turn.Lock()
 	defer l.turn.Unlock()
@@ -169,8 +171,8 @@ func (l *Lab) Stop() error {
 	return err
 }
 
-// startProcesses starts all gateways and nodes and waits until they serve. The server's gateway comes first: a client whose first handshake finds no
-// server retries only after 5 seconds.
+// startProcesses starts all gateways and nodes and waits until they serve. The server's gateway
+// comes first: a client whose first handshake finds no server retries only after 5 seconds.
 func (l *Lab) startProcesses(ctx context.Context) error {
 	for _, c := range []*Cluster{&clusters[1], &clusters[0]} {
 		gateway, err := l.startCulvert(c.Name + "/gateway")
@@ -201,7 +203,8 @@ func (l *Lab) startCulvert(host string) (*Process, error) {
 	if name == "gateway" {
 		kind, ready = "gateway", gatewayReady
 	}
-	p, err := l.startProgram(l.Host(host), l.options.Culvert, kind == "node", kind, "--config", l.path(cluster, name+".yaml"))
+	p, err := l.startProgram(l.Host(host), l.options.Culvert, kind == "node", kind, "--config",
+		l.path(cluster, name+".yaml"))
 	if err != nil {
 		return nil, err
 	}

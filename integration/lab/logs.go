@@ -16,11 +16,13 @@ var healthyCauses = map[string]bool{"handshake-made": true, "node-heard": true}
 
 var causeOf = regexp.MustCompile(` cause=([\w-]+)`)
 
-// sandboxFaults are possible in gVisor on any machine that is not idle: it counts the time in which the sandbox waits for a processor as CPU time of
-// the process (the ticks of a task's CPU clock in pkg/sentry/kernel/task_sched.go).
+// sandboxFaults are possible in gVisor on any machine that is not idle: it counts the time in which
+// the sandbox waits for a processor as CPU time of the process (the ticks of a task's CPU clock in
+// pkg/sentry/kernel/task_sched.go).
 var sandboxFaults = []string{"cpu-procs", "cpu-machine", "cpu-restored"}
 
-// logCheck requires that the logs of both gateways name no fault except those made by earlier checks.
+// logCheck requires that the logs of both gateways name no fault except those made by earlier
+// checks.
 func (l *Lab) logCheck(made ...string) Check {
 	if l.options.Sandbox.Runsc != "" {
 		made = append(made[:len(made):len(made)], sandboxFaults...)
@@ -52,8 +54,8 @@ func (l *Lab) logCheck(made ...string) Check {
 	}}
 }
 
-// ReadLines returns the lines of a file to which another process may be writing. The kernel stores a write page by page, so a reader may find half a
-// line; that is left out until it is complete.
+// ReadLines returns the lines of a file to which another process may be writing. The kernel stores
+// a write page by page, so a reader may find half a line; that is left out until it is complete.
 func ReadLines(file string) (string, error) {
 	text, err := os.ReadFile(file)
 	return string(text[:bytes.LastIndexByte(text, '\n')+1]), err
@@ -70,8 +72,8 @@ func (l *Lab) logSizes() map[string]int {
 	return sizes
 }
 
-// waitLogged waits until a log has a line about the fault that is not within sizes: at level info or above, in the words of the status, with the
-// remedy.
+// waitLogged waits until a log has a line about the fault that is not within sizes: at level info
+// or above, in the words of the status, with the remedy.
 func (l *Lab) waitLogged(ctx context.Context, f *Fault, sizes map[string]int, began time.Time) error {
 	return await(ctx, loggedWithin-time.Since(began), statusPace, func() error {
 		lines := 0
@@ -87,7 +89,8 @@ func (l *Lab) waitLogged(ctx context.Context, f *Fault, sizes map[string]int, be
 				}
 			}
 		}
-		return fmt.Errorf("%s: of %d lines, none of the log of %s says: %s", f.Does, lines, f.Named.Cluster, f.Named.sentence())
+		return fmt.Errorf("%s: of %d lines, none of the log of %s says: %s", f.Does, lines, f.Named.Cluster,
+			f.Named.sentence())
 	})
 }
 

@@ -23,7 +23,8 @@ func TestReadLines(t *testing.T) {
 	}
 }
 
-// TestReadLinesBesideWriter: a line that is written by one call while the file is read comes whole or not at all.
+// TestReadLinesBesideWriter: a line that is written by one call while the file is read comes whole
+// or not at all.
 func TestReadLinesBesideWriter(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "log")
 	line := strings.Repeat("x", 5000) + "\n" // on two pages or three

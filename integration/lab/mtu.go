@@ -34,8 +34,9 @@ func ipHeader(a netip.Addr) int {
 func udpOverhead(a netip.Addr) int { return ipHeader(a) + 8 }
 func tcpOverhead(a netip.Addr) int { return ipHeader(a) + 20 }
 
-// UnequalMTU is a lab in which only milan's gateway has the small MTU, so that it must report too-big packets to its own nodes and, through the
-// tunnel, to rome's pods. No gateway clamps the MSS.
+// UnequalMTU is a lab in which only milan's gateway has the small MTU, so that it must report
+// too-big packets to its own nodes and, through the tunnel, to rome's pods. No gateway clamps the
+// MSS.
 func UnequalMTU(mode node.Mode, offloads bool) Options {
 	large := ClusterOptions{MTU: largeMTU, NodeMTU: largeMTU, PodMTU: largeMTU, MSSClamp: "off"}
 	small := large
@@ -46,8 +47,8 @@ func UnequalMTU(mode node.Mode, offloads bool) Options {
 // mtuChecks are the promises of a lab with unequal MTUs.
 func mtuChecks(l *Lab) []Check { return append(l.ofFamilies(l.sizeChecks), l.logCheck()) }
 
-// sizeChecks are the checks of one family. A pod remembers the learnt path MTU, and reflects it in the MSS it sends, so each pair of pods is used for
-// one thing.
+// sizeChecks are the checks of one family. A pod remembers the learnt path MTU, and reflects it in
+// the MSS it sends, so each pair of pods is used for one thing.
 func (l *Lab) sizeChecks(p *plan) []Check {
 	far, own := l.pairOf(p, "rome/pod1", "milan/pod1"), l.pairOf(p, "milan/pod2", "rome/pod2")
 	farTCP, ownTCP := l.pairOf(p, "rome/pod1", "milan/pod2"), l.pairOf(p, "milan/pod1", "rome/pod2")
@@ -66,8 +67,12 @@ func (l *Lab) sizeChecks(p *plan) []Check {
 	checks = append(checks, []Check{
 		{"too big, own mtu", own.path(), tooBig(own, milan.Internal)},
 		{"too big, far mtu", far.path(), tooBig(far, milan.Seen(milan.UnknownSource()))},
-		{"tcp over own mtu", ownTCP.path(), func(ctx context.Context) (string, error) { return ownTCP.checkSegments(ctx, bulk, superFrames) }},
-		{"tcp over far mtu", farTCP.path(), func(ctx context.Context) (string, error) { return farTCP.checkSegments(ctx, bulk, false) }},
+		{"tcp over own mtu", ownTCP.path(), func(ctx context.Context) (string, error) {
+			return ownTCP.checkSegments(ctx, bulk, superFrames)
+		}},
+		{"tcp over far mtu", farTCP.path(), func(ctx context.Context) (string, error) {
+			return farTCP.checkSegments(ctx, bulk, false)
+		}},
 	}...)
 	if p.is6() { // routers do not fragment (RFC 8200, Section 5), so pods must have learnt what fits
 		checks = append(checks, fragments...)
@@ -96,14 +101,16 @@ func (e *ends) checkFragments(ctx context.Context) (_ string, err error) {
 			return "", err
 		}
 	}
-	if sources := server.close(); len(sources) != 1 || sources[e.wantSource] < len(sizes) || !e.target.Is6() && sources[e.wantSource] > len(sizes) {
+	if sources := server.close(); len(sources) != 1 || sources[e.wantSource] < len(sizes) || !e.target.Is6() &&
+		sources[e.wantSource] > len(sizes) {
 		return "", fmt.Errorf("%s saw datagrams from %v, want %d from %s", e.to.Name, sources, len(sizes), e.wantSource)
 	}
 	return fmt.Sprintf("datagrams of %v bytes", sizes), nil
 }
 
-// checkTooBig sends a datagram that is too big and must not be fragmented, and requires the ICMP error from the right sender, with the right MTU and
-// quotation. The pod's kernel must accept it, and a datagram of that size must then pass.
+// checkTooBig sends a datagram that is too big and must not be fragmented, and requires the ICMP
+// error from the right sender, with the right MTU and quotation. The pod's kernel must accept it,
+// and a datagram of that size must then pass.
 func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (_ string, err error) {
 	defer catch(&err)
 	server, conn := must2(e.dialEcho(ctx))
@@ -159,8 +166,9 @@ func (p *pinger) tooBig(deadline time.Time) (*answer, error) {
 	}
 }
 
-// checkSegments sends a TCP stream whose segments are too big at first, as super-frames if the links make them, and requires all of it to arrive. The
-// pod must have reduced its segments, unless it may have kept them.
+// checkSegments sends a TCP stream whose segments are too big at first, as super-frames if the
+// links make them, and requires all of it to arrive. The pod must have reduced its segments, unless
+// it may have kept them.
 func (e *ends) checkSegments(ctx context.Context, bulk int64, mayKeep bool) (_ string, err error) {
 	defer catch(&err)
 	began := time.Now()
@@ -168,7 +176,8 @@ func (e *ends) checkSegments(ctx context.Context, bulk int64, mayKeep bool) (_ s
 	overhead := tcpOverhead(e.target) + tcpOptions
 	first, last := largeMTU-overhead, smallMTU-overhead
 	if near.firstMSS != first || near.lastMSS != last && !(mayKeep && near.lastMSS == first) {
-		return "", fmt.Errorf("segments of %d bytes at first and %d at last, want %d and %d", near.firstMSS, near.lastMSS, first, last)
+		return "", fmt.Errorf("segments of %d bytes at first and %d at last, want %d and %d", near.firstMSS,
+			near.lastMSS, first, last)
 	}
 	rate := float64(bulk) * 8 / time.Since(began).Seconds() / 1e9
 	return fmt.Sprintf("%.2f Gbit/s, segments %d, then %d", rate, near.firstMSS, near.lastMSS), nil

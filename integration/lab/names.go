@@ -23,8 +23,9 @@ func HostNames() (names []string) {
 	return names
 }
 
-// addressFrom returns the address by which one host reaches another: within a cluster the other's own, across clusters the gateway's translation.
-// Across clusters only pods and the other gateway have one.
+// addressFrom returns the address by which one host reaches another: within a cluster the other's
+// own, across clusters the gateway's translation. Across clusters only pods and the other gateway
+// have one.
 func addressFrom(from, to *Host) (a netip.Addr, ok bool) {
 	c := clusterOf(to.Name)
 	switch {
@@ -43,7 +44,8 @@ func isGateway(host string) bool { return strings.HasSuffix(host, "/gateway") }
 // hostname is a host's name for places where names may not contain a slash.
 func (h *Host) hostname() string { return strings.ReplaceAll(h.Name, "/", "-") }
 
-// hostsFile is a hosts(5) file for programs in a host. C libraries accept a host's own name, such as milan/pod1; URLs and Go need the other form.
+// hostsFile is a hosts(5) file for programs in a host. C libraries accept a host's own name, such
+// as milan/pod1; URLs and Go need the other form.
 func (l *Lab) hostsFile(from *Host) string {
 	var text strings.Builder
 	text.WriteString("127.0.0.1 localhost\n::1 localhost\n")
@@ -66,8 +68,8 @@ func (l *Lab) writeHosts() error {
 	return nil
 }
 
-// enter gives this thread, and the processes that it starts, the host's name and its view of the others' names. It needs a separate thread, see
-// onThread.
+// enter gives this thread, and the processes that it starts, the host's name and its view of the
+// others' names. It needs a separate thread, see onThread.
 func (l *Lab) enter(h *Host) error {
 	if err := unix.Unshare(unix.CLONE_NEWUTS | unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("new name space: %w", err)
@@ -76,7 +78,8 @@ func (l *Lab) enter(h *Host) error {
 		return fmt.Errorf("host name: %w", err)
 	}
 	// Without that file there is nothing to mount on: names do not resolve, but addresses work.
-	if err := unix.Mount(l.path("hosts", h.hostname()), "/etc/hosts", "", unix.MS_BIND, ""); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := unix.Mount(l.path("hosts", h.hostname()), "/etc/hosts", "", unix.MS_BIND, ""); err != nil &&
+		!errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("mount /etc/hosts: %w", err)
 	}
 	return nil

@@ -41,7 +41,8 @@ func TestNamesMeanWhatIsSeenFromThere(t *testing.T) {
 		var got string
 		for line := range strings.Lines(l.hostsFile(l.Host(test.from))) {
 			fields := strings.Fields(line)
-			if slices.Contains(fields[1:], test.to) && slices.Contains(fields[1:], strings.ReplaceAll(test.to, "/", "-")) {
+			if slices.Contains(fields[1:], test.to) && slices.Contains(fields[1:],
+				strings.ReplaceAll(test.to, "/", "-")) {
 				got = fields[0]
 			}
 		}

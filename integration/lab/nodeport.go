@@ -51,7 +51,8 @@ func (l *Lab) nodePort(p *plan, client, node, pod string) *nodePortCheck {
 
 func (n *nodePortCheck) path() string { return n.client.Name + " → " + n.pod.Name }
 
-// listen opens the pod's service and reports each connection, after it has read the required header.
+// listen opens the pod's service and reports each connection, after it has read the required
+// header.
 func (n *nodePortCheck) listen(ctx context.Context) (port uint16, seen chan *transfer, stop func(), err error) {
 	listener, err := n.pod.listenTCP(0)
 	if err != nil {
@@ -91,7 +92,8 @@ func (n *nodePortCheck) readHeader(conn net.Conn) error {
 	return nil
 }
 
-// run sends a stream in each direction through every node at once, from the client ports collidingPort and following.
+// run sends a stream in each direction through every node at once, from the client ports
+// collidingPort and following.
 func (n *nodePortCheck) run(ctx context.Context) (_ string, err error) {
 	defer catch(&err)
 	streams := 1
@@ -113,7 +115,8 @@ func (n *nodePortCheck) run(ctx context.Context) (_ string, err error) {
 		if len(n.nodes) > 1 {
 			entrance = node.Address
 		}
-		f := &forwarder{node: node, target: netip.AddrPortFrom(n.target, port), entrance: netip.AddrPortFrom(entrance, nodePort),
+		f := &forwarder{node: node, target: netip.AddrPortFrom(n.target, port),
+			entrance:   netip.AddrPortFrom(entrance, nodePort),
 			keepClient: n.keepClient, header: n.header}
 		if err := f.start(ctx, n.client.Address); err != nil {
 			errs = append(errs, err)
@@ -213,7 +216,8 @@ func (n *nodePortCheck) judge(forwarders []*forwarder, each int, before []uint64
 	after := must(n.received())
 	want := uint64(each) * nodePortBytes
 	for i, node := range n.nodes {
-		// A reply that leaves by the other node makes one count too small. Headers and repeated segments are less than the other node's replies.
+		// A reply that leaves by the other node makes one count too small. Headers and repeated
+		// segments are less than the other node's replies.
 		if got := after[i] - before[i]; got < want || got > want+want/2 {
 			return "", fmt.Errorf("%s received %d bytes from the tunnel, want %d and headers", node.Name, got, want)
 		}

@@ -62,7 +62,8 @@ func (l *Lab) checkOffloads(ctx context.Context) (_ string, err error) {
 	return strings.Join(used, ", ") + " on all sockets", nil
 }
 
-// kernelOffloads returns with 1 and 0 what a UDP socket in a host supports. A kernel that cannot report UDP_GRO has none usable for a tunnel.
+// kernelOffloads returns with 1 and 0 what a UDP socket in a host supports. A kernel that cannot
+// report UDP_GRO has none usable for a tunnel.
 func kernelOffloads(h *Host) (map[string]float64, error) {
 	s, err := newSocket(h, unix.SOCK_DGRAM, 0)
 	if err != nil {
@@ -80,8 +81,9 @@ func kernelOffloads(h *Host) (map[string]float64, error) {
 	return offloads, nil
 }
 
-// checkECN sends datagrams with a DSCP and every ECN code point, and checks the outer headers from the far gateway to the far pod's node: they must
-// have the code point, but not the DSCP (RFC 6040, Section 4.1).
+// checkECN sends datagrams with a DSCP and every ECN code point, and checks the outer headers from
+// the far gateway to the far pod's node: they must have the code point, but not the DSCP (RFC 6040,
+// Section 4.1).
 func (e *ends) checkECN(ctx context.Context, node *Host, gateway netip.Addr) (_ string, err error) {
 	defer catch(&err)
 	server, conn := must2(e.dialEcho(ctx))
@@ -116,7 +118,8 @@ func (e *ends) checkECN(ctx context.Context, node *Host, gateway netip.Addr) (_ 
 	return "4 code points copied, DSCP not", nil
 }
 
-// An outerSocket receives the UDP datagrams of a host, including tunnels', with their type of service or traffic class.
+// An outerSocket receives the UDP datagrams of a host, including tunnels', with their type of
+// service or traffic class.
 type outerSocket struct {
 	net.PacketConn
 	read func(buffer []byte) (n, tos int, from netip.Addr, err error)

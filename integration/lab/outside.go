@@ -12,8 +12,8 @@ import (
 	"culvert/gateway/node"
 )
 
-// Outside is a lab with hosts that have no pod address: clients outside the clusters, the nodes themselves, and hosts behind a pod. Its gateways have
-// address mappings and services.
+// Outside is a lab with hosts that have no pod address: clients outside the clusters, the nodes
+// themselves, and hosts behind a pod. Its gateways have address mappings and services.
 func Outside(mode node.Mode, offloads bool) Options {
 	o := Standard(mode, offloads)
 	o.Outside = true
@@ -59,8 +59,12 @@ func (l *Lab) addOutside(c, peer *Cluster) error {
 		{"router", func() error { return addRoute(peer.SeenExt, first.Underlay) }},
 		{"client", func() error { return addSecond("eth0", netip.PrefixFrom(c.Mapped, c.Outside.Bits())) }},
 		{second.Name, func() error { return addSecond("eth0", netip.PrefixFrom(c.VIP, c.Underlay.Bits())) }},
-		{first.PodName, func() error { return addSecond("lo", netip.PrefixFrom(c.BehindFirst, c.BehindFirst.BitLen())) }},
-		{first.PodName, func() error { return addSecond("lo", netip.PrefixFrom(c.BehindOther, c.BehindOther.BitLen())) }},
+		{first.PodName, func() error {
+			return addSecond("lo", netip.PrefixFrom(c.BehindFirst, c.BehindFirst.BitLen()))
+		}},
+		{first.PodName, func() error {
+			return addSecond("lo", netip.PrefixFrom(c.BehindOther, c.BehindOther.BitLen()))
+		}},
 		{first.Name, func() error { return addRoute(c.Behind, first.Pod) }},
 	} {
 		if err := l.Host(c.Name + "/" + step.host).Do(step.add); err != nil {
@@ -98,7 +102,8 @@ func giveAddress(link string, a *netlink.Addr) error {
 	return nil
 }
 
-// natConfig is the nat section of a gateway's configuration, for the families of cs, which are one cluster.
+// natConfig is the nat section of a gateway's configuration, for the families of cs, which are one
+// cluster.
 func natConfig(cs ...*Cluster) object {
 	addresses, services := []object{}, []object{}
 	for _, c := range cs {
@@ -122,7 +127,8 @@ func (c *Cluster) mapped() (address object, services []object) {
 		backends = append(backends, object{"address": n.Pod, "port": backendPort})
 	}
 	service := func(name string, address netip.Addr, more object) object {
-		o := object{"name": name + c.suffix(), "address": address, "port": servicePort, "protocol": "tcp", "backends": backends}
+		o := object{"name": name + c.suffix(), "address": address, "port": servicePort, "protocol": "tcp",
+			"backends": backends}
 		maps.Copy(o, more)
 		return o
 	}

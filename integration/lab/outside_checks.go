@@ -20,7 +20,8 @@ func outsideChecks(l *Lab) []Check {
 // sourcesChecks are the checks of one family.
 func (l *Lab) sourcesChecks(p *plan) []Check {
 	first := l.pairOf(p, "rome/pod1", "milan/pod1")
-	return slices.Concat([]Check{first.firstContact()}, l.nodePortChecks(p), l.sourceChecks(p), l.mappingChecks(p), l.serviceChecks(p), l.servedChecks(p),
+	return slices.Concat([]Check{first.firstContact()}, l.nodePortChecks(p), l.sourceChecks(p), l.mappingChecks(p),
+		l.serviceChecks(p), l.servedChecks(p),
 		l.sctpChecks(p), l.fragmentChecks(p), l.errorChecks(p), l.reloadChecks(p))
 }
 
@@ -57,7 +58,8 @@ func (l *Lab) nodePortChecks(p *plan) []Check {
 	}
 }
 
-// sourceChecks test every kind of source that the other cluster cannot answer, and some that it can.
+// sourceChecks test every kind of source that the other cluster cannot answer, and some that it
+// can.
 func (l *Lab) sourceChecks(p *plan) []Check {
 	rome := &p[0]
 	u := rome.Seen(rome.UnknownSource())
@@ -111,8 +113,10 @@ func (l *Lab) mappingChecks(p *plan) []Check {
 		pod := l.host(p, peer.Name+"/"+peer.Nodes[i].PodName)
 		host := l.Host(c.Name + "/client").at(c.Mapped)
 		in := &ends{from: pod, to: host, target: c.Seen(c.MappedAs), wantSource: peer.Seen(pod.Address)}
-		out := &ends{from: host, to: pod, local: c.Mapped, target: peer.Seen(pod.Address), wantSource: c.Seen(c.MappedAs)}
-		checks = append(checks, Check{"mapped host, to", in.path(), in.checkSource}, Check{"mapped host, from", out.path(), out.checkSource})
+		out := &ends{from: host, to: pod, local: c.Mapped, target: peer.Seen(pod.Address),
+			wantSource: c.Seen(c.MappedAs)}
+		checks = append(checks, Check{"mapped host, to", in.path(), in.checkSource}, Check{"mapped host, from",
+			out.path(), out.checkSource})
 	}
 	return checks
 }

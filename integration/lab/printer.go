@@ -16,8 +16,8 @@ import (
 // Style is the printer's format.
 type Style int
 
-// Table has one line for each check, readable for scripts. Brief has one line per lab, and what a newcomer wants to know; Verbose has that and the
-// table.
+// Table has one line for each check, readable for scripts. Brief has one line per lab, and what a
+// newcomer wants to know; Verbose has that and the table.
 const (
 	Table Style = iota
 	JSON        // one object a line
@@ -71,7 +71,8 @@ func newPrinter(out io.Writer, o *CheckOptions, plan []plannedLab) *printer {
 func (p *printer) leftOut() (lines []string) {
 	for _, mode := range []node.Mode{node.Geneve, node.VXLAN, node.TUN} {
 		if err := p.o.Missing[mode]; err != nil {
-			lines = append(lines, fmt.Sprintf("left out: %d labs with nodes %s, which this machine refuses: %v", len(p.o.labs(mode)), mode, err))
+			lines = append(lines, fmt.Sprintf("left out: %d labs with nodes %s, which this machine refuses: %v",
+				len(p.o.labs(mode)), mode, err))
 		}
 	}
 	return lines
@@ -98,7 +99,8 @@ func (p *printer) run(ctx context.Context, c Check) {
 	if err != nil && checkCtx.Err() != nil {
 		err = fmt.Errorf("%w: %w", context.Cause(checkCtx), err)
 	}
-	r := Result{Lab: p.options.String(), Check: c.Name, Path: c.Path, Figure: figure, OK: err == nil, Seconds: time.Since(began).Seconds()}
+	r := Result{Lab: p.options.String(), Check: c.Name, Path: c.Path, Figure: figure, OK: err == nil,
+		Seconds: time.Since(began).Seconds()}
 	p.checks++
 	p.checksNow++
 	if _, ok := p.figures[c.Name]; !ok {
@@ -124,7 +126,8 @@ func (p *printer) result(r *Result) {
 		return
 	}
 	p.clear()
-	fmt.Fprintln(p.out, strings.TrimRight(fmt.Sprintf("%s %-*s %-*s %s", mark, nameWidth, r.Check, pathWidth, r.Path, r.Figure), " "))
+	fmt.Fprintln(p.out, strings.TrimRight(fmt.Sprintf("%s %-*s %-*s %s", mark, nameWidth, r.Check, pathWidth, r.Path,
+		r.Figure), " "))
 	for line := range strings.Lines(r.Error) {
 		fmt.Fprintf(p.out, "       %s\n", strings.TrimRight(line, "\n"))
 	}
@@ -141,7 +144,8 @@ func (p *printer) labEnds() {
 	if p.failedNow > 0 {
 		mark = "FAIL"
 	}
-	fmt.Fprintf(p.out, "%s %-*s %2d checks  %-*s %3.0f s%s\n", mark, briefName, p.options.brief(), p.checksNow, briefFigure, p.headline(),
+	fmt.Fprintf(p.out, "%s %-*s %2d checks  %-*s %3.0f s%s\n", mark, briefName, p.options.brief(), p.checksNow,
+		briefFigure, p.headline(),
 		time.Since(p.labBegan).Seconds(), p.left())
 }
 
@@ -168,7 +172,8 @@ func (p *printer) logs(l *Lab) {
 
 func (p *printer) finish(dir string) error {
 	if p.o.Style != JSON {
-		fmt.Fprintf(p.out, "%d checks in %d labs, %d failed, %.0f s\n", p.checks, p.labs, p.failed, time.Since(p.began).Seconds())
+		fmt.Fprintf(p.out, "%d checks in %d labs, %d failed, %.0f s\n", p.checks, p.labs, p.failed,
+			time.Since(p.began).Seconds())
 	}
 	if p.o.Style == Brief {
 		for _, line := range p.leftOut() {

@@ -37,7 +37,8 @@ func passes(context.Context) (string, error) { return "p50 0.12 ms, p99 1 ms; mo
 func TestBriefReport(t *testing.T) {
 	for _, o := range []CheckOptions{
 		{Modes: []node.Mode{node.Geneve, node.VXLAN, node.TUN}},
-		{Modes: []node.Mode{node.TUN}, Missing: map[node.Mode]error{node.Geneve: errors.ErrUnsupported, node.VXLAN: errors.ErrUnsupported}},
+		{Modes: []node.Mode{node.TUN}, Missing: map[node.Mode]error{node.Geneve: errors.ErrUnsupported,
+			node.VXLAN: errors.ErrUnsupported}},
 	} {
 		o.Labs, o.Offloads, o.Short, o.Style = LabNames(), []bool{true, false}, true, Brief
 		lines, err := printed(t, o, passes)
@@ -57,11 +58,13 @@ func TestBriefReport(t *testing.T) {
 		}
 		all := strings.Join(lines, "\n")
 		for mode := range o.Missing {
-			if want := "left out: 4 labs with nodes " + string(mode) + ", which this machine refuses: unsupported operation"; !strings.Contains(all, want) {
+			if want := "left out: 4 labs with nodes " + string(mode) +
+				", which this machine refuses: unsupported operation"; !strings.Contains(all, want) {
 				t.Errorf("no %q in\n%s", want, all)
 			}
 		}
-		for _, want := range []string{"ping p50 0.12 ms, TCP p50 0.12 ms", "innocents lost 0", "s to go", "0 failed", " exec rome/pod1 ping milan/pod1"} {
+		for _, want := range []string{"ping p50 0.12 ms, TCP p50 0.12 ms", "innocents lost 0", "s to go", "0 failed",
+			" exec rome/pod1 ping milan/pod1"} {
 			if !strings.Contains(all, want) {
 				t.Errorf("no %q in\n%s", want, all)
 			}
@@ -80,16 +83,20 @@ func TestReportStyles(t *testing.T) {
 		{Table, `(?m)^(ok  |FAIL) .* rome/pod1 → milan/pod1 `, len(headlines), len(headlines)},
 		{Verbose, `(?m)^(ok  |FAIL) .* rome/pod1 → milan/pod1 `, len(headlines), len(headlines)},
 		{Brief, `(?m)^(ok  |FAIL) .* rome/pod1 → milan/pod1`, 0, len(headlines)},
-		{JSON, `(?m)^\{"lab":"nodes vxlan, offloads on \(super-frames\)","check":.*"ok":(true|false)`, len(headlines), len(headlines)},
+		{JSON, `(?m)^\{"lab":"nodes vxlan, offloads on \(super-frames\)","check":.*"ok":(true|false)`, len(headlines),
+			len(headlines)},
 	} {
-		o := CheckOptions{Modes: []node.Mode{node.VXLAN}, Offloads: []bool{true}, Labs: []string{ipv4Labs}, Faults: true, Style: test.style}
+		o := CheckOptions{Modes: []node.Mode{node.VXLAN}, Offloads: []bool{true}, Labs: []string{ipv4Labs},
+			Faults: true, Style: test.style}
 		lines, err := printed(t, o, passes)
-		if n := len(regexp.MustCompile(test.line).FindAllString(strings.ReplaceAll(strings.Join(lines, " \n"), "pod1\n", "pod1 \n"), -1)); n != test.ok || err != nil {
+		if n := len(regexp.MustCompile(test.line).FindAllString(strings.ReplaceAll(strings.Join(lines, " \n"), "pod1\n",
+			"pod1 \n"), -1)); n != test.ok || err != nil {
 			t.Errorf("style %d: %d lines and %v, want %d:\n%s", test.style, n, err, test.ok, strings.Join(lines, "\n"))
 		}
 		lines, err = printed(t, o, func(context.Context) (string, error) { return "", errors.New("no answer") })
 		all := strings.Join(lines, " \n") + " "
-		if n := len(regexp.MustCompile(test.line).FindAllString(all, -1)); n != test.fails || !errors.Is(err, ErrFailed) || strings.Count(all, "no answer") != test.fails {
+		if n := len(regexp.MustCompile(test.line).FindAllString(all, -1)); n != test.fails ||
+			!errors.Is(err, ErrFailed) || strings.Count(all, "no answer") != test.fails {
 			t.Errorf("style %d: %d lines and %v, want %d:\n%s", test.style, n, err, test.fails, all)
 		}
 	}

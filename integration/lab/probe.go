@@ -17,8 +17,8 @@ import (
 // Probes are what labs and tests may need of a machine.
 var Probes = []string{"root", "tun", "vxlan", "geneve", "nft", "ipv6"}
 
-// Probe tries one of Probes, inside a holder. The answer is nil for yes, an errors.ErrUnsupported if this kernel cannot, and any other error if it
-// could, but not here or not for this user.
+// Probe tries one of Probes, inside a holder. The answer is nil for yes, an errors.ErrUnsupported
+// if this kernel cannot, and any other error if it could, but not here or not for this user.
 func Probe(name string) error {
 	switch name {
 	case "root":
@@ -44,7 +44,8 @@ func Probe(name string) error {
 	return fmt.Errorf("no probe %q", name)
 }
 
-// probeRoot distinguishes the root of the machine from the root of a user namespace, which owns only its user's files.
+// probeRoot distinguishes the root of the machine from the root of a user namespace, which owns
+// only its user's files.
 func probeRoot() error {
 	text, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {

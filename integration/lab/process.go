@@ -36,8 +36,9 @@ type Process struct {
 	ready   func(context.Context, *Host) error
 }
 
-// startProgram starts a program inside a host: culvert, or what stands for it. An unprivileged process has no capabilities and cannot gain any,
-// although its user ID is 0; in a sandbox it has another user ID. The caller adds it to the lab's processes, or ends it.
+// startProgram starts a program inside a host: culvert, or what stands for it. An unprivileged
+// process has no capabilities and cannot gain any, although its user ID is 0; in a sandbox it has
+// another user ID. The caller adds it to the lab's processes, or ends it.
 func (l *Lab) startProgram(h *Host, program string, privileged bool, args ...string) (*Process, error) {
 	logs := filepath.Join(l.Dir, "logs")
 	if err := os.MkdirAll(logs, 0o700); err != nil {
@@ -81,8 +82,8 @@ func (l *Lab) startProgram(h *Host, program string, privileged bool, args ...str
 	return p, nil
 }
 
-// dropCapabilities removes from this thread all capabilities that an executed program could get: by execve(2) a program of user ID 0 gets its
-// bounding set.
+// dropCapabilities removes from this thread all capabilities that an executed program could get: by
+// execve(2) a program of user ID 0 gets its bounding set.
 func dropCapabilities() error {
 	for c := uintptr(0); ; c++ {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
@@ -167,7 +168,8 @@ func gatewayGet(ctx context.Context, h *Host, path string) (string, error) {
 	return string(body), err
 }
 
-// nodeReady checks for what the node makes last: the route to the last prefix in its configuration, the other cluster's external CIDR.
+// nodeReady checks for what the node makes last: the route to the last prefix in its configuration,
+// the other cluster's external CIDR.
 func (l *Lab) nodeReady(_ context.Context, h *Host) error {
 	p := l.plans()[0]
 	last := ipNet(p.of(otherCluster(clusterOf(h.Name)).Name + "/").SeenExt)
@@ -199,7 +201,8 @@ func (p *Process) signal(n unix.Signal) error {
 	return p.cmd.Process.Signal(n)
 }
 
-// end ends processes by SIGTERM, in at most stopTimeout. The error reports those that did not end cleanly, and those that had ended by themselves.
+// end ends processes by SIGTERM, in at most stopTimeout. The error reports those that did not end
+// cleanly, and those that had ended by themselves.
 func end(processes ...*Process) error {
 	var errs []error
 	var running []*Process
@@ -223,7 +226,8 @@ func end(processes ...*Process) error {
 			<-p.ended
 		}
 		if p.err != nil {
-			errs = append(errs, fmt.Errorf("%s: ended with %w when asked to end within %v; see %s", p.Name(), p.err, stopTimeout, p.Log))
+			errs = append(errs, fmt.Errorf("%s: ended with %w when asked to end within %v; see %s", p.Name(), p.err,
+				stopTimeout, p.Log))
 		}
 	}
 	return errors.Join(errs...)

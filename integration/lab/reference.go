@@ -34,11 +34,13 @@ func MissingForReference() error {
 	return nil
 }
 
-// RunReference runs the reference gateway in this process's network namespace until ctx is done, and then removes what it made.
+// RunReference runs the reference gateway in this process's network namespace until ctx is done,
+// and then removes what it made.
 //
-// The reference is a kernel-based gateway, with which benchmarks compare culvert. It has one kernel VXLAN link per node, prefix NAT and MSS clamping
-// by nftables, and the same wireguard-go on a kernel TUN device with its own Bind, all with default settings. It takes its nodes, remaps and keys from
-// the file of a culvert gateway.
+// The reference is a kernel-based gateway, with which benchmarks compare culvert. It has one kernel
+// VXLAN link per node, prefix NAT and MSS clamping by nftables, and the same wireguard-go on a
+// kernel TUN device with its own Bind, all with default settings. It takes its nodes, remaps and
+// keys from the file of a culvert gateway.
 func RunReference(ctx context.Context, file string) (err error) {
 	c, err := loadReference(ctx, file)
 	if err != nil {
@@ -65,7 +67,8 @@ func RunReference(ctx context.Context, file string) (err error) {
 	}
 }
 
-// loadReference reads the file of a gateway. Remaps that are auto are those that culvert has chosen, or would choose.
+// loadReference reads the file of a gateway. Remaps that are auto are those that culvert has
+// chosen, or would choose.
 func loadReference(ctx context.Context, file string) (*config.Config, error) {
 	c, err := config.Load(file)
 	if err != nil {
@@ -94,7 +97,8 @@ func startWireGuard(c *config.Config) (*device.Device, error) {
 
 func uapi(c *config.WireGuard) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "private_key=%x\nlisten_port=%d\npublic_key=%x\nallowed_ip=0.0.0.0/0\n", c.PrivateKey[:], c.ListenPort, c.PeerPublicKey[:])
+	fmt.Fprintf(&b, "private_key=%x\nlisten_port=%d\npublic_key=%x\nallowed_ip=0.0.0.0/0\n", c.PrivateKey[:],
+		c.ListenPort, c.PeerPublicKey[:])
 	if c.Role == config.Client {
 		fmt.Fprintf(&b, "endpoint=%s\npersistent_keepalive_interval=%.0f\n", c.Endpoint, c.Keepalive.Seconds())
 	}

@@ -15,12 +15,15 @@ import (
 	"culvert/gateway/config"
 )
 
-// kernelParts are the reference gateway's links, routes, rules and tables, with functions that undo them.
+// kernelParts are the reference gateway's links, routes, rules and tables, with functions that undo
+// them.
 type kernelParts struct{ undo []func() error }
 
-// referenceSysctls are the sysctls that the reference gateway sets in its network namespace. Both clusters have the same pod CIDR, so the source of a
-// packet from the tunnel is routed elsewhere: reverse path filters must be off.
-var referenceSysctls = map[string]string{"ipv4/ip_forward": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0"}
+// referenceSysctls are the sysctls that the reference gateway sets in its network namespace. Both
+// clusters have the same pod CIDR, so the source of a packet from the tunnel is routed elsewhere:
+// reverse path filters must be off.
+var referenceSysctls = map[string]string{"ipv4/ip_forward": "1", "ipv4/conf/all/rp_filter": "0",
+	"ipv4/conf/default/rp_filter": "0"}
 
 // remove undoes everything, last first.
 func (k *kernelParts) remove() error {
@@ -38,7 +41,8 @@ func (k *kernelParts) add(c *config.Config) error {
 			return err
 		}
 	}
-	if err := sysctl(map[string]string{"ipv4/conf/" + referenceTUN + "/rp_filter": "0"}); err != nil { // removed with the device
+	// removed with the device
+	if err := sysctl(map[string]string{"ipv4/conf/" + referenceTUN + "/rp_filter": "0"}); err != nil {
 		return err
 	}
 	if err := addTunnelRoute(c); err != nil {
@@ -61,7 +65,8 @@ func (k *kernelParts) setSysctl(name, value string) error {
 	return sysctl(map[string]string{name: value})
 }
 
-// addTunnelRoute routes packets from nodes into the tunnel. The routes disappear with the TUN device.
+// addTunnelRoute routes packets from nodes into the tunnel. The routes disappear with the TUN
+// device.
 func addTunnelRoute(c *config.Config) error {
 	l, err := netlink.LinkByName(referenceTUN)
 	if err != nil {
@@ -74,7 +79,8 @@ func addTunnelRoute(c *config.Config) error {
 	if err := netlink.LinkSetUp(l); err != nil {
 		return fmt.Errorf("%s: %w", referenceTUN, err)
 	}
-	err = netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Table: referenceTable, Dst: ipNet(everywhere), Scope: unix.RT_SCOPE_LINK})
+	err = netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Table: referenceTable, Dst: ipNet(everywhere),
+		Scope: unix.RT_SCOPE_LINK})
 	if err != nil {
 		return fmt.Errorf("%s: route: %w", referenceTUN, err)
 	}
@@ -84,8 +90,8 @@ func addTunnelRoute(c *config.Config) error {
 // referenceLink is the prefix of the VXLAN links' names, as in nftScript.
 const referenceLink = "node"
 
-// removeKilled removes the leftovers of a killed reference gateway from this thread's network namespace, except the
-// sysctls.
+// removeKilled removes the leftovers of a killed reference gateway from this thread's network
+// namespace, except the sysctls.
 func removeKilled() error {
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -113,7 +119,8 @@ func removeKilled() error {
 func (k *kernelParts) addNode(c *config.Config, n *config.Node) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = fmt.Sprintf("%s%d", referenceLink, n.VNI), int(c.MTU)
-	link := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: int(n.VNI), Group: n.Underlay.AsSlice(), Port: int(c.Geneve.ListenPort)}
+	link := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: int(n.VNI), Group: n.Underlay.AsSlice(),
+		Port: int(c.Geneve.ListenPort)}
 	if err := netlink.LinkAdd(link); err != nil {
 		return fmt.Errorf("add VXLAN link: %w", err)
 	}
@@ -125,9 +132,11 @@ func (k *kernelParts) addNode(c *config.Config, n *config.Node) error {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return err
 	}
-	routes := []netlink.Route{{LinkIndex: link.Index, Dst: ipNet(netip.PrefixFrom(n.Address.V4, 32)), Scope: unix.RT_SCOPE_LINK, Src: own.AsSlice()}}
+	routes := []netlink.Route{{LinkIndex: link.Index, Dst: ipNet(netip.PrefixFrom(n.Address.V4, 32)),
+		Scope: unix.RT_SCOPE_LINK, Src: own.AsSlice()}}
 	for _, pods := range n.PodCIDRs {
-		routes = append(routes, netlink.Route{LinkIndex: link.Index, Dst: ipNet(pods), Gw: n.Address.V4.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
+		routes = append(routes, netlink.Route{LinkIndex: link.Index, Dst: ipNet(pods), Gw: n.Address.V4.AsSlice(),
+			Flags: int(netlink.FLAG_ONLINK)})
 	}
 	for _, r := range routes {
 		if err := netlink.RouteAdd(&r); err != nil {
@@ -143,7 +152,8 @@ func (k *kernelParts) addNode(c *config.Config, n *config.Node) error {
 	return nil
 }
 
-// nftScript remaps the destination of packets entering the tunnel and the source of those leaving it, like Liqo's gateway.
+// nftScript remaps the destination of packets entering the tunnel and the source of those leaving
+// it, like Liqo's gateway.
 const nftScript = `table ip reference {
 	chain prerouting {
 		type nat hook prerouting priority dstnat; policy accept;

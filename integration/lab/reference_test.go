@@ -40,7 +40,8 @@ func TestReferenceLeavesNothing(t *testing.T) {
 		}
 	}
 	during := inventory(t, h)
-	for _, want := range []string{"link wg0", "link node1", "link node2", "route 10.0.2.0/24", "rule node1", "ip_forward 1"} {
+	for _, want := range []string{"link wg0", "link node1", "link node2", "route 10.0.2.0/24", "rule node1",
+		"ip_forward 1"} {
 		if !strings.Contains(during, want) {
 			t.Errorf("no %q in\n%s", want, during)
 		}

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A refusal is a file that a running gateway must refuse: a valid file with a change, or a text derived from one.
+// A refusal is a file that a running gateway must refuse: a valid file with a change, or a text
+// derived from one.
 type refusal struct {
 	want   string // in the log
 	change func(config object)
@@ -22,19 +23,22 @@ type refusal struct {
 
 const refusedPort = 22 // what refuseChecks' rule rejects
 
-// refusals returns a file for each kind of fault in the configuration of the gateway of clusters[i].
+// refusals returns a file for each kind of fault in the configuration of the gateway of
+// clusters[i].
 func (l *Lab) refusals(i int) []refusal {
 	c := &clusters[i]
 	node := func(more object) func(object) {
 		return func(config object) {
-			o := object{"name": "third", "vni": 77, "underlay": "172.18.0.77", "address": "10.80.0.77", "podCIDRs": []string{"10.0.77.0/24"}}
+			o := object{"name": "third", "vni": 77, "underlay": "172.18.0.77", "address": "10.80.0.77",
+				"podCIDRs": []string{"10.0.77.0/24"}}
 			maps.Copy(o, more)
 			set(config, "geneve.nodes", append(nodesOf(config), o))
 		}
 	}
 	at := func(path string, value any) func(object) { return func(config object) { set(config, path, value) } }
 	mapping := func(external, internal, via string) []object {
-		return []object{{"external": "10.70.9.1", "internal": "203.0.113.1"}, {"external": external, "internal": internal, "via": via}}
+		return []object{{"external": "10.70.9.1", "internal": "203.0.113.1"},
+			{"external": external, "internal": internal, "via": via}}
 	}
 	rules := func(more ...object) []object { return append([]object{{"name": "one", "action": "accept"}}, more...) }
 	remote := func(cidr, remap string) object {
@@ -75,7 +79,8 @@ func (l *Lab) refusals(i int) []refusal {
 		{want: "wireguard.peerPublicKey: not a WireGuard key", change: at("wireguard.peerPublicKey", "short")},
 		{want: "wireguard.peerPublicKey: this is this gateway", change: at("wireguard.peerPublicKey", l.publicKey[i])},
 		{want: "geneve.listenPort: cannot change", change: at("geneve.listenPort", 6092)},
-		{want: "geneve.gatewayAddress: routers do not forward packets to 0.0.0.0", change: at("geneve.gatewayAddress", "0.0.0.0")},
+		{want: "geneve.gatewayAddress: routers do not forward packets to 0.0.0.0",
+			change: at("geneve.gatewayAddress", "0.0.0.0")},
 		{want: "geneve.sourceCheck: ", change: at("geneve.sourceCheck", "pod")},
 		{want: "geneve.nodes: missing", change: at("geneve.nodes", []object{})},
 		{want: "geneve.nodes[1].inner: VXLAN", change: node(object{"encap": "vxlan", "inner": "ip"})},
@@ -87,22 +92,29 @@ func (l *Lab) refusals(i int) []refusal {
 		{want: "geneve.nodes[1].address: ", change: node(object{"address": "10.0.77.1"})},
 		{want: "geneve.nodes[1].underlay: ", change: node(object{"underlay": "224.0.0.1"})},
 		{want: "geneve.nodes[1].podCIDRs[0]: ", change: node(object{"podCIDRs": []string{"10.99.0.0/24"}})},
-		{want: "geneve.nodes[1].podCIDRs[0]: ", change: node(object{"podCIDRs": []netip.Prefix{first.PodCIDR.Masked()}})},
+		{want: "geneve.nodes[1].podCIDRs[0]: ",
+			change: node(object{"podCIDRs": []netip.Prefix{first.PodCIDR.Masked()}})},
 		{want: "network.local.podCIDRs: missing", change: at("network.local", object{})},
 		{want: "network.remote.podCIDRs: missing", change: at("network.remote", object{})},
-		{want: "network.remote.podCIDRs[0].remap: ", change: at("network.remote", remote("10.0.0.0/16", "10.61.0.0/17"))},
-		{want: "network.remote.podCIDRs[0].remap: ", change: at("network.remote", remote("10.0.0.0/16", "10.70.0.0/16"))},
+		{want: "network.remote.podCIDRs[0].remap: ", change: at("network.remote",
+			remote("10.0.0.0/16", "10.61.0.0/17"))},
+		{want: "network.remote.podCIDRs[0].remap: ", change: at("network.remote",
+			remote("10.0.0.0/16", "10.70.0.0/16"))},
 		{want: "nat.unknownSource: ", change: at("nat.unknownSource", "192.0.2.1")},
 		{want: "nat.addresses[1].external: ", change: at("nat.addresses", mapping("192.0.2.1", "203.0.113.2", ""))},
-		{want: "nat.addresses[1].internal: 203.0.113.1 is nat.addresses[0].internal too", change: at("nat.addresses", mapping("10.70.9.2", "203.0.113.1", ""))},
-		{want: "nat.addresses[1].internal: routers do not forward packets to 224.0.0.1", change: at("nat.addresses", mapping("10.70.9.2", "224.0.0.1", ""))},
+		{want: "nat.addresses[1].internal: 203.0.113.1 is nat.addresses[0].internal too", change: at("nat.addresses",
+			mapping("10.70.9.2", "203.0.113.1", ""))},
+		{want: "nat.addresses[1].internal: routers do not forward packets to 224.0.0.1", change: at("nat.addresses",
+			mapping("10.70.9.2", "224.0.0.1", ""))},
 		{want: "nat.addresses[1].via: ", change: at("nat.addresses", mapping("10.70.9.2", "203.0.113.2", "paris-1"))},
 		{want: "nat.maxConnections: ", change: at("nat.maxConnections", 1<<30)},
-		{want: "nat.services[0].backends: missing", change: at("nat.services", []object{{"name": "web", "address": "10.70.9.3", "port": 80}})},
+		{want: "nat.services[0].backends: missing", change: at("nat.services",
+			[]object{{"name": "web", "address": "10.70.9.3", "port": 80}})},
 		{want: "rules[1].name: ", change: at("rules", rules(object{"name": "one", "action": "drop"}))},
 		{want: "rules[1].action: missing", change: at("rules", rules(object{"name": "two"}))},
 		{want: "rules[1].ports: ", change: at("rules", rules(object{"name": "two", "action": "drop", "ports": "22"}))},
-		{want: "rules[1].src[0]: ", change: at("rules", rules(object{"name": "two", "action": "drop", "src": []string{"10.0.0.1/8"}}))},
+		{want: "rules[1].src[0]: ",
+			change: at("rules", rules(object{"name": "two", "action": "drop", "src": []string{"10.0.0.1/8"}}))},
 		{want: "not YAML", text: func(good string) string { return good + "\n\t{" }},
 		{want: "more than one YAML document", text: func(good string) string { return good + "---\nmtu: 1\n" }},
 		{want: "cluster: missing", text: func(string) string { return "" }},
@@ -110,8 +122,8 @@ func (l *Lab) refusals(i int) []refusal {
 	}
 }
 
-// checkRefused sends SIGHUP for one invalid file after the other, each of which also has valid changes: no second node, no rules, and another
-// keepalive. None of it may take effect.
+// checkRefused sends SIGHUP for one invalid file after the other, each of which also has valid
+// changes: no second node, no rules, and another keepalive. None of it may take effect.
 func (l *Lab) checkRefused(ctx context.Context) (string, error) {
 	files := 0
 	for i := range clusters {
@@ -128,7 +140,8 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (_ int, err error) {
 	defer catch(&err)
 	name := clusters[i].Name
 	good := func(config object) {
-		config["rules"] = []object{{"name": "no-ssh", "from": "remote", "protocol": "tcp", "ports": fmt.Sprint(refusedPort), "action": "reject"}}
+		config["rules"] = []object{{"name": "no-ssh", "from": "remote", "protocol": "tcp",
+			"ports": fmt.Sprint(refusedPort), "action": "reject"}}
 	}
 	try(l.reload(ctx, i, good))
 	var calls []*call
@@ -163,7 +176,8 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (_ int, err error) {
 				_, _, err = calls[k].ask()
 			}
 			if err == nil {
-				err = refuses(ctx, ends[k].from, netip.AddrPortFrom(ends[k].target, refusedPort), unix.ENETUNREACH) // by a rule of the valid file
+				// by a rule of the valid file
+				err = refuses(ctx, ends[k].from, netip.AddrPortFrom(ends[k].target, refusedPort), unix.ENETUNREACH)
 			}
 		}
 		if err != nil {
@@ -173,11 +187,13 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (_ int, err error) {
 	return files, l.reload(ctx, i, nil)
 }
 
-// viewPatience is how long a keepalive, a path MTU probe or the like may make every two observations differ.
+// viewPatience is how long a keepalive, a path MTU probe or the like may make every two
+// observations differ.
 const viewPatience = 20 * time.Second
 
-// nothingChanges sends SIGHUP, requires a refusal for the given reason, and compares the gateway's configuration, rules, routes, connections, counters
-// and sockets before and after. Only a reload changes the first three, so any difference there is an effect of the file.
+// nothingChanges sends SIGHUP, requires a refusal for the given reason, and compares the gateway's
+// configuration, rules, routes, connections, counters and sockets before and after. Only a reload
+// changes the first three, so any difference there is an effect of the file.
 func (l *Lab) nothingChanges(ctx context.Context, i int, want string) (err error) {
 	defer catch(&err)
 	configured := must(l.configured(ctx, i))

@@ -14,7 +14,8 @@ import (
 	gatewaycontrol "culvert/gateway/control"
 )
 
-// stableView returns the view once it has not changed for longer than a delayed acknowledgement takes.
+// stableView returns the view once it has not changed for longer than a delayed acknowledgement
+// takes.
 func (l *Lab) stableView(ctx context.Context, i int) ([]string, error) {
 	last, err := l.view(ctx, i)
 	for began := time.Now(); err == nil; {
@@ -24,7 +25,8 @@ func (l *Lab) stableView(ctx context.Context, i int) ([]string, error) {
 			break
 		}
 		if time.Since(began) > viewPatience {
-			return nil, fmt.Errorf("%s: its counters change without traffic: %s", l.gateway(i).Name(), differences(last, next))
+			return nil, fmt.Errorf("%s: its counters change without traffic: %s", l.gateway(i).Name(),
+				differences(last, next))
 		}
 		last = next
 	}
@@ -45,7 +47,8 @@ func differences(before, after []string) string {
 	return strings.Join(all, "; ")
 }
 
-// view returns the lines of a gateway's metrics, without those that change with time or observation, its open sockets and its connections.
+// view returns the lines of a gateway's metrics, without those that change with time or
+// observation, its open sockets and its connections.
 func (l *Lab) view(ctx context.Context, i int) (_ []string, err error) {
 	defer catch(&err)
 	p := l.gateway(i)
@@ -67,11 +70,12 @@ func (l *Lab) view(ctx context.Context, i int) (_ []string, err error) {
 		return lines, nil
 	}
 	var connections []*gatewaycontrol.Connection
-	err = gatewaycontrol.Each(ctx, gatewaycontrol.NewClient(l.socket(i)), "/v1/connections", nil, func(n *gatewaycontrol.Connection) bool {
-		n.IdleSeconds, n.LeftSeconds = 0, 0
-		connections = append(connections, n)
-		return true
-	})
+	err = gatewaycontrol.Each(ctx, gatewaycontrol.NewClient(l.socket(i)), "/v1/connections", nil,
+		func(n *gatewaycontrol.Connection) bool {
+			n.IdleSeconds, n.LeftSeconds = 0, 0
+			connections = append(connections, n)
+			return true
+		})
 	slices.SortFunc(connections, func(a, b *gatewaycontrol.Connection) int { return cmp.Compare(a.ID, b.ID) })
 	for _, n := range connections {
 		lines = append(lines, fmt.Sprintf("%+v", *n))

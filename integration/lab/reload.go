@@ -19,7 +19,8 @@ const (
 	refusedText = "configuration refused"
 )
 
-// reload writes the configuration of the gateway of clusters[i], modified by change, and waits until the gateway has applied it.
+// reload writes the configuration of the gateway of clusters[i], modified by change, and waits
+// until the gateway has applied it.
 func (l *Lab) reload(ctx context.Context, i int, change func(config object)) error {
 	config := l.gatewayConfig(i)
 	if change != nil {
@@ -32,7 +33,8 @@ func (l *Lab) reload(ctx context.Context, i int, change func(config object)) err
 	return err
 }
 
-// sendHangup sends SIGHUP to a gateway and waits for the log line with which it answers, which must contain want.
+// sendHangup sends SIGHUP to a gateway and waits for the log line with which it answers, which must
+// contain want.
 func (l *Lab) sendHangup(ctx context.Context, i int, want string) (line string, err error) {
 	defer catch(&err)
 	p := l.gateway(i)
@@ -58,12 +60,17 @@ func (l *Lab) gateway(i int) *Process { return l.process(clusters[i].Name + "/ga
 
 func (l *Lab) reloadChecks(p *plan) []Check {
 	return []Check{
-		{"reload, rules", "milan/pod1 → rome/pod1", func(ctx context.Context) (string, error) { return l.checkRules(ctx, p) }},
-		{"reload under load", "both gateways, 8 streams", func(ctx context.Context) (string, error) { return l.checkReload(ctx, p) }},
+		{"reload, rules", "milan/pod1 → rome/pod1", func(ctx context.Context) (string, error) {
+			return l.checkRules(ctx, p)
+		}},
+		{"reload under load", "both gateways, 8 streams", func(ctx context.Context) (string, error) {
+			return l.checkReload(ctx, p)
+		}},
 	}
 }
 
-// checkRules adds and removes rules, and requires each to take effect at once, even for an existing connection.
+// checkRules adds and removes rules, and requires each to take effect at once, even for an existing
+// connection.
 func (l *Lab) checkRules(ctx context.Context, p *plan) (_ string, err error) {
 	defer catch(&err)
 	e := l.pairOf(p, "milan/pod1", "rome/pod1")
@@ -75,10 +82,12 @@ func (l *Lab) checkRules(ctx context.Context, p *plan) (_ string, err error) {
 	}
 	rule := func(action string) func(object) {
 		return func(config object) {
-			config["rules"] = []object{{"name": "check", "from": "remote", "protocol": "tcp", "ports": fmt.Sprint(backendPort), "action": action}}
+			config["rules"] = []object{{"name": "check", "from": "remote", "protocol": "tcp",
+				"ports": fmt.Sprint(backendPort), "action": action}}
 		}
 	}
-	// A lost packet is noticed by a missing answer in less time than the first retransmission; a new connection then waits for its second SYN.
+	// A lost packet is noticed by a missing answer in less time than the first retransmission; a
+	// new connection then waits for its second SYN.
 	for _, step := range []struct {
 		change func(object)
 		want   error
@@ -113,7 +122,8 @@ const (
 	minReloads  = 12       // while all streams run
 )
 
-// checkReload changes both configurations again and again while streams of every kind run: between pods, from behind a pod, to and from mapped hosts.
+// checkReload changes both configurations again and again while streams of every kind run: between
+// pods, from behind a pod, to and from mapped hosts.
 func (l *Lab) checkReload(ctx context.Context, p *plan) (_ string, err error) {
 	defer catch(&err)
 	rome, milan := &p[0], &p[1]
@@ -121,13 +131,17 @@ func (l *Lab) checkReload(ctx context.Context, p *plan) (_ string, err error) {
 		e.local, e.wantSource = local, c.Seen(c.UnknownSource())
 		return e
 	}
-	mapped := &ends{from: l.host(p, "milan/pod1"), to: l.Host("rome/client").at(rome.Mapped), target: rome.Seen(rome.MappedAs)}
+	mapped := &ends{from: l.host(p, "milan/pod1"), to: l.Host("rome/client").at(rome.Mapped),
+		target: rome.Seen(rome.MappedAs)}
 	mapped.wantSource = milan.Seen(mapped.from.Address)
-	back := &ends{from: l.host(p, "milan/client"), local: milan.Mapped, to: l.host(p, "rome/pod2"), wantSource: milan.Seen(milan.MappedAs)}
+	back := &ends{from: l.host(p, "milan/client"), local: milan.Mapped, to: l.host(p, "rome/pod2"),
+		wantSource: milan.Seen(milan.MappedAs)}
 	back.target = rome.Seen(back.to.Address)
 	streams := []*ends{
-		l.pairOf(p, "rome/pod1", "milan/pod1"), l.pairOf(p, "rome/pod2", "milan/pod2"), l.pairOf(p, "milan/pod1", "rome/pod2"),
-		u(l.pairOf(p, "rome/pod1", "milan/pod2"), rome.BehindFirst, rome), u(l.pairOf(p, "rome/node2", "milan/pod1"), rome.Nodes[1].Underlay, rome),
+		l.pairOf(p, "rome/pod1", "milan/pod1"), l.pairOf(p, "rome/pod2", "milan/pod2"), l.pairOf(p, "milan/pod1",
+			"rome/pod2"),
+		u(l.pairOf(p, "rome/pod1", "milan/pod2"), rome.BehindFirst, rome), u(l.pairOf(p, "rome/node2", "milan/pod1"),
+			rome.Nodes[1].Underlay, rome),
 		u(l.pairOf(p, "rome/client", "milan/pod1"), rome.Client, rome), mapped, back,
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -183,10 +197,12 @@ func (l *Lab) thirdNode(i int) object {
 	var address []netip.Addr
 	var pods []netip.Prefix
 	for _, p := range l.plans() {
-		address, pods = append(address, netip.MustParseAddr(p.text("10.80.0.77"))), append(pods, netip.MustParsePrefix(p.text("10.0.77.0/24")))
+		address, pods = append(address, netip.MustParseAddr(p.text("10.80.0.77"))),
+			append(pods, netip.MustParsePrefix(p.text("10.0.77.0/24")))
 	}
 	outer := &l.outer()[i]
-	return object{"name": outer.Name + "-node3", "vni": 77, "underlay": spare(outer.Underlay), "address": oneOrBoth(address), "podCIDRs": pods}
+	return object{"name": outer.Name + "-node3", "vni": 77, "underlay": spare(outer.Underlay),
+		"address": oneOrBoth(address), "podCIDRs": pods}
 }
 
 // spare is an address of a network that no host of a lab has.
@@ -209,7 +225,8 @@ func (l *Lab) change(i, n int) func(config object) {
 		},
 		func(config object) {
 			nat := config["nat"].(object)
-			nat["addresses"] = append(nat["addresses"].([]object), object{"external": spare(c.External), "internal": spare(c.Outside)})
+			nat["addresses"] = append(nat["addresses"].([]object), object{"external": spare(c.External),
+				"internal": spare(c.Outside)})
 			nat["services"] = nat["services"].([]object)[:1]
 		},
 		func(config object) {
@@ -226,7 +243,8 @@ func (l *Lab) change(i, n int) func(config object) {
 // cpusStreams is how many TCP streams run at full rate while the number of Ps changes.
 const cpusStreams = 8
 
-// checkCPUs gives both gateways a second P and takes it back, while connections are open and streams run at full rate.
+// checkCPUs gives both gateways a second P and takes it back, while connections are open and
+// streams run at full rate.
 func (l *Lab) checkCPUs(ctx context.Context, n int, pause time.Duration) (string, error) {
 	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (figure string, err error) {
 		defer catch(&err)
@@ -245,6 +263,7 @@ func (l *Lab) checkCPUs(ctx context.Context, n int, pause time.Duration) (string
 		if err == nil && longest > pause {
 			err = fmt.Errorf("a stream paused for %v, want at most %v", longest.Round(time.Millisecond), pause)
 		}
-		return fmt.Sprintf("%s; %d streams at full rate ≤ %d ms, undisturbed %d ms", figure, cpusStreams, longest.Milliseconds(), undisturbed.Milliseconds()), err
+		return fmt.Sprintf("%s; %d streams at full rate ≤ %d ms, undisturbed %d ms", figure, cpusStreams,
+			longest.Milliseconds(), undisturbed.Milliseconds()), err
 	})
 }

@@ -9,17 +9,20 @@ import (
 	"culvert/gateway/configfile"
 )
 
-// Restart ends the gateway or node of a host, if it runs, and starts it again with the configuration in its file.
+// Restart ends the gateway or node of a host, if it runs, and starts it again with the
+// configuration in its file.
 func (l *Lab) Restart(ctx context.Context, host string) error {
 	if l.Host(host) == nil {
 		return noHost(host)
 	}
 	p := l.process(host)
 	if p == nil {
-		return fmt.Errorf("%s runs no culvert: restart a gateway or a node, such as %s/node1", host, clusterOf(host).Name)
+		return fmt.Errorf("%s runs no culvert: restart a gateway or a node, such as %s/node1", host,
+			clusterOf(host).Name)
 	}
 	if f := l.offBy(host); f != nil {
-		return fmt.Errorf("%s is kept off by the fault %s; take it back first: culvert-lab mend %s", host, f.Name, f.Name)
+		return fmt.Errorf("%s is kept off by the fault %s; take it back first: culvert-lab mend %s", host,
+			f.Name, f.Name)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -29,8 +32,9 @@ func (l *Lab) Restart(ctx context.Context, host string) error {
 	return errors.Join(l.startAgain(ctx, host), l.remakeKernelFaults())
 }
 
-// restart ends the gateways and nodes of hosts, and starts those again that no fault stops. Gateways are restarted together, the server first: a
-// client notices only after a while that its server has forgotten their session.
+// restart ends the gateways and nodes of hosts, and starts those again that no fault stops.
+// Gateways are restarted together, the server first: a client notices only after a while that its
+// server has forgotten their session.
 func (l *Lab) restart(ctx context.Context, hosts []string) error {
 	if slices.ContainsFunc(hosts, isGateway) {
 		both := []string{clusters[1].Name + "/gateway", clusters[0].Name + "/gateway"}
@@ -54,7 +58,8 @@ func (l *Lab) stop(p *Process) error {
 	return end(p)
 }
 
-// startAgain starts the gateway or node of a host again after the previous one has ended, and waits until it serves.
+// startAgain starts the gateway or node of a host again after the previous one has ended, and waits
+// until it serves.
 func (l *Lab) startAgain(ctx context.Context, host string) error {
 	p, err := l.startCulvert(host)
 	if err != nil {
@@ -81,7 +86,8 @@ func (l *Lab) offBy(host string) *Fault {
 	return l.broken[i]
 }
 
-// remakeKernelFaults makes the kernels' faults again, including those that disappeared with the link of a restarted node.
+// remakeKernelFaults makes the kernels' faults again, including those that disappeared with the
+// link of a restarted node.
 func (l *Lab) remakeKernelFaults() error {
 	var errs []error
 	for _, f := range l.broken {

@@ -14,18 +14,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sandbox runs the gateways under gVisor: runsc runs each as an OCI container with gVisor's own network stack. The links' addresses and routes move
-// into it; the network namespace keeps only the links.
+// Sandbox runs the gateways under gVisor: runsc runs each as an OCI container with gVisor's own
+// network stack. The links' addresses and routes move into it; the network namespace keeps only the
+// links.
 type Sandbox struct {
 	Runsc string // gVisor's OCI runtime; "" = gateways are ordinary processes
 
-	// Groups is the OCI cgroupsPath of each gateway without its suffix, -rome or -milan. The caller that names groups has made them, with
-	// SandboxMemory as their limit, and removes them. "" = no groups.
+	// Groups is the OCI cgroupsPath of each gateway without its suffix, -rome or -milan. The caller
+	// that names groups has made them, with SandboxMemory as their limit, and removes them. "" = no
+	// groups.
 	Groups string
 }
 
-// SandboxMemory is what a gateway needs, in bytes, when it shares its control group with gVisor's kernel, and that kernel does not queue packets
-// without a bound.
+// SandboxMemory is what a gateway needs, in bytes, when it shares its control group with gVisor's
+// kernel, and that kernel does not queue packets without a bound.
 const SandboxMemory = 128 << 20
 
 const (
@@ -43,17 +45,20 @@ type sandbox struct {
 
 // command prepares a runsc command about this sandbox.
 func (s *sandbox) command(ctx context.Context, args ...string) *exec.Cmd {
-	// Gofers get an empty network namespace each: with a shared one, runsc would leave it mounted below root.
-	// With one processor for a channel, what reads packets also handles them. With more, gVisor queues packets for its processors without a bound,
-	// and a flood of small ones fills the group on a slow CPU (pkg/tcpip/link/fdbased/processors.go).
-	flags := []string{"--root=" + s.root, "--platform=systrap", "--network=sandbox", "--network-processors-per-channel=1", "--gofer-network-namespace=new"}
+	// Gofers get an empty network namespace each: with a shared one, runsc would leave it mounted
+	// below root. With one processor for a channel, what reads packets also handles them. With
+	// more, gVisor queues packets for its processors without a bound, and a flood of small ones
+	// fills the group on a slow CPU (pkg/tcpip/link/fdbased/processors.go).
+	flags := []string{"--root=" + s.root, "--platform=systrap", "--network=sandbox",
+		"--network-processors-per-channel=1", "--gofer-network-namespace=new"}
 	if s.Groups == "" {
 		flags = append(flags, "--ignore-cgroups")
 	}
 	return exec.CommandContext(ctx, s.Runsc, append(flags, args...)...)
 }
 
-// newSandbox makes the sandbox of the gateway in a host, and returns the command that runs it there with culvert's arguments.
+// newSandbox makes the sandbox of the gateway in a host, and returns the command that runs it there
+// with culvert's arguments.
 func (l *Lab) newSandbox(h *Host, args []string) (*exec.Cmd, error) {
 	if err := probeRoot(); err != nil {
 		return nil, fmt.Errorf("root: %w", err)
@@ -101,7 +106,8 @@ func (l *Lab) newSandbox(h *Host, args []string) (*exec.Cmd, error) {
 			{"type": "sysfs", "source": "sysfs", "destination": "/sys"},
 			{"type": "cgroup", "source": "cgroup", "destination": "/sys/fs/cgroup", "options": []string{"ro"}},
 			{"type": "tmpfs", "source": "tmpfs", "destination": "/tmp"},
-			bind(l.options.Culvert, sandboxCulvert, "ro"), bind(busybox, sandboxBusybox, "ro"), bind(files, files, "ro"), bind(state, state, "rw"),
+			bind(l.options.Culvert, sandboxCulvert, "ro"), bind(busybox, sandboxBusybox, "ro"),
+			bind(files, files, "ro"), bind(state, state, "rw"),
 		},
 		"linux": linux,
 	})

@@ -18,12 +18,15 @@ var floods = []struct {
 
 const (
 	floodTime = 6 * time.Second // of each
-	holdTime  = time.Second     // pause of each gateway during it: packets fill its socket, as when the sandbox waits for a processor
+	// pause of each gateway during it: packets fill its socket, as when the sandbox waits for a
+	// processor
+	holdTime = time.Second
 )
 
-// floodFaults are the findings that a gateway may report in floods, which also lose its own requests to nodes and the peer. A path MTU that is too
-// small is not among them.
-var floodFaults = []string{"node-deaf", "node-silent", "node-loss", "node-one-way", "node-restored", "peer-loss", "peer-mute", "data-lost", "tunnel-restored"}
+// floodFaults are the findings that a gateway may report in floods, which also lose its own
+// requests to nodes and the peer. A path MTU that is too small is not among them.
+var floodFaults = []string{"node-deaf", "node-silent", "node-loss", "node-one-way", "node-restored", "peer-loss",
+	"peer-mute", "data-lost", "tunnel-restored"}
 
 // sandboxChecks concern what gVisor tells a gateway about the machine.
 func (l *Lab) sandboxChecks() []Check {
@@ -41,8 +44,9 @@ func (l *Lab) sandboxChecks() []Check {
 	return append(checks, l.logCheck(floodFaults...))
 }
 
-// checkSandboxSockets requires the requested send buffer, although gVisor accepts SO_SNDBUFFORCE without effect; a receive buffer for few datagrams,
-// which gVisor keeps in the control group's memory; and no count of overflows, which gVisor does not provide.
+// checkSandboxSockets requires the requested send buffer, although gVisor accepts SO_SNDBUFFORCE
+// without effect; a receive buffer for few datagrams, which gVisor keeps in the control group's
+// memory; and no count of overflows, which gVisor does not provide.
 func (l *Lab) checkSandboxSockets(ctx context.Context) (string, error) {
 	buffers := map[string]float64{"send": udp.DefaultSocketBuffer, "receive": 1 << 19}
 	for _, p := range l.gateways() {
@@ -67,7 +71,8 @@ func (l *Lab) checkSandboxSockets(ctx context.Context) (string, error) {
 	return "send 4 MiB, receive 512 KiB, overflows unknown", nil
 }
 
-// checkSandboxMemory requires a connection table of a quarter of the control group's memory, with 256 bytes a connection.
+// checkSandboxMemory requires a connection table of a quarter of the control group's memory, with
+// 256 bytes a connection.
 func (l *Lab) checkSandboxMemory(ctx context.Context) (string, error) {
 	const want = SandboxMemory / 4 / 256
 	for _, p := range l.gateways() {
@@ -82,8 +87,8 @@ func (l *Lab) checkSandboxMemory(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d connections in %d MiB", want, SandboxMemory>>20), nil
 }
 
-// checkSandboxFlood sends more than the gateways can carry, and pauses them in turn, so that as much as possible is queued for them. Both must
-// survive and carry pings.
+// checkSandboxFlood sends more than the gateways can carry, and pauses them in turn, so that as
+// much as possible is queued for them. Both must survive and carry pings.
 func (l *Lab) checkSandboxFlood(ctx context.Context, e *ends, bits float64, size int) (string, error) {
 	held := make(chan error, 1)
 	go func() {

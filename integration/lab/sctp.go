@@ -12,7 +12,8 @@ import (
 	"culvert/nat/nattest"
 )
 
-// SCTP chunk types (RFC 9260, Section 3.2). The labs' kernels need no SCTP: the checks implement both ends over raw sockets.
+// SCTP chunk types (RFC 9260, Section 3.2). The labs' kernels need no SCTP: the checks implement
+// both ends over raw sockets.
 const (
 	sctpData       = 0
 	sctpInit       = 1
@@ -32,7 +33,8 @@ type sctpPacket struct {
 	value               []byte
 }
 
-// bytes returns the packet for any two addresses, which its checksum does not cover (RFC 9260, Appendix A).
+// bytes returns the packet for any two addresses, which its checksum does not cover (RFC 9260,
+// Appendix A).
 func (p *sctpPacket) bytes() []byte {
 	const firstAndLast = 3 // flags of data; other chunks have none
 	chunk := append([]byte{p.kind, firstAndLast, 0, byte(4 + len(p.value))}, p.value...)
@@ -60,7 +62,8 @@ func (e *sctpEnd) send(to netip.Addr, p sctpPacket) error {
 	return err
 }
 
-// expect requires the next packet to be this one, with a correct checksum and from this address. A source port of 0 means any, which expect returns.
+// expect requires the next packet to be this one, with a correct checksum and from this address. A
+// source port of 0 means any, which expect returns.
 func (e *sctpEnd) expect(from netip.Addr, want sctpPacket) (port uint16, err error) {
 	defer catch(&err)
 	try(e.conn.SetReadDeadline(time.Now().Add(replyTimeout)))
@@ -82,11 +85,13 @@ func (e *sctpEnd) expect(from netip.Addr, want sctpPacket) (port uint16, err err
 }
 
 func (l *Lab) sctpChecks(p *plan) []Check {
-	return []Check{{"sctp, colliding", "rome/pod1 → milan/pod1", func(ctx context.Context) (string, error) { return l.checkSCTP(ctx, p) }}}
+	return []Check{{"sctp, colliding", "rome/pod1 → milan/pod1", func(ctx context.Context) (string, error) {
+		return l.checkSCTP(ctx, p)
+	}}}
 }
 
-// sctpPair is two associations to a pod from hosts behind another one that use the same port: both become U, one with another port, so its CRC32c
-// must be computed again.
+// sctpPair is two associations to a pod from hosts behind another one that use the same port: both
+// become U, one with another port, so its CRC32c must be computed again.
 type sctpPair struct {
 	near      []*sctpEnd
 	far       *sctpEnd

@@ -16,23 +16,27 @@ const (
 	localNodePort   = 30091
 )
 
-// mostCalls is how often a Service is called until each of its three endpoints has answered: the chance that one does not is 1 in 2^56.
+// mostCalls is how often a Service is called until each of its three endpoints has answered: the
+// chance that one does not is 1 in 2^56.
 const mostCalls = 100
 
-// servedCheck calls Services of rome's first node, which culvert node serves meanwhile. Their endpoints are both pods of rome and one of milan.
+// servedCheck calls Services of rome's first node, which culvert node serves meanwhile. Their
+// endpoints are both pods of rome and one of milan.
 type servedCheck struct {
 	lab       *Lab
 	plan      *plan
 	endpoints []*Host
 }
 
-// servedChecks call the Services that a node serves, from pods, from the node and from a client outside.
+// servedChecks call the Services that a node serves, from pods, from the node and from a client
+// outside.
 func (l *Lab) servedChecks(p *plan) []Check {
 	rome, s := &p[0], &servedCheck{lab: l, plan: p}
 	for _, name := range []string{"rome/pod1", "rome/pod2", "milan/pod1"} {
 		s.endpoints = append(s.endpoints, l.host(p, name))
 	}
-	node, u := l.host(p, "rome/node1"), rome.Seen(rome.UnknownSource()) // everything that the node masquerades is an unknown source
+	// everything that the node masquerades is an unknown source
+	node, u := l.host(p, "rome/node1"), rome.Seen(rome.UnknownSource())
 	pod, other, client := s.endpoints[0], s.endpoints[1], l.host(p, "rome/client")
 	at := func(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
 	var checks []Check
@@ -42,7 +46,8 @@ func (l *Lab) servedChecks(p *plan) []Check {
 		to   netip.AddrPort
 		sees []netip.Addr // by endpoint; the zero Addr: it must not answer; nil: the call is refused
 	}{
-		{"serve clusterIP", pod, at(rome.Served, servicePort), []netip.Addr{node.Address, pod.Address, u}}, // a pod reaches itself through the node
+		// a pod reaches itself through the node
+		{"serve clusterIP", pod, at(rome.Served, servicePort), []netip.Addr{node.Address, pod.Address, u}},
 		{"serve clusterIP", node, at(rome.Served, servicePort), []netip.Addr{node.Address, node.Address, u}},
 		{"serve nodePort", client, at(node.Address, clusterNodePort), []netip.Addr{node.Address, node.Address, u}},
 		{"serve nodePort", other, at(node.Address, clusterNodePort), []netip.Addr{node.Address, node.Address, u}},
@@ -50,9 +55,10 @@ func (l *Lab) servedChecks(p *plan) []Check {
 		{"serve no port", pod, at(rome.Served, backendPort), nil}, // endpoints would answer there if packets arrived
 		{"serve no port", node, at(rome.Served, backendPort), nil},
 	} {
-		checks = append(checks, Check{c.name, c.from.Name + " → " + c.to.String(), func(ctx context.Context) (string, error) {
-			return s.withEndpoints(ctx, func() (string, error) { return s.answers(ctx, c.from, c.to, c.sees) })
-		}})
+		checks = append(checks, Check{c.name, c.from.Name + " → " + c.to.String(),
+			func(ctx context.Context) (string, error) {
+				return s.withEndpoints(ctx, func() (string, error) { return s.answers(ctx, c.from, c.to, c.sees) })
+			}})
 	}
 	if err := Probe("tun"); err != nil {
 		return []Check{{"serve", node.Name, func(context.Context) (string, error) {
@@ -77,8 +83,10 @@ func (s *servedCheck) withEndpoints(ctx context.Context, run func() (string, err
 		endpoints = append(endpoints, object{"address": n.Pod, "port": backendPort, "node": n.Name})
 	}
 	err = s.lab.serveOn(ctx, rome, []object{
-		{"name": "web", "clusterIP": rome.Served, "port": servicePort, "nodePort": clusterNodePort, "endpoints": endpoints},
-		{"name": "near", "port": servicePort, "nodePort": localNodePort, "externalTrafficPolicy": "Local", "endpoints": endpoints},
+		{"name": "web", "clusterIP": rome.Served, "port": servicePort, "nodePort": clusterNodePort,
+			"endpoints": endpoints},
+		{"name": "near", "port": servicePort, "nodePort": localNodePort, "externalTrafficPolicy": "Local",
+			"endpoints": endpoints},
 	}, func() error {
 		figure, err = run()
 		return err
@@ -86,15 +94,19 @@ func (s *servedCheck) withEndpoints(ctx context.Context, run func() (string, err
 	return figure, err
 }
 
-// serveOn calls do while the first node of c serves Services by a second culvert node, beside the one with the tunnel.
+// serveOn calls do while the first node of c serves Services by a second culvert node, beside the
+// one with the tunnel.
 func (l *Lab) serveOn(ctx context.Context, c *Cluster, serve []object, do func() error) (err error) {
 	const file = "services.yaml"
-	err = l.writeYAML(c.Name, file, object{"name": c.Nodes[0].Name, "services": object{"addresses": []netip.Addr{c.Nodes[0].Underlay},
-		"pods": []netip.Prefix{c.PodCIDR}, "serviceCIDRs": []netip.Prefix{c.Services}, "metrics": metricsAddress, "serve": serve}})
+	err = l.writeYAML(c.Name, file, object{"name": c.Nodes[0].Name,
+		"services": object{"addresses": []netip.Addr{c.Nodes[0].Underlay},
+			"pods": []netip.Prefix{c.PodCIDR}, "serviceCIDRs": []netip.Prefix{c.Services}, "metrics": metricsAddress,
+			"serve": serve}})
 	if err != nil {
 		return err
 	}
-	p, err := l.startProgram(l.Host(c.Name+"/"+c.Nodes[0].Name), l.options.Culvert, true, "node", "--config", l.path(c.Name, file))
+	p, err := l.startProgram(l.Host(c.Name+"/"+c.Nodes[0].Name), l.options.Culvert, true, "node", "--config",
+		l.path(c.Name, file))
 	if err != nil {
 		return err
 	}
@@ -111,8 +123,8 @@ func (l *Lab) serveOn(ctx context.Context, c *Cluster, serve []object, do func()
 	return do()
 }
 
-// answers calls until all expected endpoints have answered, and requires each to see the expected source. If an endpoint must not answer, it makes
-// all mostCalls calls.
+// answers calls until all expected endpoints have answered, and requires each to see the expected
+// source. If an endpoint must not answer, it makes all mostCalls calls.
 func (s *servedCheck) answers(ctx context.Context, from *Host, to netip.AddrPort, sees []netip.Addr) (string, error) {
 	if sees == nil {
 		return "refused", refuses(ctx, from, to, unix.ECONNREFUSED)

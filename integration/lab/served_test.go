@@ -8,7 +8,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestServedChecksFail breaks what the checks of Services promise, with pods that are asked where a node would be.
+// TestServedChecksFail breaks what the checks of Services promise, with pods that are asked where a
+// node would be.
 func TestServedChecksFail(t *testing.T) {
 	l := buildOne(t, true)
 	pod, other := l.Host("rome/pod1"), l.Host("rome/pod2")
@@ -29,7 +30,8 @@ func TestServedChecksFail(t *testing.T) {
 		{closed, []netip.Addr{nobody, pod.Address}, "call 1 to 10.0.2.6:8081: "},
 		{to, nil, "call to 10.0.2.6:8080: <nil>, want connection refused"},
 	} {
-		if figure, err := s.answers(t.Context(), pod, test.to, test.sees); err == nil || !strings.Contains(err.Error(), test.want) {
+		if figure, err := s.answers(t.Context(), pod, test.to, test.sees); err == nil ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%q, %v; want %q", figure, err, test.want)
 		}
 	}

@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serviceCalls is how many connections show how a service balances: the chance that one of two backends gets all of them is 1 in 2^39.
+// serviceCalls is how many connections show how a service balances: the chance that one of two
+// backends gets all of them is 1 in 2^39.
 const serviceCalls = 40
 
 // nameServer answers each line of a connection with its host's name and the source that it sees.
@@ -145,7 +146,8 @@ func (l *Lab) serviceChecks(p *plan) []Check {
 	var checks []Check
 	for i := range p {
 		c, peer := &p[i], &p[1-i]
-		s := &serviceCheck{lab: l, plan: p, cluster: i, from: l.host(p, peer.Name+"/pod1"), others: l.host(p, peer.Name+"/pod2")}
+		s := &serviceCheck{lab: l, plan: p, cluster: i, from: l.host(p, peer.Name+"/pod1"),
+			others: l.host(p, peer.Name+"/pod2")}
 		for _, service := range []struct {
 			name    string
 			address netip.Addr
@@ -157,17 +159,19 @@ func (l *Lab) serviceChecks(p *plan) []Check {
 			{"service reset", c.Strict, s.removal("strict", true)},
 		} {
 			to := netip.AddrPortFrom(c.Seen(service.address), servicePort)
-			checks = append(checks, Check{service.name, s.from.Name + " → " + to.String(), func(ctx context.Context) (_ string, err error) {
-				defer catch(&err)
-				defer must(l.serveBackends(p, i))()
-				return service.run(ctx, to)
-			}})
+			checks = append(checks, Check{service.name, s.from.Name + " → " + to.String(),
+				func(ctx context.Context) (_ string, err error) {
+					defer catch(&err)
+					defer must(l.serveBackends(p, i))()
+					return service.run(ctx, to)
+				}})
 		}
 	}
 	return checks
 }
 
-// serveBackends makes both pods of a cluster answer as backends of its services until stop is called.
+// serveBackends makes both pods of a cluster answer as backends of its services until stop is
+// called.
 func (l *Lab) serveBackends(p *plan, cluster int) (stop func(), err error) {
 	var servers []*nameServer
 	stop = func() {
@@ -217,7 +221,8 @@ func (s *serviceCheck) balance(ctx context.Context, to netip.AddrPort) (_ string
 	return count(seen), nil
 }
 
-// affinity requires one backend for all connections of each client, even after a change of the configuration.
+// affinity requires one backend for all connections of each client, even after a change of the
+// configuration.
 func (s *serviceCheck) affinity(ctx context.Context, to netip.AddrPort) (_ string, err error) {
 	defer catch(&err)
 	figure := ""
@@ -261,7 +266,8 @@ func (s *serviceCheck) oneEach(ctx context.Context, to netip.AddrPort) (map[stri
 	return calls, fmt.Errorf("%d connections reached %d backends, want 2", serviceCalls, len(calls))
 }
 
-// removal removes the first pod from a service: its connection goes on, or is reset where onRemoval says so, and new ones go to the other pod.
+// removal removes the first pod from a service: its connection goes on, or is reset where onRemoval
+// says so, and new ones go to the other pod.
 func (s *serviceCheck) removal(service string, resets bool) func(context.Context, netip.AddrPort) (string, error) {
 	return func(ctx context.Context, to netip.AddrPort) (_ string, err error) {
 		defer catch(&err)

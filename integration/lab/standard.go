@@ -17,7 +17,8 @@ const (
 	streamBytes = 104 << 20 // each way, of a TCP check
 )
 
-// lessPart is the fraction of a check's bytes that is sent through gVisor, which is much slower, and in labs with IPv6, which test addresses.
+// lessPart is the fraction of a check's bytes that is sent through gVisor, which is much slower,
+// and in labs with IPv6, which test addresses.
 const lessPart = 4
 
 // amount returns n bytes, or the fraction of it for labs that send less.
@@ -66,14 +67,18 @@ func standardChecks(l *Lab) []Check {
 	return checks
 }
 
-// ofFamilies returns the checks of one list for each family of the lab. A dual lab tests IPv4, which others cover, only briefly.
+// ofFamilies returns the checks of one list for each family of the lab. A dual lab tests IPv4,
+// which others cover, only briefly.
 func (l *Lab) ofFamilies(list func(*plan) []Check) (checks []Check) {
 	for _, p := range l.plans() {
 		if l.options.Inside == IPv4AndIPv6 && !p.is6() {
 			e := l.pairOf(p, "rome/pod2", "milan/pod2")
 			e.size = min(l.options.Rome.MTU, l.options.Milan.MTU)
 			checks = append(checks, e.firstContact(),
-				Check{"ping", e.path(), e.checkPing}, Check{"tcp both ways", e.path(), func(ctx context.Context) (string, error) { return e.checkStream(ctx, smallStream, smallStream+1) }})
+				Check{"ping", e.path(), e.checkPing}, Check{"tcp both ways", e.path(),
+					func(ctx context.Context) (string, error) {
+						return e.checkStream(ctx, smallStream, smallStream+1)
+					}})
 			continue
 		}
 		for _, c := range list(p) {
@@ -113,16 +118,25 @@ func (l *Lab) trafficChecks(p *plan) []Check {
 		checks = append(checks,
 			Check{"udp echo", e.path(), e.checkUDP},
 			Check{"udp trains", e.path(), e.checkTrains},
-			Check{"tcp upload", e.path(), func(ctx context.Context) (string, error) { return e.checkStream(ctx, bulk, 0) }},
-			Check{"tcp download", e.path(), func(ctx context.Context) (string, error) { return e.checkStream(ctx, 0, bulk) }},
+			Check{"tcp upload", e.path(), func(ctx context.Context) (string, error) {
+				return e.checkStream(ctx, bulk, 0)
+			}},
+			Check{"tcp download", e.path(), func(ctx context.Context) (string, error) {
+				return e.checkStream(ctx, 0, bulk)
+			}},
 		)
 	}
 	cross := l.pairOf(p, "rome/pod2", "milan/pod1")
-	// Under gVisor a gateway's socket has room for 512 KiB, which one stream fills when the sandbox waits for a processor.
+	// Under gVisor a gateway's socket has room for 512 KiB, which one stream fills when the sandbox
+	// waits for a processor.
 	lossy := l.options.Sandbox.Runsc != ""
 	return append(checks,
-		Check{"tcp both ways", cross.path(), func(ctx context.Context) (string, error) { return cross.checkStream(ctx, bulk, bulk) }},
-		Check{"ping under load", first.path(), func(ctx context.Context) (string, error) { return first.checkPingUnderLoad(ctx, bulk, lossy) }},
+		Check{"tcp both ways", cross.path(), func(ctx context.Context) (string, error) {
+			return cross.checkStream(ctx, bulk, bulk)
+		}},
+		Check{"ping under load", first.path(), func(ctx context.Context) (string, error) {
+			return first.checkPingUnderLoad(ctx, bulk, lossy)
+		}},
 		Check{"outer ecn", first.path(), func(ctx context.Context) (string, error) {
 			return first.checkECN(ctx, l.host(l.outer(), "milan/node1"), l.outer()[1].Gateway)
 		}})
@@ -150,10 +164,12 @@ func (l *Lab) checkRemaps(context.Context) (_ string, err error) {
 		for i := range p {
 			c, peer := &p[i], &p[1-i]
 			ledger := must(ipam.Open(l.path(c.Name, "state/ipam.json")).Read())
-			for kind, want := range map[ipam.Kind][2]netip.Prefix{ipam.Pod: {peer.PodCIDR, peer.SeenPods}, ipam.External: {peer.External, peer.SeenExt}} {
+			for kind, want := range map[ipam.Kind][2]netip.Prefix{ipam.Pod: {peer.PodCIDR, peer.SeenPods},
+				ipam.External: {peer.External, peer.SeenExt}} {
 				e, _ := ledger.Find(ipam.Owner{Peer: peer.Name, Kind: kind, Real: want[0].String()})
 				if e.Remapped != want[1] {
-					return "", fmt.Errorf("%s remembers %q for %s of %s, want %s", c.Name, e.RemappedText(), want[0], peer.Name, want[1])
+					return "", fmt.Errorf("%s remembers %q for %s of %s, want %s", c.Name, e.RemappedText(), want[0],
+						peer.Name, want[1])
 				}
 			}
 		}
@@ -186,7 +202,8 @@ func (e *ends) checkPing(ctx context.Context) (_ string, err error) {
 	return fmt.Sprintf("%s, from %s", percentiles(rtts), e.wantSource), nil
 }
 
-// series pings n times with the sizes in turn, until a request has no answer; every answer must be a reply.
+// series pings n times with the sizes in turn, until a request has no answer; every answer must be
+// a reply.
 func (p *pinger) series(ctx context.Context, to netip.Addr, n int, sizes []int) ([]time.Duration, error) {
 	var rtts []time.Duration
 	for i := range n {
@@ -235,7 +252,8 @@ func (l *Lab) traceChecks(p *plan, i int) []Check {
 	}
 	return []Check{
 		{"traceroute", pod.Name + " → " + c.Internal.String(), trace(c.Internal, n.PodCIDR.Addr(), c.Internal)},
-		// The far gateway and the far node have no address known to this cluster: both answer as the far cluster's unknown source.
+		// The far gateway and the far node have no address known to this cluster: both answer as
+		// the far cluster's unknown source.
 		{"traceroute", pod.Name + " → " + peer.Name + "/" + far.PodName,
 			trace(target, n.PodCIDR.Addr(), c.Internal, u, u, target)},
 	}
@@ -257,7 +275,8 @@ func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Add
 			break
 		}
 		if a.message.Type != p.types().timeExceeded {
-			return "", fmt.Errorf("hop %d: %v (code %d) from %s, want time exceeded", ttl, a.message.Type, a.message.Code, a.from)
+			return "", fmt.Errorf("hop %d: %v (code %d) from %s, want time exceeded", ttl, a.message.Type,
+				a.message.Code, a.from)
 		}
 		if a.quote.Source != from.Address || a.quote.Destination != to {
 			return "", fmt.Errorf("hop %d (%s) quotes a packet from %s to %s, want what was sent: from %s to %s",
@@ -270,7 +289,8 @@ func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Add
 	return fmt.Sprintf("%d hops", len(hops)), nil
 }
 
-// checkPingUnderLoad measures latency during a bulk stream. On a lossy path, up to two requests or one in twenty may have no answer.
+// checkPingUnderLoad measures latency during a bulk stream. On a lossy path, up to two requests or
+// one in twenty may have no answer.
 func (e *ends) checkPingUnderLoad(ctx context.Context, bulk int64, lossy bool) (_ string, err error) {
 	defer catch(&err)
 	p := must(newPinger(e.from))
@@ -299,7 +319,8 @@ func (e *ends) checkPingUnderLoad(ctx context.Context, bulk int64, lossy bool) (
 			case err != nil:
 				return "", fmt.Errorf("the stream beside the pings: %w", err)
 			case lost > max(2, sent/20) || lost == sent:
-				return "", fmt.Errorf("%d of %d echo requests had no answer, at most %d may have none", lost, sent, max(2, sent/20))
+				return "", fmt.Errorf("%d of %d echo requests had no answer, at most %d may have none", lost, sent,
+					max(2, sent/20))
 			case lost > 0:
 				return fmt.Sprintf("%s beside a TCP stream, %d of %d lost", percentiles(rtts), lost, sent), nil
 			}

@@ -17,7 +17,8 @@ import (
 // Kind is the purpose of a lab.
 type Kind string
 
-// A lab that is up waits for commands until it is taken down; each user has one. A check's lab ends with the check.
+// A lab that is up waits for commands until it is taken down; each user has one. A check's lab ends
+// with the check.
 const (
 	KindUp    Kind = "up"
 	KindCheck Kind = "check"
@@ -45,7 +46,8 @@ type process struct {
 	Start uint64 `json:"start"` // in clock ticks since boot
 }
 
-// baseDir is the folder of this user's labs: below the runtime directory, else in a folder of the user's own below the temporary one.
+// baseDir is the folder of this user's labs: below the runtime directory, else in a folder of the
+// user's own below the temporary one.
 func baseDir() (string, error) {
 	runtime := os.Getenv("XDG_RUNTIME_DIR")
 	switch {
@@ -69,7 +71,8 @@ func baseDir() (string, error) {
 	return base, nil
 }
 
-// newDir makes the folder of a new lab, with a state file without a holder. It removes leftovers of a killed lab that was up, and reports so.
+// newDir makes the folder of a new lab, with a state file without a holder. It removes leftovers of
+// a killed lab that was up, and reports so.
 func newDir(kind Kind, report func(format string, args ...any)) (string, error) {
 	base, err := baseDir()
 	if err != nil {
@@ -138,7 +141,8 @@ func stateOf(dir string) (condition, error) {
 	return isDead, nil
 }
 
-// writeState replaces the lab's state file as a whole. The owner is this process; the holder has the process ID pid, 0 for none.
+// writeState replaces the lab's state file as a whole. The owner is this process; the holder has
+// the process ID pid, 0 for none.
 func writeState(dir string, kind Kind, pid int) error {
 	owner, err := processOf(os.Getpid())
 	var holder process
@@ -217,8 +221,8 @@ func keepLogs(dir string, err error) error {
 	return fmt.Errorf("%w; configurations and logs are in %s until `culvert-lab down`", err, dir)
 }
 
-// Down ends this user's running labs and removes the leftovers of labs of any kind. A running check is not affected. It reports its actions through
-// report, and may be repeated.
+// Down ends this user's running labs and removes the leftovers of labs of any kind. A running check
+// is not affected. It reports its actions through report, and may be repeated.
 func Down(report func(format string, args ...any)) error {
 	base, err := baseDir()
 	if err != nil {
@@ -282,7 +286,8 @@ func (p process) kill() error {
 	return nil
 }
 
-// readState reads a lab's state file. A folder without one belongs to a lab that was killed before it began.
+// readState reads a lab's state file. A folder without one belongs to a lab that was killed before
+// it began.
 func readState(dir string) (s state, err error) {
 	text, err := os.ReadFile(filepath.Join(dir, stateFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -312,8 +317,9 @@ func upDir() (string, error) {
 	case now == isStarting:
 		return "", errors.New("lab: none is up so far, it is being built; ask again")
 	case now == isDead:
-		return "", fmt.Errorf("lab: none is up: its first process was killed, and all others ended with it; start another with culvert-lab up,"+
-			" or remove its files, %s, with culvert-lab down", dir)
+		return "",
+			fmt.Errorf("lab: none is up: its first process was killed, and all others ended with it; start another with culvert-lab up,"+
+				" or remove its files, %s, with culvert-lab down", dir)
 	}
 	return dir, nil
 }

@@ -120,7 +120,8 @@ func (l *Lab) status() *Status {
 		s.Hosts = append(s.Hosts, host)
 	}
 	for _, p := range l.processes {
-		s.Processes = append(s.Processes, ProcessStatus{Name: p.Name(), Host: p.Host.Name, Running: p.Running(), Ended: l.whyEnded(p), Log: p.Log})
+		s.Processes = append(s.Processes, ProcessStatus{Name: p.Name(), Host: p.Host.Name, Running: p.Running(),
+			Ended: l.whyEnded(p), Log: p.Log})
 	}
 	return s
 }

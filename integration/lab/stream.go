@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pattern is a stream of bytes without repeated blocks, so that a lost, repeated, changed or moved block changes the SHA-256 sum.
+// pattern is a stream of bytes without repeated blocks, so that a lost, repeated, changed or moved
+// block changes the SHA-256 sum.
 type pattern struct {
 	block [256 << 10]byte
 	left  int64
@@ -89,7 +90,8 @@ func (e *ends) stream(ctx context.Context, up, down int64) (*transfer, error) {
 	port := listener.Addr().(*net.TCPAddr).Port
 	dialing, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	conn, err := e.from.DialFrom(dialing, over("tcp", e.target), netip.AddrPortFrom(e.local, 0), netip.AddrPortFrom(e.target, uint16(port)), nil)
+	conn, err := e.from.DialFrom(dialing, over("tcp", e.target), netip.AddrPortFrom(e.local, 0),
+		netip.AddrPortFrom(e.target, uint16(port)), nil)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}

@@ -23,8 +23,9 @@ func (c *flowSet) resetLateness() {
 	}
 }
 
-// judge waits until every flow has had messages since a time, in both directions if it was idle, and returns the outcome. It wakes a few idle flows
-// at a time, because all at once would wait for each other.
+// judge waits until every flow has had messages since a time, in both directions if it was idle,
+// and returns the outcome. It wakes a few idle flows at a time, because all at once would wait for
+// each other.
 func (c *flowSet) judge(since time.Time) survived {
 	s := survived{lost: make(map[string]int)}
 	var mu sync.Mutex

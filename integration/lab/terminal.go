@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is a pseudo-terminal for a command in a host, between this process's terminal and the command. It lets a shell there control its own jobs.
+// terminal is a pseudo-terminal for a command in a host, between this process's terminal and the
+// command. It lets a shell there control its own jobs.
 type terminal struct {
 	master, slave *os.File
 	before        *unix.Termios // of this process's terminal
@@ -52,7 +53,8 @@ func openTerminal() (*terminal, error) {
 	return t, nil
 }
 
-// files are the three standard files of the command: the pseudo-terminal replaces each that is a terminal.
+// files are the three standard files of the command: the pseudo-terminal replaces each that is a
+// terminal.
 func (t *terminal) files() []int {
 	files := []int{0, 1, 2}
 	for i := range files {
@@ -63,11 +65,13 @@ func (t *terminal) files() []int {
 	return files
 }
 
-// connect copies input and output, once the command has the slave. Keys pass through unchanged: the command's terminal interprets Ctrl-C.
+// connect copies input and output, once the command has the slave. Keys pass through unchanged: the
+// command's terminal interprets Ctrl-C.
 func (t *terminal) connect() error {
 	t.slave.Close()
 	raw := *t.before
-	raw.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
+	raw.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR |
+		unix.ICRNL | unix.IXON
 	raw.Oflag &^= unix.OPOST
 	raw.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
 	raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0

@@ -56,7 +56,8 @@ var clusters = plan{{
 	Name: "rome", Role: "client",
 	Underlay: netip.MustParsePrefix("172.18.0.1/24"),
 	Outside:  netip.MustParsePrefix("203.0.113.1/24"), Client: netip.MustParseAddr("203.0.113.10"),
-	Mapped: netip.MustParseAddr("203.0.113.20"), MappedAs: netip.MustParseAddr("10.70.0.9"), VIP: netip.MustParseAddr("172.18.0.100"),
+	Mapped: netip.MustParseAddr("203.0.113.20"), MappedAs: netip.MustParseAddr("10.70.0.9"),
+	VIP:     netip.MustParseAddr("172.18.0.100"),
 	Gateway: netip.MustParseAddr("172.18.0.9"), Internal: netip.MustParseAddr("10.80.0.4"),
 	Peering: netip.MustParsePrefix("192.0.2.1/24"),
 	PodCIDR: netip.MustParsePrefix("10.0.0.0/16"), External: netip.MustParsePrefix("10.70.0.0/16"),
@@ -67,13 +68,15 @@ var clusters = plan{{
 		{"node2", 2, netip.MustParseAddr("172.18.0.3"), netip.MustParseAddr("10.80.0.3"),
 			netip.MustParsePrefix("10.0.2.1/24"), "pod2", netip.MustParseAddr("10.0.2.6")},
 	},
-	Behind: behindPod, BehindFirst: behindFirst, BehindOther: behindOther, Balanced: balanced, Sticky: sticky, Strict: strict,
+	Behind: behindPod, BehindFirst: behindFirst, BehindOther: behindOther, Balanced: balanced, Sticky: sticky,
+	Strict:   strict,
 	Services: serviceCIDR, Served: served,
 }, {
 	Name: "milan", Role: "server",
 	Underlay: netip.MustParsePrefix("172.19.0.1/24"),
 	Outside:  netip.MustParsePrefix("198.51.100.1/24"), Client: netip.MustParseAddr("198.51.100.10"),
-	Mapped: netip.MustParseAddr("198.51.100.20"), MappedAs: netip.MustParseAddr("10.70.3.9"), VIP: netip.MustParseAddr("172.19.0.100"),
+	Mapped: netip.MustParseAddr("198.51.100.20"), MappedAs: netip.MustParseAddr("10.70.3.9"),
+	VIP:     netip.MustParseAddr("172.19.0.100"),
 	Gateway: netip.MustParseAddr("172.19.0.9"), Internal: netip.MustParseAddr("10.80.0.4"),
 	Peering: netip.MustParsePrefix("192.0.2.7/24"),
 	PodCIDR: netip.MustParsePrefix("10.0.0.0/16"), External: netip.MustParsePrefix("10.70.0.0/16"),
@@ -84,7 +87,8 @@ var clusters = plan{{
 		{"node2", 102, netip.MustParseAddr("172.19.0.3"), netip.MustParseAddr("10.80.0.3"),
 			netip.MustParsePrefix("10.0.128.1/17"), "pod2", netip.MustParseAddr("10.0.130.7")},
 	},
-	Behind: behindPod, BehindFirst: behindFirst, BehindOther: behindOther, Balanced: balanced, Sticky: sticky, Strict: strict,
+	Behind: behindPod, BehindFirst: behindFirst, BehindOther: behindOther, Balanced: balanced, Sticky: sticky,
+	Strict:   strict,
 	Services: serviceCIDR, Served: served,
 }}
 
@@ -119,10 +123,11 @@ type linkEnd struct {
 	bridge string // of which it becomes a port, or ""
 }
 
-// underlayFeatures are the features for super-frames: without them a link carries ordinary frames with complete checksums, like a cable between
-// machines.
+// underlayFeatures are the features for super-frames: without them a link carries ordinary frames
+// with complete checksums, like a cable between machines.
 var underlayFeatures = []string{
-	"tx-checksum-ip-generic", "tx-scatter-gather", "tx-scatter-gather-fraglist", "tx-tcp-segmentation", "tx-tcp-ecn-segmentation",
+	"tx-checksum-ip-generic", "tx-scatter-gather", "tx-scatter-gather-fraglist", "tx-tcp-segmentation",
+	"tx-tcp-ecn-segmentation",
 	"tx-tcp-mangleid-segmentation", "tx-tcp6-segmentation", "tx-generic-segmentation", "tx-udp_tnl-segmentation",
 	"tx-udp_tnl-csum-segmentation", node.FeatureUDPSegmentation, "rx-gro",
 }

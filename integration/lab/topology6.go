@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clusters6 is clusters over IPv6, as AsIPv6 translates it: pods with equal addresses in both clusters, from unique local ones (RFC 4193).
+// clusters6 is clusters over IPv6, as AsIPv6 translates it: pods with equal addresses in both
+// clusters, from unique local ones (RFC 4193).
 var clusters6 = func() (p plan) {
 	text, err := json.Marshal(clusters)
 	if err == nil {

@@ -10,18 +10,21 @@ import (
 
 var ipv4Text = regexp.MustCompile(`\b(\d+)\.(\d+)\.(\d+)\.(\d+)(/\d+|:\d*)?`)
 
-// translations are the networks of both plans. B, C and D are the second to the fourth number of the IPv4 address.
+// translations are the networks of both plans. B, C and D are the second to the fourth number of
+// the IPv4 address.
 var translations = []struct{ four, six string }{
-	{"10.80.", "fd80::D"}, {"10.0.", "fd00:10:0:C::D"}, {"10.", "fd00:B:0:C::D"}, {"11.", "2001:db8:b::D"}, {"172.18.", "fd18:1::D"}, {"172.19.", "fd18:2::D"},
+	{"10.80.", "fd80::D"}, {"10.0.", "fd00:10:0:C::D"}, {"10.", "fd00:B:0:C::D"}, {"11.", "2001:db8:b::D"},
+	{"172.18.", "fd18:1::D"}, {"172.19.", "fd18:2::D"},
 	{"192.0.", "2001:db8:c::D"}, {"198.", "2001:db8:2::D"}, {"203.", "2001:db8:1::D"},
 }
 
 // text returns a text for p's family, with all addresses translated.
 func (p *plan) text(four string) string { return AsIPv6(four, p.is6(), p.is6()) }
 
-// AsIPv6 replaces addresses of the IPv4 plan in a text by those of the IPv6 plan, including prefixes and ports: 10.0.1.5 becomes fd00:10:0:1::5, and
-// 192.0.2.7:51840 becomes [2001:db8:c::7]:51840. inside selects the addresses of pods, of external CIDRs and of the ends of tunnels, outside all
-// others. Other addresses stay.
+// AsIPv6 replaces addresses of the IPv4 plan in a text by those of the IPv6 plan, including
+// prefixes and ports: 10.0.1.5 becomes fd00:10:0:1::5, and 192.0.2.7:51840 becomes
+// [2001:db8:c::7]:51840. inside selects the addresses of pods, of external CIDRs and of the ends of
+// tunnels, outside all others. Other addresses stay.
 func AsIPv6(text string, inside, outside bool) string {
 	return ipv4Text.ReplaceAllStringFunc(text, func(found string) string {
 		m := ipv4Text.FindStringSubmatch(found)

@@ -7,8 +7,10 @@ import (
 	"time"
 )
 
-// A check is a list of steps, and the first error ends it, as t.Fatal ends a test. A function that defers catch may write its steps with try and must:
-// they leave it with the error. They work only in the function that defers catch itself, not in a goroutine or a callback inside it; a test verifies that.
+// A check is a list of steps, and the first error ends it, as t.Fatal ends a test. A function that
+// defers catch may write its steps with try and must: they leave it with the error. They work only
+// in the function that defers catch itself, not in a goroutine or a callback inside it; a test
+// verifies that.
 
 // failure is what try and must panic with.
 type failure struct{ error }
@@ -32,7 +34,8 @@ func must2[T, U any](v T, w U, err error) (T, U) {
 	return v, w
 }
 
-// catch must be deferred. It makes the error that ended the function its result, joined with an error of a deferred function.
+// catch must be deferred. It makes the error that ended the function its result, joined with an
+// error of a deferred function.
 func catch(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -47,7 +50,8 @@ func catch(err *error) {
 	}
 }
 
-// await calls step until it returns nil, with a pause of pace after each call. It returns the last error after limit, or when ctx is done.
+// await calls step until it returns nil, with a pause of pace after each call. It returns the last
+// error after limit, or when ctx is done.
 func await(ctx context.Context, limit, pace time.Duration, step func() error) error {
 	for began := time.Now(); ; {
 		err := step()

@@ -15,7 +15,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestCatch: the first error ends a function, and those of what it defers are joined. Other panics pass.
+// TestCatch: the first error ends a function, and those of what it defers are joined. Other panics
+// pass.
 func TestCatch(t *testing.T) {
 	steps := 0
 	run := func(step, undo error) (figure string, err error) {
@@ -60,18 +61,21 @@ func TestAwait(t *testing.T) {
 			t.Errorf("%v after %d calls", err, calls)
 		}
 		fail := func() error { return io.EOF }
-		if err := await(t.Context(), 3*time.Second, time.Second, fail); !errors.Is(err, io.EOF) || !strings.Contains(err.Error(), "3s") {
+		if err := await(t.Context(), 3*time.Second, time.Second, fail); !errors.Is(err, io.EOF) ||
+			!strings.Contains(err.Error(), "3s") {
 			t.Errorf("after its time: %v", err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := await(ctx, time.Hour, time.Minute, fail); !errors.Is(err, io.EOF) || !errors.Is(err, context.DeadlineExceeded) {
+		if err := await(ctx, time.Hour, time.Minute, fail); !errors.Is(err, io.EOF) ||
+			!errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("without a context: %v", err)
 		}
 	})
 }
 
-// TestTryIsCaught: each function that uses try or must defers catch itself. Otherwise an error would end the process.
+// TestTryIsCaught: each function that uses try or must defers catch itself. Otherwise an error
+// would end the process.
 func TestTryIsCaught(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	need.NoError(t, err)
@@ -107,7 +111,8 @@ func TestTryIsCaught(t *testing.T) {
 	}
 }
 
-// calledIn returns the names of the functions that a body calls itself, without function literals inside it, and catch if it defers that.
+// calledIn returns the names of the functions that a body calls itself, without function literals
+// inside it, and catch if it defers that.
 func calledIn(body *ast.BlockStmt) map[string]bool {
 	called := make(map[string]bool)
 	ast.Inspect(body, func(n ast.Node) bool {

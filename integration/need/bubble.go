@@ -13,8 +13,9 @@ var bubbles struct {
 	running, procs int
 }
 
-// Bubble is synctest.Test. Under the race detector it uses one P: all timers of a bubble share one context there (runtime.timers.raceCtx), which is
-// corrupted when two Ps fire timers at once, so that the process crashes or hangs.
+// Bubble is synctest.Test. Under the race detector it uses one P: all timers of a bubble share one
+// context there (runtime.timers.raceCtx), which is corrupted when two Ps fire timers at once, so
+// that the process crashes or hangs.
 func Bubble(t *testing.T, test func(*testing.T)) {
 	t.Helper()
 	if raceDetector {

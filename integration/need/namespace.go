@@ -14,8 +14,9 @@ import (
 // insideEnv is set in the process that TestsInNamespace starts.
 const insideEnv = "CULVERT_TEST_NAMESPACE"
 
-// TestsInNamespace is a TestMain for a package whose tests change links and routes: it runs them all in a child with its own network namespace, as
-// root or through a user namespace. If that is impossible, they run without, and Namespace skips.
+// TestsInNamespace is a TestMain for a package whose tests change links and routes: it runs them
+// all in a child with its own network namespace, as root or through a user namespace. If that is
+// impossible, they run without, and Namespace skips.
 func TestsInNamespace(m *testing.M) {
 	if os.Getenv(insideEnv) != "" {
 		if err := fresh.Network(); err != nil {

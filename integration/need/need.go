@@ -1,5 +1,6 @@
-// Package need skips tests that a machine does not support, each by the name of a probe, and starts external programs that tests have requested. The
-// variable LAB turns such skips into failures: LAB=require for everything that this kernel can do, LAB=require=tun,tshark for the listed probes.
+// Package need skips tests that a machine does not support, each by the name of a probe, and starts
+// external programs that tests have requested. The variable LAB turns such skips into failures:
+// LAB=require for everything that this kernel can do, LAB=require=tun,tshark for the listed probes.
 // Bubble is for tests with a fake clock, NoError for calls that must succeed, and Eventually for
 // what must happen soon.
 package need
@@ -15,8 +16,9 @@ import (
 // longEnv enables tests that take minutes.
 const longEnv = "CULVERT_LONG"
 
-// Kernel skips the test if err, the result of a probe of the kernel or of a privilege, is not nil. errors.ErrUnsupported means that the kernel lacks
-// the feature; LAB=require alone does not require it.
+// Kernel skips the test if err, the result of a probe of the kernel or of a privilege, is not nil.
+// errors.ErrUnsupported means that the kernel lacks the feature; LAB=require alone does not require
+// it.
 func Kernel(t testing.TB, probe string, err error) {
 	t.Helper()
 	judge(t, probe, err, !errors.Is(err, errors.ErrUnsupported))

@@ -76,7 +76,8 @@ func TestOffloads(t *testing.T) {
 		lab   string
 		there bool
 		want  string
-	}{{"", true, "ran"}, {"require=udp-offloads", true, "ran"}, {"", false, "skipped"}, {"require", false, "skipped"}, {"require=udp-offloads", false, "failed"}} {
+	}{{"", true, "ran"}, {"require=udp-offloads", true, "ran"}, {"", false, "skipped"}, {"require", false, "skipped"},
+		{"require=udp-offloads", false, "failed"}} {
 		t.Setenv("LAB", tt.lab)
 		if got := of(func(t testing.TB) { Offloads(t, tt.there) }); got != tt.want {
 			t.Errorf("LAB=%q, %v: %s, want %s", tt.lab, tt.there, got, tt.want)
@@ -94,7 +95,8 @@ func TestLong(t *testing.T) {
 	}
 }
 
-// TestPrograms: a test that has asked for a program may start it, and one that has not fails wherever it runs, without a start.
+// TestPrograms: a test that has asked for a program may start it, and one that has not fails
+// wherever it runs, without a start.
 func TestPrograms(t *testing.T) {
 	ran := func() string { return of(func(t testing.TB) { Command(t, "true").Run() }) }
 	if got := ran(); got != "failed" {

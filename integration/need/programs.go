@@ -12,11 +12,12 @@ import (
 	"testing"
 )
 
-// askedEnv lists, separated by commas, the programs requested by a test of which this process runs a part.
+// askedEnv lists, separated by commas, the programs requested by a test of which this process runs
+// a part.
 const askedEnv = "CULVERT_TEST_PROGRAMS"
 
-// askedFileEnv names a file to which each test that asks for programs appends its name: on a machine with other programs, such a test may do something
-// else.
+// askedFileEnv names a file to which each test that asks for programs appends its name: on a
+// machine with other programs, such a test may do something else.
 const askedFileEnv = "CULVERT_ASKED"
 
 // asked has the programs requested by this process's tests, by the test's name without subtests.
@@ -25,7 +26,8 @@ var asked = struct {
 	by map[string][]string
 }{by: map[string][]string{}}
 
-// Programs is Program for executables in PATH. The test and its subtests may then start them with Command.
+// Programs is Program for executables in PATH. The test and its subtests may then start them with
+// Command.
 func Programs(t testing.TB, probe string, names ...string) {
 	t.Helper()
 	Program(t, probe, Find(t, names...))
@@ -58,15 +60,17 @@ func appendLine(file, line string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Asked returns the environment entry that lets a process which runs a part of this test start the programs it has requested.
+// Asked returns the environment entry that lets a process which runs a part of this test start the
+// programs it has requested.
 func Asked(t testing.TB) string {
 	asked.Lock()
 	defer asked.Unlock()
 	return askedEnv + "=" + strings.Join(asked.by[root(t)], ",")
 }
 
-// Command is exec.Command for a test. A program in PATH, which may be missing on another machine, must have been requested; otherwise the test fails,
-// and the command does not start. Files elsewhere, built by the tests or named by a variable, need no request.
+// Command is exec.Command for a test. A program in PATH, which may be missing on another machine,
+// must have been requested; otherwise the test fails, and the command does not start. Files
+// elsewhere, built by the tests or named by a variable, need no request.
 func Command(t testing.TB, program string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(program, args...)
@@ -89,7 +93,8 @@ func Go(args ...string) *exec.Cmd { return exec.Command("go", args...) }
 
 // inPath reports whether a program is found through PATH, by its name or by its folder.
 func inPath(program string) bool {
-	return !strings.Contains(program, "/") || slices.Contains(filepath.SplitList(os.Getenv("PATH")), filepath.Dir(program))
+	return !strings.Contains(program, "/") || slices.Contains(filepath.SplitList(os.Getenv("PATH")),
+		filepath.Dir(program))
 }
 
 func mayStart(t testing.TB, name string) bool {

@@ -24,7 +24,8 @@ func As(uid int, f func() error) error {
 	return <-result
 }
 
-// OwnTUN fails the test if a user without capabilities, who may open /dev/net/tun, can attach to a TUN device. Nobody has the device open.
+// OwnTUN fails the test if a user without capabilities, who may open /dev/net/tun, can attach to a
+// TUN device. Nobody has the device open.
 func OwnTUN(t *testing.T, name string) {
 	t.Helper()
 	t.Run("stranger at "+name, func(t *testing.T) {
@@ -35,7 +36,8 @@ func OwnTUN(t *testing.T, name string) {
 	})
 }
 
-// TakeTUN attaches to a TUN device, for a moment, as a user without capabilities who may open /dev/net/tun.
+// TakeTUN attaches to a TUN device, for a moment, as a user without capabilities who may open
+// /dev/net/tun.
 func TakeTUN(t testing.TB, name string) error {
 	t.Helper()
 	if os.Getuid() != 0 || As(65533, func() error { return nil }) != nil {

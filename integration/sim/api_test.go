@@ -17,7 +17,8 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// apiServer is the part of an API server that an election needs: one Lease, and the pods of a gateway with their labels.
+// apiServer is the part of an API server that an election needs: one Lease, and the pods of a
+// gateway with their labels.
 type apiServer struct {
 	labelled func(pod string) // is called when another pod alone has the label
 
@@ -42,7 +43,8 @@ const (
 )
 
 func newAPIServer(labelled func(pod string)) *apiServer {
-	return &apiServer{labelled: labelled, objects: make(map[string]*unstructured.Unstructured), ways: make(map[string]*apiWay)}
+	return &apiServer{labelled: labelled, objects: make(map[string]*unstructured.Unstructured),
+		ways: make(map[string]*apiWay)}
 }
 
 // add adds a pod with an address.
@@ -50,7 +52,8 @@ func (a *apiServer) add(name, address string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.objects["pods/"+name] = &unstructured.Unstructured{Object: map[string]any{
-		"metadata": map[string]any{"name": name, "labels": map[string]any{}}, "status": map[string]any{"podIP": address},
+		"metadata": map[string]any{"name": name, "labels": map[string]any{}},
+		"status":   map[string]any{"podIP": address},
 	}}
 	a.ways[name] = new(apiWay)
 }
@@ -164,7 +167,8 @@ func (c *apiClient) travel(ctx context.Context, lost func(*apiWay) bool) error {
 }
 
 // Get implements dynamic.ResourceInterface.
-func (c *apiClient) Get(ctx context.Context, name string, _ metav1.GetOptions, _ ...string) (u *unstructured.Unstructured, err error) {
+func (c *apiClient) Get(ctx context.Context, name string, _ metav1.GetOptions,
+	_ ...string) (u *unstructured.Unstructured, err error) {
 	err = c.ask(ctx, func(a *apiServer) error {
 		o := a.objects[c.kind+"/"+name]
 		if o == nil {
@@ -176,12 +180,14 @@ func (c *apiClient) Get(ctx context.Context, name string, _ metav1.GetOptions, _
 	return u, err
 }
 
-// List implements dynamic.ResourceInterface. It heeds the last part of the selector: whether pods have a label.
+// List implements dynamic.ResourceInterface. It heeds the last part of the selector: whether pods
+// have a label.
 func (c *apiClient) List(ctx context.Context, o metav1.ListOptions) (list *unstructured.UnstructuredList, err error) {
 	list = new(unstructured.UnstructuredList)
 	return list, c.ask(ctx, func(a *apiServer) error {
 		for key, x := range a.objects {
-			if strings.HasPrefix(key, c.kind+"/") && (!strings.HasSuffix(o.LabelSelector, ","+labelName) || x.GetLabels()[labelName] != "") {
+			if strings.HasPrefix(key, c.kind+"/") && (!strings.HasSuffix(o.LabelSelector, ","+labelName) ||
+				x.GetLabels()[labelName] != "") {
 				list.Items = append(list.Items, *x.DeepCopy())
 			}
 		}
@@ -190,7 +196,8 @@ func (c *apiClient) List(ctx context.Context, o metav1.ListOptions) (list *unstr
 }
 
 // Create implements dynamic.ResourceInterface.
-func (c *apiClient) Create(ctx context.Context, u *unstructured.Unstructured, _ metav1.CreateOptions, _ ...string) (*unstructured.Unstructured, error) {
+func (c *apiClient) Create(ctx context.Context, u *unstructured.Unstructured, _ metav1.CreateOptions,
+	_ ...string) (*unstructured.Unstructured, error) {
 	return u, c.ask(ctx, func(a *apiServer) error {
 		if a.objects[c.kind+"/"+u.GetName()] != nil {
 			return apierrors.NewAlreadyExists(schema.GroupResource{Resource: c.kind}, u.GetName())
@@ -202,13 +209,15 @@ func (c *apiClient) Create(ctx context.Context, u *unstructured.Unstructured, _ 
 }
 
 // Update implements dynamic.ResourceInterface.
-func (c *apiClient) Update(ctx context.Context, u *unstructured.Unstructured, _ metav1.UpdateOptions, _ ...string) (*unstructured.Unstructured, error) {
+func (c *apiClient) Update(ctx context.Context, u *unstructured.Unstructured, _ metav1.UpdateOptions,
+	_ ...string) (*unstructured.Unstructured, error) {
 	return u, c.ask(ctx, func(a *apiServer) error {
 		switch o := a.objects[c.kind+"/"+u.GetName()]; {
 		case o == nil:
 			return apierrors.NewNotFound(schema.GroupResource{Resource: c.kind}, u.GetName())
 		case o.GetResourceVersion() != u.GetResourceVersion():
-			return apierrors.NewConflict(schema.GroupResource{Resource: c.kind}, u.GetName(), errors.New("it has changed"))
+			return apierrors.NewConflict(schema.GroupResource{Resource: c.kind}, u.GetName(),
+				errors.New("it has changed"))
 		}
 		c.wrote(a.objects[c.kind+"/"+u.GetName()])
 		a.put(c.kind, u)
@@ -216,8 +225,8 @@ func (c *apiClient) Update(ctx context.Context, u *unstructured.Unstructured, _ 
 	})
 }
 
-// wrote notes when the pod has last written the Lease, in the place of one. A gateway that has only started has no right to renew the one that the
-// gateway before it in this pod had.
+// wrote notes when the pod has last written the Lease, in the place of one. A gateway that has only
+// started has no right to renew the one that the gateway before it in this pod had.
 func (c *apiClient) wrote(before *unstructured.Unstructured) {
 	holder := ""
 	if before != nil {
@@ -239,7 +248,8 @@ func (a *apiServer) put(kind string, u *unstructured.Unstructured) {
 }
 
 // Patch implements dynamic.ResourceInterface, for the label of pods.
-func (c *apiClient) Patch(ctx context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string) (*unstructured.Unstructured, error) {
+func (c *apiClient) Patch(ctx context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions,
+	_ ...string) (*unstructured.Unstructured, error) {
 	var patch struct {
 		Metadata struct{ Labels map[string]*string }
 	}

@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	// recovery is how long after the last fault everything works again: WireGuard notices a dead session after 15 s, and repeats a
-	// lost handshake after 5 s, each with some jitter (WireGuard paper, Sections 6.2 and 6.4).
+	// recovery is how long after the last fault everything works again: WireGuard notices a dead
+	// session after 15 s, and repeats a lost handshake after 5 s, each with some jitter (WireGuard
+	// paper, Sections 6.2 and 6.4).
 	recovery = 25 * time.Second
 	// patience is how long an answer may take when nothing is wrong.
 	patience = 8 * time.Second
@@ -59,7 +60,8 @@ func (w *world) judgeRecovery(calm time.Duration) {
 func (w *world) table() (text string) {
 	for _, p := range w.pods() {
 		stats := p.engine().Stats()
-		text += fmt.Sprintf("%s has %d of %d connections, %d of them unanswered. ", p.name, stats.Connections, p.config.MaxConnections, stats.Unreplied)
+		text += fmt.Sprintf("%s has %d of %d connections, %d of them unanswered. ", p.name, stats.Connections,
+			p.config.MaxConnections, stats.Unreplied)
 		for i, d := range []*nat.Direction{&stats.Outbound, &stats.Inbound} {
 			for _, r := range nat.Reasons() {
 				if n := d.Dropped[r]; n > 0 {
@@ -71,7 +73,8 @@ func (w *world) table() (text string) {
 	return text
 }
 
-// judgeLedgers has everybody be silent, and looks whether each gateway knows what became of each packet.
+// judgeLedgers has everybody be silent, and looks whether each gateway knows what became of each
+// packet.
 func (w *world) judgeLedgers() {
 	w.traffic.closing = true
 	for _, c := range w.traffic.conns {
@@ -87,7 +90,8 @@ func (w *world) judgeLedgers() {
 func (p *pod) judgeLedger() {
 	balance := func(what string, in, out uint64) {
 		if in != out {
-			p.w.fail("%s: the ledger is not balanced: %s: %d came, and there are reasons for %d", p.config.Cluster, what, in, out)
+			p.w.fail("%s: the ledger is not balanced: %s: %d came, and there are reasons for %d", p.config.Cluster,
+				what, in, out)
 		}
 	}
 	stats, tunnels := p.engine().Stats(), p.endpoint().Stats()
@@ -103,7 +107,8 @@ func (p *pod) judgeLedger() {
 	}
 	taken, _ := p.own.nodes.counts()
 	outbound, inbound := p.path().Outbound(), p.path().Inbound()
-	balance("datagrams of nodes", taken, outbound.Dropped(path.DropStandby)+received+tunnels.ARPReceived+tunnels.NDReceived+sum(tunnels.Drops[1:geneve.UnknownTunnel]))
+	balance("datagrams of nodes", taken, outbound.Dropped(path.DropStandby)+received+tunnels.ARPReceived+
+		tunnels.NDReceived+sum(tunnels.Drops[1:geneve.UnknownTunnel]))
 	if p.w.traffic.cutting { // nat counts the pieces
 		received = max(received, stats.Outbound.Received)
 	}
@@ -112,7 +117,8 @@ func (p *pod) judgeLedger() {
 	if p.vote != nil { // a role takes away what is in WireGuard
 		return
 	}
-	lost := func(way *path.Counters) uint64 { // what path.DropReason counts, but what is dropped before it is to be sent
+	// what path.DropReason counts, but what is dropped before it is to be sent
+	lost := func(way *path.Counters) uint64 {
 		return way.Dropped(path.DropLocalQueueFull) + way.Dropped(path.DropOutput)
 	}
 	through := func(way string) (given, back uint64) {
@@ -122,7 +128,9 @@ func (p *pod) judgeLedger() {
 	}
 	given, back := through("out")
 	toPeer, between := stats.Outbound.Forwarded+outbound.Generated(), uint64(0)
-	if p.w.traffic.garbled { // the destination of IPv6 has no checksum that a gateway looks at: it may be a pod at another node
+	// the destination of IPv6 has no checksum that a gateway looks at: it may be a pod at another
+	// node
+	if p.w.traffic.garbled {
 		between = toPeer - min(given+lost(outbound), toPeer)
 	}
 	balance("packets for the peer", toPeer, given+lost(outbound)+between)
@@ -136,7 +144,8 @@ func (p *pod) judgeLedger() {
 		back = max(back, stats.Inbound.Received)
 	}
 	balance("packets of the peer", back, stats.Inbound.Received)
-	balance("packets for nodes", between+stats.Inbound.Forwarded+inbound.Generated(), sent+uint64(tunnels.Held)+sum(tunnels.Drops[geneve.UnknownTunnel:])+lost(inbound))
+	balance("packets for nodes", between+stats.Inbound.Forwarded+inbound.Generated(),
+		sent+uint64(tunnels.Held)+sum(tunnels.Drops[geneve.UnknownTunnel:])+lost(inbound))
 
 	if stats.Connections > p.config.MaxConnections || tunnels.Held > 256 {
 		p.w.fail("%s: %d connections, %d packets held", p.config.Cluster, stats.Connections, tunnels.Held)

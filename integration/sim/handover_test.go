@@ -10,7 +10,8 @@ import (
 	"culvert/gateway/config"
 )
 
-// move is a hand-over from a pod's gateway to another one in this process: the product's conversation, over a wire of the world.
+// move is a hand-over from a pod's gateway to another one in this process: the product's
+// conversation, over a wire of the world.
 type move struct {
 	pod    *pod
 	config *config.Config // of the new gateway
@@ -37,12 +38,14 @@ type taken struct {
 	err     error
 }
 
-// upgrade has another gateway take over, unless one does already. It returns what kills that one before it is done, or nil.
+// upgrade has another gateway take over, unless one does already. It returns what kills that one
+// before it is done, or nil.
 func (p *pod) upgrade(how byte) (end func()) {
 	if p.stop == nil || p.moving != nil {
 		return nil
 	}
-	m := &move{pod: p, config: p.config, taken: make(chan taken, 1), handed: make(chan error, 1), over: make(chan struct{})}
+	m := &move{pod: p, config: p.config, taken: make(chan taken, 1), handed: make(chan error, 1),
+		over: make(chan struct{})}
 	if how&2 != 0 {
 		m.config = p.successor(how)
 	}
@@ -61,7 +64,8 @@ func (p *pod) upgrade(how byte) (end func()) {
 		p.w.after(0, m.hand)
 	}()
 	go func() {
-		g, err := gateway.TakeOverOver(ctx, gateway.Over{Wire: newWire, Relay: newRelay, Open: open, Made: m.made}, m.config, gateway.Budget{}, silent())
+		g, err := gateway.TakeOverOver(ctx, gateway.Over{Wire: newWire, Relay: newRelay, Open: open, Made: m.made},
+			m.config, gateway.Budget{}, silent())
 		m.taken <- taken{g, err}
 		p.w.after(0, m.take)
 	}()
@@ -76,7 +80,8 @@ func (p *pod) upgrade(how byte) (end func()) {
 	}
 }
 
-// endHandover ends a hand-over that is under way: the new gateway is killed, unless it has taken over.
+// endHandover ends a hand-over that is under way: the new gateway is killed, unless it has taken
+// over.
 func (p *pod) endHandover() {
 	m := p.moving
 	if m == nil {
@@ -124,7 +129,8 @@ func (m *move) kill() {
 	m.cancel()
 }
 
-// take hears what the new gateway says, and puts it in the place of the old one if it has taken over.
+// take hears what the new gateway says, and puts it in the place of the old one if it has taken
+// over.
 func (m *move) take() {
 	if m.newSaid {
 		return

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// lines are what connects the pods of a side with each other: streams that keep their order and lose nothing, but may stand still, as TCP's do.
+// lines are what connects the pods of a side with each other: streams that keep their order and
+// lose nothing, but may stand still, as TCP's do.
 type lines struct {
 	mu        sync.Mutex
 	listeners map[netip.AddrPort]*lineListener // +checklocks:mu
@@ -24,7 +25,8 @@ type lines struct {
 const lineLatency = 300 * time.Microsecond
 
 func newLines() *lines {
-	return &lines{listeners: make(map[netip.AddrPort]*lineListener), silent: make(map[netip.AddrPort]bool), changed: make(chan struct{})}
+	return &lines{listeners: make(map[netip.AddrPort]*lineListener), silent: make(map[netip.AddrPort]bool),
+		changed: make(chan struct{})}
 }
 
 // set changes how the lines fail.
@@ -43,7 +45,8 @@ func (l *lines) fail() bool {
 	return l.cut != [2]bool{} || l.delay > 0
 }
 
-// deserted reports whether nobody was there to say that a pod's connections have ended: others may wait for that.
+// deserted reports whether nobody was there to say that a pod's connections have ended: others may
+// wait for that.
 func (l *lines) deserted(at netip.AddrPort) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,7 +129,8 @@ func (l *lines) dial(ctx context.Context, v *vote, from, to netip.AddrPort) (net
 			return nil, context.Cause(ctx)
 		case <-timer.C:
 		}
-		there, back := &pipe{lines: l, from: v.pod.number, wake: make(chan struct{}, 1)}, &pipe{lines: l, from: 1 - v.pod.number, wake: make(chan struct{}, 1)}
+		there, back := &pipe{lines: l, from: v.pod.number, wake: make(chan struct{}, 1)},
+			&pipe{lines: l, from: 1 - v.pod.number, wake: make(chan struct{}, 1)}
 		own := &line{vote: v, in: back, out: there, local: from, remote: to, closed: make(chan struct{})}
 		other := &line{vote: listener.vote, in: there, out: back, local: to, remote: from, closed: make(chan struct{})}
 		v.hold(own)
@@ -216,7 +220,8 @@ func (p *pipe) take(b []byte) (n int, until time.Time, changed chan struct{}, er
 	return n, until, changed, err
 }
 
-// line is one end of a connection between pods. Its buffers have room for all that is written, so that Write never waits.
+// line is one end of a connection between pods. Its buffers have room for all that is written, so
+// that Write never waits.
 type line struct {
 	vote          *vote
 	in, out       *pipe

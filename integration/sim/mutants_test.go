@@ -43,7 +43,8 @@ var mutants = []mutant{
 	{"a gateway that takes over does without the connections", "gateway/handover/offer.go",
 		"\t\t\tw.Write(body)\n", ""},
 	{"of SCTP, what arrives broken leaves sound", "nat/fit.go",
-		"\tp.DecrementHops()", "\tif p.DecrementHops(); pl.ports != 0 && p.Protocol() == packet.SCTP {\n\t\tp.SumSCTP()\n\t}"},
+		"\tp.DecrementHops()",
+		"\tif p.DecrementHops(); pl.ports != 0 && p.Protocol() == packet.SCTP {\n\t\tp.SumSCTP()\n\t}"},
 }
 
 // replicaMutants are faults of what two pods of a gateway do, found by schedules with two pods.
@@ -69,7 +70,8 @@ var switchMutants = []mutant{
 // mutantPackets is within how many packets each is found.
 const mutantPackets = 1_000_000
 
-// TestMutants: each is one replacement in the product as it is; and with CULVERT_LONG, each is found.
+// TestMutants: each is one replacement in the product as it is; and with CULVERT_LONG, each is
+// found.
 func TestMutants(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -106,12 +108,13 @@ var (
 	switchedAt = regexp.MustCompile(`switch_test\.go:\d+: .*`)
 )
 
-// find runs a test with another text in place of a file's until it fails, TestSchedules with two pods in all schedules or none, and returns how that was
-// found.
+// find runs a test with another text in place of a file's until it fails, TestSchedules with two
+// pods in all schedules or none, and returns how that was found.
 func find(t *testing.T, file, text, test, replicas string) string {
 	t.Helper()
 	dir := t.TempDir()
-	mutant, overlay, binary := filepath.Join(dir, filepath.Base(file)), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "sim.test")
+	mutant, overlay, binary := filepath.Join(dir, filepath.Base(file)), filepath.Join(dir, "overlay.json"),
+		filepath.Join(dir, "sim.test")
 	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{file: mutant}})
 	if err != nil {
 		t.Fatal(err)
@@ -121,10 +124,12 @@ func find(t *testing.T, file, text, test, replicas string) string {
 			t.Fatal(err)
 		}
 	}
-	if out, err := need.Go("test", "-c", "-vet=off", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
+	if out, err := need.Go("test", "-c", "-vet=off", "-overlay", overlay, "-o", binary,
+		".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	run := need.Command(t, binary, "-test.v", "-test.timeout=30m", "-test.run=^"+test+"$", "-replays=10", "-time=25m", "-replicas="+replicas,
+	run := need.Command(t, binary, "-test.v", "-test.timeout=30m", "-test.run=^"+test+"$", "-replays=10", "-time=25m",
+		"-replicas="+replicas,
 		fmt.Sprintf("-packets=%d", mutantPackets))
 	run.Env = append(os.Environ(), "CULVERT_LONG=1")
 	out, err := run.CombinedOutput()

@@ -14,7 +14,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// node is one node as a kernel would be: it answers ARP and neighbour solicitations for its addresses, asks for the gateway's, and has pods.
+// node is one node as a kernel would be: it answers ARP and neighbour solicitations for its
+// addresses, asks for the gateway's, and has pods.
 type node struct {
 	side       *side
 	towards    *pod // where it finds the gateway
@@ -39,7 +40,8 @@ var broadcast = [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
 func newNode(s *side, index int) *node {
 	c := &s.config.Geneve.Nodes[index]
-	n := &node{side: s, towards: s.pod, config: c, underlay: netip.AddrPortFrom(c.Underlay, config.DefaultGenevePort), mac: [6]byte{2, 'n', 0, 0, byte(s.index), byte(index)}}
+	n := &node{side: s, towards: s.pod, config: c, underlay: netip.AddrPortFrom(c.Underlay, config.DefaultGenevePort),
+		mac: [6]byte{2, 'n', 0, 0, byte(s.index), byte(index)}}
 	n.up = s.w.newLeg(c.Name, s.config.Cluster, nodeLatency)
 	n.down = s.w.newLeg(s.config.Cluster, c.Name, nodeLatency)
 	n.header = genevetest.Geneve(uint32(c.VNI), 0x6558, nil)
@@ -58,17 +60,19 @@ func newNode(s *side, index int) *node {
 	return n
 }
 
-// linkLocal reports whether the MAC addresses of a frame matter to a node: nothing sums them up, and what is corrupted there, the link
-// below would have discarded.
+// linkLocal reports whether the MAC addresses of a frame matter to a node: nothing sums them up,
+// and what is corrupted there, the link below would have discarded.
 func linkLocal(b []byte) bool {
 	ip := packetOf(b)
 	return ip == nil || len(ip) > 40 && ip[0]>>4 == 6 && ip[6] == icmp6 && (ip[40] == 135 || ip[40] == 136)
 }
 
-// summed reports whether anything tells that one packet has become another. Nothing sums the addresses of SCTP over IPv6 (RFC 9260,
-// Section 6.8). And the gateway finishes a checksum that it takes for a partial one, because the field is the sum of the pseudo-header: whoever
-// has sent it has left the sum to hardware that it has not passed yet, so that nobody can tell what has become of it. One in 65,536
-// finished checksums looks the same. And what is corrupted a second time may have the right sum again.
+// summed reports whether anything tells that one packet has become another. Nothing sums the
+// addresses of SCTP over IPv6 (RFC 9260, Section 6.8). And the gateway finishes a checksum that it
+// takes for a partial one, because the field is the sum of the pseudo-header: whoever has sent it
+// has left the sum to hardware that it has not passed yet, so that nobody can tell what has become
+// of it. One in 65,536 finished checksums looks the same. And what is corrupted a second time may
+// have the right sum again.
 func summed(sound, garbled []byte) bool {
 	_, before := nattest.Check(packetOf(sound))
 	if _, after := nattest.Check(packetOf(garbled)); before != nil && after == nil {
@@ -125,7 +129,8 @@ func (n *node) frame(to [6]byte, ip []byte) {
 }
 
 func (n *node) ether(to [6]byte, etherType uint16, payload []byte) {
-	n.side.w.carry(n.up, n.underlay, n.towards.underlay(), slices.Concat(n.header, genevetest.Frame(to, n.mac, etherType, payload)))
+	n.side.w.carry(n.up, n.underlay, n.towards.underlay(), slices.Concat(n.header, genevetest.Frame(to, n.mac,
+		etherType, payload)))
 }
 
 // ask asks for the gateway's MAC address until that is known.
@@ -144,7 +149,8 @@ func (n *node) ask(v6 bool) {
 
 // arp returns an ARP message from the node.
 func (n *node) arp(operation byte, to [6]byte, target netip.Addr) []byte {
-	return slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, operation}, n.mac[:], n.config.Address.V4.AsSlice(), to[:], target.AsSlice())
+	return slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, operation}, n.mac[:], n.config.Address.V4.AsSlice(), to[:],
+		target.AsSlice())
 }
 
 // receive handles a datagram from the gateway.
@@ -157,7 +163,8 @@ func (n *node) receive(_ netip.AddrPort, b []byte) {
 	switch {
 	case etherType == genevetest.ARP && len(b) >= 28 && (to == n.mac || to == broadcast):
 		n.hear(from, b)
-	case etherType == genevetest.IPv6 && to[0] == 0x33 && to[1] == 0x33, to == n.mac && (etherType == genevetest.IPv4 || etherType == genevetest.IPv6):
+	case etherType == genevetest.IPv6 && to[0] == 0x33 && to[1] == 0x33, to == n.mac && (etherType == genevetest.IPv4 ||
+		etherType == genevetest.IPv6):
 		v, err := nattest.Check(b)
 		if err != nil {
 			return // corrupted

@@ -9,7 +9,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// A plan is the addresses of one family. Those of both clusters are the same, and each sees the other's by remaps.
+// A plan is the addresses of one family. Those of both clusters are the same, and each sees the
+// other's by remaps.
 type plan struct {
 	pods       [2][2]netip.Addr // by node
 	guests     [2]netip.Addr    // what no CIDR knows, such as a node's own address; by node
@@ -36,19 +37,26 @@ var (
 	plans    = [2]*plan{{
 		pods:   [2][2]netip.Addr{{addr("10.0.1.5"), addr("10.0.1.6")}, {addr("10.0.2.5"), addr("10.0.3.9")}},
 		guests: [2]netip.Addr{addr("172.18.0.10"), addr("172.18.0.11")}, flooder: addr("172.18.0.66"),
-		mappedHost: addr("10.111.0.9"), mapping: addr("10.70.0.5"), service: addrPort("10.70.0.20:80"), unknown: addr("10.70.0.0"),
+		mappedHost: addr("10.111.0.9"), mapping: addr("10.70.0.5"), service: addrPort("10.70.0.20:80"),
+		unknown:  addr("10.70.0.0"),
 		backends: []netip.AddrPort{addrPort("10.0.1.6:8080"), addrPort("10.0.3.9:8080")},
 		local:    prefix("10.0.0.0/16"), external: prefix("10.70.0.0/16"),
-		cidrs: [2]netip.Prefix{prefix("10.0.1.0/24"), prefix("10.0.2.0/23")}, nodes: [2]netip.Addr{addr("10.80.0.2"), addr("10.80.0.3")}, gateway: addr("10.80.0.4"),
-		remotePods: [2]netip.Prefix{prefix("10.61.0.0/16"), prefix("10.62.0.0/16")}, remoteExternal: [2]netip.Prefix{prefix("10.71.0.0/16"), prefix("10.72.0.0/16")},
+		cidrs: [2]netip.Prefix{prefix("10.0.1.0/24"), prefix("10.0.2.0/23")}, nodes: [2]netip.Addr{addr("10.80.0.2"),
+			addr("10.80.0.3")}, gateway: addr("10.80.0.4"),
+		remotePods:     [2]netip.Prefix{prefix("10.61.0.0/16"), prefix("10.62.0.0/16")},
+		remoteExternal: [2]netip.Prefix{prefix("10.71.0.0/16"), prefix("10.72.0.0/16")},
 	}, {
-		pods:   [2][2]netip.Addr{{addr("fd00:10:0:1::5"), addr("fd00:10:0:1::6")}, {addr("fd00:10:0:2::5"), addr("fd00:10:0:3::9")}},
+		pods: [2][2]netip.Addr{{addr("fd00:10:0:1::5"), addr("fd00:10:0:1::6")},
+			{addr("fd00:10:0:2::5"), addr("fd00:10:0:3::9")}},
 		guests: [2]netip.Addr{addr("2001:db8::10"), addr("2001:db8:0:1::11")}, flooder: addr("2001:db8:0:2::66"),
-		mappedHost: addr("fd00:111::9"), mapping: addr("fd00:70::5"), service: addrPort("[fd00:70::20]:80"), unknown: addr("fd00:70::"),
+		mappedHost: addr("fd00:111::9"), mapping: addr("fd00:70::5"), service: addrPort("[fd00:70::20]:80"),
+		unknown:  addr("fd00:70::"),
 		backends: []netip.AddrPort{addrPort("[fd00:10:0:1::6]:8080"), addrPort("[fd00:10:0:3::9]:8080")},
 		local:    prefix("fd00:10::/48"), external: prefix("fd00:70::/48"),
-		cidrs: [2]netip.Prefix{prefix("fd00:10:0:1::/64"), prefix("fd00:10:0:2::/63")}, nodes: [2]netip.Addr{addr("fd80::2"), addr("fd80::3")}, gateway: addr("fd80::4"),
-		remotePods: [2]netip.Prefix{prefix("fd00:61::/48"), prefix("fd00:62::/48")}, remoteExternal: [2]netip.Prefix{prefix("fd00:71::/48"), prefix("fd00:72::/48")},
+		cidrs: [2]netip.Prefix{prefix("fd00:10:0:1::/64"), prefix("fd00:10:0:2::/63")},
+		nodes: [2]netip.Addr{addr("fd80::2"), addr("fd80::3")}, gateway: addr("fd80::4"),
+		remotePods:     [2]netip.Prefix{prefix("fd00:61::/48"), prefix("fd00:62::/48")},
+		remoteExternal: [2]netip.Prefix{prefix("fd00:71::/48"), prefix("fd00:72::/48")},
 	}}
 )
 
@@ -85,7 +93,9 @@ func (p *plan) apply(index int, c *config.Config) {
 func services() (all []config.Service) {
 	for _, protocol := range []uint8{packet.TCP, packet.UDP, packet.SCTP} {
 		s := config.Service{
-			Name: "web-" + string('a'+rune(protocol%26)), Address: pair(func(p *plan) netip.Addr { return p.service.Addr() }),
+			Name: "web-" + string('a'+rune(protocol%26)), Address: pair(func(p *plan) netip.Addr {
+				return p.service.Addr()
+			}),
 			Port: plans[0].service.Port(), Protocol: protocol,
 		}
 		for _, p := range plans {
@@ -105,7 +115,8 @@ const (
 	icmp, icmp6    = 1, 58
 )
 
-// cut cuts a packet into fragments of at most so many bytes (RFC 791, Section 2.3; RFC 8200, Section 4.5).
+// cut cuts a packet into fragments of at most so many bytes (RFC 791, Section 2.3; RFC 8200,
+// Section 4.5).
 func cut(b []byte, most int, id uint32) (all [][]byte) {
 	header := 20
 	if b[0]>>4 == 6 {

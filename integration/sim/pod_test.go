@@ -64,7 +64,8 @@ type sockets struct {
 	closed      atomic.Bool
 }
 
-// keepPeer takes the finalizers off what WireGuard has of the peer. Where a peer is being made or removed, somebody else does.
+// keepPeer takes the finalizers off what WireGuard has of the peer. Where a peer is being made or
+// removed, somebody else does.
 func (o *sockets) keepPeer() {
 	g := o.gateway.Load()
 	if g == nil {
@@ -72,7 +73,8 @@ func (o *sockets) keepPeer() {
 	}
 	if all := privateAt[sync.RWMutex](g, "path", "WG", "device", "peers", "RWMutex"); all.TryRLock() {
 		defer all.RUnlock()
-		for _, peer := range private[map[device.NoisePublicKey]*device.Peer](g, "path", "WG", "device", "peers", "keyMap") {
+		for _, peer := range private[map[device.NoisePublicKey]*device.Peer](g, "path", "WG", "device",
+			"peers", "keyMap") {
 			unfinalize(peer)
 		}
 	}
@@ -87,12 +89,15 @@ func (o *sockets) close() {
 
 // underlay is where the nodes find the gateway.
 func (p *pod) underlay() netip.AddrPort {
-	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, byte(1 + p.side.index), byte(1 + 8*p.number)}), config.DefaultGenevePort)
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, byte(1 + p.side.index), byte(1 + 8*p.number)}),
+		config.DefaultGenevePort)
 }
 
 // moveTo makes the address, or the NAT in front of it, another one.
 func (p *pod) moveTo(place byte) {
-	old, at := p.wan.Load(), netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(1+p.side.index) + 10*place + byte(100*p.number)}), wanPort)
+	old, at := p.wan.Load(),
+		netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(1+p.side.index) + 10*place + byte(100*p.number)}),
+			wanPort)
 	if p.wan.Store(&at); old != nil && *old != at {
 		p.w.mu.Lock()
 		defer p.w.mu.Unlock()
@@ -206,7 +211,8 @@ func (p *pod) run(g *gateway.Gateway, own *sockets) {
 	}
 }
 
-// halt stops the gateway, unless it has been. If it keeps nothing, all that it knew is forgotten from then on until it is started again.
+// halt stops the gateway, unless it has been. If it keeps nothing, all that it knew is forgotten
+// from then on until it is started again.
 func (p *pod) halt() {
 	if p.endHandover(); p.stop == nil {
 		return
@@ -227,8 +233,8 @@ func (p *pod) halt() {
 	}
 }
 
-// kill halts the gateway as a signal does that it cannot heed: what it has kept since it began to stop is not there. If all of the machine ends,
-// nobody is told that connections do.
+// kill halts the gateway as a signal does that it cannot heed: what it has kept since it began to
+// stop is not there. If all of the machine ends, nobody is told that connections do.
 func (p *pod) kill(machine bool) {
 	if p.vote != nil && p.stop != nil {
 		p.vote.die(machine)
@@ -321,11 +327,13 @@ func (p *pod) resume() {
 func (p *pod) variant(number byte) *config.Config {
 	c := *p.config
 	c.Addresses = append(c.Addresses[:1:1], config.AddressMapping{
-		External: rules.PairOf(netip.AddrFrom4([4]byte{10, 70, 1, number})), Internal: rules.PairOf(netip.AddrFrom4([4]byte{10, 112, 0, number})), Via: c.Geneve.Nodes[0].Name})
+		External: rules.PairOf(netip.AddrFrom4([4]byte{10, 70, 1, number})),
+		Internal: rules.PairOf(netip.AddrFrom4([4]byte{10, 112, 0, number})), Via: c.Geneve.Nodes[0].Name})
 	return &c
 }
 
-// successor is a configuration that cannot be applied, but be taken over with: a client's socket is elsewhere.
+// successor is a configuration that cannot be applied, but be taken over with: a client's socket is
+// elsewhere.
 func (p *pod) successor(number byte) *config.Config {
 	c := p.variant(number)
 	if c.WireGuard.Role == config.Client {
@@ -355,7 +363,8 @@ func (p *pod) engine() *nat.Engine        { return p.path().Engine }
 func (p *pod) endpoint() *geneve.Endpoint { return p.path().Endpoint }
 func (p *pod) wg() *wg.Device             { return p.path().WG }
 
-// private returns the field of a pointer's struct, or of the structs that lie on the way there, that other packages cannot see.
+// private returns the field of a pointer's struct, or of the structs that lie on the way there,
+// that other packages cannot see.
 func private[T any](of any, names ...string) T { return *privateAt[T](of, names...) }
 
 // privateAt returns where that field is.
@@ -370,7 +379,8 @@ func privateAt[T any](of any, names ...string) *T {
 	return (*T)(unsafe.Pointer(v.UnsafeAddr()))
 }
 
-// unfinalize takes the finalizers off the queues of a peer. They run outside the bubble, where nobody may touch its channels.
+// unfinalize takes the finalizers off the queues of a peer. They run outside the bubble, where
+// nobody may touch its channels.
 func unfinalize(peer *device.Peer) {
 	queues := reflect.ValueOf(peer).Elem().FieldByName("queue")
 	for _, name := range []string{"inbound", "outbound"} {

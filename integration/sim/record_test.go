@@ -31,7 +31,8 @@ func (x *record) String() string {
 	frame := x.frame()
 	switch {
 	case frame == nil && len(x.data) > 0:
-		return fmt.Sprintf("WireGuard %s, %d bytes", []string{"?", "initiation", "response", "cookie", "data"}[min(x.data[0], 4)], len(x.data))
+		return fmt.Sprintf("WireGuard %s, %d bytes", []string{"?", "initiation", "response", "cookie",
+			"data"}[min(x.data[0], 4)], len(x.data))
 	case frame == nil || packetOf(x.data) == nil:
 		return "ARP"
 	}
@@ -41,7 +42,8 @@ func (x *record) String() string {
 	}
 	text := fmt.Sprintf("%v.%d to %v.%d", v.Source, v.SourcePort, v.Destination, v.DestinationPort)
 	if v.Offset > 0 || v.MF {
-		return fmt.Sprintf("fragment at %d of %v to %v, protocol %d, %d bytes", v.Offset, v.Source, v.Destination, v.Protocol, len(v.Body))
+		return fmt.Sprintf("fragment at %d of %v to %v, protocol %d, %d bytes", v.Offset, v.Source, v.Destination,
+			v.Protocol, len(v.Body))
 	}
 	switch v.Protocol {
 	case icmp, icmp6:
@@ -53,7 +55,8 @@ func (x *record) String() string {
 				flags += string(f)
 			}
 		}
-		return fmt.Sprintf("TCP %s %s seq %d/%d ack %d, %d bytes", text, flags, v.Seq>>16, v.Seq&0xffff, v.Ack&0xffff, len(v.Payload))
+		return fmt.Sprintf("TCP %s %s seq %d/%d ack %d, %d bytes", text, flags, v.Seq>>16, v.Seq&0xffff, v.Ack&0xffff,
+			len(v.Payload))
 	}
 	return fmt.Sprintf("protocol %d %s, %d bytes", v.Protocol, text, len(v.Payload))
 }
@@ -81,7 +84,8 @@ func (w *world) diagram(to io.Writer, last int) {
 	}
 }
 
-// capture writes the records as pcapng: the inner frames of each node, and what is between the gateways.
+// capture writes the records as pcapng: the inner frames of each node, and what is between the
+// gateways.
 func (w *world) capture(to io.Writer) error {
 	link := func(l *leg) pcapgo.NgInterface {
 		i := pcapgo.NgInterface{Name: l.name[0] + " to " + l.name[1], LinkType: layers.LinkTypeEthernet}
@@ -111,7 +115,8 @@ func (w *world) capture(to io.Writer) error {
 			data = nattest.IP{Source: x.from.Addr().String(), Destination: x.to.Addr().String(),
 				Body: nattest.UDP{SourcePort: x.from.Port(), DestinationPort: x.to.Port(), Payload: x.data}}.Bytes()
 		}
-		info := gopacket.CaptureInfo{Timestamp: w.start.Add(x.at), CaptureLength: len(data), Length: len(data), InterfaceIndex: number[x.leg]}
+		info := gopacket.CaptureInfo{Timestamp: w.start.Add(x.at), CaptureLength: len(data), Length: len(data),
+			InterfaceIndex: number[x.leg]}
 		if err := file.WritePacket(info, data); err != nil {
 			return err
 		}
@@ -144,7 +149,8 @@ func TestReport(t *testing.T) {
 		datagrams++
 		data, info, err := reader.ReadPacketData()
 		if err != nil || !info.Timestamp.Equal(w.start.Add(x.at)) || !bytes.HasSuffix(data, x.data[nodeHeader:]) {
-			t.Fatalf("datagram %d at %v: %d bytes at %v in the capture, %v", datagrams, x.at, len(data), info.Timestamp.Sub(w.start), err)
+			t.Fatalf("datagram %d at %v: %d bytes at %v in the capture, %v", datagrams, x.at, len(data),
+				info.Timestamp.Sub(w.start), err)
 		}
 		if line := fmt.Sprintf("%s->>%s: %v %s", x.leg.name[0], x.leg.name[1], x.at, x.String()); !lines[line] {
 			t.Fatalf("the diagram misses %s", line)

@@ -34,16 +34,19 @@ type replicas struct {
 
 // The bounds of docs/standby.md, with the times of this election.
 const (
-	// nobodyTime is how long nobody forwards although a pod could, and after a pod that cannot forward any more has last renewed the Lease.
+	// nobodyTime is how long nobody forwards although a pod could, and after a pod that cannot
+	// forward any more has last renewed the Lease.
 	nobodyTime = leaseTime + 2*22*retryTime/10 + 2*time.Second
-	// bothTime is how long two pods forward: nodes follow, a handshake that is lost once, the patience, and a look at it.
+	// bothTime is how long two pods forward: nodes follow, a handshake that is lost once, the
+	// patience, and a look at it.
 	bothTime = followTime + handshakeTime + peerPatience + 200*time.Millisecond
 
-	// toldTime is how long two pods forward where the one without the Lease can read who has it, or can be told: a request without an answer, and the
-	// time until the next one.
+	// toldTime is how long two pods forward where the one without the Lease can read who has it, or
+	// can be told: a request without an answer, and the time until the next one.
 	toldTime = 2 * time.Second
 
-	// copyTime is how long a standby takes to follow a source that it had lost, and copyLag how old its copy may be then.
+	// copyTime is how long a standby takes to follow a source that it had lost, and copyLag how old
+	// its copy may be then.
 	copyTime, copyLag = 8 * time.Second, 2 * time.Second
 
 	followTime    = time.Second
@@ -56,12 +59,14 @@ func (s *side) elects() bool { return s.replicas != nil }
 // replicate gives a side a second pod, and an election.
 func (s *side) replicate() {
 	s.config.Elected = true
-	s.config.ConnectionCheck = config.ConnectionCheck{Port: config.LiqoConnectionCheck.Port, Interval: time.Second, Threshold: int(peerPatience / time.Second)}
+	s.config.ConnectionCheck = config.ConnectionCheck{Port: config.LiqoConnectionCheck.Port, Interval: time.Second,
+		Threshold: int(peerPatience / time.Second)}
 	second := &pod{side: s, w: s.w, number: 1, ports: make(map[uint16]*port)}
 	c := *s.config
 	second.config = &c
 	s.pods = append(s.pods, second)
-	s.replicas = &replicas{lines: newLines(), service: netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(200 + s.index)}), wanPort)}
+	s.replicas = &replicas{lines: newLines(),
+		service: netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(200 + s.index)}), wanPort)}
 	s.api = newAPIServer(func(pod string) { s.w.after(0, func() { s.labelled(pod) }) })
 	for i, p := range s.pods {
 		p.name = s.config.Cluster + "-" + string(rune('a'+i))
@@ -144,7 +149,8 @@ func (v *vote) renewal() time.Duration { return time.Duration(v.renewed.Load()) 
 // known returns until when a gateway that does not forward knows what its side has done.
 func (v *vote) known() time.Duration { return max(v.rested, v.copied) }
 
-// due returns until when a gateway has to know what its side has done: if nothing was in its way since it started, what the other one does.
+// due returns until when a gateway has to know what its side has done: if nothing was in its way
+// since it started, what the other one does.
 func (v *vote) due() time.Duration {
 	if o := v.pod.other(); !v.hindered && o.there() && o.vote.full {
 		return max(v.known(), o.vote.known())
@@ -196,7 +202,8 @@ func (s *side) sample() {
 	}
 }
 
-// acknowledged returns until when a follower has said that it has all, on the gateways' clock, if it has a whole copy.
+// acknowledged returns until when a follower has said that it has all, on the gateways' clock, if
+// it has a whole copy.
 func (v *vote) acknowledged(follower string) (until time.Duration, ok bool) {
 	mu := privateAt[sync.Mutex](v.replica, "mu")
 	if !mu.TryLock() {
@@ -206,7 +213,8 @@ func (v *vote) acknowledged(follower string) (until time.Duration, ok bool) {
 	links := reflect.ValueOf(v.replica).Elem().FieldByName("links")
 	for i := range links.Len() {
 		l := links.Index(i).Elem()
-		if l.FieldByName("other").FieldByName("Name").String() == follower && !l.FieldByName("is").FieldByName("NoFullCopy").Bool() {
+		if l.FieldByName("other").FieldByName("Name").String() == follower &&
+			!l.FieldByName("is").FieldByName("NoFullCopy").Bool() {
 			return time.Duration(l.FieldByName("complete").Int()), true
 		}
 	}
@@ -258,11 +266,13 @@ func (s *side) watch() {
 	if n < 2 || s.untold() {
 		s.told = now
 	} else if now-s.told > toldTime+watchTime {
-		s.w.fail("%s: two pods forward for %v, and the one without the Lease could know: %s", s.config.Cluster, now-s.told, s.roles())
+		s.w.fail("%s: two pods forward for %v, and the one without the Lease could know: %s", s.config.Cluster,
+			now-s.told, s.roles())
 	}
 	if s.active() < 2 || now-s.deleted < leaseTime {
 		s.holders = now
-	} else if now-s.holders > watchTime+200*time.Millisecond { // a gateway looks each 200 ms whether its Lease has run out
+	} else if now-s.holders > watchTime+200*time.Millisecond {
+		// a gateway looks each 200 ms whether its Lease has run out
 		s.w.fail("%s: two pods have the Lease: %s", s.config.Cluster, s.roles())
 	}
 	s.extend()
@@ -273,9 +283,11 @@ func (s *side) watch() {
 func (s *side) watchCopy() {
 	now := s.w.now()
 	for i, p := range s.pods {
-		if o := s.pods[1-i]; p.there() && p.forwards() && o.there() && o.vote.role == role.Standby && !s.api.fails(o.name) && !s.lines.fail() {
+		if o := s.pods[1-i]; p.there() && p.forwards() && o.there() && o.vote.role == role.Standby &&
+			!s.api.fails(o.name) && !s.lines.fail() {
 			if now-s.alone > copyTime && now-o.vote.copied > copyLag {
-				s.w.fail("%s: its copy is %v old: %+v; %s: %+v", o.name, now-o.vote.copied, o.vote.replica.Status(), p.name, p.vote.replica.Status())
+				s.w.fail("%s: its copy is %v old: %+v; %s: %+v", o.name, now-o.vote.copied, o.vote.replica.Status(),
+					p.name, p.vote.replica.Status())
 			}
 			return
 		}
@@ -293,7 +305,8 @@ func (s *side) active() (n int) {
 	return n
 }
 
-// leader returns the pod that is to be the one that forwards: the one that has the label, if there is one.
+// leader returns the pod that is to be the one that forwards: the one that has the label, if there
+// is one.
 func (s *side) leader() *pod {
 	if !s.elects() {
 		return s.pod
@@ -307,8 +320,9 @@ func (s *side) leader() *pod {
 	return nil
 }
 
-// excused reports whether two pods may forward: the peer has no good way to the one that has the label, or that one does not know where the peer is, and
-// cannot tell the other one, which does not reach the API server, that it has the Lease.
+// excused reports whether two pods may forward: the peer has no good way to the one that has the
+// label, or that one does not know where the peer is, and cannot tell the other one, which does not
+// reach the API server, that it has the Lease.
 func (s *side) excused() bool {
 	own, other := s.leader(), s.peer.leader()
 	return own == nil || other == nil || other.stop == nil || s.peer.forwards() > 1 || own.cut() || other.cut() ||
@@ -321,14 +335,16 @@ func (p *pod) reaches(peer *pod) bool {
 	return at == peerAt || peer.side.elects() && at == peer.side.service && peer.side.ahead == peer
 }
 
-// untold reports whether a pod that has no Lease does not get to know who has it: it cannot read that, nor can the other one, which looks up where to call,
-// tell it. One that leaves has to be waited for.
+// untold reports whether a pod that has no Lease does not get to know who has it: it cannot read
+// that, nor can the other one, which looks up where to call, tell it. One that leaves has to be
+// waited for.
 func (s *side) untold() bool {
 	if s.active() != 1 {
 		return true
 	}
 	for _, p := range s.pods {
-		if !p.there() || p.vote.role != role.Active && s.api.fails(p.name) && (s.lines.fail() || s.api.fails(p.other().name)) {
+		if !p.there() || p.vote.role != role.Active && s.api.fails(p.name) &&
+			(s.lines.fail() || s.api.fails(p.other().name)) {
 			return true
 		}
 	}

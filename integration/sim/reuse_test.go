@@ -8,8 +8,8 @@ import (
 	"culvert/gateway"
 )
 
-// A gateway that starts takes 128 buffers of 64 KiB, and to clear new ones takes a seventh of the time of a schedule: those of gateways that
-// have ended are used again.
+// A gateway that starts takes 128 buffers of 64 KiB, and to clear new ones takes a seventh of the
+// time of a schedule: those of gateways that have ended are used again.
 var spare struct {
 	sync.Mutex
 	buffers []any

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// A schedule is a string of bytes. The first two say how much traffic there is and from what chance begins; each three after that are a
-// fault: which, where or how much, and when. One or two bytes that are left over say of which sides the gateway has two pods.
+// A schedule is a string of bytes. The first two say how much traffic there is and from what chance
+// begins; each three after that are a fault: which, where or how much, and when. One or two bytes
+// that are left over say of which sides the gateway has two pods.
 type schedule []byte
 
 const (
@@ -16,8 +17,8 @@ const (
 	maxFaults    = 64
 )
 
-// A fault is something that may happen. begin returns what ends it, after a while, or nil if it is over at once; what is
-// restarted is away for a while, too.
+// A fault is something that may happen. begin returns what ends it, after a while, or nil if it is
+// over at once; what is restarted is away for a while, too.
 type fault struct {
 	name  string
 	begin func(w *world, how byte) (end func())
@@ -103,7 +104,8 @@ var faults = []fault{
 		return nil
 	}},
 	{"flood", func(w *world, how byte) func() {
-		// One side's alone: what unanswered ones of two links hold, an address of the link with more may ask for in vain for long.
+		// One side's alone: what unanswered ones of two links hold, an address of the link with
+		// more may ask for in vain for long.
 		if s := w.sides[w.seed[0]%2]; s.config.MaxConnections == fewConnections {
 			w.traffic.flood(s, 60+int(how)/2)
 		}

@@ -35,8 +35,11 @@ func newSide(w *world, index, most int) *side {
 	s.pods = []*pod{s.pod}
 	s.config = &config.Config{
 		Cluster: name, Peer: names[1-index], MTU: config.DefaultMTU,
-		WireGuard: config.WireGuard{Role: config.Role(index), PrivateKey: wgkey.NewPrivate(), ListenPort: wanPort, Keepalive: 25 * time.Second},
-		Geneve:    config.Geneve{ListenPort: config.DefaultGenevePort, GatewayAddress: pair(func(p *plan) netip.Addr { return p.gateway })},
+		WireGuard: config.WireGuard{Role: config.Role(index), PrivateKey: wgkey.NewPrivate(), ListenPort: wanPort,
+			Keepalive: 25 * time.Second},
+		Geneve: config.Geneve{ListenPort: config.DefaultGenevePort, GatewayAddress: pair(func(p *plan) netip.Addr {
+			return p.gateway
+		})},
 
 		UnknownSource: pair(func(p *plan) netip.Addr { return p.unknown }),
 		Addresses: []config.AddressMapping{{External: pair(func(p *plan) netip.Addr { return p.mapping }),
@@ -48,8 +51,11 @@ func newSide(w *world, index, most int) *side {
 	}
 	for i := range 2 {
 		s.config.Geneve.Nodes = append(s.config.Geneve.Nodes, config.Node{
-			Name: fmt.Sprintf("%s-%d", name, i+1), VNI: geneve.VNI(11 + i), Address: pair(func(p *plan) netip.Addr { return p.nodes[i] }),
-			Underlay: netip.AddrFrom4([4]byte{192, 168, byte(1 + index), byte(2 + i)}), Encap: []geneve.Encap{geneve.Geneve, geneve.VXLAN}[i],
+			Name: fmt.Sprintf("%s-%d", name, i+1), VNI: geneve.VNI(11 + i), Address: pair(func(p *plan) netip.Addr {
+				return p.nodes[i]
+			}),
+			Underlay: netip.AddrFrom4([4]byte{192, 168, byte(1 + index), byte(2 + i)}),
+			Encap:    []geneve.Encap{geneve.Geneve, geneve.VXLAN}[i],
 		})
 	}
 	for _, p := range plans {

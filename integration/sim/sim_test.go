@@ -30,7 +30,8 @@ var started time.Time
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	runtime.GOMAXPROCS(1)                                              // one goroutine waits for the other: a second core only wakes up in vain
+	// one goroutine waits for the other: a second core only wakes up in vain
+	runtime.GOMAXPROCS(1)
 	started = time.Date(1999, time.December, 31, 0, 0, 0, 0, time.UTC) // bubbles begin a day later
 	goleak.VerifyTestMain(m)
 }
@@ -51,7 +52,8 @@ type result struct {
 // play runs a schedule in a bubble of its own, in a world that edit may have changed.
 func play(t *testing.T, s schedule, edit ...func(*world)) (r result) {
 	t.Helper()
-	// A goroutine that waits for a mutex keeps the clock of a bubble from going on, and so does one that spins.
+	// A goroutine that waits for a mutex keeps the clock of a bubble from going on, and so does one
+	// that spins.
 	stuck := time.AfterFunc(stuckTime, func() { panic(fmt.Sprintf("sim: time stands still: -schedule=%x", []byte(s))) })
 	defer stuck.Stop()
 	synctest.Test(t, func(t *testing.T) {
@@ -60,7 +62,8 @@ func play(t *testing.T, s schedule, edit ...func(*world)) (r result) {
 			seed = seed*257 + uint64(b) + 1
 		}
 		w := newWorld(seed)
-		w.traffic = &traffic{w: w, chance: rand.New(rand.NewPCG(seed, 0)), seen: make(map[sight]*conn), sent: make(map[flow]int), cutting: s.head()&16 != 0}
+		w.traffic = &traffic{w: w, chance: rand.New(rand.NewPCG(seed, 0)), seen: make(map[sight]*conn),
+			sent: make(map[flow]int), cutting: s.head()&16 != 0}
 		for _, change := range edit {
 			change(w)
 		}
@@ -98,7 +101,8 @@ func play(t *testing.T, s schedule, edit ...func(*world)) (r result) {
 		for _, p := range w.pods() {
 			p.halt()
 		}
-		r = result{schedules: 1, failure: w.failure, packets: w.packets, faults: w.faults, moved: w.moved, switches: w.switches, lasted: w.now(), world: w}
+		r = result{schedules: 1, failure: w.failure, packets: w.packets, faults: w.faults, moved: w.moved,
+			switches: w.switches, lasted: w.now(), world: w}
 		w.mu.Lock()
 		r.carried = w.carried
 		w.mu.Unlock()
@@ -106,7 +110,8 @@ func play(t *testing.T, s schedule, edit ...func(*world)) (r result) {
 	return r
 }
 
-// memoryDir returns a folder that no disk has, where there is such: a gateway waits until what it keeps is durable.
+// memoryDir returns a folder that no disk has, where there is such: a gateway waits until what it
+// keeps is durable.
 func memoryDir(t *testing.T) string {
 	dir, err := os.MkdirTemp("/dev/shm", "sim")
 	if err != nil {
@@ -123,7 +128,8 @@ func (s schedule) head() byte {
 	return s[0]
 }
 
-// withReplicas makes the schedule of a seed with some faults, in which gateways of a side or of both have two pods.
+// withReplicas makes the schedule of a seed with some faults, in which gateways of a side or of
+// both have two pods.
 func withReplicas(seed uint64, faults int) schedule {
 	return append(random(seed, faults), byte(1+seed/2%3))
 }
@@ -147,8 +153,8 @@ func TestCalm(t *testing.T) {
 	t.Logf("%d packets reached pods, %d datagrams in %v", r.packets, r.carried, r.lasted)
 }
 
-// TestHandOver: of what pods send while gateways hand over, everything arrives, however far the peer is, and with the next gateway at
-// another port, too.
+// TestHandOver: of what pods send while gateways hand over, everything arrives, however far the
+// peer is, and with the next gateway at another port, too.
 func TestHandOver(t *testing.T) {
 	for _, roundTrip := range []time.Duration{2 * wanLatency, 400 * time.Millisecond, 800 * time.Millisecond} {
 		t.Run(roundTrip.String(), func(t *testing.T) { testHandOver(t, roundTrip) })
@@ -180,7 +186,8 @@ func testHandOver(t *testing.T, roundTrip time.Duration) {
 	t.Logf("%d hand-overs, %d packets, %d datagrams in %v", r.moved, r.packets, r.carried, r.lasted)
 }
 
-// TestNextGatewayDies: whenever a gateway is killed within the second after it has taken over, under traffic both ways, the one before goes on.
+// TestNextGatewayDies: whenever a gateway is killed within the second after it has taken over,
+// under traffic both ways, the one before goes on.
 func TestNextGatewayDies(t *testing.T) {
 	upgrade := byte(slices.IndexFunc(faults, func(f fault) bool { return f.name == "upgrade" }))
 	for _, after := range []time.Duration{20, 50, 120, 200, 400, 800, 990} {
@@ -190,7 +197,8 @@ func TestNextGatewayDies(t *testing.T) {
 				w.dies = after * time.Millisecond
 			})
 			if r.failure != "" || r.world.survived != 2 || r.packets < 1000 {
-				t.Errorf("%q; in %d of 2 hand-overs the gateway before went on; %d packets", r.failure, r.world.survived, r.packets)
+				t.Errorf("%q; in %d of 2 hand-overs the gateway before went on; %d packets", r.failure,
+					r.world.survived, r.packets)
 			}
 		})
 	}
@@ -203,8 +211,9 @@ var (
 	countFlag    = flag.Int("schedules", 0, "of TestSchedules: how many; 0: as many as there is time for")
 	timeFlag     = flag.Duration("time", 20*time.Second, "of TestSchedules: for how long, if it is not told how many")
 	packetsFlag  = flag.Int("packets", 0, "of TestSchedules: after how many that reach a pod it ends; 0: any number")
-	replicasFlag = flag.String("replicas", "some", "of TestSchedules: which schedules have gateways with two pods: none, some or all")
-	workersFlag  = flag.Int("workers", 1, "of TestSchedules: how many processes share the schedules")
+	replicasFlag = flag.String("replicas", "some",
+		"of TestSchedules: which schedules have gateways with two pods: none, some or all")
+	workersFlag = flag.Int("workers", 1, "of TestSchedules: how many processes share the schedules")
 )
 
 const (
@@ -215,7 +224,8 @@ const (
 	stuckTime = 2 * time.Minute
 )
 
-// TestSchedules: whatever fails in whatever order, nothing goes where it does not belong, and soon after all works again.
+// TestSchedules: whatever fails in whatever order, nothing goes where it does not belong, and soon
+// after all works again.
 func TestSchedules(t *testing.T) {
 	only, err := hex.DecodeString(*scheduleFlag)
 	if err != nil {
@@ -264,7 +274,8 @@ func TestSchedules(t *testing.T) {
 func (r *result) add(more result) {
 	r.schedules += more.schedules
 	r.packets, r.carried = r.packets+more.packets, r.carried+more.carried
-	r.faults, r.moved, r.switches, r.lasted = r.faults+more.faults, r.moved+more.moved, r.switches+more.switches, r.lasted+more.lasted
+	r.faults, r.moved, r.switches, r.lasted = r.faults+more.faults, r.moved+more.moved, r.switches+more.switches,
+		r.lasted+more.lasted
 }
 
 const (
@@ -273,7 +284,8 @@ const (
 )
 
 func (r *result) String() string {
-	return fmt.Sprintf(totals, r.schedules, r.faults, r.moved, r.switches, r.lasted.Round(time.Second), r.carried, r.packets)
+	return fmt.Sprintf(totals, r.schedules, r.faults, r.moved, r.switches, r.lasted.Round(time.Second),
+		r.carried, r.packets)
 }
 
 // spread has several processes run TestSchedules, each with a part of the schedules.
@@ -285,8 +297,10 @@ func spread(t *testing.T) {
 	)
 	each := (*countFlag + *workersFlag - 1) / *workersFlag
 	for i := range *workersFlag {
-		run := need.Self("-test.v", "-test.timeout=6h", "-test.run=^TestSchedules$", fmt.Sprintf("-replays=%d", *replaysFlag), "-replicas="+*replicasFlag,
-			fmt.Sprintf("-time=%v", *timeFlag), fmt.Sprintf("-schedules=%d", each), fmt.Sprintf("-seed=%d", *seedFlag+uint64(i*each)))
+		run := need.Self("-test.v", "-test.timeout=6h", "-test.run=^TestSchedules$", fmt.Sprintf("-replays=%d",
+			*replaysFlag), "-replicas="+*replicasFlag,
+			fmt.Sprintf("-time=%v", *timeFlag), fmt.Sprintf("-schedules=%d", each),
+			fmt.Sprintf("-seed=%d", *seedFlag+uint64(i*each)))
 		wait.Go(func() {
 			out, err := run.CombinedOutput()
 			mu.Lock()
@@ -298,7 +312,8 @@ func spread(t *testing.T) {
 			var r result
 			var from uint64
 			var lasted string
-			if _, err := fmt.Sscanf("seeds from "+line, atEnd, &from, &r.schedules, &r.faults, &r.moved, &r.switches, &lasted, &r.carried, &r.packets); err != nil {
+			if _, err := fmt.Sscanf("seeds from "+line, atEnd, &from, &r.schedules, &r.faults, &r.moved, &r.switches,
+				&lasted, &r.carried, &r.packets); err != nil {
 				t.Errorf("%v: %s", err, out)
 			}
 			r.lasted, _ = time.ParseDuration(lasted)
@@ -314,7 +329,8 @@ func report(t *testing.T, s schedule, r result) {
 	t.Helper()
 	var text strings.Builder
 	r.world.diagram(&text, 80)
-	t.Errorf("%s\n%v\nrun again: go test ./integration/sim -run TestSchedules -artifacts -schedule=%x\n%s", r.failure, s, []byte(s), text.String())
+	t.Errorf("%s\n%v\nrun again: go test ./integration/sim -run TestSchedules -artifacts -schedule=%x\n%s", r.failure,
+		s, []byte(s), text.String())
 	dir := t.ArtifactDir()
 	for name, write := range map[string]func(io.Writer) error{
 		"sequence.mmd":   func(to io.Writer) error { r.world.diagram(to, ringSize); return nil },

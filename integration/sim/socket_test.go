@@ -12,7 +12,8 @@ import (
 	"culvert/geneve/udp"
 )
 
-// port is a place in the world's network where datagrams come to. Two gateways have it while one takes over from the other.
+// port is a place in the world's network where datagrams come to. Two gateways have it while one
+// takes over from the other.
 type port struct {
 	local netip.AddrPort
 	send  func(to netip.AddrPort, data []byte)
@@ -49,7 +50,8 @@ func (p *port) open(greets func()) *socket {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := &socket{port: p, greets: greets, ready: make(chan struct{}, 1),
-		stats: udp.Stats{GRO: true, GSO: true, OverflowsKnown: true, ReceiveBuffer: udp.DefaultSocketBuffer, SendBuffer: udp.DefaultSocketBuffer}}
+		stats: udp.Stats{GRO: true, GSO: true, OverflowsKnown: true, ReceiveBuffer: udp.DefaultSocketBuffer,
+			SendBuffer: udp.DefaultSocketBuffer}}
 	p.sockets = append(p.sockets, s)
 	return s
 }
@@ -107,8 +109,8 @@ func (s *socket) take(messages []udp.Message) (n int, err error) {
 	return n, nil
 }
 
-// gather makes one message of what has come one after the other from one address in one size, the last one in no larger one, as UDP_GRO does. It
-// returns how many that are.
+// gather makes one message of what has come one after the other from one address in one size, the
+// last one in no larger one, as UDP_GRO does. It returns how many that are.
 func gather(m *udp.Message, queue []arrival) (n int) {
 	first := &queue[0]
 	size := copy(m.Buffer, first.data)
@@ -201,7 +203,8 @@ func (s *socket) Stats() udp.Stats {
 	return st
 }
 
-// counts returns how many datagrams were received, and how many messages with packets in them were sent.
+// counts returns how many datagrams were received, and how many messages with packets in them were
+// sent.
 func (s *socket) counts() (taken, data uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

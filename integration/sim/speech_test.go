@@ -91,10 +91,12 @@ func (c *conn) sendDatagram(client bool, number uint32) {
 	b = binary.BigEndian.AppendUint32(b, number)
 	b = append(b, byte(index(client)))
 	from, to := c.ends(client)
-	c.transmit(client, nattest.UDP{SourcePort: from.Port(), DestinationPort: to.Port(), Payload: append(b, c.contents(client, 0, size)...)})
+	c.transmit(client, nattest.UDP{SourcePort: from.Port(), DestinationPort: to.Port(),
+		Payload: append(b, c.contents(client, 0, size)...)})
 }
 
-// heed heeds a datagram: a server answers, unless the client only wants to listen and knows that it is heard.
+// heed heeds a datagram: a server answers, unless the client only wants to listen and knows that it
+// is heard.
 func (c *conn) heed(client bool, v nattest.View) {
 	switch {
 	case c.protocol == packet.SCTP:
@@ -106,8 +108,8 @@ func (c *conn) heed(client bool, v nattest.View) {
 	}
 }
 
-// An association of SCTP (RFC 9260, Section 5.1) has its connection's ID in both of its tags: that of packets to the client, and that of packets to
-// the server.
+// An association of SCTP (RFC 9260, Section 5.1) has its connection's ID in both of its tags: that
+// of packets to the client, and that of packets to the server.
 const (
 	toClient = 1 << 24
 	toServer = 2 << 24
@@ -127,7 +129,8 @@ const (
 	stageData
 )
 
-// associationOf returns the ID of the connection that a packet of SCTP is of, and whether the client has sent it.
+// associationOf returns the ID of the connection that a packet of SCTP is of, and whether the
+// client has sent it.
 func associationOf(b []byte) (id int, client, ok bool) {
 	tag := binary.BigEndian.Uint32(b[4:])
 	if tag == 0 && b[12] == chunkInit { // Section 8.5.1: its sender tells the tag that it wants

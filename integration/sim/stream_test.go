@@ -7,14 +7,15 @@ import (
 	"culvert/nat/nattest"
 )
 
-// A sequence number has the connection's ID, a bit that says who speaks, and where in what is said the segment begins: 1 is where
-// it all begins, 0 is the SYN.
+// A sequence number has the connection's ID, a bit that says who speaks, and where in what is said
+// the segment begins: 1 is where it all begins, 0 is the SYN.
 const (
 	serverBit  = 1 << 15
 	streamRoom = 6 * maxPayload // then it is closed
 )
 
-// stream is both ends of a TCP connection. The client says something, the server says as much, and so on.
+// stream is both ends of a TCP connection. The client says something, the server says as much, and
+// so on.
 type stream struct {
 	open, closing bool
 	tries         int // since something was new
@@ -33,7 +34,8 @@ func (c *conn) sendTCP(client bool, flags uint8, at, size int) {
 		h, far, seq = &c.stream.client, serverBit, seq&^serverBit
 	}
 	from, to := c.ends(client)
-	s := nattest.TCP{SourcePort: from.Port(), DestinationPort: to.Port(), Seq: seq + uint32(at), Flags: flags, Window: 65535}
+	s := nattest.TCP{SourcePort: from.Port(), DestinationPort: to.Port(), Seq: seq + uint32(at), Flags: flags,
+		Window: 65535}
 	if flags&nattest.ACK != 0 {
 		s.Ack = uint32(c.id)<<16 | far + uint32(h.got)
 	}
@@ -44,7 +46,8 @@ func (c *conn) sendTCP(client bool, flags uint8, at, size int) {
 	c.transmit(client, s)
 }
 
-// advance has the client go on: with what it has not been answered yet, with something new, or with the end.
+// advance has the client go on: with what it has not been answered yet, with something new, or with
+// the end.
 func (c *conn) advance() {
 	s := &c.stream
 	h := &s.client

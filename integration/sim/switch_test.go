@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestSwitches: each way in which the pod that forwards becomes another one, or does not, with connections of all kinds on both sides, whose pods
-// change at once or one after the other.
+// TestSwitches: each way in which the pod that forwards becomes another one, or does not, with
+// connections of all kinds on both sides, whose pods change at once or one after the other.
 func TestSwitches(t *testing.T) {
 	const at, long = 8 * time.Second, 22 * time.Second
 	for _, test := range []struct {
@@ -19,7 +19,8 @@ func TestSwitches(t *testing.T) {
 		{"SIGKILL", 1, func(_ *world, p *pod) { p.kill(false) }},
 		{"SIGKILL of a container that starts again", 1, func(_ *world, p *pod) { p.kill(false); p.resume() }},
 		{"SIGKILL of a container whenever it has started", 1, func(w *world, p *pod) {
-			for after := time.Duration(0); after < 8*time.Second; after += 40 * time.Millisecond { // before it has a copy
+			// before it has a copy
+			for after := time.Duration(0); after < 8*time.Second; after += 40 * time.Millisecond {
 				w.after(after, func() { p.kill(false); p.resume() })
 			}
 		}},
@@ -55,7 +56,8 @@ func TestSwitches(t *testing.T) {
 					}
 				})
 				if want := 2 + 2*test.switches; r.failure != "" || r.switches != want || r.packets < 200 {
-					t.Errorf("%q after %d packets and %d switches, want %d\n%s", r.failure, r.packets, r.switches, want, r.world.happened())
+					t.Errorf("%q after %d packets and %d switches, want %d\n%s", r.failure, r.packets, r.switches, want,
+						r.world.happened())
 				}
 			})
 		}

@@ -10,9 +10,11 @@ import (
 	"culvert/nat/packet"
 )
 
-// judgeTable fails the world if a gateway that begins to forward lacks a connection that it has to know, where no packet of the other end tells how it
-// is translated: one of a guest, or to a mapped address or a service. The judges of traffic seldom see that: the next packet of the client opens the
-// connection again, mostly with the same port or server, because both follow from a key that the pods share.
+// judgeTable fails the world if a gateway that begins to forward lacks a connection that it has to
+// know, where no packet of the other end tells how it is translated: one of a guest, or to a mapped
+// address or a service. The judges of traffic seldom see that: the next packet of the client opens
+// the connection again, mostly with the same port or server, because both follow from a key that
+// the pods share.
 func (v *vote) judgeTable() {
 	s, w, due := v.pod.side, v.pod.w, v.due()
 	if s.config.MaxConnections == fewConnections {
@@ -34,7 +36,8 @@ func (v *vote) judgeTable() {
 // onWay is how old a packet is that arrives, where no fault holds it back.
 const onWay = 2 * time.Second
 
-// missed reports whether what began at a time may have been lost with a gateway, and may not have been opened again.
+// missed reports whether what began at a time may have been lost with a gateway, and may not have
+// been opened again.
 func (w *world) missed(since time.Duration) bool {
 	return slices.ContainsFunc(w.losses, func(l loss) bool { return since >= l.from && since <= l.to+onWay })
 }
@@ -47,7 +50,8 @@ func (p *pod) flows() map[flow]bool {
 		list, at, more = p.engine().Connections(at, &nat.ConnFilter{}, path.Now(), list[:0])
 		for i := range list {
 			for _, t := range []*packet.Tuple{&list[i].Original, &list[i].Reply} {
-				all[flow{t.Protocol, netip.AddrPortFrom(t.Source(), t.SourcePort()), netip.AddrPortFrom(t.Destination(), t.DestinationPort())}] = true
+				all[flow{t.Protocol, netip.AddrPortFrom(t.Source(), t.SourcePort()), netip.AddrPortFrom(t.Destination(),
+					t.DestinationPort())}] = true
 			}
 		}
 	}

@@ -13,8 +13,9 @@ import (
 	"culvert/nat/packet"
 )
 
-// traffic is what pods and others say to each other. A packet tells which connection it is of, so that whoever gets it can judge whether
-// it should be here: a datagram by its first bytes, a segment by its sequence number, a chunk by its tag.
+// traffic is what pods and others say to each other. A packet tells which connection it is of, so
+// that whoever gets it can judge whether it should be here: a datagram by its first bytes, a
+// segment by its sequence number, a chunk by its tag.
 type traffic struct {
 	w       *world
 	chance  *rand.Rand
@@ -49,10 +50,12 @@ type sight struct {
 type kind int
 
 const (
-	toPod     kind = iota // addresses by prefix, nothing else
-	fromGuest             // the client's address becomes the one for unknown sources, and its port another if that is taken
-	toMapped              // the server has an external address
-	toService             // one of several servers
+	toPod kind = iota // addresses by prefix, nothing else
+	// the client's address becomes the one for unknown sources, and its port another if that is
+	// taken
+	fromGuest
+	toMapped  // the server has an external address
+	toService // one of several servers
 	kinds
 )
 
@@ -81,7 +84,8 @@ var speeches = []struct {
 	protocol uint8
 	manner   manner
 }{
-	{packet.TCP, asks}, {packet.TCP, asks}, {packet.TCP, trains}, {packet.UDP, asks}, {packet.UDP, listens}, {packet.UDP, refused},
+	{packet.TCP, asks}, {packet.TCP, asks}, {packet.TCP, trains}, {packet.UDP, asks}, {packet.UDP, listens},
+	{packet.UDP, refused},
 	{packet.UDP, large}, {packet.SCTP, asks}, {packet.SCTP, listens},
 }
 
@@ -114,7 +118,8 @@ type conn struct {
 }
 
 func (c *conn) String() string {
-	return fmt.Sprintf("%s connection %d (%v, %v, %v > %v, seen as %v by %v)", map[uint8]string{6: "tcp", 17: "udp", 132: "sctp"}[c.protocol],
+	return fmt.Sprintf("%s connection %d (%v, %v, %v > %v, seen as %v by %v)", map[uint8]string{6: "tcp", 17: "udp",
+		132: "sctp"}[c.protocol],
 		c.id, c.kind, c.manner, c.client, c.target, c.seen, c.server)
 }
 
@@ -135,7 +140,8 @@ func (t *traffic) begin(k kind, from *side) *conn {
 	}
 	family := t.chance.IntN(2)
 	p := plans[family]
-	c := &conn{t: t, id: len(t.conns), kind: k, protocol: s.protocol, manner: s.manner, plan: p, to: from.peer, mtu: int(config.DefaultMTU), size: 40 + t.chance.IntN(200)}
+	c := &conn{t: t, id: len(t.conns), kind: k, protocol: s.protocol, manner: s.manner, plan: p, to: from.peer,
+		mtu: int(config.DefaultMTU), size: 40 + t.chance.IntN(200)}
 	if c.id%8 == 7 && c.manner != trains {
 		c.mtu = wideMTU
 	}
@@ -148,7 +154,8 @@ func (t *traffic) begin(k kind, from *side) *conn {
 	which, far, pod := t.chance.IntN(2), t.chance.IntN(2), t.chance.IntN(2)
 	port := uint16(20000 + c.id)
 	if k == fromGuest {
-		// Two guests have the same port and the same server, so that one of them is given another port.
+		// Two guests have the same port and the same server, so that one of them is given another
+		// port.
 		which, port = t.guests%2, uint16(40000+t.guests/2)
 		far, pod = t.guests/2%2, t.guests/4%2
 		t.guests++
@@ -163,7 +170,8 @@ func (t *traffic) begin(k kind, from *side) *conn {
 	c.target, c.servers = netip.AddrPortFrom(p.remap(from.index, real.Addr()), servedAt), []netip.AddrPort{real}
 	switch k {
 	case toMapped:
-		c.target, c.servers = netip.AddrPortFrom(p.remap(from.index, p.mapping), servedAt), []netip.AddrPort{netip.AddrPortFrom(p.mappedHost, servedAt)}
+		c.target, c.servers = netip.AddrPortFrom(p.remap(from.index, p.mapping), servedAt),
+			[]netip.AddrPort{netip.AddrPortFrom(p.mappedHost, servedAt)}
 	case toService:
 		c.target, c.servers = netip.AddrPortFrom(p.remap(from.index, p.service.Addr()), p.service.Port()), p.backends
 	}
@@ -246,7 +254,8 @@ func (c *conn) transmit(client bool, body nattest.Body) {
 		c.sent[index(client)], c.t.sent[f] = f, c.id
 	}
 	c.t.w.sent++
-	b := nattest.IP{Source: from.Addr().String(), Destination: to.Addr().String(), DF: c.manner != large, Body: body}.Bytes()
+	b := nattest.IP{Source: from.Addr().String(), Destination: to.Addr().String(), DF: c.manner != large,
+		Body: body}.Bytes()
 	if len(b) <= c.mtu || c.manner == trains {
 		n.send(b)
 		return
@@ -305,7 +314,8 @@ func sums(protocol uint8) bool {
 	return protocol == packet.TCP || protocol == packet.UDP || protocol == packet.SCTP
 }
 
-// unreachable returns the ICMP error of a host that has no such port (RFC 1122, Section 3.2.2.1; RFC 4443, Section 3.1).
+// unreachable returns the ICMP error of a host that has no such port (RFC 1122, Section 3.2.2.1;
+// RFC 4443, Section 3.1).
 func unreachable(v nattest.View, b []byte) []byte {
 	m, most := nattest.ICMP{Type: 3, Code: 3}, 576-20-8
 	if v.Source.Is6() {
@@ -345,7 +355,8 @@ func (c *conn) arriveAtServer(n *node, from, to netip.AddrPort) {
 		}
 	}
 	key := sight{c.protocol, from, to}
-	if other := c.t.seen[key]; other != nil && other != c && other.over == "" && other.seen == from && w.steady(other.since) {
+	if other := c.t.seen[key]; other != nil && other != c && other.over == "" && other.seen == from &&
+		w.steady(other.since) {
 		w.fail("%v and %v are one to their server", c, other)
 	}
 	c.t.seen[key] = c
@@ -362,16 +373,18 @@ type loss struct {
 // underWay is how old a packet may be that arrives.
 const underWay = 20 * time.Second
 
-// steady reports whether what was so at a time is so until now: no gateway has forgotten it. What it had sent before may be under way,
-// or wait for a session of WireGuard.
+// steady reports whether what was so at a time is so until now: no gateway has forgotten it. What
+// it had sent before may be under way, or wait for a session of WireGuard.
 func (w *world) steady(since time.Duration) bool {
 	return !slices.ContainsFunc(w.losses, func(l loss) bool { return since >= l.from && since <= l.to+underWay })
 }
 
-// forgotten reports whether the gateway that has chosen the server may know nothing of that: what the server says then is taken for the
-// beginning of another connection, as in Linux.
+// forgotten reports whether the gateway that has chosen the server may know nothing of that: what
+// the server says then is taken for the beginning of another connection, as in Linux.
 func (c *conn) forgotten() bool {
-	return c.kind == toService && slices.ContainsFunc(c.t.w.losses, func(l loss) bool { return l.side == c.to && (!l.copied || c.since >= l.from) })
+	return c.kind == toService && slices.ContainsFunc(c.t.w.losses, func(l loss) bool {
+		return l.side == c.to && (!l.copied || c.since >= l.from)
+	})
 }
 
 // arriveAtClient judges what a server has sent.
@@ -382,7 +395,8 @@ func (c *conn) arriveAtClient(n *node, from, to netip.AddrPort) {
 		return from == netip.AddrPortFrom(c.plan.remap(c.from.side.index, s.Addr()), s.Port())
 	}):
 		c.end("answered by a server that it does not know, after a restart")
-	case c.kind == fromGuest && (!c.t.w.steady(c.since) && !c.t.w.steady(c.lastHeard) || c.moved > 0 && c.t.w.now()-c.moved <= underWay):
+	case c.kind == fromGuest && (!c.t.w.steady(c.since) && !c.t.w.steady(c.lastHeard) || c.moved > 0 &&
+		c.t.w.now()-c.moved <= underWay):
 		c.t.w.logEvent("%v: an answer reaches another guest, who has its port after a restart", c)
 	default:
 		c.t.w.fail("%v: an answer reaches %v at %s, from %v", c, to, n.config.Name, from)
@@ -396,46 +410,55 @@ func (t *traffic) arriveError(n *node, v nattest.View, b []byte) {
 		t.w.fail("%s gets an ICMP message: %v", n.config.Name, err)
 		return
 	}
-	f := flow{q.Protocol, netip.AddrPortFrom(q.Source, q.SourcePort), netip.AddrPortFrom(q.Destination, q.DestinationPort)}
+	f := flow{q.Protocol, netip.AddrPortFrom(q.Source, q.SourcePort), netip.AddrPortFrom(q.Destination,
+		q.DestinationPort)}
 	by, ok := t.sent[f]
 	switch {
 	case by == nobody, !ok && t.forgottenOf(q):
 		return
 	case !ok || q.Source != v.Destination:
-		t.w.fail("%s gets an ICMP error of type %d, code %d, about what %v has not sent: %v > %v, protocol %d", n.config.Name, v.Body[0], v.Body[1],
+		t.w.fail("%s gets an ICMP error of type %d, code %d, about what %v has not sent: %v > %v, protocol %d",
+			n.config.Name, v.Body[0], v.Body[1],
 			v.Destination, f.from, f.to, f.protocol)
 		return
 	}
 	c := t.conns[by]
 	if id, ok := quotedID(q); ok && id != by && id != floodID && !t.garbled && t.w.steady(c.since) {
-		t.w.fail("%v: an ICMP error of type %d, code %d, quotes what connection %d has sent", c, v.Body[0], v.Body[1], id)
+		t.w.fail("%v: an ICMP error of type %d, code %d, quotes what connection %d has sent", c, v.Body[0],
+			v.Body[1], id)
 	}
 	c.told(v)
 }
 
-// forgottenOf reports whether what an ICMP error quotes is of a connection that a gateway may know nothing of.
+// forgottenOf reports whether what an ICMP error quotes is of a connection that a gateway may know
+// nothing of.
 func (t *traffic) forgottenOf(q nattest.View) bool {
 	id, ok := quotedID(q)
 	return ok && id < len(t.conns) && t.conns[id].forgotten()
 }
 
-// told heeds an ICMP error (RFC 1191, Section 4; RFC 8201, Section 4). Who learns that a datagram was too large asks again.
+// told heeds an ICMP error (RFC 1191, Section 4; RFC 8201, Section 4). Who learns that a datagram
+// was too large asks again.
 func (c *conn) told(v nattest.View) {
 	switch mtu := int(binary.BigEndian.Uint32(v.Body[4:])); {
-	case v.Source.Is4() && v.Body[0] == 3 && v.Body[1] == 4 && mtu >= 576, v.Source.Is6() && v.Body[0] == 2 && mtu >= 1280:
+	case v.Source.Is4() && v.Body[0] == 3 && v.Body[1] == 4 && mtu >= 576, v.Source.Is6() &&
+		v.Body[0] == 2 && mtu >= 1280:
 		again := mtu < c.mtu && c.manner == large && c.over == ""
 		if c.mtu = min(c.mtu, mtu); again {
 			c.number(true)
 		}
-	case c.manner == refused && (v.Source.Is4() && v.Body[0] == 3 && v.Body[1] == 3 || v.Source.Is6() && v.Body[0] == 1 && v.Body[1] == 4):
+	case c.manner == refused && (v.Source.Is4() && v.Body[0] == 3 && v.Body[1] == 3 || v.Source.Is6() &&
+		v.Body[0] == 1 && v.Body[1] == 4):
 		c.answered++
 	}
 }
 
-// recordGarbled notes what the network has made of a packet: a gateway may take it for sound, and tell its sender of it.
+// recordGarbled notes what the network has made of a packet: a gateway may take it for sound, and
+// tell its sender of it.
 func (t *traffic) recordGarbled(b []byte) {
 	if v, _ := nattest.Check(packetOf(b)); v.Source.IsValid() {
-		f := flow{v.Protocol, netip.AddrPortFrom(v.Source, v.SourcePort), netip.AddrPortFrom(v.Destination, v.DestinationPort)}
+		f := flow{v.Protocol, netip.AddrPortFrom(v.Source, v.SourcePort), netip.AddrPortFrom(v.Destination,
+			v.DestinationPort)}
 		if _, ok := t.sent[f]; !ok {
 			t.sent[f] = nobody
 		}

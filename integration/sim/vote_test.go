@@ -26,7 +26,8 @@ const (
 	peerPatience = 3 * time.Second
 )
 
-// vote is a pod's part in an election and in copies of the table: it starts and ends with the gateway.
+// vote is a pod's part in an election and in copies of the table: it starts and ends with the
+// gateway.
 type vote struct {
 	pod     *pod
 	gateway *gateway.Gateway
@@ -58,22 +59,27 @@ type vote struct {
 // campaign returns what runs a gateway that takes part in an election.
 func (p *pod) campaign(ctx context.Context, own *sockets) (run func(context.Context) error) {
 	e, at := p.side.replicas, p.line()
-	v := &vote{pod: p, gateway: p.gateway, own: own, role: role.Standby, began: p.w.now(), rested: p.knows, hindered: e.lines.deserted(at)}
+	v := &vote{pod: p, gateway: p.gateway, own: own, role: role.Standby, began: p.w.now(), rested: p.knows,
+		hindered: e.lines.deserted(at)}
 	v.ctx, p.vote = ctx, v
 	log := logrus.NewEntry(silent())
 	v.elector = election.New(election.Options{
-		Client: &apiClient{server: e.api, vote: v}, Namespace: "sim", Name: leaseName, Pod: p.name, Retry: retryTime, Deadline: 2 * time.Second,
-		Times: role.Times{Lease: leaseTime, Patience: peerPatience}, Label: election.Label{Selector: "app=gateway", Name: labelName},
+		Client: &apiClient{server: e.api, vote: v}, Namespace: "sim", Name: leaseName, Pod: p.name, Retry: retryTime,
+		Deadline: 2 * time.Second,
+		Times:    role.Times{Lease: leaseTime, Patience: peerPatience}, Label: election.Label{Selector: "app=gateway",
+			Name: labelName},
 		ReplicaPort: gateway.ReplicaPort, Log: log, Causes: kube.NewCauses(log),
 	})
 	dial := func(ctx context.Context, to netip.AddrPort) (net.Conn, error) { return e.lines.dial(ctx, v, at, to) }
-	v.replica = p.gateway.ReplicateOver(gateway.ReplicateOptions{Name: p.name, Heard: v.elector.Heard}, e.lines.listen(v, at), dial)
+	v.replica = p.gateway.ReplicateOver(gateway.ReplicateOptions{Name: p.name, Heard: v.elector.Heard},
+		e.lines.listen(v, at), dial)
 	return v.run
 }
 
 // line is where the pod's table is copied.
 func (p *pod) line() netip.AddrPort {
-	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 99, byte(p.side.index), byte(1 + p.number)}), gateway.ReplicaPort)
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 99, byte(p.side.index), byte(1 + p.number)}),
+		gateway.ReplicaPort)
 }
 
 func (v *vote) run(ctx context.Context) error {
@@ -119,7 +125,8 @@ func (v *vote) leave() {
 	})
 }
 
-// step is called before and after whatever a pod does that others can see. It reports whether the pod is dead.
+// step is called before and after whatever a pod does that others can see. It reports whether the
+// pod is dead.
 func (v *vote) step() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -137,7 +144,8 @@ func (v *vote) step() bool {
 	return v.dead.Load()
 }
 
-// die ends all that others can see of the pod. Unless all of its machine ends, its connections are reset.
+// die ends all that others can see of the pod. Unless all of its machine ends, its connections are
+// reset.
 func (v *vote) die(machine bool) {
 	v.pod.side.sample()
 	v.pod.side.extend()

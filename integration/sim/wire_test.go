@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// wire is one end of a Unix socket of the world: a handover.Wire whose time is the bubble's. Who waits at one of the kernel's would keep the
-// clock of the bubble from going on.
+// wire is one end of a Unix socket of the world: a handover.Wire whose time is the bubble's. Who
+// waits at one of the kernel's would keep the clock of the bubble from going on.
 type wire struct {
 	net.Conn // the rest of net.Conn, which nobody calls
 	in, out  *pipeline
@@ -48,7 +48,8 @@ func (s *pipeline) change(how func()) {
 	}
 }
 
-// Read implements net.Conn. What came before the stream was closed can be read after that, as of a socket.
+// Read implements net.Conn. What came before the stream was closed can be read after that, as of a
+// socket.
 func (w *wire) Read(b []byte) (n int, err error) {
 	var late <-chan time.Time
 	if !w.until.IsZero() {
@@ -111,7 +112,8 @@ func (w *wire) ReadMsgUnix(b, oob []byte) (n, oobn, flags int, from *net.UnixAdd
 	return n, oobn, 0, nil, err
 }
 
-// WriteMsgUnix implements handover.Wire. Descriptors are duplicated on their way, as the kernel does.
+// WriteMsgUnix implements handover.Wire. Descriptors are duplicated on their way, as the kernel
+// does.
 func (w *wire) WriteMsgUnix(b, oob []byte, _ *net.UnixAddr) (n, oobn int, err error) {
 	var files []int
 	messages, err := syscall.ParseSocketControlMessage(oob)
@@ -168,8 +170,10 @@ type relayEnd struct {
 const relayRoom = 256
 
 func newRelays() (a, b *relayEnd) {
-	there, back, first, second := make(chan []byte, relayRoom), make(chan []byte, relayRoom), make(chan struct{}), make(chan struct{})
-	return &relayEnd{in: back, out: there, own: first, others: second}, &relayEnd{in: there, out: back, own: second, others: first}
+	there, back, first, second := make(chan []byte, relayRoom), make(chan []byte, relayRoom), make(chan struct{}),
+		make(chan struct{})
+	return &relayEnd{in: back, out: there, own: first, others: second}, &relayEnd{in: there, out: back, own: second,
+		others: first}
 }
 
 // Read implements net.Conn.

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// world is the clock, the network, and what goes wrong there. Everything but the gateways runs on the one goroutine that
-// calls run; their goroutines only send.
+// world is the clock, the network, and what goes wrong there. Everything but the gateways runs on
+// the one goroutine that calls run; their goroutines only send.
 type world struct {
 	start time.Time
 	seed  [2]uint64 // of all chance
@@ -32,10 +32,11 @@ type world struct {
 
 	losses []loss // of what gateways know
 
-	mu        sync.Mutex
-	events    events                                                    // +checklocks:mu
-	count     uint64                                                    // +checklocks:mu
-	kick      chan struct{}                                             // something is due earlier than what run waits for
+	mu     sync.Mutex
+	events events // +checklocks:mu
+	count  uint64 // +checklocks:mu
+	// something is due earlier than what run waits for
+	kick      chan struct{}
 	receivers map[netip.AddrPort]func(from netip.AddrPort, data []byte) // +checklocks:mu
 	carried   int                                                       // +checklocks:mu
 	log       ring                                                      // +checklocks:mu
@@ -151,7 +152,8 @@ type leg struct {
 const wireHeaders = 20 + 8 // of IPv4 and UDP
 
 func (w *world) newLeg(from, to string, latency time.Duration) *leg {
-	l := &leg{name: [2]string{from, to}, latency: latency, chance: rand.New(rand.NewPCG(w.seed[0], w.seed[1]+uint64(len(w.legs))))}
+	l := &leg{name: [2]string{from, to}, latency: latency,
+		chance: rand.New(rand.NewPCG(w.seed[0], w.seed[1]+uint64(len(w.legs))))}
 	w.legs = append(w.legs, l)
 	return l
 }

@@ -1,4 +1,5 @@
-// Package durable replaces files and makes folders such that after a power loss either the old or the new one is there, complete.
+// Package durable replaces files and makes folders such that after a power loss either the old or
+// the new one is there, complete.
 package durable
 
 import (
@@ -16,12 +17,14 @@ const Beside = ".new"
 type Disk struct {
 	Fault func(step string) error // called before each step of Replace, which fails with its error; nil = never
 	Sync  func(*os.File) error    // nil = (*os.File).Sync
-	// Wait calls its argument, the part of Replace that waits for the disk, once per Replace; nil = call it directly.
+	// Wait calls its argument, the part of Replace that waits for the disk, once per Replace; nil =
+	// call it directly.
 	Wait func(func() error) error
 }
 
-// Replace replaces the file at path by what fill writes, with mode 0600, and returns when that is durable. After an error the file is unchanged or,
-// if only syncing the folder failed, already replaced. Only one Replace of a file may run at a time.
+// Replace replaces the file at path by what fill writes, with mode 0600, and returns when that is
+// durable. After an error the file is unchanged or, if only syncing the folder failed, already
+// replaced. Only one Replace of a file may run at a time.
 func (d *Disk) Replace(path string, fill func(io.Writer) error) error {
 	beside := path + Beside
 	os.Remove(beside) // left by a killed process

@@ -17,8 +17,9 @@ func replace(d *Disk, path, text string) error {
 	return d.Replace(path, func(w io.Writer) error { _, err := io.WriteString(w, text); return err })
 }
 
-// TestReplace: whichever step fails, or is the last one of a process that is killed, the file is the old or the new one, and the next
-// try succeeds. Only a process that is killed leaves something beside it.
+// TestReplace: whichever step fails, or is the last one of a process that is killed, the file is
+// the old or the new one, and the next try succeeds. Only a process that is killed leaves something
+// beside it.
 func TestReplace(t *testing.T) {
 	killed := errors.New("killed")
 	for _, end := range []error{killed, syscall.EIO, syscall.ENOSPC, syscall.EROFS} {
@@ -81,8 +82,8 @@ func TestFillFails(t *testing.T) {
 	}
 }
 
-// TestSyncs: power may go at any time. A new folder is synced into its parent, the whole file before it takes its place, the folder
-// after. All waits of one file are one.
+// TestSyncs: power may go at any time. A new folder is synced into its parent, the whole file
+// before it takes its place, the folder after. All waits of one file are one.
 func TestSyncs(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "a", "b", "file")
@@ -95,8 +96,10 @@ func TestSyncs(t *testing.T) {
 		synced = append(synced, fmt.Sprintf("%s: %q, %q", name, beside, file))
 		return nil
 	}}
-	need.NoError(t, errors.Join(d.MakeFolder(filepath.Dir(path)), d.MakeFolder(filepath.Dir(path)), replace(d, path, "1"), replace(d, path, "2")))
-	want := []string{`.: "", ""`, `a: "", ""`, `a/b/file.new: "1", ""`, `a/b: "", "1"`, `a/b/file.new: "2", "1"`, `a/b: "", "2"`}
+	need.NoError(t, errors.Join(d.MakeFolder(filepath.Dir(path)), d.MakeFolder(filepath.Dir(path)),
+		replace(d, path, "1"), replace(d, path, "2")))
+	want := []string{`.: "", ""`, `a: "", ""`, `a/b/file.new: "1", ""`, `a/b: "", "1"`, `a/b/file.new: "2", "1"`,
+		`a/b: "", "2"`}
 	if !slices.Equal(synced, want) {
 		t.Errorf("synced %q\nwant %q", synced, want)
 	}

@@ -126,11 +126,13 @@ func (k *checker) gateway() (g template.Gateway, err error) {
 	}
 	o := k.Cluster.Gateway
 	g = template.Gateway{
-		Name: text(o, "metadata", "name"), Namespace: text(o, "metadata", "namespace"), GatewayUID: text(o, "metadata", "uid"),
-		ClusterID: text(o, "metadata", "labels", labelRemote),
+		Name: text(o, "metadata", "name"), Namespace: text(o, "metadata", "namespace"),
+		GatewayUID: text(o, "metadata", "uid"),
+		ClusterID:  text(o, "metadata", "labels", labelRemote),
 	}
 	if g.ClusterID == "" {
-		return g, fmt.Errorf("%v %s/%s: no label %s: Liqo makes no gateway of it", o["kind"], g.Namespace, g.Name, labelRemote)
+		return g, fmt.Errorf("%v %s/%s: no label %s: Liqo makes no gateway of it", o["kind"], g.Namespace,
+			g.Name, labelRemote)
 	}
 	if err := decode(o["spec"], &g.Spec); err != nil {
 		return g, fmt.Errorf("%v %s/%s: spec: %w", o["kind"], g.Namespace, g.Name, err)
@@ -148,9 +150,11 @@ func (k *checker) command(purpose, format string, args ...any) {
 
 // commands switch and revert by one patch each: only the reference differs.
 func (k *checker) commands() {
-	name, namespace := text(k.Cluster.Gateway, "spec", k.end.reference, "name"), text(k.Cluster.Gateway, "spec", k.end.reference, "namespace")
+	name, namespace := text(k.Cluster.Gateway, "spec", k.end.reference, "name"), text(k.Cluster.Gateway, "spec",
+		k.end.reference, "namespace")
 	patch := func(purpose, name, namespace string) {
-		k.command(purpose, `kubectl patch %s.%s -n %s %s --type merge -p '{"spec":{"%s":{"name":"%s","namespace":"%s"}}}'`,
+		k.command(purpose,
+			`kubectl patch %s.%s -n %s %s --type merge -p '{"spec":{"%s":{"name":"%s","namespace":"%s"}}}'`,
 			k.end.plural, group, k.self.Namespace, k.self.Name, k.end.reference, name, namespace)
 	}
 	if k.ours = name == k.end.ours && namespace == k.TemplateNamespace; k.ours {
@@ -180,7 +184,8 @@ func (k *checker) render(g template.Gateway) {
 	k.made = made
 	for _, c := range containers(k.pod()) {
 		if image, _ := c["image"].(string); !strings.Contains(image, "/") {
-			k.remark("image %s names no registry, so that each node must have it already; make the template anew: %s", image, makeTemplate)
+			k.remark("image %s names no registry, so that each node must have it already; make the template anew: %s",
+				image, makeTemplate)
 		}
 	}
 }
@@ -219,7 +224,8 @@ func flag(pod map[string]any, names ...string) string {
 	return ""
 }
 
-// deployment compares the running Deployment with the new one. The selector of a Deployment is immutable: Liqo's controller would fail forever.
+// deployment compares the running Deployment with the new one. The selector of a Deployment is
+// immutable: Liqo's controller would fail forever.
 func (k *checker) deployment() {
 	if k.Deployment == nil {
 		k.remark("no Deployment gw-%s runs; there is nothing to compare with", k.self.Name)
@@ -239,8 +245,10 @@ func (k *checker) deployment() {
 	maps.Copy(names, is)
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if was[name] != is[name] {
-			k.wrong("selector of Deployment gw-%s: label %s is %v there and would be %v, and no selector can be changed; "+
-				"make the template anew from the cluster's own: %s", k.self.Name, name, shown(was[name]), shown(is[name]), makeTemplate)
+			k.wrong(
+				"selector of Deployment gw-%s: label %s is %v there and would be %v, and no selector can be changed; "+
+					"make the template anew from the cluster's own: %s", k.self.Name, name, shown(was[name]),
+				shown(is[name]), makeTemplate)
 		} else if label := template.Field(labels, name); label != is[name] {
 			k.wrong("label %s of the pod: %v, and the selector wants %v", name, shown(label), is[name])
 		}
@@ -282,13 +290,16 @@ func (k *checker) resources() {
 	s.Changes() // checks them in combination
 	faults := s.Faults()
 	k.nodes()
-	for _, key := range slices.SortedFunc(maps.Keys(faults), func(a, b rules.Key) int { return strings.Compare(a.String(), b.String()) }) {
+	for _, key := range slices.SortedFunc(maps.Keys(faults),
+		func(a, b rules.Key) int { return strings.Compare(a.String(), b.String()) }) {
 		// A gateway without a key waits for one.
-		k.Findings = append(k.Findings, Finding{key.Kind != kube.KindPublicKey, fmt.Sprintf("%s would be left out: %s", key, faults[key])})
+		k.Findings = append(k.Findings, Finding{key.Kind != kube.KindPublicKey, fmt.Sprintf("%s would be left out: %s",
+			key, faults[key])})
 	}
 }
 
-// nodes reports nodes of which a pod of the gateway knows no address. A standby takes no connection of such a node.
+// nodes reports nodes of which a pod of the gateway knows no address. A standby takes no connection
+// of such a node.
 func (k *checker) nodes() {
 	for _, p := range k.Pods {
 		self := k.self
@@ -304,7 +315,8 @@ func (k *checker) nodes() {
 		}
 		for _, w := range s.Waiting() {
 			if strings.Contains(w, kube.KindNode+" ") {
-				k.Findings = append(k.Findings, Finding{!strings.Contains(w, kube.Meanwhile), fmt.Sprintf("pod %s waits for %s", text(p, "metadata", "name"), w)})
+				k.Findings = append(k.Findings, Finding{!strings.Contains(w, kube.Meanwhile),
+					fmt.Sprintf("pod %s waits for %s", text(p, "metadata", "name"), w)})
 			}
 		}
 	}
@@ -312,7 +324,8 @@ func (k *checker) nodes() {
 
 // standby says what a gateway with several pods depends on besides them.
 func (k *checker) standby() {
-	if n := fmt.Sprint(template.Field(k.made, "spec", "deployment", "spec", "replicas")); k.made == nil || n == "0" || n == "1" || n == "<nil>" {
+	if n := fmt.Sprint(template.Field(k.made, "spec", "deployment", "spec", "replicas")); k.made == nil || n == "0" ||
+		n == "1" || n == "<nil>" {
 		return
 	}
 	var at []string

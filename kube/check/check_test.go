@@ -31,7 +31,8 @@ func readFile(t *testing.T, path ...string) string {
 	return string(text)
 }
 
-// captured returns the cluster of a capture before the switch, with culvert's template of the chart's defaults in it.
+// captured returns the cluster of a capture before the switch, with culvert's template of the
+// chart's defaults in it.
 func captured(t *testing.T, server bool) *Cluster {
 	t.Helper()
 	const capture = "v1.2.0"
@@ -44,12 +45,15 @@ func captured(t *testing.T, server bool) *Cluster {
 		Namespace: object(t, "metadata: {name: liqo-tenant-cluster-b}"),
 		Pods:      []map[string]any{object(t, "{metadata: {name: gw-1}, status: {phase: Running}}")},
 	}
-	c.Deployment, _ = template.Field(object(t, readFile(t, "testdata", capture, made+".yaml")), "spec", "deployment").(map[string]any)
+	c.Deployment, _ = template.Field(object(t, readFile(t, "testdata", capture, made+".yaml")), "spec",
+		"deployment").(map[string]any)
 	var err error
-	if c.Template, _, err = template.From(template.Default(server, "liqo", "liqo"), "registry.invalid/culvert:1", 1); err != nil {
+	if c.Template, _, err = template.From(template.Default(server, "liqo", "liqo"), "registry.invalid/culvert:1",
+		1); err != nil {
 		t.Fatal(err)
 	}
-	for _, kind := range []string{"firewallconfigurations", "routeconfigurations", "internalnodes", "internalfabrics", "genevetunnels"} {
+	for _, kind := range []string{"firewallconfigurations", "routeconfigurations", "internalnodes", "internalfabrics",
+		"genevetunnels"} {
 		for _, doc := range strings.Split(readFile(t, "testdata", capture, kind+".yaml"), "\n---\n") {
 			c.Resources = append(c.Resources, resource(t, doc))
 		}
@@ -71,7 +75,8 @@ func checked(t *testing.T, c *Cluster) *Report {
 	return r
 }
 
-// A gateway that Liqo has made with the defaults of its chart can be switched, and the commands say how.
+// A gateway that Liqo has made with the defaults of its chart can be switched, and the commands say
+// how.
 func TestACapturedGatewayCanBeSwitched(t *testing.T) {
 	for _, tt := range []struct {
 		server              bool
@@ -87,7 +92,8 @@ func TestACapturedGatewayCanBeSwitched(t *testing.T) {
 			t.Errorf("%s: %+v", r.Gateway, r.Findings)
 		}
 		const end = `","namespace":"liqo"}}}'`
-		if want := []Command{{"To switch", tt.change + "culvert-" + tt.to + end}, {"To go back", tt.change + "wireguard-" + tt.to + end}}; !slices.Equal(r.Commands, want) {
+		if want := []Command{{"To switch", tt.change + "culvert-" + tt.to + end},
+			{"To go back", tt.change + "wireguard-" + tt.to + end}}; !slices.Equal(r.Commands, want) {
 			t.Errorf("commands %q", r.Commands)
 		}
 	}
@@ -115,7 +121,8 @@ func switched(t *testing.T) *Cluster {
 	return c
 }
 
-// TestGatewayAfterSwitch: the findings about a gateway after the switch, besides the one that it has culvert's template.
+// TestGatewayAfterSwitch: the findings about a gateway after the switch, besides the one that it
+// has culvert's template.
 func TestGatewayAfterSwitch(t *testing.T) {
 	newImage := func(t *testing.T, c *Cluster) {
 		var err error
@@ -136,9 +143,12 @@ func TestGatewayAfterSwitch(t *testing.T) {
 			newImage(t, c)
 			withPod("{metadata: {name: gw-1}, status: {phase: Pending}}")(t, c)
 		}, false, []string{differs, "no pod of Deployment gw-cluster-b is Running: until"}},
-		{"level restricted", enforce("restricted"), true, []string{"restricted of namespace liqo-tenant-cluster-b refuses the pod of wireguard-server, so that the way back is closed: "}},
+		{"level restricted", enforce("restricted"), true,
+			[]string{
+				"restricted of namespace liqo-tenant-cluster-b refuses the pod of wireguard-server, so that the way back is closed: "}},
 		{"level privileged", enforce("privileged"), true, nil},
-		{"no stock template", func(_ *testing.T, c *Cluster) { c.Stock = nil }, true, []string{"wireguard-server: not in namespace liqo, so that the way back leads nowhere"}},
+		{"no stock template", func(_ *testing.T, c *Cluster) { c.Stock = nil }, true,
+			[]string{"wireguard-server: not in namespace liqo, so that the way back leads nowhere"}},
 		{"a stock template for another version", func(_ *testing.T, c *Cluster) {
 			set(c.Stock, "{{ .Spec.Nothing }}", append(templatePath, "metadata", "name")...)
 		}, true, []string{"what the way back leads to is not known"}},
@@ -147,7 +157,8 @@ func TestGatewayAfterSwitch(t *testing.T) {
 			c := switched(t)
 			tt.change(t, c)
 			r := checked(t, c)
-			if len(r.Findings) != len(tt.want)+1 || !strings.Contains(r.Findings[0].Text, "it has culvert's template already; the way back is to wireguard-server") || r.Works() != tt.works {
+			if len(r.Findings) != len(tt.want)+1 || !strings.Contains(r.Findings[0].Text,
+				"it has culvert's template already; the way back is to wireguard-server") || r.Works() != tt.works {
 				t.Fatalf("%+v", r.Findings)
 			}
 			for i, want := range tt.want {
@@ -226,14 +237,19 @@ func TestFindingsBeforeSwitch(t *testing.T) {
 		wrong  bool
 		want   string // in the one finding; "": none
 	}{
-		{"no template", func(_ *testing.T, c *Cluster) { c.Template = nil }, true, "WgGatewayServerTemplate culvert-server: not in namespace liqo; make it"},
+		{"no template", func(_ *testing.T, c *Cluster) { c.Template = nil }, true,
+			"WgGatewayServerTemplate culvert-server: not in namespace liqo; make it"},
 		{"another release", func(t *testing.T, c *Cluster) {
 			c.Template, _, _ = template.From(template.Default(true, "liqo-2", "liqo"), "registry.invalid/culvert:1", 1)
 		}, true, "label app.kubernetes.io/instance is liqo-cluster-b there and would be liqo-2-cluster-b"},
-		{"a selector with more labels", func(t *testing.T, c *Cluster) { set(c.Deployment, "here", "spec", "selector", "matchLabels", "edge") }, true,
+		{"a selector with more labels", func(t *testing.T, c *Cluster) {
+			set(c.Deployment, "here", "spec", "selector",
+				"matchLabels", "edge")
+		}, true,
 			"label edge is here there and would be missing"},
 		{"a pod that its selector does not find", func(t *testing.T, c *Cluster) {
-			set(c.Template, "x", append(templatePath, "spec", "template", "metadata", "labels", "app.kubernetes.io/part-of")...)
+			set(c.Template, "x", append(templatePath, "spec", "template", "metadata", "labels",
+				"app.kubernetes.io/part-of")...)
 		}, true, "label app.kubernetes.io/part-of of the pod: x, and the selector wants liqo"},
 		{"a template for another version", func(t *testing.T, c *Cluster) {
 			set(c.Template, "{{ .Spec.Nothing }}", append(templatePath, "metadata", "name")...)
@@ -251,52 +267,86 @@ func TestFindingsBeforeSwitch(t *testing.T) {
 		{"an image without a registry", func(t *testing.T, c *Cluster) {
 			c.Template, _, _ = template.From(template.Default(true, "liqo", "liqo"), "culvert:latest", 1)
 		}, false, "image culvert:latest names no registry, so that each node must have it already"},
-		{"two replicas", func(t *testing.T, c *Cluster) { set(c.Deployment, 2, "spec", "replicas") }, false, "replicas: 1 instead of 2"},
-		{"no Deployment", func(t *testing.T, c *Cluster) { c.Deployment = nil }, false, "no Deployment gw-cluster-b runs"},
-		{"no pod", func(_ *testing.T, c *Cluster) { c.Pods = nil }, true, "no pod of Deployment gw-cluster-b is Running: until one is, Liqo applies neither"},
-		{"a pod that no node takes", withPod(`{metadata: {name: gw-1}, status: {phase: Pending, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable, message: too little memory}]}}`),
+		{"two replicas", func(t *testing.T, c *Cluster) { set(c.Deployment, 2, "spec", "replicas") }, false,
+			"replicas: 1 instead of 2"},
+		{"no Deployment", func(t *testing.T, c *Cluster) { c.Deployment = nil }, false,
+			"no Deployment gw-cluster-b runs"},
+		{"no pod", func(_ *testing.T, c *Cluster) { c.Pods = nil }, true,
+			"no pod of Deployment gw-cluster-b is Running: until one is, Liqo applies neither"},
+		{"a pod that no node takes",
+			withPod(`{metadata: {name: gw-1}, status: {phase: Pending, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable, message: too little memory}]}}`),
 			true, "is Running (gw-1: Unschedulable: too little memory): until"},
 		{"a rollout that waits for an image", func(t *testing.T, c *Cluster) {
-			c.Pods = append(c.Pods, object(t, `{metadata: {name: gw-2}, status: {phase: Pending, containerStatuses: [{state: {waiting: {reason: ErrImagePull, message: not found}}}]}}`))
+			c.Pods = append(c.Pods,
+				object(t,
+					`{metadata: {name: gw-2}, status: {phase: Pending, containerStatuses: [{state: {waiting: {reason: ErrImagePull, message: not found}}}]}}`))
 		}, true, "a pod of Deployment gw-cluster-b does not start (gw-2: ErrImagePull: not found)"},
-		{"an image that is nowhere", withPod(`{metadata: {name: gw-1}, status: {phase: Pending, containerStatuses: [{state: {waiting: {reason: ImagePullBackOff, message: not found}}}]}}`),
+		{"an image that is nowhere",
+			withPod(`{metadata: {name: gw-1}, status: {phase: Pending, containerStatuses: [{state: {waiting: {reason: ImagePullBackOff, message: not found}}}]}}`),
 			true, "is Running (gw-1: ImagePullBackOff: not found): until"},
 		{"a pod that Pod Security refuses", func(t *testing.T, c *Cluster) {
 			c.Pods = nil
-			set(c.Deployment, []any{map[string]any{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "violates PodSecurity"}}, "status", "conditions")
+			set(c.Deployment, []any{map[string]any{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate",
+				"message": "violates PodSecurity"}}, "status", "conditions")
 		}, true, "is Running (FailedCreate: violates PodSecurity): until"},
-		{"several ports", func(t *testing.T, c *Cluster) { set(c.Gateway, []any{51840, 51841}, "spec", "endpoint", "ports") }, false,
+		{"several ports", func(t *testing.T, c *Cluster) {
+			set(c.Gateway, []any{51840, 51841}, "spec", "endpoint",
+				"ports")
+		}, false,
 			"spec.endpoint.ports: of [51840 51841] culvert uses the first"},
 
 		{"level privileged", enforce("privileged"), false, ""},
-		{"level baseline", enforce("baseline"), false, "baseline of namespace liqo-tenant-cluster-b refuses the pod that runs, so that the way back is closed"},
-		{"level restricted", enforce("restricted"), false, "restricted of namespace liqo-tenant-cluster-b refuses the pod that runs"},
+		{"level baseline", enforce("baseline"), false,
+			"baseline of namespace liqo-tenant-cluster-b refuses the pod that runs, so that the way back is closed"},
+		{"level restricted", enforce("restricted"), false,
+			"restricted of namespace liqo-tenant-cluster-b refuses the pod that runs"},
 
 		{"a policy on other pods", withPolicy("{podSelector: {matchLabels: {app: other}}}"), false, ""},
-		{"a policy that lets in nothing", withPolicy("{podSelector: {}}"), true, "NetworkPolicy deny lets no UDP 6091 and 51840 in"},
-		{"a policy that lets in TCP", withPolicy("{podSelector: {}, ingress: [{ports: [{port: 6091}, {protocol: TCP}]}]}"), true, "lets no UDP 6091 and 51840 in"},
-		{"a policy that lets in one port", withPolicy("{podSelector: {}, ingress: [{ports: [{protocol: UDP, port: 6091}]}]}"), true, "lets no UDP 51840 in"},
-		{"a policy that lets in a range", withPolicy("{podSelector: {}, ingress: [{ports: [{protocol: UDP, port: 6000, endPort: 60000}]}]}"), false,
+		{"a policy that lets in nothing", withPolicy("{podSelector: {}}"), true,
+			"NetworkPolicy deny lets no UDP 6091 and 51840 in"},
+		{"a policy that lets in TCP",
+			withPolicy("{podSelector: {}, ingress: [{ports: [{port: 6091}, {protocol: TCP}]}]}"), true,
+			"lets no UDP 6091 and 51840 in"},
+		{"a policy that lets in one port",
+			withPolicy("{podSelector: {}, ingress: [{ports: [{protocol: UDP, port: 6091}]}]}"), true,
+			"lets no UDP 51840 in"},
+		{"a policy that lets in a range",
+			withPolicy("{podSelector: {}, ingress: [{ports: [{protocol: UDP, port: 6000, endPort: 60000}]}]}"), false,
 			"NetworkPolicy deny selects the pod, and lets its ports in"},
-		{"a policy that lets in what comes from somewhere", withPolicy("{podSelector: {}, ingress: [{from: [{podSelector: {}}]}]}"), false, "selects the pod, and lets its ports in"},
-		{"a policy that lets nobody read metrics", withMetrics("{podSelector: {}, ingress: [{ports: [{protocol: UDP}, {port: 8085}]}]}"), false,
+		{"a policy that lets in what comes from somewhere",
+			withPolicy("{podSelector: {}, ingress: [{from: [{podSelector: {}}]}]}"), false,
+			"selects the pod, and lets its ports in"},
+		{"a policy that lets nobody read metrics",
+			withMetrics("{podSelector: {}, ingress: [{ports: [{protocol: UDP}, {port: 8085}]}]}"), false,
 			"lets its ports in, but not TCP 8084, by which metrics are scraped; whether"},
-		{"a policy that lets metrics be read", withMetrics("{podSelector: {}, ingress: [{ports: [{protocol: UDP}, {port: wg-metrics}]}]}"), false, "lets its ports in; whether"},
-		{"a policy that lets in TCP to the port of metrics", withMetrics("{podSelector: {}, ingress: [{ports: [{protocol: UDP}]}, {ports: [{port: 8084}]}]}"), false,
+		{"a policy that lets metrics be read",
+			withMetrics("{podSelector: {}, ingress: [{ports: [{protocol: UDP}, {port: wg-metrics}]}]}"), false,
 			"lets its ports in; whether"},
-		{"a policy for what goes out", withPolicy("{podSelector: {}, policyTypes: [Egress]}"), false, "NetworkPolicy deny restricts what the pod sends"},
-		{"a policy of expressions", withPolicy("{podSelector: {matchExpressions: [{key: networking.liqo.io/component, operator: In, values: [gateway]}]}}"), true, "lets no UDP"},
+		{"a policy that lets in TCP to the port of metrics",
+			withMetrics("{podSelector: {}, ingress: [{ports: [{protocol: UDP}]}, {ports: [{port: 8084}]}]}"), false,
+			"lets its ports in; whether"},
+		{"a policy for what goes out", withPolicy("{podSelector: {}, policyTypes: [Egress]}"), false,
+			"NetworkPolicy deny restricts what the pod sends"},
+		{"a policy of expressions",
+			withPolicy("{podSelector: {matchExpressions: [{key: networking.liqo.io/component, operator: In, values: [gateway]}]}}"), true, "lets no UDP"},
 		{"a policy that nobody can read", withPolicy("{podSelector: 7}"), false, "NetworkPolicy deny cannot be read"},
 
-		{"a family of frames", withResource(`{kind: FirewallConfiguration, metadata: {name: f, namespace: liqo, labels: {networking.liqo.io/firewall-category: gateway, networking.liqo.io/firewall-subcategory: all-gateways}},
- spec: {table: {name: f, family: BRIDGE}}}`), true, "FirewallConfiguration/liqo/f would be left out: spec.table.family: BRIDGE sees frames"},
-		{"a tunnel of another fabric", withResource(`{kind: GeneveTunnel, metadata: {name: t, namespace: liqo-tenant-cluster-b},
- spec: {id: 77, internalNodeRef: {name: n1}, internalFabricRef: {name: other}}}`), true, "GeneveTunnel/liqo-tenant-cluster-b/t would be left out: spec.internalFabricRef.name"},
-		{"a key of another length", withResource(`{kind: PublicKey, metadata: {name: k, namespace: liqo-tenant-cluster-b, labels: {liqo.io/remote-cluster-id: cluster-b}}, spec: {publicKey: AAAA}}`),
+		{"a family of frames",
+			withResource(`{kind: FirewallConfiguration, metadata: {name: f, namespace: liqo, labels: {networking.liqo.io/firewall-category: gateway, networking.liqo.io/firewall-subcategory: all-gateways}},
+ spec: {table: {name: f, family: BRIDGE}}}`), true,
+			"FirewallConfiguration/liqo/f would be left out: spec.table.family: BRIDGE sees frames"},
+		{"a tunnel of another fabric",
+			withResource(`{kind: GeneveTunnel, metadata: {name: t, namespace: liqo-tenant-cluster-b},
+ spec: {id: 77, internalNodeRef: {name: n1}, internalFabricRef: {name: other}}}`), true,
+			"GeneveTunnel/liqo-tenant-cluster-b/t would be left out: spec.internalFabricRef.name"},
+		{"a key of another length",
+			withResource(`{kind: PublicKey, metadata: {name: k, namespace: liqo-tenant-cluster-b, labels: {liqo.io/remote-cluster-id: cluster-b}}, spec: {publicKey: AAAA}}`),
 			false, "PublicKey/liqo-tenant-cluster-b/k would be left out: spec.publicKey"},
-		{"a resource for nodes", withResource(`{kind: FirewallConfiguration, metadata: {name: f, namespace: liqo, labels: {networking.liqo.io/firewall-category: fabric}},
+		{"a resource for nodes",
+			withResource(`{kind: FirewallConfiguration, metadata: {name: f, namespace: liqo, labels: {networking.liqo.io/firewall-category: fabric}},
  spec: {table: {name: f, family: BRIDGE}}}`), false, ""},
-		{"a table without rules", withResource(`{kind: RouteConfiguration, metadata: {name: r, namespace: liqo, labels: {networking.liqo.io/route-category: gateway, networking.liqo.io/route-subcategory: fabric}},
+		{"a table without rules",
+			withResource(`{kind: RouteConfiguration, metadata: {name: r, namespace: liqo, labels: {networking.liqo.io/route-category: gateway, networking.liqo.io/route-subcategory: fabric}},
  spec: {table: {name: r}}}`), true, "RouteConfiguration/liqo/r would be left out: spec.table.rules: missing"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -309,7 +359,8 @@ func TestFindingsBeforeSwitch(t *testing.T) {
 				}
 				return
 			}
-			if len(r.Findings) != 1 || r.Findings[0].Wrong != tt.wrong || !strings.Contains(r.Findings[0].Text, tt.want) || r.Works() == tt.wrong {
+			if len(r.Findings) != 1 || r.Findings[0].Wrong != tt.wrong || !strings.Contains(r.Findings[0].Text,
+				tt.want) || r.Works() == tt.wrong {
 				t.Errorf("%+v, want one, wrong %v: %s", r.Findings, tt.wrong, tt.want)
 			}
 		})
@@ -325,7 +376,8 @@ func TestPolicyForAStandby(t *testing.T) {
 	} {
 		c := captured(t, true)
 		var err error
-		if c.Template, _, err = template.From(template.Default(true, "liqo", "liqo"), "registry.invalid/culvert:1", 2); err != nil {
+		if c.Template, _, err = template.From(template.Default(true, "liqo", "liqo"), "registry.invalid/culvert:1",
+			2); err != nil {
 			t.Fatal(err)
 		}
 		withPolicy(policy)(t, c)
@@ -385,12 +437,14 @@ func TestPodSecurity(t *testing.T) {
 		{`"emptyDir": {}`, `"hostPath": {}`, "volume v: hostPath", "volume v: hostPath"},
 		{`"emptyDir": {}`, `"nfs": {}`, "", "volume v: nfs"},
 		{`"containerPort": 1`, `"hostPort": 1`, "hostPort 1", "hostPort 1"},
-		{`"drop": ["ALL"]`, `"drop": ["ALL"], "add": ["NET_ADMIN"]`, "adds capability NET_ADMIN", "adds capability NET_ADMIN"},
+		{`"drop": ["ALL"]`, `"drop": ["ALL"], "add": ["NET_ADMIN"]`, "adds capability NET_ADMIN",
+			"adds capability NET_ADMIN"},
 		{`"drop": ["ALL"]`, `"drop": ["ALL"], "add": ["CHOWN"]`, "", "adds capability CHOWN"},
 		{`"drop": ["ALL"]`, `"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]`, "", ""},
 		{`"drop": ["ALL"]`, `"drop": ["CHOWN"]`, "", "does not drop ALL"},
 		{`"allowPrivilegeEscalation": false, `, "", "", "allowPrivilegeEscalation is not false"},
-		{`"allowPrivilegeEscalation": false`, `"privileged": true, "allowPrivilegeEscalation": false`, "privileged", "privileged"},
+		{`"allowPrivilegeEscalation": false`, `"privileged": true, "allowPrivilegeEscalation": false`, "privileged",
+			"privileged"},
 		{`"runAsNonRoot": true, `, "", "", "runAsNonRoot is not true"},
 		{`"runAsNonRoot": true`, `"runAsNonRoot": true, "runAsUser": 0`, "", "runAsUser 0"},
 		{`"RuntimeDefault"`, `"Unconfined"`, "seccompProfile Unconfined", "seccompProfile Unconfined"},
@@ -401,16 +455,19 @@ func TestPodSecurity(t *testing.T) {
 		}
 		var pod map[string]any
 		need.NoError(t, json.NewDecoder(bytes.NewReader([]byte(strings.Replace(good, tt.old, tt.new, 1)))).Decode(&pod))
-		for level, want := range map[string]string{"privileged": "", "baseline": tt.baseline, "restricted": tt.restricted} {
+		for level, want := range map[string]string{"privileged": "", "baseline": tt.baseline,
+			"restricted": tt.restricted} {
 			faults := podFaults(pod, level)
-			if (want == "") != (len(faults) == 0) || want != "" && (len(faults) != 1 || !strings.Contains(faults[0], want)) {
+			if (want == "") != (len(faults) == 0) || want != "" && (len(faults) != 1 ||
+				!strings.Contains(faults[0], want)) {
 				t.Errorf("%s instead of %s, %s: %q, want %q", tt.new, tt.old, level, faults, want)
 			}
 		}
 	}
 }
 
-// TestStandbysController: of a gateway with several pods, the report names Liqo's controller, how many there are and where.
+// TestStandbysController: of a gateway with several pods, the report names Liqo's controller, how
+// many there are and where.
 func TestStandbysController(t *testing.T) {
 	for _, tt := range []struct{ name, nodes, want string }{
 		{"none", "", "No pod of it runs"},
@@ -426,7 +483,9 @@ func TestStandbysController(t *testing.T) {
 		}
 		c.Controllers = append(c.Controllers, object(t, "{spec: {nodeName: n3}, status: {phase: Pending}}"))
 		says := func() bool {
-			return slices.ContainsFunc(checked(t, c).Findings, func(f Finding) bool { return !f.Wrong && strings.Contains(f.Text, tt.want) })
+			return slices.ContainsFunc(checked(t, c).Findings, func(f Finding) bool {
+				return !f.Wrong && strings.Contains(f.Text, tt.want)
+			})
 		}
 		if says() {
 			t.Errorf("%s: said of a gateway with one pod", tt.name)
@@ -440,14 +499,15 @@ func TestStandbysController(t *testing.T) {
 	}
 }
 
-// TestNodesOfStandby: a pod that does not know an address of a node is named, with the address that is missing. One that has only the address for other
-// pods can do without.
+// TestNodesOfStandby: a pod that does not know an address of a node is named, with the address that
+// is missing. One that has only the address for other pods can do without.
 func TestNodesOfStandby(t *testing.T) {
 	for _, tt := range []struct {
 		status, want string
 		wrong        bool
 	}{
-		{`{"nodeIP":{"local":"10.244.1.1"}}`, "pod gw-1 waits for InternalNode n2: no status.nodeIP.remote, which Liqo writes after this pod becomes active", false},
+		{`{"nodeIP":{"local":"10.244.1.1"}}`,
+			"pod gw-1 waits for InternalNode n2: no status.nodeIP.remote, which Liqo writes after this pod becomes active", false},
 		{`{}`, "pod gw-1 waits for InternalNode n2: no status.nodeIP.remote", true},
 	} {
 		c := switched(t)
@@ -457,7 +517,10 @@ func TestNodesOfStandby(t *testing.T) {
 				o.Status = json.RawMessage(tt.status)
 			}
 		}
-		if !slices.ContainsFunc(checked(t, c).Findings, func(f Finding) bool { return f.Wrong == tt.wrong && strings.HasPrefix(f.Text, tt.want) }) {
+		if !slices.ContainsFunc(checked(t, c).Findings, func(f Finding) bool {
+			return f.Wrong == tt.wrong &&
+				strings.HasPrefix(f.Text, tt.want)
+		}) {
 			t.Errorf("%+v, want %q", checked(t, c).Findings, tt.want)
 		}
 	}

@@ -23,7 +23,8 @@ type Pod struct {
 
 // PodOf reads a Pod, without its log.
 func PodOf(o map[string]any) Pod {
-	return Pod{Namespace: text(o, "metadata", "namespace"), Name: text(o, "metadata", "name"), Node: text(o, "spec", "nodeName"), Phase: text(o, "status", "phase")}
+	return Pod{Namespace: text(o, "metadata", "namespace"), Name: text(o, "metadata", "name"),
+		Node: text(o, "spec", "nodeName"), Phase: text(o, "status", "phase")}
 }
 
 // Who makes a link.
@@ -68,12 +69,14 @@ func (c *Nodes) Links() (all []NodeLink) {
 func (c *Nodes) link(l *NodeLink) (whose, remedy string) {
 	tunnel := ""
 	for _, t := range c.Tunnels {
-		if text(t, "spec", "internalNodeRef", "name") == l.Node && text(t, "spec", "internalFabricRef", "namespace")+"/"+text(t, "spec", "internalFabricRef", "name") == l.Fabric {
+		if text(t, "spec", "internalNodeRef", "name") == l.Node && text(t, "spec", "internalFabricRef", "namespace")+
+			"/"+text(t, "spec", "internalFabricRef", "name") == l.Fabric {
 			tunnel = text(t, "metadata", "namespace") + "/" + text(t, "metadata", "name")
 		}
 	}
 	if tunnel == "" {
-		return NoLink, "there is no GeneveTunnel for it; Liqo's controller makes one: see the log of liqo-controller-manager"
+		return NoLink,
+			"there is no GeneveTunnel for it; Liqo's controller makes one: see the log of liqo-controller-manager"
 	}
 	agent, ours := on(c.Agents, l.Node), on(c.Ours, l.Node)
 	made, fault := ours.says(l.Interface, tunnel, l.Fabric)
@@ -85,13 +88,17 @@ func (c *Nodes) link(l *NodeLink) (whose, remedy string) {
 	case agents == Liqos:
 		return Liqos, ""
 	case agent == nil:
-		return NoLink, "Liqo's agent (liqo-fabric) does not run on this node; it makes the link or leads routes to culvert's"
+		return NoLink,
+			"Liqo's agent (liqo-fabric) does not run on this node; it makes the link or leads routes to culvert's"
 	case ours != nil && ours.Phase != "Running":
-		return NoLink, fmt.Sprintf("culvert's pod %s/%s is %s: kubectl describe pod -n %[1]s %[2]s", ours.Namespace, ours.Name, ours.Phase)
+		return NoLink, fmt.Sprintf("culvert's pod %s/%s is %s: kubectl describe pod -n %[1]s %[2]s", ours.Namespace,
+			ours.Name, ours.Phase)
 	case made == NoLink && fault != "":
 		return NoLink, fault
-	// The agent fails the second way while it still has the state of a link that culvert has just removed.
-	case ours == nil && (strings.Contains(trouble, "not supported") || strings.Contains(trouble, "*netlink.Tuntap, not *netlink.Geneve")):
+	// The agent fails the second way while it still has the state of a link that culvert has just
+	// removed.
+	case ours == nil && (strings.Contains(trouble, "not supported") || strings.Contains(trouble,
+		"*netlink.Tuntap, not *netlink.Geneve")):
 		return NoLink, "its kernel has no Geneve: culvert liqo template --nodes --image IMAGE | kubectl apply -f -"
 	case trouble != "":
 		return NoLink, "Liqo's agent says: " + trouble
@@ -132,16 +139,22 @@ func (p *Pod) says(link, tunnel, fabric string) (whose, trouble string) {
 		// culvert's messages: docs/logs.md.
 		case strings.Contains(line, `msg="link is up"`) && about("interface=", link):
 			whose, trouble = Ours, ""
-		case (strings.Contains(line, `msg="link is removed"`) || strings.Contains(line, `msg="link is no longer wanted"`) || strings.Contains(line, `msg="device was removed`)) && about("interface=", link):
+		case (strings.Contains(line, `msg="link is removed"`) ||
+			strings.Contains(line, `msg="link is no longer wanted"`) ||
+			strings.Contains(line, `msg="device was removed`)) && about("interface=", link):
 			whose, trouble = NoLink, "its link was removed; culvert's pod makes it anew if the resources ask for it"
-		case strings.Contains(line, `msg="request to the API server failed; retrying"`) && strings.Contains(line, "forbidden"):
+		case strings.Contains(line, `msg="request to the API server failed; retrying"`) && strings.Contains(line,
+			"forbidden"):
 			if whose != Ours {
-				whose, trouble = NoLink, fmt.Sprintf("culvert's pod %s/%s may not %s %s: apply the manifest again: culvert liqo template --nodes --image IMAGE | kubectl apply -f -",
-					p.Namespace, p.Name, word(line, "verb"), word(line, "resource"))
+				whose, trouble = NoLink,
+					fmt.Sprintf("culvert's pod %s/%s may not %s %s: apply the manifest again: culvert liqo template --nodes --image IMAGE | kubectl apply -f -",
+						p.Namespace, p.Name, word(line, "verb"), word(line, "resource"))
 			}
-		case strings.Contains(line, `msg="the API server answers again"`) && strings.Contains(trouble, " may not "+word(line, "verb")+" "+word(line, "resource")+":"):
+		case strings.Contains(line, `msg="the API server answers again"`) && strings.Contains(trouble,
+			" may not "+word(line, "verb")+" "+word(line, "resource")+":"):
 			whose, trouble = Unknown, ""
-		case strings.Contains(line, `msg="cannot apply a resource"`) && (about("resource=", "InternalFabric/"+fabric) || about("resource=", "GeneveTunnel/"+tunnel)):
+		case strings.Contains(line, `msg="cannot apply a resource"`) && (about("resource=", "InternalFabric/"+fabric) ||
+			about("resource=", "GeneveTunnel/"+tunnel)):
 			if whose != Ours { // otherwise it is a warning about an existing link
 				_, cause, _ := strings.Cut(line, "cause=")
 				cause, _, _ = strings.Cut(strings.TrimPrefix(cause, `"`), `" `)

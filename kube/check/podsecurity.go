@@ -22,14 +22,16 @@ func (k *checker) podSecurity(g template.Gateway) {
 		back, what = k.stock(g), "the pod of "+k.end.stock
 	}
 	if faults := podFaults(podOf(back), level); len(faults) > 0 {
-		k.remark("Pod Security %s of namespace %s refuses %s, so that the way back is closed: %s", level, k.self.Namespace, what, faults[0])
+		k.remark("Pod Security %s of namespace %s refuses %s, so that the way back is closed: %s", level,
+			k.self.Namespace, what, faults[0])
 	}
 }
 
 // stock returns the Deployment from Liqo's own template; nil if it cannot be made.
 func (k *checker) stock(g template.Gateway) map[string]any {
 	if k.Stock == nil {
-		k.remark("%s %s: not in namespace %s, so that the way back leads nowhere", k.end.kind, k.end.stock, k.TemplateNamespace)
+		k.remark("%s %s: not in namespace %s, so that the way back leads nowhere", k.end.kind, k.end.stock,
+			k.TemplateNamespace)
 		return nil
 	}
 	made, err := template.Render(k.Stock, g)
@@ -41,13 +43,16 @@ func (k *checker) stock(g template.Gateway) map[string]any {
 	return deployment
 }
 
-// What each level allows, from https://kubernetes.io/docs/concepts/security/pod-security-standards/.
+// What each level allows, from
+// https://kubernetes.io/docs/concepts/security/pod-security-standards/.
 var (
 	baselineCapabilities = []string{
-		"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
+		"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "SETFCAP",
+		"SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
 	}
-	restrictedVolumes = []string{"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
-	seccompProfiles   = []string{"RuntimeDefault", "Localhost"}
+	restrictedVolumes = []string{"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim",
+		"projected", "secret"}
+	seccompProfiles = []string{"RuntimeDefault", "Localhost"}
 )
 
 // podFaults returns why a level refuses a pod.
@@ -68,7 +73,8 @@ func podFaults(pod map[string]any, level string) (faults []string) {
 	for _, v := range volumes {
 		v, _ := v.(map[string]any)
 		for source := range v {
-			refuse(source == "hostPath" || restricted && source != "name" && !slices.Contains(restrictedVolumes, source), "volume %v: %s", v["name"], source)
+			refuse(source == "hostPath" || restricted && source != "name" && !slices.Contains(restrictedVolumes,
+				source), "volume %v: %s", v["name"], source)
 		}
 	}
 	for _, c := range containers(pod) {
@@ -92,7 +98,8 @@ func podFaults(pod map[string]any, level string) (faults []string) {
 		added, _ := template.Field(own, "capabilities", "add").([]any)
 		for _, add := range added {
 			name, _ := add.(string)
-			refuse(!slices.Contains(baselineCapabilities, name) || restricted && name != "NET_BIND_SERVICE", "%s: adds capability %v", where, add)
+			refuse(!slices.Contains(baselineCapabilities, name) || restricted && name != "NET_BIND_SERVICE",
+				"%s: adds capability %v", where, add)
 		}
 		if !restricted {
 			continue

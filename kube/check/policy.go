@@ -32,7 +32,8 @@ type policyRule struct {
 	}
 }
 
-// networkPolicies reports which policies select the pod, and whether together they admit enough. It does not check the sources.
+// networkPolicies reports which policies select the pod, and whether together they admit enough. It
+// does not check the sources.
 func (k *checker) networkPolicies() {
 	pod := labels.Set{}
 	of := template.Field(k.made, "spec", "deployment")
@@ -77,21 +78,25 @@ func (k *checker) networkPolicies() {
 	if len(shut) > 0 {
 		lacks = append(lacks, "no UDP "+strings.Join(shut, " and "))
 	}
-	if replicas, err := strconv.Atoi(fmt.Sprint(template.Field(of, "spec", "replicas"))); err == nil && replicas > 1 && !letsIn(rules, "TCP", replicaPort, "") {
+	if replicas, err := strconv.Atoi(fmt.Sprint(template.Field(of, "spec", "replicas"))); err == nil && replicas > 1 &&
+		!letsIn(rules, "TCP", replicaPort, "") {
 		lacks = append(lacks, "no TCP "+replicaPort+", by which a standby copies connections,")
 	}
 	if len(lacks) > 0 {
-		k.wrong("NetworkPolicy %s lets %s in; add one that does, such as kube/manifests/networkpolicy.yaml", strings.Join(names, ", "), strings.Join(lacks, " and "))
+		k.wrong("NetworkPolicy %s lets %s in; add one that does, such as kube/manifests/networkpolicy.yaml",
+			strings.Join(names, ", "), strings.Join(lacks, " and "))
 		return
 	}
 	but := ""
-	if _, port, ok := strings.Cut(flag(k.pod(), "metrics-address"), ":"); ok && !letsIn(rules, "TCP", port, template.MetricsPort) {
+	if _, port, ok := strings.Cut(flag(k.pod(), "metrics-address"), ":"); ok && !letsIn(rules, "TCP", port,
+		template.MetricsPort) {
 		but = ", but not TCP " + port + ", by which metrics are scraped"
 	}
 	k.remark("NetworkPolicy %s selects the pod, and lets its ports in%s; whether from the peer and from all nodes is not looked at", strings.Join(names, ", "), but)
 }
 
-// letsIn reports whether one of the rules admits a protocol to a port, which may be named. Without a protocol, TCP is meant.
+// letsIn reports whether one of the rules admits a protocol to a port, which may be named. Without
+// a protocol, TCP is meant.
 func letsIn(rules []policyRule, protocol, port, name string) bool {
 	n, err := strconv.ParseFloat(port, 64)
 	return slices.ContainsFunc(rules, func(r policyRule) bool {
@@ -100,7 +105,8 @@ func letsIn(rules []policyRule, protocol, port, name string) bool {
 				continue
 			}
 			first, isNumber := p.Port.(float64)
-			if p.Port == nil || name != "" && p.Port == name || isNumber && err == nil && first <= n && n <= max(first, p.EndPort) {
+			if p.Port == nil || name != "" && p.Port == name || isNumber && err == nil && first <= n &&
+				n <= max(first, p.EndPort) {
 				return true
 			}
 		}

@@ -10,20 +10,27 @@ import (
 	"culvert/kube/template"
 )
 
-// running reports the differences between the Deployment and what the template makes, and whether Liqo would apply them. If a Deployment exists and
-// none of its gateway's pods is Running, Liqo's controller (v1.2.0 and main) stops before it reads the template: "Failed to handle internal endpoint
-// status: … no active gateway pods found".
+// running reports the differences between the Deployment and what the template makes, and whether
+// Liqo would apply them. If a Deployment exists and none of its gateway's pods is Running, Liqo's
+// controller (v1.2.0 and main) stops before it reads the template: "Failed to handle internal
+// endpoint status: … no active gateway pods found".
 func (k *checker) running() {
 	if k.Deployment == nil {
 		return
 	}
 	path, is, wants := "", "", ""
 	if k.ours && k.made != nil {
-		path, is, wants = difference("spec", template.Field(k.Deployment, "spec"), template.Field(k.made, "spec", "deployment", "spec"))
+		path, is, wants = difference("spec", template.Field(k.Deployment, "spec"), template.Field(k.made, "spec",
+			"deployment", "spec"))
 	}
-	stuck := !slices.ContainsFunc(k.Pods, func(p map[string]any) bool { return text(p, "status", "phase") == "Running" })
+	stuck := !slices.ContainsFunc(k.Pods, func(p map[string]any) bool {
+		return text(p, "status", "phase") == "Running"
+	})
 	if path != "" {
-		k.Findings = append(k.Findings, Finding{stuck, fmt.Sprintf("Deployment gw-%s is not what its template makes: %s is %s, and %s in the template", k.self.Name, path, is, wants)})
+		k.Findings = append(k.Findings,
+			Finding{stuck, fmt.Sprintf(
+				"Deployment gw-%s is not what its template makes: %s is %s, and %s in the template", k.self.Name,
+				path, is, wants)})
 	}
 	if !stuck {
 		if why := k.whyNone(); why != "" {
@@ -38,17 +45,21 @@ func (k *checker) running() {
 	}
 	k.wrong("no pod of Deployment gw-%s is Running%s: until one is, Liqo applies neither a corrected template nor a switch to that Deployment; "+
 		"remove the cause, then delete the Deployment, which Liqo makes anew in seconds", k.self.Name, why)
-	k.command("To have Liqo make the Deployment anew", "kubectl delete deployment -n %s gw-%s", k.self.Namespace, k.self.Name)
+	k.command("To have Liqo make the Deployment anew", "kubectl delete deployment -n %s gw-%s",
+		k.self.Namespace, k.self.Name)
 }
 
-// whyNone returns what Kubernetes says about pods that are not Running, or about a Deployment without pods; "" if nothing.
+// whyNone returns what Kubernetes says about pods that are not Running, or about a Deployment
+// without pods; "" if nothing.
 func (k *checker) whyNone() string {
 	for _, p := range k.Pods {
 		for _, kind := range []string{"initContainerStatuses", "containerStatuses"} {
 			statuses, _ := template.Field(p, "status", kind).([]any)
 			for _, s := range statuses {
-				if reason := text(s, "state", "waiting", "reason"); reason != "" && reason != "ContainerCreating" && reason != "PodInitializing" {
-					return fmt.Sprintf("%s: %s: %s", text(p, "metadata", "name"), reason, text(s, "state", "waiting", "message"))
+				if reason := text(s, "state", "waiting", "reason"); reason != "" && reason != "ContainerCreating" &&
+					reason != "PodInitializing" {
+					return fmt.Sprintf("%s: %s: %s", text(p, "metadata", "name"), reason,
+						text(s, "state", "waiting", "message"))
 				}
 			}
 		}
@@ -70,8 +81,8 @@ func condition(o map[string]any, kind, status string) string {
 	return ""
 }
 
-// difference finds the first field of wants that differs or is missing in is; "" if there is none. Fields that wants lacks may have any value,
-// because an API server fills in defaults.
+// difference finds the first field of wants that differs or is missing in is; "" if there is none.
+// Fields that wants lacks may have any value, because an API server fills in defaults.
 func difference(path string, is, wants any) (at, has, want string) {
 	switch w := wants.(type) {
 	case map[string]any:

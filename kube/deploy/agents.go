@@ -15,13 +15,18 @@ import (
 	"culvert/kube/peering"
 )
 
-// uncleaned returns the nodes whose agents do not say that nothing of a Peering is left there: those that say that something is, those of had and
-// those with a running agent. had may be nil; name "" stands for every Peering.
+// uncleaned returns the nodes whose agents do not say that nothing of a Peering is left there:
+// those that say that something is, those of had and those with a running agent. had may be nil;
+// name "" stands for every Peering.
 func (c *Cluster) uncleaned(ctx context.Context, name string, had []string) (left []string, err error) {
 	there, said := map[string]bool{}, map[string]bool{}
-	err = c.each(ctx, tunnelNodes, peering.NodeNamespace, "", func(u *unstructured.Unstructured) { said[u.GetName()] = !nodeHas(u, name) })
+	err = c.each(ctx, tunnelNodes, peering.NodeNamespace, "", func(u *unstructured.Unstructured) {
+		said[u.GetName()] = !nodeHas(u, name)
+	})
 	if err == nil {
-		err = c.each(ctx, nodes, "", "", func(u *unstructured.Unstructured) { there[u.GetName()] = !kube.Virtual(u.GetLabels()) })
+		err = c.each(ctx, nodes, "", "", func(u *unstructured.Unstructured) {
+			there[u.GetName()] = !kube.Virtual(u.GetLabels())
+		})
 	}
 	if err == nil {
 		err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(u *unstructured.Unstructured) {
@@ -42,16 +47,19 @@ func (c *Cluster) uncleaned(ctx context.Context, name string, had []string) (lef
 
 // hasAgents reports whether agents run or will be started.
 func (c *Cluster) hasAgents(ctx context.Context) (there bool, err error) {
-	_, err = c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node", metav1.GetOptions{})
+	_, err = c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node",
+		metav1.GetOptions{})
 	if there = err == nil; err != nil && !apierrors.IsNotFound(err) {
 		return there, fmt.Errorf("get DaemonSet culvert-node: %w", err)
 	}
-	err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(*unstructured.Unstructured) { there = true })
+	err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(*unstructured.Unstructured) {
+		there = true
+	})
 	return there, err
 }
 
-// checkAgents returns an error if agents went before their work was done. Then their rights are still there, which Leave removes last, and nodes have
-// not said that they are clean.
+// checkAgents returns an error if agents went before their work was done. Then their rights are
+// still there, which Leave removes last, and nodes have not said that they are clean.
 func (c *Cluster) checkAgents(ctx context.Context) error {
 	if there, err := c.hasAgents(ctx); there || err != nil {
 		return err
@@ -91,5 +99,7 @@ func nodeHas(u *unstructured.Unstructured, name string) bool {
 	if read(u, &t) != nil {
 		return false
 	}
-	return slices.ContainsFunc(t.Status.Peerings, func(p peering.NodePeering) bool { return name == "" || p.Name == name })
+	return slices.ContainsFunc(t.Status.Peerings, func(p peering.NodePeering) bool {
+		return name == "" || p.Name == name
+	})
 }

@@ -30,7 +30,8 @@ func (c *Cluster) apply(ctx context.Context, u *unstructured.Unstructured) error
 	})
 }
 
-// again calls f for an object until that succeeds. A new kind takes some time to become usable, and somebody else may write an object meanwhile.
+// again calls f for an object until that succeeds. A new kind takes some time to become usable, and
+// somebody else may write an object meanwhile.
 func (c *Cluster) again(ctx context.Context, u *unstructured.Unstructured, f func() error) error {
 	for {
 		err := f()
@@ -40,7 +41,8 @@ func (c *Cluster) again(ctx context.Context, u *unstructured.Unstructured, f fun
 		case errors.Is(ctx.Err(), context.Canceled):
 			return errInterrupted
 		}
-		if !apierrors.IsNotFound(err) && !apierrors.IsServiceUnavailable(err) && !apierrors.IsTooManyRequests(err) && !apierrors.IsConflict(err) {
+		if !apierrors.IsNotFound(err) && !apierrors.IsServiceUnavailable(err) && !apierrors.IsTooManyRequests(err) &&
+			!apierrors.IsConflict(err) {
 			return fmt.Errorf("apply %s: %w", nameOf(u), err)
 		}
 		select {
@@ -68,14 +70,15 @@ func newPeering(name string, spec *peering.Spec, notes map[string]string) *unstr
 	return u
 }
 
-// ApplyPeering creates a Peering, or makes its spec exactly this one. Server-side apply would leave fields that another manager has set, such as a
-// remap beside another CIDR.
+// ApplyPeering creates a Peering, or makes its spec exactly this one. Server-side apply would leave
+// fields that another manager has set, such as a remap beside another CIDR.
 func (c *Cluster) ApplyPeering(ctx context.Context, spec *peering.Spec, notes map[string]string) error {
 	u := newPeering(spec.Peer, spec, notes)
 	return c.again(ctx, u, func() error { return c.replace(ctx, u, nil) })
 }
 
-// replace creates an object, or replaces the spec of the one that is there and adds the annotations.
+// replace creates an object, or replaces the spec of the one that is there and adds the
+// annotations.
 func (c *Cluster) replace(ctx context.Context, u *unstructured.Unstructured, dryRun []string) error {
 	old, err := c.of(u).Get(ctx, u.GetName(), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -91,7 +94,8 @@ func (c *Cluster) replace(ctx context.Context, u *unstructured.Unstructured, dry
 			return err
 		}
 		text, err := json.Marshal(want.Spec)
-		return cmp.Or(err, fmt.Errorf("%s has made it, and would undo a change; change its spec there to %s", owner, text))
+		return cmp.Or(err, fmt.Errorf("%s has made it, and would undo a change; change its spec there to %s",
+			owner, text))
 	}
 	next := old.DeepCopy()
 	next.Object["spec"] = u.Object["spec"]
@@ -105,8 +109,8 @@ func (c *Cluster) replace(ctx context.Context, u *unstructured.Unstructured, dry
 	return err
 }
 
-// remove deletes objects in the reverse order of apply, and waits until they are gone. It leaves what another program has installed, and keeps the
-// name of that program.
+// remove deletes objects in the reverse order of apply, and waits until they are gone. It leaves
+// what another program has installed, and keeps the name of that program.
 func (c *Cluster) remove(ctx context.Context, all []*unstructured.Unstructured, say func(string)) error {
 	all = slices.Clone(all)
 	slices.Reverse(all)

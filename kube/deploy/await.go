@@ -16,9 +16,11 @@ var errInterrupted = errors.New("interrupted; the same command goes on")
 // stuckTime is how long a pod may be unable to start. A registry may be away for a moment.
 const stuckTime = 20 * time.Second
 
-// Await calls look until nothing is missing. It calls say whenever what is missing changes. An error of look counts as missing, because an API server
-// may be away for a moment; a StuckError ends the wait if it lasts. When ctx ends, Await returns an error that says what was missing last.
-func Await(ctx context.Context, say func(missing string), look func(context.Context) (missing string, err error)) error {
+// Await calls look until nothing is missing. It calls say whenever what is missing changes. An
+// error of look counts as missing, because an API server may be away for a moment; a StuckError
+// ends the wait if it lasts. When ctx ends, Await returns an error that says what was missing last.
+func Await(ctx context.Context, say func(missing string), look func(context.Context) (missing string,
+	err error)) error {
 	last := ""
 	var stuck time.Time // since when
 	for {

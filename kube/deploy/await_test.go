@@ -14,7 +14,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestAwait: each missing thing is reported once, and so is each error. The last one is the error at the end.
+// TestAwait: each missing thing is reported once, and so is each error. The last one is the error
+// at the end.
 func TestAwait(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		var said []string
@@ -53,13 +54,15 @@ func TestAwaitStuck(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		began := time.Now()
 		look := func(context.Context) (string, error) {
-			if since := time.Since(began); since > 10*time.Second && since < 20*time.Second { // the registry is back for a while
+			// the registry is back for a while
+			if since := time.Since(began); since > 10*time.Second && since < 20*time.Second {
 				return "the pod starts", nil
 			}
 			return "", &StuckError{"pod a: ErrImagePull"}
 		}
 		err := Await(t.Context(), func(string) {}, look)
-		if took := time.Since(began).Round(time.Second); err == nil || !strings.HasPrefix(err.Error(), "pod a: ErrImagePull; correct it") || took != 20*time.Second+stuckTime {
+		if took := time.Since(began).Round(time.Second); err == nil || !strings.HasPrefix(err.Error(),
+			"pod a: ErrImagePull; correct it") || took != 20*time.Second+stuckTime {
 			t.Errorf("%v after %v", err, took)
 		}
 	})
@@ -71,7 +74,8 @@ func TestInterrupted(t *testing.T) {
 	need.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for _, err := range []error{c.apply(ctx, newLease("milan")), c.remove(ctx, []*unstructured.Unstructured{newLease("milan")}, func(string) {})} {
+	for _, err := range []error{c.apply(ctx, newLease("milan")),
+		c.remove(ctx, []*unstructured.Unstructured{newLease("milan")}, func(string) {})} {
 		if !errors.Is(err, errInterrupted) {
 			t.Error(err)
 		}

@@ -26,7 +26,8 @@ import (
 // manager is the field manager of applied objects.
 const manager = "culvert"
 
-// minMinor is the oldest Kubernetes 1.x whose API servers accept the kinds, and include the node in an agent's token.
+// minMinor is the oldest Kubernetes 1.x whose API servers accept the kinds, and include the node in
+// an agent's token.
 const minMinor = 31
 
 // A Cluster is a client of a cluster's API server, with a user's rights.
@@ -88,7 +89,8 @@ func (c *Cluster) Version(ctx context.Context) (string, error) {
 	}
 	minor, err := strconv.Atoi(strings.TrimRight(v.Minor, "+"))
 	if v.Major == "1" && err == nil && minor < minMinor {
-		return "", fmt.Errorf("version %s of Kubernetes is too old: its API server does not say from which node an agent is; want 1.%d or newer", v.GitVersion, minMinor)
+		return "",
+			fmt.Errorf("version %s of Kubernetes is too old: its API server does not say from which node an agent is; want 1.%d or newer", v.GitVersion, minMinor)
 	}
 	return strings.TrimPrefix(v.GitVersion, "v"), nil
 }
@@ -104,11 +106,12 @@ func (c *Cluster) ID(ctx context.Context) (string, error) {
 
 // Resources that are read without a manifest.
 var (
-	namespaces     = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
-	nodes          = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
-	pods           = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-	roles          = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles"}
-	roleBindings   = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings"}
+	namespaces   = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+	nodes        = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	pods         = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	roles        = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles"}
+	roleBindings = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1",
+		Resource: "rolebindings"}
 	endpointSlices = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
 	services       = schema.GroupVersionResource{Version: "v1", Resource: "services"}
 	cidrs          = schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "servicecidrs"}
@@ -117,8 +120,10 @@ var (
 	tunnelNodes    = schema.GroupVersionResource{Group: "culvert.io", Version: "v1alpha1", Resource: "tunnelnodes"}
 	daemonSets     = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}
 	deployments    = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
-	bindings       = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterrolebindings"}
-	reviews        = schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews"}
+	bindings       = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1",
+		Resource: "clusterrolebindings"}
+	reviews = schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1",
+		Resource: "selfsubjectaccessreviews"}
 )
 
 // Objects parses manifests.
@@ -161,11 +166,13 @@ func nameOf(u *unstructured.Unstructured) string {
 }
 
 // each calls a function for all objects of a resource; for none if the cluster lacks the resource.
-func (c *Cluster) each(ctx context.Context, r schema.GroupVersionResource, namespace, labels string, visit func(*unstructured.Unstructured)) error {
-	err := kube.Each(ctx, c.client.Resource(r).Namespace(namespace), metav1.ListOptions{LabelSelector: labels}, func(u *unstructured.Unstructured) error {
-		visit(u)
-		return nil
-	})
+func (c *Cluster) each(ctx context.Context, r schema.GroupVersionResource, namespace, labels string,
+	visit func(*unstructured.Unstructured)) error {
+	err := kube.Each(ctx, c.client.Resource(r).Namespace(namespace), metav1.ListOptions{LabelSelector: labels},
+		func(u *unstructured.Unstructured) error {
+			visit(u)
+			return nil
+		})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("list %s: %w", r.Resource, err)
 	}
@@ -208,7 +215,8 @@ func (c *Cluster) Allowed(ctx context.Context, rights []Right) error {
 	for _, r := range rights {
 		review := &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-			"spec": map[string]any{"resourceAttributes": map[string]any{"verb": r.Verb, "group": r.Group, "resource": r.Resource, "namespace": r.Namespace}},
+			"spec": map[string]any{"resourceAttributes": map[string]any{"verb": r.Verb, "group": r.Group,
+				"resource": r.Resource, "namespace": r.Namespace}},
 		}}
 		answer, err := c.client.Resource(reviews).Create(ctx, review, metav1.CreateOptions{})
 		if err != nil {
@@ -226,5 +234,6 @@ func (c *Cluster) Allowed(ctx context.Context, rights []Right) error {
 	if n := len(missing) - most; n > 0 {
 		text += fmt.Sprintf(" and %d more", n)
 	}
-	return errors.New("you are not allowed to " + text + "; ask an administrator of the cluster, or apply what culvert kube template prints")
+	return errors.New("you are not allowed to " + text +
+		"; ask an administrator of the cluster, or apply what culvert kube template prints")
 }

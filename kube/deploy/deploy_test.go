@@ -12,9 +12,11 @@ import (
 	"culvert/kube/peering"
 )
 
-// TestParts: every object of the manifests has a resource, and needs no rights but those that are checked first.
+// TestParts: every object of the manifests has a resource, and needs no rights but those that are
+// checked first.
 func TestParts(t *testing.T) {
-	all, err := Parts(&manifests.Gateway{Peering: "milan", Image: "registry.example/another:2.0", Expose: "NodePort", Replicas: 2})
+	all, err := Parts(&manifests.Gateway{Peering: "milan", Image: "registry.example/another:2.0", Expose: "NodePort",
+		Replicas: 2})
 	if err != nil || len(all) < 20 {
 		t.Fatalf("%d objects, %v", len(all), err)
 	}
@@ -25,7 +27,8 @@ func TestParts(t *testing.T) {
 			t.Errorf("%s", nameOf(u))
 		}
 	}
-	for _, r := range []string{"customresourcedefinitions", "namespaces", "daemonsets", "validatingadmissionpolicies", "validatingadmissionpolicybindings", "deployments", "secrets", "poddisruptionbudgets"} {
+	for _, r := range []string{"customresourcedefinitions", "namespaces", "daemonsets", "validatingadmissionpolicies",
+		"validatingadmissionpolicybindings", "deployments", "secrets", "poddisruptionbudgets"} {
 		if !resources[r] {
 			t.Errorf("no %s", r)
 		}
@@ -44,26 +47,33 @@ func TestParts(t *testing.T) {
 
 // TestNewPeering: fields that a Peering does not set are absent.
 func TestNewPeering(t *testing.T) {
-	u := newPeering("milan", &peering.Spec{Cluster: "rome", Peer: "milan", Role: "Server", InternalCIDR: "10.80.0.0/22", Local: peering.SpecLocal{PodCIDRs: []string{"10.0.0.0/16"}}}, map[string]string{join.Annotation: "abc"})
+	u := newPeering("milan", &peering.Spec{Cluster: "rome", Peer: "milan", Role: "Server", InternalCIDR: "10.80.0.0/22",
+		Local: peering.SpecLocal{PodCIDRs: []string{"10.0.0.0/16"}}}, map[string]string{join.Annotation: "abc"})
 	spec := u.Object["spec"].(map[string]any)
 	for _, field := range []string{"publicKey", "endpoint", "mtu", "remote"} {
 		if _, ok := spec[field]; ok {
 			t.Errorf("spec.%s is there: %v", field, spec)
 		}
 	}
-	if spec["cluster"] != "rome" || u.GetAnnotations()["culvert.io/invitation"] != "abc" || u.GetNamespace() != "culvert" {
+	if spec["cluster"] != "rome" || u.GetAnnotations()["culvert.io/invitation"] != "abc" ||
+		u.GetNamespace() != "culvert" {
 		t.Error(u.Object)
 	}
 }
 
 func TestPodTrouble(t *testing.T) {
 	for want, status := range map[string]map[string]any{
-		"":                                {"phase": "Running"},
-		"ImagePullBackOff: no such image": {"containerStatuses": []any{map[string]any{"state": map[string]any{"waiting": map[string]any{"reason": "ImagePullBackOff", "message": "no such image"}}}}},
-		"ContainerCreating":               {"containerStatuses": []any{map[string]any{"state": map[string]any{"waiting": map[string]any{"reason": "ContainerCreating"}}}}},
-		"Unschedulable: 0/2 nodes":        {"conditions": []any{map[string]any{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}}},
+		"": {"phase": "Running"},
+		"ImagePullBackOff: no such image": {"containerStatuses": []any{
+			map[string]any{"state": map[string]any{"waiting": map[string]any{"reason": "ImagePullBackOff",
+				"message": "no such image"}}}}},
+		"ContainerCreating": {"containerStatuses": []any{
+			map[string]any{"state": map[string]any{"waiting": map[string]any{"reason": "ContainerCreating"}}}}},
+		"Unschedulable: 0/2 nodes": {"conditions": []any{map[string]any{"type": "PodScheduled",
+			"status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}}},
 	} {
-		if got, stuck := podTrouble(&unstructured.Unstructured{Object: map[string]any{"status": status}}); got != want || stuck != strings.HasPrefix(want, "ImagePull") {
+		if got, stuck := podTrouble(&unstructured.Unstructured{Object: map[string]any{"status": status}}); got !=
+			want || stuck != strings.HasPrefix(want, "ImagePull") {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}

@@ -22,12 +22,15 @@ func InstallRights() []Right {
 	if err != nil {
 		panic(err) // the manifests are our own
 	}
-	rights := append(rightsFor(all, "create", "patch"), rightsFor([]*unstructured.Unstructured{newPeering("any", nil, nil)}, "get", "list", "create", "update")...)
+	rights := append(rightsFor(all, "create", "patch"),
+		rightsFor([]*unstructured.Unstructured{newPeering("any", nil, nil)}, "get", "list", "create", "update")...)
 	for _, r := range []string{"nodes", "pods", "services"} {
 		rights = append(rights, Right{"list", "", r, ""})
 	}
-	return append(rights, Right{"get", "", "namespaces", ""}, Right{"get", "", "secrets", peering.GatewayNamespace}, // its annotations
-		Right{"get", "apps", "deployments", peering.GatewayNamespace}, Right{"get", "apps", "daemonsets", peering.NodeNamespace})
+	// its annotations
+	return append(rights, Right{"get", "", "namespaces", ""}, Right{"get", "", "secrets", peering.GatewayNamespace},
+		Right{"get", "apps", "deployments", peering.GatewayNamespace}, Right{"get", "apps", "daemonsets",
+			peering.NodeNamespace})
 }
 
 // Parts returns the objects of one Peering's end, and those that every peering needs.
@@ -42,15 +45,19 @@ func anyGateway(name string) *manifests.Gateway {
 
 // A Plan is what Install does in a cluster.
 type Plan struct {
-	Owner string   // who else installs culvert there, such as Helm: nothing of theirs is changed, and nothing is added; "" = nobody
+	// who else installs culvert there, such as Helm: nothing of theirs is changed, and nothing is
+	// added; "" = nobody
+	Owner string
 	Kept  []string // labels of others, which stay
 	all   []*unstructured.Unstructured
 	g     *manifests.Gateway
 }
 
-// Rehearse plans what Install and ApplyPeering are to do, and has the API server check all of it, without any change. Objects in a namespace that is
-// not there yet, and of a kind that is not there yet, are checked only here.
-func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peering.Spec, notes map[string]string) (*Plan, error) {
+// Rehearse plans what Install and ApplyPeering are to do, and has the API server check all of it,
+// without any change. Objects in a namespace that is not there yet, and of a kind that is not there
+// yet, are checked only here.
+func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peering.Spec, notes map[string]string) (
+	*Plan, error) {
 	all, err := Parts(g)
 	if err != nil {
 		return nil, err
@@ -63,7 +70,8 @@ func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peer
 				return nil, err
 			}
 		}
-		stored, err := c.of(u).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: manager, Force: true, DryRun: dry})
+		stored, err := c.of(u).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: manager, Force: true,
+			DryRun: dry})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return nil, fmt.Errorf("apply %s: %w", nameOf(u), err)
 		}
@@ -91,7 +99,8 @@ func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peer
 // levelLabel is the label of a namespace that says which pods its Pod Security lets in.
 const levelLabel = "pod-security.kubernetes.io/enforce"
 
-// keepLevel leaves out the Pod Security level of a namespace that has another one, if our pods fit in.
+// keepLevel leaves out the Pod Security level of a namespace that has another one, if our pods fit
+// in.
 func (c *Cluster) keepLevel(ctx context.Context, u *unstructured.Unstructured, p *Plan) error {
 	stored, err := c.of(u).Get(ctx, u.GetName(), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -113,7 +122,8 @@ func (c *Cluster) keepLevel(ctx context.Context, u *unstructured.Unstructured, p
 	return nil
 }
 
-// Install creates or updates everything that runs for a Peering. Objects that are already right are not changed.
+// Install creates or updates everything that runs for a Peering. Objects that are already right are
+// not changed.
 func (c *Cluster) Install(ctx context.Context, p *Plan) error {
 	for _, u := range p.all {
 		if u.GetKind() == "Deployment" {
@@ -128,8 +138,9 @@ func (c *Cluster) Install(ctx context.Context, p *Plan) error {
 	return nil
 }
 
-// elected prepares for a gateway's Deployment one of an older version, whose pods do not elect the one that forwards: beside one of them, a pod that
-// elects would take turns with it. So the old ones end first.
+// elected prepares for a gateway's Deployment one of an older version, whose pods do not elect the
+// one that forwards: beside one of them, a pod that elects would take turns with it. So the old
+// ones end first.
 func (c *Cluster) elected(ctx context.Context, next *unstructured.Unstructured) error {
 	of := c.of(next)
 	old, err := of.Get(ctx, next.GetName(), metav1.GetOptions{})
@@ -142,12 +153,15 @@ func (c *Cluster) elected(ctx context.Context, next *unstructured.Unstructured) 
 	if elects(old) {
 		return nil
 	}
-	if _, err := of.Patch(ctx, next.GetName(), types.MergePatchType, []byte(`{"spec":{"replicas":0}}`), metav1.PatchOptions{FieldManager: manager}); err != nil {
+	if _, err := of.Patch(ctx, next.GetName(), types.MergePatchType, []byte(`{"spec":{"replicas":0}}`),
+		metav1.PatchOptions{FieldManager: manager}); err != nil {
 		return fmt.Errorf("scale %s to 0, because its pods do not elect: %w", nameOf(next), err)
 	}
 	labels := gatewayLabels(strings.TrimPrefix(next.GetName(), "culvert-"))
 	return Await(ctx, func(string) {}, func(ctx context.Context) (missing string, err error) {
-		err = c.each(ctx, pods, next.GetNamespace(), labels, func(u *unstructured.Unstructured) { missing = nameOf(u) + ", of an older version, is ending" })
+		err = c.each(ctx, pods, next.GetNamespace(), labels, func(u *unstructured.Unstructured) {
+			missing = nameOf(u) + ", of an older version, is ending"
+		})
 		return missing, err
 	})
 }

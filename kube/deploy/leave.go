@@ -24,12 +24,14 @@ func LeaveRights() []Right {
 		panic(err) // the manifests are our own
 	}
 	rights := rightsFor(append(all, newPeering("any", nil, nil), newLease("any")), "get", "delete")
-	for _, r := range []schema.GroupVersionResource{services, endpointSlices, roles, roleBindings} { // of imports, in any namespace
+	// of imports, in any namespace
+	for _, r := range []schema.GroupVersionResource{services, endpointSlices, roles, roleBindings} {
 		for _, verb := range []string{"list", "get", "delete"} {
 			rights = append(rights, Right{verb, r.Group, r.Resource, ""})
 		}
 	}
-	return append(rights, Right{"list", "", "nodes", ""}, Right{"list", peering.Group, "peerings", peering.GatewayNamespace}, Right{"list", peering.Group, "tunnelnodes", peering.NodeNamespace},
+	return append(rights, Right{"list", "", "nodes", ""}, Right{"list", peering.Group, "peerings",
+		peering.GatewayNamespace}, Right{"list", peering.Group, "tunnelnodes", peering.NodeNamespace},
 		Right{"list", "", "pods", peering.NodeNamespace}, Right{"list", "", "pods", peering.GatewayNamespace},
 		Right{"list", "rbac.authorization.k8s.io", "clusterrolebindings", ""})
 }
@@ -76,7 +78,9 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 		}
 	}
 	// The binding goes last: Peerings uses it to find what an interrupted removal has left.
-	binding := slices.IndexFunc(all, func(u *unstructured.Unstructured) bool { return u.GetKind() == "ClusterRoleBinding" })
+	binding := slices.IndexFunc(all, func(u *unstructured.Unstructured) bool {
+		return u.GetKind() == "ClusterRoleBinding"
+	})
 	rest := slices.Delete(slices.Clone(all), binding, binding+1)
 	if err := c.remove(ctx, append(rest, newLease(name)), say); err != nil {
 		return err
@@ -87,7 +91,8 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	return c.remove(ctx, all[binding:binding+1], say)
 }
 
-// awaitEnd waits until the pods of a Peering's gateway have ended, or should have: nobody ends those of a lost node.
+// awaitEnd waits until the pods of a Peering's gateway have ended, or should have: nobody ends
+// those of a lost node.
 func (c *Cluster) awaitEnd(ctx context.Context, name string, say func(string)) error {
 	return Await(ctx, say, func(ctx context.Context) (missing string, err error) {
 		err = c.each(ctx, pods, peering.GatewayNamespace, gatewayLabels(name), func(u *unstructured.Unstructured) {
@@ -99,7 +104,8 @@ func (c *Cluster) awaitEnd(ctx context.Context, name string, say func(string)) e
 	})
 }
 
-// awaitClean waits until nothing of a Peering is left on nodes. had are those that had something of it.
+// awaitClean waits until nothing of a Peering is left on nodes. had are those that had something of
+// it.
 func (c *Cluster) awaitClean(ctx context.Context, name string, had []string, say func(string)) (err error) {
 	var alone error // nobody is there who can clean
 	err = Await(ctx, say, func(ctx context.Context) (string, error) {
@@ -124,9 +130,11 @@ func newLease(name string) *unstructured.Unstructured {
 	}}
 }
 
-// removeImports removes the objects that stand for a peer's Services, and the rights to write them; "" means all peers. A running gateway has already
-// removed the objects when its Peering went, and one without the rights creates no more. Whoever may write in a namespace can make objects that look
-// like these. So nothing is waited for but what is in the namespaces that Peerings name, and no refusal elsewhere is in the way.
+// removeImports removes the objects that stand for a peer's Services, and the rights to write them;
+// "" means all peers. A running gateway has already removed the objects when its Peering went, and
+// one without the rights creates no more. Whoever may write in a namespace can make objects that
+// look like these. So nothing is waited for but what is in the namespaces that Peerings name, and
+// no refusal elsewhere is in the way.
 func (c *Cluster) removeImports(ctx context.Context, name string, named []string, say func(string)) error {
 	right := peering.ImportRole(name)
 	var of []*unstructured.Unstructured // the rights
@@ -146,11 +154,12 @@ func (c *Cluster) removeImports(ctx context.Context, name string, named []string
 		}
 		of := strings.TrimPrefix(role.GetName(), peering.ImportRole(""))
 		for _, r := range []schema.GroupVersionResource{services, endpointSlices} {
-			if err := c.each(ctx, r, role.GetNamespace(), peering.LabelImported+"="+of, func(u *unstructured.Unstructured) {
-				if peering.IsImport(of, r == services, u) {
-					all = append(all, u)
-				}
-			}); err != nil {
+			if err := c.each(ctx, r, role.GetNamespace(), peering.LabelImported+"="+of,
+				func(u *unstructured.Unstructured) {
+					if peering.IsImport(of, r == services, u) {
+						all = append(all, u)
+					}
+				}); err != nil {
 				return err
 			}
 		}
@@ -168,7 +177,8 @@ func (c *Cluster) removeImports(ctx context.Context, name string, named []string
 	return c.remove(ctx, slices.DeleteFunc(all, foreign), say)
 }
 
-// LeaveAll removes all of culvert: first Peerings; once nothing of them is left on nodes, agents; then the rest.
+// LeaveAll removes all of culvert: first Peerings; once nothing of them is left on nodes, agents;
+// then the rest.
 func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 	names, err := c.Peerings(ctx)
 	if err == nil {
@@ -189,15 +199,20 @@ func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 	if err := c.removeImports(ctx, "", nil, say); err != nil {
 		return err
 	}
-	agents := slices.DeleteFunc(slices.Clone(all), func(u *unstructured.Unstructured) bool { return u.GetKind() != "DaemonSet" })
+	agents := slices.DeleteFunc(slices.Clone(all), func(u *unstructured.Unstructured) bool {
+		return u.GetKind() != "DaemonSet"
+	})
 	if err := c.remove(ctx, agents, say); err != nil {
 		return err
 	}
 	if c.owner != "" {
 		return c.remove(ctx, all, say)
 	}
-	err = Await(ctx, say, func(ctx context.Context) (missing string, err error) { // agents ask for their DaemonSet when they end
-		err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(u *unstructured.Unstructured) { missing = nameOf(u) + " is ending" })
+	// agents ask for their DaemonSet when they end
+	err = Await(ctx, say, func(ctx context.Context) (missing string, err error) {
+		err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(u *unstructured.Unstructured) {
+			missing = nameOf(u) + " is ending"
+		})
 		return missing, err
 	})
 	if err != nil {

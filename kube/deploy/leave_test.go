@@ -21,11 +21,13 @@ import (
 	"culvert/integration/need"
 )
 
-// simulated is a cluster that has some objects, those of its gateway and of what that has imported among them.
+// simulated is a cluster that has some objects, those of its gateway and of what that has imported
+// among them.
 func simulated(t *testing.T, more ...string) (*Cluster, *fake.FakeDynamicClient, []*unstructured.Unstructured) {
 	t.Helper()
 	kinds := map[schema.GroupVersionResource]string{}
-	for _, r := range []schema.GroupVersionResource{peerings, bindings, tunnelNodes, nodes, pods, services, endpointSlices, roles, roleBindings} {
+	for _, r := range []schema.GroupVersionResource{peerings, bindings, tunnelNodes, nodes, pods, services,
+		endpointSlices, roles, roleBindings} {
 		kinds[r] = "List"
 	}
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
@@ -48,7 +50,8 @@ func simulated(t *testing.T, more ...string) (*Cluster, *fake.FakeDynamicClient,
 	return &Cluster{client: client}, client, all
 }
 
-// TestLeaveAgain: wherever a removal is interrupted, the same command finds what is left, and removes it.
+// TestLeaveAgain: wherever a removal is interrupted, the same command finds what is left, and
+// removes it.
 func TestLeaveAgain(t *testing.T) {
 	for stop := 1; ; stop++ {
 		c, client, all := simulated(t)
@@ -69,15 +72,16 @@ func TestLeaveAgain(t *testing.T) {
 		}
 		need.NoError(t, c.Leave(t.Context(), "milan", func(string) {}))
 		for _, u := range all {
-			if _, err := client.Tracker().Get(resourceOf(u), u.GetNamespace(), u.GetName()); !apierrors.IsNotFound(err) {
+			if _, err := client.Tracker().Get(resourceOf(u), u.GetNamespace(),
+				u.GetName()); !apierrors.IsNotFound(err) {
 				t.Errorf("interrupted after %d deletions: %s is left: %v", stop-1, nameOf(u), err)
 			}
 		}
 	}
 }
 
-// TestLeaveWithoutAgents: what a node has is waited for as long as somebody there can remove it and say so. If nobody can, the nodes are named, and
-// what a removal needs is left.
+// TestLeaveWithoutAgents: what a node has is waited for as long as somebody there can remove it and
+// say so. If nobody can, the nodes are named, and what a removal needs is left.
 func TestLeaveWithoutAgents(t *testing.T) {
 	const (
 		node    = `{apiVersion: v1, kind: Node, metadata: {name: n1}}`
@@ -89,7 +93,8 @@ func TestLeaveWithoutAgents(t *testing.T) {
 		rights  = `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: culvert-node}}`
 	)
 	running, pulling := strings.Replace(pod, "PHASE", "Running", 1), strings.Replace(pod, "PHASE", "Pending", 1)
-	const waits, alone = "still missing: the agent of node n1 has not removed", "links, routes and the exception from masquerade may be left on n1: the agents went"
+	const waits, alone = "still missing: the agent of node n1 has not removed",
+		"links, routes and the exception from masquerade may be left on n1: the agents went"
 	for name, c := range map[string]struct {
 		objects []string
 		want    string
@@ -134,8 +139,10 @@ func TestLeaveWithoutAgents(t *testing.T) {
 func TestLeaveOwned(t *testing.T) {
 	c, client, all := simulated(t)
 	for _, u := range all {
-		if u.GetKind() != "Peering" && u.GetKind() != "Lease" && u.GetKind() != "Secret" && u.GetNamespace() != "imported" {
-			u.SetAnnotations(map[string]string{"meta.helm.sh/release-name": "culvert", "meta.helm.sh/release-namespace": "kube-system"})
+		if u.GetKind() != "Peering" && u.GetKind() != "Lease" && u.GetKind() != "Secret" &&
+			u.GetNamespace() != "imported" {
+			u.SetAnnotations(map[string]string{"meta.helm.sh/release-name": "culvert",
+				"meta.helm.sh/release-namespace": "kube-system"})
 			need.NoError(t, client.Tracker().Update(resourceOf(u), u, u.GetNamespace()))
 		}
 	}
@@ -151,11 +158,13 @@ func TestLeaveOwned(t *testing.T) {
 	}
 }
 
-// TestLeaveWithBait: what looks like an import in a namespace that no Peering names stays if it must, and nobody waits for it.
+// TestLeaveWithBait: what looks like an import in a namespace that no Peering names stays if it
+// must, and nobody waits for it.
 func TestLeaveWithBait(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		bait := `{apiVersion: v1, kind: Service, metadata: {name: bait, namespace: evil, labels: {culvert.io/imported-by: milan}}}`
-		owned := strings.Replace(bait, "name: bait", "ownerReferences: [{kind: Role, name: culvert-imports-milan}], name: owned", 1)
+		owned := strings.Replace(bait, "name: bait",
+			"ownerReferences: [{kind: Role, name: culvert-imports-milan}], name: owned", 1)
 		role := `{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: culvert-imports-milan, namespace: evil}}`
 		c, client, _ := simulated(t, bait, owned, role)
 		client.PrependReactor("delete", "*", func(a kubetesting.Action) (bool, runtime.Object, error) {
@@ -169,7 +178,8 @@ func TestLeaveWithBait(t *testing.T) {
 		})
 		peering, err := client.Tracker().Get(peerings, "culvert", "milan")
 		need.NoError(t, err)
-		need.NoError(t, unstructured.SetNestedField(peering.(*unstructured.Unstructured).Object, "imported", "spec", "imports"))
+		need.NoError(t, unstructured.SetNestedField(peering.(*unstructured.Unstructured).Object, "imported",
+			"spec", "imports"))
 		need.NoError(t, client.Tracker().Update(peerings, peering, "culvert"))
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
@@ -187,20 +197,23 @@ func TestLeaveWithBait(t *testing.T) {
 	})
 }
 
-// TestLeaveAwaitsGateway: a gateway uses its rights until its pod has ended, so that these go afterwards. A pod that should have ended is on a lost
-// node.
+// TestLeaveAwaitsGateway: a gateway uses its rights until its pod has ended, so that these go
+// afterwards. A pod that should have ended is on a lost node.
 func TestLeaveAwaitsGateway(t *testing.T) {
 	for _, tt := range []struct {
 		ends time.Duration // from now
 		want string
 	}{{time.Minute, "still missing: Pod culvert/culvert-milan-1 is ending"}, {-time.Second, ""}} {
-		c, _, _ := simulated(t, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: culvert-milan-1, namespace: culvert, deletionTimestamp: %s,
-			labels: {app: culvert-gateway, culvert.io/peering: milan}}}`, time.Now().Add(tt.ends).UTC().Format(time.RFC3339)))
+		c, _, _ := simulated(t,
+			fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: culvert-milan-1, namespace: culvert, deletionTimestamp: %s,
+			labels: {app: culvert-gateway, culvert.io/peering: milan}}}`,
+				time.Now().Add(tt.ends).UTC().Format(time.RFC3339)))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err := c.Leave(ctx, "milan", func(string) {})
 		_, role := c.client.Resource(roles).Namespace("culvert").Get(t.Context(), "culvert-milan", metav1.GetOptions{})
-		if tt.want == "" && (err != nil || role == nil) || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want) || role != nil) {
+		if tt.want == "" && (err != nil || role == nil) || tt.want != "" &&
+			(err == nil || !strings.Contains(err.Error(), tt.want) || role != nil) {
 			t.Errorf("%v, want %q; the role: %v", err, tt.want, role)
 		}
 	}

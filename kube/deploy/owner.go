@@ -6,7 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// ownerOf returns the program that has installed an object and would undo a change of it; "" if there is none.
+// ownerOf returns the program that has installed an object and would undo a change of it; "" if
+// there is none.
 func ownerOf(u *unstructured.Unstructured) string {
 	labels, notes := u.GetLabels(), u.GetAnnotations()
 	for _, kind := range []struct{ name, group string }{{"HelmRelease", "helm"}, {"Kustomization", "kustomize"}} {

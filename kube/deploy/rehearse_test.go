@@ -19,8 +19,8 @@ import (
 	"culvert/kube/peering"
 )
 
-// applying is a cluster that has some objects and understands server-side apply: what is applied is merged into metadata and replaces the rest. It counts
-// the writes that change something.
+// applying is a cluster that has some objects and understands server-side apply: what is applied is
+// merged into metadata and replaces the rest. It counts the writes that change something.
 func applying(t *testing.T, refuse string, texts ...string) (c *Cluster, writes *int) {
 	t.Helper()
 	client := fake.NewSimpleDynamicClient(runtime.NewScheme())
@@ -67,15 +67,18 @@ func applying(t *testing.T, refuse string, texts ...string) (c *Cluster, writes 
 
 // wanted is a valid Peering of a Client that does not know the Server's endpoint yet.
 func wanted() *peering.Spec {
-	return &peering.Spec{Cluster: "rome", Peer: "milan", Role: "Client", InternalCIDR: "10.80.0.0/22", Local: peering.SpecLocal{PodCIDRs: []string{"10.244.0.0/16"}, ExternalCIDR: "10.70.0.0/23"},
+	return &peering.Spec{Cluster: "rome", Peer: "milan", Role: "Client", InternalCIDR: "10.80.0.0/22",
+		Local:  peering.SpecLocal{PodCIDRs: []string{"10.244.0.0/16"}, ExternalCIDR: "10.70.0.0/23"},
 		Remote: peering.SpecRemote{PodCIDRs: []peering.SpecRemap{{CIDR: "10.244.0.0/16", Remap: "10.61.0.0/16"}}}}
 }
 
-// TestRehearse: everything is asked of the API server, and nothing is changed. What others own is left alone later, too.
+// TestRehearse: everything is asked of the API server, and nothing is changed. What others own is
+// left alone later, too.
 func TestRehearse(t *testing.T) {
 	helm := `{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: culvert-node, namespace: culvert-nodes, annotations: {meta.helm.sh/release-name: culvert, meta.helm.sh/release-namespace: kube-system}}}`
 	level := func(namespace, level string) string {
-		return "{apiVersion: v1, kind: Namespace, metadata: {name: " + namespace + ", labels: {pod-security.kubernetes.io/enforce: " + level + "}}}"
+		return "{apiVersion: v1, kind: Namespace, metadata: {name: " + namespace +
+			", labels: {pod-security.kubernetes.io/enforce: " + level + "}}}"
 	}
 	bad := wanted()
 	bad.InternalCIDR = "10.61.0.0/22"
@@ -87,16 +90,25 @@ func TestRehearse(t *testing.T) {
 		owner, kept       string
 		installs, carries bool // Install writes; it writes the level of the namespace culvert
 	}{
-		"nothing is there":       {spec: wanted(), installs: true, carries: true},
-		"a valid one of before":  {objects: []string{level("culvert", "restricted"), level("culvert-nodes", "privileged")}, spec: wanted(), installs: true, carries: true},
-		"Helm":                   {objects: []string{helm}, spec: wanted(), owner: "Helm's release kube-system/culvert"},
-		"Argo CD":                {objects: []string{strings.Replace(helm, "annotations: {", "annotations: {argocd.argoproj.io/tracking-id: 'culvert:apps/DaemonSet:x', ", 1)}, spec: wanted(), owner: "Argo CD's application culvert"},
-		"Flux":                   {objects: []string{`{apiVersion: v1, kind: Service, metadata: {name: culvert-milan, namespace: culvert, managedFields: [{manager: kustomize-controller}]}}`}, spec: wanted(), owner: "Flux"},
-		"an object is refused":   {refuse: "validatingadmissionpolicies", spec: wanted(), fails: "apply ValidatingAdmissionPolicy culvert-tunnelnodes: "},
-		"a Peering is refused":   {refuse: "peerings", spec: wanted(), fails: "apply Peering culvert/milan: "},
-		"the Peering is invalid": {spec: bad, fails: "Peering culvert/milan: spec.remote.podCIDRs[0].remap: 10.61.0.0/16 overlaps spec.internalCIDR"},
-		"another level":          {objects: []string{level("culvert", "baseline")}, spec: wanted(), kept: "pod-security.kubernetes.io/enforce=baseline of namespace culvert", installs: true},
-		"no agents":              {objects: []string{level("culvert-nodes", "baseline")}, spec: wanted(), fails: "namespace culvert-nodes has the label pod-security.kubernetes.io/enforce=baseline, which keeps out the agents"},
+		"nothing is there": {spec: wanted(), installs: true, carries: true},
+		"a valid one of before": {objects: []string{level("culvert", "restricted"),
+			level("culvert-nodes", "privileged")}, spec: wanted(), installs: true, carries: true},
+		"Helm": {objects: []string{helm}, spec: wanted(),
+			owner: "Helm's release kube-system/culvert"},
+		"Argo CD": {objects: []string{strings.Replace(helm, "annotations: {",
+			"annotations: {argocd.argoproj.io/tracking-id: 'culvert:apps/DaemonSet:x', ", 1)}, spec: wanted(),
+			owner: "Argo CD's application culvert"},
+		"Flux": {objects: []string{
+			`{apiVersion: v1, kind: Service, metadata: {name: culvert-milan, namespace: culvert, managedFields: [{manager: kustomize-controller}]}}`}, spec: wanted(), owner: "Flux"},
+		"an object is refused": {refuse: "validatingadmissionpolicies", spec: wanted(),
+			fails: "apply ValidatingAdmissionPolicy culvert-tunnelnodes: "},
+		"a Peering is refused": {refuse: "peerings", spec: wanted(), fails: "apply Peering culvert/milan: "},
+		"the Peering is invalid": {spec: bad,
+			fails: "Peering culvert/milan: spec.remote.podCIDRs[0].remap: 10.61.0.0/16 overlaps spec.internalCIDR"},
+		"another level": {objects: []string{level("culvert", "baseline")}, spec: wanted(),
+			kept: "pod-security.kubernetes.io/enforce=baseline of namespace culvert", installs: true},
+		"no agents": {objects: []string{level("culvert-nodes", "baseline")}, spec: wanted(),
+			fails: "namespace culvert-nodes has the label pod-security.kubernetes.io/enforce=baseline, which keeps out the agents"},
 	} {
 		cluster, writes := applying(t, c.refuse, c.objects...)
 		p, err := cluster.Rehearse(t.Context(), anyGateway("milan"), c.spec, nil)
@@ -118,7 +130,8 @@ func TestRehearse(t *testing.T) {
 	}
 }
 
-// TestApplyPeering: a Peering has the wanted spec afterwards and nothing else, whoever has set what it had. One that another program has made stays.
+// TestApplyPeering: a Peering has the wanted spec afterwards and nothing else, whoever has set what
+// it had. One that another program has made stays.
 func TestApplyPeering(t *testing.T) {
 	const other = `{apiVersion: culvert.io/v1alpha1, kind: Peering, metadata: {name: milan, namespace: culvert, annotations: {theirs: kept}}, spec: {cluster: rome, peer: milan, role: Server,
   internalCIDR: 10.80.0.0/22, local: {podCIDRs: [10.244.0.0/16]}, remote: {podCIDRs: [{cidr: 10.244.0.0/16}], externalCIDR: {cidr: 10.70.0.0/24, remap: 10.71.0.0/24}}}}`
@@ -133,7 +146,8 @@ func TestApplyPeering(t *testing.T) {
 		t.Errorf("remap %q, annotations %q", remap, notes)
 	}
 	c, writes := applying(t, "", strings.Replace(other, "theirs: kept", "argocd.argoproj.io/tracking-id: 'net:x'", 1))
-	if err := c.ApplyPeering(t.Context(), spec, nil); err == nil || !strings.Contains(err.Error(), "Argo CD's application net has made it, and would undo a change; change its spec there to {") || *writes != 0 {
+	if err := c.ApplyPeering(t.Context(), spec, nil); err == nil || !strings.Contains(err.Error(),
+		"Argo CD's application net has made it, and would undo a change; change its spec there to {") || *writes != 0 {
 		t.Errorf("%v, %d writes", err, *writes)
 	}
 }

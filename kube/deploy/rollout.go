@@ -36,8 +36,8 @@ type podSet struct {
 // gatewayLabels select the pods of a Peering's gateway.
 func gatewayLabels(name string) string { return "app=culvert-gateway,culvert.io/peering=" + name }
 
-// Rolled returns what is missing until the pods of a Peering's gateway and all agents are those that were applied last, and run. The error is a
-// StuckError if one of them cannot start.
+// Rolled returns what is missing until the pods of a Peering's gateway and all agents are those
+// that were applied last, and run. The error is a StuckError if one of them cannot start.
 func (c *Cluster) Rolled(ctx context.Context, name string) (missing string, err error) {
 	for _, of := range ofPeering(name) {
 		u, err := c.client.Resource(of.resource).Namespace(of.namespace).Get(ctx, of.name, metav1.GetOptions{})
@@ -59,7 +59,8 @@ func colon(why string) string {
 	return ": " + why
 }
 
-// rolled returns what is missing until all pods of a Deployment or DaemonSet are of its present template, and available.
+// rolled returns what is missing until all pods of a Deployment or DaemonSet are of its present
+// template, and available.
 func rolled(u *unstructured.Unstructured) string {
 	var s struct {
 		Metadata struct{ Generation int64 }
@@ -94,8 +95,8 @@ func rolled(u *unstructured.Unstructured) string {
 	return ""
 }
 
-// Trouble says, from the cluster's objects, why pods of a Peering's gateway or of agents do not run; "" if they do. The error is a StuckError if a pod
-// cannot start.
+// Trouble says, from the cluster's objects, why pods of a Peering's gateway or of agents do not
+// run; "" if they do. The error is a StuckError if a pod cannot start.
 func (c *Cluster) Trouble(ctx context.Context, name string) (why string, err error) {
 	for _, of := range ofPeering(name) {
 		none := true
@@ -128,7 +129,8 @@ func (c *Cluster) Trouble(ctx context.Context, name string) (why string, err err
 }
 
 // cannotStart are the reasons of a container that waits for somebody to change something.
-var cannotStart = []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError",
+var cannotStart = []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
+	"CreateContainerConfigError", "CreateContainerError",
 	"RunContainerError", "CrashLoopBackOff"}
 
 // podTrouble returns why a pod is not ready; "" if it is. cannot: it does not start by itself.
@@ -156,7 +158,8 @@ func podTrouble(u *unstructured.Unstructured) (text string, cannot bool) {
 		if w := c.State.Waiting; w != nil {
 			text := sentence(w.Reason, w.Message)
 			if e := c.LastState.Terminated; e != nil {
-				text += fmt.Sprintf("; it ended with exit status %d (%s): kubectl -n %s logs %s --previous", e.ExitCode, e.Reason, u.GetNamespace(), u.GetName())
+				text += fmt.Sprintf("; it ended with exit status %d (%s): kubectl -n %s logs %s --previous", e.ExitCode,
+					e.Reason, u.GetNamespace(), u.GetName())
 			}
 			return text, slices.Contains(cannotStart, w.Reason)
 		}

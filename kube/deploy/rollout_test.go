@@ -24,7 +24,8 @@ func parsed(t *testing.T, text string) *unstructured.Unstructured {
 	return u
 }
 
-// TestRolled: a rollout is complete once all pods are of the present template and available, and no other is left.
+// TestRolled: a rollout is complete once all pods are of the present template and available, and no
+// other is left.
 func TestRolled(t *testing.T) {
 	const (
 		deployment = "kind: Deployment\nmetadata: {name: d, generation: 3}\nspec: {replicas: 2}\nstatus: "
@@ -32,13 +33,19 @@ func TestRolled(t *testing.T) {
 	)
 	for text, want := range map[string]string{
 		deployment + "{}": "Deployment d has not been looked at yet",
-		deployment + "{observedGeneration: 2, replicas: 2, updatedReplicas: 2, availableReplicas: 2}":             "Deployment d has not been looked at yet",
-		deployment + "{observedGeneration: 3, replicas: 3, updatedReplicas: 1, availableReplicas: 3}":             "Deployment d: 1 of 2 pods are new",
-		deployment + "{observedGeneration: 3, replicas: 2, updatedReplicas: 2, availableReplicas: 1}":             "Deployment d: 1 of 2 pods are available",
-		deployment + "{observedGeneration: 3, replicas: 3, updatedReplicas: 2, availableReplicas: 3}":             "Deployment d: 1 pods are to end",
-		deployment + "{observedGeneration: 3, replicas: 2, updatedReplicas: 2, availableReplicas: 2}":             "",
-		set + "{observedGeneration: 2, desiredNumberScheduled: 5, updatedNumberScheduled: 1, numberAvailable: 5}": "DaemonSet s: 1 of 5 pods are new",
-		set + "{observedGeneration: 2, desiredNumberScheduled: 5, updatedNumberScheduled: 5, numberAvailable: 4}": "DaemonSet s: 4 of 5 pods are available",
+		deployment +
+			"{observedGeneration: 2, replicas: 2, updatedReplicas: 2, availableReplicas: 2}": "Deployment d has not been looked at yet",
+		deployment +
+			"{observedGeneration: 3, replicas: 3, updatedReplicas: 1, availableReplicas: 3}": "Deployment d: 1 of 2 pods are new",
+		deployment +
+			"{observedGeneration: 3, replicas: 2, updatedReplicas: 2, availableReplicas: 1}": "Deployment d: 1 of 2 pods are available",
+		deployment +
+			"{observedGeneration: 3, replicas: 3, updatedReplicas: 2, availableReplicas: 3}": "Deployment d: 1 pods are to end",
+		deployment + "{observedGeneration: 3, replicas: 2, updatedReplicas: 2, availableReplicas: 2}": "",
+		set +
+			"{observedGeneration: 2, desiredNumberScheduled: 5, updatedNumberScheduled: 1, numberAvailable: 5}": "DaemonSet s: 1 of 5 pods are new",
+		set +
+			"{observedGeneration: 2, desiredNumberScheduled: 5, updatedNumberScheduled: 5, numberAvailable: 4}": "DaemonSet s: 4 of 5 pods are available",
 		set + "{observedGeneration: 2, desiredNumberScheduled: 5, updatedNumberScheduled: 5, numberAvailable: 5}": "",
 	} {
 		if got := rolled(parsed(t, text)); got != want {
@@ -47,10 +54,12 @@ func TestRolled(t *testing.T) {
 	}
 }
 
-// TestTrouble: a pod that cannot start is named before those that are only about to, ending ones do not count, and a refused list is not an empty one.
+// TestTrouble: a pod that cannot start is named before those that are only about to, ending ones do
+// not count, and a refused list is not an empty one.
 func TestTrouble(t *testing.T) {
 	const pod = `{apiVersion: v1, kind: Pod, metadata: {name: %s, namespace: culvert-nodes, labels: {app: culvert-node}%s}, status: {containerStatuses: [{state: {waiting: {reason: %s}}, lastState: {terminated: {reason: Error, exitCode: 2}}}]}}`
-	c, client, _ := simulated(t, fmt.Sprintf(pod, "a", "", "ContainerCreating"), fmt.Sprintf(pod, "b", `, deletionTimestamp: "2026-01-01T00:00:00Z", finalizers: [x]`, "ErrImagePull"))
+	c, client, _ := simulated(t, fmt.Sprintf(pod, "a", "", "ContainerCreating"),
+		fmt.Sprintf(pod, "b", `, deletionTimestamp: "2026-01-01T00:00:00Z", finalizers: [x]`, "ErrImagePull"))
 	why, err := c.Trouble(t.Context(), "milan")
 	if err != nil || !strings.HasPrefix(why, "there is no pod in culvert yet") {
 		t.Errorf("%q, %v", why, err)
@@ -69,24 +78,31 @@ func TestTrouble(t *testing.T) {
 	}
 }
 
-// TestOlderKindEnds: before a gateway that elects takes the place of one that does not, the latter's pods have ended.
+// TestOlderKindEnds: before a gateway that elects takes the place of one that does not, the
+// latter's pods have ended.
 func TestOlderKindEnds(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
-		c, client, all := simulated(t, `{apiVersion: v1, kind: Pod, metadata: {name: old, namespace: culvert, labels: {app: culvert-gateway, culvert.io/peering: milan}}}`)
+		c, client, all := simulated(t,
+			`{apiVersion: v1, kind: Pod, metadata: {name: old, namespace: culvert, labels: {app: culvert-gateway, culvert.io/peering: milan}}}`)
 		next := all[0]
 		need.NoError(t, c.elected(t.Context(), next)) // it is of the new kind already
-		if n, _, _ := unstructured.NestedInt64(next.Object, "spec", "replicas"); n != 2 || next.GetKind() != "Deployment" {
+		if n, _, _ := unstructured.NestedInt64(next.Object, "spec", "replicas"); n != 2 ||
+			next.GetKind() != "Deployment" {
 			t.Fatalf("%d replicas of %s", n, nameOf(next))
 		}
 		old := next.DeepCopy()
-		need.NoError(t, unstructured.SetNestedField(old.Object, []any{map[string]any{"name": "culvert", "args": []any{"gateway", "--kube"}}}, "spec", "template", "spec", "containers"))
+		need.NoError(t, unstructured.SetNestedField(old.Object,
+			[]any{map[string]any{"name": "culvert", "args": []any{"gateway", "--kube"}}}, "spec", "template", "spec",
+			"containers"))
 		need.NoError(t, client.Tracker().Update(deployments, old, "culvert"))
 		time.AfterFunc(3*time.Second, func() { client.Tracker().Delete(pods, "culvert", "old") })
 		began := time.Now()
 		need.NoError(t, c.elected(t.Context(), next))
-		u, err := client.Resource(deployments).Namespace("culvert").Get(t.Context(), "culvert-milan", metav1.GetOptions{})
+		u, err := client.Resource(deployments).Namespace("culvert").Get(t.Context(), "culvert-milan",
+			metav1.GetOptions{})
 		need.NoError(t, err)
-		if n, _, _ := unstructured.NestedInt64(u.Object, "spec", "replicas"); n != 0 || time.Since(began) < 3*time.Second {
+		if n, _, _ := unstructured.NestedInt64(u.Object, "spec", "replicas"); n != 0 ||
+			time.Since(began) < 3*time.Second {
 			t.Errorf("%d replicas after %v", n, time.Since(began))
 		}
 	})

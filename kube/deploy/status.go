@@ -16,7 +16,8 @@ import (
 	"culvert/kube/peering"
 )
 
-// Status returns the status of a Peering. Conditions of an earlier spec are left out, because they say nothing about this one.
+// Status returns the status of a Peering. Conditions of an earlier spec are left out, because they
+// say nothing about this one.
 func (c *Cluster) Status(ctx context.Context, name string) (*peering.Status, error) {
 	u, err := c.client.Resource(peerings).Namespace(peering.GatewayNamespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -24,7 +25,8 @@ func (c *Cluster) Status(ctx context.Context, name string) (*peering.Status, err
 	}
 	p := peering.PeeringOf(u)
 	for _, c := range p.Status.Conditions {
-		if c.Observed != p.Generation && (c.Type == peering.Accepted || c.Type == peering.NodesReady || c.Type == peering.Connected) {
+		if c.Observed != p.Generation && (c.Type == peering.Accepted || c.Type == peering.NodesReady ||
+			c.Type == peering.Connected) {
 			p.Status.Conditions, p.Status.Message = nil, "the gateway has not read the Peering as it is now"
 			break
 		}
@@ -35,7 +37,8 @@ func (c *Cluster) Status(ctx context.Context, name string) (*peering.Status, err
 // Endpoint returns the address of a Peering's gateway: that of its Service's load balancer, or a
 // node's address and the node port. Until there is one, missing says what it waits for.
 func (c *Cluster) Endpoint(ctx context.Context, name string, node netip.Addr) (endpoint, missing string, err error) {
-	u, err := c.client.Resource(services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name, metav1.GetOptions{})
+	u, err := c.client.Resource(services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name,
+		metav1.GetOptions{})
 	if err != nil {
 		return "", "", fmt.Errorf("get Service culvert-%s: %w", name, err)
 	}
@@ -71,7 +74,8 @@ func (c *Cluster) Endpoint(ctx context.Context, name string, node netip.Addr) (e
 	return "", fmt.Sprintf("an address: Service culvert-%s is a %s; give --endpoint", name, s.Spec.Type), nil
 }
 
-// Key returns the public key of a Peering's gateway once that of its Secret is the one in use, by a pod that stays; otherwise missing says why not.
+// Key returns the public key of a Peering's gateway once that of its Secret is the one in use, by a
+// pod that stays; otherwise missing says why not.
 func (c *Cluster) Key(ctx context.Context, name string) (key, missing string, err error) {
 	status, err := c.Status(ctx, name)
 	if err != nil {
@@ -80,7 +84,8 @@ func (c *Cluster) Key(ctx context.Context, name string) (key, missing string, er
 	if status.PublicKey == "" || status.Active == nil {
 		return "", "the gateway's key" + colon(cmp.Or(status.Message, "the gateway is starting")), nil
 	}
-	pod, err := c.client.Resource(pods).Namespace(peering.GatewayNamespace).Get(ctx, status.Active.Pod, metav1.GetOptions{})
+	pod, err := c.client.Resource(pods).Namespace(peering.GatewayNamespace).Get(ctx, status.Active.Pod,
+		metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && pod.GetDeletionTimestamp() != nil {
 		return "", fmt.Sprintf("another gateway in the place of pod %s, which ends", status.Active.Pod), nil
 	}
@@ -92,13 +97,15 @@ func (c *Cluster) Key(ctx context.Context, name string) (key, missing string, er
 		return "", "", fmt.Errorf("get the annotations of Secret culvert-%s: %w", name, err)
 	}
 	if has := annotations[peering.KeyAnnotation]; has != "" && has != status.PublicKey {
-		return "", fmt.Sprintf("a gateway with the key of Secret culvert-%s, whose public one is %s; the active one began with another: kubectl -n %s rollout restart deployment culvert-%[1]s",
-			name, has, peering.GatewayNamespace), nil
+		return "",
+			fmt.Sprintf("a gateway with the key of Secret culvert-%s, whose public one is %s; the active one began with another: kubectl -n %s rollout restart deployment culvert-%[1]s",
+				name, has, peering.GatewayNamespace), nil
 	}
 	return status.PublicKey, "", nil
 }
 
-// annotations returns those of an object, without reading the rest of it: a private key stays in its cluster.
+// annotations returns those of an object, without reading the rest of it: a private key stays in
+// its cluster.
 func (c *Cluster) annotations(ctx context.Context, path string) (map[string]string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.host+path, nil)
 	if err != nil {

@@ -43,7 +43,9 @@ func (c *Cluster) Survey(ctx context.Context) (*join.Survey, error) {
 // Peerings returns the names of the cluster's Peerings, including those of which only parts exist.
 func (c *Cluster) Peerings(ctx context.Context) ([]string, error) {
 	names := map[string]bool{}
-	err := c.each(ctx, peerings, peering.GatewayNamespace, "", func(u *unstructured.Unstructured) { names[u.GetName()] = true })
+	err := c.each(ctx, peerings, peering.GatewayNamespace, "", func(u *unstructured.Unstructured) {
+		names[u.GetName()] = true
+	})
 	if err == nil {
 		err = c.each(ctx, bindings, "", "", func(u *unstructured.Unstructured) {
 			role, _, _ := unstructured.NestedString(u.Object, "roleRef", "name")
@@ -55,11 +57,13 @@ func (c *Cluster) Peerings(ctx context.Context) ([]string, error) {
 	return slices.Sorted(maps.Keys(names)), err
 }
 
-// Installed returns what is installed in a cluster: the image of its agents ("" if there are none), and about a Peering's gateway the type of its
-// Service, its number of pods (0 if there is no gateway), and whether it has rights in imports, the namespace for the peer's exports.
+// Installed returns what is installed in a cluster: the image of its agents ("" if there are none),
+// and about a Peering's gateway the type of its Service, its number of pods (0 if there is no
+// gateway), and whether it has rights in imports, the namespace for the peer's exports.
 func (c *Cluster) Installed(ctx context.Context, name, imports string) (*manifests.Gateway, error) {
 	i := &manifests.Gateway{Peering: name}
-	u, err := c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node", metav1.GetOptions{})
+	u, err := c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node",
+		metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("get DaemonSet culvert-node: %w", err)
 	}
@@ -69,13 +73,15 @@ func (c *Cluster) Installed(ctx context.Context, name, imports string) (*manifes
 			i.Image, _ = first["image"].(string)
 		}
 	}
-	s, err := c.client.Resource(services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name, metav1.GetOptions{})
+	s, err := c.client.Resource(services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name,
+		metav1.GetOptions{})
 	if err == nil {
 		i.Expose, _, _ = unstructured.NestedString(s.Object, "spec", "type")
 	} else if !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("get Service culvert-%s: %w", name, err)
 	}
-	d, err := c.client.Resource(deployments).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name, metav1.GetOptions{})
+	d, err := c.client.Resource(deployments).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name,
+		metav1.GetOptions{})
 	if err == nil {
 		n, _, _ := unstructured.NestedInt64(d.Object, "spec", "replicas")
 		i.Replicas = int(n)
@@ -85,7 +91,8 @@ func (c *Cluster) Installed(ctx context.Context, name, imports string) (*manifes
 	if imports == "" {
 		return i, nil
 	}
-	if _, err = c.client.Resource(roles).Namespace(imports).Get(ctx, peering.ImportRole(name), metav1.GetOptions{}); err == nil {
+	if _, err = c.client.Resource(roles).Namespace(imports).Get(ctx, peering.ImportRole(name),
+		metav1.GetOptions{}); err == nil {
 		i.Imports = imports
 	} else if !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("get Role %s in %s: %w", peering.ImportRole(name), imports, err)

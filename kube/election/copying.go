@@ -18,24 +18,27 @@ type Replica interface {
 	Table
 	// Follow copies the table of the gateway at an address from now on.
 	Follow(at netip.AddrPort)
-	// Whole waits for a complete copy of the followed gateway's table. It fails early if that gateway has no table, or an older one.
+	// Whole waits for a complete copy of the followed gateway's table. It fails early if that
+	// gateway has no table, or an older one.
 	Whole(context.Context) error
 	// Followed reports whether another gateway copies the table.
 	Followed() bool
-	// Visit sends a notice to the gateway at an address. If that gateway does not forward, it copies this one's table from then on.
+	// Visit sends a notice to the gateway at an address. If that gateway does not forward, it
+	// copies this one's table from then on.
 	Visit(ctx context.Context, at netip.AddrPort, notice []byte) error
 }
 
 const (
 	// copyLook is how often a standby looks up the address of the pod that it copies.
 	copyLook = time.Second
-	// catchUpTime limits how long a gateway that has just started copies another pod's table before it may forward. A container that was killed and
-	// restarted in its pod may still have the Lease.
+	// catchUpTime limits how long a gateway that has just started copies another pod's table before
+	// it may forward. A container that was killed and restarted in its pod may still have the
+	// Lease.
 	catchUpTime = 3 * time.Second
 )
 
-// CatchUp makes r copy the table of another pod, if there is one with a table. Call it before Drive. learned reports whether the gateway has its
-// rules: without them nothing can be restored.
+// CatchUp makes r copy the table of another pod, if there is one with a table. Call it before
+// Drive. learned reports whether the gateway has its rules: without them nothing can be restored.
 func (e *Elector) CatchUp(ctx context.Context, r Replica, learned func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, catchUpTime)
 	defer cancel()
@@ -60,9 +63,10 @@ func (e *Elector) CatchUp(ctx context.Context, r Replica, learned func() bool) {
 	}
 }
 
-// Copy makes r copy from the pod that has the Lease while this pod is a standby, until ctx ends. If this gateway is active and nobody copies from it,
-// Copy tells another pod that this one has the Lease. The other pod may forward too, because it was cut off when this one took the Lease, or may be
-// unable to look up this one's address.
+// Copy makes r copy from the pod that has the Lease while this pod is a standby, until ctx ends. If
+// this gateway is active and nobody copies from it, Copy tells another pod that this one has the
+// Lease. The other pod may forward too, because it was cut off when this one took the Lease, or may
+// be unable to look up this one's address.
 func (e *Elector) Copy(ctx context.Context, r Replica, learned func() bool) {
 	tick := time.NewTicker(copyLook)
 	defer tick.Stop()
@@ -94,7 +98,8 @@ func (e *Elector) source(ctx context.Context) (at netip.AddrPort, err error) {
 	ctx, cancel := context.WithTimeout(ctx, copyLook)
 	defer cancel()
 	holder := e.State().Holder // before the list, which may lack the pod of a later holder
-	all, err := e.Client.Resource(pods).Namespace(e.Namespace).List(ctx, metav1.ListOptions{LabelSelector: e.Label.Selector})
+	all, err := e.Client.Resource(pods).Namespace(e.Namespace).List(ctx,
+		metav1.ListOptions{LabelSelector: e.Label.Selector})
 	if err != nil {
 		return at, err // attempts log that the API server is away
 	}
@@ -123,7 +128,8 @@ func (e *Elector) source(ctx context.Context) (at netip.AddrPort, err error) {
 	defer e.mu.Unlock()
 	e.alone = alone
 	if owner != nil {
-		e.owner = &metav1.OwnerReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID}
+		e.owner = &metav1.OwnerReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name,
+			UID: owner.UID}
 	}
 	if e.role == role.Standby {
 		e.find(holder, here || !e.sibling(holder))

@@ -40,11 +40,13 @@ func (c *copier) Visit(_ context.Context, at netip.AddrPort, notice []byte) erro
 	return nil
 }
 
-// TestCopy: a standby copies the pod that has the Lease, whoever else is or was there, and an active gateway that nobody copies visits another one.
+// TestCopy: a standby copies the pod that has the Lease, whoever else is or was there, and an
+// active gateway that nobody copies visits another one.
 func TestCopy(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		api := newAPI()
-		for name, ip := range map[string]string{"a": "10.1.0.1", "b": "10.1.0.2", "c": "10.1.0.3", "d": "", "e": "10.1.0.5", "f": "10.1.0.6"} {
+		for name, ip := range map[string]string{"a": "10.1.0.1", "b": "10.1.0.2", "c": "10.1.0.3", "d": "",
+			"e": "10.1.0.5", "f": "10.1.0.6"} {
 			p := pod(name, map[string]any{"component": "gateway", "gateway-name": "milan"})
 			status := map[string]any{"podIP": ip}
 			switch p.Object["status"] = status; name {
@@ -53,7 +55,8 @@ func TestCopy(t *testing.T) {
 			case "f": // of a node that was shut down
 				status["phase"] = "Failed"
 			}
-			if _, err := api.Resource(pods).Namespace(namespace).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+			if _, err := api.Resource(pods).Namespace(namespace).Create(t.Context(), p,
+				metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -69,7 +72,8 @@ func TestCopy(t *testing.T) {
 		learned := func() bool { return knows }
 		one := &copier{}
 		if a.CatchUp(t.Context(), one, learned); len(one.did) > 0 || time.Since(begin) != catchUpTime {
-			t.Errorf("without rules, CatchUp makes the calls %q and takes %v, want none and %v", one.did, time.Since(begin), catchUpTime)
+			t.Errorf("without rules, CatchUp makes the calls %q and takes %v, want none and %v", one.did,
+				time.Since(begin), catchUpTime)
 		}
 		copies := func(e *Elector, one *copier, want ...string) {
 			t.Helper()
@@ -89,7 +93,8 @@ func TestCopy(t *testing.T) {
 			return time.Now().Before(back), nil, errors.New("away")
 		})
 		begin, one = time.Now(), &copier{}
-		if a.CatchUp(t.Context(), one, learned); !slices.Equal(one.did, []string{"follow 10.1.0.3:51841", "whole"}) || time.Since(begin) != catchUpTime {
+		if a.CatchUp(t.Context(), one, learned); !slices.Equal(one.did, []string{"follow 10.1.0.3:51841", "whole"}) ||
+			time.Since(begin) != catchUpTime {
 			t.Errorf("while the API server is away at first, CatchUp makes the calls %q and takes %v, want follow, whole and %v", one.did, time.Since(begin), catchUpTime)
 		}
 	})
@@ -116,20 +121,23 @@ func TestGone(t *testing.T) {
 		t.Run(tt.holder, func(t *testing.T) {
 			need.Bubble(t, func(t *testing.T) {
 				var all []runtime.Object
-				for _, name := range []string{"gw-milan-5d9c-self", "gw-milan-77aa-there", "gw-milan-77aa-ended", "gw-milan-77aa-orphan"} {
+				for _, name := range []string{"gw-milan-5d9c-self", "gw-milan-77aa-there", "gw-milan-77aa-ended",
+					"gw-milan-77aa-orphan"} {
 					labels := map[string]any{"component": "gateway", "gateway-name": "milan"}
 					if strings.HasSuffix(name, "orphan") {
 						delete(labels, "component") // somebody debugs it; it still runs
 					}
 					p := pod(name, labels)
 					set := name[:strings.LastIndexByte(name, '-')]
-					p.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: set, UID: types.UID("of " + set), Controller: new(true)}})
+					p.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: set,
+						UID: types.UID("of " + set), Controller: new(true)}})
 					if strings.HasSuffix(name, "ended") {
 						p.Object["status"] = map[string]any{"phase": "Failed"}
 					}
 					all = append(all, p)
 				}
-				l, err := writeLease(nil, namespace, leaseName, &metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "gw-milan-77aa", UID: "of gw-milan-77aa"},
+				l, err := writeLease(nil, namespace, leaseName, &metav1.OwnerReference{APIVersion: "apps/v1",
+					Kind: "ReplicaSet", Name: "gw-milan-77aa", UID: "of gw-milan-77aa"},
 					&role.Lease{Holder: tt.holder, Term: 4, Duration: lasts}, time.Now())
 				need.NoError(t, err)
 				other := metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "other", UID: "other"}
@@ -153,9 +161,12 @@ func TestGone(t *testing.T) {
 				tasks.Wait()
 				u, err := api.Resource(leases).Namespace(namespace).Get(t.Context(), leaseName, metav1.GetOptions{})
 				need.NoError(t, err)
-				own := metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "gw-milan-5d9c", UID: "of gw-milan-5d9c"}
-				if is := u.GetOwnerReferences(); !slices.Equal(is, []metav1.OwnerReference{other, own}) || storedLease(t, api).Term != 5 {
-					t.Errorf("the Lease, term %d, belongs to %v, want term 5 of %v and %v", storedLease(t, api).Term, is, other, own)
+				own := metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "gw-milan-5d9c",
+					UID: "of gw-milan-5d9c"}
+				if is := u.GetOwnerReferences(); !slices.Equal(is, []metav1.OwnerReference{other, own}) ||
+					storedLease(t, api).Term != 5 {
+					t.Errorf("the Lease, term %d, belongs to %v, want term 5 of %v and %v", storedLease(t, api).Term,
+						is, other, own)
 				}
 			})
 		})

@@ -39,7 +39,8 @@ type Options struct {
 	Changed         func()               // called when the gateway's role has changed; may be nil
 }
 
-// Label is the label by which others find the pod that forwards: one of the selected pods carries it.
+// Label is the label by which others find the pod that forwards: one of the selected pods carries
+// it.
 type Label struct{ Selector, Name string }
 
 // An Elector takes part in an election for one gateway.
@@ -53,17 +54,18 @@ type Elector struct {
 	yielded  chan struct{} // yieldedTo has changed
 	trying   chan struct{} // full during an attempt, which may have written the Lease and not heard so yet
 
-	mu        sync.Mutex
-	machine   *role.Machine // +checklocks:mu
-	gateway   Gateway       // nil before Drive; +checklocks:mu
-	table     Table         // nil: it is not copied; +checklocks:mu
-	yieldedTo int64         // the latest term in which another gateway has sent this one all of the table; +checklocks:mu
-	role      role.Role     // last announced; +checklocks:mu
-	failing   time.Time     // since when the Lease cannot be renewed; zero: it can be; +checklocks:mu
-	ending    bool          // no more attempts; +checklocks:mu
-	changes   uint64        // of the role; +checklocks:mu
-	alone     bool          // the gateway has no other pod; +checklocks:mu
-	gone      string        // a holder whose pod no longer exists; +checklocks:mu
+	mu      sync.Mutex
+	machine *role.Machine // +checklocks:mu
+	gateway Gateway       // nil before Drive; +checklocks:mu
+	table   Table         // nil: it is not copied; +checklocks:mu
+	// the latest term in which another gateway has sent this one all of the table
+	yieldedTo int64     // +checklocks:mu
+	role      role.Role // last announced; +checklocks:mu
+	failing   time.Time // since when the Lease cannot be renewed; zero: it can be; +checklocks:mu
+	ending    bool      // no more attempts; +checklocks:mu
+	changes   uint64    // of the role; +checklocks:mu
+	alone     bool      // the gateway has no other pod; +checklocks:mu
+	gone      string    // a holder whose pod no longer exists; +checklocks:mu
 
 	owner *metav1.OwnerReference // what controls this pod, and owns the Lease; nil: it is unknown; +checklocks:mu
 }
@@ -72,7 +74,8 @@ type Elector struct {
 func New(o Options) *Elector {
 	return &Elector{Options: o, started: time.Now(), machine: role.New(o.Pod, o.Times), role: role.Standby,
 		poke: make(chan struct{}, 1), relabels: make(chan struct{}, 1),
-		said: make(chan notice, maxSaid), taken: make(chan struct{}, 1), yielded: make(chan struct{}, 1), trying: make(chan struct{}, 1)}
+		said: make(chan notice, maxSaid), taken: make(chan struct{}, 1), yielded: make(chan struct{}, 1),
+		trying: make(chan struct{}, 1)}
 }
 
 // look is how often the role is decided again while nothing happens.
@@ -100,8 +103,9 @@ func (e *Elector) Run(ctx context.Context) {
 	}
 }
 
-// Drive makes the Elector drive g from now on. The other gateways copy g's connections by t; nil: they do not. Before Drive, the Elector does not
-// take the Lease, because another gateway may have a copy of the table. Nor does it renew a Lease that an earlier container of its pod had: a
+// Drive makes the Elector drive g from now on. The other gateways copy g's connections by t; nil:
+// they do not. Before Drive, the Elector does not take the Lease, because another gateway may have
+// a copy of the table. Nor does it renew a Lease that an earlier container of its pod had: a
 // container that dies whenever it starts would keep the others from forwarding.
 func (e *Elector) Drive(g Gateway, t Table) {
 	e.mu.Lock()
@@ -161,7 +165,8 @@ func (e *Elector) announce() {
 		entry.Info("the gateway has another role")
 	}
 	if e.Told != nil {
-		e.Told("pod " + e.Pod + " was " + was.String() + " and is " + now.String() + ": " + why + " (at " + time.Now().UTC().Format(time.RFC3339) + ")")
+		e.Told("pod " + e.Pod + " was " + was.String() + " and is " + now.String() + ": " + why + " (at " +
+			time.Now().UTC().Format(time.RFC3339) + ")")
 	}
 }
 

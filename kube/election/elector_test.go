@@ -66,9 +66,11 @@ func newElector(api *fake.FakeDynamicClient, pod string) (*Elector, *driven) {
 	log.SetOutput(io.Discard)
 	entry := logrus.NewEntry(log)
 	e := New(Options{
-		Client: api, Namespace: namespace, Name: leaseName, Pod: pod, Retry: 20 * time.Millisecond, Deadline: time.Second,
-		Times: role.Times{Lease: time.Second, Patience: 300 * time.Millisecond}, Log: entry, Causes: kube.NewCauses(entry),
-		Label: Label{Selector: "component=gateway,gateway-name=milan", Name: "active"},
+		Client: api, Namespace: namespace, Name: leaseName, Pod: pod, Retry: 20 * time.Millisecond,
+		Deadline: time.Second,
+		Times:    role.Times{Lease: time.Second, Patience: 300 * time.Millisecond}, Log: entry,
+		Causes: kube.NewCauses(entry),
+		Label:  Label{Selector: "component=gateway,gateway-name=milan", Name: "active"},
 	})
 	g := &driven{}
 	e.Drive(g, nil)
@@ -78,7 +80,8 @@ func newElector(api *fake.FakeDynamicClient, pod string) (*Elector, *driven) {
 
 func pod(name string, labels map[string]any) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": name, "namespace": namespace, "labels": labels},
+		"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": name, "namespace": namespace,
+			"labels": labels},
 	}}
 }
 
@@ -91,7 +94,8 @@ func storedLease(t *testing.T, api *fake.FakeDynamicClient) *role.Lease {
 	return l
 }
 
-// TestAttempts: the first gateway gets the Lease. The second stands by until the Lease is released, and takes it with the next term.
+// TestAttempts: the first gateway gets the Lease. The second stands by until the Lease is released,
+// and takes it with the next term.
 func TestAttempts(t *testing.T) {
 	api := newAPI()
 	a, gatewayA := newElector(api, "a")
@@ -118,7 +122,8 @@ func TestAttempts(t *testing.T) {
 	if l := storedLease(t, api); l.Holder != "b" || l.Term != before.Term+1 || gatewayB.is() != role.Active {
 		t.Errorf("the Lease is %+v and b is %v, want the next term of b, which is active", l, gatewayB.is())
 	}
-	if l, err := a.release(t.Context()); err != nil || l == nil || l.Holder != "b" || storedLease(t, api).Holder != "b" {
+	if l, err := a.release(t.Context()); err != nil || l == nil || l.Holder != "b" ||
+		storedLease(t, api).Holder != "b" {
 		t.Errorf("a releases the Lease of b: %+v, %v", l, err)
 	}
 	a.attempt(t.Context())
@@ -131,9 +136,12 @@ func TestAttempts(t *testing.T) {
 func TestForeignFields(t *testing.T) {
 	u := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-		"metadata": map[string]any{"name": leaseName, "namespace": namespace, "annotations": map[string]any{"note": "x"}},
-		"spec": map[string]any{"holderIdentity": "gw-milan-5d_6f1c", "leaseDurationSeconds": int64(15), "leaseTransitions": int64(3),
-			"acquireTime": "2026-11-26T20:00:00.000000Z", "renewTime": "2026-11-26T20:00:00.000000Z", "strategy": "OldestEmulationVersion"},
+		"metadata": map[string]any{"name": leaseName, "namespace": namespace,
+			"annotations": map[string]any{"note": "x"}},
+		"spec": map[string]any{"holderIdentity": "gw-milan-5d_6f1c", "leaseDurationSeconds": int64(15),
+			"leaseTransitions": int64(3),
+			"acquireTime":      "2026-11-26T20:00:00.000000Z", "renewTime": "2026-11-26T20:00:00.000000Z",
+			"strategy": "OldestEmulationVersion"},
 	}}
 	api := newAPI(u)
 	e, g := newElector(api, "a")
@@ -145,10 +153,12 @@ func TestForeignFields(t *testing.T) {
 	if err != nil || l.Holder != "gw-milan-5d_6f1c" || l.Term != 3 || l.Duration != 15*time.Second {
 		t.Fatalf("%+v, %v", l, err)
 	}
-	next, err := writeLease(u, namespace, leaseName, nil, &role.Lease{Holder: "a", Term: 4, Duration: 15 * time.Second}, time.Now())
+	next, err := writeLease(u, namespace, leaseName, nil, &role.Lease{Holder: "a", Term: 4, Duration: 15 * time.Second},
+		time.Now())
 	need.NoError(t, err)
 	spec := next.Object["spec"].(map[string]any)
-	if spec["strategy"] != "OldestEmulationVersion" || spec["acquireTime"] != spec["renewTime"] || next.GetAnnotations()["note"] != "x" {
+	if spec["strategy"] != "OldestEmulationVersion" || spec["acquireTime"] != spec["renewTime"] ||
+		next.GetAnnotations()["note"] != "x" {
 		t.Errorf("%v", next.Object)
 	}
 	if was := u.Object["spec"].(map[string]any); was["holderIdentity"] != "gw-milan-5d_6f1c" {
@@ -163,7 +173,9 @@ func away(t *testing.T) {
 	api := newAPI()
 	e, g := newElector(api, "a")
 	e.attempt(t.Context())
-	api.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("away") })
+	api.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("away")
+	})
 	e.attempt(t.Context())
 	for until := time.Now().Add(5 * time.Second); g.is() != role.Silent && time.Now().Before(until); time.Sleep(look) {
 		if g.is() == role.Active { // the peer sends until the Lease has expired
@@ -202,7 +214,8 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestLabel: the winner removes the label from the other pods of its gateway before it labels its own, and changes no other pod.
+// TestLabel: the winner removes the label from the other pods of its gateway before it labels its
+// own, and changes no other pod.
 func TestLabel(t *testing.T) {
 	labels := func(more ...string) map[string]any {
 		l := map[string]any{"component": "gateway", "gateway-name": "milan"}
@@ -235,7 +248,8 @@ func TestLabel(t *testing.T) {
 	if want := []string{"b", "gone", "a"}; !slices.Equal(patched, want) {
 		t.Errorf("patched %v, want %v", patched, want)
 	}
-	for name, want := range map[string]string{"a": "true", "b": "", "gone": "", "of-turin": "true", "stranger": "true"} {
+	for name, want := range map[string]string{"a": "true", "b": "", "gone": "", "of-turin": "true",
+		"stranger": "true"} {
 		u, err := api.Resource(pods).Namespace(namespace).Get(t.Context(), name, metav1.GetOptions{})
 		need.NoError(t, err)
 		if is := u.GetLabels()["active"]; is != want {
@@ -244,8 +258,8 @@ func TestLabel(t *testing.T) {
 	}
 }
 
-// TestLateLabel: the request of a former holder, which labels its pod, arrives after that of its successor. The pod loses the label long before the Lease
-// would expire.
+// TestLateLabel: the request of a former holder, which labels its pod, arrives after that of its
+// successor. The pod loses the label long before the Lease would expire.
 func TestLateLabel(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		labels := map[string]any{"component": "gateway", "gateway-name": "milan"}
@@ -298,11 +312,13 @@ func TestLeave(t *testing.T) {
 	a.attempt(t.Context())
 	a.look()
 	if gatewayA.is() != role.Standby || storedLease(t, api).Holder != "b" {
-		t.Errorf("after it has left, a is %v and %q has the Lease; want standby and b", gatewayA.is(), storedLease(t, api).Holder)
+		t.Errorf("after it has left, a is %v and %q has the Lease; want standby and b", gatewayA.is(),
+			storedLease(t, api).Holder)
 	}
 	b.Leave(t.Context())
 	if gatewayB.is() != role.Standby || storedLease(t, api).Holder != "" {
-		t.Errorf("b leaves without a successor: it is %v and %q has the Lease; want standby and nobody", gatewayB.is(), storedLease(t, api).Holder)
+		t.Errorf("b leaves without a successor: it is %v and %q has the Lease; want standby and nobody", gatewayB.is(),
+			storedLease(t, api).Holder)
 	}
 }
 

@@ -15,8 +15,9 @@ import (
 
 var pods = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 
-// label makes this pod the only one with the label while it is active, until ctx ends. It soon checks again, because the previous gateway may have
-// labelled itself late, and from then on once per duration of a Lease, because somebody else may move the label.
+// label makes this pod the only one with the label while it is active, until ctx ends. It soon
+// checks again, because the previous gateway may have labelled itself late, and from then on once
+// per duration of a Lease, because somebody else may move the label.
 func (e *Elector) label(ctx context.Context) {
 	tick := time.NewTicker(look)
 	defer tick.Stop()
@@ -43,15 +44,16 @@ func (e *Elector) label(ctx context.Context) {
 	}
 }
 
-// labels reports whether this pod should have the label. A pod that leaves does not take it back from its successor.
+// labels reports whether this pod should have the label. A pod that leaves does not take it back
+// from its successor.
 func (e *Elector) labels() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.role == role.Active && !e.ending
 }
 
-// relabel takes the label from all other selected pods, and then gives it to this one. So two pods never carry it at once; for the time of one
-// request, none does.
+// relabel takes the label from all other selected pods, and then gives it to this one. So two pods
+// never carry it at once; for the time of one request, none does.
 func (e *Elector) relabel(ctx context.Context) error {
 	if !e.labels() {
 		return nil
@@ -91,7 +93,8 @@ func (e *Elector) patch(ctx context.Context, pod string, value any) error {
 	if err != nil {
 		return err
 	}
-	_, err = e.Client.Resource(pods).Namespace(e.Namespace).Patch(ctx, pod, types.MergePatchType, body, metav1.PatchOptions{})
+	_, err = e.Client.Resource(pods).Namespace(e.Namespace).Patch(ctx, pod, types.MergePatchType, body,
+		metav1.PatchOptions{})
 	e.Causes.Log(ctx, "patch", pods.Resource, err)
 	return err
 }

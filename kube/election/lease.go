@@ -1,8 +1,11 @@
-// Package election lets the replicas of a gateway elect the one that forwards, by a Lease, and labels its pod.
+// Package election lets the replicas of a gateway elect the one that forwards, by a Lease, and
+// labels its pod.
 //
-// The protocol is that of client-go's tools/leaderelection, so that gateways by other software can take part. That package is not used, for two
-// reasons: its resource locks bring the clients of all of Kubernetes' kinds, 16 MB of program; and its elector stops when it cannot renew, but a
-// gateway must not. Package role decides which gateway forwards. A Lease is read and written by get, create and update: Liqo's role has no watch.
+// The protocol is that of client-go's tools/leaderelection, so that gateways by other software can
+// take part. That package is not used, for two reasons: its resource locks bring the clients of all
+// of Kubernetes' kinds, 16 MB of program; and its elector stops when it cannot renew, but a gateway
+// must not. Package role decides which gateway forwards. A Lease is read and written by get, create
+// and update: Liqo's role has no watch.
 package election
 
 import (
@@ -63,12 +66,14 @@ const replicaSet = "ReplicaSet"
 
 // writeLease returns u, or a new Lease if u is nil, with the fields of l, renewed at now.
 // Kubernetes removes the Lease together with owner, unless that is nil. Other fields stay.
-func writeLease(u *unstructured.Unstructured, namespace, name string, owner *metav1.OwnerReference, l *role.Lease, now time.Time) (*unstructured.Unstructured, error) {
+func writeLease(u *unstructured.Unstructured, namespace, name string, owner *metav1.OwnerReference, l *role.Lease,
+	now time.Time) (*unstructured.Unstructured, error) {
 	l.Renewed = now.UTC().Format(metav1.RFC3339Micro)
 	fields := map[string]any{}
 	if u == nil {
 		u = &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": leases.GroupVersion().String(), "kind": "Lease", "metadata": map[string]any{"name": name, "namespace": namespace},
+			"apiVersion": leases.GroupVersion().String(), "kind": "Lease", "metadata": map[string]any{"name": name,
+				"namespace": namespace},
 		}}
 	} else if part, err := kube.PartOf(u, "spec"); err != nil {
 		return nil, err
@@ -90,7 +95,9 @@ func writeLease(u *unstructured.Unstructured, namespace, name string, owner *met
 	next.Object["spec"] = fields
 	if metadata, ok := u.Object["metadata"].(map[string]any); ok && owner != nil {
 		next.Object["metadata"] = maps.Clone(metadata)
-		before := slices.DeleteFunc(u.GetOwnerReferences(), func(r metav1.OwnerReference) bool { return r.Kind == replicaSet })
+		before := slices.DeleteFunc(u.GetOwnerReferences(), func(r metav1.OwnerReference) bool {
+			return r.Kind == replicaSet
+		})
 		next.SetOwnerReferences(append(before, *owner))
 	}
 	return next, nil

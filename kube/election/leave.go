@@ -19,8 +19,8 @@ type Table interface {
 	Tell(notice []byte) int
 }
 
-// A notice is what a gateway says to another one by the stream. When one gateway gets the Lease while another one still forwards, the table changes
-// hands:
+// A notice is what a gateway says to another one by the stream. When one gateway gets the Lease
+// while another one still forwards, the table changes hands:
 //
 //	has the table                              follows it
 //	                    free ──────────────►   attempts to have the Lease at once
@@ -28,8 +28,10 @@ type Table interface {
 //	sends nothing any more, flushes
 //	                   yours ──────────────►   forwards
 //
-// Only a gateway that leaves says "free". The other notices are also sent when a Lease has run out, for example because its holder cannot reach the API
-// server. So no connection that began before the change is missing after it. If the other gateway hears no "yours", it forwards after yieldTime.
+// Only a gateway that leaves says "free". The other notices are also sent when a Lease has run out,
+// for example because its holder cannot reach the API server. So no connection that began before
+// the change is missing after it. If the other gateway hears no "yours", it forwards after
+// yieldTime.
 type notice struct {
 	Says string `json:"says"`
 	Pod  string `json:"pod"`  // who says it
@@ -45,13 +47,17 @@ const (
 const (
 	// maxSaid is how many notices may wait; more are dropped. A change of roles takes three.
 	maxSaid = 16
-	// flushTime limits how long a gateway that leaves waits until the others have its table. It takes long only during a full copy.
+	// flushTime limits how long a gateway that leaves waits until the others have its table. It
+	// takes long only during a full copy.
 	flushTime = 5 * time.Second
-	// yieldTime is how long a gateway that has the Lease lets another one send it the rest of the table.
+	// yieldTime is how long a gateway that has the Lease lets another one send it the rest of the
+	// table.
 	yieldTime = 500 * time.Millisecond
-	// releaseTimeout is how long giving back a Lease may take. If it fails, another gateway gets the Lease when it runs out.
+	// releaseTimeout is how long giving back a Lease may take. If it fails, another gateway gets
+	// the Lease when it runs out.
 	releaseTimeout = 2 * time.Second
-	// leavePoll is how often a gateway that leaves checks whether another one has the Lease. Without a stream, that one cannot say so.
+	// leavePoll is how often a gateway that leaves checks whether another one has the Lease.
+	// Without a stream, that one cannot say so.
 	leavePoll = 100 * time.Millisecond
 )
 
@@ -67,8 +73,8 @@ func (e *Elector) Heard(message []byte) {
 	}
 }
 
-// Claim returns the notice that tells another gateway that this one has the Lease; nil if it has not. A gateway that was cut off when this one took the
-// Lease may still forward.
+// Claim returns the notice that tells another gateway that this one has the Lease; nil if it has
+// not. A gateway that was cut off when this one took the Lease may still forward.
 func (e *Elector) Claim() []byte {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -134,7 +140,8 @@ func (e *Elector) hear(ctx context.Context, n *notice) {
 	}
 }
 
-// yield flushes the table and leaves it to the gateway that has the Lease with this term. This gateway no longer sends anything.
+// yield flushes the table and leaves it to the gateway that has the Lease with this term. This
+// gateway no longer sends anything.
 func (e *Elector) yield(ctx context.Context, term int64) {
 	if e.flush(ctx, yieldTime) {
 		e.tell(saysYours, term)
@@ -158,7 +165,8 @@ func (e *Elector) flush(ctx context.Context, patience time.Duration) bool {
 	return true
 }
 
-// take makes the previous gateway stop, and waits until the whole table is here. This gateway has the Lease with this term.
+// take makes the previous gateway stop, and waits until the whole table is here. This gateway has
+// the Lease with this term.
 func (e *Elector) take(ctx context.Context, term int64) {
 	if !e.tell(saysMine, term) {
 		return
@@ -183,8 +191,10 @@ func (e *Elector) take(ctx context.Context, term int64) {
 	}
 }
 
-// Leave gives back the Lease. It returns true when another gateway has the Lease and all connections, and false after leavePatience, when there seems
-// to be no other one. The gateway carries packets until another one has the Lease, but starts nothing towards the peer; then it becomes a standby.
+// Leave gives back the Lease. It returns true when another gateway has the Lease and all
+// connections, and false after leavePatience, when there seems to be no other one. The gateway
+// carries packets until another one has the Lease, but starts nothing towards the peer; then it
+// becomes a standby.
 func (e *Elector) Leave(ctx context.Context) (succeeded bool) {
 	e.mu.Lock()
 	had, g := e.role, e.gateway
@@ -220,8 +230,8 @@ func (e *Elector) Leave(ctx context.Context) (succeeded bool) {
 	return successor != nil
 }
 
-// release gives back the Lease if this gateway has it, so that another one can take it at once. If another one already has it, release returns that
-// Lease.
+// release gives back the Lease if this gateway has it, so that another one can take it at once. If
+// another one already has it, release returns that Lease.
 func (e *Elector) release(ctx context.Context) (other *role.Lease, err error) {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
@@ -238,7 +248,8 @@ func (e *Elector) release(ctx context.Context) (other *role.Lease, err error) {
 		if have.Holder != e.Pod {
 			return have, nil
 		}
-		next, err := writeLease(u, e.Namespace, e.Name, nil, &role.Lease{Term: have.Term, Duration: time.Second}, time.Now())
+		next, err := writeLease(u, e.Namespace, e.Name, nil, &role.Lease{Term: have.Term, Duration: time.Second},
+			time.Now())
 		if err != nil {
 			return nil, err
 		}
@@ -258,9 +269,11 @@ func (e *Elector) awaitSuccessor(ctx context.Context) *role.Lease {
 	ctx, cancel := context.WithTimeout(ctx, e.leavePatience())
 	defer cancel()
 	for {
-		if u, err := e.Client.Resource(leases).Namespace(e.Namespace).Get(ctx, e.Name, metav1.GetOptions{}); err == nil {
+		if u, err := e.Client.Resource(leases).Namespace(e.Namespace).Get(ctx, e.Name,
+			metav1.GetOptions{}); err == nil {
 			if l, err := readLease(u); err == nil && l.Holder != "" {
-				e.Log.WithField("pod", l.Holder).Info("another gateway has the Lease; this one no longer carries packets")
+				e.Log.WithField("pod",
+					l.Holder).Info("another gateway has the Lease; this one no longer carries packets")
 				return l
 			}
 		}

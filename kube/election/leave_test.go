@@ -91,19 +91,22 @@ func handOn(t *testing.T) {
 	if took := time.Since(began); took >= yieldTime {
 		t.Errorf("the handover takes %v, want less than %v, because each gateway hears the other", took, yieldTime)
 	}
-	want := []string{"a is active", "b is standby", "a is static", "a flushes", `a says {"says":"free","pod":"a","term":0}`,
+	want := []string{"a is active", "b is standby", "a is static", "a flushes",
+		`a says {"says":"free","pod":"a","term":0}`,
 		"a is standby", "a flushes", `a says {"says":"yours","pod":"a","term":1}`, "b is active"}
 	mine := `b says {"says":"mine","pod":"b","term":1}`
 	got := tables[0].lines
 	if i := slices.Index(got, mine); i < 5 || i == len(got)-1 { // a may have read the Lease before
-		t.Errorf("b says that it has the Lease in line %d of %q, want it after the first four and before the last", i, got)
+		t.Errorf("b says that it has the Lease in line %d of %q, want it after the first four and before the last", i,
+			got)
 	}
 	if got = slices.DeleteFunc(got, func(line string) bool { return line == mine }); !slices.Equal(got, want) {
 		t.Errorf("got:\n%q\nwant:\n%q", got, want)
 	}
 }
 
-// TestCutOff: a gateway whose Lease has expired stops when it hears that another one has a new Lease, which then forwards.
+// TestCutOff: a gateway whose Lease has expired stops when it hears that another one has a new
+// Lease, which then forwards.
 func TestCutOff(t *testing.T) { need.Bubble(t, cutOff) }
 
 func cutOff(t *testing.T) {
@@ -117,7 +120,8 @@ func cutOff(t *testing.T) {
 	})
 	synctest.Wait()
 	got := tables[0].lines
-	want := []string{`b says {"says":"mine","pod":"b","term":1}`, "a is standby", "a flushes", `a says {"says":"yours","pod":"a","term":1}`, "b is active"}
+	want := []string{`b says {"says":"mine","pod":"b","term":1}`, "a is standby", "a flushes",
+		`a says {"says":"yours","pod":"a","term":1}`, "b is active"}
 	if len(got) < len(want) || !slices.Equal(got[len(got)-len(want):], want) {
 		t.Errorf("got:\n%q\nwant at the end:\n%q", got, want)
 	}
@@ -133,7 +137,8 @@ func cutOff(t *testing.T) {
 	}
 }
 
-// TestNoAnswer: when a gateway that hangs does not answer, the one with the Lease forwards nevertheless.
+// TestNoAnswer: when a gateway that hangs does not answer, the one with the Lease forwards
+// nevertheless.
 func TestNoAnswer(t *testing.T) { need.Bubble(t, noAnswer) }
 
 func noAnswer(t *testing.T) {
@@ -153,8 +158,9 @@ func noAnswer(t *testing.T) {
 	}
 }
 
-// TestLeavesWhileTaking: a gateway that is told to end just after it got the Lease gives it back, although it does not forward yet: the one that had
-// the Lease has stopped, and gets it again at once.
+// TestLeavesWhileTaking: a gateway that is told to end just after it got the Lease gives it back,
+// although it does not forward yet: the one that had the Lease has stopped, and gets it again at
+// once.
 func TestLeavesWhileTaking(t *testing.T) { need.Bubble(t, leavesWhileTaking) }
 
 func leavesWhileTaking(t *testing.T) {
@@ -176,7 +182,8 @@ func leavesWhileTaking(t *testing.T) {
 	}
 }
 
-// TestDiesAtStart: a gateway that starts does not renew the Lease of the former process in its pod. As soon as it can forward, it takes over that Lease.
+// TestDiesAtStart: a gateway that starts does not renew the Lease of the former process in its pod.
+// As soon as it can forward, it takes over that Lease.
 func TestDiesAtStart(t *testing.T) {
 	api := newAPI()
 	a, _ := newElector(api, "a")
@@ -195,7 +202,8 @@ func TestDiesAtStart(t *testing.T) {
 	}
 }
 
-// TestNewPod: a gateway that cannot forward yet takes neither a free Lease nor one that does not exist.
+// TestNewPod: a gateway that cannot forward yet takes neither a free Lease nor one that does not
+// exist.
 func TestNewPod(t *testing.T) {
 	api := newAPI()
 	fresh, gateway := newElector(api, "fresh")

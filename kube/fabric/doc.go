@@ -5,8 +5,8 @@
 //
 // A State is pure: resources in, links and faults out. A Source follows the resources, passes the
 // links on, and writes an Event for each fault. Liqo's own agent makes the routes and rules through
-// the links. Links lead to the pod that is labelled as the active gateway, so that Liqo's controller
-// may be away when a gateway moves.
+// the links. Links lead to the pod that is labelled as the active gateway, so that Liqo's
+// controller may be away when a gateway moves.
 //
 // Each watch has a goroutine, which changes the State under a mutex. Everything else happens in
 // Source.Run.

@@ -29,8 +29,9 @@ func init() {
 	utilruntime.ErrorHandlers = nil // one of them counts on time that is no bubble's
 }
 
-// TestSlowAPIServer: while the API server takes three seconds for each write, a gateway's new address is effective within one second. Of a resource
-// that has another fault all the time, few Events are written.
+// TestSlowAPIServer: while the API server takes three seconds for each write, a gateway's new
+// address is effective within one second. Of a resource that has another fault all the time, few
+// Events are written.
 func TestSlowAPIServer(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		kinds := map[schema.GroupVersionResource]string{{Version: "v1", Resource: "events"}: "EventList"}

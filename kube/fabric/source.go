@@ -32,10 +32,11 @@ type Source struct {
 	mu       sync.Mutex
 	state    *State          // +checklocks:mu
 	complete map[string]bool // +checklocks:mu
-	late     time.Time       // when links no longer wait for the list of pods; zero: other lists are missing; +checklocks:mu
-	statuses []links.Status  // +checklocks:mu
-	faults   []kube.Fault    // +checklocks:mu
-	waiting  string          // +checklocks:mu
+	// when links no longer wait for the list of pods; zero: other lists are missing
+	late     time.Time      // +checklocks:mu
+	statuses []links.Status // +checklocks:mu
+	faults   []kube.Fault   // +checklocks:mu
+	waiting  string         // +checklocks:mu
 
 	// For Run only.
 	applied []links.Link
@@ -48,8 +49,10 @@ func NewSource(client dynamic.Interface, node string, log *logrus.Entry) *Source
 	causes := kube.NewCauses(log)
 	return &Source{
 		client: client, log: log, causes: causes, node: node, wake: make(chan struct{}, 1),
-		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: node + "/links", Node: node, Instance: node}, log),
-		state:  NewState(node), complete: map[string]bool{}, waiting: "the API server; links of an earlier run are carried as they were",
+		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: node + "/links", Node: node,
+			Instance: node}, log),
+		state: NewState(node), complete: map[string]bool{},
+		waiting: "the API server; links of an earlier run are carried as they were",
 	}
 }
 
@@ -127,7 +130,8 @@ func (s *Source) follow(apply func([]links.Link)) {
 	}
 	want := s.state.Desired(now)
 	if want.Waiting == "" && !s.complete[kindPod] {
-		want.Waiting = "the list of pods with " + activeGateways + ", which this agent may have no right to read: apply the manifest of this version; " +
+		want.Waiting = "the list of pods with " + activeGateways +
+			", which this agent may have no right to read: apply the manifest of this version; " +
 			"links follow InternalFabrics meanwhile, which Liqo's controller writes"
 	}
 	statuses := s.statuses
@@ -147,7 +151,8 @@ func (s *Source) follow(apply func([]links.Link)) {
 		}
 		if st.State == links.Kernel {
 			if kernel[st.Link.Name] = true; !s.kernel[st.Link.Name] {
-				s.log.WithField("interface", st.Link.Name).Info("this kernel has Geneve links: Liqo's agent makes its own, culvert makes none")
+				s.log.WithField("interface",
+					st.Link.Name).Info("this kernel has Geneve links: Liqo's agent makes its own, culvert makes none")
 			}
 		}
 		if ok && text != "" {

@@ -76,7 +76,8 @@ const labelGateway = "networking.liqo.io/gateway-name"
 
 // NewState returns the State of the node called name.
 func NewState(node string) *State {
-	return &State{node: node, fabrics: map[rules.Key]*internalFabric{}, tunnels: map[rules.Key]*tunnel{}, nodes: map[rules.Key]*internalNode{}, active: map[rules.Key]activePod{}}
+	return &State{node: node, fabrics: map[rules.Key]*internalFabric{}, tunnels: map[rules.Key]*tunnel{},
+		nodes: map[rules.Key]*internalNode{}, active: map[rules.Key]activePod{}}
 }
 
 // Put adds or replaces a resource.
@@ -112,8 +113,8 @@ func (s *State) Put(o *kube.Object, deleting bool, now time.Time) {
 // gateway returns the address of the one pod that says that it is the active gateway of a tenant's
 // namespace, as Liqo's controller finds it. That controller may be away when a gateway moves, often
 // because it was on the same node, so what it has written is used only if no pod or more than one
-// says so. A namespace has one InternalFabric; of several, the pod's is the one with the name of its
-// gateway.
+// says so. A namespace has one InternalFabric; of several, the pod's is the one with the name of
+// its gateway.
 func (s *State) gateway(f *internalFabric) netip.Addr {
 	var found []activePod
 	for key, p := range s.active {
@@ -121,7 +122,8 @@ func (s *State) gateway(f *internalFabric) netip.Addr {
 			found = append(found, p)
 		}
 	}
-	if len(found) != 1 || found[0].address.Is4() != f.link.Remote.Is4() || found[0].gateway != f.meta.Name && !s.alone(f) {
+	if len(found) != 1 || found[0].address.Is4() != f.link.Remote.Is4() || found[0].gateway != f.meta.Name &&
+		!s.alone(f) {
 		return f.link.Remote
 	}
 	return found[0].address
@@ -209,7 +211,8 @@ func readFabric(o *kube.Object, r resource) *internalFabric {
 	if len(r.faults) == 0 {
 		f.link.Remote = r.host("spec.gatewayIP", spec.GatewayIP)
 		f.link.Gateway = r.host("spec.interface.gateway.ip", spec.Interface.Gateway.IP)
-		if name := f.link.Name; name == "" || len(name) > 15 || name == "." || name == ".." || strings.ContainsAny(name, "/: \t\n") {
+		if name := f.link.Name; name == "" || len(name) > 15 || name == "." || name == ".." ||
+			strings.ContainsAny(name, "/: \t\n") {
 			r.add("spec.interface.node.name", "%q is no name of a link; want 1 to 15 bytes", name)
 		}
 		if f.link.MTU < 576 || f.link.MTU > 65535 {
@@ -232,7 +235,8 @@ func readTunnel(o *kube.Object, r resource) *tunnel {
 		} `json:"internalNodeRef"`
 	}
 	r.read("spec", o.Spec, &spec)
-	t := &tunnel{node: spec.Node.Name, of: rules.Key{Kind: kube.KindFabric, Namespace: spec.Fabric.Namespace, Name: spec.Fabric.Name}}
+	t := &tunnel{node: spec.Node.Name, of: rules.Key{Kind: kube.KindFabric, Namespace: spec.Fabric.Namespace,
+		Name: spec.Fabric.Name}}
 	switch {
 	case len(r.faults) > 0:
 	case spec.ID == nil:
@@ -306,17 +310,23 @@ func (s *State) Desired(now time.Time) Desired {
 				fault(kube.KindTunnel, &t.resource, "%s", text)
 			}
 		case f == nil && now.Sub(t.seen) >= patience:
-			fault(kube.KindTunnel, &t.resource, "spec.internalFabricRef: there is no InternalFabric %s/%s", t.of.Namespace, t.of.Name)
+			fault(kube.KindTunnel, &t.resource, "spec.internalFabricRef: there is no InternalFabric %s/%s",
+				t.of.Namespace, t.of.Name)
 		case f == nil || f.deleting || len(f.faults) > 0 || own == nil || len(own.faults) > 0:
 		case served[t.of]:
-			fault(kube.KindTunnel, &t.resource, "spec.internalNodeRef: an older GeneveTunnel leads from this node to InternalFabric %s/%s", t.of.Namespace, t.of.Name)
+			fault(kube.KindTunnel, &t.resource,
+				"spec.internalNodeRef: an older GeneveTunnel leads from this node to InternalFabric %s/%s",
+				t.of.Namespace, t.of.Name)
 		case d.Origin[f.link.Name].Name != "":
 			served[t.of] = true
 			first := d.Origin[f.link.Name]
-			fault(kube.KindFabric, &f.resource, "spec.interface.node.name: %s is the name of InternalFabric %s/%s", f.link.Name, first.Namespace, first.Name)
+			fault(kube.KindFabric, &f.resource, "spec.interface.node.name: %s is the name of InternalFabric %s/%s",
+				f.link.Name, first.Namespace, first.Name)
 		case own.address.Is4() != f.link.Gateway.Is4():
 			served[t.of] = true
-			fault(kube.KindFabric, &f.resource, "spec.interface.gateway.ip: %s and this node's %s are of different families", f.link.Gateway, own.address)
+			fault(kube.KindFabric, &f.resource,
+				"spec.interface.gateway.ip: %s and this node's %s are of different families",
+				f.link.Gateway, own.address)
 		default:
 			served[t.of] = true
 			l := f.link
@@ -330,7 +340,8 @@ func (s *State) Desired(now time.Time) Desired {
 		for _, text := range f.faults {
 			fault(kube.KindFabric, &f.resource, "%s", text)
 		}
-		if !served[key] && !f.deleting && len(f.faults) == 0 && own != nil && now.Sub(f.seen) >= patience && !s.leads(key) {
+		if !served[key] && !f.deleting && len(f.faults) == 0 && own != nil && now.Sub(f.seen) >= patience &&
+			!s.leads(key) {
 			fault(kube.KindFabric, &f.resource, "there is no GeneveTunnel from node %s to it", s.node)
 		}
 	}

@@ -56,8 +56,10 @@ func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 // ofN1 are the links that the captured resources describe for node n1.
 var ofN1 = []links.Link{
-	{Name: "liqo.gmn5mr9h7p", VNI: 1, MTU: 1340, Remote: addr("10.244.0.7"), Address: addr("10.80.0.2"), Gateway: addr("10.80.0.3")},
-	{Name: "liqo.s4r5pgz9fk", VNI: 3, MTU: 1340, Remote: addr("10.244.0.8"), Address: addr("10.80.0.2"), Gateway: addr("10.80.0.4")},
+	{Name: "liqo.gmn5mr9h7p", VNI: 1, MTU: 1340, Remote: addr("10.244.0.7"), Address: addr("10.80.0.2"),
+		Gateway: addr("10.80.0.3")},
+	{Name: "liqo.s4r5pgz9fk", VNI: 3, MTU: 1340, Remote: addr("10.244.0.8"), Address: addr("10.80.0.2"),
+		Gateway: addr("10.80.0.4")},
 }
 
 func texts(d Desired) (all []string) {
@@ -67,7 +69,8 @@ func texts(d Desired) (all []string) {
 	return all
 }
 
-// TestCapturedResources: the resources of a real control plane describe one link for each gateway, in whatever order they arrive.
+// TestCapturedResources: the resources of a real control plane describe one link for each gateway,
+// in whatever order they arrive.
 func TestCapturedResources(t *testing.T) {
 	all := captured(t)
 	for range 20 {
@@ -100,7 +103,8 @@ func TestDeletion(t *testing.T) {
 		var last *kube.Object
 		for _, o := range captured(t) {
 			s.Put(o, false, start)
-			if o.Kind == kind && strings.HasPrefix(o.Metadata.Name, "cluster-b") && !strings.HasSuffix(o.Metadata.Name, "n2") {
+			if o.Kind == kind && strings.HasPrefix(o.Metadata.Name, "cluster-b") &&
+				!strings.HasSuffix(o.Metadata.Name, "n2") {
 				last = o
 			}
 		}
@@ -131,12 +135,14 @@ func TestMovedGateway(t *testing.T) {
 	}
 }
 
-// TestBadResources: each fault names its resource and field once, and the other link is not affected.
+// TestBadResources: each fault names its resource and field once, and the other link is not
+// affected.
 func TestBadResources(t *testing.T) {
 	const namespace = "liqo-tenant-cluster-b"
 	change := func(kind, old, new string) func(o *kube.Object) bool {
 		return func(o *kube.Object) bool {
-			if o.Kind == kind && strings.HasPrefix(o.Metadata.Name, "cluster-b") && !strings.HasSuffix(o.Metadata.Name, "n2") {
+			if o.Kind == kind && strings.HasPrefix(o.Metadata.Name, "cluster-b") &&
+				!strings.HasSuffix(o.Metadata.Name, "n2") {
 				changed := bytes.Replace(o.Spec, []byte(old), []byte(new), 1)
 				if bytes.Equal(changed, o.Spec) {
 					t.Errorf("%s has no %s", o.Spec, old)
@@ -148,7 +154,8 @@ func TestBadResources(t *testing.T) {
 	}
 	without := func(kind string) func(o *kube.Object) bool {
 		return func(o *kube.Object) bool {
-			return o.Kind != kind || !strings.HasPrefix(o.Metadata.Name, "cluster-b") || strings.HasSuffix(o.Metadata.Name, "n2")
+			return o.Kind != kind || !strings.HasPrefix(o.Metadata.Name, "cluster-b") ||
+				strings.HasSuffix(o.Metadata.Name, "n2")
 		}
 	}
 	fabric, tunnel := "InternalFabric/"+namespace+"/cluster-b: ", "GeneveTunnel/"+namespace+"/cluster-b-n1: "
@@ -157,24 +164,36 @@ func TestBadResources(t *testing.T) {
 		change func(*kube.Object) bool
 		want   string
 	}{
-		{"no fabric", without(kube.KindFabric), tunnel + "spec.internalFabricRef: there is no InternalFabric " + namespace + "/cluster-b"},
+		{"no fabric", without(kube.KindFabric), tunnel + "spec.internalFabricRef: there is no InternalFabric " +
+			namespace + "/cluster-b"},
 		{"no tunnel", without(kube.KindTunnel), fabric + "there is no GeneveTunnel from node n1 to it"},
-		{"negative id", change(kube.KindTunnel, `"id":1`, `"id":-1`), tunnel + "spec.id: -1 is out of range; want 0 to 16777215"},
-		{"large id", change(kube.KindTunnel, `"id":1`, `"id":16777216`), tunnel + "spec.id: 16777216 is out of range; want 0 to 16777215"},
+		{"negative id", change(kube.KindTunnel, `"id":1`, `"id":-1`),
+			tunnel + "spec.id: -1 is out of range; want 0 to 16777215"},
+		{"large id", change(kube.KindTunnel, `"id":1`, `"id":16777216`),
+			tunnel + "spec.id: 16777216 is out of range; want 0 to 16777215"},
 		{"huge id", change(kube.KindTunnel, `"id":1`, `"id":1e30`), tunnel + "spec.id: number 1e30 is out of range"},
 		{"missing id", change(kube.KindTunnel, `"id":1,`, ``), tunnel + "spec.id: missing"},
-		{"text for id", change(kube.KindTunnel, `"id":1`, `"id":"1"`), tunnel + "spec.id: a string, where a number belongs"},
-		{"gatewayIP", change(kube.KindFabric, "10.244.0.7", "10.244.0"), fabric + `spec.gatewayIP: "10.244.0" is no address`},
-		{"multicast gatewayIP", change(kube.KindFabric, "10.244.0.7", "224.0.0.7"), fabric + "spec.gatewayIP: 224.0.0.7 is no address of a host"},
+		{"text for id", change(kube.KindTunnel, `"id":1`, `"id":"1"`),
+			tunnel + "spec.id: a string, where a number belongs"},
+		{"gatewayIP", change(kube.KindFabric, "10.244.0.7", "10.244.0"),
+			fabric + `spec.gatewayIP: "10.244.0" is no address`},
+		{"multicast gatewayIP", change(kube.KindFabric, "10.244.0.7", "224.0.0.7"),
+			fabric + "spec.gatewayIP: 224.0.0.7 is no address of a host"},
 		{"no gatewayIP", change(kube.KindFabric, `"gatewayIP"`, `"gateway"`), fabric + "spec.gatewayIP: missing"},
-		{"internal address", change(kube.KindFabric, "10.80.0.3", "::ffff:10.80.0.3"), fabric + `spec.interface.gateway.ip: "::ffff:10.80.0.3" is no address`},
-		{"family", change(kube.KindFabric, "10.80.0.3", "fd80::3"), fabric + "spec.interface.gateway.ip: fd80::3 and this node's 10.80.0.2 are of different families"},
-		{"long name", change(kube.KindFabric, "liqo.gmn5mr9h7p", "liqo.gmn5mr9h7p1"), fabric + `spec.interface.node.name: "liqo.gmn5mr9h7p1" is no name of a link; want 1 to 15 bytes`},
-		{"path for a name", change(kube.KindFabric, "liqo.gmn5mr9h7p", "../liqo"), fabric + `spec.interface.node.name: "../liqo" is no name of a link; want 1 to 15 bytes`},
+		{"internal address", change(kube.KindFabric, "10.80.0.3", "::ffff:10.80.0.3"),
+			fabric + `spec.interface.gateway.ip: "::ffff:10.80.0.3" is no address`},
+		{"family", change(kube.KindFabric, "10.80.0.3", "fd80::3"),
+			fabric + "spec.interface.gateway.ip: fd80::3 and this node's 10.80.0.2 are of different families"},
+		{"long name", change(kube.KindFabric, "liqo.gmn5mr9h7p", "liqo.gmn5mr9h7p1"),
+			fabric + `spec.interface.node.name: "liqo.gmn5mr9h7p1" is no name of a link; want 1 to 15 bytes`},
+		{"path for a name", change(kube.KindFabric, "liqo.gmn5mr9h7p", "../liqo"),
+			fabric + `spec.interface.node.name: "../liqo" is no name of a link; want 1 to 15 bytes`},
 		{"name of another", change(kube.KindFabric, "liqo.gmn5mr9h7p", "liqo.s4r5pgz9fk"),
 			"InternalFabric/liqo-tenant-cluster-c/cluster-c: spec.interface.node.name: liqo.s4r5pgz9fk is the name of InternalFabric " + namespace + "/cluster-b"},
-		{"mtu", change(kube.KindFabric, `"mtu":1340`, `"mtu":100`), fabric + "spec.mtu: 100 is out of range; want 576 to 65535"},
-		{"text for mtu", change(kube.KindFabric, `"mtu":1340`, `"mtu":"1340"`), fabric + "spec.mtu: a string, where a number belongs"},
+		{"mtu", change(kube.KindFabric, `"mtu":1340`, `"mtu":100`),
+			fabric + "spec.mtu: 100 is out of range; want 576 to 65535"},
+		{"text for mtu", change(kube.KindFabric, `"mtu":1340`, `"mtu":"1340"`),
+			fabric + "spec.mtu: a string, where a number belongs"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := NewState("n1")
@@ -214,12 +233,15 @@ func TestTwoTunnels(t *testing.T) {
 		}
 	}
 	d := s.Desired(late)
-	if got := fmt.Sprint(texts(d)); !slices.Equal(d.Links, ofN1) || !strings.Contains(got, "GeneveTunnel/liqo-tenant-cluster-b/later: spec.internalNodeRef: an older GeneveTunnel") {
+	if got := fmt.Sprint(texts(d)); !slices.Equal(d.Links, ofN1) ||
+		!strings.Contains(got,
+			"GeneveTunnel/liqo-tenant-cluster-b/later: spec.internalNodeRef: an older GeneveTunnel") {
 		t.Errorf("%v, %+v", got, d.Links)
 	}
 }
 
-// TestRandomEdits: after edits and deletions in any order, the links follow from the resources that exist.
+// TestRandomEdits: after edits and deletions in any order, the links follow from the resources that
+// exist.
 func TestRandomEdits(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -241,13 +263,15 @@ func TestRandomEdits(t *testing.T) {
 		for _, o := range there {
 			fresh.Put(o, false, start)
 		}
-		if a, b := s.Desired(late), fresh.Desired(late); !slices.Equal(a.Links, b.Links) || !slices.Equal(texts(a), texts(b)) {
+		if a, b := s.Desired(late), fresh.Desired(late); !slices.Equal(a.Links, b.Links) ||
+			!slices.Equal(texts(a), texts(b)) {
 			t.Fatalf("seed %d, edit %d: %+v, afresh %+v", seed, i, a, b)
 		}
 	}
 }
 
-// TestKernelLinks: that the kernel serves a link is logged once, and again for one that has been away: a node keeps nothing of links that it had.
+// TestKernelLinks: that the kernel serves a link is logged once, and again for one that has been
+// away: a node keeps nothing of links that it had.
 func TestKernelLinks(t *testing.T) {
 	log, hook := test.NewNullLogger()
 	s := NewSource(nil, "n1", logrus.NewEntry(log))
@@ -275,11 +299,13 @@ func TestKernelLinks(t *testing.T) {
 
 // gatewayPod is a pod that says that it is the active gateway to cluster-b.
 func gatewayPod(t *testing.T, name, address, phase string) *kube.Object {
-	return object(t, fmt.Sprintf("{kind: Pod, metadata: {namespace: liqo-tenant-cluster-b, name: %s}, status: {phase: %s, podIP: %q}}", name, phase, address))
+	return object(t, fmt.Sprintf(
+		"{kind: Pod, metadata: {namespace: liqo-tenant-cluster-b, name: %s}, status: {phase: %s, podIP: %q}}", name,
+		phase, address))
 }
 
-// TestActivePod: links lead to the one running pod that says that it is active, whatever Liqo's controller has written last. If there is none, or if there
-// are two, the controller decides.
+// TestActivePod: links lead to the one running pod that says that it is active, whatever Liqo's
+// controller has written last. If there is none, or if there are two, the controller decides.
 func TestActivePod(t *testing.T) {
 	s := NewState("n1")
 	for _, o := range captured(t) {
@@ -337,7 +363,8 @@ func TestActivePod(t *testing.T) {
 	}
 }
 
-// TestWithoutPods: an agent whose older manifest grants no pods follows InternalFabrics after a moment, and says so.
+// TestWithoutPods: an agent whose older manifest grants no pods follows InternalFabrics after a
+// moment, and says so.
 func TestWithoutPods(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		log, _ := test.NewNullLogger()
@@ -366,7 +393,8 @@ func TestWithoutPods(t *testing.T) {
 		if follow(); s.waiting != "" {
 			t.Errorf("waiting for %q", s.waiting)
 		}
-		for _, err := range []error{apierrors.NewForbidden(schema.GroupResource{Resource: "internalnodes"}, "", nil), nil} {
+		for _, err := range []error{apierrors.NewForbidden(schema.GroupResource{Resource: "internalnodes"},
+			"", nil), nil} {
 			var n control.NodeStatus
 			s.causes.Log(t.Context(), "list", "internalnodes", err)
 			if s.Show(&n); strings.Contains(fmt.Sprint(n.Waiting), "rights: list internalnodes") != (err != nil) {

@@ -31,7 +31,8 @@ type Cluster struct {
 	Pods     []Found
 	PodsFrom string  // Nodes or Pods
 	Services []Found // reserved: no peer and no tunnel gets them
-	// Balanced says whether load balancers of the cluster have addresses. Address is that of a node, by which a NodePort is reached.
+	// Balanced says whether load balancers of the cluster have addresses. Address is that of a
+	// node, by which a NodePort is reached.
 	Balanced bool
 	Address  netip.Addr
 	Public   bool   // Address is an ExternalIP
@@ -49,11 +50,14 @@ type Cluster struct {
 // maxCIDRs is the maximum number of pod CIDRs in a Peering.
 const maxCIDRs = 16
 
-// Find derives a cluster's addresses. If something cannot be found, the error names the flag by which the user can say it.
+// Find derives a cluster's addresses. If something cannot be found, the error names the flag by
+// which the user can say it.
 func (s *Survey) Find(name string, h Hints) (*Cluster, error) {
-	c := &Cluster{Name: name, Nodes: len(s.nodes), Balanced: s.balanced, Six: s.six, peerings: s.peerings, specs: s.specs, notes: s.notes}
+	c := &Cluster{Name: name, Nodes: len(s.nodes), Balanced: s.balanced, Six: s.six, peerings: s.peerings,
+		specs: s.specs, notes: s.notes}
 	if len(s.nodes) == 0 && len(s.virtual) > 0 {
-		return nil, errors.New("all Nodes are virtual ones, where culvert's agent cannot run; add a Node with a kernel of its own")
+		return nil, errors.New(
+			"all Nodes are virtual ones, where culvert's agent cannot run; add a Node with a kernel of its own")
 	}
 	if len(s.nodes) == 0 {
 		return nil, errors.New("there is no Node")
@@ -72,7 +76,8 @@ func (s *Survey) Find(name string, h Hints) (*Cluster, error) {
 	return c, nil
 }
 
-// findAddress chooses the node by which a NodePort is reached: one that is ready, and by an external address if there is one.
+// findAddress chooses the node by which a NodePort is reached: one that is ready, and by an
+// external address if there is one.
 func (c *Cluster) findAddress(s *Survey) {
 	best := -1
 	for _, name := range sortedKeys(s.nodes) {
@@ -91,8 +96,8 @@ func (c *Cluster) findAddress(s *Survey) {
 	}
 }
 
-// contradicts returns how the cluster's objects contradict what the user says of it. A CIDR of pods that no object knows is a typing error, if objects
-// know others.
+// contradicts returns how the cluster's objects contradict what the user says of it. A CIDR of pods
+// that no object knows is a typing error, if objects know others.
 func (s *Survey) contradicts(h Hints) error {
 	var known []Found
 	for _, name := range sortedKeys(s.nodes) {
@@ -111,7 +116,8 @@ func (s *Survey) contradicts(h Hints) error {
 	}
 	for _, p := range h.Pods {
 		if len(known) > 0 && !slices.ContainsFunc(known, func(k Found) bool { return k.CIDR.Overlaps(p) }) {
-			return fmt.Errorf("--pod-cidr: no Node and no Pod has an address in %s; %s has %s", p, known[0].Source, known[0].CIDR)
+			return fmt.Errorf("--pod-cidr: no Node and no Pod has an address in %s; %s has %s", p, known[0].Source,
+				known[0].CIDR)
 		}
 	}
 	for _, a := range s.services {
@@ -144,7 +150,8 @@ func (s *Survey) serviceCIDRs(h Hints) (all []Found) {
 	return all
 }
 
-// podCIDRs asks several sources in turn, and returns the first answer that contains all addresses of Pods.
+// podCIDRs asks several sources in turn, and returns the first answer that contains all addresses
+// of Pods.
 func (s *Survey) podCIDRs(h Hints, services []Found) (all []Found, err error) {
 	for _, p := range h.Pods {
 		all = append(all, Found{p, "--pod-cidr"})
@@ -167,14 +174,16 @@ func (s *Survey) podCIDRs(h Hints, services []Found) (all []Found, err error) {
 		others = append(others, f.CIDR.Addr())
 	}
 	for _, found := range [][]Found{s.ofPeerings(), s.pools, flag, s.ofNodes(others)} {
-		if len(found) > 0 && len(found) <= maxCIDRs && !slices.ContainsFunc(s.pods, func(p surveyedPod) bool { return !contains(found, p.address) }) {
+		if len(found) > 0 && len(found) <= maxCIDRs && !slices.ContainsFunc(s.pods,
+			func(p surveyedPod) bool { return !contains(found, p.address) }) {
 			return found, nil
 		}
 	}
 	return s.ofPods(others)
 }
 
-// ofPeerings returns the pod CIDRs of existing Peerings, unless a Node has since got pods outside them.
+// ofPeerings returns the pod CIDRs of existing Peerings, unless a Node has since got pods outside
+// them.
 func (s *Survey) ofPeerings() (all []Found) {
 	if len(s.specs) == 0 {
 		return nil
@@ -184,7 +193,8 @@ func (s *Survey) ofPeerings() (all []Found) {
 		all = append(all, Found{p, "as Peering " + name + " has it"})
 	}
 	for _, n := range s.nodes {
-		if slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return !contains(all, p.Addr()) }) && s.specs[name].PodsFrom != "Pods" {
+		if slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return !contains(all, p.Addr()) }) &&
+			s.specs[name].PodsFrom != "Pods" {
 			return nil
 		}
 	}
@@ -210,7 +220,8 @@ func (s *Survey) ofNodes(others []netip.Addr) (all []Found) {
 	}
 	if whole := around(first, others); len(whole) > 0 {
 		for _, p := range whole {
-			all = append(all, Found{p, fmt.Sprintf("guessed: spec.podCIDRs of %s are in it", count(len(s.nodes), "Node"))})
+			all = append(all, Found{p, fmt.Sprintf("guessed: spec.podCIDRs of %s are in it",
+				count(len(s.nodes), "Node"))})
 		}
 		return all
 	}
@@ -228,14 +239,16 @@ func (s *Survey) ofPods(others []netip.Addr) (all []Found, err error) {
 		addresses = append(addresses, p.address)
 	}
 	if len(addresses) == 0 && s.six {
-		return nil, errors.New("pods have addresses of IPv6 alone; Peerings carry IPv4 alone so far, so that there is nothing to join")
+		return nil, errors.New(
+			"pods have addresses of IPv6 alone; Peerings carry IPv4 alone so far, so that there is nothing to join")
 	}
 	if len(addresses) == 0 {
 		return nil, errors.New("--pod-cidr: missing; neither Nodes nor Pods tell where pods are")
 	}
 	whole := around(addresses, others)
 	if len(whole) == 0 || len(whole) > maxCIDRs {
-		return nil, fmt.Errorf("--pod-cidr: missing; pods such as %s share their networks with nodes or Services, so that nothing can be guessed", addresses[0])
+		return nil,
+			fmt.Errorf("--pod-cidr: missing; pods such as %s share their networks with nodes or Services, so that nothing can be guessed", addresses[0])
 	}
 	for _, p := range whole {
 		all = append(all, Found{p, fmt.Sprintf("guessed: the addresses of %s are in it", count(len(addresses), "Pod"))})
@@ -263,7 +276,8 @@ func contains(all []Found, a netip.Addr) bool {
 	return slices.ContainsFunc(all, func(f Found) bool { return f.CIDR.Contains(a) })
 }
 
-// podsFrom returns Nodes if the Nodes' CIDRs say where every pod is, otherwise Pods; and a Node whose CIDRs are not among the pods'.
+// podsFrom returns Nodes if the Nodes' CIDRs say where every pod is, otherwise Pods; and a Node
+// whose CIDRs are not among the pods'.
 func (s *Survey) podsFrom(pods []Found) (from, outside string) {
 	from = "Nodes"
 	for _, name := range sortedKeys(s.nodes) {
@@ -276,18 +290,21 @@ func (s *Survey) podsFrom(pods []Found) (from, outside string) {
 		}
 	}
 	for _, p := range s.pods {
-		if n, ok := s.nodes[p.node]; ok && !slices.ContainsFunc(n.pods, func(c netip.Prefix) bool { return c.Contains(p.address) }) {
+		if n, ok := s.nodes[p.node]; ok && !slices.ContainsFunc(n.pods,
+			func(c netip.Prefix) bool { return c.Contains(p.address) }) {
 			from = "Pods"
 		}
 	}
 	return from, ""
 }
 
-// take records the CIDRs that no choice may overlap, except those of the cluster's Peerings: see chooser.
+// take records the CIDRs that no choice may overlap, except those of the cluster's Peerings: see
+// chooser.
 func (c *Cluster) take(s *Survey, h Hints) {
 	add := func(name string, p netip.Prefix) { c.taken = append(c.taken, ipam.Taken{Name: name, Prefix: p}) }
 	host := func(name string, a netip.Addr) {
-		if a.Is4() && !a.IsLoopback() && !slices.ContainsFunc(c.taken, func(t ipam.Taken) bool { return t.Prefix.Contains(a) }) {
+		if a.Is4() && !a.IsLoopback() && !slices.ContainsFunc(c.taken,
+			func(t ipam.Taken) bool { return t.Prefix.Contains(a) }) {
 			add(name, netip.PrefixFrom(a, 32))
 		}
 	}

@@ -9,8 +9,9 @@ import (
 	"culvert/kube/peering"
 )
 
-// GivenAnnotation is where a Peering keeps all CIDRs that it has ever had of the peer, and how this cluster saw them. A CIDR that comes back is seen as
-// before, because pods' addresses are in use elsewhere.
+// GivenAnnotation is where a Peering keeps all CIDRs that it has ever had of the peer, and how this
+// cluster saw them. A CIDR that comes back is seen as before, because pods' addresses are in use
+// elsewhere.
 const GivenAnnotation = "culvert.io/remaps"
 
 // maxGiven is the maximum number of CIDRs that are kept. The oldest are forgotten first.
@@ -26,7 +27,8 @@ func (c *Cluster) Given(spec *peering.Spec) []peering.SpecRemap {
 	return all[max(0, len(all)-maxGiven):]
 }
 
-// Notes returns the annotations of a Peering. nonce is that of this cluster's invitation, and endpoint the one that was found; "" if there is none.
+// Notes returns the annotations of a Peering. nonce is that of this cluster's invitation, and
+// endpoint the one that was found; "" if there is none.
 func (c *Cluster) Notes(spec *peering.Spec, nonce, endpoint string) map[string]string {
 	notes := map[string]string{}
 	if nonce != "" {
@@ -68,11 +70,13 @@ func remapsOf(spec *peering.Spec) []peering.SpecRemap {
 	return all
 }
 
-// seenAs returns the CIDR under which this cluster sees one of the peer's; invalid if it is no remap.
+// seenAs returns the CIDR under which this cluster sees one of the peer's; invalid if it is no
+// remap.
 func seenAs(r peering.SpecRemap) netip.Prefix {
 	real, err := netip.ParsePrefix(r.CIDR)
 	seen, e := netip.ParsePrefix(cmp.Or(r.Remap, r.CIDR))
-	if err != nil || e != nil || peering.CheckCIDR(real) != "" || peering.CheckCIDR(seen) != "" || real.Bits() != seen.Bits() {
+	if err != nil || e != nil || peering.CheckCIDR(real) != "" || peering.CheckCIDR(seen) != "" ||
+		real.Bits() != seen.Bits() {
 		return netip.Prefix{}
 	}
 	return seen

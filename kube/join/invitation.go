@@ -21,24 +21,29 @@ const begin = "culvert invitation "
 // Annotation is where a Peering keeps the nonce of this cluster's invitation.
 const Annotation = "culvert.io/invitation"
 
-// EndpointAnnotation is where a Client's Peering keeps the endpoint that culvert join has found, which follows the Server's Service. One that differs
-// is an administrator's, and stays.
+// EndpointAnnotation is where a Client's Peering keeps the endpoint that culvert join has found,
+// which follows the Server's Service. One that differs is an administrator's, and stays.
 const EndpointAnnotation = "culvert.io/endpoint"
 
-// MaxName is the maximum number of characters in a Peering's name, which is the peer's ID: names of other objects begin with it.
+// MaxName is the maximum number of characters in a Peering's name, which is the peer's ID: names of
+// other objects begin with it.
 const MaxName = 40
 
 // MaxInvitation is the maximum size of an invitation in bytes, in any version.
 const MaxInvitation = 8192
 
-// invitationVersion is the version of the text. In another version the same lines may mean something else.
+// invitationVersion is the version of the text. In another version the same lines may mean
+// something else.
 const invitationVersion = 1
 
-// An Invitation is what one cluster tells another, without any secret. Integrity is a matter of the channel: users compare its Words.
+// An Invitation is what one cluster tells another, without any secret. Integrity is a matter of the
+// channel: users compare its Words.
 type Invitation struct {
 	From, To string    // cluster IDs
 	Key      wgkey.Key // public, of From's gateway
-	Endpoint string    // host:port of From's gateway; "" in an answer, because the cluster that answers connects to the one that invites
+	// host:port of From's gateway; "" in an answer, because the cluster that answers connects to
+	// the one that invites
+	Endpoint string
 	Pods     []netip.Prefix
 	External netip.Prefix
 	Nonce    string
@@ -81,13 +86,15 @@ func (i *Invitation) Text() string {
 	return body + "checksum " + checksum(body) + "\n"
 }
 
-// Words returns six words that both sides compare. A change of the invitation on its way changes them.
+// Words returns six words that both sides compare. A change of the invitation on its way changes
+// them.
 func (i *Invitation) Words() string { return words(i.body()) }
 
 var (
-	errNoInvitation = errors.New(`no invitation: want a text that begins with "culvert invitation" and ends with "checksum"`)
-	errTruncated    = errors.New(`truncated: the last line, "checksum", is missing; send it again`)
-	errAltered      = errors.New("altered on its way: the checksum is that of another text; send it again, as a file")
+	errNoInvitation = errors.New(
+		`no invitation: want a text that begins with "culvert invitation" and ends with "checksum"`)
+	errTruncated = errors.New(`truncated: the last line, "checksum", is missing; send it again`)
+	errAltered   = errors.New("altered on its way: the checksum is that of another text; send it again, as a file")
 )
 
 // ParseInvitation reads an invitation. What a mail has around it is ignored: text before and after,
@@ -118,7 +125,8 @@ func ParseInvitation(text []byte) (*Invitation, error) {
 	case !ok || err != nil:
 		return nil, errNoInvitation
 	case number > invitationVersion:
-		return nil, fmt.Errorf("version %d; this culvert reads version %d: use a newer culvert here, or have the other side use an older one", number, invitationVersion)
+		return nil,
+			fmt.Errorf("version %d; this culvert reads version %d: use a newer culvert here, or have the other side use an older one", number, invitationVersion)
 	case number != invitationVersion:
 		return nil, errNoInvitation
 	}

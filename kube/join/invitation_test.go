@@ -14,8 +14,10 @@ import (
 
 func invitation() *Invitation {
 	key, _ := wgkey.Parse("xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=")
-	return &Invitation{From: "rome", To: "milan", Key: key, Endpoint: "192.0.2.7:51840", Nonce: strings.Repeat("0123456789abcdef", 2),
-		Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.9.0.0/20")}, External: netip.MustParsePrefix("10.70.0.0/23")}
+	return &Invitation{From: "rome", To: "milan", Key: key, Endpoint: "192.0.2.7:51840",
+		Nonce:    strings.Repeat("0123456789abcdef", 2),
+		Pods:     []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.9.0.0/20")},
+		External: netip.MustParsePrefix("10.70.0.0/23")}
 }
 
 func answer() *Invitation {
@@ -37,15 +39,18 @@ func TestInvitation(t *testing.T) {
 		if got, err := ParseInvitation([]byte(mailed)); err != nil || got.Words() != i.Words() {
 			t.Errorf("with the line ends and spaces of a mail: %v", err)
 		}
-		quoted := "Hello milan,\nhere it is:\n\n> > " + strings.ReplaceAll(strings.TrimSpace(i.Text()), "\n", "\n>> ") + "\n\n-- \nthe people of rome\nfrom Rome with love\n"
+		quoted := "Hello milan,\nhere it is:\n\n> > " + strings.ReplaceAll(strings.TrimSpace(i.Text()), "\n", "\n>> ") +
+			"\n\n-- \nthe people of rome\nfrom Rome with love\n"
 		if got, err := ParseInvitation([]byte(quoted)); err != nil || got.Words() != i.Words() {
 			t.Errorf("quoted, with a greeting and a footer: %v", err)
 		}
 	}
-	if w := invitation().Words(); !regexp.MustCompile(`^([a-z]{5} ){5}[a-z]{5}$`).MatchString(w) || w == answer().Words() {
+	if w := invitation().Words(); !regexp.MustCompile(`^([a-z]{5} ){5}[a-z]{5}$`).MatchString(w) ||
+		w == answer().Words() {
 		t.Error(w)
 	}
-	if got := word(0x7f00) + " " + word(1) + " " + word(0xffff); got != "lusab babad zuzuz" { // 127.0.0.1 and 255.255 in the paper
+	// 127.0.0.1 and 255.255 in the paper
+	if got := word(0x7f00) + " " + word(1) + " " + word(0xffff); got != "lusab babad zuzuz" {
 		t.Error(got)
 	}
 	if text := invitation().Text(); len(text) > 400 {
@@ -81,8 +86,9 @@ func TestInvitationRefused(t *testing.T) {
 		body[:60]:                    "truncated",
 		text[:len(text)-3]:           "altered",
 		change("milan", "turin")[:1]: "no invitation",
-		strings.Replace(text, "milan", "turin", 1):                         "altered",
-		change("invitation 1", "invitation 2"):                             "version 2; this culvert reads version 1: use a newer culvert",
+		strings.Replace(text, "milan", "turin", 1): "altered",
+		change("invitation 1",
+			"invitation 2"): "version 2; this culvert reads version 1: use a newer culvert",
 		change("invitation 1", "invitation 0"):                             "no invitation",
 		change("to milan", "to rome"):                                      `to: "rome" is who invites`,
 		change("from rome", "from Rome"):                                   `from: "Rome" is no name of a cluster`,
@@ -92,11 +98,13 @@ func TestInvitationRefused(t *testing.T) {
 		change("endpoint 192.0.2.7:51840\n", ""):                           "endpoint: whoever invites has one",
 		change("nonce", "answers 0123456789abcdef0123456789abcdef\nnonce"): "endpoint: whoever invites has one",
 		change("192.0.2.7:51840", "192.0.2.7"):                             `endpoint: "192.0.2.7" is not host:port`,
-		change("192.0.2.7:51840", "127.0.0.1:51840"):                       `endpoint: "127.0.0.1" is an address that routers do not`,
-		change("192.0.2.7:51840", "169.254.169.254:80"):                    `endpoint: "169.254.169.254" is an address`,
-		change("192.0.2.7:51840", "0.0.0.0:51840"):                         `endpoint: "0.0.0.0" is an address`,
-		change("192.0.2.7:51840", "[ff02::1]:51840"):                       `endpoint: "ff02::1" is an address`,
-		change("192.0.2.7:51840", "[2001:db8::1%eth0 $(id)]:51840"):        `endpoint: "2001:db8::1%eth0 $(id)" is an address`,
+		change("192.0.2.7:51840",
+			"127.0.0.1:51840"): `endpoint: "127.0.0.1" is an address that routers do not`,
+		change("192.0.2.7:51840", "169.254.169.254:80"): `endpoint: "169.254.169.254" is an address`,
+		change("192.0.2.7:51840", "0.0.0.0:51840"):      `endpoint: "0.0.0.0" is an address`,
+		change("192.0.2.7:51840", "[ff02::1]:51840"):    `endpoint: "ff02::1" is an address`,
+		change("192.0.2.7:51840",
+			"[2001:db8::1%eth0 $(id)]:51840"): `endpoint: "2001:db8::1%eth0 $(id)" is an address`,
 		text + text:                        "more than one invitation",
 		change("192.0.2.7:51840", "a b:1"): `endpoint: "a b" is neither`,
 		change("pods 10.244.0.0/16\npods 10.9.0.0/20\n", ""): "pods: 0 of them",
@@ -124,12 +132,14 @@ func TestInvitationRefused(t *testing.T) {
 	for n := range 17 {
 		many += fmt.Sprintf("pods 10.%d.0.0/16\n", n)
 	}
-	if _, err := ParseInvitation([]byte(change("pods 10.244.0.0/16\npods 10.9.0.0/20\n", many))); err == nil || !strings.HasPrefix(err.Error(), "pods: 17 of them") {
+	if _, err := ParseInvitation([]byte(change("pods 10.244.0.0/16\npods 10.9.0.0/20\n", many))); err == nil ||
+		!strings.HasPrefix(err.Error(), "pods: 17 of them") {
 		t.Error(err)
 	}
 }
 
-// FuzzInvitation: an accepted invitation is one that culvert could have written, and a proposal from it is valid or refused.
+// FuzzInvitation: an accepted invitation is one that culvert could have written, and a proposal
+// from it is valid or refused.
 func FuzzInvitation(f *testing.F) {
 	for _, i := range []*Invitation{invitation(), answer()} {
 		f.Add([]byte(i.Text()))
@@ -147,7 +157,8 @@ func FuzzInvitation(f *testing.F) {
 			if err != nil || !reflect.DeepEqual(i, again) || !bytes.Equal([]byte(i.Text()), []byte(again.Text())) {
 				t.Fatalf("%+v, %v, of %q", again, err, text)
 			}
-			spec, _, err := rome.Propose(Peer{Name: i.From, Pods: i.Pods, External: i.External, Key: i.Key, Endpoint: i.Endpoint, Role: "Client"}, netip.Prefix{}, nil)
+			spec, _, err := rome.Propose(Peer{Name: i.From, Pods: i.Pods, External: i.External, Key: i.Key,
+				Endpoint: i.Endpoint, Role: "Client"}, netip.Prefix{}, nil)
 			if err == nil && len(spec.Remote.PodCIDRs) != len(i.Pods) {
 				t.Fatalf("%+v of %q", spec, text)
 			}

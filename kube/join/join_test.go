@@ -24,8 +24,9 @@ func survey(t testing.TB, documents ...string) *Survey {
 			if err := yaml.Unmarshal([]byte(document), &u.Object); err != nil {
 				t.Fatalf("%v in %s", err, document)
 			}
-			map[string]func(*unstructured.Unstructured){"Node": s.Node, "Pod": s.Pod, "Service": s.Service, "ServiceCIDR": s.ServiceCIDR,
-				"IPPool": s.IPPool, "Peering": s.Peering}[u.GetKind()](u)
+			map[string]func(*unstructured.Unstructured){"Node": s.Node, "Pod": s.Pod, "Service": s.Service,
+				"ServiceCIDR": s.ServiceCIDR,
+				"IPPool":      s.IPPool, "Peering": s.Peering}[u.GetKind()](u)
 		}
 	}
 	return s
@@ -34,7 +35,8 @@ func survey(t testing.TB, documents ...string) *Survey {
 // node is a Node; pods may be "".
 func node(n int, address, pods string) string {
 	return fmt.Sprintf(`{kind: Node, metadata: {name: node%d}, spec: {podCIDR: %q, podCIDRs: [%q]},
-  status: {addresses: [{type: InternalIP, address: %s}], conditions: [{type: Ready, status: "True"}]}}`, n, pods, pods, address)
+  status: {addresses: [{type: InternalIP, address: %s}], conditions: [{type: Ready, status: "True"}]}}`, n, pods,
+		pods, address)
 }
 
 func pod(n, on int, address string) string {
@@ -81,45 +83,73 @@ func TestFind(t *testing.T) {
 	}{
 		{name: "no Node", err: "there is no Node"},
 		{name: "Nodes", objects: []string{nodes, apiService},
-			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes", services: "10.96.0.0/16 (guessed: the addresses of Services are in it)"},
-		{name: "one Node, ServiceCIDR", objects: []string{node(1, "172.18.0.1", "10.42.0.0/24"), serviceCIDR, apiService, pod(1, 1, "10.42.0.7")},
-			pods: "10.42.0.0/16 (guessed: spec.podCIDRs of 1 Node are in it)", from: "Nodes", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes",
+			services: "10.96.0.0/16 (guessed: the addresses of Services are in it)"},
+		{name: "one Node, ServiceCIDR", objects: []string{node(1, "172.18.0.1", "10.42.0.0/24"), serviceCIDR,
+			apiService, pod(1, 1, "10.42.0.7")},
+			pods: "10.42.0.0/16 (guessed: spec.podCIDRs of 1 Node are in it)", from: "Nodes",
+			services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
 		{name: "control plane in Pods", objects: []string{nodes, controllers, apiService}, from: "Nodes",
-			pods: "10.244.0.0/15 (--cluster-cidr of kube-controller-manager-n1)", services: "10.97.0.0/16 (--service-cluster-ip-range of kube-controller-manager-n1)"},
+			pods:     "10.244.0.0/15 (--cluster-cidr of kube-controller-manager-n1)",
+			services: "10.97.0.0/16 (--service-cluster-ip-range of kube-controller-manager-n1)"},
 		{name: "nodes in the guess", objects: []string{node(1, "10.244.200.1", "10.244.1.0/24"), serviceCIDR},
-			pods: "10.244.1.0/24 (spec.podCIDRs of a Node)", from: "Nodes", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
-		{name: "Calico", objects: []string{nodes, serviceCIDR, `{kind: IPPool, metadata: {name: default-ipv4-ippool}, spec: {cidr: 192.168.0.0/16}}`,
-			`{kind: IPPool, metadata: {name: old}, spec: {cidr: 192.169.0.0/16, disabled: true}}`, pod(1, 1, "192.168.7.4")},
-			pods: "192.168.0.0/16 (IPPool default-ipv4-ippool)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
-		{name: "the CNI has its own", objects: []string{nodes, controllers, serviceCIDR, pod(1, 1, "10.0.1.9"), pod(2, 2, "10.0.2.9")},
-			pods: "10.0.0.0/16 (guessed: the addresses of 2 Pods are in it)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
-		{name: "pods among nodes", objects: []string{bare, serviceCIDR, pod(1, 1, "10.0.1.9")}, err: "--pod-cidr: missing; pods such as 10.0.1.9 share"},
-		{name: "pods among nodes, said", objects: []string{bare, serviceCIDR, pod(1, 1, "10.0.1.9")}, hints: Hints{Pods: parse(t, "10.0.1.0/24")},
-			pods: "10.0.1.0/24 (--pod-cidr)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+			pods: "10.244.1.0/24 (spec.podCIDRs of a Node)", from: "Nodes",
+			services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "Calico", objects: []string{nodes, serviceCIDR,
+			`{kind: IPPool, metadata: {name: default-ipv4-ippool}, spec: {cidr: 192.168.0.0/16}}`,
+			`{kind: IPPool, metadata: {name: old}, spec: {cidr: 192.169.0.0/16, disabled: true}}`,
+			pod(1, 1, "192.168.7.4")},
+			pods: "192.168.0.0/16 (IPPool default-ipv4-ippool)", from: "Pods",
+			services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "the CNI has its own", objects: []string{nodes, controllers, serviceCIDR, pod(1, 1, "10.0.1.9"),
+			pod(2, 2, "10.0.2.9")},
+			pods: "10.0.0.0/16 (guessed: the addresses of 2 Pods are in it)", from: "Pods",
+			services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "pods among nodes", objects: []string{bare, serviceCIDR, pod(1, 1, "10.0.1.9")},
+			err: "--pod-cidr: missing; pods such as 10.0.1.9 share"},
+		{name: "pods among nodes, said", objects: []string{bare, serviceCIDR, pod(1, 1, "10.0.1.9")},
+			hints: Hints{Pods: parse(t, "10.0.1.0/24")},
+			pods:  "10.0.1.0/24 (--pod-cidr)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
 		{name: "nothing tells", objects: []string{bare, serviceCIDR}, err: "--pod-cidr: missing; neither"},
-		{name: "IPv6 alone", objects: []string{node(1, "172.18.0.1", "fd00:244:1::/64")}, err: "pods have addresses of IPv6 alone; Peerings carry IPv4 alone so far"},
+		{name: "IPv6 alone", objects: []string{node(1, "172.18.0.1", "fd00:244:1::/64")},
+			err: "pods have addresses of IPv6 alone; Peerings carry IPv4 alone so far"},
 		{name: "Services said", objects: []string{nodes, serviceCIDR}, hints: Hints{Services: parse(t, "10.9.0.0/16")},
-			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes", services: "10.9.0.0/16 (--service-cidr)"},
-		{name: "pods where nobody is", objects: []string{nodes, serviceCIDR, pod(1, 1, "10.244.1.9")}, hints: Hints{Pods: parse(t, "10.99.0.0/16")},
-			err: "--pod-cidr: no Node and no Pod has an address in 10.99.0.0/16; Node node1 has 10.244.1.0/24"},
-		{name: "one of two is nobody's", objects: []string{nodes, serviceCIDR}, hints: Hints{Pods: parse(t, "10.244.0.0/16", "10.99.0.0/16")},
-			err: "--pod-cidr: no Node and no Pod has an address in 10.99.0.0/16"},
-		{name: "pods where nobody is, Calico", objects: []string{bare, serviceCIDR, `{kind: IPPool, metadata: {name: pool}, spec: {cidr: 192.168.0.0/16}}`},
-			hints: Hints{Pods: parse(t, "192.169.0.0/16")}, err: "--pod-cidr: no Node and no Pod has an address in 192.169.0.0/16; IPPool pool has 192.168.0.0/16"},
-		{name: "a pool beside those of Nodes", objects: []string{nodes, serviceCIDR, `{kind: IPPool, metadata: {name: pool}, spec: {cidr: 192.168.0.0/16}}`},
-			hints: Hints{Pods: parse(t, "192.168.0.0/16")}, pods: "192.168.0.0/16 (--pod-cidr)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes",
+			services: "10.9.0.0/16 (--service-cidr)"},
+		{name: "pods where nobody is", objects: []string{nodes, serviceCIDR, pod(1, 1, "10.244.1.9")},
+			hints: Hints{Pods: parse(t, "10.99.0.0/16")},
+			err:   "--pod-cidr: no Node and no Pod has an address in 10.99.0.0/16; Node node1 has 10.244.1.0/24"},
+		{name: "one of two is nobody's", objects: []string{nodes, serviceCIDR},
+			hints: Hints{Pods: parse(t, "10.244.0.0/16", "10.99.0.0/16")},
+			err:   "--pod-cidr: no Node and no Pod has an address in 10.99.0.0/16"},
+		{name: "pods where nobody is, Calico", objects: []string{bare, serviceCIDR,
+			`{kind: IPPool, metadata: {name: pool}, spec: {cidr: 192.168.0.0/16}}`},
+			hints: Hints{Pods: parse(t, "192.169.0.0/16")},
+			err:   "--pod-cidr: no Node and no Pod has an address in 192.169.0.0/16; IPPool pool has 192.168.0.0/16"},
+		{name: "a pool beside those of Nodes", objects: []string{nodes, serviceCIDR,
+			`{kind: IPPool, metadata: {name: pool}, spec: {cidr: 192.168.0.0/16}}`},
+			hints: Hints{Pods: parse(t, "192.168.0.0/16")}, pods: "192.168.0.0/16 (--pod-cidr)", from: "Pods",
+			services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
 		{name: "nobody knows", objects: []string{bare, serviceCIDR}, hints: Hints{Pods: parse(t, "10.99.0.0/16")},
 			pods: "10.99.0.0/16 (--pod-cidr)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
-		{name: "Services where none is", objects: []string{nodes, apiService}, hints: Hints{Services: parse(t, "10.97.0.0/16")},
-			err: "--service-cidr: a Service has the address 10.96.0.1, which is in none of [10.97.0.0/16]"},
+		{name: "Services where none is", objects: []string{nodes, apiService},
+			hints: Hints{Services: parse(t, "10.97.0.0/16")},
+			err:   "--service-cidr: a Service has the address 10.96.0.1, which is in none of [10.97.0.0/16]"},
 		{name: "a pod on another Node's CIDR", objects: []string{nodes, serviceCIDR, pod(1, 1, "10.244.2.9")},
-			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
-		{name: "as before", objects: []string{nodes, serviceCIDR, peeringObject("turin", "10.80.0.0/22", "10.70.0.0/23", "10.61.0.0/16", "10.244.0.0/14")},
-			pods: "10.244.0.0/14 (as Peering turin has it)", from: "Nodes", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
-		{name: "no longer as before", objects: []string{nodes, serviceCIDR, peeringObject("turin", "10.80.0.0/22", "10.70.0.0/23", "10.61.0.0/16", "10.244.0.0/23")},
-			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
-		{name: "virtual nodes", objects: []string{nodes, virtual, serviceCIDR, pod(1, 9, "10.71.3.4"), pod(2, 1, "10.244.1.9")},
-			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Pods",
+			services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "as before", objects: []string{nodes, serviceCIDR, peeringObject("turin", "10.80.0.0/22", "10.70.0.0/23",
+			"10.61.0.0/16", "10.244.0.0/14")},
+			pods: "10.244.0.0/14 (as Peering turin has it)", from: "Nodes",
+			services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "no longer as before", objects: []string{nodes, serviceCIDR, peeringObject("turin", "10.80.0.0/22",
+			"10.70.0.0/23", "10.61.0.0/16", "10.244.0.0/23")},
+			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes",
+			services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "virtual nodes", objects: []string{nodes, virtual, serviceCIDR, pod(1, 9, "10.71.3.4"),
+			pod(2, 1, "10.244.1.9")},
+			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes",
+			services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
 		{name: "virtual nodes alone", objects: []string{virtual}, err: "all Nodes are virtual ones"},
 	} {
 		found, err := survey(t, c.objects...).Find("rome", c.hints)
@@ -129,8 +159,10 @@ func TestFind(t *testing.T) {
 			}
 			continue
 		}
-		if pods, services := describe(found.Pods), describe(found.Services); pods != c.pods || found.PodsFrom != c.from || services != c.services {
-			t.Errorf("%s:\npods %s, want %s\nfrom %s, want %s\nservices %s, want %s", c.name, pods, c.pods, found.PodsFrom, c.from, services, c.services)
+		if pods, services := describe(found.Pods), describe(found.Services); pods != c.pods ||
+			found.PodsFrom != c.from || services != c.services {
+			t.Errorf("%s:\npods %s, want %s\nfrom %s, want %s\nservices %s, want %s", c.name, pods, c.pods,
+				found.PodsFrom, c.from, services, c.services)
 		}
 	}
 }
@@ -138,13 +170,15 @@ func TestFind(t *testing.T) {
 // peeringObject is a Peering of rome.
 func peeringObject(peer, internal, external, seen, pods string) string {
 	return fmt.Sprintf(`{apiVersion: culvert.io/v1alpha1, kind: Peering, metadata: {name: %s, namespace: culvert}, spec: {cluster: rome, peer: %[1]s, role: Server, internalCIDR: %s,
-  local: {podCIDRs: [%s], externalCIDR: %s}, remote: {podCIDRs: [{cidr: 10.244.0.0/16, remap: %s}]}}}`, peer, internal, pods, external, seen)
+  local: {podCIDRs: [%s], externalCIDR: %s}, remote: {podCIDRs: [{cidr: 10.244.0.0/16, remap: %s}]}}}`, peer, internal,
+		pods, external, seen)
 }
 
 // cluster is one with two Nodes, the pod CIDR 10.244.0.0/16 and more objects.
 func cluster(t testing.TB, name, underlay string, more ...string) *Cluster {
 	t.Helper()
-	objects := append([]string{node(1, underlay+".1", "10.244.1.0/24"), node(2, underlay+".2", "10.244.2.0/24"), serviceCIDR, apiService}, more...)
+	objects := append([]string{node(1, underlay+".1", "10.244.1.0/24"), node(2, underlay+".2", "10.244.2.0/24"),
+		serviceCIDR, apiService}, more...)
 	c, err := survey(t, objects...).Find(name, Hints{})
 	need.NoError(t, err)
 	return c
@@ -153,7 +187,8 @@ func cluster(t testing.TB, name, underlay string, more ...string) *Cluster {
 // good requires a spec that is valid in a Peering and overlaps nothing in its cluster.
 func good(t *testing.T, c *Cluster, s *peering.Spec) {
 	t.Helper()
-	u := &unstructured.Unstructured{Object: map[string]any{"kind": "Peering", "metadata": map[string]any{"name": s.Peer}, "spec": s}}
+	u := &unstructured.Unstructured{Object: map[string]any{"kind": "Peering",
+		"metadata": map[string]any{"name": s.Peer}, "spec": s}}
 	p := peering.PeeringOf(u)
 	faults := slices.DeleteFunc(p.Faults, func(f string) bool { return strings.HasPrefix(f, "spec.endpoint: missing") })
 	if len(faults) > 0 {
@@ -179,23 +214,27 @@ func TestPair(t *testing.T) {
 		"Server Nodes 10.80.0.0/22 {[10.244.0.0/16] 10.70.2.0/23} [{10.244.0.0/16 10.60.0.0/16}] {10.70.0.0/23 }",
 	} {
 		s := specs[i]
-		if got := fmt.Sprint(s.Role, " ", s.PodsFrom, " ", s.InternalCIDR, " ", s.Local, " ", s.Remote.PodCIDRs, " ", *s.Remote.ExternalCIDR); got != want {
+		if got := fmt.Sprint(s.Role, " ", s.PodsFrom, " ", s.InternalCIDR, " ", s.Local, " ", s.Remote.PodCIDRs, " ",
+			*s.Remote.ExternalCIDR); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	if got := lines[0][len(lines[0])-2]; got != (Line{"pods of milan", "10.244.0.0/16 as 10.61.0.0/16", "chosen: 10.244.0.0/16 overlaps pods of rome"}) {
+	if got := lines[0][len(lines[0])-2]; got != (Line{"pods of milan", "10.244.0.0/16 as 10.61.0.0/16",
+		"chosen: 10.244.0.0/16 overlaps pods of rome"}) {
 		t.Error(got)
 	}
 }
 
-// TestPairAgain: Peerings keep their ranges, even where others would be chosen today, and another Peering gets different ones.
+// TestPairAgain: Peerings keep their ranges, even where others would be chosen today, and another
+// Peering gets different ones.
 func TestPairAgain(t *testing.T) {
 	first := peeringObject("milan", "10.81.0.0/24", "10.79.0.0/24", "10.99.0.0/16", "10.244.0.0/16")
 	rome, milan := cluster(t, "rome", "172.18.0", first), cluster(t, "milan", "172.19.0")
 	specs, _, err := Pair(rome, milan, "")
 	need.NoError(t, err)
 	s := specs[0]
-	if s.Role != "Server" || s.InternalCIDR != "10.81.0.0/24" || s.Local.ExternalCIDR != "10.79.0.0/24" || s.Remote.PodCIDRs[0].Remap != "10.99.0.0/16" {
+	if s.Role != "Server" || s.InternalCIDR != "10.81.0.0/24" || s.Local.ExternalCIDR != "10.79.0.0/24" ||
+		s.Remote.PodCIDRs[0].Remap != "10.99.0.0/16" {
 		t.Errorf("%+v", s)
 	}
 	turin := cluster(t, "turin", "172.20.0")
@@ -204,18 +243,22 @@ func TestPairAgain(t *testing.T) {
 	}
 	good(t, rome, specs[1])
 	good(t, turin, specs[0])
-	if s = specs[1]; s.Remote.PodCIDRs[0].Remap == "10.99.0.0/16" || s.InternalCIDR == "10.81.0.0/24" || s.Local.ExternalCIDR == "10.79.0.0/24" {
+	if s = specs[1]; s.Remote.PodCIDRs[0].Remap == "10.99.0.0/16" || s.InternalCIDR == "10.81.0.0/24" ||
+		s.Local.ExternalCIDR == "10.79.0.0/24" {
 		t.Errorf("%+v", s)
 	}
 }
 
-// TestProposeAvoids: no proposed range overlaps nodes, the networks around them, addresses of load balancers, other Peerings, or what the user names.
+// TestProposeAvoids: no proposed range overlaps nodes, the networks around them, addresses of load
+// balancers, other Peerings, or what the user names.
 func TestProposeAvoids(t *testing.T) {
 	objects := []string{node(1, "10.61.3.1", "10.0.1.0/24"), serviceCIDR,
 		`{kind: Service, metadata: {name: shop}, spec: {clusterIPs: [10.100.0.1], externalIPs: [10.63.0.9]}, status: {loadBalancer: {ingress: [{ip: 10.62.0.7}]}}}`}
-	c, err := survey(t, objects...).Find("rome", Hints{Pods: parse(t, "10.0.0.0/16"), Avoid: parse(t, "10.56.0.0/14", "10.60.0.0/16"), API: netip.MustParseAddr("10.80.0.9")})
+	c, err := survey(t, objects...).Find("rome", Hints{Pods: parse(t, "10.0.0.0/16"), Avoid: parse(t, "10.56.0.0/14",
+		"10.60.0.0/16"), API: netip.MustParseAddr("10.80.0.9")})
 	need.NoError(t, err)
-	spec, _, err := c.Propose(Peer{Name: "milan", Pods: parse(t, "10.61.0.0/16", "10.20.0.0/16"), External: parse(t, "10.70.0.0/24")[0], Role: "Server"}, netip.Prefix{}, nil)
+	spec, _, err := c.Propose(Peer{Name: "milan", Pods: parse(t, "10.61.0.0/16", "10.20.0.0/16"),
+		External: parse(t, "10.70.0.0/24")[0], Role: "Server"}, netip.Prefix{}, nil)
 	need.NoError(t, err)
 	good(t, c, spec)
 	remapped := spec.Remote.PodCIDRs[0].Remap
@@ -228,15 +271,18 @@ func TestProposeAvoids(t *testing.T) {
 func TestProposeFull(t *testing.T) {
 	c := cluster(t, "rome", "172.18.0")
 	_, _, err := c.Propose(Peer{Name: "milan", Pods: parse(t, "10.0.0.0/8"), Role: "Server"}, netip.Prefix{}, nil)
-	if want := "remap of 10.0.0.0/8, pods of milan: no private /8 is free in rome"; err == nil || !strings.HasPrefix(err.Error(), want) {
+	if want := "remap of 10.0.0.0/8, pods of milan: no private /8 is free in rome"; err == nil ||
+		!strings.HasPrefix(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
 }
 
 // TestProposeAddsPods: a cluster that gets a second pod CIDR keeps the remap of the first.
 func TestProposeAddsPods(t *testing.T) {
-	rome := cluster(t, "rome", "172.18.0", peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.59.0.0/16", "10.244.0.0/16"))
-	spec, lines, err := rome.Propose(Peer{Name: "milan", Pods: parse(t, "10.244.0.0/16", "10.96.0.0/16"), Role: "Server"}, netip.Prefix{}, nil)
+	rome := cluster(t, "rome", "172.18.0", peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.59.0.0/16",
+		"10.244.0.0/16"))
+	spec, lines, err := rome.Propose(Peer{Name: "milan", Pods: parse(t, "10.244.0.0/16", "10.96.0.0/16"),
+		Role: "Server"}, netip.Prefix{}, nil)
 	need.NoError(t, err)
 	good(t, rome, spec)
 	if r := spec.Remote.PodCIDRs; len(r) != 2 || r[0].Remap != "10.59.0.0/16" || r[1].Remap == "" {
@@ -251,7 +297,8 @@ func TestProposeAddsPods(t *testing.T) {
 // because packets to them would go into the tunnel.
 func TestProposeMachines(t *testing.T) {
 	cloud := func(name string) *Cluster {
-		c, err := survey(t, node(1, "10.43.2.4", ""), serviceCIDR, pod(1, 1, "10.43.3.9")).Find(name, Hints{Pods: parse(t, "10.43.2.0/23")})
+		c, err := survey(t, node(1, "10.43.2.4", ""), serviceCIDR, pod(1, 1, "10.43.3.9")).Find(name,
+			Hints{Pods: parse(t, "10.43.2.0/23")})
 		need.NoError(t, err)
 		return c
 	}
@@ -272,7 +319,8 @@ func TestProposeMachines(t *testing.T) {
 			t.Errorf("%+v, want %s", lines[0][k], c.want)
 		}
 	}
-	both, _, err := Pair(cluster(t, "rome", "172.18.0"), cloud("milan"), "") // the gateway of milan answers nodes of rome
+	// the gateway of milan answers nodes of rome
+	both, _, err := Pair(cluster(t, "rome", "172.18.0"), cloud("milan"), "")
 	need.NoError(t, err)
 	if both[1].Remote.PodCIDRs[0].Remap != "" {
 		t.Errorf("%+v: nothing of rome is in its pods' CIDR", both[1].Remote)
@@ -283,7 +331,8 @@ func TestProposeMachines(t *testing.T) {
 // that somebody owns.
 func TestProposeShows(t *testing.T) {
 	rome := cluster(t, "rome", "172.18.0")
-	_, lines, err := rome.Propose(Peer{Name: "milan", Pods: parse(t, "140.82.112.0/20", "10.9.0.0/16", "100.64.0.0/16", "11.0.0.0/8"), External: parse(t, "203.0.113.0/24")[0],
+	_, lines, err := rome.Propose(Peer{Name: "milan", Pods: parse(t, "140.82.112.0/20", "10.9.0.0/16", "100.64.0.0/16",
+		"11.0.0.0/8"), External: parse(t, "203.0.113.0/24")[0],
 		Role: "Client", Endpoint: "192.0.2.7:51840"}, netip.Prefix{}, nil)
 	need.NoError(t, err)
 	var got []string
@@ -291,26 +340,32 @@ func TestProposeShows(t *testing.T) {
 		got = append(got, l.What+" "+l.Value+" "+l.Source)
 	}
 	const public = " as it is PUBLIC: nothing here will reach its owners any more"
-	if want := []string{"endpoint of milan 192.0.2.7:51840 by which its gateway is reached", "pods of milan 140.82.112.0/20" + public, "pods of milan 10.9.0.0/16 as it is nothing here overlaps it",
-		"pods of milan 100.64.0.0/16 as it is nothing here overlaps it", "pods of milan 11.0.0.0/8" + public, "external of milan 203.0.113.0/24" + public}; !slices.Equal(got, want) {
+	if want := []string{"endpoint of milan 192.0.2.7:51840 by which its gateway is reached",
+		"pods of milan 140.82.112.0/20" + public, "pods of milan 10.9.0.0/16 as it is nothing here overlaps it",
+		"pods of milan 100.64.0.0/16 as it is nothing here overlaps it", "pods of milan 11.0.0.0/8" + public,
+		"external of milan 203.0.113.0/24" + public}; !slices.Equal(got, want) {
 		t.Errorf("%q\nwant\n%q", got, want)
 	}
 }
 
 func TestProposeAnotherPair(t *testing.T) {
-	rome := cluster(t, "rome2", "172.18.0", peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.99.0.0/16", "10.244.0.0/16"))
-	if _, _, err := rome.Propose(Peer{Name: "milan", Role: "Server"}, netip.Prefix{}, nil); err == nil || !strings.Contains(err.Error(), "joins rome with milan") {
+	rome := cluster(t, "rome2", "172.18.0", peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.99.0.0/16",
+		"10.244.0.0/16"))
+	if _, _, err := rome.Propose(Peer{Name: "milan", Role: "Server"}, netip.Prefix{}, nil); err == nil ||
+		!strings.Contains(err.Error(), "joins rome with milan") {
 		t.Error(err)
 	}
 }
 
-// TestProposeNodesOutside: a Peering that takes pods' addresses from Nodes gets no pod CIDRs that contradict these.
+// TestProposeNodesOutside: a Peering that takes pods' addresses from Nodes gets no pod CIDRs that
+// contradict these.
 func TestProposeNodesOutside(t *testing.T) {
 	objects := []string{node(1, "172.18.0.1", "10.244.1.0/24"), node(2, "172.18.0.2", "10.244.2.0/24"), serviceCIDR}
 	const half = "10.244.1.0/24"
 	for _, c := range []struct{ peering, want string }{
 		{serviceCIDR, ""}, // a new Peering takes pods' addresses from Pods then
-		{peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.99.0.0/16", "10.244.0.0/16"), "--pod-cidr: Node node2 has pods outside 10.244.1.0/24, and Peering milan"},
+		{peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.99.0.0/16", "10.244.0.0/16"),
+			"--pod-cidr: Node node2 has pods outside 10.244.1.0/24, and Peering milan"},
 	} {
 		rome, err := survey(t, append(objects, c.peering)...).Find("rome", Hints{Pods: parse(t, half)})
 		need.NoError(t, err)
@@ -321,7 +376,8 @@ func TestProposeNodesOutside(t *testing.T) {
 	}
 }
 
-// TestRemapsStay: a CIDR of the peer that comes back is seen as before, whatever was in between, and no other peer gets what it had.
+// TestRemapsStay: a CIDR of the peer that comes back is seen as before, whatever was in between,
+// and no other peer gets what it had.
 func TestRemapsStay(t *testing.T) {
 	notes := ""
 	spec := &peering.Spec{}
@@ -332,7 +388,8 @@ func TestRemapsStay(t *testing.T) {
 			r := spec.Remote.PodCIDRs[0]
 			old = fmt.Sprintf(`{apiVersion: culvert.io/v1alpha1, kind: Peering, metadata: {name: milan, namespace: culvert, annotations: {culvert.io/remaps: %q}},
   spec: {cluster: rome, peer: milan, role: Server, internalCIDR: %s, local: {podCIDRs: [10.244.0.0/16], externalCIDR: %s},
-    remote: {podCIDRs: [{cidr: %s, remap: %q}], externalCIDR: {cidr: 10.79.0.0/24}}}}`, notes, spec.InternalCIDR, spec.Local.ExternalCIDR, r.CIDR, r.Remap)
+    remote: {podCIDRs: [{cidr: %s, remap: %q}], externalCIDR: {cidr: 10.79.0.0/24}}}}`, notes, spec.InternalCIDR,
+				spec.Local.ExternalCIDR, r.CIDR, r.Remap)
 		}
 		more := []string{serviceCIDR}
 		if old != "" {
@@ -340,14 +397,16 @@ func TestRemapsStay(t *testing.T) {
 		}
 		rome := cluster(t, "rome", "172.18.0", more...)
 		var err error
-		spec, _, err = rome.Propose(Peer{Name: "milan", Pods: parse(t, pods), External: parse(t, "10.79.0.0/24")[0], Role: "Server"}, netip.Prefix{}, nil)
+		spec, _, err = rome.Propose(Peer{Name: "milan", Pods: parse(t, pods), External: parse(t, "10.79.0.0/24")[0],
+			Role: "Server"}, netip.Prefix{}, nil)
 		need.NoError(t, err)
 		good(t, rome, spec)
 		notes = rome.Notes(spec, "", "")[GivenAnnotation]
 		if old == "" {
 			return spec.Remote.PodCIDRs[0].Remap
 		}
-		other, _, err := rome.Propose(Peer{Name: "turin", Pods: parse(t, "10.244.0.0/16"), Role: "Server"}, netip.Prefix{}, nil)
+		other, _, err := rome.Propose(Peer{Name: "turin", Pods: parse(t, "10.244.0.0/16"), Role: "Server"},
+			netip.Prefix{}, nil)
 		need.NoError(t, err)
 		if r := other.Remote.PodCIDRs[0].Remap; r == "10.61.0.0/16" {
 			t.Errorf("turin gets %s, which milan was given", r)
@@ -355,7 +414,8 @@ func TestRemapsStay(t *testing.T) {
 		return spec.Remote.PodCIDRs[0].Remap
 	}
 	for _, step := range []struct{ pods, seen string }{
-		{"10.244.0.0/16", "10.61.0.0/16"}, {"10.20.0.0/16", ""}, {"10.96.0.0/17", "10.61.0.0/17"}, {"10.244.0.0/16", "10.61.0.0/16"}, {"10.20.0.0/16", ""}, {"10.244.0.0/16", "10.61.0.0/16"},
+		{"10.244.0.0/16", "10.61.0.0/16"}, {"10.20.0.0/16", ""}, {"10.96.0.0/17", "10.61.0.0/17"},
+		{"10.244.0.0/16", "10.61.0.0/16"}, {"10.20.0.0/16", ""}, {"10.244.0.0/16", "10.61.0.0/16"},
 	} {
 		got := propose(step.pods)
 		if step.pods == "10.96.0.0/17" {
@@ -371,7 +431,8 @@ func TestRemapsStay(t *testing.T) {
 	}
 }
 
-// TestGivenIsBounded: the newest CIDRs are kept, and the present ones always; what is no remap is ignored.
+// TestGivenIsBounded: the newest CIDRs are kept, and the present ones always; what is no remap is
+// ignored.
 func TestGivenIsBounded(t *testing.T) {
 	text := "x 10.1.0.0/16=10.2.0.0/15 10.3.0.0/16=fd00::/16 10.4.0.0/16= =10.4.0.0/16"
 	if got := readGiven(text); len(got) != 1 || got[0].CIDR != "10.4.0.0/16" { // as it is
@@ -391,8 +452,10 @@ func TestGivenIsBounded(t *testing.T) {
 // TestCheckOwn: a cluster that peers know by one name does not get another.
 func TestCheckOwn(t *testing.T) {
 	joined := peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.99.0.0/16", "10.244.0.0/16")
-	for name, want := range map[string]string{"rome": "", "roma": "--name: this cluster is rome by its Peering milan, and cannot be roma as well"} {
-		if err := cluster(t, name, "172.18.0", joined).CheckOwn(); (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+	for name, want := range map[string]string{"rome": "",
+		"roma": "--name: this cluster is rome by its Peering milan, and cannot be roma as well"} {
+		if err := cluster(t, name, "172.18.0", joined).CheckOwn(); (err == nil) != (want == "") || err != nil &&
+			!strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -408,7 +471,8 @@ func TestAddress(t *testing.T) {
 	for _, c := range []struct {
 		more, want string
 		public     bool
-	}{{serviceCIDR, "172.18.0.1", false}, {external, "203.0.113.7", true}, {unready, "172.18.0.1", false}, {virtual, "172.18.0.1", false}} {
+	}{{serviceCIDR, "172.18.0.1", false}, {external, "203.0.113.7", true}, {unready, "172.18.0.1", false},
+		{virtual, "172.18.0.1", false}} {
 		if got := cluster(t, "rome", "172.18.0", c.more); got.Address.String() != c.want || got.Public != c.public {
 			t.Errorf("%s, %t, want %s", got.Address, got.Public, c.want)
 		}
@@ -417,9 +481,11 @@ func TestAddress(t *testing.T) {
 
 func TestNameOf(t *testing.T) {
 	for context, want := range map[string]string{
-		"rome": "rome", "kubernetes-admin@rome": "rome", "gke_project_europe-west1-b_rome": "rome", "kind-rome": "kind-rome",
-		"arn:aws:eks:eu-west-1:123456789012:cluster/rome": "rome", "Rome.Example": "rome-example", "@": "", "default/api-rome-example:6443/admin": "admin",
-		strings.Repeat("a", 60): strings.Repeat("a", 40),
+		"rome": "rome", "kubernetes-admin@rome": "rome", "gke_project_europe-west1-b_rome": "rome",
+		"kind-rome": "kind-rome",
+		"arn:aws:eks:eu-west-1:123456789012:cluster/rome": "rome", "Rome.Example": "rome-example", "@": "",
+		"default/api-rome-example:6443/admin": "admin",
+		strings.Repeat("a", 60):               strings.Repeat("a", 40),
 	} {
 		if got := NameOf(context); got != want {
 			t.Errorf("%s: %q, want %q", context, got, want)
@@ -435,9 +501,11 @@ func TestDualStack(t *testing.T) {
 	for name, c := range map[string]struct {
 		objects []string
 		six     bool
-	}{"dual": {[]string{two(1), two(2), serviceCIDR}, true}, "IPv4": {[]string{node(1, "172.18.0.1", "10.244.1.0/24"), serviceCIDR}, false}} {
+	}{"dual": {[]string{two(1), two(2), serviceCIDR}, true}, "IPv4": {[]string{node(1, "172.18.0.1", "10.244.1.0/24"),
+		serviceCIDR}, false}} {
 		found, err := survey(t, c.objects...).Find("rome", Hints{})
-		if err != nil || !strings.HasPrefix(describe(found.Pods), "10.244.0.0/16 (guessed: ") || found.PodsFrom != "Nodes" || found.Address.String() != "172.18.0.1" {
+		if err != nil || !strings.HasPrefix(describe(found.Pods), "10.244.0.0/16 (guessed: ") ||
+			found.PodsFrom != "Nodes" || found.Address.String() != "172.18.0.1" {
 			t.Fatalf("%s: %+v, %v", name, found, err)
 		}
 		spec, lines, err := found.Propose(Peer{Name: "milan", Role: "Server"}, netip.Prefix{}, nil)

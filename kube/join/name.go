@@ -15,12 +15,14 @@ func CheckName(e *configfile.Errors, field, name string) {
 	case name == "":
 		e.Missing(field)
 	case len(name) > MaxName || !label.MatchString(name):
-		e.Add(field, "%q is no name of a cluster: want at most %d small letters, digits and dashes, a letter or digit first and last", name, MaxName)
+		e.Add(field,
+			"%q is no name of a cluster: want at most %d small letters, digits and dashes, a letter or digit first and last", name, MaxName)
 	}
 }
 
-// NameOf makes the ID of a cluster from the name of its context: the part after the last separator, which ends users, accounts and regions, as in
-// kubernetes-admin@rome, gke_project_zone_rome and arn:aws:eks:region:account:cluster/rome. It is "" if nothing is left.
+// NameOf makes the ID of a cluster from the name of its context: the part after the last separator,
+// which ends users, accounts and regions, as in kubernetes-admin@rome, gke_project_zone_rome and
+// arn:aws:eks:region:account:cluster/rome. It is "" if nothing is left.
 func NameOf(context string) string {
 	context = strings.ToLower(context[strings.LastIndexAny(context, "@/_:")+1:])
 	name := strings.Map(func(r rune) rune {
@@ -32,7 +34,8 @@ func NameOf(context string) string {
 	return strings.Trim(name[:min(len(name), MaxName)], "-")
 }
 
-// Own returns the cluster's ID according to its Peerings; "" if there are none, or if they disagree.
+// Own returns the cluster's ID according to its Peerings; "" if there are none, or if they
+// disagree.
 func (s *Survey) Own() (name string) {
 	for _, spec := range s.specs {
 		if name != "" && name != spec.Cluster {

@@ -14,7 +14,8 @@ import (
 	"culvert/kube/peering"
 )
 
-// Where CIDRs are chosen first. Later choices are next to taken ones, and elsewhere once these ranges are full.
+// Where CIDRs are chosen first. Later choices are next to taken ones, and elsewhere once these
+// ranges are full.
 var (
 	internalRange = netip.MustParsePrefix("10.80.0.0/16")
 	externalRange = netip.MustParsePrefix("10.70.0.0/16")
@@ -22,7 +23,8 @@ var (
 	firstRemap    = netip.MustParseAddr("10.61.0.0")
 )
 
-// externalBits is the length of an external CIDR: 510 addresses, one for all that is unknown, the others for exported Services.
+// externalBits is the length of an external CIDR: 510 addresses, one for all that is unknown, the
+// others for exported Services.
 const externalBits = 23
 
 // A Peer is what a cluster learns about the other one.
@@ -53,7 +55,8 @@ type chooser struct {
 	beside  []netip.Prefix // of the other cluster
 }
 
-// newChooser returns a chooser for the Peering with a peer. That Peering's own CIDRs count as free: they are proposed again or replaced.
+// newChooser returns a chooser for the Peering with a peer. That Peering's own CIDRs count as free:
+// they are proposed again or replaced.
 func (c *Cluster) newChooser(peer string, beside []netip.Prefix) *chooser {
 	x := &chooser{cluster: c, taken: slices.Clone(c.taken), beside: beside}
 	for _, p := range c.peerings {
@@ -91,8 +94,8 @@ func (x *chooser) inUse(p netip.Prefix) string {
 	return ""
 }
 
-// pick takes want, or another CIDR as long, that overlaps nothing in use and, if possible, nothing of the other cluster and nothing around nodes
-// either.
+// pick takes want, or another CIDR as long, that overlaps nothing in use and, if possible, nothing
+// of the other cluster and nothing around nodes either.
 func (x *chooser) pick(what string, want netip.Prefix, within netip.Prefix) (netip.Prefix, error) {
 	plan := func(pools []netip.Prefix, more ...[]netip.Prefix) (netip.Prefix, error) {
 		taken := slices.Clone(x.taken)
@@ -103,7 +106,8 @@ func (x *chooser) pick(what string, want netip.Prefix, within netip.Prefix) (net
 		if err != nil {
 			return netip.Prefix{}, err
 		}
-		return new(ipam.Ledger).Network(p, ipam.Owner{Peer: x.cluster.Name, Kind: ipam.Pod, Real: want.String()}, want, time.Time{})
+		return new(ipam.Ledger).Network(p, ipam.Owner{Peer: x.cluster.Name, Kind: ipam.Pod, Real: want.String()},
+			want, time.Time{})
 	}
 	var err error
 	for _, more := range [][][]netip.Prefix{{x.cluster.wide, x.beside}, {x.cluster.wide}, {}} {
@@ -118,7 +122,9 @@ func (x *chooser) pick(what string, want netip.Prefix, within netip.Prefix) (net
 			}
 		}
 	}
-	return netip.Prefix{}, fmt.Errorf("%s: no private /%d is free in %s; make a cluster's CIDRs smaller, or leave a peering", what, want.Bits(), x.cluster.Name)
+	return netip.Prefix{},
+		fmt.Errorf("%s: no private /%d is free in %s; make a cluster's CIDRs smaller, or leave a peering", what,
+			want.Bits(), x.cluster.Name)
 }
 
 // old returns the present spec of the Peering with a peer; an empty Spec if there is none.
@@ -156,7 +162,8 @@ func (x *chooser) external(peer string) (netip.Prefix, error) {
 	return x.pick("external CIDR", netip.PrefixFrom(externalRange.Addr(), externalBits), externalRange)
 }
 
-// internal returns the CIDR of the tunnels to nodes: at least four times as many addresses as there are nodes, and no fewer than 1,024.
+// internal returns the CIDR of the tunnels to nodes: at least four times as many addresses as there
+// are nodes, and no fewer than 1,024.
 func (x *chooser) internal(peer string) (netip.Prefix, error) {
 	if p, err := netip.ParsePrefix(x.cluster.old(peer).InternalCIDR); err == nil {
 		return p, nil
@@ -168,12 +175,14 @@ func (x *chooser) internal(peer string) (netip.Prefix, error) {
 	return x.pick("internal CIDR", netip.PrefixFrom(internalRange.Addr(), bits), internalRange)
 }
 
-// Propose returns what the Peering with a peer should say, and why. beside are networks of the other cluster, which are avoided where
-// that is possible. external is this cluster's external CIDR for that peer; if it is invalid, one is chosen.
+// Propose returns what the Peering with a peer should say, and why. beside are networks of the
+// other cluster, which are avoided where that is possible. external is this cluster's external CIDR
+// for that peer; if it is invalid, one is chosen.
 func (c *Cluster) Propose(peer Peer, external netip.Prefix, beside []netip.Prefix) (*peering.Spec, []Line, error) {
 	old, x := c.old(peer.Name), c.newChooser(peer.Name, beside)
 	if c.Has(peer.Name) && (old.Cluster != c.Name || old.Peer != peer.Name) {
-		return nil, nil, fmt.Errorf("Peering %s joins %s with %s, and this is to join %s with %s; leave it, or give names that fit",
+		return nil, nil, fmt.Errorf(
+			"Peering %s joins %s with %s, and this is to join %s with %s; leave it, or give names that fit",
 			peer.Name, old.Cluster, old.Peer, c.Name, peer.Name)
 	}
 	spec := *old
@@ -195,13 +204,15 @@ func (c *Cluster) Propose(peer Peer, external netip.Prefix, beside []netip.Prefi
 		}
 	}
 	x.take("the external CIDR", external)
-	lines = append(lines, Line{"external", external.String(), c.why(old.Local.ExternalCIDR, "for nodes and exported Services")})
+	lines = append(lines, Line{"external", external.String(), c.why(old.Local.ExternalCIDR,
+		"for nodes and exported Services")})
 	spec.Local = peering.SpecLocal{ExternalCIDR: external.String()}
 	for _, f := range c.Pods {
 		spec.Local.PodCIDRs = append(spec.Local.PodCIDRs, f.CIDR.String())
 	}
 	if spec.PodsFrom != "Pods" && c.outside != "" {
-		return nil, nil, fmt.Errorf("--pod-cidr: Node %s has pods outside %s, and Peering %s takes pods' addresses from Nodes", c.outside,
+		return nil, nil, fmt.Errorf(
+			"--pod-cidr: Node %s has pods outside %s, and Peering %s takes pods' addresses from Nodes", c.outside,
 			strings.Join(spec.Local.PodCIDRs, ", "), peer.Name)
 	}
 	more, err := x.remotes(&spec, old, peer)
@@ -213,7 +224,8 @@ func (c *Cluster) Propose(peer Peer, external netip.Prefix, beside []netip.Prefi
 		return nil, nil, err
 	}
 	spec.InternalCIDR = internal.String()
-	lines = append(lines, Line{"tunnels", spec.InternalCIDR, c.why(old.InternalCIDR, "between the gateway and its nodes")})
+	lines = append(lines, Line{"tunnels", spec.InternalCIDR,
+		c.why(old.InternalCIDR, "between the gateway and its nodes")})
 	if spec.Role == "Client" && spec.Endpoint != "" {
 		source := stands
 		if spec.Endpoint != old.Endpoint {
@@ -241,7 +253,8 @@ func (c *Cluster) lines() (all []Line) {
 		all = append(all, Line{"pods are where", "Pods say", "Nodes do not tell where all pods are"})
 	}
 	if c.Six {
-		all = append(all, Line{"IPv6", "is not carried", "pods have addresses of it too; Peerings carry IPv4 alone so far"})
+		all = append(all, Line{"IPv6", "is not carried",
+			"pods have addresses of it too; Peerings carry IPv4 alone so far"})
 	}
 	for _, f := range c.Services {
 		all = append(all, Line{"Services", f.CIDR.String(), f.Source + "; no peer gets it"})
@@ -257,7 +270,8 @@ func (x *chooser) remotes(spec, old *peering.Spec, peer Peer) (lines []Line, err
 	}
 	was := map[string]netip.Prefix{} // by the real CIDR
 	for _, r := range x.cluster.Given(old) {
-		// What the Peering has now stays. What it had before comes back, unless something else has taken its place.
+		// What the Peering has now stays. What it had before comes back, unless something else has
+		// taken its place.
 		if seen := seenAs(r); seen.IsValid() && (slices.Contains(remapsOf(old), r) || x.inUse(seen) == "") {
 			was[r.CIDR] = seen
 		}
@@ -268,7 +282,9 @@ func (x *chooser) remotes(spec, old *peering.Spec, peer Peer) (lines []Line, err
 	endpoint, _ := netip.ParseAddrPort(cmp.Or(peer.Endpoint, old.Endpoint)) // invalid for a name
 	remap := func(what string, real, want, within netip.Prefix) (*peering.SpecRemap, error) {
 		r := &peering.SpecRemap{CIDR: real.String()}
-		inside := func(p netip.Prefix) bool { return spec.Role == "Client" && p.IsValid() && p.Contains(endpoint.Addr()) }
+		inside := func(p netip.Prefix) bool {
+			return spec.Role == "Client" && p.IsValid() && p.Contains(endpoint.Addr())
+		}
 		source, seen := stands, was[r.CIDR]
 		if inside(seen) {
 			seen = netip.Prefix{} // nothing can have passed by it
@@ -283,7 +299,8 @@ func (x *chooser) remotes(spec, old *peering.Spec, peer Peer) (lines []Line, err
 			}
 			if by != "" {
 				source = fmt.Sprintf("chosen: %s overlaps %s", real, by)
-				if seen, err = x.pick(fmt.Sprintf("remap of %s, %s of %s", real, what, peer.Name), want, within); err != nil {
+				if seen, err = x.pick(fmt.Sprintf("remap of %s, %s of %s", real, what, peer.Name), want,
+					within); err != nil {
 					return nil, err
 				}
 			} else {
@@ -310,7 +327,8 @@ func (x *chooser) remotes(spec, old *peering.Spec, peer Peer) (lines []Line, err
 		spec.Remote.PodCIDRs = append(spec.Remote.PodCIDRs, *r)
 	}
 	if peer.External.IsValid() {
-		spec.Remote.ExternalCIDR, err = remap("external", peer.External, netip.PrefixFrom(externalRange.Addr(), peer.External.Bits()).Masked(), externalRange)
+		spec.Remote.ExternalCIDR, err = remap("external", peer.External, netip.PrefixFrom(externalRange.Addr(),
+			peer.External.Bits()).Masked(), externalRange)
 	}
 	return lines, err
 }
@@ -318,7 +336,9 @@ func (x *chooser) remotes(spec, old *peering.Spec, peer Peer) (lines []Line, err
 // private reports whether a CIDR is in a range that nobody owns: RFC 1918, RFC 6598 and RFC 2544.
 func private(p netip.Prefix) bool {
 	ranges := prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "198.18.0.0/15")
-	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(p.Addr()) && r.Bits() <= p.Bits() })
+	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool {
+		return r.Contains(p.Addr()) && r.Bits() <= p.Bits()
+	})
 }
 
 // Pair proposes both ends of a peering, of the client first. endpoint is the server's; "" if it is

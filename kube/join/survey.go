@@ -12,7 +12,8 @@ import (
 	"culvert/kube/peering"
 )
 
-// A Survey collects what the objects of a cluster say about its addresses. The zero Survey is that of a cluster without objects.
+// A Survey collects what the objects of a cluster say about its addresses. The zero Survey is that
+// of a cluster without objects.
 type Survey struct {
 	nodes    map[string]surveyedNode
 	virtual  map[string]bool // Nodes on which no agent can run
@@ -44,7 +45,8 @@ type surveyedPod struct {
 
 type flagOf struct{ value, pod string }
 
-// part reads a part of an object into to. It ignores errors, because the API server has checked the object.
+// part reads a part of an object into to. It ignores errors, because the API server has checked the
+// object.
 func part(u *unstructured.Unstructured, name string, to any) {
 	if raw, err := kube.PartOf(u, name); err == nil && len(raw) > 0 {
 		json.Unmarshal(raw, to)
@@ -85,7 +87,8 @@ func (s *Survey) Node(u *unstructured.Unstructured) {
 	s.nodes[u.GetName()] = n
 }
 
-// Pod adds a Pod, after all Nodes. If the control plane runs as Pods, its flags have the cluster's CIDRs.
+// Pod adds a Pod, after all Nodes. If the control plane runs as Pods, its flags have the cluster's
+// CIDRs.
 func (s *Survey) Pod(u *unstructured.Unstructured) {
 	node, addresses := peering.PodOf(u)
 	for _, a := range addresses {
@@ -108,7 +111,8 @@ func (s *Survey) Pod(u *unstructured.Unstructured) {
 	}
 	for _, c := range spec.Containers {
 		for _, word := range slices.Concat(c.Command, c.Args) {
-			if name, value, ok := strings.Cut(word, "="); ok && value != "" && (name == "--cluster-cidr" || name == "--service-cluster-ip-range") {
+			if name, value, ok := strings.Cut(word, "="); ok && value != "" && (name == "--cluster-cidr" ||
+				name == "--service-cluster-ip-range") {
 				s.flags[name] = flagOf{value, u.GetName()}
 			}
 		}

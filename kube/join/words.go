@@ -10,9 +10,10 @@ import (
 	"strings"
 )
 
-// words writes the first bytes of a hash as six words that can be read out: each is 16 bits as a proquint (D. S. Wilkerson, A Proposal
-// for Proquints: Identifiers that are Readable, Spellable, and Pronounceable, arXiv:0901.4016), consonants and vowels in turn. Finding another text
-// with the same 96 bits takes as many attempts as breaking a key.
+// words writes the first bytes of a hash as six words that can be read out: each is 16 bits as a
+// proquint (D. S. Wilkerson, A Proposal for Proquints: Identifiers that are Readable, Spellable,
+// and Pronounceable, arXiv:0901.4016), consonants and vowels in turn. Finding another text with the
+// same 96 bits takes as many attempts as breaking a key.
 func words(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	var all []string

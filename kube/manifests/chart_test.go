@@ -65,10 +65,12 @@ func objects(t *testing.T, text string) map[string]any {
 	return all
 }
 
-// TestChartIsTemplate: the chart, rendered as Helm does, is what culvert kube template prints and culvert join applies.
+// TestChartIsTemplate: the chart, rendered as Helm does, is what culvert kube template prints and
+// culvert join applies.
 func TestChartIsTemplate(t *testing.T) {
 	const image = "registry.example/another:2.0"
-	for _, peerings := range [][]Gateway{nil, {{Peering: "milan"}}, {{Peering: "milan", Replicas: 2, Imports: "milan"}, {Peering: "turin-2", Replicas: 1}, {Peering: "oslo", Replicas: 3}}} {
+	for _, peerings := range [][]Gateway{nil, {{Peering: "milan"}}, {{Peering: "milan", Replicas: 2, Imports: "milan"},
+		{Peering: "turin-2", Replicas: 1}, {Peering: "oslo", Replicas: 3}}} {
 		want := Common(image)
 		values := map[string]any{}
 		text, err := os.ReadFile(filepath.Join(chart, "values.yaml"))
@@ -105,8 +107,10 @@ func TestChartIsTemplate(t *testing.T) {
 			}
 			need.NoError(t, err)
 		}
-		if got, want := objects(t, b.String()), objects(t, want); !reflect.DeepEqual(got, want) || len(got) < 15+8*len(peerings) {
-			t.Errorf("%v: the chart has %d objects, the manifests %d:\n%q\n%q", peerings, len(got), len(want), slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+		if got, want := objects(t, b.String()), objects(t, want); !reflect.DeepEqual(got, want) ||
+			len(got) < 15+8*len(peerings) {
+			t.Errorf("%v: the chart has %d objects, the manifests %d:\n%q\n%q", peerings, len(got), len(want),
+				slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
 		}
 	}
 }

@@ -32,17 +32,20 @@ func TestEditKeeps(t *testing.T) {
 
 // TestValuesStayStrings: a value that looks like something else in YAML is what the user gave.
 func TestValuesStayStrings(t *testing.T) {
-	for _, value := range []string{"7", "1e3", "0x10", "010", "1_0", "on", "y", "null", "a: b", "a #b", "{{ .x }}", "2026-01-01"} {
+	for _, value := range []string{"7", "1e3", "0x10", "010", "1_0", "on", "y", "null", "a: b", "a #b", "{{ .x }}",
+		"2026-01-01"} {
 		g := Gateway{Peering: "milan", Image: value, Expose: "NodePort", Replicas: 1}
 		for _, text := range []string{g.YAML(), Common(value),
-			LiqoNodesOf(value, value, ""), LiqoNodesOf(value, value, "all"), strings.TrimPrefix(Budget("GatewayServer", value, value, value), "---\n")} {
+			LiqoNodesOf(value, value, ""), LiqoNodesOf(value, value, "all"),
+			strings.TrimPrefix(Budget("GatewayServer", value, value, value), "---\n")} {
 			images := 0
 			for document := range strings.SplitSeq(text, "\n---\n") {
 				var o object
 				if err := yaml.Unmarshal([]byte(document), &o); err != nil {
 					t.Fatalf("%q: %v in\n%s", value, err, document)
 				}
-				if name := valueAt(o, "metadata", "namespace"); name != nil && reflect.TypeOf(name).Kind() != reflect.String {
+				if name := valueAt(o, "metadata", "namespace"); name != nil &&
+					reflect.TypeOf(name).Kind() != reflect.String {
 					t.Errorf("%q: namespace %v", value, name)
 				}
 				if list, _ := valueAt(o, "spec", "template", "spec", "containers").([]any); len(list) == 1 {
@@ -58,7 +61,8 @@ func TestValuesStayStrings(t *testing.T) {
 	}
 }
 
-// TestMissingField: an edit of a field that is not there fails, so that no manifest goes out with less.
+// TestMissingField: an edit of a field that is not there fails, so that no manifest goes out with
+// less.
 func TestMissingField(t *testing.T) {
 	defer func() {
 		if recover() == nil {

@@ -3,7 +3,8 @@ package manifests
 
 import _ "embed"
 
-// LiqoNodes is the DaemonSet that gives nodes without Geneve the links that Liqo requests, and its rights.
+// LiqoNodes is the DaemonSet that gives nodes without Geneve the links that Liqo requests, and its
+// rights.
 //
 //go:embed liqo-nodes.yaml
 var LiqoNodes string
@@ -19,8 +20,9 @@ const (
 	Namespace = "liqo"
 )
 
-// The parts of culvert under Kubernetes without Liqo: its kinds, the objects that a cluster needs once, and those of
-// one peering's gateway. Peering in them stands for the peering's name, Image for the image.
+// The parts of culvert under Kubernetes without Liqo: its kinds, the objects that a cluster needs
+// once, and those of one peering's gateway. Peering in them stands for the peering's name, Image
+// for the image.
 var (
 	//go:embed kube-kinds.yaml
 	Kinds string

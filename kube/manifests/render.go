@@ -38,7 +38,8 @@ func LiqoNodesOf(image, namespace, serve string) string {
 			case value.Value == Namespace && (name == "namespace" || name == "resourceNames"):
 				set(value, namespace)
 			case name == "args":
-				value.Value = strings.Replace(value.Value, "--daemonset="+Namespace+"/", "--daemonset="+namespace+"/", 1)
+				value.Value = strings.Replace(value.Value, "--daemonset="+Namespace+"/",
+					"--daemonset="+namespace+"/", 1)
 			}
 		})
 	}
@@ -58,7 +59,8 @@ func addServices(agent *yaml.Node, serve string) []*yaml.Node {
 	remove(at(agent, "spec"), "updateStrategy")
 	remove(own, "startupProbe")
 	args := at(own, "args")
-	for _, arg := range []string{"--services=" + serve, "--config=/etc/culvert/node.yaml", "--lease-namespace=culvert-leases"} {
+	for _, arg := range []string{"--services=" + serve, "--config=/etc/culvert/node.yaml",
+		"--lease-namespace=culvert-leases"} {
 		n := &yaml.Node{Kind: yaml.ScalarNode}
 		set(n, arg)
 		args.Content = append(args.Content, n)

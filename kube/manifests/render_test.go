@@ -60,10 +60,12 @@ func named(t *testing.T, text string) map[string]manifest {
 	return all
 }
 
-// rights returns what the ServiceAccount culvert-links of a namespace may do, as bindings and roles of all say.
+// rights returns what the ServiceAccount culvert-links of a namespace may do, as bindings and roles
+// of all say.
 func rights(all map[string]manifest, account, namespace string) (list []string) {
 	for _, b := range all {
-		if !strings.HasSuffix(b.Kind, "Binding") || len(b.Subjects) != 1 || b.Subjects[0].Name != account || b.Subjects[0].Namespace != namespace {
+		if !strings.HasSuffix(b.Kind, "Binding") || len(b.Subjects) != 1 || b.Subjects[0].Name != account ||
+			b.Subjects[0].Namespace != namespace {
 			continue
 		}
 		in := ""
@@ -71,14 +73,16 @@ func rights(all map[string]manifest, account, namespace string) (list []string) 
 			in = b.Metadata.Namespace
 		}
 		for _, r := range all[b.RoleRef.Kind+" "+in+"/"+b.RoleRef.Name].Rules {
-			list = append(list, fmt.Sprint(strings.Replace(in, "kube-system", namespace, 1), r.APIGroups, r.Resources, r.Verbs))
+			list = append(list, fmt.Sprint(strings.Replace(in, "kube-system", namespace, 1), r.APIGroups,
+				r.Resources, r.Verbs))
 		}
 	}
 	slices.Sort(list)
 	return slices.Compact(list)
 }
 
-// TestStatusInPods: culvert status finds the process of each pod, whose root is read-only, by a folder of its own.
+// TestStatusInPods: culvert status finds the process of each pod, whose root is read-only, by a
+// folder of its own.
 func TestStatusInPods(t *testing.T) {
 	gateway := &manifests.Gateway{Peering: "milan", Image: "r.example/c:2", Expose: "ClusterIP", Replicas: 2}
 	seen := 0
@@ -86,7 +90,9 @@ func TestStatusInPods(t *testing.T) {
 		for key, o := range named(t, text) {
 			for _, c := range o.Spec.Template.Spec.Containers {
 				seen++
-				if !slices.ContainsFunc(c.VolumeMounts, func(m struct{ Name, MountPath string }) bool { return m.Name == "run" && m.MountPath == "/run/culvert" }) {
+				if !slices.ContainsFunc(c.VolumeMounts, func(m struct{ Name, MountPath string }) bool {
+					return m.Name == "run" && m.MountPath == "/run/culvert"
+				}) {
 					t.Errorf("%s: %+v", key, c.VolumeMounts)
 				}
 			}
@@ -97,13 +103,15 @@ func TestStatusInPods(t *testing.T) {
 	}
 }
 
-// TestLiqoNodesOf: the manifest for nodes has the image and the namespace that were asked for, everywhere, and with Services the rights, mounts and
-// settings of both manifests.
+// TestLiqoNodesOf: the manifest for nodes has the image and the namespace that were asked for,
+// everywhere, and with Services the rights, mounts and settings of both manifests.
 func TestLiqoNodesOf(t *testing.T) {
 	for _, serve := range []string{"", "labelled", "all"} {
 		text := manifests.LiqoNodesOf("r.example/c:2", "net", serve)
-		if beside := serve == ""; strings.Contains(text, "maxSurge") != beside || strings.Contains(text, "startupProbe") != beside {
-			t.Errorf("%q: the next pod starts first %v, want %v: one that serves Services cannot wait", serve, !beside, beside)
+		if beside := serve == ""; strings.Contains(text, "maxSurge") != beside ||
+			strings.Contains(text, "startupProbe") != beside {
+			t.Errorf("%q: the next pod starts first %v, want %v: one that serves Services cannot wait", serve,
+				!beside, beside)
 		}
 		all := named(t, text)
 		if strings.Contains(text, "[liqo]") || !strings.Contains(text, "resourceNames: [net]") {
@@ -131,14 +139,16 @@ func TestLiqoNodesOf(t *testing.T) {
 			granted[i] = strings.Replace(granted[i], "liqo[", "net[", 1)
 		}
 		if serve != "" {
-			want = append(want, "--services="+serve, "--config=/etc/culvert/node.yaml", "--lease-namespace=culvert-leases")
+			want = append(want, "--services="+serve, "--config=/etc/culvert/node.yaml",
+				"--lease-namespace=culvert-leases")
 			mounted = append(mounted, "/etc/culvert", "/var/lib/culvert")
 			for _, right := range rights(named(t, manifests.Services), "culvert-node", "kube-system") {
 				if !strings.Contains(right, "daemonsets") { // it asks for its own
 					granted = append(granted, right)
 				}
 			}
-			if text := all["ConfigMap net/culvert-links"].Data["node.yaml"]; !strings.Contains(text, "state: /var/lib/culvert") {
+			if text := all["ConfigMap net/culvert-links"].Data["node.yaml"]; !strings.Contains(text,
+				"state: /var/lib/culvert") {
 				t.Errorf("%q: node.yaml: %s", serve, text)
 			}
 			if c.Resources.Limits != nil || c.Resources.Requests["cpu"] != "300m" {

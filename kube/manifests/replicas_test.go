@@ -39,11 +39,14 @@ func valueAt(o any, path ...string) any {
 	return o
 }
 
-// TestGatewayReplicas: the number of pods is all that a number changes, so that others may change it: whatever it is, the pods elect the active one
-// by a Lease, none is created with its label, a new one starts before an old one ends, and a drain takes one of them.
+// TestGatewayReplicas: the number of pods is all that a number changes, so that others may change
+// it: whatever it is, the pods elect the active one by a Lease, none is created with its label, a
+// new one starts before an old one ends, and a drain takes one of them.
 func TestGatewayReplicas(t *testing.T) {
-	one := documents(t, (&Gateway{Peering: "milan", Image: "registry.invalid/culvert:1", Expose: "NodePort", Replicas: 1}).YAML())
-	all := documents(t, (&Gateway{Peering: "milan", Image: "registry.invalid/culvert:1", Expose: "NodePort", Replicas: 2}).YAML())
+	one := documents(t, (&Gateway{Peering: "milan", Image: "registry.invalid/culvert:1", Expose: "NodePort",
+		Replicas: 1}).YAML())
+	all := documents(t, (&Gateway{Peering: "milan", Image: "registry.invalid/culvert:1", Expose: "NodePort",
+		Replicas: 2}).YAML())
 	d := all["Deployment culvert"]
 	if n := valueAt(d, "spec", "replicas"); n != 2. {
 		t.Errorf("%v replicas", n)
@@ -52,24 +55,28 @@ func TestGatewayReplicas(t *testing.T) {
 	if !reflect.DeepEqual(one, all) {
 		t.Errorf("another number of pods changes something else:\n%v\n%v", one, all)
 	}
-	if is := valueAt(d, "spec", "strategy"); !reflect.DeepEqual(is, object{"type": "RollingUpdate", "rollingUpdate": object{"maxUnavailable": 0., "maxSurge": 1.}}) {
+	if is := valueAt(d, "spec", "strategy"); !reflect.DeepEqual(is, object{"type": "RollingUpdate",
+		"rollingUpdate": object{"maxUnavailable": 0., "maxSurge": 1.}}) {
 		t.Errorf("strategy %v", is)
 	}
 	pod := valueAt(d, "spec", "template")
 	if is := valueAt(pod, "metadata", "labels", "culvert.io/active"); is != "false" {
 		t.Errorf("active %v", is)
 	}
-	if valueAt(all["Service culvert"], "spec", "selector", "culvert.io/active") != "true" || valueAt(all["Service culvert"], "spec", "type") != "NodePort" {
+	if valueAt(all["Service culvert"], "spec", "selector", "culvert.io/active") != "true" ||
+		valueAt(all["Service culvert"], "spec", "type") != "NodePort" {
 		t.Errorf("%v", all["Service culvert"])
 	}
-	if args := valueAt(pod, "spec", "containers").([]any)[0].(object)["args"].([]any); !slices.Contains(args, any("--leader-election")) {
+	if args := valueAt(pod, "spec", "containers").([]any)[0].(object)["args"].([]any); !slices.Contains(args,
+		any("--leader-election")) {
 		t.Errorf("args %v", args)
 	}
 	if rules := valueAt(all["Role culvert"], "rules").([]any); len(rules) != 7 {
 		t.Errorf("%d rules", len(rules))
 	}
 	pods := valueAt(d, "spec", "selector")
-	if budget := valueAt(all["PodDisruptionBudget culvert"], "spec"); !reflect.DeepEqual(budget, object{"maxUnavailable": 1., "selector": pods}) {
+	if budget := valueAt(all["PodDisruptionBudget culvert"], "spec"); !reflect.DeepEqual(budget,
+		object{"maxUnavailable": 1., "selector": pods}) {
 		t.Errorf("the budget is %v, of pods %v", budget, pods)
 	}
 	term := object{"topologyKey": "kubernetes.io/hostname", "labelSelector": pods}
@@ -83,11 +90,14 @@ func TestGatewayReplicas(t *testing.T) {
 // TestBudget: the disruption budget of a gateway under Liqo selects its pods and belongs to it,
 // even if the gateway's name is a number.
 func TestBudget(t *testing.T) {
-	b := documents(t, strings.TrimPrefix(Budget("GatewayServer", "7", "liqo-tenant-7", "1e3"), "---\n"))["PodDisruptionBudget liqo-tenant-7"]
-	if valueAt(b, "metadata", "name") != "gw-7" || valueAt(b, "spec", "selector", "matchLabels", "networking.liqo.io/gateway-name") != "7" || valueAt(b, "spec", "maxUnavailable") != float64(1) {
+	b := documents(t, strings.TrimPrefix(Budget("GatewayServer", "7", "liqo-tenant-7", "1e3"),
+		"---\n"))["PodDisruptionBudget liqo-tenant-7"]
+	if valueAt(b, "metadata", "name") != "gw-7" || valueAt(b, "spec", "selector", "matchLabels",
+		"networking.liqo.io/gateway-name") != "7" || valueAt(b, "spec", "maxUnavailable") != float64(1) {
 		t.Errorf("%v", b)
 	}
-	owners := []any{object{"apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer", "name": "7", "uid": "1e3"}}
+	owners := []any{object{"apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer", "name": "7",
+		"uid": "1e3"}}
 	if is := valueAt(b, "metadata", "ownerReferences"); !reflect.DeepEqual(is, owners) {
 		t.Errorf("owners %v, want %v", is, owners)
 	}

@@ -17,7 +17,8 @@ import (
 	"culvert/integration/need"
 )
 
-// faults judges a value by the part of JSON Schema (2020-12) that the chart uses, and panics at any other keyword.
+// faults judges a value by the part of JSON Schema (2020-12) that the chart uses, and panics at any
+// other keyword.
 func faults(schema map[string]any, value any, at string) (all []string) {
 	fault := func(format string, args ...any) { all = append(all, at+": "+fmt.Sprintf(format, args...)) }
 	object, _ := value.(map[string]any)
@@ -29,7 +30,8 @@ func faults(schema map[string]any, value any, at string) (all []string) {
 		switch keyword {
 		case "$schema", "properties":
 		case "type":
-			is := map[any]bool{"object": object != nil, "array": list != nil, "string": isText, "integer": isNumber && number == math.Trunc(number)}
+			is := map[any]bool{"object": object != nil, "array": list != nil, "string": isText, "integer": isNumber &&
+				number == math.Trunc(number)}
 			if known, ok := is[want]; !ok {
 				panic(fmt.Sprintf("type %q", want))
 			} else if !known {
@@ -60,11 +62,13 @@ func faults(schema map[string]any, value any, at string) (all []string) {
 				fault("bad pattern")
 			}
 		case "minLength", "maxLength":
-			if n := float64(utf8.RuneCountInString(text)); isText && (keyword == "minLength" && n < want.(float64) || keyword == "maxLength" && n > want.(float64)) {
+			if n := float64(utf8.RuneCountInString(text)); isText && (keyword == "minLength" && n < want.(float64) ||
+				keyword == "maxLength" && n > want.(float64)) {
 				fault("%s", keyword)
 			}
 		case "minimum", "maximum":
-			if isNumber && (keyword == "minimum" && number < want.(float64) || keyword == "maximum" && number > want.(float64)) {
+			if isNumber && (keyword == "minimum" && number < want.(float64) || keyword == "maximum" &&
+				number > want.(float64)) {
 				fault("%s", keyword)
 			}
 		default:
@@ -79,7 +83,8 @@ func faults(schema map[string]any, value any, at string) (all []string) {
 	return all
 }
 
-// TestChartSchema: Helm refuses values that the templates would print as something else, and accepts all others.
+// TestChartSchema: Helm refuses values that the templates would print as something else, and
+// accepts all others.
 func TestChartSchema(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(chart, "values.schema.json"))
 	var schema map[string]any

@@ -16,8 +16,8 @@ const (
 	Accepted   = "Accepted"
 	NodesReady = "NodesReady"
 	Connected  = "Connected"
-	// StandbyReady is present if the gateway has several pods. It is true while a pod that does not forward has a copy of all connections, and could
-	// use all of them.
+	// StandbyReady is present if the gateway has several pods. It is true while a pod that does not
+	// forward has a copy of all connections, and could use all of them.
 	StandbyReady = "StandbyReady"
 	// OneGateway is present if two gateways without an election displace each other.
 	OneGateway = "OneGateway"
@@ -41,7 +41,8 @@ func standbyReady(all []Standby) *Condition {
 	for _, s := range all {
 		switch {
 		case s.Whole && len(s.Lacks) == 0:
-			return &Condition{Type: StandbyReady, Status: "True", Reason: "FullCopy", Message: "pod " + s.Pod + " has a copy of all connections"}
+			return &Condition{Type: StandbyReady, Status: "True", Reason: "FullCopy",
+				Message: "pod " + s.Pod + " has a copy of all connections"}
 		case s.Whole:
 			c.Reason, c.Message = "NotTaken", "the copy of pod "+s.Pod+" lacks something: "+strings.Join(s.Lacks, "; ")
 		case c.Reason != "NotTaken":
@@ -51,8 +52,8 @@ func standbyReady(all []Standby) *Condition {
 	return c
 }
 
-// standby returns all with StandbyReady, or without it if the gateway is alone, because it may have had several pods
-// before.
+// standby returns all with StandbyReady, or without it if the gateway is alone, because it may have
+// had several pods before.
 func (s *GatewaySource) standby(plan *Plan, all []*Condition, pods []Standby, alone bool) []*Condition {
 	if alone {
 		return without(all, StandbyReady)
@@ -63,13 +64,15 @@ func (s *GatewaySource) standby(plan *Plan, all []*Condition, pods []Standby, al
 // displaced returns the condition of gateways of which each takes the place of the other.
 func displaced(a, b string) *Condition {
 	return &Condition{Type: OneGateway, Status: "False", Reason: "Displaced",
-		Message: fmt.Sprintf("pods %s and %s displace each other, because they do not elect the one that forwards; %s", min(a, b), max(a, b), ElectRemedy)}
+		Message: fmt.Sprintf("pods %s and %s displace each other, because they do not elect the one that forwards; %s",
+			min(a, b), max(a, b), ElectRemedy)}
 }
 
 // disputeTime is longer than Kubernetes waits before it starts a container again that has ended.
 const disputeTime = 6 * time.Minute
 
-// undisputed returns all without OneGateway, if there is an election or the gateways have left each other alone.
+// undisputed returns all without OneGateway, if there is an election or the gateways have left each
+// other alone.
 func (s *GatewaySource) undisputed(all []*Condition) []*Condition {
 	return slices.DeleteFunc(slices.Clone(all), func(c *Condition) bool {
 		if c == nil || c.Type != OneGateway {
@@ -85,7 +88,8 @@ func (s *GatewaySource) conditions(plan *Plan, check kube.Check, trouble string)
 	all := plan.Status.Conditions
 	accepted := &Condition{Type: Accepted, Status: "True", Reason: "Valid"}
 	if len(plan.Faults) > 0 {
-		accepted = &Condition{Type: Accepted, Status: "False", Reason: "Invalid", Message: strings.Join(plan.Faults, "; ")}
+		accepted = &Condition{Type: Accepted, Status: "False", Reason: "Invalid",
+			Message: strings.Join(plan.Faults, "; ")}
 	}
 	ready := &Condition{Type: NodesReady, Status: "True", Reason: "AllNodes"}
 	switch {
@@ -94,16 +98,19 @@ func (s *GatewaySource) conditions(plan *Plan, check kube.Check, trouble string)
 	case len(plan.Unready) > 0:
 		ready = &Condition{Type: NodesReady, Status: "False", Reason: "NodesMissing", Message: summary(plan.Unready)}
 	}
-	connected := &Condition{Type: Connected, Status: "False", Reason: "Connecting", Message: "no answer of the peer yet"}
+	connected := &Condition{Type: Connected, Status: "False", Reason: "Connecting",
+		Message: "no answer of the peer yet"}
 	switch {
 	case plan.Peering == nil:
 		connected.Reason, connected.Message = "NotAccepted", ""
 	case plan.Peering.PublicKey == (wgkey.Key{}):
-		connected.Reason, connected.Message = noPeerKey, "spec.publicKey: missing; it is status.publicKey of the peer's Peering"
+		connected.Reason, connected.Message = noPeerKey,
+			"spec.publicKey: missing; it is status.publicKey of the peer's Peering"
 	case check.State == kube.CheckConnected:
 		connected = &Condition{Type: Connected, Status: "True", Reason: "PeerAnswers", Message: trouble}
 	case check.State == kube.CheckLost:
-		connected.Reason, connected.Message = "PeerSilent", cmp.Or(trouble, "the peer does not answer the connection check")
+		connected.Reason, connected.Message = "PeerSilent",
+			cmp.Or(trouble, "the peer does not answer the connection check")
 	default:
 		connected.Message = cmp.Or(trouble, connected.Message)
 	}
@@ -113,11 +120,12 @@ func (s *GatewaySource) conditions(plan *Plan, check kube.Check, trouble string)
 	return s.services.setConditions(plan, all)
 }
 
-// maxMessage is the maximum length of a message in a status, in bytes: an API server accepts no object of more than 1.5
-// MiB.
+// maxMessage is the maximum length of a message in a status, in bytes: an API server accepts no
+// object of more than 1.5 MiB.
 const maxMessage = 1024
 
-// set returns all with c in place of the condition of its type. The time of the last transition stays as long as the status does.
+// set returns all with c in place of the condition of its type. The time of the last transition
+// stays as long as the status does.
 func (s *GatewaySource) set(plan *Plan, all []*Condition, c *Condition) []*Condition {
 	c.Message = kube.Cut(c.Message, maxMessage)
 	if plan.Current != nil {
@@ -152,7 +160,8 @@ func message(s *Status) string {
 	for _, kind := range []string{Accepted, OneGateway, Connected, NodesReady, StandbyReady, Exported, Imported} {
 		for _, c := range s.Conditions {
 			switch {
-			case c == nil || c.Type != kind || c.Message == "" || c.Reason == notWanted || kind == Exported && c.Reason == refusedExports:
+			case c == nil || c.Type != kind || c.Message == "" || c.Reason == notWanted || kind == Exported &&
+				c.Reason == refusedExports:
 			case c.Status == "True":
 				if kind == Connected {
 					narrow = c.Message

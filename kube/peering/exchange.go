@@ -32,8 +32,9 @@ const (
 	selectorLimit  = 4096 // bytes of a label selector, which is part of a URL
 )
 
-// A serviceExchange tells the peer which Services this cluster exports, and writes those that the peer exports. Its goroutines are separate from
-// GatewaySource.Run, so that neither a slow API server nor a slow peer delays the gateway's configuration.
+// A serviceExchange tells the peer which Services this cluster exports, and writes those that the
+// peer exports. Its goroutines are separate from GatewaySource.Run, so that neither a slow API
+// server nor a slow peer delays the gateway's configuration.
 type serviceExchange struct {
 	of       *GatewaySource
 	exchange *exports.Exchange
@@ -62,7 +63,8 @@ func newServiceExchange(of *GatewaySource) *serviceExchange {
 	return &serviceExchange{
 		of: of, wake: make(chan struct{}, 1), imports: make(chan struct{}, 1),
 		services: map[string]*unstructured.Unstructured{}, slices: map[string]*unstructured.Unstructured{},
-		hear: rate.NewLimiter(rate.Every(hearInterval), hearBurst), importer: newImporter(of), relists: rate.NewLimiter(rate.Every(relistInterval), 1),
+		hear: rate.NewLimiter(rate.Every(hearInterval), hearBurst), importer: newImporter(of),
+		relists: rate.NewLimiter(rate.Every(relistInterval), 1),
 	}
 }
 
@@ -73,20 +75,23 @@ const (
 	setImportedSlices = "imported EndpointSlice"
 )
 
-// watches returns the sets to follow in any case. EndpointSlices are not among them, because most clusters have many.
+// watches returns the sets to follow in any case. EndpointSlices are not among them, because most
+// clusters have many.
 //
 // +checklocksignore: what it returns is called with mu held
 func (x *serviceExchange) watches() []followed {
 	exported := into(setExported, "", table[*exported](x.of.state.exported), readExported)
 	exported.labels = LabelExport
 	all := []followed{exported}
-	for set, objects := range map[string]map[string]*unstructured.Unstructured{setImported: x.services, setImportedSlices: x.slices} {
-		w := into(set, "", table[*unstructured.Unstructured](objects), func(u *unstructured.Unstructured) *unstructured.Unstructured {
-			if !IsImport(x.of.self.Name, set == setImported, u) {
-				return nil
-			}
-			return u
-		})
+	for set, objects := range map[string]map[string]*unstructured.Unstructured{setImported: x.services,
+		setImportedSlices: x.slices} {
+		w := into(set, "", table[*unstructured.Unstructured](objects),
+			func(u *unstructured.Unstructured) *unstructured.Unstructured {
+				if !IsImport(x.of.self.Name, set == setImported, u) {
+					return nil
+				}
+				return u
+			})
 		w.labels, w.trim = LabelImported+"="+x.of.self.Name, nil
 		all = append(all, w)
 	}
@@ -115,7 +120,9 @@ func (x *serviceExchange) needs() (sets []string) {
 		return nil
 	}
 	if x.of.now().Sub(x.began) > listsWait {
-		sets = slices.DeleteFunc(sets, func(set string) bool { return x.of.causes.Refuses("list " + paths[set].Resource) })
+		sets = slices.DeleteFunc(sets, func(set string) bool {
+			return x.of.causes.Refuses("list " + paths[set].Resource)
+		})
 	}
 	return sets
 }
@@ -140,7 +147,8 @@ func (x *serviceExchange) followSlices() {
 		names[name.Name] = true
 	}
 	w := into(kindSlice, "", g.slices, readSlice)
-	if in := strings.Join(slices.Sorted(maps.Keys(names)), ","); len(in) < selectorLimit { // the index keeps what it wants in any case
+	// the index keeps what it wants in any case
+	if in := strings.Join(slices.Sorted(maps.Keys(names)), ","); len(in) < selectorLimit {
 		w.labels = labelService + " in (" + in + ")"
 	}
 	w.whole = g.slices.began()
@@ -264,7 +272,8 @@ const (
 	Imported = "Imported"
 )
 
-// setConditions returns all with the conditions about Services, or without those about which there is nothing to say.
+// setConditions returns all with the conditions about Services, or without those about which there
+// is nothing to say.
 func (x *serviceExchange) setConditions(plan *Plan, all []*Condition) []*Condition {
 	if x.exchange == nil { // the gateway does not run yet
 		return all
@@ -288,9 +297,11 @@ func (x *serviceExchange) conditions(plan *Plan) (exported, imported *Condition)
 	silent := x.connected && x.exchange.Unanswered(x.of.now()) > silence
 	switch {
 	case plan.ExternalFull:
-		exported = &Condition{Type: Exported, Status: "False", Reason: "ExternalCIDRFull", Message: summary(plan.ExportFaults)}
+		exported = &Condition{Type: Exported, Status: "False", Reason: "ExternalCIDRFull",
+			Message: summary(plan.ExportFaults)}
 	case len(plan.ExportFaults) > 0:
-		exported = &Condition{Type: Exported, Status: "False", Reason: refusedExports, Message: summary(plan.ExportFaults)}
+		exported = &Condition{Type: Exported, Status: "False", Reason: refusedExports,
+			Message: summary(plan.ExportFaults)}
 	case len(plan.Status.Exports) > 0 && silent:
 		exported = &Condition{Type: Exported, Status: "False", Reason: "PeerSilent",
 			Message: "the peer does not acknowledge the Services that are exported; does its gateway run this version of culvert?"}
@@ -300,7 +311,8 @@ func (x *serviceExchange) conditions(plan *Plan) (exported, imported *Condition)
 	wanted := plan.Peering != nil && plan.Peering.Imports != ""
 	switch {
 	case wanted && x.fault != "":
-		imported = &Condition{Type: Imported, Status: "False", Reason: "Unreadable", Message: "the peer's list of Services is refused: " + x.fault}
+		imported = &Condition{Type: Imported, Status: "False", Reason: "Unreadable",
+			Message: "the peer's list of Services is refused: " + x.fault}
 	case wanted && len(x.refused) > 0:
 		imported = &Condition{Type: Imported, Status: "False", Reason: "Refused", Message: summary(x.refused)}
 	case wanted && !x.known:
@@ -309,7 +321,8 @@ func (x *serviceExchange) conditions(plan *Plan) (exported, imported *Condition)
 		imported = &Condition{Type: Imported, Status: "True", Reason: "AllServices"}
 	case len(x.heard) > 0:
 		imported = &Condition{Type: Imported, Status: "False", Reason: notWanted,
-			Message: fmt.Sprintf("the peer exports %d Services; spec.imports names the namespace for them", len(x.heard))}
+			Message: fmt.Sprintf("the peer exports %d Services; spec.imports names the namespace for them",
+				len(x.heard))}
 	}
 	return exported, imported
 }

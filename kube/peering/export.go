@@ -21,7 +21,8 @@ import (
 // LabelExport is the label of a Service that peers may use, with the value "true".
 const LabelExport = "culvert/export"
 
-// maxBackends limits the endpoints of the ports of all exported Services together: a writer of EndpointSlices must not use up the gateway's memory.
+// maxBackends limits the endpoints of the ports of all exported Services together: a writer of
+// EndpointSlices must not use up the gateway's memory.
 const maxBackends = 1 << 16
 
 // maxLabel is the maximum length of a Service's name (RFC 1035, Section 2.3.4).
@@ -48,7 +49,9 @@ func readExported(u *unstructured.Unstructured) *exported {
 	case value != "true":
 		e.refused = fmt.Sprintf("metadata.labels[%s]: %q is neither true nor false", LabelExport, value)
 	case e.refused == "" && len(e.name()) > maxLabel:
-		e.refused = fmt.Sprintf("metadata.name: %s is its name in the other cluster, and has %d characters; at most %d are possible", e.name(), len(e.name()), maxLabel)
+		e.refused = fmt.Sprintf(
+			"metadata.name: %s is its name in the other cluster, and has %d characters; at most %d are possible",
+			e.name(), len(e.name()), maxLabel)
 	}
 	return e
 }
@@ -66,7 +69,8 @@ func readSlice(u *unstructured.Unstructured) *service.Slice {
 	return service.ReadSlice(o)
 }
 
-// ExportStatus is the address of the external CIDR that stands for a Service. It does not change while the Service is exported.
+// ExportStatus is the address of the external CIDR that stands for a Service. It does not change
+// while the Service is exported.
 type ExportStatus struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
@@ -75,7 +79,8 @@ type ExportStatus struct {
 
 func (s *ExportStatus) key() string { return s.Namespace + "/" + s.Name }
 
-// exportTo gives each exported Service an address, and serves those whose address the API server already has.
+// exportTo gives each exported Service an address, and serves those whose address the API server
+// already has.
 func (g *Gateway) exportTo(d *Plan) {
 	if !g.exportsKnown {
 		return
@@ -87,7 +92,8 @@ func (g *Gateway) exportTo(d *Plan) {
 		s := &g.peering.Status.Exports[i]
 		stored[s.key()] = s.Address
 		a, err := netip.ParseAddr(s.Address)
-		if e := g.exported[s.key()]; err == nil && e != nil && e.refused == "" && g.good.External.Contains(a) && !taken[a] {
+		if e := g.exported[s.key()]; err == nil && e != nil && e.refused == "" &&
+			g.good.External.Contains(a) && !taken[a] {
 			held[s.key()], taken[a] = a, true
 		}
 	}
@@ -107,7 +113,8 @@ func (g *Gateway) exportTo(d *Plan) {
 		a, ok := held[key]
 		if !ok {
 			if a, ok = freeAddress(g.good.External, key, taken); !ok {
-				d.exportFault(e, "spec.local.externalCIDR of Peering %s: %s", g.self.Name, externalFull(g.good.External))
+				d.exportFault(e, "spec.local.externalCIDR of Peering %s: %s", g.self.Name,
+					externalFull(g.good.External))
 				d.ExternalFull = true
 				continue
 			}
@@ -150,12 +157,14 @@ func externalFull(external netip.Prefix) string {
 	return fmt.Sprintf("%s has no address left", external)
 }
 
-// chosenExports returns the Services to export. Of two with one name in the other cluster, one that has an address comes first, then the older one.
-// Ports and addresses are divided among namespaces: the Service comes next with which its namespace would have least of what it has most of.
+// chosenExports returns the Services to export. Of two with one name in the other cluster, one that
+// has an address comes first, then the older one. Ports and addresses are divided among namespaces:
+// the Service comes next with which its namespace would have least of what it has most of.
 func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exported) {
 	keys := slices.SortedFunc(maps.Keys(g.exported), func(a, b string) int {
 		x, y := g.exported[a].Meta, g.exported[b].Meta
-		return cmp.Or(cmp.Compare(rank(!held[a].IsValid()), rank(!held[b].IsValid())), x.Created.Compare(y.Created), strings.Compare(a, b))
+		return cmp.Or(cmp.Compare(rank(!held[a].IsValid()), rank(!held[b].IsValid())), x.Created.Compare(y.Created),
+			strings.Compare(a, b))
 	})
 	owners, total, addresses := map[string]string{}, 0, 0
 	if e := g.good.External; e.IsValid() {
@@ -177,7 +186,8 @@ func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exp
 	}
 	for _, e := range shares.inTurn() {
 		if n := len(e.Ports(nil)); total+n > exports.MaxPorts {
-			d.exportFault(e, "spec.ports: %d ports are exported already, and at most %d may be, which namespaces share", total, exports.MaxPorts)
+			d.exportFault(e, "spec.ports: %d ports are exported already, and at most %d may be, which namespaces share",
+				total, exports.MaxPorts)
 			continue
 		} else if addresses > 0 && len(all) == addresses { // without any, each Service says so
 			d.exportFault(e, "spec.local.externalCIDR of Peering %s: %s", g.self.Name, externalFull(g.good.External))
@@ -208,7 +218,8 @@ type shared struct {
 
 func newShares(most ...int) *shares { return &shares{most: most, had: map[string][]int{}} }
 
-// add adds a Service that needs n of each resource. Of one namespace, those that are added first come first.
+// add adds a Service that needs n of each resource. Of one namespace, those that are added first
+// come first.
 func (s *shares) add(e *exported, n ...int) {
 	had := s.had[e.Meta.Namespace]
 	if had == nil {
@@ -234,11 +245,13 @@ func (s *shares) inTurn() (all []*exported) {
 
 // exportFault records a fault of an exported Service.
 func (d *Plan) exportFault(e *exported, format string, args ...any) {
-	d.ExportFaults = append(d.ExportFaults, fmt.Sprintf("%s %s/%s: ", kindService, e.Meta.Namespace, e.Meta.Name)+fmt.Sprintf(format, args...))
+	d.ExportFaults = append(d.ExportFaults, fmt.Sprintf("%s %s/%s: ", kindService, e.Meta.Namespace, e.Meta.Name)+
+		fmt.Sprintf(format, args...))
 }
 
-// freeAddress returns an address of a CIDR that is not taken. The search starts at a point derived from the Service's name alone, so that most
-// Services get the same address again after the status is lost, for example by restoring a backup.
+// freeAddress returns an address of a CIDR that is not taken. The search starts at a point derived
+// from the Service's name alone, so that most Services get the same address again after the status
+// is lost, for example by restoring a backup.
 func freeAddress(external netip.Prefix, key string, taken map[netip.Addr]bool) (netip.Addr, bool) {
 	if !external.IsValid() {
 		return netip.Addr{}, false
@@ -264,7 +277,8 @@ type sliceIndex struct {
 }
 
 func newSliceIndex() *sliceIndex {
-	return &sliceIndex{table[*service.Slice]{}, map[service.Name]table[*service.Slice]{}, map[service.Name]bool{}, map[service.Name]bool{},
+	return &sliceIndex{table[*service.Slice]{}, map[service.Name]table[*service.Slice]{}, map[service.Name]bool{},
+		map[service.Name]bool{},
 		map[service.Name]bool{}}
 }
 
@@ -356,7 +370,8 @@ func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*
 		n += s.Len()
 	}
 	if n *= len(e.Ports(nil)); n > maxBackends-d.backends {
-		d.exportFault(e, "its ports have %d endpoints, and those of other Services %d; at most %d may be exported, which namespaces share", n, d.backends, maxBackends)
+		d.exportFault(e,
+			"its ports have %d endpoints, and those of other Services %d; at most %d may be exported, which namespaces share", n, d.backends, maxBackends)
 		return false
 	}
 	if g.slices.counted[e.of()] {
@@ -367,15 +382,17 @@ func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*
 	for _, p := range e.Ports(endpoints) {
 		told.Ports = append(told.Ports, exports.Port{Name: p.Label, Protocol: p.Protocol, Port: p.Port})
 		d.Services = append(d.Services, config.Service{
-			Name: e.name(), Address: rules.PairOf(at), Port: p.Port, Protocol: p.Protocol, Affinity: p.Affinity, AffinityTimeout: p.AffinityTimeout,
-			ProxyProtocol: p.ProxyProtocol, Backends: g.backends(d, e, p.Endpoints),
+			Name: e.name(), Address: rules.PairOf(at), Port: p.Port, Protocol: p.Protocol, Affinity: p.Affinity,
+			AffinityTimeout: p.AffinityTimeout,
+			ProxyProtocol:   p.ProxyProtocol, Backends: g.backends(d, e, p.Endpoints),
 		})
 	}
 	d.Exports = append(d.Exports, told)
 	return true
 }
 
-// backends returns the endpoints that are pods in the Peering's CIDRs, or have a node's own address.
+// backends returns the endpoints that are pods in the Peering's CIDRs, or have a node's own
+// address.
 func (g *Gateway) backends(d *Plan, e *exported, all []services.Endpoint) (backends []config.Backend) {
 	var wrong []netip.Addr
 	for _, x := range all {
@@ -391,7 +408,8 @@ func (g *Gateway) backends(d *Plan, e *exported, all []services.Endpoint) (backe
 		backends = append(backends, b)
 	}
 	if len(wrong) > 0 {
-		d.exportFault(e, "its endpoint %s is neither in spec.local.podCIDRs of Peering %s nor the address of a node that is connected%s",
+		d.exportFault(e,
+			"its endpoint %s is neither in spec.local.podCIDRs of Peering %s nor the address of a node that is connected%s",
 			wrong[0], g.self.Name, more(len(wrong)))
 	}
 	d.backends += len(backends)

@@ -63,15 +63,19 @@ func addresses(d *Plan) map[string]string {
 	return all
 }
 
-// TestExport: a labelled Service gets an address of the external CIDR, is served there when the API server has the address, and its backends are
-// its ready endpoints: pods, and nodes' own addresses by way of the node.
+// TestExport: a labelled Service gets an address of the external CIDR, is served there when the API
+// server has the address, and its backends are its ready endpoints: pods, and nodes' own addresses
+// by way of the node.
 func TestExport(t *testing.T) {
 	g := rome(t)
-	exportWith(t, g, "web", "ports:", "sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 60}}, ports:")
-	endpointsOf(t, g, "web", map[string]bool{"10.244.1.5": true, "10.244.2.5": true, "10.244.2.6": false, "172.18.0.2": true, "203.0.113.9": true})
+	exportWith(t, g, "web", "ports:",
+		"sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 60}}, ports:")
+	endpointsOf(t, g, "web", map[string]bool{"10.244.1.5": true, "10.244.2.5": true, "10.244.2.6": false,
+		"172.18.0.2": true, "203.0.113.9": true})
 	d := g.Plan()
 	at := addresses(d)["web"]
-	if a, err := netip.ParseAddr(at); err != nil || !netip.MustParsePrefix("10.70.0.0/24").Contains(a) || at == "10.70.0.0" {
+	if a, err := netip.ParseAddr(at); err != nil || !netip.MustParsePrefix("10.70.0.0/24").Contains(a) ||
+		at == "10.70.0.0" {
 		t.Fatalf("address %q", at)
 	}
 	if len(d.Services)+len(d.Exports) > 0 {
@@ -81,16 +85,20 @@ func TestExport(t *testing.T) {
 	d = g.Plan()
 	addr := netip.MustParseAddr
 	want := []config.Service{{
-		Name: "web-shop", Address: rules.PairOf(addr(at)), Port: 80, Protocol: 6, Affinity: rules.AffinityClientIP, AffinityTimeout: time.Minute,
-		Backends: []config.Backend{{Address: addr("10.244.1.5"), Port: 8080}, {Address: addr("10.244.2.5"), Port: 8080}, {Address: addr("172.18.0.2"), Port: 8080, Via: "node2"}},
+		Name: "web-shop", Address: rules.PairOf(addr(at)), Port: 80, Protocol: 6, Affinity: rules.AffinityClientIP,
+		AffinityTimeout: time.Minute,
+		Backends: []config.Backend{{Address: addr("10.244.1.5"), Port: 8080}, {Address: addr("10.244.2.5"), Port: 8080},
+			{Address: addr("172.18.0.2"), Port: 8080, Via: "node2"}},
 	}}
 	if !reflect.DeepEqual(d.Services, want) {
 		t.Errorf("%+v\nwant %+v", d.Services, want)
 	}
-	if want := []exports.Export{{Namespace: "shop", Name: "web", Address: addr(at), Ports: []exports.Port{{Name: "http", Protocol: 6, Port: 80}}}}; !reflect.DeepEqual(d.Exports, want) {
+	if want := []exports.Export{{Namespace: "shop", Name: "web", Address: addr(at),
+		Ports: []exports.Port{{Name: "http", Protocol: 6, Port: 80}}}}; !reflect.DeepEqual(d.Exports, want) {
 		t.Errorf("told %v, want %v", d.Exports, want)
 	}
-	if len(d.ExportFaults) != 1 || !strings.HasPrefix(d.ExportFaults[0], "Service shop/web: its endpoint 203.0.113.9 is neither in spec.local.podCIDRs") || len(d.Faults) > 0 {
+	if len(d.ExportFaults) != 1 || !strings.HasPrefix(d.ExportFaults[0],
+		"Service shop/web: its endpoint 203.0.113.9 is neither in spec.local.podCIDRs") || len(d.Faults) > 0 {
 		t.Errorf("%q, %q", d.ExportFaults, d.Faults)
 	}
 	if err := config.Check(d.Config(d.Peering.Base(base()))); err != nil {
@@ -109,7 +117,8 @@ func TestExport(t *testing.T) {
 	}
 }
 
-// TestExportAddresses: a Service keeps its address when others are added or removed. If the status is lost, most Services get the same address again.
+// TestExportAddresses: a Service keeps its address when others are added or removed. If the status
+// is lost, most Services get the same address again.
 func TestExportAddresses(t *testing.T) {
 	g := rome(t)
 	for i := range 100 {
@@ -149,14 +158,18 @@ func TestExportAddresses(t *testing.T) {
 	if moved > 80 {
 		t.Errorf("after the status was lost, %d of 159 addresses differ, want at most 80", moved)
 	}
-	p.Status.Exports = []ExportStatus{{"shop", "web-1", "10.70.0.0"}, {"shop", "web-2", "10.99.0.5"}, {"shop", "web-3", "10.70.0.9"}, {"shop", "web-4", "10.70.0.9"}, {"shop", "gone", "10.70.0.8"}, {"shop", "web-5", "x"}}
+	p.Status.Exports = []ExportStatus{{"shop", "web-1", "10.70.0.0"}, {"shop", "web-2", "10.99.0.5"},
+		{"shop", "web-3", "10.70.0.9"}, {"shop", "web-4", "10.70.0.9"}, {"shop", "gone", "10.70.0.8"},
+		{"shop", "web-5", "x"}}
 	g.put(&p)
-	if now := addresses(g.Plan()); now["web-1"] == "10.70.0.0" || now["web-2"] == "10.99.0.5" || now["web-3"] != "10.70.0.9" || now["web-4"] == "10.70.0.9" || now["gone"] != "" {
+	if now := addresses(g.Plan()); now["web-1"] == "10.70.0.0" || now["web-2"] == "10.99.0.5" ||
+		now["web-3"] != "10.70.0.9" || now["web-4"] == "10.70.0.9" || now["gone"] != "" {
 		t.Errorf("%s", text(t, now))
 	}
 }
 
-// TestExportRefused: a Service that cannot be exported is reported with its field. All others are exported, and nodes are served in any case.
+// TestExportRefused: a Service that cannot be exported is reported with its field. All others are
+// exported, and nodes are served in any case.
 func TestExportRefused(t *testing.T) {
 	long := strings.Repeat("x", 60)
 	for _, c := range []struct {
@@ -164,13 +177,17 @@ func TestExportRefused(t *testing.T) {
 		replace []string
 		want    string
 	}{
-		{"headless", []string{"clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10]", "clusterIP: None"}, "spec.clusterIP: a headless Service has no one address"},
-		{"name", []string{"clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10]", "type: ExternalName"}, "spec.type: ExternalName is a name without endpoints"},
-		{"six", []string{"10.96.0.10, clusterIPs: [10.96.0.10]", "'fd00::1', clusterIPs: ['fd00::1']"}, "spec.clusterIPs: no address of IPv4"},
+		{"headless", []string{"clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10]", "clusterIP: None"},
+			"spec.clusterIP: a headless Service has no one address"},
+		{"name", []string{"clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10]", "type: ExternalName"},
+			"spec.type: ExternalName is a name without endpoints"},
+		{"six", []string{"10.96.0.10, clusterIPs: [10.96.0.10]", "'fd00::1', clusterIPs: ['fd00::1']"},
+			"spec.clusterIPs: no address of IPv4"},
 		{"yes", []string{`"true"`, `"yes"`}, `metadata.labels[culvert/export]: "yes" is neither true nor false`},
 		{long, nil, "metadata.name: " + long + "-shop is its name in the other cluster, and has 65 characters"},
 		{"web-shop", []string{"namespace: shop", "namespace: a"}, ""},
-		{"web", []string{"namespace: shop", "namespace: shop-a", "12:00:00Z", "12:00:01Z"}, "metadata.name: in the other cluster it would be web-shop-a, as a/web-shop is"},
+		{"web", []string{"namespace: shop", "namespace: shop-a", "12:00:00Z", "12:00:01Z"},
+			"metadata.name: in the other cluster it would be web-shop-a, as a/web-shop is"},
 		{"ports", []string{"ports: [", "ports: [{name: bad, port: 70000}, "}, "spec.ports[0].port: 70000"},
 	} {
 		g := rome(t)
@@ -213,22 +230,27 @@ func TestExportFull(t *testing.T) {
 		t.Errorf("%t %q %v", d.ExternalFull, d.ExportFaults, d.Exports)
 	}
 	g.put(readIn(t, ", externalCIDR: 10.70.0.0/24}", "}"))
-	if d = g.Plan(); len(d.Status.Exports) > 0 || len(d.ExportFaults) != 4 || !strings.Contains(d.ExportFaults[0], "spec.local.externalCIDR of Peering milan: missing") {
+	if d = g.Plan(); len(d.Status.Exports) > 0 || len(d.ExportFaults) != 4 || !strings.Contains(d.ExportFaults[0],
+		"spec.local.externalCIDR of Peering milan: missing") {
 		t.Errorf("%v %q", d.Status.Exports, d.ExportFaults)
 	}
 }
 
-// TestExportTooMany: a list has at most exports.MaxPorts ports; Services that are exported already stay.
+// TestExportTooMany: a list has at most exports.MaxPorts ports; Services that are exported already
+// stay.
 func TestExportTooMany(t *testing.T) {
 	g := rome(t)
-	g.put(readIn(t, "10.70.0.0/24}\n  remote", "10.70.0.0/22}\n  remote", "cidr: 10.70.0.0/24, remap: 10.71.0.0/24", "cidr: 10.90.0.0/24, remap: 10.71.0.0/24"))
+	g.put(readIn(t, "10.70.0.0/24}\n  remote", "10.70.0.0/22}\n  remote", "cidr: 10.70.0.0/24, remap: 10.71.0.0/24",
+		"cidr: 10.90.0.0/24, remap: 10.71.0.0/24"))
 	for i := range exports.MaxPorts {
 		exportWith(t, g, fmt.Sprint("web-", i))
 	}
 	store(g, g.Plan())
 	exportWith(t, g, "old", "2026-11-23T12:00:00Z", "2020-01-01T00:00:00Z")
 	d := g.Plan()
-	if len(d.Exports) != exports.MaxPorts || !slices.Equal(d.ExportFaults, []string{"Service shop/old: spec.ports: 500 ports are exported already, and at most 500 may be, which namespaces share"}) {
+	if len(d.Exports) != exports.MaxPorts || !slices.Equal(d.ExportFaults,
+		[]string{
+			"Service shop/old: spec.ports: 500 ports are exported already, and at most 500 may be, which namespaces share"}) {
 		t.Errorf("%d exports, %q", len(d.Exports), d.ExportFaults)
 	}
 	exchange := exports.New(0)
@@ -243,7 +265,8 @@ func TestExportTooMany(t *testing.T) {
 	}
 }
 
-// TestExportUnknown: until all lists are read, nothing is sent to the peer, and no address is released.
+// TestExportUnknown: until all lists are read, nothing is sent to the peer, and no address is
+// released.
 func TestExportUnknown(t *testing.T) {
 	g := rome(t)
 	exportWith(t, g, "web")
@@ -266,7 +289,8 @@ func TestOnlyExportedSlices(t *testing.T) {
 				ports: [{name: http, port: 8080, protocol: TCP}], endpoints: [{addresses: [10.244.1.%[3]d], conditions: {ready: true}}]}`, namespace, service, n)
 		}
 		labelled := func(name, value string) *unstructured.Unstructured {
-			return object(t, fmt.Sprintf(`{metadata: {name: %s, namespace: shop, uid: u-%[1]s, labels: {culvert/export: "%s"}},
+			return object(t,
+				fmt.Sprintf(`{metadata: {name: %s, namespace: shop, uid: u-%[1]s, labels: {culvert/export: "%s"}},
 				spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: http, port: 80, protocol: TCP}]}}`, name, value))
 		}
 		for _, name := range []string{"web", "api", "other"} {
@@ -296,13 +320,15 @@ func TestOnlyExportedSlices(t *testing.T) {
 		}{
 			{func() {}, `{}`},
 			{func() { c.update(setExported, labelled("web", "true")) }, `{"served web-shop":20,"shop/web":20}`},
-			{func() { c.update(setExported, labelled("api", "true")) }, `{"served api-shop":20,"served web-shop":20,"shop/api":20,"shop/web":20}`},
+			{func() { c.update(setExported, labelled("api", "true")) },
+				`{"served api-shop":20,"served web-shop":20,"shop/api":20,"shop/web":20}`},
 			{func() {
 				c.create(kindSlice, slice("shop", "api", 21))
 				c.create(kindSlice, slice("shop", "other", 21))
 			}, `{"served api-shop":21,"served web-shop":20,"shop/api":21,"shop/web":20}`},
 			{func() { c.update(setExported, labelled("web", "false")) }, `{"served api-shop":21,"shop/api":21}`},
-			{func() { c.update(setExported, labelled("web", "true")) }, `{"served api-shop":21,"served web-shop":20,"shop/api":21,"shop/web":20}`},
+			{func() { c.update(setExported, labelled("web", "true")) },
+				`{"served api-shop":21,"served web-shop":20,"shop/api":21,"shop/web":20}`},
 			{func() {
 				c.update(setExported, labelled("web", "false"))
 				c.update(setExported, labelled("api", "false"))

@@ -56,7 +56,8 @@ func readIn(t testing.TB, replace ...string) *Peering {
 	return readPeering(object(t, romeToMilan, replace...))
 }
 
-// nodeText is a Node with its part of the pod CIDR, and tunnelText what its agent tells; both are formats of its number.
+// nodeText is a Node with its part of the pod CIDR, and tunnelText what its agent tells; both are
+// formats of its number.
 const (
 	nodeText = `
 apiVersion: v1
@@ -82,7 +83,8 @@ func tunnelObject(t testing.TB, n int, replace ...string) *tunnelNode {
 
 // rome is a gateway on node1 of a cluster of two nodes, whose status the API server has.
 func rome(t testing.TB) *Gateway {
-	g := NewGateway(Self{Name: "milan", Namespace: "culvert", Node: "node1", Pod: "gw-1", Addresses: []netip.Addr{netip.MustParseAddr("10.244.1.9")}})
+	g := NewGateway(Self{Name: "milan", Namespace: "culvert", Node: "node1", Pod: "gw-1",
+		Addresses: []netip.Addr{netip.MustParseAddr("10.244.1.9")}})
 	for n := 1; n <= 2; n++ {
 		g.nodes[fmt.Sprint("node", n)], g.tunnels[fmt.Sprint("node", n)] = nodeObject(t, n), tunnelObject(t, n)
 	}

@@ -15,7 +15,8 @@ import (
 	"culvert/kube"
 )
 
-// A follower keeps up-to-date copies of objects of several kinds. Each watch has a goroutine, which changes them under mu.
+// A follower keeps up-to-date copies of objects of several kinds. Each watch has a goroutine, which
+// changes them under mu.
 type follower struct {
 	client dynamic.Interface
 	causes *kube.Causes
@@ -36,7 +37,8 @@ func (f *follower) signal() {
 	}
 }
 
-// A followed is a set of objects of one kind. put and drop are called with the follower's mutex held.
+// A followed is a set of objects of one kind. put and drop are called with the follower's mutex
+// held.
 type followed struct {
 	kind, namespace, fields string // kind is that of a set in paths
 	labels                  string
@@ -44,7 +46,8 @@ type followed struct {
 	drop                    func(key string)
 	keys                    func() []string
 	trim                    func(u *unstructured.Unstructured) // of an object of a list; nil: all of it is used
-	whole                   func()                             // called like put, after all objects of a list; nil: nothing to do
+	// called like put, after all objects of a list; nil: nothing to do
+	whole func()
 }
 
 // paths are the API resources of the sets.
@@ -70,7 +73,8 @@ func (f *follower) follow(ctx context.Context, w followed) {
 	if w.namespace != "" {
 		client = f.client.Resource(paths[w.kind]).Namespace(w.namespace)
 	}
-	(&kube.Followed{Client: client, Resource: paths[w.kind].Resource, Labels: w.labels, Fields: w.fields, Into: sink{f, w}, Trim: w.trim}).Follow(ctx, f.causes)
+	(&kube.Followed{Client: client, Resource: paths[w.kind].Resource, Labels: w.labels, Fields: w.fields,
+		Into: sink{f, w}, Trim: w.trim}).Follow(ctx, f.causes)
 }
 
 // keyOf names an object among those of its kind.
@@ -97,7 +101,8 @@ func (k sink) change(do func()) {
 func (k sink) Add(u *unstructured.Unstructured)    { k.change(func() { k.put(u) }) }
 func (k sink) Delete(u *unstructured.Unstructured) { k.change(func() { k.drop(keyOf(u)) }) }
 
-// Replace replaces all objects of the set. Those of a first list come in the order of their age, as they would have come one by one.
+// Replace replaces all objects of the set. Those of a first list come in the order of their age, as
+// they would have come one by one.
 //
 // +checklocksignore: change holds mu
 func (k sink) Replace(all []*unstructured.Unstructured) {
@@ -172,7 +177,8 @@ func (n named[V]) keys() (all []string) {
 // parsed is the field of a trimmed object with the result of reading it.
 const parsed = "parsed"
 
-// into keeps the results of read for the objects of a kind. Of each object it keeps only the name and that result.
+// into keeps the results of read for the objects of a kind. Of each object it keeps only the name
+// and that result.
 func into[V any](kind, namespace string, all objects[V], read func(*unstructured.Unstructured) V) followed {
 	var none V
 	return followed{kind: kind, namespace: namespace,

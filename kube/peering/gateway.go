@@ -69,9 +69,12 @@ type Plan struct {
 	Ousted  bool     // another gateway has become active after this one
 	Again   bool     // and this one has displaced that one before
 	Nodes   []config.Node
-	// Status is what the Peering's status should be, except for parts that only the running gateway knows: keys, connection and conditions.
-	Status  Status
-	Faults  []string // each begins with the path of a field, and before it with the kind and name of an object that is not the Peering
+	// Status is what the Peering's status should be, except for parts that only the running gateway
+	// knows: keys, connection and conditions.
+	Status Status
+	// each begins with the path of a field, and before it with the kind and name of an object that
+	// is not the Peering
+	Faults  []string
 	Waiting []string
 	Unready []string // nodes through which no packets pass, each with the reason
 	nodes   int
@@ -79,14 +82,16 @@ type Plan struct {
 	disputed map[string]bool
 	unready  map[string]bool // the nodes of Unready
 
-	Services     []config.Service // one for each exported port
-	Exports      []exports.Export // the same, for the peer
-	ExportFaults []string         // parts of Services that are not exported, each with the Service and the path of a field
-	ExternalFull bool             // an exported Service has no address
-	backends     int              // of Services
+	Services []config.Service // one for each exported port
+	Exports  []exports.Export // the same, for the peer
+	// parts of Services that are not exported, each with the Service and the path of a field
+	ExportFaults []string
+	ExternalFull bool // an exported Service has no address
+	backends     int  // of Services
 }
 
-// Plan derives the plan from the objects. It remembers this gateway's term once the API server has it.
+// Plan derives the plan from the objects. It remembers this gateway's term once the API server has
+// it.
 func (g *Gateway) Plan() *Plan {
 	d := &Plan{disputed: map[string]bool{}, unready: map[string]bool{}}
 	if d.Current = g.peering; g.peering == nil {
@@ -118,7 +123,8 @@ func (g *Gateway) Plan() *Plan {
 // count sets how many of the nodes are ready.
 func (d *Plan) count() { d.Status.NodesReady = fmt.Sprintf("%d/%d", d.nodes-len(d.Unready), d.nodes) }
 
-// troubles adds the problems that the gateway itself has found on the way to nodes that are otherwise ready.
+// troubles adds the problems that the gateway itself has found on the way to nodes that are
+// otherwise ready.
 func (d *Plan) troubles(all map[string]string) {
 	for _, n := range d.Nodes {
 		if why := all[n.Name]; why != "" && !d.unready[n.Name] {
@@ -148,13 +154,15 @@ func (d *Plan) fault(of, format string, args ...any) {
 // dispute records that a node claims an address that another one had first.
 func (d *Plan) dispute(node string) { d.disputed[node] = true }
 
-// hadDisputes reports whether a node claimed an address that another one had first when the Peering's status was written.
+// hadDisputes reports whether a node claimed an address that another one had first when the
+// Peering's status was written.
 func (g *Gateway) hadDisputes(node string) bool {
 	return slices.ContainsFunc(g.peering.Status.Nodes, func(a Assigned) bool { return a.Name == node && a.Disputed })
 }
 
-// hold notes which Node has each address: the one that has listed it first, for as long as it lists it. A node writes its own list. Of several that are
-// new, as when the gateway starts, a Node whose agent uses the address comes before others, and one that has disputed an address comes last.
+// hold notes which Node has each address: the one that has listed it first, for as long as it lists
+// it. A node writes its own list. Of several that are new, as when the gateway starts, a Node whose
+// agent uses the address comes before others, and one that has disputed an address comes last.
 func (g *Gateway) hold() {
 	lists := map[netip.Addr][]string{}
 	for name, n := range g.nodes {
@@ -170,7 +178,8 @@ func (g *Gateway) hold() {
 		g.holders[a] = names[0]
 		if len(names) > 1 {
 			g.holders[a] = slices.MinFunc(names, func(i, k string) int {
-				return cmp.Or(cmp.Compare(rank(g.hadDisputes(i)), rank(g.hadDisputes(k))), cmp.Compare(rank(!g.tunnels[i].uses(a)), rank(!g.tunnels[k].uses(a))),
+				return cmp.Or(cmp.Compare(rank(g.hadDisputes(i)), rank(g.hadDisputes(k))),
+					cmp.Compare(rank(!g.tunnels[i].uses(a)), rank(!g.tunnels[k].uses(a))),
 					g.nodes[i].age(g.nodes[k]))
 			})
 		}
@@ -180,8 +189,8 @@ func (g *Gateway) hold() {
 // uses reports whether the agent of a node sends from an address; false for no agent.
 func (t *tunnelNode) uses(a netip.Addr) bool { return t != nil && (t.local == a || t.remote == a) }
 
-// active returns where the active gateway is. Nodes follow the highest term: a gateway that starts takes the next term, and an active one that sees
-// another gateway with a higher term is ousted.
+// active returns where the active gateway is. Nodes follow the highest term: a gateway that starts
+// takes the next term, and an active one that sees another gateway with a higher term is ousted.
 func (g *Gateway) active() (a *Active, ousted bool) {
 	a = &Active{Pod: g.self.Pod, Node: g.self.Node, Term: 1, Addresses: []string{}}
 	for _, four := range []bool{true, false} { // nodes use the first, and can except only IPv4 from masquerade
@@ -205,20 +214,23 @@ func (g *Gateway) active() (a *Active, ousted bool) {
 	return a, false
 }
 
-// assign gives each Node a VNI and an internal address. Assigned ones stay as long as the Peering's internalCIDR does.
+// assign gives each Node a VNI and an internal address. Assigned ones stay as long as the Peering's
+// internalCIDR does.
 func (g *Gateway) assign(d *Plan) []Assigned {
 	p := g.good
 	have := map[string]Assigned{}
 	vnis, addresses := map[uint32]bool{}, map[string]bool{p.GatewayAddress().String(): true}
 	for _, a := range g.peering.Status.Nodes {
 		addr, err := netip.ParseAddr(a.Address)
-		if g.nodes[a.Name] == nil || a.VNI == 0 || a.VNI > maxVNI || vnis[a.VNI] || err != nil || addresses[a.Address] || !p.Internal.Contains(addr) {
+		if g.nodes[a.Name] == nil || a.VNI == 0 || a.VNI > maxVNI || vnis[a.VNI] || err != nil ||
+			addresses[a.Address] || !p.Internal.Contains(addr) {
 			continue
 		}
 		have[a.Name], vnis[a.VNI], addresses[a.Address] = a, true, true
 	}
 	all := []Assigned{}
-	next, room := uint32(0), uint32(1)<<(32-p.Internal.Bits())-3 // without the network's, the last and the gateway's address
+	// without the network's, the last and the gateway's address
+	next, room := uint32(0), uint32(1)<<(32-p.Internal.Bits())-3
 	for _, name := range slices.Sorted(maps.Keys(g.nodes)) {
 		if a, ok := have[name]; ok {
 			all = append(all, a)
@@ -253,8 +265,8 @@ func nth(p netip.Prefix, n uint32) netip.Addr {
 	return netip.AddrFrom4(a)
 }
 
-// connect configures the gateway's ends of the tunnels. A node is connected only once the API server has its assignment, so that no other gateway or
-// agent uses a different one.
+// connect configures the gateway's ends of the tunnels. A node is connected only once the API
+// server has its assignment, so that no other gateway or agent uses a different one.
 func (g *Gateway) connect(d *Plan) {
 	p := g.good
 	stored := map[string]Assigned{}
@@ -265,7 +277,8 @@ func (g *Gateway) connect(d *Plan) {
 	g.hold()
 	for name, n := range g.nodes {
 		for i, a := range n.addresses {
-			if has := g.holders[a]; has != name && g.tunnels[has].uses(a) { // nodes may share others, such as an ExternalIP
+			// nodes may share others, such as an ExternalIP
+			if has := g.holders[a]; has != name && g.tunnels[has].uses(a) {
 				d.dispute(name)
 				d.fault(kindNode+" "+name, "status.addresses[%d]: %s is of node %s, which had it first", i, a, has)
 			}
@@ -306,8 +319,9 @@ func (g *Gateway) connect(d *Plan) {
 			if !other.IsValid() {
 				continue
 			}
-			// An agent reports the address that the active gateway needs, which may be on another node than this one. Without the node, a standby
-			// would refuse the connections that it must take over.
+			// An agent reports the address that the active gateway needs, which may be on another
+			// node than this one. Without the node, a standby would refuse the connections that it
+			// must take over.
 			underlay = other
 		}
 		if other := g.otherOwner(a.Name, underlay); other != "" {
@@ -316,7 +330,8 @@ func (g *Gateway) connect(d *Plan) {
 			continue
 		}
 		if !g.self.sends(underlay) { // the whole configuration would be refused because of it
-			d.fault(KindTunnelNode+" "+a.Name, "%s: the gateway's pod has no address of the family of %s", field, underlay)
+			d.fault(KindTunnelNode+" "+a.Name, "%s: the gateway's pod has no address of the family of %s",
+				field, underlay)
 			unready("TunnelNode: the gateway's pod has no address of the family of %s", underlay)
 			continue
 		}
@@ -325,7 +340,8 @@ func (g *Gateway) connect(d *Plan) {
 			continue // unreachable: assign has made it
 		}
 		d.Nodes = append(d.Nodes, config.Node{
-			Name: a.Name, VNI: geneve.VNI(a.VNI), Underlay: underlay, Address: rules.PairOf(address), PodCIDRs: pods[a.Name],
+			Name: a.Name, VNI: geneve.VNI(a.VNI), Underlay: underlay, Address: rules.PairOf(address),
+			PodCIDRs: pods[a.Name],
 		})
 		if !missing && !t.ready[g.self.Name] {
 			why := t.messages[g.self.Name]

@@ -33,20 +33,28 @@ func TestConfig(t *testing.T) {
 	need.NoError(t, config.Check(c))
 	prefix, addr := netip.MustParsePrefix, netip.MustParseAddr
 	want := []config.Node{
-		{Name: "node1", VNI: 1, Underlay: addr("10.244.1.1"), Address: rules.PairOf(addr("10.80.0.2")), PodCIDRs: []netip.Prefix{prefix("10.244.1.0/24")}}, // the gateway's own
-		{Name: "node2", VNI: 2, Underlay: addr("172.18.0.2"), Address: rules.PairOf(addr("10.80.0.3")), PodCIDRs: []netip.Prefix{prefix("10.244.2.0/24")}},
+		// the gateway's own
+		{Name: "node1", VNI: 1, Underlay: addr("10.244.1.1"), Address: rules.PairOf(addr("10.80.0.2")),
+			PodCIDRs: []netip.Prefix{prefix("10.244.1.0/24")}},
+		{Name: "node2", VNI: 2, Underlay: addr("172.18.0.2"), Address: rules.PairOf(addr("10.80.0.3")),
+			PodCIDRs: []netip.Prefix{prefix("10.244.2.0/24")}},
 	}
 	if fmt.Sprint(c.Geneve.Nodes) != fmt.Sprint(want) {
 		t.Errorf("nodes %v, want %v", c.Geneve.Nodes, want)
 	}
-	if c.Cluster != "rome" || c.Peer != "milan" || c.MTU != 1400 || c.WireGuard.Role != config.Client || c.WireGuard.Endpoint != "milan.example:51840" ||
-		c.UnknownSource != rules.PairOf(addr("10.70.0.0")) || c.Geneve.GatewayAddress != rules.PairOf(addr("10.80.0.1")) {
+	if c.Cluster != "rome" || c.Peer != "milan" || c.MTU != 1400 || c.WireGuard.Role != config.Client ||
+		c.WireGuard.Endpoint != "milan.example:51840" ||
+		c.UnknownSource != rules.PairOf(addr("10.70.0.0")) ||
+		c.Geneve.GatewayAddress != rules.PairOf(addr("10.80.0.1")) {
 		t.Errorf("%+v", c)
 	}
-	if want := []rules.RemoteCIDR{{Real: prefix("10.244.0.0/16"), Remapped: prefix("10.61.0.0/16")}, {Real: prefix("10.70.0.0/24"), Remapped: prefix("10.71.0.0/24"), External: true}}; !slices.Equal(c.Remote, want) {
+	if want := []rules.RemoteCIDR{{Real: prefix("10.244.0.0/16"), Remapped: prefix("10.61.0.0/16")},
+		{Real: prefix("10.70.0.0/24"), Remapped: prefix("10.71.0.0/24"), External: true}}; !slices.Equal(
+		c.Remote, want) {
 		t.Errorf("remote %v, want %v", c.Remote, want)
 	}
-	if a := d.Status.Active; text(t, a) != `{"pod":"gw-1","node":"node1","addresses":["10.244.1.9"],"term":1}` || d.Status.NodesReady != "2/2" {
+	if a := d.Status.Active; text(t, a) != `{"pod":"gw-1","node":"node1","addresses":["10.244.1.9"],"term":1}` ||
+		d.Status.NodesReady != "2/2" {
 		t.Errorf("active %s, ready %s", text(t, a), d.Status.NodesReady)
 	}
 }
@@ -67,15 +75,22 @@ func TestBadPeering(t *testing.T) {
 		{"mtu: 1400", "podsFrom: Calico", `spec.podsFrom: "Calico" is neither Nodes nor Pods`},
 		{"10.80.0.0/24", "10.80.0.0/31", "spec.internalCIDR: 10.80.0.0/31 has no room"},
 		{"10.80.0.0/24", "fd00::/64", `spec.internalCIDR: "fd00::/64" is no IPv4 CIDR`},
-		{"10.80.0.0/24", "10.80.0.1/24", "spec.internalCIDR: 10.80.0.1/24 has bits to the right of its length; want 10.80.0.0/24"},
+		{"10.80.0.0/24", "10.80.0.1/24",
+			"spec.internalCIDR: 10.80.0.1/24 has bits to the right of its length; want 10.80.0.0/24"},
 		{"podCIDRs: [10.244.0.0/16]", "podCIDRs: []", "spec.local.podCIDRs: missing"},
-		{"remap: 10.61.0.0/16", "remap: 10.61.0.0/17", "spec.remote.podCIDRs[0].remap: 10.61.0.0/17 and 10.244.0.0/16 differ in length"},
+		{"remap: 10.61.0.0/16", "remap: 10.61.0.0/17",
+			"spec.remote.podCIDRs[0].remap: 10.61.0.0/17 and 10.244.0.0/16 differ in length"},
 		{"remap: 10.61.0.0/16", "remap: 0.0.0.0/0", "spec.remote.podCIDRs[0].remap: 0.0.0.0/0 is shorter than /8"},
-		{"remap: 10.61.0.0/16", "remap: 169.254.0.0/16", "spec.remote.podCIDRs[0].remap: 169.254.0.0/16 has addresses that routers do not forward to"},
-		{"remap: 10.61.0.0/16", "remap: 10.80.0.0/16", "spec.remote.podCIDRs[0].remap: 10.80.0.0/16 overlaps spec.internalCIDR (10.80.0.0/24)"},
-		{", remap: 10.61.0.0/16", "", "spec.remote.podCIDRs[0].cidr: 10.244.0.0/16 overlaps spec.local.podCIDRs[0] (10.244.0.0/16); choose a remap"},
-		{"remap: 10.71.0.0/24", "remap: 10.61.7.0/24", "spec.remote.externalCIDR.remap: 10.61.7.0/24 overlaps spec.remote.podCIDRs[0].remap (10.61.0.0/16)"},
-		{"milan.example:51840", "10.61.2.4:51840", "spec.remote.podCIDRs[0].remap: 10.61.0.0/16 contains the address of spec.endpoint, 10.61.2.4: the gateway's packets"},
+		{"remap: 10.61.0.0/16", "remap: 169.254.0.0/16",
+			"spec.remote.podCIDRs[0].remap: 169.254.0.0/16 has addresses that routers do not forward to"},
+		{"remap: 10.61.0.0/16", "remap: 10.80.0.0/16",
+			"spec.remote.podCIDRs[0].remap: 10.80.0.0/16 overlaps spec.internalCIDR (10.80.0.0/24)"},
+		{", remap: 10.61.0.0/16", "",
+			"spec.remote.podCIDRs[0].cidr: 10.244.0.0/16 overlaps spec.local.podCIDRs[0] (10.244.0.0/16); choose a remap"},
+		{"remap: 10.71.0.0/24", "remap: 10.61.7.0/24",
+			"spec.remote.externalCIDR.remap: 10.61.7.0/24 overlaps spec.remote.podCIDRs[0].remap (10.61.0.0/16)"},
+		{"milan.example:51840", "10.61.2.4:51840",
+			"spec.remote.podCIDRs[0].remap: 10.61.0.0/16 contains the address of spec.endpoint, 10.61.2.4: the gateway's packets"},
 	} {
 		g := rome(t)
 		before := g.Plan()
@@ -113,7 +128,8 @@ func TestAssignment(t *testing.T) {
 		d := g.Plan()
 		vnis, addresses := map[uint32]bool{}, map[string]bool{"10.80.0.1": true, "10.80.0.0": true, "10.80.0.255": true}
 		for _, a := range d.Status.Nodes {
-			if vnis[a.VNI] || addresses[a.Address] || !netip.MustParsePrefix("10.80.0.0/24").Contains(netip.MustParseAddr(a.Address)) {
+			if vnis[a.VNI] || addresses[a.Address] ||
+				!netip.MustParsePrefix("10.80.0.0/24").Contains(netip.MustParseAddr(a.Address)) {
 				t.Fatalf("round %d: %+v has a VNI or an address that is taken or out of range", round, a)
 			}
 			vnis[a.VNI], addresses[a.Address] = true, true
@@ -140,22 +156,26 @@ func TestAssignmentFull(t *testing.T) {
 		g.nodes[fmt.Sprint("node", n)] = nodeObject(t, n)
 	}
 	d := g.Plan()
-	if len(d.Status.Nodes) != 5 || len(d.Faults) != 1 || d.Faults[0] != "spec.internalCIDR: 10.80.0.0/29 has no address left for node node6" {
+	if len(d.Status.Nodes) != 5 || len(d.Faults) != 1 ||
+		d.Faults[0] != "spec.internalCIDR: 10.80.0.0/29 has no address left for node node6" {
 		t.Errorf("%d nodes, %q", len(d.Status.Nodes), d.Faults)
 	}
-	if !strings.Contains(strings.Join(d.Unready, "\n"), "node node6: spec.internalCIDR") || d.Status.NodesReady != "0/6" {
+	if !strings.Contains(strings.Join(d.Unready, "\n"), "node node6: spec.internalCIDR") ||
+		d.Status.NodesReady != "0/6" {
 		t.Errorf("%s %q", d.Status.NodesReady, d.Unready)
 	}
 }
 
-// TestNodesThatAreNotReady: each is reported with what is missing. Only a node with false claims is left out.
+// TestNodesThatAreNotReady: each is reported with what is missing. Only a node with false claims is
+// left out.
 func TestNodesThatAreNotReady(t *testing.T) {
 	for _, c := range []struct {
 		name, unready, fault string
 		change               func(*Gateway)
 		left                 int // nodes that are connected
 	}{
-		{"no agent", "node node2: its agent has not told its address", "", func(g *Gateway) { delete(g.tunnels, "node2") }, 1},
+		{"no agent", "node node2: its agent has not told its address", "",
+			func(g *Gateway) { delete(g.tunnels, "node2") }, 1},
 		{"no address", "node node2: TunnelNode: no spec.remote yet", "", func(g *Gateway) {
 			g.tunnels["node2"] = tunnelObject(t, 2, "{local: 10.244.2.1, remote: 172.18.0.2}", "{}")
 		}, 1},
@@ -165,54 +185,67 @@ func TestNodesThatAreNotReady(t *testing.T) {
 		{"no local address", "node node1: TunnelNode: no spec.local yet", "", func(g *Gateway) {
 			g.tunnels["node1"] = tunnelObject(t, 1, "local: 10.244.1.1, ", "")
 		}, 2},
-		{"another node's address", "node node2: TunnelNode: 172.18.0.1 is of node node1", "TunnelNode node2: spec.remote: 172.18.0.1 is of node node1", func(g *Gateway) {
-			g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "172.18.0.1")
-		}, 1},
-		{"another node's pod", "node node2: TunnelNode: 10.244.1.7 is of node node1", "TunnelNode node2: spec.remote", func(g *Gateway) {
-			g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "10.244.1.7")
-		}, 1},
-		{"multicast", `node node2: TunnelNode: spec.remote: "224.0.0.1"`, "TunnelNode node2: spec.remote", func(g *Gateway) {
-			g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "224.0.0.1")
-		}, 1},
-		{"another family", "node node2: TunnelNode: the gateway's pod has no address of the family of 2001:db8::2", "TunnelNode node2: spec.remote: the gateway's pod has no", func(g *Gateway) {
-			g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", `"2001:db8::2"`)
-		}, 1},
-		{"a younger node's address", "node node1: TunnelNode: 172.18.0.2 is of node node2", "TunnelNode node1: spec.local: 172.18.0.2 is of node node2", func(g *Gateway) {
-			g.nodes["node1"].addresses = append(g.nodes["node1"].addresses, g.nodes["node2"].addresses...)
-			g.nodes["node1"].meta.Created, g.nodes["node2"].meta.Created = start, start.Add(time.Hour)
-			g.tunnels["node1"] = tunnelObject(t, 1, "10.244.1.1", "172.18.0.2")
-		}, 1},
-		{"a node that lists another's address", "", "Node node1: status.addresses[1]: 172.18.0.2 is of node node2, which had it first", func(g *Gateway) {
-			g.nodes["node1"].addresses = append(g.nodes["node1"].addresses, g.nodes["node2"].addresses...)
-			g.nodes["node1"].meta.Created, g.nodes["node2"].meta.Created = start, start.Add(time.Hour)
-		}, 2},
+		{"another node's address", "node node2: TunnelNode: 172.18.0.1 is of node node1",
+			"TunnelNode node2: spec.remote: 172.18.0.1 is of node node1", func(g *Gateway) {
+				g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "172.18.0.1")
+			}, 1},
+		{"another node's pod", "node node2: TunnelNode: 10.244.1.7 is of node node1", "TunnelNode node2: spec.remote",
+			func(g *Gateway) {
+				g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "10.244.1.7")
+			}, 1},
+		{"multicast", `node node2: TunnelNode: spec.remote: "224.0.0.1"`, "TunnelNode node2: spec.remote",
+			func(g *Gateway) {
+				g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "224.0.0.1")
+			}, 1},
+		{"another family", "node node2: TunnelNode: the gateway's pod has no address of the family of 2001:db8::2",
+			"TunnelNode node2: spec.remote: the gateway's pod has no", func(g *Gateway) {
+				g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", `"2001:db8::2"`)
+			}, 1},
+		{"a younger node's address", "node node1: TunnelNode: 172.18.0.2 is of node node2",
+			"TunnelNode node1: spec.local: 172.18.0.2 is of node node2", func(g *Gateway) {
+				g.nodes["node1"].addresses = append(g.nodes["node1"].addresses, g.nodes["node2"].addresses...)
+				g.nodes["node1"].meta.Created, g.nodes["node2"].meta.Created = start, start.Add(time.Hour)
+				g.tunnels["node1"] = tunnelObject(t, 1, "10.244.1.1", "172.18.0.2")
+			}, 1},
+		{"a node that lists another's address", "",
+			"Node node1: status.addresses[1]: 172.18.0.2 is of node node2, which had it first", func(g *Gateway) {
+				g.nodes["node1"].addresses = append(g.nodes["node1"].addresses, g.nodes["node2"].addresses...)
+				g.nodes["node1"].meta.Created, g.nodes["node2"].meta.Created = start, start.Add(time.Hour)
+			}, 2},
 		{"a shared address that no tunnel has", "", "", func(g *Gateway) {
 			for _, n := range g.nodes {
 				n.addresses = append(n.addresses, netip.MustParseAddr("203.0.113.9"))
 			}
 		}, 2},
-		{"a pod CIDR within an older one", "", "Node node2: spec.podCIDRs[0]: 10.244.1.128/25 is of node node1 too, which is older", func(g *Gateway) {
-			g.nodes["node2"].pods = []netip.Prefix{netip.MustParsePrefix("10.244.1.128/25")}
-		}, 2},
-		{"a pod CIDR around an older one", "", "Node node1: spec.podCIDRs[0]: 10.244.0.0/22 is of node node2 too, which is older", func(g *Gateway) {
-			g.nodes["node1"].pods = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/22")}
-			g.nodes["node2"].meta.Created, g.nodes["node1"].meta.Created = start, start.Add(time.Hour)
-		}, 2},
-		{"not told", "node node2: its assignment is being written", "", func(g *Gateway) { g.peering.Status.Nodes = g.peering.Status.Nodes[:1] }, 1},
+		{"a pod CIDR within an older one", "",
+			"Node node2: spec.podCIDRs[0]: 10.244.1.128/25 is of node node1 too, which is older", func(g *Gateway) {
+				g.nodes["node2"].pods = []netip.Prefix{netip.MustParsePrefix("10.244.1.128/25")}
+			}, 2},
+		{"a pod CIDR around an older one", "",
+			"Node node1: spec.podCIDRs[0]: 10.244.0.0/22 is of node node2 too, which is older", func(g *Gateway) {
+				g.nodes["node1"].pods = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/22")}
+				g.nodes["node2"].meta.Created, g.nodes["node1"].meta.Created = start, start.Add(time.Hour)
+			}, 2},
+		{"not told", "node node2: its assignment is being written", "",
+			func(g *Gateway) { g.peering.Status.Nodes = g.peering.Status.Nodes[:1] }, 1},
 		{"refused", "node node2: no room", "", func(g *Gateway) {
 			g.tunnels["node2"] = tunnelObject(t, 2, "ready: true", "ready: false, message: no room")
 		}, 2},
-		{"outside", "", "Node node2: spec.podCIDRs[0]: 10.245.2.0/24 is outside spec.local.podCIDRs of Peering milan", func(g *Gateway) {
-			g.nodes["node2"].pods = []netip.Prefix{netip.MustParsePrefix("10.245.2.0/24")}
-		}, 2},
-		{"no pod CIDR", "", "Node node2: spec.podCIDRs: missing; set spec.podsFrom of Peering milan to Pods", func(g *Gateway) { g.nodes["node2"].pods = nil }, 2},
-		{"IPv6 alone", "", "Node node2: spec.podCIDRs: of IPv6 alone, which Peerings do not carry so far", func(g *Gateway) {
-			g.nodes["node2"].pods = []netip.Prefix{netip.MustParsePrefix("fd00:244:2::/64")}
-		}, 2},
+		{"outside", "", "Node node2: spec.podCIDRs[0]: 10.245.2.0/24 is outside spec.local.podCIDRs of Peering milan",
+			func(g *Gateway) {
+				g.nodes["node2"].pods = []netip.Prefix{netip.MustParsePrefix("10.245.2.0/24")}
+			}, 2},
+		{"no pod CIDR", "", "Node node2: spec.podCIDRs: missing; set spec.podsFrom of Peering milan to Pods",
+			func(g *Gateway) { g.nodes["node2"].pods = nil }, 2},
+		{"IPv6 alone", "", "Node node2: spec.podCIDRs: of IPv6 alone, which Peerings do not carry so far",
+			func(g *Gateway) {
+				g.nodes["node2"].pods = []netip.Prefix{netip.MustParsePrefix("fd00:244:2::/64")}
+			}, 2},
 		{"two families", "", "", func(g *Gateway) {
 			g.nodes["node2"].pods = append(g.nodes["node2"].pods, netip.MustParsePrefix("fd00:244:2::/64"))
 		}, 2},
-		{"a pod CIDR of two", "", "Node node2: spec.podCIDRs[0]: 10.244.1.0/24 is of node node1 too, which is older", func(g *Gateway) { g.nodes["node2"].pods = g.nodes["node1"].pods }, 2},
+		{"a pod CIDR of two", "", "Node node2: spec.podCIDRs[0]: 10.244.1.0/24 is of node node1 too, which is older",
+			func(g *Gateway) { g.nodes["node2"].pods = g.nodes["node1"].pods }, 2},
 	} {
 		g := rome(t)
 		c.change(g)
@@ -232,8 +265,8 @@ func TestNodesThatAreNotReady(t *testing.T) {
 	}
 }
 
-// TestNodeTakesNoAddress: a node that comes to list another's address takes neither its tunnel nor its exported endpoint, whoever is older, and
-// the next gateway knows who had it.
+// TestNodeTakesNoAddress: a node that comes to list another's address takes neither its tunnel nor
+// its exported endpoint, whoever is older, and the next gateway knows who had it.
 func TestNodeTakesNoAddress(t *testing.T) {
 	for _, liar := range []string{"listed", "told too"} {
 		g := rome(t)
@@ -243,27 +276,32 @@ func TestNodeTakesNoAddress(t *testing.T) {
 		store(g, g.Plan())
 		g.nodes["node1"].addresses = append(g.nodes["node1"].addresses, g.nodes["node2"].addresses...)
 		if liar == "told too" {
-			g.tunnels["node1"] = tunnelObject(t, 1, "local: 10.244.1.1, remote: 172.18.0.1", "local: 10.244.1.1, remote: 172.18.0.2")
+			g.tunnels["node1"] = tunnelObject(t, 1, "local: 10.244.1.1, remote: 172.18.0.1",
+				"local: 10.244.1.1, remote: 172.18.0.2")
 		}
 		store(g, g.Plan())
 		next := rome(t)
-		next.nodes, next.tunnels, next.exported, next.slices, next.exportsKnown = g.nodes, g.tunnels, g.exported, g.slices, true
+		next.nodes, next.tunnels, next.exported, next.slices, next.exportsKnown = g.nodes, g.tunnels, g.exported,
+			g.slices, true
 		next.put(g.peering)
 		for _, g := range []*Gateway{g, next} {
 			d := g.Plan()
 			at := slices.IndexFunc(d.Nodes, func(n config.Node) bool { return n.Name == "node2" })
-			if at < 0 || d.Nodes[at].Underlay != netip.MustParseAddr("172.18.0.2") || len(d.Services) != 1 || d.Services[0].Backends[0].Via != "node2" {
+			if at < 0 || d.Nodes[at].Underlay != netip.MustParseAddr("172.18.0.2") || len(d.Services) != 1 ||
+				d.Services[0].Backends[0].Via != "node2" {
 				t.Errorf("%s: %v, %+v, %q", liar, d.Nodes, d.Services, d.Faults)
 			}
-			if !strings.Contains(strings.Join(d.Faults, "\n"), "Node node1: status.addresses[1]: 172.18.0.2 is of node node2, which had it first") {
+			if !strings.Contains(strings.Join(d.Faults, "\n"),
+				"Node node1: status.addresses[1]: 172.18.0.2 is of node node2, which had it first") {
 				t.Errorf("%s: %q", liar, d.Faults)
 			}
 		}
 	}
 }
 
-// TestPodsFrom: without pod CIDRs of Nodes, each pod's address leads to its node, except for pods of the host's network and pods that have ended.
-// TestVirtualNodes: no agent runs on a virtual node, so that the gateway waits for none there.
+// TestPodsFrom: without pod CIDRs of Nodes, each pod's address leads to its node, except for pods
+// of the host's network and pods that have ended. TestVirtualNodes: no agent runs on a virtual
+// node, so that the gateway waits for none there.
 func TestVirtualNodes(t *testing.T) {
 	s := NewGatewaySource(nil, rome(t).self, NodeNamespace, quiet())
 	all, _ := s.watches()
@@ -293,7 +331,8 @@ func TestPodsFrom(t *testing.T) {
 		`{spec: {nodeName: node1}, status: {phase: Succeeded, podIPs: [{ip: 10.244.9.4}]}}`,
 		`{spec: {nodeName: node1}, status: {phase: Running, podIPs: [{ip: 10.99.0.1}]}}`,
 		`{spec: {}, status: {phase: Pending}}`,
-		`{spec: {nodeName: node1}, status: {phase: Running, podIPs: [{ip: 10.244.9.1}]}}`, // the second pod with this address
+		// the second pod with this address
+		`{spec: {nodeName: node1}, status: {phase: Running, podIPs: [{ip: 10.244.9.1}]}}`,
 	} {
 		g.pods.set(fmt.Sprint("default/pod", i), readPod(object(t, spec)))
 	}
@@ -302,7 +341,8 @@ func TestPodsFrom(t *testing.T) {
 	for _, n := range d.Nodes {
 		got[n.Name] = fmt.Sprint(n.PodCIDRs)
 	}
-	if want := map[string]string{"node1": "[10.244.9.2/32]", "node2": "[10.244.9.1/32]"}; fmt.Sprint(got) != fmt.Sprint(want) {
+	if want := map[string]string{"node1": "[10.244.9.2/32]", "node2": "[10.244.9.1/32]"}; fmt.Sprint(got) !=
+		fmt.Sprint(want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	if err := config.Check(d.Config(d.Peering.Base(base()))); err != nil {
@@ -316,7 +356,8 @@ func TestActive(t *testing.T) {
 	if d := g.Plan(); d.Ousted || d.Status.Active.Term != 1 {
 		t.Fatalf("%+v", d.Status.Active)
 	}
-	next := NewGateway(Self{Name: "milan", Namespace: "culvert", Node: "node2", Pod: "gw-2", Addresses: []netip.Addr{netip.MustParseAddr("10.244.2.9")}})
+	next := NewGateway(Self{Name: "milan", Namespace: "culvert", Node: "node2", Pod: "gw-2",
+		Addresses: []netip.Addr{netip.MustParseAddr("10.244.2.9")}})
 	next.put(g.peering)
 	d := next.Plan()
 	if text(t, d.Status.Active) != `{"pod":"gw-2","node":"node2","addresses":["10.244.2.9"],"term":2}` || d.Ousted {
@@ -343,7 +384,8 @@ func TestActive(t *testing.T) {
 // TestActiveFirst: nodes use the first address, which is one of IPv4 if the pod has any.
 func TestActiveFirst(t *testing.T) {
 	addr := netip.MustParseAddr
-	g := NewGateway(Self{Name: "milan", Namespace: "culvert", Node: "node1", Pod: "gw-1", Addresses: []netip.Addr{addr("fd00::9"), addr("10.244.1.9")}})
+	g := NewGateway(Self{Name: "milan", Namespace: "culvert", Node: "node1", Pod: "gw-1",
+		Addresses: []netip.Addr{addr("fd00::9"), addr("10.244.1.9")}})
 	g.put(readIn(t))
 	if got := g.Plan().Status.Active.Addresses; !slices.Equal(got, []string{"10.244.1.9", "fd00::9"}) {
 		t.Errorf("%q", got)
@@ -354,7 +396,8 @@ func TestActiveFirst(t *testing.T) {
 func TestNoPeering(t *testing.T) {
 	g := rome(t)
 	g.put(nil)
-	if d := g.Plan(); d.Peering != nil || d.Current != nil || len(d.Waiting) != 1 || d.Waiting[0] != "Peering culvert/milan" {
+	if d := g.Plan(); d.Peering != nil || d.Current != nil || len(d.Waiting) != 1 ||
+		d.Waiting[0] != "Peering culvert/milan" {
 		t.Errorf("%+v", d)
 	}
 	g.put(readIn(t, "role: Client", "role: Peer"))
@@ -367,7 +410,8 @@ func TestNoPeering(t *testing.T) {
 	}
 }
 
-// TestInvited: a Peering whose peer has not answered is good, and has neither a key nor remote CIDRs; a key without CIDRs is a fault.
+// TestInvited: a Peering whose peer has not answered is good, and has neither a key nor remote
+// CIDRs; a key without CIDRs is a fault.
 func TestInvited(t *testing.T) {
 	remote := romeToMilan[strings.Index(romeToMilan, "  remote:"):]
 	p := readIn(t, remote, "", "  publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=\n", "")
@@ -379,13 +423,17 @@ func TestInvited(t *testing.T) {
 	}
 }
 
-// TestTroubles: a problem on the path to a node is reported as the node's, unless the node reports one itself.
+// TestTroubles: a problem on the path to a node is reported as the node's, unless the node reports
+// one itself.
 func TestTroubles(t *testing.T) {
 	g := rome(t)
 	g.tunnels["node1"] = tunnelObject(t, 1, "ready: true", "ready: false, message: no route")
 	d := g.Plan()
-	d.troubles(map[string]string{"node1": "silent", "node2": "node2 (172.18.0.2) sends VNI 9, configured 2", "node3": "nobody"})
-	if want := []string{"node node1: no route", "node node2: node2 (172.18.0.2) sends VNI 9, configured 2"}; !slices.Equal(d.Unready, want) || d.Status.NodesReady != "0/2" {
+	d.troubles(map[string]string{"node1": "silent", "node2": "node2 (172.18.0.2) sends VNI 9, configured 2",
+		"node3": "nobody"})
+	if want := []string{"node node1: no route",
+		"node node2: node2 (172.18.0.2) sends VNI 9, configured 2"}; !slices.Equal(d.Unready, want) ||
+		d.Status.NodesReady != "0/2" {
 		t.Errorf("%s: %q", d.Status.NodesReady, d.Unready)
 	}
 	g.put(nil)

@@ -22,7 +22,8 @@ const (
 	writeTimeout = 10 * time.Second // of one object
 	lastTimeout  = 2 * time.Second  // of the final status, which says that the gateway has stopped
 	rttInterval  = 30 * time.Second // between two round-trip times
-	// refusedInterval is the time between two attempts of a configuration that the gateway refuses: to check it takes long, and seldom helps.
+	// refusedInterval is the time between two attempts of a configuration that the gateway refuses:
+	// to check it takes long, and seldom helps.
 	refusedInterval = time.Minute
 	breath          = 100 * time.Millisecond // between two rounds of a gateway or an agent
 )
@@ -33,7 +34,8 @@ type Running interface {
 	// Amend is the method of gateway.Gateway.
 	Amend(*config.Config) bool
 	Check() kube.Check
-	// Speaks reports whether this gateway, of several, is the active one, which writes the Peering's status.
+	// Speaks reports whether this gateway, of several, is the active one, which writes the
+	// Peering's status.
 	Speaks() bool
 	// Trouble returns a sentence that says why nothing passes or, if the peer answers, why not
 	// everything does; "" if the gateway knows no reason.
@@ -41,14 +43,17 @@ type Running interface {
 	// Exchange and Tell are the methods of gateway.Gateway.
 	Exchange(take func(datagram []byte) (answer []byte, ok bool))
 	Tell(datagram []byte)
-	// NodeTroubles returns, by node, a sentence that says why nothing passes between the gateway and the node.
+	// NodeTroubles returns, by node, a sentence that says why nothing passes between the gateway
+	// and the node.
 	NodeTroubles() map[string]string
-	// Standbys returns the pods that copy the gateway's connections. alone: the gateway has no other pod.
+	// Standbys returns the pods that copy the gateway's connections. alone: the gateway has no
+	// other pod.
 	Standbys() (all []Standby, alone bool)
 }
 
-// A GatewaySource makes a gateway follow its Peering, the Nodes and their agents, and writes the Peering's status. Nothing is applied before every
-// list is complete; while the API server is away, nothing changes.
+// A GatewaySource makes a gateway follow its Peering, the Nodes and their agents, and writes the
+// Peering's status. Nothing is applied before every list is complete; while the API server is away,
+// nothing changes.
 type GatewaySource struct {
 	*follower
 	self   Self
@@ -84,15 +89,18 @@ type GatewaySource struct {
 func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string, log *logrus.Entry) *GatewaySource {
 	causes := kube.NewCauses(log)
 	s := &GatewaySource{
-		follower: newFollower(client, causes), self: self, nodes: nodeNamespace, log: log, now: time.Now, state: NewGateway(self), pace: newPace(),
-		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: self.Namespace + "/" + self.Name, Node: self.Node, Instance: self.Pod}, log),
+		follower: newFollower(client, causes), self: self, nodes: nodeNamespace, log: log, now: time.Now,
+		state: NewGateway(self), pace: newPace(),
+		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: self.Namespace + "/" + self.Name,
+			Node: self.Node, Instance: self.Pod}, log),
 	}
 	s.services = newServiceExchange(s)
 	return s
 }
 
-// Await follows the Peering until it exists without faults, and returns the configuration that a gateway starts with: base, and the fields that
-// cannot change while the gateway runs. speaks reports whether this gateway, of several, is the one that writes the Peering's status.
+// Await follows the Peering until it exists without faults, and returns the configuration that a
+// gateway starts with: base, and the fields that cannot change while the gateway runs. speaks
+// reports whether this gateway, of several, is the one that writes the Peering's status.
 func (s *GatewaySource) Await(ctx context.Context, base *config.Config, speaks func() bool) (*config.Config, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
@@ -142,8 +150,8 @@ func (s *GatewaySource) ownPeering() followed {
 		}}
 }
 
-// Run drives g, which was made from the result of Await, until ctx ends. It returns an error when the Peering requires a change that only a new
-// process can make.
+// Run drives g, which was made from the result of Await, until ctx ends. It returns an error when
+// the Peering requires a change that only a new process can make.
 func (s *GatewaySource) Run(ctx context.Context, g Running) error {
 	err := s.run(ctx, g)
 	s.last(context.WithoutCancel(ctx), err) // nothing else writes any more
@@ -182,7 +190,8 @@ func (s *GatewaySource) run(ctx context.Context, g Running) error {
 	}
 }
 
-// watches returns the sets that every gateway follows, and the Pods, which a gateway follows if Nodes do not say where pods are.
+// watches returns the sets that every gateway follows, and the Pods, which a gateway follows if
+// Nodes do not say where pods are.
 //
 // +checklocksignore: what it returns is called with mu held
 func (s *GatewaySource) watches() (all []followed, pods followed) {
@@ -251,7 +260,8 @@ func (s *GatewaySource) apply(plan *Plan, g Running) error {
 	next := s.base // without a Peering there is no peer and no node
 	if p := plan.Peering; p != nil {
 		if was := s.begun; p.Role != was.Role || p.MTU != was.MTU || p.Cluster != was.Cluster || p.Peer != was.Peer {
-			return fmt.Errorf("the clusters, spec.role or spec.mtu of Peering %s/%s changed: the gateway must restart", s.self.Namespace, s.self.Name)
+			return fmt.Errorf("the clusters, spec.role or spec.mtu of Peering %s/%s changed: the gateway must restart",
+				s.self.Namespace, s.self.Name)
 		}
 		next = plan.Config(s.base)
 	}
@@ -259,7 +269,8 @@ func (s *GatewaySource) apply(plan *Plan, g Running) error {
 	s.ready = true
 	s.told = slices.Concat(plan.Waiting, plan.Unready)
 	s.mu.Unlock()
-	if s.tried != nil && reflect.DeepEqual(s.tried, next) && (s.refused == "" || s.now().Sub(s.triedAt) < refusedInterval) {
+	if s.tried != nil && reflect.DeepEqual(s.tried, next) &&
+		(s.refused == "" || s.now().Sub(s.triedAt) < refusedInterval) {
 		return nil
 	}
 	s.tried, s.triedAt = next, s.now()
@@ -270,7 +281,8 @@ func (s *GatewaySource) apply(plan *Plan, g Running) error {
 	if s.refused = ""; err == nil {
 		return nil
 	}
-	s.refused = "the new configuration is invalid; the previous one stays in force: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	s.refused = "the new configuration is invalid; the previous one stays in force: " +
+		strings.ReplaceAll(err.Error(), "\n", "; ")
 	return nil
 }
 
@@ -304,7 +316,8 @@ func (s *GatewaySource) tell(plan *Plan, more ...kube.Fault) {
 	s.teller.Wait(plan.Waiting...)
 }
 
-// faults returns faults of objects. Each has the limit of the object or the field that its text names before the first ": ".
+// faults returns faults of objects. Each has the limit of the object or the field that its text
+// names before the first ": ".
 func (s *GatewaySource) faults(plan *Plan, texts []string) (all []kube.Fault) {
 	for _, text := range texts {
 		of, _, _ := strings.Cut(text, ": ")
@@ -319,5 +332,6 @@ func (s *GatewaySource) fault(plan *Plan, of, text string) kube.Fault {
 	if plan.Current != nil {
 		meta = plan.Current.Metadata
 	}
-	return kube.Fault{Of: of, Event: kube.Event{APIVersion: Group + "/" + Version, Kind: KindPeering, Metadata: meta, Message: text}}
+	return kube.Fault{Of: of, Event: kube.Event{APIVersion: Group + "/" + Version, Kind: KindPeering, Metadata: meta,
+		Message: text}}
 }

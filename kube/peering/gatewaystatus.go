@@ -35,8 +35,8 @@ func (s *GatewaySource) writeLater(u *unstructured.Unstructured, plan *Plan) {
 	s.teller.Status(func(ctx context.Context) { s.writeStatus(ctx, u, &plan.Status) })
 }
 
-// writeStatus writes the Peering's status if it differs from the stored one and is due. After a conflict the new version comes by the watch, and the
-// next round writes.
+// writeStatus writes the Peering's status if it differs from the stored one and is due. After a
+// conflict the new version comes by the watch, and the next round writes.
 func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstructured, next *Status) error {
 	if u == s.stale {
 		return nil // the next round has the version that was written
@@ -89,11 +89,13 @@ func (s *GatewaySource) last(ctx context.Context, why error) {
 			return
 		case why != nil && plan.Ousted && plan.Again:
 			plan.Status.Conditions = s.set(plan, plan.Status.Conditions, displaced(s.self.Pod, plan.Status.Active.Pod))
-		case why != nil || plan.Ousted || !ends || plan.Current.Status.Active == nil || plan.Current.Status.Active.Pod != s.self.Pod:
+		case why != nil || plan.Ousted || !ends || plan.Current.Status.Active == nil ||
+			plan.Current.Status.Active.Pod != s.self.Pod:
 			return // another one is active
 		default:
 			plan.Status.Conditions = s.set(plan, plan.Status.Conditions,
-				&Condition{Type: Connected, Status: "False", Reason: "GatewayStopped", Message: "the gateway's pod has ended"})
+				&Condition{Type: Connected, Status: "False", Reason: "GatewayStopped",
+					Message: "the gateway's pod has ended"})
 			plan.Status.RTT = ""
 		}
 		plan.Status.Message = message(&plan.Status)

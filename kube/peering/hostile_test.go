@@ -16,16 +16,18 @@ import (
 	"culvert/nat/packet"
 )
 
-// TestLoudNode: an agent's message takes little room in the Peering's status and has no line breaks, so that no node can keep the gateway from writing the
-// status.
+// TestLoudNode: an agent's message takes little room in the Peering's status and has no line
+// breaks, so that no node can keep the gateway from writing the status.
 func TestLoudNode(t *testing.T) {
 	g := rome(t)
 	loud := "no room\n\x1b[2J" + strings.Repeat("€", 1<<19)
 	u := object(t, "metadata: {name: node2}\nspec: {local: 10.244.2.1, remote: 172.18.0.2}")
-	u.Object["status"] = map[string]any{"message": loud, "peerings": []any{map[string]any{"name": "milan", "ready": false, "message": loud}}}
+	u.Object["status"] = map[string]any{"message": loud,
+		"peerings": []any{map[string]any{"name": "milan", "ready": false, "message": loud}}}
 	g.tunnels["node2"] = readTunnelNode(u)
 	d := g.Plan()
-	if len(d.Unready) != 1 || !strings.HasPrefix(d.Unready[0], "node node2: no room  [2J€€") || len(d.Unready[0]) > 400 || strings.ContainsFunc(d.Unready[0], unicode.IsControl) {
+	if len(d.Unready) != 1 || !strings.HasPrefix(d.Unready[0], "node node2: no room  [2J€€") ||
+		len(d.Unready[0]) > 400 || strings.ContainsFunc(d.Unready[0], unicode.IsControl) {
 		t.Errorf("%d nodes are not ready: %.500q, want one with a short message in one line", len(d.Unready), d.Unready)
 	}
 	s := &GatewaySource{now: time.Now}
@@ -38,7 +40,8 @@ func TestLoudNode(t *testing.T) {
 	}
 }
 
-// TestPeerThatLies: a peer may send from the CIDRs that the Peering gives it to those of this cluster. Everything else is dropped with a reason.
+// TestPeerThatLies: a peer may send from the CIDRs that the Peering gives it to those of this
+// cluster. Everything else is dropped with a reason.
 func TestPeerThatLies(t *testing.T) {
 	g := rome(t)
 	d := g.Plan()
@@ -51,7 +54,8 @@ func TestPeerThatLies(t *testing.T) {
 		want                nat.Reason
 		out                 string
 	}{
-		{"10.244.7.7", "10.244.2.9", nat.ReasonNone, "node2"},           // a pod of its own, although pods here have such addresses too
+		// a pod of its own, although pods here have such addresses too
+		{"10.244.7.7", "10.244.2.9", nat.ReasonNone, "node2"},
 		{"10.70.0.0", "10.244.2.9", nat.ReasonNone, "node2"},            // one of its hosts
 		{"10.61.7.7", "10.244.2.9", nat.ReasonBadSource, ""},            // as this cluster calls its pods
 		{"192.0.2.9", "10.244.2.9", nat.ReasonBadSource, ""},            // anybody
@@ -66,7 +70,8 @@ func TestPeerThatLies(t *testing.T) {
 		{"10.244.7.7", "10.70.0.9", nat.ReasonNoMapping, ""},            // a Service that is not exported
 		{"10.244.7.7", "255.255.255.255", nat.ReasonBadDestination, ""}, // everybody
 	} {
-		b := nattest.IP{Source: p.source, Destination: p.destination, TTL: 9, Body: nattest.UDP{SourcePort: 9, DestinationPort: 53}}.Bytes()
+		b := nattest.IP{Source: p.source, Destination: p.destination, TTL: 9, Body: nattest.UDP{SourcePort: 9,
+			DestinationPort: 53}}.Bytes()
 		var in packet.Packet
 		in.Parse(b)
 		v := e.Process(&in, nat.Tunnel, 1)
@@ -76,12 +81,13 @@ func TestPeerThatLies(t *testing.T) {
 	}
 }
 
-// TestNodeLiesAboutItself: a node chooses its own addresses and those of its pods. With one that no host has as the endpoint of an exported Service, the
-// gateway obeys everything else.
+// TestNodeLiesAboutItself: a node chooses its own addresses and those of its pods. With one that no
+// host has as the endpoint of an exported Service, the gateway obeys everything else.
 func TestNodeLiesAboutItself(t *testing.T) {
 	for _, lie := range []string{"240.0.0.9", "0.0.0.9"} {
 		g := rome(t)
-		g.nodes["node2"] = readNode(object(t, fmt.Sprintf(nodeText, 2), "{type: Hostname", "{type: ExternalIP, address: "+lie+"}, {type: Hostname"))
+		g.nodes["node2"] = readNode(object(t, fmt.Sprintf(nodeText, 2), "{type: Hostname",
+			"{type: ExternalIP, address: "+lie+"}, {type: Hostname"))
 		exportWith(t, g, "web")
 		endpointsOf(t, g, "web", map[string]bool{"10.244.1.5": true, lie: true})
 		store(g, g.Plan())
@@ -89,20 +95,23 @@ func TestNodeLiesAboutItself(t *testing.T) {
 		if err := config.Check(d.Config(d.Peering.Base(base()))); err != nil {
 			t.Error(err)
 		}
-		if len(d.Services) != 1 || len(d.Services[0].Backends) != 1 || len(d.ExportFaults) != 1 || !strings.Contains(d.ExportFaults[0], "its endpoint "+lie+" is neither") {
+		if len(d.Services) != 1 || len(d.Services[0].Backends) != 1 || len(d.ExportFaults) != 1 ||
+			!strings.Contains(d.ExportFaults[0], "its endpoint "+lie+" is neither") {
 			t.Errorf("%s: %+v, %q", lie, d.Services, d.ExportFaults)
 		}
 	}
 }
 
-// TestManyEndpoints: whoever may write EndpointSlices cannot have all of a gateway's memory, and other Services stay.
+// TestManyEndpoints: whoever may write EndpointSlices cannot have all of a gateway's memory, and
+// other Services stay.
 func TestManyEndpoints(t *testing.T) {
 	g := rome(t)
 	var ports []string
 	for n := range 400 {
 		ports = append(ports, fmt.Sprintf("{name: p%d, port: %d, protocol: TCP}", n, n+1))
 	}
-	exportWith(t, g, "large", "12:00:00Z", "11:00:00Z", "ports: [{name: http, port: 80, protocol: TCP, targetPort: web}]", "ports: ["+strings.Join(ports, ", ")+"]")
+	exportWith(t, g, "large", "12:00:00Z", "11:00:00Z",
+		"ports: [{name: http, port: 80, protocol: TCP, targetPort: web}]", "ports: ["+strings.Join(ports, ", ")+"]")
 	exportWith(t, g, "web")
 	endpointsOf(t, g, "web", map[string]bool{"10.244.1.5": true})
 	store(g, g.Plan())
@@ -110,7 +119,8 @@ func TestManyEndpoints(t *testing.T) {
 		endpoints, served int
 		fault             string
 	}{
-		{163, 401, ""}, {164, 1, "Service shop/large: its ports have 65600 endpoints, and those of other Services 0; at most 65536 may be exported, which namespaces share"}, {9, 401, ""},
+		{163, 401, ""}, {164, 1,
+			"Service shop/large: its ports have 65600 endpoints, and those of other Services 0; at most 65536 may be exported, which namespaces share"}, {9, 401, ""},
 	} {
 		all := map[string]bool{}
 		for n := range c.endpoints {
@@ -127,7 +137,8 @@ func TestManyEndpoints(t *testing.T) {
 				t.Errorf("%d endpoints: of %s the number alone is kept: %t", c.endpoints, key, counted)
 			}
 		}
-		if got := strings.Join(d.ExportFaults, "; "); len(d.Services) != c.served || got != c.fault || len(d.Status.Exports) != 2 {
+		if got := strings.Join(d.ExportFaults, "; "); len(d.Services) != c.served || got != c.fault ||
+			len(d.Status.Exports) != 2 {
 			t.Errorf("%d endpoints: %d ports are served, %q", c.endpoints, len(d.Services), got)
 		}
 	}
@@ -136,19 +147,22 @@ func TestManyEndpoints(t *testing.T) {
 		far[fmt.Sprint("203.0.113.", n)] = true
 	}
 	endpointsOf(t, g, "web", far)
-	if all := g.Plan().ExportFaults; len(all) != 1 || !strings.HasSuffix(all[0], "nor the address of a node that is connected; and 99 more") {
+	if all := g.Plan().ExportFaults; len(all) != 1 || !strings.HasSuffix(all[0],
+		"nor the address of a node that is connected; and 99 more") {
 		t.Errorf("%q", all)
 	}
 }
 
-// TestExportsShare: one namespace, with Services that are older and have their addresses, takes neither all ports, nor all endpoints, nor all addresses.
+// TestExportsShare: one namespace, with Services that are older and have their addresses, takes
+// neither all ports, nor all endpoints, nor all addresses.
 func TestExportsShare(t *testing.T) {
 	in := func(namespace, created string, ports int) []string {
 		var all []string
 		for n := range ports {
 			all = append(all, fmt.Sprintf("{name: p%d, port: %d, protocol: TCP}", n, n+1))
 		}
-		return []string{"namespace: shop", "namespace: " + namespace, "12:00:00Z", created, "ports: [{name: http, port: 80, protocol: TCP, targetPort: web}]",
+		return []string{"namespace: shop", "namespace: " + namespace, "12:00:00Z", created,
+			"ports: [{name: http, port: 80, protocol: TCP, targetPort: web}]",
 			"ports: [" + strings.Join(all, ", ") + "]"}
 	}
 	served := func(g *Gateway) (all []string) {
@@ -184,15 +198,17 @@ func TestExportsShare(t *testing.T) {
 		if len(got) != c.want+2 || !slices.Contains(got, "shop/web") || !slices.Contains(got, "shop/api") {
 			t.Errorf("%s: exported are %q", c.name, got)
 		}
-		if got := g.Plan(); len(got.ExportFaults) != c.services-c.want || !strings.HasPrefix(got.ExportFaults[0], "Service evil/greedy") {
+		if got := g.Plan(); len(got.ExportFaults) != c.services-c.want || !strings.HasPrefix(got.ExportFaults[0],
+			"Service evil/greedy") {
 			t.Errorf("%s: %q", c.name, got.ExportFaults)
 		}
 	}
 	g := rome(t)
 	exportWith(t, g, "greedy", in("evil", "11:00:00Z", 499)...)
 	exportWith(t, g, "web")
-	evil := readSlice(object(t, `{metadata: {name: greedy-1, namespace: evil, labels: {kubernetes.io/service-name: greedy}}, addressType: IPv4, ports: [], endpoints: [`+
-		strings.Repeat("{addresses: [10.244.2.9]}, ", 131)+"]}"))
+	evil := readSlice(object(t,
+		`{metadata: {name: greedy-1, namespace: evil, labels: {kubernetes.io/service-name: greedy}}, addressType: IPv4, ports: [], endpoints: [`+
+			strings.Repeat("{addresses: [10.244.2.9]}, ", 131)+"]}"))
 	g.slices.wanted[evil.Of] = true
 	g.slices.set("evil/greedy-1", evil)
 	all := map[string]bool{}

@@ -16,8 +16,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// LabelImported is the label of Services and EndpointSlices that stand for those of a peer; its value is the Peering's name. Objects without it are
-// not culvert's, and stay as they are.
+// LabelImported is the label of Services and EndpointSlices that stand for those of a peer; its
+// value is the Peering's name. Objects without it are not culvert's, and stay as they are.
 const LabelImported = "culvert.io/imported-by"
 
 // Their other labels and annotations.
@@ -27,8 +27,8 @@ const (
 	annotationOf = "culvert.io/exported-as" // NAMESPACE/NAME in the other cluster
 )
 
-// ImportRole returns the name of the Role by which a Peering's gateway writes imports. The Role owns them, so that nothing is left behind when it is
-// removed, for example by helm uninstall.
+// ImportRole returns the name of the Role by which a Peering's gateway writes imports. The Role
+// owns them, so that nothing is left behind when it is removed, for example by helm uninstall.
 func ImportRole(peering string) string { return "culvert-imports-" + peering }
 
 const (
@@ -49,8 +49,9 @@ var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
 var protocolNames = map[uint8]string{packet.TCP: "TCP", packet.UDP: "UDP", packet.SCTP: "SCTP"}
 
-// imports returns the Services that a Peering imports of the peer's list, by name, and why it refuses others. The list is not trusted: names become
-// DNS labels in one namespace, and addresses must be in the external CIDR that the Peering gives the peer.
+// imports returns the Services that a Peering imports of the peer's list, by name, and why it
+// refuses others. The list is not trusted: names become DNS labels in one namespace, and addresses
+// must be in the external CIDR that the Peering gives the peer.
 func (p *Peering) imports(told []exports.Export) (all map[string]*imported, faults []string) {
 	all = map[string]*imported{}
 	for i := range told {
@@ -64,7 +65,8 @@ func (p *Peering) imports(told []exports.Export) (all map[string]*imported, faul
 			continue
 		}
 		if len(x.name) > maxLabel {
-			refuse("%s would be its name here, and has %d characters; at most %d are possible", x.name, len(x.name), maxLabel)
+			refuse("%s would be its name here, and has %d characters; at most %d are possible", x.name,
+				len(x.name), maxLabel)
 			continue
 		}
 		if other := all[x.name]; other != nil {
@@ -86,7 +88,8 @@ func (p *Peering) imports(told []exports.Export) (all map[string]*imported, faul
 	return all, faults
 }
 
-// seenExternal returns the address under which this cluster sees an address of the peer's external CIDR.
+// seenExternal returns the address under which this cluster sees an address of the peer's external
+// CIDR.
 func (p *Peering) seenExternal(a netip.Addr) (netip.Addr, string) {
 	for _, r := range p.Remote {
 		if !r.External || !r.Real.Contains(a) {
@@ -159,7 +162,8 @@ func (x *imported) slicePorts() (all []slicePort) {
 	return all
 }
 
-// service returns the Service that stands for x, in the namespace of its owner. It has no selector: slice has its endpoint.
+// service returns the Service that stands for x, in the namespace of its owner. It has no selector:
+// slice has its endpoint.
 func (x *imported) service(peering string, owner *unstructured.Unstructured) *unstructured.Unstructured {
 	return with(&unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": kindService,
@@ -169,7 +173,8 @@ func (x *imported) service(peering string, owner *unstructured.Unstructured) *un
 			"annotations":     map[string]any{annotationOf: x.of},
 			"ownerReferences": owners("rbac.authorization.k8s.io/v1", kindRole, owner),
 		},
-	}}, "spec", map[string]any{"type": "ClusterIP", "ipFamilies": []string{"IPv4"}, "ipFamilyPolicy": "SingleStack", "ports": x.servicePorts()})
+	}}, "spec", map[string]any{"type": "ClusterIP", "ipFamilies": []string{"IPv4"}, "ipFamilyPolicy": "SingleStack",
+		"ports": x.servicePorts()})
 }
 
 // slice returns the Service's only EndpointSlice, which is deleted with the Service.
@@ -194,7 +199,8 @@ func owners(version, kind string, u *unstructured.Unstructured) []any {
 // fill returns a slice with x's endpoint and ports.
 func (x *imported) fill(u *unstructured.Unstructured) *unstructured.Unstructured {
 	u = with(u, "ports", x.slicePorts())
-	return with(u, "endpoints", []any{map[string]any{"addresses": []string{x.at.String()}, "conditions": map[string]any{"ready": true}}})
+	return with(u, "endpoints", []any{map[string]any{"addresses": []string{x.at.String()},
+		"conditions": map[string]any{"ready": true}}})
 }
 
 // sameService reports whether a Service matches x.
@@ -210,15 +216,18 @@ func (x *imported) sameService(u *unstructured.Unstructured) bool {
 	return have == want && len(spec.Selector) == 0 && u.GetAnnotations()[annotationOf] == x.of
 }
 
-// IsImport reports whether the gateway of a Peering has made an object, a Service or else an EndpointSlice, by its owner: anybody may give it the
-// label. The API server's garbage collector checks whether the owner is there.
+// IsImport reports whether the gateway of a Peering has made an object, a Service or else an
+// EndpointSlice, by its owner: anybody may give it the label. The API server's garbage collector
+// checks whether the owner is there.
 func IsImport(peering string, service bool, u *unstructured.Unstructured) bool {
 	kind, name := kindService, u.GetName()
 	if service {
 		kind, name = kindRole, ImportRole(peering)
 	}
 	return u.GetLabels()[LabelImported] == peering &&
-		slices.ContainsFunc(u.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.Kind == kind && o.Name == name })
+		slices.ContainsFunc(u.GetOwnerReferences(), func(o metav1.OwnerReference) bool {
+			return o.Kind == kind && o.Name == name
+		})
 }
 
 // sameSlice reports whether an EndpointSlice matches x.
@@ -234,7 +243,8 @@ func (x *imported) sameSlice(u *unstructured.Unstructured) bool {
 		return false
 	}
 	e := endpoints[0]
-	return encoded(ports) == encoded(x.slicePorts()) && slices.Equal(e.Addresses, []string{x.at.String()}) && (e.Conditions.Ready == nil || *e.Conditions.Ready) &&
+	return encoded(ports) == encoded(x.slicePorts()) && slices.Equal(e.Addresses, []string{x.at.String()}) &&
+		(e.Conditions.Ready == nil || *e.Conditions.Ready) &&
 		u.GetLabels()[labelService] == x.name
 }
 
@@ -252,7 +262,8 @@ func readPart(u *unstructured.Unstructured, name string, into any) bool {
 	return err == nil && json.Unmarshal(part, into) == nil
 }
 
-// updated returns the Service u changed to match x. Fields that the API server has chosen stay, and so do annotations of others.
+// updated returns the Service u changed to match x. Fields that the API server has chosen stay, and
+// so do annotations of others.
 func (x *imported) updated(u, owner *unstructured.Unstructured) *unstructured.Unstructured {
 	spec := map[string]json.RawMessage{}
 	readPart(u, "spec", &spec)

@@ -37,14 +37,17 @@ func importRole(t *testing.T) *unstructured.Unstructured {
 	return object(t, `{metadata: {name: culvert-imports-milan, namespace: milan, uid: "5"}}`)
 }
 
-// TestImport: a Service that the peer exports gets a name in one namespace, and the address under which this cluster sees it.
+// TestImport: a Service that the peer exports gets a name in one namespace, and the address under
+// which this cluster sees it.
 func TestImport(t *testing.T) {
 	p := readIn(t, "peer: milan", "peer: milan\n  imports: milan")
 	if p.Imports != "milan" || len(p.Faults) > 0 {
 		t.Fatalf("%q %q", p.Imports, p.Faults)
 	}
-	ports := []exports.Port{{Name: "dns", Protocol: 17, Port: 53}, {Name: "dns-tcp", Protocol: 6, Port: 53}, {Name: "s", Protocol: 132, Port: 9}}
-	all, faults := p.imports([]exports.Export{told("shop", "web", "10.70.0.9"), told("kube-system", "dns", "10.70.0.255", ports...), told("a", "one", "10.70.0.1", exports.Port{Protocol: 6, Port: 1})})
+	ports := []exports.Port{{Name: "dns", Protocol: 17, Port: 53}, {Name: "dns-tcp", Protocol: 6, Port: 53},
+		{Name: "s", Protocol: 132, Port: 9}}
+	all, faults := p.imports([]exports.Export{told("shop", "web", "10.70.0.9"), told("kube-system", "dns",
+		"10.70.0.255", ports...), told("a", "one", "10.70.0.1", exports.Port{Protocol: 6, Port: 1})})
 	if len(faults) > 0 || len(all) != 3 {
 		t.Fatalf("%q %v", faults, all)
 	}
@@ -58,23 +61,28 @@ func TestImport(t *testing.T) {
 	if got := text(t, service.Object["spec"]); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
-	if got, want := text(t, slice.Object["endpoints"]), `[{"addresses":["10.71.0.255"],"conditions":{"ready":true}}]`; got != want {
+	if got, want := text(t, slice.Object["endpoints"]),
+		`[{"addresses":["10.71.0.255"],"conditions":{"ready":true}}]`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	if service.GetName() != "dns-kube-system" || service.GetNamespace() != "milan" || slice.GetNamespace() != "milan" || slice.GetLabels()[labelService] != "dns-kube-system" {
+	if service.GetName() != "dns-kube-system" || service.GetNamespace() != "milan" || slice.GetNamespace() != "milan" ||
+		slice.GetLabels()[labelService] != "dns-kube-system" {
 		t.Errorf("%v %v", service, slice)
 	}
-	if !x.sameService(service) || !x.sameSlice(slice) || !x.sameService(x.updated(service, importRole(t))) || all["web-shop"].sameService(service) || all["web-shop"].sameSlice(slice) {
+	if !x.sameService(service) || !x.sameSlice(slice) || !x.sameService(x.updated(service, importRole(t))) ||
+		all["web-shop"].sameService(service) || all["web-shop"].sameSlice(slice) {
 		t.Error("the objects of an import are not recognised")
 	}
 }
 
-// TestImportPutRight: changes that others make to an import are undone, and the Service keeps the address that the API server has given it.
+// TestImportPutRight: changes that others make to an import are undone, and the Service keeps the
+// address that the API server has given it.
 func TestImportPutRight(t *testing.T) {
 	p := readIn(t)
 	all, _ := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")})
 	x := all["web-shop"]
-	stored := object(t, `{apiVersion: v1, kind: Service, metadata: {name: web-shop, namespace: milan, resourceVersion: "7", annotations: {culvert.io/exported-as: shop/web},
+	stored := object(t,
+		`{apiVersion: v1, kind: Service, metadata: {name: web-shop, namespace: milan, resourceVersion: "7", annotations: {culvert.io/exported-as: shop/web},
 		ownerReferences: [{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, name: culvert-imports-milan, uid: "5"}]},
 		spec: {clusterIP: 10.96.0.7, clusterIPs: [10.96.0.7], ports: [{name: http, protocol: TCP, port: 80, targetPort: 80}]}}`)
 	if !x.sameService(stored) {
@@ -95,16 +103,21 @@ func TestImportPutRight(t *testing.T) {
 			t.Errorf("a changed Service counts as unchanged: %v", u.Object)
 		}
 		next := x.updated(u, importRole(t))
-		if got := text(t, next.Object["spec"]); !x.sameService(next) || !strings.Contains(got, `"clusterIP":"10.96.0.7"`) || next.GetResourceVersion() != "7" {
+		if got := text(t, next.Object["spec"]); !x.sameService(next) ||
+			!strings.Contains(got, `"clusterIP":"10.96.0.7"`) || next.GetResourceVersion() != "7" {
 			t.Errorf("the restored Service is %s, want it as it was made, with its clusterIP and resourceVersion", got)
 		}
 	}
 	stored.SetAnnotations(map[string]string{annotationOf: "shop/other", "example.org/owner": "us"})
-	if next := x.updated(stored, importRole(t)); !x.sameService(next) || next.GetAnnotations()["example.org/owner"] != "us" || stored.GetAnnotations()[annotationOf] != "shop/other" {
+	if next := x.updated(stored, importRole(t)); !x.sameService(next) || next.GetAnnotations()["example.org/owner"] !=
+		"us" || stored.GetAnnotations()[annotationOf] != "shop/other" {
 		t.Errorf("annotations %v of %v", next.GetAnnotations(), stored.GetAnnotations())
 	}
-	for _, endpoints := range []string{"[]", "[{addresses: [10.71.0.8]}]", "[{addresses: [10.71.0.9], conditions: {ready: false}}]", "[{addresses: [10.71.0.9, 10.71.0.8]}]", "[{addresses: [10.71.0.9]}, {addresses: [203.0.113.1]}]"} {
-		u := object(t, fmt.Sprintf(`{metadata: {labels: {kubernetes.io/service-name: web-shop}}, ports: [{name: http, protocol: TCP, port: 80}], endpoints: %s}`, endpoints))
+	for _, endpoints := range []string{"[]", "[{addresses: [10.71.0.8]}]",
+		"[{addresses: [10.71.0.9], conditions: {ready: false}}]", "[{addresses: [10.71.0.9, 10.71.0.8]}]",
+		"[{addresses: [10.71.0.9]}, {addresses: [203.0.113.1]}]"} {
+		u := object(t,
+			fmt.Sprintf(`{metadata: {labels: {kubernetes.io/service-name: web-shop}}, ports: [{name: http, protocol: TCP, port: 80}], endpoints: %s}`, endpoints))
 		if x.sameSlice(u) {
 			t.Errorf("a slice with endpoints %s counts as unchanged", endpoints)
 		}
@@ -114,7 +127,8 @@ func TestImportPutRight(t *testing.T) {
 	}
 }
 
-// TestLyingPeer: a Service with a claim that a peer may not make is left out with the reason, and others are imported.
+// TestLyingPeer: a Service with a claim that a peer may not make is left out with the reason, and
+// others are imported.
 func TestLyingPeer(t *testing.T) {
 	port := func(name string, protocol uint8, number uint16) exports.Port {
 		return exports.Port{Name: name, Protocol: protocol, Port: number}
@@ -131,7 +145,8 @@ func TestLyingPeer(t *testing.T) {
 		{told("shop", "web\n", "10.70.0.9"), `"shop/web\n": its name`},
 		{told(long, long, "10.70.0.9"), "has 81 characters; at most 63 are possible"},
 		{told("shop", "good", "10.70.0.8"), "good-shop would be its name here, as that of shop/good is"},
-		{told("a-shop", "x", "10.71.0.9"), "10.71.0.9 is not of its cluster's external CIDR, spec.remote.externalCIDR.cidr"},
+		{told("a-shop", "x", "10.71.0.9"),
+			"10.71.0.9 is not of its cluster's external CIDR, spec.remote.externalCIDR.cidr"},
 		{told("shop", "web", "10.96.0.1"), "10.96.0.1 is not of"},
 		{told("shop", "web", "10.244.0.1"), "10.244.0.1 is not of"},
 		{told("shop", "web", "::1"), "::1 is not of"},
@@ -157,13 +172,15 @@ func TestLyingPeer(t *testing.T) {
 	if all, faults := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")}); len(all) > 0 || len(faults) != 1 {
 		t.Errorf("without an external CIDR: %v, %q", all, faults)
 	}
-	if p := readIn(t, "peer: milan", "peer: milan\n  imports: a/b"); !slices.ContainsFunc(p.Faults, func(s string) bool { return strings.HasPrefix(s, "spec.imports: ") }) {
+	if p := readIn(t, "peer: milan", "peer: milan\n  imports: a/b"); !slices.ContainsFunc(p.Faults,
+		func(s string) bool { return strings.HasPrefix(s, "spec.imports: ") }) {
 		t.Errorf("%q", p.Faults)
 	}
 }
 
-// TestImportOvertaken: what the watch has told while a request was on its way is newer than its answer, and stays. Otherwise each further request would be
-// refused as a conflict, for no watch tells the same twice.
+// TestImportOvertaken: what the watch has told while a request was on its way is newer than its
+// answer, and stays. Otherwise each further request would be refused as a conflict, for no watch
+// tells the same twice.
 func TestImportOvertaken(t *testing.T) {
 	p := readIn(t)
 	all, _ := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")})
@@ -178,12 +195,14 @@ func TestImportOvertaken(t *testing.T) {
 		was, new *unstructured.Unstructured // nil: none
 		want     string                     // version that is kept; "" = none
 	}{
-		{"create", nil, nil, "2"}, {"create", nil, version(3), "3"}, {"update", version(1), nil, "2"}, {"update", version(1), version(3), "3"},
+		{"create", nil, nil, "2"}, {"create", nil, version(3), "3"}, {"update", version(1), nil, "2"},
+		{"update", version(1), version(3), "3"},
 		{"delete", version(1), nil, ""}, {"delete", version(1), version(3), "3"},
 	} {
 		client := &cluster{FakeDynamicClient: fake.NewSimpleDynamicClient(runtime.NewScheme())}
 		s := NewGatewaySource(client, Self{Name: "milan"}, NodeNamespace, quiet())
-		j := &job{importer: &s.services.importer, ctx: t.Context(), now: start, x: s.services, services: map[string]*unstructured.Unstructured{}}
+		j := &job{importer: &s.services.importer, ctx: t.Context(), now: start, x: s.services,
+			services: map[string]*unstructured.Unstructured{}}
 		if c.was != nil {
 			s.services.services[key], j.services[key] = c.was, c.was
 		}
@@ -218,16 +237,18 @@ func quiet() *logrus.Entry {
 const bait = `{apiVersion: v1, kind: Service, metadata: {name: bait, namespace: evil, labels: {culvert.io/imported-by: milan},
 	ownerReferences: [{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, name: culvert-imports-milan, uid: x}]}}`
 
-// TestBait: objects elsewhere that look like imports, and one import that is refused, keep no other import away. Nobody is told to give the gateway
-// rights where the bait is.
+// TestBait: objects elsewhere that look like imports, and one import that is refused, keep no other
+// import away. Nobody is told to give the gateway rights where the bait is.
 func TestBait(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		c.create(setImported, bait)
 		c.create(setImported, strings.NewReplacer("name: bait", "name: label", "ownerReferences", "x").Replace(bait))
-		c.create(setImported, strings.NewReplacer("name: bait", "name: mine", "namespace: evil", "namespace: imported", "ownerReferences", "x").Replace(bait))
+		c.create(setImported, strings.NewReplacer("name: bait", "name: mine", "namespace: evil", "namespace: imported",
+			"ownerReferences", "x").Replace(bait))
 		refused, quota := 0, true
 		c.PrependReactor("*", "services", func(a kubetesting.Action) (bool, runtime.Object, error) {
-			if a.GetVerb() == "list" || a.GetVerb() == "watch" || a.GetNamespace() == "imported" && !(a.GetVerb() == "create" && quota) {
+			if a.GetVerb() == "list" || a.GetVerb() == "watch" || a.GetNamespace() == "imported" &&
+				!(a.GetVerb() == "create" && quota) {
 				return false, nil, nil
 			}
 			refused++
@@ -240,7 +261,8 @@ func TestBait(t *testing.T) {
 		if _, err := c.Tracker().Get(paths[setImportedSlices], "imported", "web-shop"); err != nil {
 			t.Errorf("another import does not come: %v", err)
 		}
-		if got := c.condition(Imported); got.Reason != "Refused" || !strings.Contains(got.Message, "Service imported/first-shop") || !strings.HasSuffix(got.Message, "not allowed") {
+		if got := c.condition(Imported); got.Reason != "Refused" || !strings.Contains(got.Message,
+			"Service imported/first-shop") || !strings.HasSuffix(got.Message, "not allowed") {
 			t.Errorf("%+v", got)
 		}
 		time.Sleep(time.Minute)
@@ -285,7 +307,8 @@ func (c *cluster) limit(most int) {
 	c.PrependReactor("create", "*", func(a kubetesting.Action) (bool, runtime.Object, error) {
 		if made++; a.GetResource() == paths[setImported] {
 			if there == most {
-				return true, nil, apierrors.NewInternalError(errors.New("failed to allocate a serviceIP: range is full"))
+				return true, nil, apierrors.NewInternalError(
+					errors.New("failed to allocate a serviceIP: range is full"))
 			}
 			there++
 		}
@@ -370,17 +393,19 @@ func TestImportShare(t *testing.T) {
 		ranges string
 		want   int
 	}{
-		"a small range":  {"{spec: {cidrs: [10.96.0.0/26, 'fd00::/108']}, metadata: {name: kubernetes}}", 16},
-		"a range within": {"{spec: {cidrs: [10.96.0.0/27, 10.96.0.0/26, 10.96.0.0/26]}, metadata: {name: kubernetes}}", 16},
-		"a tiny range":   {"{spec: {cidrs: [10.96.0.0/31]}, metadata: {name: kubernetes}}", 1},
-		"a large range":  {"{spec: {cidrs: [10.96.0.0/12]}, metadata: {name: kubernetes}}", 40},
-		"no right":       {"", 40},
+		"a small range": {"{spec: {cidrs: [10.96.0.0/26, 'fd00::/108']}, metadata: {name: kubernetes}}", 16},
+		"a range within": {"{spec: {cidrs: [10.96.0.0/27, 10.96.0.0/26, 10.96.0.0/26]}, metadata: {name: kubernetes}}",
+			16},
+		"a tiny range":  {"{spec: {cidrs: [10.96.0.0/31]}, metadata: {name: kubernetes}}", 1},
+		"a large range": {"{spec: {cidrs: [10.96.0.0/12]}, metadata: {name: kubernetes}}", 40},
+		"no right":      {"", 40},
 	} {
 		inCluster(t, func(t *testing.T, c *cluster) {
 			c.limit(1000)
 			if test.ranges == "" {
 				c.PrependReactor("list", "servicecidrs", func(kubetesting.Action) (bool, runtime.Object, error) {
-					return true, nil, apierrors.NewForbidden(paths[kindServiceCIDR].GroupResource(), "", errors.New("not allowed"))
+					return true, nil, apierrors.NewForbidden(paths[kindServiceCIDR].GroupResource(), "",
+						errors.New("not allowed"))
 				})
 			} else {
 				c.create(kindServiceCIDR, test.ranges)
@@ -390,7 +415,8 @@ func TestImportShare(t *testing.T) {
 				c.create(setImported, strings.Replace(bait, "name: bait", fmt.Sprint("name: bait", n), 1))
 			}
 			c.PrependReactor("delete", "services", func(a kubetesting.Action) (bool, runtime.Object, error) {
-				return a.GetNamespace() == "evil", nil, apierrors.NewForbidden(paths[setImported].GroupResource(), "", errors.New("not allowed"))
+				return a.GetNamespace() == "evil", nil, apierrors.NewForbidden(paths[setImported].GroupResource(), "",
+					errors.New("not allowed"))
 			})
 			c.imports("imported", 4)
 			c.hear(told("shop", "web", "10.70.0.8"))
@@ -401,7 +427,9 @@ func TestImportShare(t *testing.T) {
 			if web, served := c.imported("web-shop"); web == "" || !served {
 				t.Errorf("%s: what came first: %q, %t", name, web, served)
 			}
-			want := fmt.Sprintf("%d of the peer's Services are not imported: they may have %d ClusterIPs, a quarter of the cluster's;", 40-test.want, test.want)
+			want := fmt.Sprintf(
+				"%d of the peer's Services are not imported: they may have %d ClusterIPs, a quarter of the cluster's;",
+				40-test.want, test.want)
 			if got := c.condition(Imported); (test.want < 40) != strings.HasPrefix(got.Message, want) {
 				t.Errorf("%s: %+v, want %q", name, got, want)
 			}

@@ -32,21 +32,23 @@ const (
 	addressShare   = 4
 	rangesInterval = time.Minute // between two looks at the cluster's ServiceCIDRs
 
-	// A peer that keeps changing its exports causes importWrites writes a second after an initial burst, which is large enough to move a full list to
-	// another namespace.
+	// A peer that keeps changing its exports causes importWrites writes a second after an initial
+	// burst, which is large enough to move a full list to another namespace.
 	importWrites      = 1
 	importWritesFirst = 4*exports.MaxPorts + 100
 )
 
-// An importer makes the Services and EndpointSlices in one namespace match the peer's exports. It changes no object without LabelImported and this
-// Peering's owner. From other namespaces, which spec.imports may have named before, it removes what it may and leaves the rest: whoever may write
+// An importer makes the Services and EndpointSlices in one namespace match the peer's exports. It
+// changes no object without LabelImported and this Peering's owner. From other namespaces, which
+// spec.imports may have named before, it removes what it may and leaves the rest: whoever may write
 // there can make objects that look like imports.
 type importer struct {
 	of     *GatewaySource
 	writes *rate.Limiter
 	obeyed int64     // generation of the Peering; a new one resets writes
 	again  time.Time // nothing is written before this time
-	// Objects that are not tried again before a time, with the reason: imports to write, by name, and objects to delete, by set and key.
+	// Objects that are not tried again before a time, with the reason: imports to write, by name,
+	// and objects to delete, by set and key.
 	stuck map[string]stuck
 	// Namespaces other than that of spec.imports in which nothing is removed before a time.
 	foreign map[string]time.Time
@@ -62,7 +64,8 @@ type stuck struct {
 }
 
 func newImporter(of *GatewaySource) importer {
-	return importer{of: of, writes: newImportLimit(), stuck: map[string]stuck{}, foreign: map[string]time.Time{}, gone: map[string]time.Time{},
+	return importer{of: of, writes: newImportLimit(), stuck: map[string]stuck{}, foreign: map[string]time.Time{},
+		gone: map[string]time.Time{},
 		room: exports.MaxPorts}
 }
 
@@ -116,7 +119,8 @@ func (m *importer) round(ctx context.Context, x *serviceExchange) {
 		j.have(namespace, want[name])
 	}
 	for name, stuck := range m.stuck {
-		if deleted := strings.Contains(name, "/"); !deleted && want[name] == nil || deleted && !now.Before(stuck.until) {
+		if deleted := strings.Contains(name, "/"); !deleted && want[name] == nil || deleted &&
+			!now.Before(stuck.until) {
 			delete(m.stuck, name)
 			continue
 		}
@@ -129,10 +133,12 @@ func (m *importer) round(ctx context.Context, x *serviceExchange) {
 	slices.Sort(faults)
 	switch {
 	case j.short > 0 && now.Before(m.full):
-		faults = slices.Insert(faults, 0, fmt.Sprintf("the cluster has no ClusterIP left for %d of the peer's Services: add a ServiceCIDR, or delete Services", j.short))
+		faults = slices.Insert(faults, 0,
+			fmt.Sprintf("the cluster has no ClusterIP left for %d of the peer's Services: add a ServiceCIDR, or delete Services", j.short))
 	case j.short > 0:
-		faults = slices.Insert(faults, 0, fmt.Sprintf("%d of the peer's Services are not imported: they may have %d ClusterIPs, a quarter of the cluster's; add a ServiceCIDR",
-			j.short, m.room))
+		faults = slices.Insert(faults, 0,
+			fmt.Sprintf("%d of the peer's Services are not imported: they may have %d ClusterIPs, a quarter of the cluster's; add a ServiceCIDR",
+				j.short, m.room))
 	}
 	s.mu.Lock()
 	x.refused = slices.Compact(faults)
@@ -221,7 +227,9 @@ func (j *job) held(namespace string, want map[string]*imported) map[string]bool 
 	if j.now.Before(j.full) {
 		return held // others need their addresses
 	}
-	all := slices.SortedFunc(maps.Keys(j.gone), func(a, b string) int { return cmp.Or(j.gone[a].Compare(j.gone[b]), strings.Compare(a, b)) })
+	all := slices.SortedFunc(maps.Keys(j.gone), func(a, b string) int {
+		return cmp.Or(j.gone[a].Compare(j.gone[b]), strings.Compare(a, b))
+	})
 	over := j.count(namespace) + j.missing(namespace, want) - j.room
 	for i, key := range all {
 		held[key] = i >= over && j.now.Before(j.gone[key].Add(holdTime))
@@ -229,7 +237,8 @@ func (j *job) held(namespace string, want map[string]*imported) map[string]bool 
 	return held
 }
 
-// remove deletes imports that are not wanted, and those in other namespaces. Without a list of the peer, all imports in the namespace are wanted.
+// remove deletes imports that are not wanted, and those in other namespaces. Without a list of the
+// peer, all imports in the namespace are wanted.
 func (j *job) remove(namespace string, want map[string]*imported, known bool) {
 	held := map[string]bool{}
 	if known {
@@ -243,21 +252,25 @@ func (j *job) remove(namespace string, want map[string]*imported, known bool) {
 		for _, key := range ours(set.mine) {
 			u := set.mine[key]
 			at, foreign := u.GetNamespace(), u.GetNamespace() != namespace
-			if !foreign && (!known || want[u.GetName()] != nil || set.kind == setImported && held[key]) || u.GetDeletionTimestamp() != nil || j.now.Before(j.foreign[at]) ||
+			if !foreign && (!known || want[u.GetName()] != nil || set.kind == setImported && held[key]) ||
+				u.GetDeletionTimestamp() != nil || j.now.Before(j.foreign[at]) ||
 				j.now.Before(j.stuck[set.kind+" "+key].until) {
 				continue
 			}
 			client, uid, refused := j.of.client.Resource(paths[set.kind]).Namespace(at), u.GetUID(), false
 			if !j.do("delete", set.kind, at, func(ctx context.Context) error {
-				err := client.Delete(ctx, u.GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+				err := client.Delete(ctx, u.GetName(),
+					metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
 				switch refused = isRefusal(err); {
-				case apierrors.IsNotFound(err), apierrors.IsConflict(err): // it has gone or was replaced: the watch will say so
+				case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+					// it has gone or was replaced: the watch will say so
 					return nil
 				case refused && foreign:
 					j.foreign[at] = j.now.Add(retryForeign)
 					return nil
 				case refused:
-					j.stuck[set.kind+" "+key] = stuck{j.now.Add(retryConflict), fmt.Sprintf("%s is no longer wanted: %.300s", key, err.Error())}
+					j.stuck[set.kind+" "+key] = stuck{j.now.Add(retryConflict),
+						fmt.Sprintf("%s is no longer wanted: %.300s", key, err.Error())}
 					return nil
 				}
 				return err
@@ -270,9 +283,11 @@ func (j *job) remove(namespace string, want map[string]*imported, known bool) {
 	}
 }
 
-// isRefusal reports whether an API server has refused a request because of its object, so that others may succeed.
+// isRefusal reports whether an API server has refused a request because of its object, so that
+// others may succeed.
 func isRefusal(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsInternalError(err)
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) ||
+		apierrors.IsInternalError(err)
 }
 
 // have writes the Service and the EndpointSlice of an import, if they differ.
@@ -306,13 +321,15 @@ func (j *job) have(namespace string, x *imported) {
 	}
 }
 
-// ownerIn returns the Role by which the gateway writes to a namespace, and which owns the objects that it writes there; nil if there is none.
+// ownerIn returns the Role by which the gateway writes to a namespace, and which owns the objects
+// that it writes there; nil if there is none.
 func (j *job) ownerIn(namespace string) *unstructured.Unstructured {
 	if j.owner != nil {
 		return j.owner
 	}
 	j.do("get", kindRole, namespace, func(ctx context.Context) (err error) {
-		j.owner, err = j.of.client.Resource(paths[kindRole]).Namespace(namespace).Get(ctx, ImportRole(j.of.self.Name), metav1.GetOptions{})
+		j.owner, err = j.of.client.Resource(paths[kindRole]).Namespace(namespace).Get(ctx, ImportRole(j.of.self.Name),
+			metav1.GetOptions{})
 		return err
 	})
 	return j.owner
@@ -345,7 +362,9 @@ func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (
 		at := fmt.Sprintf("%s %s/%s, for the peer's %s", u.GetKind(), u.GetNamespace(), x.name, x.of)
 		switch {
 		case apierrors.IsAlreadyExists(err):
-			j.stuck[x.name] = stuck{j.now.Add(retryConflict), at + ": another one is there that culvert has not made; delete it, or name another namespace in spec.imports"}
+			j.stuck[x.name] = stuck{j.now.Add(retryConflict),
+				at +
+					": another one is there that culvert has not made; delete it, or name another namespace in spec.imports"}
 		case apierrors.IsInternalError(err) && strings.Contains(err.Error(), "range is full"):
 			j.full = j.now.Add(retryFull)
 			j.short++
@@ -369,7 +388,8 @@ func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (
 	return stored
 }
 
-// store keeps the answer to a request, unless the watch has delivered a newer version meanwhile: a watch delivers each version only once.
+// store keeps the answer to a request, unless the watch has delivered a newer version meanwhile: a
+// watch delivers each version only once.
 func (j *job) store(all map[string]*unstructured.Unstructured, key string, was, is *unstructured.Unstructured) {
 	j.of.mu.Lock()
 	defer j.of.mu.Unlock()

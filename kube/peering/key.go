@@ -35,7 +35,8 @@ func Key(ctx context.Context, client dynamic.Interface, namespace, name string) 
 			}
 			key, err := wgkey.ParseStored(raw)
 			if err != nil {
-				return wgkey.Key{}, fmt.Errorf("%s: data.%s: %w; empty it, and the gateway makes a new one", of, keyField, err)
+				return wgkey.Key{}, fmt.Errorf("%s: data.%s: %w; empty it, and the gateway makes a new one", of,
+					keyField, err)
 			}
 			if public := key.Public().Base64(); u.GetAnnotations()[KeyAnnotation] != public {
 				annotate(u, public)
@@ -64,7 +65,8 @@ func Key(ctx context.Context, client dynamic.Interface, namespace, name string) 
 // keyField is the field of the Secret.
 const keyField = "privateKey"
 
-// KeyAnnotation is the annotation of the Secret with the public key, for those who must not see the private one.
+// KeyAnnotation is the annotation of the Secret with the public key, for those who must not see the
+// private one.
 const KeyAnnotation = Group + "/public-key"
 
 func annotate(u *unstructured.Unstructured, public string) {

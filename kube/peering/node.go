@@ -62,8 +62,8 @@ func readService(u *unstructured.Unstructured) *clusterIPs {
 // A NodePlan is what a node must have for each Peering.
 type NodePlan struct {
 	Peers []NodePeer
-	// Refused are the Peerings that this node does not apply as they are, and Waiting the incomplete
-	// ones, each with the reason.
+	// Refused are the Peerings that this node does not apply as they are, and Waiting the
+	// incomplete ones, each with the reason.
 	Refused, Waiting map[string]string
 }
 
@@ -75,9 +75,9 @@ type NodePeer struct {
 	Routes  remote.Peer
 }
 
-// Plan derives the plan from the objects. A user who may write Peerings controls where packets of this node go. So Plan refuses any Peering that
-// would take addresses that the cluster itself uses. A Peering that gets a fault stays what it was
-// before, because its gateway goes on with that.
+// Plan derives the plan from the objects. A user who may write Peerings controls where packets of
+// this node go. So Plan refuses any Peering that would take addresses that the cluster itself uses.
+// A Peering that gets a fault stays what it was before, because its gateway goes on with that.
 func (n *Node) Plan() *NodePlan {
 	d := &NodePlan{Refused: map[string]string{}, Waiting: map[string]string{}}
 	maps.DeleteFunc(n.faultless, func(name string, _ *Peering) bool { return n.peerings[name] == nil })
@@ -124,7 +124,8 @@ func (n *Node) inOrder() []*Peering {
 	})
 }
 
-// fields visits the CIDRs of a Peering that become addresses and routes of nodes, with their fields.
+// fields visits the CIDRs of a Peering that become addresses and routes of nodes, with their
+// fields.
 func (p *Peering) fields(visit func(field string, c netip.Prefix) (stop bool)) {
 	if visit("spec.internalCIDR", p.Internal) {
 		return
@@ -182,7 +183,8 @@ func besides(p *Peering, older []*Peering) (why string) {
 		p.fields(func(field string, c netip.Prefix) bool {
 			o.fields(func(theirs string, taken netip.Prefix) bool {
 				if c.Overlaps(taken) {
-					why = fmt.Sprintf("%s: %s overlaps %s of Peering %s (%s), which is older", field, c, theirs, o.Metadata.Name, taken)
+					why = fmt.Sprintf("%s: %s overlaps %s of Peering %s (%s), which is older", field, c, theirs,
+						o.Metadata.Name, taken)
 				}
 				return why != ""
 			})
@@ -204,7 +206,8 @@ func (n *Node) peer(p *Peering) (peer NodePeer, missing string) {
 	a := p.Status.Nodes[i]
 	address, err := netip.ParseAddr(a.Address)
 	if err != nil || !p.Internal.Contains(address) || address == p.GatewayAddress() || a.VNI == 0 || a.VNI > maxVNI {
-		return peer, fmt.Sprintf("status.nodes[%d]: VNI %d and address %q are none of spec.internalCIDR %s", i, a.VNI, a.Address, p.Internal)
+		return peer, fmt.Sprintf("status.nodes[%d]: VNI %d and address %q are none of spec.internalCIDR %s", i, a.VNI,
+			a.Address, p.Internal)
 	}
 	active := p.Status.Active
 	if active == nil || len(active.Addresses) == 0 {
@@ -217,7 +220,8 @@ func (n *Node) peer(p *Peering) (peer NodePeer, missing string) {
 	if slices.ContainsFunc(p.Remote, func(r rules.RemoteCIDR) bool { return r.Remapped.Contains(gateway) }) {
 		return peer, fmt.Sprintf("status.active.addresses[0]: %s is an address of the other cluster", gateway)
 	}
-	l := links.Link{Of: p.Metadata.Name, Name: linkName(p.Metadata.Name), VNI: geneve.VNI(a.VNI), MTU: p.MTU, Remote: gateway, Address: address, Gateway: p.GatewayAddress()}
+	l := links.Link{Of: p.Metadata.Name, Name: linkName(p.Metadata.Name), VNI: geneve.VNI(a.VNI), MTU: p.MTU,
+		Remote: gateway, Address: address, Gateway: p.GatewayAddress()}
 	peer = NodePeer{
 		Peering: p.Metadata.Name, Here: active.Node == n.name, Link: l,
 		Routes: remote.Peer{Name: p.Metadata.Name, Link: l.Name, Gateway: l.Gateway, Local: p.Pods, Remote: p.Seen()},

@@ -26,7 +26,8 @@ func node2(t testing.TB) *Node {
 	return n
 }
 
-// TestNodePlan: a node has a link to the gateway's node, and routes to the other cluster through it.
+// TestNodePlan: a node has a link to the gateway's node, and routes to the other cluster through
+// it.
 func TestNodePlan(t *testing.T) {
 	d := node2(t).Plan()
 	addr := netip.MustParseAddr
@@ -34,10 +35,12 @@ func TestNodePlan(t *testing.T) {
 		t.Fatalf("%+v", d)
 	}
 	p := d.Peers[0]
-	if want := (links.Link{Of: "milan", Name: "cv-milan", VNI: 2, MTU: 1400, Remote: addr("10.244.1.9"), Address: addr("10.80.0.3"), Gateway: addr("10.80.0.1")}); p.Link != want || p.Here {
+	if want := (links.Link{Of: "milan", Name: "cv-milan", VNI: 2, MTU: 1400, Remote: addr("10.244.1.9"),
+		Address: addr("10.80.0.3"), Gateway: addr("10.80.0.1")}); p.Link != want || p.Here {
 		t.Errorf("%+v, want %+v", p.Link, want)
 	}
-	if got := fmt.Sprint(p.Routes); got != "{milan cv-milan 10.80.0.1 [10.244.0.0/16] [10.61.0.0/16 10.71.0.0/24] [] invalid IP 0}" {
+	if got := fmt.Sprint(p.Routes); got !=
+		"{milan cv-milan 10.80.0.1 [10.244.0.0/16] [10.61.0.0/16 10.71.0.0/24] [] invalid IP 0}" {
 		t.Error(got)
 	}
 	n := node2(t)
@@ -51,14 +54,19 @@ func TestNodePlan(t *testing.T) {
 	}
 }
 
-// TestNodeRefuses: whatever spec and status contain, a node does not route addresses of its own cluster to a peer, and refuses impossible gateway addresses.
+// TestNodeRefuses: whatever spec and status contain, a node does not route addresses of its own
+// cluster to a peer, and refuses impossible gateway addresses.
 func TestNodeRefuses(t *testing.T) {
 	const pods = "remap: 10.61.0.0/16"
 	for _, c := range []struct{ old, new, want string }{
-		{pods, "remap: 172.18.0.0/16", "spec.remote.podCIDRs[0].remap: 172.18.0.0/16 contains 172.18.0.1, an address of node node1"},
-		{pods, "remap: 10.96.0.0/16", "spec.remote.podCIDRs[0].remap: 10.96.0.0/16 contains 10.96.0.1, the address of Service default/kubernetes"},
-		{"{cidr: 10.70.0.0/24, remap: 10.71.0.0/24}", "{cidr: 192.0.2.0/24}", "spec.remote.externalCIDR.cidr: 192.0.2.0/24 contains 192.0.2.60, an address of the API server"},
-		{"10.80.0.0/24", "172.18.0.0/24", "spec.internalCIDR: 172.18.0.0/24 contains 172.18.0.1, an address of node node1"},
+		{pods, "remap: 172.18.0.0/16",
+			"spec.remote.podCIDRs[0].remap: 172.18.0.0/16 contains 172.18.0.1, an address of node node1"},
+		{pods, "remap: 10.96.0.0/16",
+			"spec.remote.podCIDRs[0].remap: 10.96.0.0/16 contains 10.96.0.1, the address of Service default/kubernetes"},
+		{"{cidr: 10.70.0.0/24, remap: 10.71.0.0/24}", "{cidr: 192.0.2.0/24}",
+			"spec.remote.externalCIDR.cidr: 192.0.2.0/24 contains 192.0.2.60, an address of the API server"},
+		{"10.80.0.0/24", "172.18.0.0/24",
+			"spec.internalCIDR: 172.18.0.0/24 contains 172.18.0.1, an address of node node1"},
 		{pods, "remap: 0.0.0.0/0", "spec.remote.podCIDRs[0].remap: 0.0.0.0/0 is shorter than /8"},
 		{"podCIDRs: [10.244.0.0/16], ext", "podCIDRs: [10.9.0.0/16], ext", ""}, // below
 	} {
@@ -68,7 +76,8 @@ func TestNodeRefuses(t *testing.T) {
 		n.peerings["milan"] = p
 		if c.want == "" { // a spec that lies about this cluster's pods
 			p = readIn(t, c.old, c.new, pods, "remap: 10.244.0.0/16")
-			n.peerings["milan"], c.want = p, "spec.remote.podCIDRs[0].cidr: 10.244.0.0/16 overlaps 10.244.1.0/24, the pods of node node1"
+			n.peerings["milan"], c.want = p,
+				"spec.remote.podCIDRs[0].cidr: 10.244.0.0/16 overlaps 10.244.1.0/24, the pods of node node1"
 		}
 		d := n.Plan()
 		if got := d.Refused["milan"]; !strings.Contains(got, c.want) || len(d.Peers) > 0 {
@@ -80,14 +89,19 @@ func TestNodeRefuses(t *testing.T) {
 		want   string
 	}{
 		{func(s *Status) { s.Nodes = s.Nodes[:1] }, "status.nodes: this node is not there yet"},
-		{func(s *Status) { s.Nodes[1].Address = "10.99.0.1" }, `status.nodes[1]: VNI 2 and address "10.99.0.1" are none of spec.internalCIDR`},
+		{func(s *Status) { s.Nodes[1].Address = "10.99.0.1" },
+			`status.nodes[1]: VNI 2 and address "10.99.0.1" are none of spec.internalCIDR`},
 		{func(s *Status) { s.Nodes[1].Address = "10.80.0.1" }, "are none of spec.internalCIDR"},
 		{func(s *Status) { s.Nodes[1].VNI = 1 << 24 }, "VNI 16777216"},
 		{func(s *Status) { s.Active = nil }, "status.active: there is no gateway yet"},
-		{func(s *Status) { s.Active.Addresses = []string{"127.0.0.1"} }, `status.active.addresses[0]: "127.0.0.1" is no address of a host`},
-		{func(s *Status) { s.Active.Addresses = []string{"::ffff:10.244.1.9"} }, `status.active.addresses[0]: "::ffff:10.244.1.9" is no address of a host`},
-		{func(s *Status) { s.Active.Addresses = []string{"fd00::9%eth0"} }, `status.active.addresses[0]: "fd00::9%eth0" is no address of a host`},
-		{func(s *Status) { s.Active.Addresses = []string{"10.61.0.9"} }, "status.active.addresses[0]: 10.61.0.9 is an address of the other cluster"},
+		{func(s *Status) { s.Active.Addresses = []string{"127.0.0.1"} },
+			`status.active.addresses[0]: "127.0.0.1" is no address of a host`},
+		{func(s *Status) { s.Active.Addresses = []string{"::ffff:10.244.1.9"} },
+			`status.active.addresses[0]: "::ffff:10.244.1.9" is no address of a host`},
+		{func(s *Status) { s.Active.Addresses = []string{"fd00::9%eth0"} },
+			`status.active.addresses[0]: "fd00::9%eth0" is no address of a host`},
+		{func(s *Status) { s.Active.Addresses = []string{"10.61.0.9"} },
+			"status.active.addresses[0]: 10.61.0.9 is an address of the other cluster"},
 	} {
 		n := node2(t)
 		p := *n.peerings["milan"]
@@ -134,7 +148,8 @@ func TestNodeFault(t *testing.T) {
 	}
 	status.Active = new(*status.Active)
 	status.Active.Addresses = []string{"10.244.1.77"}
-	if d := change("1", endpoint, "10.61.2.4:51840"); len(d.Peers) != 1 || d.Peers[0].Link.Remote.String() != "10.244.1.77" {
+	if d := change("1", endpoint, "10.61.2.4:51840"); len(d.Peers) != 1 ||
+		d.Peers[0].Link.Remote.String() != "10.244.1.77" {
 		t.Errorf("its gateway has moved: %+v", d.Peers)
 	}
 	if d := change("2", endpoint, "10.61.2.4:51840"); len(d.Peers) > 0 || d.Refused["milan"] == "" {
@@ -145,14 +160,18 @@ func TestNodeFault(t *testing.T) {
 // TestNodeTwoPeerings: if two Peerings conflict, the older one wins.
 func TestNodeTwoPeerings(t *testing.T) {
 	const key = "publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
-	turin := []string{"name: milan, namespace", "name: turin, namespace", "peer: milan", "peer: turin", "10.80.0.0/24", "10.81.0.0/24", "remap: 10.61.0.0/16", "remap: 10.62.0.0/16",
+	turin := []string{"name: milan, namespace", "name: turin, namespace", "peer: milan", "peer: turin", "10.80.0.0/24",
+		"10.81.0.0/24", "remap: 10.61.0.0/16", "remap: 10.62.0.0/16",
 		"remap: 10.71.0.0/24", "remap: 10.72.0.0/24", key, "mtu: 1400", "  mtu: 1400\n", ""}
 	for _, c := range []struct{ old, new, want string }{
 		{"", "", ""},
 		{key, key, "spec.publicKey: Peering milan has it too, and is older"},
-		{"remap: 10.61.0.0/16", "remap: 10.61.0.0/16", "spec.remote.podCIDRs[0].remap: 10.61.0.0/16 overlaps spec.remote.podCIDRs[0].remap of Peering milan (10.61.0.0/16), which is older"},
-		{"10.80.0.0/24", "10.80.0.0/16", "spec.internalCIDR: 10.80.0.0/16 overlaps spec.internalCIDR of Peering milan (10.80.0.0/24), which is older"},
-		{"remap: 10.71.0.0/24", "remap: 10.80.0.0/24", "spec.remote.externalCIDR.remap: 10.80.0.0/24 overlaps spec.internalCIDR of Peering milan"},
+		{"remap: 10.61.0.0/16", "remap: 10.61.0.0/16",
+			"spec.remote.podCIDRs[0].remap: 10.61.0.0/16 overlaps spec.remote.podCIDRs[0].remap of Peering milan (10.61.0.0/16), which is older"},
+		{"10.80.0.0/24", "10.80.0.0/16",
+			"spec.internalCIDR: 10.80.0.0/16 overlaps spec.internalCIDR of Peering milan (10.80.0.0/24), which is older"},
+		{"remap: 10.71.0.0/24", "remap: 10.80.0.0/24",
+			"spec.remote.externalCIDR.remap: 10.80.0.0/24 overlaps spec.internalCIDR of Peering milan"},
 	} {
 		n := node2(t)
 		replace := slices.Clone(turin)
@@ -164,13 +183,15 @@ func TestNodeTwoPeerings(t *testing.T) {
 		p := readIn(t, replace...)
 		p.Metadata.Created = start.Add(time.Hour)
 		p.Status = n.peerings["milan"].Status
-		p.Status.Nodes = []Assigned{{Name: "node2", VNI: 1, Address: strings.TrimSuffix(p.Internal.Addr().String(), ".0") + ".2"}}
+		p.Status.Nodes = []Assigned{{Name: "node2", VNI: 1, Address: strings.TrimSuffix(p.Internal.Addr().String(),
+			".0") + ".2"}}
 		n.peerings["turin"] = p
 		d := n.Plan()
 		if got := d.Refused["turin"]; !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
 			t.Errorf("%q: %q, want %q; %q", c.new, got, c.want, d.Waiting)
 		}
-		if want := map[bool]int{true: 2, false: 1}[c.want == ""]; len(d.Peers) != want || d.Peers[0].Peering != "milan" {
+		if want := map[bool]int{true: 2, false: 1}[c.want == ""]; len(d.Peers) != want ||
+			d.Peers[0].Peering != "milan" {
 			t.Errorf("%q: %d peers, want %d", c.new, len(d.Peers), want)
 		}
 	}
@@ -192,13 +213,19 @@ func TestNodeStatus(t *testing.T) {
 		{[]links.Status{link}, []remote.Status{route}, true, ""},
 		{[]links.Status{link}, []remote.Status{{Name: "milan", Warning: "nftables refuses"}}, true, "nftables refuses"},
 		{[]links.Status{link}, []remote.Status{{Name: "milan", Err: errors.New("overlaps")}}, false, "overlaps"},
-		{[]links.Status{{Link: link.Link, State: links.Refused, Err: errors.New("exists")}}, []remote.Status{route}, false, "exists"},
+		{[]links.Status{{Link: link.Link, State: links.Refused, Err: errors.New("exists")}}, []remote.Status{route},
+			false, "exists"},
 		{[]links.Status{{Link: link.Link, State: links.Kernel}}, []remote.Status{route}, false, "ip link del cv-milan"},
-		{[]links.Status{{Link: links.Link{Name: "cv-milan"}, State: links.Carried}}, []remote.Status{route}, false, "the link is being made"}, // of before
-		{[]links.Status{link}, []remote.Status{{Name: "milan", Err: errors.New(strings.Repeat("long ", 1000))}}, false, "long long"},          // as the schema takes it
+		// of before
+		{[]links.Status{{Link: links.Link{Name: "cv-milan"}, State: links.Carried}}, []remote.Status{route}, false,
+			"the link is being made"},
+		// as the schema takes it
+		{[]links.Status{link}, []remote.Status{{Name: "milan", Err: errors.New(strings.Repeat("long ", 1000))}}, false,
+			"long long"},
 	} {
 		s := d.status(c.links, c.routes)
-		if len(s.Peerings) != 1 || s.Peerings[0].Ready != c.ready || !strings.Contains(s.Peerings[0].Message, c.want) || (c.want == "") != (s.Message == "") {
+		if len(s.Peerings) != 1 || s.Peerings[0].Ready != c.ready || !strings.Contains(s.Peerings[0].Message, c.want) ||
+			(c.want == "") != (s.Message == "") {
 			t.Errorf("%+v, want %t %q", s, c.ready, c.want)
 		}
 		if len(s.Peerings) == 1 && len(s.Peerings[0].Message) > maxMessage {
@@ -210,7 +237,8 @@ func TestNodeStatus(t *testing.T) {
 // TestLinkName: names are good names of devices, and those of different Peerings differ.
 func TestLinkName(t *testing.T) {
 	seen := map[string]string{}
-	for _, name := range []string{"a", "milan", "twelve-bytes", "thirteen-byte", strings.Repeat("a", 39), strings.Repeat("a", 40)} {
+	for _, name := range []string{"a", "milan", "twelve-bytes", "thirteen-byte", strings.Repeat("a", 39),
+		strings.Repeat("a", 40)} {
 		l := linkName(name)
 		if len(l) > 15 || !strings.HasPrefix(l, "cv-") || seen[l] != "" {
 			t.Errorf("%s: %s, which is of %q too", name, l, seen[l])
@@ -219,7 +247,8 @@ func TestLinkName(t *testing.T) {
 	}
 }
 
-// TestNodeRemoves: a Peering that has gone is mentioned until the node has neither its link nor its routes.
+// TestNodeRemoves: a Peering that has gone is mentioned until the node has neither its link nor its
+// routes.
 func TestNodeRemoves(t *testing.T) {
 	s := &NodeSource{follower: newFollower(nil, nil)}
 	link, route := links.Status{Link: node2(t).Plan().Peers[0].Link, State: links.Carried}, remote.Status{Name: "milan"}
@@ -228,14 +257,16 @@ func TestNodeRemoves(t *testing.T) {
 		routes []remote.Status
 		want   int
 	}{
-		{[]links.Status{link}, []remote.Status{route}, 1}, {[]links.Status{link}, nil, 1}, {nil, []remote.Status{route}, 1}, {nil, nil, 0},
+		{[]links.Status{link}, []remote.Status{route}, 1}, {[]links.Status{link}, nil, 1}, {nil, []remote.Status{route},
+			1}, {nil, nil, 0},
 		{[]links.Status{{Link: links.Link{Name: "cv-milan"}}}, nil, 0}, // of an earlier run
 	} {
 		s.ReportLinks(c.links)
 		s.ReportRoutes(c.routes)
 		status := new(NodePlan).status(c.links, c.routes)
 		s.addRemoved(status)
-		if len(status.Peerings) != c.want || c.want == 1 && (status.Peerings[0].Name != "milan" || !strings.HasSuffix(status.Peerings[0].Message, "are being removed")) {
+		if len(status.Peerings) != c.want || c.want == 1 && (status.Peerings[0].Name != "milan" ||
+			!strings.HasSuffix(status.Peerings[0].Message, "are being removed")) {
 			t.Errorf("%+v, want %d", status.Peerings, c.want)
 		}
 	}

@@ -32,8 +32,9 @@ type Machine interface {
 	SourceTo(netip.Addr) (netip.Addr, error)
 }
 
-// A NodeSource makes a node's links and routes follow the Peerings, and writes the node's TunnelNode. Nothing is applied before every list is
-// complete; while the API server is away, nothing changes.
+// A NodeSource makes a node's links and routes follow the Peerings, and writes the node's
+// TunnelNode. Nothing is applied before every list is complete; while the API server is away,
+// nothing changes.
 type NodeSource struct {
 	*follower
 	name              string
@@ -60,13 +61,17 @@ type NodeSource struct {
 	local, remote netip.Addr // last known addresses
 }
 
-// NewNodeSource returns the source of the node called name, which follows the Peerings of a namespace. api are addresses of the API server.
-func NewNodeSource(client dynamic.Interface, name, peerings, tunnelNodes string, api []netip.Addr, log *logrus.Entry) *NodeSource {
+// NewNodeSource returns the source of the node called name, which follows the Peerings of a
+// namespace. api are addresses of the API server.
+func NewNodeSource(client dynamic.Interface, name, peerings, tunnelNodes string, api []netip.Addr,
+	log *logrus.Entry) *NodeSource {
 	causes := kube.NewCauses(log)
 	return &NodeSource{
-		follower: newFollower(client, causes), name: name, namespace: tunnelNodes, peeringsNamespace: peerings, log: log, now: time.Now,
-		state:  NewNode(name, api),
-		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: name + "/peerings", Node: name, Instance: name}, log),
+		follower: newFollower(client, causes), name: name, namespace: tunnelNodes, peeringsNamespace: peerings,
+		log: log, now: time.Now,
+		state: NewNode(name, api),
+		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: name + "/peerings", Node: name,
+			Instance: name}, log),
 	}
 }
 
@@ -139,7 +144,8 @@ func (s *NodeSource) round(lists int, m Machine) {
 // +checklocksignore: what it returns is called with mu held
 func (s *NodeSource) watches() []followed {
 	return []followed{
-		into(KindPeering, s.peeringsNamespace, named[*Peering]{table[*Peering](s.state.peerings), s.peeringsNamespace}, readPeering),
+		into(KindPeering, s.peeringsNamespace, named[*Peering]{table[*Peering](s.state.peerings), s.peeringsNamespace},
+			readPeering),
 		into(kindNode, "", table[*node](s.state.nodes), readNode),
 		into(kindService, "", table[*clusterIPs](s.state.services), readService),
 	}
@@ -158,7 +164,8 @@ func (s *NodeSource) apply(plan *NodePlan, m Machine) {
 	m.Apply(wanted, peers)
 }
 
-// sources returns the addresses from which the node sends to gateways on it and elsewhere. One that is unknown at present is invalid.
+// sources returns the addresses from which the node sends to gateways on it and elsewhere. One that
+// is unknown at present is invalid.
 func sources(plan *NodePlan, m Machine) (here, elsewhere netip.Addr) {
 	for _, p := range plan.Peers {
 		at := &elsewhere
@@ -188,7 +195,8 @@ func (s *NodeSource) tell(status *NodeStatus) {
 	for _, p := range status.Peerings {
 		if p.Message != "" {
 			all = append(all, kube.Fault{Of: p.Name, LogOnly: of.UID == "",
-				Event: kube.Event{APIVersion: Group + "/" + Version, Kind: KindTunnelNode, Metadata: of, Message: p.Name + ": " + p.Message}})
+				Event: kube.Event{APIVersion: Group + "/" + Version, Kind: KindTunnelNode, Metadata: of,
+					Message: p.Name + ": " + p.Message}})
 		}
 	}
 	s.teller.Tell(all)
@@ -214,7 +222,8 @@ func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, local, remo
 	if s.tunnelNode == nil || s.now().Sub(s.asked) >= tunnelNodeInterval {
 		u, err := client.Get(ctx, s.name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			u, err = client.Create(ctx, s.newTunnelNode(own, NodeSpec{Local: addressText(s.local), Remote: addressText(s.remote)}), metav1.CreateOptions{})
+			u, err = client.Create(ctx, s.newTunnelNode(own, NodeSpec{Local: addressText(s.local),
+				Remote: addressText(s.remote)}), metav1.CreateOptions{})
 			if !did("create", "tunnelnodes", u, err) {
 				return
 			}
@@ -264,7 +273,8 @@ func (s *NodeSource) newTunnelNode(own *node, spec NodeSpec) *unstructured.Unstr
 		"apiVersion": Group + "/" + Version, "kind": KindTunnelNode,
 		"metadata": map[string]any{
 			"name": s.name, "namespace": s.namespace,
-			"ownerReferences": []any{map[string]any{"apiVersion": "v1", "kind": kindNode, "name": s.name, "uid": own.meta.UID}},
+			"ownerReferences": []any{map[string]any{"apiVersion": "v1", "kind": kindNode, "name": s.name,
+				"uid": own.meta.UID}},
 		},
 	}}, "spec", spec)
 }

@@ -13,7 +13,8 @@ import (
 	"culvert/kube"
 )
 
-// Show adds to n which Peerings are refused, what others wait for, and what is wrong with those that are ready.
+// Show adds to n which Peerings are refused, what others wait for, and what is wrong with those
+// that are ready.
 func (s *NodeSource) Show(n *control.NodeStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -26,11 +27,13 @@ func (s *NodeSource) Show(n *control.NodeStatus) {
 	for _, p := range s.shown {
 		switch {
 		case s.refused[p.Name] != "":
-			n.LeftOut = append(n.LeftOut, control.LeftOut{Resource: KindPeering + "/" + s.peeringsNamespace + "/" + p.Name, Reason: p.Message})
+			n.LeftOut = append(n.LeftOut, control.LeftOut{Resource: KindPeering + "/" + s.peeringsNamespace + "/" +
+				p.Name, Reason: p.Message})
 		case !p.Ready:
 			n.Waiting = append(n.Waiting, KindPeering+" "+p.Name+": "+p.Message)
 		case p.Message != "":
-			n.Findings = append(n.Findings, control.Finding{Level: "warning", Kind: KindPeering, Of: p.Name, Text: KindPeering + " " + p.Name + ": " + p.Message})
+			n.Findings = append(n.Findings, control.Finding{Level: "warning", Kind: KindPeering, Of: p.Name,
+				Text: KindPeering + " " + p.Name + ": " + p.Message})
 		}
 	}
 }
@@ -51,7 +54,8 @@ func (d *NodePlan) status(all []links.Status, routes []remote.Status) *NodeStatu
 		case l < 0 || all[l].State == links.Pending:
 			n.Message = "the link is being made"
 		case all[l].State != links.Carried:
-			n.Message = cmp.Or(errorText(all[l].Err), fmt.Sprintf("%s is a link of the kernel's; remove it: ip link del %[1]s", p.Link.Name))
+			n.Message = cmp.Or(errorText(all[l].Err),
+				fmt.Sprintf("%s is a link of the kernel's; remove it: ip link del %[1]s", p.Link.Name))
 		case r < 0:
 			n.Message = "the routes are being made"
 		case routes[r].Err != nil:
@@ -76,14 +80,16 @@ func (d *NodePlan) status(all []links.Status, routes []remote.Status) *NodeStatu
 	return st
 }
 
-// addRemoved adds the Peerings that are gone or refused but still have links or routes on the node. Uninstalling waits until there are none.
+// addRemoved adds the Peerings that are gone or refused but still have links or routes on the node.
+// Uninstalling waits until there are none.
 func (s *NodeSource) addRemoved(status *NodeStatus) {
 	s.mu.Lock()
 	allLinks, allRoutes := s.linkStatuses, s.routeStatuses // replaced as a whole
 	s.mu.Unlock()
 	add := func(name string) {
 		if !slices.ContainsFunc(status.Peerings, func(p NodePeering) bool { return p.Name == name }) {
-			status.Peerings = append(status.Peerings, NodePeering{Name: name, Message: "link, routes and exception are being removed"})
+			status.Peerings = append(status.Peerings,
+				NodePeering{Name: name, Message: "link, routes and exception are being removed"})
 		}
 	}
 	for _, l := range allLinks {

@@ -60,8 +60,8 @@ func readNode(u *unstructured.Unstructured) *node {
 		}
 	}
 	for _, a := range status.Addresses {
-		// Others are host names, or addresses that no host can have. A node chooses its own, and one such backend would make a gateway refuse its whole
-		// configuration.
+		// Others are host names, or addresses that no host can have. A node chooses its own, and
+		// one such backend would make a gateway refuse its whole configuration.
 		if addr, err := kube.ParseAddr(a.Address); err == nil && packet.Forwardable(addr) {
 			n.addresses = append(n.addresses, addr)
 		}
@@ -69,7 +69,8 @@ func readNode(u *unstructured.Unstructured) *node {
 	return n
 }
 
-// readMember returns nil for a Node on which no agent can run: a gateway does not wait for one there.
+// readMember returns nil for a Node on which no agent can run: a gateway does not wait for one
+// there.
 func readMember(u *unstructured.Unstructured) *node {
 	if kube.Virtual(u.GetLabels()) {
 		return nil
@@ -77,7 +78,8 @@ func readMember(u *unstructured.Unstructured) *node {
 	return readNode(u)
 }
 
-// age compares the ages of two Nodes; the older one comes first. It decides only what a node cannot write itself.
+// age compares the ages of two Nodes; the older one comes first. It decides only what a node cannot
+// write itself.
 func (n *node) age(o *node) int {
 	return cmp.Or(n.meta.Created.Compare(o.meta.Created), strings.Compare(n.meta.Name, o.meta.Name))
 }
@@ -88,8 +90,8 @@ func NodeOf(u *unstructured.Unstructured) (pods []netip.Prefix, addresses []neti
 	return n.pods, n.addresses
 }
 
-// PodOf returns the Node of a Pod and the Pod's own IPv4 addresses. It returns none for a Pod in its Node's network, without a Node, or that has
-// ended.
+// PodOf returns the Node of a Pod and the Pod's own IPv4 addresses. It returns none for a Pod in
+// its Node's network, without a Node, or that has ended.
 func PodOf(u *unstructured.Unstructured) (node string, addresses []netip.Addr) {
 	if p := readPod(u); p != nil {
 		return p.node, p.addresses
@@ -120,7 +122,8 @@ func readPod(u *unstructured.Unstructured) *pod {
 			IP string `json:"ip"`
 		} `json:"podIPs"`
 	}
-	if json.Unmarshal(o.Spec, &spec) != nil || json.Unmarshal(o.Status, &status) != nil || spec.HostNetwork || spec.NodeName == "" ||
+	if json.Unmarshal(o.Spec, &spec) != nil || json.Unmarshal(o.Status, &status) != nil || spec.HostNetwork ||
+		spec.NodeName == "" ||
 		status.Phase == "Succeeded" || status.Phase == "Failed" {
 		return nil
 	}

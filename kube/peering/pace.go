@@ -6,8 +6,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// statusInterval is the time between two writes of a Peering's status for changes by a node's agent, the owner of an exported Service or the peer,
-// who may make them at any rate.
+// statusInterval is the time between two writes of a Peering's status for changes by a node's
+// agent, the owner of an exported Service or the peer, who may make them at any rate.
 const statusInterval = time.Second
 
 // A pace decides when a status is written. It belongs to one goroutine.
@@ -18,7 +18,8 @@ type pace struct {
 
 func newPace() pace { return pace{others: rate.NewLimiter(rate.Every(statusInterval), 1)} }
 
-// due reports whether to write a status that differs from the stored one now. If not, ask again in a later round.
+// due reports whether to write a status that differs from the stored one now. If not, ask again in
+// a later round.
 func (p *pace) due(next *Status, now time.Time) bool {
 	if urgent := next.urgent(); p.urgent == nil || !same(p.urgent, urgent) {
 		p.urgent = urgent
@@ -27,8 +28,9 @@ func (p *pace) due(next *Status, now time.Time) bool {
 	return p.others.AllowN(now, 1)
 }
 
-// urgent returns the part of a status that is written as soon as it changes: where the gateway is, the assignments of nodes, which spec applies, and
-// whether the peer answers. No node, Service or peer can change it often.
+// urgent returns the part of a status that is written as soon as it changes: where the gateway is,
+// the assignments of nodes, which spec applies, and whether the peer answers. No node, Service or
+// peer can change it often.
 func (st *Status) urgent() *Status {
 	part := &Status{PublicKey: st.PublicKey, Active: st.Active, Nodes: st.Nodes}
 	for _, c := range st.Conditions {

@@ -54,7 +54,8 @@ func (c *cluster) Resource(r schema.GroupVersionResource) dynamic.NamespaceableR
 	return resource{c.FakeDynamicClient.Resource(r)}
 }
 
-// A resource decodes what is written, as an API server does; the simulated one keeps it as it comes.
+// A resource decodes what is written, as an API server does; the simulated one keeps it as it
+// comes.
 type resource struct {
 	dynamic.NamespaceableResourceInterface
 }
@@ -77,15 +78,18 @@ func decoded(u *unstructured.Unstructured) *unstructured.Unstructured {
 	return next
 }
 
-func (o objectsIn) Create(ctx context.Context, u *unstructured.Unstructured, opts metav1.CreateOptions, sub ...string) (*unstructured.Unstructured, error) {
+func (o objectsIn) Create(ctx context.Context, u *unstructured.Unstructured, opts metav1.CreateOptions,
+	sub ...string) (*unstructured.Unstructured, error) {
 	return o.ResourceInterface.Create(ctx, decoded(u), opts, sub...)
 }
 
-func (o objectsIn) Update(ctx context.Context, u *unstructured.Unstructured, opts metav1.UpdateOptions, sub ...string) (*unstructured.Unstructured, error) {
+func (o objectsIn) Update(ctx context.Context, u *unstructured.Unstructured, opts metav1.UpdateOptions,
+	sub ...string) (*unstructured.Unstructured, error) {
 	return o.ResourceInterface.Update(ctx, decoded(u), opts, sub...)
 }
 
-func (o objectsIn) UpdateStatus(ctx context.Context, u *unstructured.Unstructured, opts metav1.UpdateOptions) (*unstructured.Unstructured, error) {
+func (o objectsIn) UpdateStatus(ctx context.Context, u *unstructured.Unstructured, opts metav1.UpdateOptions) (
+	*unstructured.Unstructured, error) {
 	return o.ResourceInterface.UpdateStatus(ctx, decoded(u), opts)
 }
 
@@ -124,7 +128,8 @@ func inCluster(t *testing.T, f func(*testing.T, *cluster)) {
 		for _, r := range paths {
 			kinds[r] = "List"
 		}
-		c := &cluster{FakeDynamicClient: fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds), t: t}
+		c := &cluster{FakeDynamicClient: fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
+			kinds), t: t}
 		c.create(KindPeering, romeToMilan)
 		for n := 1; n <= 2; n++ {
 			c.create(kindNode, fmt.Sprintf(nodeText, n))
@@ -242,15 +247,17 @@ func (c *cluster) all() (statuses, events, imports int) {
 	return statuses, events, imports
 }
 
-// TestLoudNodeWritesLittle: an agent that says something else all the time has the Peering's status written once a second. What else changes is written
-// at once meanwhile, and at the end the status is right.
+// TestLoudNodeWritesLittle: an agent that says something else all the time has the Peering's status
+// written once a second. What else changes is written at once meanwhile, and at the end the status
+// is right.
 func TestLoudNodeWritesLittle(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		n := 0
 		babble := func(d time.Duration) {
 			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 				n++
-				c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 2), "ready: true", fmt.Sprintf("ready: false, message: no room %d", n)))
+				c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 2), "ready: true",
+					fmt.Sprintf("ready: false, message: no room %d", n)))
 			}
 		}
 		c.written()
@@ -297,7 +304,8 @@ func TestLoudNodeWritesLittle(t *testing.T) {
 	})
 }
 
-// TestLoudNodeHidesNone: an agent that has another fault all the time causes few Events, and another node's fault has its own at once.
+// TestLoudNodeHidesNone: an agent that has another fault all the time causes few Events, and
+// another node's fault has its own at once.
 func TestLoudNodeHidesNone(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		c.written()
@@ -327,8 +335,8 @@ func TestLoudNodeHidesNone(t *testing.T) {
 	})
 }
 
-// TestLoudPeerWritesLittle: a peer that exports something else all the time has Services written once a second, after the first ones. A change of the
-// Peering is obeyed at once all the same.
+// TestLoudPeerWritesLittle: a peer that exports something else all the time has Services written
+// once a second, after the first ones. A change of the Peering is obeyed at once all the same.
 func TestLoudPeerWritesLittle(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		port := uint16(0)
@@ -337,7 +345,8 @@ func TestLoudPeerWritesLittle(t *testing.T) {
 				port++
 				var list []exports.Export
 				for n := range 40 {
-					list = append(list, told("shop", fmt.Sprint("web", n), "10.70.0.9", exports.Port{Protocol: 6, Port: port}))
+					list = append(list, told("shop", fmt.Sprint("web", n), "10.70.0.9", exports.Port{Protocol: 6,
+						Port: port}))
 				}
 				c.tell(list...)
 			}
@@ -374,8 +383,8 @@ func (m *machine) SourceTo(netip.Addr) (netip.Addr, error) {
 	return netip.MustParseAddr("172.18.0.2"), nil
 }
 
-// TestAgentRests: whoever changes a Node or a Service all the time makes an agent look at everything ten times a second, and a change of the Peering is obeyed as
-// soon.
+// TestAgentRests: whoever changes a Node or a Service all the time makes an agent look at
+// everything ten times a second, and a change of the Peering is obeyed as soon.
 func TestAgentRests(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		log := logrus.New()
@@ -390,7 +399,8 @@ func TestAgentRests(t *testing.T) {
 		synctest.Wait()
 		before := m.looks.Load()
 		for n := range 1000 {
-			c.update(kindNode, object(t, fmt.Sprintf(nodeText, 1), "uid: u1", fmt.Sprintf("uid: u1, labels: {n: \"%d\"}", n)))
+			c.update(kindNode, object(t, fmt.Sprintf(nodeText, 1), "uid: u1",
+				fmt.Sprintf("uid: u1, labels: {n: \"%d\"}", n)))
 			time.Sleep(time.Millisecond)
 		}
 		if n := m.looks.Load() - before; n < 5 || n > 11 {

@@ -7,14 +7,16 @@ import (
 	"slices"
 )
 
-// A podIndex says where pods are. A change of one pod costs time only for the pods of its node, because a cluster has too many to look at all of them
-// each time.
+// A podIndex says where pods are. A change of one pod costs time only for the pods of its node,
+// because a cluster has too many to look at all of them each time.
 type podIndex struct {
 	pods table[*pod] // by namespace/name
-	// claims are the pods that claim an address, in the order in which the claims came. The first one has it until it gives it up: a node writes the
-	// addresses of its own pods, so that neither a name nor the age of a pod may take an address.
+	// claims are the pods that claim an address, in the order in which the claims came. The first
+	// one has it until it gives it up: a node writes the addresses of its own pods, so that neither
+	// a name nor the age of a pod may take an address.
 	claims map[netip.Addr][]string
-	// contested are the addresses with several claims: one pod ends while another already has its address, or a node lies.
+	// contested are the addresses with several claims: one pod ends while another already has its
+	// address, or a node lies.
 	contested map[netip.Addr]bool
 	judged    bool // the claims of the first list are in order
 	nodes     map[string]*nodePods
@@ -29,7 +31,8 @@ type nodePods struct {
 }
 
 func newPodIndex() *podIndex {
-	return &podIndex{pods: table[*pod]{}, claims: map[netip.Addr][]string{}, contested: map[netip.Addr]bool{}, nodes: map[string]*nodePods{}}
+	return &podIndex{pods: table[*pod]{}, claims: map[netip.Addr][]string{}, contested: map[netip.Addr]bool{},
+		nodes: map[string]*nodePods{}}
 }
 
 func (x *podIndex) keys() []string { return x.pods.keys() }
@@ -98,7 +101,8 @@ func (x *podIndex) claim(a netip.Addr, key string, claims bool) {
 	}
 }
 
-// judge puts the claims of the first list, which come in the order of the pods' ages, behind those of nodes that have not disputed before.
+// judge puts the claims of the first list, which come in the order of the pods' ages, behind those
+// of nodes that have not disputed before.
 func (x *podIndex) judge(disputed func(node string) bool) {
 	if x.judged {
 		return
@@ -121,8 +125,9 @@ func rank(last bool) int {
 	return 0
 }
 
-// disputes returns, by node, the first address within the CIDRs pods that a pod of it claims although one of another node has it, and how many there
-// are. An ending pod does not dispute, and nobody disputes its address.
+// disputes returns, by node, the first address within the CIDRs pods that a pod of it claims
+// although one of another node has it, and how many there are. An ending pod does not dispute, and
+// nobody disputes its address.
 func (x *podIndex) disputes(pods []netip.Prefix) map[string]*dispute {
 	all := map[string]*dispute{}
 	for _, a := range slices.SortedFunc(maps.Keys(x.contested), netip.Addr.Compare) {
@@ -145,7 +150,8 @@ func (x *podIndex) disputes(pods []netip.Prefix) map[string]*dispute {
 	return all
 }
 
-// A dispute is the claim of a pod to the address of another node's pod, which had it first, the first of n such claims of a node.
+// A dispute is the claim of a pod to the address of another node's pod, which had it first, the
+// first of n such claims of a node.
 type dispute struct {
 	pod       string
 	address   netip.Addr
@@ -165,7 +171,8 @@ func (n *nodePods) remove(a netip.Addr) {
 	}
 }
 
-// of returns the addresses of a node's pods that lie in the CIDRs pods. As long as neither changes, it returns the same slice.
+// of returns the addresses of a node's pods that lie in the CIDRs pods. As long as neither changes,
+// it returns the same slice.
 func (x *podIndex) of(node string, pods []netip.Prefix) []netip.Prefix {
 	if !slices.Equal(x.within, pods) {
 		x.within = pods
@@ -200,7 +207,8 @@ func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
 		g.pods.judge(g.hadDisputes)
 		for name, x := range g.pods.disputes(p.Pods) {
 			d.dispute(name)
-			d.fault(kindNode+" "+name, "status.podIPs of its Pod %s: %s is of Pod %s on node %s, which had it first%s", x.pod, x.address, x.has, x.node, more(x.n))
+			d.fault(kindNode+" "+name, "status.podIPs of its Pod %s: %s is of Pod %s on node %s, which had it first%s",
+				x.pod, x.address, x.has, x.node, more(x.n))
 		}
 		for name := range g.nodes {
 			all[name] = g.pods.of(name, p.Pods)
@@ -212,20 +220,25 @@ func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
 		by   string
 	}
 	var owners []owned // sorted, and none overlaps another
-	for _, name := range slices.SortedFunc(maps.Keys(g.nodes), func(a, b string) int { return g.nodes[a].age(g.nodes[b]) }) {
+	for _, name := range slices.SortedFunc(maps.Keys(g.nodes),
+		func(a, b string) int { return g.nodes[a].age(g.nodes[b]) }) {
 		n, six := g.nodes[name], 0
 		for i, c := range n.pods {
-			k, _ := slices.BinarySearchFunc(owners, c, func(o owned, c netip.Prefix) int { return o.cidr.Addr().Compare(c.Addr()) })
+			k, _ := slices.BinarySearchFunc(owners, c, func(o owned, c netip.Prefix) int {
+				return o.cidr.Addr().Compare(c.Addr())
+			})
 			near := owners[max(k-1, 0):min(k+1, len(owners))]
 			other := slices.IndexFunc(near, func(o owned) bool { return o.cidr.Overlaps(c) })
 			switch {
 			case !c.Addr().Is4():
 				six++
 			case !within(p.Pods, c):
-				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s is outside spec.local.podCIDRs of Peering %s; add a CIDR there that contains it",
+				d.fault(kindNode+" "+name,
+					"spec.podCIDRs[%d]: %s is outside spec.local.podCIDRs of Peering %s; add a CIDR there that contains it",
 					i, c, g.self.Name)
 			case other >= 0:
-				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s is of node %s too, which is older", i, c, near[other].by)
+				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s is of node %s too, which is older", i, c,
+					near[other].by)
 			default:
 				owners = slices.Insert(owners, k, owned{c, name})
 				all[name] = append(all[name], c)

@@ -73,9 +73,11 @@ func (m *model) one(kind string) (key string, u *unstructured.Unstructured) {
 	var text string
 	switch kind {
 	case kindNode:
-		key, text = name[true], fmt.Sprintf(`{metadata: {name: node%d}, spec: {podCIDRs: [10.244.%d.0/24]}, status: {addresses: [{address: 172.18.0.%[1]d}]}}`, n, m.r.IntN(5))
+		key, text = name[true],
+			fmt.Sprintf(`{metadata: {name: node%d}, spec: {podCIDRs: [10.244.%d.0/24]}, status: {addresses: [{address: 172.18.0.%[1]d}]}}`, n, m.r.IntN(5))
 	case KindTunnelNode:
-		key, text = NodeNamespace+"/"+name[true], fmt.Sprintf(`{metadata: {name: node%[1]d, namespace: %[2]s}, spec: {local: 10.244.%[1]d.1, remote: 172.18.0.%[3]d},
+		key, text = NodeNamespace+"/"+name[true],
+			fmt.Sprintf(`{metadata: {name: node%[1]d, namespace: %[2]s}, spec: {local: 10.244.%[1]d.1, remote: 172.18.0.%[3]d},
 			status: {peerings: [{name: milan, ready: %[4]t, message: no room}]}}`, n, NodeNamespace, 1+m.r.IntN(5), yes)
 	case kindPod:
 		n := m.r.IntN(12)
@@ -126,12 +128,13 @@ func (m *model) pods() map[string][]netip.Prefix {
 	return all
 }
 
-// TestEventsAreLists: after any sequence of events, the plan is the same as that from lists of all objects, but for who has claimed a pod's address
-// first.
+// TestEventsAreLists: after any sequence of events, the plan is the same as that from lists of all
+// objects, but for who has claimed a pod's address first.
 func TestEventsAreLists(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), objects: map[string]map[string]*unstructured.Unstructured{}, peering: readIn(t, "mtu: 1400", "podsFrom: Pods")}
+	m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), objects: map[string]map[string]*unstructured.Unstructured{},
+		peering: readIn(t, "mtu: 1400", "podsFrom: Pods")}
 	s, sinks := m.watched()
 	kinds := slices.Sorted(maps.Keys(sinks))
 	for _, kind := range kinds {
@@ -175,7 +178,8 @@ func TestEventsAreLists(t *testing.T) {
 				}
 			}
 		case 4: // other pod CIDRs, or who says where pods are
-			change := [][]string{{"mtu: 1400", "podsFrom: Pods"}, {"mtu: 1400", "podsFrom: Nodes"}, {"mtu: 1400", "podsFrom: Pods", "[10.244.0.0/16]", "[10.244.0.0/16, 10.243.0.0/16]"}}
+			change := [][]string{{"mtu: 1400", "podsFrom: Pods"}, {"mtu: 1400", "podsFrom: Nodes"},
+				{"mtu: 1400", "podsFrom: Pods", "[10.244.0.0/16]", "[10.244.0.0/16, 10.243.0.0/16]"}}
 			p := readIn(t, change[m.r.IntN(len(change))]...)
 			p.Status, m.peering = m.peering.Status, p
 		default:
@@ -200,7 +204,9 @@ func TestEventsAreLists(t *testing.T) {
 				}
 			}
 			if m.peering.FollowPods {
-				d.Faults = slices.DeleteFunc(d.Faults, func(s string) bool { return strings.Contains(s, "which had it first") })
+				d.Faults = slices.DeleteFunc(d.Faults, func(s string) bool {
+					return strings.Contains(s, "which had it first")
+				})
 				clear(d.disputed)
 				for k := range d.Status.Nodes {
 					d.Status.Nodes[k].Disputed = false
@@ -219,16 +225,20 @@ func TestEventsAreLists(t *testing.T) {
 	if connected < 3 || exported < 3 || two < 2 {
 		t.Errorf("at most %d nodes with %d pods, %d Services: too few to compare", connected, two, exported)
 	}
-	left := slices.ContainsFunc(slices.Collect(maps.Keys(s.state.pods.claims)), func(a netip.Addr) bool { return len(s.state.pods.claims[a]) == 0 })
+	left := slices.ContainsFunc(slices.Collect(maps.Keys(s.state.pods.claims)), func(a netip.Addr) bool {
+		return len(s.state.pods.claims[a]) == 0
+	})
 	for _, kind := range kinds {
 		sinks[kind].Replace(nil)
 	}
-	if x := s.state.pods; left || len(x.claims)+len(x.contested)+len(x.nodes)+len(x.pods)+len(s.state.slices.services) > 0 {
+	if x := s.state.pods; left || len(x.claims)+len(x.contested)+len(x.nodes)+len(x.pods)+
+		len(s.state.slices.services) > 0 {
 		t.Errorf("without objects: %v", x)
 	}
 }
 
-// TestPodsShare: a change of a pod replaces the list of its own node. All other lists stay the same slices, which cost nothing to compare.
+// TestPodsShare: a change of a pod replaces the list of its own node. All other lists stay the same
+// slices, which cost nothing to compare.
 func TestPodsShare(t *testing.T) {
 	x, cidrs := newPodIndex(), []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
 	at := func(node string, a string) *pod {
@@ -241,14 +251,17 @@ func TestPodsShare(t *testing.T) {
 	if again := x.of("node1", cidrs); &again[0] != &one[0] {
 		t.Error("node1 has another list")
 	}
-	if len(two) != 1 || strings.Join(strings.Fields(fmt.Sprint(x.of("node2", cidrs))), "") != "[10.244.2.1/3210.244.2.2/32]" {
+	if len(two) != 1 || strings.Join(strings.Fields(fmt.Sprint(x.of("node2", cidrs))),
+		"") != "[10.244.2.1/3210.244.2.2/32]" {
 		t.Errorf("%v, then %v", two, x.of("node2", cidrs))
 	}
 }
 
-// thief is a gateway with Pods, where a pod of node1 claims the address of an older or a younger one of node2, with a name that comes first.
+// thief is a gateway with Pods, where a pod of node1 claims the address of an older or a younger
+// one of node2, with a name that comes first.
 func thief(t *testing.T, victim, lie string) (s *GatewaySource, has func() string) {
-	m := &model{t: t, objects: map[string]map[string]*unstructured.Unstructured{}, peering: readIn(t, "mtu: 1400", "podsFrom: Pods")}
+	m := &model{t: t, objects: map[string]map[string]*unstructured.Unstructured{}, peering: readIn(t, "mtu: 1400",
+		"podsFrom: Pods")}
 	s, sinks := m.watched()
 	s.state.nodes, s.state.tunnels = rome(t).nodes, rome(t).tunnels
 	m.peering.Status = rome(t).peering.Status
@@ -256,10 +269,12 @@ func thief(t *testing.T, victim, lie string) (s *GatewaySource, has func() strin
 	pods := sinks[kindPod]
 	at := func(key, node, created, ip string) *unstructured.Unstructured {
 		namespace, name, _ := strings.Cut(key, "/")
-		return object(t, fmt.Sprintf("{metadata: {name: %s, namespace: %s, creationTimestamp: %q}, spec: {nodeName: %s}, status: {phase: Running, podIPs: [{ip: %s}]}}",
-			name, namespace, created, node, ip))
+		return object(t,
+			fmt.Sprintf("{metadata: {name: %s, namespace: %s, creationTimestamp: %q}, spec: {nodeName: %s}, status: {phase: Running, podIPs: [{ip: %s}]}}",
+				name, namespace, created, node, ip))
 	}
-	pods.Replace([]*unstructured.Unstructured{at("aaa/thief", "node1", lie, "10.244.9.1"), at("shop/victim", "node2", victim, "10.244.9.2")})
+	pods.Replace([]*unstructured.Unstructured{at("aaa/thief", "node1", lie, "10.244.9.1"), at("shop/victim", "node2",
+		victim, "10.244.9.2")})
 	return s, func() string {
 		d := s.state.Plan()
 		store(s.state, d)
@@ -272,8 +287,8 @@ func thief(t *testing.T, victim, lie string) (s *GatewaySource, has func() strin
 	}
 }
 
-// TestPodTakesNoAddress: the pod that has an address first keeps it until it gives it up. Neither a name nor an age takes it, and a gateway that starts
-// knows which node disputed it.
+// TestPodTakesNoAddress: the pod that has an address first keeps it until it gives it up. Neither a
+// name nor an age takes it, and a gateway that starts knows which node disputed it.
 func TestPodTakesNoAddress(t *testing.T) {
 	const old, young = "2026-11-23T11:00:00Z", "2026-11-23T12:00:00Z"
 	lie := func(s *GatewaySource, ip string) {
@@ -296,7 +311,8 @@ func TestPodTakesNoAddress(t *testing.T) {
 		next, hasNext := thief(t, created[0], created[1]) // and the list shows the lie at once
 		next.state.pods.set("shop/victim", nil)
 		lie(next, "10.244.9.2")
-		next.state.pods.set("shop/victim", &pod{node: "node2", addresses: []netip.Addr{netip.MustParseAddr("10.244.9.2")}})
+		next.state.pods.set("shop/victim",
+			&pod{node: "node2", addresses: []netip.Addr{netip.MustParseAddr("10.244.9.2")}})
 		next.state.put(s.state.peering)
 		if got := hasNext(); got != want {
 			t.Errorf("the next gateway: %q, want %q", got, want)
@@ -311,8 +327,10 @@ func TestPodTakesNoAddress(t *testing.T) {
 	}
 	s, has := thief(t, old, young) // the pods of a first list come by age
 	var list []*unstructured.Unstructured
-	for _, text := range []string{`{metadata: {name: thief, namespace: aaa, creationTimestamp: "` + young + `"}, spec: {nodeName: node1}, status: {podIPs: [{ip: 10.244.9.2}]}}`,
-		`{metadata: {name: victim, namespace: shop, creationTimestamp: "` + old + `"}, spec: {nodeName: node2}, status: {podIPs: [{ip: 10.244.9.2}]}}`} {
+	for _, text := range []string{`{metadata: {name: thief, namespace: aaa, creationTimestamp: "` + young +
+		`"}, spec: {nodeName: node1}, status: {podIPs: [{ip: 10.244.9.2}]}}`,
+		`{metadata: {name: victim, namespace: shop, creationTimestamp: "` + old +
+			`"}, spec: {nodeName: node2}, status: {podIPs: [{ip: 10.244.9.2}]}}`} {
 		list = append(list, object(t, text))
 	}
 	s.state.pods = newPodIndex()
@@ -326,7 +344,8 @@ func TestPodTakesNoAddress(t *testing.T) {
 	}
 }
 
-// TestEndingPodDisputesNothing: an address whose pod ends may have a new pod already, on another node.
+// TestEndingPodDisputesNothing: an address whose pod ends may have a new pod already, on another
+// node.
 func TestEndingPodDisputesNothing(t *testing.T) {
 	s, has := thief(t, "2026-11-23T11:00:00Z", "2026-11-23T12:00:00Z")
 	a := []netip.Addr{netip.MustParseAddr("10.244.9.2")}

@@ -38,22 +38,26 @@ func (c *cluster) sends(to string) bool {
 	return false
 }
 
-// TestSlowAPIServer: while the API server takes three seconds for each write, a node's new address is effective within one, and the status that is
-// written at the end is the newest. A standby writes nothing.
+// TestSlowAPIServer: while the API server takes three seconds for each write, a node's new address
+// is effective within one, and the status that is written at the end is the newest. A standby
+// writes nothing.
 func TestSlowAPIServer(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		c.slow.Delay.Store(slow)
 		for n := range 5 {
-			c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 1), "10.244.1.1", fmt.Sprintf("nonsense-%d", n), "ready: true", "ready: false, message: x"))
+			c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 1), "10.244.1.1", fmt.Sprintf("nonsense-%d", n),
+				"ready: true", "ready: false, message: x"))
 			time.Sleep(500 * time.Millisecond)
 		}
 		address := ""
 		for n := range 10 {
 			address = fmt.Sprintf("172.18.0.%d", n+20)
-			c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 2), "172.18.0.2", address, "ready: true", fmt.Sprintf("ready: false, message: no room %d", n)))
+			c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 2), "172.18.0.2", address, "ready: true",
+				fmt.Sprintf("ready: false, message: no room %d", n)))
 			time.Sleep(time.Second)
 			if synctest.Wait(); !c.sends(address) {
-				t.Errorf("a second after node2 has moved to %s, the gateway sends to %+v", address, c.config.Load().Geneve.Nodes)
+				t.Errorf("a second after node2 has moved to %s, the gateway sends to %+v", address,
+					c.config.Load().Geneve.Nodes)
 			}
 		}
 		c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 1)))
@@ -78,7 +82,8 @@ func TestSlowAPIServer(t *testing.T) {
 	})
 }
 
-// TestLastStatus: a gateway that ends says so, even if it is just writing another status, and if somebody else has changed the Peering.
+// TestLastStatus: a gateway that ends says so, even if it is just writing another status, and if
+// somebody else has changed the Peering.
 func TestLastStatus(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		conflicts := 0
@@ -99,7 +104,8 @@ func TestLastStatus(t *testing.T) {
 	})
 }
 
-// TestSlowAPIServerOfAgent: the same of a node. Of a Peering that has another problem all the time, few Events are written.
+// TestSlowAPIServerOfAgent: the same of a node. Of a Peering that has another problem all the time,
+// few Events are written.
 func TestSlowAPIServerOfAgent(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 2), "name: node2", "name: node2, uid: u-tunnel"))
@@ -115,11 +121,13 @@ func TestSlowAPIServerOfAgent(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		api.Delay.Store(slow)
 		spoil := func(n int) {
-			c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 2), "name: node2", "name: node2, uid: u-tunnel", "ready: true", fmt.Sprintf("ready: false, message: %d", n)))
+			c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 2), "name: node2", "name: node2, uid: u-tunnel",
+				"ready: true", fmt.Sprintf("ready: false, message: %d", n)))
 			u := object(t, romeToMilan, "10.61.0.0/16", fmt.Sprintf("10.%d.0.0/16", 100+n))
 			u.Object["status"] = c.peering().Object["status"]
 			c.update(KindPeering, u)
-			bad := object(t, romeToMilan, "name: milan", "name: turin", "role: Client", fmt.Sprintf("role: role-%d", n), "u-milan", "u-turin")
+			bad := object(t, romeToMilan, "name: milan", "name: turin", "role: Client", fmt.Sprintf("role: role-%d", n),
+				"u-milan", "u-turin")
 			if n == 0 {
 				if err := c.Tracker().Create(paths[KindPeering], bad, "culvert"); err != nil {
 					t.Fatal(err)
@@ -153,12 +161,14 @@ func TestSlowAPIServerOfAgent(t *testing.T) {
 	})
 }
 
-// TestRefusedConfiguration: a gateway that refuses a configuration gets it again when something has changed, and once a minute.
+// TestRefusedConfiguration: a gateway that refuses a configuration gets it again when something has
+// changed, and once a minute.
 func TestRefusedConfiguration(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		c.refuses.Store(true)
 		for n := range int64(3) {
-			c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 2), "172.18.0.2", fmt.Sprintf("172.18.0.%d", 20+n)))
+			c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 2), "172.18.0.2",
+				fmt.Sprintf("172.18.0.%d", 20+n)))
 			time.Sleep(30 * time.Second)
 			synctest.Wait()
 			if got := c.refused.Load(); got != n+1 {
@@ -174,7 +184,8 @@ func TestRefusedConfiguration(t *testing.T) {
 	})
 }
 
-// TestSlowLists: at its start a gateway waits for slow lists of Services, and not for those that the API server refuses.
+// TestSlowLists: at its start a gateway waits for slow lists of Services, and not for those that
+// the API server refuses.
 func TestSlowLists(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		log := logrus.New()

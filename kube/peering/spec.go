@@ -30,13 +30,14 @@ const (
 	kindService    = "Service"
 	kindSlice      = "EndpointSlice"
 
-	// GatewayNamespace is the namespace of Peerings and gateways, NodeNamespace that of TunnelNodes and agents, unless flags say otherwise.
+	// GatewayNamespace is the namespace of Peerings and gateways, NodeNamespace that of TunnelNodes
+	// and agents, unless flags say otherwise.
 	GatewayNamespace = "culvert"
 	NodeNamespace    = "culvert-nodes"
 )
 
-// minBits is the minimum prefix length of a CIDR: a shorter one covers so much of the Internet that it must be a
-// mistake.
+// minBits is the minimum prefix length of a CIDR: a shorter one covers so much of the Internet that
+// it must be a mistake.
 const minBits = 8
 
 // Spec is the spec of a Peering in the API.
@@ -66,7 +67,8 @@ type SpecRemote struct {
 	ExternalCIDR *SpecRemap  `json:"externalCIDR,omitempty"`
 }
 
-// SpecRemap is a CIDR of the other cluster, and the CIDR under which this one sees it; "" = the same.
+// SpecRemap is a CIDR of the other cluster, and the CIDR under which this one sees it; "" = the
+// same.
 type SpecRemap struct {
 	CIDR  string `json:"cidr"`
 	Remap string `json:"remap,omitempty"`
@@ -97,7 +99,8 @@ type Assigned struct {
 	Name    string `json:"name"`
 	VNI     uint32 `json:"vni"`
 	Address string `json:"address"`
-	// Disputed is true while the node claims an address that another one had first. So the gateway's next process knows who that was.
+	// Disputed is true while the node claims an address that another one had first. So the
+	// gateway's next process knows who that was.
 	Disputed bool `json:"disputed,omitempty"`
 }
 
@@ -287,14 +290,15 @@ func (p *Peering) remap(field string, r *SpecRemap, external bool) {
 	p.Remote = append(p.Remote, rules.RemoteCIDR{Real: real, Remapped: seen, External: external})
 }
 
-// overlaps reports CIDRs that overlap although the cluster must tell them apart, and those in which the peer's endpoint is. Of an endpoint that is a
-// name, nothing is known here.
+// overlaps reports CIDRs that overlap although the cluster must tell them apart, and those in which
+// the peer's endpoint is. Of an endpoint that is a name, nothing is known here.
 func (p *Peering) overlaps() {
 	if at, err := netip.ParseAddrPort(p.Endpoint); err == nil {
 		for i, r := range p.Remote {
 			if r.Remapped.IsValid() && r.Remapped.Contains(at.Addr()) {
-				p.add(p.remoteField(i), "%s contains the address of spec.endpoint, %s: the gateway's packets to the peer would go into its own tunnel; "+
-					"choose a remap that nothing uses", r.Remapped, at.Addr())
+				p.add(p.remoteField(i),
+					"%s contains the address of spec.endpoint, %s: the gateway's packets to the peer would go into its own tunnel; "+
+						"choose a remap that nothing uses", r.Remapped, at.Addr())
 			}
 		}
 	}
@@ -333,7 +337,8 @@ func (p *Peering) remoteField(i int) string {
 // GatewayAddress is the gateway's address inside the tunnels to nodes.
 func (p *Peering) GatewayAddress() netip.Addr { return p.Internal.Addr().Next() }
 
-// UnknownSource is the address that the peer sees for sources that are not pods; invalid without an external CIDR.
+// UnknownSource is the address that the peer sees for sources that are not pods; invalid without an
+// external CIDR.
 func (p *Peering) UnknownSource() netip.Addr {
 	return p.External.Addr()
 }

@@ -11,8 +11,9 @@ import (
 	"culvert/integration/need"
 )
 
-// TestStandbyWritesNoImports: a gateway that was active and is not any more does not hear what the peer exports from then on, and leaves imports to the one
-// that does. When it is active again it asks the peer, and changes nothing before that answers.
+// TestStandbyWritesNoImports: a gateway that was active and is not any more does not hear what the
+// peer exports from then on, and leaves imports to the one that does. When it is active again it
+// asks the peer, and changes nothing before that answers.
 func TestStandbyWritesNoImports(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		peer := exports.New(0)
@@ -45,7 +46,8 @@ func TestStandbyWritesNoImports(t *testing.T) {
 		c.rests.Store(true)
 		time.Sleep(2 * time.Second)
 		c.all()
-		need.NoError(t, c.Tracker().Delete(paths[setImported], "imported", "a-shop")) // by the active one, which the peer has told
+		// by the active one, which the peer has told
+		need.NoError(t, c.Tracker().Delete(paths[setImported], "imported", "a-shop"))
 		time.Sleep(10 * time.Second)
 		if _, _, n := c.all(); n > 0 || there("a") {
 			t.Errorf("%d writes of a standby", n)

@@ -23,7 +23,8 @@ func (s *State) SetAlive(nodes []string) bool {
 	return true
 }
 
-// SetUnable sets the addresses that a node cannot announce, and reports whether that changes anything. For other nodes they come from their Leases.
+// SetUnable sets the addresses that a node cannot announce, and reports whether that changes
+// anything. For other nodes they come from their Leases.
 func (s *State) SetUnable(node string, addresses []netip.Prefix) bool {
 	if slices.Equal(s.unable[node], addresses) {
 		return false
@@ -46,11 +47,13 @@ func (s *State) keepUnable(nodes map[string]bool) {
 // maxUnable is the maximum number of addresses of a family in a Lease.
 const maxUnable = 64
 
-// Unable returns which of the announced addresses this node cannot announce. Preconditions: Config was called since the last change.
+// Unable returns which of the announced addresses this node cannot announce. Preconditions: Config
+// was called since the last change.
 func (s *State) Unable() []netip.Prefix { return s.unable[s.self] }
 
-// lacks returns which of the announced addresses this node cannot announce: those it does not serve, because its kernel has refused them or their
-// Service's cluster address, a whole family of which it has no address, or those beyond its limit. Preconditions: places are assigned.
+// lacks returns which of the announced addresses this node cannot announce: those it does not
+// serve, because its kernel has refused them or their Service's cluster address, a whole family of
+// which it has no address, or those beyond its limit. Preconditions: places are assigned.
 func (s *State) lacks(c *services.Config) (all []netip.Prefix) {
 	if len(c.Announce) == 0 {
 		return nil
@@ -70,7 +73,8 @@ func (s *State) lacks(c *services.Config) (all []netip.Prefix) {
 			}
 		}
 	}
-	for _, whole := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
+	for _, whole := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0),
+		netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
 		var lacking []netip.Prefix
 		for a, announced := range wanted {
 			if announced && whole.Contains(a) {
@@ -130,10 +134,12 @@ func (s *State) answers(c *services.Config) (all []netip.Addr) {
 		for i := range x.ports {
 			for _, a := range x.ports[i].LoadBalancerIPs {
 				if _, found := slices.BinarySearchFunc(all[n:], a, netip.Addr.Compare); found {
-					what.add("status.loadBalancer", "nobody answers for %s: one node does for %d addresses at most", a, services.MaxAnnounced)
+					what.add("status.loadBalancer", "nobody answers for %s: one node does for %d addresses at most", a,
+						services.MaxAnnounced)
 				} else if shunned && c.Announces(a) && owners[a] == "" {
-					what.add("status.loadBalancer", "nobody answers for %s: every node that could has the label %s or the condition NetworkUnavailable; "+
-						"remove the label from one", a, labelExcluded)
+					what.add("status.loadBalancer",
+						"nobody answers for %s: every node that could has the label %s or the condition NetworkUnavailable; "+
+							"remove the label from one", a, labelExcluded)
 				}
 			}
 		}
@@ -149,12 +155,15 @@ func (s *State) answers(c *services.Config) (all []netip.Addr) {
 // A lot is an address, and its Service's address whose hash decides who announces it.
 type lot struct{ address, key netip.Addr }
 
-// announcing returns the node that announces each load balancer address, as in MetalLB's layer 2 mode: the first, by a hash, of the nodes that may.
-// It depends only on what all nodes see; what a node cannot serve is in its Lease.
+// announcing returns the node that announces each load balancer address, as in MetalLB's layer 2
+// mode: the first, by a hash, of the nodes that may. It depends only on what all nodes see; what a
+// node cannot serve is in its Lease.
 //
-// If several Services share an address, the node is chosen among those that may announce it for all of them, or else for the oldest.
+// If several Services share an address, the node is chosen among those that may announce it for all
+// of them, or else for the oldest.
 //
-// Endpoints change all the time: the hashes of all nodes are computed again only when nodes have come or gone.
+// Endpoints change all the time: the hashes of all nodes are computed again only when nodes have
+// come or gone.
 func (s *State) announcing() map[netip.Addr]string {
 	type bid struct {
 		key   netip.Addr
@@ -206,7 +215,9 @@ func (s *State) announcing() map[netip.Addr]string {
 					}
 				}
 			}, b.key)
-			if owner == "" { // every node declares the family unservable: choose among all, for one may still serve this address
+			// every node declares the family unservable: choose among all, for one may still serve
+			// this address
+			if owner == "" {
 				owner = first(maps.Keys(b.nodes), b.key)
 			}
 		}
@@ -218,7 +229,8 @@ func (s *State) announcing() map[netip.Addr]string {
 	return owners
 }
 
-// eligible returns the nodes that may announce addresses: those that are alive and not excluded for external clients.
+// eligible returns the nodes that may announce addresses: those that are alive and not excluded for
+// external clients.
 func (s *State) eligible() map[string]bool {
 	all := make(map[string]bool, len(s.alive))
 	for name := range s.alive {
@@ -233,8 +245,8 @@ func (s *State) eligible() map[string]bool {
 	return all
 }
 
-// announcers returns the nodes that may announce the addresses of a Service, and whether these are all eligible nodes: none if there is no serving
-// endpoint; with the Local policy those with one.
+// announcers returns the nodes that may announce the addresses of a Service, and whether these are
+// all eligible nodes: none if there is no serving endpoint; with the Local policy those with one.
 func (s *State) announcers(x *service, eligible map[string]bool) (nodes map[string]bool, all bool) {
 	any, here := false, map[string]bool{}
 	for _, l := range s.slices[x.name] {

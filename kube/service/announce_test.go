@@ -28,12 +28,14 @@ func anAnnouncer(t testing.TB, self string, alive []string, objects ...*Object) 
 
 // namedNode is a Node with more fields of metadata and status.
 func namedNode(t testing.TB, i int, meta, status string) *Object {
-	return object(t, fmt.Sprintf("{kind: Node, metadata: {name: n%d, uid: u-n%[1]d%s}, status: {addresses: [{type: InternalIP, address: 172.18.0.%[1]d}, {type: InternalIP, address: 'fd18::%[1]d'}]%[3]s}}", i, meta, status))
+	return object(t,
+		fmt.Sprintf("{kind: Node, metadata: {name: n%d, uid: u-n%[1]d%s}, status: {addresses: [{type: InternalIP, address: 172.18.0.%[1]d}, {type: InternalIP, address: 'fd18::%[1]d'}]%[3]s}}", i, meta, status))
 }
 
 // balanced is a Service with addresses of a load balancer.
 func balanced(t testing.TB, name, more string, port int, addresses ...string) *Object {
-	o := aService(t, name, fmt.Sprintf("type: LoadBalancer, clusterIP: 10.96.0.%d, clusterIPs: [10.96.0.%[1]d, 'fd96::%[1]d'], ports: [{name: http, port: %[1]d, protocol: TCP}]%[2]s", port, more))
+	o := aService(t, name,
+		fmt.Sprintf("type: LoadBalancer, clusterIP: 10.96.0.%d, clusterIPs: [10.96.0.%[1]d, 'fd96::%[1]d'], ports: [{name: http, port: %[1]d, protocol: TCP}]%[2]s", port, more))
 	var ingress []string
 	for _, a := range addresses {
 		ingress = append(ingress, fmt.Sprintf("{\"ip\": %q}", a))
@@ -42,12 +44,14 @@ func balanced(t testing.TB, name, more string, port int, addresses ...string) *O
 	return o
 }
 
-// A metalLB is a second implementation of how MetalLB's layer 2 mode chooses, from the text that users write.
+// A metalLB is a second implementation of how MetalLB's layer 2 mode chooses, from the text that
+// users write.
 type metalLB struct {
 	speakers, unavailable, excluded []string
 }
 
-// owner returns the node that announces a Service whose first address is first; endpoints are "node ready serving".
+// owner returns the node that announces a Service whose first address is first; endpoints are "node
+// ready serving".
 func (m *metalLB) owner(first string, local bool, endpoints []string) string {
 	var with []string
 	for _, e := range endpoints {
@@ -73,7 +77,8 @@ func (m *metalLB) owner(first string, local bool, endpoints []string) string {
 	return slices.Min(hashes)[2*sha256.Size:]
 }
 
-// Each address is announced by the node that MetalLB chooses, and by no other, on random nodes, Services and endpoints.
+// Each address is announced by the node that MetalLB chooses, and by no other, on random nodes,
+// Services and endpoints.
 func TestAnnouncing(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -100,7 +105,8 @@ func TestAnnouncing(t *testing.T) {
 		}
 		var objects []*Object
 		for i, n := range names {
-			meta, status := "", ", conditions: [{type: Ready, status: 'False'}, {type: NetworkUnavailable, status: 'False'}]"
+			meta, status := "",
+				", conditions: [{type: Ready, status: 'False'}, {type: NetworkUnavailable, status: 'False'}]"
 			if slices.Contains(m.excluded, n) {
 				meta = ", labels: {node.kubernetes.io/exclude-from-external-load-balancers: ''}"
 			}
@@ -111,7 +117,8 @@ func TestAnnouncing(t *testing.T) {
 		}
 		want := map[string]string{}
 		for i := range 4 {
-			name, four, six := fmt.Sprintf("s%d", i), fmt.Sprintf("203.0.113.%d", r.IntN(200)+i*10), fmt.Sprintf("fd99::%x", 1+r.IntN(1<<16-1))
+			name, four, six := fmt.Sprintf("s%d", i), fmt.Sprintf("203.0.113.%d", r.IntN(200)+i*10),
+				fmt.Sprintf("fd99::%x", 1+r.IntN(1<<16-1))
 			addresses := [][]string{{four}, {six}, {four, six}, {six, four}}[r.IntN(4)]
 			if want[four] != "" || want[six] != "" {
 				continue
@@ -122,11 +129,15 @@ func TestAnnouncing(t *testing.T) {
 			}
 			var endpoints, said []string
 			for j := range r.IntN(5) {
-				n, ready, serving := names[r.IntN(len(names))], []string{"true", "false", "null"}[r.IntN(3)], []string{"true", "false", "null"}[r.IntN(3)]
+				n, ready, serving := names[r.IntN(len(names))], []string{"true", "false", "null"}[r.IntN(3)],
+					[]string{"true", "false", "null"}[r.IntN(3)]
 				said = append(said, n+" "+ready+" "+serving)
-				endpoints = append(endpoints, fmt.Sprintf("{addresses: [10.244.0.%d], nodeName: %s, conditions: {ready: %s, serving: %s}}", j+1, n, ready, serving))
+				endpoints = append(endpoints,
+					fmt.Sprintf("{addresses: [10.244.0.%d], nodeName: %s, conditions: {ready: %s, serving: %s}}", j+1,
+						n, ready, serving))
 			}
-			objects = append(objects, balanced(t, name, policy, 80+i, addresses...), aSlice(t, name, name, webPort, endpoints...))
+			objects = append(objects, balanced(t, name, policy, 80+i, addresses...), aSlice(t, name, name, webPort,
+				endpoints...))
 			for _, a := range addresses {
 				want[a] = m.owner(addresses[0], isLocal, said)
 			}
@@ -153,11 +164,13 @@ func TestAnnouncing(t *testing.T) {
 		}
 	}
 	if owned < 1000 || nobodys < 100 || local < 100 {
-		t.Errorf("%d addresses with an owner, %d without, %d Services with the Local policy: too few to say anything", owned, nobodys, local)
+		t.Errorf("%d addresses with an owner, %d without, %d Services with the Local policy: too few to say anything",
+			owned, nobodys, local)
 	}
 }
 
-// Services that share an address are announced by a node that may announce all of them or, if there is none, by one that may announce the oldest.
+// Services that share an address are announced by a node that may announce all of them or, if there
+// is none, by one that may announce the oldest.
 func TestAnnouncingShared(t *testing.T) {
 	nodes := []*Object{namedNode(t, 1, "", ""), namedNode(t, 2, "", ""), namedNode(t, 3, "", "")}
 	alive := []string{"n1", "n2", "n3"}
@@ -180,7 +193,8 @@ func TestAnnouncingShared(t *testing.T) {
 		{"nowhere both", [2]string{local, local}, [2][]string{at("n1"), at("n2")}, []string{"n1"}},
 		{"the older without endpoints", [2]string{local, local}, [2][]string{nil, at("n2")}, []string{"n2"}},
 	} {
-		objects := append(slices.Clone(nodes), balanced(t, "a", test.policy[0], 80, "203.0.113.7"), balanced(t, "b", test.policy[1], 81, "203.0.113.7"),
+		objects := append(slices.Clone(nodes), balanced(t, "a", test.policy[0], 80, "203.0.113.7"),
+			balanced(t, "b", test.policy[1], 81, "203.0.113.7"),
 			aSlice(t, "a", "a", webPort, test.at[0]...), aSlice(t, "b", "b", webPort, test.at[1]...))
 		var owners []string
 		for _, n := range alive {
@@ -188,15 +202,18 @@ func TestAnnouncingShared(t *testing.T) {
 				owners = append(owners, n)
 			}
 		}
-		if want := (&metalLB{speakers: test.among}).owner("203.0.113.7", false, []string{"n1 true true"}); !slices.Equal(owners, []string{want}) {
+		if want := (&metalLB{speakers: test.among}).owner("203.0.113.7", false,
+			[]string{"n1 true true"}); !slices.Equal(owners, []string{want}) {
 			t.Errorf("%s: %v, want %s", test.name, owners, want)
 		}
 	}
 }
 
-// A node announces nothing that it does not serve, nothing outside the CIDRs, and nothing at all without CIDRs.
+// A node announces nothing that it does not serve, nothing outside the CIDRs, and nothing at all
+// without CIDRs.
 func TestAnnouncingServed(t *testing.T) {
-	objects := []*Object{namedNode(t, 1, "", ""), balanced(t, "web", "", 80, "203.0.113.7", "198.51.100.7"), aSlice(t, "web", "web", webPort, "{addresses: [10.244.0.1]}")}
+	objects := []*Object{namedNode(t, 1, "", ""), balanced(t, "web", "", 80, "203.0.113.7", "198.51.100.7"),
+		aSlice(t, "web", "web", webPort, "{addresses: [10.244.0.1]}")}
 	s := anAnnouncer(t, selfName, []string{selfName}, objects...)
 	if got := s.Config().Answers; !slices.Equal(got, addr("203.0.113.7")) {
 		t.Errorf("%v", got)
@@ -219,10 +236,12 @@ func TestAnnouncingServed(t *testing.T) {
 	}
 }
 
-// A node that cannot answer for an address, for whatever reason, leaves it to the next one, and says so in its Lease in few words.
+// A node that cannot answer for an address, for whatever reason, leaves it to the next one, and
+// says so in its Lease in few words.
 func TestAnnouncingUnable(t *testing.T) {
 	nodes := []*Object{namedNode(t, 1, "", ""), namedNode(t, 2, "", "")}
-	objects := append(nodes, balanced(t, "web", "", 80, "203.0.113.7", "fd99::7"), aSlice(t, "web-4", "web", webPort, "{addresses: [10.244.0.1]}"))
+	objects := append(nodes, balanced(t, "web", "", 80, "203.0.113.7", "fd99::7"), aSlice(t, "web-4", "web", webPort,
+		"{addresses: [10.244.0.1]}"))
 	alive := []string{"n1", "n2"}
 	first := (&metalLB{speakers: alive}).owner("203.0.113.7", false, []string{"n1 true true"})
 	second := "n1"
@@ -306,10 +325,12 @@ func TestAnnouncingUnable(t *testing.T) {
 	}
 }
 
-// manyBalanced is one of many Services of one family, each with addresses of its own. They have no endpoints.
+// manyBalanced is one of many Services of one family, each with addresses of its own. They have no
+// endpoints.
 func manyBalanced(t testing.TB, i int, addresses ...string) *Object {
 	o := balanced(t, fmt.Sprintf("many%d", i), "", 80, addresses...)
-	o.Spec = fmt.Appendf(nil, `{"type": "LoadBalancer", "clusterIP": "10.97.%d.%d", "ports": [{"name": "http", "port": 80}]}`, i/256, i%256)
+	o.Spec = fmt.Appendf(nil,
+		`{"type": "LoadBalancer", "clusterIP": "10.97.%d.%d", "ports": [{"name": "http", "port": 80}]}`, i/256, i%256)
 	return o
 }
 
@@ -318,17 +339,21 @@ func manyBalanced(t testing.TB, i int, addresses ...string) *Object {
 func TestAnnouncingExcluded(t *testing.T) {
 	const label = ", labels: {node.kubernetes.io/exclude-from-external-load-balancers: ''}"
 	endpoint := func(service string, node int) *Object {
-		return aSlice(t, service+"-1", service, webPort, fmt.Sprintf("{addresses: [10.244.%d.5], nodeName: n%[1]d}", node))
+		return aSlice(t, service+"-1", service, webPort,
+			fmt.Sprintf("{addresses: [10.244.%d.5], nodeName: n%[1]d}", node))
 	}
-	s := anAnnouncer(t, "n1", []string{"n1", "n2"}, namedNode(t, 1, label, ""), namedNode(t, 2, "", ""), balanced(t, "any", "", 80, "203.0.113.7"), endpoint("any", 1),
+	s := anAnnouncer(t, "n1", []string{"n1", "n2"}, namedNode(t, 1, label, ""), namedNode(t, 2, "", ""),
+		balanced(t, "any", "", 80, "203.0.113.7"), endpoint("any", 1),
 		balanced(t, "here", ", externalTrafficPolicy: Local", 81, "203.0.113.8"), endpoint("here", 1),
-		balanced(t, "none", "", 82, "203.0.113.9"), balanced(t, "elsewhere", "", 83, "198.51.100.7"), endpoint("elsewhere", 1))
+		balanced(t, "none", "", 82, "203.0.113.9"), balanced(t, "elsewhere", "", 83, "198.51.100.7"),
+		endpoint("elsewhere", 1))
 	told := func(when string, want ...string) {
 		t.Helper()
 		s.Config()
 		var got []string
 		for key, r := range s.wrong {
-			if text := strings.Join(r.what, "; "); strings.Contains(text, "nobody answers") && strings.Contains(text, "exclude-from-external-load-balancers") {
+			if text := strings.Join(r.what, "; "); strings.Contains(text, "nobody answers") && strings.Contains(text,
+				"exclude-from-external-load-balancers") {
 				got = append(got, strings.TrimPrefix(key, "announced shop/"))
 			}
 		}
@@ -347,20 +372,23 @@ func TestAnnouncingExcluded(t *testing.T) {
 	told("no node is alive")
 }
 
-// A node answers for a limited number of addresses. Services that are left out get an Event, until there is room.
+// A node answers for a limited number of addresses. Services that are left out get an Event, until
+// there is room.
 func TestAnnouncingTooMany(t *testing.T) {
 	objects := []*Object{namedNode(t, 1, "", "")}
 	for i := range services.MaxAnnounced + 1 {
 		name := fmt.Sprintf("s%d", i)
 		o := balanced(t, name, "", 80, fmt.Sprintf("fd99::%x", i+1))
-		o.Spec = fmt.Appendf(nil, `{"type": "LoadBalancer", "clusterIP": "fd96::%x", "ports": [{"name": "http", "port": 80}]}`, i+1)
+		o.Spec = fmt.Appendf(nil,
+			`{"type": "LoadBalancer", "clusterIP": "fd96::%x", "ports": [{"name": "http", "port": 80}]}`, i+1)
 		objects = append(objects, o, aSlice(t, name, name, webPort, "{addresses: ['fd24::1']}"))
 	}
 	s := anAnnouncer(t, selfName, []string{selfName}, objects...)
 	if n := len(s.Config().Answers); n != services.MaxAnnounced {
 		t.Errorf("it answers for %d addresses", n)
 	}
-	want := []string{"Service/shop/s256: status.loadBalancer: nobody answers for fd99::101: one node does for 256 addresses at most"}
+	want := []string{
+		"Service/shop/s256: status.loadBalancer: nobody answers for fd99::101: one node does for 256 addresses at most"}
 	if told := texts(s); !slices.Equal(told, want) {
 		t.Errorf("%q, want %q", told, want)
 	}
@@ -377,7 +405,8 @@ func TestAnnouncingTooMany(t *testing.T) {
 	two.Status = []byte(`{"loadBalancer": {"ingress": [{"ip": "fd99::103"}, {"ip": "fd99::102"}]}}`)
 	s.Put(two)
 	s.Config()
-	want = []string{"Service/shop/s256: status.loadBalancer: nobody answers for fd99::102: one node does for 256 addresses at most; status.loadBalancer: nobody answers for fd99::103: one node does for 256 addresses at most"}
+	want = []string{
+		"Service/shop/s256: status.loadBalancer: nobody answers for fd99::102: one node does for 256 addresses at most; status.loadBalancer: nobody answers for fd99::103: one node does for 256 addresses at most"}
 	if told := texts(s); !slices.Equal(told, want) {
 		t.Errorf("of two addresses: %q", told)
 	}

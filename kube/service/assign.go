@@ -24,8 +24,8 @@ type place struct {
 // apiServer is the Service whose endpoints are the API server.
 var apiServer = Name{"default", "kubernetes"}
 
-// foreign returns addresses of other hosts, all of whose ports this node must be able to reach, each with a message: "" for other nodes, which serve
-// Services at their own addresses.
+// foreign returns addresses of other hosts, all of whose ports this node must be able to reach,
+// each with a message: "" for other nodes, which serve Services at their own addresses.
 func (s *State) foreign() map[netip.Addr]string {
 	all := map[netip.Addr]string{}
 	for _, x := range s.slices[apiServer] {
@@ -46,10 +46,12 @@ func (s *State) foreign() map[netip.Addr]string {
 
 // compare orders the oldest first.
 func (s *service) compare(o *service) int {
-	return cmp.Or(s.meta.Created.Compare(o.meta.Created), strings.Compare(s.name.Namespace, o.name.Namespace), strings.Compare(s.name.Name, o.name.Name))
+	return cmp.Or(s.meta.Created.Compare(o.meta.Created), strings.Compare(s.name.Namespace, o.name.Namespace),
+		strings.Compare(s.name.Name, o.name.Name))
 }
 
-// assignPlaces gives each place to the oldest Service that wants it, and leaves out what this node cannot serve.
+// assignPlaces gives each place to the oldest Service that wants it, and leaves out what this node
+// cannot serve.
 func (s *State) assignPlaces(c *services.Config) {
 	order := slices.SortedFunc(maps.Values(s.services), (*service).compare)
 	before := make(map[Name][]port, len(s.settled))
@@ -110,7 +112,8 @@ func (s *State) assignPlaces(c *services.Config) {
 					own = netip.IPv4Unspecified()
 				}
 				if c.Reserves(n) {
-					f.wrong.add(p.field+".nodePort", "%d is one of services.clientPorts, %d-%d, of this node", n, c.Ports.First, c.Ports.Last)
+					f.wrong.add(p.field+".nodePort", "%d is one of services.clientPorts, %d-%d, of this node", n,
+						c.Ports.First, c.Ports.Last)
 					p.NodePort = 0
 				} else if !take(p.field+".nodePort", place{own, n, p.Protocol}) {
 					p.NodePort = 0
@@ -148,7 +151,8 @@ func (s *State) report(kind string, meta kube.Metadata, what faults) {
 // apiVersions are the API versions of the kinds, for Events.
 var apiVersions = map[string]string{KindService: "v1", KindSlice: "discovery.k8s.io/v1", KindNode: "v1"}
 
-// Faults returns what is wrong with objects, in order. Preconditions: Config was called; the result may lack later changes.
+// Faults returns what is wrong with objects, in order. Preconditions: Config was called; the result
+// may lack later changes.
 func (s *State) Faults() (all []kube.Fault) {
 	for _, key := range slices.Sorted(maps.Keys(s.wrong)) {
 		w := s.wrong[key]
@@ -162,7 +166,8 @@ func (s *State) Faults() (all []kube.Fault) {
 	return all
 }
 
-// A Check is what a load balancer learns about a Service at its healthCheckNodePort, at addresses of one family.
+// A Check is what a load balancer learns about a Service at its healthCheckNodePort, at addresses
+// of one family.
 type Check struct {
 	Name
 	V4        bool
@@ -170,7 +175,8 @@ type Check struct {
 	Endpoints int // number of addresses of ready endpoints on this node
 }
 
-// Checks returns the checks of all Services. Preconditions: Config was called since the last change.
+// Checks returns the checks of all Services. Preconditions: Config was called since the last
+// change.
 func (s *State) Checks() (all []Check) {
 	for _, f := range s.fronts {
 		for _, v4 := range []bool{true, false} {

@@ -28,7 +28,8 @@ func aCluster(t testing.TB) *State {
 		}
 		s.Put(&Object{
 			Kind: KindService, Metadata: kube.Metadata{Namespace: "shop", Name: fmt.Sprintf("s%d", i)},
-			Spec: fmt.Appendf(nil, `{"type": %q, "clusterIP": "10.96.%d.%d", "ports": [{"name": "http", "port": 80, "protocol": "TCP"%s}]}`, kind, i>>8, i&255, port),
+			Spec: fmt.Appendf(nil,
+				`{"type": %q, "clusterIP": "10.96.%d.%d", "ports": [{"name": "http", "port": 80, "protocol": "TCP"%s}]}`, kind, i>>8, i&255, port),
 		})
 		s.Put(manyEndpointsOf(i, 0))
 	}
@@ -45,24 +46,28 @@ func manyEndpointsOf(i, changes int) *Object {
 		} else {
 			list = append(list, ',')
 		}
-		list = fmt.Appendf(list, `{"addresses": ["10.244.%d.%d"], "nodeName": "n%d", "conditions": {"ready": true, "serving": true, "terminating": false}}`, n>>8, n&255, n%100)
+		list = fmt.Appendf(list,
+			`{"addresses": ["10.244.%d.%d"], "nodeName": "n%d", "conditions": {"ready": true, "serving": true, "terminating": false}}`, n>>8, n&255, n%100)
 	}
 	name := fmt.Sprintf("s%d", i)
 	return &Object{
-		Kind: KindSlice, Metadata: kube.Metadata{Namespace: "shop", Name: name + "-abcde", Labels: map[string]string{labelService: name}},
-		AddressType: []byte(`"IPv4"`), Ports: []byte(`[{"name": "http", "port": 8080, "protocol": "TCP"}]`), Endpoints: append(list, ']'),
+		Kind: KindSlice, Metadata: kube.Metadata{Namespace: "shop", Name: name + "-abcde",
+			Labels: map[string]string{labelService: name}},
+		AddressType: []byte(`"IPv4"`), Ports: []byte(`[{"name": "http", "port": 8080, "protocol": "TCP"}]`),
+		Endpoints: append(list, ']'),
 	}
 }
 
-// TestMemoryOfManyServices compiles as many Services as a large cluster has, within the memory that a node has for them. BenchmarkCompile measures
-// the time.
+// TestMemoryOfManyServices compiles as many Services as a large cluster has, within the memory that
+// a node has for them. BenchmarkCompile measures the time.
 func TestMemoryOfManyServices(t *testing.T) {
 	before := heap()
 	s := aCluster(t)
 	held := heap() - before
 	e, _ := newEngine(t, s.Config())
 	used := heap() - before
-	t.Logf("%d Services, %d endpoints: %d MiB, of which %d MiB are what the API server says", manyServices, manyEndpoints, used>>20, held>>20)
+	t.Logf("%d Services, %d endpoints: %d MiB, of which %d MiB are what the API server says", manyServices,
+		manyEndpoints, used>>20, held>>20)
 	if used > compileMemory {
 		t.Errorf("%d bytes, want %d", used, compileMemory)
 	}
@@ -86,7 +91,8 @@ func newEngine(t testing.TB, c *services.Config) (*nat.Engine, []netip.Addr) {
 	return e, own
 }
 
-// BenchmarkEndpointChange is one endpoint that changes among many, from the object to the packet path.
+// BenchmarkEndpointChange is one endpoint that changes among many, from the object to the packet
+// path.
 func BenchmarkEndpointChange(b *testing.B) {
 	s := aCluster(b)
 	c := s.Config()

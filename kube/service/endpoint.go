@@ -106,8 +106,10 @@ func readSlice(o *Object, self string) *slice {
 			continue
 		}
 		x := endpoint{
-			address: a, node: unique.Make(e.NodeName), local: self != "" && e.NodeName == self, hinted: len(e.Hints.ForNodes) > 0,
-			ready: or(e.Conditions.Ready, true), serving: or(e.Conditions.Serving, true), terminating: or(e.Conditions.Terminating, false),
+			address: a, node: unique.Make(e.NodeName), local: self != "" && e.NodeName == self,
+			hinted: len(e.Hints.ForNodes) > 0,
+			ready:  or(e.Conditions.Ready, true), serving: or(e.Conditions.Serving, true),
+			terminating: or(e.Conditions.Terminating, false),
 		}
 		x.active = x.ready || or(e.Conditions.Serving, false)
 		for _, n := range e.Hints.ForNodes {
@@ -134,8 +136,8 @@ type candidate struct {
 	port uint16
 }
 
-// candidates merges the slices of a Service for one of its ports and one family. If several have the same endpoint, one on this node counts, else the
-// one of the slice whose name comes first.
+// candidates merges the slices of a Service for one of its ports and one family. If several have
+// the same endpoint, one on this node counts, else the one of the slice whose name comes first.
 func candidates(all map[string]*slice, name string, protocol uint8, v4 bool) (list []candidate) {
 	type place struct {
 		address netip.Addr
@@ -180,9 +182,11 @@ func sorted(all map[string]*slice) []*slice {
 	return list
 }
 
-// choose decides for each candidate which new clients of a node in a zone it gets, as kube-proxy does. Ready endpoints get them or, if there are
-// none, those that serve while terminating. This is decided for the Cluster policy and, separately, among the endpoints on this node, for the Local
-// policy. Hints apply to the Cluster policy if every ready endpoint has one and one is for this node, or else for its zone.
+// choose decides for each candidate which new clients of a node in a zone it gets, as kube-proxy
+// does. Ready endpoints get them or, if there are none, those that serve while terminating. This is
+// decided for the Cluster policy and, separately, among the endpoints on this node, for the Local
+// policy. Hints apply to the Cluster policy if every ready endpoint has one and one is for this
+// node, or else for its zone.
 //
 // Weights are per node of the endpoints: with Liqo's virtual nodes, per cluster.
 //

@@ -35,7 +35,8 @@ func readObject(text string) (*Object, error) {
 
 // aService is a Service whose spec has the fields that more says besides.
 func aService(t testing.TB, name, more string) *Object {
-	return object(t, fmt.Sprintf("{kind: Service, metadata: {namespace: shop, name: %s, uid: u-%[1]s, creationTimestamp: '2026-01-01T00:00:00Z'}, spec: {%s}}", name, more))
+	return object(t,
+		fmt.Sprintf("{kind: Service, metadata: {namespace: shop, name: %s, uid: u-%[1]s, creationTimestamp: '2026-01-01T00:00:00Z'}, spec: {%s}}", name, more))
 }
 
 // aSlice is an EndpointSlice of a Service.
@@ -44,8 +45,9 @@ func aSlice(t testing.TB, name, of, ports string, endpoints ...string) *Object {
 	if len(endpoints) > 0 && strings.Contains(endpoints[0], "::") {
 		kind = "IPv6"
 	}
-	return object(t, fmt.Sprintf("{kind: EndpointSlice, metadata: {namespace: shop, name: %s, uid: u-%[1]s, labels: {kubernetes.io/service-name: %s}}, addressType: %s, ports: [%s], endpoints: [%s]}",
-		name, of, kind, ports, strings.Join(endpoints, ", ")))
+	return object(t,
+		fmt.Sprintf("{kind: EndpointSlice, metadata: {namespace: shop, name: %s, uid: u-%[1]s, labels: {kubernetes.io/service-name: %s}}, addressType: %s, ports: [%s], endpoints: [%s]}",
+			name, of, kind, ports, strings.Join(endpoints, ", ")))
 }
 
 const (
@@ -56,7 +58,8 @@ const (
 )
 
 func aNode(t testing.TB) *Object {
-	return object(t, "{kind: Node, metadata: {name: n1, uid: u-n1, labels: {topology.kubernetes.io/zone: east}}, status: {addresses: [{type: ExternalIP, address: 198.51.100.2}, {type: Hostname, address: n1}, {type: InternalIP, address: 172.18.0.2}, {type: InternalIP, address: 'fd18::2'}]}}")
+	return object(t,
+		"{kind: Node, metadata: {name: n1, uid: u-n1, labels: {topology.kubernetes.io/zone: east}}, status: {addresses: [{type: ExternalIP, address: 198.51.100.2}, {type: Hostname, address: n1}, {type: InternalIP, address: 172.18.0.2}, {type: InternalIP, address: 'fd18::2'}]}}")
 }
 
 func aBase() *services.Config {
@@ -90,7 +93,8 @@ func served(t testing.TB, c *services.Config, name string, v4 bool) *services.Se
 	return nil
 }
 
-var eligibilities = map[rules.Eligibility]string{rules.EligibleAll: "", rules.EligibleLocal: " local only", rules.EligibleNone: " leaving"}
+var eligibilities = map[rules.Eligibility]string{rules.EligibleAll: "", rules.EligibleLocal: " local only",
+	rules.EligibleNone: " leaving"}
 
 // endpoints describes the endpoints of a service, and marks those on this node with "here".
 func endpoints(s *services.Service) string {

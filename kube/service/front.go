@@ -79,8 +79,8 @@ type FrontPort struct {
 	Label string // the port's name
 }
 
-// Ports returns the ports of a Front for IPv4. Its clients are on no node, so neither hints nor the policy Local
-// exclude endpoints.
+// Ports returns the ports of a Front for IPv4. Its clients are on no node, so neither hints nor the
+// policy Local exclude endpoints.
 func (f *Front) Ports(all []*Slice) (ports []FrontPort) {
 	own := map[string]*slice{}
 	for _, s := range all {

@@ -9,9 +9,11 @@ import (
 	"culvert/nat/rules"
 )
 
-// TestFront: the ports of a Service have the endpoints that kube-proxy would use for a client that is on no node.
+// TestFront: the ports of a Service have the endpoints that kube-proxy would use for a client that
+// is on no node.
 func TestFront(t *testing.T) {
-	f := ReadFront(aService(t, "web", `clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10, "fd00::1"], sessionAffinity: ClientIP, internalTrafficPolicy: Local,
+	f := ReadFront(aService(t, "web",
+		`clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10, "fd00::1"], sessionAffinity: ClientIP, internalTrafficPolicy: Local,
 		sessionAffinityConfig: {clientIP: {timeoutSeconds: 60}}, ports: [{name: http, port: 80, targetPort: named}, {name: dns, port: 53, protocol: UDP}, {name: sctp, port: 5000, protocol: SCTP}]`))
 	if f.Refused != "" || len(f.Wrong) > 0 {
 		t.Fatalf("%q %q", f.Refused, f.Wrong)
@@ -39,12 +41,14 @@ func TestFront(t *testing.T) {
 		return b.String()
 	}
 	const both = "{name: http, port: 8080, protocol: TCP}, {name: dns, port: 5353, protocol: UDP}"
-	ready := aSlice(t, "s1", "web", both, "{addresses: [10.1.0.5], nodeName: n1, hints: {forZones: [{name: west}]}}", "{addresses: [10.1.0.6], conditions: {ready: false, serving: true, terminating: true}}")
+	ready := aSlice(t, "s1", "web", both, "{addresses: [10.1.0.5], nodeName: n1, hints: {forZones: [{name: west}]}}",
+		"{addresses: [10.1.0.6], conditions: {ready: false, serving: true, terminating: true}}")
 	if got, want := ports(ready, aSlice(t, "s2", "web", webPort, "{addresses: [10.1.1.5]}", "{addresses: [10.1.0.5]}")),
 		"http 80/6 10.1.0.5:8080 10.1.1.5:8080\ndns 53/17 10.1.0.5:5353\nsctp 5000/132\n"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	ending := aSlice(t, "s1", "web", webPort, "{addresses: [10.1.0.5], conditions: {ready: false, serving: false}}", "{addresses: [10.1.0.6], conditions: {ready: false, serving: true, terminating: true}}")
+	ending := aSlice(t, "s1", "web", webPort, "{addresses: [10.1.0.5], conditions: {ready: false, serving: false}}",
+		"{addresses: [10.1.0.6], conditions: {ready: false, serving: true, terminating: true}}")
 	if got, want := ports(ending), "http 80/6 10.1.0.6:8080\ndns 53/17\nsctp 5000/132\n"; got != want {
 		t.Errorf("without ready ones: %s, want %s", got, want)
 	}

@@ -21,7 +21,8 @@ import (
 
 const checkPatience = 2 * time.Second
 
-// checks answers the health checks of load balancers, at this node's addresses. It belongs to one goroutine.
+// checks answers the health checks of load balancers, at this node's addresses. It belongs to one
+// goroutine.
 type checks struct {
 	healthy   atomic.Bool // the state served is that of the API server
 	answering map[asked]*answering
@@ -77,7 +78,9 @@ func (c *checks) set(addresses []netip.Addr, all []Check) map[Name]error {
 func (c *checks) open(addresses []netip.Addr, k Check) (*answering, error) {
 	a := &answering{port: k.Port, addresses: addresses}
 	a.server = &http.Server{
-		Handler:     http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { c.answer(w, k.Name, int(a.endpoints.Load())) }),
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			c.answer(w, k.Name, int(a.endpoints.Load()))
+		}),
 		ReadTimeout: checkPatience, WriteTimeout: checkPatience, MaxHeaderBytes: 1 << 12,
 	}
 	a.server.SetKeepAlivesEnabled(false)
@@ -100,10 +103,14 @@ func (c *checks) open(addresses []netip.Addr, k Check) (*answering, error) {
 	return a, nil
 }
 
-// sharePort lets a process that takes over listen while the previous one still does. All processes of one user may (SO_REUSEPORT, socket(7)).
+// sharePort lets a process that takes over listen while the previous one still does. All processes
+// of one user may (SO_REUSEPORT, socket(7)).
 func sharePort(_, _ string, c syscall.RawConn) error {
 	var err error
-	if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }); e != nil {
+	if e := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT,
+			1)
+	}); e != nil {
 		return e
 	}
 	return os.NewSyscallError("setsockopt", err)
@@ -120,7 +127,8 @@ func (c *checks) answer(w http.ResponseWriter, name Name, endpoints int) {
 	} else {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	fmt.Fprintf(w, "{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": %q\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %v\n}",
+	fmt.Fprintf(w,
+		"{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": %q\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %v\n}",
 		name.Namespace, name.Name, endpoints, healthy)
 }
 

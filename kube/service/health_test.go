@@ -14,7 +14,8 @@ import (
 	"culvert/integration/need"
 )
 
-// freePort returns a port at which nobody listens. It is below 32768, so the kernel does not assign it to another socket before the test uses it.
+// freePort returns a port at which nobody listens. It is below 32768, so the kernel does not assign
+// it to another socket before the test uses it.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
 	for port := uint16(10000 + os.Getpid()%10000); port < 32768; port++ {
@@ -40,9 +41,12 @@ func TestHealthChecks(t *testing.T) {
 		code      int
 		body      string
 	}{
-		{2, true, 200, "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"},
-		{0, true, 503, "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": true\n}"},
-		{1, false, 503, "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 1,\n\t\"serviceProxyHealthy\": false\n}"},
+		{2, true, 200,
+			"{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"},
+		{0, true, 503,
+			"{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": true\n}"},
+		{1, false, 503,
+			"{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 1,\n\t\"serviceProxyHealthy\": false\n}"},
 	} {
 		c.healthy.Store(test.healthy)
 		if failed := c.set(at, []Check{{name, true, port, test.endpoints}}); len(failed) > 0 {
@@ -54,10 +58,12 @@ func TestHealthChecks(t *testing.T) {
 			body, err := io.ReadAll(r.Body)
 			r.Body.Close()
 			if err != nil || r.StatusCode != test.code || string(body) != test.body {
-				t.Errorf("with %d endpoints the answer is %d %q, want %d %q (%v)", test.endpoints, r.StatusCode, body, test.code, test.body, err)
+				t.Errorf("with %d endpoints the answer is %d %q, want %d %q (%v)", test.endpoints, r.StatusCode, body,
+					test.code, test.body, err)
 			}
 			for header, want := range map[string]string{
-				"Content-Type": "application/json", "X-Content-Type-Options": "nosniff", "X-Load-Balancing-Endpoint-Weight": strconv.Itoa(test.endpoints),
+				"Content-Type": "application/json", "X-Content-Type-Options": "nosniff",
+				"X-Load-Balancing-Endpoint-Weight": strconv.Itoa(test.endpoints),
 			} {
 				if got := r.Header.Get(header); got != want {
 					t.Errorf("%s: %q, want %q", header, got, want)
@@ -72,7 +78,8 @@ func TestHealthChecks(t *testing.T) {
 	}
 }
 
-// TestHealthCheckPortTaken: a port that another process has is reported, and the checks of other Services are answered.
+// TestHealthCheckPortTaken: a port that another process has is reported, and the checks of other
+// Services are answered.
 func TestHealthCheckPortTaken(t *testing.T) {
 	taken := freePort(t)
 	l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", taken))
@@ -96,7 +103,8 @@ func TestHealthCheckPortTaken(t *testing.T) {
 	}
 }
 
-// TestHealthCheckBesideSilence: clients that connect and say nothing do not delay load balancers at other addresses.
+// TestHealthCheckBesideSilence: clients that connect and say nothing do not delay load balancers at
+// other addresses.
 func TestHealthCheckBesideSilence(t *testing.T) {
 	at := netip.AddrPortFrom(addr("127.0.0.1")[0], freePort(t))
 	c := checks{answering: map[asked]*answering{}}
@@ -112,13 +120,15 @@ func TestHealthCheckBesideSilence(t *testing.T) {
 		need.NoError(t, err)
 		defer conn.Close()
 	}
-	client := http.Client{Transport: &http.Transport{DialContext: from("127.0.1.1").DialContext, DisableKeepAlives: true}, Timeout: checkPatience / 2}
+	client := http.Client{Transport: &http.Transport{DialContext: from("127.0.1.1").DialContext,
+		DisableKeepAlives: true}, Timeout: checkPatience / 2}
 	r, err := client.Get("http://" + at.String())
 	need.NoError(t, err)
 	r.Body.Close()
 }
 
-// TestHealthCheckBodyMissing: a client that announces a body and sends none loses its connection, like one that requests nothing.
+// TestHealthCheckBodyMissing: a client that announces a body and sends none loses its connection,
+// like one that requests nothing.
 func TestHealthCheckBodyMissing(t *testing.T) {
 	at := netip.AddrPortFrom(addr("127.0.0.1")[0], freePort(t))
 	c := checks{answering: map[asked]*answering{}}

@@ -32,13 +32,15 @@ func (s *Source) leases() dynamic.ResourceInterface {
 
 // followLeases follows the Leases of all nodes until ctx ends.
 func (s *Source) followLeases(ctx context.Context) {
-	(&kube.Followed{Client: s.leases(), Resource: leases.Resource, Labels: leaseLabel + "=" + leaseApp, Into: leaseSink{s}}).Follow(ctx, s.causes)
+	(&kube.Followed{Client: s.leases(), Resource: leases.Resource, Labels: leaseLabel + "=" + leaseApp,
+		Into: leaseSink{s}}).Follow(ctx, s.causes)
 }
 
 // annotationUnable lists, on a Lease, the CIDRs that its node cannot announce.
 const annotationUnable = "culvert/unable"
 
-// hold holds this node's Lease from when it serves until ctx ends, and releases it. Changes of unable are written at once.
+// hold holds this node's Lease from when it serves until ctx ends, and releases it. Changes of
+// unable are written at once.
 func (s *Source) hold(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -74,18 +76,21 @@ func (s *Source) renew(ctx context.Context, holder, stamp string) error {
 	ctx, cancel := context.WithTimeout(ctx, leasePatience)
 	defer cancel()
 	name := leasePrefix + s.self
-	spec := map[string]any{"holderIdentity": holder, "leaseDurationSeconds": int64(leaseDuration / time.Second), "renewTime": stamp}
+	spec := map[string]any{"holderIdentity": holder, "leaseDurationSeconds": int64(leaseDuration / time.Second),
+		"renewTime": stamp}
 	s.mu.Lock()
 	var unable any // null removes it
 	if len(s.unable) > 0 {
 		unable = writeCIDRs(s.unable)
 	}
 	s.mu.Unlock()
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{annotationUnable: unable}}, "spec": spec})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{
+		annotationUnable: unable}}, "spec": spec})
 	if err != nil {
 		return err
 	}
-	if _, err = s.leases().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); !apierrors.IsNotFound(err) {
+	if _, err = s.leases().Patch(ctx, name, types.MergePatchType, patch,
+		metav1.PatchOptions{}); !apierrors.IsNotFound(err) {
 		return err
 	}
 	meta := map[string]any{"name": name, "labels": map[string]any{leaseLabel: leaseApp}}
@@ -94,10 +99,12 @@ func (s *Source) renew(ctx context.Context, holder, stamp string) error {
 	}
 	s.mu.Lock()
 	if n := s.state.node; n != nil && n.uid != "" { // the Lease is deleted with the Node
-		meta["ownerReferences"] = []any{map[string]any{"apiVersion": "v1", "kind": "Node", "name": s.self, "uid": n.uid}}
+		meta["ownerReferences"] = []any{map[string]any{"apiVersion": "v1", "kind": "Node", "name": s.self,
+			"uid": n.uid}}
 	}
 	s.mu.Unlock()
-	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": leases.GroupVersion().String(), "kind": KindLease, "metadata": meta, "spec": spec}}
+	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": leases.GroupVersion().String(),
+		"kind": KindLease, "metadata": meta, "spec": spec}}
 	_, err = s.leases().Create(ctx, u, metav1.CreateOptions{})
 	return err
 }
@@ -175,7 +182,8 @@ func readLease(u *unstructured.Unstructured) (l lease, ok bool) {
 	if err = errors.Join(err, json.Unmarshal(part, &spec)); err != nil || !ok {
 		return l, false
 	}
-	return lease{node, spec.RenewTime, spec.HolderIdentity == node, readCIDRs(u.GetAnnotations()[annotationUnable])}, true
+	return lease{node, spec.RenewTime, spec.HolderIdentity == node, readCIDRs(u.GetAnnotations()[annotationUnable])},
+		true
 }
 
 func writeCIDRs(all []netip.Prefix) string {

@@ -22,7 +22,8 @@ import (
 	"culvert/integration/need"
 )
 
-// An electorate is the nodes of a cluster that may announce an address. The API server refuses the writes of some of them.
+// An electorate is the nodes of a cluster that may announce an address. The API server refuses the
+// writes of some of them.
 type electorate struct {
 	*cluster
 	mu      sync.Mutex
@@ -43,7 +44,8 @@ const announcedAddress = "203.0.113.7"
 func inElectorate(t *testing.T, nodes int, f func(*electorate)) {
 	t.Helper()
 	e := &electorate{deaf: map[string]bool{}, members: map[string]*member{}}
-	objects := []*Object{balanced(t, "web", "", 80, announcedAddress), aSlice(t, "web", "web", webPort, "{addresses: [10.244.0.1]}")}
+	objects := []*Object{balanced(t, "web", "", 80, announcedAddress), aSlice(t, "web", "web", webPort,
+		"{addresses: [10.244.0.1]}")}
 	for i := range nodes {
 		objects = append(objects, namedNode(t, i+1, "", ""))
 	}
@@ -90,7 +92,8 @@ func (e *electorate) join(name string) {
 			if e.broken == name {
 				return errors.New("no TUN device")
 			}
-			if e.taken == name && slices.ContainsFunc(c.Services, func(s services.Service) bool { return len(s.LoadBalancerIPs) > 0 }) {
+			if e.taken == name && slices.ContainsFunc(c.Services,
+				func(s services.Service) bool { return len(s.LoadBalancerIPs) > 0 }) {
 				return &services.ConflictError{Addresses: addr(announcedAddress)}
 			}
 			m.answers = fmt.Sprint(c.Answers)
@@ -185,8 +188,9 @@ func order(nodes ...string) []string {
 	return all
 }
 
-// TestLeases: the first node by its hash owns the address. If it is killed, the next one takes over within a second of the end of its Lease, and not
-// before. If it leaves, the next one takes over at once. When the first one is back, it owns the address again.
+// TestLeases: the first node by its hash owns the address. If it is killed, the next one takes over
+// within a second of the end of its Lease, and not before. If it leaves, the next one takes over at
+// once. When the first one is back, it owns the address again.
 func TestLeases(t *testing.T) {
 	all := order("n1", "n2", "n3")
 	inElectorate(t, 3, func(e *electorate) {
@@ -215,7 +219,8 @@ func TestLeases(t *testing.T) {
 		e.put(namedNode(t, 9, "", ""))
 		e.join(all[0])
 		e.until("the first is back", all[0])
-		excluded := namedNode(t, int(all[0][1]-'0'), ", labels: {node.kubernetes.io/exclude-from-external-load-balancers: 'true'}", "")
+		excluded := namedNode(t, int(all[0][1]-'0'),
+			", labels: {node.kubernetes.io/exclude-from-external-load-balancers: 'true'}", "")
 		e.put(excluded)
 		if took := e.until("the first is excluded", all[2]); took > 200*time.Millisecond {
 			t.Errorf("the next one takes over %v after the first was excluded, want at most 200ms", took)
@@ -223,7 +228,8 @@ func TestLeases(t *testing.T) {
 	})
 }
 
-// TestLeasesUnable: a node whose kernel refuses an address writes that into its Lease. The next node owns the address until the first one can have it.
+// TestLeasesUnable: a node whose kernel refuses an address writes that into its Lease. The next
+// node owns the address until the first one can have it.
 func TestLeasesUnable(t *testing.T) {
 	all := order("n1", "n2", "n3")
 	inElectorate(t, 3, func(e *electorate) {
@@ -244,7 +250,8 @@ func TestLeasesUnable(t *testing.T) {
 		take(all[0])
 		e.put(balanced(t, "web", ", externalIPs: [198.51.100.9]", 80, announcedAddress)) // so that the kernel is asked
 		if took := e.until("the first cannot", all[1]); took > time.Second {
-			t.Errorf("the next one takes over %v after the kernel of the first refuses the address, want at most 1s", took)
+			t.Errorf("the next one takes over %v after the kernel of the first refuses the address, want at most 1s",
+				took)
 		}
 		says(announcedAddress + "/32")
 		e.stays("the first cannot", 5*forgive, all[1])
@@ -263,14 +270,16 @@ func TestLeasesUnable(t *testing.T) {
 		says(announcedAddress + "/32")
 		take("")
 		if took := e.until("the first can", all[0]); took > forgive+time.Second {
-			t.Errorf("the first one owns the address %v after its kernel accepts it, want at most %v", took, forgive+time.Second)
+			t.Errorf("the first one owns the address %v after its kernel accepts it, want at most %v", took,
+				forgive+time.Second)
 		}
 		says("")
 		e.stays("the first can", 2*forgive, all[0])
 	})
 }
 
-// TestLeasesAway: while the API server is away, addresses stay where they are, and after that until all nodes have had time to renew their Leases.
+// TestLeasesAway: while the API server is away, addresses stay where they are, and after that until
+// all nodes have had time to renew their Leases.
 func TestLeasesAway(t *testing.T) {
 	all := order("n1", "n2", "n3")
 	inElectorate(t, 3, func(e *electorate) {
@@ -308,15 +317,17 @@ func TestLeaseWaits(t *testing.T) {
 	})
 }
 
-// TestLeaseRights: with announce, a node uses the rights that the manifest grants, in the namespace of the Leases alone, and writes only its own Lease;
-// without, it asks for no Lease. A Lease is deleted with its Node.
+// TestLeaseRights: with announce, a node uses the rights that the manifest grants, in the namespace
+// of the Leases alone, and writes only its own Lease; without, it asks for no Lease. A Lease is
+// deleted with its Node.
 func TestLeaseRights(t *testing.T) {
 	inElectorate(t, 1, func(e *electorate) {
 		e.until("at the start", "n1")
 		o, err := e.api.Tracker().Get(leases, leaseNamespace, leasePrefix+"n1")
 		need.NoError(t, err)
 		u := o.(*unstructured.Unstructured)
-		if refs := u.GetOwnerReferences(); len(refs) != 1 || refs[0].Kind != "Node" || refs[0].Name != "n1" || refs[0].UID != "u-n1" {
+		if refs := u.GetOwnerReferences(); len(refs) != 1 || refs[0].Kind != "Node" || refs[0].Name != "n1" ||
+			refs[0].UID != "u-n1" {
 			t.Errorf("the owners of the Lease are %v, want Node n1", refs)
 		}
 		if u.GetLabels()[leaseLabel] != leaseApp {
@@ -335,14 +346,16 @@ func TestLeaseRights(t *testing.T) {
 		if asked["patch"] < 19 || asked["patch"] > 22 || asked["create"] != 1 {
 			t.Errorf("requests about Leases in a minute: %v, want 19 to 22 patches and one create", asked)
 		}
-		e.put(aService(t, "bad", "clusterIP: 10.96.0.20, ports: [{port: 80, protocol: DCCP}]")) // which is told in an Event
+		// which is told in an Event
+		e.put(aService(t, "bad", "clusterIP: 10.96.0.20, ports: [{port: 80, protocol: DCCP}]"))
 		time.Sleep(time.Second)
 		e.requireRights()
 	})
 	text, err := os.ReadFile("../manifests/services.yaml")
 	need.NoError(t, err)
 	for document := range strings.SplitSeq(string(text), "\n---\n") {
-		if strings.Contains(document, "resources: [leases]") && !strings.Contains(document, "kind: Role\nmetadata:\n  name: culvert-node\n  namespace: culvert-leases\n") {
+		if strings.Contains(document, "resources: [leases]") && !strings.Contains(document,
+			"kind: Role\nmetadata:\n  name: culvert-node\n  namespace: culvert-leases\n") {
 			t.Errorf("rights to Leases are not only in the Role of their namespace:\n%s", document)
 		}
 	}

@@ -15,16 +15,18 @@ const (
 	leaseRetry    = 500 * time.Millisecond
 	leasePatience = 2 * time.Second // for one write
 
-	// leaseGap is the longest normal time between two renewals of this node's Lease; after a longer gap, the API server may have been away for others
-	// too.
+	// leaseGap is the longest normal time between two renewals of this node's Lease; after a longer
+	// gap, the API server may have been away for others too.
 	leaseGap = leaseRenewal + leasePatience
 )
 
-// A leaseTracker knows which nodes are alive, by their Leases. It uses only this node's clock, so clock differences do not matter.
+// A leaseTracker knows which nodes are alive, by their Leases. It uses only this node's clock, so
+// clock differences do not matter.
 //
-// The watch shows renewals of this node and of others in one order. So another node's Lease has ended when the watch shows a renewal of this node's
-// Lease that was requested after that end. While the API server is away, or the watch lags behind, no Lease ends. A node cut off alone continues as
-// before, beside the node that replaces it.
+// The watch shows renewals of this node and of others in one order. So another node's Lease has
+// ended when the watch shows a renewal of this node's Lease that was requested after that end.
+// While the API server is away, or the watch lags behind, no Lease ends. A node cut off alone
+// continues as before, beside the node that replaces it.
 type leaseTracker struct {
 	self   string
 	asked  map[string]time.Time // requested renewals of this node's Lease that the watch has not shown yet
@@ -49,7 +51,8 @@ func (t *leaseTracker) ask(renewed string, now time.Time) {
 	t.asked[renewed] = now
 }
 
-// saw records a node's Lease as shown by the watch, and reports whether the set of live nodes may have changed. A released Lease is held by nobody.
+// saw records a node's Lease as shown by the watch, and reports whether the set of live nodes may
+// have changed. A released Lease is held by nobody.
 func (t *leaseTracker) saw(node, renewed string, held bool, now time.Time) (news bool) {
 	if node == t.self {
 		at, own := t.asked[renewed]
@@ -91,7 +94,8 @@ func (t *leaseTracker) end(x *term) time.Time {
 	return x.ends
 }
 
-// alive returns the nodes whose Leases have not ended, in order; none before this node's own is known.
+// alive returns the nodes whose Leases have not ended, in order; none before this node's own is
+// known.
 func (t *leaseTracker) alive() []string {
 	if t.last.IsZero() {
 		return nil
@@ -106,7 +110,8 @@ func (t *leaseTracker) alive() []string {
 	return all
 }
 
-// due returns when to renew this node's Lease after its renewal at last: earlier if that would show whether another one has ended.
+// due returns when to renew this node's Lease after its renewal at last: earlier if that would show
+// whether another one has ended.
 func (t *leaseTracker) due(last time.Time) time.Time {
 	due := last.Add(leaseRenewal)
 	for _, x := range t.others {

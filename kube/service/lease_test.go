@@ -48,8 +48,10 @@ func TestLeaseTracker(t *testing.T) {
 		{"the API server is away", []step{own(0), other(0, 1), asked(3), asked(4), asked(60)}, two},
 		{"it is back, and this node is first", []step{own(0), other(0, 1), asked(3), own(60)}, two},
 		{"it is back for long", []step{own(0), other(0, 1), asked(3), own(60), own(63), own(66), own(67.9)}, two},
-		{"it is back, and the other does not come", []step{own(0), other(0, 1), asked(3), own(60), own(63), own(66), own(68)}, one},
-		{"renewals are seen in another order", []step{own(0), other(0, 1), own(3), own(6), asked(8), asked(9), shown(9, 9), shown(8, 9)}, one},
+		{"it is back, and the other does not come", []step{own(0), other(0, 1), asked(3), own(60), own(63), own(66),
+			own(68)}, one},
+		{"renewals are seen in another order", []step{own(0), other(0, 1), own(3), own(6), asked(8), asked(9),
+			shown(9, 9), shown(8, 9)}, one},
 	} {
 		x, before := newLeaseTracker("n1"), []string(nil)
 		for i, s := range test.steps {

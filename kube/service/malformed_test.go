@@ -33,7 +33,8 @@ func allMalformed(t testing.TB) (all []malformed) {
 	return all
 }
 
-// objects returns the malformed object under a name of its own, and for a slice the Service that it is of.
+// objects returns the malformed object under a name of its own, and for a slice the Service that it
+// is of.
 func (m *malformed) objects(t *testing.T, i int) []*Object {
 	name := fmt.Sprintf("bad-%d", i)
 	if m.Slice == "" {
@@ -44,7 +45,8 @@ func (m *malformed) objects(t *testing.T, i int) []*Object {
 		}
 		return []*Object{o}
 	}
-	text := "{kind: EndpointSlice, metadata: {namespace: shop, name: " + name + ", uid: u, labels: {kubernetes.io/service-name: " + name + "}}, " + m.Slice
+	text := "{kind: EndpointSlice, metadata: {namespace: shop, name: " + name +
+		", uid: u, labels: {kubernetes.io/service-name: " + name + "}}, " + m.Slice
 	if !strings.Contains(m.Slice, "ports:") {
 		text += ", ports: [{name: http, port: 8080}]"
 	}
@@ -55,14 +57,18 @@ func (m *malformed) objects(t *testing.T, i int) []*Object {
 // goodObjects exist beside the malformed ones.
 func goodObjects(t *testing.T) []*Object {
 	return []*Object{
-		aService(t, "web", web+", externalIPs: [198.51.100.7]"), aSlice(t, "web-1", "web", webPort, "{addresses: [10.244.0.1], nodeName: n1}"),
-		aService(t, "api", "type: NodePort, clusterIP: 10.96.0.11, ports: [{name: http, port: 80, nodePort: 30011}]"), aSlice(t, "api-1", "api", webPort, "{addresses: [10.244.0.3]}"),
+		aService(t, "web", web+", externalIPs: [198.51.100.7]"), aSlice(t, "web-1", "web", webPort,
+			"{addresses: [10.244.0.1], nodeName: n1}"),
+		aService(t, "api", "type: NodePort, clusterIP: 10.96.0.11, ports: [{name: http, port: 80, nodePort: 30011}]"),
+		aSlice(t, "api-1", "api", webPort, "{addresses: [10.244.0.3]}"),
 	}
 }
 
 // goodOnes are what is served of the objects that are well formed.
 func goodOnes(c *services.Config) string {
-	return show(slices.DeleteFunc(slices.Clone(c.Services), func(s services.Service) bool { return strings.HasPrefix(s.Name, "shop/bad-") }))
+	return show(slices.DeleteFunc(slices.Clone(c.Services), func(s services.Service) bool {
+		return strings.HasPrefix(s.Name, "shop/bad-")
+	}))
 }
 
 func (m *malformed) remains(c *services.Config, i int) (n int) {
@@ -77,7 +83,8 @@ func (m *malformed) remains(c *services.Config, i int) (n int) {
 	return n
 }
 
-// TestMalformed: malformed objects, one by one and all at once, do not affect others. An Event names the field, once. An object that is fixed is served.
+// TestMalformed: malformed objects, one by one and all at once, do not affect others. An Event
+// names the field, once. An object that is fixed is served.
 func TestMalformed(t *testing.T) {
 	want := goodOnes(aState(t, All, goodObjects(t)...).Config())
 	together := aState(t, All, goodObjects(t)...)
@@ -128,15 +135,18 @@ func TestMalformed(t *testing.T) {
 		t.Errorf("%d Events for %d objects, want one for each", len(told), len(all))
 	}
 	for i := range all {
-		of := slices.DeleteFunc(slices.Clone(told), func(s string) bool { return !strings.Contains(s, fmt.Sprintf("/shop/bad-%d: ", i)) })
+		of := slices.DeleteFunc(slices.Clone(told), func(s string) bool {
+			return !strings.Contains(s, fmt.Sprintf("/shop/bad-%d: ", i))
+		})
 		if len(of) != 1 {
 			t.Errorf("%q", of)
 		}
 	}
 }
 
-// TestMalformedAlone: when an API server has one malformed object, an Event and a line of the log name it and its field, once, and everything else is
-// served. When it is deleted, nothing of it is left.
+// TestMalformedAlone: when an API server has one malformed object, an Event and a line of the log
+// name it and its field, once, and everything else is served. When it is deleted, nothing of it is
+// left.
 func TestMalformedAlone(t *testing.T) {
 	all := allMalformed(t)
 	for i := range all {
@@ -147,7 +157,8 @@ func TestMalformedAlone(t *testing.T) {
 			kind, name := bad[len(bad)-1].Kind, bad[len(bad)-1].Metadata.Name
 			inCluster(t, nil, func(c *cluster) {
 				if got, n := c.last(); n != 1 || goodOnes(got) != want || m.remains(got, i) != m.Left {
-					t.Errorf("applied %d times, %d of it, want %d; others:\n%s", n, m.remains(got, i), m.Left, goodOnes(got))
+					t.Errorf("applied %d times, %d of it, want %d; others:\n%s", n, m.remains(got, i), m.Left,
+						goodOnes(got))
 				}
 				time.Sleep(time.Minute)
 				synctest.Wait()
@@ -155,7 +166,9 @@ func TestMalformedAlone(t *testing.T) {
 				if len(told) != 1 || !strings.HasPrefix(told[0], kind+"/"+name+": ") {
 					t.Fatalf("Events: %q", told)
 				}
-				lines := slices.DeleteFunc(strings.Split(c.log.String(), "\n"), func(line string) bool { return !strings.Contains(line, "level=warning") })
+				lines := slices.DeleteFunc(strings.Split(c.log.String(), "\n"), func(line string) bool {
+					return !strings.Contains(line, "level=warning")
+				})
 				if len(lines) != 1 || !strings.Contains(lines[0], "resource="+kind+"/shop/"+name) {
 					t.Fatalf("log: %q", lines)
 				}
@@ -186,8 +199,10 @@ func FuzzState(f *testing.F) {
 	f.Add(web, "", "addressType: IPv4, ports: ["+webPort+"], endpoints: [{addresses: [10.244.0.9]}]")
 	f.Fuzz(func(t *testing.T, spec, status, slice string) {
 		s := aState(t, All)
-		for kind, text := range map[string]string{KindService: "spec: {" + spec + "}, status: {" + status + "}", KindSlice: slice} {
-			o, err := readObject("{kind: " + kind + ", metadata: {namespace: shop, name: x, labels: {kubernetes.io/service-name: x}}, " + text + "}")
+		for kind, text := range map[string]string{KindService: "spec: {" + spec + "}, status: {" + status + "}",
+			KindSlice: slice} {
+			o, err := readObject("{kind: " + kind +
+				", metadata: {namespace: shop, name: x, labels: {kubernetes.io/service-name: x}}, " + text + "}")
 			if err != nil {
 				continue
 			}
@@ -202,8 +217,9 @@ func FuzzState(f *testing.F) {
 
 // Leading zeros, which API servers up to 1.35 keep, are no fault: kube-proxy serves such addresses.
 func TestLeadingZeros(t *testing.T) {
-	o := aService(t, "web", "type: LoadBalancer, clusterIP: 10.96.011.012, externalIPs: [198.051.100.007], loadBalancerSourceRanges: [172.018.000.000/024], "+
-		"ports: [{name: http, port: 80, protocol: TCP}]")
+	o := aService(t, "web",
+		"type: LoadBalancer, clusterIP: 10.96.011.012, externalIPs: [198.051.100.007], loadBalancerSourceRanges: [172.018.000.000/024], "+
+			"ports: [{name: http, port: 80, protocol: TCP}]")
 	o.Status = []byte(`{"loadBalancer": {"ingress": [{"ip": "203.000.113.007"}]}}`)
 	s := NewState(All, "n1", aBase())
 	s.Put(namedNode(t, 1, "", ""))

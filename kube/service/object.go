@@ -36,10 +36,12 @@ const (
 	annotationProxy   = "culvert/proxy-protocol"   // what endpoints expect over TCP: v2 or none
 )
 
-// ProxyName is the value of the label service.kubernetes.io/service-proxy-name that makes a Service culvert's.
+// ProxyName is the value of the label service.kubernetes.io/service-proxy-name that makes a Service
+// culvert's.
 const ProxyName = "culvert"
 
-// An Object is an object from the API server. Its parts are parsed when its kind is known, so that a faulty one affects nothing else.
+// An Object is an object from the API server. Its parts are parsed when its kind is known, so that
+// a faulty one affects nothing else.
 type Object struct {
 	Kind        string          `json:"kind"`
 	Metadata    kube.Metadata   `json:"metadata"`
@@ -85,7 +87,8 @@ func (f *faults) address(field, s string) (netip.Addr, bool) {
 	switch a = a.Unmap(); {
 	case err != nil || a.Zone() != "":
 		f.add(field, "%q is no IP address", s)
-	case a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+	case a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() ||
+		a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
 		f.add(field, "%s is no address that other hosts reach", a)
 	default:
 		return a, true
@@ -102,7 +105,8 @@ func (f *faults) port(field string, n int64, most uint16) (uint16, bool) {
 	return uint16(n), true
 }
 
-var protocols = map[string]uint8{"": unix.IPPROTO_TCP, "TCP": unix.IPPROTO_TCP, "UDP": unix.IPPROTO_UDP, "SCTP": unix.IPPROTO_SCTP}
+var protocols = map[string]uint8{"": unix.IPPROTO_TCP, "TCP": unix.IPPROTO_TCP, "UDP": unix.IPPROTO_UDP,
+	"SCTP": unix.IPPROTO_SCTP}
 
 func (f *faults) protocol(field, s string) (uint8, bool) {
 	p, ok := protocols[s]

@@ -17,10 +17,11 @@ import (
 	"culvert/kube"
 )
 
-// A Source makes a node serve the Services of its cluster. Nothing is served before every list is complete; while the API server is away, nothing
-// changes.
+// A Source makes a node serve the Services of its cluster. Nothing is served before every list is
+// complete; while the API server is away, nothing changes.
 //
-// Each watch has a goroutine, which changes the State under mu. Run applies the results. A Teller writes Events.
+// Each watch has a goroutine, which changes the State under mu. Run applies the results. A Teller
+// writes Events.
 type Source struct {
 	client dynamic.Interface
 	log    *logrus.Entry
@@ -52,15 +53,18 @@ type Source struct {
 	unable []netip.Prefix // +checklocks:mu
 }
 
-// NewSource returns the Source of the node called self; namespace is that of its Lease. base has the settings that no object has. It is inactive
-// until Run.
-func NewSource(client dynamic.Interface, mode Mode, self, namespace string, base *services.Config, log *logrus.Entry) *Source {
+// NewSource returns the Source of the node called self; namespace is that of its Lease. base has
+// the settings that no object has. It is inactive until Run.
+func NewSource(client dynamic.Interface, mode Mode, self, namespace string, base *services.Config,
+	log *logrus.Entry) *Source {
 	causes := kube.NewCauses(log)
 	return &Source{
 		client: client, log: log, causes: causes, wake: make(chan struct{}, 1), self: self,
-		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: self, Node: self, Instance: self}, log),
+		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: self, Node: self, Instance: self},
+			log),
 		checks: checks{answering: map[asked]*answering{}},
-		state:  NewState(mode, self, base), complete: map[string]bool{}, tracker: newLeaseTracker(self), namespace: namespace, announces: len(base.Announce) > 0,
+		state:  NewState(mode, self, base), complete: map[string]bool{}, tracker: newLeaseTracker(self),
+		namespace: namespace, announces: len(base.Announce) > 0,
 		serving: make(chan struct{}), ableness: make(chan struct{}, 1),
 	}
 }
@@ -75,7 +79,8 @@ type watched struct {
 func (s *Source) watches() []watched {
 	return []watched{
 		{KindService, schema.GroupVersionResource{Version: "v1", Resource: "services"}, "!" + labelHeadless},
-		{KindSlice, schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}, "!" + labelHeadless},
+		{KindSlice, schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"},
+			"!" + labelHeadless},
 		{KindNode, schema.GroupVersionResource{Version: "v1", Resource: "nodes"}, ""},
 	}
 }
@@ -86,14 +91,15 @@ const (
 	rest    = 100 * time.Millisecond // maximum pause between two changes; it is as long as the last change took
 )
 
-// Run makes apply serve what the objects say, until ctx ends. A refused configuration is tried again; a services.ConflictError costs only the addresses
-// that it names.
+// Run makes apply serve what the objects say, until ctx ends. A refused configuration is tried
+// again; a services.ConflictError costs only the addresses that it names.
 func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer s.checks.close()
 	for _, w := range s.watches() {
-		f := &kube.Followed{Client: s.client.Resource(w.resource), Resource: w.resource.Resource, Labels: w.labels, Into: sink{s, w.kind}}
+		f := &kube.Followed{Client: s.client.Resource(w.resource), Resource: w.resource.Resource, Labels: w.labels,
+			Into: sink{s, w.kind}}
 		tasks.Go(func() { f.Follow(ctx, s.causes) })
 	}
 	tasks.Go(func() { s.teller.Run(ctx, func() bool { return true }) })
@@ -128,7 +134,8 @@ func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 	}
 }
 
-// HandedOver makes Run leave this node's Lease unchanged at its end: another process serves the node.
+// HandedOver makes Run leave this node's Lease unchanged at its end: another process serves the
+// node.
 func (s *Source) HandedOver() { s.handed.Store(true) }
 
 // Rebase changes the settings that no object has. After an error, nothing has changed.
@@ -146,7 +153,8 @@ func (s *Source) Rebase(_ context.Context, base *services.Config) error {
 	return nil
 }
 
-// Route sets which hosts of other clusters answer through this node: they see the addresses of pods that reach them by a Service.
+// Route sets which hosts of other clusters answer through this node: they see the addresses of pods
+// that reach them by a Service.
 func (s *Source) Route(hosts []netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,8 +202,9 @@ func (s *Source) apply(serve func(*services.Config) error) {
 		faults := s.state.Faults()
 		for name, err := range s.closed {
 			if meta, ok := s.state.metadata(name); ok {
-				faults = append(faults, kube.Fault{Event: kube.Event{APIVersion: "v1", Kind: KindService, Metadata: meta,
-					Message: "spec.healthCheckNodePort: " + err.Error()}})
+				faults = append(faults, kube.Fault{Event: kube.Event{APIVersion: "v1", Kind: KindService,
+					Metadata: meta,
+					Message:  "spec.healthCheckNodePort: " + err.Error()}})
 			}
 		}
 		s.mu.Unlock()
@@ -209,7 +218,8 @@ func (s *Source) apply(serve func(*services.Config) error) {
 			s.began.Do(func() { close(s.serving) })
 		case err.Error() != s.refused:
 			s.refused = err.Error()
-			s.log.WithError(err).Error("the configuration from the cluster is refused, and the one before stays; trying again")
+			s.log.WithError(err).Error(
+				"the configuration from the cluster is refused, and the one before stays; trying again")
 		}
 		return
 	}

@@ -50,7 +50,8 @@ type cluster struct {
 }
 
 var resources = map[string]schema.GroupVersionResource{
-	KindService: {Version: "v1", Resource: "services"}, KindNode: {Version: "v1", Resource: "nodes"}, "Event": {Version: "v1", Resource: "events"},
+	KindService: {Version: "v1", Resource: "services"}, KindNode: {Version: "v1", Resource: "nodes"},
+	"Event":   {Version: "v1", Resource: "events"},
 	KindSlice: {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}, KindLease: leases,
 }
 
@@ -126,7 +127,8 @@ func inCluster(t *testing.T, prepare, f func(*cluster), objects ...*Object) {
 	})
 }
 
-// TestSource: changes of a cluster are applied at once, nothing is applied without a change, and a malformed object gets an Event.
+// TestSource: changes of a cluster are applied at once, nothing is applied without a change, and a
+// malformed object gets an Event.
 func TestSource(t *testing.T) {
 	inCluster(t, nil, func(c *cluster) {
 		got, n := c.last()
@@ -161,7 +163,8 @@ func TestSource(t *testing.T) {
 	}, aNode(t), aService(t, "web", web), aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.1], nodeName: n1}"))
 }
 
-// requireRights fails unless every right that the manifest grants was used, and no other. Leases are used only to announce addresses.
+// requireRights fails unless every right that the manifest grants was used, and no other. Leases
+// are used only to announce addresses.
 func (c *cluster) requireRights() {
 	c.t.Helper()
 	text, err := os.ReadFile("../manifests/services.yaml")
@@ -209,7 +212,8 @@ func TestSourceWaits(t *testing.T) {
 		var mu sync.Mutex
 		refused := true
 		inCluster(t, func(c *cluster) {
-			c.api.PrependReactor("list", resources[kind].Resource, func(kubetesting.Action) (bool, runtime.Object, error) {
+			c.api.PrependReactor("list", resources[kind].Resource, func(kubetesting.Action) (bool,
+				runtime.Object, error) {
 				mu.Lock()
 				defer mu.Unlock()
 				return refused, nil, apierrors.NewForbidden(resources[kind].GroupResource(), "", errors.New("no"))
@@ -242,7 +246,8 @@ func TestSourceWaits(t *testing.T) {
 	}, aService(t, "web", web))
 }
 
-// TestSourceRefused: a configuration that the node refuses is tried again, and an address that the kernel routes elsewhere is left out.
+// TestSourceRefused: a configuration that the node refuses is tried again, and an address that the
+// kernel routes elsewhere is left out.
 func TestSourceRefused(t *testing.T) {
 	refusal := errors.New("the address is gone")
 	inCluster(t, func(c *cluster) {
@@ -270,7 +275,8 @@ func TestSourceRefused(t *testing.T) {
 		if got, _ := c.last(); !slices.Equal(got.Services[0].ExternalIPs, addr("198.51.100.8")) {
 			t.Errorf("%s", show(got))
 		}
-		if told := c.told(); !slices.Equal(told, []string{"Service/web: spec.externalIPs[0]: this node has another route to 198.51.100.7, or by it"}) {
+		if told := c.told(); !slices.Equal(told,
+			[]string{"Service/web: spec.externalIPs[0]: this node has another route to 198.51.100.7, or by it"}) {
 			t.Errorf("Events %q", told)
 		}
 		time.Sleep(5 * forgive)
@@ -290,7 +296,8 @@ func TestSourceRefused(t *testing.T) {
 	}, aNode(t), aService(t, "web", web+", externalIPs: [198.51.100.7, 198.51.100.8]"))
 }
 
-// TestBrokenWatch: a connection that breaks before the API server sends anything does not count as an answer.
+// TestBrokenWatch: a connection that breaks before the API server sends anything does not count as
+// an answer.
 func TestBrokenWatch(t *testing.T) {
 	inCluster(t, func(c *cluster) {
 		asked := 0
@@ -309,7 +316,8 @@ func TestBrokenWatch(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		log := c.log.String()
-		if !strings.Contains(log, "request to the API server failed") || !strings.Contains(log, "the API server answers again") {
+		if !strings.Contains(log, "request to the API server failed") ||
+			!strings.Contains(log, "the API server answers again") {
 			t.Errorf("it says\n%s", log)
 		}
 		for line := range strings.Lines(log) {
@@ -320,7 +328,8 @@ func TestBrokenWatch(t *testing.T) {
 	}, aNode(t))
 }
 
-// TestEventThatAlwaysFails: an Event that cannot be written does not keep others from being written.
+// TestEventThatAlwaysFails: an Event that cannot be written does not keep others from being
+// written.
 func TestEventThatAlwaysFails(t *testing.T) {
 	inCluster(t, func(c *cluster) {
 		c.api.PrependReactor("create", "events", func(a kubetesting.Action) (bool, runtime.Object, error) {
@@ -332,11 +341,12 @@ func TestEventThatAlwaysFails(t *testing.T) {
 		if told := c.told(); len(told) != 1 || !strings.HasPrefix(told[0], "Service/b: ") {
 			t.Errorf("Events %q", told)
 		}
-	}, aNode(t), aService(t, "a", "clusterIP: 10.96.0.20, ports: 80"), aService(t, "b", "clusterIP: 10.96.0.21, ports: 80"))
+	}, aNode(t), aService(t, "a", "clusterIP: 10.96.0.20, ports: 80"),
+		aService(t, "b", "clusterIP: 10.96.0.21, ports: 80"))
 }
 
-// TestEventsOfOneObject: whoever gives a Service another fault all the time causes few Events. The fault of another Service is told at once, and the last
-// one of the first when its limit allows.
+// TestEventsOfOneObject: whoever gives a Service another fault all the time causes few Events. The
+// fault of another Service is told at once, and the last one of the first when its limit allows.
 func TestEventsOfOneObject(t *testing.T) {
 	inCluster(t, nil, func(c *cluster) {
 		for n := range 300 {
@@ -348,11 +358,13 @@ func TestEventsOfOneObject(t *testing.T) {
 		}
 		c.put(aService(c.t, "quiet", "clusterIP: x, ports: [{port: 80}]"))
 		time.Sleep(time.Second)
-		if told := c.told(); !slices.ContainsFunc(told, func(e string) bool { return strings.HasPrefix(e, "Service/quiet: ") }) {
+		if told := c.told(); !slices.ContainsFunc(told,
+			func(e string) bool { return strings.HasPrefix(e, "Service/quiet: ") }) {
 			c.t.Errorf("Events %q", told)
 		}
 		time.Sleep(2 * kube.FaultInterval)
-		if told := c.told(); !slices.ContainsFunc(told, func(e string) bool { return strings.HasPrefix(e, "Service/loud: ") && strings.Contains(e, `"x299"`) }) {
+		if told := c.told(); !slices.ContainsFunc(told,
+			func(e string) bool { return strings.HasPrefix(e, "Service/loud: ") && strings.Contains(e, `"x299"`) }) {
 			c.t.Errorf("Events %q", told)
 		}
 	}, aNode(t))
@@ -374,7 +386,8 @@ func TestSourceRebase(t *testing.T) {
 			t.Error("another MTU is accepted, which can change only at a restart")
 		}
 		c.put(aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.2]}"))
-		if got, _ := c.last(); got.MTU != 1500 || endpoints(served(t, got, "shop/web:http", true)) != "10.244.0.2:8080" {
+		if got, _ := c.last(); got.MTU != 1500 || endpoints(served(t, got, "shop/web:http", true)) !=
+			"10.244.0.2:8080" {
 			t.Errorf("%s", show(got))
 		}
 	}, aNode(t), aService(t, "web", web))

@@ -62,7 +62,8 @@ type service struct {
 	ports       []port
 	healthCheck uint16         // 0: none
 	weights     map[string]int // of endpoints, by node; 1 if missing
-	// first is the first load balancer address of either family, and local whether only nodes with endpoints may announce them.
+	// first is the first load balancer address of either family, and local whether only nodes with
+	// endpoints may announce them.
 	first netip.Addr
 	local bool
 }
@@ -136,7 +137,8 @@ func (s *service) affinity(spec *spec, to *services.Service) {
 		to.Affinity = rules.AffinityClientIP
 		if t := spec.SessionAffinityConfig.ClientIP.TimeoutSeconds; t != nil {
 			if *t < 1 || *t > maxAffinity {
-				s.wrong.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not between 1 and %d", *t, maxAffinity)
+				s.wrong.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not between 1 and %d",
+					*t, maxAffinity)
 			}
 			to.AffinityTimeout = time.Duration(*t) * time.Second
 		}
@@ -172,7 +174,8 @@ func (s *service) family(spec *spec, status *status, common *services.Service, c
 	for i, text := range spec.ExternalIPs {
 		field := fmt.Sprintf("spec.externalIPs[%d]", i)
 		// An address that is also a load balancer's is only for that load balancer's clients.
-		if a, ok := w.address(field, text); ok && a.Is4() == v4 && !slices.Contains(of.ExternalIPs, a) && !slices.Contains(of.LoadBalancerIPs, a) {
+		if a, ok := w.address(field, text); ok && a.Is4() == v4 && !slices.Contains(of.ExternalIPs, a) &&
+			!slices.Contains(of.LoadBalancerIPs, a) {
 			of.ExternalIPs, external = append(of.ExternalIPs, a), append(external, field)
 		}
 	}
@@ -188,7 +191,8 @@ func (s *service) family(spec *spec, status *status, common *services.Service, c
 	}
 	for i := range spec.Ports {
 		p, at := &spec.Ports[i], fmt.Sprintf("spec.ports[%d]", i)
-		next := port{Service: of, name: p.Name, field: at, v4: v4, external: external, balanced: balanced, clusterField: clusterField}
+		next := port{Service: of, name: p.Name, field: at, v4: v4, external: external, balanced: balanced,
+			clusterField: clusterField}
 		var ok, good bool
 		next.Protocol, ok = w.protocol(at+".protocol", p.Protocol)
 		next.ProxyProtocol = of.ProxyProtocol && next.Protocol == unix.IPPROTO_TCP

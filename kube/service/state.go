@@ -19,7 +19,8 @@ const (
 	All      Mode = "all"      // also those without that label
 )
 
-// A State holds the Services, the EndpointSlices and the Node of one node, and derives what the node serves. The order of objects does not matter.
+// A State holds the Services, the EndpointSlices and the Node of one node, and derives what the
+// node serves. The order of objects does not matter.
 type State struct {
 	mode Mode
 	self string           // name of the node
@@ -46,10 +47,12 @@ type State struct {
 	surplus []string                  // keys of wrong
 }
 
-// NewState returns the State of a node with configuration base, whose addresses, if any, replace the Node's.
+// NewState returns the State of a node with configuration base, whose addresses, if any, replace
+// the Node's.
 func NewState(mode Mode, self string, base *services.Config) *State {
 	return &State{
-		mode: mode, self: self, base: base, services: map[Name]*service{}, slices: map[Name]map[string]*slice{}, owners: map[Name]Name{},
+		mode: mode, self: self, base: base, services: map[Name]*service{}, slices: map[Name]map[string]*slice{},
+		owners: map[Name]Name{},
 		served: map[Name][]services.Service{}, wrong: map[string]report{}, taken: map[netip.Addr]bool{},
 		others: map[Name]*node{}, unable: map[string][]netip.Prefix{},
 	}
@@ -64,7 +67,8 @@ type parsed struct {
 	wrong   faults   // of the node
 }
 
-// read parses an object for the node called self. It takes most of the time of Put, and needs no State.
+// read parses an object for the node called self. It takes most of the time of Put, and needs no
+// State.
 func read(o *Object, self string) parsed {
 	r := parsed{Object: o}
 	switch o.Kind {
@@ -143,13 +147,15 @@ func (s *State) put(r parsed) bool {
 
 // equal reports whether two versions of a Service are served alike.
 func (s *service) equal(o *service) bool {
-	return s.meta.UID == o.meta.UID && s.first == o.first && s.local == o.local && s.meta.Created.Equal(o.meta.Created) && s.healthCheck == o.healthCheck &&
+	return s.meta.UID == o.meta.UID && s.first == o.first && s.local == o.local &&
+		s.meta.Created.Equal(o.meta.Created) && s.healthCheck == o.healthCheck &&
 		maps.Equal(s.weights, o.weights) && slices.Equal(s.wrong, o.wrong) && reflect.DeepEqual(s.ports, o.ports)
 }
 
 // equal reports whether two versions of a slice are equivalent.
 func (s *slice) equal(o *slice) bool {
-	return slices.Equal(s.wrong, o.wrong) && slices.Equal(s.ports, o.ports) && reflect.DeepEqual(s.endpoints, o.endpoints)
+	return slices.Equal(s.wrong, o.wrong) && slices.Equal(s.ports, o.ports) &&
+		reflect.DeepEqual(s.endpoints, o.endpoints)
 }
 
 func has(o *Object, label string) bool {
@@ -213,7 +219,8 @@ func (s *State) names(kind string) []Name {
 	return nil
 }
 
-// Refuse leaves out addresses that the node's kernel routes elsewhere, and reports whether there are new ones.
+// Refuse leaves out addresses that the node's kernel routes elsewhere, and reports whether there
+// are new ones.
 func (s *State) Refuse(addresses []netip.Addr) (more bool) {
 	for _, a := range addresses {
 		more = more || !s.taken[a]
@@ -223,8 +230,8 @@ func (s *State) Refuse(addresses []netip.Addr) (more bool) {
 	return more
 }
 
-// Rebase changes the settings that no object has. After Config, it fails for changes that a node can only make at a restart, and then changes
-// nothing.
+// Rebase changes the settings that no object has. After Config, it fails for changes that a node
+// can only make at a restart, and then changes nothing.
 func (s *State) Rebase(base *services.Config) error {
 	if s.began {
 		before, next := *s.base, *base
@@ -275,8 +282,8 @@ func (s *State) addressesOf(base *services.Config) []netip.Addr {
 	return s.node.addresses
 }
 
-// stay keeps one address of each family that the Node had when Config was called: a node accepts others only at a restart. A missing address is still
-// requested, and may exist.
+// stay keeps one address of each family that the Node had when Config was called: a node accepts
+// others only at a restart. A missing address is still requested, and may exist.
 func (s *State) stay(next *node) (wrong faults) {
 	if !s.began || s.node == nil || len(s.base.Addresses) > 0 {
 		return nil
@@ -285,7 +292,8 @@ func (s *State) stay(next *node) (wrong faults) {
 	for _, a := range next.addresses {
 		i := slices.IndexFunc(addresses, func(b netip.Addr) bool { return a.Is4() == b.Is4() })
 		if i < 0 {
-			wrong.add("status.addresses", "%s is of another family than those before it, and is used at a restart only", a)
+			wrong.add("status.addresses", "%s is of another family than those before it, and is used at a restart only",
+				a)
 			continue
 		}
 		addresses[i] = a

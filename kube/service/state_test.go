@@ -21,31 +21,42 @@ func TestChoose(t *testing.T) {
 		want      string
 	}{
 		{"ready by default", []string{end("1", "")}, "10.244.0.1:8080"},
-		{"ready ones alone", []string{end("1", "conditions: {ready: true}"), end("2", "conditions: {ready: false, serving: false}")}, "10.244.0.1:8080"},
-		{"of this node", []string{end("1", "nodeName: n1"), end("2", "nodeName: n2")}, "10.244.0.1:8080 here, 10.244.0.2:8080"},
+		{"ready ones alone", []string{end("1", "conditions: {ready: true}"),
+			end("2", "conditions: {ready: false, serving: false}")}, "10.244.0.1:8080"},
+		{"of this node", []string{end("1", "nodeName: n1"), end("2", "nodeName: n2")},
+			"10.244.0.1:8080 here, 10.244.0.2:8080"},
 		{"terminating beside ready ones of other nodes", []string{
-			end("1", "nodeName: n1, conditions: {ready: false, serving: true, terminating: true}"), end("2", "nodeName: n2"),
+			end("1", "nodeName: n1, conditions: {ready: false, serving: true, terminating: true}"),
+			end("2", "nodeName: n2"),
 		}, "10.244.0.1:8080 local only here, 10.244.0.2:8080"},
 		{"terminating beside ready ones", []string{
-			end("1", "nodeName: n1, conditions: {ready: false, serving: true, terminating: true}"), end("2", "nodeName: n1"),
+			end("1", "nodeName: n1, conditions: {ready: false, serving: true, terminating: true}"),
+			end("2", "nodeName: n1"),
 		}, "10.244.0.1:8080 leaving here, 10.244.0.2:8080 here"},
 		{"terminating alone", []string{
-			end("1", "nodeName: n2, conditions: {ready: false, serving: true, terminating: true}"), end("2", "conditions: {ready: false, serving: false, terminating: true}"),
+			end("1", "nodeName: n2, conditions: {ready: false, serving: true, terminating: true}"),
+			end("2", "conditions: {ready: false, serving: false, terminating: true}"),
 		}, "10.244.0.1:8080"},
-		{"neither ready nor terminating", []string{end("1", "conditions: {ready: false, serving: true}")}, "10.244.0.1:8080 leaving"},
+		{"neither ready nor terminating", []string{end("1", "conditions: {ready: false, serving: true}")},
+			"10.244.0.1:8080 leaving"},
 		{"zone", []string{
-			end("1", "hints: {forZones: [{name: east}]}"), end("2", "hints: {forZones: [{name: west}]}"), end("3", "nodeName: n1, hints: {forZones: [{name: west}]}"),
+			end("1", "hints: {forZones: [{name: east}]}"), end("2", "hints: {forZones: [{name: west}]}"),
+			end("3", "nodeName: n1, hints: {forZones: [{name: west}]}"),
 		}, "10.244.0.1:8080, 10.244.0.2:8080 leaving, 10.244.0.3:8080 local only here"},
 		{"zone without endpoints", []string{end("1", "hints: {forZones: [{name: west}]}")}, "10.244.0.1:8080"},
-		{"zone, and one without a hint", []string{end("1", "hints: {forZones: [{name: west}]}"), end("2", "hints: {forZones: [{name: east}]}"), end("3", "")},
+		{"zone, and one without a hint", []string{end("1", "hints: {forZones: [{name: west}]}"),
+			end("2", "hints: {forZones: [{name: east}]}"), end("3", "")},
 			"10.244.0.1:8080, 10.244.0.2:8080, 10.244.0.3:8080"},
 		{"node before zone", []string{
-			end("1", "hints: {forZones: [{name: east}], forNodes: [{name: n2}]}"), end("2", "hints: {forZones: [{name: west}], forNodes: [{name: n1}]}"),
+			end("1", "hints: {forZones: [{name: east}], forNodes: [{name: n2}]}"),
+			end("2", "hints: {forZones: [{name: west}], forNodes: [{name: n1}]}"),
 		}, "10.244.0.1:8080 leaving, 10.244.0.2:8080"},
 		{"node without endpoints, zone", []string{
-			end("1", "hints: {forZones: [{name: east}], forNodes: [{name: n2}]}"), end("2", "hints: {forZones: [{name: west}], forNodes: [{name: n3}]}"),
+			end("1", "hints: {forZones: [{name: east}], forNodes: [{name: n2}]}"),
+			end("2", "hints: {forZones: [{name: west}], forNodes: [{name: n3}]}"),
 		}, "10.244.0.1:8080, 10.244.0.2:8080 leaving"},
-		{"hints of what is not ready", []string{end("1", "hints: {forZones: [{name: east}]}"), end("2", "hints: {forZones: [{name: west}]}"), end("3", "conditions: {ready: false, serving: false}")},
+		{"hints of what is not ready", []string{end("1", "hints: {forZones: [{name: east}]}"),
+			end("2", "hints: {forZones: [{name: west}]}"), end("3", "conditions: {ready: false, serving: false}")},
 			"10.244.0.1:8080, 10.244.0.2:8080 leaving"},
 	} {
 		s := aState(t, All, aService(t, "web", web), aSlice(t, "web-1", "web", webPort, test.endpoints...))
@@ -62,13 +73,17 @@ func TestChoose(t *testing.T) {
 func TestSlices(t *testing.T) {
 	dual := "clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10, 'fd96::10'], ports: [{name: http, port: 80}, {name: dns, port: 53, protocol: UDP}, {name: dns, port: 53, protocol: TCP}]"
 	s := aState(t, All, aService(t, "web", dual),
-		aSlice(t, "a", "web", webPort+", {name: dns, port: 5353, protocol: UDP}", "{addresses: [10.244.0.1]}", "{addresses: [10.244.0.2], conditions: {ready: false, serving: false}}"),
+		aSlice(t, "a", "web", webPort+", {name: dns, port: 5353, protocol: UDP}", "{addresses: [10.244.0.1]}",
+			"{addresses: [10.244.0.2], conditions: {ready: false, serving: false}}"),
 		aSlice(t, "b", "web", "{name: http, port: 8081}", "{addresses: [10.244.0.1]}", "{addresses: [10.244.0.2]}"),
-		aSlice(t, "c", "web", webPort, "{addresses: [10.244.0.1], nodeName: n1}", "{addresses: [10.244.0.2], nodeName: n1}"),
+		aSlice(t, "c", "web", webPort, "{addresses: [10.244.0.1], nodeName: n1}",
+			"{addresses: [10.244.0.2], nodeName: n1}"),
 		aSlice(t, "d", "web", webPort, "{addresses: ['fd24::1']}"),
 		aSlice(t, "e", "other", webPort, "{addresses: [10.244.0.9]}"),
-		aSlice(t, "f", "web", "{port: 1, protocol: TCP}, {name: http, protocol: TCP}, {name: http, port: 0}", "{addresses: [10.244.0.8]}"),
-		object(t, "{kind: EndpointSlice, metadata: {namespace: shop, name: g, labels: {kubernetes.io/service-name: web}}, addressType: FQDN, ports: ["+webPort+"], endpoints: [{addresses: [example.org]}]}"),
+		aSlice(t, "f", "web", "{port: 1, protocol: TCP}, {name: http, protocol: TCP}, {name: http, port: 0}",
+			"{addresses: [10.244.0.8]}"),
+		object(t,
+			"{kind: EndpointSlice, metadata: {namespace: shop, name: g, labels: {kubernetes.io/service-name: web}}, addressType: FQDN, ports: ["+webPort+"], endpoints: [{addresses: [example.org]}]}"),
 	)
 	c := s.Config()
 	for _, want := range []struct {
@@ -89,7 +104,8 @@ func TestSlices(t *testing.T) {
 		t.Errorf("%d ports", len(c.Services))
 	}
 	s.Delete(KindSlice, Name{"shop", "c"})
-	if got := endpoints(served(t, s.Config(), "shop/web:http", true)); got != "10.244.0.1:8080, 10.244.0.1:8081, 10.244.0.2:8081" {
+	if got := endpoints(served(t, s.Config(), "shop/web:http", true)); got !=
+		"10.244.0.1:8080, 10.244.0.1:8081, 10.244.0.2:8081" {
 		t.Errorf("without a slice: %s", got)
 	}
 	moved := aSlice(t, "b", "other", webPort, "{addresses: [10.244.0.1]}")
@@ -127,13 +143,16 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {ip: 203.0.113.2, ipMode: P
 	}
 	v4, v6 := served(t, c, "shop/web", true), served(t, c, "shop/web", false)
 	want := services.Service{
-		Name: "shop/web", Protocol: 6, ClusterIPs: addr("10.96.0.10"), Port: 80, NodePort: 30080, ExternalIPs: addr("198.51.100.7"),
+		Name: "shop/web", Protocol: 6, ClusterIPs: addr("10.96.0.10"), Port: 80, NodePort: 30080,
+		ExternalIPs:     addr("198.51.100.7"),
 		LoadBalancerIPs: addr("203.0.113.1", "203.0.113.3"),
-		SourceRanges:    []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("198.51.100.0/24")},
-		Affinity:        rules.AffinityClientIP, AffinityTimeout: time.Minute, ExternalLocal: true, InternalLocal: true,
+		SourceRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"),
+			netip.MustParsePrefix("198.51.100.0/24")},
+		Affinity: rules.AffinityClientIP, AffinityTimeout: time.Minute, ExternalLocal: true, InternalLocal: true,
 	}
 	requireService(t, v4, want, "10.244.0.1:8080 here")
-	want.ClusterIPs, want.ExternalIPs, want.LoadBalancerIPs, want.SourceRanges = addr("fd96::10"), addr("2001:db8::7"), addr("2001:db8::1"), nil
+	want.ClusterIPs, want.ExternalIPs, want.LoadBalancerIPs, want.SourceRanges = addr("fd96::10"), addr("2001:db8::7"),
+		addr("2001:db8::1"), nil
 	requireService(t, v6, want, "")
 	if told := texts(s); told != nil {
 		t.Errorf("%q", told)
@@ -167,10 +186,13 @@ func TestServed(t *testing.T) {
 		return "clusterIP: 10.96.0." + n + ", clusterIPs: [10.96.0." + n + "], ports: [{port: 80}]"
 	}
 	objects := []*Object{
-		labelled("plain", "app=web", at("1")), labelled("ours", "service.kubernetes.io/service-proxy-name=culvert", at("2")),
-		labelled("theirs", "service.kubernetes.io/service-proxy-name=other", at("3")), labelled("empty", "service.kubernetes.io/service-proxy-name=", at("4")),
+		labelled("plain", "app=web", at("1")), labelled("ours", "service.kubernetes.io/service-proxy-name=culvert",
+			at("2")),
+		labelled("theirs", "service.kubernetes.io/service-proxy-name=other", at("3")),
+		labelled("empty", "service.kubernetes.io/service-proxy-name=", at("4")),
 		labelled("headless", "service.kubernetes.io/headless=", at("5")),
-		labelled("none", "", "clusterIP: None, clusterIPs: [None], ports: [{port: 80}]"), labelled("named", "", "type: ExternalName, externalName: example.org, clusterIP: 10.96.0.7"),
+		labelled("none", "", "clusterIP: None, clusterIPs: [None], ports: [{port: 80}]"),
+		labelled("named", "", "type: ExternalName, externalName: example.org, clusterIP: 10.96.0.7"),
 		labelled("pending", "", "ports: [{port: 80}]"),
 	}
 	for mode, want := range map[Mode][]string{Labelled: {"shop/ours"}, All: {"shop/ours", "shop/plain"}} {
@@ -189,12 +211,15 @@ func TestServed(t *testing.T) {
 	}
 }
 
-// TestOrderDoesNotMatter: the same objects give the same result in any order, with some put twice and some deleted again.
+// TestOrderDoesNotMatter: the same objects give the same result in any order, with some put twice
+// and some deleted again.
 func TestOrderDoesNotMatter(t *testing.T) {
 	objects := []*Object{
 		aNode(t), aService(t, "web", web), aService(t, "web2", web+", externalIPs: [198.51.100.7]"),
-		aService(t, "api", "clusterIP: 10.96.0.11, externalIPs: [198.51.100.7], ports: [{name: http, port: 80, nodePort: 30080}]"),
-		aSlice(t, "web-1", "web", webPort, "{addresses: [10.244.0.1], nodeName: n1}"), aSlice(t, "web-2", "web", webPort, "{addresses: [10.244.0.1]}", "{addresses: [10.244.0.2]}"),
+		aService(t, "api",
+			"clusterIP: 10.96.0.11, externalIPs: [198.51.100.7], ports: [{name: http, port: 80, nodePort: 30080}]"),
+		aSlice(t, "web-1", "web", webPort, "{addresses: [10.244.0.1], nodeName: n1}"), aSlice(t, "web-2", "web",
+			webPort, "{addresses: [10.244.0.1]}", "{addresses: [10.244.0.2]}"),
 		aSlice(t, "api-1", "api", webPort, "{addresses: [10.244.0.3]}"),
 	}
 	objects[2].Metadata.Created = objects[2].Metadata.Created.Add(time.Hour)
@@ -218,7 +243,8 @@ func TestOrderDoesNotMatter(t *testing.T) {
 			t.Errorf("turn %d:\n%s\nwant\n%s", turn, got, want)
 		}
 	}
-	if !strings.Contains(want, "Service/shop/web2: spec.clusterIPs[0]: port 80 is also that of shop/web, which is older") {
+	if !strings.Contains(want,
+		"Service/shop/web2: spec.clusterIPs[0]: port 80 is also that of shop/web, which is older") {
 		t.Errorf("the younger Service is not named: %s", want)
 	}
 }
@@ -227,7 +253,8 @@ func TestOrderDoesNotMatter(t *testing.T) {
 func TestPutSaysWhatChanges(t *testing.T) {
 	s := aState(t, All, aService(t, "web", web), aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.1]}"))
 	s.Config()
-	for _, o := range []*Object{aService(t, "web", web), aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.1]}"), aNode(t)} {
+	for _, o := range []*Object{aService(t, "web", web), aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.1]}"),
+		aNode(t)} {
 		o.Metadata.Labels = maps.Clone(o.Metadata.Labels)
 		if o.Kind == KindService {
 			o.Metadata.Labels = map[string]string{"new": "label"}
@@ -236,12 +263,14 @@ func TestPutSaysWhatChanges(t *testing.T) {
 			t.Errorf("%s: the same again is a change", o.Kind)
 		}
 	}
-	for _, o := range []*Object{aService(t, "web", web+", sessionAffinity: ClientIP"), aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.2]}")} {
+	for _, o := range []*Object{aService(t, "web", web+", sessionAffinity: ClientIP"), aSlice(t, "a", "web", webPort,
+		"{addresses: [10.244.0.2]}")} {
 		if !s.Put(o) {
 			t.Errorf("%s: another is no change", o.Kind)
 		}
 	}
-	if got := served(t, s.Config(), "shop/web:http", true); endpoints(got) != "10.244.0.2:8080" || got.Affinity != rules.AffinityClientIP {
+	if got := served(t, s.Config(), "shop/web:http", true); endpoints(got) != "10.244.0.2:8080" ||
+		got.Affinity != rules.AffinityClientIP {
 		t.Errorf("%+v", got)
 	}
 }
@@ -249,9 +278,12 @@ func TestPutSaysWhatChanges(t *testing.T) {
 // TestChecks: health checks count the ready addresses on this node.
 func TestChecks(t *testing.T) {
 	balanced := "type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 32000, clusterIP: 10.96.0.10, ports: [{name: http, port: 80}, {name: tls, port: 443}]"
-	s := aState(t, All, aService(t, "web", balanced), aService(t, "cluster", strings.ReplaceAll(strings.Replace(balanced, "Local", "Cluster", 1), "0.10", "0.11")),
-		aSlice(t, "a", "web", webPort+", {name: tls, port: 8443}", "{addresses: [10.244.0.1], nodeName: n1}", "{addresses: [10.244.0.2], nodeName: n2}",
-			"{addresses: [10.244.0.3], nodeName: n1, conditions: {ready: false, serving: true, terminating: true}}", "{addresses: [10.244.0.4], nodeName: n1}"))
+	s := aState(t, All, aService(t, "web", balanced),
+		aService(t, "cluster", strings.ReplaceAll(strings.Replace(balanced, "Local", "Cluster", 1), "0.10", "0.11")),
+		aSlice(t, "a", "web", webPort+", {name: tls, port: 8443}", "{addresses: [10.244.0.1], nodeName: n1}",
+			"{addresses: [10.244.0.2], nodeName: n2}",
+			"{addresses: [10.244.0.3], nodeName: n1, conditions: {ready: false, serving: true, terminating: true}}",
+			"{addresses: [10.244.0.4], nodeName: n1}"))
 	s.Config()
 	if got := s.Checks(); !slices.Equal(got, []Check{{Name{"shop", "web"}, true, 32000, 2}}) {
 		t.Errorf("%v", got)
@@ -264,12 +296,14 @@ func TestNode(t *testing.T) {
 	if w := s.Waiting(); w != "the Node n1" {
 		t.Errorf("waits for %q", w)
 	}
-	s.Put(object(t, "{kind: Node, metadata: {name: n2}, status: {addresses: [{type: InternalIP, address: 172.18.0.3}]}}"))
+	s.Put(object(t,
+		"{kind: Node, metadata: {name: n2}, status: {addresses: [{type: InternalIP, address: 172.18.0.3}]}}"))
 	s.Put(object(t, "{kind: Node, metadata: {name: n1}}"))
 	if w := s.Waiting(); w != "an address of the Node n1" {
 		t.Errorf("waits for %q", w)
 	}
-	s.Put(object(t, "{kind: Node, metadata: {name: n1}, status: {addresses: [{type: ExternalIP, address: 198.51.100.2}]}}"))
+	s.Put(object(t,
+		"{kind: Node, metadata: {name: n1}, status: {addresses: [{type: ExternalIP, address: 198.51.100.2}]}}"))
 	if c := s.Config(); s.Waiting() != "" || !slices.Equal(c.Addresses, addr("198.51.100.2")) {
 		t.Errorf("waits for %q, addresses %v", s.Waiting(), c.Addresses)
 	}
@@ -291,7 +325,8 @@ func TestRefuse(t *testing.T) {
 	if got := served(t, s.Config(), "shop/web:http", true).ExternalIPs; !slices.Equal(got, addr("198.51.100.8")) {
 		t.Errorf("%v", got)
 	}
-	if told := texts(s); !slices.Equal(told, []string{"Service/shop/web: spec.externalIPs[0]: this node has another route to 198.51.100.7, or by it"}) {
+	if told := texts(s); !slices.Equal(told,
+		[]string{"Service/shop/web: spec.externalIPs[0]: this node has another route to 198.51.100.7, or by it"}) {
 		t.Errorf("%q", told)
 	}
 	s.Forgive()
@@ -300,8 +335,8 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-// TestFamiliesStay: a running node keeps the families that it started with, whatever its Node or its file says. A refused change has no effect, so
-// endpoints still change.
+// TestFamiliesStay: a running node keeps the families that it started with, whatever its Node or
+// its file says. A refused change has no effect, so endpoints still change.
 func TestFamiliesStay(t *testing.T) {
 	node := func(addresses string) *Object {
 		return object(t, "{kind: Node, metadata: {name: n1}, status: {addresses: ["+addresses+"]}}")
@@ -321,7 +356,9 @@ func TestFamiliesStay(t *testing.T) {
 		t.Errorf("addresses %v, when the first is gone", c.Addresses)
 	}
 	for what, change := range map[string]func(*services.Config){
-		"interface": func(c *services.Config) { c.Interface = "culvert2" }, "MTU": func(c *services.Config) { c.MTU = 1400 },
+		"interface": func(c *services.Config) { c.Interface = "culvert2" }, "MTU": func(c *services.Config) {
+			c.MTU = 1400
+		},
 		"families": func(c *services.Config) { c.Addresses = addr("172.18.0.4", "fd18::4") },
 	} {
 		base := aBase()
@@ -332,28 +369,33 @@ func TestFamiliesStay(t *testing.T) {
 	}
 }
 
-// TestForeignAddresses: packets to an address of another Node or of the API server are not taken from it.
+// TestForeignAddresses: packets to an address of another Node or of the API server are not taken
+// from it.
 func TestForeignAddresses(t *testing.T) {
 	balanced := aService(t, "web", "type: LoadBalancer, "+web+", externalIPs: [172.18.0.3, 198.51.100.9, 172.18.0.2]")
 	balanced.Status = object(t, "{status: {loadBalancer: {ingress: [{ip: 172.18.0.3}, {ip: 203.0.113.9}]}}}").Status
-	other := object(t, "{kind: Node, metadata: {name: n2}, status: {addresses: [{type: InternalIP, address: 172.18.0.3}]}}")
+	other := object(t,
+		"{kind: Node, metadata: {name: n2}, status: {addresses: [{type: InternalIP, address: 172.18.0.3}]}}")
 	s := aState(t, All, balanced)
 	requireOutside := func(external, balancer []netip.Addr) {
 		t.Helper()
-		if got := served(t, s.Config(), "shop/web:http", true); !slices.Equal(got.ExternalIPs, external) || !slices.Equal(got.LoadBalancerIPs, balancer) {
+		if got := served(t, s.Config(), "shop/web:http", true); !slices.Equal(got.ExternalIPs, external) ||
+			!slices.Equal(got.LoadBalancerIPs, balancer) {
 			t.Errorf("served at %v and %v, want %v and %v", got.ExternalIPs, got.LoadBalancerIPs, external, balancer)
 		}
 	}
 	requireOutside(addr("198.51.100.9", "172.18.0.2"), addr("172.18.0.3", "203.0.113.9"))
-	server := object(t, "{kind: EndpointSlice, metadata: {namespace: default, name: kubernetes, labels: {kubernetes.io/service-name: kubernetes}}, addressType: IPv4, "+
-		"ports: [{name: https, port: 6443}], endpoints: [{addresses: [198.51.100.9]}]}")
+	server := object(t,
+		"{kind: EndpointSlice, metadata: {namespace: default, name: kubernetes, labels: {kubernetes.io/service-name: kubernetes}}, addressType: IPv4, "+
+			"ports: [{name: https, port: 6443}], endpoints: [{addresses: [198.51.100.9]}]}")
 	for _, o := range []*Object{other, server} {
 		if !s.Put(o) || s.Put(o) {
 			t.Errorf("%s: no change, or one twice", o.Kind)
 		}
 	}
 	requireOutside(addr("172.18.0.2"), addr("203.0.113.9"))
-	if told := texts(s); !slices.Equal(told, []string{"Service/shop/web: spec.externalIPs[1]: 198.51.100.9 is the API server's"}) {
+	if told := texts(s); !slices.Equal(told,
+		[]string{"Service/shop/web: spec.externalIPs[1]: 198.51.100.9 is the API server's"}) {
 		t.Errorf("%q", told)
 	}
 	if !s.Delete(KindNode, Name{"", "n2"}) || !s.Delete(KindSlice, Name{"default", "kubernetes"}) {
@@ -373,12 +415,14 @@ func TestSocketsMode(t *testing.T) {
 	if len(places) != 1 || places[0].At != netip.MustParseAddrPort("172.18.0.2:61000") {
 		t.Errorf("places: %+v", places)
 	}
-	if got := texts(s); len(got) != 1 || !strings.Contains(got[0], "spec.ports[1].protocol: SCTP is not served by sockets") {
+	if got := texts(s); len(got) != 1 || !strings.Contains(got[0],
+		"spec.ports[1].protocol: SCTP is not served by sockets") {
 		t.Errorf("told: %q", got)
 	}
 }
 
-// TestAnnotations: weights are by the nodes of endpoints, headers of the PROXY protocol for TCP. Both change without the slices.
+// TestAnnotations: weights are by the nodes of endpoints, headers of the PROXY protocol for TCP.
+// Both change without the slices.
 func TestAnnotations(t *testing.T) {
 	said := func(weights, proxy string) *Object {
 		o := aService(t, "web", web[:len(web)-1]+", {name: dns, port: 53, protocol: UDP}]")
@@ -386,7 +430,8 @@ func TestAnnotations(t *testing.T) {
 		return o
 	}
 	s := aState(t, All, said("", ""), aSlice(t, "web-1", "web", webPort,
-		"{addresses: [10.244.0.1], nodeName: n1}", "{addresses: [10.61.0.2], nodeName: milan}", "{addresses: [10.244.0.3]}"))
+		"{addresses: [10.244.0.1], nodeName: n1}", "{addresses: [10.61.0.2], nodeName: milan}",
+		"{addresses: [10.244.0.3]}"))
 	for _, test := range []struct {
 		weights, proxy string
 		want           []int // of the endpoints, by address; 0 means 1
@@ -426,7 +471,8 @@ func TestAnnotations(t *testing.T) {
 	if left := s.Config().Services; len(left) > 0 {
 		t.Errorf("headers of another version: %+v", left)
 	}
-	if told := strings.Join(texts(s), ""); !strings.Contains(told, `metadata.annotations[culvert/proxy-protocol]: "v1" is neither v2 nor none`) {
+	if told := strings.Join(texts(s), ""); !strings.Contains(told,
+		`metadata.annotations[culvert/proxy-protocol]: "v1" is neither v2 nor none`) {
 		t.Errorf("headers of another version: told %q", told)
 	}
 }

@@ -19,8 +19,9 @@ const (
 	stateDir    = "/var/lib/culvert"
 	stateSize   = "128Mi" // for two files with as many connections as fit into limitMemory
 
-	// A gateway of two nodes was measured with 25 MiB resident when idle, and 31 MiB after 500 connections and a few dozen changes. The limit
-	// determines the size of its connection table: a quarter of a million.
+	// A gateway of two nodes was measured with 25 MiB resident when idle, and 31 MiB after 500
+	// connections and a few dozen changes. The limit determines the size of its connection table: a
+	// quarter of a million.
 	requestCPU, requestMemory, limitMemory = "100m", "64Mi", "256Mi"
 
 	healthFlag, metricsFlag   = "health-probe-bind-address", "metrics-address"
@@ -30,26 +31,34 @@ const (
 	MetricsPort = "wg-metrics"
 )
 
-// taken are the flags that our gateway takes over from Liqo's. Their names differ between Liqo's releases.
+// taken are the flags that our gateway takes over from Liqo's. Their names differ between Liqo's
+// releases.
 var taken = []string{
-	"mtu", "listen-port", "listen-ports", "endpoint-address", "endpoint-port", "endpoint-ports", "keys-dir", "geneve-port",
-	"ping-enabled", "ping-port", "ping-interval", "ping-loss-threshold", "ping-update-status-interval", metricsFlag, healthFlag,
+	"mtu", "listen-port", "listen-ports", "endpoint-address", "endpoint-port", "endpoint-ports", "keys-dir",
+	"geneve-port",
+	"ping-enabled", "ping-port", "ping-interval", "ping-loss-threshold", "ping-update-status-interval",
+	metricsFlag, healthFlag,
 }
 
 // elected are the flags that our gateway also takes over if it has replicas.
-var elected = []string{"leader-election-lease-duration", "leader-election-renew-deadline", "leader-election-retry-period"}
+var elected = []string{"leader-election-lease-duration", "leader-election-renew-deadline",
+	"leader-election-retry-period"}
 
-// known are Liqo's other flags: the gateway's identity and its replicas, which our template sets itself, and those for a kernel or several containers.
+// known are Liqo's other flags: the gateway's identity and its replicas, which our template sets
+// itself, and those for a kernel or several containers.
 var known = []string{
 	"name", "namespace", "remote-cluster-id", "gateway-uid", "mode", "node-name", "pod-name",
-	"container-name", "concurrent-containers-names", "reconcile-timeout", "leader-election", "enable-nft-monitor", "enable-route-monitor",
-	"disable-kernel-version-check", "minimum-kernel-version", "enable-multipath-hash-policy", "global-labels", "global-annotations",
-	"enable-connection-controller", "ping-buffer-size", "dns-check-interval", "implementation", "preserve-client-endpoint",
+	"container-name", "concurrent-containers-names", "reconcile-timeout", "leader-election", "enable-nft-monitor",
+	"enable-route-monitor",
+	"disable-kernel-version-check", "minimum-kernel-version", "enable-multipath-hash-policy", "global-labels",
+	"global-annotations",
+	"enable-connection-controller", "ping-buffer-size", "dns-check-interval", "implementation",
+	"preserve-client-endpoint",
 	"geneve-cleanup-interval", "disable-arp",
 }
 
-// readFlags returns the values of the flags that ours has too. If several containers have a flag, the one that runs WireGuard counts: its metrics
-// port is the one scraped for a tunnel.
+// readFlags returns the values of the flags that ours has too. If several containers have a flag,
+// the one that runs WireGuard counts: its metrics port is the one scraped for a tunnel.
 func (t *taker) readFlags(containers []map[string]any) map[string]string {
 	containers = slices.Clone(containers)
 	sort.SliceStable(containers, func(i, j int) bool {
@@ -103,14 +112,16 @@ func Flags(container map[string]any) (flags []Flag) {
 	return flags
 }
 
-// container returns our container. Every flag contains its value, because rendering turns a string that is only a number into a number.
+// container returns our container. Every flag contains its value, because rendering turns a string
+// that is only a number into a number.
 func (t *taker) container(flags map[string]string, pullPolicy any) map[string]any {
 	mode := "client"
 	if t.server {
 		mode = "server"
 	}
 	args := []any{
-		"gateway", "--liqo", "--name={{ .Name }}", "--namespace={{ .Namespace }}", "--remote-cluster-id={{ .ClusterID }}",
+		"gateway", "--liqo", "--name={{ .Name }}", "--namespace={{ .Namespace }}",
+		"--remote-cluster-id={{ .ClusterID }}",
 		"--gateway-uid={{ .GatewayUID }}", "--mode=" + mode, "--node-name=$(NODE_NAME)", "--pod-name=$(POD_NAME)",
 		"--state=" + stateDir,
 	}
@@ -149,7 +160,8 @@ func (t *taker) container(flags map[string]string, pullPolicy any) map[string]an
 			"limits":   map[string]any{"memory": limitMemory},
 		},
 		"securityContext": map[string]any{
-			"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": map[string]any{"drop": []any{"ALL"}},
+			"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
+			"capabilities": map[string]any{"drop": []any{"ALL"}},
 		},
 		"livenessProbe":  probe("/healthz", 10),
 		"readinessProbe": probe("/readyz", 2),

@@ -1,11 +1,13 @@
 package template
 
-// Default returns what Liqo's chart, installed with default settings under the name of a release, says about a gateway: the parts used by From.
+// Default returns what Liqo's chart, installed with default settings under the name of a release,
+// says about a gateway: the parts used by From.
 func Default(server bool, release, namespace string) map[string]any {
 	labels := func(more ...string) map[string]any {
 		l := map[string]any{
 			"app.kubernetes.io/name": "{{ .Name }}", "app.kubernetes.io/instance": release + "-{{ .Name }}",
-			"app.kubernetes.io/component": "networking", "app.kubernetes.io/part-of": "liqo", "app.kubernetes.io/managed-by": "Helm",
+			"app.kubernetes.io/component": "networking", "app.kubernetes.io/part-of": "liqo",
+			"app.kubernetes.io/managed-by": "Helm",
 			"networking.liqo.io/component": "gateway", "networking.liqo.io/gateway-name": "{{ .Name }}",
 			"networking.liqo.io/gateway-namespace": "{{ .Namespace }}",
 		}
@@ -19,7 +21,8 @@ func Default(server bool, release, namespace string) map[string]any {
 	}
 	kind, object := ClientKind, "WgGatewayClient"
 	// Both releases have the port of an endpoint; only one has several.
-	tunnel := []any{"--mtu={{ .Spec.MTU }}", "--endpoint-address={{ index .Spec.Endpoint.Addresses 0 }}", "--endpoint-port={{ .Spec.Endpoint.Port }}"}
+	tunnel := []any{"--mtu={{ .Spec.MTU }}", "--endpoint-address={{ index .Spec.Endpoint.Addresses 0 }}",
+		"--endpoint-port={{ .Spec.Endpoint.Port }}"}
 	spec := map[string]any{"secretRef": map[string]any{"name": "{{ .Spec.SecretRef.Name }}"}}
 	if server {
 		kind, object = ServerKind, "WgGatewayServer"
@@ -27,7 +30,8 @@ func Default(server bool, release, namespace string) map[string]any {
 		spec["service"] = map[string]any{
 			"metadata": metadata(),
 			"spec": map[string]any{
-				"selector": labels(labelActive), "type": "{{ .Spec.Endpoint.ServiceType }}", "?loadBalancerIP": "{{ .Spec.Endpoint.LoadBalancerIP }}",
+				"selector": labels(labelActive), "type": "{{ .Spec.Endpoint.ServiceType }}",
+				"?loadBalancerIP": "{{ .Spec.Endpoint.LoadBalancerIP }}",
 				"ports": []any{map[string]any{
 					"port": "{{ .Spec.Endpoint.Port }}", "targetPort": "{{ .Spec.Endpoint.Port }}", "protocol": "UDP",
 					"?nodePort": "{{ .Spec.Endpoint.NodePort }}",
@@ -45,9 +49,11 @@ func Default(server bool, release, namespace string) map[string]any {
 				"spec": map[string]any{
 					"serviceAccount": "{{ .Name }}", "serviceAccountName": "{{ .Name }}",
 					"containers": []any{
-						map[string]any{"name": "gateway", "args": []any{uid, "--health-probe-bind-address=:8083", "--ping-enabled=true",
+						map[string]any{"name": "gateway", "args": []any{uid, "--health-probe-bind-address=:8083",
+							"--ping-enabled=true",
 							"--ping-loss-threshold=5", "--ping-interval=2s", "--ping-update-status-interval=10s"}},
-						map[string]any{"name": "wireguard", "args": append([]any{uid, "--health-probe-bind-address=:8085"}, tunnel...)},
+						map[string]any{"name": "wireguard",
+							"args": append([]any{uid, "--health-probe-bind-address=:8085"}, tunnel...)},
 						map[string]any{"name": "geneve", "args": []any{uid, "--geneve-port=6091"}},
 					},
 				},

@@ -9,8 +9,9 @@ import (
 	"text/template/parse"
 )
 
-// expand expands a template as text/template does, for the part of its language that gateway templates use. That package calls methods by name, which
-// makes the linker keep all methods of all types: 4.7 MB, most of it resident in each gateway.
+// expand expands a template as text/template does, for the part of its language that gateway
+// templates use. That package calls methods by name, which makes the linker keep all methods of all
+// types: 4.7 MB, most of it resident in each gateway.
 func expand(path, text string, data any) (string, error) {
 	tree := parse.New(path)
 	tree.Mode = parse.SkipFuncCheck
@@ -68,7 +69,8 @@ func (x *expander) walk(n parse.Node, dot reflect.Value) error {
 	return nil
 }
 
-// branch calls then with the value of the pipe if that is true, and otherwise expands the else part.
+// branch calls then with the value of the pipe if that is true, and otherwise expands the else
+// part.
 func (x *expander) branch(n *parse.BranchNode, dot reflect.Value, then func(reflect.Value) error) error {
 	outside := len(x.variables)
 	defer func() { x.variables = x.variables[:outside] }()

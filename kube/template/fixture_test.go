@@ -15,7 +15,8 @@ import (
 
 const image = "registry.example/culvert:1.0"
 
-// captures are what Liqo's operator has rendered: of its main branch, of a release, and of its main branch with two replicas.
+// captures are what Liqo's operator has rendered: of its main branch, of a release, and of its main
+// branch with two replicas.
 var captures = []string{"main-557c199cf", "v1.2.0", "main-557c199cf-options"}
 
 // ends are the two captured gateways of each.
@@ -93,7 +94,8 @@ func gatewayOf(t *testing.T, capture string, server bool) Gateway {
 // allPorts is how the main branch writes a list of ports.
 const allPorts = "{{ range $i, $p := .Spec.Endpoint.Ports }}{{ if $i }},{{ end }}{{ $p }}{{ else }}{{ .Spec.Endpoint.Port }}{{ end }}"
 
-// stockOf returns the template from which a capture was rendered: values that the operator has filled in are variables again.
+// stockOf returns the template from which a capture was rendered: values that the operator has
+// filled in are variables again.
 func stockOf(t *testing.T, capture string, server bool) map[string]any {
 	t.Helper()
 	g := gatewayOf(t, capture, server)
@@ -103,9 +105,11 @@ func stockOf(t *testing.T, capture string, server bool) map[string]any {
 	}
 	captured := readObject(t, capture, file)
 	whole := map[string]string{
-		"--mtu=1340":          "--mtu={{ .Spec.MTU }}",
-		"--listen-port=51840": "--listen-port={{ .Spec.Endpoint.Port }}", "--listen-ports=51840": "--listen-ports=" + allPorts,
-		"--endpoint-port=31840": "--endpoint-port={{ .Spec.Endpoint.Port }}", "--endpoint-ports=31840": "--endpoint-ports=" + allPorts,
+		"--mtu=1340":                    "--mtu={{ .Spec.MTU }}",
+		"--listen-port=51840":           "--listen-port={{ .Spec.Endpoint.Port }}",
+		"--listen-ports=51840":          "--listen-ports=" + allPorts,
+		"--endpoint-port=31840":         "--endpoint-port={{ .Spec.Endpoint.Port }}",
+		"--endpoint-ports=31840":        "--endpoint-ports=" + allPorts,
 		"--endpoint-address=192.0.2.99": "--endpoint-address={{ index .Spec.Endpoint.Addresses 0 }}",
 		"--remote-cluster-id=" + g.Name: "--remote-cluster-id={{ .ClusterID }}",
 		"NodePort":                      "{{ .Spec.Endpoint.ServiceType }}", "": "{{ .Spec.SecretRef.Name }}",
@@ -116,7 +120,8 @@ func stockOf(t *testing.T, capture string, server bool) map[string]any {
 			if w, ok := whole[v]; ok {
 				return w
 			}
-			return strings.NewReplacer(g.Namespace, "{{ .Namespace }}", g.Name, "{{ .Name }}", g.GatewayUID, "{{ .GatewayUID }}").Replace(v)
+			return strings.NewReplacer(g.Namespace, "{{ .Namespace }}", g.Name, "{{ .Name }}", g.GatewayUID,
+				"{{ .GatewayUID }}").Replace(v)
 		case int64:
 			if v == 51840 {
 				return "{{ .Spec.Endpoint.Port }}"
@@ -131,10 +136,12 @@ func stockOf(t *testing.T, capture string, server bool) map[string]any {
 		service["ports"].([]any)[0].(map[string]any)["?nodePort"] = "{{ .Spec.Endpoint.NodePort }}"
 	}
 	return map[string]any{
-		"apiVersion": APIVersion, "kind": kind, "metadata": map[string]any{"name": "wireguard-server", "namespace": "liqo", "uid": "1"},
+		"apiVersion": APIVersion, "kind": kind, "metadata": map[string]any{"name": "wireguard-server",
+			"namespace": "liqo", "uid": "1"},
 		"spec": map[string]any{
 			"objectKind": map[string]any{"apiVersion": APIVersion, "kind": object},
-			"template":   map[string]any{"metadata": mend(Field(captured, "spec", "deployment", "metadata"), variables), "spec": spec},
+			"template": map[string]any{"metadata": mend(Field(captured, "spec", "deployment", "metadata"), variables),
+				"spec": spec},
 		},
 	}
 }

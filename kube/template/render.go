@@ -33,10 +33,11 @@ type Spec struct {
 	} `json:"secretRef"`
 }
 
-// Render renders a template for a gateway as Liqo's operator does. Each string is rendered, and becomes a number if the result is one, except in or
-// below labels and annotations.
+// Render renders a template for a gateway as Liqo's operator does. Each string is rendered, and
+// becomes a number if the result is one, except in or below labels and annotations.
 func Render(t map[string]any, g Gateway) (map[string]any, error) {
-	made := map[string]any{"apiVersion": Field(t, "spec", "objectKind", "apiVersion"), "kind": Field(t, "spec", "objectKind", "kind")}
+	made := map[string]any{"apiVersion": Field(t, "spec", "objectKind", "apiVersion"),
+		"kind": Field(t, "spec", "objectKind", "kind")}
 	for _, part := range []string{"metadata", "spec"} {
 		rendered, err := render("spec.template."+part, Field(t, "spec", "template", part), g, part == "metadata")
 		if err != nil {
@@ -82,7 +83,8 @@ func render(path string, v any, g Gateway, text bool) (any, error) {
 	return v, nil
 }
 
-// renderMap omits a field whose name begins with a question mark if the first variable of its value is empty.
+// renderMap omits a field whose name begins with a question mark if the first variable of its value
+// is empty.
 func renderMap(path string, m map[string]any, g Gateway, text bool) (any, error) {
 	made := make(map[string]any, len(m))
 	for name, value := range m {

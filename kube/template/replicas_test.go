@@ -9,7 +9,8 @@ import (
 	"culvert/integration/need"
 )
 
-// TestReplicas: with two replicas no pod is labelled as active before the election, a new pod starts before an old one ends, and Liqo's times are kept.
+// TestReplicas: with two replicas no pod is labelled as active before the election, a new pod
+// starts before an old one ends, and Liqo's times are kept.
 func TestReplicas(t *testing.T) {
 	for _, server := range []bool{true, false} {
 		stock := Default(server, "liqo", "liqo")
@@ -17,7 +18,8 @@ func TestReplicas(t *testing.T) {
 		deployment["replicas"] = int64(2)
 		containers := Field(deployment, "template", "spec", "containers").([]any)
 		gateway := containers[0].(map[string]any)
-		gateway["args"] = append(gateway["args"].([]any), "--leader-election=true", "--leader-election-lease-duration=15s",
+		gateway["args"] = append(gateway["args"].([]any), "--leader-election=true",
+			"--leader-election-lease-duration=15s",
 			"--leader-election-renew-deadline=10s", "--leader-election-retry-period=2s")
 
 		one, notes, err := From(stock, "registry.invalid/culvert:1", 1)
@@ -46,7 +48,8 @@ func TestReplicas(t *testing.T) {
 				t.Errorf("strategy %s, want %s", is, tt.strategy)
 			}
 			args := Field(d, "template", "spec", "containers").([]any)[0].(map[string]any)["args"].([]any)
-			for _, flag := range []string{"--leader-election=true", "--leader-election-lease-duration=15s", "--leader-election-retry-period=2s"} {
+			for _, flag := range []string{"--leader-election=true", "--leader-election-lease-duration=15s",
+				"--leader-election-retry-period=2s"} {
 				if slices.Contains(args, any(flag)) != tt.election {
 					t.Errorf("%s: in %q", flag, args)
 				}
@@ -61,7 +64,8 @@ func TestReplicas(t *testing.T) {
 			if is := fmt.Sprint(Field(d, "template", "spec", "affinity")); is != affinity {
 				t.Errorf("affinity %s, want %s", is, affinity)
 			}
-			if selector := Field(tt.made, "spec", "template", "spec", "service", "spec", "selector"); server && Field(selector, labelActive) != "true" {
+			if selector := Field(tt.made, "spec", "template", "spec", "service", "spec", "selector"); server &&
+				Field(selector, labelActive) != "true" {
 				t.Errorf("the Service selects %v", selector)
 			}
 		}

@@ -23,16 +23,19 @@ const (
 )
 
 // podLabels lead Liqo's controllers from a pod to its gateway.
-var podLabels = []string{"networking.liqo.io/component", "networking.liqo.io/gateway-name", "networking.liqo.io/gateway-namespace"}
+var podLabels = []string{"networking.liqo.io/component", "networking.liqo.io/gateway-name",
+	"networking.liqo.io/gateway-namespace"}
 
 // podFields are the fields of Liqo's pods that ours keep: identity and scheduling.
 var podFields = []string{
-	"serviceAccount", "serviceAccountName", "imagePullSecrets", "nodeSelector", "affinity", "tolerations", "topologySpreadConstraints",
+	"serviceAccount", "serviceAccountName", "imagePullSecrets", "nodeSelector", "affinity", "tolerations",
+	"topologySpreadConstraints",
 	"priorityClassName", "schedulerName", "runtimeClassName", "dnsPolicy", "dnsConfig", "terminationGracePeriodSeconds",
 }
 
-// From returns the template that starts culvert where stock starts Liqo's gateway, with notes on what it omits of stock. It keeps names, labels,
-// selectors, the Service and the values of common flags. Of several replicas one is elected to forward, and carries the label of the active pod.
+// From returns the template that starts culvert where stock starts Liqo's gateway, with notes on
+// what it omits of stock. It keeps names, labels, selectors, the Service and the values of common
+// flags. Of several replicas one is elected to forward, and carries the label of the active pod.
 func From(stock map[string]any, image string, replicas int) (made map[string]any, notes []string, err error) {
 	t := &taker{made: clean(stock).(map[string]any), image: image, replicas: int64(replicas)}
 	t.take()
@@ -83,11 +86,13 @@ func (t *taker) take() {
 		return
 	}
 	if made := Field(t.made, "spec", "objectKind", "kind"); made != object {
-		t.fail("spec.objectKind.kind: %v, and culvert stands in for a %s alone; give a template that makes one", made, object)
+		t.fail("spec.objectKind.kind: %v, and culvert stands in for a %s alone; give a template that makes one",
+			made, object)
 	}
 	namespace := Field(t.made, "metadata", "namespace")
 	t.made["metadata"] = map[string]any{
-		"name": name, "namespace": namespace, "labels": map[string]any{"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": "culvert"},
+		"name": name, "namespace": namespace, "labels": map[string]any{"app.kubernetes.io/name": name,
+			"app.kubernetes.io/part-of": "culvert"},
 	}
 	delete(t.made, "status")
 
@@ -104,7 +109,8 @@ func (t *taker) take() {
 		labels[labelActive] = isActive
 	} else {
 		// A new standby is there before an old pod goes.
-		deployment["strategy"] = map[string]any{"type": "RollingUpdate", "rollingUpdate": map[string]any{"maxUnavailable": int64(0), "maxSurge": int64(1)}}
+		deployment["strategy"] = map[string]any{"type": "RollingUpdate",
+			"rollingUpdate": map[string]any{"maxUnavailable": int64(0), "maxSurge": int64(1)}}
 		delete(labels, labelActive) // the elected one takes it
 	}
 	for _, name := range podLabels {
@@ -128,9 +134,10 @@ func (t *taker) pod(stock map[string]any) map[string]any {
 	}
 	flags := t.readFlags(containers)
 	pod := map[string]any{
-		"securityContext": map[string]any{"runAsNonRoot": true, "seccompProfile": map[string]any{"type": "RuntimeDefault"}},
-		"containers":      []any{t.container(flags, pullPolicy(containers))},
-		"volumes":         []any{keysVolume(stock), emptyDir(runVolume, runSize), emptyDir(stateVolume, stateSize)},
+		"securityContext": map[string]any{"runAsNonRoot": true,
+			"seccompProfile": map[string]any{"type": "RuntimeDefault"}},
+		"containers": []any{t.container(flags, pullPolicy(containers))},
+		"volumes":    []any{keysVolume(stock), emptyDir(runVolume, runSize), emptyDir(stateVolume, stateSize)},
 	}
 	for _, name := range sortedKeys(stock) {
 		switch {
@@ -147,7 +154,8 @@ func (t *taker) pod(stock map[string]any) map[string]any {
 	return pod
 }
 
-// apart prefers another node for each replica. It requires none: with one node left, two pods there are better than one.
+// apart prefers another node for each replica. It requires none: with one node left, two pods there
+// are better than one.
 func apart() any {
 	labels := map[string]any{}
 	for i, value := range []string{"gateway", "{{ .Name }}", "{{ .Namespace }}"} {

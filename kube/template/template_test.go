@@ -39,7 +39,8 @@ func rendered(t *testing.T, template map[string]any, g Gateway) map[string]any {
 // The stock templates are rendered as Liqo's operator has rendered them.
 func TestRenderAsLiqosOperator(t *testing.T) {
 	forEach(t, func(t *testing.T, capture string, server bool) {
-		got, want := rendered(t, stockOf(t, capture, server), gatewayOf(t, capture, server)), captured(t, capture, server)
+		got, want := rendered(t, stockOf(t, capture, server), gatewayOf(t, capture, server)),
+			captured(t, capture, server)
 		if d := cmp.Diff(want["spec"], got["spec"]); d != "" {
 			t.Errorf("spec, - as captured:\n%s", d)
 		}
@@ -49,7 +50,8 @@ func TestRenderAsLiqosOperator(t *testing.T) {
 	})
 }
 
-// Everything of the captured gateway except its containers stays, so its Deployment accepts the change and its Service selects our pod.
+// Everything of the captured gateway except its containers stays, so its Deployment accepts the
+// change and its Service selects our pod.
 func TestADeploymentCanBeSwitched(t *testing.T) {
 	forEach(t, func(t *testing.T, capture string, server bool) {
 		g, was := gatewayOf(t, capture, server), captured(t, capture, server)
@@ -77,15 +79,19 @@ func TestADeploymentCanBeSwitched(t *testing.T) {
 		if n := Field(is, "spec", "deployment", "spec", "replicas"); n != int64(1) {
 			t.Errorf("%v replicas", n)
 		}
-		if replicas := Field(was, "spec", "deployment", "spec", "replicas"); (replicas != int64(1)) != (len(notes) == 1) {
+		if replicas := Field(was, "spec", "deployment", "spec", "replicas"); (replicas != int64(1)) !=
+			(len(notes) == 1) {
 			t.Errorf("of %v replicas it notes %q", replicas, notes)
 		}
 		flags := flagsOf(podOf(is))
 		want := map[string]string{
-			"liqo": "", "name": g.Name, "namespace": g.Namespace, "remote-cluster-id": g.ClusterID, "gateway-uid": g.GatewayUID,
-			"node-name": "$(NODE_NAME)", "pod-name": "$(POD_NAME)", "state": "/var/lib/culvert", "mtu": "1340", "geneve-port": "6091",
-			"ping-enabled": "true", "ping-interval": "2s", "ping-loss-threshold": "5", "ping-update-status-interval": "10s",
-			"health-probe-bind-address": ":8085",
+			"liqo": "", "name": g.Name, "namespace": g.Namespace, "remote-cluster-id": g.ClusterID,
+			"gateway-uid": g.GatewayUID,
+			"node-name":   "$(NODE_NAME)", "pod-name": "$(POD_NAME)", "state": "/var/lib/culvert", "mtu": "1340",
+			"geneve-port":  "6091",
+			"ping-enabled": "true", "ping-interval": "2s", "ping-loss-threshold": "5",
+			"ping-update-status-interval": "10s",
+			"health-probe-bind-address":   ":8085",
 		}
 		s := "s"
 		if capture == "v1.2.0" {
@@ -113,7 +119,8 @@ func TestDefaultsAreThoseOfTheChart(t *testing.T) {
 		fromStock, _, err := From(stockOf(t, "v1.2.0", end.server), image, 1)
 		need.NoError(t, err)
 		is := rendered(t, made, g)
-		for _, path := range [][]string{{"spec", "service", "spec"}, {"spec", "deployment", "spec", "selector"}, {"spec", "secretRef"}} {
+		for _, path := range [][]string{{"spec", "service", "spec"}, {"spec", "deployment", "spec", "selector"},
+			{"spec", "secretRef"}} {
 			if d := cmp.Diff(Field(was, path...), Field(is, path...)); d != "" {
 				t.Errorf("%s, - as captured:\n%s", strings.Join(path, "."), d)
 			}
@@ -150,8 +157,9 @@ live: {httpGet: {path: /healthz, port: healthz}, periodSeconds: 10}
 ready: {httpGet: {path: /readyz, port: healthz}, periodSeconds: 2}
 `)
 		got := map[string]any{
-			"pod": pod["securityContext"], "container": c["securityContext"], "mounts": c["volumeMounts"], "volumes": pod["volumes"],
-			"ports": c["ports"], "live": c["livenessProbe"], "ready": c["readinessProbe"],
+			"pod": pod["securityContext"], "container": c["securityContext"], "mounts": c["volumeMounts"],
+			"volumes": pod["volumes"],
+			"ports":   c["ports"], "live": c["livenessProbe"], "ready": c["readinessProbe"],
 		}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Error(d)
@@ -180,19 +188,23 @@ func TestChangedTemplates(t *testing.T) {
 	}{
 		{"tolerations", set("tolerations", "[{key: edge, operator: Exists}]"), []string{"tolerations"}, "edge", ""},
 		{"node selector", set("nodeSelector", "{edge: 'yes'}"), []string{"nodeSelector", "edge"}, "yes", ""},
-		{"affinity", set("affinity", "{nodeAffinity: {x: here}}"), []string{"affinity", "nodeAffinity", "x"}, "here", ""},
+		{"affinity", set("affinity", "{nodeAffinity: {x: here}}"), []string{"affinity", "nodeAffinity",
+			"x"}, "here", ""},
 		{"priority", set("priorityClassName", "high"), []string{"priorityClassName"}, "high", ""},
 		{"pull secrets", set("imagePullSecrets", "[{name: pull}]"), []string{"imagePullSecrets"}, "pull", ""},
-		{"the nodes' network", set("hostNetwork", "true"), []string{"hostNetwork"}, "<nil>", "hostNetwork of the pod is left out"},
+		{"the nodes' network", set("hostNetwork", "true"), []string{"hostNetwork"}, "<nil>",
+			"hostNetwork of the pod is left out"},
 		{"a null", set("tolerations", "null"), []string{"tolerations"}, "<nil>", ""},
-		{"metrics", addArg(1, "--metrics-address=:8084"), []string{"containers"}, "containerPort:8084 name:wg-metrics", ""},
+		{"metrics", addArg(1, "--metrics-address=:8084"), []string{"containers"},
+			"containerPort:8084 name:wg-metrics", ""},
 		{"metrics of two containers", func(stock map[string]any) {
 			addArg(0, "--metrics-address=:8082")(stock)
 			addArg(1, "--metrics-address=:8084")(stock)
 		}, []string{"containers"}, "--metrics-address=:8084", ""},
 		{"another port", addArg(2, "--ping-port", "54321"), []string{"containers"}, "--ping-port=54321", ""},
 		{"another folder", addArg(1, "--keys-dir=/keys"), []string{"containers"}, "mountPath:/keys", ""},
-		{"a switch", addArg(1, "--enable-leader"), []string{"containers"}, "", "--enable-leader of container wireguard is left out"},
+		{"a switch", addArg(1, "--enable-leader"), []string{"containers"}, "",
+			"--enable-leader of container wireguard is left out"},
 		{"a helper", func(stock map[string]any) {
 			p := Field(stock, pod...).(map[string]any)
 			p["containers"] = append(list(p["containers"]), map[string]any{"name": "tcp-healthcheck", "image": "nginx"})
@@ -228,10 +240,16 @@ func TestRefusedTemplates(t *testing.T) {
 		want   string
 	}{
 		{"another kind", func(s map[string]any) { s["kind"] = "Pod" }, "kind: Pod is neither"},
-		{"another object", func(s map[string]any) { Field(s, "spec", "objectKind").(map[string]any)["kind"] = "OurServer" }, "spec.objectKind.kind: OurServer"},
-		{"no Deployment", remove("spec", "template", "spec", "deployment"), "spec.template.spec.deployment.spec: missing"},
-		{"no account", remove(append(slices.Clone(template), "spec", "serviceAccountName")...), "serviceAccountName: missing"},
-		{"no label", remove(append(slices.Clone(template), "metadata", "labels", "networking.liqo.io/gateway-name")...), "no networking.liqo.io/gateway-name"},
+		{"another object", func(s map[string]any) {
+			Field(s, "spec",
+				"objectKind").(map[string]any)["kind"] = "OurServer"
+		}, "spec.objectKind.kind: OurServer"},
+		{"no Deployment", remove("spec", "template", "spec", "deployment"),
+			"spec.template.spec.deployment.spec: missing"},
+		{"no account", remove(append(slices.Clone(template), "spec", "serviceAccountName")...),
+			"serviceAccountName: missing"},
+		{"no label", remove(append(slices.Clone(template), "metadata", "labels", "networking.liqo.io/gateway-name")...),
+			"no networking.liqo.io/gateway-name"},
 		{"metrics anywhere", func(s map[string]any) {
 			c := list(Field(s, append(slices.Clone(template), "spec", "containers")...))[1].(map[string]any)
 			c["args"] = append(list(c["args"]), "--metrics-address={{ .Name }}")
@@ -268,7 +286,8 @@ func TestRender(t *testing.T) {
 	for _, tt := range []struct{ in, want string }{
 		{`{port: "{{ .Spec.Endpoint.Port }}", name: "{{ .Name }}"}`, `{port: 51840, name: 7}`},
 		{`{"?nodePort": "{{ .Spec.Endpoint.NodePort }}", "?port": "{{ .Spec.Endpoint.Port }}"}`, `{port: 51840}`},
-		{`{labels: {name: "{{ .Name }}"}, name: "{{ .Name }}", generation: 3}`, `{labels: {name: "7"}, name: "7", generation: "3"}`},
+		{`{labels: {name: "{{ .Name }}"}, name: "{{ .Name }}", generation: 3}`,
+			`{labels: {name: "7"}, name: "7", generation: "3"}`},
 		{`{matchLabels: {name: "{{ .Name }}"}}`, `{matchLabels: {name: 7}}`},
 		{`{list: ["{{ .Name }}", "--name={{ .Name }}", true]}`, `{list: [7, "--name=7", true]}`},
 	} {

@@ -12,7 +12,8 @@ import (
 	"culvert/kube/verify/probe"
 )
 
-// paths returns the paths to test. The last two are by NodePorts of the second and of the first cluster.
+// paths returns the paths to test. The last two are by NodePorts of the second and of the first
+// cluster.
 func (r *run) paths() (all []Path) {
 	for i := range r.sides {
 		for n := range r.chosen[i] {
@@ -30,7 +31,8 @@ func (r *run) paths() (all []Path) {
 		}
 		all = append(all, r.path(KindPods, from, h.from, 1-from, h.to))
 	}
-	return append(all, r.path(KindNodePort, 1, 0, 0, len(r.chosen[0])-1), r.path(KindNodePort, 0, 0, 1, len(r.chosen[1])-1))
+	return append(all, r.path(KindNodePort, 1, 0, 0, len(r.chosen[0])-1), r.path(KindNodePort, 0, 0, 1,
+		len(r.chosen[1])-1))
 }
 
 // path returns the path from a node to another, given the indexes of the clusters and of the nodes.
@@ -44,7 +46,8 @@ func (r *run) path(kind string, i, from, j, to int) Path {
 	case KindPods:
 		p.target = seenAs(a.Peering, p.target, false)
 	case KindNodePort:
-		p.via = r.chosen[i][(from+1)%len(r.chosen[i])] // the asker's own node may route its pods there without translation
+		// the asker's own node may route its pods there without translation
+		p.via = r.chosen[i][(from+1)%len(r.chosen[i])]
 	}
 	return p
 }
@@ -114,7 +117,8 @@ func (r *run) askers(ctx context.Context, i int, paths []Path) error {
 	for n, pod := range pods {
 		var answers []probe.Answer
 		if err := json.Unmarshal([]byte(pod.Message), &answers); err != nil || len(answers) != len(asked[n]) {
-			return fmt.Errorf("pod %s on node %s has said %q: is its image as new as this culvert?", pod.Name, pod.Node, pod.Message)
+			return fmt.Errorf("pod %s on node %s has said %q: is its image as new as this culvert?", pod.Name,
+				pod.Node, pod.Message)
 		}
 		for k, a := range answers {
 			p := asked[n][k]
@@ -142,7 +146,8 @@ func (p *Path) asTarget(n int) probe.Target {
 	if p.port != 0 {
 		port = p.port
 	}
-	t := probe.Target{Name: fmt.Sprint(n), Address: net.JoinHostPort(cmp.Or(p.host, p.target.String()), fmt.Sprint(port))}
+	t := probe.Target{Name: fmt.Sprint(n), Address: net.JoinHostPort(cmp.Or(p.host, p.target.String()),
+		fmt.Sprint(port))}
 	if p.Kind == KindPods {
 		t.MTU, t.Bytes = p.mtu, bulkBytes
 	}

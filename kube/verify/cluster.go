@@ -25,7 +25,8 @@ type Cluster interface {
 	Missing(ctx context.Context, namespace string) ([]string, error)
 	// Read returns what the cluster says about itself.
 	Read(ctx context.Context) (*Snapshot, error)
-	// Begin creates the namespace of the pods, and removes the namespaces that killed runs left behind.
+	// Begin creates the namespace of the pods, and removes the namespaces that killed runs left
+	// behind.
 	Begin(ctx context.Context, namespace string) (removed []string, err error)
 	// Create creates objects in the namespace, and returns them as the API server has stored them.
 	Create(ctx context.Context, namespace string, objects ...map[string]any) ([]map[string]any, error)
@@ -95,10 +96,12 @@ func (c api) Missing(ctx context.Context, namespace string) (all []string, err e
 		if r.namespace == own {
 			r.namespace = namespace
 		}
-		review, err := c.client.Resource(resources["Review"]).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-			"spec": map[string]any{"resourceAttributes": map[string]any{"group": r.group, "resource": r.resource, "verb": r.verb, "namespace": r.namespace}},
-		}}, metav1.CreateOptions{})
+		review, err := c.client.Resource(resources["Review"]).Create(ctx,
+			&unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+				"spec": map[string]any{"resourceAttributes": map[string]any{"group": r.group, "resource": r.resource,
+					"verb": r.verb, "namespace": r.namespace}},
+			}}, metav1.CreateOptions{})
 		if err != nil {
 			return nil, fmt.Errorf("ask for your rights: %w", err)
 		}
@@ -124,13 +127,15 @@ func (r right) text(own string) string {
 }
 
 // list calls each with the objects of a kind. A kind that the cluster lacks has no objects.
-func (c api) list(ctx context.Context, kind, namespace string, o metav1.ListOptions, each func(map[string]any) error) error {
-	err := kube.Each(ctx, c.client.Resource(resources[kind]).Namespace(namespace), o, func(u *unstructured.Unstructured) error {
-		if err := each(u.Object); err != nil {
-			return fmt.Errorf("%s: %w", u.GetName(), err)
-		}
-		return nil
-	})
+func (c api) list(ctx context.Context, kind, namespace string, o metav1.ListOptions,
+	each func(map[string]any) error) error {
+	err := kube.Each(ctx, c.client.Resource(resources[kind]).Namespace(namespace), o,
+		func(u *unstructured.Unstructured) error {
+			if err := each(u.Object); err != nil {
+				return fmt.Errorf("%s: %w", u.GetName(), err)
+			}
+			return nil
+		})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("list %s: %w", resources[kind].Resource, err)
 	}
@@ -167,7 +172,8 @@ func (c api) Begin(ctx context.Context, namespace string) (removed []string, err
 	spaces := c.client.Resource(resources["Namespace"])
 	made, err := spaces.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": "Namespace",
-		"metadata": map[string]any{"name": namespace, "labels": map[string]any{runLabel: "run", "pod-security.kubernetes.io/enforce": "restricted"}},
+		"metadata": map[string]any{"name": namespace, "labels": map[string]any{runLabel: "run",
+			"pod-security.kubernetes.io/enforce": "restricted"}},
 	}}, metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
@@ -175,7 +181,8 @@ func (c api) Begin(ctx context.Context, namespace string) (removed []string, err
 	now := made.GetCreationTimestamp().Time // by the API server's clock, like the other namespaces' times
 	err = c.list(ctx, "Namespace", "", metav1.ListOptions{LabelSelector: runLabel}, func(o map[string]any) error {
 		u := unstructured.Unstructured{Object: o}
-		if u.GetName() == namespace || u.GetDeletionTimestamp() != nil || now.Sub(u.GetCreationTimestamp().Time) < maxRun {
+		if u.GetName() == namespace || u.GetDeletionTimestamp() != nil ||
+			now.Sub(u.GetCreationTimestamp().Time) < maxRun {
 			return nil
 		}
 		removed = append(removed, u.GetName())
@@ -188,11 +195,13 @@ func (c api) Begin(ctx context.Context, namespace string) (removed []string, err
 	return removed, err
 }
 
-func (c api) Create(ctx context.Context, namespace string, objects ...map[string]any) (all []map[string]any, err error) {
+func (c api) Create(ctx context.Context, namespace string, objects ...map[string]any) (all []map[string]any,
+	err error) {
 	for _, o := range objects {
 		kind, _ := o["kind"].(string)
 		for {
-			u, err := c.client.Resource(resources[kind]).Namespace(namespace).Create(ctx, &unstructured.Unstructured{Object: o}, metav1.CreateOptions{})
+			u, err := c.client.Resource(resources[kind]).Namespace(namespace).Create(ctx,
+				&unstructured.Unstructured{Object: o}, metav1.CreateOptions{})
 			if err == nil {
 				all = append(all, u.Object)
 				break

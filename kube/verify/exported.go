@@ -17,13 +17,15 @@ import (
 
 const (
 	exportedService = "probe"
-	importTime      = 20 * time.Second // until an exported Service has appeared in the other cluster, or disappeared from it
+	// until an exported Service has appeared in the other cluster, or disappeared from it
+	importTime = 20 * time.Second
 )
 
 // importedName is the name of the run's Service in the other cluster.
 func (r *run) importedName() string { return exportedService + "-" + r.namespace }
 
-// exports makes each cluster export a Service to the other one, if that imports any, and returns the paths to it: by its address, and by its name.
+// exports makes each cluster export a Service to the other one, if that imports any, and returns
+// the paths to it: by its address, and by its name.
 func (r *run) exports(ctx context.Context) ([]Path, error) {
 	var paths [2][]Path
 	var notes [2]string
@@ -33,7 +35,8 @@ func (r *run) exports(ctx context.Context) ([]Path, error) {
 	})...)
 	for i, note := range notes {
 		if note != "" {
-			r.report.Findings = append(r.report.Findings, Finding{r.sides[i].name(), false, note + ": an exported Service of " + r.sides[1-i].name() + " was not tried"})
+			r.report.Findings = append(r.report.Findings, Finding{r.sides[i].name(), false,
+				note + ": an exported Service of " + r.sides[1-i].name() + " was not tried"})
 		}
 	}
 	return slices.Concat(paths[0], paths[1]), err
@@ -47,13 +50,16 @@ func (r *run) export(ctx context.Context, i int) (paths []Path, note string, err
 		return nil, fmt.Sprintf("spec.imports of Peering %s names no namespace", a.Peering.Metadata.Name), nil
 	}
 	if !b.Peering.External.IsValid() {
-		return nil, fmt.Sprintf("%s's Peering has no spec.local.externalCIDR, from which exported Services have their addresses", b.name()), nil
+		return nil, fmt.Sprintf(
+			"%s's Peering has no spec.local.externalCIDR, from which exported Services have their addresses",
+			b.name()), nil
 	}
 	if _, err := r.clusters[i].ClusterIP(ctx, namespace, r.importedName()); apierrors.IsForbidden(err) {
 		return nil, fmt.Sprintf("you may not get services in namespace %s", namespace), nil
 	}
 	r.imported[i] = namespace
-	objects := serviceObjects(exportedService, "ClusterIP", r.servers[1-i][0].Address.String(), map[string]any{peering.LabelExport: "true"})
+	objects := serviceObjects(exportedService, "ClusterIP", r.servers[1-i][0].Address.String(),
+		map[string]any{peering.LabelExport: "true"})
 	if _, err := r.clusters[1-i].Create(ctx, r.namespace, objects...); err != nil {
 		return nil, "", err
 	}
@@ -73,11 +79,12 @@ func (r *run) export(ctx context.Context, i int) (paths []Path, note string, err
 
 var notImported = fmt.Sprintf("not imported within %s", importTime)
 
-// awaitImport waits until the run's Service in cluster i is there (or, if there is false, has gone), for at most importTime. It returns the Service's
-// address, if it has one.
+// awaitImport waits until the run's Service in cluster i is there (or, if there is false, has
+// gone), for at most importTime. It returns the Service's address, if it has one.
 func (r *run) awaitImport(ctx context.Context, i int, there bool) (at netip.Addr, err error) {
 	for until := time.Now().Add(importTime); ; {
-		if at, err = r.clusters[i].ClusterIP(ctx, r.imported[i], r.importedName()); err == nil && at.IsValid() == there || time.Now().After(until) {
+		if at, err = r.clusters[i].ClusterIP(ctx, r.imported[i], r.importedName()); err == nil &&
+			at.IsValid() == there || time.Now().After(until) {
 			return at, err
 		}
 		select {
@@ -114,14 +121,19 @@ func (j *judge) services(a, b *Side) {
 		known := j.apart || j.blamed[p.From] || j.blamed[p.To]
 		switch {
 		case p.Error == probe.NoDNS:
-			j.all = append(j.all, Finding{p.from.name(), false, "pods find no names at all, not even kubernetes.default.svc: whether they find an exported Service by its name was not tried"})
+			j.all = append(j.all, Finding{p.from.name(), false,
+				"pods find no names at all, not even kubernetes.default.svc: whether they find an exported Service by its name was not tried"})
 		case known, p.host != "" && byAddress[p.from] != "": // and that was reported
 		case p.Error == notImported:
-			j.wrong(p.from.name(), "a Service that %s exports is not in namespace %s after %s%s", p.to.name(), p.from.Peering.Imports, importTime, said(p.to, peering.Exported)+said(p.from, peering.Imported))
+			j.wrong(p.from.name(), "a Service that %s exports is not in namespace %s after %s%s", p.to.name(),
+				p.from.Peering.Imports, importTime, said(p.to, peering.Exported)+said(p.from, peering.Imported))
 		case p.host != "":
-			j.wrong(p.from.name(), "%s: %s, although its address answers: see what the cluster's DNS says", p.name(), p.Error)
+			j.wrong(p.from.name(), "%s: %s, although its address answers: see what the cluster's DNS says",
+				p.name(), p.Error)
 		default:
-			j.wrong(p.from.name(), "%s: %s, although pods reach each other: see what kube-proxy, or what stands for it, says on node %s", p.name(), p.Error, p.fromNode)
+			j.wrong(p.from.name(),
+				"%s: %s, although pods reach each other: see what kube-proxy, or what stands for it, says on node %s",
+				p.name(), p.Error, p.fromNode)
 		}
 	}
 }

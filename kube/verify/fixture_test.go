@@ -60,7 +60,8 @@ status: {publicKey: %[5]s, active: {pod: gateway-1, node: %[1]s-1, addresses: [1
 	for n := 1; n <= 2; n++ {
 		node := fmt.Sprintf("%s-%d", name, n)
 		s.Nodes = append(s.Nodes, Node{node, true, netip.AddrFrom4([4]byte{192, 0, 2, byte(n)})})
-		s.Tunnels = append(s.Tunnels, Tunnel{node, fmt.Sprintf("10.244.%d.1", n), fmt.Sprintf("192.0.2.%d", n), []peering.NodePeering{{Name: peer, Ready: true}}})
+		s.Tunnels = append(s.Tunnels, Tunnel{node, fmt.Sprintf("10.244.%d.1", n), fmt.Sprintf("192.0.2.%d", n),
+			[]peering.NodePeering{{Name: peer, Ready: true}}})
 		s.Agents = append(s.Agents, Pod{Name: "culvert-node-" + node, Node: node, Phase: "Running", Ready: true})
 	}
 	return s
@@ -104,8 +105,10 @@ type played struct {
 
 func newWorld(t *testing.T) *world {
 	w := &world{t: t, spoil: func(*Path) {}}
-	w.rome = &played{world: w, name: "rome", Snapshot: snapshot(t, "rome"), spaces: map[string]bool{}, stuck: func(*Pod) {}}
-	w.milan = &played{world: w, name: "milan", Snapshot: snapshot(t, "milan"), spaces: map[string]bool{}, stuck: func(*Pod) {}}
+	w.rome = &played{world: w, name: "rome", Snapshot: snapshot(t, "rome"), spaces: map[string]bool{},
+		stuck: func(*Pod) {}}
+	w.milan = &played{world: w, name: "milan", Snapshot: snapshot(t, "milan"), spaces: map[string]bool{},
+		stuck: func(*Pod) {}}
 	return w
 }
 
@@ -140,7 +143,8 @@ func (c *played) other() *played {
 	return c.world.rome
 }
 
-// ClusterIP returns the address of the Service that the other cluster exports, as long as its namespace exists.
+// ClusterIP returns the address of the Service that the other cluster exports, as long as its
+// namespace exists.
 func (c *played) ClusterIP(_ context.Context, namespace, name string) (netip.Addr, error) {
 	if c.importError != nil {
 		return netip.Addr{}, c.importError
@@ -150,7 +154,8 @@ func (c *played) ClusterIP(_ context.Context, namespace, name string) (netip.Add
 	defer o.mu.Unlock()
 	for _, x := range o.created {
 		meta := x["metadata"].(map[string]any)
-		if labels, _ := meta["labels"].(map[string]any); labels["culvert/export"] == "true" && namespace == c.Peerings[0].Imports && !c.deaf {
+		if labels, _ := meta["labels"].(map[string]any); labels["culvert/export"] == "true" &&
+			namespace == c.Peerings[0].Imports && !c.deaf {
 			if space, ok := strings.CutPrefix(name, "probe-"); ok && (o.spaces[space] || c.keeps) {
 				return netip.MustParseAddr("10.96.0.99"), nil
 			}
@@ -195,7 +200,8 @@ func (c *played) start(o map[string]any) {
 	spec := o["spec"].(map[string]any)
 	node := spec["nodeName"].(string)
 	n := node[len(node)-1] - '0'
-	p := Pod{Name: o["metadata"].(map[string]any)["name"].(string), Node: node, Phase: "Running", Ready: true, Address: netip.AddrFrom4([4]byte{10, 244, n, 50})}
+	p := Pod{Name: o["metadata"].(map[string]any)["name"].(string), Node: node, Phase: "Running", Ready: true,
+		Address: netip.AddrFrom4([4]byte{10, 244, n, 50})}
 	args := spec["containers"].([]any)[0].(map[string]any)["args"].([]any)
 	if args[1] == "ask" {
 		p.Phase, p.Ready, p.Address = "Succeeded", false, netip.AddrFrom4([4]byte{10, 244, n, 60})
@@ -228,7 +234,8 @@ func (c *played) answer(node string, own netip.Addr, to probe.Target) probe.Answ
 	if c.name == "milan" {
 		far, seen, pods = "rome", 62, 61
 	}
-	p := Path{From: c.name + "/" + node, fromNode: node, Answer: probe.Answer{Name: to.Name, RTT: 900 * time.Microsecond}}
+	p := Path{From: c.name + "/" + node, fromNode: node, Answer: probe.Answer{Name: to.Name,
+		RTT: 900 * time.Microsecond}}
 	switch {
 	case at.Port() == 30999:
 		p.Kind, p.To, p.Seen = KindNodePort, far, netip.AddrFrom4([4]byte{10, pods + 10, 0, 0}).String()
@@ -250,7 +257,8 @@ func (c *played) answer(node string, own netip.Addr, to probe.Target) probe.Answ
 		p.Error = "no answer"
 	}
 	if to.MTU > 0 {
-		p.UDP, p.Size = &probe.UDP{Sent: 20, Answered: 20}, &probe.Size{Own: 1500, Largest: to.MTU, Told: to.MTU, Above: probe.Refused}
+		p.UDP, p.Size = &probe.UDP{Sent: 20, Answered: 20}, &probe.Size{Own: 1500, Largest: to.MTU, Told: to.MTU,
+			Above: probe.Refused}
 		p.Bulk = &probe.Bulk{Bytes: to.Bytes, Took: 100 * time.Millisecond}
 	}
 	if c.spoil(&p); p.Error != "" {

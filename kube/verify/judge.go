@@ -18,8 +18,8 @@ const (
 	genevePort    = "geneve"
 )
 
-// Judge returns what is wrong between two clusters: first what they say themselves, then what only the pods have found. It marks the paths. It
-// reports each cause once.
+// Judge returns what is wrong between two clusters: first what they say themselves, then what only
+// the pods have found. It marks the paths. It reports each cause once.
 func Judge(a, b *Side, paths []Path) []Finding {
 	j := &judge{paths: paths, blamed: map[string]bool{}}
 	for i := range paths {
@@ -63,7 +63,9 @@ func (j *judge) wrong(cluster, format string, args ...any) {
 
 // condition returns the Peering's condition of a type; nil: it has none.
 func (s *Side) condition(kind string) *peering.Condition {
-	i := slices.IndexFunc(s.Peering.Status.Conditions, func(c *peering.Condition) bool { return c != nil && c.Type == kind })
+	i := slices.IndexFunc(s.Peering.Status.Conditions, func(c *peering.Condition) bool {
+		return c != nil && c.Type == kind
+	})
 	if i < 0 {
 		return nil
 	}
@@ -108,22 +110,26 @@ func (j *judge) gateway(s *Side) (down bool) {
 	case d == nil:
 		j.wrong(s.name(), "%s is not there; install it: culvert kube template --peering %s", of, name)
 	case d.Replicas == 0:
-		j.wrong(s.name(), "%s has 0 replicas; start it: %s", of, s.kubectl("-n %s scale deployment culvert-%s --replicas 1", peering.GatewayNamespace, name))
+		j.wrong(s.name(), "%s has 0 replicas; start it: %s", of,
+			s.kubectl("-n %s scale deployment culvert-%s --replicas 1", peering.GatewayNamespace, name))
 	case len(pods) == 0:
 		why := s.lastWarning("culvert-"+name, "Deployment", "ReplicaSet")
-		j.wrong(s.name(), "%s has no pod%s; see %s", of, colon(why), s.kubectl("-n %s get events", peering.GatewayNamespace))
+		j.wrong(s.name(), "%s has no pod%s; see %s", of, colon(why), s.kubectl("-n %s get events",
+			peering.GatewayNamespace))
 	default:
 		p := pods[0]
 		why := cmp.Or(p.Trouble, s.lastWarning(p.Name, "Pod"), "it is "+cmp.Or(p.Phase, "not ready"))
 		if n := s.node(p.Node); n != nil && !n.Ready {
 			why = "its node " + p.Node + " is not ready"
 		}
-		j.wrong(s.name(), "%s: pod %s is not ready%s; see %s", of, p.Name, colon(why), s.kubectl("-n %s describe pod %s", peering.GatewayNamespace, p.Name))
+		j.wrong(s.name(), "%s: pod %s is not ready%s; see %s", of, p.Name, colon(why),
+			s.kubectl("-n %s describe pod %s", peering.GatewayNamespace, p.Name))
 	}
 	return true
 }
 
-// displaced reports whether there are gateways of which each takes the place of the other, and says so.
+// displaced reports whether there are gateways of which each takes the place of the other, and says
+// so.
 func (j *judge) displaced(s *Side) bool {
 	d := s.deployment(s.Peering.Metadata.Name)
 	why := s.says(peering.OneGateway)
@@ -143,7 +149,8 @@ func (j *judge) starting(s *Side) {
 		var all []string
 		for _, p := range pods {
 			if !p.Ready && !p.Ending && p.Trouble != "" && runs(&p) {
-				all = append(all, fmt.Sprintf("%s on node %s: %s; see %s", p.Name, cmp.Or(p.Node, "?"), p.Trouble, s.kubectl("-n %s describe pod %s", namespace, p.Name)))
+				all = append(all, fmt.Sprintf("%s on node %s: %s; see %s", p.Name, cmp.Or(p.Node, "?"), p.Trouble,
+					s.kubectl("-n %s describe pod %s", namespace, p.Name)))
 			}
 		}
 		if len(all) > 0 {
@@ -155,7 +162,10 @@ func (j *judge) starting(s *Side) {
 	of("Deployment culvert-"+name, peering.GatewayNamespace, gateways, func(*Pod) bool {
 		return slices.ContainsFunc(gateways, func(p Pod) bool { return p.Ready })
 	})
-	of("DaemonSet culvert-node", peering.NodeNamespace, s.Agents, func(p *Pod) bool { a := s.agent(p.Node); return a != nil && a.Ready })
+	of("DaemonSet culvert-node", peering.NodeNamespace, s.Agents, func(p *Pod) bool {
+		a := s.agent(p.Node)
+		return a != nil && a.Ready
+	})
 }
 
 func colon(why string) string {
@@ -165,7 +175,8 @@ func colon(why string) string {
 	return ": " + why
 }
 
-// agreed compares what a Peering says about the other cluster with what that cluster says about itself.
+// agreed compares what a Peering says about the other cluster with what that cluster says about
+// itself.
 func (j *judge) agreed(s, o *Side) {
 	p, q := s.Peering, o.Peering
 	of := fmt.Sprintf("Peering %s", p.Metadata.Name)
@@ -179,7 +190,8 @@ func (j *judge) agreed(s, o *Side) {
 		j.apart = true
 	}
 	if p.Role == q.Role {
-		j.wrong(s.name(), "%s: spec.role: both sides are %ss; one has to be the Server, the other the Client", of, p.Role)
+		j.wrong(s.name(), "%s: spec.role: both sides are %ss; one has to be the Server, the other the Client", of,
+			p.Role)
 		j.apart = true
 	}
 	has := func(c netip.Prefix, external bool) bool {
@@ -192,11 +204,13 @@ func (j *judge) agreed(s, o *Side) {
 	}
 	for _, c := range q.Pods {
 		if !has(c, false) {
-			j.wrong(s.name(), "%s: spec.remote.podCIDRs: %s is missing, which %s has in spec.local.podCIDRs", of, c, o.name())
+			j.wrong(s.name(), "%s: spec.remote.podCIDRs: %s is missing, which %s has in spec.local.podCIDRs",
+				of, c, o.name())
 		}
 	}
 	if q.External.IsValid() && !has(q.External, true) {
-		j.wrong(s.name(), "%s: spec.remote.externalCIDR: is not %s, which %s has in spec.local.externalCIDR", of, q.External, o.name())
+		j.wrong(s.name(), "%s: spec.remote.externalCIDR: is not %s, which %s has in spec.local.externalCIDR", of,
+			q.External, o.name())
 	}
 }
 
@@ -235,9 +249,11 @@ func (j *judge) between(a, b *Side) {
 	if a.Peering.Role == config.Client {
 		server, client = b, a
 	}
-	j.wrong("", "nothing passes between the gateways. Both run, so look at UDP on the way from %s's gateway to %s, which has to lead to UDP %d of %s's: "+
-		"a firewall, a load balancer that does not carry UDP, or the wrong endpoint closes it. %s",
-		client.name(), cmp.Or(client.Peering.Endpoint, "its endpoint"), config.DefaultWireGuardPort, server.name(), quoted(client, server, says))
+	j.wrong("",
+		"nothing passes between the gateways. Both run, so look at UDP on the way from %s's gateway to %s, which has to lead to UDP %d of %s's: "+
+			"a firewall, a load balancer that does not carry UDP, or the wrong endpoint closes it. %s",
+		client.name(), cmp.Or(client.Peering.Endpoint, "its endpoint"), config.DefaultWireGuardPort, server.name(),
+		quoted(client, server, says))
 }
 
 // quoted returns what the sides say themselves.
@@ -256,7 +272,8 @@ func (j *judge) policy(s *Side, names []string, inbound bool, port int, other st
 	if !inbound {
 		way, preposition = "egress", "to"
 	}
-	j.wrong(s.name(), "NetworkPolicy %s in %s keeps UDP %d %s %s away from the gateway; let it pass: %s with an ipBlock, or without any peer",
+	j.wrong(s.name(),
+		"NetworkPolicy %s in %s keeps UDP %d %s %s away from the gateway; let it pass: %s with an ipBlock, or without any peer",
 		strings.Join(names, " and "), peering.GatewayNamespace, port, preposition, other, way)
 }
 
@@ -266,7 +283,8 @@ func (j *judge) nodes(s *Side) {
 	for _, a := range s.Peering.Status.Nodes {
 		n := s.node(a.Name)
 		if n != nil && !n.Ready {
-			j.all = append(j.all, Finding{s.name(), false, fmt.Sprintf("node %s is not ready, and was not asked", a.Name)})
+			j.all = append(j.all,
+				Finding{s.name(), false, fmt.Sprintf("node %s is not ready, and was not asked", a.Name)})
 			j.blamed[s.of(a.Name)] = true
 			continue
 		}
@@ -275,12 +293,14 @@ func (j *judge) nodes(s *Side) {
 		case agent == nil || !agent.Ready:
 			why, where := "there is no pod of it", "DaemonSet culvert-node"
 			if agent != nil {
-				why, where = cmp.Or(agent.Trouble, s.lastWarning(agent.Name, "Pod"), "it is not ready"), "pod "+agent.Name
+				why, where = cmp.Or(agent.Trouble, s.lastWarning(agent.Name, "Pod"), "it is not ready"),
+					"pod "+agent.Name
 			}
 			j.wrong(s.name(), "the agent of node %s does not run: %s; see %s", a.Name, why,
 				s.kubectl("-n %s describe %s", peering.NodeNamespace, strings.ToLower(where)))
 		case t == nil:
-			j.wrong(s.name(), "the agent of node %s has not told its address; see %s", a.Name, s.kubectl("-n %s logs %s", peering.NodeNamespace, agent.Name))
+			j.wrong(s.name(), "the agent of node %s has not told its address; see %s", a.Name,
+				s.kubectl("-n %s logs %s", peering.NodeNamespace, agent.Name))
 		case p != nil && !p.Ready:
 			j.wrong(s.name(), "node %s: %s", a.Name, p.Message)
 		default:

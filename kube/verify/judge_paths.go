@@ -18,8 +18,10 @@ func (j *judge) inside() {
 	for _, p := range j.paths {
 		if p.Kind == KindInside && p.Error != "" && !said[p.from.name()] {
 			said[p.from.name()] = true
-			j.wrong(p.from.name(), "a pod on node %s does not reach one on node %s of its own cluster (%s): see what the CNI says, or which "+
-				"policy for the whole cluster keeps pods apart; culvert has no part in it", p.fromNode, p.toNode, p.Error)
+			j.wrong(p.from.name(),
+				"a pod on node %s does not reach one on node %s of its own cluster (%s): see what the CNI says, or which "+
+					"policy for the whole cluster keeps pods apart; culvert has no part in it", p.fromNode,
+				p.toNode, p.Error)
 		}
 	}
 }
@@ -49,15 +51,18 @@ func (j *judge) answers(a, b *Side) {
 	for _, s := range []*Side{a, b} {
 		for _, n := range s.Peering.Status.Nodes {
 			at := s.of(n.Name)
-			if tried[at] > 0 && failed[at] == tried[at] && !j.blamed[at] && (none < all || !j.elsewhere(s, failed, tried)) && j.closed(s, n, none == all) {
+			if tried[at] > 0 && failed[at] == tried[at] && !j.blamed[at] &&
+				(none < all || !j.elsewhere(s, failed, tried)) && j.closed(s, n, none == all) {
 				j.blamed[at] = true
 			}
 		}
 	}
 	explained := func(p *Path) bool { return j.blamed[p.From] || j.blamed[p.To] }
 	if none == all && !slices.ContainsFunc(j.paths, func(p Path) bool { return p.Kind == KindPods && explained(&p) }) {
-		j.wrong("", "no pod reaches one of the other cluster, although the gateways reach each other: see what they drop, and why: %s, and the same in %s",
-			a.kubectl("-n %s exec deploy/culvert-%s -- culvert status", peering.GatewayNamespace, a.Peering.Metadata.Name), b.name())
+		j.wrong("",
+			"no pod reaches one of the other cluster, although the gateways reach each other: see what they drop, and why: %s, and the same in %s",
+			a.kubectl("-n %s exec deploy/culvert-%s -- culvert status", peering.GatewayNamespace,
+				a.Peering.Metadata.Name), b.name())
 		j.apart = true
 		return
 	}
@@ -68,7 +73,8 @@ func (j *judge) answers(a, b *Side) {
 	}
 }
 
-// elsewhere reports whether several nodes of s have no working path, so that none of them alone is to blame.
+// elsewhere reports whether several nodes of s have no working path, so that none of them alone is
+// to blame.
 func (j *judge) elsewhere(s *Side, failed, tried map[string]int) bool {
 	other := 0
 	for at := range tried {
@@ -92,8 +98,8 @@ func (j *judge) of(place string) *Side {
 	return nil
 }
 
-// closed reports what blocks the path between a node and its gateway, on which nothing passes. unsure: the fault may be on another node's path
-// instead, so only certain causes are reported.
+// closed reports what blocks the path between a node and its gateway, on which nothing passes.
+// unsure: the fault may be on another node's path instead, so only certain causes are reported.
 func (j *judge) closed(s *Side, n peering.Assigned, unsure bool) bool {
 	t, _ := s.tunnel(n.Name, s.Peering.Metadata.Name)
 	address := ""
@@ -105,7 +111,8 @@ func (j *judge) closed(s *Side, n peering.Assigned, unsure bool) bool {
 	at, _ := netip.ParseAddr(address)
 	for _, pod := range s.gateways(s.Peering.Metadata.Name) {
 		for _, inbound := range []bool{true, false} {
-			if names := refusing(s.Policies, pod.Labels, inbound, config.DefaultGenevePort, genevePort, at); len(names) > 0 {
+			if names := refusing(s.Policies, pod.Labels, inbound, config.DefaultGenevePort, genevePort,
+				at); len(names) > 0 {
 				j.policy(s, names, inbound, config.DefaultGenevePort, fmt.Sprintf("node %s (%s)", n.Name, address))
 				return true
 			}
@@ -114,8 +121,10 @@ func (j *judge) closed(s *Side, n peering.Assigned, unsure bool) bool {
 	if unsure {
 		return false
 	}
-	j.wrong(s.name(), "nothing passes between node %s and the gateway on node %s: is UDP %d open both ways between %s and the gateway's pod? VNI %d has to be "+
-		"the one at both ends", n.Name, cmp.Or(s.gatewayNode(), "?"), config.DefaultGenevePort, cmp.Or(address, "the node"), n.VNI)
+	j.wrong(s.name(),
+		"nothing passes between node %s and the gateway on node %s: is UDP %d open both ways between %s and the gateway's pod? VNI %d has to be "+
+			"the one at both ends", n.Name, cmp.Or(s.gatewayNode(), "?"), config.DefaultGenevePort,
+		cmp.Or(address, "the node"), n.VNI)
 	return true
 }
 
@@ -134,12 +143,17 @@ func (j *judge) sources() {
 			}
 			masqueraded[p.from][p.fromNode] = p.Seen
 		case p.Kind == KindNodePort:
-			j.wrong(p.to.name(), "a pod on node %s sees %s where %s uses a NodePort of %s; it should see %s, which stands for what is no pod", p.toNode, p.Seen, p.from.name(), p.via, p.Want)
+			j.wrong(p.to.name(),
+				"a pod on node %s sees %s where %s uses a NodePort of %s; it should see %s, which stands for what is no pod", p.toNode, p.Seen, p.from.name(), p.via, p.Want)
 		default:
-			j.wrong(p.to.name(), "a pod on node %s sees %s as %s; it should see %s: do spec.local and spec.remote of both Peerings name the same CIDRs?", p.toNode, p.from.of(p.fromNode), p.Seen, p.Want)
+			j.wrong(p.to.name(),
+				"a pod on node %s sees %s as %s; it should see %s: do spec.local and spec.remote of both Peerings name the same CIDRs?", p.toNode, p.from.of(p.fromNode), p.Seen, p.Want)
 		}
 	}
-	for _, s := range slices.SortedFunc(maps.Keys(masqueraded), func(x, y *Side) int { return cmp.Compare(x.name(), y.name()) }) {
+	for _, s := range slices.SortedFunc(maps.Keys(masqueraded), func(x, y *Side) int {
+		return cmp.Compare(x.name(),
+			y.name())
+	}) {
 		nodes := slices.Sorted(maps.Keys(masqueraded[s]))
 		why := "the exception from the CNI's masquerade is missing or without effect"
 		for _, n := range nodes {
@@ -151,8 +165,10 @@ func (j *judge) sources() {
 		if len(nodes) > 1 {
 			on = "nodes "
 		}
-		j.wrong(s.name(), "packets of pods on %s leave with the node's address: %s sees %s, which stands for what is no pod. %s; see nft list table ip culvert there, "+
-			"and under CNIs in docs/kubernetes.md what yours needs", on+firstOf(nodes), s.Peering.Peer, masqueraded[s][nodes[0]], upper(why))
+		j.wrong(s.name(),
+			"packets of pods on %s leave with the node's address: %s sees %s, which stands for what is no pod. %s; see nft list table ip culvert there, "+
+				"and under CNIs in docs/kubernetes.md what yours needs", on+firstOf(nodes), s.Peering.Peer,
+			masqueraded[s][nodes[0]], upper(why))
 	}
 }
 
@@ -192,14 +208,17 @@ func (j *judge) sizes(a, b *Side) {
 	case len(small) > 0 && least == 0:
 		j.wrong("", "not even small packets with DF pass, though TCP does (%s): does a firewall drop UDP?", where)
 	case len(small) > 0:
-		j.wrong("", "packets of more than %d bytes do not pass (%s), and the Peerings say %d: repair the network there, or set spec.mtu of both to %d or less",
+		j.wrong("",
+			"packets of more than %d bytes do not pass (%s), and the Peerings say %d: repair the network there, or set spec.mtu of both to %d or less",
 			least, where, mtu, least)
 	case len(mute) > 0:
-		j.wrong("", "a sender of %d bytes is not told that this is too much (%s): something drops ICMP \"fragmentation needed\" (type 3, code 4), and large transfers hang",
+		j.wrong("",
+			"a sender of %d bytes is not told that this is too much (%s): something drops ICMP \"fragmentation needed\" (type 3, code 4), and large transfers hang",
 			mute[0].Size.Largest+1, mute[0].name())
 	}
 	if a.Peering.MTU != b.Peering.MTU {
-		j.wrong("", "spec.mtu is %d in %s and %d in %s; make them the same", a.Peering.MTU, a.name(), b.Peering.MTU, b.name())
+		j.wrong("", "spec.mtu is %d in %s and %d in %s; make them the same", a.Peering.MTU, a.name(),
+			b.Peering.MTU, b.name())
 	}
 }
 
@@ -208,13 +227,16 @@ func (j *judge) rest() {
 	for i := range j.paths {
 		p := &j.paths[i]
 		if p.Error != "" {
-			if p.Kind == KindNodePort && !j.apart && !j.blamed[p.From] && !j.blamed[p.To] && !j.blamed[p.from.of(p.via)] {
-				j.wrong(p.from.name(), "%s: %s, although pods reach each other: see what kube-proxy, or what stands for it, says on node %s", p.name(), p.Error, cmp.Or(p.via, p.fromNode))
+			if p.Kind == KindNodePort && !j.apart && !j.blamed[p.From] && !j.blamed[p.To] &&
+				!j.blamed[p.from.of(p.via)] {
+				j.wrong(p.from.name(),
+					"%s: %s, although pods reach each other: see what kube-proxy, or what stands for it, says on node %s", p.name(), p.Error, cmp.Or(p.via, p.fromNode))
 			}
 			continue
 		}
 		if u := p.UDP; u != nil && u.Answered < u.Sent-fewDatagrams {
-			j.wrong("", "%s: %d of %d datagrams were lost twice: look for a full or faulty link", p.name(), u.Sent-u.Answered, u.Sent)
+			j.wrong("", "%s: %d of %d datagrams were lost twice: look for a full or faulty link", p.name(),
+				u.Sent-u.Answered, u.Sent)
 		}
 		if p.Bulk != nil && p.Bulk.Error != "" && (p.Size == nil || p.Size.Largest >= p.most()) {
 			j.wrong("", "%s: many bytes do not arrive: %s", p.name(), p.Bulk.Error)

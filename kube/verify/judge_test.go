@@ -14,7 +14,10 @@ import (
 // silence removes the answers on all paths that touch a place.
 func silence(places ...string) func(*Path) {
 	return func(p *Path) {
-		if p.Kind == KindPods && slices.ContainsFunc(places, func(x string) bool { return x == p.From || x == p.To || x == "all" }) {
+		if p.Kind == KindPods && slices.ContainsFunc(places, func(x string) bool {
+			return x == p.From || x == p.To ||
+				x == "all"
+		}) {
 			p.Error = "no answer"
 		}
 		if p.Kind == KindNodePort && slices.Contains(places, "all") {
@@ -33,7 +36,8 @@ func policy(t *testing.T, name, text string) Policy {
 // TestFaults: each fault makes the report red, with these sentences and no others.
 func TestFaults(t *testing.T) {
 	disconnected := func(w *world) {
-		w.rome.set("Connected", "PeerSilent", "no handshake answer from 198.51.100.2:51840 for 15 s (4 sent, 0 received)")
+		w.rome.set("Connected", "PeerSilent",
+			"no handshake answer from 198.51.100.2:51840 for 15 s (4 sent, 0 received)")
 		w.milan.set("Connected", "Connecting", "no handshake from the peer for 30 s (0 received on UDP 51840)")
 		w.spoil = silence("all")
 	}
@@ -43,28 +47,37 @@ func TestFaults(t *testing.T) {
 		want []string // * stands for anything
 	}{
 		{"nothing", func(*world) {}, nil},
-		{"closed UDP port", disconnected, []string{"nothing passes between the gateways. Both run, so look at UDP on the way from rome's gateway to milan.example:51840, " +
-			"which has to lead to UDP 51840 of milan's: *rome says: no handshake answer*milan says: no handshake from the peer*"}},
+		{"closed UDP port", disconnected,
+			[]string{"nothing passes between the gateways. Both run, so look at UDP on the way from rome's gateway to milan.example:51840, " +
+				"which has to lead to UDP 51840 of milan's: *rome says: no handshake answer*milan says: no handshake from the peer*"}},
 		{"NetworkPolicy before WireGuard", func(w *world) {
 			disconnected(w)
 			w.milan.Policies = []Policy{policy(t, "deny", "{podSelector: {}, policyTypes: [Ingress]}"),
 				policy(t, "other", "{podSelector: {matchLabels: {app: web}}, ingress: [{}]}")}
-		}, []string{"milan: NetworkPolicy deny in culvert keeps UDP 51840 from the gateway of rome away from the gateway; let it pass: ingress*"}},
+		},
+			[]string{
+				"milan: NetworkPolicy deny in culvert keeps UDP 51840 from the gateway of rome away from the gateway; let it pass: ingress*"}},
 		{"NetworkPolicy of the client", func(w *world) {
 			disconnected(w)
-			w.rome.Policies = []Policy{policy(t, "dns-only", "{podSelector: {}, policyTypes: [Egress], egress: [{ports: [{protocol: UDP, port: 53}]}]}")}
+			w.rome.Policies = []Policy{policy(t, "dns-only",
+				"{podSelector: {}, policyTypes: [Egress], egress: [{ports: [{protocol: UDP, port: 53}]}]}")}
 		}, []string{"rome: NetworkPolicy dns-only in culvert keeps UDP 51840 to the gateway of milan away*egress*"}},
 		{"NetworkPolicy before Geneve", func(w *world) {
-			w.milan.Policies = []Policy{policy(t, "wireguard-only", "{podSelector: {}, ingress: [{ports: [{protocol: UDP, port: wireguard}]}]}")}
+			w.milan.Policies = []Policy{policy(t, "wireguard-only",
+				"{podSelector: {}, ingress: [{ports: [{protocol: UDP, port: wireguard}]}]}")}
 			w.spoil = silence("milan/milan-2")
-		}, []string{"milan: NetworkPolicy wireguard-only in culvert keeps UDP 6091 from node milan-2 (192.0.2.2) away from the gateway*"}},
+		},
+			[]string{
+				"milan: NetworkPolicy wireguard-only in culvert keeps UDP 6091 from node milan-2 (192.0.2.2) away from the gateway*"}},
 		{"missing exception", func(w *world) {
 			w.spoil = func(p *Path) {
 				if p.Kind == KindPods && p.fromNode == "rome-2" {
 					p.Seen = "10.72.0.0"
 				}
 			}
-		}, []string{"rome: packets of pods on node rome-2 leave with the node's address: milan sees 10.72.0.0, which stands for what is no pod. The exception*nft list table ip culvert*"}},
+		},
+			[]string{
+				"rome: packets of pods on node rome-2 leave with the node's address: milan sees 10.72.0.0, which stands for what is no pod. The exception*nft list table ip culvert*"}},
 		{"exception that the kernel refuses", func(w *world) {
 			w.spoil = func(p *Path) {
 				if p.Kind == KindPods && p.from == nil && strings.HasPrefix(p.fromNode, "milan") {
@@ -74,7 +87,9 @@ func TestFaults(t *testing.T) {
 			for i := range w.milan.Tunnels {
 				w.milan.Tunnels[i].Peerings[0].Message = "the kernel refuses nftables: set it in the CNI"
 			}
-		}, []string{"milan: packets of pods on nodes milan-1 and milan-2 leave with the node's address: rome sees 10.71.0.0*. The kernel refuses nftables*"}},
+		},
+			[]string{
+				"milan: packets of pods on nodes milan-1 and milan-2 leave with the node's address: rome sees 10.71.0.0*. The kernel refuses nftables*"}},
 		{"wrong VNI", func(w *world) {
 			w.rome.set("NodesReady", "NodesMissing", "node rome-2: rome-2 (192.0.2.2) sends VNI 9, configured 2")
 			w.spoil = func(p *Path) {
@@ -85,7 +100,8 @@ func TestFaults(t *testing.T) {
 			}
 		}, []string{"rome: node rome-2: rome-2 (192.0.2.2) sends VNI 9, configured 2"}},
 		{"closed UDP port of Geneve", func(w *world) { w.spoil = silence("rome/rome-2") },
-			[]string{"rome: nothing passes between node rome-2 and the gateway on node rome-1: is UDP 6091 open both ways between 192.0.2.2 and the gateway's pod? VNI 2*"}},
+			[]string{
+				"rome: nothing passes between node rome-2 and the gateway on node rome-1: is UDP 6091 open both ways between 192.0.2.2 and the gateway's pod? VNI 2*"}},
 		{"MTU hole", func(w *world) {
 			w.spoil = func(p *Path) {
 				if p.Kind == KindPods {
@@ -93,7 +109,9 @@ func TestFaults(t *testing.T) {
 					p.Bulk.Error = "no answer after 0 of 10485760 bytes"
 				}
 			}
-		}, []string{"packets of more than 1212 bytes do not pass (on every way: look between the gateways), and the Peerings say 1340: *set spec.mtu of both to 1212 or less"}},
+		},
+			[]string{
+				"packets of more than 1212 bytes do not pass (on every way: look between the gateways), and the Peerings say 1340: *set spec.mtu of both to 1212 or less"}},
 		{"MTU hole at a node, of which the network tells", func(w *world) {
 			w.spoil = func(p *Path) {
 				if p.Kind == KindPods && p.To == "milan/milan-2" {
@@ -111,56 +129,77 @@ func TestFaults(t *testing.T) {
 		{"gateway scaled to 0", func(w *world) {
 			disconnected(w)
 			w.rome.Gateways, w.rome.Deployments[0].Replicas = nil, 0
-		}, []string{"rome: the gateway is down: Deployment culvert-milan has 0 replicas; start it: kubectl --context rome -n culvert scale deployment culvert-milan --replicas 1"}},
+		},
+			[]string{
+				"rome: the gateway is down: Deployment culvert-milan has 0 replicas; start it: kubectl --context rome -n culvert scale deployment culvert-milan --replicas 1"}},
 		{"gateway without its image", func(w *world) {
 			disconnected(w)
-			w.milan.Gateways[0].Ready, w.milan.Gateways[0].Phase, w.milan.Gateways[0].Trouble = false, "Pending", "ImagePullBackOff: no such image"
-		}, []string{"milan: the gateway is down: Deployment culvert-rome: pod culvert-rome-x is not ready: ImagePullBackOff: no such image; see kubectl --context milan*"}},
+			w.milan.Gateways[0].Ready, w.milan.Gateways[0].Phase, w.milan.Gateways[0].Trouble = false, "Pending",
+				"ImagePullBackOff: no such image"
+		},
+			[]string{
+				"milan: the gateway is down: Deployment culvert-rome: pod culvert-rome-x is not ready: ImagePullBackOff: no such image; see kubectl --context milan*"}},
 		{"an image that does not exist, beside the gateway and an agent that run", func(w *world) {
-			absent := Pod{Name: "culvert-rome-y", Node: "milan-2", Phase: "Pending", Trouble: "ErrImagePull: no such image", Labels: w.milan.Gateways[0].Labels}
+			absent := Pod{Name: "culvert-rome-y", Node: "milan-2", Phase: "Pending",
+				Trouble: "ErrImagePull: no such image", Labels: w.milan.Gateways[0].Labels}
 			w.milan.Gateways = append([]Pod{absent}, w.milan.Gateways...)
 			absent.Name = "culvert-node-y"
 			w.milan.Agents = append([]Pod{absent}, w.milan.Agents...)
 			absent.Name, absent.Ending = "culvert-node-z", true
 			w.milan.Agents = append(w.milan.Agents, absent)
-		}, []string{"milan: a pod of Deployment culvert-rome does not start, and another one still does its work: culvert-rome-y on node milan-2: ErrImagePull: no such image; see *",
-			"milan: a pod of DaemonSet culvert-node does not start, and another one still does its work: culvert-node-y on node milan-2: ErrImagePull*describe pod culvert-node-y"}},
+		},
+			[]string{"milan: a pod of Deployment culvert-rome does not start, and another one still does its work: culvert-rome-y on node milan-2: ErrImagePull: no such image; see *",
+				"milan: a pod of DaemonSet culvert-node does not start, and another one still does its work: culvert-node-y on node milan-2: ErrImagePull*describe pod culvert-node-y"}},
 		{"two gateways without an election", func(w *world) {
 			w.rome.Deployments[0].Replicas, w.rome.Deployments[0].Elects = 2, false
 			disconnected(w)
 			w.spoil = silence("all")
-		}, []string{"rome: Deployment culvert-milan has 2 pods, which do not elect the one that forwards: each takes the place of the other; *"}},
+		},
+			[]string{
+				"rome: Deployment culvert-milan has 2 pods, which do not elect the one that forwards: each takes the place of the other; *"}},
 		{"two gateways that displace each other", func(w *world) {
 			of := &w.rome.Peerings[0].Status
-			of.Conditions = append(of.Conditions, &peering.Condition{Type: peering.OneGateway, Status: "False", Reason: "Displaced", Message: "pods a and b displace each other"})
+			of.Conditions = append(of.Conditions, &peering.Condition{Type: peering.OneGateway, Status: "False",
+				Reason: "Displaced", Message: "pods a and b displace each other"})
 			w.spoil = func(p *Path) { p.Size = &probe.Size{Own: 1500, Largest: 1300, Above: probe.Vanished} }
 		}, []string{"rome: pods a and b displace each other"}},
 		{"gateway's pod refused", func(w *world) {
 			disconnected(w)
 			w.rome.Gateways = nil
-			w.rome.Warnings = []Warning{{"ReplicaSet", "culvert-milan-7d", "pods is forbidden: violates PodSecurity", w.rome.Peerings[0].Metadata.Created}}
-		}, []string{"rome: the gateway is down: Deployment culvert-milan has no pod: pods is forbidden: violates PodSecurity*"}},
+			w.rome.Warnings = []Warning{{"ReplicaSet", "culvert-milan-7d", "pods is forbidden: violates PodSecurity",
+				w.rome.Peerings[0].Metadata.Created}}
+		},
+			[]string{
+				"rome: the gateway is down: Deployment culvert-milan has no pod: pods is forbidden: violates PodSecurity*"}},
 		{"gateway's node down", func(w *world) {
 			w.milan.Gateways[0].Ready, w.milan.Nodes[0].Ready = false, false // and conditions as they were
 			w.spoil = silence("all")
-		}, []string{"milan: the gateway is down: Deployment culvert-rome: pod culvert-rome-x is not ready: its node milan-1 is not ready*"}},
+		},
+			[]string{
+				"milan: the gateway is down: Deployment culvert-rome: pod culvert-rome-x is not ready: its node milan-1 is not ready*"}},
 		{"no agent", func(w *world) {
 			w.milan.Agents = w.milan.Agents[:1]
 			w.spoil = silence("milan/milan-2")
-		}, []string{"milan: the agent of node milan-2 does not run: there is no pod of it; see kubectl --context milan -n culvert-nodes describe daemonset culvert-node"}},
+		},
+			[]string{
+				"milan: the agent of node milan-2 does not run: there is no pod of it; see kubectl --context milan -n culvert-nodes describe daemonset culvert-node"}},
 		{"agent refuses", func(w *world) {
-			w.rome.Tunnels[1].Peerings[0].Ready, w.rome.Tunnels[1].Peerings[0].Message = false, "spec.remote.podCIDRs[0].remap: 10.61.0.0/16 contains 10.61.0.1, an address of node x"
+			w.rome.Tunnels[1].Peerings[0].Ready, w.rome.Tunnels[1].Peerings[0].Message = false,
+				"spec.remote.podCIDRs[0].remap: 10.61.0.0/16 contains 10.61.0.1, an address of node x"
 			w.spoil = silence("rome/rome-2")
 		}, []string{"rome: node rome-2: spec.remote.podCIDRs[0].remap: 10.61.0.0/16 contains*"}},
 		{"another key", func(w *world) {
 			disconnected(w)
 			w.milan.Peerings[0].Status.PublicKey = "AAAAA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
-		}, []string{"rome: Peering milan: spec.publicKey: milan's gateway has another key; give it AAAAA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="}},
+		},
+			[]string{
+				"rome: Peering milan: spec.publicKey: milan's gateway has another key; give it AAAAA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="}},
 		{"other CIDRs", func(w *world) {
 			w.rome.Peerings[0].Remote[0].Real.Addr()
 			w.milan.Peerings[0].Pods[0] = w.rome.Peerings[0].Internal
 		},
-			[]string{"rome: Peering milan: spec.remote.podCIDRs: 10.80.0.0/24 is missing, which milan has in spec.local.podCIDRs"}},
+			[]string{
+				"rome: Peering milan: spec.remote.podCIDRs: 10.80.0.0/24 is missing, which milan has in spec.local.podCIDRs"}},
 		{"a CNI that is broken", func(w *world) {
 			w.spoil = func(p *Path) {
 				if p.Kind == KindInside && p.To == "milan" {
@@ -174,14 +213,18 @@ func TestFaults(t *testing.T) {
 					p.Error = "connection refused"
 				}
 			}
-		}, []string{"rome: rome/rome-1 by a NodePort to milan/milan-2: connection refused, although pods reach each other: see what kube-proxy*"}},
+		},
+			[]string{
+				"rome: rome/rome-1 by a NodePort to milan/milan-2: connection refused, although pods reach each other: see what kube-proxy*"}},
 		{"NodePort with the wrong source", func(w *world) {
 			w.spoil = func(p *Path) {
 				if p.Kind == KindNodePort && p.To == "rome" {
 					p.Seen = "192.0.2.1"
 				}
 			}
-		}, []string{"rome: a pod on node rome-2 sees 192.0.2.1 where milan uses a NodePort of milan-2; it should see 10.71.0.0*"}},
+		},
+			[]string{
+				"rome: a pod on node rome-2 sees 192.0.2.1 where milan uses a NodePort of milan-2; it should see 10.71.0.0*"}},
 		{"datagrams lost", func(w *world) {
 			w.spoil = func(p *Path) {
 				if p.Kind == KindPods && p.From == "rome/rome-1" {
@@ -197,7 +240,8 @@ func TestFaults(t *testing.T) {
 			}
 		}, []string{"milan/milan-1 to rome/rome-2: many bytes do not arrive: no answer after 4096 of 10485760 bytes"}},
 		{"nobody knows", func(w *world) { w.spoil = silence("all") },
-			[]string{"no pod reaches one of the other cluster, although the gateways reach each other*culvert status*"}},
+			[]string{
+				"no pod reaches one of the other cluster, although the gateways reach each other*culvert status*"}},
 		{"one way between two nodes", func(w *world) {
 			w.spoil = func(p *Path) {
 				if p.From == "rome/rome-1" && p.Kind == KindPods {
@@ -264,7 +308,8 @@ func TestRefusing(t *testing.T) {
 		{"{podSelector: {}, ingress: [{ports: [{protocol: UDP, port: 6091}]}]}", "", true},
 		{"{podSelector: {}, ingress: [{from: [{podSelector: {}}]}]}", "192.0.2.1", true},
 		{"{podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}]}", "192.0.2.1", false},
-		{"{podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24, except: [192.0.2.1/32]}}]}]}", "192.0.2.1", true},
+		{"{podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24, except: [192.0.2.1/32]}}]}]}",
+			"192.0.2.1", true},
 		{"{podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 203.0.113.0/24}}]}]}", "192.0.2.1", true},
 		{"{podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 203.0.113.0/24}}]}]}", "", false}, // it may be there
 	} {

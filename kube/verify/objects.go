@@ -9,7 +9,8 @@ import (
 // app names the objects in the namespace.
 const app = "culvert-verify"
 
-// podObject returns a pod of a run on a node: culvert's own image without any privilege. It ends with the run, even if nobody removes it.
+// podObject returns a pod of a run on a node: culvert's own image without any privilege. It ends
+// with the run, even if nobody removes it.
 func podObject(d *Deployment, name, node string, args ...string) map[string]any {
 	container := map[string]any{
 		"name": "probe", "image": d.Image, "args": texts(append([]string{"probe"}, args...)),
@@ -17,7 +18,8 @@ func podObject(d *Deployment, name, node string, args ...string) map[string]any 
 			"requests": map[string]any{"cpu": "10m", "memory": "32Mi"}, "limits": map[string]any{"memory": "64Mi"},
 		},
 		"securityContext": map[string]any{
-			"readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false, "capabilities": map[string]any{"drop": []any{"ALL"}},
+			"readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false,
+			"capabilities": map[string]any{"drop": []any{"ALL"}},
 		},
 	}
 	if d.PullPolicy != "" {
@@ -27,11 +29,13 @@ func podObject(d *Deployment, name, node string, args ...string) map[string]any 
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name, "labels": map[string]any{"app": app, "pod": name}},
 		"spec": map[string]any{
-			"nodeName": node, "restartPolicy": "Never", "terminationGracePeriodSeconds": int64(1), "activeDeadlineSeconds": int64(maxRun.Seconds()),
+			"nodeName": node, "restartPolicy": "Never", "terminationGracePeriodSeconds": int64(1),
+			"activeDeadlineSeconds":        int64(maxRun.Seconds()),
 			"automountServiceAccountToken": false, "enableServiceLinks": false,
 			"tolerations": []any{map[string]any{"operator": "Exists"}},
 			"securityContext": map[string]any{
-				"runAsNonRoot": true, "runAsUser": int64(65532), "runAsGroup": int64(65532), "seccompProfile": map[string]any{"type": "RuntimeDefault"},
+				"runAsNonRoot": true, "runAsUser": int64(65532), "runAsGroup": int64(65532),
+				"seccompProfile": map[string]any{"type": "RuntimeDefault"},
 			},
 			"containers": []any{container},
 		},
@@ -57,7 +61,8 @@ func serviceObjects(name, kind, address string, labels map[string]any) []map[str
 			"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
 			"metadata":    map[string]any{"name": name, "labels": map[string]any{"kubernetes.io/service-name": name}},
 			"addressType": "IPv4", "ports": []any{port},
-			"endpoints": []any{map[string]any{"addresses": []any{address}, "conditions": map[string]any{"ready": true}}},
+			"endpoints": []any{map[string]any{"addresses": []any{address},
+				"conditions": map[string]any{"ready": true}}},
 		},
 	}
 }

@@ -39,7 +39,8 @@ func pair(a, b *Snapshot) (p, q *peering.Peering, err error) {
 		}
 	}
 	if p == nil {
-		return nil, nil, fmt.Errorf("no Peering joins them: the first has %s, the second has %s", list(a.Peerings), list(b.Peerings))
+		return nil, nil, fmt.Errorf("no Peering joins them: the first has %s, the second has %s", list(a.Peerings),
+			list(b.Peerings))
 	}
 	return p, q, nil
 }
@@ -84,7 +85,8 @@ func (s *Side) gatewayNode() string {
 	return s.Peering.Status.Active.Node
 }
 
-// program returns the gateway's Deployment, with the image of a pod that runs: its own may be one that does not start.
+// program returns the gateway's Deployment, with the image of a pod that runs: its own may be one
+// that does not start.
 func (s *Side) program() *Deployment {
 	d := *s.deployment(s.Peering.Metadata.Name)
 	for _, p := range s.gateways(s.Peering.Metadata.Name) {
@@ -95,7 +97,8 @@ func (s *Side) program() *Deployment {
 	return &d
 }
 
-// A hop is one direction between two nodes, by their indexes in the lists of chosen nodes. away: from the second cluster to the first.
+// A hop is one direction between two nodes, by their indexes in the lists of chosen nodes. away:
+// from the second cluster to the first.
 type hop struct {
 	from, to int
 	away     bool
@@ -130,7 +133,8 @@ const (
 	KindService  = "service"
 )
 
-// seenAs returns the address under which a cluster sees one of its peer's; invalid if it sees it under none.
+// seenAs returns the address under which a cluster sees one of its peer's; invalid if it sees it
+// under none.
 func seenAs(p *peering.Peering, a netip.Addr, external bool) netip.Addr {
 	for _, r := range p.Remote {
 		if r.External == external && r.Real.Contains(a) && r.Remapped.IsValid() {
@@ -153,7 +157,8 @@ func remapped(from, to netip.Prefix, a netip.Addr) netip.Addr {
 	return netip.AddrFrom4(y)
 }
 
-// unknownAs returns the address under which a cluster sees its peer's hosts that are not pods; invalid: none.
+// unknownAs returns the address under which a cluster sees its peer's hosts that are not pods;
+// invalid: none.
 func unknownAs(at *Side, from *Side) netip.Addr {
 	u := from.Peering.UnknownSource()
 	if !from.Peering.External.IsValid() {

@@ -79,9 +79,11 @@ func (s *selector) matches(labels map[string]string) bool {
 	return true
 }
 
-// refusing returns the policies that together block UDP of a port, which containers call name, between a gateway's pod and other; none if one of them
-// lets it pass, or if no policy restricts it. An invalid other is an unknown address, which any block may contain.
-func refusing(all []Policy, labels map[string]string, inbound bool, port int, name string, other netip.Addr) (names []string) {
+// refusing returns the policies that together block UDP of a port, which containers call name,
+// between a gateway's pod and other; none if one of them lets it pass, or if no policy restricts
+// it. An invalid other is an unknown address, which any block may contain.
+func refusing(all []Policy, labels map[string]string, inbound bool, port int, name string,
+	other netip.Addr) (names []string) {
 	for i := range all {
 		p := &all[i]
 		restricts, rules := p.ingress, p.in
@@ -118,8 +120,8 @@ func (r *policyRule) hasPort(port int, name string) bool {
 	return len(r.Ports) == 0
 }
 
-// hasPeer reports whether the rule also applies to an address that is not a pod's: selectors of pods and namespaces do
-// not.
+// hasPeer reports whether the rule also applies to an address that is not a pod's: selectors of
+// pods and namespaces do not.
 func (r *policyRule) hasPeer(inbound bool, other netip.Addr) bool {
 	peers := r.From
 	if !inbound {

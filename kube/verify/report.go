@@ -96,7 +96,8 @@ func (p *Path) most() int {
 	return p.mtu
 }
 
-// Figures returns the cells of the path's line: whether it works, both ends, the answer, datagrams, size, rate, and the source that was seen.
+// Figures returns the cells of the path's line: whether it works, both ends, the answer, datagrams,
+// size, rate, and the source that was seen.
 func (p *Path) Figures() []string {
 	state, cells := "ok", []string{"–", "–", "–", "–", "–"}
 	a := &p.Answer
@@ -136,7 +137,8 @@ func (p *Path) Figures() []string {
 // Columns are the column titles for Figures.
 const Columns = "\tFROM\tTO\tANSWER\tUDP\tMTU\tTCP\tSEEN AS"
 
-// Rows returns the Figures of all paths. Node names that would make the table wider than a page are cut; the report has them in full.
+// Rows returns the Figures of all paths. Node names that would make the table wider than a page are
+// cut; the report has them in full.
 func (r *Report) Rows() (rows [][]string) {
 	cut := r.cutPlaces()
 	for i := range r.Paths {
@@ -171,8 +173,9 @@ func (r *Report) cutPlaces() map[string]string {
 	return cut
 }
 
-// cutNames shortens names to at most most characters, if they still differ then. It first removes the domain, if all have the same, and then cuts
-// their beginnings, which the nodes of a pool have in common.
+// cutNames shortens names to at most most characters, if they still differ then. It first removes
+// the domain, if all have the same, and then cuts their beginnings, which the nodes of a pool have
+// in common.
 func cutNames(all []string, most int) []string {
 	_, domain, _ := strings.Cut(all[0], ".")
 	names, short, seen := make([]string, len(all)), make([]string, len(all)), map[string]bool{}

@@ -40,12 +40,13 @@ type run struct {
 	imported  [2]string // namespace in which a cluster has imported the run's Service; "" = none
 }
 
-// Run tests two clusters and returns the results. An error means that it could not test, or that the removal failed. It removes everything that it
-// created, even when ctx ends.
+// Run tests two clusters and returns the results. An error means that it could not test, or that
+// the removal failed. It removes everything that it created, even when ctx ends.
 func Run(ctx context.Context, a, b Cluster, o Options) (report *Report, err error) {
 	ctx, cancel := context.WithTimeout(ctx, maxRun)
 	defer cancel()
-	r := &run{o: o, clusters: [2]Cluster{a, b}, token: strings.ToLower(rand.Text()[:16]), report: &Report{Paths: []Path{}, Findings: []Finding{}}}
+	r := &run{o: o, clusters: [2]Cluster{a, b}, token: strings.ToLower(rand.Text()[:16]),
+		report: &Report{Paths: []Path{}, Findings: []Finding{}}}
 	r.namespace = "culvert-verify-" + r.token[:6]
 	if o.Progress == nil {
 		r.o.Progress = func(string) {}
@@ -80,7 +81,8 @@ func Run(ctx context.Context, a, b Cluster, o Options) (report *Report, err erro
 	return r.report, nil
 }
 
-// both calls do for both clusters at the same time, and returns the errors with the names of their clusters.
+// both calls do for both clusters at the same time, and returns the errors with the names of their
+// clusters.
 func (r *run) both(do func(i int) error) []error {
 	errs := make([]error, 2)
 	var tasks sync.WaitGroup
@@ -106,7 +108,11 @@ func (r *run) mayI(ctx context.Context, i int) error {
 // read reads both clusters, and finds their Peerings.
 func (r *run) read(ctx context.Context) error {
 	var all [2]*Snapshot
-	if err := errors.Join(r.both(func(i int) (err error) { all[i], err = r.clusters[i].Read(ctx); return err })...); err != nil {
+	if err := errors.Join(r.both(func(i int) (err error) {
+		all[i],
+			err = r.clusters[i].Read(ctx)
+		return err
+	})...); err != nil {
 		return err
 	}
 	p, q, err := pair(all[0], all[1])
@@ -130,10 +136,13 @@ func (r *run) ask(ctx context.Context) ([]Path, error) {
 	for i, s := range r.sides {
 		nodes, of := s.chosen(r.o.AllNodes)
 		r.chosen[i] = nodes
-		r.report.Clusters = append(r.report.Clusters, Joined{Context: s.Context, Cluster: s.name(), Peering: s.Peering.Metadata.Name,
+		r.report.Clusters = append(r.report.Clusters, Joined{Context: s.Context, Cluster: s.name(),
+			Peering: s.Peering.Metadata.Name,
 			Gateway: s.gatewayNode(), Asked: len(nodes), Nodes: of})
 		if len(nodes) == 0 {
-			r.report.Findings = append(r.report.Findings, Finding{s.name(), true, "no node that is ready has a tunnel to the gateway yet, so that no pod can ask"})
+			r.report.Findings = append(r.report.Findings,
+				Finding{s.name(), true,
+					"no node that is ready has a tunnel to the gateway yet, so that no pod can ask"})
 		}
 		if s.deployment(s.Peering.Metadata.Name) == nil { // Judge reports it
 			r.chosen[i] = nil
@@ -152,7 +161,8 @@ func (r *run) ask(ctx context.Context) ([]Path, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.o.Progress(fmt.Sprintf("starting pods on %d nodes of %s and %d of %s", len(r.chosen[0]), r.sides[0].name(), len(r.chosen[1]), r.sides[1].name()))
+	r.o.Progress(fmt.Sprintf("starting pods on %d nodes of %s and %d of %s", len(r.chosen[0]), r.sides[0].name(),
+		len(r.chosen[1]), r.sides[1].name()))
 	if err := errors.Join(r.both(func(i int) error { return r.serve(ctx, i) })...); err != nil {
 		return nil, err
 	}
@@ -161,7 +171,8 @@ func (r *run) ask(ctx context.Context) ([]Path, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(r.both(func(i int) error { return r.nodePort(ctx, i, &paths[len(paths)-1-i]) })...); err != nil {
+	if err := errors.Join(r.both(func(i int) error { return r.nodePort(ctx, i, &paths[len(paths)-1-i]) })...); err !=
+		nil {
 		return nil, err
 	}
 	paths = append(paths, exported...)
@@ -174,18 +185,23 @@ func (r *run) serve(ctx context.Context, i int) error {
 	d := r.sides[i].program()
 	var objects []map[string]any
 	for n, node := range r.chosen[i] {
-		objects = append(objects, podObject(d, fmt.Sprint(serverName, n), node, "serve", "--token", r.token, "--name", node))
+		objects = append(objects, podObject(d, fmt.Sprint(serverName, n), node, "serve", "--token", r.token,
+			"--name", node))
 	}
 	if _, err := r.clusters[i].Create(ctx, r.namespace, objects...); err != nil {
 		return err
 	}
-	pods, err := r.await(ctx, i, startTime, len(objects), serverName, func(p *Pod) bool { return p.Phase == "Running" && p.Ready && p.Address.IsValid() })
+	pods, err := r.await(ctx, i, startTime, len(objects), serverName, func(p *Pod) bool {
+		return p.Phase == "Running" && p.Ready && p.Address.IsValid()
+	})
 	r.servers[i] = pods
 	return err
 }
 
-// await waits until done holds for all count pods whose names begin with a text, and returns them sorted by the number in their names.
-func (r *run) await(ctx context.Context, i int, most time.Duration, count int, beginning string, done func(*Pod) bool) ([]Pod, error) {
+// await waits until done holds for all count pods whose names begin with a text, and returns them
+// sorted by the number in their names.
+func (r *run) await(ctx context.Context, i int, most time.Duration, count int, beginning string,
+	done func(*Pod) bool) ([]Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	for {
@@ -218,9 +234,11 @@ func (r *run) await(ctx context.Context, i int, most time.Duration, count int, b
 			return nil, err
 		case late >= 0:
 			p := &pods[late]
-			return nil, fmt.Errorf("pod %s on node %s did not do its part within %s: it is %s%s", p.Name, p.Node, most, p.Phase, colon(p.Trouble))
+			return nil, fmt.Errorf("pod %s on node %s did not do its part within %s: it is %s%s", p.Name, p.Node, most,
+				p.Phase, colon(p.Trouble))
 		default:
-			return nil, fmt.Errorf("%d of %d pods are there: did somebody remove namespace %s?", len(pods), count, r.namespace)
+			return nil, fmt.Errorf("%d of %d pods are there: did somebody remove namespace %s?", len(pods),
+				count, r.namespace)
 		}
 	}
 }

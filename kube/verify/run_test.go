@@ -59,18 +59,21 @@ ok rome/rome-1 NodePort milan/milan-2 900 µs – – – 10.72.0.0`
 	if got := strings.Join(lines, "\n"); got != want {
 		t.Errorf("%s\nwant:\n%s", got, want)
 	}
-	if !strings.Contains(strings.Join(progress, "\n"), "milan: removed namespace culvert-verify-old, which an earlier run has left") {
+	if !strings.Contains(strings.Join(progress, "\n"),
+		"milan: removed namespace culvert-verify-old, which an earlier run has left") {
 		t.Errorf("%q", progress)
 	}
 	for i, f := range r.Findings {
-		if want := []string{"rome", "milan"}[i]; f.Wrong || f.Cluster != want || !strings.HasPrefix(f.Text, "spec.imports of Peering ") || !strings.HasSuffix(f.Text, " was not tried") {
+		if want := []string{"rome", "milan"}[i]; f.Wrong || f.Cluster != want || !strings.HasPrefix(f.Text,
+			"spec.imports of Peering ") || !strings.HasSuffix(f.Text, " was not tried") {
 			t.Errorf("%+v", f)
 		}
 	}
 	requireClean(t, w)
 }
 
-// TestRunExports: a Service of the run is reached by its address and, if imports have a namespace, by its name. It is removed at the end.
+// TestRunExports: a Service of the run is reached by its address and, if imports have a namespace,
+// by its name. It is removed at the end.
 func TestRunExports(t *testing.T) {
 	const ok = `ok rome/rome-2 milan/milan-1 Service 900 µs – – – 10.62.2.60
 ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60`
@@ -79,10 +82,17 @@ ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60`
 		name, lines, wrong, note, err string
 		seed                          func(w *world)
 	}{
-		{"", ok, "", "milan: spec.imports of Peering rome names no namespace: an exported Service of rome was not tried", "", func(*world) {}},
-		{"no rights", "", "", "rome: you may not get services in namespace imports: an exported Service of milan was not tried", "", func(w *world) { w.rome.importError = forbidden }},
-		{"no external CIDR", "", "", "rome: milan's Peering has no spec.local.externalCIDR*", "", func(w *world) { w.milan.Peerings[0].External = netip.Prefix{} }},
-		{"no DNS", strings.ReplaceAll(ok, "ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60", "– rome/rome-2 milan/milan-1 by name no DNS – – – –"), "",
+		{"", ok, "",
+			"milan: spec.imports of Peering rome names no namespace: an exported Service of rome was not tried", "",
+			func(*world) {}},
+		{"no rights", "", "",
+			"rome: you may not get services in namespace imports: an exported Service of milan was not tried", "",
+			func(w *world) { w.rome.importError = forbidden }},
+		{"no external CIDR", "", "", "rome: milan's Peering has no spec.local.externalCIDR*", "", func(w *world) {
+			w.milan.Peerings[0].External = netip.Prefix{}
+		}},
+		{"no DNS", strings.ReplaceAll(ok, "ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60",
+			"– rome/rome-2 milan/milan-1 by name no DNS – – – –"), "",
 			"rome: pods find no names at all*", "", func(w *world) {
 				w.spoil = func(p *Path) {
 					if p.host != "" {
@@ -90,25 +100,31 @@ ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60`
 					}
 				}
 			}},
-		{"no name", "wrong rome/rome-2 milan/milan-1 by name the cluster's DNS finds no x", "rome: rome/rome-2 to milan/milan-1 by name: the cluster's DNS finds no x, although its address answers*", "", "", func(w *world) {
-			w.spoil = func(p *Path) {
-				if p.host != "" {
-					p.Error = "the cluster's DNS finds no x"
+		{"no name", "wrong rome/rome-2 milan/milan-1 by name the cluster's DNS finds no x",
+			"rome: rome/rome-2 to milan/milan-1 by name: the cluster's DNS finds no x, although its address answers*",
+			"", "", func(w *world) {
+				w.spoil = func(p *Path) {
+					if p.host != "" {
+						p.Error = "the cluster's DNS finds no x"
+					}
 				}
-			}
-		}},
-		{"no kube-proxy", "wrong rome/rome-2 milan/milan-1 Service no answer", "rome: rome/rome-2 to milan/milan-1 Service: no answer, although pods reach each other: see what kube-proxy*", "", "", func(w *world) {
-			w.spoil = func(p *Path) {
-				if p.Kind == KindService {
-					p.Error = "no answer"
+			}},
+		{"no kube-proxy", "wrong rome/rome-2 milan/milan-1 Service no answer",
+			"rome: rome/rome-2 to milan/milan-1 Service: no answer, although pods reach each other: see what kube-proxy*", "", "", func(w *world) {
+				w.spoil = func(p *Path) {
+					if p.Kind == KindService {
+						p.Error = "no answer"
+					}
 				}
-			}
-		}},
-		{"not imported", "wrong rome/rome-2 milan/milan-1 Service not imported within 20s", "rome: a Service that milan exports is not in namespace imports after 20s; milan says: the peer is silent; rome's gateway says nothing of it*", "", "", func(w *world) {
-			w.rome.deaf = true
-			w.milan.Peerings[0].Status.Conditions = append(w.milan.Peerings[0].Status.Conditions, &peering.Condition{Type: peering.Exported, Status: "False", Message: "the peer is silent"})
-		}},
-		{"stays", ok, "", "", "rome: the Service imports/probe-culvert-verify-*is still there: the gateway removes it when milan's tells it so*", func(w *world) { w.rome.keeps = true }},
+			}},
+		{"not imported", "wrong rome/rome-2 milan/milan-1 Service not imported within 20s",
+			"rome: a Service that milan exports is not in namespace imports after 20s; milan says: the peer is silent; rome's gateway says nothing of it*", "", "", func(w *world) {
+				w.rome.deaf = true
+				w.milan.Peerings[0].Status.Conditions = append(w.milan.Peerings[0].Status.Conditions,
+					&peering.Condition{Type: peering.Exported, Status: "False", Message: "the peer is silent"})
+			}},
+		{"stays", ok, "", "",
+			"rome: the Service imports/probe-culvert-verify-*is still there: the gateway removes it when milan's tells it so*", func(w *world) { w.rome.keeps = true }},
 	} {
 		need.Bubble(t, func(t *testing.T) {
 			w := newWorld(t)
@@ -133,7 +149,8 @@ ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60`
 			if !strings.Contains(strings.Join(lines, "\n"), tt.lines) || r.OK != (tt.wrong == "") {
 				t.Errorf("%s: ok %t\n%s", tt.name, r.OK, strings.Join(lines, "\n"))
 			}
-			if got := wrongs(r); tt.wrong == "" && len(got) > 0 || tt.wrong != "" && (len(got) != 1 || !like(got[0], tt.wrong)) {
+			if got := wrongs(r); tt.wrong == "" && len(got) > 0 || tt.wrong != "" &&
+				(len(got) != 1 || !like(got[0], tt.wrong)) {
 				t.Errorf("%s: %q, want %q", tt.name, got, tt.wrong)
 			}
 			if tt.note != "" && !found(notes, tt.note) {
@@ -149,7 +166,8 @@ func TestRunRights(t *testing.T) {
 	w := newWorld(t)
 	w.rome.missing, w.milan.missing = []string{"create pods", "list nodes"}, []string{"list namespaces"}
 	_, err := w.run(t.Context(), Options{})
-	if err == nil || err.Error() != "rome: you may not create pods; nor list nodes\nmilan: you may not list namespaces" {
+	if err == nil || err.Error() !=
+		"rome: you may not create pods; nor list nodes\nmilan: you may not list namespaces" {
 		t.Error(err)
 	}
 	if len(w.rome.created)+len(w.milan.created) > 0 {
@@ -170,7 +188,8 @@ func TestRunInterrupted(t *testing.T) {
 		{"no pods", func(w *world, _ func()) { w.rome.refuse = errors.New("exceeded quota") }, "rome: exceeded quota"},
 		{"no image", func(w *world, _ func()) {
 			w.rome.stuck = func(p *Pod) { p.Ready, p.Phase, p.Trouble = false, "Failed", "ErrImagePull: nobody has it" }
-		}, "rome: pod server-0 on node rome-1 did not do its part within 1m0s: it is Failed: ErrImagePull: nobody has it"},
+		},
+			"rome: pod server-0 on node rome-1 did not do its part within 1m0s: it is Failed: ErrImagePull: nobody has it"},
 		{"another image", func(w *world, _ func()) {
 			w.milan.stuck = func(p *Pod) { p.Message = "" }
 		}, `milan: pod asker-0 on node milan-1 has said "": is its image as new as this culvert?`},
@@ -189,18 +208,21 @@ func TestRunInterrupted(t *testing.T) {
 	}
 }
 
-// TestRunUnpaired: two clusters without a common Peering are reported as such, even if a gateway is missing.
+// TestRunUnpaired: two clusters without a common Peering are reported as such, even if a gateway is
+// missing.
 func TestRunUnpaired(t *testing.T) {
 	w := newWorld(t)
 	w.milan.Peerings = nil
-	if _, err := w.run(t.Context(), Options{}); err == nil || err.Error() != "no Peering joins them: the first has milan (cluster rome, peer milan), the second has none" {
+	if _, err := w.run(t.Context(), Options{}); err == nil ||
+		err.Error() != "no Peering joins them: the first has milan (cluster rome, peer milan), the second has none" {
 		t.Error(err)
 	}
 	w = newWorld(t)
 	w.rome.Deployments, w.rome.Gateways, w.rome.Peerings[0].Status.Nodes = nil, nil, nil
 	r, err := w.run(t.Context(), Options{})
 	need.NoError(t, err)
-	if got := strings.Join(wrongs(r), "\n"); r.OK || !strings.Contains(got, "Deployment culvert-milan is not there") || !strings.Contains(got, "no node that is ready") {
+	if got := strings.Join(wrongs(r), "\n"); r.OK || !strings.Contains(got, "Deployment culvert-milan is not there") ||
+		!strings.Contains(got, "no node that is ready") {
 		t.Error(got)
 	}
 }
@@ -209,10 +231,12 @@ func TestRunUnpaired(t *testing.T) {
 func TestRunRefusedPeering(t *testing.T) {
 	w := newWorld(t)
 	p := w.rome.Peerings[0]
-	p.Remote[0].Remapped, p.Faults = netip.Prefix{}, []string{"spec.remote.podCIDRs[0].remap: 240.0.0.0/16 has addresses that routers do not forward to"}
+	p.Remote[0].Remapped, p.Faults = netip.Prefix{},
+		[]string{"spec.remote.podCIDRs[0].remap: 240.0.0.0/16 has addresses that routers do not forward to"}
 	r, err := w.run(t.Context(), Options{})
 	need.NoError(t, err)
-	if got := strings.Join(wrongs(r), "\n"); !strings.Contains(got, "Peering milan is refused: spec.remote.podCIDRs[0].remap: 240.0.0.0/16") {
+	if got := strings.Join(wrongs(r), "\n"); !strings.Contains(got,
+		"Peering milan is refused: spec.remote.podCIDRs[0].remap: 240.0.0.0/16") {
 		t.Error(got)
 	}
 	requireClean(t, w)
@@ -236,17 +260,20 @@ func TestRunLists(t *testing.T) {
 	}
 }
 
-// TestRunLarge: a ring has at most ten nodes of each cluster, among them the gateway's. All nodes are checked on demand.
+// TestRunLarge: a ring has at most ten nodes of each cluster, among them the gateway's. All nodes
+// are checked on demand.
 func TestRunLarge(t *testing.T) {
 	for _, all := range []bool{false, true} {
 		w := newWorld(t)
 		for n := 3; n < 16; n++ {
 			name := fmt.Sprintf("rome-%x", n)
 			w.rome.Nodes = append(w.rome.Nodes, Node{name, true, address("192.0.2.9")})
-			w.rome.Peerings[0].Status.Nodes = append(w.rome.Peerings[0].Status.Nodes, peering.Assigned{Name: name, VNI: uint32(n), Address: fmt.Sprint("10.80.0.", n+1)})
+			w.rome.Peerings[0].Status.Nodes = append(w.rome.Peerings[0].Status.Nodes, peering.Assigned{Name: name,
+				VNI: uint32(n), Address: fmt.Sprint("10.80.0.", n+1)})
 		}
 		w.rome.Peerings[0].Status.Active.Node = "rome-f"
-		r := &run{sides: [2]*Side{{"rome", w.rome.Snapshot, w.rome.Peerings[0]}, {"milan", w.milan.Snapshot, w.milan.Peerings[0]}}}
+		r := &run{sides: [2]*Side{{"rome", w.rome.Snapshot, w.rome.Peerings[0]}, {"milan", w.milan.Snapshot,
+			w.milan.Peerings[0]}}}
 		nodes, of := r.sides[0].chosen(all)
 		if want := map[bool]int{false: 10, true: 15}[all]; len(nodes) != want || of != 15 || nodes[0] != "rome-f" {
 			t.Errorf("all %t: %d of %d: %v", all, len(nodes), of, nodes)

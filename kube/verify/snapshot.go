@@ -94,8 +94,10 @@ func readPeering(o map[string]any) (*peering.Peering, error) {
 	if err := convert(o, &x); err != nil {
 		return nil, err
 	}
-	m := kube.Metadata{Name: x.Metadata.Name, Namespace: x.Metadata.Namespace, UID: x.Metadata.UID, Labels: x.Metadata.Labels, Created: x.Metadata.Created}
-	return peering.ReadPeering(&kube.Object{Kind: peering.KindPeering, Metadata: m, Spec: x.Spec, Status: x.Status}, x.Metadata.Generation,
+	m := kube.Metadata{Name: x.Metadata.Name, Namespace: x.Metadata.Namespace, UID: x.Metadata.UID,
+		Labels: x.Metadata.Labels, Created: x.Metadata.Created}
+	return peering.ReadPeering(&kube.Object{Kind: peering.KindPeering, Metadata: m, Spec: x.Spec, Status: x.Status},
+		x.Metadata.Generation,
 		x.Metadata.Deleted != nil), nil
 }
 
@@ -115,7 +117,8 @@ func readNode(o map[string]any) (n Node, err error) {
 		n.Ready = n.Ready || c.Type == "Ready" && c.Status == "True"
 	}
 	for _, a := range x.Status.Addresses {
-		if ip, err := netip.ParseAddr(a.Address); err == nil && ip.Is4() && a.Type == "InternalIP" && !n.Address.IsValid() {
+		if ip, err := netip.ParseAddr(a.Address); err == nil && ip.Is4() && a.Type == "InternalIP" &&
+			!n.Address.IsValid() {
 			n.Address = ip
 		}
 	}
@@ -185,7 +188,8 @@ func readPod(o map[string]any) (p Pod, err error) {
 	if err := convert(o, &x); err != nil {
 		return p, err
 	}
-	p = Pod{Name: x.Metadata.Name, Node: x.Spec.NodeName, Labels: x.Metadata.Labels, Phase: x.Status.Phase, Ending: x.Metadata.Deleted != nil}
+	p = Pod{Name: x.Metadata.Name, Node: x.Spec.NodeName, Labels: x.Metadata.Labels, Phase: x.Status.Phase,
+		Ending: x.Metadata.Deleted != nil}
 	if len(x.Spec.Containers) > 0 {
 		p.Image = x.Spec.Containers[0].Image
 	}
@@ -291,7 +295,8 @@ func (s *Snapshot) tunnel(node, of string) (t *Tunnel, p *peering.NodePeering) {
 func (s *Snapshot) lastWarning(beginning string, kinds ...string) string {
 	var last Warning
 	for _, w := range s.Warnings {
-		if slices.Contains(kinds, w.Kind) && len(w.Name) >= len(beginning) && w.Name[:len(beginning)] == beginning && !w.At.Before(last.At) {
+		if slices.Contains(kinds, w.Kind) && len(w.Name) >= len(beginning) && w.Name[:len(beginning)] == beginning &&
+			!w.At.Before(last.At) {
 			last = w
 		}
 	}

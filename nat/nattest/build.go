@@ -1,5 +1,5 @@
-// Package nattest builds packets for tests of nat and checks what nat made of them. It shares no code with nat: every checksum is
-// computed over the whole packet, never from a difference.
+// Package nattest builds packets for tests of nat and checks what nat made of them. It shares no
+// code with nat: every checksum is computed over the whole packet, never from a difference.
 package nattest
 
 import (
@@ -146,7 +146,8 @@ func Pieces(p IP, size int, id uint32) [][]byte {
 	return out
 }
 
-// Piece returns one fragment of a packet with the headers of p: what is at this offset in bytes, and whether more follows.
+// Piece returns one fragment of a packet with the headers of p: what is at this offset in bytes,
+// and whether more follows.
 func Piece(p IP, part Raw, at int, more bool, id uint32) []byte {
 	p.Body = part
 	if netip.MustParseAddr(p.Source).Is4() {
@@ -157,7 +158,8 @@ func Piece(p IP, part Raw, at int, more bool, id uint32) []byte {
 	if more {
 		field |= 1
 	}
-	p.First, p.Extensions = 44, [][]byte{{0, 0, byte(field >> 8), byte(field), byte(id >> 24), byte(id >> 16), byte(id >> 8), byte(id)}}
+	p.First, p.Extensions = 44, [][]byte{{0, 0, byte(field >> 8), byte(field), byte(id >> 24), byte(id >> 16),
+		byte(id >> 8), byte(id)}}
 	return p.Bytes()
 }
 
@@ -254,7 +256,8 @@ func pseudoHeader(source, destination netip.Addr, protocol uint8, length int) []
 	return binary.BigEndian.AppendUint32(b, uint32(protocol))
 }
 
-// Checksum is the Internet checksum (RFC 1071), two bytes at a time. Over bytes that hold their own checksum it is 0.
+// Checksum is the Internet checksum (RFC 1071), two bytes at a time. Over bytes that hold their own
+// checksum it is 0.
 func Checksum(b []byte) uint16 {
 	var s uint64
 	for i := 0; i < len(b); i += 2 {

@@ -24,11 +24,12 @@ type View struct {
 	Payload                     []byte // behind the transport header
 }
 
-// Check takes b apart and verifies every length and every checksum in full. Later fragments and truncated quotations are not
-// checked behind the IP header; first fragments are not summed.
+// Check takes b apart and verifies every length and every checksum in full. Later fragments and
+// truncated quotations are not checked behind the IP header; first fragments are not summed.
 func Check(b []byte) (View, error) { return check(b, false) }
 
-// CheckPartial is Check for a packet whose transport checksum holds only the sum of the pseudo-header.
+// CheckPartial is Check for a packet whose transport checksum holds only the sum of the
+// pseudo-header.
 func CheckPartial(b []byte) (View, error) { return check(b, true) }
 
 func check(b []byte, partial bool) (View, error) {
@@ -173,7 +174,8 @@ func (v *View) verify(partial bool) error {
 	pseudo := pseudoHeader(v.Source, v.Destination, v.Protocol, len(b))
 	if partial {
 		if got := binary.BigEndian.Uint16(b[at:]); got != ^Checksum(pseudo) {
-			return fmt.Errorf("partial checksum %#04x of protocol %d is not the pseudo-header's %#04x", got, v.Protocol, ^Checksum(pseudo))
+			return fmt.Errorf("partial checksum %#04x of protocol %d is not the pseudo-header's %#04x", got, v.Protocol,
+				^Checksum(pseudo))
 		}
 		return nil
 	}
@@ -196,7 +198,8 @@ func Quoted(b []byte) (View, error) {
 	return v, err
 }
 
-// CheckQuoted takes apart the packet that the ICMP error b quotes whole, and verifies its transport checksum too.
+// CheckQuoted takes apart the packet that the ICMP error b quotes whole, and verifies its transport
+// checksum too.
 func CheckQuoted(b []byte) (View, error) {
 	outer, err := Check(b)
 	if err != nil {
@@ -205,8 +208,8 @@ func CheckQuoted(b []byte) (View, error) {
 	return Check(outer.Payload)
 }
 
-// Reassemble puts the fragments of one IPv4 packet together by byte, and returns the packet with a header like that of the first
-// fragment, or nil if bytes are missing or overlap.
+// Reassemble puts the fragments of one IPv4 packet together by byte, and returns the packet with a
+// header like that of the first fragment, or nil if bytes are missing or overlap.
 func Reassemble(fragments [][]byte) []byte {
 	have := map[int]byte{}
 	var head []byte

@@ -5,7 +5,8 @@ import (
 	"encoding/binary"
 )
 
-// Fragment cuts an IPv4 packet without options into fragments with size bytes of payload, a multiple of 8; the last may have fewer.
+// Fragment cuts an IPv4 packet without options into fragments with size bytes of payload, a
+// multiple of 8; the last may have fewer.
 func Fragment(b []byte, size int) (fs [][]byte) {
 	for at := 20; at < len(b); at += size {
 		end := min(at+size, len(b))

@@ -7,8 +7,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 )
 
-// Sums are one's complement sums (RFC 1071) before the final complement. A delta, added to the sum of the old bytes, gives the sum of the new ones
-// (RFC 1624, Section 3, equation 3).
+// Sums are one's complement sums (RFC 1071) before the final complement. A delta, added to the sum
+// of the old bytes, gives the sum of the new ones (RFC 1624, Section 3, equation 3).
 
 // add returns the one's complement sum of a and b.
 func add(a, b uint16) uint16 {
@@ -16,7 +16,8 @@ func add(a, b uint16) uint16 {
 	return uint16(s + s>>16)
 }
 
-// delta returns the delta between two sums. Of the two zeros it returns the one that changes nothing.
+// delta returns the delta between two sums. Of the two zeros it returns the one that changes
+// nothing.
 func delta(from, to uint16) uint16 {
 	if from == to {
 		return 0
@@ -52,8 +53,8 @@ func adjustAt(b []byte, i int, d uint16) {
 	b[i], b[i+1] = byte(c>>8), byte(c)
 }
 
-// pseudoHeader returns the sum of a pseudo-header (RFC 9293, Section 3.1; RFC 8200, Section 8.1) over addresses, the 8 or 32 bytes of
-// source and destination.
+// pseudoHeader returns the sum of a pseudo-header (RFC 9293, Section 3.1; RFC 8200, Section 8.1)
+// over addresses, the 8 or 32 bytes of source and destination.
 func pseudoHeader(addresses []byte, protocol uint8, length int) uint16 {
 	s, c := uint64(length)+uint64(protocol), uint64(0)
 	for len(addresses) >= 8 {

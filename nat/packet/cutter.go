@@ -6,8 +6,9 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// A Cutter turns a rewritten packet into what goes on the wire: the packet itself with its checksum completed, the segments of a TCP super-frame, the
-// datagrams of a UDP train, or the fragments of an IPv4 packet. Its zero value is ready for Start.
+// A Cutter turns a rewritten packet into what goes on the wire: the packet itself with its checksum
+// completed, the segments of a TCP super-frame, the datagrams of a UDP train, or the fragments of
+// an IPv4 packet. Its zero value is ready for Start.
 type Cutter struct {
 	// borrowed: the packet given to Start, until Next has returned 0.
 	p *Packet
@@ -24,9 +25,10 @@ type Cutter struct {
 	cut    fragmenter
 }
 
-// Start begins with p. A positive segment cuts a TCP super-frame into segments with that many bytes of payload, including that of Packet.Lead. A
-// positive mtu fragments units longer than mtu bytes; p is then IPv4. Preconditions: with segment, the packet is a whole TCP segment that has a
-// partial checksum or a Lead; with p.SegmentSize, it is a datagram (Packet.IsDatagram).
+// Start begins with p. A positive segment cuts a TCP super-frame into segments with that many bytes
+// of payload, including that of Packet.Lead. A positive mtu fragments units longer than mtu bytes;
+// p is then IPv4. Preconditions: with segment, the packet is a whole TCP segment that has a partial
+// checksum or a Lead; with p.SegmentSize, it is a datagram (Packet.IsDatagram).
 func (c *Cutter) Start(p *Packet, segment, mtu int) {
 	*c = Cutter{p: p, mtu: mtu}
 	switch {
@@ -48,8 +50,8 @@ func (c *Cutter) Start(p *Packet, segment, mtu int) {
 	c.at = c.head
 }
 
-// Next writes the next packet to dst and returns its length, 0 when there is none left. dst must have room for the largest: the MTU, or the whole
-// packet if it is not cut; otherwise Next panics.
+// Next writes the next packet to dst and returns its length, 0 when there is none left. dst must
+// have room for the largest: the MTU, or the whole packet if it is not cut; otherwise Next panics.
 func (c *Cutter) Next(dst []byte) int {
 	if c.cut.left() {
 		return c.cut.next(dst)
@@ -106,8 +108,8 @@ func (c *Cutter) commonSum() uint16 {
 	return add(s, sum(tcp[18:]))
 }
 
-// segment writes the next segment of a super-frame: sequence number and IPv4 ID increase, CWR is only on the first (RFC 3168, Section 6.1.2), FIN and
-// PSH only on the last.
+// segment writes the next segment of a super-frame: sequence number and IPv4 ID increase, CWR is
+// only on the first (RFC 3168, Section 6.1.2), FIN and PSH only on the last.
 func (c *Cutter) segment(dst, payload []byte, last bool) int {
 	n := c.head + len(payload)
 	dst = dst[:n]
@@ -156,7 +158,8 @@ func (c *Cutter) datagram(dst, payload []byte) int {
 	return n
 }
 
-// length puts the length of b into its IP header and, for IPv4, the ID of this unit and the checksum.
+// length puts the length of b into its IP header and, for IPv4, the ID of this unit and the
+// checksum.
 func (c *Cutter) length(b []byte) {
 	if c.p.v6 {
 		binary.BigEndian.PutUint16(b[4:], uint16(len(b)-header.IPv6MinimumSize))

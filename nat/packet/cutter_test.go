@@ -47,7 +47,8 @@ func TestCutSuperFrame(t *testing.T) {
 			for _, size := range []int{1, segment - 1, segment, segment + 1, 20_001, 64_000} {
 				t.Run(fmt.Sprintf("v6=%t/options=%d/%d", v6, len(options), size), func(t *testing.T) {
 					const flags = nattest.ACK | nattest.PSH | nattest.FIN | nattest.CWR | nattest.ECE
-					body := nattest.TCP{SourcePort: 1, DestinationPort: 2, Seq: 0xffffff00, Ack: 7, Flags: flags, Window: 9,
+					body := nattest.TCP{SourcePort: 1, DestinationPort: 2, Seq: 0xffffff00, Ack: 7,
+						Flags: flags, Window: 9,
 						Options: options, Payload: nattest.Payload(size, 3), Partial: true}
 					ip := endpoints(v6, nattest.IP{ID: 0xfffe, DF: true, Body: body})
 					out := cut(parse(t, ip.Bytes()), segment, 0)
@@ -76,7 +77,8 @@ func TestCutSuperFrame(t *testing.T) {
 	}
 }
 
-// The datagrams of a train are what its sender would have sent one by one; those of IPv4 may be fragmented further.
+// The datagrams of a train are what its sender would have sent one by one; those of IPv4 may be
+// fragmented further.
 func TestCutTrain(t *testing.T) {
 	const size = 1000
 	for _, v6 := range []bool{false, true} {
@@ -122,7 +124,8 @@ func TestCutTrain(t *testing.T) {
 
 // Fragments, of fragments too, hold what the packet held.
 func TestCutFragments(t *testing.T) {
-	whole := endpoints(false, nattest.IP{ID: 9, Options: []byte{1, 7, 3, 0, 148, 4, 0, 0}, Body: nattest.UDP{Payload: nattest.Payload(20_000, 4)}})
+	whole := endpoints(false, nattest.IP{ID: 9, Options: []byte{1, 7, 3, 0, 148, 4, 0, 0},
+		Body: nattest.UDP{Payload: nattest.Payload(20_000, 4)}})
 	for _, mtus := range [][]int{{68}, {1340}, {19_999}, {1500, 1340}, {8000, 600, 100}} {
 		all := [][]byte{whole.Bytes()}
 		for _, mtu := range mtus {
@@ -142,8 +145,10 @@ func TestCutFragments(t *testing.T) {
 			if err != nil || len(b) > mtus[len(mtus)-1] || v.ID != 9 || v.MF != (i < len(all)-1) {
 				t.Fatalf("%d, fragment %d of %d: %d bytes, %v, %+v", mtus, i, len(all), len(b), err, v)
 			}
-			// RFC 791, Section 3.1: Record Route stands in the first one only, Router Alert in each.
-			if options := v.Header[20:]; i == 0 && !bytes.Equal(options, whole.Options) || i > 0 && !bytes.Equal(options, whole.Options[4:]) {
+			// RFC 791, Section 3.1: Record Route stands in the first one only, Router Alert in
+			// each.
+			if options := v.Header[20:]; i == 0 && !bytes.Equal(options, whole.Options) || i > 0 &&
+				!bytes.Equal(options, whole.Options[4:]) {
 				t.Fatalf("fragment %d has options %x", i, options)
 			}
 		}

@@ -8,7 +8,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// A packet gets another destination. Its checksums change by the difference, so the payload is not read.
+// A packet gets another destination. Its checksums change by the difference, so the payload is not
+// read.
 func ExamplePacket_Rewrite() {
 	query := nattest.IP{Source: "10.0.1.5", Destination: "10.61.2.7",
 		Body: nattest.UDP{SourcePort: 40000, DestinationPort: 53, Payload: []byte("query")}}.Bytes()

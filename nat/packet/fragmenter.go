@@ -6,8 +6,9 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// A fragmenter cuts one IPv4 packet, which may itself be a fragment, into fragments (RFC 791, Section 3.2). All but the last have the same size, a
-// multiple of 8 bytes; they are in order and do not overlap, as the algorithm of RFC 815 prefers.
+// A fragmenter cuts one IPv4 packet, which may itself be a fragment, into fragments (RFC 791,
+// Section 3.2). All but the last have the same size, a multiple of 8 bytes; they are in order and
+// do not overlap, as the algorithm of RFC 815 prefers.
 type fragmenter struct {
 	// borrowed: the header and the payload of the packet in the Cutter.
 	head, payload []byte
@@ -62,8 +63,9 @@ func (f *fragmenter) next(dst []byte) int {
 	return n
 }
 
-// laterOptions removes from the IPv4 header b the options that only the first fragment has (RFC 791, Section 3.1, copied flag), and returns its new
-// length. Preconditions: the options are well formed.
+// laterOptions removes from the IPv4 header b the options that only the first fragment has (RFC
+// 791, Section 3.1, copied flag), and returns its new length. Preconditions: the options are well
+// formed.
 func laterOptions(b []byte) int {
 	n := header.IPv4MinimumSize
 	for o := b[n:]; len(o) > 0 && o[0] != 0; {
@@ -84,7 +86,8 @@ func laterOptions(b []byte) int {
 	return n
 }
 
-// Fragments returns into how many IPv4 packets of at most mtu bytes a Cutter cuts a packet of n bytes with an IP header of header bytes.
+// Fragments returns into how many IPv4 packets of at most mtu bytes a Cutter cuts a packet of n
+// bytes with an IP header of header bytes.
 func Fragments(header, n, mtu int) int {
 	if n <= mtu {
 		return 1

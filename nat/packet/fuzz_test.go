@@ -9,12 +9,14 @@ import (
 	"culvert/nat/packet"
 )
 
-// FuzzPacket sends any bytes through everything that the engine does with them. Nothing may panic; Parse and Quoted change nothing;
-// a reply has the tuple the other way round; what was rewritten there and back is what it was; refusals are sound.
+// FuzzPacket sends any bytes through everything that the engine does with them. Nothing may panic;
+// Parse and Quoted change nothing; a reply has the tuple the other way round; what was rewritten
+// there and back is what it was; refusals are sound.
 func FuzzPacket(f *testing.F) {
 	for _, v6 := range []bool{false, true} {
 		for _, body := range nattest.Bodies(v6) {
-			whole := endpoints(v6, nattest.IP{ID: 7, Options: []byte{148, 4, 0, 0}, First: 60, Extensions: [][]byte{{0, 0, 1, 4, 0, 0, 0, 0}}, Body: body}).Bytes()
+			whole := endpoints(v6, nattest.IP{ID: 7, Options: []byte{148, 4, 0, 0}, First: 60,
+				Extensions: [][]byte{{0, 0, 1, 4, 0, 0, 0, 0}}, Body: body}).Bytes()
 			f.Add(whole, uint16(0), uint16(700))
 			m := nattest.ICMP{Type: 3, Code: 4, Rest: 1280, Payload: whole}
 			if v6 {
@@ -23,17 +25,25 @@ func FuzzPacket(f *testing.F) {
 			f.Add(endpoints(v6, nattest.IP{Body: m}).Bytes(), uint16(0), uint16(0))
 		}
 	}
-	f.Add(endpoints(false, nattest.IP{MF: true, Body: nattest.UDP{Payload: make([]byte, 16)}}).Bytes(), uint16(8), uint16(0))
-	f.Add(endpoints(false, nattest.IP{Offset: 24, Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 1600)}}).Bytes(), uint16(0), uint16(100))
-	f.Add(endpoints(true, nattest.IP{Body: nattest.TCP{Flags: nattest.SYN, Options: []byte{2, 4, 5, 180, 1, 3, 3, 7}}}).Bytes(), uint16(0), uint16(0))
-	f.Add(endpoints(false, nattest.IP{Body: nattest.TCP{Payload: make([]byte, 5000), Partial: true}}).Bytes(), uint16(1300), uint16(0))
-	f.Add(endpoints(false, nattest.IP{Body: nattest.UDP{Payload: make([]byte, 5000)}}).Bytes(), uint16(700), uint16(500))
+	f.Add(endpoints(false, nattest.IP{MF: true, Body: nattest.UDP{Payload: make([]byte, 16)}}).Bytes(),
+		uint16(8), uint16(0))
+	f.Add(endpoints(false, nattest.IP{Offset: 24, Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 1600)}}).
+		Bytes(), uint16(0), uint16(100))
+	f.Add(endpoints(true, nattest.IP{Body: nattest.TCP{Flags: nattest.SYN, Options: []byte{2, 4, 5, 180, 1, 3, 3, 7}}}).
+		Bytes(), uint16(0), uint16(0))
+	f.Add(endpoints(false, nattest.IP{Body: nattest.TCP{Payload: make([]byte, 5000), Partial: true}}).Bytes(),
+		uint16(1300), uint16(0))
+	f.Add(endpoints(false, nattest.IP{Body: nattest.UDP{Payload: make([]byte, 5000)}}).Bytes(),
+		uint16(700), uint16(500))
 	for _, chain := range [][][]byte{ // each names what follows it
-		{{44, 0, 1, 4, 0, 0, 0, 0}, {17, 0, 0, 1, 0, 0, 0, 9}}, {{17, 0, 3, 33, 0, 0, 0, 9}}, {{60, 0, 0, 1, 0, 0, 0, 9}, {17, 0, 1, 4, 0, 0, 0, 0}},
-		{{17, 0, 0, 0, 0, 0, 0, 9}}, {{17, 0, 0, 0, 0, 0, 0, 0}}, {{44, 0, 0, 2, 0, 0, 0, 0}, {17, 0, 0, 0, 0, 0, 0, 9}},
+		{{44, 0, 1, 4, 0, 0, 0, 0}, {17, 0, 0, 1, 0, 0, 0, 9}}, {{17, 0, 3, 33, 0, 0, 0, 9}},
+		{{60, 0, 0, 1, 0, 0, 0, 9}, {17, 0, 1, 4, 0, 0, 0, 0}},
+		{{17, 0, 0, 0, 0, 0, 0, 9}}, {{17, 0, 0, 0, 0, 0, 0, 0}}, {{44, 0, 0, 2, 0, 0, 0, 0},
+			{17, 0, 0, 0, 0, 0, 0, 9}},
 	} {
 		for _, first := range []uint8{0, 43, 44} {
-			f.Add(endpoints(true, nattest.IP{First: first, Extensions: chain, Body: nattest.UDP{Payload: make([]byte, 88)}}).Bytes(), uint16(0), uint16(1300))
+			f.Add(endpoints(true, nattest.IP{First: first, Extensions: chain,
+				Body: nattest.UDP{Payload: make([]byte, 88)}}).Bytes(), uint16(0), uint16(1300))
 		}
 	}
 	f.Fuzz(play)
@@ -92,7 +102,8 @@ func play(t *testing.T, b []byte, segment, mtu uint16) {
 	cutAll(t, &p, int(segment), int(mtu))
 }
 
-// equal compares a packet with what it was. Both zeros of a checksum are equal (RFC 1624, Section 3).
+// equal compares a packet with what it was. Both zeros of a checksum are equal (RFC 1624, Section
+// 3).
 func equal(b, was []byte) bool {
 	c := bytes.Clone(b)
 	for i := range c {

@@ -7,8 +7,9 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// Forwardable reports whether a router forwards the packet: ICMP redirects, router and neighbour discovery and group membership belong to one link,
-// and source quench is obsolete (RFC 6633, Section 3).
+// Forwardable reports whether a router forwards the packet: ICMP redirects, router and neighbour
+// discovery and group membership belong to one link, and source quench is obsolete (RFC 6633,
+// Section 3).
 func (p *Packet) Forwardable() bool {
 	if !IsICMP(p.protocol) || p.fragmentOffset > 0 {
 		return true
@@ -27,8 +28,9 @@ func (p *Packet) Forwardable() bool {
 // minMTU6 is what every link of IPv6 carries (RFC 8200, Section 5).
 const minMTU6 = 1280
 
-// IsValidICMP verifies the checksum of an ICMP error (RFC 5508, Section 4.1, REQ-3): an error is short, and may end a host's connection. It does not
-// verify first fragments. A Packet Too Big message with an MTU below the IPv6 minimum is invalid (RFC 8201, Section 4). Preconditions:
+// IsValidICMP verifies the checksum of an ICMP error (RFC 5508, Section 4.1, REQ-3): an error is
+// short, and may end a host's connection. It does not verify first fragments. A Packet Too Big
+// message with an MTU below the IPv6 minimum is invalid (RFC 8201, Section 4). Preconditions:
 // p.IsICMPError().
 func (p *Packet) IsValidICMP() bool {
 	if p.v6 && p.data[p.transport] == byte(header.ICMPv6PacketTooBig) && p.AnnouncedMTU() < minMTU6 {
@@ -45,9 +47,10 @@ func (p *Packet) IsValidICMP() bool {
 	return s == 0xffff
 }
 
-// Quoted makes q a lenient view of the packet that the ICMP error p quotes: headers are checked as far as they are read, lengths may exceed what is
-// there. It returns false if the quotation is too short, or quotes another error. Only Tuple, Rewrite and the methods about Parse's findings, except
-// Fault, may be called on q. Preconditions: p.IsICMPError().
+// Quoted makes q a lenient view of the packet that the ICMP error p quotes: headers are checked as
+// far as they are read, lengths may exceed what is there. It returns false if the quotation is too
+// short, or quotes another error. Only Tuple, Rewrite and the methods about Parse's findings,
+// except Fault, may be called on q. Preconditions: p.IsICMPError().
 //
 // borrowed: q refers to the bytes of p.
 func (p *Packet) Quoted(q *Packet) bool {
@@ -74,7 +77,8 @@ func (p *Packet) Quoted(q *Packet) bool {
 	return q.quotedTransport(b[q.transport:])
 }
 
-// quotedTransport needs the 8 bytes that RFC 792 guarantees. A checksum after them is adjusted if it was quoted.
+// quotedTransport needs the 8 bytes that RFC 792 guarantees. A checksum after them is adjusted if
+// it was quoted.
 func (q *Packet) quotedTransport(b []byte) bool {
 	checksum := 0
 	switch q.protocol {
@@ -98,8 +102,8 @@ func (q *Packet) quotedTransport(b []byte) bool {
 	return len(b) >= 8
 }
 
-// RewriteQuoted gives the quoted packet q, a view into p, the addresses and ports of to, and corrects the ICMP checksum of p. q's tuple is from. The
-// checksum of SCTP is left unchanged.
+// RewriteQuoted gives the quoted packet q, a view into p, the addresses and ports of to, and
+// corrects the ICMP checksum of p. q's tuple is from. The checksum of SCTP is left unchanged.
 func (p *Packet) RewriteQuoted(q *Packet, from, to *Tuple) {
 	end := min(len(q.data), q.transport+header.TCPMinimumSize)
 	before := sum(q.data[:end])
@@ -108,8 +112,8 @@ func (p *Packet) RewriteQuoted(q *Packet, from, to *Tuple) {
 	adjustAt(p.data, p.checksumAt, delta(before, sum(q.data[:end])))
 }
 
-// AnnouncedMTU returns the MTU, in bytes, that a Fragmentation Needed or Packet Too Big message announces, 0 for any other.
-// Preconditions: p.IsICMPError().
+// AnnouncedMTU returns the MTU, in bytes, that a Fragmentation Needed or Packet Too Big message
+// announces, 0 for any other. Preconditions: p.IsICMPError().
 func (p *Packet) AnnouncedMTU() int {
 	b := p.data[p.transport:]
 	switch {
@@ -121,7 +125,8 @@ func (p *Packet) AnnouncedMTU() int {
 	return 0
 }
 
-// Forwardable reports whether a router forwards packets from and to a: it is not multicast, broadcast, loopback, link-local or "this network".
+// Forwardable reports whether a router forwards packets from and to a: it is not multicast,
+// broadcast, loopback, link-local or "this network".
 func Forwardable(a netip.Addr) bool {
 	if a.IsMulticast() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() {
 		return false

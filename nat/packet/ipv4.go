@@ -35,7 +35,8 @@ func (p *Packet) parseIPv4(b []byte) Fault {
 	return NoFault
 }
 
-// checkOptions walks IPv4 options (RFC 791, Section 3.1) and refuses source routes, which no prefix translation can follow.
+// checkOptions walks IPv4 options (RFC 791, Section 3.1) and refuses source routes, which no prefix
+// translation can follow.
 func checkOptions(o []byte) Fault {
 	for len(o) > 0 {
 		switch o[0] {

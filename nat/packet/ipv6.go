@@ -25,7 +25,8 @@ func (p *Packet) parseIPv6(b []byte) Fault {
 	if len(b) < header.IPv6MinimumSize {
 		return Malformed
 	}
-	// A length of 0 before a hop-by-hop header would mean a jumbogram (RFC 2675, Section 2), which no tunnel here carries.
+	// A length of 0 before a hop-by-hop header would mean a jumbogram (RFC 2675, Section 2), which
+	// no tunnel here carries.
 	total := header.IPv6MinimumSize + int(binary.BigEndian.Uint16(b[4:]))
 	if total == header.IPv6MinimumSize && b[6] == nextHopByHop || total > len(b) {
 		return Malformed
@@ -35,8 +36,9 @@ func (p *Packet) parseIPv6(b []byte) Fault {
 	return p.parseChain()
 }
 
-// parseChain walks the extension headers up to the transport header or to the first header of a later fragment, whose rest is
-// payload. It stops at AH and ESP: what follows them is not translated.
+// parseChain walks the extension headers up to the transport header or to the first header of a
+// later fragment, whose rest is payload. It stops at AH and ESP: what follows them is not
+// translated.
 func (p *Packet) parseChain() Fault {
 	next, at := p.data[6], header.IPv6MinimumSize
 	for first := true; ; first = false {
@@ -57,7 +59,8 @@ func (p *Packet) parseChain() Fault {
 				return Malformed
 			}
 			n = (int(rest[1]) + 1) * 8
-			// RFC 5095, Section 3, and any other type: the destination in the header is not the last one.
+			// RFC 5095, Section 3, and any other type: the destination in the header is not the
+			// last one.
 			if next == nextRouting && rest[3] != 0 {
 				return SourceRoute
 			}

@@ -6,7 +6,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// option returns the offset in p of the value of a TCP option of this kind and length, or 0 if there is none. Preconditions: p.IsSYN().
+// option returns the offset in p of the value of a TCP option of this kind and length, or 0 if
+// there is none. Preconditions: p.IsSYN().
 func (p *Packet) option(kind, length byte) int {
 	if at, _ := p.findOption(kind, length, length); at != 0 {
 		return at + 2
@@ -14,8 +15,9 @@ func (p *Packet) option(kind, length byte) int {
 	return 0
 }
 
-// findOption returns the offset in p and the length of the first TCP option of kind that has least to most bytes (RFC 9293, Section 3.1), or zeros if
-// there is none, or broken options before it. Preconditions: p is TCP and p.HasPorts().
+// findOption returns the offset in p and the length of the first TCP option of kind that has least
+// to most bytes (RFC 9293, Section 3.1), or zeros if there is none, or broken options before it.
+// Preconditions: p is TCP and p.HasPorts().
 func (p *Packet) findOption(kind, least, most byte) (at, length int) {
 	i := p.transport + header.TCPMinimumSize
 	end := p.transport + p.TCPHeaderLen()
@@ -54,7 +56,8 @@ func (p *Packet) windowScale() (shift uint8, ok bool) {
 	return 0, false
 }
 
-// ClampMSS lowers the MSS option of a SYN to bound. A SYN without the option is unchanged. Preconditions: p.IsSYN().
+// ClampMSS lowers the MSS option of a SYN to bound. A SYN without the option is unchanged.
+// Preconditions: p.IsSYN().
 func (p *Packet) ClampMSS(bound uint16) {
 	at := p.option(header.TCPOptionMSS, header.TCPOptionMSSLength)
 	if at == 0 {

@@ -12,15 +12,18 @@ const (
 	SourceRoute       // an IPv4 source route option or an IPv6 routing header with segments left
 )
 
-// A Packet is a view of one IPv4 or IPv6 packet. Parse fills it, Rewrite and others change its bytes, a Cutter reads them.
+// A Packet is a view of one IPv4 or IPv6 packet. Parse fills it, Rewrite and others change its
+// bytes, a Cutter reads them.
 type Packet struct {
-	// SegmentSize is set by the caller, after Parse, for a train of UDP datagrams under one header: the payload, in bytes, of each
-	// datagram but the last. 0 means a single packet.
+	// SegmentSize is set by the caller, after Parse, for a train of UDP datagrams under one header:
+	// the payload, in bytes, of each datagram but the last. 0 means a single packet.
 	SegmentSize int
-	// Hint is set by code that looks the packet up ahead of time, for its own use. Parse sets it to 0.
+	// Hint is set by code that looks the packet up ahead of time, for its own use. Parse sets it to
+	// 0.
 	Hint uint32
 
-	// borrowed: the caller's bytes, valid until the caller reuses its buffer; cut to the length in the IP header.
+	// borrowed: the caller's bytes, valid until the caller reuses its buffer; cut to the length in
+	// the IP header.
 	data []byte
 	lead *ProxyHeader // what a Cutter writes before the payload; nil: nothing
 
@@ -40,9 +43,10 @@ type Packet struct {
 	fault          Fault // what Parse found
 }
 
-// Parse makes p a view of the packet at the start of b and checks everything that the other methods rely on: versions, lengths, the IPv4 header
-// checksum, the chain of IPv6 extension headers, the transport header unless b is a later fragment. Bytes after the packet (link padding) are
-// ignored. SegmentSize becomes 0. Parse returns the same as p.Fault, and does not change b.
+// Parse makes p a view of the packet at the start of b and checks everything that the other methods
+// rely on: versions, lengths, the IPv4 header checksum, the chain of IPv6 extension headers, the
+// transport header unless b is a later fragment. Bytes after the packet (link padding) are ignored.
+// SegmentSize becomes 0. Parse returns the same as p.Fault, and does not change b.
 //
 // borrowed: p refers to b until the next Parse.
 func (p *Packet) Parse(b []byte) Fault {
@@ -77,8 +81,8 @@ func (p *Packet) parse(b []byte) Fault {
 	return p.parseTransport()
 }
 
-// checkFragment refuses fragments that no sender makes: lengths that are not a multiple of 8 bytes, empty ones, and those that reach beyond the
-// largest datagram.
+// checkFragment refuses fragments that no sender makes: lengths that are not a multiple of 8 bytes,
+// empty ones, and those that reach beyond the largest datagram.
 func (p *Packet) checkFragment() Fault {
 	if !p.fragment {
 		return NoFault
@@ -96,7 +100,8 @@ func (p *Packet) checkFragment() Fault {
 
 // The methods below return what Parse found. Except for Fault, they need a packet without a fault.
 
-// Fault returns what Parse found: NoFault for a valid packet, Malformed for one that was never parsed.
+// Fault returns what Parse found: NoFault for a valid packet, Malformed for one that was never
+// parsed.
 func (p *Packet) Fault() Fault {
 	if p.parsed {
 		return NoFault
@@ -104,7 +109,8 @@ func (p *Packet) Fault() Fault {
 	return max(p.fault, Malformed)
 }
 
-// Bytes returns the packet, without what followed it in the buffer given to Parse. borrowed: valid as long as that buffer.
+// Bytes returns the packet, without what followed it in the buffer given to Parse. borrowed: valid
+// as long as that buffer.
 func (p *Packet) Bytes() []byte { return p.data }
 
 // Len returns the length of the packet in bytes.
@@ -119,7 +125,8 @@ func (p *Packet) IsIPv6() bool { return p.v6 }
 // Protocol returns the number of the transport protocol, the one after the IPv6 extension headers.
 func (p *Packet) Protocol() uint8 { return p.protocol }
 
-// HasPorts reports whether the packet contains ports: its protocol has them, and it is not a later fragment.
+// HasPorts reports whether the packet contains ports: its protocol has them, and it is not a later
+// fragment.
 func (p *Packet) HasPorts() bool { return p.hasPorts }
 
 // HasIdentifier reports whether the packet contains the identifier of an ICMP query or reply.
@@ -128,18 +135,19 @@ func (p *Packet) HasIdentifier() bool { return p.hasIdent }
 // IsICMPError reports whether the packet is an ICMP error, which quotes another packet.
 func (p *Packet) IsICMPError() bool { return p.icmpError }
 
-// IsPartial reports whether the TCP or UDP checksum holds only the sum of the pseudo-header, because the sender left the rest, and the
-// segmentation, to a network card.
+// IsPartial reports whether the TCP or UDP checksum holds only the sum of the pseudo-header,
+// because the sender left the rest, and the segmentation, to a network card.
 func (p *Packet) IsPartial() bool { return p.partial }
 
 // IsFragment reports whether the packet is one of several fragments.
 func (p *Packet) IsFragment() bool { return p.fragment }
 
-// FragmentOffset returns the offset of a fragment in the payload of its datagram, in bytes. It is positive for later fragments only.
+// FragmentOffset returns the offset of a fragment in the payload of its datagram, in bytes. It is
+// positive for later fragments only.
 func (p *Packet) FragmentOffset() int { return p.fragmentOffset }
 
-// FragmentLen returns how many bytes of its datagram a fragment holds, including IPv6 extension headers after the Fragment header (RFC 8200, Section
-// 4.5). Preconditions: p.IsFragment().
+// FragmentLen returns how many bytes of its datagram a fragment holds, including IPv6 extension
+// headers after the Fragment header (RFC 8200, Section 4.5). Preconditions: p.IsFragment().
 func (p *Packet) FragmentLen() int {
 	if p.v6 {
 		return len(p.data) - p.fragmentAt - 8
@@ -150,7 +158,8 @@ func (p *Packet) FragmentLen() int {
 // MoreFragments reports whether more fragments follow.
 func (p *Packet) MoreFragments() bool { return p.more }
 
-// FragmentID returns the identification that the fragments of one datagram share. Preconditions: p.IsFragment().
+// FragmentID returns the identification that the fragments of one datagram share. Preconditions:
+// p.IsFragment().
 func (p *Packet) FragmentID() uint32 {
 	if p.v6 {
 		return binary.BigEndian.Uint32(p.data[p.fragmentAt+4:])

@@ -7,15 +7,17 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// A ProxyHeader is a binary header of the PROXY protocol, version 2 (HAProxy's doc/proxy-protocol.txt, Section 2.2). Before the first byte of the
-// stream, it tells a server who its TCP client is.
+// A ProxyHeader is a binary header of the PROXY protocol, version 2 (HAProxy's
+// doc/proxy-protocol.txt, Section 2.2). Before the first byte of the stream, it tells a server who
+// its TCP client is.
 type ProxyHeader struct {
 	bytes  [proxyHead + 2*16 + 4]byte
 	length uint8
 }
 
 const (
-	// proxyHead is the size of the signature, of version and command, of family and transport, and of the length of the rest.
+	// proxyHead is the size of the signature, of version and command, of family and transport, and
+	// of the length of the rest.
 	proxyHead   = 16
 	proxyOfTCP4 = proxyHead + 2*4 + 4
 	proxyOfTCP6 = proxyHead + 2*16 + 4
@@ -29,7 +31,8 @@ func ProxyHeaderLen(v6 bool) int {
 	return proxyOfTCP4
 }
 
-// NewProxyHeader returns the header of a TCP connection from client to server, which have the same family.
+// NewProxyHeader returns the header of a TCP connection from client to server, which have the same
+// family.
 func NewProxyHeader(client, server netip.AddrPort) ProxyHeader {
 	v6 := client.Addr().Is6()
 	h := ProxyHeader{length: uint8(ProxyHeaderLen(v6))}
@@ -56,18 +59,22 @@ func NewProxyHeader(client, server netip.AddrPort) ProxyHeader {
 // Bytes returns the header, which must not be changed.
 func (h *ProxyHeader) Bytes() []byte { return h.bytes[:h.length] }
 
-// A StreamShift describes where a server gets bytes inserted into a TCP stream from its client, whose sequence numbers do not include them.
+// A StreamShift describes where a server gets bytes inserted into a TCP stream from its client,
+// whose sequence numbers do not include them.
 type StreamShift struct {
 	First  uint32 // sequence number of the first byte after the client's SYN
 	Length uint32 // of the inserted bytes before that byte
-	// Far: the server has acknowledged so much that nothing of the beginning of the stream is under way any more. Sequence numbers wrap after 4 GiB.
+	// Far: the server has acknowledged so much that nothing of the beginning of the stream is under
+	// way any more. Sequence numbers wrap after 4 GiB.
 	Far bool
 }
 
-// streamPast is how far before First a number still refers to the beginning of a stream that has not been acknowledged.
+// streamPast is how far before First a number still refers to the beginning of a stream that has
+// not been acknowledged.
 const streamPast = 1 << 16
 
-// Back translates a sequence number that the server acknowledges or quotes to the client's. Numbers within the inserted bytes become First.
+// Back translates a sequence number that the server acknowledges or quotes to the client's. Numbers
+// within the inserted bytes become First.
 func (s StreamShift) Back(number uint32) uint32 {
 	at := number - s.First
 	switch {
@@ -79,8 +86,8 @@ func (s StreamShift) Back(number uint32) uint32 {
 	return s.First
 }
 
-// Lead makes a Cutter write h before the payload of p, a whole TCP segment, and compute its checksum in any case. The sequence number stays. h must
-// not change until the Cutter is finished.
+// Lead makes a Cutter write h before the payload of p, a whole TCP segment, and compute its
+// checksum in any case. The sequence number stays. h must not change until the Cutter is finished.
 func (p *Packet) Lead(h *ProxyHeader) {
 	p.lead = h
 	b := p.data[p.transport:]
@@ -103,13 +110,15 @@ func (p *Packet) LeadLen() int {
 	return int(p.lead.length)
 }
 
-// IsSumRight verifies the checksum of a TCP segment, as far as its sender has computed it. Preconditions: p is TCP and no fragment.
+// IsSumRight verifies the checksum of a TCP segment, as far as its sender has computed it.
+// Preconditions: p is TCP and no fragment.
 func (p *Packet) IsSumRight() bool {
 	b := p.data[p.transport:]
 	return p.partial || add(pseudoHeader(p.addresses(), TCP, len(b)), sum(b)) == 0xffff
 }
 
-// Acknowledgement returns the acknowledgement number of a TCP segment, or false if it has none. Preconditions: p is TCP and p.HasPorts().
+// Acknowledgement returns the acknowledgement number of a TCP segment, or false if it has none.
+// Preconditions: p is TCP and p.HasPorts().
 func (p *Packet) Acknowledgement() (number uint32, ok bool) {
 	b := p.data[p.transport:]
 	return binary.BigEndian.Uint32(b[8:]), b[13]&ACK != 0
@@ -118,7 +127,8 @@ func (p *Packet) Acknowledgement() (number uint32, ok bool) {
 // TCPFlags returns the flag bits of a TCP segment. Preconditions: p is TCP and p.HasPorts().
 func (p *Packet) TCPFlags() uint8 { return p.data[p.transport+13] }
 
-// MoveSequence adds to the sequence number of a TCP segment. Preconditions: p is TCP and p.HasPorts().
+// MoveSequence adds to the sequence number of a TCP segment. Preconditions: p is TCP and
+// p.HasPorts().
 func (p *Packet) MoveSequence(by uint32) {
 	p.put32(4, p.SequenceNumber()+by)
 }
@@ -131,15 +141,17 @@ func (p *Packet) put32(at int, number uint32) {
 	p.correct(old, add(binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])))
 }
 
-// correct adjusts a checksum for a changed sum of bytes that it covers. A partial one does not cover them yet.
+// correct adjusts a checksum for a changed sum of bytes that it covers. A partial one does not
+// cover them yet.
 func (p *Packet) correct(from, to uint16) {
 	if p.checksumAt != 0 && !p.partial {
 		adjustAt(p.data, p.checksumAt, delta(from, to))
 	}
 }
 
-// MoveBack translates the acknowledgement and SACK blocks of a server's segment to the client's numbers. Empty blocks are removed: they covered
-// nothing that the client sent. Preconditions: p is TCP and p.HasPorts().
+// MoveBack translates the acknowledgement and SACK blocks of a server's segment to the client's
+// numbers. Empty blocks are removed: they covered nothing that the client sent. Preconditions: p is
+// TCP and p.HasPorts().
 func (p *Packet) MoveBack(s StreamShift) {
 	if number, ok := p.Acknowledgement(); ok {
 		p.put32(8, s.Back(number))
@@ -170,7 +182,8 @@ func (p *Packet) MoveBack(s StreamShift) {
 	p.correct(before, sum(p.data[p.transport+header.TCPMinimumSize:p.transport+p.TCPHeaderLen()]))
 }
 
-// LowerWindow subtracts from the window field of a TCP segment, down to 0. Preconditions: p is TCP and p.HasPorts().
+// LowerWindow subtracts from the window field of a TCP segment, down to 0. Preconditions: p is TCP
+// and p.HasPorts().
 func (p *Packet) LowerWindow(by uint16) {
 	b := p.data[p.transport+14:]
 	old := binary.BigEndian.Uint16(b)
@@ -205,8 +218,8 @@ func (p *Packet) DropPayload() {
 // multipath is the kind of Multipath TCP's options (RFC 8684, Section 3).
 const multipath = 30
 
-// DropMultipath overwrites the Multipath TCP options, so that the receiver of the SYN answers with plain TCP (RFC 8684, Section 3.1): Multipath TCP
-// maps sequence numbers. Preconditions: p.IsSYN().
+// DropMultipath overwrites the Multipath TCP options, so that the receiver of the SYN answers with
+// plain TCP (RFC 8684, Section 3.1): Multipath TCP maps sequence numbers. Preconditions: p.IsSYN().
 func (p *Packet) DropMultipath() {
 	for {
 		at, length := p.findOption(multipath, 3, 40)
@@ -230,7 +243,8 @@ func (p *Packet) sack() (at, length int) {
 	return at, length
 }
 
-// MoveQuotedBack gives the TCP segment q to a server, quoted by ICMP error p, the sequence number of its client.
+// MoveQuotedBack gives the TCP segment q to a server, quoted by ICMP error p, the sequence number
+// of its client.
 func (p *Packet) MoveQuotedBack(q *Packet, s StreamShift) {
 	end := min(len(q.data), q.transport+header.TCPMinimumSize)
 	before := sum(q.data[:end])

@@ -33,7 +33,8 @@ func TestProxyHeader(t *testing.T) {
 		{"[2001:db8::1]:65535", "[fd00:70::14]:1", annotated(
 			signature, "", "\x21", "version 2, PROXY", "\x21", "TCP over IPv6", "\x00\x24", "36 bytes follow",
 			"\x20\x01\x0d\xb8\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01", "client",
-			"\xfd\x00\x00\x70\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x14", "server", "\xff\xff", "65535", "\x00\x01", "1")},
+			"\xfd\x00\x00\x70\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x14", "server", "\xff\xff", "65535",
+			"\x00\x01", "1")},
 	} {
 		client := netip.MustParseAddrPort(tt.client)
 		h := packet.NewProxyHeader(client, netip.MustParseAddrPort(tt.server))
@@ -54,7 +55,8 @@ func TestStreamShift(t *testing.T) {
 			far      bool
 		}{
 			{0, 0, false}, {1, 0, false}, {27, 0, false}, {28, 0, false}, {29, 1, false}, {1 << 30, 1<<30 - 28, false},
-			{^uint32(0), ^uint32(0), false},                      // a keepalive of the server's doing, or its SYN-ACK to another SYN
+			// a keepalive of the server's doing, or its SYN-ACK to another SYN
+			{^uint32(0), ^uint32(0), false},
 			{3 << 30, 3<<30 - 28, false}, {0, ^uint32(27), true}, // 4 GiB later
 			{29, 1, true}, {28, 0, true},
 		} {
@@ -75,7 +77,8 @@ func sackOption(blocks ...uint32) []byte {
 	return b
 }
 
-// What a server says of a stream, its client hears in its own numbers, under a checksum that is right, or wrong if it was.
+// What a server says of a stream, its client hears in its own numbers, under a checksum that is
+// right, or wrong if it was.
 func TestMoveBack(t *testing.T) {
 	s := packet.StreamShift{First: 5000, Length: 28}
 	for _, tt := range []struct {
@@ -89,17 +92,20 @@ func TestMoveBack(t *testing.T) {
 		{"a block from within the header", 5000, 5000, sackOption(5014, 5128), sackOption(5000, 5100)},
 		{"the header twice", 5028, 5000, sackOption(5000, 5028), bytes.Repeat([]byte{1}, 12)},
 		{"the header twice, and more", 5128, 5100, sackOption(5000, 5028, 5228, 5328),
-			append(sackOption(5200, 5300)[:2], append([]byte{5, 10}, append(sackOption(5200, 5300)[4:], 1, 1, 1, 1, 1, 1, 1, 1)...)...)},
+			append(sackOption(5200, 5300)[:2], append([]byte{5, 10}, append(sackOption(5200, 5300)[4:], 1, 1, 1, 1, 1,
+				1, 1, 1)...)...)},
 		{"timestamps first", 5128, 5100, append([]byte{1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8}, sackOption(5228, 5328)...),
 			append([]byte{1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8}, sackOption(5200, 5300)...)},
 		{"at an odd place", 5128, 5100, append([]byte{1, 1, 1}, append(sackOption(5228, 5328)[2:], 1, 1, 0)...),
 			append([]byte{1, 1, 1}, append(sackOption(5200, 5300)[2:], 1, 1, 0)...)},
-		{"a broken option", 5128, 5100, []byte{5, 11, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, []byte{5, 11, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}},
+		{"a broken option", 5128, 5100, []byte{5, 11, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, []byte{5, 11, 0, 0, 0, 0, 0, 0,
+			0, 0, 0, 0}},
 		{"an option beyond the header", 5128, 5100, []byte{1, 1, 5, 34}, []byte{1, 1, 5, 34}},
 	} {
 		for _, v6 := range []bool{false, true} {
 			for _, partial := range []bool{false, true} {
-				body := nattest.TCP{SourcePort: 80, DestinationPort: 40000, Seq: 77, Ack: tt.ack, Flags: nattest.ACK, Window: 500,
+				body := nattest.TCP{SourcePort: 80, DestinationPort: 40000, Seq: 77, Ack: tt.ack,
+					Flags: nattest.ACK, Window: 500,
 					Options: tt.options, Payload: []byte("banner"), Partial: partial}
 				p := parse(t, endpoints(v6, nattest.IP{Body: body}).Bytes())
 				p.MoveBack(s)
@@ -108,11 +114,14 @@ func TestMoveBack(t *testing.T) {
 					check = nattest.CheckPartial
 				}
 				v, err := check(p.Bytes())
-				if err != nil || v.Ack != tt.wantAck || !bytes.Equal(v.Options, tt.want) || v.Seq != 77 || string(v.Payload) != "banner" {
-					t.Errorf("%s, v6 %t, partial %t: %v, ack %d and options %x, want %d and %x", tt.name, v6, partial, err, v.Ack, v.Options, tt.wantAck, tt.want)
+				if err != nil || v.Ack != tt.wantAck || !bytes.Equal(v.Options, tt.want) || v.Seq != 77 ||
+					string(v.Payload) != "banner" {
+					t.Errorf("%s, v6 %t, partial %t: %v, ack %d and options %x, want %d and %x", tt.name, v6, partial,
+						err, v.Ack, v.Options, tt.wantAck, tt.want)
 				}
 			}
-			b := endpoints(v6, nattest.IP{Body: nattest.TCP{Ack: tt.ack, Flags: nattest.ACK, Options: tt.options, Payload: []byte("spoilt")}}).Bytes()
+			b := endpoints(v6, nattest.IP{Body: nattest.TCP{Ack: tt.ack, Flags: nattest.ACK, Options: tt.options,
+				Payload: []byte("spoilt")}}).Bytes()
 			b[len(b)-1] ^= 1
 			p := parse(t, b)
 			if p.MoveBack(s); p.IsSumRight() {
@@ -128,13 +137,16 @@ func TestMoveBack(t *testing.T) {
 	}
 }
 
-// What a Cutter makes of a packet with a lead are the segments of a sender who had the lead to send as well.
+// What a Cutter makes of a packet with a lead are the segments of a sender who had the lead to send
+// as well.
 func TestLead(t *testing.T) {
 	header := func(v6 bool) packet.ProxyHeader {
 		if v6 {
-			return packet.NewProxyHeader(netip.MustParseAddrPort("[2001:db8::1]:40000"), netip.MustParseAddrPort("[fd00::1]:80"))
+			return packet.NewProxyHeader(netip.MustParseAddrPort("[2001:db8::1]:40000"),
+				netip.MustParseAddrPort("[fd00::1]:80"))
 		}
-		return packet.NewProxyHeader(netip.MustParseAddrPort("203.0.113.9:40000"), netip.MustParseAddrPort("10.70.0.20:80"))
+		return packet.NewProxyHeader(netip.MustParseAddrPort("203.0.113.9:40000"),
+			netip.MustParseAddrPort("10.70.0.20:80"))
 	}
 	const flags = nattest.ACK | nattest.FIN | nattest.CWR
 	for _, v6 := range []bool{false, true} {
@@ -146,7 +158,8 @@ func TestLead(t *testing.T) {
 				}
 				for _, partial := range []bool{false, true} {
 					t.Run(fmt.Sprintf("v6=%t/%d/%d/partial=%t", v6, size, segment, partial), func(t *testing.T) {
-						body := nattest.TCP{SourcePort: 1, DestinationPort: 2, Seq: 0xffffffc0, Ack: 7, Flags: flags, Window: 9,
+						body := nattest.TCP{SourcePort: 1, DestinationPort: 2, Seq: 0xffffffc0, Ack: 7,
+							Flags: flags, Window: 9,
 							Payload: nattest.Payload(size, 3), Partial: partial}
 						ip := endpoints(v6, nattest.IP{ID: 5, DF: true, Body: body})
 						p := parse(t, ip.Bytes())
@@ -168,7 +181,8 @@ func TestLead(t *testing.T) {
 						}
 						for i, b := range out {
 							one := body
-							one.Partial, one.Seq, one.Payload = false, body.Seq+uint32(i*step), all[i*step:min((i+1)*step, len(all))]
+							one.Partial, one.Seq, one.Payload = false, body.Seq+uint32(i*step),
+								all[i*step:min((i+1)*step, len(all))]
 							if i > 0 {
 								one.Flags &^= nattest.CWR
 							}
@@ -187,7 +201,8 @@ func TestLead(t *testing.T) {
 	}
 	// The urgent pointer counts from the sequence number (RFC 9293, Section 3.1).
 	h := header(false)
-	b := endpoints(false, nattest.IP{Body: nattest.TCP{Flags: nattest.ACK | nattest.URG, Payload: []byte("urgent")}}).Bytes()
+	b := endpoints(false, nattest.IP{Body: nattest.TCP{Flags: nattest.ACK | nattest.URG, Payload: []byte("urgent")}}).
+		Bytes()
 	b[20+19] = 6
 	p := parse(t, b)
 	p.Lead(&h)
@@ -204,13 +219,16 @@ func TestDropPayloadAndMultipath(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		for _, partial := range []bool{false, true} {
 			for _, size := range []int{0, 1, 100, 1201} {
-				body := nattest.TCP{SourcePort: 1, DestinationPort: 2, Seq: 9, Flags: nattest.SYN, Window: 9, Partial: partial,
-					Options: slices.Concat(mss, capable, cookie, []byte{1, 30, 3, 7}), Payload: nattest.Payload(size, 3)}
+				body := nattest.TCP{SourcePort: 1, DestinationPort: 2, Seq: 9, Flags: nattest.SYN, Window: 9,
+					Partial: partial,
+					Options: slices.Concat(mss, capable, cookie, []byte{1, 30, 3, 7}),
+					Payload: nattest.Payload(size, 3)}
 				ip := endpoints(v6, nattest.IP{ID: 5, Body: body})
 				p := parse(t, ip.Bytes())
 				p.DropPayload()
 				p.DropMultipath()
-				body.Options, body.Payload = slices.Concat(mss, bytes.Repeat([]byte{1}, 12), cookie, []byte{1, 1, 1, 1}), nil
+				body.Options, body.Payload = slices.Concat(mss, bytes.Repeat([]byte{1}, 12), cookie,
+					[]byte{1, 1, 1, 1}), nil
 				ip.Body = body
 				if !bytes.Equal(p.Bytes(), ip.Bytes()) {
 					t.Errorf("v6 %t, partial %t, %d bytes:\n%x, want\n%x", v6, partial, size, p.Bytes(), ip.Bytes())
@@ -223,13 +241,16 @@ func TestDropPayloadAndMultipath(t *testing.T) {
 // FuzzProxy has any bytes that are a TCP segment renumbered in every way. What was sound stays so.
 func FuzzProxy(f *testing.F) {
 	for _, v6 := range []bool{false, true} {
-		for _, options := range [][]byte{nil, sackOption(1, 2, 3, 4), {30, 3, 1, 1}, {5, 34, 0, 0}, {5, 10, 0, 0}, {2, 4, 5, 180, 30, 4, 0, 0}} {
+		for _, options := range [][]byte{nil, sackOption(1, 2, 3, 4), {30, 3, 1, 1}, {5, 34, 0, 0}, {5, 10, 0, 0},
+			{2, 4, 5, 180, 30, 4, 0, 0}} {
 			for _, flags := range []uint8{nattest.SYN, nattest.ACK, nattest.ACK | nattest.URG} {
-				f.Add(endpoints(v6, nattest.IP{Body: nattest.TCP{Seq: 1000, Ack: 2000, Flags: flags, Options: options, Payload: make([]byte, 99)}}).Bytes(), uint32(1990), uint16(60))
+				f.Add(endpoints(v6, nattest.IP{Body: nattest.TCP{Seq: 1000, Ack: 2000, Flags: flags, Options: options,
+					Payload: make([]byte, 99)}}).Bytes(), uint32(1990), uint16(60))
 			}
 		}
 	}
-	f.Add(endpoints(false, nattest.IP{MF: true, Body: nattest.TCP{Flags: nattest.ACK, Payload: make([]byte, 12)}}).Bytes(), uint32(0), uint16(0))
+	f.Add(endpoints(false, nattest.IP{MF: true, Body: nattest.TCP{Flags: nattest.ACK, Payload: make([]byte, 12)}}).
+		Bytes(), uint32(0), uint16(0))
 	f.Fuzz(func(t *testing.T, b []byte, first uint32, segment uint16) {
 		var p packet.Packet
 		if p.Parse(b) != packet.NoFault || p.Protocol() != packet.TCP || !p.HasPorts() || p.IsFragment() {
@@ -255,7 +276,8 @@ func FuzzProxy(f *testing.F) {
 				t.Fatalf("%s: checksum right %t, was %t", name, again.IsSumRight(), sound)
 			}
 		}
-		h := packet.NewProxyHeader(netip.MustParseAddrPort("203.0.113.9:40000"), netip.MustParseAddrPort("10.70.0.20:80"))
+		h := packet.NewProxyHeader(netip.MustParseAddrPort("203.0.113.9:40000"),
+			netip.MustParseAddrPort("10.70.0.20:80"))
 		q := fresh()
 		q.Lead(&h)
 		payload := p.Len() - p.HeaderLen() - p.TCPHeaderLen() + len(h.Bytes())

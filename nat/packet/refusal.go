@@ -23,7 +23,8 @@ const (
 )
 
 const (
-	// quoteLimit and quoteLimit6 cap the size of an ICMP error (RFC 1812, Section 4.3.2.3; RFC 4443, Section 2.4 (c)).
+	// quoteLimit and quoteLimit6 cap the size of an ICMP error (RFC 1812, Section 4.3.2.3; RFC
+	// 4443, Section 2.4 (c)).
 	quoteLimit  = 576
 	quoteLimit6 = 1280
 	refusalHops = 64
@@ -31,10 +32,12 @@ const (
 	refusalTOS = 0xc0
 )
 
-// Refusable reports whether the sender of p, a packet with or without Fault, may be sent r: r is not NoRefusal, and none of RFC 1122, Section 3.2.2,
-// RFC 1812, Section 4.3.2.7, RFC 4443, Section 2.4 (e), and, for a Reset, RFC 9293, Section 3.10.7.1, forbids it.
+// Refusable reports whether the sender of p, a packet with or without Fault, may be sent r: r is
+// not NoRefusal, and none of RFC 1122, Section 3.2.2, RFC 1812, Section 4.3.2.7, RFC 4443, Section
+// 2.4 (e), and, for a Reset, RFC 9293, Section 3.10.7.1, forbids it.
 func (p *Packet) Refusable(r Refusal) bool {
-	if r == NoRefusal || !p.parsed || p.icmpError || p.isICMPv6Error() || p.fragmentOffset > 0 || !p.Forwardable() || r == Reset && !p.resettable() {
+	if r == NoRefusal || !p.parsed || p.icmpError || p.isICMPv6Error() || p.fragmentOffset > 0 || !p.Forwardable() ||
+		r == Reset && !p.resettable() {
 		return false
 	}
 	var t Tuple
@@ -42,7 +45,8 @@ func (p *Packet) Refusable(r Refusal) bool {
 	return Forwardable(t.Source()) && Forwardable(t.Destination())
 }
 
-// isICMPv6Error reports whether p is an ICMPv6 error, possibly of an unassigned type: all types below 128 are errors (RFC 4443, Section 2.1).
+// isICMPv6Error reports whether p is an ICMPv6 error, possibly of an unassigned type: all types
+// below 128 are errors (RFC 4443, Section 2.1).
 func (p *Packet) isICMPv6Error() bool {
 	return p.protocol == ICMPv6 && p.fragmentOffset == 0 && p.data[p.transport] < 128
 }
@@ -52,9 +56,10 @@ func (p *Packet) resettable() bool {
 	return p.protocol == TCP && !p.fragment && p.data[p.transport+13]&RST == 0
 }
 
-// AppendRefusal appends to dst the packet that reports r to the sender of p, and returns the extended slice. An ICMP error comes from address from
-// and quotes p; TooBig reports mtu, in bytes. A Reset comes from p's destination. AppendRefusal allocates nothing if dst has room for 1280 bytes.
-// Preconditions: p.Refusable(r), and from has the family of p.
+// AppendRefusal appends to dst the packet that reports r to the sender of p, and returns the
+// extended slice. An ICMP error comes from address from and quotes p; TooBig reports mtu, in bytes.
+// A Reset comes from p's destination. AppendRefusal allocates nothing if dst has room for 1280
+// bytes. Preconditions: p.Refusable(r), and from has the family of p.
 func (p *Packet) AppendRefusal(dst []byte, r Refusal, from netip.Addr, mtu int) []byte {
 	var t Tuple
 	p.Tuple(&t, 0)
@@ -121,7 +126,8 @@ func (p *Packet) appendICMPv6(dst []byte, r Refusal, from, to netip.Addr, mtu in
 	return dst
 }
 
-// appendReset appends the RST that answers the segment p (RFC 9293, Section 3.10.7.1), as if its destination had sent it.
+// appendReset appends the RST that answers the segment p (RFC 9293, Section 3.10.7.1), as if its
+// destination had sent it.
 func (p *Packet) appendReset(dst []byte, t *Tuple) []byte {
 	in := p.data[p.transport:]
 	start, head := len(dst), header.IPv4MinimumSize
@@ -155,7 +161,8 @@ func (p *Packet) appendReset(dst []byte, t *Tuple) []byte {
 	return dst
 }
 
-// putIPv4 fills the zeroed IPv4 header of the packet b. The packet is atomic (RFC 6864, Section 4.1): DF set, ID 0.
+// putIPv4 fills the zeroed IPv4 header of the packet b. The packet is atomic (RFC 6864, Section
+// 4.1): DF set, ID 0.
 func putIPv4(b []byte, from, to netip.Addr, protocol uint8) {
 	b[0], b[1] = 0x45, refusalTOS
 	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
@@ -187,8 +194,9 @@ type Quote struct {
 // MaxTooBig is the most that AppendTooBig appends, in bytes.
 const MaxTooBig = 2*header.IPv6MinimumSize + header.ICMPv6MinimumSize + header.TCPMinimumSize
 
-// AppendTooBig appends to dst the packet that tells the sender of q, over TCP or UDP, that packets may have at most mtu bytes, and returns the
-// extended slice. It comes from address from, which has the family of q. AppendTooBig allocates nothing if dst has room for MaxTooBig bytes.
+// AppendTooBig appends to dst the packet that tells the sender of q, over TCP or UDP, that packets
+// may have at most mtu bytes, and returns the extended slice. It comes from address from, which has
+// the family of q. AppendTooBig allocates nothing if dst has room for MaxTooBig bytes.
 func (q *Quote) AppendTooBig(dst []byte, from netip.Addr, mtu int) []byte {
 	var b [header.IPv6MinimumSize + header.TCPMinimumSize]byte
 	t, head, rest := &q.Tuple, header.IPv4MinimumSize, header.UDPMinimumSize

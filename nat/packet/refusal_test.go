@@ -39,7 +39,8 @@ func TestAppendRefusal(t *testing.T) {
 			if err != nil || !ok {
 				t.Fatalf("%s: %v", name, err)
 			}
-			if view.Source.String() != from || view.Destination.String() != ip.Source || [2]byte(view.Body) != kind || len(b) != size ||
+			if view.Source.String() != from || view.Destination.String() != ip.Source || [2]byte(view.Body) != kind ||
+				len(b) != size ||
 				!bytes.HasPrefix(ip.Bytes(), view.Payload) {
 				t.Errorf("%s, v6=%t: %d bytes %x", name, v6, len(b), b)
 			}
@@ -63,14 +64,16 @@ func TestAppendReset(t *testing.T) {
 		{nattest.FIN | nattest.PSH, 0, 1001 + 7, nattest.RST | nattest.ACK},
 	} {
 		for _, v6 := range []bool{false, true} {
-			ip := endpoints(v6, nattest.IP{Body: nattest.TCP{SourcePort: 5, DestinationPort: 80, Seq: 1000, Ack: 2000, Flags: test.flags, Payload: make([]byte, 7)}})
+			ip := endpoints(v6, nattest.IP{Body: nattest.TCP{SourcePort: 5, DestinationPort: 80, Seq: 1000, Ack: 2000,
+				Flags: test.flags, Payload: make([]byte, 7)}})
 			p := parse(t, ip.Bytes())
 			if !p.Refusable(packet.Reset) {
 				t.Fatal("not refusable")
 			}
 			v, err := nattest.Check(p.AppendRefusal(nil, packet.Reset, netip.Addr{}, 0))
 			need.NoError(t, err)
-			if v.Source.String() != ip.Destination || v.Destination.String() != ip.Source || v.SourcePort != 80 || v.DestinationPort != 5 ||
+			if v.Source.String() != ip.Destination || v.Destination.String() != ip.Source || v.SourcePort != 80 ||
+				v.DestinationPort != 5 ||
 				v.Flags != test.want || v.Seq != test.seq || v.Ack != test.ack {
 				t.Errorf("%#x is answered by %+v", test.flags, v)
 			}
@@ -85,18 +88,24 @@ func TestNotRefusable(t *testing.T) {
 		r  packet.Refusal
 		ip nattest.IP
 	}{
-		"nothing to tell":          {packet.NoRefusal, nattest.IP{Body: nattest.UDP{}}},
-		"ICMP error":               {packet.TimeExceeded, nattest.IP{Body: nattest.ICMP{Type: 3, Payload: quoted}}},
-		"unknown ICMPv6 error":     {packet.TimeExceeded, nattest.IP{Source: "fd00::2", Destination: "fd00::1", Body: nattest.ICMP{Type: 100}}},
-		"redirect":                 {packet.TimeExceeded, nattest.IP{Body: nattest.ICMP{Type: 5}}},
-		"later fragment":           {packet.TimeExceeded, nattest.IP{Offset: 80, Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 8)}}},
-		"reset of a reset":         {packet.Reset, nattest.IP{Body: tcp(nattest.RST)}},
-		"reset of a fragment":      {packet.Reset, nattest.IP{MF: true, Body: tcp(nattest.ACK)}},
-		"reset of UDP":             {packet.Reset, nattest.IP{Body: nattest.UDP{}}},
-		"to multicast":             {packet.TimeExceeded, nattest.IP{Source: "10.200.1.5", Destination: "224.0.0.9", Body: nattest.UDP{}}},
-		"to broadcast":             {packet.TimeExceeded, nattest.IP{Source: "10.200.1.5", Destination: "255.255.255.255", Body: nattest.UDP{}}},
-		"from the unspecified":     {packet.TimeExceeded, nattest.IP{Source: "0.0.0.0", Destination: "10.71.3.9", Body: nattest.UDP{}}},
-		"from a link-local source": {packet.TimeExceeded, nattest.IP{Source: "fe80::1", Destination: "fd00::1", Body: nattest.UDP{}}},
+		"nothing to tell": {packet.NoRefusal, nattest.IP{Body: nattest.UDP{}}},
+		"ICMP error":      {packet.TimeExceeded, nattest.IP{Body: nattest.ICMP{Type: 3, Payload: quoted}}},
+		"unknown ICMPv6 error": {packet.TimeExceeded, nattest.IP{Source: "fd00::2", Destination: "fd00::1",
+			Body: nattest.ICMP{Type: 100}}},
+		"redirect": {packet.TimeExceeded, nattest.IP{Body: nattest.ICMP{Type: 5}}},
+		"later fragment": {packet.TimeExceeded, nattest.IP{Offset: 80, Body: nattest.Raw{Protocol: 17,
+			Payload: make([]byte, 8)}}},
+		"reset of a reset":    {packet.Reset, nattest.IP{Body: tcp(nattest.RST)}},
+		"reset of a fragment": {packet.Reset, nattest.IP{MF: true, Body: tcp(nattest.ACK)}},
+		"reset of UDP":        {packet.Reset, nattest.IP{Body: nattest.UDP{}}},
+		"to multicast": {packet.TimeExceeded, nattest.IP{Source: "10.200.1.5", Destination: "224.0.0.9",
+			Body: nattest.UDP{}}},
+		"to broadcast": {packet.TimeExceeded, nattest.IP{Source: "10.200.1.5",
+			Destination: "255.255.255.255", Body: nattest.UDP{}}},
+		"from the unspecified": {packet.TimeExceeded, nattest.IP{Source: "0.0.0.0", Destination: "10.71.3.9",
+			Body: nattest.UDP{}}},
+		"from a link-local source": {packet.TimeExceeded, nattest.IP{Source: "fe80::1", Destination: "fd00::1",
+			Body: nattest.UDP{}}},
 	} {
 		if test.ip.Source == "" {
 			test.ip = endpoints(false, test.ip)

@@ -2,7 +2,8 @@ package packet
 
 import "encoding/binary"
 
-// Rewrite gives p, a packet or a quoted packet, the addresses and ports of to. addresses and ports are the Deltas from p's tuple to it; both may be
+// Rewrite gives p, a packet or a quoted packet, the addresses and ports of to. addresses and ports
+// are the Deltas from p's tuple to it; both may be
 // 0. AdjustSCTP handles the checksum of SCTP. Preconditions: to has the family of p.
 func (p *Packet) Rewrite(to *Tuple, addresses, ports uint16) {
 	b := p.data
@@ -26,7 +27,8 @@ func (p *Packet) Rewrite(to *Tuple, addresses, ports uint16) {
 	}
 	switch {
 	case p.partial:
-		// The field holds only the uncomplemented pseudo-header; the ports are added when it is completed.
+		// The field holds only the uncomplemented pseudo-header; the ports are added when it is
+		// completed.
 		field := add(binary.BigEndian.Uint16(b[p.checksumAt:]), addresses)
 		binary.BigEndian.PutUint16(b[p.checksumAt:], field)
 		return
@@ -52,8 +54,9 @@ func avoidZero(field []byte) {
 	}
 }
 
-// KeepZeroSum writes an adjusted checksum of zero as all ones if the covered bytes are all zero, as in an echo reply with identifier, sequence number
-// and payload 0: their sum is the other zero, which equation 3 of RFC 1624, Section 3, never produces.
+// KeepZeroSum writes an adjusted checksum of zero as all ones if the covered bytes are all zero, as
+// in an echo reply with identifier, sequence number and payload 0: their sum is the other zero,
+// which equation 3 of RFC 1624, Section 3, never produces.
 func KeepZeroSum(covered, field []byte) {
 	if field[0] == 0 && field[1] == 0 && sum(covered) == 0 {
 		field[0], field[1] = 0xff, 0xff
@@ -70,7 +73,8 @@ func (p *Packet) DecrementHops() {
 	adjustAt(p.data, 10, ^uint16(0x0100))
 }
 
-// finish completes a partial checksum in place: the field already holds the sum of the pseudo-header.
+// finish completes a partial checksum in place: the field already holds the sum of the
+// pseudo-header.
 func (p *Packet) finish() {
 	if !p.partial {
 		return

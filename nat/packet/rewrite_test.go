@@ -59,7 +59,8 @@ func TestRewrite(t *testing.T) {
 				if got.Source != to.Source() || got.Destination != to.Destination() {
 					t.Errorf("%s > %s", got.Source, got.Destination)
 				}
-				if p.HasPorts() && (got.SourcePort != 999 || got.DestinationPort != 1234) || p.HasIdentifier() && got.SourcePort != 1234 {
+				if p.HasPorts() && (got.SourcePort != 999 || got.DestinationPort != 1234) || p.HasIdentifier() &&
+					got.SourcePort != 1234 {
 					t.Errorf("ports %d > %d", got.SourcePort, got.DestinationPort)
 				}
 				hops := p.Hops()
@@ -106,7 +107,8 @@ func TestRewriteToZero(t *testing.T) {
 // An echo reply that becomes nothing but zeros gets a checksum that its receiver takes.
 func TestRewriteToNothingButZeros(t *testing.T) {
 	for _, n := range []int{0, 1, 56} {
-		p := parse(t, endpoints(false, nattest.IP{Body: nattest.ICMP{Rest: 1234 << 16, Payload: make([]byte, n)}}).Bytes())
+		p := parse(t, endpoints(false, nattest.IP{Body: nattest.ICMP{Rest: 1234 << 16, Payload: make([]byte, n)}}).
+			Bytes())
 		var to packet.Tuple
 		p.Tuple(&to, 0)
 		to.SetSourcePort(0)
@@ -162,10 +164,12 @@ func TestRewriteQuoted(t *testing.T) {
 	}
 }
 
-// An SCTP packet that has arrived broken leaves broken: its checksum is adjusted by what the ports differ in.
+// An SCTP packet that has arrived broken leaves broken: its checksum is adjusted by what the ports
+// differ in.
 func TestRewriteBrokenSCTP(t *testing.T) {
 	for _, size := range []int{4, 1000, 1500, 4000} {
-		b := endpoints(false, nattest.IP{Body: nattest.SCTP{SourcePort: 40000, DestinationPort: 9899, Tag: 7, Chunks: nattest.Payload(size, 3)}}).Bytes()
+		b := endpoints(false, nattest.IP{Body: nattest.SCTP{SourcePort: 40000, DestinationPort: 9899, Tag: 7,
+			Chunks: nattest.Payload(size, 3)}}).Bytes()
 		for _, spoil := range []bool{false, true} {
 			b := bytes.Clone(b)
 			if spoil {

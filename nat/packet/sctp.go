@@ -17,16 +17,18 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// SumSCTP computes the checksum of a new SCTP packet (RFC 9260, Section 6.8 and Appendix A). Preconditions: p is SCTP and no fragment.
+// SumSCTP computes the checksum of a new SCTP packet (RFC 9260, Section 6.8 and Appendix A).
+// Preconditions: p is SCTP and no fragment.
 func (p *Packet) SumSCTP() {
 	b := p.data[p.transport:]
 	binary.LittleEndian.PutUint32(b[8:], 0)
 	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, castagnoli))
 }
 
-// AdjustSCTP changes the checksum of an SCTP packet to that with the ports of to, which Rewrite then sets. A CRC is linear: two packets of one length
-// differ in their CRCs by the CRC of their difference, which here is four bytes followed by zeros. So a packet that arrives broken leaves broken.
-// Preconditions: p is SCTP and no fragment.
+// AdjustSCTP changes the checksum of an SCTP packet to that with the ports of to, which Rewrite
+// then sets. A CRC is linear: two packets of one length differ in their CRCs by the CRC of their
+// difference, which here is four bytes followed by zeros. So a packet that arrives broken leaves
+// broken. Preconditions: p is SCTP and no fragment.
 func (p *Packet) AdjustSCTP(to *Tuple) {
 	b := p.data[p.transport:]
 	var difference [4]byte

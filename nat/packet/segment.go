@@ -44,7 +44,8 @@ func (p *Packet) Segment(s *Segment) {
 	}
 }
 
-// sequenceLength is what a segment occupies in sequence space: its payload, and one each for SYN and FIN.
+// sequenceLength is what a segment occupies in sequence space: its payload, and one each for SYN
+// and FIN.
 func (p *Packet) sequenceLength() uint32 {
 	b := p.data[p.transport:]
 	n := uint32(len(b) - int(b[12]>>4)*4)
@@ -57,14 +58,16 @@ func (p *Packet) sequenceLength() uint32 {
 	return n
 }
 
-// SequenceNumber returns the sequence number of a TCP segment, whole or quoted. Preconditions: p is TCP and p.HasPorts().
+// SequenceNumber returns the sequence number of a TCP segment, whole or quoted. Preconditions: p is
+// TCP and p.HasPorts().
 func (p *Packet) SequenceNumber() uint32 { return binary.BigEndian.Uint32(p.data[p.transport+4:]) }
 
-// TCPHeaderLen returns the length of the TCP header with its options, in bytes. Preconditions: p is TCP, whole or a first fragment.
+// TCPHeaderLen returns the length of the TCP header with its options, in bytes. Preconditions: p is
+// TCP, whole or a first fragment.
 func (p *Packet) TCPHeaderLen() int { return int(p.data[p.transport+12]>>4) * 4 }
 
-// IsAnswer reports whether p can only be the answer to another packet: an ICMP reply, a SYN-ACK or RST of TCP, an INIT ACK, ABORT or SHUTDOWN
-// COMPLETE of SCTP.
+// IsAnswer reports whether p can only be the answer to another packet: an ICMP reply, a SYN-ACK or
+// RST of TCP, an INIT ACK, ABORT or SHUTDOWN COMPLETE of SCTP.
 func (p *Packet) IsAnswer() bool {
 	switch {
 	case p.hasIdent && p.v6:

@@ -20,7 +20,8 @@ const (
 // IsICMP reports whether protocol is ICMP of either family.
 func IsICMP(protocol uint8) bool { return protocol == ICMP || protocol == ICMPv6 }
 
-// parseTransport checks the transport header. RFC 1858, Section 3.2.1: a first fragment must hold all of it.
+// parseTransport checks the transport header. RFC 1858, Section 3.2.1: a first fragment must hold
+// all of it.
 func (p *Packet) parseTransport() Fault {
 	b := p.data[p.transport:]
 	switch p.protocol {
@@ -68,7 +69,8 @@ func (p *Packet) parseICMP(b []byte) Fault {
 	p.checksumAt = p.transport + 2
 	if p.v6 {
 		switch header.ICMPv6Type(b[0]) {
-		case header.ICMPv6DstUnreachable, header.ICMPv6PacketTooBig, header.ICMPv6TimeExceeded, header.ICMPv6ParamProblem:
+		case header.ICMPv6DstUnreachable, header.ICMPv6PacketTooBig, header.ICMPv6TimeExceeded,
+			header.ICMPv6ParamProblem:
 			p.icmpError = true
 		case header.ICMPv6EchoRequest, header.ICMPv6EchoReply:
 			p.hasIdent = true
@@ -84,8 +86,9 @@ func (p *Packet) parseICMP(b []byte) Fault {
 	return NoFault
 }
 
-// looksPartial recognises the checksum of a sender on this machine whose kernel left the work to a network card that the packet never met: the field
-// holds the folded pseudo-header sum. A complete checksum has this value once in 65,536 packets; completing it again gives the same field.
+// looksPartial recognises the checksum of a sender on this machine whose kernel left the work to a
+// network card that the packet never met: the field holds the folded pseudo-header sum. A complete
+// checksum has this value once in 65,536 packets; completing it again gives the same field.
 func (p *Packet) looksPartial() bool {
 	field := binary.BigEndian.Uint16(p.data[p.checksumAt:])
 	if field == 0 {
@@ -94,7 +97,8 @@ func (p *Packet) looksPartial() bool {
 	return field == pseudoHeader(p.addresses(), p.protocol, len(p.data)-p.transport)
 }
 
-// TransportHead returns the first 4 bytes of the transport header, or false if the packet has none: for most protocols, the ports.
+// TransportHead returns the first 4 bytes of the transport header, or false if the packet has none:
+// for most protocols, the ports.
 func (p *Packet) TransportHead() (head [4]byte, ok bool) {
 	if p.fragmentOffset > 0 || len(p.data) < p.transport+4 {
 		return head, false
@@ -102,7 +106,9 @@ func (p *Packet) TransportHead() (head [4]byte, ok bool) {
 	return [4]byte(p.data[p.transport:]), true
 }
 
-// IsDatagram reports whether the packet is a whole UDP datagram without a surplus area, so that it may be a train.
+// IsDatagram reports whether the packet is a whole UDP datagram without a surplus area, so that it
+// may be a train.
 func (p *Packet) IsDatagram() bool {
-	return p.protocol == UDP && !p.fragment && int(binary.BigEndian.Uint16(p.data[p.transport+4:])) == len(p.data)-p.transport
+	return p.protocol == UDP && !p.fragment && int(binary.BigEndian.Uint16(p.data[p.transport+4:])) ==
+		len(p.data)-p.transport
 }

@@ -7,8 +7,9 @@ import (
 	"net/netip"
 )
 
-// A Tuple identifies one direction of a connection: addresses, ports or ICMP identifier, protocol, and the link by which its packets arrive. It
-// consists of words, so that it is compared and checksummed without a loop. Two tuples are equal if all fields are.
+// A Tuple identifies one direction of a connection: addresses, ports or ICMP identifier, protocol,
+// and the link by which its packets arrive. It consists of words, so that it is compared and
+// checksummed without a loop. Two tuples are equal if all fields are.
 type Tuple struct {
 	// Ports is source port << 16
 	// destination port; for ICMP queries the identifier is in both halves. 0 if there are neither.
@@ -16,12 +17,13 @@ type Tuple struct {
 	Link     Link
 	Protocol uint8
 	IPv6     bool
-	// Words holds the addresses as in the header. IPv4: Words[0] is source and destination, the other words are 0. IPv6: Words[0:2] is the source,
-	// Words[2:4] the destination.
+	// Words holds the addresses as in the header. IPv4: Words[0] is source and destination, the
+	// other words are 0. IPv6: Words[0:2] is the source, Words[2:4] the destination.
 	Words [4]uint64
 }
 
-// Tuple fills the zero Tuple t with that of the packet arriving at link. Later fragments and protocols without ports have ports 0.
+// Tuple fills the zero Tuple t with that of the packet arriving at link. Later fragments and
+// protocols without ports have ports 0.
 func (p *Packet) Tuple(t *Tuple, link Link) {
 	t.Link, t.Protocol, t.IPv6 = link, p.protocol, p.v6
 	if p.v6 {
@@ -123,7 +125,8 @@ func (t *Tuple) addressSum() uint16 {
 	return fold64(s, c)
 }
 
-// portSum is the one's complement sum of the ports as far as the packet's checksum covers them: both, or one identifier.
+// portSum is the one's complement sum of the ports as far as the packet's checksum covers them:
+// both, or one identifier.
 func (t *Tuple) portSum() uint16 {
 	if IsICMP(t.Protocol) {
 		return uint16(t.Ports)
@@ -131,8 +134,8 @@ func (t *Tuple) portSum() uint16 {
 	return add(uint16(t.Ports>>16), uint16(t.Ports))
 }
 
-// Deltas returns the deltas between the checksums' sums (RFC 1624, Section 3) of a packet with tuple from and with tuple to, for Rewrite: that of the
-// addresses, and that of the ports.
+// Deltas returns the deltas between the checksums' sums (RFC 1624, Section 3) of a packet with
+// tuple from and with tuple to, for Rewrite: that of the addresses, and that of the ports.
 func Deltas(from, to *Tuple) (addresses, ports uint16) {
 	return delta(from.addressSum(), to.addressSum()), delta(from.portSum(), to.portSum())
 }
@@ -147,5 +150,6 @@ func Negate(delta uint16) uint16 {
 
 // String is for tests and messages.
 func (t *Tuple) String() string {
-	return fmt.Sprintf("%d %s:%d>%s:%d@%d", t.Protocol, t.Source(), t.SourcePort(), t.Destination(), t.DestinationPort(), t.Link)
+	return fmt.Sprintf("%d %s:%d>%s:%d@%d", t.Protocol, t.Source(), t.SourcePort(), t.Destination(),
+		t.DestinationPort(), t.Link)
 }

@@ -11,10 +11,12 @@ import (
 // maxAffected is how many prefixes are listed before a commit is said to affect everything.
 const maxAffected = 1 << 12
 
-// maxAdded is how many prefixes, links and marks each Add copies one by one, because packets wait for it.
+// maxAdded is how many prefixes, links and marks each Add copies one by one, because packets wait
+// for it.
 const maxAdded = 1 << 6
 
-// An Affected says which connections a commit could affect: those with an address in Prefixes, a link in Links or a mark in Marks, or all.
+// An Affected says which connections a commit could affect: those with an address in Prefixes, a
+// link in Links or a mark in Marks, or all.
 type Affected struct {
 	All      bool
 	Prefixes bart.Lite
@@ -64,7 +66,8 @@ func (a *Affected) link(p Link) {
 	}
 }
 
-// Add makes a include o. If that is too much, a becomes wider: a prefix that covers those of o, or simply all.
+// Add makes a include o. If that is too much, a becomes wider: a prefix that covers those of o, or
+// simply all.
 func (a *Affected) Add(o *Affected) {
 	switch {
 	case a.All:
@@ -104,7 +107,8 @@ func (a *Affected) rule(r *rule) {
 	}
 }
 
-// concern adds the packets that piece p could match or route, unless other, the piece before or after it, routes them equally. Both may be nil.
+// concern adds the packets that piece p could match or route, unless other, the piece before or
+// after it, routes them equally. Both may be nil.
 func (s *Set) concern(a *Affected, p, other *piece) {
 	if a.All || p == nil {
 		return
@@ -131,7 +135,8 @@ func (s *Set) concern(a *Affected, p, other *piece) {
 	}
 }
 
-// frontends returns the addresses at which a service of an address is reached. If those of the Host change, everything is affected anyway.
+// frontends returns the addresses at which a service of an address is reached. If those of the Host
+// change, everything is affected anyway.
 func (s *Set) frontends(a netip.Addr) []netip.Addr {
 	if h := s.committed.host; h != nil && a.IsUnspecified() {
 		return h.Addresses
@@ -139,9 +144,10 @@ func (s *Set) frontends(a netip.Addr) []netip.Addr {
 	return []netip.Addr{a}
 }
 
-// concernRouted adds the packets that a policy rule could route, except where they are routed equally before and after. A route for every address
-// does not narrow them down; their mark does, unless rules set marks on packets independently of the connection's mark, because that effect is not
-// kept with the connection.
+// concernRouted adds the packets that a policy rule could route, except where they are routed
+// equally before and after. A route for every address does not narrow them down; their mark does,
+// unless rules set marks on packets independently of the connection's mark, because that effect is
+// not kept with the connection.
 func (s *Set) concernRouted(a *Affected, r *policyRoutes, as map[lead]bool) {
 	mark := uint32(r.class)
 	for _, o := range r.offers {
@@ -166,13 +172,15 @@ type lead struct {
 
 func (o *routeOffer) lead() lead { return lead{o.at, o.bits, o.link, o.via} }
 
-// leads returns where the piece routes packets by the rule in the same place as r with the same selectors, nil if there is none.
+// leads returns where the piece routes packets by the rule in the same place as r with the same
+// selectors, nil if there is none.
 func (p *piece) leads(r *policyRoutes) map[lead]bool {
 	if p == nil {
 		return nil
 	}
 	i := slices.IndexFunc(p.routing, func(o *policyRoutes) bool {
-		return o.number == r.number && o.table == r.table && o.priority == r.priority && o.class == r.class && o.source == r.source &&
+		return o.number == r.number && o.table == r.table && o.priority == r.priority && o.class == r.class &&
+			o.source == r.source &&
 			o.origin.compare(r.origin) == 0
 	})
 	if i < 0 {

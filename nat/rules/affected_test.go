@@ -8,23 +8,26 @@ import (
 	"culvert/integration/need"
 )
 
-// A pod that goes and one that comes concern nobody else, neither those whose routes are of the same resource nor those of resources
-// that come before or after it.
+// A pod that goes and one that comes concern nobody else, neither those whose routes are of the
+// same resource nor those of resources that come before or after it.
 func TestAffectedByOnePod(t *testing.T) {
 	s := NewSet()
 	put := func(node int, pods ...string) *Affected {
 		d := s.Draft()
 		r := PolicyRule{In: "liqo-node"}
 		for _, p := range pods {
-			r.Routes = append(r.Routes, PolicyRoute{Destination: netip.PrefixFrom(netip.MustParseAddr(p), 32), Device: tunnelDevice})
+			r.Routes = append(r.Routes, PolicyRoute{Destination: netip.PrefixFrom(netip.MustParseAddr(p), 32),
+				Device: tunnelDevice})
 		}
 		key := Key{Kind: "RouteConfiguration", Name: fmt.Sprint("node", node)}
-		need.NoError(t, d.Put(key, Resource{Order: int64(node), Routing: []PolicyTable{{Name: key.Name, Rules: []PolicyRule{r}}}}))
+		need.NoError(t, d.Put(key, Resource{Order: int64(node),
+			Routing: []PolicyTable{{Name: key.Name, Rules: []PolicyRule{r}}}}))
 		_, a := s.Commit(d)
 		return a
 	}
 	d := s.Draft()
-	need.NoError(t, d.Put(Key{Kind: "device"}, Resource{Device: &Device{Name: "liqo-node", Address: PairOf(netip.MustParseAddr("10.80.0.1")), Link: 1}}))
+	need.NoError(t, d.Put(Key{Kind: "device"},
+		Resource{Device: &Device{Name: "liqo-node", Address: PairOf(netip.MustParseAddr("10.80.0.1")), Link: 1}}))
 	s.Commit(d)
 	put(1, "10.1.1.1", "10.1.1.2")
 	put(2, "10.1.2.1", "10.1.2.2", "10.1.2.3")
@@ -42,7 +45,8 @@ func TestAffectedByOnePod(t *testing.T) {
 	}
 }
 
-// What is added to is told apart as long as that is not much. Of much, nothing is missed, and packets do not wait until all is copied.
+// What is added to is told apart as long as that is not much. Of much, nothing is missed, and
+// packets do not wait until all is copied.
 func TestAffectedMuch(t *testing.T) {
 	pod := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}) }
 	for _, n := range []int{1, maxAdded, maxAdded + 1, maxAffected - 1} {
@@ -59,7 +63,8 @@ func TestAffectedMuch(t *testing.T) {
 				t.Fatalf("of %d, %v is missed", n, pod(i))
 			}
 		}
-		for address, want := range map[string]bool{"10.9.3.3": true, "10.8.0.1": false, "fd00:1::7": true, "fd00:2::": false} {
+		for address, want := range map[string]bool{"10.9.3.3": true, "10.8.0.1": false, "fd00:1::7": true,
+			"fd00:2::": false} {
 			if got := all.Contains(netip.MustParseAddr(address)); got != want {
 				t.Errorf("of %d, %s is concerned: %v", n, address, got)
 			}
@@ -91,7 +96,8 @@ func TestAffectedTogether(t *testing.T) {
 	all.Add(one)
 	all.Add(other)
 	all.Add(newAffected(false))
-	for address, want := range map[string]bool{"10.1.0.1": true, "10.1.0.2": false, "10.2.9.9": true, "10.3.0.0": false, "fd00::5": true, "fd01::": false} {
+	for address, want := range map[string]bool{"10.1.0.1": true, "10.1.0.2": false, "10.2.9.9": true, "10.3.0.0": false,
+		"fd00::5": true, "fd01::": false} {
 		if got := all.Contains(netip.MustParseAddr(address)); got != want {
 			t.Errorf("%s is concerned: %v", address, got)
 		}

@@ -33,7 +33,8 @@ type Balancer struct {
 	until   []uint64
 	seeds   []uint64         // of the backends' addresses and ports, for rendezvous
 	present map[uint64]int32 // backends by seed; unchosen for those that get no new clients
-	// For a Service with a Frontend: local has only this node's backends, and elsewhere, set in local, says that there are others.
+	// For a Service with a Frontend: local has only this node's backends, and elsewhere, set in
+	// local, says that there are others.
 	local     *Balancer
 	elsewhere bool
 }
@@ -96,7 +97,8 @@ func (b *Balancer) Find(seed uint64) (int32, bool) {
 	return n, ok && n != unchosen
 }
 
-// A Client is what the choice of a backend depends on, in words: ports and protocol, the client's address, the service's address.
+// A Client is what the choice of a backend depends on, in words: ports and protocol, the client's
+// address, the service's address.
 type Client [5]uint64
 
 // Client returns the Client for a connection from a.
@@ -142,7 +144,8 @@ func (b *Balancer) Place(backend int32) netip.AddrPort {
 	return netip.AddrPortFrom(x.Address, x.Port)
 }
 
-// ChooseOther is Choose among the backends not in failed, by weight alone. It returns false if there is none.
+// ChooseOther is Choose among the backends not in failed, by weight alone. It returns false if
+// there is none.
 func (b *Balancer) ChooseOther(hash uint64, failed []netip.AddrPort) (int32, bool) {
 	places, until := make([]int32, 0, len(b.Service.Backends)), make([]uint64, 0, len(b.Service.Backends))
 	total := uint64(0)
@@ -159,8 +162,9 @@ func (b *Balancer) ChooseOther(hash uint64, failed []netip.AddrPort) (int32, boo
 	return places[within(until, hash%total)], true
 }
 
-// rendezvous returns the backend with the highest weighted score (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005): each
-// backend's share is exactly its weight, and a backend that comes or goes moves no client between others.
+// rendezvous returns the backend with the highest weighted score (Schindelhauer and Schomaker,
+// "Weighted distributed hash tables", 2005): each backend's share is exactly its weight, and a
+// backend that comes or goes moves no client between others.
 func (b *Balancer) rendezvous(hash uint64) int32 {
 	best, at := math.Inf(-1), 0
 	for i := range b.Service.Backends {

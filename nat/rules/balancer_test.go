@@ -5,13 +5,15 @@ import (
 	"testing"
 )
 
-// TestStanding: a backend's standing and place say which new clients it gets by which policy; whatever they are, it keeps its own.
+// TestStanding: a backend's standing and place say which new clients it gets by which policy;
+// whatever they are, it keeps its own.
 func TestStanding(t *testing.T) {
 	backend := func(n byte, local bool, s Eligibility) Backend {
 		return Backend{Address: netip.AddrFrom4([4]byte{10, 244, 0, n}), Port: 80, Local: local, Eligibility: s}
 	}
 	all := []Backend{
-		backend(1, false, EligibleAll), backend(2, true, EligibleAll), backend(3, true, EligibleLocal), backend(4, true, EligibleNone), backend(5, false, EligibleNone),
+		backend(1, false, EligibleAll), backend(2, true, EligibleAll), backend(3, true, EligibleLocal),
+		backend(4, true, EligibleNone), backend(5, false, EligibleNone),
 	}
 	b := NewBalancer(Service{Backends: all, Frontend: &Frontend{Local: true}})
 	for _, test := range []struct {

@@ -10,21 +10,25 @@ import (
 	"culvert/nat/nattest/cost"
 )
 
-// sized returns a configuration with n mapped addresses, n pod routes and n/10 nodes, at most 5,000.
+// sized returns a configuration with n mapped addresses, n pod routes and n/10 nodes, at most
+// 5,000.
 func sized(n int) *Config {
 	c := milan()
 	c.Nodes, c.Routes, c.Addresses, c.Services = nil, nil, nil, nil
 	c.LocalPodCIDRs, c.LocalExternalCIDRs = []netip.Prefix{pfx("10.0.0.0/12")}, []netip.Prefix{pfx("10.64.0.0/14")}
 	c.UnknownSource = PairOf(addr("10.64.0.0"))
-	c.Remote = []RemoteCIDR{{Real: pfx("10.0.0.0/12"), Remapped: pfx("10.128.0.0/12")}, {Real: pfx("10.64.0.0/14"), Remapped: pfx("10.68.0.0/14"), External: true}}
+	c.Remote = []RemoteCIDR{{Real: pfx("10.0.0.0/12"), Remapped: pfx("10.128.0.0/12")}, {Real: pfx("10.64.0.0/14"),
+		Remapped: pfx("10.68.0.0/14"), External: true}}
 	nodes := max(2, min(n/10, 5000))
 	for i := range nodes {
-		c.Nodes = append(c.Nodes, Node{Link: Link(i + 1), Name: fmt.Sprint("node-", i+1), Address: PairOf(netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}))})
+		c.Nodes = append(c.Nodes, Node{Link: Link(i + 1), Name: fmt.Sprint("node-", i+1),
+			Address: PairOf(netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}))})
 	}
 	c.GatewayAddress = PairOf(addr("10.81.0.1"))
 	for i := range n {
 		c.Routes = append(c.Routes, Route{netip.PrefixFrom(pod(i), 32), Link(i%nodes + 1)})
-		c.Addresses = append(c.Addresses, AddressMapping{External: mapped(i), Internal: netip.AddrFrom4([4]byte{192, 1 + byte(i>>16), byte(i >> 8), byte(i)})})
+		c.Addresses = append(c.Addresses, AddressMapping{External: mapped(i),
+			Internal: netip.AddrFrom4([4]byte{192, 1 + byte(i>>16), byte(i >> 8), byte(i)})})
 	}
 	return c
 }
@@ -75,8 +79,8 @@ func TestRulesDoNotAllocate(t *testing.T) {
 	}
 }
 
-// BenchmarkFirstPacketRules evaluates every stage, as for the first packet of a connection. N is the number of mappings, of pod
-// routes and of rules.
+// BenchmarkFirstPacketRules evaluates every stage, as for the first packet of a connection. N is
+// the number of mappings, of pod routes and of rules.
 func BenchmarkFirstPacketRules(b *testing.B) {
 	seal := cost.Seal(b)
 	for _, n := range []int{10, 1000, 50000} {

@@ -27,8 +27,8 @@ type binding struct {
 	masquerade bool
 }
 
-// bind runs the nat chains of stage s, stageDNAT or stageSNAT. The first matching rule binds; since each stage has one kind of manipulation, no later
-// chain can add to it.
+// bind runs the nat chains of stage s, stageDNAT or stageSNAT. The first matching rule binds; since
+// each stage has one kind of manipulation, no later chain can add to it.
 func (r *Ruleset) bind(s stage, v *view) binding {
 	if s == stageDNAT && r.host != nil {
 		return r.host.bind(r, v)
@@ -85,7 +85,8 @@ func (r *rule) translate(a netip.Addr) (bindKind, netip.Addr) {
 	}
 }
 
-// Combine returns the address with p's network bits and a's host bits. Preconditions: equal families.
+// Combine returns the address with p's network bits and a's host bits. Preconditions: equal
+// families.
 func Combine(p netip.Prefix, a netip.Addr) netip.Addr {
 	order := binary.BigEndian
 	if a.Is4() {
@@ -111,7 +112,8 @@ func (r *Ruleset) masquerade(v *view) (bindKind, netip.Addr) {
 	return bindAddress, a
 }
 
-// ownAddress returns the gateway's address, of the packet's family, on the link it leaves by; the zero Addr if there is none.
+// ownAddress returns the gateway's address, of the packet's family, on the link it leaves by; the
+// zero Addr if there is none.
 func (r *Ruleset) ownAddress(v *view) netip.Addr {
 	own := r.gateway
 	if v.out.Outside() {

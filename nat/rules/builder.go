@@ -20,7 +20,8 @@ type piece struct {
 	mentions []mention
 }
 
-// A mention is a device (by name) or a neighbour (by address) that a piece names, and the link it resolved to.
+// A mention is a device (by name) or a neighbour (by address) that a piece names, and the link it
+// resolved to.
 type mention struct {
 	what any
 	link Link
@@ -41,7 +42,8 @@ func (b *builder) fault(path, format string, args ...any) {
 	b.faults = append(b.faults, fmt.Errorf("rules: %s: "+format, append([]any{path}, args...)...))
 }
 
-// compile returns the piece of a resource. Rules keep the counters that old, which may be nil, has for the same table, chain and name.
+// compile returns the piece of a resource. Rules keep the counters that old, which may be nil, has
+// for the same table, chain and name.
 func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 	b := builder{draft: d, piece: &piece{resource: r, origin: &origin{key, r.Order}}}
 	if old != nil {
@@ -57,7 +59,8 @@ func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 	tables := r.tables(&d.room)
 	b.reserve(tables)
 	addTables(&b, "table", tables, len(r.Tables), func(t *Table) string { return t.Name }, b.addTable)
-	addTables(&b, "routing table", r.routing(&d.room), len(r.Routing), func(t *PolicyTable) string { return t.Name }, b.addRouting)
+	addTables(&b, "routing table", r.routing(&d.room), len(r.Routing), func(t *PolicyTable) string { return t.Name },
+		b.addRouting)
 	if r.Device != nil {
 		b.piece.facts = newFacts(r.Device)
 	}
@@ -71,7 +74,8 @@ func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 	return b.piece, nil
 }
 
-// addTables adds tables, which have different names. The first given ones are listed in the resource; it stands for the others.
+// addTables adds tables, which have different names. The first given ones are listed in the
+// resource; it stands for the others.
 func addTables[T any](b *builder, what string, tables []T, given int, name func(*T) string, add func(*T)) {
 	names := newNames(len(tables))
 	for i := range tables {
@@ -118,9 +122,11 @@ func (b *builder) device(name string) Link {
 	return b.link(name)
 }
 
-// link returns the link of a device by name or of a neighbour by address, unknownLink if there is none.
+// link returns the link of a device by name or of a neighbour by address, unknownLink if there is
+// none.
 func (b *builder) link(what any) Link {
-	if d := b.piece.resource.Device; d != nil && (what == any(d.Name) || what == any(d.Address.V4) || what == any(d.Address.V6)) {
+	if d := b.piece.resource.Device; d != nil && (what == any(d.Name) || what == any(d.Address.V4) ||
+		what == any(d.Address.V6)) {
 		return d.Link
 	}
 	p := b.draft.link(what)

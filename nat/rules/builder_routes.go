@@ -8,7 +8,8 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// addRouting compiles a policy table. What remains of a rule is its place, its class and its offers.
+// addRouting compiles a policy table. What remains of a rule is its place, its class and its
+// offers.
 func (b *builder) addRouting(t *PolicyTable) {
 	table := routesOfTable{}
 	first := len(b.piece.routing)
@@ -29,7 +30,8 @@ func (b *builder) addRouting(t *PolicyTable) {
 		}
 		compiled := &policyRoutes{policyRule: &policyRule{
 			in: t.Name, at: int32(i), priority: r.Priority, given: r.Priority,
-			origin: b.piece.origin, number: int32(len(b.piece.routing)), table: b.table, class: classOf(anyLink, r.Mark), source: r.Source, keep: r.Keep,
+			origin: b.piece.origin, number: int32(len(b.piece.routing)), table: b.table,
+			class: classOf(anyLink, r.Mark), source: r.Source, keep: r.Keep,
 		}}
 		if r.Source.IsValid() {
 			compiled.source = r.Source.Masked() // unlike nftables, a policy rule ignores host bits
@@ -53,8 +55,10 @@ func (b *builder) addRouting(t *PolicyTable) {
 
 // routesOfTable are the routes of one policy table. Most tables have one route.
 type routesOfTable struct {
-	one  routeOffer
-	more *bart.Table[*routeOffer] // all of them, if there are several; pointers, because bart.Table is instantiated for them anyway
+	one routeOffer
+	// all of them, if there are several; pointers, because bart.Table is instantiated for them
+	// anyway
+	more *bart.Table[*routeOffer]
 }
 
 // add adds a route unless there is one to the same destination: the kernel refuses a second one.
@@ -101,7 +105,8 @@ func (b *builder) addRoute(table *routesOfTable, r *PolicyRoute, at func() strin
 	}
 }
 
-// offer intersects the rule with the routes of its table, and adds the results to the rule's offers.
+// offer intersects the rule with the routes of its table, and adds the results to the rule's
+// offers.
 func (r *policyRoutes) offer(destination netip.Prefix, table *routesOfTable) {
 	add := func(at netip.Prefix, from *routeOffer) {
 		o := *from

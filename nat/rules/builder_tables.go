@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// reserve makes room for what tables compile to. It lives and dies together, and a few large objects cost less than many small ones.
+// reserve makes room for what tables compile to. It lives and dies together, and a few large
+// objects cost less than many small ones.
 func (b *builder) reserve(tables []Table) {
 	chains, rules, tests := 0, 0, 0
 	for i := range tables {
@@ -91,7 +92,8 @@ func stageOf(c *Chain) (stage, error) {
 		return stagePostrouting, nil
 	case HookInput, HookOutput:
 		if nat {
-			return 0, fmt.Errorf("type nat at hook %s translates the gateway's own traffic, which is never translated", c.Hook)
+			return 0, fmt.Errorf("type nat at hook %s translates the gateway's own traffic, which is never translated",
+				c.Hook)
 		}
 		if c.Hook == HookInput {
 			return stageInput, nil
@@ -103,7 +105,8 @@ func stageOf(c *Chain) (stage, error) {
 		}
 		return stageForward, nil
 	case "ingress":
-		return 0, errors.New("hook ingress belongs to a device driver; packets of a gateway's tunnels first meet hook prerouting")
+		return 0, errors.New(
+			"hook ingress belongs to a device driver; packets of a gateway's tunnels first meet hook prerouting")
 	}
 	return 0, fmt.Errorf("unknown hook %q", c.Hook)
 }
@@ -128,7 +131,8 @@ func (b *builder) addChain(t *Table, c *Chain, place int32, s stage, at func() s
 			b.fault(atRule(), "there is another rule of this name")
 		}
 		b.rules = append(b.rules, rule{
-			rank: compiled.rank, chain: compiled, number: int32(i), name: r.Name, family: t.Family.bits(), action: r.Action, counted: !r.NoCounter, value: r.Value,
+			rank: compiled.rank, chain: compiled, number: int32(i), name: r.Name, family: t.Family.bits(),
+			action: r.Action, counted: !r.NoCounter, value: r.Value,
 			proxyProtocol: r.ProxyProtocol,
 		})
 		made, tests, tcp := &b.rules[first+i], len(b.tests), false
@@ -158,7 +162,8 @@ func (b *builder) addChain(t *Table, c *Chain, place int32, s stage, at func() s
 	case PolicyAccept, "":
 	case PolicyDrop:
 		b.rules = append(b.rules, rule{
-			rank: compiled.rank, chain: compiled, number: int32(len(c.Rules)), family: t.Family.bits(), action: ActionDrop, policy: true,
+			rank: compiled.rank, chain: compiled, number: int32(len(c.Rules)), family: t.Family.bits(),
+			action: ActionDrop, policy: true,
 		})
 	default:
 		b.fault(at(), "unknown policy %q", c.Policy)
@@ -172,7 +177,8 @@ func (r *rule) complete(t *Table, c *Chain, from *Rule, tcp bool) error {
 	switch r.action {
 	case ActionDNAT, ActionSNAT, ActionMasquerade, ActionRefuseSource:
 		translation = true
-	case ActionAccept, ActionDrop, ActionReject, ActionCTMark, ActionMetaMarkFromCT, ActionSetMark, ActionClampMSS, ActionNoTrack:
+	case ActionAccept, ActionDrop, ActionReject, ActionCTMark, ActionMetaMarkFromCT, ActionSetMark, ActionClampMSS,
+		ActionNoTrack:
 	default:
 		return fmt.Errorf("unknown action %q", r.action)
 	}

@@ -30,7 +30,8 @@ func grown[T comparable](changes []change[T]) (n int) {
 	return n
 }
 
-// changed returns a sorted copy of list after changes. An element that is both removed and added stays.
+// changed returns a sorted copy of list after changes. An element that is both removed and added
+// stays.
 func changed[T comparable](list []T, changes []change[T], compare func(a, b T) int) []T {
 	if len(changes) == 0 {
 		return list
@@ -69,8 +70,8 @@ func comparePrefixes(a, b netip.Prefix) int {
 	return a.Addr().Compare(b.Addr())
 }
 
-// forChanges returns the table to which n changes are to be made: t or, if there are many, a private copy to change in place, which then costs less
-// than sharing the rest.
+// forChanges returns the table to which n changes are to be made: t or, if there are many, a
+// private copy to change in place, which then costs less than sharing the rest.
 func forChanges[V any](t *bart.Table[V], n int) (changing *bart.Table[V], fresh bool) {
 	switch {
 	case t == nil:

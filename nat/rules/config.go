@@ -6,39 +6,45 @@ import (
 	"time"
 )
 
-// A Config describes how two clusters see each other, and what happens to the packets between them. Set.Replace makes resources from it and keeps no
-// reference to it.
+// A Config describes how two clusters see each other, and what happens to the packets between them.
+// Set.Replace makes resources from it and keeps no reference to it.
 type Config struct {
 	Nodes []Node
-	// LocalPodCIDRs and LocalExternalCIDRs are the local cluster's own, as known to the remote cluster's gateway.
+	// LocalPodCIDRs and LocalExternalCIDRs are the local cluster's own, as known to the remote
+	// cluster's gateway.
 	LocalPodCIDRs, LocalExternalCIDRs []netip.Prefix
 	Remote                            []RemoteCIDR
-	// FromTunnel and NotFromNodes, if not nil, replace Remote in the check of sources: where the peer may send from, and where nodes may not.
-	// LocalPodCIDRs are then unused; the pods are the addresses routed to nodes.
+	// FromTunnel and NotFromNodes, if not nil, replace Remote in the check of sources: where the
+	// peer may send from, and where nodes may not. LocalPodCIDRs are then unused; the pods are the
+	// addresses routed to nodes.
 	FromTunnel, NotFromNodes []netip.Prefix `json:",omitempty"`
-	// GatewayAddress is the gateway's internal address, TunnelAddress and PeerTunnelAddress are the ends of the WireGuard tunnel. An address not
-	// known yet is the zero Addr, which no packet has.
+	// GatewayAddress is the gateway's internal address, TunnelAddress and PeerTunnelAddress are the
+	// ends of the WireGuard tunnel. An address not known yet is the zero Addr, which no packet has.
 	GatewayAddress, TunnelAddress, PeerTunnelAddress Pair
 	MSSClamp                                         MSSClamp
-	// UnknownSource is U, the source for packets from nodes whose own source the remote cluster could not answer. The zero Addr turns it off for a
-	// family: such packets are dropped.
+	// UnknownSource is U, the source for packets from nodes whose own source the remote cluster
+	// could not answer. The zero Addr turns it off for a family: such packets are dropped.
 	UnknownSource Pair
-	// Routes lead packets to nodes by longest prefix. The remote cluster's prefixes need none: they follow from Remote.
+	// Routes lead packets to nodes by longest prefix. The remote cluster's prefixes need none: they
+	// follow from Remote.
 	Routes    []Route
 	Addresses []AddressMapping
 	Services  []Service
 	// Rules are the forward filter: the first match decides, the default is accept.
 	Rules []FilterRule
-	// Firewall and Routing, if not nil, replace the tables that the fields above would generate. If all tables are to be Put, both are empty.
+	// Firewall and Routing, if not nil, replace the tables that the fields above would generate. If
+	// all tables are to be Put, both are empty.
 	Firewall []Table
 	Routing  []PolicyTable
 	// Host, if not nil, makes this the Config of a node that serves Services.
 	Host *Host `json:",omitempty"`
 }
 
-// ReservedName reports whether a node cannot have this name, because a generated table or the WireGuard tunnel uses it.
+// ReservedName reports whether a node cannot have this name, because a generated table or the
+// WireGuard tunnel uses it.
 func ReservedName(name string) bool {
-	return name == tunnelDevice || name == "gw-ext" || strings.HasSuffix(name, "-service-nodeport-routing") || strings.HasSuffix(name, hostTableEnd)
+	return name == tunnelDevice || name == "gw-ext" || strings.HasSuffix(name, "-service-nodeport-routing") ||
+		strings.HasSuffix(name, hostTableEnd)
 }
 
 // A Node is one node of the local cluster.
@@ -52,7 +58,8 @@ type Node struct {
 // A RemoteCIDR is a pod CIDR or external CIDR of the remote cluster.
 type RemoteCIDR struct {
 	Real netip.Prefix
-	// Remapped is the prefix under which the local cluster sees Real. It has the same length, or is the zero Prefix for "unchanged".
+	// Remapped is the prefix under which the local cluster sees Real. It has the same length, or is
+	// the zero Prefix for "unchanged".
 	Remapped netip.Prefix
 	External bool // an external CIDR
 }
@@ -71,14 +78,16 @@ type Route struct {
 	Link   Link
 }
 
-// An AddressMapping makes one address of a local external CIDR stand for a host to which the remote cluster has no route.
+// An AddressMapping makes one address of a local external CIDR stand for a host to which the remote
+// cluster has no route.
 type AddressMapping struct {
 	External, Internal netip.Addr
 	Via                Link // the node by which Internal is reached; 0 means the first node
 	ProxyProtocol      bool `json:",omitempty"` // as in Service, for all TCP connections
 }
 
-// A Service is an address and port of a local external CIDR, reached from outside links, that stands for several backends.
+// A Service is an address and port of a local external CIDR, reached from outside links, that
+// stands for several backends.
 type Service struct {
 	Name            string
 	Address         netip.Addr
@@ -89,7 +98,8 @@ type Service struct {
 	AffinityTimeout time.Duration // 0 means 3 h
 	OnRemoval       OnRemoval
 	Backends        []Backend
-	// ProxyProtocol makes new TCP connections to the backend start with a PROXY protocol header, version 2.
+	// ProxyProtocol makes new TCP connections to the backend start with a PROXY protocol header,
+	// version 2.
 	ProxyProtocol bool      `json:",omitempty"`
 	Frontend      *Frontend `json:",omitempty"` // only for a Service that a Host serves
 }
@@ -105,7 +115,8 @@ type Backend struct {
 	Eligibility Eligibility `json:",omitempty"`
 }
 
-// Eligibility says which new clients a Backend of a Host's Service gets. It does not affect its existing connections.
+// Eligibility says which new clients a Backend of a Host's Service gets. It does not affect its
+// existing connections.
 type Eligibility uint8
 
 // The eligibilities.
@@ -138,11 +149,13 @@ type OnRemoval uint8
 
 // The choices.
 const (
-	RemovalKeep  OnRemoval = iota // those of UDP end, and their next packets find another backend; others continue until they end
-	RemovalReset                  // they end; TCP gets a RST
+	// those of UDP end, and their next packets find another backend; others continue until they end
+	RemovalKeep  OnRemoval = iota
+	RemovalReset           // they end; TCP gets a RST
 )
 
-// A FilterRule accepts, drops or rejects packets that match all of its fields; a zero field matches everything.
+// A FilterRule accepts, drops or rejects packets that match all of its fields; a zero field matches
+// everything.
 type FilterRule struct {
 	Name                string
 	From                From
@@ -175,7 +188,8 @@ const (
 	FilterReject // drop and tell the sender
 )
 
-// MSSClamp is the upper bound of the MSS option of SYN segments: MSSAuto, MSSOff, or the IPv4 MSS in bytes. IPv6 gets 20 bytes less.
+// MSSClamp is the upper bound of the MSS option of SYN segments: MSSAuto, MSSOff, or the IPv4 MSS
+// in bytes. IPv6 gets 20 bytes less.
 type MSSClamp int
 
 const (

@@ -2,16 +2,18 @@ package rules
 
 import "maps"
 
-// cowShards is how many shards a cowMap has. A change of one key copies the list of shards and one of them.
+// cowShards is how many shards a cowMap has. A change of one key copies the list of shards and one
+// of them.
 const cowShards = 256
 
-// A cowMap is an immutable hash map that shares with its predecessor every shard in which nothing has changed. The zero value is
-// empty.
+// A cowMap is an immutable hash map that shares with its predecessor every shard in which nothing
+// has changed. The zero value is empty.
 type cowMap[K hashable, V any] struct {
 	shards []map[K]V // nil, or cowShards
 }
 
-// A hashable key spreads over the shards by its low bits. Only the operator chooses keys, so the hash need not be secure.
+// A hashable key spreads over the shards by its low bits. Only the operator chooses keys, so the
+// hash need not be secure.
 type hashable interface {
 	comparable
 	hash() uint64

@@ -82,7 +82,8 @@ func (d *Draft) taken(what any) (Key, bool) {
 	return Key{}, false
 }
 
-// link returns the link of a device by name or of a neighbour by address, unknownLink if there is none.
+// link returns the link of a device by name or of a neighbour by address, unknownLink if there is
+// none.
 func (d *Draft) link(what any) Link {
 	if key, ok := d.owner(what); ok {
 		return d.current(key).resource.Device.Link
@@ -93,11 +94,12 @@ func (d *Draft) link(what any) Link {
 // Empty reports whether nothing has been put or deleted.
 func (d *Draft) Empty() bool { return len(d.changes) == 0 }
 
-// Put makes r the resource of key, beside those of a Config. If r is wrong, the error names the field, and key keeps its resource. Tables may name
-// devices and neighbours before they exist.
+// Put makes r the resource of key, beside those of a Config. If r is wrong, the error names the
+// field, and key keeps its resource. Tables may name devices and neighbours before they exist.
 func (d *Draft) Put(key Key, r Resource) error {
 	if key.configured() {
-		return fmt.Errorf("rules: %s: resources of kind %s come from the configuration; use another kind", key, key.Kind)
+		return fmt.Errorf("rules: %s: resources of kind %s come from the configuration; use another kind",
+			key, key.Kind)
 	}
 	if err := r.validate(key); err != nil {
 		return err
@@ -173,7 +175,8 @@ func (d *Draft) add(rules int) {
 	d.set.rules += rules
 }
 
-// claims returns what only one resource may have: a device's name, link and neighbour addresses, a service's address.
+// claims returns what only one resource may have: a device's name, link and neighbour addresses, a
+// service's address.
 func (r *Resource) claims() []any {
 	var all []any
 	if d := r.Device; d != nil {
@@ -244,7 +247,8 @@ func (k Key) configured() bool {
 	return false
 }
 
-// Replace returns a Draft in which the resources of c replace those of the previous Config, or all faults. Preconditions: c.Validate finds no fault.
+// Replace returns a Draft in which the resources of c replace those of the previous Config, or all
+// faults. Preconditions: c.Validate finds no fault.
 func (s *Set) Replace(c *Config) (*Draft, error) {
 	d := s.Draft()
 	network := c.network()
@@ -264,7 +268,8 @@ func (s *Set) Replace(c *Config) (*Draft, error) {
 	}
 	// Removals first: a device or an address may get another owner.
 	for key, old := range s.pieces {
-		if r := keep[key]; r == nil && key.configured() || r != nil && !slices.Equal(r.claims(), old.resource.claims()) {
+		if r := keep[key]; r == nil && key.configured() || r != nil && !slices.Equal(r.claims(),
+			old.resource.claims()) {
 			d.remove(key)
 		}
 	}
@@ -278,9 +283,10 @@ func (s *Set) Replace(c *Config) (*Draft, error) {
 	return d, nil
 }
 
-// Amend returns a Draft in which services replace those of the same name, address, port and protocol in the previous Config, or all faults. A gateway's
-// services can only have backends to which routes lead; pod reports these, and is nil if the Config is a Host's. The cost depends on the changes
-// alone.
+// Amend returns a Draft in which services replace those of the same name, address, port and
+// protocol in the previous Config, or all faults. A gateway's services can only have backends to
+// which routes lead; pod reports these, and is nil if the Config is a Host's. The cost depends on
+// the changes alone.
 func (s *Set) Amend(services []Service, pod func(netip.Addr) bool) (*Draft, error) {
 	d, k := s.Draft(), &checker{of: "config"}
 	faults := make([]error, 0, len(services))
@@ -298,7 +304,8 @@ func (s *Set) Amend(services []Service, pod func(netip.Addr) bool) (*Draft, erro
 			k.frontless(path, x)
 			for j := range x.Backends {
 				if b := &x.Backends[j]; b.Via != 0 || !pod(b.Address) {
-					k.fault(fmt.Sprintf("%s.Backends[%d].Address", path, j), "no route leads to %s yet; replace the configuration", b.Address)
+					k.fault(fmt.Sprintf("%s.Backends[%d].Address", path, j),
+						"no route leads to %s yet; replace the configuration", b.Address)
 				}
 			}
 		}
@@ -311,8 +318,9 @@ func (s *Set) Amend(services []Service, pod func(netip.Addr) bool) (*Draft, erro
 	return d, nil
 }
 
-// Reroute returns a Draft in which nodes of the previous Config have other prefixes; false if a link is not one of these nodes, or if tables of the
-// Config route packets. Its cost depends on these nodes alone.
+// Reroute returns a Draft in which nodes of the previous Config have other prefixes; false if a
+// link is not one of these nodes, or if tables of the Config route packets. Its cost depends on
+// these nodes alone.
 func (s *Set) Reroute(prefixes map[Link][]netip.Prefix) (*Draft, bool) {
 	d := s.Draft()
 	for link, list := range prefixes {

@@ -9,7 +9,8 @@ import (
 	"culvert/integration/need"
 )
 
-// A byteSource takes random numbers from bytes and, when they are used up, from a generator, so that no choice waits for ever.
+// A byteSource takes random numbers from bytes and, when they are used up, from a generator, so
+// that no choice waits for ever.
 type byteSource struct {
 	data []byte
 	then rand.Source
@@ -25,7 +26,8 @@ func (s *byteSource) Uint64() uint64 {
 	return binary.BigEndian.Uint64(b[:])
 }
 
-// FuzzRules lets the fuzzer choose tables, policy tables and packets, and compares the compiled form with the slow one.
+// FuzzRules lets the fuzzer choose tables, policy tables and packets, and compares the compiled
+// form with the slow one.
 func FuzzRules(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("two bytes for each choice of a table, a chain, a rule, a match and a packet"))
@@ -47,18 +49,23 @@ func FuzzRules(f *testing.F) {
 	})
 }
 
-// FuzzRuleText gives rules any text. What is accepted must decide about a packet; nothing may panic.
+// FuzzRuleText gives rules any text. What is accepted must decide about a packet; nothing may
+// panic.
 func FuzzRuleText(f *testing.F) {
-	f.Add("IPV4", "nat", "prerouting", "dnat", "eq", "tcp", "liqo-tunnel", "in", "10.71.0.0/16", "dst", "80-443", "dst", "10.0.0.0/16", uint32(0))
-	f.Add("INET", "filter", "forward", "tcpmssclamp", "neq", "tcp", "eth0", "out", "fd00::1-fd00::9", "src", "80", "src", "", uint32(1300))
+	f.Add("IPV4", "nat", "prerouting", "dnat", "eq", "tcp", "liqo-tunnel", "in", "10.71.0.0/16", "dst", "80-443", "dst",
+		"10.0.0.0/16", uint32(0))
+	f.Add("INET", "filter", "forward", "tcpmssclamp", "neq", "tcp", "eth0", "out", "fd00::1-fd00::9", "src", "80",
+		"src", "", uint32(1300))
 	f.Add("IPV6", "nat", "postrouting", "snat", "", "132", "", "", "fd00::/64", "src", "", "", "fd00:1::/64", uint32(9))
-	f.Fuzz(func(t *testing.T, family, kind, hook, action, op, protocol, device, devAt, ip, ipAt, port, portAt, to string, value uint32) {
+	f.Fuzz(func(t *testing.T, family, kind, hook, action, op, protocol, device, devAt, ip, ipAt, port, portAt,
+		to string, value uint32) {
 		c := randomNodes()
 		c.Routing = []PolicyTable{}
 		c.Firewall = []Table{{Name: "t", Family: Family(family), Chains: []Chain{{
 			Name: "c", Type: ChainType(kind), Hook: Hook(hook), Priority: int32(value),
 			Rules: []Rule{{Name: "r", Action: Action(action), To: to, Value: value, Match: []Match{{
-				Op: Op(op), Proto: protocol, Dev: Operand{device, Position(devAt)}, IP: Operand{ip, Position(ipAt)}, Port: Operand{port, Position(portAt)},
+				Op: Op(op), Proto: protocol, Dev: Operand{device, Position(devAt)}, IP: Operand{ip, Position(ipAt)},
+				Port: Operand{port, Position(portAt)},
 			}}}},
 		}}}}
 		r, err := newRuleset(c)

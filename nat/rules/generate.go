@@ -5,11 +5,13 @@ import (
 	"net/netip"
 )
 
-// A Config without Firewall and Routing generates them: the tables that Liqo's controllers make, under the same names where they mean the same. They
-// define the order of translations and the return path.
+// A Config without Firewall and Routing generates them: the tables that Liqo's controllers make,
+// under the same names where they mean the same. They define the order of translations and the
+// return path.
 
-// outboundMark marks the packets from nodes that are addressed to the remote cluster as seen by the local one. With overlapping CIDRs the translated
-// destination alone cannot distinguish them from local traffic. Marks below 1<<16 are links of nodes.
+// outboundMark marks the packets from nodes that are addressed to the remote cluster as seen by the
+// local one. With overlapping CIDRs the translated destination alone cannot distinguish them from
+// local traffic. Marks below 1<<16 are links of nodes.
 const outboundMark = 1 << 16
 
 // The priorities of generated policy rules.
@@ -36,7 +38,8 @@ func (c *Config) tunnel() *Device {
 			sources = append(sources, r.Real)
 		}
 	}
-	return &Device{Link: Tunnel, Name: tunnelDevice, Address: c.PeerTunnelAddress, Own: c.TunnelAddress, Sources: sources}
+	return &Device{Link: Tunnel, Name: tunnelDevice, Address: c.PeerTunnelAddress, Own: c.TunnelAddress,
+		Sources: sources}
 }
 
 // A namedResource is a resource with its key.
@@ -56,7 +59,8 @@ const (
 	orderMSS
 )
 
-// resources returns the resources that c stands for. The tunnel comes first, so that no node can take its name.
+// resources returns the resources that c stands for. The tunnel comes first, so that no node can
+// take its name.
 func (c *Config) resources() []namedResource {
 	if c.Host != nil {
 		return c.hostResources()
@@ -102,7 +106,8 @@ func (c *Config) resources() []namedResource {
 	if c.Firewall != nil {
 		return all
 	}
-	add(kindNetwork, "remap", Resource{Order: orderRemap, Tables: []Table{c.remapTable("remap-podcidr", false), c.remapTable("remap-externalcidr", true)}})
+	add(kindNetwork, "remap", Resource{Order: orderRemap, Tables: []Table{c.remapTable("remap-podcidr", false),
+		c.remapTable("remap-externalcidr", true)}})
 	add(kindNetwork, "unknown-source", Resource{Order: orderUnknown, Tables: []Table{
 		c.unknownSourceTable("unknown-source", FamilyIPv4), c.unknownSourceTable("unknown-source-6", FamilyIPv6)}})
 	add(kindNetwork, "outbound", Resource{Order: orderOutbound, Tables: []Table{c.outboundTable()}})
@@ -121,7 +126,8 @@ func (s *Service) key() string {
 
 // mapping returns the resource that an address mapping stands for.
 func (c *Config) mapping(m AddressMapping, devices map[Link]string) Resource {
-	rules := MappingRules{External: m.External, Internal: m.Internal, Pod: contains(c.LocalPodCIDRs, m.Internal), Device: devices[m.Via], ProxyProtocol: m.ProxyProtocol}
+	rules := MappingRules{External: m.External, Internal: m.Internal, Pod: contains(c.LocalPodCIDRs, m.Internal),
+		Device: devices[m.Via], ProxyProtocol: m.ProxyProtocol}
 	switch {
 	case c.Firewall == nil && c.Routing == nil:
 		return Resource{Order: orderMapping, Mapping: &rules}
@@ -155,7 +161,8 @@ func contains(prefixes []netip.Prefix, a netip.Addr) bool {
 	return false
 }
 
-// PolicyTables returns Routing or, if that is nil, the policy tables that the other fields stand for.
+// PolicyTables returns Routing or, if that is nil, the policy tables that the other fields stand
+// for.
 func (c *Config) PolicyTables() []PolicyTable {
 	if c.Routing != nil {
 		return c.Routing
@@ -222,7 +229,8 @@ func (c *Config) backendRoutes(s *Service, devices map[Link]string) []PolicyTabl
 		if b.Via == 0 && contains(c.LocalPodCIDRs, b.Address) {
 			continue
 		}
-		routes = append(routes, PolicyRoute{Destination: netip.PrefixFrom(b.Address, b.Address.BitLen()), Device: devices[b.Via]})
+		routes = append(routes, PolicyRoute{Destination: netip.PrefixFrom(b.Address, b.Address.BitLen()),
+			Device: devices[b.Via]})
 	}
 	if routes == nil {
 		return nil

@@ -43,7 +43,8 @@ func (c *Config) Tables() []Table {
 		}
 	}
 	all = append(all, c.remapTable("remap-podcidr", false), c.remapTable("remap-externalcidr", true))
-	all = append(all, c.unknownSourceTable("unknown-source", FamilyIPv4), c.unknownSourceTable("unknown-source-6", FamilyIPv6))
+	all = append(all, c.unknownSourceTable("unknown-source", FamilyIPv4),
+		c.unknownSourceTable("unknown-source-6", FamilyIPv6))
 	var nodes []NodeRules
 	for i := range c.Nodes {
 		nodes = append(nodes, c.Nodes[i].rules(nil))
@@ -72,7 +73,8 @@ func (c *Config) remapTable(name string, external bool) Table {
 	return Table{Name: name, Family: FamilyINET, Chains: []Chain{outgoing, incoming}}
 }
 
-// unknownSourceTable gives source U to packets that the remote cluster could not answer. Under Liqo the nodes do it.
+// unknownSourceTable gives source U to packets that the remote cluster could not answer. Under Liqo
+// the nodes do it.
 func (c *Config) unknownSourceTable(name string, f Family) Table {
 	r := Rule{Name: "unknown-source", Match: []Match{notFromTunnel, toTunnel}, Action: ActionRefuseSource}
 	for _, local := range [][]netip.Prefix{c.LocalPodCIDRs, c.LocalExternalCIDRs} {
@@ -98,7 +100,8 @@ func (c *Config) outboundTable() Table {
 	for _, r := range c.Remote {
 		seen := r.Seen().String()
 		chain.Rules = append(chain.Rules, Rule{
-			Name: seen, Match: []Match{destination(seen), notFromTunnel}, Action: ActionSetMark, Value: outboundMark, NoCounter: true,
+			Name: seen, Match: []Match{destination(seen), notFromTunnel}, Action: ActionSetMark, Value: outboundMark,
+			NoCounter: true,
 		})
 	}
 	return Table{Name: "gw-ext", Family: FamilyINET, Chains: []Chain{chain}}
@@ -107,7 +110,8 @@ func (c *Config) outboundTable() Table {
 // restoreTable gives packets from the tunnel the mark of their connection.
 func restoreTable() Table {
 	restore := Chain{Name: "conntrack-mark-to-meta-mark", Type: ChainFilter, Hook: HookPrerouting}
-	restore.Rules = []Rule{{Name: restore.Name, Match: []Match{fromTunnel}, Action: ActionMetaMarkFromCT, NoCounter: true}}
+	restore.Rules = []Rule{{Name: restore.Name, Match: []Match{fromTunnel}, Action: ActionMetaMarkFromCT,
+		NoCounter: true}}
 	return Table{Name: returnTableName, Family: FamilyINET, Chains: []Chain{restore}}
 }
 
@@ -135,7 +139,8 @@ func mssTable(name string, f Family, value uint32) Table {
 	}}}
 }
 
-// filterTable holds the filter rules. A rule with "any of" lists becomes one rule for each combination, with one counter.
+// filterTable holds the filter rules. A rule with "any of" lists becomes one rule for each
+// combination, with one counter.
 func (c *Config) filterTable() Table {
 	chain := Chain{Name: "forward", Type: ChainFilter, Hook: HookForward}
 	for _, f := range c.Rules {
@@ -149,7 +154,8 @@ func (c *Config) filterTable() Table {
 		if f.Protocol != 0 {
 			base = append(base, Match{Proto: strconv.Itoa(int(f.Protocol))})
 		}
-		action := map[FilterAction]Action{FilterAccept: ActionAccept, FilterDrop: ActionDrop, FilterReject: ActionReject}[f.Action]
+		action := map[FilterAction]Action{FilterAccept: ActionAccept, FilterDrop: ActionDrop,
+			FilterReject: ActionReject}[f.Action]
 		for _, s := range prefixMatches(f.Source, source) {
 			for _, d := range prefixMatches(f.Destination, destination) {
 				for _, p := range portMatches(f.Ports) {
@@ -157,7 +163,8 @@ func (c *Config) filterTable() Table {
 						break // the builder refuses the chain
 					}
 					match := append(base[:len(base):len(base)], s...)
-					chain.Rules = append(chain.Rules, Rule{Name: f.Name, Match: append(append(match, d...), p...), Action: action})
+					chain.Rules = append(chain.Rules, Rule{Name: f.Name, Match: append(append(match, d...), p...),
+						Action: action})
 				}
 			}
 		}

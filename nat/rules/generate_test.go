@@ -27,8 +27,9 @@ func milan() *Config {
 			{Real: pfx("10.70.0.0/16"), Remapped: pfx("10.74.0.0/16"), External: true},
 			{Real: pfx("fd00:200::/50"), Remapped: pfx("fd00:71:0:4000::/50")},
 		},
-		GatewayAddress: PairOf(addr("10.80.0.4")), TunnelAddress: PairOf(addr("169.254.18.1")), PeerTunnelAddress: PairOf(addr("169.254.18.2")),
-		UnknownSource: PairOf(addr("10.70.0.0")),
+		GatewayAddress: PairOf(addr("10.80.0.4")), TunnelAddress: PairOf(addr("169.254.18.1")),
+		PeerTunnelAddress: PairOf(addr("169.254.18.2")),
+		UnknownSource:     PairOf(addr("10.70.0.0")),
 		Routes: []Route{
 			{pfx("10.200.0.0/20"), 4}, {pfx("10.200.1.0/24"), 9}, {pfx("10.200.1.77/32"), 4}, {pfx("10.64.32.0/20"), 9},
 			{pfx("10.80.0.2/32"), 4}, {pfx("10.80.0.3/32"), 9}, {pfx("fd00:200:0:1::/64"), 4},
@@ -40,7 +41,8 @@ func milan() *Config {
 		},
 		Services: []Service{{
 			Name: "web", Address: addr("10.70.0.20"), Port: 80, Protocol: packet.TCP,
-			Backends: []Backend{{Address: addr("10.200.1.5"), Port: 8080}, {Address: addr("198.51.100.7"), Port: 81, Via: 9}},
+			Backends: []Backend{{Address: addr("10.200.1.5"), Port: 8080}, {Address: addr("198.51.100.7"),
+				Port: 81, Via: 9}},
 		}},
 	}
 }
@@ -70,48 +72,82 @@ func TestGeneratedWalks(t *testing.T) {
 		dnat     bindKind
 		snat     bindKind
 	}{
-		{"pod to remapped pod", from(4, "10.200.1.5", "10.71.2.6"), 0, false, none, none, "10.200.1.5", "10.200.2.6", Tunnel, 4, bindPrefix, bindNone},
-		{"pod to pod that is not remapped", from(9, "10.64.33.1", "10.99.70.1"), 0, false, none, none, "10.64.33.1", "10.99.70.1", Tunnel, 9, bindNone, bindNone},
-		{"pod to external", from(9, "10.64.33.1", "10.74.0.5"), 0, false, none, none, "10.64.33.1", "10.70.0.5", Tunnel, 9, bindPrefix, bindNone},
-		{"IPv6 to remapped pod", from(4, "fd00:200:0:1::5", "fd00:71:0:4001::6"), 0, false, none, none, "fd00:200:0:1::5", "fd00:200:0:1::6", Tunnel, 4, bindPrefix, bindNone},
-		{"from the tunnel", from(Tunnel, "10.200.2.6", "10.200.1.5"), 0, false, none, none, "10.71.2.6", "10.200.1.5", 9, 0, bindNone, bindPrefix},
-		{"from the tunnel, not remapped", from(Tunnel, "10.99.70.1", "10.64.33.1"), 0, false, none, none, "10.99.70.1", "10.64.33.1", 9, 0, bindNone, bindNone},
-		{"from the tunnel, IPv6", from(Tunnel, "fd00:200:0:1::6", "fd00:200:0:1::5"), 0, false, none, none, "fd00:71:0:4001::6", "fd00:200:0:1::5", 4, 0, bindNone, bindPrefix},
-		{"the longest prefix of all nodes wins", from(Tunnel, "10.200.2.6", "10.200.1.77"), 0, false, none, none, "10.71.2.6", "10.200.1.77", 4, 0, bindNone, bindPrefix},
-		{"what lies around it goes to the shorter one", from(Tunnel, "10.200.2.6", "10.200.7.1"), 0, false, none, none, "10.71.2.6", "10.200.7.1", 4, 0, bindNone, bindPrefix},
-		{"reply of a pod", from(9, "10.200.1.5", "10.71.2.6"), 0, true, addr("10.200.2.6"), none, "10.200.1.5", "10.200.2.6", Tunnel, 9, bindNone, bindNone},
+		{"pod to remapped pod", from(4, "10.200.1.5", "10.71.2.6"), 0, false, none, none, "10.200.1.5", "10.200.2.6",
+			Tunnel, 4, bindPrefix, bindNone},
+		{"pod to pod that is not remapped", from(9, "10.64.33.1", "10.99.70.1"), 0, false, none, none, "10.64.33.1",
+			"10.99.70.1", Tunnel, 9, bindNone, bindNone},
+		{"pod to external", from(9, "10.64.33.1", "10.74.0.5"), 0, false, none, none, "10.64.33.1", "10.70.0.5", Tunnel,
+			9, bindPrefix, bindNone},
+		{"IPv6 to remapped pod", from(4, "fd00:200:0:1::5", "fd00:71:0:4001::6"), 0, false, none, none,
+			"fd00:200:0:1::5", "fd00:200:0:1::6", Tunnel, 4, bindPrefix, bindNone},
+		{"from the tunnel", from(Tunnel, "10.200.2.6", "10.200.1.5"), 0, false, none, none, "10.71.2.6", "10.200.1.5",
+			9, 0, bindNone, bindPrefix},
+		{"from the tunnel, not remapped", from(Tunnel, "10.99.70.1", "10.64.33.1"), 0, false, none, none, "10.99.70.1",
+			"10.64.33.1", 9, 0, bindNone, bindNone},
+		{"from the tunnel, IPv6", from(Tunnel, "fd00:200:0:1::6", "fd00:200:0:1::5"), 0, false, none, none,
+			"fd00:71:0:4001::6", "fd00:200:0:1::5", 4, 0, bindNone, bindPrefix},
+		{"the longest prefix of all nodes wins", from(Tunnel, "10.200.2.6", "10.200.1.77"), 0, false, none, none,
+			"10.71.2.6", "10.200.1.77", 4, 0, bindNone, bindPrefix},
+		{"what lies around it goes to the shorter one", from(Tunnel, "10.200.2.6", "10.200.7.1"), 0, false, none, none,
+			"10.71.2.6", "10.200.7.1", 4, 0, bindNone, bindPrefix},
+		{"reply of a pod", from(9, "10.200.1.5", "10.71.2.6"), 0, true, addr("10.200.2.6"), none, "10.200.1.5",
+			"10.200.2.6", Tunnel, 9, bindNone, bindNone},
 
-		{"unknown source: a client", from(4, "11.11.11.7", "10.71.2.6"), 0, false, none, none, "10.70.0.0", "10.200.2.6", Tunnel, 4, bindPrefix, bindAddress},
-		{"unknown source: the node itself", from(9, "10.80.0.3", "10.71.2.6"), 0, false, none, none, "10.70.0.0", "10.200.2.6", Tunnel, 9, bindPrefix, bindAddress},
-		{"a source that is U keeps it", from(9, "10.70.0.0", "10.71.2.6"), 0, false, none, none, "10.70.0.0", "10.200.2.6", Tunnel, 9, bindPrefix, bindNone},
-		{"unknown source: IPv6 has no U", from(9, "2001:db8::7", "fd00:71:0:4001::6"), 0, false, none, none, "2001:db8::7", "fd00:200:0:1::6", Tunnel, 9, bindPrefix, bindNoSource},
-		{"reply to a client goes back to its node", from(Tunnel, "10.200.2.6", "10.70.0.0"), 4, true, addr("11.11.11.7"), addr("10.71.2.6"), "10.71.2.6", "11.11.11.7", 4, 4, bindNone, bindNone},
-		{"reply to U goes back to its node", from(Tunnel, "10.200.2.6", "10.70.0.0"), 9, true, none, addr("10.71.2.6"), "10.71.2.6", "10.70.0.0", 9, 9, bindNone, bindNone},
-		{"reply to a pod follows the current routes", from(Tunnel, "10.200.2.6", "10.200.1.5"), 4, true, none, addr("10.71.2.6"), "10.71.2.6", "10.200.1.5", 9, 4, bindNone, bindNone},
-		{"reply to a pod without a route goes back to its node", from(Tunnel, "10.200.2.6", "10.200.99.5"), 9, true, none, addr("10.71.2.6"), "10.71.2.6", "10.200.99.5", 9, 9, bindNone, bindNone},
+		{"unknown source: a client", from(4, "11.11.11.7", "10.71.2.6"), 0, false, none, none, "10.70.0.0",
+			"10.200.2.6", Tunnel, 4, bindPrefix, bindAddress},
+		{"unknown source: the node itself", from(9, "10.80.0.3", "10.71.2.6"), 0, false, none, none, "10.70.0.0",
+			"10.200.2.6", Tunnel, 9, bindPrefix, bindAddress},
+		{"a source that is U keeps it", from(9, "10.70.0.0", "10.71.2.6"), 0, false, none, none, "10.70.0.0",
+			"10.200.2.6", Tunnel, 9, bindPrefix, bindNone},
+		{"unknown source: IPv6 has no U", from(9, "2001:db8::7", "fd00:71:0:4001::6"), 0, false, none, none,
+			"2001:db8::7", "fd00:200:0:1::6", Tunnel, 9, bindPrefix, bindNoSource},
+		{"reply to a client goes back to its node", from(Tunnel, "10.200.2.6", "10.70.0.0"), 4, true,
+			addr("11.11.11.7"), addr("10.71.2.6"), "10.71.2.6", "11.11.11.7", 4, 4, bindNone, bindNone},
+		{"reply to U goes back to its node", from(Tunnel, "10.200.2.6", "10.70.0.0"), 9, true, none, addr("10.71.2.6"),
+			"10.71.2.6", "10.70.0.0", 9, 9, bindNone, bindNone},
+		{"reply to a pod follows the current routes", from(Tunnel, "10.200.2.6", "10.200.1.5"), 4, true, none,
+			addr("10.71.2.6"), "10.71.2.6", "10.200.1.5", 9, 4, bindNone, bindNone},
+		{"reply to a pod without a route goes back to its node", from(Tunnel, "10.200.2.6", "10.200.99.5"), 9, true,
+			none, addr("10.71.2.6"), "10.71.2.6", "10.200.99.5", 9, 9, bindNone, bindNone},
 
-		{"mapped address, from the tunnel", from(Tunnel, "10.200.2.6", "10.70.0.9"), 0, false, none, none, "10.71.2.6", "192.0.2.10", 4, 0, bindAddress, bindPrefix},
-		{"mapped address, via another node", from(Tunnel, "10.200.2.6", "10.70.0.10"), 0, false, none, none, "10.71.2.6", "192.0.2.11", 9, 0, bindAddress, bindPrefix},
-		{"mapped pod follows its route", from(Tunnel, "10.200.2.6", "10.70.0.11"), 0, false, none, none, "10.71.2.6", "10.200.1.3", 9, 0, bindAddress, bindPrefix},
-		{"mapped address, from a node: hairpin", from(9, "10.200.1.5", "10.70.0.9"), 0, false, none, none, "10.80.0.4", "192.0.2.10", 4, 0, bindAddress, bindNone},
-		{"a mapped host gets its address", from(4, "192.0.2.10", "10.71.2.6"), 0, false, none, none, "10.70.0.9", "10.200.2.6", Tunnel, 4, bindPrefix, bindAddress},
-		{"a mapped host is pinned to where it came from", from(Tunnel, "10.200.2.6", "10.70.0.10"), 4, true, addr("192.0.2.11"), addr("10.71.2.6"), "10.71.2.6", "192.0.2.11", 4, 4, bindNone, bindNone},
-		{"a mapped pod keeps its own", from(9, "10.200.1.3", "10.71.2.6"), 0, false, none, none, "10.200.1.3", "10.200.2.6", Tunnel, 9, bindPrefix, bindNone},
-		{"a mapping's source rule is not for the tunnel", from(Tunnel, "10.70.0.9", "10.200.1.5"), 0, false, none, none, "10.74.0.9", "10.200.1.5", 9, 0, bindNone, bindPrefix},
-		{"nor for a host with the same address as a mapped one", from(Tunnel, "10.99.70.1", "10.70.0.9"), 0, false, none, none, "10.99.70.1", "192.0.2.10", 4, 0, bindAddress, bindNone},
+		{"mapped address, from the tunnel", from(Tunnel, "10.200.2.6", "10.70.0.9"), 0, false, none, none, "10.71.2.6",
+			"192.0.2.10", 4, 0, bindAddress, bindPrefix},
+		{"mapped address, via another node", from(Tunnel, "10.200.2.6", "10.70.0.10"), 0, false, none, none,
+			"10.71.2.6", "192.0.2.11", 9, 0, bindAddress, bindPrefix},
+		{"mapped pod follows its route", from(Tunnel, "10.200.2.6", "10.70.0.11"), 0, false, none, none, "10.71.2.6",
+			"10.200.1.3", 9, 0, bindAddress, bindPrefix},
+		{"mapped address, from a node: hairpin", from(9, "10.200.1.5", "10.70.0.9"), 0, false, none, none, "10.80.0.4",
+			"192.0.2.10", 4, 0, bindAddress, bindNone},
+		{"a mapped host gets its address", from(4, "192.0.2.10", "10.71.2.6"), 0, false, none, none, "10.70.0.9",
+			"10.200.2.6", Tunnel, 4, bindPrefix, bindAddress},
+		{"a mapped host is pinned to where it came from", from(Tunnel, "10.200.2.6", "10.70.0.10"), 4, true,
+			addr("192.0.2.11"), addr("10.71.2.6"), "10.71.2.6", "192.0.2.11", 4, 4, bindNone, bindNone},
+		{"a mapped pod keeps its own", from(9, "10.200.1.3", "10.71.2.6"), 0, false, none, none, "10.200.1.3",
+			"10.200.2.6", Tunnel, 9, bindPrefix, bindNone},
+		{"a mapping's source rule is not for the tunnel", from(Tunnel, "10.70.0.9", "10.200.1.5"), 0, false, none, none,
+			"10.74.0.9", "10.200.1.5", 9, 0, bindNone, bindPrefix},
+		{"nor for a host with the same address as a mapped one", from(Tunnel, "10.99.70.1", "10.70.0.9"), 0, false,
+			none, none, "10.99.70.1", "192.0.2.10", 4, 0, bindAddress, bindNone},
 
-		{"no way: pod on no node", from(Tunnel, "10.200.2.6", "10.200.99.5"), 0, false, none, none, "10.200.2.6", "10.200.99.5", noLink, 0, bindNone, bindNone},
-		{"no way: elsewhere", from(4, "10.200.1.5", "8.8.8.8"), 0, false, none, none, "10.200.1.5", "8.8.8.8", noLink, 0, bindNone, bindNone},
-		{"no way: a real remote address that is remapped is a local one", from(4, "10.200.1.5", "10.200.99.6"), 0, false, none, none, "10.200.1.5", "10.200.99.6", noLink, 0, bindNone, bindNone},
-		{"from the tunnel nothing goes back", from(Tunnel, "10.200.2.6", "10.99.70.1"), 0, false, none, none, "10.200.2.6", "10.99.70.1", noLink, 0, bindNone, bindNone},
+		{"no way: pod on no node", from(Tunnel, "10.200.2.6", "10.200.99.5"), 0, false, none, none, "10.200.2.6",
+			"10.200.99.5", noLink, 0, bindNone, bindNone},
+		{"no way: elsewhere", from(4, "10.200.1.5", "8.8.8.8"), 0, false, none, none, "10.200.1.5", "8.8.8.8", noLink,
+			0, bindNone, bindNone},
+		{"no way: a real remote address that is remapped is a local one", from(4, "10.200.1.5", "10.200.99.6"), 0,
+			false, none, none, "10.200.1.5", "10.200.99.6", noLink, 0, bindNone, bindNone},
+		{"from the tunnel nothing goes back", from(Tunnel, "10.200.2.6", "10.99.70.1"), 0, false, none, none,
+			"10.200.2.6", "10.99.70.1", noLink, 0, bindNone, bindNone},
 	}
 	for _, tt := range tests {
 		w := walkPacket(r, tt.packet, tt.mark, !tt.reply, tt.dst, tt.src)
-		if (w.outcome == NoRoute) != (tt.out == noLink) || w.out != tt.out || w.src != addr(tt.wantSrc) || w.dst != addr(tt.wantDst) {
-			t.Errorf("%s: %v → %v at port %d, want %s → %s at %d", tt.name, w.src, w.dst, w.out, tt.wantSrc, tt.wantDst, tt.out)
+		if (w.outcome == NoRoute) != (tt.out == noLink) || w.out != tt.out || w.src != addr(tt.wantSrc) ||
+			w.dst != addr(tt.wantDst) {
+			t.Errorf("%s: %v → %v at port %d, want %s → %s at %d", tt.name, w.src, w.dst, w.out, tt.wantSrc,
+				tt.wantDst, tt.out)
 		}
 		if w.connMark != tt.connMark || w.dnat != tt.dnat || w.snat != tt.snat {
-			t.Errorf("%s: connection mark %d, bindings %d %d, want %d, %d %d", tt.name, w.connMark, w.dnat, w.snat, tt.connMark, tt.dnat, tt.snat)
+			t.Errorf("%s: connection mark %d, bindings %d %d, want %d, %d %d", tt.name, w.connMark, w.dnat, w.snat,
+				tt.connMark, tt.dnat, tt.snat)
 		}
 	}
 }
@@ -149,7 +185,8 @@ func TestGeneratedUnknownSourceOff(t *testing.T) {
 	c.UnknownSource = Pair{}
 	r := compiled(t, c)
 	for src, want := range map[string]bindKind{
-		"11.11.11.7": bindNoSource, "10.80.0.3": bindNoSource, "192.0.2.10": bindAddress, "10.200.1.5": bindNone, "10.70.0.0": bindNone,
+		"11.11.11.7": bindNoSource, "10.80.0.3": bindNoSource, "192.0.2.10": bindAddress, "10.200.1.5": bindNone,
+		"10.70.0.0": bindNone,
 	} {
 		if w := walkPacket(r, from(4, src, "10.71.2.6"), 0, true, netip.Addr{}, netip.Addr{}); w.snat != want {
 			t.Errorf("from %s: %v, want %v", src, w.snat, want)
@@ -160,9 +197,12 @@ func TestGeneratedUnknownSourceOff(t *testing.T) {
 func TestGeneratedFilter(t *testing.T) {
 	c := milan()
 	c.Rules = []FilterRule{
-		{Name: "let-admin", From: FromRemote, Source: []netip.Prefix{pfx("10.99.64.0/30"), pfx("10.99.65.0/31")}, Action: FilterAccept},
-		{Name: "no-ssh-in", From: FromRemote, Protocol: packet.TCP, Ports: []PortRange{{22, 22}, {2200, 2299}}, Action: FilterDrop},
-		{Name: "no-dns-out", From: FromLocal, Protocol: packet.UDP, Ports: []PortRange{{53, 53}}, Destination: []netip.Prefix{pfx("10.200.8.0/21")}, Action: FilterReject},
+		{Name: "let-admin", From: FromRemote, Source: []netip.Prefix{pfx("10.99.64.0/30"), pfx("10.99.65.0/31")},
+			Action: FilterAccept},
+		{Name: "no-ssh-in", From: FromRemote, Protocol: packet.TCP, Ports: []PortRange{{22, 22}, {2200, 2299}},
+			Action: FilterDrop},
+		{Name: "no-dns-out", From: FromLocal, Protocol: packet.UDP, Ports: []PortRange{{53, 53}},
+			Destination: []netip.Prefix{pfx("10.200.8.0/21")}, Action: FilterReject},
 		{Name: "no-telnet", Protocol: packet.SCTP, Ports: []PortRange{{23, 23}}, Action: FilterDrop},
 	}
 	r := compiled(t, c)
@@ -180,7 +220,8 @@ func TestGeneratedFilter(t *testing.T) {
 		{Tunnel, "10.200.2.6", "10.200.1.5", packet.UDP, 22, ruleAccept, ""},
 		{Tunnel, "10.99.65.1", "10.200.1.5", packet.TCP, 22, ruleAccept, "let-admin"},
 		{4, "10.200.1.5", "10.71.2.6", packet.TCP, 22, ruleAccept, ""},
-		{4, "10.200.1.5", "10.71.9.6", packet.UDP, 53, ruleReject, "no-dns-out"}, // the forward hook sees the real destination
+		// the forward hook sees the real destination
+		{4, "10.200.1.5", "10.71.9.6", packet.UDP, 53, ruleReject, "no-dns-out"},
 		{4, "10.200.1.5", "10.71.2.6", packet.UDP, 53, ruleAccept, ""},
 		{4, "10.200.1.5", "10.71.2.6", packet.SCTP, 23, ruleDrop, "no-telnet"},
 		{Tunnel, "10.200.2.6", "10.200.1.5", packet.SCTP, 23, ruleDrop, "no-telnet"},
@@ -207,7 +248,8 @@ func TestGeneratedFilter(t *testing.T) {
 		}
 		countRules(e.hits, false, 1, 40)
 		for path, n := range r.counters() {
-			if want := before[path] + map[bool]uint64{true: 1}[path == "rules/forward/"+tt.by]; n.packets.Load() != want && strings.HasPrefix(path, "rules/") {
+			if want := before[path] + map[bool]uint64{true: 1}[path == "rules/forward/"+tt.by]; n.packets.Load() !=
+				want && strings.HasPrefix(path, "rules/") {
 				t.Errorf("%+v: %s counts %d, want %d", tt, path, n.packets.Load(), want)
 			}
 		}
@@ -248,7 +290,8 @@ func TestGeneratedNames(t *testing.T) {
 		names = append(names, "route:"+table.Name)
 	}
 	for _, want := range []string{
-		"remap-podcidr", "remap-externalcidr", "10.70.0.9-remap-ipmapping-gw", "service-nodeport-routing", "mss-clamping",
+		"remap-podcidr", "remap-externalcidr", "10.70.0.9-remap-ipmapping-gw", "service-nodeport-routing",
+		"mss-clamping",
 		"route:gw-ext", "route:milan-1", "route:milan-2-service-nodeport-routing", "route:milan-2-extcidr",
 	} {
 		if !slices.Contains(names, want) {

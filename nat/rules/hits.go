@@ -10,7 +10,8 @@ func (c *Counter) add(packets, bytes uint64) {
 	c.bytes.Add(bytes)
 }
 
-// Hits are the counters of the rules that one direction's packets hit, in order of stages; the list may be cut off. Equal Hits count alike.
+// Hits are the counters of the rules that one direction's packets hit, in order of stages; the list
+// may be cut off. Equal Hits count alike.
 type Hits struct {
 	counters [maxHits]*Counter
 	Length   uint8
@@ -47,8 +48,8 @@ func (h *Hits) SYNOnly() bool { return h.syn == 1<<h.Length-1 }
 // HitCount returns how many rules the packet has hit so far, of those that are listed.
 func (tr *Traversal) HitCount() uint8 { return uint8(len(tr.hits)) }
 
-// EnteredHits returns how many of them a packet meets that is refused for its size or TTL. A kernel checks these between routing and the forward
-// hook.
+// EnteredHits returns how many of them a packet meets that is refused for its size or TTL. A kernel
+// checks these between routing and the forward hook.
 func (tr *Traversal) EnteredHits() uint8 {
 	n := 0
 	for hits := tr.hits; n < len(hits) && hits[n].chain.stage < stageForward; {
@@ -62,8 +63,9 @@ func (tr *Traversal) CountHits(n uint8, syn bool, packets, bytes uint64) {
 	countRules(tr.hits[:n], syn, packets, bytes)
 }
 
-// CountBindings counts the packet for the nat rules, which see only the first packet of a connection. refused: the packet ended between routing and
-// the forward hook, so its source was not translated.
+// CountBindings counts the packet for the nat rules, which see only the first packet of a
+// connection. refused: the packet ended between routing and the forward hook, so its source was not
+// translated.
 func (tr *Traversal) CountBindings(refused bool, packets, bytes uint64) {
 	if tr.dnat.rule != nil {
 		tr.dnat.rule.counter.add(packets, bytes)

@@ -12,30 +12,38 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// HostLink is the only link of a Host: packets for its Services arrive by it from the node's kernel, and return by it.
+// HostLink is the only link of a Host: packets for its Services arrive by it from the node's
+// kernel, and return by it.
 const HostLink Link = 1
 
-// A Host makes a Config one of a node that serves Services to its pods, its own processes and hosts outside; each Service has a Frontend. A packet
-// that the kernel routes here and no Service matches is passed on unchanged, without a connection. LocalPodCIDRs are the cluster's pods; of the other
+// A Host makes a Config one of a node that serves Services to its pods, its own processes and hosts
+// outside; each Service has a Frontend. A packet that the kernel routes here and no Service matches
+// is passed on unchanged, without a connection. LocalPodCIDRs are the cluster's pods; of the other
 // fields of a Config, only Services and a positive MSSClamp are used.
 type Host struct {
-	Addresses []netip.Addr // the node's own: the addresses of a Service with the unspecified address, and the sources of the node's own processes
-	// Masquerade are the source addresses for clients whose address backends may not see, or whose answers would not return through the node.
+	// the node's own: the addresses of a Service with the unspecified address, and the sources of
+	// the node's own processes
+	Addresses []netip.Addr
+	// Masquerade are the source addresses for clients whose address backends may not see, or whose
+	// answers would not return through the node.
 	Masquerade Pair
 	// Ports are the source ports that clients get unless HostPorts says otherwise. The node's
 	// kernel recognises by them the answers that it routes here. Nothing else on the node uses
 	// them.
 	Ports PortRange
-	// ServiceCIDRs are the ranges from which the addresses of Services are taken. A packet for one that no Service has is dropped.
+	// ServiceCIDRs are the ranges from which the addresses of Services are taken. A packet for one
+	// that no Service has is dropped.
 	ServiceCIDRs []netip.Prefix
 	// Bridged are CIDRs whose hosts reach each other without being routed by this node.
 	Bridged []netip.Prefix
-	// Routed are CIDRs of hosts that are not pods of the cluster but whose answers the kernel routes here too.
+	// Routed are CIDRs of hosts that are not pods of the cluster but whose answers the kernel
+	// routes here too.
 	Routed []netip.Prefix
 }
 
-// A Frontend says how a node serves a Service: like kube-proxy, by the Service's traffic policies and by client. A Service with a Frontend may have
-// the unspecified address, which stands for each of the node's own. Or it may have neither port nor protocol: then it stands for all ports of its
+// A Frontend says how a node serves a Service: like kube-proxy, by the Service's traffic policies
+// and by client. A Service with a Frontend may have the unspecified address, which stands for each
+// of the node's own. Or it may have neither port nor protocol: then it stands for all ports of its
 // address that other Services leave, and has no backends.
 type Frontend struct {
 	External bool           // a node port, an external address or one of a load balancer, not a cluster address
@@ -59,7 +67,8 @@ func newHost(c *Config) *hostFacts {
 		return nil
 	}
 	h := &hostFacts{Host: *c.Host, podCIDRs: slices.Clone(c.LocalPodCIDRs)}
-	h.Addresses, h.ServiceCIDRs, h.Bridged = slices.Clone(h.Addresses), slices.Clone(h.ServiceCIDRs), slices.Clone(h.Bridged)
+	h.Addresses, h.ServiceCIDRs, h.Bridged = slices.Clone(h.Addresses), slices.Clone(h.ServiceCIDRs),
+		slices.Clone(h.Bridged)
 	h.Routed = slices.Clone(h.Routed)
 	for _, a := range h.Addresses {
 		h.own.Insert(netip.PrefixFrom(a, a.BitLen()))
@@ -78,13 +87,15 @@ func newHost(c *Config) *hostFacts {
 
 // same returns before if it equals h, else h.
 func (h *hostFacts) same(before *hostFacts) *hostFacts {
-	if h != nil && before != nil && reflect.DeepEqual(h.Host, before.Host) && slices.Equal(h.podCIDRs, before.podCIDRs) {
+	if h != nil && before != nil && reflect.DeepEqual(h.Host, before.Host) && slices.Equal(h.podCIDRs,
+		before.podCIDRs) {
 		return before
 	}
 	return h
 }
 
-// bind finds the Service of a packet: by its address, among those of all the node's addresses, or by address alone.
+// bind finds the Service of a packet: by its address, among those of all the node's addresses, or
+// by address alone.
 func (h *hostFacts) bind(r *Ruleset, v *view) binding {
 	var b *Balancer
 	ok := false
@@ -107,8 +118,9 @@ func (h *hostFacts) bind(r *Ruleset, v *view) binding {
 	return h.ask(b, v.src)
 }
 
-// ask decides which backends a client may get and whether they see its address. Pods and the node itself reach an external address as if their
-// packets went out and returned through a load balancer.
+// ask decides which backends a client may get and whether they see its address. Pods and the node
+// itself reach an external address as if their packets went out and returned through a load
+// balancer.
 func (h *hostFacts) ask(b *Balancer, src netip.Addr) binding {
 	f := b.Service.Frontend
 	if f.Sources != nil && !contains(f.Sources, src) {
@@ -131,8 +143,8 @@ func (h *hostFacts) ask(b *Balancer, src netip.Addr) binding {
 	return bound
 }
 
-// unserved reports whether a packet without a Service has nowhere else to go: the kernel would route it here again, or it answers a masqueraded
-// connection that is over.
+// unserved reports whether a packet without a Service has nowhere else to go: the kernel would
+// route it here again, or it answers a masqueraded connection that is over.
 func (h *hostFacts) unserved(v *view) bool {
 	if h.own.Contains(v.dst) {
 		port := binary.BigEndian.Uint16(v.l4[2:])
@@ -141,13 +153,16 @@ func (h *hostFacts) unserved(v *view) bool {
 	return h.services.Contains(v.dst)
 }
 
-// unanswerable reports whether a backend's answers to a client would not return through the node: for a backend that calls itself, for hosts on one
-// bridge, and for backends that are neither pods nor Routed, whose packets the kernel does not route here.
+// unanswerable reports whether a backend's answers to a client would not return through the node:
+// for a backend that calls itself, for hosts on one bridge, and for backends that are neither pods
+// nor Routed, whose packets the kernel does not route here.
 func (h *hostFacts) unanswerable(client, backend netip.Addr) bool {
 	if client == backend || !h.answering.Contains(backend) {
 		return true
 	}
-	return slices.ContainsFunc(h.Bridged, func(p netip.Prefix) bool { return p.Contains(client) && p.Contains(backend) })
+	return slices.ContainsFunc(h.Bridged, func(p netip.Prefix) bool {
+		return p.Contains(client) && p.Contains(backend)
+	})
 }
 
 // Privileged are the source ports that replace a privileged one (RFC 4787, Section 4.2, REQ-3 a).
@@ -196,7 +211,8 @@ func (c *Config) hostResources() []namedResource {
 	const device = "host"
 	add(kindNode, device, Resource{Device: &Device{Link: HostLink, Name: device}})
 	back := PolicyRule{Priority: priorityOutbound}
-	for _, p := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
+	for _, p := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0),
+		netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
 		back.Routes = append(back.Routes, PolicyRoute{Destination: p, Device: device})
 	}
 	add(kindNetwork, "routes", Resource{Routing: []PolicyTable{{Name: device, Rules: []PolicyRule{back}}}})
@@ -205,7 +221,8 @@ func (c *Config) hostResources() []namedResource {
 		add(kindService, s.key(), Resource{Order: orderMapping, Service: s})
 	}
 	if c.MSSClamp > 0 {
-		v4, v6 := clampTable("mss-clamping", FamilyIPv4, uint32(c.MSSClamp)), clampTable("mss-clamping-6", FamilyIPv6, uint32(c.MSSClamp)-20)
+		v4, v6 := clampTable("mss-clamping", FamilyIPv4, uint32(c.MSSClamp)), clampTable("mss-clamping-6", FamilyIPv6,
+			uint32(c.MSSClamp)-20)
 		add(kindNetwork, "mss", Resource{Order: orderMSS, Tables: []Table{v4, v6}})
 	}
 	return all
@@ -214,7 +231,8 @@ func (c *Config) hostResources() []namedResource {
 func clampTable(name string, f Family, value uint32) Table {
 	return Table{Name: name, Family: f, Chains: []Chain{{
 		Name: "mss-clamping", Type: ChainFilter, Hook: HookForward,
-		Rules: []Rule{{Name: "mss-clamping", Match: []Match{{Proto: "tcp"}}, Action: ActionClampMSS, Value: value, NoCounter: true}},
+		Rules: []Rule{{Name: "mss-clamping", Match: []Match{{Proto: "tcp"}}, Action: ActionClampMSS, Value: value,
+			NoCounter: true}},
 	}}}
 }
 
@@ -234,7 +252,8 @@ func (c *Config) validateHost(k *checker) {
 	if h.Ports.First < 1024 || h.Ports.Last < h.Ports.First+portsLeast-1 {
 		k.fault("Host.Ports", "%d to %d are not %d ports above 1023", h.Ports.First, h.Ports.Last, portsLeast)
 	}
-	for path, list := range map[string][]netip.Prefix{"LocalPodCIDRs": c.LocalPodCIDRs, "Host.ServiceCIDRs": h.ServiceCIDRs, "Host.Bridged": h.Bridged, "Host.Routed": h.Routed} {
+	for path, list := range map[string][]netip.Prefix{"LocalPodCIDRs": c.LocalPodCIDRs,
+		"Host.ServiceCIDRs": h.ServiceCIDRs, "Host.Bridged": h.Bridged, "Host.Routed": h.Routed} {
 		for i, p := range list {
 			k.prefix(at(path, i), p)
 		}
@@ -269,7 +288,8 @@ func (s *Service) validateFrontend(k *checker, path string) {
 	}
 }
 
-// EndsUDP reports whether connections of a protocol end as soon as their backend leaves the service.
+// EndsUDP reports whether connections of a protocol end as soon as their backend leaves the
+// service.
 func (s *Service) EndsUDP(protocol uint8) bool {
 	return s.OnRemoval == RemovalKeep && protocol == packet.UDP
 }
@@ -284,5 +304,6 @@ func (r *Ruleset) Outlives(from, to *packet.Tuple) bool {
 	return from.Protocol == packet.TCP && (to.Source() == from.Source() || r.host.own.Contains(to.Source()))
 }
 
-// IsHost reports whether the Ruleset is a Host's. A Host has no address of its own to send errors from: it uses the address that was asked.
+// IsHost reports whether the Ruleset is a Host's. A Host has no address of its own to send errors
+// from: it uses the address that was asked.
 func (r *Ruleset) IsHost() bool { return r.host != nil }

@@ -18,15 +18,17 @@ type stageRules struct {
 	*ruleIndex
 }
 
-// A ruleIndex finds the rules of one stage that could match a packet. It selects rules first by the device that they require, then by their longest
-// prefix. Each rule is in exactly one list; lists are in order of evaluation.
+// A ruleIndex finds the rules of one stage that could match a packet. It selects rules first by the
+// device that they require, then by their longest prefix. Each rule is in exactly one list; lists
+// are in order of evaluation.
 type ruleIndex struct {
 	in, out byLink[ruleBucket]
 	any     *ruleBucket
 }
 
-// A ruleBucket holds the rules of one device. There are tables for single addresses if there are more than linear rules, and tables for wider
-// prefixes if more than linear rules have no single address.
+// A ruleBucket holds the rules of one device. There are tables for single addresses if there are
+// more than linear rules, and tables for wider prefixes if more than linear rules have no single
+// address.
 type ruleBucket struct {
 	n, wide int     // number of rules, and of those without a single address
 	list    []*rule // rules that are in no table
@@ -36,8 +38,8 @@ type ruleBucket struct {
 // A ruleTable finds rules by the prefix that they require of an address.
 type ruleTable = bart.Table[[]*rule]
 
-// The tables of a ruleBucket. Single addresses, which are many, have tables of their own: searching them only to find that no wider prefix matches
-// would be wasteful.
+// The tables of a ruleBucket. Single addresses, which are many, have tables of their own: searching
+// them only to find that no wider prefix matches would be wasteful.
 const (
 	byDestination uint8 = iota
 	byDestinationNet
@@ -130,7 +132,8 @@ func compareKeys(a, b *ruleChange) int {
 	return comparePrefixes(a.key.prefix, b.key.prefix)
 }
 
-// with returns the successor of b, or nil if it is empty; b may be nil. It overwrites changes, which are in the order of compareKeys.
+// with returns the successor of b, or nil if it is empty; b may be nil. It overwrites changes,
+// which are in the order of compareKeys.
 func (b *ruleBucket) with(changes []*ruleChange) *ruleBucket {
 	if b == nil {
 		b = &ruleBucket{}
@@ -182,7 +185,8 @@ func (b *ruleBucket) with(changes []*ruleChange) *ruleBucket {
 	return next
 }
 
-// moving returns the changes that move rules of b between lists and tables, where next has other tables than b.
+// moving returns the changes that move rules of b between lists and tables, where next has other
+// tables than b.
 func (b *ruleBucket) moving(next *ruleBucket) (all []*ruleChange) {
 	move := func(r *rule) {
 		k := r.key()

@@ -8,7 +8,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// A Link names where a packet comes from or goes to. The caller chooses the numbers and keeps them stable.
+// A Link names where a packet comes from or goes to. The caller chooses the numbers and keeps them
+// stable.
 type Link = packet.Link
 
 // Tunnel is the outside link of the WireGuard tunnel that a Config is about.
@@ -60,7 +61,8 @@ func (m byLink[V]) get(l Link) *V {
 	return m.pages[l>>8][l&0xff]
 }
 
-// with returns the successor of m after changes, nil meaning removal. It shares the pages of all other links.
+// with returns the successor of m after changes, nil meaning removal. It shares the pages of all
+// other links.
 func (m byLink[V]) with(changes map[Link]*V) byLink[V] {
 	if len(changes) == 0 {
 		return m

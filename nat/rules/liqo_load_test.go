@@ -10,8 +10,9 @@ import (
 	"culvert/integration/need"
 )
 
-// What Liqo's own controllers made, for two nodes and two peerings of overlapping clusters, in three versions and settings. The tests
-// of package kube translate it and write the files that are read here.
+// What Liqo's own controllers made, for two nodes and two peerings of overlapping clusters, in
+// three versions and settings. The tests of package kube translate it and write the files that are
+// read here.
 var captures = []string{"main-557c199cf", "v1.2.0", "main-557c199cf-options"}
 
 func loadCapture(t testing.TB, capture, file string, to any) {
@@ -34,8 +35,9 @@ type capturedGateway struct {
 // The nodes of every capture.
 const linkN1, linkN2 = Link(1), Link(2)
 
-// captured compiles what the gateway of a peering selects by its labels. The tables of the peering come before those of single
-// addresses, so that a source from the tunnel is remapped rather than taken for a mapped host.
+// captured compiles what the gateway of a peering selects by its labels. The tables of the peering
+// come before those of single addresses, so that a source from the tunnel is remapped rather than
+// taken for a mapped host.
 func captured(t testing.TB, capture, remote string) capturedGateway {
 	t.Helper()
 	g := capturedGateway{config: &Config{}, marks: map[string]Link{}, pods: map[Link]string{}}

@@ -25,8 +25,9 @@ type walked struct {
 	mss        uint16
 }
 
-// walkPacket takes a packet through the rules of r. Of a connection's first packet, the nat chains decide the translation; for a later
-// one it is given as the addresses that its connection holds, where they are valid.
+// walkPacket takes a packet through the rules of r. Of a connection's first packet, the nat chains
+// decide the translation; for a later one it is given as the addresses that its connection holds,
+// where they are valid.
 func walkPacket(r *Ruleset, v view, connMark uint32, first bool, dst, src netip.Addr) walked {
 	var steps recorder
 	tr := traversalOf(v, connMark, &steps)
@@ -42,7 +43,8 @@ func walkPacket(r *Ruleset, v view, connMark uint32, first bool, dst, src netip.
 	}
 	pass(tr, r)
 	w := walked{
-		src: tr.To.Source(), dst: tr.To.Destination(), out: noLink, outcome: tr.Outcome, dnat: tr.dnat.kind, snat: tr.snat.kind,
+		src: tr.To.Source(), dst: tr.To.Destination(), out: noLink, outcome: tr.Outcome, dnat: tr.dnat.kind,
+		snat: tr.snat.kind,
 		mark: tr.mark, connMark: tr.ConnMark, routeMSS: tr.routeMSS, mss: tr.mss,
 	}
 	for _, s := range steps.steps {
@@ -129,7 +131,8 @@ func TestLiqoWalkOverlap(t *testing.T) {
 		// Step 2: outwards, the destination is translated.
 		w := walkPacket(g.Ruleset, from(linkN2, pod2, "10.71.3.4"), 0, true, none, none)
 		expect(t, "step 2", w, pod2, "10.244.3.4", Tunnel)
-		if w.dnat != bindPrefix || w.snat != bindNone || !strings.Contains(w.via, "via 169.254.18.2,") || !w.routeMSS || w.connMark != 0 {
+		if w.dnat != bindPrefix || w.snat != bindNone || !strings.Contains(w.via, "via 169.254.18.2,") || !w.routeMSS ||
+			w.connMark != 0 {
 			t.Errorf("step 2: %+v", w)
 		}
 		// Step 3: inwards, the source is. The pod is one of n1.
@@ -149,8 +152,10 @@ func TestLiqoWalkOverlap(t *testing.T) {
 		expect(t, "external, out", w, pod1, "10.70.0.77", Tunnel)
 		w = walkPacket(g.Ruleset, from(Tunnel, "10.70.0.77", pod1), 0, true, none, none)
 		expect(t, "external, in", w, "10.68.0.77", pod1, linkN1)
-		// The iif of the rules prevents loops: what comes from the tunnel for a pod that is on no node does not go back.
-		if w = walkPacket(g.Ruleset, from(Tunnel, "10.244.3.4", "10.244.200.200"), 0, true, none, none); w.outcome != NoRoute {
+		// The iif of the rules prevents loops: what comes from the tunnel for a pod that is on no
+		// node does not go back.
+		if w = walkPacket(g.Ruleset, from(Tunnel, "10.244.3.4", "10.244.200.200"), 0, true, none,
+			none); w.outcome != NoRoute {
 			t.Errorf("a pod on no node: %+v", w)
 		}
 	})
@@ -189,7 +194,8 @@ func TestLiqoWalkNodePort(t *testing.T) {
 				t.Errorf("a connection from node %d has mark %d, marks are %v", node, w.connMark, g.marks)
 			}
 			// Step 6.
-			r := walkPacket(g.Ruleset, from(Tunnel, "10.244.1.4", "10.70.0.0"), w.connMark, false, none, addr("10.71.1.4"))
+			r := walkPacket(g.Ruleset, from(Tunnel, "10.244.1.4", "10.70.0.0"), w.connMark, false, none,
+				addr("10.71.1.4"))
 			expect(t, "step 6", r, "10.71.1.4", "10.70.0.0", node)
 			if r.mark != w.connMark {
 				t.Errorf("step 6: packet mark %d, want %d", r.mark, w.connMark)
@@ -202,7 +208,8 @@ func TestLiqoWalkNodePort(t *testing.T) {
 		w = walkPacket(g.Ruleset, from(linkN2, pod2, "10.68.0.0"), 0, false, addr("10.70.0.0"), none)
 		expect(t, "step 5", w, pod2, "10.70.0.0", Tunnel)
 		// Without a connection nothing tells which node U is.
-		if w = walkPacket(g.Ruleset, from(Tunnel, "10.244.1.4", "10.70.0.0"), 0, true, none, none); w.outcome != NoRoute {
+		if w = walkPacket(g.Ruleset, from(Tunnel, "10.244.1.4", "10.70.0.0"), 0, true, none,
+			none); w.outcome != NoRoute {
 			t.Errorf("to U without mark: %+v", w)
 		}
 	})
@@ -221,7 +228,8 @@ func TestLiqoWalkMapping(t *testing.T) {
 		}
 		w := walkPacket(g.Ruleset, from(Tunnel, "10.244.3.4", external), 0, true, none, none)
 		expect(t, "to the host", w, "10.71.3.4", "192.0.2.77", linkN1)
-		if w.dnat != bindAddress || !strings.Contains(w.via, "via 10.80.0.2,") && !strings.Contains(w.via, "via 10.80.0.1,") {
+		if w.dnat != bindAddress || !strings.Contains(w.via, "via 10.80.0.2,") && !strings.Contains(w.via,
+			"via 10.80.0.1,") {
 			t.Errorf("to the host: %+v", w)
 		}
 		w = walkPacket(g.Ruleset, from(linkN1, "192.0.2.77", "10.71.3.4"), 0, false, addr("10.244.3.4"), addr(external))
@@ -229,10 +237,12 @@ func TestLiqoWalkMapping(t *testing.T) {
 		// An offloaded pod is reached through the node of the gateway, wherever it is.
 		w = walkPacket(g.Ruleset, from(Tunnel, "10.244.3.4", offloaded), 0, true, none, none)
 		expect(t, "to the offloaded pod", w, "10.71.3.4", pod, linkN1)
-		// The remote cluster has a host of its own at the address that is mapped here: its source is remapped, not taken for ours.
+		// The remote cluster has a host of its own at the address that is mapped here: its source
+		// is remapped, not taken for ours.
 		w = walkPacket(g.Ruleset, from(Tunnel, external, pod2), 0, true, none, none)
 		expect(t, "from the same address over there", w, "10.68.0."+external[len("10.70.0."):], pod2, linkN2)
-		// Leaf to leaf (Section 3.8): the remapped pod CIDR of another peering goes to the gateway's own node.
+		// Leaf to leaf (Section 3.8): the remapped pod CIDR of another peering goes to the
+		// gateway's own node.
 		w = walkPacket(g.Ruleset, from(Tunnel, "10.244.3.4", "10.245.0.9"), 0, true, none, none)
 		expect(t, "leaf to leaf", w, "10.71.3.4", "10.245.0.9", linkN1)
 	})
@@ -253,7 +263,8 @@ func TestLiqoNotrack(t *testing.T) {
 	}
 }
 
-// The resources of Liqo's captures, each under its own key and in any order, mean what they mean in one Config.
+// The resources of Liqo's captures, each under its own key and in any order, mean what they mean in
+// one Config.
 func TestLiqoResourcesByKey(t *testing.T) {
 	for _, remote := range []string{"cluster-b", "cluster-c"} {
 		eachCapture(t, remote, func(t *testing.T, capture string, g capturedGateway) {
@@ -268,13 +279,16 @@ func TestLiqoResourcesByKey(t *testing.T) {
 			var all []namedResource
 			for i := range g.config.Nodes {
 				n := &g.config.Nodes[i]
-				all = append(all, namedResource{Key{"Node", "", n.Name}, Resource{Device: &Device{Link: n.Link, Name: n.device(), Address: n.Address}}})
+				all = append(all, namedResource{Key{"Node", "", n.Name},
+					Resource{Device: &Device{Link: n.Link, Name: n.device(), Address: n.Address}}})
 			}
 			for i, table := range g.config.Firewall {
-				all = append(all, namedResource{Key{"FirewallConfiguration", "liqo", table.Name}, Resource{Order: int64(i), Tables: []Table{table}}})
+				all = append(all, namedResource{Key{"FirewallConfiguration", "liqo", table.Name},
+					Resource{Order: int64(i), Tables: []Table{table}}})
 			}
 			for i, table := range g.config.Routing {
-				all = append(all, namedResource{Key{"RouteConfiguration", "liqo", table.Name}, Resource{Order: int64(i), Routing: []PolicyTable{table}}})
+				all = append(all, namedResource{Key{"RouteConfiguration", "liqo", table.Name}, Resource{Order: int64(i),
+					Routing: []PolicyTable{table}}})
 			}
 			r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 			d := s.Draft()

@@ -22,7 +22,8 @@ type RuleInfo struct {
 }
 
 var stageNames = [stages]string{
-	stageRaw: "raw", stagePreDNAT: "pre-dnat", stageDNAT: "dnat", stagePrerouting: "prerouting", stageInput: "input", stageOutput: "output", stageForward: "forward",
+	stageRaw: "raw", stagePreDNAT: "pre-dnat", stageDNAT: "dnat", stagePrerouting: "prerouting", stageInput: "input",
+	stageOutput: "output", stageForward: "forward",
 	stagePreSNAT: "pre-snat", stageSNAT: "snat", stagePostrouting: "postrouting",
 }
 
@@ -40,7 +41,8 @@ func (s *Set) Rules() RuleList {
 	return all
 }
 
-// Each calls yield for each rule, in the order of evaluation, until it returns false. link names a Link.
+// Each calls yield for each rule, in the order of evaluation, until it returns false. link names a
+// Link.
 func (l RuleList) Each(link func(Link) string, yield func(*RuleInfo) bool) {
 	ordered := slices.SortedFunc(slices.Values(l), func(a, b *chain) int {
 		if a.stage != b.stage {
@@ -51,7 +53,8 @@ func (l RuleList) Each(link func(Link) string, yield func(*RuleInfo) bool) {
 	for _, c := range ordered {
 		for i := range c.rules {
 			r := &c.rules[i]
-			info := RuleInfo{Origin: c.origin.key, Stage: stageNames[c.stage], Priority: c.priority, Table: c.in, Chain: c.name, Rule: r.name,
+			info := RuleInfo{Origin: c.origin.key, Stage: stageNames[c.stage], Priority: c.priority, Table: c.in,
+				Chain: c.name, Rule: r.name,
 				Match: r.matchText(link), Action: r.actionText(), Counted: r.counted && !r.policy}
 			if r.counter != nil {
 				info.Packets, info.Bytes = r.counter.packets.Load(), r.counter.bytes.Load()
@@ -72,11 +75,12 @@ type RuleCount struct {
 // RulesTable is the name of the table made from Config.Rules.
 const RulesTable = "rules"
 
-// mappingTables is the name under which Counters merges the tables of all address mappings, since there are as many of them as mappings.
+// mappingTables is the name under which Counters merges the tables of all address mappings, since
+// there are as many of them as mappings.
 const mappingTables = "remap-ipmapping-gw"
 
-// Counters calls yield for the counted rules, chain by chain. Rules generated from one rule of the configuration share a counter, and yield is called
-// once for them.
+// Counters calls yield for the counted rules, chain by chain. Rules generated from one rule of the
+// configuration share a counter, and yield is called once for them.
 func (l RuleList) Counters(yield func(RuleCount)) {
 	for _, c := range l {
 		c.counters(yield)
@@ -107,8 +111,9 @@ func (r *rule) matchText(link func(Link) string) string {
 	return strings.Join(parts, " ")
 }
 
-var fieldNames = [...]string{fieldProto: "protocol", fieldIn: "in", fieldOut: "out", fieldSource: "src", fieldDestination: "dst",
-	fieldSourcePort: "sport", fieldDestinationPort: "dport", fieldNoReturn: "src without a route back"}
+var fieldNames = [...]string{fieldProto: "protocol", fieldIn: "in", fieldOut: "out", fieldSource: "src",
+	fieldDestination: "dst",
+	fieldSourcePort:  "sport", fieldDestinationPort: "dport", fieldNoReturn: "src without a route back"}
 
 var protocolNames = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
 
@@ -195,7 +200,8 @@ func (s *Set) Routes() RouteList {
 	return l
 }
 
-// Each calls yield for each route, in the order of rules, until it returns false. link names a Link.
+// Each calls yield for each route, in the order of rules, until it returns false. link names a
+// Link.
 func (l RouteList) Each(link func(Link) string, yield func(*RouteInfo) bool) {
 	rules := slices.Clone(l.rules)
 	sort.SliceStable(rules, func(i, j int) bool {
@@ -208,7 +214,8 @@ func (l RouteList) Each(link func(Link) string, yield func(*RouteInfo) bool) {
 	for i := range rules {
 		r := &rules[i]
 		for _, o := range r.offers {
-			info := RouteInfo{Origin: r.origin.key, Rule: r.path(), Priority: r.priority, Mark: uint32(r.class), Source: r.source, Destination: o.at, Via: o.via}
+			info := RouteInfo{Origin: r.origin.key, Rule: r.path(), Priority: r.priority, Mark: uint32(r.class),
+				Source: r.source, Destination: o.at, Via: o.via}
 			if in := r.class.link(); in != anyLink {
 				info.In = link(in)
 			}

@@ -46,8 +46,8 @@ const (
 type comparison struct {
 	field  field
 	negate bool
-	// hostBits: the CIDR was written with host bits set. The packet's address is masked and compared with the CIDR as written, so they are never
-	// equal.
+	// hostBits: the CIDR was written with host bits set. The packet's address is masked and
+	// compared with the CIDR as written, so they are never equal.
 	hostBits bool
 	lo, hi   uint16 // ports from lo to hi; lo alone for protocols and devices
 	prefix   netip.Prefix
@@ -85,7 +85,8 @@ func (c *comparison) holdsPort(p uint16) bool {
 	return (c.lo <= p && p <= c.hi) != c.negate
 }
 
-// holdsAddress compares an address. A comparison implies the family of its value, even if negated, as in nft.
+// holdsAddress compares an address. A comparison implies the family of its value, even if negated,
+// as in nft.
 func (c *comparison) holdsAddress(a netip.Addr) bool {
 	if a.Is4() != c.prefix.Addr().Is4() {
 		return false
@@ -118,7 +119,8 @@ func (c *comparison) never() bool {
 func comparisons(matches []Match) (n int) {
 	for i := range matches {
 		m := &matches[i]
-		for _, there := range [...]bool{m.Proto != "", m.Dev != Operand{}, m.IP != Operand{}, m.Port != Operand{}, m.NoReturn} {
+		for _, there := range [...]bool{m.Proto != "", m.Dev != Operand{}, m.IP != Operand{}, m.Port != Operand{},
+			m.NoReturn} {
 			if there {
 				n++
 			}
@@ -269,20 +271,22 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return netip.ParsePrefix(s)
 }
 
-// parseRange parses "first-last". It rejects zones and IPv4-mapped IPv6 addresses: no packet has them, and no prefix covers them together with
-// addresses that packets have.
+// parseRange parses "first-last". It rejects zones and IPv4-mapped IPv6 addresses: no packet has
+// them, and no prefix covers them together with addresses that packets have.
 func parseRange(s string) (first, last netip.Addr, err error) {
 	from, to, _ := strings.Cut(s, "-")
 	first, errFirst := netip.ParseAddr(from)
 	last, errLast := netip.ParseAddr(to)
 	plain := func(a netip.Addr) bool { return a.Zone() == "" && !a.Is4In6() }
-	if errFirst != nil || errLast != nil || first.Is4() != last.Is4() || !plain(first) || !plain(last) || last.Less(first) {
+	if errFirst != nil || errLast != nil || first.Is4() != last.Is4() || !plain(first) || !plain(last) ||
+		last.Less(first) {
 		return first, last, fmt.Errorf("%q is no range of addresses in ascending order", s)
 	}
 	return first, last, nil
 }
 
-// covering returns the longest prefix that holds both a and b. Preconditions: they are of parseRange.
+// covering returns the longest prefix that holds both a and b. Preconditions: they are of
+// parseRange.
 func covering(a, b netip.Addr) netip.Prefix {
 	for bits := a.BitLen(); ; bits-- {
 		if p, _ := a.Prefix(bits); p.Contains(b) {

@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// slowRules evaluates tables as they are written, chain by chain and rule by rule, and policy tables on a list that is kept as the
-// kernel keeps its own. It shares no code with the compiled form.
+// slowRules evaluates tables as they are written, chain by chain and rule by rule, and policy
+// tables on a list that is kept as the kernel keeps its own. It shares no code with the compiled
+// form.
 type slowRules struct {
 	tables  []Table
 	routing []PolicyTable

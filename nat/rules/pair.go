@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// Pair holds an address of each family, either of which may be the zero Addr: one thing as seen by IPv4 and by IPv6.
+// Pair holds an address of each family, either of which may be the zero Addr: one thing as seen by
+// IPv4 and by IPv6.
 type Pair struct{ V4, V6 netip.Addr }
 
 // PairOf returns the Pair of addresses, at most one of each family; it ignores the zero Addr.

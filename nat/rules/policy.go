@@ -10,40 +10,46 @@ import (
 
 // The policy routing types mirror Liqo's RouteConfiguration.
 
-// A PolicyTable is a routing table with the rules that lead to it. All its rules use all its routes.
+// A PolicyTable is a routing table with the rules that lead to it. All its rules use all its
+// routes.
 type PolicyTable struct {
 	Name  string
 	Rules []PolicyRule
 }
 
-// A PolicyRule sends packets that match all of its selectors to the table. If the table has no route, the next rule is tried.
+// A PolicyRule sends packets that match all of its selectors to the table. If the table has no
+// route, the next rule is tried.
 type PolicyRule struct {
 	Destination, Source netip.Prefix // the zero Prefix: any
 	In                  string       // the device that the packet came from; "": any
-	// Out is the device to which a packet's sender has bound its socket. A forwarded packet has none.
+	// Out is the device to which a packet's sender has bound its socket. A forwarded packet has
+	// none.
 	Out  string
 	Mark uint32 // the whole mark; 0: any
-	// Priority orders rules, the lowest first, equal ones by position. 0 puts the rule before all existing ones, as in the kernel.
+	// Priority orders rules, the lowest first, equal ones by position. 0 puts the rule before all
+	// existing ones, as in the kernel.
 	Priority int
-	// Keep says that any node would do: a connection of the tunnel stays with the node by which it leaves while that node is there. So the state that
-	// the node's own kernel has of it, such as a masquerade, stays valid when another gateway with routes of its own takes over.
+	// Keep says that any node would do: a connection of the tunnel stays with the node by which it
+	// leaves while that node is there. So the state that the node's own kernel has of it, such as a
+	// masquerade, stays valid when another gateway with routes of its own takes over.
 	Keep   bool `json:",omitempty"`
 	Routes []PolicyRoute
 }
 
-// A PolicyRoute leads to a device, or to the device of a neighbour: a node's internal address or the peer's tunnel address. It is inactive while
-// neither exists.
+// A PolicyRoute leads to a device, or to the device of a neighbour: a node's internal address or
+// the peer's tunnel address. It is inactive while neither exists.
 type PolicyRoute struct {
 	Destination netip.Prefix
 	Via         netip.Addr
 	Device      string // preferred over Via
 }
 
-// mainPriority is the priority of the kernel's main table. A rule without priority gets one less than the lowest existing one.
+// mainPriority is the priority of the kernel's main table. A rule without priority gets one less
+// than the lowest existing one.
 const mainPriority = 32766
 
-// firstNodeDevice stands in a PolicyRoute for the device of the first node, and firstNode for its link: a change of the first node then changes no
-// route.
+// firstNodeDevice stands in a PolicyRoute for the device of the first node, and firstNode for its
+// link: a change of the first node then changes no route.
 const (
 	firstNodeDevice      = "first node"
 	firstNode       Link = 0xfffb
@@ -56,9 +62,10 @@ type nextHop struct {
 	rule *policyRule
 }
 
-// A policy is the compiled form of all policy tables. Rules with the same device and mark form a class. What remains of a rule is a destination and a
-// table; they are merged into one table per class, in which each prefix knows the first rule in order that has a route for it. So the cost of a
-// lookup does not depend on the number of rules and tables. A policy is immutable.
+// A policy is the compiled form of all policy tables. Rules with the same device and mark form a
+// class. What remains of a rule is a destination and a table; they are merged into one table per
+// class, in which each prefix knows the first rule in order that has a route for it. So the cost of
+// a lookup does not depend on the number of rules and tables. A policy is immutable.
 type policy struct {
 	plain   *routes // of the class of all packets, which is also in classes
 	classes cowMap[class, *routes]
@@ -118,8 +125,8 @@ type policyRule struct {
 // path names the rule: table/number.
 func (r *policyRule) path() string { return r.in + "/" + strconv.Itoa(int(r.at)+1) }
 
-// policyRoutes are a policyRule and its routes. Neither a rule nor an offer refers back to them, so a surviving offer does not keep its former
-// neighbours in memory.
+// policyRoutes are a policyRule and its routes. Neither a rule nor an offer refers back to them, so
+// a surviving offer does not keep its former neighbours in memory.
 type policyRoutes struct {
 	*policyRule
 	offers []*routeOffer
@@ -173,7 +180,8 @@ func (r *Ruleset) Route(in Link, mark uint32, src, dst netip.Addr) (out Link, ok
 	return hop.link, ok
 }
 
-// Keeps reports whether a connection stays with the node by which it leaves, whatever its route says by now.
+// Keeps reports whether a connection stays with the node by which it leaves, whatever its route
+// says by now.
 func (r *Ruleset) Keeps(in Link, mark uint32, src, dst netip.Addr) bool {
 	hop, ok := r.route(in, mark, src, dst)
 	return ok && hop.rule.keep && in.Outside()

@@ -30,7 +30,8 @@ func (c policyChanges) add(r *policyRoutes, remove bool) {
 	c[k] = append(c[k], change[*policyRoutes]{r, remove})
 }
 
-// inherit makes p, the successor of old, reuse the policy rules and offers of old that are unchanged: those stay in the tables.
+// inherit makes p, the successor of old, reuse the policy rules and offers of old that are
+// unchanged: those stay in the tables.
 func (p *piece) inherit(old *piece) {
 	for i, r := range p.routing[:min(len(p.routing), len(old.routing))] {
 		was := old.routing[i]
@@ -50,7 +51,8 @@ func (p *piece) inherit(old *piece) {
 	}
 }
 
-// same reports whether r and o, from two pieces of one key, differ at most in a priority derived from other rules.
+// same reports whether r and o, from two pieces of one key, differ at most in a priority derived
+// from other rules.
 func (r *policyRule) same(o *policyRule) bool {
 	a, b := *r, *o
 	a.origin, b.origin, a.priority, b.priority = nil, nil, 0, 0
@@ -199,8 +201,9 @@ func withOffers(t *routeTable, rules []change[*policyRoutes]) *routeTable {
 	return t
 }
 
-// resolve gives rules without a priority what the kernel would give them (fib_default_rule_pref): one less than the lowest existing one, in the order
-// in which they are written. It reports those whose priority changes.
+// resolve gives rules without a priority what the kernel would give them (fib_default_rule_pref):
+// one less than the lowest existing one, in the order in which they are written. It reports those
+// whose priority changes.
 func resolve(all []*policyRoutes, changed func(r *policyRoutes, priority int)) {
 	slices.SortFunc(all, func(r, o *policyRoutes) int { return compareWritten(r.policyRule, o.policyRule) })
 	least := mainPriority

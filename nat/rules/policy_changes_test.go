@@ -15,7 +15,8 @@ func TestRoutesThatStayAreShared(t *testing.T) {
 		r := Resource{Routing: []PolicyTable{{Name: "node", Rules: []PolicyRule{{}}}}}
 		for i := from; i < to; i++ {
 			at := netip.PrefixFrom(pod(i), 32)
-			r.Routing[0].Rules[0].Routes = append(r.Routing[0].Rules[0].Routes, PolicyRoute{Destination: at, Device: tunnelDevice})
+			r.Routing[0].Rules[0].Routes = append(r.Routing[0].Rules[0].Routes, PolicyRoute{Destination: at,
+				Device: tunnelDevice})
 		}
 		return r
 	}
@@ -72,7 +73,8 @@ func (m ruleMaker) edited(r *Resource) Resource {
 		j := m.IntN(len(t.Rules))
 		t.Rules[i], t.Rules[j] = t.Rules[j], t.Rules[i]
 	case 5:
-		rule.Routes = append(rule.Routes, PolicyRoute{Destination: m.prefix(false).Masked(), Device: one(m, randomDevices[0], tunnelDevice)})
+		rule.Routes = append(rule.Routes, PolicyRoute{Destination: m.prefix(false).Masked(),
+			Device: one(m, randomDevices[0], tunnelDevice)})
 	default:
 		if n := len(rule.Routes); n > 0 {
 			rule.Routes = slices.Delete(rule.Routes, m.IntN(n), n)

@@ -12,7 +12,8 @@ import (
 
 var rulesSeed = flag.Uint64("rules.seed", 0, "seed of the random rule sets; 0: from the clock")
 
-// A ruleMaker makes random tables and packets over few addresses, so that they meet, with prefixes of many lengths.
+// A ruleMaker makes random tables and packets over few addresses, so that they meet, with prefixes
+// of many lengths.
 type ruleMaker struct{ *rand.Rand }
 
 func newRuleMaker(seed uint64) ruleMaker { return ruleMaker{rand.New(rand.NewPCG(seed, 7))} }
@@ -108,7 +109,8 @@ func (m ruleMaker) rule(name string, actions []Action, f Family) Rule {
 
 func (m ruleMaker) chain(name string, f Family, size int) Chain {
 	c := Chain{Name: name, Type: ChainFilter, Policy: one(m, PolicyAccept, "", "", "", PolicyDrop)}
-	actions := []Action{ActionAccept, ActionDrop, ActionCTMark, ActionMetaMarkFromCT, ActionSetMark, ActionClampMSS, ActionNoTrack}
+	actions := []Action{ActionAccept, ActionDrop, ActionCTMark, ActionMetaMarkFromCT, ActionSetMark, ActionClampMSS,
+		ActionNoTrack}
 	switch c.Hook = one(m, HookPrerouting, HookForward, HookPostrouting, HookInput, HookOutput); c.Hook {
 	case HookPrerouting, HookForward, HookInput, HookOutput:
 		actions = append(actions, ActionReject)
@@ -176,7 +178,8 @@ func (m ruleMaker) routing() []PolicyTable {
 			for range one(m, 0, 1, 2, 20) {
 				route := PolicyRoute{Destination: m.prefix(v6).Masked(), Device: one(m, randomDevices...)}
 				if route.Device == "" || m.IntN(3) == 0 {
-					route.Via = one(m, netip.MustParseAddr("10.80.0.2"), netip.MustParseAddr("169.254.18.1"), netip.MustParseAddr("10.80.0.99"))
+					route.Via = one(m, netip.MustParseAddr("10.80.0.2"), netip.MustParseAddr("169.254.18.1"),
+						netip.MustParseAddr("10.80.0.99"))
 				}
 				r.Routes = append(r.Routes, route)
 			}

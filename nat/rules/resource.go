@@ -21,7 +21,8 @@ func (k Key) compare(o Key) int {
 	return strings.Compare(k.Name, o.Name)
 }
 
-// An origin is where a chain or a policy rule comes from, and so its order among others of equal priority.
+// An origin is where a chain or a policy rule comes from, and so its order among others of equal
+// priority.
 type origin struct {
 	key   Key
 	order int64
@@ -44,7 +45,8 @@ func (k Key) String() string {
 
 // A Resource is one part of the desired state. It appears, changes and disappears as a whole.
 type Resource struct {
-	// Order orders the resources' chains and policy rules of equal priority; ties are broken by key.
+	// Order orders the resources' chains and policy rules of equal priority; ties are broken by
+	// key.
 	Order   int64
 	Device  *Device
 	Tables  []Table
@@ -133,16 +135,19 @@ func copied[T any](p *T) *T {
 
 // equal reports whether r and o are equal.
 func (r *Resource) equal(o *Resource) bool {
-	if r.Order != o.Order || !r.Device.equal(o.Device) || !same(r.Mapping, o.Mapping) || (r.Node == nil) != (o.Node == nil) {
+	if r.Order != o.Order || !r.Device.equal(o.Device) || !same(r.Mapping, o.Mapping) ||
+		(r.Node == nil) != (o.Node == nil) {
 		return false
 	}
-	if n, m := r.Node, o.Node; n != nil && (n.Name != m.Name || n.Device != m.Device || n.Mark != m.Mark || !slices.Equal(n.Prefixes, m.Prefixes)) {
+	if n, m := r.Node, o.Node; n != nil && (n.Name != m.Name || n.Device != m.Device || n.Mark != m.Mark ||
+		!slices.Equal(n.Prefixes, m.Prefixes)) {
 		return false
 	}
 	if len(r.Tables)+len(o.Tables)+len(r.Routing)+len(o.Routing) == 0 && r.Service == o.Service {
 		return true // the common case; the rest is slow
 	}
-	return reflect.DeepEqual(r.Tables, o.Tables) && reflect.DeepEqual(r.Routing, o.Routing) && r.Service.equal(o.Service)
+	return reflect.DeepEqual(r.Tables, o.Tables) && reflect.DeepEqual(r.Routing, o.Routing) &&
+		r.Service.equal(o.Service)
 }
 
 // equal reports whether s and o are equal; either may be nil.
@@ -168,7 +173,8 @@ type Device struct {
 	Link    Link
 	Name    string
 	Address Pair // of the other end, for routes via it; the zero Addr if none is
-	// Own is the gateway's address on an outside link: packets to it are for the gateway, and masquerade uses it as source.
+	// Own is the gateway's address on an outside link: packets to it are for the gateway, and
+	// masquerade uses it as source.
 	Own Pair
 	// Sources may send from an outside link, besides Address.
 	Sources []netip.Prefix
@@ -176,6 +182,7 @@ type Device struct {
 
 // equal reports whether d and o are equal; either may be nil.
 func (d *Device) equal(o *Device) bool {
-	return d == o || d != nil && o != nil && d.Link == o.Link && d.Name == o.Name && d.Address == o.Address && d.Own == o.Own &&
+	return d == o || d != nil && o != nil && d.Link == o.Link && d.Name == o.Name && d.Address == o.Address &&
+		d.Own == o.Own &&
 		slices.Equal(d.Sources, o.Sources)
 }

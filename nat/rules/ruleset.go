@@ -8,7 +8,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// A stage is a point on a packet's path at which a group of chains runs: a hook, split where a translation changes what filters see.
+// A stage is a point on a packet's path at which a group of chains runs: a hook, split where a
+// translation changes what filters see.
 type stage uint8
 
 // The stages, in the order in which a packet meets them.
@@ -26,8 +27,9 @@ const (
 	stages
 )
 
-// A Ruleset is what a Set has committed: compiled tables, policy tables and services. It is immutable except for its counters, shares unchanged parts
-// with its predecessor, and is safe for concurrent use; evaluation neither allocates nor locks.
+// A Ruleset is what a Set has committed: compiled tables, policy tables and services. It is
+// immutable except for its counters, shares unchanged parts with its predecessor, and is safe for
+// concurrent use; evaluation neither allocates nor locks.
 type Ruleset struct {
 	stages   [stages]stageRules
 	links    byLink[linkFacts]
@@ -45,13 +47,15 @@ func (r *Ruleset) FiltersOutput() bool {
 	return r.has(stageOutput) || r.has(stagePreSNAT) || r.has(stagePostrouting)
 }
 
-// Generated reports whether the tables were generated from the Config, so that they may do what a kernel's rules could not.
+// Generated reports whether the tables were generated from the Config, so that they may do what a
+// kernel's rules could not.
 func (r *Ruleset) Generated() bool { return r.generated }
 
 // A network is what rules need to know about the gateway.
 type network struct {
 	gateway Pair // its address on inside links
-	// generated: the tables were generated from the other fields of the Config, so that they may do what a kernel's rules could not.
+	// generated: the tables were generated from the other fields of the Config, so that they may do
+	// what a kernel's rules could not.
 	generated bool
 	host      *hostFacts // nil for a gateway
 	first     Link       // the node by which hosts outside the cluster are reached by default
@@ -157,13 +161,15 @@ const (
 	ruleReject
 )
 
-// Effects are what rules do besides deciding, collected over all stages for one direction of a connection.
+// Effects are what rules do besides deciding, collected over all stages for one direction of a
+// connection.
 type Effects struct {
 	ConnMark uint32 // the connection's
 	NoTrack  bool   // create no connection
 	mark     uint32 // the packet's
-	// SYN segments get their MSS lowered to mss, unless it is 0, and to what the route's MTU allows, if routeMSS. Rules do not match the SYN flag, so
-	// the effects hold for every packet of the direction.
+	// SYN segments get their MSS lowered to mss, unless it is 0, and to what the route's MTU
+	// allows, if routeMSS. Rules do not match the SYN flag, so the effects hold for every packet of
+	// the direction.
 	mss      uint16
 	routeMSS bool
 	// hits are the counting rules that matched, up to the capacity provided by the caller.
@@ -191,7 +197,8 @@ func (r *Ruleset) filter(s stage, v *view, e *Effects) ruleVerdict {
 		}
 		switch rule.action {
 		case ActionAccept:
-			if w.list = rule.chain.after(w.list); w.many != nil { // inline: as a method of w it would move found to the heap
+			// inline: as a method of w it would move found to the heap
+			if w.list = rule.chain.after(w.list); w.many != nil {
 				w.many.leave(rule.chain)
 			}
 		case ActionDrop:

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// A Set is the desired state of the rules, assembled in drafts. It belongs to one goroutine; what Commit returns is immutable. The order of puts does
-// not matter.
+// A Set is the desired state of the rules, assembled in drafts. It belongs to one goroutine; what
+// Commit returns is immutable. The order of puts does not matter.
 type Set struct {
 	pieces    map[Key]*piece
 	claims    map[any]Key // owners of what must be unique: device names, addresses, links and services' addresses
@@ -29,8 +29,8 @@ func NewSet() *Set {
 	}
 }
 
-// Commit publishes d as rules, and returns the connections that the change affects. It cannot fail, because Put refuses whatever is invalid. Earlier
-// Rulesets and other drafts stay valid.
+// Commit publishes d as rules, and returns the connections that the change affects. It cannot fail,
+// because Put refuses whatever is invalid. Earlier Rulesets and other drafts stay valid.
 func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 	a := newAffected(len(s.pieces) == 0)
 	d.recompile()
@@ -183,7 +183,8 @@ func (s *Set) countMark(r *rule, by int) {
 	}
 }
 
-// resolve computes the priorities of policy rules without an explicit one. Changes to pieces in fresh are not recorded.
+// resolve computes the priorities of policy rules without an explicit one. Changes to pieces in
+// fresh are not recorded.
 func (s *Set) resolve(routing policyChanges, a *Affected, fresh map[Key]int) {
 	var all []*policyRoutes
 	owner := map[*policyRoutes]*piece{}

@@ -21,18 +21,21 @@ func (m ruleMaker) randomResource(k int) (Key, Resource) {
 	case 0:
 		// Devices by number, so that two resources claim the same one now and then.
 		n := m.IntN(3)
-		r.Device = &Device{Link: Link(n + 1), Name: []string{"liqo.abcdefghij", "rome-2", "eth0"}[n], Address: PairOf(netip.AddrFrom4([4]byte{10, 80, 0, byte(n + 2)}))}
+		r.Device = &Device{Link: Link(n + 1), Name: []string{"liqo.abcdefghij", "rome-2", "eth0"}[n],
+			Address: PairOf(netip.AddrFrom4([4]byte{10, 80, 0, byte(n + 2)}))}
 	case 1:
 		r.Tables = m.tables()
 	case 2:
 		r.Routing = m.routing()
 	case 3:
 		r.Service = &Service{
-			Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(m.IntN(3))}), Port: one(m, uint16(80), 443), Protocol: packet.TCP,
+			Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(m.IntN(3))}), Port: one(m, uint16(80), 443),
+			Protocol: packet.TCP,
 			Backends: []Backend{{Address: m.addr(false), Port: uint16(1 + m.IntN(9))}},
 		}
 		r.Routing = []PolicyTable{{Name: "via", Rules: []PolicyRule{{Priority: 600, Routes: []PolicyRoute{
-			{Destination: netip.PrefixFrom(r.Service.Backends[0].Address, 32), Device: one(m, firstNodeDevice, "rome-2")},
+			{Destination: netip.PrefixFrom(r.Service.Backends[0].Address, 32),
+				Device: one(m, firstNodeDevice, "rome-2")},
 		}}}}}
 	}
 	return key, r
@@ -70,8 +73,8 @@ func decided(r *Ruleset, v view, mark uint32) string {
 // CULVERT_LONG has tests try as many sequences and packets as `make long` says.
 const longEnv = "CULVERT_LONG"
 
-// However a set came about, by whatever puts, deletions, refusals and commits of drafts beside each other, it decides as one that was made
-// of what is in it at the end.
+// However a set came about, by whatever puts, deletions, refusals and commits of drafts beside each
+// other, it decides as one that was made of what is in it at the end.
 func TestSetIsWhatIsInIt(t *testing.T) {
 	m := newRuleMaker(seedOfRules(t))
 	sequences, packets := 300, 100
@@ -131,9 +134,11 @@ func TestSetIsWhatIsInIt(t *testing.T) {
 			}
 		}
 		want, _ := fresh.Commit(d)
-		if len(s.pieces) != len(in) || s.rules != fresh.rules || r.notracks != want.notracks || !maps.Equal(s.claims, fresh.claims) {
+		if len(s.pieces) != len(in) || s.rules != fresh.rules || r.notracks != want.notracks ||
+			!maps.Equal(s.claims, fresh.claims) {
 			t.Fatalf("sequence %d: %d pieces, %d rules, %d notrack, %v, want %d, %d, %d, %v",
-				sequence, len(s.pieces), s.rules, r.notracks, s.claims, len(in), fresh.rules, want.notracks, fresh.claims)
+				sequence, len(s.pieces), s.rules, r.notracks, s.claims, len(in), fresh.rules, want.notracks,
+				fresh.claims)
 		}
 		for range packets {
 			v, mark := m.view(), uint32(m.IntN(4))
@@ -175,7 +180,8 @@ func TestSetChangesLittle(t *testing.T) {
 		}
 	}
 	v := from(Tunnel, "10.1.2.6", mapped(500).String())
-	if was, is := before.bind(stageDNAT, &v).addr, after.bind(stageDNAT, &v).addr; was != addr("192.1.1.244") || is != addr("198.51.100.9") {
+	if was, is := before.bind(stageDNAT, &v).addr, after.bind(stageDNAT, &v).addr; was != addr("192.1.1.244") ||
+		is != addr("198.51.100.9") {
 		t.Errorf("mapped to %v before and %v after", was, is)
 	}
 }
@@ -196,10 +202,12 @@ func TestSetRefusesByKey(t *testing.T) {
 		{"a", good, ""}, {"a", bad, `unknown action "explode"`},
 		{"b", device, ""}, {"c", device, `device "rome-1" is taken by kind/b`},
 		{"d", service, ""}, {"e", service, "10.70.0.20 port 80 is taken by kind/d"},
-		{"c", Resource{Device: &Device{Link: 2, Name: "rome-2", Address: PairOf(addr("10.80.0.2"))}}, "address 10.80.0.2 is taken by kind/b"},
+		{"c", Resource{Device: &Device{Link: 2, Name: "rome-2", Address: PairOf(addr("10.80.0.2"))}},
+			"address 10.80.0.2 is taken by kind/b"},
 	} {
 		err := d.Put(Key{Kind: "kind", Name: step.name}, step.r)
-		if got := fmt.Sprint(errors.Unwrap(err), err); step.want == "" && err != nil || !strings.Contains(got, step.want) {
+		if got := fmt.Sprint(errors.Unwrap(err), err); step.want == "" && err != nil ||
+			!strings.Contains(got, step.want) {
 			t.Errorf("%s: error %v, want %q", step.name, err, step.want)
 		}
 	}
@@ -213,7 +221,8 @@ func TestSetRefusesByKey(t *testing.T) {
 	}
 }
 
-// Nodes may exchange their addresses, and services theirs, in one change. Services with several ports have one name.
+// Nodes may exchange their addresses, and services theirs, in one change. Services with several
+// ports have one name.
 func TestExchange(t *testing.T) {
 	c := milan()
 	c.Services = append(c.Services,

@@ -23,28 +23,34 @@ type mappingRoom struct {
 	routes  []PolicyRoute
 }
 
-// table returns the translating table, and overwrites in. Liqo's own table has a source rule without a device condition; here it matches only packets
-// towards the tunnel, and not those of pods.
+// table returns the translating table, and overwrites in. Liqo's own table has a source rule
+// without a device condition; here it matches only packets towards the tunnel, and not those of
+// pods.
 func (m *MappingRules) table(in *mappingRoom) []Table {
 	external, internal := m.External.String(), m.Internal.String()
 	in.matches = append(in.matches[:0], destination(external), source(internal), notFromTunnel, toTunnel)
 	in.rules = append(in.rules[:0],
 		Rule{Name: external, Match: in.matches[:1], Action: ActionDNAT, To: internal, ProxyProtocol: m.ProxyProtocol},
 		Rule{Name: external, Match: in.matches[1:], Action: ActionSNAT, To: external, ProxyProtocol: m.ProxyProtocol})
-	in.chains = append(in.chains[:0], Chain{Name: "prerouting", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT, Rules: in.rules[:1]})
+	in.chains = append(in.chains[:0], Chain{Name: "prerouting", Type: ChainNAT, Hook: HookPrerouting,
+		Priority: PriorityDNAT, Rules: in.rules[:1]})
 	if !m.Pod {
-		in.chains = append(in.chains, Chain{Name: "postrouting", Type: ChainNAT, Hook: HookPostrouting, Priority: PrioritySNAT, Rules: in.rules[1:]})
+		in.chains = append(in.chains, Chain{Name: "postrouting", Type: ChainNAT, Hook: HookPostrouting,
+			Priority: PrioritySNAT, Rules: in.rules[1:]})
 	}
-	in.tables = append(in.tables[:0], Table{Name: external + "-remap-ipmapping-gw", Family: familyOf(m.External), Chains: in.chains})
+	in.tables = append(in.tables[:0], Table{Name: external + "-remap-ipmapping-gw", Family: familyOf(m.External),
+		Chains: in.chains})
 	return in.tables
 }
 
-// routing returns the route to Internal, and overwrites in. A host in a pod CIDR uses that CIDR's route unless a node is named.
+// routing returns the route to Internal, and overwrites in. A host in a pod CIDR uses that CIDR's
+// route unless a node is named.
 func (m *MappingRules) routing(in *mappingRoom) []PolicyTable {
 	if m.Pod && m.Device == firstNodeDevice {
 		return nil
 	}
-	in.routes = append(in.routes[:0], PolicyRoute{Destination: netip.PrefixFrom(m.Internal, m.Internal.BitLen()), Device: m.Device})
+	in.routes = append(in.routes[:0], PolicyRoute{Destination: netip.PrefixFrom(m.Internal, m.Internal.BitLen()),
+		Device: m.Device})
 	in.policy = append(in.policy[:0], hostRule(in.routes))
 	in.routing = append(in.routing[:0], PolicyTable{Name: m.External.String() + hostTableEnd, Rules: in.policy})
 	return in.routing

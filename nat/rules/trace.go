@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A Tracer is told the steps of a packet, in order. All other packets wait meanwhile, so it should only record the step and return. It must not call
-// the Engine that decides about the packet.
+// A Tracer is told the steps of a packet, in order. All other packets wait meanwhile, so it should
+// only record the step and return. It must not call the Engine that decides about the packet.
 type Tracer interface {
 	Trace(Step)
 	LinkName(Link) string
@@ -21,8 +21,8 @@ type Step struct {
 	Origin Origin // the zero Origin: not part of the desired state
 	Passed bool   // the check allows the packet; the connection, rule or route matches it
 	Detail string // what happens next, or why it does not match
-	// Source and Destination are what a rule, route or service sees of the packet, which translations change on its path. The ports are 0 if it has
-	// none.
+	// Source and Destination are what a rule, route or service sees of the packet, which
+	// translations change on its path. The ports are 0 if it has none.
 	Source, Destination netip.AddrPort
 }
 
@@ -36,7 +36,8 @@ const (
 	StepRule                // table/chain/rule, or table/chain for the policy of a chain
 	StepService             // the name of the service to which the packet is addressed
 	StepRoute               // table/number of the policy rule that leads on; "" if none does
-	StepNearest             // the rule that would accept the packet with the fewest changes; follows the rule that did not
+	// the rule that would accept the packet with the fewest changes; follows the rule that did not
+	StepNearest
 )
 
 var stepNames = [...]string{"check", "connection", "rule", "service", "route", "nearest"}
@@ -106,8 +107,8 @@ func traceRoute(v *view, hop *nextHop, mark uint32, ok bool) {
 	v.trace.Trace(s)
 }
 
-// traceNearest traces the rule that would have accepted the packet, with the fewest changes, before rule or policy by dropped or rejected it, if
-// there is one.
+// traceNearest traces the rule that would have accepted the packet, with the fewest changes, before
+// rule or policy by dropped or rejected it, if there is one.
 func traceNearest(v *view, by *rule) {
 	var nearest *rule
 	var least []string

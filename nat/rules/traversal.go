@@ -10,16 +10,17 @@ import (
 // maxHits is how many of the counting rules hit by a direction's packets are counted.
 const maxHits = 8
 
-// A Traversal takes a packet through the hooks in the kernel's order: prerouting, routing, forward, postrouting. For the first packet of a connection
-// the nat chains choose the translation; later packets bring it along.
+// A Traversal takes a packet through the hooks in the kernel's order: prerouting, routing, forward,
+// postrouting. For the first packet of a connection the nat chains choose the translation; later
+// packets bring it along.
 type Traversal struct {
 	From    packet.Tuple // as the packet came
 	To      packet.Tuple // after translation
 	In      Link
 	Out     Link
 	Outcome Outcome
-	// Service is the destination of the first packet of a connection, and Backend the index passed to SendTo. The choice of a backend depends on
-	// Client.
+	// Service is the destination of the first packet of a connection, and Backend the index passed
+	// to SendTo. The choice of a backend depends on Client.
 	Service  *Balancer
 	Client   Client
 	Backend  int32
@@ -35,7 +36,8 @@ type Traversal struct {
 	head       [4]byte // the first bytes of the transport header, which rules read as ports for any protocol
 	hasHead    bool
 
-	// For the original direction of an existing connection, keep is its translation: no new backend is chosen.
+	// For the original direction of an existing connection, keep is its translation: no new backend
+	// is chosen.
 	keep    packet.Tuple
 	keeping bool
 	home    Link // by which the direction has left so far; 0: not known
@@ -61,7 +63,8 @@ const (
 	Unserved               // it is for an address of services or of the node itself, without a service
 )
 
-// Start begins with the first packet of a connection with tuple from. Without a packet, rules see a transport header only as far as the tuple has it.
+// Start begins with the first packet of a connection with tuple from. Without a packet, rules see a
+// transport header only as far as the tuple has it.
 func (tr *Traversal) Start(from *packet.Tuple, p *packet.Packet, in Link, trace Tracer) {
 	*tr = Traversal{From: *from, In: in, first: true, trace: trace}
 	tr.hits = tr.room[:0]
@@ -70,14 +73,15 @@ func (tr *Traversal) Start(from *packet.Tuple, p *packet.Packet, in Link, trace 
 	}
 }
 
-// Follow continues, after Start, as a later packet of a connection with this mark, whose translation is known. It has left by home so far, 0 if that is
-// not known.
+// Follow continues, after Start, as a later packet of a connection with this mark, whose
+// translation is known. It has left by home so far, 0 if that is not known.
 func (tr *Traversal) Follow(to packet.Tuple, mark uint32, home Link) {
 	tr.first, tr.To, tr.ConnMark, tr.home = false, to, mark, home
 }
 
-// Keep continues, after Start, as the first packet of an existing connection with this mark. A service keeps to, the connection's translation. It has
-// left by home so far, 0 if that is not known.
+// Keep continues, after Start, as the first packet of an existing connection with this mark. A
+// service keeps to, the connection's translation. It has left by home so far, 0 if that is not
+// known.
 func (tr *Traversal) Keep(to packet.Tuple, mark uint32, home Link) {
 	tr.keep, tr.keeping, tr.ConnMark, tr.home = to, true, mark, home
 }
@@ -91,22 +95,24 @@ func (tr *Traversal) Raw(r *Ruleset) bool {
 	return tr.filter(r, stageRaw)
 }
 
-// Input runs the filters for packets to the gateway itself. It returns false if they drop the packet.
+// Input runs the filters for packets to the gateway itself. It returns false if they drop the
+// packet.
 func (tr *Traversal) Input(r *Ruleset) bool {
 	tr.fillView()
 	tr.view.untracked = true
 	return tr.filter(r, stagePreDNAT) && tr.filter(r, stagePrerouting) && tr.filter(r, stageInput)
 }
 
-// Output runs the filters for packets that the gateway itself makes and that leave by out. It returns false if they drop the packet.
+// Output runs the filters for packets that the gateway itself makes and that leave by out. It
+// returns false if they drop the packet.
 func (tr *Traversal) Output(r *Ruleset, out Link) bool {
 	tr.fillView()
 	tr.view.in, tr.view.out, tr.view.untracked = noLink, out, true
 	return tr.filter(r, stageOutput) && tr.filter(r, stagePreSNAT) && tr.filter(r, stagePostrouting)
 }
 
-// Enter takes the packet to where a service needs a backend. It returns false if the packet is to be dropped, for Outcome. For the first packet of a
-// connection, Raw must have run.
+// Enter takes the packet to where a service needs a backend. It returns false if the packet is to
+// be dropped, for Outcome. For the first packet of a connection, Raw must have run.
 func (tr *Traversal) Enter(r *Ruleset) bool {
 	tr.fillView()
 	if !tr.first {
@@ -136,7 +142,8 @@ func (tr *Traversal) SendTo(backend int32) {
 	tr.To.SetDestinationPort(b.Port)
 }
 
-// Leave takes the packet to where it leaves. It returns false if the packet is to be dropped, for Outcome.
+// Leave takes the packet to where it leaves. It returns false if the packet is to be dropped, for
+// Outcome.
 func (tr *Traversal) Leave(r *Ruleset) bool {
 	v := &tr.view
 	v.dst = tr.To.Destination()
@@ -147,7 +154,8 @@ func (tr *Traversal) Leave(r *Ruleset) bool {
 		return false
 	}
 	hop, ok := r.route(tr.In, tr.mark, v.src, v.dst)
-	if (ok && hop.rule.keep || !ok && tr.Stays) && tr.home != 0 && tr.In.Outside() && !tr.home.Outside() && r.HasLink(tr.home) {
+	if (ok && hop.rule.keep || !ok && tr.Stays) && tr.home != 0 && tr.In.Outside() && !tr.home.Outside() &&
+		r.HasLink(tr.home) {
 		hop.link, ok = tr.home, true
 	}
 	if tr.trace != nil {
@@ -173,7 +181,8 @@ func (tr *Traversal) Leave(r *Ruleset) bool {
 // fillView fills view with what rules see of the packet as it arrived.
 func (tr *Traversal) fillView() {
 	t := &tr.From
-	tr.view = view{src: t.Source(), dst: t.Destination(), proto: t.Protocol, in: tr.In, out: noLink, untracked: tr.NoTrack, trace: tr.trace}
+	tr.view = view{src: t.Source(), dst: t.Destination(), proto: t.Protocol, in: tr.In, out: noLink,
+		untracked: tr.NoTrack, trace: tr.trace}
 	if v := &tr.view; usesPorts(t.Protocol) {
 		v.hasL4 = true
 		binary.BigEndian.PutUint32(v.l4[:], t.Ports)
@@ -256,8 +265,9 @@ func (tr *Traversal) bindDestination(r *Ruleset) bool {
 	return true
 }
 
-// bindSource runs the postrouting nat chains. A packet that returns to a node after its destination was translated gets the gateway's own source, so
-// that the answer returns too (hairpinning: RFC 4787, Section 6, REQ-9). Configured tables decide this themselves, as in a kernel.
+// bindSource runs the postrouting nat chains. A packet that returns to a node after its destination
+// was translated gets the gateway's own source, so that the answer returns too (hairpinning: RFC
+// 4787, Section 6, REQ-9). Configured tables decide this themselves, as in a kernel.
 func (tr *Traversal) bindSource(r *Ruleset) bool {
 	v := &tr.view
 	v.rules = r
@@ -300,18 +310,21 @@ func (tr *Traversal) masquerade(h *hostFacts) bool {
 	return true
 }
 
-// ProxyProtocol reports whether the server of a new TCP connection gets a PROXY protocol header before the client's data.
+// ProxyProtocol reports whether the server of a new TCP connection gets a PROXY protocol header
+// before the client's data.
 func (tr *Traversal) ProxyProtocol() bool {
 	b := &tr.dnat
 	return b.kind == bindService && b.service.Service.ProxyProtocol || b.rule != nil && b.rule.proxyProtocol
 }
 
-// ShiftsStream reports whether one end of a TCP connection is a server for which ProxyProtocol is true.
+// ShiftsStream reports whether one end of a TCP connection is a server for which ProxyProtocol is
+// true.
 func (tr *Traversal) ShiftsStream() bool {
 	return tr.ProxyProtocol() || tr.snat.rule != nil && tr.snat.rule.proxyProtocol
 }
 
-// ClientSource returns the client's address as the server's cluster knows it: as it arrived, or translated if its whole CIDR is remapped.
+// ClientSource returns the client's address as the server's cluster knows it: as it arrived, or
+// translated if its whole CIDR is remapped.
 func (tr *Traversal) ClientSource() netip.Addr {
 	if tr.snat.kind == bindPrefix {
 		return tr.To.Source()
@@ -322,12 +335,15 @@ func (tr *Traversal) ClientSource() netip.Addr {
 // Bound reports whether a rule or a service has decided the destination.
 func (tr *Traversal) Bound() bool { return tr.dnat.kind != bindNone }
 
-// SharesSource reports whether others may have the packet's source too: a rule binds to a single address, or the source is the gateway's own.
+// SharesSource reports whether others may have the packet's source too: a rule binds to a single
+// address, or the source is the gateway's own.
 func (tr *Traversal) SharesSource() bool {
-	return tr.Masqueraded || tr.snat.kind == bindAddress || tr.snat.kind == bindNone && tr.To.Source() != tr.From.Source()
+	return tr.Masqueraded || tr.snat.kind == bindAddress || tr.snat.kind == bindNone &&
+		tr.To.Source() != tr.From.Source()
 }
 
-// KeepsAddresses reports whether a traversal that ended early was on the path given to Keep: each address is the one before or after translation.
+// KeepsAddresses reports whether a traversal that ended early was on the path given to Keep: each
+// address is the one before or after translation.
 func (tr *Traversal) KeepsAddresses() bool {
 	if tr.dnat.kind == bindNone && tr.snat.kind == bindNone {
 		return true
@@ -337,7 +353,8 @@ func (tr *Traversal) KeepsAddresses() bool {
 		(destination == tr.From.Destination() || destination == tr.keep.Destination())
 }
 
-// MaxSegment returns the bound for the MSS option of SYNs, the lowest that the rules set, if routes have this MTU; 0 is none.
+// MaxSegment returns the bound for the MSS option of SYNs, the lowest that the rules set, if routes
+// have this MTU; 0 is none.
 func (tr *Traversal) MaxSegment(mtu int) uint16 {
 	bound := tr.mss
 	if tr.routeMSS {

@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// minClamp and maxClamp bound MSSClamp. The largest packet has 65535 bytes, 40 of which are IPv4 and TCP headers.
+	// minClamp and maxClamp bound MSSClamp. The largest packet has 65535 bytes, 40 of which are
+	// IPv4 and TCP headers.
 	minClamp, maxClamp = 64, 65535 - 40
 )
 
@@ -61,7 +62,8 @@ func (k *checker) address(path string, a netip.Addr) bool {
 	return false
 }
 
-// addresses checks the valid addresses of d: the others are not known yet, or their family is not used.
+// addresses checks the valid addresses of d: the others are not known yet, or their family is not
+// used.
 func (k *checker) addresses(path string, d Pair) {
 	if d.V4.IsValid() && !d.V4.Is4() || d.V6.Is4() {
 		k.fault(path, "%s has a family in the other's place", d)
@@ -177,7 +179,8 @@ func (c *Config) validateNodes(k *checker) {
 // ownAddresses returns the addresses of the gateway and of the tunnel by field.
 func (c *Config) ownAddresses() iter.Seq2[string, Pair] {
 	return func(yield func(string, Pair) bool) {
-		_ = yield("GatewayAddress", c.GatewayAddress) && yield("TunnelAddress", c.TunnelAddress) && yield("PeerTunnelAddress", c.PeerTunnelAddress)
+		_ = yield("GatewayAddress", c.GatewayAddress) && yield("TunnelAddress", c.TunnelAddress) &&
+			yield("PeerTunnelAddress", c.PeerTunnelAddress)
 	}
 }
 
@@ -291,7 +294,8 @@ func (c *Config) validateMappings(k *checker) {
 	}
 	for i, s := range c.Services {
 		path := fmt.Sprintf("Services[%d]", i)
-		if k.address(path+".Address", s.Address) && (!k.external.Contains(s.Address) || c.UnknownSource.Has(s.Address)) {
+		if k.address(path+".Address", s.Address) && (!k.external.Contains(s.Address) ||
+			c.UnknownSource.Has(s.Address)) {
 			k.fault(path+".Address", "%s is U or lies in no local external CIDR", s.Address)
 		}
 		if j, ok := external[s.Address]; ok {

@@ -5,10 +5,12 @@ import (
 	"slices"
 )
 
-// maxLists is how many lists one walk merges without allocating. Only prefixes nested deeper than in any realistic rule set need more.
+// maxLists is how many lists one walk merges without allocating. Only prefixes nested deeper than
+// in any realistic rule set need more.
 const maxLists = 16
 
-// A walk visits the rules of one stage that could match a packet, in order of evaluation. Usually they are in one list.
+// A walk visits the rules of one stage that could match a packet, in order of evaluation. Usually
+// they are in one list.
 type walk struct {
 	list []*rule
 	many *lists // nil: list is all
@@ -21,7 +23,8 @@ type lists struct {
 	more  [][]*rule // the lists that do not fit into first
 }
 
-// walk returns a walk over the rules that could match a packet. found is empty and has room for their lists.
+// walk returns a walk over the rules that could match a packet. found is empty and has room for
+// their lists.
 func (s *stageRules) walk(v *view, found *lists) walk {
 	if s.ruleIndex == nil {
 		return walk{list: s.few}

@@ -1,5 +1,5 @@
-// Package siphash is SipHash-2-4 (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012) of 64-bit words: for choices that a
-// sender can watch but must not be able to steer.
+// Package siphash is SipHash-2-4 (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012)
+// of 64-bit words: for choices that a sender can watch but must not be able to steer.
 package siphash
 
 import (
@@ -17,7 +17,8 @@ func NewKey(key [16]byte) Key {
 
 // Sum returns the hash of the words as little-endian bytes.
 func (k Key) Sum(words ...uint64) uint64 {
-	v := [4]uint64{k.k0 ^ 0x736f6d6570736575, k.k1 ^ 0x646f72616e646f6d, k.k0 ^ 0x6c7967656e657261, k.k1 ^ 0x7465646279746573}
+	v := [4]uint64{k.k0 ^ 0x736f6d6570736575, k.k1 ^ 0x646f72616e646f6d, k.k0 ^ 0x6c7967656e657261,
+		k.k1 ^ 0x7465646279746573}
 	for _, m := range words {
 		v[3] ^= m
 		round(&v)

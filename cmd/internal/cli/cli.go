@@ -1,4 +1,5 @@
-// Package cli is what culvert and culvert-lab share: exit statuses, one-line errors, help with examples, completion, and -o.
+// Package cli is what culvert and culvert-lab share: exit statuses, one-line errors, help with
+// examples, completion, and -o.
 package cli
 
 import (
@@ -24,12 +25,14 @@ const (
 // failure is an error with ExitFailed.
 type failure struct{ error }
 
-// Failed marks an error of something that had started properly. All other errors are caused by the input or the environment.
+// Failed marks an error of something that had started properly. All other errors are caused by the
+// input or the environment.
 func Failed(err error) error { return failure{err} }
 
 // Run runs the program with a root command from New, and exits unless it succeeds.
 func Run(root *cobra.Command) {
-	// This is never undone: a signal after a command has finished must not turn success into a failure.
+	// This is never undone: a signal after a command has finished must not turn success into a
+	// failure.
 	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
@@ -45,7 +48,8 @@ func Run(root *cobra.Command) {
 	os.Exit(ExitBadInput)
 }
 
-// New returns a program with its commands. examples are shown by --help for commands without their own, by the command's path.
+// New returns a program with its commands. examples are shown by --help for commands without their
+// own, by the command's path.
 func New(name, short string, examples map[string]string, commands ...*cobra.Command) *cobra.Command {
 	root := &cobra.Command{
 		Use:           name,

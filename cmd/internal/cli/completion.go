@@ -7,7 +7,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// addCompletion adds the command that prints completion scripts. If a command has no completion, shells complete files, unless it has no arguments.
+// addCompletion adds the command that prints completion scripts. If a command has no completion,
+// shells complete files, unless it has no arguments.
 func addCompletion(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	scripts, _, err := root.Find([]string{"completion"})
@@ -19,7 +20,8 @@ func addCompletion(root *cobra.Command) {
 	for _, shell := range scripts.Commands() {
 		switch shell.Name() {
 		case "bash":
-			shell.Example = fmt.Sprintf("%sbash)\n  %[2]s completion bash > /etc/bash_completion.d/%[2]s", source, root.Name())
+			shell.Example = fmt.Sprintf("%sbash)\n  %[2]s completion bash > /etc/bash_completion.d/%[2]s",
+				source, root.Name())
 		case "zsh":
 			shell.Example = source + "zsh)"
 		case "fish":

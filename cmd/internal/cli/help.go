@@ -67,7 +67,8 @@ func wrapHelp(root *cobra.Command) {
 		for _, list := range []struct {
 			head string
 			of   *Table
-		}{{"Commands", &commands}, {"Topics of " + cmd.CommandPath() + " help", &topics}, {"Flags", flagTable(cmd.LocalFlags(), width())},
+		}{{"Commands", &commands}, {"Topics of " + cmd.CommandPath() + " help", &topics},
+			{"Flags", flagTable(cmd.LocalFlags(), width())},
 			{"Flags of all commands", flagTable(cmd.InheritedFlags(), width())}} {
 			if list.of.text.Len() == 0 {
 				continue

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Width returns the number of columns for text to w: that of its terminal. It is 0 if there is no limit, because lines
-// in a pipe or a file are for programs.
+// Width returns the number of columns for text to w: that of its terminal. It is 0 if there is no
+// limit, because lines in a pipe or a file are for programs.
 func Width(w io.Writer) int {
 	switch w := w.(type) {
 	case interface{ Width() int }:
@@ -35,14 +35,14 @@ type Page struct {
 // Width makes the function Width return p.Columns for p.
 func (p *Page) Width() int { return p.Columns }
 
-// Wrap breaks a sentence at blanks into lines of at most width columns, and indents all but the first by two; a width
-// of 0 leaves it whole. It replaces characters that a terminal would obey.
+// Wrap breaks a sentence at blanks into lines of at most width columns, and indents all but the
+// first by two; a width of 0 leaves it whole. It replaces characters that a terminal would obey.
 func Wrap(text string, width int) string {
 	return strings.Join(split(Printable(text), width, "  "), "\n")
 }
 
-// WrapLines breaks each line of a text at blanks into lines of at most width columns, below each other: those of an
-// element of a list behind its "- ".
+// WrapLines breaks each line of a text at blanks into lines of at most width columns, below each
+// other: those of an element of a list behind its "- ".
 func WrapLines(text string, width int) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -57,8 +57,8 @@ func WrapLines(text string, width int) string {
 	return b.String()
 }
 
-// Printable replaces everything that is neither printable nor a blank: parts of the text are written by others, and a terminal obeys control
-// characters.
+// Printable replaces everything that is neither printable nor a blank: parts of the text are
+// written by others, and a terminal obeys control characters.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) || unicode.IsSpace(r) && r != '\r' {
@@ -68,7 +68,8 @@ func Printable(text string) string {
 	}, text)
 }
 
-// longWord is the minimum length of a word that may be broken after each slash, such as the name of a rule or a path.
+// longWord is the minimum length of a word that may be broken after each slash, such as the name of
+// a rule or a path.
 const longWord = 30
 
 // pieces returns the parts of a word that must not be broken.
@@ -79,7 +80,8 @@ func pieces(word string) []string {
 	return strings.SplitAfter(word, "/")
 }
 
-// split breaks text at blanks into lines of at most width columns. A wider word gets a line of its own.
+// split breaks text at blanks into lines of at most width columns. A wider word gets a line of its
+// own.
 func split(text string, width int, indent string) []string {
 	var lines []string
 	var line strings.Builder
@@ -108,8 +110,9 @@ func split(text string, width int, indent string) []string {
 	return append(lines, line.String())
 }
 
-// A Table aligns text written to it as rows of cells, separated by tabs. A block of rows ends at an empty line. If a
-// block is too wide for w's terminal, cells are broken at blanks, the widest column first.
+// A Table aligns text written to it as rows of cells, separated by tabs. A block of rows ends at an
+// empty line. If a block is too wide for w's terminal, cells are broken at blanks, the widest
+// column first.
 type Table struct {
 	w    io.Writer
 	text bytes.Buffer
@@ -213,5 +216,7 @@ func fill(text string, width int) string {
 
 // isList reports whether a line must not be joined with others.
 func isList(line string) bool {
-	return slices.ContainsFunc([]string{" ", "\t", "- ", "# "}, func(begin string) bool { return strings.HasPrefix(line, begin) })
+	return slices.ContainsFunc([]string{" ", "\t", "- ", "# "}, func(begin string) bool {
+		return strings.HasPrefix(line, begin)
+	})
 }

@@ -23,11 +23,14 @@ func Cluster(name, peer string, role config.Role, podRemap, externalRemap string
 			ListenPort:     config.DefaultGenevePort,
 			GatewayAddress: rules.PairOf(netip.MustParseAddr("10.80.0.4")),
 			Nodes: []config.Node{
-				{Name: name + "-1", VNI: 11, Address: rules.PairOf(netip.MustParseAddr("10.80.0.2")), PodCIDRs: []netip.Prefix{prefix("10.0.1.0/24")}},
-				{Name: name + "-2", VNI: 7, Address: rules.PairOf(netip.MustParseAddr("10.80.0.3")), PodCIDRs: []netip.Prefix{prefix("10.0.2.0/23")}, Encap: geneve.VXLAN},
+				{Name: name + "-1", VNI: 11, Address: rules.PairOf(netip.MustParseAddr("10.80.0.2")),
+					PodCIDRs: []netip.Prefix{prefix("10.0.1.0/24")}},
+				{Name: name + "-2", VNI: 7, Address: rules.PairOf(netip.MustParseAddr("10.80.0.3")),
+					PodCIDRs: []netip.Prefix{prefix("10.0.2.0/23")}, Encap: geneve.VXLAN},
 			},
 		},
-		Local: config.LocalNetwork{PodCIDRs: []netip.Prefix{prefix("10.0.0.0/16")}, ExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16")}},
+		Local: config.LocalNetwork{PodCIDRs: []netip.Prefix{prefix("10.0.0.0/16")},
+			ExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16")}},
 		Remote: []rules.RemoteCIDR{
 			{Real: prefix("10.0.0.0/16"), Remapped: prefix(podRemap)},
 			{Real: prefix("10.70.0.0/16"), Remapped: prefix(externalRemap), External: true},

@@ -1,4 +1,5 @@
-// Package carry moves packets between TUN devices and a geneve.Endpoint. Each direction has its own goroutine, which owns its buffers.
+// Package carry moves packets between TUN devices and a geneve.Endpoint. Each direction has its own
+// goroutine, which owns its buffers.
 package carry
 
 import (
@@ -16,7 +17,8 @@ import (
 
 const (
 	headroom = 16 // bytes before each packet; the device wants 10 for a virtio header
-	// MaxPacket is the maximum size of a packet in bytes, including one that a device has merged from several.
+	// MaxPacket is the maximum size of a packet in bytes, including one that a device has merged
+	// from several.
 	MaxPacket = 65535
 )
 
@@ -40,9 +42,10 @@ func Open(name string, mtu int) (tun.Device, error) {
 // Persist lets a device outlive this process.
 func Persist(device tun.Device) error { return rtnl.PersistTUN(int(device.File().Fd())) }
 
-// ToGateway sends what the machine routes to a device into the tunnel with an ID. It returns nil when the endpoint is closed. It returns the device's
-// error when the device is closed or gone, or has a packet of more than room bytes. The device has split super-frames into packets of at most its
-// MTU.
+// ToGateway sends what the machine routes to a device into the tunnel with an ID. It returns nil
+// when the endpoint is closed. It returns the device's error when the device is closed or gone, or
+// has a packet of more than room bytes. The device has split super-frames into packets of at most
+// its MTU.
 func ToGateway(device tun.Device, e *geneve.Endpoint, id uint16, room int) error {
 	sender := e.NewSender()
 	packets, sizes := newPackets(device.BatchSize(), room), make([]int, device.BatchSize())
@@ -62,15 +65,17 @@ func ToGateway(device tun.Device, e *geneve.Endpoint, id uint16, room int) error
 	}
 }
 
-// FromGateways gives the kernel what gateways send, until the endpoint is closed. device returns the destination of a packet; nil drops it.
-// Consecutive packets for one device are written together, so that the device can merge those of one TCP stream.
+// FromGateways gives the kernel what gateways send, until the endpoint is closed. device returns
+// the destination of a packet; nil drops it. Consecutive packets for one device are written
+// together, so that the device can merge those of one TCP stream.
 func FromGateways(e *geneve.Endpoint, device func(p *geneve.Packet) tun.Device) error {
 	receiver := e.NewReceiver()
 	var packets, batch [][]byte
 	var to tun.Device
 	write := func() {
 		if len(batch) > 0 {
-			// If a device has gone, its reader finds out; other errors are about single packets that the kernel refuses.
+			// If a device has gone, its reader finds out; other errors are about single packets
+			// that the kernel refuses.
 			to.Write(batch, headroom)
 			batch = batch[:0]
 		}
@@ -103,7 +108,8 @@ func FromGateways(e *geneve.Endpoint, device func(p *geneve.Packet) tun.Device) 
 	}
 }
 
-// newPackets makes buffers that hold a packet of room bytes after the headroom. Only touched pages use memory.
+// newPackets makes buffers that hold a packet of room bytes after the headroom. Only touched pages
+// use memory.
 func newPackets(n, room int) [][]byte {
 	room += headroom
 	slab := make([]byte, n*room)

@@ -30,7 +30,8 @@ func openCarrier(l Link, id uint16) (c *carrier, err error) {
 	if err != nil {
 		switch {
 		case errors.Is(err, unix.EPERM):
-			return nil, fmt.Errorf("links: making %s needs /dev/net/tun and CAP_NET_ADMIN in this network namespace: %w", l.Name, err)
+			return nil, fmt.Errorf(
+				"links: making %s needs /dev/net/tun and CAP_NET_ADMIN in this network namespace: %w", l.Name, err)
 		case errors.Is(err, unix.EBUSY):
 			return nil, fmt.Errorf("links: %w; stop it", err)
 		}
@@ -55,8 +56,8 @@ func openCarrier(l Link, id uint16) (c *carrier, err error) {
 	return c, nil
 }
 
-// toGateway sends packets that the machine routes to the device, until the device is closed or deleted, or its MTU is
-// raised by others.
+// toGateway sends packets that the machine routes to the device, until the device is closed or
+// deleted, or its MTU is raised by others.
 func (c *carrier) toGateway(e *geneve.Endpoint) {
 	defer close(c.ended)
 	carry.ToGateway(c.device, e, c.id, c.room)

@@ -72,14 +72,16 @@ type world struct {
 
 func (w *world) put(resource, namespace, kind, name string, made int, deleting bool, spec map[string]any) {
 	w.t.Helper()
-	meta := map[string]any{"name": name, "uid": fmt.Sprint(kind, name, made), "creationTimestamp": time.Unix(int64(made), 0).UTC().Format(time.RFC3339)}
+	meta := map[string]any{"name": name, "uid": fmt.Sprint(kind, name, made),
+		"creationTimestamp": time.Unix(int64(made), 0).UTC().Format(time.RFC3339)}
 	if namespace != "" {
 		meta["namespace"] = namespace
 	}
 	if deleting {
 		meta["deletionTimestamp"] = time.Unix(int64(made), 0).UTC().Format(time.RFC3339)
 	}
-	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "networking.liqo.io/v1beta1", "kind": kind, "metadata": meta, "spec": spec}}
+	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "networking.liqo.io/v1beta1", "kind": kind,
+		"metadata": meta, "spec": spec}}
 	tracker, at := w.api.Tracker(), resourceOf(resource)
 	if _, err := tracker.Get(at, namespace, name); err == nil {
 		need.NoError(w.t, tracker.Update(at, u, namespace))
@@ -97,14 +99,18 @@ func (w *world) write(p *peering) {
 		deleting             bool
 		spec                 map[string]any
 	}{
-		{p.fabric, "internalfabrics", "InternalFabric", p.name, p.deleting, map[string]any{"mtu": int64(p.mtu), "gatewayIP": p.gatewayIP,
-			"interface": map[string]any{"gateway": map[string]any{"ip": p.gateway}, "node": map[string]any{"name": p.link}}}},
+		{p.fabric, "internalfabrics", "InternalFabric", p.name, p.deleting, map[string]any{"mtu": int64(p.mtu),
+			"gatewayIP": p.gatewayIP,
+			"interface": map[string]any{"gateway": map[string]any{"ip": p.gateway},
+				"node": map[string]any{"name": p.link}}}},
 		{p.tunnel, "genevetunnels", "GeneveTunnel", p.name + "-" + editsNode, false, map[string]any{"id": int64(p.id),
-			"internalFabricRef": map[string]any{"name": p.name, "namespace": namespace}, "internalNodeRef": map[string]any{"name": editsNode}}},
+			"internalFabricRef": map[string]any{"name": p.name, "namespace": namespace},
+			"internalNodeRef":   map[string]any{"name": editsNode}}},
 	} {
 		if x.there {
 			w.put(x.resource, namespace, x.kind, x.name, p.made, x.deleting, x.spec)
-		} else if err := w.api.Tracker().Delete(resourceOf(x.resource), namespace, x.name); err != nil && !strings.Contains(err.Error(), "not found") {
+		} else if err := w.api.Tracker().Delete(resourceOf(x.resource), namespace, x.name); err != nil &&
+			!strings.Contains(err.Error(), "not found") {
 			w.t.Fatal(err)
 		}
 	}
@@ -112,7 +118,9 @@ func (w *world) write(p *peering) {
 
 func (w *world) writeNode() {
 	w.t.Helper()
-	w.put("internalnodes", "", "InternalNode", editsNode, 1, false, map[string]any{"interface": map[string]any{"node": map[string]any{"ip": w.address}, "gateway": map[string]any{"name": "liqo.n1"}}})
+	w.put("internalnodes", "", "InternalNode", editsNode, 1, false,
+		map[string]any{"interface": map[string]any{"node": map[string]any{"ip": w.address},
+			"gateway": map[string]any{"name": "liqo.n1"}}})
 }
 
 // begin starts the agent, and waits until it follows the API server.
@@ -155,11 +163,14 @@ func (p *peering) good() bool {
 
 // wanted returns the links that the resources ask for, by name, as ip shows them.
 func (w *world) wanted() map[string]string {
-	all := slices.SortedFunc(slices.Values(append(slices.Clone(w.peerings), &w.last)), func(a, b *peering) int { return cmp.Or(a.made-b.made, strings.Compare(a.name, b.name)) })
+	all := slices.SortedFunc(slices.Values(append(slices.Clone(w.peerings), &w.last)), func(a, b *peering) int {
+		return cmp.Or(a.made-b.made, strings.Compare(a.name, b.name))
+	})
 	want := map[string]string{}
 	for _, p := range all {
 		if _, twice := want[p.link]; p.good() && !twice && p.link != w.taken {
-			want[p.link] = fmt.Sprintf("mtu %d, %s/32, culvert: VNI %d to %s at %s, here %s", p.mtu, w.address, p.id, p.gateway, p.gatewayIP, w.address)
+			want[p.link] = fmt.Sprintf("mtu %d, %s/32, culvert: VNI %d to %s at %s, here %s", p.mtu, w.address, p.id,
+				p.gateway, p.gatewayIP, w.address)
 		}
 	}
 	return want
@@ -200,11 +211,13 @@ func (w *world) lists() (own map[string]string, index map[string]int, others []s
 			}
 			index[a.Name], ours[a.Index] = a.Index, true
 		} else if a.Name != w.taken && a.Name != takenPeer {
-			others = append(others, fmt.Sprintln("link", a.Name, d.Type(), a.MTU, a.Flags&net.FlagUp, a.Group, a.Alias, texts))
+			others = append(others, fmt.Sprintln("link", a.Name, d.Type(), a.MTU, a.Flags&net.FlagUp, a.Group,
+				a.Alias, texts))
 		}
 	}
 	routes, err := rtnl.List(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC},
+			netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
 		return nil, nil, nil, err
@@ -235,7 +248,8 @@ func (w *world) routed(link string, index int) bool {
 	there := false
 	eventually(w.t, "the kernel's routes", func() error {
 		found, err := rtnl.List(func() ([]netlink.Route, error) {
-			return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: index, Dst: prefix(link)}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
+			return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: index, Dst: prefix(link)},
+				netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
 		})
 		there = len(found) == 1
 		return err
@@ -259,7 +273,8 @@ func (w *world) edit() (what string, lost []string) {
 	w.clock++
 	p := pick(w.r, w.peerings...)
 	renew := func() { // as Liqo's controllers would recreate it
-		p.link, p.gatewayIP, p.mtu, p.id = fmt.Sprint("liqo.", string(rune('a'+w.r.IntN(8)))), fmt.Sprint("172.18.0.", 10+w.r.IntN(4)), 1340, w.clock
+		p.link, p.gatewayIP, p.mtu, p.id = fmt.Sprint("liqo.", string(rune('a'+w.r.IntN(8)))),
+			fmt.Sprint("172.18.0.", 10+w.r.IntN(4)), 1340, w.clock
 		p.fabric, p.tunnel, p.deleting, p.made = true, true, false, w.clock
 		w.write(p)
 	}
@@ -343,9 +358,11 @@ func TestRandomEdits(t *testing.T) {
 	}
 	t.Logf("%d steps of seed %d", steps, seed)
 	w := &world{t: t, r: rand.New(rand.NewPCG(seed, 0)), address: "10.80.0.2",
-		last: peering{name: "last", link: "liqo.z", gatewayIP: "172.18.0.9", gateway: "10.80.1.99", fabric: true, tunnel: true}}
+		last: peering{name: "last", link: "liqo.z", gatewayIP: "172.18.0.9", gateway: "10.80.1.99", fabric: true,
+			tunnel: true}}
 	kinds := map[schema.GroupVersionResource]string{}
-	for resource, kind := range map[string]string{"internalfabrics": "InternalFabricList", "genevetunnels": "GeneveTunnelList", "internalnodes": "InternalNodeList"} {
+	for resource, kind := range map[string]string{"internalfabrics": "InternalFabricList",
+		"genevetunnels": "GeneveTunnelList", "internalnodes": "InternalNodeList"} {
 		kinds[resourceOf(resource)] = kind
 	}
 	kinds[schema.GroupVersionResource{Version: "v1", Resource: "pods"}] = "PodList"
@@ -462,9 +479,11 @@ func (w *world) machineOfOthers() {
 		w.t.Cleanup(func() { w.remove(name) })
 		d, err := netlink.LinkByName(name)
 		need.NoError(w.t, err)
-		need.NoError(w.t, netlink.AddrAdd(d, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(172, byte(18+i), 0, 2), Mask: net.CIDRMask(24, 32)}}))
+		need.NoError(w.t, netlink.AddrAdd(d, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(172, byte(18+i), 0, 2),
+			Mask: net.CIDRMask(24, 32)}}))
 		need.NoError(w.t, netlink.LinkSetUp(d))
-		need.NoError(w.t, netlink.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4(10, byte(200+i), 0, 0), Mask: net.CIDRMask(16, 32)}, Table: 77}))
+		need.NoError(w.t, netlink.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index,
+			Dst: &net.IPNet{IP: net.IPv4(10, byte(200+i), 0, 0), Mask: net.CIDRMask(16, 32)}, Table: 77}))
 	}
 	rule := netlink.NewRule()
 	rule.Table, rule.Priority, rule.Mark = 77, 1000, 5

@@ -56,7 +56,8 @@ func (l *Link) check() error {
 	return geneve.Check([]geneve.Tunnel{l.tunnel(1)})
 }
 
-// overhead is the size in bytes of the headers around an inner packet: IPv4 or IPv6, UDP, Geneve, Ethernet.
+// overhead is the size in bytes of the headers around an inner packet: IPv4 or IPv6, UDP, Geneve,
+// Ethernet.
 func (l *Link) overhead() int {
 	if l.Remote.Is6() {
 		return 40 + 8 + 8 + 14
@@ -71,14 +72,16 @@ func (l *Link) alias() string {
 	return fmt.Sprintf(aliasFormat, l.VNI, l.Gateway, l.Remote, l.Address)
 }
 
-// fromDevice returns the Link that a device of an earlier process carried; false if the device does not say.
+// fromDevice returns the Link that a device of an earlier process carried; false if the device does
+// not say.
 func fromDevice(d netlink.Link) (Link, bool) {
 	a := d.Attrs()
 	l := Link{Name: a.Name, MTU: a.MTU}
 	var vni uint32
 	var gateway, remote, address string
 	alias := strings.ReplaceAll(a.Alias, ",", " ,")
-	if n, err := fmt.Sscanf(alias, strings.ReplaceAll(aliasFormat, ",", " ,"), &vni, &gateway, &remote, &address); n != 4 || err != nil {
+	if n, err := fmt.Sscanf(alias, strings.ReplaceAll(aliasFormat, ",", " ,"), &vni, &gateway, &remote,
+		&address); n != 4 || err != nil {
 		return Link{}, false
 	}
 	var errs [3]error
@@ -124,7 +127,8 @@ func own() (all []netlink.Link, err error) {
 	return all, nil
 }
 
-// Remove deletes the devices of this package and returns their names. It fails while a Set runs in this network namespace.
+// Remove deletes the devices of this package and returns their names. It fails while a Set runs in
+// this network namespace.
 func Remove() (names []string, err error) {
 	release, err := hold(context.Background(), 0)
 	if err != nil {
@@ -155,7 +159,8 @@ func remove(d netlink.Link) error {
 	return nil
 }
 
-// configure gives a device the MTU, the address and the alias of l, and removes its other addresses.
+// configure gives a device the MTU, the address and the alias of l, and removes its other
+// addresses.
 func configure(d netlink.Link, l *Link) error {
 	a := d.Attrs()
 	if a.MTU != l.MTU {
@@ -207,7 +212,8 @@ func configure(d netlink.Link, l *Link) error {
 // errLocal means that a gateway's outer address is one of this machine's.
 var errLocal = errors.New("is an address of this node")
 
-// way returns an error if packets cannot be sent to l's gateway, and a warning if they do not fit the path.
+// way returns an error if packets cannot be sent to l's gateway, and a warning if they do not fit
+// the path.
 func (l *Link) way() (warning string, err error) {
 	routes, err := netlink.RouteGet(l.Remote.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -221,7 +227,8 @@ func (l *Link) way() (warning string, err error) {
 		return "", nil // the device has just disappeared
 	}
 	if mtu := d.Attrs().MTU; mtu < l.MTU+l.overhead() {
-		return fmt.Sprintf("MTU %d needs %d bytes on the way to %s, where %s carries %d: larger packets are lost; %d fits",
+		return fmt.Sprintf(
+			"MTU %d needs %d bytes on the way to %s, where %s carries %d: larger packets are lost; %d fits",
 			l.MTU, l.MTU+l.overhead(), l.Remote, d.Attrs().Name, mtu, mtu-l.overhead()), nil
 	}
 	return "", nil
@@ -232,7 +239,8 @@ func kernelHasGeneve() bool {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "culvert-probe"
 	probe := &netlink.Geneve{LinkAttrs: attrs, ID: 1<<24 - 1, Remote: net.IPv4(192, 0, 2, 1), Dport: 1}
-	if err := netlink.LinkAdd(probe); err != nil && !errors.Is(err, unix.EEXIST) { // a killed process has left its probe
+	// a killed process has left its probe
+	if err := netlink.LinkAdd(probe); err != nil && !errors.Is(err, unix.EEXIST) {
 		return false
 	}
 	netlink.LinkDel(probe)

@@ -21,9 +21,11 @@ import (
 )
 
 var (
-	milan = Link{Name: "liqo.milan", VNI: 1, MTU: 1340, Remote: addr("172.18.0.7"), Address: addr("10.80.0.2"), Gateway: addr("10.80.0.3")}
+	milan = Link{Name: "liqo.milan", VNI: 1, MTU: 1340, Remote: addr("172.18.0.7"), Address: addr("10.80.0.2"),
+		Gateway: addr("10.80.0.3")}
 	// vienna has a gateway at the same address as milan's.
-	vienna = Link{Name: "liqo.vienna", VNI: 3, MTU: 1300, Remote: addr("172.18.0.7"), Address: addr("10.80.0.2"), Gateway: addr("10.80.0.4")}
+	vienna = Link{Name: "liqo.vienna", VNI: 3, MTU: 1300, Remote: addr("172.18.0.7"), Address: addr("10.80.0.2"),
+		Gateway: addr("10.80.0.4")}
 )
 
 // device returns a device that must exist.
@@ -45,7 +47,8 @@ func gone(name string) error {
 func routed(t *testing.T, r *netlink.Route) bool {
 	t.Helper()
 	found, err := rtnl.List(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: r.LinkIndex, Dst: r.Dst}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
+		return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: r.LinkIndex, Dst: r.Dst},
+			netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
 	})
 	need.NoError(t, err)
 	return len(found) == 1
@@ -102,7 +105,8 @@ func TestGatewayMoves(t *testing.T) {
 	})
 	before := s.Statuses()[0].ReceivedPackets
 	talk(t, "10.61.0.5")
-	if st := s.Statuses()[0]; !routed(t, r) || st.ReceivedPackets == before || device(t, milan.Name).Attrs().Index != r.LinkIndex {
+	if st := s.Statuses()[0]; !routed(t, r) || st.ReceivedPackets == before ||
+		device(t, milan.Name).Attrs().Index != r.LinkIndex {
 		t.Errorf("route %v, %+v", routed(t, r), st)
 	}
 	if alias := device(t, milan.Name).Attrs().Alias; !strings.Contains(alias, "172.18.0.8") {
@@ -160,7 +164,8 @@ func TestNextProcess(t *testing.T) {
 	eventually(t, "no device", func() error { return gone(milan.Name) })
 }
 
-// TestSuccessor: a Set that is to take the place of another one waits until that has ended, says so, and then carries the packets of its devices.
+// TestSuccessor: a Set that is to take the place of another one waits until that has ended, says
+// so, and then carries the packets of its devices.
 func TestSuccessor(t *testing.T) {
 	first := carrying(t, milan)
 	r := route(t, "10.61.0.0/16", milan.Name)
@@ -247,7 +252,8 @@ func TestDeviceStays(t *testing.T) {
 			logged = append(logged, fmt.Sprint(e.Message, ": ", e.Data["error"]))
 		}
 	}
-	want := []string{"devices that are no longer wanted stay; trying again: remove " + milan.Name + ": device or resource busy"}
+	want := []string{"devices that are no longer wanted stay; trying again: remove " + milan.Name +
+		": device or resource busy"}
 	if !slices.Equal(logged, want) {
 		t.Errorf("%q, want %q", logged, want)
 	}
@@ -286,7 +292,8 @@ func TestNameIsTaken(t *testing.T) {
 	s := start(t, false)
 	s.Apply([]Link{milan, vienna})
 	st := s.is(t, Refused, Carried)
-	if err := st[0].Err.Error(); !strings.Contains(err, "interface: liqo.milan exists and is a veth link that culvert did not make") {
+	if err := st[0].Err.Error(); !strings.Contains(err,
+		"interface: liqo.milan exists and is a veth link that culvert did not make") {
 		t.Error(err)
 	}
 	s.stop()
@@ -310,7 +317,8 @@ func TestRefused(t *testing.T) {
 	s := start(t, false)
 	s.Apply([]Link{milan, here, twice, tunnel, large, long})
 	st := s.is(t, Carried, Refused, Refused, Refused, Carried, Refused)
-	for i, want := range []string{"", "172.18.0.2 is an address of this node", "interface: liqo.milan is the name of another link", "VNI"} {
+	for i, want := range []string{"", "172.18.0.2 is an address of this node",
+		"interface: liqo.milan is the name of another link", "VNI"} {
 		if i > 0 && !strings.Contains(st[i].Err.Error(), want) {
 			t.Errorf("%s: %v, want %q", st[i].Link.Name, st[i].Err, want)
 		}
@@ -368,7 +376,8 @@ func TestKernelHasGeneve(t *testing.T) {
 // has them, a Set leaves links to Liqo's agent.
 func TestProbe(t *testing.T) {
 	newFar(t, "172.18.0.7")
-	liqos := &netlink.Geneve{LinkAttrs: netlink.LinkAttrs{Name: vienna.Name}, ID: uint32(vienna.VNI), Remote: vienna.Remote.AsSlice(), Dport: port}
+	liqos := &netlink.Geneve{LinkAttrs: netlink.LinkAttrs{Name: vienna.Name}, ID: uint32(vienna.VNI),
+		Remote: vienna.Remote.AsSlice(), Dport: port}
 	err := netlink.LinkAdd(liqos)
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		t.Fatal(err)
@@ -436,7 +445,8 @@ func TestAlias(t *testing.T) {
 		t.Errorf("%+v, %v from %q", l, ok, attrs.Alias)
 	}
 	for _, alias := range []string{"", "uplink", "culvert: VNI 16777216 to 10.80.0.3 at 172.18.0.7, here 10.80.0.2",
-		"culvert: VNI -1 to 10.80.0.3 at 172.18.0.7, here 10.80.0.2", "culvert: VNI 1 to 10.80.0.3 at x, here 10.80.0.2",
+		"culvert: VNI -1 to 10.80.0.3 at 172.18.0.7, here 10.80.0.2",
+		"culvert: VNI 1 to 10.80.0.3 at x, here 10.80.0.2",
 		"culvert: VNI 1 to 10.80.0.3 at 224.0.0.1, here 10.80.0.2", "culvert: VNI 1 to 10.80.0.3"} {
 		attrs.Alias = alias
 		if l, ok := fromDevice(&netlink.Tuntap{LinkAttrs: attrs}); ok {

@@ -124,7 +124,8 @@ func (x *far) gateway(underlay string, links ...Link) *geneve.Endpoint {
 	x.t.Cleanup(func() { e.Close() })
 	var tunnels []geneve.Tunnel
 	for i, l := range links {
-		tunnels = append(tunnels, geneve.Tunnel{ID: uint16(i + 1), VNI: l.VNI, Remote: addr("172.18.0.2"), Role: geneve.Gateway,
+		tunnels = append(tunnels, geneve.Tunnel{ID: uint16(i + 1), VNI: l.VNI, Remote: addr("172.18.0.2"),
+			Role:  geneve.Gateway,
 			Local: geneve.Pair{V4: l.Gateway}, Peer: geneve.Pair{V4: l.Address}})
 	}
 	need.NoError(x.t, e.Apply(tunnels))

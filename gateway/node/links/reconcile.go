@@ -51,11 +51,13 @@ func (s *Set) reconcile(now time.Time, report func([]Status)) {
 	}
 	if len(s.carriers) > 0 && !s.loaded && s.kernelGeneve(now) {
 		s.loaded = true
-		s.log.WithField("remedy", "to give the links up: culvert node --liqo --remove").Info("the kernel has Geneve links by now; culvert keeps those that it has")
+		s.log.WithField("remedy", "to give the links up: culvert node --liqo --remove").Info(
+			"the kernel has Geneve links by now; culvert keeps those that it has")
 	}
 	s.mu.Lock()
 	changed := !slices.EqualFunc(s.statuses, next, func(a, b Status) bool {
-		return a.Link == b.Link && a.State == b.State && a.Warning == b.Warning && fmt.Sprint(a.Err) == fmt.Sprint(b.Err)
+		return a.Link == b.Link && a.State == b.State && a.Warning == b.Warning &&
+			fmt.Sprint(a.Err) == fmt.Sprint(b.Err)
 	})
 	s.statuses = next
 	s.mu.Unlock()
@@ -101,13 +103,16 @@ func (s *Set) follow(l *Link, now time.Time) (State, string, error) {
 	}
 	if d != nil && d.Type() == "geneve" {
 		if len(s.carriers) > 0 && d.Attrs().Flags&net.FlagUp == 0 {
-			return Kernel, fmt.Sprintf("the kernel's link cannot go up while culvert carries others by UDP port %d; give those up, without culvert's DaemonSet on this node: "+
-				"culvert node --liqo --remove", s.port), nil
+			return Kernel,
+				fmt.Sprintf("the kernel's link cannot go up while culvert carries others by UDP port %d; give those up, without culvert's DaemonSet on this node: "+
+					"culvert node --liqo --remove", s.port), nil
 		}
 		return Kernel, "", nil
 	}
 	if d != nil && !isOurs(d) {
-		return Refused, "", fmt.Errorf("interface: %s exists and is a %s link that culvert did not make; remove it: ip link del %s", l.Name, d.Type(), l.Name)
+		return Refused, "", fmt.Errorf(
+			"interface: %s exists and is a %s link that culvert did not make; remove it: ip link del %s", l.Name,
+			d.Type(), l.Name)
 	}
 	warning, err := l.way()
 	if err != nil {
@@ -140,7 +145,8 @@ func (s *Set) follow(l *Link, now time.Time) (State, string, error) {
 			return Refused, "", err
 		}
 		if was.Remote != l.Remote {
-			s.log.WithFields(logrus.Fields{"interface": l.Name, "from": was.Remote, "to": l.Remote}).Info("gateway has moved")
+			s.log.WithFields(logrus.Fields{"interface": l.Name, "from": was.Remote, "to": l.Remote}).Info(
+				"gateway has moved")
 		}
 	}
 	return Carried, warning, nil
@@ -166,7 +172,8 @@ func (s *Set) begin(l *Link, warning string) (State, string, error) {
 	s.carriers[l.Name] = c
 	s.publish()
 	go c.toGateway(e)
-	s.log.WithFields(logrus.Fields{"interface": l.Name, "vni": l.VNI, "remote": l.Remote, "mtu": l.MTU}).Info("link is up")
+	s.log.WithFields(logrus.Fields{"interface": l.Name, "vni": l.VNI, "remote": l.Remote, "mtu": l.MTU}).
+		Info("link is up")
 	return Carried, warning, nil
 }
 

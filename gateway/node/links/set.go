@@ -22,10 +22,11 @@ import (
 )
 
 const (
-	// checkInterval is how often the machine is compared with the desired links if no change is reported.
+	// checkInterval is how often the machine is compared with the desired links if no change is
+	// reported.
 	checkInterval = 5 * time.Second
-	// remakePause is how long a deleted device stays deleted, because a device may be deleted before this process
-	// learns that its link is no longer wanted.
+	// remakePause is how long a deleted device stays deleted, because a device may be deleted
+	// before this process learns that its link is no longer wanted.
 	remakePause = 2 * time.Second
 	probePause  = time.Minute          // between two tests whether the kernel has Geneve
 	askInterval = time.Second          // between two ARP requests to each gateway
@@ -104,13 +105,15 @@ type Set struct {
 func New(port uint16, log logrus.FieldLogger) *Set {
 	s := &Set{
 		log: log, port: port, patience: holdPatience, kernel: kernelHasGeneve, remove: remove,
-		wake: make(chan struct{}, 1), failed: make(chan error, 1), held: make(chan struct{}), carriers: map[string]*carrier{}, away: map[string]time.Time{},
+		wake: make(chan struct{}, 1), failed: make(chan error, 1), held: make(chan struct{}),
+		carriers: map[string]*carrier{}, away: map[string]time.Time{},
 	}
 	s.carrying.Store(&map[uint16]*carrier{})
 	return s
 }
 
-// Apply sets the desired links. Until the first call, the Set carries the devices of an earlier process as they were.
+// Apply sets the desired links. Until the first call, the Set carries the devices of an earlier
+// process as they were.
 func (s *Set) Apply(links []Link) {
 	s.mu.Lock()
 	s.desired, s.told = slices.Clone(links), true
@@ -125,7 +128,8 @@ func (s *Set) wakeUp() {
 	}
 }
 
-// Succeed makes Run wait without limit while another Set runs in this network namespace, which ends once this process is ready to take its place.
+// Succeed makes Run wait without limit while another Set runs in this network namespace, which ends
+// once this process is ready to take its place.
 func (s *Set) Succeed() { s.succeeds = true }
 
 // Held is closed once this Set keeps the links.
@@ -133,7 +137,8 @@ func (s *Set) Held() <-chan struct{} { return s.held }
 
 // Run carries packets and follows the desired links until ctx is done. Devices stay, and so do
 // routes through them. Run calls report with all links whenever the state, error or warning of one
-// changes. It fails if another Set still runs in this network namespace after five seconds, unless it is to Succeed.
+// changes. It fails if another Set still runs in this network namespace after five seconds, unless
+// it is to Succeed.
 func (s *Set) Run(ctx context.Context, report func([]Status)) error {
 	release, err := hold(ctx, s.patience)
 	if errors.Is(err, ErrHeld) && s.succeeds {
@@ -260,7 +265,8 @@ func (s *Set) Statuses() []Status {
 			p := presences[c.id]
 			t, _ := e.TunnelStats(c.id)
 			all[i].Presence = Presence{Answers: p.Answered, RTT: p.RTT,
-				ReceivedPackets: t.ReceivedPackets, SentPackets: t.SentPackets, ReceivedBytes: t.ReceivedBytes, SentBytes: t.SentBytes}
+				ReceivedPackets: t.ReceivedPackets, SentPackets: t.SentPackets, ReceivedBytes: t.ReceivedBytes,
+				SentBytes: t.SentBytes}
 		}
 	}
 	return all

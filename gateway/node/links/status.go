@@ -24,9 +24,11 @@ func (s *Set) Show(n *control.NodeStatus) {
 	}
 	for _, st := range s.Statuses() {
 		l := control.NodeLink{
-			Interface: st.Link.Name, State: string(st.State), Warning: st.Warning, VNI: uint32(st.Link.VNI), MTU: st.Link.MTU,
+			Interface: st.Link.Name, State: string(st.State), Warning: st.Warning, VNI: uint32(st.Link.VNI),
+			MTU:      st.Link.MTU,
 			Underlay: st.Link.Remote, Address: st.Link.Address, GatewayAddress: st.Link.Gateway, Answers: st.Answers,
-			ReceivedPackets: st.ReceivedPackets, SentPackets: st.SentPackets, ReceivedBytes: st.ReceivedBytes, SentBytes: st.SentBytes,
+			ReceivedPackets: st.ReceivedPackets, SentPackets: st.SentPackets, ReceivedBytes: st.ReceivedBytes,
+			SentBytes: st.SentBytes,
 		}
 		if st.Err != nil {
 			l.Fault = st.Err.Error()
@@ -93,17 +95,24 @@ var linkFamilies = []struct {
 	kind, name, help string
 	value            func(*Status) float64
 }{
-	{prometheus.Gauge, "answers", "1 if the link's gateway has answered in the last seconds.", func(st *Status) float64 {
-		if st.Answers {
-			return 1
-		}
-		return 0
+	{prometheus.Gauge, "answers", "1 if the link's gateway has answered in the last seconds.",
+		func(st *Status) float64 {
+			if st.Answers {
+				return 1
+			}
+			return 0
+		}},
+	{prometheus.Gauge, "rtt_seconds", "Time to the link's gateway and back; 0 where nothing tells.",
+		func(st *Status) float64 { return st.RTT.Seconds() }},
+	{prometheus.Counter, "received_packets_total", "Inner packets received from the link's gateway.",
+		func(st *Status) float64 { return float64(st.ReceivedPackets) }},
+	{prometheus.Counter, "received_bytes_total", "Bytes of inner packets received from the link's gateway.",
+		func(st *Status) float64 { return float64(st.ReceivedBytes) }},
+	{prometheus.Counter, "sent_packets_total", "Inner packets sent to the link's gateway.", func(st *Status) float64 {
+		return float64(st.SentPackets)
 	}},
-	{prometheus.Gauge, "rtt_seconds", "Time to the link's gateway and back; 0 where nothing tells.", func(st *Status) float64 { return st.RTT.Seconds() }},
-	{prometheus.Counter, "received_packets_total", "Inner packets received from the link's gateway.", func(st *Status) float64 { return float64(st.ReceivedPackets) }},
-	{prometheus.Counter, "received_bytes_total", "Bytes of inner packets received from the link's gateway.", func(st *Status) float64 { return float64(st.ReceivedBytes) }},
-	{prometheus.Counter, "sent_packets_total", "Inner packets sent to the link's gateway.", func(st *Status) float64 { return float64(st.SentPackets) }},
-	{prometheus.Counter, "sent_bytes_total", "Bytes of inner packets sent to the link's gateway.", func(st *Status) float64 { return float64(st.SentBytes) }},
+	{prometheus.Counter, "sent_bytes_total", "Bytes of inner packets sent to the link's gateway.",
+		func(st *Status) float64 { return float64(st.SentBytes) }},
 }
 
 // Metrics returns the counters in Prometheus' text format, under the names that gateways use.

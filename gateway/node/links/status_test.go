@@ -31,7 +31,8 @@ func TestSeen(t *testing.T) {
 		return nil
 	})
 	up, not := n.Links[0], n.Links[1]
-	if up.State != "carried" || up.Interface != milan.Name || up.VNI != 1 || up.Underlay != milan.Remote || up.SentPackets == 0 || up.ReceivedPackets == 0 || up.Fault != "" {
+	if up.State != "carried" || up.Interface != milan.Name || up.VNI != 1 || up.Underlay != milan.Remote ||
+		up.SentPackets == 0 || up.ReceivedPackets == 0 || up.Fault != "" {
 		t.Errorf("%+v", up)
 	}
 	if not.State != "refused" || !strings.Contains(not.Fault, "is an address of this node") {
@@ -44,8 +45,10 @@ func TestSeen(t *testing.T) {
 	if problems, err := promlint.New(strings.NewReader(text)).Lint(); err != nil || len(problems) > 0 {
 		t.Errorf("promlint: %v, %v", problems, err)
 	}
-	for _, want := range []string{`culvert_links{state="carried"} 1`, `culvert_links{state="refused"} 1`, `culvert_link_answers{interface="liqo.milan"} 1`,
-		fmt.Sprintf(`culvert_link_sent_packets_total{interface="liqo.milan"} %d`, up.SentPackets), `culvert_dropped_packets_total{reason="unknown-node"} 0`} {
+	for _, want := range []string{`culvert_links{state="carried"} 1`, `culvert_links{state="refused"} 1`,
+		`culvert_link_answers{interface="liqo.milan"} 1`,
+		fmt.Sprintf(`culvert_link_sent_packets_total{interface="liqo.milan"} %d`, up.SentPackets),
+		`culvert_dropped_packets_total{reason="unknown-node"} 0`} {
 		if !strings.Contains(text, want+"\n") {
 			t.Errorf("no %q in\n%s", want, text)
 		}

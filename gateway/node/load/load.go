@@ -1,4 +1,5 @@
-// Package load reports when a node's process has no CPU time to spare and loses packets, as a gateway does for itself.
+// Package load reports when a node's process has no CPU time to spare and loses packets, as a
+// gateway does for itself.
 package load
 
 import (
@@ -19,7 +20,8 @@ import (
 // interval is how often a Watch looks.
 const interval = time.Second
 
-// A Watch looks at the process once a second. The zero Watch is ready, and all its methods may be called by several goroutines.
+// A Watch looks at the process once a second. The zero Watch is ready, and all its methods may be
+// called by several goroutines.
 type Watch struct {
 	mu       sync.Mutex
 	running  bool                              // +checklocks:mu
@@ -30,10 +32,12 @@ type Watch struct {
 	read     func(name string) (intake, error) // of a device; replaced by tests
 }
 
-// An intake counts the packets that the kernel has passed to a TUN device since the device was made.
+// An intake counts the packets that the kernel has passed to a TUN device since the device was
+// made.
 type intake struct{ bytes, lost uint64 }
 
-// Devices makes the Watch look at the TUN devices that this process reads. names returns them, and they may change.
+// Devices makes the Watch look at the TUN devices that this process reads. names returns them, and
+// they may change.
 func (w *Watch) Devices(names func() []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -107,7 +111,8 @@ func (w *Watch) inWords(f health.Finding) health.Finding {
 func (w *Watch) intakes() (all []health.Socket) {
 	for from, stats := range w.sockets {
 		s := stats()
-		all = append(all, health.Socket{Name: "socket of " + from, From: from, Bytes: s.ReceivedBytes, Overflows: s.Overflows, Waits: s.Waits && !s.OverflowsKnown})
+		all = append(all, health.Socket{Name: "socket of " + from, From: from, Bytes: s.ReceivedBytes,
+			Overflows: s.Overflows, Waits: s.Waits && !s.OverflowsKnown})
 	}
 	w.eachDevice(func(name string, i intake) {
 		all = append(all, health.Socket{Name: name, From: "this node by " + name, Bytes: i.bytes, Overflows: i.lost})
@@ -151,7 +156,8 @@ func (w *Watch) Findings() []control.Finding {
 		return nil
 	}
 	f = w.inWords(f)
-	return []control.Finding{{Level: f.Cause.Level.String(), Cause: f.Cause.Name, Kind: string(f.Kind), Of: f.Of, Text: f.Text}}
+	return []control.Finding{{Level: f.Cause.Level.String(), Cause: f.Cause.Name, Kind: string(f.Kind), Of: f.Of,
+		Text: f.Text}}
 }
 
 // Drops returns what the kernel dropped because this process had not read the packets before, by
@@ -167,16 +173,20 @@ func (w *Watch) Drops() (drops []control.Drop) {
 	return drops
 }
 
-// Metrics returns the present findings and the losses of devices in Prometheus' text format, under the same names as a gateway's.
+// Metrics returns the present findings and the losses of devices in Prometheus' text format, under
+// the same names as a gateway's.
 func (w *Watch) Metrics() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var b prometheus.Page
-	b.Family(prometheus.Gauge, "fault", "1 for each fault that is known now, by cause and the node that it concerns. The log has the sentence.", "cause", "of")
+	b.Family(prometheus.Gauge, "fault",
+		"1 for each fault that is known now, by cause and the node that it concerns. The log has the sentence.",
+		"cause", "of")
 	if f := w.load.Finding(); f.Cause != nil {
 		b.Add(1, f.Cause.Name, f.Of)
 	}
-	b.Family(prometheus.Counter, "device_overflows_total", "Packets that the kernel dropped because culvert had not read those before, by TUN device.", "device")
+	b.Family(prometheus.Counter, "device_overflows_total",
+		"Packets that the kernel dropped because culvert had not read those before, by TUN device.", "device")
 	w.eachDevice(func(name string, i intake) { b.Count(i.lost, name) })
 	return b.Text.String()
 }

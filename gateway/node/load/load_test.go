@@ -23,8 +23,10 @@ func TestNode(t *testing.T) {
 		socket   uint64
 		want     string // "": nothing
 	}{
-		{"pods send more", false, 10, 1, "while 90 packets from this node by culvert0 were lost (0.008 Gb/s came): write cpus: 2, reload, and compare"},
-		{"gateways send more", true, 1, 10, "while 90 packets from gateways were lost (0.004 Gb/s came): set GOMAXPROCS: 2 in the environment of culvert's container, and compare"},
+		{"pods send more", false, 10, 1,
+			"while 90 packets from this node by culvert0 were lost (0.008 Gb/s came): write cpus: 2, reload, and compare"},
+		{"gateways send more", true, 1, 10,
+			"while 90 packets from gateways were lost (0.004 Gb/s came): set GOMAXPROCS: 2 in the environment of culvert's container, and compare"},
 		{"nothing is lost", false, 0, 0, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -37,7 +39,8 @@ func TestNode(t *testing.T) {
 			}
 			w.Devices(func() []string { return []string{"gone", "culvert0"} })
 			w.Socket("gateways", func() udp.Stats {
-				return udp.Stats{ReceivedBytes: second * 5e5, Overflows: second * test.socket, OverflowsKnown: true, Waits: true}
+				return udp.Stats{ReceivedBytes: second * 5e5, Overflows: second * test.socket,
+					OverflowsKnown: true, Waits: true}
 			})
 			var said []string
 			cpu := health.CPU{Procs: 1, CPUs: 2}
@@ -49,10 +52,12 @@ func TestNode(t *testing.T) {
 					said = append(said, f.Cause.Name+" "+string(f.Kind)+" "+f.Of+" "+f.Text)
 				}
 				const metric = `culvert_fault{cause="cpu-procs",of="rome-1"} 1`
-				if now := len(said) == 1; now != (len(w.Findings()) == 1) || now != strings.Contains(w.Metrics(), metric) {
+				if now := len(said) == 1; now != (len(w.Findings()) == 1) ||
+					now != strings.Contains(w.Metrics(), metric) {
 					t.Errorf("second %d: said %q, findings %v, metrics\n%s", second, said, w.Findings(), w.Metrics())
 				}
-				if lost := fmt.Sprintf("\nculvert_device_overflows_total{device=\"culvert0\"} %d\n", second*test.device); !strings.Contains(w.Metrics(), lost) {
+				if lost := fmt.Sprintf("\nculvert_device_overflows_total{device=\"culvert0\"} %d\n",
+					second*test.device); !strings.Contains(w.Metrics(), lost) {
 					t.Errorf("second %d: no%sin\n%s", second, lost, w.Metrics())
 				}
 				drops, want := w.Drops(), []control.Drop(nil)
@@ -62,7 +67,8 @@ func TestNode(t *testing.T) {
 				if !slices.Equal(drops, want) {
 					t.Errorf("second %d: drops %v, want %v", second, drops, want)
 				}
-				if f := w.Findings(); len(f) > 0 && (f[0].Level != "warning" || !strings.HasSuffix(said[0], f[0].Text)) {
+				if f := w.Findings(); len(f) > 0 && (f[0].Level != "warning" || !strings.HasSuffix(said[0],
+					f[0].Text)) {
 					t.Errorf("status says %v", f)
 				}
 			}
@@ -72,7 +78,8 @@ func TestNode(t *testing.T) {
 				}
 				return
 			}
-			if len(said) != 2 || !strings.HasPrefix(said[0], "cpu-procs node rome-1 ") || !strings.HasSuffix(said[0], test.want) || !strings.HasPrefix(said[1], "cpu-restored node rome-1 ") {
+			if len(said) != 2 || !strings.HasPrefix(said[0], "cpu-procs node rome-1 ") || !strings.HasSuffix(said[0],
+				test.want) || !strings.HasPrefix(said[1], "cpu-restored node rome-1 ") {
 				t.Errorf("said %q, want ... %s", said, test.want)
 			}
 		})

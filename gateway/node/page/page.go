@@ -14,7 +14,8 @@ import (
 	"culvert/gateway/seats"
 )
 
-// Also returns metrics of the whole process in Prometheus' text format. Every page includes them. It is set before the first New; nil means none.
+// Also returns metrics of the whole process in Prometheus' text format. Every page includes them.
+// It is set before the first New; nil means none.
 var Also func() string
 
 const (
@@ -23,7 +24,8 @@ const (
 	maxHeader   = 8 << 10 // bytes
 )
 
-// A Page serves /metrics and /healthz, to a limited number of clients (package seats). Its zero value serves nothing.
+// A Page serves /metrics and /healthz, to a limited number of clients (package seats). Its zero
+// value serves nothing.
 type Page struct {
 	socket   net.Listener // of listener
 	address  string
@@ -31,8 +33,9 @@ type Page struct {
 	server   *http.Server
 }
 
-// New opens a listener at address, which the setting called field gives. metrics returns the page in Prometheus' text format. fault returns why the
-// node does not do what it should, or "". Without an address nothing is served. If l, the listener of another process, is not nil, New uses it.
+// New opens a listener at address, which the setting called field gives. metrics returns the page
+// in Prometheus' text format. fault returns why the node does not do what it should, or "". Without
+// an address nothing is served. If l, the listener of another process, is not nil, New uses it.
 // Preconditions: several goroutines may call both functions.
 func New(field, address string, l net.Listener, metrics, fault func() string) (*Page, error) {
 	if address == "" {
@@ -54,7 +57,9 @@ func New(field, address string, l net.Listener, metrics, fault func() string) (*
 		w.Header().Set("Content-Type", prometheus.ContentType)
 		var own prometheus.Page
 		own.One(prometheus.Gauge, "listener_connections", "Connections to this listener.", float64(p.listener.InUse()))
-		own.One(prometheus.Counter, "listener_refused_connections_total", "Connections closed because there were too many, or too many of their source.", float64(p.listener.Refused()))
+		own.One(prometheus.Counter, "listener_refused_connections_total",
+			"Connections closed because there were too many, or too many of their source.",
+			float64(p.listener.Refused()))
 		fmt.Fprint(w, metrics(), own.Text.String())
 		if Also != nil {
 			fmt.Fprint(w, Also())
@@ -72,7 +77,8 @@ func New(field, address string, l net.Listener, metrics, fault func() string) (*
 	return p, nil
 }
 
-// Socket returns the listener, for another process, and its address as given; nil if nothing is served.
+// Socket returns the listener, for another process, and its address as given; nil if nothing is
+// served.
 func (p *Page) Socket() (net.Listener, string) { return p.socket, p.address }
 
 // Serve answers until Close.

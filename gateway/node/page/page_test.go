@@ -22,7 +22,8 @@ func TestPageBesideSilence(t *testing.T) {
 	go page.Serve()
 	dial := func(from string) net.Conn {
 		t.Helper()
-		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: requestTime}).Dial("tcp", page.listener.Addr().String())
+		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: requestTime}).Dial("tcp",
+			page.listener.Addr().String())
 		need.NoError(t, err)
 		t.Cleanup(func() { c.Close() })
 		c.SetDeadline(time.Now().Add(requestTime * 4 / 5)) // before a silent connection times out
@@ -51,7 +52,8 @@ func TestPageBesideSilence(t *testing.T) {
 	_, count, _ := strings.Cut(get("/metrics"), "\nculvert_listener_refused_connections_total ")
 	refused, err := strconv.Atoi(strings.TrimSpace(count))
 	// A silent connection loses its place after requestTime.
-	if least := crowd - share*(1+int(time.Since(began)/requestTime)); err != nil || refused < least || refused > crowd-share+asked {
+	if least := crowd - share*(1+int(time.Since(began)/requestTime)); err != nil || refused < least ||
+		refused > crowd-share+asked {
 		t.Errorf("%d of %d were refused, at least %d should be: %v", refused, crowd, least, err)
 	}
 }

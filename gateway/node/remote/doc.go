@@ -1,5 +1,5 @@
-// Package remote routes the addresses of other clusters through links of a node, and preserves the source addresses of
-// packets that go there.
+// Package remote routes the addresses of other clusters through links of a node, and preserves the
+// source addresses of packets that go there.
 //
 //	pod ─► route to 10.61.0.0/16 ─► link to the gateway
 //	       └ nftables: source stays the pod's
@@ -10,9 +10,9 @@
 //
 // # Routes
 //
-// Routes carry the protocol number Protocol, so that the next process recognises them. They disappear with their link.
-// Routes of other programs are not replaced: a Peer is refused if this node reaches its addresses by another program's
-// route.
+// Routes carry the protocol number Protocol, so that the next process recognises them. They
+// disappear with their link. Routes of other programs are not replaced: a Peer is refused if this
+// node reaches its addresses by another program's route.
 //
 // # The exception from masquerade
 //
@@ -21,7 +21,8 @@
 // source NAT, translates the source of a connection to itself: a connection that has a translation
 // gets no second one. It does so for packets from local pods to remote addresses, and in the
 // opposite direction, because some CNIs masquerade packets from outside the cluster. If the node
-// serves Services itself, a packet first leaves through the device for Services, and keeps its source there too.
+// serves Services itself, a packet first leaves through the device for Services, and keeps its
+// source there too.
 //
 // The same chain keeps the source of packets from the gateway's own pod to nodes through their
 // tunnels. Otherwise they would have the node's source whenever the gateway speaks first, and

@@ -22,7 +22,8 @@ type Tunnel struct {
 
 // Reasons for packets that the table drops, and the names of the chains that drop them.
 const (
-	// The node has given a pod's packet to a gateway its own source, so that the pod would be the node.
+	// The node has given a pod's packet to a gateway its own source, so that the pod would be the
+	// node.
 	dropMasqueraded = "masqueraded-pod"
 	// A packet has a gateway's source and comes from a pod.
 	dropForged = "forged-gateway"
@@ -39,15 +40,18 @@ func guards(tunnels []Tunnel, f *family) (all []rule) {
 		if t.Gateway.BitLen() != f.bits() {
 			continue
 		}
-		// After the masquerade, its result is known, whatever the CNI translates and however pods get their addresses. A packet of the node itself comes
-		// from no device, or from the kernel's link.
+		// After the masquerade, its result is known, whatever the CNI translates and however pods
+		// get their addresses. A packet of the node itself comes from no device, or from the
+		// kernel's link.
 		var own []byte
 		if t.Kernel != "" {
 			own = slices.Concat(meta(unix.NFT_META_IIFNAME), differs(interfaceName(t.Kernel)))
 		}
 		all = append(all, rule{
-			chain: dropMasqueraded, label: fmt.Sprintf("%s to %s UDP %d %s", dropMasqueraded, t.Gateway, t.Port, t.Kernel),
-			expressions: slices.Concat(udpTo(t.Port), f.load(f.dest), equals(t.Gateway.AsSlice()), meta(unix.NFT_META_IIF), differs(native32(0)), own,
+			chain: dropMasqueraded, label: fmt.Sprintf("%s to %s UDP %d %s", dropMasqueraded, t.Gateway,
+				t.Port, t.Kernel),
+			expressions: slices.Concat(udpTo(t.Port), f.load(f.dest), equals(t.Gateway.AsSlice()),
+				meta(unix.NFT_META_IIF), differs(native32(0)), own,
 				ctStatus(ipsSrcNAT), ofThisMachine(), countDrop()),
 		})
 		if err != nil || behindSwitch(t.Gateway) {
@@ -59,8 +63,10 @@ func guards(tunnels []Tunnel, f *family) (all []rule) {
 				outside = append(outside, differs(native32(uint32(index)))...)
 			}
 			forged = append(forged, rule{
-				chain: dropForged, label: fmt.Sprintf("%s from %s UDP %d by %s not %v", dropForged, t.Gateway, t.Port, kind, uplinks),
-				expressions: slices.Concat(udpTo(t.Port), f.load(f.source), equals(t.Gateway.AsSlice()), meta(metaIIFKind), equals(interfaceName(kind)),
+				chain: dropForged, label: fmt.Sprintf("%s from %s UDP %d by %s not %v", dropForged, t.Gateway, t.Port,
+					kind, uplinks),
+				expressions: slices.Concat(udpTo(t.Port), f.load(f.source), equals(t.Gateway.AsSlice()),
+					meta(metaIIFKind), equals(interfaceName(kind)),
 					meta(unix.NFT_META_IIF), outside, noWayBack(), countDrop()),
 			})
 		}
@@ -88,8 +94,9 @@ func (f *family) uplinks() (all []int, err error) {
 	return slices.DeleteFunc(slices.Compact(all), func(index int) bool { return index == 0 }), err
 }
 
-// behindSwitch reports whether the way to an address leads into a pair of devices that both belong to this node. A CNI then delivers packets past the
-// routes (Cilium), so that the device by which they arrive says nothing.
+// behindSwitch reports whether the way to an address leads into a pair of devices that both belong
+// to this node. A CNI then delivers packets past the routes (Cilium), so that the device by which
+// they arrive says nothing.
 func behindSwitch(a netip.Addr) bool {
 	routes, err := netlink.RouteGet(a.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -125,13 +132,16 @@ func meta(key uint32) []byte {
 
 // ctStatus continues the rule if the packet's connection has a flag.
 func ctStatus(flag uint32) []byte {
-	return slices.Concat(expression("ct", number(unix.NFTA_CT_DREG, register), number(unix.NFTA_CT_KEY, unix.NFT_CT_STATUS)),
+	return slices.Concat(expression("ct", number(unix.NFTA_CT_DREG, register),
+		number(unix.NFTA_CT_KEY, unix.NFT_CT_STATUS)),
 		masked(native32(flag)), differs(native32(0)))
 }
 
-// noWayBack continues the rule if no route to the packet's source leads by the device by which it came.
+// noWayBack continues the rule if no route to the packet's source leads by the device by which it
+// came.
 func noWayBack() []byte {
-	return slices.Concat(expression("fib", number(unix.NFTA_FIB_DREG, register), number(unix.NFTA_FIB_RESULT, fibResultOIF),
+	return slices.Concat(expression("fib", number(unix.NFTA_FIB_DREG, register), number(unix.NFTA_FIB_RESULT,
+		fibResultOIF),
 		number(unix.NFTA_FIB_FLAGS, fibSource|fibIIF)), equals(native32(0)))
 }
 
@@ -139,7 +149,8 @@ func noWayBack() []byte {
 // node's packet to a gateway's pod here may have a translated port, if the pod has sent to that
 // node before.
 func ofThisMachine() []byte {
-	return slices.Concat(expression("fib", number(unix.NFTA_FIB_DREG, register), number(unix.NFTA_FIB_RESULT, fibResultType),
+	return slices.Concat(expression("fib", number(unix.NFTA_FIB_DREG, register), number(unix.NFTA_FIB_RESULT,
+		fibResultType),
 		number(unix.NFTA_FIB_FLAGS, fibSource)), equals(native32(unix.RTN_LOCAL)))
 }
 
@@ -169,7 +180,8 @@ func (k *Keeper) Protect(tunnels []Tunnel) {
 	k.Look()
 }
 
-// Guarded returns the ways to gateways that pods are kept out of, and why not out of all of them; "" if nothing is known to be wrong.
+// Guarded returns the ways to gateways that pods are kept out of, and why not out of all of them;
+// "" if nothing is known to be wrong.
 func (k *Keeper) Guarded() (tunnels []Tunnel, fault string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -179,7 +191,8 @@ func (k *Keeper) Guarded() (tunnels []Tunnel, fault string) {
 	return k.guarded, k.unguarded
 }
 
-// Drops calls yield for each reason for which the table drops packets, with those that this process has seen.
+// Drops calls yield for each reason for which the table drops packets, with those that this process
+// has seen.
 func (k *Keeper) Drops(yield func(reason string, packets uint64)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -234,7 +247,8 @@ func (k *Keeper) keep(pairs []pair) error {
 	}
 }
 
-// errOldKernel: before Linux 5.7, nf_tables did not know after the masquerade by which device a packet had come.
+// errOldKernel: before Linux 5.7, nf_tables did not know after the masquerade by which device a
+// packet had come.
 var errOldKernel = errors.New("they need Linux 5.7")
 
 func newEnough() bool {

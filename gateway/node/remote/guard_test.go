@@ -24,7 +24,8 @@ type space struct {
 	do chan func()
 }
 
-// newSpace makes a namespace whose device eth0 leads to device here of this namespace. Each end has the addresses given.
+// newSpace makes a namespace whose device eth0 leads to device here of this namespace. Each end has
+// the addresses given.
 func newSpace(t *testing.T, here string, ours, theirs []string) *space {
 	t.Helper()
 	s := &space{t, make(chan func())}
@@ -76,7 +77,8 @@ func newSpace(t *testing.T, here string, ours, theirs []string) *space {
 	return s
 }
 
-// run calls fn in the namespace. A failure there ends the goroutine of the namespace, and so the test.
+// run calls fn in the namespace. A failure there ends the goroutine of the namespace, and so the
+// test.
 func (s *space) run(fn func()) {
 	s.t.Helper()
 	done, failed := make(chan struct{}), true
@@ -141,8 +143,9 @@ func expect(t *testing.T, what string, got chan netip.AddrPort, from string) {
 	}
 }
 
-// TestGuard: a pod whose packets the node masquerades cannot act as its node at a gateway, and a pod that forges a gateway's source cannot act as the
-// gateway, neither at this node nor at another one. Everything else of the pod passes, and so do packets of the node and of the gateway.
+// TestGuard: a pod whose packets the node masquerades cannot act as its node at a gateway, and a
+// pod that forges a gateway's source cannot act as the gateway, neither at this node nor at another
+// one. Everything else of the pod passes, and so do packets of the node and of the gateway.
 func TestGuard(t *testing.T) {
 	needNAT(t)
 	need.Programs(t, "nft", "nft")
@@ -150,7 +153,8 @@ func TestGuard(t *testing.T) {
 	need.NoError(t, err)
 	need.NoError(t, netlink.LinkSetUp(lo))
 	for _, tt := range []struct{ name, family, pods, pod, node, here, gateway, others, other, all string }{
-		{"IPv4", "ip", "10.244.1.1/24", "10.244.1.2", "172.18.0.2", "172.18.0.2/24", "172.18.0.9", "172.19.0.1/24", "172.19.0.3", "0.0.0.0"},
+		{"IPv4", "ip", "10.244.1.1/24", "10.244.1.2", "172.18.0.2", "172.18.0.2/24", "172.18.0.9", "172.19.0.1/24",
+			"172.19.0.3", "0.0.0.0"},
 		{"IPv6", "ip6", "fd44::1/64", "fd44::2", "fd18::2", "fd18::2/64", "fd18::9", "fd19::1/64", "fd19::3", "::"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -167,7 +171,8 @@ func TestGuard(t *testing.T) {
 			}
 			uplink, err := netlink.LinkByName("ul0")
 			need.NoError(t, err)
-			need.NoError(t, netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(tt.gateway), LinkIndex: uplink.Attrs().Index}))
+			need.NoError(t, netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(tt.gateway),
+				LinkIndex: uplink.Attrs().Index}))
 			cni := fmt.Sprintf("table %[1]s cni { chain post { type nat hook postrouting priority 100; %[1]s saddr %[2]s oif ul0 masquerade; }; }", tt.family, tt.pod)
 			if out, err := need.Command(t, "nft", cni).CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
@@ -239,7 +244,8 @@ func TestGuard(t *testing.T) {
 			// masqueraded packet of the pod has another port.
 			k.Protect([]Tunnel{{netip.MustParseAddr(tt.pod), 6091, ""}})
 			eventually(t, "guard of a pod here", func() error {
-				if all, fault := k.Guarded(); len(all) != 1 || !strings.Contains(fmt.Sprint(all), tt.pod) || fault != "" {
+				if all, fault := k.Guarded(); len(all) != 1 || !strings.Contains(fmt.Sprint(all), tt.pod) ||
+					fault != "" {
 					return fmt.Errorf("%v, %q", all, fault)
 				}
 				return nil

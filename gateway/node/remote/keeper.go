@@ -32,10 +32,11 @@ type Peer struct {
 	Link          string         // device that leads to the gateway
 	Gateway       netip.Addr     // the gateway's address on the link
 	Local, Remote []netip.Prefix // this cluster's pods, the other cluster's addresses as this one sees them
-	// Services are the cluster addresses of Services that this node serves by a device of its own. Packets for the other cluster first leave through
-	// that device.
+	// Services are the cluster addresses of Services that this node serves by a device of its own.
+	// Packets for the other cluster first leave through that device.
 	Services []netip.Prefix
-	// Pod is the gateway's own address if its pod is on this node: UDP packets that it sends to Port of other nodes keep this source.
+	// Pod is the gateway's own address if its pod is on this node: UDP packets that it sends to
+	// Port of other nodes keep this source.
 	Pod  netip.Addr
 	Port uint16
 }
@@ -76,7 +77,8 @@ type Keeper struct {
 
 // New returns a Keeper, which is inactive until Run.
 func New(log logrus.FieldLogger) *Keeper {
-	return &Keeper{log: log, wake: make(chan struct{}, 1), dropped: map[string]uint64{}, table: keepTables, list: mainTable, remove: netlink.RouteDel}
+	return &Keeper{log: log, wake: make(chan struct{}, 1), dropped: map[string]uint64{}, table: keepTables,
+		list: mainTable, remove: netlink.RouteDel}
 }
 
 // NewGuard returns a Keeper that makes no routes, and only protects tunnels.
@@ -151,7 +153,8 @@ func (k *Keeper) reconcile(report func([]Status)) {
 		for i := range all {
 			if all[i].Err == nil {
 				all[i].Warning = fmt.Sprintf("the node may masquerade packets of pods to the other cluster, which then come from an unknown source: "+
-					"nftables refuses the exception (%v); except %v from masquerading in your CNI's settings", err, desired[i].Remote)
+					"nftables refuses the exception (%v); except %v from masquerading in your CNI's settings", err,
+					desired[i].Remote)
 			}
 		}
 	}
@@ -185,7 +188,10 @@ func (k *Keeper) route(desired []Peer, table []netlink.Route) (all []Status, pai
 		wanted, err := p.routes(table)
 		for _, r := range wanted {
 			keep[key(&r)] = true
-			if err == nil && !slices.ContainsFunc(table, func(have netlink.Route) bool { return key(&have) == key(&r) && have.Protocol == Protocol }) {
+			if err == nil && !slices.ContainsFunc(table, func(have netlink.Route) bool {
+				return key(&have) == key(&r) &&
+					have.Protocol == Protocol
+			}) {
 				if err = netlink.RouteReplace(&r); err != nil {
 					err = fmt.Errorf("add a route to %s through %s: %w", r.Dst, p.Link, err)
 				}
@@ -204,7 +210,8 @@ func (k *Keeper) route(desired []Peer, table []netlink.Route) (all []Status, pai
 				}
 			}
 			if p.Pod.IsValid() {
-				pairs = append(pairs, pair{netip.PrefixFrom(p.Pod, p.Pod.BitLen()), netip.PrefixFrom(netip.IPv4Unspecified(), 0), p.Port})
+				pairs = append(pairs, pair{netip.PrefixFrom(p.Pod, p.Pod.BitLen()),
+					netip.PrefixFrom(netip.IPv4Unspecified(), 0), p.Port})
 			}
 		}
 	}
@@ -224,7 +231,8 @@ func key(r *netlink.Route) string { return fmt.Sprint(r.Dst, " ", r.Gw, " ", r.L
 // mainTable returns the kernel's IPv4 routes of the main table, without default routes.
 func mainTable() (all []netlink.Route, err error) {
 	table, err := rtnl.List(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN},
+			netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("remote: read the kernel's routes: %w", err)
@@ -256,10 +264,12 @@ func (p *Peer) routes(table []netlink.Route) (all []netlink.Route, err error) {
 		return nil, fmt.Errorf("link %s is down", p.Link)
 	}
 	index, gateway := link.Attrs().Index, ipNet(netip.PrefixFrom(p.Gateway, p.Gateway.BitLen()))
-	all = append(all, netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: gateway, Protocol: Protocol, Table: unix.RT_TABLE_MAIN})
+	all = append(all, netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: gateway, Protocol: Protocol,
+		Table: unix.RT_TABLE_MAIN})
 	for _, c := range p.Remote {
 		all = append(all, netlink.Route{
-			LinkIndex: index, Dst: ipNet(c), Gw: p.Gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK), Protocol: Protocol, Table: unix.RT_TABLE_MAIN,
+			LinkIndex: index, Dst: ipNet(c), Gw: p.Gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+			Protocol: Protocol, Table: unix.RT_TABLE_MAIN,
 		})
 	}
 	return all, nil
@@ -275,7 +285,9 @@ func conflict(c netip.Prefix, table []netlink.Route) error {
 		if r.Protocol == Protocol || !other.Overlaps(c) || other.Bits() < c.Bits() && r.Scope != netlink.SCOPE_LINK {
 			continue
 		}
-		return fmt.Errorf("%s overlaps %s, to which this node has a route of its own; choose a remap that no node routes elsewhere", c, rtnl.Describe(&r))
+		return fmt.Errorf(
+			"%s overlaps %s, to which this node has a route of its own; choose a remap that no node routes elsewhere",
+			c, rtnl.Describe(&r))
 	}
 	return nil
 }
@@ -306,7 +318,8 @@ func Remove() (removed []string, err error) {
 			continue
 		}
 		if e := netlink.RouteDel(&r); e != nil && !errors.Is(e, unix.ESRCH) {
-			err = errors.Join(err, fmt.Errorf("remote: remove the route to %s: %w; remove it with: ip route del %s", r.Dst, e, rtnl.Describe(&r)))
+			err = errors.Join(err, fmt.Errorf("remote: remove the route to %s: %w; remove it with: ip route del %s",
+				r.Dst, e, rtnl.Describe(&r)))
 			continue
 		}
 		removed = append(removed, "route "+rtnl.Describe(&r))

@@ -147,17 +147,21 @@ func wantRules(t *testing.T, want ...string) {
 	})
 }
 
-var milan = Peer{Name: "milan", Link: "cv-milan", Gateway: netip.MustParseAddr("10.80.0.1"), Local: prefixes("10.244.0.0/16"), Remote: prefixes("10.61.0.0/16", "10.70.0.0/24")}
+var milan = Peer{Name: "milan", Link: "cv-milan", Gateway: netip.MustParseAddr("10.80.0.1"),
+	Local: prefixes("10.244.0.0/16"), Remote: prefixes("10.61.0.0/16", "10.70.0.0/24")}
 
 var (
-	milanRoutes = []string{"10.61.0.0/16 via 10.80.0.1 dev cv-milan", "10.70.0.0/24 via 10.80.0.1 dev cv-milan", "10.80.0.1/32 dev cv-milan"}
-	milanRules  = []string{"10.244.0.0/16 to 10.61.0.0/16", "10.61.0.0/16 to 10.244.0.0/16", "10.244.0.0/16 to 10.70.0.0/24", "10.70.0.0/24 to 10.244.0.0/16"}
+	milanRoutes = []string{"10.61.0.0/16 via 10.80.0.1 dev cv-milan", "10.70.0.0/24 via 10.80.0.1 dev cv-milan",
+		"10.80.0.1/32 dev cv-milan"}
+	milanRules = []string{"10.244.0.0/16 to 10.61.0.0/16", "10.61.0.0/16 to 10.244.0.0/16",
+		"10.244.0.0/16 to 10.70.0.0/24", "10.70.0.0/24 to 10.244.0.0/16"}
 )
 
 func needNAT(t *testing.T) {
 	t.Helper()
 	need.Namespace(t)
-	_, err := keepTables([]pair{{from: netip.MustParsePrefix("192.0.2.0/24"), to: netip.MustParsePrefix("198.51.100.0/24")}}, nil)
+	_, err := keepTables([]pair{{from: netip.MustParsePrefix("192.0.2.0/24"),
+		to: netip.MustParsePrefix("198.51.100.0/24")}}, nil)
 	need.Kernel(t, "nft", err)
 	_, err = keepTables(nil, nil)
 	need.NoError(t, err)
@@ -212,7 +216,8 @@ func TestGatewaysPod(t *testing.T) {
 	k.Apply([]Peer{here})
 	k.says(t, "")
 	wantRules(t, append(slices.Clone(milanRules), "10.244.1.9/32 to 0.0.0.0/0 UDP 6091")...)
-	if got := list(t); !strings.Contains(got, "ip protocol 17 udp dport 6091 ip saddr 10.244.1.9 ") && !strings.Contains(got, "udp dport 6091 ip saddr 10.244.1.9 ") {
+	if got := list(t); !strings.Contains(got, "ip protocol 17 udp dport 6091 ip saddr 10.244.1.9 ") &&
+		!strings.Contains(got, "udp dport 6091 ip saddr 10.244.1.9 ") {
 		t.Error(got)
 	}
 	k.Apply([]Peer{milan}) // the pod has moved
@@ -249,13 +254,15 @@ func TestRestart(t *testing.T) {
 	if now := list(t); now != handles {
 		t.Errorf("made anew: %s, before: %s", now, handles)
 	}
-	for _, want := range []string{"type nat hook postrouting priority srcnat - 1", "ip saddr 10.244.0.0/16 ip daddr 10.61.0.0/16 snat to ip saddr"} {
+	for _, want := range []string{"type nat hook postrouting priority srcnat - 1",
+		"ip saddr 10.244.0.0/16 ip daddr 10.61.0.0/16 snat to ip saddr"} {
 		if !strings.Contains(handles, want) {
 			t.Errorf("no %q in %s", want, handles)
 		}
 	}
 	removed, err := Remove()
-	if want := append([]string{}, "route "+milanRoutes[0], "route "+milanRoutes[1], "route "+milanRoutes[2], "nftables table ip "+Table); err != nil || len(removed) != len(want) {
+	if want := append([]string{}, "route "+milanRoutes[0], "route "+milanRoutes[1], "route "+milanRoutes[2],
+		"nftables table ip "+Table); err != nil || len(removed) != len(want) {
 		t.Errorf("removed %q, %v, want %q", removed, err, want)
 	}
 	wantRoutes(t)
@@ -270,8 +277,10 @@ func TestOthersRoutes(t *testing.T) {
 	link(t, "eth0", "10.61.7.2/24")
 	via, err := netlink.LinkByName("eth0")
 	need.NoError(t, err)
-	need.NoError(t, netlink.RouteAdd(&netlink.Route{LinkIndex: via.Attrs().Index, Dst: ipNet(netip.MustParsePrefix("10.99.0.0/16")), Gw: []byte{10, 61, 7, 1}}))
-	need.NoError(t, netlink.RouteAdd(&netlink.Route{LinkIndex: via.Attrs().Index, Dst: ipNet(netip.MustParsePrefix("10.96.0.0/12")), Gw: []byte{10, 61, 7, 1}}))
+	need.NoError(t, netlink.RouteAdd(&netlink.Route{LinkIndex: via.Attrs().Index,
+		Dst: ipNet(netip.MustParsePrefix("10.99.0.0/16")), Gw: []byte{10, 61, 7, 1}}))
+	need.NoError(t, netlink.RouteAdd(&netlink.Route{LinkIndex: via.Attrs().Index,
+		Dst: ipNet(netip.MustParsePrefix("10.96.0.0/12")), Gw: []byte{10, 61, 7, 1}}))
 	k := run(t)
 	for _, c := range []struct{ remote, want string }{
 		{"10.61.0.0/16", "10.61.0.0/16 overlaps 10.61.7.0/24 dev eth0"},
@@ -292,8 +301,8 @@ func TestOthersRoutes(t *testing.T) {
 	}
 }
 
-// TestLargeTable: a table of thousands of rules is set in one transaction, however small the socket's buffers are. The kernel's reason for a refusal
-// arrives as well.
+// TestLargeTable: a table of thousands of rules is set in one transaction, however small the
+// socket's buffers are. The kernel's reason for a refusal arrives as well.
 func TestLargeTable(t *testing.T) {
 	needNAT(t)
 	t.Cleanup(func() {
@@ -326,7 +335,8 @@ func TestLargeTable(t *testing.T) {
 	}
 }
 
-// TestFailuresAreLogged: a failure is logged when it begins, when its cause changes and when it ends, however often the routes are compared.
+// TestFailuresAreLogged: a failure is logged when it begins, when its cause changes and when it
+// ends, however often the routes are compared.
 func TestFailuresAreLogged(t *testing.T) {
 	log, hook := test.NewNullLogger()
 	k := New(log)
@@ -336,7 +346,8 @@ func TestFailuresAreLogged(t *testing.T) {
 	k.list = func() ([]netlink.Route, error) { return []netlink.Route{stale}, list }
 	k.remove = func(*netlink.Route) error { return remove }
 	k.Apply(nil)
-	const failed, ended = "the kernel's routes to other clusters cannot be kept; trying again: ", "the kernel's routes to other clusters are as they should be again"
+	const failed, ended = "the kernel's routes to other clusters cannot be kept; trying again: ",
+		"the kernel's routes to other clusters are as they should be again"
 	for _, step := range []struct {
 		list, remove error
 		want         string
@@ -345,7 +356,8 @@ func TestFailuresAreLogged(t *testing.T) {
 		{unix.EPERM, nil, failed + "operation not permitted"},
 		{unix.EPERM, nil, ""},
 		{unix.ENOMEM, nil, failed + "cannot allocate memory"},
-		{nil, unix.EPERM, failed + "remove the route to 10.61.0.0/16, which is no longer wanted: operation not permitted"},
+		{nil, unix.EPERM, failed +
+			"remove the route to 10.61.0.0/16, which is no longer wanted: operation not permitted"},
 		{nil, unix.EPERM, ""},
 		{nil, unix.ESRCH, ended}, // somebody else has removed it
 		{nil, nil, ""},

@@ -32,8 +32,8 @@ func (b *batch) message(kind, flags uint16, parts ...[]byte) {
 		slices.Concat([]byte{b.family, unix.NFNETLINK_V0, 0, 0}, slices.Concat(parts...)))
 }
 
-// ask requests the acknowledgement of the last message. The kernel reports failures of the others unasked; the acknowledgements of all rules would not
-// fit into the socket's receive buffer.
+// ask requests the acknowledgement of the last message. The kernel reports failures of the others
+// unasked; the acknowledgements of all rules would not fit into the socket's receive buffer.
 func (b *batch) ask() {
 	flags := b.bytes[b.last+6:]
 	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
@@ -62,7 +62,8 @@ func dialNetfilter() (*netfilterConn, error) {
 		return nil, os.NewSyscallError("socket of netfilter", err)
 	}
 	c := &netfilterConn{fd}
-	// NETLINK_NO_ENOBUFS: when every rule of a large table is refused, the first refusal says why, not the lack of room for the others.
+	// NETLINK_NO_ENOBUFS: when every rule of a large table is refused, the first refusal says why,
+	// not the lack of room for the others.
 	if err := errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTime}),
 		unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_NO_ENOBUFS, 1),
 		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})); err != nil {
@@ -75,7 +76,8 @@ func dialNetfilter() (*netfilterConn, error) {
 func (c *netfilterConn) close() { unix.Close(c.fd) }
 
 func (c *netfilterConn) send(b []byte) error {
-	return os.NewSyscallError("send to netfilter", unix.Sendto(c.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
+	return os.NewSyscallError("send to netfilter",
+		unix.Sendto(c.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
 }
 
 // answers calls with for each message of the kernel until with returns true.
@@ -87,7 +89,8 @@ func (c *netfilterConn) answers(with func(h *unix.NlMsghdr, body []byte) (done b
 			return os.NewSyscallError("receive from netfilter", err)
 		}
 		for rest := b[:n]; len(rest) >= unix.SizeofNlMsghdr; {
-			h := unix.NlMsghdr{Len: binary.NativeEndian.Uint32(rest), Type: binary.NativeEndian.Uint16(rest[4:]), Seq: binary.NativeEndian.Uint32(rest[8:])}
+			h := unix.NlMsghdr{Len: binary.NativeEndian.Uint32(rest), Type: binary.NativeEndian.Uint16(rest[4:]),
+				Seq: binary.NativeEndian.Uint32(rest[8:])}
 			if h.Len < unix.SizeofNlMsghdr || int(h.Len) > len(rest) {
 				return errors.New("netfilter: a message of the kernel is cut short")
 			}
@@ -111,7 +114,8 @@ func refusal(body []byte) error {
 	return nil
 }
 
-// commit ends and sends a batch whose last message requests an acknowledgement, and waits for that acknowledgement or the first failure.
+// commit ends and sends a batch whose last message requests an acknowledgement, and waits for that
+// acknowledgement or the first failure.
 func (c *netfilterConn) commit(b *batch) error {
 	// The kernel takes a transaction in one piece. If the buffer cannot grow, sending fails.
 	if unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, len(b.bytes)) != nil {

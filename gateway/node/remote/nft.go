@@ -69,7 +69,8 @@ func (f *family) load(offset uint32) []byte {
 	return load(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, uint32(f.bits()/8))
 }
 
-// chains are the hooks, priorities and types of chains. The first has a place before source NAT of others, which is at 100, and the second after it.
+// chains are the hooks, priorities and types of chains. The first has a place before source NAT of
+// others, which is at 100, and the second after it.
 var chains = map[string]struct {
 	hook     uint32
 	priority int32
@@ -80,7 +81,8 @@ var chains = map[string]struct {
 	dropForged:      {unix.NF_INET_PRE_ROUTING, -150, "filter"},
 }
 
-// keepTables makes the tables match, each in one transaction, unless they do already. It returns the packets that rules had counted which it replaced.
+// keepTables makes the tables match, each in one transaction, unless they do already. It returns
+// the packets that rules had counted which it replaced.
 func keepTables(pairs []pair, tunnels []Tunnel) (counted map[string]uint64, err error) {
 	counted = map[string]uint64{}
 	for i := range families {
@@ -142,12 +144,16 @@ func (f *family) keep(want []rule, counted map[string]uint64) (changed bool, err
 	for _, r := range want {
 		if r.chain != last {
 			c := chains[r.chain]
-			hook := slices.Concat(number(unix.NFTA_HOOK_HOOKNUM, c.hook), number(unix.NFTA_HOOK_PRIORITY, uint32(c.priority)))
-			b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, text(unix.NFTA_CHAIN_TABLE, Table), text(unix.NFTA_CHAIN_NAME, r.chain),
-				nested(unix.NFTA_CHAIN_HOOK, hook), number(unix.NFTA_CHAIN_POLICY, accept), text(unix.NFTA_CHAIN_TYPE, c.kind))
+			hook := slices.Concat(number(unix.NFTA_HOOK_HOOKNUM, c.hook), number(unix.NFTA_HOOK_PRIORITY,
+				uint32(c.priority)))
+			b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, text(unix.NFTA_CHAIN_TABLE, Table),
+				text(unix.NFTA_CHAIN_NAME, r.chain),
+				nested(unix.NFTA_CHAIN_HOOK, hook), number(unix.NFTA_CHAIN_POLICY, accept),
+				text(unix.NFTA_CHAIN_TYPE, c.kind))
 			last = r.chain
 		}
-		b.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, text(unix.NFTA_RULE_TABLE, Table), text(unix.NFTA_RULE_CHAIN, r.chain),
+		b.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, text(unix.NFTA_RULE_TABLE, Table),
+			text(unix.NFTA_RULE_CHAIN, r.chain),
 			nested(unix.NFTA_RULE_EXPRESSIONS, r.expressions), attribute(unix.NFTA_RULE_USERDATA, []byte(r.label)))
 	}
 	b.ask()
@@ -165,7 +171,8 @@ func (f *family) keep(want []rule, counted map[string]uint64) (changed bool, err
 // never ends by itself. If the kernel refuses, connections in use keep their translation.
 func forget(p pair) {
 	f := &netlink.ConntrackFilter{}
-	if errors.Join(f.AddIPNet(netlink.ConntrackOrigSrcIP, ipNet(p.from)), f.AddProtocol(unix.IPPROTO_UDP), f.AddPort(netlink.ConntrackOrigDstPort, p.udp)) == nil {
+	if errors.Join(f.AddIPNet(netlink.ConntrackOrigSrcIP, ipNet(p.from)), f.AddProtocol(unix.IPPROTO_UDP),
+		f.AddPort(netlink.ConntrackOrigDstPort, p.udp)) == nil {
 		netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, f)
 	}
 }
@@ -198,8 +205,10 @@ func (p pair) expressions() []byte {
 			load(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offsetPort, 2), equals(binary.BigEndian.AppendUint16(nil, p.udp)))
 	}
 	return slices.Concat(
-		only, loadAddress(offsetSource), within(p.from), loadAddress(offsetDest), within(p.to), loadAddress(offsetSource),
-		expression("nat", number(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT), number(unix.NFTA_NAT_FAMILY, unix.NFPROTO_IPV4),
+		only, loadAddress(offsetSource), within(p.from), loadAddress(offsetDest), within(p.to),
+		loadAddress(offsetSource),
+		expression("nat", number(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT), number(unix.NFTA_NAT_FAMILY,
+			unix.NFPROTO_IPV4),
 			number(unix.NFTA_NAT_REG_ADDR_MIN, register)))
 }
 
@@ -228,7 +237,8 @@ func compare(how uint32, value []byte) []byte {
 // masked keeps the bits of a mask in the register.
 func masked(mask []byte) []byte {
 	return expression("bitwise",
-		number(unix.NFTA_BITWISE_SREG, register), number(unix.NFTA_BITWISE_DREG, register), number(unix.NFTA_BITWISE_LEN, uint32(len(mask))),
+		number(unix.NFTA_BITWISE_SREG, register), number(unix.NFTA_BITWISE_DREG, register),
+		number(unix.NFTA_BITWISE_LEN, uint32(len(mask))),
 		nested(unix.NFTA_BITWISE_MASK, attribute(unix.NFTA_DATA_VALUE, mask)),
 		nested(unix.NFTA_BITWISE_XOR, attribute(unix.NFTA_DATA_VALUE, make([]byte, len(mask)))))
 }
@@ -241,7 +251,8 @@ func within(p netip.Prefix) []byte {
 }
 
 func expression(name string, parts ...[]byte) []byte {
-	return nested(unix.NFTA_LIST_ELEM, slices.Concat(text(unix.NFTA_EXPR_NAME, name), nested(unix.NFTA_EXPR_DATA, slices.Concat(parts...))))
+	return nested(unix.NFTA_LIST_ELEM, slices.Concat(text(unix.NFTA_EXPR_NAME, name), nested(unix.NFTA_EXPR_DATA,
+		slices.Concat(parts...))))
 }
 
 // attribute is a netlink attribute, padded to 4 bytes.

@@ -1,10 +1,11 @@
 package rtnl
 
-// A Failure remembers the last error of a repeated attempt, so that the caller can log when the error starts, changes and ends. The zero value has
-// not failed.
+// A Failure remembers the last error of a repeated attempt, so that the caller can log when the
+// error starts, changes and ends. The zero value has not failed.
 type Failure struct{ last string }
 
-// Changed records the outcome of an attempt, and reports whether it differs from the outcome of the previous attempt.
+// Changed records the outcome of an attempt, and reports whether it differs from the outcome of the
+// previous attempt.
 func (f *Failure) Changed(err error) bool {
 	text := ""
 	if err != nil {

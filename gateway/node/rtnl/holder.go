@@ -47,7 +47,8 @@ func Sockets(list string) (all []Socket) {
 	return all
 }
 
-// SocketOwners returns processes by the inodes of their sockets, as far as this process may see them.
+// SocketOwners returns processes by the inodes of their sockets, as far as this process may see
+// them.
 func SocketOwners() map[string]string {
 	all := map[string]string{}
 	eachFile(func(pid, file string) (more bool) {
@@ -68,7 +69,8 @@ func ListenerAt(protocol uint8, at netip.AddrPort) string {
 	}
 	for _, list := range lists {
 		for _, x := range Sockets(list) {
-			if x.At.Port() == at.Port() && (x.At.Addr() == at.Addr() || x.At.Addr().IsUnspecified() || at.Addr().IsUnspecified()) {
+			if x.At.Port() == at.Port() && (x.At.Addr() == at.Addr() || x.At.Addr().IsUnspecified() ||
+				at.Addr().IsUnspecified()) {
 				if owner := SocketOwners()[x.Inode]; owner != "" {
 					return owner
 				}
@@ -91,7 +93,8 @@ func NameHolder(name string) string {
 	return "a process that this one may not see; as root of the machine: ss -xap | grep -F @" + name
 }
 
-// TUNHolder names the process that has a TUN device of this network namespace open, or says how to find it.
+// TUNHolder names the process that has a TUN device of this network namespace open, or says how to
+// find it.
 func TUNHolder(name string) (holder string) {
 	here, _ := os.Readlink("/proc/thread-self/ns/net")
 	eachFile(func(pid, file string) (more bool) {
@@ -110,7 +113,9 @@ func TUNHolder(name string) (holder string) {
 		return holder == ""
 	})
 	if holder == "" {
-		return fmt.Sprintf("a process that this one may not see; as root of the machine: grep -ls 'iff:.%s$' /proc/[0-9]*/fdinfo/*", name)
+		return fmt.Sprintf(
+			"a process that this one may not see; as root of the machine: grep -ls 'iff:.%s$' /proc/[0-9]*/fdinfo/*",
+			name)
 	}
 	return holder
 }

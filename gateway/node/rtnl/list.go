@@ -1,6 +1,6 @@
-// Package rtnl is what a node's parts ask its kernel in common: lists that may change while they are
-// read, reports of changes, TUN devices that outlive their process, and who holds a device, a port or
-// a name. It formats routes, and distinguishes new failures from repeated ones.
+// Package rtnl is what a node's parts ask its kernel in common: lists that may change while they
+// are read, reports of changes, TUN devices that outlive their process, and who holds a device, a
+// port or a name. It formats routes, and distinguishes new failures from repeated ones.
 package rtnl
 
 import (
@@ -9,8 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// tries is how often the kernel is asked for a list that changes while it answers, for example because pods come and
-// go.
+// tries is how often the kernel is asked for a list that changes while it answers, for example
+// because pods come and go.
 const tries = 10
 
 // List calls list until the result was read completely, at most tries times.

@@ -18,9 +18,10 @@ const (
 )
 
 // Listen calls changed when the kernel reports a change in these groups that concerns the caller,
-// until ctx is done. It also calls changed whenever reports may be missing: after each subscription,
-// and when the socket's buffer was full. When a subscription fails, Listen calls deaf with the
-// reason, and subscribes again after a pause, which doubles as long as subscriptions fail early.
+// until ctx is done. It also calls changed whenever reports may be missing: after each
+// subscription, and when the socket's buffer was full. When a subscription fails, Listen calls deaf
+// with the reason, and subscribes again after a pause, which doubles as long as subscriptions fail
+// early.
 func Listen(ctx context.Context, groups []uint, concerns func(syscall.NetlinkMessage) bool, changed func(),
 	deaf func(error)) {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {

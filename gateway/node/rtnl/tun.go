@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenTUN makes a TUN device, or opens the one with this name, and returns its name. If another process has it open, the error is EBUSY and names
-// that process.
+// OpenTUN makes a TUN device, or opens the one with this name, and returns its name. If another
+// process has it open, the error is EBUSY and names that process.
 func OpenTUN(name string, flags uint16) (fd int, called string, err error) {
 	fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -54,8 +54,9 @@ func lengthen(name string) error {
 
 // PersistTUN lets an open TUN device outlive this process.
 func PersistTUN(fd int) error {
-	// The owner is set first: whoever may open /dev/net/tun may attach to a device that has no owner and that nobody has open. With an owner, only
-	// the owner and processes with CAP_NET_ADMIN may.
+	// The owner is set first: whoever may open /dev/net/tun may attach to a device that has no
+	// owner and that nobody has open. With an owner, only the owner and processes with
+	// CAP_NET_ADMIN may.
 	if err := unix.IoctlSetInt(fd, unix.TUNSETOWNER, os.Geteuid()); err != nil {
 		return os.NewSyscallError("TUNSETOWNER", err)
 	}

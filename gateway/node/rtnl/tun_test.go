@@ -19,8 +19,8 @@ import (
 
 func TestMain(m *testing.M) { need.TestsInNamespace(m) }
 
-// TestPersistentDevice: while nobody has a persistent device open, no other user can attach to it, and this process can. It gives a device without
-// an owner, as older versions made them, its owner.
+// TestPersistentDevice: while nobody has a persistent device open, no other user can attach to it,
+// and this process can. It gives a device without an owner, as older versions made them, its owner.
 func TestPersistentDevice(t *testing.T) {
 	need.Namespace(t)
 	const name = "culvert-own"
@@ -135,7 +135,8 @@ func TestHolder(t *testing.T) {
 		f.Close()
 	}
 	want := fmt.Sprintf("exe, process %d of user %d", cmd.Process.Pid, user)
-	if _, _, err := OpenTUN(name, 0); !errors.Is(err, unix.EBUSY) || !strings.Contains(fmt.Sprint(err), name+" is held by "+want) {
+	if _, _, err := OpenTUN(name, 0); !errors.Is(err, unix.EBUSY) || !strings.Contains(fmt.Sprint(err),
+		name+" is held by "+want) {
 		t.Errorf("device: %v, want %s", err, want)
 	}
 	if got := ListenerAt(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.IPv6Unspecified(), 6091)); got != want {

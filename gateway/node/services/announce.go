@@ -17,7 +17,9 @@ import (
 // Announces reports whether nodes are configured to announce an address at layer 2 and this one
 // can, because it serves the address family.
 func (c *Config) Announces(a netip.Addr) bool {
-	return c.masquerade().Of(a.Is6()).IsValid() && slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Contains(a) })
+	return c.masquerade().Of(a.Is6()).IsValid() && slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool {
+		return p.Contains(a)
+	})
 }
 
 // answers returns the load balancer addresses to be announced.
@@ -43,13 +45,15 @@ func (c *Config) readAnnounce(e *configfile.Errors, f *File) {
 		case slices.Contains(c.AnnounceOn, name):
 			e.Add(path, "%q is there twice; leave one out", name)
 		case name == c.Interface:
-			e.Add(path, "%q is services.interface, which no other host is at; name the link of the hosts that ask", name)
+			e.Add(path, "%q is services.interface, which no other host is at; name the link of the hosts that ask",
+				name)
 		default:
 			c.AnnounceOn = append(c.AnnounceOn, name)
 		}
 	}
 	if len(f.AnnounceOn) > 0 && len(f.Announce) == 0 {
-		e.Add("services.announceOn", "there is no services.announce, and it is for nothing else; say which addresses, or leave it out")
+		e.Add("services.announceOn",
+			"there is no services.announce, and it is for nothing else; say which addresses, or leave it out")
 	}
 }
 
@@ -57,17 +61,21 @@ func (c *Config) readAnnounce(e *configfile.Errors, f *File) {
 func (c *Config) validateAnnounce(e *configfile.Errors) {
 	for i, p := range c.Announce {
 		if !c.masquerade().Of(p.Addr().Is6()).IsValid() {
-			e.Add(fmt.Sprintf("services.announce[%d]", i), "%s is of a family of which services.addresses has none; add this node's, or leave the CIDR out", p)
+			e.Add(fmt.Sprintf("services.announce[%d]", i),
+				"%s is of a family of which services.addresses has none; add this node's, or leave the CIDR out", p)
 		} else if !slices.ContainsFunc(c.Answers, func(a netip.Addr) bool { return p.Contains(a) }) {
-			e.Add(fmt.Sprintf("services.announce[%d]", i), "%s has none of loadBalancerIPs in it; add one to services.serve, or leave the CIDR out", p)
+			e.Add(fmt.Sprintf("services.announce[%d]", i),
+				"%s has none of loadBalancerIPs in it; add one to services.serve, or leave the CIDR out", p)
 		}
 	}
 	if n := len(c.Answers); n > MaxAnnounced {
-		e.Add("services.announce", "%d addresses, and one node answers for %d at most; divide them among nodes", n, MaxAnnounced)
+		e.Add("services.announce", "%d addresses, and one node answers for %d at most; divide them among nodes", n,
+			MaxAnnounced)
 	}
 	for _, a := range c.Answers {
 		if slices.Contains(c.Addresses, a) {
-			e.Add("services.announce", "%s is one of services.addresses, and the kernel answers for it; leave it out", a)
+			e.Add("services.announce", "%s is one of services.addresses, and the kernel answers for it; leave it out",
+				a)
 		}
 	}
 }
@@ -101,9 +109,11 @@ func (s *Server) announce(ctx context.Context) {
 
 // metrics writes the metrics of announcements.
 func (a *announcer) metrics(b *prometheus.Page, announced []string) {
-	b.Family(prometheus.Gauge, "announced_address", "Load balancer addresses that this node answers for at layer 2.", "address")
+	b.Family(prometheus.Gauge, "announced_address", "Load balancer addresses that this node answers for at layer 2.",
+		"address")
 	for _, address := range announced {
 		b.Add(1, address)
 	}
-	b.One(prometheus.Counter, "announcements_total", "Gratuitous ARP packets and unsolicited neighbour advertisements sent.", float64(a.garp.sent.Load()))
+	b.One(prometheus.Counter, "announcements_total",
+		"Gratuitous ARP packets and unsolicited neighbour advertisements sent.", float64(a.garp.sent.Load()))
 }

@@ -15,7 +15,8 @@ import (
 // A file lists the addresses for which its node answers: only load balancer addresses, and never
 // the node's own.
 func TestAnnounceFile(t *testing.T) {
-	c, err := parse(t, "203.0.113.7", `203.0.113.7, 203.0.113.8, 203.0.113.9, "fd99::7"`, "serve:", "announce: [203.0.113.8/31, \"fd99::/64\"]\nannounceOn: [eth0]\nserve:")
+	c, err := parse(t, "203.0.113.7", `203.0.113.7, 203.0.113.8, 203.0.113.9, "fd99::7"`, "serve:",
+		"announce: [203.0.113.8/31, \"fd99::/64\"]\nannounceOn: [eth0]\nserve:")
 	need.NoError(t, err)
 	if want := addrs("203.0.113.8", "203.0.113.9", "fd99::7"); !slices.Equal(c.Answers, want) {
 		t.Errorf("it answers for %v, want %v", c.Answers, want)
@@ -38,12 +39,14 @@ func TestAnnounceFile(t *testing.T) {
 		t.Errorf("%d rules for all protocols", front)
 	}
 	// For IPv4 it has a route that ends with the process, although the device does not.
-	if p := c.plan(c.Addresses, orphans{}); p.answers || p.answered != nil || !slices.Contains(p.routes, netip.MustParsePrefix("203.0.113.8/32")) {
+	if p := c.plan(c.Addresses, orphans{}); p.answers || p.answered != nil || !slices.Contains(p.routes,
+		netip.MustParsePrefix("203.0.113.8/32")) {
 		t.Errorf("without a state folder it plans %v apart from %v", p.answered, p.routes)
 	}
 	c.State = "/run/culvert"
 	p := c.plan(c.Addresses, orphans{})
-	if want := []netip.Prefix{netip.MustParsePrefix("203.0.113.8/32"), netip.MustParsePrefix("203.0.113.9/32")}; !p.answers || !slices.Equal(p.answered, want) {
+	if want := []netip.Prefix{netip.MustParsePrefix("203.0.113.8/32"),
+		netip.MustParsePrefix("203.0.113.9/32")}; !p.answers || !slices.Equal(p.answered, want) {
 		t.Errorf("with a state folder it plans %v apart, want %v", p.answered, want)
 	}
 	for _, r := range p.routes {
@@ -51,7 +54,8 @@ func TestAnnounceFile(t *testing.T) {
 			t.Errorf("%s is planned twice", r)
 		}
 	}
-	if _, err := parse(t, "203.0.113.7", "172.18.0.2", "serve:", "announce: [172.18.0.2/32]\nserve:"); err == nil || !strings.Contains(err.Error(), "services.announce: 172.18.0.2 is one of services.addresses") {
+	if _, err := parse(t, "203.0.113.7", "172.18.0.2", "serve:", "announce: [172.18.0.2/32]\nserve:"); err == nil ||
+		!strings.Contains(err.Error(), "services.announce: 172.18.0.2 is one of services.addresses") {
 		t.Errorf("the node's own address: %v", err)
 	}
 	var many []string
@@ -60,7 +64,9 @@ func TestAnnounceFile(t *testing.T) {
 	}
 	for _, n := range []int{MaxAnnounced, MaxAnnounced + 1} {
 		c, err := parse(t, "203.0.113.7", strings.Join(many[:n], ", "), "serve:", "announce: [203.0.112.0/23]\nserve:")
-		if refused := err != nil && strings.Contains(err.Error(), "services.announce: 257 addresses, and one node answers for 256 at most"); refused != (n > MaxAnnounced) || len(c.Answers) != n {
+		if refused := err != nil && strings.Contains(err.Error(),
+			"services.announce: 257 addresses, and one node answers for 256 at most"); refused != (n > MaxAnnounced) ||
+			len(c.Answers) != n {
 			t.Errorf("%d addresses: %v", n, err)
 		}
 	}

@@ -58,7 +58,8 @@ func TestAmendedLooksAtAll(t *testing.T) {
 			v.SetInt(1)
 		}
 		_, alone := before.Amended(&next)
-		if seen := !alone || before.Replaceable(&next) != nil; seen == slices.Contains([]string{"Announce", "Which", "TakeOver"}, name) {
+		if seen := !alone || before.Replaceable(&next) != nil; seen == slices.Contains([]string{"Announce", "Which",
+			"TakeOver"}, name) {
 			t.Errorf("%s: %t", name, seen)
 		}
 	}

@@ -26,9 +26,12 @@ const (
 	maxPort            = rules.LastRulePort
 	maxAffinityTimeout = 24 * time.Hour
 	MaxWeight          = 1000 // of an endpoint
-	maxNodePorts       = 256  // maximum number of ranges: the kernel walks the list of their rules for each route lookup
-	maxEndpointPorts   = 16   // the same, for each CIDR of pods
-	MaxAnnounced       = 256  // addresses that one node announces: again a list of rules, and each IPv6 address needs a socket
+	// maximum number of ranges: the kernel walks the list of their rules for each route lookup
+	maxNodePorts     = 256
+	maxEndpointPorts = 16 // the same, for each CIDR of pods
+	// addresses that one node announces: again a list of rules, and each IPv6 address needs a
+	// socket
+	MaxAnnounced = 256
 )
 
 // defaultPorts are above the ports that Linux gives to its own connections
@@ -46,13 +49,15 @@ const (
 
 // A Config is the Services part of a node's configuration.
 type Config struct {
-	Mode         Mode
-	Node         string // whose endpoints are local
-	Interface    string
-	Addresses    []netip.Addr // of this node, for node ports; the first of each family is used for masquerading
-	Pods         []netip.Prefix
-	Bridged      []netip.Prefix
-	Routed       []netip.Prefix // hosts of other clusters that see a client pod's own address, because their answers come through this node too
+	Mode      Mode
+	Node      string // whose endpoints are local
+	Interface string
+	Addresses []netip.Addr // of this node, for node ports; the first of each family is used for masquerading
+	Pods      []netip.Prefix
+	Bridged   []netip.Prefix
+	// hosts of other clusters that see a client pod's own address, because their answers come
+	// through this node too
+	Routed       []netip.Prefix
 	ServiceCIDRs []netip.Prefix
 	Ports        rules.PortRange // for masquerading
 	MTU          int
@@ -167,8 +172,10 @@ func (f *File) Base(e *configfile.Errors, node string) *Config {
 	if f.ClientPorts != "" {
 		c.Ports = clientPorts(e, string(f.ClientPorts))
 	}
-	if c.State = string(f.State); c.State != "" && (!filepath.IsAbs(c.State) || strings.ContainsFunc(c.State, unicode.IsControl)) {
-		e.Add("services.state", "%q does not begin with /, or holds what cannot be printed; write such as /run/culvert", c.State)
+	if c.State = string(f.State); c.State != "" && (!filepath.IsAbs(c.State) || strings.ContainsFunc(c.State,
+		unicode.IsControl)) {
+		e.Add("services.state", "%q does not begin with /, or holds what cannot be printed; write such as /run/culvert",
+			c.State)
 	}
 	if c.Metrics = string(f.Metrics); c.Metrics != "" {
 		e.Listen("services.metrics", c.Metrics, "127.0.0.1:8083")
@@ -259,7 +266,8 @@ func address(e *configfile.Errors, path string, s configfile.Scalar) netip.Addr 
 }
 
 func ofHost(e *configfile.Errors, path string, a netip.Addr) netip.Addr {
-	if a.IsValid() && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255})) {
+	if a.IsValid() && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() ||
+		a == netip.AddrFrom4([4]byte{255, 255, 255, 255})) {
 		e.Add(path, "%s is no address that other hosts reach", a)
 		return netip.Addr{}
 	}
@@ -271,7 +279,8 @@ func clientPorts(e *configfile.Errors, s string) rules.PortRange {
 	low, err1 := strconv.ParseUint(first, 10, 16)
 	high, err2 := strconv.ParseUint(last, 10, 16)
 	if err1 != nil || err2 != nil || low < 1024 || high < low+63 || high > maxPort {
-		e.Add("services.clientPorts", "%q is not a range of at least 64 ports from 1024 to 65534, such as 61000-65534", s)
+		e.Add("services.clientPorts", "%q is not a range of at least 64 ports from 1024 to 65534, such as 61000-65534",
+			s)
 		return defaultPorts
 	}
 	return rules.PortRange{First: uint16(low), Last: uint16(high)}
@@ -285,7 +294,8 @@ func isInterfaceName(s string) bool { return len(s) < unix.IFNAMSIZ && interface
 // validate reports contradictions.
 func (c *Config) validate(e *configfile.Errors) {
 	if !isInterfaceName(c.Interface) {
-		e.Add("services.interface", "%q is no interface name: want 1 to %d letters, digits, dots, dashes and underscores",
+		e.Add("services.interface",
+			"%q is no interface name: want 1 to %d letters, digits, dots, dashes and underscores",
 			c.Interface, unix.IFNAMSIZ-1)
 	}
 	for i, p := range c.ServiceCIDRs {
@@ -331,7 +341,8 @@ func (c *Config) validateServices(e *configfile.Errors) {
 		if s.NodePort != 0 {
 			take("nodePort", netip.Addr{}, s.NodePort)
 			if c.Reserves(s.NodePort) {
-				e.Add(path+"nodePort", "%d is one of services.clientPorts, %d-%d; choose another", s.NodePort, c.Ports.First, c.Ports.Last)
+				e.Add(path+"nodePort", "%d is one of services.clientPorts, %d-%d; choose another", s.NodePort,
+					c.Ports.First, c.Ports.Last)
 			}
 		}
 		if len(s.ClusterIPs)+len(s.ExternalIPs)+len(s.LoadBalancerIPs) == 0 && s.NodePort == 0 {

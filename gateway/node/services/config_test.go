@@ -74,16 +74,21 @@ func TestConfig(t *testing.T) {
 		{"port: 80,", "", "services.serve[0].port"},
 		{"nodePort: 30080, endpoints", "nodePort: 61000, endpoints", "services.serve[0].nodePort"},
 		{"nodePort: 30080, endpoints", "nodePort: 65535, endpoints", "services.serve[0].nodePort"},
-		{"clusterIP: 10.96.0.10, port: 80, nodePort: 30080, endpoints", "port: 80, endpoints", "services.serve[0].clusterIP"},
-		{"clusterIP: 10.96.0.10, port: 80, nodePort: 30080, endpoints", "port: 80, clusterIP: 172.18.0.2, endpoints", "services.serve[0].clusterIP"},
+		{"clusterIP: 10.96.0.10, port: 80, nodePort: 30080, endpoints", "port: 80, endpoints",
+			"services.serve[0].clusterIP"},
+		{"clusterIP: 10.96.0.10, port: 80, nodePort: 30080, endpoints", "port: 80, clusterIP: 172.18.0.2, endpoints",
+			"services.serve[0].clusterIP"},
 		{"loadBalancerIPs: [203.0.113.7], ", "", "services.serve[1].sourceRanges"},
 		{"address: 10.244.1.5", "address: 224.0.0.1", "services.serve[0].endpoints[0].address"},
 		{"port: 8080", "port: 0", "services.serve[0].endpoints[0].port"},
-		{"nodePort: 30080, endpoints", "nodePort: 30080, proxyProtocol: v1, endpoints", "services.serve[0].proxyProtocol"},
-		{"nodePort: 30080, loadBalancerIPs", "nodePort: 30080, proxyProtocol: v2, loadBalancerIPs", "services.serve[1].proxyProtocol"},
+		{"nodePort: 30080, endpoints", "nodePort: 30080, proxyProtocol: v1, endpoints",
+			"services.serve[0].proxyProtocol"},
+		{"nodePort: 30080, loadBalancerIPs", "nodePort: 30080, proxyProtocol: v2, loadBalancerIPs",
+			"services.serve[1].proxyProtocol"},
 		{"serve:", "announce: [203.0.113.7]\nserve:", "services.announce[0]"},
 		{"serve:", "announce: [203.0.113.0/25, 198.51.100.0/24]\nserve:", "services.announce[1]"},
-		{`addresses: [172.18.0.2, "fd18::2"]`, "announce: [203.0.113.7/32, \"fd99::/64\"]\naddresses: [172.18.0.2]", "services.announce[1]"},
+		{`addresses: [172.18.0.2, "fd18::2"]`, "announce: [203.0.113.7/32, \"fd99::/64\"]\naddresses: [172.18.0.2]",
+			"services.announce[1]"},
 		{"serve:", "announceOn: [eth0]\nserve:", "services.announceOn"},
 		{"serve:", "announce: [203.0.113.7/32]\nannounceOn: [eth0, a/b]\nserve:", "services.announceOn[1]"},
 		{"serve:", "announce: [203.0.113.7/32]\nannounceOn: [eth0, eth0]\nserve:", "services.announceOn[1]"},
@@ -99,16 +104,20 @@ func TestConfig(t *testing.T) {
 // addresses.
 func TestPlan(t *testing.T) {
 	c, err := parse(t, "203.0.113.7", "203.0.113.7, 172.18.0.9", "port: 80,", "port: 80, proxyProtocol: v2,",
-		"sourceRanges: [198.51.100.0/24]", "endpoints: [{address: 10.244.1.5, port: 8080}, {address: 10.244.1.6, port: 8080}]")
+		"sourceRanges: [198.51.100.0/24]",
+		"endpoints: [{address: 10.244.1.5, port: 8080}, {address: 10.244.1.6, port: 8080}]")
 	need.NoError(t, err)
-	own := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("172.18.0.9"), netip.MustParseAddr("fd18::2")}
+	own := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("172.18.0.9"),
+		netip.MustParseAddr("fd18::2")}
 	c.Services[1].Endpoints[1].Port = 65535 // no rule can name it
 	p := c.plan(own, orphans{})
-	if want := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("203.0.113.7/32")}; !slices.Equal(p.routes, want) {
+	if want := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"),
+		netip.MustParsePrefix("203.0.113.7/32")}; !slices.Equal(p.routes, want) {
 		t.Errorf("routes %v, want %v", p.routes, want)
 	}
 	lead := func(prefix string, from bool, protocol uint8, first, last uint16) steer {
-		s := steer{to: netip.MustParsePrefix(prefix), protocol: protocol, ports: rules.PortRange{First: first, Last: last}}
+		s := steer{to: netip.MustParsePrefix(prefix), protocol: protocol,
+			ports: rules.PortRange{First: first, Last: last}}
 		if from {
 			s.from, s.to = s.to, s.from
 		}
@@ -134,7 +143,8 @@ func TestPlan(t *testing.T) {
 		t.Errorf("in front %v", p.front)
 	}
 	behind := []steer{
-		lead("10.244.0.0/16", true, 6, 61000, 65534), lead("10.244.0.0/16", true, 17, 61000, 65534), answers("", 6, 1023), answers("", 17, 32767),
+		lead("10.244.0.0/16", true, 6, 61000, 65534), lead("10.244.0.0/16", true, 17, 61000, 65534),
+		answers("", 6, 1023), answers("", 17, 32767),
 	}
 	if !slices.Equal(p.behind, behind) {
 		t.Errorf("behind %v", p.behind)
@@ -160,7 +170,8 @@ func TestPlan(t *testing.T) {
 
 // However many ports endpoints have, few rules lead what comes from them to the device.
 func TestFewEndpointPorts(t *testing.T) {
-	c := &Config{Addresses: []netip.Addr{netip.MustParseAddr("172.18.0.2")}, Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, Ports: defaultPorts}
+	c := &Config{Addresses: []netip.Addr{netip.MustParseAddr("172.18.0.2")},
+		Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, Ports: defaultPorts}
 	x := Service{Port: 80, Protocol: 6}
 	for i := range uint16(1000) {
 		x.Endpoints = append(x.Endpoints, Endpoint{Address: netip.MustParseAddr("10.244.1.5"), Port: 1000 + 2*i})
@@ -172,7 +183,10 @@ func TestFewEndpointPorts(t *testing.T) {
 	}
 	for _, e := range x.Endpoints {
 		for _, list := range [][]steer{p.front, p.behind} {
-			if !slices.ContainsFunc(list, func(r steer) bool { return r.ends.First <= e.Port && e.Port <= r.ends.Last }) {
+			if !slices.ContainsFunc(list, func(r steer) bool {
+				return r.ends.First <= e.Port &&
+					e.Port <= r.ends.Last
+			}) {
 				t.Errorf("endpoint port %d is left out", e.Port)
 			}
 		}
@@ -181,7 +195,8 @@ func TestFewEndpointPorts(t *testing.T) {
 
 func TestRanges(t *testing.T) {
 	got := ranges([]portOf{{17, 53}, {6, 82}, {6, 80}, {6, 81}, {6, 80}, {6, 90}})
-	want := []portsOf{{6, rules.PortRange{First: 80, Last: 82}}, {6, rules.PortRange{First: 90, Last: 90}}, {17, rules.PortRange{First: 53, Last: 53}}}
+	want := []portsOf{{6, rules.PortRange{First: 80, Last: 82}}, {6, rules.PortRange{First: 90, Last: 90}},
+		{17, rules.PortRange{First: 53, Last: 53}}}
 	if !slices.Equal(got, want) {
 		t.Errorf("%v", got)
 	}
@@ -193,7 +208,8 @@ func TestFewerRanges(t *testing.T) {
 	of := func(protocol uint8, first, last uint16) portsOf {
 		return portsOf{protocol, rules.PortRange{First: first, Last: last}}
 	}
-	apart := []portsOf{of(6, 30000, 30000), of(6, 30010, 30012), of(6, 30014, 30014), of(6, 30100, 30100), of(17, 30101, 30101)}
+	apart := []portsOf{of(6, 30000, 30000), of(6, 30010, 30012), of(6, 30014, 30014), of(6, 30100, 30100),
+		of(17, 30101, 30101)}
 	for most, want := range map[int][]portsOf{
 		5: apart,
 		4: {of(6, 30000, 30000), of(6, 30010, 30014), of(6, 30100, 30100), of(17, 30101, 30101)},
@@ -228,7 +244,10 @@ func TestFewerRanges(t *testing.T) {
 		t.Errorf("%d rules for external addresses in front of the local table", n)
 	}
 	for _, s := range c.Services {
-		if !slices.ContainsFunc(p.front, func(r steer) bool { return r.ports.First <= s.Port && s.Port <= r.ports.Last }) {
+		if !slices.ContainsFunc(p.front, func(r steer) bool {
+			return r.ports.First <= s.Port &&
+				s.Port <= r.ports.Last
+		}) {
 			t.Errorf("port %d is left out", s.Port)
 		}
 	}
@@ -239,15 +258,18 @@ func TestNodePortFamilies(t *testing.T) {
 	for _, test := range []struct {
 		addresses string
 		v4, v6    bool
-	}{{"10.96.0.10", true, false}, {`"fd96::10"`, false, true}, {`[10.96.0.10, "fd96::10"]`, true, true}, {"", true, true}} {
-		old, next := "clusterIP: 10.96.0.10, port: 80, nodePort: 30080, endpoints", "port: 80, nodePort: 30080, endpoints"
+	}{{"10.96.0.10", true, false}, {`"fd96::10"`, false, true}, {`[10.96.0.10, "fd96::10"]`, true, true},
+		{"", true, true}} {
+		old, next := "clusterIP: 10.96.0.10, port: 80, nodePort: 30080, endpoints",
+			"port: 80, nodePort: 30080, endpoints"
 		if test.addresses != "" {
 			next = "clusterIP: " + test.addresses + ", " + next
 		}
 		c, err := parse(t, old, next)
 		need.NoError(t, err)
 		at := c.Services[0].unspecified()
-		if slices.Contains(at, netip.IPv4Unspecified()) != test.v4 || slices.Contains(at, netip.IPv6Unspecified()) != test.v6 {
+		if slices.Contains(at, netip.IPv4Unspecified()) != test.v4 ||
+			slices.Contains(at, netip.IPv6Unspecified()) != test.v6 {
 			t.Errorf("clusterIP %s: node port at %v", test.addresses, at)
 		}
 	}
@@ -255,16 +277,20 @@ func TestNodePortFamilies(t *testing.T) {
 
 // Sockets serve node ports, and those addresses that belong to the machine.
 func TestSocketsConfig(t *testing.T) {
-	bare := []string{"serviceCIDRs: [10.96.0.0/12]\n", "mode: sockets\n", "clusterIP: 10.96.0.10, ", "", "clusterIP: 10.96.0.10, ", ""}
+	bare := []string{"serviceCIDRs: [10.96.0.0/12]\n", "mode: sockets\n", "clusterIP: 10.96.0.10, ", "",
+		"clusterIP: 10.96.0.10, ", ""}
 	c, err := parse(t, bare...)
 	need.NoError(t, err)
-	own := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd18::2"), netip.MustParseAddr("203.0.113.7")}
+	own := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd18::2"),
+		netip.MustParseAddr("203.0.113.7")}
 	c.Services[1].Endpoints = c.Services[0].Endpoints
 	var got []string
 	for _, p := range c.Places(own) {
 		got = append(got, p.Service+" "+p.Field+" "+p.At.String())
 	}
-	want := []string{"web nodePort 172.18.0.2:30080", "dns nodePort 172.18.0.2:30080", "dns loadBalancerIPs 203.0.113.7:80"} // there are no IPv6 endpoints
+	// there are no IPv6 endpoints
+	want := []string{"web nodePort 172.18.0.2:30080", "dns nodePort 172.18.0.2:30080",
+		"dns loadBalancerIPs 203.0.113.7:80"}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -286,7 +312,8 @@ func TestSocketsConfig(t *testing.T) {
 			t.Errorf("%q: %v, want %s alone", test[1], err, test[2])
 		}
 	}
-	if _, err := parse(t, append(slices.Clone(bare), "nodePort: 30080, endpoints", "nodePort: 61005, endpoints")...); err != nil {
+	if _, err := parse(t, append(slices.Clone(bare), "nodePort: 30080, endpoints",
+		"nodePort: 61005, endpoints")...); err != nil {
 		t.Errorf("a port that only a device reserves: %v", err)
 	}
 }

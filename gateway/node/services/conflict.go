@@ -68,7 +68,8 @@ func otherRoutes() (hops map[netip.Addr]bool, others map[string]bool, err error)
 			return nil, nil, fmt.Errorf("services: list this node's routes: %w", err)
 		}
 		for i := range list {
-			if r := &list[i]; r.Table == unix.RT_TABLE_MAIN && r.Dst != nil && (r.Priority == 0 || family == unix.AF_INET6 && r.Priority == 1024) {
+			if r := &list[i]; r.Table == unix.RT_TABLE_MAIN && r.Dst != nil &&
+				(r.Priority == 0 || family == unix.AF_INET6 && r.Priority == 1024) {
 				others[r.Dst.String()] = true
 			}
 			add(list[i].Gw)
@@ -124,5 +125,6 @@ func (e *ConflictError) Error() string {
 	for _, a := range e.Addresses {
 		all = append(all, a.String())
 	}
-	return fmt.Sprintf("services: this node has another route to %s, or by it; remove it or leave the address out", strings.Join(all, ", "))
+	return fmt.Sprintf("services: this node has another route to %s, or by it; remove it or leave the address out",
+		strings.Join(all, ", "))
 }

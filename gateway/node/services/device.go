@@ -38,7 +38,8 @@ func createDevice(name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	const segments, trains = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN, unix.TUN_F_USO4 | unix.TUN_F_USO6
+	const segments, trains = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN,
+		unix.TUN_F_USO4 | unix.TUN_F_USO6
 	if unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, segments|trains) != nil { // Linux before 6.2 has no trains
 		err = unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, segments)
 	}
@@ -141,11 +142,13 @@ func deviceError(name string, err error) error {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("services: this machine has no TUN devices (%w); load the module tun", err)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("services: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
+		return fmt.Errorf(
+			"services: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
 	}
 	return fmt.Errorf("services: make TUN device %s: %w", name, err)
 }
 
 func inUse(name string) error {
-	return fmt.Errorf("services.interface: %s exists; stop the culvert node that it belongs to, or choose another name", name)
+	return fmt.Errorf("services.interface: %s exists; stop the culvert node that it belongs to, or choose another name",
+		name)
 }

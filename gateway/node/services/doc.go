@@ -11,9 +11,12 @@
 //
 //	cluster, external and load balancer addresses   by a route
 //	node ports                                      by a rule, in front of the local table
-//	answers to the node's address                   by a rule for the ports that clients get, in front of the local table
-//	answers of pods to clients that they see        by a rule for the same ports, behind the local table
-//	answers of pods to ports that clients keep      by rules for the ports of both ends, in front of it and behind it
+//	answers to the node's address                   by a rule for the ports that clients get, in
+//	                                                front of the local table
+//	answers of pods to clients that they see        by a rule for the same ports, behind the local
+//	                                                table
+//	answers of pods to ports that clients keep      by rules for the ports of both ends, in front
+//	                                                of it and behind it
 //
 // A client gets a source port from a range that only the engine uses, even if it keeps its address.
 // So the kernel recognises an endpoint's answers among its other packets, whatever endpoints there

@@ -134,7 +134,8 @@ func (h *garpSender) send(at announcement, mac net.HardwareAddr) error {
 		to := &unix.SockaddrInet6{ZoneId: uint32(at.link), Addr: netip.IPv6LinkLocalAllNodes().As16()}
 		return h.sendTo(h.nd, at, advertisement(at.address, mac), to)
 	}
-	to := &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ARP), Ifindex: at.link, Halen: macLength, Addr: [8]byte{255, 255, 255, 255, 255, 255}}
+	to := &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ARP), Ifindex: at.link, Halen: macLength,
+		Addr: [8]byte{255, 255, 255, 255, 255, 255}}
 	if err := h.sendTo(h.arp, at, gratuitous(arpRequest, at.address, mac), to); err != nil {
 		return err
 	}
@@ -153,7 +154,8 @@ func (h *garpSender) sendTo(socket int, at announcement, packet []byte, to unix.
 func (h *garpSender) open(v4 bool) (err error) {
 	switch {
 	case v4 && h.arp < 0:
-		if h.arp, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil { // protocol 0 receives nothing
+		// protocol 0 receives nothing
+		if h.arp, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
 			h.arp = -1
 			return fmt.Errorf("services: open a packet socket: %w", err)
 		}

@@ -98,7 +98,9 @@ func (s *Server) handOver(ctx context.Context, line *handover.Line) error {
 	}
 	s.keeper.writing.Lock()
 	defer s.keeper.writing.Unlock()
-	began, err := handover.CatchUp(s.now, began, func(since nat.Time) error { return s.send(line, since, sweep.Pause, handover.TalkTime) })
+	began, err := handover.CatchUp(s.now, began, func(since nat.Time) error {
+		return s.send(line, since, sweep.Pause, handover.TalkTime)
+	})
 	if err != nil {
 		return err
 	}

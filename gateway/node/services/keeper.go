@@ -71,7 +71,8 @@ func openKeeper(c *Config, log logrus.FieldLogger) (*keeper, error) {
 		k.key = before.PortKey
 		return k, nil
 	case !errors.Is(err, fs.ErrNotExist):
-		log.WithError(err).WithField("folder", dir.Path()).Warn("services.state: the saved state is unusable; connections of the previous run may end")
+		log.WithError(err).WithField("folder",
+			dir.Path()).Warn("services.state: the saved state is unusable; connections of the previous run may end")
 	}
 	err = dir.KeepIdentity(&state.Identity{Cluster: c.Node, PortKey: k.key})
 	k.writing.Lock()
@@ -109,7 +110,8 @@ func (k *keeper) restore(e *nat.Engine, now nat.Time) {
 		r = restore.End()
 	}
 	if err != nil {
-		k.log.WithError(err).WithField("connections", r.Connections).Warn("services.state: connections of the previous run cannot be read")
+		k.log.WithError(err).WithField("connections",
+			r.Connections).Warn("services.state: connections of the previous run cannot be read")
 		return
 	}
 	k.say(r)
@@ -121,7 +123,8 @@ func (k *keeper) say(r nat.Restored) {
 	lost := r.Unbound + r.NoRoom + r.UnknownLink
 	switch {
 	case !r.Whole || lost > 0:
-		entry.WithFields(logrus.Fields{"lost": lost, "damaged": r.Damaged + r.Foreign}).Warn("connections of the previous run go on, but not all")
+		entry.WithFields(logrus.Fields{"lost": lost, "damaged": r.Damaged + r.Foreign}).Warn(
+			"connections of the previous run go on, but not all")
 	default:
 		entry.Info("connections of the previous run go on")
 	}
@@ -202,7 +205,8 @@ func (k *keeper) write(e *nat.Engine, now func() nat.Time, pause func()) {
 func (k *keeper) logFault(err error) {
 	switch {
 	case err != nil && !k.broken:
-		k.log.WithError(err).Warn("services.state: cannot be written: a restart would cost connections; make room, and the folder writable")
+		k.log.WithError(err).Warn(
+			"services.state: cannot be written: a restart would cost connections; make room, and the folder writable")
 	case err == nil && k.broken:
 		k.log.Info("services.state: is written again")
 	}

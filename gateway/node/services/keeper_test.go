@@ -40,7 +40,8 @@ func keeping(t *testing.T, folder string) (*Server, *test.Hook) {
 func connect(t *testing.T, s *Server, from uint16, flags uint8) uint16 {
 	t.Helper()
 	var p packet.Packet
-	p.Parse(nattest.IP{Source: "198.51.100.9", Destination: "172.18.0.2", Body: nattest.TCP{SourcePort: from, DestinationPort: 30080, Flags: flags}}.Bytes())
+	p.Parse(nattest.IP{Source: "198.51.100.9", Destination: "172.18.0.2", Body: nattest.TCP{SourcePort: from,
+		DestinationPort: 30080, Flags: flags}}.Bytes())
 	if v := s.engine.Process(&p, rules.HostLink, s.now()); v.Action != nat.Forward {
 		t.Fatalf("dropped for %v", v.Reason)
 	}
@@ -92,7 +93,9 @@ func TestKeeperFindsDamage(t *testing.T) {
 		"connections": func(folder string) error {
 			return os.WriteFile(filepath.Join(folder, "connections"), make([]byte, nat.RecordBlock), 0o600)
 		},
-		"identity": func(folder string) error { return os.WriteFile(filepath.Join(folder, "identity"), []byte("?"), 0o600) },
+		"identity": func(folder string) error {
+			return os.WriteFile(filepath.Join(folder, "identity"), []byte("?"), 0o600)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			folder := t.TempDir()

@@ -35,7 +35,9 @@ func (s *steering) moveLocalOf(family int) error {
 			behind = behind || list[i].Priority >= priorityLocal && list[i].Priority < priorityOverAgain
 		}
 		if r := &list[i]; (r.Table == tableID || r.Table == answeredTable) && r.Protocol != lasting {
-			return fmt.Errorf("services: a rule that is not culvert's leads to routing table %d; remove it: ip rule del pref %d", r.Table, r.Priority)
+			return fmt.Errorf(
+				"services: a rule that is not culvert's leads to routing table %d; remove it: ip rule del pref %d",
+				r.Table, r.Priority)
 		}
 	}
 	if first || !behind {
@@ -61,7 +63,8 @@ func (s *steering) moveLocalOf(family int) error {
 
 // isLocal reports whether a rule sends everything to the local table.
 func isLocal(r *netlink.Rule) bool {
-	return r.Table == unix.RT_TABLE_LOCAL && r.Src == nil && r.Dst == nil && r.IifName == "" && r.OifName == "" && r.Mark == 0 &&
+	return r.Table == unix.RT_TABLE_LOCAL && r.Src == nil && r.Dst == nil && r.IifName == "" && r.OifName == "" &&
+		r.Mark == 0 &&
 		r.IPProto == 0 && r.Sport == nil && r.Dport == nil && !r.Invert
 }
 

@@ -112,7 +112,8 @@ func (n *node) serve(pod, at string) {
 // config reads serverFile with old text replaced by new.
 func (n *node) config(oldnew ...string) *Config {
 	n.Helper()
-	places := []string{"PA", `{address: 10.244.1.5, port: 8080, node: n1}, {address: "fd24:1::5", port: 8080, node: n1}`}
+	places := []string{"PA",
+		`{address: 10.244.1.5, port: 8080, node: n1}, {address: "fd24:1::5", port: 8080, node: n1}`}
 	places = append(places, "PC", strings.NewReplacer("::5", "::6", "1.5", "1.6").Replace(places[1]))
 	c, err := parseText(n.T, strings.NewReplacer(places...).Replace(strings.NewReplacer(oldnew...).Replace(serverFile)))
 	need.NoError(n, err)
@@ -293,7 +294,8 @@ func (n *node) flush(table int, families ...int) {
 	need.NoError(n, err)
 	for _, family := range families {
 		routes, err := rtnl.List(func() ([]netlink.Route, error) {
-			return netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: link.Attrs().Index, Table: table}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+			return netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: link.Attrs().Index, Table: table},
+				netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 		})
 		need.NoError(n, err)
 		for _, r := range routes {

@@ -45,9 +45,11 @@ func TestMetrics(t *testing.T) {
 	if problems, err := promlint.New(strings.NewReader(text)).Lint(); err != nil || len(problems) > 0 {
 		t.Errorf("promlint: %v, %v", problems, err)
 	}
-	for _, want := range []string{"culvert_services 2\n", "culvert_connections 1\n", "culvert_forwarded_packets_total 1\n", "culvert_steering_changes_total 7\n",
+	for _, want := range []string{"culvert_services 2\n", "culvert_connections 1\n",
+		"culvert_forwarded_packets_total 1\n", "culvert_steering_changes_total 7\n",
 		"culvert_announced_address{address=\"203.0.113.7\"} 1\n", "culvert_announcements_total 0\n",
-		"culvert_dropped_packets_total{reason=\"no-backend\"} 0\n", "culvert_connections_removed_total{reason=\"expired\"} 0\n"} {
+		"culvert_dropped_packets_total{reason=\"no-backend\"} 0\n",
+		"culvert_connections_removed_total{reason=\"expired\"} 0\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
@@ -60,7 +62,8 @@ func TestMetrics(t *testing.T) {
 	if code, text := get("/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(text, fault) {
 		t.Errorf("not healthy: %d %s", code, text)
 	}
-	if _, err := page.New("services.metrics", address, nil, s.metrics, s.broken); err == nil || !strings.Contains(err.Error(), "services.metrics") || !strings.Contains(err.Error(), "in use") {
+	if _, err := page.New("services.metrics", address, nil, s.metrics, s.broken); err == nil ||
+		!strings.Contains(err.Error(), "services.metrics") || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("an address that is taken: %v", err)
 	}
 }

@@ -28,7 +28,8 @@ func TestNameListeners(t *testing.T) {
 		s.mu.Unlock()
 		got := 0
 		for _, e := range hook.AllEntries() {
-			if strings.HasPrefix(e.Message, "a process listens in vain") && e.Data["port"] == port && strings.Contains(fmt.Sprint(e.Data["process"]), fmt.Sprintf("process %d", os.Getpid())) {
+			if strings.HasPrefix(e.Message, "a process listens in vain") && e.Data["port"] == port &&
+				strings.Contains(fmt.Sprint(e.Data["process"]), fmt.Sprintf("process %d", os.Getpid())) {
 				got++
 			}
 		}

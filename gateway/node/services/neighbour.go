@@ -115,7 +115,10 @@ func (a *announcer) announce(addresses []netip.Addr, on []string) error {
 	}
 	var failed []error
 	if len(missing) > 0 {
-		failed = append(failed, fmt.Errorf("services.announceOn: %s: no such link, or it is down, or has no MAC addresses; ip -br link shows all", strings.Join(missing, ", ")))
+		failed = append(failed,
+			fmt.Errorf(
+				"services.announceOn: %s: no such link, or it is down, or has no MAC addresses; ip -br link shows all",
+				strings.Join(missing, ", ")))
 	}
 	for _, l := range links {
 		for _, six := range []bool{false, true} {
@@ -134,7 +137,8 @@ func (a *announcer) announce(addresses []netip.Addr, on []string) error {
 			}
 		}
 		if !somewhere {
-			failed = append(failed, fmt.Errorf("services.announceOn: none of the links is up, forwards and has a network of the family of %s; name one", address))
+			failed = append(failed,
+				fmt.Errorf("services.announceOn: none of the links is up, forwards and has a network of the family of %s; name one", address))
 		}
 	}
 	failed = append(failed, a.end(func(at announcement) bool { return !wanted[at] }))
@@ -188,9 +192,11 @@ const noSocket = -1
 func join(at announcement, l *announceLink) (socket int, err error) {
 	socket, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
-		err = unix.SetsockoptIPv6Mreq(socket, unix.IPPROTO_IPV6, unix.IPV6_JOIN_ANYCAST, &unix.IPv6Mreq{Multiaddr: at.address.As16(), Interface: uint32(at.link)})
+		err = unix.SetsockoptIPv6Mreq(socket, unix.IPPROTO_IPV6, unix.IPV6_JOIN_ANYCAST,
+			&unix.IPv6Mreq{Multiaddr: at.address.As16(), Interface: uint32(at.link)})
 		if errors.Is(err, unix.EADDRNOTAVAIL) {
-			err = fmt.Errorf("it does not forward, and has no such network; sysctl -w net/ipv6/conf/%s/forwarding=1", l.name)
+			err = fmt.Errorf("it does not forward, and has no such network; sysctl -w net/ipv6/conf/%s/forwarding=1",
+				l.name)
 		}
 		if err != nil {
 			unix.Close(socket)
@@ -240,7 +246,8 @@ type announceLink struct {
 func (l *announceLink) forwards(six bool) error {
 	settings := []string{"net/ipv4/conf/" + l.name + "/forwarding"}
 	if six {
-		settings = []string{"net/ipv6/conf/all/forwarding", "net/ipv6/conf/" + l.name + "/force_forwarding"} // since Linux 6.17
+		// since Linux 6.17
+		settings = []string{"net/ipv6/conf/all/forwarding", "net/ipv6/conf/" + l.name + "/force_forwarding"}
 	}
 	off := false
 	for _, s := range settings {
@@ -253,7 +260,8 @@ func (l *announceLink) forwards(six bool) error {
 	if !off {
 		return nil
 	}
-	return fmt.Errorf("services.announce: %s does not forward, and no address is announced there; sysctl -w %s=1", l.name, settings[0])
+	return fmt.Errorf("services.announce: %s does not forward, and no address is announced there; sysctl -w %s=1",
+		l.name, settings[0])
 }
 
 // links returns the named links, or all that are attached to a network with other hosts, and the
@@ -288,7 +296,8 @@ func (a *announcer) links(on []string) (all []*announceLink, missing []string, e
 
 // hasNeighbours reports whether a link is up and finds neighbours by broadcast.
 func hasNeighbours(at *netlink.LinkAttrs) bool {
-	return at.Flags&net.FlagUp != 0 && at.Flags&net.FlagBroadcast != 0 && at.RawFlags&unix.IFF_NOARP == 0 && len(at.HardwareAddr) == macLength
+	return at.Flags&net.FlagUp != 0 && at.Flags&net.FlagBroadcast != 0 && at.RawFlags&unix.IFF_NOARP == 0 &&
+		len(at.HardwareAddr) == macLength
 }
 
 // proxyNeighbours returns all IPv4 proxy neighbours, with their protocols.
@@ -324,8 +333,10 @@ func proxyNeighbours() (map[announcement]uint8, error) {
 }
 
 func removeProxy(at announcement) error {
-	if err := proxyRequest(unix.RTM_DELNEIGH, 0, at); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("services: leave %s to others: %w; do so with: ip neigh flush proxy to %[1]s", at.address, err)
+	if err := proxyRequest(unix.RTM_DELNEIGH, 0, at); err != nil && !errors.Is(err, unix.ENOENT) &&
+		!errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("services: leave %s to others: %w; do so with: ip neigh flush proxy to %[1]s",
+			at.address, err)
 	}
 	return nil
 }

@@ -25,7 +25,8 @@ import (
 func announcing(t *testing.T) (*announcer, *test.Hook) {
 	t.Helper()
 	device := inNamespace(t)
-	for _, setting := range []string{"ipv4/conf/all/forwarding", "ipv4/conf/default/forwarding", "ipv6/conf/all/forwarding"} {
+	for _, setting := range []string{"ipv4/conf/all/forwarding", "ipv4/conf/default/forwarding",
+		"ipv6/conf/all/forwarding"} {
 		setSetting(t, setting, "1")
 	}
 	log, hook := test.NewNullLogger()
@@ -52,7 +53,8 @@ func addNetwork(t *testing.T, name string, addresses ...string) netlink.Link {
 	link.PeerName = name + "peer"
 	need.NoError(t, netlink.LinkAdd(link))
 	for _, a := range addresses {
-		need.NoError(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(a)), Flags: unix.IFA_F_NODAD}))
+		need.NoError(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(a)),
+			Flags: unix.IFA_F_NODAD}))
 	}
 	return link
 }
@@ -104,7 +106,8 @@ func TestAnnounceLinks(t *testing.T) {
 	a.apply(vips, nil)
 	requireEqual(t, ownProxies(t), []string{"198.51.100.77 at both", "198.51.100.77 at four"})
 	requireEqual(t, anycast(t), []string{"both"})
-	if e := hook.LastEntry(); e == nil || e.Message != "this node answers for an address" || len(hook.AllEntries()) != 2 {
+	if e := hook.LastEntry(); e == nil || e.Message != "this node answers for an address" ||
+		len(hook.AllEntries()) != 2 {
 		t.Errorf("it says %v", hook.AllEntries())
 	}
 
@@ -114,7 +117,8 @@ func TestAnnounceLinks(t *testing.T) {
 	a.apply(vips, []string{"pod", "down", "none"})
 	warned := 0
 	for _, e := range hook.AllEntries() {
-		if err, ok := e.Data[logrus.ErrorKey].(error); ok && strings.Contains(err.Error(), "services.announceOn: down, none: no such link") {
+		if err, ok := e.Data[logrus.ErrorKey].(error); ok && strings.Contains(err.Error(),
+			"services.announceOn: down, none: no such link") {
 			warned++
 		}
 	}
@@ -125,7 +129,8 @@ func TestAnnounceLinks(t *testing.T) {
 	netlink.LinkDel(both)
 	a.apply(vips, nil)
 	requireEqual(t, ownProxies(t), []string{"198.51.100.77 at four"})
-	if e := hook.LastEntry(); e == nil || !strings.Contains(fmt.Sprint(e.Data[logrus.ErrorKey]), "has a network of the family of fd98::77") {
+	if e := hook.LastEntry(); e == nil || !strings.Contains(fmt.Sprint(e.Data[logrus.ErrorKey]),
+		"has a network of the family of fd98::77") {
 		t.Errorf("without a link for an address it says %v", e)
 	}
 }
@@ -144,7 +149,8 @@ func TestAnnounceForwards(t *testing.T) {
 		setSetting(t, setting, "0")
 		hook.Reset()
 		a.apply(vips, nil)
-		if e := hook.LastEntry(); e == nil || !strings.Contains(fmt.Sprint(e.Data[logrus.ErrorKey]), "sysctl -w net/"+setting+"=1") {
+		if e := hook.LastEntry(); e == nil || !strings.Contains(fmt.Sprint(e.Data[logrus.ErrorKey]),
+			"sysctl -w net/"+setting+"=1") {
 			t.Errorf("%s: it says %v", setting, e)
 		}
 	}
@@ -163,9 +169,11 @@ func TestAnnounceAdopts(t *testing.T) {
 	a, _ := announcing(t)
 	link := addNetwork(t, "lan", "198.51.100.2/24")
 	for _, address := range addrs("198.51.100.77", "198.51.100.78") {
-		need.NoError(t, proxyRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_EXCL, announcement{address, link.Attrs().Index}))
+		need.NoError(t, proxyRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_EXCL,
+			announcement{address, link.Attrs().Index}))
 	}
-	foreign := netlink.Neigh{LinkIndex: link.Attrs().Index, Family: unix.AF_INET, Flags: netlink.NTF_PROXY, IP: net.IPv4(198, 51, 100, 79)}
+	foreign := netlink.Neigh{LinkIndex: link.Attrs().Index, Family: unix.AF_INET, Flags: netlink.NTF_PROXY,
+		IP: net.IPv4(198, 51, 100, 79)}
 	need.NoError(t, netlink.NeighAdd(&foreign))
 	a.apply(addrs("198.51.100.77", "198.51.100.79"), nil)
 	requireEqual(t, ownProxies(t), []string{"198.51.100.77 at lan"})
@@ -200,7 +208,8 @@ func TestHeraldFails(t *testing.T) {
 		h.call(announcement{netip.AddrFrom4([4]byte{198, 51, 100, i}), 9999}, net.HardwareAddr{2, 0, 0, 0, 0, 1})
 	}
 	_, err := h.sendDue(true)
-	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "services: tell of 198.51.100.") {
+	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(),
+		"services: tell of 198.51.100.") {
 		t.Errorf("at a link that is not there: %v", err)
 	}
 	h.warn(err)

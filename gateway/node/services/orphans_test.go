@@ -16,7 +16,8 @@ import (
 func TestPlanOfWhatIsLeft(t *testing.T) {
 	own := netip.MustParseAddr("172.18.0.2")
 	c := &Config{Addresses: []netip.Addr{own}, Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, MTU: 1500,
-		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, Ports: rules.PortRange{First: 61000, Last: 65534}}
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, Ports: rules.PortRange{First: 61000,
+			Last: 65534}}
 	left := orphans{ends: []portOf{{unix.IPPROTO_TCP, 2049}}}
 	for _, at := range []string{"172.18.0.2:30080", "203.0.113.7:80", "10.96.0.10:80"} {
 		left.at = append(left.at, netip.MustParseAddrPort(at))
@@ -25,13 +26,15 @@ func TestPlanOfWhatIsLeft(t *testing.T) {
 	for _, want := range []steer{
 		{to: host(own), protocol: unix.IPPROTO_TCP, ports: rules.PortRange{First: 30080, Last: 30080}},
 		{to: host(own), protocol: unix.IPPROTO_TCP, ports: c.Ports},
-		{c.Pods[0], host(own), unix.IPPROTO_TCP, rules.PortRange{First: 1, Last: 1023}, rules.PortRange{First: 2049, Last: 2049}},
+		{c.Pods[0], host(own), unix.IPPROTO_TCP, rules.PortRange{First: 1, Last: 1023}, rules.PortRange{First: 2049,
+			Last: 2049}},
 	} {
 		if !slices.Contains(p.front, want) {
 			t.Errorf("no %v among %v", want, p.front)
 		}
 	}
-	if want := (steer{from: c.Pods[0], protocol: unix.IPPROTO_TCP, ports: rules.PortRange{First: 1, Last: 1023}, ends: rules.PortRange{First: 2049, Last: 2049}}); len(p.behind) != 2 || p.behind[1] != want {
+	if want := (steer{from: c.Pods[0], protocol: unix.IPPROTO_TCP, ports: rules.PortRange{First: 1, Last: 1023},
+		ends: rules.PortRange{First: 2049, Last: 2049}}); len(p.behind) != 2 || p.behind[1] != want {
 		t.Errorf("behind: %v", p.behind)
 	}
 	lb := netip.MustParsePrefix("203.0.113.7/32")
@@ -51,9 +54,12 @@ func TestPlanOfWhatIsLeft(t *testing.T) {
 // gone returns addresses at which the next configuration has nothing.
 func TestAddressesThatGo(t *testing.T) {
 	service := func(cluster, lb string) Service {
-		return Service{Protocol: unix.IPPROTO_TCP, Port: 80, NodePort: 30080, ClusterIPs: []netip.Addr{netip.MustParseAddr(cluster)}, LoadBalancerIPs: []netip.Addr{netip.MustParseAddr(lb)}}
+		return Service{Protocol: unix.IPPROTO_TCP, Port: 80, NodePort: 30080,
+			ClusterIPs:      []netip.Addr{netip.MustParseAddr(cluster)},
+			LoadBalancerIPs: []netip.Addr{netip.MustParseAddr(lb)}}
 	}
-	a, b := &Config{Services: []Service{service("10.96.0.10", "203.0.113.7")}}, &Config{Services: []Service{service("10.96.0.10", "203.0.113.8")}}
+	a, b := &Config{Services: []Service{service("10.96.0.10", "203.0.113.7")}},
+		&Config{Services: []Service{service("10.96.0.10", "203.0.113.8")}}
 	if got := a.gone(b); !slices.Equal(got, []netip.AddrPort{netip.MustParseAddrPort("203.0.113.7:0")}) {
 		t.Errorf("%v", got)
 	}

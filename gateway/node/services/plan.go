@@ -24,7 +24,8 @@ type plan struct {
 	behind   []steer               // after it
 	spare    map[netip.Prefix]bool // those of routes that have no Service: another route there is no error
 	probed   bool                  // the kernel answers neighbours over IPv6 for addresses that lead to the device
-	ends     []portOf              // endpoints' ports: what comes from them to clients that keep theirs leads to the device
+	// endpoints' ports: what comes from them to clients that keep theirs leads to the device
+	ends []portOf
 }
 
 // A steer leads packets of a protocol (or all protocols) to a port range to the device, by their
@@ -71,14 +72,16 @@ func (c *Config) plan(own []netip.Addr, left orphans) *plan {
 			LocalPodCIDRs: c.Pods,
 			MSSClamp:      rules.MSSClamp(c.MTU - 40),
 			Host: &rules.Host{
-				Addresses: own, Masquerade: c.masquerade(), Ports: c.Ports, ServiceCIDRs: c.ServiceCIDRs, Bridged: c.Bridged,
-				Routed: c.Routed,
+				Addresses: own, Masquerade: c.masquerade(), Ports: c.Ports, ServiceCIDRs: c.ServiceCIDRs,
+				Bridged: c.Bridged,
+				Routed:  c.Routed,
 			},
 		},
 	}}
 	p.spare = map[netip.Prefix]bool{}
 	p.routes = append(p.routes, c.ServiceCIDRs...)
-	alone, places := map[netip.Addr]bool{}, map[netip.Addr][]portOf{} // addresses that are not the node's, and ports at those that are
+	// addresses that are not the node's, and ports at those that are
+	alone, places := map[netip.Addr]bool{}, map[netip.Addr][]portOf{}
 	for i := range c.Services {
 		s := &c.Services[i]
 		for _, f := range s.frontends() {
@@ -102,7 +105,8 @@ func (c *Config) plan(own []netip.Addr, left orphans) *plan {
 		}
 	}
 	if c.State != "" { // otherwise the device ends with this process
-		p.answers = slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Addr().Is4() }) && c.masquerade().V4.IsValid()
+		p.answers = slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Addr().Is4() }) &&
+			c.masquerade().V4.IsValid()
 		for _, a := range c.Answers {
 			if a.Is4() && alone[a] {
 				p.answered = append(p.answered, host(a))
@@ -111,7 +115,8 @@ func (c *Config) plan(own []netip.Addr, left orphans) *plan {
 		slices.SortFunc(p.answered, netip.Prefix.Compare)
 	}
 	for a := range alone {
-		p.nat.Services = append(p.nat.Services, rules.Service{Name: "other ports", Address: a, Frontend: &rules.Frontend{}})
+		p.nat.Services = append(p.nat.Services, rules.Service{Name: "other ports", Address: a,
+			Frontend: &rules.Frontend{}})
 		if !slices.Contains(p.answered, host(a)) && !containsAddr(c.ServiceCIDRs, a) {
 			p.routes = append(p.routes, host(a))
 		}
@@ -152,9 +157,11 @@ func (c *Config) plan(own []netip.Addr, left orphans) *plan {
 	for _, r := range fewer(ranges(slices.Clone(p.ends)), maxEndpointPorts) {
 		for _, hosts := range slices.Concat(c.Pods, c.Routed) {
 			if a := c.masquerade().Of(hosts.Addr().Is6()); a.IsValid() {
-				p.front = append(p.front, steer{hosts, host(a), r.protocol, rules.PortRange{First: 1, Last: rules.Privileged.Last}, r.ports})
+				p.front = append(p.front, steer{hosts, host(a), r.protocol, rules.PortRange{First: 1,
+					Last: rules.Privileged.Last}, r.ports})
 			}
-			p.behind = append(p.behind, steer{from: hosts, protocol: r.protocol, ports: rules.Kept(r.protocol), ends: r.ports})
+			p.behind = append(p.behind, steer{from: hosts, protocol: r.protocol, ports: rules.Kept(r.protocol),
+				ends: r.ports})
 		}
 	}
 	return p
@@ -198,8 +205,9 @@ func (s *Service) frontends() (all []frontend) {
 // at returns the engine's form of a service at one of its frontends.
 func (s *Service) at(f *frontend, node string) rules.Service {
 	return rules.Service{
-		Name: s.Name, Address: f.address, Port: f.port, Protocol: s.Protocol, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout,
-		Backends: s.backends(f.address, node), Frontend: &f.Frontend, ProxyProtocol: s.ProxyProtocol,
+		Name: s.Name, Address: f.address, Port: f.port, Protocol: s.Protocol, Affinity: s.Affinity,
+		AffinityTimeout: s.AffinityTimeout,
+		Backends:        s.backends(f.address, node), Frontend: &f.Frontend, ProxyProtocol: s.ProxyProtocol,
 	}
 }
 
@@ -223,9 +231,12 @@ func (c *Config) Places(own []netip.Addr) (all []Place) {
 				at = c.Addresses
 			}
 			for _, a := range at {
-				served := f.External && f.address.Is4() == a.Is4() && (own == nil || slices.Contains(own, a)) && s.Protocol != unix.IPPROTO_SCTP
-				if served && slices.ContainsFunc(s.backends(a, c.Node), func(b rules.Backend) bool { return b.Eligibility != rules.EligibleNone }) {
-					all = append(all, Place{s.Name, f.field, s.Protocol, netip.AddrPortFrom(a, f.port), s.ProxyProtocol})
+				served := f.External && f.address.Is4() == a.Is4() && (own == nil || slices.Contains(own, a)) &&
+					s.Protocol != unix.IPPROTO_SCTP
+				if served && slices.ContainsFunc(s.backends(a, c.Node),
+					func(b rules.Backend) bool { return b.Eligibility != rules.EligibleNone }) {
+					all = append(all, Place{s.Name, f.field, s.Protocol, netip.AddrPortFrom(a, f.port),
+						s.ProxyProtocol})
 				}
 			}
 		}
@@ -236,7 +247,8 @@ func (c *Config) Places(own []netip.Addr) (all []Place) {
 // unspecified returns the unspecified address of each family of the node port.
 func (s *Service) unspecified() (all []netip.Addr) {
 	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-		if len(s.ClusterIPs) == 0 || slices.ContainsFunc(s.ClusterIPs, func(c netip.Addr) bool { return c.Is4() == a.Is4() }) {
+		if len(s.ClusterIPs) == 0 || slices.ContainsFunc(s.ClusterIPs,
+			func(c netip.Addr) bool { return c.Is4() == a.Is4() }) {
 			all = append(all, a)
 		}
 	}
@@ -247,7 +259,8 @@ func (s *Service) unspecified() (all []netip.Addr) {
 func (s *Service) backends(of netip.Addr, node string) (all []rules.Backend) {
 	for _, p := range s.Endpoints {
 		if p.Address.Is4() == of.Is4() {
-			all = append(all, rules.Backend{Address: p.Address, Port: p.Port, Local: p.Node == node, Weight: p.Weight, Eligibility: p.Eligibility})
+			all = append(all, rules.Backend{Address: p.Address, Port: p.Port, Local: p.Node == node, Weight: p.Weight,
+				Eligibility: p.Eligibility})
 		}
 	}
 	return all
@@ -322,7 +335,8 @@ func fewer(all []portsOf, most int) []portsOf {
 	widest := gaps[surplus-1]
 	joined := all[:1]
 	for i := 1; i < len(all); i++ {
-		if last := &joined[len(joined)-1]; all[i].protocol == last.protocol && int(all[i].ports.First)-int(last.ports.Last) <= widest {
+		if last := &joined[len(joined)-1]; all[i].protocol == last.protocol &&
+			int(all[i].ports.First)-int(last.ports.Last) <= widest {
 			last.ports.Last = all[i].ports.Last
 			continue
 		}

@@ -27,7 +27,8 @@ func (c *Config) checkPorts() error {
 	}
 	line := strings.Trim(reserved+fmt.Sprintf(",%d-%d", c.Ports.First, c.Ports.Last), ",")
 	return fmt.Errorf("services.clientPorts: %d-%d, and this node gives ports of %d-%d to connections of its own, which then get no answers; "+
-		"sysctl -w %s=%s, and write that into /etc/sysctl.d, or choose others", c.Ports.First, c.Ports.Last, own.First, own.Last, reservedPorts, line)
+		"sysctl -w %s=%s, and write that into /etc/sysctl.d, or choose others", c.Ports.First, c.Ports.Last, own.First,
+		own.Last, reservedPorts, line)
 }
 
 // localPorts returns the ports that the kernel gives to its own connections, and the list of those
@@ -131,8 +132,10 @@ func (c *Config) listeners() []listener {
 		}
 		for _, socket := range rtnl.Sockets(file) {
 			service, ok := taken[at{protocol, socket.At.Port()}]
-			if !socket.At.Addr().IsLoopback() && (ok || c.Ports.First <= socket.At.Port() && socket.At.Port() <= c.Ports.Last) {
-				all, inodes = append(all, listener{service: service, port: socket.At.Port()}), append(inodes, socket.Inode)
+			if !socket.At.Addr().IsLoopback() && (ok || c.Ports.First <= socket.At.Port() &&
+				socket.At.Port() <= c.Ports.Last) {
+				all, inodes = append(all, listener{service: service, port: socket.At.Port()}),
+					append(inodes, socket.Inode)
 			}
 		}
 	}
@@ -157,13 +160,16 @@ func (s *Server) nameListeners() {
 		if l.service == "" {
 			at, remedy = "one of services.clientPorts", "stop it, or choose other ports"
 		}
-		if fields := (logrus.Fields{"port": l.port, "process": l.process, "remedy": remedy}); isNews(fields, before, now) {
+		if fields := (logrus.Fields{"port": l.port, "process": l.process, "remedy": remedy}); isNews(fields,
+			before, now) {
 			s.log.WithFields(fields).Warn("a process listens in vain: its port is " + at)
 		}
 	}
 	for _, p := range s.config.lentPorts() {
-		if fields := (logrus.Fields{"port": p.First, "last": p.Last, "remedy": "reserve it: net.ipv4.ip_local_reserved_ports"}); isNews(fields, before, now) {
-			s.log.WithFields(fields).Warn("this node may use a node port for its own connections, whose answers then go to the Service")
+		if fields := (logrus.Fields{"port": p.First, "last": p.Last,
+			"remedy": "reserve it: net.ipv4.ip_local_reserved_ports"}); isNews(fields, before, now) {
+			s.log.WithFields(fields).Warn(
+				"this node may use a node port for its own connections, whose answers then go to the Service")
 		}
 	}
 	s.named = now

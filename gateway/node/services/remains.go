@@ -50,7 +50,8 @@ func RemoveRemains(devices bool) (found int, err error) {
 		}
 		defer device.Close() // keeps other processes from taking the device meanwhile
 		if err := setPersist(device, false); err != nil {
-			return found + len(kept), fmt.Errorf("services: remove %s: %w; remove it with: ip link del %[1]s", l.Attrs().Name, err)
+			return found + len(kept), fmt.Errorf("services: remove %s: %w; remove it with: ip link del %[1]s",
+				l.Attrs().Name, err)
 		}
 	}
 	var failed []error

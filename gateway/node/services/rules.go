@@ -43,7 +43,8 @@ func (s *steer) rule(priority int) netlink.Rule {
 }
 
 // answeredProtocols are the protocols that the engine knows, and others that hosts use.
-var answeredProtocols = []int{unix.IPPROTO_ICMP, unix.IPPROTO_IPIP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_IPV6, unix.IPPROTO_GRE, unix.IPPROTO_ESP,
+var answeredProtocols = []int{unix.IPPROTO_ICMP, unix.IPPROTO_IPIP, unix.IPPROTO_TCP, unix.IPPROTO_UDP,
+	unix.IPPROTO_IPV6, unix.IPPROTO_GRE, unix.IPPROTO_ESP,
 	unix.IPPROTO_AH, unix.IPPROTO_SCTP, unix.IPPROTO_UDPLITE}
 
 // answered returns the rules for addresses whose route only makes the kernel answer ARP
@@ -74,14 +75,16 @@ const ownPackets = "lo"
 // does not; it belongs to the device.
 func probe() netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = unix.AF_INET6, priorityProbe, unix.RT_TABLE_LOCAL, lasting, unix.IPPROTO_ICMPV6
+	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = unix.AF_INET6, priorityProbe, unix.RT_TABLE_LOCAL, lasting,
+		unix.IPPROTO_ICMPV6
 	r.Src = ipNet(netip.MustParsePrefix("fe80::/10"))
 	return *r
 }
 
 func ruleError(what string, err error) error {
 	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("services: %s: needs CAP_NET_ADMIN in this network namespace; run culvert node as root: %w", what, err)
+		return fmt.Errorf("services: %s: needs CAP_NET_ADMIN in this network namespace; run culvert node as root: %w",
+			what, err)
 	}
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("services: %s: this kernel has no policy routing (CONFIG_IP_MULTIPLE_TABLES): %w", what, err)

@@ -133,7 +133,8 @@ func Saved(base *Config, log logrus.FieldLogger) *Config {
 		c, err = load(f)
 	}
 	if err != nil {
-		log.WithError(err).Warn("services.state: the Services of the previous run cannot be read: the API server says what they are")
+		log.WithError(err).Warn(
+			"services.state: the Services of the previous run cannot be read: the API server says what they are")
 		return nil
 	}
 	given := len(base.Addresses) > 0

@@ -109,7 +109,8 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := c.plan(own, orphans{})
-	if s.page, err = page.New("services.metrics", c.Metrics, t.listener(offerPage, c.Metrics), s.metrics, s.broken); err == nil {
+	if s.page, err = page.New("services.metrics", c.Metrics, t.listener(offerPage, c.Metrics), s.metrics,
+		s.broken); err == nil {
 		s.engine, err = nat.New(s.keeper.key, &p.nat)
 	}
 	if err == nil && t != nil {
@@ -145,7 +146,8 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 	if t != nil {
 		t.done()
 	}
-	s.log.WithFields(logrus.Fields{"services": len(c.Services), "routes": len(p.routes), "rules": len(p.front) + len(p.behind)}).Info("services are served")
+	s.log.WithFields(logrus.Fields{"services": len(c.Services), "routes": len(p.routes),
+		"rules": len(p.front) + len(p.behind)}).Info("services are served")
 	s.watchPorts()
 	s.nameListeners()
 	if conflict != nil {
@@ -259,7 +261,8 @@ func (s *Server) Run(ctx context.Context) error {
 		return errors.Join(err, <-gone)
 	}
 	if stays {
-		s.log.WithField("remedy", "to remove device, rules and routes: culvert node --remove").Info("services wait for the next run")
+		s.log.WithField("remedy", "to remove device, rules and routes: culvert node --remove").Info(
+			"services wait for the next run")
 	} else {
 		s.log.Info("services are no longer served")
 	}
@@ -322,7 +325,8 @@ func OwnAddresses(c *Config) ([]netip.Addr, error) {
 	for _, l := range list {
 		a, _ := netip.AddrFromSlice(l.IP)
 		a = a.Unmap()
-		if l.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_OPTIMISTIC) == unix.IFA_F_TENTATIVE { // RFC 4862, Section 5.4: not assigned; not usable as a route's source
+		// RFC 4862, Section 5.4: not assigned; not usable as a route's source
+		if l.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_OPTIMISTIC) == unix.IFA_F_TENTATIVE {
 			tentative[a] = true
 			continue
 		}
@@ -336,9 +340,12 @@ func OwnAddresses(c *Config) ([]netip.Addr, error) {
 		switch {
 		case here[a]:
 		case tentative[a]:
-			missing = append(missing, fmt.Errorf("services.addresses[%d]: %s is tentative, until it is found that no other host has it; if ip address shows dadfailed, one has: remove it there", i, a))
+			missing = append(missing,
+				fmt.Errorf("services.addresses[%d]: %s is tentative, until it is found that no other host has it; if ip address shows dadfailed, one has: remove it there", i, a))
 		default:
-			missing = append(missing, fmt.Errorf("services.addresses[%d]: %s is not an address of this machine; ip -br address shows all", i, a))
+			missing = append(missing,
+				fmt.Errorf("services.addresses[%d]: %s is not an address of this machine; ip -br address shows all", i,
+					a))
 		}
 	}
 	return own, errors.Join(missing...)

@@ -36,17 +36,20 @@ func TestServerChanges(t *testing.T) {
 	need.NoError(t, change("PA", "PC")) // endpoints alone
 	n.requireServed("with other endpoints", "pc", everywhere...)
 	need.NoError(t, change("PA", "PC", "serve:\n", "serve:\n"+more))
-	n.requireServed("with another Service", "pc", "10.96.0.15:80", "[fd96::15]:80", "172.18.0.2:30015", "[fd18::2]:30015")
+	n.requireServed("with another Service", "pc", "10.96.0.15:80", "[fd96::15]:80", "172.18.0.2:30015",
+		"[fd18::2]:30015")
 	n.requireAnswer("TCP", tcp, "still")
 	n.requireAnswer("UDP", udp, "pc")
 
 	n.address(netlink.AddrAdd, "172.18.0.3/24")
 	serving := n.kernelState()
 	for _, r := range []struct{ from, to, want string }{
-		{"addresses:", "mtu: 1400\naddresses:", "interface, mtu, clientPorts, state and metrics change only at a restart"},
+		{"addresses:", "mtu: 1400\naddresses:",
+			"interface, mtu, clientPorts, state and metrics change only at a restart"},
 		{`, "fd18::2"`, "", "services.addresses: IPv4 or IPv6 comes and goes only at a restart"},
 		{"172.18.0.2", "172.18.0.99", "services.addresses[0]: 172.18.0.99 is not an address of this machine"},
-		{"nodePort: 30010, ", "nodePort: 30010, externalIPs: [10.244.9.9, 10.244.9.8], ", "this node has another route to 10.244.9.9"},
+		{"nodePort: 30010, ", "nodePort: 30010, externalIPs: [10.244.9.9, 10.244.9.8], ",
+			"this node has another route to 10.244.9.9"},
 	} {
 		other := &netlink.Route{LinkIndex: n.lan.Attrs().Index, Dst: ipNet(netip.MustParsePrefix("10.244.9.9/32"))}
 		need.NoError(t, netlink.RouteAdd(other))
@@ -65,7 +68,9 @@ func TestServerChanges(t *testing.T) {
 		t.Error("a Service that was deleted answers")
 	}
 	led := func() bool {
-		return slices.ContainsFunc(kernelRules(t), func(r string) bool { return strings.Contains(r, "ipproto 6 dport 30010-30010") })
+		return slices.ContainsFunc(kernelRules(t), func(r string) bool {
+			return strings.Contains(r, "ipproto 6 dport 30010-30010")
+		})
 	}
 	if !led() {
 		t.Error("no rule leads the node port of a living connection to the device")
@@ -91,10 +96,12 @@ func TestServerStatus(t *testing.T) {
 	s := n.start(n.config("addresses:", "metrics: 127.0.0.1:8083\naddresses:"))
 	n.requireServed("at first", "pa", everywhere...)
 	status := s.Status()
-	if status.Interface != "culvert1" || status.Mode != "tun" || status.Name != "n1" || status.Fault != "" || status.Table.Created < uint64(len(everywhere)) || status.Traffic.Forwarded == 0 {
+	if status.Interface != "culvert1" || status.Mode != "tun" || status.Name != "n1" || status.Fault != "" ||
+		status.Table.Created < uint64(len(everywhere)) || status.Traffic.Forwarded == 0 {
 		t.Errorf("%+v", status)
 	}
-	if len(status.Services) != 2 || status.Services[1].Name != "dns" || status.Services[1].Protocol != "udp" || status.Services[1].NodePort != 30010 || status.Services[1].Endpoints != 2 {
+	if len(status.Services) != 2 || status.Services[1].Name != "dns" || status.Services[1].Protocol != "udp" ||
+		status.Services[1].NodePort != 30010 || status.Services[1].Endpoints != 2 {
 		t.Errorf("%+v", status.Services)
 	}
 	get := func(path string) string {
@@ -106,7 +113,8 @@ func TestServerStatus(t *testing.T) {
 		need.NoError(t, err)
 		return response.Status + " " + string(text)
 	}
-	if page := get("metrics"); !strings.Contains(page, "culvert_services 2\n") || strings.Contains(page, "culvert_connections_created_total 0\n") {
+	if page := get("metrics"); !strings.Contains(page, "culvert_services 2\n") ||
+		strings.Contains(page, "culvert_connections_created_total 0\n") {
 		t.Error(page)
 	}
 	if health := get("healthz"); health != "200 OK ok\n" {
@@ -114,7 +122,8 @@ func TestServerStatus(t *testing.T) {
 	}
 	n.address(netlink.AddrDel, "fd18::2/64")
 	n.logged("fd18::2 is not an address of this machine")
-	if health := get("healthz"); !strings.HasPrefix(health, "503 ") || !strings.Contains(health, "fd18::2") || !strings.Contains(s.Status().Fault, "fd18::2") {
+	if health := get("healthz"); !strings.HasPrefix(health, "503 ") || !strings.Contains(health, "fd18::2") ||
+		!strings.Contains(s.Status().Fault, "fd18::2") {
 		t.Errorf("%s; %s", health, s.Status().Fault)
 	}
 	n.address(netlink.AddrAdd, "fd18::2/64")
@@ -127,7 +136,8 @@ func TestServerStatus(t *testing.T) {
 	if _, err := dial("tcp", "172.18.0.2:30010"); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("without endpoints: %v", err)
 	}
-	if drops := s.Status().Traffic.Drops; !slices.ContainsFunc(drops, func(d control.Drop) bool { return d.Reason == "no-backend" }) {
+	if drops := s.Status().Traffic.Drops; !slices.ContainsFunc(drops,
+		func(d control.Drop) bool { return d.Reason == "no-backend" }) {
 		t.Errorf("%v", drops)
 	}
 }
@@ -143,7 +153,8 @@ func TestServerRefused(t *testing.T) {
 		want          string
 	}{
 		{nil, nil, "172.18.0.2", "172.18.0.99", "services.addresses[0]: 172.18.0.99 is not an address of this machine"},
-		{nil, nil, "addresses:", "interface: lan\naddresses:", "services.interface: lan exists; stop the culvert node that it belongs to, or choose another name"},
+		{nil, nil, "addresses:", "interface: lan\naddresses:",
+			"services.interface: lan exists; stop the culvert node that it belongs to, or choose another name"},
 		{nil, nil, "addresses:", "metrics: 192.0.2.1:8083\naddresses:", "services.metrics: "},
 		{func() error {
 			r := localRule(unix.AF_INET, 200)
@@ -175,7 +186,8 @@ func TestServerRefused(t *testing.T) {
 		"state: " + folder + "\naddresses:":   "services.state: state: in use",
 		"state: " + folder + "/b\naddresses:": "services.interface: culvert1 is held by exe, process",
 	} {
-		if s, err := n.open(n.config("addresses:", to)); s != nil || err == nil || !strings.Contains(err.Error(), want) {
+		if s, err := n.open(n.config("addresses:", to)); s != nil || err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("beside another: %v, want %q", err, want)
 		}
 		n.requireState(want, serving)
@@ -228,7 +240,8 @@ func TestServerLentPorts(t *testing.T) {
 // What others remove comes back within a second or two: rules, routes, and the devices.
 func TestServerRestores(t *testing.T) {
 	n := newNode(t)
-	s := n.start(n.config("addresses:", "state: "+t.TempDir()+"\nannounce: [203.0.113.7/32]\naddresses:", "nodePort: 30010, ", "nodePort: 30010, loadBalancerIPs: [203.0.113.7], "))
+	s := n.start(n.config("addresses:", "state: "+t.TempDir()+"\nannounce: [203.0.113.7/32]\naddresses:",
+		"nodePort: 30010, ", "nodePort: 30010, loadBalancerIPs: [203.0.113.7], "))
 	serving := n.kernelState()
 	link := func(name string) netlink.Link {
 		l, err := netlink.LinkByName(name)

@@ -18,7 +18,8 @@ import (
 // dialFrom asks from a port of the node's own.
 func (n *node) dialFrom(port int, to string) *stream {
 	n.Helper()
-	again := func(_, _ string, conn syscall.RawConn) (err error) { // although an earlier run's connection is in TIME-WAIT
+	// although an earlier run's connection is in TIME-WAIT
+	again := func(_, _ string, conn syscall.RawConn) (err error) {
 		e := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
 		return errors.Join(e, err)
 	}

@@ -76,7 +76,8 @@ func newSteering(device string, index int, families []int, before *vipDevice) (*
 		if slices.Contains(families, family) {
 			continue
 		}
-		if err := errors.Join(removeSteers(family), restoreLocal(family)); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
+		if err := errors.Join(removeSteers(family), restoreLocal(family)); err != nil &&
+			!errors.Is(err, unix.EAFNOSUPPORT) {
 			return nil, err
 		}
 	}
@@ -113,7 +114,8 @@ func (s *steering) adopt(family int) error {
 	}
 	for _, r := range routes {
 		own := r.Dst == nil || r.Dst.IP.IsLinkLocalUnicast() || r.Dst.IP.IsMulticast() // the device's own
-		if r.Protocol == lasting && (r.Table == tableID || r.Table == answeredTable || r.Table == unix.RT_TABLE_MAIN && !own) {
+		if r.Protocol == lasting && (r.Table == tableID || r.Table == answeredTable ||
+			r.Table == unix.RT_TABLE_MAIN && !own) {
 			s.routes = append(s.routes, r)
 		}
 	}
@@ -128,7 +130,8 @@ func (s *steering) routesOf(family int) (all []netlink.Route, err error) {
 	}
 	for _, index := range devices {
 		routes, err := rtnl.List(func() ([]netlink.Route, error) {
-			return netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+			return netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: index},
+				netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("services: list the routes of %s: %w", s.device, err)
@@ -182,7 +185,10 @@ func isOwned(r *netlink.Rule) bool {
 // removeSteers removes the rules that lead packets to a device, and then those that let packets
 // from it pass.
 func removeSteers(family int) error {
-	if err := removeOwned(family, func(r *netlink.Rule) bool { return r.Table == tableID || r.Table == answeredTable }); err != nil {
+	if err := removeOwned(family, func(r *netlink.Rule) bool {
+		return r.Table == tableID ||
+			r.Table == answeredTable
+	}); err != nil {
 		return err
 	}
 	return removeOwned(family, func(*netlink.Rule) bool { return true })
@@ -198,7 +204,8 @@ func removeOwned(family int, which func(*netlink.Rule) bool) error {
 	for i := range list {
 		if r := &list[i]; isOwned(r) && which(r) {
 			if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
-				all = append(all, fmt.Errorf("services: remove the rule at %d: %w; remove it with: ip rule del pref %d", r.Priority, err, r.Priority))
+				all = append(all, fmt.Errorf("services: remove the rule at %d: %w; remove it with: ip rule del pref %d",
+					r.Priority, err, r.Priority))
 			}
 		}
 	}
@@ -387,7 +394,10 @@ func (s *steering) forgetRemoved() error {
 		}
 	}
 	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool { return !rulesThere[describe(&r)] })
-	s.routes = slices.DeleteFunc(s.routes, func(r netlink.Route) bool { _, ok := routesThere[destination(&r)]; return !ok })
+	s.routes = slices.DeleteFunc(s.routes, func(r netlink.Route) bool {
+		_, ok := routesThere[destination(&r)]
+		return !ok
+	})
 	for i := range s.routes {
 		s.routes[i].Src = routesThere[destination(&s.routes[i])]
 	}

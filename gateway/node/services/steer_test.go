@@ -114,7 +114,8 @@ func TestOthersMovedTheLocalTable(t *testing.T) {
 			}
 			for _, priority := range []int{priorityOn, priorityEnd} {
 				r := netlink.NewRule()
-				r.Family, r.Priority, r.Table, r.Src = unix.AF_INET, priority, 77, ipNet(netip.MustParsePrefix("10.99.0.0/16"))
+				r.Family, r.Priority, r.Table, r.Src = unix.AF_INET, priority, 77,
+					ipNet(netip.MustParsePrefix("10.99.0.0/16"))
 				need.NoError(t, netlink.RuleAdd(r))
 			}
 			before := kernelRules(t)
@@ -162,10 +163,12 @@ func TestSourceChanges(t *testing.T) {
 	for _, source := range []string{"172.18.0.22", "172.18.0.2"} {
 		need.NoError(t, s.apply(p, source4(source)))
 		list, err := rtnl.List(func() ([]netlink.Route, error) {
-			return netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+			return netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN},
+				netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 		})
 		need.NoError(t, err)
-		list = slices.DeleteFunc(list, func(r netlink.Route) bool { return r.Dst.String() == "172.18.0.0/24" }) // the link's own route
+		// the link's own route
+		list = slices.DeleteFunc(list, func(r netlink.Route) bool { return r.Dst.String() == "172.18.0.0/24" })
 		if len(list) != 2 {
 			t.Errorf("%d routes, want 2: %v", len(list), list)
 		}
@@ -193,7 +196,8 @@ func TestLentPorts(t *testing.T) {
 		{"32768 60999", "40000-40001", 0},
 		{"32768 60999", "40000,40001", 0},
 	} {
-		for name, value := range map[string]string{"ip_local_port_range": test.local, "ip_local_reserved_ports": test.reserved + "\n"} {
+		for name, value := range map[string]string{"ip_local_port_range": test.local,
+			"ip_local_reserved_ports": test.reserved + "\n"} {
 			need.NoError(t, os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0))
 		}
 		if lent := c.lentPorts(); len(lent) != test.lent {
@@ -210,7 +214,8 @@ func TestRouter(t *testing.T) {
 	for _, r := range []netlink.Route{
 		{LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.1").AsSlice()},
 		{Dst: ipNet(netip.MustParsePrefix("192.0.2.0/24")), MultiPath: []*netlink.NexthopInfo{
-			{LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.7").AsSlice()}, {LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.8").AsSlice()},
+			{LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.7").AsSlice()},
+			{LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.8").AsSlice()},
 		}},
 	} {
 		need.NoError(t, netlink.RouteAdd(&r))
@@ -240,7 +245,8 @@ func TestTakeOver(t *testing.T) {
 	need.NoError(t, err)
 	need.NoError(t, s.apply(c.plan(c.Addresses, orphans{}), source4("172.18.0.2")))
 	left := kernelRules(t)
-	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE)
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+		unix.RTNLGRP_IPV4_ROUTE)
 	need.NoError(t, err)
 	defer socket.Close()
 	next, err := newSteering("culvert1", index, both, nil)
@@ -264,7 +270,8 @@ func TestTakeOver(t *testing.T) {
 	c.Services = c.Services[:1] // without the UDP Service
 	p := c.plan(c.Addresses, orphans{})
 	need.NoError(t, next.apply(p, source4("172.18.0.2")))
-	if after := kernelRules(t); len(after) >= len(left) || slices.ContainsFunc(after, func(r string) bool { return strings.Contains(r, "ipproto 17") }) {
+	if after := kernelRules(t); len(after) >= len(left) || slices.ContainsFunc(after,
+		func(r string) bool { return strings.Contains(r, "ipproto 17") }) {
 		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
 	}
 	if err := next.close(); err != nil {
@@ -282,7 +289,8 @@ func TestRemains(t *testing.T) {
 	before := kernelRules(t)
 	steered(t, index, both)
 	during := kernelRules(t)
-	if found, err := RemoveRemains(true); found != 0 || err == nil || !strings.Contains(err.Error(), "culvert1 exists; stop the culvert node") {
+	if found, err := RemoveRemains(true); found != 0 || err == nil || !strings.Contains(err.Error(),
+		"culvert1 exists; stop the culvert node") {
 		t.Errorf("of a node that runs: %d, %v", found, err)
 	}
 	requireRules(t, during)
@@ -341,13 +349,16 @@ func TestTakenChangesNothing(t *testing.T) {
 	if err := s.conflicts(p); err != nil {
 		t.Errorf("what is there already: %v", err)
 	}
-	other := &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN, Dst: ipNet(netip.MustParsePrefix("203.0.113.77/32"))}
+	other := &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN,
+		Dst: ipNet(netip.MustParsePrefix("203.0.113.77/32"))}
 	need.NoError(t, netlink.RouteAdd(other))
 	before, made := kernelRules(t), s.made
 	next := *p
-	next.routes = append(slices.Clone(p.routes), netip.MustParsePrefix("203.0.113.76/32"), netip.MustParsePrefix("203.0.113.77/32"))
+	next.routes = append(slices.Clone(p.routes), netip.MustParsePrefix("203.0.113.76/32"),
+		netip.MustParsePrefix("203.0.113.77/32"))
 	var named *ConflictError
-	if err := s.conflicts(&next); !errors.As(err, &named) || !slices.Equal(named.Addresses, []netip.Addr{netip.MustParseAddr("203.0.113.77")}) {
+	if err := s.conflicts(&next); !errors.As(err, &named) || !slices.Equal(named.Addresses,
+		[]netip.Addr{netip.MustParseAddr("203.0.113.77")}) {
 		t.Errorf("%v", err)
 	}
 	if s.made != made {

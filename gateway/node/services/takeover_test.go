@@ -46,7 +46,8 @@ func connectOnce(to string) error {
 		return err
 	}
 	err = raw.Control(func(fd uintptr) {
-		if info, e := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); e != nil || info.Total_retrans > 0 {
+		if info, e := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); e != nil ||
+			info.Total_retrans > 0 {
 			err = fmt.Errorf("segments were repeated: %v", e)
 		}
 	})
@@ -59,7 +60,8 @@ func TestServerTakenOver(t *testing.T) {
 	n := newNode(t)
 	before := n.kernelState()
 	folder := t.TempDir()
-	file := []string{"addresses:", "state: " + folder + "\nmetrics: 127.0.0.1:8083\nannounce: [203.0.113.7/32]\naddresses:",
+	file := []string{"addresses:",
+		"state: " + folder + "\nmetrics: 127.0.0.1:8083\nannounce: [203.0.113.7/32]\naddresses:",
 		"nodePort: 30010, ", "nodePort: 30010, loadBalancerIPs: [203.0.113.7], "}
 	first := n.start(n.config(file...))
 	firstLogs := n.logs

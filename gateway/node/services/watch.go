@@ -71,7 +71,9 @@ func (s *Server) watch(ctx context.Context) {
 		if back > 0 {
 			mended = time.Now()
 			if changes += back; mended.Sub(told) >= tellPause {
-				s.log.WithField("changes", changes).Warn("another program has changed rules or routes that lead to services: they are restored")
+				s.log.WithField("changes",
+					changes).Warn(
+					"another program has changed rules or routes that lead to services: they are restored")
 				told, changes = mended, 0
 			}
 		}
@@ -84,7 +86,8 @@ func (s *Server) logMend(err error) {
 		s.log.Info("the addresses, rules and routes that services need are there again")
 		return
 	}
-	s.log.WithError(err).Warn("addresses, rules or routes that services need are gone and cannot be restored; trying again")
+	s.log.WithError(err).Warn(
+		"addresses, rules or routes that services need are gone and cannot be restored; trying again")
 }
 
 func text(err error) *string {
@@ -125,7 +128,8 @@ func (s *Server) concerns(m syscall.NetlinkMessage) bool {
 		return len(m.Data) > protocol && m.Data[protocol] == lasting
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK: // a device that goes down loses its routes
 		const index = 4 // of struct ifinfomsg
-		return len(m.Data) >= index+4 && binary.NativeEndian.Uint32(m.Data[index:]) == uint32(s.index) || bytes.Contains(m.Data, []byte(vipPrefix))
+		return len(m.Data) >= index+4 && binary.NativeEndian.Uint32(m.Data[index:]) == uint32(s.index) ||
+			bytes.Contains(m.Data, []byte(vipPrefix))
 	}
 	return false
 }

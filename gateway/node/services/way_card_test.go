@@ -56,7 +56,8 @@ func card(b []byte) (all [][]byte, err error) {
 		} else {
 			binary.BigEndian.PutUint16(transport[4:], uint16(len(transport)))
 		}
-		pseudo := slices.Concat(v.Source.AsSlice(), v.Destination.AsSlice(), binary.BigEndian.AppendUint32(nil, uint32(len(transport))), []byte{0, v.Protocol})
+		pseudo := slices.Concat(v.Source.AsSlice(), v.Destination.AsSlice(), binary.BigEndian.AppendUint32(nil,
+			uint32(len(transport))), []byte{0, v.Protocol})
 		transport[field], transport[field+1] = 0, 0
 		sum := nattest.Checksum(append(pseudo, transport...))
 		if sum == 0 && !tcp {
@@ -125,15 +126,18 @@ func TestLikeACard(t *testing.T) {
 		super, superOut := cardWay(t, proxy)
 		single, singleOut := cardWay(t, proxy)
 		tcp, v6 := r.IntN(2) == 0, r.IntN(2) == 0
-		client, to, port := pick("10.244.2.9", "10.244.1.5", "198.51.100.7", "172.18.0.2"), pick("10.96.0.10", "172.18.0.2"), uint16(80)
+		client, to, port := pick("10.244.2.9", "10.244.1.5", "198.51.100.7", "172.18.0.2"),
+			pick("10.96.0.10", "172.18.0.2"), uint16(80)
 		if to == "172.18.0.2" {
 			port = 30080
 		}
 		if v6 {
-			v6of := map[string]string{"10.244.2.9": "fd44::9", "10.244.1.5": "fd44::5", "198.51.100.7": "fd99::7", "172.18.0.2": "fd18::2", "10.96.0.10": "fd96::10"}
+			v6of := map[string]string{"10.244.2.9": "fd44::9", "10.244.1.5": "fd44::5", "198.51.100.7": "fd99::7",
+				"172.18.0.2": "fd18::2", "10.96.0.10": "fd96::10"}
 			client, to = v6of[client], v6of[to]
 		}
-		ip := nattest.IP{Source: client, Destination: to, DF: r.IntN(2) == 0, TOS: uint8(r.Uint32()), ID: uint16(r.Uint32()), TTL: uint8(2 + r.IntN(200))}
+		ip := nattest.IP{Source: client, Destination: to, DF: r.IntN(2) == 0, TOS: uint8(r.Uint32()),
+			ID: uint16(r.Uint32()), TTL: uint8(2 + r.IntN(200))}
 		if n := r.IntN(3); !v6 && n > 0 {
 			ip.Options = bytes.Repeat([]byte{1}, 4*n)
 		} else if n > 0 {
@@ -151,7 +155,8 @@ func TestLikeACard(t *testing.T) {
 		payload := nattest.Payload(size, r.Uint32())
 		body := func(flags uint8, seq uint32, payload []byte, partial bool) nattest.Body {
 			if tcp {
-				return nattest.TCP{SourcePort: source, DestinationPort: port, Seq: seq, Ack: 7, Flags: flags, Window: 60_000, Options: options, Payload: payload, Partial: partial}
+				return nattest.TCP{SourcePort: source, DestinationPort: port, Seq: seq, Ack: 7, Flags: flags,
+					Window: 60_000, Options: options, Payload: payload, Partial: partial}
 			}
 			return nattest.UDP{SourcePort: source, DestinationPort: port, Payload: payload, Partial: partial}
 		}
@@ -186,7 +191,8 @@ func TestLikeACard(t *testing.T) {
 			}
 			return h
 		}
-		what := fmt.Sprintf("seed %d, round %d: tcp %t, %s > %s, segment %d of %d", seed, round, tcp, client, to, segment, size)
+		what := fmt.Sprintf("seed %d, round %d: tcp %t, %s > %s, segment %d of %d", seed, round, tcp, client, to,
+			segment, size)
 		// both gives one way super-frames, and the other what a card makes of them.
 		both := func(flags uint8, seq uint32, payload []byte, partial bool) (got, want [][]byte) {
 			ip.Body = body(flags, seq, payload, partial)
@@ -217,21 +223,24 @@ func TestLikeACard(t *testing.T) {
 		if tcp {
 			same(both(nattest.SYN, first-1, nil, r.IntN(2) == 0))
 		}
-		flags := nattest.ACK | uint8(r.IntN(2))*nattest.FIN | uint8(r.IntN(2))*nattest.PSH | uint8(r.IntN(2))*nattest.CWR
+		flags := nattest.ACK | uint8(r.IntN(2))*nattest.FIN | uint8(r.IntN(2))*nattest.PSH |
+			uint8(r.IntN(2))*nattest.CWR
 		partial := r.IntN(8) > 0
 		got, want := both(flags, first, payload, partial)
 		if !tcp || proxy == "" {
 			same(got, want)
 			v, err := nattest.Check(got[0])
 			need.NoError(t, err)
-			ip.Source, ip.Destination, source, port = v.Destination.String(), v.Source.String(), v.DestinationPort, v.SourcePort
+			ip.Source, ip.Destination, source, port = v.Destination.String(), v.Source.String(),
+				v.DestinationPort, v.SourcePort
 			same(both(flags, r.Uint32(), payload, r.IntN(8) > 0))
 			continue
 		}
 		var stream []byte
 		for i, b := range got {
 			v, err := nattest.Check(b)
-			if err != nil || v.Seq != first+uint32(len(stream)) || partial && size > segment && len(v.Payload) > segment {
+			if err != nil || v.Seq != first+uint32(len(stream)) || partial && size > segment &&
+				len(v.Payload) > segment {
 				t.Fatalf("%s: segment %d of %d bytes: %v", what, i, len(v.Payload), err)
 			}
 			stream = append(stream, v.Payload...)

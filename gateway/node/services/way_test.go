@@ -41,7 +41,8 @@ func TestChecksums(t *testing.T) {
 		send := func(flags uint8, payload []byte) []byte {
 			t.Helper()
 			ip := nattest.IP{Source: "10.244.2.9", Destination: "10.96.0.10", DF: true,
-				Body: nattest.TCP{SourcePort: 4000, DestinationPort: 80, Seq: 1000, Flags: flags, Window: 500, Payload: payload}}
+				Body: nattest.TCP{SourcePort: 4000, DestinationPort: 80, Seq: 1000, Flags: flags, Window: 500,
+					Payload: payload}}
 			if flags&nattest.SYN == 0 {
 				body := ip.Body.(nattest.TCP)
 				body.Seq = 1001
@@ -64,7 +65,8 @@ func TestChecksums(t *testing.T) {
 		looks := func(payload []byte) bool {
 			var p packet.Packet
 			p.Parse(nattest.IP{Source: "10.244.2.9", Destination: "10.96.0.10", DF: true,
-				Body: nattest.TCP{SourcePort: 4000, DestinationPort: 80, Seq: 1001, Flags: nattest.ACK, Window: 500, Payload: payload}}.Bytes())
+				Body: nattest.TCP{SourcePort: 4000, DestinationPort: 80, Seq: 1001, Flags: nattest.ACK, Window: 500,
+					Payload: payload}}.Bytes())
 			return p.IsPartial()
 		}
 		payload, found := []byte{0, 0}, false
@@ -93,7 +95,8 @@ func TestSuperFrames(t *testing.T) {
 	const segment, payloadLen = 1300, 20_000
 	payload := nattest.Payload(payloadLen, 1)
 	tcp := func(source string, flags uint8, seq uint32, payload []byte) nattest.IP {
-		return nattest.IP{Source: "10.244.2.9", Destination: source, DF: true, Body: nattest.TCP{SourcePort: 4000, DestinationPort: 80, Seq: seq,
+		return nattest.IP{Source: "10.244.2.9", Destination: source, DF: true, Body: nattest.TCP{SourcePort: 4000,
+			DestinationPort: 80, Seq: seq,
 			Flags: flags, Window: 500, Payload: payload, Partial: true}}
 	}
 	for name, test := range map[string]struct {
@@ -106,13 +109,18 @@ func TestSuperFrames(t *testing.T) {
 	}{
 		"TCP": {kind: unix.VIRTIO_NET_HDR_GSO_TCPV4, first: new(tcp("10.96.0.10", nattest.SYN, 1000, nil)),
 			packet: tcp("10.96.0.10", nattest.ACK, 1001, payload)},
-		"TCP with a PROXY header": {change: [2]string{"name: web,", "name: web, proxyProtocol: v2,"}, kind: unix.VIRTIO_NET_HDR_GSO_TCPV4, first: new(tcp("10.96.0.10", nattest.SYN, 1000, nil)),
+		"TCP with a PROXY header": {change: [2]string{"name: web,", "name: web, proxyProtocol: v2,"},
+			kind: unix.VIRTIO_NET_HDR_GSO_TCPV4, first: new(tcp("10.96.0.10", nattest.SYN, 1000, nil)),
 			packet: tcp("10.96.0.10", nattest.ACK, 1001, payload), cut: true},
-		"UDP": {change: [2]string{"loadBalancerIPs:", "endpoints: [{address: 10.244.1.5, port: 8080}], loadBalancerIPs:"}, kind: unix.VIRTIO_NET_HDR_GSO_UDP_L4, packet: nattest.IP{Source: "10.244.2.9", Destination: "10.96.0.10",
-			Body: nattest.UDP{SourcePort: 4000, DestinationPort: 80, Payload: payload, Partial: true}}},
-		"UDP with a checksum that looks unfinished": {change: [2]string{"loadBalancerIPs:", "endpoints: [{address: 10.244.1.5, port: 8080}], loadBalancerIPs:"},
-			kind: unix.VIRTIO_NET_HDR_GSO_UDP_L4, own: true, cut: true, packet: nattest.IP{Source: "10.244.2.9", Destination: "10.96.0.10",
+		"UDP": {change: [2]string{"loadBalancerIPs:",
+			"endpoints: [{address: 10.244.1.5, port: 8080}], loadBalancerIPs:"}, kind: unix.VIRTIO_NET_HDR_GSO_UDP_L4,
+			packet: nattest.IP{Source: "10.244.2.9", Destination: "10.96.0.10",
 				Body: nattest.UDP{SourcePort: 4000, DestinationPort: 80, Payload: payload, Partial: true}}},
+		"UDP with a checksum that looks unfinished": {change: [2]string{"loadBalancerIPs:",
+			"endpoints: [{address: 10.244.1.5, port: 8080}], loadBalancerIPs:"},
+			kind: unix.VIRTIO_NET_HDR_GSO_UDP_L4, own: true, cut: true, packet: nattest.IP{Source: "10.244.2.9",
+				Destination: "10.96.0.10",
+				Body:        nattest.UDP{SourcePort: 4000, DestinationPort: 80, Payload: payload, Partial: true}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := parse(t, test.change[:]...)
@@ -146,7 +154,8 @@ func TestSuperFrames(t *testing.T) {
 			h := send(test.packet, test.kind, sumAt)
 			if !test.cut {
 				if len(d.all) != 1 || !bytes.Equal(d.all[0][:virtioLen], h) {
-					t.Fatalf("%d packets, the first with header %x, want one with %x", len(d.all), d.all[0][:virtioLen], h)
+					t.Fatalf("%d packets, the first with header %x, want one with %x", len(d.all),
+						d.all[0][:virtioLen], h)
 				}
 				v, err := nattest.CheckPartial(d.all[0][virtioLen:])
 				if err != nil || !bytes.Equal(v.Payload, payload) || v.Destination.String() == "10.96.0.10" {

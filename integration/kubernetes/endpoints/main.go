@@ -1,5 +1,6 @@
-// Command endpoints prints the endpoints that kube-proxy would use on a node for Services and their EndpointSlices. It calls kube-proxy's own
-// functions. It reads one Case a line from standard input, and writes the Ports of each.
+// Command endpoints prints the endpoints that kube-proxy would use on a node for Services and their
+// EndpointSlices. It calls kube-proxy's own functions. It reads one Case a line from standard
+// input, and writes the Ports of each.
 package main
 
 import (
@@ -73,13 +74,16 @@ func (c *Case) ports() []Port {
 		endpoints.Update(tracker)
 		checks, here := services.HealthCheckNodePorts(), endpoints.LocalReadyEndpoints()
 		for name, s := range services {
-			cluster, local, _, any := proxy.CategorizeEndpoints(endpoints[name], s, c.Node, map[string]string{v1.LabelTopologyZone: c.Zone})
+			cluster, local, _, any := proxy.CategorizeEndpoints(endpoints[name], s, c.Node,
+				map[string]string{v1.LabelTopologyZone: c.Zone})
 			if checks[name.NamespacedName] == 0 {
 				delete(here, name.NamespacedName) // nobody asks
 			}
 			all = append(all, Port{
-				Name: name.Port, Protocol: string(name.Protocol), Port: s.Port(), NodePort: s.NodePort(), ClusterIP: s.ClusterIP().String(),
-				External: addresses(s.ExternalIPs()), Balanced: addresses(s.LoadBalancerVIPs()), Sources: networks(s.LoadBalancerSourceRanges()),
+				Name: name.Port, Protocol: string(name.Protocol), Port: s.Port(), NodePort: s.NodePort(),
+				ClusterIP: s.ClusterIP().String(),
+				External:  addresses(s.ExternalIPs()), Balanced: addresses(s.LoadBalancerVIPs()),
+				Sources:  networks(s.LoadBalancerSourceRanges()),
 				Affinity: string(s.SessionAffinityType()), AffinitySeconds: s.StickyMaxAgeSeconds(),
 				ExternalLocal: s.ExternalPolicyLocal(), InternalLocal: s.InternalPolicyLocal(),
 				HealthCheck: int(checks[name.NamespacedName]), Here: here[name.NamespacedName],
@@ -89,7 +93,8 @@ func (c *Case) ports() []Port {
 		}
 	}
 	slices.SortFunc(all, func(a, b Port) int {
-		return cmp.Or(strings.Compare(a.ClusterIP, b.ClusterIP), strings.Compare(a.Name, b.Name), strings.Compare(a.Protocol, b.Protocol))
+		return cmp.Or(strings.Compare(a.ClusterIP, b.ClusterIP), strings.Compare(a.Name, b.Name),
+			strings.Compare(a.Protocol, b.Protocol))
 	})
 	return all
 }

@@ -1,5 +1,6 @@
-// Command kubeproxy is kube-proxy's nftables mode without an API server: it reads sets of Services and EndpointSlices, one line of JSON each, and
-// serves the latest set. After it has taken a set, it prints a line to standard output.
+// Command kubeproxy is kube-proxy's nftables mode without an API server: it reads sets of Services
+// and EndpointSlices, one line of JSON each, and serves the latest set. After it has taken a set,
+// it prints a line to standard output.
 package main
 
 import (
@@ -45,7 +46,8 @@ func run(node, address, pods, services string) error {
 		family, bits = v1.IPv6Protocol, "/128"
 	}
 	const masqueradeBit = 14 // kube-proxy's default
-	p, err := nftables.NewProxier(context.Background(), family, time.Hour, 0, false, masqueradeBit, proxyutil.NewDetectLocalByCIDR(pods),
+	p, err := nftables.NewProxier(context.Background(), family, time.Hour, 0, false, masqueradeBit,
+		proxyutil.NewDetectLocalByCIDR(pods),
 		node, ip, &events.FakeRecorder{}, nil, []string{address + bits}, false)
 	if err != nil {
 		return err
@@ -57,7 +59,8 @@ func run(node, address, pods, services string) error {
 	return serve(p)
 }
 
-// serve passes the objects of each set to p in order: once the rules contain the last one, they contain all.
+// serve passes the objects of each set to p in order: once the rules contain the last one, they
+// contain all.
 func serve(p proxy.Provider) error {
 	var now set
 	lines := bufio.NewScanner(os.Stdin)

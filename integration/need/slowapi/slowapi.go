@@ -12,7 +12,8 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// A Client sends requests to another one. Delay, in nanoseconds, passes before it creates or updates an object of a namespace.
+// A Client sends requests to another one. Delay, in nanoseconds, passes before it creates or
+// updates an object of a namespace.
 type Client struct {
 	dynamic.Interface
 	Delay atomic.Int64
@@ -46,21 +47,24 @@ func (o objects) wait(ctx context.Context) error {
 	}
 }
 
-func (o objects) Create(ctx context.Context, u *unstructured.Unstructured, opts metav1.CreateOptions, sub ...string) (*unstructured.Unstructured, error) {
+func (o objects) Create(ctx context.Context, u *unstructured.Unstructured, opts metav1.CreateOptions,
+	sub ...string) (*unstructured.Unstructured, error) {
 	if err := o.wait(ctx); err != nil {
 		return nil, err
 	}
 	return o.ResourceInterface.Create(ctx, u, opts, sub...)
 }
 
-func (o objects) Update(ctx context.Context, u *unstructured.Unstructured, opts metav1.UpdateOptions, sub ...string) (*unstructured.Unstructured, error) {
+func (o objects) Update(ctx context.Context, u *unstructured.Unstructured, opts metav1.UpdateOptions,
+	sub ...string) (*unstructured.Unstructured, error) {
 	if err := o.wait(ctx); err != nil {
 		return nil, err
 	}
 	return o.ResourceInterface.Update(ctx, u, opts, sub...)
 }
 
-func (o objects) UpdateStatus(ctx context.Context, u *unstructured.Unstructured, opts metav1.UpdateOptions) (*unstructured.Unstructured, error) {
+func (o objects) UpdateStatus(ctx context.Context, u *unstructured.Unstructured, opts metav1.UpdateOptions) (
+	*unstructured.Unstructured, error) {
 	if err := o.wait(ctx); err != nil {
 		return nil, err
 	}

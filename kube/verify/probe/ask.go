@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	dialTimeout   = 2 * time.Second // for one try: longer than until the first repetition of a SYN (RFC 6298, Section 2.1)
+	// for one try: longer than until the first repetition of a SYN (RFC 6298, Section 2.1)
+	dialTimeout   = 2 * time.Second
 	pause         = 200 * time.Millisecond
 	datagrams     = 20
 	datagramBytes = 512
@@ -26,8 +27,8 @@ const (
 	bulkTime      = 30 * time.Second
 )
 
-// Ask does a Task, one target after the other. It first makes the small tests, so that concurrent askers do not disturb each other's measurements,
-// and then those that fill the path.
+// Ask does a Task, one target after the other. It first makes the small tests, so that concurrent
+// askers do not disturb each other's measurements, and then those that fill the path.
 func Ask(ctx context.Context, t *Task) []Answer {
 	all := make([]Answer, len(t.Targets))
 	for i := range t.Targets {
@@ -121,7 +122,8 @@ func short(err error) string {
 	return err.Error()
 }
 
-// datagrams sends a burst of datagrams, and a second one if any was lost: a queue may overflow now and then.
+// datagrams sends a burst of datagrams, and a second one if any was lost: a queue may overflow now
+// and then.
 func (t *Task) datagrams(ctx context.Context, address string) *UDP {
 	best := &UDP{Sent: datagrams}
 	for range 2 {
@@ -210,7 +212,8 @@ func (t *Task) bulk(ctx context.Context, address string, bytesToSend int64) *Bul
 		got.Bytes += int64(n)
 		if err != nil {
 			conn.Close() // ends the sender
-			if got.Error = fmt.Sprintf("%s after %d of %d bytes", short(err), got.Bytes, bytesToSend); time.Since(began) >= bulkTime {
+			if got.Error = fmt.Sprintf("%s after %d of %d bytes", short(err), got.Bytes, bytesToSend); time.Since(
+				began) >= bulkTime {
 				got.Error = fmt.Sprintf("no more than %d of %d bytes in %s", got.Bytes, bytesToSend, bulkTime)
 			}
 			break

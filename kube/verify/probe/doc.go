@@ -1,9 +1,10 @@
-// Package probe has both ends of the checks of culvert verify: Serve answers, Ask asks. They run in pods without any privilege, and know nothing of
-// Kubernetes.
+// Package probe has both ends of the checks of culvert verify: Serve answers, Ask asks. They run in
+// pods without any privilege, and know nothing of Kubernetes.
 //
-// Over TCP, an asker sends a line with the token of its run. The server answers with a line that has the address it sees and its own name,
-// and then returns every byte. Over UDP, a question is the token, '?', and a number; the answer is the same with '!', and as long. A server
-// answers neither answers nor anybody without the token, so two servers cannot keep each other busy.
+// Over TCP, an asker sends a line with the token of its run. The server answers with a line that
+// has the address it sees and its own name, and then returns every byte. Over UDP, a question is
+// the token, '?', and a number; the answer is the same with '!', and as long. A server answers
+// neither answers nor anybody without the token, so two servers cannot keep each other busy.
 package probe
 
 import "time"
@@ -18,7 +19,8 @@ const tokenBytes = 16
 type Task struct {
 	Token   string   `json:"token"`
 	Targets []Target `json:"targets"`
-	// Patience is how many seconds a target may take to answer for the first time: routes and policies take effect some time after a pod starts.
+	// Patience is how many seconds a target may take to answer for the first time: routes and
+	// policies take effect some time after a pod starts.
 	Patience int `json:"patience"`
 }
 
@@ -55,9 +57,10 @@ type UDP struct {
 
 // Size says how large IP packets may be, in bytes.
 type Size struct {
-	Own     int `json:"own"`            // MTU of the asker's own interface
-	Largest int `json:"largest"`        // that passed; 0: none
-	Told    int `json:"told,omitempty"` // MTU that the network reported for a packet that was too large; 0: it reported nothing
+	Own     int `json:"own"`     // MTU of the asker's own interface
+	Largest int `json:"largest"` // that passed; 0: none
+	// MTU that the network reported for a packet that was too large; 0: it reported nothing
+	Told int `json:"told,omitempty"`
 	// Above says what happened to a packet one byte larger than Largest.
 	Above Above `json:"above,omitempty"`
 }

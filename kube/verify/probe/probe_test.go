@@ -33,7 +33,8 @@ func serve(t *testing.T) (address string) {
 	return tcp.Addr().String()
 }
 
-// listen returns listeners at a port that is free for both protocols. The kernel chooses one that is free for TCP, which a UDP socket may have.
+// listen returns listeners at a port that is free for both protocols. The kernel chooses one that
+// is free for TCP, which a UDP socket may have.
 func listen(t *testing.T) (tcp net.Listener, udp net.PacketConn) {
 	t.Helper()
 	for {
@@ -79,7 +80,8 @@ func TestAskNobody(t *testing.T) {
 	need.NoError(t, err)
 	address := l.Addr().String()
 	l.Close()
-	all := Ask(t.Context(), &Task{Token: token, Targets: []Target{{"a", address, 1340, 1}, {"b", "no-such-name.invalid:1", 0, 0}}})
+	all := Ask(t.Context(), &Task{Token: token, Targets: []Target{{"a", address, 1340, 1},
+		{"b", "no-such-name.invalid:1", 0, 0}}})
 	if got := all[0]; got.Error != "connection refused" || got.UDP != nil || got.Bulk != nil {
 		t.Errorf("nobody listens: %+v", got)
 	}
@@ -117,7 +119,8 @@ func TestServeWithoutToken(t *testing.T) {
 	}
 }
 
-// wire is a path with a largest packet, which reports packets that are too big, or drops them silently.
+// wire is a path with a largest packet, which reports packets that are too big, or drops them
+// silently.
 type wire struct {
 	carries int
 	silent  bool

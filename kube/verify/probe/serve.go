@@ -22,7 +22,8 @@ const (
 	maxSilence = 30 * time.Second
 )
 
-// Serve answers askers with the token on both sockets until ctx ends, and closes them. name is what it calls itself.
+// Serve answers askers with the token on both sockets until ctx ends, and closes them. name is what
+// it calls itself.
 func Serve(ctx context.Context, tcp net.Listener, udp net.PacketConn, token, name string) error {
 	if len(token) != tokenBytes {
 		return fmt.Errorf("token: %d bytes; want %d", len(token), tokenBytes)

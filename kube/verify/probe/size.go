@@ -19,8 +19,8 @@ const (
 	sizeWait  = 300 * time.Millisecond // for an answer, or ICMP
 )
 
-// size finds the largest packet that passes unfragmented, which should have mtu bytes, and what happens to a larger
-// one.
+// size finds the largest packet that passes unfragmented, which should have mtu bytes, and what
+// happens to a larger one.
 func (t *Task) size(ctx context.Context, address string, mtu int) *Size {
 	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		control := c.Control(func(fd uintptr) {
@@ -142,7 +142,8 @@ func (p *sizer) try(size int) Above {
 			if err != nil {
 				break
 			}
-			if isDatagram(b[:n], p.Token, '!') && n == max(size-headers, minDatagram) && binary.BigEndian.Uint32(b[tokenBytes+1:]) == number {
+			if isDatagram(b[:n], p.Token, '!') && n == max(size-headers, minDatagram) &&
+				binary.BigEndian.Uint32(b[tokenBytes+1:]) == number {
 				return Passed
 			}
 		}

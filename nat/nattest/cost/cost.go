@@ -9,8 +9,8 @@ import (
 	"golang.org/x/crypto/chacha20poly1305"
 )
 
-// ProcessorTime returns the processor time that this process has used. Other work on the machine affects it less than
-// wall-clock time.
+// ProcessorTime returns the processor time that this process has used. Other work on the machine
+// affects it less than wall-clock time.
 func ProcessorTime(b testing.TB) time.Duration {
 	b.Helper()
 	var u syscall.Rusage
@@ -20,7 +20,8 @@ func ProcessorTime(b testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// Seal measures a ChaCha20-Poly1305 seal of 1400 bytes, the unit of all budgets, in nanoseconds: the best of five.
+// Seal measures a ChaCha20-Poly1305 seal of 1400 bytes, the unit of all budgets, in nanoseconds:
+// the best of five.
 func Seal(b testing.TB) float64 {
 	b.Helper()
 	best := SealOnce(b)

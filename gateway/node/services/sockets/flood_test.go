@@ -71,7 +71,8 @@ func (f *flooder) run(t *testing.T, rate int, stop <-chan struct{}) {
 		}
 		due := min(int64(time.Since(began)*time.Duration(rate)/time.Second), f.taken()-f.others.Load()+inFlight)
 		for ; sent < due; sent++ {
-			if err := unix.Sendto(fd, forged(uint32(sent), to), 0, &unix.SockaddrInet4{Addr: to.Addr().As4()}); err != nil {
+			if err := unix.Sendto(fd, forged(uint32(sent), to), 0,
+				&unix.SockaddrInet4{Addr: to.Addr().As4()}); err != nil {
 				t.Error(err)
 				return
 			}
@@ -157,7 +158,8 @@ func TestForgedUDP(t *testing.T) {
 	}
 	began := time.Now()
 	await("fill the table", func() bool {
-		return s.stats.evicted[waiting].Load() > 0 || s.stats.refusedOf(unix.IPPROTO_UDP).of(nat.ReasonTableFull).Load() > 0
+		return s.stats.evicted[waiting].Load() > 0 ||
+			s.stats.refusedOf(unix.IPPROTO_UDP).of(nat.ReasonTableFull).Load() > 0
 	})
 	first := flood.sent.Load()
 	came, as := make([]net.Conn, newcomers), make([]string, newcomers)
@@ -189,7 +191,8 @@ func TestForgedUDP(t *testing.T) {
 		}
 	}
 	end()
-	t.Logf("%d forged in %v, %d of %d newcomers served, %d went on, %d made room", flood.sent.Load(), time.Since(began), served, newcomers, stayed, s.stats.evicted[waiting].Load())
+	t.Logf("%d forged in %v, %d of %d newcomers served, %d went on, %d made room", flood.sent.Load(), time.Since(began),
+		served, newcomers, stayed, s.stats.evicted[waiting].Load())
 	if served < newcomers*95/100 || stayed < served*95/100 {
 		t.Errorf("%d of %d newcomers were served, %d went on", served, newcomers, stayed)
 	}

@@ -13,12 +13,14 @@ import (
 const (
 	maxConnections = 4096 // of a protocol
 	minConnections = 16
-	// A TCP connection has two sockets and, while bytes pass, a pipe for each direction: six descriptors. A UDP one has a socket. With an eighth of
-	// the descriptors for each protocol, an eighth remains for everything else.
+	// A TCP connection has two sockets and, while bytes pass, a pipe for each direction: six
+	// descriptors. A UDP one has a socket. With an eighth of the descriptors for each protocol, an
+	// eighth remains for everything else.
 	descriptorsEach = 8
 )
 
-// A connLimiter limits the number of TCP connections, and of UDP streams. Sources share what is free.
+// A connLimiter limits the number of TCP connections, and of UDP streams. Sources share what is
+// free.
 type connLimiter struct {
 	mu     sync.Mutex
 	shares *share.Pool[netip.Prefix] // +checklocks:mu

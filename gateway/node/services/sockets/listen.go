@@ -63,8 +63,9 @@ func explain(p *services.Place, err error, holder func(*services.Place) string) 
 		if b, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start"); err == nil {
 			first = strings.TrimSpace(string(b))
 		}
-		return fmt.Errorf("%s needs CAP_NET_BIND_SERVICE, as all ports below %s; sysctl -w net.ipv4.ip_unprivileged_port_start=%d, "+
-			"or setcap cap_net_bind_service=+ep on this program, or choose another port", at, first, p.At.Port())
+		return fmt.Errorf(
+			"%s needs CAP_NET_BIND_SERVICE, as all ports below %s; sysctl -w net.ipv4.ip_unprivileged_port_start=%d, "+
+				"or setcap cap_net_bind_service=+ep on this program, or choose another port", at, first, p.At.Port())
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		return fmt.Errorf("%s is not an address of this machine; ip -br address shows all", at)
 	case errors.Is(err, unix.EMFILE):

@@ -80,15 +80,17 @@ func config(protocol uint8, change func(*services.Service), endpoints ...[2]stri
 			if e == endpointC {
 				node = "n2"
 			}
-			s.Endpoints = append(s.Endpoints, services.Endpoint{Address: netip.MustParseAddr(address), Port: 8080, Node: node})
+			s.Endpoints = append(s.Endpoints, services.Endpoint{Address: netip.MustParseAddr(address),
+				Port: 8080, Node: node})
 		}
 	}
 	if change != nil {
 		change(&s)
 	}
 	c := &services.Config{
-		Mode: services.Sockets, Node: "n1", Ports: defaultPorts, MTU: services.DefaultMTU, Services: []services.Service{s},
-		Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd24::/16")},
+		Mode: services.Sockets, Node: "n1", Ports: defaultPorts, MTU: services.DefaultMTU,
+		Services: []services.Service{s},
+		Pods:     []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd24::/16")},
 	}
 	for _, address := range nodeAt {
 		c.Addresses = append(c.Addresses, netip.MustParseAddr(address))

@@ -33,7 +33,8 @@ func (s *stats) createdOf(protocol uint8) *atomic.Uint64 { return &s.created[slo
 func (s *stats) refusedOf(protocol uint8) *reasons { return &s.refused[slot(protocol)] }
 
 // The reasons for refusing connections.
-var refusals = [...]nat.Reason{nat.ReasonTableFull, nat.ReasonConnectionShare, nat.ReasonFiltered, nat.ReasonNoBackend, nat.ReasonNoMapping}
+var refusals = [...]nat.Reason{nat.ReasonTableFull, nat.ReasonConnectionShare, nat.ReasonFiltered, nat.ReasonNoBackend,
+	nat.ReasonNoMapping}
 
 // reasons count refused connections, by index in refusals.
 type reasons [len(refusals)]atomic.Uint64
@@ -62,24 +63,31 @@ func (s *Server) metrics() string {
 	one(prometheus.Gauge, "services", "Ports of Services that are served.", uint64(served))
 	one(prometheus.Gauge, "sockets", "Sockets that listen for clients of Services.", uint64(listening))
 	one(prometheus.Gauge, "sockets_missing", "Places where a socket should listen and cannot.", uint64(closed))
-	each(prometheus.Gauge, "connections", "Connections that are carried.", uint64(s.tcpLimit.count()), uint64(s.all.count()))
+	each(prometheus.Gauge, "connections", "Connections that are carried.", uint64(s.tcpLimit.count()),
+		uint64(s.all.count()))
 	each(prometheus.Gauge, "connections_max", "How many there may be.", uint64(s.tcpLimit.size()), uint64(s.all.max))
-	each(prometheus.Counter, "connections_created_total", "Connections that were given to an endpoint.", s.stats.createdOf(unix.IPPROTO_TCP).Load(), s.stats.createdOf(unix.IPPROTO_UDP).Load())
-	m.Family(prometheus.Counter, "connections_refused_total", "Connections that were reset, and packets of UDP that began none, by reason.", "protocol", "reason")
+	each(prometheus.Counter, "connections_created_total", "Connections that were given to an endpoint.",
+		s.stats.createdOf(unix.IPPROTO_TCP).Load(), s.stats.createdOf(unix.IPPROTO_UDP).Load())
+	m.Family(prometheus.Counter, "connections_refused_total",
+		"Connections that were reset, and packets of UDP that began none, by reason.", "protocol", "reason")
 	for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 		for _, reason := range refusals {
 			m.Count(s.stats.refusedOf(protocol).of(reason).Load(), names[protocol], reason.String())
 		}
 	}
-	m.Family(prometheus.Counter, "connections_evicted_total", "Connections of UDP that have made room for new ones: those that had their answer, those that have waited longest for one, and silent streams.", "protocol", "state")
+	m.Family(prometheus.Counter, "connections_evicted_total",
+		"Connections of UDP that have made room for new ones: those that had their answer, those that have waited longest for one, and silent streams.", "protocol", "state")
 	for x := range kept {
 		m.Count(s.stats.evicted[x].Load(), "udp", flowStateNames[x])
 	}
-	one(prometheus.Counter, "endpoint_failures_total", "Times that an endpoint did not take a connection, or refused a packet.", s.stats.failures.Load())
+	one(prometheus.Counter, "endpoint_failures_total",
+		"Times that an endpoint did not take a connection, or refused a packet.", s.stats.failures.Load())
 	one(prometheus.Counter, "lost_packets_total", "Packets of UDP that the kernel did not take.", s.stats.lost.Load())
-	one(prometheus.Counter, "accept_failures_total", "Times that a connection could not be accepted, as without a free descriptor.", s.stats.acceptFailures.Load())
+	one(prometheus.Counter, "accept_failures_total",
+		"Times that a connection could not be accepted, as without a free descriptor.", s.stats.acceptFailures.Load())
 	st := s.engine.Stats()
-	one(prometheus.Gauge, "affinity_clients", "Clients of Services with affinity that are remembered.", uint64(st.Clients))
+	one(prometheus.Gauge, "affinity_clients", "Clients of Services with affinity that are remembered.",
+		uint64(st.Clients))
 	one(prometheus.Gauge, "affinity_clients_max", "Cap of the clients that are remembered.", uint64(st.MaxClients))
 	return m.Text.String()
 }

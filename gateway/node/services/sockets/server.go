@@ -73,8 +73,8 @@ var defaultIdle = idleTimes{
 	udp:  2 * time.Minute,             // RFC 4787, Section 4.3, REQ-5: at least; the same as the engine's
 }
 
-// New listens where c says, and serves from then on. A tolerant Server ignores addresses where it cannot listen, and retries; otherwise that is an
-// error, and nothing is left.
+// New listens where c says, and serves from then on. A tolerant Server ignores addresses where it
+// cannot listen, and retries; otherwise that is an error, and nothing is left.
 func New(c *services.Config, tolerant bool, log logrus.FieldLogger) (*Server, error) {
 	return newServer(c, tolerant, log, defaultIdle, room())
 }
@@ -82,7 +82,8 @@ func New(c *services.Config, tolerant bool, log logrus.FieldLogger) (*Server, er
 func newServer(c *services.Config, tolerant bool, log logrus.FieldLogger, idle idleTimes, room int) (*Server, error) {
 	s := &Server{
 		log: log, began: time.Now(), tolerant: tolerant, idle: idle, tcpLimit: newConnLimiter(room),
-		all: newFlows(room), config: c, listening: map[place]*listenSocket{}, closed: map[place]error{}, holders: map[place]string{}, sessions: map[*session]struct{}{},
+		all: newFlows(room), config: c, listening: map[place]*listenSocket{}, closed: map[place]error{},
+		holders: map[place]string{}, sessions: map[*session]struct{}{},
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,13 +106,14 @@ func newServer(c *services.Config, tolerant bool, log logrus.FieldLogger, idle i
 		s.page.Close()
 		return nil, err
 	}
-	s.log.WithFields(logrus.Fields{"services": len(c.Services), "sockets": len(s.listening), "connections": room}).Info("services are served by sockets")
+	s.log.WithFields(logrus.Fields{"services": len(c.Services), "sockets": len(s.listening), "connections": room}).Info(
+		"services are served by sockets")
 	s.beside.Go(s.page.Serve)
 	return s, nil
 }
 
-// listen opens the sockets that c needs and closes all others. New ones accept nobody before commit. After an error, which a tolerant s does not
-// return, nothing has changed.
+// listen opens the sockets that c needs and closes all others. New ones accept nobody before
+// commit. After an error, which a tolerant s does not return, nothing has changed.
 //
 // +checklocks:s.mu
 func (s *Server) listen(c *services.Config, own []netip.Addr, commit func()) error {
@@ -170,11 +172,13 @@ func (s *Server) listen(c *services.Config, own []netip.Addr, commit func()) err
 	return nil
 }
 
-// listenerAt names the process that listens at p. It reads the descriptors of all processes. Tests replace it.
+// listenerAt names the process that listens at p. It reads the descriptors of all processes. Tests
+// replace it.
 var listenerAt = func(p *services.Place) string { return rtnl.ListenerAt(p.Protocol, p.At) }
 
-// holder is listenerAt for callers that hold s.mu, for which clients wait. It asks once for each place, without the lock. Until the answer arrives it
-// returns a text that says so; the next attempt returns the name.
+// holder is listenerAt for callers that hold s.mu, for which clients wait. It asks once for each
+// place, without the lock. Until the answer arrives it returns a text that says so; the next
+// attempt returns the name.
 //
 // +checklocksignore
 func (s *Server) holder(p *services.Place) string {
@@ -218,8 +222,8 @@ func (s *Server) Apply(ctx context.Context, c *services.Config) error {
 	return nil
 }
 
-// addresses returns the addresses of this machine. A tolerant s ignores and logs missing addresses of c, so that one family continues without the
-// other.
+// addresses returns the addresses of this machine. A tolerant s ignores and logs missing addresses
+// of c, so that one family continues without the other.
 //
 // +checklocks:s.mu
 func (s *Server) addresses(c *services.Config) ([]netip.Addr, error) {
@@ -258,7 +262,8 @@ func (s *Server) put(c *services.Config, own []netip.Addr) error {
 	return nil
 }
 
-// Run serves until ctx is done, and returns when all its sockets and goroutines have ended. It is called once.
+// Run serves until ctx is done, and returns when all its sockets and goroutines have ended. It is
+// called once.
 func (s *Server) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, s.stop)()
 	retried := time.Now()

@@ -36,8 +36,10 @@ func TestCrowd(t *testing.T) {
 		n    int
 		last nat.Reason
 	}{
-		{"198.51.100.1", 8, nat.ReasonConnectionShare}, {"2001:db8::1", 4, nat.ReasonConnectionShare}, {"2001:db8::ffff", 0, nat.ReasonConnectionShare},
-		{"198.51.100.2", 2, nat.ReasonConnectionShare}, {"198.51.100.3", 1, nat.ReasonConnectionShare}, {"198.51.100.4", 1, nat.ReasonTableFull},
+		{"198.51.100.1", 8, nat.ReasonConnectionShare}, {"2001:db8::1", 4, nat.ReasonConnectionShare},
+		{"2001:db8::ffff", 0, nat.ReasonConnectionShare},
+		{"198.51.100.2", 2, nat.ReasonConnectionShare}, {"198.51.100.3", 1, nat.ReasonConnectionShare},
+		{"198.51.100.4", 1, nat.ReasonTableFull},
 		{"198.51.100.1", 0, nat.ReasonTableFull},
 	} {
 		if n, last := many(r.from); n != r.n || last != r.last {
@@ -57,8 +59,12 @@ func TestStatus(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA)
 	c := config(unix.IPPROTO_TCP, nil, endpointA)
-	c.Services = append(c.Services, config(unix.IPPROTO_UDP, func(s *services.Service) { s.Name = "dns" }, endpointA).Services...)
-	c.Services = append(c.Services, config(unix.IPPROTO_TCP, func(s *services.Service) { s.Name, s.NodePort = "none", 30081 }, endpointB).Services...)
+	c.Services = append(c.Services, config(unix.IPPROTO_UDP, func(s *services.Service) { s.Name = "dns" },
+		endpointA).Services...)
+	c.Services = append(c.Services, config(unix.IPPROTO_TCP, func(s *services.Service) {
+		s.Name, s.NodePort = "none",
+			30081
+	}, endpointB).Services...)
 	s := serving(t, c)
 	for _, at := range []struct{ network, port string }{{"tcp", "30080"}, {"udp", "30080"}, {"tcp", "30081"}} {
 		conn, err := dialPort(t, at.network, outside[0], at.port)
@@ -71,7 +77,8 @@ func TestStatus(t *testing.T) {
 	}
 	need.Eventually(t, patience, "the status to tell of all", func() error {
 		st := s.Status()
-		if st.Mode != "sockets" || len(st.Services) != 3 || st.Fault != "" || st.Table.Connections != 2 || st.Table.Created != 2 || len(st.Traffic.Drops) != 1 ||
+		if st.Mode != "sockets" || len(st.Services) != 3 || st.Fault != "" || st.Table.Connections != 2 ||
+			st.Table.Created != 2 || len(st.Traffic.Drops) != 1 ||
 			st.Traffic.Drops[0] != (control.Drop{Reason: "tcp no-backend", Packets: 1}) {
 			return fmt.Errorf("%+v", st)
 		}
@@ -88,7 +95,8 @@ func TestWhatStandsInTheWay(t *testing.T) {
 	c := config(unix.IPPROTO_TCP, nil, endpointA)
 	process := fmt.Sprintf("process %d", os.Getpid())
 	const field = "services: web: nodePort: 172.18.0.2:30080/tcp"
-	if _, err := New(c, false, quiet()); err == nil || !strings.Contains(err.Error(), field) || !strings.Contains(err.Error(), process) {
+	if _, err := New(c, false, quiet()); err == nil || !strings.Contains(err.Error(), field) ||
+		!strings.Contains(err.Error(), process) {
 		t.Errorf("a port that is in use: %v", err)
 	}
 	if free, err := net.Listen("tcp", "[fd18::2]:30080"); err != nil {
@@ -102,16 +110,19 @@ func TestWhatStandsInTheWay(t *testing.T) {
 	c.Services[0].NodePort = 80
 	need.WithoutCapabilities(t, func() {
 		_, err := New(c, false, quiet())
-		if err == nil || !strings.Contains(err.Error(), "nodePort: 172.18.0.2:80/tcp needs CAP_NET_BIND_SERVICE") || !strings.Contains(err.Error(), "ip_unprivileged_port_start=80") {
+		if err == nil || !strings.Contains(err.Error(), "nodePort: 172.18.0.2:80/tcp needs CAP_NET_BIND_SERVICE") ||
+			!strings.Contains(err.Error(), "ip_unprivileged_port_start=80") {
 			t.Errorf("a port below 1024: %v", err)
 		}
 	})
 	c.Services[0].NodePort, c.Services[0].ExternalIPs = 0, []netip.Addr{netip.MustParseAddr("203.0.113.7")}
-	if _, err := New(c, false, quiet()); err == nil || !strings.Contains(err.Error(), "services: web: externalIPs: 203.0.113.7:80/tcp is not an address of this machine") {
+	if _, err := New(c, false, quiet()); err == nil || !strings.Contains(err.Error(),
+		"services: web: externalIPs: 203.0.113.7:80/tcp is not an address of this machine") {
 		t.Errorf("an external address of another machine: %v", err)
 	}
 	c.Addresses = []netip.Addr{netip.MustParseAddr("172.18.0.99")}
-	if _, err := New(c, false, quiet()); err == nil || !strings.Contains(err.Error(), "services.addresses[0]: 172.18.0.99 is not an address of this machine") {
+	if _, err := New(c, false, quiet()); err == nil || !strings.Contains(err.Error(),
+		"services.addresses[0]: 172.18.0.99 is not an address of this machine") {
 		t.Errorf("an address of another machine: %v", err)
 	}
 }
@@ -121,9 +132,11 @@ func TestNoDescriptorLeft(t *testing.T) {
 	var was unix.Rlimit
 	need.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
 	need.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: was.Max}))
-	_, err := (&Server{}).open(&services.Place{Service: "web", Field: "nodePort", Protocol: unix.IPPROTO_UDP, At: netip.MustParseAddrPort("127.0.0.1:30080")}, listenerAt)
+	_, err := (&Server{}).open(&services.Place{Service: "web", Field: "nodePort", Protocol: unix.IPPROTO_UDP,
+		At: netip.MustParseAddrPort("127.0.0.1:30080")}, listenerAt)
 	need.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
-	if err == nil || !strings.Contains(err.Error(), "services: web: nodePort: 127.0.0.1:30080/udp: this process has no descriptor left; raise") {
+	if err == nil || !strings.Contains(err.Error(),
+		"services: web: nodePort: 127.0.0.1:30080/udp: this process has no descriptor left; raise") {
 		t.Error(err)
 	}
 }
@@ -186,7 +199,8 @@ func TestWhoHasThePortIsAskedOnce(t *testing.T) {
 		t.Errorf("health: %q", fault)
 	}
 	found <- "sshd, process 7"
-	for deadline := time.Now().Add(time.Minute); !strings.Contains(s.fault(), "is in use by sshd, process 7"); s.again() {
+	for deadline := time.Now().Add(time.Minute); !strings.Contains(s.fault(),
+		"is in use by sshd, process 7"); s.again() {
 		if time.Now().After(deadline) {
 			t.Fatalf("health: %q", s.fault())
 		}
@@ -211,7 +225,8 @@ func TestLostAddress(t *testing.T) {
 	if name, err := who(t, outside[0]); err != nil || name != endpointC[0] {
 		t.Errorf("at the address that there is %q answers: %v", name, err)
 	}
-	if fault := s.fault(); !strings.Contains(fault, "services.addresses[1]: fd18::2 is not an address of this machine") {
+	if fault := s.fault(); !strings.Contains(fault,
+		"services.addresses[1]: fd18::2 is not an address of this machine") {
 		t.Errorf("health: %q", fault)
 	}
 	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
@@ -222,7 +237,8 @@ func TestLostAddress(t *testing.T) {
 		}
 	}
 	s.again()
-	if fault := s.fault(); !strings.Contains(fault, "services.addresses[0]: 172.18.0.2 is not an address of this machine") {
+	if fault := s.fault(); !strings.Contains(fault,
+		"services.addresses[0]: 172.18.0.2 is not an address of this machine") {
 		t.Errorf("health without any address: %q", fault)
 	}
 	needHosts(t)
@@ -248,7 +264,8 @@ func TestBeginWithoutAddress(t *testing.T) {
 	if name, err := who(t, outside[0]); err != nil || name != endpointA[0] {
 		t.Errorf("at the address that there is %q answers: %v", name, err)
 	}
-	if fault := s.fault(); !strings.Contains(fault, "services.addresses[1]: fd18::2 is not an address of this machine") {
+	if fault := s.fault(); !strings.Contains(fault,
+		"services.addresses[1]: fd18::2 is not an address of this machine") {
 		t.Errorf("health: %q", fault)
 	}
 	needHosts(t)
@@ -306,8 +323,10 @@ func TestMetrics(t *testing.T) {
 	if problems, err := promlint.New(strings.NewReader(text)).Lint(); err != nil || len(problems) > 0 {
 		t.Errorf("promlint: %v, %v", problems, err)
 	}
-	for _, want := range []string{"culvert_services 1\n", "culvert_sockets 2\n", "culvert_sockets_missing 0\n", "culvert_connections{protocol=\"tcp\"} 1\n",
-		"culvert_connections_created_total{protocol=\"tcp\"} 1\n", "culvert_connections_refused_total{protocol=\"udp\",reason=\"table-full\"} 0\n"} {
+	for _, want := range []string{"culvert_services 1\n", "culvert_sockets 2\n", "culvert_sockets_missing 0\n",
+		"culvert_connections{protocol=\"tcp\"} 1\n",
+		"culvert_connections_created_total{protocol=\"tcp\"} 1\n",
+		"culvert_connections_refused_total{protocol=\"udp\",reason=\"table-full\"} 0\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

@@ -19,7 +19,8 @@ func (s *Server) Status() control.NodeStatus {
 		status.Table.Created += s.stats.createdOf(protocol).Load()
 		for _, reason := range refusals {
 			if n := s.stats.refusedOf(protocol).of(reason).Load(); n > 0 {
-				status.Traffic.Drops = append(status.Traffic.Drops, control.Drop{Reason: fmt.Sprintf("%s %s", names[protocol], reason), Packets: n})
+				status.Traffic.Drops = append(status.Traffic.Drops,
+					control.Drop{Reason: fmt.Sprintf("%s %s", names[protocol], reason), Packets: n})
 			}
 		}
 	}

@@ -169,11 +169,14 @@ func (x *session) idle() time.Duration {
 	return x.socket.idle.tcp
 }
 
-// pump copies one direction until its sender closes it, and then half-closes it towards the receiver. After an error, or when neither direction
-// carries anything for too long, both directions close.
+// pump copies one direction until its sender closes it, and then half-closes it towards the
+// receiver. After an error, or when neither direction carries anything for too long, both
+// directions close.
 //
-// The read deadline expires to check whether anything has passed. It interrupts a splice between two chunks, so no byte is lost. The other direction
-// reports at most one interval late, so allow one more. The write deadline closes the connection: a receiver that takes nothing for so long is gone.
+// The read deadline expires to check whether anything has passed. It interrupts a splice between
+// two chunks, so no byte is lost. The other direction reports at most one interval late, so allow
+// one more. The write deadline closes the connection: a receiver that takes nothing for so long is
+// gone.
 func (x *session) pump(to, from *net.TCPConn) {
 	for {
 		look := x.idle() / idleParts
@@ -189,15 +192,16 @@ func (x *session) pump(to, from *net.TCPConn) {
 		case err == nil:
 			x.end(to, from)
 			return
-		case !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(now) >= idle || time.Since(x.socket.began)-time.Duration(x.active.Load()) >= idle:
+		case !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(now) >= idle ||
+			time.Since(x.socket.began)-time.Duration(x.active.Load()) >= idle:
 			x.reset()
 			return
 		}
 	}
 }
 
-// end half-closes towards the receiver. If the other direction is still open, it then waits for the sender's socket to die, which nothing else
-// would notice.
+// end half-closes towards the receiver. If the other direction is still open, it then waits for the
+// sender's socket to die, which nothing else would notice.
 func (x *session) end(to, from *net.TCPConn) {
 	last := x.ended.Add(1) == 2
 	if to.CloseWrite() != nil {
@@ -215,8 +219,8 @@ func (x *session) end(to, from *net.TCPConn) {
 	}
 }
 
-// gone waits until a connection was reset or its other end has disappeared, which the kernel checks from time to time (net.Dialer.KeepAlive). It
-// returns false if the connection was closed here.
+// gone waits until a connection was reset or its other end has disappeared, which the kernel checks
+// from time to time (net.Dialer.KeepAlive). It returns false if the connection was closed here.
 func gone(c *net.TCPConn) bool {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -119,7 +119,8 @@ func accepting(t *testing.T, at string) <-chan *net.TCPConn {
 
 // halfClosed returns both ends of a connection of which one end, the client or the endpoint, has
 // finished sending.
-func halfClosed(t *testing.T, port string, accepted <-chan *net.TCPConn, byClient bool) (client, endpoint *net.TCPConn) {
+func halfClosed(t *testing.T, port string, accepted <-chan *net.TCPConn, byClient bool) (client,
+	endpoint *net.TCPConn) {
 	t.Helper()
 	c, err := dialPort(t, "tcp", outside[0], port)
 	need.NoError(t, err)
@@ -273,13 +274,15 @@ func TestWeights(t *testing.T) {
 func TestWhoAsks(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA, endpointC)
-	s := serving(t, config(unix.IPPROTO_TCP, func(s *services.Service) { s.ExternalLocal = true }, endpointA, endpointC))
+	s := serving(t, config(unix.IPPROTO_TCP, func(s *services.Service) { s.ExternalLocal = true },
+		endpointA, endpointC))
 	for _, r := range []struct {
 		from [2]string
 		want [2]map[string]bool
 	}{
 		{pod, [2]map[string]bool{{endpointA[0]: true, endpointC[0]: true}, {endpointA[1]: true, endpointC[1]: true}}},
-		{nodeAt, [2]map[string]bool{{endpointA[0]: true, endpointC[0]: true}, {endpointA[1]: true, endpointC[1]: true}}},
+		{nodeAt, [2]map[string]bool{{endpointA[0]: true, endpointC[0]: true},
+			{endpointA[1]: true, endpointC[1]: true}}},
 	} {
 		for family, from := range r.from {
 			got := map[string]bool{}
@@ -297,7 +300,8 @@ func TestWhoAsks(t *testing.T) {
 	}
 	ranges := config(unix.IPPROTO_TCP, func(s *services.Service) {
 		s.NodePort, s.Port = 0, 30080
-		s.LoadBalancerIPs, s.SourceRanges = []netip.Addr{netip.MustParseAddr(nodeAt[0])}, []netip.Prefix{netip.MustParsePrefix(outside[0] + "/32")}
+		s.LoadBalancerIPs, s.SourceRanges = []netip.Addr{netip.MustParseAddr(nodeAt[0])},
+			[]netip.Prefix{netip.MustParsePrefix(outside[0] + "/32")}
 		s.Affinity = rules.AffinityClientIP
 	}, endpointA, endpointC)
 	need.NoError(t, s.Apply(t.Context(), ranges))
@@ -325,7 +329,9 @@ func TestProxyProtocol(t *testing.T) {
 		need.NoError(t, err)
 		defer l.Close()
 		told := &proxyproto.Listener{Listener: l, ReadHeaderTimeout: patience,
-			ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
+			ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) {
+				return proxyproto.REQUIRE, nil
+			}}
 		go func() {
 			for {
 				c, err := told.Accept()
@@ -338,7 +344,8 @@ func TestProxyProtocol(t *testing.T) {
 		}()
 	}
 	s := serving(t, config(unix.IPPROTO_TCP, nil, endpointA))
-	need.NoError(t, s.Apply(t.Context(), config(unix.IPPROTO_TCP, func(s *services.Service) { s.ProxyProtocol = true }, endpointA)))
+	need.NoError(t, s.Apply(t.Context(), config(unix.IPPROTO_TCP, func(s *services.Service) { s.ProxyProtocol = true },
+		endpointA)))
 	for _, from := range outside {
 		c, err := dial(t, "tcp", from)
 		need.NoError(t, err)

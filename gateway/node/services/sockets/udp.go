@@ -78,7 +78,8 @@ func (d *listenSocket) begin(client netip.AddrPort) (*flow, nat.Reason) {
 	backend, reason := d.engine.Choose(plain(client), d.at, packet.UDP, nil, d.now())
 	if reason == nat.ReasonNone {
 		var err error
-		if f.conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(backend)); err != nil { // no route, or no descriptor
+		// no route, or no descriptor
+		if f.conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(backend)); err != nil {
 			d.stats.failures.Add(1)
 			reason = nat.ReasonNoBackend
 		}
@@ -133,7 +134,8 @@ func (d *listenSocket) forget(f *flow) {
 	d.all.remove(f)
 }
 
-// send sends the client's packet to the endpoint. An error caused by an earlier packet does not stop a later one.
+// send sends the client's packet to the endpoint. An error caused by an earlier packet does not
+// stop a later one.
 func (f *flow) send(b []byte) {
 	now := time.Since(f.socket.began)
 	f.ask(now)
@@ -151,8 +153,8 @@ func (f *flow) send(b []byte) {
 	}
 }
 
-// countFailure counts an ICMP error about an earlier packet. Such an error never ends a flow: ICMP is not trusted that much, and the kernel handles
-// path MTUs.
+// countFailure counts an ICMP error about an earlier packet. Such an error never ends a flow: ICMP
+// is not trusted that much, and the kernel handles path MTUs.
 func (f *flow) countFailure(err error) {
 	if errors.Is(err, unix.ECONNREFUSED) {
 		f.socket.stats.failures.Add(1)

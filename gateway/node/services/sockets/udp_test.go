@@ -207,8 +207,8 @@ func TestCapUDP(t *testing.T) {
 	})
 }
 
-// More clients than there are places send one request each, first from several sources and then from
-// one. Each is answered, and a stream beside them keeps its flow.
+// More clients than there are places send one request each, first from several sources and then
+// from one. Each is answered, and a stream beside them keeps its flow.
 func TestBusyUDP(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA)
@@ -239,15 +239,18 @@ func TestBusyUDP(t *testing.T) {
 		t.Errorf("%d flows were created, want one for each of %d clients", n, each*len(sources)+1)
 	}
 	if n := s.stats.evicted[answered].Load(); n < each*uint64(len(sources))-16 || s.stats.evicted[waiting].Load() > 0 {
-		t.Errorf("%d answered and %d waiting flows were evicted, want at least %d and none", n, s.stats.evicted[waiting].Load(), each*len(sources)-16)
+		t.Errorf("%d answered and %d waiting flows were evicted, want at least %d and none", n,
+			s.stats.evicted[waiting].Load(), each*len(sources)-16)
 	}
-	if text := s.metrics(); !strings.Contains(text, fmt.Sprintf("culvert_connections_evicted_total{protocol=\"udp\",state=\"answered\"} %d\n", s.stats.evicted[answered].Load())) {
+	if text := s.metrics(); !strings.Contains(text,
+		fmt.Sprintf("culvert_connections_evicted_total{protocol=\"udp\",state=\"answered\"} %d\n",
+			s.stats.evicted[answered].Load())) {
 		t.Errorf("the metrics lack the number of evicted flows: %s", text)
 	}
 }
 
-// The endpoint of a Service is the Service itself. A packet loops only until no place is left, because
-// new flows are not evicted.
+// The endpoint of a Service is the Service itself. A packet loops only until no place is left,
+// because new flows are not evicted.
 func TestLoopUDP(t *testing.T) {
 	needHosts(t)
 	s := serving(t, config(unix.IPPROTO_UDP, func(s *services.Service) {
@@ -312,7 +315,8 @@ func TestErrorsOfTheWay(t *testing.T) {
 
 // complaint returns an ICMP error about a datagram (RFC 792; next-hop MTU: RFC 1191, Section 4).
 func complaint(kind [2]byte, source, destination netip.AddrPort) []byte {
-	b := []byte{kind[0], kind[1], 0, 0, 0, 0, 1400 >> 8, 1400 & 0xff, 0x45, 0, 5, 0xdc, 0, 1, 0x40, 0, 64, unix.IPPROTO_UDP, 0, 0}
+	b := []byte{kind[0], kind[1], 0, 0, 0, 0, 1400 >> 8, 1400 & 0xff, 0x45, 0, 5, 0xdc, 0, 1, 0x40, 0, 64,
+		unix.IPPROTO_UDP, 0, 0}
 	b = append(append(b, source.Addr().AsSlice()...), destination.Addr().AsSlice()...)
 	b = binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(b, source.Port()), destination.Port())
 	b = append(b, 5, 0xc8, 0, 0)
@@ -327,8 +331,8 @@ func complaint(kind [2]byte, source, destination netip.AddrPort) []byte {
 	return b
 }
 
-// A flow whose packets can no longer leave, because a route or its own address is gone, ends although
-// the client keeps sending. The client's next packet may take another route.
+// A flow whose packets can no longer leave, because a route or its own address is gone, ends
+// although the client keeps sending. The client's next packet may take another route.
 func TestLostWay(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA)

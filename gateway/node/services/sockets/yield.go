@@ -15,13 +15,16 @@ import (
 const (
 	// A flow that was answered and is still active after this time is a stream, as in nf_conntrack.
 	streamAfter = 2 * time.Second
-	// A stream is evicted only after this long without a packet: nf_conntrack's timeout for flows that are not streams.
+	// A stream is evicted only after this long without a packet: nf_conntrack's timeout for flows
+	// that are not streams.
 	streamSilence = 30 * time.Second
-	// A source that evicts its own flows lets a client wait this long for an answer, after which a resolver asks again. So a packet that loops, from
-	// a Service to itself or to another node's that leads back, stops when the table is full.
+	// A source that evicts its own flows lets a client wait this long for an answer, after which a
+	// resolver asks again. So a packet that loops, from a Service to itself or to another node's
+	// that leads back, stops when the table is full.
 	waitTime = 5 * time.Second
-	// 1/yieldParts of the flows are evicted at a time, so that few clients wait for a search. A source with a smaller part of the evictable flows
-	// keeps its own, because a flood of forged sources makes every fair share tiny.
+	// 1/yieldParts of the flows are evicted at a time, so that few clients wait for a search. A
+	// source with a smaller part of the evictable flows keeps its own, because a flood of forged
+	// sources makes every fair share tiny.
 	yieldParts = 16
 	yieldPause = 100 * time.Millisecond // between two searches, after one that has found nothing
 )
@@ -41,10 +44,12 @@ var flowStateNames = [kept]string{"answered", "waiting", "silent"}
 
 // A progress is the history of a flow. Times are since the Server began.
 type progress struct {
-	began    time.Duration
-	passed   atomic.Int64 // time of the last packet, in nanoseconds
-	asked    atomic.Int64 // since when the client has been waiting, however often it asks, in nanoseconds; 0: the endpoint spoke last
-	answered atomic.Bool  // the endpoint has spoken
+	began  time.Duration
+	passed atomic.Int64 // time of the last packet, in nanoseconds
+	// since when the client has been waiting, however often it asks, in nanoseconds; 0: the
+	// endpoint spoke last
+	asked    atomic.Int64
+	answered atomic.Bool // the endpoint has spoken
 	stream   atomic.Bool
 }
 
@@ -58,7 +63,8 @@ func (p *progress) start(now time.Duration) {
 // ask records that the client speaks, before anybody can answer.
 func (p *progress) ask(now time.Duration) { p.asked.CompareAndSwap(0, int64(now)) }
 
-// reply is pass for the endpoint's packets. A late first answer does not make a stream, as in nf_conntrack.
+// reply is pass for the endpoint's packets. A late first answer does not make a stream, as in
+// nf_conntrack.
 func (p *progress) reply(now time.Duration) bool {
 	lasting := p.pass(now)
 	p.asked.Store(0)
@@ -174,11 +180,12 @@ func (of *sourceFlows) find(found *[kept][]candidate, now time.Duration) {
 	}
 }
 
-// yielding returns the flows to evict for a new one of a source in a full table. They have one state and have had it for longest. If there are none,
-// it returns why.
+// yielding returns the flows to evict for a new one of a source in a full table. They have one
+// state and have had it for longest. If there are none, it returns why.
 //
-// Flows are evicted from the larger of two groups: waiting or answered flows. So no flood, answered or not, leaves other flows without time. A source
-// that has its equal part of this group, and that part is not small, evicts its own flows: answered ones, else those that have waited for waitTime,
+// Flows are evicted from the larger of two groups: waiting or answered flows. So no flood, answered
+// or not, leaves other flows without time. A source that has its equal part of this group, and that
+// part is not small, evicts its own flows: answered ones, else those that have waited for waitTime,
 // else silent streams.
 func (a *flows) yielding(source netip.Addr, now time.Duration) ([]*flow, flowState, nat.Reason) {
 	a.mu.Lock()

@@ -21,7 +21,9 @@ type step struct {
 
 // TestStanding: the standing of a flow after its packets.
 func TestStanding(t *testing.T) {
-	ask, answer := func(at time.Duration) step { return step{at, false} }, func(at time.Duration) step { return step{at, true} }
+	ask, answer := func(at time.Duration) step { return step{at, false} }, func(at time.Duration) step {
+		return step{at, true}
+	}
 	for _, r := range []struct {
 		name  string
 		steps []step
@@ -32,9 +34,11 @@ func TestStanding(t *testing.T) {
 		{"a request", nil, time.Second, waiting, 0},
 		{"an exchange", []step{answer(time.Second)}, time.Minute, answered, time.Second},
 		{"an answer that is late", []step{answer(streamAfter)}, streamAfter, answered, streamAfter},
-		{"a second answer that is late", []step{answer(time.Second), answer(streamAfter)}, streamAfter, kept, streamAfter},
+		{"a second answer that is late", []step{answer(time.Second), answer(streamAfter)}, streamAfter, kept,
+			streamAfter},
 		{"two exchanges at once", []step{answer(1), ask(2), answer(3)}, time.Second, answered, 3},
-		{"a second request", []step{answer(1), ask(time.Second), ask(streamAfter - 1)}, time.Minute, waiting, time.Second},
+		{"a second request", []step{answer(1), ask(time.Second), ask(streamAfter - 1)}, time.Minute, waiting,
+			time.Second},
 		{"many requests without an answer", []step{ask(time.Second), ask(time.Minute)}, time.Minute, waiting, 0},
 		{"a stream", []step{answer(1), ask(streamAfter)}, streamAfter + streamSilence - 1, kept, streamAfter},
 		{"a silent stream", []step{answer(1), ask(streamAfter)}, streamAfter + streamSilence, silent, streamAfter},
@@ -77,7 +81,8 @@ func TestYielding(t *testing.T) {
 		}
 		for i := range n {
 			at := now - youngest - time.Duration(i)*time.Second
-			f := &flow{client: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(host)}), uint16(1000+len(names)))}
+			f := &flow{client: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(host)}),
+				uint16(1000+len(names)))}
 			f.start(at)
 			if of == answered {
 				f.asked.Store(0)
