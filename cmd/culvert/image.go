@@ -42,7 +42,8 @@ func newImagePushCommand() *cobra.Command {
 			"this program's version. Credentials are those of docker login and podman login: $DOCKER_CONFIG/config.json or\n" +
 			"~/.docker/config.json, its credential helpers, $REGISTRY_AUTH_FILE, and podman's auth.json.",
 		Example: "  culvert image push registry.example/net/culvert\n" +
-			"  culvert join --context rome --context milan --image $(culvert image push registry.example/net/culvert)",
+			"  culvert join --context rome --context milan \\\n" +
+			"    --image $(culvert image push registry.example/net/culvert)",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			im, tag, err := packed(binaries, cmd.ErrOrStderr())
