@@ -50,12 +50,10 @@ type sight struct {
 type kind int
 
 const (
-	toPod kind = iota // addresses by prefix, nothing else
-	// the client's address becomes the one for unknown sources, and its port another if that is
-	// taken
-	fromGuest
-	toMapped  // the server has an external address
-	toService // one of several servers
+	toPod     kind = iota // addresses by prefix, nothing else
+	fromGuest             // the client gets the address for unknown sources, and another port if its own is taken
+	toMapped              // the server has an external address
+	toService             // one of several servers
 	kinds
 )
 
