@@ -157,9 +157,14 @@ func (e *electorate) stays(when string, d time.Duration, owners ...string) {
 func (e *electorate) until(when string, owners ...string) time.Duration {
 	e.t.Helper()
 	began := time.Now()
+	defer func() {
+		if e.t.Failed() {
+			e.t.Log(&e.log)
+		}
+	}()
 	need.Eventually(e.t, time.Minute, when, func() error {
 		if got := e.owners(); !slices.Equal(got, owners) {
-			return fmt.Errorf("%v own the address, want %v\n%s", got, owners, &e.log)
+			return fmt.Errorf("%v own the address, want %v", got, owners)
 		}
 		return nil
 	})
