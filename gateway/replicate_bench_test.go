@@ -73,7 +73,7 @@ func BenchmarkCopy(b *testing.B) {
 			}
 			return n
 		}
-		time.Sleep(2 * time.Second)
+		time.Sleep(2 * time.Second) // traffic warms up
 		begun := time.Now()
 		before := sent[0].Load() + sent[1].Load()
 		standby.replicating.Follow(r.listen[0])

@@ -40,7 +40,7 @@ func TestSwitches(t *testing.T) {
 				cl.nodes[1].Send(udp("172.18.0.11", "10.61.3.9", 1024+n%1024, 53).Bytes())
 			}
 			r.milan.nodes[1].Drain()
-			time.Sleep(100 * time.Microsecond)
+			time.Sleep(100 * time.Microsecond) // the pace of the noise
 		}
 	})
 	tasks.Go(func() {
@@ -49,7 +49,7 @@ func TestSwitches(t *testing.T) {
 				cl.inspect.Status()
 				cl.Signs()
 			}
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) // the pace of the looks
 		}
 	})
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+time.Duration(switches)*5*time.Second)

@@ -27,6 +27,7 @@ func TestStatusMeasures(t *testing.T) {
 			return l.RTTSeconds != nil && *l.RTTSeconds > 0 && *l.RTTSeconds < 1 && l.Requests > 0 &&
 				l.RequestsLost == 0
 		}
+		// polling for a status of which several values are judged together
 		for deadline := time.Now().Add(genevetest.Timeout); ; time.Sleep(20 * time.Millisecond) {
 			s, err := client.Status(t.Context())
 			need.NoError(t, err)

@@ -78,14 +78,14 @@ func TestChangesBesideStreams(t *testing.T) {
 		var quiet, shares []float64
 		cpu := map[bool]time.Duration{}
 		window := func(changing bool) float64 {
-			time.Sleep(changesSettle)
+			time.Sleep(changesSettle) // the stream settles
 			before := g.cpu(t)
 			if changing {
 				g.change(t)
 				defer g.rest(t)
 			}
 			from, had := time.Now(), sunk.Load()
-			time.Sleep(changesWindow)
+			time.Sleep(changesWindow) // the measured window
 			rate := float64(sunk.Load()-had) * 8 / 1e6 / time.Since(from).Seconds()
 			cpu[changing] += g.cpu(t) - before
 			return rate

@@ -87,7 +87,7 @@ func (c *tcpFlow) rate(end int) float64 {
 
 func (c *tcpFlow) second(end int) float64 {
 	began, had := time.Now(), c.delivered[end].Load()
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // the measured window
 	return float64(c.delivered[end].Load()-had) * 8 / 1e6 / time.Since(began).Seconds()
 }
 

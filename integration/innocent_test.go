@@ -183,10 +183,10 @@ func (c *clusters) stream(t *testing.T) net.Conn {
 // sinkRate waits for warm, and then measures the rate at the sink in Mbit/s for lasts. It calls
 // meanwhile when the measurement begins.
 func sinkRate(warm, lasts time.Duration, meanwhile func()) float64 {
-	time.Sleep(warm)
+	time.Sleep(warm) // the stream warms up
 	from, had := time.Now(), sunk.Load()
 	meanwhile()
-	time.Sleep(lasts - time.Since(from))
+	time.Sleep(lasts - time.Since(from)) // the measured window
 	return float64(sunk.Load()-had) * 8 / 1e6 / time.Since(from).Seconds()
 }
 

@@ -259,7 +259,7 @@ func (c *fakeNodes) connect(t *testing.T, to string, each int) {
 						return err
 					}
 					if sent++; sent%batch == 0 {
-						time.Sleep(time.Duration(sent)*time.Second/pace - time.Since(began))
+						time.Sleep(time.Duration(sent)*time.Second/pace - time.Since(began)) // the pace
 					}
 				}
 			}

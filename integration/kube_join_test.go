@@ -162,6 +162,7 @@ func (p *peeringLab) deployment() object {
 func (p *peeringLab) roll() {
 	set := object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"namespace": agentNamespace,
 		"name": "culvert-node"}}
+	// the pace of a stand-in for controllers, until the test ends
 	for ; p.t.Context().Err() == nil; time.Sleep(100 * time.Millisecond) {
 		for _, o := range []object{p.deployment(), set} {
 			stored, err := p.api.admin.get(o)

@@ -115,7 +115,7 @@ const peeringAway = time.Minute
 func testPeeringAway(t *testing.T, p *peeringLab, streams []*linkStream) {
 	t.Helper()
 	if os.Getenv(longEnv) != "" {
-		time.Sleep(peeringAway)
+		time.Sleep(peeringAway) // this is how long it is away
 	}
 	requireAlive(t, "the API server is away", streams)
 	with, spec := p.keyed()

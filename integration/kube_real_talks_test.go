@@ -253,6 +253,7 @@ func (f *talks) count() map[string]*talkCount {
 			x.write()
 		}
 	}
+	// polling; a lost talk is a result, not a failure
 	for until := time.Now().Add(talkLost); ; time.Sleep(10 * time.Millisecond) {
 		waits := false
 		for x, n := range before {

@@ -175,7 +175,7 @@ func (c *fakeNodes) cost(t *testing.T) float64 {
 			c.caughtUp(t)
 		}
 		before, began := c.lab.culvert.cpu(t), time.Now()
-		time.Sleep(kubeCostTime)
+		time.Sleep(kubeCostTime) // the measured window
 		spent[on], times[on] = spent[on]+c.lab.culvert.cpu(t)-before, times[on]+time.Since(began)
 	}
 	relay.hold(false)
@@ -198,9 +198,9 @@ func (c *fakeNodes) compare(t *testing.T, other *kubeLab, pairs int, refresh fun
 		if relay.hold(on == 0); on == 1 {
 			c.caughtUp(t)
 		}
-		time.Sleep(kubeStreamWarm)
+		time.Sleep(kubeStreamWarm) // the stream warms up
 		from, had := time.Now(), arrived.Load()
-		time.Sleep(kubeStreamTime)
+		time.Sleep(kubeStreamTime) // the measured window
 		rate := float64(arrived.Load()-had) * 8 / 1e6 / time.Since(from).Seconds()
 		rates[on], sum[on] = append(rates[on], rate), sum[on]+rate
 		if i == pairs { // connections live two minutes

@@ -77,7 +77,7 @@ func (f *echoFlow) run(seed uint64) error {
 			return fmt.Errorf("block %d came back as another", f.rounds.Load())
 		}
 		f.rounds.Add(1)
-		time.Sleep(f.pause)
+		time.Sleep(f.pause) // the pace of the flow
 	}
 	if err := f.conn.(*net.TCPConn).CloseWrite(); err != nil {
 		return err

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"culvert/gateway/control"
 	"culvert/integration/need"
@@ -71,14 +70,10 @@ func TestOperating(t *testing.T) {
 	var lost bytes.Buffer
 	capture.Stderr = &lost
 	need.NoError(t, capture.Start())
-	for deadline := time.Now().Add(startTimeout); ; { // the file has its header once the capture runs
-		if info, err := os.Stat(file); err == nil && info.Size() > 0 {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatalf("no capture: %s", lost.String())
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	await(t, "the file has its header, so the capture runs", func() bool {
+		info, err := os.Stat(file)
+		return err == nil && info.Size() > 0
+	})
 	u.expect(0, " 0% packet loss", "exec", "rome/pod1", "--", "ping", "-c", "3", "-i", "0.2", "10.61.1.5")
 	capture.Process.Signal(syscall.SIGINT)
 	if err := capture.Wait(); err != nil || !strings.Contains(lost.String(), "12 packets captured, 0 lost") {

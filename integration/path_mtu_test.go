@@ -128,7 +128,7 @@ func (l *faultLab) newFlow(pace time.Duration, writers ...int) *tcpFlow {
 			if !slices.Contains(writers, i) {
 				return
 			}
-			for chunk := make([]byte, 64<<10); ; time.Sleep(pace) {
+			for chunk := make([]byte, 64<<10); ; time.Sleep(pace) { // the pace of the flow
 				if _, err := conn.Write(chunk); err != nil {
 					return
 				}

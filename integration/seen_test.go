@@ -235,7 +235,7 @@ func (c *clusters) beats(t *testing.T, during func()) (took pulses) {
 				return fmt.Errorf("no answer: %w", err)
 			}
 			took = append(took, time.Since(began))
-			time.Sleep(beatPause)
+			time.Sleep(beatPause) // the pace of the beat
 		}
 	})
 	need.NoError(t, err)

@@ -45,7 +45,7 @@ func eachFile(t *testing.T, judge func(name string, fset *token.FileSet, f *ast.
 			return err
 		}
 		fset := token.NewFileSet()
-		f, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+		f, err := parser.ParseFile(fset, path, nil, parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
 			return err
 		}

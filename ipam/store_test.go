@@ -144,7 +144,7 @@ func TestKills(t *testing.T) {
 				t.Fatalf("%v: %s", err, said)
 			}
 		}
-		time.Sleep(rand.N(20 * time.Millisecond))
+		time.Sleep(rand.N(20 * time.Millisecond)) // the kill comes at a random time
 		cmd.Process.Kill()
 		rest, err := io.ReadAll(out)
 		need.NoError(t, err)
@@ -191,7 +191,7 @@ func TestEightProcesses(t *testing.T) {
 			a.output <- a.first + string(rest)
 		}()
 	}
-	time.Sleep(duration)
+	time.Sleep(duration) // the processes compete meanwhile
 	known := promised{}
 	for _, a := range all {
 		a.cmd.Process.Kill()

@@ -219,7 +219,7 @@ func TestNoConnectionIsMissing(t *testing.T) {
 						break
 					}
 					if n%10 == 0 {
-						time.Sleep(20 * time.Microsecond)
+						time.Sleep(20 * time.Microsecond) // the pace of new connections
 					}
 				}
 				begun <- n

@@ -60,6 +60,7 @@ func BenchmarkKeep(b *testing.B) {
 		b.ReportMetric(time.Since(begun).Seconds()*1000, "ms-"+what)
 	}
 	for range b.N {
+		// what is measured
 		timed("kept-beside-packets", func() { k.keepConnections(func() { time.Sleep(sweep.Pause) }) })
 		timed("kept", func() { k.keepConnections(func() {}) })
 		info, err := os.Stat(filepath.Join(k.dir.Path(), "connections"))

@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -23,15 +24,13 @@ func awaitRoutes(t *testing.T, c *Config) {
 	l, err := netlink.LinkByName(c.Interface)
 	need.NoError(t, err)
 	_, routes := c.belongings(l.Attrs().Index)
-	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) { // polling for what the node does by itself
+	need.Eventually(t, 5*time.Second, "the routes are there", func() error {
 		lacks, err := lacking(routes)
-		if err == nil && len(lacks) == 0 {
-			return
+		if err == nil && len(lacks) > 0 {
+			err = fmt.Errorf("%+v are missing", lacks)
 		}
-		if time.Since(began) > 5*time.Second {
-			t.Fatalf("after 5 s: %+v, %v", lacks, err)
-		}
-	}
+		return err
+	})
 }
 
 // TestRoutesComeBack: a node restores its routes when another program removes them, says so, and

@@ -28,7 +28,7 @@ func BenchmarkLag(b *testing.B) {
 		first := active.e.Stats().Connections
 		born := make([]time.Time, 0, n)
 		began := time.Now()
-		for there := 0; there < n; time.Sleep(time.Millisecond) {
+		for there := 0; there < n; time.Sleep(time.Millisecond) { // the pace, and how exactly it measures
 			due := min(int(time.Since(began)*rate/time.Second), n)
 			for ; len(born) < due; born = append(born, time.Now()) {
 				talk(b, active.e, first+len(born), 1)
@@ -78,7 +78,7 @@ func BenchmarkStopped(b *testing.B) {
 				_, at, _ = active.e.DeleteConnections(at, &nat.ConnFilter{}, now())
 			}
 			most = max(most, heap())
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond) // the stream fills meanwhile, which nobody reports
 		}
 		b.ReportMetric(float64(most-before)/(1<<20), "MiB")
 		if len(active.Status().Followers) == 0 {

@@ -69,7 +69,7 @@ type slowConn struct {
 }
 
 func (c *slowConn) Read(b []byte) (int, error) {
-	time.Sleep(c.delay)
+	time.Sleep(c.delay) // in virtual time: see inBubble
 	return c.Conn.Read(b)
 }
 

@@ -177,6 +177,7 @@ func away(t *testing.T) {
 		return true, nil, errors.New("away")
 	})
 	e.attempt(t.Context())
+	// in virtual time: see TestAway
 	for until := time.Now().Add(5 * time.Second); g.is() != role.Silent && time.Now().Before(until); time.Sleep(look) {
 		if g.is() == role.Active { // the peer sends until the Lease has expired
 			g.signs.Heard++

@@ -146,7 +146,7 @@ func (e *electorate) owners() (all []string) {
 func (e *electorate) stays(when string, d time.Duration, owners ...string) {
 	e.t.Helper()
 	for range d / (50 * time.Millisecond) {
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) // in virtual time: see inElectorate
 		if got := e.owners(); !slices.Equal(got, owners) {
 			e.t.Fatalf("%s: %v own the address, want %v\n%s", when, got, owners, &e.log)
 		}

@@ -53,14 +53,13 @@ func needHosts(t *testing.T) {
 	// and is retried a second later.
 	for _, host := range hosts {
 		for _, address := range host {
-			for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			need.Eventually(t, patience, address, func() error {
 				routes, err := netlink.RouteGet(net.ParseIP(address))
-				if err == nil && len(routes) == 1 && routes[0].Type == syscall.RTN_LOCAL {
-					break
-				} else if time.Now().After(deadline) {
-					t.Fatal(address, routes, err)
+				if err == nil && (len(routes) != 1 || routes[0].Type != syscall.RTN_LOCAL) {
+					err = fmt.Errorf("routes %v", routes)
 				}
-			}
+				return err
+			})
 		}
 	}
 }
