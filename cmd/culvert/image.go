@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert/ipam/durable"
 	"culvert/kube/image"
 )
 
@@ -20,8 +21,8 @@ func newImageCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "image",
 		Short: "Put this program into a registry or a node, as a container image",
-		Long: "Pack this program as a container image, without docker and without a Dockerfile. The image is that of the\n" +
-			"Dockerfile: one file, user 65532. The same release has the same digest everywhere.",
+		Long: "Pack this program as a container image, without docker and without a Dockerfile. The image is\n" +
+			"that of the Dockerfile: one file, user 65532. The same release has the same digest everywhere.",
 		Example: "  culvert image push registry.example/net/culvert\n" +
 			"  culvert image save culvert.tar && kind load image-archive culvert.tar\n" +
 			"  sudo culvert image load",
@@ -38,9 +39,10 @@ func newImagePushCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "push REF",
 		Short: "Push the image to a registry",
-		Long: "Push the image to a registry, and print its name with the digest, which join --image takes. Without a tag, REF gets\n" +
-			"this program's version. Credentials are those of docker login and podman login: $DOCKER_CONFIG/config.json or\n" +
-			"~/.docker/config.json, its credential helpers, $REGISTRY_AUTH_FILE, and podman's auth.json.",
+		Long: "Push the image to a registry, and print its name with the digest, which join --image takes.\n" +
+			"Without a tag, REF gets this program's version. Credentials are those of docker login and\n" +
+			"podman login: $DOCKER_CONFIG/config.json or ~/.docker/config.json, its credential helpers,\n" +
+			"$REGISTRY_AUTH_FILE, and podman's auth.json.",
 		Example: "  culvert image push registry.example/net/culvert\n" +
 			"  culvert join --context rome --context milan \\\n" +
 			"    --image $(culvert image push registry.example/net/culvert)",
@@ -71,66 +73,56 @@ func newImagePushCommand() *cobra.Command {
 }
 
 func newImageSaveCommand() *cobra.Command {
-	var binaries []string
-	var name string
-	cmd := &cobra.Command{
+	return addArchive(&cobra.Command{
 		Use:   "save FILE",
 		Short: "Write the image as an archive",
-		Long: "Write the image to FILE, or - for standard output, as an archive that docker load, podman load, ctr images import,\n" +
-			"k3s ctr images import and kind load image-archive take.",
+		Long: "Write the image to FILE, or - for standard output, as an archive that docker load, podman\n" +
+			"load, ctr images import, k3s ctr images import and kind load image-archive take.",
 		Example: "  culvert image save culvert.tar\n  culvert image save - | ssh node sudo k3s ctr images import -",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			im, tag, err := packed(binaries, cmd.ErrOrStderr())
-			if err != nil {
-				return err
-			}
-			if name == "" {
-				name = localName(tag)
-			}
-			if args[0] == "-" {
-				return im.Save(cmd.OutOrStdout(), name)
-			}
-			if err := saveFile(im, args[0], name); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), name)
-			return err
-		},
-	}
-	addBinaries(cmd, &binaries)
-	addImageName(cmd, &name)
-	return cmd
+	}, func(cmd *cobra.Command, im *image.Image, name, file string) error {
+		if file == "-" {
+			return im.Save(cmd.OutOrStdout(), name)
+		}
+		return new(durable.Disk).Replace(file, func(w io.Writer) error { return im.Save(w, name) })
+	})
 }
 
 func newImageLoadCommand() *cobra.Command {
-	var binaries []string
-	var name, namespace string
-	cmd := &cobra.Command{
+	return addArchive(&cobra.Command{
 		Use:   "load",
 		Short: "Put the image into the containerd of this machine",
-		Long: "Put the image into the containerd of this machine, by ctr or by k3s, so that pods with this image and the pull policy\n" +
-			"IfNotPresent start here. Other container runtimes take what image save writes.",
+		Long: "Put the image into the containerd of this machine, by ctr or by k3s, so that pods with this\n" +
+			"image and the pull policy IfNotPresent start here. Other container runtimes take what image\n" +
+			"save writes.",
 		Example: "  sudo culvert image load",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			im, tag, err := packed(binaries, cmd.ErrOrStderr())
-			if err != nil {
-				return err
-			}
-			if name == "" {
-				name = localName(tag)
-			}
-			if err := loadImage(cmd, im, name, namespace); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), name)
-			return err
-		},
-	}
+	}, func(cmd *cobra.Command, im *image.Image, name, _ string) error { return loadImage(cmd, im, name) })
+}
+
+// addArchive makes cmd pack the image, pass it and its name to do with the argument, and print the
+// name.
+func addArchive(cmd *cobra.Command, do func(*cobra.Command, *image.Image, string, string) error) *cobra.Command {
+	var binaries []string
+	var name string
 	addBinaries(cmd, &binaries)
-	addImageName(cmd, &name)
-	cmd.Flags().StringVar(&namespace, "namespace", "k8s.io", "containerd's `NAMESPACE`; Kubernetes uses k8s.io")
+	cmd.Flags().StringVar(&name, "name", "",
+		"`REF` of the image (default: localhost/culvert with this program's version)")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		im, tag, err := packed(binaries, cmd.ErrOrStderr())
+		if err != nil {
+			return err
+		}
+		if name == "" {
+			name = "localhost/culvert:" + tag
+		}
+		file := cmd.Flags().Arg(0)
+		if err := do(cmd, im, name, file); err != nil || file == "-" {
+			return err
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), name)
+		return err
+	}
 	return cmd
 }
 
@@ -139,13 +131,6 @@ func addBinaries(cmd *cobra.Command, binaries *[]string) {
 		"`FILE` to pack, once for each architecture (default: this program, and "+
 			"culvert-linux-ARCH of the same build beside it)")
 }
-
-func addImageName(cmd *cobra.Command, name *string) {
-	cmd.Flags().StringVar(name, "name", "",
-		"`REF` of the image (default: localhost/culvert with this program's version)")
-}
-
-func localName(tag string) string { return "localhost/culvert:" + tag }
 
 // packed packs the named binaries, or else this program and what lies beside it for other
 // architectures. It returns the tag for an image without one.
@@ -188,27 +173,14 @@ func packed(names []string, warn io.Writer) (*image.Image, string, error) {
 	return im, all[0].Tag(), err
 }
 
-// saveFile writes an archive that is whole or absent.
-func saveFile(im *image.Image, file, name string) error {
-	f, err := os.CreateTemp(filepath.Dir(file), ".culvert-image-*")
-	if err != nil {
-		return fmt.Errorf("%s: %w", file, errors.Unwrap(err))
-	}
-	defer os.Remove(f.Name())
-	err = errors.Join(im.Save(f, name), f.Chmod(0o644), f.Close())
-	if err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), file)
-}
-
 // loadImage hands the archive to the program that containerd or k3s comes with.
-func loadImage(cmd *cobra.Command, im *image.Image, name, namespace string) error {
-	program, args := "ctr", []string{"--namespace", namespace, "images", "import", "-"}
+func loadImage(cmd *cobra.Command, im *image.Image, name string) error {
+	program, args := "ctr", []string{"--namespace", "k8s.io", "images", "import", "-"}
 	if _, err := exec.LookPath(program); err != nil {
 		program, args = "k3s", append([]string{"ctr"}, args...)
 		if _, err := exec.LookPath(program); err != nil {
-			return errors.New("neither ctr nor k3s is in PATH; write an archive with culvert image save, and load it with the program of your container runtime")
+			return errors.New("neither ctr nor k3s is in PATH; write an archive with culvert image save, and load it " +
+				"with the program of your container runtime")
 		}
 	}
 	archive, input := io.Pipe()
