@@ -137,7 +137,7 @@ var importRules = []importRule{
 	{"ipam", []string{"github.com/gaissmai/bart"}, "arithmetic on prefixes, and a file"},
 	{"kube/template", nil, "templates are objects as JSON has them, made and rendered where no cluster is"},
 	{"kube/manifests", []string{"go.yaml.in/yaml/v3"}, "manifests alone, in and out"},
-	{"kube/image", []string{"github.com/google/go-containerregistry"}, "a file and a registry: no cluster"},
+	{"kube/image", []string{"culvert/kube", "github.com/google/go-containerregistry"}, "a file and a registry: no cluster"},
 	{"kube/deploy", []string{"culvert/kube", "culvert/kube/join", "culvert/kube/manifests", "culvert/kube/peering",
 		"k8s.io/apimachinery", "k8s.io/client-go/dynamic", "k8s.io/client-go/rest",
 		"sigs.k8s.io/yaml"},

@@ -17,6 +17,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"culvert/kube"
 )
 
 const (
@@ -158,15 +160,9 @@ func explain(tag name.Tag, err, cause error) error {
 	return fmt.Errorf("%s: %s; check that %s is a registry that you may push to", tag, what, host)
 }
 
-// oneLine shortens what a registry has answered to what fits a line of a terminal or two.
+// oneLine makes what a registry has answered fit a line of a terminal or two.
 func oneLine(text string) string {
-	const most = 240
-	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool {
-		return unicode.IsSpace(r) ||
-			!unicode.IsPrint(r)
-	}), " ")
-	if all := []rune(text); len(all) > most {
-		text = string(all[:most]) + "…"
-	}
-	return text
+	return kube.Cut(strings.Join(strings.FieldsFunc(text, func(r rune) bool {
+		return unicode.IsSpace(r) || !unicode.IsPrint(r)
+	}), " "), 240)
 }

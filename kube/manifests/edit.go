@@ -1,7 +1,7 @@
 package manifests
 
 import (
-	"bytes"
+	"io"
 	"slices"
 	"strings"
 
@@ -13,31 +13,29 @@ import (
 
 // parse returns the objects of a manifest.
 func parse(text string) (all []*yaml.Node) {
-	for document := range strings.SplitSeq(text, "\n---\n") {
+	for d := yaml.NewDecoder(strings.NewReader(text)); ; {
 		var n yaml.Node
-		if err := yaml.Unmarshal([]byte(document+"\n"), &n); err != nil {
+		if err := d.Decode(&n); err == io.EOF {
+			return all
+		} else if err != nil {
 			panic(err)
 		}
 		all = append(all, n.Content[0])
 	}
-	return all
 }
 
 // format returns the manifest of objects.
 func format(all []*yaml.Node) string {
-	var b bytes.Buffer
-	for i, o := range all {
-		if i > 0 {
-			b.WriteString("---\n")
-		}
-		e := yaml.NewEncoder(&b)
-		e.SetIndent(2)
-		e.CompactSeqIndent()
+	var b strings.Builder
+	e := yaml.NewEncoder(&b)
+	e.SetIndent(2)
+	e.CompactSeqIndent()
+	for _, o := range all {
 		if err := e.Encode(o); err != nil {
 			panic(err)
 		}
-		e.Close()
 	}
+	e.Close()
 	return b.String()
 }
 
