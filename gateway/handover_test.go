@@ -130,6 +130,17 @@ func testHandOverLosesNothing(t *testing.T, edit func(*config.Config), one bool)
 	if one {
 		ways = ways[:1]
 	}
+	var g *Gateway
+	defer func() {
+		if t.Failed() {
+			logDrops(t, "rome before", p.rome.Gateway)
+			logDrops(t, "rome", g)
+			logDrops(t, "milan", p.milan.Gateway)
+			for _, c := range []*cluster{p.rome, p.milan} {
+				t.Logf("node: %+v", c.nodes[0].Stats())
+			}
+		}
+	}()
 	var senders sync.WaitGroup
 	begin := make(chan struct{})
 	for _, w := range ways {
@@ -149,6 +160,13 @@ func testHandOverLosesNothing(t *testing.T, edit func(*config.Config), one bool)
 	for _, w := range ways {
 		receivers.Go(func() {
 			came := make(map[uint32]bool)
+			defer func() { // also when Receive ends this goroutine
+				for i := range uint32(packets) {
+					if !came[i] {
+						t.Logf("%s > %s: packet %d has not come", w.send[0], w.send[1], i)
+					}
+				}
+			}()
 			for len(came) < packets {
 				v, err := nattest.Check(w.to.nodes[0].Receive())
 				if err != nil || v.Source.String() != w.seen[0] || v.Destination.String() != w.seen[1] ||
@@ -168,7 +186,8 @@ func testHandOverLosesNothing(t *testing.T, edit func(*config.Config), one bool)
 	for range ways {
 		<-begin
 	}
-	g, err := p.nextRome(t, socket, edit)
+	var err error
+	g, err = p.nextRome(t, socket, edit)
 	need.NoError(t, err)
 	serve(t, g)
 	senders.Wait()
@@ -182,6 +201,23 @@ func testHandOverLosesNothing(t *testing.T, edit func(*config.Config), one bool)
 		s, err := control.NewClient(socket).Status(t.Context())
 		return err == nil && s.Peer == "milan"
 	}, "the control socket")
+}
+
+// logDrops says what a gateway has dropped, and what its sockets have missed.
+func logDrops(t *testing.T, name string, g *Gateway) {
+	t.Helper()
+	if g == nil {
+		return
+	}
+	for key, n := range dropsOf(g) {
+		if n > 0 {
+			t.Logf("%s: %d packets %s dropped: %s", name, n, key.direction, key.reason)
+		}
+	}
+	tunnel := g.wg.Stats()
+	for socket, stats := range g.path.Sockets(&tunnel) {
+		t.Logf("%s: the socket %s missed %d datagrams", name, socket, stats.Overflows)
+	}
 }
 
 // TestHandOverToAnotherConfiguration hands over to a gateway that listens elsewhere.

@@ -87,6 +87,9 @@ func NewNode(tb testing.TB, c NodeConfig) *Node {
 	return n
 }
 
+// Stats returns the counters of the node's socket.
+func (n *Node) Stats() udp.Stats { return n.socket.Stats() }
+
 // Underlay returns the address and port that the node sends from.
 func (n *Node) Underlay() netip.AddrPort { return n.socket.LocalAddr() }
 
