@@ -1,19 +1,24 @@
 package integration
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/registry"
 	"sigs.k8s.io/yaml"
 
 	"culvert/integration/need"
@@ -381,6 +386,7 @@ func TestKubeJoin(t *testing.T) {
 		t.Run("another key", func(t *testing.T) { testJoinKey(t, l) })
 		t.Run("others apply the same", func(t *testing.T) { testJoinManagers(t, l) })
 		testJoinImports(t, l)
+		t.Run("push", func(t *testing.T) { testJoinPush(t, l) })
 		t.Run("leave", func(t *testing.T) { testJoinLeave(t, l, before) })
 		t.Run("messages", func(t *testing.T) { testJoinMessages(t, l) })
 		testJoinImports(t, l)
@@ -401,6 +407,7 @@ func testJoinRefused(t *testing.T, l *joinLab) {
 		"lead to the same cluster":                                         "join --context=admin@rome --context=again --image=x --yes",
 		"away: cannot be reached":                                          "join --context=admin@rome --context=away --image=x --yes",
 		"--image: missing":                                                 "join --context=admin@rome --context=admin@milan --yes",
+		"refused; check the name of the registry":                          "join --context=admin@rome --context=admin@milan --push=127.0.0.1:1/culvert --yes",
 		"no terminal to ask at":                                            "join --context=admin@rome --context=admin@milan --image=x",
 		"is the name of neither cluster":                                   "join --context=admin@rome --context=admin@milan --image=x --pod-cidr turin=10.0.0.0/16",
 		"remap of 10.0.0.0/8, pods of milan: no private /8":                "join --context=admin@rome --context=admin@milan --image=x --pod-cidr rome=10.0.0.0/8 --pod-cidr milan=10.0.0.0/8 --avoid 172.16.0.0/12",
@@ -412,6 +419,48 @@ func testJoinRefused(t *testing.T, l *joinLab) {
 		out, err := l.culvert(strings.Fields(args)...)
 		if !strings.Contains(out, want) || (err == nil) != strings.HasPrefix(want, "there is no") {
 			t.Errorf("%s: %v: %s, want %q", args, err, out, want)
+		}
+	}
+}
+
+// testJoinPush: both clusters get the image that a registry has after culvert join --push, by its
+// digest. A registry that refuses keeps them as they are.
+func testJoinPush(t *testing.T, l *joinLab) {
+	listener, err := l.desk.listen("tcp4", "127.0.0.1:5000")
+	need.NoError(t, err)
+	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	refuses := atomic.Bool{}
+	refuses.Store(true)
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if refuses.Load() && r.Method != http.MethodGet {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		images.ServeHTTP(w, r)
+	})}
+	go server.Serve(listener)
+	t.Cleanup(func() { server.Close() })
+	push := []string{"join", "--context=admin@rome", "--context=admin@milan", "--push=127.0.0.1:5000/net/culvert:1",
+		"--yes"}
+	had := [2][]string{l.rome.versions(t), l.milan.versions(t)}
+	if out, err := l.culvert(push...); err == nil || !strings.Contains(out, "log in with docker login 127.0.0.1:5000") {
+		t.Errorf("a registry that refuses: %v: %s", err, out)
+	}
+	for i, p := range []*peeringLab{l.rome, l.milan} {
+		if now := p.versions(t); !slices.Equal(now, had[i]) {
+			t.Errorf("%s has changed to\n%q\nwant\n%q", p.name, now, had[i])
+		}
+	}
+	refuses.Store(false)
+	l.must("pushing 127.0.0.1:5000/net/culvert:1@sha256:", push...)
+	has := httptest.NewRecorder()
+	images.ServeHTTP(has, httptest.NewRequest(http.MethodGet, "/v2/net/culvert/manifests/1", nil))
+	want := fmt.Sprintf("127.0.0.1:5000/net/culvert:1@sha256:%x", sha256.Sum256(has.Body.Bytes()))
+	for _, p := range []*peeringLab{l.rome, l.milan} {
+		d := mustObject(t)(p.api.admin.get(p.deployment()))
+		container := field(d, "spec", "template", "spec", "containers").([]any)[0].(map[string]any)
+		if has.Code != http.StatusOK || container["image"] != want {
+			t.Errorf("%s has the image %v, want %s; the registry says %d", p.name, container["image"], want, has.Code)
 		}
 	}
 }

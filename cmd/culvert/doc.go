@@ -2,7 +2,7 @@
 //
 // Two Kubernetes clusters:
 //
-//	culvert join --context NAME --context NAME --image IMAGE
+//	culvert join --context NAME --context NAME --push REF | --image IMAGE
 //	culvert invite | accept FILE
 //	culvert verify --context NAME --context NAME
 //	culvert leave --context NAME --peer NAME | --all

@@ -39,12 +39,12 @@ func newImagePushCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "push REF",
 		Short: "Push the image to a registry",
-		Long: "Push the image to a registry, and print its name with the digest, which join --image takes.\n" +
+		Long: "Push the image to a registry, and print its name with the digest, which --image takes.\n" +
 			"Without a tag, REF gets this program's version. Credentials are those of docker login and\n" +
 			"podman login: $DOCKER_CONFIG/config.json or ~/.docker/config.json, its credential helpers,\n" +
 			"$REGISTRY_AUTH_FILE, and podman's auth.json.",
 		Example: "  culvert image push registry.example/net/culvert\n" +
-			"  culvert join --context rome --context milan \\\n" +
+			"  culvert kube template --peering milan \\\n" +
 			"    --image $(culvert image push registry.example/net/culvert)",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -52,13 +52,7 @@ func newImagePushCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			said := time.Now()
-			o.Progress = func(done, total int64) {
-				if time.Since(said) >= 2*time.Second {
-					said = time.Now()
-					fmt.Fprintf(cmd.ErrOrStderr(), "%d of %d MB\n", done/1e6, total/1e6)
-				}
-			}
+			o.Progress = progress(cmd.ErrOrStderr())
 			ref, err := im.Push(cmd.Context(), args[0], tag, o)
 			if err != nil {
 				return err
@@ -70,6 +64,17 @@ func newImagePushCommand() *cobra.Command {
 	addBinaries(cmd, &binaries)
 	cmd.Flags().BoolVar(&o.PlainHTTP, "plain-http", false, "allow a registry without TLS; loopback needs no permission")
 	return cmd
+}
+
+// progress returns a function that prints every two seconds how much of an image has been sent.
+func progress(w io.Writer) func(done, total int64) {
+	said := time.Now()
+	return func(done, total int64) {
+		if time.Since(said) >= 2*time.Second {
+			said = time.Now()
+			fmt.Fprintf(w, "%d of %d MB\n", done/1e6, total/1e6)
+		}
+	}
 }
 
 func newImageSaveCommand() *cobra.Command {
@@ -146,7 +151,7 @@ func packed(names []string, warn io.Writer) (*image.Image, string, error) {
 	if len(names) == 0 {
 		own, err := image.Read("/proc/self/exe") // also where the file has been replaced since
 		if err != nil {
-			return nil, "", fmt.Errorf("this program cannot be packed: %w; or name another one with --binary", err)
+			return nil, "", fmt.Errorf("this program cannot be packed: %w; or name another one with --binary of culvert image", err)
 		}
 		all = append(all, own)
 		self, err := os.Executable()
@@ -161,7 +166,7 @@ func packed(names []string, warn io.Writer) (*image.Image, string, error) {
 			other, err := image.Read(name)
 			switch {
 			case err != nil:
-				return nil, "", fmt.Errorf("%w; or name the binaries with --binary", err)
+				return nil, "", fmt.Errorf("%w; or name the binaries with --binary of culvert image", err)
 			case !other.SameBuild(own):
 				fmt.Fprintf(warn, "%s is of another build, and is not packed\n", name)
 			default:

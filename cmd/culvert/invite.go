@@ -98,6 +98,9 @@ func (x *inviting) install(nonce string) error {
 			return err
 		}
 	}
+	if err := x.pushed(); err != nil {
+		return err
+	}
 	ctx, cancel := x.bounded()
 	defer cancel()
 	x.say("%s: installing", x.site.name)

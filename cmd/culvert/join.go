@@ -30,10 +30,10 @@ func newJoinCommand() *cobra.Command {
 		Short: "Join two Kubernetes clusters whose kubeconfigs are at hand",
 		Long: "Join two Kubernetes clusters: find their CIDRs, choose those under which each sees the other, show all of it and ask, install " +
 			"gateways and agents, exchange public keys, wait until packets pass, and print what each cluster sees of the other.\n\n" +
-			"Run it again to repair what was removed, or with another --image to upgrade. What stands is not changed: CIDRs and remaps are " +
+			"Run it again to repair what was removed, or with --push or another --image to upgrade. What stands is not changed: CIDRs and remaps are " +
 			"in the Peerings and stay. Without kubeconfigs of both clusters: culvert invite.\n\n" +
 			"Exit status 1: it was begun, and something is missing; the same command goes on. 2: nothing was changed.",
-		Example: "  culvert join --context rome --context milan --image registry.example/culvert:1.0\n" +
+		Example: "  culvert join --context rome --context milan --push registry.example/culvert\n" +
 			"  culvert join --context admin@rome --context admin@milan --name rome --name milan \\\n" +
 			"    --pod-cidr milan=10.0.0.0/16 --expose NodePort --yes --image registry.example/culvert:1.0",
 		Args: cobra.NoArgs,
@@ -87,6 +87,9 @@ func (x *joining) run(server string, asJSON bool) error {
 		if err := x.confirm("Apply this?"); err != nil {
 			return err
 		}
+	}
+	if err := x.pushed(); err != nil {
+		return err
 	}
 	if err := x.apply(); err != nil {
 		return cli.Failed(err)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/configfile"
 	"culvert/kube/deploy"
+	"culvert/kube/image"
 	"culvert/kube/join"
 	"culvert/kube/manifests"
 	"culvert/kube/peering"
@@ -31,6 +33,8 @@ type joiner struct {
 	kubeconfig                      string
 	contexts, names                 []string
 	image, expose, endpoint         string
+	push                            string       // where packed goes
+	packed                          *image.Image // this program; nil without --push
 	podCIDRs, serviceCIDRs, avoided []string
 	importing                       []string
 	replicas                        int
@@ -72,6 +76,8 @@ func (j *joiner) addInstall(cmd *cobra.Command, of string) {
 	flags := cmd.Flags()
 	flags.StringVar(&j.image, "image", "",
 		"`NAME` of culvert's image in a registry that all nodes reach (default: the one that is installed)")
+	flags.StringVar(&j.push, "push", "",
+		"`REF` where to push this program as the image first, as culvert image push does, instead of --image")
 	flags.IntVar(&j.replicas, "replicas", 0,
 		"`NUMBER` of pods of the gateway, of which one forwards (default: as it is, or 1)")
 	flags.StringArrayVar(&j.importing, "imports", nil,
@@ -145,7 +151,47 @@ func (j *joiner) check(single bool) error {
 	if j.timeout <= 0 {
 		e.Add("--timeout", "want more than 0")
 	}
-	return e.Err()
+	if j.push != "" && j.image != "" {
+		e.Add("--push", "it makes the image that --image names: give one of the two")
+	}
+	if err := e.Err(); err != nil || j.push == "" {
+		return err
+	}
+	im, tag, err := packed(nil, j.ErrOrStderr())
+	if err == nil {
+		j.packed = im
+		j.image, err = im.Name(j.push, tag)
+	}
+	if err != nil {
+		return fmt.Errorf("--push: %w", err)
+	}
+	return nil
+}
+
+// pushed pushes the image, if that is wanted. It comes after the question and before any change of
+// a cluster.
+func (j *joiner) pushed() (err error) {
+	if j.packed == nil {
+		return nil
+	}
+	j.say("pushing %s", j.image)
+	tag, _, _ := strings.Cut(j.image, "@")
+	o := image.PushOptions{Progress: progress(j.ErrOrStderr())}
+	if j.image, err = j.packed.Push(j.Context(), tag, "", o); err != nil {
+		return j.unchanged(fmt.Errorf("--push: %w", err))
+	}
+	return nil
+}
+
+// lacks returns the architectures of a cluster's nodes for which --push has no program.
+func (j *joiner) lacks(s *site) string {
+	if j.packed == nil {
+		return ""
+	}
+	lacking := slices.DeleteFunc(slices.Clone(s.found.Archs), func(arch string) bool {
+		return slices.Contains(j.packed.Archs, arch)
+	})
+	return strings.Join(lacking, " and ")
 }
 
 // site connects to the cluster of a context, and checks the user's rights.
@@ -295,7 +341,13 @@ func (j *joiner) wanted(s *site, spec *peering.Spec, lines *[]join.Line) (err er
 		}
 	}
 	if s.wants.Image == "" {
-		return errors.New("--image: missing; name culvert's image in a registry that all nodes reach, such as registry.example/culvert:1.0")
+		return errors.New("--image: missing; name culvert's image in a registry that all nodes reach, or push this program there " +
+			"with --push, such as registry.example/culvert:1.0")
+	}
+	if lacking := j.lacks(s); lacking != "" {
+		return fmt.Errorf("--push: nodes are of %s, and this program is for %s; put culvert-linux-%[1]s of the same "+
+			"release beside it, or push it with culvert image push --binary and give --image", lacking,
+			strings.Join(j.packed.Archs, " and "))
 	}
 	why := "--expose"
 	switch {
@@ -323,7 +375,11 @@ func (j *joiner) wanted(s *site, spec *peering.Spec, lines *[]join.Line) (err er
 		*lines = append(*lines, join.Line{What: "exports of " + peer, Value: "in namespace " + spec.Imports,
 			Source: source})
 	}
-	*lines = append(*lines, join.Line{What: "image", Value: s.wants.Image})
+	source := ""
+	if j.packed != nil {
+		source = "this program; --push"
+	}
+	*lines = append(*lines, join.Line{What: "image", Value: s.wants.Image, Source: source})
 	if role == "Server" && s.wants.Expose == "NodePort" && j.endpoint == "" && !s.found.Address.IsValid() {
 		return errors.New("--endpoint: missing; no Node has an IPv4 address by which a node port is reached")
 	}

@@ -11,6 +11,8 @@ import (
 
 	"culvert/cmd/internal/cli"
 	"culvert/kube/deploy"
+	"culvert/kube/image"
+	"culvert/kube/join"
 	"culvert/kube/manifests"
 )
 
@@ -22,6 +24,7 @@ func TestJoinFlags(t *testing.T) {
 		"--pod-cidr rome=10.48.0.0/99": `--pod-cidr: "10.48.0.0/99"`,
 		"--pod-cidr rome=fd00::/64":    `--pod-cidr: "fd00::/64" is no IPv4 CIDR`,
 		"--pod-cidr rome=127.0.0.0/8":  "--pod-cidr: 127.0.0.0/8 has addresses that routers do not forward to",
+		"--push x.example/a --image x": "--push: it makes the image that --image names: give one of the two",
 	} {
 		out, diag, status := run(t, append([]string{"join", "--context", "a", "--context", "b", "--kubeconfig",
 			"/nowhere"}, strings.Fields(args)...)...)
@@ -72,6 +75,25 @@ func TestLacksGateway(t *testing.T) {
 		err := s.lacksGateway()
 		if (err == nil) != (c.want == "") || err != nil && !strings.HasSuffix(err.Error(), c.want) {
 			t.Errorf("%q, %d pods: %v, want %q", c.owner, c.replicas, err, c.want)
+		}
+	}
+}
+
+// TestPushLacks: an image without a program for some nodes is refused, and what they need is named.
+func TestPushLacks(t *testing.T) {
+	s := &site{found: &join.Cluster{Archs: []string{"amd64", "arm64", "s390x"}}}
+	for _, c := range []struct {
+		packed []string // nil: no --push
+		want   string
+	}{
+		{nil, ""}, {[]string{"s390x", "arm64", "amd64"}, ""}, {[]string{"arm64"}, "amd64 and s390x"},
+	} {
+		j := &joiner{}
+		if c.packed != nil {
+			j.packed = &image.Image{Archs: c.packed}
+		}
+		if got := j.lacks(s); got != c.want {
+			t.Errorf("%v: %q, want %q", c.packed, got, c.want)
 		}
 	}
 }

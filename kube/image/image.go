@@ -95,6 +95,8 @@ func (b *Binary) SameBuild(other *Binary) bool {
 type Image struct {
 	index v1.ImageIndex
 	first v1.Image // for programs that know no index
+	// Archs has each GOARCH for which there is a binary.
+	Archs []string
 }
 
 // New packs binaries, each of another architecture.
@@ -106,6 +108,7 @@ func New(binaries ...*Binary) (*Image, error) {
 			return nil, fmt.Errorf("%s and %s are both for %s; give one for each architecture", other, b.Name, b.Arch)
 		}
 		had[b.Arch] = b.Name
+		im.Archs = append(im.Archs, b.Arch)
 		if !b.SameBuild(binaries[0]) {
 			return nil, fmt.Errorf("%s is %s of commit %.12s, and %s is %s of commit %.12s; give two of one build",
 				binaries[0].Name, binaries[0].Version, binaries[0].Revision, b.Name, b.Version, b.Revision)

@@ -90,6 +90,9 @@ func TestPush(t *testing.T) {
 			t.Errorf("%s: the file has %q, want %q", b.Arch, got, b.bytes)
 		}
 	}
+	if named, err := im.Name(host+"/net/culvert", amd64.Tag()); err != nil || named != ref {
+		t.Errorf("the name is %s (%v) before a push, and %s after it", named, err, ref)
+	}
 	again, err := im.Push(t.Context(), host+"/net/culvert:other", "", PushOptions{})
 	if want := host + "/net/culvert:other@" + digest; err != nil || again != want {
 		t.Errorf("%s, %v, want %s", again, err, want)

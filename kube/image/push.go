@@ -34,6 +34,16 @@ type PushOptions struct {
 	Progress  func(done, total int64) // bytes; called while they are sent
 }
 
+// Name returns what Push returns, and pushes nothing.
+func (im *Image) Name(ref, fallback string) (string, error) {
+	tag, err := parse(ref, name.WithDefaultTag(fallback))
+	if err != nil {
+		return "", err
+	}
+	digest, err := im.Digest()
+	return tag.Name() + "@" + digest, err
+}
+
 // Push sends the image to a registry under REF, HOST[:PORT]/REPOSITORY[:TAG], and returns REF with
 // its tag and digest. Without a tag, it takes fallback. Credentials are those of docker and podman:
 // config.json, its helpers, and REGISTRY_AUTH_FILE. The tag is written last: when Push fails, the
@@ -123,7 +133,7 @@ type guarded struct {
 func (g *guarded) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme != "https" && !g.plain && !loopback(r.URL.Hostname()) {
 		err := fmt.Errorf("refusing %s://%s: credentials and image would cross the network without TLS; "+
-			"--plain-http allows it", r.URL.Scheme, r.URL.Host)
+			"culvert image push --plain-http allows it", r.URL.Scheme, r.URL.Host)
 		g.refused.Store(&err)
 		return nil, err
 	}
@@ -151,7 +161,7 @@ func explain(tag name.Tag, err, cause error) error {
 			"%s: %s; log in with docker login %s or podman login %[3]s, and check that you may push to it",
 			tag, what, host)
 	case strings.Contains(what, "server gave HTTP response to HTTPS client"):
-		return fmt.Errorf("%s: the registry does not speak TLS; --plain-http allows that", tag)
+		return fmt.Errorf("%s: the registry does not speak TLS; culvert image push --plain-http allows that", tag)
 	case strings.Contains(what, "x509: "):
 		return fmt.Errorf("%s: %s; add the registry's CA to this machine's, or name it in SSL_CERT_FILE", tag, what)
 	case errors.As(err, &dns), errors.As(err, &op):

@@ -35,9 +35,10 @@ type Cluster struct {
 	// node, by which a NodePort is reached.
 	Balanced bool
 	Address  netip.Addr
-	Public   bool   // Address is an ExternalIP
-	Six      bool   // pods have IPv6 addresses, which no Peering carries
-	outside  string // a Node whose CIDRs Pods does not contain; "": none
+	Public   bool     // Address is an ExternalIP
+	Six      bool     // pods have IPv6 addresses, which no Peering carries
+	Archs    []string // GOARCH of nodes, each once
+	outside  string   // a Node whose CIDRs Pods does not contain; "": none
 
 	taken    []ipam.Taken   // CIDRs in use
 	wide     []netip.Prefix // CIDRs in which more may come into use
@@ -82,6 +83,9 @@ func (c *Cluster) findAddress(s *Survey) {
 	best := -1
 	for _, name := range sortedKeys(s.nodes) {
 		n := s.nodes[name]
+		if n.arch != "" && !slices.Contains(c.Archs, n.arch) {
+			c.Archs = append(c.Archs, n.arch)
+		}
 		c.hosts = append(c.hosts, n.internal, n.external)
 		rank, address := 0, n.internal
 		if n.external.IsValid() {

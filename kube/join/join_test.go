@@ -71,6 +71,20 @@ const virtual = `{kind: Node, metadata: {name: node9, labels: {liqo.io/type: vir
   spec: {podCIDR: 10.9.0.0/24, podCIDRs: [10.9.0.0/24]}, status: {conditions: [{type: Ready, status: "True"}],
   addresses: [{type: ExternalIP, address: 203.0.113.9}, {type: InternalIP, address: 10.80.7.7}]}}`
 
+// TestArchs: each architecture of nodes that run agents is found once.
+func TestArchs(t *testing.T) {
+	of := func(name, arch, labels string) string {
+		return fmt.Sprintf("{kind: Node, metadata: {name: %s, labels: {%s}}, spec: {podCIDRs: [10.0.1.0/24]}, "+
+			"status: {nodeInfo: {architecture: %q}}}", name, labels, arch)
+	}
+	c, err := survey(t, of("a", "arm64", ""), of("b", "amd64", ""), of("c", "arm64", ""), of("d", "", ""),
+		of("e", "riscv64", "liqo.io/type: virtual-node"), serviceCIDR).Find("rome", Hints{})
+	need.NoError(t, err)
+	if want := []string{"arm64", "amd64"}; !slices.Equal(c.Archs, want) {
+		t.Errorf("%q, want %q", c.Archs, want)
+	}
+}
+
 func TestFind(t *testing.T) {
 	nodes := node(1, "172.18.0.1", "10.244.1.0/24") + "\n---\n" + node(2, "172.18.0.2", "10.244.2.0/24")
 	bare := node(1, "10.0.0.11", "") + "\n---\n" + node(2, "10.0.0.12", "")

@@ -36,6 +36,7 @@ type surveyedNode struct {
 	addresses          []netip.Addr
 	internal, external netip.Addr
 	ready              bool
+	arch               string
 }
 
 type surveyedPod struct {
@@ -69,8 +70,10 @@ func (s *Survey) Node(u *unstructured.Unstructured) {
 	var status struct {
 		Addresses  []struct{ Type, Address string }
 		Conditions []struct{ Type, Status string }
+		NodeInfo   struct{ Architecture string }
 	}
 	part(u, "status", &status)
+	n.arch = status.NodeInfo.Architecture
 	for _, a := range status.Addresses {
 		addr, err := kube.ParseAddr(a.Address)
 		switch {
