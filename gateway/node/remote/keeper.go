@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -185,22 +186,20 @@ func (k *Keeper) route(desired []Peer, table []netlink.Route) (all []Status, pai
 	keep := map[string]bool{}
 	for i := range desired {
 		p := &desired[i]
-		wanted, err := p.routes(table)
+		wanted, led, err := p.routes(table)
+		carried := len(wanted) > 0
 		for _, r := range wanted {
-			keep[key(&r)] = true
-			if err == nil && !slices.ContainsFunc(table, func(have netlink.Route) bool {
-				return key(&have) == key(&r) &&
-					have.Protocol == Protocol
-			}) {
-				if err = netlink.RouteReplace(&r); err != nil {
-					err = fmt.Errorf("add a route to %s through %s: %w", r.Dst, p.Link, err)
-				}
+			if keep[key(&r)] = true; !carried || has(table, &r) {
+				continue
+			}
+			if e := netlink.RouteReplace(&r); e != nil {
+				carried, err = false, fmt.Errorf("add a route to %s through %s: %w", r.Dst, p.Link, e)
 			}
 		}
 		all = append(all, Status{Name: p.Name, Err: err})
-		if err == nil {
+		if carried {
 			for _, l := range p.Local {
-				for _, r := range p.Remote {
+				for _, r := range led {
 					pairs = append(pairs, pair{from: l, to: r}, pair{from: r, to: l})
 				}
 				for _, s := range p.Services {
@@ -228,6 +227,13 @@ func (k *Keeper) route(desired []Peer, table []netlink.Route) (all []Status, pai
 // key returns equal values for equal routes.
 func key(r *netlink.Route) string { return fmt.Sprint(r.Dst, " ", r.Gw, " ", r.LinkIndex) }
 
+// has reports whether a table has a route of this package.
+func has(table []netlink.Route, r *netlink.Route) bool {
+	return slices.ContainsFunc(table, func(have netlink.Route) bool {
+		return have.Protocol == Protocol && key(&have) == key(r)
+	})
+}
+
 // mainTable returns the kernel's IPv4 routes of the main table, without default routes.
 func mainTable() (all []netlink.Route, err error) {
 	table, err := rtnl.List(func() ([]netlink.Route, error) {
@@ -246,33 +252,46 @@ func mainTable() (all []netlink.Route, err error) {
 	}), nil
 }
 
-// routes returns the routes of a Peer, or why it cannot have them.
-func (p *Peer) routes(table []netlink.Route) (all []netlink.Route, err error) {
-	for _, c := range p.Remote {
-		if err := conflict(c, table); err != nil {
-			return nil, err
-		}
-	}
+// routes returns the routes of a Peer, and the remote CIDRs to which they lead. err says which CIDR
+// this node reaches in another way. A Peer that is new then gets no route; one that has routes
+// keeps them, and gets no new one to such a CIDR.
+func (p *Peer) routes(table []netlink.Route) (all []netlink.Route, led []netip.Prefix, err error) {
 	link, err := netlink.LinkByName(p.Link)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil, fmt.Errorf("there is no link %s yet", p.Link)
+		return nil, nil, fmt.Errorf("there is no link %s yet", p.Link)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look for %s: %w", p.Link, err)
+		return nil, nil, fmt.Errorf("look for %s: %w", p.Link, err)
 	}
 	if link.Attrs().Flags&net.FlagUp == 0 {
-		return nil, fmt.Errorf("link %s is down", p.Link)
+		return nil, nil, fmt.Errorf("link %s is down", p.Link)
 	}
 	index, gateway := link.Attrs().Index, ipNet(netip.PrefixFrom(p.Gateway, p.Gateway.BitLen()))
 	all = append(all, netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: gateway, Protocol: Protocol,
 		Table: unix.RT_TABLE_MAIN})
 	for _, c := range p.Remote {
-		all = append(all, netlink.Route{
+		r := netlink.Route{
 			LinkIndex: index, Dst: ipNet(c), Gw: p.Gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
 			Protocol: Protocol, Table: unix.RT_TABLE_MAIN,
-		})
+		}
+		if why := conflict(c, table); why != nil {
+			err = cmp.Or(err, why)
+			if !has(table, &r) {
+				continue
+			}
+		}
+		all, led = append(all, r), append(led, c)
 	}
-	return all, nil
+	switch {
+	case err == nil:
+	case !has(table, &all[0]):
+		return nil, nil, err
+	case len(led) == len(p.Remote):
+		err = fmt.Errorf("%w; meanwhile this node keeps the route", err)
+	default:
+		err = fmt.Errorf("%w; meanwhile this node goes on with the rest", err)
+	}
+	return all, led, err
 }
 
 // conflict returns why a prefix of another cluster may not be routed: this node has another

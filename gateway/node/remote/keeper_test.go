@@ -301,6 +301,46 @@ func TestOthersRoutes(t *testing.T) {
 	}
 }
 
+// TestOthersRoutesLater: a Peer that has routes keeps them when it asks for addresses that this
+// node reaches in another way, and when the node gets such a way. The next process does the same.
+func TestOthersRoutesLater(t *testing.T) {
+	needNAT(t)
+	link(t, "cv-milan", "10.80.0.2/32")
+	eth0 := link(t, "eth0", "192.0.2.2/24")
+	k := run(t)
+	k.Apply([]Peer{milan})
+	k.says(t, "")
+	wantRoutes(t, milanRoutes...)
+	more := milan
+	more.Remote = append(slices.Clone(milan.Remote), prefixes("192.0.2.0/28")...)
+	k.Apply([]Peer{more})
+	const fault = "192.0.2.0/28 overlaps 192.0.2.0/24 dev eth0"
+	k.says(t, fault)
+	wantRoutes(t, milanRoutes...)
+	wantRules(t, milanRules...)
+	k.says(t, "no node routes elsewhere; meanwhile this node goes on with the rest")
+	more.Remote = append(prefixes("10.62.0.0/16"), more.Remote...)
+	again := New(logrus.New())
+	again.Apply([]Peer{more})
+	k.Apply([]Peer{more})
+	again.reconcile(func(all []Status) {
+		if len(all) != 1 || all[0].Err == nil || !strings.Contains(all[0].Err.Error(), fault) {
+			t.Errorf("%+v", all)
+		}
+	})
+	wantRoutes(t, append(slices.Clone(milanRoutes), "10.62.0.0/16 via 10.80.0.1 dev cv-milan")...)
+	k.Apply([]Peer{milan})
+	k.says(t, "")
+	wantRoutes(t, milanRoutes...)
+
+	need.NoError(t, netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index,
+		Dst: ipNet(netip.MustParsePrefix("10.61.8.0/24")), Scope: netlink.SCOPE_LINK}))
+	k.says(t, "10.61.0.0/16 overlaps 10.61.8.0/24 dev eth0, to which this node has a route of its own; choose a remap that "+
+		"no node routes elsewhere; meanwhile this node keeps the route")
+	wantRoutes(t, milanRoutes...)
+	wantRules(t, milanRules...)
+}
+
 // TestLargeTable: a table of thousands of rules is set in one transaction, however small the
 // socket's buffers are. The kernel's reason for a refusal arrives as well.
 func TestLargeTable(t *testing.T) {
