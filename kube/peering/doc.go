@@ -8,7 +8,7 @@
 // Gateway and Node are pure: objects in, desired state and faults out. They know no clock, and the
 // order of objects does not matter. A GatewaySource and a NodeSource follow the API server, and
 // write the results. Objects or parts that cannot be applied are left out, and their fields are
-// named.
+// named. What ran before a wrong change goes on.
 //
 // # Services by name
 //

@@ -34,6 +34,8 @@ type Gateway struct {
 	self    Self
 	peering *Peering // current version; nil if there is none
 	good    *Peering // last version without faults; nil if there never was one
+	// why the current version does not replace good although it has no fault of its own
+	refused string
 	nodes   map[string]*node
 	tunnels map[string]*tunnelNode
 	pods    *podIndex
@@ -57,9 +59,23 @@ func NewGateway(self Self) *Gateway {
 // put sets the current Peering; nil if it has gone.
 func (g *Gateway) put(p *Peering) {
 	g.peering = p
-	if p != nil && len(p.Faults) == 0 {
-		g.good = p
+	g.judge()
+}
+
+// judge makes the current Peering the one that applies, if nothing is wrong with it. A change that
+// agents refuse because it takes addresses of Nodes does not replace what runs, or the two ends of
+// a tunnel would differ.
+func (g *Gateway) judge() {
+	p := g.peering
+	if g.refused = ""; p == nil || len(p.Faults) > 0 {
+		return
 	}
+	if g.good != nil && !slices.Equal(g.good.takes(), p.takes()) {
+		if g.refused = taken(p, nil, g.nodes, nil); g.refused != "" {
+			return
+		}
+	}
+	g.good = p
 }
 
 // A Plan is what a gateway must do and report.
@@ -100,8 +116,10 @@ func (g *Gateway) Plan() *Plan {
 		return d
 	}
 	d.Status = g.peering.Status
-	if len(g.peering.Faults) > 0 {
-		d.Faults = append(d.Faults, g.peering.Faults...)
+	g.judge()
+	d.Faults = append(d.Faults, g.peering.Faults...)
+	if g.refused != "" {
+		d.Faults = append(d.Faults, g.refused)
 	}
 	d.Status.Active, d.Ousted = g.active()
 	d.Again = d.Ousted && d.Status.Active.Pod == g.displaced

@@ -112,6 +112,45 @@ func TestBadPeering(t *testing.T) {
 	}
 }
 
+// TestNodesAddressesStay: a change that takes addresses of Nodes, which agents refuse, replaces
+// nothing; another may, and so may this one once no Node has them. What runs is not judged by what
+// Nodes say later, and a gateway that starts takes what it finds.
+func TestNodesAddressesStay(t *testing.T) {
+	const remap = "remap: 10.61.0.0/16"
+	taken := []string{remap, "remap: 172.18.0.0/16"}
+	for _, c := range []struct {
+		with   []string
+		change func(*Gateway)
+		want   string // a fault
+		remap  string
+	}{
+		{taken, nil, "spec.remote.podCIDRs[0].remap: 172.18.0.0/16 contains 172.18.0.1, an address of node node1; choose a " +
+			"remap that nothing uses", "10.61.0.0/16"},
+		{[]string{remap, "remap: 10.244.0.0/16", "podCIDRs: [10.244.0.0/16], ext", "podCIDRs: [10.9.0.0/16], ext"}, nil,
+			"10.244.0.0/16 overlaps 10.244.1.0/24, the pods of node node1", "10.61.0.0/16"},
+		{[]string{"10.80.0.0/24", "172.18.0.0/24"}, nil, "spec.internalCIDR: 172.18.0.0/24 contains", "10.61.0.0/16"},
+		{[]string{remap, "remap: 10.62.0.0/16"}, nil, "", "10.62.0.0/16"},
+		{taken, func(g *Gateway) { clear(g.nodes) }, "", "172.18.0.0/16"},
+		{taken, func(g *Gateway) { g.good = nil }, "", "172.18.0.0/16"},
+		{nil, func(g *Gateway) {
+			g.nodes["node2"].addresses = append(g.nodes["node2"].addresses, netip.MustParseAddr("10.61.3.4"))
+		}, "", "10.61.0.0/16"},
+	} {
+		g := rome(t)
+		if c.change != nil {
+			c.change(g)
+		}
+		p := readIn(t, c.with...)
+		p.Status = g.peering.Status
+		g.put(p)
+		d := g.Plan()
+		if got := strings.Join(d.Faults, "\n"); !strings.Contains(got, c.want) || (got == "") != (c.want == "") ||
+			d.Peering.Remote[0].Remapped.String() != c.remap {
+			t.Errorf("%q: %q, want %q; remap %v, want %s", c.with, got, c.want, d.Peering.Remote[0].Remapped, c.remap)
+		}
+	}
+}
+
 // TestAssignment: a Node keeps its VNI and address when other Nodes are added or removed.
 func TestAssignment(t *testing.T) {
 	g := rome(t)

@@ -209,6 +209,7 @@ func (s *GatewaySource) round(more func(*followed), pods *followed, g Running) e
 	if !speaks || s.self.Elected {
 		s.state.term = 0 // the election decides who is active, and Plan takes the next term
 	}
+	s.state.judge() // a Node may have given up what the Peering takes
 	want := append(s.services.needs(), KindPeering, kindNode, KindTunnelNode)
 	if p := s.state.good; p != nil && p.FollowPods {
 		want = append(want, kindPod)

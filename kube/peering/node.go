@@ -24,17 +24,17 @@ import (
 
 // A Node derives the links and routes of one node from all objects. It belongs to one goroutine.
 type Node struct {
-	name      string
-	api       []netip.Addr // addresses by which this node reaches the API server
-	peerings  map[string]*Peering
-	faultless map[string]*Peering // what each Peering said when it last had no fault
-	nodes     map[string]*node
-	services  map[string]*clusterIPs
+	name     string
+	api      []netip.Addr // addresses by which this node reaches the API server
+	peerings map[string]*Peering
+	accepted map[string]*Peering // what each Peering said when this node last had nothing against it
+	nodes    map[string]*node
+	services map[string]*clusterIPs
 }
 
 // NewNode returns the Node called name in a cluster without objects.
 func NewNode(name string, api []netip.Addr) *Node {
-	return &Node{name: name, api: api, peerings: map[string]*Peering{}, faultless: map[string]*Peering{},
+	return &Node{name: name, api: api, peerings: map[string]*Peering{}, accepted: map[string]*Peering{},
 		nodes: map[string]*node{}, services: map[string]*clusterIPs{}}
 }
 
@@ -71,16 +71,17 @@ type NodePlan struct {
 type NodePeer struct {
 	Peering string
 	Here    bool // the gateway is on this node
+	Behind  bool // it is not what the Peering says now, which this node alone refuses
 	Link    links.Link
 	Routes  remote.Peer
 }
 
 // Plan derives the plan from the objects. A user who may write Peerings controls where packets of
 // this node go. So Plan refuses any Peering that would take addresses that the cluster itself uses.
-// A Peering that gets a fault stays what it was before, because its gateway goes on with that.
+// Of a Peering that it refuses, the node goes on with what it had before.
 func (n *Node) Plan() *NodePlan {
 	d := &NodePlan{Refused: map[string]string{}, Waiting: map[string]string{}}
-	maps.DeleteFunc(n.faultless, func(name string, _ *Peering) bool { return n.peerings[name] == nil })
+	maps.DeleteFunc(n.accepted, func(name string, _ *Peering) bool { return n.peerings[name] == nil })
 	var accepted []*Peering
 	for _, p := range n.inOrder() {
 		name := p.Metadata.Name
@@ -88,33 +89,61 @@ func (n *Node) Plan() *NodePlan {
 			continue
 		}
 		fault := p.Fault()
-		if fault == "" {
-			n.faultless[name] = p
+		why := cmp.Or(fault, n.takes(p, accepted))
+		if why == "" {
+			n.accepted[name] = p
 		} else {
-			d.Refused[name] = fault
-			was := n.faultless[name]
-			if was == nil || was.Metadata.UID != p.Metadata.UID {
+			former, goesOn := n.former(p, accepted)
+			if d.Refused[name] = why + goesOn; former == nil {
 				continue
 			}
-			former := *was
-			former.Status = p.Status
-			p = &former
-		}
-		if why := cmp.Or(n.taken(p), besides(p, accepted)); why != "" {
-			d.Refused[name] = cmp.Or(fault, why)
-			continue
+			p = former
 		}
 		accepted = append(accepted, p)
-		peer, why := n.peer(p)
-		if why != "" {
-			if fault == "" {
-				d.Waiting[name] = why
+		peer, missing := n.peer(p)
+		if missing != "" {
+			if why == "" {
+				d.Waiting[name] = missing
 			}
 			continue
 		}
+		peer.Behind = why != "" && fault == ""
 		d.Peers = append(d.Peers, peer)
 	}
 	return d
+}
+
+// former returns what this node goes on with while it refuses a Peering: what the Peering said
+// before, but for remote CIDRs that something else has now. It is nil if nothing is left. goesOn
+// says so.
+func (n *Node) former(p *Peering, older []*Peering) (former *Peering, goesOn string) {
+	was := n.accepted[p.Metadata.Name]
+	if was == nil || was.Metadata.UID != p.Metadata.UID {
+		return nil, ""
+	}
+	former = new(*was)
+	former.Status, former.Remote = p.Status, nil
+	if n.takes(former, older) != "" { // it has something that no CIDR of the peer can do without
+		return nil, ""
+	}
+	for _, r := range was.Remote {
+		one := *former
+		if one.Remote = []rules.RemoteCIDR{r}; n.takes(&one, older) == "" {
+			former.Remote = append(former.Remote, r)
+		}
+	}
+	switch len(former.Remote) {
+	case 0:
+		return nil, ""
+	case len(was.Remote):
+		return former, "; meanwhile this node goes on with what the Peering said before"
+	}
+	return former, "; meanwhile this node goes on with the rest"
+}
+
+// takes returns which addresses or key of others a Peering would take; "" = none.
+func (n *Node) takes(p *Peering, older []*Peering) string {
+	return cmp.Or(taken(p, n.api, n.nodes, n.services), besides(p, older))
 }
 
 // inOrder returns the Peerings, the oldest first.
@@ -127,7 +156,7 @@ func (n *Node) inOrder() []*Peering {
 // fields visits the CIDRs of a Peering that become addresses and routes of nodes, with their
 // fields.
 func (p *Peering) fields(visit func(field string, c netip.Prefix) (stop bool)) {
-	if visit("spec.internalCIDR", p.Internal) {
+	if visit(internalField, p.Internal) {
 		return
 	}
 	for i, r := range p.Remote {
@@ -137,19 +166,28 @@ func (p *Peering) fields(visit func(field string, c netip.Prefix) (stop bool)) {
 	}
 }
 
+// takes returns all that fields visits.
+func (p *Peering) takes() (all []netip.Prefix) {
+	p.fields(func(_ string, c netip.Prefix) bool {
+		all = append(all, c)
+		return false
+	})
+	return all
+}
+
 // taken returns which of the cluster's own addresses a Peering would take; "" = none.
-func (n *Node) taken(p *Peering) (why string) {
+func taken(p *Peering, api []netip.Addr, nodes map[string]*node, services map[string]*clusterIPs) (why string) {
 	p.fields(func(field string, c netip.Prefix) bool {
 		of := func(a netip.Addr, format string, args ...any) {
 			if why == "" && c.Contains(a) {
 				why = fmt.Sprintf("%s: %s contains %s, %s", field, c, a, fmt.Sprintf(format, args...))
 			}
 		}
-		for _, a := range n.api {
+		for _, a := range api {
 			of(a, "an address of the API server")
 		}
-		for _, name := range slices.Sorted(maps.Keys(n.nodes)) {
-			other := n.nodes[name]
+		for _, name := range slices.Sorted(maps.Keys(nodes)) {
+			other := nodes[name]
 			for _, a := range other.addresses {
 				of(a, "an address of node %s", name)
 			}
@@ -160,31 +198,45 @@ func (n *Node) taken(p *Peering) (why string) {
 			}
 		}
 		first := ""
-		for key, s := range n.services {
+		for key, s := range services {
 			if slices.ContainsFunc(*s, c.Contains) && (first == "" || key < first) {
 				first = key
 			}
 		}
 		if first != "" {
-			at := *n.services[first]
+			at := *services[first]
 			of(at[slices.IndexFunc(at, c.Contains)], "the address of Service %s", first)
+		}
+		if why != "" {
+			why += another(field)
 		}
 		return why != ""
 	})
 	return why
 }
 
+// another is what to do about a CIDR that something else has.
+func another(field string) string {
+	if field == internalField {
+		return "; choose a CIDR that nothing uses"
+	}
+	return "; choose a remap that nothing uses"
+}
+
+const internalField = "spec.internalCIDR"
+
 // besides returns what a Peering has in common with an older one; "" = nothing.
 func besides(p *Peering, older []*Peering) (why string) {
 	for _, o := range older {
 		if p.PublicKey != (wgkey.Key{}) && p.PublicKey == o.PublicKey {
-			return fmt.Sprintf("spec.publicKey: Peering %s has it too, and is older", o.Metadata.Name)
+			return fmt.Sprintf("spec.publicKey: Peering %s has it too, and is older; give the key of this one's peer",
+				o.Metadata.Name)
 		}
 		p.fields(func(field string, c netip.Prefix) bool {
 			o.fields(func(theirs string, taken netip.Prefix) bool {
 				if c.Overlaps(taken) {
-					why = fmt.Sprintf("%s: %s overlaps %s of Peering %s (%s), which is older", field, c, theirs,
-						o.Metadata.Name, taken)
+					why = fmt.Sprintf("%s: %s overlaps %s of Peering %s (%s), which is older%s", field, c, theirs,
+						o.Metadata.Name, taken, another(field))
 				}
 				return why != ""
 			})

@@ -157,6 +157,78 @@ func TestNodeFault(t *testing.T) {
 	}
 }
 
+// TestNodeRefusal: of a Peering that works and that this node alone refuses, the node goes on with
+// what it had, without what the cluster itself has since, and is not ready. It takes nothing of a
+// Peering that it refuses from the beginning.
+func TestNodeRefusal(t *testing.T) {
+	n := node2(t)
+	status := n.peerings["milan"].Status
+	change := func(uid string, with ...string) *NodePlan {
+		p := readIn(t, with...)
+		p.Status, p.Metadata.UID = status, uid
+		n.peerings["milan"] = p
+		return n.Plan()
+	}
+	const pods, one = "podCIDRs: [{cidr: 10.244.0.0/16, remap: 10.61.0.0/16}", "{cidr: 10.244.0.0/16, remap: 10.61.0.0/16}"
+	turin := readIn(t, "name: milan, namespace", "name: turin, namespace", "10.80.0.0/24", "10.81.0.0/24",
+		"remap: 10.61.0.0/16", "remap: 10.62.0.0/16", "remap: 10.71.0.0/24", "remap: 10.72.0.0/24",
+		"xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=", "AAAAA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=")
+	turin.Metadata.Created = start.Add(-time.Hour)
+	n.peerings["turin"] = turin
+	was := change("1").Peers
+	const before, rest = "; meanwhile this node goes on with what the Peering said before", "; meanwhile this node goes on with the rest"
+	for _, c := range []struct {
+		with  []string
+		want  string
+		claim string // an address of a new Node
+		left  string
+	}{
+		{with: []string{pods, pods + ", {cidr: 172.18.0.0/28}"}, want: "spec.remote.podCIDRs[1].cidr: 172.18.0.0/28 contains " +
+			"172.18.0.1, an address of node node1; choose a remap that nothing uses" + before},
+		{with: []string{one, "{cidr: 10.96.0.0/16}"}, want: "spec.remote.podCIDRs[0].cidr: 10.96.0.0/16 contains " +
+			"10.96.0.1, the address of Service default/kubernetes; choose a remap that nothing uses" + before},
+		{},
+		{with: []string{one, "{cidr: 192.0.2.0/24}"}, want: "an address of the API server; choose a remap that nothing uses" + before},
+		{with: []string{"10.80.0.0/24", "172.18.0.0/24"}, want: "spec.internalCIDR: 172.18.0.0/24 contains " +
+			"172.18.0.1, an address of node node1; choose a CIDR that nothing uses" + before},
+		{with: []string{one, "{cidr: 10.62.0.0/16}"}, want: "of Peering turin (10.62.0.0/16), which is older; choose a remap " +
+			"that nothing uses" + before},
+		{claim: "10.61.3.4", want: "10.61.0.0/16 contains 10.61.3.4, an address of node node3; choose a remap " +
+			"that nothing uses" + rest, left: "[10.71.0.0/24]"},
+		{},
+		{claim: "10.80.0.9", want: "spec.internalCIDR: 10.80.0.0/24 contains 10.80.0.9, an address of node node3",
+			left: "[]"},
+		{},
+	} {
+		if delete(n.nodes, "node3"); c.claim != "" {
+			n.nodes["node3"] = &node{addresses: []netip.Addr{netip.MustParseAddr(c.claim)}}
+		}
+		d := change("1", c.with...)
+		want := slices.Clone(was)
+		for i := range want {
+			want[i].Behind = c.want != ""
+			if c.left != "" {
+				want[i].Routes.Remote = want[i].Routes.Remote[1:]
+			}
+		}
+		if c.left == "[]" {
+			want = nil
+		}
+		got := d.Refused["milan"]
+		if !strings.Contains(got, c.want) || (got == "") != (c.want == "") || !reflect.DeepEqual(d.Peers, want) {
+			t.Errorf("%q %s: refused %q, want %q; %+v, want %+v", c.with, c.claim, got, c.want, d.Peers, want)
+		}
+		st := d.status([]links.Status{{Link: was[0].Link, State: links.Carried}}, []remote.Status{{Name: "milan"}})
+		if p := st.Peerings[0]; p.Ready != (c.want == "") || !strings.Contains(p.Message, c.want) {
+			t.Errorf("%q: %+v", c.with, p)
+		}
+	}
+	if d := change("2", one, "{cidr: 10.96.0.0/16}"); len(d.Peers) > 0 || d.Refused["milan"] == "" ||
+		strings.Contains(d.Refused["milan"], "goes on") {
+		t.Errorf("made again: %+v", d)
+	}
+}
+
 // TestNodeTwoPeerings: if two Peerings conflict, the older one wins.
 func TestNodeTwoPeerings(t *testing.T) {
 	const key = "publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="

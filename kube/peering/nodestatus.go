@@ -60,6 +60,8 @@ func (d *NodePlan) status(all []links.Status, routes []remote.Status) *NodeStatu
 			n.Message = "the routes are being made"
 		case routes[r].Err != nil:
 			n.Message = routes[r].Err.Error()
+		case p.Behind:
+			n.Message = d.Refused[p.Peering]
 		default:
 			n.Ready, n.Message = true, cmp.Or(d.Refused[p.Peering], routes[r].Warning, all[l].Warning)
 		}
