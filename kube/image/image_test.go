@@ -4,9 +4,11 @@ import (
 	"archive/tar"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -192,6 +194,35 @@ func TestPushRefused(t *testing.T) {
 				t.Errorf("%v, want %q in at most 500 bytes", err, tt.want)
 			}
 		})
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// TestGuard: a registry without TLS is refused, and where TLS has failed for another cause, that
+// cause is named.
+func TestGuard(t *testing.T) {
+	tag, err := parse("192.0.2.1:5000/culvert:1")
+	need.NoError(t, err)
+	dial := &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+	g := &guarded{RoundTripper: roundTrip(func(*http.Request) (*http.Response, error) { return nil, dial })}
+	for _, tt := range []struct{ url, want string }{
+		{"http://192.0.2.1:5000/v2/", "--plain-http allows it"},
+		{"https://192.0.2.1:5000/v2/", "connection refused; check the name of the registry"},
+		{"http://192.0.2.1:5000/v2/", "connection refused; check the name of the registry"},
+		{"http://192.0.2.2:5000/v2/", "--plain-http allows it"},
+	} {
+		r, err := http.NewRequest(http.MethodGet, tt.url, nil)
+		need.NoError(t, err)
+		_, err = g.RoundTrip(r)
+		if err := explain(tag, err, nil); !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", tt.url, err, tt.want)
+		}
+	}
+	if got := g.refused.Load(); got.host != "192.0.2.2:5000" {
+		t.Errorf("refused %s last", got.host)
 	}
 }
 

@@ -87,8 +87,8 @@ func (im *Image) Push(ctx context.Context, ref, fallback string, o PushOptions) 
 	<-watched
 	cause := context.Cause(ctx)
 	var answered *transport.Error
-	if refused := guard.refused.Load(); cause == nil && refused != nil && !errors.As(err, &answered) {
-		cause = *refused // which the error of an attempt with TLS hides
+	if refused := guard.refused.Load(); refused != nil && !errors.As(err, &answered) {
+		err = refused // which the errors of other attempts hide
 	}
 	if err != nil {
 		return "", explain(tag, err, cause)
@@ -126,18 +126,35 @@ func parse(ref string, options ...name.Option) (name.Tag, error) {
 // guarded refuses requests without TLS to other machines, which would show them credentials.
 type guarded struct {
 	http.RoundTripper
-	plain   bool
-	refused atomic.Pointer[error]
+	plain           bool
+	failed, refused atomic.Pointer[failure] // the last of each
 }
 
+// failure is of a request to a host, which may be one without TLS after another one with it.
+type failure struct {
+	host string
+	error
+}
+
+func (f *failure) Unwrap() error { return f.error }
+
+var errPlain = errors.New("credentials and image would cross the network without TLS; " +
+	"culvert image push --plain-http allows it")
+
 func (g *guarded) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.URL.Scheme != "https" && !g.plain && !loopback(r.URL.Hostname()) {
-		err := fmt.Errorf("refusing %s://%s: credentials and image would cross the network without TLS; "+
-			"culvert image push --plain-http allows it", r.URL.Scheme, r.URL.Host)
-		g.refused.Store(&err)
-		return nil, err
+	if r.URL.Scheme == "https" || g.plain || loopback(r.URL.Hostname()) {
+		resp, err := g.RoundTripper.RoundTrip(r)
+		if err != nil {
+			g.failed.Store(&failure{r.URL.Host, err})
+		}
+		return resp, err
 	}
-	return g.RoundTripper.RoundTrip(r)
+	f := g.failed.Load()
+	if f == nil || f.host != r.URL.Host { // otherwise that is why this is tried without TLS
+		f = &failure{r.URL.Host, fmt.Errorf("refusing %s://%s: %w", r.URL.Scheme, r.URL.Host, errPlain)}
+	}
+	g.refused.Store(f)
+	return nil, f
 }
 
 func loopback(host string) bool {
@@ -155,6 +172,8 @@ func explain(tag name.Tag, err, cause error) error {
 	switch {
 	case cause != nil:
 		return fmt.Errorf("%s: %w", tag, cause)
+	case errors.Is(err, errPlain):
+		return fmt.Errorf("%s: %w", tag, err)
 	case errors.As(err, &refused) && (refused.StatusCode == http.StatusUnauthorized ||
 		refused.StatusCode == http.StatusForbidden):
 		return fmt.Errorf(
