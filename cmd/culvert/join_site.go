@@ -375,11 +375,11 @@ func (j *joiner) wanted(s *site, spec *peering.Spec, lines *[]join.Line) (err er
 		*lines = append(*lines, join.Line{What: "exports of " + peer, Value: "in namespace " + spec.Imports,
 			Source: source})
 	}
-	source := ""
+	name, digest, _ := strings.Cut(s.wants.Image, "@") // in the last column, which wraps
 	if j.packed != nil {
-		source = "this program; --push"
+		digest = "this program; " + digest
 	}
-	*lines = append(*lines, join.Line{What: "image", Value: s.wants.Image, Source: source})
+	*lines = append(*lines, join.Line{What: "image", Value: name, Source: digest})
 	if role == "Server" && s.wants.Expose == "NodePort" && j.endpoint == "" && !s.found.Address.IsValid() {
 		return errors.New("--endpoint: missing; no Node has an IPv4 address by which a node port is reached")
 	}
