@@ -82,7 +82,7 @@ func (g *Gateway) HandOverOver(wire handover.Wire, relay net.Conn) error {
 // TakeOverOver is TakeOver from a gateway in this process that hands over through the other ends of
 // o's wire and relay. It closes its own ends.
 func TakeOverOver(ctx context.Context, o Over, c *config.Config, budget Budget, log *logrus.Logger) (*Gateway, error) {
-	t := lifecycle.AskOver(o.Wire, o.Relay, o.Open)
+	t := lifecycle.AskOver(o.Wire, o.Relay)
 	if err := c.Validate(); err != nil {
 		t.Refuse(err)
 		return nil, err

@@ -10,14 +10,14 @@ import (
 const TakesOver = "cannot change while the gateway runs; to keep connections"
 
 // ChangesLive refuses, by name, each difference from old that needs another process. A process that
-// takes over may change everything except cluster and peer.
+// takes over may change everything except cluster, peer and WireGuard's port.
 func (c *Config) ChangesLive(old *Config) error {
 	var errs []error
 	fixed := func(path string, same bool) {
 		if !same {
 			remedy := TakesOver +
 				" start culvert gateway --takeover with this file (culvert reload --takeover does), else restart it"
-			if path == "cluster" || path == "peer" {
+			if path == "cluster" || path == "peer" || path == "wireguard.listenPort" {
 				remedy = "cannot change while the gateway runs; restart it"
 			}
 			errs = append(errs, fmt.Errorf("%s: %s", path, remedy))

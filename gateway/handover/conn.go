@@ -1,9 +1,7 @@
 package handover
 
 import (
-	"bytes"
 	"encoding/binary"
-	"errors"
 	"net"
 	"slices"
 	"sync"
@@ -54,12 +52,8 @@ func (c *Conn) Silence(r *Relay) { c.set(&way{relay: r}) }
 
 // Greet is Silence for a Conn of WireGuard in the new process, with one exception: it sends what
 // starts a session, and receives what the other process passes on. It calls session, possibly more
-// than once, when there is one. With alone, the socket belongs to this process only, and it reads
-// it too: the peer sends to where it last heard the gateway (WireGuard paper, Section 2.1), even in
-// sessions of the other process, and those messages are passed back.
-func (c *Conn) Greet(r *Relay, alone bool, session func()) {
-	c.set(&way{relay: r, reads: alone, greets: session})
-}
+// than once, when there is one.
+func (c *Conn) Greet(r *Relay, session func()) { c.set(&way{relay: r, greets: session}) }
 
 // Lend passes answers to handshakes on to the other process, which may have initiated them, and
 // receives what that process passes back.
@@ -73,21 +67,6 @@ func (c *Conn) Lend(r *Relay) {
 func (c *Conn) Lead(r *Relay) {
 	r.wakes(c.Conn)
 	c.set(&way{relay: r, reads: true, sends: true})
-}
-
-// Drain reads a socket that the new process does not need, until it is closed or fails. It passes
-// back data of sessions that c did not start; c receives the rest.
-func (c *Conn) Drain(socket udp.Conn, r *Relay) {
-	m := []udp.Message{{Buffer: make([]byte, udp.BufferSize)}}
-	for {
-		n, err := socket.Receive(m)
-		if err != nil && !errors.Is(err, udp.ErrWoken) {
-			return
-		}
-		if n > 0 && c.keepOwn(r, &m[0]) {
-			each(&m[0], func(b []byte) { r.receive(message{m[0].Source, bytes.Clone(b)}) })
-		}
-	}
 }
 
 // Mute makes the Conn send nothing and discard what comes to the socket; it calls heard with the

@@ -89,7 +89,7 @@ func TestLeadSortsTrains(t *testing.T) {
 	ours, theirs := relays(t)
 	socket := newFake()
 	c := NewConn(socket)
-	c.Greet(ours, false, func() {})
+	c.Greet(ours, func() {})
 	c.NewSender().Send([]udp.Train{{Destination: peer, Parts: [][]byte{wireguard(initiation, 7, 148)}}})
 	if len(socket.sent) != 1 {
 		t.Fatalf("%d initiations were sent", len(socket.sent))
@@ -144,46 +144,6 @@ func comes(t *testing.T, c *Conn) udp.Message {
 	}
 }
 
-// TestAnotherPort: a message to the port of the new process before the cut, or of the old one after
-// it, goes to the process that has its session, even if that is waiting at its socket.
-func TestAnotherPort(t *testing.T) {
-	ours, theirs := relays(t)
-	old, next := NewConn(newFake()), newFake()
-	old.Lend(theirs)
-	c := NewConn(next)
-	c.Greet(ours, true, func() {})
-	c.NewSender().Send([]udp.Train{{Destination: peer, Parts: [][]byte{wireguard(initiation, 7, 148)}}})
-	next.come <- udp.Message{Data: append(wireguard(data, 8, 100), wireguard(data, 8, 60)...), SegmentSize: 100,
-		Source: peer}
-	next.come <- udp.Message{Data: wireguard(answer, 9, 92), Source: peer}
-	if m := comes(t, c); kindOf(m.Data) != answer {
-		t.Errorf("the new process gets % x", m.Data)
-	}
-	for _, size := range []int{100, 60} {
-		if m := comes(t, old); len(m.Data) != size || indexOf(m.Data) != 8 || m.Source != peer {
-			t.Errorf("the old process gets % x from %v", m.Data, m.Source)
-		}
-	}
-
-	c.Lead(ours)
-	old.Silence(theirs)
-	former, ended := newFake(), make(chan struct{})
-	go func() {
-		defer close(ended)
-		c.Drain(former, ours)
-	}()
-	former.come <- udp.Message{Data: append(wireguard(data, 8, 100), wireguard(data, 7, 100)...), SegmentSize: 100,
-		Source: peer}
-	if m := comes(t, c); len(m.Data) != 100 || indexOf(m.Data) != 7 || m.Source != peer {
-		t.Errorf("the new process gets % x from %v", m.Data, m.Source)
-	}
-	if m := comes(t, old); len(m.Data) != 100 || indexOf(m.Data) != 8 {
-		t.Errorf("the old process gets % x", m.Data)
-	}
-	close(former.come)
-	<-ended
-}
-
 // TestGreetSendsNoData: before the cut, nothing is sent that the peer would take for a new session,
 // and the first attempt shows that there is one.
 func TestGreetSendsNoData(t *testing.T) {
@@ -191,7 +151,7 @@ func TestGreetSendsNoData(t *testing.T) {
 	socket := newFake()
 	c := NewConn(socket)
 	sessions := 0
-	c.Greet(ours, false, func() { sessions++ })
+	c.Greet(ours, func() { sessions++ })
 	sent, err := c.NewSender().Send([]udp.Train{{Destination: peer, SegmentSize: 32,
 		Parts: [][]byte{wireguard(data, 5, 32), wireguard(data, 5, 32)}}})
 	if sent != 2 || err != nil || len(socket.sent) != 0 || sessions != 1 {

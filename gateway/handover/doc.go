@@ -22,11 +22,6 @@
 // what starts a session with the peer, because the old session's keys cannot leave WireGuard. The
 // answers arrive at the old process, whose Conn passes them on.
 //
-// A new process with another port starts its session from that port, to verify that it can reach
-// the peer from there. After the greeting the peer may send to that port in the old session,
-// because WireGuard lets peers roam: the new process reads the port and passes such messages back,
-// before and after the cut. After the cut it reads the old port as well.
-//
 // After the cut the old process is parked. Until the peer learns of the new session, it sends in
 // the old one; the new process passes such messages back, and the old one decrypts them and returns
 // the packets. So nothing is lost if the peer answers within a second and no buffer overflows.

@@ -198,7 +198,6 @@ func (h *handing) goOn() {
 	for _, l := range h.life.lent {
 		l.conn.Own()
 	}
-	h.life.path.WG.Confirm() // if the new process used another port and the peer heard it, the peer sends there
 }
 
 // renew starts a new session with the peer. WireGuard would repeat a lost handshake only after five

@@ -63,20 +63,18 @@ func (life *Life) Lend(name string, o udp.Options) udp.Options {
 		l := lentSocket{name: own}
 		var conn udp.Conn
 		var err error
-		shared := false // shared with the previous process
 		if l.socket, err = life.taken.socket(own, at.Port(), plain); l.socket != nil {
-			shared, conn = true, l.socket
+			conn = l.socket
 		} else if err == nil {
 			if conn, err = udp.Open(network, at, plain); err == nil {
 				l.socket, _ = conn.(*udp.Socket)
-				shared = l.socket == nil && life.taken.has(own, at.Port())
 			}
 		}
 		if err != nil {
 			return nil, err
 		}
 		l.conn = handover.NewConn(conn)
-		life.taken.hold(&l, shared)
+		life.taken.hold(&l)
 		life.lent = append(life.lent, l)
 		if life.muted[name] {
 			life.applyMute(name, l.conn)

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"slices"
 	"strconv"
+	"strings"
 
 	"culvert/gateway/config"
 	"culvert/gateway/handover"
@@ -23,6 +23,10 @@ func (t *Taking) accept(c *config.Config) error {
 	}
 	if t.identity, err = state.DecodeIdentity(t.offer.Identity); err != nil {
 		return fmt.Errorf("what it says of itself is %w", err)
+	}
+	if at := t.port(); c.WireGuard.ListenPort != 0 && at != "" && at != strconv.Itoa(int(c.WireGuard.ListenPort)) {
+		return fmt.Errorf("wireguard.listenPort: the running gateway has %s, and this configuration %d; restart it "+
+			"to change the port", at, c.WireGuard.ListenPort)
 	}
 	if t.relay != nil {
 		return nil
@@ -69,9 +73,14 @@ func (t *Taking) socket(name string, port uint16, o udp.Options) (*udp.Socket, e
 	return udp.Adopt(f, o)
 }
 
-// has reports whether the old process has a UDP socket with a name at a port.
-func (t *Taking) has(name string, port uint16) bool {
-	return t != nil && slices.Contains(t.offer.Sockets, handover.Socket{Name: name, At: strconv.Itoa(int(port))})
+// port returns the port of the old process's WireGuard sockets; "" = it has none.
+func (t *Taking) port() string {
+	for _, s := range t.offer.Sockets {
+		if strings.HasPrefix(s.Name, "wireguard") {
+			return s.At
+		}
+	}
+	return ""
 }
 
 // listener returns the old process's listener with a name at the configured address; nil if it has
@@ -103,14 +112,14 @@ func (t *Taking) folder(c *config.Config) *state.Dir {
 	return d
 }
 
-// hold keeps a new gateway's socket silent until the cut, because the old one may share it. It is
+// hold keeps a new gateway's socket silent until the cut, because the old one shares it. It is
 // called before there is anything to send.
-func (t *Taking) hold(l *lentSocket, shared bool) {
+func (t *Taking) hold(l *lentSocket) {
 	switch {
 	case t == nil:
 	case l.name == "geneve":
 		l.conn.Silence(nil)
 	default:
-		l.conn.Greet(t.relay, !shared, t.met)
+		l.conn.Greet(t.relay, t.met)
 	}
 }

@@ -1,14 +1,10 @@
 package lifecycle
 
 import (
-	"net/netip"
 	"os"
-	"slices"
-	"strconv"
 	"time"
 
 	"culvert/gateway/handover"
-	"culvert/geneve/udp"
 )
 
 // busy reports whether finish still runs.
@@ -32,16 +28,6 @@ func (t *Taking) finish(life *Life) {
 	}
 	defer close(t.over)
 	defer t.close()
-	for _, l := range life.lent {
-		switch socket, err := t.former(l); {
-		case err != nil:
-			life.Log.WithError(err).WithField("socket",
-				l.name).Warn("packets that the peer still sends to the previous gateway's port are lost")
-		case socket != nil:
-			t.old = append(t.old, socket)
-			go l.conn.Drain(socket, t.relay)
-		}
-	}
 	for _, s := range t.offer.Sockets {
 		// elsewhere here, and left to this process
 		if (s.Name == "control" || s.Name == "uapi") && t.files[s.Name] != nil {
@@ -90,36 +76,11 @@ func (t *Taking) finish(life *Life) {
 	}
 }
 
-// former returns the old process's counterpart of WireGuard's socket l if it has another port, else
-// nil.
-func (t *Taking) former(l lentSocket) (udp.Conn, error) {
-	at := l.conn.LocalAddr()
-	i := slices.IndexFunc(t.offer.Sockets, func(s handover.Socket) bool { return s.Name == l.name })
-	if l.name == "geneve" || i < 0 {
-		return nil, nil
-	}
-	port, err := strconv.ParseUint(t.offer.Sockets[i].At, 10, 16)
-	if err != nil || uint16(port) == at.Port() {
-		return nil, err
-	}
-	if t.open == nil {
-		return udp.Adopt(t.files[l.name], udp.Options{})
-	}
-	network := "udp6"
-	if at.Addr().Is4() {
-		network = "udp4"
-	}
-	return t.open(network, netip.AddrPortFrom(at.Addr(), uint16(port)))
-}
-
 // close closes the connection to the old process. It may be called more than once.
 func (t *Taking) close() {
 	t.line.Close()
 	if t.relay != nil {
 		t.relay.Close()
-	}
-	for _, c := range t.old {
-		c.Close()
 	}
 	t.files.Close()
 	if t.before != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"culvert/gateway/handover"
 	"culvert/gateway/path"
 	"culvert/gateway/state"
-	"culvert/geneve/udp"
 )
 
 const (
@@ -45,16 +43,12 @@ type Taking struct {
 	files    handover.Files
 	before   *process
 	relay    *handover.Relay
-	old      []udp.Conn    // WireGuard's sockets of the old process that this one does not use
 	session  chan struct{} // closed by met, when there is a session
 	far      time.Duration // duration of the handshake that made the session; 0 = none
 	met      func()        // called when there is a session with the peer
 	over     chan struct{} // closed by finish
 	stopping bool          // the old process was told to stop, and will confirm it
 	forwards time.Time     // when the old process was told that this one forwards
-
-	// open opens sockets of a test's network; nil = of the kernel's.
-	open func(network string, at netip.AddrPort) (udp.Conn, error)
 }
 
 // Ask asks the gateway that serves a control socket to hand over to a gateway with configuration c.
@@ -70,11 +64,10 @@ func Ask(ctx context.Context, socket string, c *config.Config) (*Taking, error) 
 }
 
 // AskOver takes over from a gateway in this process that hands over through the other ends of wire
-// and relay. Both open their sockets by open.
-func AskOver(wire handover.Wire, relay net.Conn, open func(network string, at netip.AddrPort) (udp.Conn,
-	error)) *Taking {
+// and relay.
+func AskOver(wire handover.Wire, relay net.Conn) *Taking {
 	t := newTaking(wire)
-	t.relay, t.open = handover.NewRelay(relay), open
+	t.relay = handover.NewRelay(relay)
 	return t
 }
 

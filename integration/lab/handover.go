@@ -12,7 +12,6 @@ import (
 const (
 	handPause = 50 * time.Millisecond
 	handRow   = 10 // hand-overs in a row
-	otherPort = 51999
 )
 
 // handOver starts a gateway that takes over from p, and waits until p has ended.
@@ -87,17 +86,14 @@ func (l *Lab) checkHandOver(ctx context.Context, n, row int, pause time.Duration
 	})
 }
 
-// handOverChanged hands over to a gateway with rules (for the client also with another port), and
-// then to one with its nodes in another order.
+// handOverChanged hands over to a gateway with rules, and then to one with its nodes in another
+// order.
 func (l *Lab) handOverChanged(ctx context.Context, p *Process) (err error) {
 	defer catch(&err)
 	i := clusters.index(p.Host.Name)
 	for _, k := range []int{0, 3} {
 		config := l.gatewayConfig(i)
 		l.change(i, k)(config)
-		if clusters[i].Role == "client" && k == 0 {
-			set(config, "wireguard.listenPort", otherPort)
-		}
 		try(l.writeYAML(clusters[i].Name, "gateway.yaml", config))
 		p = must(l.handOver(ctx, p))
 	}

@@ -47,7 +47,7 @@ func (p *pod) upgrade(how byte) (end func()) {
 	m := &move{pod: p, config: p.config, taken: make(chan taken, 1), handed: make(chan error, 1),
 		over: make(chan struct{})}
 	if how&2 != 0 {
-		m.config = p.successor(how)
+		m.config = p.variant(how)
 	}
 	p.moving = m
 	own, open := p.opener(true)

@@ -101,12 +101,9 @@ func (p *pod) moveTo(place byte) {
 	if p.wan.Store(&at); old != nil && *old != at {
 		p.w.mu.Lock()
 		defer p.w.mu.Unlock()
-		for port := range uint16(wanPorts) {
-			from := netip.AddrPortFrom(old.Addr(), wanPort+port)
-			if receive := p.w.receivers[from]; receive != nil {
-				delete(p.w.receivers, from)
-				p.w.receivers[netip.AddrPortFrom(at.Addr(), wanPort+port)] = receive
-			}
+		if receive := p.w.receivers[*old]; receive != nil {
+			delete(p.w.receivers, *old)
+			p.w.receivers[at] = receive
 		}
 	}
 }
@@ -131,10 +128,9 @@ func (p *pod) opener(beside bool) (own *sockets, open func(string, netip.AddrPor
 			o = p.listen(at.Port())
 		}
 		c := o.open(own.keepPeer)
-		switch {
-		case at.Port() == config.DefaultGenevePort:
+		if at.Port() == config.DefaultGenevePort {
 			own.nodes = c
-		case own.peer == nil: // not of the port that the gateway before has
+		} else {
 			own.peer = c
 		}
 		return c, nil
@@ -330,16 +326,6 @@ func (p *pod) variant(number byte) *config.Config {
 		External: rules.PairOf(netip.AddrFrom4([4]byte{10, 70, 1, number})),
 		Internal: rules.PairOf(netip.AddrFrom4([4]byte{10, 112, 0, number})), Via: c.Geneve.Nodes[0].Name})
 	return &c
-}
-
-// successor is a configuration that cannot be applied, but be taken over with: a client's socket is
-// elsewhere.
-func (p *pod) successor(number byte) *config.Config {
-	c := p.variant(number)
-	if c.WireGuard.Role == config.Client {
-		c.WireGuard.ListenPort = wanPort + uint16(number>>4%wanPorts)
-	}
-	return c
 }
 
 // reload applies another configuration, unless another gateway is about to take over.

@@ -25,7 +25,6 @@ const (
 	maxConnections = 4096
 	fewConnections = 256 // where floods make room scarce
 	wanPort        = config.DefaultWireGuardPort
-	wanPorts       = 4 // from there on, those of a client
 )
 
 func newSide(w *world, index, most int) *side {
