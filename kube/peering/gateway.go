@@ -33,7 +33,9 @@ func (s *Self) sends(a netip.Addr) bool {
 type Gateway struct {
 	self    Self
 	peering *Peering // current version; nil if there is none
-	good    *Peering // last version without faults; nil if there never was one
+	// last version without faults, of an earlier gateway if this one has seen none; nil: there was
+	// none
+	good *Peering
 	// why the current version does not replace good although it has no fault of its own
 	refused string
 	nodes   map[string]*node
@@ -67,7 +69,13 @@ func (g *Gateway) put(p *Peering) {
 // a tunnel would differ.
 func (g *Gateway) judge() {
 	p := g.peering
-	if g.refused = ""; p == nil || len(p.Faults) > 0 {
+	if g.refused = ""; p == nil {
+		return
+	}
+	if len(p.Faults) > 0 {
+		if g.good == nil {
+			g.good = p.accepted()
+		}
 		return
 	}
 	if g.good != nil && !slices.Equal(g.good.takes(), p.takes()) {
@@ -127,6 +135,7 @@ func (g *Gateway) Plan() *Plan {
 		return d
 	}
 	d.Peering = g.good
+	d.Status.Accepted = &g.good.spec
 	d.Status.Nodes = g.assign(d)
 	g.connect(d)
 	g.exportTo(d)

@@ -81,8 +81,9 @@ type GatewaySource struct {
 	following bool // Pods
 
 	// For the writer of the status only.
-	pace  pace
-	stale *unstructured.Unstructured // the version before the one that was written last
+	pace   pace
+	stale  *unstructured.Unstructured // the version before the one that was written last
+	pruned bool                       // the API server has a CRD without status.accepted
 }
 
 // NewGatewaySource returns the source of a gateway. Await and then Run make it work.
@@ -98,8 +99,8 @@ func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string,
 	return s
 }
 
-// Await follows the Peering until it exists without faults, and returns the configuration that a
-// gateway starts with: base, and the fields that cannot change while the gateway runs. speaks
+// Await follows the Peering until it has, or once had, no fault, and returns the configuration that
+// a gateway starts with: base, and the fields that cannot change while the gateway runs. speaks
 // reports whether this gateway, of several, is the one that writes the Peering's status.
 func (s *GatewaySource) Await(ctx context.Context, base *config.Config, speaks func() bool) (*config.Config, error) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -45,6 +45,9 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 	if err != nil {
 		return err
 	}
+	if s.pruned {
+		next.Accepted = nil
+	}
 	var have Status
 	if json.Unmarshal(part, &have) == nil && same(&have, next) {
 		s.pace.urgent = have.urgent()
@@ -62,6 +65,9 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 	}
 	if err == nil && written.GetResourceVersion() != u.GetResourceVersion() {
 		s.stale = u
+	}
+	if err == nil && next.Accepted != nil && readPeering(written).Status.Accepted == nil {
+		s.pruned = true
 	}
 	if !apierrors.IsNotFound(err) {
 		s.causes.Log(ctx, "update", "peerings/status", err)

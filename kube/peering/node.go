@@ -118,8 +118,10 @@ func (n *Node) Plan() *NodePlan {
 // says so.
 func (n *Node) former(p *Peering, older []*Peering) (former *Peering, goesOn string) {
 	was := n.accepted[p.Metadata.Name]
-	if was == nil || was.Metadata.UID != p.Metadata.UID {
-		return nil, ""
+	if was == nil || was.Metadata.UID != p.Metadata.UID { // the agent has just started
+		if was = p.accepted(); was == nil {
+			return nil, ""
+		}
 	}
 	former = new(*was)
 	former.Status, former.Remote = p.Status, nil

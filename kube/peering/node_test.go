@@ -22,6 +22,7 @@ func node2(t testing.TB) *Node {
 	for name, o := range g.nodes {
 		n.nodes[name] = o
 	}
+	n.peerings["milan"].Status.Accepted = nil // as for a new Peering
 	n.services["default/kubernetes"] = readService(object(t, "{spec: {clusterIPs: [10.96.0.1]}}"))
 	return n
 }
@@ -154,6 +155,17 @@ func TestNodeFault(t *testing.T) {
 	}
 	if d := change("2", endpoint, "10.61.2.4:51840"); len(d.Peers) > 0 || d.Refused["milan"] == "" {
 		t.Errorf("made again with a fault: %+v", d)
+	}
+	status.Accepted = &readIn(t).spec
+	status.Active = rome(t).peering.Status.Active
+	delete(n.accepted, "milan") // the agent starts
+	if d := change("2", endpoint, "10.61.2.4:51840"); d.Refused["milan"] == "" || !reflect.DeepEqual(d.Peers, was) {
+		t.Errorf("an agent that starts with a fault: %+v", d)
+	}
+	status.Accepted.Remote.PodCIDRs[0].Remap = "10.61.0.0/17"
+	delete(n.accepted, "milan")
+	if d := change("2", endpoint, "10.61.2.4:51840"); len(d.Peers) > 0 {
+		t.Errorf("what was accepted has a fault, too: %+v", d)
 	}
 }
 

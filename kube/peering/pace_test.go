@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -47,23 +48,28 @@ type cluster struct {
 	config  atomic.Pointer[config.Config] // of the gateway
 	refuses atomic.Bool                   // configurations
 	refused atomic.Int64
-	stop    func() // ends the gateway
+	prunes  atomic.Bool // status.accepted, as an API server with an older CRD does
+	stop    func()      // ends the gateway
 }
 
 func (c *cluster) Resource(r schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
-	return resource{c.FakeDynamicClient.Resource(r)}
+	return resource{c.FakeDynamicClient.Resource(r), &c.prunes}
 }
 
 // A resource decodes what is written, as an API server does; the simulated one keeps it as it
 // comes.
 type resource struct {
 	dynamic.NamespaceableResourceInterface
+	prunes *atomic.Bool
 }
 
-type objectsIn struct{ dynamic.ResourceInterface }
+type objectsIn struct {
+	dynamic.ResourceInterface
+	prunes *atomic.Bool
+}
 
 func (r resource) Namespace(name string) dynamic.ResourceInterface {
-	return objectsIn{r.NamespaceableResourceInterface.Namespace(name)}
+	return objectsIn{r.NamespaceableResourceInterface.Namespace(name), r.prunes}
 }
 
 func decoded(u *unstructured.Unstructured) *unstructured.Unstructured {
@@ -90,7 +96,10 @@ func (o objectsIn) Update(ctx context.Context, u *unstructured.Unstructured, opt
 
 func (o objectsIn) UpdateStatus(ctx context.Context, u *unstructured.Unstructured, opts metav1.UpdateOptions) (
 	*unstructured.Unstructured, error) {
-	return o.ResourceInterface.UpdateStatus(ctx, decoded(u), opts)
+	if u = decoded(u); o.prunes.Load() {
+		unstructured.RemoveNestedField(u.Object, "status", "accepted")
+	}
+	return o.ResourceInterface.UpdateStatus(ctx, u, opts)
 }
 
 func (c *cluster) Speaks() bool                         { return !c.rests.Load() }
@@ -245,6 +254,88 @@ func (c *cluster) all() (statuses, events, imports int) {
 	}
 	c.ClearActions()
 	return statuses, events, imports
+}
+
+// runAgain ends the gateway and runs another one, if it becomes one within a minute.
+func (c *cluster) runAgain() (runs bool) {
+	c.t.Helper()
+	c.stop()
+	c.config.Store(nil)
+	s := NewGatewaySource(c.slow, rome(c.t).self, NodeNamespace, quiet())
+	ctx, cancel := context.WithCancel(c.t.Context())
+	waiting, enough := context.WithTimeout(ctx, time.Minute)
+	_, err := s.Await(waiting, base(), c.Speaks)
+	enough()
+	var tasks sync.WaitGroup
+	if err == nil {
+		tasks.Go(func() {
+			if err := s.Run(ctx, c); err != nil {
+				c.t.Error(err)
+			}
+		})
+	}
+	c.stop = func() { cancel(); tasks.Wait() }
+	time.Sleep(5 * time.Second)
+	synctest.Wait()
+	return err == nil && s.Ready()
+}
+
+// TestRestartWithFault: a gateway that starts while its Peering has a fault goes on with what the
+// one before had, and takes the next Peering without one. A Peering that never was right has no
+// gateway, and an API server that keeps no accepted spec is not asked to all the time.
+func TestRestartWithFault(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		defer func() { c.stop() }()
+		generation := int64(3)
+		remap := func(to string) {
+			u := c.peering().DeepCopy()
+			generation++
+			u.SetGeneration(generation)
+			need.NoError(t, unstructured.SetNestedSlice(u.Object, []any{map[string]any{"cidr": "10.244.0.0/16",
+				"remap": to}}, "spec", "remote", "podCIDRs"))
+			c.update(KindPeering, u)
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+		}
+		const fault = "spec.remote.podCIDRs[0].remap: 10.80.0.0/16 overlaps spec.internalCIDR"
+		check := func(after, remap, fault string) {
+			t.Helper()
+			has, said := c.config.Load(), c.condition(Accepted)
+			if has == nil || has.Remote[0].Remapped.String() != remap || len(has.Geneve.Nodes) != 2 ||
+				!strings.HasPrefix(said.Message, fault) || (said.Status == "True") != (fault == "") ||
+				said.Observed != generation || c.condition(NodesReady).Status != "True" {
+				t.Errorf("%s: %+v, %s", after, has, text(t, c.status()))
+			}
+		}
+		remap("10.80.0.0/16")
+		check("a wrong change", "10.61.0.0/16", fault)
+		if !c.runAgain() {
+			t.Error("a gateway that starts then does not become ready")
+		}
+		check("a start", "10.61.0.0/16", fault)
+		remap("10.62.0.0/16")
+		check("a right change", "10.62.0.0/16", "")
+		c.stop()
+		remap("10.80.0.0/16")
+		c.runAgain()
+		check("a wrong change without a gateway, and a start", "10.62.0.0/16", fault)
+
+		c.stop()
+		u := c.peering().DeepCopy()
+		unstructured.RemoveNestedField(u.Object, "status", "accepted")
+		c.update(KindPeering, u)
+		if c.runAgain() {
+			t.Error("a Peering that never was right has a gateway")
+		}
+		c.prunes.Store(true)
+		remap("10.61.0.0/16")
+		c.runAgain()
+		c.written()
+		time.Sleep(time.Minute)
+		if n, _ := c.written(); n > 1 || c.status().Accepted != nil {
+			t.Errorf("%d writes in a minute to an API server that keeps no accepted spec", n)
+		}
+	})
 }
 
 // TestLoudNodeWritesLittle: an agent that says something else all the time has the Peering's status

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -84,6 +85,9 @@ type Status struct {
 	Nodes      []Assigned     `json:"nodes,omitempty"`
 	Exports    []ExportStatus `json:"exports,omitempty"`
 	Conditions []*Condition   `json:"conditions,omitempty"`
+	// Accepted is the spec that the gateway has. While the present one has a fault, it is the last
+	// one without, with which a gateway or an agent that starts goes on.
+	Accepted *Spec `json:"accepted,omitempty"`
 }
 
 // Active is where the gateway is.
@@ -121,6 +125,7 @@ type Peering struct {
 	Deleting   bool
 	Faults     []string // each begins with the path of its field
 	Status     Status
+	spec       Spec
 
 	Cluster, Peer string
 	Role          config.Role
@@ -142,14 +147,26 @@ func (p *Peering) add(field, format string, args ...any) {
 // ReadPeering reads a Peering.
 func ReadPeering(o *kube.Object, generation int64, deleting bool) *Peering {
 	p := &Peering{Metadata: o.Metadata, Generation: generation, Deleting: deleting}
-	var spec Spec
-	if fault := kube.ReadPart("spec", o.Spec, &spec); fault != "" {
+	json.Unmarshal(o.Status, &p.Status) // an unreadable status is written anew
+	if fault := kube.ReadPart("spec", o.Spec, &p.spec); fault != "" {
 		p.Faults = append(p.Faults, fault)
 		return p
 	}
-	json.Unmarshal(o.Status, &p.Status) // an unreadable status is written anew
-	p.read(&spec)
+	p.read(&p.spec)
 	return p
+}
+
+// accepted returns the Peering as its gateway has it according to the status; nil if it has no
+// other than the present one, or the status does not say.
+func (p *Peering) accepted() *Peering {
+	if p.Status.Accepted == nil || reflect.DeepEqual(*p.Status.Accepted, p.spec) {
+		return nil
+	}
+	a := &Peering{Metadata: p.Metadata, Generation: p.Generation, Status: p.Status, spec: *p.Status.Accepted}
+	if a.read(&a.spec); len(a.Faults) > 0 {
+		return nil
+	}
+	return a
 }
 
 func (p *Peering) read(s *Spec) {
