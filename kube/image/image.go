@@ -193,7 +193,8 @@ func (b *Binary) layer() ([]byte, error) {
 	if _, err := w.Write(b.bytes); err != nil {
 		return nil, err
 	}
-	return text.Bytes(), w.Close()
+	err := w.Close() // which writes the end
+	return text.Bytes(), err
 }
 
 func (b *Binary) header(name string, kind byte, size int) *tar.Header {

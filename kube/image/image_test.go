@@ -88,6 +88,9 @@ func TestPush(t *testing.T) {
 		need.NoError(t, err)
 		text, err := io.ReadAll(r2)
 		need.NoError(t, err)
+		if !bytes.HasSuffix(text, make([]byte, 1024)) {
+			t.Errorf("%s: the layer has no end", b.Arch)
+		}
 		if got := entries(t, text)["usr/bin/culvert"]; got != string(b.bytes) {
 			t.Errorf("%s: the file has %q, want %q", b.Arch, got, b.bytes)
 		}
