@@ -135,6 +135,7 @@ var importRules = []importRule{
 		"a codec and a socket, usable without the rest"},
 	{"ipam/durable", nil, "files and folders, whatever is in them"},
 	{"ipam", []string{"github.com/gaissmai/bart"}, "arithmetic on prefixes, and a file"},
+	{"kube/objects", []string{"k8s.io/apimachinery"}, "objects and their meaning in themselves: no client, no clock"},
 	{"kube/template", nil, "templates are objects as JSON has them, made and rendered where no cluster is"},
 	{"kube/manifests", []string{"go.yaml.in/yaml/v3"}, "manifests alone, in and out"},
 	{"kube/image", []string{"culvert/kube", "github.com/google/go-containerregistry"}, "a file and a registry: no cluster"},

@@ -17,6 +17,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/integration/need"
+	"culvert/kube/objects"
 	"culvert/nat"
 )
 
@@ -56,8 +57,8 @@ func BenchmarkWatchedPodChange(b *testing.B) {
 	}
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		kind := ""
-		for k, name := range resources {
-			if path.Base(r.URL.Path) == name {
+		for _, k := range kindsInAPI {
+			if path.Base(r.URL.Path) == gvr(k).Resource {
 				kind = k
 			}
 		}
@@ -66,7 +67,7 @@ func BenchmarkWatchedPodChange(b *testing.B) {
 		case r.Method != http.MethodGet || kind == "":
 			w.WriteHeader(http.StatusNotFound)
 		case r.URL.Query().Get("watch") == "":
-			list := map[string]any{"kind": kind + "List", "apiVersion": group + "/" + version,
+			list := map[string]any{"kind": kind + "List", "apiVersion": objects.Liqo,
 				"metadata": map[string]any{"resourceVersion": "7"}, "items": stored(b, all[kind]...)}
 			if err := json.NewEncoder(w).Encode(list); err != nil {
 				b.Error(err)
@@ -141,13 +142,13 @@ func (g *benchGateway) Speaks() bool { return true }
 
 // stored returns resources as the API server has them, with this gateway's condition and
 // managedFields.
-func stored(b *testing.B, objects ...*Object) (all []map[string]any) {
-	for _, o := range objects {
+func stored(b *testing.B, of ...*Object) (all []map[string]any) {
+	for _, o := range of {
 		text, err := json.Marshal(o)
 		need.NoError(b, err)
 		var u map[string]any
 		need.NoError(b, json.Unmarshal(text, &u))
-		u["apiVersion"] = group + "/" + version
+		u["apiVersion"] = objects.Liqo
 		if o.Kind == KindRoute || o.Kind == KindFirewall {
 			u["status"] = map[string]any{"conditions": []any{map[string]any{"host": "cluster-b", "type": "Applied",
 				"status": "True", "lastTransitionTime": "2026-11-21T00:00:00Z"}}}
@@ -155,12 +156,12 @@ func stored(b *testing.B, objects ...*Object) (all []map[string]any) {
 		meta := u["metadata"].(map[string]any)
 		meta["resourceVersion"], meta["generation"] = "8", 3
 		meta["managedFields"] = []any{
-			map[string]any{"manager": "liqo", "operation": "Apply", "apiVersion": group + "/" + version,
+			map[string]any{"manager": "liqo", "operation": "Apply", "apiVersion": objects.Liqo,
 				"time": "2026-11-21T00:00:00Z", "fieldsType": "FieldsV1",
 				"fieldsV1": map[string]any{"f:metadata": map[string]any{"f:labels": map[string]any{}},
 					"f:spec": map[string]any{"f:table": map[string]any{"f:name": map[string]any{},
 						"f:rules": map[string]any{}}}}},
-			map[string]any{"manager": "culvert", "operation": "Update", "apiVersion": group + "/" + version,
+			map[string]any{"manager": "culvert", "operation": "Update", "apiVersion": objects.Liqo,
 				"time": "2026-11-21T00:00:00Z", "fieldsType": "FieldsV1",
 				"fieldsV1": map[string]any{"f:status": map[string]any{".": map[string]any{},
 					"f:conditions": map[string]any{}}}, "subresource": "status"},

@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/util/retry"
+
+	"culvert/kube/objects"
 )
 
 // A Check is the result of the connection check: the peer answers, has been silent for too long, or
@@ -105,10 +107,10 @@ func (s *Source) writeConnection(ctx context.Context, t *writes, have *connectio
 		}
 		_, err := client.Create(ctx, s.newConnection(), metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			s.causes.Log(ctx, "create", resources[kindConnection], err)
+			s.causes.Log(ctx, "create", objects.LiqoResource(kindConnection).Resource, err)
 			return err
 		}
-		s.causes.Log(ctx, "create", resources[kindConnection], nil)
+		s.causes.Log(ctx, "create", objects.LiqoResource(kindConnection).Resource, nil)
 		have = &connection{}
 	}
 	if _, write := have.wanted(t, s.identity.Refresh); !write {
@@ -137,12 +139,12 @@ func (s *Source) writeConnection(ctx context.Context, t *writes, have *connectio
 	if apierrors.IsNotFound(err) {
 		return nil // will be created again
 	}
-	s.causes.Log(ctx, verb, resources[kindConnection]+"/status", err)
+	s.causes.Log(ctx, verb, objects.LiqoResource(kindConnection).Resource+"/status", err)
 	return err
 }
 
 func (s *Source) newConnection() *unstructured.Unstructured {
-	id, api := &s.identity, group+"/"+version
+	id, api := &s.identity, objects.Liqo
 	side := map[bool]string{true: "Server", false: "Client"}[id.Server]
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": api,

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"culvert/gateway/config"
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
@@ -226,7 +227,7 @@ func (s *Source) Resources() (waiting []string, leftOut map[rules.Key]string) {
 	}
 	for _, w := range s.watches() {
 		if !s.complete[w.kind] {
-			waiting = append(waiting, "the list of "+resources[w.kind])
+			waiting = append(waiting, "the list of "+objects.LiqoResource(w.kind).Resource)
 		}
 	}
 	if refused := s.causes.Refused(); refused != "" {

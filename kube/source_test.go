@@ -30,6 +30,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/wgkey"
 	"culvert/integration/need"
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
@@ -110,13 +111,14 @@ func (c *cluster) setCheck(check Check) {
 	c.check = check
 }
 
-func gvr(kind string) schema.GroupVersionResource {
-	return schema.GroupVersionResource{Group: group, Version: version, Resource: resources[kind]}
-}
+var gvr = objects.LiqoResource
+
+// kindsInAPI are all kinds that a Source reads.
+var kindsInAPI = []string{KindFirewall, KindRoute, KindTunnel, KindFabric, KindNode, KindPublicKey, kindConnection}
 
 func unstructuredOf(t testing.TB, o *Object) *unstructured.Unstructured {
 	t.Helper()
-	o.APIVersion = group + "/" + version
+	o.APIVersion = objects.Liqo
 	text, err := json.Marshal(o)
 	need.NoError(t, err)
 	u := &unstructured.Unstructured{}
@@ -140,16 +142,16 @@ func baseOf(remote string) *config.Config {
 }
 
 // inCluster runs f in a bubble of time with a Source of cluster-b's gateway that runs.
-func inCluster(t *testing.T, objects []*Object, prepare func(*cluster), f func(*cluster)) {
+func inCluster(t *testing.T, all []*Object, prepare func(*cluster), f func(*cluster)) {
 	t.Helper()
 	need.Bubble(t, func(t *testing.T) {
-		kinds := map[schema.GroupVersionResource]string{events: "EventList"}
-		for kind := range resources {
+		kinds := map[schema.GroupVersionResource]string{objects.Events: "EventList"}
+		for _, kind := range kindsInAPI {
 			kinds[gvr(kind)] = kind + "List"
 		}
 		c := &cluster{t: t, fakeGateway: *newFakeGateway()}
 		c.api = fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
-		for _, o := range objects {
+		for _, o := range all {
 			need.NoError(t, c.api.Tracker().Create(gvr(o.Kind), unstructuredOf(t, o), o.Metadata.Namespace))
 		}
 		log := logrus.New()
@@ -289,12 +291,12 @@ func TestSourceAppliesCaptureAndSaysSo(t *testing.T) {
 }
 
 func TestNothingIsAppliedBeforeEveryListIsComplete(t *testing.T) {
-	for kind := range resources {
+	for _, kind := range kindsInAPI {
 		t.Run(kind, func(t *testing.T) {
 			var mu sync.Mutex
 			refused := true
 			inCluster(t, loadCapture(t, captures[0]), func(c *cluster) {
-				c.api.PrependReactor("list", resources[kind], func(kubetesting.Action) (bool, runtime.Object, error) {
+				c.api.PrependReactor("list", gvr(kind).Resource, func(kubetesting.Action) (bool, runtime.Object, error) {
 					mu.Lock()
 					defer mu.Unlock()
 					return refused, nil, apierrors.NewForbidden(gvr(kind).GroupResource(), "", errors.New("no"))
@@ -306,9 +308,9 @@ func TestNothingIsAppliedBeforeEveryListIsComplete(t *testing.T) {
 					t.Error("something is applied before all lists are complete")
 				}
 				said := strings.Count(c.log.String(), `"level":"warning"`)
-				if want := fmt.Sprintf(`"resource":%q,`, resources[kind]); said != 1 ||
+				if want := fmt.Sprintf(`"resource":%q,`, gvr(kind).Resource); said != 1 ||
 					!strings.Contains(c.log.String(), want) || !strings.Contains(c.log.String(), `"verb":"list"`) {
-					t.Errorf("%d warnings, want one that names list and %s:\n%s", said, resources[kind], &c.log)
+					t.Errorf("%d warnings, want one that names list and %s:\n%s", said, gvr(kind).Resource, &c.log)
 				}
 				mu.Lock()
 				refused = false
@@ -346,7 +348,7 @@ func TestConditionsOfOthersSurvive(t *testing.T) {
 	objects[i] = &shared
 	conflicts := 0
 	inCluster(t, objects, func(c *cluster) {
-		c.api.PrependReactor("update", resources[KindFirewall], func(a kubetesting.Action) (bool,
+		c.api.PrependReactor("update", gvr(KindFirewall).Resource, func(a kubetesting.Action) (bool,
 			runtime.Object, error) {
 			u := a.(kubetesting.UpdateAction).GetObject().(*unstructured.Unstructured)
 			if u.GetName() != mssTable || conflicts == 7 {
@@ -380,7 +382,7 @@ func TestConditionsOfOthersSurvive(t *testing.T) {
 }
 
 func (c *cluster) eventsOn(uid string) (messages []string) {
-	list, err := c.api.Tracker().List(events, schema.GroupVersionKind{Version: "v1", Kind: "Event"}, "")
+	list, err := c.api.Tracker().List(objects.Events, schema.GroupVersionKind{Version: "v1", Kind: "Event"}, "")
 	need.NoError(c.t, err)
 	for _, e := range list.(*unstructured.UnstructuredList).Items {
 		involved := e.Object["involvedObject"].(map[string]any)
@@ -556,7 +558,7 @@ func TestRefusedSiteIsTriedAgain(t *testing.T) {
 			if n := strings.Count(c.log.String(), said); n != 1 {
 				t.Errorf("said %d times\n%s", n, &c.log)
 			}
-			made, err := c.api.Tracker().List(events, schema.GroupVersionKind{Version: "v1", Kind: "Event"},
+			made, err := c.api.Tracker().List(objects.Events, schema.GroupVersionKind{Version: "v1", Kind: "Event"},
 				"liqo-tenant-cluster-b")
 			need.NoError(t, err)
 			if all := made.(*unstructured.UnstructuredList).Items; len(all) != 1 || all[0].Object["message"] != said ||

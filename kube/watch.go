@@ -12,32 +12,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
-const (
-	group   = "networking.liqo.io"
-	version = "v1beta1"
-
-	kindConnection = "Connection"
-)
-
-// resources are the names of the kinds in the API.
-var resources = map[string]string{
-	KindFirewall: "firewallconfigurations", KindRoute: "routeconfigurations", KindTunnel: "genevetunnels",
-	KindFabric: "internalfabrics",
-	KindNode:   "internalnodes", KindPublicKey: "publickeies", kindConnection: "connections",
-}
+const kindConnection = "Connection"
 
 func (s *Source) resource(kind string) dynamic.NamespaceableResourceInterface {
-	return s.client.Resource(schema.GroupVersionResource{Group: group, Version: version, Resource: resources[kind]})
+	return s.client.Resource(objects.LiqoResource(kind))
 }
 
 // A watched is a set of resources that a Source follows, selected by the API server as far as
@@ -72,7 +60,7 @@ func (s *Source) follow(ctx context.Context, w watched) {
 	if w.own {
 		client = s.resource(w.kind).Namespace(s.identity.Namespace)
 	}
-	(&Followed{Client: client, Resource: resources[w.kind], Labels: w.labels, Fields: w.fields, Into: sink{s, w.kind}}).
+	(&Followed{Client: client, Resource: objects.LiqoResource(w.kind).Resource, Labels: w.labels, Fields: w.fields, Into: sink{s, w.kind}}).
 		Follow(ctx, s.causes)
 }
 
@@ -217,7 +205,7 @@ func (k sink) Replace(all []*unstructured.Unstructured) {
 
 // resourceOf reads a resource of a kind of Liqo's.
 func resourceOf(kind string, u *unstructured.Unstructured) (*Object, error) {
-	o := &Object{APIVersion: group + "/" + version, Kind: kind, Metadata: MetadataOf(u)}
+	o := &Object{APIVersion: objects.Liqo, Kind: kind, Metadata: MetadataOf(u)}
 	var err error
 	if o.Spec, err = PartOf(u, "spec"); err != nil {
 		return nil, err

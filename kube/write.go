@@ -11,11 +11,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/retry"
 
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
@@ -83,7 +83,7 @@ func (s *Source) writeCondition(ctx context.Context, key rules.Key, good bool) e
 	if apierrors.IsNotFound(err) {
 		return nil // it is gone
 	}
-	s.causes.Log(ctx, verb, resources[key.Kind]+"/status", err)
+	s.causes.Log(ctx, verb, objects.LiqoResource(key.Kind).Resource+"/status", err)
 	return err
 }
 
@@ -93,9 +93,6 @@ var conflictBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.5,
 
 // sameConditions reports whether there is nothing to write.
 func sameConditions(a, b []any) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
-
-// events is core/v1, the only one that a gateway's role may write.
-var events = schema.GroupVersionResource{Version: "v1", Resource: "events"}
 
 // maxMessage is the maximum length of an Event's message.
 const maxMessage = 1024
@@ -143,13 +140,13 @@ func (r *Reporter) Write(ctx context.Context, e *Event, at time.Time) error {
 	name := e.Metadata.Name
 	name = fmt.Sprintf("%s.%x", name[:min(len(name), 200)], sum[:8])
 	involved := map[string]any{
-		"apiVersion": cmp.Or(e.APIVersion, group+"/"+version), "kind": e.Kind, "name": e.Metadata.Name,
+		"apiVersion": cmp.Or(e.APIVersion, objects.Liqo), "kind": e.Kind, "name": e.Metadata.Name,
 		"uid": e.Metadata.UID,
 	}
 	if e.Metadata.Namespace != "" {
 		involved["namespace"] = e.Metadata.Namespace
 	}
-	_, err := r.Client.Resource(events).Namespace(namespace).Create(ctx,
+	_, err := r.Client.Resource(objects.Events).Namespace(namespace).Create(ctx,
 		&unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "v1", "kind": "Event",
 			"metadata":       map[string]any{"name": name, "namespace": namespace},

@@ -19,6 +19,7 @@ import (
 	"culvert/gateway/health"
 	"culvert/kube"
 	"culvert/kube/election"
+	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
@@ -160,7 +161,7 @@ func (k *kubeGateway) elect(client dynamic.Interface, source *peering.GatewaySou
 	return elect(client, k.base, k.election, election.Options{
 		Namespace: k.namespace, Name: "culvert-" + k.name, Pod: k.pod, Changed: source.Wake,
 		Label: election.Label{Name: "culvert.io/active", Selector: "app=culvert-gateway,culvert.io/peering=" + k.name},
-	}, kube.Event{APIVersion: peering.Group + "/" + peering.Version, Kind: peering.KindPeering,
+	}, kube.Event{APIVersion: objects.Culvert, Kind: peering.KindPeering,
 		Metadata: kube.Metadata{Name: k.name, Namespace: k.namespace}},
 		&kube.Reporter{Client: client, Causes: kube.NewCauses(log), Self: k.namespace + "/" + k.name, Node: k.node,
 			Instance: k.pod}, log)

@@ -21,6 +21,7 @@ import (
 	"culvert/cmd/internal/cli"
 	"culvert/kube"
 	"culvert/kube/check"
+	"culvert/kube/objects"
 	"culvert/kube/template"
 )
 
@@ -102,22 +103,22 @@ type liqoReader struct {
 // gatewayResources are the resources for gateways, with the label by which Liqo marks them; own
 // ones are in the tenant's namespace.
 var gatewayResources = []struct {
-	name, labels string
+	kind, labels string
 	own          bool
 }{
-	{"firewallconfigurations", "networking.liqo.io/firewall-category=gateway", false},
-	{"routeconfigurations", "networking.liqo.io/route-category=gateway", false},
-	{"internalnodes", "", false},
-	{"internalfabrics", "", true}, {"genevetunnels", "", true}, {"publickeies", "", true},
+	{kube.KindFirewall, "networking.liqo.io/firewall-category=gateway", false},
+	{kube.KindRoute, "networking.liqo.io/route-category=gateway", false},
+	{kube.KindNode, "", false},
+	{kube.KindFabric, "", true}, {kube.KindTunnel, "", true}, {kube.KindPublicKey, "", true},
 }
 
 func (r *liqoReader) read(namespace, name, templates string) (*check.Cluster, error) {
-	c := &check.Cluster{Gateway: r.get(liqoResource("gatewayservers"), namespace, name)}
-	resource, ours, stock := "wggatewayservertemplates", template.ServerName, "wireguard-server"
+	c := &check.Cluster{Gateway: r.get(objects.LiqoResource("GatewayServer"), namespace, name)}
+	kind, ours, stock := "WgGatewayServerTemplate", template.ServerName, "wireguard-server"
 	reference := "serverTemplateRef"
 	if c.Gateway == nil && r.errs == nil {
-		c.Gateway = r.get(liqoResource("gatewayclients"), namespace, name)
-		resource, ours, stock, reference = "wggatewayclienttemplates", template.ClientName, "wireguard-client",
+		c.Gateway = r.get(objects.LiqoResource("GatewayClient"), namespace, name)
+		kind, ours, stock, reference = "WgGatewayClientTemplate", template.ClientName, "wireguard-client",
 			"clientTemplateRef"
 	}
 	if c.Gateway == nil {
@@ -128,31 +129,29 @@ func (r *liqoReader) read(namespace, name, templates string) (*check.Cluster, er
 	}
 	present, _ := template.Field(c.Gateway, "spec", reference, "namespace").(string)
 	c.TemplateNamespace = cmp.Or(templates, present, "liqo")
-	c.Template = r.get(liqoResource(resource), c.TemplateNamespace, ours)
+	c.Template = r.get(objects.LiqoResource(kind), c.TemplateNamespace, ours)
 	if template.Field(c.Gateway, "spec", reference, "name") == ours {
-		c.Stock = r.get(liqoResource(resource), c.TemplateNamespace, stock)
+		c.Stock = r.get(objects.LiqoResource(kind), c.TemplateNamespace, stock)
 	}
-	c.Namespace = r.get(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}, "", namespace)
-	c.Deployment = r.get(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"},
-		namespace, "gw-"+name)
-	c.Pods = r.list(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, namespace,
+	c.Namespace = r.get(objects.Namespaces, "", namespace)
+	c.Deployment = r.get(objects.Deployments, namespace, "gw-"+name)
+	c.Pods = r.list(objects.Pods, namespace,
 		"networking.liqo.io/component=gateway,networking.liqo.io/gateway-name="+name)
-	c.Controllers = r.list(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, "", controllerLabels)
-	c.Policies = r.list(schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1",
-		Resource: "networkpolicies"}, namespace, "")
-	for _, kind := range gatewayResources {
-		of := ""
-		if kind.own {
+	c.Controllers = r.list(objects.Pods, "", controllerLabels)
+	c.Policies = r.list(objects.NetworkPolicies, namespace, "")
+	for _, in := range gatewayResources {
+		resource, of := objects.LiqoResource(in.kind), ""
+		if in.own {
 			of = namespace
 		}
-		for _, o := range r.list(liqoResource(kind.name), of, kind.labels) {
+		for _, o := range r.list(resource, of, in.labels) {
 			x := &kube.Object{}
 			text, err := json.Marshal(o)
 			if err == nil {
 				err = json.Unmarshal(text, x)
 			}
 			if err != nil {
-				r.errs = append(r.errs, fmt.Errorf("%s: %w", kind.name, err))
+				r.errs = append(r.errs, fmt.Errorf("%s: %w", resource.Resource, err))
 				continue
 			}
 			c.Resources = append(c.Resources, x)

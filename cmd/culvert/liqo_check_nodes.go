@@ -11,11 +11,12 @@ import (
 	"net/url"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
 	"culvert/cmd/internal/cli"
+	"culvert/kube"
 	"culvert/kube/check"
+	"culvert/kube/objects"
 )
 
 const (
@@ -37,11 +38,11 @@ func checkNodes(ctx context.Context, o *operator, w io.Writer) error {
 		return err
 	}
 	r := &liqoReader{ctx: ctx, client: client}
-	c := &check.Nodes{Nodes: r.list(liqoResource("internalnodes"), "", ""),
-		Fabrics: r.list(liqoResource("internalfabrics"), "", ""),
-		Tunnels: r.list(liqoResource("genevetunnels"), "", "")}
+	c := &check.Nodes{Nodes: r.list(objects.LiqoResource(kube.KindNode), "", ""),
+		Fabrics: r.list(objects.LiqoResource(kube.KindFabric), "", ""),
+		Tunnels: r.list(objects.LiqoResource(kube.KindTunnel), "", "")}
 	pods := func(labels string) (all []check.Pod) {
-		for _, p := range r.list(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, "", labels) {
+		for _, p := range r.list(objects.Pods, "", labels) {
 			all = append(all, check.PodOf(p))
 		}
 		return all

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -86,9 +85,4 @@ func (o *operator) client() (dynamic.Interface, error) {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
 	return client, nil
-}
-
-// liqoResource is one of Liqo's resource types, by its name in paths.
-func liqoResource(name string) schema.GroupVersionResource {
-	return schema.GroupVersionResource{Group: "networking.liqo.io", Version: "v1beta1", Resource: name}
 }

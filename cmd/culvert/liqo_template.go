@@ -17,6 +17,7 @@ import (
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/configfile"
 	"culvert/kube/manifests"
+	"culvert/kube/objects"
 	"culvert/kube/template"
 )
 
@@ -123,14 +124,15 @@ func (f *templateFlags) stock(ctx context.Context) ([]map[string]any, error) {
 	}
 	var stocks []map[string]any
 	var errs []error
-	for _, t := range []struct{ flag, resource, name string }{
-		{"--server-template", "wggatewayservertemplates", f.server},
-		{"--client-template", "wggatewayclienttemplates", f.client},
+	for _, t := range []struct{ flag, kind, name string }{
+		{"--server-template", "WgGatewayServerTemplate", f.server},
+		{"--client-template", "WgGatewayClientTemplate", f.client},
 	} {
-		o, err := client.Resource(liqoResource(t.resource)).Namespace(f.namespace).Get(ctx, t.name, metav1.GetOptions{})
+		resource := objects.LiqoResource(t.kind)
+		o, err := client.Resource(resource).Namespace(f.namespace).Get(ctx, t.name, metav1.GetOptions{})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %s in --namespace %s: %w; see kubectl get %s --all-namespaces", t.flag,
-				t.name, f.namespace, err, t.resource))
+				t.name, f.namespace, err, resource.Resource))
 			continue
 		}
 		stocks = append(stocks, o.Object)
@@ -185,10 +187,10 @@ func (f *templateFlags) printBudgets(ctx context.Context, out, diag io.Writer) e
 	}
 	var text strings.Builder
 	for _, kind := range []string{"GatewayServer", "GatewayClient"} {
-		resource := strings.ToLower(kind) + "s"
-		all, err := client.Resource(liqoResource(resource)).List(ctx, metav1.ListOptions{})
+		resource := objects.LiqoResource(kind)
+		all, err := client.Resource(resource).List(ctx, metav1.ListOptions{})
 		if err != nil {
-			return fmt.Errorf("--replicas: list the %s, each of which gets a PodDisruptionBudget: %w", resource, err)
+			return fmt.Errorf("--replicas: list the %s, each of which gets a PodDisruptionBudget: %w", resource.Resource, err)
 		}
 		for i := range all.Items {
 			g := &all.Items[i]

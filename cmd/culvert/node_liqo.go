@@ -15,7 +15,6 @@ import (
 	"github.com/sirupsen/logrus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -28,6 +27,7 @@ import (
 	"culvert/gateway/node/services"
 	"culvert/kube"
 	"culvert/kube/fabric"
+	"culvert/kube/objects"
 )
 
 // run gives the node the links that Liqo's resources request; see runLinks.
@@ -206,9 +206,8 @@ func (l *nodeLiqo) unwanted(
 		return false
 	}
 	namespace, name, _ := strings.Cut(l.daemonSet, "/")
-	apps := schema.GroupVersion{Group: "apps", Version: "v1"}
-	daemonSets := client.Resource(apps.WithResource("daemonsets")).Namespace(namespace)
-	namespaces := client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"})
+	daemonSets := client.Resource(objects.DaemonSets).Namespace(namespace)
+	namespaces := client.Resource(objects.Namespaces)
 	began, noRight := time.Now(), 0
 	for {
 		gone, err := deleted(ctx, daemonSets, name)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
@@ -20,16 +21,16 @@ import (
 // name "" stands for every Peering.
 func (c *Cluster) uncleaned(ctx context.Context, name string, had []string) (left []string, err error) {
 	there, said := map[string]bool{}, map[string]bool{}
-	err = c.each(ctx, tunnelNodes, peering.NodeNamespace, "", func(u *unstructured.Unstructured) {
+	err = c.each(ctx, objects.TunnelNodes, peering.NodeNamespace, "", func(u *unstructured.Unstructured) {
 		said[u.GetName()] = !nodeHas(u, name)
 	})
 	if err == nil {
-		err = c.each(ctx, nodes, "", "", func(u *unstructured.Unstructured) {
+		err = c.each(ctx, objects.Nodes, "", "", func(u *unstructured.Unstructured) {
 			there[u.GetName()] = !kube.Virtual(u.GetLabels())
 		})
 	}
 	if err == nil {
-		err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(u *unstructured.Unstructured) {
+		err = c.each(ctx, objects.Pods, peering.NodeNamespace, "app=culvert-node", func(u *unstructured.Unstructured) {
 			if phase, _, _ := unstructured.NestedString(u.Object, "status", "phase"); phase == "Running" {
 				node, _, _ := unstructured.NestedString(u.Object, "spec", "nodeName")
 				had = append(had, node)
@@ -47,12 +48,12 @@ func (c *Cluster) uncleaned(ctx context.Context, name string, had []string) (lef
 
 // hasAgents reports whether agents run or will be started.
 func (c *Cluster) hasAgents(ctx context.Context) (there bool, err error) {
-	_, err = c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node",
+	_, err = c.client.Resource(objects.DaemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node",
 		metav1.GetOptions{})
 	if there = err == nil; err != nil && !apierrors.IsNotFound(err) {
 		return there, fmt.Errorf("get DaemonSet culvert-node: %w", err)
 	}
-	err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(*unstructured.Unstructured) {
+	err = c.each(ctx, objects.Pods, peering.NodeNamespace, "app=culvert-node", func(*unstructured.Unstructured) {
 		there = true
 	})
 	return there, err
@@ -64,13 +65,13 @@ func (c *Cluster) checkAgents(ctx context.Context) error {
 	if there, err := c.hasAgents(ctx); there || err != nil {
 		return err
 	}
-	_, err := c.client.Resource(bindings).Get(ctx, "culvert-node", metav1.GetOptions{})
+	_, err := c.client.Resource(objects.ClusterRoleBindings).Get(ctx, "culvert-node", metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	var all []string
 	if err == nil {
-		err = c.each(ctx, nodes, "", "", func(u *unstructured.Unstructured) { all = append(all, u.GetName()) })
+		err = c.each(ctx, objects.Nodes, "", "", func(u *unstructured.Unstructured) { all = append(all, u.GetName()) })
 	}
 	if err != nil {
 		return fmt.Errorf("get ClusterRoleBinding culvert-node: %w", err)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
@@ -56,7 +57,7 @@ func (c *Cluster) again(ctx context.Context, u *unstructured.Unstructured, f fun
 // newPeering returns a Peering with annotations.
 func newPeering(name string, spec *peering.Spec, notes map[string]string) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": peering.Group + "/" + peering.Version, "kind": peering.KindPeering,
+		"apiVersion": objects.Culvert, "kind": peering.KindPeering,
 		"metadata": map[string]any{"name": name, "namespace": peering.GatewayNamespace},
 	}}
 	if len(notes) > 0 {

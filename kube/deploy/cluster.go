@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 // manager is the field manager of applied objects.
@@ -97,34 +98,12 @@ func (c *Cluster) Version(ctx context.Context) (string, error) {
 
 // ID returns an identifier that no other cluster has.
 func (c *Cluster) ID(ctx context.Context) (string, error) {
-	u, err := c.client.Resource(namespaces).Get(ctx, "kube-system", metav1.GetOptions{})
+	u, err := c.client.Resource(objects.Namespaces).Get(ctx, "kube-system", metav1.GetOptions{})
 	if err != nil {
 		return "", fmt.Errorf("get namespace kube-system: %w", err)
 	}
 	return string(u.GetUID()), nil
 }
-
-// Resources that are read without a manifest.
-var (
-	namespaces   = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
-	nodes        = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
-	pods         = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-	roles        = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles"}
-	roleBindings = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1",
-		Resource: "rolebindings"}
-	endpointSlices = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
-	services       = schema.GroupVersionResource{Version: "v1", Resource: "services"}
-	cidrs          = schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "servicecidrs"}
-	pools          = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "ippools"}
-	peerings       = schema.GroupVersionResource{Group: "culvert.io", Version: "v1alpha1", Resource: "peerings"}
-	tunnelNodes    = schema.GroupVersionResource{Group: "culvert.io", Version: "v1alpha1", Resource: "tunnelnodes"}
-	daemonSets     = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}
-	deployments    = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
-	bindings       = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1",
-		Resource: "clusterrolebindings"}
-	reviews = schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1",
-		Resource: "selfsubjectaccessreviews"}
-)
 
 // Objects parses manifests.
 func Objects(text string) (all []*unstructured.Unstructured, err error) {
@@ -144,12 +123,7 @@ func Objects(text string) (all []*unstructured.Unstructured, err error) {
 
 // resourceOf returns the API resource of an object.
 func resourceOf(u *unstructured.Unstructured) schema.GroupVersionResource {
-	kind := u.GroupVersionKind()
-	plural := strings.ToLower(kind.Kind) + "s"
-	if stem, ok := strings.CutSuffix(plural, "ys"); ok {
-		plural = stem + "ies"
-	}
-	return kind.GroupVersion().WithResource(plural)
+	return objects.Resource(u.GetAPIVersion(), u.GetKind())
 }
 
 func (c *Cluster) of(u *unstructured.Unstructured) dynamic.ResourceInterface {
@@ -218,7 +192,7 @@ func (c *Cluster) Allowed(ctx context.Context, rights []Right) error {
 			"spec": map[string]any{"resourceAttributes": map[string]any{"verb": r.Verb, "group": r.Group,
 				"resource": r.Resource, "namespace": r.Namespace}},
 		}}
-		answer, err := c.client.Resource(reviews).Create(ctx, review, metav1.CreateOptions{})
+		answer, err := c.client.Resource(objects.Reviews).Create(ctx, review, metav1.CreateOptions{})
 		if err != nil {
 			return fmt.Errorf("ask for your rights: %w", err)
 		}

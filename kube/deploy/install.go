@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"culvert/kube/manifests"
+	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
@@ -159,7 +160,7 @@ func (c *Cluster) elected(ctx context.Context, next *unstructured.Unstructured) 
 	}
 	labels := gatewayLabels(strings.TrimPrefix(next.GetName(), "culvert-"))
 	return Await(ctx, func(string) {}, func(ctx context.Context) (missing string, err error) {
-		err = c.each(ctx, pods, next.GetNamespace(), labels, func(u *unstructured.Unstructured) {
+		err = c.each(ctx, objects.Pods, next.GetNamespace(), labels, func(u *unstructured.Unstructured) {
 			missing = nameOf(u) + ", of an older version, is ending"
 		})
 		return missing, err

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"culvert/kube/manifests"
+	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
@@ -25,7 +26,8 @@ func LeaveRights() []Right {
 	}
 	rights := rightsFor(append(all, newPeering("any", nil, nil), newLease("any")), "get", "delete")
 	// of imports, in any namespace
-	for _, r := range []schema.GroupVersionResource{services, endpointSlices, roles, roleBindings} {
+	for _, r := range []schema.GroupVersionResource{objects.Services, objects.EndpointSlices, objects.Roles,
+		objects.RoleBindings} {
 		for _, verb := range []string{"list", "get", "delete"} {
 			rights = append(rights, Right{verb, r.Group, r.Resource, ""})
 		}
@@ -39,7 +41,7 @@ func LeaveRights() []Right {
 // Leave removes a Peering, waits until no node has any remains of it, and removes its gateway.
 func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) error {
 	var imports []string // the namespace that the Peering names; an interrupted removal has left no Peering
-	if err := c.each(ctx, peerings, peering.GatewayNamespace, "", func(u *unstructured.Unstructured) {
+	if err := c.each(ctx, objects.Peerings, peering.GatewayNamespace, "", func(u *unstructured.Unstructured) {
 		if to, _, _ := unstructured.NestedString(u.Object, "spec", "imports"); u.GetName() == name {
 			imports = append(imports, to)
 		}
@@ -95,7 +97,8 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 // those of a lost node.
 func (c *Cluster) awaitEnd(ctx context.Context, name string, say func(string)) error {
 	return Await(ctx, say, func(ctx context.Context) (missing string, err error) {
-		err = c.each(ctx, pods, peering.GatewayNamespace, gatewayLabels(name), func(u *unstructured.Unstructured) {
+		labels := gatewayLabels(name)
+		err = c.each(ctx, objects.Pods, peering.GatewayNamespace, labels, func(u *unstructured.Unstructured) {
 			if late := u.GetDeletionTimestamp(); late == nil || time.Now().Before(late.Time) {
 				missing = nameOf(u) + " is ending"
 			}
@@ -138,7 +141,7 @@ func newLease(name string) *unstructured.Unstructured {
 func (c *Cluster) removeImports(ctx context.Context, name string, named []string, say func(string)) error {
 	right := peering.ImportRole(name)
 	var of []*unstructured.Unstructured // the rights
-	for _, r := range []schema.GroupVersionResource{roles, roleBindings} {
+	for _, r := range []schema.GroupVersionResource{objects.Roles, objects.RoleBindings} {
 		if err := c.each(ctx, r, "", "", func(u *unstructured.Unstructured) {
 			if u.GetName() == right || name == "" && strings.HasPrefix(u.GetName(), right) {
 				of = append(of, u)
@@ -153,10 +156,10 @@ func (c *Cluster) removeImports(ctx context.Context, name string, named []string
 			continue
 		}
 		of := strings.TrimPrefix(role.GetName(), peering.ImportRole(""))
-		for _, r := range []schema.GroupVersionResource{services, endpointSlices} {
+		for _, r := range []schema.GroupVersionResource{objects.Services, objects.EndpointSlices} {
 			if err := c.each(ctx, r, role.GetNamespace(), peering.LabelImported+"="+of,
 				func(u *unstructured.Unstructured) {
-					if peering.IsImport(of, r == services, u) {
+					if peering.IsImport(of, r == objects.Services, u) {
 						all = append(all, u)
 					}
 				}); err != nil {
@@ -210,7 +213,7 @@ func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 	}
 	// agents ask for their DaemonSet when they end
 	err = Await(ctx, say, func(ctx context.Context) (missing string, err error) {
-		err = c.each(ctx, pods, peering.NodeNamespace, "app=culvert-node", func(u *unstructured.Unstructured) {
+		err = c.each(ctx, objects.Pods, peering.NodeNamespace, "app=culvert-node", func(u *unstructured.Unstructured) {
 			missing = nameOf(u) + " is ending"
 		})
 		return missing, err

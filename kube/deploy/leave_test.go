@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/integration/need"
+	"culvert/kube/objects"
 )
 
 // simulated is a cluster that has some objects, those of its gateway and of what that has imported
@@ -26,8 +27,8 @@ import (
 func simulated(t *testing.T, more ...string) (*Cluster, *fake.FakeDynamicClient, []*unstructured.Unstructured) {
 	t.Helper()
 	kinds := map[schema.GroupVersionResource]string{}
-	for _, r := range []schema.GroupVersionResource{peerings, bindings, tunnelNodes, nodes, pods, services,
-		endpointSlices, roles, roleBindings} {
+	for _, r := range []schema.GroupVersionResource{objects.Peerings, objects.ClusterRoleBindings, objects.TunnelNodes,
+		objects.Nodes, objects.Pods, objects.Services, objects.EndpointSlices, objects.Roles, objects.RoleBindings} {
 		kinds[r] = "List"
 	}
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
@@ -171,27 +172,27 @@ func TestLeaveWithBait(t *testing.T) {
 			if a.GetNamespace() != "evil" {
 				return false, nil, nil
 			}
-			if a.GetResource() == roles { // as by an admission policy; the others have finalizers
-				return true, nil, apierrors.NewForbidden(roles.GroupResource(), "", errors.New("not allowed"))
+			if a.GetResource() == objects.Roles { // as by an admission policy; the others have finalizers
+				return true, nil, apierrors.NewForbidden(objects.Roles.GroupResource(), "", errors.New("not allowed"))
 			}
 			return true, nil, nil
 		})
-		peering, err := client.Tracker().Get(peerings, "culvert", "milan")
+		peering, err := client.Tracker().Get(objects.Peerings, "culvert", "milan")
 		need.NoError(t, err)
 		need.NoError(t, unstructured.SetNestedField(peering.(*unstructured.Unstructured).Object, "imported",
 			"spec", "imports"))
-		need.NoError(t, client.Tracker().Update(peerings, peering, "culvert"))
+		need.NoError(t, client.Tracker().Update(objects.Peerings, peering, "culvert"))
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		if err := c.Leave(ctx, "milan", func(string) {}); err != nil {
 			t.Error(err)
 		}
 		for _, name := range []string{"bait", "owned"} {
-			if _, err := client.Tracker().Get(services, "evil", name); err != nil {
+			if _, err := client.Tracker().Get(objects.Services, "evil", name); err != nil {
 				t.Error(err)
 			}
 		}
-		if _, err := client.Tracker().Get(services, "imported", "web-shop"); !apierrors.IsNotFound(err) {
+		if _, err := client.Tracker().Get(objects.Services, "imported", "web-shop"); !apierrors.IsNotFound(err) {
 			t.Errorf("the import is left: %v", err)
 		}
 	})
@@ -211,7 +212,7 @@ func TestLeaveAwaitsGateway(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err := c.Leave(ctx, "milan", func(string) {})
-		_, role := c.client.Resource(roles).Namespace("culvert").Get(t.Context(), "culvert-milan", metav1.GetOptions{})
+		_, role := c.client.Resource(objects.Roles).Namespace("culvert").Get(t.Context(), "culvert-milan", metav1.GetOptions{})
 		if tt.want == "" && (err != nil || role == nil) || tt.want != "" &&
 			(err == nil || !strings.Contains(err.Error(), tt.want) || role != nil) {
 			t.Errorf("%v, want %q; the role: %v", err, tt.want, role)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
@@ -23,8 +24,8 @@ func (e *StuckError) Error() string { return e.why }
 // ofPeering are the sets of pods that a Peering needs, and the labels of the pods.
 func ofPeering(name string) []podSet {
 	return []podSet{
-		{deployments, peering.GatewayNamespace, "culvert-" + name, "Deployment", gatewayLabels(name)},
-		{daemonSets, peering.NodeNamespace, "culvert-node", "DaemonSet", "app=culvert-node"},
+		{objects.Deployments, peering.GatewayNamespace, "culvert-" + name, "Deployment", gatewayLabels(name)},
+		{objects.DaemonSets, peering.NodeNamespace, "culvert-node", "DaemonSet", "app=culvert-node"},
 	}
 }
 
@@ -101,7 +102,7 @@ func (c *Cluster) Trouble(ctx context.Context, name string) (why string, err err
 	for _, of := range ofPeering(name) {
 		none := true
 		stuck := error(nil)
-		err := c.each(ctx, pods, of.namespace, of.labels, func(u *unstructured.Unstructured) {
+		err := c.each(ctx, objects.Pods, of.namespace, of.labels, func(u *unstructured.Unstructured) {
 			if u.GetDeletionTimestamp() != nil {
 				return
 			}

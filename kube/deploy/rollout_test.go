@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/integration/need"
+	"culvert/kube/objects"
 )
 
 func parsed(t *testing.T, text string) *unstructured.Unstructured {
@@ -71,7 +72,7 @@ func TestTrouble(t *testing.T) {
 		t.Error(err)
 	}
 	client.PrependReactor("list", "pods", func(kubetesting.Action) (bool, runtime.Object, error) {
-		return true, nil, apierrors.NewForbidden(pods.GroupResource(), "", errors.New("no right"))
+		return true, nil, apierrors.NewForbidden(objects.Pods.GroupResource(), "", errors.New("no right"))
 	})
 	if why, err := c.Trouble(t.Context(), "milan"); !apierrors.IsForbidden(errors.Unwrap(err)) || why != "" {
 		t.Errorf("%q, %v", why, err)
@@ -94,11 +95,11 @@ func TestOlderKindEnds(t *testing.T) {
 		need.NoError(t, unstructured.SetNestedField(old.Object,
 			[]any{map[string]any{"name": "culvert", "args": []any{"gateway", "--kube"}}}, "spec", "template", "spec",
 			"containers"))
-		need.NoError(t, client.Tracker().Update(deployments, old, "culvert"))
-		time.AfterFunc(3*time.Second, func() { client.Tracker().Delete(pods, "culvert", "old") })
+		need.NoError(t, client.Tracker().Update(objects.Deployments, old, "culvert"))
+		time.AfterFunc(3*time.Second, func() { client.Tracker().Delete(objects.Pods, "culvert", "old") })
 		began := time.Now()
 		need.NoError(t, c.elected(t.Context(), next))
-		u, err := client.Resource(deployments).Namespace("culvert").Get(t.Context(), "culvert-milan",
+		u, err := client.Resource(objects.Deployments).Namespace("culvert").Get(t.Context(), "culvert-milan",
 			metav1.GetOptions{})
 		need.NoError(t, err)
 		if n, _, _ := unstructured.NestedInt64(u.Object, "spec", "replicas"); n != 0 ||

@@ -13,13 +13,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
 // Status returns the status of a Peering. Conditions of an earlier spec are left out, because they
 // say nothing about this one.
 func (c *Cluster) Status(ctx context.Context, name string) (*peering.Status, error) {
-	u, err := c.client.Resource(peerings).Namespace(peering.GatewayNamespace).Get(ctx, name, metav1.GetOptions{})
+	u, err := c.client.Resource(objects.Peerings).Namespace(peering.GatewayNamespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("get Peering %s: %w", name, err)
 	}
@@ -37,7 +38,7 @@ func (c *Cluster) Status(ctx context.Context, name string) (*peering.Status, err
 // Endpoint returns the address of a Peering's gateway: that of its Service's load balancer, or a
 // node's address and the node port. Until there is one, missing says what it waits for.
 func (c *Cluster) Endpoint(ctx context.Context, name string, node netip.Addr) (endpoint, missing string, err error) {
-	u, err := c.client.Resource(services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name,
+	u, err := c.client.Resource(objects.Services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name,
 		metav1.GetOptions{})
 	if err != nil {
 		return "", "", fmt.Errorf("get Service culvert-%s: %w", name, err)
@@ -84,7 +85,7 @@ func (c *Cluster) Key(ctx context.Context, name string) (key, missing string, er
 	if status.PublicKey == "" || status.Active == nil {
 		return "", "the gateway's key" + colon(cmp.Or(status.Message, "the gateway is starting")), nil
 	}
-	pod, err := c.client.Resource(pods).Namespace(peering.GatewayNamespace).Get(ctx, status.Active.Pod,
+	pod, err := c.client.Resource(objects.Pods).Namespace(peering.GatewayNamespace).Get(ctx, status.Active.Pod,
 		metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && pod.GetDeletionTimestamp() != nil {
 		return "", fmt.Sprintf("another gateway in the place of pod %s, which ends", status.Active.Pod), nil

@@ -13,28 +13,29 @@ import (
 
 	"culvert/kube/join"
 	"culvert/kube/manifests"
+	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
 // Survey reads what a cluster's objects say about its addresses.
 func (c *Cluster) Survey(ctx context.Context) (*join.Survey, error) {
 	s := &join.Survey{}
-	if err := c.each(ctx, nodes, "", "", s.Node); err != nil {
+	if err := c.each(ctx, objects.Nodes, "", "", s.Node); err != nil {
 		return nil, err
 	}
-	if err := c.each(ctx, pods, "", "", s.Pod); err != nil {
+	if err := c.each(ctx, objects.Pods, "", "", s.Pod); err != nil {
 		return nil, err
 	}
-	if err := c.each(ctx, services, "", "", s.Service); err != nil {
+	if err := c.each(ctx, objects.Services, "", "", s.Service); err != nil {
 		return nil, err
 	}
-	if err := c.each(ctx, cidrs, "", "", s.ServiceCIDR); err != nil {
+	if err := c.each(ctx, objects.ServiceCIDRs, "", "", s.ServiceCIDR); err != nil {
 		return nil, err
 	}
-	if err := c.each(ctx, pools, "", "", s.IPPool); err != nil {
+	if err := c.each(ctx, objects.IPPools, "", "", s.IPPool); err != nil {
 		return nil, err
 	}
-	if err := c.each(ctx, peerings, peering.GatewayNamespace, "", s.Peering); err != nil {
+	if err := c.each(ctx, objects.Peerings, peering.GatewayNamespace, "", s.Peering); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -43,11 +44,11 @@ func (c *Cluster) Survey(ctx context.Context) (*join.Survey, error) {
 // Peerings returns the names of the cluster's Peerings, including those of which only parts exist.
 func (c *Cluster) Peerings(ctx context.Context) ([]string, error) {
 	names := map[string]bool{}
-	err := c.each(ctx, peerings, peering.GatewayNamespace, "", func(u *unstructured.Unstructured) {
+	err := c.each(ctx, objects.Peerings, peering.GatewayNamespace, "", func(u *unstructured.Unstructured) {
 		names[u.GetName()] = true
 	})
 	if err == nil {
-		err = c.each(ctx, bindings, "", "", func(u *unstructured.Unstructured) {
+		err = c.each(ctx, objects.ClusterRoleBindings, "", "", func(u *unstructured.Unstructured) {
 			role, _, _ := unstructured.NestedString(u.Object, "roleRef", "name")
 			if name, ok := strings.CutPrefix(u.GetName(), "culvert-"); ok && role == "culvert-gateway" {
 				names[name] = true
@@ -62,7 +63,7 @@ func (c *Cluster) Peerings(ctx context.Context) ([]string, error) {
 // gateway), and whether it has rights in imports, the namespace for the peer's exports.
 func (c *Cluster) Installed(ctx context.Context, name, imports string) (*manifests.Gateway, error) {
 	i := &manifests.Gateway{Peering: name}
-	u, err := c.client.Resource(daemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node",
+	u, err := c.client.Resource(objects.DaemonSets).Namespace(peering.NodeNamespace).Get(ctx, "culvert-node",
 		metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("get DaemonSet culvert-node: %w", err)
@@ -73,14 +74,14 @@ func (c *Cluster) Installed(ctx context.Context, name, imports string) (*manifes
 			i.Image, _ = first["image"].(string)
 		}
 	}
-	s, err := c.client.Resource(services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name,
+	s, err := c.client.Resource(objects.Services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name,
 		metav1.GetOptions{})
 	if err == nil {
 		i.Expose, _, _ = unstructured.NestedString(s.Object, "spec", "type")
 	} else if !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("get Service culvert-%s: %w", name, err)
 	}
-	d, err := c.client.Resource(deployments).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name,
+	d, err := c.client.Resource(objects.Deployments).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name,
 		metav1.GetOptions{})
 	if err == nil {
 		n, _, _ := unstructured.NestedInt64(d.Object, "spec", "replicas")
@@ -91,7 +92,7 @@ func (c *Cluster) Installed(ctx context.Context, name, imports string) (*manifes
 	if imports == "" {
 		return i, nil
 	}
-	if _, err = c.client.Resource(roles).Namespace(imports).Get(ctx, peering.ImportRole(name),
+	if _, err = c.client.Resource(objects.Roles).Namespace(imports).Get(ctx, peering.ImportRole(name),
 		metav1.GetOptions{}); err == nil {
 		i.Imports = imports
 	} else if !apierrors.IsNotFound(err) {
@@ -110,7 +111,7 @@ func (c *Cluster) CanImport(ctx context.Context, g *manifests.Gateway) error {
 	if err := c.Allowed(ctx, rightsFor(all, "create", "patch")); err != nil {
 		return err
 	}
-	if _, err := c.client.Resource(namespaces).Get(ctx, g.Imports, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+	if _, err := c.client.Resource(objects.Namespaces).Get(ctx, g.Imports, metav1.GetOptions{}); apierrors.IsNotFound(err) {
 		return fmt.Errorf("--imports: there is no namespace %s; make it: kubectl create namespace %[1]s", g.Imports)
 	} else if err != nil {
 		return fmt.Errorf("get Namespace %s: %w", g.Imports, err)

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/gateway/role"
+	"culvert/kube/objects"
 )
 
 // A Replica copies the table of one gateway at a time, and lets others copy its own.
@@ -98,7 +99,7 @@ func (e *Elector) source(ctx context.Context) (at netip.AddrPort, err error) {
 	ctx, cancel := context.WithTimeout(ctx, copyLook)
 	defer cancel()
 	holder := e.State().Holder // before the list, which may lack the pod of a later holder
-	all, err := e.Client.Resource(pods).Namespace(e.Namespace).List(ctx,
+	all, err := e.Client.Resource(objects.Pods).Namespace(e.Namespace).List(ctx,
 		metav1.ListOptions{LabelSelector: e.Label.Selector})
 	if err != nil {
 		return at, err // attempts log that the API server is away
@@ -146,7 +147,7 @@ func ended(pod *unstructured.Unstructured) bool {
 // away.
 func (e *Elector) exists(ctx context.Context, name string) bool {
 	of := metav1.ListOptions{FieldSelector: "metadata.name=" + name}
-	all, err := e.Client.Resource(pods).Namespace(e.Namespace).List(ctx, of)
+	all, err := e.Client.Resource(objects.Pods).Namespace(e.Namespace).List(ctx, of)
 	return err != nil || slices.ContainsFunc(all.Items, func(pod unstructured.Unstructured) bool {
 		return pod.GetName() == name && !ended(&pod)
 	})

@@ -18,6 +18,7 @@ import (
 
 	"culvert/gateway/role"
 	"culvert/integration/need"
+	"culvert/kube/objects"
 )
 
 // copier is a Replica that records its calls.
@@ -55,7 +56,7 @@ func TestCopy(t *testing.T) {
 			case "f": // of a node that was shut down
 				status["phase"] = "Failed"
 			}
-			if _, err := api.Resource(pods).Namespace(namespace).Create(t.Context(), p,
+			if _, err := api.Resource(objects.Pods).Namespace(namespace).Create(t.Context(), p,
 				metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
@@ -159,7 +160,7 @@ func TestGone(t *testing.T) {
 				}
 				stop()
 				tasks.Wait()
-				u, err := api.Resource(leases).Namespace(namespace).Get(t.Context(), leaseName, metav1.GetOptions{})
+				u, err := api.Resource(objects.Leases).Namespace(namespace).Get(t.Context(), leaseName, metav1.GetOptions{})
 				need.NoError(t, err)
 				own := metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "gw-milan-5d9c",
 					UID: "of gw-milan-5d9c"}

@@ -13,6 +13,7 @@ import (
 
 	"culvert/gateway/role"
 	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 // Gateway is what an Elector drives.
@@ -196,9 +197,9 @@ func (e *Elector) attempt(ctx context.Context) {
 	defer func() { <-e.trying }()
 	ctx, cancel := context.WithTimeout(ctx, max(e.Deadline/2, e.Retry))
 	defer cancel()
-	client := e.Client.Resource(leases).Namespace(e.Namespace)
+	client := e.Client.Resource(objects.Leases).Namespace(e.Namespace)
 	u, err := client.Get(ctx, e.Name, metav1.GetOptions{})
-	e.Causes.Log(ctx, "get", leases.Resource, ignoreAbsent(err))
+	e.Causes.Log(ctx, "get", objects.Leases.Resource, ignoreAbsent(err))
 	var have *role.Lease
 	switch {
 	case apierrors.IsNotFound(err):
@@ -233,7 +234,7 @@ func (e *Elector) attempt(ctx context.Context) {
 	}
 	next, err := writeLease(u, e.Namespace, e.Name, owner, want, time.Now())
 	if err != nil {
-		e.Causes.Log(ctx, "update", leases.Resource, err)
+		e.Causes.Log(ctx, "update", objects.Leases.Resource, err)
 		return
 	}
 	asked := e.now()
@@ -246,7 +247,7 @@ func (e *Elector) attempt(ctx context.Context) {
 		signal(e.poke)
 		return
 	}
-	e.Causes.Log(ctx, "update", leases.Resource, err)
+	e.Causes.Log(ctx, "update", objects.Leases.Resource, err)
 	if err != nil {
 		e.failed()
 		return

@@ -24,6 +24,7 @@ import (
 	"culvert/gateway/role"
 	"culvert/integration/need"
 	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 const namespace, leaseName = "liqo-tenant-milan", "milan.liqo-tenant-milan.client.connections.liqo.io"
@@ -56,9 +57,9 @@ func (g *driven) is() role.Role {
 	return g.roles[len(g.roles)-1]
 }
 
-func newAPI(objects ...runtime.Object) *fake.FakeDynamicClient {
+func newAPI(all ...runtime.Object) *fake.FakeDynamicClient {
 	return fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
-		map[schema.GroupVersionResource]string{leases: "LeaseList", pods: "PodList"}, objects...)
+		map[schema.GroupVersionResource]string{objects.Leases: "LeaseList", objects.Pods: "PodList"}, all...)
 }
 
 func newElector(api *fake.FakeDynamicClient, pod string) (*Elector, *driven) {
@@ -87,7 +88,7 @@ func pod(name string, labels map[string]any) *unstructured.Unstructured {
 
 func storedLease(t *testing.T, api *fake.FakeDynamicClient) *role.Lease {
 	t.Helper()
-	u, err := api.Resource(leases).Namespace(namespace).Get(t.Context(), leaseName, metav1.GetOptions{})
+	u, err := api.Resource(objects.Leases).Namespace(namespace).Get(t.Context(), leaseName, metav1.GetOptions{})
 	need.NoError(t, err)
 	l, err := readLease(u)
 	need.NoError(t, err)
@@ -251,7 +252,7 @@ func TestLabel(t *testing.T) {
 	}
 	for name, want := range map[string]string{"a": "true", "b": "", "gone": "", "of-turin": "true",
 		"stranger": "true"} {
-		u, err := api.Resource(pods).Namespace(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		u, err := api.Resource(objects.Pods).Namespace(namespace).Get(t.Context(), name, metav1.GetOptions{})
 		need.NoError(t, err)
 		if is := u.GetLabels()["active"]; is != want {
 			t.Errorf("pod %s: active %q, want %q", name, is, want)
@@ -282,7 +283,7 @@ func TestLateLabel(t *testing.T) {
 		cancel()
 		<-done
 		for name, want := range map[string]string{"a": active, "late": ""} {
-			u, err := api.Resource(pods).Namespace(namespace).Get(t.Context(), name, metav1.GetOptions{})
+			u, err := api.Resource(objects.Pods).Namespace(namespace).Get(t.Context(), name, metav1.GetOptions{})
 			need.NoError(t, err)
 			if is := u.GetLabels()["active"]; is != want {
 				t.Errorf("pod %s: active %q, want %q", name, is, want)

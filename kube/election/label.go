@@ -7,13 +7,11 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"culvert/gateway/role"
+	"culvert/kube/objects"
 )
-
-var pods = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 
 // label makes this pod the only one with the label while it is active, until ctx ends. It soon
 // checks again, because the previous gateway may have labelled itself late, and from then on once
@@ -60,9 +58,9 @@ func (e *Elector) relabel(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(e.Deadline/2, e.Retry))
 	defer cancel()
-	client := e.Client.Resource(pods).Namespace(e.Namespace)
+	client := e.Client.Resource(objects.Pods).Namespace(e.Namespace)
 	all, err := client.List(ctx, metav1.ListOptions{LabelSelector: e.Label.Selector + "," + e.Label.Name})
-	e.Causes.Log(ctx, "list", pods.Resource, err)
+	e.Causes.Log(ctx, "list", objects.Pods.Resource, err)
 	if err != nil {
 		return err
 	}
@@ -93,8 +91,8 @@ func (e *Elector) patch(ctx context.Context, pod string, value any) error {
 	if err != nil {
 		return err
 	}
-	_, err = e.Client.Resource(pods).Namespace(e.Namespace).Patch(ctx, pod, types.MergePatchType, body,
+	_, err = e.Client.Resource(objects.Pods).Namespace(e.Namespace).Patch(ctx, pod, types.MergePatchType, body,
 		metav1.PatchOptions{})
-	e.Causes.Log(ctx, "patch", pods.Resource, err)
+	e.Causes.Log(ctx, "patch", objects.Pods.Resource, err)
 	return err
 }

@@ -17,13 +17,11 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"culvert/gateway/role"
 	"culvert/kube"
+	"culvert/kube/objects"
 )
-
-var leases = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 
 // spec is the part of a Lease's spec that this package needs.
 type spec struct {
@@ -72,7 +70,7 @@ func writeLease(u *unstructured.Unstructured, namespace, name string, owner *met
 	fields := map[string]any{}
 	if u == nil {
 		u = &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": leases.GroupVersion().String(), "kind": "Lease", "metadata": map[string]any{"name": name,
+			"apiVersion": objects.Leases.GroupVersion().String(), "kind": "Lease", "metadata": map[string]any{"name": name,
 				"namespace": namespace},
 		}}
 	} else if part, err := kube.PartOf(u, "spec"); err != nil {

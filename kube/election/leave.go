@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"culvert/gateway/role"
+	"culvert/kube/objects"
 )
 
 // A Table is a gateway's connections, which the other gateways copy by a stream.
@@ -235,7 +236,7 @@ func (e *Elector) Leave(ctx context.Context) (succeeded bool) {
 func (e *Elector) release(ctx context.Context) (other *role.Lease, err error) {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
-	client := e.Client.Resource(leases).Namespace(e.Namespace)
+	client := e.Client.Resource(objects.Leases).Namespace(e.Namespace)
 	for {
 		u, err := client.Get(ctx, e.Name, metav1.GetOptions{})
 		if err != nil {
@@ -269,7 +270,7 @@ func (e *Elector) awaitSuccessor(ctx context.Context) *role.Lease {
 	ctx, cancel := context.WithTimeout(ctx, e.leavePatience())
 	defer cancel()
 	for {
-		if u, err := e.Client.Resource(leases).Namespace(e.Namespace).Get(ctx, e.Name,
+		if u, err := e.Client.Resource(objects.Leases).Namespace(e.Namespace).Get(ctx, e.Name,
 			metav1.GetOptions{}); err == nil {
 			if l, err := readLease(u); err == nil && l.Holder != "" {
 				e.Log.WithField("pod",

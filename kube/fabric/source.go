@@ -14,6 +14,7 @@ import (
 	"culvert/gateway/control"
 	"culvert/gateway/node/links"
 	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
@@ -58,10 +59,8 @@ func NewSource(client dynamic.Interface, node string, log *logrus.Entry) *Source
 
 // watched are the kinds that a Source follows.
 var watched = map[string]schema.GroupVersionResource{
-	kube.KindFabric: {Group: "networking.liqo.io", Version: "v1beta1", Resource: "internalfabrics"},
-	kube.KindTunnel: {Group: "networking.liqo.io", Version: "v1beta1", Resource: "genevetunnels"},
-	kube.KindNode:   {Group: "networking.liqo.io", Version: "v1beta1", Resource: "internalnodes"},
-	kindPod:         {Version: "v1", Resource: "pods"},
+	kube.KindFabric: objects.LiqoResource(kube.KindFabric), kube.KindTunnel: objects.LiqoResource(kube.KindTunnel),
+	kube.KindNode: objects.LiqoResource(kube.KindNode), kindPod: objects.Pods,
 }
 
 // activeGateways selects the pods that say that they are the active gateway.

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 // A follower keeps up-to-date copies of objects of several kinds. Each watch has a goroutine, which
@@ -52,19 +53,10 @@ type followed struct {
 
 // paths are the API resources of the sets.
 var paths = map[string]schema.GroupVersionResource{
-	KindPeering:    {Group: Group, Version: Version, Resource: "peerings"},
-	KindTunnelNode: {Group: Group, Version: Version, Resource: "tunnelnodes"},
-	kindNode:       {Version: "v1", Resource: "nodes"},
-	kindPod:        {Version: "v1", Resource: "pods"},
-	kindService:    {Version: "v1", Resource: "services"},
-	kindSlice:      {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"},
+	KindPeering: objects.Peerings, KindTunnelNode: objects.TunnelNodes, kindNode: objects.Nodes, kindPod: objects.Pods,
+	kindService: objects.Services, kindSlice: objects.EndpointSlices,
 
-	setExported:       {Version: "v1", Resource: "services"},
-	setImported:       {Version: "v1", Resource: "services"},
-	setImportedSlices: {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"},
-	"Secret":          {Version: "v1", Resource: "secrets"},
-	kindRole:          {Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles"},
-	kindServiceCIDR:   {Group: "networking.k8s.io", Version: "v1", Resource: "servicecidrs"},
+	setExported: objects.Services, setImported: objects.Services, setImportedSlices: objects.EndpointSlices,
 }
 
 // follow keeps a set up to date until ctx ends.
@@ -136,8 +128,8 @@ func (k sink) Replace(all []*unstructured.Unstructured) {
 	})
 }
 
-// objects holds the used part of each object, by key. Setting a zero V removes it.
-type objects[V any] interface {
+// A kept holds the used part of each object, by key. Setting a zero V removes it.
+type kept[V any] interface {
 	set(key string, v V)
 	keys() []string
 }
@@ -161,14 +153,14 @@ func (t table[V]) keys() (all []string) {
 
 // named holds the objects of one namespace, by name alone.
 type named[V any] struct {
-	objects[V]
+	kept[V]
 	namespace string
 }
 
-func (n named[V]) set(key string, v V) { n.objects.set(key[strings.LastIndexByte(key, '/')+1:], v) }
+func (n named[V]) set(key string, v V) { n.kept.set(key[strings.LastIndexByte(key, '/')+1:], v) }
 
 func (n named[V]) keys() (all []string) {
-	for _, name := range n.objects.keys() {
+	for _, name := range n.kept.keys() {
 		all = append(all, n.namespace+"/"+name)
 	}
 	return all
@@ -179,7 +171,7 @@ const parsed = "parsed"
 
 // into keeps the results of read for the objects of a kind. Of each object it keeps only the name
 // and that result.
-func into[V any](kind, namespace string, all objects[V], read func(*unstructured.Unstructured) V) followed {
+func into[V any](kind, namespace string, all kept[V], read func(*unstructured.Unstructured) V) followed {
 	var none V
 	return followed{kind: kind, namespace: namespace,
 		put: func(u *unstructured.Unstructured) {

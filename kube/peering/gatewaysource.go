@@ -15,6 +15,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 const (
@@ -334,6 +335,6 @@ func (s *GatewaySource) fault(plan *Plan, of, text string) kube.Fault {
 	if plan.Current != nil {
 		meta = plan.Current.Metadata
 	}
-	return kube.Fault{Of: of, Event: kube.Event{APIVersion: Group + "/" + Version, Kind: KindPeering, Metadata: meta,
+	return kube.Fault{Of: of, Event: kube.Event{APIVersion: objects.Culvert, Kind: KindPeering, Metadata: meta,
 		Message: text}}
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 // roundTrip returns the round-trip time, but a new one only every rttInterval.
@@ -58,7 +59,7 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 	}
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	client := s.client.Resource(paths[KindPeering]).Namespace(s.self.Namespace)
+	client := s.client.Resource(objects.Peerings).Namespace(s.self.Namespace)
 	written, err := client.UpdateStatus(ctx, with(u, "status", next), metav1.UpdateOptions{})
 	if apierrors.IsConflict(err) {
 		s.pace.urgent = nil
@@ -109,7 +110,7 @@ func (s *GatewaySource) last(ctx context.Context, why error) {
 		if !apierrors.IsConflict(s.writeStatus(ctx, u, &plan.Status)) {
 			return
 		}
-		client := s.client.Resource(paths[KindPeering]).Namespace(s.self.Namespace)
+		client := s.client.Resource(objects.Peerings).Namespace(s.self.Namespace)
 		l, err := client.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + s.self.Name}) // it may not get
 		if err != nil || len(l.Items) != 1 {
 			return

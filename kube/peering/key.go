@@ -13,11 +13,12 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"culvert/gateway/wgkey"
+	"culvert/kube/objects"
 )
 
 // Key returns the gateway's WireGuard key from its Secret. An empty Secret gets a new key.
 func Key(ctx context.Context, client dynamic.Interface, namespace, name string) (wgkey.Key, error) {
-	secrets := client.Resource(paths["Secret"]).Namespace(namespace)
+	secrets := client.Resource(objects.Secrets).Namespace(namespace)
 	of := fmt.Sprintf("Secret %s/%s", namespace, name)
 	for {
 		u, err := secrets.Get(ctx, name, metav1.GetOptions{})

@@ -19,6 +19,7 @@ import (
 	"culvert/gateway/node/links"
 	"culvert/gateway/node/remote"
 	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 // tunnelNodeInterval is how often an agent checks whether its TunnelNode is still as written.
@@ -195,7 +196,7 @@ func (s *NodeSource) tell(status *NodeStatus) {
 	for _, p := range status.Peerings {
 		if p.Message != "" {
 			all = append(all, kube.Fault{Of: p.Name, LogOnly: of.UID == "",
-				Event: kube.Event{APIVersion: Group + "/" + Version, Kind: KindTunnelNode, Metadata: of,
+				Event: kube.Event{APIVersion: objects.Culvert, Kind: KindTunnelNode, Metadata: of,
 					Message: p.Name + ": " + p.Message}})
 		}
 	}
@@ -207,7 +208,7 @@ func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, local, remo
 	s.local, s.remote = known(local, s.local), known(remote, s.remote) // one that is unknown at present stays as it was
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	client := s.client.Resource(paths[KindTunnelNode]).Namespace(s.namespace)
+	client := s.client.Resource(objects.TunnelNodes).Namespace(s.namespace)
 	did := func(verb, resource string, u *unstructured.Unstructured, err error) bool {
 		if s.causes.Log(ctx, verb, resource, err); err != nil {
 			s.tunnelNode = nil
@@ -270,7 +271,7 @@ func with(u *unstructured.Unstructured, name string, part any) *unstructured.Uns
 // newTunnelNode returns a TunnelNode that is deleted with its Node.
 func (s *NodeSource) newTunnelNode(own *node, spec NodeSpec) *unstructured.Unstructured {
 	return with(&unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": Group + "/" + Version, "kind": KindTunnelNode,
+		"apiVersion": objects.Culvert, "kind": KindTunnelNode,
 		"metadata": map[string]any{
 			"name": s.name, "namespace": s.namespace,
 			"ownerReferences": []any{map[string]any{"apiVersion": "v1", "kind": kindNode, "name": s.name,

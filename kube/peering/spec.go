@@ -21,8 +21,7 @@ import (
 
 // The kinds, and their API group and resources.
 const (
-	Group   = "culvert.io"
-	Version = "v1alpha1"
+	Group = "culvert.io"
 
 	KindPeering    = "Peering"
 	KindTunnelNode = "TunnelNode"

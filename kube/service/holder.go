@@ -11,14 +11,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"culvert/kube"
+	"culvert/kube/objects"
 )
-
-var leases = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 
 // The label that selects nodes' Leases.
 const (
@@ -27,12 +25,12 @@ const (
 )
 
 func (s *Source) leases() dynamic.ResourceInterface {
-	return s.client.Resource(leases).Namespace(s.namespace)
+	return s.client.Resource(objects.Leases).Namespace(s.namespace)
 }
 
 // followLeases follows the Leases of all nodes until ctx ends.
 func (s *Source) followLeases(ctx context.Context) {
-	(&kube.Followed{Client: s.leases(), Resource: leases.Resource, Labels: leaseLabel + "=" + leaseApp,
+	(&kube.Followed{Client: s.leases(), Resource: objects.Leases.Resource, Labels: leaseLabel + "=" + leaseApp,
 		Into: leaseSink{s}}).Follow(ctx, s.causes)
 }
 
@@ -55,7 +53,7 @@ func (s *Source) hold(ctx context.Context) {
 		s.tracker.ask(stamp, asked)
 		s.mu.Unlock()
 		err := s.renew(ctx, s.self, stamp)
-		s.causes.Log(ctx, "patch", leases.Resource, err)
+		s.causes.Log(ctx, "patch", objects.Leases.Resource, err)
 		s.mu.Lock()
 		wait := time.Until(s.tracker.due(asked))
 		s.mu.Unlock()
@@ -103,7 +101,7 @@ func (s *Source) renew(ctx context.Context, holder, stamp string) error {
 			"uid": n.uid}}
 	}
 	s.mu.Unlock()
-	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": leases.GroupVersion().String(),
+	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": objects.Leases.GroupVersion().String(),
 		"kind": KindLease, "metadata": meta, "spec": spec}}
 	_, err = s.leases().Create(ctx, u, metav1.CreateOptions{})
 	return err

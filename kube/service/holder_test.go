@@ -20,6 +20,7 @@ import (
 
 	"culvert/gateway/node/services"
 	"culvert/integration/need"
+	"culvert/kube/objects"
 )
 
 // An electorate is the nodes of a cluster that may announce an address. The API server refuses the
@@ -174,7 +175,7 @@ func (e *electorate) until(when string, owners ...string) time.Duration {
 // renewed returns when a node has renewed its Lease last.
 func (e *electorate) renewed(name string) time.Time {
 	e.t.Helper()
-	o, err := e.api.Tracker().Get(leases, leaseNamespace, leasePrefix+name)
+	o, err := e.api.Tracker().Get(objects.Leases, leaseNamespace, leasePrefix+name)
 	need.NoError(e.t, err)
 	text, _, _ := unstructured.NestedString(o.(*unstructured.Unstructured).Object, "spec", "renewTime")
 	at, err := time.Parse(time.RFC3339Nano, text)
@@ -241,7 +242,7 @@ func TestLeasesUnable(t *testing.T) {
 		e.until("at the start", all[0])
 		says := func(want string) {
 			t.Helper()
-			o, err := e.api.Tracker().Get(leases, leaseNamespace, leasePrefix+all[0])
+			o, err := e.api.Tracker().Get(objects.Leases, leaseNamespace, leasePrefix+all[0])
 			need.NoError(t, err)
 			if got := o.(*unstructured.Unstructured).GetAnnotations()[annotationUnable]; got != want {
 				t.Errorf("the Lease says %q, want %q", got, want)
@@ -268,7 +269,7 @@ func TestLeasesUnable(t *testing.T) {
 		e.setBroken("")
 		e.stays("the first cannot, as before", 2*forgive, all[1])
 		// A Lease that somebody deletes says nothing about what its node can serve.
-		need.NoError(t, e.api.Tracker().Delete(leases, leaseNamespace, leasePrefix+all[0]))
+		need.NoError(t, e.api.Tracker().Delete(objects.Leases, leaseNamespace, leasePrefix+all[0]))
 		synctest.Wait()
 		e.put(aSlice(t, "web", "web", webPort, "{addresses: [10.244.0.2]}"))
 		e.stays("the Lease is deleted", 20*time.Second, all[1])
@@ -328,7 +329,7 @@ func TestLeaseWaits(t *testing.T) {
 func TestLeaseRights(t *testing.T) {
 	inElectorate(t, 1, func(e *electorate) {
 		e.until("at the start", "n1")
-		o, err := e.api.Tracker().Get(leases, leaseNamespace, leasePrefix+"n1")
+		o, err := e.api.Tracker().Get(objects.Leases, leaseNamespace, leasePrefix+"n1")
 		need.NoError(t, err)
 		u := o.(*unstructured.Unstructured)
 		if refs := u.GetOwnerReferences(); len(refs) != 1 || refs[0].Kind != "Node" || refs[0].Name != "n1" ||
@@ -341,7 +342,7 @@ func TestLeaseRights(t *testing.T) {
 		time.Sleep(time.Minute)
 		asked := map[string]int{}
 		for _, a := range e.api.Actions() {
-			if a.GetResource() == leases {
+			if a.GetResource() == objects.Leases {
 				asked[a.GetVerb()]++
 				if a.GetNamespace() != leaseNamespace {
 					t.Errorf("%s of a Lease in namespace %q, want %q", a.GetVerb(), a.GetNamespace(), leaseNamespace)
@@ -370,8 +371,8 @@ func TestLeaseRights(t *testing.T) {
 	inCluster(t, nil, func(c *cluster) {
 		c.last()
 		for _, a := range c.api.Actions() {
-			if a.GetResource() == leases {
-				t.Errorf("without announce, a node makes the request %s %s", a.GetVerb(), leases.Resource)
+			if a.GetResource() == objects.Leases {
+				t.Errorf("without announce, a node makes the request %s %s", a.GetVerb(), objects.Leases.Resource)
 			}
 		}
 		base := aBase()

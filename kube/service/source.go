@@ -15,6 +15,7 @@ import (
 
 	"culvert/gateway/node/services"
 	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 // A Source makes a node serve the Services of its cluster. Nothing is served before every list is
@@ -78,10 +79,8 @@ type watched struct {
 
 func (s *Source) watches() []watched {
 	return []watched{
-		{KindService, schema.GroupVersionResource{Version: "v1", Resource: "services"}, "!" + labelHeadless},
-		{KindSlice, schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"},
-			"!" + labelHeadless},
-		{KindNode, schema.GroupVersionResource{Version: "v1", Resource: "nodes"}, ""},
+		{KindService, objects.Services, "!" + labelHeadless}, {KindSlice, objects.EndpointSlices, "!" + labelHeadless},
+		{KindNode, objects.Nodes, ""},
 	}
 }
 

@@ -30,6 +30,7 @@ import (
 	"culvert/gateway/node/services"
 	"culvert/integration/need"
 	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 func init() {
@@ -50,9 +51,8 @@ type cluster struct {
 }
 
 var resources = map[string]schema.GroupVersionResource{
-	KindService: {Version: "v1", Resource: "services"}, KindNode: {Version: "v1", Resource: "nodes"},
-	"Event":   {Version: "v1", Resource: "events"},
-	KindSlice: {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}, KindLease: leases,
+	KindService: objects.Services, KindNode: objects.Nodes, "Event": objects.Events, KindSlice: objects.EndpointSlices,
+	KindLease: objects.Leases,
 }
 
 func (c *cluster) serve(wanted *services.Config) error {

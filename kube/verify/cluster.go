@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
@@ -71,20 +72,6 @@ var rights = []right{
 	{"discovery.k8s.io", "endpointslices", "create", own},
 }
 
-var resources = map[string]schema.GroupVersionResource{
-	"Peering":       {Group: peering.Group, Version: peering.Version, Resource: "peerings"},
-	"TunnelNode":    {Group: peering.Group, Version: peering.Version, Resource: "tunnelnodes"},
-	"Node":          {Version: "v1", Resource: "nodes"},
-	"Namespace":     {Version: "v1", Resource: "namespaces"},
-	"Pod":           {Version: "v1", Resource: "pods"},
-	"Service":       {Version: "v1", Resource: "services"},
-	"Event":         {Version: "v1", Resource: "events"},
-	"Deployment":    {Group: "apps", Version: "v1", Resource: "deployments"},
-	"NetworkPolicy": {Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"},
-	"EndpointSlice": {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"},
-	"Review":        {Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews"},
-}
-
 // api is a Cluster reached by its API server.
 type api struct{ client dynamic.Interface }
 
@@ -96,7 +83,7 @@ func (c api) Missing(ctx context.Context, namespace string) (all []string, err e
 		if r.namespace == own {
 			r.namespace = namespace
 		}
-		review, err := c.client.Resource(resources["Review"]).Create(ctx,
+		review, err := c.client.Resource(objects.Reviews).Create(ctx,
 			&unstructured.Unstructured{Object: map[string]any{
 				"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
 				"spec": map[string]any{"resourceAttributes": map[string]any{"group": r.group, "resource": r.resource,
@@ -126,10 +113,10 @@ func (r right) text(own string) string {
 	return fmt.Sprintf("%s %s in namespace %s", r.verb, resource, r.namespace)
 }
 
-// list calls each with the objects of a kind. A kind that the cluster lacks has no objects.
-func (c api) list(ctx context.Context, kind, namespace string, o metav1.ListOptions,
+// list calls each with the objects of a resource. One that the cluster lacks has no objects.
+func (c api) list(ctx context.Context, r schema.GroupVersionResource, namespace string, o metav1.ListOptions,
 	each func(map[string]any) error) error {
-	err := kube.Each(ctx, c.client.Resource(resources[kind]).Namespace(namespace), o,
+	err := kube.Each(ctx, c.client.Resource(r).Namespace(namespace), o,
 		func(u *unstructured.Unstructured) error {
 			if err := each(u.Object); err != nil {
 				return fmt.Errorf("%s: %w", u.GetName(), err)
@@ -137,7 +124,7 @@ func (c api) list(ctx context.Context, kind, namespace string, o metav1.ListOpti
 			return nil
 		})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("list %s: %w", resources[kind].Resource, err)
+		return fmt.Errorf("list %s: %w", r.Resource, err)
 	}
 	return nil
 }
@@ -156,20 +143,20 @@ func (c api) Read(ctx context.Context) (*Snapshot, error) {
 	gateways, nodes := peering.GatewayNamespace, peering.NodeNamespace
 	everything, warnings := metav1.ListOptions{}, metav1.ListOptions{FieldSelector: "type=Warning"}
 	return s, errors.Join(
-		c.list(ctx, "Peering", gateways, everything, into(&s.Peerings, readPeering)),
-		c.list(ctx, "Node", "", everything, into(&s.Nodes, readNode)),
-		c.list(ctx, "TunnelNode", nodes, everything, into(&s.Tunnels, readTunnel)),
-		c.list(ctx, "Deployment", gateways, everything, into(&s.Deployments, readDeployment)),
-		c.list(ctx, "Pod", gateways, metav1.ListOptions{LabelSelector: peeringLabel}, into(&s.Gateways, readPod)),
-		c.list(ctx, "Pod", nodes, metav1.ListOptions{LabelSelector: "app=culvert-node"}, into(&s.Agents, readPod)),
-		c.list(ctx, "NetworkPolicy", gateways, everything, into(&s.Policies, readPolicy)),
-		c.list(ctx, "Event", gateways, warnings, into(&s.Warnings, readWarning)),
-		c.list(ctx, "Event", nodes, warnings, into(&s.Warnings, readWarning)),
+		c.list(ctx, objects.Peerings, gateways, everything, into(&s.Peerings, readPeering)),
+		c.list(ctx, objects.Nodes, "", everything, into(&s.Nodes, readNode)),
+		c.list(ctx, objects.TunnelNodes, nodes, everything, into(&s.Tunnels, readTunnel)),
+		c.list(ctx, objects.Deployments, gateways, everything, into(&s.Deployments, readDeployment)),
+		c.list(ctx, objects.Pods, gateways, metav1.ListOptions{LabelSelector: peeringLabel}, into(&s.Gateways, readPod)),
+		c.list(ctx, objects.Pods, nodes, metav1.ListOptions{LabelSelector: "app=culvert-node"}, into(&s.Agents, readPod)),
+		c.list(ctx, objects.NetworkPolicies, gateways, everything, into(&s.Policies, readPolicy)),
+		c.list(ctx, objects.Events, gateways, warnings, into(&s.Warnings, readWarning)),
+		c.list(ctx, objects.Events, nodes, warnings, into(&s.Warnings, readWarning)),
 	)
 }
 
 func (c api) Begin(ctx context.Context, namespace string) (removed []string, err error) {
-	spaces := c.client.Resource(resources["Namespace"])
+	spaces := c.client.Resource(objects.Namespaces)
 	made, err := spaces.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": "Namespace",
 		"metadata": map[string]any{"name": namespace, "labels": map[string]any{runLabel: "run",
@@ -179,7 +166,7 @@ func (c api) Begin(ctx context.Context, namespace string) (removed []string, err
 		return nil, err
 	}
 	now := made.GetCreationTimestamp().Time // by the API server's clock, like the other namespaces' times
-	err = c.list(ctx, "Namespace", "", metav1.ListOptions{LabelSelector: runLabel}, func(o map[string]any) error {
+	err = c.list(ctx, objects.Namespaces, "", metav1.ListOptions{LabelSelector: runLabel}, func(o map[string]any) error {
 		u := unstructured.Unstructured{Object: o}
 		if u.GetName() == namespace || u.GetDeletionTimestamp() != nil ||
 			now.Sub(u.GetCreationTimestamp().Time) < maxRun {
@@ -195,13 +182,13 @@ func (c api) Begin(ctx context.Context, namespace string) (removed []string, err
 	return removed, err
 }
 
-func (c api) Create(ctx context.Context, namespace string, objects ...map[string]any) (all []map[string]any,
+func (c api) Create(ctx context.Context, namespace string, list ...map[string]any) (all []map[string]any,
 	err error) {
-	for _, o := range objects {
-		kind, _ := o["kind"].(string)
+	for _, o := range list {
+		of := unstructured.Unstructured{Object: o}
+		client := c.client.Resource(objects.Resource(of.GetAPIVersion(), of.GetKind())).Namespace(namespace)
 		for {
-			u, err := c.client.Resource(resources[kind]).Namespace(namespace).Create(ctx,
-				&unstructured.Unstructured{Object: o}, metav1.CreateOptions{})
+			u, err := client.Create(ctx, &of, metav1.CreateOptions{})
 			if err == nil {
 				all = append(all, u.Object)
 				break
@@ -221,11 +208,11 @@ func (c api) Create(ctx context.Context, namespace string, objects ...map[string
 }
 
 func (c api) Pods(ctx context.Context, namespace string) (all []Pod, err error) {
-	return all, c.list(ctx, "Pod", namespace, metav1.ListOptions{}, into(&all, readPod))
+	return all, c.list(ctx, objects.Pods, namespace, metav1.ListOptions{}, into(&all, readPod))
 }
 
 func (c api) ClusterIP(ctx context.Context, namespace, name string) (netip.Addr, error) {
-	u, err := c.client.Resource(resources["Service"]).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	u, err := c.client.Resource(objects.Services).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return netip.Addr{}, nil
 	}
@@ -238,13 +225,13 @@ func (c api) ClusterIP(ctx context.Context, namespace, name string) (netip.Addr,
 }
 
 func (c api) End(ctx context.Context, namespace string) error {
-	err := c.client.Resource(resources["Namespace"]).Delete(ctx, namespace, metav1.DeleteOptions{})
+	err := c.client.Resource(objects.Namespaces).Delete(ctx, namespace, metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	for err == nil {
 		var left []string
-		err = c.list(ctx, "Namespace", "", metav1.ListOptions{LabelSelector: runLabel}, func(o map[string]any) error {
+		err = c.list(ctx, objects.Namespaces, "", metav1.ListOptions{LabelSelector: runLabel}, func(o map[string]any) error {
 			left = append(left, (&unstructured.Unstructured{Object: o}).GetName())
 			return nil
 		})

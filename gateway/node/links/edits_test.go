@@ -30,7 +30,9 @@ import (
 	"culvert/gateway/node/links"
 	"culvert/gateway/node/rtnl"
 	"culvert/integration/need"
+	"culvert/kube"
 	"culvert/kube/fabric"
+	"culvert/kube/objects"
 )
 
 const (
@@ -39,10 +41,6 @@ const (
 	namespace     = "tenant"
 	takenPeer     = "peer" // the other end of a link whose name is taken
 )
-
-func resourceOf(name string) schema.GroupVersionResource {
-	return schema.GroupVersionResource{Group: "networking.liqo.io", Version: "v1beta1", Resource: name}
-}
 
 // A peering is an InternalFabric and the GeneveTunnel between it and this node. The fields are
 // those of the resources.
@@ -70,7 +68,7 @@ type world struct {
 	last peering
 }
 
-func (w *world) put(resource, namespace, kind, name string, made int, deleting bool, spec map[string]any) {
+func (w *world) put(namespace, kind, name string, made int, deleting bool, spec map[string]any) {
 	w.t.Helper()
 	meta := map[string]any{"name": name, "uid": fmt.Sprint(kind, name, made),
 		"creationTimestamp": time.Unix(int64(made), 0).UTC().Format(time.RFC3339)}
@@ -80,9 +78,9 @@ func (w *world) put(resource, namespace, kind, name string, made int, deleting b
 	if deleting {
 		meta["deletionTimestamp"] = time.Unix(int64(made), 0).UTC().Format(time.RFC3339)
 	}
-	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "networking.liqo.io/v1beta1", "kind": kind,
+	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": objects.Liqo, "kind": kind,
 		"metadata": meta, "spec": spec}}
-	tracker, at := w.api.Tracker(), resourceOf(resource)
+	tracker, at := w.api.Tracker(), objects.LiqoResource(kind)
 	if _, err := tracker.Get(at, namespace, name); err == nil {
 		need.NoError(w.t, tracker.Update(at, u, namespace))
 		return
@@ -94,22 +92,22 @@ func (w *world) put(resource, namespace, kind, name string, made int, deleting b
 func (w *world) write(p *peering) {
 	w.t.Helper()
 	for _, x := range []struct {
-		there                bool
-		resource, kind, name string
-		deleting             bool
-		spec                 map[string]any
+		there      bool
+		kind, name string
+		deleting   bool
+		spec       map[string]any
 	}{
-		{p.fabric, "internalfabrics", "InternalFabric", p.name, p.deleting, map[string]any{"mtu": int64(p.mtu),
+		{p.fabric, kube.KindFabric, p.name, p.deleting, map[string]any{"mtu": int64(p.mtu),
 			"gatewayIP": p.gatewayIP,
 			"interface": map[string]any{"gateway": map[string]any{"ip": p.gateway},
 				"node": map[string]any{"name": p.link}}}},
-		{p.tunnel, "genevetunnels", "GeneveTunnel", p.name + "-" + editsNode, false, map[string]any{"id": int64(p.id),
+		{p.tunnel, kube.KindTunnel, p.name + "-" + editsNode, false, map[string]any{"id": int64(p.id),
 			"internalFabricRef": map[string]any{"name": p.name, "namespace": namespace},
 			"internalNodeRef":   map[string]any{"name": editsNode}}},
 	} {
 		if x.there {
-			w.put(x.resource, namespace, x.kind, x.name, p.made, x.deleting, x.spec)
-		} else if err := w.api.Tracker().Delete(resourceOf(x.resource), namespace, x.name); err != nil &&
+			w.put(namespace, x.kind, x.name, p.made, x.deleting, x.spec)
+		} else if err := w.api.Tracker().Delete(objects.LiqoResource(x.kind), namespace, x.name); err != nil &&
 			!strings.Contains(err.Error(), "not found") {
 			w.t.Fatal(err)
 		}
@@ -118,7 +116,7 @@ func (w *world) write(p *peering) {
 
 func (w *world) writeNode() {
 	w.t.Helper()
-	w.put("internalnodes", "", "InternalNode", editsNode, 1, false,
+	w.put("", kube.KindNode, editsNode, 1, false,
 		map[string]any{"interface": map[string]any{"node": map[string]any{"ip": w.address},
 			"gateway": map[string]any{"name": "liqo.n1"}}})
 }
@@ -361,11 +359,10 @@ func TestRandomEdits(t *testing.T) {
 		last: peering{name: "last", link: "liqo.z", gatewayIP: "172.18.0.9", gateway: "10.80.1.99", fabric: true,
 			tunnel: true}}
 	kinds := map[schema.GroupVersionResource]string{}
-	for resource, kind := range map[string]string{"internalfabrics": "InternalFabricList",
-		"genevetunnels": "GeneveTunnelList", "internalnodes": "InternalNodeList"} {
-		kinds[resourceOf(resource)] = kind
+	for _, kind := range []string{kube.KindFabric, kube.KindTunnel, kube.KindNode} {
+		kinds[objects.LiqoResource(kind)] = kind + "List"
 	}
-	kinds[schema.GroupVersionResource{Version: "v1", Resource: "pods"}] = "PodList"
+	kinds[objects.Pods] = "PodList"
 	w.api = fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
 	w.api.PrependWatchReactor("*", func(a kubetesting.Action) (bool, watch.Interface, error) {
 		i, err := w.api.Tracker().Watch(a.GetResource(), a.GetNamespace())
