@@ -135,7 +135,8 @@ var importRules = []importRule{
 		"a codec and a socket, usable without the rest"},
 	{"ipam/durable", nil, "files and folders, whatever is in them"},
 	{"ipam", []string{"github.com/gaissmai/bart"}, "arithmetic on prefixes, and a file"},
-	{"kube/objects", []string{"k8s.io/apimachinery"}, "objects and their meaning in themselves: no client, no clock"},
+	{"kube/objects", []string{"culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/utils/net"},
+		"objects and their meaning in themselves: no client, no clock"},
 	{"kube/template", nil, "templates are objects as JSON has them, made and rendered where no cluster is"},
 	{"kube/manifests", []string{"go.yaml.in/yaml/v3"}, "manifests alone, in and out"},
 	{"kube/image", []string{"culvert/kube", "github.com/google/go-containerregistry"}, "a file and a registry: no cluster"},
@@ -170,7 +171,7 @@ var importRules = []importRule{
 		"what a node serves is a value: no routes, no packets, no gateway"},
 	{"kube", []string{"culvert/gateway/config", "culvert/geneve", "culvert/nat", "k8s.io/apimachinery",
 		"k8s.io/client-go", "k8s.io/klog/v2", "github.com/sirupsen/logrus",
-		"golang.org/x/time/rate", "sigs.k8s.io/json", "k8s.io/utils/net"},
+		"golang.org/x/time/rate", "sigs.k8s.io/json"},
 		"Kubernetes stops here; Liqo is no dependency"},
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"culvert/gateway/node/services"
 	"culvert/integration/need"
+	"culvert/kube/objects"
 	"culvert/kube/service"
 	"culvert/nat/rules"
 )
@@ -160,7 +161,7 @@ func (c *kubeCase) ports() ([]kubePort, error) {
 		if err != nil {
 			return nil, err
 		}
-		x := &service.Object{}
+		x := &objects.Object{}
 		if err := json.Unmarshal(text, x); err != nil {
 			return nil, err
 		}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"culvert/integration/need"
+	"culvert/kube/objects"
 )
 
 const storedText = `{"apiVersion": "networking.liqo.io/v1beta1", "kind": "RouteConfiguration",
@@ -100,8 +101,7 @@ func TestSpecsKeepTheirText(t *testing.T) {
 	client := clientOf(t, func(string, string, []byte) (int, string) { return http.StatusOK, answer })
 	requireSpec := func(u any) {
 		t.Helper()
-		o, err := resourceOf(KindRoute, u.(*unstructured.Unstructured))
-		need.NoError(t, err)
+		o := objects.Of(KindRoute, u.(*unstructured.Unstructured))
 		var got, want map[string]any
 		need.NoError(t, json.Unmarshal([]byte(storedText), &want))
 		if err := json.Unmarshal(o.Spec, &got); err != nil || !reflect.DeepEqual(got, want["spec"]) ||

@@ -13,9 +13,13 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/integration/need"
+	"culvert/kube/objects"
 	"culvert/nat"
 	"culvert/nat/rules"
 )
+
+// An Object is what most of these tests are about.
+type Object = objects.Object
 
 // What Liqo's own controllers made, for two nodes and two peerings of overlapping clusters, in
 // three versions and settings.

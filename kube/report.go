@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
@@ -26,7 +27,7 @@ type conditionStatus struct {
 }
 
 // readCondition reads the gateway's own condition, if there is exactly one.
-func (it *item) readCondition(o *Object, self *Self) {
+func (it *item) readCondition(o *objects.Object, self *Self) {
 	var status conditionStatus
 	if json.Unmarshal(o.Status, &status) != nil {
 		return
@@ -92,7 +93,7 @@ func setCondition(all []any, host string, good bool, now string) []any {
 type Event struct {
 	APIVersion string // "": Liqo's
 	Kind       string
-	Metadata   Metadata
+	Metadata   objects.Metadata
 	Reason     string // "": NotApplied, a warning; all others are informational
 	Message    string
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sort"
 
+	"culvert/kube/objects"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
@@ -94,7 +95,7 @@ type internalNode struct {
 // standby.
 const Meanwhile = ", which Liqo writes after this pod becomes active; until then this is "
 
-func readNode(o *Object, self *Self, f *faults) *internalNode {
+func readNode(o *objects.Object, self *Self, f *faults) *internalNode {
 	var spec nodeSpec
 	var status nodeStatus
 	f.read("spec", o.Spec, &spec)
@@ -221,7 +222,7 @@ func (s *State) of(kind string) []*item {
 			all = append(all, it)
 		}
 	}
-	slices.SortFunc(all, func(a, b *item) int { return a.meta.compare(&b.meta) })
+	slices.SortFunc(all, func(a, b *item) int { return compare(&a.meta, &b.meta) })
 	return all
 }
 

@@ -96,7 +96,7 @@ func (s *Source) ofItself(message string) Fault {
 	if s.identity.Server {
 		kind = "GatewayServer"
 	}
-	of := Metadata{Name: s.identity.Name, Namespace: s.identity.Namespace, UID: s.identity.UID}
+	of := objects.Metadata{Name: s.identity.Name, Namespace: s.identity.Namespace, UID: s.identity.UID}
 	return Fault{Event: Event{Kind: kind, Metadata: of, Message: message}}
 }
 
@@ -237,7 +237,7 @@ func (s *Source) Resources() (waiting []string, leftOut map[rules.Key]string) {
 }
 
 // take replaces all resources of a kind.
-func (s *Source) take(kind string, all []*Object) {
+func (s *Source) take(kind string, all []*objects.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	there := make(map[rules.Key]bool, len(all))
@@ -254,7 +254,7 @@ func (s *Source) take(kind string, all []*Object) {
 	s.changed()
 }
 
-func (s *Source) put(o *Object) {
+func (s *Source) put(o *objects.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state.Put(o)

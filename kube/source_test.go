@@ -296,7 +296,8 @@ func TestNothingIsAppliedBeforeEveryListIsComplete(t *testing.T) {
 			var mu sync.Mutex
 			refused := true
 			inCluster(t, loadCapture(t, captures[0]), func(c *cluster) {
-				c.api.PrependReactor("list", gvr(kind).Resource, func(kubetesting.Action) (bool, runtime.Object, error) {
+				resource := gvr(kind).Resource
+				c.api.PrependReactor("list", resource, func(kubetesting.Action) (bool, runtime.Object, error) {
 					mu.Lock()
 					defer mu.Unlock()
 					return refused, nil, apierrors.NewForbidden(gvr(kind).GroupResource(), "", errors.New("no"))

@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strings"
 
+	"culvert/kube/objects"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
@@ -46,7 +47,7 @@ const (
 )
 
 // selects reports whether a resource is for this gateway.
-func (s *Self) selects(o *Object) bool {
+func (s *Self) selects(o *objects.Object) bool {
 	l := o.Metadata.Labels
 	switch o.Kind {
 	case KindFirewall:
@@ -84,7 +85,7 @@ type State struct {
 // An item is a resource for this gateway.
 type item struct {
 	key  rules.Key
-	meta Metadata
+	meta objects.Metadata
 	// by kind: *piece, *fabric, *internalNode, *tunnelSpec, [32]byte; nil if the resource is left
 	// out
 	parsed    any
@@ -115,7 +116,7 @@ func NewState(self Self) *State {
 }
 
 // Put adds or replaces a resource.
-func (s *State) Put(o *Object) {
+func (s *State) Put(o *objects.Object) {
 	key := o.Key()
 	if !s.self.selects(o) {
 		s.Delete(key)
@@ -169,7 +170,7 @@ func (it *item) concerns() bool {
 	return ok && (p.unknown.IsValid() || p.remaps != nil || p.toTunnel != nil)
 }
 
-func (it *item) parse(o *Object, self *Self, f *faults) {
+func (it *item) parse(o *objects.Object, self *Self, f *faults) {
 	switch o.Kind {
 	case KindFirewall:
 		var spec firewallSpec
@@ -177,7 +178,7 @@ func (it *item) parse(o *Object, self *Self, f *faults) {
 			t := spec.table(f)
 			p := &piece{Resource: rules.Resource{Tables: []rules.Table{t}}, unknown: unknownSource(&t),
 				remaps: remaps(&t)}
-			p.Order = o.Metadata.order(o.Metadata.Labels[labelFirewall+subcategory] == ipMapping)
+			p.Order = order(&o.Metadata, o.Metadata.Labels[labelFirewall+subcategory] == ipMapping)
 			it.parsed = p
 		}
 		it.readCondition(o, self)
@@ -186,7 +187,7 @@ func (it *item) parse(o *Object, self *Self, f *faults) {
 		if f.readStrictly("spec", o.Spec, &spec); len(*f) == 0 {
 			t := spec.table(self.peer(), o.Metadata.Labels[labelRoute+subcategory] == ownNode, f)
 			p := &piece{Resource: rules.Resource{Routing: []rules.PolicyTable{t}}, toTunnel: toTunnel(&t, self.peer())}
-			p.Order = o.Metadata.order(false)
+			p.Order = order(&o.Metadata, false)
 			it.parsed = p
 		}
 		it.readCondition(o, self)

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"reflect"
 	"time"
@@ -60,8 +59,8 @@ func (s *Source) follow(ctx context.Context, w watched) {
 	if w.own {
 		client = s.resource(w.kind).Namespace(s.identity.Namespace)
 	}
-	(&Followed{Client: client, Resource: objects.LiqoResource(w.kind).Resource, Labels: w.labels, Fields: w.fields, Into: sink{s, w.kind}}).
-		Follow(ctx, s.causes)
+	(&Followed{Client: client, Resource: objects.LiqoResource(w.kind).Resource, Labels: w.labels, Fields: w.fields,
+		Into: sink{s, w.kind}}).Follow(ctx, s.causes)
 }
 
 // brokenWatch is what client-go returns, without an error, for a connection that ended before the
@@ -172,9 +171,7 @@ func (k sink) Add(u *unstructured.Unstructured) {
 		k.saw(u)
 		return
 	}
-	if o, err := resourceOf(k.kind, u); err == nil {
-		k.put(o)
-	}
+	k.put(objects.Of(k.kind, u))
 }
 
 func (k sink) Delete(u *unstructured.Unstructured) {
@@ -194,41 +191,11 @@ func (k sink) Replace(all []*unstructured.Unstructured) {
 		k.saw(one)
 		return
 	}
-	objects := make([]*Object, 0, len(all))
+	list := make([]*objects.Object, 0, len(all))
 	for _, u := range all {
-		if o, err := resourceOf(k.kind, u); err == nil {
-			objects = append(objects, o)
-		}
+		list = append(list, objects.Of(k.kind, u))
 	}
-	k.take(k.kind, objects)
-}
-
-// resourceOf reads a resource of a kind of Liqo's.
-func resourceOf(kind string, u *unstructured.Unstructured) (*Object, error) {
-	o := &Object{APIVersion: objects.Liqo, Kind: kind, Metadata: MetadataOf(u)}
-	var err error
-	if o.Spec, err = PartOf(u, "spec"); err != nil {
-		return nil, err
-	}
-	o.Status, err = PartOf(u, "status")
-	return o, err
-}
-
-// MetadataOf reads the metadata of an object. They are valid, because the API server has checked
-// them.
-func MetadataOf(u *unstructured.Unstructured) Metadata {
-	return Metadata{
-		Name: u.GetName(), Namespace: u.GetNamespace(), UID: string(u.GetUID()), Labels: u.GetLabels(),
-		Created: u.GetCreationTimestamp().Time,
-	}
-}
-
-// PartOf returns a part of an object unparsed; "null" if it is missing.
-func PartOf(u *unstructured.Unstructured, name string) (json.RawMessage, error) {
-	if raw, ok := u.Object[name].(json.RawMessage); ok {
-		return raw, nil
-	}
-	return json.Marshal(u.Object[name])
+	k.take(k.kind, list)
 }
 
 // Log logs why a request failed, once for each cause. While the API server is away, all requests

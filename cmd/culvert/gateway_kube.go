@@ -162,7 +162,7 @@ func (k *kubeGateway) elect(client dynamic.Interface, source *peering.GatewaySou
 		Namespace: k.namespace, Name: "culvert-" + k.name, Pod: k.pod, Changed: source.Wake,
 		Label: election.Label{Name: "culvert.io/active", Selector: "app=culvert-gateway,culvert.io/peering=" + k.name},
 	}, kube.Event{APIVersion: objects.Culvert, Kind: peering.KindPeering,
-		Metadata: kube.Metadata{Name: k.name, Namespace: k.namespace}},
+		Metadata: objects.Metadata{Name: k.name, Namespace: k.namespace}},
 		&kube.Reporter{Client: client, Causes: kube.NewCauses(log), Self: k.namespace + "/" + k.name, Node: k.node,
 			Instance: k.pod}, log)
 }

@@ -23,6 +23,7 @@ import (
 	"culvert/gateway/monitor"
 	"culvert/kube"
 	"culvert/kube/election"
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
@@ -124,7 +125,7 @@ func (l *liqo) elect(client dynamic.Interface, log *logrus.Entry) *electing {
 		Label: election.Label{Name: "networking.liqo.io/active",
 			Selector: "networking.liqo.io/component=gateway,networking.liqo.io/gateway-name=" + l.name +
 				",networking.liqo.io/gateway-namespace=" + l.namespace},
-	}, kube.Event{Kind: kind, Metadata: kube.Metadata{Name: l.name, Namespace: l.namespace, UID: l.uid}},
+	}, kube.Event{Kind: kind, Metadata: objects.Metadata{Name: l.name, Namespace: l.namespace, UID: l.uid}},
 		&kube.Reporter{Client: client, Causes: causes, Self: l.namespace + "/" + l.name, Node: l.node, Instance: l.pod},
 		log)
 }

@@ -145,7 +145,7 @@ func (r *liqoReader) read(namespace, name, templates string) (*check.Cluster, er
 			of = namespace
 		}
 		for _, o := range r.list(resource, of, in.labels) {
-			x := &kube.Object{}
+			x := &objects.Object{}
 			text, err := json.Marshal(o)
 			if err == nil {
 				err = json.Unmarshal(text, x)

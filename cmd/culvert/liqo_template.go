@@ -190,7 +190,8 @@ func (f *templateFlags) printBudgets(ctx context.Context, out, diag io.Writer) e
 		resource := objects.LiqoResource(kind)
 		all, err := client.Resource(resource).List(ctx, metav1.ListOptions{})
 		if err != nil {
-			return fmt.Errorf("--replicas: list the %s, each of which gets a PodDisruptionBudget: %w", resource.Resource, err)
+			return fmt.Errorf("--replicas: list the %s, each of which gets a PodDisruptionBudget: %w",
+				resource.Resource, err)
 		}
 		for i := range all.Items {
 			g := &all.Items[i]

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/kube/template"
 	"culvert/nat/rules"
 )
@@ -26,7 +27,7 @@ type Cluster struct {
 	Policies   []map[string]any // NetworkPolicies of the namespace
 	// Controllers are the pods of liqo-controller-manager.
 	Controllers []map[string]any
-	Resources   []*kube.Object // resources for gateways, of the whole cluster
+	Resources   []*objects.Object // resources for gateways, of the whole cluster
 	// TemplateNamespace is the namespace of culvert's template.
 	TemplateNamespace string
 }

@@ -13,6 +13,7 @@ import (
 
 	"culvert/integration/need"
 	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/kube/template"
 )
 
@@ -61,9 +62,9 @@ func captured(t *testing.T, server bool) *Cluster {
 	return c
 }
 
-func resource(t *testing.T, text string) *kube.Object {
+func resource(t *testing.T, text string) *objects.Object {
 	t.Helper()
-	o := &kube.Object{}
+	o := &objects.Object{}
 	need.NoError(t, yaml.Unmarshal([]byte(text), o))
 	return o
 }

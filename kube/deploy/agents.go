@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"culvert/kube"
 	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
@@ -26,7 +25,7 @@ func (c *Cluster) uncleaned(ctx context.Context, name string, had []string) (lef
 	})
 	if err == nil {
 		err = c.each(ctx, objects.Nodes, "", "", func(u *unstructured.Unstructured) {
-			there[u.GetName()] = !kube.Virtual(u.GetLabels())
+			there[u.GetName()] = !objects.Virtual(u.GetLabels())
 		})
 	}
 	if err == nil {

@@ -212,7 +212,8 @@ func TestLeaveAwaitsGateway(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err := c.Leave(ctx, "milan", func(string) {})
-		_, role := c.client.Resource(objects.Roles).Namespace("culvert").Get(t.Context(), "culvert-milan", metav1.GetOptions{})
+		_, role := c.client.Resource(objects.Roles).Namespace("culvert").Get(t.Context(), "culvert-milan",
+			metav1.GetOptions{})
 		if tt.want == "" && (err != nil || role == nil) || tt.want != "" &&
 			(err == nil || !strings.Contains(err.Error(), tt.want) || role != nil) {
 			t.Errorf("%v, want %q; the role: %v", err, tt.want, role)

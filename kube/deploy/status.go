@@ -20,7 +20,8 @@ import (
 // Status returns the status of a Peering. Conditions of an earlier spec are left out, because they
 // say nothing about this one.
 func (c *Cluster) Status(ctx context.Context, name string) (*peering.Status, error) {
-	u, err := c.client.Resource(objects.Peerings).Namespace(peering.GatewayNamespace).Get(ctx, name, metav1.GetOptions{})
+	u, err := c.client.Resource(objects.Peerings).Namespace(peering.GatewayNamespace).Get(ctx, name,
+		metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("get Peering %s: %w", name, err)
 	}

@@ -111,7 +111,8 @@ func (c *Cluster) CanImport(ctx context.Context, g *manifests.Gateway) error {
 	if err := c.Allowed(ctx, rightsFor(all, "create", "patch")); err != nil {
 		return err
 	}
-	if _, err := c.client.Resource(objects.Namespaces).Get(ctx, g.Imports, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+	_, err = c.client.Resource(objects.Namespaces).Get(ctx, g.Imports, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
 		return fmt.Errorf("--imports: there is no namespace %s; make it: kubectl create namespace %[1]s", g.Imports)
 	} else if err != nil {
 		return fmt.Errorf("get Namespace %s: %w", g.Imports, err)

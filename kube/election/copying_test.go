@@ -160,7 +160,8 @@ func TestGone(t *testing.T) {
 				}
 				stop()
 				tasks.Wait()
-				u, err := api.Resource(objects.Leases).Namespace(namespace).Get(t.Context(), leaseName, metav1.GetOptions{})
+				u, err := api.Resource(objects.Leases).Namespace(namespace).Get(t.Context(), leaseName,
+					metav1.GetOptions{})
 				need.NoError(t, err)
 				own := metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "gw-milan-5d9c",
 					UID: "of gw-milan-5d9c"}

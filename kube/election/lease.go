@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/gateway/role"
-	"culvert/kube"
 	"culvert/kube/objects"
 )
 
@@ -33,15 +32,9 @@ type spec struct {
 
 // readLease reads a Lease. Missing fields are zero.
 func readLease(u *unstructured.Unstructured) (*role.Lease, error) {
-	part, err := kube.PartOf(u, "spec")
-	if err != nil {
-		return nil, err
-	}
 	var s spec
-	if len(part) > 0 {
-		if err := json.Unmarshal(part, &s); err != nil {
-			return nil, fmt.Errorf("spec: %w", err)
-		}
+	if err := json.Unmarshal(objects.PartOf(u, "spec"), &s); err != nil {
+		return nil, fmt.Errorf("spec: %w", err)
 	}
 	l := new(role.Lease)
 	if s.Holder != nil {
@@ -70,15 +63,11 @@ func writeLease(u *unstructured.Unstructured, namespace, name string, owner *met
 	fields := map[string]any{}
 	if u == nil {
 		u = &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": objects.Leases.GroupVersion().String(), "kind": "Lease", "metadata": map[string]any{"name": name,
-				"namespace": namespace},
+			"apiVersion": objects.Leases.GroupVersion().String(), "kind": "Lease",
+			"metadata": map[string]any{"name": name, "namespace": namespace},
 		}}
-	} else if part, err := kube.PartOf(u, "spec"); err != nil {
-		return nil, err
-	} else if len(part) > 0 {
-		if err := json.Unmarshal(part, &fields); err != nil {
-			return nil, fmt.Errorf("spec: %w", err)
-		}
+	} else if err := json.Unmarshal(objects.PartOf(u, "spec"), &fields); err != nil {
+		return nil, fmt.Errorf("spec: %w", err)
 	}
 	if fields == nil {
 		fields = map[string]any{}

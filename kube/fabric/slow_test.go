@@ -23,6 +23,7 @@ import (
 	"culvert/integration/need"
 	"culvert/integration/need/slowapi"
 	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 func init() {
@@ -39,7 +40,7 @@ func TestSlowAPIServer(t *testing.T) {
 			kinds[r] = kind + "List"
 		}
 		api := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
-		put := func(o *kube.Object, change func(spec map[string]any)) {
+		put := func(o *objects.Object, change func(spec map[string]any)) {
 			t.Helper()
 			text, err := json.Marshal(o)
 			need.NoError(t, err)
@@ -52,7 +53,7 @@ func TestSlowAPIServer(t *testing.T) {
 				need.NoError(t, api.Tracker().Create(watched[o.Kind], u, u.GetNamespace()))
 			}
 		}
-		var fabrics []*kube.Object
+		var fabrics []*objects.Object
 		for _, o := range captured(t) {
 			if put(o, nil); o.Kind == kube.KindFabric {
 				fabrics = append(fabrics, o)

@@ -190,26 +190,10 @@ func (k sink) key(u *unstructured.Unstructured) rules.Key {
 	return rules.Key{Kind: k.kind, Namespace: u.GetNamespace(), Name: u.GetName()}
 }
 
-// put reads a resource of a kind into the State.
-//
-// +checklocks:s.mu
-func (s *Source) put(kind string, u *unstructured.Unstructured) {
-	o := &kube.Object{Kind: kind, Metadata: kube.MetadataOf(u)}
-	var err error
-	if kind == kindPod {
-		o.Status, err = kube.PartOf(u, "status")
-	} else {
-		o.Spec, err = kube.PartOf(u, "spec")
-	}
-	if err == nil {
-		s.state.Put(o, u.GetDeletionTimestamp() != nil, time.Now())
-	}
-}
-
 func (k sink) Add(u *unstructured.Unstructured) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.put(k.kind, u)
+	k.state.Put(objects.Of(k.kind, u), time.Now())
 	k.signal()
 }
 
@@ -225,7 +209,7 @@ func (k sink) Replace(all []*unstructured.Unstructured) {
 	defer k.mu.Unlock()
 	there := map[rules.Key]bool{}
 	for _, u := range all {
-		k.put(k.kind, u)
+		k.state.Put(objects.Of(k.kind, u), time.Now())
 		there[k.key(u)] = true
 	}
 	for _, key := range k.state.keys(k.kind) {

@@ -12,6 +12,7 @@ import (
 	"culvert/gateway/node/links"
 	"culvert/geneve"
 	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
@@ -23,13 +24,13 @@ const maxVNI = 1<<24 - 1
 const patience = 15 * time.Second
 
 // faultOf returns a fault of a resource. message begins with the path of a field.
-func faultOf(kind string, of kube.Metadata, message string) kube.Fault {
+func faultOf(kind string, of objects.Metadata, message string) kube.Fault {
 	return kube.Fault{Event: kube.Event{Kind: kind, Metadata: of, Message: message}}
 }
 
 // A resource is one object, with its own fault if it has one.
 type resource struct {
-	meta     kube.Metadata
+	meta     objects.Metadata
 	deleting bool
 	faults   []string
 	seen     time.Time // when it was first read
@@ -81,9 +82,9 @@ func NewState(node string) *State {
 }
 
 // Put adds or replaces a resource.
-func (s *State) Put(o *kube.Object, deleting bool, now time.Time) {
+func (s *State) Put(o *objects.Object, now time.Time) {
 	key := o.Key()
-	r := resource{meta: o.Metadata, deleting: deleting, seen: now}
+	r := resource{meta: o.Metadata, deleting: o.Deleting, seen: now}
 	switch o.Kind {
 	case kube.KindFabric:
 		if was := s.fabrics[key]; was != nil {
@@ -104,7 +105,7 @@ func (s *State) Put(o *kube.Object, deleting bool, now time.Time) {
 		}
 		delete(s.active, key)
 		r.read("status", o.Status, &status)
-		if a := r.host("status.podIP", status.IP); len(r.faults) == 0 && !deleting && status.Phase == "Running" {
+		if a := r.host("status.podIP", status.IP); len(r.faults) == 0 && !o.Deleting && status.Phase == "Running" {
 			s.active[key] = activePod{a, o.Metadata.Labels[labelGateway]}
 		}
 	}
@@ -167,7 +168,7 @@ func (s *State) keys(kind string) []rules.Key {
 }
 
 func (r *resource) read(field string, part []byte, to any) {
-	if fault := kube.ReadPart(field, part, to); fault != "" {
+	if fault := objects.ReadPart(field, part, to); fault != "" {
 		r.faults = append(r.faults, fault)
 	}
 }
@@ -193,7 +194,7 @@ func (r *resource) host(field, value string) netip.Addr {
 	return a
 }
 
-func readFabric(o *kube.Object, r resource) *internalFabric {
+func readFabric(o *objects.Object, r resource) *internalFabric {
 	var spec struct {
 		MTU       int    `json:"mtu"`
 		GatewayIP string `json:"gatewayIP"`
@@ -223,7 +224,7 @@ func readFabric(o *kube.Object, r resource) *internalFabric {
 	return f
 }
 
-func readTunnel(o *kube.Object, r resource) *tunnel {
+func readTunnel(o *objects.Object, r resource) *tunnel {
 	var spec struct {
 		ID     *int64 `json:"id"`
 		Fabric struct {
@@ -250,7 +251,7 @@ func readTunnel(o *kube.Object, r resource) *tunnel {
 	return t
 }
 
-func readNode(o *kube.Object, r resource) *internalNode {
+func readNode(o *objects.Object, r resource) *internalNode {
 	var spec struct {
 		Interface struct {
 			Node struct {
@@ -271,7 +272,7 @@ func readNode(o *kube.Object, r resource) *internalNode {
 type Desired struct {
 	Links []links.Link // by name
 	// Origin is the InternalFabric of each link, by the link's name.
-	Origin map[string]kube.Metadata
+	Origin map[string]objects.Metadata
 	Faults []kube.Fault
 	// Waiting says what is missing before anything is known; "" if nothing.
 	Waiting string
@@ -280,7 +281,7 @@ type Desired struct {
 // Desired returns the links that the resources ask for at a time. A resource that is being deleted
 // asks for none, because Liqo's agent deletes its device.
 func (s *State) Desired(now time.Time) Desired {
-	d := Desired{Origin: map[string]kube.Metadata{}}
+	d := Desired{Origin: map[string]objects.Metadata{}}
 	fault := func(kind string, r *resource, format string, args ...any) {
 		d.Faults = append(d.Faults, faultOf(kind, r.meta, fmt.Sprintf(format, args...)))
 	}

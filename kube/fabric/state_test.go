@@ -22,6 +22,7 @@ import (
 	"culvert/gateway/node/links"
 	"culvert/integration/need"
 	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
@@ -30,9 +31,9 @@ var start = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 // late is a time by which every resource that could still arrive has arrived.
 var late = start.Add(patience)
 
-func object(t *testing.T, text string) *kube.Object {
+func object(t *testing.T, text string) *objects.Object {
 	t.Helper()
-	o := &kube.Object{}
+	o := &objects.Object{}
 	if err := yaml.Unmarshal([]byte(text), o); err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
@@ -40,7 +41,7 @@ func object(t *testing.T, text string) *kube.Object {
 }
 
 // captured returns what a Liqo control plane made for two nodes and two peerings.
-func captured(t *testing.T) (all []*kube.Object) {
+func captured(t *testing.T) (all []*objects.Object) {
 	t.Helper()
 	for _, name := range []string{"genevetunnels", "internalfabrics", "internalnodes"} {
 		b, err := os.ReadFile(filepath.Join("..", "testdata", "v1.2.0", name+".yaml"))
@@ -77,7 +78,7 @@ func TestCapturedResources(t *testing.T) {
 		s := NewState("n1")
 		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 		for _, o := range all {
-			s.Put(o, false, start)
+			s.Put(o, start)
 		}
 		d := s.Desired(late)
 		if !slices.Equal(d.Links, ofN1) || len(d.Faults) > 0 || d.Waiting != "" {
@@ -89,7 +90,7 @@ func TestCapturedResources(t *testing.T) {
 	}
 	s := NewState("n9")
 	for _, o := range all {
-		s.Put(o, false, start)
+		s.Put(o, start)
 	}
 	if d := s.Desired(start); d.Waiting != "InternalNode n9" || len(d.Links) > 0 {
 		t.Errorf("%+v", d)
@@ -100,15 +101,16 @@ func TestCapturedResources(t *testing.T) {
 func TestDeletion(t *testing.T) {
 	for _, kind := range []string{kube.KindFabric, kube.KindTunnel} {
 		s := NewState("n1")
-		var last *kube.Object
+		var last *objects.Object
 		for _, o := range captured(t) {
-			s.Put(o, false, start)
+			s.Put(o, start)
 			if o.Kind == kind && strings.HasPrefix(o.Metadata.Name, "cluster-b") &&
 				!strings.HasSuffix(o.Metadata.Name, "n2") {
 				last = o
 			}
 		}
-		s.Put(last, true, start)
+		last.Deleting = true
+		s.Put(last, start)
 		if d := s.Desired(late); !slices.Equal(d.Links, ofN1[1:]) || len(d.Faults) > 0 && kind == kube.KindFabric {
 			t.Errorf("%s: %+v", kind, d)
 		}
@@ -126,7 +128,7 @@ func TestMovedGateway(t *testing.T) {
 		if o.Kind == kube.KindFabric && o.Metadata.Name == "cluster-b" {
 			o.Spec = bytes.Replace(o.Spec, []byte("10.244.0.7"), []byte("10.244.2.9"), 1)
 		}
-		s.Put(o, false, start)
+		s.Put(o, start)
 	}
 	want := slices.Clone(ofN1)
 	want[0].Remote = addr("10.244.2.9")
@@ -139,8 +141,8 @@ func TestMovedGateway(t *testing.T) {
 // affected.
 func TestBadResources(t *testing.T) {
 	const namespace = "liqo-tenant-cluster-b"
-	change := func(kind, old, new string) func(o *kube.Object) bool {
-		return func(o *kube.Object) bool {
+	change := func(kind, old, new string) func(o *objects.Object) bool {
+		return func(o *objects.Object) bool {
 			if o.Kind == kind && strings.HasPrefix(o.Metadata.Name, "cluster-b") &&
 				!strings.HasSuffix(o.Metadata.Name, "n2") {
 				changed := bytes.Replace(o.Spec, []byte(old), []byte(new), 1)
@@ -152,8 +154,8 @@ func TestBadResources(t *testing.T) {
 			return true
 		}
 	}
-	without := func(kind string) func(o *kube.Object) bool {
-		return func(o *kube.Object) bool {
+	without := func(kind string) func(o *objects.Object) bool {
+		return func(o *objects.Object) bool {
 			return o.Kind != kind || !strings.HasPrefix(o.Metadata.Name, "cluster-b") ||
 				strings.HasSuffix(o.Metadata.Name, "n2")
 		}
@@ -161,7 +163,7 @@ func TestBadResources(t *testing.T) {
 	fabric, tunnel := "InternalFabric/"+namespace+"/cluster-b: ", "GeneveTunnel/"+namespace+"/cluster-b-n1: "
 	for _, c := range []struct {
 		name   string
-		change func(*kube.Object) bool
+		change func(*objects.Object) bool
 		want   string
 	}{
 		{"no fabric", without(kube.KindFabric), tunnel + "spec.internalFabricRef: there is no InternalFabric " +
@@ -199,7 +201,7 @@ func TestBadResources(t *testing.T) {
 			s := NewState("n1")
 			for _, o := range captured(t) {
 				if c.change(o) {
-					s.Put(o, false, start)
+					s.Put(o, start)
 				}
 			}
 			d := s.Desired(late)
@@ -225,11 +227,11 @@ func TestBadResources(t *testing.T) {
 func TestTwoTunnels(t *testing.T) {
 	s := NewState("n1")
 	for _, o := range captured(t) {
-		s.Put(o, false, start)
+		s.Put(o, start)
 		if o.Metadata.Name == "cluster-b-n1" {
 			o.Metadata.Name, o.Metadata.Created = "later", o.Metadata.Created.Add(time.Hour)
 			o.Spec = bytes.Replace(o.Spec, []byte(`"id":1`), []byte(`"id":77`), 1)
-			s.Put(o, false, start)
+			s.Put(o, start)
 		}
 	}
 	d := s.Desired(late)
@@ -245,7 +247,7 @@ func TestTwoTunnels(t *testing.T) {
 func TestRandomEdits(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 1))
-	s, there := NewState("n1"), map[rules.Key]*kube.Object{}
+	s, there := NewState("n1"), map[rules.Key]*objects.Object{}
 	all := captured(t)
 	for i := range 2000 {
 		o := *all[r.IntN(len(all))]
@@ -256,12 +258,12 @@ func TestRandomEdits(t *testing.T) {
 			if r.IntN(2) == 0 {
 				o.Spec = bytes.ReplaceAll(o.Spec, []byte("10.244.0."), []byte(fmt.Sprintf("10.244.%d.", r.IntN(200))))
 			}
-			s.Put(&o, false, start)
+			s.Put(&o, start)
 			there[o.Key()] = &o
 		}
 		fresh := NewState("n1")
 		for _, o := range there {
-			fresh.Put(o, false, start)
+			fresh.Put(o, start)
 		}
 		if a, b := s.Desired(late), fresh.Desired(late); !slices.Equal(a.Links, b.Links) ||
 			!slices.Equal(texts(a), texts(b)) {
@@ -298,7 +300,7 @@ func TestKernelLinks(t *testing.T) {
 }
 
 // gatewayPod is a pod that says that it is the active gateway to cluster-b.
-func gatewayPod(t *testing.T, name, address, phase string) *kube.Object {
+func gatewayPod(t *testing.T, name, address, phase string) *objects.Object {
 	return object(t, fmt.Sprintf(
 		"{kind: Pod, metadata: {namespace: liqo-tenant-cluster-b, name: %s}, status: {phase: %s, podIP: %q}}", name,
 		phase, address))
@@ -309,7 +311,7 @@ func gatewayPod(t *testing.T, name, address, phase string) *kube.Object {
 func TestActivePod(t *testing.T) {
 	s := NewState("n1")
 	for _, o := range captured(t) {
-		s.Put(o, false, start)
+		s.Put(o, start)
 	}
 	leads := func(what, to string) {
 		t.Helper()
@@ -328,29 +330,31 @@ func TestActivePod(t *testing.T) {
 		{"a pod with nonsense", "127.0.0.1", "Running", "10.244.0.7"},
 		{"a pod again", "10.244.2.9", "Running", "10.244.2.9"},
 	} {
-		s.Put(gatewayPod(t, "gw-a", p.address, p.phase), false, start)
+		s.Put(gatewayPod(t, "gw-a", p.address, p.phase), start)
 		leads(p.what, p.to)
 	}
-	s.Put(gatewayPod(t, "gw-b", "10.244.3.9", "Running"), false, start)
+	s.Put(gatewayPod(t, "gw-b", "10.244.3.9", "Running"), start)
 	leads("two pods", "10.244.0.7")
 	s.Delete(gatewayPod(t, "gw-a", "", "").Key())
 	leads("the other pod", "10.244.3.9")
-	s.Put(gatewayPod(t, "gw-b", "10.244.3.9", "Running"), true, start)
+	ending := gatewayPod(t, "gw-b", "10.244.3.9", "Running")
+	ending.Deleting = true
+	s.Put(ending, start)
 	leads("a pod that is being deleted", "10.244.0.7")
 	other := gatewayPod(t, "gw-c", "10.244.3.9", "Running")
 	other.Metadata.Namespace = "default"
-	s.Put(other, false, start)
+	s.Put(other, start)
 	leads("a pod of another namespace", "10.244.0.7")
 
 	// Two InternalFabrics in the namespace: the pod's label names the gateway of one.
 	p := gatewayPod(t, "gw-b", "10.244.3.9", "Running")
 	p.Metadata.Labels = map[string]string{labelGateway: "cluster-b"}
-	s.Put(p, false, start)
+	s.Put(p, start)
 	for _, o := range captured(t) {
 		if o.Kind == kube.KindFabric && o.Metadata.Name == "cluster-c" {
 			s.Delete(o.Key())
 			o.Metadata.Namespace = "liqo-tenant-cluster-b"
-			s.Put(o, false, start)
+			s.Put(o, start)
 			if got := s.gateway(s.fabrics[o.Key()]); got != ofN1[1].Remote {
 				t.Errorf("the link of another gateway leads to %s, want %s", got, ofN1[1].Remote)
 			}
@@ -370,7 +374,7 @@ func TestWithoutPods(t *testing.T) {
 		log, _ := test.NewNullLogger()
 		s := NewSource(nil, "n1", logrus.NewEntry(log))
 		for _, o := range captured(t) {
-			s.state.Put(o, false, start)
+			s.state.Put(o, start)
 		}
 		var applied []links.Link
 		follow := func() { s.follow(func(l []links.Link) { applied = l }) }

@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
@@ -49,9 +49,7 @@ type flagOf struct{ value, pod string }
 // part reads a part of an object into to. It ignores errors, because the API server has checked the
 // object.
 func part(u *unstructured.Unstructured, name string, to any) {
-	if raw, err := kube.PartOf(u, name); err == nil && len(raw) > 0 {
-		json.Unmarshal(raw, to)
-	}
+	json.Unmarshal(objects.PartOf(u, name), to)
 }
 
 // Node adds a Node.
@@ -61,7 +59,7 @@ func (s *Survey) Node(u *unstructured.Unstructured) {
 	if s.nodes == nil {
 		s.nodes, s.virtual = map[string]surveyedNode{}, map[string]bool{}
 	}
-	if kube.Virtual(u.GetLabels()) {
+	if objects.Virtual(u.GetLabels()) {
 		s.virtual[u.GetName()], s.away = true, append(s.away, n.addresses...)
 		return
 	}
@@ -75,7 +73,7 @@ func (s *Survey) Node(u *unstructured.Unstructured) {
 	part(u, "status", &status)
 	n.arch = status.NodeInfo.Architecture
 	for _, a := range status.Addresses {
-		addr, err := kube.ParseAddr(a.Address)
+		addr, err := objects.ParseAddr(a.Address)
 		switch {
 		case err != nil || !addr.Is4():
 		case a.Type == "ExternalIP" && !n.external.IsValid():
@@ -135,7 +133,7 @@ func (s *Survey) Service(u *unstructured.Unstructured) {
 	part(u, "spec", &spec)
 	part(u, "status", &status)
 	add := func(to *[]netip.Addr, text string) {
-		if a, err := kube.ParseAddr(text); err == nil && a.Is4() {
+		if a, err := objects.ParseAddr(text); err == nil && a.Is4() {
 			*to = append(*to, a)
 		}
 	}
@@ -191,7 +189,7 @@ func (s *Survey) Peering(u *unstructured.Unstructured) {
 func prefixes(texts ...string) (all []netip.Prefix) {
 	for _, text := range texts {
 		for one := range strings.SplitSeq(text, ",") {
-			if p, err := kube.ParsePrefix(strings.TrimSpace(one)); err == nil && p.Addr().Is4() {
+			if p, err := objects.ParsePrefix(strings.TrimSpace(one)); err == nil && p.Addr().Is4() {
 				all = append(all, p.Masked())
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/exports"
 	"culvert/gateway/node/services"
+	"culvert/kube/objects"
 	"culvert/kube/service"
 	"culvert/nat/rules"
 )
@@ -40,11 +41,7 @@ func readExported(u *unstructured.Unstructured) *exported {
 	if value == "false" {
 		return nil
 	}
-	o, err := service.ObjectOf(service.KindService, u)
-	if err != nil {
-		return nil // unreachable: what was JSON is JSON
-	}
-	e := &exported{Front: service.ReadFront(o)}
+	e := &exported{Front: service.ReadFront(objects.Of(kindService, u))}
 	switch e.refused = e.Refused; {
 	case value != "true":
 		e.refused = fmt.Sprintf("metadata.labels[%s]: %q is neither true nor false", LabelExport, value)
@@ -62,11 +59,7 @@ func (e *exported) name() string { return importName(e.Meta.Name, e.Meta.Namespa
 func importName(name, namespace string) string { return name + "-" + namespace }
 
 func readSlice(u *unstructured.Unstructured) *service.Slice {
-	o, err := service.ObjectOf(service.KindSlice, u)
-	if err != nil {
-		return nil // unreachable: what was JSON is JSON
-	}
-	return service.ReadSlice(o)
+	return service.ReadSlice(objects.Of(kindSlice, u))
 }
 
 // ExportStatus is the address of the external CIDR that stands for a Service. It does not change

@@ -53,7 +53,7 @@ func object(t testing.TB, text string, replace ...string) *unstructured.Unstruct
 
 func readIn(t testing.TB, replace ...string) *Peering {
 	t.Helper()
-	return readPeering(object(t, romeToMilan, replace...))
+	return PeeringOf(object(t, romeToMilan, replace...))
 }
 
 // nodeText is a Node with its part of the pod CIDR, and tunnelText what its agent tells; both are

@@ -54,7 +54,8 @@ type followed struct {
 // paths are the API resources of the sets.
 var paths = map[string]schema.GroupVersionResource{
 	KindPeering: objects.Peerings, KindTunnelNode: objects.TunnelNodes, kindNode: objects.Nodes, kindPod: objects.Pods,
-	kindService: objects.Services, kindSlice: objects.EndpointSlices,
+	kindService: objects.Services, kindSlice: objects.EndpointSlices, kindRole: objects.Roles,
+	kindServiceCIDR: objects.ServiceCIDRs,
 
 	setExported: objects.Services, setImported: objects.Services, setImportedSlices: objects.EndpointSlices,
 }

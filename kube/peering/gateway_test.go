@@ -107,7 +107,7 @@ func TestBadPeering(t *testing.T) {
 	own.Status.PublicKey = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
 	u := object(t, romeToMilan)
 	u.Object["status"] = map[string]any{"publicKey": own.Status.PublicKey}
-	if p := readPeering(u); !strings.Contains(p.Fault(), "spec.publicKey: is the key of this cluster's own gateway") {
+	if p := PeeringOf(u); !strings.Contains(p.Fault(), "spec.publicKey: is the key of this cluster's own gateway") {
 		t.Errorf("its own key: %q", p.Fault())
 	}
 }

@@ -142,7 +142,7 @@ func (s *GatewaySource) Wake() { s.signal() }
 // +checklocksignore: what it returns is called with mu held
 func (s *GatewaySource) ownPeering() followed {
 	return followed{kind: KindPeering, namespace: s.self.Namespace, fields: "metadata.name=" + s.self.Name,
-		put:  func(u *unstructured.Unstructured) { s.u = u; s.state.put(readPeering(u)) },
+		put:  func(u *unstructured.Unstructured) { s.u = u; s.state.put(PeeringOf(u)) },
 		drop: func(string) { s.u = nil; s.state.put(nil) },
 		keys: func() []string {
 			if s.u == nil {
@@ -331,7 +331,7 @@ func (s *GatewaySource) faults(plan *Plan, texts []string) (all []kube.Fault) {
 
 // fault returns a fault that is told by an Event on the Peering.
 func (s *GatewaySource) fault(plan *Plan, of, text string) kube.Fault {
-	meta := kube.Metadata{Name: s.self.Name, Namespace: s.self.Namespace}
+	meta := objects.Metadata{Name: s.self.Name, Namespace: s.self.Namespace}
 	if plan.Current != nil {
 		meta = plan.Current.Metadata
 	}

@@ -42,15 +42,11 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 	if u == s.stale {
 		return nil // the next round has the version that was written
 	}
-	part, err := kube.PartOf(u, "status")
-	if err != nil {
-		return err
-	}
 	if s.pruned {
 		next.Accepted = nil
 	}
 	var have Status
-	if json.Unmarshal(part, &have) == nil && same(&have, next) {
+	if json.Unmarshal(objects.PartOf(u, "status"), &have) == nil && same(&have, next) {
 		s.pace.urgent = have.urgent()
 		return nil
 	}
@@ -67,7 +63,7 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 	if err == nil && written.GetResourceVersion() != u.GetResourceVersion() {
 		s.stale = u
 	}
-	if err == nil && next.Accepted != nil && readPeering(written).Status.Accepted == nil {
+	if err == nil && next.Accepted != nil && PeeringOf(written).Status.Accepted == nil {
 		s.pruned = true
 	}
 	if !apierrors.IsNotFound(err) {
@@ -117,7 +113,7 @@ func (s *GatewaySource) last(ctx context.Context, why error) {
 		}
 		s.mu.Lock()
 		s.u = &l.Items[0]
-		s.state.put(readPeering(s.u))
+		s.state.put(PeeringOf(s.u))
 		s.mu.Unlock()
 	}
 }

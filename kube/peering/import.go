@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/gateway/exports"
-	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/nat/packet"
 )
 
@@ -258,8 +258,7 @@ func encoded(v any) string {
 
 // readPart reads a part of an object, and reports success.
 func readPart(u *unstructured.Unstructured, name string, into any) bool {
-	part, err := kube.PartOf(u, name)
-	return err == nil && json.Unmarshal(part, into) == nil
+	return json.Unmarshal(objects.PartOf(u, name), into) == nil
 }
 
 // updated returns the Service u changed to match x. Fields that the API server has chosen stay, and

@@ -22,7 +22,6 @@ import (
 
 	"culvert/gateway/exports"
 	"culvert/integration/need"
-	"culvert/kube/objects"
 )
 
 func told(namespace, name, address string, ports ...exports.Port) exports.Export {
@@ -405,7 +404,7 @@ func TestImportShare(t *testing.T) {
 			c.limit(1000)
 			if test.ranges == "" {
 				c.PrependReactor("list", "servicecidrs", func(kubetesting.Action) (bool, runtime.Object, error) {
-					return true, nil, apierrors.NewForbidden(objects.ServiceCIDRs.GroupResource(), "",
+					return true, nil, apierrors.NewForbidden(paths[kindServiceCIDR].GroupResource(), "",
 						errors.New("not allowed"))
 				})
 			} else {

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/gateway/exports"
-	"culvert/kube/objects"
 )
 
 const (
@@ -153,7 +152,7 @@ func (j *job) look(namespace string, want map[string]*imported) {
 		return
 	}
 	j.do("list", kindServiceCIDR, "", func(ctx context.Context) error {
-		list, err := j.of.client.Resource(objects.ServiceCIDRs).List(ctx, metav1.ListOptions{})
+		list, err := j.of.client.Resource(paths[kindServiceCIDR]).List(ctx, metav1.ListOptions{})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
 			return err
 		}
@@ -329,7 +328,7 @@ func (j *job) ownerIn(namespace string) *unstructured.Unstructured {
 		return j.owner
 	}
 	j.do("get", kindRole, namespace, func(ctx context.Context) (err error) {
-		j.owner, err = j.of.client.Resource(objects.Roles).Namespace(namespace).Get(ctx, ImportRole(j.of.self.Name),
+		j.owner, err = j.of.client.Resource(paths[kindRole]).Namespace(namespace).Get(ctx, ImportRole(j.of.self.Name),
 			metav1.GetOptions{})
 		return err
 	})

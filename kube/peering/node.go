@@ -18,7 +18,7 @@ import (
 	"culvert/gateway/node/remote"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
-	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
@@ -46,9 +46,9 @@ func readService(u *unstructured.Unstructured) *clusterIPs {
 		ClusterIPs []string `json:"clusterIPs"`
 	}
 	var s clusterIPs
-	if json.Unmarshal(objectOf(kindService, u).Spec, &spec) == nil {
+	if json.Unmarshal(objects.Of(kindService, u).Spec, &spec) == nil {
 		for _, ip := range spec.ClusterIPs {
-			if a, err := kube.ParseAddr(ip); err == nil { // a headless one has "None"
+			if a, err := objects.ParseAddr(ip); err == nil { // a headless one has "None"
 				s = append(s, a)
 			}
 		}

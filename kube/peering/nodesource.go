@@ -146,7 +146,7 @@ func (s *NodeSource) round(lists int, m Machine) {
 func (s *NodeSource) watches() []followed {
 	return []followed{
 		into(KindPeering, s.peeringsNamespace, named[*Peering]{table[*Peering](s.state.peerings), s.peeringsNamespace},
-			readPeering),
+			PeeringOf),
 		into(kindNode, "", table[*node](s.state.nodes), readNode),
 		into(kindService, "", table[*clusterIPs](s.state.services), readService),
 	}
@@ -190,7 +190,7 @@ func known(now, before netip.Addr) netip.Addr {
 // tell tells what is wrong with Peerings, by Events on the TunnelNode.
 func (s *NodeSource) tell(status *NodeStatus) {
 	s.mu.Lock()
-	of := kube.Metadata{Name: s.name, Namespace: s.namespace, UID: s.uid}
+	of := objects.Metadata{Name: s.name, Namespace: s.namespace, UID: s.uid}
 	s.mu.Unlock()
 	var all []kube.Fault
 	for _, p := range status.Peerings {
@@ -241,9 +241,9 @@ func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, local, remo
 			return
 		}
 	}
-	part, err := kube.PartOf(s.tunnelNode, "status")
 	var have NodeStatus
-	if err == nil && json.Unmarshal(part, &have) == nil && have.Peerings != nil && reflect.DeepEqual(&have, status) {
+	if json.Unmarshal(objects.PartOf(s.tunnelNode, "status"), &have) == nil && have.Peerings != nil &&
+		reflect.DeepEqual(&have, status) {
 		return
 	}
 	u, err := client.UpdateStatus(ctx, with(s.tunnelNode, "status", status), metav1.UpdateOptions{})

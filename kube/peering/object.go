@@ -11,34 +11,20 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/nat/packet"
 )
 
 // A node is the part of a Node used here.
 type node struct {
-	meta      kube.Metadata
+	meta      objects.Metadata
 	deleting  bool
 	pods      []netip.Prefix
 	addresses []netip.Addr
 }
 
-// objectOf reads the parts of an object that all kinds have.
-func objectOf(kind string, u *unstructured.Unstructured) *kube.Object {
-	o := &kube.Object{Kind: kind, Metadata: kube.MetadataOf(u)}
-	for name, part := range map[string]*json.RawMessage{"spec": &o.Spec, "status": &o.Status} {
-		if raw, err := kube.PartOf(u, name); err == nil {
-			*part = raw
-		}
-	}
-	return o
-}
-
-func readPeering(u *unstructured.Unstructured) *Peering {
-	return ReadPeering(objectOf(KindPeering, u), u.GetGeneration(), u.GetDeletionTimestamp() != nil)
-}
-
 func readNode(u *unstructured.Unstructured) *node {
-	o := objectOf(kindNode, u)
+	o := objects.Of(kindNode, u)
 	var spec struct {
 		PodCIDR  string   `json:"podCIDR"`
 		PodCIDRs []string `json:"podCIDRs"`
@@ -50,19 +36,19 @@ func readNode(u *unstructured.Unstructured) *node {
 	}
 	json.Unmarshal(o.Spec, &spec) // the API server has checked it
 	json.Unmarshal(o.Status, &status)
-	n := &node{meta: o.Metadata, deleting: u.GetDeletionTimestamp() != nil}
+	n := &node{meta: o.Metadata, deleting: o.Deleting}
 	if len(spec.PodCIDRs) == 0 && spec.PodCIDR != "" {
 		spec.PodCIDRs = []string{spec.PodCIDR}
 	}
 	for _, c := range spec.PodCIDRs {
-		if p, err := kube.ParsePrefix(c); err == nil {
+		if p, err := objects.ParsePrefix(c); err == nil {
 			n.pods = append(n.pods, p.Masked())
 		}
 	}
 	for _, a := range status.Addresses {
 		// Others are host names, or addresses that no host can have. A node chooses its own, and
 		// one such backend would make a gateway refuse its whole configuration.
-		if addr, err := kube.ParseAddr(a.Address); err == nil && packet.Forwardable(addr) {
+		if addr, err := objects.ParseAddr(a.Address); err == nil && packet.Forwardable(addr) {
 			n.addresses = append(n.addresses, addr)
 		}
 	}
@@ -72,7 +58,7 @@ func readNode(u *unstructured.Unstructured) *node {
 // readMember returns nil for a Node on which no agent can run: a gateway does not wait for one
 // there.
 func readMember(u *unstructured.Unstructured) *node {
-	if kube.Virtual(u.GetLabels()) {
+	if objects.Virtual(u.GetLabels()) {
 		return nil
 	}
 	return readNode(u)
@@ -100,7 +86,7 @@ func PodOf(u *unstructured.Unstructured) (node string, addresses []netip.Addr) {
 }
 
 // PeeringOf reads a Peering.
-func PeeringOf(u *unstructured.Unstructured) *Peering { return readPeering(u) }
+func PeeringOf(u *unstructured.Unstructured) *Peering { return ReadPeering(objects.Of(KindPeering, u)) }
 
 // A pod is a Pod's node and addresses.
 type pod struct {
@@ -111,7 +97,7 @@ type pod struct {
 
 // readPod returns nil for a pod that has no address of its own.
 func readPod(u *unstructured.Unstructured) *pod {
-	o := objectOf(kindPod, u)
+	o := objects.Of(kindPod, u)
 	var spec struct {
 		NodeName    string `json:"nodeName"`
 		HostNetwork bool   `json:"hostNetwork"`
@@ -127,9 +113,9 @@ func readPod(u *unstructured.Unstructured) *pod {
 		status.Phase == "Succeeded" || status.Phase == "Failed" {
 		return nil
 	}
-	p := &pod{node: spec.NodeName, ending: u.GetDeletionTimestamp() != nil}
+	p := &pod{node: spec.NodeName, ending: o.Deleting}
 	for _, ip := range status.PodIPs {
-		if a, err := kube.ParseAddr(ip.IP); err == nil && a.Is4() {
+		if a, err := objects.ParseAddr(ip.IP); err == nil && a.Is4() {
 			p.addresses = append(p.addresses, a)
 		}
 	}
@@ -141,7 +127,7 @@ func readPod(u *unstructured.Unstructured) *pod {
 
 // A tunnelNode is what the agent of a node reports.
 type tunnelNode struct {
-	meta          kube.Metadata
+	meta          objects.Metadata
 	fault         string
 	local, remote netip.Addr      // invalid: not known yet
 	ready         map[string]bool // by the name of a Peering
@@ -184,10 +170,10 @@ func said(text string) string {
 func isHost(a netip.Addr) bool { return a.IsGlobalUnicast() && a.Zone() == "" && !a.Is4In6() }
 
 func readTunnelNode(u *unstructured.Unstructured) *tunnelNode {
-	o := objectOf(KindTunnelNode, u)
+	o := objects.Of(KindTunnelNode, u)
 	t := &tunnelNode{meta: o.Metadata, ready: map[string]bool{}, messages: map[string]string{}}
 	var spec NodeSpec
-	if t.fault = kube.ReadPart("spec", o.Spec, &spec); t.fault != "" {
+	if t.fault = objects.ReadPart("spec", o.Spec, &spec); t.fault != "" {
 		return t
 	}
 	for _, a := range []struct {

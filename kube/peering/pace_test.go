@@ -196,7 +196,7 @@ func (c *cluster) peering() *unstructured.Unstructured {
 	return o.(*unstructured.Unstructured)
 }
 
-func (c *cluster) status() *Status { return &readPeering(c.peering()).Status }
+func (c *cluster) status() *Status { return &PeeringOf(c.peering()).Status }
 
 func (c *cluster) condition(kind string) *Condition {
 	for _, x := range c.status().Conditions {

@@ -14,7 +14,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/configfile"
 	"culvert/gateway/wgkey"
-	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
@@ -119,7 +119,7 @@ type Condition struct {
 
 // A Peering is a parsed Peering. Without faults it is valid by itself.
 type Peering struct {
-	Metadata   kube.Metadata
+	Metadata   objects.Metadata
 	Generation int64
 	Deleting   bool
 	Faults     []string // each begins with the path of its field
@@ -144,10 +144,10 @@ func (p *Peering) add(field, format string, args ...any) {
 }
 
 // ReadPeering reads a Peering.
-func ReadPeering(o *kube.Object, generation int64, deleting bool) *Peering {
-	p := &Peering{Metadata: o.Metadata, Generation: generation, Deleting: deleting}
+func ReadPeering(o *objects.Object) *Peering {
+	p := &Peering{Metadata: o.Metadata, Generation: o.Generation, Deleting: o.Deleting}
 	json.Unmarshal(o.Status, &p.Status) // an unreadable status is written anew
-	if fault := kube.ReadPart("spec", o.Spec, &p.spec); fault != "" {
+	if fault := objects.ReadPart("spec", o.Spec, &p.spec); fault != "" {
 		p.Faults = append(p.Faults, fault)
 		return p
 	}

@@ -12,6 +12,7 @@ import (
 
 	"culvert/gateway/node/services"
 	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 // A place is the address of a Service's port. The zero address stands for the node's own.
@@ -135,11 +136,11 @@ func (s *State) assignPlaces(c *services.Config) {
 // A report is a fault of an object.
 type report struct {
 	kind string
-	meta kube.Metadata
+	meta objects.Metadata
 	what faults
 }
 
-func (s *State) report(kind string, meta kube.Metadata, what faults) {
+func (s *State) report(kind string, meta objects.Metadata, what faults) {
 	key := kind + " " + Name{meta.Namespace, meta.Name}.String()
 	if len(what) == 0 {
 		delete(s.wrong, key)

@@ -8,7 +8,7 @@ import (
 
 	"culvert/gateway/node/services"
 	"culvert/integration/need"
-	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/nat"
 )
 
@@ -27,7 +27,7 @@ func aCluster(t testing.TB) *State {
 			kind, port = "NodePort", fmt.Sprintf(`, "nodePort": %d`, 30000+i/4)
 		}
 		s.Put(&Object{
-			Kind: KindService, Metadata: kube.Metadata{Namespace: "shop", Name: fmt.Sprintf("s%d", i)},
+			Kind: KindService, Metadata: objects.Metadata{Namespace: "shop", Name: fmt.Sprintf("s%d", i)},
 			Spec: fmt.Appendf(nil,
 				`{"type": %q, "clusterIP": "10.96.%d.%d", "ports": [{"name": "http", "port": 80, "protocol": "TCP"%s}]}`, kind, i>>8, i&255, port),
 		})
@@ -51,7 +51,7 @@ func manyEndpointsOf(i, changes int) *Object {
 	}
 	name := fmt.Sprintf("s%d", i)
 	return &Object{
-		Kind: KindSlice, Metadata: kube.Metadata{Namespace: "shop", Name: name + "-abcde",
+		Kind: KindSlice, Metadata: objects.Metadata{Namespace: "shop", Name: name + "-abcde",
 			Labels: map[string]string{labelService: name}},
 		AddressType: []byte(`"IPv4"`), Ports: []byte(`[{"name": "http", "port": 8080, "protocol": "TCP"}]`),
 		Endpoints: append(list, ']'),

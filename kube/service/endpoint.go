@@ -9,13 +9,13 @@ import (
 	"unique"
 
 	"culvert/gateway/node/services"
-	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
 // A slice is the part of an EndpointSlice used here.
 type slice struct {
-	meta      kube.Metadata
+	meta      objects.Metadata
 	wrong     faults
 	ports     []slicePort
 	endpoints []endpoint
@@ -47,7 +47,7 @@ type hint struct {
 }
 
 // readSlice returns nil for a slice without a Service, or with names instead of addresses.
-func readSlice(o *Object, self string) *slice {
+func readSlice(o *objects.Object, self string) *slice {
 	s := &slice{meta: withoutLabels(o.Metadata)}
 	var kind string
 	var ports []struct {

@@ -11,8 +11,12 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/gateway/node/services"
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
+
+// An Object is what most of these tests are about.
+type Object = objects.Object
 
 // object reads an object as users write it.
 func object(t testing.TB, text string) *Object {

@@ -5,14 +5,14 @@ import (
 	"sort"
 
 	"culvert/gateway/node/services"
-	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
 // A Front is a Service that is served away from the cluster's nodes, at an address of its own. Only
 // its ports and endpoints matter.
 type Front struct {
-	Meta kube.Metadata
+	Meta objects.Metadata
 	// Wrong has the faults of the Service, each with the path of its field.
 	Wrong []string
 	// Refused says why it cannot be served at all, with the path of the field; "" if it can.
@@ -22,10 +22,10 @@ type Front struct {
 }
 
 // ReadFront reads a Service.
-func ReadFront(o *Object) *Front {
+func ReadFront(o *objects.Object) *Front {
 	f := &Front{Meta: o.Metadata}
 	var spec spec
-	if fault := kube.ReadPart("spec", o.Spec, &spec); fault != "" {
+	if fault := objects.ReadPart("spec", o.Spec, &spec); fault != "" {
 		f.Refused = fault
 		return f
 	}
@@ -65,7 +65,7 @@ func (s *Slice) Count() *Slice { return &Slice{Of: s.Of, n: s.n} }
 
 // ReadSlice parses an EndpointSlice. It returns nil for one without a Service, or with names
 // instead of addresses.
-func ReadSlice(o *Object) *Slice {
+func ReadSlice(o *objects.Object) *Slice {
 	s := readSlice(o, "")
 	if s == nil {
 		return nil

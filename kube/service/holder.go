@@ -3,7 +3,6 @@ package service
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net/netip"
 	"strings"
 	"time"
@@ -176,8 +175,7 @@ func readLease(u *unstructured.Unstructured) (l lease, ok bool) {
 		RenewTime      string `json:"renewTime"`
 	}
 	node, ok := leaseNode(u.GetName())
-	part, err := kube.PartOf(u, "spec")
-	if err = errors.Join(err, json.Unmarshal(part, &spec)); err != nil || !ok {
+	if err := json.Unmarshal(objects.PartOf(u, "spec"), &spec); err != nil || !ok {
 		return l, false
 	}
 	return lease{node, spec.RenewTime, spec.HolderIdentity == node, readCIDRs(u.GetAnnotations()[annotationUnable])},

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node/services"
-	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 // The kinds of objects to watch.
@@ -40,22 +40,8 @@ const (
 // culvert's.
 const ProxyName = "culvert"
 
-// An Object is an object from the API server. Its parts are parsed when its kind is known, so that
-// a faulty one affects nothing else.
-type Object struct {
-	Kind        string          `json:"kind"`
-	Metadata    kube.Metadata   `json:"metadata"`
-	Spec        json.RawMessage `json:"spec,omitempty"`
-	Status      json.RawMessage `json:"status,omitempty"`
-	AddressType json.RawMessage `json:"addressType,omitempty"`
-	Endpoints   json.RawMessage `json:"endpoints,omitempty"`
-	Ports       json.RawMessage `json:"ports,omitempty"`
-	// Annotations of a Service.
-	Annotations map[string]string `json:"-"`
-}
-
 // withoutLabels returns the part of an object's metadata to keep.
-func withoutLabels(m kube.Metadata) kube.Metadata {
+func withoutLabels(m objects.Metadata) objects.Metadata {
 	m.Labels = nil
 	return m
 }
@@ -74,7 +60,7 @@ func (f *faults) add(field, format string, args ...any) {
 
 // read parses a part of an object into to, and reports success.
 func (f *faults) read(field string, part json.RawMessage, to any) bool {
-	fault := kube.ReadPart(field, part, to)
+	fault := objects.ReadPart(field, part, to)
 	if fault != "" {
 		*f = append(*f, fault)
 	}
@@ -83,7 +69,7 @@ func (f *faults) read(field string, part json.RawMessage, to any) bool {
 
 // address requires a host's address; it unmaps an IPv4-mapped IPv6 address, as kube-proxy does.
 func (f *faults) address(field, s string) (netip.Addr, bool) {
-	a, err := kube.ParseAddr(s)
+	a, err := objects.ParseAddr(s)
 	switch a = a.Unmap(); {
 	case err != nil || a.Zone() != "":
 		f.add(field, "%q is no IP address", s)
@@ -144,7 +130,7 @@ func (f *faults) weights(field, s string) map[string]int {
 
 // prefix requires a CIDR, possibly with spaces around it, which the API server accepts.
 func (f *faults) prefix(field, s string) (netip.Prefix, bool) {
-	p, err := kube.ParsePrefix(strings.TrimSpace(s))
+	p, err := objects.ParsePrefix(strings.TrimSpace(s))
 	if err != nil {
 		f.add(field, "%q is no CIDR", s)
 	}
@@ -160,7 +146,7 @@ type node struct {
 }
 
 // readNode uses the same addresses as kube-proxy: internal ones before external ones.
-func readNode(o *Object) (n *node, wrong faults) {
+func readNode(o *objects.Object) (n *node, wrong faults) {
 	var status struct {
 		Addresses []struct {
 			Type    string `json:"type"`

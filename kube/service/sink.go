@@ -1,15 +1,13 @@
 package service
 
 import (
-	"errors"
-
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 // put adds an object. It parses the object before taking the lock.
-func (s *Source) put(o *Object) {
+func (s *Source) put(o *objects.Object) {
 	r := read(o, s.self)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -23,16 +21,16 @@ func (s *Source) remove(kind string, name Name) {
 }
 
 // take replaces all objects of a kind.
-func (s *Source) take(kind string, all []*Object) {
-	objects := make([]parsed, 0, len(all))
+func (s *Source) take(kind string, all []*objects.Object) {
+	list := make([]parsed, 0, len(all))
 	for _, o := range all {
-		objects = append(objects, read(o, s.self))
+		list = append(list, read(o, s.self))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	there := make(map[Name]bool, len(all))
 	changed := !s.complete[kind]
-	for _, o := range objects {
+	for _, o := range list {
 		there[Name{o.Metadata.Namespace, o.Metadata.Name}] = true
 		changed = s.state.put(o) || changed
 	}
@@ -62,9 +60,7 @@ type sink struct {
 }
 
 func (k sink) Add(u *unstructured.Unstructured) {
-	if o, err := ObjectOf(k.kind, u); err == nil {
-		k.put(o)
-	}
+	k.put(objects.Of(k.kind, u))
 }
 
 func (k sink) Delete(u *unstructured.Unstructured) {
@@ -72,31 +68,9 @@ func (k sink) Delete(u *unstructured.Unstructured) {
 }
 
 func (k sink) Replace(all []*unstructured.Unstructured) {
-	objects := make([]*Object, 0, len(all))
+	list := make([]*objects.Object, 0, len(all))
 	for _, u := range all {
-		if o, err := ObjectOf(k.kind, u); err == nil {
-			objects = append(objects, o)
-		}
+		list = append(list, objects.Of(k.kind, u))
 	}
-	k.take(k.kind, objects)
-}
-
-// ObjectOf takes the parts used here of an object of a kind.
-func ObjectOf(kind string, u *unstructured.Unstructured) (*Object, error) {
-	x := &Object{Kind: kind, Metadata: kube.MetadataOf(u)}
-	var failed error
-	part := func(name string) []byte {
-		p, err := kube.PartOf(u, name)
-		failed = errors.Join(failed, err)
-		return p
-	}
-	switch kind {
-	case KindSlice:
-		x.AddressType, x.Endpoints, x.Ports = part("addressType"), part("endpoints"), part("ports")
-	case KindNode:
-		x.Status = part("status")
-	default:
-		x.Spec, x.Status, x.Annotations = part("spec"), part("status"), u.GetAnnotations()
-	}
-	return x, failed
+	k.take(k.kind, list)
 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node/services"
-	"culvert/kube"
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
@@ -55,7 +55,7 @@ type status struct {
 
 // A service is the part of a Service used here.
 type service struct {
-	meta  kube.Metadata
+	meta  objects.Metadata
 	name  Name
 	wrong faults // faults of the object itself
 	// ports of each family; ClusterIPs and other addresses are of that family. Without Endpoints.
@@ -80,7 +80,7 @@ type port struct {
 }
 
 // readService returns nil for a Service without addresses to serve.
-func readService(o *Object) *service {
+func readService(o *objects.Object) *service {
 	s := &service{meta: withoutLabels(o.Metadata), name: Name{o.Metadata.Namespace, o.Metadata.Name}}
 	var spec spec
 	var status status
@@ -115,7 +115,7 @@ func readService(o *Object) *service {
 	}
 	s.local = common.ExternalLocal
 	for _, in := range slices.Backward(status.LoadBalancer.Ingress) {
-		if a, err := kube.ParseAddr(in.IP); err == nil {
+		if a, err := objects.ParseAddr(in.IP); err == nil {
 			s.first = a.Unmap()
 		}
 	}

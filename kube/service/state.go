@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"culvert/gateway/node/services"
-	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 // Mode selects the Services to serve.
@@ -60,7 +60,7 @@ func NewState(mode Mode, self string, base *services.Config) *State {
 
 // parsed is an Object with its parsed parts.
 type parsed struct {
-	*Object
+	*objects.Object
 	service *service // nil: not a Service, or not to be served
 	slice   *slice   // likewise
 	node    *node    // nil: not a Node
@@ -69,7 +69,7 @@ type parsed struct {
 
 // read parses an object for the node called self. It takes most of the time of Put, and needs no
 // State.
-func read(o *Object, self string) parsed {
+func read(o *objects.Object, self string) parsed {
 	r := parsed{Object: o}
 	switch o.Kind {
 	case KindService:
@@ -83,7 +83,7 @@ func read(o *Object, self string) parsed {
 }
 
 // Put adds or replaces an object, and reports whether that changes anything.
-func (s *State) Put(o *Object) bool { return s.put(read(o, s.self)) }
+func (s *State) Put(o *objects.Object) bool { return s.put(read(o, s.self)) }
 
 func (s *State) put(r parsed) bool {
 	o := r.Object
@@ -158,12 +158,12 @@ func (s *slice) equal(o *slice) bool {
 		reflect.DeepEqual(s.endpoints, o.endpoints)
 }
 
-func has(o *Object, label string) bool {
+func has(o *objects.Object, label string) bool {
 	_, ok := o.Metadata.Labels[label]
 	return ok
 }
 
-func (s *State) serves(o *Object) bool {
+func (s *State) serves(o *objects.Object) bool {
 	by, labelled := o.Metadata.Labels[labelProxy]
 	return !has(o, labelHeadless) && (labelled && by == ProxyName || !labelled && s.mode == All)
 }
@@ -255,7 +255,7 @@ func (s *State) Forgive() bool {
 }
 
 // metadata returns a Service's metadata.
-func (s *State) metadata(n Name) (m kube.Metadata, ok bool) {
+func (s *State) metadata(n Name) (m objects.Metadata, ok bool) {
 	if x := s.services[n]; x != nil {
 		return x.meta, true
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"culvert/gateway/node/services"
+	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
 
@@ -464,8 +465,8 @@ func TestAnnotations(t *testing.T) {
 	}
 	u := unstructuredOf(t, said("", ""))
 	u.SetAnnotations(map[string]string{annotationWeights: "milan=3"})
-	if o, err := ObjectOf(KindService, u); err != nil || o.Annotations[annotationWeights] != "milan=3" {
-		t.Errorf("of an object: %v, %v", o, err)
+	if o := objects.Of(KindService, u); o.Annotations[annotationWeights] != "milan=3" {
+		t.Errorf("of an object: %v", o)
 	}
 	s.Put(said("", "v1"))
 	if left := s.Config().Services; len(left) > 0 {

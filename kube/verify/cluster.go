@@ -115,10 +115,10 @@ func (r right) text(own string) string {
 
 // list calls each with the objects of a resource. One that the cluster lacks has no objects.
 func (c api) list(ctx context.Context, r schema.GroupVersionResource, namespace string, o metav1.ListOptions,
-	each func(map[string]any) error) error {
+	each func(*unstructured.Unstructured) error) error {
 	err := kube.Each(ctx, c.client.Resource(r).Namespace(namespace), o,
 		func(u *unstructured.Unstructured) error {
-			if err := each(u.Object); err != nil {
+			if err := each(u); err != nil {
 				return fmt.Errorf("%s: %w", u.GetName(), err)
 			}
 			return nil
@@ -130,9 +130,9 @@ func (c api) list(ctx context.Context, r schema.GroupVersionResource, namespace 
 }
 
 // into returns a function that reads objects and appends them to a list.
-func into[V any](all *[]V, read func(map[string]any) (V, error)) func(map[string]any) error {
-	return func(o map[string]any) error {
-		v, err := read(o)
+func into[V any](all *[]V, read func(*unstructured.Unstructured) (V, error)) func(*unstructured.Unstructured) error {
+	return func(u *unstructured.Unstructured) error {
+		v, err := read(u)
 		*all = append(*all, v)
 		return err
 	}
@@ -147,13 +147,18 @@ func (c api) Read(ctx context.Context) (*Snapshot, error) {
 		c.list(ctx, objects.Nodes, "", everything, into(&s.Nodes, readNode)),
 		c.list(ctx, objects.TunnelNodes, nodes, everything, into(&s.Tunnels, readTunnel)),
 		c.list(ctx, objects.Deployments, gateways, everything, into(&s.Deployments, readDeployment)),
-		c.list(ctx, objects.Pods, gateways, metav1.ListOptions{LabelSelector: peeringLabel}, into(&s.Gateways, readPod)),
-		c.list(ctx, objects.Pods, nodes, metav1.ListOptions{LabelSelector: "app=culvert-node"}, into(&s.Agents, readPod)),
+		c.list(ctx, objects.Pods, gateways, metav1.ListOptions{LabelSelector: peeringLabel},
+			into(&s.Gateways, readPod)),
+		c.list(ctx, objects.Pods, nodes, metav1.ListOptions{LabelSelector: "app=culvert-node"},
+			into(&s.Agents, readPod)),
 		c.list(ctx, objects.NetworkPolicies, gateways, everything, into(&s.Policies, readPolicy)),
 		c.list(ctx, objects.Events, gateways, warnings, into(&s.Warnings, readWarning)),
 		c.list(ctx, objects.Events, nodes, warnings, into(&s.Warnings, readWarning)),
 	)
 }
+
+// runs selects the namespaces of all runs.
+var runs = metav1.ListOptions{LabelSelector: runLabel}
 
 func (c api) Begin(ctx context.Context, namespace string) (removed []string, err error) {
 	spaces := c.client.Resource(objects.Namespaces)
@@ -166,8 +171,7 @@ func (c api) Begin(ctx context.Context, namespace string) (removed []string, err
 		return nil, err
 	}
 	now := made.GetCreationTimestamp().Time // by the API server's clock, like the other namespaces' times
-	err = c.list(ctx, objects.Namespaces, "", metav1.ListOptions{LabelSelector: runLabel}, func(o map[string]any) error {
-		u := unstructured.Unstructured{Object: o}
+	err = c.list(ctx, objects.Namespaces, "", runs, func(u *unstructured.Unstructured) error {
 		if u.GetName() == namespace || u.GetDeletionTimestamp() != nil ||
 			now.Sub(u.GetCreationTimestamp().Time) < maxRun {
 			return nil
@@ -231,8 +235,8 @@ func (c api) End(ctx context.Context, namespace string) error {
 	}
 	for err == nil {
 		var left []string
-		err = c.list(ctx, objects.Namespaces, "", metav1.ListOptions{LabelSelector: runLabel}, func(o map[string]any) error {
-			left = append(left, (&unstructured.Unstructured{Object: o}).GetName())
+		err = c.list(ctx, objects.Namespaces, "", runs, func(u *unstructured.Unstructured) error {
+			left = append(left, u.GetName())
 			return nil
 		})
 		if err == nil && !slices.Contains(left, namespace) {

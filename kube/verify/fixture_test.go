@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
 	"culvert/kube/peering"
@@ -24,9 +25,10 @@ const (
 )
 
 // object reads YAML.
-func object(t testing.TB, text string) (o map[string]any) {
+func object(t testing.TB, text string) *unstructured.Unstructured {
 	t.Helper()
-	if err := yaml.Unmarshal([]byte(text), &o); err != nil {
+	o := new(unstructured.Unstructured)
+	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
 		t.Fatalf("%v in %s", err, text)
 	}
 	return o

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"net/netip"
 	"slices"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 // A Policy is the part of a NetworkPolicy that decides whether a gateway's UDP passes.
@@ -38,17 +40,16 @@ type policyPeer struct {
 	}
 }
 
-func readPolicy(o map[string]any) (Policy, error) {
+func readPolicy(u *unstructured.Unstructured) (Policy, error) {
 	var x struct {
-		Metadata metadata
-		Spec     struct {
+		Spec struct {
 			PodSelector     selector
 			PolicyTypes     []string
 			Ingress, Egress []policyRule
 		}
 	}
-	err := convert(o, &x)
-	p := Policy{Name: x.Metadata.Name, selector: x.Spec.PodSelector, in: x.Spec.Ingress, out: x.Spec.Egress,
+	err := convert(u.Object, &x)
+	p := Policy{Name: u.GetName(), selector: x.Spec.PodSelector, in: x.Spec.Ingress, out: x.Spec.Egress,
 		ingress: len(x.Spec.PolicyTypes) == 0 || slices.Contains(x.Spec.PolicyTypes, "Ingress"),
 		egress:  len(x.Spec.Egress) > 0 || slices.Contains(x.Spec.PolicyTypes, "Egress")}
 	return p, err

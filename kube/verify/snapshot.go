@@ -7,7 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"culvert/kube"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
 	"culvert/kube/peering"
 )
 
@@ -77,42 +78,21 @@ func convert(from, to any) error {
 	return err
 }
 
-// metadata is the part of an object's metadata used here.
-type metadata struct {
-	Name, Namespace, UID string
-	Labels               map[string]string
-	Generation           int64
-	Created              time.Time  `json:"creationTimestamp"`
-	Deleted              *time.Time `json:"deletionTimestamp"`
+func readPeering(u *unstructured.Unstructured) (*peering.Peering, error) {
+	return peering.PeeringOf(u), nil
 }
 
-func readPeering(o map[string]any) (*peering.Peering, error) {
+func readNode(u *unstructured.Unstructured) (n Node, err error) {
 	var x struct {
-		Metadata     metadata
-		Spec, Status json.RawMessage
-	}
-	if err := convert(o, &x); err != nil {
-		return nil, err
-	}
-	m := kube.Metadata{Name: x.Metadata.Name, Namespace: x.Metadata.Namespace, UID: x.Metadata.UID,
-		Labels: x.Metadata.Labels, Created: x.Metadata.Created}
-	return peering.ReadPeering(&kube.Object{Kind: peering.KindPeering, Metadata: m, Spec: x.Spec, Status: x.Status},
-		x.Metadata.Generation,
-		x.Metadata.Deleted != nil), nil
-}
-
-func readNode(o map[string]any) (n Node, err error) {
-	var x struct {
-		Metadata metadata
-		Status   struct {
+		Status struct {
 			Addresses  []struct{ Type, Address string }
 			Conditions []struct{ Type, Status string }
 		}
 	}
-	if err := convert(o, &x); err != nil {
+	if err := convert(u.Object, &x); err != nil {
 		return n, err
 	}
-	n.Name = x.Metadata.Name
+	n.Name = u.GetName()
 	for _, c := range x.Status.Conditions {
 		n.Ready = n.Ready || c.Type == "Ready" && c.Status == "True"
 	}
@@ -125,20 +105,18 @@ func readNode(o map[string]any) (n Node, err error) {
 	return n, nil
 }
 
-func readTunnel(o map[string]any) (Tunnel, error) {
+func readTunnel(u *unstructured.Unstructured) (Tunnel, error) {
 	var x struct {
-		Metadata metadata
-		Spec     peering.NodeSpec
-		Status   peering.NodeStatus
+		Spec   peering.NodeSpec
+		Status peering.NodeStatus
 	}
-	err := convert(o, &x)
-	return Tunnel{x.Metadata.Name, x.Spec.Local, x.Spec.Remote, x.Status.Peerings}, err
+	err := convert(u.Object, &x)
+	return Tunnel{u.GetName(), x.Spec.Local, x.Spec.Remote, x.Status.Peerings}, err
 }
 
-func readDeployment(o map[string]any) (d Deployment, err error) {
+func readDeployment(u *unstructured.Unstructured) (d Deployment, err error) {
 	var x struct {
-		Metadata metadata
-		Spec     struct {
+		Spec struct {
 			Replicas *int64
 			Template struct {
 				Spec struct {
@@ -150,10 +128,10 @@ func readDeployment(o map[string]any) (d Deployment, err error) {
 			}
 		}
 	}
-	if err := convert(o, &x); err != nil {
+	if err := convert(u.Object, &x); err != nil {
 		return d, err
 	}
-	d.Name, d.Replicas = x.Metadata.Name, 1
+	d.Name, d.Replicas = u.GetName(), 1
 	if x.Spec.Replicas != nil {
 		d.Replicas = *x.Spec.Replicas
 	}
@@ -164,14 +142,13 @@ func readDeployment(o map[string]any) (d Deployment, err error) {
 	return d, nil
 }
 
-func readPod(o map[string]any) (p Pod, err error) {
+func readPod(u *unstructured.Unstructured) (p Pod, err error) {
 	type reason struct {
 		Reason, Message string
 		ExitCode        int
 	}
 	var x struct {
-		Metadata metadata
-		Spec     struct {
+		Spec struct {
 			NodeName   string
 			Containers []struct{ Image string }
 		}
@@ -185,18 +162,18 @@ func readPod(o map[string]any) (p Pod, err error) {
 			}
 		}
 	}
-	if err := convert(o, &x); err != nil {
+	if err := convert(u.Object, &x); err != nil {
 		return p, err
 	}
-	p = Pod{Name: x.Metadata.Name, Node: x.Spec.NodeName, Labels: x.Metadata.Labels, Phase: x.Status.Phase,
-		Ending: x.Metadata.Deleted != nil}
+	p = Pod{Name: u.GetName(), Node: x.Spec.NodeName, Labels: u.GetLabels(), Phase: x.Status.Phase,
+		Ending: u.GetDeletionTimestamp() != nil}
 	if len(x.Spec.Containers) > 0 {
 		p.Image = x.Spec.Containers[0].Image
 	}
 	for _, c := range x.Status.Conditions {
 		switch {
 		case c.Type == "Ready":
-			p.Ready = c.Status == "True" && x.Metadata.Deleted == nil
+			p.Ready = c.Status == "True" && u.GetDeletionTimestamp() == nil
 		case c.Type == "PodScheduled" && c.Status == "False":
 			p.Trouble = sentence(c.Reason, c.Message)
 		}
@@ -229,18 +206,17 @@ func sentence(reason, message string) string {
 	return reason + ": " + message
 }
 
-func readWarning(o map[string]any) (w Warning, err error) {
+func readWarning(u *unstructured.Unstructured) (w Warning, err error) {
 	var x struct {
 		InvolvedObject struct{ Kind, Name string }
 		Message        string
 		LastTimestamp  *time.Time
 		EventTime      *time.Time
-		Metadata       metadata
 	}
-	if err := convert(o, &x); err != nil {
+	if err := convert(u.Object, &x); err != nil {
 		return w, err
 	}
-	w = Warning{x.InvolvedObject.Kind, x.InvolvedObject.Name, x.Message, x.Metadata.Created}
+	w = Warning{x.InvolvedObject.Kind, x.InvolvedObject.Name, x.Message, u.GetCreationTimestamp().Time}
 	for _, at := range []*time.Time{x.EventTime, x.LastTimestamp} {
 		if at != nil && at.After(w.At) {
 			w.At = *at

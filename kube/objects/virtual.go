@@ -1,4 +1,4 @@
-package kube
+package objects
 
 // virtualNodes are the labels of nodes that only stand for computers elsewhere: those of Liqo, of
 // the virtual kubelet, and of EKS Fargate. No agent of ours can run there, and none is waited for.
