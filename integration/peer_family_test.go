@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"culvert/integration/lab"
+	labplan "culvert/integration/lab/plan"
 )
 
 // peerFamily says which addresses of a peer test are IPv6. Tests write all addresses as IPv4; hosts
@@ -23,7 +23,7 @@ func (f peerFamily) String() string {
 }
 
 // of translates the addresses in a text to the family.
-func (f peerFamily) of(text string) string { return lab.AsIPv6(text, f.inside, f.outside) }
+func (f peerFamily) of(text string) string { return labplan.AsIPv6(text, f.inside, f.outside) }
 
 // amount returns n bytes, or less for a guest that carries the same over IPv4 too, except under
 // CULVERT_LONG.

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert/integration/lab"
+	"culvert/integration/lab/plan"
 )
 
 // completeFirst completes names for the first argument, and files for others.
@@ -37,7 +38,7 @@ func completeFaults(made bool) cobra.CompletionFunc {
 
 // culvertHosts returns the hosts that run a gateway or node.
 func culvertHosts() []string {
-	return slices.DeleteFunc(lab.HostNames(), func(name string) bool {
+	return slices.DeleteFunc(plan.HostNames(), func(name string) bool {
 		return !strings.Contains(name, "/node") && !strings.HasSuffix(name, "/gateway")
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/node"
 	"culvert/integration/lab"
+	"culvert/integration/lab/plan"
 )
 
 // inHolder calls fn in the holder of a new lab: a second run of this command, inside the lab's
@@ -284,7 +285,7 @@ func newExecCommand() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.ValidArgsFunction = completeFirst(lab.HostNames()...)
+	cmd.ValidArgsFunction = completeFirst(plan.HostNames()...)
 	cmd.Flags().SetInterspersed(false) // the first argument ends the flags
 	return cmd
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // attackMemory is what a gateway in a control group of 64 MiB chooses for itself.
@@ -61,17 +63,17 @@ func setting(path string, value any) func(int, object) {
 
 // freshGateways restarts both gateways without their former connections.
 func (l *Lab) freshGateways(ctx context.Context, change func(i int, config object)) (err error) {
-	defer catch(&err)
-	for i := range clusters {
+	defer step.Catch(&err)
+	for i := range plan.V4 {
 		config := l.gatewayConfig(i)
 		if change != nil {
 			change(i, config)
 		}
-		try(l.writeYAML(clusters[i].Name, "gateway.yaml", config))
+		step.Try(l.writeYAML(plan.V4[i].Name, "gateway.yaml", config))
 	}
-	try(end(l.gateways()...))
-	for i := range clusters {
-		if err := os.Remove(l.path(clusters[i].Name, filepath.Join("state", clusters[1-i].Name, "connections"))); err !=
+	step.Try(end(l.gateways()...))
+	for i := range plan.V4 {
+		if err := os.Remove(l.path(plan.V4[i].Name, filepath.Join("state", plan.V4[1-i].Name, "connections"))); err !=
 			nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

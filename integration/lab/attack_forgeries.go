@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 	"culvert/nat/nattest"
 )
 
@@ -38,13 +40,13 @@ var sourceCheckOff = setting("geneve.sourceCheck", "cluster")
 // attackReload gives the gateway a file without the second node, which it must refuse because of a
 // fault in a third one.
 func (l *Lab) attackReload(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	config := l.gatewayConfig(0)
 	third := l.thirdNode(0)
 	third["encap"], third["inner"] = "vxlan", "ip"
 	set(config, "geneve.nodes", []object{nodesOf(config)[0], third})
-	try(l.writeYAML(clusters[0].Name, "gateway.yaml", config))
-	must(l.sendHangup(ctx, 0, refusedText))
+	step.Try(l.writeYAML(plan.V4[0].Name, "gateway.yaml", config))
+	step.Must(l.sendHangup(ctx, 0, refusedText))
 	e := l.pair("rome/pod2", "milan/pod2")
 	return l.beside(ctx, nil, echoRequests("pings", 20, e.from, e.target, 84), echoRequests("pings back", 20, e.to,
 		e.wantSource, 84))
@@ -53,12 +55,12 @@ func (l *Lab) attackReload(ctx context.Context) (_ string, err error) {
 // attackPathMTU sends too-big messages about packets that nobody sent: of no connection, or with a
 // sequence number that is not in flight.
 func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	e := l.pair("rome/pod1", "milan/pod1")
-	before := must(e.segmentsReceived())
-	live := must(newIdle(e))
+	before := step.Must(e.segmentsReceived())
+	live := step.Must(newIdle(e))
 	defer live.close()
-	near, local := must2(live.farEnds())
+	near, local := step.Must2(live.farEnds())
 	attacker, mtu := l.at("milan/pod2"), uint16(68)
 	if attacker.Address.Is6() {
 		mtu = smallMTU // IPv6 hosts ignore less than the minimum MTU (RFC 8200, Section 5)
@@ -69,9 +71,9 @@ func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
 		silentTCP(near, local, nattest.ACK, 0x0bad0bad, 0), // in flight by chance once in 65,536
 	}
 	f := &flood{attacker, len(forged), func(i int) []byte { return tooBigAbout(attacker.Address, forged[i], mtu) }}
-	figure := must(l.beside(ctx, []*flood{f}))
+	figure := step.Must(l.beside(ctx, []*flood{f}))
 	// What the attacker sends next arrives last.
-	try(errors.Join(l.pair("milan/pod2", "rome/pod1").reach(ctx), live.speak(live.near, live.far)))
+	step.Try(errors.Join(l.pair("milan/pod2", "rome/pod1").reach(ctx), live.speak(live.near, live.far)))
 	after, err := e.segmentsReceived()
 	if err == nil && after < before {
 		err = fmt.Errorf("segments of %d bytes arrive after %d forged messages, %d before", after, len(forged), before)
@@ -83,38 +85,38 @@ func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
 // after a gap, so that it stays in flight, and the other a message that it is too big. That must
 // slow down nobody else who sends to the same pod, on the same node or on another.
 func (l *Lab) attackColluding(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	own, accomplice := l.pair("rome/pod1", "milan/pod1"), l.at("milan/pod2")
 	innocents := []*ends{l.pair("rome/node1", "milan/pod1"), l.pair("rome/pod2", "milan/pod1")}
 	sizes := make([]int, len(innocents))
 	for i, e := range innocents {
-		sizes[i] = must(e.segmentsReceived())
+		sizes[i] = step.Must(e.segmentsReceived())
 	}
-	before := must(own.segmentsReceived())
-	live := must(newIdle(own))
+	before := step.Must(own.segmentsReceived())
+	live := step.Must(newIdle(own))
 	defer live.close()
-	seq, ack := must2(live.near.numbers())
+	seq, ack := step.Must2(live.near.numbers())
 	const gap = 100
-	from, to := must(unix.Getsockname(live.near.fd)), must(unix.Getpeername(live.near.fd))
+	from, to := step.Must(unix.Getsockname(live.near.fd)), step.Must(unix.Getpeername(live.near.fd))
 	segment := silentTCP(addrPort(from), addrPort(to), nattest.ACK, seq+gap, ack)
-	must(l.beside(ctx, []*flood{{own.from, 1, func(int) []byte { return segment }}}))
-	try(own.reach(ctx)) // behind the segment
-	near, local := must2(live.farEnds())
+	step.Must(l.beside(ctx, []*flood{{own.from, 1, func(int) []byte { return segment }}}))
+	step.Try(own.reach(ctx)) // behind the segment
+	near, local := step.Must2(live.farEnds())
 	mtu := uint16(552) // the lowest that a gateway believes
 	if accomplice.Address.Is6() {
 		mtu = smallMTU
 	}
 	// The kernel of the attacker, which has not sent the gap, does not believe it.
 	message := tooBigAbout(accomplice.Address, silentTCP(near, local, nattest.ACK, seq+gap/2, ack), mtu)
-	figure := must(l.beside(ctx, []*flood{{accomplice, 1, func(int) []byte { return message }}}))
-	try(l.pair("milan/pod2", "rome/pod1").reach(ctx)) // behind the message
-	if after := must(own.segmentsReceived()); after >= before {
+	figure := step.Must(l.beside(ctx, []*flood{{accomplice, 1, func(int) []byte { return message }}}))
+	step.Try(l.pair("milan/pod2", "rome/pod1").reach(ctx)) // behind the message
+	if after := step.Must(own.segmentsReceived()); after >= before {
 		return "", fmt.Errorf(
 			"segments of the attacker's own have %d bytes before and %d after; want less: nothing was learnt",
 			before, after)
 	}
 	for i, e := range innocents {
-		if size := must(e.segmentsReceived()); size < sizes[i] {
+		if size := step.Must(e.segmentsReceived()); size < sizes[i] {
 			return "", fmt.Errorf("segments of %d bytes from %s after one message about %s, %d before", size,
 				e.from.Name, own.from.Name, sizes[i])
 		}
@@ -124,24 +126,24 @@ func (l *Lab) attackColluding(ctx context.Context) (_ string, err error) {
 
 // numbers returns the sequence numbers that a TCP socket sends and expects next.
 func (s *socket) numbers() (seq, ack uint32, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	const receiveQueue, sendQueue = 1, 2 // TCP_RECV_QUEUE and TCP_SEND_QUEUE, see tcp.h
-	try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, 1))
+	step.Try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, 1))
 	defer unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, -1) // without a window probe
-	try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, sendQueue))
-	seq = uint32(must(unix.GetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ)))
-	try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, receiveQueue))
-	return seq, uint32(must(unix.GetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ))), nil
+	step.Try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, sendQueue))
+	seq = uint32(step.Must(unix.GetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ)))
+	step.Try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, receiveQueue))
+	return seq, uint32(step.Must(unix.GetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ))), nil
 }
 
 // segmentsReceived streams over a new connection and returns the segment size seen by the receiver.
 func (e *ends) segmentsReceived() (size int, err error) {
-	defer catch(&err)
-	near, far := must2(e.connect())
+	defer step.Catch(&err)
+	near, far := step.Must2(e.connect())
 	defer near.close()
 	defer far.close()
-	try(transferOver(near, far, smallStream))
-	info := must(unix.GetsockoptTCPInfo(far.fd, unix.IPPROTO_TCP, unix.TCP_INFO))
+	step.Try(transferOver(near, far, smallStream))
+	info := step.Must(unix.GetsockoptTCPInfo(far.fd, unix.IPPROTO_TCP, unix.TCP_INFO))
 	return int(info.Rcv_mss), nil
 }
 
@@ -173,20 +175,20 @@ func (i *idle) farEnds() (near, far netip.AddrPort, err error) {
 // attackFIN tries to end a connection without knowing its sequence numbers, from the far end's
 // address, and then fills the table: an ended connection would be evicted.
 func (l *Lab) attackFIN(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
-	victim := must(newIdle(l.pair("rome/node2", "milan/pod1")))
+	defer step.Catch(&err)
+	victim := step.Must(newIdle(l.pair("rome/node2", "milan/pod1")))
 	defer victim.close()
 	// A large window is easy to hit.
-	try(transferOver(victim.far, victim.near, 4*smallStream))
-	info := must(unix.GetsockoptTCPInfo(victim.near.fd, unix.IPPROTO_TCP, unix.TCP_INFO))
-	near, far := must2(victim.farEnds())
+	step.Try(transferOver(victim.far, victim.near, 4*smallStream))
+	info := step.Must(unix.GetsockoptTCPInfo(victim.near.fd, unix.IPPROTO_TCP, unix.TCP_INFO))
+	near, far := step.Must2(victim.farEnds())
 	// Of two acknowledgements half the sequence space apart, one is old.
-	step := max(info.Rcv_ssthresh/4, 1<<15)
-	f := &flood{l.at("milan/node1"), 2 * (int(1<<32/uint64(step)) + 1), func(i int) []byte {
-		return silentTCP(far, near, nattest.FIN|nattest.ACK, uint32(i/2)*step, 0x0bad0bad+uint32(i%2)<<31)
+	stride := max(info.Rcv_ssthresh/4, 1<<15)
+	f := &flood{l.at("milan/node1"), 2 * (int(1<<32/uint64(stride)) + 1), func(i int) []byte {
+		return silentTCP(far, near, nattest.FIN|nattest.ACK, uint32(i/2)*stride, 0x0bad0bad+uint32(i%2)<<31)
 	}}
-	figure := must(l.beside(ctx, []*flood{f}))
-	more := must(l.fillTable(ctx))
+	figure := step.Must(l.beside(ctx, []*flood{f}))
+	more := step.Must(l.fillTable(ctx))
 	return fmt.Sprintf("%s FINs; %s", figure, more), victim.serverSpeaks()
 }
 
@@ -226,28 +228,28 @@ const forgedPort = 5000
 
 // attackSource sends as a pod of another node, before that pod does.
 func (l *Lab) attackSource(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	e := l.pair("rome/pod2", "milan/pod1")
-	server := must(newSourceServer(e.to))
+	server := step.Must(newSourceServer(e.to))
 	defer server.Close()
-	figure := must(l.beside(ctx, []*flood{l.speakFor(e, 5000)}))
+	figure := step.Must(l.beside(ctx, []*flood{l.speakFor(e, 5000)}))
 	if err := l.pair("rome/node1", "milan/pod1").reach(ctx); err != nil { // what it sends next arrives last
 		return "", err
 	}
-	client := must(e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.from.Address, forgedPort),
+	client := step.Must(e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.from.Address, forgedPort),
 		netip.AddrPortFrom(e.target, attackPort), nil))
 	defer client.Close()
-	must(client.Write([]byte("own")))
+	step.Must(client.Write([]byte("own")))
 	return figure + " forged, none received", server.expect("own", netip.AddrPortFrom(e.wantSource, forgedPort))
 }
 
 // checkSourceAllowed requires that such packets pass where a node may send from the addresses of
 // all pods.
 func (l *Lab) checkSourceAllowed(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	e := l.pair("rome/pod2", "milan/pod1")
-	server := must(newSourceServer(e.to))
+	server := step.Must(newSourceServer(e.to))
 	defer server.Close()
-	must(l.beside(ctx, []*flood{l.speakFor(e, 1)}))
+	step.Must(l.beside(ctx, []*flood{l.speakFor(e, 1)}))
 	return "received", server.expect("forged", netip.AddrPortFrom(e.wantSource, forgedPort))
 }

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"culvert/integration/lab/step"
 )
 
 // innocent is a well-behaved client during an attack. Each of its requests must be answered.
@@ -67,8 +69,8 @@ func (in *innocent) once(ctx context.Context, t *tally) {
 
 // beside runs the floods and lets the innocents ask meanwhile, and then in.n times each.
 func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocent) (_ string, err error) {
-	defer catch(&err)
-	before := must(l.kernelLosses())
+	defer step.Catch(&err)
+	before := step.Must(l.kernelLosses())
 	flooding, stop := context.WithCancel(ctx)
 	defer stop()
 	figures, errs := make([]string, len(floods)), make([]error, len(floods))
@@ -113,8 +115,8 @@ func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocen
 			tallies[i].late = in.end()
 		}
 	}
-	try(errors.Join(append(errs, ctx.Err())...))
-	after := must(l.kernelLosses())
+	step.Try(errors.Join(append(errs, ctx.Err())...))
+	after := step.Must(l.kernelLosses())
 	return judgeTallies(figures, innocents, tallies, after-before)
 }
 
@@ -143,7 +145,7 @@ func judgeTallies(figures []string, innocents []*innocent, tallies []tally, kern
 // kernelLosses counts the packets that the kernel has lost on the way to a socket of any host: in
 // full receive buffers, and in full backlogs of this machine's CPUs.
 func (l *Lab) kernelLosses() (n int, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	for _, h := range l.hosts {
 		err := h.Do(func() error {
 			overflows, err := snmpCounter("Udp", "RcvbufErrors")
@@ -154,10 +156,10 @@ func (l *Lab) kernelLosses() (n int, err error) {
 			return 0, fmt.Errorf("%s: %w", h.Name, err)
 		}
 	}
-	text := must(os.ReadFile("/proc/net/softnet_stat"))
+	text := step.Must(os.ReadFile("/proc/net/softnet_stat"))
 	for line := range strings.Lines(string(text)) {
 		var processed, dropped uint32
-		must(fmt.Sscanf(line, "%x %x", &processed, &dropped))
+		step.Must(fmt.Sscanf(line, "%x %x", &processed, &dropped))
 		n += int(dropped)
 	}
 	return n, nil

@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/device"
+
+	"culvert/integration/lab/step"
 )
 
 // listenerAttacks concern other users of a gateway: scrapers, senders of errors, peers, nodes.
@@ -106,7 +108,7 @@ func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (strin
 // stranger is an unused address: on the link between the gateways or, for IPv6, where a /64 counts
 // as one sender, elsewhere.
 func (l *Lab) stranger() netip.Addr {
-	if l.outer().is6() {
+	if l.outer().Is6() {
 		return netip.MustParseAddr("2001:db8:d::66")
 	}
 	return spare(l.outer()[0].Peering)
@@ -114,18 +116,18 @@ func (l *Lab) stranger() netip.Addr {
 
 // attackHandshakes starts WireGuard handshakes while a session exists.
 func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	const count = 50_000
 	e := l.pair("rome/pod2", "milan/pod2")
-	f := must(l.handshakes(count, from))
+	f := step.Must(l.handshakes(count, from))
 	return l.beside(ctx, []*flood{f}, echoRequests("pings", 100, e.from, e.target, 84))
 }
 
 // attackSession starts such handshakes while the gateways start and do not know each other's
 // address yet.
 func (l *Lab) attackSession(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
-	f := must(l.handshakes(0, l.stranger()))
+	defer step.Catch(&err)
+	f := step.Must(l.handshakes(0, l.stranger()))
 	flooding, stop := context.WithCancel(ctx)
 	defer stop()
 	underWay, ended := make(chan struct{}), make(chan error, 1)
@@ -181,12 +183,12 @@ func (l *Lab) handshakes(count int, from netip.Addr) (*flood, error) {
 // attackNeighbourQueue sends to nodes that do not answer, while a node comes back whose MAC address
 // must be resolved: its first packet waits for that.
 func (l *Lab) attackNeighbourQueue(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	const absent, each = 32, 128
 	rome, outer := &l.plan()[0], &l.outer()[0]
 	// The pod CIDR of an absent node.
 	pods := func(i int) netip.Prefix {
-		return netip.MustParsePrefix(l.plan().text(fmt.Sprintf("10.0.%d.0/24", 150+i)))
+		return netip.MustParsePrefix(l.plan().Text(fmt.Sprintf("10.0.%d.0/24", 150+i)))
 	}
 	with := func(second bool) func(object) {
 		return func(config object) {
@@ -206,14 +208,14 @@ func (l *Lab) attackNeighbourQueue(ctx context.Context) (_ string, err error) {
 			set(config, "geneve.nodes", nodes)
 		}
 	}
-	try(l.reload(ctx, 0, with(false)))
+	step.Try(l.reload(ctx, 0, with(false)))
 	attacker, e := l.at("milan/pod1"), l.pair("milan/pod2", "rome/pod2")
 	f := &flood{attacker, absent * each, func(i int) []byte {
 		pod := rome.Seen(behind(pods(i%absent).Addr(), 5))
 		return silentUDP(netip.AddrPortFrom(attacker.Address, uint16(1024+i)), netip.AddrPortFrom(pod, attackPort))
 	}}
-	filled := must(l.beside(ctx, []*flood{f}))
-	try(l.reload(ctx, 0, with(true)))
+	filled := step.Must(l.beside(ctx, []*flood{f}))
+	step.Try(l.reload(ctx, 0, with(true)))
 	more, err := l.beside(ctx, nil, echoRequests("pings", 20, e.from, e.target, 84))
 	return filled + "; " + more, err
 }

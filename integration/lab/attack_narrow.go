@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"culvert/integration/lab/step"
 )
 
 // narrowTime is how soon TCP must continue.
@@ -21,19 +23,19 @@ func (l *Lab) checkNarrow(device string, e *ends) func(context.Context) (string,
 		return gateway.Do(func() error { return setMTU(device, mtu)(l) })
 	}
 	return func(ctx context.Context) (_ string, err error) {
-		defer catch(&err)
-		try(e.reach(ctx))
-		near, far := must2(e.connect())
+		defer step.Catch(&err)
+		step.Try(e.reach(ctx))
+		near, far := step.Must2(e.connect())
 		defer near.close()
 		defer far.close()
-		try(errors.Join(near.setTimeout(patience), far.setTimeout(patience), transferOver(near, far, smallStream)))
-		before := must(outerCounts(ctx, gateway))
+		step.Try(errors.Join(near.setTimeout(patience), far.setTimeout(patience), transferOver(near, far, smallStream)))
+		before := step.Must(outerCounts(ctx, gateway))
 		defer func() { err = errors.Join(err, set(underlayMTU)) }()
-		try(set(mtu))
+		step.Try(set(mtu))
 		began := time.Now()
-		try(transferOver(near, far, smallStream))
+		step.Try(transferOver(near, far, smallStream))
 		took := time.Since(began)
-		after := must(outerCounts(ctx, gateway))
+		after := step.Must(outerCounts(ctx, gateway))
 		switch {
 		case after.fragments != before.fragments:
 			return "", fmt.Errorf("%d fragments of the tunnels' datagrams, want none", after.fragments-before.fragments)
@@ -46,7 +48,7 @@ func (l *Lab) checkNarrow(device string, e *ends) func(context.Context) (string,
 
 // ofOuter returns one of two values by the family of the tunnels' underlay.
 func (l *Lab) ofOuter(four, six int) int {
-	if l.outer().is6() {
+	if l.outer().Is6() {
 		return six
 	}
 	return four

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"time"
+
+	"culvert/integration/lab/step"
 )
 
 // attackNetwork pings from many addresses of a pod's network, which another pod answers: 50,000
@@ -14,7 +16,7 @@ import (
 // Meanwhile the forger's own pod, one on another node and one in the other cluster use services.
 // With CULVERT_LONG it continues for five minutes.
 func (l *Lab) attackNetwork(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	const burst, burstRate, rate, least = 50_000, 6_000, 730, 20_000
 	lasts := 10
 	if os.Getenv("CULVERT_LONG") != "" {
@@ -31,20 +33,20 @@ func (l *Lab) attackNetwork(ctx context.Context) (_ string, err error) {
 			return rawEcho(from, e.target, id)
 		}}
 	}
-	defer must(l.serveBackends(p, 0))()
-	defer must(l.serveBackends(p, 1))()
+	defer step.Must(l.serveBackends(p, 0))()
+	defer step.Must(l.serveBackends(p, 1))()
 	for n, tries := 0, 0; n < least; tries++ { // a busy kernel loses pings
 		if tries == attempts {
 			return "", fmt.Errorf(
 				"%d connections at milan after %d times %d pings, want %d at least, or nothing is attacked", n, tries,
 				burst, least)
 		}
-		must(l.beside(ctx, []*flood{forge(burst, attackBurst*time.Second/burstRate)}))
-		n, _ = must2(l.connections(ctx, "milan/gateway"))
+		step.Must(l.beside(ctx, []*flood{forge(burst, attackBurst*time.Second/burstRate)}))
+		n, _ = step.Must2(l.connections(ctx, "milan/gateway"))
 	}
 	var innocents []*innocent
 	for _, from := range []string{"rome/pod1", "rome/pod2", "milan/pod2"} {
-		far := &p[1-p.index(from)]
+		far := &p[1-p.Index(from)]
 		in := newCalls(1, l.at(from), netip.AddrPortFrom(far.Seen(far.Balanced), servicePort), "")
 		in.what, in.every, in.most = "connections of "+from, time.Duration(lasts)*time.Second/20, 0
 		innocents = append(innocents, in)

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 	"culvert/nat/nattest"
 )
 
@@ -20,7 +22,7 @@ func (l *Lab) hostilePeer(i int, config object) {
 			"internal": rome.Nodes[1].Internal})
 		return
 	}
-	config["state"] = l.path(clusters[1].Name, "hostile") // without stored remaps
+	config["state"] = l.path(plan.V4[1].Name, "hostile") // without stored remaps
 	set(config, "network.remote.externalCIDRs", []object{
 		{"cidr": firstHalf(rome.External), "remap": firstHalf(rome.SeenExt)},
 		{"cidr": firstHalf(netip.PrefixFrom(rome.Nodes[0].Internal, rome.External.Bits())),
@@ -29,7 +31,7 @@ func (l *Lab) hostilePeer(i int, config object) {
 }
 
 // mappedNode is the external address that stands for a cluster's second node.
-func mappedNode(c *Cluster) netip.Addr { return behind(c.MappedAs, 1) }
+func mappedNode(c *plan.Cluster) netip.Addr { return behind(c.MappedAs, 1) }
 
 func firstHalf(p netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(p.Masked().Addr(), p.Bits()+1)
@@ -44,7 +46,7 @@ func otherHalf(p netip.Prefix) netip.Prefix {
 
 // broadcast is an address of the pods' network that Linux takes for the node's own: the last one
 // or, over IPv6, the first (anycast).
-func (n *ClusterNode) broadcast() netip.Addr {
+func broadcast(n *plan.ClusterNode) netip.Addr {
 	a := n.PodCIDR.Masked().Addr()
 	for next := a.Next(); a.Is4() && n.PodCIDR.Contains(next); next = a.Next() {
 		a = next
@@ -57,15 +59,15 @@ func (n *ClusterNode) broadcast() netip.Addr {
 // peer. Meanwhile the node asks that cluster, and pods ask each other; none of their answers may be
 // lost.
 func (l *Lab) attackNodes(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	p := l.plan()
 	attacker, node := l.at("milan/pod1"), l.at("rome/node1").at(p[0].Nodes[0].Internal)
-	seen, all := remap(node.Address, otherHalf(p[0].SeenExt)), p[0].Seen(p[0].Nodes[0].broadcast())
-	heard := must(newSourceServer(node.at(p[0].anywhere().Addr())))
+	seen, all := plan.Remap(node.Address, otherHalf(p[0].SeenExt)), p[0].Seen(broadcast(&p[0].Nodes[0]))
+	heard := step.Must(newSourceServer(node.at(p[0].Anywhere().Addr())))
 	defer heard.Close()
-	defer must(newNameServer(node, backendPort)).close()
+	defer step.Must(newNameServer(node, backendPort)).close()
 	asked := l.pair("rome/node1", "milan/pod2")
-	defer must(newNameServer(asked.to, backendPort)).close()
+	defer step.Must(newNameServer(asked.to, backendPort)).close()
 	const count = 20_000
 	f := &flood{attacker, count, func(i int) []byte {
 		from, to := netip.AddrPortFrom(attacker.Address, uint16(1024+i)), netip.AddrPortFrom(seen, attackPort)
@@ -81,7 +83,7 @@ func (l *Lab) attackNodes(ctx context.Context) (_ string, err error) {
 		}
 		return datagramOf(from, to, []byte("forged")...).Bytes()
 	}}
-	defer must(newNameServer(l.at("rome/node2").at(p[0].Nodes[1].Internal), backendPort)).close()
+	defer step.Must(newNameServer(l.at("rome/node2").at(p[0].Nodes[1].Internal), backendPort)).close()
 	figure, err := l.beside(ctx, []*flood{f}, newCalls(20, asked.from, netip.AddrPortFrom(asked.target, backendPort),
 		asked.to.Name),
 		newCalls(20, attacker, netip.AddrPortFrom(p[0].Seen(mappedNode(&p[0])), backendPort), "rome/node2"),
@@ -95,7 +97,7 @@ func (l *Lab) attackNodes(ctx context.Context) (_ string, err error) {
 	} else if timeout := net.Error(nil); !errors.As(err, &timeout) || !timeout.Timeout() {
 		return "", fmt.Errorf("%s, to %s: %w, want no answer", attacker.Name, node.Name, err)
 	}
-	knock := must(newPinger(attacker))
+	knock := step.Must(newPinger(attacker))
 	defer knock.close()
 	for _, to := range []netip.Addr{seen, all} {
 		if a, err := knock.echo(to, 84, maxTTL); !errors.Is(err, errUnanswered) {
@@ -103,9 +105,9 @@ func (l *Lab) attackNodes(ctx context.Context) (_ string, err error) {
 		}
 	}
 	// The node's own datagram arrives last, and nothing before it.
-	must(heard.WriteToUDPAddrPort([]byte("own"), netip.AddrPortFrom(node.Address, attackPort)))
-	try(heard.expect("own", netip.AddrPortFrom(node.Address, attackPort)))
-	metrics := must(gatewayMetrics(ctx, l.Host("rome/gateway")))
+	step.Must(heard.WriteToUDPAddrPort([]byte("own"), netip.AddrPortFrom(node.Address, attackPort)))
+	step.Try(heard.expect("own", netip.AddrPortFrom(node.Address, attackPort)))
+	metrics := step.Must(gatewayMetrics(ctx, l.Host("rome/gateway")))
 	for reason, sent := range map[string]float64{"to-node": count * 4 / 5, "bad-destination": count / 5} {
 		drops := metrics[`culvert_dropped_packets_total{direction="inbound",reason="`+reason+`"}`]
 		if drops < sent/2 {

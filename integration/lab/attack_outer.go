@@ -7,17 +7,19 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+
+	"culvert/integration/lab/step"
 )
 
 // attackOuterMTU forges too-big messages: an unknown sender about datagrams between the gateways,
 // and a pod about those to a node. They quote unused ports. A stream must continue in whole trains,
 // and no gateway may fragment.
 func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	e, o := l.pair("milan/pod1", "rome/pod1"), l.outer()
 	gateway := l.Host("milan/gateway")
 	mtu := l.ofOuter(552, smallMTU) // the lowest that a kernel accepts, for IPv6 by RFC 8200, Section 5
-	try(e.reach(ctx))
+	step.Try(e.reach(ctx))
 	lies := []struct {
 		from      string
 		stranger  netip.Addr
@@ -32,12 +34,12 @@ func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
 	for _, lie := range lies {
 		quoted := silentUDP(netip.AddrPortFrom(lie.near, lie.port), netip.AddrPortFrom(lie.far, 1))
 		f := &flood{l.host(o, lie.from), 1, func(int) []byte { return tooBigAbout(lie.stranger, quoted, uint16(mtu)) }}
-		must(l.beside(ctx, []*flood{f}))
-		try(gateway.Do(func() error { return awaitPathMTU(ctx, lie.far, mtu) }))
+		step.Must(l.beside(ctx, []*flood{f}))
+		step.Try(gateway.Do(func() error { return awaitPathMTU(ctx, lie.far, mtu) }))
 	}
-	before := must(outerCounts(ctx, gateway))
-	figure := must(e.stream(ctx, smallStream, smallStream))
-	told := must(l.beside(ctx, nil, echoRequests("large pings of another pod", 20, l.at("milan/pod2"),
+	before := step.Must(outerCounts(ctx, gateway))
+	figure := step.Must(e.stream(ctx, smallStream, smallStream))
+	told := step.Must(l.beside(ctx, nil, echoRequests("large pings of another pod", 20, l.at("milan/pod2"),
 		l.plan()[0].Seen(l.plan()[0].Nodes[1].Pod), largeMTU)))
 	after, err := outerCounts(ctx, gateway)
 	if err == nil && after != before {
@@ -66,7 +68,7 @@ func outerCounts(ctx context.Context, gateway *Host) (c outerCount, err error) {
 
 // awaitPathMTU waits until the kernel of this thread's namespace has learnt a path MTU.
 func awaitPathMTU(ctx context.Context, to netip.Addr, mtu int) error {
-	return await(ctx, reachTimeout, faultPace, func() error {
+	return step.Await(ctx, reachTimeout, faultPace, func() error {
 		routes, err := netlink.RouteGet(to.AsSlice())
 		if err == nil && (len(routes) == 0 || routes[0].MTU != mtu) {
 			err = fmt.Errorf("the kernel knows of the path to %s: %+v; want MTU %d", to, routes, mtu)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"culvert/integration/lab/step"
 	"culvert/nat/nattest"
 )
 
@@ -54,9 +55,9 @@ func behind(a netip.Addr, n int) netip.Addr {
 // attackPorts takes every port of U towards one service for one client; a client of the other node
 // must still get some.
 func (l *Lab) attackPorts(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	e := l.pair("rome/node2", "milan/pod1")
-	server := must(newEchoServer(e.to))
+	server := step.Must(newEchoServer(e.to))
 	defer server.close()
 	to := netip.AddrPortFrom(e.target, uint16(server.port()))
 	f := &flood{l.at("rome/node1"), 65_535, func(i int) []byte {
@@ -102,19 +103,19 @@ func (l *Lab) hostileService(n int) netip.Addr { return nth(l.plan()[0].Sticky, 
 // attackAffinity is a remote cluster that makes services remember every client it can invent. A
 // client of another service must keep its backend, and the gateway's memory must stay bounded.
 func (l *Lab) attackAffinity(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	p := l.plan()
 	rome, milan := &p[0], &p[1]
 	from, to := l.at("milan/pod1"), netip.AddrPortFrom(rome.Seen(rome.Sticky), servicePort)
-	defer must(l.serveBackends(p, 0))()
-	c := must(newCall(ctx, from, to))
-	backend, _ := must2(c.ask())
+	defer step.Must(l.serveBackends(p, 0))()
+	c := step.Must(newCall(ctx, from, to))
+	backend, _ := step.Must2(c.ask())
 	f := &flood{l.at("milan/node2"), hostileHosts * hostileHosts, func(i int) []byte {
 		from := nth(milan.Nodes[1].PodCIDR.Masked().Addr(), 1<<12+i/hostileHosts)
 		to := netip.AddrPortFrom(rome.Seen(l.hostileService(i%hostileHosts)), servicePort)
 		return silentTCP(netip.AddrPortFrom(from, uint16(1024+i%60_000)), to, nattest.SYN, uint32(i), 0)
 	}}
-	figure := must(l.beside(ctx, []*flood{f}, questions(20, c, backend), newCalls(20, from, to, backend)))
+	figure := step.Must(l.beside(ctx, []*flood{f}, questions(20, c, backend), newCalls(20, from, to, backend)))
 	memory, err := l.gateway(0).memory()
 	const mib = 1 << 20
 	if err == nil && memory.anonymous > attackedRSS {
@@ -127,15 +128,15 @@ func (l *Lab) attackAffinity(ctx context.Context) (_ string, err error) {
 // attackHalfOpen opens connections from many addresses behind one node. Meanwhile requests that the
 // other node sent before wait for their answers.
 func (l *Lab) attackHalfOpen(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	e := l.pair("rome/node2", "milan/pod1")
-	waiting := must(newWaiting(ctx, e, 50))
-	defer must(newNameServer(e.to, backendPort)).close()
+	waiting := step.Must(newWaiting(ctx, e, 50))
+	defer step.Must(newNameServer(e.to, backendPort)).close()
 	f := &flood{l.at("rome/node1"), 4 * smallTable, func(i int) []byte {
 		return silentTCP(netip.AddrPortFrom(nth(l.plan()[0].BehindFirst, i%10_000), uint16(1024+i/10_000)),
 			netip.AddrPortFrom(e.target, attackPort), nattest.SYN, uint32(i), 0)
 	}}
-	figure := must(l.beside(ctx, []*flood{f}, newCalls(50, e.from, netip.AddrPortFrom(e.target, backendPort), "")))
+	figure := step.Must(l.beside(ctx, []*flood{f}, newCalls(50, e.from, netip.AddrPortFrom(e.target, backendPort), "")))
 	late, err := l.beside(ctx, nil, waiting.answers())
 	return figure + "; " + late, err
 }
@@ -149,14 +150,14 @@ type waiting struct {
 
 // newWaiting sends n requests and verifies that they arrive.
 func newWaiting(ctx context.Context, e *ends, n int) (_ *waiting, err error) {
-	defer catch(&err)
-	w := &waiting{server: must(e.to.listenUDP(e.to.Address, 0))}
+	defer step.Catch(&err)
+	w := &waiting{server: step.Must(e.to.listenUDP(e.to.Address, 0))}
 	context.AfterFunc(ctx, func() { w.server.Close() })
 	port := w.server.LocalAddr().(*net.UDPAddr).Port
 	for i := range n {
-		c := must(e.dialUDP(ctx, port))
+		c := step.Must(e.dialUDP(ctx, port))
 		context.AfterFunc(ctx, func() { c.Close() })
-		must(c.Write([]byte{byte(i)}))
+		step.Must(c.Write([]byte{byte(i)}))
 		w.server.SetReadDeadline(time.Now().Add(replyTimeout))
 		request := make([]byte, 2)
 		_, source, err := w.server.ReadFromUDPAddrPort(request)
@@ -194,13 +195,13 @@ func (w *waiting) answers() *innocent {
 // attackTable fills the table with connections of one pod that the far end answers. An idle
 // connection, over which the server speaks next, must survive, and new ones must find room.
 func (l *Lab) attackTable(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
-	idle := must(newIdle(l.pair("rome/node2", "milan/pod1")))
+	defer step.Catch(&err)
+	idle := step.Must(newIdle(l.pair("rome/node2", "milan/pod1")))
 	defer idle.close()
-	defer must(newNameServer(idle.to, backendPort)).close()
+	defer step.Must(newNameServer(idle.to, backendPort)).close()
 	to := netip.AddrPortFrom(idle.target, backendPort)
-	figure := must(l.fillTable(ctx, newCalls(20, idle.from, to, "")))
-	after := must(l.beside(ctx, nil, newCalls(50, idle.from, to, "")))
+	figure := step.Must(l.fillTable(ctx, newCalls(20, idle.from, to, "")))
+	after := step.Must(l.beside(ctx, nil, newCalls(50, idle.from, to, "")))
 	return fmt.Sprintf("%s; then %s", figure, after), idle.serverSpeaks()
 }
 
@@ -208,13 +209,13 @@ func (l *Lab) attackTable(ctx context.Context) (_ string, err error) {
 // connections. It then makes sure that no evictable connections are left that would spare the
 // innocents.
 func (l *Lab) fillTable(ctx context.Context, innocents ...*innocent) (figure string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	e := l.pair("rome/pod1", "milan/pod1")
-	server := must(newEchoServer(e.to))
+	server := step.Must(newEchoServer(e.to))
 	defer server.close()
 	had, most := 0, 0
 	for {
-		f := must(l.beside(ctx, l.collusion(), innocents...))
+		f := step.Must(l.beside(ctx, l.collusion(), innocents...))
 		if figure == "" {
 			figure, innocents = f, nil
 		}

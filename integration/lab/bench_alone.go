@@ -13,6 +13,8 @@ import (
 
 	"culvert/gateway/node"
 	"culvert/geneve"
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // aloneSize and aloneSmall are the payloads in bytes of the packets in the bench of one gateway
@@ -64,12 +66,12 @@ func (b *bench) alone(ctx context.Context, v *variant, size int) (packets, secon
 		}
 		return m, err
 	}
-	if err := sleep(ctx, b.times.warmUp); err != nil {
+	if err := step.Sleep(ctx, b.times.warmUp); err != nil {
 		return 0, 0, 0, err
 	}
 	before, err := measure()
 	if err == nil {
-		err = sleep(ctx, b.times.bulk)
+		err = step.Sleep(ctx, b.times.bulk)
 	}
 	if err != nil {
 		return 0, 0, 0, err
@@ -88,7 +90,7 @@ func (l *Lab) floodFromNode(size int) (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &clusters[0]
+	c := &plan.V4[0]
 	s, err := newSocket(l.Host(c.Name+"/"+c.Nodes[0].Name), unix.SOCK_DGRAM, 0)
 	if err != nil {
 		return nil, err
@@ -118,7 +120,7 @@ func (l *Lab) floodFromNode(size int) (stop func() error, err error) {
 
 // trainOfNode returns equal tunnel datagrams, concatenated, and the size of one.
 func (l *Lab) trainOfNode(size int) (train []byte, datagram int, err error) {
-	c, n := &clusters[0], &clusters[0].Nodes[0]
+	c, n := &plan.V4[0], &plan.V4[0].Nodes[0]
 	vni := geneve.VNI(n.VNI)
 	own := geneve.MAC(vni, geneve.Node)
 	err = l.Host(c.Name + "/" + n.Name).Do(func() error {
@@ -142,7 +144,7 @@ func (l *Lab) trainOfNode(size int) (train []byte, datagram int, err error) {
 	}
 	to := geneve.MAC(vni, geneve.Gateway)
 	one = append(append(append(one, to[:]...), own[:]...), unix.ETH_P_IP>>8, unix.ETH_P_IP&0xff)
-	target := clusters[1].Seen(clusters[1].Nodes[0].Pod)
+	target := plan.V4[1].Seen(plan.V4[1].Nodes[0].Pod)
 	one = append(one, datagramOf(netip.AddrPortFrom(n.Pod, discardPort), netip.AddrPortFrom(target, discardPort),
 		make([]byte, size)...).Bytes()...)
 	for range min(trainMost, trainMostBytes/len(one)) {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/step"
 )
 
 const (
@@ -92,7 +94,7 @@ func (f *flowFiller) request(ctx context.Context) error {
 		sent++
 		progress = time.Now()
 	}
-	return sleep(ctx, flowPatience)
+	return step.Sleep(ctx, flowPatience)
 }
 
 // collect records answers.

@@ -13,6 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/plan"
 )
 
 // variant is a kind of gateway in a bench.
@@ -39,7 +41,7 @@ func (l *Lab) useGateways(ctx context.Context, v *variant) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
-	for _, c := range []*Cluster{&clusters[1], &clusters[0]} { // the server first
+	for _, c := range []*plan.Cluster{&plan.V4[1], &plan.V4[0]} { // the server first
 		p, err := l.startGateway(c, v)
 		if err != nil {
 			return err
@@ -51,8 +53,8 @@ func (l *Lab) useGateways(ctx context.Context, v *variant) error {
 			return err
 		}
 	}
-	for i := range clusters[0].Nodes {
-		from, to := clusters[0].Name+"/"+clusters[0].Nodes[i].PodName, clusters[1].Name+"/"+clusters[1].Nodes[i].PodName
+	for i := range plan.V4[0].Nodes {
+		from, to := plan.V4[0].Name+"/"+plan.V4[0].Nodes[i].PodName, plan.V4[1].Name+"/"+plan.V4[1].Nodes[i].PodName
 		if err := l.pair(from, to).reach(ctx); err != nil {
 			return fmt.Errorf("%s: %w", v.Name, err)
 		}
@@ -63,7 +65,7 @@ func (l *Lab) useGateways(ctx context.Context, v *variant) error {
 // ownProgram is this program, culvert-lab.
 const ownProgram = "/proc/self/exe"
 
-func (l *Lab) startGateway(c *Cluster, v *variant) (*Process, error) {
+func (l *Lab) startGateway(c *plan.Cluster, v *variant) (*Process, error) {
 	file, ready := cmp.Or(v.config, "gateway.yaml"), gatewayReady
 	if v.procs > 0 {
 		text, err := os.ReadFile(l.path(c.Name, file))
@@ -92,15 +94,13 @@ func (l *Lab) startGateway(c *Cluster, v *variant) (*Process, error) {
 	return p, nil
 }
 
-func otherCluster(c *Cluster) *Cluster { return &clusters[1-clusters.index(c.Name+"/")] }
-
 // referenceReady checks for what the reference makes last.
 func referenceReady(_ context.Context, h *Host) error {
 	return h.Do(func() error { return nft("list table ip reference\n") })
 }
 
 // forgetNeighbours makes the nodes ask for their gateway's MAC address again.
-func (l *Lab) forgetNeighbours(c *Cluster) error {
+func (l *Lab) forgetNeighbours(c *plan.Cluster) error {
 	for i := range c.Nodes {
 		err := l.Host(c.Name + "/" + c.Nodes[i].Name).Do(func() error {
 			link, err := netlink.LinkByName(tunnelLink)
@@ -128,7 +128,7 @@ func (l *Lab) forgetNeighbours(c *Cluster) error {
 // gateways returns the two gateway processes.
 func (l *Lab) gateways() (both []*Process) {
 	for _, p := range l.processes {
-		if isGateway(p.Host.Name) {
+		if plan.IsGateway(p.Host.Name) {
 			both = append(both, p)
 		}
 	}

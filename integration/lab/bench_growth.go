@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 
 	"sigs.k8s.io/yaml"
+
+	"culvert/integration/lab/plan"
 )
 
 // growthSetting is a size of culvert's tables.
@@ -97,8 +99,8 @@ func grownFile(i int) string { return fmt.Sprintf("gateway-grown%d.yaml", i) }
 // writeGrown writes the configuration of both gateways at a setting.
 func (l *Lab) writeGrown(i int) error {
 	s := growthSettings[i]
-	for j := range clusters {
-		c := &clusters[j]
+	for j := range plan.V4 {
+		c := &plan.V4[j]
 		text, err := os.ReadFile(l.path(c.Name, "gateway.yaml"))
 		if err != nil {
 			return err
@@ -119,7 +121,7 @@ func (l *Lab) writeGrown(i int) error {
 
 // grownNodes adds nodes that do not answer, and gives all nodes in turn routes to single pods. The
 // routes to pods that exist stay as they are.
-func grownNodes(c *Cluster, nodes []any, total, routes int) []any {
+func grownNodes(c *plan.Cluster, nodes []any, total, routes int) []any {
 	underlay, internal := netip.MustParseAddr("172.24.0.1"), netip.MustParseAddr("10.81.0.1")
 	for i := len(nodes); i < total; i++ {
 		nodes = append(nodes, object{"name": fmt.Sprintf("%s-absent%d", c.Name, i), "vni": 1000 + i,
@@ -149,8 +151,8 @@ func grownNodes(c *Cluster, nodes []any, total, routes int) []any {
 // bypassBridgeFilters keeps packet filters from seeing frames on the routers' bridges, which stand
 // for cables.
 func (l *Lab) bypassBridgeFilters() error {
-	for i := range clusters {
-		err := l.Host(clusters[i].Name + "/router").Do(func() error {
+	for i := range plan.V4 {
+		err := l.Host(plan.V4[i].Name + "/router").Do(func() error {
 			const name, name6 = "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"
 			if _, err := os.Stat(filepath.Join("/proc/sys/net", name)); errors.Is(err, fs.ErrNotExist) {
 				return nil
@@ -158,7 +160,7 @@ func (l *Lab) bypassBridgeFilters() error {
 			return sysctl(map[string]string{name: "0", name6: "0"})
 		})
 		if err != nil {
-			return fmt.Errorf("%s/router: %w", clusters[i].Name, err)
+			return fmt.Errorf("%s/router: %w", plan.V4[i].Name, err)
 		}
 	}
 	return nil

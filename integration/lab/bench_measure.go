@@ -3,6 +3,8 @@ package lab
 import (
 	"context"
 	"errors"
+
+	"culvert/integration/lab/step"
 )
 
 // measurement is one purpose for which a pair of gateways is started.
@@ -86,7 +88,7 @@ func (b *bench) takeIdle(ctx context.Context, v *variant) error {
 	if err != nil {
 		return err
 	}
-	if err := sleep(ctx, b.times.latency); err != nil {
+	if err := step.Sleep(ctx, b.times.latency); err != nil {
 		return err
 	}
 	after, resident, err := cost()
@@ -109,7 +111,7 @@ func (b *bench) takeLoaded(ctx context.Context, v *variant) error {
 	if err != nil {
 		return err
 	}
-	err = sleep(ctx, b.times.warmUp)
+	err = step.Sleep(ctx, b.times.warmUp)
 	var loaded latency
 	if err == nil {
 		loaded, err = b.path.measureLatency(ctx, b.times.latency)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"culvert/integration/lab/plan"
 )
 
 // benchPort is the first port of the cluster address; each port leads to the same port of its
@@ -15,7 +17,7 @@ const benchPort = 8080
 // takeServices measures a cluster address that a node serves to its pod, with an endpoint on the
 // cluster's other node: by culvert node, and by kube-proxy's rules in nftables mode.
 func (b *bench) takeServices(ctx context.Context, variants []*variant) error {
-	c := &clusters[0]
+	c := &plan.V4[0]
 	e := &ends{from: b.lab.Host(c.Name + "/" + c.Nodes[0].PodName), to: b.lab.Host(c.Name + "/" + c.Nodes[1].PodName),
 		target: c.Served, port: benchPort}
 	for run := range b.times.runs {
@@ -43,7 +45,7 @@ func (b *bench) takeServices(ctx context.Context, variants []*variant) error {
 }
 
 // serving calls do while the first node of c serves what e asks for.
-func (l *Lab) serving(ctx context.Context, c *Cluster, e *ends, v *variant, do func() error) (err error) {
+func (l *Lab) serving(ctx context.Context, c *plan.Cluster, e *ends, v *variant, do func() error) (err error) {
 	n := l.Host(c.Name + "/" + c.Nodes[0].Name)
 	if v.reference {
 		if err := n.Do(func() error { return nft(kubeProxyRules(c, e.to.Address)) }); err != nil {
@@ -114,7 +116,7 @@ const kubeProxyTable = `table ip kube-proxy {
 `
 
 // kubeProxyRules serve the same as the file of culvert node.
-func kubeProxyRules(c *Cluster, endpoint netip.Addr) string {
+func kubeProxyRules(c *plan.Cluster, endpoint netip.Addr) string {
 	var chains, services strings.Builder
 	for i := range dialers {
 		port := benchPort + i

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/integration/lab/plan"
 	"culvert/integration/need"
 )
 
@@ -14,11 +15,11 @@ func TestKubeProxyRules(t *testing.T) {
 	l := buildOne(t, true)
 	need.Kernel(t, "nft", MissingForReference())
 	e := within(l, "rome/pod1", "rome/pod2")
-	e.target, e.port = clusters[0].Served, benchPort
+	e.target, e.port = plan.V4[0].Served, benchPort
 	const short = 100 * time.Millisecond
 	n := l.Host("rome/node1")
 	before := inventory(t, n)
-	err := l.serving(t.Context(), &clusters[0], e, &referenceAsIs, func() error {
+	err := l.serving(t.Context(), &plan.V4[0], e, &referenceAsIs, func() error {
 		if err := n.Do(func() error { return nft("list table ip kube-proxy\n") }); err != nil {
 			t.Error(err)
 		}

@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net/netip"
@@ -172,12 +171,3 @@ func (s *socket) Read(b []byte) (int, error) {
 func (s *socket) shutdown() { unix.Shutdown(s.fd, unix.SHUT_RDWR) }
 
 func (s *socket) close() { unix.Close(s.fd) }
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
-	}
-}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/step"
 )
 
 const (
@@ -115,7 +117,7 @@ func (e *ends) measureBulk(ctx context.Context, up, down int, t *benchTimes, tak
 		return f, err
 	}
 	defer func() { err = errors.Join(err, b.stop()) }()
-	if err := sleep(ctx, t.warmUp); err != nil {
+	if err := step.Sleep(ctx, t.warmUp); err != nil {
 		return f, err
 	}
 	before, err := take()
@@ -123,7 +125,7 @@ func (e *ends) measureBulk(ctx context.Context, up, down int, t *benchTimes, tak
 		return f, err
 	}
 	began, had := time.Now(), b.received.Load()
-	if err := sleep(ctx, t.bulk); err != nil {
+	if err := step.Sleep(ctx, t.bulk); err != nil {
 		return f, err
 	}
 	f.seconds, f.bytes = time.Since(began).Seconds(), float64(b.received.Load()-had)
@@ -200,10 +202,10 @@ func (e *ends) measureDials(ctx context.Context, warmUp, duration time.Duration)
 			}
 		})
 	}
-	err := sleep(ctx, warmUp)
+	err := step.Sleep(ctx, warmUp)
 	began, had := time.Now(), done.Load()
 	if err == nil {
-		err = sleep(ctx, duration)
+		err = step.Sleep(ctx, duration)
 	}
 	rate := float64(done.Load()-had) / time.Since(began).Seconds()
 	select {

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"culvert/integration/lab/plan"
 	"culvert/integration/need"
 )
 
@@ -177,8 +178,8 @@ func TestGrownNodes(t *testing.T) {
 	l := &Lab{Dir: t.TempDir(), options: Standard("vxlan", true)}
 	need.NoError(t, l.writeConfigs())
 	for _, s := range growthSettings {
-		for i := range clusters {
-			c := &clusters[i]
+		for i := range plan.V4 {
+			c := &plan.V4[i]
 			var nodes []any
 			for _, n := range c.Nodes {
 				nodes = append(nodes, object{"name": n.Name, "podCIDRs": []any{n.PodCIDR.Masked().String()}})

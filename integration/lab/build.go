@@ -3,18 +3,15 @@ package lab
 import (
 	"fmt"
 	"net/netip"
+
+	"culvert/integration/lab/plan"
 )
 
 // underlayMTU is the MTU of every link except the pods'.
 const underlayMTU = 1500
 
-var (
-	everywhere  = netip.MustParsePrefix("0.0.0.0/0")
-	everywhere6 = netip.MustParsePrefix("::/0")
-)
-
 // buildCluster makes the hosts of a cluster and the links between them, without addresses.
-func (l *Lab) buildCluster(c *Cluster, o *ClusterOptions) error {
+func (l *Lab) buildCluster(c *plan.Cluster, o *ClusterOptions) error {
 	router, err := l.addHost(c, "router", c.Underlay.Addr())
 	if err != nil {
 		return err
@@ -49,7 +46,7 @@ func (l *Lab) buildCluster(c *Cluster, o *ClusterOptions) error {
 	return nil
 }
 
-func (l *Lab) addHost(c *Cluster, name string, address netip.Addr) (*Host, error) {
+func (l *Lab) addHost(c *plan.Cluster, name string, address netip.Addr) (*Host, error) {
 	h, err := newHost(c.Name+"/"+name, address)
 	if err != nil {
 		return nil, err
@@ -65,7 +62,7 @@ func (l *Lab) addHost(c *Cluster, name string, address netip.Addr) (*Host, error
 
 // peer links the two gateways.
 func (l *Lab) peer() error {
-	end := func(c *Cluster) linkEnd { return linkEnd{host: l.Host(c.Name + "/gateway"), name: "peer"} }
+	end := func(c *plan.Cluster) linkEnd { return linkEnd{host: l.Host(c.Name + "/gateway"), name: "peer"} }
 	p := l.outer()
 	if err := connect(end(&p[0]), end(&p[1]), underlayMTU, l.options.Offloads); err != nil {
 		return err
@@ -80,7 +77,7 @@ func (l *Lab) peer() error {
 
 // addAddresses gives the hosts of clusters[i] their addresses and routes of p's family. Pods of
 // other nodes are reached over the underlay.
-func (l *Lab) addAddresses(p *plan, i int) (err error) {
+func (l *Lab) addAddresses(p *plan.Plan, i int) (err error) {
 	c := &p[i]
 	do := func(host string, change func() error) {
 		if err != nil {
@@ -99,12 +96,12 @@ func (l *Lab) addAddresses(p *plan, i int) (err error) {
 	// join gives a host its address in the network of its eth0, whose router leads anywhere.
 	join := func(host string, a netip.Addr, network netip.Prefix) {
 		address(host, "eth0", netip.PrefixFrom(a, network.Bits()))
-		if host != "gateway" || !p.is6() { // over IPv6, gateways know only their neighbours
-			route(host, c.anywhere(), network.Addr())
+		if host != "gateway" || !p.Is6() { // over IPv6, gateways know only their neighbours
+			route(host, c.Anywhere(), network.Addr())
 		}
 		l.know(c.Name+"/"+host, a)
 	}
-	forward := func() error { return sysctl(map[string]string{p.forwarding(): "1"}) }
+	forward := func() error { return sysctl(map[string]string{p.Forwarding(): "1"}) }
 	do("router", forward)
 	address("router", "underlay", c.Underlay)
 	address("router", "client", c.Outside)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"culvert/integration/lab/plan"
 	"culvert/integration/need"
 )
 
@@ -22,8 +23,8 @@ func buildOne(t *testing.T, offloads bool) *Lab {
 			t.Error(err)
 		}
 	})
-	need.NoError(t, l.buildCluster(&clusters[0], &l.options.Rome))
-	need.NoError(t, l.addAddresses(&clusters, 0))
+	need.NoError(t, l.buildCluster(&plan.V4[0], &l.options.Rome))
+	need.NoError(t, l.addAddresses(&plan.V4, 0))
 	return l
 }
 
@@ -40,7 +41,7 @@ func TestChecksPass(t *testing.T) {
 		l := buildOne(t, offloads)
 		e := within(l, "rome/pod1", "rome/pod2")
 		client := within(l, "rome/client", "rome/node2")
-		hops := []netip.Addr{clusters[0].Nodes[0].PodCIDR.Addr(), clusters[0].Nodes[1].Underlay, e.target}
+		hops := []netip.Addr{plan.V4[0].Nodes[0].PodCIDR.Addr(), plan.V4[0].Nodes[1].Underlay, e.target}
 		for name, check := range map[string]func(context.Context) (string, error){
 			"ping":   e.checkPing,
 			"client": client.checkPing,
@@ -51,7 +52,7 @@ func TestChecksPass(t *testing.T) {
 			"both":   func(ctx context.Context) (string, error) { return e.checkStream(ctx, 1<<20, 2<<20) },
 			"trace":  func(ctx context.Context) (string, error) { return checkTrace(ctx, e.from, e.target, hops) },
 			"underlay": func(ctx context.Context) (string, error) {
-				return checkInternal(client.to, clusters[0].Gateway)
+				return checkInternal(client.to, plan.V4[0].Gateway)
 			},
 		} {
 			if figure, err := check(t.Context()); err != nil {
@@ -69,7 +70,7 @@ func TestChecksFail(t *testing.T) {
 	e := within(l, "rome/pod1", "rome/pod2")
 	masked := *e
 	masked.wantSource = netip.MustParseAddr("10.62.1.5")
-	hops := []netip.Addr{clusters[0].Nodes[0].PodCIDR.Addr(), clusters[0].Nodes[0].Underlay, e.target}
+	hops := []netip.Addr{plan.V4[0].Nodes[0].PodCIDR.Addr(), plan.V4[0].Nodes[0].Underlay, e.target}
 	for _, test := range []struct {
 		name  string
 		check func(context.Context) (string, error)
@@ -117,12 +118,12 @@ func TestMTUChecks(t *testing.T) {
 	if figure, err := e.checkSegments(t.Context(), streamBytes, false); err != nil {
 		t.Error(figure, err)
 	}
-	if figure, err := back.checkTooBig(t.Context(), clusters[0].Nodes[1].PodCIDR.Addr()); err != nil {
+	if figure, err := back.checkTooBig(t.Context(), plan.V4[0].Nodes[1].PodCIDR.Addr()); err != nil {
 		t.Error(figure, err)
 	}
 	// A router that speaks from another address than expected.
 	if figure, err := within(l, "rome/pod1", "rome/client").checkTooBig(t.Context(),
-		clusters[0].Internal); err == nil ||
+		plan.V4[0].Internal); err == nil ||
 		!strings.Contains(err.Error(), "too-big message from 10.0.1.1 with MTU 1280, want 10.80.0.4 with 1280") {
 		t.Error(figure, err)
 	}

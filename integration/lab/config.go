@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"culvert/integration/lab/plan"
 )
 
 const (
@@ -20,14 +22,14 @@ type object = map[string]any
 
 // writeConfigs writes a configuration for every gateway and node, and keys.
 func (l *Lab) writeConfigs() error {
-	for i := range clusters {
+	for i := range plan.V4 {
 		key, err := ecdh.X25519().GenerateKey(rand.Reader)
 		if err != nil {
 			return err
 		}
 		l.publicKey[i] = base64.StdEncoding.EncodeToString(key.PublicKey().Bytes())
 		text := base64.StdEncoding.EncodeToString(key.Bytes()) + "\n"
-		if err := l.write(clusters[i].Name, "private.key", []byte(text)); err != nil {
+		if err := l.write(plan.V4[i].Name, "private.key", []byte(text)); err != nil {
 			return err
 		}
 	}
@@ -43,8 +45,8 @@ func (l *Lab) writeConfigs() error {
 // configs returns the configurations of all gateways and nodes, by host.
 func (l *Lab) configs() map[string]object {
 	all := make(map[string]object)
-	for i := range clusters {
-		c := &clusters[i]
+	for i := range plan.V4 {
+		c := &plan.V4[i]
 		all[c.Name+"/gateway"] = l.gatewayConfig(i)
 		for j := range c.Nodes {
 			all[c.Name+"/"+c.Nodes[j].Name] = l.nodeConfig(i, j)
@@ -63,7 +65,7 @@ func (l *Lab) writeYAML(cluster, file string, o object) error {
 
 // gatewayConfig returns the configuration of the gateway of clusters[i].
 func (l *Lab) gatewayConfig(i int) object {
-	c, peer, peerKey := &clusters[i], &clusters[1-i], l.publicKey[1-i]
+	c, peer, peerKey := &plan.V4[i], &plan.V4[1-i], l.publicKey[1-i]
 	wireguard := object{"role": c.Role, "privateKeyFile": l.path(c.Name, "private.key"), "peerPublicKey": peerKey,
 		"listenPort": 51840}
 	if c.Role == "client" {
@@ -80,7 +82,7 @@ func (l *Lab) gatewayConfig(i int) object {
 			"underlay": l.outer()[i].Nodes[j].Underlay, "address": oneOrBoth(address), "podCIDRs": pods})
 	}
 	var own []netip.Addr
-	var both []*Cluster
+	var both []*plan.Cluster
 	var pods, externals, pools []netip.Prefix
 	var remotePods, remoteExternals []object
 	for _, p := range l.plans() {
@@ -114,7 +116,7 @@ func (l *Lab) gatewayConfig(i int) object {
 
 // nodeConfig returns the configuration of a node of clusters[i].
 func (l *Lab) nodeConfig(i, j int) object {
-	c, n, outer := &clusters[i], &clusters[i].Nodes[j], &l.outer()[i]
+	c, n, outer := &plan.V4[i], &plan.V4[i].Nodes[j], &l.outer()[i]
 	var address, gateway []netip.Addr
 	var routes []netip.Prefix
 	// nodeReady waits for the last route, which must be of the first family

@@ -9,13 +9,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // errorPort is the near port of all senders that provoke an ICMP error at once.
 const errorPort = 42000
 
 // errorChecks concern ICMP errors from beyond the tunnel.
-func (l *Lab) errorChecks(p *plan) []Check {
+func (l *Lab) errorChecks(p *plan.Plan) []Check {
 	rome, milan := &p[0], &p[1]
 	pod := l.host(p, "rome/pod1")
 	mapped := &ends{from: pod, to: l.Host("milan/client").at(milan.Mapped), target: milan.Seen(milan.MappedAs),
@@ -38,8 +41,8 @@ func (l *Lab) errorChecks(p *plan) []Check {
 
 // checkUnreachable makes pods, nodes and hosts behind a pod send from the same port to a closed
 // port of a remote pod. Each must get one error, about its own datagram.
-func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (_ string, err error) {
-	defer catch(&err)
+func (l *Lab) checkUnreachable(ctx context.Context, plan *plan.Plan) (_ string, err error) {
+	defer step.Catch(&err)
 	rome := &plan[0]
 	senders := []*ends{}
 	for _, s := range []struct {
@@ -55,7 +58,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (_ string, err e
 		senders = append(senders, e)
 	}
 	// A port that was free a moment ago: nothing else opens ports in this pod.
-	closed := must(newEchoServer(senders[0].to))
+	closed := step.Must(newEchoServer(senders[0].to))
 	port := uint16(closed.port())
 	closed.close()
 	watchers, want := make(map[*Host]*pinger), make(map[*Host]int)
@@ -74,7 +77,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (_ string, err e
 		}
 		defer conn.Close()
 		// The answer to the datagram is an error that the socket reports.
-		must(fmt.Fprintf(conn, "from %s", e.local))
+		step.Must(fmt.Fprintf(conn, "from %s", e.local))
 		conn.SetReadDeadline(time.Now().Add(replyTimeout))
 		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
 			return "", fmt.Errorf("%s, from %s: %v, want %v", e.from.Name, e.local, err, unix.ECONNREFUSED)

@@ -4,13 +4,14 @@ import (
 	"testing"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab/plan"
 )
 
 // unbuilt is a lab of which there are only names and addresses.
 func unbuilt(o Options) *Lab {
 	l := &Lab{options: o, six: make(map[string]*Host)}
-	for i := range clusters {
-		c, c6 := &clusters[i], &clusters6[i]
+	for i := range plan.V4 {
+		c, c6 := &plan.V4[i], &plan.V6[i]
 		add := func(name string, four, six *Host) {
 			four.Name, six.Name = c.Name+"/"+name, c.Name+"/"+name
 			l.hosts, l.six[four.Name] = append(l.hosts, four), six
@@ -35,7 +36,7 @@ func checksOf(kind string) map[string]int {
 		l := unbuilt(planned.options)
 		short := make(map[string]bool) // what labs of both families try over IPv4 in short
 		if planned.options.Inside == IPv4AndIPv6 {
-			for _, c := range l.ofFamilies(func(*plan) []Check { return nil }) {
+			for _, c := range l.ofFamilies(func(*plan.Plan) []Check { return nil }) {
 				short[c.Name+c.Path] = true
 			}
 		}

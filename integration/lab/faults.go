@@ -14,6 +14,8 @@ import (
 
 	"culvert/gateway/configfile"
 	"culvert/gateway/node"
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // Fault is a mistake that a lab can make, for learning and for tests. Faults of a node are made at
@@ -93,10 +95,10 @@ func (l *Lab) Broken() []string {
 // Break makes faults, in addition to existing ones. It returns when the affected gateways and nodes
 // run with them.
 func (l *Lab) Break(ctx context.Context, names ...string) (err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	broken := slices.Clone(l.broken)
 	for _, name := range names {
-		f := must(findFault(name))
+		f := step.Must(findFault(name))
 		if f.not == l.options.Mode {
 			return fmt.Errorf("%s: there is no such fault with nodes %s; start the lab with another --mode", name,
 				f.not)
@@ -110,13 +112,13 @@ func (l *Lab) Break(ctx context.Context, names ...string) (err error) {
 
 // Mend removes faults; all of them if none is named.
 func (l *Lab) Mend(ctx context.Context, names ...string) (err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	if len(names) == 0 {
 		return l.setBroken(ctx, nil)
 	}
 	broken := slices.Clone(l.broken)
 	for _, name := range names {
-		f := must(findFault(name))
+		f := step.Must(findFault(name))
 		i := slices.Index(broken, f)
 		if i < 0 {
 			return fmt.Errorf("%s: the lab does not have this fault; culvert-lab status lists those it has", name)
@@ -185,19 +187,19 @@ func (l *Lab) marshal(config object) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return yaml.JSONToYAML([]byte(AsIPv6(string(text), l.options.Inside == IPv6, l.options.Outside6)))
+	return yaml.JSONToYAML([]byte(plan.AsIPv6(string(text), l.options.Inside == IPv6, l.options.Outside6)))
 }
 
 // rewriteConfigs writes the configurations that differ from their files, and returns their hosts.
 func (l *Lab) rewriteConfigs() (changed []string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	for host, config := range l.configs() {
-		text := must(l.marshal(l.edit(host, config)))
+		text := step.Must(l.marshal(l.edit(host, config)))
 		cluster, name, _ := strings.Cut(host, "/")
-		if old := must(os.ReadFile(l.path(cluster, name+".yaml"))); bytes.Equal(old, text) {
+		if old := step.Must(os.ReadFile(l.path(cluster, name+".yaml"))); bytes.Equal(old, text) {
 			continue
 		}
-		try(l.write(cluster, name+".yaml", text))
+		step.Try(l.write(cluster, name+".yaml", text))
 		changed = append(changed, host)
 	}
 	return changed, nil

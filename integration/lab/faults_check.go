@@ -16,6 +16,7 @@ import (
 
 	gatewaycontrol "culvert/gateway/control"
 	"culvert/gateway/node"
+	"culvert/integration/lab/step"
 )
 
 const (
@@ -36,8 +37,8 @@ func faultChecks(l *Lab) (checks []Check) {
 }
 
 func (l *Lab) checkFault(ctx context.Context, f *Fault) (_ string, err error) {
-	defer catch(&err)
-	before := must(l.kernels())
+	defer step.Catch(&err)
+	before := step.Must(l.kernels())
 	began := time.Now()
 	err = l.Break(ctx, f.Name)
 	made := time.Since(began)
@@ -48,12 +49,12 @@ func (l *Lab) checkFault(ctx context.Context, f *Fault) (_ string, err error) {
 		err = fmt.Errorf("%s; want: %s: %w", f.Does, f.Symptom, err)
 	}
 	began = time.Now()
-	try(errors.Join(err, l.Mend(ctx, f.Name)))
+	step.Try(errors.Join(err, l.Mend(ctx, f.Name)))
 	if err := l.observe(ctx, healthy); err != nil {
 		return "", fmt.Errorf("after mend: %w", err)
 	}
 	mended := time.Since(began)
-	after := must(l.kernels())
+	after := step.Must(l.kernels())
 	if !slices.Equal(before, after) {
 		return "", fmt.Errorf("after mend kernels differ: %q, before %q", without(after, before),
 			without(before, after))
@@ -65,33 +66,33 @@ func (l *Lab) checkFault(ctx context.Context, f *Fault) (_ string, err error) {
 func (l *Lab) kernels() (lines []string, err error) {
 	for _, h := range l.hosts {
 		err = errors.Join(err, h.Do(func() (err error) {
-			defer catch(&err)
+			defer step.Catch(&err)
 			add := func(format string, args ...any) { lines = append(lines, h.Name+" "+fmt.Sprintf(format, args...)) }
 			for _, family := range l.families() {
-				for _, r := range must(netlink.RuleList(family)) {
+				for _, r := range step.Must(netlink.RuleList(family)) {
 					add("rule %d %s iif %q", family, r, r.IifName)
 				}
 			}
-			for _, link := range must(netlink.LinkList()) {
+			for _, link := range step.Must(netlink.LinkList()) {
 				a := link.Attrs()
-				features := must(node.Features(a.Name))
+				features := step.Must(node.Features(a.Name))
 				add("link %s, mtu %d, %s, segmentation %v", a.Name, a.MTU, a.Flags&net.FlagUp, slices.Contains(features,
 					"tx-tcp-segmentation"))
 				for _, family := range l.families() {
-					for _, r := range must(netlink.RouteList(link, family)) {
+					for _, r := range step.Must(netlink.RouteList(link, family)) {
 						if r.Dst == nil || !r.Dst.IP.IsLinkLocalUnicast() { // these appear some time after a link is up
 							add("route %s via %s dev %s, %s, mtu %d", r.Dst, r.Gw, a.Name, r.Scope, r.MTU)
 						}
 					}
 				}
 			}
-			for _, q := range must(netlink.QdiscList(nil)) {
+			for _, q := range step.Must(netlink.QdiscList(nil)) {
 				if q.Type() == "ingress" {
 					add("qdisc %s of link %d", q, q.Attrs().LinkIndex)
 				}
 			}
 			for _, p := range l.plans() {
-				add("forwarding %s", must(os.ReadFile(filepath.Join("/proc/sys/net", p.forwarding()))))
+				add("forwarding %s", step.Must(os.ReadFile(filepath.Join("/proc/sys/net", p.Forwarding()))))
 			}
 			return nil
 		}))
@@ -181,7 +182,7 @@ func (l *Lab) observeMore(ctx context.Context, want Symptom) error {
 
 // awaitDrop waits until rome's gateway has dropped packets of its nodes for one of these reasons.
 func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
-	return await(ctx, reachTimeout, faultPace, func() error {
+	return step.Await(ctx, reachTimeout, faultPace, func() error {
 		s, err := l.gatewayStatus(ctx, 0)
 		if err == nil && !slices.ContainsFunc(s.Outbound.Drops,
 			func(d gatewaycontrol.Drop) bool { return slices.Contains(reasons, d.Reason) }) {
@@ -193,19 +194,19 @@ func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
 
 // halfPasses requires that some of many connections work and some do not.
 func (e *ends) halfPasses(ctx context.Context) (err error) {
-	defer catch(&err)
-	server := must(newEchoServer(e.to))
+	defer step.Catch(&err)
+	server := step.Must(newEchoServer(e.to))
 	defer server.close()
 	const flows = 64
 	waiting := make(map[net.Conn]bool)
 	for range flows {
-		conn := must(e.dialUDP(ctx, server.port()))
+		conn := step.Must(e.dialUDP(ctx, server.port()))
 		defer conn.Close()
 		waiting[conn] = true
 	}
 	for began := time.Now(); len(waiting) == flows && time.Since(began) < reachTimeout; {
 		for conn := range waiting {
-			must(conn.Write([]byte("x")))
+			step.Must(conn.Write([]byte("x")))
 		}
 		deadline := time.Now().Add(faultPatience)
 		for conn := range waiting {

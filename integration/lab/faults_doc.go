@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"culvert/gateway/health"
+	"culvert/integration/lab/plan"
 )
 
 // symptoms are the sections of the page of faults, in the order in which it has them.
@@ -90,7 +91,7 @@ func (n *Named) sentence() string {
 			continue
 		}
 		remedy := c.Remedy
-		if c.Server != "" && clusterOf(n.Cluster+"/gateway").Role == "server" {
+		if c.Server != "" && plan.Of(n.Cluster+"/gateway").Role == "server" {
 			remedy = c.Server
 		}
 		return n.Says + ": " + blank.ReplaceAllString(remedy, "…")

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	gatewaycontrol "culvert/gateway/control"
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // load is the traffic of a fault, from its start until ctx ends.
@@ -110,15 +112,15 @@ const discardPort = 9
 // takePorts uses all source ports that rome's unknown source gives one client towards milan/pod1,
 // and then asks for more.
 func takePorts(ctx context.Context, l *Lab) (err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	to := netip.AddrPortFrom(l.pair("rome/node1", "milan/pod1").target, discardPort)
 	datagram := func(i int) []byte {
 		return silentUDP(netip.AddrPortFrom(l.plan()[0].Nodes[0].Underlay, uint16(i)), to)
 	}
 	const ports = 1 << 16
 	f := &flood{l.at("rome/node1"), ports, datagram}
-	must(f.run(ctx))
-	raw := must(newRaw(l.at("rome/node1")))
+	step.Must(f.run(ctx))
+	raw := step.Must(newRaw(l.at("rome/node1")))
 	defer raw.close()
 	i := 0
 	err = repeat(ctx, func() error {
@@ -128,7 +130,7 @@ func takePorts(ctx context.Context, l *Lab) (err error) {
 	// The opened connections last for minutes.
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	for i := range clusters {
+	for i := range plan.V4 {
 		c := gatewaycontrol.NewClient(l.socket(i))
 		filter := gatewaycontrol.Filter{Protocol: "udp", Ports: []uint16{discardPort}}
 		err = errors.Join(err, c.Get(ctx, http.MethodDelete, "/v1/connections", filter.Values(),
@@ -139,5 +141,5 @@ func takePorts(ctx context.Context, l *Lab) (err error) {
 
 // socket is the control socket of the gateway of clusters[i].
 func (l *Lab) socket(i int) string {
-	return filepath.Join(l.Dir, "culvert", clusters[i].Name+"-"+clusters[1-i].Name+".sock")
+	return filepath.Join(l.Dir, "culvert", plan.V4[i].Name+"-"+plan.V4[1-i].Name+".sock")
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab/plan"
 )
 
 // set changes a field of a configuration by its path, such as nat.maxConnections; nil removes it.
@@ -94,7 +95,7 @@ func blockUDP(host, link string, port uint16) []kernelFault {
 // rule has the family of the tunnels' underlay.
 func (l *Lab) rule(priority int) *netlink.Rule {
 	r := netlink.NewRule()
-	if r.Family, r.Priority = unix.AF_INET, priority; l.outer().is6() {
+	if r.Family, r.Priority = unix.AF_INET, priority; l.outer().Is6() {
 		r.Family = unix.AF_INET6
 	}
 	return r
@@ -185,8 +186,8 @@ func nodeHole() []kernelFault {
 // peerHole gives both ends of the link a small MTU, and the routes over it the usual one.
 func peerHole() []kernelFault {
 	var all []kernelFault
-	for i := range clusters {
-		host := clusters[i].Name + "/gateway"
+	for i := range plan.V4 {
+		host := plan.V4[i].Name + "/gateway"
 		all = append(all, ordinary(host, "peer"),
 			kernelFault{host, setMTU("peer", holeLink), setMTU("peer", underlayMTU)},
 			kernelFault{host, routeMTU("peer", i, underlayMTU), routeMTU("peer", i, 0)})
@@ -267,7 +268,7 @@ func byOtherNode() []kernelFault {
 
 func noForwarding() []kernelFault {
 	set := func(value string) func(*Lab) error {
-		return func(l *Lab) error { return sysctl(map[string]string{l.plan().forwarding(): value}) }
+		return func(l *Lab) error { return sysctl(map[string]string{l.plan().Forwarding(): value}) }
 	}
 	return []kernelFault{{"rome/node1", set("0"), set("1")}}
 }
@@ -280,6 +281,6 @@ func cableOut() []kernelFault {
 func podWithoutRoute() []kernelFault {
 	return []kernelFault{opposite(withRoute("rome/pod1", func(l *Lab) *netlink.Route {
 		c := &l.plan()[0]
-		return &netlink.Route{Dst: ipNet(c.anywhere()), Gw: c.Nodes[0].PodCIDR.Addr().AsSlice()}
+		return &netlink.Route{Dst: ipNet(c.Anywhere()), Gw: c.Nodes[0].PodCIDR.Addr().AsSlice()}
 	}))}
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	gatewaycontrol "culvert/gateway/control"
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // Named is what culvert status says about a fault while users try to reach each other.
@@ -67,15 +69,15 @@ func namedChecks(names []string) func(*Lab) []Check {
 }
 
 func (l *Lab) checkNamed(ctx context.Context, f *Fault) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	users, stop := context.WithCancel(ctx)
 	var trials sync.WaitGroup
 	trials.Go(func() { l.useAll(users) })
 	defer trials.Wait()
 	defer stop()
-	try(l.waitMeasured(ctx))
+	step.Try(l.waitMeasured(ctx))
 	before, logs := l.findings(ctx), l.logSizes()
-	try(l.Break(ctx, f.Name))
+	step.Try(l.Break(ctx, f.Name))
 	began := time.Now()
 	found, err := l.waitNamed(ctx, f, before)
 	if err == nil && f.Named != nil {
@@ -86,22 +88,22 @@ func (l *Lab) checkNamed(ctx context.Context, f *Fault) (_ string, err error) {
 	if mended != nil {
 		mended = fmt.Errorf("after mend: %w", mended)
 	}
-	try(errors.Join(err, mended))
+	step.Try(errors.Join(err, mended))
 	return fmt.Sprintf("after %.0f s: %s", took.Seconds(), found), nil
 }
 
 // waitMeasured waits until the gateways have measured the paths to each other and to the nodes, as
 // in normal use.
 func (l *Lab) waitMeasured(ctx context.Context) error {
-	return await(ctx, reachTimeout, statusPace, func() error {
-		for i := range clusters {
+	return step.Await(ctx, reachTimeout, statusPace, func() error {
+		for i := range plan.V4 {
 			s, err := l.gatewayStatus(ctx, i)
 			if err != nil {
 				return err
 			}
 			if s.Tunnel.RTTSeconds == nil || slices.ContainsFunc(s.Nodes,
 				func(n gatewaycontrol.Node) bool { return n.RTTSeconds == nil }) {
-				return fmt.Errorf("the gateway of %s has not measured its paths: %+v", clusters[i].Name, s)
+				return fmt.Errorf("the gateway of %s has not measured its paths: %+v", plan.V4[i].Name, s)
 			}
 		}
 		return nil
@@ -126,13 +128,13 @@ func (x finding) same(y finding) bool {
 
 // findings returns the findings of both gateways. One that does not answer has none.
 func (l *Lab) findings(ctx context.Context) (all []finding) {
-	for i := range clusters {
+	for i := range plan.V4 {
 		s, err := l.gatewayStatus(ctx, i)
 		if err != nil {
 			continue
 		}
 		for _, f := range s.Findings {
-			all = append(all, finding{clusters[i].Name, f})
+			all = append(all, finding{plan.V4[i].Name, f})
 		}
 	}
 	return all
@@ -145,7 +147,7 @@ func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding) (text s
 		return f.Untold, nil
 	}
 	var others []string
-	err = await(ctx, namedWithin, statusPace, func() error {
+	err = step.Await(ctx, namedWithin, statusPace, func() error {
 		others = nil
 		for _, x := range l.findings(ctx) {
 			switch {
@@ -188,7 +190,7 @@ func (l *Lab) useAll(ctx context.Context) {
 					attempt, cancel := context.WithTimeout(ctx, faultPace) // as short as for a user who sends many
 					e.answered(attempt, 84, faultPace)
 					cancel()
-					sleep(ctx, usePace)
+					step.Sleep(ctx, usePace)
 				}
 			})
 		}

@@ -5,6 +5,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/step"
 )
 
 // probeTrain is the length of a train of two probes with its UDP header: 64 bytes each, 32 of
@@ -36,12 +38,12 @@ func loseTrains() []kernelFault {
 
 // trainFilter redirects trains arriving on a link.
 func (l *Lab) trainFilter(link netlink.Link) (err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = sinkLink
 	sink := &netlink.Bridge{LinkAttrs: attrs}
-	try(unless(unix.EEXIST, netlink.LinkAdd(sink)))
-	down := must(netlink.LinkByName(sinkLink))
+	step.Try(unless(unix.EEXIST, netlink.LinkAdd(sink)))
+	down := step.Must(netlink.LinkByName(sinkLink))
 	err = netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}})
 	if err != nil {
@@ -50,7 +52,7 @@ func (l *Lab) trainFilter(link netlink.Link) (err error) {
 	// The total length in the first four bytes (RFC 791, Section 3.1), or the payload's in the
 	// second four (RFC 8200, Section 3).
 	protocol, at, shift, probe := uint16(unix.ETH_P_IP), int32(0), 0, uint32(probeTrain+20)
-	if l.outer().is6() {
+	if l.outer().Is6() {
 		protocol, at, shift, probe = unix.ETH_P_IPV6, 4, 16, probeTrain
 	}
 	lengths := []netlink.TcU32Key{{Mask: 0xffff << shift, Val: probe << shift, Off: at}}

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"culvert/integration/lab/plan"
 )
 
 // A flowSet is connections of all kinds that are open while something happens to a gateway: between
@@ -49,7 +51,7 @@ const (
 func newFlowSet(ctx context.Context, l *Lab, n int, podsAlone bool) (c *flowSet, err error) {
 	c = &flowSet{lab: l, number: l.flowSets, wait: idleWait, done: make(chan struct{})}
 	l.flowSets++
-	p := &clusters
+	p := &plan.V4
 	rome, milan := &p[0], &p[1]
 	client, far := l.Host("rome/client"), l.Host("milan/pod1")
 	port := flowClient + c.number*flowsOf // unused ones, which nobody remembers
@@ -133,7 +135,7 @@ func atOnce(n int, all []func() error) error {
 // nodePorts makes both nodes of rome forward to a pod, keeping the clients' addresses.
 func (c *flowSet) nodePorts(ctx context.Context, client *Host, to netip.AddrPort) (entrances []netip.AddrPort,
 	err error) {
-	for _, n := range clusters[0].Nodes {
+	for _, n := range plan.V4[0].Nodes {
 		f := &forwarder{node: c.lab.Host("rome/" + n.Name), target: to, entrance: netip.AddrPortFrom(n.Underlay,
 			nodePort), keepClient: true}
 		if err := f.start(ctx, client.Address); err != nil {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/plan"
 )
 
 // forwarder is a service's entry point on a node, like kube-proxy's NodePort, but in user space so
@@ -72,9 +74,9 @@ func (f *forwarder) takeReplies(client netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	all, family := everywhere, unix.AF_INET
+	all, family := plan.Everywhere, unix.AF_INET
 	if client.Is6() {
-		all, family = everywhere6, unix.AF_INET6
+		all, family = plan.Everywhere6, unix.AF_INET6
 	}
 	route := &netlink.Route{LinkIndex: lo.Attrs().Index, Table: transparentTable, Dst: ipNet(all), Type: unix.RTN_LOCAL,
 		Scope: unix.RT_SCOPE_HOST}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 
+	"culvert/integration/lab/plan"
 	"culvert/nat/nattest"
 )
 
@@ -15,7 +16,7 @@ const (
 	fragments       = 4    // of it and the UDP header
 )
 
-func (l *Lab) fragmentChecks(p *plan) []Check {
+func (l *Lab) fragmentChecks(p *plan.Plan) []Check {
 	e := l.pairOf(p, "rome/pod1", "milan/pod2")
 	e.local, e.wantSource = p[0].BehindFirst, p[0].Seen(p[0].UnknownSource())
 	return []Check{{"fragment orders", e.path(), e.checkFragmentOrders}}

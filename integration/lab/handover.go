@@ -7,6 +7,9 @@ import (
 	"regexp"
 	"slices"
 	"time"
+
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 const (
@@ -16,11 +19,11 @@ const (
 
 // handOver starts a gateway that takes over from p, and waits until p has ended.
 func (l *Lab) handOver(ctx context.Context, p *Process) (_ *Process, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	p.stopped.Store(true)
 	args := append(slices.DeleteFunc(slices.Clone(p.Args), func(a string) bool { return a == "--takeover" }),
 		"--takeover")
-	next := must(l.startProgram(p.Host, l.options.Culvert, false, args...))
+	next := step.Must(l.startProgram(p.Host, l.options.Culvert, false, args...))
 	next.ready = p.ready
 	select {
 	case <-p.ended:
@@ -33,7 +36,7 @@ func (l *Lab) handOver(ctx context.Context, p *Process) (_ *Process, err error) 
 	if p.err != nil {
 		return nil, fmt.Errorf("%s: ended with %w; see %s", p.Name(), p.err, p.Log)
 	}
-	cut := must(next.lastCut())
+	cut := step.Must(next.lastCut())
 	l.cut = max(l.cut, cut)
 	return next, next.waitReady(ctx)
 }
@@ -59,9 +62,9 @@ func (p *Process) lastCut() (time.Duration, error) {
 func (l *Lab) checkHandOver(ctx context.Context, n, row int, pause time.Duration) (string, error) {
 	times := func(n int) func(*Process) error {
 		return func(p *Process) (err error) {
-			defer catch(&err)
+			defer step.Catch(&err)
 			for range n {
-				p = must(l.handOver(ctx, p))
+				p = step.Must(l.handOver(ctx, p))
 			}
 			return nil
 		}
@@ -89,13 +92,13 @@ func (l *Lab) checkHandOver(ctx context.Context, n, row int, pause time.Duration
 // handOverChanged hands over to a gateway with rules, and then to one with its nodes in another
 // order.
 func (l *Lab) handOverChanged(ctx context.Context, p *Process) (err error) {
-	defer catch(&err)
-	i := clusters.index(p.Host.Name)
+	defer step.Catch(&err)
+	i := plan.V4.Index(p.Host.Name)
 	for _, k := range []int{0, 3} {
 		config := l.gatewayConfig(i)
 		l.change(i, k)(config)
-		try(l.writeYAML(clusters[i].Name, "gateway.yaml", config))
-		p = must(l.handOver(ctx, p))
+		step.Try(l.writeYAML(plan.V4[i].Name, "gateway.yaml", config))
+		p = step.Must(l.handOver(ctx, p))
 	}
-	return l.writeYAML(clusters[i].Name, "gateway.yaml", l.gatewayConfig(i))
+	return l.writeYAML(plan.V4[i].Name, "gateway.yaml", l.gatewayConfig(i))
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/step"
 	"culvert/nat/nattest"
 )
 
@@ -127,10 +128,10 @@ func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 
 // read returns the next ICMP message.
 func (p *pinger) read(deadline time.Time) (_ *answer, err error) {
-	defer catch(&err)
-	try(p.conn.SetReadDeadline(deadline))
+	defer step.Catch(&err)
+	step.Try(p.conn.SetReadDeadline(deadline))
 	buffer := make([]byte, 65536)
-	n, from := must2(p.conn.ReadFrom(buffer))
+	n, from := step.Must2(p.conn.ReadFrom(buffer))
 	message, err := icmp.ParseMessage(p.types().protocol, buffer[:n])
 	if err != nil {
 		return nil, fmt.Errorf("ICMP message from %s: %w", from, err)

@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // Keep is a lab that restarts and kills its gateways while connections of all kinds are open.
@@ -80,12 +83,12 @@ func (l *Lab) besideFlows(ctx context.Context, n int, do func(c *flowSet, exchan
 	_ string, err error) {
 	c, err := newFlowSet(ctx, l, n, false)
 	defer func() { err = errors.Join(err, c.end()) }()
-	defer catch(&err)
-	try(err)
-	try(c.measureUndisturbed())
-	sctp := must(l.newSCTPPair(&clusters))
+	defer step.Catch(&err)
+	step.Try(err)
+	step.Try(c.measureUndisturbed())
+	sctp := step.Must(l.newSCTPPair(&plan.V4))
 	defer sctp.close()
-	try(sctp.begin())
+	step.Try(sctp.begin())
 	return do(c, func() error { return errors.Join(sctp.step(sctpSack), sctp.step(sctpData)) })
 }
 
@@ -105,7 +108,7 @@ func (c *flowSet) measureUndisturbed() error {
 // path may carry nothing.
 func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) error,
 	after func() error) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	var pauses []string
 	longest, receive, most := time.Duration(0), 0, 0
 	for _, f := range c.flows {
@@ -113,11 +116,11 @@ func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) err
 			receive++
 		}
 	}
-	for i := range clusters {
-		p := l.process(clusters[i].Name + "/gateway")
+	for i := range plan.V4 {
+		p := l.process(plan.V4[i].Name + "/gateway")
 		time.Sleep(2 * flowPause)
 		c.resetLateness()
-		try(do(p))
+		step.Try(do(p))
 		s := c.judge(time.Now())
 		if n := s.all(); n > 0 {
 			if !c.mayLose {
@@ -132,7 +135,7 @@ func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) err
 			return "", fmt.Errorf("%s: %w", p.Host.Name, err)
 		}
 		longest = max(longest, s.pause)
-		pauses = append(pauses, fmt.Sprintf("%s %d ms", clusters[i].Name, s.pause.Milliseconds()))
+		pauses = append(pauses, fmt.Sprintf("%s %d ms", plan.V4[i].Name, s.pause.Milliseconds()))
 	}
 	lost := "none"
 	if most > 0 {
@@ -170,9 +173,9 @@ func (p *Process) kill() error {
 
 func (l *Lab) checkKilled(ctx context.Context, n int) (string, error) {
 	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (_ string, err error) {
-		defer catch(&err)
-		for i := range clusters {
-			try(l.awaitSaved(ctx, l.gateway(i), time.Now()))
+		defer step.Catch(&err)
+		for i := range plan.V4 {
+			step.Try(l.awaitSaved(ctx, l.gateway(i), time.Now()))
 		}
 		return l.eachGateway(c, killPause, func(p *Process) error { return l.kill(ctx, p) }, exchange)
 	})
@@ -180,7 +183,7 @@ func (l *Lab) checkKilled(ctx context.Context, n int) (string, error) {
 
 // awaitSaved waits until a gateway has saved its connections after a time.
 func (l *Lab) awaitSaved(ctx context.Context, p *Process, after time.Time) error {
-	return await(ctx, savedWithin, 10*pollInterval, func() error {
+	return step.Await(ctx, savedWithin, 10*pollInterval, func() error {
 		metrics, err := gatewayMetrics(ctx, p.Host)
 		if err == nil && metrics["culvert_state_saved_timestamp_seconds"] <= float64(after.UnixMilli())/1000 {
 			err = fmt.Errorf("%s has not written its connections", p.Name())
@@ -192,9 +195,9 @@ func (l *Lab) awaitSaved(ctx context.Context, p *Process, after time.Time) error
 // checkYoung kills gateways that have not saved their connections yet, and counts how many are
 // lost. Connections between pods need no saving.
 func (l *Lab) checkYoung(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
-	for _, c := range clusters { // afterwards, the next write is half a minute away
-		try(l.Restart(ctx, c.Name+"/gateway"))
+	defer step.Catch(&err)
+	for _, c := range plan.V4 { // afterwards, the next write is half a minute away
+		step.Try(l.Restart(ctx, c.Name+"/gateway"))
 	}
 	return l.lossOf(ctx, func(p *Process) error { return l.kill(ctx, p) })
 }
@@ -202,10 +205,10 @@ func (l *Lab) checkYoung(ctx context.Context) (_ string, err error) {
 // checkForgotten shows the benefit of the saved state.
 func (l *Lab) checkForgotten(ctx context.Context) (string, error) {
 	return l.lossOf(ctx, func(p *Process) (err error) {
-		defer catch(&err)
-		try(l.stop(p))
-		c := clusterOf(p.Host.Name)
-		try(os.RemoveAll(l.path(c.Name, "state/"+otherCluster(c).Name)))
+		defer step.Catch(&err)
+		step.Try(l.stop(p))
+		c := plan.Of(p.Host.Name)
+		step.Try(os.RemoveAll(l.path(c.Name, "state/"+plan.Other(c).Name)))
 		return l.startAgain(ctx, p.Host.Name)
 	})
 }
@@ -213,9 +216,9 @@ func (l *Lab) checkForgotten(ctx context.Context) (string, error) {
 // lossOf counts the losses of a small flow set when something is done to both gateways.
 func (l *Lab) lossOf(ctx context.Context, do func(*Process) error) (string, error) {
 	return l.besideFlows(ctx, youngOf, func(c *flowSet, _ func() error) (_ string, err error) {
-		defer catch(&err)
-		for i := range clusters {
-			try(do(l.gateway(i)))
+		defer step.Catch(&err)
+		for i := range plan.V4 {
+			step.Try(do(l.gateway(i)))
 		}
 		s := c.judge(time.Now())
 		if s.all() == 0 {

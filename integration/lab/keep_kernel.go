@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // kernelPause is how long a restart of a kernel-based gateway may take: its peer notices after 15 s
@@ -19,7 +21,7 @@ const kernelPause = time.Minute
 // checkKernelParts is checkRestart for kernel-based gateways, for comparison: end ends one. Their
 // connection tables are the kernel's and stay; they support only connections between pods.
 func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) error) (figure string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	missing := MissingForReference()
 	if l.options.Mode != node.VXLAN {
 		missing = errors.Join(missing, errors.New("its nodes use VXLAN"))
@@ -27,9 +29,9 @@ func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) er
 	if missing != nil {
 		return fmt.Sprintf("not measured: %v", missing), nil
 	}
-	restore := must(l.keepReferenceSysctls())
+	restore := step.Must(l.keepReferenceSysctls())
 	defer func() { err = errors.Join(err, restore()) }() // a killed one does not
-	try(l.useGateways(ctx, &referenceAsIs))
+	step.Try(l.useGateways(ctx, &referenceAsIs))
 	c, err := newFlowSet(ctx, l, n, true)
 	if err == nil {
 		c.wait, c.mayLose = kernelPause, true
@@ -49,7 +51,7 @@ func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) er
 
 // startKernelParts starts another kernel-based gateway to replace p, which has ended.
 func (l *Lab) startKernelParts(ctx context.Context, p *Process) error {
-	c := clusterOf(p.Host.Name)
+	c := plan.Of(p.Host.Name)
 	next, err := l.startGateway(c, &referenceAsIs)
 	if err != nil {
 		return err
@@ -69,13 +71,13 @@ func (l *Lab) killKernelParts(p *Process) error {
 // sets on the gateways' hosts.
 func (l *Lab) keepReferenceSysctls() (restore func() error, err error) {
 	before := make(map[*Host]map[string]string)
-	for i := range clusters {
-		h, values := l.Host(clusters[i].Name+"/gateway"), make(map[string]string)
+	for i := range plan.V4 {
+		h, values := l.Host(plan.V4[i].Name+"/gateway"), make(map[string]string)
 		before[h] = values
 		err = errors.Join(err, h.Do(func() (err error) {
-			defer catch(&err)
+			defer step.Catch(&err)
 			for name := range referenceSysctls {
-				values[name] = strings.TrimSpace(string(must(os.ReadFile(filepath.Join("/proc/sys/net", name)))))
+				values[name] = strings.TrimSpace(string(step.Must(os.ReadFile(filepath.Join("/proc/sys/net", name)))))
 			}
 			return nil
 		}))

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab/plan"
 )
 
 // Options select the kind of lab to build.
@@ -88,7 +89,7 @@ type Lab struct {
 	Dir string // configurations, keys and logs
 
 	options   Options
-	publicKey [len(clusters)]string // of each gateway
+	publicKey [len(plan.V4)]string // of each gateway
 	hosts     []*Host
 	six       map[string]*Host // the same by name, with their IPv6 addresses
 	processes []*Process
@@ -108,15 +109,15 @@ const startTimeout = time.Minute
 // are.
 func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
 	l := &Lab{Dir: dir, options: o, six: make(map[string]*Host)}
-	for i := range clusters {
-		if err := l.buildCluster(&clusters[i], o.of(&clusters[i])); err != nil {
-			return l, fmt.Errorf("lab: build %s: %w", clusters[i].Name, err)
+	for i := range plan.V4 {
+		if err := l.buildCluster(&plan.V4[i], o.of(&plan.V4[i])); err != nil {
+			return l, fmt.Errorf("lab: build %s: %w", plan.V4[i].Name, err)
 		}
 	}
 	if err := l.peer(); err != nil {
 		return l, fmt.Errorf("lab: %w", err)
 	}
-	for _, p := range slices.Compact(append([]*plan{&clusters}, l.plans()...)) { // every host has an IPv4 address
+	for _, p := range slices.Compact(append([]*plan.Plan{&plan.V4}, l.plans()...)) { // every host has an IPv4 address
 		for i := range p {
 			if err := l.addAddresses(p, i); err != nil {
 				return l, fmt.Errorf("lab: addresses: %w", err)
@@ -143,8 +144,8 @@ func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
 	return l, nil
 }
 
-func (o *Options) of(c *Cluster) *ClusterOptions {
-	if c.Name == clusters[0].Name {
+func (o *Options) of(c *plan.Cluster) *ClusterOptions {
+	if c.Name == plan.V4[0].Name {
 		return &o.Rome
 	}
 	return &o.Milan
@@ -174,7 +175,7 @@ func (l *Lab) Stop() error {
 // startProcesses starts all gateways and nodes and waits until they serve. The server's gateway
 // comes first: a client whose first handshake finds no server retries only after 5 seconds.
 func (l *Lab) startProcesses(ctx context.Context) error {
-	for _, c := range []*Cluster{&clusters[1], &clusters[0]} {
+	for _, c := range []*plan.Cluster{&plan.V4[1], &plan.V4[0]} {
 		gateway, err := l.startCulvert(c.Name + "/gateway")
 		if err != nil {
 			return err

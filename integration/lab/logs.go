@@ -9,6 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // healthyCauses are the findings that a gateway logs in normal operation.
@@ -64,8 +67,8 @@ func ReadLines(file string) (string, error) {
 // logSizes returns how long the logs of both gateways are, by host.
 func (l *Lab) logSizes() map[string]int {
 	sizes := make(map[string]int)
-	for i := range clusters {
-		host := clusters[i].Name + "/gateway"
+	for i := range plan.V4 {
+		host := plan.V4[i].Name + "/gateway"
 		text, _ := ReadLines(l.process(host).Log) // length 0 if it cannot be read
 		sizes[host] = len(text)
 	}
@@ -75,7 +78,7 @@ func (l *Lab) logSizes() map[string]int {
 // waitLogged waits until a log has a line about the fault that is not within sizes: at level info
 // or above, in the words of the status, with the remedy.
 func (l *Lab) waitLogged(ctx context.Context, f *Fault, sizes map[string]int, began time.Time) error {
-	return await(ctx, loggedWithin-time.Since(began), statusPace, func() error {
+	return step.Await(ctx, loggedWithin-time.Since(began), statusPace, func() error {
 		lines := 0
 		for n := f.Named; n != nil; n = n.Or {
 			host := n.Cluster + "/gateway"

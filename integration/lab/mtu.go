@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // MTUs of the labs with different ones.
@@ -49,7 +51,7 @@ func mtuChecks(l *Lab) []Check { return append(l.ofFamilies(l.sizeChecks), l.log
 
 // sizeChecks are the checks of one family. A pod remembers the learnt path MTU, and reflects it in
 // the MSS it sends, so each pair of pods is used for one thing.
-func (l *Lab) sizeChecks(p *plan) []Check {
+func (l *Lab) sizeChecks(p *plan.Plan) []Check {
 	far, own := l.pairOf(p, "rome/pod1", "milan/pod1"), l.pairOf(p, "milan/pod2", "rome/pod2")
 	farTCP, ownTCP := l.pairOf(p, "rome/pod1", "milan/pod2"), l.pairOf(p, "milan/pod1", "rome/pod2")
 	milan := &p[1]
@@ -61,7 +63,7 @@ func (l *Lab) sizeChecks(p *plan) []Check {
 	}
 	fragments := []Check{{"fragments", far.path(), far.checkFragments}, {"fragments", own.path(), own.checkFragments}}
 	checks := []Check{far.firstContact()}
-	if !p.is6() {
+	if !p.Is6() {
 		checks = append(checks, fragments...)
 	}
 	checks = append(checks, []Check{
@@ -74,7 +76,7 @@ func (l *Lab) sizeChecks(p *plan) []Check {
 			return farTCP.checkSegments(ctx, bulk, false)
 		}},
 	}...)
-	if p.is6() { // routers do not fragment (RFC 8200, Section 5), so pods must have learnt what fits
+	if p.Is6() { // routers do not fragment (RFC 8200, Section 5), so pods must have learnt what fits
 		checks = append(checks, fragments...)
 	}
 	return checks
@@ -82,12 +84,12 @@ func (l *Lab) sizeChecks(p *plan) []Check {
 
 // checkFragments echoes datagrams that may and must be fragmented.
 func (e *ends) checkFragments(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
-	server, conn := must2(e.dialEcho(ctx))
+	defer step.Catch(&err)
+	server, conn := step.Must2(e.dialEcho(ctx))
 	defer server.close()
 	defer conn.Close()
 	if !e.target.Is6() { // with routers that fragment
-		try(setMTUDiscovery(conn, unix.IP_PMTUDISC_DONT))
+		step.Try(setMTUDiscovery(conn, unix.IP_PMTUDISC_DONT))
 	}
 	overhead := udpOverhead(e.target)
 	sizes := []int{smallMTU - overhead, smallMTU - overhead + 1, largeMTU - overhead, 5000}
@@ -112,13 +114,13 @@ func (e *ends) checkFragments(ctx context.Context) (_ string, err error) {
 // error from the right sender, with the right MTU and quotation. The pod's kernel must accept it,
 // and a datagram of that size must then pass.
 func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (_ string, err error) {
-	defer catch(&err)
-	server, conn := must2(e.dialEcho(ctx))
+	defer step.Catch(&err)
+	server, conn := step.Must2(e.dialEcho(ctx))
 	defer server.close()
 	defer conn.Close()
-	p := must(newPinger(e.from))
+	p := step.Must(newPinger(e.from))
 	defer p.close()
-	try(setMTUDiscovery(conn, unix.IP_PMTUDISC_DO))
+	step.Try(setMTUDiscovery(conn, unix.IP_PMTUDISC_DO))
 	began := time.Now()
 	if _, err := conn.Write(make([]byte, largeMTU-udpOverhead(e.target))); err != nil {
 		return "", fmt.Errorf("send a packet of %d bytes: %w", largeMTU, err)
@@ -135,7 +137,7 @@ func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (_ string, 
 			a.quote.Source, a.quote.Destination, e.from.Address, e.target)
 	}
 	// The raw socket gets the message before the kernel's own ICMP code.
-	try(await(ctx, replyTimeout, pollInterval, func() error {
+	step.Try(step.Await(ctx, replyTimeout, pollInterval, func() error {
 		mtu, err := pathMTU(conn)
 		if err == nil && mtu != smallMTU {
 			err = fmt.Errorf("%s believes in a path MTU of %d, want %d", e.from.Name, mtu, smallMTU)
@@ -145,7 +147,7 @@ func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (_ string, 
 	if err := echoUDP(conn, smallMTU-udpOverhead(e.target), 0); err != nil && !errors.Is(err, unix.EMSGSIZE) {
 		return "", err
 	} else if err != nil { // the error of the first datagram, reported once
-		try(echoUDP(conn, smallMTU-udpOverhead(e.target), 0))
+		step.Try(echoUDP(conn, smallMTU-udpOverhead(e.target), 0))
 	}
 	return fmt.Sprintf("%d for %d from %s", smallMTU, largeMTU, a.from), nil
 }
@@ -170,9 +172,9 @@ func (p *pinger) tooBig(deadline time.Time) (*answer, error) {
 // links make them, and requires all of it to arrive. The pod must have reduced its segments, unless
 // it may have kept them.
 func (e *ends) checkSegments(ctx context.Context, bulk int64, mayKeep bool) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	began := time.Now()
-	near := must(e.stream(ctx, bulk, 0))
+	near := step.Must(e.stream(ctx, bulk, 0))
 	overhead := tcpOverhead(e.target) + tcpOptions
 	first, last := largeMTU-overhead, smallMTU-overhead
 	if near.firstMSS != first || near.lastMSS != last && !(mayKeep && near.lastMSS == first) {

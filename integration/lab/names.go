@@ -9,37 +9,25 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-)
 
-// HostNames are the names of the hosts of every lab.
-func HostNames() (names []string) {
-	for i := range clusters {
-		c := &clusters[i]
-		for _, n := range c.Nodes {
-			names = append(names, c.Name+"/"+n.PodName, c.Name+"/"+n.Name)
-		}
-		names = append(names, c.Name+"/gateway", c.Name+"/router", c.Name+"/client")
-	}
-	return names
-}
+	"culvert/integration/lab/plan"
+)
 
 // addressFrom returns the address by which one host reaches another: within a cluster the other's
 // own, across clusters the gateway's translation. Across clusters only pods and the other gateway
 // have one.
 func addressFrom(from, to *Host) (a netip.Addr, ok bool) {
-	c := clusterOf(to.Name)
+	c := plan.Of(to.Name)
 	switch {
-	case clusterOf(from.Name) == c:
+	case plan.Of(from.Name) == c:
 		return to.Address, true
 	case c.PodCIDR.Contains(to.Address):
 		return c.Seen(to.Address), true
-	case isGateway(from.Name) && isGateway(to.Name):
+	case plan.IsGateway(from.Name) && plan.IsGateway(to.Name):
 		return c.Peering.Addr(), true
 	}
 	return netip.Addr{}, false
 }
-
-func isGateway(host string) bool { return strings.HasSuffix(host, "/gateway") }
 
 // hostname is a host's name for places where names may not contain a slash.
 func (h *Host) hostname() string { return strings.ReplaceAll(h.Name, "/", "-") }

@@ -5,14 +5,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"culvert/integration/lab/plan"
 )
 
 // TestNamesMeanWhatIsSeenFromThere looks from hosts of one cluster at hosts of both.
 func TestNamesMeanWhatIsSeenFromThere(t *testing.T) {
 	l := new(Lab)
 	add := func(name string, a netip.Addr) { l.hosts = append(l.hosts, &Host{Name: name, Address: a}) }
-	for i := range clusters {
-		c := &clusters[i]
+	for i := range plan.V4 {
+		c := &plan.V4[i]
 		add(c.Name+"/router", c.Underlay.Addr())
 		add(c.Name+"/gateway", c.Gateway)
 		add(c.Name+"/client", c.Client)
@@ -22,7 +24,7 @@ func TestNamesMeanWhatIsSeenFromThere(t *testing.T) {
 		}
 	}
 	for _, h := range l.hosts {
-		if !slices.Contains(HostNames(), h.Name) {
+		if !slices.Contains(plan.HostNames(), h.Name) {
 			t.Error("HostNames() lacks", h.Name)
 		}
 	}

@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 const (
@@ -36,8 +39,8 @@ type nodePortCheck struct {
 }
 
 // nodePort is a check that enters the cluster of a client by one of its nodes.
-func (l *Lab) nodePort(p *plan, client, node, pod string) *nodePortCheck {
-	c, far := p.of(client), p.of(pod)
+func (l *Lab) nodePort(p *plan.Plan, client, node, pod string) *nodePortCheck {
+	c, far := p.Of(client), p.Of(pod)
 	n := &nodePortCheck{client: l.host(p, client), nodes: []*Host{l.host(p, node)}, pod: l.host(p, pod)}
 	n.entrance = n.nodes[0].Address
 	n.target, n.source = far.Seen(n.pod.Address), c.Seen(c.UnknownSource())
@@ -95,7 +98,7 @@ func (n *nodePortCheck) readHeader(conn net.Conn) error {
 // run sends a stream in each direction through every node at once, from the client ports
 // collidingPort and following.
 func (n *nodePortCheck) run(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	streams := 1
 	if len(n.nodes) > 1 {
 		streams = collisions
@@ -107,7 +110,7 @@ func (n *nodePortCheck) run(ctx context.Context) (_ string, err error) {
 		return "", err
 	}
 	defer stop()
-	before := must(n.received())
+	before := step.Must(n.received())
 	var forwarders []*forwarder
 	var errs []error
 	for _, node := range n.nodes {
@@ -133,7 +136,7 @@ func (n *nodePortCheck) run(ctx context.Context) (_ string, err error) {
 	for _, f := range forwarders {
 		errs = append(errs, f.close())
 	}
-	try(errors.Join(errs...))
+	step.Try(errors.Join(errs...))
 	return n.judge(forwarders, streams, before)
 }
 
@@ -197,7 +200,7 @@ func (n *nodePortCheck) streams(ctx context.Context, forwarders []*forwarder, ea
 
 // judge checks what the nodes did.
 func (n *nodePortCheck) judge(forwarders []*forwarder, each int, before []uint64) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	var sent netip.Addr
 	for _, f := range forwarders {
 		if len(f.sources) != each {
@@ -213,7 +216,7 @@ func (n *nodePortCheck) judge(forwarders []*forwarder, each int, before []uint64
 			}
 		}
 	}
-	after := must(n.received())
+	after := step.Must(n.received())
 	want := uint64(each) * nodePortBytes
 	for i, node := range n.nodes {
 		// A reply that leaves by the other node makes one count too small. Headers and repeated

@@ -14,6 +14,8 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/step"
 )
 
 // gatewayMetrics returns a gateway's metrics, each by its name and labels.
@@ -40,11 +42,11 @@ var gatewaySockets = []string{"geneve", "wireguard", "wireguard6"}
 
 // checkOffloads requires each socket of the gateways to use the kernel's offloads.
 func (l *Lab) checkOffloads(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	var used []string
 	for _, p := range l.gateways() {
-		want := must(kernelOffloads(p.Host))
-		metrics := must(gatewayMetrics(ctx, p.Host))
+		want := step.Must(kernelOffloads(p.Host))
+		metrics := step.Must(gatewayMetrics(ctx, p.Host))
 		used = nil
 		for offload, n := range want {
 			for _, socket := range gatewaySockets {
@@ -85,8 +87,8 @@ func kernelOffloads(h *Host) (map[string]float64, error) {
 // the far gateway to the far pod's node: they must have the code point, but not the DSCP (RFC 6040,
 // Section 4.1).
 func (e *ends) checkECN(ctx context.Context, node *Host, gateway netip.Addr) (_ string, err error) {
-	defer catch(&err)
-	server, conn := must2(e.dialEcho(ctx))
+	defer step.Catch(&err)
+	server, conn := step.Must2(e.dialEcho(ctx))
 	defer server.close()
 	defer conn.Close()
 	outer, err := newOuterSocket(node)
@@ -97,10 +99,10 @@ func (e *ends) checkECN(ctx context.Context, node *Host, gateway netip.Addr) (_ 
 	const dscp = 46 << 2 // expedited forwarding (RFC 3246)
 	buffer := make([]byte, 65536)
 	for ecn := range 4 {
-		try(setOption(conn, unix.IP_TOS, unix.IPV6_TCLASS, dscp|ecn))
+		step.Try(setOption(conn, unix.IP_TOS, unix.IPV6_TCLASS, dscp|ecn))
 		payload := fmt.Appendf(nil, "ECN %d of %s at %d", ecn, e.path(), time.Now().UnixNano())
-		must(conn.Write(payload))
-		try(outer.SetReadDeadline(time.Now().Add(replyTimeout)))
+		step.Must(conn.Write(payload))
+		step.Try(outer.SetReadDeadline(time.Now().Add(replyTimeout)))
 		for {
 			n, tos, from, err := outer.read(buffer)
 			if err != nil {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab/plan"
 )
 
 // Outside is a lab with hosts that have no pod address: clients outside the clusters, the nodes
@@ -19,20 +20,6 @@ func Outside(mode node.Mode, offloads bool) Options {
 	o.Outside = true
 	return o
 }
-
-// Hosts behind the first pod of each cluster, and the addresses that stand for its pods.
-var (
-	behindPod   = netip.MustParsePrefix("11.11.11.0/24")
-	behindFirst = netip.MustParseAddr("11.11.11.7")
-	behindOther = netip.MustParseAddr("11.11.11.8")
-
-	balanced = netip.MustParseAddr("10.70.0.20") // real, like all of these
-	sticky   = netip.MustParseAddr("10.70.0.21")
-	strict   = netip.MustParseAddr("10.70.0.22")
-
-	serviceCIDR = netip.MustParsePrefix("10.96.0.0/12")
-	served      = netip.MustParseAddr("10.96.0.10")
-)
 
 const (
 	servicePort = 80
@@ -49,7 +36,7 @@ func (l *Lab) outsideMTU() int {
 
 // addOutside gives hosts the addresses and routes that only these labs need.
 // The first node routes between the outside and the other cluster.
-func (l *Lab) addOutside(c, peer *Cluster) error {
+func (l *Lab) addOutside(c, peer *plan.Cluster) error {
 	first, second := &c.Nodes[0], &c.Nodes[1]
 	for _, step := range []struct {
 		host string
@@ -104,30 +91,22 @@ func giveAddress(link string, a *netlink.Addr) error {
 
 // natConfig is the nat section of a gateway's configuration, for the families of cs, which are one
 // cluster.
-func natConfig(cs ...*Cluster) object {
+func natConfig(cs ...*plan.Cluster) object {
 	addresses, services := []object{}, []object{}
 	for _, c := range cs {
-		a, s := c.mapped()
+		a, s := mapped(c)
 		addresses, services = append(addresses, a), append(services, s...)
 	}
 	return object{"addresses": addresses, "services": services}
 }
 
-// suffix ends the names of the services of c.
-func (c *Cluster) suffix() string {
-	if c.Internal.Is6() {
-		return "6"
-	}
-	return ""
-}
-
-func (c *Cluster) mapped() (address object, services []object) {
+func mapped(c *plan.Cluster) (address object, services []object) {
 	var backends []object
 	for _, n := range c.Nodes {
 		backends = append(backends, object{"address": n.Pod, "port": backendPort})
 	}
 	service := func(name string, address netip.Addr, more object) object {
-		o := object{"name": name + c.suffix(), "address": address, "port": servicePort, "protocol": "tcp",
+		o := object{"name": name + c.Suffix(), "address": address, "port": servicePort, "protocol": "tcp",
 			"backends": backends}
 		maps.Copy(o, more)
 		return o

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"culvert/integration/lab/plan"
 )
 
 // smallStream is how many bytes a check of addresses sends in each direction.
@@ -18,7 +20,7 @@ func outsideChecks(l *Lab) []Check {
 }
 
 // sourcesChecks are the checks of one family.
-func (l *Lab) sourcesChecks(p *plan) []Check {
+func (l *Lab) sourcesChecks(p *plan.Plan) []Check {
 	first := l.pairOf(p, "rome/pod1", "milan/pod1")
 	return slices.Concat([]Check{first.firstContact()}, l.nodePortChecks(p), l.sourceChecks(p), l.mappingChecks(p),
 		l.serviceChecks(p), l.servedChecks(p),
@@ -32,7 +34,7 @@ func refusedChecks(l *Lab) []Check {
 }
 
 // nodePortChecks are services offered by a cluster to the outside that end at a remote pod.
-func (l *Lab) nodePortChecks(p *plan) []Check {
+func (l *Lab) nodePortChecks(p *plan.Plan) []Check {
 	cluster := l.nodePort(p, "rome/client", "rome/node1", "milan/pod1")
 	local := l.nodePort(p, "rome/client", "rome/node1", "milan/pod1")
 	local.keepClient = true
@@ -60,7 +62,7 @@ func (l *Lab) nodePortChecks(p *plan) []Check {
 
 // sourceChecks test every kind of source that the other cluster cannot answer, and some that it
 // can.
-func (l *Lab) sourceChecks(p *plan) []Check {
+func (l *Lab) sourceChecks(p *plan.Plan) []Check {
 	rome := &p[0]
 	u := rome.Seen(rome.UnknownSource())
 	node := &rome.Nodes[0]
@@ -70,7 +72,7 @@ func (l *Lab) sourceChecks(p *plan) []Check {
 		return e
 	}
 	client := from("rome/client", rome.Client, u)
-	if p.is6() {
+	if p.Is6() {
 		client.size = smallMTU // no router fragments the replies
 	}
 	var checks []Check
@@ -106,7 +108,7 @@ func (e *ends) checkSource(ctx context.Context) (string, error) {
 }
 
 // mappingChecks reach an outside host by its external address, and the other way round.
-func (l *Lab) mappingChecks(p *plan) []Check {
+func (l *Lab) mappingChecks(p *plan.Plan) []Check {
 	var checks []Check
 	for i := range p {
 		c, peer := &p[i], &p[1-i]

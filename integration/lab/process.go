@@ -15,6 +15,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/plan"
 )
 
 // stopTimeout is how long a process may take to end cleanly.
@@ -172,7 +174,7 @@ func gatewayGet(ctx context.Context, h *Host, path string) (string, error) {
 // the other cluster's external CIDR.
 func (l *Lab) nodeReady(_ context.Context, h *Host) error {
 	p := l.plans()[0]
-	last := ipNet(p.of(otherCluster(clusterOf(h.Name)).Name + "/").SeenExt)
+	last := ipNet(p.Of(plan.Other(plan.Of(h.Name)).Name + "/").SeenExt)
 	return h.Do(func() error {
 		l, err := netlink.LinkByName(tunnelLink)
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/config"
+	"culvert/integration/lab/plan"
 )
 
 // kernelParts are the reference gateway's links, routes, rules and tables, with functions that undo
@@ -79,7 +80,8 @@ func addTunnelRoute(c *config.Config) error {
 	if err := netlink.LinkSetUp(l); err != nil {
 		return fmt.Errorf("%s: %w", referenceTUN, err)
 	}
-	err = netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Table: referenceTable, Dst: ipNet(everywhere),
+	err = netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Table: referenceTable,
+		Dst:   ipNet(plan.Everywhere),
 		Scope: unix.RT_SCOPE_LINK})
 	if err != nil {
 		return fmt.Errorf("%s: route: %w", referenceTUN, err)

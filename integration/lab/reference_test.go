@@ -9,6 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"culvert/integration/lab/plan"
 	"culvert/integration/need"
 )
 
@@ -19,7 +20,7 @@ func TestReferenceLeavesNothing(t *testing.T) {
 	need.Kernel(t, "nft", MissingForReference())
 	l := &Lab{Dir: t.TempDir(), options: Standard("vxlan", true)}
 	need.NoError(t, l.writeConfigs())
-	h, err := newHost("reference", clusters[0].Gateway)
+	h, err := newHost("reference", plan.V4[0].Gateway)
 	need.NoError(t, err)
 	t.Cleanup(h.close)
 	file := l.path("rome", "gateway.yaml")

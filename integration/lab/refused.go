@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // A refusal is a file that a running gateway must refuse: a valid file with a change, or a text
@@ -26,7 +29,7 @@ const refusedPort = 22 // what refuseChecks' rule rejects
 // refusals returns a file for each kind of fault in the configuration of the gateway of
 // clusters[i].
 func (l *Lab) refusals(i int) []refusal {
-	c := &clusters[i]
+	c := &plan.V4[i]
 	node := func(more object) func(object) {
 		return func(config object) {
 			o := object{"name": "third", "vni": 77, "underlay": "172.18.0.77", "address": "10.80.0.77",
@@ -126,10 +129,10 @@ func (l *Lab) refusals(i int) []refusal {
 // changes: no second node, no rules, and another keepalive. None of it may take effect.
 func (l *Lab) checkRefused(ctx context.Context) (string, error) {
 	files := 0
-	for i := range clusters {
+	for i := range plan.V4 {
 		n, err := l.checkRefusedBy(ctx, i)
 		if err != nil {
-			return "", fmt.Errorf("%s: %w", clusters[i].Name, err)
+			return "", fmt.Errorf("%s: %w", plan.V4[i].Name, err)
 		}
 		files += n
 	}
@@ -137,22 +140,22 @@ func (l *Lab) checkRefused(ctx context.Context) (string, error) {
 }
 
 func (l *Lab) checkRefusedBy(ctx context.Context, i int) (_ int, err error) {
-	defer catch(&err)
-	name := clusters[i].Name
+	defer step.Catch(&err)
+	name := plan.V4[i].Name
 	good := func(config object) {
 		config["rules"] = []object{{"name": "no-ssh", "from": "remote", "protocol": "tcp",
 			"ports": fmt.Sprint(refusedPort), "action": "reject"}}
 	}
-	try(l.reload(ctx, i, good))
+	step.Try(l.reload(ctx, i, good))
 	var calls []*call
 	var ends []*ends
 	for _, pod := range []string{"/pod1", "/pod2"} {
-		e := l.pair(clusters[1-i].Name+pod, name+pod)
-		defer must(newNameServer(e.to, backendPort)).close()
-		c := must(newCall(ctx, e.from, netip.AddrPortFrom(e.target, backendPort)))
+		e := l.pair(plan.V4[1-i].Name+pod, name+pod)
+		defer step.Must(newNameServer(e.to, backendPort)).close()
+		c := step.Must(newCall(ctx, e.from, netip.AddrPortFrom(e.target, backendPort)))
 		calls, ends = append(calls, c), append(ends, e)
 	}
-	text := must(os.ReadFile(l.path(name, "gateway.yaml")))
+	text := step.Must(os.ReadFile(l.path(name, "gateway.yaml")))
 	files := 0
 	for k, r := range l.refusals(i) {
 		if os.Getenv("CULVERT_LONG") == "" && k%2 != i {
@@ -195,19 +198,19 @@ const viewPatience = 20 * time.Second
 // configuration, rules, routes, connections, counters and sockets before and after. Only a reload
 // changes the first three, so any difference there is an effect of the file.
 func (l *Lab) nothingChanges(ctx context.Context, i int, want string) (err error) {
-	defer catch(&err)
-	configured := must(l.configured(ctx, i))
+	defer step.Catch(&err)
+	configured := step.Must(l.configured(ctx, i))
 	var difference string
 	for began := time.Now(); time.Since(began) < viewPatience; {
-		before := must(l.stableView(ctx, i))
-		if line := must(l.sendHangup(ctx, i, refusedText)); !strings.Contains(line, want) {
+		before := step.Must(l.stableView(ctx, i))
+		if line := step.Must(l.sendHangup(ctx, i, refusedText)); !strings.Contains(line, want) {
 			return fmt.Errorf("the log gives another reason: %s", line)
 		}
-		still := must(l.configured(ctx, i))
+		still := step.Must(l.configured(ctx, i))
 		if !slices.Equal(configured, still) {
 			return fmt.Errorf("the refused file has changed the configuration: %s", differences(configured, still))
 		}
-		after := must(l.view(ctx, i))
+		after := step.Must(l.view(ctx, i))
 		if slices.Equal(before, after) {
 			return nil
 		}

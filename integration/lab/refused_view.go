@@ -12,6 +12,7 @@ import (
 	"time"
 
 	gatewaycontrol "culvert/gateway/control"
+	"culvert/integration/lab/step"
 )
 
 // stableView returns the view once it has not changed for longer than a delayed acknowledgement
@@ -50,15 +51,15 @@ func differences(before, after []string) string {
 // view returns the lines of a gateway's metrics, without those that change with time or
 // observation, its open sockets and its connections.
 func (l *Lab) view(ctx context.Context, i int) (_ []string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	p := l.gateway(i)
-	metrics := must(gatewayGet(ctx, p.Host, "/metrics"))
+	metrics := step.Must(gatewayGet(ctx, p.Host, "/metrics"))
 	lines := slices.DeleteFunc(strings.Split(metrics, "\n"), func(line string) bool {
 		return strings.HasPrefix(line, "culvert_listener_") || strings.HasPrefix(line, "culvert_node_silence_seconds")
 	})
 	proc := filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid))
 	for _, table := range []string{"udp", "udp6", "tcp", "tcp6"} {
-		text := must(os.ReadFile(filepath.Join(proc, "net", table)))
+		text := step.Must(os.ReadFile(filepath.Join(proc, "net", table)))
 		for line := range strings.Lines(string(text)) {
 			// Local address, state and inode; 0A is a TCP listener.
 			if f := strings.Fields(line); len(f) > 9 && (strings.HasPrefix(table, "udp") || f[3] == "0A") {

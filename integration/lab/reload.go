@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // What a gateway logs after SIGHUP.
@@ -26,7 +29,7 @@ func (l *Lab) reload(ctx context.Context, i int, change func(config object)) err
 	if change != nil {
 		change(config)
 	}
-	if err := l.writeYAML(clusters[i].Name, "gateway.yaml", config); err != nil {
+	if err := l.writeYAML(plan.V4[i].Name, "gateway.yaml", config); err != nil {
 		return err
 	}
 	_, err := l.sendHangup(ctx, i, appliedText)
@@ -36,11 +39,11 @@ func (l *Lab) reload(ctx context.Context, i int, change func(config object)) err
 // sendHangup sends SIGHUP to a gateway and waits for the log line with which it answers, which must
 // contain want.
 func (l *Lab) sendHangup(ctx context.Context, i int, want string) (line string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	p := l.gateway(i)
-	before := must(ReadLines(p.Log))
-	try(p.signal(unix.SIGHUP))
-	try(await(ctx, startTimeout, pollInterval, func() error {
+	before := step.Must(ReadLines(p.Log))
+	step.Try(p.signal(unix.SIGHUP))
+	step.Try(step.Await(ctx, startTimeout, pollInterval, func() error {
 		log, err := ReadLines(p.Log)
 		for line = range strings.Lines(log[min(len(before), len(log)):]) {
 			if strings.Contains(line, appliedText) || strings.Contains(line, refusedText) {
@@ -56,9 +59,9 @@ func (l *Lab) sendHangup(ctx context.Context, i int, want string) (line string, 
 }
 
 // gateway returns the gateway process of clusters[i].
-func (l *Lab) gateway(i int) *Process { return l.process(clusters[i].Name + "/gateway") }
+func (l *Lab) gateway(i int) *Process { return l.process(plan.V4[i].Name + "/gateway") }
 
-func (l *Lab) reloadChecks(p *plan) []Check {
+func (l *Lab) reloadChecks(p *plan.Plan) []Check {
 	return []Check{
 		{"reload, rules", "milan/pod1 → rome/pod1", func(ctx context.Context) (string, error) {
 			return l.checkRules(ctx, p)
@@ -71,12 +74,12 @@ func (l *Lab) reloadChecks(p *plan) []Check {
 
 // checkRules adds and removes rules, and requires each to take effect at once, even for an existing
 // connection.
-func (l *Lab) checkRules(ctx context.Context, p *plan) (_ string, err error) {
-	defer catch(&err)
+func (l *Lab) checkRules(ctx context.Context, p *plan.Plan) (_ string, err error) {
+	defer step.Catch(&err)
 	e := l.pairOf(p, "milan/pod1", "rome/pod1")
-	defer must(newNameServer(e.to, backendPort)).close()
+	defer step.Must(newNameServer(e.to, backendPort)).close()
 	to := netip.AddrPortFrom(e.target, backendPort)
-	old := must(newCall(ctx, e.from, to))
+	old := step.Must(newCall(ctx, e.from, to))
 	if _, _, err := old.ask(); err != nil {
 		return "", fmt.Errorf("before any rule: %w", err)
 	}
@@ -88,7 +91,7 @@ func (l *Lab) checkRules(ctx context.Context, p *plan) (_ string, err error) {
 	}
 	// A lost packet is noticed by a missing answer in less time than the first retransmission; a
 	// new connection then waits for its second SYN.
-	for _, step := range []struct {
+	for _, stage := range []struct {
 		change func(object)
 		want   error
 		what   string
@@ -98,7 +101,7 @@ func (l *Lab) checkRules(ctx context.Context, p *plan) (_ string, err error) {
 		{rule("drop"), os.ErrDeadlineExceeded, "drop"},
 		{nil, nil, "no rule again"},
 	} {
-		try(l.reload(ctx, 0, step.change))
+		step.Try(l.reload(ctx, 0, stage.change))
 		c, err := newCall(ctx, e.from, to)
 		if err == nil {
 			_, _, err = c.ask()
@@ -107,8 +110,8 @@ func (l *Lab) checkRules(ctx context.Context, p *plan) (_ string, err error) {
 		if errors.Is(err, context.DeadlineExceeded) || os.IsTimeout(err) {
 			err = os.ErrDeadlineExceeded
 		}
-		if !errors.Is(err, step.want) {
-			return "", fmt.Errorf("%s: new connection: %v, want %v", step.what, err, step.want)
+		if !errors.Is(err, stage.want) {
+			return "", fmt.Errorf("%s: new connection: %v, want %v", stage.what, err, stage.want)
 		}
 	}
 	if _, _, err := old.ask(); err != nil {
@@ -124,10 +127,10 @@ const (
 
 // checkReload changes both configurations again and again while streams of every kind run: between
 // pods, from behind a pod, to and from mapped hosts.
-func (l *Lab) checkReload(ctx context.Context, p *plan) (_ string, err error) {
-	defer catch(&err)
+func (l *Lab) checkReload(ctx context.Context, p *plan.Plan) (_ string, err error) {
+	defer step.Catch(&err)
 	rome, milan := &p[0], &p[1]
-	u := func(e *ends, local netip.Addr, c *Cluster) *ends {
+	u := func(e *ends, local netip.Addr, c *plan.Cluster) *ends {
 		e.local, e.wantSource = local, c.Seen(c.UnknownSource())
 		return e
 	}
@@ -165,8 +168,8 @@ func (l *Lab) checkReload(ctx context.Context, p *plan) (_ string, err error) {
 	}
 	reloads, whole, left := 0, 0, len(streams)
 	for left > 0 {
-		i := reloads % len(clusters)
-		try(l.reload(ctx, i, l.change(i, reloads/len(clusters))))
+		i := reloads % len(plan.V4)
+		step.Try(l.reload(ctx, i, l.change(i, reloads/len(plan.V4))))
 		reloads++
 		if left == len(streams) {
 			whole++
@@ -186,8 +189,8 @@ func (l *Lab) checkReload(ctx context.Context, p *plan) (_ string, err error) {
 	if whole < minReloads {
 		return "", fmt.Errorf("%d reloads while all streams ran, want %d: make the streams longer", whole, minReloads)
 	}
-	for i := range clusters {
-		try(l.reload(ctx, i, nil))
+	for i := range plan.V4 {
+		step.Try(l.reload(ctx, i, nil))
 	}
 	return fmt.Sprintf("%d reloads, %d MiB, SHA-256 equal", reloads, 2*int64(len(streams))*bulk>>20), nil
 }
@@ -197,8 +200,8 @@ func (l *Lab) thirdNode(i int) object {
 	var address []netip.Addr
 	var pods []netip.Prefix
 	for _, p := range l.plans() {
-		address, pods = append(address, netip.MustParseAddr(p.text("10.80.0.77"))),
-			append(pods, netip.MustParsePrefix(p.text("10.0.77.0/24")))
+		address, pods = append(address, netip.MustParseAddr(p.Text("10.80.0.77"))),
+			append(pods, netip.MustParsePrefix(p.Text("10.0.77.0/24")))
 	}
 	outer := &l.outer()[i]
 	return object{"name": outer.Name + "-node3", "vni": 77, "underlay": spare(outer.Underlay),
@@ -247,13 +250,13 @@ const cpusStreams = 8
 // streams run at full rate.
 func (l *Lab) checkCPUs(ctx context.Context, n int, pause time.Duration) (string, error) {
 	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (figure string, err error) {
-		defer catch(&err)
-		streams := must(l.pair("rome/pod2", "milan/pod2").startBulk(cpusStreams, 0))
+		defer step.Catch(&err)
+		streams := step.Must(l.pair("rome/pod2", "milan/pod2").startBulk(cpusStreams, 0))
 		defer func() { err = errors.Join(err, streams.stop()) }()
-		try(c.measureUndisturbed())
+		step.Try(c.measureUndisturbed())
 		undisturbed := time.Duration(streams.pause.Swap(0))
 		figure, err = l.eachGateway(c, pause, func(p *Process) error {
-			i := clusters.index(p.Host.Name)
+			i := plan.V4.Index(p.Host.Name)
 			if err := l.reload(ctx, i, func(config object) { config["cpus"] = 2 }); err != nil {
 				return err
 			}

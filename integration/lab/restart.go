@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"culvert/gateway/configfile"
+	"culvert/integration/lab/plan"
 )
 
 // Restart ends the gateway or node of a host, if it runs, and starts it again with the
@@ -18,7 +19,7 @@ func (l *Lab) Restart(ctx context.Context, host string) error {
 	p := l.process(host)
 	if p == nil {
 		return fmt.Errorf("%s runs no culvert: restart a gateway or a node, such as %s/node1", host,
-			clusterOf(host).Name)
+			plan.Of(host).Name)
 	}
 	if f := l.offBy(host); f != nil {
 		return fmt.Errorf("%s is kept off by the fault %s; take it back first: culvert-lab mend %s", host,
@@ -36,8 +37,8 @@ func (l *Lab) Restart(ctx context.Context, host string) error {
 // Gateways are restarted together, the server first: a client notices only after a while that its
 // server has forgotten their session.
 func (l *Lab) restart(ctx context.Context, hosts []string) error {
-	if slices.ContainsFunc(hosts, isGateway) {
-		both := []string{clusters[1].Name + "/gateway", clusters[0].Name + "/gateway"}
+	if slices.ContainsFunc(hosts, plan.IsGateway) {
+		both := []string{plan.V4[1].Name + "/gateway", plan.V4[0].Name + "/gateway"}
 		hosts = append(both, slices.DeleteFunc(hosts, func(name string) bool { return slices.Contains(both, name) })...)
 	}
 	var errs []error
@@ -98,7 +99,7 @@ func (l *Lab) remakeKernelFaults() error {
 
 // noHost is the error about a host that does not exist.
 func noHost(name string) error {
-	if near := configfile.Closest(name, HostNames()); near != "" {
+	if near := configfile.Closest(name, plan.HostNames()); near != "" {
 		return fmt.Errorf("no host %q; did you mean %s?", name, near)
 	}
 	return fmt.Errorf("no host %q; see: culvert-lab status", name)

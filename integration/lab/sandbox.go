@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // Sandbox runs the gateways under gVisor: runsc runs each as an OCI container with gVisor's own
@@ -63,7 +66,7 @@ func (l *Lab) newSandbox(h *Host, args []string) (*exec.Cmd, error) {
 	if err := probeRoot(); err != nil {
 		return nil, fmt.Errorf("root: %w", err)
 	}
-	cluster := clusterOf(h.Name).Name
+	cluster := plan.Of(h.Name).Name
 	h.sandbox = &sandbox{l.options.Sandbox, filepath.Join(l.Dir, "runsc"), cluster}
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
@@ -134,7 +137,7 @@ func (s *sandbox) hold(ctx context.Context, d time.Duration) error {
 	if out, err := s.command(ctx, "pause", s.id).CombinedOutput(); err != nil {
 		return fmt.Errorf("runsc pause: %w: %s", err, out)
 	}
-	sleep(ctx, d)
+	step.Sleep(ctx, d)
 	if out, err := s.command(context.Background(), "resume", s.id).CombinedOutput(); err != nil {
 		return fmt.Errorf("runsc resume: %w: %s", err, out)
 	}

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"time"
 
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 	"culvert/nat/nattest"
 )
 
@@ -65,8 +67,8 @@ func (e *sctpEnd) send(to netip.Addr, p sctpPacket) error {
 // expect requires the next packet to be this one, with a correct checksum and from this address. A
 // source port of 0 means any, which expect returns.
 func (e *sctpEnd) expect(from netip.Addr, want sctpPacket) (port uint16, err error) {
-	defer catch(&err)
-	try(e.conn.SetReadDeadline(time.Now().Add(replyTimeout)))
+	defer step.Catch(&err)
+	step.Try(e.conn.SetReadDeadline(time.Now().Add(replyTimeout)))
 	buffer := make([]byte, 65536)
 	n, source, err := e.conn.ReadFrom(buffer)
 	if err != nil {
@@ -84,7 +86,7 @@ func (e *sctpEnd) expect(from netip.Addr, want sctpPacket) (port uint16, err err
 	return want.source, nil
 }
 
-func (l *Lab) sctpChecks(p *plan) []Check {
+func (l *Lab) sctpChecks(p *plan.Plan) []Check {
 	return []Check{{"sctp, colliding", "rome/pod1 → milan/pod1", func(ctx context.Context) (string, error) {
 		return l.checkSCTP(ctx, p)
 	}}}
@@ -102,7 +104,7 @@ type sctpPair struct {
 // sctpTags are the tags of the near and the far end of each association.
 var sctpTags = [][2]uint32{{0x11111111, 0x21212121}, {0x12345678, 0x87654321}}
 
-func (l *Lab) newSCTPPair(p *plan) (s *sctpPair, err error) {
+func (l *Lab) newSCTPPair(p *plan.Plan) (s *sctpPair, err error) {
 	e, rome := l.pairOf(p, "rome/pod1", "milan/pod1"), &p[0]
 	s = &sctpPair{u: rome.Seen(rome.UnknownSource()), target: e.target, ports: make([]uint16, len(sctpTags))}
 	if s.far, err = newSCTPEnd(e.to, e.to.Address); err != nil {
@@ -140,29 +142,29 @@ func (s *sctpPair) begin() error {
 
 // step sends a chunk over each.
 func (s *sctpPair) step(kind byte) (err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	for i, near := range s.near {
 		value, tags := sctpValue(kind, sctpTags[i]), sctpTags[i]
 		switch kind {
 		case sctpInitAck, sctpCookieAck, sctpSack: // from the far end
-			try(s.far.send(s.u, sctpPacket{sctpPort, s.ports[i], tags[0], kind, value}))
-			must(near.expect(s.target, sctpPacket{sctpPort, sctpPort, tags[0], kind, value}))
+			step.Try(s.far.send(s.u, sctpPacket{sctpPort, s.ports[i], tags[0], kind, value}))
+			step.Must(near.expect(s.target, sctpPacket{sctpPort, sctpPort, tags[0], kind, value}))
 			continue
 		case sctpInit:
 			tags[1] = 0
 		}
-		try(near.send(s.target, sctpPacket{sctpPort, sctpPort, tags[1], kind, value}))
-		s.ports[i] = must(s.far.expect(s.u, sctpPacket{s.ports[i], sctpPort, tags[1], kind, value}))
+		step.Try(near.send(s.target, sctpPacket{sctpPort, sctpPort, tags[1], kind, value}))
+		s.ports[i] = step.Must(s.far.expect(s.u, sctpPacket{s.ports[i], sctpPort, tags[1], kind, value}))
 	}
 	return nil
 }
 
 // checkSCTP opens two associations that collide.
-func (l *Lab) checkSCTP(_ context.Context, p *plan) (_ string, err error) {
-	defer catch(&err)
-	s := must(l.newSCTPPair(p))
+func (l *Lab) checkSCTP(_ context.Context, p *plan.Plan) (_ string, err error) {
+	defer step.Catch(&err)
+	s := step.Must(l.newSCTPPair(p))
 	defer s.close()
-	try(s.begin())
+	step.Try(s.begin())
 	return fmt.Sprintf("from %s, port %d kept, then %d", s.u, s.ports[0], s.ports[1]), nil
 }
 

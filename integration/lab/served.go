@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/plan"
 )
 
 // Node ports of the Services served by rome's first node, by externalTrafficPolicy.
@@ -24,13 +26,13 @@ const mostCalls = 100
 // endpoints are both pods of rome and one of milan.
 type servedCheck struct {
 	lab       *Lab
-	plan      *plan
+	plan      *plan.Plan
 	endpoints []*Host
 }
 
 // servedChecks call the Services that a node serves, from pods, from the node and from a client
 // outside.
-func (l *Lab) servedChecks(p *plan) []Check {
+func (l *Lab) servedChecks(p *plan.Plan) []Check {
 	rome, s := &p[0], &servedCheck{lab: l, plan: p}
 	for _, name := range []string{"rome/pod1", "rome/pod2", "milan/pod1"} {
 		s.endpoints = append(s.endpoints, l.host(p, name))
@@ -96,7 +98,7 @@ func (s *servedCheck) withEndpoints(ctx context.Context, run func() (string, err
 
 // serveOn calls do while the first node of c serves Services by a second culvert node, beside the
 // one with the tunnel.
-func (l *Lab) serveOn(ctx context.Context, c *Cluster, serve []object, do func() error) (err error) {
+func (l *Lab) serveOn(ctx context.Context, c *plan.Cluster, serve []object, do func() error) (err error) {
 	const file = "services.yaml"
 	err = l.writeYAML(c.Name, file, object{"name": c.Nodes[0].Name,
 		"services": object{"addresses": []netip.Addr{c.Nodes[0].Underlay},

@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // serviceCalls is how many connections show how a service balances: the chance that one of two
@@ -85,12 +88,12 @@ func newCall(ctx context.Context, from *Host, to netip.AddrPort) (*call, error) 
 
 // ask returns the name of the host that answers and the source that it sees.
 func (c *call) ask() (name, source string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	c.count++
 	question := fmt.Sprintf("question %d", c.count)
 	c.conn.SetDeadline(time.Now().Add(c.patience))
-	must(fmt.Fprintln(c.conn, question))
-	line := must(c.lines.ReadString('\n'))
+	step.Must(fmt.Fprintln(c.conn, question))
+	line := step.Must(c.lines.ReadString('\n'))
 	parts := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 3)
 	if len(parts) != 3 || parts[2] != question {
 		return "", "", fmt.Errorf("answer %q to %q", line, question)
@@ -135,14 +138,14 @@ func refuses(ctx context.Context, from *Host, to netip.AddrPort, want error) err
 // serviceCheck reaches services of one cluster from a pod of the other.
 type serviceCheck struct {
 	lab     *Lab
-	plan    *plan
+	plan    *plan.Plan
 	cluster int // of the services, in the plan
 	from    *Host
 	others  *Host // the other pod there
 }
 
 // serviceChecks test services with two backends.
-func (l *Lab) serviceChecks(p *plan) []Check {
+func (l *Lab) serviceChecks(p *plan.Plan) []Check {
 	var checks []Check
 	for i := range p {
 		c, peer := &p[i], &p[1-i]
@@ -161,8 +164,8 @@ func (l *Lab) serviceChecks(p *plan) []Check {
 			to := netip.AddrPortFrom(c.Seen(service.address), servicePort)
 			checks = append(checks, Check{service.name, s.from.Name + " → " + to.String(),
 				func(ctx context.Context) (_ string, err error) {
-					defer catch(&err)
-					defer must(l.serveBackends(p, i))()
+					defer step.Catch(&err)
+					defer step.Must(l.serveBackends(p, i))()
 					return service.run(ctx, to)
 				}})
 		}
@@ -172,7 +175,7 @@ func (l *Lab) serviceChecks(p *plan) []Check {
 
 // serveBackends makes both pods of a cluster answer as backends of its services until stop is
 // called.
-func (l *Lab) serveBackends(p *plan, cluster int) (stop func(), err error) {
+func (l *Lab) serveBackends(p *plan.Plan, cluster int) (stop func(), err error) {
 	var servers []*nameServer
 	stop = func() {
 		for _, s := range servers {
@@ -192,7 +195,7 @@ func (l *Lab) serveBackends(p *plan, cluster int) (stop func(), err error) {
 
 // calls makes connections one after another and counts who answered.
 func (s *serviceCheck) calls(ctx context.Context, from *Host, to netip.AddrPort, n int) (map[string]int, error) {
-	want := s.plan.of(from.Name).Seen(from.Address).String()
+	want := s.plan.Of(from.Name).Seen(from.Address).String()
 	seen := make(map[string]int)
 	for range n {
 		c, err := newCall(ctx, from, to)
@@ -213,8 +216,8 @@ func (s *serviceCheck) calls(ctx context.Context, from *Host, to netip.AddrPort,
 }
 
 func (s *serviceCheck) balance(ctx context.Context, to netip.AddrPort) (_ string, err error) {
-	defer catch(&err)
-	seen := must(s.calls(ctx, s.from, to, serviceCalls))
+	defer step.Catch(&err)
+	seen := step.Must(s.calls(ctx, s.from, to, serviceCalls))
 	if len(seen) != 2 {
 		return "", fmt.Errorf("%d connections: %s, want two backends", serviceCalls, count(seen))
 	}
@@ -224,12 +227,12 @@ func (s *serviceCheck) balance(ctx context.Context, to netip.AddrPort) (_ string
 // affinity requires one backend for all connections of each client, even after a change of the
 // configuration.
 func (s *serviceCheck) affinity(ctx context.Context, to netip.AddrPort) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	figure := ""
 	for _, from := range []*Host{s.from, s.others} {
-		seen := must(s.calls(ctx, from, to, serviceCalls/2))
-		try(s.lab.reload(ctx, s.cluster, nil))
-		more := must(s.calls(ctx, from, to, serviceCalls/2))
+		seen := step.Must(s.calls(ctx, from, to, serviceCalls/2))
+		step.Try(s.lab.reload(ctx, s.cluster, nil))
+		more := step.Must(s.calls(ctx, from, to, serviceCalls/2))
 		for name, n := range more {
 			seen[name] += n
 		}
@@ -270,14 +273,14 @@ func (s *serviceCheck) oneEach(ctx context.Context, to netip.AddrPort) (map[stri
 // says so, and new ones go to the other pod.
 func (s *serviceCheck) removal(service string, resets bool) func(context.Context, netip.AddrPort) (string, error) {
 	return func(ctx context.Context, to netip.AddrPort) (_ string, err error) {
-		defer catch(&err)
+		defer step.Catch(&err)
 		c := &s.plan[s.cluster]
 		leaving, staying := c.Name+"/"+c.Nodes[0].PodName, c.Name+"/"+c.Nodes[1].PodName
-		calls := must(s.oneEach(ctx, to))
+		calls := step.Must(s.oneEach(ctx, to))
 		defer func() { err = errors.Join(err, s.lab.reload(ctx, s.cluster, nil)) }()
-		try(s.lab.reload(ctx, s.cluster, func(config object) {
+		step.Try(s.lab.reload(ctx, s.cluster, func(config object) {
 			for _, o := range config["nat"].(object)["services"].([]object) {
-				if o["name"] == service+c.suffix() {
+				if o["name"] == service+c.Suffix() {
 					o["backends"] = o["backends"].([]object)[1:]
 				}
 			}
@@ -292,7 +295,7 @@ func (s *serviceCheck) removal(service string, resets bool) func(context.Context
 				return "", fmt.Errorf("connection to %s after %s left: answer from %q: %w", name, leaving, got, err)
 			}
 		}
-		seen := must(s.calls(ctx, s.from, to, serviceCalls/2))
+		seen := step.Must(s.calls(ctx, s.from, to, serviceCalls/2))
 		if len(seen) != 1 || seen[staying] == 0 {
 			return "", fmt.Errorf("new connections after %s left: %s", leaving, count(seen))
 		}

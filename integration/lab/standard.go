@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 	"culvert/ipam"
 )
 
@@ -44,14 +46,11 @@ func (e *ends) path() string { return e.from.Name + " → " + e.to.Name }
 func (l *Lab) pair(from, to string) *ends { return l.pairOf(l.plan(), from, to) }
 
 // pairOf is pair over the family of a plan.
-func (l *Lab) pairOf(p *plan, from, to string) *ends {
+func (l *Lab) pairOf(p *plan.Plan, from, to string) *ends {
 	e := &ends{from: l.host(p, from), to: l.host(p, to)}
-	e.target, e.wantSource = p.of(to).Seen(e.to.Address), p.of(from).Seen(e.from.Address)
+	e.target, e.wantSource = p.Of(to).Seen(e.to.Address), p.Of(from).Seen(e.from.Address)
 	return e
 }
-
-// clusterOf returns the cluster of a host's name.
-func clusterOf(host string) *Cluster { return clusters.of(host) }
 
 // standardChecks are the promises of a lab with consistent MTUs.
 func standardChecks(l *Lab) []Check {
@@ -69,9 +68,9 @@ func standardChecks(l *Lab) []Check {
 
 // ofFamilies returns the checks of one list for each family of the lab. A dual lab tests IPv4,
 // which others cover, only briefly.
-func (l *Lab) ofFamilies(list func(*plan) []Check) (checks []Check) {
+func (l *Lab) ofFamilies(list func(*plan.Plan) []Check) (checks []Check) {
 	for _, p := range l.plans() {
-		if l.options.Inside == IPv4AndIPv6 && !p.is6() {
+		if l.options.Inside == IPv4AndIPv6 && !p.Is6() {
 			e := l.pairOf(p, "rome/pod2", "milan/pod2")
 			e.size = min(l.options.Rome.MTU, l.options.Milan.MTU)
 			checks = append(checks, e.firstContact(),
@@ -82,7 +81,7 @@ func (l *Lab) ofFamilies(list func(*plan) []Check) (checks []Check) {
 			continue
 		}
 		for _, c := range list(p) {
-			if p.is6() {
+			if p.Is6() {
 				c.Path += " IPv6"
 			}
 			checks = append(checks, c)
@@ -92,7 +91,7 @@ func (l *Lab) ofFamilies(list func(*plan) []Check) (checks []Check) {
 }
 
 // trafficChecks are the promises to pods of one family.
-func (l *Lab) trafficChecks(p *plan) []Check {
+func (l *Lab) trafficChecks(p *plan.Plan) []Check {
 	first := l.pairOf(p, "rome/pod1", "milan/pod1")
 	bulk := l.amount(streamBytes)
 	checks := []Check{first.firstContact()}
@@ -158,12 +157,12 @@ func (l *Lab) checkCapabilities(ctx context.Context) (string, error) {
 
 // checkRemaps reads each gateway's choice for the other cluster's CIDRs.
 func (l *Lab) checkRemaps(context.Context) (_ string, err error) {
-	defer catch(&err)
+	defer step.Catch(&err)
 	var seen []string
 	for _, p := range l.plans() {
 		for i := range p {
 			c, peer := &p[i], &p[1-i]
-			ledger := must(ipam.Open(l.path(c.Name, "state/ipam.json")).Read())
+			ledger := step.Must(ipam.Open(l.path(c.Name, "state/ipam.json")).Read())
 			for kind, want := range map[ipam.Kind][2]netip.Prefix{ipam.Pod: {peer.PodCIDR, peer.SeenPods},
 				ipam.External: {peer.External, peer.SeenExt}} {
 				e, _ := ledger.Find(ipam.Owner{Peer: peer.Name, Kind: kind, Real: want[0].String()})
@@ -180,17 +179,17 @@ func (l *Lab) checkRemaps(context.Context) (_ string, err error) {
 
 // checkPing sends requests of the default size, and some that fill the MTU.
 func (e *ends) checkPing(ctx context.Context) (_ string, err error) {
-	defer catch(&err)
-	p := must(newPinger(e.from))
+	defer step.Catch(&err)
+	p := step.Must(newPinger(e.from))
 	defer p.close()
-	wait := must(watchEchoes(e.to, p.id, pings))
+	wait := step.Must(watchEchoes(e.to, p.id, pings))
 	largest := largeMTU
 	if e.size > 0 {
 		largest = e.size
 	}
 	rtts, err := p.series(ctx, e.target, pings, []int{84, 84, largest})
 	sources, watchErr := wait()
-	try(errors.Join(err, watchErr))
+	step.Try(errors.Join(err, watchErr))
 	if len(sources) < pings {
 		return "", fmt.Errorf("%s saw %d requests, want %d", e.to.Name, len(sources), pings)
 	}
@@ -233,15 +232,15 @@ func (p *pinger) ping(to netip.Addr, size int) (time.Duration, error) {
 
 // checkInternal pings a gateway's internal address.
 func checkInternal(h *Host, internal netip.Addr) (_ string, err error) {
-	defer catch(&err)
-	p := must(newPinger(h))
+	defer step.Catch(&err)
+	p := step.Must(newPinger(h))
 	defer p.close()
-	rtts := must(p.series(context.Background(), internal, 20, []int{84}))
+	rtts := step.Must(p.series(context.Background(), internal, 20, []int{84}))
 	return percentiles(rtts), nil
 }
 
 // traceChecks follow the path hop by hop.
-func (l *Lab) traceChecks(p *plan, i int) []Check {
+func (l *Lab) traceChecks(p *plan.Plan, i int) []Check {
 	c, peer := &p[i], &p[1-i]
 	n, far := c.Nodes[0], peer.Nodes[1]
 	pod := l.host(p, c.Name+"/"+n.PodName)
@@ -261,8 +260,8 @@ func (l *Lab) traceChecks(p *plan, i int) []Check {
 
 // checkTrace sends echo requests with growing TTL and compares who answers.
 func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Addr) (_ string, err error) {
-	defer catch(&err)
-	p := must(newPinger(from))
+	defer step.Catch(&err)
+	p := step.Must(newPinger(from))
 	defer p.close()
 	var hops []netip.Addr
 	for ttl := 1; ttl <= len(want)+1 && ctx.Err() == nil; ttl++ {
@@ -292,8 +291,8 @@ func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Add
 // checkPingUnderLoad measures latency during a bulk stream. On a lossy path, up to two requests or
 // one in twenty may have no answer.
 func (e *ends) checkPingUnderLoad(ctx context.Context, bulk int64, lossy bool) (_ string, err error) {
-	defer catch(&err)
-	p := must(newPinger(e.from))
+	defer step.Catch(&err)
+	p := step.Must(newPinger(e.from))
 	defer p.close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"culvert/integration/lab/plan"
 )
 
 // Status describes a lab that is up.
@@ -111,8 +113,8 @@ func (l *Lab) status() *Status {
 	s := &Status{Description: l.options.String(), Dir: l.Dir, Broken: l.Broken()}
 	for _, h := range l.hosts {
 		host := HostStatus{Name: h.Name, Address: h.Address.String()}
-		for i := range clusters {
-			c := &clusters[i]
+		for i := range plan.V4 {
+			c := &plan.V4[i]
 			if seen := c.Seen(h.Address); strings.HasPrefix(h.Name, c.Name+"/pod") {
 				host.Seen = seen.String()
 			}

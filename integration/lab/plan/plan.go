@@ -1,13 +1,22 @@
-package lab
+package plan
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
+)
 
-	"github.com/vishvananda/netlink"
+// Hosts behind the first pod of each cluster, and the addresses that stand for its pods.
+var (
+	behindPod   = netip.MustParsePrefix("11.11.11.0/24")
+	behindFirst = netip.MustParseAddr("11.11.11.7")
+	behindOther = netip.MustParseAddr("11.11.11.8")
 
-	"culvert/gateway/node"
+	balanced = netip.MustParseAddr("10.70.0.20") // real, like all of these
+	sticky   = netip.MustParseAddr("10.70.0.21")
+	strict   = netip.MustParseAddr("10.70.0.22")
+
+	serviceCIDR = netip.MustParsePrefix("10.96.0.0/12")
+	served      = netip.MustParseAddr("10.96.0.10")
 )
 
 // Cluster is the address plan of one cluster.
@@ -48,11 +57,11 @@ type ClusterNode struct {
 	Pod      netip.Addr
 }
 
-// plan is the addresses of both clusters, of one family.
-type plan [2]Cluster
+// Plan is the addresses of both clusters, of one family.
+type Plan [2]Cluster
 
-// clusters is the address plan of every lab; labs with IPv6 use clusters6 too.
-var clusters = plan{{
+// V4 is the address plan of every lab; labs with IPv6 use V6 too.
+var V4 = Plan{{
 	Name: "rome", Role: "client",
 	Underlay: netip.MustParsePrefix("172.18.0.1/24"),
 	Outside:  netip.MustParsePrefix("203.0.113.1/24"), Client: netip.MustParseAddr("203.0.113.10"),
@@ -99,14 +108,14 @@ func (c *Cluster) UnknownSource() netip.Addr { return c.External.Masked().Addr()
 func (c *Cluster) Seen(a netip.Addr) netip.Addr {
 	for real, seen := range map[netip.Prefix]netip.Prefix{c.PodCIDR: c.SeenPods, c.External: c.SeenExt} {
 		if real.Contains(a) {
-			return remap(a, seen)
+			return Remap(a, seen)
 		}
 	}
 	return a
 }
 
-// remap keeps the host bits of a.
-func remap(a netip.Addr, to netip.Prefix) netip.Addr {
+// Remap keeps the host bits of a.
+func Remap(a netip.Addr, to netip.Prefix) netip.Addr {
 	host, network := a.AsSlice(), to.Masked().Addr().AsSlice()
 	mask := net.CIDRMask(to.Bits(), to.Addr().BitLen())
 	for i := range host {
@@ -114,85 +123,4 @@ func remap(a netip.Addr, to netip.Prefix) netip.Addr {
 	}
 	b, _ := netip.AddrFromSlice(host)
 	return b
-}
-
-// linkEnd is one end of a veth pair.
-type linkEnd struct {
-	host   *Host
-	name   string
-	bridge string // of which it becomes a port, or ""
-}
-
-// underlayFeatures are the features for super-frames: without them a link carries ordinary frames
-// with complete checksums, like a cable between machines.
-var underlayFeatures = []string{
-	"tx-checksum-ip-generic", "tx-scatter-gather", "tx-scatter-gather-fraglist", "tx-tcp-segmentation",
-	"tx-tcp-ecn-segmentation",
-	"tx-tcp-mangleid-segmentation", "tx-tcp6-segmentation", "tx-generic-segmentation", "tx-udp_tnl-segmentation",
-	"tx-udp_tnl-csum-segmentation", node.FeatureUDPSegmentation, "rx-gro",
-}
-
-// connect joins two hosts by a veth pair.
-func connect(a, b linkEnd, mtu int, offloads bool) error {
-	err := a.host.Do(func() error {
-		veth := netlink.NewVeth(netlink.NewLinkAttrs())
-		veth.Name, veth.MTU = a.name, mtu
-		veth.PeerName, veth.PeerMTU, veth.PeerNamespace = b.name, uint32(mtu), netlink.NsFd(b.host.ns.Fd())
-		return netlink.LinkAdd(veth)
-	})
-	if err != nil {
-		return fmt.Errorf("link %s to %s: %w", a.host.Name, b.host.Name, err)
-	}
-	for _, end := range []linkEnd{a, b} {
-		if err := end.host.Do(func() error { return end.raise(offloads) }); err != nil {
-			return fmt.Errorf("%s: link %s: %w", end.host.Name, end.name, err)
-		}
-	}
-	return nil
-}
-
-// raise finishes the end on a thread in its namespace.
-func (e *linkEnd) raise(offloads bool) error {
-	l, err := netlink.LinkByName(e.name)
-	if err != nil {
-		return err
-	}
-	if !offloads {
-		if err := node.SetFeatures(e.name, false, underlayFeatures...); err != nil {
-			return err
-		}
-	}
-	if e.bridge != "" {
-		bridge, err := netlink.LinkByName(e.bridge)
-		if err != nil {
-			return err
-		}
-		if err := netlink.LinkSetMaster(l, bridge); err != nil {
-			return err
-		}
-	}
-	return netlink.LinkSetUp(l)
-}
-
-// addBridge makes a bridge on a thread in its namespace.
-func addBridge(name string) error {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = name
-	bridge := &netlink.Bridge{LinkAttrs: attrs}
-	if err := netlink.LinkAdd(bridge); err != nil {
-		return err
-	}
-	return netlink.LinkSetUp(bridge)
-}
-
-// addRoute adds a route in this thread's namespace. The gateway must be on one of its links.
-func addRoute(to netip.Prefix, via netip.Addr) error {
-	if err := netlink.RouteAdd(&netlink.Route{Dst: ipNet(to), Gw: via.AsSlice()}); err != nil {
-		return fmt.Errorf("route %s via %s: %w", to, via, err)
-	}
-	return nil
-}
-
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

@@ -1,4 +1,4 @@
-package lab
+package plan
 
 import (
 	"fmt"
@@ -18,8 +18,8 @@ var translations = []struct{ four, six string }{
 	{"192.0.", "2001:db8:c::D"}, {"198.", "2001:db8:2::D"}, {"203.", "2001:db8:1::D"},
 }
 
-// text returns a text for p's family, with all addresses translated.
-func (p *plan) text(four string) string { return AsIPv6(four, p.is6(), p.is6()) }
+// Text returns a text for p's family, with all addresses translated.
+func (p *Plan) Text(four string) string { return AsIPv6(four, p.Is6(), p.Is6()) }
 
 // AsIPv6 replaces addresses of the IPv4 plan in a text by those of the IPv6 plan, including
 // prefixes and ports: 10.0.1.5 becomes fd00:10:0:1::5, and 192.0.2.7:51840 becomes

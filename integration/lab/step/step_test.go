@@ -1,4 +1,4 @@
-package lab
+package step
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,10 +21,10 @@ import (
 func TestCatch(t *testing.T) {
 	steps := 0
 	run := func(step, undo error) (figure string, err error) {
-		defer catch(&err)
+		defer Catch(&err)
 		defer func() { err = errors.Join(err, undo) }()
 		steps = 1
-		figure = must("figure", step)
+		figure = Must("figure", step)
 		steps = 2
 		return figure, nil
 	}
@@ -42,7 +43,7 @@ func TestCatch(t *testing.T) {
 		}
 	}()
 	func() (err error) {
-		defer catch(&err)
+		defer Catch(&err)
 		panic("other")
 	}()
 }
@@ -57,32 +58,30 @@ func TestAwait(t *testing.T) {
 			}
 			return nil
 		}
-		if err := await(t.Context(), 2*time.Second, time.Second, step); err != nil || calls != 4 {
+		if err := Await(t.Context(), 2*time.Second, time.Second, step); err != nil || calls != 4 {
 			t.Errorf("%v after %d calls", err, calls)
 		}
 		fail := func() error { return io.EOF }
-		if err := await(t.Context(), 3*time.Second, time.Second, fail); !errors.Is(err, io.EOF) ||
+		if err := Await(t.Context(), 3*time.Second, time.Second, fail); !errors.Is(err, io.EOF) ||
 			!strings.Contains(err.Error(), "3s") {
 			t.Errorf("after its time: %v", err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := await(ctx, time.Hour, time.Minute, fail); !errors.Is(err, io.EOF) ||
+		if err := Await(ctx, time.Hour, time.Minute, fail); !errors.Is(err, io.EOF) ||
 			!errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("without a context: %v", err)
 		}
 	})
 }
 
-// TestTryIsCaught: each function that uses try or must defers catch itself. Otherwise an error
-// would end the process.
+// TestTryIsCaught: each function of the lab that uses Try or Must defers Catch itself. Otherwise an
+// error would end the process.
 func TestTryIsCaught(t *testing.T) {
-	files, err := filepath.Glob("*.go")
-	need.NoError(t, err)
 	users := 0
-	for _, name := range files {
-		if strings.HasSuffix(name, "_test.go") || name == "try.go" {
-			continue
+	err := filepath.WalkDir("..", func(name string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+			return err
 		}
 		positions := token.NewFileSet()
 		file, err := parser.ParseFile(positions, name, nil, 0)
@@ -98,34 +97,46 @@ func TestTryIsCaught(t *testing.T) {
 			if body == nil {
 				return true
 			}
-			if called := calledIn(body); called["try"] || called["must"] || called["must2"] {
-				if users++; !called["catch"] {
-					t.Errorf("%s: a function uses try or must and does not defer catch", positions.Position(n.Pos()))
+			if called := calledIn(body); called["Try"] || called["Must"] || called["Must2"] {
+				if users++; !called["Catch"] {
+					t.Errorf("%s: a function uses Try or Must and does not defer Catch", positions.Position(n.Pos()))
 				}
 			}
 			return true
 		})
-	}
+		return nil
+	})
+	need.NoError(t, err)
 	if users < 20 {
-		t.Errorf("only %d functions use try or must", users)
+		t.Errorf("only %d functions use Try or Must", users)
 	}
 }
 
-// calledIn returns the names of the functions that a body calls itself, without function literals
-// inside it, and catch if it defers that.
+// calledIn returns the names of the functions of this package that a body calls itself, without
+// function literals inside it, and Catch if it defers that.
 func calledIn(body *ast.BlockStmt) map[string]bool {
 	called := make(map[string]bool)
+	stepOf := func(call *ast.CallExpr) string {
+		f, ok := call.Fun.(*ast.SelectorExpr)
+		if !ok {
+			return ""
+		}
+		if in, ok := f.X.(*ast.Ident); !ok || in.Name != "step" {
+			return ""
+		}
+		return f.Sel.Name
+	}
 	ast.Inspect(body, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.FuncLit:
 			return false
 		case *ast.CallExpr:
-			if name, ok := n.Fun.(*ast.Ident); ok && name.Name != "catch" {
-				called[name.Name] = true
+			if name := stepOf(n); name != "Catch" {
+				called[name] = true
 			}
 		case *ast.DeferStmt:
-			if name, ok := n.Call.Fun.(*ast.Ident); ok && name.Name == "catch" {
-				called["catch"] = true
+			if stepOf(n.Call) == "Catch" {
+				called["Catch"] = true
 			}
 		}
 		return true

@@ -1,0 +1,55 @@
+package lab
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/plan"
+)
+
+// families are the address families of a lab's kernels, by netlink's numbers.
+func (l *Lab) families() []int {
+	if l.options.Inside == IPv4 && !l.options.Outside6 {
+		return []int{unix.AF_INET}
+	}
+	return []int{unix.AF_INET, unix.AF_INET6}
+}
+
+// plans are the plans of the lab's families for pods.
+func (l *Lab) plans() []*plan.Plan {
+	return [...][]*plan.Plan{{&plan.V4}, {&plan.V4, &plan.V6}, {&plan.V6}}[l.options.Inside]
+}
+
+// plan is the plan of the family to test if one is enough: IPv6, if there are two.
+func (l *Lab) plan() *plan.Plan {
+	all := l.plans()
+	return all[len(all)-1]
+}
+
+// at returns the named host with its address in that plan.
+func (l *Lab) at(name string) *Host { return l.host(l.plan(), name) }
+
+// outer is the plan of the tunnels' underlay.
+func (l *Lab) outer() *plan.Plan {
+	if l.options.Outside6 {
+		return &plan.V6
+	}
+	return &plan.V4
+}
+
+// host returns the named host with its address in a plan.
+func (l *Lab) host(p *plan.Plan, name string) *Host {
+	if p.Is6() {
+		return l.six[name]
+	}
+	return l.Host(name)
+}
+
+// over returns the network for an address, in the notation of package net: tcp4, tcp6.
+func over(kind string, a netip.Addr) string {
+	if a.Is6() {
+		return kind + "6"
+	}
+	return kind + "4"
+}
