@@ -170,6 +170,8 @@ var importRules = []importRule{
 		"github.com/sirupsen/logrus", "golang.org/x/sys/unix"},
 		"what a node serves is a value: no routes, no packets, no gateway"},
 	{"integration/lab/plan", nil, "addresses: no sockets, no namespaces"},
+	{"integration/lab/netns", []string{"culvert/gateway/node", "culvert/integration/fresh", "culvert/integration/lab/step",
+		"github.com/vishvananda/netlink", "golang.org/x/sys/unix"}, "hosts and their links, whatever runs there"},
 	{"integration/lab/step", nil, "errors and times, whatever a check does"},
 	{"kube", []string{"culvert/gateway/config", "culvert/geneve", "culvert/nat", "k8s.io/apimachinery",
 		"k8s.io/client-go", "k8s.io/klog/v2", "github.com/sirupsen/logrus",

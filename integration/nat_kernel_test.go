@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"culvert/integration/lab"
+	"culvert/integration/lab/netns"
 	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
@@ -65,7 +65,7 @@ func TestLiqoRulesAgainstKernel(t *testing.T) {
 func needKernel(t *testing.T) {
 	t.Helper()
 	for _, probe := range []string{"root", "tun", "nft"} {
-		need.Kernel(t, probe, lab.Probe(probe))
+		need.Kernel(t, probe, netns.Probe(probe))
 	}
 	need.Programs(t, "nft", "nft")
 }

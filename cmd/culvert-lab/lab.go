@@ -14,6 +14,7 @@ import (
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/node"
 	"culvert/integration/lab"
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
@@ -72,7 +73,7 @@ func (f *labFlags) parse(missing func(node.Mode, error)) (modes []node.Mode, off
 	if !slices.Contains(all, wanted[0]) {
 		return nil, nil, errors.New("--mode: want geneve, vxlan, tun or all")
 	}
-	modes, not := lab.Modes(wanted)
+	modes, not := netns.Modes(wanted)
 	for _, m := range wanted {
 		if err := not[m]; err != nil && f.mode != "all" {
 			return nil, nil, fmt.Errorf("--mode: no %s here: %w", m, err)
@@ -139,7 +140,7 @@ func newCheckCommand() *cobra.Command {
 			if brief {
 				names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, "v6-") })
 			}
-			if err := lab.Probe("ipv6"); err != nil {
+			if err := netns.Probe("ipv6"); err != nil {
 				fmt.Fprintln(cmd.ErrOrStderr(), "left out: the labs with IPv6, which this kernel lacks:", err)
 				names = slices.DeleteFunc(names, func(name string) bool {
 					return name == "dual" || strings.HasPrefix(name, "v6-")

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert/cmd/internal/cli"
-	"culvert/integration/lab"
+	"culvert/integration/lab/netns"
 )
 
 // newProbeCommand tells tests which of them may be skipped.
@@ -21,10 +21,10 @@ func newProbeCommand() *cobra.Command {
 			return err
 		}
 		return inHolder(cmd, func(string) error {
-			results := make([]probeResult, 0, len(lab.Probes))
-			for _, name := range lab.Probes {
+			results := make([]probeResult, 0, len(netns.Probes))
+			for _, name := range netns.Probes {
 				r := probeResult{Name: name, Answer: "yes"}
-				if err := lab.Probe(name); errors.Is(err, errors.ErrUnsupported) {
+				if err := netns.Probe(name); errors.Is(err, errors.ErrUnsupported) {
 					r.Answer, r.Reason = "kernel cannot", err.Error()
 				} else if err != nil {
 					r.Answer, r.Reason = "refused here", err.Error()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/step"
 )
@@ -123,7 +124,7 @@ const (
 
 // flood is the packets that an attacker makes.
 type flood struct {
-	from   *Host
+	from   *netns.Host
 	count  int // 0: until stopped
 	packet func(i int) []byte
 }
@@ -145,7 +146,7 @@ func (f *flood) run(ctx context.Context) (s sent, err error) {
 	if err != nil {
 		return s, err
 	}
-	defer raw.close()
+	defer raw.Close()
 	began := time.Now()
 	due := began
 	for f.count == 0 || s.packets < f.count {

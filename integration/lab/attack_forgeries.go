@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/step"
 	"culvert/nat/nattest"
@@ -95,10 +96,10 @@ func (l *Lab) attackColluding(ctx context.Context) (_ string, err error) {
 	before := step.Must(own.segmentsReceived())
 	live := step.Must(newIdle(own))
 	defer live.close()
-	seq, ack := step.Must2(live.near.numbers())
+	seq, ack := step.Must2(numbers(live.near))
 	const gap = 100
-	from, to := step.Must(unix.Getsockname(live.near.fd)), step.Must(unix.Getpeername(live.near.fd))
-	segment := silentTCP(addrPort(from), addrPort(to), nattest.ACK, seq+gap, ack)
+	from, to := step.Must(unix.Getsockname(live.near.FD)), step.Must(unix.Getpeername(live.near.FD))
+	segment := silentTCP(netns.AddrPortOf(from), netns.AddrPortOf(to), nattest.ACK, seq+gap, ack)
 	step.Must(l.beside(ctx, []*flood{{own.from, 1, func(int) []byte { return segment }}}))
 	step.Try(own.reach(ctx)) // behind the segment
 	near, local := step.Must2(live.farEnds())
@@ -125,30 +126,30 @@ func (l *Lab) attackColluding(ctx context.Context) (_ string, err error) {
 }
 
 // numbers returns the sequence numbers that a TCP socket sends and expects next.
-func (s *socket) numbers() (seq, ack uint32, err error) {
+func numbers(s *netns.Socket) (seq, ack uint32, err error) {
 	defer step.Catch(&err)
 	const receiveQueue, sendQueue = 1, 2 // TCP_RECV_QUEUE and TCP_SEND_QUEUE, see tcp.h
-	step.Try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, 1))
-	defer unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, -1) // without a window probe
-	step.Try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, sendQueue))
-	seq = uint32(step.Must(unix.GetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ)))
-	step.Try(unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, receiveQueue))
-	return seq, uint32(step.Must(unix.GetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ))), nil
+	step.Try(unix.SetsockoptInt(s.FD, unix.IPPROTO_TCP, unix.TCP_REPAIR, 1))
+	defer unix.SetsockoptInt(s.FD, unix.IPPROTO_TCP, unix.TCP_REPAIR, -1) // without a window probe
+	step.Try(unix.SetsockoptInt(s.FD, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, sendQueue))
+	seq = uint32(step.Must(unix.GetsockoptInt(s.FD, unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ)))
+	step.Try(unix.SetsockoptInt(s.FD, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, receiveQueue))
+	return seq, uint32(step.Must(unix.GetsockoptInt(s.FD, unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ))), nil
 }
 
 // segmentsReceived streams over a new connection and returns the segment size seen by the receiver.
 func (e *ends) segmentsReceived() (size int, err error) {
 	defer step.Catch(&err)
 	near, far := step.Must2(e.connect())
-	defer near.close()
-	defer far.close()
+	defer near.Close()
+	defer far.Close()
 	step.Try(transferOver(near, far, smallStream))
-	info := step.Must(unix.GetsockoptTCPInfo(far.fd, unix.IPPROTO_TCP, unix.TCP_INFO))
+	info := step.Must(unix.GetsockoptTCPInfo(far.FD, unix.IPPROTO_TCP, unix.TCP_INFO))
 	return int(info.Rcv_mss), nil
 }
 
 // transferOver sends n bytes from one end to the other.
-func transferOver(from, to *socket, n int) error {
+func transferOver(from, to *netns.Socket, n int) error {
 	sending := make(chan error, 1)
 	go func() {
 		_, err := from.Write(make([]byte, n))
@@ -167,9 +168,9 @@ func transferOver(from, to *socket, n int) error {
 
 // farEnds returns the near and the far end of the connection as the far end sees them.
 func (i *idle) farEnds() (near, far netip.AddrPort, err error) {
-	peer, err := unix.Getpeername(i.far.fd)
-	local, e := unix.Getsockname(i.far.fd)
-	return addrPort(peer), addrPort(local), errors.Join(err, e)
+	peer, err := unix.Getpeername(i.far.FD)
+	local, e := unix.Getsockname(i.far.FD)
+	return netns.AddrPortOf(peer), netns.AddrPortOf(local), errors.Join(err, e)
 }
 
 // attackFIN tries to end a connection without knowing its sequence numbers, from the far end's
@@ -180,7 +181,7 @@ func (l *Lab) attackFIN(ctx context.Context) (_ string, err error) {
 	defer victim.close()
 	// A large window is easy to hit.
 	step.Try(transferOver(victim.far, victim.near, 4*smallStream))
-	info := step.Must(unix.GetsockoptTCPInfo(victim.near.fd, unix.IPPROTO_TCP, unix.TCP_INFO))
+	info := step.Must(unix.GetsockoptTCPInfo(victim.near.FD, unix.IPPROTO_TCP, unix.TCP_INFO))
 	near, far := step.Must2(victim.farEnds())
 	// Of two acknowledgements half the sequence space apart, one is old.
 	stride := max(info.Rcv_ssthresh/4, 1<<15)
@@ -195,8 +196,8 @@ func (l *Lab) attackFIN(ctx context.Context) (_ string, err error) {
 // sourceServer records who sends to it.
 type sourceServer struct{ *net.UDPConn }
 
-func newSourceServer(h *Host) (sourceServer, error) {
-	conn, err := h.listenUDP(h.Address, attackPort)
+func newSourceServer(h *netns.Host) (sourceServer, error) {
+	conn, err := h.ListenUDP(h.Address, attackPort)
 	return sourceServer{conn}, err
 }
 
@@ -236,8 +237,8 @@ func (l *Lab) attackSource(ctx context.Context) (_ string, err error) {
 	if err := l.pair("rome/node1", "milan/pod1").reach(ctx); err != nil { // what it sends next arrives last
 		return "", err
 	}
-	client := step.Must(e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.from.Address, forgedPort),
-		netip.AddrPortFrom(e.target, attackPort), nil))
+	client := step.Must(e.from.DialFrom(ctx, netns.Over("udp", e.target), netip.AddrPortFrom(e.from.Address,
+		forgedPort), netip.AddrPortFrom(e.target, attackPort), nil))
 	defer client.Close()
 	step.Must(client.Write([]byte("own")))
 	return figure + " forged, none received", server.expect("own", netip.AddrPortFrom(e.wantSource, forgedPort))

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/step"
 )
 
@@ -209,7 +210,7 @@ func datagrams(what string, n int, e *ends, port int) *innocent {
 }
 
 // withPinger is an innocent that asks by ICMP.
-func withPinger(what string, n int, from *Host, ask func(*pinger) error) *innocent {
+func withPinger(what string, n int, from *netns.Host, ask func(*pinger) error) *innocent {
 	open := sync.OnceValues(func() (*pinger, error) { return newPinger(from) })
 	return &innocent{what: what, n: n, ask: func(ctx context.Context) error {
 		p, err := open()
@@ -226,7 +227,7 @@ func withPinger(what string, n int, from *Host, ask func(*pinger) error) *innoce
 }
 
 // echoRequests pings with packets of size bytes.
-func echoRequests(what string, n int, from *Host, to netip.Addr, size int) *innocent {
+func echoRequests(what string, n int, from *netns.Host, to netip.Addr, size int) *innocent {
 	return withPinger(what, n, from, func(p *pinger) error {
 		_, err := p.ping(to, size)
 		return err
@@ -234,17 +235,17 @@ func echoRequests(what string, n int, from *Host, to netip.Addr, size int) *inno
 }
 
 // scrapes reads a gateway's metrics from another host.
-func scrapes(n int, from *Host, gateway netip.AddrPort) *innocent {
+func scrapes(n int, from *netns.Host, gateway netip.AddrPort) *innocent {
 	return requests("scrapes", n, from, "http://"+gateway.String()+"/metrics", patience, "\nculvert_connections ")
 }
 
 // healthChecks requests a gateway's /healthz, like a kubelet.
-func healthChecks(what string, n int, from *Host, gateway netip.AddrPort) *innocent {
+func healthChecks(what string, n int, from *netns.Host, gateway netip.AddrPort) *innocent {
 	return requests(what, n, from, "http://"+gateway.String()+"/healthz", askTimeout, "")
 }
 
 // requests fetches a page, which must contain a text.
-func requests(what string, n int, from *Host, url string, timeout time.Duration, text string) *innocent {
+func requests(what string, n int, from *netns.Host, url string, timeout time.Duration, text string) *innocent {
 	client := http.Client{Timeout: timeout, Transport: &http.Transport{DialContext: from.Dial, DisableKeepAlives: true}}
 	return &innocent{what: what, n: n, ask: func(context.Context) error {
 		response, err := client.Get(url)
@@ -271,7 +272,7 @@ func questions(n int, c *call, want string) *innocent {
 
 // newCalls are connections to a nameServer that the host want must answer, or any host if want is
 // "". They are fewer than the attacker's, and stay open until the check ends.
-func newCalls(n int, from *Host, to netip.AddrPort, want string) *innocent {
+func newCalls(n int, from *netns.Host, to netip.AddrPort, want string) *innocent {
 	const every, most = 20 * time.Millisecond, 30
 	return &innocent{what: "new connections", n: n, every: every, most: most, ask: func(ctx context.Context) error {
 		c, err := newCall(ctx, from, to)
@@ -285,7 +286,7 @@ func newCalls(n int, from *Host, to netip.AddrPort, want string) *innocent {
 // idle is a TCP connection with both ends here.
 type idle struct {
 	*ends
-	near, far *socket
+	near, far *netns.Socket
 }
 
 func newIdle(e *ends) (*idle, error) {
@@ -302,7 +303,7 @@ func newIdle(e *ends) (*idle, error) {
 }
 
 // speak sends a few bytes, which must arrive.
-func (i *idle) speak(from, to *socket) error {
+func (i *idle) speak(from, to *netns.Socket) error {
 	const word = 0x1d1e
 	said, heard := binary.BigEndian.AppendUint16(nil, word), make([]byte, 2)
 	if _, err := from.Write(said); err != nil {
@@ -322,6 +323,6 @@ func (i *idle) speak(from, to *socket) error {
 func (i *idle) serverSpeaks() error { return i.speak(i.far, i.near) }
 
 func (i *idle) close() {
-	i.near.close()
-	i.far.close()
+	i.near.Close()
+	i.far.Close()
 }

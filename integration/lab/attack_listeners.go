@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/device"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/step"
 )
 
@@ -222,7 +223,7 @@ func (l *Lab) attackNeighbourQueue(ctx context.Context) (_ string, err error) {
 
 // traces sends packets that expire at the gateway, which must report it. Their rate stays within a
 // pod's share of errors.
-func traces(n int, from *Host, to, gateway netip.Addr) *innocent {
+func traces(n int, from *netns.Host, to, gateway netip.Addr) *innocent {
 	in := withPinger("traces", n, from, func(p *pinger) error {
 		a, err := p.echo(to, 84, 2)
 		if err == nil && (a.message.Type != p.types().timeExceeded || a.from != gateway) {

@@ -61,9 +61,9 @@ func broadcast(n *plan.ClusterNode) netip.Addr {
 func (l *Lab) attackNodes(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	p := l.plan()
-	attacker, node := l.at("milan/pod1"), l.at("rome/node1").at(p[0].Nodes[0].Internal)
+	attacker, node := l.at("milan/pod1"), l.at("rome/node1").At(p[0].Nodes[0].Internal)
 	seen, all := plan.Remap(node.Address, otherHalf(p[0].SeenExt)), p[0].Seen(broadcast(&p[0].Nodes[0]))
-	heard := step.Must(newSourceServer(node.at(p[0].Anywhere().Addr())))
+	heard := step.Must(newSourceServer(node.At(p[0].Anywhere().Addr())))
 	defer heard.Close()
 	defer step.Must(newNameServer(node, backendPort)).close()
 	asked := l.pair("rome/node1", "milan/pod2")
@@ -83,7 +83,7 @@ func (l *Lab) attackNodes(ctx context.Context) (_ string, err error) {
 		}
 		return datagramOf(from, to, []byte("forged")...).Bytes()
 	}}
-	defer step.Must(newNameServer(l.at("rome/node2").at(p[0].Nodes[1].Internal), backendPort)).close()
+	defer step.Must(newNameServer(l.at("rome/node2").At(p[0].Nodes[1].Internal), backendPort)).close()
 	figure, err := l.beside(ctx, []*flood{f}, newCalls(20, asked.from, netip.AddrPortFrom(asked.target, backendPort),
 		asked.to.Name),
 		newCalls(20, attacker, netip.AddrPortFrom(p[0].Seen(mappedNode(&p[0])), backendPort), "rome/node2"),

@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/step"
 )
 
@@ -52,7 +53,7 @@ func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
 // tunnels' datagrams.
 type outerCount struct{ refusedTrains, fragments int }
 
-func outerCounts(ctx context.Context, gateway *Host) (c outerCount, err error) {
+func outerCounts(ctx context.Context, gateway *netns.Host) (c outerCount, err error) {
 	metrics, err := gatewayMetrics(ctx, gateway)
 	if err != nil {
 		return c, err
@@ -79,6 +80,6 @@ func awaitPathMTU(ctx context.Context, to netip.Addr, mtu int) error {
 
 // forgetPaths makes the kernel of this thread's namespace forget path MTUs.
 func forgetPaths() error {
-	return errors.Join(sysctl(map[string]string{"ipv4/route/flush": "1"}),
-		sysctl(map[string]string{"ipv6/route/flush": "1"}))
+	return errors.Join(netns.Sysctl(map[string]string{"ipv4/route/flush": "1"}),
+		netns.Sysctl(map[string]string{"ipv6/route/flush": "1"}))
 }

@@ -7,22 +7,23 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/nat/nattest"
 )
 
 // rawSocket sends packets with any source: IPPROTO_RAW implies that their headers are given, see
 // raw(7).
-type rawSocket struct{ *socket }
+type rawSocket struct{ *netns.Socket }
 
-func newRaw(h *Host) (rawSocket, error) {
-	s, err := newSocket(h, unix.SOCK_RAW, unix.IPPROTO_RAW)
+func newRaw(h *netns.Host) (rawSocket, error) {
+	s, err := netns.NewSocket(h, unix.SOCK_RAW, unix.IPPROTO_RAW)
 	return rawSocket{s}, err
 }
 
 // send sends a packet. Packets for which the kernel has no room are lost, as on any link.
 func (s rawSocket) send(packet []byte) error {
 	_, to := endsOf(packet)
-	err := unix.Sendto(s.fd, packet, 0, sockaddrOf(netip.AddrPortFrom(to, 0)))
+	err := unix.Sendto(s.FD, packet, 0, netns.SockaddrOf(netip.AddrPortFrom(to, 0)))
 	if errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR) {
 		return nil
 	}

@@ -151,7 +151,7 @@ type waiting struct {
 // newWaiting sends n requests and verifies that they arrive.
 func newWaiting(ctx context.Context, e *ends, n int) (_ *waiting, err error) {
 	defer step.Catch(&err)
-	w := &waiting{server: step.Must(e.to.listenUDP(e.to.Address, 0))}
+	w := &waiting{server: step.Must(e.to.ListenUDP(e.to.Address, 0))}
 	context.AfterFunc(ctx, func() { w.server.Close() })
 	port := w.server.LocalAddr().(*net.UDPAddr).Port
 	for i := range n {

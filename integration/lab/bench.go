@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab/netns"
 )
 
 // BenchOptions select what to measure.
@@ -79,7 +80,7 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 		b.times.runs = o.Runs
 	}
 	mode := node.VXLAN
-	if err := Probe("vxlan"); err != nil {
+	if err := netns.Probe("vxlan"); err != nil {
 		b.say("no kernel VXLAN links (%v): nodes use TUN devices", err)
 		mode = node.TUN
 	}
@@ -131,7 +132,7 @@ func (b *bench) takeOtherLabs(ctx context.Context, dir string, standard Options)
 			return err
 		}
 	}
-	if err := Probe("ipv6"); err != nil {
+	if err := netns.Probe("ipv6"); err != nil {
 		b.say("no IPv6 here, its rows are left out: %v", err)
 		return nil
 	}

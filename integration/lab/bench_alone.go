@@ -13,6 +13,7 @@ import (
 
 	"culvert/gateway/node"
 	"culvert/geneve"
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/step"
 )
@@ -91,15 +92,15 @@ func (l *Lab) floodFromNode(size int) (stop func() error, err error) {
 		return nil, err
 	}
 	c := &plan.V4[0]
-	s, err := newSocket(l.Host(c.Name+"/"+c.Nodes[0].Name), unix.SOCK_DGRAM, 0)
+	s, err := netns.NewSocket(l.Host(c.Name+"/"+c.Nodes[0].Name), unix.SOCK_DGRAM, 0)
 	if err != nil {
 		return nil, err
 	}
-	if err = unix.SetsockoptInt(s.fd, unix.SOL_UDP, unix.UDP_SEGMENT, datagram); err == nil {
-		err = s.connect(netip.AddrPortFrom(c.Gateway, tunnelPort))
+	if err = unix.SetsockoptInt(s.FD, unix.SOL_UDP, unix.UDP_SEGMENT, datagram); err == nil {
+		err = s.Connect(netip.AddrPortFrom(c.Gateway, tunnelPort))
 	}
 	if err != nil {
-		s.close()
+		s.Close()
 		return nil, fmt.Errorf("UDP: %w", err)
 	}
 	var stopping atomic.Bool
@@ -113,7 +114,7 @@ func (l *Lab) floodFromNode(size int) (stop func() error, err error) {
 	}()
 	return func() error {
 		stopping.Store(true)
-		defer s.close()
+		defer s.Close()
 		return <-ended
 	}, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/step"
 )
 
@@ -28,19 +29,19 @@ const (
 // fillConnections makes n UDP connections through both gateways, with one datagram in each
 // direction. Raw sockets replace many ports.
 func (e *ends) fillConnections(ctx context.Context, n int) error {
-	near, err := newSocket(e.from, unix.SOCK_RAW, unix.IPPROTO_UDP)
+	near, err := netns.NewSocket(e.from, unix.SOCK_RAW, unix.IPPROTO_UDP)
 	if err != nil {
 		return err
 	}
-	defer near.close()
-	far, err := newSocket(e.to, unix.SOCK_RAW, unix.IPPROTO_UDP)
+	defer near.Close()
+	far, err := netns.NewSocket(e.to, unix.SOCK_RAW, unix.IPPROTO_UDP)
 	if err != nil {
 		return err
 	}
-	defer far.close()
+	defer far.Close()
 	f := &flowFiller{near: near, answered: make([]bool, n)}
-	err = errors.Join(near.connect(netip.AddrPortFrom(e.target, 0)), far.connect(netip.AddrPortFrom(e.wantSource, 0)),
-		near.setTimeout(flowPatience), far.setTimeout(flowPatience))
+	err = errors.Join(near.Connect(netip.AddrPortFrom(e.target, 0)), far.Connect(netip.AddrPortFrom(e.wantSource, 0)),
+		near.SetTimeout(flowPatience), far.SetTimeout(flowPatience))
 	if err != nil {
 		return fmt.Errorf("fill the table: %w", err)
 	}
@@ -62,7 +63,7 @@ func (e *ends) fillConnections(ctx context.Context, n int) error {
 
 // flowFiller tracks which connections have been answered.
 type flowFiller struct {
-	near     *socket
+	near     *netns.Socket
 	answered []bool // written by collect only
 	count    atomic.Int64
 	stopping atomic.Bool
@@ -101,7 +102,7 @@ func (f *flowFiller) request(ctx context.Context) error {
 func (f *flowFiller) collect() {
 	buffer := make([]byte, 2048)
 	for !f.stopping.Load() {
-		datagram, err := f.near.readRaw(buffer)
+		datagram, err := readRaw(f.near, buffer)
 		if err != nil {
 			continue
 		}
@@ -115,10 +116,10 @@ func (f *flowFiller) collect() {
 }
 
 // answer sends every datagram back.
-func (f *flowFiller) answer(far *socket) {
+func (f *flowFiller) answer(far *netns.Socket) {
 	buffer := make([]byte, 2048)
 	for !f.stopping.Load() {
-		datagram, err := far.readRaw(buffer)
+		datagram, err := readRaw(far, buffer)
 		if err != nil {
 			continue
 		}
@@ -131,7 +132,7 @@ func (f *flowFiller) answer(far *socket) {
 }
 
 // readRaw returns the payload after the IPv4 header.
-func (s *socket) readRaw(buffer []byte) ([]byte, error) {
+func readRaw(s *netns.Socket, buffer []byte) ([]byte, error) {
 	n, err := s.Read(buffer)
 	if err != nil {
 		return nil, err

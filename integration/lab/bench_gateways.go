@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
@@ -95,7 +96,7 @@ func (l *Lab) startGateway(c *plan.Cluster, v *variant) (*Process, error) {
 }
 
 // referenceReady checks for what the reference makes last.
-func referenceReady(_ context.Context, h *Host) error {
+func referenceReady(_ context.Context, h *netns.Host) error {
 	return h.Do(func() error { return nft("list table ip reference\n") })
 }
 

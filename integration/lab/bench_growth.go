@@ -11,6 +11,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
@@ -157,7 +158,7 @@ func (l *Lab) bypassBridgeFilters() error {
 			if _, err := os.Stat(filepath.Join("/proc/sys/net", name)); errors.Is(err, fs.ErrNotExist) {
 				return nil
 			}
-			return sysctl(map[string]string{name: "0", name6: "0"})
+			return netns.Sysctl(map[string]string{name: "0", name6: "0"})
 		})
 		if err != nil {
 			return fmt.Errorf("%s/router: %w", plan.V4[i].Name, err)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/netns"
 )
 
 const (
@@ -29,8 +31,8 @@ func (e *ends) measureLatency(ctx context.Context, duration time.Duration) (late
 	if err != nil {
 		return latency{}, err
 	}
-	defer s.close()
-	err = errors.Join(s.setTimeout(pingTimeout), s.connect(netip.AddrPortFrom(e.target, 0)))
+	defer s.Close()
+	err = errors.Join(s.SetTimeout(pingTimeout), s.Connect(netip.AddrPortFrom(e.target, 0)))
 	if err != nil {
 		return latency{}, err
 	}
@@ -40,7 +42,7 @@ func (e *ends) measureLatency(ctx context.Context, duration time.Duration) (late
 		if ctx.Err() != nil {
 			return latency{}, context.Cause(ctx)
 		}
-		rtt, err := s.echo(request, reply, sequence)
+		rtt, err := echo(s, request, reply, sequence)
 		if err != nil {
 			return latency{}, err
 		}
@@ -52,18 +54,18 @@ func (e *ends) measureLatency(ctx context.Context, duration time.Duration) (late
 }
 
 // newPing makes a socket for echo requests of the host's family.
-func newPing(h *Host) (*socket, error) {
+func newPing(h *netns.Host) (*netns.Socket, error) {
 	if h.Address.Is6() {
-		return newSocket(h, unix.SOCK_DGRAM, unix.IPPROTO_ICMPV6)
+		return netns.NewSocket(h, unix.SOCK_DGRAM, unix.IPPROTO_ICMPV6)
 	}
-	return newSocket(h, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
+	return netns.NewSocket(h, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
 }
 
 // echo returns the round-trip time of one request. The kernel fills in identifier and checksum and
 // delivers only replies with that identifier.
-func (s *socket) echo(request, reply []byte, sequence uint16) (time.Duration, error) {
+func echo(s *netns.Socket, request, reply []byte, sequence uint16) (time.Duration, error) {
 	echoReply := byte(0)
-	if request[0] = 8; s.family == unix.AF_INET6 {
+	if request[0] = 8; s.Family == unix.AF_INET6 {
 		request[0], echoReply = 128, 129 // RFC 4443, Section 4
 	}
 	binary.BigEndian.PutUint16(request[6:], sequence)
@@ -101,18 +103,18 @@ func (e *ends) answered(ctx context.Context, size int, wait time.Duration) error
 	if err != nil {
 		return err
 	}
-	defer s.close()
-	if err := s.setTimeout(wait); err != nil {
+	defer s.Close()
+	if err := s.SetTimeout(wait); err != nil {
 		return err
 	}
 	pace := time.NewTicker(faultPace)
 	defer pace.Stop()
 	request, reply := make([]byte, size-ipHeader(e.target)), make([]byte, size)
 	for sequence := uint16(0); ; sequence++ {
-		err := s.connect(netip.AddrPortFrom(e.target, 0)) // there may be no route yet
+		err := s.Connect(netip.AddrPortFrom(e.target, 0)) // there may be no route yet
 		if err == nil {
 			var rtt time.Duration
-			if rtt, err = s.echo(request, reply, sequence); err == nil && rtt < pingTimeout {
+			if rtt, err = echo(s, request, reply, sequence); err == nil && rtt < pingTimeout {
 				return nil
 			}
 		}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/step"
 )
 
@@ -27,7 +28,7 @@ type bulk struct {
 	pause    atomic.Int64 // the longest time between two reads of one connection, in nanoseconds
 	stopping atomic.Bool
 	running  sync.WaitGroup
-	sockets  []*socket
+	sockets  []*netns.Socket
 	failed   chan error
 }
 
@@ -50,7 +51,7 @@ func (e *ends) startBulk(up, down int) (*bulk, error) {
 	return b, nil
 }
 
-func (b *bulk) stream(from, to *socket) {
+func (b *bulk) stream(from, to *netns.Socket) {
 	b.running.Go(func() {
 		buffer := make([]byte, bulkBuffer)
 		for {
@@ -88,11 +89,11 @@ func (b *bulk) fail(err error) {
 func (b *bulk) stop() error {
 	b.stopping.Store(true)
 	for _, s := range b.sockets {
-		s.shutdown()
+		s.Shutdown()
 	}
 	b.running.Wait()
 	for _, s := range b.sockets {
-		s.close()
+		s.Close()
 	}
 	select {
 	case err := <-b.failed:
@@ -135,23 +136,23 @@ func (e *ends) measureBulk(ctx context.Context, up, down int, t *benchTimes, tak
 }
 
 // connect opens a TCP connection and returns both ends.
-func (e *ends) connect() (near, far *socket, err error) {
-	listener, err := listenTCP(e.to, e.port)
+func (e *ends) connect() (near, far *netns.Socket, err error) {
+	listener, err := netns.ListenTCP(e.to, e.port)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer listener.close()
-	near, err = newSocket(e.from, unix.SOCK_STREAM, 0)
+	defer listener.Close()
+	near, err = netns.NewSocket(e.from, unix.SOCK_STREAM, 0)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := near.connect(netip.AddrPortFrom(e.target, listener.port)); err != nil {
-		near.close()
+	if err := near.Connect(netip.AddrPortFrom(e.target, listener.Port)); err != nil {
+		near.Close()
 		return nil, nil, err
 	}
-	far, err = listener.accept()
+	far, err = listener.Accept()
 	if err != nil {
-		near.close()
+		near.Close()
 		return nil, nil, err
 	}
 	return near, far, nil
@@ -164,15 +165,15 @@ func (e *ends) measureDials(ctx context.Context, warmUp, duration time.Duration)
 	var stopping atomic.Bool
 	var running sync.WaitGroup
 	failed := make(chan error, dialers)
-	var listeners []*socket
+	var listeners []*netns.Socket
 	defer func() {
 		stopping.Store(true)
 		for _, l := range listeners {
-			l.shutdown()
+			l.Shutdown()
 		}
 		running.Wait()
 		for _, l := range listeners {
-			l.close()
+			l.Close()
 		}
 	}()
 	for i := range dialers {
@@ -181,16 +182,16 @@ func (e *ends) measureDials(ctx context.Context, warmUp, duration time.Duration)
 		if port != 0 {
 			port += uint16(i)
 		}
-		l, err := listenTCP(e.to, port)
+		l, err := netns.ListenTCP(e.to, port)
 		if err != nil {
 			return 0, err
 		}
 		listeners = append(listeners, l)
-		running.Go(l.answerRequests)
+		running.Go(func() { answerRequests(l) })
 		running.Go(func() {
 			err := e.from.Do(func() error {
 				for !stopping.Load() {
-					if err := dialOnce(netip.AddrPortFrom(e.target, l.port)); err != nil {
+					if err := dialOnce(netip.AddrPortFrom(e.target, l.Port)); err != nil {
 						return err
 					}
 					done.Add(1)
@@ -218,12 +219,12 @@ func (e *ends) measureDials(ctx context.Context, warmUp, duration time.Duration)
 
 // dialOnce works in the network namespace of its thread.
 func dialOnce(to netip.AddrPort) error {
-	s, err := openSocket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	s, err := netns.OpenSocket(unix.AF_INET, unix.SOCK_STREAM, 0)
 	if err != nil {
 		return err
 	}
-	defer s.close()
-	if err := s.connect(to); err != nil {
+	defer s.Close()
+	if err := s.Connect(to); err != nil {
 		return err
 	}
 	buffer := make([]byte, requestBytes)
@@ -236,10 +237,10 @@ func dialOnce(to netip.AddrPort) error {
 
 // answerRequests answers one connection after the other until the listener is shut down. Clients
 // close first, so that they have the TIME-WAIT state.
-func (s *socket) answerRequests() {
+func answerRequests(s *netns.Socket) {
 	buffer := make([]byte, requestBytes)
 	for {
-		conn, err := s.accept()
+		conn, err := s.Accept()
 		if err != nil {
 			return
 		}
@@ -247,6 +248,6 @@ func (s *socket) answerRequests() {
 			conn.Write(buffer)
 			conn.Read(buffer) // the end of the stream
 		}
-		conn.close()
+		conn.Close()
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/netns"
 )
 
 // A rate passes if at most lossLimit of the datagrams are lost and the sender achieves at least
@@ -73,23 +75,23 @@ func (e *ends) measureUDP(ctx context.Context, size, bisections int, step time.D
 
 // sendPaced sends at rate for duration and counts what arrives.
 func (e *ends) sendPaced(rate float64, size int, duration time.Duration) (sent, received float64, err error) {
-	to, err := newSocket(e.to, unix.SOCK_DGRAM, 0)
+	to, err := netns.NewSocket(e.to, unix.SOCK_DGRAM, 0)
 	if err != nil {
 		return 0, 0, err
 	}
-	defer to.close()
-	from, err := newSocket(e.from, unix.SOCK_DGRAM, 0)
+	defer to.Close()
+	from, err := netns.NewSocket(e.from, unix.SOCK_DGRAM, 0)
 	if err != nil {
 		return 0, 0, err
 	}
-	defer from.close()
+	defer from.Close()
 	// Only the system's root can exceed the limit.
-	if unix.SetsockoptInt(to.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer) != nil {
-		unix.SetsockoptInt(to.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, udpBuffer)
+	if unix.SetsockoptInt(to.FD, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer) != nil {
+		unix.SetsockoptInt(to.FD, unix.SOL_SOCKET, unix.SO_RCVBUF, udpBuffer)
 	}
-	err = errors.Join(to.bind(netip.AddrPortFrom(e.to.Address, 0)), to.setTimeout(drain))
+	err = errors.Join(to.Bind(netip.AddrPortFrom(e.to.Address, 0)), to.SetTimeout(drain))
 	if err == nil {
-		err = from.connect(netip.AddrPortFrom(e.target, to.port))
+		err = from.Connect(netip.AddrPortFrom(e.target, to.Port))
 	}
 	if err != nil {
 		return 0, 0, fmt.Errorf("UDP: %w", err)
@@ -107,14 +109,14 @@ func (e *ends) sendPaced(rate float64, size int, duration time.Duration) (sent, 
 			}
 		}
 	}()
-	n, err := from.pacedWrites(rate, size, duration)
+	n, err := pacedWrites(from, rate, size, duration)
 	done.Store(true)
 	return float64(n), float64(<-arrived), err
 }
 
 // pacedWrites sends single datagrams on its own thread: those that are due, then a pause.
-func (s *socket) pacedWrites(rate float64, size int, duration time.Duration) (sent int, err error) {
-	err = onThread(func() error {
+func pacedWrites(s *netns.Socket, rate float64, size int, duration time.Duration) (sent int, err error) {
+	err = netns.OnThread(func() error {
 		// Makes pauses exact, instead of 50 µs longer.
 		if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
 			return err

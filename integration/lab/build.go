@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
@@ -16,17 +17,19 @@ func (l *Lab) buildCluster(c *plan.Cluster, o *ClusterOptions) error {
 	if err != nil {
 		return err
 	}
-	if err := router.Do(func() error { return addBridge("underlay") }); err != nil {
+	if err := router.Do(func() error { return netns.AddBridge("underlay") }); err != nil {
 		return fmt.Errorf("%s: %w", router.Name, err)
 	}
 	// attach makes a host whose eth0 leads to another host, where the end of the link has the new
 	// host's name.
-	attach := func(name string, address netip.Addr, to *Host, bridge string, mtu int, offloads bool) (*Host, error) {
+	attach := func(name string, address netip.Addr, to *netns.Host, bridge string, mtu int, offloads bool) (*netns.Host,
+		error) {
 		h, err := l.addHost(c, name, address)
 		if err != nil {
 			return nil, err
 		}
-		return h, connect(linkEnd{host: h, name: "eth0"}, linkEnd{to, name, bridge}, mtu, offloads)
+		return h, netns.Connect(netns.LinkEnd{Host: h, Name: "eth0"}, netns.LinkEnd{Host: to, Name: name,
+			Bridge: bridge}, mtu, offloads)
 	}
 	if _, err := attach("gateway", c.Gateway, router, "underlay", underlayMTU, l.options.Offloads); err != nil {
 		return err
@@ -46,15 +49,15 @@ func (l *Lab) buildCluster(c *plan.Cluster, o *ClusterOptions) error {
 	return nil
 }
 
-func (l *Lab) addHost(c *plan.Cluster, name string, address netip.Addr) (*Host, error) {
-	h, err := newHost(c.Name+"/"+name, address)
+func (l *Lab) addHost(c *plan.Cluster, name string, address netip.Addr) (*netns.Host, error) {
+	h, err := netns.New(c.Name+"/"+name, address)
 	if err != nil {
 		return nil, err
 	}
 	l.hosts = append(l.hosts, h)
 	return h, h.Do(func() error {
 		// Strict reverse path filtering, as many distributions set it.
-		return sysctl(map[string]string{
+		return netns.Sysctl(map[string]string{
 			"ipv4/conf/all/rp_filter": "1", "ipv4/conf/default/rp_filter": "1", "ipv4/ping_group_range": "0 0",
 		})
 	})
@@ -62,13 +65,15 @@ func (l *Lab) addHost(c *plan.Cluster, name string, address netip.Addr) (*Host, 
 
 // peer links the two gateways.
 func (l *Lab) peer() error {
-	end := func(c *plan.Cluster) linkEnd { return linkEnd{host: l.Host(c.Name + "/gateway"), name: "peer"} }
+	end := func(c *plan.Cluster) netns.LinkEnd {
+		return netns.LinkEnd{Host: l.Host(c.Name + "/gateway"), Name: "peer"}
+	}
 	p := l.outer()
-	if err := connect(end(&p[0]), end(&p[1]), underlayMTU, l.options.Offloads); err != nil {
+	if err := netns.Connect(end(&p[0]), end(&p[1]), underlayMTU, l.options.Offloads); err != nil {
 		return err
 	}
 	for i := range p {
-		if err := end(&p[i]).host.Do(func() error { return addAddress("peer", p[i].Peering) }); err != nil {
+		if err := end(&p[i]).Host.Do(func() error { return netns.AddAddress("peer", p[i].Peering) }); err != nil {
 			return err
 		}
 	}
@@ -88,10 +93,10 @@ func (l *Lab) addAddresses(p *plan.Plan, i int) (err error) {
 		}
 	}
 	address := func(host, link string, a netip.Prefix) {
-		do(host, func() error { return addAddress(link, a) })
+		do(host, func() error { return netns.AddAddress(link, a) })
 	}
 	route := func(host string, to netip.Prefix, via netip.Addr) {
-		do(host, func() error { return addRoute(to, via) })
+		do(host, func() error { return netns.AddRoute(to, via) })
 	}
 	// join gives a host its address in the network of its eth0, whose router leads anywhere.
 	join := func(host string, a netip.Addr, network netip.Prefix) {
@@ -101,7 +106,7 @@ func (l *Lab) addAddresses(p *plan.Plan, i int) (err error) {
 		}
 		l.know(c.Name+"/"+host, a)
 	}
-	forward := func() error { return sysctl(map[string]string{p.Forwarding(): "1"}) }
+	forward := func() error { return netns.Sysctl(map[string]string{p.Forwarding(): "1"}) }
 	do("router", forward)
 	address("router", "underlay", c.Underlay)
 	address("router", "client", c.Outside)
@@ -125,6 +130,6 @@ func (l *Lab) addAddresses(p *plan.Plan, i int) (err error) {
 // know remembers a host's IPv6 address.
 func (l *Lab) know(host string, a netip.Addr) {
 	if a.Is6() {
-		l.six[host] = l.Host(host).at(a)
+		l.six[host] = l.Host(host).At(a)
 	}
 }

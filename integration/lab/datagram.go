@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/netns"
 )
 
 // datagramSizes are payloads in bytes; from 1,313 on they need fragments.
@@ -27,8 +29,8 @@ type echoServer struct {
 	sources map[netip.Addr]int
 }
 
-func newEchoServer(h *Host) (*echoServer, error) {
-	conn, err := h.listenUDP(h.Address, 0)
+func newEchoServer(h *netns.Host) (*echoServer, error) {
+	conn, err := h.ListenUDP(h.Address, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +74,7 @@ func (s *echoServer) close() map[netip.Addr]int {
 
 // dialUDP connects a UDP socket of the near pod to a port of the far one.
 func (e *ends) dialUDP(ctx context.Context, port int) (*net.UDPConn, error) {
-	conn, err := e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.local, 0),
+	conn, err := e.from.DialFrom(ctx, netns.Over("udp", e.target), netip.AddrPortFrom(e.local, 0),
 		netip.AddrPortFrom(e.target, uint16(port)), nil)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", e.from.Name, err)
@@ -153,7 +155,7 @@ const (
 // checkTrains sends UDP_SEGMENT trains in both directions; every datagram must arrive, in order and
 // with its size. The receiver answers each train before the next.
 func (e *ends) checkTrains(ctx context.Context) (string, error) {
-	server, err := e.to.listenUDP(e.to.Address, 0)
+	server, err := e.to.ListenUDP(e.to.Address, 0)
 	if err != nil {
 		return "", err
 	}

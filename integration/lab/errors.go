@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/step"
 )
@@ -21,7 +22,7 @@ const errorPort = 42000
 func (l *Lab) errorChecks(p *plan.Plan) []Check {
 	rome, milan := &p[0], &p[1]
 	pod := l.host(p, "rome/pod1")
-	mapped := &ends{from: pod, to: l.Host("milan/client").at(milan.Mapped), target: milan.Seen(milan.MappedAs),
+	mapped := &ends{from: pod, to: l.Host("milan/client").At(milan.Mapped), target: milan.Seen(milan.MappedAs),
 		wantSource: rome.Seen(pod.Address)}
 	// Errors about a mapped host come from an address that rome does not know.
 	u := milan.Seen(milan.UnknownSource())
@@ -61,7 +62,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan.Plan) (_ string, 
 	closed := step.Must(newEchoServer(senders[0].to))
 	port := uint16(closed.port())
 	closed.close()
-	watchers, want := make(map[*Host]*pinger), make(map[*Host]int)
+	watchers, want := make(map[*netns.Host]*pinger), make(map[*netns.Host]int)
 	for _, e := range senders {
 		if watchers[e.from] == nil {
 			if watchers[e.from], err = newPinger(e.from); err != nil {
@@ -70,7 +71,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan.Plan) (_ string, 
 			defer watchers[e.from].close()
 		}
 		want[e.from]++
-		conn, err := e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.local, errorPort),
+		conn, err := e.from.DialFrom(ctx, netns.Over("udp", e.target), netip.AddrPortFrom(e.local, errorPort),
 			netip.AddrPortFrom(e.target, port), nil)
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", e.from.Name, err)
@@ -89,7 +90,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan.Plan) (_ string, 
 		for n := 0; ; {
 			limit := replyTimeout
 			if n == want[host] {
-				limit = 10 * pollInterval
+				limit = 10 * step.Poll
 			}
 			a, err := p.read(time.Now().Add(limit))
 			if errors.Is(err, os.ErrDeadlineExceeded) {

@@ -1,10 +1,9 @@
 package lab
 
 import (
-	"net/netip"
-
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
@@ -28,7 +27,7 @@ func (l *Lab) plan() *plan.Plan {
 }
 
 // at returns the named host with its address in that plan.
-func (l *Lab) at(name string) *Host { return l.host(l.plan(), name) }
+func (l *Lab) at(name string) *netns.Host { return l.host(l.plan(), name) }
 
 // outer is the plan of the tunnels' underlay.
 func (l *Lab) outer() *plan.Plan {
@@ -39,17 +38,9 @@ func (l *Lab) outer() *plan.Plan {
 }
 
 // host returns the named host with its address in a plan.
-func (l *Lab) host(p *plan.Plan, name string) *Host {
+func (l *Lab) host(p *plan.Plan, name string) *netns.Host {
 	if p.Is6() {
 		return l.six[name]
 	}
 	return l.Host(name)
-}
-
-// over returns the network for an address, in the notation of package net: tcp4, tcp6.
-func over(kind string, a netip.Addr) string {
-	if a.Is6() {
-		return kind + "6"
-	}
-	return kind + "4"
 }

@@ -121,7 +121,7 @@ func takePorts(ctx context.Context, l *Lab) (err error) {
 	f := &flood{l.at("rome/node1"), ports, datagram}
 	step.Must(f.run(ctx))
 	raw := step.Must(newRaw(l.at("rome/node1")))
-	defer raw.close()
+	defer raw.Close()
 	i := 0
 	err = repeat(ctx, func() error {
 		i += ports/2 + 1 // eventually every one

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
@@ -119,7 +120,7 @@ func halfFlows() []kernelFault {
 		}
 		from := l.outer()[0].Nodes[0].Underlay
 		// the kernel does not accept 65535
-		r.Src, r.Sport = ipNet(netip.PrefixFrom(from, from.BitLen())), netlink.NewRulePortRange(middle, 1<<16-2)
+		r.Src, r.Sport = netns.IPNet(netip.PrefixFrom(from, from.BitLen())), netlink.NewRulePortRange(middle, 1<<16-2)
 		return r
 	})
 }
@@ -198,8 +199,8 @@ func peerHole() []kernelFault {
 // ordinary makes a link carry only ordinary frames.
 func ordinary(host, link string) kernelFault {
 	return kernelFault{host,
-		func(*Lab) error { return node.SetFeatures(link, false, underlayFeatures...) },
-		func(l *Lab) error { return node.SetFeatures(link, l.options.Offloads, underlayFeatures...) },
+		func(*Lab) error { return node.SetFeatures(link, false, netns.UnderlayFeatures...) },
+		func(l *Lab) error { return node.SetFeatures(link, l.options.Offloads, netns.UnderlayFeatures...) },
 	}
 }
 
@@ -213,7 +214,7 @@ func routeMTU(link string, i, mtu int) func(*Lab) error {
 	return func(l *Lab) error {
 		address := l.outer()[i].Peering
 		return onLink(link, func(l netlink.Link) error {
-			r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(address.Masked()),
+			r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: netns.IPNet(address.Masked()),
 				Protocol: unix.RTPROT_KERNEL, MTU: mtu}
 			if address.Addr().Is6() {
 				r.Priority = connected6
@@ -250,7 +251,8 @@ func withoutVia() []kernelFault {
 		return func(l *Lab) error {
 			to := l.plan()[1].SeenPods
 			return onLink(tunnelLink, func(l netlink.Link) error {
-				return change(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK})
+				return change(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netns.IPNet(to),
+					Scope: netlink.SCOPE_LINK})
 			})(l)
 		}
 	}
@@ -262,13 +264,13 @@ func withoutVia() []kernelFault {
 func byOtherNode() []kernelFault {
 	return []kernelFault{withRoute("rome/node1", func(l *Lab) *netlink.Route {
 		p := l.plan()
-		return &netlink.Route{Dst: ipNet(p[1].SeenPods), Gw: p[0].Nodes[1].Underlay.AsSlice()}
+		return &netlink.Route{Dst: netns.IPNet(p[1].SeenPods), Gw: p[0].Nodes[1].Underlay.AsSlice()}
 	})}
 }
 
 func noForwarding() []kernelFault {
 	set := func(value string) func(*Lab) error {
-		return func(l *Lab) error { return sysctl(map[string]string{l.plan().Forwarding(): value}) }
+		return func(l *Lab) error { return netns.Sysctl(map[string]string{l.plan().Forwarding(): value}) }
 	}
 	return []kernelFault{{"rome/node1", set("0"), set("1")}}
 }
@@ -281,6 +283,6 @@ func cableOut() []kernelFault {
 func podWithoutRoute() []kernelFault {
 	return []kernelFault{opposite(withRoute("rome/pod1", func(l *Lab) *netlink.Route {
 		c := &l.plan()[0]
-		return &netlink.Route{Dst: ipNet(c.Anywhere()), Gw: c.Nodes[0].PodCIDR.Addr().AsSlice()}
+		return &netlink.Route{Dst: netns.IPNet(c.Anywhere()), Gw: c.Nodes[0].PodCIDR.Addr().AsSlice()}
 	}))}
 }

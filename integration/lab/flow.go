@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"culvert/integration/lab/step"
 )
 
 // Who sends in a flow.
@@ -124,7 +126,7 @@ func (c *flowSet) deliver(f *flow, from int) error {
 				return err
 			}
 		}
-		time.Sleep(pollInterval)
+		time.Sleep(step.Poll)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
@@ -62,7 +63,7 @@ func newFlowSet(ctx context.Context, l *Lab, n int, podsAlone bool) (c *flowSet,
 		c.flows = append(c.flows, f)
 		opens = append(opens, func() error { return open(f) })
 	}
-	for _, h := range []*Host{far, l.Host("rome/client").at(rome.Mapped)} {
+	for _, h := range []*netns.Host{far, l.Host("rome/client").At(rome.Mapped)} {
 		if err := errors.Join(c.listen(h, flowsPort), c.listenUDP(h)); err != nil {
 			return c, err
 		}
@@ -133,7 +134,7 @@ func atOnce(n int, all []func() error) error {
 }
 
 // nodePorts makes both nodes of rome forward to a pod, keeping the clients' addresses.
-func (c *flowSet) nodePorts(ctx context.Context, client *Host, to netip.AddrPort) (entrances []netip.AddrPort,
+func (c *flowSet) nodePorts(ctx context.Context, client *netns.Host, to netip.AddrPort) (entrances []netip.AddrPort,
 	err error) {
 	for _, n := range plan.V4[0].Nodes {
 		f := &forwarder{node: c.lab.Host("rome/" + n.Name), target: to, entrance: netip.AddrPortFrom(n.Underlay,
@@ -148,7 +149,7 @@ func (c *flowSet) nodePorts(ctx context.Context, client *Host, to netip.AddrPort
 }
 
 // dial returns a function that opens the near end of a flow.
-func (c *flowSet) dial(ctx context.Context, from *Host, local, to netip.AddrPort) func(*flow) error {
+func (c *flowSet) dial(ctx context.Context, from *netns.Host, local, to netip.AddrPort) func(*flow) error {
 	return func(f *flow) error {
 		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 		defer cancel()
@@ -156,7 +157,7 @@ func (c *flowSet) dial(ctx context.Context, from *Host, local, to netip.AddrPort
 		if f.udp {
 			network = "udp"
 		}
-		conn, err := from.DialFrom(ctx, over(network, to.Addr()), local, to, nil)
+		conn, err := from.DialFrom(ctx, netns.Over(network, to.Addr()), local, to, nil)
 		if err != nil {
 			return fmt.Errorf("%s, %s: %w", f.kind, from.Name, err)
 		}
@@ -177,8 +178,8 @@ func (c *flowSet) flow(b []byte) *flow {
 }
 
 // listen accepts TCP connections at h, whose first message identifies the flow.
-func (c *flowSet) listen(h *Host, port uint16) error {
-	listener, err := h.listenTCP(port)
+func (c *flowSet) listen(h *netns.Host, port uint16) error {
+	listener, err := h.ListenTCP(port)
 	if err != nil {
 		return err
 	}
@@ -230,9 +231,9 @@ func (c *flowSet) read(f *flow, end int) {
 	}
 }
 
-// listenUDP receives datagrams at h, which identify their flow.
-func (c *flowSet) listenUDP(h *Host) error {
-	conn, err := h.listenUDP(h.Address, flowsPort)
+// ListenUDP receives datagrams at h, which identify their flow.
+func (c *flowSet) listenUDP(h *netns.Host) error {
+	conn, err := h.ListenUDP(h.Address, flowsPort)
 	if err != nil {
 		return err
 	}

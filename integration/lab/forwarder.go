@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
@@ -19,7 +20,7 @@ import (
 // that no lab needs a firewall tool: it accepts TCP connections and opens another to the target for
 // each.
 type forwarder struct {
-	node     *Host
+	node     *netns.Host
 	target   netip.AddrPort
 	entrance netip.AddrPort // where it listens
 
@@ -48,7 +49,7 @@ func (f *forwarder) start(ctx context.Context, client netip.Addr) (err error) {
 			return fmt.Errorf("%s: replies to %s: %w", f.node.Name, client, err)
 		}
 	}
-	if f.listener, err = f.node.at(f.entrance.Addr()).listenTCP(f.entrance.Port()); err != nil {
+	if f.listener, err = f.node.At(f.entrance.Addr()).ListenTCP(f.entrance.Port()); err != nil {
 		return errors.Join(err, f.close())
 	}
 	f.running.Go(func() {
@@ -78,14 +79,14 @@ func (f *forwarder) takeReplies(client netip.Addr) error {
 	if client.Is6() {
 		all, family = plan.Everywhere6, unix.AF_INET6
 	}
-	route := &netlink.Route{LinkIndex: lo.Attrs().Index, Table: transparentTable, Dst: ipNet(all), Type: unix.RTN_LOCAL,
-		Scope: unix.RT_SCOPE_HOST}
+	route := &netlink.Route{LinkIndex: lo.Attrs().Index, Table: transparentTable, Dst: netns.IPNet(all),
+		Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST}
 	if err := netlink.RouteAdd(route); err != nil {
 		return err
 	}
 	rule := netlink.NewRule()
 	rule.IifName, rule.Table, rule.Family = tunnelLink, transparentTable, family
-	rule.Dst = ipNet(netip.PrefixFrom(client, client.BitLen()))
+	rule.Dst = netns.IPNet(netip.PrefixFrom(client, client.BitLen()))
 	f.undo = func() error { return errors.Join(netlink.RuleDel(rule), netlink.RouteDel(route)) }
 	return netlink.RuleAdd(rule)
 }
@@ -107,7 +108,7 @@ func (f *forwarder) forward(ctx context.Context, client *net.TCPConn) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	second, err := f.node.DialFrom(ctx, over("tcp", f.target.Addr()), local, f.target, prepare)
+	second, err := f.node.DialFrom(ctx, netns.Over("tcp", f.target.Addr()), local, f.target, prepare)
 	if err != nil {
 		return fmt.Errorf("%s: connect for %s: %w", f.node.Name, from, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/nat/nattest"
 )
@@ -59,27 +60,27 @@ func (e *ends) checkFragmentOrders(ctx context.Context) (string, error) {
 
 // fragmentEnd sends handmade fragments and receives whole datagrams.
 type fragmentEnd struct {
-	host  *Host
+	host  *netns.Host
 	raw   rawSocket
 	conn  *net.UDPConn
 	local netip.AddrPort
 }
 
-func newFragmentEnd(h *Host, local netip.Addr) (*fragmentEnd, error) {
+func newFragmentEnd(h *netns.Host, local netip.Addr) (*fragmentEnd, error) {
 	raw, err := newRaw(h)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := h.listenUDP(local, 0)
+	conn, err := h.ListenUDP(local, 0)
 	if err != nil {
-		raw.close()
+		raw.Close()
 		return nil, err
 	}
 	return &fragmentEnd{h, raw, conn, conn.LocalAddr().(*net.UDPAddr).AddrPort()}, nil
 }
 
 func (f *fragmentEnd) close() {
-	f.raw.close()
+	f.raw.Close()
 	f.conn.Close()
 }
 

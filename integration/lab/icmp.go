@@ -17,6 +17,7 @@ import (
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/step"
 	"culvert/nat/nattest"
 )
@@ -40,7 +41,7 @@ type pinger struct {
 var pingID atomic.Int32
 
 // newPinger opens a raw ICMP socket, which also receives errors with their quotations.
-func newPinger(h *Host) (*pinger, error) {
+func newPinger(h *netns.Host) (*pinger, error) {
 	p := &pinger{six: h.Address.Is6(), id: 0x4000 | int(pingID.Add(1)&0x3fff)}
 	network, all := "ip4:icmp", "0.0.0.0"
 	if p.six {
@@ -181,7 +182,7 @@ func (p *pinger) quoted(m *icmp.Message, raw []byte) (quote *nattest.View, mtu i
 
 // watchEchoes collects the source addresses of n echo requests with this ID that arrive at a host;
 // wait returns them, or those that arrived in time.
-func watchEchoes(h *Host, id, n int) (wait func() ([]netip.Addr, error), err error) {
+func watchEchoes(h *netns.Host, id, n int) (wait func() ([]netip.Addr, error), err error) {
 	w, err := newPinger(h)
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/step"
 )
@@ -70,7 +71,7 @@ func (l *Lab) killKernelParts(p *Process) error {
 // keepReferenceSysctls returns a function that restores the sysctls that a kernel-based gateway
 // sets on the gateways' hosts.
 func (l *Lab) keepReferenceSysctls() (restore func() error, err error) {
-	before := make(map[*Host]map[string]string)
+	before := make(map[*netns.Host]map[string]string)
 	for i := range plan.V4 {
 		h, values := l.Host(plan.V4[i].Name+"/gateway"), make(map[string]string)
 		before[h] = values
@@ -84,7 +85,7 @@ func (l *Lab) keepReferenceSysctls() (restore func() error, err error) {
 	}
 	return func() (err error) {
 		for h, values := range before {
-			err = errors.Join(err, h.Do(func() error { return sysctl(values) }))
+			err = errors.Join(err, h.Do(func() error { return netns.Sysctl(values) }))
 		}
 		return err
 	}, err

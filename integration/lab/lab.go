@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
@@ -90,8 +91,8 @@ type Lab struct {
 
 	options   Options
 	publicKey [len(plan.V4)]string // of each gateway
-	hosts     []*Host
-	six       map[string]*Host // the same by name, with their IPv6 addresses
+	hosts     []*netns.Host
+	six       map[string]*netns.Host // the same by name, with their IPv6 addresses
 	processes []*Process
 	broken    []*Fault
 	loads     map[*Fault]*loading
@@ -108,7 +109,7 @@ const startTimeout = time.Minute
 // holder, see Isolate. The caller must call Stop even after an error, which says where the logs
 // are.
 func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
-	l := &Lab{Dir: dir, options: o, six: make(map[string]*Host)}
+	l := &Lab{Dir: dir, options: o, six: make(map[string]*netns.Host)}
 	for i := range plan.V4 {
 		if err := l.buildCluster(&plan.V4[i], o.of(&plan.V4[i])); err != nil {
 			return l, fmt.Errorf("lab: build %s: %w", plan.V4[i].Name, err)
@@ -152,8 +153,8 @@ func (o *Options) of(c *plan.Cluster) *ClusterOptions {
 }
 
 // Host returns the named host, such as rome/pod1, or nil.
-func (l *Lab) Host(name string) *Host {
-	i := slices.IndexFunc(l.hosts, func(h *Host) bool { return h.Name == name })
+func (l *Lab) Host(name string) *netns.Host {
+	i := slices.IndexFunc(l.hosts, func(h *netns.Host) bool { return h.Name == name })
 	if i < 0 {
 		return nil
 	}
@@ -167,7 +168,7 @@ func (l *Lab) Stop() error {
 	defer l.turn.Unlock()
 	err := errors.Join(l.endLoads(nil), end(l.processes...))
 	for _, h := range l.hosts {
-		h.close()
+		h.Close()
 	}
 	return err
 }

@@ -137,7 +137,7 @@ func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (_ string, 
 			a.quote.Source, a.quote.Destination, e.from.Address, e.target)
 	}
 	// The raw socket gets the message before the kernel's own ICMP code.
-	step.Try(step.Await(ctx, replyTimeout, pollInterval, func() error {
+	step.Try(step.Await(ctx, replyTimeout, step.Poll, func() error {
 		mtu, err := pathMTU(conn)
 		if err == nil && mtu != smallMTU {
 			err = fmt.Errorf("%s believes in a path MTU of %d, want %d", e.from.Name, mtu, smallMTU)

@@ -6,13 +6,14 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
 // TestNamesMeanWhatIsSeenFromThere looks from hosts of one cluster at hosts of both.
 func TestNamesMeanWhatIsSeenFromThere(t *testing.T) {
 	l := new(Lab)
-	add := func(name string, a netip.Addr) { l.hosts = append(l.hosts, &Host{Name: name, Address: a}) }
+	add := func(name string, a netip.Addr) { l.hosts = append(l.hosts, &netns.Host{Name: name, Address: a}) }
 	for i := range plan.V4 {
 		c := &plan.V4[i]
 		add(c.Name+"/router", c.Underlay.Addr())

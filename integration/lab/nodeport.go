@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/step"
 )
@@ -27,10 +28,10 @@ const (
 
 // nodePortCheck is a client outside the cluster that reaches a remote pod through a node.
 type nodePortCheck struct {
-	client     *Host
-	nodes      []*Host // entered concurrently, from equal client ports
+	client     *netns.Host
+	nodes      []*netns.Host // entered concurrently, from equal client ports
 	entrance   netip.Addr
-	pod        *Host
+	pod        *netns.Host
 	target     netip.Addr // the pod, as the nodes see it
 	source     netip.Addr // as the pod must see it
 	keepClient bool
@@ -41,7 +42,7 @@ type nodePortCheck struct {
 // nodePort is a check that enters the cluster of a client by one of its nodes.
 func (l *Lab) nodePort(p *plan.Plan, client, node, pod string) *nodePortCheck {
 	c, far := p.Of(client), p.Of(pod)
-	n := &nodePortCheck{client: l.host(p, client), nodes: []*Host{l.host(p, node)}, pod: l.host(p, pod)}
+	n := &nodePortCheck{client: l.host(p, client), nodes: []*netns.Host{l.host(p, node)}, pod: l.host(p, pod)}
 	n.entrance = n.nodes[0].Address
 	n.target, n.source = far.Seen(n.pod.Address), c.Seen(c.UnknownSource())
 	for i := range c.Nodes {
@@ -57,7 +58,7 @@ func (n *nodePortCheck) path() string { return n.client.Name + " → " + n.pod.N
 // listen opens the pod's service and reports each connection, after it has read the required
 // header.
 func (n *nodePortCheck) listen(ctx context.Context) (port uint16, seen chan *transfer, stop func(), err error) {
-	listener, err := n.pod.listenTCP(0)
+	listener, err := n.pod.ListenTCP(0)
 	if err != nil {
 		return 0, nil, nil, err
 	}
@@ -147,7 +148,7 @@ func (n *nodePortCheck) streams(ctx context.Context, forwarders []*forwarder, ea
 		for i := range each {
 			local := netip.AddrPortFrom(n.client.Address, uint16(collidingPort+i))
 			go func() {
-				conn, err := n.client.DialFrom(ctx, over("tcp", f.entrance.Addr()), local, f.entrance, nil)
+				conn, err := n.client.DialFrom(ctx, netns.Over("tcp", f.entrance.Addr()), local, f.entrance, nil)
 				if err != nil {
 					near <- &transfer{err: fmt.Errorf("connect to %s: %w", f.entrance, err)}
 					return

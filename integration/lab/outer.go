@@ -15,11 +15,12 @@ import (
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/step"
 )
 
 // gatewayMetrics returns a gateway's metrics, each by its name and labels.
-func gatewayMetrics(ctx context.Context, h *Host) (map[string]float64, error) {
+func gatewayMetrics(ctx context.Context, h *netns.Host) (map[string]float64, error) {
 	text, err := gatewayGet(ctx, h, "/metrics")
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
@@ -66,18 +67,18 @@ func (l *Lab) checkOffloads(ctx context.Context) (_ string, err error) {
 
 // kernelOffloads returns with 1 and 0 what a UDP socket in a host supports. A kernel that cannot
 // report UDP_GRO has none usable for a tunnel.
-func kernelOffloads(h *Host) (map[string]float64, error) {
-	s, err := newSocket(h, unix.SOCK_DGRAM, 0)
+func kernelOffloads(h *netns.Host) (map[string]float64, error) {
+	s, err := netns.NewSocket(h, unix.SOCK_DGRAM, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer s.close()
+	defer s.Close()
 	offloads := map[string]float64{"gro": 0, "gso": 0}
-	unix.SetsockoptInt(s.fd, unix.SOL_UDP, unix.UDP_GRO, 1)
-	if n, err := unix.GetsockoptInt(s.fd, unix.SOL_UDP, unix.UDP_GRO); err == nil {
+	unix.SetsockoptInt(s.FD, unix.SOL_UDP, unix.UDP_GRO, 1)
+	if n, err := unix.GetsockoptInt(s.FD, unix.SOL_UDP, unix.UDP_GRO); err == nil {
 		offloads["gro"] = float64(n)
 	}
-	if _, err := unix.GetsockoptInt(s.fd, unix.SOL_UDP, unix.UDP_SEGMENT); err == nil {
+	if _, err := unix.GetsockoptInt(s.FD, unix.SOL_UDP, unix.UDP_SEGMENT); err == nil {
 		offloads["gso"] = 1
 	}
 	return offloads, nil
@@ -86,7 +87,7 @@ func kernelOffloads(h *Host) (map[string]float64, error) {
 // checkECN sends datagrams with a DSCP and every ECN code point, and checks the outer headers from
 // the far gateway to the far pod's node: they must have the code point, but not the DSCP (RFC 6040,
 // Section 4.1).
-func (e *ends) checkECN(ctx context.Context, node *Host, gateway netip.Addr) (_ string, err error) {
+func (e *ends) checkECN(ctx context.Context, node *netns.Host, gateway netip.Addr) (_ string, err error) {
 	defer step.Catch(&err)
 	server, conn := step.Must2(e.dialEcho(ctx))
 	defer server.close()
@@ -127,8 +128,8 @@ type outerSocket struct {
 	read func(buffer []byte) (n, tos int, from netip.Addr, err error)
 }
 
-func newOuterSocket(h *Host) (*outerSocket, error) {
-	c, err := h.ListenPacket(over("ip", h.Address)+":udp", h.Address.String())
+func newOuterSocket(h *netns.Host) (*outerSocket, error) {
+	c, err := h.ListenPacket(netns.Over("ip", h.Address)+":udp", h.Address.String())
 	if err != nil {
 		return nil, err
 	}

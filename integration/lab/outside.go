@@ -3,13 +3,10 @@ package lab
 import (
 	"fmt"
 	"maps"
-	"math"
 	"net/netip"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"culvert/gateway/node"
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
@@ -42,49 +39,21 @@ func (l *Lab) addOutside(c, peer *plan.Cluster) error {
 		host string
 		add  func() error
 	}{
-		{"router", func() error { return addRoute(peer.SeenPods, first.Underlay) }},
-		{"router", func() error { return addRoute(peer.SeenExt, first.Underlay) }},
-		{"client", func() error { return addSecond("eth0", netip.PrefixFrom(c.Mapped, c.Outside.Bits())) }},
-		{second.Name, func() error { return addSecond("eth0", netip.PrefixFrom(c.VIP, c.Underlay.Bits())) }},
+		{"router", func() error { return netns.AddRoute(peer.SeenPods, first.Underlay) }},
+		{"router", func() error { return netns.AddRoute(peer.SeenExt, first.Underlay) }},
+		{"client", func() error { return netns.AddSecond("eth0", netip.PrefixFrom(c.Mapped, c.Outside.Bits())) }},
+		{second.Name, func() error { return netns.AddSecond("eth0", netip.PrefixFrom(c.VIP, c.Underlay.Bits())) }},
 		{first.PodName, func() error {
-			return addSecond("lo", netip.PrefixFrom(c.BehindFirst, c.BehindFirst.BitLen()))
+			return netns.AddSecond("lo", netip.PrefixFrom(c.BehindFirst, c.BehindFirst.BitLen()))
 		}},
 		{first.PodName, func() error {
-			return addSecond("lo", netip.PrefixFrom(c.BehindOther, c.BehindOther.BitLen()))
+			return netns.AddSecond("lo", netip.PrefixFrom(c.BehindOther, c.BehindOther.BitLen()))
 		}},
-		{first.Name, func() error { return addRoute(c.Behind, first.Pod) }},
+		{first.Name, func() error { return netns.AddRoute(c.Behind, first.Pod) }},
 	} {
 		if err := l.Host(c.Name + "/" + step.host).Do(step.add); err != nil {
 			return fmt.Errorf("%s: %w", step.host, err)
 		}
-	}
-	return nil
-}
-
-// addAddress adds an address to a link of this thread's namespace.
-func addAddress(link string, address netip.Prefix) error {
-	return giveAddress(link, &netlink.Addr{IPNet: ipNet(address)})
-}
-
-// addSecond adds an address that the host uses as a source only when told to.
-func addSecond(link string, address netip.Prefix) error {
-	a := &netlink.Addr{IPNet: ipNet(address)}
-	if address.Addr().Is6() {
-		a.ValidLft, a.PreferedLft = math.MaxInt32, 0 // deprecated (RFC 6724, Section 5, rule 3)
-	}
-	return giveAddress(link, a)
-}
-
-func giveAddress(link string, a *netlink.Addr) error {
-	l, err := netlink.LinkByName(link)
-	if err != nil {
-		return err
-	}
-	if a.IP.To4() == nil {
-		a.Flags = unix.IFA_F_NODAD
-	}
-	if err := netlink.AddrAdd(l, a); err != nil {
-		return fmt.Errorf("address %s: %w", a.IPNet, err)
 	}
 	return nil
 }
@@ -116,11 +85,4 @@ func mapped(c *plan.Cluster) (address object, services []object) {
 		service("sticky", c.Sticky, object{"affinity": "clientIP"}),
 		service("strict", c.Strict, object{"balance": "hash", "onRemoval": "reset"}),
 	}
-}
-
-// at is the same host with another of its addresses.
-func (h *Host) at(a netip.Addr) *Host {
-	other := *h
-	other.Address = a
-	return &other
 }

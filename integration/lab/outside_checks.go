@@ -113,7 +113,7 @@ func (l *Lab) mappingChecks(p *plan.Plan) []Check {
 	for i := range p {
 		c, peer := &p[i], &p[1-i]
 		pod := l.host(p, peer.Name+"/"+peer.Nodes[i].PodName)
-		host := l.Host(c.Name + "/client").at(c.Mapped)
+		host := l.Host(c.Name + "/client").At(c.Mapped)
 		in := &ends{from: pod, to: host, target: c.Seen(c.MappedAs), wantSource: peer.Seen(pod.Address)}
 		out := &ends{from: host, to: pod, local: c.Mapped, target: peer.Seen(pod.Address),
 			wantSource: c.Seen(c.MappedAs)}

@@ -16,18 +16,17 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // stopTimeout is how long a process may take to end cleanly.
 const stopTimeout = 10 * time.Second
 
-// pollInterval is how often a condition outside this process is checked.
-const pollInterval = 5 * time.Millisecond
-
 // Process is a culvert process inside a host.
 type Process struct {
-	Host *Host
+	Host *netns.Host
 	Args []string // such as gateway --config FILE
 	Log  string   // file with its standard output and error
 
@@ -35,13 +34,14 @@ type Process struct {
 	ended   chan struct{} // closed when it has ended
 	err     error         // what Wait returned, once ended is closed
 	stopped atomic.Bool   // told to end
-	ready   func(context.Context, *Host) error
+	sandbox *sandbox      // around it, or nil
+	ready   func(context.Context, *netns.Host) error
 }
 
 // startProgram starts a program inside a host: culvert, or what stands for it. An unprivileged
 // process has no capabilities and cannot gain any, although its user ID is 0; in a sandbox it has
 // another user ID. The caller adds it to the lab's processes, or ends it.
-func (l *Lab) startProgram(h *Host, program string, privileged bool, args ...string) (*Process, error) {
+func (l *Lab) startProgram(h *netns.Host, program string, privileged bool, args ...string) (*Process, error) {
 	logs := filepath.Join(l.Dir, "logs")
 	if err := os.MkdirAll(logs, 0o700); err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func (l *Lab) startProgram(h *Host, program string, privileged bool, args ...str
 	}
 	defer log.Close()
 	if !privileged && l.options.Sandbox.Runsc != "" {
-		if p.cmd, err = l.newSandbox(h, args); err != nil {
+		if p.sandbox, p.cmd, err = l.newSandbox(h, args); err != nil {
 			return nil, fmt.Errorf("%s: sandbox: %w", h.Name, err)
 		}
 		privileged = true // runsc drops what it does not need
@@ -101,8 +101,8 @@ func dropCapabilities() error {
 
 // capabilities returns the effective capabilities of the process as a bit mask.
 func (p *Process) capabilities(ctx context.Context) (uint64, error) {
-	if p.Host.sandbox != nil {
-		return p.Host.sandbox.capabilities(ctx)
+	if p.sandbox != nil {
+		return p.sandbox.capabilities(ctx)
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3, Pid: int32(p.cmd.Process.Pid)}
 	var data [2]unix.CapUserData
@@ -137,21 +137,21 @@ func (p *Process) waitReady(ctx context.Context) error {
 			return fmt.Errorf("%s ended at once (%w): %s", p.Name(), exitError(p.err), tail(p.Log, 3))
 		case <-ctx.Done():
 			return fmt.Errorf("%s does not serve: %w; see %s", p.Name(), err, p.Log)
-		case <-time.After(pollInterval):
+		case <-time.After(step.Poll):
 		}
 	}
 }
 
 // gatewayReady asks the gateway.
-func gatewayReady(ctx context.Context, h *Host) error {
+func gatewayReady(ctx context.Context, h *netns.Host) error {
 	_, err := gatewayGet(ctx, h, "/readyz")
 	return err
 }
 
 // gatewayGet fetches a page from the gateway in a host.
-func gatewayGet(ctx context.Context, h *Host, path string) (string, error) {
-	if h.sandbox != nil {
-		return h.sandbox.get(ctx, "http://"+metricsAddress+path)
+func gatewayGet(ctx context.Context, h *netns.Host, path string) (string, error) {
+	if h.Get != nil {
+		return h.Get(ctx, "http://"+metricsAddress+path)
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metricsAddress+path, nil)
 	if err != nil {
@@ -172,9 +172,9 @@ func gatewayGet(ctx context.Context, h *Host, path string) (string, error) {
 
 // nodeReady checks for what the node makes last: the route to the last prefix in its configuration,
 // the other cluster's external CIDR.
-func (l *Lab) nodeReady(_ context.Context, h *Host) error {
+func (l *Lab) nodeReady(_ context.Context, h *netns.Host) error {
 	p := l.plans()[0]
-	last := ipNet(p.Of(plan.Other(plan.Of(h.Name)).Name + "/").SeenExt)
+	last := netns.IPNet(p.Of(plan.Other(plan.Of(h.Name)).Name + "/").SeenExt)
 	return h.Do(func() error {
 		l, err := netlink.LinkByName(tunnelLink)
 		if err != nil {
@@ -197,8 +197,8 @@ func (p *Process) terminate() {
 
 // signal sends a signal to the process.
 func (p *Process) signal(n unix.Signal) error {
-	if p.Host.sandbox != nil {
-		return p.Host.sandbox.signal(n)
+	if p.sandbox != nil {
+		return p.sandbox.signal(n)
 	}
 	return p.cmd.Process.Signal(n)
 }

@@ -14,6 +14,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 
 	"culvert/gateway/config"
+	"culvert/integration/lab/netns"
 )
 
 const (
@@ -24,7 +25,7 @@ const (
 // MissingForReference returns why the reference gateway cannot run here, or nil.
 func MissingForReference() error {
 	for _, probe := range []string{"root", "tun", "vxlan", "nft"} {
-		if err := Probe(probe); err != nil {
+		if err := netns.Probe(probe); err != nil {
 			return fmt.Errorf("%s: %w", probe, err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/config"
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
@@ -43,7 +44,7 @@ func (k *kernelParts) add(c *config.Config) error {
 		}
 	}
 	// removed with the device
-	if err := sysctl(map[string]string{"ipv4/conf/" + referenceTUN + "/rp_filter": "0"}); err != nil {
+	if err := netns.Sysctl(map[string]string{"ipv4/conf/" + referenceTUN + "/rp_filter": "0"}); err != nil {
 		return err
 	}
 	if err := addTunnelRoute(c); err != nil {
@@ -62,8 +63,9 @@ func (k *kernelParts) setSysctl(name, value string) error {
 	if err != nil {
 		return err
 	}
-	k.undo = append(k.undo, func() error { return sysctl(map[string]string{name: strings.TrimSpace(string(before))}) })
-	return sysctl(map[string]string{name: value})
+	k.undo = append(k.undo,
+		func() error { return netns.Sysctl(map[string]string{name: strings.TrimSpace(string(before))}) })
+	return netns.Sysctl(map[string]string{name: value})
 }
 
 // addTunnelRoute routes packets from nodes into the tunnel. The routes disappear with the TUN
@@ -74,14 +76,14 @@ func addTunnelRoute(c *config.Config) error {
 		return err
 	}
 	own, _ := c.WireGuard.Role.TunnelAddresses()
-	if err := addAddress(referenceTUN, netip.PrefixFrom(own.V4, 30)); err != nil {
+	if err := netns.AddAddress(referenceTUN, netip.PrefixFrom(own.V4, 30)); err != nil {
 		return fmt.Errorf("%s: %w", referenceTUN, err)
 	}
 	if err := netlink.LinkSetUp(l); err != nil {
 		return fmt.Errorf("%s: %w", referenceTUN, err)
 	}
 	err = netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Table: referenceTable,
-		Dst:   ipNet(plan.Everywhere),
+		Dst:   netns.IPNet(plan.Everywhere),
 		Scope: unix.RT_SCOPE_LINK})
 	if err != nil {
 		return fmt.Errorf("%s: route: %w", referenceTUN, err)
@@ -128,16 +130,16 @@ func (k *kernelParts) addNode(c *config.Config, n *config.Node) error {
 	}
 	k.undo = append(k.undo, func() error { return netlink.LinkDel(link) })
 	own := c.Geneve.GatewayAddress.V4
-	if err := addAddress(attrs.Name, netip.PrefixFrom(own, 32)); err != nil {
+	if err := netns.AddAddress(attrs.Name, netip.PrefixFrom(own, 32)); err != nil {
 		return err
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
 		return err
 	}
-	routes := []netlink.Route{{LinkIndex: link.Index, Dst: ipNet(netip.PrefixFrom(n.Address.V4, 32)),
+	routes := []netlink.Route{{LinkIndex: link.Index, Dst: netns.IPNet(netip.PrefixFrom(n.Address.V4, 32)),
 		Scope: unix.RT_SCOPE_LINK, Src: own.AsSlice()}}
 	for _, pods := range n.PodCIDRs {
-		routes = append(routes, netlink.Route{LinkIndex: link.Index, Dst: ipNet(pods), Gw: n.Address.V4.AsSlice(),
+		routes = append(routes, netlink.Route{LinkIndex: link.Index, Dst: netns.IPNet(pods), Gw: n.Address.V4.AsSlice(),
 			Flags: int(netlink.FLAG_ONLINK)})
 	}
 	for _, r := range routes {

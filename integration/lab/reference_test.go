@@ -9,7 +9,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 	"culvert/integration/need"
 )
 
@@ -20,9 +22,9 @@ func TestReferenceLeavesNothing(t *testing.T) {
 	need.Kernel(t, "nft", MissingForReference())
 	l := &Lab{Dir: t.TempDir(), options: Standard("vxlan", true)}
 	need.NoError(t, l.writeConfigs())
-	h, err := newHost("reference", plan.V4[0].Gateway)
+	h, err := netns.New("reference", plan.V4[0].Gateway)
 	need.NoError(t, err)
-	t.Cleanup(h.close)
+	t.Cleanup(h.Close)
 	file := l.path("rome", "gateway.yaml")
 	before := inventory(t, h)
 
@@ -37,7 +39,7 @@ func TestReferenceLeavesNothing(t *testing.T) {
 			t.Fatal("ended at once:", err)
 		case <-limit:
 			t.Fatal("no nftables table after", startTimeout)
-		case <-time.After(pollInterval):
+		case <-time.After(step.Poll):
 		}
 	}
 	during := inventory(t, h)
@@ -58,7 +60,7 @@ func TestReferenceLeavesNothing(t *testing.T) {
 }
 
 // inventory lists what a reference gateway makes or changes.
-func inventory(t *testing.T, h *Host) string {
+func inventory(t *testing.T, h *netns.Host) string {
 	t.Helper()
 	var b strings.Builder
 	err := h.Do(func() error {

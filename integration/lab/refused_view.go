@@ -20,7 +20,7 @@ import (
 func (l *Lab) stableView(ctx context.Context, i int) ([]string, error) {
 	last, err := l.view(ctx, i)
 	for began := time.Now(); err == nil; {
-		time.Sleep(10 * pollInterval)
+		time.Sleep(10 * step.Poll)
 		var next []string
 		if next, err = l.view(ctx, i); slices.Equal(last, next) {
 			break

@@ -43,7 +43,7 @@ func (l *Lab) sendHangup(ctx context.Context, i int, want string) (line string, 
 	p := l.gateway(i)
 	before := step.Must(ReadLines(p.Log))
 	step.Try(p.signal(unix.SIGHUP))
-	step.Try(step.Await(ctx, startTimeout, pollInterval, func() error {
+	step.Try(step.Await(ctx, startTimeout, step.Poll, func() error {
 		log, err := ReadLines(p.Log)
 		for line = range strings.Lines(log[min(len(before), len(log)):]) {
 			if strings.Contains(line, appliedText) || strings.Contains(line, refusedText) {
@@ -134,7 +134,7 @@ func (l *Lab) checkReload(ctx context.Context, p *plan.Plan) (_ string, err erro
 		e.local, e.wantSource = local, c.Seen(c.UnknownSource())
 		return e
 	}
-	mapped := &ends{from: l.host(p, "milan/pod1"), to: l.Host("rome/client").at(rome.Mapped),
+	mapped := &ends{from: l.host(p, "milan/pod1"), to: l.Host("rome/client").At(rome.Mapped),
 		target: rome.Seen(rome.MappedAs)}
 	mapped.wantSource = milan.Seen(mapped.from.Address)
 	back := &ends{from: l.host(p, "milan/client"), local: milan.Mapped, to: l.host(p, "rome/pod2"),

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/step"
 )
@@ -60,26 +61,26 @@ func (s *sandbox) command(ctx context.Context, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, s.Runsc, append(flags, args...)...)
 }
 
-// newSandbox makes the sandbox of the gateway in a host, and returns the command that runs it there
-// with culvert's arguments.
-func (l *Lab) newSandbox(h *Host, args []string) (*exec.Cmd, error) {
-	if err := probeRoot(); err != nil {
-		return nil, fmt.Errorf("root: %w", err)
+// newSandbox makes the sandbox of the gateway in a host, and the command that runs it there with
+// culvert's arguments.
+func (l *Lab) newSandbox(h *netns.Host, args []string) (*sandbox, *exec.Cmd, error) {
+	if err := netns.ProbeRoot(); err != nil {
+		return nil, nil, fmt.Errorf("root: %w", err)
 	}
 	cluster := plan.Of(h.Name).Name
-	h.sandbox = &sandbox{l.options.Sandbox, filepath.Join(l.Dir, "runsc"), cluster}
+	s := &sandbox{l.options.Sandbox, filepath.Join(l.Dir, "runsc"), cluster}
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	files := filepath.Dir(l.path(cluster, "gateway.yaml"))
 	state := l.path(cluster, "state")
 	if err := os.Mkdir(state, 0o700); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, name := range []string{files, state, l.path(cluster, "gateway.yaml"), l.path(cluster, "private.key")} {
 		if err := os.Chown(name, sandboxUser, sandboxUser); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	bind := func(source, destination, mode string) object {
@@ -90,12 +91,12 @@ func (l *Lab) newSandbox(h *Host, args []string) (*exec.Cmd, error) {
 		namespaces = append(namespaces, object{"type": kind})
 	}
 	linux := object{"namespaces": namespaces}
-	if h.sandbox.Groups != "" {
-		linux["cgroupsPath"] = h.sandbox.Groups + "-" + cluster
+	if s.Groups != "" {
+		linux["cgroupsPath"] = s.Groups + "-" + cluster
 	}
 	bundle := filepath.Join(l.Dir, "bundle-"+cluster)
 	if err := os.MkdirAll(filepath.Join(bundle, "root"), 0o755); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	text, err := json.Marshal(object{
 		"ociVersion": "1.0.2",
@@ -115,12 +116,13 @@ func (l *Lab) newSandbox(h *Host, args []string) (*exec.Cmd, error) {
 		"linux": linux,
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := os.WriteFile(filepath.Join(bundle, "config.json"), text, 0o600); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return h.sandbox.command(context.Background(), "run", "--bundle="+bundle, h.sandbox.id), nil
+	h.Get = s.get
+	return s, s.command(context.Background(), "run", "--bundle="+bundle, s.id), nil
 }
 
 // signal sends a signal to the gateway, because runsc passes none on.

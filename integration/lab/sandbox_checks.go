@@ -94,7 +94,7 @@ func (l *Lab) checkSandboxFlood(ctx context.Context, e *ends, bits float64, size
 	go func() {
 		var err error
 		for _, p := range l.gateways() {
-			err = errors.Join(err, p.Host.sandbox.hold(ctx, holdTime))
+			err = errors.Join(err, p.sandbox.hold(ctx, holdTime))
 		}
 		held <- err
 	}()

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"time"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/step"
 	"culvert/nat/nattest"
@@ -47,12 +48,12 @@ func (p *sctpPacket) bytes() []byte {
 
 // sctpEnd is one end of associations: an address of a host.
 type sctpEnd struct {
-	host *Host
+	host *netns.Host
 	conn net.PacketConn
 }
 
-func newSCTPEnd(h *Host, local netip.Addr) (*sctpEnd, error) {
-	conn, err := h.ListenPacket(over("ip", local)+":132", local.String())
+func newSCTPEnd(h *netns.Host, local netip.Addr) (*sctpEnd, error) {
+	conn, err := h.ListenPacket(netns.Over("ip", local)+":132", local.String())
 	if err != nil {
 		return nil, fmt.Errorf("%s: raw SCTP socket: %w", h.Name, err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
@@ -27,7 +28,7 @@ const mostCalls = 100
 type servedCheck struct {
 	lab       *Lab
 	plan      *plan.Plan
-	endpoints []*Host
+	endpoints []*netns.Host
 }
 
 // servedChecks call the Services that a node serves, from pods, from the node and from a client
@@ -44,7 +45,7 @@ func (l *Lab) servedChecks(p *plan.Plan) []Check {
 	var checks []Check
 	for _, c := range []struct {
 		name string
-		from *Host
+		from *netns.Host
 		to   netip.AddrPort
 		sees []netip.Addr // by endpoint; the zero Addr: it must not answer; nil: the call is refused
 	}{
@@ -62,7 +63,7 @@ func (l *Lab) servedChecks(p *plan.Plan) []Check {
 				return s.withEndpoints(ctx, func() (string, error) { return s.answers(ctx, c.from, c.to, c.sees) })
 			}})
 	}
-	if err := Probe("tun"); err != nil {
+	if err := netns.Probe("tun"); err != nil {
 		return []Check{{"serve", node.Name, func(context.Context) (string, error) {
 			return fmt.Sprintf("%d checks not made: %v", len(checks), err), nil
 		}}}
@@ -113,7 +114,7 @@ func (l *Lab) serveOn(ctx context.Context, c *plan.Cluster, serve []object, do f
 		return err
 	}
 	defer func() { err = errors.Join(err, end(p)) }()
-	p.ready = func(ctx context.Context, h *Host) error {
+	p.ready = func(ctx context.Context, h *netns.Host) error {
 		_, err := gatewayGet(ctx, h, "/healthz") // answered only once everything is served
 		return err
 	}
@@ -127,7 +128,8 @@ func (l *Lab) serveOn(ctx context.Context, c *plan.Cluster, serve []object, do f
 
 // answers calls until all expected endpoints have answered, and requires each to see the expected
 // source. If an endpoint must not answer, it makes all mostCalls calls.
-func (s *servedCheck) answers(ctx context.Context, from *Host, to netip.AddrPort, sees []netip.Addr) (string, error) {
+func (s *servedCheck) answers(ctx context.Context, from *netns.Host, to netip.AddrPort, sees []netip.Addr) (string,
+	error) {
 	if sees == nil {
 		return "refused", refuses(ctx, from, to, unix.ECONNREFUSED)
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/need"
 )
@@ -17,7 +18,7 @@ func TestServedChecksFail(t *testing.T) {
 	server, err := newNameServer(other, backendPort)
 	need.NoError(t, err)
 	defer server.close()
-	s := &servedCheck{lab: l, plan: &plan.V4, endpoints: []*Host{pod, other}}
+	s := &servedCheck{lab: l, plan: &plan.V4, endpoints: []*netns.Host{pod, other}}
 	to, closed := netip.AddrPortFrom(other.Address, backendPort), netip.AddrPortFrom(other.Address, backendPort+1)
 	node, nobody := l.Host("rome/node1").Address, netip.Addr{}
 	for _, test := range []struct {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/step"
 )
@@ -29,8 +30,8 @@ type nameServer struct {
 	conns    []net.Conn
 }
 
-func newNameServer(h *Host, port uint16) (*nameServer, error) {
-	listener, err := h.listenTCP(port)
+func newNameServer(h *netns.Host, port uint16) (*nameServer, error) {
+	listener, err := h.ListenTCP(port)
 	if err != nil {
 		return nil, err
 	}
@@ -75,10 +76,10 @@ type call struct {
 }
 
 // newCall connects. The connection ends with ctx, if not before.
-func newCall(ctx context.Context, from *Host, to netip.AddrPort) (*call, error) {
+func newCall(ctx context.Context, from *netns.Host, to netip.AddrPort) (*call, error) {
 	dialing, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
-	conn, err := from.Dial(dialing, over("tcp", to.Addr()), to.String())
+	conn, err := from.Dial(dialing, netns.Over("tcp", to.Addr()), to.String())
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +125,7 @@ func (c *call) end() error {
 }
 
 // refuses requires a connection to fail with this error.
-func refuses(ctx context.Context, from *Host, to netip.AddrPort, want error) error {
+func refuses(ctx context.Context, from *netns.Host, to netip.AddrPort, want error) error {
 	c, err := newCall(ctx, from, to)
 	if err == nil {
 		c.conn.Close()
@@ -140,8 +141,8 @@ type serviceCheck struct {
 	lab     *Lab
 	plan    *plan.Plan
 	cluster int // of the services, in the plan
-	from    *Host
-	others  *Host // the other pod there
+	from    *netns.Host
+	others  *netns.Host // the other pod there
 }
 
 // serviceChecks test services with two backends.
@@ -194,7 +195,7 @@ func (l *Lab) serveBackends(p *plan.Plan, cluster int) (stop func(), err error) 
 }
 
 // calls makes connections one after another and counts who answered.
-func (s *serviceCheck) calls(ctx context.Context, from *Host, to netip.AddrPort, n int) (map[string]int, error) {
+func (s *serviceCheck) calls(ctx context.Context, from *netns.Host, to netip.AddrPort, n int) (map[string]int, error) {
 	want := s.plan.Of(from.Name).Seen(from.Address).String()
 	seen := make(map[string]int)
 	for range n {
@@ -229,7 +230,7 @@ func (s *serviceCheck) balance(ctx context.Context, to netip.AddrPort) (_ string
 func (s *serviceCheck) affinity(ctx context.Context, to netip.AddrPort) (_ string, err error) {
 	defer step.Catch(&err)
 	figure := ""
-	for _, from := range []*Host{s.from, s.others} {
+	for _, from := range []*netns.Host{s.from, s.others} {
 		seen := step.Must(s.calls(ctx, from, to, serviceCalls/2))
 		step.Try(s.lab.reload(ctx, s.cluster, nil))
 		more := step.Must(s.calls(ctx, from, to, serviceCalls/2))

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/step"
 	"culvert/ipam"
@@ -33,7 +34,7 @@ func (l *Lab) amount(n int64) int64 {
 
 // ends is a pair of pods in different clusters, with their names for a table.
 type ends struct {
-	from, to           *Host
+	from, to           *netns.Host
 	local              netip.Addr // source address of from, or the zero Addr for its kernel's choice
 	target, wantSource netip.Addr // how each sees the other
 	size               int        // bytes of the largest ping; 0: the pods' MTU
@@ -231,7 +232,7 @@ func (p *pinger) ping(to netip.Addr, size int) (time.Duration, error) {
 }
 
 // checkInternal pings a gateway's internal address.
-func checkInternal(h *Host, internal netip.Addr) (_ string, err error) {
+func checkInternal(h *netns.Host, internal netip.Addr) (_ string, err error) {
 	defer step.Catch(&err)
 	p := step.Must(newPinger(h))
 	defer p.close()
@@ -259,7 +260,7 @@ func (l *Lab) traceChecks(p *plan.Plan, i int) []Check {
 }
 
 // checkTrace sends echo requests with growing TTL and compares who answers.
-func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Addr) (_ string, err error) {
+func checkTrace(ctx context.Context, from *netns.Host, to netip.Addr, want []netip.Addr) (_ string, err error) {
 	defer step.Catch(&err)
 	p := step.Must(newPinger(from))
 	defer p.close()

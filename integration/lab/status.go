@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/step"
 )
 
 // Status describes a lab that is up.
@@ -82,7 +83,7 @@ func ask(ctx context.Context, r request) (*Status, error) {
 const dialTime = 5 * time.Second
 
 func dialHolder() (*net.UnixConn, error) {
-	for began := time.Now(); ; time.Sleep(pollInterval) {
+	for began := time.Now(); ; time.Sleep(step.Poll) {
 		dir, err := upDir()
 		if err != nil {
 			return nil, err

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab/netns"
 )
 
 // pattern is a stream of bytes without repeated blocks, so that a lost, repeated, changed or moved
@@ -71,7 +73,7 @@ const dialTimeout = 5 * time.Second
 
 // stream compares SHA-256 sums and the addresses that the pods saw, and returns the near end.
 func (e *ends) stream(ctx context.Context, up, down int64) (*transfer, error) {
-	listener, err := e.to.listenTCP(0)
+	listener, err := e.to.ListenTCP(0)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +92,7 @@ func (e *ends) stream(ctx context.Context, up, down int64) (*transfer, error) {
 	port := listener.Addr().(*net.TCPAddr).Port
 	dialing, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	conn, err := e.from.DialFrom(dialing, over("tcp", e.target), netip.AddrPortFrom(e.local, 0),
+	conn, err := e.from.DialFrom(dialing, netns.Over("tcp", e.target), netip.AddrPortFrom(e.local, 0),
 		netip.AddrPortFrom(e.target, uint16(port)), nil)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"culvert/integration/lab/step"
 )
 
 // survived is the outcome for a flow set.
@@ -59,7 +61,7 @@ func (c *flowSet) alive(f *flow, since time.Time) error {
 	if f.does == receives {
 		to = 0
 	}
-	for deadline := time.Now().Add(c.wait); ; time.Sleep(pollInterval) {
+	for deadline := time.Now().Add(c.wait); ; time.Sleep(step.Poll) {
 		f.mu.Lock()
 		came, err := f.came[to], f.err
 		f.mu.Unlock()

@@ -71,3 +71,6 @@ func Sleep(ctx context.Context, d time.Duration) error {
 		return nil
 	}
 }
+
+// Poll is how often a condition outside this process is checked.
+const Poll = 5 * time.Millisecond

@@ -1,4 +1,4 @@
-package lab
+package netns
 
 import (
 	"errors"
@@ -22,7 +22,7 @@ var Probes = []string{"root", "tun", "vxlan", "geneve", "nft", "ipv6"}
 func Probe(name string) error {
 	switch name {
 	case "root":
-		return probeRoot()
+		return ProbeRoot()
 	case "tun":
 		return probeTUN()
 	case "vxlan":
@@ -44,9 +44,9 @@ func Probe(name string) error {
 	return fmt.Errorf("no probe %q", name)
 }
 
-// probeRoot distinguishes the root of the machine from the root of a user namespace, which owns
+// ProbeRoot distinguishes the root of the machine from the root of a user namespace, which owns
 // only its user's files.
-func probeRoot() error {
+func ProbeRoot() error {
 	text, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
 		return err
@@ -73,7 +73,7 @@ func probeTUN() error {
 }
 
 func probeLink(l netlink.Link) error {
-	return onThread(func() error {
+	return OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("new network namespace: %w", err)
 		}

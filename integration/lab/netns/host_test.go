@@ -1,4 +1,4 @@
-package lab
+package netns
 
 import (
 	"net/netip"
@@ -11,13 +11,13 @@ import (
 func TestDialFromOwnPorts(t *testing.T) {
 	need.Namespace(t)
 	loopback := netip.MustParseAddr("127.0.0.1")
-	h, err := newHost("many", loopback)
+	h, err := New("many", loopback)
 	need.NoError(t, err)
-	defer h.close()
+	defer h.Close()
 	of := map[string]int{}
 	for i := range 1000 {
 		conn, err := h.DialFrom(t.Context(), "udp4", netip.AddrPortFrom(loopback, 0), netip.AddrPortFrom(loopback,
-			attackPort), nil)
+			8125), nil)
 		need.NoError(t, err)
 		defer conn.Close()
 		port := conn.LocalAddr().String()

@@ -1,4 +1,4 @@
-package lab
+package netns
 
 import (
 	"context"
@@ -23,14 +23,17 @@ type Host struct {
 	Name    string     // such as rome/pod1
 	Address netip.Addr // within its cluster
 
-	ns      *os.File
-	sandbox *sandbox // of the gateway inside, or nil
+	// Get fetches a page from a program inside that has a network stack of its own; nil if all
+	// programs use the kernel's.
+	Get func(ctx context.Context, url string) (string, error)
+
+	ns *os.File
 }
 
-// newHost makes a network namespace with its loopback up.
-func newHost(name string, address netip.Addr) (*Host, error) {
+// New makes a network namespace with its loopback up.
+func New(name string, address netip.Addr) (*Host, error) {
 	h := &Host{Name: name, Address: address}
-	err := onThread(func() error {
+	err := OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("new network namespace: %w", err)
 		}
@@ -51,14 +54,14 @@ func newHost(name string, address netip.Addr) (*Host, error) {
 		})
 	}
 	if err != nil {
-		h.close()
+		h.Close()
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return h, nil
 }
 
-// close releases the namespace, which disappears when no process, socket or link needs it any more.
-func (h *Host) close() {
+// Close releases the namespace, which disappears when no process, socket or link needs it any more.
+func (h *Host) Close() {
 	if h.ns != nil {
 		h.ns.Close()
 	}
@@ -67,7 +70,7 @@ func (h *Host) close() {
 // Do calls fn on a thread inside the host's network namespace. Sockets made and processes started
 // by fn stay there. Goroutines started by fn do not.
 func (h *Host) Do(fn func() error) error {
-	return onThread(func() error {
+	return OnThread(func() error {
 		if err := unix.Setns(int(h.ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter %s: %w", h.Name, err)
 		}
@@ -75,9 +78,9 @@ func (h *Host) Do(fn func() error) error {
 	})
 }
 
-// onThread calls fn on a separate thread, which ends with fn: no other goroutine gets its
+// OnThread calls fn on a separate thread, which ends with fn: no other goroutine gets its
 // namespaces or capabilities.
-func onThread(fn func() error) error {
+func OnThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // and never unlock
@@ -130,19 +133,19 @@ func (h *Host) ListenPacket(network, address string) (net.PacketConn, error) {
 	return in(h, func() (net.PacketConn, error) { return net.ListenPacket(network, address) })
 }
 
-// listenUDP opens a UDP socket at an address of the host; port 0 is the kernel's choice.
-func (h *Host) listenUDP(at netip.Addr, port uint16) (*net.UDPConn, error) {
-	conn, err := h.ListenPacket(over("udp", at), netip.AddrPortFrom(at, port).String())
+// ListenUDP opens a UDP socket at an address of the host; port 0 is the kernel's choice.
+func (h *Host) ListenUDP(at netip.Addr, port uint16) (*net.UDPConn, error) {
+	conn, err := h.ListenPacket(Over("udp", at), netip.AddrPortFrom(at, port).String())
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
 	}
 	return conn.(*net.UDPConn), nil
 }
 
-// listenTCP listens at the host's address; port 0 is the kernel's choice.
-func (h *Host) listenTCP(port uint16) (net.Listener, error) {
+// ListenTCP listens at the host's address; port 0 is the kernel's choice.
+func (h *Host) ListenTCP(port uint16) (net.Listener, error) {
 	l, err := in(h, func() (net.Listener, error) {
-		return net.Listen(over("tcp", h.Address), netip.AddrPortFrom(h.Address, port).String())
+		return net.Listen(Over("tcp", h.Address), netip.AddrPortFrom(h.Address, port).String())
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
@@ -150,12 +153,27 @@ func (h *Host) listenTCP(port uint16) (net.Listener, error) {
 	return l, nil
 }
 
-// sysctl sets values below /proc/sys/net of this thread's network namespace.
-func sysctl(settings map[string]string) error {
+// Sysctl sets values below /proc/sys/net of this thread's network namespace.
+func Sysctl(settings map[string]string) error {
 	for name, value := range settings {
 		if err := os.WriteFile(filepath.Join("/proc/sys/net", name), []byte(value), 0); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// Over returns the network for an address, in the notation of package net: tcp4, tcp6.
+func Over(kind string, a netip.Addr) string {
+	if a.Is6() {
+		return kind + "6"
+	}
+	return kind + "4"
+}
+
+// At is the same host with another of its addresses.
+func (h *Host) At(a netip.Addr) *Host {
+	other := *h
+	other.Address = a
+	return &other
 }
