@@ -9,10 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"culvert/gateway/node"
-	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/step"
 )
@@ -112,61 +110,4 @@ func (l *Lab) dropped(ctx context.Context) string {
 		}
 	}
 	return all.String()
-}
-
-// How fast attackers send: a flood, but not enough to fill the receive buffers of an otherwise idle
-// gateway.
-const (
-	attackRate  = 25_000 // packets a second
-	attackBurst = 25     // at once
-	attackLag   = 5 * time.Millisecond
-)
-
-// flood is the packets that an attacker makes.
-type flood struct {
-	from   *netns.Host
-	count  int // 0: until stopped
-	packet func(i int) []byte
-}
-
-// sent is the outcome of a flood.
-type sent struct {
-	packets int
-	seconds float64
-}
-
-func (s sent) String() string {
-	return fmt.Sprintf("%d at %.0f k/s", s.packets, float64(s.packets)/s.seconds/1000)
-}
-
-// run sends the packets at attackRate until all are sent or ctx is done. A delayed sender catches
-// up by at most attackLag: more would fill buffers.
-func (f *flood) run(ctx context.Context) (s sent, err error) {
-	raw, err := newRaw(f.from)
-	if err != nil {
-		return s, err
-	}
-	defer raw.Close()
-	began := time.Now()
-	due := began
-	for f.count == 0 || s.packets < f.count {
-		if s.packets%attackBurst == 0 {
-			if ctx.Err() != nil {
-				break
-			}
-			now := time.Now()
-			due = due.Add(attackBurst * time.Second / attackRate)
-			if late := now.Sub(due); late > attackLag {
-				due = now.Add(-attackLag)
-			} else if late < 0 {
-				time.Sleep(-late) // keeps the rate
-			}
-		}
-		if err := raw.send(f.packet(s.packets)); err != nil {
-			return s, fmt.Errorf("%s: packet %d of an attack: %w", f.from.Name, s.packets, err)
-		}
-		s.packets++
-	}
-	s.seconds = time.Since(began).Seconds()
-	return s, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 	"culvert/nat/nattest"
 )
@@ -49,8 +50,8 @@ func (l *Lab) attackReload(ctx context.Context) (_ string, err error) {
 	step.Try(l.writeYAML(plan.V4[0].Name, "gateway.yaml", config))
 	step.Must(l.sendHangup(ctx, 0, refusedText))
 	e := l.pair("rome/pod2", "milan/pod2")
-	return l.beside(ctx, nil, echoRequests("pings", 20, e.from, e.target, 84), echoRequests("pings back", 20, e.to,
-		e.wantSource, 84))
+	return l.beside(ctx, nil, echoRequests("pings", 20, e.From, e.Target, 84), echoRequests("pings back", 20, e.To,
+		e.WantSource, 84))
 }
 
 // attackPathMTU sends too-big messages about packets that nobody sent: of no connection, or with a
@@ -58,24 +59,26 @@ func (l *Lab) attackReload(ctx context.Context) (_ string, err error) {
 func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	e := l.pair("rome/pod1", "milan/pod1")
-	before := step.Must(e.segmentsReceived())
+	before := step.Must(segmentsReceived(e))
 	live := step.Must(newIdle(e))
 	defer live.close()
 	near, local := step.Must2(live.farEnds())
 	attacker, mtu := l.at("milan/pod2"), uint16(68)
 	if attacker.Address.Is6() {
-		mtu = smallMTU // IPv6 hosts ignore less than the minimum MTU (RFC 8200, Section 5)
+		mtu = probe.SmallMTU // IPv6 hosts ignore less than the minimum MTU (RFC 8200, Section 5)
 	}
 	forged := [][]byte{
-		silentUDP(netip.AddrPortFrom(e.wantSource, 4000), netip.AddrPortFrom(e.to.Address, 4001)),
-		silentTCP(netip.AddrPortFrom(e.wantSource, 4000), netip.AddrPortFrom(e.to.Address, 4001), nattest.ACK, 1, 1),
-		silentTCP(near, local, nattest.ACK, 0x0bad0bad, 0), // in flight by chance once in 65,536
+		probe.SilentUDP(netip.AddrPortFrom(e.WantSource, 4000), netip.AddrPortFrom(e.To.Address, 4001)),
+		probe.SilentTCP(netip.AddrPortFrom(e.WantSource, 4000), netip.AddrPortFrom(e.To.Address, 4001), nattest.ACK, 1,
+			1),
+		probe.SilentTCP(near, local, nattest.ACK, 0x0bad0bad, 0), // in flight by chance once in 65,536
 	}
-	f := &flood{attacker, len(forged), func(i int) []byte { return tooBigAbout(attacker.Address, forged[i], mtu) }}
-	figure := step.Must(l.beside(ctx, []*flood{f}))
+	f := &probe.Flood{From: attacker, Count: len(forged),
+		Packet: func(i int) []byte { return probe.TooBigAbout(attacker.Address, forged[i], mtu) }}
+	figure := step.Must(l.beside(ctx, []*probe.Flood{f}))
 	// What the attacker sends next arrives last.
-	step.Try(errors.Join(l.pair("milan/pod2", "rome/pod1").reach(ctx), live.speak(live.near, live.far)))
-	after, err := e.segmentsReceived()
+	step.Try(errors.Join(l.pair("milan/pod2", "rome/pod1").Reach(ctx), live.speak(live.near, live.far)))
+	after, err := segmentsReceived(e)
 	if err == nil && after < before {
 		err = fmt.Errorf("segments of %d bytes arrive after %d forged messages, %d before", after, len(forged), before)
 	}
@@ -88,38 +91,39 @@ func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
 func (l *Lab) attackColluding(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	own, accomplice := l.pair("rome/pod1", "milan/pod1"), l.at("milan/pod2")
-	innocents := []*ends{l.pair("rome/node1", "milan/pod1"), l.pair("rome/pod2", "milan/pod1")}
+	innocents := []*probe.Ends{l.pair("rome/node1", "milan/pod1"), l.pair("rome/pod2", "milan/pod1")}
 	sizes := make([]int, len(innocents))
 	for i, e := range innocents {
-		sizes[i] = step.Must(e.segmentsReceived())
+		sizes[i] = step.Must(segmentsReceived(e))
 	}
-	before := step.Must(own.segmentsReceived())
+	before := step.Must(segmentsReceived(own))
 	live := step.Must(newIdle(own))
 	defer live.close()
 	seq, ack := step.Must2(numbers(live.near))
 	const gap = 100
 	from, to := step.Must(unix.Getsockname(live.near.FD)), step.Must(unix.Getpeername(live.near.FD))
-	segment := silentTCP(netns.AddrPortOf(from), netns.AddrPortOf(to), nattest.ACK, seq+gap, ack)
-	step.Must(l.beside(ctx, []*flood{{own.from, 1, func(int) []byte { return segment }}}))
-	step.Try(own.reach(ctx)) // behind the segment
+	segment := probe.SilentTCP(netns.AddrPortOf(from), netns.AddrPortOf(to), nattest.ACK, seq+gap, ack)
+	step.Must(l.beside(ctx, []*probe.Flood{{From: own.From, Count: 1, Packet: func(int) []byte { return segment }}}))
+	step.Try(own.Reach(ctx)) // behind the segment
 	near, local := step.Must2(live.farEnds())
 	mtu := uint16(552) // the lowest that a gateway believes
 	if accomplice.Address.Is6() {
-		mtu = smallMTU
+		mtu = probe.SmallMTU
 	}
 	// The kernel of the attacker, which has not sent the gap, does not believe it.
-	message := tooBigAbout(accomplice.Address, silentTCP(near, local, nattest.ACK, seq+gap/2, ack), mtu)
-	figure := step.Must(l.beside(ctx, []*flood{{accomplice, 1, func(int) []byte { return message }}}))
-	step.Try(l.pair("milan/pod2", "rome/pod1").reach(ctx)) // behind the message
-	if after := step.Must(own.segmentsReceived()); after >= before {
+	message := probe.TooBigAbout(accomplice.Address, probe.SilentTCP(near, local, nattest.ACK, seq+gap/2, ack), mtu)
+	figure := step.Must(l.beside(ctx, []*probe.Flood{{From: accomplice, Count: 1,
+		Packet: func(int) []byte { return message }}}))
+	step.Try(l.pair("milan/pod2", "rome/pod1").Reach(ctx)) // behind the message
+	if after := step.Must(segmentsReceived(own)); after >= before {
 		return "", fmt.Errorf(
 			"segments of the attacker's own have %d bytes before and %d after; want less: nothing was learnt",
 			before, after)
 	}
 	for i, e := range innocents {
-		if size := step.Must(e.segmentsReceived()); size < sizes[i] {
+		if size := step.Must(segmentsReceived(e)); size < sizes[i] {
 			return "", fmt.Errorf("segments of %d bytes from %s after one message about %s, %d before", size,
-				e.from.Name, own.from.Name, sizes[i])
+				e.From.Name, own.From.Name, sizes[i])
 		}
 	}
 	return fmt.Sprintf("%s; segments of others %v as before", figure, sizes), nil
@@ -138,12 +142,12 @@ func numbers(s *netns.Socket) (seq, ack uint32, err error) {
 }
 
 // segmentsReceived streams over a new connection and returns the segment size seen by the receiver.
-func (e *ends) segmentsReceived() (size int, err error) {
+func segmentsReceived(e *probe.Ends) (size int, err error) {
 	defer step.Catch(&err)
-	near, far := step.Must2(e.connect())
+	near, far := step.Must2(e.Connect())
 	defer near.Close()
 	defer far.Close()
-	step.Try(transferOver(near, far, smallStream))
+	step.Try(transferOver(near, far, probe.SmallStream))
 	info := step.Must(unix.GetsockoptTCPInfo(far.FD, unix.IPPROTO_TCP, unix.TCP_INFO))
 	return int(info.Rcv_mss), nil
 }
@@ -155,7 +159,7 @@ func transferOver(from, to *netns.Socket, n int) error {
 		_, err := from.Write(make([]byte, n))
 		sending <- err
 	}()
-	buffer := make([]byte, bulkBuffer)
+	buffer := make([]byte, probe.BulkBuffer)
 	for got := 0; got < n; {
 		m, err := to.Read(buffer)
 		if err != nil {
@@ -180,15 +184,16 @@ func (l *Lab) attackFIN(ctx context.Context) (_ string, err error) {
 	victim := step.Must(newIdle(l.pair("rome/node2", "milan/pod1")))
 	defer victim.close()
 	// A large window is easy to hit.
-	step.Try(transferOver(victim.far, victim.near, 4*smallStream))
+	step.Try(transferOver(victim.far, victim.near, 4*probe.SmallStream))
 	info := step.Must(unix.GetsockoptTCPInfo(victim.near.FD, unix.IPPROTO_TCP, unix.TCP_INFO))
 	near, far := step.Must2(victim.farEnds())
 	// Of two acknowledgements half the sequence space apart, one is old.
 	stride := max(info.Rcv_ssthresh/4, 1<<15)
-	f := &flood{l.at("milan/node1"), 2 * (int(1<<32/uint64(stride)) + 1), func(i int) []byte {
-		return silentTCP(far, near, nattest.FIN|nattest.ACK, uint32(i/2)*stride, 0x0bad0bad+uint32(i%2)<<31)
-	}}
-	figure := step.Must(l.beside(ctx, []*flood{f}))
+	f := &probe.Flood{From: l.at("milan/node1"), Count: 2 * (int(1<<32/uint64(stride)) + 1),
+		Packet: func(i int) []byte {
+			return probe.SilentTCP(far, near, nattest.FIN|nattest.ACK, uint32(i/2)*stride, 0x0bad0bad+uint32(i%2)<<31)
+		}}
+	figure := step.Must(l.beside(ctx, []*probe.Flood{f}))
 	more := step.Must(l.fillTable(ctx))
 	return fmt.Sprintf("%s FINs; %s", figure, more), victim.serverSpeaks()
 }
@@ -203,7 +208,7 @@ func newSourceServer(h *netns.Host) (sourceServer, error) {
 
 // expect requires this datagram next, from this source.
 func (s sourceServer) expect(want string, from netip.AddrPort) error {
-	s.SetReadDeadline(time.Now().Add(replyTimeout))
+	s.SetReadDeadline(time.Now().Add(probe.ReplyTimeout))
 	buffer := make([]byte, 16)
 	n, source, err := s.ReadFromUDPAddrPort(buffer)
 	if err != nil {
@@ -217,9 +222,9 @@ func (s sourceServer) expect(want string, from netip.AddrPort) error {
 
 // speakFor sends datagrams of count connections from the first node of rome, with pod e.from as
 // their source. The first has the ports of a connection that this pod opens later.
-func (l *Lab) speakFor(e *ends, count int) *flood {
-	return &flood{l.at("rome/node1"), count, func(i int) []byte {
-		return datagramOf(netip.AddrPortFrom(e.from.Address, forgedPort+uint16(i)), netip.AddrPortFrom(e.target,
+func (l *Lab) speakFor(e *probe.Ends, count int) *probe.Flood {
+	return &probe.Flood{From: l.at("rome/node1"), Count: count, Packet: func(i int) []byte {
+		return probe.DatagramOf(netip.AddrPortFrom(e.From.Address, forgedPort+uint16(i)), netip.AddrPortFrom(e.Target,
 			attackPort), []byte("forged")...).Bytes()
 	}}
 }
@@ -231,17 +236,17 @@ const forgedPort = 5000
 func (l *Lab) attackSource(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	e := l.pair("rome/pod2", "milan/pod1")
-	server := step.Must(newSourceServer(e.to))
+	server := step.Must(newSourceServer(e.To))
 	defer server.Close()
-	figure := step.Must(l.beside(ctx, []*flood{l.speakFor(e, 5000)}))
-	if err := l.pair("rome/node1", "milan/pod1").reach(ctx); err != nil { // what it sends next arrives last
+	figure := step.Must(l.beside(ctx, []*probe.Flood{l.speakFor(e, 5000)}))
+	if err := l.pair("rome/node1", "milan/pod1").Reach(ctx); err != nil { // what it sends next arrives last
 		return "", err
 	}
-	client := step.Must(e.from.DialFrom(ctx, netns.Over("udp", e.target), netip.AddrPortFrom(e.from.Address,
-		forgedPort), netip.AddrPortFrom(e.target, attackPort), nil))
+	client := step.Must(e.From.DialFrom(ctx, netns.Over("udp", e.Target), netip.AddrPortFrom(e.From.Address,
+		forgedPort), netip.AddrPortFrom(e.Target, attackPort), nil))
 	defer client.Close()
 	step.Must(client.Write([]byte("own")))
-	return figure + " forged, none received", server.expect("own", netip.AddrPortFrom(e.wantSource, forgedPort))
+	return figure + " forged, none received", server.expect("own", netip.AddrPortFrom(e.WantSource, forgedPort))
 }
 
 // checkSourceAllowed requires that such packets pass where a node may send from the addresses of
@@ -249,8 +254,8 @@ func (l *Lab) attackSource(ctx context.Context) (_ string, err error) {
 func (l *Lab) checkSourceAllowed(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	e := l.pair("rome/pod2", "milan/pod1")
-	server := step.Must(newSourceServer(e.to))
+	server := step.Must(newSourceServer(e.To))
 	defer server.Close()
-	step.Must(l.beside(ctx, []*flood{l.speakFor(e, 1)}))
-	return "received", server.expect("forged", netip.AddrPortFrom(e.wantSource, forgedPort))
+	step.Must(l.beside(ctx, []*probe.Flood{l.speakFor(e, 1)}))
+	return "received", server.expect("forged", netip.AddrPortFrom(e.WantSource, forgedPort))
 }

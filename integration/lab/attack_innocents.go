@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"culvert/integration/lab/netns"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
@@ -69,7 +70,7 @@ func (in *innocent) once(ctx context.Context, t *tally) {
 }
 
 // beside runs the floods and lets the innocents ask meanwhile, and then in.n times each.
-func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocent) (_ string, err error) {
+func (l *Lab) beside(ctx context.Context, floods []*probe.Flood, innocents ...*innocent) (_ string, err error) {
 	defer step.Catch(&err)
 	before := step.Must(l.kernelLosses())
 	flooding, stop := context.WithCancel(ctx)
@@ -78,7 +79,7 @@ func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocen
 	var running, asking sync.WaitGroup
 	for i, f := range floods {
 		running.Go(func() {
-			s, err := f.run(flooding)
+			s, err := f.Run(flooding)
 			figures[i], errs[i] = s.String(), err
 		})
 	}
@@ -198,10 +199,10 @@ func snmpCounter(protocol, name string) (n int, err error) {
 }
 
 // datagrams asks an echo server, from a separate port for each question.
-func datagrams(what string, n int, e *ends, port int) *innocent {
+func datagrams(what string, n int, e *probe.Ends, port int) *innocent {
 	q := &questioner{timeout: askTimeout}
 	return &innocent{what: what, n: n, end: q.late, ask: func(ctx context.Context) error {
-		conn, err := e.dialUDP(ctx, port)
+		conn, err := e.DialUDP(ctx, port)
 		if err != nil {
 			return err
 		}
@@ -210,8 +211,8 @@ func datagrams(what string, n int, e *ends, port int) *innocent {
 }
 
 // withPinger is an innocent that asks by ICMP.
-func withPinger(what string, n int, from *netns.Host, ask func(*pinger) error) *innocent {
-	open := sync.OnceValues(func() (*pinger, error) { return newPinger(from) })
+func withPinger(what string, n int, from *netns.Host, ask func(*probe.Pinger) error) *innocent {
+	open := sync.OnceValues(func() (*probe.Pinger, error) { return probe.NewPinger(from) })
 	return &innocent{what: what, n: n, ask: func(ctx context.Context) error {
 		p, err := open()
 		if err != nil {
@@ -220,7 +221,7 @@ func withPinger(what string, n int, from *netns.Host, ask func(*pinger) error) *
 		return ask(p)
 	}, end: func() int {
 		if p, err := open(); err == nil {
-			p.close()
+			p.Close()
 		}
 		return 0
 	}}
@@ -228,8 +229,8 @@ func withPinger(what string, n int, from *netns.Host, ask func(*pinger) error) *
 
 // echoRequests pings with packets of size bytes.
 func echoRequests(what string, n int, from *netns.Host, to netip.Addr, size int) *innocent {
-	return withPinger(what, n, from, func(p *pinger) error {
-		_, err := p.ping(to, size)
+	return withPinger(what, n, from, func(p *probe.Pinger) error {
+		_, err := p.Ping(to, size)
 		return err
 	})
 }
@@ -261,36 +262,36 @@ func requests(what string, n int, from *netns.Host, url string, timeout time.Dur
 	}}
 }
 
-// questions asks a nameServer over one connection, which must keep its backend. TCP repeats what
+// questions asks a NameServer over one connection, which must keep its backend. TCP repeats what
 // the kernel loses.
-func questions(n int, c *call, want string) *innocent {
-	c.patience = patience
+func questions(n int, c *probe.Call, want string) *innocent {
+	c.Patience = patience
 	return &innocent{what: "questions on one connection", n: n, ask: func(context.Context) error {
-		return c.answeredBy(want)
+		return c.AnsweredBy(want)
 	}}
 }
 
-// newCalls are connections to a nameServer that the host want must answer, or any host if want is
+// newCalls are connections to a NameServer that the host want must answer, or any host if want is
 // "". They are fewer than the attacker's, and stay open until the check ends.
 func newCalls(n int, from *netns.Host, to netip.AddrPort, want string) *innocent {
 	const every, most = 20 * time.Millisecond, 30
 	return &innocent{what: "new connections", n: n, every: every, most: most, ask: func(ctx context.Context) error {
-		c, err := newCall(ctx, from, to)
+		c, err := probe.NewCall(ctx, from, to)
 		if err != nil {
 			return err
 		}
-		return c.answeredBy(want)
+		return c.AnsweredBy(want)
 	}}
 }
 
 // idle is a TCP connection with both ends here.
 type idle struct {
-	*ends
+	*probe.Ends
 	near, far *netns.Socket
 }
 
-func newIdle(e *ends) (*idle, error) {
-	near, far, err := e.connect()
+func newIdle(e *probe.Ends) (*idle, error) {
+	near, far, err := e.Connect()
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/integration/lab/netns"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
@@ -83,7 +84,7 @@ func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("hostile scraper %d: %w", i, err)
 		}
 	}
-	figure, err := l.beside(ctx, nil, echoRequests("pings", 100, e.from, e.target, 84),
+	figure, err := l.beside(ctx, nil, echoRequests("pings", 100, e.From, e.Target, 84),
 		scrapes(5, l.Host("rome/node2"), own),
 		healthChecks("health checks of the machine's own", 20, gateway, own), healthChecks("health checks of another",
 			20, l.Host("rome/node2"), own))
@@ -100,10 +101,10 @@ func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (strin
 		ttl = 2 // its node uses up one
 	}
 	to := netip.AddrPortFrom(p[1].Seen(p[1].Nodes[0].Pod), attackPort)
-	f := &flood{l.at(from), count, func(i int) []byte {
-		return silentHop(netip.AddrPortFrom(behind(p[0].Nodes[0].Pod, i%senders), attackPort), to, ttl)
+	f := &probe.Flood{From: l.at(from), Count: count, Packet: func(i int) []byte {
+		return probe.SilentHop(netip.AddrPortFrom(behind(p[0].Nodes[0].Pod, i%senders), attackPort), to, ttl)
 	}}
-	return l.beside(ctx, []*flood{f}, traces(15, e.from, e.target, p[0].Internal))
+	return l.beside(ctx, []*probe.Flood{f}, traces(15, e.From, e.Target, p[0].Internal))
 }
 
 // stranger is an unused address: on the link between the gateways or, for IPv6, where a /64 counts
@@ -121,7 +122,7 @@ func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (_ string, 
 	const count = 50_000
 	e := l.pair("rome/pod2", "milan/pod2")
 	f := step.Must(l.handshakes(count, from))
-	return l.beside(ctx, []*flood{f}, echoRequests("pings", 100, e.from, e.target, 84))
+	return l.beside(ctx, []*probe.Flood{f}, echoRequests("pings", 100, e.From, e.Target, 84))
 }
 
 // attackSession starts such handshakes while the gateways start and do not know each other's
@@ -132,17 +133,17 @@ func (l *Lab) attackSession(ctx context.Context) (_ string, err error) {
 	flooding, stop := context.WithCancel(ctx)
 	defer stop()
 	underWay, ended := make(chan struct{}), make(chan error, 1)
-	packet := f.packet
-	f.packet = func(i int) []byte {
-		if i == attackBurst {
+	packet := f.Packet
+	f.Packet = func(i int) []byte {
+		if i == probe.FloodBurst {
 			close(underWay)
 		}
 		return packet(i)
 	}
-	var s sent
+	var s probe.Sent
 	go func() {
 		var err error
-		s, err = f.run(flooding)
+		s, err = f.Run(flooding)
 		ended <- err
 	}()
 	select {
@@ -160,7 +161,7 @@ func (l *Lab) attackSession(ctx context.Context) (_ string, err error) {
 
 // handshakes makes a flood of initiations from a sender that knows the public key of milan's
 // gateway.
-func (l *Lab) handshakes(count int, from netip.Addr) (*flood, error) {
+func (l *Lab) handshakes(count int, from netip.Addr) (*probe.Flood, error) {
 	const kinds, port = 64, 51840
 	key, err := base64.StdEncoding.DecodeString(l.publicKey[1])
 	if err != nil {
@@ -175,10 +176,11 @@ func (l *Lab) handshakes(count int, from netip.Addr) (*flood, error) {
 		random.Read(message)
 		copy(message, []byte{device.MessageInitiationType, 0, 0, 0})
 		macs.AddMacs(message)
-		packets = append(packets, datagramOf(netip.AddrPortFrom(from, port),
+		packets = append(packets, probe.DatagramOf(netip.AddrPortFrom(from, port),
 			netip.AddrPortFrom(l.outer()[1].Peering.Addr(), port), message...).Bytes())
 	}
-	return &flood{l.host(l.outer(), "rome/gateway"), count, func(i int) []byte { return packets[i%kinds] }}, nil
+	return &probe.Flood{From: l.host(l.outer(), "rome/gateway"), Count: count,
+		Packet: func(i int) []byte { return packets[i%kinds] }}, nil
 }
 
 // attackNeighbourQueue sends to nodes that do not answer, while a node comes back whose MAC address
@@ -211,23 +213,24 @@ func (l *Lab) attackNeighbourQueue(ctx context.Context) (_ string, err error) {
 	}
 	step.Try(l.reload(ctx, 0, with(false)))
 	attacker, e := l.at("milan/pod1"), l.pair("milan/pod2", "rome/pod2")
-	f := &flood{attacker, absent * each, func(i int) []byte {
+	f := &probe.Flood{From: attacker, Count: absent * each, Packet: func(i int) []byte {
 		pod := rome.Seen(behind(pods(i%absent).Addr(), 5))
-		return silentUDP(netip.AddrPortFrom(attacker.Address, uint16(1024+i)), netip.AddrPortFrom(pod, attackPort))
+		return probe.SilentUDP(netip.AddrPortFrom(attacker.Address, uint16(1024+i)), netip.AddrPortFrom(pod,
+			attackPort))
 	}}
-	filled := step.Must(l.beside(ctx, []*flood{f}))
+	filled := step.Must(l.beside(ctx, []*probe.Flood{f}))
 	step.Try(l.reload(ctx, 0, with(true)))
-	more, err := l.beside(ctx, nil, echoRequests("pings", 20, e.from, e.target, 84))
+	more, err := l.beside(ctx, nil, echoRequests("pings", 20, e.From, e.Target, 84))
 	return filled + "; " + more, err
 }
 
 // traces sends packets that expire at the gateway, which must report it. Their rate stays within a
 // pod's share of errors.
 func traces(n int, from *netns.Host, to, gateway netip.Addr) *innocent {
-	in := withPinger("traces", n, from, func(p *pinger) error {
-		a, err := p.echo(to, 84, 2)
-		if err == nil && (a.message.Type != p.types().timeExceeded || a.from != gateway) {
-			err = fmt.Errorf("%v from %s, want time exceeded from %s", a.message.Type, a.from, gateway)
+	in := withPinger("traces", n, from, func(p *probe.Pinger) error {
+		a, err := p.Echo(to, 84, 2)
+		if err == nil && (a.Message.Type != p.Types().TimeExceeded || a.From != gateway) {
+			err = fmt.Errorf("%v from %s, want time exceeded from %s", a.Message.Type, a.From, gateway)
 		}
 		return err
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
@@ -15,7 +16,7 @@ const narrowTime = 10 * time.Second
 // checkNarrow makes a device of milan's gateway carry less than its mtu needs, while there is a TCP
 // connection. The connection must continue soon, and the gateway's kernel must not fragment what it
 // cannot send whole.
-func (l *Lab) checkNarrow(device string, e *ends) func(context.Context) (string, error) {
+func (l *Lab) checkNarrow(device string, e *probe.Ends) func(context.Context) (string, error) {
 	// Less than the labs' mtu plus the headers of either tunnel, but enough for the IPv6 minimum
 	// (RFC 8200, Section 5).
 	mtu, gateway := l.ofOuter(1340, 1380), l.Host("milan/gateway")
@@ -24,23 +25,25 @@ func (l *Lab) checkNarrow(device string, e *ends) func(context.Context) (string,
 	}
 	return func(ctx context.Context) (_ string, err error) {
 		defer step.Catch(&err)
-		step.Try(e.reach(ctx))
-		near, far := step.Must2(e.connect())
+		step.Try(e.Reach(ctx))
+		near, far := step.Must2(e.Connect())
 		defer near.Close()
 		defer far.Close()
-		step.Try(errors.Join(near.SetTimeout(patience), far.SetTimeout(patience), transferOver(near, far, smallStream)))
+		step.Try(errors.Join(near.SetTimeout(patience), far.SetTimeout(patience), transferOver(near, far,
+			probe.SmallStream)))
 		before := step.Must(outerCounts(ctx, gateway))
 		defer func() { err = errors.Join(err, set(underlayMTU)) }()
 		step.Try(set(mtu))
 		began := time.Now()
-		step.Try(transferOver(near, far, smallStream))
+		step.Try(transferOver(near, far, probe.SmallStream))
 		took := time.Since(began)
 		after := step.Must(outerCounts(ctx, gateway))
 		switch {
 		case after.fragments != before.fragments:
 			return "", fmt.Errorf("%d fragments of the tunnels' datagrams, want none", after.fragments-before.fragments)
 		case took > narrowTime:
-			return "", fmt.Errorf("%d bytes have arrived after %v, want at most %v", smallStream, took, narrowTime)
+			return "", fmt.Errorf("%d bytes have arrived after %v, want at most %v", probe.SmallStream, took,
+				narrowTime)
 		}
 		return fmt.Sprintf("mtu %d: on after %.1f s, no fragments", mtu, took.Seconds()), nil
 	}

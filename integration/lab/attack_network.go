@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
@@ -24,13 +25,13 @@ func (l *Lab) attackNetwork(ctx context.Context) (_ string, err error) {
 	}
 	p, e := l.plan(), l.pair("rome/pod1", "milan/pod1")
 	attacker := l.at("rome/pod1")
-	forge := func(count int, pause time.Duration) *flood {
-		return &flood{attacker, count, func(i int) []byte {
-			if i%attackBurst == 0 {
+	forge := func(count int, pause time.Duration) *probe.Flood {
+		return &probe.Flood{From: attacker, Count: count, Packet: func(i int) []byte {
+			if i%probe.FloodBurst == 0 {
 				time.Sleep(pause) // keeps the rate
 			}
 			from, id := neighbour(attacker.Address, i)
-			return rawEcho(from, e.target, id)
+			return probe.RawEcho(from, e.Target, id)
 		}}
 	}
 	defer step.Must(l.serveBackends(p, 0))()
@@ -41,7 +42,7 @@ func (l *Lab) attackNetwork(ctx context.Context) (_ string, err error) {
 				"%d connections at milan after %d times %d pings, want %d at least, or nothing is attacked", n, tries,
 				burst, least)
 		}
-		step.Must(l.beside(ctx, []*flood{forge(burst, attackBurst*time.Second/burstRate)}))
+		step.Must(l.beside(ctx, []*probe.Flood{forge(burst, probe.FloodBurst*time.Second/burstRate)}))
 		n, _ = step.Must2(l.connections(ctx, "milan/gateway"))
 	}
 	var innocents []*innocent
@@ -51,7 +52,7 @@ func (l *Lab) attackNetwork(ctx context.Context) (_ string, err error) {
 		in.what, in.every, in.most = "connections of "+from, time.Duration(lasts)*time.Second/20, 0
 		innocents = append(innocents, in)
 	}
-	return l.beside(ctx, []*flood{forge(lasts*rate, attackBurst*time.Second/rate)}, innocents...)
+	return l.beside(ctx, []*probe.Flood{forge(lasts*rate, probe.FloodBurst*time.Second/rate)}, innocents...)
 }
 
 // neighbour returns an unused address of a's network, and the identifier of its n-th ping.

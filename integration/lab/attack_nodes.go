@@ -8,6 +8,7 @@ import (
 	"net/netip"
 
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 	"culvert/nat/nattest"
 )
@@ -65,42 +66,42 @@ func (l *Lab) attackNodes(ctx context.Context) (_ string, err error) {
 	seen, all := plan.Remap(node.Address, otherHalf(p[0].SeenExt)), p[0].Seen(broadcast(&p[0].Nodes[0]))
 	heard := step.Must(newSourceServer(node.At(p[0].Anywhere().Addr())))
 	defer heard.Close()
-	defer step.Must(newNameServer(node, backendPort)).close()
+	defer step.Must(probe.NewNameServer(node, backendPort)).Close()
 	asked := l.pair("rome/node1", "milan/pod2")
-	defer step.Must(newNameServer(asked.to, backendPort)).close()
+	defer step.Must(probe.NewNameServer(asked.To, backendPort)).Close()
 	const count = 20_000
-	f := &flood{attacker, count, func(i int) []byte {
+	f := &probe.Flood{From: attacker, Count: count, Packet: func(i int) []byte {
 		from, to := netip.AddrPortFrom(attacker.Address, uint16(1024+i)), netip.AddrPortFrom(seen, attackPort)
 		switch i % 5 {
 		case 0:
-			return silentTCP(from, netip.AddrPortFrom(seen, backendPort), nattest.SYN, uint32(i), 0)
+			return probe.SilentTCP(from, netip.AddrPortFrom(seen, backendPort), nattest.SYN, uint32(i), 0)
 		case 1:
-			return firstFragment(from, to, uint16(i))
+			return probe.FirstFragment(from, to, uint16(i))
 		case 2:
-			return laterFragment(from.Addr(), to.Addr(), uint16(i-1))
+			return probe.LaterFragment(from.Addr(), to.Addr(), uint16(i-1))
 		case 3:
-			return datagramOf(from, netip.AddrPortFrom(all, attackPort), []byte("to all")...).Bytes()
+			return probe.DatagramOf(from, netip.AddrPortFrom(all, attackPort), []byte("to all")...).Bytes()
 		}
-		return datagramOf(from, to, []byte("forged")...).Bytes()
+		return probe.DatagramOf(from, to, []byte("forged")...).Bytes()
 	}}
-	defer step.Must(newNameServer(l.at("rome/node2").At(p[0].Nodes[1].Internal), backendPort)).close()
-	figure, err := l.beside(ctx, []*flood{f}, newCalls(20, asked.from, netip.AddrPortFrom(asked.target, backendPort),
-		asked.to.Name),
+	defer step.Must(probe.NewNameServer(l.at("rome/node2").At(p[0].Nodes[1].Internal), backendPort)).Close()
+	figure, err := l.beside(ctx, []*probe.Flood{f}, newCalls(20, asked.From, netip.AddrPortFrom(asked.Target,
+		backendPort), asked.To.Name),
 		newCalls(20, attacker, netip.AddrPortFrom(p[0].Seen(mappedNode(&p[0])), backendPort), "rome/node2"),
 		echoRequests("pings of a pod", 20, l.at("milan/pod2"), p[0].Seen(p[0].Nodes[1].Pod), 84))
 	if err != nil {
 		return "", err
 	}
-	if c, err := newCall(ctx, attacker, netip.AddrPortFrom(seen, backendPort)); err == nil {
-		c.conn.Close()
+	if c, err := probe.NewCall(ctx, attacker, netip.AddrPortFrom(seen, backendPort)); err == nil {
+		c.Conn.Close()
 		return "", fmt.Errorf("%s has connected to TCP port %d of %s", attacker.Name, backendPort, node.Name)
 	} else if timeout := net.Error(nil); !errors.As(err, &timeout) || !timeout.Timeout() {
 		return "", fmt.Errorf("%s, to %s: %w, want no answer", attacker.Name, node.Name, err)
 	}
-	knock := step.Must(newPinger(attacker))
-	defer knock.close()
+	knock := step.Must(probe.NewPinger(attacker))
+	defer knock.Close()
 	for _, to := range []netip.Addr{seen, all} {
-		if a, err := knock.echo(to, 84, maxTTL); !errors.Is(err, errUnanswered) {
+		if a, err := knock.Echo(to, 84, probe.MaxTTL); !errors.Is(err, probe.ErrUnanswered) {
 			return "", fmt.Errorf("%s, pinging %s of %s: %+v, %w; want no answer", attacker.Name, to, node.Name, a, err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"culvert/integration/lab/netns"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
@@ -19,8 +20,8 @@ func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	e, o := l.pair("milan/pod1", "rome/pod1"), l.outer()
 	gateway := l.Host("milan/gateway")
-	mtu := l.ofOuter(552, smallMTU) // the lowest that a kernel accepts, for IPv6 by RFC 8200, Section 5
-	step.Try(e.reach(ctx))
+	mtu := l.ofOuter(552, probe.SmallMTU) // the lowest that a kernel accepts, for IPv6 by RFC 8200, Section 5
+	step.Try(e.Reach(ctx))
 	lies := []struct {
 		from      string
 		stranger  netip.Addr
@@ -33,20 +34,21 @@ func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
 	}
 	defer gateway.Do(forgetPaths)
 	for _, lie := range lies {
-		quoted := silentUDP(netip.AddrPortFrom(lie.near, lie.port), netip.AddrPortFrom(lie.far, 1))
-		f := &flood{l.host(o, lie.from), 1, func(int) []byte { return tooBigAbout(lie.stranger, quoted, uint16(mtu)) }}
-		step.Must(l.beside(ctx, []*flood{f}))
+		quoted := probe.SilentUDP(netip.AddrPortFrom(lie.near, lie.port), netip.AddrPortFrom(lie.far, 1))
+		f := &probe.Flood{From: l.host(o, lie.from), Count: 1,
+			Packet: func(int) []byte { return probe.TooBigAbout(lie.stranger, quoted, uint16(mtu)) }}
+		step.Must(l.beside(ctx, []*probe.Flood{f}))
 		step.Try(gateway.Do(func() error { return awaitPathMTU(ctx, lie.far, mtu) }))
 	}
 	before := step.Must(outerCounts(ctx, gateway))
-	figure := step.Must(e.stream(ctx, smallStream, smallStream))
+	figure := step.Must(e.Stream(ctx, probe.SmallStream, probe.SmallStream))
 	told := step.Must(l.beside(ctx, nil, echoRequests("large pings of another pod", 20, l.at("milan/pod2"),
-		l.plan()[0].Seen(l.plan()[0].Nodes[1].Pod), largeMTU)))
+		l.plan()[0].Seen(l.plan()[0].Nodes[1].Pod), probe.LargeMTU)))
 	after, err := outerCounts(ctx, gateway)
 	if err == nil && after != before {
 		err = fmt.Errorf("%s: %+v before a stream, %+v after it; want no more", gateway.Name, before, after)
 	}
-	return fmt.Sprintf("mtu %d believed by the kernel alone; segments %d; %s", mtu, figure.lastMSS, told), err
+	return fmt.Sprintf("mtu %d believed by the kernel alone; segments %d; %s", mtu, figure.LastMSS, told), err
 }
 
 // outerCount counts trains that a gateway's kernel refused, and fragments that it made, among its
@@ -69,7 +71,7 @@ func outerCounts(ctx context.Context, gateway *netns.Host) (c outerCount, err er
 
 // awaitPathMTU waits until the kernel of this thread's namespace has learnt a path MTU.
 func awaitPathMTU(ctx context.Context, to netip.Addr, mtu int) error {
-	return step.Await(ctx, reachTimeout, faultPace, func() error {
+	return step.Await(ctx, reachTimeout, probe.Pace, func() error {
 		routes, err := netlink.RouteGet(to.AsSlice())
 		if err == nil && (len(routes) == 0 || routes[0].MTU != mtu) {
 			err = fmt.Errorf("the kernel knows of the path to %s: %+v; want MTU %d", to, routes, mtu)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 	"culvert/nat/nattest"
 )
@@ -57,13 +58,13 @@ func behind(a netip.Addr, n int) netip.Addr {
 func (l *Lab) attackPorts(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	e := l.pair("rome/node2", "milan/pod1")
-	server := step.Must(newEchoServer(e.to))
-	defer server.close()
-	to := netip.AddrPortFrom(e.target, uint16(server.port()))
-	f := &flood{l.at("rome/node1"), 65_535, func(i int) []byte {
-		return silentUDP(netip.AddrPortFrom(l.plan()[0].BehindOther, uint16(i+1)), to)
+	server := step.Must(probe.NewEchoServer(e.To))
+	defer server.Close()
+	to := netip.AddrPortFrom(e.Target, uint16(server.Port()))
+	f := &probe.Flood{From: l.at("rome/node1"), Count: 65_535, Packet: func(i int) []byte {
+		return probe.SilentUDP(netip.AddrPortFrom(l.plan()[0].BehindOther, uint16(i+1)), to)
 	}}
-	return l.beside(ctx, []*flood{f}, datagrams("first packets", 200, e, server.port()))
+	return l.beside(ctx, []*probe.Flood{f}, datagrams("first packets", 200, e, server.Port()))
 }
 
 // attackFragments sends later fragments without a first one, as many as nine incomplete datagrams a
@@ -73,13 +74,13 @@ func (l *Lab) attackFragments(ctx context.Context) (string, error) {
 	p, e := l.plan(), l.pair("rome/node2", "milan/pod2")
 	pod := p[0].Nodes[0].Pod
 	from, to := netip.AddrPortFrom(pod, attackPort), netip.AddrPortFrom(p[1].Seen(p[1].Nodes[0].Pod), attackPort)
-	f := &flood{l.at("rome/pod1"), lone + incomplete, func(i int) []byte {
+	f := &probe.Flood{From: l.at("rome/pod1"), Count: lone + incomplete, Packet: func(i int) []byte {
 		if i < lone {
-			return laterFragment(pod, to.Addr(), uint16(i+1))
+			return probe.LaterFragment(pod, to.Addr(), uint16(i+1))
 		}
-		return firstFragment(from, to, uint16(i+1))
+		return probe.FirstFragment(from, to, uint16(i+1))
 	}}
-	return l.beside(ctx, []*flood{f}, echoRequests("fragmented pings", 50, e.from, e.target, 4001))
+	return l.beside(ctx, []*probe.Flood{f}, echoRequests("fragmented pings", 50, e.From, e.Target, 4001))
 }
 
 // manyServices gives rome as many additional services with affinity as the attack has clients.
@@ -108,14 +109,14 @@ func (l *Lab) attackAffinity(ctx context.Context) (_ string, err error) {
 	rome, milan := &p[0], &p[1]
 	from, to := l.at("milan/pod1"), netip.AddrPortFrom(rome.Seen(rome.Sticky), servicePort)
 	defer step.Must(l.serveBackends(p, 0))()
-	c := step.Must(newCall(ctx, from, to))
-	backend, _ := step.Must2(c.ask())
-	f := &flood{l.at("milan/node2"), hostileHosts * hostileHosts, func(i int) []byte {
+	c := step.Must(probe.NewCall(ctx, from, to))
+	backend, _ := step.Must2(c.Ask())
+	f := &probe.Flood{From: l.at("milan/node2"), Count: hostileHosts * hostileHosts, Packet: func(i int) []byte {
 		from := nth(milan.Nodes[1].PodCIDR.Masked().Addr(), 1<<12+i/hostileHosts)
 		to := netip.AddrPortFrom(rome.Seen(l.hostileService(i%hostileHosts)), servicePort)
-		return silentTCP(netip.AddrPortFrom(from, uint16(1024+i%60_000)), to, nattest.SYN, uint32(i), 0)
+		return probe.SilentTCP(netip.AddrPortFrom(from, uint16(1024+i%60_000)), to, nattest.SYN, uint32(i), 0)
 	}}
-	figure := step.Must(l.beside(ctx, []*flood{f}, questions(20, c, backend), newCalls(20, from, to, backend)))
+	figure := step.Must(l.beside(ctx, []*probe.Flood{f}, questions(20, c, backend), newCalls(20, from, to, backend)))
 	memory, err := l.gateway(0).memory()
 	const mib = 1 << 20
 	if err == nil && memory.anonymous > attackedRSS {
@@ -131,12 +132,13 @@ func (l *Lab) attackHalfOpen(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	e := l.pair("rome/node2", "milan/pod1")
 	waiting := step.Must(newWaiting(ctx, e, 50))
-	defer step.Must(newNameServer(e.to, backendPort)).close()
-	f := &flood{l.at("rome/node1"), 4 * smallTable, func(i int) []byte {
-		return silentTCP(netip.AddrPortFrom(nth(l.plan()[0].BehindFirst, i%10_000), uint16(1024+i/10_000)),
-			netip.AddrPortFrom(e.target, attackPort), nattest.SYN, uint32(i), 0)
+	defer step.Must(probe.NewNameServer(e.To, backendPort)).Close()
+	f := &probe.Flood{From: l.at("rome/node1"), Count: 4 * smallTable, Packet: func(i int) []byte {
+		return probe.SilentTCP(netip.AddrPortFrom(nth(l.plan()[0].BehindFirst, i%10_000), uint16(1024+i/10_000)),
+			netip.AddrPortFrom(e.Target, attackPort), nattest.SYN, uint32(i), 0)
 	}}
-	figure := step.Must(l.beside(ctx, []*flood{f}, newCalls(50, e.from, netip.AddrPortFrom(e.target, backendPort), "")))
+	figure := step.Must(l.beside(ctx, []*probe.Flood{f}, newCalls(50, e.From, netip.AddrPortFrom(e.Target, backendPort),
+		"")))
 	late, err := l.beside(ctx, nil, waiting.answers())
 	return figure + "; " + late, err
 }
@@ -149,23 +151,23 @@ type waiting struct {
 }
 
 // newWaiting sends n requests and verifies that they arrive.
-func newWaiting(ctx context.Context, e *ends, n int) (_ *waiting, err error) {
+func newWaiting(ctx context.Context, e *probe.Ends, n int) (_ *waiting, err error) {
 	defer step.Catch(&err)
-	w := &waiting{server: step.Must(e.to.ListenUDP(e.to.Address, 0))}
+	w := &waiting{server: step.Must(e.To.ListenUDP(e.To.Address, 0))}
 	context.AfterFunc(ctx, func() { w.server.Close() })
 	port := w.server.LocalAddr().(*net.UDPAddr).Port
 	for i := range n {
-		c := step.Must(e.dialUDP(ctx, port))
+		c := step.Must(e.DialUDP(ctx, port))
 		context.AfterFunc(ctx, func() { c.Close() })
 		step.Must(c.Write([]byte{byte(i)}))
-		w.server.SetReadDeadline(time.Now().Add(replyTimeout))
+		w.server.SetReadDeadline(time.Now().Add(probe.ReplyTimeout))
 		request := make([]byte, 2)
 		_, source, err := w.server.ReadFromUDPAddrPort(request)
 		if err != nil {
-			return nil, fmt.Errorf("%s, before the attack: %w", e.to.Name, err)
+			return nil, fmt.Errorf("%s, before the attack: %w", e.To.Name, err)
 		}
 		if request[0] != byte(i) {
-			return nil, fmt.Errorf("%s: request %d instead of %d", e.to.Name, request[0], i)
+			return nil, fmt.Errorf("%s: request %d instead of %d", e.To.Name, request[0], i)
 		}
 		w.clients, w.sources = append(w.clients, c), append(w.sources, source)
 	}
@@ -198,10 +200,10 @@ func (l *Lab) attackTable(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	idle := step.Must(newIdle(l.pair("rome/node2", "milan/pod1")))
 	defer idle.close()
-	defer step.Must(newNameServer(idle.to, backendPort)).close()
-	to := netip.AddrPortFrom(idle.target, backendPort)
-	figure := step.Must(l.fillTable(ctx, newCalls(20, idle.from, to, "")))
-	after := step.Must(l.beside(ctx, nil, newCalls(50, idle.from, to, "")))
+	defer step.Must(probe.NewNameServer(idle.To, backendPort)).Close()
+	to := netip.AddrPortFrom(idle.Target, backendPort)
+	figure := step.Must(l.fillTable(ctx, newCalls(20, idle.From, to, "")))
+	after := step.Must(l.beside(ctx, nil, newCalls(50, idle.From, to, "")))
 	return fmt.Sprintf("%s; then %s", figure, after), idle.serverSpeaks()
 }
 
@@ -211,8 +213,8 @@ func (l *Lab) attackTable(ctx context.Context) (_ string, err error) {
 func (l *Lab) fillTable(ctx context.Context, innocents ...*innocent) (figure string, err error) {
 	defer step.Catch(&err)
 	e := l.pair("rome/pod1", "milan/pod1")
-	server := step.Must(newEchoServer(e.to))
-	defer server.close()
+	server := step.Must(probe.NewEchoServer(e.To))
+	defer server.Close()
 	had, most := 0, 0
 	for {
 		f := step.Must(l.beside(ctx, l.collusion(), innocents...))
@@ -228,7 +230,7 @@ func (l *Lab) fillTable(ctx context.Context, innocents ...*innocent) (figure str
 		}
 	}
 	// Each exchange evicts a connection that nobody has answered.
-	_, err = l.beside(ctx, nil, datagrams("exchanges", smallTable/6, e, server.port()))
+	_, err = l.beside(ctx, nil, datagrams("exchanges", smallTable/6, e, server.Port()))
 	return fmt.Sprintf("%s; %d of %d connections", figure, had, most), err
 }
 
@@ -241,14 +243,14 @@ func (l *Lab) connections(ctx context.Context, gateway string) (n, most int, err
 // collusion fills the table of rome's gateway: the first pod of milan answers what the first pod of
 // rome sends. Each packet is sent more than once, because some are lost and some answers come too
 // late.
-func (l *Lab) collusion() []*flood {
+func (l *Lab) collusion() []*probe.Flood {
 	const flows, rounds = smallTable * 5 / 4, 2
-	one := func(from, to string) *flood {
+	one := func(from, to string) *probe.Flood {
 		e := l.pair(from, to)
-		return &flood{e.from, rounds * flows, func(i int) []byte {
+		return &probe.Flood{From: e.From, Count: rounds * flows, Packet: func(i int) []byte {
 			port := uint16(10_000 + i%flows)
-			return silentUDP(netip.AddrPortFrom(e.from.Address, port), netip.AddrPortFrom(e.target, port))
+			return probe.SilentUDP(netip.AddrPortFrom(e.From.Address, port), netip.AddrPortFrom(e.Target, port))
 		}}
 	}
-	return []*flood{one("rome/pod1", "milan/pod1"), one("milan/pod1", "rome/pod1")}
+	return []*probe.Flood{one("rome/pod1", "milan/pod1"), one("milan/pod1", "rome/pod1")}
 }

@@ -11,6 +11,7 @@ import (
 
 	"culvert/gateway/node"
 	"culvert/integration/lab/netns"
+	"culvert/integration/lab/probe"
 )
 
 // BenchOptions select what to measure.
@@ -59,7 +60,7 @@ const benchProcs = 64
 type bench struct {
 	lab      *Lab
 	times    benchTimes
-	path     *ends
+	path     *probe.Ends
 	rows     rows
 	progress io.Writer
 	began    time.Time

@@ -15,6 +15,7 @@ import (
 	"culvert/geneve"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
@@ -146,7 +147,7 @@ func (l *Lab) trainOfNode(size int) (train []byte, datagram int, err error) {
 	to := geneve.MAC(vni, geneve.Gateway)
 	one = append(append(append(one, to[:]...), own[:]...), unix.ETH_P_IP>>8, unix.ETH_P_IP&0xff)
 	target := plan.V4[1].Seen(plan.V4[1].Nodes[0].Pod)
-	one = append(one, datagramOf(netip.AddrPortFrom(n.Pod, discardPort), netip.AddrPortFrom(target, discardPort),
+	one = append(one, probe.DatagramOf(netip.AddrPortFrom(n.Pod, discardPort), netip.AddrPortFrom(target, discardPort),
 		make([]byte, size)...).Bytes()...)
 	for range min(trainMost, trainMostBytes/len(one)) {
 		train = append(train, one...)

@@ -56,7 +56,7 @@ func (l *Lab) useGateways(ctx context.Context, v *variant) error {
 	}
 	for i := range plan.V4[0].Nodes {
 		from, to := plan.V4[0].Name+"/"+plan.V4[0].Nodes[i].PodName, plan.V4[1].Name+"/"+plan.V4[1].Nodes[i].PodName
-		if err := l.pair(from, to).reach(ctx); err != nil {
+		if err := l.pair(from, to).Reach(ctx); err != nil {
 			return fmt.Errorf("%s: %w", v.Name, err)
 		}
 	}

@@ -80,7 +80,7 @@ func (b *bench) grow(ctx context.Context) ([]GrowthRow, error) {
 
 func (b *bench) takeGrown(ctx context.Context, v *variant) error {
 	if v.connections > 0 {
-		if err := b.path.fillConnections(ctx, v.connections); err != nil {
+		if err := b.path.FillConnections(ctx, v.connections); err != nil {
 			return err
 		}
 		b.say("  %d connections are there", v.connections)

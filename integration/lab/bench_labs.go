@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab/probe"
 )
 
 // takeFamilies compares one stream over IPv6 with one over IPv4, between the same pods of a
@@ -17,7 +18,7 @@ func (b *bench) takeFamilies(ctx context.Context, dir string, o Options) error {
 		rates := make([]float64, len(plans))
 		for i := range plans {
 			which := (run + i) % len(plans)
-			rate, err := l.pairOf(plans[which], "rome/pod1", "milan/pod1").streamRate(ctx, &b.times)
+			rate, err := streamRate(ctx, l.pairOf(plans[which], "rome/pod1", "milan/pod1"), &b.times)
 			if err != nil {
 				return err
 			}
@@ -34,7 +35,7 @@ func (b *bench) takeFamilies(ctx context.Context, dir string, o Options) error {
 func (b *bench) takeTUN(ctx context.Context, dir string, o Options) error {
 	o.Mode = node.TUN
 	return b.inLab(ctx, dir, o, "one stream by TUN nodes", func(l *Lab, run int) error {
-		rate, err := l.pair("rome/pod1", "milan/pod1").streamRate(ctx, &b.times)
+		rate, err := streamRate(ctx, l.pair("rome/pod1", "milan/pod1"), &b.times)
 		if err == nil {
 			b.record(&culvertGateway, rowTUN, rate)
 			b.record(&culvertGateway, rowTUNToKernel, rate/b.rows[rowTCP1].figures[culvertGateway.Name][run])
@@ -53,7 +54,7 @@ func (b *bench) inLab(ctx context.Context, dir string, o Options, what string,
 	}
 	for _, p := range l.plans() {
 		if err == nil {
-			err = l.pairOf(p, "rome/pod1", "milan/pod1").reach(ctx)
+			err = l.pairOf(p, "rome/pod1", "milan/pod1").Reach(ctx)
 		}
 	}
 	for run := 0; err == nil && run < b.times.runs; run++ {
@@ -66,7 +67,7 @@ func (b *bench) inLab(ctx context.Context, dir string, o Options, what string,
 }
 
 // streamRate returns what one stream reaches, in bits a second.
-func (e *ends) streamRate(ctx context.Context, t *benchTimes) (float64, error) {
-	f, err := e.measureBulk(ctx, 1, 0, t, func() (sample, error) { return sample{}, nil })
+func streamRate(ctx context.Context, e *probe.Ends, t *benchTimes) (float64, error) {
+	f, err := measureBulk(ctx, e, 1, 0, t, func() (sample, error) { return sample{}, nil })
 	return f.bytes * 8 / f.seconds, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
@@ -18,7 +19,7 @@ type measurement struct {
 // throughput, CPU time and system calls.
 func (b *bench) streams(name string, id rowID, up, down int) measurement {
 	return measurement{name: name, take: func(ctx context.Context, v *variant) error {
-		f, err := b.path.measureBulk(ctx, up, down, &b.times, func() (sample, error) { return b.lab.sample(ctx, v) })
+		f, err := measureBulk(ctx, b.path, up, down, &b.times, func() (sample, error) { return b.lab.sample(ctx, v) })
 		if err != nil {
 			return err
 		}
@@ -34,7 +35,7 @@ func (b *bench) streams(name string, id rowID, up, down int) measurement {
 // datagrams measures the highest rate of datagrams with size bytes of payload.
 func (b *bench) datagrams(name string, id rowID, size int) measurement {
 	return measurement{name: name, take: func(ctx context.Context, v *variant) error {
-		rate, err := b.path.measureUDP(ctx, size, b.times.bisections, b.times.udpStep)
+		rate, err := b.path.MeasureUDP(ctx, size, b.times.bisections, b.times.udpStep)
 		if err == nil {
 			b.record(v, id, rate)
 		}
@@ -66,7 +67,7 @@ type totals struct {
 }
 
 func (b *bench) takeDials(ctx context.Context, v *variant) error {
-	rate, err := b.path.measureDials(ctx, b.times.warmUp, b.times.dials)
+	rate, err := b.path.MeasureDials(ctx, b.times.warmUp, b.times.dials)
 	if err == nil {
 		b.record(v, rowDials, rate)
 	}
@@ -97,37 +98,37 @@ func (b *bench) takeIdle(ctx context.Context, v *variant) error {
 	}
 	b.record(v, rowIdleGateway, (after-before)/float64(len(b.lab.gateways()))/b.times.latency.Seconds())
 	b.record(v, rowIdleResident, resident)
-	idle, err := b.path.measureLatency(ctx, b.times.latency)
+	idle, err := b.path.MeasureLatency(ctx, b.times.latency)
 	if err == nil {
-		b.record(v, rowIdleP50, idle.p50)
-		b.record(v, rowIdleP99, idle.p99)
+		b.record(v, rowIdleP50, idle.P50)
+		b.record(v, rowIdleP99, idle.P99)
 	}
 	return err
 }
 
 // takeLoaded measures the latency while one stream runs.
 func (b *bench) takeLoaded(ctx context.Context, v *variant) error {
-	load, err := b.path.startBulk(1, 0)
+	load, err := b.path.StartBulk(1, 0)
 	if err != nil {
 		return err
 	}
 	err = step.Sleep(ctx, b.times.warmUp)
-	var loaded latency
+	var loaded probe.Latency
 	if err == nil {
-		loaded, err = b.path.measureLatency(ctx, b.times.latency)
+		loaded, err = b.path.MeasureLatency(ctx, b.times.latency)
 	}
-	if err := errors.Join(err, load.stop()); err != nil {
+	if err := errors.Join(err, load.Stop()); err != nil {
 		return err
 	}
-	b.record(v, rowLoadedP50, loaded.p50)
-	b.record(v, rowLoadedP99, loaded.p99)
+	b.record(v, rowLoadedP50, loaded.P50)
+	b.record(v, rowLoadedP99, loaded.P99)
 	return nil
 }
 
 // takeRefused measures the figures promised for kernels without offloads, also compared with the
 // reference on such a kernel.
 func (b *bench) takeRefused(ctx context.Context, v *variant) error {
-	rate, err := b.path.streamRate(ctx, &b.times)
+	rate, err := streamRate(ctx, b.path, &b.times)
 	if err != nil {
 		return err
 	}

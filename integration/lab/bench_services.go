@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 )
 
 // benchPort is the first port of the cluster address; each port leads to the same port of its
@@ -18,19 +19,19 @@ const benchPort = 8080
 // cluster's other node: by culvert node, and by kube-proxy's rules in nftables mode.
 func (b *bench) takeServices(ctx context.Context, variants []*variant) error {
 	c := &plan.V4[0]
-	e := &ends{from: b.lab.Host(c.Name + "/" + c.Nodes[0].PodName), to: b.lab.Host(c.Name + "/" + c.Nodes[1].PodName),
-		target: c.Served, port: benchPort}
+	e := &probe.Ends{From: b.lab.Host(c.Name + "/" + c.Nodes[0].PodName),
+		To: b.lab.Host(c.Name + "/" + c.Nodes[1].PodName), Target: c.Served, Port: benchPort}
 	for run := range b.times.runs {
 		for i := range variants {
 			v := variants[(run+i)%len(variants)]
 			b.say("run %d of %d, cluster address: %s", run+1, b.times.runs, v.Name)
 			err := b.lab.serving(ctx, c, e, v, func() error {
-				rate, err := e.streamRate(ctx, &b.times)
+				rate, err := streamRate(ctx, e, &b.times)
 				if err != nil {
 					return err
 				}
 				b.record(v, rowService, rate)
-				rate, err = e.measureDials(ctx, b.times.warmUp, b.times.dials)
+				rate, err = e.MeasureDials(ctx, b.times.warmUp, b.times.dials)
 				if err == nil {
 					b.record(v, rowServiceDials, rate)
 				}
@@ -45,10 +46,10 @@ func (b *bench) takeServices(ctx context.Context, variants []*variant) error {
 }
 
 // serving calls do while the first node of c serves what e asks for.
-func (l *Lab) serving(ctx context.Context, c *plan.Cluster, e *ends, v *variant, do func() error) (err error) {
+func (l *Lab) serving(ctx context.Context, c *plan.Cluster, e *probe.Ends, v *variant, do func() error) (err error) {
 	n := l.Host(c.Name + "/" + c.Nodes[0].Name)
 	if v.reference {
-		if err := n.Do(func() error { return nft(kubeProxyRules(c, e.to.Address)) }); err != nil {
+		if err := n.Do(func() error { return nft(kubeProxyRules(c, e.To.Address)) }); err != nil {
 			return err
 		}
 		defer func() {
@@ -57,9 +58,9 @@ func (l *Lab) serving(ctx context.Context, c *plan.Cluster, e *ends, v *variant,
 		return do()
 	}
 	var serve []object
-	for i := range dialers {
+	for i := range probe.Dialers {
 		serve = append(serve, object{"name": fmt.Sprintf("bench-%d", i), "clusterIP": c.Served, "port": benchPort + i,
-			"endpoints": []object{{"address": e.to.Address, "port": benchPort + i, "node": c.Nodes[1].Name}}})
+			"endpoints": []object{{"address": e.To.Address, "port": benchPort + i, "node": c.Nodes[1].Name}}})
 	}
 	return l.serveOn(ctx, c, serve, do)
 }
@@ -118,7 +119,7 @@ const kubeProxyTable = `table ip kube-proxy {
 // kubeProxyRules serve the same as the file of culvert node.
 func kubeProxyRules(c *plan.Cluster, endpoint netip.Addr) string {
 	var chains, services strings.Builder
-	for i := range dialers {
+	for i := range probe.Dialers {
 		port := benchPort + i
 		fmt.Fprintf(&chains,
 			"\tchain endpoint-%[1]d {\n\t\tip saddr %[2]s jump mark-for-masquerade\n\t\tmeta l4proto tcp dnat to %[2]s:%[1]d\n\t}\n"+

@@ -15,7 +15,7 @@ func TestKubeProxyRules(t *testing.T) {
 	l := buildOne(t, true)
 	need.Kernel(t, "nft", MissingForReference())
 	e := within(l, "rome/pod1", "rome/pod2")
-	e.target, e.port = plan.V4[0].Served, benchPort
+	e.Target, e.Port = plan.V4[0].Served, benchPort
 	const short = 100 * time.Millisecond
 	n := l.Host("rome/node1")
 	before := inventory(t, n)
@@ -24,7 +24,7 @@ func TestKubeProxyRules(t *testing.T) {
 			t.Error(err)
 		}
 		need.Eventually(t, time.Minute, "connections by kube-proxy's rules", func() error {
-			rate, err := e.measureDials(t.Context(), short, 5*short)
+			rate, err := e.MeasureDials(t.Context(), short, 5*short)
 			if err == nil && rate == 0 {
 				err = errors.New("none succeeded")
 			}

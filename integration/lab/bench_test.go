@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 	"culvert/integration/need"
 )
 
@@ -21,7 +22,7 @@ func TestBenchGenerators(t *testing.T) {
 	t.Run("streams", func(t *testing.T) {
 		for _, set := range []struct{ up, down int }{{1, 0}, {0, 1}, {3, 2}} {
 			moments := 0
-			f, err := e.measureBulk(t.Context(), set.up, set.down, &times, func() (sample, error) {
+			f, err := measureBulk(t.Context(), e, set.up, set.down, &times, func() (sample, error) {
 				moments++
 				return sample{calls: float64(10 * moments)}, nil
 			})
@@ -32,37 +33,37 @@ func TestBenchGenerators(t *testing.T) {
 		}
 	})
 	t.Run("dials", func(t *testing.T) {
-		rate, err := e.measureDials(t.Context(), short, 5*short)
+		rate, err := e.MeasureDials(t.Context(), short, 5*short)
 		if err != nil || rate < 100 {
 			t.Errorf("%.0f connections per second (%v), want hundreds at least", rate, err)
 		}
 	})
 	t.Run("latency", func(t *testing.T) {
-		l, err := e.measureLatency(t.Context(), short)
-		if err != nil || l.p50 <= 0 || l.p99 < l.p50 {
+		l, err := e.MeasureLatency(t.Context(), short)
+		if err != nil || l.P50 <= 0 || l.P99 < l.P50 {
 			t.Errorf("%+v (%v)", l, err)
 		}
 	})
 	t.Run("paced datagrams", func(t *testing.T) {
 		const rate = 2000
-		sent, received, err := e.sendPaced(rate, 64, short)
+		sent, received, err := e.SendPaced(rate, 64, short)
 		if most := rate*short.Seconds() + 1; err != nil || sent == 0 || sent > most || received != sent {
 			t.Errorf("sent %.0f, received %.0f (%v), want the same and at most %.0f", sent, received, err, most)
 		}
 	})
 	t.Run("connections", func(t *testing.T) {
 		// More than there are source ports, so that destination ports change, too.
-		if err := e.fillConnections(t.Context(), flowPorts+7); err != nil {
+		if err := e.FillConnections(t.Context(), probe.FlowPorts+7); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("ended", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := e.measureBulk(ctx, 1, 0, &times, func() (sample, error) { return sample{}, nil }); err == nil {
+		if _, err := measureBulk(ctx, e, 1, 0, &times, func() (sample, error) { return sample{}, nil }); err == nil {
 			t.Error("streams: no error from a context that is done")
 		}
-		if _, err := e.measureUDP(ctx, 64, 1, short); err == nil {
+		if _, err := e.MeasureUDP(ctx, 64, 1, short); err == nil {
 			t.Error("datagrams: no error from a context that is done")
 		}
 	})

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 	"culvert/integration/need"
 )
 
@@ -29,9 +30,9 @@ func buildOne(t *testing.T, offloads bool) *Lab {
 }
 
 // within is a pair of pods of one cluster.
-func within(l *Lab, from, to string) *ends {
-	e := &ends{from: l.Host(from), to: l.Host(to)}
-	e.target, e.wantSource = e.to.Address, e.from.Address
+func within(l *Lab, from, to string) *probe.Ends {
+	e := &probe.Ends{From: l.Host(from), To: l.Host(to)}
+	e.Target, e.WantSource = e.To.Address, e.From.Address
 	return e
 }
 
@@ -41,18 +42,21 @@ func TestChecksPass(t *testing.T) {
 		l := buildOne(t, offloads)
 		e := within(l, "rome/pod1", "rome/pod2")
 		client := within(l, "rome/client", "rome/node2")
-		hops := []netip.Addr{plan.V4[0].Nodes[0].PodCIDR.Addr(), plan.V4[0].Nodes[1].Underlay, e.target}
+		hops := []netip.Addr{plan.V4[0].Nodes[0].PodCIDR.Addr(), plan.V4[0].Nodes[1].Underlay, e.Target}
 		for name, check := range map[string]func(context.Context) (string, error){
-			"ping":   e.checkPing,
-			"client": client.checkPing,
-			"udp":    e.checkUDP,
-			"trains": e.checkTrains,
-			"up":     func(ctx context.Context) (string, error) { return e.checkStream(ctx, 3<<20+1, 0) },
-			"down":   func(ctx context.Context) (string, error) { return e.checkStream(ctx, 0, 3<<20+1) },
-			"both":   func(ctx context.Context) (string, error) { return e.checkStream(ctx, 1<<20, 2<<20) },
-			"trace":  func(ctx context.Context) (string, error) { return checkTrace(ctx, e.from, e.target, hops) },
+			"ping":   e.CheckPing,
+			"client": client.CheckPing,
+			"udp":    e.CheckUDP,
+			"trains": e.CheckTrains,
+			"up":     func(ctx context.Context) (string, error) { return e.CheckStream(ctx, 3<<20+1, 0) },
+			"down":   func(ctx context.Context) (string, error) { return e.CheckStream(ctx, 0, 3<<20+1) },
+			"both":   func(ctx context.Context) (string, error) { return e.CheckStream(ctx, 1<<20, 2<<20) },
+			"trace": func(ctx context.Context) (string, error) {
+				return probe.CheckTrace(ctx, e.From, e.Target,
+					hops)
+			},
 			"underlay": func(ctx context.Context) (string, error) {
-				return checkInternal(client.to, plan.V4[0].Gateway)
+				return probe.CheckInternal(client.To, plan.V4[0].Gateway)
 			},
 		} {
 			if figure, err := check(t.Context()); err != nil {
@@ -69,24 +73,26 @@ func TestChecksFail(t *testing.T) {
 	l := buildOne(t, true)
 	e := within(l, "rome/pod1", "rome/pod2")
 	masked := *e
-	masked.wantSource = netip.MustParseAddr("10.62.1.5")
-	hops := []netip.Addr{plan.V4[0].Nodes[0].PodCIDR.Addr(), plan.V4[0].Nodes[0].Underlay, e.target}
+	masked.WantSource = netip.MustParseAddr("10.62.1.5")
+	hops := []netip.Addr{plan.V4[0].Nodes[0].PodCIDR.Addr(), plan.V4[0].Nodes[0].Underlay, e.Target}
 	for _, test := range []struct {
 		name  string
 		check func(context.Context) (string, error)
 		want  string
 	}{
-		{"ping, source", masked.checkPing, "rome/pod2 saw source 10.0.1.5, want 10.62.1.5"},
-		{"udp, source", masked.checkUDP, "want 40 from 10.62.1.5"},
-		{"trains, source", masked.checkTrains, "rome/pod2 saw source 10.0.1.5, want 10.62.1.5"},
-		{"stream, source", func(ctx context.Context) (string, error) { return masked.checkStream(ctx, 1000, 1000) },
+		{"ping, source", masked.CheckPing, "rome/pod2 saw source 10.0.1.5, want 10.62.1.5"},
+		{"udp, source", masked.CheckUDP, "want 40 from 10.62.1.5"},
+		{"trains, source", masked.CheckTrains, "rome/pod2 saw source 10.0.1.5, want 10.62.1.5"},
+		{"stream, source", func(ctx context.Context) (string, error) { return masked.CheckStream(ctx, 1000, 1000) },
 			"rome/pod2 saw source 10.0.1.5, want 10.62.1.5"},
-		{"trace, hops", func(ctx context.Context) (string, error) { return checkTrace(ctx, e.from, e.target, hops) },
-			"hops [10.0.1.1 172.18.0.3 10.0.2.6], want [10.0.1.1 172.18.0.2 10.0.2.6]"},
-		{"too big, never comes", func(ctx context.Context) (string, error) { return e.checkTooBig(ctx, e.target) },
+		{"trace, hops", func(ctx context.Context) (string, error) {
+			return probe.CheckTrace(ctx, e.From, e.Target,
+				hops)
+		}, "hops [10.0.1.1 172.18.0.3 10.0.2.6], want [10.0.1.1 172.18.0.2 10.0.2.6]"},
+		{"too big, never comes", func(ctx context.Context) (string, error) { return e.CheckTooBig(ctx, e.Target) },
 			"no too-big message"},
 		{"segments, never shrink", func(ctx context.Context) (string, error) {
-			return e.checkSegments(ctx, streamBytes,
+			return e.CheckSegments(ctx, streamBytes,
 				false)
 		}, "segments of 1288 bytes at first and 1288 at last"},
 	} {
@@ -106,23 +112,23 @@ func TestMTUChecks(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return netlink.LinkSetMTU(eth0, smallMTU)
+			return netlink.LinkSetMTU(eth0, probe.SmallMTU)
 		})
 		need.NoError(t, err)
 	}
 	e, back := within(l, "rome/pod1", "rome/pod2"), within(l, "rome/pod2", "rome/pod1")
-	if figure, err := e.checkFragments(t.Context()); err != nil {
+	if figure, err := e.CheckFragments(t.Context()); err != nil {
 		t.Error(figure, err)
 	}
 	// only pod1 learns of the small MTU
-	if figure, err := e.checkSegments(t.Context(), streamBytes, false); err != nil {
+	if figure, err := e.CheckSegments(t.Context(), streamBytes, false); err != nil {
 		t.Error(figure, err)
 	}
-	if figure, err := back.checkTooBig(t.Context(), plan.V4[0].Nodes[1].PodCIDR.Addr()); err != nil {
+	if figure, err := back.CheckTooBig(t.Context(), plan.V4[0].Nodes[1].PodCIDR.Addr()); err != nil {
 		t.Error(figure, err)
 	}
 	// A router that speaks from another address than expected.
-	if figure, err := within(l, "rome/pod1", "rome/client").checkTooBig(t.Context(),
+	if figure, err := within(l, "rome/pod1", "rome/client").CheckTooBig(t.Context(),
 		plan.V4[0].Internal); err == nil ||
 		!strings.Contains(err.Error(), "too-big message from 10.0.1.1 with MTU 1280, want 10.80.0.4 with 1280") {
 		t.Error(figure, err)

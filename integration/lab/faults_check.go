@@ -16,11 +16,11 @@ import (
 
 	gatewaycontrol "culvert/gateway/control"
 	"culvert/gateway/node"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
 const (
-	faultPace     = 20 * time.Millisecond  // between two pings
 	faultPatience = 250 * time.Millisecond // how long something that a fault cuts must stay silent
 )
 
@@ -135,12 +135,12 @@ func (l *Lab) observe(ctx context.Context, want Symptom) error {
 		var trials sync.WaitGroup
 		for _, pair := range [][2]string{{"rome/pod1", "milan/pod1"}, {"rome/pod2", "milan/pod2"}} {
 			for _, size := range []int{84, 1340} {
-				for _, e := range []*ends{l.pair(pair[0], pair[1]), l.pair(pair[1], pair[0])} {
-					if want.passes(e.from.Name, size > 84) != passes || want == HalfCut && !passes {
+				for _, e := range []*probe.Ends{l.pair(pair[0], pair[1]), l.pair(pair[1], pair[0])} {
+					if want.passes(e.From.Name, size > 84) != passes || want == HalfCut && !passes {
 						continue
 					}
 					trials.Go(func() {
-						err := e.observe(ctx, size, passes)
+						err := observe(ctx, e, size, passes)
 						mu.Lock()
 						defer mu.Unlock()
 						errs = append(errs, err)
@@ -162,27 +162,27 @@ func (l *Lab) observeMore(ctx context.Context, want Symptom) error {
 	first := l.pair("rome/pod1", "milan/pod1")
 	switch want {
 	case SlowTCP:
-		near, err := first.stream(ctx, 1000, 1000)
-		if err == nil && near.firstMSS > 216 {
-			err = fmt.Errorf("segments of %d bytes, want at most 216", near.firstMSS)
+		near, err := first.Stream(ctx, 1000, 1000)
+		if err == nil && near.FirstMSS > 216 {
+			err = fmt.Errorf("segments of %d bytes, want at most 216", near.FirstMSS)
 		}
 		return err
 	case NewCut:
 		if err := l.awaitDrop(ctx, "table-full", "connection-share"); err != nil {
 			return err
 		}
-		return l.pair("rome/node1", "milan/pod1").observe(ctx, 84, false)
+		return observe(ctx, l.pair("rome/node1", "milan/pod1"), 84, false)
 	case PortCut:
 		return l.awaitDrop(ctx, "port-exhausted", "port-share")
 	case HalfCut:
-		return first.halfPasses(ctx)
+		return halfPasses(ctx, first)
 	}
 	return nil
 }
 
 // awaitDrop waits until rome's gateway has dropped packets of its nodes for one of these reasons.
 func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
-	return step.Await(ctx, reachTimeout, faultPace, func() error {
+	return step.Await(ctx, reachTimeout, probe.Pace, func() error {
 		s, err := l.gatewayStatus(ctx, 0)
 		if err == nil && !slices.ContainsFunc(s.Outbound.Drops,
 			func(d gatewaycontrol.Drop) bool { return slices.Contains(reasons, d.Reason) }) {
@@ -193,14 +193,14 @@ func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
 }
 
 // halfPasses requires that some of many connections work and some do not.
-func (e *ends) halfPasses(ctx context.Context) (err error) {
+func halfPasses(ctx context.Context, e *probe.Ends) (err error) {
 	defer step.Catch(&err)
-	server := step.Must(newEchoServer(e.to))
-	defer server.close()
+	server := step.Must(probe.NewEchoServer(e.To))
+	defer server.Close()
 	const flows = 64
 	waiting := make(map[net.Conn]bool)
 	for range flows {
-		conn := step.Must(e.dialUDP(ctx, server.port()))
+		conn := step.Must(e.DialUDP(ctx, server.Port()))
 		defer conn.Close()
 		waiting[conn] = true
 	}
@@ -217,25 +217,25 @@ func (e *ends) halfPasses(ctx context.Context) (err error) {
 		}
 	}
 	if passed := flows - len(waiting); passed == 0 || passed == flows {
-		return fmt.Errorf("%s: %d of %d connections pass", e.path(), passed, flows)
+		return fmt.Errorf("%s: %d of %d connections pass", e.Path(), passed, flows)
 	}
 	return nil
 }
 
 // observe requires an answer to a ping soon, or none for a while.
-func (e *ends) observe(ctx context.Context, size int, answers bool) error {
+func observe(ctx context.Context, e *probe.Ends, size int, answers bool) error {
 	limit := faultPatience
 	if answers {
 		limit = reachTimeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err := e.answered(ctx, size, faultPace)
+	err := e.Answered(ctx, size, probe.Pace)
 	if err == nil && !answers {
-		return fmt.Errorf("%s: packets of %d bytes pass", e.path(), size)
+		return fmt.Errorf("%s: packets of %d bytes pass", e.Path(), size)
 	}
 	if err != nil && answers {
-		return fmt.Errorf("%s: packets of %d bytes do not pass: %w", e.path(), size, err)
+		return fmt.Errorf("%s: packets of %d bytes do not pass: %w", e.Path(), size, err)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	gatewaycontrol "culvert/gateway/control"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
@@ -77,13 +78,13 @@ func repeat(ctx context.Context, step func() error) error {
 // unknown source. A stream is settled after four packets, and is not evicted.
 func openStreams(ctx context.Context, l *Lab) error {
 	e := l.pair("rome/node1", "milan/pod1")
-	server, err := newEchoServer(e.to)
+	server, err := probe.NewEchoServer(e.To)
 	if err != nil {
 		return err
 	}
-	defer server.close()
+	defer server.Close()
 	return repeat(ctx, func() error {
-		conn, err := e.dialUDP(ctx, server.port())
+		conn, err := e.DialUDP(ctx, server.Port())
 		if err != nil {
 			return nil
 		}
@@ -101,7 +102,7 @@ func openStreams(ctx context.Context, l *Lab) error {
 func streams(ctx context.Context, l *Lab) error {
 	e := l.pair("rome/pod1", "milan/pod1")
 	return repeat(ctx, func() error {
-		e.stream(ctx, 1<<20, 1)
+		e.Stream(ctx, 1<<20, 1)
 		return nil
 	})
 }
@@ -113,19 +114,19 @@ const discardPort = 9
 // and then asks for more.
 func takePorts(ctx context.Context, l *Lab) (err error) {
 	defer step.Catch(&err)
-	to := netip.AddrPortFrom(l.pair("rome/node1", "milan/pod1").target, discardPort)
+	to := netip.AddrPortFrom(l.pair("rome/node1", "milan/pod1").Target, discardPort)
 	datagram := func(i int) []byte {
-		return silentUDP(netip.AddrPortFrom(l.plan()[0].Nodes[0].Underlay, uint16(i)), to)
+		return probe.SilentUDP(netip.AddrPortFrom(l.plan()[0].Nodes[0].Underlay, uint16(i)), to)
 	}
 	const ports = 1 << 16
-	f := &flood{l.at("rome/node1"), ports, datagram}
-	step.Must(f.run(ctx))
-	raw := step.Must(newRaw(l.at("rome/node1")))
+	f := &probe.Flood{From: l.at("rome/node1"), Count: ports, Packet: datagram}
+	step.Must(f.Run(ctx))
+	raw := step.Must(probe.NewRaw(l.at("rome/node1")))
 	defer raw.Close()
 	i := 0
 	err = repeat(ctx, func() error {
 		i += ports/2 + 1 // eventually every one
-		return raw.send(datagram(i))
+		return raw.Send(datagram(i))
 	})
 	// The opened connections last for minutes.
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)

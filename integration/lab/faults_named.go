@@ -12,6 +12,7 @@ import (
 
 	gatewaycontrol "culvert/gateway/control"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
@@ -184,11 +185,11 @@ const usePace = time.Second
 func (l *Lab) useAll(ctx context.Context) {
 	var users sync.WaitGroup
 	for _, pair := range [][2]string{{"rome/pod1", "milan/pod1"}, {"rome/pod2", "milan/pod2"}} {
-		for _, e := range []*ends{l.pair(pair[0], pair[1]), l.pair(pair[1], pair[0])} {
+		for _, e := range []*probe.Ends{l.pair(pair[0], pair[1]), l.pair(pair[1], pair[0])} {
 			users.Go(func() {
 				for ctx.Err() == nil {
-					attempt, cancel := context.WithTimeout(ctx, faultPace) // as short as for a user who sends many
-					e.answered(attempt, 84, faultPace)
+					attempt, cancel := context.WithTimeout(ctx, probe.Pace) // as short as for a user who sends many
+					e.Answered(attempt, 84, probe.Pace)
 					cancel()
 					step.Sleep(ctx, usePace)
 				}

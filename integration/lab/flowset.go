@@ -14,6 +14,7 @@ import (
 
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 )
 
 // A flowSet is connections of all kinds that are open while something happens to a gateway: between
@@ -151,7 +152,7 @@ func (c *flowSet) nodePorts(ctx context.Context, client *netns.Host, to netip.Ad
 // dial returns a function that opens the near end of a flow.
 func (c *flowSet) dial(ctx context.Context, from *netns.Host, local, to netip.AddrPort) func(*flow) error {
 	return func(f *flow) error {
-		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+		ctx, cancel := context.WithTimeout(ctx, probe.DialTimeout)
 		defer cancel()
 		network := "tcp"
 		if f.udp {

@@ -41,7 +41,7 @@ func keepChecks(short bool) func(*Lab) []Check {
 		path := fmt.Sprintf("%d connections of each of 4 kinds", n)
 		e := l.pair("rome/pod1", "milan/pod1")
 		checks := []Check{
-			e.firstContact(),
+			firstContact(e),
 			{"restart", path, func(ctx context.Context) (string, error) { return l.checkRestart(ctx, n) }},
 		}
 		row, pause := handRow, handPause

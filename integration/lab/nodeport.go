@@ -14,6 +14,7 @@ import (
 
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
@@ -57,12 +58,12 @@ func (n *nodePortCheck) path() string { return n.client.Name + " → " + n.pod.N
 
 // listen opens the pod's service and reports each connection, after it has read the required
 // header.
-func (n *nodePortCheck) listen(ctx context.Context) (port uint16, seen chan *transfer, stop func(), err error) {
+func (n *nodePortCheck) listen(ctx context.Context) (port uint16, seen chan *probe.Transfer, stop func(), err error) {
 	listener, err := n.pod.ListenTCP(0)
 	if err != nil {
 		return 0, nil, nil, err
 	}
-	seen = make(chan *transfer, len(n.nodes)*collisions)
+	seen = make(chan *probe.Transfer, len(n.nodes)*collisions)
 	cancel := context.AfterFunc(ctx, func() { listener.Close() })
 	go func() {
 		for {
@@ -72,8 +73,8 @@ func (n *nodePortCheck) listen(ctx context.Context) (port uint16, seen chan *tra
 			}
 			go func() {
 				headerErr := n.readHeader(conn)
-				t := newTransfer(ctx, conn, nodePortBytes, nodePortBytes, 2)
-				t.err = errors.Join(headerErr, t.err)
+				t := probe.NewTransfer(ctx, conn, nodePortBytes, nodePortBytes, 2)
+				t.Err = errors.Join(headerErr, t.Err)
 				seen <- t
 			}()
 		}
@@ -142,18 +143,19 @@ func (n *nodePortCheck) run(ctx context.Context) (_ string, err error) {
 }
 
 // streams are the clients' results, and what the pod saw of them.
-func (n *nodePortCheck) streams(ctx context.Context, forwarders []*forwarder, each int, seen chan *transfer) error {
-	near := make(chan *transfer)
+func (n *nodePortCheck) streams(ctx context.Context, forwarders []*forwarder, each int,
+	seen chan *probe.Transfer) error {
+	near := make(chan *probe.Transfer)
 	for _, f := range forwarders {
 		for i := range each {
 			local := netip.AddrPortFrom(n.client.Address, uint16(collidingPort+i))
 			go func() {
 				conn, err := n.client.DialFrom(ctx, netns.Over("tcp", f.entrance.Addr()), local, f.entrance, nil)
 				if err != nil {
-					near <- &transfer{err: fmt.Errorf("connect to %s: %w", f.entrance, err)}
+					near <- &probe.Transfer{Err: fmt.Errorf("connect to %s: %w", f.entrance, err)}
 					return
 				}
-				near <- newTransfer(ctx, conn, nodePortBytes, nodePortBytes, 1)
+				near <- probe.NewTransfer(ctx, conn, nodePortBytes, nodePortBytes, 1)
 			}()
 		}
 	}
@@ -162,31 +164,31 @@ func (n *nodePortCheck) streams(ctx context.Context, forwarders []*forwarder, ea
 	var errs []error
 	for range len(forwarders) * each {
 		t := <-near
-		errs = append(errs, t.err)
-		if t.err != nil {
+		errs = append(errs, t.Err)
+		if t.Err != nil {
 			continue
 		}
-		var far *transfer
+		var far *probe.Transfer
 		select {
 		case far = <-seen:
 		case <-ctx.Done():
 			return errors.Join(append(errs, ctx.Err())...)
 		}
-		if errs = append(errs, far.err); far.err != nil {
+		if errs = append(errs, far.Err); far.Err != nil {
 			continue
 		}
-		if far.peer != n.source {
-			errs = append(errs, fmt.Errorf("%s saw source %s, want %s", n.pod.Name, far.peer, n.source))
+		if far.Peer != n.source {
+			errs = append(errs, fmt.Errorf("%s saw source %s, want %s", n.pod.Name, far.Peer, n.source))
 		}
 		// All near ends send the same bytes, and so do all far ends.
-		if far.received != t.sent || far.sent != t.received {
+		if far.Received != t.Sent || far.Sent != t.Received {
 			errs = append(errs, errors.New("SHA-256 of what was sent and of what arrived differ"))
 		}
-		if ports[far.peerPort] {
-			errs = append(errs, fmt.Errorf("%s saw port %d twice", n.pod.Name, far.peerPort))
+		if ports[far.PeerPort] {
+			errs = append(errs, fmt.Errorf("%s saw port %d twice", n.pod.Name, far.PeerPort))
 		}
-		ports[far.peerPort] = true
-		if far.peerPort >= collidingPort && far.peerPort < collidingPort+uint16(each) {
+		ports[far.PeerPort] = true
+		if far.PeerPort >= collidingPort && far.PeerPort < collidingPort+uint16(each) {
 			kept++
 		}
 	}

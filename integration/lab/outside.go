@@ -8,6 +8,7 @@ import (
 	"culvert/gateway/node"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 )
 
 // Outside is a lab with hosts that have no pod address: clients outside the clusters, the nodes
@@ -26,7 +27,7 @@ const (
 // outsideMTU is the MTU of the links to the clients.
 func (l *Lab) outsideMTU() int {
 	if l.options.Outside {
-		return smallMTU
+		return probe.SmallMTU
 	}
 	return underlayMTU
 }

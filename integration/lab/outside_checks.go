@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -9,10 +8,8 @@ import (
 	"strings"
 
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 )
-
-// smallStream is how many bytes a check of addresses sends in each direction.
-const smallStream = 3<<20 + 7
 
 // outsideChecks are the promises about packets whose addresses are not pods'.
 func outsideChecks(l *Lab) []Check {
@@ -22,7 +19,7 @@ func outsideChecks(l *Lab) []Check {
 // sourcesChecks are the checks of one family.
 func (l *Lab) sourcesChecks(p *plan.Plan) []Check {
 	first := l.pairOf(p, "rome/pod1", "milan/pod1")
-	return slices.Concat([]Check{first.firstContact()}, l.nodePortChecks(p), l.sourceChecks(p), l.mappingChecks(p),
+	return slices.Concat([]Check{firstContact(first)}, l.nodePortChecks(p), l.sourceChecks(p), l.mappingChecks(p),
 		l.serviceChecks(p), l.servedChecks(p),
 		l.sctpChecks(p), l.fragmentChecks(p), l.errorChecks(p), l.reloadChecks(p))
 }
@@ -66,19 +63,19 @@ func (l *Lab) sourceChecks(p *plan.Plan) []Check {
 	rome := &p[0]
 	u := rome.Seen(rome.UnknownSource())
 	node := &rome.Nodes[0]
-	from := func(host string, local, want netip.Addr) *ends {
+	from := func(host string, local, want netip.Addr) *probe.Ends {
 		e := l.pairOf(p, host, "milan/pod2")
-		e.local, e.wantSource = local, want
+		e.Local, e.WantSource = local, want
 		return e
 	}
 	client := from("rome/client", rome.Client, u)
 	if p.Is6() {
-		client.size = smallMTU // no router fragments the replies
+		client.Size = probe.SmallMTU // no router fragments the replies
 	}
 	var checks []Check
 	for _, c := range []struct {
 		name string
-		e    *ends
+		e    *probe.Ends
 	}{
 		{"source podcidr .1", from("rome/node1", node.PodCIDR.Addr(), rome.Seen(node.PodCIDR.Addr()))},
 		{"source node", from("rome/node1", node.Underlay, u)},
@@ -86,25 +83,9 @@ func (l *Lab) sourceChecks(p *plan.Plan) []Check {
 		{"source outside", client},
 		{"source behind pod", from("rome/pod1", rome.BehindFirst, u)},
 	} {
-		checks = append(checks, Check{c.name, c.e.path(), c.e.checkSource})
+		checks = append(checks, Check{c.name, c.e.Path(), c.e.CheckSource})
 	}
-	return append(checks, Check{"ping outside", client.path(), client.checkPing})
-}
-
-// checkSource sends a TCP stream in each direction and datagrams with and without fragments.
-func (e *ends) checkSource(ctx context.Context) (string, error) {
-	if _, err := e.stream(ctx, smallStream, smallStream+1); err != nil {
-		return "", fmt.Errorf("TCP: %w", err)
-	}
-	// The outside links have a smaller MTU than the pods', so routers fragment.
-	if _, err := e.checkFragments(ctx); err != nil {
-		return "", fmt.Errorf("UDP: %w", err)
-	}
-	local := e.local
-	if !local.IsValid() {
-		local = e.from.Address
-	}
-	return fmt.Sprintf("from %s for %s", e.wantSource, local), nil
+	return append(checks, Check{"ping outside", client.Path(), client.CheckPing})
 }
 
 // mappingChecks reach an outside host by its external address, and the other way round.
@@ -114,11 +95,11 @@ func (l *Lab) mappingChecks(p *plan.Plan) []Check {
 		c, peer := &p[i], &p[1-i]
 		pod := l.host(p, peer.Name+"/"+peer.Nodes[i].PodName)
 		host := l.Host(c.Name + "/client").At(c.Mapped)
-		in := &ends{from: pod, to: host, target: c.Seen(c.MappedAs), wantSource: peer.Seen(pod.Address)}
-		out := &ends{from: host, to: pod, local: c.Mapped, target: peer.Seen(pod.Address),
-			wantSource: c.Seen(c.MappedAs)}
-		checks = append(checks, Check{"mapped host, to", in.path(), in.checkSource}, Check{"mapped host, from",
-			out.path(), out.checkSource})
+		in := &probe.Ends{From: pod, To: host, Target: c.Seen(c.MappedAs), WantSource: peer.Seen(pod.Address)}
+		out := &probe.Ends{From: host, To: pod, Local: c.Mapped, Target: peer.Seen(pod.Address),
+			WantSource: c.Seen(c.MappedAs)}
+		checks = append(checks, Check{"mapped host, to", in.Path(), in.CheckSource}, Check{"mapped host, from",
+			out.Path(), out.CheckSource})
 	}
 	return checks
 }
@@ -130,4 +111,10 @@ func count(seen map[string]int) string {
 		all = append(all, fmt.Sprintf("%s %d", name, seen[name]))
 	}
 	return strings.Join(all, ", ")
+}
+
+func (l *Lab) fragmentChecks(p *plan.Plan) []Check {
+	e := l.pairOf(p, "rome/pod1", "milan/pod2")
+	e.Local, e.WantSource = p[0].BehindFirst, p[0].Seen(p[0].UnknownSource())
+	return []Check{{"fragment orders", e.Path(), e.CheckFragmentOrders}}
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
@@ -63,7 +64,7 @@ func (l *Lab) refusals(i int) []refusal {
 		{want: "cluster: \\\"/../../x\\\" is no name", change: at("cluster", "/../../x")},
 		{want: "peer: ", change: at("peer", c.Name)},
 		{want: "peer: \\\"a\\\\nlevel=error\\\" is no name", change: at("peer", "a\nlevel=error")},
-		{want: "mtu: cannot change", change: at("mtu", smallMTU)},
+		{want: "mtu: cannot change", change: at("mtu", probe.SmallMTU)},
 		{want: "mtu: ", change: at("mtu", 90000)},
 		{want: "state: cannot change", change: at("state", l.path(c.Name, "elsewhere"))},
 		{want: "metrics: cannot change", change: at("metrics", "127.0.0.1:9999")},
@@ -147,12 +148,12 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (_ int, err error) {
 			"ports": fmt.Sprint(refusedPort), "action": "reject"}}
 	}
 	step.Try(l.reload(ctx, i, good))
-	var calls []*call
-	var ends []*ends
+	var calls []*probe.Call
+	var ends []*probe.Ends
 	for _, pod := range []string{"/pod1", "/pod2"} {
 		e := l.pair(plan.V4[1-i].Name+pod, name+pod)
-		defer step.Must(newNameServer(e.to, backendPort)).close()
-		c := step.Must(newCall(ctx, e.from, netip.AddrPortFrom(e.target, backendPort)))
+		defer step.Must(probe.NewNameServer(e.To, backendPort)).Close()
+		c := step.Must(probe.NewCall(ctx, e.From, netip.AddrPortFrom(e.Target, backendPort)))
 		calls, ends = append(calls, c), append(ends, e)
 	}
 	text := step.Must(os.ReadFile(l.path(name, "gateway.yaml")))
@@ -176,11 +177,12 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (_ int, err error) {
 		}
 		for k := range calls {
 			if err == nil {
-				_, _, err = calls[k].ask()
+				_, _, err = calls[k].Ask()
 			}
 			if err == nil {
 				// by a rule of the valid file
-				err = refuses(ctx, ends[k].from, netip.AddrPortFrom(ends[k].target, refusedPort), unix.ENETUNREACH)
+				err = probe.Refuses(ctx, ends[k].From, netip.AddrPortFrom(ends[k].Target, refusedPort),
+					unix.ENETUNREACH)
 			}
 		}
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
@@ -77,10 +78,10 @@ func (l *Lab) reloadChecks(p *plan.Plan) []Check {
 func (l *Lab) checkRules(ctx context.Context, p *plan.Plan) (_ string, err error) {
 	defer step.Catch(&err)
 	e := l.pairOf(p, "milan/pod1", "rome/pod1")
-	defer step.Must(newNameServer(e.to, backendPort)).close()
-	to := netip.AddrPortFrom(e.target, backendPort)
-	old := step.Must(newCall(ctx, e.from, to))
-	if _, _, err := old.ask(); err != nil {
+	defer step.Must(probe.NewNameServer(e.To, backendPort)).Close()
+	to := netip.AddrPortFrom(e.Target, backendPort)
+	old := step.Must(probe.NewCall(ctx, e.From, to))
+	if _, _, err := old.Ask(); err != nil {
 		return "", fmt.Errorf("before any rule: %w", err)
 	}
 	rule := func(action string) func(object) {
@@ -102,10 +103,10 @@ func (l *Lab) checkRules(ctx context.Context, p *plan.Plan) (_ string, err error
 		{nil, nil, "no rule again"},
 	} {
 		step.Try(l.reload(ctx, 0, stage.change))
-		c, err := newCall(ctx, e.from, to)
+		c, err := probe.NewCall(ctx, e.From, to)
 		if err == nil {
-			_, _, err = c.ask()
-			c.conn.Close()
+			_, _, err = c.Ask()
+			c.Conn.Close()
 		}
 		if errors.Is(err, context.DeadlineExceeded) || os.IsTimeout(err) {
 			err = os.ErrDeadlineExceeded
@@ -114,7 +115,7 @@ func (l *Lab) checkRules(ctx context.Context, p *plan.Plan) (_ string, err error
 			return "", fmt.Errorf("%s: new connection: %v, want %v", stage.what, err, stage.want)
 		}
 	}
-	if _, _, err := old.ask(); err != nil {
+	if _, _, err := old.Ask(); err != nil {
 		return "", fmt.Errorf("the connection from before: %w", err)
 	}
 	return "reject, drop and no rule take effect", nil
@@ -130,17 +131,17 @@ const (
 func (l *Lab) checkReload(ctx context.Context, p *plan.Plan) (_ string, err error) {
 	defer step.Catch(&err)
 	rome, milan := &p[0], &p[1]
-	u := func(e *ends, local netip.Addr, c *plan.Cluster) *ends {
-		e.local, e.wantSource = local, c.Seen(c.UnknownSource())
+	u := func(e *probe.Ends, local netip.Addr, c *plan.Cluster) *probe.Ends {
+		e.Local, e.WantSource = local, c.Seen(c.UnknownSource())
 		return e
 	}
-	mapped := &ends{from: l.host(p, "milan/pod1"), to: l.Host("rome/client").At(rome.Mapped),
-		target: rome.Seen(rome.MappedAs)}
-	mapped.wantSource = milan.Seen(mapped.from.Address)
-	back := &ends{from: l.host(p, "milan/client"), local: milan.Mapped, to: l.host(p, "rome/pod2"),
-		wantSource: milan.Seen(milan.MappedAs)}
-	back.target = rome.Seen(back.to.Address)
-	streams := []*ends{
+	mapped := &probe.Ends{From: l.host(p, "milan/pod1"), To: l.Host("rome/client").At(rome.Mapped),
+		Target: rome.Seen(rome.MappedAs)}
+	mapped.WantSource = milan.Seen(mapped.From.Address)
+	back := &probe.Ends{From: l.host(p, "milan/client"), Local: milan.Mapped, To: l.host(p, "rome/pod2"),
+		WantSource: milan.Seen(milan.MappedAs)}
+	back.Target = rome.Seen(back.To.Address)
+	streams := []*probe.Ends{
 		l.pairOf(p, "rome/pod1", "milan/pod1"), l.pairOf(p, "rome/pod2", "milan/pod2"), l.pairOf(p, "milan/pod1",
 			"rome/pod2"),
 		u(l.pairOf(p, "rome/pod1", "milan/pod2"), rome.BehindFirst, rome), u(l.pairOf(p, "rome/node2", "milan/pod1"),
@@ -159,9 +160,9 @@ func (l *Lab) checkReload(ctx context.Context, p *plan.Plan) (_ string, err erro
 	ended := make(chan error, len(streams))
 	for _, e := range streams {
 		go func() {
-			_, err := e.stream(ctx, bulk, bulk)
+			_, err := e.Stream(ctx, bulk, bulk)
 			if err != nil {
-				err = fmt.Errorf("%s: %w", e.path(), err)
+				err = fmt.Errorf("%s: %w", e.Path(), err)
 			}
 			ended <- err
 		}()
@@ -251,10 +252,10 @@ const cpusStreams = 8
 func (l *Lab) checkCPUs(ctx context.Context, n int, pause time.Duration) (string, error) {
 	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (figure string, err error) {
 		defer step.Catch(&err)
-		streams := step.Must(l.pair("rome/pod2", "milan/pod2").startBulk(cpusStreams, 0))
-		defer func() { err = errors.Join(err, streams.stop()) }()
+		streams := step.Must(l.pair("rome/pod2", "milan/pod2").StartBulk(cpusStreams, 0))
+		defer func() { err = errors.Join(err, streams.Stop()) }()
 		step.Try(c.measureUndisturbed())
-		undisturbed := time.Duration(streams.pause.Swap(0))
+		undisturbed := time.Duration(streams.Pause.Swap(0))
 		figure, err = l.eachGateway(c, pause, func(p *Process) error {
 			i := plan.V4.Index(p.Host.Name)
 			if err := l.reload(ctx, i, func(config object) { config["cpus"] = 2 }); err != nil {
@@ -262,7 +263,7 @@ func (l *Lab) checkCPUs(ctx context.Context, n int, pause time.Duration) (string
 			}
 			return l.reload(ctx, i, nil)
 		}, exchange)
-		longest := time.Duration(streams.pause.Load())
+		longest := time.Duration(streams.Pause.Load())
 		if err == nil && longest > pause {
 			err = fmt.Errorf("a stream paused for %v, want at most %v", longest.Round(time.Millisecond), pause)
 		}

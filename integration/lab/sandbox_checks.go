@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"culvert/geneve/udp"
+	"culvert/integration/lab/probe"
 )
 
 // floods are more than gateways under gVisor can carry, of large datagrams and small ones.
@@ -36,8 +37,8 @@ func (l *Lab) sandboxChecks() []Check {
 		checks = append(checks, Check{"sandbox memory", "both gateways", l.checkSandboxMemory})
 	}
 	for _, f := range floods {
-		for _, e := range []*ends{there, back} {
-			checks = append(checks, Check{fmt.Sprintf("sandbox flood %d", f.size), e.path(),
+		for _, e := range []*probe.Ends{there, back} {
+			checks = append(checks, Check{fmt.Sprintf("sandbox flood %d", f.size), e.Path(),
 				func(ctx context.Context) (string, error) { return l.checkSandboxFlood(ctx, e, f.bits, f.size) }})
 		}
 	}
@@ -89,7 +90,7 @@ func (l *Lab) checkSandboxMemory(ctx context.Context) (string, error) {
 
 // checkSandboxFlood sends more than the gateways can carry, and pauses them in turn, so that as
 // much as possible is queued for them. Both must survive and carry pings.
-func (l *Lab) checkSandboxFlood(ctx context.Context, e *ends, bits float64, size int) (string, error) {
+func (l *Lab) checkSandboxFlood(ctx context.Context, e *probe.Ends, bits float64, size int) (string, error) {
 	held := make(chan error, 1)
 	go func() {
 		var err error
@@ -98,7 +99,7 @@ func (l *Lab) checkSandboxFlood(ctx context.Context, e *ends, bits float64, size
 		}
 		held <- err
 	}()
-	sent, received, err := e.sendPaced(bits/8/float64(size), size, floodTime)
+	sent, received, err := e.SendPaced(bits/8/float64(size), size, floodTime)
 	if err = errors.Join(err, <-held); err != nil {
 		return "", err
 	}
@@ -107,7 +108,7 @@ func (l *Lab) checkSandboxFlood(ctx context.Context, e *ends, bits float64, size
 			return "", fmt.Errorf("after the flood: %s: %w", p.Host.Name, err)
 		}
 	}
-	if _, err := e.checkPing(ctx); err != nil {
+	if _, err := e.CheckPing(ctx); err != nil {
 		return "", fmt.Errorf("after the flood: %w", err)
 	}
 	rate := func(n float64) float64 { return n * 8 * float64(size) / floodTime.Seconds() / 1e6 }

@@ -11,6 +11,7 @@ import (
 
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 	"culvert/nat/nattest"
 )
@@ -43,7 +44,7 @@ func (p *sctpPacket) bytes() []byte {
 	chunk := append([]byte{p.kind, firstAndLast, 0, byte(4 + len(p.value))}, p.value...)
 	body := nattest.SCTP{SourcePort: p.source, DestinationPort: p.destination, Tag: p.tag, Chunks: chunk}
 	none := netip.IPv4Unspecified()
-	return packetOf(none, none, body).Bytes()[ipHeader(none):]
+	return probe.PacketOf(none, none, body).Bytes()[probe.IPHeader(none):]
 }
 
 // sctpEnd is one end of associations: an address of a host.
@@ -69,7 +70,7 @@ func (e *sctpEnd) send(to netip.Addr, p sctpPacket) error {
 // source port of 0 means any, which expect returns.
 func (e *sctpEnd) expect(from netip.Addr, want sctpPacket) (port uint16, err error) {
 	defer step.Catch(&err)
-	step.Try(e.conn.SetReadDeadline(time.Now().Add(replyTimeout)))
+	step.Try(e.conn.SetReadDeadline(time.Now().Add(probe.ReplyTimeout)))
 	buffer := make([]byte, 65536)
 	n, source, err := e.conn.ReadFrom(buffer)
 	if err != nil {
@@ -107,12 +108,12 @@ var sctpTags = [][2]uint32{{0x11111111, 0x21212121}, {0x12345678, 0x87654321}}
 
 func (l *Lab) newSCTPPair(p *plan.Plan) (s *sctpPair, err error) {
 	e, rome := l.pairOf(p, "rome/pod1", "milan/pod1"), &p[0]
-	s = &sctpPair{u: rome.Seen(rome.UnknownSource()), target: e.target, ports: make([]uint16, len(sctpTags))}
-	if s.far, err = newSCTPEnd(e.to, e.to.Address); err != nil {
+	s = &sctpPair{u: rome.Seen(rome.UnknownSource()), target: e.Target, ports: make([]uint16, len(sctpTags))}
+	if s.far, err = newSCTPEnd(e.To, e.To.Address); err != nil {
 		return nil, err
 	}
 	for _, local := range []netip.Addr{rome.BehindFirst, rome.BehindOther} {
-		n, err := newSCTPEnd(e.from, local)
+		n, err := newSCTPEnd(e.From, local)
 		if err != nil {
 			s.close()
 			return nil, err

@@ -11,6 +11,7 @@ import (
 
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 )
 
 // Node ports of the Services served by rome's first node, by externalTrafficPolicy.
@@ -74,11 +75,11 @@ func (l *Lab) servedChecks(p *plan.Plan) []Check {
 // withEndpoints runs a check while the node serves and all endpoints answer.
 func (s *servedCheck) withEndpoints(ctx context.Context, run func() (string, error)) (figure string, err error) {
 	for _, h := range s.endpoints {
-		server, err := newNameServer(h, backendPort)
+		server, err := probe.NewNameServer(h, backendPort)
 		if err != nil {
 			return "", err
 		}
-		defer server.close()
+		defer server.Close()
 	}
 	rome := &s.plan[0]
 	endpoints := []object{{"address": s.plan[1].Seen(s.endpoints[2].Address), "port": backendPort}}
@@ -131,7 +132,7 @@ func (l *Lab) serveOn(ctx context.Context, c *plan.Cluster, serve []object, do f
 func (s *servedCheck) answers(ctx context.Context, from *netns.Host, to netip.AddrPort, sees []netip.Addr) (string,
 	error) {
 	if sees == nil {
-		return "refused", refuses(ctx, from, to, unix.ECONNREFUSED)
+		return "refused", probe.Refuses(ctx, from, to, unix.ECONNREFUSED)
 	}
 	want, seen := make(map[string]string), make(map[string]int)
 	var sources []string
@@ -143,12 +144,12 @@ func (s *servedCheck) answers(ctx context.Context, from *netns.Host, to netip.Ad
 	}
 	calls := 0
 	for ; calls < mostCalls && (len(want) < len(sees) || len(seen) < len(want)); calls++ {
-		c, err := newCall(ctx, from, to)
+		c, err := probe.NewCall(ctx, from, to)
 		if err != nil {
 			return "", fmt.Errorf("call %d to %s: %w", calls+1, to, err)
 		}
-		name, source, err := c.ask()
-		if err = errors.Join(err, c.end()); err != nil {
+		name, source, err := c.Ask()
+		if err = errors.Join(err, c.End()); err != nil {
 			return "", fmt.Errorf("call %d to %s: %w", calls+1, to, err)
 		}
 		if source != want[name] {

@@ -7,6 +7,7 @@ import (
 
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 	"culvert/integration/need"
 )
 
@@ -15,9 +16,9 @@ import (
 func TestServedChecksFail(t *testing.T) {
 	l := buildOne(t, true)
 	pod, other := l.Host("rome/pod1"), l.Host("rome/pod2")
-	server, err := newNameServer(other, backendPort)
+	server, err := probe.NewNameServer(other, backendPort)
 	need.NoError(t, err)
-	defer server.close()
+	defer server.Close()
 	s := &servedCheck{lab: l, plan: &plan.V4, endpoints: []*netns.Host{pod, other}}
 	to, closed := netip.AddrPortFrom(other.Address, backendPort), netip.AddrPortFrom(other.Address, backendPort+1)
 	node, nobody := l.Host("rome/node1").Address, netip.Addr{}

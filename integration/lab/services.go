@@ -1,140 +1,23 @@
 package lab
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
-	"strings"
-	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
 // serviceCalls is how many connections show how a service balances: the chance that one of two
 // backends gets all of them is 1 in 2^39.
 const serviceCalls = 40
-
-// nameServer answers each line of a connection with its host's name and the source that it sees.
-type nameServer struct {
-	listener net.Listener
-	mu       sync.Mutex
-	conns    []net.Conn
-}
-
-func newNameServer(h *netns.Host, port uint16) (*nameServer, error) {
-	listener, err := h.ListenTCP(port)
-	if err != nil {
-		return nil, err
-	}
-	s := &nameServer{listener: listener}
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			s.mu.Lock()
-			s.conns = append(s.conns, conn)
-			s.mu.Unlock()
-			conn.(*net.TCPConn).SetLinger(0) // a FIN would be repeated when it no longer reaches its client
-			go func() {
-				defer conn.Close()
-				for lines := bufio.NewScanner(conn); lines.Scan(); {
-					fmt.Fprintf(conn, "%s %s %s\n", h.Name, conn.RemoteAddr().(*net.TCPAddr).IP, lines.Text())
-				}
-			}()
-		}
-	}()
-	return s, nil
-}
-
-func (s *nameServer) close() {
-	s.listener.Close()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, c := range s.conns {
-		c.Close()
-	}
-}
-
-// call is a connection to a nameServer.
-type call struct {
-	conn  net.Conn
-	lines *bufio.Reader
-	count int
-
-	patience time.Duration // with an answer
-}
-
-// newCall connects. The connection ends with ctx, if not before.
-func newCall(ctx context.Context, from *netns.Host, to netip.AddrPort) (*call, error) {
-	dialing, cancel := context.WithTimeout(ctx, replyTimeout)
-	defer cancel()
-	conn, err := from.Dial(dialing, netns.Over("tcp", to.Addr()), to.String())
-	if err != nil {
-		return nil, err
-	}
-	context.AfterFunc(ctx, func() { conn.Close() })
-	return &call{conn: conn, lines: bufio.NewReader(conn), patience: replyTimeout}, nil
-}
-
-// ask returns the name of the host that answers and the source that it sees.
-func (c *call) ask() (name, source string, err error) {
-	defer step.Catch(&err)
-	c.count++
-	question := fmt.Sprintf("question %d", c.count)
-	c.conn.SetDeadline(time.Now().Add(c.patience))
-	step.Must(fmt.Fprintln(c.conn, question))
-	line := step.Must(c.lines.ReadString('\n'))
-	parts := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 3)
-	if len(parts) != 3 || parts[2] != question {
-		return "", "", fmt.Errorf("answer %q to %q", line, question)
-	}
-	return parts[0], parts[1], nil
-}
-
-// answeredBy asks, and requires an answer from the named host, or from any if want is "".
-func (c *call) answeredBy(want string) error {
-	name, _, err := c.ask()
-	if err == nil && want != "" && name != want {
-		err = fmt.Errorf("answer from %s, want %s", name, want)
-	}
-	return err
-}
-
-// end closes the connection, and waits until the server has closed it too.
-func (c *call) end() error {
-	defer c.conn.Close()
-	if err := c.conn.(*net.TCPConn).CloseWrite(); err != nil {
-		return err
-	}
-	c.conn.SetDeadline(time.Now().Add(replyTimeout))
-	if _, err := c.lines.ReadByte(); err != io.EOF && !errors.Is(err, unix.ECONNRESET) {
-		return fmt.Errorf("the end of the connection: %v, want it reset", err)
-	}
-	return nil
-}
-
-// refuses requires a connection to fail with this error.
-func refuses(ctx context.Context, from *netns.Host, to netip.AddrPort, want error) error {
-	c, err := newCall(ctx, from, to)
-	if err == nil {
-		c.conn.Close()
-	}
-	if !errors.Is(err, want) {
-		return fmt.Errorf("call to %s: %v, want %v", to, err, want)
-	}
-	return nil
-}
 
 // serviceCheck reaches services of one cluster from a pod of the other.
 type serviceCheck struct {
@@ -177,14 +60,14 @@ func (l *Lab) serviceChecks(p *plan.Plan) []Check {
 // serveBackends makes both pods of a cluster answer as backends of its services until stop is
 // called.
 func (l *Lab) serveBackends(p *plan.Plan, cluster int) (stop func(), err error) {
-	var servers []*nameServer
+	var servers []*probe.NameServer
 	stop = func() {
 		for _, s := range servers {
-			s.close()
+			s.Close()
 		}
 	}
 	for _, n := range p[cluster].Nodes {
-		server, err := newNameServer(l.host(p, p[cluster].Name+"/"+n.PodName), backendPort)
+		server, err := probe.NewNameServer(l.host(p, p[cluster].Name+"/"+n.PodName), backendPort)
 		if err != nil {
 			stop()
 			return nil, err
@@ -199,12 +82,12 @@ func (s *serviceCheck) calls(ctx context.Context, from *netns.Host, to netip.Add
 	want := s.plan.Of(from.Name).Seen(from.Address).String()
 	seen := make(map[string]int)
 	for range n {
-		c, err := newCall(ctx, from, to)
+		c, err := probe.NewCall(ctx, from, to)
 		if err != nil {
 			return seen, fmt.Errorf("connection %d to %s: %w", len(seen)+1, to, err)
 		}
-		name, source, err := c.ask()
-		c.conn.Close()
+		name, source, err := c.Ask()
+		c.Conn.Close()
 		if err != nil {
 			return seen, fmt.Errorf("%s: %w", to, err)
 		}
@@ -249,16 +132,16 @@ func (s *serviceCheck) affinity(ctx context.Context, to netip.AddrPort) (_ strin
 }
 
 // oneEach opens a connection to each backend.
-func (s *serviceCheck) oneEach(ctx context.Context, to netip.AddrPort) (map[string]*call, error) {
-	calls := make(map[string]*call)
+func (s *serviceCheck) oneEach(ctx context.Context, to netip.AddrPort) (map[string]*probe.Call, error) {
+	calls := make(map[string]*probe.Call)
 	for range serviceCalls {
-		c, err := newCall(ctx, s.from, to)
+		c, err := probe.NewCall(ctx, s.from, to)
 		if err != nil {
 			return calls, err
 		}
-		name, _, err := c.ask()
+		name, _, err := c.Ask()
 		if err != nil {
-			return calls, errors.Join(err, c.conn.Close())
+			return calls, errors.Join(err, c.Conn.Close())
 		}
 		if calls[name] == nil {
 			calls[name] = c
@@ -287,7 +170,7 @@ func (s *serviceCheck) removal(service string, resets bool) func(context.Context
 			}
 		}))
 		for name, call := range calls {
-			got, _, err := call.ask()
+			got, _, err := call.Ask()
 			if resets && name == leaving {
 				if !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) && !errors.Is(err, io.EOF) {
 					return "", fmt.Errorf("connection to %s after it left: %v, want it reset", leaving, err)

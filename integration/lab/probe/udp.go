@@ -1,4 +1,4 @@
-package lab
+package probe
 
 import (
 	"context"
@@ -28,15 +28,15 @@ const (
 	udpBuffer  = 16 << 20               // bytes, so that the receiving pod is not the limit
 )
 
-// measureUDP returns the highest rate of datagrams with size bytes of payload, per second, with at
+// MeasureUDP returns the highest rate of datagrams with size bytes of payload, per second, with at
 // most lossLimit lost: by a ladder, then a bisection.
-func (e *ends) measureUDP(ctx context.Context, size, bisections int, step time.Duration) (float64, error) {
+func (e *Ends) MeasureUDP(ctx context.Context, size, bisections int, step time.Duration) (float64, error) {
 	passes := func(rate float64) (float64, bool, error) {
 		for range rateTries {
 			if err := ctx.Err(); err != nil {
 				return 0, false, err
 			}
-			sent, received, err := e.sendPaced(rate, size, step)
+			sent, received, err := e.SendPaced(rate, size, step)
 			if err != nil {
 				return 0, false, err
 			}
@@ -73,14 +73,14 @@ func (e *ends) measureUDP(ctx context.Context, size, bisections int, step time.D
 	}
 }
 
-// sendPaced sends at rate for duration and counts what arrives.
-func (e *ends) sendPaced(rate float64, size int, duration time.Duration) (sent, received float64, err error) {
-	to, err := netns.NewSocket(e.to, unix.SOCK_DGRAM, 0)
+// SendPaced sends at rate for duration and counts what arrives.
+func (e *Ends) SendPaced(rate float64, size int, duration time.Duration) (sent, received float64, err error) {
+	to, err := netns.NewSocket(e.To, unix.SOCK_DGRAM, 0)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer to.Close()
-	from, err := netns.NewSocket(e.from, unix.SOCK_DGRAM, 0)
+	from, err := netns.NewSocket(e.From, unix.SOCK_DGRAM, 0)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -89,9 +89,9 @@ func (e *ends) sendPaced(rate float64, size int, duration time.Duration) (sent, 
 	if unix.SetsockoptInt(to.FD, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer) != nil {
 		unix.SetsockoptInt(to.FD, unix.SOL_SOCKET, unix.SO_RCVBUF, udpBuffer)
 	}
-	err = errors.Join(to.Bind(netip.AddrPortFrom(e.to.Address, 0)), to.SetTimeout(drain))
+	err = errors.Join(to.Bind(netip.AddrPortFrom(e.To.Address, 0)), to.SetTimeout(drain))
 	if err == nil {
-		err = from.Connect(netip.AddrPortFrom(e.target, to.Port))
+		err = from.Connect(netip.AddrPortFrom(e.Target, to.Port))
 	}
 	if err != nil {
 		return 0, 0, fmt.Errorf("UDP: %w", err)

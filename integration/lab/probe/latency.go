@@ -1,4 +1,4 @@
-package lab
+package probe
 
 import (
 	"context"
@@ -21,36 +21,36 @@ const (
 	pingInterval = 500 * time.Microsecond // between an answer and the next request
 )
 
-// latency is a distribution of round-trip times, in seconds.
-type latency struct{ p50, p99 float64 }
+// Latency is a distribution of round-trip times, in seconds.
+type Latency struct{ P50, P99 float64 }
 
-// measureLatency sends echo requests one after the other; the far pod's kernel answers. A lost one
+// MeasureLatency sends echo requests one after the other; the far pod's kernel answers. A lost one
 // counts as pingTimeout.
-func (e *ends) measureLatency(ctx context.Context, duration time.Duration) (latency, error) {
-	s, err := newPing(e.from)
+func (e *Ends) MeasureLatency(ctx context.Context, duration time.Duration) (Latency, error) {
+	s, err := newPing(e.From)
 	if err != nil {
-		return latency{}, err
+		return Latency{}, err
 	}
 	defer s.Close()
-	err = errors.Join(s.SetTimeout(pingTimeout), s.Connect(netip.AddrPortFrom(e.target, 0)))
+	err = errors.Join(s.SetTimeout(pingTimeout), s.Connect(netip.AddrPortFrom(e.Target, 0)))
 	if err != nil {
-		return latency{}, err
+		return Latency{}, err
 	}
 	var rtts []float64
 	request, reply := make([]byte, pingBytes), make([]byte, 2*pingBytes)
 	for began, sequence := time.Now(), uint16(0); time.Since(began) < duration; sequence++ {
 		if ctx.Err() != nil {
-			return latency{}, context.Cause(ctx)
+			return Latency{}, context.Cause(ctx)
 		}
 		rtt, err := echo(s, request, reply, sequence)
 		if err != nil {
-			return latency{}, err
+			return Latency{}, err
 		}
 		rtts = append(rtts, rtt.Seconds())
 		time.Sleep(pingInterval)
 	}
 	slices.Sort(rtts)
-	return latency{rtts[len(rtts)/2], rtts[len(rtts)*99/100]}, nil
+	return Latency{rtts[len(rtts)/2], rtts[len(rtts)*99/100]}, nil
 }
 
 // newPing makes a socket for echo requests of the host's family.
@@ -88,18 +88,18 @@ func echo(s *netns.Socket, request, reply []byte, sequence uint16) (time.Duratio
 	}
 }
 
-// reach returns when the far pod answers.
-func (e *ends) reach(ctx context.Context) error {
-	if err := e.answered(ctx, ipHeader(e.target)+pingBytes, 100*time.Millisecond); err != nil {
-		return fmt.Errorf("%s does not reach %s: %w", e.from.Name, e.to.Name, err)
+// Reach returns when the far pod answers.
+func (e *Ends) Reach(ctx context.Context) error {
+	if err := e.Answered(ctx, IPHeader(e.Target)+pingBytes, 100*time.Millisecond); err != nil {
+		return fmt.Errorf("%s does not reach %s: %w", e.From.Name, e.To.Name, err)
 	}
 	return nil
 }
 
-// answered pings with packets of size bytes until there is an answer, which may take wait, or ctx
+// Answered pings with packets of size bytes until there is an answer, which may take wait, or ctx
 // is done.
-func (e *ends) answered(ctx context.Context, size int, wait time.Duration) error {
-	s, err := newPing(e.from)
+func (e *Ends) Answered(ctx context.Context, size int, wait time.Duration) error {
+	s, err := newPing(e.From)
 	if err != nil {
 		return err
 	}
@@ -107,11 +107,11 @@ func (e *ends) answered(ctx context.Context, size int, wait time.Duration) error
 	if err := s.SetTimeout(wait); err != nil {
 		return err
 	}
-	pace := time.NewTicker(faultPace)
+	pace := time.NewTicker(Pace)
 	defer pace.Stop()
-	request, reply := make([]byte, size-ipHeader(e.target)), make([]byte, size)
+	request, reply := make([]byte, size-IPHeader(e.Target)), make([]byte, size)
 	for sequence := uint16(0); ; sequence++ {
-		err := s.Connect(netip.AddrPortFrom(e.target, 0)) // there may be no route yet
+		err := s.Connect(netip.AddrPortFrom(e.Target, 0)) // there may be no route yet
 		if err == nil {
 			var rtt time.Duration
 			if rtt, err = echo(s, request, reply, sequence); err == nil && rtt < pingTimeout {
@@ -125,3 +125,6 @@ func (e *ends) answered(ctx context.Context, size int, wait time.Duration) error
 		}
 	}
 }
+
+// Pace is the pause between two pings until one is answered.
+const Pace = 20 * time.Millisecond

@@ -1,4 +1,4 @@
-package lab
+package probe
 
 import (
 	"context"
@@ -7,7 +7,6 @@ import (
 	"net/netip"
 
 	"culvert/integration/lab/netns"
-	"culvert/integration/lab/plan"
 	"culvert/nat/nattest"
 )
 
@@ -17,32 +16,26 @@ const (
 	fragments       = 4    // of it and the UDP header
 )
 
-func (l *Lab) fragmentChecks(p *plan.Plan) []Check {
-	e := l.pairOf(p, "rome/pod1", "milan/pod2")
-	e.local, e.wantSource = p[0].BehindFirst, p[0].Seen(p[0].UnknownSource())
-	return []Check{{"fragment orders", e.path(), e.checkFragmentOrders}}
-}
-
-// checkFragmentOrders sends a datagram in both directions for every order in which its fragments
+// CheckFragmentOrders sends a datagram in both directions for every order in which its fragments
 // can arrive, with e.local, which becomes U, at the near end.
-func (e *ends) checkFragmentOrders(ctx context.Context) (string, error) {
-	near, err := newFragmentEnd(e.from, e.local)
+func (e *Ends) CheckFragmentOrders(ctx context.Context) (string, error) {
+	near, err := newFragmentEnd(e.From, e.Local)
 	if err != nil {
 		return "", err
 	}
 	defer near.close()
-	far, err := newFragmentEnd(e.to, e.to.Address)
+	far, err := newFragmentEnd(e.To, e.To.Address)
 	if err != nil {
 		return "", err
 	}
 	defer far.close()
-	u := netip.AddrPortFrom(e.wantSource, near.local.Port()) // no other connection: the port is kept
+	u := netip.AddrPortFrom(e.WantSource, near.local.Port()) // no other connection: the port is kept
 	orders := permutations(fragments)
 	for i, order := range orders {
 		if ctx.Err() != nil {
 			return "", ctx.Err()
 		}
-		if err := near.send(netip.AddrPortFrom(e.target, far.local.Port()), uint16(2*i+1), order); err != nil {
+		if err := near.send(netip.AddrPortFrom(e.Target, far.local.Port()), uint16(2*i+1), order); err != nil {
 			return "", err
 		}
 		if err := far.expect(uint16(2*i+1), u); err != nil {
@@ -51,23 +44,23 @@ func (e *ends) checkFragmentOrders(ctx context.Context) (string, error) {
 		if err := far.send(u, uint16(2*i+2), order); err != nil {
 			return "", err
 		}
-		if err := near.expect(uint16(2*i+2), netip.AddrPortFrom(e.target, far.local.Port())); err != nil {
+		if err := near.expect(uint16(2*i+2), netip.AddrPortFrom(e.Target, far.local.Port())); err != nil {
 			return "", fmt.Errorf("fragments back in order %v: %w", order, err)
 		}
 	}
-	return fmt.Sprintf("%d orders of %d each way, from %s", len(orders), fragments, e.wantSource), nil
+	return fmt.Sprintf("%d orders of %d each way, from %s", len(orders), fragments, e.WantSource), nil
 }
 
 // fragmentEnd sends handmade fragments and receives whole datagrams.
 type fragmentEnd struct {
 	host  *netns.Host
-	raw   rawSocket
+	raw   RawSocket
 	conn  *net.UDPConn
 	local netip.AddrPort
 }
 
 func newFragmentEnd(h *netns.Host, local netip.Addr) (*fragmentEnd, error) {
-	raw, err := newRaw(h)
+	raw, err := NewRaw(h)
 	if err != nil {
 		return nil, err
 	}
@@ -86,12 +79,12 @@ func (f *fragmentEnd) close() {
 
 // send sends the datagram with the given IP ID in fragments.
 func (f *fragmentEnd) send(to netip.AddrPort, id uint16, order []int) error {
-	packets := nattest.Pieces(datagramOf(f.local, to, fragmentedPayload(id)...), fragmentBytes, uint32(id))
+	packets := nattest.Pieces(DatagramOf(f.local, to, fragmentedPayload(id)...), fragmentBytes, uint32(id))
 	if len(packets) != len(order) {
 		return fmt.Errorf("%d fragments, want %d", len(packets), len(order))
 	}
 	for _, n := range order {
-		if err := f.raw.send(packets[n]); err != nil {
+		if err := f.raw.Send(packets[n]); err != nil {
 			return fmt.Errorf("%s: send fragment %d: %w", f.host.Name, n, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package lab
+package probe
 
 import (
 	"bytes"
@@ -20,8 +20,8 @@ import (
 // datagramSizes are payloads in bytes; from 1,313 on they need fragments.
 var datagramSizes = []int{1, 1000, 1300, 1312, 1313, 3000, 9000, 60000}
 
-// echoServer sends every datagram back and remembers who sent it.
-type echoServer struct {
+// EchoServer sends every datagram back and remembers who sent it.
+type EchoServer struct {
 	conn *net.UDPConn
 	done chan struct{}
 
@@ -29,7 +29,8 @@ type echoServer struct {
 	sources map[netip.Addr]int
 }
 
-func newEchoServer(h *netns.Host) (*echoServer, error) {
+// NewEchoServer starts a server at the host's address.
+func NewEchoServer(h *netns.Host) (*EchoServer, error) {
 	conn, err := h.ListenUDP(h.Address, 0)
 	if err != nil {
 		return nil, err
@@ -42,7 +43,7 @@ func newEchoServer(h *netns.Host) (*echoServer, error) {
 			return nil, err
 		}
 	}
-	s := &echoServer{conn: conn, done: make(chan struct{}), sources: make(map[netip.Addr]int)}
+	s := &EchoServer{conn: conn, done: make(chan struct{}), sources: make(map[netip.Addr]int)}
 	go func() {
 		defer close(s.done)
 		buffer := make([]byte, 65536)
@@ -63,45 +64,46 @@ func newEchoServer(h *netns.Host) (*echoServer, error) {
 	return s, nil
 }
 
-func (s *echoServer) port() int { return s.conn.LocalAddr().(*net.UDPAddr).Port }
+// Port is where it listens.
+func (s *EchoServer) Port() int { return s.conn.LocalAddr().(*net.UDPAddr).Port }
 
-// close stops the server and returns how many datagrams came from each source.
-func (s *echoServer) close() map[netip.Addr]int {
+// Close stops the server and returns how many datagrams came from each source.
+func (s *EchoServer) Close() map[netip.Addr]int {
 	s.conn.Close()
 	<-s.done
 	return s.sources
 }
 
-// dialUDP connects a UDP socket of the near pod to a port of the far one.
-func (e *ends) dialUDP(ctx context.Context, port int) (*net.UDPConn, error) {
-	conn, err := e.from.DialFrom(ctx, netns.Over("udp", e.target), netip.AddrPortFrom(e.local, 0),
-		netip.AddrPortFrom(e.target, uint16(port)), nil)
+// DialUDP connects a UDP socket of the near pod to a port of the far one.
+func (e *Ends) DialUDP(ctx context.Context, port int) (*net.UDPConn, error) {
+	conn, err := e.From.DialFrom(ctx, netns.Over("udp", e.Target), netip.AddrPortFrom(e.Local, 0),
+		netip.AddrPortFrom(e.Target, uint16(port)), nil)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", e.from.Name, err)
+		return nil, fmt.Errorf("%s: %w", e.From.Name, err)
 	}
 	return conn.(*net.UDPConn), nil
 }
 
 // dialEcho starts an echo server at the far pod and connects to it.
-func (e *ends) dialEcho(ctx context.Context) (*echoServer, *net.UDPConn, error) {
-	server, err := newEchoServer(e.to)
+func (e *Ends) dialEcho(ctx context.Context) (*EchoServer, *net.UDPConn, error) {
+	server, err := NewEchoServer(e.To)
 	if err != nil {
 		return nil, nil, err
 	}
-	conn, err := e.dialUDP(ctx, server.port())
+	conn, err := e.DialUDP(ctx, server.Port())
 	if err != nil {
-		server.close()
+		server.Close()
 	}
 	return server, conn, err
 }
 
-// checkUDP echoes datagrams of all sizes, which tests both directions.
-func (e *ends) checkUDP(ctx context.Context) (string, error) {
+// CheckUDP echoes datagrams of all sizes, which tests both directions.
+func (e *Ends) CheckUDP(ctx context.Context) (string, error) {
 	server, conn, err := e.dialEcho(ctx)
 	if err != nil {
 		return "", err
 	}
-	defer server.close()
+	defer server.Close()
 	defer conn.Close()
 	var sent int
 	for round := range 5 {
@@ -112,9 +114,9 @@ func (e *ends) checkUDP(ctx context.Context) (string, error) {
 			sent++
 		}
 	}
-	sources := server.close()
-	if sources[e.wantSource] != sent || len(sources) != 1 {
-		return "", fmt.Errorf("%s saw datagrams from %v, want %d from %s", e.to.Name, sources, sent, e.wantSource)
+	sources := server.Close()
+	if sources[e.WantSource] != sent || len(sources) != 1 {
+		return "", fmt.Errorf("%s saw datagrams from %v, want %d from %s", e.To.Name, sources, sent, e.WantSource)
 	}
 	return fmt.Sprintf("%d datagrams of 1 to 60000 bytes", sent), nil
 }
@@ -133,7 +135,7 @@ func echoUDP(conn *net.UDPConn, size int, seed uint64) error {
 
 // receiveDatagram requires this datagram next.
 func receiveDatagram(conn *net.UDPConn, want []byte) (from netip.AddrPort, err error) {
-	if err := conn.SetReadDeadline(time.Now().Add(replyTimeout)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(ReplyTimeout)); err != nil {
 		return from, err
 	}
 	buffer := make([]byte, len(want)+1) // a longer datagram shows by one byte
@@ -152,15 +154,15 @@ const (
 	trainLength  = 20   // datagrams
 )
 
-// checkTrains sends UDP_SEGMENT trains in both directions; every datagram must arrive, in order and
+// CheckTrains sends UDP_SEGMENT trains in both directions; every datagram must arrive, in order and
 // with its size. The receiver answers each train before the next.
-func (e *ends) checkTrains(ctx context.Context) (string, error) {
-	server, err := e.to.ListenUDP(e.to.Address, 0)
+func (e *Ends) CheckTrains(ctx context.Context) (string, error) {
+	server, err := e.To.ListenUDP(e.To.Address, 0)
 	if err != nil {
 		return "", err
 	}
 	defer server.Close()
-	client, err := e.dialUDP(ctx, server.LocalAddr().(*net.UDPAddr).Port)
+	client, err := e.DialUDP(ctx, server.LocalAddr().(*net.UDPAddr).Port)
 	if err != nil {
 		return "", err
 	}
@@ -171,20 +173,20 @@ func (e *ends) checkTrains(ctx context.Context) (string, error) {
 	began := time.Now()
 	for i := range trains {
 		if _, err := client.Write(train(i)); err != nil {
-			return "", fmt.Errorf("train %d to %s: %w", i, e.to.Name, err)
+			return "", fmt.Errorf("train %d to %s: %w", i, e.To.Name, err)
 		}
 		from, err := receiveTrain(server, i)
 		if err != nil {
-			return "", fmt.Errorf("train %d at %s: %w", i, e.to.Name, err)
+			return "", fmt.Errorf("train %d at %s: %w", i, e.To.Name, err)
 		}
-		if from.Addr().Unmap() != e.wantSource {
-			return "", fmt.Errorf("%s saw source %s, want %s", e.to.Name, from.Addr(), e.wantSource)
+		if from.Addr().Unmap() != e.WantSource {
+			return "", fmt.Errorf("%s saw source %s, want %s", e.To.Name, from.Addr(), e.WantSource)
 		}
 		if _, err := server.WriteToUDPAddrPort(train(i), from); err != nil {
-			return "", fmt.Errorf("train %d back from %s: %w", i, e.to.Name, err)
+			return "", fmt.Errorf("train %d back from %s: %w", i, e.To.Name, err)
 		}
 		if _, err := receiveTrain(client, i); err != nil {
-			return "", fmt.Errorf("train %d back at %s: %w", i, e.from.Name, err)
+			return "", fmt.Errorf("train %d back at %s: %w", i, e.From.Name, err)
 		}
 	}
 	rate := 2 * trains * trainLength / time.Since(began).Seconds() / 1000

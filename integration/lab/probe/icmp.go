@@ -1,7 +1,6 @@
-package lab
+package probe
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -22,15 +21,15 @@ import (
 	"culvert/nat/nattest"
 )
 
-// replyTimeout is how long an answer may take; within one machine it takes less than a millisecond.
-const replyTimeout = 2 * time.Second
+// ReplyTimeout is how long an answer may take; within one machine it takes less than a millisecond.
+const ReplyTimeout = 2 * time.Second
 
-// maxTTL is more hops than any path in a lab.
-const maxTTL = 64
+// MaxTTL is more hops than any path in a lab.
+const MaxTTL = 64
 
-// pinger sends ICMP echo requests from a host and reads all incoming ICMP of the family of the
+// Pinger sends ICMP echo requests from a host and reads all incoming ICMP of the family of the
 // host's address.
-type pinger struct {
+type Pinger struct {
 	conn *icmp.PacketConn
 	six  bool
 	id   int
@@ -40,9 +39,9 @@ type pinger struct {
 // pingID makes unique identifiers.
 var pingID atomic.Int32
 
-// newPinger opens a raw ICMP socket, which also receives errors with their quotations.
-func newPinger(h *netns.Host) (*pinger, error) {
-	p := &pinger{six: h.Address.Is6(), id: 0x4000 | int(pingID.Add(1)&0x3fff)}
+// NewPinger opens a raw ICMP socket, which also receives errors with their quotations.
+func NewPinger(h *netns.Host) (*Pinger, error) {
+	p := &Pinger{six: h.Address.Is6(), id: 0x4000 | int(pingID.Add(1)&0x3fff)}
 	network, all := "ip4:icmp", "0.0.0.0"
 	if p.six {
 		network, all = "ip6:ipv6-icmp", "::"
@@ -57,28 +56,30 @@ func newPinger(h *netns.Host) (*pinger, error) {
 	return p, nil
 }
 
-func (p *pinger) close() { p.conn.Close() }
+// Close closes its socket.
+func (p *Pinger) Close() { p.conn.Close() }
 
-// answer is an ICMP message as it arrived.
-type answer struct {
-	from    netip.Addr
-	message *icmp.Message
-	quote   *nattest.View // of an ICMP error, or nil
+// Answer is an ICMP message as it arrived.
+type Answer struct {
+	From    netip.Addr
+	Message *icmp.Message
+	Quote   *nattest.View // of an ICMP error, or nil
 	mtu     int           // of a fragmentation-needed message
 	rtt     time.Duration
 }
 
-var errUnanswered = errors.New("no answer")
+// ErrUnanswered means that a request had no answer in time.
+var ErrUnanswered = errors.New("no answer")
 
-// echo sends one request with an IP packet of size bytes and waits for its answer: a reply, or an
+// Echo sends one request with an IP packet of size bytes and waits for its answer: a reply, or an
 // error that quotes it.
-func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
+func (p *Pinger) Echo(to netip.Addr, size, ttl int) (*Answer, error) {
 	p.seq++
 	data := make([]byte, max(0, size-udpOverhead(to))) // ICMP and UDP headers have the same length
 	for i := range data {
 		data[i] = byte(i + p.seq)
 	}
-	request := icmp.Message{Type: p.types().echo, Body: &icmp.Echo{ID: p.id, Seq: p.seq & 0xffff, Data: data}}
+	request := icmp.Message{Type: p.Types().echo, Body: &icmp.Echo{ID: p.id, Seq: p.seq & 0xffff, Data: data}}
 	packet, err := request.Marshal(nil)
 	if err != nil {
 		return nil, err
@@ -96,22 +97,22 @@ func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 		return nil, fmt.Errorf("send echo request to %s: %w", to, err)
 	}
 	for {
-		a, err := p.read(began.Add(replyTimeout))
+		a, err := p.Read(began.Add(ReplyTimeout))
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return nil, fmt.Errorf("%w to an echo request of %d bytes to %s in %v", errUnanswered, size, to,
-				replyTimeout)
+			return nil, fmt.Errorf("%w to an echo request of %d bytes to %s in %v", ErrUnanswered, size, to,
+				ReplyTimeout)
 		}
 		if err != nil {
 			return nil, err
 		}
 		a.rtt = time.Since(began)
-		switch body := a.message.Body.(type) {
+		switch body := a.Message.Body.(type) {
 		case *icmp.Echo:
-			if a.message.Type != p.types().reply || body.ID != p.id || body.Seq != p.seq&0xffff {
+			if a.Message.Type != p.Types().reply || body.ID != p.id || body.Seq != p.seq&0xffff {
 				continue
 			}
-			if a.from != to {
-				return nil, fmt.Errorf("echo reply came from %s, want %s", a.from, to)
+			if a.From != to {
+				return nil, fmt.Errorf("echo reply came from %s, want %s", a.From, to)
 			}
 			if !slices.Equal(body.Data, data) {
 				return nil, fmt.Errorf("echo reply from %s has %d bytes unlike the %d sent", to,
@@ -120,46 +121,47 @@ func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 			return a, nil
 		default:
 			// the identifier
-			if a.quote != nil && int(a.quote.Protocol) == p.types().protocol && int(a.quote.SourcePort) == p.id {
+			if a.Quote != nil && int(a.Quote.Protocol) == p.Types().protocol && int(a.Quote.SourcePort) == p.id {
 				return a, nil
 			}
 		}
 	}
 }
 
-// read returns the next ICMP message.
-func (p *pinger) read(deadline time.Time) (_ *answer, err error) {
+// Read returns the next ICMP message.
+func (p *Pinger) Read(deadline time.Time) (_ *Answer, err error) {
 	defer step.Catch(&err)
 	step.Try(p.conn.SetReadDeadline(deadline))
 	buffer := make([]byte, 65536)
 	n, from := step.Must2(p.conn.ReadFrom(buffer))
-	message, err := icmp.ParseMessage(p.types().protocol, buffer[:n])
+	message, err := icmp.ParseMessage(p.Types().protocol, buffer[:n])
 	if err != nil {
 		return nil, fmt.Errorf("ICMP message from %s: %w", from, err)
 	}
 	source, _ := netip.AddrFromSlice(from.(*net.IPAddr).IP)
 	quote, mtu := p.quoted(message, buffer[:n])
-	return &answer{from: source.Unmap(), message: message, quote: quote, mtu: mtu}, nil
+	return &Answer{From: source.Unmap(), Message: message, Quote: quote, mtu: mtu}, nil
 }
 
-// icmpTypes are the messages of a family that the checks know.
-type icmpTypes struct {
+// Types are the messages of a family that the checks know.
+type Types struct {
 	protocol                               int
-	echo, reply, timeExceeded, unreachable icmp.Type
+	echo, reply, TimeExceeded, Unreachable icmp.Type
 }
 
-func (p *pinger) types() *icmpTypes {
+// Types are those of the pinger's family.
+func (p *Pinger) Types() *Types {
 	if p.six {
-		return &icmpTypes{unix.IPPROTO_ICMPV6, ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply,
+		return &Types{unix.IPPROTO_ICMPV6, ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply,
 			ipv6.ICMPTypeTimeExceeded, ipv6.ICMPTypeDestinationUnreachable}
 	}
-	return &icmpTypes{unix.IPPROTO_ICMP, ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply, ipv4.ICMPTypeTimeExceeded,
+	return &Types{unix.IPPROTO_ICMP, ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply, ipv4.ICMPTypeTimeExceeded,
 		ipv4.ICMPTypeDestinationUnreachable}
 }
 
 // quoted returns the packet that an ICMP error quotes, or nil if the message is no error, and the
 // MTU of a fragmentation-needed message.
-func (p *pinger) quoted(m *icmp.Message, raw []byte) (quote *nattest.View, mtu int) {
+func (p *Pinger) quoted(m *icmp.Message, raw []byte) (quote *nattest.View, mtu int) {
 	var data []byte
 	switch body := m.Body.(type) {
 	case *icmp.PacketTooBig:
@@ -183,7 +185,7 @@ func (p *pinger) quoted(m *icmp.Message, raw []byte) (quote *nattest.View, mtu i
 // watchEchoes collects the source addresses of n echo requests with this ID that arrive at a host;
 // wait returns them, or those that arrived in time.
 func watchEchoes(h *netns.Host, id, n int) (wait func() ([]netip.Addr, error), err error) {
-	w, err := newPinger(h)
+	w, err := NewPinger(h)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +193,7 @@ func watchEchoes(h *netns.Host, id, n int) (wait func() ([]netip.Addr, error), e
 	done := make(chan error, 1)
 	go func() {
 		for len(seen) < n {
-			a, err := w.read(time.Time{})
+			a, err := w.Read(time.Time{})
 			if errors.Is(err, net.ErrClosed) {
 				break
 			}
@@ -199,17 +201,17 @@ func watchEchoes(h *netns.Host, id, n int) (wait func() ([]netip.Addr, error), e
 				done <- err
 				return
 			}
-			if e, ok := a.message.Body.(*icmp.Echo); ok && a.message.Type == w.types().echo && e.ID == id {
-				seen = append(seen, a.from)
+			if e, ok := a.Message.Body.(*icmp.Echo); ok && a.Message.Type == w.Types().echo && e.ID == id {
+				seen = append(seen, a.From)
 			}
 		}
 		done <- nil
 	}()
 	return func() ([]netip.Addr, error) {
-		late := time.AfterFunc(replyTimeout, w.close)
+		late := time.AfterFunc(ReplyTimeout, w.Close)
 		err := <-done
 		late.Stop()
-		w.close()
+		w.Close()
 		return seen, err
 	}, nil
 }
@@ -219,15 +221,4 @@ func percentiles(rtts []time.Duration) string {
 	slices.Sort(rtts)
 	at := func(p int) float64 { return float64(rtts[(len(rtts)-1)*p/100].Microseconds()) / 1000 }
 	return fmt.Sprintf("p50 %.2f ms, p99 %.2f ms", at(50), at(99))
-}
-
-// firstContact is a check that pings until there is an answer: handshakes and ARP take a moment.
-func (e *ends) firstContact() Check {
-	return Check{"first contact", e.path(), func(ctx context.Context) (string, error) {
-		ctx, cancel := context.WithTimeout(ctx, startTimeout)
-		defer cancel()
-		began := time.Now()
-		err := e.reach(ctx)
-		return fmt.Sprintf("first answer after %d ms", time.Since(began).Milliseconds()), err
-	}}
 }

@@ -1,4 +1,4 @@
-package lab
+package probe
 
 import (
 	"context"
@@ -20,27 +20,27 @@ const (
 	flowWindow    = 256                    // requests under way
 	flowPatience  = 100 * time.Millisecond // after which unanswered requests are lost
 	flowPasses    = 5
-	flowPorts     = 60000 // source ports, from firstFlowPort on
+	FlowPorts     = 60000 // source ports, from firstFlowPort on
 	firstFlowPort = 2000
 	flowTargets   = 10000 // destination ports, from here on
 	flowDatagram  = 16    // bytes with the UDP header
 )
 
-// fillConnections makes n UDP connections through both gateways, with one datagram in each
+// FillConnections makes n UDP connections through both gateways, with one datagram in each
 // direction. Raw sockets replace many ports.
-func (e *ends) fillConnections(ctx context.Context, n int) error {
-	near, err := netns.NewSocket(e.from, unix.SOCK_RAW, unix.IPPROTO_UDP)
+func (e *Ends) FillConnections(ctx context.Context, n int) error {
+	near, err := netns.NewSocket(e.From, unix.SOCK_RAW, unix.IPPROTO_UDP)
 	if err != nil {
 		return err
 	}
 	defer near.Close()
-	far, err := netns.NewSocket(e.to, unix.SOCK_RAW, unix.IPPROTO_UDP)
+	far, err := netns.NewSocket(e.To, unix.SOCK_RAW, unix.IPPROTO_UDP)
 	if err != nil {
 		return err
 	}
 	defer far.Close()
 	f := &flowFiller{near: near, answered: make([]bool, n)}
-	err = errors.Join(near.Connect(netip.AddrPortFrom(e.target, 0)), far.Connect(netip.AddrPortFrom(e.wantSource, 0)),
+	err = errors.Join(near.Connect(netip.AddrPortFrom(e.Target, 0)), far.Connect(netip.AddrPortFrom(e.WantSource, 0)),
 		near.SetTimeout(flowPatience), far.SetTimeout(flowPatience))
 	if err != nil {
 		return fmt.Errorf("fill the table: %w", err)
@@ -87,8 +87,8 @@ func (f *flowFiller) request(ctx context.Context) error {
 		if f.answered[i] { // a late answer makes a second request, no harm
 			continue
 		}
-		binary.BigEndian.PutUint16(datagram, uint16(firstFlowPort+i%flowPorts))
-		binary.BigEndian.PutUint16(datagram[2:], uint16(flowTargets+i/flowPorts))
+		binary.BigEndian.PutUint16(datagram, uint16(firstFlowPort+i%FlowPorts))
+		binary.BigEndian.PutUint16(datagram[2:], uint16(flowTargets+i/FlowPorts))
 		if _, err := f.near.Write(datagram); err != nil {
 			return fmt.Errorf("fill the table: %w", err)
 		}
@@ -107,7 +107,7 @@ func (f *flowFiller) collect() {
 			continue
 		}
 		from, to := binary.BigEndian.Uint16(datagram), binary.BigEndian.Uint16(datagram[2:])
-		i := int(from-flowTargets)*flowPorts + int(to-firstFlowPort)
+		i := int(from-flowTargets)*FlowPorts + int(to-firstFlowPort)
 		if i >= 0 && i < len(f.answered) && !f.answered[i] {
 			f.answered[i] = true
 			f.count.Add(1)

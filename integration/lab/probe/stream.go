@@ -1,4 +1,4 @@
-package lab
+package probe
 
 import (
 	"context"
@@ -58,88 +58,88 @@ func (p *pattern) WriteTo(w io.Writer) (n int64, err error) {
 	return n, nil
 }
 
-// checkStream sends up and down bytes over one TCP connection at the same time.
-func (e *ends) checkStream(ctx context.Context, up, down int64) (string, error) {
+// CheckStream sends up and down bytes over one TCP connection at the same time.
+func (e *Ends) CheckStream(ctx context.Context, up, down int64) (string, error) {
 	began := time.Now()
-	if _, err := e.stream(ctx, up, down); err != nil {
+	if _, err := e.Stream(ctx, up, down); err != nil {
 		return "", err
 	}
 	rate := float64(up+down) * 8 / time.Since(began).Seconds() / 1e9
 	return fmt.Sprintf("%.2f Gbit/s, %d MiB, SHA-256 equal", rate, (up+down)>>20), nil
 }
 
-// dialTimeout allows for a connection's first two SYNs to be lost.
-const dialTimeout = 5 * time.Second
+// DialTimeout allows for a connection's first two SYNs to be lost.
+const DialTimeout = 5 * time.Second
 
-// stream compares SHA-256 sums and the addresses that the pods saw, and returns the near end.
-func (e *ends) stream(ctx context.Context, up, down int64) (*transfer, error) {
-	listener, err := e.to.ListenTCP(0)
+// Stream compares SHA-256 sums and the addresses that the pods saw, and returns the near end.
+func (e *Ends) Stream(ctx context.Context, up, down int64) (*Transfer, error) {
+	listener, err := e.To.ListenTCP(0)
 	if err != nil {
 		return nil, err
 	}
 	defer listener.Close()
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
-	server := make(chan *transfer, 1)
+	server := make(chan *Transfer, 1)
 	go func() {
 		conn, err := listener.Accept()
 		if err != nil {
-			server <- &transfer{err: fmt.Errorf("accept: %w", err)}
+			server <- &Transfer{Err: fmt.Errorf("accept: %w", err)}
 			return
 		}
-		server <- newTransfer(ctx, conn, down, up, 2)
+		server <- NewTransfer(ctx, conn, down, up, 2)
 	}()
 	port := listener.Addr().(*net.TCPAddr).Port
-	dialing, cancel := context.WithTimeout(ctx, dialTimeout)
+	dialing, cancel := context.WithTimeout(ctx, DialTimeout)
 	defer cancel()
-	conn, err := e.from.DialFrom(dialing, netns.Over("tcp", e.target), netip.AddrPortFrom(e.local, 0),
-		netip.AddrPortFrom(e.target, uint16(port)), nil)
+	conn, err := e.From.DialFrom(dialing, netns.Over("tcp", e.Target), netip.AddrPortFrom(e.Local, 0),
+		netip.AddrPortFrom(e.Target, uint16(port)), nil)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	near := newTransfer(ctx, conn, up, down, 1)
+	near := NewTransfer(ctx, conn, up, down, 1)
 	far := <-server
-	if err := errors.Join(near.err, far.err); err != nil {
+	if err := errors.Join(near.Err, far.Err); err != nil {
 		return nil, err
 	}
-	if far.peer != e.wantSource {
-		return nil, fmt.Errorf("%s saw source %s, want %s", e.to.Name, far.peer, e.wantSource)
+	if far.Peer != e.WantSource {
+		return nil, fmt.Errorf("%s saw source %s, want %s", e.To.Name, far.Peer, e.WantSource)
 	}
-	if near.peer != e.target {
-		return nil, fmt.Errorf("%s is connected to %s, want %s", e.from.Name, near.peer, e.target)
+	if near.Peer != e.Target {
+		return nil, fmt.Errorf("%s is connected to %s, want %s", e.From.Name, near.Peer, e.Target)
 	}
-	if near.sent != far.received {
-		return nil, fmt.Errorf("up: SHA-256 %x arrived, want %x", far.received, near.sent)
+	if near.Sent != far.Received {
+		return nil, fmt.Errorf("up: SHA-256 %x arrived, want %x", far.Received, near.Sent)
 	}
-	if far.sent != near.received {
-		return nil, fmt.Errorf("down: SHA-256 %x arrived, want %x", near.received, far.sent)
+	if far.Sent != near.Received {
+		return nil, fmt.Errorf("down: SHA-256 %x arrived, want %x", near.Received, far.Sent)
 	}
 	return near, nil
 }
 
-// transfer is one end of a connection after it sent and received everything.
-type transfer struct {
-	peer           netip.Addr
-	peerPort       uint16
-	sent, received [sha256.Size]byte
-	firstMSS       int // TCP payload bytes of a segment, at the start
-	lastMSS        int // and at the end
-	err            error
+// Transfer is one end of a connection after it sent and received everything.
+type Transfer struct {
+	Peer           netip.Addr
+	PeerPort       uint16
+	Sent, Received [sha256.Size]byte
+	FirstMSS       int // TCP payload bytes of a segment, at the start
+	LastMSS        int // and at the end
+	Err            error
 }
 
-// newTransfer sends and receives concurrently and closes the connection.
-func newTransfer(ctx context.Context, conn net.Conn, send, receive int64, seed uint64) *transfer {
+// NewTransfer sends and receives concurrently and closes the connection.
+func NewTransfer(ctx context.Context, conn net.Conn, send, receive int64, seed uint64) *Transfer {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	peer := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
-	t := &transfer{peer: peer.Addr().Unmap(), peerPort: peer.Port()}
-	t.firstMSS = segmentSize(conn)
+	t := &Transfer{Peer: peer.Addr().Unmap(), PeerPort: peer.Port()}
+	t.FirstMSS = segmentSize(conn)
 	sender := make(chan error, 1)
 	go func() {
 		p := newPattern(send, seed)
 		n, err := p.WriteTo(conn)
-		t.sent = [sha256.Size]byte(p.sum.Sum(nil))
+		t.Sent = [sha256.Size]byte(p.sum.Sum(nil))
 		if err == nil {
 			err = conn.(*net.TCPConn).CloseWrite()
 		}
@@ -150,14 +150,14 @@ func newTransfer(ctx context.Context, conn net.Conn, send, receive int64, seed u
 	}()
 	sum := sha256.New()
 	n, err := io.CopyBuffer(struct{ io.Writer }{sum}, struct{ io.Reader }{conn}, make([]byte, 256<<10))
-	t.received = [sha256.Size]byte(sum.Sum(nil))
+	t.Received = [sha256.Size]byte(sum.Sum(nil))
 	if err != nil || n != receive {
 		err = fmt.Errorf("received %d of %d bytes: %w", n, receive, errors.Join(err, io.ErrUnexpectedEOF))
 	}
-	t.err = errors.Join(err, <-sender)
-	t.lastMSS = segmentSize(conn)
-	if t.err != nil {
-		t.err = errors.New(strings.ReplaceAll(t.err.Error(), "\n", "; "))
+	t.Err = errors.Join(err, <-sender)
+	t.LastMSS = segmentSize(conn)
+	if t.Err != nil {
+		t.Err = errors.New(strings.ReplaceAll(t.Err.Error(), "\n", "; "))
 	}
 	return t
 }
