@@ -148,6 +148,23 @@ func (n *Node) takes(p *Peering, older []*Peering) string {
 	return cmp.Or(taken(p, n.api, n.nodes, n.services), besides(p, older))
 }
 
+// pods returns addresses that a pod on this node and one elsewhere may have; invalid if the Nodes do
+// not say.
+func (n *Node) pods() (here, elsewhere netip.Addr) {
+	for _, name := range slices.Sorted(maps.Keys(n.nodes)) {
+		at := &elsewhere
+		if name == n.name {
+			at = &here
+		}
+		for _, c := range n.nodes[name].pods {
+			if !at.IsValid() && c.Addr().Is4() && c.Bits() <= 30 {
+				*at = nth(c, 2)
+			}
+		}
+	}
+	return here, elsewhere
+}
+
 // inOrder returns the Peerings, the oldest first.
 func (n *Node) inOrder() []*Peering {
 	return slices.SortedFunc(maps.Values(n.peerings), func(a, b *Peering) int {

@@ -57,9 +57,9 @@ type NodeSource struct {
 	begun        bool
 
 	// For the writer of the TunnelNode only.
-	tunnelNode    *unstructured.Unstructured // last version seen at the API server; nil if it must be read
-	asked         time.Time
-	local, remote netip.Addr // last known addresses
+	tunnelNode *unstructured.Unstructured // last version seen at the API server; nil if it must be read
+	asked      time.Time
+	ways       ways // last measured
 }
 
 // NewNodeSource returns the source of the node called name, which follows the Peerings of a
@@ -126,6 +126,7 @@ func (s *NodeSource) round(lists int, m Machine) {
 		return
 	}
 	plan, own := s.state.Plan(), s.state.nodes[s.name]
+	here, elsewhere := s.state.pods()
 	status := plan.status(s.linkStatuses, s.routeStatuses)
 	s.mu.Unlock()
 	s.apply(plan, m)
@@ -135,8 +136,8 @@ func (s *NodeSource) round(lists int, m Machine) {
 	s.shown, s.refused = status.Peerings, plan.Refused
 	s.mu.Unlock()
 	if own != nil {
-		local, remote := sources(plan, m)
-		s.teller.Status(func(ctx context.Context) { s.writeTunnelNode(ctx, own, local, remote, status) })
+		now, likely := measured(plan, m), expected(own, here, elsewhere, m)
+		s.teller.Status(func(ctx context.Context) { s.writeTunnelNode(ctx, own, now, likely, status) })
 	}
 }
 
@@ -165,19 +166,49 @@ func (s *NodeSource) apply(plan *NodePlan, m Machine) {
 	m.Apply(wanted, peers)
 }
 
-// sources returns the addresses from which the node sends to gateways on it and elsewhere. One that
-// is unknown at present is invalid.
-func sources(plan *NodePlan, m Machine) (here, elsewhere netip.Addr) {
+// ways are the addresses from which a node sends to a gateway on itself and elsewhere. One that is
+// unknown is invalid.
+type ways struct{ local, remote netip.Addr }
+
+// measured returns the ways to the gateways that are active.
+func measured(plan *NodePlan, m Machine) (w ways) {
 	for _, p := range plan.Peers {
-		at := &elsewhere
+		at := &w.remote
 		if p.Here {
-			at = &here
+			at = &w.local
 		}
 		if a, err := m.SourceTo(p.Link.Remote); err == nil && !at.IsValid() {
 			*at = a
 		}
 	}
-	return here, elsewhere
+	return w
+}
+
+// expected returns the ways to pods, which are those to a gateway where none is active yet: the
+// standby on another node must know the node before it takes over. The way to a pod here counts
+// only if it begins at an address of the pods' CIDR. Otherwise the node has no network for them yet,
+// or a route for each pod.
+func expected(own *node, here, elsewhere netip.Addr, m Machine) (w ways) {
+	if a, err := m.SourceTo(here); here.IsValid() && err == nil &&
+		slices.ContainsFunc(own.pods, func(c netip.Prefix) bool { return c.Contains(a) }) {
+		w.local = a
+	}
+	if a, err := m.SourceTo(elsewhere); elsewhere.IsValid() && err == nil {
+		w.remote = a
+	}
+	return w
+}
+
+// or returns w, with the ways of others where its own are unknown.
+func (w ways) or(others ...ways) ways {
+	for _, o := range others {
+		w = ways{known(w.local, o.local), known(w.remote, o.remote)}
+	}
+	return w
+}
+
+func (w ways) spec() NodeSpec {
+	return NodeSpec{Local: addressText(w.local), Remote: addressText(w.remote)}
 }
 
 func known(now, before netip.Addr) netip.Addr {
@@ -204,8 +235,8 @@ func (s *NodeSource) tell(status *NodeStatus) {
 }
 
 // writeTunnelNode creates this node's TunnelNode, or updates it.
-func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, local, remote netip.Addr, status *NodeStatus) {
-	s.local, s.remote = known(local, s.local), known(remote, s.remote) // one that is unknown at present stays as it was
+func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, now, likely ways, status *NodeStatus) {
+	s.ways = now.or(s.ways)
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	client := s.client.Resource(objects.TunnelNodes).Namespace(s.namespace)
@@ -223,8 +254,7 @@ func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, local, remo
 	if s.tunnelNode == nil || s.now().Sub(s.asked) >= tunnelNodeInterval {
 		u, err := client.Get(ctx, s.name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			u, err = client.Create(ctx, s.newTunnelNode(own, NodeSpec{Local: addressText(s.local),
-				Remote: addressText(s.remote)}), metav1.CreateOptions{})
+			u, err = client.Create(ctx, s.newTunnelNode(own, s.ways.or(likely).spec()), metav1.CreateOptions{})
 			if !did("create", "tunnelnodes", u, err) {
 				return
 			}
@@ -233,9 +263,9 @@ func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, local, remo
 		}
 	}
 	was := readTunnelNode(s.tunnelNode)
-	s.local, s.remote = known(s.local, was.local), known(s.remote, was.remote) // from the previous run
-	spec := NodeSpec{Local: addressText(s.local), Remote: addressText(s.remote)}
-	if was.fault != "" || addressText(was.local) != spec.Local || addressText(was.remote) != spec.Remote {
+	before := ways{was.local, was.remote} // from the previous run
+	spec := s.ways.or(likely, before).spec()
+	if was.fault != "" || before.spec() != spec {
 		u, err := client.Update(ctx, with(s.tunnelNode, "spec", spec), metav1.UpdateOptions{})
 		if !did("update", "tunnelnodes", u, err) {
 			return

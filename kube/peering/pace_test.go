@@ -463,15 +463,72 @@ func TestLoudPeerWritesLittle(t *testing.T) {
 
 // machine is a node that counts how often it is looked at.
 type machine struct {
-	looks atomic.Int64
-	peers atomic.Pointer[[]remote.Peer]
+	looks  atomic.Int64
+	peers  atomic.Pointer[[]remote.Peer]
+	source func(to string) string // "": no address
 }
 
 func (m *machine) Apply(_ []links.Link, peers []remote.Peer) { m.peers.Store(&peers) }
 
-func (m *machine) SourceTo(netip.Addr) (netip.Addr, error) {
-	m.looks.Add(1)
-	return netip.MustParseAddr("172.18.0.2"), nil
+func (m *machine) SourceTo(to netip.Addr) (netip.Addr, error) {
+	if to == netip.MustParseAddr("10.244.1.9") { // the gateway
+		m.looks.Add(1)
+	}
+	if m.source == nil {
+		return netip.MustParseAddr("172.18.0.2"), nil
+	}
+	return netip.ParseAddr(m.source(to.String()))
+}
+
+// TestWaysBeforehand: an agent tells from which address it would send to a gateway where none is
+// active, by the way to other pods there, and what it measures once one is.
+func TestWaysBeforehand(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		s, m := NewNodeSource(c, "node2", "culvert", NodeNamespace, nil, quiet()), &machine{}
+		sources := map[string]string{"10.244.1.9": "172.18.0.2", "10.244.1.2": "172.18.0.2"}
+		var mu sync.Mutex
+		set := func(to, from string) {
+			mu.Lock()
+			defer mu.Unlock()
+			sources[to] = from
+		}
+		m.source = func(to string) string {
+			mu.Lock()
+			defer mu.Unlock()
+			return sources[to]
+		}
+		set("10.244.2.2", "172.18.0.2") // no pod has been there yet
+		c.update(KindTunnelNode, object(t, fmt.Sprintf(tunnelText, 2), "{local: 10.244.2.1, remote: 172.18.0.2}", "{}"))
+		ctx, cancel := context.WithCancel(t.Context())
+		var tasks sync.WaitGroup
+		tasks.Go(func() { s.Run(ctx, m) })
+		defer tasks.Wait()
+		defer cancel()
+		tells := func(when, want string) {
+			t.Helper()
+			time.Sleep(2 * lookInterval)
+			synctest.Wait()
+			o, err := c.Tracker().Get(paths[KindTunnelNode], NodeNamespace, "node2")
+			need.NoError(t, err)
+			if got := text(t, o.(*unstructured.Unstructured).Object["spec"]); got != want {
+				t.Errorf("%s: the node tells %s, want %s", when, got, want)
+			}
+		}
+		tells("at its start", `{"remote":"172.18.0.2"}`)
+		set("10.244.2.2", "10.244.2.1")
+		tells("with a pod", `{"local":"10.244.2.1","remote":"172.18.0.2"}`)
+		set("10.244.1.9", "10.244.2.0")
+		tells("the gateway is somewhere else than other pods", `{"local":"10.244.2.1","remote":"10.244.2.0"}`)
+		set("10.244.2.9", "10.244.2.3")
+		c.stop()
+		u := c.peering().DeepCopy()
+		need.NoError(t, unstructured.SetNestedMap(u.Object, map[string]any{"pod": "gw-2", "node": "node2", "term": int64(9),
+			"addresses": []any{"10.244.2.9"}}, "status", "active"))
+		c.update(KindPeering, u)
+		tells("a gateway on itself", `{"local":"10.244.2.3","remote":"10.244.2.0"}`)
+		set("10.244.2.2", "")
+		tells("the network of its pods is away", `{"local":"10.244.2.3","remote":"10.244.2.0"}`)
+	})
 }
 
 // TestAgentRests: whoever changes a Node or a Service all the time makes an agent look at
