@@ -34,3 +34,27 @@ func TestTrouble(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestTroubleOfClock: of a peer whose clock went back, the Peering says so, and what to do. It
+// neither says that the key is wrong nor that nobody listens where the peer was.
+func TestTroubleOfClock(t *testing.T) {
+	at := time.Date(2026, 2, 3, 4, 5, 0, 0, time.UTC)
+	j, now := health.NewJudge(), time.Duration(0)
+	o := &health.Observation{Peer: health.Peer{Name: "milan", Peering: true, Role: "server", Handshake: 1,
+		Endpoint: netip.MustParseAddrPort("192.0.2.1:31840")}}
+	for ; now < time.Minute; now += time.Second {
+		if now > 10*time.Second && now%(5*time.Second) == 0 {
+			o.Peer.Outdated, o.Peer.Knock = at.Add(now), health.KnockRefused
+			o.Peer.SentHandshakes++
+			o.Peer.ReceivedHandshakes++
+		}
+		j.Look(now, o)
+	}
+	got := trouble(j.Findings(now), false)
+	for _, want := range []string{"the peer's clock went back: its handshakes are of 2026-02-03 04:05:", " UTC and so older",
+		"correct the clock of the peer's machine, or restart this gateway, which then accepts them; the keys are right"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q does not say %q", got, want)
+		}
+	}
+}

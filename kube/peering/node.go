@@ -148,8 +148,8 @@ func (n *Node) takes(p *Peering, older []*Peering) string {
 	return cmp.Or(taken(p, n.api, n.nodes, n.services), besides(p, older))
 }
 
-// pods returns addresses that a pod on this node and one elsewhere may have; invalid if the Nodes do
-// not say.
+// pods returns addresses that a pod on this node and one elsewhere may have; invalid if the Nodes
+// do not say.
 func (n *Node) pods() (here, elsewhere netip.Addr) {
 	for _, name := range slices.Sorted(maps.Keys(n.nodes)) {
 		at := &elsewhere

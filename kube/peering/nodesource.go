@@ -186,8 +186,8 @@ func measured(plan *NodePlan, m Machine) (w ways) {
 
 // expected returns the ways to pods, which are those to a gateway where none is active yet: the
 // standby on another node must know the node before it takes over. The way to a pod here counts
-// only if it begins at an address of the pods' CIDR. Otherwise the node has no network for them yet,
-// or a route for each pod.
+// only if it begins at an address of the pods' CIDR. Otherwise the node has no network for them
+// yet, or a route for each pod.
 func expected(own *node, here, elsewhere netip.Addr, m Machine) (w ways) {
 	if a, err := m.SourceTo(here); here.IsValid() && err == nil &&
 		slices.ContainsFunc(own.pods, func(c netip.Prefix) bool { return c.Contains(a) }) {

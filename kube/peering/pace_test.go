@@ -49,7 +49,8 @@ type cluster struct {
 	refuses atomic.Bool                   // configurations
 	refused atomic.Int64
 	prunes  atomic.Bool // status.accepted, as an API server with an older CRD does
-	stop    func()      // ends the gateway
+	trouble atomic.Value
+	stop    func() // ends the gateway
 }
 
 func (c *cluster) Resource(r schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
@@ -103,7 +104,7 @@ func (o objectsIn) UpdateStatus(ctx context.Context, u *unstructured.Unstructure
 }
 
 func (c *cluster) Speaks() bool                         { return !c.rests.Load() }
-func (c *cluster) Trouble(bool) string                  { return "" }
+func (c *cluster) Trouble(bool) string                  { return c.trouble.Load().(string) }
 func (c *cluster) Exchange(func([]byte) ([]byte, bool)) {}
 func (c *cluster) Tell([]byte)                          {}
 func (c *cluster) NodeTroubles() map[string]string      { return nil }
@@ -139,6 +140,7 @@ func inCluster(t *testing.T, f func(*testing.T, *cluster)) {
 		}
 		c := &cluster{FakeDynamicClient: fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
 			kinds), t: t}
+		c.trouble.Store("")
 		c.create(KindPeering, romeToMilan)
 		for n := 1; n <= 2; n++ {
 			c.create(kindNode, fmt.Sprintf(nodeText, n))
@@ -338,6 +340,25 @@ func TestRestartWithFault(t *testing.T) {
 	})
 }
 
+// TestTroubleIsTold: what the gateway knows about a silent peer is the whole message of the Peering
+// and of its condition, until the peer answers.
+func TestTroubleIsTold(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		const clock = "the peer's clock went back: its handshakes are of 2026-11-23 11:00:00 UTC and so older than its last " +
+			"one, and WireGuard refuses them: correct the clock of the peer's machine, or restart this gateway"
+		for state, want := range map[kube.CheckState]string{kube.CheckLost: clock, kube.CheckConnected: ""} {
+			c.trouble.Store(want)
+			c.connect(state)
+			time.Sleep(5 * time.Second)
+			synctest.Wait()
+			has := c.condition(Connected)
+			if has.Message != want || c.status().Message != want || (has.Status == "True") != (want == "") {
+				t.Errorf("%q: %s", want, text(t, c.status()))
+			}
+		}
+	})
+}
+
 // TestLoudNodeWritesLittle: an agent that says something else all the time has the Peering's status
 // written once a second. What else changes is written at once meanwhile, and at the end the status
 // is right.
@@ -522,8 +543,8 @@ func TestWaysBeforehand(t *testing.T) {
 		set("10.244.2.9", "10.244.2.3")
 		c.stop()
 		u := c.peering().DeepCopy()
-		need.NoError(t, unstructured.SetNestedMap(u.Object, map[string]any{"pod": "gw-2", "node": "node2", "term": int64(9),
-			"addresses": []any{"10.244.2.9"}}, "status", "active"))
+		need.NoError(t, unstructured.SetNestedMap(u.Object, map[string]any{"pod": "gw-2", "node": "node2",
+			"term": int64(9), "addresses": []any{"10.244.2.9"}}, "status", "active"))
 		c.update(KindPeering, u)
 		tells("a gateway on itself", `{"local":"10.244.2.3","remote":"10.244.2.0"}`)
 		set("10.244.2.2", "")
