@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -42,7 +43,7 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 	if u == s.stale {
 		return nil // the next round has the version that was written
 	}
-	if s.pruned {
+	if s.pruned != nil && reflect.DeepEqual(s.pruned, next.Accepted) {
 		next.Accepted = nil
 	}
 	var have Status
@@ -64,7 +65,7 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 		s.stale = u
 	}
 	if err == nil && next.Accepted != nil && PeeringOf(written).Status.Accepted == nil {
-		s.pruned = true
+		s.pruned = next.Accepted
 	}
 	if !apierrors.IsNotFound(err) {
 		s.causes.Log(ctx, "update", "peerings/status", err)
